@@ -47,8 +47,7 @@ class Best:
                 known = [name for name in metrics if name.partition("/")[0] in METRIC_SIGNS]
                 raise ConfigError(f"{key}.metric: {each.metric} is not evaluated; allowed: {', '.join(known)}")
             if metrics[each.metric] is None:
-                _, slash, label = each.metric.partition("/")
-                why = metrics.get(f"note{slash}{label}", "it has no value")
+                why = metrics.get("/".join(["note", *each.metric.split("/", 1)[1:]]), "it has no value")
                 raise ConfigError(
                     f"{key}.metric: {each.metric} is undefined after {step:,} steps ({why}); allowed: another metric, "
                     "or evaluation data that define it"

@@ -118,8 +118,11 @@ class TrainConfig(Settings):
 
 CLASS_METRICS = ("auc", "gauc", "logloss", "normalized_entropy", "calibration", "calibration_buckets", "accuracy",
               "precision", "recall")  # fmt: skip
-NUMBER_METRICS = ("mse", "rmse", "mae", "r2")
+ERRORS = ("mse", "rmse", "mae")
+NUMBER_METRICS = (*ERRORS, "r2")
 """Metrics that need labels of 0 and 1, and those that take any labels."""
+BASELINE = "baseline_"
+"""Before the name of an error: that of the constant mean of the training labels."""
 DEFAULT_METRICS = ("auc", "logloss", "normalized_entropy", "calibration")
 
 

@@ -207,12 +207,6 @@ class DataConfig(Settings):
         return {**value, "source": sources.pop() if len(sources) == 1 else "", **tabs}
 
     @model_validator(mode="after")
-    def _files_are_not_synthetic(self) -> DataConfig:
-        if self.source not in ("", "synthetic") and self.synthetic != SyntheticConfig():
-            raise ValueError(f"synthetic: has no effect with source: {self.source}; leave one of the two out")
-        return self
-
-    @model_validator(mode="after")
     def _files_have_a_source(self) -> DataConfig:
         if self.source or not (names := [*self.train, *self.eval, *self.test]):
             return self

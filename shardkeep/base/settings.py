@@ -6,18 +6,8 @@ import difflib
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    GetCoreSchemaHandler,
-    ValidationError,
-    model_validator,
-)
-from pydantic_core import CoreSchema, PydanticCustomError
-from pydantic_core.core_schema import no_info_before_validator_function
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import PydanticCustomError
 
 DAY_S = 86_400.0
 MOST_STEPS = 1_000_000_000_000
@@ -41,9 +31,10 @@ def _without_truth_values(schema: Any, cls: type) -> Any:
     if not isinstance(schema, dict) or schema.get("cls", cls) is not cls:
         return schema
     if schema.get("type") in ("int", "float"):
-        return no_info_before_validator_function(_number, schema)
-    strict = {"strict": True} if schema.get("type") == "bool" else {}
-    return {key: _without_truth_values(value, cls) for key, value in schema.items()} | strict
+        return {"type": "function-before", "function": {"type": "no-info", "function": _number}, "schema": schema}
+    if schema.get("type") == "bool":
+        return {**schema, "strict": True}
+    return {key: _without_truth_values(value, cls) for key, value in schema.items()}
 
 
 class Settings(BaseModel):
@@ -54,9 +45,8 @@ class Settings(BaseModel):
     )
 
     @classmethod
-    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        schema: CoreSchema = _without_truth_values(handler(source), cls)
-        return schema
+    def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> Any:
+        return _without_truth_values(handler(source), cls)
 
 
 def first_problem(error: ValidationError) -> str:

@@ -37,11 +37,11 @@ _SCALARS = {
     "bool": re.compile(r"true|True|TRUE|false|False|FALSE"),
     "int": re.compile(r"[-+]?(0|[1-9][0-9]*)|0o[0-7]+|0x[0-9a-fA-F]+"),
     "float": re.compile(
-        r"[-+]?(\.[0-9]+|[0-9]+\.[0-9]*|[0-9]+(?=[eE]))([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)"
+        r"[-+]?(\.[0-9]+|[0-9]+\.[0-9]*|0|[1-9][0-9]*|[0-9]+(?=[eE]))([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)"
     ),
 }
 """Kinds of plain scalars; others are text. Whole numbers have no leading zeros, which mean octal in YAML 1.1."""
-_NUMBERLIKE = re.compile(r"[-+]?[0-9][0-9a-fA-FxXbB_:.]*")
+_NUMBERLIKE = re.compile(r"[-+]?[0-9][0-9a-fA-FxXbB_:.]{0,999}")
 _PLAIN_WORDS = {
     "could not find expected ':'": "a key has no colon after it",
     "mapping values are not allowed": "a colon stands where no key can; quote a text that has one",
@@ -80,7 +80,7 @@ def read_yaml(text: str) -> Any:
 
 def write_yaml(value: Any, **style: Any) -> str:
     """A value as YAML, with the options of `yaml.dump`. `read_yaml` and readers of YAML 1.1 give an equal value."""
-    return yaml.dump(value, Dumper=_Dumper, allow_unicode=True, **style)
+    return str(yaml.dump(value, Dumper=_Dumper, allow_unicode=True, **style))
 
 
 def read_text(path: Path) -> str:
@@ -137,8 +137,8 @@ class _Loader(yaml.SafeLoader):
 
     def resolve(self, kind: type[yaml.Node], value: Any, implicit: Any) -> str:
         if kind is yaml.ScalarNode and implicit[0] and value != "<<":
-            return _TAG + _kind(value)
-        return str(super().resolve(kind, value, implicit))
+            return _TAG + _kinds(value)[0]
+        return str(super().resolve(kind, value, implicit))  # type: ignore[no-untyped-call]
 
     def compose_scalar_node(self, anchor: Any) -> yaml.ScalarNode:
         event = self.peek_event()  # type: ignore[no-untyped-call]
@@ -147,21 +147,15 @@ class _Loader(yaml.SafeLoader):
         node: yaml.ScalarNode = super().compose_scalar_node(anchor)
         return node
 
-    def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
-        return int(node.value, 0)
-
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         tag = node.tag.removeprefix(_TAG)
         if tag not in _KINDS:
             raise _Wrong(f"the tag {tag} has no meaning here", node.start_mark)
         if tag == "int" and len(node.value) > MAX_DIGITS:
             raise _Wrong(f"a whole number of {len(node.value):,} digits", node.start_mark)
-        if tag in _SCALARS and _kind(node.value) not in (tag, "int" if tag == "float" else tag):
+        if tag in _SCALARS and (not isinstance(node, yaml.ScalarNode) or tag not in _kinds(node.value)):
             raise _Wrong(f"{node.value!r:.40} is not {_KINDS[tag]}", node.start_mark)
-        try:
-            value = super().construct_object(node, deep)
-        except (ValueError, KeyError, OverflowError, AttributeError, IndexError):  # `!!int x`, `!!bool x`, ...
-            raise _Wrong(f"{node.value!r:.40} is not {_KINDS[tag]}", node.start_mark) from None
+        value = int(node.value, 0) if tag == "int" else super().construct_object(node, deep)
         if isinstance(value, str) and any("\ud800" <= c <= "\udfff" for c in value):
             raise _Wrong("half of a pair of UTF-16 surrogates", node.start_mark)
         return value
@@ -181,37 +175,30 @@ class _Loader(yaml.SafeLoader):
         return node
 
 
-_Loader.add_constructor(_TAG + "int", _Loader.construct_yaml_int)  # type: ignore[no-untyped-call]
-
-
 class _Dumper(yaml.SafeDumper):
     """PyYAML's safe dumper; it also quotes a text that is something else in YAML 1.2."""
 
     def resolve(self, kind: type[yaml.Node], value: Any, implicit: Any) -> str:
-        tag = str(super().resolve(kind, value, implicit))
+        tag = str(super().resolve(kind, value, implicit))  # type: ignore[no-untyped-call]
         plain_text = kind is yaml.ScalarNode and implicit[0] and tag == _TAG + "str"
-        return _TAG + "int" if plain_text and (_kind(value) != "str" or _ambiguity(value)) else tag
+        return _TAG + "int" if plain_text and (_kinds(value)[0] != "str" or _ambiguity(value)) else tag
 
 
-def _kind(scalar: str) -> str:
-    """The kind of a plain scalar."""
-    return next((kind for kind, pattern in _SCALARS.items() if pattern.fullmatch(scalar)), "str")
+def _kinds(scalar: str) -> list[str]:
+    """The kinds that a plain scalar may have, the first one without a tag."""
+    return [kind for kind, pattern in _SCALARS.items() if pattern.fullmatch(scalar)] or ["str"]
 
 
 def _ambiguity(scalar: str) -> str:
     """What is wrong with a plain scalar that is a number in YAML 1.1 or 1.2, and something else in the other one."""
-    if not _NUMBERLIKE.fullmatch(scalar) or _kind(scalar) != "str" or len(scalar) > MAX_DIGITS:
+    if not _NUMBERLIKE.fullmatch(scalar) or _kinds(scalar) != ["str"]:
         return ""
-    old = yaml.safe_load(scalar)
-    new = int(scalar) if re.fullmatch("[-+]?[0-9]+", scalar) else scalar
-    numbers = [str(value) for value in (old, new) if not isinstance(value, str)]
-    if not numbers:
+    both = yaml.safe_load(scalar), int(scalar) if scalar.lstrip("+-").isdecimal() else scalar
+    if not (numbers := [str(value) for value in both if not isinstance(value, str)]):
         return ""
-    first, second = ("text" if isinstance(value, str) else value for value in (old, new))
-    return (
-        f"{scalar} is {first} in YAML 1.1 and {second} in YAML 1.2; write {' or '.join(numbers)}, "
-        f"or '{scalar}' in quotes for a text"
-    )
+    old, new = ("text" if isinstance(value, str) else value for value in both)
+    to_do = f"write {' or '.join(numbers)}, or '{scalar}' in quotes for a text"
+    return f"{scalar} is {old} in YAML 1.1 and {new} in YAML 1.2; {to_do}"
 
 
 class _Wrong(yaml.MarkedYAMLError):

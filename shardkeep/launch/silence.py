@@ -15,8 +15,6 @@ from shardkeep.ps.control.records import Status
 
 STARTING_S = 30.0
 """Least number of seconds for the first answer of a coordinator: a start takes long on a busy machine."""
-POLL_S = 1.0
-"""Most seconds between two questions, which delay the end of a lost member."""
 
 
 def watch_silence(line: CoordinatorLine, processes: JobProcesses, *, lease_s: float) -> None:
@@ -27,7 +25,7 @@ def watch_silence(line: CoordinatorLine, processes: JobProcesses, *, lease_s: fl
 def _watch(line: CoordinatorLine, processes: JobProcesses, lease_s: float) -> None:
     heard = time.monotonic()
     watched = answered = 0  # pids of the running coordinator and of the last one that answered
-    while not line.closed.wait(min(POLL_S, lease_s / 4)):
+    while not line.closed.wait(min(1.0, lease_s / 4)):
         endpoint, now = line.endpoint(), processes.coordinator()
         if endpoint is None or now is None or now.pid != watched:  # none runs, or a new one has just started
             heard, watched = time.monotonic(), 0 if now is None else now.pid

@@ -38,13 +38,13 @@ def living(run: RunReader) -> list[dict[str, Any]]:
     known = [member for member in run.member_list() if member.get("pid") and member["role"] != "coordinator"]
     here = numbers_mean_the_same(run)
     found = [member for member in known if lives_here(member, here=here)]
-    leading = [pid for pid in run.coordinator_pids() if here and _is_another(pid, run.coordinator_started())]
+    leading = [pid for pid in run.coordinator_pids() if here and _is_another(pid, run.coordinator_fact("started"))]
     return found + [{"role": "coordinator", "index": 0, "pid": pid} for pid in leading]
 
 
 def numbers_mean_the_same(run: RunReader) -> bool:
     """Whether the numbers of the coordinator's machine or container are those of this process's, or may be."""
-    return run.coordinator_pid_space() in ("", pid_space())
+    return run.coordinator_fact("pid_space") in ("", pid_space())
 
 
 def lives_here(member: dict[str, Any], *, here: bool) -> bool:

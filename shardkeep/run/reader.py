@@ -96,13 +96,9 @@ class RunReader:
         found = read_json(self.path / "coordinator.json")
         return set() if found is None else {int(found["pid"])}
 
-    def coordinator_started(self) -> str:
-        """When the coordinator's process started; "" = none has listened, or one of an earlier version."""
-        return str((read_json(self.path / "coordinator.json") or {}).get("started", ""))
-
-    def coordinator_pid_space(self) -> str:
-        """The `pid_space` of the coordinator; "" = none has listened, or one of an earlier version."""
-        return str((read_json(self.path / "coordinator.json") or {}).get("pid_space", ""))
+    def coordinator_fact(self, key: str) -> str:
+        """`pid_space` or `started` of the coordinator; "" = none has listened, or one of an earlier version."""
+        return str((read_json(self.path / "coordinator.json") or {}).get(key, ""))
 
     def member_list(self) -> list[dict[str, Any]]:
         """The members of the current generation; empty before the first."""

@@ -14,7 +14,7 @@ from rich.text import Text
 from shardkeep.base.sizes import size_text
 from shardkeep.run.text_tables import two_columns
 from shardkeep.run.trend import TimeLeft, Trend, clock_text
-from shardkeep.workers.metrics.constant import BASELINE
+from shardkeep.workers.config import BASELINE
 
 PIPED_WIDTH = 1_000_000
 """Columns where there is no terminal: nothing is cut or folded for want of room."""
@@ -172,26 +172,17 @@ def quality(scores: Mapping[str, Any]) -> str:
 
 def _metrics(scores: Mapping[str, Any]) -> list[tuple[str, str]]:
     """The metrics of one label, as a person reads them."""
-    found = [
-        (text, _number(scores[name], ".4f") + _beside(scores, name))
-        for name, text in _METRICS.items()
-        if name in scores
-    ]
+    found = [(text, _number(scores[name], ".4f")) for name, text in _METRICS.items() if name in scores]
+    beside = {_METRICS[name]: scores[BASELINE + name] for name in _METRICS if BASELINE + name in scores}
+    found = [(n, f"{v} (constant mean {beside[n]:.4f})" if n in beside else v) for n, v in found]
     if found and scores.get("best_auc") is not None:
         found[0] = (found[0][0], f"{found[0][1]} (best possible {_number(scores['best_auc'], '.4f')})")
     return found
 
 
-def _beside(scores: Mapping[str, Any], name: str) -> str:
-    """The error of the constant mean, where that is known."""
-    baseline = scores.get(BASELINE + name)
-    return "" if baseline is None else f" (constant mean {_number(baseline, '.4f')})"
-
-
 def _quality_rows(scores: Mapping[str, Any]) -> list[tuple[str, str]]:
-    if any("/" in key for key in scores):
-        return [("quality", quality(scores))]
-    return [*_metrics(scores), *([("note", str(scores["note"]))] if scores.get("note") else [])]
+    note = [("note", str(scores["note"]))] if scores.get("note") else []
+    return [("quality", quality(scores))] if any("/" in key for key in scores) else [*_metrics(scores), *note]
 
 
 def closing_rows(summary: Mapping[str, Any], run: Path) -> list[tuple[str, str]]:

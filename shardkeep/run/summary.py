@@ -44,12 +44,6 @@ class Evaluation(_Part):
     """Mean absolute error."""
     r2: float | None = None
     """1 - mse / variance of the labels; below 0 = worse than their mean."""
-    baseline_mse: float | None = None
-    """`mse` of a constant prediction, the mean of the training labels; absent unless labels are numbers."""
-    baseline_rmse: float | None = None
-    """`rmse` of that prediction."""
-    baseline_mae: float | None = None
-    """`mae` of that prediction."""
     calibration_buckets: list[dict[str, float]] | None = None
     """Mean prediction and mean label of ten buckets of equal size, in order of the prediction."""
     samples: int = 0

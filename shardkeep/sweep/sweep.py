@@ -21,17 +21,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
 from rich.console import Console
 
 from shardkeep.base.errors import JobError, JobStopped, UserError
 from shardkeep.base.files import atomic_write, make_folder, owner_lock
 from shardkeep.base.machine.owners import check_unshared
+from shardkeep.base.machine.pids import start_of
 from shardkeep.base.machine.versions import commit, versions
 from shardkeep.config import JobConfig, load_config
 from shardkeep.launch.children import SHARDKEEP, child_environment, last_words
 from shardkeep.launch.interrupts import Interrupts
-from shardkeep.run.code import PACKAGE, code_of, difference
+from shardkeep.run.code import PACKAGE, code_of
 from shardkeep.run.reader import MetricsTail, RunReader
 from shardkeep.sweep.plan import PlannedRun, SweepPlan, flat
 from shardkeep.sweep.record import write_results
@@ -189,7 +189,7 @@ class SweepFolder:
             return owner_lock(path, limit_s=0.0)
         except TimeoutError:
             holder = path.read_text(encoding="ascii", errors="replace").strip()
-            if holder.isdigit() and _lives(int(holder)):
+            if holder.isdigit() and start_of(int(holder)):
                 raise
             return owner_lock(path, limit_s=ORPHAN_S)
 
@@ -200,7 +200,8 @@ class SweepFolder:
         if summary is None or summary.get("status") != "completed":
             return False
         found, wanted = _compared(load_config(folder / "config.yaml")), _compared(run.config)
-        file = difference(RunReader(folder).code, code_of(run.config, code_folder))
+        before, now = RunReader(folder).code, code_of(run.config, code_folder)
+        file = next((name for name in {**before, **now} if before.get(name) != now.get(name)), None)
         if found == wanted and file is None:
             if (scores := summary.get("eval") or {}).get("auc") is None:
                 why = scores.get("note", "the job has no evaluation data")
@@ -242,13 +243,6 @@ class SweepFolder:
         return self.path / "logs" / f"{run.name}.log"
 
 
-def _lives(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.Error:
-        return False
-
-
 def _compared(config: JobConfig) -> JobConfig:
     """The job, less the folder of a sweep that reads nothing from there: its file may move."""
     if config.data.source != "synthetic" or ":" in config.model.name:
@@ -268,8 +262,7 @@ def _other_code(file: str, summary: Mapping[str, Any]) -> str:
     if file != PACKAGE:
         return f"another {file} than there is now"
     before = summary.get("commit") or (summary.get("versions") or {}).get(PACKAGE, "")
-    now = commit() or versions()[PACKAGE]
-    return f"another code of shardkeep: {before}, now {now}{' with other changes' if before == now else ''}"
+    return f"another code of shardkeep: {before}, now {commit() or versions()[PACKAGE]}"
 
 
 def _outcome(folder: SweepFolder, run: PlannedRun) -> str:

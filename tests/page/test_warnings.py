@@ -23,26 +23,6 @@ def losses(values: list[float], *, every: int = 100) -> list[object]:
     return [progress(i, every * (i + 1), loss) for i, loss in enumerate(values)]
 
 
-@pytest.mark.parametrize(
-    ("errors", "state", "warned"),
-    [
-        ({"mse": 9.0, "rmse": 3.0}, "training", True),
-        ({"mse": 1.0, "rmse": 1.0}, "training", False),
-        ({"mse": 9.0, "rmse": 1.0}, "training", False),  # one of huber, whose errors do not agree
-        ({"mse": None, "rmse": None}, "training", False),
-        ({"auc": 0.5}, "training", False),
-        ({"mse": 9.0, "rmse": 3.0}, "completed", False),  # the job says so itself
-    ],
-)
-def test_a_model_of_numbers_that_is_worse_than_the_constant_mean_is_told(
-    tmp_path: Path, errors: dict[str, float | None], state: str, warned: bool
-) -> None:
-    record = {"time": at(0), "kind": "eval", "step": 10, **errors, "baseline_mse": 4.0, "baseline_rmse": 2.0}
-    seen = sight(tmp_path / "run", record, state=state)
-    says = "the model is worse than a constant: RMSE 3, the constant mean of the training labels has 2"
-    assert [found.text for found in learning.worse_than_the_mean(seen)] == ([says] if warned else [])
-
-
 def test_a_job_without_records_has_no_warning(tmp_path: Path) -> None:
     assert warnings_of(sight(tmp_path / "run", state="starting")) == []
 

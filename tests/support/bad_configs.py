@@ -92,8 +92,6 @@ BAD = (
         "data: {train: a.csv, synthetic: {zipf: 1.05}}",
         "data.synthetic: has no effect beside",
     ),
-    Bad("synthetic-of-csv", "data: {source: csv, synthetic: {zipf: 2}}", "data.synthetic: has no effect with source"),
-    Bad("synthetic-of-own", "data: {source: 'm:f', synthetic: {zipf: 2}}", "data.synthetic: has no effect with source"),
     Bad("synthetic-override", "data: {train: a.csv}", "synthetic: has no effect", ("data.synthetic.num_dense=3",)),
     # settings
     Bad("below-text", "name: job", "--set name.first=1: name holds 'job', which has no keys", ("name.first=1",)),

@@ -141,10 +141,10 @@ def test_errors_are_of_probabilities_or_of_values():
         assert found["mse"] == pytest.approx(np.mean((predictions - labels) ** 2))
         assert found["rmse"] == pytest.approx(found["mse"] ** 0.5)
         assert found["mae"] == pytest.approx(np.abs(predictions - labels).mean())
-        asked = replace(asked_for("mse", "r2", numbers=numbers), label_means=(0.25,))
+        asked = replace(asked_for("mse", "r2", numbers=numbers), label_means=(0.25,) if numbers else ())
         found = evaluate_predictions(logits, labels, asked=asked)
         assert found["r2"] == pytest.approx(float(r2_score(torch.tensor(predictions), torch.tensor(labels))))
-        assert found["baseline_mse"] == pytest.approx(np.mean((0.25 - labels) ** 2)) and "baseline_r2" not in found
+    assert found["baseline_mse"] == pytest.approx(np.mean((0.25 - labels) ** 2)) and "baseline_r2" not in found
     assert "note" not in evaluate_predictions(logits, np.full(500, 2.5), asked=asked_for("mse", numbers=True))
 
 

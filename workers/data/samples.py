@@ -17,8 +17,7 @@ from shardkeep.base.errors import DataError
 from shardkeep.workers.data.batch import Batch
 from shardkeep.workers.data.schema import Schema
 
-MEAN_SAMPLES, MEAN_BLOCK = 1 << 20, 1 << 16
-"""The most samples that a mean of labels reads, and those that it reads at once."""
+MEAN_SAMPLES = 1 << 18
 Progress = Callable[[str, float], None]
 """Called with what is being done and the share that is done, in [0, 1]."""
 
@@ -78,16 +77,11 @@ class Data:
 
     @cached_property
     def label_means(self) -> tuple[float, ...]:
-        """The mean of each training label by the samples' weights; of more than `MEAN_SAMPLES`, spread over all of
-        them. Reads them."""
+        """The mean of each training label by the samples' weights. Reads up to `MEAN_SAMPLES`, spread over all."""
         rows_N = np.linspace(0, len(self.train) - 1, min(len(self.train), MEAN_SAMPLES)).astype(np.int64)
-        total_T, weight = np.zeros(len(self.train.schema.labels)), 0.0
-        for part_B in np.array_split(rows_N, 1 + len(rows_N) // MEAN_BLOCK):
-            batch = gathered(self.train, part_B)
-            weight_B = np.ones(len(part_B)) if batch.weight_B is None else batch.weight_B.astype(np.float64)
-            total_T += weight_B @ batch.label_BT
-            weight += float(weight_B.sum())
-        return tuple((total_T / weight).tolist()) if weight else ()
+        batch = gathered(self.train, rows_N)
+        weights_N = batch.weight_B if batch.weight_B is not None and batch.weight_B.any() else None
+        return tuple(np.average(batch.label_BT.astype(np.float64), axis=0, weights=weights_N).tolist())
 
     def describe(self) -> str:
         """One line: how many samples, columns and features, and where from."""

@@ -8,7 +8,7 @@ To add a metric, write a function of `Scored` and name it in `METRICS` and in th
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import MappingProxyType
@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 
 from shardkeep.base.arrays import Ints
 from shardkeep.workers.collectives.collective import Collective
-from shardkeep.workers.config import DEFAULT_METRICS, EvalConfig, LossConfig
-from shardkeep.workers.metrics.constant import BASELINE, ERRORS
+from shardkeep.workers.config import BASELINE, DEFAULT_METRICS, ERRORS, EvalConfig, LossConfig
 
 Floats = NDArray[np.floating[Any]]
 BUCKETS = 10
@@ -136,7 +135,7 @@ def evaluate_predictions(
     if len(labels_N) and np.isfinite(logits_N).all():
         result |= {name: METRICS[name](scored) for name in asked.metrics}
         for mean in asked.label_means:
-            constant = _constant(scored, mean)
+            constant = replace(scored, output_N=np.full(len(labels_N), mean))
             result |= {BASELINE + name: METRICS[name](constant) for name in asked.metrics if name in ERRORS}
         causes = [_CAUSES[name] for name in asked.metrics if result[name] is None and name in _CAUSES]
         result = {**({"note": causes[0]} if causes else {}), **result}
@@ -240,15 +239,15 @@ def _mse(scored: Scored) -> float:
     return float(np.mean((scored.predictions - scored.label_N) ** 2))
 
 
-def _constant(scored: Scored, value: float) -> Scored:
-    """The same samples with one value as every prediction."""
-    asked = replace(scored.asked, numbers=True)
-    return replace(scored, output_N=np.full(len(scored.label_N), value), asked=asked)
+def loses_to_the_mean(metrics: Mapping[str, Any]) -> bool:
+    """Whether every error of an evaluation is above that of the constant mean."""
+    pairs = [(metrics[name], metrics[BASELINE + name]) for name in metrics if BASELINE + name in metrics]
+    return bool(pairs) and all(error > baseline for error, baseline in pairs)
 
 
 def _r2(scored: Scored) -> float | None:
-    """1 - the squared error / that of the mean of these labels (coefficient of determination)."""
-    spread = _mse(_constant(scored, float(scored.label_N.mean())))
+    """1 - the squared error / the variance of these labels (coefficient of determination)."""
+    spread = float(np.var(scored.label_N))
     return 1.0 - _mse(scored) / spread if spread else None
 
 

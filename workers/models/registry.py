@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-import torch
 from torch import nn
 
 from shardkeep.base.errors import UserError
@@ -61,8 +60,6 @@ _DEFAULTS: dict[str, Any] = {
 }
 _STRUCTURES = {"dcn_v2": "stacked", "masknet": "serial"}
 FLOAT_BYTES = 4
-_OUTPUT_BIASES = ("logit.bias", "bias", "first.bias")
-"""The parameter that every model of `MODELS` adds to its output, one of these."""
 
 
 def row_dim(name: str, dim: int) -> int:
@@ -110,9 +107,8 @@ def build_model(
 
 def start_at(model: nn.Module, mean: float) -> None:
     """Lets a model of `MODELS` that begins predict about `mean`, by the bias of its output."""
-    biases = dict(model.named_parameters())
-    with torch.no_grad():
-        next(biases[name] for name in _OUTPUT_BIASES if name in biases).fill_(mean)
+    biases = ("logit.bias", "bias", "first.bias")
+    next(value for name, value in model.named_parameters() if name in biases).data.fill_(mean)
 
 
 def _refuse_too_wide(config: ModelConfig) -> None:

@@ -20,12 +20,12 @@ def pid_space() -> str:
 
 
 def start_of(pid: int) -> str:
-    """When a process started, which tells it from a later one of its number: clock ticks since the boot where the
-    kernel tells them, for the time of day may be set; "" = there is no such process, or it has ended."""
+    """When a process started: a later one of its number has another start. In clock ticks since the boot where the
+    kernel says so, as the time of day may be set; "" = there is no such process, or it has ended."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         state, *fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
         return "" if state in (b"Z", b"X") else fields[18].decode()
-    with contextlib.suppress(psutil.Error):
-        process = psutil.Process(pid)
-        return "" if process.status() == psutil.STATUS_ZOMBIE else f"{process.create_time():.2f}"
-    return ""
+    try:
+        return f"{psutil.Process(pid).create_time():.2f}"
+    except psutil.Error:
+        return ""

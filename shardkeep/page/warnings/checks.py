@@ -10,7 +10,6 @@ from shardkeep.page.warnings.learning import (
     rising_loss,
     stuck_loss,
     worse_than_guessing,
-    worse_than_the_mean,
 )
 from shardkeep.page.warnings.processes import failed, memory, no_step, old_checkpoint, recovering, restarts, silent
 from shardkeep.page.warnings.steps import slow_worker, slower, waits, waits_for_samples
@@ -28,9 +27,8 @@ def told(sight: Sight) -> list[Warning]:
 
 
 CHECKS: tuple[Check, ...] = (
-    failed, recovering, no_step, not_finite, rising_loss, worse_than_guessing, worse_than_the_mean, exploded_loss,
-    guessing, slow_worker, waits, waits_for_samples, slower, memory, silent, restarts, old_checkpoint, falling_auc,
-    stuck_loss, told,
+    failed, recovering, no_step, not_finite, rising_loss, worse_than_guessing, exploded_loss, guessing, slow_worker,
+    waits, waits_for_samples, slower, memory, silent, restarts, old_checkpoint, falling_auc, stuck_loss, told,
 )  # fmt: skip
 _ORDER: dict[Level, int] = {"bad": 0, "warn": 1, "note": 2}
 

@@ -10,7 +10,6 @@ from typing import Any
 
 from shardkeep.page.records import number
 from shardkeep.page.warnings.warning import Sight, Warning
-from shardkeep.workers.metrics.constant import loses_to_the_mean
 
 STUCK_STEPS = 500
 RISE, NOISE = 0.05, 4
@@ -139,17 +138,6 @@ def _moved(one: Sequence[float], other: Sequence[float]) -> bool:
     """Whether two means differ by more than twice their standard error, and by 0.1 %."""
     error = math.sqrt(pvariance(one) / len(one) + pvariance(other) / len(other))
     return abs(fmean(one) - fmean(other)) > max(2 * error, 1e-3 * abs(fmean(one)))
-
-
-def worse_than_the_mean(sight: Sight) -> list[Warning]:
-    """Errors above those of the constant mean, as a job says itself at its end."""
-    evaluation = sight.records.evaluations[-1] if sight.records.evaluations else {}
-    loses = loses_to_the_mean(evaluation) if sight.state in ("training", "recovering") else None
-    if loses is None:
-        return []
-    return [Warning("warn", f"the model is worse than a constant: {loses}",
-                    "Normal in the first steps. Later: raise the learning rates, or scale the labels (log, / 1000).",
-                    "convergence")]  # fmt: skip
 
 
 def falling_auc(sight: Sight) -> list[Warning]:

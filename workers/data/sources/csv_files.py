@@ -37,13 +37,13 @@ COMPRESSIONS = {
 def open_csv(config: DataConfig, *, seed: int, progress: Progress | None) -> Data:
     """The source `csv`. Raises DataError for what is wrong with the files, ConfigError for the settings."""
     refuse(config, ("synthetic", "options"))
-    config, form = with_csv_columns(config), _form(config)
+    form, config = _form(config), named_columns(config, lambda: header(config))
     return open_cached(config, layout_of(config), form.read, reading=form.reading(), seed=seed, progress=progress)
 
 
-def with_csv_columns(config: DataConfig) -> DataConfig:
-    """The config with the columns that its patterns represent. Reads no row."""
-    return named_columns(config, lambda: _form(config).names(first_file(config)))
+def header(config: DataConfig) -> list[str]:
+    """Names of all columns of the first file."""
+    return _form(config).names(first_file(config))
 
 
 def _form(config: DataConfig) -> CsvForm:

@@ -6,11 +6,12 @@ The launcher opens them before any process starts, so that the user's mistakes e
 from __future__ import annotations
 
 import importlib
-from typing import Any, Protocol, cast
+from typing import Protocol, cast
 
 from shardkeep.base.errors import ConfigError
 from shardkeep.workers.data.samples import Data, Dataset, Progress
-from shardkeep.workers.data.schema import features_of
+from shardkeep.workers.data.schema import Schema, features_of
+from shardkeep.workers.data.sources.column_patterns import named_columns
 from shardkeep.workers.data_config import DataConfig
 
 
@@ -28,8 +29,6 @@ SOURCES: dict[str, str] = {
 }
 """Source -> module and function. A job loads its own source alone: pyarrow takes every role 0.25 s."""
 
-_COLUMNS = {"csv": "csv_files:with_csv_columns", "parquet": "parquet_files:with_parquet_columns"}
-"""Sources whose patterns need the header of a file."""
 _KERNELS: dict[str, tuple[str, ...]] = {"synthetic": ("shardkeep.workers.data.sources.synthetic_kernels",)}
 _CACHE_KERNELS = ("shardkeep.workers.data.gather_kernels",)
 
@@ -41,21 +40,17 @@ def kernels_of_source(name: str) -> tuple[str, ...]:
 
 def source_named(name: str) -> Source:
     """The function that opens a built-in source, or the user's own for module:function."""
-    return cast(Source, _function(SOURCES.get(name, "custom:open_custom")))
-
-
-def _function(place: str) -> Any:
-    module, _, function = place.partition(":")
-    return getattr(importlib.import_module(f"shardkeep.workers.data.sources.{module}"), function)
+    module, _, function = SOURCES.get(name, "custom:open_custom").partition(":")
+    return cast(Source, getattr(importlib.import_module(f"shardkeep.workers.data.sources.{module}"), function))
 
 
 def tables_of_files(config: DataConfig) -> tuple[str, ...]:
-    """The tables that the features of a csv or parquet source use; reads no row. () = known when it is opened. Raises
-    DataError."""
-    if config.source not in _COLUMNS:
+    """The tables that features of csv or parquet files use, by the config and the header of the first file; () = known
+    when the source is opened. Raises DataError."""
+    if config.source not in ("csv", "parquet"):
         return ()
-    features = features_of(_function(_COLUMNS[config.source])(config).sparse)
-    return tuple(dict.fromkeys(feature.table for feature in features))
+    module = importlib.import_module(f"shardkeep.workers.data.sources.{config.source}_files")
+    return Schema((), features_of(named_columns(config, lambda: module.header(config)).sparse)).tables()
 
 
 def check_present(config: DataConfig) -> None:
