@@ -99,7 +99,12 @@ def write_simulated_run(folder: Path, scene: Scene) -> Path:
     if scene.state == "begun":
         return folder
     if scene.servers:
-        address = {"address": f"{scene.host}:41863", "pid": scene.coordinator_pid, "pid_space": "simulated pid:[1]"}
+        address = {
+            "address": f"{scene.host}:41863",
+            "pid": scene.coordinator_pid,
+            "started": "1",
+            "pid_space": "simulated pid:[1]",
+        }
         (folder / "coordinator.json").write_text(json.dumps(address) + "\n")
         (folder / "page.json").write_text(json.dumps({"address": f"{scene.host}:41864", "secure": False}) + "\n")
     if scene.state == "forming":
@@ -175,6 +180,7 @@ def _members(scene: Scene, generation: int) -> list[Record]:
             "pid": _pid(scene, role, index, generation),
             "port": 41863 if role == "coordinator" else None,
             "generation": generation,
+            **({} if role == "coordinator" else {"started": "1"}),
         }
         for role, index in rows
     ]
