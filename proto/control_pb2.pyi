@@ -7,16 +7,18 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Member(_message.Message):
-    __slots__ = ("role", "index", "host", "pid")
+    __slots__ = ("role", "index", "host", "pid", "started")
     ROLE_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
+    STARTED_FIELD_NUMBER: _ClassVar[int]
     role: str
     index: int
     host: str
     pid: int
-    def __init__(self, role: _Optional[str] = ..., index: _Optional[int] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ...) -> None: ...
+    started: str
+    def __init__(self, role: _Optional[str] = ..., index: _Optional[int] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., started: _Optional[str] = ...) -> None: ...
 
 class JobState(_message.Message):
     __slots__ = ("state", "message", "exit_code", "lost", "generation", "version")

@@ -6,13 +6,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from shardkeep.affinity import AffinityConfig, check_counts
 from shardkeep.base.errors import ConfigError
 from shardkeep.base.settings import Settings
-from shardkeep.base.yaml_text import YamlError, read_text, read_yaml
+from shardkeep.base.yaml_text import YamlError, read_text, read_yaml, write_yaml
 from shardkeep.compression.config import CompressionConfig, PushConfig, TablePushConfig
 from shardkeep.compression.per_table import check_table, push_of
 from shardkeep.config_files.overrides import Override, blamed, overridden
@@ -37,7 +36,6 @@ from shardkeep.workers.config import (
     NUMBER_METRICS,
     CheckpointConfig,
     EvalConfig,
-    OnOff,
     ProfileConfig,
     TowerConfig,
     TrainConfig,
@@ -61,7 +59,7 @@ class JobConfig(Settings):
     servers: int = Field(2, ge=0, le=1024)
     """Server processes; 0 = the tables are in the one worker's process."""
     workers: int = Field(2, ge=1, le=1024, validate_default=True)
-    """Worker processes."""
+    """Worker processes; left out with servers: 0 = 1."""
     threads: int = Field(1, ge=1, le=4096)
     """CPU threads of each worker's dense model."""
     affinity: AffinityConfig = AffinityConfig()
@@ -86,7 +84,7 @@ class JobConfig(Settings):
     """What is compressed."""
     checkpoint: CheckpointConfig = CheckpointConfig()
     """Checkpoints."""
-    journal: Annotated[Literal["off", "os", "fsync"], OnOff] = "os"
+    journal: Literal["off", "os", "fsync"] = "os"
     """What an acknowledged push survives: os = the death of the server's process; fsync = also that of its machine; off
     = neither, so a replaced server resumes from the last checkpoint."""
     transport: TransportConfig = TransportConfig()
@@ -110,8 +108,10 @@ class JobConfig(Settings):
         if not isinstance(raw, Mapping):
             return raw
         found = dict(raw)
-        if raw.get("servers") in (0, "0") and raw.get("consistency", {}) == {}:
-            found["consistency"] = {"mode": "sync"}
+        if raw.get("servers") in (0, "0"):
+            found = {"workers": 1, **found}
+            if raw.get("consistency", {}) == {}:
+                found["consistency"] = {"mode": "sync"}
         if isinstance(tables := raw.get("tables"), Mapping):
             found["tables"] = _with_kinds(tables)
         return _with_number_label(found)
@@ -304,7 +304,7 @@ class JobConfig(Settings):
 
     def to_yaml(self) -> str:
         """The resolved config as YAML; loading it gives an equal config."""
-        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+        return write_yaml(self.model_dump(mode="json"), sort_keys=False)
 
 
 def _of_frozen(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 import typer
-import yaml
 from typer.core import TyperGroup
 
+from shardkeep.base.yaml_text import read_yaml
 from shardkeep.cli.main import app
 from shardkeep.config import JobConfig
 
@@ -128,7 +128,7 @@ def refused_settings(text: str) -> list[str]:
     """The errors of YAML blocks that are a job's config or a part of one."""
     refused = []
     for language, block in re.findall(r"^```(ya?ml)[^\n]*\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
-        found = next(yaml.safe_load_all(block)) if language else None
+        found = read_yaml(block.partition("\n---\n")[0]) if language else None
         if isinstance(found, dict) and found.keys() <= JobConfig.model_fields.keys():
             try:
                 JobConfig.model_validate({"data": {"source": "synthetic"}} | found)

@@ -41,11 +41,17 @@ class Best:
         self._file: Path | None = None
 
     def add(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """Records the evaluation after `step` steps. Raises ConfigError if it lacks a metric."""
+        """Records the evaluation after `step` steps. Raises ConfigError if a watched metric is missing or undefined."""
         for key, each in self.watched.items():
             if each.metric not in metrics:
                 known = [name for name in metrics if name.partition("/")[0] in METRIC_SIGNS]
                 raise ConfigError(f"{key}.metric: {each.metric} is not evaluated; allowed: {', '.join(known)}")
+            if metrics[each.metric] is None:
+                why = metrics.get("/".join(["note", *each.metric.split("/", 1)[1:]]), "it has no value")
+                raise ConfigError(
+                    f"{key}.metric: {each.metric} is undefined after {step:,} steps ({why}); allowed: another metric, "
+                    "or evaluation data that define it"
+                )
         if self.watched:
             self._by_step[step] = dict(metrics)
             self._changed()
@@ -111,7 +117,7 @@ class Best:
         return factor
 
     def _values(self, metric: str) -> Iterator[tuple[int, float]]:
-        """Each step with the metric, more of it being better; an undefined one, such as of one class, is the worst."""
+        """Each step with the metric, more of it being better; one that an earlier version left undefined is worst."""
         sign = METRIC_SIGNS[metric.partition("/")[0]]
         for step in sorted(self._by_step):
             value = self._by_step[step].get(metric)

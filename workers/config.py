@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from shardkeep.base.schedule import ScheduleConfig
 from shardkeep.base.settings import DAY_S, MOST_STEPS, FilePath, Named, Settings
@@ -44,23 +44,16 @@ class TowerOptimizerConfig(Named):
         return self
 
 
-def _on_off(value: Any) -> Any:
-    return {True: "on", False: "off"}.get(value, value) if isinstance(value, bool) else value
-
-
-OnOff = BeforeValidator(_on_off)  # YAML 1.1 reads a bare on/off as a bool
-
-
 class TowerConfig(Settings):
     """How the dense model trains."""
 
     optimizer: TowerOptimizerConfig = TowerOptimizerConfig()
     """Optimizer of the dense parameters."""
-    compile: Annotated[Literal["auto", "on", "off"], OnOff] = "auto"
+    compile: Literal["auto", "on", "off"] = "auto"
     """torch.compile: on, off, or auto = on for training on a GPU, except in sync."""
     mode: Literal["default", "reduce-overhead", "max-autotune"] = "default"
     """Mode of torch.compile."""
-    amp: Annotated[Literal["auto", "off", "bf16", "fp16"], OnOff] = "auto"
+    amp: Literal["auto", "off", "bf16", "fp16"] = "auto"
     """Automatic mixed precision; auto = bf16 where the hardware has it, else off; fp16 uses a GradScaler."""
     linear: Literal["auto", "torch", "onednn"] = "auto"
     """Library of fp32 matrix products in linear layers on a CPU: torch (MKL) or onednn; auto = oneDNN on AMD CPUs with
@@ -125,8 +118,11 @@ class TrainConfig(Settings):
 
 CLASS_METRICS = ("auc", "gauc", "logloss", "normalized_entropy", "calibration", "calibration_buckets", "accuracy",
               "precision", "recall")  # fmt: skip
-NUMBER_METRICS = ("mse", "rmse", "mae")
+ERRORS = ("mse", "rmse", "mae")
+NUMBER_METRICS = (*ERRORS, "r2")
 """Metrics that need labels of 0 and 1, and those that take any labels."""
+BASELINE = "baseline_"
+"""Before the name of an error: that of the constant mean of the training labels."""
 DEFAULT_METRICS = ("auc", "logloss", "normalized_entropy", "calibration")
 
 
@@ -141,8 +137,8 @@ class EvalConfig(Settings):
     """Number of samples to evaluate, from the first; left out = all."""
     metrics: Annotated[list[str], Field(min_length=1, max_length=20)] | None = None
     """auc, gauc, logloss, normalized_entropy, calibration, calibration_buckets, accuracy, precision, recall, mse, rmse,
-    mae (docs/reference/metrics.md); left out = auc, logloss, normalized_entropy and calibration; of
-    labels that are numbers mse, rmse and mae."""
+    mae, r2 (docs/reference/metrics.md); left out = auc, logloss, normalized_entropy and calibration; of
+    labels that are numbers mse, rmse, mae and r2."""
     threshold: float = Field(0.5, ge=0.0, le=1.0)
     """Probability from which a sample counts as predicted positive, for accuracy, precision and recall."""
     group_by: ColumnName | None = None

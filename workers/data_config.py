@@ -25,9 +25,7 @@ def _listed(value: Any) -> Any:
 
 def _texts(value: Any) -> Any:
     if isinstance(value, bool) or (isinstance(value, list) and any(isinstance(v, bool) for v in value)):
-        raise ValueError(
-            'a bare yes, no, on, off, true or false is a truth value in YAML; put the text in quotes: ["yes"]'
-        )
+        raise ValueError('a bare true or false is a truth value in YAML; put the text in quotes: ["true"]')
     if isinstance(value, list):
         return [str(v) if isinstance(v, int | float) else v for v in value]
     return [str(value)] if isinstance(value, str | int | float) else value
@@ -254,6 +252,8 @@ class DataConfig(Settings):
         names = [name for key in ("train", "eval", "test") for name in _names(value.get(key))]
         if not names:  # the resolved config of a job without data says source: ""
             return {**value, "source": "synthetic" if "synthetic" in value and "source" not in value else ""}
+        if value.get("synthetic"):  # also with the values of the default
+            raise ValueError(f"synthetic: has no effect beside files such as {names[0][:60]}; leave one of the two out")
         suffixes = {_suffix(name) for name in names}
         sources = {_SUFFIXES.get(suffix, "") for suffix in suffixes}
         tabs = {"delimiter": "tab"} if suffixes == {".tsv"} and "delimiter" not in value else {}

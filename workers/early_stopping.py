@@ -7,7 +7,7 @@ from pydantic import Field, field_validator
 from shardkeep.base.settings import Settings
 
 METRIC_SIGNS = {
-    "auc": 1, "gauc": 1, "accuracy": 1, "precision": 1, "recall": 1,
+    "auc": 1, "gauc": 1, "accuracy": 1, "precision": 1, "recall": 1, "r2": 1,
     "logloss": -1, "normalized_entropy": -1, "mse": -1, "mae": -1, "rmse": -1,
 }  # fmt: skip
 """Metrics by which a model can be chosen, and whether more is better (1) or less (-1)."""

@@ -23,7 +23,7 @@ from shardkeep.workers.dense.tower import Tower
 from shardkeep.workers.embeddings.layer import Embeddings
 from shardkeep.workers.embeddings.plan import Plan
 from shardkeep.workers.embeddings.unseen import Unseen
-from shardkeep.workers.metrics.quality import Asked, evaluate_over_workers
+from shardkeep.workers.metrics.quality import Asked, evaluate_over_workers, loses_to_the_mean
 from shardkeep.workers.report import Report
 from shardkeep.workers.telemetry import Telemetry
 
@@ -163,6 +163,8 @@ class Evaluations:
         self._report.evaluation(done, metrics, trained)
         before = self._best.lr_factor
         self._best.add(done, metrics)
+        if (last or self._best.ends) and not self._collective.rank and loses_to_the_mean(metrics):
+            self._report.warning("quality", "the model is worse than a constant, the mean of the training labels")
         if self._best.lr_factor != before and not self._collective.rank:
             self._report.lowered_rates(done, self._best.lr_factor)
 

@@ -224,7 +224,7 @@ class TrainingRun:
             batch_size=config.batch_size or 4 * self.job.train.batch_size,
             max_samples=config.max_samples,
             best_auc=data.best_auc,
-            asked=Asked.by(config, self.job.train.loss),
+            asked=Asked.by(config, self.job.train.loss, data.label_means if self.job.train.loss.of_numbers else ()),
         )
         return Evaluations(
             evaluation,

@@ -28,6 +28,8 @@ class Member:
     index: int
     host: str
     pid: int
+    started: str = ""
+    """When the process started (`base/machine/pids.py`); "" = not known."""
 
     @property
     def name(self) -> str:

@@ -24,12 +24,11 @@ class Recovery:
         self._ending = ending
         self._close_store = close_store
 
-    def lose(self, seat: Seat, message: str, *, ended: bool = False) -> None:
-        """Declares a member dead. `ended`: its process ends on its own, so a launcher need not kill it."""
+    def lose(self, seat: Seat, message: str) -> None:
+        """Declares a member dead."""
         job, member = self._job, seat.member
         seat.lost = True
-        process = {} if ended else {"lost_pid": member.pid}
-        job.events.note(message, lost=member.role, lost_index=member.index, **process)
+        job.events.note(message, lost=member.role, lost_index=member.index)
         if job.life.now.state == "stopping":
             self._ending.stop_if_idle()
         elif job.events.summary is not None and job.life.running:  # every step is trained
@@ -65,7 +64,7 @@ class Recovery:
         """Records that a member leaves with an exit code."""
         if signal_left_on(code) is not None:
             if not seat.gone:
-                self.lose(seat, f"{seat.member} {message}, {self.last_step(seat)}", ended=True)
+                self.lose(seat, f"{seat.member} {message}, {self.last_step(seat)}")
         elif refused and self._job.recoveries.on and self._job.life.running:
             seat.lost = True
             self._job.events.note(f"{seat.member} was refused: {message}")

@@ -67,13 +67,13 @@ def _check_not_hidden(top: str, path: list[str]) -> None:
     if spec is None:
         return
     for folder in path:
-        own = None if _is_installed(folder) else PathFinder.find_spec(top, [folder])
+        own = None if is_installed(folder) else PathFinder.find_spec(top, [folder])
         if own is not None and own.has_location and _origin(own) != _origin(spec):
             found = "Python's own module" if top in sys.stdlib_module_names else f"the module {spec.origin}"
             raise ConfigError(f"{found} comes before {own.origin}, which has the same name; rename your file")
 
 
-def _is_installed(folder: str) -> bool:
+def is_installed(folder: str) -> bool:
     """Whether it is a folder of this installation of Python."""
     place = Path(folder).resolve()
     return any(place.is_relative_to(Path(prefix).resolve()) for prefix in (sys.prefix, sys.base_prefix))

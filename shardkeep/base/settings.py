@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import PydanticCustomError
 
 DAY_S = 86_400.0
 MOST_STEPS = 1_000_000_000_000
@@ -17,12 +18,35 @@ MOST_WIDTH = 1_000_000
 _NAME_BYTES, _PATH_BYTES = 255, 4095
 
 
+def _number(value: Any) -> Any:
+    if isinstance(value, bool):
+        raise PydanticCustomError("no_number", "a truth value is no number")
+    return value
+
+
+def _without_truth_values(schema: Any, cls: type) -> Any:
+    """A model's schema in which true is no 1, and 1 and yes are no true; other models have theirs already."""
+    if isinstance(schema, list | tuple):
+        return type(schema)(_without_truth_values(each, cls) for each in schema)
+    if not isinstance(schema, dict) or schema.get("cls", cls) is not cls:
+        return schema
+    if schema.get("type") in ("int", "float"):
+        return {"type": "function-before", "function": {"type": "no-info", "function": _number}, "schema": schema}
+    if schema.get("type") == "bool":
+        return {**schema, "strict": True}
+    return {key: _without_truth_values(value, cls) for key, value in schema.items()}
+
+
 class Settings(BaseModel):
-    """A frozen group of settings; unknown keys and NaN/inf numbers are refused."""
+    """A frozen group of settings; unknown keys, NaN/inf numbers and truth values as numbers are refused."""
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True, protected_namespaces=()
     )
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> Any:
+        return _without_truth_values(handler(source), cls)
 
 
 def first_problem(error: ValidationError) -> str:

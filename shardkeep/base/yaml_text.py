@@ -1,10 +1,13 @@
-"""YAML text to plain values, with the line of what is wrong. Reads mappings, lists, text, numbers, true/false, null.
+"""YAML text to plain values and back, with the line of what is wrong: mappings, lists, text, numbers, true/false, null.
 
-Bounds what a text can make of itself: size, depth, and the values that aliases multiply to. Dates are text.
+Scalars are those of the core schema of YAML 1.2 (https://yaml.org/spec/1.2.2/#103-core-schema), so `yes` and dates are
+text. A number that YAML 1.1 reads as another one is refused. Bounds what a text can make of itself: size, depth, and
+the values that aliases multiply to.
 """
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +30,18 @@ _KINDS = {
     "seq": "a list",
     "map": "a mapping",
 }
-_MERGE = "tag:yaml.org,2002:merge"
-_TEXT = ("tag:yaml.org,2002:timestamp", "tag:yaml.org,2002:value")
-"""Kinds of YAML 1.1 that are text here: dates, and a single equals sign."""
+_TAG = "tag:yaml.org,2002:"
+_MERGE = _TAG + "merge"
+_SCALARS = {
+    "null": re.compile(r"~|null|Null|NULL|"),
+    "bool": re.compile(r"true|True|TRUE|false|False|FALSE"),
+    "int": re.compile(r"[-+]?(0|[1-9][0-9]*)|0o[0-7]+|0x[0-9a-fA-F]+"),
+    "float": re.compile(
+        r"[-+]?(\.[0-9]+|[0-9]+\.[0-9]*|0|[1-9][0-9]*|[0-9]+(?=[eE]))([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)"
+    ),
+}
+"""Kinds of plain scalars; others are text. Whole numbers have no leading zeros, which mean octal in YAML 1.1."""
+_NUMBERLIKE = re.compile(r"[-+]?[0-9][0-9a-fA-FxXbB_:.]{0,999}")
 _PLAIN_WORDS = {
     "could not find expected ':'": "a key has no colon after it",
     "mapping values are not allowed": "a colon stands where no key can; quote a text that has one",
@@ -66,6 +78,11 @@ def read_yaml(text: str) -> Any:
         raise YamlError(f"line {line}: holds the character {error.character:#x}, which no text has") from error
 
 
+def write_yaml(value: Any, **style: Any) -> str:
+    """A value as YAML, with the options of `yaml.dump`. `read_yaml` and readers of YAML 1.1 give an equal value."""
+    return str(yaml.dump(value, Dumper=_Dumper, allow_unicode=True, **style))
+
+
 def read_text(path: Path) -> str:
     """A file of text in UTF-8. Raises YamlError where it is none, OSError."""
     with path.open("rb") as file:
@@ -96,11 +113,6 @@ def _plain(problem: str) -> str:
 class _Loader(yaml.SafeLoader):
     """PyYAML's safe loader with the bounds above; a key that stands twice in a mapping is an error."""
 
-    yaml_implicit_resolvers = {  # noqa: RUF012 - replaces PyYAML's table
-        first: [(tag, pattern) for tag, pattern in resolvers if tag not in _TEXT]
-        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-    }
-
     def __init__(self, text: str) -> None:
         super().__init__(text)
         self._depth = 0
@@ -123,16 +135,27 @@ class _Loader(yaml.SafeLoader):
                 raise _Wrong(f"more than {MAX_VALUES:,} values, as aliases repeat them", mark)
         return node
 
+    def resolve(self, kind: type[yaml.Node], value: Any, implicit: Any) -> str:
+        if kind is yaml.ScalarNode and implicit[0] and value != "<<":
+            return _TAG + _kinds(value)[0]
+        return str(super().resolve(kind, value, implicit))  # type: ignore[no-untyped-call]
+
+    def compose_scalar_node(self, anchor: Any) -> yaml.ScalarNode:
+        event = self.peek_event()  # type: ignore[no-untyped-call]
+        if event.implicit[0] and (problem := _ambiguity(event.value)):
+            raise _Wrong(problem, event.start_mark)
+        node: yaml.ScalarNode = super().compose_scalar_node(anchor)
+        return node
+
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
-        tag = node.tag.removeprefix("tag:yaml.org,2002:")
+        tag = node.tag.removeprefix(_TAG)
         if tag not in _KINDS:
             raise _Wrong(f"the tag {tag} has no meaning here", node.start_mark)
         if tag == "int" and len(node.value) > MAX_DIGITS:
             raise _Wrong(f"a whole number of {len(node.value):,} digits", node.start_mark)
-        try:
-            value = super().construct_object(node, deep)
-        except (ValueError, KeyError, OverflowError, AttributeError, IndexError):  # `!!int x`, `!!bool x`, ...
-            raise _Wrong(f"{node.value!r:.40} is not {_KINDS[tag]}", node.start_mark) from None
+        if tag in _SCALARS and (not isinstance(node, yaml.ScalarNode) or tag not in _kinds(node.value)):
+            raise _Wrong(f"{node.value!r:.40} is not {_KINDS[tag]}", node.start_mark)
+        value = int(node.value, 0) if tag == "int" else super().construct_object(node, deep)
         if isinstance(value, str) and any("\ud800" <= c <= "\udfff" for c in value):
             raise _Wrong("half of a pair of UTF-16 surrogates", node.start_mark)
         return value
@@ -150,6 +173,32 @@ class _Loader(yaml.SafeLoader):
                 raise _Wrong(f"the key {key.value} stands here and in line {line}", key.start_mark)
             seen[key.tag, key.value] = key.start_mark.line + 1
         return node
+
+
+class _Dumper(yaml.SafeDumper):
+    """PyYAML's safe dumper; it also quotes a text that is something else in YAML 1.2."""
+
+    def resolve(self, kind: type[yaml.Node], value: Any, implicit: Any) -> str:
+        tag = str(super().resolve(kind, value, implicit))  # type: ignore[no-untyped-call]
+        plain_text = kind is yaml.ScalarNode and implicit[0] and tag == _TAG + "str"
+        return _TAG + "int" if plain_text and (_kinds(value)[0] != "str" or _ambiguity(value)) else tag
+
+
+def _kinds(scalar: str) -> list[str]:
+    """The kinds that a plain scalar may have, the first one without a tag."""
+    return [kind for kind, pattern in _SCALARS.items() if pattern.fullmatch(scalar)] or ["str"]
+
+
+def _ambiguity(scalar: str) -> str:
+    """What is wrong with a plain scalar that is a number in YAML 1.1 or 1.2, and something else in the other one."""
+    if not _NUMBERLIKE.fullmatch(scalar) or _kinds(scalar) != ["str"]:
+        return ""
+    both = yaml.safe_load(scalar), int(scalar) if scalar.lstrip("+-").isdecimal() else scalar
+    if not (numbers := [str(value) for value in both if not isinstance(value, str)]):
+        return ""
+    old, new = ("text" if isinstance(value, str) else value for value in both)
+    to_do = f"write {' or '.join(numbers)}, or '{scalar}' in quotes for a text"
+    return f"{scalar} is {old} in YAML 1.1 and {new} in YAML 1.2; {to_do}"
 
 
 class _Wrong(yaml.MarkedYAMLError):

@@ -87,6 +87,7 @@ class Trained:
     Args:
         inputs: How raw columns become inputs; None = the job's source has no raw columns.
         dense: In eval mode.
+        label_means: Of the training labels that are numbers; () = not known.
     """
 
     def __init__(
@@ -97,6 +98,7 @@ class Trained:
         inputs: Inputs | None,
         rows: RowSource,
         dense: Callable[[Embeddings], Module],
+        label_means: Sequence[float] = (),
     ) -> None:
         self.config = config
         self.step = step
@@ -106,7 +108,7 @@ class Trained:
         self.embeddings = Embeddings(schema, {spec.name: spec for spec in rows.specs})
         self.dense = dense(self.embeddings)
         self.blocks = Blocks(self.embeddings, self.dense, config.eval.batch_size or 4 * config.train.batch_size)
-        self.asked = Asked.by(config.eval, config.train.loss)
+        self.asked = Asked.by(config.eval, config.train.loss, label_means)
         """The metrics of an evaluation."""
         self._table_index = {spec.name: t for t, spec in enumerate(rows.specs)}
 
@@ -169,7 +171,8 @@ def trained_of_checkpoint(
     def scorer(embeddings: Embeddings) -> Scorer:
         return build_scorer(config, schema, embeddings, lambda model: load_model(model, checkpoint))
 
-    return Trained(config, checkpoint.step, schema, inputs, rows, scorer)
+    means = checkpoint.facts.get("label_means", ())
+    return Trained(config, checkpoint.step, schema, inputs, rows, scorer, means)
 
 
 def trained_of_run(run: Path, which: Which = "last") -> Trained:

@@ -127,8 +127,11 @@ def _run_phases(
         with session.calls.ending(folder):
             with _says_how_to_resume(folder, screen), folder.held():
                 config, summary = _Launch(folder, session, code_folder).run(config, resumed)
-                summary = score_test_data(config, folder, screen) or summary
+                problem = score_test_data(config, folder)
+            summary = folder.summary() or summary
             _show_end(config, run_dir, folder, summary, screen)
+            if problem is not None:
+                raise problem
     return {**summary, "run_dir": str(folder.path)}
 
 
@@ -392,8 +395,10 @@ def _prepare(
 def _compile_and_convert(config: JobConfig, screen: JobView, resumed: Resumed | None, starter: Starter) -> Data:
     from shardkeep.roles.checkpoint_facts import check_facts
     from shardkeep.roles.kernel_needs import compile_of_job
-    from shardkeep.workers.data.sources.registry import open_data
+    from shardkeep.workers.data.sources.registry import open_data, tables_of_files
 
+    if tables := tables_of_files(config.data):  # a wrong name ends the job before its data are converted
+        config.check_tables(tables)
     starter.load(compile_of_job(config, lambda text: screen.phase("kernels", text)))
     began = time.monotonic()
     data = open_data(config.data, seed=config.seed, progress=lambda text, done: screen.working("data", text, done))

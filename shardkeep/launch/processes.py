@@ -46,10 +46,10 @@ class JobProcesses:
             if death.role != "coordinator":
                 self._line.report(death)
 
-    def kill(self, pid: int) -> None:
-        """Kills a running process."""
-        for child in self._children:
-            if child.pid == pid and child.running:
+    def kill(self, role: str, index: int, pid: int) -> None:
+        """Kills the running process of a place, if it has this pid. Any thread may call it."""
+        for child in list(self._children):
+            if (child.role, child.index, child.pid) == (role, index, pid) and child.running:
                 child.kill()
 
     def forget(self, death: Death) -> None:

@@ -1,35 +1,39 @@
-"""Kills a coordinator that does not answer for two leases, so that another can take over."""
+"""Kills silent processes: a coordinator that does not answer for two leases, so that another can take over, and a
+member whose lease is over, by the coordinator's answer, so that it does not wake up beside its replacement."""
 
 from __future__ import annotations
 
 import contextlib
 import threading
 import time
-from collections.abc import Callable
 
 from shardkeep.base.errors import ShardkeepError
-from shardkeep.launch.children import Child
 from shardkeep.launch.coordinator_line import CoordinatorLine
+from shardkeep.launch.processes import JobProcesses
 from shardkeep.ps.control.grpc.endpoint import Endpoint
+from shardkeep.ps.control.records import Status
 
 STARTING_S = 30.0
 """Least number of seconds for the first answer of a coordinator: a start takes long on a busy machine."""
 
 
-def watch_silence(line: CoordinatorLine, coordinator: Callable[[], Child | None], *, lease_s: float) -> None:
-    """Starts the thread, which ends when `line` is closed. `coordinator`: returns the running process, if any."""
-    threading.Thread(target=_watch, args=(line, coordinator, lease_s), name="watch-coordinator", daemon=True).start()
+def watch_silence(line: CoordinatorLine, processes: JobProcesses, *, lease_s: float) -> None:
+    """Starts the thread, which ends when `line` is closed."""
+    threading.Thread(target=_watch, args=(line, processes, lease_s), name="watch-coordinator", daemon=True).start()
 
 
-def _watch(line: CoordinatorLine, coordinator: Callable[[], Child | None], lease_s: float) -> None:
+def _watch(line: CoordinatorLine, processes: JobProcesses, lease_s: float) -> None:
     heard = time.monotonic()
     watched = answered = 0  # pids of the running coordinator and of the last one that answered
-    while not line.closed.wait(lease_s / 4):
-        endpoint, now = line.endpoint(), coordinator()
+    while not line.closed.wait(min(1.0, lease_s / 4)):
+        endpoint, now = line.endpoint(), processes.coordinator()
         if endpoint is None or now is None or now.pid != watched:  # none runs, or a new one has just started
             heard, watched = time.monotonic(), 0 if now is None else now.pid
-        elif _answers(endpoint, timeout_s=lease_s / 2):
+        elif (status := _status(endpoint, timeout_s=lease_s / 2)) is not None:
             heard, answered = time.monotonic(), now.pid
+            for member in status.members:
+                if member.condition == "lost" and member.age_s >= lease_s:
+                    processes.kill(member.role, member.index, member.pid)
         else:
             patience_s = 2 * lease_s if now.pid == answered else max(2 * lease_s, STARTING_S)
             if time.monotonic() - heard > patience_s:
@@ -37,10 +41,9 @@ def _watch(line: CoordinatorLine, coordinator: Callable[[], Child | None], lease
                 heard = time.monotonic()
 
 
-def _answers(coordinator: Endpoint, *, timeout_s: float) -> bool:
+def _status(coordinator: Endpoint, *, timeout_s: float) -> Status | None:
     from shardkeep.ps.control.grpc.client import fetch_status
 
     with contextlib.suppress(ShardkeepError):
-        fetch_status(coordinator, timeout_s=timeout_s)
-        return True
-    return False
+        return fetch_status(coordinator, timeout_s=timeout_s)
+    return None

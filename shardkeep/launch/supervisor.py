@@ -76,7 +76,7 @@ class Supervisor:
         scale.taken(self._folder.path)  # drops a request to an earlier start
         try:
             if self._config.liveness.restarts:
-                watch_silence(self._line, self._processes.coordinator, lease_s=self._config.liveness.lease_s)
+                watch_silence(self._line, self._processes, lease_s=self._config.liveness.lease_s)
             self._start()
             self._watch()
             self._close()
@@ -177,8 +177,6 @@ class Supervisor:
         for record in self._tail:
             if record.get("kind") == "progress":
                 self._ending.step = record.get("step", self._ending.step)
-            elif "lost_pid" in record:  # its lease is over: it must not wake up beside its replacement
-                self._processes.kill(record["lost_pid"])
             self._screen.record(record)
 
 

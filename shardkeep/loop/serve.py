@@ -101,7 +101,7 @@ def server_processes(config: JobConfig, tables: Sequence[TableSpec], run_dir: st
         with _ending(processes, folder, line, replacing), _naming_the_dead(processes, folder):
             run = _started(processes, folder, config)
             if config.liveness.restarts:
-                watch_silence(line, processes.coordinator, lease_s=config.liveness.lease_s)
+                watch_silence(line, processes, lease_s=config.liveness.lease_s)
             yield Serving(run, processes, replacing)
 
 

@@ -9,9 +9,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from shardkeep.base.errors import ShardkeepError, UserError
+from shardkeep.base.yaml_text import YamlError, read_yaml, write_yaml
 from shardkeep.page import members, sections
 from shardkeep.page.checkpoints import CheckpointFolder
 from shardkeep.page.records import ROLES, Record, RunRecords
@@ -40,8 +39,8 @@ class RunState:
             there = Path(path).is_dir()
             raise UserError(f"{path}: {'is not a run folder (no config.yaml)' if there else 'there is no such folder'}")
         self._config: Mapping[str, Any] = {}
-        with contextlib.suppress(yaml.YAMLError):
-            found = yaml.safe_load(text)
+        with contextlib.suppress(YamlError):
+            found = read_yaml(text)
             self._config = found if isinstance(found, Mapping) else {}
         self._config_section = {"text": text, "changed": changed_settings(text)}
         self._checkpoints = CheckpointFolder(self.records.reader.path, self._config)
@@ -118,8 +117,8 @@ def changed_settings(text: str) -> list[list[str]] | None:
     from shardkeep.config import JobConfig
 
     try:
-        config = JobConfig.model_validate(yaml.safe_load(text))
-    except (ValueError, ShardkeepError, yaml.YAMLError):
+        config = JobConfig.model_validate(read_yaml(text))
+    except (ValueError, ShardkeepError):
         return None
     found = config.model_dump(mode="json", exclude_defaults=True, exclude={"data": {"root"}})
     return [[key, value] for key, value in _flat(found, "")]
@@ -130,7 +129,7 @@ def _flat(value: Any, key: str) -> Iterator[tuple[str, str]]:
         for name, below in value.items():
             yield from _flat(below, f"{key}.{name}" if key else str(name))
     else:
-        yield key, yaml.safe_dump(value, default_flow_style=True, width=10_000).removesuffix("...\n").strip()
+        yield key, write_yaml(value, default_flow_style=True, width=10_000).removesuffix("...\n").strip()
 
 
 def _read(path: Path, most_bytes: int, *, end: bool = False) -> str:

@@ -36,7 +36,7 @@ from shardkeep.workers.embeddings.layer import Embeddings
 from shardkeep.workers.figures import WorkerFigures, worker_record
 from shardkeep.workers.generation import Generation
 from shardkeep.workers.metrics.binned import BinnedScores
-from shardkeep.workers.models.registry import build_model, row_dim
+from shardkeep.workers.models.registry import MODELS, build_model, row_dim, start_at
 from shardkeep.workers.report import Progress, Report
 from shardkeep.workers.rewind import Rewind
 from shardkeep.workers.run import TrainingJob, TrainingRun
@@ -123,7 +123,7 @@ def build_run(
     """
     client = _client(config, data.train.schema, process.rank, transport)
     embeddings = Embeddings(data.train.schema, client.tables)
-    tower = build_tower(config, data.train.schema, embeddings, process.device, Stopwatch(observer=process.profile))
+    tower = build_tower(config, data, embeddings, process.device, Stopwatch(observer=process.profile))
     cpu = CpuTime(partial(_server_cpu_s, client) if process.rank == 0 else None)
     best = Best(config.train.early_stopping, config.train.plateau)
     if rewind is not None:
@@ -245,12 +245,14 @@ def build_scorer(
 
 
 def build_tower(
-    config: JobConfig, schema: Schema, embeddings: Embeddings, device: torch.device, watch: Stopwatch | None = None
+    config: JobConfig, data: Data, embeddings: Embeddings, device: torch.device, watch: Stopwatch | None = None
 ) -> Tower:
-    """The dense model, alone until it joins a generation."""
+    """The dense model, alone until it joins a generation. Of labels that are numbers, ours begins at their mean."""
     with _SEEDING, torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
-        model = build_dense_model(config, schema, embeddings)
+        model = build_dense_model(config, data.train.schema, embeddings)
+    if config.train.loss.of_numbers and config.model.name in MODELS and len(data.label_means) == 1:
+        start_at(model, data.label_means[0])
     return Tower(
         model,
         config=config.tower,

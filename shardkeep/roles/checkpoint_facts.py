@@ -23,6 +23,7 @@ def checkpoint_facts(config: JobConfig, data: Data, samples: int) -> dict[str, A
         "seed": config.seed,
         "versions": versions(),
         "inputs": data.recorded_inputs(),
+        **({"label_means": data.label_means} if config.train.loss.of_numbers else {}),
     }
 
 

@@ -1,7 +1,7 @@
 """The run folder: what a job leaves behind for people and programs to read. Written by the coordinator's process.
 
 config.yaml       the resolved config
-code.json         where the user's own modules are
+code.json         digests of the code that the run began with (code.py); where the user's own modules are
 page.json         the address of the job's page, without its token
 coordinator.json  the coordinator's address, pid and what that is a number in
 standing.json     what another coordinator process needs to take over; for this user only (standing-copy.json: a copy)
@@ -32,9 +32,10 @@ from shardkeep.base.errors import ConfigError, UserError
 from shardkeep.base.files import atomic_write, make_folder
 from shardkeep.base.local_time import time_of_day
 from shardkeep.base.machine.descriptors import when_free
-from shardkeep.base.machine.pids import pid_space
+from shardkeep.base.machine.pids import pid_space, start_of
 from shardkeep.base.machine.versions import commit, machine, peak_rss_bytes, versions
 from shardkeep.config import JobConfig
+from shardkeep.run.code import code_of
 from shardkeep.run.json_files import read_json, to_json
 from shardkeep.run.new_folder import refuse_taken
 from shardkeep.run.reader import RunReader
@@ -103,8 +104,9 @@ class RunFolder(RunReader):
             atomic_write(folder.config_path, config.to_yaml())
             folder.forget_token()  # of a job that was killed, if its folder's place and inode are this one's now
             folder._starts.begin()
-            if code_folder is not None:
-                atomic_write(folder.path / "code.json", to_json({"folder": str(code_folder)}) + "\n")
+            place = {} if code_folder is None else {"folder": str(code_folder)}
+            facts = {**place, "digests": code_of(config, code_folder)}
+            atomic_write(folder.path / "code.json", to_json(facts, indent=2) + "\n")
         except OSError as error:
             raise UserError(f"--run-dir {path}: cannot be written ({error.strerror or error})") from error
         return folder
@@ -162,6 +164,7 @@ class RunFolder(RunReader):
         facts = {
             "address": address,
             "pid": pid,
+            "started": start_of(pid),
             "pid_space": pid_space(),
             **({"take_over": list(command)} if command else {}),
         }

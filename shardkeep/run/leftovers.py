@@ -1,8 +1,8 @@
 """What killed jobs of this user left behind on this machine: their tokens, and what members kept for replacements.
 
-Beside each token lies NAME.run: JSON with the run folder (absolute), the coordinator's pid and its `pid_space`. The
-next job's coordinator looks there, at notes of its own machine, boot and container: homes are shared over machines. It
-removes nothing that another coordinator could still take over.
+Beside each token lies NAME.run: JSON with the run folder (absolute), the coordinator's pid, its start and `pid_space`.
+The next job's coordinator looks there, at notes of its own machine, boot and container: homes are shared over
+machines. It removes nothing that another coordinator could still take over.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from pathlib import Path
 
 from shardkeep.base.errors import ShardkeepError
 from shardkeep.base.files import atomic_write
-from shardkeep.base.machine.pids import pid_space
+from shardkeep.base.machine.pids import pid_space, start_of
 from shardkeep.run.folder import RunFolder
-from shardkeep.run.processes import is_ours, launcher_there, living
+from shardkeep.run.processes import is_there, launcher_there, living
 from shardkeep.trust.tokens import token_path
 from shardkeep.trust.view import SUFFIX as VIEW_SUFFIX
 
@@ -29,7 +29,8 @@ GONE_S = 7 * 86_400.0
 def note_run(run: Path) -> None:
     """Notes that this process, a coordinator, uses the token of this run; a note that cannot be written is left out."""
     with contextlib.suppress(OSError, ShardkeepError):
-        facts = {"run": str(run.absolute()), "pid": os.getpid(), "pid_space": pid_space()}
+        pid = os.getpid()
+        facts = {"run": str(run.absolute()), "pid": pid, "started": start_of(pid), "pid_space": pid_space()}
         atomic_write(token_path(run).with_suffix(_SUFFIX), json.dumps(facts) + "\n", private=True)
 
 
@@ -38,7 +39,7 @@ def clean(tokens: Path) -> None:
     for note in sorted(tokens.glob(f"*{_SUFFIX}")):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError, ShardkeepError):
             facts = json.loads(note.read_text(encoding="utf-8"))
-            unled = facts["pid_space"] == pid_space() and not is_ours(int(facts["pid"]))
+            unled = facts["pid_space"] == pid_space() and not is_there(int(facts["pid"]), str(facts.get("started", "")))
             if unled and _is_dead(Path(facts["run"]), note):
                 note.with_suffix("").unlink(missing_ok=True)
                 note.with_suffix(VIEW_SUFFIX).unlink(missing_ok=True)

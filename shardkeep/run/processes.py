@@ -11,7 +11,7 @@ from typing import Any
 
 import psutil
 
-from shardkeep.base.machine.pids import pid_space
+from shardkeep.base.machine.pids import pid_space, start_of
 from shardkeep.run.reader import RunReader
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -38,23 +38,24 @@ def living(run: RunReader) -> list[dict[str, Any]]:
     known = [member for member in run.member_list() if member.get("pid") and member["role"] != "coordinator"]
     here = numbers_mean_the_same(run)
     found = [member for member in known if lives_here(member, here=here)]
-    leading = [pid for pid in run.coordinator_pids() if here and _is_another(pid)]
+    leading = [pid for pid in run.coordinator_pids() if here and _is_another(pid, run.coordinator_fact("started"))]
     return found + [{"role": "coordinator", "index": 0, "pid": pid} for pid in leading]
 
 
 def numbers_mean_the_same(run: RunReader) -> bool:
     """Whether the numbers of the coordinator's machine or container are those of this process's, or may be."""
-    return run.coordinator_pid_space() in ("", pid_space())
+    return run.coordinator_fact("pid_space") in ("", pid_space())
 
 
 def lives_here(member: dict[str, Any], *, here: bool) -> bool:
     """Whether a member's process is on this machine. `here`: the members at a loopback address would be."""
-    return _is_another(int(member["pid"])) and (here if member["host"] in LOOPBACK else _is_local(str(member["host"])))
+    process = int(member["pid"]), str(member.get("started", ""))
+    return _is_another(*process) and (here if member["host"] in LOOPBACK else _is_local(str(member["host"])))
 
 
-def _is_another(pid: int) -> bool:
-    """Whether it is one of shardkeep's, neither this process nor one above it."""
-    return is_ours(pid) and pid not in {os.getpid(), *(above.pid for above in psutil.Process().parents())}
+def _is_another(pid: int, started: str) -> bool:
+    """Whether it is there, and neither this process nor one above it."""
+    return is_there(pid, started) and pid not in {os.getpid(), *(above.pid for above in psutil.Process().parents())}
 
 
 def _is_local(host: str) -> bool:
@@ -67,10 +68,6 @@ def _is_local(host: str) -> bool:
     return False
 
 
-def is_ours(pid: int) -> bool:
-    """Whether the process is one of shardkeep's; its number may be another's by now."""
-    try:
-        process = psutil.Process(pid)
-        return process.status() != psutil.STATUS_ZOMBIE and any("shardkeep" in part for part in process.cmdline())
-    except psutil.Error:
-        return False
+def is_there(pid: int, started: str) -> bool:
+    """Whether the process that started then has not ended; its number may be another's by now."""
+    return bool(started) and start_of(pid) == started

@@ -33,8 +33,13 @@ class RunReader:
     @property
     def code_folder(self) -> Path | None:
         """Where the user's own modules are."""
-        found = read_json(self.path / "code.json")
-        return None if found is None else Path(str(found["folder"]))
+        found = (read_json(self.path / "code.json") or {}).get("folder")
+        return None if found is None else Path(str(found))
+
+    @property
+    def code(self) -> dict[str, str]:
+        """Digests of the code that the run began with (code.py); {} = of an earlier version, which wrote none."""
+        return dict((read_json(self.path / "code.json") or {}).get("digests", {}))
 
     @property
     def token_path(self) -> Path:
@@ -91,9 +96,9 @@ class RunReader:
         found = read_json(self.path / "coordinator.json")
         return set() if found is None else {int(found["pid"])}
 
-    def coordinator_pid_space(self) -> str:
-        """The `pid_space` of the coordinator; "" = none has listened, or one of an earlier version."""
-        return str((read_json(self.path / "coordinator.json") or {}).get("pid_space", ""))
+    def coordinator_fact(self, key: str) -> str:
+        """`pid_space` or `started` of the coordinator; "" = none has listened, or one of an earlier version."""
+        return str((read_json(self.path / "coordinator.json") or {}).get(key, ""))
 
     def member_list(self) -> list[dict[str, Any]]:
         """The members of the current generation; empty before the first."""

@@ -15,6 +15,7 @@ from shardkeep.base.sizes import size_text
 from shardkeep.run.text_tables import two_columns
 from shardkeep.run.trend import TimeLeft, Trend, clock_text
 from shardkeep.run.unseen_lines import unseen_lines
+from shardkeep.workers.config import BASELINE
 
 PIPED_WIDTH = 1_000_000
 """Columns where there is no terminal: nothing is cut or folded for want of room."""
@@ -146,7 +147,7 @@ class _Remaining(TimeRemainingColumn):
 _METRICS = {
     "auc": "AUC", "gauc": "GAUC", "logloss": "logloss", "normalized_entropy": "normalized entropy",
     "calibration": "calibration", "accuracy": "accuracy", "precision": "precision", "recall": "recall",
-    "mse": "MSE", "rmse": "RMSE", "mae": "MAE",
+    "mse": "MSE", "rmse": "RMSE", "mae": "MAE", "r2": "R2",
 }  # fmt: skip
 """How metrics are called on the screen, in the order in which it shows them."""
 _ON_ONE_LINE = 2  # metrics of a label in a line
@@ -156,6 +157,8 @@ def metric_name(key: str) -> str:
     """How the screen calls a key of the metrics: `normalized entropy`, or `AUC/LABEL` for one of several labels."""
     if key == "best_auc":
         return "best possible AUC"
+    if key.startswith(BASELINE):
+        return f"{metric_name(key.removeprefix(BASELINE))} of the constant mean"
     metric, slash, label = key.partition("/")
     return f"{_METRICS.get(metric, metric)}{slash}{label}"
 
@@ -165,19 +168,24 @@ def quality(scores: Mapping[str, Any]) -> str:
     if names := list(dict.fromkeys(key.partition("/")[2] for key in scores if "/" in key)):
         parts = ({key.partition("/")[0]: scores[key] for key in scores if key.endswith(f"/{name}")} for name in names)
         return "  ".join(f"{name}: {quality(part)}" for name, part in zip(names, parts, strict=True))
-    return "  ".join(f"{name} {value}" for name, value in _metrics(scores)[:_ON_ONE_LINE])
+    undefined = any(scores.get(name, 0) is None for name in _METRICS)
+    why = f"  ({scores['note']})" if undefined and scores.get("note") else ""
+    return "  ".join(f"{name} {value}" for name, value in _metrics(scores)[:_ON_ONE_LINE]) + why
 
 
 def _metrics(scores: Mapping[str, Any]) -> list[tuple[str, str]]:
     """The metrics of one label, as a person reads them."""
     found = [(text, _number(scores[name], ".4f")) for name, text in _METRICS.items() if name in scores]
+    beside = {_METRICS[name]: scores[BASELINE + name] for name in _METRICS if BASELINE + name in scores}
+    found = [(n, f"{v} (constant mean {beside[n]:.4f})" if n in beside else v) for n, v in found]
     if found and scores.get("best_auc") is not None:
         found[0] = (found[0][0], f"{found[0][1]} (best possible {_number(scores['best_auc'], '.4f')})")
     return found
 
 
 def _quality_rows(scores: Mapping[str, Any]) -> list[tuple[str, str]]:
-    return [("quality", quality(scores))] if any("/" in key for key in scores) else _metrics(scores)
+    note = [("note", str(scores["note"]))] if scores.get("note") else []
+    return [("quality", quality(scores))] if any("/" in key for key in scores) else [*_metrics(scores), *note]
 
 
 def closing_rows(summary: Mapping[str, Any], run: Path) -> list[tuple[str, str]]:

@@ -42,6 +42,8 @@ class Evaluation(_Part):
     """Its root."""
     mae: float | None = None
     """Mean absolute error."""
+    r2: float | None = None
+    """1 - mse / variance of the labels; below 0 = worse than their mean."""
     calibration_buckets: list[dict[str, float]] | None = None
     """Mean prediction and mean label of ten buckets of equal size, in order of the prediction."""
     samples: int = 0

@@ -12,12 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-import yaml
 from pydantic import BeforeValidator, Field, ValidationError
 
 from shardkeep.base.errors import ConfigError
 from shardkeep.base.settings import Settings
-from shardkeep.base.yaml_text import YamlError, read_text, read_yaml
+from shardkeep.base.yaml_text import YamlError, read_text, read_yaml, write_yaml
 from shardkeep.compression.recipes import BASELINES, RECIPES
 from shardkeep.config import JobConfig, load_config, parse_config
 from shardkeep.config_files.paths import anchored
@@ -182,7 +181,7 @@ def _base(sweep: SweepConfig, path: Path) -> tuple[Nested, Path, str]:
         job, folder = load_config(found), found.resolve().parent
     else:
         folder = path.resolve().parent
-        job = parse_config(yaml.safe_dump(sweep.base), origin="base", folder=folder)
+        job = parse_config(write_yaml(sweep.base), origin="base", folder=folder)
     above = anchored(nested(sweep.settings, "settings"), path.resolve().parent)
     base = merged(job.model_dump(mode="json", exclude_unset=True), above)
     config = _validated(base, "settings")  # what every run shares is wrong once, not in each recipe

@@ -16,20 +16,23 @@ import shlex
 import shutil
 import signal
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-import psutil
 from rich.console import Console
 
 from shardkeep.base.errors import JobError, JobStopped, UserError
 from shardkeep.base.files import atomic_write, make_folder, owner_lock
 from shardkeep.base.machine.owners import check_unshared
+from shardkeep.base.machine.pids import start_of
+from shardkeep.base.machine.versions import commit, versions
 from shardkeep.config import JobConfig, load_config
 from shardkeep.launch.children import SHARDKEEP, child_environment, last_words
 from shardkeep.launch.interrupts import Interrupts
-from shardkeep.run.reader import MetricsTail
+from shardkeep.run.code import PACKAGE, code_of
+from shardkeep.run.reader import MetricsTail, RunReader
 from shardkeep.sweep.plan import PlannedRun, SweepPlan, flat
 from shardkeep.sweep.record import write_results
 from shardkeep.sweep.report import write_report
@@ -76,7 +79,7 @@ def sweep(plan: SweepPlan, *, out: Path, console: Console, train: Sequence[str] 
     """
     folder = SweepFolder(out)
     with folder.held() as lock:
-        done = [run for run in plan.runs if folder.is_done(run)]
+        done = [run for run in plan.runs if folder.is_done(run, plan.code_folder)]
         left = [run for run in plan.runs if run not in done]
         screen = SweepScreen(console, total=len(plan.runs))
         names, seeds = ", ".join(variant.name for variant in plan.variants), ", ".join(map(str, plan.seeds))
@@ -119,7 +122,7 @@ def _run_all(
                 _end(process)
             if interrupts.count:
                 raise JobStopped(f"stopped with {completed} of {len(plan.runs)} runs done; the same command continues")
-            if folder.is_done(run):
+            if folder.is_done(run, plan.code_folder):
                 completed += 1
                 screen.ended(number, run.name, _outcome(folder, run), ok=True)
                 continue
@@ -186,21 +189,28 @@ class SweepFolder:
             return owner_lock(path, limit_s=0.0)
         except TimeoutError:
             holder = path.read_text(encoding="ascii", errors="replace").strip()
-            if holder.isdigit() and _lives(int(holder)):
+            if holder.isdigit() and start_of(int(holder)):
                 raise
             return owner_lock(path, limit_s=ORPHAN_S)
 
-    def is_done(self, run: PlannedRun) -> bool:
-        """Whether it completed with this very config. Raises UserError when it did with another."""
-        summary = read_summary(self.runs / run.name)
+    def is_done(self, run: PlannedRun, code_folder: Path) -> bool:
+        """Whether it completed with this very config and code. Raises UserError when it did with another."""
+        folder = self.runs / run.name
+        summary = read_summary(folder)
         if summary is None or summary.get("status") != "completed":
             return False
-        found, wanted = _compared(load_config(self.runs / run.name / "config.yaml")), _compared(run.config)
-        if found == wanted:
+        found, wanted = _compared(load_config(folder / "config.yaml")), _compared(run.config)
+        before, now = RunReader(folder).code, code_of(run.config, code_folder)
+        file = next((name for name in {**before, **now} if before.get(name) != now.get(name)), None)
+        if found == wanted and file is None:
+            if (scores := summary.get("eval") or {}).get("auc") is None:
+                why = scores.get("note", "the job has no evaluation data")
+                raise UserError(f"--out {self.path}: {run.name} has no AUC, by which a sweep compares: {why}")
             return True
+        other = _difference(found, wanted) if found != wanted else _other_code(str(file), summary)
         raise UserError(
-            f"--out {self.path}: {run.name} is done with {_difference(found, wanted)}; give --out a new folder, or "
-            f"delete {self.runs / run.name} to run it again"
+            f"--out {self.path}: {run.name} is done with {other}; give --out a new folder, or "
+            f"delete {folder} to run it again"
         )
 
     def start(self, run: PlannedRun, train: Sequence[str], code_folder: Path, lock: int) -> subprocess.Popen[bytes]:
@@ -233,13 +243,6 @@ class SweepFolder:
         return self.path / "logs" / f"{run.name}.log"
 
 
-def _lives(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.Error:
-        return False
-
-
 def _compared(config: JobConfig) -> JobConfig:
     """The job, less the folder of a sweep that reads nothing from there: its file may move."""
     if config.data.source != "synthetic" or ":" in config.model.name:
@@ -252,6 +255,14 @@ def _difference(found: JobConfig, wanted: JobConfig) -> str:
     before, now = (flat(config.model_dump(mode="json")) for config in (found, wanted))
     key = next(key for key in {**before, **now} if before.get(key) != now.get(key))
     return f"{key}={before.get(key)!r}, but now the sweep says {now.get(key)!r}"
+
+
+def _other_code(file: str, summary: Mapping[str, Any]) -> str:
+    """`another net.py than there is now`, or the commits of shardkeep."""
+    if file != PACKAGE:
+        return f"another {file} than there is now"
+    before = summary.get("commit") or (summary.get("versions") or {}).get(PACKAGE, "")
+    return f"another code of shardkeep: {before}, now {commit() or versions()[PACKAGE]}"
 
 
 def _outcome(folder: SweepFolder, run: PlannedRun) -> str:

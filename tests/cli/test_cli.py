@@ -7,6 +7,9 @@ import sys
 import tomllib
 from pathlib import Path
 
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.csv as pacsv  # type: ignore[import-untyped]
+import pyarrow.parquet as pq  # type: ignore[import-untyped]
 import pytest
 from typer.testing import CliRunner
 
@@ -136,6 +139,20 @@ def test_a_table_that_no_feature_uses_leaves_no_run_folder_either(tmp_path: Path
     assert (
         error.startswith("error: tables.City: no feature uses this table; the tables are ") and error.count("\n") == 1
     )
+
+
+@pytest.mark.parametrize("sparse", ["[user, {column: site, table: place}]", '["*"]'], ids=["named", "pattern"])
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_a_table_that_no_feature_uses_is_found_before_a_row_is_read(tmp_path: Path, suffix: str, sparse: str) -> None:
+    frame = pa.table({"click": ["neither 0 nor 1"], "user": ["a"], "site": ["b"]})  # converting it would be an error
+    pq.write_table(frame, tmp_path / "a.parquet")
+    pacsv.write_csv(frame, tmp_path / "a.csv")
+    data = f"data: {{train: [a.{suffix}], label: click, sparse: {sparse}}}"
+    (tmp_path / "job.yaml").write_text(f"tables: {{usr: {{dim: 8}}}}\n{data}\n")
+    code, _, error = invoke("train", str(tmp_path / "job.yaml"), "--run-dir", str(tmp_path / "run"))
+    tables = "user, site" if "*" in sparse else "user, place"
+    assert (code, error) == (2, f"error: tables.usr: no feature uses this table; the tables are {tables}\n")
+    assert not (tmp_path / ".shardkeep-cache").exists()
 
 
 @pytest.mark.parametrize(

@@ -117,7 +117,7 @@ def test_an_unknown_key_names_the_nearest_known_one(text: str, line: str) -> Non
         ("servers: two", ["servers", "'two'", "a whole number from 0 to 1,024"]),
         ("workers: 0", ["workers", "0 is not allowed", "a whole number from 1 to 1,024"]),
         ("name: a b", ["name", "'a b'", "letters, digits, dots"]),
-        ("servers: 0", ["workers", "2", "servers: 0", "allowed: 1"]),
+        ("{servers: 0, workers: 2}", ["workers", "2", "servers: 0", "allowed: 1"]),
         ("tower: {compile: maybe}", ["tower.compile", "'maybe'", "auto, on or off"]),
         ("tower: {optimizer: {name: sgd, eps: 1.0}}", ["tower.optimizer.eps: has no effect with name: sgd"]),
         ("tower: {optimizer: {name: adam, momentum: 0.9}}", ["momentum: has no effect with name: adam"]),
@@ -328,6 +328,7 @@ def test_files_of_tabs_have_tabs_between_fields() -> None:
         ("{servers: 0, workers: 1, consistency: {}}", "sync"),
         ("{servers: 0, workers: 1, consistency: bounded}", "bounded"),
         ("{servers: 0, workers: 1, consistency: {staleness: 1}}", "bounded"),
+        ("{servers: 0}", "sync"),
         ("{servers: 1}", "bounded"),
     ],
 )
@@ -335,6 +336,7 @@ def test_one_process_runs_sync_unless_told_otherwise(text: str, mode: str) -> No
     config = parse_config(text)
     assert config.consistency.mode == mode
     assert f"mode: {mode}" in config.to_yaml()
+    assert config.workers == (2 if config.servers else 1)
 
 
 def test_the_setting_is_blamed_whose_absence_helps() -> None:

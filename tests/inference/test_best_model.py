@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 import shardkeep
-from shardkeep.base.errors import ConfigError, DataError, UserError
+from shardkeep.base.errors import ConfigError, DataError, JobError, UserError
 from shardkeep.cli.main import app
 from shardkeep.inference.scoring import evaluate_run
 from shardkeep.run.reader import MetricsTail, RunReader
@@ -106,13 +106,29 @@ def test_test_data_are_scored_once_at_the_end_by_the_best_model(tmp_path: Path) 
     assert summary.to_dict()["test"] == found == evaluate_run(tmp_path / "run", which="best", split="test")
 
 
-def test_test_data_that_cannot_be_scored_leave_the_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_test_data_that_cannot_be_scored_leave_the_model_and_are_an_error(tmp_path: Path) -> None:
     job = job_of(tmp_path, early_stopping=None, epochs=1).model_dump(mode="json")
     bad = write_csv(tmp_path / "test.csv", [row | {"price": "cheap"} for row in click_rows(3)])
     job["data"]["test"] = [str(bad)]
-    summary = shardkeep.train(shardkeep.JobConfig.model_validate(job), run_dir=tmp_path / "run")
+    with pytest.raises(
+        JobError, match=r"the model is trained, but data.test is not scored: .*test.csv, row 1, column price"
+    ):
+        shardkeep.train(shardkeep.JobConfig.model_validate(job), run_dir=tmp_path / "run")
+    summary = shardkeep.Summary.model_validate(RunReader(tmp_path / "run").summary())
     assert summary.status == "completed" and summary.test is None
-    assert "not scored: " in capsys.readouterr().out
+    shardkeep.load(tmp_path / "run")
+
+
+def test_test_data_are_scored_in_a_folder_that_holds_another_package_of_the_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "shardkeep").mkdir()
+    (tmp_path / "shardkeep" / "__main__.py").write_text("raise SystemExit('error: not this one')")
+    monkeypatch.chdir(tmp_path)
+    job = job_of(tmp_path, early_stopping=None, epochs=1).model_dump(mode="json")
+    job["data"]["test"] = [str(write_csv(tmp_path / "test.csv", click_rows(200, seed=21)))]
+    summary = shardkeep.train(shardkeep.JobConfig.model_validate(job), run_dir=tmp_path / "run", quiet=True)
+    assert summary.test is not None and summary.test.samples == 200
 
 
 @pytest.mark.parametrize(

@@ -11,12 +11,14 @@ import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 import pytest
+from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 import shardkeep
 from shardkeep.base.errors import ConfigError, DataError, UserError
 from shardkeep.cli.main import app
 from shardkeep.inference.scoring import evaluate_run, predict_files
+from shardkeep.run.reader import MetricsTail
 from tests.support.click_files import COLUMNS, click_job, click_rows, write_csv
 
 
@@ -52,13 +54,83 @@ def test_a_job_learns_numbers_and_predicts_them(tmp_path: Path, loss: Any) -> No
     assert summary.eval.mse is not None and summary.eval.mse < 1.0 < np.var([-2, -1, 0, 1, 2])
     assert summary.eval.rmse == pytest.approx(summary.eval.mse**0.5)
     found = evaluate_run(tmp_path / "run")
-    assert found == {"step": summary.steps} | {key: found[key] for key in ("mse", "rmse", "mae", "samples", "unseen")}
-    assert found["mse"] == summary.eval.mse
+    errors = ("mse", "rmse", "mae")
+    keys = (*errors, "r2", "samples", "unseen", *(f"baseline_{name}" for name in errors))
+    assert found == {"step": summary.steps} | {key: summary.to_dict()["eval"][key] for key in keys}
+    assert 0.0 < found["r2"] < 1.0 and found["mse"] < found["baseline_mse"]
+    assert not any("worse than a constant" in text for text in phases(tmp_path / "run"))
     predict_files(tmp_path / "run", [data], tmp_path / "scores.csv")
     scores, labels = column(tmp_path / "scores.csv", "score"), column(data, "clicked")
     assert scores.min() < -0.5 and scores.max() > 1.0
     whole = evaluate_run(tmp_path / "run", files=[data])
     assert np.mean((scores - labels) ** 2) == pytest.approx(whole["mse"], rel=1e-4)
+
+
+def phases(run: Path) -> list[str]:
+    return [str(record.get("text")) for record in MetricsTail(run / "metrics.jsonl")]
+
+
+PLAYS = 27_000.0
+"""About the mean of `plays`."""
+
+
+def plays(folder: Path, count: int = 400) -> Path:
+    """Rows whose label is a number of milliseconds."""
+    rows, random = click_rows(count), np.random.default_rng(3)
+    for row in rows:
+        row["clicked"] = f"{PLAYS + 9_000 * random.normal():.0f}"
+    return write_csv(folder / "plays.csv", rows, COLUMNS)
+
+
+@pytest.mark.parametrize("model", ["dnn", "lr", "finalmlp"])
+def test_a_stock_model_of_numbers_begins_at_the_mean_of_the_training_labels(tmp_path: Path, model: str) -> None:
+    """So that it is no worse than that constant from the first step on."""
+    file = plays(tmp_path)
+    train = {"loss": "mse", "max_steps": 1, "batch_size": 32}
+    config = shardkeep.JobConfig.model_validate(click_job(file, model=model, tables={}) | {"train": train})
+    summary = shardkeep.train(config, run_dir=tmp_path / "run", quiet=True)
+    scores = summary.to_dict()["eval"]
+    assert scores["rmse"] == pytest.approx(scores["baseline_rmse"], rel=0.02)
+    predict_files(tmp_path / "run", [file], tmp_path / "scores.csv")
+    assert column(tmp_path / "scores.csv", "score").mean() == pytest.approx(PLAYS, rel=0.05)
+
+
+def test_a_model_that_loses_to_the_constant_mean_is_warned_of(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = job_of(plays(tmp_path), train={"loss": "mse", "epochs": 1}, tower={"optimizer": {"lr": 1e6}})
+    summary = shardkeep.train(config, run_dir=tmp_path / "run")
+    scores = summary.to_dict()["eval"]
+    assert scores["mse"] > scores["baseline_mse"] and scores["r2"] < 0
+    printed = capsys.readouterr().out
+    assert "warning: the model is worse than a constant, the mean of the training labels" in printed
+    assert f"(constant mean {scores['baseline_rmse']:.4f})" in printed
+
+
+def bias_of(run: Path) -> float:
+    newest = max((run / "checkpoints").glob("step-*"))
+    return float(load_file(newest / "tower" / "tower.safetensors")["/model/logit.bias"])
+
+
+def test_what_a_model_began_with_is_kept_on_resume_and_by_a_model_that_begins_with_it(tmp_path: Path) -> None:
+    """The bias is in the checkpoint: other data, with another mean, do not set it again."""
+    first, other = tmp_path / "first", tmp_path / "other"
+    first.mkdir(), other.mkdir()
+    settings: dict[str, Any] = {"train": {"loss": "mse", "max_steps": 1}}
+    shardkeep.train(job_of(plays(first), **settings), run_dir=tmp_path / "run", quiet=True)
+    begun = bias_of(tmp_path / "run")
+    assert begun == pytest.approx(PLAYS, rel=0.05)
+    of_others = job_of(ratings(other), **settings)
+    shardkeep.train(of_others, run_dir=tmp_path / "next", from_run=tmp_path / "run", quiet=True)
+    assert bias_of(tmp_path / "next") == pytest.approx(begun, abs=1.0)
+    shardkeep.resume(tmp_path / "run", overrides=["train.max_steps=2"], quiet=True)
+    assert bias_of(tmp_path / "run") == pytest.approx(begun, abs=1.0)
+
+
+def test_labels_of_0_and_1_have_no_constant_beside_them(tmp_path: Path) -> None:
+    config = job_of(write_csv(tmp_path / "a.csv", click_rows(200), COLUMNS), eval={"metrics": ["auc", "mse", "r2"]})
+    summary = shardkeep.train(config, run_dir=tmp_path / "run", quiet=True)
+    assert summary.eval is not None and summary.eval.r2 is not None and "baseline_mse" not in summary.to_dict()["eval"]
 
 
 def test_weights_of_one_change_no_bit_and_others_do(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ def test_a_job_whose_processes_are_gone_says_how_to_resume(tmp_path: Path) -> No
 
 
 def test_a_job_that_recovers_says_from_what(tmp_path: Path) -> None:
-    death = event(1, "server 1 ended: killed by SIGKILL", lost="server", lost_index=1, lost_pid=7)
+    death = event(1, "server 1 ended: killed by SIGKILL", lost="server", lost_index=1)
     found = only(processes.recovering, sight(tmp_path / "run", death, state="recovering"))
     assert found.text == "the job recovers: server 1 ended: killed by SIGKILL"
     assert not processes.recovering(sight(tmp_path / "run", death))

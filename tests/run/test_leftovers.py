@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from shardkeep.base.machine.pids import start_of
 from shardkeep.config import JobConfig
 from shardkeep.roles.recovery_folder import kept_for_recovery
 from shardkeep.run.folder import RunFolder
@@ -36,7 +37,9 @@ def run(tmp_path: Path, name: str, *, pid: int = NOBODY, pid_space: str | None =
     note_run(folder.path)
     note = folder.token_path.with_suffix(".run")
     facts = json.loads(note.read_text())
-    note.write_text(json.dumps(facts | {"pid": pid, "pid_space": pid_space or facts["pid_space"]}))
+    note.write_text(
+        json.dumps(facts | {"pid": pid, "started": start_of(pid), "pid_space": pid_space or facts["pid_space"]})
+    )
     kept_for_recovery(folder.path, "job", "server", 0)
     return folder
 
@@ -72,8 +75,8 @@ def test_the_token_of_a_run_folder_that_is_missing_goes_after_days_if_the_folder
 
 @pytest.fixture
 def role() -> Iterator[int]:
-    """A process that looks like one of shardkeep's; its pid."""
-    with subprocess.Popen([sys.executable, "-c", "input()", "shardkeep"], stdin=subprocess.PIPE) as process:
+    """Another process; its pid."""
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
         yield process.pid
 
 

@@ -9,11 +9,11 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 
+from shardkeep.base.machine.pids import start_of
 from shardkeep.config import JobConfig
-from shardkeep.ps.control.records import Member
+from shardkeep.ps.control.records import Member, Role
 from shardkeep.run.folder import RunFolder
 from shardkeep.run.processes import living
 
@@ -21,9 +21,7 @@ LOCAL = "127.0.0.1:7"
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
-    """Of a run; every process looks like one of shardkeep's."""
-    monkeypatch.setattr(psutil.Process, "cmdline", lambda _: ["shardkeep"])
+def folder(tmp_path: Path) -> RunFolder:
     return RunFolder.create(tmp_path / "run", JobConfig())
 
 
@@ -34,10 +32,14 @@ def role() -> Iterator[int]:
         yield process.pid
 
 
+def member(role: Role, pid: int, *, host: str = "127.0.0.1", started: str | None = None) -> Member:
+    return Member(role, 0, host, pid, start_of(pid) if started is None else started)
+
+
 @pytest.mark.parametrize("pid", [os.getpid(), os.getppid()], ids=["itself", "the one above"])
 def test_a_process_does_not_take_itself_for_a_leftover(folder: RunFolder, pid: int) -> None:
     folder.coordinator(LOCAL, pid=pid)
-    folder.members(1, [Member("server", 0, "127.0.0.1", pid), Member("worker", 0, "127.0.0.1", pid)])
+    folder.members(1, [member("server", pid), member("worker", pid)])
     assert living(folder) == []
 
 
@@ -47,8 +49,8 @@ def test_a_process_does_not_take_itself_for_a_leftover(folder: RunFolder, pid: i
 def test_a_member_is_there_only_if_its_host_is_this_machine(
     folder: RunFolder, role: int, host: str, there: bool
 ) -> None:
-    folder.members(1, [Member("server", 0, host, role)])
-    assert [member["pid"] for member in living(folder)] == ([role] if there else [])
+    folder.members(1, [member("server", role, host=host)])
+    assert [found["pid"] for found in living(folder)] == ([role] if there else [])
 
 
 @pytest.mark.parametrize(
@@ -59,7 +61,29 @@ def test_numbers_of_another_machine_or_container_name_no_process_here(
     folder: RunFolder, role: int, change: dict[str, str], there: bool
 ) -> None:
     folder.coordinator(LOCAL, pid=role)
-    folder.members(1, [Member("server", 0, "127.0.0.1", role)])
+    folder.members(1, [member("server", role)])
     path = folder.path / "coordinator.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
-    assert [member["role"] for member in living(folder)] == (["server", "coordinator"] if there else [])
+    assert [found["role"] for found in living(folder)] == (["server", "coordinator"] if there else [])
+
+
+def test_another_process_of_the_same_number_is_none_of_the_run_whatever_its_command(folder: RunFolder) -> None:
+    """As after a restart of the machine, or when the numbers have gone round."""
+    with subprocess.Popen([sys.executable, "-c", "input()", "shardkeep"], stdin=subprocess.PIPE) as process:
+        folder.coordinator(LOCAL, pid=process.pid)
+        folder.members(1, [member("server", process.pid), member("worker", process.pid)])
+        assert len(living(folder)) == 3
+        for name in ("coordinator.json", "members.json"):
+            path = folder.path / name
+            path.write_text(path.read_text().replace(start_of(process.pid), "1"))
+        assert living(folder) == []
+
+
+def test_a_process_is_known_by_its_number_and_start_until_it_has_ended() -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        assert start_of(process.pid) == start_of(process.pid) != ""
+        assert start_of(process.pid) != start_of(os.getpid())
+        process.kill()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        assert start_of(process.pid) == ""  # a zombie
+    assert start_of(process.pid) == ""

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from shardkeep.run.folder import NO_SUMMARY
-from shardkeep.run.screen import Screen, closing_rows, peak_memory, quality, step_parts
+from shardkeep.run.screen import Screen, closing_rows, metric_name, peak_memory, quality, step_parts
 from shardkeep.run.trend import TimeLeft, Trend, clock_text
 
 SUMMARY: dict[str, Any] = {
@@ -99,6 +99,22 @@ def test_the_closing_table_of_a_job_without_evaluation_shows_what_there_is() -> 
 
 def test_an_auc_of_one_class_is_shown_as_missing() -> None:
     assert quality({"auc": None, "logloss": 0.1}) == "AUC -  logloss 0.1000"
+
+
+def test_what_is_undefined_is_shown_with_its_note_and_nothing_else_is() -> None:
+    note = "all 9 labels are 0; AUC needs both classes"
+    scores = {"auc": None, "logloss": 0.1, "note": note}
+    assert quality(scores) == f"AUC -  logloss 0.1000  ({note})"
+    assert ("note", note) in closing_rows({"steps": 1, "samples": 9, "eval": scores}, Path("runs/a"))
+    assert quality({"accuracy": 1.0, "note": note}) == "accuracy 1.0000"
+    by_label = {"auc/a": None, "logloss/a": 0.1, "note/a": note, "auc/b": 0.75, "logloss/b": 0.5}
+    assert quality(by_label) == f"a: AUC -  logloss 0.1000  ({note})  b: AUC 0.7500  logloss 0.5000"
+
+
+def test_errors_stand_beside_those_of_the_constant_mean() -> None:
+    scores = {"mse": 4.0, "rmse": 2.0, "r2": 0.5, "baseline_mse": 9.0, "baseline_rmse": 3.0}
+    assert quality(scores) == "MSE 4.0000 (constant mean 9.0000)  RMSE 2.0000 (constant mean 3.0000)"
+    assert metric_name("baseline_mse/a") == "MSE/a of the constant mean"
 
 
 def test_the_quality_of_each_label_is_shown_by_its_name() -> None:

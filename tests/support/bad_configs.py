@@ -87,6 +87,12 @@ BAD = (
     Bad("no-suffix", "data: {train: adult.data}", "data.source: is missing, and 'adult.data' has no suffix"),
     Bad("import-of-nothing", "data: {source: ':f'}", "data.source"),
     Bad("import-of-a-relative", "model: '..a:F'", "model.name"),
+    Bad(
+        "synthetic-beside-files",
+        "data: {train: a.csv, synthetic: {zipf: 1.05}}",
+        "data.synthetic: has no effect beside",
+    ),
+    Bad("synthetic-override", "data: {train: a.csv}", "synthetic: has no effect", ("data.synthetic.num_dense=3",)),
     # settings
     Bad("below-text", "name: job", "--set name.first=1: name holds 'job', which has no keys", ("name.first=1",)),
     Bad("setting-without-value", "name: job", "--set seed: is not of the form a.b=value", ("seed",)),

@@ -94,11 +94,17 @@ def write_simulated_run(folder: Path, scene: Scene) -> Path:
     config = config_of(scene)
     (folder / "config.yaml").write_text(config.to_yaml())
     (folder / ".lock").touch()
+    _write_json(folder / "code.json", {"digests": {"shardkeep": "0123456789abcdef"}})
     _write_json(folder / "starts.json", [_start(scene)])
     if scene.state == "begun":
         return folder
     if scene.servers:
-        address = {"address": f"{scene.host}:41863", "pid": scene.coordinator_pid, "pid_space": "simulated pid:[1]"}
+        address = {
+            "address": f"{scene.host}:41863",
+            "pid": scene.coordinator_pid,
+            "started": "1",
+            "pid_space": "simulated pid:[1]",
+        }
         (folder / "coordinator.json").write_text(json.dumps(address) + "\n")
         (folder / "page.json").write_text(json.dumps({"address": f"{scene.host}:41864", "secure": False}) + "\n")
     if scene.state == "forming":
@@ -174,6 +180,7 @@ def _members(scene: Scene, generation: int) -> list[Record]:
             "pid": _pid(scene, role, index, generation),
             "port": 41863 if role == "coordinator" else None,
             "generation": generation,
+            **({} if role == "coordinator" else {"started": "1"}),
         }
         for role, index in rows
     ]
@@ -233,7 +240,7 @@ def _records(scene: Scene) -> Iterator[Record]:
 def _loss(scene: Scene, server: int) -> Iterator[Record]:
     """The records of a server's loss, and of the recovery if it is complete."""
     at, cause = scene.at(scene.lost_at), _cause(scene, server)
-    lost = {"lost": "server", "lost_index": server, "lost_pid": _pid(scene, "server", server, 1)}
+    lost = {"lost": "server", "lost_index": server}
     yield {"time": _time(at), "kind": "event", "text": cause, **lost, **COORDINATOR}
     yield {"time": _time(at), "kind": "event", "text": f"recovering: {cause}", **COORDINATOR}
     if scene.state == "recovering":

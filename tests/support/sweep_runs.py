@@ -14,6 +14,9 @@ from typing import Any
 
 import yaml
 
+from shardkeep.config import parse_config
+from shardkeep.run.code import code_of
+
 BASE: dict[str, Any] = {
     "name": "tiny",
     "servers": 1,
@@ -41,9 +44,12 @@ def write_run(
     value_bytes: int = 100_000,
     status: str = "completed",
     ages: dict[str, float] | None = None,
+    code_folder: Path | None = None,
 ) -> None:
     """A run folder with two evaluations, 1,000 samples in ten steps, and bytes in every class; `ages` of gradients."""
     folder.mkdir(parents=True)
+    digests = code_of(parse_config(config_yaml), code_folder)
+    (folder / "code.json").write_text(json.dumps({"digests": digests}))
     (folder / "config.yaml").write_text(config_yaml)
     counts = {
         "push": {"ids": 8000, "values": value_bytes, "framing": 500},
@@ -105,7 +111,9 @@ def main() -> int:
     config = yaml.safe_load(job.read_text())
     push = config["compression"]["push"]
     lost = 0.01 if push["values"] == "fp16" else 0.0
-    write_run(run, job.read_text(), auc=0.8 + 0.001 * config["seed"] - lost, value_bytes=BYTES[push["values"]])
+    score, size = 0.8 + 0.001 * config["seed"] - lost, BYTES[push["values"]]
+    code = Path(sys.argv[sys.argv.index("--code") + 1]) if "--code" in sys.argv else None
+    write_run(run, job.read_text(), auc=score, value_bytes=size, code_folder=code)
     return 0
 
 

@@ -23,7 +23,7 @@ from shardkeep.sweep.plan import load_sweep
 from shardkeep.sweep.results import Results, read_summary
 from shardkeep.sweep.sweep import sweep
 from tests.support.forked import started
-from tests.support.sweep_runs import write_run, write_sweep
+from tests.support.sweep_runs import BASE, write_run, write_sweep
 
 TRAIN = (sys.executable, "-m", "tests.support.sweep_runs")
 ROOT = Path(__file__).resolve().parents[2]
@@ -129,6 +129,64 @@ def test_another_base_in_the_same_folder_is_refused_and_named(sweeps: Sweeps) ->
     assert sweeps.rows() == before
 
 
+@pytest.mark.parametrize("edited", ["net.py", "parts/layers.py", "deep/__init__.py", "deep/sizes.py", "reader.py"])
+def test_runs_of_other_own_code_are_refused_and_the_file_is_named(sweeps: Sweeps, edited: str) -> None:
+    """The model and the source that the config names, and what they import."""
+    files = {
+        "net.py": "from parts.layers import WIDTH\nimport torch\n",
+        "parts/layers.py": "from deep import WIDTH\n",
+        "deep/__init__.py": "from .sizes import WIDTH\n",
+        "deep/sizes.py": "WIDTH = 3\n",
+        "reader.py": "def read(split): ...\n",
+        "plots.py": "# nothing that a run imports\n",
+    }
+    for name, text in files.items():
+        (sweeps.folder / name).parent.mkdir(exist_ok=True)
+        (sweeps.folder / name).write_text(text)
+    own = {"model.name": "net:Net", "data": {"source": "reader:read"}}
+    base = {**BASE, "data": {}}
+    sweeps.run(settings=own, base=base)
+    sweeps.started()
+    (sweeps.folder / "plots.py").write_text("# edited\n")
+    sweeps.run(settings=own, base=base)
+    assert "4 of 4 runs are done already" in sweeps.printed
+    (sweeps.folder / edited).write_text(files[edited] + "# edited\n")
+    with pytest.raises(
+        UserError, match=f"fp32-seed1 is done with another {edited} than there is now; give --out a new"
+    ):
+        start_again(sweeps.folder)
+    assert sweeps.started() == []
+
+
+@pytest.mark.parametrize(("before", "says"), [("0123", "another code of shardkeep: 0123, now "), (None, "9.9, now ")])
+def test_runs_of_other_code_of_shardkeep_are_refused_with_both_commits(
+    sweeps: Sweeps, before: str | None, says: str
+) -> None:
+    sweeps.run()
+    run = sweeps.out / "runs" / "fp32-seed1"
+    facts = json.loads((run / "code.json").read_text())
+    facts["digests"]["shardkeep"] = "of another commit"
+    (run / "code.json").write_text(json.dumps(facts))
+    summary = json.loads((run / "summary.json").read_text()) | {"commit": before, "versions": {"shardkeep": "9.9"}}
+    (run / "summary.json").write_text(json.dumps(summary))
+    with pytest.raises(UserError, match=f"fp32-seed1 is done with .*{says}"):
+        sweeps.run()
+    (run / "code.json").unlink()  # of an earlier version
+    with pytest.raises(UserError, match=f"fp32-seed1 is done with .*{says}"):
+        sweeps.run()
+
+
+def test_a_run_without_the_metric_that_decides_ends_the_sweep_with_its_cause(sweeps: Sweeps) -> None:
+    sweeps.run(seeds=[1])
+    path = sweeps.out / "runs" / "fp32-seed1" / "summary.json"
+    summary = json.loads(path.read_text()) | {
+        "eval": {"auc": None, "note": "all 9 labels are 0; AUC needs both classes"}
+    }
+    path.write_text(json.dumps(summary))
+    with pytest.raises(UserError, match="fp32-seed1 has no AUC, by which a sweep compares: all 9 labels are 0"):
+        sweeps.run()
+
+
 def test_a_sweep_on_made_data_may_be_moved(sweeps: Sweeps) -> None:
     sweeps.run()
     sweeps.started()
@@ -152,6 +210,14 @@ def test_a_folder_that_cannot_be_made_is_the_users_error(tmp_path: Path) -> None
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match=r"--out .*file/out: cannot be written"):
         sweep(load_sweep(write_sweep(tmp_path)), out=tmp_path / "file" / "out", console=Console(quiet=True))
+
+
+def start_again(folder: Path) -> None:
+    """The same sweep in another process: one reads code once. Raises UserError with what it printed."""
+    process = start(folder)
+    printed, _ = process.communicate(timeout=100)
+    if process.returncode == 2:
+        raise UserError(printed)
 
 
 def start(folder: Path) -> subprocess.Popen[str]:

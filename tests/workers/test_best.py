@@ -36,14 +36,38 @@ def best_of(*values: float | None, **settings: Any) -> Best:
         (best_of(0.6, 0.604, 0.604, min_delta=0.005), 10, True),
         (best_of(0.5, 0.4, 0.45, 0.41, metric="logloss"), 20, True),
         (best_of(0.5, 0.4, 0.45, metric="logloss", patience=1), 20, True),
-        (best_of(None, None, None), 10, True),
-        (best_of(None, 0.6, None), 20, False),
     ],
     ids=["none", "one", "one worse", "two worse", "better in between", "slowly better", "too slowly better", "less is "
-         "better", "patience of one", "undefined", "one undefined"],
+         "better", "patience of one"],
 )  # fmt: skip
 def test_the_best_evaluation_and_whether_the_job_ends(best: Best, step: int | None, ends: bool) -> None:
     assert (best.step, best.ends) == (step, ends)
+
+
+@pytest.mark.parametrize("label", ["", "/like"])
+@pytest.mark.parametrize("key", ["early_stopping", "plateau"])
+def test_a_watched_metric_that_is_undefined_is_an_error_at_once_that_names_it_and_the_cause(
+    key: str, label: str
+) -> None:
+    watched = {"metric": f"auc{label}"}
+    best = (
+        Best(EarlyStoppingConfig.model_validate(watched))
+        if key == "early_stopping"
+        else Best(None, PlateauConfig.model_validate(watched))
+    )
+    best.add(10, {f"auc{label}": 0.6, f"logloss{label}": None})
+    with pytest.raises(ConfigError) as caught:
+        best.add(1020, {f"auc{label}": None, f"note{label}": "all 9 labels are 0; AUC needs both classes"})
+    assert str(caught.value) == (
+        f"train.{key}.metric: auc{label} is undefined after 1,020 steps (all 9 labels are 0; AUC needs both classes); "
+        "allowed: another metric, or evaluation data that define it"
+    )
+
+
+def test_what_an_earlier_version_left_undefined_is_the_worst() -> None:
+    best = best_of()
+    best.load([[10, {"auc": None}], [20, {"auc": 0.6}], [30, {"auc": None}]])
+    assert (best.step, best.ends) == (20, False)
 
 
 def test_without_early_stopping_nothing_is_recorded() -> None:

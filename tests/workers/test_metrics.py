@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -130,6 +132,8 @@ def test_accuracy_precision_and_recall_are_those_of_torchmetrics(threshold):
 
 
 def test_errors_are_of_probabilities_or_of_values():
+    from torchmetrics.functional import r2_score
+
     logits, labels = drawn(500)
     p = 1 / (1 + np.exp(-logits.astype(np.float64)))
     for predictions, numbers in ((p, False), (logits.astype(np.float64), True)):
@@ -137,6 +141,10 @@ def test_errors_are_of_probabilities_or_of_values():
         assert found["mse"] == pytest.approx(np.mean((predictions - labels) ** 2))
         assert found["rmse"] == pytest.approx(found["mse"] ** 0.5)
         assert found["mae"] == pytest.approx(np.abs(predictions - labels).mean())
+        asked = replace(asked_for("mse", "r2", numbers=numbers), label_means=(0.25,) if numbers else ())
+        found = evaluate_predictions(logits, labels, asked=asked)
+        assert found["r2"] == pytest.approx(float(r2_score(torch.tensor(predictions), torch.tensor(labels))))
+    assert found["baseline_mse"] == pytest.approx(np.mean((0.25 - labels) ** 2)) and "baseline_r2" not in found
     assert "note" not in evaluate_predictions(logits, np.full(500, 2.5), asked=asked_for("mse", numbers=True))
 
 
@@ -170,6 +178,14 @@ def test_what_has_no_positives_has_no_precision_and_no_recall():
     found = evaluate_predictions(np.full(3, -9.0), np.zeros(3), asked=asked)
     assert (found["accuracy"], found["precision"], found["recall"], found["auc"]) == (1.0, None, None, None)
     assert found["note"] == "all 3 labels are 0; AUC needs both classes"
+
+
+def test_what_both_classes_leave_undefined_says_why_too():
+    labels, groups = np.array([0.0, 1.0, 1.0]), np.array([1, 2, 2])
+    found = evaluate_predictions(np.full(3, -9.0), labels, asked=asked_for("auc", "precision"))
+    assert found["precision"] is None and found["note"] == "no sample is predicted positive; precision needs one"
+    found = evaluate_predictions(np.full(3, -9.0), labels, groups, asked=asked_for("gauc"))
+    assert found["gauc"] is None and found["note"] == "no group has labels of both classes; GAUC needs one"
 
 
 def test_groups_of_all_workers_are_evaluated_together():

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -17,6 +18,7 @@ from shardkeep.workers.data.batch import Batch
 from shardkeep.workers.data.sample_inputs import sample_inputs
 from shardkeep.workers.data.schema import Schema
 
+MEAN_SAMPLES = 1 << 18
 Progress = Callable[[str, float], None]
 """Called with what is being done and the share that is done, in [0, 1]."""
 
@@ -83,6 +85,14 @@ class Data:
             if self.inputs is not None
             else sample_inputs(self.train.schema, self.train.gather(np.arange(1)))
         )
+
+    @cached_property
+    def label_means(self) -> tuple[float, ...]:
+        """The mean of each training label by the samples' weights. Reads up to `MEAN_SAMPLES`, spread over all."""
+        rows_N = np.linspace(0, len(self.train) - 1, min(len(self.train), MEAN_SAMPLES)).astype(np.int64)
+        batch = gathered(self.train, rows_N)
+        weights_N = batch.weight_B if batch.weight_B is not None and batch.weight_B.any() else None
+        return tuple(np.average(batch.label_BT.astype(np.float64), axis=0, weights=weights_N).tolist())
 
     def describe(self) -> str:
         """One line: how many samples, columns and features, and where from."""

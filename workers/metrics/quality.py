@@ -8,7 +8,7 @@ To add a metric, write a function of `Scored` and name it in `METRICS` and in th
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import MappingProxyType
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from shardkeep.base.arrays import Ints
 from shardkeep.workers.collectives.collective import Collective
-from shardkeep.workers.config import DEFAULT_METRICS, EvalConfig, LossConfig
+from shardkeep.workers.config import BASELINE, DEFAULT_METRICS, ERRORS, EvalConfig, LossConfig
 
 Floats = NDArray[np.floating[Any]]
 Weights = Floats | Ints
@@ -27,6 +27,12 @@ BUCKETS = 10
 """Buckets of `calibration_buckets`."""
 COUNTS = ("samples", "weights")
 """Keys beside the metrics: of several labels, they are of all."""
+_CAUSES = {
+    "precision": "no sample is predicted positive; precision needs one",
+    "r2": "all labels are equal; R2 needs different ones",
+    "gauc": "no group has labels of both classes; GAUC needs one",
+}
+"""Why a metric is undefined where the labels have both classes."""
 
 
 @dataclass(frozen=True)
@@ -38,17 +44,19 @@ class Asked:
         threshold: Probability from which a sample counts as predicted positive.
         group_by: The feature whose ids group the samples of `gauc`; None = no metric needs groups.
         numbers: Predictions are values, not logits.
+        label_means: Of the training labels that are numbers; () = not known.
     """
 
     metrics: tuple[str, ...] = DEFAULT_METRICS
     threshold: float = 0.5
     group_by: str | None = None
     numbers: bool = False
+    label_means: tuple[float, ...] = ()
 
     @classmethod
-    def by(cls, config: EvalConfig, loss: LossConfig) -> Asked:
+    def by(cls, config: EvalConfig, loss: LossConfig, label_means: Sequence[float] = ()) -> Asked:
         """What a job's config asks for."""
-        return cls(config.asked(loss), config.threshold, config.group_by, loss.of_numbers)
+        return cls(config.asked(loss), config.threshold, config.group_by, loss.of_numbers, tuple(label_means))
 
 
 @dataclass(frozen=True)
@@ -123,7 +131,8 @@ def evaluate_over_workers(
         return evaluate_predictions(logits, labels, groups, asked, weights)
     found: dict[str, Any] = {}
     for t, name in enumerate(names):
-        metrics = evaluate_predictions(logits[:, t], labels[:, t], groups, asked, weights)
+        own = replace(asked, label_means=asked.label_means[t : t + 1])
+        metrics = evaluate_predictions(logits[:, t], labels[:, t], groups, own, weights)
         found |= {key if key in COUNTS else f"{key}/{name}": value for key, value in metrics.items()}
     return found
 
@@ -139,8 +148,9 @@ def evaluate_predictions(
     or empty = all 1.
 
     Returns:
-        The metrics asked for, `samples`, and with weights their sum as `weights`. A metric that is not defined is None,
-        and `note` says why (no samples, one class only, no weight, predictions that are not finite).
+        The metrics asked for, with the errors of the constant mean where that is known, `samples`, and with weights
+        their sum as `weights`. A metric that is not defined is None, and `note` says why (no samples, one class only,
+        no weight, predictions that are not finite, ...).
     """
     asked = asked or Asked()
     groups_N = np.empty(0, np.int64) if groups_N is None else groups_N
@@ -161,6 +171,11 @@ def evaluate_predictions(
         result["note"] = note
     if weight_N.any() and np.isfinite(logits_N).all():
         result |= {name: METRICS[name](scored) for name in asked.metrics}
+        for mean in asked.label_means:
+            constant = replace(scored, output_N=np.full(len(labels_N), mean))
+            result |= {BASELINE + name: METRICS[name](constant) for name in asked.metrics if name in ERRORS}
+        causes = [_CAUSES[name] for name in asked.metrics if result[name] is None and name in _CAUSES]
+        result = {**({"note": causes[0]} if causes else {}), **result}
     return result
 
 
@@ -268,6 +283,18 @@ def _mse(scored: Scored) -> float:
     return scored.mean((scored.predictions - scored.label_N) ** 2)
 
 
+def loses_to_the_mean(metrics: Mapping[str, Any]) -> bool:
+    """Whether every error of an evaluation is above that of the constant mean."""
+    pairs = [(metrics[name], metrics[BASELINE + name]) for name in metrics if BASELINE + name in metrics]
+    return bool(pairs) and all(error > baseline for error, baseline in pairs)
+
+
+def _r2(scored: Scored) -> float | None:
+    """1 - the squared error / the variance of these labels (coefficient of determination)."""
+    spread = scored.mean((scored.label_N - scored.mean(scored.label_N)) ** 2)
+    return 1.0 - _mse(scored) / spread if spread else None
+
+
 def _buckets(scored: Scored) -> list[dict[str, float]]:
     """Samples in order of their prediction, in `BUCKETS` buckets of equal size: weighted mean prediction and label.
     Buckets of weight 0 are left out."""
@@ -297,6 +324,7 @@ METRICS: MappingProxyType[str, Callable[[Scored], Any]] = MappingProxyType(
         "mse": _mse,
         "rmse": lambda scored: math.sqrt(_mse(scored)),
         "mae": lambda scored: scored.mean(np.abs(scored.predictions - scored.label_N)),
+        "r2": _r2,
     }
 )
 """Each returns None where it is not defined."""

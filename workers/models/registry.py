@@ -105,6 +105,12 @@ def build_model(
         return MODELS[config.name](num_dense=num_dense, features=features, **arguments)
 
 
+def start_at(model: nn.Module, mean: float) -> None:
+    """Lets a model of `MODELS` that begins predict about `mean`, by the bias of its output."""
+    biases = ("logit.bias", "bias", "first.bias")
+    next(value for name, value in model.named_parameters() if name in biases).data.fill_(mean)
+
+
 def _refuse_too_wide(config: ModelConfig) -> None:
     """Raises UserError for one layer that this machine has no memory for: a system that promises more kills later."""
     for key in ("bottom", "top", "second_top"):

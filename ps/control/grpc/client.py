@@ -12,6 +12,7 @@ from dataclasses import replace
 from shardkeep.base.deadlines import Deadline
 from shardkeep.base.errors import JobError, ShardkeepError
 from shardkeep.base.log import EventLog
+from shardkeep.base.machine.pids import start_of
 from shardkeep.proto import control_pb2 as pb
 from shardkeep.ps.config import TableSpec
 from shardkeep.ps.control.grpc import wire
@@ -71,7 +72,7 @@ class ControlClient:
         protocol_version: int = PROTOCOL_VERSION,
         versions: Mapping[str, str] | None = None,
     ) -> None:
-        self.member = Member(role, index, advertise, os.getpid())
+        self.member = Member(role, index, advertise, os.getpid(), start_of(os.getpid()))
         self.lease_s = 0.0
         self.timeout_s = timeout_s
         self._patience_s = 0.0

@@ -28,11 +28,11 @@ from shardkeep.ps.control.records import (
 
 
 def member_to_pb(member: Member) -> pb.Member:
-    return pb.Member(role=member.role, index=member.index, host=member.host, pid=member.pid)
+    return pb.Member(role=member.role, index=member.index, host=member.host, pid=member.pid, started=member.started)
 
 
 def member_from_pb(message: pb.Member) -> Member:
-    return Member(cast(Role, message.role), message.index, message.host, message.pid)
+    return Member(cast(Role, message.role), message.index, message.host, message.pid, message.started)
 
 
 def hello_to_pb(hello: Hello) -> pb.RegisterRequest:

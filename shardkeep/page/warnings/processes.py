@@ -43,7 +43,7 @@ def recovering(sight: Sight) -> list[Warning]:
     """The job has no group at the moment."""
     if sight.state != "recovering":
         return []
-    why = next((str(e["text"]) for e in reversed(sight.records.events) if "lost" in e or "lost_pid" in e), "")
+    why = next((str(e["text"]) for e in reversed(sight.records.events) if "lost" in e), "")
     text = f"the job recovers: {why}" if why else "the job recovers from a lost process"
     return [Warning("warn", text, "Training resumes when all members are back.", "members")]
 

@@ -9,7 +9,7 @@ from shardkeep.base.errors import UserError
 from shardkeep.workers.model_config import MODELS as CONFIG_MODELS
 from shardkeep.workers.model_config import ModelConfig
 from shardkeep.workers.models.layers.interaction import DotInteraction
-from shardkeep.workers.models.registry import MODELS, build_model, row_dim
+from shardkeep.workers.models.registry import MODELS, build_model, row_dim, start_at
 
 FEATURES = {"a.b": 8, "type": 4, "keys": 16}  # names and dims that a ModuleDict would refuse
 NAMES = list(MODELS)
@@ -46,6 +46,16 @@ def test_a_model_gives_one_logit_a_sample_and_gradients_reach_all_parameters_and
     logits.square().sum().backward()
     for key, value in [*model.named_parameters(), *leaves.items()]:
         assert value.grad is not None and value.grad.abs().sum() > 0, key
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("num_dense", [5, 0], ids=["dense", "no dense"])
+def test_a_model_that_starts_at_a_mean_adds_it_to_every_output(name, num_dense):
+    model, (dense, leaves) = made(name, num_dense=num_dense).eval(), inputs(num_dense=num_dense, name=name)
+    start_at(model, 0.0)
+    before = model(dense, leaves)
+    start_at(model, 2.5)
+    torch.testing.assert_close(model(dense, leaves), before + 2.5)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -40,9 +40,13 @@ _log = EventLog("data")
 def open_csv(config: DataConfig, *, seed: int, progress: Progress | None) -> Data:
     """The source `csv`. Raises DataError for what is wrong with the files, ConfigError for the settings."""
     refuse(config, ("synthetic", "options"))
-    form = _form(config)
-    config = named_columns(config, lambda: form.names(first_file(config)))
+    form, config = _form(config), named_columns(config, lambda: header(config))
     return open_cached(config, layout_of(config), form.read, reading=form.reading(), seed=seed, progress=progress)
+
+
+def header(config: DataConfig) -> list[str]:
+    """Names of all columns of the first file."""
+    return _form(config).names(first_file(config))
 
 
 def _form(config: DataConfig) -> CsvForm:

@@ -26,14 +26,15 @@ BUFFER_BYTES = 1 << 20
 def open_parquet(config: DataConfig, *, seed: int, progress: Progress | None) -> Data:
     """The source `parquet`. Raises DataError for what is wrong with the files, ConfigError for the settings."""
     refuse(config, ("synthetic", "options", *DIALECT))
-    config = named_columns(config, lambda: parquet_names(first_file(config)))
+    config = named_columns(config, lambda: header(config))
     return open_cached(
         config, layout_of(config), read_parquet, reading={"form": "parquet"}, seed=seed, progress=progress
     )
 
 
-def parquet_names(path: Path) -> list[str]:
-    """Names of all columns of a file."""
+def header(config: DataConfig) -> list[str]:
+    """Names of all columns of the first file."""
+    path = first_file(config)
     try:
         return list(pq.read_schema(path).names)
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:

@@ -10,6 +10,8 @@ from typing import Protocol, cast
 
 from shardkeep.base.errors import ConfigError
 from shardkeep.workers.data.samples import Data, Dataset, Progress
+from shardkeep.workers.data.schema import Schema, features_of
+from shardkeep.workers.data.sources.column_patterns import named_columns
 from shardkeep.workers.data_config import DataConfig
 
 
@@ -42,6 +44,15 @@ def source_named(name: str) -> Source:
     return cast(Source, getattr(importlib.import_module(f"shardkeep.workers.data.sources.{module}"), function))
 
 
+def tables_of_files(config: DataConfig) -> tuple[str, ...]:
+    """The tables that features of csv or parquet files use, by the config and the header of the first file; () = known
+    when the source is opened. Raises DataError."""
+    if config.source not in ("csv", "parquet"):
+        return ()
+    module = importlib.import_module(f"shardkeep.workers.data.sources.{config.source}_files")
+    return Schema((), features_of(named_columns(config, lambda: module.header(config)).sparse)).tables()
+
+
 def check_present(config: DataConfig) -> None:
     """Raises ConfigError where the config names no data."""
     if not config.source:
@@ -67,4 +78,4 @@ def open_data(config: DataConfig, *, seed: int, progress: Progress | None = None
     return source_named(config.source)(config, seed=seed, progress=progress)
 
 
-__all__ = ["SOURCES", "Data", "Dataset", "Progress", "kernels_of_source", "open_data"]
+__all__ = ["SOURCES", "Data", "Dataset", "Progress", "kernels_of_source", "open_data", "tables_of_files"]

@@ -1,0 +1,86 @@
+"""Scalars of the YAML reader: the core schema of YAML 1.2; what YAML 1.1 reads as another number is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from shardkeep.base.errors import ConfigError
+from shardkeep.base.yaml_text import YamlError, read_yaml, write_yaml
+from shardkeep.config import parse_config
+
+VALUES: dict[str, Any] = {
+    "yes": "yes", "No": "No", "on": "on", "OFF": "OFF", "y": "y", "n": "n",
+    "true": True, "True": True, "FALSE": False, "~": None, "": None, "null": None, "none": "none",
+    "0": 0, "-7": -7, "+7": 7, "0o10": 8, "0x1F": 31,
+    "1e3": 1000.0, "1E-3": 0.001, "-1e+2": -100.0, "1.": 1.0, ".5": 0.5, "01.5": 1.5, ".inf": float("inf"),
+    "2026-01-02": "2026-01-02", "127.0.0.1:80": "127.0.0.1:80", "1:2:x": "1:2:x", "1e": "1e", "=": "=", "_1": "_1",
+    "'010'": "010", '"1:30"': "1:30", "'1e3'": "1e3",
+}  # fmt: skip
+AMBIGUOUS = {
+    "010": "010 is 8 in YAML 1.1 and 10 in YAML 1.2; write 8 or 10, or '010' in quotes for a text",
+    "-010": "-010 is -8 in YAML 1.1 and -10 in YAML 1.2; write -8 or -10, or '-010' in quotes for a text",
+    "08": "08 is text in YAML 1.1 and 8 in YAML 1.2; write 8, or '08' in quotes for a text",
+    "1_000": "1_000 is 1000 in YAML 1.1 and text in YAML 1.2; write 1000, or '1_000' in quotes for a text",
+    "1_0.5": "1_0.5 is 10.5 in YAML 1.1 and text in YAML 1.2; write 10.5, or '1_0.5' in quotes for a text",
+    "0b11": "0b11 is 3 in YAML 1.1 and text in YAML 1.2; write 3, or '0b11' in quotes for a text",
+    "1:30": "1:30 is 90 in YAML 1.1 and text in YAML 1.2; write 90, or '1:30' in quotes for a text",
+    "1:30.5": "1:30.5 is 90.5 in YAML 1.1 and text in YAML 1.2; write 90.5, or '1:30.5' in quotes for a text",
+}
+
+
+@pytest.mark.parametrize(("text", "value"), VALUES.items(), ids=lambda value: repr(value))
+def test_a_scalar_is_what_yaml_1_2_says(text: str, value: Any) -> None:
+    for found in (read_yaml(text), read_yaml(f"[{text or '~'}]")[0], next(iter(read_yaml(f"{text or '~'}: 1")))):
+        assert (type(found), found) == (type(value), value)
+
+
+@pytest.mark.parametrize(("text", "says"), AMBIGUOUS.items(), ids=AMBIGUOUS)
+def test_a_number_that_versions_read_differently_is_refused_by_name(text: str, says: str) -> None:
+    for line, document in ((1, text), (2, f"\n- {text}"), (1, f"{{a: {text}}}"), (1, f"{{{text} : 1}}")):
+        with pytest.raises(YamlError) as caught:
+            read_yaml(document)
+        assert str(caught.value) == f"line {line}: {says}"
+
+
+@pytest.mark.parametrize("text", ["!!bool yes", "!!int 1_000", "!!int 010", "!!float 1:30"])
+def test_a_tag_does_not_make_it_another_value(text: str) -> None:
+    with pytest.raises(YamlError, match=r"^line 1: '\S+' is not "):
+        read_yaml(text)
+
+
+@pytest.mark.parametrize("text", [text for text in (*VALUES, *AMBIGUOUS) if not text.startswith(("'", '"'))])
+def test_every_text_is_written_so_that_both_versions_read_it_as_text(text: str) -> None:
+    assert read_yaml(write_yaml({text: [text]})) == {text: [text]}
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("train: {epochs: yes}", "train.epochs: 'yes' is not allowed; allowed: a whole number"),
+        ("train: {epochs: true}", "train.epochs: true is not allowed; allowed: a whole number"),
+        ("model: {top: [true]}", "model.top.0: true is not allowed; allowed: a whole number"),
+        ("train: {clip_norm: true}", "train.clip_norm: true is not allowed; allowed: a number"),
+        ("train: {max_steps: true}", "train.max_steps: true is not allowed"),
+        ("tables: {t: {freeze: yes}}", "tables.t.freeze: 'yes' is not allowed; allowed: true or false"),
+        ("tables: {t: {freeze: 1}}", "tables.t.freeze: 1 is not allowed; allowed: true or false"),
+        ("tower: {compile: true}", "tower.compile: true is not allowed; allowed: auto, on or off"),
+        ("train: {batch_size: 010}", "line 1: 010 is 8 in YAML 1.1 and 10 in YAML 1.2"),
+    ],
+)
+def test_a_truth_value_is_no_number_and_a_word_no_truth_value(text: str, says: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_config(text)
+    assert says in str(caught.value)
+    key, _, value = text.replace(": {", ".").strip("}").partition(": ")
+    with pytest.raises(ConfigError) as caught:
+        parse_config("seed: 0", [f"{key}={value}"])
+    assert says in str(caught.value)
+
+
+def test_exponents_and_bare_words_are_what_they_look_like() -> None:
+    config = parse_config("{train: {batch_size: 1e3, clip_norm: 1e-2}, journal: off, tower: {compile: on, amp: off}}")
+    assert (config.train.batch_size, config.train.clip_norm) == (1000, 0.01)
+    assert (config.journal, config.tower.compile, config.tower.amp) == ("off", "on", "off")
+    assert parse_config(config.to_yaml()) == config
