@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
@@ -14,10 +13,11 @@ from shardkeep.base.errors import ConfigError, JobStopped, UserError
 from shardkeep.base.log import EventLog
 from shardkeep.compression.config import CompressionConfig
 from shardkeep.loop.ahead import Pending, PullsAhead, batches_with_rows
+from shardkeep.loop.at_exit import at_exit
 from shardkeep.loop.calls import bare_calls
 from shardkeep.loop.demands import IdsByTable
-from shardkeep.loop.joining import Joined, Tables, checked_tables, join, join_local, loop_config, member_of
-from shardkeep.loop.metering import checked_report
+from shardkeep.loop.joining import Joined, Registered, Tables, checked_tables, join, join_local, loop_config
+from shardkeep.loop.metering import LoopMeter, checked_report
 from shardkeep.ps.config import ConsistencyConfig, TableSpec
 from shardkeep.workers.embeddings.bags import Bag, Pooled
 from shardkeep.workers.embeddings.lookup import Lookup, check_lookups
@@ -25,9 +25,10 @@ from shardkeep.workers.summary import server_processes, state_digest, table_tota
 
 B = TypeVar("B")
 
-JOIN_S = 10.0
-"""Seconds that a coordinator started here gets to answer."""
-
+_NO_TABLES = (
+    "the client has no tables yet; allowed: connect(tables=[...]), client.declare([...]), or of a TorchRec model "
+    "shard(model, client) and connect(tables=tables_of(model))"
+)
 _log = EventLog("custom")
 
 
@@ -44,15 +45,26 @@ class EmbeddingClient:
     TransportError when a server does not answer in time, and JobError (MemberLost, JobStopped) when the job is over.
     """
 
-    def __init__(self, joined: Joined) -> None:
+    def __init__(self, place: Joined | Registered) -> None:
+        self._control = place.control
+        self._ending = place.ending
+        self._open = True
+        self._asks = False
+        self.num_trainers = place.num_trainers
+        self._meter: LoopMeter | None = None
+        self._undeclared: Registered | None = None
+        if self._control is not None:
+            self._ending.callback(at_exit(self._leave))
+        if isinstance(place, Joined):
+            self._enter(place)
+        else:
+            self._undeclared = place
+
+    def _enter(self, joined: Joined) -> None:
         self._rows = rows = joined.rows
         self._ledger = joined.ledger
         self._ending = joined.ending
         self._saving = joined.saving
-        self._control = joined.control
-        self._open = True
-        self._asks = False
-        self.num_trainers = joined.num_trainers
         self.page = joined.page
         """The address of the job's live page, with its token; None = there is none, or its run folder is not seen
         here."""
@@ -92,7 +104,6 @@ class EmbeddingClient:
         return cls(join_local(tables, loop_config(0, seed, consistency, compression)))
 
     @classmethod
-    @contextlib.contextmanager
     def serve(
         cls,
         tables: Tables,
@@ -105,14 +116,14 @@ class EmbeddingClient:
         restarts: int = 3,
         settings: Mapping[str, Any] | None = None,
         quiet: bool = False,
-    ) -> Iterator[EmbeddingClient]:
-        """Creates the tables in server processes on this machine, which run until the `with` block ends.
+    ) -> EmbeddingClient:
+        """Creates the tables in server processes on this machine, which run until the client is closed.
 
             with EmbeddingClient.serve([TableSpec(name="user", dim=16)], servers=2) as client: ...
 
-        At the end of the block, the servers apply all pushes and every process ends. The processes also end when the
-        block raises and when this process is killed. Nothing is saved. A server or the coordinator that dies is
-        replaced, with all rows: calls take some seconds longer, and in `sync` no bit changes.
+        At the end of the block, or by `close`, the servers apply all pushes and every process ends. The processes also
+        end when the block raises and when this process ends or is killed. Nothing is saved. A server or the coordinator
+        that dies is replaced, with all rows: calls take some seconds longer, and in `sync` no bit changes.
 
         Args:
             tables: Each with a name, a dim, an optimizer and an initializer.
@@ -129,19 +140,37 @@ class EmbeddingClient:
             UserError: A setting is wrong.
             JobError: A process died and was not replaced. The text names the process and the folder of its log.
         """
-        from shardkeep.loop.serve import CLOSE_S, say_addresses, server_processes
+        from shardkeep.loop.serve import join_served
 
         for name, given, least in (("servers", servers, 1), ("restarts", restarts, 0)):
             if given < least:
                 raise ConfigError(f"{name}: {given}; allowed: {least} or more")
         config = loop_config(servers, seed, consistency, compression, restarts, settings)
-        tables = checked_tables(tables, config)
-        with server_processes(config, tables, run_dir) as serving:
-            if not quiet:
-                say_addresses(config, serving.run)
-            with cls(join(member_of(serving.run, 0, JOIN_S), tables, JOIN_S)) as client:
-                yield client
-            serving.wait(CLOSE_S)
+        return cls(join_served(config, checked_tables(tables, config), run_dir, quiet=quiet))
+
+    def declare(self, tables: Tables) -> None:
+        """Declares the tables of a client of `connect` that has none yet; blocks until all members have joined.
+
+        All trainers call it with the same tables. Raises as `connect`."""
+        if self._undeclared is None:
+            raise UserError(f"declare: the client has its tables: {', '.join(self._rows.tables)}")
+        specs = checked_tables(tables)
+        self._open = False
+        self._enter(join(self._undeclared, specs))
+        self._open, self._undeclared = True, None
+
+    @property
+    def declared(self) -> bool:
+        """Whether the client has its tables; see `declare`."""
+        return self._undeclared is None
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Refuses what a client without tables does not know, such as its step."""
+            if name.startswith("__") or self.__dict__.get("_undeclared") is None:
+                raise AttributeError(f"EmbeddingClient has no attribute {name!r}")
+            raise UserError(_NO_TABLES)
 
     @property
     def stopping(self) -> bool:
@@ -161,7 +190,7 @@ class EmbeddingClient:
     @property
     def rank(self) -> int:
         """This trainer's index, from 0."""
-        return self._rows.rank
+        return 0 if self._control is None else self._control.member.index
 
     @property
     def num_servers(self) -> int:
@@ -337,6 +366,11 @@ class EmbeddingClient:
         with self._calls.apart():
             self._saving.save(Path(folder).absolute(), self.step, dense_state)
 
+    @property
+    def saved(self) -> bool:
+        """Whether this client has begun a checkpoint or a `save`."""
+        return self._saving.began
+
     def load(self, folder: str | Path) -> Any:
         """Resumes from the newest checkpoint in a folder, of any number of servers and trainers. All trainers call it
         before their first step. Returns the dense state. Once trainers were started again, it returns `dense_state`.
@@ -397,7 +431,7 @@ class EmbeddingClient:
     ) -> None:
         if not self._open:
             return
-        if error is not None:
+        if error is not None or self._undeclared is not None:
             self._open = False
             if self._meter is not None:
                 self._meter.end()
@@ -410,6 +444,9 @@ class EmbeddingClient:
                     self._close()
             finally:
                 self._open = False
+
+    def _leave(self, error: BaseException | None) -> None:
+        self.__exit__(None if error is None else type(error), error, None)
 
     def _close(self) -> None:
         """Waits until the servers have applied all pushes, and reports what the loop came to."""
@@ -448,6 +485,8 @@ class EmbeddingClient:
     def _check_open(self, call: str) -> None:
         if not self._open:
             raise UserError(f"{call}: the client is closed")
+        if self._undeclared is not None:
+            raise UserError(f"{call}: {_NO_TABLES}")
         if self._control is None:
             return
         if self._control.over.is_set() or (self._stop_requested and not self._asks):

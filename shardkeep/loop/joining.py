@@ -32,6 +32,7 @@ from shardkeep.ps.config import (
 from shardkeep.ps.control.grpc.client import ControlClient
 from shardkeep.ps.control.grpc.endpoint import Endpoint
 from shardkeep.ps.control.records import ANY_STEP
+from shardkeep.ps.rpc.group import in_group
 from shardkeep.ps.shard.table.capacity import check_capacities
 from shardkeep.ps.transport.lasting import LastingTransport
 from shardkeep.ps.transport.local import LocalTransport
@@ -79,6 +80,22 @@ class Seat(NamedTuple):
     coordinator: Endpoint
 
 
+class Registered(NamedTuple):
+    """A trainer that has its place in a job, and no tables yet. Closing `ending` leaves the job."""
+
+    seat: Seat
+    config: JobConfig
+    ending: contextlib.ExitStack
+
+    @property
+    def control(self) -> ControlClient:
+        return self.seat.control
+
+    @property
+    def num_trainers(self) -> int:
+        return self.config.workers
+
+
 def run_of(coordinator: str | Path | None) -> str | Path:
     """What `connect` was given, or the run folder that `shardkeep with` put into the environment. Raises UserError."""
     if coordinator is not None:
@@ -103,25 +120,38 @@ def member_of(
     return Seat(control, endpoint)
 
 
-def join(seat: Seat, specs: Sequence[TableSpec] | None, timeout_s: float, *, launched: bool = False) -> Joined:
-    """Registers with the coordinator and joins the group; blocks.
+def check_no_other() -> None:
+    """Raises UserError where another client of this process is in a job."""
+    if in_group():
+        raise UserError(
+            "another EmbeddingClient of this process is open, and torch has one RPC group a process; allowed: close() it "
+            "first, or EmbeddingClient.local"
+        )
 
-    Args:
-        specs: None = the tables of the job's config.
-        launched: A launcher numbers the trainers, and WORLD_SIZE must be their number.
-    """
-    control = seat.control
-    index, host = control.member.index, control.member.host
+
+def register(seat: Seat, timeout_s: float, *, launched: bool = False) -> Registered:
+    """Takes the trainer's place in the job; blocks until the coordinator answers.
+
+    `launched`: A launcher numbers the trainers, and WORLD_SIZE must be their number."""
+    check_no_other()
     with contextlib.ExitStack() as stack:
-        config = stack.enter_context(Membership(control, wait_s=timeout_s, restarted=_restarts_left()))
+        config = stack.enter_context(Membership(seat.control, wait_s=timeout_s, restarted=_restarts_left()))
         world = os.environ.get("WORLD_SIZE", "") if launched else ""
         if world.isdecimal() and int(world) != config.workers:
             raise UserError(
                 f"WORLD_SIZE is {world} and the job has {config.workers} trainers; allowed: `shardkeep with --trainers "
                 f"{world}`, or workers: {world} in the job's config"
             )
+        return Registered(seat, config, stack.pop_all())
+
+
+def join(registered: Registered, specs: Sequence[TableSpec]) -> Joined:
+    """Joins the group with these tables; blocks until all members have. Leaves the job where it fails."""
+    seat, config, ending = registered
+    control = seat.control
+    index, host = control.member.index, control.member.host
+    with ending as stack:
         load_kernels(needed_kernels(config, "client"))
-        specs = _tables_of(config) if specs is None else specs
         _check_together(specs, config)
         formation = control.join(specs)
         while index in formation.lacking:  # the others learn by it that they must start again, too
@@ -316,11 +346,9 @@ def _check_together(tables: Sequence[TableSpec], config: JobConfig) -> None:
         raise ConfigError(str(error)) from error
 
 
-def _tables_of(config: JobConfig) -> list[TableSpec]:
-    names = [name for name in config.tables if name != "default"]
-    if not names:
-        raise ConfigError("tables: the job's config names none; give them to connect(..., tables=[...])")
-    return [config.table(name) for name in names]
+def tables_of(config: JobConfig) -> list[TableSpec]:
+    """The tables that a job's config names."""
+    return [config.table(name) for name in config.tables if name != "default"]
 
 
 def metered(transport: Transport, traffic: Traffic) -> Transport:

@@ -67,6 +67,8 @@ class LoopCheckpoints:
         self._saves_when_stopped = False
         self._folder = folder
         self._writer: CheckpointWriter | None = None
+        self.began = False
+        """Whether a checkpoint was begun."""
 
     def checkpoint(self, step: int, dense_state: Any) -> None:
         """Begins the job's checkpoint; a thread of rank 0 writes it while training continues."""
@@ -142,7 +144,7 @@ class LoopCheckpoints:
 
     def _begin(self, writer: CheckpointWriter, folder: Path, step: int, dense_state: Any) -> None:
         """Blocks until every trainer has called it and the state of this step boundary is fixed."""
-        rank = self._rows.rank
+        rank, self.began = self._rows.rank, True
         state = _copied(dense_state) if not rank else ({}, {"value": None})
         writer.wait()
         self._rows.fence(step)

@@ -21,11 +21,13 @@ class Jagged:
         ids: Ids (N,), or rows (N, D).
         counts: Of each sample (B,), whole numbers.
         weights: Of each id (N,), None = none; or a function, as of `Bag`.
+        inverse: For each row of pooled output the sample that it repeats, from 0; None = one row a sample.
     """
 
     ids: torch.Tensor
     counts: torch.Tensor
     weights: torch.Tensor | Callable[[], torch.Tensor] | None = None
+    inverse: torch.Tensor | None = None
 
     def values(self) -> torch.Tensor:
         return self.ids
@@ -62,14 +64,36 @@ def jagged_of(features: Any, names: Sequence[str]) -> dict[str, Jagged]:
 
 
 def _of_keyed(features: Any) -> dict[str, Jagged]:
-    """Each key of a keyed jagged tensor: its lengths are those of all samples, key by key."""
+    """Each key of a keyed jagged tensor: its lengths are those of its samples, key by key."""
     keys = list(features.keys())
-    lengths = features.lengths().reshape(len(keys), -1) if keys else features.lengths()
-    sizes = lengths.sum(dim=1).tolist() if keys else []
-    weights = features.weights_or_none()
-    parts = features.values().split(sizes)
+    counts, values, weights = features.lengths().reshape(-1), features.values(), features.weights_or_none()
+    strides = features.stride_per_key() if keys and hasattr(features, "stride_per_key") else None
+    lengths = counts.split(strides or [counts.numel() // max(1, len(keys))] * len(keys)) if keys else ()
+    sizes = [int(each.sum()) for each in lengths]
+    if sum(sizes) != values.numel():
+        raise UserError(f"features: their lengths are those of {sum(sizes)} ids, and values has {values.numel()}")
     own: Sequence[torch.Tensor | None] = [None] * len(keys) if weights is None else weights.split(sizes)
-    return {key: Jagged(part, lengths[k], own[k]) for k, (key, part) in enumerate(zip(keys, parts, strict=True))}
+    inverse = _inverse_of(features, dict(zip(keys, lengths, strict=True)))
+    return {
+        key: Jagged(part, lengths[k], own[k], inverse.get(key))
+        for k, (key, part) in enumerate(zip(keys, values.split(sizes), strict=True))
+    }
+
+
+def _inverse_of(features: Any, lengths: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The `inverse_indices` of each key; empty where a keyed jagged tensor has none. Raises UserError."""
+    given = features.inverse_indices_or_none() if hasattr(features, "inverse_indices_or_none") else None
+    if given is None or not given[1].numel():
+        return {}
+    inverse = dict(zip(given[0], given[1], strict=True))
+    for key in lengths:
+        if key not in inverse:
+            raise UserError(f"feature {key}: inverse_indices has no such key; it has {', '.join(inverse)}")
+        least, most = (int(each) for each in inverse[key].aminmax())
+        if least < 0 or most >= lengths[key].numel():
+            found = f"inverse_indices from {least} to {most}"
+            raise UserError(f"feature {key}: {found} of {lengths[key].numel()} samples")
+    return inverse
 
 
 def _of_one(name: str, feature: Any) -> Jagged:

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from shardkeep.base.errors import CheckpointError, UserError
 from shardkeep.loop.client import EmbeddingClient
+
+if TYPE_CHECKING:
+    from shardkeep.torchrec.modules import OnServers
 
 TABLE = re.compile(r"(?:.*\.)?(?:embedding_bags|embeddings)\.([^.]+)\.weight")
 """The name of a table's weight in a state dict."""
@@ -42,14 +48,17 @@ def saved(model: nn.Module, path: Path) -> None:
     """As `shardkeep.torchrec.save`."""
     from shardkeep.torchrec.modules import OnServers
 
-    sharded = {name: module for name, module in model.named_modules() if isinstance(module, OnServers)}
+    sharded = [module for module in model.modules() if isinstance(module, OnServers)]
     if not sharded:
         raise UserError("save: no module of the model is on servers")
-    if any(module.client.rank for module in sharded.values()):
+    if any(module.client.rank for module in sharded):
         return
-    state = dict(model.state_dict())
-    for name, module in sharded.items():
-        state |= {f"{name}.{key}" if name else key: rows for key, rows in module.weights().items()}
+    parallel = [module for module in model.modules() if isinstance(module, DistributedDataParallel)]
+    with contextlib.ExitStack() as hooks:
+        for modules, hook in ((sharded, _add_rows), (parallel, _drop_prefix)):
+            for module in modules:
+                hooks.callback(module.register_state_dict_post_hook(hook).remove)
+        state = dict(model.state_dict())
     partial = path.with_name(f".{path.name}.partial")
     try:
         torch.save(state, partial)
@@ -57,6 +66,17 @@ def saved(model: nn.Module, path: Path) -> None:
     except (OSError, RuntimeError) as error:  # torch raises the second where there is no folder
         partial.unlink(missing_ok=True)
         raise CheckpointError(f"save: {path}: {getattr(error, 'strerror', None) or error}") from error
+
+
+def _add_rows(module: OnServers, state: dict[str, Any], prefix: str, _metadata: object) -> None:
+    state |= {f"{prefix}{key}": rows for key, rows in module.weights().items()}
+
+
+def _drop_prefix(_module: nn.Module, state: dict[str, Any], prefix: str, _metadata: object) -> None:
+    """Gives the parameters of a DistributedDataParallel the names that they have without it."""
+    begin = f"{prefix}module."
+    for name in [name for name in state if name.startswith(begin)]:
+        state[prefix + name.removeprefix(begin)] = state.pop(name)
 
 
 def _read(path: Path) -> Mapping[str, torch.Tensor]:
