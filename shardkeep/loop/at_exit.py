@@ -9,6 +9,8 @@ import atexit
 import os
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
 
 from shardkeep.base.errors import ShardkeepError
 from shardkeep.base.log import EventLog
@@ -16,8 +18,8 @@ from shardkeep.base.log import EventLog
 _log = EventLog("custom")
 
 
-def at_exit(close: Callable[[BaseException | None], None]) -> Callable[[], None]:
-    """Calls `close` when the interpreter ends, with the exception that ended the script. Returns what prevents that.
+def at_exit(client: AbstractContextManager[Any]) -> Callable[[], None]:
+    """Leaves `client` when the interpreter ends, with the exception that ended the script. Returns what prevents that.
 
     By `atexit`: Python joins the script's own threads before, and they may train."""
     owner = os.getpid()
@@ -26,10 +28,11 @@ def at_exit(close: Callable[[BaseException | None], None]) -> Callable[[], None]
         if os.getpid() != owner:  # a fork has no RPC threads
             return
         interactive = hasattr(sys, "ps1")  # the exception is that of an earlier input
+        error = None if interactive else getattr(sys, "last_value", None)
         try:
-            close(None if interactive else getattr(sys, "last_value", None))
-        except ShardkeepError as error:
-            _log.warning(f"the client that the script left open was not closed in order: {error}")
+            client.__exit__(error and type(error), error, None)
+        except ShardkeepError as problem:
+            _log.warning(f"the client that the script left open was not closed in order: {problem}")
 
     atexit.register(run)
     return lambda: atexit.unregister(run)

@@ -17,7 +17,7 @@ from shardkeep.loop.at_exit import at_exit
 from shardkeep.loop.calls import bare_calls
 from shardkeep.loop.demands import IdsByTable
 from shardkeep.loop.joining import Joined, Registered, Tables, checked_tables, join, join_local, loop_config
-from shardkeep.loop.metering import LoopMeter, checked_report
+from shardkeep.loop.metering import checked_report
 from shardkeep.ps.config import ConsistencyConfig, TableSpec
 from shardkeep.workers.embeddings.bags import Bag, Pooled
 from shardkeep.workers.embeddings.lookup import Lookup, check_lookups
@@ -25,10 +25,6 @@ from shardkeep.workers.summary import server_processes, state_digest, table_tota
 
 B = TypeVar("B")
 
-_NO_TABLES = (
-    "the client has no tables yet; allowed: connect(tables=[...]), client.declare([...]), or of a TorchRec model "
-    "shard(model, client) and connect(tables=tables_of(model))"
-)
 _log = EventLog("custom")
 
 
@@ -51,14 +47,13 @@ class EmbeddingClient:
         self._open = True
         self._asks = False
         self.num_trainers = place.num_trainers
-        self._meter: LoopMeter | None = None
-        self._undeclared: Registered | None = None
+        self.declared = isinstance(place, Joined)
+        """Whether the client has its tables; see `declare`."""
+        self._place = place
         if self._control is not None:
-            self._ending.callback(at_exit(self._leave))
+            self._ending.callback(at_exit(self))
         if isinstance(place, Joined):
             self._enter(place)
-        else:
-            self._undeclared = place
 
     def _enter(self, joined: Joined) -> None:
         self._rows = rows = joined.rows
@@ -80,6 +75,8 @@ class EmbeddingClient:
         """The loop's own state, of the checkpoint that it resumed from; None = there is none."""
         self.dropped_rows = 0
         """Number of row gradients that were not sent because they contain an infinity or a NaN."""
+        self.saved = False
+        """Whether the loop has called `checkpoint` or `save`."""
 
     @classmethod
     def local(
@@ -152,25 +149,22 @@ class EmbeddingClient:
         """Declares the tables of a client of `connect` that has none yet; blocks until all members have joined.
 
         All trainers call it with the same tables. Raises as `connect`."""
-        if self._undeclared is None:
+        if not isinstance(self._place, Registered):
             raise UserError(f"declare: the client has its tables: {', '.join(self._rows.tables)}")
         specs = checked_tables(tables)
         self._open = False
-        self._enter(join(self._undeclared, specs))
-        self._open, self._undeclared = True, None
-
-    @property
-    def declared(self) -> bool:
-        """Whether the client has its tables; see `declare`."""
-        return self._undeclared is None
+        self._place = joined = join(self._place, specs)
+        self._enter(joined)
+        self._open = self.declared = True
 
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
             """Refuses what a client without tables does not know, such as its step."""
-            if name.startswith("__") or self.__dict__.get("_undeclared") is None:
+            if name.startswith("__") or self.__dict__.get("declared", True):
                 raise AttributeError(f"EmbeddingClient has no attribute {name!r}")
-            raise UserError(_NO_TABLES)
+            torchrec = "of a TorchRec model shard(model, client), or connect(tables=tables_of(model))"
+            raise UserError(f"the client has no tables yet; allowed: connect(tables=[...]), client.declare, {torchrec}")
 
     @property
     def stopping(self) -> bool:
@@ -355,6 +349,7 @@ class EmbeddingClient:
         self._check_open("checkpoint")
         if step != self.step:
             raise UserError(f"checkpoint: step {step}; this client has done {self.step} steps")
+        self.saved = True
         with self._calls.apart():
             self._saving.checkpoint(step, dense_state)
 
@@ -363,17 +358,16 @@ class EmbeddingClient:
 
         Called and raises as `checkpoint`, and CheckpointError."""
         self._check_open("save")
+        self.saved = True
         with self._calls.apart():
             self._saving.save(Path(folder).absolute(), self.step, dense_state)
 
-    @property
-    def saved(self) -> bool:
-        """Whether this client has begun a checkpoint or a `save`."""
-        return self._saving.began
-
     def load(self, folder: str | Path) -> Any:
-        """Resumes from the newest checkpoint in a folder, of any number of servers and trainers. All trainers call it
-        before their first step. Returns the dense state. Once trainers were started again, it returns `dense_state`.
+        """Resumes from a checkpoint, of any number of servers and trainers. All trainers call it before their first
+        step. Returns the dense state. Once trainers were started again, it returns `dense_state`.
+
+        Args:
+            folder: The folder of a run, of its checkpoints, or of one of them, or what `save` wrote. The newest counts.
 
         Raises:
             UserError: There is none, or a step is done.
@@ -431,9 +425,9 @@ class EmbeddingClient:
     ) -> None:
         if not self._open:
             return
-        if error is not None or self._undeclared is not None:
+        if error is not None or not self.declared:
             self._open = False
-            if self._meter is not None:
+            if self.declared and self._meter is not None:
                 self._meter.end()
             self._ending.__exit__(kind, error, trace)
             return
@@ -444,9 +438,6 @@ class EmbeddingClient:
                     self._close()
             finally:
                 self._open = False
-
-    def _leave(self, error: BaseException | None) -> None:
-        self.__exit__(None if error is None else type(error), error, None)
 
     def _close(self) -> None:
         """Waits until the servers have applied all pushes, and reports what the loop came to."""
@@ -485,8 +476,6 @@ class EmbeddingClient:
     def _check_open(self, call: str) -> None:
         if not self._open:
             raise UserError(f"{call}: the client is closed")
-        if self._undeclared is not None:
-            raise UserError(f"{call}: {_NO_TABLES}")
         if self._control is None:
             return
         if self._control.over.is_set() or (self._stop_requested and not self._asks):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from shardkeep.loop.client import EmbeddingClient
-from shardkeep.loop.joining import Tables, checked_tables, join, member_of, register, run_of, tables_of
+from shardkeep.loop.joining import Tables, checked_tables, join, register, run_of, tables_of
 from shardkeep.ps.control.grpc.addresses import check_exposed
-from shardkeep.roles.place import index_of
+from shardkeep.roles.place import LAUNCHERS, index_of
 from shardkeep.run.trained import config_of
 
 
@@ -48,17 +49,11 @@ def connect(
     check_exposed("--advertise", advertise, accepted=insecure_data_plane)
     access = {"token_file": _path(token_file), "tls": _path(tls)}
     run = run_of(coordinator)
-    place = index_of(index, alone=lambda: _has_one_trainer(Path(run)))
-    registered = register(
-        member_of(run, place, timeout_s, advertise=advertise, **access), timeout_s, launched=index is None
-    )
+    lone = index is None and not any(map(os.environ.get, LAUNCHERS)) and (Path(run) / "config.yaml").is_file()
+    place = 0 if lone and config_of(Path(run)).workers == 1 else index_of(index)
+    registered = register(run, place, timeout_s, launched=index is None, advertise=advertise, **access)
     specs = tables_of(registered.config) if specs is None else specs
     return EmbeddingClient(join(registered, specs) if specs else registered)
-
-
-def _has_one_trainer(run: Path) -> bool:
-    """Whether the job of a run folder has; False where this process sees no such folder."""
-    return (run / "config.yaml").is_file() and config_of(run).workers == 1
 
 
 def _path(given: str | Path | None) -> Path | None:

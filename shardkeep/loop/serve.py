@@ -22,7 +22,7 @@ from shardkeep.launch.processes import JobProcesses
 from shardkeep.launch.replacing import Replacing
 from shardkeep.launch.role_starts import RoleStarts
 from shardkeep.launch.silence import watch_silence
-from shardkeep.loop.joining import Joined, check_no_other, join, member_of, register
+from shardkeep.loop.joining import Joined, check_no_other, join, register
 from shardkeep.page.of_job import page_line
 from shardkeep.ps.config import TableSpec
 from shardkeep.roles.kernel_needs import needed_kernels
@@ -84,7 +84,7 @@ def join_served(config: JobConfig, tables: Sequence[TableSpec], run_dir: str | P
         serving = stack.enter_context(server_processes(config, tables, run_dir))
         if not quiet:
             say_addresses(config, serving.run)
-        joined = join(register(member_of(serving.run, 0, JOIN_S), JOIN_S), tables)
+        joined = join(register(serving.run, 0, JOIN_S), tables)
 
         @stack.push
         def wait(kind: type[BaseException] | None, _error: object, _trace: object) -> None:

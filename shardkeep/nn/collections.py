@@ -42,8 +42,8 @@ class _WithoutRows(dict[str, Any]):
     def __reduce_ex__(self, _protocol: object) -> tuple[Any, ...]:
         if not self._client.saved:
             _log.warning(
-                "a state dict was written that has no rows, because they are on servers; client.checkpoint(step, state) "
-                "and client.save(DIR, state) write them, shardkeep.torchrec.save(model, FILE) those of a TorchRec model",
+                "a state dict without rows was written, because they are on servers; client.checkpoint and client.save "
+                "write them, and for a TorchRec model shardkeep.torchrec.save(model, FILE)",
                 once="no rows",
             )
         return OrderedDict, (), None, None, iter(self.items())
@@ -94,7 +94,7 @@ class _Collection(nn.Module):
         self._trains = not frozen.issuperset(self.features.values())
         self._push = StepPush.of(client, scale=scale, steps=steps)
         self._next = 0
-        self.register_state_dict_post_hook(_mark)
+        self.register_state_dict_post_hook(_mark)  # type: ignore[no-untyped-call]
 
     def prefetch(self, features: Any) -> Ahead:
         """Requests the rows of a later step, and returns at once; `forward` takes the result in place of the features.
@@ -173,6 +173,9 @@ class EmbeddingBagCollection(_Collection):
 
     def _wanted(self, inputs: Mapping[str, Jagged]) -> dict[str, Bag]:
         most = max((len(jagged.lengths()) for jagged in inputs.values() if jagged.inverse is not None), default=0)
+        for name, jagged in inputs.items():
+            if self.weighted and jagged.weights_or_none() is None:
+                raise UserError(f"feature {name}: has no weights, and the collection is weighted")
         return {
             name: Bag(
                 jagged.values(),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from shardkeep.base.errors import UserError
 
@@ -11,11 +11,8 @@ LAUNCHERS = ("RANK", "SLURM_PROCID", "JOB_COMPLETION_INDEX")
 """The variables of torchrun, Slurm and Kubernetes' indexed jobs, in the order in which they count."""
 
 
-def index_of(
-    index: int | None, environment: Mapping[str, str] = os.environ, *, alone: Callable[[], bool] = lambda: False
-) -> int:
-    """Returns `index`, the number in the first of `LAUNCHERS` that is set, or 0 for one that is `alone`. Raises
-    UserError.
+def index_of(index: int | None, environment: Mapping[str, str] = os.environ) -> int:
+    """Returns `index`, or the number in the first of `LAUNCHERS` that is set. Raises UserError.
 
     The number counts all processes of one launch. So start servers by one `srun` (or torchrun) and workers by another.
     """
@@ -26,6 +23,4 @@ def index_of(
             if not (text.isascii() and text.isdigit()):
                 raise UserError(f"{name}={text} is not a whole number from 0; set it to one, or give the index")
             return int(text)
-    if alone():
-        return 0
     raise UserError(f"no index: give it, or use a launcher that sets {', '.join(LAUNCHERS[:-1])} or {LAUNCHERS[-1]}")

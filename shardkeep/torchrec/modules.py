@@ -25,15 +25,7 @@ from shardkeep.loop.client import EmbeddingClient
 from shardkeep.nn.collections import Ahead
 from shardkeep.nn.jagged import Jagged, jagged_of
 from shardkeep.nn.push import Scale, StepPush
-from shardkeep.torchrec.configs import (
-    PROCESSED,
-    collections_of,
-    configs_of,
-    is_frozen,
-    optimizer_of,
-    specs_of,
-    weight_of,
-)
+from shardkeep.torchrec.configs import PROCESSED, collections_of, configs_of, is_frozen, optimizer_of, weight_of
 
 BLOCK = 65_536
 """Rows that `unshard` reads at once."""
@@ -117,12 +109,8 @@ class OnServers(ShardedModule, FusedOptimizerModule):  # type: ignore[misc]
     def input_dist(self, ctx: Any, features: Any) -> Any:
         """Requests the rows; does not wait for them."""
         given = jagged_of(features, list(dict.fromkeys(self._feature_of.values())))
-        self._check(given)
         inputs = {name: given[feature] for name, feature in self._feature_of.items()}
         return _Splits(self._inner.prefetch(inputs) if torch.is_grad_enabled() else inputs, ctx)
-
-    def _check(self, inputs: Mapping[str, Jagged]) -> None:
-        """Raises UserError for what a collection of TorchRec's does not take."""
 
     def output_dist(self, ctx: Any, output: Any) -> Any:
         return LazyNoWait(output)
@@ -162,11 +150,6 @@ class BagsOnServers(OnServers):
         self._weighted = bool(own.is_weighted())  # type: ignore[operator]
         return snn.EmbeddingBagCollection(client, table_of, pooling=pooling, weighted=self._weighted, **push)
 
-    def _check(self, inputs: Mapping[str, Jagged]) -> None:
-        for name, each in inputs.items():
-            if self._weighted and each.weights_or_none() is None:
-                raise UserError(f"feature {name}: has no weights, and the collection is weighted")
-
     def compute(self, ctx: Any, dist_input: Any) -> Any:
         rows = self._inner(dist_input[0])
         dims = [rows[name].shape[1] for name in self.names]
@@ -183,12 +166,9 @@ class _Processed:
     def __init__(self, features: Any, names: Sequence[str]) -> None:
         self.features = features
         self.weights: dict[str, torch.Tensor] = {}
-        given = jagged_of(features, names)
-        if any(each.inverse is not None for each in given.values()):
-            raise UserError("features: a collection with feature processors takes no inverse_indices")
         self.inputs = {
-            name: Jagged(each.values(), each.lengths(), partial(self.weights.__getitem__, name))
-            for name, each in given.items()
+            name: Jagged(each.values(), each.lengths(), partial(self.weights.__getitem__, name), each.inverse)
+            for name, each in jagged_of(features, names).items()
         }
 
 
@@ -271,9 +251,6 @@ def sharded(
     found = list(collections_of(model))
     if not found:
         raise UserError("the model holds no EmbeddingBagCollection and no EmbeddingCollection")
-    if not client.declared:
-        specs = [spec.model_copy(update={"name": tables.get(spec.name, spec.name)}) for spec in specs_of(model, None)]
-        client.declare(list({spec.name: spec for spec in specs}.values()))
     for _, own in found:
         _check_tables(own, client, tables)
     for name, own in found:

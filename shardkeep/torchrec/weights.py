@@ -7,7 +7,7 @@ import pickle
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -15,9 +15,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from shardkeep.base.errors import CheckpointError, UserError
 from shardkeep.loop.client import EmbeddingClient
-
-if TYPE_CHECKING:
-    from shardkeep.torchrec.modules import OnServers
 
 TABLE = re.compile(r"(?:.*\.)?(?:embedding_bags|embeddings)\.([^.]+)\.weight")
 """The name of a table's weight in a state dict."""
@@ -68,7 +65,7 @@ def saved(model: nn.Module, path: Path) -> None:
         raise CheckpointError(f"save: {path}: {getattr(error, 'strerror', None) or error}") from error
 
 
-def _add_rows(module: OnServers, state: dict[str, Any], prefix: str, _metadata: object) -> None:
+def _add_rows(module: Any, state: dict[str, Any], prefix: str, _metadata: object) -> None:
     state |= {f"{prefix}{key}": rows for key, rows in module.weights().items()}
 
 

@@ -133,11 +133,11 @@ REFUSED = {
     "strides without inverse": (lambda: kjt([2, 3, 2]), "different numbers of bags: .*allowed: the same of all"),
     "inverse of other keys": (
         lambda: kjt([2, 2, 2], INVERSE, names=["f1", "shared", "f2"]),
-        "feature f0: inverse_indices has no such key; it has f1, shared, f2",
+        "feature f0: inverse_indices has no such key; allowed: 0 to 1",
     ),
     "inverse beyond": (
         lambda: kjt([2, 2, 2], [[0, 2], [0, 1], [0, 1]]),
-        "feature f1: inverse_indices from 0 to 2 of 2 samples",
+        "feature f1: inverse_indices has 0 to 2; allowed: 0 to 1",
     ),
     "values too few": (lengths_of_others, "their lengths are those of 6 ids, and values has 5"),
 }
@@ -157,17 +157,25 @@ def test_a_weighted_collection_refuses_input_without_weights(both: Any) -> None:
         ours(kjt([2, 2, 2])).wait()
 
 
-def test_feature_processors_refuse_samples_that_repeat(both: Any) -> None:
-    from torchrec.modules.feature_processor_ import PositionWeightedModule
+@pytest.mark.parametrize("form", ["dict", "collection"])
+def test_feature_processors_see_each_sample_once(both: Any, form: str) -> None:
+    """TorchRec's own module drops inverse_indices, so the samples are repeated by hand."""
+    from torchrec.modules.feature_processor_ import PositionWeightedModule, PositionWeightedModuleCollection
     from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
 
     def made() -> Any:
-        processors = {name: PositionWeightedModule(max_feature_length=4) for name in KEYS}
+        if form == "collection":
+            processors: Any = PositionWeightedModuleCollection(dict.fromkeys(KEYS, 4))
+        else:
+            processors = {name: PositionWeightedModule(max_feature_length=4) for name in KEYS}
         return FeatureProcessedEmbeddingBagCollection(bags(weighted=True), processors)
 
-    _, ours = both(made)
-    with pytest.raises(UserError, match="a collection with feature processors takes no inverse_indices"):
-        ours(kjt([2, 2, 2], INVERSE)).wait()
+    plain, ours = both(made)
+    expected = plain(kjt([2, 2, 2])).to_dict()
+    found = ours(kjt([2, 2, 2], INVERSE)).wait().to_dict()
+    for key, rows in expected.items():
+        inverse = INVERSE[KEYS.index(key.split("@")[0])]
+        torch.testing.assert_close(found[key], rows[inverse])
 
 
 def test_our_own_modules_apply_inverse_indices(both: Any) -> None:
