@@ -43,6 +43,8 @@ def loaded(
 
 def saved(model: nn.Module, path: Path) -> None:
     """As `shardkeep.torchrec.save`."""
+    from torchrec.distributed.model_parallel import DistributedModelParallel, get_unwrapped_module
+
     from shardkeep.torchrec.modules import OnServers
 
     sharded = [module for module in model.modules() if isinstance(module, OnServers)]
@@ -50,11 +52,13 @@ def saved(model: nn.Module, path: Path) -> None:
         raise UserError("save: no module of the model is on servers")
     if any(module.client.rank for module in sharded):
         return
-    parallel = [module for module in model.modules() if isinstance(module, DistributedDataParallel)]
-    with contextlib.ExitStack() as hooks:
-        for modules, hook in ((sharded, _add_rows), (parallel, _drop_prefix)):
-            for module in modules:
-                hooks.callback(module.register_state_dict_post_hook(hook).remove)
+    with contextlib.ExitStack() as restoring:
+        for module in sharded:
+            restoring.callback(module.register_state_dict_post_hook(_add_rows).remove)
+        for module in model.modules():
+            if isinstance(module, (DistributedDataParallel, DistributedModelParallel)):  # without its part of the names
+                module.__dict__["state_dict"] = get_unwrapped_module(module).state_dict
+                restoring.callback(module.__dict__.pop, "state_dict")
         state = dict(model.state_dict())
     partial = path.with_name(f".{path.name}.partial")
     try:
@@ -67,13 +71,6 @@ def saved(model: nn.Module, path: Path) -> None:
 
 def _add_rows(module: Any, state: dict[str, Any], prefix: str, _metadata: object) -> None:
     state |= {f"{prefix}{key}": rows for key, rows in module.weights().items()}
-
-
-def _drop_prefix(_module: nn.Module, state: dict[str, Any], prefix: str, _metadata: object) -> None:
-    """Gives the parameters of a DistributedDataParallel the names that they have without it."""
-    begin = f"{prefix}module."
-    for name in [name for name in state if name.startswith(begin)]:
-        state[prefix + name.removeprefix(begin)] = state.pop(name)
 
 
 def _read(path: Path) -> Mapping[str, torch.Tensor]:
