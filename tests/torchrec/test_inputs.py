@@ -13,7 +13,7 @@ from shardkeep.nn import EmbeddingBagCollection
 from shardkeep.torchrec import load, shard, tables_of, unshard
 
 torchrec = pytest.importorskip("torchrec")
-pytestmark = [pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 ROWS, LR = 20, 0.1
 FEATURES = {"t0": ["f0", "shared"], "t1": ["f1"], "t2": ["shared"]}
 KEYS = ["f1", "shared", "f0"]  # in another order than the model's
