@@ -110,6 +110,7 @@ def load(
 
 def save(model: nn.Module, path: str | Path) -> None:
     """Writes the state dict that the model would have without `shard`, by `torch.save`, for TorchRec and PyTorch.
+    Names have no part of DistributedModelParallel or DistributedDataParallel.
 
     All trainers call it between the same two steps; the first one writes. Holds all rows in memory meanwhile. Raises
     CheckpointError where the file cannot be written."""

@@ -53,8 +53,8 @@ def saved(model: nn.Module, path: Path) -> None:
     if any(module.client.rank for module in sharded):
         return
     with contextlib.ExitStack() as restoring:
-        for module in sharded:
-            restoring.callback(module.register_state_dict_post_hook(_add_rows).remove)
+        for own in sharded:
+            restoring.callback(own.register_state_dict_post_hook(_add_rows).remove)
         for module in model.modules():
             if isinstance(module, (DistributedDataParallel, DistributedModelParallel)):  # without its part of the names
                 module.__dict__["state_dict"] = get_unwrapped_module(module).state_dict
