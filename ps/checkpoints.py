@@ -289,6 +289,18 @@ class Checkpoints:
             shutil.rmtree(doomed, ignore_errors=True)
 
 
+def checkpoint_in(path: Path) -> Checkpoint | None:
+    """The newest complete checkpoint of a folder of checkpoints, or the one whose folder this is; None when there is
+    none. Raises CheckpointError when it is damaged, or another one of its step counts."""
+    named = _NAME.fullmatch(path.name)
+    if named is None or not (path / _MANIFEST).is_file():
+        return Checkpoints(path).latest()
+    found = Checkpoints(path.parent).load(int(named[1]))
+    if found.folder != path:
+        raise CheckpointError(f"{path}: does not count, because step {found.step} was written again: {found.folder}")
+    return found
+
+
 def unknown_format(path: Path, number: object, newest: int) -> CheckpointError:
     """The error for a file or folder of a format that this version does not know."""
     known = f"1 to {newest}" if newest > 1 else "1"

@@ -154,10 +154,15 @@ class RpcGroup:
         """Leaves the group without waiting for other members. Calls in flight raise TransportError. Idempotent."""
         handlers.pop(self._name, None)
         listen_filters.pop(self._name, None)
-        if self._open and rpc._is_current_rpc_agent_set():  # type: ignore[attr-defined]
+        if self._open and in_group():
             with in_flight.retained(), _without_native_warnings():
                 rpc.shutdown(graceful=False)
         self._open = False  # the process may have joined another generation, whose agent must live on
+
+
+def in_group() -> bool:
+    """Whether this process is in a group. torch has one per process."""
+    return bool(rpc._is_current_rpc_agent_set())  # type: ignore[attr-defined]
 
 
 def interface_of(host: str) -> str:

@@ -247,8 +247,9 @@ def _with_data(run: Path, which: Which, split: Split, told: Told) -> tuple[Train
         raise UserError(f"{run}: an export has no data of its own; allowed: --data FILE")
     config = config_of(run)
     checkpoint = checkpoint_of(config, run, which)
+    inputs = inputs_of(checkpoint)
     data: Data = open_data(config.data, seed=config.seed, progress=told)
     dataset = data.eval if split == "eval" else data.train
     if dataset is None:
         raise UserError(f"{run}: the job has no evaluation data; allowed: --data FILE, or --split train")
-    return trained_of_checkpoint(config, checkpoint, data.train.schema, inputs_of(checkpoint)), dataset
+    return trained_of_checkpoint(config, checkpoint, data.train.schema, inputs), dataset

@@ -205,7 +205,12 @@ def needed_inputs(config: JobConfig, checkpoint: Checkpoint) -> Inputs:
 
 def inputs_of(checkpoint: Checkpoint) -> Inputs | None:
     """How raw columns become inputs; None = not known: the source has none, or an earlier version wrote the checkpoint.
-    Raises CheckpointError."""
+    Raises CheckpointError, and ConfigError for a loop of the user's own."""
+    if checkpoint.facts.get("loop"):
+        raise ConfigError(
+            f"{checkpoint.folder}: is of a loop of your own, and only that has the dense model; allowed: client.load, "
+            "`shardkeep tables`, and in the loop shardkeep.torchrec.save(model.module, FILE) for PyTorch"
+        )
     record = checkpoint.facts.get("inputs")
     try:
         return None if record is None else Inputs.of_json(record)

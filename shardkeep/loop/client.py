@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
@@ -14,9 +13,10 @@ from shardkeep.base.errors import ConfigError, JobStopped, UserError
 from shardkeep.base.log import EventLog
 from shardkeep.compression.config import CompressionConfig
 from shardkeep.loop.ahead import Pending, PullsAhead, batches_with_rows
+from shardkeep.loop.at_exit import at_exit
 from shardkeep.loop.calls import bare_calls
 from shardkeep.loop.demands import IdsByTable
-from shardkeep.loop.joining import Joined, Tables, checked_tables, join, join_local, loop_config, member_of
+from shardkeep.loop.joining import Joined, Registered, Tables, checked_tables, join, join_local, loop_config
 from shardkeep.loop.metering import checked_report
 from shardkeep.ps.client.request import Request
 from shardkeep.ps.client.row_client import Pull
@@ -27,9 +27,6 @@ from shardkeep.workers.embeddings.lookup import Lookup, check_lookups
 from shardkeep.workers.summary import server_processes, state_digest, table_totals, worker_process
 
 B = TypeVar("B")
-
-JOIN_S = 10.0
-"""Seconds that a coordinator started here gets to answer."""
 
 _log = EventLog("custom")
 
@@ -47,15 +44,25 @@ class EmbeddingClient:
     TransportError when a server does not answer in time, and JobError (MemberLost, JobStopped) when the job is over.
     """
 
-    def __init__(self, joined: Joined) -> None:
+    def __init__(self, place: Joined | Registered) -> None:
+        self._control = place.control
+        self._ending = place.ending
+        self._open = True
+        self._asks = False
+        self.num_trainers = place.num_trainers
+        self.declared = isinstance(place, Joined)
+        """Whether the client has its tables; see `declare`."""
+        self._place = place
+        if self._control is not None:
+            self._ending.callback(at_exit(self))
+        if isinstance(place, Joined):
+            self._enter(place)
+
+    def _enter(self, joined: Joined) -> None:
         self._rows = rows = joined.rows
         self._ledger = joined.ledger
         self._ending = joined.ending
         self._saving = joined.saving
-        self._control = joined.control
-        self._open = True
-        self._asks = False
-        self.num_trainers = joined.num_trainers
         self.page = joined.page
         """The address of the job's live page, with its token; None = there is none, or its run folder is not seen
         here."""
@@ -71,6 +78,8 @@ class EmbeddingClient:
         """The loop's own state, of the checkpoint that it resumed from; None = there is none."""
         self.dropped_rows = 0
         """Number of row gradients that were not sent because they contain an infinity or a NaN."""
+        self.saved = False
+        """Whether the loop has called `checkpoint` or `save`."""
 
     @classmethod
     def local(
@@ -95,7 +104,6 @@ class EmbeddingClient:
         return cls(join_local(tables, loop_config(0, seed, consistency, compression)))
 
     @classmethod
-    @contextlib.contextmanager
     def serve(
         cls,
         tables: Tables,
@@ -108,14 +116,14 @@ class EmbeddingClient:
         restarts: int = 3,
         settings: Mapping[str, Any] | None = None,
         quiet: bool = False,
-    ) -> Iterator[EmbeddingClient]:
-        """Creates the tables in server processes on this machine, which run until the `with` block ends.
+    ) -> EmbeddingClient:
+        """Creates the tables in server processes on this machine, which run until the client is closed.
 
             with EmbeddingClient.serve([TableSpec(name="user", dim=16)], servers=2) as client: ...
 
-        At the end of the block, the servers apply all pushes and every process ends. The processes also end when the
-        block raises and when this process is killed. Nothing is saved. A server or the coordinator that dies is
-        replaced, with all rows: calls take some seconds longer, and in `sync` no bit changes.
+        At the end of the block, or by `close`, the servers apply all pushes and every process ends. The processes also
+        end when the block raises and when this process ends or is killed. Nothing is saved. A server or the coordinator
+        that dies is replaced, with all rows: calls take some seconds longer, and in `sync` no bit changes.
 
         Args:
             tables: Each with a name, a dim, an optimizer and an initializer.
@@ -132,19 +140,34 @@ class EmbeddingClient:
             UserError: A setting is wrong.
             JobError: A process died and was not replaced. The text names the process and the folder of its log.
         """
-        from shardkeep.loop.serve import CLOSE_S, say_addresses, server_processes
+        from shardkeep.loop.serve import join_served
 
         for name, given, least in (("servers", servers, 1), ("restarts", restarts, 0)):
             if given < least:
                 raise ConfigError(f"{name}: {given}; allowed: {least} or more")
         config = loop_config(servers, seed, consistency, compression, restarts, settings)
-        tables = checked_tables(tables, config)
-        with server_processes(config, tables, run_dir) as serving:
-            if not quiet:
-                say_addresses(config, serving.run)
-            with cls(join(member_of(serving.run, 0, JOIN_S), tables, JOIN_S)) as client:
-                yield client
-            serving.wait(CLOSE_S)
+        return cls(join_served(config, checked_tables(tables, config), run_dir, quiet=quiet))
+
+    def declare(self, tables: Tables) -> None:
+        """Declares the tables of a client of `connect` that has none yet; blocks until all members have joined.
+
+        All trainers call it with the same tables. Raises as `connect`."""
+        if not isinstance(self._place, Registered):
+            raise UserError(f"declare: the client has its tables: {', '.join(self._rows.tables)}")
+        specs = checked_tables(tables)
+        self._open = False
+        self._place = joined = join(self._place, specs)
+        self._enter(joined)
+        self._open = self.declared = True
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Refuses what a client without tables does not know, such as its step."""
+            if name.startswith("__") or self.__dict__.get("declared", True):
+                raise AttributeError(f"EmbeddingClient has no attribute {name!r}")
+            torchrec = "of a TorchRec model shard(model, client), or connect(tables=tables_of(model))"
+            raise UserError(f"the client has no tables yet; allowed: connect(tables=[...]), client.declare, {torchrec}")
 
     @property
     def stopping(self) -> bool:
@@ -164,7 +187,7 @@ class EmbeddingClient:
     @property
     def rank(self) -> int:
         """This trainer's index, from 0."""
-        return self._rows.rank
+        return 0 if self._control is None else self._control.member.index
 
     @property
     def num_servers(self) -> int:
@@ -334,6 +357,7 @@ class EmbeddingClient:
         self._check_open("checkpoint")
         if step != self.step:
             raise UserError(f"checkpoint: step {step}; this client has done {self.step} steps")
+        self.saved = True
         with self._calls.apart():
             self._saving.checkpoint(step, dense_state)
 
@@ -342,12 +366,16 @@ class EmbeddingClient:
 
         Called and raises as `checkpoint`, and CheckpointError."""
         self._check_open("save")
+        self.saved = True
         with self._calls.apart():
             self._saving.save(Path(folder).absolute(), self.step, dense_state)
 
     def load(self, folder: str | Path) -> Any:
-        """Resumes from the newest checkpoint in a folder, of any number of servers and trainers. All trainers call it
-        before their first step. Returns the dense state. Once trainers were started again, it returns `dense_state`.
+        """Resumes from a checkpoint, of any number of servers and trainers. All trainers call it before their first
+        step. Returns the dense state. Once trainers were started again, it returns `dense_state`.
+
+        Args:
+            folder: The folder of a run, of its checkpoints, or of one of them, or what `save` wrote. The newest counts.
 
         Raises:
             UserError: There is none, or a step is done.
@@ -405,9 +433,9 @@ class EmbeddingClient:
     ) -> None:
         if not self._open:
             return
-        if error is not None:
+        if error is not None or not self.declared:
             self._open = False
-            if self._meter is not None:
+            if self.declared and self._meter is not None:
                 self._meter.end()
             self._ending.__exit__(kind, error, trace)
             return

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from shardkeep.loop.client import EmbeddingClient
-from shardkeep.loop.joining import Tables, checked_tables, join, member_of, run_of
+from shardkeep.loop.joining import Tables, checked_tables, join, register, run_of, tables_of
 from shardkeep.ps.control.grpc.addresses import check_exposed
-from shardkeep.roles.place import index_of
+from shardkeep.roles.place import LAUNCHERS, index_of
+from shardkeep.run.trained import config_of
 
 
 def connect(
@@ -29,8 +31,9 @@ def connect(
         coordinator: The run folder, if this process can read it; or HOST:PORT, with `token_file`; None = the run
             folder in SHARDKEEP_RUN, which `shardkeep with` sets.
         index: The number of this trainer, from 0 to `workers` - 1 of the job's config; None = the first of RANK,
-            SLURM_PROCID and JOB_COMPLETION_INDEX that is set.
-        tables: The tables, the same in every trainer; None = the named `tables` of the job's config.
+            SLURM_PROCID and JOB_COMPLETION_INDEX that is set, or 0 where the run folder's job has one trainer.
+        tables: The tables, the same in every trainer; None = the named `tables` of the job's config. Where that names
+            none, `client.declare` and `shardkeep.torchrec.shard` declare them, and they block in place of this call.
         advertise: Address of this machine for the other members.
         token_file: File with the job's token, readable only by its owner; None = your token for the run folder.
         tls: Folder with ca.pem, cert.pem and key.pem, if the coordinator uses TLS; None = no TLS.
@@ -45,8 +48,12 @@ def connect(
     specs = None if tables is None else checked_tables(tables)
     check_exposed("--advertise", advertise, accepted=insecure_data_plane)
     access = {"token_file": _path(token_file), "tls": _path(tls)}
-    seat = member_of(run_of(coordinator), index_of(index), timeout_s, advertise=advertise, **access)
-    return EmbeddingClient(join(seat, specs, timeout_s, launched=index is None))
+    run = run_of(coordinator)
+    lone = index is None and not any(map(os.environ.get, LAUNCHERS)) and (Path(run) / "config.yaml").is_file()
+    place = 0 if lone and config_of(Path(run)).workers == 1 else index_of(index)
+    registered = register(run, place, timeout_s, launched=index is None, advertise=advertise, **access)
+    specs = tables_of(registered.config) if specs is None else specs
+    return EmbeddingClient(join(registered, specs) if specs else registered)
 
 
 def _path(given: str | Path | None) -> Path | None:

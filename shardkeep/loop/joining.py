@@ -32,6 +32,7 @@ from shardkeep.ps.config import (
 from shardkeep.ps.control.grpc.client import ControlClient
 from shardkeep.ps.control.grpc.endpoint import Endpoint
 from shardkeep.ps.control.records import ANY_STEP
+from shardkeep.ps.rpc.group import in_group
 from shardkeep.ps.shard.table.capacity import check_capacities
 from shardkeep.ps.transport.lasting import LastingTransport
 from shardkeep.ps.transport.local import LocalTransport
@@ -72,11 +73,14 @@ class Joined(NamedTuple):
     """The address of the job's page; None = it has none, or this process does not see the run folder."""
 
 
-class Seat(NamedTuple):
-    """A trainer's connection to the coordinator that it was sent to."""
+class Registered(NamedTuple):
+    """A trainer that has its place in a job, and no tables yet. Closing `ending` leaves the job."""
 
     control: ControlClient
     coordinator: Endpoint
+    config: JobConfig
+    ending: contextlib.ExitStack
+    num_trainers: int
 
 
 def run_of(coordinator: str | Path | None) -> str | Path:
@@ -88,30 +92,29 @@ def run_of(coordinator: str | Path | None) -> str | Path:
     raise UserError("connect: no run; start the script with `shardkeep with -- COMMAND`, or give connect(RUN)")
 
 
-def member_of(
+def check_no_other() -> None:
+    """Raises UserError where another client of this process is in a job."""
+    if in_group():
+        why = "another EmbeddingClient of this process is open, and torch has one RPC group a process"
+        raise UserError(f"{why}; allowed: close() it first, or EmbeddingClient.local")
+
+
+def register(
     run: str | Path,
     index: int,
     timeout_s: float,
     *,
+    launched: bool = False,
     advertise: str = "127.0.0.1",
     token_file: Path | None = None,
     tls: Path | None = None,
-) -> Seat:
-    """Returns the connection of trainer `index` to the coordinator. Arguments and errors: see `connect`."""
+) -> Registered:
+    """Takes the place of trainer `index`; blocks until the coordinator answers. Arguments and errors: see `connect`.
+
+    `launched`: A launcher numbers the trainers, and WORLD_SIZE must be their number."""
+    check_no_other()
     endpoint = endpoint_of(str(run), token_file=token_file, tls=tls)
     control = ControlClient(endpoint, role="worker", index=index, advertise=advertise, timeout_s=timeout_s)
-    return Seat(control, endpoint)
-
-
-def join(seat: Seat, specs: Sequence[TableSpec] | None, timeout_s: float, *, launched: bool = False) -> Joined:
-    """Registers with the coordinator and joins the group; blocks.
-
-    Args:
-        specs: None = the tables of the job's config.
-        launched: A launcher numbers the trainers, and WORLD_SIZE must be their number.
-    """
-    control = seat.control
-    index, host = control.member.index, control.member.host
     with contextlib.ExitStack() as stack:
         config = stack.enter_context(Membership(control, wait_s=timeout_s, restarted=_restarts_left()))
         world = os.environ.get("WORLD_SIZE", "") if launched else ""
@@ -120,8 +123,15 @@ def join(seat: Seat, specs: Sequence[TableSpec] | None, timeout_s: float, *, lau
                 f"WORLD_SIZE is {world} and the job has {config.workers} trainers; allowed: `shardkeep with --trainers "
                 f"{world}`, or workers: {world} in the job's config"
             )
+        return Registered(control, endpoint, config, stack.pop_all(), config.workers)
+
+
+def join(registered: Registered, specs: Sequence[TableSpec]) -> Joined:
+    """Joins the group with these tables; blocks until all members have. Leaves the job where it fails."""
+    control, coordinator, config, ending, _ = registered
+    index, host = control.member.index, control.member.host
+    with ending as stack:
         load_kernels(needed_kernels(config, "client"))
-        specs = _tables_of(config) if specs is None else specs
         _check_together(specs, config)
         formation = control.join(specs)
         while index in formation.lacking:  # the others learn by it that they must start again, too
@@ -152,8 +162,7 @@ def join(seat: Seat, specs: Sequence[TableSpec] | None, timeout_s: float, *, lau
         folder = None if checkpoints is None else checkpoints.folder
         found = None if checkpoints is None else resumed_from(checkpoints, formation.start_step)
         meter = _meter_of(
-            config,
-            seat,
+            registered,
             rows,
             traffic.ledger,
             samples=samples_of(found),
@@ -180,13 +189,12 @@ def join(seat: Seat, specs: Sequence[TableSpec] | None, timeout_s: float, *, lau
             None if found is None else saving.resume(found),
             found is not None,
             meter,
-            page_line(Path(control.run_dir), seat.coordinator.token) if config.page.on and control.run_dir else None,
+            page_line(Path(control.run_dir), coordinator.token) if config.page.on and control.run_dir else None,
         )
 
 
 def _meter_of(
-    config: JobConfig,
-    seat: Seat,
+    registered: Registered,
     rows: RowClient,
     ledger: Ledger,
     *,
@@ -195,13 +203,12 @@ def _meter_of(
     ending: contextlib.ExitStack,
 ) -> LoopMeter | None:
     """What counts the steps of a client, with the endpoint of its metrics; None = the job has no telemetry."""
+    control, coordinator, config, _, _ = registered
     if not config.counts_figures:
         return None
-    metrics = MemberMetrics(config, seat.coordinator, seat.control.member)
+    metrics = MemberMetrics(config, coordinator, control.member)
     ending.callback(metrics.close)
-    meter = LoopMeter(
-        rows, ledger, config, seat.control, samples=samples, generation=generation, metrics=metrics.address
-    )
+    meter = LoopMeter(rows, ledger, config, control, samples=samples, generation=generation, metrics=metrics.address)
     metrics.show_worker(lambda: meter.figures)
     return meter
 
@@ -316,11 +323,9 @@ def _check_together(tables: Sequence[TableSpec], config: JobConfig) -> None:
         raise ConfigError(str(error)) from error
 
 
-def _tables_of(config: JobConfig) -> list[TableSpec]:
-    names = [name for name in config.tables if name != "default"]
-    if not names:
-        raise ConfigError("tables: the job's config names none; give them to connect(..., tables=[...])")
-    return [config.table(name) for name in names]
+def tables_of(config: JobConfig) -> list[TableSpec]:
+    """The tables that a job's config names."""
+    return [config.table(name) for name in config.tables if name != "default"]
 
 
 def metered(transport: Transport, traffic: Traffic) -> Transport:

@@ -20,10 +20,12 @@ from shardkeep.base.log import EventLog
 from shardkeep.base.machine.versions import versions
 from shardkeep.loop.filling import checked_rows, write_rows
 from shardkeep.ps.checkpoint_probe import write_token
-from shardkeep.ps.checkpoints import Checkpoint, Checkpoints
+from shardkeep.ps.checkpoints import Checkpoint, Checkpoints, checkpoint_in
 from shardkeep.ps.client.row_client import RowClient
 from shardkeep.ps.control.grpc.client import ControlClient
 from shardkeep.ps.transport.lasting import LastingTransport
+from shardkeep.run.checkpoints import checkpoints_of
+from shardkeep.run.trained import config_of
 from shardkeep.workers.checkpoint.rank_state import load_rank_state, rank_state
 from shardkeep.workers.checkpoint.tower_state import TowerState, read_tower
 from shardkeep.workers.checkpoint.writer import TIMEOUT_S, CheckpointWriter, Contents
@@ -94,12 +96,14 @@ class LoopCheckpoints:
         """Fills the servers' empty tables. Returns the step and the dense state. Raises UserError, CheckpointError.
 
         `begin`: takes the samples of the steps before."""
-        checkpoint = Checkpoints(folder).latest()
+        checkpoint = checkpoint_in(folder)
+        if checkpoint is None and (folder / "config.yaml").is_file():
+            checkpoint = checkpoints_of(config_of(folder), folder).latest()
         if checkpoint is None:
-            raise UserError(f"load: {folder} has no checkpoint")
+            raise UserError(f"load: {folder} has no checkpoint; allowed: a run, its checkpoints, or the folder of one")
         self._meet()
         if not self._rows.rank:
-            self._load_rows("load", folder, checkpoint.step)
+            self._load_rows("load", checkpoint.folder.parent, checkpoint.step)
         self._meet()
         state = self.resume(checkpoint)
         begin(samples_of(checkpoint))

@@ -22,6 +22,7 @@ from shardkeep.launch.processes import JobProcesses
 from shardkeep.launch.replacing import Replacing
 from shardkeep.launch.role_starts import RoleStarts
 from shardkeep.launch.silence import watch_silence
+from shardkeep.loop.joining import Joined, check_no_other, join, register
 from shardkeep.page.of_job import page_line
 from shardkeep.ps.config import TableSpec
 from shardkeep.roles.kernel_needs import needed_kernels
@@ -31,6 +32,8 @@ from shardkeep.run.newest_records import newest_of_kind
 
 _log = EventLog("custom")
 POLL_S = 0.05
+JOIN_S = 10.0
+"""Seconds that a coordinator started here gets to answer."""
 CLOSE_S = 10.0
 """Seconds the processes get to end after the trainer has left."""
 TERMINATE_S = 2.0
@@ -72,6 +75,24 @@ class Serving:
         """Waits until all have ended; whether they have."""
         self._processes.wait(limit_s)
         return not self._processes.running()
+
+
+def join_served(config: JobConfig, tables: Sequence[TableSpec], run_dir: str | Path | None, *, quiet: bool) -> Joined:
+    """Starts the processes and joins them as their only trainer. Closing the `ending` ends them."""
+    check_no_other()
+    with contextlib.ExitStack() as stack:
+        serving = stack.enter_context(server_processes(config, tables, run_dir))
+        if not quiet:
+            say_addresses(config, serving.run)
+        joined = join(register(serving.run, 0, JOIN_S), tables)
+
+        @stack.push
+        def wait(kind: type[BaseException] | None, _error: object, _trace: object) -> None:
+            if kind is None:
+                serving.wait(CLOSE_S)
+
+        stack.push(joined.ending)
+        return joined._replace(ending=stack.pop_all())
 
 
 @contextlib.contextmanager

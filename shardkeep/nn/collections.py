@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -11,6 +12,7 @@ import torch
 from torch import nn
 
 from shardkeep.base.errors import UserError
+from shardkeep.base.log import EventLog
 from shardkeep.loop.ahead import Pending
 from shardkeep.loop.client import EmbeddingClient
 from shardkeep.nn.jagged import Jagged, jagged_of
@@ -19,6 +21,7 @@ from shardkeep.workers.embeddings.bags import Bag
 from shardkeep.workers.embeddings.lookup import Lookup
 
 Pooling = Literal["sum", "mean", "max"]
+_log = EventLog("custom")
 
 
 class Ahead:
@@ -27,6 +30,32 @@ class Ahead:
 
     def __init__(self, inputs: Mapping[str, Jagged], pending: Pending[Lookup] | None) -> None:
         self.inputs, self.pending = inputs, pending
+
+
+class _WithoutRows(dict[str, Any]):
+    """Metadata of a state dict. Warns when it is pickled, as by torch.save, of a client that has saved no rows."""
+
+    def __init__(self, metadata: Mapping[str, Any], client: EmbeddingClient) -> None:
+        super().__init__(metadata)
+        self._client = client
+
+    def __reduce_ex__(self, _protocol: object) -> tuple[Any, ...]:
+        if not self._client.saved:
+            _log.warning(
+                "a state dict without rows was written, because they are on servers; client.checkpoint and client.save "
+                "write them, and for a TorchRec model shardkeep.torchrec.save(model, FILE)",
+                once="no rows",
+            )
+        return OrderedDict, (), None, None, iter(self.items())
+
+    def __deepcopy__(self, memo: object) -> _WithoutRows:
+        return self
+
+
+def _mark(module: _Collection, state: Any, prefix: str, metadata: Mapping[str, Any]) -> None:
+    """A hook of `state_dict`."""
+    if hasattr(state, "_metadata"):
+        state._metadata[prefix[:-1]] = _WithoutRows(metadata, module.client)
 
 
 class _Collection(nn.Module):
@@ -65,6 +94,7 @@ class _Collection(nn.Module):
         self._trains = not frozen.issuperset(self.features.values())
         self._push = StepPush.of(client, scale=scale, steps=steps)
         self._next = 0
+        self.register_state_dict_post_hook(_mark)  # type: ignore[no-untyped-call]
 
     def prefetch(self, features: Any) -> Ahead:
         """Requests the rows of a later step, and returns at once; `forward` takes the result in place of the features.
@@ -137,14 +167,19 @@ class EmbeddingBagCollection(_Collection):
             features: A dict of feature name to a tensor (B,) or (B, K) or a jagged tensor (TorchRec's, or a nested
                 tensor); or TorchRec's KeyedJaggedTensor; or what `prefetch` returned.
         """
-        _, rows = self._rows(features)
-        return {name: rows[name] for name in self.features}
+        inputs, rows = self._rows(features)
+        repeats = {name: inputs[name].inverse for name in self.features}
+        return {name: rows[name] if i is None else rows[name].index_select(0, i) for name, i in repeats.items()}
 
     def _wanted(self, inputs: Mapping[str, Jagged]) -> dict[str, Bag]:
+        most = max((len(jagged.lengths()) for jagged in inputs.values() if jagged.inverse is not None), default=0)
+        for name, jagged in inputs.items():
+            if self.weighted and jagged.weights_or_none() is None:
+                raise UserError(f"feature {name}: has no weights, and the collection is weighted")
         return {
             name: Bag(
                 jagged.values(),
-                jagged.lengths(),
+                nn.functional.pad(jagged.lengths(), (0, max(0, most - len(jagged.lengths())))),  # by empty bags
                 weights=jagged.weights_or_none() if self.weighted else None,
                 table=self.features[name],
                 pooling=self.pooling[name],

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -21,11 +21,13 @@ class Jagged:
         ids: Ids (N,), or rows (N, D).
         counts: Of each sample (B,), whole numbers.
         weights: Of each id (N,), None = none; or a function, as of `Bag`.
+        inverse: For each row of pooled output the sample that it repeats, from 0; None = one row a sample.
     """
 
     ids: torch.Tensor
     counts: torch.Tensor
     weights: torch.Tensor | Callable[[], torch.Tensor] | None = None
+    inverse: torch.Tensor | None = None
 
     def values(self) -> torch.Tensor:
         return self.ids
@@ -49,9 +51,8 @@ def jagged_of(features: Any, names: Sequence[str]) -> dict[str, Jagged]:
 
     Raises UserError for a feature that is missing or has no such form.
     """
-    found = (
-        _of_keyed(features) if callable(getattr(features, "keys", None)) and hasattr(features, "lengths") else features
-    )
+    keyed = callable(getattr(features, "keys", None)) and hasattr(features, "lengths")
+    found = _of_keyed(features, names) if keyed else features
     if not isinstance(found, Mapping):
         kind = type(features).__name__
         raise UserError(f"features are a {kind}; allowed: a dict of feature name to tensors, or a KeyedJaggedTensor")
@@ -61,15 +62,30 @@ def jagged_of(features: Any, names: Sequence[str]) -> dict[str, Jagged]:
     return {name: found[name] if isinstance(found[name], Jagged) else _of_one(name, found[name]) for name in names}
 
 
-def _of_keyed(features: Any) -> dict[str, Jagged]:
-    """Each key of a keyed jagged tensor: its lengths are those of all samples, key by key."""
+def _of_keyed(features: Any, names: Sequence[str]) -> dict[str, Jagged]:
+    """Each key of a keyed jagged tensor: its lengths are those of its samples, key by key."""
     keys = list(features.keys())
-    lengths = features.lengths().reshape(len(keys), -1) if keys else features.lengths()
-    sizes = lengths.sum(dim=1).tolist() if keys else []
-    weights = features.weights_or_none()
-    parts = features.values().split(sizes)
+    values, weights, counts = features.values(), features.weights_or_none(), features.lengths().reshape(-1)
+    alike = [counts.numel() // max(1, len(keys))] * len(keys)
+    lengths = counts.split(features.stride_per_key() if hasattr(features, "stride_per_key") else alike) if keys else ()
+    sizes = [int(each.sum()) for each in lengths]
+    if sum(sizes) != values.numel():
+        raise UserError(f"features: their lengths are those of {sum(sizes)} ids, and values has {values.numel()}")
     own: Sequence[torch.Tensor | None] = [None] * len(keys) if weights is None else weights.split(sizes)
-    return {key: Jagged(part, lengths[k], own[k]) for k, (key, part) in enumerate(zip(keys, parts, strict=True))}
+    parts = dict(zip(keys, map(Jagged, values.split(sizes), lengths, own), strict=True))
+    inverse = features.inverse_indices_or_none() if hasattr(features, "inverse_indices_or_none") else None
+    return parts if inverse is None or not inverse[1].numel() else _repeated(parts, inverse, names)
+
+
+def _repeated(parts: Mapping[str, Jagged], inverse: tuple[Any, Any], names: Sequence[str]) -> dict[str, Jagged]:
+    """The parts with their `inverse_indices`. Raises UserError for a named feature that has none or wrong ones."""
+    by_key = dict(zip(*inverse, strict=True))
+    for name in (name for name in names if name in parts):
+        own, count = by_key.get(name), len(parts[name].lengths())
+        if own is None or own.min() < 0 or own.max() >= count:
+            wrong = "no such key" if own is None else f"{int(own.min())} to {int(own.max())}"
+            raise UserError(f"feature {name}: inverse_indices has {wrong}; allowed: 0 to {count - 1}")
+    return {key: replace(part, inverse=by_key.get(key)) for key, part in parts.items()}
 
 
 def _of_one(name: str, feature: Any) -> Jagged:

@@ -36,7 +36,8 @@ def checkpoint_of(config: JobConfig, run: Path, which: Which) -> Checkpoint:
     checkpoints = checkpoints_of(config, run)
     steps = [step for step, _ in checkpoints.complete() if step]  # step 0 is the model of another run
     if not steps:
-        hint = "; checkpoint.every_steps is 0" if not config.checkpoint.every_steps else ""
+        own = "; a loop of your own writes them by client.checkpoint" if not config.data.source else ""
+        hint = own or ("; checkpoint.every_steps is 0" if not config.checkpoint.every_steps else "")
         raise UserError(f"{run}: has no complete checkpoint in {checkpoints.folder}{hint}")
     step = steps[-1] if which == "last" else checkpoints.load(steps[-1]).facts.get("best_step") or 0
     if isinstance(which, int):

@@ -59,6 +59,7 @@ def shard(
 
     Args:
         model: Holds EmbeddingBagCollections or EmbeddingCollections. If it is one itself, the result is another module.
+        client: Its tables are those of `tables_of(model)`. One without tables gets them here (`client.declare`).
         tables: Table of the model to table of the client, where names differ.
         scale: Of row gradients: mean = 1 / number of trainers, as TorchRec; sum; a number; or a function.
         steps: backward, or the optimizer after whose `step` rows are pushed.
@@ -69,6 +70,9 @@ def shard(
     _needed()
     from shardkeep.torchrec.modules import sharded
 
+    if not client.declared:
+        named = {(tables or {}).get(spec.name, spec.name): spec for spec in tables_of(model)}
+        client.declare([spec.model_copy(update={"name": name}) for name, spec in named.items()])
     return cast(M, sharded(model, client, tables or {}, scale=_unscaled(scale, client, scaler), steps=steps))
 
 
@@ -106,6 +110,7 @@ def load(
 
 def save(model: nn.Module, path: str | Path) -> None:
     """Writes the state dict that the model would have without `shard`, by `torch.save`, for TorchRec and PyTorch.
+    Names have no part of DistributedModelParallel or DistributedDataParallel.
 
     All trainers call it between the same two steps; the first one writes. Holds all rows in memory meanwhile. Raises
     CheckpointError where the file cannot be written."""

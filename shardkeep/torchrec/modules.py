@@ -22,6 +22,7 @@ from torchrec.optim.fused import FusedOptimizer, FusedOptimizerModule
 from shardkeep import nn as snn
 from shardkeep.base.errors import UserError
 from shardkeep.loop.client import EmbeddingClient
+from shardkeep.nn.collections import Ahead
 from shardkeep.nn.jagged import Jagged, jagged_of
 from shardkeep.nn.push import Scale, StepPush
 from shardkeep.torchrec.configs import PROCESSED, collections_of, configs_of, is_frozen, optimizer_of, weight_of
@@ -114,9 +115,6 @@ class OnServers(ShardedModule, FusedOptimizerModule):  # type: ignore[misc]
     def output_dist(self, ctx: Any, output: Any) -> Any:
         return LazyNoWait(output)
 
-    def state_dict(self, destination: Any = None, prefix: str = "", keep_vars: bool = False) -> Any:
-        return {} if destination is None else destination
-
     def freeze_tables(self, own: nn.Module) -> None:
         """Lets the frozen tables of a collection of TorchRec's need no gradient."""
         for table in self._frozen:
@@ -169,7 +167,7 @@ class _Processed:
         self.features = features
         self.weights: dict[str, torch.Tensor] = {}
         self.inputs = {
-            name: Jagged(each.values(), each.lengths(), partial(self.weights.__getitem__, name))
+            name: Jagged(each.values(), each.lengths(), partial(self.weights.__getitem__, name), each.inverse)
             for name, each in jagged_of(features, names).items()
         }
 
@@ -200,11 +198,6 @@ class ProcessedBagsOnServers(BagsOnServers):
             done = {name: self._feature_processors[name](parts[name]) for name in given.inputs}
         return {name: done[name].weights() for name in given.inputs}
 
-    def state_dict(self, destination: Any = None, prefix: str = "", keep_vars: bool = False) -> Any:
-        return self._feature_processors.state_dict(
-            destination=super().state_dict(destination), prefix=f"{prefix}_feature_processors.", keep_vars=keep_vars
-        )
-
     def sharded_parameter_names(self, prefix: str = "") -> Iterator[str]:
         return iter(())  # so that DDP takes the processors' parameters
 
@@ -222,17 +215,20 @@ class RowsOnServers(OnServers):
     """An EmbeddingCollection over a client."""
 
     def _collection(self, own: nn.Module, client: EmbeddingClient, table_of: Mapping[str, str], **push: Any) -> Any:
+        self._need_indices = bool(own.need_indices())  # type: ignore[operator]
         return snn.EmbeddingCollection(client, table_of, **push)
 
     def compute(self, ctx: Any, dist_input: Any) -> Any:
         found: Mapping[str, Jagged] = self._inner(dist_input[0])
+        inputs = dist_input[0].inputs if isinstance(dist_input[0], Ahead) else dist_input[0]
+        ids = {name: each.values() if self._need_indices else None for name, each in inputs.items()}
         return {
-            name: JaggedTensor(values=each.values(), lengths=each.lengths(), weights=each.weights_or_none())
+            name: JaggedTensor(values=each.values(), lengths=each.lengths(), weights=ids[name])
             for name, each in found.items()
         }
 
     def _restored(self, device: torch.device) -> nn.Module:
-        found: nn.Module = EmbeddingCollection(self.configs, device=device)
+        found: nn.Module = EmbeddingCollection(self.configs, device=device, need_indices=self._need_indices)
         return found
 
 
@@ -286,7 +282,8 @@ def _check_tables(own: nn.Module, client: EmbeddingClient, tables: Mapping[str, 
     for config in configs_of(own):
         spec = held.get(tables.get(config.name, config.name))
         if spec is None:
-            raise UserError(f"table {config.name}: the client has no such table; it has {', '.join(held)}")
+            allowed = "; allowed: the tables of tables_of(model), or shard(..., tables={NAME: ITS NAME THERE})"
+            raise UserError(f"table {config.name}: the client has no such table; it has {', '.join(held)}{allowed}")
         if spec.dim != config.embedding_dim:
             dims = f"{config.embedding_dim} values, the client's {spec.dim}"
             raise UserError(f"table {config.name}: its rows have {dims}")

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from shardkeep.base.errors import CheckpointError, UserError
 from shardkeep.loop.client import EmbeddingClient
@@ -40,16 +43,23 @@ def loaded(
 
 def saved(model: nn.Module, path: Path) -> None:
     """As `shardkeep.torchrec.save`."""
+    from torchrec.distributed.model_parallel import DistributedModelParallel, get_unwrapped_module
+
     from shardkeep.torchrec.modules import OnServers
 
-    sharded = {name: module for name, module in model.named_modules() if isinstance(module, OnServers)}
+    sharded = [module for module in model.modules() if isinstance(module, OnServers)]
     if not sharded:
         raise UserError("save: no module of the model is on servers")
-    if any(module.client.rank for module in sharded.values()):
+    if any(module.client.rank for module in sharded):
         return
-    state = dict(model.state_dict())
-    for name, module in sharded.items():
-        state |= {f"{name}.{key}" if name else key: rows for key, rows in module.weights().items()}
+    with contextlib.ExitStack() as restoring:
+        for own in sharded:
+            restoring.callback(own.register_state_dict_post_hook(_add_rows).remove)
+        for module in model.modules():
+            if isinstance(module, (DistributedDataParallel, DistributedModelParallel)):  # without its part of the names
+                module.__dict__["state_dict"] = get_unwrapped_module(module).state_dict
+                restoring.callback(module.__dict__.pop, "state_dict")
+        state = dict(model.state_dict())
     partial = path.with_name(f".{path.name}.partial")
     try:
         torch.save(state, partial)
@@ -57,6 +67,10 @@ def saved(model: nn.Module, path: Path) -> None:
     except (OSError, RuntimeError) as error:  # torch raises the second where there is no folder
         partial.unlink(missing_ok=True)
         raise CheckpointError(f"save: {path}: {getattr(error, 'strerror', None) or error}") from error
+
+
+def _add_rows(module: Any, state: dict[str, Any], prefix: str, _metadata: object) -> None:
+    state |= {f"{prefix}{key}": rows for key, rows in module.weights().items()}
 
 
 def _read(path: Path) -> Mapping[str, torch.Tensor]:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
 from shardkeep import (
     AdadeltaConfig,
@@ -24,7 +26,7 @@ from shardkeep import (
     TableSpec,
     UserError,
 )
-from shardkeep.torchrec import shard, tables_of, unshard
+from shardkeep.torchrec import load, save, shard, tables_of, unshard
 
 torchrec = pytest.importorskip("torchrec")
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
@@ -296,3 +298,72 @@ def test_what_cannot_be_mapped_is_named() -> None:
             shard(bags, client)
         with pytest.raises(UserError, match="table t2: the client has no such table; it has t0, t1"):
             shard(bags, client, tables={"t1": "t0"})
+
+
+class Outer(torch.nn.Module):
+    """A model of the user's own around another one."""
+
+    def __init__(self, inner: torch.nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+
+def parallel(model: torch.nn.Module) -> torch.nn.Module:
+    from torchrec.distributed.model_parallel import DistributedModelParallel
+
+    return cast(torch.nn.Module, DistributedModelParallel(module=model, device=torch.device("cpu")))
+
+
+def with_parallel_top(model: torch.nn.Module) -> torch.nn.Module:
+    dense: Any = model.model
+    dense.over_arch = DistributedDataParallel(dense.over_arch)
+    return model
+
+
+WRAPPED: dict[str, tuple[Callable[[torch.nn.Module], torch.nn.Module], str]] = {
+    "bare": (lambda model: model, ""),
+    "DMP": (parallel, ""),
+    "DDP": (DistributedDataParallel, ""),
+    "DDP in DMP": (lambda model: parallel(DistributedDataParallel(model)), ""),
+    "DMP in DDP": (lambda model: DistributedDataParallel(parallel(model)), ""),
+    "DMP in DMP": (lambda model: parallel(parallel(model)), ""),
+    "DMP in a module": (lambda model: Outer(parallel(model)), "inner."),
+    "a module in DDP": (lambda model: DistributedDataParallel(Outer(parallel(model))), "inner."),
+    "DDP of a part": (with_parallel_top, ""),
+    "DDP of a part in DMP": (lambda model: parallel(with_parallel_top(model)), ""),
+}
+
+
+@pytest.mark.parametrize(("wrap", "prefix"), WRAPPED.values(), ids=WRAPPED)
+def test_what_is_saved_has_the_names_of_a_plain_model_however_it_is_wrapped(
+    tmp_path: Path, wrap: Callable[[torch.nn.Module], torch.nn.Module], prefix: str
+) -> None:
+    plain = dlrm()
+    with EmbeddingClient.local(tables_of(dlrm(), optimizer=SgdConfig(lr=LR)), consistency="sync") as client:
+        load(plain, client)
+        model = wrap(shard(dlrm(), client))
+        names = list(model.state_dict())
+        save(model, tmp_path / "model.pt")
+        assert list(model.state_dict()) == names
+    saved = torch.load(tmp_path / "model.pt", weights_only=True)
+    found = {name.removeprefix(prefix): weight for name, weight in saved.items()}
+    again = dlrm()
+    again.load_state_dict(found)  # TorchRec's own, which is strict
+    assert all(name.startswith(prefix) for name in saved)
+    for name, weight in plain.state_dict().items():
+        assert torch.equal(again.state_dict()[name], weight)
+
+
+def test_a_model_without_wrapper_may_hold_a_module_of_that_name(tmp_path: Path) -> None:
+    class Holder(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.module = torchrec.EmbeddingBagCollection(bag_configs())
+
+    with EmbeddingClient.local(tables_of(Holder(), optimizer=SgdConfig(lr=LR))) as client:
+        save(
+            DistributedDataParallel(Outer(torch.nn.Sequential(shard(Holder(), client), torch.nn.Linear(1, 1)))),
+            tmp_path / "model.pt",
+        )
+    names = list(torch.load(tmp_path / "model.pt", weights_only=True))
+    assert names[0] == "inner.0.module.embedding_bags.t0.weight"

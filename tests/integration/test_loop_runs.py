@@ -1,0 +1,106 @@
+"""The run of a loop of the user's own: what can be made of its folder, and what cannot."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+import shardkeep
+from shardkeep import EmbeddingClient, TableSpec, UserError
+from shardkeep.base.errors import CheckpointError
+from shardkeep.inference.export.writing import export_run
+from shardkeep.inference.scoring import evaluate_run
+from tests.support.cluster import Command
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
+TABLES = [TableSpec(name="item", dim=4)]
+
+
+def steps(client: EmbeddingClient, count: int) -> None:
+    for _ in range(count):
+        rows = client.lookup({"item": torch.arange(5)})
+        rows["item"].square().sum().backward()
+        client.apply(rows)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with the checkpoints of steps 2 and 4."""
+    folder = tmp_path_factory.mktemp("loop") / "run"
+    with EmbeddingClient.serve(TABLES, servers=1, consistency="sync", run_dir=folder, quiet=True) as client:
+        for _ in range(2):
+            steps(client, 2)
+            client.checkpoint(client.step, {"step": client.step})
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("below", "step"),
+    [("", 4), ("checkpoints", 4), ("checkpoints/step-00000004", 4), ("checkpoints/step-00000002", 2)],
+    ids=["the run", "its checkpoints", "the last step", "an earlier step"],
+)
+def test_a_loop_loads_a_run_its_checkpoints_and_a_step(run: Path, below: str, step: int) -> None:
+    with EmbeddingClient.local(TABLES, consistency="sync") as plain, EmbeddingClient.local(TABLES) as client:
+        steps(plain, step)
+        assert client.load(run / below) == {"step": step} and client.step == step
+        ids = {"item": torch.arange(9)}
+        assert torch.equal(client.read(ids)["item"], plain.read(ids)["item"])
+
+
+def test_a_folder_without_a_checkpoint_and_a_step_that_does_not_count_are_refused(run: Path, tmp_path: Path) -> None:
+    with EmbeddingClient.local(TABLES) as client:
+        for folder in (tmp_path, tmp_path / "nothing", run / "logs"):
+            with pytest.raises(
+                UserError, match=r"has no checkpoint; allowed: a run, its checkpoints, or the folder of"
+            ):
+                client.load(folder)
+        client.save(tmp_path / "saved")
+        client.save(tmp_path / "saved")
+    old, new = (tmp_path / "saved" / name for name in ("step-00000000", "step-00000000.2"))
+    with EmbeddingClient.local(TABLES) as client:
+        with pytest.raises(CheckpointError, match=r"step-00000000: does not count, because step 0 was written again"):
+            client.load(old)
+        client.load(new)
+
+
+USES: dict[str, Callable[[Path], object]] = {
+    "export": lambda run: export_run(run, run / "out"),
+    "evaluate": evaluate_run,
+    "evaluate files": lambda run: evaluate_run(run, files=[run / "config.yaml"]),
+    "load": shardkeep.load,
+}
+
+
+@pytest.mark.parametrize("use", USES.values(), ids=USES)
+def test_what_needs_the_dense_model_says_what_the_run_is_for(run: Path, use: Callable[[Path], object]) -> None:
+    with pytest.raises(UserError) as told:
+        use(run)
+    text = str(told.value)
+    assert "\n" not in text and "is of a loop of your own" in text
+    for way in ("client.load", "`shardkeep tables`", "shardkeep.torchrec.save(model.module, FILE)"):
+        assert way in text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ["export RUN OUT", "evaluate RUN", "predict RUN --data F --out o.csv", "serve RUN"])
+def test_commands_say_it_in_one_line(run: Path, tmp_path: Path, command: str) -> None:
+    (tmp_path / "f.csv").write_text("a\n1\n")
+    names = {"RUN": str(run), "OUT": "out", "F": "f.csv"}
+    called = Command(*(names.get(word, word) for word in command.split()), cwd=tmp_path)
+    try:
+        done = called.end(limit_s=100)
+    finally:
+        called.kill()
+    assert done.code == 2 and "is of a loop of your own" in done.err
+    assert len([line for line in done.err.splitlines() if line.startswith("error: ")]) == 1
+
+
+@pytest.mark.slow
+def test_a_run_without_a_checkpoint_says_how_a_loop_writes_one(tmp_path: Path) -> None:
+    with EmbeddingClient.serve(TABLES, servers=1, run_dir=tmp_path / "run", quiet=True) as client:
+        steps(client, 1)
+    with pytest.raises(UserError, match=r"has no complete checkpoint in .*; a loop of your own writes them by client"):
+        shardkeep.load(tmp_path / "run")

@@ -1,0 +1,189 @@
+"""What a KeyedJaggedTensor may have, beside TorchRec's own collections. Needs torchrec (as CONTRIBUTING.md says)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from shardkeep import EmbeddingClient, SgdConfig, UserError
+from shardkeep.nn import EmbeddingBagCollection
+from shardkeep.torchrec import load, shard, tables_of, unshard
+
+torchrec = pytest.importorskip("torchrec")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
+ROWS, LR = 20, 0.1
+FEATURES = {"t0": ["f0", "shared"], "t1": ["f1"], "t2": ["shared"]}
+KEYS = ["f1", "shared", "f0"]  # in another order than the model's
+
+
+def bags(pooling: str = "SUM", *, weighted: bool = False) -> Any:
+    torch.manual_seed(3)
+    configs = [
+        torchrec.EmbeddingBagConfig(
+            name=name,
+            embedding_dim=4,
+            num_embeddings=ROWS,
+            feature_names=features,
+            pooling=torchrec.PoolingType[pooling],
+        )
+        for name, features in FEATURES.items()
+    ]
+    return torchrec.EmbeddingBagCollection(configs, is_weighted=weighted)
+
+
+def rows(*, need_indices: bool = False) -> Any:
+    torch.manual_seed(3)
+    configs = [
+        torchrec.EmbeddingConfig(name=name, embedding_dim=4, num_embeddings=ROWS, feature_names=features)
+        for name, features in FEATURES.items()
+    ]
+    return torchrec.EmbeddingCollection(tables=configs, need_indices=need_indices)
+
+
+def kjt(
+    strides: list[int], inverse: list[list[int]] | None = None, *, weighted: bool = False, names: list[str] = KEYS
+) -> Any:
+    """Of each key `strides` samples, some of them empty."""
+    random = torch.Generator().manual_seed(5)
+    lengths = torch.randint(0, 4, (sum(strides),), generator=random)
+    count = int(lengths.sum())
+    return torchrec.KeyedJaggedTensor(
+        keys=KEYS,
+        values=torch.randint(0, ROWS, (count,), generator=random),
+        weights=torch.rand(count, generator=random) if weighted else None,
+        lengths=lengths,
+        stride_per_key_per_rank=None if len({*strides}) == 1 else [[each] for each in strides],
+        inverse_indices=None if inverse is None else (names, torch.tensor(inverse)),
+    )
+
+
+@pytest.fixture
+def both() -> Iterator[Callable[..., tuple[Any, Any]]]:
+    """Makes a collection of TorchRec's, and the same one on servers."""
+    clients = []
+
+    def made(make: Callable[..., Any], *given: Any, **options: Any) -> tuple[Any, Any]:
+        plain = make(*given, **options)
+        client = EmbeddingClient.local(tables_of(plain, optimizer=SgdConfig(lr=LR)), consistency="sync")
+        clients.append(client)
+        load(plain, client)
+        return plain, shard(make(*given, **options), client)
+
+    yield made
+    for client in clients:
+        client.close()
+
+
+INVERSE = [[0, 1, 1, 0], [1, 1, 0, 0], [0, 0, 0, 1]]
+REPEATS = {
+    "each sample twice": ([2, 2, 2], INVERSE),
+    "strides that differ": ([2, 3, 5], [[0, 1, 1, 0], [2, 1, 0, 0], [4, 0, 3, 1]]),
+    "one key without repeats": ([4, 2, 2], [[0, 1, 2, 3], [1, 1, 0, 0], [0, 0, 0, 1]]),
+}
+
+
+@pytest.mark.parametrize(("strides", "inverse"), REPEATS.values(), ids=REPEATS)
+@pytest.mark.parametrize(("pooling", "weighted"), [("SUM", False), ("MEAN", False), ("SUM", True)])
+def test_samples_that_repeat_are_pooled_once_and_train_as_torchrecs_own(
+    both: Any, strides: list[int], inverse: list[list[int]], pooling: str, weighted: bool
+) -> None:
+    plain, ours = both(bags, pooling, weighted=weighted)
+    optimizer = torch.optim.SGD(plain.parameters(), lr=LR)
+    factors = torch.arange(1, 17)
+    for _ in range(2):
+        features = kjt(strides, inverse, weighted=weighted)
+        expected, found = plain(features), ours(features).wait()
+        assert found.values().shape == (4, 16) and list(found.keys()) == list(expected.keys())
+        torch.testing.assert_close(found.values(), expected.values())
+        (expected.values() * factors).square().mean().backward()
+        (found.values() * factors).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    with torch.no_grad():
+        torch.testing.assert_close(ours(features).wait().values(), plain(features).values())
+    back = unshard(ours)
+    for name, table in plain.embedding_bags.items():
+        torch.testing.assert_close(back.embedding_bags[name].weight, table.weight)
+
+
+@pytest.mark.parametrize("need_indices", [False, True])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_sequences_have_the_samples_of_each_key_as_torchrecs_own(both: Any, need_indices: bool, weighted: bool) -> None:
+    plain, ours = both(rows, need_indices=need_indices)
+    for strides, inverse in [([3, 3, 3], None), *REPEATS.values()]:
+        features = kjt(strides, inverse, weighted=weighted)
+        expected, found = plain(features), ours(features).wait()
+        assert list(found) == list(expected)
+        for name, each in expected.items():
+            torch.testing.assert_close(found[name].values(), each.values())
+            torch.testing.assert_close(found[name].lengths(), each.lengths())
+            ids, own = each.weights_or_none(), found[name].weights_or_none()
+            assert (ids is None) == (own is None) and (ids is None or torch.equal(ids, own))
+    assert unshard(ours).need_indices() is need_indices
+
+
+def lengths_of_others() -> Any:
+    return torchrec.KeyedJaggedTensor(keys=KEYS, values=torch.arange(5), lengths=torch.ones(6, dtype=torch.int64))
+
+
+REFUSED = {
+    "strides without inverse": (lambda: kjt([2, 3, 2]), "different numbers of bags: .*allowed: the same of all"),
+    "inverse of other keys": (
+        lambda: kjt([2, 2, 2], INVERSE, names=["f1", "shared", "f2"]),
+        "feature f0: inverse_indices has no such key; allowed: 0 to 1",
+    ),
+    "inverse beyond": (
+        lambda: kjt([2, 2, 2], [[0, 2], [0, 1], [0, 1]]),
+        "feature f1: inverse_indices has 0 to 2; allowed: 0 to 1",
+    ),
+    "values too few": (lengths_of_others, "their lengths are those of 6 ids, and values has 5"),
+}
+
+
+@pytest.mark.parametrize(("make", "text"), REFUSED.values(), ids=REFUSED)
+def test_what_no_model_can_take_is_refused_in_one_line(both: Any, make: Callable[[], Any], text: str) -> None:
+    _, ours = both(bags)
+    with pytest.raises(UserError, match=text) as told:
+        ours(make()).wait()
+    assert "\n" not in str(told.value)
+
+
+def test_a_weighted_collection_refuses_input_without_weights(both: Any) -> None:
+    _, ours = both(bags, weighted=True)
+    with pytest.raises(UserError, match="feature f0: has no weights, and the collection is weighted"):
+        ours(kjt([2, 2, 2])).wait()
+
+
+@pytest.mark.parametrize("form", ["dict", "collection"])
+def test_feature_processors_see_each_sample_once(both: Any, form: str) -> None:
+    """TorchRec's own module drops inverse_indices, so the samples are repeated by hand."""
+    from torchrec.modules.feature_processor_ import PositionWeightedModule, PositionWeightedModuleCollection
+    from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
+
+    def made() -> Any:
+        if form == "collection":
+            processors: Any = PositionWeightedModuleCollection(dict.fromkeys(KEYS, 4))
+        else:
+            processors = {name: PositionWeightedModule(max_feature_length=4) for name in KEYS}
+        return FeatureProcessedEmbeddingBagCollection(bags(weighted=True), processors)
+
+    plain, ours = both(made)
+    expected = plain(kjt([2, 2, 2])).to_dict()
+    found = ours(kjt([2, 2, 2], INVERSE)).wait().to_dict()
+    for key, rows in expected.items():
+        inverse = INVERSE[KEYS.index(key.split("@")[0])]
+        torch.testing.assert_close(found[key], rows[inverse])
+
+
+def test_our_own_modules_apply_inverse_indices(both: Any) -> None:
+    with EmbeddingClient.local(tables_of(bags(), optimizer=SgdConfig(lr=LR)), consistency="sync") as client:
+        plain = bags()
+        load(plain, client)
+        own = EmbeddingBagCollection(client, {"f0": "t0", "f1": "t1"})
+        found = own(kjt([2, 3, 5], REPEATS["strides that differ"][1]))
+        expected = plain(kjt([2, 3, 5], REPEATS["strides that differ"][1]))
+        torch.testing.assert_close(found["f0"], expected["f0"])
+        torch.testing.assert_close(found["f1"], expected["f1"])
