@@ -154,7 +154,7 @@ class DirectConversion:
                     for ids in entries[start:end]:
                         found.extend(ids)
                     lengths.append(len(found) - before)
-            elif isinstance(part, list):
+            elif isinstance(part, list) and column.separator is not None:
                 for ids in map(self._ids[column.separator].__getitem__, part):
                     found.extend(ids)
                     lengths.append(len(ids))

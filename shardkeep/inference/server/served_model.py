@@ -36,7 +36,7 @@ class Loaded:
     @classmethod
     def of(cls, predictor: Predictor, made_at: float | None = None) -> Loaded:
         made_at = time.time() if made_at is None else made_at
-        signature = Signature(predictor)
+        signature = Signature(predictor.inputs, predictor.labels)
         direct = DirectConversion(signature.columns, predictor.inputs)
         blocks = predictor.small_blocks()
         blocks.warm()

@@ -332,7 +332,7 @@ class Converter:
 
     def _multi(self, chunk: Chunk, sparse: SparseColumn) -> Lists:
         column = chunk.column(sparse.column)
-        lists = as_lists(column, self.rules, sparse.separator)
+        lists = as_lists(column, self.rules, sparse.separator, single=sparse.weights is not None)
         lengths_N = list_lengths(lists)
         entries = column.entries(lists, lengths_N)
         keep_V = present(entries.values, self.rules)

@@ -57,10 +57,10 @@ def holds_times(column: Column, rules: Rules) -> bool | None:
     return is_time(present.type)
 
 
-def as_lists(column: Column, rules: Rules, separator: str | None) -> pa.Array:
+def as_lists(column: Column, rules: Rules, separator: str | None, *, single: bool = True) -> pa.Array:
     """The column as list<...>: list columns as they are, texts cut at `separator`, else one entry each.
 
-    A missing field is an empty list. Texts may stand in brackets, as Python, JSON and databases write lists; then all
+    A missing field is an empty list. `single`: texts without a separator may be one entry each. Texts may stand in brackets, as Python, JSON and databases write lists; then all
     do. Raises DataError.
     """
     values = column.values
@@ -71,6 +71,8 @@ def as_lists(column: Column, rules: Rules, separator: str | None) -> pa.Array:
         values = rules.texts(values)
         if separator is not None:
             return pc.split_pattern(_unbracketed(column, values, rules), separator).cast(pa.list_(values.type))
+        if not single and rules.form > 1:
+            raise column.wrong_type("lists, as in training; texts of several values need a separator there")
     elif separator is not None:
         raise column.wrong_type(f"texts with {separator!r} between the ids, or a list column without separator")
     lengths_N = np.array(values.is_valid()).astype(np.int32)
