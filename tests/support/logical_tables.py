@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Sequence
+import itertools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from decimal import Decimal
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -167,6 +168,26 @@ def dense_of(column: LogicalColumn, table: LogicalTable) -> NDArray[np.float64]:
         else:
             found.append(float(value))
     return np.array(found, np.float64)
+
+
+def data_settings(table: LogicalTable, path: Path, separators: Mapping[str, str | None]) -> dict[str, Any]:
+    """The `data` of a job that reads the table from a file. `separators`: of lists that are texts."""
+    weights = {c.owner: c.name for c in table.of("weights")}
+    sparse = [
+        {"column": c.name}
+        | ({"separator": separators[c.name]} if separators.get(c.name) else {})
+        | ({"pooling": "weighted", "weights": weights[c.name]} if c.name in weights else {})
+        for c in table.of("id", "list")
+    ]
+    scales = itertools.cycle(["standard", "none", "log"])
+    return {
+        "root": str(path.parent),
+        "train": [path.name],
+        "label": {"column": "label", **table.label},
+        "dense": [{"column": c.name, "scale": next(scales)} for c in table.of("dense")],
+        "sparse": sparse,
+        "missing": list(table.missing),
+    } | {role: c.name for role in ("weight", "time") for c in table.of(role)}  # type: ignore[arg-type]
 
 
 # Drawing

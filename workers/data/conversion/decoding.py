@@ -146,7 +146,7 @@ def _entries(text: bytes, entry: re.Pattern[bytes]) -> list[bytes | None] | None
         one, other, bare = match.groups()
         if bare is None:
             found.append(_ESCAPE.sub(rb"\1", one if other is None else other))
-        elif bare == b"..." or (b" " in bare and all(number_of(part) is not None for part in bare.split())):
+        elif b"..." in (parts := bare.split()) or (len(parts) > 1 and None not in map(number_of, parts)):
             return None  # as numpy shortens or separates
         else:
             found.append(None if bare in (b"None", b"NULL", b"null") else bare)
