@@ -100,7 +100,7 @@ def test_resume_with_more_rows_keeps_scaling_and_calls_the_evaluation_data_uncha
 # Sources whose columns are no files
 
 
-SOURCE = '''
+SOURCE = """
 import numpy as np
 
 def rows(split):
@@ -110,7 +110,7 @@ def rows(split):
     weights = [[0.5] * len(row) for row in tags]
     sparse = {"user": user, "word": [f"w{u % 3}" for u in user], "tags": tags, "tags_w": weights}
     return {"label": (user % 3 == 0).astype(int), "dense": {"x": user / 2}, "sparse": sparse}
-'''
+"""
 COLUMNS = {"user": [3, 4], "word": ["w0", "w1"], "tags": [[1, 2], []], "tags_w": [[1.0, 0.5], []], "x": [1.5, 2.0]}
 
 

@@ -1,4 +1,4 @@
-"""A table in any form gives one model the same scores: files and frames bit for bit, servers as docs/guide/serve.md says."""
+"""A table in any form gets the same scores: files and frames bit for bit, requests as docs/guide/serve.md says."""
 
 from __future__ import annotations
 
@@ -45,7 +45,13 @@ def scores_of_file(run: Path, path: Path, out: Path) -> np.ndarray[Any, Any]:
     return pacsv.read_csv(out).column("score").to_numpy().astype(np.float32)
 
 
-@settings(deadline=None, max_examples=6 if LONG else 3, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
+@settings(
+    deadline=None,
+    max_examples=6 if LONG else 3,
+    derandomize=True,
+    database=None,
+    suppress_health_check=list(HealthCheck),
+)
 @given(table=tables(), seed=st.integers(0, 2**32))
 def test_a_model_scores_a_table_alike_in_every_form(table: LogicalTable, seed: int) -> None:
     choose = random.Random(seed)

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
-import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
@@ -147,7 +146,11 @@ def batches_of_files(table: LogicalTable, trained: Trained, folder: Path, choose
             for name in ("csv", "csv of floats")
         }
     for name, written in files.items():
-        yield name, written.ways, lambda path=written.data: chunks_of_files([path], trained.inputs, lambda _t, _s: None, extra=["label"])
+        yield (
+            name,
+            written.ways,
+            lambda path=written.data: chunks_of_files([path], trained.inputs, lambda _t, _s: None, extra=["label"]),
+        )
     for name, frame in forms.FRAMES.items():
         written = frame(table, choose)
         yield name, written.ways, lambda data=written.data: chunks_of(data, trained.inputs)
@@ -172,7 +175,11 @@ def requests_of(columns: Mapping[str, Any]) -> dict[str, Callable[[], InferReque
 
 def may_refuse(trained: Trained, table: LogicalTable, ways: Mapping[str, str], *, request: bool) -> bool:
     """Whether a column is written in a way that training's way does not allow."""
-    return any(_refused(trained, table, column, ways.get(column.name, "")) for column in table.columns if column.role != "label")
+    return any(
+        _refused(trained, table, column, ways.get(column.name, ""))
+        for column in table.columns
+        if column.role != "label"
+    )
 
 
 def _refused(trained: Trained, table: LogicalTable, column: LogicalColumn, way: str) -> bool:
@@ -184,23 +191,19 @@ def _refused(trained: Trained, table: LogicalTable, column: LogicalColumn, way: 
         return True  # a time has many texts
     if large and way != "text":
         return True  # numbers beyond int64 are of no type that holds all others
-    if column.role == "dense" and column.type == "time" and column.name not in trained.inputs.fitted.times:
-        return True
-    return False
+    is_time = column.role == "dense" and column.type == "time"
+    return is_time and column.name not in trained.inputs.fitted.times
 
 
 def whole(chunks: list[Chunk]) -> Chunk:
     """The chunks as one."""
-    columns = {
-        name: pa.concat_arrays([chunk.columns[name] for chunk in chunks]) for name in chunks[0].columns
-    }
+    columns = {name: pa.concat_arrays([chunk.columns[name] for chunk in chunks]) for name in chunks[0].columns}
     return Chunk(chunks[0].path, np.concatenate([c.rows_N for c in chunks]), columns, chunks[0].decimal)
 
 
 def check_forms(table: LogicalTable, trained: Trained, reference: Batch, folder: Path, choose: forms.Choose) -> int:
     """Compares the batches of all forms; the number of those that are refused."""
     refused = 0
-    check_batch(reference, table, trained, trained.form, reference)
     for name, ways, chunks in batches_of_files(table, trained, folder, choose):
         where = f"{trained.form} -> {name}"
         try:
@@ -261,7 +264,9 @@ def test_a_table_gives_equal_batches_in_every_form(table: LogicalTable, seed: in
         rows = set()
         for trained in trained_forms(table, Path(name), choose):
             reference = check_training(trained, table)
-            check_forms(table, trained, reference, Path(name), choose)
+            check_batch(reference, table, trained, trained.form, reference)
+            if LONG or choose.random() < 0.4:  # of 20 tables, 60 trained models
+                check_forms(table, trained, reference, Path(name), choose)
             rows.add(tuple(len(set(reference.ids[c.name].values_N.tolist())) for c in table.of("id", "list")))
         assert len(rows) == 1 or _spellings_differ(table), f"rows a table differ: {rows}"
 

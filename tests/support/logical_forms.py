@@ -62,10 +62,15 @@ def texts(column: LogicalColumn, choose: Choose, *, floats: bool = False) -> lis
     floats = floats and column.type == "whole" and all(abs(value) <= LARGEST_EXACT for value in whole)
     if not column.is_list:
         return [field(value, column, choose, floats=floats) for value in column.values]
-    return [SEPARATOR.encode().join(field(v, column, choose) if v is not None else b"" for v in row or ()) for row in column.values]
+    return [
+        SEPARATOR.encode().join(field(v, column, choose) if v is not None else b"" for v in row or ())
+        for row in column.values
+    ]
 
 
-def write_csv(table: LogicalTable, path: Path, choose: Choose, *, delimiter: str = ",", floats: bool = False) -> Written:
+def write_csv(
+    table: LogicalTable, path: Path, choose: Choose, *, delimiter: str = ",", floats: bool = False
+) -> Written:
     columns = {c.name: texts(c, choose, floats=floats) for c in table.columns}
     mark = delimiter.encode()
 
@@ -137,7 +142,7 @@ def _number_types(column: LogicalColumn, values: Sequence[Any]) -> list[tuple[pa
                 kinds.append((getattr(pa, f"int{bits}")(), "whole"))
             if low >= 0 and high < 2**bits:
                 kinds.append((getattr(pa, f"uint{bits}")(), "whole"))
-    if whole and -(2**63) <= low and high < 2**63:
+    if whole and low >= -(2**63) and high < 2**63:
         kinds.append((pa.decimal128(22, 2), "decimal"))
     if all(abs(v) <= LARGEST_EXACT for v in values):
         kinds.append((pa.float64(), "float"))
@@ -153,7 +158,9 @@ def typed(table: LogicalTable, choose: Choose, *, strings: bool = False) -> tupl
         if strings:
             fields = texts(column, choose)
             plain = column.type == "bytes"
-            kind = choose.choice([pa.binary(), pa.large_binary()] if plain else [pa.string(), pa.large_string(), pa.binary()])
+            kind = choose.choice(
+                [pa.binary(), pa.large_binary()] if plain else [pa.string(), pa.large_string(), pa.binary()]
+            )
             columns[column.name], ways[column.name] = pa.array(fields, pa.binary()).cast(kind), "text"
         else:
             kind, way = choose.choice(arrow_types(column))
@@ -180,7 +187,15 @@ def python_value(value: Any, column: LogicalColumn) -> Any:
     return (EPOCH + micros).replace(tzinfo=UTC if column.zone else None)
 
 
-_WAYS = {"text": "text", "bytes": "text", "whole": "whole", "number": "float", "bool": "bool", "date": "date", "time": "time"}
+_WAYS = {
+    "text": "text",
+    "bytes": "text",
+    "whole": "whole",
+    "number": "float",
+    "bool": "bool",
+    "date": "date",
+    "time": "time",
+}
 
 
 def columns_of_lists(table: LogicalTable, choose: Choose) -> Written:
@@ -220,7 +235,9 @@ def pandas_frame(table: LogicalTable, choose: Choose) -> Written:
         dtype, way = choose.choice(_pandas_dtypes(column))
         values = [row if isinstance(row, list) else python_value(row, column) for row in column.values]
         if dtype.startswith("datetime64"):
-            stamps = pandas.Series([None if v is None else np.datetime64(v, column.unit) for v in column.values], dtype=dtype)
+            stamps = pandas.Series(
+                [None if v is None else np.datetime64(v, column.unit) for v in column.values], dtype=dtype
+            )
             found[column.name] = stamps.dt.tz_localize("UTC") if column.zone else stamps
         else:
             found[column.name] = pandas.Series(values, dtype=dtype)
@@ -301,7 +318,9 @@ def _tensor(column: LogicalColumn, choose: Choose, *, counts: bool) -> tuple[Val
                 info = np.iinfo(dtype)
                 if all(info.min <= v <= info.max for v in present):
                     ways.append((np.array([int(v) for v in column.values], dtype), "whole"))
-            if dtype.kind == "f" and all(abs(v) <= 2 ** np.finfo(dtype).nmant and float(dtype.type(v)) == v for v in present):
+            if dtype.kind == "f" and all(
+                abs(v) <= 2 ** np.finfo(dtype).nmant and float(dtype.type(v)) == v for v in present
+            ):
                 ways.append((np.array([np.nan if v is None else v for v in column.values], dtype), "float"))
     return choose.choice(ways)
 

@@ -18,7 +18,9 @@ from shardkeep.workers.data.conversion.decoding import as_lists
 from shardkeep.workers.data.conversion.rules import Rules
 from tests.support.examples import examples
 
-ENTRIES = st.text(st.characters(min_codepoint=32, blacklist_categories=["Cs", "Cc", "Zl", "Zp"]), min_size=1, max_size=5).filter(
+ENTRIES = st.text(
+    st.characters(min_codepoint=32, blacklist_categories=["Cs", "Cc", "Zl", "Zp"]), min_size=1, max_size=5
+).filter(
     str.isprintable  # Python writes others as escapes, which are refused
 )
 
@@ -29,10 +31,16 @@ def read(fields: list[str | None], separator: str, *, form: int = 2) -> Any:
 
 
 def database(row: list[str | None]) -> str:
-    return "{" + ",".join("NULL" if e is None else '"' + e.replace("\\", "\\\\").replace('"', '\\"') + '"' for e in row) + "}"
+    return (
+        "{"
+        + ",".join("NULL" if e is None else '"' + e.replace("\\", "\\\\").replace('"', '\\"') + '"' for e in row)
+        + "}"
+    )
 
 
-@pytest.mark.parametrize("write", [str, lambda row: json.dumps(row, ensure_ascii=False), database], ids=["python", "json", "database"])
+@pytest.mark.parametrize(
+    "write", [str, lambda row: json.dumps(row, ensure_ascii=False), database], ids=["python", "json", "database"]
+)
 @given(rows=st.lists(st.lists(st.one_of(st.none(), ENTRIES), max_size=4), min_size=1, max_size=5))
 @examples(100)
 def test_a_list_of_texts_is_read_as_it_was_written(write: Callable[[Any], str], rows: list[list[str | None]]) -> None:
@@ -55,7 +63,9 @@ def test_numpys_writing_has_spaces() -> None:
 
 
 @pytest.mark.parametrize("separator", [",", "|", " "])
-@pytest.mark.parametrize("field", ["[18, 25]", "[18 25]", "[18|25]", "[[1], [2]]", "[1 2 ... 9]", "[1,,2]", "['a' 'b']", "['a\\n']"])
+@pytest.mark.parametrize(
+    "field", ["[18, 25]", "[18 25]", "[18|25]", "[[1], [2]]", "[1 2 ... 9]", "[1,,2]", "['a' 'b']", "['a\\n']"]
+)
 def test_a_list_in_another_writing_is_read_entirely_or_refused(field: str, separator: str) -> None:
     try:
         (entries,) = read([field], separator)
@@ -71,7 +81,11 @@ def test_lists_beside_texts_without_brackets_are_refused() -> None:
 
 
 def test_a_text_in_parentheses_is_a_text_where_the_separator_is_another() -> None:
-    assert read(["(no genres listed)", "Drama|War", "(a)|(b)"], "|") == [["(no genres listed)"], ["Drama", "War"], ["(a)", "(b)"]]
+    assert read(["(no genres listed)", "Drama|War", "(a)|(b)"], "|") == [
+        ["(no genres listed)"],
+        ["Drama", "War"],
+        ["(a)", "(b)"],
+    ]
 
 
 def test_models_of_before_cut_lists_in_brackets() -> None:

@@ -44,7 +44,9 @@ def labels(data: Data) -> list[float]:
 # Labels
 
 
-@pytest.mark.parametrize("texts", [["4.0", "4.50", "5", "3.5"], ["4", "4.5", "5.00", "0"], ["4e0", "45e-1", "+5", "-4"]])
+@pytest.mark.parametrize(
+    "texts", [["4.0", "4.50", "5", "3.5"], ["4", "4.5", "5.00", "0"], ["4e0", "45e-1", "+5", "-4"]]
+)
 def test_listed_numbers_are_compared_as_numbers(tmp_path: Path, texts: list[str]) -> None:
     lines = ["y,u", *(f"{text},a" for text in texts)]
     assert labels(opened(tmp_path, lines, label={"column": "y", "positive": [4, 4.5, 5]})) == [1, 1, 1, 0]
@@ -106,8 +108,17 @@ def test_times_of_float32_are_refused() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["2024-05-01", "2024-05-01 00:00", "2024-05-01T00:00:00", "2024-05-01 00:00:00 UTC", "2024-05-01 00:00:00 GMT"]
-    + ["2024-05-01 00:00:00.000000123", "2024-05-01T02:00:00+02:00", "2024-05-01 00:00:00+00", "2024-05-01T00:00:00Z"],
+    [
+        "2024-05-01",
+        "2024-05-01 00:00",
+        "2024-05-01T00:00:00",
+        "2024-05-01 00:00:00 UTC",
+        "2024-05-01 00:00:00 GMT",
+        "2024-05-01 00:00:00.000000123",
+        "2024-05-01T02:00:00+02:00",
+        "2024-05-01 00:00:00+00",
+        "2024-05-01T00:00:00Z",
+    ],
 )
 def test_writings_of_one_instant_are_one_instant(text: str) -> None:
     assert times.micros(column([text, None]), RULES).to_pylist() == [1_714_521_600_000_000, None]
