@@ -159,7 +159,7 @@ class Kept:
 class Converter:
     """Turns chunks into samples: those of `train` first, or with what an earlier conversion of `train` has fitted.
 
-    `kept`: what of it another model's training rows have fitted."""
+    `kept`: the part that another model's training rows have fitted."""
 
     def __init__(self, layout: Layout, fitted: Fitted | None = None, kept: Kept | None = None) -> None:
         if fitted is not None:

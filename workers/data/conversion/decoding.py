@@ -62,7 +62,7 @@ def holds_times(column: Column, rules: Rules) -> bool | None:
 def as_lists(column: Column, rules: Rules, separator: str | None, *, single: bool = True) -> pa.Array:
     """The column as list<...>: list columns as they are, texts cut at `separator`, else one entry each.
 
-    A missing field is an empty list. `single`: texts without a separator may be one entry each. Texts may stand in
+    A missing field is an empty list. `single`: texts without a separator may be one entry each. Texts may be in
     brackets, as Python, JSON and databases write lists; then all do. Raises DataError.
     """
     values = column.values
