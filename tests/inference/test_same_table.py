@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
+import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
@@ -256,6 +257,7 @@ def check_before(rows: Rows, trained: Trained, where: str, count: int) -> None:
             assert ragged.values_N.tolist() == quick.ids[name].values_N.tolist(), f"{where}: {name}"
 
 
+@pytest.mark.timeout(1800)  # 300 tables
 @given(table=tables(), seed=st.integers(0, 2**32))
 @SETTINGS
 def test_a_table_gives_equal_batches_in_every_form(table: LogicalTable, seed: int) -> None:
