@@ -11,7 +11,7 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 
 from shardkeep.base.arrays import Float64s
 from shardkeep.workers.data.conversion.chunk import Column, shown_text
-from shardkeep.workers.data.conversion.rules import Rules, is_text, is_time, number_of
+from shardkeep.workers.data.conversion.rules import Rules, is_text, is_time
 
 READ = (
     "2024-05-01, 2024-05-01 13:45, with T, seconds and up to 9 digits of a second, and with Z, UTC, GMT or +02:00 in "
@@ -87,7 +87,7 @@ def _of_texts(column: Column, texts: pa.Array) -> pa.Array:
         except pa.ArrowInvalid:
             continue
     for index, text in enumerate(texts.cast(pa.binary()).to_pylist()):
-        if text is not None and number_of(text) is None and parse(texts.slice(index, 1)) is None:
+        if text is not None and parse(texts.slice(index, 1)) is None:
             raise column.error(index, f"{shown_text(text)} is no time; read are: {READ}")
     index = next(i for i, value in enumerate(texts.is_valid().to_pylist()) if value)
     raise column.error(index, f"times with and without a zone, or dates and counts, are mixed; read are: {READ}")
