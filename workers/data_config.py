@@ -235,7 +235,7 @@ class DataConfig(Settings):
     synthetic: SyntheticConfig = SyntheticConfig()
     """The synthetic stream."""
     refit: bool = False
-    """Fit scaling and kinds of columns anew in a job that continues by `--from` or `--resume`; false = keep those of
+    """Fit scaling and kinds of columns again in a job that continues by `--from` or `--resume`; false = keep those of
     its model."""
     fitted: dict[str, Any] | None = None
     """What the columns of the model with which the job continues were read by; `--from` and `--resume` set it."""

@@ -23,6 +23,7 @@ from shardkeep.inference.files import Told, as_texts, chunks_of_files, score_wri
 from shardkeep.inference.loading import load_trained
 from shardkeep.inference.trained import LookedUp, Trained, inputs_of, trained_of_checkpoint
 from shardkeep.run.trained import Which, checkpoint_of, config_of
+from shardkeep.run.warm_start import continuing
 from shardkeep.workers.collectives.collective import Solo
 from shardkeep.workers.data.conversion.chunk import Chunk, MissingColumn
 from shardkeep.workers.data.input_files import find_files
@@ -248,7 +249,7 @@ def _with_data(run: Path, which: Which, split: Split, told: Told) -> tuple[Train
     config = config_of(run)
     checkpoint = checkpoint_of(config, run, which)
     inputs = inputs_of(checkpoint)
-    data: Data = open_data(config.data, seed=config.seed, progress=told)
+    data: Data = open_data(continuing(config, checkpoint).data, seed=config.seed, progress=told)
     dataset = data.eval if split == "eval" else data.train
     if dataset is None:
         raise UserError(f"{run}: the job has no evaluation data; allowed: --data FILE, or --split train")

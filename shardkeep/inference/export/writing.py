@@ -27,6 +27,7 @@ from shardkeep.roles.assembly import build_dense_model, table_specs
 from shardkeep.run.newest import with_checkpoint
 from shardkeep.run.reader import MetricsTail, RunReader
 from shardkeep.run.trained import Which, config_of
+from shardkeep.run.warm_start import continuing
 from shardkeep.workers.checkpoint.tower_state import read_tower
 from shardkeep.workers.data.conversion.inputs import Inputs
 from shardkeep.workers.embeddings.layer import Embeddings
@@ -151,7 +152,7 @@ def _cost(
 ) -> dict[str, float] | None:
     """What the number formats changed of the metrics on the job's evaluation data; None = there are none."""
     try:
-        dataset = data_of(config, "eval", told)
+        dataset = data_of(continuing(config, checkpoint), "eval", told)
     except (ShardkeepError, OSError):
         return None
     before = trained_of_checkpoint(config, checkpoint, inputs.layout.schema, inputs)

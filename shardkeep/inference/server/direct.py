@@ -138,6 +138,8 @@ class DirectConversion:
             raise _Unusual
         ids_V: Ints = column.view(np.int64) if column.dtype == np.uint64 else column.astype(np.int64)
         if self._whole_marks:
+            if column.dtype == np.uint64:
+                raise _Unusual  # the largest of its numbers are negative ids
             ids_V = np.where(np.isin(ids_V, self._whole_marks), MISSING_ID, ids_V)
         return ids_V
 
@@ -154,7 +156,7 @@ class DirectConversion:
                     for ids in entries[start:end]:
                         found.extend(ids)
                     lengths.append(len(found) - before)
-            elif isinstance(part, list):
+            elif isinstance(part, list) and column.separator is not None:
                 for ids in map(self._ids[column.separator].__getitem__, part):
                     found.extend(ids)
                     lengths.append(len(ids))

@@ -40,7 +40,7 @@ class Loaded:
     def of(cls, predictor: Predictor, made_at: float | None = None, unseen: Unseen | None = None) -> Loaded:
         unseen = unseen or Unseen(predictor.inputs.layout.schema)
         made_at = time.time() if made_at is None else made_at
-        signature = Signature(predictor)
+        signature = Signature(predictor.inputs, predictor.labels)
         direct = DirectConversion(signature.columns, predictor.inputs)
         blocks = predictor.small_blocks(unseen)
         blocks.warm()

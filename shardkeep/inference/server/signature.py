@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from shardkeep.base.arrays import Floats, Ints
-from shardkeep.inference.predictor import Predictor
 from shardkeep.inference.protocol.datatypes import BYTES, Values
 from shardkeep.inference.protocol.status import invalid
 from shardkeep.inference.protocol.tensors import (
@@ -60,13 +59,11 @@ class _Plan:
 class Signature:
     """The tensors of a model. Any thread may call: plans are kept by single steps of a dict."""
 
-    def __init__(self, predictor: Predictor) -> None:
-        inputs = predictor.inputs
+    def __init__(self, inputs: Inputs, labels: Sequence[str]) -> None:
         self.columns = tuple(inputs.columns())
         self._lists = frozenset(inputs.fitted.lists) | {c.weights for c in inputs.layout.sparse if c.weights}
         self._widths = {c.column: c.width for c in inputs.layout.dense if c.width is not None}
         self.inputs = tuple(tensor for name in self.columns for tensor in self._tensors(name, inputs))
-        labels = predictor.labels
         names = ["score"] if len(labels) == 1 else [f"score_{label}" for label in labels]
         self.outputs = tuple(TensorMetadata(name, "FP32") for name in names)
         self._output_index = {name: t for t, name in enumerate(names)}

@@ -53,7 +53,8 @@ def decode_ids(column: Column, kind: Kind | None, rules: Rules, spellings: Spell
     values = _parsed(column, rules) if is_text(values.type) else values
     valid_N = np.array(values.is_valid())
     ids_N = _whole(column, values, rules)
-    if marks := [int(m) for m in rules.marks if m.is_integer() and abs(m) < 2.0**63]:
+    least = 0 if pa.types.is_uint64(values.type) else -(2**63)  # the largest of its numbers are negative ids
+    if marks := [int(m) for m in rules.marks if m.is_integer() and least <= m < 2.0**63]:
         valid_N &= ~np.isin(ids_N, marks)
     ids_N[~valid_N] = MISSING_ID
     return ids_N

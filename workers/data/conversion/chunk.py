@@ -149,7 +149,7 @@ def plain(values: pa.Array) -> pa.Array:
     if isinstance(values.type, pa.BaseExtensionType):
         values = values.storage
     if pa.types.is_dictionary(values.type):
-        values = values.dictionary_decode()
+        values = plain(values.dictionary).take(values.indices)
     kind = values.type
     if pa.types.is_string_view(kind):
         return values.cast(pa.large_string())

@@ -173,7 +173,7 @@ class Kept:
 class Converter:
     """Turns chunks into samples: those of `train` first, or with what an earlier conversion of `train` has fitted.
 
-    `kept`: what of it another model's training rows have fitted."""
+    `kept`: the part that another model's training rows have fitted."""
 
     def __init__(self, layout: Layout, fitted: Fitted | None = None, kept: Kept | None = None) -> None:
         if fitted is not None:
@@ -355,7 +355,7 @@ class Converter:
 
     def _multi(self, chunk: Chunk, sparse: SparseColumn) -> Lists:
         column = chunk.column(sparse.column)
-        lists = as_lists(column, self.rules, sparse.separator)
+        lists = as_lists(column, self.rules, sparse.separator, single=sparse.weights is not None)
         lengths_N = list_lengths(lists)
         entries = column.entries(lists, lengths_N)
         keep_V = present(entries.values, self.rules)

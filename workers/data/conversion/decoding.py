@@ -15,11 +15,12 @@ from numpy.typing import NDArray
 from shardkeep.base.arrays import Float64s, Ints
 from shardkeep.workers.data.conversion import times
 from shardkeep.workers.data.conversion.chunk import Column, shown_text
-from shardkeep.workers.data.conversion.rules import Rules, is_list, is_number, is_text, is_time
+from shardkeep.workers.data.conversion.rules import Rules, is_list, is_number, is_text, is_time, number_of
 
 COMMA_NUMBER = re.compile(rb"[+-]?[0-9]+,[0-9]+")
 VECTORS = "; of a list of N numbers, each a dense input: {column: NAME, width: N}"
-_BRACKETS = r"(?s)^(?:\[.*\]|\(.*\)|\{.*\})$"
+_BRACKETS = re.compile(rb"\[(.*)\]|\{(.*)\}|\(([^()]*)\)", re.DOTALL)
+_ESCAPE = re.compile(rb"\\(.)")
 
 
 def decode_numbers(column: Column, rules: Rules) -> Float64s:
@@ -31,7 +32,8 @@ def decode_numbers(column: Column, rules: Rules) -> Float64s:
     elif pa.types.is_temporal(kind) and not pa.types.is_interval(kind):
         numbers = _of_temporal(column, rules)
     elif is_number(kind):
-        numbers = column.values.cast(pa.float64(), safe=False)
+        exact = pa.types.is_decimal(kind) and rules.form > 1  # Arrow's cast is wrong in the last bit of some
+        numbers = (column.values.cast(pa.string()) if exact else column.values).cast(pa.float64(), safe=False)
     elif pa.types.is_null(kind):
         numbers = column.values.cast(pa.float64())
     else:
@@ -50,7 +52,8 @@ def decode_vectors(column: Column, rules: Rules, width: int) -> Float64s:
     all of a list that is missing or empty, is nan. Texts are cut at commas, semicolons, bars and spaces."""
     values = column.values
     if is_text(values.type):
-        texts = _unbracketed(column, rules.texts(values), rules)
+        texts = pc.ascii_trim(rules.texts(values), characters="[](){} \n")
+        texts = pc.if_else(pc.equal(texts, ""), None, texts)
         lists = pc.split_pattern_regex(texts, rf"\s*[{'' if column.decimal == ',' else ','};|]\s*|\s+")
     elif is_list(values.type) or pa.types.is_null(values.type):
         lists = values.cast(pa.list_(values.type.value_type if is_list(values.type) else pa.float64()))
@@ -79,11 +82,11 @@ def holds_times(column: Column, rules: Rules) -> bool | None:
     return is_time(present.type)
 
 
-def as_lists(column: Column, rules: Rules, separator: str | None) -> pa.Array:
+def as_lists(column: Column, rules: Rules, separator: str | None, *, single: bool = True) -> pa.Array:
     """The column as list<...>: list columns as they are, texts cut at `separator`, else one entry each.
 
-    A missing field is an empty list. Texts may stand in brackets, as Python, JSON and databases write lists; then all
-    do. Raises DataError.
+    A missing field is an empty list. `single`: texts without a separator may be one entry each. Texts may be in
+    brackets, as Python, JSON and databases write lists; then all do. Raises DataError.
     """
     values = column.values
     kind = values.type
@@ -94,7 +97,10 @@ def as_lists(column: Column, rules: Rules, separator: str | None) -> pa.Array:
     if is_text(kind):
         values = rules.texts(values)
         if separator is not None:
-            return pc.split_pattern(_unbracketed(column, values, rules), separator).cast(pa.list_(values.type))
+            cut = _cut(column, values, separator) if rules.form > 1 else pc.split_pattern(values, separator)
+            return cut.cast(pa.list_(values.type))
+        if not single and rules.form > 1:
+            raise column.wrong_type("lists, as in training; texts of several values need a separator there")
     elif separator is not None:
         raise column.wrong_type(f"texts with {separator!r} between the ids, or a list column without separator")
     lengths_N = np.array(values.is_valid()).astype(np.int32)
@@ -120,19 +126,57 @@ def present(entries: pa.Array, rules: Rules) -> NDArray[np.bool_]:
     return present_N
 
 
-def _unbracketed(column: Column, texts: pa.Array, rules: Rules) -> pa.Array:
-    """Fields such as `[18, 25]` or `['a', 'b']` without their brackets and quotes."""
-    bracketed = pc.fill_null(pc.match_substring_regex(texts, _BRACKETS), False)
-    if rules.form == 1 or not pc.any(bracketed).as_py():
-        return texts
-    bare = pc.and_not(pc.is_valid(texts), bracketed)
-    if pc.any(bare).as_py():
-        index = int(np.array(bare).argmax())
-        shown = shown_text(texts[index].as_buffer().to_pybytes())
-        raise column.error(index, f"{shown} has no brackets, others have; write all in one way")
-    inner = pc.ascii_trim_whitespace(pc.utf8_slice_codeunits(texts, 1, -1))
-    inner = pc.if_else(pc.equal(inner, ""), None, inner)
-    return pc.replace_substring_regex(inner, r"""(^|[,;|\s])\s*(?:'([^']*)'|"([^"]*)")""", r"\1\2\3")
+def _cut(column: Column, texts: pa.Array, separator: str) -> pa.Array:
+    """The texts cut at the separator, or lists as Python, JSON and databases write them: `[18, 25]`, `{a,NULL}`."""
+    fields = texts.cast(pa.binary()).to_pylist() if pc.any(pc.match_substring_regex(texts, r"^[\[({]")).as_py() else []
+    inner = [_inner(field, separator) for field in fields]
+    if not any(each is not None for each in inner):
+        return pc.split_pattern(texts, separator)
+    entry, rows = _entry(separator), []
+    for index, (field, text) in enumerate(zip(fields, inner, strict=True)):
+        row = None if text is None else _entries(text, entry)
+        if row is None and field is not None:
+            why = "has no brackets, others have; write all in one way"
+            if text is not None:
+                why = f"is no list of numbers or quoted texts with {separator!r} between them"
+            raise column.error(index, f"{shown_text(field)} {why}")
+        rows.append(row)
+    return pa.array(rows, pa.list_(pa.binary())).cast(pa.list_(texts.type))
+
+
+def _inner(field: bytes | None, separator: str) -> bytes | None:
+    """What is in the brackets of a field; None = it is no list. `(none)` is a text, unless the separator is in it."""
+    found = _BRACKETS.fullmatch(field or b"")
+    if found is None:
+        return None
+    text = next(each for each in found.groups() if each is not None)
+    return text.strip() if found[3] is None or not text or separator.encode() in text else None
+
+
+def _entry(separator: str) -> re.Pattern[bytes]:
+    """Matches an entry, bare or in quotes, and the separator behind it."""
+    mark = re.escape(separator.strip().encode())
+    bare = rb"[^\s'\"\[\]{},;|]" + (rb"[^\[\]{},;|]*?" if mark else rb"[^\s\[\]{},;|]*")
+    quoted = [rb"%b((?:[^%b\\]|\\['\"\\/])*)%b" % (quote, quote, quote) for quote in (b"'", b'"')]
+    return re.compile(rb"\s*(?:%b|%b|(%b))\s*(?:%b|$)" % (*quoted, bare, mark or rb"(?<=\s)"))
+
+
+def _entries(text: bytes, entry: re.Pattern[bytes]) -> list[bytes | None] | None:
+    """The entries between brackets, None for a missing one; None where it is no such list."""
+    found, at = list[bytes | None](), 0
+    while at < len(text):
+        match = entry.match(text, at)
+        if match is None:
+            return None
+        one, other, bare = match.groups()
+        if bare is None:
+            found.append(_ESCAPE.sub(rb"\1", one if other is None else other))
+        elif b"..." in (parts := bare.split()) or (len(parts) > 1 and None not in map(number_of, parts)):
+            return None  # as numpy shortens or separates
+        else:
+            found.append(None if bare in (b"None", b"NULL", b"null") else bare)
+        at = match.end()
+    return found
 
 
 def _of_temporal(column: Column, rules: Rules) -> pa.Array:

@@ -105,7 +105,7 @@ class ColumnScaler:
 
     def transform(self) -> tuple[float, float, float]:
         """(fill, shift, factor): the input is (stored - shift) * factor, or fill where missing. A column that is
-        constant in training is 0 whatever it becomes later."""
+        constant in training is 0 also where it varies later."""
         if self._kept is not None:
             return self._kept.fill, self._kept.shift, self._kept.factor
         if self.is_constant:

@@ -1,0 +1,278 @@
+"""One logical table gives equal batches in every form, or a refusal: files, frames, lists of dicts, requests."""
+
+from __future__ import annotations
+
+import random
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa  # type: ignore[import-untyped]
+import pytest
+from hypothesis import HealthCheck, given
+from hypothesis import strategies as st
+
+from shardkeep.base.errors import DataError
+from shardkeep.inference.files import chunks_of_files
+from shardkeep.inference.frames import chunks_of
+from shardkeep.inference.protocol import grpc_form, json_form
+from shardkeep.inference.protocol.tensors import InferRequest
+from shardkeep.inference.server.conversion import batches_of
+from shardkeep.inference.server.direct import DirectConversion
+from shardkeep.inference.server.signature import Rows, Signature
+from shardkeep.workers.data.batch import Batch
+from shardkeep.workers.data.conversion.chunk import Chunk
+from shardkeep.workers.data.conversion.inputs import Inputs
+from shardkeep.workers.data.samples import Data
+from shardkeep.workers.data.sources.registry import open_data
+from shardkeep.workers.data_config import DataConfig
+from tests.support import logical_forms as forms
+from tests.support.examples import LONG, examples
+from tests.support.logical_tables import (
+    SEPARATOR,
+    LogicalColumn,
+    LogicalTable,
+    data_settings,
+    dense_of,
+    ids_of,
+    tables,
+    weights_of,
+)
+
+SETTINGS = examples(300 if LONG else 80, suppress_health_check=list(HealthCheck))
+"""20 tables in the default run."""
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What training has read of a table, and how each column was written."""
+
+    form: str
+    data: Data
+    inputs: Inputs
+    ways: Mapping[str, str]
+    separators: Mapping[str, str | None]
+
+
+def train(table: LogicalTable, form: str, written: forms.Written, *, cut: bool) -> Trained:
+    """Reads the training rows. Raises DataError."""
+    separators = {c.name: SEPARATOR if written.ways[c.name] == "text" and cut else None for c in table.of("list")}
+    settings = data_settings(table, written.data, separators)
+    data = open_data(DataConfig.model_validate(settings), seed=3)
+    return Trained(form, data, Inputs.of_json(data.inputs), written.ways, separators)
+
+
+def trained_forms(table: LogicalTable, folder: Path, choose: forms.Choose) -> Iterator[Trained]:
+    """Trainings from every form of file. Some are refused."""
+    yield train(table, "csv", forms.write_csv(table, folder / "a.csv", choose), cut=True)
+    yield train(table, "csv of floats", forms.write_csv(table, folder / "b.csv", choose, floats=True), cut=True)
+    tabs = forms.write_csv(table, folder / "c.tsv", choose, delimiter="\t")
+    yield train(table, "tsv", tabs, cut=True)
+    strings = forms.write_parquet(table, folder / "d.parquet", choose, strings=True)
+    yield train(table, "parquet of texts", strings, cut=True)
+    for n in range(2):
+        typed = forms.write_parquet(table, folder / f"e{n}.parquet", choose)
+        yield train(table, f"parquet {n}", typed, cut=False)
+    if pandas := forms.optional("pandas"):
+        written = forms.pandas_frame(table, choose)
+        try:
+            written.data.to_parquet(folder / "f.parquet", index=False)
+        except (pandas.errors.ParserError, OverflowError, ValueError):
+            return
+        yield train(table, "parquet of pandas", forms.Written(folder / "f.parquet", written.ways), cut=False)
+
+
+def check_batch(batch: Batch, table: LogicalTable, trained: Trained, where: str, reference: Batch) -> None:
+    """Ids are those of the logical values, dense numbers those of training's batch, bit for bit."""
+    for column in table.of("id", "list"):
+        kind = trained.inputs.fitted.kinds.get(column.name)
+        ragged = batch.ids[column.name]
+        if kind is None:
+            continue
+        ids_V, lengths = ids_of(column, table, kind)
+        assert ragged.values_N.tolist() == ids_V.tolist(), f"{where}: ids of {column}"
+        assert (None if ragged.lengths_B is None else ragged.lengths_B.tolist()) == lengths, f"{where}: {column}"
+        for weights in table.of("weights"):
+            if weights.owner == column.name:
+                assert ragged.weights_N is not None
+                assert ragged.weights_N.tolist() == weights_of(weights, column, table).tolist(), f"{where}: {weights}"
+    for i, column in enumerate(table.of("dense")):
+        ours, theirs = batch.dense_BI[:, i], reference.dense_BI[:, i]
+        assert ours.tobytes() == theirs.tobytes(), f"{where}: {column} gave {ours}, in training {theirs}"
+
+
+def check_training(trained: Trained, table: LogicalTable) -> Batch:
+    """Labels, weights, times and dense numbers are those of the logical values; the batch in the order of rows."""
+    times = [dense_of(column, table) for column in table.of("time")]
+    order = np.argsort(times[0], kind="stable") if times else np.arange(len(table))
+    back = np.empty(len(table), np.int64)
+    back[order] = np.arange(len(table))
+    batch = trained.data.train.gather(back)
+    assert batch.label_BT[:, 0].tolist() == np.array(table.positive, np.float32).tolist(), trained.form
+    for column in table.of("weight"):
+        assert batch.weight_B is not None
+        assert batch.weight_B.tolist() == np.array(column.values, np.float32).tolist(), trained.form
+    for i, column in enumerate(table.of("dense")):
+        raw_N = dense_of(column, table)
+        scale = trained.inputs.layout.dense[i].scale
+        shaped_N = np.sign(raw_N) * np.log1p(np.abs(raw_N)) if scale == "log" else raw_N
+        fill = np.nanmean(raw_N) if not np.isnan(raw_N).all() else 0.0
+        filled_N = np.where(np.isnan(raw_N), np.sign(fill) * np.log1p(abs(fill)) if scale == "log" else fill, shaped_N)
+        if scale == "standard":
+            spread = np.nanstd(raw_N)
+            filled_N = (filled_N - fill) / (spread or 1.0)
+        if len(set(raw_N[~np.isnan(raw_N)].tolist())) > 1:
+            assert np.allclose(batch.dense_BI[:, i], filled_N, rtol=1e-4, atol=1e-4), f"{trained.form}: {column}"
+        else:
+            assert not batch.dense_BI[:, i].any(), f"{trained.form}: {column} is constant"
+    return batch
+
+
+def batches_of_files(table: LogicalTable, trained: Trained, folder: Path, choose: forms.Choose) -> Iterator[Any]:
+    """(form, how columns are written, a function that gives the chunks)."""
+    files = {
+        "csv": forms.write_csv(table, folder / "new.csv", choose),
+        "csv of floats": forms.write_csv(table, folder / "floats.csv", choose, floats=True),
+        "parquet of texts": forms.write_parquet(table, folder / "texts.parquet", choose, strings=True),
+        "parquet": forms.write_parquet(table, folder / "new.parquet", choose),
+    }
+    if trained.inputs.reading["form"] == "csv":
+        mark = trained.inputs.reading["delimiter"]
+        files |= {
+            name: forms.write_csv(table, folder / f"{name}.csv", choose, delimiter=mark, floats=name != "csv")
+            for name in ("csv", "csv of floats")
+        }
+    for name, written in files.items():
+        yield (
+            name,
+            written.ways,
+            lambda path=written.data: chunks_of_files([path], trained.inputs, lambda _t, _s: None, extra=["label"]),
+        )
+    for name, frame in forms.FRAMES.items():
+        written = frame(table, choose)
+        yield name, written.ways, lambda data=written.data: chunks_of(data, trained.inputs)
+
+
+def requests_of(columns: Mapping[str, Any]) -> dict[str, Callable[[], InferRequest]]:
+    """The request as each protocol's reader gives it."""
+
+    def over_http(body: bytes, length: str | None) -> InferRequest:
+        return json_form.RequestReader().read(body, length, model="m", version="")
+
+    found: dict[str, Callable[[], InferRequest]] = {
+        "HTTP binary": lambda: over_http(*forms.http_binary(columns)),
+        "gRPC raw": lambda: grpc_form.RequestReader().read(forms.grpc(columns, raw=True)),
+        "gRPC contents": lambda: grpc_form.RequestReader().read(forms.grpc(columns, raw=False)),
+    }
+    with suppress(UnicodeDecodeError):
+        body, length = forms.http_json(columns)
+        found["HTTP JSON"] = lambda: over_http(body, length)
+    return found
+
+
+def may_refuse(trained: Trained, table: LogicalTable, ways: Mapping[str, str], *, request: bool) -> bool:
+    """Whether a column is written in a way that training's way does not allow."""
+    return any(
+        _refused(trained, table, column, ways.get(column.name, ""))
+        for column in table.columns
+        if column.role != "label"
+    )
+
+
+def _refused(trained: Trained, table: LogicalTable, column: LogicalColumn, way: str) -> bool:
+    kind = trained.inputs.fitted.kinds.get(column.name)
+    large = [v for v in column.entries() if column.type == "whole" and v is not None and not -(2**63) <= v < 2**63]
+    if column.role == "list" and way == "text" and column.name not in [n for n, s in trained.separators.items() if s]:
+        return True  # texts have no lists without a separator
+    if column.role in ("id", "list") and kind == "texts" and way in ("time", "count"):
+        return True  # a time has many texts
+    if large and way != "text":
+        return True  # numbers beyond int64 are of no type that holds all others
+    is_time = column.role == "dense" and column.type == "time"
+    return is_time and column.name not in trained.inputs.fitted.times
+
+
+def whole(chunks: list[Chunk]) -> Chunk:
+    """The chunks as one."""
+    columns = {name: pa.concat_arrays([chunk.columns[name] for chunk in chunks]) for name in chunks[0].columns}
+    return Chunk(chunks[0].path, np.concatenate([c.rows_N for c in chunks]), columns, chunks[0].decimal)
+
+
+def check_forms(table: LogicalTable, trained: Trained, reference: Batch, folder: Path, choose: forms.Choose) -> int:
+    """Compares the batches of all forms; the number of those that are refused."""
+    refused = 0
+    for name, ways, chunks in batches_of_files(table, trained, folder, choose):
+        where = f"{trained.form} -> {name}"
+        try:
+            chunk = whole(list(chunks()))
+            samples = trained.inputs.samples(chunk)
+        except DataError as error:
+            refused += 1
+            assert may_refuse(trained, table, ways, request=False), f"{where}: {error}"
+            continue
+        check_batch(samples.gather(np.arange(len(samples))), table, trained, where, reference)
+        if "label" in chunk.columns:
+            _, label_N = trained.inputs.labelled(chunk)
+            assert label_N.tolist() == np.array(table.positive, np.float32).tolist(), where
+    return refused + check_requests(table, trained, reference, choose)
+
+
+def check_requests(table: LogicalTable, trained: Trained, reference: Batch, choose: forms.Choose) -> int:
+    refused = 0
+    signature = Signature(trained.inputs, ["label"])
+    direct = DirectConversion(signature.columns, trained.inputs)
+    for _ in range(2):
+        written = forms.request_columns(table, choose, trained.separators, trained.inputs.fitted.kinds)
+        for name, request in requests_of(written.data).items():
+            where = f"{trained.form} -> {name}"
+            rows = signature.rows(request())
+            quick = direct.batch([rows], len(table))
+            try:
+                ((batch, _),) = batches_of(rows, signature.columns, trained.inputs, lambda count: count)
+            except DataError as error:
+                refused += 1
+                assert quick is None, f"{where}: the quick path takes what is refused: {error}"
+                assert may_refuse(trained, table, written.ways, request=True), f"{where}: {error}"
+                continue
+            check_batch(batch, table, trained, where, reference)
+            if quick is not None:
+                check_batch(quick, table, trained, f"{where}, quick", reference)
+            check_before(rows, trained, where, len(table))
+    return refused
+
+
+def check_before(rows: Rows, trained: Trained, where: str, count: int) -> None:
+    """The quick path gives a model of before what the other gives, or nothing."""
+    inputs = Inputs.of_json(trained.inputs.to_json() | {"form": 1, "times": []})
+    signature = Signature(inputs, ["label"])
+    quick = DirectConversion(signature.columns, inputs).batch([rows], count)
+    if quick is not None:
+        ((batch, _),) = batches_of(rows, signature.columns, inputs, lambda count: count)
+        assert batch.dense_BI.tobytes() == quick.dense_BI.tobytes(), where
+        for name, ragged in batch.ids.items():
+            assert ragged.values_N.tolist() == quick.ids[name].values_N.tolist(), f"{where}: {name}"
+
+
+@pytest.mark.timeout(1800)  # 300 tables
+@given(table=tables(), seed=st.integers(0, 2**32))
+@SETTINGS
+def test_a_table_gives_equal_batches_in_every_form(table: LogicalTable, seed: int) -> None:
+    choose = random.Random(seed)
+    with tempfile.TemporaryDirectory() as name:
+        rows = set()
+        for trained in trained_forms(table, Path(name), choose):
+            reference = check_training(trained, table)
+            check_batch(reference, table, trained, trained.form, reference)
+            if LONG or choose.random() < 0.4:  # of 20 tables, 60 trained models
+                check_forms(table, trained, reference, Path(name), choose)
+            rows.add(tuple(len(set(reference.ids[c.name].values_N.tolist())) for c in table.of("id", "list")))
+        assert len(rows) == 1 or _spellings_differ(table), f"rows a table differ: {rows}"
+
+
+def _spellings_differ(table: LogicalTable) -> bool:
+    """Whether a column's values have fewer numbers than texts, or the reverse."""
+    return any(c.type in ("time", "bool", "date") for c in table.of("id"))

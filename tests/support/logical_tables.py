@@ -1,0 +1,351 @@
+"""A logical table: columns of Python values, drawn by hypothesis, and the right batch for them. Knows no form."""
+
+from __future__ import annotations
+
+import datetime
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import xxhash
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+Role = Literal["id", "list", "weights", "dense", "label", "weight", "time"]
+Type = Literal["text", "bytes", "whole", "bool", "date", "time", "number"]
+
+MISSING_TEXTS = ("", "?", "NA", "nan", "NaN", "null")
+MARKS = ("-1", "-999.0")
+SEPARATOR = "|"
+UTC = datetime.UTC
+EPOCH = datetime.datetime(1970, 1, 1)
+_TEXTS = [
+    "US",
+    "us",
+    "01",
+    "1",
+    "1322.0",
+    "1322",
+    "1322.50",
+    "-1",
+    "-999",
+    "-999.0",
+    "NA",
+    "nan",
+    "é",
+    "日本",
+    "[x]",
+    "1e3",
+    "1_000",
+    "true",
+    "True",
+    "0.0",
+    "-0.0",
+    "+5",
+    "0x10",
+    "inf",
+    "a;b",
+    "a,b",
+]
+_ODD = [" 1", "1 ", "a b", 'q"uo"te', '"', "", "x" * 70, "nbsp\u00a0", "it's", "[a, b]", "{", "a\tb"]
+_BYTES = [b"caf\xe9", b"\xff\xfe\xfd", b"plain", b"1322.0", b" \xe9 ", "é".encode()]
+
+
+@dataclass(frozen=True)
+class LogicalColumn:
+    """`values`: a Python value a row, None = missing; in a list column lists. `type`: of a value. `unit`: of times."""
+
+    name: str
+    role: Role
+    type: Type
+    values: Sequence[Any]
+    unit: str = "us"
+    zone: bool = False
+    owner: str = ""
+    """Of weights: the column of their ids."""
+
+    @property
+    def is_list(self) -> bool:
+        return self.role in ("list", "weights")
+
+    def entries(self) -> list[Any]:
+        """All values in one list."""
+        return [e for row in self.values for e in row or ()] if self.is_list else list(self.values)
+
+
+@dataclass(frozen=True)
+class LogicalTable:
+    """Columns of equal length. `label`: settings of the label column. `marks`: whether numbers mean a missing value."""
+
+    columns: Sequence[LogicalColumn]
+    label: dict[str, Any]
+    positive: Sequence[float]
+    """Of each row, what its label means."""
+    marks: bool
+
+    def __len__(self) -> int:
+        return len(self.positive)
+
+    def of(self, *roles: Role) -> list[LogicalColumn]:
+        return [column for column in self.columns if column.role in roles]
+
+    def column(self, name: str) -> LogicalColumn:
+        return next(column for column in self.columns if column.name == name)
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        return MISSING_TEXTS + MARKS if self.marks else MISSING_TEXTS
+
+
+# The right batch
+
+
+def text_of(value: Any, column: LogicalColumn) -> bytes:
+    """A value as a text, as a person or Arrow's CSV writer writes it."""
+    if isinstance(value, bytes):
+        return value
+    if isinstance(value, bool):
+        return b"true" if value else b"false"
+    if isinstance(value, int) and column.type == "time":
+        return stamp(value, column).encode()
+    if isinstance(value, datetime.date):
+        return value.isoformat().encode()
+    return str(value).encode()
+
+
+def stamp(count: int, column: LogicalColumn) -> str:
+    """A time, which is held as a count of its unit since 1970."""
+    digits = {"s": 0, "ms": 3, "us": 6, "ns": 9}[column.unit]
+    whole, part = divmod(count, 10**digits)
+    text = (EPOCH + datetime.timedelta(seconds=whole)).isoformat(" ")
+    return text + (f".{part:0{digits}}" if digits else "") + ("Z" if column.zone else "")
+
+
+def micros_of(value: Any, column: LogicalColumn) -> int:
+    """A time or a date as whole microseconds since 1970; the digits behind them are cut."""
+    if isinstance(value, datetime.date):
+        return int((value - EPOCH.date()).days) * 86_400_000_000
+    micros = value * 10**6 // {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}[column.unit]
+    return int(micros)
+
+
+def is_missing(value: Any, column: LogicalColumn, table: LogicalTable) -> bool:
+    """Whether a value means a missing one."""
+    if value is None:
+        return True
+    if column.type in ("text", "bytes"):
+        text = text_of(value, column).strip(b" \t\n\v\f\r")
+        return text in {each.encode() for each in MISSING_TEXTS} or (table.marks and _number(text) in (-1.0, -999.0))
+    return bool(table.marks and column.type in ("whole", "number", "bool") and value in (-1, -999))
+
+
+def _number(text: bytes) -> float | None:
+    try:
+        return None if b"_" in text else float(text)
+    except ValueError:
+        return None
+
+
+MISSING_ID = int(np.uint64(xxhash.xxh3_64_intdigest(b"")).view(np.int64))
+
+
+def id_of(value: Any, column: LogicalColumn, table: LogicalTable, kind: str) -> int:
+    """The id of a category where training has seen texts, numbers or times."""
+    if is_missing(value, column, table):
+        return MISSING_ID
+    if kind == "texts":
+        text = text_of(value, column).strip(b" \t\n\v\f\r")
+        head, dot, tail = text.partition(b".")
+        digits = head.removeprefix(b"-")
+        if dot and tail and not tail.strip(b"0") and digits.isdigit() and (digits == b"0" or digits[:1] != b"0"):
+            text = text if head == b"-0" else head
+        return int(np.uint64(xxhash.xxh3_64_intdigest(text)).view(np.int64))
+    if kind == "times":
+        return micros_of(value, column)
+    return int(np.uint64(int(value) % 2**64).view(np.int64))
+
+
+def ids_of(column: LogicalColumn, table: LogicalTable, kind: str) -> tuple[NDArray[np.int64], list[int] | None]:
+    """The ids of all rows, and how many each row has; None = one."""
+    if not column.is_list:
+        return np.array([id_of(value, column, table, kind) for value in column.values], np.int64), None
+    rows = [[v for v in row or () if not is_missing(v, column, table)] for row in column.values]
+    return np.array([id_of(v, column, table, kind) for row in rows for v in row], np.int64), [len(r) for r in rows]
+
+
+def weights_of(column: LogicalColumn, ids: LogicalColumn, table: LogicalTable) -> NDArray[np.float32]:
+    """The weights of the ids that are not missing."""
+    pairs = [
+        (w, v)
+        for ws, vs in zip(column.values, ids.values, strict=True)
+        for w, v in zip(ws or (), vs or (), strict=True)
+    ]
+    return np.array([float(w) for w, v in pairs if not is_missing(v, ids, table)], np.float32)
+
+
+def dense_of(column: LogicalColumn, table: LogicalTable) -> NDArray[np.float64]:
+    """Raw numbers, a time in seconds; nan = missing."""
+    found = []
+    for value in column.values:
+        if is_missing(value, column, table):
+            found.append(np.nan)
+        elif column.type in ("time", "date"):
+            found.append(micros_of(value, column) / 1e6)
+        else:
+            found.append(float(value))
+    return np.array(found, np.float64)
+
+
+def data_settings(table: LogicalTable, path: Path, separators: Mapping[str, str | None]) -> dict[str, Any]:
+    """The `data` of a job that reads the table from a file. `separators`: of lists that are texts."""
+    weights = {c.owner: c.name for c in table.of("weights")}
+    sparse = [
+        {"column": c.name}
+        | ({"separator": separators[c.name]} if separators.get(c.name) else {})
+        | ({"pooling": "weighted", "weights": weights[c.name]} if c.name in weights else {})
+        for c in table.of("id", "list")
+    ]
+    scales = itertools.cycle(["standard", "none", "log"])
+    return {
+        "root": str(path.parent),
+        "train": [path.name],
+        "label": {"column": "label", **table.label},
+        "dense": [{"column": c.name, "scale": next(scales)} for c in table.of("dense")],
+        "sparse": sparse,
+        "missing": list(table.missing),
+    } | {role: c.name for role in ("weight", "time") for c in table.of(role)}  # type: ignore[arg-type]
+
+
+# Drawing
+
+
+@st.composite
+def tables(draw: st.DrawFn) -> LogicalTable:
+    """Any table of 8 to 24 rows, with both classes among its labels."""
+    count = draw(st.integers(8, 24))
+    marks = draw(st.booleans())
+    label, config, positive = draw(_labels(count))
+    columns = [label]
+    for n in range(draw(st.integers(1, 4))):
+        columns.append(draw(_column(f"c{n}", "id", count, ["text", "bytes", "whole", "bool", "date", "time"])))
+    for n in range(draw(st.integers(0, 2))):
+        columns += draw(_list(f"l{n}", count))
+    for n in range(draw(st.integers(0, 3))):
+        columns.append(draw(_column(f"d{n}", "dense", count, ["number", "number", "whole", "bool", "time"])))
+    if draw(st.booleans()):
+        weights = draw(st.lists(st.sampled_from([0.25, 1.0, 2.5, 20.0]), min_size=count, max_size=count))
+        columns.append(LogicalColumn("w", "weight", "number", weights))
+    if draw(st.booleans()):
+        columns.append(draw(_column("at", "time", count, ["time", "number"], gaps=False)))
+    return LogicalTable(columns, config, positive, marks)
+
+
+@st.composite
+def _column(
+    draw: st.DrawFn, name: str, role: Role, count: int, types: list[Type], *, gaps: bool = True
+) -> LogicalColumn:
+    kind = draw(st.sampled_from(types))
+    unit, zone = draw(st.sampled_from(["s", "ms", "us", "ns"])), draw(st.booleans())
+    if role == "id" and unit == "ns":
+        unit = "us"  # more digits than a category holds are refused
+    values = _values(draw, kind, unit, wide=role == "id")
+    some = st.one_of(st.none(), values, values, values) if gaps and draw(st.booleans()) else values
+    rows = draw(st.lists(some, min_size=count, max_size=count))
+    if role == "time" and kind == "number":
+        rows = [float(row) if row != -1.0 and row != -999.0 else 3.0 for row in rows]
+    return LogicalColumn(name, role, kind, rows, unit, zone)
+
+
+def _values(draw: st.DrawFn, kind: Type, unit: str, *, wide: bool) -> st.SearchStrategy[Any]:
+    if kind == "text":
+        letters = st.characters(blacklist_categories=["Cs", "Cc"], blacklist_characters="|")
+        return st.one_of(st.sampled_from([*_TEXTS, *_ODD]), st.text(letters, max_size=6))
+    if kind == "bytes":
+        return st.sampled_from(_BYTES)
+    if kind == "whole":
+        low, high = draw(
+            st.sampled_from([(-100, 100), (0, 200), (-(2**31), 2**31 - 1), (-(2**63), 2**63 - 1), (0, 2**64 - 1)])
+        )
+        if not wide:
+            low, high = max(low, -(2**53)), min(high, 2**53)
+        return st.one_of(st.integers(low, high), st.integers(max(low, -1), 5))
+    if kind == "bool":
+        return st.booleans()
+    if kind == "date":
+        return st.dates(datetime.date(1900, 1, 1), datetime.date(2200, 1, 1))
+    if kind == "time":
+        per = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}[unit]
+        start = 1_700_000_000 * per
+        return st.one_of(
+            st.integers(start, start + 90 * 86400 * per), st.integers(200_000_000 * per, 4_000_000_000 * per)
+        )
+    whole = st.integers(-1000, 1000).map(float)
+    return st.one_of(
+        whole, st.floats(-1e6, 1e6, allow_nan=False), st.sampled_from([-1.0, -999.0, 0.1, 1e-7, 12345678.9, -0.0])
+    )
+
+
+@st.composite
+def _list(draw: st.DrawFn, name: str, count: int) -> list[LogicalColumn]:
+    kind: Type = draw(st.sampled_from(["text", "whole"]))
+    if kind == "text":
+        values: st.SearchStrategy[Any] = st.sampled_from(
+            ["a", "b b", "US", "us", "01", "1322.0", "1322", "é", "-1", "x y"]
+        )
+    else:
+        values = st.integers(-2, 50)
+    entry = st.one_of(st.none(), values, values, values) if draw(st.booleans()) else values
+    weighted = draw(st.booleans())
+    least = 1 if weighted else 0  # a weight for a missing list is another matter
+    row = st.lists(entry, min_size=least, max_size=4)
+    rows: list[Any] = draw(
+        st.lists(row if weighted else st.one_of(st.none(), row, row), min_size=count, max_size=count)
+    )
+    rows[0] = [5 if kind == "whole" else "a"]  # a list that is never full has no type
+    rows = [None if row is not None and row == [None] else row for row in rows]  # written, they are the same
+    if weighted:
+        rows = [rows[0] if row in (None, [-1], ["-1"]) else row for row in rows]  # a missing field has no weights
+    columns = [LogicalColumn(name, "list", kind, rows)]
+    if weighted:
+        weight = st.sampled_from([0.5, 1.0, 2.0, 0.25])
+        weights = [draw(st.lists(weight, min_size=len(row), max_size=len(row))) for row in rows]
+        columns.append(LogicalColumn(f"{name}_w", "weights", "number", weights, owner=name))
+    return columns
+
+
+@st.composite
+def _labels(draw: st.DrawFn, count: int) -> tuple[LogicalColumn, dict[str, Any], list[float]]:
+    """The label, its settings, and what each row's label means."""
+    which = draw(st.sampled_from(["01", "stars", "above", "texts", "number", "bool"]))
+
+    def rows(values: list[Any]) -> list[Any]:
+        more = draw(st.lists(st.sampled_from(values), min_size=count - len(values), max_size=count - len(values)))
+        return [*values, *more]
+
+    if which == "stars":
+        stars = rows([0.5, 3.5, 4.0, 4.5, 5.0])
+        found = [float(value in (4.0, 4.5, 5.0)) for value in stars]
+        return LogicalColumn("label", "label", "number", stars), {"positive": [4, 4.5, 5]}, found
+    if which == "above":
+        plays = rows([0.0, 5000.0, 5000.5, 123456.0])
+        return (
+            LogicalColumn("label", "label", "number", plays),
+            {"positive": {"above": 5000}},
+            [float(p > 5000) for p in plays],
+        )
+    if which == "texts":
+        words = rows(["yes", "no", " yes", "Yes", "1"])
+        found = [float(word.strip() == "yes") for word in words]
+        return LogicalColumn("label", "label", "text", words), {"positive": ["yes"]}, found
+    if which == "number":
+        numbers = rows([0.0, 1.5, 250.0, 0.1])
+        return LogicalColumn("label", "label", "number", numbers), {"kind": "number"}, numbers
+    values = rows([True, False] if which == "bool" else [0, 1])
+    return (
+        LogicalColumn("label", "label", "bool" if which == "bool" else "whole", values),
+        {},
+        [float(v) for v in values],
+    )

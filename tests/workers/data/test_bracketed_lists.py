@@ -1,0 +1,92 @@
+"""Lists that a text column holds as Python, JSON, databases and numpy write them: read entirely, or refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pyarrow as pa  # type: ignore[import-untyped]
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardkeep.base.errors import DataError
+from shardkeep.workers.data.conversion.chunk import Column
+from shardkeep.workers.data.conversion.decoding import as_lists
+from shardkeep.workers.data.conversion.rules import Rules
+from tests.support.examples import examples
+
+ENTRIES = st.text(
+    st.characters(min_codepoint=32, blacklist_categories=["Cs", "Cc", "Zl", "Zp"]), min_size=1, max_size=5
+).filter(
+    str.isprintable  # Python writes others as escapes, which are refused
+)
+
+
+def read(fields: list[str | None], separator: str, *, form: int = 2) -> Any:
+    column = Column("log.csv", np.arange(1, len(fields) + 1), "tags", pa.array(fields, pa.string()))
+    return as_lists(column, Rules(("", "nan"), form), separator).to_pylist()
+
+
+def database(row: list[str | None]) -> str:
+    return (
+        "{"
+        + ",".join("NULL" if e is None else '"' + e.replace("\\", "\\\\").replace('"', '\\"') + '"' for e in row)
+        + "}"
+    )
+
+
+@pytest.mark.parametrize(
+    "write", [str, lambda row: json.dumps(row, ensure_ascii=False), database], ids=["python", "json", "database"]
+)
+@given(rows=st.lists(st.lists(st.one_of(st.none(), ENTRIES), max_size=4), min_size=1, max_size=5))
+@examples(100)
+def test_a_list_of_texts_is_read_as_it_was_written(write: Callable[[Any], str], rows: list[list[str | None]]) -> None:
+    for separator in (",", ", "):
+        assert read([write(row) for row in rows], separator) == rows
+
+
+@pytest.mark.parametrize("separator", [",", ", "])
+@pytest.mark.parametrize("field", ["[18, 25]", "(18, 25)", "{18,25}", "[18,\n 25]", "[ 18 , 25 ]", "['18', \"25\"]"])
+def test_numbers_in_brackets_are_the_entries(field: str, separator: str) -> None:
+    assert read([field, None], separator) == [["18", "25"], None]
+
+
+def test_a_list_of_one_or_none_is_a_list() -> None:
+    assert read(["[7]", "(7,)", "[]", "()", "{}"], ",") == [["7"], ["7"], [], [], []]
+
+
+def test_numpys_writing_has_spaces() -> None:
+    assert read(["[18 25\n 28]", "[7]", "['a' 'b c']"], " ") == [["18", "25", "28"], ["7"], ["a", "b c"]]
+
+
+@pytest.mark.parametrize("separator", [",", "|", " "])
+@pytest.mark.parametrize(
+    "field", ["[18, 25]", "[18 25]", "[18|25]", "[[1], [2]]", "[1 2 ... 9]", "[1,,2]", "['a' 'b']", "['a\\n']"]
+)
+def test_a_list_in_another_writing_is_read_entirely_or_refused(field: str, separator: str) -> None:
+    try:
+        (entries,) = read([field], separator)
+    except DataError as error:
+        assert "log.csv, row 1, column tags" in str(error) and "is no list" in str(error)
+    else:
+        assert entries in (["18", "25"], ["a", "b"])
+
+
+def test_lists_beside_texts_without_brackets_are_refused() -> None:
+    with pytest.raises(DataError, match=r"row 2, column tags: '25' has no brackets, others have"):
+        read(["[18]", "25"], ",")
+
+
+def test_a_text_in_parentheses_is_a_text_where_the_separator_is_another() -> None:
+    assert read(["(no genres listed)", "Drama|War", "(a)|(b)"], "|") == [
+        ["(no genres listed)"],
+        ["Drama", "War"],
+        ["(a)", "(b)"],
+    ]
+
+
+def test_models_of_before_cut_lists_in_brackets() -> None:
+    assert read(["[18, 25]"], ",", form=1) == [["[18", " 25]"]]

@@ -1,0 +1,225 @@
+"""A column is read by one rule: values are compared as values, times have one unit, what cannot teach is named."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.parquet as pq  # type: ignore[import-untyped]
+import pytest
+
+from shardkeep.base.errors import ConfigError, DataError
+from shardkeep.workers.data.conversion import times
+from shardkeep.workers.data.conversion.categories import decode_ids
+from shardkeep.workers.data.conversion.chunk import Chunk, Column
+from shardkeep.workers.data.conversion.decoding import decode_numbers
+from shardkeep.workers.data.conversion.hashing import MISSING_ID
+from shardkeep.workers.data.conversion.inputs import Inputs
+from shardkeep.workers.data.conversion.rules import Rules
+from shardkeep.workers.data.samples import Data
+from shardkeep.workers.data.sources.registry import open_data
+from shardkeep.workers.data_config import DataConfig
+
+RULES = Rules(("", "nan"))
+
+
+def column(values: Any) -> Column:
+    array = values if isinstance(values, pa.Array) else pa.array(values)
+    return Column("log.csv", np.arange(1, len(array) + 1), "at", array)
+
+
+def opened(folder: Path, lines: list[str], **settings: Any) -> Data:
+    (folder / "log.csv").write_text("\n".join(lines) + "\n")
+    config = {"root": str(folder), "train": "log.csv", "label": "y", "sparse": ["u"]} | settings
+    return open_data(DataConfig.model_validate(config), seed=1)
+
+
+def labels(data: Data) -> list[float]:
+    return data.train.gather(np.arange(len(data.train))).label_BT[:, 0].tolist()
+
+
+# Labels
+
+
+@pytest.mark.parametrize(
+    "texts", [["4.0", "4.50", "5", "3.5"], ["4", "4.5", "5.00", "0"], ["4e0", "45e-1", "+5", "-4"]]
+)
+def test_listed_numbers_are_compared_as_numbers(tmp_path: Path, texts: list[str]) -> None:
+    lines = ["y,u", *(f"{text},a" for text in texts)]
+    assert labels(opened(tmp_path, lines, label={"column": "y", "positive": [4, 4.5, 5]})) == [1, 1, 1, 0]
+
+
+def test_listed_texts_are_compared_as_texts(tmp_path: Path) -> None:
+    lines = ["y,u", "4.0,a", "4,a", "like,a"]
+    assert labels(opened(tmp_path, lines, label={"column": "y", "positive": ["4", "like"]})) == [0, 1, 1]
+
+
+@pytest.mark.parametrize("positive", [["yes", "Yes"], [1, 7]])
+def test_a_listed_value_that_no_row_has_is_refused(tmp_path: Path, positive: list[Any]) -> None:
+    lines = ["y,u", "yes,a", "1,a", "no,a"]
+    with pytest.raises(DataError, match=r"data\.label\.positive: no row of .* has '(Yes|7)'"):
+        opened(tmp_path, lines, label={"column": "y", "positive": positive})
+
+
+@pytest.mark.parametrize(
+    "bounds, expected",
+    [({"above": 5}, [0, 0, 1, 1]), ({"below": 5}, [1, 0, 0, 0]), ({"above": 4.9, "below": 6}, [0, 1, 0, 0])],
+    ids=["above", "below", "both"],
+)
+def test_a_threshold_decides_without_its_bound(tmp_path: Path, bounds: dict[str, float], expected: list[int]) -> None:
+    lines = ["y,u", "4,a", "5.0,a", "6,a", "1e3,a"]
+    assert labels(opened(tmp_path, lines, label={"column": "y", "positive": bounds})) == expected
+
+
+@pytest.mark.parametrize("bounds", [{}, {"above": 5, "below": 5}, {"over": 5}])
+def test_a_threshold_that_means_nothing_is_refused(bounds: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match="positive"):
+        DataConfig.model_validate({"label": {"column": "y", "positive": bounds}})
+
+
+# Times
+
+
+@pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
+@pytest.mark.parametrize("year", [1974, 2001, 2024, 2261])
+def test_the_size_of_a_count_shows_its_unit(unit: str, year: int) -> None:
+    instant = np.datetime64(f"{year}-03-01T12:00:01", unit)
+    expected = [int(instant.astype("datetime64[us]").astype(np.int64))]
+    count = int(instant.astype(np.int64))
+    for array in (pa.array([count]), pa.array([str(count)]), pa.array([instant]), pa.array([float(count)])):
+        if not pa.types.is_floating(array.type) or unit in ("s", "ms"):
+            assert times.micros(column(array), RULES).to_pylist() == expected
+
+
+@pytest.mark.parametrize("count", [0, 99_999_999, 20240501, 10_000_000_001, 5 * 10**13])
+def test_a_count_of_no_unit_is_refused_with_the_forms_that_are_read(count: int) -> None:
+    for array in (pa.array([1_714_521_600, count]), pa.array(["1714521600", str(count)])):
+        with pytest.raises(DataError, match=rf"row 2, column at: {count}.* is no time; read are: 2024-05-01"):
+            times.micros(column(array), RULES)
+
+
+def test_times_of_float32_are_refused() -> None:
+    with pytest.raises(DataError, match="holds float; allowed: times"):
+        times.seconds(column(pa.array([1_714_521_600.0], pa.float32())), RULES)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "2024-05-01",
+        "2024-05-01 00:00",
+        "2024-05-01T00:00:00",
+        "2024-05-01 00:00:00 UTC",
+        "2024-05-01 00:00:00 GMT",
+        "2024-05-01 00:00:00.000000123",
+        "2024-05-01T02:00:00+02:00",
+        "2024-05-01 00:00:00+00",
+        "2024-05-01T00:00:00Z",
+    ],
+)
+def test_writings_of_one_instant_are_one_instant(text: str) -> None:
+    assert times.micros(column([text, None]), RULES).to_pylist() == [1_714_521_600_000_000, None]
+
+
+@pytest.mark.parametrize("text", ["05/01/2024 00:00", "Wed, 01 May 2024 00:00:00 GMT", "yesterday", "2024-13-01"])
+def test_other_writings_are_refused_with_the_forms_that_are_read(text: str) -> None:
+    with pytest.raises(DataError, match=r"row 2, column at: .* is no time; read are: 2024-05-01"):
+        times.micros(column(["2024-05-01", text]), RULES)
+
+
+@pytest.mark.parametrize("other", ["2024-05-01T00:00:00Z", "1714521600"])
+def test_texts_of_two_sorts_are_refused(other: str) -> None:
+    with pytest.raises(DataError, match=r"row [12], column at: .* read are"):
+        times.micros(column(["2024-05-01T00:00:00", other]), RULES)
+
+
+@pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
+def test_a_dense_time_is_read_alike_in_each_unit_of_training_and_after(tmp_path: Path, unit: str) -> None:
+    stamps = np.array(["2024-05-01", "2024-05-02", "2024-05-05"], "datetime64[D]")
+    table = {"y": [0, 1, 0], "u": ["a", "b", "a"]}
+    pq.write_table(pa.table(table | {"at": stamps.astype(f"datetime64[{unit}]")}), tmp_path / "log.parquet")
+    config = {"root": str(tmp_path), "train": "log.parquet", "label": "y", "dense": ["at"], "sparse": ["u"]}
+    data = open_data(DataConfig.model_validate(config), seed=1)
+    inputs = Inputs.of_json(data.inputs)
+    expected = data.train.gather(np.arange(3)).dense_BI.tolist()
+    seconds_N = stamps.astype("datetime64[s]").astype(np.int64)
+    written = [stamps.astype(f"datetime64[{other}]") for other in ("s", "ms", "us", "ns")]
+    written += [seconds_N, seconds_N * 1000, [str(s) for s in stamps], [f"{s} 00:00:00 UTC" for s in stamps]]
+    for values in written:
+        chunk = Chunk("new", np.arange(1, 4), {"u": pa.array(["a", "b", "a"]), "at": pa.array(values)})
+        assert inputs.samples(chunk).gather(np.arange(3)).dense_BI.tolist() == expected
+
+
+def test_the_first_rows_decide_for_all_files(tmp_path: Path) -> None:
+    (tmp_path / "b.csv").write_text("y,u,at\n1,a,5\n")
+    with pytest.raises(DataError, match=r"b\.csv, row 1, column at: 5.* is no time"):
+        opened(tmp_path, ["y,u,at", "0,a,2024-05-01", "1,a,2024-05-02"], train=["log.csv", "b.csv"], dense=["at"])
+    (tmp_path / "b.csv").write_text("y,u,at\n1,a,2024-05-01\n")
+    with pytest.raises(DataError, match=r"b\.csv, row 1, column at: .* the rows before hold numbers"):
+        opened(tmp_path, ["y,u,at", "0,a,5", "1,a,6"], train=["log.csv", "b.csv"], dense=["at"])
+
+
+# Columns that cannot teach, and settings without effect
+
+
+@pytest.mark.parametrize("pair", [("US", "us"), ("01", "1"), ("+7", "7"), ("007", "07")], ids=str)
+def test_two_spellings_are_told_once(tmp_path: Path, pair: tuple[str, str]) -> None:
+    lines = ["y,u,v", *(f"{n % 2},{pair[n % 2]},{n}" for n in range(8)), *(f"{n % 2},de,{n}" for n in range(8))]
+    (note,) = [note for note in opened(tmp_path, lines).notes if "column u" in note]
+    assert f"{pair[0]!r} and {pair[1]!r} are two categories" in note or f"{pair[1]!r} and {pair[0]!r}" in note
+
+
+def test_a_whole_float_is_no_other_spelling(tmp_path: Path) -> None:
+    data = opened(tmp_path, ["y,u", "0,1322", "1,1322.0", "0,7", "1,7.00"])
+    assert not data.notes
+    assert len(set(data.train.gather(np.arange(4)).ids["u"].values_N.tolist())) == 2
+
+
+def test_columns_that_cannot_teach_are_named(tmp_path: Path) -> None:
+    lines = ["y,u,same,none,row,x,empty", *(f"{n % 2},{n % 7},k,,r{n},3," for n in range(120))]
+    data = opened(tmp_path, lines, sparse=["u", "same", "none", "row"], dense=["x", "empty"])
+    notes = {note.split(":")[0].removeprefix("column "): note for note in data.notes}
+    assert set(notes) == {"same", "none", "row", "x", "empty"}
+    assert "same value" in notes["same"] and "is empty" in notes["none"] and "names rows" in notes["row"]
+    assert "same number" in notes["x"] and "is empty" in notes["empty"]
+
+
+def test_a_column_that_was_constant_counts_as_zero_whatever_it_becomes(tmp_path: Path) -> None:
+    data = opened(tmp_path, ["y,u,x,empty", "0,a,3,", "1,b,3,"], dense=["x", "empty"])
+    columns = {"u": pa.array(["a"] * 3), "x": pa.array([3.0, 412.0, None]), "empty": pa.array([None, 7.5, -1e9])}
+    samples = Inputs.of_json(data.inputs).samples(Chunk("new", np.arange(1, 4), columns))
+    assert not samples.gather(np.arange(3)).dense_BI.any()
+
+
+@pytest.mark.parametrize("pooling", ["mean", "max"])
+def test_pooling_where_each_row_has_one_value_is_refused(tmp_path: Path, pooling: str) -> None:
+    with pytest.raises(ConfigError, match=f"u: pooling: {pooling} has no effect"):
+        opened(tmp_path, ["y,u", "0,a", "1,b"], sparse=[{"column": "u", "pooling": pooling}])
+
+
+def test_texts_are_no_lists_for_a_model_of_lists() -> None:
+    inputs = Inputs.of_json(
+        {
+            "form": 2, "label": {"column": "y"}, "dense": [], "sparse": [{"column": "u"}], "scale": "standard",
+            "missing": [""], "lists": ["u"], "kinds": {"u": "texts"}, "origins": [],
+            "transform": {"fill_I": [], "shift_I": [], "factor_I": []}, "reading": {"form": "parquet"},
+        }
+    )  # fmt: skip
+    lists = Chunk("new", np.arange(1, 3), {"u": pa.array([["a", "b"], []])})
+    assert len(inputs.samples(lists).gather(np.arange(2)).ids["u"].values_N) == 2
+    with pytest.raises(DataError, match=r"column u: holds string; allowed: lists, as in training"):
+        inputs.samples(Chunk("new", np.arange(1, 3), {"u": pa.array(["a|b", ""])}))
+
+
+def test_a_decimal_is_the_number_of_its_text() -> None:
+    texts = [f"{n * 7919 % 1_000_003 / 1000:.3f}" for n in range(2000)]
+    decimals = pa.array([Decimal(text) for text in texts], pa.decimal128(20, 3))
+    assert decode_numbers(column(decimals), RULES).tolist() == [float(text) for text in texts]
+
+
+def test_the_largest_number_of_64_bits_is_no_mark() -> None:
+    found = decode_ids(column(pa.array([2**64 - 1, 1], pa.uint64())), "numbers", Rules(("-1", "1")))
+    assert found.tolist() == [-1, MISSING_ID]
