@@ -305,8 +305,8 @@ def unknown_format(path: Path, number: object, newest: int) -> CheckpointError:
     """The error for a file or folder of a format that this version does not know."""
     known = f"1 to {newest}" if newest > 1 else "1"
     return CheckpointError(
-        f"{path}: format {number}; this version reads {known}; use the version of shardkeep that wrote it, or a newer "
-        "one"
+        f"{path}: format {number!r:.100}; this version reads {known}; use the version of shardkeep that wrote it, or a "
+        "newer one"
     )
 
 

@@ -22,7 +22,7 @@ def checkpoint_facts(config: JobConfig, data: Data, samples: int) -> dict[str, A
         "workers": config.workers,
         "seed": config.seed,
         "versions": versions(),
-        "inputs": data.recorded_inputs(),
+        "inputs": data.inputs,
         **({"label_means": data.label_means} if config.train.loss.of_numbers else {}),
     }
 

@@ -204,7 +204,7 @@ def test_partitions_are_scored_kept_and_grouped(tmp_path: Path) -> None:
     )
     out = pacsv.read_csv(tmp_path / "out.csv").to_pylist()
     assert done.rows == len(out) == 80
-    assert done.unseen["country"] == (0, 80)
+    assert done.unseen["country"] == [0, 80]
     for row in out:
         country, score = expected[row["price"], row["user"]]
         assert row["country"] == country and abs(row["score"] - score) < 1e-6

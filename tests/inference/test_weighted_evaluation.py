@@ -42,6 +42,10 @@ def train(job: dict[str, Any], run: Path) -> dict[str, Any]:
     return shardkeep.train(shardkeep.JobConfig.model_validate(job), run_dir=run, quiet=True).to_dict()
 
 
+def numbers(found: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in found.items() if isinstance(value, int | float)}
+
+
 def as_computed(scored: Path) -> dict[str, float]:
     """Log loss and calibration of a file of scores with `clicked` and `w`."""
     with scored.open(newline="") as file:
@@ -53,16 +57,16 @@ def as_computed(scored: Path) -> dict[str, float]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Files, and a run of them that tests on the training file."""
+    """Files, and a run of them that tests on rows of training."""
     folder = tmp_path_factory.mktemp("weighted")
-    job = job_of(folder, data={"test": str(folder / "train.csv")}, train={"epochs": 2})
+    job = job_of(folder, data={"test": str(file_of(folder / "test.csv", rows_of()))}, train={"epochs": 2})
     train(job, folder / "run")
     return folder
 
 
 def test_training_and_every_way_to_evaluate_give_the_weighted_figures(folder: Path) -> None:
     run, summary = folder / "run", RunReader(folder / "run").summary() or {}
-    for name, file in (("eval", "eval.csv"), ("test", "train.csv")):
+    for name, file in (("eval", "eval.csv"), ("test", "test.csv")):
         predict_files(run, [folder / file], folder / "scores.csv", keep=["clicked", "w"])
         expected, told = as_computed(folder / "scores.csv"), summary[name]
         assert {key: told[key] for key in expected} == pytest.approx(expected, rel=1e-5)
@@ -77,7 +81,7 @@ def test_rows_of_weight_one_as_often_as_the_weights_say_give_the_same_figures(fo
     often = [row | {"w": "1"} for row in rows_of(200, 8) for _ in range(int(row["w"]))]
     repeated = evaluate_run(folder / "run", files=[file_of(folder / "often.csv", often)])
     weighted = evaluate_run(folder / "run", files=[folder / "eval.csv"])
-    assert repeated == pytest.approx(weighted | {"samples": len(often)}, rel=1e-6)
+    assert numbers(repeated) == pytest.approx(numbers(weighted) | {"samples": len(often)}, rel=1e-6)
 
 
 def test_groups_of_a_file_are_weighted(folder: Path) -> None:
@@ -85,14 +89,8 @@ def test_groups_of_a_file_are_weighted(folder: Path) -> None:
     groups = found["by"]["groups"]
     assert sum(group["weights"] for group in groups) == found["weights"]
     one = [row for row in rows_of(200, 8) if row["item"] == groups[0]["value"]]
-    assert groups[0] == pytest.approx(
-        {"value": groups[0]["value"]}
-        | {
-            k: v
-            for k, v in evaluate_run(folder / "run", files=[file_of(folder / "one.csv", one)]).items()
-            if k != "step"
-        }
-    )
+    alone = evaluate_run(folder / "run", files=[file_of(folder / "one.csv", one)])
+    assert numbers(groups[0]) | {"step": alone["step"]} == pytest.approx(numbers(alone))
 
 
 def test_files_without_the_weight_are_scored_but_not_evaluated(folder: Path) -> None:
@@ -114,7 +112,7 @@ def test_an_export_keeps_the_weight_and_its_cost_is_of_metrics_alone(folder: Pat
     assert manifest.metrics["weights"] == evaluate_run(folder / "run")["weights"]
     assert set(manifest.cost or {}) == set(METRICS)
     found = evaluate_run(folder / "out", files=[folder / "eval.csv"])
-    assert found == pytest.approx(evaluate_run(folder / "run"), rel=1e-2)
+    assert numbers(found) == pytest.approx(numbers(evaluate_run(folder / "run")), rel=1e-2)
 
 
 def test_a_model_of_before_evaluates_files_without_weights(folder: Path) -> None:

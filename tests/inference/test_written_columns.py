@@ -144,10 +144,11 @@ def test_a_column_of_several_values_a_row_is_kept_in_parquet_alone(run: Path, tm
     data = parquet_of(tmp_path / "data.parquet", NESTED[kind])
     predict_files(run, [data], tmp_path / "s.parquet", keep=["extra"])
     assert pq.read_table(tmp_path / "s.parquet")["extra"].to_pylist() == NESTED[kind].to_pylist()
+    struct = "is a struct with the fields a; flatten it"
     line = refused("predict", run, "--data", data, "--out", tmp_path / "s.csv", "--keep", "extra")
-    assert "data.parquet, column extra: holds" in line and "or --out FILE.parquet" in line
+    assert "data.parquet, column extra: " in line and ("or --out FILE.parquet" in line or struct in line)
     line = refused("evaluate", run, "--data", data, "--by", "extra")
-    assert "data.parquet, column extra: holds" in line and "one value a row" in line
+    assert "data.parquet, column extra: " in line and ("one value a row" in line or struct in line)
 
 
 PAIRS = {
@@ -155,7 +156,7 @@ PAIRS = {
     "texts, numbers": (pa.array(["00042", "b"]), pa.array([1, 2]), False),
     "small, large": (pa.array([1, 2], pa.int8()), pa.array([1, 2**40]), False),
     "whole, fractions": (pa.array([1, 2]), pa.array([1.5, 2.0]), False),
-    "dictionary, texts": (pa.array(["a", "b"]).dictionary_encode(), pa.array(["c", "d"]), False),
+    "dictionary, texts": (pa.array(["a", "b"]).dictionary_encode(), pa.array(["c", "d"]), True),
     "texts, nothing": (pa.array(["a", "b"]), pa.nulls(2), True),
     "nothing, texts": (pa.nulls(2), pa.array(["a", "b"]), False),
     "lists, numbers": (pa.array([[1], [2]]), pa.array([1, 2]), False),

@@ -134,12 +134,12 @@ def test_a_page_that_nobody_opens_loads_nothing(tmp_path: Path) -> None:
 
 def test_the_token_of_the_page_is_in_no_file_of_the_run_folder(tmp_path: Path) -> None:
     run = write_simulated_run(tmp_path / "run", Scene())
-    server = PageServer("127.0.0.1:0", "0123456789abcdef", lambda: [RunState(run)])
+    server = PageServer("127.0.0.1:0", "fedcba9876543210", lambda: [RunState(run)])
     try:
         assert request(PageAddress(server.url).place, "/state", headers=PageAddress(server.url).bearer).status == 200
     finally:
         server.close()
-    assert not [path for path in run.rglob("*") if path.is_file() and b"0123456789abcdef" in path.read_bytes()]
+    assert not [path for path in run.rglob("*") if path.is_file() and b"fedcba9876543210" in path.read_bytes()]
 
 
 def test_with_certificates_a_page_that_other_machines_reach_is_https(tmp_path: Path) -> None:

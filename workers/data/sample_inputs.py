@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from shardkeep.workers.data.batch import Batch
 from shardkeep.workers.data.schema import Schema
 from shardkeep.workers.data_config import DenseColumn, LabelColumn, SparseColumn
 
 
-def sample_inputs(schema: Schema, batch: Batch) -> dict[str, Any] | None:
-    """The record of `conversion/inputs.py`; None for a model of several labels. `batch`: any samples, which show the
-    features of several ids.
+def sample_inputs(schema: Schema, lists: frozenset[str]) -> dict[str, Any] | None:
+    """The record of `conversion/inputs.py`; None for a model of several labels. `lists`: the features that
+    may have several ids.
 
     The weights of a feature FEATURE come in a column FEATURE_weight."""
     if len(schema.labels) != 1:
@@ -37,7 +36,7 @@ def sample_inputs(schema: Schema, batch: Batch) -> dict[str, Any] | None:
         "sparse": [column.model_dump() for column in sparse],
         "scale": "none",
         "missing": [],
-        "lists": sorted(name for name, ragged in batch.ids.items() if ragged.lengths_B is not None),
+        "lists": sorted(lists),
         "kinds": {f.name: "numbers" for f in schema.features},
         "origins": zeros,
         "transform": {"fill_I": zeros, "shift_I": zeros, "factor_I": [1.0] * len(dense)},

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from shardkeep.base.errors import DataError
 from shardkeep.workers.data.batch import Batch
-from shardkeep.workers.data.sample_inputs import sample_inputs
 from shardkeep.workers.data.schema import Schema
 
 MEAN_SAMPLES = 1 << 18
@@ -66,7 +65,7 @@ class Data:
         source: where it comes from, in a few words, for a person.
         fingerprint: a short hash of the samples' content, the same at another path or time; training and evaluation
             samples apart, with a hyphen between. Of a source of the user's own, what the source says of itself.
-        inputs: how raw columns become inputs, as JSON types (conversion/inputs.py); None = ready samples.
+        inputs: how raw columns become inputs, as JSON types (conversion/inputs.py); None = not known.
         notes: what a person should know of the columns, a line each.
     """
 
@@ -77,14 +76,6 @@ class Data:
     fingerprint: str = ""
     inputs: Mapping[str, Any] | None = None
     notes: tuple[str, ...] = ()
-
-    def recorded_inputs(self) -> Mapping[str, Any] | None:
-        """`inputs`, or those of ready samples: their columns are taken as they are. Reads a sample."""
-        return (
-            self.inputs
-            if self.inputs is not None
-            else sample_inputs(self.train.schema, self.train.gather(np.arange(1)))
-        )
 
     @cached_property
     def label_means(self) -> tuple[float, ...]:

@@ -355,7 +355,12 @@ class Converter:
 
     def _multi(self, chunk: Chunk, sparse: SparseColumn) -> Lists:
         column = chunk.column(sparse.column)
-        lists = as_lists(column, self.rules, sparse.separator, single=sparse.weights is not None)
+        lists = as_lists(
+            column,
+            self.rules,
+            sparse.separator,
+            single=sparse.weights is not None or self._kinds.get(column.name) != "texts",
+        )
         lengths_N = list_lengths(lists)
         entries = column.entries(lists, lengths_N)
         keep_V = present(entries.values, self.rules)

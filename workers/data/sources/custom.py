@@ -20,6 +20,7 @@ from shardkeep.workers.data.conversion.labels import check_matched
 from shardkeep.workers.data.conversion.scaling import to_json
 from shardkeep.workers.data.fingerprint import content_fingerprint, fingerprint
 from shardkeep.workers.data.gather_kernels import CHUNK_ROWS
+from shardkeep.workers.data.sample_inputs import sample_inputs
 from shardkeep.workers.data.samples import Data, Dataset, Progress
 from shardkeep.workers.data_config import DIALECT, DataConfig, DenseColumn, LabelColumn, SparseColumn
 
@@ -59,7 +60,9 @@ def _own(config: DataConfig, parts: list[Any]) -> Data:
         if part is not None and not len(part):
             raise DataError(f"{config.source}: the {split} data has no rows")
     marks = [_stated(config, part) for part in parts if part is not None]
-    return Data(train, held, None, config.source, fingerprint(marks[0], marks[1] if len(marks) == 2 else None))
+    mark = fingerprint(marks[0], marks[1] if len(marks) == 2 else None)
+    inputs = sample_inputs(train.schema, frozenset(feature.name for feature in train.schema.features))
+    return Data(train, held, None, config.source, mark, inputs)
 
 
 def _stated(config: DataConfig, part: Dataset) -> dict[str, Any]:

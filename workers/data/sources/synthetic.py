@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from shardkeep.base.errors import ConfigError
 from shardkeep.workers.data.batch import Batch, Ragged
 from shardkeep.workers.data.fingerprint import fingerprint
+from shardkeep.workers.data.sample_inputs import sample_inputs
 from shardkeep.workers.data.samples import Data, Progress
 from shardkeep.workers.data.schema import Feature, Schema
 from shardkeep.workers.data_config import DataConfig, SyntheticConfig
@@ -124,7 +125,7 @@ def open_synthetic(config: DataConfig, *, seed: int, progress: Progress | None) 
     settings = stream.model_dump(exclude={"train_samples", "eval_samples"}) | {"synthetic": FORMAT, "seed": seed}
     settings["table_sizes"] = stream.table_sizes or DEFAULT_SIZES
     mark = fingerprint(settings | {"rows": len(train)}, settings | {"rows": len(held)})
-    return Data(train, held, held.best_auc, "made on the fly", mark)
+    return Data(train, held, held.best_auc, "made on the fly", mark, sample_inputs(train.schema, frozenset()))
 
 
 def _refuse_unused(config: DataConfig) -> None:
