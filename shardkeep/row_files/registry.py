@@ -31,7 +31,8 @@ def open_rows(path: Path, *, key: str) -> RowFile:
     """
     form = form_of(path)
     if form is None:
-        raise UserError(f"{key}: {path}; allowed: a file whose name ends in {SUFFIXES}")
+        name = str(path) if str(path).isprintable() else ascii(str(path))
+        raise UserError(f"{key}: {name}; allowed: a file whose name ends in {SUFFIXES}")
     try:
         for file in form.files(path):
             with file.open("rb"):  # the error of the system, which the libraries word in other ways
