@@ -52,6 +52,13 @@ def test_listed_numbers_are_compared_as_numbers(tmp_path: Path, texts: list[str]
     assert labels(opened(tmp_path, lines, label={"column": "y", "positive": [4, 4.5, 5]})) == [1, 1, 1, 0]
 
 
+@pytest.mark.parametrize("missing", ["4", "4.0"])
+def test_a_listed_number_is_not_missing_in_another_writing(tmp_path: Path, missing: str) -> None:
+    rows = ["y,u", "4.0,a", "5,b", "4,a"]
+    data = opened(tmp_path, rows, label={"column": "y", "positive": [4]}, missing=[missing])
+    assert labels(data) == [1.0, 0.0, 1.0]
+
+
 def test_listed_texts_are_compared_as_texts(tmp_path: Path) -> None:
     lines = ["y,u", "4.0,a", "4,a", "like,a"]
     assert labels(opened(tmp_path, lines, label={"column": "y", "positive": ["4", "like"]})) == [0, 1, 1]
@@ -99,6 +106,20 @@ def test_a_count_of_no_unit_is_refused_with_the_forms_that_are_read(count: int) 
     for array in (pa.array([1_714_521_600, count]), pa.array(["1714521600", str(count)])):
         with pytest.raises(DataError, match=rf"row 2, column at: {count}.* is no time; read are: 2024-05-01"):
             times.micros(column(array), RULES)
+
+
+@pytest.mark.parametrize("kind", [pa.int32(), pa.uint32(), pa.int64(), pa.uint64(), pa.float64()], ids=str)
+def test_a_count_is_one_instant_in_each_type_that_holds_it(kind: Any) -> None:
+    for count in (1_713_206_700, *([1_713_206_700_123] if kind.bit_width == 64 else [])):
+        expected = count * 10**6 if count < 10**10 else count * 1000
+        assert times.micros(column(pa.array([count, None], kind)), RULES).to_pylist() == [expected, None]
+
+
+@pytest.mark.parametrize("exact", [False, True], ids=["dense", "category"])
+def test_an_instant_beyond_64_bits_of_microseconds_is_refused(exact: bool) -> None:
+    far = column(pa.array([10**14], pa.timestamp("s")))
+    with pytest.raises(DataError, match=r"column at: .*out of bounds"), far.named():
+        times.micros(far, RULES, exact=exact)
 
 
 def test_times_of_float32_are_refused() -> None:

@@ -17,7 +17,7 @@ from shardkeep.base.arrays import Float64s
 from shardkeep.base.errors import DataError
 from shardkeep.workers.data.conversion.chunk import Chunk, Column
 from shardkeep.workers.data.conversion.decoding import decode_numbers
-from shardkeep.workers.data.conversion.rules import Rules, equal_to, is_number, is_text, numbers_of
+from shardkeep.workers.data.conversion.rules import Rules, equal_to, is_number, is_text, number_of, numbers_of
 from shardkeep.workers.data_config import LabelColumn, Threshold
 
 LabelValues = NDArray[np.uint8] | NDArray[np.float32]
@@ -42,7 +42,8 @@ def decode_labels(column: Column, label: LabelColumn, rules: Rules) -> Labels:
         return Labels(_within(label.positive, numbers_N).astype(np.uint8), np.isnan(numbers_N))
     if label.positive is not None:
         positive = listed(label)
-        missing = tuple(text for text in rules.missing if text not in positive)
+        numbers = numbers_of(positive) if rules.form > 1 else []
+        missing = tuple(m for m in rules.missing if m not in positive and number_of(m.encode()) not in numbers)
         return _positives(column, positive, replace(rules, missing=missing))
     if label.kind == "number":
         return _numbers(column, rules)

@@ -34,7 +34,8 @@ def micros(column: Column, rules: Rules, *, exact: bool = False) -> pa.Array:
     values = column.values
     if is_time(values.type):
         zone = values.type.tz if pa.types.is_timestamp(values.type) else None
-        return values.cast(pa.timestamp("us", zone), safe=exact).cast(pa.int64())
+        options = pc.CastOptions(target_type=pa.timestamp("us", zone), allow_time_truncate=not exact)
+        return pc.cast(values, options=options).cast(pa.int64())
     if is_text(values.type):
         return _of_texts(column, rules.texts(values))
     if pa.types.is_integer(values.type) or pa.types.is_float64(values.type):
@@ -95,6 +96,8 @@ def _of_texts(column: Column, texts: pa.Array) -> pa.Array:
 
 def _of_numbers(column: Column, values: pa.Array, rules: Rules) -> pa.Array:
     numbers_N = np.array(pc.fill_null(values, 0))
+    if numbers_N.itemsize < 8:  # whose microseconds need 64 bits
+        numbers_N = numbers_N.astype(np.int64)
     missing_N = np.array(values.is_null()) | np.isnan(numbers_N.astype(np.float64)) | np.isin(numbers_N, rules.marks)
     band_N = _band(numbers_N.astype(np.float64))
     wrong_N = ~missing_N & (band_N % 2 == 0)
