@@ -77,7 +77,7 @@ def test_an_index_that_an_old_version_wrote_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize("number", [3, "2", 0])
 def test_an_unknown_format_is_refused_in_one_line_that_says_what_to_do(tmp_path: Path, number: object) -> None:
     checkpoint = changed(saved(PLAIN, tmp_path)[0], format=number)
-    text = rf"snapshot\.json: format {number}; this version reads 1 to 2; use the version of shardkeep that wrote it"
+    text = rf"snapshot\.json: format {number!r}; this version reads 1 to 2; use the version of shardkeep that wrote it"
     with pytest.raises(CheckpointError, match=text) as refused:
         loaded(PLAIN, checkpoint)
     assert "\n" not in str(refused.value)
