@@ -1,22 +1,22 @@
-# make demo | test | test-long | coverage | chaos | check | clean. Needs Python 3.11 or newer and nothing else; everything goes into .venv.
+# make demo | test | test-long | coverage | chaos | check | site | clean. Needs Python 3.11 or newer and nothing else; everything goes into .venv.
 PYTHON ?= $(firstword $(foreach p,python3 python3.13 python3.12 python3.11 python3.14,$(if $(shell $(p) -c 'import sys; print(sys.version_info >= (3, 11) or "")' 2>/dev/null),$(p))))
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-LOOPS := $(VENV)/.loops # what only the long tests need: TorchRec, Lightning, transformers, tensorboard, Grafana's SDK
+LOOPS := $(VENV)/.loops # what only the long tests need: TorchRec, Lightning, transformers, tensorboard, tritonclient
+ENGINES := .venv-engines/.installed # Slurm, Ray, and the schemas of other engines
 PARALLEL := -n 3 # on two cores: tests with processes often wait
 PYTEST ?= # more options of pytest
-BUDGET ?= # CI sets it to scripts/cpu-budget, which limits the CPU seconds of the default tests
 
-.PHONY: demo test test-long coverage chaos check clean
+.PHONY: demo test test-long coverage chaos check site clean
 
 demo: $(STAMP)
 	@$(BIN)/shardkeep train examples/demo.yaml
 
 test: $(STAMP)
-	@$(if $(BUDGET),$(BIN)/python $(BUDGET)) $(BIN)/python -m pytest $(PARALLEL) $(PYTEST)
+	@$(BIN)/python -m pytest $(PARALLEL) $(PYTEST)
 
-test-long: $(LOOPS)
+test-long: $(LOOPS) $(ENGINES)
 	@scripts/install-test-tools
 	@SHARDKEEP_LONG_TESTS=1 $(BIN)/python -m pytest $(PARALLEL) $(PYTEST) -m "(slow or chaos or property) and not gpu" --timeout 1500
 
@@ -27,6 +27,9 @@ chaos: $(LOOPS)
 	@RANDOM_KILLS=200 $(BIN)/python -m pytest tests/integration/test_chaos.py tests/integration/test_chaos_system.py -m "chaos or not chaos"
 	@LOOP_ENDS=20 $(BIN)/python -m pytest tests/integration/test_loop_ends.py -m "slow"
 	@LOOP_KILLS=50 $(BIN)/python -m pytest tests/integration/test_loop_recovery.py -m "chaos"
+
+site: $(LOOPS)
+	@$(BIN)/python -m sphinx -q -W --keep-going -c docs . build/site && echo "build/site/README.html"
 
 check: $(STAMP)
 	@scripts/check
@@ -39,6 +42,10 @@ $(LOOPS): $(STAMP) scripts/install-loops
 	@scripts/install-loops $(VENV)
 	@touch $(LOOPS)
 
+$(ENGINES): $(STAMP) scripts/install-engines
+	@scripts/install-engines $(VENV) $(@D)
+	@touch $@
+
 clean:
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .venv-engines build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -22,7 +22,7 @@ from w1_job import WARM_UP_S, shardkeep_job
 OURS, TOWER, TUTORIAL = "shardkeep", "the tower alone, 1 core", "official tutorial, 1 + 2"
 BARE = "shardkeep, keeping nothing"
 SAME_PRODUCTS = "shardkeep, keeping nothing, torch's products"
-KEEP_NOTHING = ("journal=off", "liveness.restarts=0")
+KEEP_NOTHING = ("recovery.journal=off", "recovery.restarts=0")
 OURS_BY_WAY = {OURS: (), BARE: KEEP_NOTHING, SAME_PRODUCTS: (*KEEP_NOTHING, "tower.linear=torch")}
 TWO_TOWERS = "two towers alone, a core each"
 BEST_OF = ("TorchRec, 2 ranks", "OpenEmbedding + DDP, 1 + 2", "RPC by hand + DDP, 1 + 2")

@@ -39,9 +39,9 @@ def measure(dim: int, options: argparse.Namespace) -> dict[str, Any]:
     contestants = {
         f"{name}{f'/{scale}' if scale else ''} {rounding}": _contestant(value_codec(tag), rows_KD, keys)
         for name, entry in FORMATS.items()
-        for tag, scale in entry.tags().items()
+        for tag, scale in entry.config.tags().items()
         for rounding, keys in (("nearest", None), ("stochastic", keys_K))
-        if keys is None or entry.rounds
+        if keys is None or entry.config.rounds
     }
     share_s = options.seconds / len(contestants)
     found = harness.alternate(contestants, rounds=options.rounds, seconds=share_s)

@@ -29,6 +29,8 @@ from typing import Any
 import harness
 import numpy as np
 
+from shardkeep.base.yaml_text import write_yaml
+
 USERS = 1_000_000
 ROWS, BATCH, DIM = 4_000_000, 2048, 16
 TARGET_S = 8.0
@@ -52,7 +54,7 @@ def job(folder: Path, every_steps: int, full_every: int) -> dict[str, Any]:
         "servers": 1,
         "workers": 1,
         "data": {"train": str(folder / "train.parquet"), "label": "clicked", "dense": ["price"], "sparse": ["user"]},
-        "model": {"bottom": [32], "top": [64, 32]},
+        "model": {"bottom": [32], "hidden": [64, 32]},
         "tables": {"default": {"dim": DIM, "optimizer": {"name": "rowwise_adagrad", "lr": 0.05}}},
         "tower": {"amp": "off", "compile": "off"},
         "train": {"batch_size": BATCH, "epochs": 100_000, "report_every_s": 0.1},
@@ -145,10 +147,9 @@ def anonymous_mb(pid: int) -> float:
 
 
 def measured(folder: Path, *, every_steps: int, full_every: int, seconds: float) -> dict[str, Any]:
-    import yaml
 
     run, config = folder / f"run-{full_every}", folder / f"job-{full_every}.yaml"
-    config.write_text(yaml.safe_dump(job(folder, every_steps, full_every)))
+    config.write_text(write_yaml(job(folder, every_steps, full_every)))
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     with process(["train", str(config), "--run-dir", str(run)], **quiet) as training:
         deadline = time.monotonic() + START_S

@@ -47,7 +47,7 @@ def compare(dim: int, options: Any) -> dict[str, Any]:
     def as_in_job(seconds: float) -> harness.Figures:
         return tower_alone(dim=dim, seconds=seconds, device=options.device, as_in_job=True)
 
-    from shardkeep.workers.dense.cpu import onednn
+    from shardkeep.workers.dense import onednn
 
     contestants = {OURS: job, TOWER: tower, AS_IN_JOB: as_in_job}
     pairs = [(OURS, AS_IN_JOB), (OURS, TOWER)]

@@ -36,7 +36,7 @@ COMPILE = """
 import pathlib, sys
 from shardkeep.base import kernels
 from shardkeep.config import load_config
-from shardkeep.roles.kernel_needs import needed_kernels
+from shardkeep.assembly.kernel_needs import needed_kernels
 import shardkeep
 which, processes = sys.argv[1], int(sys.argv[2])
 kernels.usable_cores = lambda: processes

@@ -122,10 +122,11 @@ class Server:
 
     def __init__(self) -> None:
         from shardkeep.ps.client.row_client import RowClient
-        from shardkeep.ps.config import ConsistencyConfig, RowwiseAdagradConfig, TableSpec
-        from shardkeep.ps.init_config import InitConfig
-        from shardkeep.ps.shard.service import ShardService
-        from shardkeep.ps.transport.local import LocalTransport
+        from shardkeep.ps.config import ConsistencyConfig, TableSpec
+        from shardkeep.ps.server.service import ShardService
+        from shardkeep.ps.server.table.initializers.config import InitConfig
+        from shardkeep.ps.server.table.optimizers.rowwise_adagrad import RowwiseAdagradConfig
+        from shardkeep.ps.transport.transport import LocalTransport
 
         spec = TableSpec(name="t", dim=DIM, optimizer=RowwiseAdagradConfig(lr=0.01), init=InitConfig(scale=0.05))
         mode = ConsistencyConfig(mode="bounded", staleness=2)

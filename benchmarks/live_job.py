@@ -22,7 +22,7 @@ LASTING: dict[str, Any] = {
     "tower": {"amp": "off", "compile": "off"},
     "train": {"batch_size": 1024, "epochs": 100_000, "report_every_s": 0.5},
     "eval": {"every_steps": 100_000_000},
-    "checkpoint": {"every_steps": 0},
+    "checkpoint": {"every_steps": "off"},
 }
 """Trains until it is stopped."""
 START_S, END_S = 240.0, 60.0
@@ -57,10 +57,10 @@ class LiveJob:
         ready: Callable[[LiveJob], bool] = lambda _job: True,
         named_threads: bool = False,
     ) -> None:
-        import yaml
+        from shardkeep.base.yaml_text import write_yaml
 
         self.run = folder / "run"
-        (folder / "job.yaml").write_text(yaml.safe_dump(dict(config)))
+        (folder / "job.yaml").write_text(write_yaml(dict(config)))
         paths = [str(Path(__file__).resolve().parents[1]), os.environ.get("PYTHONPATH", "")]
         if named_threads:
             (folder / "sitecustomize.py").write_text(NAMING)

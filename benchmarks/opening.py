@@ -42,7 +42,7 @@ def small_export(folder: Path) -> Path:
         "servers": 0,
         "workers": 1,
         "data": {"train": str(folder / "train.csv"), "label": "clicked", "dense": ["price"], "sparse": ["user"]},
-        "model": {"bottom": [256], "top": [512, 256]},
+        "model": {"bottom": [256], "hidden": [512, 256]},
         "tables": {"default": {"dim": DIM}},
         "tower": {"amp": "off"},
         "train": {"batch_size": 128},

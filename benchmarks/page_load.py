@@ -31,10 +31,12 @@ from typing import Any
 import harness
 from live_job import LASTING, LiveJob
 
+from shardkeep.page.of_job import page_line
+
 TARGET = 0.99
 SETTLE_S = 3.0
 ADDRESS = re.compile(r"http://([\d.]+):(\d+)/\?token=(\w+)")
-JOB = LASTING | {"name": "watched", "telemetry": {"every_s": 1}, "page": {"listen": "127.0.0.1:0"}}
+JOB = LASTING | {"name": "watched", "telemetry": {"every_s": 1}, "web": {"page": "127.0.0.1:0"}}
 TARGETS = ("/", "/events", "/state", "/logs/server/0", "/logs/../../config.yaml", "/?token=" + "0" * 64, "/static/a.js")
 GARBAGE = (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc", b"GET / HTTP/9\r\n\r\n", b"\x00" * 4096, b"GET / HTTP/1.1\r\nA: ")
 
@@ -44,7 +46,7 @@ def _has_page(job: LiveJob) -> bool:
 
 
 def _address(job: LiveJob) -> re.Match[str] | None:
-    return ADDRESS.search(job.printed())
+    return ADDRESS.search(page_line(job.run) or "")
 
 
 def watched(job: LiveJob, kind: str, seconds: float, *, streams: int, rate: float) -> harness.Figures:

@@ -90,8 +90,8 @@ def _endless(seconds: float, queue: Any) -> None:
 
     from shardkeep.base.machine.allocator import keep_freed_memory
     from shardkeep.ps.config import TableSpec
-    from shardkeep.ps.jagged import SectionIds
-    from shardkeep.ps.shard.tables import Gradients, Tables
+    from shardkeep.ps.jagged import Gradients, SectionIds
+    from shardkeep.ps.server.tables import Tables
 
     keep_freed_memory()
     spec = TableSpec.model_validate({"name": "t", "dim": DIM, "evict": {"max_rows": MAX_ROWS, "decay": 0.9}})
@@ -120,7 +120,7 @@ def _endless(seconds: float, queue: Any) -> None:
             "steps": len(spent),
             "new_ids": new,
             "rows": tables[0].num_rows,
-            "evicted_rows": tables[0].evicted_rows,
+            "evicted_rows": tables[0].counts().get("evicted_rows", 0),
             "rss_mb": rss,
             "apply_ms": _percentiles(spent),
             "apply_cpu_ms": _percentiles(used),
@@ -162,7 +162,7 @@ def admission(options: argparse.Namespace) -> dict[str, Any]:
             f"data.synthetic.table_sizes={list(workload.KAGGLE)}",
             *(["tables.default.admit.min_count=2"] if name != "all ids" else []),
         ]  # fmt: skip
-        config = shardkeep.load_config(HERE.parent / "examples" / "demo.yaml", overrides)
+        config = shardkeep.config.load_config(HERE.parent / "examples" / "demo.yaml", overrides)
         with tempfile.TemporaryDirectory() as folder:
             result = shardkeep.train(config, run_dir=Path(folder) / "run", quiet=True)
         rows = sum(table.rows for table in result.tables)

@@ -47,7 +47,7 @@ def main() -> None:
 
 def bytes_of_rows(dims: Sequence[int]) -> list[dict[str, Any]]:
     """Bytes of records, whole words of padding included, without the index."""
-    from shardkeep.ps.shard.table.layout import RowLayout
+    from shardkeep.ps.server.table.layout import RowLayout
 
     found = []
     print(f"{'bytes of a row':<36}{'alone':>8}{'share':>8}{'counters':>10}{'share':>8}")
@@ -70,7 +70,7 @@ def _spec(optimizer: str, dim: int, rows: str, state: str) -> Any:
     from shardkeep.ps.config import TableSpec
 
     return TableSpec.model_validate(
-        {"name": "t", "dim": dim, "optimizer": optimizer, "rows": rows, "state": state, "init": {"scale": 0.05}}
+        {"name": "t", "dim": dim, "optimizer": optimizer, "dtype": rows, "state_dtype": state, "init": {"scale": 0.05}}
     )
 
 
@@ -97,8 +97,8 @@ def updates(options: argparse.Namespace) -> dict[str, Any]:
 
 def _contestant(spec: Any, smoke: bool) -> harness.Contestant:
     def run(seconds: float) -> harness.Figures:
-        from shardkeep.ps.jagged import SectionIds
-        from shardkeep.ps.shard.tables import Gradients, Tables
+        from shardkeep.ps.jagged import Gradients, SectionIds
+        from shardkeep.ps.server.tables import Tables
 
         harness.pin(0)
         rng, tables = np.random.default_rng(0), Tables([spec], seed=1)
@@ -176,7 +176,7 @@ def _auc(example: str, seed: int, rows: str, state: str, optimizer: str, options
     from shardkeep.config import load_config
 
     settings = [f"seed={seed}", f"data.root={(options.data / EXAMPLES[example]).resolve()}", *ONE_PROCESS]
-    settings += [f"tables.default.rows={rows}", f"tables.default.state={state if state == 'bf16' else 'fp32'}"]
+    settings += [f"tables.default.dtype={rows}", f"tables.default.state_dtype={state if state == 'bf16' else 'fp32'}"]
     if optimizer == "adam":
         settings.append("tables.default.optimizer={name: adam, lr: 0.002}")
     if options.smoke:

@@ -63,7 +63,7 @@ def train(folder: Path, *, texts: bool) -> Path:
             "dense": [f"d{i}" for i in range(DENSE)],
             "sparse": [f"s{i}" for i in range(SPARSE)],
         },
-        "model": {"name": "dlrm", "bottom": HIDDEN, "top": HIDDEN},
+        "model": {"name": "dlrm", "bottom": HIDDEN, "hidden": HIDDEN},
         "tables": {"default": {"dim": DIM}},
         "tower": {"amp": "off"},
         "train": {"batch_size": BATCH // 4},

@@ -26,7 +26,7 @@ import numpy as np
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = {"adult": "adult", "census": "census_income_kdd"}
-TOP = {"top": [64, 32]}
+TOP = {"hidden": [64, 32]}
 MODELS: dict[str, dict[str, Any]] = {
     "lr": {"name": "lr"},
     "fm": {"name": "fm"},
@@ -85,7 +85,7 @@ def plain(config: Any) -> dict[str, float]:
     from torch.nn.functional import binary_cross_entropy_with_logits
 
     from shardkeep.workers.data.sources.registry import open_data
-    from shardkeep.workers.metrics.quality import Asked, evaluate_predictions
+    from shardkeep.workers.metrics.quality import MetricSettings, evaluate_predictions
 
     torch.manual_seed(config.seed)
     torch.set_num_threads(1)
@@ -110,7 +110,7 @@ def plain(config: Any) -> dict[str, float]:
         model.eval()
         with torch.no_grad():
             logits_N = model(held["dense"], {n: rows[n](ids) for n, ids in held["ids"].items()}).numpy().reshape(-1)
-        found = evaluate_predictions(logits_N, held["label"].numpy(), asked=Asked(("auc", "logloss")))
+        found = evaluate_predictions(logits_N, held["label"].numpy(), asked=MetricSettings(("auc", "logloss")))
         best, since = (found, 0) if found["auc"] > best["auc"] else (best, since + 1)
         if since == PATIENCE:
             break
@@ -121,7 +121,7 @@ def _modules(config: Any, data: Any) -> tuple[Any, Any]:
     """nn.Embedding for each feature, with a row for ids that training does not have, and the model."""
     import torch
 
-    from shardkeep.roles.assembly import table_specs
+    from shardkeep.assembly.model import table_specs
     from shardkeep.workers.models.registry import build_model
 
     dims = {spec.name: spec.dim for spec in table_specs(config, data.train.schema)}

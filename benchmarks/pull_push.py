@@ -89,8 +89,9 @@ Policies = dict[str, Any]
 
 
 def _specs(dim: int, policies: Policies) -> list[Any]:
-    from shardkeep.ps.config import RowwiseAdagradConfig, TableSpec
-    from shardkeep.ps.init_config import InitConfig
+    from shardkeep.ps.config import TableSpec
+    from shardkeep.ps.server.table.initializers.config import InitConfig
+    from shardkeep.ps.server.table.optimizers.rowwise_adagrad import RowwiseAdagradConfig
 
     common = {"dim": dim, "optimizer": RowwiseAdagradConfig(lr=0.01), "init": InitConfig(scale=0.05), **policies}
     return [TableSpec.model_validate({"name": f"C{f}", **common}) for f in range(len(workload.TABLE_SIZES))]
@@ -112,7 +113,7 @@ def server_process(port: int, dim: int, policies: Policies, conn: Any) -> None:
     harness.pin(1)
     keep_freed_memory()
     from shardkeep.ps.config import ConsistencyConfig
-    from shardkeep.ps.shard.service import ShardService
+    from shardkeep.ps.server.service import ShardService
 
     service = ShardService(shard=0, tables=_specs(dim, policies), num_workers=1, seed=1,
         consistency=ConsistencyConfig(mode="bounded", staleness=2),
@@ -133,7 +134,7 @@ def worker_process(port: int, dim: int, policies: Policies, seconds: float, seed
 
     from shardkeep.ps.client.row_client import RowClient
     from shardkeep.ps.config import ConsistencyConfig
-    from shardkeep.ps.transport.metered import LedgerMeter, MeteredTransport, Traffic
+    from shardkeep.ps.transport.metered import LedgerMeter, MeteredTransport, WorkerTraffic
     from shardkeep.workers.data.batch import Batch, Ragged
     from shardkeep.workers.data.schema import Feature, Schema
     from shardkeep.workers.embeddings.layer import Embeddings
@@ -148,7 +149,7 @@ def worker_process(port: int, dim: int, policies: Policies, seconds: float, seed
     batches = [Batch(dense, {n: Ragged(ids[b, f]) for f, n in enumerate(names)}, label) for b in range(NUM_BATCHES)]
     consistency = ConsistencyConfig(mode="bounded", staleness=2)
     transport = _join(port, "worker")
-    metered = MeteredTransport(transport, LedgerMeter(Traffic()))  # as in a job
+    metered = MeteredTransport(transport, LedgerMeter(WorkerTraffic()))  # as in a job
     client = RowClient(metered, tables=specs, consistency=consistency)
     embeddings = Embeddings(schema, client.tables)
     grads = {name: torch.randn(workload.BATCH, dim) * 1e-3 for name in names}

@@ -40,7 +40,7 @@ def _demo() -> list[Case]:
 
 
 def _models() -> list[Case]:
-    plain = "top: [64, 32]"
+    plain = "hidden: [64, 32]"
     models = {
         "dlrm": f"{{name: dlrm, bottom: [32], {plain}}}",
         "dcn_v2": f"{{name: dcn_v2, {plain}}}",

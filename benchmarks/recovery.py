@@ -19,10 +19,10 @@ from w1_job import START_LIMIT_S, WARM_UP_S, Job, default_cores, job_config, run
 
 NOTHING, STATES, OS, FSYNC = "keeps nothing", "the tower's states", "and a journal, os", "and a journal, fsync"
 KEPT = {
-    NOTHING: ("journal=off", "liveness.restarts=0"),
-    STATES: ("journal=off",),
-    OS: ("journal=os",),
-    FSYNC: ("journal=fsync",),
+    NOTHING: ("recovery.journal=off", "recovery.restarts=0"),
+    STATES: ("recovery.journal=off",),
+    OS: ("recovery.journal=os",),
+    FSYNC: ("recovery.journal=fsync",),
 }
 COST_TARGET = 0.95
 PAUSES_S = {"server 0": 6.0, "coordinator 0": 6.0, "worker 1": 6.0, "worker 1, compiled": 12.0}
@@ -34,7 +34,7 @@ def main() -> None:
     parser = harness.arguments(__doc__)
     parser.add_argument("--dims", type=int, nargs="+", default=[16])
     parser.add_argument("--only", choices=["cost", "pause"], help="one half of it")
-    parser.add_argument("--start", choices=["auto", "spawn"], default="auto", help="processes.start of the pauses")
+    parser.add_argument("--start", choices=["auto", "spawn"], default="auto", help="launch.start of the pauses")
     options = harness.parse(parser)
     results: dict[str, Any] = {}
     for dim in options.dims:
@@ -82,7 +82,7 @@ def seconds_without_a_step(victim: str, dim: int, options: Any) -> float:
         device=options.device, cores=default_cores(SERVERS, WORKERS), report_every_s=0.001,
     )  # fmt: skip
     name, _, compiled = victim.partition(", ")
-    overrides = (f"processes.start={options.start}", *(("tower.compile=on",) if compiled else ()))
+    overrides = (f"launch.start={options.start}", *(("tower.compile=on",) if compiled else ()))
     with running(config, overrides) as job:
         job.wait()
         time.sleep(SETTLED_S)

@@ -27,11 +27,11 @@ from live_job import LASTING, LiveJob, cpu_s, thread_cpu_s
 
 STEPS, SHARE = 0.99, 0.01
 SETTLE_S, TIMEOUT_S = 3.0, 5.0
-THREAD = "metrics"
-JOB = LASTING | {"name": "looked-at", "page": {"listen": "off"}}
-METRICS = {"metrics": {"listen": "127.0.0.1:0"}}
+THREAD = "web"
+JOB = LASTING | {"name": "looked-at", "web": {"page": "off"}}
+METRICS = {"web": {"page": "off", "metrics": "127.0.0.1:0"}}
 WAYS: dict[str, tuple[dict[str, Any], float | None]] = {
-    "off": ({"telemetry": {"every_s": 0}}, None),
+    "off": ({"telemetry": {"every_s": "off"}}, None),
     "telemetry": ({}, None),
     "scraped every 5 s": (METRICS, 5.0),
     "scraped every second": (METRICS, 1.0),
@@ -80,10 +80,9 @@ def cpu_of(job: LiveJob) -> dict[str, float]:
 
 def urls_of(job: LiveJob) -> list[str]:
     """Where the metrics of each process are, by its telemetry."""
-    from shardkeep.run.newest_records import newest_telemetry
+    from shardkeep.records.lines import newest_of_each
 
-    records = newest_telemetry(job.run / "telemetry.jsonl")
-    return [record["metrics"] for record in records if record.get("metrics")]
+    return [record.metrics for record in newest_of_each(job.run / "telemetry.jsonl") if record.metrics]
 
 
 @contextlib.contextmanager

@@ -4,7 +4,7 @@
     python benchmarks/serving.py --rounds 3 --seconds 10 --json serving.json
     python benchmarks/serving.py --rounds 3 --seconds 10 --equal-p99 --json serving-equal-p99.json
 
-A DLRM of Criteo's shape: 13 numbers, 26 texts, dim 16, bottom 512-256, top 512-256. The server has core 0, its clients
+A DLRM of Criteo's shape: 13 numbers, 26 texts, dim 16, bottom and hidden 512-256. The server has core 0, its clients
 core 1. Every client has a connection and waits for each reply. The bytes of all requests are made before the first one.
 Requests are tensors in binary for shardkeep, over gRPC and HTTP, and JSON for FastAPI.
 
@@ -73,7 +73,7 @@ def train(folder: Path) -> Path:
             "sparse": NAMES[DENSE:],
             "scale": "none",
         },
-        "model": {"name": "dlrm", "bottom": HIDDEN, "top": HIDDEN},
+        "model": {"name": "dlrm", "bottom": HIDDEN, "hidden": HIDDEN},
         "tables": {"default": {"dim": DIM}},
         "tower": {"amp": "off"},
         "train": {"batch_size": 512},

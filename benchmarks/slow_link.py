@@ -32,7 +32,7 @@ def job_config(options: Any, settings: Mapping[str, Any], *, seed: int) -> dict[
         "name": "slow-link",
         "seed": seed,
         "threads": 1,
-        "affinity": "none",
+        "launch": {"affinity": "none"},
         "data": {
             "source": "synthetic",
             "synthetic": {
@@ -41,13 +41,13 @@ def job_config(options: Any, settings: Mapping[str, Any], *, seed: int) -> dict[
                 "table_sizes": TABLE_SIZES,
             },
         },
-        "model": {"name": "dlrm", "bottom": [256], "top": [256, 128]},
+        "model": {"name": "dlrm", "bottom": [256], "hidden": [256, 128]},
         "tables": {"default": {"dim": 16, "optimizer": {"name": "rowwise_adagrad", "lr": 0.05}}},
         "tower": {"optimizer": {"name": "adam", "lr": 0.001}, "compile": "off", "amp": "off"},
         "train": {"batch_size": options.batch, "report_every_s": 0.25},
         "eval": {"every_steps": options.every},
         "consistency": {"mode": options.mode},
-        "checkpoint": {"every_steps": 0},
+        "checkpoint": {"every_steps": "off"},
         "transport": {"same_host": "sockets"},  # else rows are read out of the peer's memory, past the link
         "liveness": {"step_timeout_s": 120.0},
     }

@@ -55,12 +55,13 @@ class Server:
     """A service with one table, and a client beside it."""
 
     def __init__(self, folder: Path) -> None:
-        from shardkeep.ps.checkpoints import Checkpoints
+        from shardkeep.ps.checkpoints.folder import Checkpoints
         from shardkeep.ps.client.row_client import RowClient
-        from shardkeep.ps.config import ConsistencyConfig, RowwiseAdagradConfig, TableSpec
-        from shardkeep.ps.init_config import InitConfig
-        from shardkeep.ps.shard.service import ShardService
-        from shardkeep.ps.transport.local import LocalTransport
+        from shardkeep.ps.config import ConsistencyConfig, TableSpec
+        from shardkeep.ps.server.service import ShardService
+        from shardkeep.ps.server.table.initializers.config import InitConfig
+        from shardkeep.ps.server.table.optimizers.rowwise_adagrad import RowwiseAdagradConfig
+        from shardkeep.ps.transport.transport import LocalTransport
 
         spec = TableSpec(name="t", dim=DIM, optimizer=RowwiseAdagradConfig(lr=0.01), init=InitConfig(scale=0.05))
         mode = ConsistencyConfig(mode="bounded", staleness=2)
@@ -145,22 +146,24 @@ class Peak(threading.Thread):
 
 def one_snapshot(server: Server, load: Load | Idle, base: str = "") -> harness.Figures:
     """Marks, then continues with the load until the snapshot is written, of rows that changed since `base`."""
+    from shardkeep.ps.wire.admin import CheckpointSaved, Done, SnapshotFiles, TakeSnapshot, WriteSnapshot
+
     step, checkpoints = server.step, server.checkpoints
     checkpoints.begin(step)
     peak = Peak()
     peak.start()
     started = time.perf_counter()
-    server.client.admin.take_snapshot(step, base)
+    server.client.calls.ask(TakeSnapshot(step, base), Done)
     pause_s = time.perf_counter() - started
     answers: list[Any] = []
-    write = functools.partial(server.client.admin.write_snapshot, step, timeout_s=LIMIT_S)
+    write = functools.partial(server.client.calls.ask, WriteSnapshot(step), SnapshotFiles, LIMIT_S)
     asking = threading.Thread(target=lambda: answers.extend(write()))
     asking.start()
     figures = load.run("during", lambda _: not asking.is_alive())
     wall_s = time.perf_counter() - started
     extra = peak.end()
     size = sum(file["size"] for file in answers[0].files)
-    server.client.admin.checkpoint_saved(step, FULL)
+    server.client.calls.ask(CheckpointSaved(step, FULL), Done)
     checkpoints.abandon(step)
     return figures | {
         "mark_ms": pause_s * 1e3,

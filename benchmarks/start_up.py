@@ -47,12 +47,12 @@ rpc.shutdown()
 
 
 def first_step(_seconds: float, *, start: str = "auto", empty_cache: bool = False) -> harness.Figures:
-    """Starts the built-in job, waits for its first step, stops it. `start`: `processes.start`."""
+    """Starts the built-in job, waits for its first step, stops it. `start`: `launch.start`."""
     with tempfile.TemporaryDirectory(prefix="start-up-") as folder:
         run = Path(folder) / "run"
         environment = {**os.environ, **({"XDG_CACHE_HOME": folder} if empty_cache else {})}
         command = [*SHARDKEEP, "train", "demo", "--run-dir", str(run)]
-        command += [part for setting in (*ONE_STEP, f"processes.start={start}") for part in ("--set", setting)]
+        command += [part for setting in (*ONE_STEP, f"launch.start={start}") for part in ("--set", setting)]
         began = time.time()
         with started(command, environment, Path(folder) / "output.txt") as launcher:
             record = wait_for_step(launcher, run, Path(folder) / "output.txt")

@@ -32,7 +32,7 @@ def tower_alone(
     """samples_per_s, steps_per_s and cpu_us_per_sample of the tower in a fresh process on `core`.
 
     `as_in_job`: with malloc set and linear layers multiplied as in shardkeep's workers
-    (shardkeep/base/machine/allocator.py, workers/dense/cpu/onednn.py);
+    (src/shardkeep/base/machine/allocator.py, workers/dense/cpu/onednn.py);
     else as glibc and torch have it: there page faults come and go from run to run."""
     context = mp.get_context("spawn")
     queue = context.Queue()
@@ -67,7 +67,7 @@ def _prepared(dim: int, batch: int, device: str, as_in_job: bool) -> tuple[Calla
     import torch
     import torch.nn.functional as F
 
-    from shardkeep.workers.dense.cpu import onednn
+    from shardkeep.workers.dense import onednn
     from shardkeep.workers.models.dlrm import Dlrm
     from shardkeep.workers.models.layers.hidden import HiddenOptions
 
@@ -76,7 +76,7 @@ def _prepared(dim: int, batch: int, device: str, as_in_job: bool) -> tuple[Calla
     names = [f"C{f + 1}" for f in range(len(workload.TABLE_SIZES))]
     model = Dlrm(
         num_dense=workload.NUM_DENSE, features=dict.fromkeys(names, dim), default_dim=dim, bottom=[512, 256],
-        top=[512, 256], hidden=HiddenOptions(),
+        hidden=[512, 256], options=HiddenOptions(),
     ).to(device)  # fmt: skip
     if as_in_job and onednn.why_not(torch.device(device)) is None and onednn.helps():
         onednn.use_for(model)

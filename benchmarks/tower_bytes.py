@@ -30,13 +30,13 @@ TOWERS = {"w1": ([512, 256], [512, 256]), "small": ([256, 64], [256, 128])}
 """Hidden layers of DLRM below and above its interaction: W1's, and those of compression_sweep.yaml."""
 
 
-def shapes_of(bottom: list[int], top: list[int], dim: int) -> dict[str, tuple[int, ...]]:
+def shapes_of(bottom: list[int], hidden: list[int], dim: int) -> dict[str, tuple[int, ...]]:
     """Shapes of DLRM's parameters over W1's columns."""
-    from shardkeep.workers.model_config import ModelConfig
+    from shardkeep.workers.model_config import DlrmConfig
     from shardkeep.workers.models.registry import build_model
 
     model = build_model(
-        ModelConfig(name="dlrm", bottom=bottom, top=top),
+        DlrmConfig(bottom=bottom, hidden=hidden),
         num_dense=workload.NUM_DENSE,
         features={f"C{f}": dim for f in range(len(workload.TABLE_SIZES))},
         default_dim=dim,
@@ -84,8 +84,8 @@ def main() -> None:
         parser.error(f"--workers {min(options.workers)}: one worker sends nothing; allowed: from 2 on")
     workers = [2, 4] if options.smoke else options.workers
     found = {}
-    for tower, (bottom, top) in TOWERS.items():
-        shapes = shapes_of(bottom, top, options.dim)
+    for tower, (bottom, hidden) in TOWERS.items():
+        shapes = shapes_of(bottom, hidden, options.dim)
         found[tower] = table(shapes, workers)
         size = sum(map(math.prod, shapes.values()))
         print(f"\n{tower}: {size:,} parameters; bytes a worker sends in a step (times fewer)")

@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any
 
 import harness
-import yaml
+
+from shardkeep.base.yaml_text import write_yaml
 
 HERE = Path(__file__).resolve().parent
 LIMIT_S = 1800.0
@@ -149,7 +150,7 @@ def run_job(config: dict[str, Any], *, coordinator: Host, servers: Sequence[Host
     config = harness.merged(config, more)
     with tempfile.TemporaryDirectory(prefix="two-hosts-") as name, contextlib.ExitStack() as ending:
         folder, run_dir = Path(name), Path(name) / "run"
-        (folder / "job.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
+        (folder / "job.yaml").write_text(write_yaml(config), encoding="utf-8")
         roles: list[tuple[subprocess.Popen[bytes], Path]] = []
 
         def start(host: Host, title: str, *arguments: str) -> Path:
@@ -181,7 +182,7 @@ def run_job(config: dict[str, Any], *, coordinator: Host, servers: Sequence[Host
 
 def environment() -> dict[str, str]:
     """That of a process of a job: it finds the package and the benchmarks' modules, and has one thread."""
-    path = os.pathsep.join(filter(None, [str(HERE.parent), str(HERE), os.environ.get("PYTHONPATH")]))
+    path = os.pathsep.join(filter(None, [str(HERE.parent / "src"), str(HERE), os.environ.get("PYTHONPATH")]))
     return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
 
 

@@ -25,7 +25,8 @@ import harness
 import psutil
 import w1_data
 import workload
-import yaml
+
+from shardkeep.base.yaml_text import write_yaml
 
 HERE = Path(__file__).resolve().parent
 WARM_UP_S = 8.0  # two workers pass over their 64 batches once in 6-8 s: tables have stopped growing
@@ -64,7 +65,7 @@ def shardkeep_job(
     Args:
         staleness: of `bounded` and `async`.
         batch: samples per worker and step.
-        cores: for each worker, then for each server, the cores it may use (`affinity` of the config).
+        cores: for each worker, then for each server, the cores it may use (`launch.affinity` of the config).
             Left out: worker i on core i; one server beside one worker on core 1, other servers on any.
         overrides: `a.b=value`, as of `--set`.
 
@@ -102,18 +103,20 @@ def job_config(
         "servers": servers,
         "workers": workers,
         "threads": 1,
-        "affinity": {"workers": cores[0], "servers": cores[1]} if cores and sys.platform == "linux" else "none",
+        "launch": {
+            "affinity": {"workers": cores[0], "servers": cores[1]} if cores and sys.platform == "linux" else "none"
+        },
         "data": {
             "source": "w1_data:ready",
             "root": str(HERE),
             "options": {"num_batches": w1_data.NUM_BATCHES * workers},
         },
-        "model": {"name": "dlrm", "bottom": [512, 256], "top": [512, 256]},
+        "model": {"name": "dlrm", "bottom": [512, 256], "hidden": [512, 256]},
         "tables": {"default": {"dim": dim, "optimizer": {"name": "rowwise_adagrad", "lr": 0.01, "eps": 1e-8}}},
         "tower": {"optimizer": {"name": "sgd", "lr": 0.01}, "compile": "off", "amp": "off", "device": device},
         "train": {"batch_size": batch, "epochs": 1_000_000, "order": "stored", "report_every_s": report_every_s},
         "consistency": consistency,
-        "checkpoint": {"every_steps": 0},
+        "checkpoint": {"every_steps": "off"},
     }
 
 
@@ -139,13 +142,13 @@ class Job:
 
     def __init__(self, folder: Path, config: dict[str, Any], overrides: Sequence[str]) -> None:
         w1_data.drawn(config["data"]["options"]["num_batches"], seed=1)
-        (folder / "w1.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
+        (folder / "w1.yaml").write_text(write_yaml(config), encoding="utf-8")
         self.run = folder / "run"
         self._output = folder / "output.txt"
         self._read, self._rest = 0, b""
         command = [sys.executable, "-m", "shardkeep", "train", str(folder / "w1.yaml"), "--run-dir", str(self.run)]
         command += [part for override in overrides for part in ("--set", override)]
-        path = os.pathsep.join(filter(None, [str(HERE.parent), os.environ.get("PYTHONPATH")]))
+        path = os.pathsep.join(filter(None, [str(HERE.parent / "src"), os.environ.get("PYTHONPATH")]))
         with self._output.open("wb") as output:
             self._launcher = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True,

@@ -23,9 +23,9 @@ from typing import Any
 import harness
 import two_hosts
 import w1_job
-import yaml
 from two_hosts import Host, Traffic
 
+from shardkeep.base.yaml_text import write_yaml
 from shardkeep.compression.recipes import RECIPES
 
 SERVERS = WORKERS = 2
@@ -54,7 +54,7 @@ def on_this_host(config: dict[str, Any]) -> dict[str, Any]:
     """The summary of the job as `shardkeep train` runs it."""
     with tempfile.TemporaryDirectory(prefix="wire-bytes-") as name:
         folder = Path(name)
-        (folder / "job.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
+        (folder / "job.yaml").write_text(write_yaml(config), encoding="utf-8")
         command = [sys.executable, "-m", "shardkeep", "train", str(folder / "job.yaml"), "--run-dir", f"{name}/run"]
         done = subprocess.run(
             command, capture_output=True, text=True, check=False, timeout=LIMIT_S, env=two_hosts.environment()

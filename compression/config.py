@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from shardkeep.base.plugging.plugs import Plug, by_name
 from shardkeep.base.settings import MOST_ROWS, MOST_STEPS, MOST_WIDTH, Named, Settings
 from shardkeep.compression.selection.registry import SelectorName
 from shardkeep.compression.values.registry import FORMATS, Rounding, Scale, ValueFormat
 
 
-def without_effect(values: str, *, scale: Any, rounding: Any = None) -> None:
-    """Raises ValueError for settings of a number format that has none such."""
-    entry = FORMATS[values]
+def without_effect(values: str | None, *, scale: Any, rounding: Any = None) -> None:
+    """Raises ValueError for settings of a number format that has none such. `values`: None = the job's."""
+    if values is None:
+        return
+    entry = FORMATS[values].config
     wrong = ["scale"] if scale is not None and not entry.scaled else []
     wrong += ["rounding"] if rounding is not None and not entry.rounds else []
     if wrong:
@@ -31,8 +35,8 @@ class DgcConfig(Settings):
     """Nesterov's momentum."""
     masking: bool = True
     """Reset the momentum of a value that was sent."""
-    clip_norm: float = Field(0.0, ge=0.0, le=1e6)
-    """Largest norm of a step's row gradients, times the root of the number of workers; 0 = no clipping."""
+    clip_norm: Annotated[float, Field(gt=0.0, le=1e6)] | Literal["off"] = "off"
+    """Largest norm of a step's row gradients, times the root of the number of workers; off = no clipping."""
 
 
 class PushConfig(Settings):
@@ -54,8 +58,8 @@ class PushConfig(Settings):
     pool_rows: int = Field(0, ge=0, le=MOST_ROWS)
     """Rows whose unsent gradients and rounding errors a worker keeps for later steps (error feedback); 0 = none. A row
     that finds the pool full is sent at once."""
-    max_age: int = Field(0, ge=0, le=MOST_STEPS)
-    """Steps after which a row in the pool is sent in any case; 0 = no limit."""
+    max_age: Annotated[int, Field(ge=1, le=MOST_STEPS)] | Literal["off"] = "off"
+    """Steps after which a row in the pool is sent in any case; off = no limit."""
     second_moment: bool = False
     """Send the sum of a row's mean squared gradients beside it, in one byte. Adagrad and Adam need it if a row is the
     sum of several steps' gradients."""
@@ -77,29 +81,24 @@ class PushConfig(Settings):
     def _every_setting_is_used(self) -> PushConfig:
         without_effect(self.values, scale=self.scale, rounding=self.rounding)
         if self.keep_values is not None:
-            wrong = [key for key in ("max_age", "second_moment") if getattr(self, key)]
-            wrong += ["keep_rows"] if self.keep_rows != 1.0 else []
-            wrong += ["rounding"] if self.rounding is not None else []
-            wrong += ["select"] if self.select != "largest" else []
             if self.values != "fp32":
                 raise ValueError(f"values: {self.values} does not go with keep_values; allowed: fp32")
-            if wrong:
-                value = "" if wrong[0] == "second_moment" else f"{getattr(self, wrong[0])} "
-                raise ValueError(f"{wrong[0]}: {value}has no effect with keep_values")
+            unused = ("max_age", "second_moment", "keep_rows", "rounding", "select")
+            self._refuse(unused, "has no effect with keep_values")
         elif self.dgc is not None:
             raise ValueError("dgc: has no effect without keep_values")
         if not self.pool_rows:
-            wrong = [key for key in ("max_age", "second_moment", "keep_values") if getattr(self, key)]
-            if wrong:
-                value = "" if wrong[0] == "second_moment" else f"{getattr(self, wrong[0])} "
-                raise ValueError(f"{wrong[0]}: {value}has no effect without pool_rows")
+            self._refuse(("max_age", "second_moment", "keep_values"), "has no effect without pool_rows")
         if self.keep == 1.0:
-            wrong = [
-                key for key, default in (("warmup_steps", 0), ("select", "largest")) if getattr(self, key) != default
-            ]
-            if wrong:
-                raise ValueError(f"{wrong[0]}: {getattr(self, wrong[0])} has no effect where all is sent")
+            self._refuse(("warmup_steps", "select"), "has no effect where all is sent")
         return self
+
+    def _refuse(self, keys: Sequence[str], why: str) -> None:
+        """Raises ValueError for the first of these settings that is not its default."""
+        for key in keys:
+            value = getattr(self, key)
+            if value != type(self).model_fields[key].default:
+                raise ValueError(f"{key}: {'' if value is True else f'{value} '}{why}")
 
 
 class PullConfig(Settings):
@@ -132,6 +131,19 @@ class PullConfig(Settings):
         return self
 
 
+_TOWER = "shardkeep.compression.tower"
+FORMS: dict[str, Plug[tuple[str, ...], Any]] = by_name(
+    Plug("none", (), f"{_TOWER}.forms:rounded"),
+    Plug("lossless", (), f"{_TOWER}.lossless:lossless"),
+    Plug("bf16", (), f"{_TOWER}.forms:rounded"),
+    Plug("fp16", (), f"{_TOWER}.forms:rounded"),
+    Plug("int8", (), f"{_TOWER}.forms:rounded"),
+    Plug("topk", ("keep", "values", "warmup_steps"), f"{_TOWER}.forms:top_k"),
+    Plug("powersgd", ("values", "rank", "warmup_steps"), f"{_TOWER}.powersgd:powersgd"),
+)
+"""Forms of the tower's sum: the settings beside its name that each takes, and the function that makes it."""
+
+
 class TowerCompressionConfig(Named):
     """How dense gradients are sent between workers."""
 
@@ -151,10 +163,8 @@ class TowerCompressionConfig(Named):
 
     @model_validator(mode="after")
     def _every_argument_is_used(self) -> TowerCompressionConfig:
-        arguments = {"topk": ("keep", "values", "warmup_steps"), "powersgd": ("values", "rank", "warmup_steps")}
-        used = arguments.get(self.name, ())
-        settings = ("keep", "values", "rank", "warmup_steps")
-        wrong = [key for key in settings if key not in used and getattr(self, key) is not None]
+        used = ("name", *FORMS[self.name].config)
+        wrong = [key for key in type(self).model_fields if key not in used and getattr(self, key) is not None]
         if wrong:
             raise ValueError(f"{' and '.join(wrong)}: has no effect with name: {self.name}")
         return self
@@ -190,8 +200,7 @@ class TablePushConfig(Settings):
 
     @model_validator(mode="after")
     def _every_setting_is_used(self) -> TablePushConfig:
-        if self.values is not None:
-            without_effect(self.values, scale=self.scale, rounding=self.rounding)
+        without_effect(self.values, scale=self.scale, rounding=self.rounding)
         return self
 
 
@@ -205,8 +214,7 @@ class TablePullConfig(Settings):
 
     @model_validator(mode="after")
     def _every_setting_is_used(self) -> TablePullConfig:
-        if self.values is not None:
-            without_effect(self.values, scale=self.scale)
+        without_effect(self.values, scale=self.scale)
         return self
 
 

@@ -43,7 +43,7 @@ class TablePush:
 def push_of(table: TableCompressionConfig | None, job: PushConfig, *, frozen: bool = False) -> TablePush:
     """How a table's gradients are sent. `frozen`: they are not; then no pool has room for them."""
     own = TablePushConfig() if table is None else table.push
-    numbers = _numbers(own, job, own.rounding, job.rounding)
+    numbers = _numbers(own, job)
     keep = job.keep if own.keep_rows is None else own.keep_rows
     whole = frozen or (own != TablePushConfig() and keep == 1.0 and numbers.values == "fp32")
     return TablePush(numbers, keep, job.second_moment and not whole, whole)
@@ -52,7 +52,7 @@ def push_of(table: TableCompressionConfig | None, job: PushConfig, *, frozen: bo
 def pull_of(table: TableCompressionConfig | None, job: PullConfig) -> Numbers:
     """How a table's rows are sent to workers."""
     own = TablePullConfig() if table is None else table.pull
-    return _numbers(own, job, None, None)
+    return _numbers(own, job)
 
 
 def check_table(name: str, table: TableCompressionConfig, job: CompressionConfig) -> None:
@@ -71,13 +71,10 @@ def check_table(name: str, table: TableCompressionConfig, job: CompressionConfig
             raise ValueError(f"tables.{name}.compression.{key}.{error}") from error
 
 
-def _numbers(
-    own: TablePushConfig | TablePullConfig,
-    job: PushConfig | PullConfig,
-    rounding: Rounding | None,
-    job_rounding: Rounding | None,
-) -> Numbers:
-    """A table's `values` come with its own scale and rounding; without `values`, each one is the job's unless set."""
+def _numbers(own: TablePushConfig | TablePullConfig, job: PushConfig | PullConfig) -> Numbers:
+    """A table's `values` come with its own scale and rounding; without `values`, each one is the job's unless set. Only
+    pushes have a rounding."""
+    rounding = getattr(own, "rounding", None)
     if own.values is not None:
         return Numbers(own.values, own.scale, rounding)
-    return Numbers(job.values, own.scale or job.scale, rounding or job_rounding)
+    return Numbers(job.values, own.scale or job.scale, rounding or getattr(job, "rounding", None))

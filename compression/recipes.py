@@ -28,10 +28,6 @@ class Recipe:
     """Nested settings of a job; `compression` is always among them."""
 
 
-def _compression(**groups: Any) -> dict[str, Any]:
-    return {"compression": groups}
-
-
 _PULL = {"values": "int4", "scale": "fp16", "cache_rows": _POOL_ROWS, "lease": 16, "drift": 0.05}
 _TOPK_TOWER = {"name": "topk", "keep": 0.01, "warmup_steps": _WARMUP_STEPS}
 
@@ -46,82 +42,69 @@ def _powersgd(rank: int, warmup_steps: int = _WARMUP_STEPS) -> dict[str, Any]:
     return {"name": "powersgd", "rank": rank, "values": "fp16", "warmup_steps": warmup_steps}
 
 
+def _recipe(name: str, purpose: str, *, tables: Mapping[str, Any] | None = None, **compression: Any) -> Recipe:
+    return Recipe(name, purpose, {"compression": compression} | ({} if tables is None else {"tables": tables}))
+
+
+_ELEMENTS = {"values": "fp32", "keep_values": 0.01, "warmup_steps": _WARMUP_STEPS, "pool_rows": _POOL_ROWS}
+
 RECIPES: Mapping[str, Recipe] = {
     recipe.name: recipe
     for recipe in (
-        Recipe(
-            "fp32",
-            "values in 32 bits, ids in 64; the baseline",
-            _compression(),
-        ),
-        Recipe(
+        _recipe("fp32", "values in 32 bits, ids in 64; the baseline"),
+        _recipe(
             "fp16",
             "values in half precision; the second baseline",
-            _compression(push={"values": "fp16"}, pull={"values": "fp16"}, tower={"name": "fp16"}),
+            push={"values": "fp16"},
+            pull={"values": "fp16"},
+            tower={"name": "fp16"},
         ),
-        Recipe(
+        _recipe(
             "lossless",
             "ids and the tower's exponents coded, push by reference; in sync mode the model has the bits of fp32's",
-            _compression(ids="coded", tower={"name": "lossless"}),
+            ids="coded",
+            tower={"name": "lossless"},
         ),
-        Recipe(
+        _recipe(
             "safe",
             "pushes in 4 bits whose rounding errors are sent later, pulls in 8 bits, PowerSGD of rank 7",
-            _compression(
-                ids="coded",
-                push=_push("int4"),
-                pull={"values": "int8", "scale": "pow2"},
-                tower=_powersgd(7),
-            ),
+            ids="coded",
+            push=_push("int4"),
+            pull={"values": "int8", "scale": "pow2"},
+            tower=_powersgd(7),
         ),
-        Recipe(
+        _recipe(
             "balanced",
             "a quarter of a step's rows in 2 bits, the rest later; pulls in 4 bits, cached; PowerSGD of rank 4",
-            _compression(
-                ids="coded",
-                push=_push("int2", keep_rows=0.25, warmup_steps=2 * _WARMUP_STEPS),
-                pull=_PULL,
-                tower=_powersgd(4),
-            ),
+            ids="coded",
+            push=_push("int2", keep_rows=0.25, warmup_steps=2 * _WARMUP_STEPS),
+            pull=_PULL,
+            tower=_powersgd(4),
         ),
-        Recipe(
+        _recipe(
             "extreme",
             "7 % of a step's rows in 2 bits, the rest later; pulls in 4 bits, cached for longer; PowerSGD of rank 1",
-            _compression(
-                ids="coded",
-                push=_push("int2", keep_rows=0.07, warmup_steps=_WARMUP_STEPS),
-                pull={**_PULL, "lease": 64, "drift": 0.1},
-                tower=_powersgd(1, warmup_steps=1),
-            ),
+            ids="coded",
+            push=_push("int2", keep_rows=0.07, warmup_steps=_WARMUP_STEPS),
+            pull={**_PULL, "lease": 64, "drift": 0.1},
+            tower=_powersgd(1, warmup_steps=1),
         ),
-        Recipe(
+        _recipe(
             "topk-naive",
             "opponent: element top-k with a residual, as GRACE does it; pulls as in balanced",
-            _compression(
-                ids="coded",
-                push={"values": "fp32", "keep_values": 0.01, "warmup_steps": _WARMUP_STEPS, "pool_rows": _POOL_ROWS},
-                pull=_PULL,
-                tower=_TOPK_TOWER,
-            ),
+            ids="coded",
+            push=_ELEMENTS,
+            pull=_PULL,
+            tower=_TOPK_TOWER,
         ),
-        Recipe(
+        _recipe(
             "dgc",
             "opponent: deep gradient compression, which needs sgd on the servers; pulls as in balanced",
-            {
-                **_compression(
-                    ids="coded",
-                    push={
-                        "values": "fp32",
-                        "keep_values": 0.01,
-                        "warmup_steps": _WARMUP_STEPS,
-                        "pool_rows": _POOL_ROWS,
-                        "dgc": {"momentum": 0.9},
-                    },
-                    pull=_PULL,
-                    tower=_TOPK_TOWER,
-                ),
-                "tables": {"default": {"optimizer": {"name": "sgd", "lr": 10.0}}},
-            },
+            ids="coded",
+            push={**_ELEMENTS, "dgc": {"momentum": 0.9}},
+            pull=_PULL,
+            tower=_TOPK_TOWER,
+            tables={"default": {"optimizer": {"name": "sgd", "lr": 10.0}}},
         ),
     )
 }

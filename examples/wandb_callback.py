@@ -9,18 +9,18 @@ import shardkeep
 
 
 class WandbCallback(shardkeep.Callback):
-    def on_start(self, event: shardkeep.StartEvent) -> None:
+    def on_start(self, event: shardkeep.callbacks.StartEvent) -> None:
         self.run = wandb.init(project="shardkeep", name=event.run_dir.name, config=event.config.model_dump(mode="json"))
         self.run.define_metric("*", step_metric="step")
 
-    def on_progress(self, event: shardkeep.ProgressEvent) -> None:
+    def on_progress(self, event: shardkeep.callbacks.ProgressEvent) -> None:
         self.run.log({"step": event.step, "loss": event.loss, "samples_per_s": event.samples_per_s})
 
-    def on_evaluation(self, event: shardkeep.EvaluationEvent) -> None:
+    def on_evaluation(self, event: shardkeep.callbacks.EvaluationEvent) -> None:
         metrics = {f"eval/{name}": value for name, value in event.metrics.items()}
         self.run.log({"step": event.step, "bytes_per_sample": event.bytes_per_sample, **metrics})
 
-    def on_end(self, summary: shardkeep.Summary) -> None:
+    def on_end(self, summary: shardkeep.callbacks.Summary) -> None:
         self.run.summary["status"] = summary.status
         self.run.finish(exit_code=0 if summary.status == "completed" else 1)
 

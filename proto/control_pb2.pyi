@@ -34,7 +34,7 @@ class JobState(_message.Message):
     lost: bool
     generation: int
     version: int
-    def __init__(self, state: _Optional[str] = ..., message: _Optional[str] = ..., exit_code: _Optional[int] = ..., lost: _Optional[bool] = ..., generation: _Optional[int] = ..., version: _Optional[int] = ...) -> None: ...
+    def __init__(self, state: _Optional[str] = ..., message: _Optional[str] = ..., exit_code: _Optional[int] = ..., lost: bool = ..., generation: _Optional[int] = ..., version: _Optional[int] = ...) -> None: ...
 
 class RegisterRequest(_message.Message):
     __slots__ = ("protocol_version", "member", "versions", "token")
@@ -82,21 +82,23 @@ class Kept(_message.Message):
     def __init__(self, host: _Optional[str] = ..., folder: _Optional[str] = ...) -> None: ...
 
 class Shared(_message.Message):
-    __slots__ = ("folder", "token")
+    __slots__ = ("folder", "token", "needed_by")
     FOLDER_FIELD_NUMBER: _ClassVar[int]
     TOKEN_FIELD_NUMBER: _ClassVar[int]
+    NEEDED_BY_FIELD_NUMBER: _ClassVar[int]
     folder: str
     token: str
-    def __init__(self, folder: _Optional[str] = ..., token: _Optional[str] = ...) -> None: ...
+    needed_by: str
+    def __init__(self, folder: _Optional[str] = ..., token: _Optional[str] = ..., needed_by: _Optional[str] = ...) -> None: ...
 
 class Table(_message.Message):
-    __slots__ = ("name", "dim", "optimizer_json", "init_json", "rows", "state", "admit_json", "evict_json", "freeze", "compression_json")
+    __slots__ = ("name", "dim", "optimizer_json", "init_json", "dtype", "state_dtype", "admit_json", "evict_json", "freeze", "compression_json")
     NAME_FIELD_NUMBER: _ClassVar[int]
     DIM_FIELD_NUMBER: _ClassVar[int]
     OPTIMIZER_JSON_FIELD_NUMBER: _ClassVar[int]
     INIT_JSON_FIELD_NUMBER: _ClassVar[int]
-    ROWS_FIELD_NUMBER: _ClassVar[int]
-    STATE_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    STATE_DTYPE_FIELD_NUMBER: _ClassVar[int]
     ADMIT_JSON_FIELD_NUMBER: _ClassVar[int]
     EVICT_JSON_FIELD_NUMBER: _ClassVar[int]
     FREEZE_FIELD_NUMBER: _ClassVar[int]
@@ -105,39 +107,43 @@ class Table(_message.Message):
     dim: int
     optimizer_json: str
     init_json: str
-    rows: str
-    state: str
+    dtype: str
+    state_dtype: str
     admit_json: str
     evict_json: str
     freeze: bool
     compression_json: str
-    def __init__(self, name: _Optional[str] = ..., dim: _Optional[int] = ..., optimizer_json: _Optional[str] = ..., init_json: _Optional[str] = ..., rows: _Optional[str] = ..., state: _Optional[str] = ..., admit_json: _Optional[str] = ..., evict_json: _Optional[str] = ..., freeze: _Optional[bool] = ..., compression_json: _Optional[str] = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., dim: _Optional[int] = ..., optimizer_json: _Optional[str] = ..., init_json: _Optional[str] = ..., dtype: _Optional[str] = ..., state_dtype: _Optional[str] = ..., admit_json: _Optional[str] = ..., evict_json: _Optional[str] = ..., freeze: bool = ..., compression_json: _Optional[str] = ...) -> None: ...
 
 class JoinRequest(_message.Message):
-    __slots__ = ("token", "has_tables", "tables", "wait_s", "span", "after", "why", "data", "kept", "unseen")
+    __slots__ = ("token", "offer", "wait_s", "after", "why", "kept")
     TOKEN_FIELD_NUMBER: _ClassVar[int]
-    HAS_TABLES_FIELD_NUMBER: _ClassVar[int]
-    TABLES_FIELD_NUMBER: _ClassVar[int]
+    OFFER_FIELD_NUMBER: _ClassVar[int]
     WAIT_S_FIELD_NUMBER: _ClassVar[int]
-    SPAN_FIELD_NUMBER: _ClassVar[int]
     AFTER_FIELD_NUMBER: _ClassVar[int]
     WHY_FIELD_NUMBER: _ClassVar[int]
-    DATA_FIELD_NUMBER: _ClassVar[int]
     KEPT_FIELD_NUMBER: _ClassVar[int]
-    UNSEEN_FIELD_NUMBER: _ClassVar[int]
     token: str
-    has_tables: bool
-    tables: _containers.RepeatedCompositeFieldContainer[Table]
+    offer: Offer
     wait_s: float
-    span: Span
     after: int
     why: str
-    data: str
     kept: Kept
-    unseen: str
-    def __init__(self, token: _Optional[str] = ..., has_tables: _Optional[bool] = ..., tables: _Optional[_Iterable[_Union[Table, _Mapping]]] = ..., wait_s: _Optional[float] = ..., span: _Optional[_Union[Span, _Mapping]] = ..., after: _Optional[int] = ..., why: _Optional[str] = ..., data: _Optional[str] = ..., kept: _Optional[_Union[Kept, _Mapping]] = ..., unseen: _Optional[str] = ...) -> None: ...
+    def __init__(self, token: _Optional[str] = ..., offer: _Optional[_Union[Offer, _Mapping]] = ..., wait_s: _Optional[float] = ..., after: _Optional[int] = ..., why: _Optional[str] = ..., kept: _Optional[_Union[Kept, _Mapping]] = ...) -> None: ...
 
-class Span(_message.Message):
+class Offer(_message.Message):
+    __slots__ = ("tables", "data", "resume_range", "unseen")
+    TABLES_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    RESUME_RANGE_FIELD_NUMBER: _ClassVar[int]
+    UNSEEN_FIELD_NUMBER: _ClassVar[int]
+    tables: _containers.RepeatedCompositeFieldContainer[Table]
+    data: str
+    resume_range: ResumeRange
+    unseen: str
+    def __init__(self, tables: _Optional[_Iterable[_Union[Table, _Mapping]]] = ..., data: _Optional[str] = ..., resume_range: _Optional[_Union[ResumeRange, _Mapping]] = ..., unseen: _Optional[str] = ...) -> None: ...
+
+class ResumeRange(_message.Message):
     __slots__ = ("first", "last", "holds", "saved", "lost_from", "why")
     FIRST_FIELD_NUMBER: _ClassVar[int]
     LAST_FIELD_NUMBER: _ClassVar[int]
@@ -151,7 +157,7 @@ class Span(_message.Message):
     saved: int
     lost_from: int
     why: str
-    def __init__(self, first: _Optional[int] = ..., last: _Optional[int] = ..., holds: _Optional[bool] = ..., saved: _Optional[int] = ..., lost_from: _Optional[int] = ..., why: _Optional[str] = ...) -> None: ...
+    def __init__(self, first: _Optional[int] = ..., last: _Optional[int] = ..., holds: bool = ..., saved: _Optional[int] = ..., lost_from: _Optional[int] = ..., why: _Optional[str] = ...) -> None: ...
 
 class Formation(_message.Message):
     __slots__ = ("generation", "store_host", "store_port", "members", "tables", "start_step", "source", "lacking", "origin", "data", "checkpoints")
@@ -233,7 +239,7 @@ class MeetReply(_message.Message):
     job: JobState
     met: bool
     awaited: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, job: _Optional[_Union[JobState, _Mapping]] = ..., met: _Optional[bool] = ..., awaited: _Optional[_Iterable[int]] = ...) -> None: ...
+    def __init__(self, job: _Optional[_Union[JobState, _Mapping]] = ..., met: bool = ..., awaited: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class LeaveRequest(_message.Message):
     __slots__ = ("token", "code", "message", "symptom", "refused")
@@ -247,7 +253,7 @@ class LeaveRequest(_message.Message):
     message: str
     symptom: bool
     refused: bool
-    def __init__(self, token: _Optional[str] = ..., code: _Optional[int] = ..., message: _Optional[str] = ..., symptom: _Optional[bool] = ..., refused: _Optional[bool] = ...) -> None: ...
+    def __init__(self, token: _Optional[str] = ..., code: _Optional[int] = ..., message: _Optional[str] = ..., symptom: bool = ..., refused: bool = ...) -> None: ...
 
 class StatusRequest(_message.Message):
     __slots__ = ("wait_s",)
@@ -256,40 +262,66 @@ class StatusRequest(_message.Message):
     def __init__(self, wait_s: _Optional[float] = ...) -> None: ...
 
 class MemberStatus(_message.Message):
-    __slots__ = ("member", "condition", "age_s", "step", "phase")
-    MEMBER_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("role", "index", "host", "pid", "condition", "age_s", "step", "phase")
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
     CONDITION_FIELD_NUMBER: _ClassVar[int]
     AGE_S_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
-    member: Member
+    role: str
+    index: int
+    host: str
+    pid: int
     condition: str
     age_s: float
     step: int
     phase: str
-    def __init__(self, member: _Optional[_Union[Member, _Mapping]] = ..., condition: _Optional[str] = ..., age_s: _Optional[float] = ..., step: _Optional[int] = ..., phase: _Optional[str] = ...) -> None: ...
+    def __init__(self, role: _Optional[str] = ..., index: _Optional[int] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., condition: _Optional[str] = ..., age_s: _Optional[float] = ..., step: _Optional[int] = ..., phase: _Optional[str] = ...) -> None: ...
+
+class Missing(_message.Message):
+    __slots__ = ("role", "index", "why", "host", "pid")
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    role: str
+    index: int
+    why: str
+    host: str
+    pid: int
+    def __init__(self, role: _Optional[str] = ..., index: _Optional[int] = ..., why: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ...) -> None: ...
 
 class StatusReply(_message.Message):
-    __slots__ = ("job", "members", "progress_json", "evaluation_json", "summary_json", "events_json", "missing", "left_s", "telemetry_json")
-    JOB_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("state", "message", "exit_code", "generation", "members", "progress_json", "evaluation_json", "summary_json", "events_json", "left_s", "telemetry_json", "missing")
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    EXIT_CODE_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_JSON_FIELD_NUMBER: _ClassVar[int]
     EVALUATION_JSON_FIELD_NUMBER: _ClassVar[int]
     SUMMARY_JSON_FIELD_NUMBER: _ClassVar[int]
     EVENTS_JSON_FIELD_NUMBER: _ClassVar[int]
-    MISSING_FIELD_NUMBER: _ClassVar[int]
     LEFT_S_FIELD_NUMBER: _ClassVar[int]
     TELEMETRY_JSON_FIELD_NUMBER: _ClassVar[int]
-    job: JobState
+    MISSING_FIELD_NUMBER: _ClassVar[int]
+    state: str
+    message: str
+    exit_code: int
+    generation: int
     members: _containers.RepeatedCompositeFieldContainer[MemberStatus]
     progress_json: str
     evaluation_json: str
     summary_json: str
     events_json: _containers.RepeatedScalarFieldContainer[str]
-    missing: _containers.RepeatedScalarFieldContainer[str]
     left_s: float
     telemetry_json: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, job: _Optional[_Union[JobState, _Mapping]] = ..., members: _Optional[_Iterable[_Union[MemberStatus, _Mapping]]] = ..., progress_json: _Optional[str] = ..., evaluation_json: _Optional[str] = ..., summary_json: _Optional[str] = ..., events_json: _Optional[_Iterable[str]] = ..., missing: _Optional[_Iterable[str]] = ..., left_s: _Optional[float] = ..., telemetry_json: _Optional[_Iterable[str]] = ...) -> None: ...
+    missing: _containers.RepeatedCompositeFieldContainer[Missing]
+    def __init__(self, state: _Optional[str] = ..., message: _Optional[str] = ..., exit_code: _Optional[int] = ..., generation: _Optional[int] = ..., members: _Optional[_Iterable[_Union[MemberStatus, _Mapping]]] = ..., progress_json: _Optional[str] = ..., evaluation_json: _Optional[str] = ..., summary_json: _Optional[str] = ..., events_json: _Optional[_Iterable[str]] = ..., left_s: _Optional[float] = ..., telemetry_json: _Optional[_Iterable[str]] = ..., missing: _Optional[_Iterable[_Union[Missing, _Mapping]]] = ...) -> None: ...
 
 class StopRequest(_message.Message):
     __slots__ = ("reason",)
@@ -298,13 +330,15 @@ class StopRequest(_message.Message):
     def __init__(self, reason: _Optional[str] = ...) -> None: ...
 
 class LostRequest(_message.Message):
-    __slots__ = ("role", "index", "pid", "reason")
+    __slots__ = ("role", "index", "pid", "reason", "final")
     ROLE_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    FINAL_FIELD_NUMBER: _ClassVar[int]
     role: str
     index: int
     pid: int
     reason: str
-    def __init__(self, role: _Optional[str] = ..., index: _Optional[int] = ..., pid: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+    final: bool
+    def __init__(self, role: _Optional[str] = ..., index: _Optional[int] = ..., pid: _Optional[int] = ..., reason: _Optional[str] = ..., final: bool = ...) -> None: ...

@@ -7,13 +7,16 @@ So that one kernel call serves all tables, and one copy moves them. Knows no ser
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import TypeVar
 
 import numpy as np
 
 from shardkeep.base.arrays import Floats, Ints
 from shardkeep.base.errors import ProtocolError
 from shardkeep.ps.config import TableSpec
+
+V = TypeVar("V")
 
 
 class Catalog:
@@ -35,7 +38,7 @@ class Catalog:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class JaggedLayout:
     """Where each table's part of jagged ids or rows lies. A table without ids has an empty part."""
 
     catalog: Catalog
@@ -45,7 +48,7 @@ class Layout:
     """And its rows' values from values[t] up to values[t + 1]."""
 
     @classmethod
-    def of_starts(cls, catalog: Catalog, starts_T1: Ints) -> Layout:
+    def of_starts(cls, catalog: Catalog, starts_T1: Ints) -> JaggedLayout:
         if catalog.one_dim is not None:
             return cls(catalog, starts_T1, starts_T1 * catalog.one_dim)
         values_T1 = np.zeros(len(catalog) + 1, dtype=np.int64)
@@ -53,7 +56,7 @@ class Layout:
         return cls(catalog, starts_T1, values_T1)
 
     @classmethod
-    def of_counts(cls, catalog: Catalog, counts_T: Ints) -> Layout:
+    def of_counts(cls, catalog: Catalog, counts_T: Ints) -> JaggedLayout:
         starts_T1 = np.zeros(len(catalog) + 1, dtype=np.int64)
         np.cumsum(counts_T, out=starts_T1[1:])
         return cls.of_starts(catalog, starts_T1)
@@ -67,21 +70,40 @@ class Layout:
     def num_values(self) -> int:
         return int(self.values_T1[-1])
 
-    def same(self, other: Layout) -> bool:
+    def same(self, other: JaggedLayout) -> bool:
         """Whether rows of one are rows of the other."""
         if self is other:
             return True
         return self.catalog.same(other.catalog) and bool((self.starts_T1 == other.starts_T1).all())
 
 
-class JaggedIds(Mapping[str, Ints]):
+class _ByTable(Mapping[str, V]):
+    """Arrays by table."""
+
+    def __init__(self, layout: JaggedLayout, names: tuple[str, ...] | None) -> None:
+        """`names`: the tables that count as asked for; None = all."""
+        self.layout = layout
+        self.names = layout.catalog.names if names is None else names
+
+    def _number_of(self, name: str) -> int:
+        if name not in self.names:
+            raise KeyError(name)
+        return self.layout.catalog.index[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+
+class JaggedIds(_ByTable[Ints]):
     """Ids by table, int64 (U,), each table's sorted and unique. Nobody changes them."""
 
-    def __init__(self, layout: Layout, ids_V: Ints, names: tuple[str, ...] | None = None) -> None:
+    def __init__(self, layout: JaggedLayout, ids_V: Ints, names: tuple[str, ...] | None = None) -> None:
         """`names`: the tables that count as asked for; left out = all."""
-        self.layout = layout
+        super().__init__(layout, names)
         self.ids_V = ids_V
-        self.names = layout.catalog.names if names is None else names
 
     @classmethod
     def of_arrays(cls, catalog: Catalog, ids: Mapping[str, Ints]) -> JaggedIds:
@@ -93,21 +115,13 @@ class JaggedIds(Mapping[str, Ints]):
             if ids_U.dtype != np.int64 or ids_U.ndim != 1:
                 raise ProtocolError(f"table {name}: ids of {ids_U.dtype} {ids_U.shape}; allowed: int64 (U,)")
             counts_T[catalog.index[name]] = ids_U.size
-        layout = Layout.of_counts(catalog, counts_T)
+        layout = JaggedLayout.of_counts(catalog, counts_T)
         parts = [ids[name] for name in catalog.names if name in ids]
         return cls(layout, np.concatenate(parts) if parts else np.empty(0, dtype=np.int64), tuple(ids))
 
     def __getitem__(self, name: str) -> Ints:
-        if name not in self.names:
-            raise KeyError(name)
-        t = self.layout.catalog.index[name]
+        t = self._number_of(name)
         return self.ids_V[self.layout.starts_T1[t] : self.layout.starts_T1[t + 1]]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.names)
-
-    def __len__(self) -> int:
-        return len(self.names)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,14 +154,13 @@ def union(parts: Sequence[SectionIds]) -> tuple[Ints, Ints, Ints]:
     return tables_V[~again_V], ids_V[~again_V], order_V[~again_V]
 
 
-class JaggedRows(Mapping[str, Floats]):
+class JaggedRows(_ByTable[Floats]):
     """Rows by table, float32 (U, D): views of one flat array."""
 
-    def __init__(self, layout: Layout, flat: Floats, names: tuple[str, ...] | None = None) -> None:
-        """`flat`: all values, (num_values,)."""
-        self.layout = layout
+    def __init__(self, layout: JaggedLayout, flat: Floats, names: tuple[str, ...] | None = None) -> None:
+        """`flat`: all values, (num_values,). `names`: as of the ids."""
+        super().__init__(layout, names)
         self.flat = flat
-        self.names = layout.catalog.names if names is None else names
 
     @classmethod
     def zeros(cls, ids: JaggedIds) -> JaggedRows:
@@ -162,14 +175,50 @@ class JaggedRows(Mapping[str, Floats]):
         return jagged
 
     def __getitem__(self, name: str) -> Floats:
-        if name not in self.names:
-            raise KeyError(name)
-        t = self.layout.catalog.index[name]
+        t = self._number_of(name)
         part = self.flat[self.layout.values_T1[t] : self.layout.values_T1[t + 1]]
         return part.reshape(-1, int(self.layout.catalog.dims_T[t]))
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.names)
 
-    def __len__(self) -> int:
-        return len(self.names)
+NO_PUSHES: Floats = np.empty(0, dtype=np.float32)
+"""Each row comes from one push."""
+
+
+@dataclass(frozen=True, slots=True)
+class FoundSlots:
+    """The result of a pull: the slot of each id (-1 if it had no row) and the number of absent ids per section.
+
+    A slot holds another row, or none, once its row or the last one has gone: `apply` compares the ids."""
+
+    sections: SectionIds
+    slots_V: Ints
+    absent_S: Ints
+
+
+@dataclass(frozen=True, slots=True)
+class Gradients:
+    """Gradients of the sections' rows, flat float32; in tables with moments a row's mean squared gradient follows it.
+
+    `pulled`: the result of an earlier pull of the same sections, if any. `lr_factor`: multiplies the learning rate of
+    the update; equal in all pushes that are applied together. `pushes_V`: how many pushes a row is the sum of, float32
+    (V,); empty = one, or nobody asks."""
+
+    sections: SectionIds
+    values: Floats
+    pulled: FoundSlots | None = None
+    lr_factor: float = 1.0
+    pushes_V: Floats = field(default_factory=lambda: NO_PUSHES)
+
+    def part(self, part: slice, ids: slice, values: slice) -> Gradients:
+        """Some of the sections, with their ids and values; arrays are views."""
+        sections = self.sections
+        starts_S1 = sections.starts_S1[part.start : part.stop + 1] - ids.start
+        own = SectionIds(sections.tables_S[part], starts_S1, sections.ids_V[ids])
+        pulled = self.pulled and FoundSlots(own, self.pulled.slots_V[ids], self.pulled.absent_S[part])
+        pushes_V = self.pushes_V[ids] if self.pushes_V.size else self.pushes_V
+        return Gradients(own, self.values[values], pulled, self.lr_factor, pushes_V)
+
+
+NO_GRADIENTS = Gradients(
+    SectionIds(np.empty(0, np.int64), np.zeros(1, np.int64), np.empty(0, np.int64)), np.empty(0, np.float32)
+)

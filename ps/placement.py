@@ -15,7 +15,7 @@ import numpy.typing as npt
 from shardkeep.base.arrays import Bytes, Ids, Rows
 from shardkeep.base.contiguous import for_kernels
 from shardkeep.ps import placement_kernels
-from shardkeep.ps.jagged import JaggedIds, Layout
+from shardkeep.ps.jagged import JaggedIds, JaggedLayout
 
 BUCKET_BITS = placement_kernels.BUCKET_BITS
 BUCKETS = 1 << BUCKET_BITS
@@ -43,7 +43,7 @@ class Split:
         positions_K = self.positions(server)
         return ids_V if positions_K is None else ids_V.take(positions_K)
 
-    def take_rows(self, server: int, layout: Layout, encoded: Bytes, widths_T: Ids, out: Bytes) -> None:
+    def take_rows(self, server: int, layout: JaggedLayout, encoded: Bytes, widths_T: Ids, out: Bytes) -> None:
         """Copies one server's rows out of all tables' encoded ones, of `widths` bytes each."""
         positions_K = self.positions(server)
         if positions_K is None:
@@ -53,7 +53,7 @@ class Split:
             encoded, out, widths_T = encoded.view(np.uint32), out.view(np.uint32), widths_T >> 2
         placement_kernels.take_rows(encoded, positions_K, self.counts_ST[server], layout.starts_T1, widths_T, out)
 
-    def put_rows(self, server: int, layout: Layout, rows: Rows, out: Rows) -> None:
+    def put_rows(self, server: int, layout: JaggedLayout, rows: Rows, out: Rows) -> None:
         """Copies one server's rows, flat float32, to their places among all tables'."""
         positions_K = self.positions(server)
         if positions_K is None:
@@ -65,9 +65,7 @@ class Split:
 
 def bucket_of(ids_U: Ids) -> Ids:
     """The placement bucket of each id, in [0, BUCKETS): the top bits of the id's splitmix64 finalizer."""
-    buckets_U = np.empty(ids_U.size, dtype=np.int64)
-    placement_kernels.find_buckets(for_kernels(ids_U, np.int64), buckets_U)
-    return buckets_U
+    return (keys_of(ids_U) >> np.uint64(64 - BUCKET_BITS)).astype(np.int64)
 
 
 def keys_of(ids_U: Ids) -> npt.NDArray[np.uint64]:

@@ -20,14 +20,8 @@ _SHIFT = np.uint64(64 - BUCKET_BITS)
 @kernel("int64(int64)")
 def bucket(id_: int) -> int:
     """The placement bucket of an id: the top bits of the id's splitmix64 finalizer."""
-    found: int = np.int64(mix(np.uint64(id_)) >> _SHIFT)  # type: ignore[assignment]
-    return found
-
-
-@kernel("void(int64[::1], int64[::1])")
-def find_buckets(ids_U: Ints, buckets_U: Ints) -> None:
-    for i in range(ids_U.size):
-        buckets_U[i] = bucket(ids_U[i])
+    number: int = np.int64(mix(np.uint64(id_)) >> _SHIFT)  # type: ignore[assignment]
+    return number
 
 
 @kernel("void(int64[::1], int64[::1], int64, int64[::1], int64[::1], int64[:,::1])")

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
+    from shardkeep.run.reader import RunReader
+    from tests.support.cluster import Cluster
     from tests.support.golden import Golden
     from tests.support.stand_ins import StandIns
 
@@ -34,9 +36,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Marks the property tests: the long run repeats them with all their examples."""
+    """Marks the property tests: the long run repeats them with all their examples. A failed test of processes runs once
+    more; pyproject.toml limits how many may."""
     if getattr(getattr(item, "obj", None), "is_hypothesis_test", False):
         item.add_marker("property")
+    if item.get_closest_marker("waits_for_processes"):
+        item.add_marker(pytest.mark.flaky(reruns=1))
 
 
 def pytest_collection(session: pytest.Session) -> None:
@@ -89,3 +94,20 @@ def own_log() -> Iterator[None]:
     yield
     logger.handlers[:], logger.propagate = handlers, propagate
     logger.setLevel(level)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunReader:
+    """The run folder of a test's cluster."""
+    from shardkeep.run.reader import RunReader
+
+    return RunReader(tmp_path / "run")
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    """Commands of one test, which end with it."""
+    from tests.support.cluster import Cluster
+
+    with Cluster(tmp_path) as cluster:
+        yield cluster

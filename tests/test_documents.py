@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
@@ -14,17 +15,17 @@ from typer.core import TyperGroup
 from shardkeep.base.yaml_text import read_yaml
 from shardkeep.cli.main import app
 from shardkeep.config import JobConfig
+from tests.support.cases import every
 
 ROOT = Path(__file__).resolve().parent.parent
-LIBRARY = ("shardkeep", "ps", "workers", "compression", "proto")
-TOPS = (*LIBRARY, "tests", "docs", "examples", "benchmarks", "scripts")
+LIBRARY = ("src/shardkeep", "ps", "workers", "compression", "proto")
+TOPS = (*LIBRARY, "tests", "docs", "examples", "benchmarks", "scripts", "deploy")
 NOTEBOOK = "docs/research/log.md"  # its dated entries name files as they were on that day
 DOCS = sorted({path.relative_to(ROOT).as_posix() for path in ROOT.glob("docs/**/*.md")} - {NOTEBOOK})
 DOCUMENTS = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", *DOCS)
 YOURS = {  # examples of files that a reader would add
     "compression/selection/newest.py",
     "compression/values/int16.py",
-    "shardkeep/tls",
 }
 PATH = re.compile(rf"(?<![\w./:-])(?:{'|'.join(TOPS)})/[\w./*-]*\w\*?/?")
 LINK = re.compile(r"\]\(([^)#\s]*)(?:#([^)\s]+))?\)")
@@ -100,8 +101,16 @@ def command_line() -> dict[str, frozenset[str]]:
         name: frozenset(
             general | {"--help"} | {option for each in command.params for option in (*each.opts, *each.secondary_opts)}
         )
-        for name, command in group.commands.items()
+        for name, command in named_commands(group)
     }
+
+
+def named_commands(group: Any) -> Iterator[tuple[str, Any]]:
+    """Each command by the words before its options. A group's own name means its command `show`."""
+    for name, command in group.commands.items():
+        below = getattr(command, "commands", {"": command})
+        yield from ((f"{name} {each}".strip(), one) for each, one in below.items())
+        yield name, below.get("show", command)
 
 
 def unknown_usage(text: str) -> list[str]:
@@ -137,7 +146,7 @@ def refused_settings(text: str) -> list[str]:
     return refused
 
 
-FOREIGN = {"--no-deps", "--extra-index-url", "--check", "--pdb", "--signal"}  # of other programs, and of our scripts
+FOREIGN = {"--no-deps", "--extra-index-url", "--check", "--pdb", "--wait"}  # of other programs, and of our scripts
 
 
 def tree_paths(text: str) -> Iterator[str]:
@@ -150,27 +159,30 @@ def tree_paths(text: str) -> Iterator[str]:
         parents = [*parents[:level], names[0]]
 
 
-@pytest.fixture(params=DOCUMENTS)
-def document(request: pytest.FixtureRequest) -> Path:
-    return ROOT / str(request.param)
+every_document = every("document", [ROOT / name for name in DOCUMENTS], ids=DOCUMENTS)
 
 
+@every_document
 def test_every_path_in_a_document_exists(document: Path) -> None:
     assert not missing_paths(document.read_text(encoding="utf-8"), document.parent)
 
 
+@every_document
 def test_every_link_to_a_heading_finds_it(document: Path) -> None:
     assert not missing_anchors(document, document.read_text(encoding="utf-8"))
 
 
+@every_document
 def test_every_config_key_in_a_document_exists(document: Path) -> None:
     assert not unknown_keys(document.read_text(encoding="utf-8"))
 
 
+@every_document
 def test_every_command_and_option_in_a_document_exists(document: Path) -> None:
     assert not unknown_usage(document.read_text(encoding="utf-8"))
 
 
+@every_document
 def test_every_yaml_block_of_a_document_is_a_valid_config(document: Path) -> None:
     assert not refused_settings(document.read_text(encoding="utf-8"))
 
@@ -195,9 +207,20 @@ def test_the_tree_names_every_folder_of_the_library() -> None:
     assert not folders - outside - set(tree_paths((ROOT / "README.md").read_text(encoding="utf-8")))
 
 
-@pytest.mark.parametrize(
+GENERATORS = sorted(p.name for start in ("gen-*", "draw-*", "take-*") for p in (ROOT / "scripts").glob(start))
+
+
+@every("name", GENERATORS)
+def test_the_contributors_guide_names_every_generator_and_check_runs_those_that_compare(name: str) -> None:
+    guide, check = ((ROOT / path).read_text(encoding="utf-8") for path in ("CONTRIBUTING.md", "scripts/check"))
+    compares = "--check" in (ROOT / "scripts" / name).read_text(encoding="utf-8")
+    assert f"`scripts/{name}` |" in guide
+    assert (f"scripts/{name} --check" in check) == compares
+
+
+@every(
     "text",
-    ["`ps/nowhere.py`", "see ps/nowhere/*.py.", "[the log](docs/nowhere.md)", "shardkeep/nowhere"],
+    ["`ps/nowhere.py`", "see ps/nowhere/*.py.", "[the log](docs/nowhere.md)", "src/shardkeep/nowhere"],
 )
 def test_a_path_that_does_not_exist_is_found(text: str) -> None:
     assert missing_paths(text, ROOT)
@@ -222,7 +245,7 @@ def test_a_config_key_is_known(text: str) -> None:
     assert not unknown_keys(text)
 
 
-@pytest.mark.parametrize(
+@every(
     "text",
     ["`--nothing`", "`shardkeep nothing`", "```\nshardkeep train a.yaml --nothing\n```", "```\nshardkeep no\n```"],
 )

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.cases import every
 from tests.support.reaches import imports_of_tests, private_names
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -17,37 +18,45 @@ BELOW = {  # what a room may import besides itself
     "base": set(),
     "proto": {"base"},
     "compression": {"base"},
-    "ps": {"base", "proto", "compression"},
-    "workers": {"base", "compression", "ps"},
+    "ps": {"base", "proto", "compression", "trust", "records"},
+    "workers": {"base", "compression", "ps", "records"},
 }
 ONLY_IN = {  # a foreign module -> the only places that may import it
     "torch.distributed.rpc": ("ps/rpc/",),
-    "google.protobuf": ("proto/", "ps/control/", "shardkeep/inference/protocol/"),
-    "grpc": ("proto/", "ps/control/", "shardkeep/inference/server/"),
-    "shardkeep.proto": ("proto/", "ps/control/", "shardkeep/inference/protocol/"),
-    "starlette": ("shardkeep/inference/server/", "shardkeep/page/"),
-    "uvicorn": ("shardkeep/inference/server/", "shardkeep/page/"),
-    "uvloop": ("shardkeep/inference/server/",),
-    "prometheus_client": ("shardkeep/inference/server/", "shardkeep/metrics/"),
+    "google.protobuf": ("proto/", "ps/control/", "src/shardkeep/inference/protocol/"),
+    "grpc": ("proto/", "ps/control/", "src/shardkeep/inference/server/"),
+    "shardkeep.proto": ("proto/", "ps/control/", "src/shardkeep/inference/protocol/"),
+    "starlette": ("src/shardkeep/inference/server/", "src/shardkeep/page/", "src/shardkeep/web/"),
+    "uvicorn": ("src/shardkeep/web/",),
+    "uvloop": ("src/shardkeep/inference/server/",),
+    "ray": ("src/shardkeep/engines/",),
+    "prometheus_client": ("src/shardkeep/inference/server/", "src/shardkeep/metrics/"),
 }
 
 
-LIBRARY = ("shardkeep/", *(f"{room}/" for room in ROOMS))
+PACKAGE = "src/shardkeep/"
+LIBRARY = (PACKAGE, *(f"{room}/" for room in ROOMS))
 FOLDERS = (  # of the package, lowest first
-    "base/machine", "base/compiling", "base",
-    "proto",
+    "base/config", "base/logs", "base/net", "base/machine", "base/plugging", "base/compiling", "base",
+    "trust", "records", "proto",
     "compression/ids", "compression/values", "compression/selection", "compression", "compression/tower",
+    "ps/server/table/optimizers", "ps/server/table/initializers", "ps/server/table/policies",
     "ps", "ps/wire", "ps/transport", "ps/rpc", "ps/control", "ps/control/grpc",
-    "ps/shard/journal", "ps/shard/table/optimizers", "ps/shard/table", "ps/shard/snapshot", "ps/shard", "ps/client",
-    "workers/collectives", "workers/timing", "workers/dense/cpu", "workers/dense", "workers/metrics",
+    "ps/server/journal", "ps/server/table/optimizers/kernels", "ps/server/table", "ps/checkpoints",
+    "ps/server/snapshot", "ps/server", "ps/client",
+    "workers/collectives", "workers/timing", "workers/dense", "workers/metrics",
     "workers/models/layers", "workers/models",
     "workers/data", "workers/data/conversion", "workers/data/cache", "workers/data/sources", "workers/embeddings",
     "workers/checkpoint",
+    "workers/reporting", "workers/evaluation",
     "workers",
     "config_files", "",
-    "trust", "row_files", "run", "metrics", "page", "page/warnings", "roles", "launch",
+    "row_files", "run", "run/origin", "assembly", "view", "web", "metrics", "page", "page/warnings", "member", "roles",
+    "launch/processes", "launch/stopping", "launch",
     "loop", "nn", "torchrec", "callbacks",
-    "inference/export", "inference", "inference/protocol", "inference/server", "tables", "estimate", "sweep", "cli",
+    "inference/export", "inference", "inference/protocol", "inference/server",
+    "tables", "estimate", "sweep",
+    "engines", "cli",
 )  # fmt: skip
 """A module imports from folders that stand before its own, from its own, and from folders above or below its own. "" is
 `shardkeep/` itself."""
@@ -80,7 +89,7 @@ def imported_at_runtime(nodes: Sequence[ast.AST]) -> Iterator[str]:
 
 def faults(path: str, names: Iterable[str]) -> list[str]:
     """What is wrong with the imports of the file at `path`, relative to the repository's root."""
-    room = path.removeprefix("shardkeep/").split("/")[0]
+    room = path.removeprefix(PACKAGE).split("/")[0]
     return [f"{path}: {fault}" for name in names if (fault := _fault(path, room, name))]
 
 
@@ -100,14 +109,14 @@ def _fault(path: str, room: str, name: str) -> str | None:
 
 def folder_of(path: str) -> str:
     """The folder of a file of the library, below the package."""
-    return path.removeprefix("shardkeep/").rpartition("/")[0]
+    return path.removeprefix(PACKAGE).rpartition("/")[0]
 
 
 def imports_between_files(names: Mapping[str, Mapping[str, set[str]]], kind: str = "imports") -> dict[str, set[str]]:
     """For every file of the library, the files of the library that it imports."""
-    library = [path for path in names if path.startswith(("shardkeep/", *(f"{room}/" for room in ROOMS)))]
+    library = [path for path in names if path.startswith(LIBRARY)]
     modules = {
-        f"shardkeep.{path.removeprefix('shardkeep/').removesuffix('.py').replace('/', '.')}": path for path in library
+        f"shardkeep.{path.removeprefix(PACKAGE).removesuffix('.py').replace('/', '.')}": path for path in library
     }
     return {path: {modules[name] for name in names[path][kind] if name in modules} - {path} for path in library}
 
@@ -149,7 +158,7 @@ OF_TESTS: dict[str, Callable[[Sequence[ast.AST]], Iterator[str]]] = {
 @functools.cache
 def names_in_files() -> Mapping[str, Mapping[str, set[str]]]:
     """Names by kind, by file; every file is parsed once."""
-    found = [p for top in ("shardkeep", *ROOMS, "tests", "examples", "benchmarks") for p in (ROOT / top).rglob("*.py")]
+    found = [p for top in (PACKAGE, *ROOMS, "tests", "examples", "benchmarks") for p in (ROOT / top).rglob("*.py")]
     names = {}
     for path in sorted({p.resolve() for p in found}):
         nodes = nodes_of(path.read_text(encoding="utf-8"))
@@ -186,14 +195,14 @@ def test_no_modules_import_each_other() -> None:
 
 def test_an_upward_import_and_a_cycle_are_found() -> None:
     assert upward(
-        "shardkeep/roles/worker.py", ["shardkeep/launch/job.py", "ps/wire/ids.py", "shardkeep/config.py"]
-    ) == ["shardkeep/roles/worker.py imports shardkeep/launch/job.py"]
+        "src/shardkeep/roles/worker.py", ["src/shardkeep/launch/job.py", "ps/wire/ids.py", "src/shardkeep/config.py"]
+    ) == ["src/shardkeep/roles/worker.py imports src/shardkeep/launch/job.py"]
     assert not upward("ps/wire/ids.py", ["ps/placement.py"]) and upward("ps/wire/ids.py", ["ps/rpc/group.py"])
     assert cycle_in({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": {"a"}}) == ["b", "c"]
     assert cycle_in({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []
 
 
-@pytest.mark.parametrize(
+@every(
     ("path", "source"),
     [
         ("ps/client/row_client.py", "import ps.message"),
@@ -203,12 +212,12 @@ def test_an_upward_import_and_a_cycle_are_found() -> None:
         ("ps/client/row_client.py", "from shardkeep import workers"),
         ("workers/step.py", "def f():\n    from shardkeep.config import JobConfig"),
         ("compression/selection/largest_rows.py", "from shardkeep.proto import control_pb2"),
-        ("shardkeep/base/log.py", "from shardkeep.ps.wire.message import pack"),
+        ("src/shardkeep/base/logs/log.py", "from shardkeep.ps.wire.message import pack"),
         ("workers/step.py", "from torch.distributed import rpc"),
         ("workers/step.py", "import grpc"),
-        ("shardkeep/inference/scoring.py", "import grpc"),
-        ("shardkeep/inference/server/http_front.py", "from google.protobuf import message"),
-        ("shardkeep/launch/job.py", "import starlette.routing"),
+        ("src/shardkeep/inference/scoring.py", "import grpc"),
+        ("src/shardkeep/inference/server/http_front.py", "from google.protobuf import message"),
+        ("src/shardkeep/launch/job.py", "import starlette.routing"),
     ],
     ids=lambda value: value.replace("\n", " ")[:40],
 )
@@ -216,16 +225,11 @@ def test_a_wrong_import_is_found(path: str, source: str) -> None:
     assert faults(path, imported(nodes_of(source)))
 
 
-@pytest.mark.parametrize("room", ROOMS)
+@every("room", [*ROOMS, "examples"])
 def test_a_room_is_a_relative_link_in_the_package(room: str) -> None:
-    link = ROOT / "shardkeep" / room
-    assert link.is_symlink(), f"shardkeep/{room} is missing or no link; it must point to ../{room}"
-    assert link.readlink() == Path("..") / room
-
-
-@pytest.mark.parametrize("folder", ["examples", "benchmarks"])
-def test_what_the_command_line_runs_is_linked_into_the_package(folder: str) -> None:
-    assert (ROOT / "shardkeep" / folder).readlink() == Path("..") / folder
+    link = ROOT / PACKAGE / room
+    assert link.is_symlink(), f"{PACKAGE}{room} is missing or no link; it must point to ../../{room}"
+    assert link.readlink() == Path("../..") / room
 
 
 def test_rooms_have_no_init_files_and_folders_of_tests_have_one() -> None:
@@ -253,7 +257,7 @@ def test_tests_take_nothing_that_is_not_for_them(kind: str, instead: str) -> Non
     assert not taken(kind), instead
 
 
-@pytest.mark.parametrize(
+@every(
     "source",
     [
         "client._window",
@@ -261,6 +265,15 @@ def test_tests_take_nothing_that_is_not_for_them(kind: str, instead: str) -> Non
         "from shardkeep.ps import client\nclient._WINDOW",
         "from shardkeep.ps.client.row_client import _window",
         "monkeypatch.setattr(client, '_window', 3)",
+        "monkeypatch.setattr('shardkeep.ps.client.row_client._window', 3)",
+        "monkeypatch.setattr('shardkeep.ps.client._window.size', 3)",
+        "patch.setattr(target=client, name='_window', value=3)",
+        "mock.patch('shardkeep.ps.client.row_client._window')",
+        "patch.object(client, '_window')",
+        "mock.patch.multiple('shardkeep.ps.client', _window=3)",
+        "operator.attrgetter('_window')(client)",
+        "Command(main='tests.support.role_probe:_window')",
+        "Point(f'{CLIENT}._window')",
         "getattr(client, '_window')",
         "client._window = 3",
     ],
@@ -269,13 +282,17 @@ def test_an_underscore_name_is_found(source: str) -> None:
     assert {name.lower() for name in private_names(nodes_of(source))} == {"_window"}
 
 
-@pytest.mark.parametrize(
+@every(
     "source",
     [
         "import torch\ntorch._dynamo.reset()",
         "from torch.distributed import rpc as r\nr.api._x",
         "self._x",
         "a.__dict__",
+        "monkeypatch.setattr('os._exit', 3)",
+        "monkeypatch.setattr('shardkeep.base.files.os.fsync', 3)",
+        "import os\nmonkeypatch.setattr(os, '_exit', 3)",
+        "run('shardkeep.__main__', 'says shardkeep._window')",
     ],
 )
 def test_names_of_others_and_of_the_test_itself_are_no_reaches(source: str) -> None:

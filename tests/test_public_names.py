@@ -2,57 +2,67 @@
 
 from __future__ import annotations
 
-import ast
 import inspect
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 import shardkeep
 from shardkeep.base import errors
 from shardkeep.base.settings import Settings
-from shardkeep.ps.shard.table.optimizers.registry import OPTIMIZERS
+from shardkeep.ps.server.table.optimizers.registry import OPTIMIZERS
+from tests.support.cases import every
 
-SOURCE = Path(shardkeep.__file__).read_text(encoding="utf-8")
-
-
-def typed_names() -> set[str]:
-    """The names that the package imports for type checkers only."""
-    (block,) = (node for node in ast.parse(SOURCE).body if isinstance(node, ast.If))
-    return {alias.asname or "" for node in block.body if isinstance(node, ast.ImportFrom) for alias in node.names}
+MODULES = {"callbacks", "config", "errors", "nn", "ray", "torchrec"}
 
 
-def test_type_checkers_and_the_interpreter_see_the_same_names() -> None:
-    assert typed_names() == set(shardkeep.__all__) - {"__version__"}
+def run(program: str) -> str:
+    """What a fresh interpreter prints."""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_package_shows_its_public_names_alone_and_has_each() -> None:
+    shown = set(dir(shardkeep))
+    assert len(shown - MODULES) <= 26 and shown > MODULES
+    assert {name for name in shown if getattr(shardkeep, name, None) is None} == set()
+
+
+def test_importing_the_package_loads_none_of_its_modules() -> None:
+    run("import sys, shardkeep; dir(shardkeep); assert not [m for m in sys.modules if m.startswith('shardkeep.')]")
+
+
+@pytest.mark.slow
+def test_a_module_needs_no_import_of_its_own() -> None:
+    uses = "shardkeep.nn.Jagged, shardkeep.torchrec.shard, shardkeep.callbacks.StartEvent, shardkeep.errors.Diverged"
+    assert "Jagged" in run(f"import shardkeep; print({uses}, shardkeep.config.CompressionConfig, shardkeep.ray.train)")
 
 
 def test_every_error_is_public() -> None:
     tree = {name for name, kind in inspect.getmembers(errors, inspect.isclass) if kind.__module__ == errors.__name__}
-    assert tree <= set(shardkeep.__all__)
+    assert tree == set(shardkeep.errors.__all__)
 
 
 def test_every_row_optimizer_is_public() -> None:
-    configs = {
-        kind for kind in shardkeep.__all__ if kind.endswith("Config") and issubclass(getattr(shardkeep, kind), Settings)
-    }
-    names = {
-        getattr(shardkeep, kind).model_fields["name"].default
-        for kind in configs
-        if "name" in getattr(shardkeep, kind).model_fields
-    }
-    assert set(OPTIMIZERS) <= names
+    configs = [getattr(shardkeep, name) for name in dir(shardkeep) if name.endswith("Config")]
+    fields = [config.model_fields for config in configs if issubclass(config, Settings)]
+    assert set(OPTIMIZERS) <= {each["name"].default for each in fields if "name" in each}
 
 
-def test_the_old_name_of_serve_raises_one_line() -> None:
-    with pytest.raises(
-        shardkeep.UserError, match=r"^shardkeep\.serve\(\.\.\.\) is EmbeddingClient\.serve\(\.\.\.\) now"
-    ):
-        shardkeep.serve([shardkeep.TableSpec(name="user")], servers=2)
+def test_every_section_of_a_job_is_in_the_module_of_settings() -> None:
+    sections = {field.annotation for field in shardkeep.JobConfig.model_fields.values()}
+    kinds = {kind.__name__ for kind in sections if inspect.isclass(kind) and issubclass(kind, Settings)}
+    assert len(kinds) > 12
+    assert {name for name in kinds if not hasattr(shardkeep.config, name)} == set()
 
 
-def test_importing_the_package_loads_none_of_its_modules() -> None:
-    probe = "import sys, shardkeep; assert not [m for m in sys.modules if m.startswith('shardkeep.')]"
-    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
+@every(
+    ("name", "home"),
+    [("CompressionConfig", "config"), ("JobStopped", "errors"), ("StartEvent", "callbacks"), ("Nothing", "")],
+)
+def test_a_name_that_stands_in_a_module_is_refused_with_its_place(name: str, home: str) -> None:
+    with pytest.raises(AttributeError) as refused:
+        getattr(shardkeep, name)
+    assert str(refused.value).endswith(f"; it is shardkeep.{home}.{name}" if home else f"no attribute '{name}'")

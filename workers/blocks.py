@@ -36,12 +36,12 @@ class DenseModel(Protocol):
         ...
 
 
-class Blocks:
+class BlockScorer:
     """Scores batches of up to `size` samples with a dense model and rows as they are now."""
 
     def __init__(self, embeddings: Embeddings, dense: DenseModel, size: int) -> None:
         self.size = size
-        self._embeddings = embeddings
+        self.embeddings = embeddings
         self.dense = dense
         self._padded = -(-size // _MULTIPLE) * _MULTIPLE
 
@@ -55,7 +55,7 @@ class Blocks:
         if not 0 < len(batch) <= self.size:
             raise ValueError(f"{len(batch)} samples; allowed: 1 to {self.size}")
         device, missing = self.dense.device, self._padded - len(batch)
-        leaves = self._embeddings.lookup(plan, rows, part=part, device=device)
+        leaves = self.embeddings.lookup(plan, rows, part=part, device=device)
         embeddings, dense_PI = leaves, torch.from_numpy(batch.dense_BI).to(device)
         if missing:
             pad = (0, 0, 0, missing)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from shardkeep.base.schedule import ScheduleConfig
+from shardkeep.base.config.schedule import ScheduleConfig
+from shardkeep.base.plugging.plugs import Plug, by_name
 from shardkeep.base.settings import DAY_S, MOST_STEPS, FilePath, Named, Settings
 from shardkeep.workers.data_config import ColumnName
-from shardkeep.workers.early_stopping import EarlyStoppingConfig, PlateauConfig
 
 _MOST_SAMPLES = 100_000_000
 """Of one batch."""
@@ -62,6 +62,14 @@ class TowerConfig(Settings):
     """Device of the dense model; auto = CUDA if a host has a device for each of its workers."""
 
 
+LOSSES: dict[str, Plug[tuple[str, ...], Any]] = by_name(
+    Plug("bce", (), "shardkeep.workers.dense.loss:bce"),
+    Plug("mse", (), "shardkeep.workers.dense.loss:mse"),
+    Plug("huber", ("delta",), "shardkeep.workers.dense.loss:huber"),
+)
+"""The `config` of a loss: the settings that its function takes."""
+
+
 class LossConfig(Named):
     """What training minimizes: the mean over the samples of a step."""
 
@@ -77,9 +85,50 @@ class LossConfig(Named):
 
     @model_validator(mode="after")
     def _delta_is_of_huber(self) -> LossConfig:
-        if self.delta is not None and self.name != "huber":
+        if self.delta is not None and "delta" not in LOSSES[self.name].config:
             raise ValueError(f"delta: has no effect with name: {self.name}; allowed with huber")
         return self
+
+
+METRIC_SIGNS = {
+    "auc": 1, "gauc": 1, "accuracy": 1, "precision": 1, "recall": 1, "r2": 1,
+    "logloss": -1, "normalized_entropy": -1, "mse": -1, "mae": -1, "rmse": -1,
+}  # fmt: skip
+"""Metrics by which a model can be chosen, and whether more is better (1) or less (-1)."""
+
+
+class _Watched(Settings):
+    """A metric that is to improve."""
+
+    metric: str = "auc"
+    """Metric of evaluation; more is better for auc, less for logloss. METRIC/LABEL for a model of several labels."""
+    min_delta: float = Field(0.0, ge=0.0, le=1e6)
+    """An evaluation improves if it is better than the best one by more than this."""
+
+    @field_validator("metric")
+    @classmethod
+    def _can_be_compared(cls, value: str) -> str:
+        if value.partition("/")[0] not in METRIC_SIGNS:
+            raise ValueError(f"allowed: {', '.join(METRIC_SIGNS)}, or METRIC/LABEL")
+        return value
+
+
+class EarlyStoppingConfig(_Watched):
+    """Ends the job once evaluations no longer improve, and keeps the best model."""
+
+    patience: int = Field(2, ge=1, le=1_000_000)
+    """Evaluations in a row that do not improve, after which the job ends."""
+
+
+class PlateauConfig(_Watched):
+    """Lowers the learning rates of dense model and rows once evaluations no longer improve."""
+
+    patience: int = Field(1, ge=1, le=1_000_000)
+    """Evaluations in a row that do not improve, after which the rates fall; then the count starts at 0."""
+    factor: float = Field(0.1, gt=0.0, lt=1.0)
+    """Multiplies the learning rates each time they fall."""
+    min_factor: float = Field(0.001, ge=1e-30, le=1.0)
+    """The least factor on the learning rates."""
 
 
 class TrainConfig(Settings):
@@ -121,6 +170,11 @@ CLASS_METRICS = ("auc", "gauc", "logloss", "normalized_entropy", "calibration", 
 ERRORS = ("mse", "rmse", "mae")
 NUMBER_METRICS = (*ERRORS, "r2")
 """Metrics that need labels of 0 and 1, and those that take any labels."""
+METRICS: dict[str, Plug[bool, Any]] = by_name(
+    *(Plug(name, True, f"shardkeep.workers.metrics.quality:{name}_of") for name in CLASS_METRICS),
+    *(Plug(name, False, f"shardkeep.workers.metrics.quality:{name}_of") for name in NUMBER_METRICS),
+)
+"""The `config` of a metric: whether it needs labels of 0 and 1."""
 BASELINE = "baseline_"
 """Before the name of an error: that of the constant mean of the training labels."""
 DEFAULT_METRICS = ("auc", "logloss", "normalized_entropy", "calibration")
@@ -129,8 +183,8 @@ DEFAULT_METRICS = ("auc", "logloss", "normalized_entropy", "calibration")
 class EvalConfig(Settings):
     """Evaluation on the evaluation data."""
 
-    every_steps: int = Field(0, ge=0, le=MOST_STEPS)
-    """Steps between two evaluations; 0 = after each epoch. The end of training always evaluates."""
+    every_steps: Annotated[int, Field(ge=1, le=MOST_STEPS)] | Literal["epoch"] = "epoch"
+    """Steps between two evaluations; epoch = after each epoch. The end of training always evaluates."""
     batch_size: int | None = Field(None, ge=1, le=_MOST_SAMPLES)
     """Samples per worker and batch; left out = 4 times train.batch_size."""
     max_samples: int | None = Field(None, ge=1, le=MOST_STEPS)
@@ -147,10 +201,9 @@ class EvalConfig(Settings):
     @field_validator("metrics")
     @classmethod
     def _known_metrics(cls, value: list[str] | None) -> list[str] | None:
-        known = (*CLASS_METRICS, *NUMBER_METRICS)
         for name in value or ():
-            if name not in known:
-                raise ValueError(f"{name[:60]!r} is unknown; allowed: {', '.join(known)}")
+            if name not in METRICS:
+                raise ValueError(f"{name[:60]!r} is unknown; allowed: {', '.join(METRICS)}")
         return value if value is None else list(dict.fromkeys(value))
 
     @model_validator(mode="after")
@@ -170,9 +223,9 @@ class EvalConfig(Settings):
 class CheckpointConfig(Settings):
     """Checkpoints of the whole job, from which `shardkeep train --resume` continues."""
 
-    every_steps: Annotated[int, Field(ge=0, le=MOST_STEPS)] | Literal["auto"] = "auto"
-    """Steps between two checkpoints; the end of training writes one too; 0 = none. auto = about every ten minutes, and
-    before a server's journal reaches 4 GB."""
+    every_steps: Annotated[int, Field(ge=1, le=MOST_STEPS)] | Literal["auto", "off"] = "auto"
+    """Steps between two checkpoints; the end of training writes one too; off = none. auto = about every ten minutes,
+    and before a server's journal reaches 4 GB."""
     keep: int = Field(3, ge=1, le=1_000_000)
     """Checkpoints that are kept, with their bases; older ones are deleted."""
     full_every: int = Field(1, ge=1, le=100)
@@ -182,17 +235,32 @@ class CheckpointConfig(Settings):
     """Folder of the checkpoints, shared by all members, relative to the config file; left out = `checkpoints` in the
     run folder."""
 
+    @property
+    def on(self) -> bool:
+        """Whether the job writes checkpoints."""
+        return self.every_steps != "off"
+
+    @property
+    def period(self) -> int | None:
+        """Steps between two checkpoints; 0 = there are none, None = the job chooses."""
+        return None if self.every_steps == "auto" else self.every_steps if self.every_steps != "off" else 0
+
 
 class ProfileConfig(Settings):
     """A torch.profiler trace of some steps, in `profile/` of the run folder: one file per worker and server."""
 
     start: int = Field(0, ge=0, le=MOST_STEPS)
     """First step of the trace, counted from 0."""
-    steps: int = Field(0, ge=0, le=1000)
-    """Steps in the trace; 0 = no trace."""
+    steps: Annotated[int, Field(ge=1, le=1000)] | Literal["off"] = "off"
+    """Steps in the trace; off = no trace."""
+
+    @property
+    def end(self) -> int:
+        """The first step after the trace."""
+        return self.start + (0 if self.steps == "off" else self.steps)
 
     @model_validator(mode="after")
     def _a_start_needs_steps(self) -> ProfileConfig:
-        if self.start and not self.steps:
-            raise ValueError(f"start: {self.start} has no effect with steps: 0; allowed: steps of 1 to 1000")
+        if self.start and self.steps == "off":
+            raise ValueError(f"start: {self.start} has no effect with steps: off; allowed: steps of 1 to 1000")
         return self

@@ -9,10 +9,8 @@ from types import TracebackType
 from typing import Any
 
 from shardkeep.ps.transport.transport import Transport
-from shardkeep.workers.best import Best
 from shardkeep.workers.collectives.collective import Collective
-from shardkeep.workers.report import Report
-from shardkeep.workers.summary import Counted, ProcessCounters, stopped_figures, summarize
+from shardkeep.workers.reporting.summary import SummarySources, stopped_figures, summarize
 from shardkeep.workers.trainer import Trainer
 
 
@@ -50,11 +48,8 @@ class Generation:
 
     link: Link
     trainer: Trainer
-    counted: Counted
-    report: Report
-    process: ProcessCounters
+    sources: SummarySources
     start_step: int
-    best: Best
     follows: bool
     """Whether it follows a lost generation."""
 
@@ -68,23 +63,25 @@ class Generation:
             self.trainer.wait_for_writer()  # calls of its thread end when the transport is closed
 
     def train(self, should_stop: Callable[[int], bool]) -> dict[str, Any] | None:
-        """Trains to the end of the job. Returns the summary on rank 0, None elsewhere. Raises as `Trainer.run`."""
+        """Trains to the end of the job. Returns the summary on rank 0, None elsewhere; `lacks` of it, if there, says
+        what the job was to keep and did not. Raises as `Trainer.run`."""
         steps = self.trainer.run(self.start_step, should_stop, self._stopping, follows=self.follows)
-        self.report.closing(steps)
-        progressive = self.trainer.progressive
+        report, progressive, best = self.trainer.report, self.trainer.step.progressive, self.trainer.best
+        report.closing(steps)
         summary = summarize(
-            self.counted,
-            self.process,
+            self.sources,
             steps=steps,
-            evaluation=self.report.last_evaluation,
-            best=self.best.metrics(),
+            evaluation=report.last_evaluation,
+            best=best.metrics(),
             progressive=None if progressive is None else progressive.total(),
         )
-        self.report.ended()
-        return summary
+        report.ended()
+        checkpoints, kept = self.trainer.checkpoints, best.facts().get("best_step")
+        lacks = "" if summary is None or checkpoints is None else checkpoints.lacks(steps, kept)
+        return summary if summary is None or not lacks else summary | {"lacks": lacks}
 
     def _stopping(self, step: int) -> None:
-        figures = stopped_figures(self.counted, control_bytes=self.process.control_bytes(), steps=step)
+        figures = stopped_figures(self.sources, steps=step)
         if figures is not None:
-            self.report.stopped(step, figures)
-        self.report.ended()
+            self.trainer.report.stopped(step, figures)
+        self.trainer.report.ended()

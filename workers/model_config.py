@@ -1,31 +1,22 @@
-"""Settings of the dense model. A stock model refuses the options that it does not use."""
+"""Settings of the dense model: a class for each model, with the keys that it has.
+
+To add one, write its class and its module, and name the class in the union here.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import Field, field_validator, model_validator
+from pydantic_core import core_schema
 
-from shardkeep.base.settings import MOST_WIDTH, Named, Settings, Width, own_code
+from shardkeep.base.plugging.plugs import Plug, by_name
+from shardkeep.base.settings import MOST_WIDTH, Settings, Width, bare, own_code
 
-_HIDDEN = ("top", "dropout", "norm", "activation", "init", "activation_checkpointing", "sync_norm")
-MODELS: dict[str, tuple[str, ...]] = {
-    "lr": (),
-    "fm": (),
-    "dnn": _HIDDEN,
-    "wide_deep": _HIDDEN,
-    "deepfm": _HIDDEN,
-    "xdeepfm": (*_HIDDEN, "cin"),
-    "dlrm": (*_HIDDEN, "bottom"),
-    "dcn_v2": (*_HIDDEN, "structure", "cross_layers", "cross_rank"),
-    "autoint": (*_HIDDEN, "attention"),
-    "fibinet": (*_HIDDEN, "bilinear", "reduction"),
-    "masknet": (*(key for key in _HIDDEN if key != "norm"), "structure", "mask"),
-    "finalmlp": (*_HIDDEN, "second_top", "fusion_heads", "gates"),
-}
-"""The stock models, and the options of each."""
-_STRUCTURES = {"dcn_v2": ("stacked", "parallel"), "masknet": ("serial", "parallel")}
-_MOST_LAYERS = 100
+OWN = "module:Class"
+_NAME = Field(description="The model.")
+Widths = Annotated[list[Width], Field(max_length=100)]
 
 
 class AttentionConfig(Settings):
@@ -59,7 +50,7 @@ class MaskConfig(Settings):
 class GatesConfig(Settings):
     """Gates on the inputs of two streams."""
 
-    widths: list[Width] = Field([64], max_length=_MOST_LAYERS)
+    hidden: Widths = Field([64])
     """Widths of a gate's hidden layers."""
     first: list[str] = Field(default_factory=list)
     """Features that the first stream's gate sees; none = a learned vector."""
@@ -67,81 +58,210 @@ class GatesConfig(Settings):
     """Features that the second stream's gate sees; none = a learned vector."""
 
 
-class ModelConfig(Named):
-    """The dense model over the pooled embeddings. An option that the model does not use is refused."""
+class ModelSettings(Settings):
+    """What all models have."""
 
-    name: str = "dlrm"
-    """lr, fm, dnn, wide_deep, deepfm, xdeepfm, dlrm, dcn_v2, autoint, fibinet, masknet, finalmlp, or your own
-    module:Class."""
-    bottom: Annotated[list[Width], Field(max_length=_MOST_LAYERS)] | None = None
-    """dlrm: widths of the hidden layers over the dense columns; a layer of the default dim follows; default [512,
-    256]."""
-    top: Annotated[list[Width], Field(max_length=_MOST_LAYERS)] | None = None
-    """Widths of the hidden layers before the logit; default [512, 256]."""
-    dropout: float | None = Field(None, ge=0.0, lt=1.0)
-    """Dropout after every hidden layer; default 0."""
-    norm: Literal["none", "batch", "layer"] | None = None
-    """Normalization in every hidden layer, before the activation (docs/guide/models.md); default none."""
+    kernels: ClassVar[tuple[str, ...]] = ()
+    """The modules of kernels that the model imports."""
+    name: str
+
+    @property
+    def syncs_norm(self) -> bool:
+        """Whether layers take the statistics of all workers' samples."""
+        return bool(getattr(self, "sync_norm", False))
+
+
+class _Hidden(ModelSettings):
+    """A model with hidden layers."""
+
+    hidden: Widths = Field([512, 256])
+    """Widths of the hidden layers before the logit."""
+    dropout: float = Field(0.0, ge=0.0, lt=1.0)
+    """Dropout after every hidden layer."""
+    activation: Literal["relu", "gelu", "prelu", "dice"] = "relu"
+    """Activation of the hidden layers."""
+    init: Literal["dlrm", "xavier_normal", "xavier_uniform", "kaiming_uniform"] = "dlrm"
+    """Initial values of the linear layers; dlrm = xavier_normal with random biases."""
     sync_norm: bool = False
     """Batch norm and Dice take the statistics of all workers' samples, not of one worker's."""
-    activation: Literal["relu", "gelu", "prelu", "dice"] | None = None
-    """Activation of the hidden layers; default relu."""
-    init: Literal["dlrm", "xavier_normal", "xavier_uniform", "kaiming_uniform"] | None = None
-    """Initial values of the linear layers; default dlrm: xavier_normal with random biases."""
-    structure: Literal["stacked", "parallel", "serial"] | None = None
-    """dcn_v2: stacked (default) or parallel; masknet: serial (default) or parallel."""
-    cross_layers: int | None = Field(None, ge=1, le=16)
-    """dcn_v2: number of cross layers; default 3."""
-    cross_rank: int | None = Field(None, ge=1, le=MOST_WIDTH)
-    """dcn_v2: rank of the weights of the cross layers; left out = full rank."""
-    cin: Annotated[list[Width], Field(min_length=1, max_length=16)] | None = None
-    """xdeepfm: vectors of each layer of the compressed interaction network; default [16, 16, 16]."""
-    attention: AttentionConfig | None = None
-    """autoint: self-attention between fields."""
-    bilinear: Literal["all", "each", "interaction"] | None = None
-    """fibinet: one matrix for all fields, for each field, or for each pair; default interaction."""
-    reduction: int | None = Field(None, ge=1, le=1000)
-    """fibinet: fields divided by the width of SENET's hidden layer; default 3."""
-    mask: MaskConfig | None = None
-    """masknet: its blocks."""
-    second_top: Annotated[list[Width], Field(max_length=_MOST_LAYERS)] | None = None
-    """finalmlp: widths of the second stream's hidden layers; left out = `top`."""
-    fusion_heads: int | None = Field(None, ge=1, le=1024)
-    """finalmlp: heads of the bilinear fusion of both streams; default 1."""
-    gates: GatesConfig | None = None
-    """finalmlp: gates on the streams' inputs."""
     activation_checkpointing: bool = False
     """Recompute hidden layers in the backward pass to save memory."""
+
+    @model_validator(mode="after")
+    def _something_is_synced(self) -> _Hidden:
+        if self.sync_norm and getattr(self, "norm", "") != "batch" and self.activation != "dice":
+            raise ValueError("sync_norm: has no effect; allowed with norm: batch or activation: dice")
+        return self
+
+
+class _Normed(_Hidden):
+    """A model whose hidden layers may be normalized."""
+
+    norm: Literal["none", "batch", "layer"] = "none"
+    """Normalization in every hidden layer, before the activation (docs/guide/models.md)."""
+
+
+class LrConfig(ModelSettings):
+    """Logistic regression."""
+
+    name: Annotated[Literal["lr"], _NAME] = "lr"
+
+
+class FmConfig(ModelSettings):
+    """Factorization machine."""
+
+    name: Annotated[Literal["fm"], _NAME] = "fm"
+
+
+class DnnConfig(_Normed):
+    """Hidden layers over all inputs."""
+
+    name: Annotated[Literal["dnn"], _NAME] = "dnn"
+
+
+class WideDeepConfig(_Normed):
+    """Wide & Deep."""
+
+    name: Annotated[Literal["wide_deep"], _NAME] = "wide_deep"
+
+
+class DeepFmConfig(_Normed):
+    """DeepFM."""
+
+    name: Annotated[Literal["deepfm"], _NAME] = "deepfm"
+
+
+class XDeepFmConfig(_Normed):
+    """xDeepFM."""
+
+    name: Annotated[Literal["xdeepfm"], _NAME] = "xdeepfm"
+    cin: list[Width] = Field([16, 16, 16], min_length=1, max_length=16)
+    """Vectors of each layer of the compressed interaction network."""
+
+
+class DlrmConfig(_Normed):
+    """DLRM."""
+
+    kernels = ("shardkeep.workers.models.layers.interaction_kernels",)
+    name: Annotated[Literal["dlrm"], _NAME] = "dlrm"
+    bottom: Widths = Field([512, 256])
+    """Widths of the hidden layers over the dense columns; a layer of the default dim follows."""
+
+
+class DcnV2Config(_Normed):
+    """DCN V2."""
+
+    name: Annotated[Literal["dcn_v2"], _NAME] = "dcn_v2"
+    structure: Literal["stacked", "parallel"] = "stacked"
+    """Hidden layers after the cross layers, or beside them."""
+    cross_layers: int = Field(3, ge=1, le=16)
+    """Number of cross layers."""
+    cross_rank: int | None = Field(None, ge=1, le=MOST_WIDTH)
+    """Rank of the weights of the cross layers; left out = full rank."""
+
+
+class AutoIntConfig(_Normed):
+    """AutoInt."""
+
+    name: Annotated[Literal["autoint"], _NAME] = "autoint"
+    attention: AttentionConfig = AttentionConfig()
+    """Self-attention between fields."""
+
+
+class FiBiNetConfig(_Normed):
+    """FiBiNET."""
+
+    name: Annotated[Literal["fibinet"], _NAME] = "fibinet"
+    bilinear: Literal["all", "each", "interaction"] = "interaction"
+    """One matrix for all fields, for each field, or for each pair."""
+    reduction: int = Field(3, ge=1, le=1000)
+    """Fields divided by the width of SENET's hidden layer."""
+
+
+class MaskNetConfig(_Hidden):
+    """MaskNet, with a layer norm of its own."""
+
+    name: Annotated[Literal["masknet"], _NAME] = "masknet"
+    structure: Literal["serial", "parallel"] = "serial"
+    """A block after the other, or side by side."""
+    mask: MaskConfig = MaskConfig()
+    """Its blocks."""
+
+    @model_validator(mode="after")
+    def _blocks_are_parallel(self) -> MaskNetConfig:
+        for key in ("blocks", "dim"):
+            if self.structure != "parallel" and getattr(self.mask, key) is not None:
+                raise ValueError(f"mask.{key}: has no effect with structure: serial; allowed: structure: parallel")
+        return self
+
+
+class FinalMlpConfig(_Normed):
+    """FinalMLP."""
+
+    name: Annotated[Literal["finalmlp"], _NAME] = "finalmlp"
+    second_hidden: Widths | None = None
+    """Widths of the second stream's hidden layers; left out = `hidden`."""
+    fusion_heads: int = Field(1, ge=1, le=1024)
+    """Heads of the bilinear fusion of both streams."""
+    gates: GatesConfig = GatesConfig()
+    """Gates on the streams' inputs."""
+
+
+class OwnModelConfig(ModelSettings):
+    """A class of your own."""
+
+    name: str
+    """Its module:Class."""
     options: dict[str, Any] = Field(default_factory=dict)
-    """Keyword arguments of your module:Class."""
+    """Its keyword arguments."""
 
     @field_validator("name")
     @classmethod
-    def _known_name(cls, value: str) -> str:
-        return own_code(value, tuple(MODELS), "module:Class")
+    def _names_code(cls, value: str) -> str:
+        return own_code(value, tuple(MODELS), OWN)
 
-    @model_validator(mode="after")
-    def _every_option_is_used(self) -> ModelConfig:
-        used = MODELS.get(self.name, ("options",))
-        for key in type(self).model_fields:
-            value = getattr(self, key)
-            if not (key == "name" or key in used or value is None or value is False or value == {}):
-                allowed = f"it uses {', '.join(used)}" if used else "it has no options"
-                raise ValueError(f"{key}: has no effect with model.name: {self.name}; {allowed}")
-        if self.sync_norm and self.norm != "batch" and self.activation != "dice":
-            raise ValueError("sync_norm: has no effect; allowed with norm: batch or activation: dice")
-        structures = _STRUCTURES.get(self.name, ())
-        if self.structure is not None and self.structure not in structures:
-            raise ValueError(
-                f"structure: {self.structure} with model.name: {self.name}; allowed: {' or '.join(structures)}"
-            )
-        if self.mask is not None and self.structure != "parallel":
-            for key in ("blocks", "dim"):
-                if getattr(self.mask, key) is not None:
-                    raise ValueError(f"mask.{key}: has no effect with structure: serial; allowed: structure: parallel")
-        return self
 
-    @property
-    def kernels(self) -> tuple[str, ...]:
-        """The modules of kernels that the model imports."""
-        return ("shardkeep.workers.models.layers.interaction_kernels",) if self.name == "dlrm" else ()
+class _ByName:
+    """Makes a union of models one by their names, and by a colon for a class of the user's own."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> core_schema.CoreSchema:
+        kinds = {_name(kind): handler.generate_schema(kind) for kind in get_args(source)}
+        return core_schema.tagged_union_schema(kinds, discriminator=_kind_of)
+
+    def __get_pydantic_json_schema__(self, schema: Any, handler: Any) -> dict[str, Any]:
+        found: dict[str, Any] = handler(schema)
+        kinds = {_name(kind): one["$ref"] for kind, one in zip(KINDS, found["oneOf"], strict=True)}
+        return found | {"discriminator": {"propertyName": "name", "mapping": kinds}}
+
+
+def _kind_of(value: Any) -> Any:
+    name = value.get("name", "dlrm") if isinstance(value, Mapping) else getattr(value, "name", None)
+    return OWN if ":" in str(name) else name
+
+
+def _name(model: type[ModelSettings]) -> str:
+    return OWN if model is OwnModelConfig else str(model.model_fields["name"].default)
+
+
+ModelConfig = Annotated[
+    LrConfig | FmConfig | DnnConfig | WideDeepConfig | DeepFmConfig | XDeepFmConfig | DlrmConfig | DcnV2Config
+    | AutoIntConfig | FiBiNetConfig | MaskNetConfig | FinalMlpConfig | OwnModelConfig,
+    _ByName(), bare("name"),
+]  # fmt: skip
+KINDS: tuple[type[ModelSettings], ...] = get_args(get_args(ModelConfig)[0])
+
+
+def _plug(config: type[ModelSettings]) -> Plug[type[ModelSettings], Any]:
+    name = _name(config)
+    code = f"shardkeep.workers.models.{name}:{config.__name__.removesuffix('Config')}"
+    return Plug(name, config, code, config.kernels)
+
+
+MODELS = by_name(*map(_plug, KINDS[:-1]))
+"""The stock models: the settings of each, and its class."""
+
+
+def keys_of(name: Any) -> dict[str, Any]:
+    """The keys of a model, and the types of their values."""
+    kind = MODELS[name].config if name in MODELS else OwnModelConfig
+    return {key: field.annotation for key, field in kind.model_fields.items() if key != "name"}

@@ -10,6 +10,7 @@ import json
 import math
 import shutil
 import struct
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,8 @@ import xxhash
 
 from shardkeep.base.errors import CheckpointError
 from shardkeep.base.files import fill
-from shardkeep.base.log import EventLog
-from shardkeep.workers.dense.state_tree import joined, split
+from shardkeep.base.logs.log import EventLog
+from shardkeep.workers.dense.state import joined, split
 from shardkeep.workers.dense.tower import Tower
 from shardkeep.workers.metrics.binned import BinnedScores
 
@@ -34,12 +35,18 @@ _log = EventLog("rewind")
 
 
 class Rewind:
-    """The states of the last `depth` steps of one worker. Raises CheckpointError when its folder cannot be written."""
+    """The states of the last `depth` steps of one worker.
 
-    def __init__(self, folder: Path, *, depth: int) -> None:
-        self._folder = folder
-        self.evaluations = folder / "evaluations.json"
-        """Where `Best` keeps what a replacement needs."""
+    `folder`: None = they are in memory, for this process alone. So they are once files cannot be made; `on_lost` is
+    called with the reason then. Raises CheckpointError when the folder cannot be used."""
+
+    def __init__(self, folder: Path | None, *, depth: int, on_lost: Callable[[str], None] = lambda _why: None) -> None:
+        self._folder, self._on_lost = folder, on_lost
+        self.evaluations = None if folder is None else folder / "evaluations.json"
+        """Where `EvaluationHistory` keeps what a replacement needs; None = nowhere."""
+        self._slots = [_Slot(None) for _ in range(depth)]
+        if folder is None:
+            return
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self._slots = [_Slot(folder / f"tower-{number}.state") for number in range(depth)]
@@ -64,19 +71,21 @@ class Rewind:
         """Keeps the state at the start of the step that the tower is at, instead of the oldest one."""
         tensors: dict[str, torch.Tensor] = {}
         own = {} if scores is None else {"scores": scores.state()}
-        state = split({"tower": tower.state_dict(), "local": tower.sums.local_state_dict()} | own, tensors)
+        state = split({"tower": tower.state_dict(), "local": tower.sums.compression.local_state_dict()} | own, tensors)
         slot = self._slots[tower.step % len(self._slots)]
         try:
             slot.write(tower.step, state, tensors)
         except OSError as error:
-            raise CheckpointError(f"{self._folder}: cannot be written ({error.strerror or error})") from error
+            self._on_lost(f"{self._folder}: cannot be written ({error.strerror or error})")
+            self._slots = [_Slot(None) for _ in self._slots]
+            self._slots[tower.step % len(self._slots)].write(tower.step, state, tensors)
 
     def take_back(self, tower: Tower, step: int, scores: BinnedScores | None = None) -> None:
         """Gives a tower the state at the start of a step, and what belonged to this rank only. Raises KeyError (it is
         not kept) and CheckpointError (it is damaged)."""
         kept = self._read(step)
         tower.load_state_dict(kept["tower"])
-        tower.sums.load_local_state_dict(kept["local"])
+        tower.sums.compression.load_local_state_dict(kept["local"])
         if scores is not None:
             scores.load([kept["scores"]])
 
@@ -94,9 +103,9 @@ class Rewind:
 
     def clear(self) -> None:
         """Forgets all states."""
-        for slot in self._slots:
-            slot.forget()
-        self.evaluations.unlink(missing_ok=True)
+        self.forget_after(_NONE)
+        if self.evaluations is not None:
+            self.evaluations.unlink(missing_ok=True)
 
     def to_disk(self) -> None:
         """Brings the states to disk, so that they outlive the machine as well."""
@@ -105,16 +114,17 @@ class Rewind:
 
     def delete(self) -> None:
         """Deletes the files; nothing may be kept afterwards."""
-        shutil.rmtree(self._folder, ignore_errors=True)
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
 
 
 class _Slot:
-    """One state in one file: head, JSON text, tensors. The head names a step only while all of it is there, and the
-    checksum covers all of the file (xxh3, 64 bits: 15 ns a KiB, below the copy's 20)."""
+    """One state in one file, or in memory: head, JSON text, tensors. The head names a step only while all of it is
+    there, and the checksum covers all of the file (xxh3, 64 bits: 15 ns a KiB, below the copy's 20)."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path | None) -> None:
         self._path = path
-        self._bytes = _no_bytes()
+        self._bytes: np.memmap[Any, np.dtype[np.uint8]] | npt.NDArray[np.uint8] = np.empty(0, np.uint8)
         self._begin = 0
         self._layout: list[tuple[str, int, list[int], str]] = []  # key, offset after `_begin`, shape, dtype
         self._views: list[torch.Tensor] = []
@@ -122,7 +132,7 @@ class _Slot:
 
     def _found(self) -> int:
         """The step of a state that another process left here."""
-        if not self._path.exists() or self._path.stat().st_size < _HEAD.size:
+        if self._path is None or not self._path.exists() or self._path.stat().st_size < _HEAD.size:
             return _NONE
         self._bytes = np.memmap(self._path, np.uint8, "r+")
         magic, step, _, self._begin, _ = _HEAD.unpack_from(self._bytes.data)
@@ -135,8 +145,8 @@ class _Slot:
             self.forget()
 
     def _whole(self) -> bool:
-        magic, step, text, begin, found = _HEAD.unpack_from(self._bytes.data)
-        return bool(magic == _MAGIC and step == self.step and found == self._checksum(step, text, begin))
+        magic, step, text, begin, checksum = _HEAD.unpack_from(self._bytes.data)
+        return bool(magic == _MAGIC and step == self.step and checksum == self._checksum(step, text, begin))
 
     def _checksum(self, step: int, text: int, begin: int) -> int:
         """Of the head's numbers, by the seed, and of all that follows the head."""
@@ -157,8 +167,8 @@ class _Slot:
         if not self._whole():
             raise CheckpointError(f"{self._path}: damaged: the checksum of the kept state is wrong")
         _, _, size, _, _ = _HEAD.unpack_from(self._bytes.data)
-        found = json.loads(self._bytes[_HEAD.size : _HEAD.size + size].tobytes())
-        return joined(found["state"], {key: self._view(*place) for key, *place in found["layout"]})
+        header = json.loads(self._bytes[_HEAD.size : _HEAD.size + size].tobytes())
+        return joined(header["state"], {key: self._view(*place) for key, *place in header["layout"]})
 
     def forget(self) -> None:
         if self._bytes.size:
@@ -173,10 +183,13 @@ class _Slot:
         self.step, self._layout = _NONE, []
         self._begin = -(-(_HEAD.size + text + text // 4) // _ALIGN) * _ALIGN
         end = layout[-1][1] + list(tensors.values())[-1].nbytes if layout else 0
-        self._path.unlink(missing_ok=True)
-        with self._path.open("wb") as file:  # no hole: a full disk is an error here, and a SIGBUS in a mapping
-            fill(file.fileno(), self._begin + end)
-        self._bytes = np.memmap(self._path, np.uint8, "r+")
+        if self._path is None:
+            self._bytes = np.zeros(self._begin + end, np.uint8)
+        else:
+            self._path.unlink(missing_ok=True)
+            with self._path.open("wb") as file:  # no hole: a full disk is an error here, and a SIGBUS in a mapping
+                fill(file.fileno(), self._begin + end)
+            self._bytes = np.memmap(self._path, np.uint8, "r+")
         self._views = [self._view(at, shape, dtype) for _, at, shape, dtype in layout]
         self._layout = layout
 
@@ -193,12 +206,8 @@ class _Slot:
 
 
 def _layout(tensors: dict[str, torch.Tensor]) -> list[tuple[str, int, list[int], str]]:
-    found, at = [], 0
+    layout, at = [], 0
     for key, tensor in tensors.items():
-        found.append((key, at, list(tensor.shape), str(tensor.dtype).removeprefix("torch.")))
+        layout.append((key, at, list(tensor.shape), str(tensor.dtype).removeprefix("torch.")))
         at += -(-tensor.nbytes // _ALIGN) * _ALIGN
-    return found
-
-
-def _no_bytes() -> np.memmap[Any, np.dtype[np.uint8]] | npt.NDArray[np.uint8]:
-    return np.empty(0, np.uint8)
+    return layout

@@ -2,43 +2,40 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from shardkeep.base.errors import CheckpointError, ConfigError
-from shardkeep.base.log import EventLog
-from shardkeep.ps.checkpoints import Checkpoint
+from shardkeep.base.logs.log import EventLog
+from shardkeep.ps.checkpoints.folder import Checkpoint
 from shardkeep.ps.client.row_client import RowClient
-from shardkeep.ps.transport.metered import LedgerMeter, MeteredTransport, Traffic
-from shardkeep.workers.best import Best
-from shardkeep.workers.blocks import Blocks
+from shardkeep.ps.transport.metered import LedgerMeter, MeteredTransport
+from shardkeep.workers.blocks import BlockScorer
 from shardkeep.workers.checkpoint.checkpointer import Checkpointer, CheckpointPlan
 from shardkeep.workers.checkpoint.rank_state import load_rank_state
 from shardkeep.workers.checkpoint.tower_state import adopt_tower, load_tower
 from shardkeep.workers.collectives.collective import Collective
 from shardkeep.workers.collectives.metered import MeteredCollective
+from shardkeep.workers.collectives.operations import all_gather
 from shardkeep.workers.config import EvalConfig, TrainConfig
-from shardkeep.workers.data.samples import Data
-from shardkeep.workers.data.sampling import Origin, StepSlices
-from shardkeep.workers.data.weights import doubtful_weights
-from shardkeep.workers.dense.sharing import share
+from shardkeep.workers.data.samples import Data, doubtful_weights
+from shardkeep.workers.data.sampling import StepOrigin, StepSlices
 from shardkeep.workers.dense.state import broadcast
-from shardkeep.workers.dense.tower import Tower
+from shardkeep.workers.dense.tower import Tower, share
 from shardkeep.workers.embeddings.layer import Embeddings
-from shardkeep.workers.evaluate import Evaluation, Evaluations
-from shardkeep.workers.figures import WorkerFigures
+from shardkeep.workers.evaluation.evaluate import Evaluations, Evaluator
+from shardkeep.workers.evaluation.history import EvaluationHistory
+from shardkeep.workers.evaluation.progressive import ProgressiveValidation
 from shardkeep.workers.generation import Generation, Link
 from shardkeep.workers.metrics.binned import BinnedScores
-from shardkeep.workers.metrics.quality import Asked
+from shardkeep.workers.metrics.quality import MetricSettings
 from shardkeep.workers.pipeline import Pipeline
-from shardkeep.workers.progressive import ProgressiveValidation
-from shardkeep.workers.report import Report
+from shardkeep.workers.reporting.report import Report
+from shardkeep.workers.reporting.summary import Meters, SummarySources
 from shardkeep.workers.rewind import Rewind
 from shardkeep.workers.step import Step
-from shardkeep.workers.summary import Counted, ProcessCounters
-from shardkeep.workers.telemetry import Telemetry
 from shardkeep.workers.trainer import Trainer
 
 COMPILE_ALLOWANCE_S = 600.0
@@ -82,19 +79,15 @@ class TrainingRun:
     client: RowClient
     embeddings: Embeddings
     tower: Tower
-    traffic: Traffic
-    telemetry: Telemetry
+    meters: Meters
     report: Report
-    process: ProcessCounters
-    origin: Origin | None
+    origin: StepOrigin | None
     """Where steps and samples are counted from; None = this process does not know it yet."""
     plan: CheckpointPlan | None = None
     rewind: Rewind | None = None
-    best: Best = field(default_factory=lambda: Best(None))
+    best: EvaluationHistory = field(default_factory=lambda: EvaluationHistory(None))
     scores: BinnedScores | None = None
     """Of progressive validation; None = there is none."""
-    figures: WorkerFigures | None = None
-    """What this worker counts; None = nobody reads it."""
 
     def load(self, checkpoint: Checkpoint) -> None:
         """Loads the tower, the evaluations, and this rank's residuals. Raises CheckpointError."""
@@ -107,7 +100,7 @@ class TrainingRun:
         load_rank_state(self.client, self.tower, checkpoint, rank=rank, world_size=workers, scores=self.scores)
 
     def _adopt(self, checkpoint: Checkpoint) -> None:
-        """Begins with the dense model of another run (shardkeep/run/warm_start.py), if the checkpoint has one."""
+        """Begins with the dense model of another run (`src/shardkeep/run/origin/warm_start.py`), if it has one."""
         if not checkpoint.below("tower"):
             return
         new = adopt_tower(self.tower, checkpoint)
@@ -128,7 +121,7 @@ class TrainingRun:
             raise
 
     def _enter(self, link: Link, after: Continuation | None) -> Generation:
-        meter = LedgerMeter(self.traffic)
+        meter = LedgerMeter(self.meters.traffic)
         collective = MeteredCollective(link.collective, meter)
         if after is not None and after.resumed:
             self.origin = _shared_origin(collective, self.origin)
@@ -141,14 +134,12 @@ class TrainingRun:
         if self.rewind is not None:
             self.rewind.keep(self.tower, self.scores)
         slices = step_slices(self.job, self.origin)
-        self.telemetry.enter(slices.samples_before(self.tower.step))
+        self.meters.steps.enter(slices.samples_before(self.tower.step))
         if after is None and not collective.rank:
             self._warn()
         trainer = self._trainer(collective, slices)
-        counted = Counted(self.client, self.tower, collective, self.telemetry, self.traffic.ledger)
-        return Generation(
-            link, trainer, counted, self.report, self.process, self.tower.step, self.best, after is not None
-        )
+        sources = SummarySources(self.client, self.tower, collective, self.meters)
+        return Generation(link, trainer, sources, self.tower.step, after is not None)
 
     def _continue(self, collective: Collective, after: Continuation) -> None:
         """Brings the tower to the step where the generation begins. Blocks."""
@@ -173,85 +164,76 @@ class TrainingRun:
             slices=slices,
             client=self.client,
             embeddings=self.embeddings,
-            rank=collective.rank,
             clock=self.tower.watch,
             window=self.job.window,
             slow_start_s=COMPILE_ALLOWANCE_S if self.tower.compilation.due else 0.0,
         )
-        progressive = self._progressive(collective)
         step = Step(
-            client=self.client,
             pipeline=pipeline,
-            embeddings=self.embeddings,
             tower=self.tower,
             micro_batch=self.job.train.batch_size,
-            device=self.tower.device,
             rewind=self.rewind,
-            progressive=progressive,
+            progressive=self._progressive(collective),
         )
         return Trainer(
             step=step,
-            pipeline=pipeline,
             evaluations=self._evaluations(collective, slices),
             checkpoints=self._checkpointer(collective),
             collective=collective,
-            telemetry=self.telemetry,
+            counters=self.meters.steps,
             report=self.report,
             train=self.job.train,
             best=self.best,
-            progressive=progressive,
         )
 
     def _progressive(self, collective: Collective) -> ProgressiveValidation | None:
         if self.scores is None:
             return None
-        blocks = Blocks(self.embeddings, self.tower, self.job.train.batch_size)
+        scorer = BlockScorer(self.embeddings, self.tower, self.job.train.batch_size)
         every = self.job.evaluate.every_steps
-        return ProgressiveValidation(self.scores, blocks, every_steps=every, collective=collective)
+        steps = 0 if every == "epoch" else every
+        return ProgressiveValidation(scores=self.scores, scorer=scorer, every_steps=steps, collective=collective)
 
     def _evaluations(self, collective: Collective, slices: StepSlices) -> Evaluations | None:
-        data, config = self.job.data, self.job.evaluate
+        data, config, train = self.job.data, self.job.evaluate, self.job.train
         if data.eval is None:
             for key in self.best.watched:
                 raise ConfigError(f"{key}: needs data.eval or data.eval_fraction")
             return None
-        evaluation = Evaluation(
+        evaluator = Evaluator(
             dataset=data.eval,
             client=self.client,
-            embeddings=self.embeddings,
-            tower=self.tower,
+            scorer=BlockScorer(self.embeddings, self.tower, config.batch_size or 4 * train.batch_size),
             collective=collective,
-            batch_size=config.batch_size or 4 * self.job.train.batch_size,
             max_samples=config.max_samples,
             best_auc=data.best_auc,
-            asked=Asked.by(config, self.job.train.loss, data.label_means if self.job.train.loss.of_numbers else ()),
+            asked=MetricSettings.by(config, train.loss, data.label_means if train.loss.of_numbers else ()),
         )
         return Evaluations(
-            evaluation,
-            every_steps=config.every_steps,
+            evaluator=evaluator,
+            every_steps=0 if config.every_steps == "epoch" else config.every_steps,
             slices=slices,
-            collective=collective,
-            telemetry=self.telemetry,
+            counters=self.meters.steps,
             report=self.report,
-            ledger=self.traffic.ledger,
+            ledger=self.meters.traffic.ledger,
             best=self.best,
         )
 
     def _checkpointer(self, collective: Collective) -> Checkpointer | None:
-        if self.plan is None:
+        plan, counters, best = self.plan, self.meters.steps, self.best
+        if plan is None:
             return None
-        facts = self.plan.facts
         return Checkpointer(
-            replace(self.plan, facts=lambda samples: facts(samples) | self.best.facts()),
+            plan=plan,
             client=self.client,
             tower=self.tower,
             collective=collective,
-            samples=lambda: self.telemetry.samples,
+            facts=lambda: plan.facts(counters.samples) | best.facts(),
             scores=self.scores,
         )
 
 
-def step_slices(job: TrainingJob, origin: Origin | None = None) -> StepSlices:
+def step_slices(job: TrainingJob, origin: StepOrigin | None = None) -> StepSlices:
     """Returns which samples each rank draws in each step. `origin`: None = the job's first step."""
     return StepSlices(
         len(job.data.train),
@@ -261,15 +243,15 @@ def step_slices(job: TrainingJob, origin: Origin | None = None) -> StepSlices:
         epochs=job.train.epochs,
         seed=job.seed,
         shuffle=job.train.order == "shuffled",
-        origin=origin or Origin(),
+        origin=origin or StepOrigin(),
     )
 
 
-def _shared_origin(collective: Collective, mine: Origin | None) -> Origin:
+def _shared_origin(collective: Collective, origin: StepOrigin | None) -> StepOrigin:
     """Returns the origin of the first rank that knows one: the checkpoints may be gone. Every rank calls it. Raises
     CheckpointError when none knows."""
-    own = torch.tensor([-1, -1] if mine is None else [mine.step, mine.samples])
-    known: list[Any] = [row for row in collective.all_gather(own, purpose="agreements").tolist() if row[0] >= 0]
+    own = torch.tensor([-1, -1] if origin is None else [origin.step, origin.samples])
+    known: list[Any] = [row for row in all_gather(collective, own, purpose="agreements").tolist() if row[0] >= 0]
     if not known:
         raise CheckpointError("the checkpoints of this job are missing, and no worker is left that knows how to count")
-    return Origin(*known[0])
+    return StepOrigin(*known[0])

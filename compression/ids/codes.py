@@ -79,7 +79,7 @@ def encode_ids(starts_S1: Ints, ids_V: Ints) -> CodedIds:
 
     Never longer than 8 bytes an id. Raises ValueError for starts that do not fit and for ids that do not rise."""
     starts_S1, ids_V = _checked(starts_S1, ids_V)
-    formats_S, sizes_S, widths_S = _columns(starts_S1.size - 1)
+    formats_S, sizes_S, widths_S = np.empty((3, starts_S1.size - 1), dtype=np.int64)
     code_kernels.choose_ids(starts_S1, ids_V, formats_S, sizes_S, widths_S)
     area = np.zeros(int(sizes_S.sum()), dtype=np.uint8)
     code_kernels.write_ids(starts_S1, ids_V, formats_S, sizes_S, widths_S, area)
@@ -91,12 +91,12 @@ def decode_ids(formats_S: Ints, rows_S: Ints, sizes_S: Ints, area: Bytes, limit:
 
     Time is bounded by bytes and rows, memory by rows. Raises CorruptMessage, before memory is taken where V is above
     `limit` or more than the bytes can hold."""
-    found = code_kernels.check_ids(formats_S, rows_S, sizes_S, area.size, limit)
-    if found == -1:
+    problem = code_kernels.check_ids(formats_S, rows_S, sizes_S, area.size, limit)
+    if problem == -1:
         ids_V = np.empty(int(rows_S.sum()), dtype=np.int64)
-        found = code_kernels.read_ids(formats_S, rows_S, sizes_S, area, ids_V)
-    if found != -1:
-        raise CorruptMessage(_told("ids", found, formats_S, rows_S, sizes_S, area.size, limit))
+        problem = code_kernels.read_ids(formats_S, rows_S, sizes_S, area, ids_V)
+    if problem != -1:
+        raise CorruptMessage(_message("ids", problem, formats_S, rows_S, sizes_S, area.size, limit))
     return ids_V
 
 
@@ -105,7 +105,7 @@ def encode_subsets(starts_S1: Ints, positions_K: Ints, universe_S: Ints) -> Code
 
     Never longer than a bit for each of the universe. Raises ValueError for what is not so."""
     starts_S1, positions_K = _checked(starts_S1, positions_K)
-    formats_S, sizes_S, widths_S = _columns(starts_S1.size - 1)
+    formats_S, sizes_S, widths_S = np.empty((3, starts_S1.size - 1), dtype=np.int64)
     _same_length(universe_S, formats_S)
     outside = subset_kernels.choose_subsets(starts_S1, positions_K, universe_S, formats_S, sizes_S, widths_S)
     if outside >= 0:
@@ -120,12 +120,12 @@ def decode_subsets(formats_S: Ints, rows_S: Ints, sizes_S: Ints, area: Bytes, un
 
     Bounded and raises as `decode_ids`; ValueError for universes that are not as many as sections."""
     _same_length(universe_S, formats_S)
-    found = subset_kernels.check_subsets(formats_S, rows_S, sizes_S, universe_S, area.size, limit)
-    if found == -1:
+    problem = subset_kernels.check_subsets(formats_S, rows_S, sizes_S, universe_S, area.size, limit)
+    if problem == -1:
         positions_K = np.empty(int(rows_S.sum()), dtype=np.int64)
-        found = subset_kernels.read_subsets(formats_S, rows_S, sizes_S, universe_S, area, positions_K)
-    if found != -1:
-        raise CorruptMessage(_told("positions", found, formats_S, rows_S, sizes_S, area.size, limit))
+        problem = subset_kernels.read_subsets(formats_S, rows_S, sizes_S, universe_S, area, positions_K)
+    if problem != -1:
+        raise CorruptMessage(_message("positions", problem, formats_S, rows_S, sizes_S, area.size, limit))
     return positions_K
 
 
@@ -143,10 +143,6 @@ def _same_length(universe_S: Ints, formats_S: Ints) -> None:
         raise ValueError(f"{universe_S.size} universes for {formats_S.size} sections")
 
 
-def _columns(count: int) -> Ints:
-    return np.empty((3, count), dtype=np.int64)
-
-
 def _checked(starts_S1: Ints, ids_V: Ints) -> tuple[Ints, Ints]:
     """Both as kernels can take them."""
     starts_S1, ids_V = np.require(starts_S1, np.int64, ["C", "A"]), np.require(ids_V, np.int64, ["C", "A"])
@@ -158,11 +154,11 @@ def _checked(starts_S1: Ints, ids_V: Ints) -> tuple[Ints, Ints]:
     return starts_S1, ids_V
 
 
-def _told(what: str, found: int, formats_S: Ints, rows_S: Ints, sizes_S: Ints, size: int, limit: int) -> str:
+def _message(what: str, answer: int, formats_S: Ints, rows_S: Ints, sizes_S: Ints, size: int, limit: int) -> str:
     """What a kernel found wrong, in one line."""
-    if found < 0:
+    if answer < 0:
         return f"{size} bytes of {what}, the sections have {int(sizes_S.sum())}"
-    s, problem = divmod(found, code_kernels.PROBLEMS)
+    s, problem = divmod(answer, code_kernels.PROBLEMS)
     tag = int(formats_S[s])
     name = _NAMES.get(tag, f"format {tag}")
     text = f"more than {limit} in all" if problem == set_kernels.LIMIT else _PROBLEMS[problem]

@@ -111,19 +111,19 @@ def read_bitmap(
     area: Bytes, at: int, end: int, count: int, room: np.uint64, origin: np.uint64, out: Ints, to: int
 ) -> int:
     """Fills out[to:to + count] from the bytes [at, end). Returns OK or what is wrong."""
-    found = 0
+    filled = 0
     for byte in range(at, end, 8):
         word = load(area, byte, end)
         while word != _0:
             w = np.uint64(8 * (byte - at) + lowest_bit(word))
             if w >= room:
                 return BEYOND
-            if found == count:
+            if filled == count:
                 return COUNT
-            out[to + found] = np.int64(origin + w)
-            found += 1
+            out[to + filled] = np.int64(origin + w)
+            filled += 1
             word &= word - _1
-    return OK if found == count else COUNT
+    return OK if filled == count else COUNT
 
 
 @kernel(

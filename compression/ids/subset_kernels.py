@@ -147,10 +147,10 @@ def check_subsets(formats_S: Ints, rows_S: Ints, sizes_S: Ints, universe_S: Ints
             if length != expected:
                 problem = SHORT if length < expected else LONG
         else:
-            told = count if format_ <= ELIAS_FANO_IN else universe - count
-            if told == 0:
+            coded = count if format_ <= ELIAS_FANO_IN else universe - count
+            if coded == 0:
                 problem = COUNT
-            elif told > 8 * length:
+            elif coded > 8 * length:
                 problem = SHORT
         if problem != OK:
             return PROBLEMS * s + problem
@@ -185,10 +185,10 @@ def read_subset(area: Bytes, at: int, end: int, format_: int, count: int, univer
         problem = read_bitmap(area, at, end, count, np.uint64(universe), _0, out, to)
         return PADDING if problem == BEYOND else problem
     inside = format_ <= ELIAS_FANO_IN
-    told = out[to : to + count] if inside else np.empty(universe - count, np.int64)
-    problem = read_one(area, at, end, universe, format_ in (RICE_IN, RICE_OUT), told)
+    coded = out[to : to + count] if inside else np.empty(universe - count, np.int64)
+    problem = read_one(area, at, end, universe, format_ in (RICE_IN, RICE_OUT), coded)
     if problem == OK and not inside:
-        fill_absent(told, 0, told.size, out[to : to + count])
+        fill_absent(coded, 0, coded.size, out[to : to + count])
     return problem
 
 

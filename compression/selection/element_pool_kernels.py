@@ -64,6 +64,7 @@ def accumulate(
     heads_SH, stats_SC, rests_SW = heads_of(pool), stats_of(pool), rests_of(pool)
     dim = grad_VD.shape[1]
     zero = np.float32(0.0)
+    u_D = np.empty(dim, dtype=np.float32)
     extras = 0
     for t in range(starts_T1.size - 1):
         for begin in range(starts_T1[t], starts_T1[t + 1], ROWS_AT_ONCE):
@@ -80,8 +81,8 @@ def accumulate(
                 gradient = factor * grad_VD[v, d]
                 before_u = rests_SW[slot, dim + d] if slot >= 0 and momentum > zero else zero
                 before_v = rests_SW[slot, d] if slot >= 0 else zero
-                u = momentum * (before_u + gradient) if nesterov else momentum * before_u + gradient
-                values_VD[v, d] = before_v + u + gradient if nesterov else before_v + u
+                u_D[d] = momentum * (before_u + gradient) if nesterov else momentum * before_u + gradient
+                values_VD[v, d] = before_v + u_D[d] + gradient if nesterov else before_v + u_D[d]
                 total += np.float64(values_VD[v, d]) * np.float64(values_VD[v, d])
             if not total < np.inf:
                 slots_V[v] = BAD
@@ -112,11 +113,7 @@ def accumulate(
             for d in range(dim):
                 rests_SW[slot, d] = values_VD[v, d]
                 if momentum > zero:
-                    gradient = factor * grad_VD[v, d]
-                    before_u = rests_SW[slot, dim + d]
-                    rests_SW[slot, dim + d] = (
-                        momentum * (before_u + gradient) if nesterov else momentum * before_u + gradient
-                    )
+                    rests_SW[slot, dim + d] = u_D[d]
     return extras
 
 

@@ -1,17 +1,34 @@
-"""The selector `largest`: the rows of a step with the largest norm.
+"""The selector `largest`: the rows of a step with the largest norm; and the largest of many values, in O(n).
 
 Knows no values' format and keeps nothing between calls: what is not selected is the caller's (`row_pool.py` keeps it).
 """
-# U = unique ids, D = embedding dim, K = kept rows
+# N = values, U = unique ids, D = embedding dim, K = kept rows
 
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
 from shardkeep.base.arrays import Ints, Rows
 from shardkeep.compression.selection.shares import num_kept
-from shardkeep.compression.selection.threshold import largest
-from shardkeep.compression.selection.threshold_kernels import row_norms
+from shardkeep.compression.selection.threshold_kernels import mark_largest, row_norms
+
+_MAGNITUDE = np.int32(0x7FFFFFFF)
+
+
+def largest(values_N: npt.NDArray[np.float32], count: int) -> npt.NDArray[np.int64]:
+    """Positions of the `count` values of largest magnitude (all, if there are fewer), int64, ascending.
+
+    Signs play no part: the caller takes signed values by position. Of equal magnitudes the first are taken. NaN counts
+    as the largest, then infinities: what is not finite is seen, never hidden. `values_N`: float32, contiguous.
+
+    Raises TypeError for values of another form.
+    """
+    if values_N.dtype != np.float32 or values_N.ndim != 1 or not values_N.flags.c_contiguous:
+        raise TypeError(f"values of {values_N.dtype} {values_N.shape}; allowed: contiguous float32 (N,)")
+    marks_N = np.zeros(values_N.size, dtype=np.uint8)
+    mark_largest(values_N.view(np.int32) & _MAGNITUDE, count, marks_N)
+    return np.flatnonzero(marks_N)
 
 
 def largest_rows(grad_UD: Rows, keep: float, key: int = 0) -> Ints:

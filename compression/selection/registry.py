@@ -1,6 +1,6 @@
 """The registry of selectors: the words of `compression.push.select`, and the function that chooses rows for each.
 
-To add a selector, write a function and add a line to `SELECTORS`: the config takes the name, and every place that
+To add a selector, write a function and add a plug to `SELECTORS`: the config takes the name, and every place that
 selects rows looks there, with a row pool or without one. Imports neither torch nor numba, nor any selector before it
 is used.
 """
@@ -8,11 +8,11 @@ is used.
 
 from __future__ import annotations
 
-import importlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from shardkeep.base.errors import ConfigError
+from shardkeep.base.plugging.plugs import Plug, by_name
 
 if TYPE_CHECKING:
     import numpy as np
@@ -34,29 +34,19 @@ class Choose(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Selector:
-    """A line of the registry."""
+    """What is known of a selector."""
 
-    chooser: str
-    """module:function of a `Choose`."""
     pool_chooses: bool = False
     """Whether a row pool chooses on its own, by the norm of gradient and residual. The function then serves jobs that
     have no pool."""
-    kernels: tuple[str, ...] = ()
-    """Modules of kernels that the function imports."""
-
-    def choose(self) -> Choose:
-        """The function; loads its module."""
-        module, _, function = self.chooser.partition(":")
-        found: Choose = getattr(importlib.import_module(module), function)
-        return found
 
 
 _TOPK = ("shardkeep.compression.selection.threshold_kernels",)
 
-SELECTORS: dict[str, Selector] = {
-    "largest": Selector("shardkeep.compression.selection.largest_rows:largest_rows", pool_chooses=True, kernels=_TOPK),
-    "random": Selector("shardkeep.compression.selection.random_rows:random_rows"),
-}
+SELECTORS: dict[str, Plug[Selector, Choose]] = by_name(
+    Plug("largest", Selector(pool_chooses=True), "shardkeep.compression.selection.largest_rows:largest_rows", _TOPK),
+    Plug("random", Selector(), "shardkeep.compression.selection.random_rows:random_rows"),
+)
 
 if TYPE_CHECKING:
     SelectorName = str
@@ -64,8 +54,8 @@ else:
     SelectorName = Literal[tuple(SELECTORS)]  # what the config takes
 
 
-def selector(name: str) -> Selector:
-    """The line of a name. Raises ConfigError for an unknown name."""
+def selector(name: str) -> Plug[Selector, Choose]:
+    """The plug of a name. Raises ConfigError for an unknown name."""
     if name not in SELECTORS:
         raise ConfigError(f"compression.push.select: {name!r} is no selector; allowed: {', '.join(SELECTORS)}")
     return SELECTORS[name]

@@ -320,13 +320,8 @@ def commit(
     decoded_KD: Floats,
 ) -> None:
     """Replaces the residuals of sent rows by what the receiver misses, rows - decoded."""
-    heads_SH, stats_SC, rests_SD, entries, sums = (
-        heads_of(pool),
-        stats_of(pool),
-        rests_of(pool),
-        index_of(pool),
-        sums_of(pool),
-    )
+    heads_SH, stats_SC, rests_SD = heads_of(pool), stats_of(pool), rests_of(pool)
+    entries, sums = index_of(pool), sums_of(pool)
     dim = rows_KD.shape[1]
     for t in range(sent_T1.size - 1):
         for k in range(sent_T1[t], sent_T1[t + 1]):

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import NamedTuple
 
 import numpy as np
 
@@ -34,31 +35,22 @@ class Selected:
     """Rows of the step left out because they are, or with their residual would be, not finite."""
 
     @classmethod
+    def plain(cls, starts_T1: Ints, ids_K: Ints, rows_KD: Floats, slots_K: Ints, **counts: int) -> Selected:
+        """Rows that have neither squares nor ages."""
+        nothing = np.zeros(ids_K.size, dtype=np.float32)
+        return cls(starts_T1, ids_K, rows_KD, nothing, np.zeros(ids_K.size, dtype=np.int64), nothing, slots_K, **counts)
+
+    @classmethod
     def empty(cls, num_starts: int, num_rows: int, dim: int, num_overflow: int, num_bad: int) -> Selected:
         """Allocates arrays that `row_pool_kernels.gather` fills."""
-
-        def ints(size: int) -> Ints:
-            return np.empty(size, dtype=np.int64)
-
-        def floats(*shape: int) -> Floats:
-            return np.empty(shape, dtype=np.float32)
-
-        return cls(
-            starts_T1=ints(num_starts),
-            ids_K=ints(num_rows),
-            rows_KD=floats(num_rows, dim),
-            squares_K=floats(num_rows),
-            ages_K=ints(num_rows),
-            scores_K=floats(num_rows),
-            slots_K=ints(num_rows),
-            num_overflow=num_overflow,
-            num_bad=num_bad,
-        )
+        starts_T1, ids_K, slots_K, ages_K = (np.empty(n, dtype=np.int64) for n in (num_starts, *[num_rows] * 3))
+        squares_K, scores_K = np.empty((2, num_rows), dtype=np.float32)
+        rows_KD = np.empty((num_rows, dim), dtype=np.float32)
+        return cls(starts_T1, ids_K, rows_KD, squares_K, ages_K, scores_K, slots_K, num_overflow, num_bad)
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
-class StepRows:
-    """What `kernels.select` finds out about the rows of a step."""
+class StepRows(NamedTuple):
+    """What `kernels.select` finds out about the rows of a step, in the order of its arguments."""
 
     slots_V: Ints
     scores_V: Floats
@@ -70,14 +62,9 @@ class StepRows:
         scores_V, squares_V = np.empty(num_rows, dtype=np.float32), np.empty(num_rows, dtype=np.float32)
         return cls(np.empty(num_rows, dtype=np.int64), scores_V, squares_V, np.zeros(num_rows, dtype=np.uint8))
 
-    @property
-    def arrays(self) -> tuple[Ints, Floats, Floats, Bytes]:
-        return self.slots_V, self.scores_V, self.squares_V, self.fates_V
 
-
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
-class ExtraRows:
-    """Room for rows that are sent besides those of the step."""
+class ExtraRows(NamedTuple):
+    """Room for rows that are sent besides those of the step, in the order of the kernels' arguments."""
 
     heads: Ints
     stats: Floats
@@ -87,7 +74,3 @@ class ExtraRows:
     def of(cls, room: int, dim: int) -> ExtraRows:
         heads = np.empty((room, EXTRA), dtype=np.int64)
         return cls(heads, np.empty((room, 2), dtype=np.float32), np.empty((room, dim), dtype=np.float32))
-
-    @property
-    def arrays(self) -> tuple[Ints, Floats, Floats]:
-        return self.heads, self.stats, self.rows

@@ -27,15 +27,8 @@ USED, UNSENT, CACHED, TOUCHED = 1, 2, 4, 8  # flags: in the index; has a residua
 HAND, FREE, NUM_UNSENT, LOST_ROWS, SERIAL, LOGGING, LOGGED = 0, 1, 2, 3, 4, 5, 6
 CONTROL = 7
 CAPACITY, WIDTH, ENTRIES, NUM_SUMS, LOG_ROOM = 7, 8, 9, 10, 11  # sizes
-HEADS_AT, RESTS_AT, INDEX_AT, SUMS_AT, LOG_SLOTS_AT, LOG_HEADS_AT, LOG_RESTS_AT = (
-    12,
-    13,
-    14,
-    15,
-    16,
-    17,
-    18,
-)  # places
+HEADS_AT, RESTS_AT, INDEX_AT, SUMS_AT = 12, 13, 14, 15  # places
+LOG_SLOTS_AT, LOG_HEADS_AT, LOG_RESTS_AT = 16, 17, 18
 COLUMNS = 19
 
 ROWS_AT_ONCE = 64  # whose index entries and slots are on their way from memory at the same time
@@ -169,9 +162,9 @@ def leave(entries: UInt64s, table: int, id_: int, slot: int) -> None:
     """Removes a row that is in the index."""
     hash_ = hash_of(table, id_)
     mask = np.uint64(entries.size - 1)
-    wanted = (hash_ << _32) | np.uint64(slot + 1)
+    entry = (hash_ << _32) | np.uint64(slot + 1)
     hole = hash_ & mask
-    while entries[hole] != wanted:
+    while entries[hole] != entry:
         hole = (hole + _1) & mask
     at = hole
     while True:

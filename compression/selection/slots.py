@@ -1,23 +1,36 @@
 """The slots of a pool: flat arrays made once, an index from (table, id) to slots, and a log that undoes whole steps.
 
-Knows neither selection nor caching: kernels change the slots (slot_kernels.py), this owns them. Not thread safe.
+Knows neither selection nor caching: kernels change the slots (slot_kernels.py), this owns them. A `ResidualPool` is a
+rule of what is sent, over such slots. Not thread safe.
 """
-# S = slots, W = values of a slot's residual
+# S = slots, W = values of a slot's residual, N = rows with a residual, D = embedding dim
+# T = tables of the group, V = a step's rows, K = sent rows
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from shardkeep.base.arrays import Floats, Ints
+from shardkeep.base.arrays import Bools, Float64s, Floats, Ints
 from shardkeep.compression.selection import slot_kernels as k
+from shardkeep.compression.selection.selected import Selected
+
+Array = npt.NDArray[np.generic]
+State = Mapping[str, Array]
+"""tables, ids, counts, firsts int64 (N,), squares, scores float32 (N,), rests float32 (N, D), by table and id; sums
+float64; control int64 [step, lost rows]; and, if of one pool, its layout: slots (N,), free (S - N,), hand, int64."""
 
 _LOG_START = 1024
+_HEADS = {"tables": k.TABLE, "ids": k.ID, "counts": k.COUNT, "firsts": k.FIRST}
+_STATS = {"squares": k.SQUARES, "scores": k.SCORE}
+"""Columns of the heads, and of the stats, by their names in a state."""
 
 
-class _Log:
+class _StepLog:
     """What the slots touched since the start of `step` held then."""
 
     def __init__(self, width: int) -> None:
@@ -37,6 +50,73 @@ class _Log:
         self.arrays = grown
 
 
+class UndoLog:
+    """What the slots of a pool held at the start of each of its last steps, so that whole steps can be undone."""
+
+    def __init__(self, pool: k.Pool, sums: Float64s, *, width: int, capacity: int, history: int) -> None:
+        """`history`: the number of steps."""
+        self._pool, self._control, self._sums = pool, pool[: k.CONTROL], sums
+        self._width, self._capacity, self._history = width, capacity, history
+        self._steps: deque[_StepLog] = deque()
+        self._spare: _StepLog | None = None
+        self._nothing = _log_arrays(0, width)
+        self._serial = 0
+
+    def clear(self) -> None:
+        """Forgets all steps."""
+        self._steps.clear()
+        self._renew()
+
+    def begin(self, step: int) -> None:
+        """Starts a step."""
+        self.reserve(0)
+        if self._history:
+            full = len(self._steps) == self._history
+            log = self._steps.popleft() if full else self._spare or _StepLog(self._width)
+            self._spare = None
+            log.step, log.count = step, 0
+            log.control, log.sums = self._control.copy(), self._sums.copy()
+            self._steps.append(log)
+        self._renew()
+
+    def reserve(self, slots: int) -> None:
+        """Room for that many touched slots. Call it before a kernel that touches them."""
+        if self._steps:
+            log = self._steps[-1]
+            log.count = int(self._control[k.LOGGED])
+            log.reserve(min(slots, self._capacity))
+            self._show()
+
+    def undo(self, step: int, last: int) -> None:
+        """Restores the slots and totals of the start of `step`; `last`: the last one that was begun. The index is to be
+        rebuilt. Raises KeyError when the log of a step to undo is gone, and changes nothing then."""
+        if step <= last and not (self._steps and self._steps[0].step <= step):
+            held = f"{self._steps[0].step} to {last}" if self._steps else "none"
+            raise KeyError(f"step {step} is no longer kept (kept: {held})")
+        self.reserve(0)
+        while self._steps and self._steps[-1].step >= step:
+            log = self._steps[-1]
+            self._show()
+            k.undo(self._pool, log.count)
+            self._control[:], self._sums[:] = log.control, log.sums
+            self._spare = self._steps.pop()
+        self._renew()
+
+    def _renew(self) -> None:
+        """From now on no slot counts as touched."""
+        self._serial += 1
+        self._control[k.SERIAL] = self._serial
+        self._control[k.LOGGING] = bool(self._steps)
+        self._control[k.LOGGED] = self._steps[-1].count if self._steps else 0
+        self._show()
+
+    def _show(self) -> None:
+        """Tells kernels where the log is."""
+        arrays = self._steps[-1].arrays if self._steps else self._nothing
+        self._pool[k.LOG_ROOM] = len(arrays[0])
+        self._pool[k.LOG_SLOTS_AT :] = [array.ctypes.data for array in arrays]
+
+
 class RowSlots:
     """`capacity` slots for rows of all tables of a group, each with a residual of `width` float32 values.
 
@@ -44,8 +124,9 @@ class RowSlots:
     slot that a step touches."""
 
     def __init__(self, *, width: int, capacity: int, history: int, num_sums: int) -> None:
-        """`num_sums`: float64 totals that go back with the slots."""
-        self.capacity, self.width, self.history = capacity, width, history
+        """`num_sums`: float64 totals that go back with the slots; the first is the sum of squares of what was given up,
+        the others are the pool's: norms of delivered rows by age."""
+        self.capacity, self.width = capacity, width
         self.heads_SH = _aligned(capacity * k.HEAD * 8).view(np.int64).reshape(capacity, k.HEAD)
         """Whose the slots are; columns: slot_kernels.py."""
         self.stats_SC = self.heads_SH.view(np.float32)
@@ -60,10 +141,8 @@ class RowSlots:
         """Numbers that go back with the slots; a view."""
         self.step = -1
         """The last step that was begun."""
-        self._logs: deque[_Log] = deque()
-        self._spare: _Log | None = None
-        self._no_log = _log_arrays(0, width)
-        self._serial = 0
+        self._open: Selected | None = None
+        self.log = UndoLog(self.pool, self.sums, width=width, capacity=capacity, history=history)
         arrays = (self.heads_SH, self.rests_SW, self._index, self.sums)
         self.pool[[k.CAPACITY, k.WIDTH, k.ENTRIES, k.NUM_SUMS]] = capacity, width, self._index.size, num_sums
         self.pool[k.HEADS_AT : k.LOG_SLOTS_AT] = [array.ctypes.data for array in arrays]
@@ -74,94 +153,166 @@ class RowSlots:
         """Slots with a residual."""
         return int(self.control[k.NUM_UNSENT])
 
+    @property
+    def lost_rows(self) -> int:
+        """Rows whose rounding error was given up."""
+        return int(self.control[k.LOST_ROWS])
+
+    @property
+    def lost_squares(self) -> float:
+        """Sum of squares of what was given up."""
+        return float(self.sums[0])
+
+    def unsent_norm(self, dim: int) -> float:
+        """L2 norm of the first `dim` values of all residuals together, summed in float64."""
+        return float(np.sqrt((self.rests_SW[self.unsent(), :dim].astype(np.float64) ** 2).sum()))
+
     def unsent(self) -> Ints:
         """The slots with a residual, ascending."""
         return np.flatnonzero(self.heads_SH[:, k.FLAGS] & k.UNSENT)
-
-    def free(self) -> Ints:
-        """The free slots in the order in which they will be taken."""
-        order = []
-        slot = int(self.control[k.FREE])
-        while slot >= 0:
-            order.append(slot)
-            slot = int(self.heads_SH[slot, k.ID])
-        return np.array(order, dtype=np.int64)
 
     def clear(self) -> None:
         """Frees all slots and forgets the logs; totals are zero."""
         self.heads_SH[:] = 0
         self.control[:] = 0
         self.sums[:] = 0.0
-        self._logs.clear()
-        self.put_free(np.arange(self.capacity))
+        self._open = None
+        _put_free(self, np.arange(self.capacity))
         k.rebuild(self.pool)
-        self.renew()
-
-    def put_free(self, order: Ints) -> None:
-        """Makes those slots free, to be taken in that order; all others must have a row or get one."""
-        self.heads_SH[order, k.FLAGS] = 0
-        self.heads_SH[order, k.ID] = np.append(order[1:], -1) if order.size else order
-        self.control[k.FREE] = order[0] if order.size else -1
+        self.log.clear()
 
     def begin(self, step: int) -> None:
-        """Starts a step's log. Steps rise; raises ValueError otherwise."""
+        """Starts a step's log. Raises ValueError where steps do not rise, or the last selection was not committed."""
+        self._check_closed()
         if step <= self.step:
             raise ValueError(f"step {step} after step {self.step}; steps rise, rewind to go back")
         self.step = step
-        self.reserve(0)
-        if self.history:
-            full = len(self._logs) == self.history
-            log = self._logs.popleft() if full else self._spare or _Log(self.width)
-            self._spare = None
-            log.step, log.count = step, 0
-            log.control, log.sums = self.control.copy(), self.sums.copy()
-            self._logs.append(log)
-        self.renew()
+        self.log.begin(step)
 
-    def reserve(self, slots: int) -> None:
-        """Room in the log for that many touched slots. Call it before a kernel that touches them."""
-        if self._logs:
-            log = self._logs[-1]
-            log.count = int(self.control[k.LOGGED])
-            log.reserve(min(slots, self.capacity))
-            self._name_log()
+    def opened(self, selected: Selected) -> Selected:
+        """The step's selection, which is to be committed."""
+        self._open = selected
+        return selected
+
+    def close(self, selected: Selected, sent_KD: Floats) -> None:
+        """Begins to commit. Raises ValueError for another selection than the last one, or sent rows of another form."""
+        if selected is not self._open:
+            raise ValueError("only the last selection can be committed, once")
+        if sent_KD.shape != selected.rows_KD.shape or sent_KD.dtype != np.float32:
+            raise ValueError(f"sent rows of {sent_KD.dtype} {sent_KD.shape}; expected float32 {selected.rows_KD.shape}")
+        self.log.reserve(selected.ids_K.size)
+        self._open = None
 
     def rewind(self, step: int) -> None:
-        """Back to the content at the start of `step`, without cached rows: as if later steps had never been.
+        """Back to the content at the start of `step`, totals included, without cached rows or an open selection: as if
+        later steps had never been. The same calls then give the same bits.
 
         Raises KeyError when the log of a step to undo is gone, and changes nothing then."""
-        if step <= self.step and not (self._logs and self._logs[0].step <= step):
-            kept = f"{self._logs[0].step} to {self.step}" if self._logs else "none"
-            raise KeyError(f"step {step} is no longer kept (kept: {kept})")
-        self.reserve(0)
-        while self._logs and self._logs[-1].step >= step:
-            log = self._logs[-1]
-            self._name_log()
-            k.undo(self.pool, log.count)
-            self.control[:], self.sums[:] = log.control, log.sums
-            self._spare = self._logs.pop()
+        self.log.undo(step, self.step)
+        self._open = None
         self.step = min(self.step, step - 1)
         k.rebuild(self.pool)
-        self.renew()
         self.forget_rows()
 
     def forget_rows(self) -> None:
         """Forgets all cached rows; slots without a residual become free."""
-        self.reserve(self.capacity)
+        self.log.reserve(self.capacity)
         k.forget_rows(self.pool)
 
-    def renew(self) -> None:
-        """From now on no slot counts as touched."""
-        self._serial += 1
-        self.control[k.SERIAL] = self._serial
-        self.control[k.LOGGING] = bool(self._logs)
-        self.control[k.LOGGED] = self._logs[-1].count if self._logs else 0
-        self._name_log()
+    def state(self) -> dict[str, Array]:
+        """All residuals and totals as fresh arrays, for a checkpoint; cached rows and the log are left out: slots of
+        cached rows count as free, after those that are.
 
-    def _name_log(self) -> None:
-        arrays = self._logs[-1].arrays if self._logs else self._no_log
-        self.pool[k.LOG_ROOM] = len(arrays[0])
-        self.pool[k.LOG_SLOTS_AT :] = [array.ctypes.data for array in arrays]
+        Raises ValueError while a selection is not committed."""
+        self._check_closed()
+        held, heads = self.unsent(), self.heads_SH
+        held = held[np.lexsort((heads[held, k.ID], heads[held, k.TABLE]))]
+        clean = np.flatnonzero((heads[:, k.FLAGS] != 0) & (heads[:, k.FLAGS] & k.UNSENT == 0))
+        return {
+            **{name: heads[held, column] for name, column in _HEADS.items()},
+            **{name: self.stats_SC[held, column] for name, column in _STATS.items()},
+            "rests": self.rests_SW[held],
+            "sums": self.sums.copy(),
+            "control": np.array([self.step, self.control[k.LOST_ROWS]], dtype=np.int64),
+            "slots": held,
+            "free": np.concatenate([_free_slots(self), clean]),
+            "hand": self.control[[k.HAND]],
+        }
+
+    def load(self, state: State) -> None:
+        """Replaces everything by a state; of as many slots bit for bit, places included.
+
+        Raises ValueError when it is of another dim or has more rows than there are slots; then nothing has changed."""
+        size = len(state["ids"])
+        if state["rests"].shape != (size, self.width) or len(state["sums"]) != len(self.sums):
+            raise ValueError(f"a state of residuals {state['rests'].shape}; expected {(size, self.width)}")
+        if size > self.capacity:
+            raise ValueError(f"{size} rows of unsent gradient do not fit {self.capacity} slots; raise pool_rows")
+        self.clear()
+        exact = "slots" in state and size + len(state["free"]) == self.capacity
+        held = np.asarray(state["slots"], dtype=np.int64) if exact else np.arange(size)
+        for view, columns in ((self.heads_SH, _HEADS), (self.stats_SC, _STATS)):
+            for name, column in columns.items():
+                view[held, column] = state[name]
+        self.heads_SH[held, k.FLAGS], self.heads_SH[held, k.READ] = k.USED | k.UNSENT, -1
+        self.rests_SW[held] = state["rests"]
+        _put_free(self, np.asarray(state["free"], dtype=np.int64) if exact else np.arange(size, self.capacity))
+        self.sums[:] = state["sums"]
+        self.step = int(state["control"][0])
+        self.control[k.LOST_ROWS], self.control[k.NUM_UNSENT] = state["control"][1], size
+        self.control[k.HAND] = state["hand"][0] if exact else 0
+        k.rebuild(self.pool)
+
+    def _check_closed(self) -> None:
+        if self._open is not None:
+            raise ValueError("the last selection was not committed")
+
+
+class ResidualPool(Protocol):
+    """A rule of what a step sends of its gradients; the slots keep the rest. Each step: `select`, encode, `commit`."""
+
+    slots: RowSlots
+
+    def select(
+        self,
+        step: int,
+        starts_T1: Ints,
+        ids_V: Ints,
+        grad_VD: Floats,
+        *,
+        keep: float,
+        max_age: int = 0,
+        chosen_V: Bools | None = None,
+    ) -> Selected:
+        """What to send in `step`; the rest of the gradients is kept. Steps rise.
+
+        Args:
+            starts_T1: Table t has the ids from starts[t] up to starts[t + 1], sorted and unique.
+            keep: The share to send.
+            max_age: Rows are sent that have waited so many steps; 1 = all that waits, 0 = none for its age.
+            chosen_V: Names the rows to send; None = the rule chooses."""
+        ...
+
+    def commit(self, selected: Selected, sent_KD: Floats) -> None:
+        """Notes what the receiver will decode of the last selection, float32 (K, D): the rest is kept."""
+        ...
+
+
+def _put_free(slots: RowSlots, order: Ints) -> None:
+    """Makes those slots free, to be taken in that order; all others must have a row or get one."""
+    slots.heads_SH[order, k.FLAGS] = 0
+    slots.heads_SH[order, k.ID] = np.append(order[1:], -1) if order.size else order
+    slots.control[k.FREE] = order[0] if order.size else -1
+
+
+def _free_slots(slots: RowSlots) -> Ints:
+    """The free slots in the order in which they will be taken."""
+    order = []
+    slot = int(slots.control[k.FREE])
+    while slot >= 0:
+        order.append(slot)
+        slot = int(slots.heads_SH[slot, k.ID])
+    return np.array(order, dtype=np.int64)
 
 
 def _aligned(size_bytes: int) -> npt.NDArray[np.uint8]:
@@ -174,3 +325,40 @@ def _aligned(size_bytes: int) -> npt.NDArray[np.uint8]:
 def _log_arrays(room: int, width: int) -> tuple[Ints, Ints, Floats]:
     heads_LH = np.empty((room, k.HEAD), dtype=np.int64)
     return np.empty(room, dtype=np.int64), heads_LH, np.empty((room, width), dtype=np.float32)
+
+
+def merge(states: Sequence[State]) -> dict[str, Array]:
+    """The states' sum by table and id, for resuming with another number of workers: residuals (added in float64),
+    squares, counts, scores (no less than the score of the sum) and totals add up; the oldest gradient's step stays.
+
+    Raises ValueError for no states or such of different dims."""
+    if len({state["rests"].shape[1] for state in states}) != 1:
+        raise ValueError(f"{len(states)} states of residuals {[s['rests'].shape for s in states]}; allowed: one dim")
+    joined = {name: np.concatenate([state[name] for state in states]) for name in ("tables", "ids", "firsts", "rests")}
+    keys, group = np.unique(np.stack([joined["tables"], joined["ids"]]), axis=1, return_inverse=True)
+    group = group.reshape(-1)
+    size = keys.shape[1]
+    rests = np.zeros((size, joined["rests"].shape[1]))
+    np.add.at(rests, group, joined["rests"])
+    never = np.iinfo(np.int64).max
+    firsts = np.full(size, never)
+    np.minimum.at(firsts, group, np.where(joined["firsts"] < 0, never, joined["firsts"]))
+    return {
+        "tables": keys[0],
+        "ids": keys[1],
+        "firsts": np.where(firsts == never, -1, firsts),
+        **{name: _summed(states, name, group, size) for name in ("counts", *_STATS)},
+        "rests": rests.astype(np.float32),
+        "sums": np.sum([state["sums"] for state in states], axis=0),
+        "control": np.array(
+            [max(int(s["control"][0]) for s in states), sum(int(s["control"][1]) for s in states)], dtype=np.int64
+        ),
+    }
+
+
+def _summed(states: Sequence[State], name: str, group: Ints, size: int) -> Array:
+    """The sums by group, added in float64."""
+    values = np.concatenate([state[name] for state in states])
+    summed = np.zeros(size)
+    np.add.at(summed, group, values.astype(np.float64))
+    return summed.astype(values.dtype)

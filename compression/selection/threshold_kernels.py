@@ -27,18 +27,18 @@ def saturated(value: float) -> np.float32:
 
 
 @kernel("int64(int64[::1], int64)")
-def boundary(counts: Ints, wanted: int) -> int:
-    """The bin that holds the `wanted`-th largest, counted from the top; -1 if there are fewer. Counts become those of
+def boundary(counts: Ints, count: int) -> int:
+    """The bin that holds the `count`-th largest, counted from the top; -1 if there are fewer. Counts become those of
     the bins above each."""
     above = 0
-    found = -1
+    bin_ = -1
     for b in range(counts.size - 1, -1, -1):
         here = counts[b]
         counts[b] = above
         above += here
-        if found < 0 and above >= wanted:
-            found = b
-    return found
+        if bin_ < 0 and above >= count:
+            bin_ = b
+    return bin_
 
 
 @kernel(f"int64({_KEYS}, int64, uint8[::1])")
@@ -54,12 +54,12 @@ def mark_largest(keys_N: Int32s, count: int, marks_N: Bytes) -> int:
         if keys_N[n] >= 0:
             counts[keys_N[n] >> SHIFT] += 1
             eligible += 1
-    wanted = min(count, eligible)
-    if wanted <= 0:
+    number = min(count, eligible)
+    if number <= 0:
         return 0
     inside = counts.copy()
-    top = boundary(counts, wanted)
-    left = wanted - counts[top]  # to take from the boundary bin
+    top = boundary(counts, number)
+    left = number - counts[top]  # to take from the boundary bin
     members = np.empty(inside[top], dtype=np.int32)
     m = 0
     for n in range(keys_N.size):
@@ -81,7 +81,7 @@ def mark_largest(keys_N: Int32s, count: int, marks_N: Bytes) -> int:
         elif keys_N[n] == cut and left > 0:
             marks_N[n] = 1
             left -= 1
-    return wanted
+    return number
 
 
 @kernel(f"void({_ROWS}, float32[::1])")

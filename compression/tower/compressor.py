@@ -7,50 +7,16 @@ A sum is a generator (`exchange.py`) that the training side drives. A step's cha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 
-from shardkeep.compression.config import TowerCompressionConfig
-from shardkeep.compression.tower.exchange import Ranks, Sum
-from shardkeep.compression.tower.formats import BF16, FP16, FP32, INT8
-from shardkeep.compression.tower.forms import Rounded, TopK
-from shardkeep.compression.tower.lossless import Lossless
-from shardkeep.compression.tower.powersgd import PowerSGD
+from shardkeep.compression.config import FORMS, TowerCompressionConfig
+from shardkeep.compression.tower.exchange import DenseForm, Ranks, Sum
+from shardkeep.compression.tower.formats import FP16
+from shardkeep.compression.tower.forms import Rounded, num_values
 from shardkeep.compression.tower.residuals import Residuals, merge_residuals
-
-
-class DenseForm(Protocol):
-    """A way to add gradients over ranks."""
-
-    def sum(self, names: Sequence[str], grads: Sequence[torch.Tensor], ranks: Ranks) -> Sum:
-        """The sum over ranks of some parameters' gradients (float32), flat, one after the other. Every rank gives the
-        same parameters in the same order; which ones are summed together changes no bit of it."""
-        ...
-
-
-VALUES = {"fp16": FP16, "int8": INT8}
-
-
-def _powersgd(config: TowerCompressionConfig, dense: DenseCompression) -> PowerSGD:
-    fmt = VALUES[config.values] if config.values else FP32
-    return PowerSGD(config.rank or 2, fmt, dense.shapes, dense.keep_residuals(), dense.device)
-
-
-def _topk(config: TowerCompressionConfig, dense: DenseCompression) -> TopK:
-    return TopK(config.keep or 0.01, VALUES[config.values or "fp16"], dense.keep_residuals())
-
-
-FORMS: dict[str, Callable[[TowerCompressionConfig, DenseCompression], DenseForm]] = {
-    "none": lambda _, dense: Rounded(FP32, dense.num_values),
-    "lossless": lambda _, dense: Lossless(dense.num_values),
-    "bf16": lambda _, dense: Rounded(BF16, dense.num_values),
-    "fp16": lambda _, dense: Rounded(FP16, dense.num_values),
-    "int8": lambda _, dense: Rounded(INT8, dense.num_values, dense.keep_residuals()),
-    "topk": _topk,
-    "powersgd": _powersgd,
-}
 
 
 class DenseCompression:
@@ -67,20 +33,13 @@ class DenseCompression:
     def __init__(
         self, config: TowerCompressionConfig, shapes: Mapping[str, tuple[int, ...]], device: torch.device
     ) -> None:
-        self.shapes = shapes
-        self.device = device
-        self.num_values: int = sum(torch.Size(shape).numel() for shape in shapes.values())
+        self.num_values = num_values(shapes)
         self._warmup_steps = config.warmup_steps or 0
         self._warming = False
-        self._residuals: Residuals | None = None
-        self._form = FORMS[config.name](config, self)
+        residuals = Residuals({name: torch.Size(shape).numel() for name, shape in shapes.items()}, device)
+        self._form: DenseForm = FORMS[config.name].load()(config, shapes, residuals)
+        self._residuals = residuals if self._form.has_residual else None
         self._first = Rounded(FP16, self.num_values, self._residuals)
-
-    def keep_residuals(self) -> Residuals:
-        """Has this rank keep what is not sent; a form that does so asks for it when it is made."""
-        sizes = {name: torch.Size(shape).numel() for name, shape in self.shapes.items()}
-        self._residuals = Residuals(sizes, self.device)
-        return self._residuals
 
     def begin(self, step: int, scale: float = 1.0) -> None:
         """Begins step `step` of the job, whose gradients are multiplied by the loss scale `scale`. What a step before
@@ -98,9 +57,9 @@ class DenseCompression:
 
     def settle(self, applied: bool) -> None:
         """Ends the step: if the dense update was made, what was sent is sent; else residuals stay what they were."""
-        for part in (self._residuals, self._form):
-            if isinstance(part, Residuals | PowerSGD):
-                part.settle(applied)
+        self._form.settle(applied)
+        if self._residuals is not None:
+            self._residuals.settle(applied)
 
     @property
     def unsent_norm(self) -> float | None:
@@ -111,16 +70,15 @@ class DenseCompression:
 
     def state_dict(self) -> dict[str, Any]:
         """What is the same on all ranks; live tensors."""
-        return {"guesses": self._form.state_dict()} if isinstance(self._form, PowerSGD) else {}
+        return self._form.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Takes a copy; residuals become zero. Raises ValueError when it does not fit."""
-        if isinstance(self._form, PowerSGD):
-            self._form.load_state_dict(state.get("guesses", {}))
+        self._form.load_state_dict(state)
         self.load_local_state_dict({})
 
     def local_state_dict(self) -> dict[str, Any]:
-        """What belongs to this rank only; live tensors. {} where nothing is kept."""
+        """What belongs to this rank only: the gradient that is not sent yet. Live tensors; {} where nothing is kept."""
         return {} if self._residuals is None else {"residuals": self._residuals.state_dict()}
 
     def load_local_state_dict(self, state: Mapping[str, Any]) -> None:

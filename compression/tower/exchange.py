@@ -9,8 +9,9 @@ that happens during the backward pass, after it, or within one process.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import torch
 
@@ -47,3 +48,29 @@ def packet_of(rank: int) -> Iterator[None]:
 Sum = Generator[Exchange, torch.Tensor, torch.Tensor]
 """Returns the sum over ranks, float32 and flat: the same bits on every rank. Raises CorruptMessage, which names the
 rank, for a packet that no rank can have sent."""
+
+
+class DenseForm(Protocol):
+    """A way to add gradients over ranks. A form without a state leaves all but `sum` as it is here."""
+
+    @property
+    def has_residual(self) -> bool:
+        """Whether what is not sent waits in the residuals that the form was made with."""
+        return False
+
+    def sum(self, names: Sequence[str], grads: Sequence[torch.Tensor], ranks: Ranks) -> Sum:
+        """The sum over ranks of some parameters' gradients (float32), flat, one after the other. Every rank gives the
+        same parameters in the same order; which ones are summed together changes no bit of it."""
+        ...
+
+    def settle(self, applied: bool) -> None:
+        """Ends a step: its changes count, or it never was."""
+        return
+
+    def state_dict(self) -> dict[str, Any]:
+        """What is the same on all ranks; live tensors."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Takes a copy. Raises ValueError when it does not fit."""
+        return

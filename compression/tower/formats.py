@@ -62,7 +62,7 @@ class Plain:
 
 
 @dataclass(frozen=True, slots=True)
-class Scaled:
+class BlockScaled:
     """`code = round(value / scale)`; the scale is the largest magnitude / `peak`, a little larger so that bfloat16 does
     not round it down and the largest code does not overflow."""
 
@@ -98,7 +98,9 @@ class Scaled:
 
 
 FP32, BF16 = Plain(torch.float32), Plain(torch.bfloat16)
-FP16, INT8 = Scaled(torch.float16, 32768.0), Scaled(torch.int8, 127.0)
+FP16, INT8 = BlockScaled(torch.float16, 32768.0), BlockScaled(torch.int8, 127.0)
+VALUES = {"fp16": FP16, "int8": INT8}
+"""What `compression.tower.values` names."""
 
 
 def padded(size: int, unit: int) -> int:
@@ -106,9 +108,10 @@ def padded(size: int, unit: int) -> int:
     return -(-size // unit) * unit
 
 
-def worth_sharding(num_values: int, ranks: Ranks) -> bool:
+def worth_sharding(num_values: int, ranks: Ranks, one_round_bytes: int | None = None) -> bool:
     """Whether a sum of so many values goes in two rounds, with 2 (W-1)/W packets a rank, or in one, with W-1."""
-    return ranks.world_size > 2 and 4 * num_values >= ONE_ROUND_BYTES
+    least = ONE_ROUND_BYTES if one_round_bytes is None else one_round_bytes
+    return ranks.world_size > 2 and 4 * num_values >= least
 
 
 def sum_in_rank_order(
@@ -130,7 +133,7 @@ def sum_in_rank_order(
         rests: receives this rank's residual, the second rounding of its shard included;
             over all ranks, rests and sums make up all values.
     """
-    layout = _Layout([part.numel() for part in parts], fmt, ranks.world_size if shards else 1)
+    layout = _Shards([part.numel() for part in parts], fmt, ranks.world_size if shards else 1)
     mine_HS = layout.joined(parts)
     packets_HR = fmt.encode(mine_HS)
     rest_HS = None if rests is None else mine_HS - fmt.decode(packets_HR)
@@ -150,7 +153,7 @@ def sum_in_rank_order(
     return layout.split(total_HS)
 
 
-class _Layout:
+class _Shards:
     """Parts as one matrix of H shards, each with its share of every part, filled up with zeros to whole blocks.
 
     The zeros are not sent: of a thin product, or a tower's small parameters, they would be most of the packet.

@@ -5,37 +5,52 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from shardkeep.base.errors import CorruptMessage
-from shardkeep.compression.tower.exchange import Exchange, Ranks, Sum, packet_of
+from shardkeep.compression.config import TowerCompressionConfig
+from shardkeep.compression.tower.exchange import DenseForm, Exchange, Ranks, Sum, packet_of
 from shardkeep.compression.tower.formats import (
+    BF16,
+    FP16,
+    FP32,
+    INT8,
     SCALE_BYTES,
+    VALUES,
+    BlockScaled,
     DenseFormat,
-    Scaled,
     padded,
     sum_in_rank_order,
     worth_sharding,
 )
-from shardkeep.compression.tower.positions import coded_bytes, decode_positions, encode_positions
 from shardkeep.compression.tower.residuals import Residuals
 
+Shape = tuple[int, ...]
 SMALLEST = 1024
 """Values that a parameter needs for top-k to leave some out; smaller ones are sent whole."""
 
 
+def num_values(shapes: Mapping[str, Shape]) -> int:
+    """Values of parameters of these shapes."""
+    return sum(torch.Size(shape).numel() for shape in shapes.values())
+
+
 @dataclass(frozen=True, slots=True)
-class Rounded:
+class Rounded(DenseForm):
     """All values in one format; with `residuals`, what rounding loses is sent later."""
 
     fmt: DenseFormat
     num_values: int
     """Of all parameters, however many are summed together."""
     residuals: Residuals | None = None
+
+    @property
+    def has_residual(self) -> bool:
+        return self.residuals is not None
 
     def sum(self, names: Sequence[str], grads: Sequence[torch.Tensor], ranks: Ranks) -> Sum:
         shards = worth_sharding(self.num_values, ranks)
@@ -50,19 +65,20 @@ class Rounded:
 
 
 @dataclass(frozen=True, slots=True)
-class TopK:
+class TopK(DenseForm):
     """The `keep` largest of each parameter's values with their positions; what is left out is sent later.
 
     Every rank chooses its own. A packet holds the parameters' scales, the values, the positions: one size on all ranks.
     """
 
     keep: float
-    fmt: Scaled
+    fmt: BlockScaled
     residuals: Residuals
+    has_residual = True
 
     def sum(self, names: Sequence[str], grads: Sequence[torch.Tensor], ranks: Ranks) -> Sum:
         sizes = [grad.numel() for grad in grads]
-        layout = _Layout(sizes, [self.kept_of(size) for size in sizes], self.fmt)
+        layout = _TopKPacket(sizes, [self.kept_of(size) for size in sizes], self.fmt)
         values_N = torch.empty(sum(sizes), device=grads[0].device)
         parts = list(torch.split(values_N, sizes))
         waits = self.residuals.add(names, grads, parts)
@@ -77,13 +93,23 @@ class TopK:
         return size if size < SMALLEST else max(1, math.ceil(size * self.keep))
 
 
-class _Layout:
+def rounded(config: TowerCompressionConfig, shapes: Mapping[str, Shape], residuals: Residuals) -> Rounded:
+    """The forms that are named after their number format."""
+    formats: dict[str, DenseFormat] = {"none": FP32, "bf16": BF16, "fp16": FP16, "int8": INT8}
+    return Rounded(formats[config.name], num_values(shapes), residuals if config.name == "int8" else None)
+
+
+def top_k(config: TowerCompressionConfig, shapes: Mapping[str, Shape], residuals: Residuals) -> TopK:
+    return TopK(config.keep or 0.01, VALUES[config.values or "fp16"], residuals)
+
+
+class _TopKPacket:
     """What a top-k packet holds and where; depends on the config and the parameters alone.
 
     Values of parameters that are sent whole come last, and have no positions.
     """
 
-    def __init__(self, sizes: Sequence[int], counts: Sequence[int], fmt: Scaled) -> None:
+    def __init__(self, sizes: Sequence[int], counts: Sequence[int], fmt: BlockScaled) -> None:
         self._fmt, self._sizes = fmt, sizes
         self._starts = np.cumsum([0, *sizes[:-1]]).tolist()
         self._some = [i for i, size in enumerate(sizes) if counts[i] < size]
@@ -158,5 +184,55 @@ def _largest(values_N: torch.Tensor, count: int) -> torch.Tensor:
     sizes_N = values_N.abs()
     if sizes_N.device.type != "cpu":
         return torch.topk(sizes_N, count, sorted=False).indices.sort().values
-    found = np.argpartition(sizes_N.numpy(), sizes_N.numel() - count)[-count:]  # 4 times as fast as torch.topk
-    return torch.from_numpy(np.sort(found))
+    largest = np.argpartition(sizes_N.numpy(), sizes_N.numel() - count)[-count:]  # 4 times as fast as torch.topk
+    return torch.from_numpy(np.sort(largest))
+
+
+# Positions of the kept values in a vector, Elias-Fano coded: a size that all ranks know from n and k alone. About
+# log2(n / k) + 2.5 bits per position, within half a bit of what is possible.
+
+
+def coded_bytes(num_values: int, num_kept: int) -> int:
+    """Bytes of `num_kept` coded positions below `num_values`; 0 for none."""
+    low, high = _position_bits(num_values, num_kept)
+    return -(-(num_kept * low + high) // 8)
+
+
+def encode_positions(positions_K: torch.Tensor, num_values: int) -> torch.Tensor:
+    """uint8; positions are int64, ascending, all different."""
+    num_kept, device = positions_K.numel(), positions_K.device
+    low, _ = _position_bits(num_values, num_kept)
+    bits = torch.zeros(8 * coded_bytes(num_values, num_kept), dtype=torch.uint8, device=device)
+    lows = (positions_K[:, None] >> torch.arange(low, device=device)) & 1
+    bits[: num_kept * low] = lows.view(-1).to(torch.uint8)
+    bits[num_kept * low + (positions_K >> low) + torch.arange(num_kept, device=device)] = 1
+    return (bits.view(-1, 8) << torch.arange(8, dtype=torch.uint8, device=device)).sum(1, dtype=torch.uint8)
+
+
+def decode_positions(packet: torch.Tensor, num_values: int, num_kept: int) -> torch.Tensor:
+    """The positions, int64 (K,). Raises CorruptMessage when the bytes are none of `num_kept` positions."""
+    device = packet.device
+    low, high = _position_bits(num_values, num_kept)
+    if packet.numel() != coded_bytes(num_values, num_kept):
+        raise CorruptMessage(f"{packet.numel()} bytes are not {num_kept} positions of {num_values}")
+    bits = ((packet[:, None] >> torch.arange(8, dtype=torch.uint8, device=device)) & 1).view(-1)
+    lows_K = (bits[: num_kept * low].view(num_kept, low).long() << torch.arange(low, device=device)).sum(1)
+    ones_K = bits[num_kept * low : num_kept * low + high].nonzero().view(-1)
+    if ones_K.numel() != num_kept:
+        raise CorruptMessage(f"{ones_K.numel()} positions came, not {num_kept} of {num_values}")
+    positions_K = ((ones_K - torch.arange(num_kept, device=device)) << low) + lows_K
+    if not num_kept:
+        return positions_K
+    if int(positions_K.max()) >= num_values:
+        raise CorruptMessage(f"position {int(positions_K.max())} of {num_values}")
+    if not bool((positions_K[1:] > positions_K[:-1]).all()):
+        raise CorruptMessage(f"{num_kept} positions of {num_values} are not in order")
+    return positions_K
+
+
+def _position_bits(num_values: int, num_kept: int) -> tuple[int, int]:
+    """Low bits of each position, and length of the unary part that holds the rest of all of them."""
+    if not num_kept:
+        return 0, 0
+    low = (num_values // num_kept).bit_length() - 1
+    return low, num_kept + ((num_values - 1) >> low)

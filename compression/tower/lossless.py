@@ -10,16 +10,18 @@ finds the longest.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 
 import numpy as np
 import torch
 
 from shardkeep.base.arrays import Bytes
 from shardkeep.base.errors import CorruptMessage
-from shardkeep.compression.tower.exchange import Exchange, Ranks, Sum, packet_of
+from shardkeep.compression.config import TowerCompressionConfig
+from shardkeep.compression.tower.exchange import DenseForm, Exchange, Ranks, Sum, packet_of
 from shardkeep.compression.tower.formats import FP32
-from shardkeep.compression.tower.forms import Rounded
+from shardkeep.compression.tower.forms import Rounded, Shape, num_values
+from shardkeep.compression.tower.residuals import Residuals
 
 _LEVEL, _RAW_DEFLATE, _MEMORY = 1, -15, 7
 """Of zlib: no header or checksum, and 8,192 symbols to a Huffman code, since layers differ."""
@@ -27,7 +29,7 @@ _MANTISSA, _SIGN = 0x7FFFFF, 1 << 23
 _LENGTH_BYTES = 5
 
 
-class Lossless:
+class Lossless(DenseForm):
     """A sum in fp32 whose packets travel coded. `num_values`: of all parameters, however many are summed together."""
 
     def __init__(self, num_values: int) -> None:
@@ -45,25 +47,29 @@ class Lossless:
                 return result
 
 
+def lossless(config: TowerCompressionConfig, shapes: Mapping[str, Shape], residuals: Residuals) -> Lossless:
+    return Lossless(num_values(shapes))
+
+
 def _exchanged(packets: torch.Tensor) -> Generator[Exchange, torch.Tensor, torch.Tensor]:
     """A round of packets of float32s, uint8 (R,) or (W, R), that travel coded; what came, (W, R).
 
     Raises CorruptMessage, which names the rank."""
     num_values, device = packets.shape[-1] // 4, packets.device
     codes_H = [encode_floats(packet) for packet in np.atleast_2d(packets.cpu().numpy())]
-    told = torch.from_numpy(encode_length(max(map(len, codes_H)))).to(device)
-    told_W8 = yield Exchange(told, {"framing": told.nbytes})
+    length = torch.from_numpy(encode_length(max(map(len, codes_H)))).to(device)
+    lengths_W8 = yield Exchange(length, {"framing": length.nbytes})
     width = 0
-    for rank, told_8 in enumerate(told_W8.cpu().numpy()):
+    for rank, length_8 in enumerate(lengths_W8.cpu().numpy()):
         with packet_of(rank):
-            width = max(width, decode_length(told_8, num_values))
+            width = max(width, decode_length(length_8, num_values))
     filled_HR = np.zeros((len(codes_H), width), np.uint8)
     for room_R, code in zip(filled_HR, codes_H, strict=True):
         room_R[: len(code)] = code
     filled = torch.from_numpy(filled_HR).view(*packets.shape[:-1], width).to(device)
-    came_WR = yield Exchange(filled)
-    floats_WR = torch.empty((len(came_WR), 4 * num_values), dtype=torch.uint8)
-    for rank, (room_R, code) in enumerate(zip(floats_WR.numpy(), came_WR.cpu().numpy(), strict=True)):
+    codes_WR = yield Exchange(filled)
+    floats_WR = torch.empty((len(codes_WR), 4 * num_values), dtype=torch.uint8)
+    for rank, (room_R, code) in enumerate(zip(floats_WR.numpy(), codes_WR.cpu().numpy(), strict=True)):
         with packet_of(rank):
             room_R[:] = decode_floats(code, num_values)
     return floats_WR.to(device)
@@ -82,9 +88,9 @@ def encode_length(length: int) -> Bytes:
     return np.frombuffer(plain + _check_of(plain), np.uint8).copy()
 
 
-def decode_length(told: Bytes, num_values: int) -> int:
+def decode_length(packet: Bytes, num_values: int) -> int:
     """Raises CorruptMessage for a length that is damaged, or that no code of so many float32s has."""
-    plain, check = told[:_LENGTH_BYTES].tobytes(), told[_LENGTH_BYTES:].tobytes()
+    plain, check = packet[:_LENGTH_BYTES].tobytes(), packet[_LENGTH_BYTES:].tobytes()
     length = int.from_bytes(plain, "little")
     if check != _check_of(plain) or length > most_bytes(num_values):
         raise CorruptMessage(f"a code of {length:,} bytes came for {num_values:,} float32s, or its length is damaged")

@@ -10,21 +10,23 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Generator, Mapping, Sequence
+from typing import Any
 
 import torch
 
-from shardkeep.compression.tower.exchange import Exchange, Ranks, Sum
-from shardkeep.compression.tower.formats import DenseFormat, sum_in_rank_order
+from shardkeep.compression.config import TowerCompressionConfig
+from shardkeep.compression.tower.exchange import DenseForm, Exchange, Ranks, Sum
+from shardkeep.compression.tower.formats import FP32, VALUES, DenseFormat, sum_in_rank_order, worth_sharding
+from shardkeep.compression.tower.forms import Shape
 from shardkeep.compression.tower.residuals import Residuals
 
-Shape = tuple[int, ...]
 ONE_ROUND_BYTES = 1 << 11
-"""As in `dense_values`, but lower: users of this form have links where bytes cost more than rounds."""
+"""As in `formats`, but lower: users of this form have links where bytes cost more than rounds."""
 LEAST_GAIN = 2
 """A gradient is approximated if that takes so many times fewer values; others are sent as they are."""
 
 
-class PowerSGD:
+class PowerSGD(DenseForm):
     """`M ~ P Q^T`: P = M Q made orthonormal, then Q = M^T P, both summed over ranks; what is left is sent later.
 
     Q of the last step is the next one's first guess (warm start). It is the same on all ranks.
@@ -34,14 +36,16 @@ class PowerSGD:
         fmt: of P, Q and the gradients that are not approximated.
     """
 
-    def __init__(
-        self, rank: int, fmt: DenseFormat, shapes: Mapping[str, Shape], residuals: Residuals, device: torch.device
-    ) -> None:
+    has_residual = True
+
+    def __init__(self, rank: int, fmt: DenseFormat, shapes: Mapping[str, Shape], residuals: Residuals) -> None:
         self._rank = rank
         self._fmt = fmt
         self._residuals = residuals
         self._q_mr = {
-            name: self._first_guess(name, shape).to(device) for name, shape in shapes.items() if self.thins(shape)
+            name: self._first_guess(name, shape).to(residuals.device)
+            for name, shape in shapes.items()
+            if self.thins(shape)
         }
         self._next: dict[str, torch.Tensor] = {}
 
@@ -75,9 +79,9 @@ class PowerSGD:
         left = {i: part.view(-1) for i, part in zip(rest, lost[len(thin) :], strict=True)}
         if thin:
             p_nr = [_orthonormal(part) for part in summed[: len(thin)]]
-            mine = [m_nm.T @ p for m_nm, p in zip(matrices, p_nr, strict=True)]
-            q_mr, lost = yield from self._summed(mine, ranks, self._num_second)
-            for i, m_nm, p, q, my_q, rest_q in zip(thin, matrices, p_nr, q_mr, mine, lost, strict=True):
+            own_q = [m_nm.T @ p for m_nm, p in zip(matrices, p_nr, strict=True)]
+            q_mr, lost = yield from self._summed(own_q, ranks, self._num_second)
+            for i, m_nm, p, q, my_q, rest_q in zip(thin, matrices, p_nr, q_mr, own_q, lost, strict=True):
                 totals[i] = _product(p, q).view(-1)
                 # Of this rank's own part of the product, so that over ranks it is what the whole product lacks.
                 left[i] = m_nm.sub_(_product(p, my_q.sub_(rest_q))).view(-1)  # no BLAS: TF32 would lose what it rounds
@@ -96,7 +100,7 @@ class PowerSGD:
             num_values: of such parts of all parameters, however many are summed together.
         """
         flat, rests = [part.reshape(-1) for part in parts], list[torch.Tensor]()
-        shards = ranks.world_size > 2 and 4 * num_values >= ONE_ROUND_BYTES
+        shards = worth_sharding(num_values, ranks, ONE_ROUND_BYTES)
         totals = yield from sum_in_rank_order(flat, self._fmt, ranks, shards=shards, rests=rests)
         return (
             [total.view(part.shape) for total, part in zip(totals, parts, strict=True)],
@@ -109,20 +113,24 @@ class PowerSGD:
             self._q_mr |= self._next
         self._next = {}
 
-    def state_dict(self) -> dict[str, torch.Tensor]:
+    def state_dict(self) -> dict[str, Any]:
         """The guesses, by the parameter's name; live tensors, the same on all ranks."""
-        return dict(self._q_mr)
+        return {"guesses": dict(self._q_mr)}
 
-    def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Takes a copy. Raises ValueError for guesses of other shapes."""
-        self._next = {}
+        self._next, guesses = {}, state.get("guesses", {})
         for name, q in self._q_mr.items():
-            found = state.get(name)
-            if found is None or found.shape != q.shape:
+            guess = guesses.get(name)
+            if guess is None or guess.shape != q.shape:
                 raise ValueError(
-                    f"guess of {name}: {None if found is None else tuple(found.shape)}, not {tuple(q.shape)}"
+                    f"guess of {name}: {None if guess is None else tuple(guess.shape)}, not {tuple(q.shape)}"
                 )
-            self._q_mr[name] = found.to(q.device, copy=True)
+            self._q_mr[name] = guess.to(q.device, copy=True)
+
+
+def powersgd(config: TowerCompressionConfig, shapes: Mapping[str, Shape], residuals: Residuals) -> PowerSGD:
+    return PowerSGD(config.rank or 2, VALUES[config.values] if config.values else FP32, shapes, residuals)
 
 
 def _matrix(shape: Shape) -> tuple[int, int]:

@@ -20,6 +20,7 @@ class Residuals:
 
     def __init__(self, sizes: Mapping[str, int], device: torch.device) -> None:
         self.scale = 1.0
+        self.device = device
         self._kept = {name: torch.zeros(size, device=device) for name, size in sizes.items()}
         self._next: dict[str, torch.Tensor] = {}
 
@@ -75,8 +76,8 @@ class Residuals:
             if name not in self._kept or kept.numel() != self._kept[name].numel():
                 raise ValueError(f"residual of {name}, {kept.numel()} values: does not fit the model")
         for name, kept in self._kept.items():
-            found = state.get(name)
-            self._kept[name] = torch.zeros_like(kept) if found is None else found.to(kept.device, copy=True)
+            stored = state.get(name)
+            self._kept[name] = torch.zeros_like(kept) if stored is None else stored.to(kept.device, copy=True)
 
 
 def merge_residuals(states: Iterable[Mapping[str, torch.Tensor]]) -> dict[str, torch.Tensor]:

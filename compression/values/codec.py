@@ -65,15 +65,17 @@ def value_codec(name_or_tag: str | int, scale: Scale | None = None) -> ValueCode
     Raises CorruptMessage for an unknown tag, KeyError for an unknown name or a scale that the format does not take,
     ValueError when two formats have the tag."""
     if isinstance(name_or_tag, str):
-        found = FORMATS[name_or_tag]
-        kinds = {kind: tag for tag, kind in found.tags().items()}
-        return value_codec(kinds[(scale or found.scales[0]) if found.scaled else None])
-    names = [name for name, entry in FORMATS.items() if name_or_tag in entry.tags()]
+        format_ = FORMATS[name_or_tag].config
+        kinds = {kind: tag for tag, kind in format_.tags().items()}
+        return value_codec(kinds[(scale or format_.scales[0]) if format_.scaled else None])
+    names = [name for name, plug in FORMATS.items() if name_or_tag in plug.config.tags()]
     if not names:
         raise CorruptMessage(f"unknown value format {name_or_tag}")
     if len(names) > 1:
         raise ValueError(f"tag {name_or_tag} is that of {' and '.join(names)}; a tag names one format")
-    return FORMATS[names[0]].make(name_or_tag)
+    plug = FORMATS[names[0]]
+    own_scale = plug.config.tags()[name_or_tag]
+    return plug.load()(tag=name_or_tag, **({"scale": own_scale} if own_scale else {}))
 
 
 def check_rows(rows_KD: Rows, keys_K: UInt64s | None) -> None:

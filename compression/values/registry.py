@@ -1,15 +1,16 @@
 """The registry of number formats: their names in the config, their tags on the wire, and where their codecs are.
 
-To add a format, write a module with a function that makes its codec and add a line to `FORMATS`: the config takes the
+To add a format, write a module with a function that makes its codec and add a plug to `FORMATS`: the config takes the
 name, and both ends know the tags. Imports neither torch nor numba, nor any codec before it is used.
 """
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
+
+from shardkeep.base.plugging.plugs import Plug, by_name
 
 if TYPE_CHECKING:
     from shardkeep.compression.values.codec import ValueCodec
@@ -20,11 +21,9 @@ Rounding = Literal["nearest", "stochastic"]
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """A line of the registry. A format has one tag if it has no row scale, else one for each kind of scale that it
-    takes. Raises ValueError for other tags."""
+    """What is known of a format. It has one tag if it has no row scale, else one for each kind of scale that it takes.
+    Raises ValueError for other tags."""
 
-    maker: str
-    """module:function that makes the codec: `make(tag=7)`, or `make(tag=7, scale="pow2")` if it has a scale."""
     plain: int | None = None
     """Tag of a format without a row scale."""
     pow2: int | None = None
@@ -33,17 +32,15 @@ class Format:
     """Tag with a scale of two bytes."""
     rounds: bool = True
     """Whether there is anything to round."""
-    kernels: tuple[str, ...] = ()
-    """Modules of kernels that the codec imports."""
     rounding_kernels: tuple[str, ...] = ()
-    """Modules of kernels that it imports besides where it rounds at random."""
+    """Modules of kernels that the codec imports besides where it rounds at random."""
 
     def __post_init__(self) -> None:
         tags = [tag for tag in (self.plain, self.pow2, self.fp16) if tag is not None]
         both = self.plain is not None and len(tags) > 1
         if not tags or both or len(set(tags)) < len(tags) or not all(0 <= tag < 128 for tag in tags):
             raise ValueError(
-                f"{self.maker}: plain={self.plain}, pow2={self.pow2}, fp16={self.fp16}; allowed: plain, or one or both "
+                f"plain={self.plain}, pow2={self.pow2}, fp16={self.fp16}; allowed: plain, or one or both "
                 "of pow2 and fp16, each a number of its own from 0 to 127"
             )
 
@@ -61,30 +58,23 @@ class Format:
         pairs: list[tuple[int | None, Scale | None]] = [(self.plain, None), (self.pow2, "pow2"), (self.fp16, "fp16")]
         return {tag: scale for tag, scale in pairs if tag is not None}
 
-    def make(self, tag: int) -> ValueCodec:
-        """The codec of one of the tags."""
-        scale = self.tags()[tag]
-        module, _, function = self.maker.partition(":")
-        maker: Callable[..., Any] = getattr(importlib.import_module(module), function)
-        codec: ValueCodec = maker(tag=tag) if scale is None else maker(tag=tag, scale=scale)
-        return codec
-
 
 _SCALED = ("shardkeep.compression.values.scaled_kernels",)
 
 # A tag is never reused. Tags are below 128: the highest bit of the byte on the wire has another meaning.
-FORMATS: dict[str, Format] = {
-    "fp32": Format("shardkeep.compression.values.floats:fp32", plain=0, rounds=False),
-    "fp16": Format("shardkeep.compression.values.floats:fp16", plain=1, rounding_kernels=_SCALED),
-    "bf16": Format("shardkeep.compression.values.floats:bf16", plain=2, rounding_kernels=_SCALED),
-    "fp16-block": Format("shardkeep.compression.values.scaled:fp16_block", pow2=3, fp16=4, kernels=_SCALED),
-    "fp8-e4m3": Format("shardkeep.compression.values.scaled:fp8_e4m3", pow2=5, fp16=6, kernels=_SCALED),
-    "fp8-e5m2": Format("shardkeep.compression.values.scaled:fp8_e5m2", pow2=7, fp16=8, kernels=_SCALED),
-    "int8": Format("shardkeep.compression.values.scaled:int8", pow2=9, fp16=10, kernels=_SCALED),
-    "int4": Format("shardkeep.compression.values.scaled:int4", pow2=11, fp16=12, kernels=_SCALED),
-    "int2": Format("shardkeep.compression.values.scaled:int2", pow2=13, fp16=14, kernels=_SCALED),
-    "sign": Format("shardkeep.compression.values.scaled:sign", pow2=15, fp16=16, kernels=_SCALED),
-}
+# The code makes the codec: `make(tag=7)`, or `make(tag=7, scale="pow2")` if it has a scale.
+FORMATS: dict[str, Plug[Format, Callable[..., ValueCodec]]] = by_name(
+    Plug("fp32", Format(plain=0, rounds=False), "shardkeep.compression.values.floats:fp32"),
+    Plug("fp16", Format(plain=1, rounding_kernels=_SCALED), "shardkeep.compression.values.floats:fp16"),
+    Plug("bf16", Format(plain=2, rounding_kernels=_SCALED), "shardkeep.compression.values.floats:bf16"),
+    Plug("fp16-block", Format(pow2=3, fp16=4), "shardkeep.compression.values.scaled:fp16_block", _SCALED),
+    Plug("fp8-e4m3", Format(pow2=5, fp16=6), "shardkeep.compression.values.scaled:fp8_e4m3", _SCALED),
+    Plug("fp8-e5m2", Format(pow2=7, fp16=8), "shardkeep.compression.values.scaled:fp8_e5m2", _SCALED),
+    Plug("int8", Format(pow2=9, fp16=10), "shardkeep.compression.values.scaled:int8", _SCALED),
+    Plug("int4", Format(pow2=11, fp16=12), "shardkeep.compression.values.scaled:int4", _SCALED),
+    Plug("int2", Format(pow2=13, fp16=14), "shardkeep.compression.values.scaled:int2", _SCALED),
+    Plug("sign", Format(pow2=15, fp16=16), "shardkeep.compression.values.scaled:sign", _SCALED),
+)
 
 if TYPE_CHECKING:
     ValueFormat = str

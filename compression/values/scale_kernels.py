@@ -31,12 +31,12 @@ def step_above(largest: np.uint32, levels: np.float32, limit: int, scale_bytes: 
     if scale_bytes == 1:
         of_levels = np.int64(bits_of(levels))
         mantissa = of_levels & 0x7FFFFF
-        found = ((np.int64(largest) - mantissa + 0x7FFFFF) & ~0x7FFFFF) - (of_levels - mantissa) + 0x3F800000
+        bits = ((np.int64(largest) - mantissa + 0x7FFFFF) & ~0x7FFFFF) - (of_levels - mantissa) + 0x3F800000
     else:
-        found = (np.int64(bits_of(np.float32(float_of(largest) / levels))) + 0x7FFF) & ~0x7FFF
-        if np.float64(float_of(np.uint32(found))) * levels < float_of(largest):  # the division had rounded down
-            found += 0x8000
-    return np.uint32(min(max(np.int64(found), _LEAST), np.int64(limit)))
+        bits = (np.int64(bits_of(np.float32(float_of(largest) / levels))) + 0x7FFF) & ~0x7FFF
+        if np.float64(float_of(np.uint32(bits))) * levels < float_of(largest):  # the division had rounded down
+            bits += 0x8000
+    return np.uint32(min(max(np.int64(bits), _LEAST), np.int64(limit)))
 
 
 @kernel("void(Array(uint32, 2, 'C', readonly=True), float32, int64, int64, uint32[::1])")
@@ -63,8 +63,8 @@ def steps_of_mean(rows_KD: Rows, limit: int, scale_bytes: int, steps_K: UInt32s)
             steps_K[i] = NOT_FINITE
         else:
             bits = np.int64(bits_of(np.float32(total / rows_KD.shape[1])))
-            found = (bits + 0x400000) & ~0x7FFFFF if scale_bytes == 1 else (bits + 0x4000) & ~0x7FFF
-            steps_K[i] = np.uint32(min(max(np.int64(found), _LEAST), np.int64(limit)))
+            rounded = (bits + 0x400000) & ~0x7FFFFF if scale_bytes == 1 else (bits + 0x4000) & ~0x7FFF
+            steps_K[i] = np.uint32(min(max(np.int64(rounded), _LEAST), np.int64(limit)))
 
 
 @kernel("void(Array(uint8, 2, 'C', readonly=True), int64, float32[::1])")

@@ -23,22 +23,19 @@ import numpy as np
 import torch
 
 from shardkeep.base.arrays import Bytes, Rows, UInt32s, UInt64s
-from shardkeep.compression.values import rounding_kernels, scale_kernels
-from shardkeep.compression.values import scaled_kernels as kernels
+from shardkeep.compression.values import rounding_kernels, scale_kernels, scaled_kernels as kernels
 from shardkeep.compression.values.codec import ValueCodec, check_bytes, check_rows
 from shardkeep.compression.values.registry import Scale
 from shardkeep.compression.values.rounding import float_shape
 
-Quantizer = Callable[[Rows, "UInt32s | None", Any], None]
-"""Values in steps, flat; random bits for each, None = to the nearest; where the codes go: uint8, uint16 for 16 bits."""
-
+Kernel = Callable[..., None]
 BLOCK = 65536
 """Values that are encoded at a time: what is in between stays in a core's own cache."""
 _FLOAT32_MOST = float(np.finfo(np.float32).max)
 
 
 @dataclass(slots=True, eq=False)
-class Scaled:
+class ScaledCodec:
     """A format of one step a row and `width` bits a value."""
 
     name: str
@@ -48,7 +45,11 @@ class Scaled:
     """Bits of a code: 1, 2, 4, 8 or 16."""
     top: float
     """The level that the largest magnitude of a row may reach."""
-    quantize: Quantizer
+    nearest: Kernel
+    """Rounds values in steps, flat: they, the `arguments`, where the codes go: uint8, uint16 for 16 bits."""
+    stochastic: Kernel
+    """Likewise at random; random bits for each come behind the values."""
+    arguments: tuple[Any, ...]
     levels: Rows | None
     """Level of each code, float32 (2 ** width,); None = a code is a number itself: of 16 bits an fp16 one, of fewer an
     integer in two's complement."""
@@ -74,18 +75,18 @@ class Scaled:
         size = min(num_rows, max(1, BLOCK // padded))
         values_BP = np.zeros((size, padded), dtype=np.float32)
         codes_BP = np.empty((size, padded), dtype=np.uint16 if self.width == 16 else np.uint8)
-        random_BP = None if keys_K is None else np.empty((size, padded), dtype=np.uint32)
+        random_BP = np.empty((0 if keys_K is None else size, padded), dtype=np.uint32)
         for start in range(0, num_rows, max(size, 1)):
             rows_BD = rows_KD[start : start + size]
             count = len(rows_BD)
             steps_B = self._steps(rows_BD, nearest=keys_K is None)
             kernels.divide(rows_BD, steps_B, values_BP[:count])
-            if keys_K is None or random_BP is None:
-                random = None
+            values, quantized = values_BP[:count].reshape(-1), codes_BP[:count].reshape(-1)
+            if keys_K is None:
+                self.nearest(values, *self.arguments, quantized)
             else:
                 rounding_kernels.fill_random(keys_K[start : start + size], random_BP[:count])
-                random = random_BP[:count].reshape(-1)
-            self.quantize(values_BP[:count].reshape(-1), random, codes_BP[:count].reshape(-1))
+                self.stochastic(values, random_BP[:count].reshape(-1), *self.arguments, quantized)
             codes, columns, width = codes_BP[:count].view(np.uint8), dim * codes_BP.itemsize, min(self.width, 8)
             kernels.pack(codes, columns, width, steps_B, self.scale_bytes, encoded[start : start + size])
         return encoded
@@ -138,26 +139,14 @@ def int2(*, tag: int, scale: Scale) -> ValueCodec:
 
 def _integers(name: str, tag: int, scale: Scale, *, width: int) -> ValueCodec:
     top, mask = np.int32(2 ** (width - 1) - 1), np.uint8(2**width - 1)
-
-    def quantize(values: Rows, random: UInt32s | None, codes: Any) -> None:
-        if random is None:
-            kernels.integers(values, top, mask, codes)
-        else:
-            kernels.integers_stochastic(values, random, top, mask, codes)
-
-    return Scaled(name, tag, scale, width, float(top), quantize, None)
+    rounded = kernels.integers, kernels.integers_stochastic, (top, mask)
+    return ScaledCodec(name, tag, scale, width, float(top), *rounded, levels=None)
 
 
 def sign(*, tag: int, scale: Scale) -> ValueCodec:
     """+ or -: times the mean magnitude of the row to the nearest; stochastic, times the largest, which has no bias."""
-
-    def quantize(values: Rows, random: UInt32s | None, codes: Any) -> None:
-        if random is None:
-            kernels.signs(values, codes)
-        else:
-            kernels.signs_stochastic(values, random, codes)
-
-    return Scaled("sign", tag, scale, 1, 1.0, quantize, np.array([1.0, -1.0], dtype=np.float32), of_mean=True)
+    levels = np.array([1.0, -1.0], dtype=np.float32)
+    return ScaledCodec("sign", tag, scale, 1, 1.0, kernels.signs, kernels.signs_stochastic, (), levels, of_mean=True)
 
 
 def fp8_e4m3(*, tag: int, scale: Scale) -> ValueCodec:
@@ -187,13 +176,7 @@ def _floats(
     dtype: torch.dtype | None,
     most: float = 0.0,
 ) -> ValueCodec:
-    shape, largest = float_shape(mantissa, bias), np.float32(max(top, most))
-
-    def quantize(values: Rows, random: UInt32s | None, codes: Any) -> None:
-        if random is None:
-            kernels.small_floats(values, shape, largest, codes)
-        else:
-            kernels.small_floats_stochastic(values, random, shape, largest, codes)
-
+    rounded = kernels.small_floats, kernels.small_floats_stochastic
+    arguments = float_shape(mantissa, bias), np.float32(max(top, most))
     levels = None if dtype is None else torch.arange(256, dtype=torch.uint8).view(dtype).float().numpy()
-    return Scaled(name, tag, scale, 16 if dtype is None else 8, top, quantize, levels, most=most)
+    return ScaledCodec(name, tag, scale, 16 if dtype is None else 8, top, *rounded, arguments, levels, most=most)

@@ -6,6 +6,7 @@ Knows no ids and no rows.
 from __future__ import annotations
 
 import concurrent.futures
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any
@@ -14,7 +15,8 @@ from shardkeep.base.arrays import Bytes
 from shardkeep.base.deadlines import wait_for_reply
 from shardkeep.base.errors import CorruptMessage, ProtocolError, RemoteError
 from shardkeep.ps.transport.transport import Transport
-from shardkeep.ps.wire.message import Kind, Packed, allocate, read, text_message, text_of, unpack
+from shardkeep.ps.wire.admin import Call, R, decode_reply, encode_call
+from shardkeep.ps.wire.message import Kind, Packed, allocate, read, text_message, text_of
 
 Replies = Callable[[Sequence[tuple[int, Future[Bytes]]], Kind], Iterator[tuple[int, Packed]]]
 """Waits for replies, as `ServerCalls.replies` does."""
@@ -71,7 +73,7 @@ class ServerCalls:
         except CorruptMessage as error:
             raise CorruptMessage(f"server {server} answered {error}") from error
         if reply.kind is Kind.ERROR:
-            raise RemoteError(f"server {server}: {text_of(unpack(packed))}")
+            raise RemoteError(f"server {server}: {text_of(reply)}")
         if reply.kind is not expected:
             raise ProtocolError(f"server {server} answered {reply.kind.name}, expected {expected.name}")
         return reply
@@ -81,11 +83,41 @@ class ServerCalls:
         for server, future in futures:
             yield server, self.reply(server, future, expected)
 
-    def admin_replies(self, text: str, timeout_s: float | None) -> list[str]:
-        """Sends an admin call to every server and returns the replies in their order. `timeout_s`: of this call."""
+    def ask(self, call: Call, kind: type[R], timeout_s: float | None = None) -> list[R]:
+        """Sends an admin call to every server and returns their replies, of this kind, in the order of the servers.
+        Blocks. `timeout_s`: of this call; None = as of others.
+
+        Raises DeadlineExceeded, TransportError, ProtocolError, or RemoteError when a server refuses or fails."""
         limit_s = self.limit_s if timeout_s is None else timeout_s
-        packed = text_message(Kind.ASK, text, generation=self.generation, rank=self.rank)
+        packed = text_message(Kind.ASK, encode_call(call), generation=self.generation, rank=self.rank)
         futures = [self._transport.send(s, packed, timeout_s=limit_s) for s in range(self.num_servers)]
         concurrent.futures.wait(futures, timeout=limit_s + 1.0)  # all, also where one has failed: none works on unseen
         replies = [self.reply(s, f, Kind.ANSWER, limit_s) for s, f in enumerate(futures)]
-        return [text_of(unpack(reply.buffer)) for reply in replies]
+        return [decode_reply(text_of(reply), kind) for reply in replies]
+
+
+class ReplyWaits:
+    """Waits for the replies to a step's messages, in place of `ServerCalls.replies`, and measures how long. Not thread
+    safe.
+
+    Where replies of several servers are missing, the last one to arrive gets the whole wait: without that server the
+    worker would not have waited so long."""
+
+    def __init__(self, calls: ServerCalls, *, clock: Callable[[], float] = time.perf_counter) -> None:
+        self.seconds: dict[int, float] = {}
+        """Seconds of waiting so far, by server."""
+        self._calls, self._clock = calls, clock
+
+    def replies(self, futures: Sequence[tuple[int, Future[Bytes]]], expected: Kind) -> Iterator[tuple[int, Packed]]:
+        """As `ServerCalls.replies`."""
+        waited_s, last = 0.0, -1
+        for server, future in futures:
+            if future.done():
+                yield server, self._calls.reply(server, future, expected)
+                continue
+            began = self._clock()
+            reply = self._calls.reply(server, future, expected)
+            waited_s, last = waited_s + self._clock() - began, server  # those before it had come
+            yield server, reply
+        if last >= 0:
+            self.seconds[last] = self.seconds.get(last, 0.0) + waited_s

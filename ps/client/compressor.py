@@ -8,7 +8,7 @@ many there are. Knows no message and no server.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -17,12 +17,10 @@ from shardkeep.compression.config import PushConfig
 from shardkeep.compression.per_table import TablePush, push_of
 from shardkeep.compression.selection.registry import Choose, selector
 from shardkeep.compression.selection.shares import keep_at, nth_key
-from shardkeep.compression.values.codec import value_codec
 from shardkeep.compression.values.rounding import WorkerKeys
 from shardkeep.ps.client.row_memory import RowMemory
-from shardkeep.ps.jagged import Catalog, JaggedIds, JaggedRows, Layout
-from shardkeep.ps.wire.rows import RowFormat
-from shardkeep.ps.wire.table_formats import TableFormats
+from shardkeep.ps.jagged import Catalog, JaggedIds, JaggedLayout, JaggedRows
+from shardkeep.ps.wire.rows import RowFormats, format_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +50,26 @@ class Dropped:
         self.of_squares += before
 
 
+@dataclass(slots=True)
+class CompressedValues:
+    """Counts the values of gradients that a worker has compressed so far."""
+
+    selected_from: int = 0
+    """Values of all gradients of steps with selection."""
+    selected: int = 0
+    """Those of them that were sent."""
+    saturated: int = 0
+    """Values beyond the range of a 16-bit format, sent as its largest number."""
+    dropped: Dropped = field(default_factory=Dropped)
+    """Rows that selection without a residual pool has dropped."""
+
+    @property
+    def unsent_share(self) -> float | None:
+        """The share of all gradients, by the number of values, that selection has sent in no step; None = nothing is
+        selected."""
+        return max(0.0, 1.0 - self.selected / self.selected_from) if self.selected_from else None
+
+
 class Compressor:
     """Packs one worker's gradients, step by step."""
 
@@ -67,26 +85,24 @@ class Compressor:
     ) -> None:
         """`pushes_T`: how each table's gradients are sent; empty = all as `config` says."""
         pushes_T = pushes_T or [push_of(None, config)] * len(catalog)
-        self.format = TableFormats(catalog, *_formats(pushes_T))
-        self.saturated_values = 0
-        """Values beyond the range of a 16-bit format, sent as its largest number."""
-        self.values = self.sent_values = 0
-        """Values of all gradients so far, and of those that were sent, of steps with selection."""
-        self.dropped = Dropped()
-        """Rows that selection without a residual pool has dropped."""
+        stochastic_T = [push.numbers.rounding == "stochastic" for push in pushes_T]
+        formats_T = [
+            format_of(push.numbers.values, push.numbers.scale, moments=push.second_moment) for push in pushes_T
+        ]
+        self.formats = RowFormats(catalog, formats_T, stochastic_T)
+        self.counts = CompressedValues()
         self._catalog = catalog
         self._config = config
         self._memory = memory
-        stochastic = any(push.numbers.rounding == "stochastic" for push in pushes_T)
-        self._fp32 = all(push.numbers.values == "fp32" for push in pushes_T)
+        self.fp32 = all(push.numbers.values == "fp32" for push in pushes_T)
+        """Whether all tables' gradients are sent as float32."""
         self._keep_T = [push.keep for push in pushes_T]
-        self._by_elements = config.keep_values is not None
         self._sends_all = all(keep == 1.0 for keep in self._keep_T)
         chosen = selector(config.select)
-        pool_chooses = memory.sends_later and chosen.pool_chooses
-        self._choose = None if self._sends_all or pool_chooses else chosen.choose()
+        pool_chooses = memory.sends_later and chosen.config.pool_chooses
+        self._choose = None if self._sends_all or pool_chooses else chosen.load()
         self._key = (seed & 2**64 - 1) << 64 | rank << 48
-        self._keys = WorkerKeys(seed, rank, catalog.names) if stochastic else None
+        self._keys = WorkerKeys(seed, rank, catalog.names) if any(stochastic_T) else None
 
     @property
     def sends_later(self) -> bool:
@@ -94,14 +110,9 @@ class Compressor:
         return self._memory.sends_later
 
     @property
-    def fp32(self) -> bool:
-        """Whether all tables' gradients are sent as float32."""
-        return self._fp32
-
-    @property
     def plain(self) -> bool:
         """Whether gradients are sent unchanged."""
-        return not self._memory.sends_later and self._sends_all and self.format.plain
+        return not self._memory.sends_later and self._sends_all and self.formats.plain
 
     def compress(self, step: int, ids: JaggedIds, grads: JaggedRows, *, last: bool = False) -> EncodedRows:
         """Returns the rows that `step` sends; `last`: also all unsent gradients."""
@@ -124,7 +135,7 @@ class Compressor:
         rows = JaggedRows.of_arrays(chosen, {name: grads[name][kept_K] for name, kept_K in kept.items()})
         starts_T1, names = ids.layout.starts_T1, [name for name in self._catalog.names if name in kept]
         positions = [starts_T1[self._catalog.index[name]] + kept[name] for name in names]
-        self.dropped.add(grads.flat, rows.flat, ids.ids_V.size - chosen.ids_V.size)
+        self.counts.dropped.add(grads.flat, rows.flat, ids.ids_V.size - chosen.ids_V.size)
         self._count(ids.layout, rows.flat.size)
         encoded = self._encode(step, chosen.layout, chosen.ids_V, rows.flat, None)
         return EncodedRows(chosen, encoded, np.concatenate(positions) if positions else np.empty(0, np.int64))
@@ -141,38 +152,27 @@ class Compressor:
     ) -> EncodedRows:
         encoded = np.empty(0, dtype=np.uint8)
 
-        def encode(layout: Layout, ids_K: Ints, flat: Floats, squares_K: Floats) -> Floats:
+        def encode(layout: JaggedLayout, ids_K: Ints, flat: Floats, squares_K: Floats) -> Floats:
             nonlocal encoded
             encoded = self._encode(step, layout, ids_K, flat, squares_K)
-            return self.format.decode(encoded, np.diff(layout.starts_T1), None, self._catalog)[0]
+            return self.formats.decode(encoded, np.diff(layout.starts_T1))
 
         out = self._memory.select(
             step, ids, grads.flat, keep_now=keep_now, choose=choose, key=key, last=last, encode=encode
         )
-        self._count(ids.layout, int(np.count_nonzero(out.flat)) if self._by_elements else out.layout.num_values)
+        by_elements = self._config.keep_values is not None
+        self._count(ids.layout, int(np.count_nonzero(out.flat)) if by_elements else out.layout.num_values)
         return EncodedRows(JaggedIds(out.layout, out.ids_K), encoded, out.positions_K)
 
-    def _count(self, step: Layout, sent_values: int) -> None:
-        self.values += step.num_values
-        self.sent_values += sent_values
+    def _count(self, step: JaggedLayout, sent_values: int) -> None:
+        self.counts.selected_from += step.num_values
+        self.counts.selected += sent_values
 
-    @property
-    def unsent_share(self) -> float | None:
-        """The share of all gradients, by the number of values, that selection has sent in no step; None = nothing is
-        selected."""
-        return max(0.0, 1.0 - self.sent_values / self.values) if self.values else None
-
-    def _encode(self, step: int, layout: Layout, ids_K: Ints, flat: Floats, squares_K: Floats | None) -> Bytes:
+    def _encode(self, step: int, layout: JaggedLayout, ids_K: Ints, flat: Floats, squares_K: Floats | None) -> Bytes:
         counts_T = np.diff(layout.starts_T1)
         keys_K = None if self._keys is None else self._keys.of_step(step, layout.starts_T1, ids_K)
-        encoded = self.format.encode(flat, counts_T, None, self._catalog, squares_K=squares_K, keys_K=keys_K)
-        self.saturated_values += self.format.saturated_values(encoded, counts_T, self._catalog)
+        if squares_K is not None:
+            flat = self.formats.with_moments(flat, squares_K, counts_T)
+        encoded = self.formats.encode(flat, counts_T, keys_K=keys_K)
+        self.counts.saturated += self.formats.saturated_values(encoded, counts_T)
         return encoded
-
-
-def _formats(pushes_T: Sequence[TablePush]) -> tuple[list[RowFormat], list[bool]]:
-    """The format of each table, and whether its values are rounded at random."""
-    formats_T = [
-        RowFormat(value_codec(push.numbers.values, push.numbers.scale), moments=push.second_moment) for push in pushes_T
-    ]
-    return formats_T, [push.numbers.rounding == "stochastic" for push in pushes_T]

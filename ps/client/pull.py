@@ -12,24 +12,55 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from shardkeep.base.arrays import Bools, Bytes, Ids, Rows
+from shardkeep.base.arrays import Bools, Bytes, Floats, Ids, Ints, Rows
 from shardkeep.base.errors import CorruptMessage
-from shardkeep.ps.client.absent_rows import AbsentRows
 from shardkeep.ps.client.calls import Replies, ServerCalls
 from shardkeep.ps.client.request import Cache, Fetch, Request
+from shardkeep.ps.config import TableSpec
 from shardkeep.ps.jagged import Catalog, JaggedRows
-from shardkeep.ps.wire.ids import check_complete, read_row_bits, write_ids
+from shardkeep.ps.server.table.initializers.initial import Initial
+from shardkeep.ps.wire.ids import check_complete, read_present, read_row_bits, write_ids
 from shardkeep.ps.wire.message import MOST_PULLS, Kind, Packed
 from shardkeep.ps.wire.rows import decode
 
 
+class AbsentRows:
+    """Adds initial rows to replies in which servers only name the rows that they lack.
+
+    Args:
+        seed: Seed of the job, for initial values.
+    """
+
+    def __init__(self, tables: Sequence[TableSpec], catalog: Catalog, *, seed: int) -> None:
+        self._initials = [Initial(spec.init, seed=seed, name=spec.name) for spec in tables]
+        self._catalog = catalog
+
+    def filled_in(self, reply: Packed, flat: Floats, ids_V: Ints, rows_S: Ints) -> Floats:
+        """Returns all requested rows, flat: those of the reply (`flat`) and the absent ones. Returns `flat` itself if
+        none is absent. Raises CorruptMessage."""
+        there_V = read_present(reply, rows_S)
+        if there_V is None:
+            return flat
+        starts_S = np.cumsum(rows_S) - rows_S
+        dims_V = np.repeat(self._catalog.dims_T[reply.tables_S], rows_S)
+        full = np.empty(int(dims_V.sum()), dtype=np.float32)
+        full[np.repeat(there_V, dims_V)] = flat
+        values_S = np.concatenate([[0], np.cumsum(rows_S * self._catalog.dims_T[reply.tables_S])])
+        for s in np.flatnonzero(reply.rows_S < rows_S).tolist():
+            section = slice(int(starts_S[s]), int(starts_S[s] + rows_S[s]))
+            rows_UD = full[values_S[s] : values_S[s + 1]].reshape(int(rows_S[s]), -1)
+            absent = np.flatnonzero(~there_V[section])
+            rows_UD[absent] = self._initials[int(reply.tables_S[s])].rows(ids_V[section][absent], rows_UD.shape[1])
+        return full
+
+
 @dataclass(slots=True)
-class Pull:
+class PullHandle:
     """A pull in flight, and its handle in the push that answers it. `result` blocks until its rows have arrived."""
 
     fetch: Fetch
     kind: Kind
-    _puller: Puller
+    _puller: PullSender
     number: int = 0
     """Its number among the pulls of its step, from 1 on; 0 = no push names it, and servers do not remember it."""
     futures: list[tuple[int, Future[Bytes]]] = field(default_factory=list)
@@ -52,7 +83,7 @@ class Pull:
         return self._puller.receive(self)
 
 
-class Puller:
+class PullSender:
     """Sends one worker's pulls and reads, and receives their rows. Not thread safe."""
 
     def __init__(
@@ -64,12 +95,13 @@ class Puller:
         window: int,
         cache: Cache | None,
         absent: AbsentRows | None,
-        replies: Replies | None = None,
+        replies: Replies,
     ) -> None:
         """`sync`: a pull goes to every server. `window`: most steps under way. `absent`: computes rows that no server
         has, if ids are coded; None = ids are sent raw, and servers send all rows. `replies`: waits for the replies to a
         step's pull."""
         self.cache = cache
+        """Rows that need no pull; None = every row is requested."""
         self.staleness_seen: dict[int, int] = {}
         """Number of pulls by the staleness of their rows."""
         self.num_values = 0
@@ -77,7 +109,7 @@ class Puller:
         after `forget` count once."""
         self._pulled_until = self._counted_until = 0
         self._calls = calls
-        self._replies = calls.replies if replies is None else replies
+        self._replies = replies
         self._catalog = catalog
         self._sync = sync
         self._window = window
@@ -91,16 +123,16 @@ class Puller:
         if self.cache is not None:
             self.cache.forget()
 
-    def send(self, kind: Kind, step: int, request: Request, *, for_push: bool = True) -> Pull:
+    def send(self, kind: Kind, step: int, request: Request, *, for_push: bool = True) -> PullHandle:
         """Requests the rows; returns immediately. `for_push`: whether a push may name the pull."""
         pull = self.prepared(kind, step, request, for_push=for_push)
         messages = self.messages(pull, step)
         pull.futures = [(server, self._calls.send(server, message)) for server, message in messages.items()]
         return pull
 
-    def prepared(self, kind: Kind, step: int, request: Request, *, for_push: bool = True) -> Pull:
+    def prepared(self, kind: Kind, step: int, request: Request, *, for_push: bool = True) -> PullHandle:
         """A pull whose messages are not sent yet."""
-        pull = Pull(Fetch(step, request, request), kind, self)
+        pull = PullHandle(Fetch(step, request, request), kind, self)
         if kind is not Kind.PULL or not request.ids:
             return pull
         if step >= self._counted_until:  # a step of a user's own loop may have several pulls
@@ -113,7 +145,7 @@ class Puller:
             pull.number = number if number <= MOST_PULLS else 0
         return pull
 
-    def messages(self, pull: Pull, step: int) -> dict[int, Bytes]:
+    def messages(self, pull: PullHandle, step: int) -> dict[int, Bytes]:
         """One message to each server that holds an id of the pull; in `sync` a pull goes to every server."""
         messages: dict[int, Bytes] = {}
         missing = pull.fetch.missing
@@ -131,8 +163,8 @@ class Puller:
         """A step is pushed: no later push names its pulls, or those of the steps before."""
         self._numbers = {later: number for later, number in self._numbers.items() if later > step}
 
-    def receive(self, pull: Pull) -> JaggedRows:
-        """As `Pull.result`."""
+    def receive(self, pull: PullHandle) -> JaggedRows:
+        """As `PullHandle.result`."""
         if pull.fetch.answer is not None and pull.fetch.flat is not None:  # for a pull that borrows from it
             return JaggedRows(pull.request.ids.layout, pull.fetch.flat, pull.request.ids.names)
         missing, layout = pull.fetch.missing, pull.fetch.missing.ids.layout
@@ -174,7 +206,7 @@ class Puller:
             raise CorruptMessage(
                 f"server {server} answered {_shown(reply.tables_S, reply.rows_S)}, asked for {_shown(tables_S, rows_S)}"
             )
-        flat = decode(reply, self._catalog)[0]
+        flat = decode(reply, self._catalog)
         if absent is None:
             if not reads:
                 check_complete(reply, rows_S)

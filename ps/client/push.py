@@ -1,39 +1,134 @@
 """Pushes of one worker: sends a step's gradients, one message per server, and waits for acknowledgements.
 
-The compressor does selection, residuals and number formats; a push without them enters none of its files.
+The compressor does selection, residuals and number formats; a push without them enters none of its files. A message
+has ids, coded ids, or references to pulls.
 """
-# U = unique ids of a table in a step, D = embedding dim
+# U = unique ids of a table in a step, D = embedding dim, V = requested ids, K = rows sent, T = tables
 
 from __future__ import annotations
 
 import concurrent.futures
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
 
 import numpy as np
 
-from shardkeep.base.arrays import Bytes, Rows
+from shardkeep.base.arrays import Bytes, Ints, Rows
 from shardkeep.base.errors import ProtocolError
 from shardkeep.ps.client.calls import Replies, ServerCalls
 from shardkeep.ps.client.compressor import Compressor, EncodedRows
-from shardkeep.ps.client.pull import Pull, Puller
-from shardkeep.ps.client.push_messages import PushWriter
-from shardkeep.ps.client.request import Request
-from shardkeep.ps.jagged import JaggedIds, JaggedRows, Layout
-from shardkeep.ps.placement import split
-from shardkeep.ps.wire.ids import write_ids
+from shardkeep.ps.client.pull import PullHandle, PullSender
+from shardkeep.ps.client.request import Request, find, together
+from shardkeep.ps.jagged import Catalog, JaggedIds, JaggedLayout, JaggedRows
+from shardkeep.ps.placement import Split, split
+from shardkeep.ps.placement_kernels import take_rows
+from shardkeep.ps.wire.ids import EncodedIds, joined, places, write_ids, write_references
 from shardkeep.ps.wire.message import Kind, Packed, pull_names, push_value, set_value
+from shardkeep.ps.wire.rows import ELEMENTS, RowFormats, encode_elements
+
+Allocate = Callable[..., Packed]
+"""`message.allocate` of a server's push, except the directory's columns."""
+
+
+class PushWriter:
+    """Writes the pushes of one worker.
+
+    Args:
+        formats: Formats of the encoded rows.
+        coded: Refer to rows of the named pulls by position, and code the ids of all others.
+        elements: Rows are float32; only their nonzero values are sent.
+    """
+
+    def __init__(self, catalog: Catalog, formats: RowFormats, *, num_servers: int, coded: bool, elements: bool) -> None:
+        self._catalog = catalog
+        self._formats = formats
+        self._widths_T = formats.widths_T
+        self._num_servers = num_servers
+        self.coded = coded
+        """Whether ids are coded or refer to pulls."""
+        self._elements = elements
+
+    def write(
+        self, rows: EncodedRows, request: Request, pulls: Sequence[Request], allocate: Sequence[Allocate]
+    ) -> list[Packed]:
+        """Returns one message per server. `request`: the ids of the gradients; `pulls`: those that the named pulls
+        requested; `allocate`: by server."""
+        parts = request.split if rows.positions_K is None else split(rows.ids, self._num_servers)
+        if not self.coded:
+            return [self._with_ids(rows, parts, server, each) for server, each in enumerate(allocate)]
+        places_K, pulled_ST = np.full(rows.ids.ids_V.size, -1, dtype=np.int64), np.zeros_like(parts.counts_ST)
+        if (pulled := together(pulls, self._num_servers)) is not None:
+            places_K, pulled_ST = _places(rows, request, pulled), pulled.split.counts_ST
+        return [self._referring(rows, parts, s, places_K, pulled_ST[s], each) for s, each in enumerate(allocate)]
+
+    def _with_ids(self, rows: EncodedRows, parts: Split, server: int, allocate: Allocate) -> Packed:
+        ids = write_ids(parts.counts_ST[server], parts.ids_of(server, rows.ids.ids_V), coded=False)
+
+        def fill(out: Bytes) -> None:
+            parts.take_rows(server, rows.ids.layout, rows.encoded, self._widths_T, out)
+
+        return self._message(ids, fill, allocate)
+
+    def _referring(
+        self, rows: EncodedRows, parts: Split, server: int, places_K: Ints, pulled_T: Ints, allocate: Allocate
+    ) -> Packed:
+        layout, counts_T = rows.ids.layout, parts.counts_ST[server]
+        own_positions = parts.positions(server)
+        positions = np.arange(rows.ids.ids_V.size) if own_positions is None else own_positions
+        known = places_K[positions] >= 0
+        known_T = np.bincount(np.repeat(np.arange(counts_T.size), counts_T)[known], minlength=counts_T.size)
+        known_K, other_K = positions[known], positions[~known]
+        references = write_references(known_T, places_K[known_K], pulled_T)
+        others = write_ids(counts_T - known_T, rows.ids.ids_V[other_K], coded=True)
+        at = int((references.rows_S * self._widths_T[references.tables_S]).sum())
+
+        def fill(out: Bytes) -> None:
+            take_rows(rows.encoded, known_K, known_T, layout.starts_T1, self._widths_T, out[:at])
+            take_rows(rows.encoded, other_K, counts_T - known_T, layout.starts_T1, self._widths_T, out[at:])
+
+        return self._message(joined(references, others), fill, allocate)
+
+    def _message(self, ids: EncodedIds, fill: Callable[[Bytes], None], allocate: Allocate) -> Packed:
+        """A message with these ids, and the rows that `fill` writes in their order."""
+        widths_S = self._widths_T[ids.tables_S]
+        if self._elements:
+            rows = np.empty(int((ids.rows_S * widths_S).sum()), dtype=np.uint8)
+            fill(rows)
+            packets = encode_elements(rows.view(np.float32), ids.rows_S, ids.tables_S, self._catalog)
+            sizes_S = np.array([packet.size for packet in packets], dtype=np.int64)
+            message = allocate(**ids.directory, value_bytes_S=sizes_S, value_formats_S=ELEMENTS)
+            message.values_area[:] = np.concatenate(packets) if packets else 0
+        else:
+            tags_S = self._formats.tags_T[ids.tables_S]
+            message = allocate(**ids.directory, value_bytes_S=ids.rows_S * widths_S, value_formats_S=tags_S)
+            fill(message.values_area)
+        message.ids_area[:] = ids.area
+        return message
+
+
+def _places(rows: EncodedRows, request: Request, pulled: Request) -> Ints:
+    """The position of each row to send among its table's rows that its server was sent a pull for, -1 = none."""
+    places_V = places(pulled.split, pulled.ids.ids_V.size)
+    if request is not pulled:
+        places_V = _or_none(places_V, find(request.ids, pulled.ids))
+    return places_V if rows.positions_K is None else _or_none(places_V, rows.positions_K)
+
+
+def _or_none(places_V: Ints, at_K: Ints) -> Ints:
+    """The places at some positions; -1 where the position is -1."""
+    return np.where(at_K < 0, -1, places_V[at_K]) if places_V.size else np.full(at_K.size, -1, dtype=np.int64)
+
 
 Grads = Mapping[str, Rows]
-Pulls = Sequence[Pull]
+PullHandles = Sequence[PullHandle]
 
 
 class PushBuffer(JaggedRows):
     """Gradients in the buffer of their push message. Do not change them after the push."""
 
-    def __init__(self, layout: Layout, names: tuple[str, ...], message: Packed) -> None:
+    def __init__(self, layout: JaggedLayout, names: tuple[str, ...], message: Packed) -> None:
         super().__init__(layout, message.values_area.view(np.float32), names)
         self.message = message
 
@@ -46,7 +141,7 @@ class PushBuffer(JaggedRows):
 class _Unacknowledged:
     """A step's pushes that were sent alone, and the pull that the others carried, whose reply acknowledges them."""
 
-    pull: Pull | None
+    pull: PullHandle | None
     futures: list[tuple[int, Future[Bytes]]] = field(default_factory=list)
 
     def all(self) -> list[Future[Bytes]]:
@@ -59,13 +154,13 @@ class Pusher:
     def __init__(
         self,
         calls: ServerCalls,
-        pulls: Puller,
+        pulls: PullSender,
         writer: PushWriter,
         compressor: Compressor,
         *,
         window: int,
-        frozen: frozenset[str] = frozenset(),
-        replies: Replies | None = None,
+        frozen: frozenset[str],
+        replies: Replies,
     ) -> None:
         """`pulls`: of the same worker. `window`: most steps without an acknowledgement. `frozen`: tables whose
         gradients are not sent. `replies`: waits for the replies to a push within a step."""
@@ -74,7 +169,7 @@ class Pusher:
         self.num_values = 0
         """Values of all gradients so far, sent or not; those of a step that is pushed again count once."""
         self._calls = calls
-        self._replies = calls.replies if replies is None else replies
+        self._replies = replies
         self._counted_until = 0
         self._pulls = pulls
         self._writer = writer
@@ -111,7 +206,14 @@ class Pusher:
         return PushBuffer(layout, request.ids.names, message)
 
     def messages(
-        self, step: int, request: Request, grads: Grads, pulls: Pulls, *, last: bool = False, lr_factor: float = 1.0
+        self,
+        step: int,
+        request: Request,
+        grads: Grads,
+        pulls: PullHandles,
+        *,
+        last: bool = False,
+        lr_factor: float = 1.0,
     ) -> dict[int, Bytes]:
         """Returns a step's pushes by server. Blocks until the window of unacknowledged steps has room.
 
@@ -122,10 +224,10 @@ class Pusher:
         flush = last and compressor is not None and compressor.sends_later
         pulls = [pull for pull in pulls if pull.number and pull.fetch.step == step and pull.received]
         value = push_value(flush=flush, lr_factor=lr_factor)
-
-        def value_of(server: int) -> int:
-            return value | pull_names(pull.number for pull in pulls if pull.fetch.missing.split.count(server))
-
+        values = [
+            value | pull_names(pull.number for pull in pulls if pull.fetch.missing.split.count(server))
+            for server in range(self._calls.num_servers)
+        ]
         request, rows = self._fitted(request, grads)
         if step >= self._counted_until:
             self._counted_until = step + 1
@@ -133,16 +235,13 @@ class Pusher:
         self._wait_for_window(step)
         self._pulls.pushed(step)
         if isinstance(rows, PushBuffer) and rows.is_of(step, request):
-            set_value(rows.message, value_of(0))
+            set_value(rows.message, values[0])
             return {0: rows.message.buffer}
         if compressor is None:
             encoded = EncodedRows(request.ids, rows.flat.view(np.uint8), None)
         else:
             encoded = compressor.compress(step, request.ids, rows, last=last)
-
-        def allocate(server: int, **directory: Any) -> Packed:
-            return self._calls.allocate(Kind.PUSH, step, value=value_of(server), **directory)
-
+        allocate = [partial(self._calls.allocate, Kind.PUSH, step, value=value) for value in values]
         messages = self._writer.write(encoded, request, [pull.fetch.missing for pull in pulls], allocate)
         return {server: packed.buffer for server, packed in enumerate(messages)}
 
@@ -167,7 +266,7 @@ class Pusher:
             request = Request(ids, split(ids, self._calls.num_servers))
         return request, JaggedRows.of_arrays(ids, grads)
 
-    def send(self, step: int, pushes: dict[int, Bytes], pulls: Mapping[int, Bytes], pull: Pull | None) -> None:
+    def send(self, step: int, pushes: dict[int, Bytes], pulls: Mapping[int, Bytes], pull: PullHandle | None) -> None:
         """Sends pushes. A pull to the same server goes in the same call, and its reply acknowledges both. Adds
         those replies to `pull`."""
         pending = self._unacknowledged[step] = _Unacknowledged(pull)
@@ -178,7 +277,7 @@ class Pusher:
             (pending.futures if pull is None or then is None else pull.futures).append((server, future))
 
     def wait_acknowledged(self, *, in_step: bool = True) -> None:
-        """Blocks until every push is acknowledged. Raises what `Pull.result` raises. `in_step`: a step waits for it."""
+        """Blocks until every push is acknowledged; `in_step`: a step waits for it. Raises as `PullHandle.result`."""
         for step in sorted(self._unacknowledged):
             self._finish(step, self._replies if in_step else self._calls.replies)
 

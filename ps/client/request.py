@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from shardkeep.base.arrays import Floats, Ints
-from shardkeep.ps import placement_kernels
 from shardkeep.ps.client.row_memory import RowMemory
-from shardkeep.ps.jagged import JaggedIds, Layout, SectionIds, union
+from shardkeep.ps.jagged import JaggedIds, JaggedLayout, SectionIds, union
 from shardkeep.ps.placement import Split, split
+from shardkeep.ps.placement_kernels import copy_rows, find_sorted
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,15 +69,15 @@ class Cache:
             if other.answer is not None or step - other.step > self._lease:
                 continue
             at_V = find(ids, other.missing.ids)
-            mine = np.flatnonzero((at_V >= 0) & ~known_V)
-            if mine.size:
-                borrowed.append((other, at_V[mine], mine))
-                known_V[mine] = True
+            places = np.flatnonzero((at_V >= 0) & ~known_V)
+            if places.size:
+                borrowed.append((other, at_V[places], places))
+                known_V[places] = True
         places_M = np.flatnonzero(~known_V)
         self.hits += ids.ids_V.size - places_M.size
         self.misses += places_M.size
         counts_T = np.diff(np.searchsorted(places_M, layout.starts_T1))
-        lacking = JaggedIds(Layout.of_counts(layout.catalog, counts_T), ids.ids_V[places_M], ids.names)
+        lacking = JaggedIds(JaggedLayout.of_counts(layout.catalog, counts_T), ids.ids_V[places_M], ids.names)
         missing = Request(lacking, split(lacking, self._num_servers))
         fetch = Fetch(step, request, missing, flat, places_M, borrowed, receive)
         self._under_way.append(fetch)
@@ -87,12 +87,13 @@ class Cache:
         """Returns all rows of the request: those of the reply, the cached ones and the borrowed ones."""
         flat, layout = fetch.flat, fetch.request.ids.layout
         assert flat is not None and fetch.places_M is not None
-        _put(fetch.missing.ids.layout, answer, np.arange(fetch.places_M.size), layout, fetch.places_M, flat)
-        for other, theirs, mine in fetch.borrowed:
+        to_T1, dims_T, all_M = layout.starts_T1, layout.catalog.dims_T, np.arange(fetch.places_M.size)
+        copy_rows(answer, fetch.missing.ids.layout.starts_T1, all_M, flat, to_T1, fetch.places_M, dims_T)
+        for other, from_K, to_K in fetch.borrowed:
             if other.receive is not None:  # results are taken in another order than the pulls were sent
                 other.receive()
             assert other.answer is not None
-            _put(other.missing.ids.layout, other.answer, theirs, layout, mine, flat)
+            copy_rows(other.answer, other.missing.ids.layout.starts_T1, from_K, flat, to_T1, to_K, dims_T)
         fetch.borrowed, fetch.receive = [], None
         fetch.answer = answer
         self._memory.store(fetch.step, fetch.missing.ids, answer)
@@ -110,19 +111,12 @@ def together(requests: Sequence[Request], num_servers: int) -> Request | None:
     catalog = requests[0].ids.layout.catalog
     all_T = np.arange(len(catalog))
     tables_U, ids_U, _ = union([SectionIds(all_T, each.ids.layout.starts_T1, each.ids.ids_V) for each in requests])
-    ids = JaggedIds(Layout.of_counts(catalog, np.bincount(tables_U, minlength=len(catalog))), ids_U)
+    ids = JaggedIds(JaggedLayout.of_counts(catalog, np.bincount(tables_U, minlength=len(catalog))), ids_U)
     return Request(ids, split(ids, num_servers))
 
 
 def find(ids: JaggedIds, among: JaggedIds) -> Ints:
     """The position of each id among others, int64 (V,); -1 = not there."""
     at_V = np.empty(ids.ids_V.size, dtype=np.int64)
-    placement_kernels.find_sorted(ids.layout.starts_T1, ids.ids_V, among.layout.starts_T1, among.ids_V, at_V)
+    find_sorted(ids.layout.starts_T1, ids.ids_V, among.layout.starts_T1, among.ids_V, at_V)
     return at_V
-
-
-def _put(source: Layout, rows: Floats, from_K: Ints, target: Layout, to_K: Ints, out: Floats) -> None:
-    """Copies rows at ascending positions of one layout to positions of another."""
-    placement_kernels.copy_rows(
-        rows, source.starts_T1, from_K, out, target.starts_T1, to_K, target.catalog.dims_T
-    )  # fmt: skip

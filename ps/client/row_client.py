@@ -11,30 +11,26 @@ from collections.abc import Mapping, Sequence
 from shardkeep.base.arrays import Ids, Rows
 from shardkeep.compression.config import CompressionConfig
 from shardkeep.compression.per_table import push_of
-from shardkeep.ps.client.absent_rows import AbsentRows
-from shardkeep.ps.client.admin import AdminClient
-from shardkeep.ps.client.calls import ServerCalls
+from shardkeep.ps.client.calls import ReplyWaits, ServerCalls
 from shardkeep.ps.client.compressor import Compressor
-from shardkeep.ps.client.pull import Pull, Puller
-from shardkeep.ps.client.push import Grads, Pulls, Pusher
-from shardkeep.ps.client.push_messages import PushWriter
+from shardkeep.ps.client.pull import AbsentRows, PullHandle, PullSender
+from shardkeep.ps.client.push import Grads, PullHandles, Pusher, PushWriter
 from shardkeep.ps.client.request import Cache, Request
 from shardkeep.ps.client.row_memory import RowMemory
-from shardkeep.ps.client.waits import ReplyWaits
 from shardkeep.ps.config import ConsistencyConfig, TableSpec
 from shardkeep.ps.jagged import Catalog, JaggedIds, JaggedRows
 from shardkeep.ps.placement import split
 from shardkeep.ps.transport.transport import Transport
 from shardkeep.ps.wire.message import Kind
 
-__all__ = ["Ids", "Pull", "RowClient", "Rows"]
+__all__ = ["Ids", "PullHandle", "RowClient", "Rows"]
 
 
 class RowClient:
     """One worker's access to all embedding servers.
 
-    Not thread safe, except `request` and `admin`. Steps count from the job's start; each rank pushes once per step, to
-    every server (an empty message if it has no rows), and pulls a step before it pushes it.
+    Not thread safe, except `request` and `calls.ask`. Steps count from the job's start; each rank pushes once per step,
+    to every server (an empty message if it has no rows), and pulls a step before it pushes it.
     """
 
     def __init__(
@@ -64,41 +60,36 @@ class RowClient:
         self.calls = ServerCalls(
             transport, rank=rank, generation=generation, timeout_s=timeout_s, patience_s=patience_s
         )
-        self.admin = AdminClient(self.calls.admin_replies)
         pushes_T = [push_of(spec.compression, compression.push, frozen=spec.freeze) for spec in tables]
         self.memory = RowMemory(catalog, compression, history=history, num_workers=num_workers, pushes_T=pushes_T)
         """Residuals and cached rows."""
         self.compressor = Compressor(catalog, compression.push, self.memory, seed=seed, rank=rank, pushes_T=pushes_T)
         coded, window = compression.ids == "coded", consistency.window
-        self.cache: Cache | None = None
-        """Rows that need no pull; None = every row is requested."""
+        lease, cache = compression.pull.lease, None
         if self.memory.caches:
-            lease = compression.pull.lease
-            self.cache = Cache(self.memory, lease=lease, window=window, num_servers=self.num_servers)
+            cache = Cache(self.memory, lease=lease, window=window, num_servers=self.num_servers)
         absent = AbsentRows(tables, catalog, seed=seed) if coded else None
         self.waits = ReplyWaits(self.calls) if measures_waits else None
         """Time that steps have waited for servers; None = it is not measured."""
-        replies = None if self.waits is None else self.waits.replies
-        self._pulls = Puller(
-            self.calls, catalog, sync=self._sync, window=window, cache=self.cache, absent=absent, replies=replies
+        replies = self.calls.replies if self.waits is None else self.waits.replies
+        self.pulls = PullSender(
+            self.calls, catalog, sync=self._sync, window=window, cache=cache, absent=absent, replies=replies
         )
         self._fenced = 0  # in sync: the servers have applied all steps before this one
-        self.staleness_seen = self._pulls.staleness_seen
-        """Number of pulls by the staleness of their rows."""
         elements = compression.push.keep_values is not None
         writer = PushWriter(
-            catalog, self.compressor.format, num_servers=self.num_servers, coded=coded, elements=elements
+            catalog, self.compressor.formats, num_servers=self.num_servers, coded=coded, elements=elements
         )
         self._frozen = frozen = frozenset(spec.name for spec in tables if spec.freeze)
         self.pushes = Pusher(
-            self.calls, self._pulls, writer, self.compressor, window=window, frozen=frozen, replies=replies
+            self.calls, self.pulls, writer, self.compressor, window=window, frozen=frozen, replies=replies
         )
 
     def regroup(self, transport: Transport, generation: int, step: int) -> None:
         """Continues over another generation's transport, to as many servers, at `step`. Forgets what was not
         acknowledged: the caller pushes all steps from `step` on again, and servers drop what they have."""
         self.calls.regroup(transport, generation)
-        self._pulls.forget()
+        self.pulls.forget()
         self.pushes.restart(step)
         self._fenced = step
         self.memory.rewind(step)
@@ -113,20 +104,15 @@ class RowClient:
         return self.calls.generation
 
     @property
-    def pulled_values(self) -> int:
-        """As `Puller.num_values`."""
-        return self._pulls.num_values
-
-    @property
     def num_servers(self) -> int:
         return self.calls.num_servers
 
-    def held_back(self) -> dict[str, float]:
-        """Counters of residuals and cache (`held_back` in summary.json); {} = neither is used."""
-        found = self.memory.report() if self.memory.sends_later else {}
-        if self.cache is not None:
-            found |= {"cache_hits": self.cache.hits, "cache_misses": self.cache.misses}
-        return found
+    def residuals_and_cache(self) -> dict[str, float]:
+        """Counters of residuals and cache (in summary.json); {} = neither is used."""
+        counters = self.memory.report() if self.memory.sends_later else {}
+        if (cache := self.pulls.cache) is not None:
+            counters |= {"cache_hits": cache.hits, "cache_misses": cache.misses}
+        return counters
 
     def request(self, ids: Mapping[str, Ids]) -> Request:
         """Places each table's ids (int64, sorted, unique) on servers. Pure; may run in another thread.
@@ -136,17 +122,17 @@ class RowClient:
             ids = JaggedIds.of_arrays(self._catalog, ids)
         return Request(ids, split(ids, self.num_servers))
 
-    def pull(self, step: int, request: Request, *, for_push: bool = True) -> Pull:
+    def pull(self, step: int, request: Request, *, for_push: bool = True) -> PullHandle:
         """Requests the rows of step `step`; returns immediately. In `sync` it first waits until every server has
         acknowledged this rank's earlier pushes. `for_push`: whether the push of the step may name this pull."""
         if self._sync:
             self.wait_acknowledged()
         for_push = for_push and not self._frozen.issuperset(request.ids)
-        return self._pulls.send(Kind.PULL, step, request, for_push=for_push)
+        return self.pulls.send(Kind.PULL, step, request, for_push=for_push)
 
-    def read(self, request: Request) -> Pull:
+    def read(self, request: Request) -> PullHandle:
         """Requests rows as they are now, without a promise of order (evaluation)."""
-        return self._pulls.send(Kind.READ, 0, request)
+        return self.pulls.send(Kind.READ, 0, request)
 
     def fence(self, step: int) -> None:
         """Blocks until the servers have applied all pushes of this rank before `step`. In `sync`: of every rank; it
@@ -166,7 +152,14 @@ class RowClient:
         return self.pushes.buffer(step, request)
 
     def push(
-        self, step: int, request: Request, grads: Grads, *, pulls: Pulls = (), last: bool = False, lr_factor: float = 1
+        self,
+        step: int,
+        request: Request,
+        grads: Grads,
+        *,
+        pulls: PullHandles = (),
+        last: bool = False,
+        lr_factor: float = 1,
     ) -> None:
         """Sends the gradients (U, D) of the request's rows; returns without waiting for the acknowledgement,
         unless as many steps as the consistency mode allows are already unacknowledged. Gradients of frozen tables are
@@ -180,7 +173,7 @@ class RowClient:
         3.4e38, rounded to float32. In `sync`, all ranks push the same factor at a step.
 
         Raises ProtocolError if gradients do not fit the request, the step was pushed before or `lr_factor` is out of
-        bounds, and what `Pull.result` raises if an earlier push failed."""
+        bounds, and what `PullHandle.result` raises if an earlier push failed."""
         messages = self.pushes.messages(step, request, grads, pulls, last=last, lr_factor=lr_factor)
         self.pushes.send(step, messages, {}, None)
 
@@ -192,9 +185,9 @@ class RowClient:
         next_step: int,
         next_request: Request,
         *,
-        pulls: Pulls = (),
+        pulls: PullHandles = (),
         lr_factor: float = 1.0,
-    ) -> Pull:
+    ) -> PullHandle:
         """`push`, then `pull` of another step, in one call per server if the mode allows it: a call costs more than its
         bytes."""
         if self._sync and self.num_servers > 1:  # each must hold the push before any is pulled
@@ -203,10 +196,10 @@ class RowClient:
         messages = self.pushes.messages(step, request, grads, pulls, lr_factor=lr_factor)
         if self._sync:
             self.wait_acknowledged()
-        pull = self._pulls.prepared(Kind.PULL, next_step, next_request)
-        self.pushes.send(step, messages, self._pulls.messages(pull, next_step), pull)
+        pull = self.pulls.prepared(Kind.PULL, next_step, next_request)
+        self.pushes.send(step, messages, self.pulls.messages(pull, next_step), pull)
         return pull
 
     def wait_acknowledged(self) -> None:
-        """Blocks until every push is acknowledged. Raises what `Pull.result` raises."""
+        """Blocks until every push is acknowledged. Raises what `PullHandle.result` raises."""
         self.pushes.wait_acknowledged()

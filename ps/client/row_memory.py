@@ -8,8 +8,8 @@ pools. Knows no message and no server.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,15 +21,15 @@ from shardkeep.compression.config import CompressionConfig
 from shardkeep.compression.per_table import TablePush, push_of
 from shardkeep.compression.selection.registry import Choose
 from shardkeep.compression.selection.shares import nth_key
-from shardkeep.ps.jagged import Catalog, JaggedIds, Layout
+from shardkeep.ps.jagged import Catalog, JaggedIds, JaggedLayout
 from shardkeep.ps.placement_kernels import find_sorted
 
 if TYPE_CHECKING:  # most jobs have no pool: only those that have load the pools and their kernels
-    from shardkeep.compression.selection.element_pool import ElementPool, SelectedElements
     from shardkeep.compression.selection.row_pool import RowPool
     from shardkeep.compression.selection.selected import Selected
+    from shardkeep.compression.selection.slots import ResidualPool, RowSlots
 
-Encode = Callable[[Layout, Ints, Floats, Floats], Floats]
+Encode = Callable[[JaggedLayout, Ints, Floats, Floats], Floats]
 """(layout, ids, rows, squares) of the rows to send -> what the servers will make of them, flat."""
 
 
@@ -37,7 +37,7 @@ Encode = Callable[[Layout, Ints, Floats, Floats], Floats]
 class Outgoing:
     """Rows to send, table after table."""
 
-    layout: Layout
+    layout: JaggedLayout
     ids_K: Ints
     flat: Floats
     """The rows' values."""
@@ -49,7 +49,7 @@ class Outgoing:
 
 @dataclass(slots=True)
 class _Group:
-    """The tables of one dim and one share of rows that are sent, and their pool."""
+    """The tables of one dim and one share of rows that are sent, and their pools."""
 
     name: str
     """Of its residuals in a checkpoint: the dim, and the numbers of the tables if they are not all of the dim."""
@@ -57,16 +57,10 @@ class _Group:
     tables: Ints
     keep: float
     """The share of its rows that is sent."""
-    pool: RowPool
-    elements: ElementPool | None = None
-    """What single values are sent from; then the pool has rows read before only."""
-    whole: bool = False
-    """Whether all rows are sent as they are; then the pool has rows read before only."""
-
-    @property
-    def unsent(self) -> RowPool | ElementPool:
-        """Where gradients wait."""
-        return self.pool if self.elements is None else self.elements
+    residuals: ResidualPool | None
+    """Where gradients wait; None = all rows are sent as they are."""
+    cache: RowPool | None
+    """Rows read before, which may share the slots of residuals; None = none are kept."""
 
 
 class RowMemory:
@@ -89,10 +83,8 @@ class RowMemory:
     ) -> None:
         push, pull = compression.push, compression.pull
         self._catalog = catalog
-        self._by_elements = push.keep_values is not None
+        self._push, self._num_workers = push, num_workers
         self._history = history
-        self._max_age = push.max_age
-        self._dgc, self._num_workers = push.dgc, num_workers
         self._lease = pull.lease
         self._drift = math.inf if pull.drift is None else pull.drift
         self.sends_later = push.pool_rows > 0
@@ -113,15 +105,14 @@ class RowMemory:
             name = (
                 str(dim) if tables.size == (catalog.dims_T == dim).sum() else f"{dim} of {','.join(map(str, numbers))}"
             )
-            size = share if self.caches or not whole else 1
-            group = _Group(name, dim, tables, keep, self._pool(tables, dim, size), whole=whole)
-            if self._by_elements:
-                group.elements = self._element_pool(tables, dim, push.pool_rows)
+            group = _Group(name, dim, tables, keep, None, self._row_pool(tables, dim, share) if self.caches else None)
+            if self.sends_later and not whole:
+                self._make_residuals(group, push.pool_rows if push.keep_values is not None else share)
             self._groups.append(group)
         self._used = False
         self._overflow_rows = self._bad_rows = 0
 
-    def _pool(self, tables: Ints, dim: int, capacity: int) -> RowPool:
+    def _row_pool(self, tables: Ints, dim: int, capacity: int) -> RowPool:
         from shardkeep.compression.selection.row_pool import RowPool
 
         return RowPool(
@@ -132,11 +123,21 @@ class RowMemory:
             history=self._history,
         )
 
-    def _element_pool(self, tables: Ints, dim: int, capacity: int) -> ElementPool:
+    def _make_residuals(self, group: _Group, capacity: int) -> None:
+        """Gives a group its pool of residuals, with so many slots; rows share them with the cache."""
+        if self._push.keep_values is None:
+            shared = group.cache
+            if shared is None or shared.slots.capacity != capacity:
+                shared = self._row_pool(group.tables, group.dim, capacity)
+            group.residuals, group.cache = shared, shared if self.caches else None
+            return
         from shardkeep.compression.selection.element_pool import Dgc, ElementPool
 
-        dgc = None if self._dgc is None else Dgc(**self._dgc.model_dump(), num_workers=self._num_workers)
-        return ElementPool(num_tables=tables.size, dim=dim, capacity=capacity, history=self._history, dgc=dgc)
+        own = {key: value for key, value in self._push.dgc or () if value != "off"}
+        dgc = Dgc(**own, num_workers=self._num_workers) if own else None
+        group.residuals = ElementPool(
+            num_tables=group.tables.size, dim=group.dim, capacity=capacity, history=self._history, dgc=dgc
+        )
 
     # ---- unsent gradients ----
 
@@ -158,37 +159,33 @@ class RowMemory:
         pool takes the rows with the largest norm of gradient and residual. `last` = all gradients that wait, but not
         what was rounded off of rows that were sent."""
         self._used = True
-        chosen: list[Selected | SelectedElements] = []
+        chosen: list[Selected] = []
+        max_age = 1 if last else 0 if self._push.max_age == "off" else self._push.max_age
         for g, group in enumerate(self._groups):
             rows, keep = _part(ids.layout, group, ids.ids_V, grads), keep_now(group.keep)
-            if group.whole:
+            if group.residuals is None:
                 chosen.append(_whole(*rows))
-            elif group.elements is None:
-                max_age = 1 if last else self._max_age
-                marks = (
-                    None
-                    if choose is None or keep == 1.0
-                    else _marked(choose(rows[2], keep, nth_key(key, g)), rows[1].size)
-                )
-                chosen.append(group.pool.select(step, *rows, keep=keep, max_age=max_age, chosen_V=marks))
-            else:
-                chosen.append(group.elements.select(step, *rows, keep=keep, flush=last))
+                continue
+            marks = None
+            if choose is not None and keep < 1.0:
+                marks = _marked(choose(rows[2], keep, nth_key(key, g)), rows[1].size)
+            chosen.append(group.residuals.select(step, *rows, keep=keep, max_age=max_age, chosen_V=marks))
         self._overflow_rows += sum(selected.num_overflow for selected in chosen)
         self._bad_rows += sum(selected.num_bad for selected in chosen)
         out = self._joined(ids, chosen)
         sent = encode(out.layout, out.ids_K, out.flat, out.squares_K)
         for group, selected in zip(self._groups, chosen, strict=True):
-            if not group.whole:
+            if group.residuals is not None:
                 _, _, mine_KD = _part(out.layout, group, out.ids_K, sent)
-                group.unsent.commit(selected, mine_KD)  # type: ignore[arg-type]
+                group.residuals.commit(selected, mine_KD)
         return out
 
-    def _joined(self, ids: JaggedIds, chosen: Sequence[Selected | SelectedElements]) -> Outgoing:
+    def _joined(self, ids: JaggedIds, chosen: Sequence[Selected]) -> Outgoing:
         """The groups' rows, table after table."""
         counts_T = np.zeros(len(self._catalog), dtype=np.int64)
         for group, selected in zip(self._groups, chosen, strict=True):
             counts_T[group.tables] = np.diff(selected.starts_T1)
-        out = Layout.of_counts(self._catalog, counts_T)
+        out = JaggedLayout.of_counts(self._catalog, counts_T)
         ids_K, squares_K = np.empty(out.num_rows, np.int64), np.zeros(out.num_rows, np.float32)
         flat = np.empty(out.num_values, np.float32)
         for group, selected in zip(self._groups, chosen, strict=True):
@@ -196,8 +193,7 @@ class RowMemory:
                 rows = slice(int(selected.starts_T1[g]), int(selected.starts_T1[g + 1]))
                 to = slice(int(out.starts_T1[t]), int(out.starts_T1[t + 1]))
                 ids_K[to] = selected.ids_K[rows]
-                if group.elements is None:
-                    squares_K[to] = selected.squares_K[rows]  # type: ignore[union-attr]
+                squares_K[to] = selected.squares_K[rows]
                 flat[out.values_T1[t] : out.values_T1[t + 1]] = selected.rows_KD[rows].reshape(-1)
         positions_K = np.empty(out.num_rows, np.int64)
         find_sorted(out.starts_T1, ids_K, ids.layout.starts_T1, ids.ids_V, positions_K)
@@ -209,50 +205,54 @@ class RowMemory:
         """Copies the rows that are still good to their places in `flat`; which these are, bool (V,)."""
         hit_V = np.zeros(ids.ids_V.size, dtype=np.bool_)
         for group in self._groups:
+            assert group.cache is not None
             starts_T1, ids_G, rows_GD = _part(ids.layout, group, ids.ids_V, flat)
-            hit_G = group.pool.lookup(step, starts_T1, ids_G, rows_GD, self._lease, self._drift)
-            for t, rows, hits in _by_table(ids.layout, group, rows_GD, hit_G):
-                hit_V[ids.layout.starts_T1[t] : ids.layout.starts_T1[t + 1]] = hits
-                if not np.shares_memory(rows, flat):
-                    flat[ids.layout.values_T1[t] : ids.layout.values_T1[t + 1]] = rows.reshape(-1)
+            hit_G = group.cache.lookup(step, starts_T1, ids_G, rows_GD, self._lease, self._drift)
+            for g, t in enumerate(group.tables.tolist()):
+                rows = slice(int(starts_T1[g]), int(starts_T1[g + 1]))
+                hit_V[ids.layout.starts_T1[t] : ids.layout.starts_T1[t + 1]] = hit_G[rows]
+                if not np.shares_memory(rows_GD, flat):
+                    flat[ids.layout.values_T1[t] : ids.layout.values_T1[t + 1]] = rows_GD[rows].reshape(-1)
         return hit_V
 
     def store(self, step: int, ids: JaggedIds, flat: Floats) -> None:
         """Remembers rows that were read for `step`."""
         for group in self._groups:
-            group.pool.store(step, *_part(ids.layout, group, ids.ids_V, flat), self._drift)
+            assert group.cache is not None
+            group.cache.store(step, *_part(ids.layout, group, ids.ids_V, flat), self._drift)
 
     def rewind(self, step: int) -> None:
         """Goes back to the start of a step, if it has sent anything; forgets rows. Raises KeyError when it is too long
         ago."""
         for group in self._groups:
-            if self._used and not group.whole:
-                group.unsent.rewind(step)
-            group.pool.forget_rows()
+            if self._used and group.residuals is not None:
+                group.residuals.slots.rewind(step)
+            if group.cache is not None:
+                group.cache.slots.forget_rows()
 
     @property
-    def _unsent(self) -> list[RowPool | ElementPool]:
+    def _unsent(self) -> list[RowSlots]:
         """Where gradients wait."""
-        return [group.unsent for group in self._groups if not group.whole] if self.sends_later else []
+        return [group.residuals.slots for group in self._groups if group.residuals is not None]
 
     @property
     def num_unsent(self) -> int:
         """Rows with a residual, gradient or the rounding error of what was sent."""
-        return sum(pool.num_unsent for pool in self._unsent)
+        return sum(slots.num_unsent for slots in self._unsent)
 
     @property
     def lost_squares(self) -> float:
         """Sum of the squares of the rounding errors that were given up for want of a slot."""
-        return float(sum(pool.lost_squares for pool in self._unsent))
+        return float(sum(slots.lost_squares for slots in self._unsent))
 
     def report(self) -> dict[str, float]:
         """Rows with a residual, the square of what they hold; so far: rows whose rounding errors were given
         up, rows sent for want of a slot, and rows left out because with what waited for them they were not finite."""
-        pools = self._unsent
+        norms = [g.residuals.slots.unsent_norm(g.dim) for g in self._groups if g.residuals is not None]
         return {
             "unsent_rows": self.num_unsent,
-            "unsent_squares": float(sum(pool.unsent_norm**2 for pool in pools)),
-            "lost_rows": sum(pool.lost_rows for pool in pools),
+            "unsent_squares": float(sum(norm**2 for norm in norms)),
+            "lost_rows": sum(slots.lost_rows for slots in self._unsent),
             "overflow_rows": self._overflow_rows,
             "bad_rows": self._bad_rows,
         }
@@ -260,9 +260,8 @@ class RowMemory:
     def delivered_by_age(self) -> list[float]:
         """Sum of the L2 norms of the rows sent, by the age of their oldest gradient: 0, 1, 2-3, 4-7, ... steps; [] if
         no rows wait."""
-        groups = self._groups if self.sends_later and not self._by_elements else []
-        pools = [group.pool for group in groups if not group.whole]
-        return np.sum([pool.delivered_by_age for pool in pools], axis=0).tolist() if pools else []
+        by_age = [slots.sums[1:] for slots in self._unsent]
+        return np.sum(by_age, axis=0).tolist() if by_age else []
 
     # ---- state ----
 
@@ -271,16 +270,16 @@ class RowMemory:
         return {
             f"{group.name}/{key}": array
             for group in self._groups
-            if not group.whole
-            for key, array in group.unsent.state().items()
+            if group.residuals is not None
+            for key, array in group.residuals.slots.state().items()
         }
 
     def load(self, states: Sequence[Mapping[str, npt.NDArray[np.generic]]]) -> None:
         """Takes the sum of the unsent gradients of several workers. Raises CheckpointError where other tables shared a
         pool."""
-        from shardkeep.compression.selection.row_pool_state import merge
+        from shardkeep.compression.selection.slots import merge
 
-        known = {group.name for group in self._groups if not group.whole}
+        known = {group.name for group in self._groups if group.residuals is not None}
         other = {key.partition("/")[0] for state in states for key in state} - known
         if self.sends_later and other:
             raise CheckpointError(
@@ -289,51 +288,33 @@ class RowMemory:
             )
         for group in self._groups:
             prefix = f"{group.name}/"
-            mine = [{k.removeprefix(prefix): a for k, a in s.items() if k.startswith(prefix)} for s in states]
-            mine = [state for state in mine if state]
-            if mine:
-                state = merge(mine) if len(mine) > 1 else mine[0]
-                size = len(state["ids"])
-                if size > group.unsent.capacity:  # of more workers than there are now
-                    if group.elements is None:
-                        group.pool = self._pool(group.tables, group.dim, size)
-                    else:
-                        group.elements = self._element_pool(group.tables, group.dim, size)
-                group.unsent.load(state)
+            own_states = [{k.removeprefix(prefix): a for k, a in s.items() if k.startswith(prefix)} for s in states]
+            own_states = [state for state in own_states if state]
+            if own_states and group.residuals is not None:
+                state = merge(own_states) if len(own_states) > 1 else own_states[0]
+                if len(state["ids"]) > group.residuals.slots.capacity:  # of more workers than there are now
+                    self._make_residuals(group, len(state["ids"]))
+                group.residuals.slots.load(state)
 
 
-def _starts(layout: Layout, group: _Group) -> Ints:
-    starts_T1 = np.zeros(group.tables.size + 1, dtype=np.int64)
-    np.cumsum(np.diff(layout.starts_T1)[group.tables], out=starts_T1[1:])
-    return starts_T1
-
-
-def _part(layout: Layout, group: _Group, ids_V: Ints, flat: Floats) -> tuple[Ints, Ints, Floats]:
+def _part(layout: JaggedLayout, group: _Group, ids_V: Ints, flat: Floats) -> tuple[Ints, Ints, Floats]:
     """A group's starts, ids and rows; views where the group is all there is."""
     if group.tables.size == len(layout.catalog):
         return layout.starts_T1, ids_V, flat.reshape(-1, group.dim)
     ids = [ids_V[layout.starts_T1[t] : layout.starts_T1[t + 1]] for t in group.tables]
     rows = [flat[layout.values_T1[t] : layout.values_T1[t + 1]] for t in group.tables]
-    return _starts(layout, group), np.concatenate(ids), np.concatenate(rows).reshape(-1, group.dim)
+    starts_T1 = np.concatenate([[0], np.cumsum([part.size for part in ids])])
+    return starts_T1, np.concatenate(ids), np.concatenate(rows).reshape(-1, group.dim)
 
 
 def _whole(starts_T1: Ints, ids_V: Ints, grad_VD: Floats) -> Selected:
     """All rows of a group. None of them waits."""
     from shardkeep.compression.selection.selected import Selected
 
-    empty = Selected.empty(starts_T1.size, 0, grad_VD.shape[1], 0, 0)
-    squares_V = np.zeros(ids_V.size, np.float32)
-    return replace(empty, starts_T1=starts_T1, ids_K=ids_V, rows_KD=grad_VD, squares_K=squares_V)
+    return Selected.plain(starts_T1, ids_V, grad_VD, np.full(ids_V.size, -1))
 
 
 def _marked(positions_K: Ints, count: int) -> Bools:
     marks_V = np.zeros(count, dtype=np.bool_)
     marks_V[positions_K] = True
     return marks_V
-
-
-def _by_table(layout: Layout, group: _Group, rows_GD: Floats, hit_G: Bools) -> Iterator[tuple[int, Floats, Bools]]:
-    starts_T1 = _starts(layout, group)
-    for g, t in enumerate(group.tables.tolist()):
-        rows = slice(int(starts_T1[g]), int(starts_T1[g + 1]))
-        yield t, rows_GD[rows], hit_G[rows]

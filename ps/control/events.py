@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from shardkeep.base.errors import ProtocolError
-from shardkeep.base.log import EventLog
+from shardkeep.base.logs.log import EventLog
 from shardkeep.compression.ledger import merge_totals
 from shardkeep.ps.control.records import REPORT_KINDS, Formation, Member, Record
-from shardkeep.ps.control.telemetry import check_record
+from shardkeep.records.telemetry import check_record
 
 EVENTS_KEPT = 500
 
@@ -105,18 +105,20 @@ class Events:
     def note(self, text: str, **facts: Any) -> None:
         """Adds an event of the coordinator itself and logs it."""
         _log.info(text)
+        if (member := facts.get("member")) is not None:
+            facts["member"] = {"role": member.role, "index": member.index}
         self._tell({"kind": "event", "text": text, **facts})
 
     def warn(self, text: str) -> None:
         """Adds a warning to the events, the log and the summary."""
         _log.warning(text)
         self.warnings.append(text)
-        self._tell({"kind": "event", "text": f"warning: {text}"})
+        self._tell({"kind": "event", "text": f"warning: {text}", "warning": text})
 
     def formed(self, formation: Formation, text: str) -> None:
         """Adds the event of a formation, with the tables."""
         tables = [{"name": t.name, "dim": t.dim, "optimizer": t.optimizer.name} for t in formation.tables]
-        self.note(text, tables=tables)
+        self.note(text, phase="formed", tables=tables)
         self._formed = self._events[-1]
 
     def tell(self, phase: str, record: Record) -> None:
@@ -132,8 +134,8 @@ class Events:
 
     def unwritten(self) -> list[tuple[str, Record]]:
         """Returns kind and record of each record added since the last call, in order."""
-        found, self._unwritten = self._unwritten, []
-        return found
+        records, self._unwritten = self._unwritten, []
+        return records
 
     def _tell(self, record: Record) -> None:
         self._add({**record, "role": "coordinator", "index": 0})

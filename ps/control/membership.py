@@ -1,21 +1,38 @@
-"""Who is in the job: places by (role, index), leases, the generation counter. Knows no job state, no clock."""
+"""Who is in the job: seats by (role, index), leases, the generation counter. Knows no job state, no clock."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from shardkeep.base.errors import ConfigError, ProtocolError, UserError
-from shardkeep.ps.control.records import NOTHING_KEPT, ROLES, Kept, Member, MemberStatus, Offer, Role
+from shardkeep.base.errors import ConfigError, PlaceLost, PlaceRefused, ProtocolError
+from shardkeep.ps.control.records import (
+    NO_OFFER,
+    NOT_REPLACED,
+    NOTHING_KEPT,
+    ROLES,
+    Member,
+    MemberStatus,
+    Missing,
+    Offer,
+    RecoveryFolder,
+    Role,
+)
 
-NO_OFFER = Offer()
-SILENT_S = 3.0
-"""Seconds, some heartbeats: a silent member counts as dead if another process is started in its place."""
+
+def heartbeat_s(members: int) -> float:
+    """Seconds between two heartbeats of one of so many members: a hundred a second, which cost a millisecond each."""
+    return min(max(1.0, members / 100), 5.0)
+
+
+def silent_s(members: int) -> float:
+    """Seconds, more than a heartbeat: a silent member counts as dead if another process is started for its seat."""
+    return heartbeat_s(members) + 2.0
 
 
 @dataclass(slots=True)
 class Seat:
-    """One place of the job and who holds it."""
+    """One seat of the job and who holds it."""
 
     member: Member
     token: str
@@ -28,7 +45,7 @@ class Seat:
     left_code: int | None = None
     lost: bool = False
     last_sequence: int = 0
-    kept: Kept = NOTHING_KEPT
+    kept: RecoveryFolder = NOTHING_KEPT
     met: int = -1
     """The last point at which it has waited for the other workers."""
 
@@ -57,8 +74,8 @@ class Seat:
         return MemberStatus(m.role, m.index, m.host, m.pid, condition, now - self.last_seen, self.step, self.phase)
 
 
-class Membership:
-    """The places of a job with a fixed number of servers and workers. Not thread safe."""
+class Seats:
+    """The seats of a job with a fixed number of servers and workers. Not thread safe."""
 
     def __init__(self, *, num_servers: int, num_workers: int, lease_s: float) -> None:
         self.counts: dict[Role, int] = {"server": num_servers, "worker": num_workers}
@@ -71,24 +88,24 @@ class Membership:
         return token in self._by_token
 
     def admit(self, member: Member, token: str, now: float) -> Seat:
-        """Gives `member` its place. Raises ConfigError (no such place) or UserError (place taken)."""
-        self.check_place(member.role, member.index)
+        """Gives `member` its seat. Raises ConfigError (no such seat) or PlaceRefused (seat taken)."""
+        self.check_seat(member.role, member.index)
         if not token:
             raise ProtocolError(f"{member} registered without a token")
         held = self._seats.get((member.role, member.index))
         if held is not None and not held.gone:
-            raise UserError(f"{member.name} is already in the job ({held.member}); start each index once")
+            raise PlaceRefused(f"{member.name} is already in the job ({held.member}); start each index once")
         seat = Seat(member, token, now, kept=NOTHING_KEPT if held is None else held.kept)
         self._seats[member.role, member.index] = self._by_token[token] = seat
         return seat
 
     def restore(self, generation: int, seats: Iterable[Seat]) -> None:
-        """Takes over the places that another coordinator gave."""
+        """Takes over the seats that another coordinator gave."""
         self.generation = generation
         for seat in seats:
             self._seats[seat.member.role, seat.member.index] = self._by_token[seat.token] = seat
 
-    def check_place(self, role: str, index: int) -> None:
+    def check_seat(self, role: str, index: int) -> None:
         if role not in ROLES:
             raise ProtocolError(f"unknown role {role!r}; allowed: {', '.join(ROLES)}")
         count = self.counts[role]
@@ -97,17 +114,17 @@ class Membership:
             raise ConfigError(f"{role} index {index}: the job has {count} {role}s; allowed: {allowed}")
 
     def seat(self, token: str) -> Seat:
-        """The place of the member that registered with `token`. Raises ProtocolError."""
+        """The seat of the member that registered with `token`. Raises PlaceLost."""
         try:
             return self._by_token[token]
         except KeyError:
-            raise ProtocolError("the coordinator does not know this member; was it restarted? register again") from None
+            raise PlaceLost("the coordinator does not know this member; start it again") from None
 
     def at(self, role: str, index: int) -> Seat | None:
         return self._seats.get((role, index))
 
     def seats(self, role: Role | None = None) -> list[Seat]:
-        """Places that are or were held: servers by index, then workers by index."""
+        """Seats that are or were held: servers by index, then workers by index."""
         return [self._seats[key] for key in sorted(self._seats) if role in (None, key[0])]
 
     def present(self) -> list[Seat]:
@@ -127,16 +144,17 @@ class Membership:
         """Whether somebody must still be started."""
         return len(self.present()) < sum(self.counts.values())
 
-    def missing(self) -> list[str]:
-        """The members that have not joined yet, in words."""
+    def missing(self) -> list[Missing]:
+        """The members that have not joined yet."""
         found = []
         for role, count in self.counts.items():
             for index in range(count):
                 seat = self.at(role, index)
                 if seat is None:
-                    found.append(f"{role} {index} (not started)")
+                    found.append(Missing(role, index, "not started"))
                 elif seat.gone:
-                    found.append(f"{role} {index} (not replaced)")
+                    found.append(Missing(role, index, NOT_REPLACED))
                 elif not seat.joined:
-                    found.append(f"{seat.member} ({seat.phase or 'registered'}, not ready)")
+                    why = f"{seat.phase or 'registered'}, not ready"
+                    found.append(Missing(role, index, why, seat.member.host, seat.member.pid))
         return found

@@ -1,4 +1,7 @@
-"""The control plane's records: what crosses the border of ps/control. No protobuf, no sockets, no logic."""
+"""The control plane's records: what crosses the border of ps/control. No protobuf, no sockets, no logic.
+
+record_forms.py writes them as JSON, grpc/messages.py as messages of control.proto.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +9,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-from shardkeep.base.errors import JobError, JobStopped, MemberLost, ShardkeepError, UserError
+from shardkeep.base.errors import JobError, JobStopped, MemberLost, PlaceLost, ShardkeepError, UserError
 from shardkeep.ps.config import TableSpec
 
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 5
 """Grows by one with every change of control.proto that an older member would misunderstand."""
 
 Role = Literal["server", "worker"]
 ROLES: tuple[Role, ...] = ("server", "worker")
-OVER = frozenset({"completed", "failed", "stopped"})
+TRAINED = frozenset({"completed", "incomplete"})
+"""The states of a job whose steps are all trained; an incomplete one has not kept all that it was to keep."""
+TERMINATED = "SIGTERM"
+"""The reason of a stop by a machine or an engine, which starts the job again. A person's stop has another."""
+OVER = frozenset({*TRAINED, "failed", "stopped"})
 REPORT_KINDS = ("progress", "eval", "phase", "event", "summary", "telemetry")
 Record = dict[str, Any]
 """A JSON object."""
@@ -76,14 +83,14 @@ ANYWHERE = ResumeRange()
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class RecoveryFolder:
     """The host and folder with the data that a member's replacement needs. `folder`: absolute; empty = none."""
 
     host: str = ""
     folder: str = ""
 
 
-NOTHING_KEPT = Kept()
+NOTHING_KEPT = RecoveryFolder()
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +108,8 @@ class Shared:
 class Offer:
     """What a member brings when it joins."""
 
-    tables: tuple[TableSpec, ...] | None = None
-    """The tables that a worker derived from config and data; None for servers."""
+    tables: tuple[TableSpec, ...] = ()
+    """The tables that a worker derived from config and data; servers bring none."""
     data: str = ""
     """The fingerprint of the data that a worker has opened; "" = not known."""
     resume_range: ResumeRange = ANYWHERE
@@ -110,14 +117,19 @@ class Offer:
     """Why it cannot use the shared folder; "" = it can."""
 
 
+NO_OFFER = Offer()
+
+
 @dataclass(frozen=True, slots=True)
-class Admission:
-    """The answer to a Hello. `formation`, `kept`: of the member that this one replaces."""
+class Registration:
+    """The answer to a Hello. `job`: names this start of the job. `formation`, `kept`: of the member that this one
+    replaces."""
 
     config_yaml: str
     lease_s: float
+    job: str
     formation: Formation | None = None
-    kept: Kept = NOTHING_KEPT
+    kept: RecoveryFolder = NOTHING_KEPT
     shared: Shared | None = None
     run_dir: str = ""
 
@@ -160,7 +172,7 @@ class Formation:
 class JobState:
     """The state of the job. `exit_code` is None until the job is over; `version` grows with every change."""
 
-    state: str = "forming"  # forming | training | recovering | completed | failed | stopping | stopped
+    state: str = "forming"  # forming | training | recovering | completed | incomplete | failed | stopping | stopped
     message: str = ""
     exit_code: int | None = None
     lost: bool = False  # failed because a member was lost
@@ -174,12 +186,12 @@ class JobState:
     def error(self) -> ShardkeepError | None:
         """The exception that this state means to a member that wants to continue; None = continue."""
         if self.state == "failed":
-            kind = UserError if self.exit_code == UserError.exit_code else MemberLost if self.lost else JobError
-            return kind(self.message)
+            kinds = {kind.exit_code: kind for kind in (UserError, PlaceLost)}
+            return kinds.get(self.exit_code or 0, MemberLost if self.lost else JobError)(self.message)
         if self.state in ("stopping", "stopped"):
             return JobStopped(self.message)
-        if self.state == "completed":
-            return JobError("the job is completed already")
+        if self.state in TRAINED:
+            return JobError(self.message or "the job is completed already")
         return None
 
 
@@ -197,8 +209,26 @@ class MemberStatus:
     phase: str = ""
 
 
+NOT_REPLACED = "not replaced"
+
+
 @dataclass(frozen=True, slots=True)
-class Status:
+class Missing:
+    """A member that must still join. `pid` 0 = its place is free, so somebody must start it."""
+
+    role: Role
+    index: int
+    why: str
+    host: str = ""
+    pid: int = 0
+
+    def __str__(self) -> str:
+        place = f" (pid {self.pid} on {self.host})" if self.pid else ""
+        return f"{self.role} {self.index}{place} ({self.why})"
+
+
+@dataclass(frozen=True, slots=True)
+class JobStatus:
     """The answer to `shardkeep status`.
 
     `progress`, `evaluation` and `summary` are the latest records ({}, {} and None = none yet). `events` are the
@@ -206,16 +236,16 @@ class Status:
     """
 
     state: str
-    message: str
-    exit_code: int | None
-    generation: int
+    message: str = ""
+    exit_code: int | None = None
+    generation: int = 0
     members: tuple[MemberStatus, ...] = ()
     progress: Record = field(default_factory=dict)
     evaluation: Record = field(default_factory=dict)
     summary: Record | None = None
     events: tuple[Record, ...] = ()
-    missing: tuple[str, ...] = ()
-    """The members that must still join, in words, while a group forms."""
+    missing: tuple[Missing, ...] = ()
+    """The members that must still join, while a group forms."""
     left_s: float = 0.0
     """Until the job fails without them."""
     telemetry: tuple[Record, ...] = ()
@@ -225,14 +255,16 @@ class Status:
 class JobSink(Protocol):
     """Stores the job's records, in the run folder. Called in order, under the coordinator's lock: be quick.
 
-    Every record carries "kind", "role" and "index" beside what the member reported. An OSError fails the job.
+    Every record carries "kind", "role" and "index" beside what the member reported. A record that cannot be written is
+    lost: that costs the job nothing. An OSError fails it: `members` raises one before the first generation, `finished`
+    always. Every method raises Superseded, and writes nothing, once another coordinator leads the job.
     """
 
     def members(self, generation: int, members: tuple[Member, ...]) -> None:
         """A generation is about to be handed out."""
 
     def standing(self, record: Record) -> None:
-        """What another coordinator process needs to continue. Holds secrets."""
+        """What another coordinator process needs to continue. Holds secrets. Called without the lock, one at a time."""
 
     def progress(self, record: Record) -> None:
         """kind: progress."""
@@ -241,7 +273,7 @@ class JobSink(Protocol):
         """kind: eval | phase | event."""
 
     def telemetry(self, record: Record) -> None:
-        """kind: telemetry. Raises nothing: a full disk costs records, not the job."""
+        """kind: telemetry."""
 
     def finished(self, status: str, message: str, summary: Record | None) -> None:
         """The job is over. Called again with a better message when a failure's cause shows late."""

@@ -1,105 +1,276 @@
-"""What a coordinator does when a member or a whole generation is lost."""
+"""Recoveries: the decision of a recovery, and the deaths and recoveries of a job. Pure logic: no clock, no sockets.
+
+`plan_recovery` says where the next generation begins, what is lost by it, and whether that is too much.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
-from shardkeep.base.exit_codes import signal_left_on
-from shardkeep.ps.control.ending import Ending
-from shardkeep.ps.control.job import Job
-from shardkeep.ps.control.membership import Seat
+from shardkeep.ps.control.records import ANY_STEP, JobState, Member, Record, ResumeRange
+
+NO_LIMIT = 2**62
+SHORTEST_PERIOD = 100
+"""Steps: the least that `every_steps: auto` comes to, before it is worked out."""
 
 
-class Recovery:
-    """Counts deaths and ends generations. Call it within a transaction.
+@dataclass(slots=True)
+class Losses:
+    """Counts what a recovery would lose, and refuses too much of it.
 
-    Args:
-        job: What it changes.
-        ending: Ends a job that cannot recover.
-        close_store: Closes the store of a generation that ends, so that members that still form it stop at once.
+    `most`: `recovery.max_lost_steps`; None = one checkpoint period, and the steps that the job trains while the
+    checkpoint that ends it is written."""
+
+    most: int | None = NO_LIMIT
+    period: int | None = None
+    """Steps between two checkpoints; 0 = there are none, None = not worked out yet."""
+    failed: bool = False
+    """Whether the last checkpoint could not be written."""
+
+    @property
+    def limit(self) -> int:
+        """Steps that a recovery may lose."""
+        if self.most is not None:
+            return self.most
+        if self.period is None:
+            return SHORTEST_PERIOD
+        return self.period if self.failed else 2 * self.period
+
+    def take_checkpoint(self, record: Record) -> None:
+        """Takes worker 0's record of a checkpoint: written, failed, or the number of steps between two."""
+        if "every_steps" in record:
+            self.period = int(record["every_steps"])
+        else:
+            self.failed = "bytes" not in record
+
+    def refusal(self, lost: int, *, step: int, ranges: Iterable[ResumeRange], cause: str) -> str | None:
+        """Why a job that would lose so many steps, and resume at `step`, ends instead; None = it may continue."""
+        if lost <= self.limit:
+            return None
+        allowed = f"recovery.max_lost_steps allows {self.limit}"
+        if self.most is None and self.period is not None:
+            allowed += ", of one checkpoint period" if self.period else ", as no checkpoints are kept"
+        where = f"the checkpoint of step {step}" if step else "step 0, as no checkpoint is there"
+        whys = dict.fromkeys([cause, *(one.why for one in ranges)])
+        reasons = "".join(f"{why}; " for why in whys if why)
+        return f"{reasons}{lost} steps would be lost by going back to {where}; {allowed}"
+
+
+@dataclass(frozen=True, slots=True)
+class ResumePoint:
+    """Where a generation begins; the fields as in Formation."""
+
+    step: int
+    source: int = -1
+    lacking: tuple[int, ...] = ()
+
+
+def agreed_start(servers: Mapping[int, ResumeRange], workers: Mapping[int, ResumeRange]) -> ResumePoint | None:
+    """The last step from which all servers can resume and some worker has the tower; None = there is none.
+
+    Workers without the tower take it from that worker. The servers' ranges ensure that no push is missing."""
+    holders = {rank: one for rank, one in workers.items() if one.holds}
+    first = max((one.first for one in servers.values()), default=0)
+    last = min((one.last for one in servers.values()), default=ANY_STEP)
+    step = max((min(last, one.last) for one in holders.values() if one.first <= last), default=-1)
+    if step < first:
+        return None
+    having = [rank for rank, one in holders.items() if one.first <= step <= one.last]
+    return ResumePoint(step, min(having), tuple(sorted(workers.keys() - set(having))))
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveryPlan:
+    """Where the next generation begins. `saved`: the step of the last checkpoint that members see. `reached`: the last
+    step that was trained, as members know it. `refusal`: why the job ends in place of beginning there."""
+
+    start: ResumePoint
+    saved: int
+    reached: int
+    refusal: str | None
+
+
+def plan_recovery(
+    servers: Mapping[int, ResumeRange],
+    workers: Mapping[int, ResumeRange],
+    *,
+    saved: int,
+    reached: int,
+    losses: Losses,
+    cause: str,
+) -> RecoveryPlan:
+    """The plan for members that can resume so, by index. `saved`, `reached`: steps that workers reported."""
+    seen = (one.saved for one in [*servers.values(), *workers.values()] if one.saved >= 0)
+    saved = max(seen, default=saved)  # somebody may have deleted it since; where nobody looks, as reported
+    start = agreed_start(servers, workers) or ResumePoint(saved)
+    holders = [one for one in workers.values() if one.holds]
+    ranges = [*servers.values(), *(() if holders else workers.values())]
+    if start.source < 0:
+        step, lost = start.step, max([reached, *(one.last for one in holders)]) - start.step
+        reached = max([reached, *(one.last for one in servers.values() if one.holds)])
+    else:
+        step = min((one.lost_from for one in ranges if one.lost_from is not None), default=start.step)
+        lost = start.step - step
+    return RecoveryPlan(start, saved, reached, losses.refusal(lost, step=step, ranges=ranges, cause=cause))
+
+
+RESTARTED = "the coordinator was restarted"
+MOST_LOSSES = 3
+"""A group may be lost so many times for each death that one member may have: a death can break more than one."""
+
+
+@dataclass
+class Recoveries:
+    """The deaths and recoveries of a job.
+
+    `restarts`: deaths of one member in a row, without one more trained step, that the job outlives.
+    `saved_step`: of the last checkpoint; 0 = the job would begin again."""
+
+    restarts: int
+    saved_step: int
+    furthest: int = -1
+    """The last step that any worker reported."""
+    reached: int = -1
+    """The same, since the job last went back to a checkpoint."""
+    done: tuple[Record, ...] = ()
+    """For the summary: when, why, who died, the generation and step at which training resumed, seconds without a group,
+    what was lost."""
+    died: tuple[Record, ...] = ()
+    """Since the last formation, in order: role, index, cause, and the step since which a server's updates are lost."""
+    symptoms: tuple[str, ...] = ()
+    """Since the last formation: how members lost the others."""
+    unsent_rows: int = 0
+    """Rows of gradient, or of its rounding errors, that members had not sent when they died since the last formation.
     """
+    losses: Losses = field(default_factory=Losses)
+    _deaths: dict[tuple[str, int], tuple[int, int]] = field(default_factory=dict)
+    _losses: tuple[int, int] = (0, -2)
 
-    def __init__(self, job: Job, ending: Ending, close_store: Callable[[], None]) -> None:
-        self._job = job
-        self._ending = ending
-        self._close_store = close_store
+    @property
+    def on(self) -> bool:
+        return self.restarts > 0
 
-    def lose(self, seat: Seat, message: str) -> None:
-        """Declares a member dead."""
-        job, member = self._job, seat.member
-        seat.lost = True
-        job.events.note(message, lost=member.role, lost_index=member.index)
-        if job.life.now.state == "stopping":
-            self._ending.stop_if_idle()
-        elif job.events.summary is not None and job.life.running:  # every step is trained
-            self._ending.complete_if_all_left()
-        elif not job.life.running:
-            self._ending.fail(message, lost=True)
-        elif (problem := job.recoveries.count_death(member, message, unsent_rows=seat.unsent_rows)) is not None:
-            self._ending.fail(problem, lost=True)
-        elif job.life.now.state == "training":
-            self.end_generation()
-        elif job.life.now.state == "recovering":  # the cause of a death is better than its symptoms
-            job.life.recovering(job.recoveries.cause, since=job.life.since)
+    @property
+    def cause(self) -> str:
+        """The cause of the running recovery: the last death, or else a symptom that others reported."""
+        return str(self.died[-1]["cause"]) if self.died else self.symptoms[0] if self.symptoms else ""
 
-    def end_generation(self, symptom: str = "") -> None:
-        """Makes the members leave the running generation and form another one. `symptom`: why, if nobody's death is
-        known."""
-        job = self._job
-        if symptom and (problem := job.recoveries.seen(symptom)) is not None:
-            self._ending.fail(problem, symptom=True)
-            return
-        left = next((seat for seat in job.members.seats("worker") if seat.left_code is not None), None)
-        if left is not None:  # a member that left is not replaced: the next generation would never form
-            text = f"{job.recoveries.cause}; {left.member} had left by then, and nobody can replace it"
-            self._ending.fail(text, lost=not symptom, symptom=bool(symptom))
-            return
-        for seat in job.members.seats():
-            seat.joined = False
-        job.life.recovering(job.recoveries.cause, since=job.clock())
-        self._close_store()
-        job.events.note(f"recovering: {job.recoveries.cause}")
+    @property
+    def without_step(self) -> list[Record]:
+        """The records of coordinator restarts after which no worker has reported its step yet."""
+        return [record for record in self.done if record["step"] is None]
 
-    def leave(self, seat: Seat, code: int, message: str, *, symptom: bool, refused: bool) -> None:
-        """Records that a member leaves with an exit code."""
-        if signal_left_on(code) is not None:
-            if not seat.gone:
-                self.lose(seat, f"{seat.member} {message}, {self.last_step(seat)}")
-        elif refused and self._job.recoveries.on and self._job.life.running:
-            seat.lost = True
-            self._job.events.note(f"{seat.member} was refused: {message}")
-        elif seat.left_code is None:
-            seat.left_code = code
-            self._after_leaving(seat, message, symptom)
+    def trained(self, step: int) -> bool:
+        """A worker reports another step than before; whether a record was waiting for that."""
+        self.furthest, self.reached = max(self.furthest, step), max(self.reached, step)
+        waiting = self.without_step
+        for record in waiting:
+            record["step"] = step
+        return bool(waiting)
 
-    def let_go(self, seat: Seat) -> None:
-        """Lets a worker that joins after the last step leave."""
-        if self._job.life.running and seat.member.role == "worker" and seat.left_code is None:
-            seat.left_code = 0
-            self._ending.complete_if_all_left()
+    def take_report(self, member: Member, kind: str, record: Record) -> bool:
+        """Takes a checkpoint or lost updates from a member's report. Returns whether there was any."""
+        if kind == "phase" and record.get("phase") == "checkpoint":
+            self.losses.take_checkpoint(record)
+            if "bytes" in record:
+                self.saved_step = int(record["step"])
+            return True
+        if kind == "event" and "lost_from" in record:
+            self._came_back(member, int(record["lost_from"]))
+            return True
+        return False
 
-    def last_step(self, seat: Seat) -> str:
-        """Returns, for a message, the step of a lost member, or else of the job. Servers count no steps."""
-        job = self._job
-        steps = [s.step for s in job.members.seats("worker")] + [int(job.events.progress.get("step", -1))]
-        if max(steps) < 0 or (seat.member.role == "worker" and seat.step >= 0):
-            return seat.last_step
-        return f"the job was at step {max(steps)}{' or later' if job.recoveries.untold else ''}"
+    def count_death(self, member: Member, how: str, unsent_rows: int = 0, reason: str = "") -> str | None:
+        """Counts a death, and the rows of gradient that died with it; why the job must end, or None."""
+        if not self.on:
+            return how
+        count, step = self._deaths.get((member.role, member.index), (0, -2))
+        count = count + 1 if self.furthest <= step else 1
+        self._deaths[member.role, member.index] = count, self.furthest
+        self.died = (*self.died, _death(member.role, member.index, how, reason))
+        self.unsent_rows += unsent_rows
+        if count > self.restarts:
+            return f"{how}; it died {count} times without one more trained step (recovery.restarts: {self.restarts})"
+        return None
 
-    def _after_leaving(self, seat: Seat, message: str, symptom: bool) -> None:
-        job, code = self._job, seat.left_code or 0
-        why = f": {message}" if message else ""
-        job.events.note(f"{seat.member} left with code {code}{why}")
-        state = job.life.now.state
-        if state == "stopping":
-            self._ending.stop_if_idle()
-        elif code == 2:  # the user's own mistake: the message names a file or a key, not a process
-            self._ending.fail(message or f"{seat.member} refused its input", exit_code=2)
-        elif code:
-            self._ending.fail(f"{seat.member} failed (exit code {code}){why}", symptom=symptom)
-        elif state == "forming" or (job.life.running and seat.member.role == "server"):
-            self._ending.fail(f"{seat.member} left before the job was done{why}")
-        elif state == "recovering" and job.events.summary is None:
-            self._ending.fail(f"{job.recoveries.cause}; {seat.member} left before the job was done{why}")
-        elif job.life.running:
-            self._ending.complete_if_all_left()
+    def seen(self, symptom: str) -> str | None:
+        """Counts a group that was lost while nobody's death is known yet; why the job must end, or None."""
+        self.symptoms = (*self.symptoms, symptom)
+        count, step = self._losses
+        self._losses = (count + 1 if self.furthest <= step else 1), self.furthest
+        if self._losses[0] > MOST_LOSSES * self.restarts:
+            return f"{symptom}; the group was lost {self._losses[0]} times without one more trained step"
+        return None
+
+    def record_recovery(self, generation: int, start: ResumePoint, seconds: float, *, time: str) -> Record:
+        """Records that a generation has formed again, at the time of day `time`. Returns the record."""
+        went_back = start.source < 0
+        lost = {
+            "went_back": went_back,
+            "lost_steps": max(0, self.reached - start.step) if went_back else _lost_alone(start.step, self.died),
+            "lost_unsent_rows": 0 if went_back else self.unsent_rows,
+        }
+        if went_back:
+            self.reached = start.step
+        where = {"generation": generation, "step": start.step, "seconds": round(seconds, 3)}
+        return self._add({"time": time, "cause": self.cause, "died": list(self.died), **where, **lost})
+
+    def record_restart(self, generation: int, *, time: str) -> Record:
+        """Records a restart of the coordinator. Returns the record; its step is the next that a worker reports."""
+        died = [_death("coordinator", 0, RESTARTED)]
+        where = {"generation": generation, "step": None, "seconds": 0.0}
+        lost = {"went_back": False, "lost_steps": 0, "lost_unsent_rows": 0}
+        return self._add({"time": time, "cause": RESTARTED, "died": died, **where, **lost})
+
+    def _add(self, record: Record) -> Record:
+        record["anew"] = record["went_back"]  # the older name
+        self.done = (*self.done, record)
+        return record
+
+    def clear(self) -> None:
+        """Forgets the deaths before a generation that has formed."""
+        self.died, self.symptoms, self.unsent_rows = (), (), 0
+
+    def _came_back(self, server: Member, lost_from: int) -> None:
+        """Records that a replaced server lacks its updates since `lost_from`. The group may have formed meanwhile."""
+        deaths = [(death, record) for record in self.done for death in record["died"]]
+        deaths += [(death, {}) for death in self.died]
+        for death, record in reversed(deaths):
+            if (death["role"], death["index"]) == (server.role, server.index):
+                death["lost_from"] = lost_from
+                if record and not record["went_back"]:
+                    record["lost_steps"] = _lost_alone(record["step"], record["died"])
+                return
+
+
+def sentence(record: Record) -> str:
+    """A recovery in words: why, where training resumed, what is lost."""
+    where = " from the members' own state"
+    if record["went_back"]:
+        where = " from the last checkpoint" if record["step"] else " from the beginning"
+    others = dict.fromkeys(f"{death['role']} {death['index']}" for death in record["died"][:-1])
+    also = f"; so did {', '.join(others)} before" if others else ""
+    text = f"{record['cause']}{also}; training resumes at step {record['step']}{where}, after {record['seconds']:.1f} s"
+    if not record["went_back"]:
+        since = {death["index"]: death["lost_from"] for death in record["died"] if death["lost_from"] is not None}
+        text += "".join(f"; server {index} lost its updates since step {step}" for index, step in since.items())
+    if record["lost_unsent_rows"]:
+        text += f"; unsent gradient of {record['lost_unsent_rows']:,} rows is lost"
+    return text
+
+
+def restart_sentence(job: JobState) -> str:
+    """A restart of the coordinator in words; `job`: the state in which it found the job."""
+    if job.state == "training":
+        return f"{RESTARTED}; training resumed meanwhile"
+    return f"{RESTARTED} while the job was {job.state}" + (f": {job.message}" if job.message else "")
+
+
+def _death(role: str, index: int, cause: str, reason: str = "") -> Record:
+    return {"role": role, "index": index, "cause": cause, **({"reason": reason} if reason else {}), "lost_from": None}
+
+
+def _lost_alone(step: int, died: Sequence[Record]) -> int:
+    """The most steps before `step` whose updates one server lost."""
+    return max([0, *(step - int(death["lost_from"]) for death in died if death["lost_from"] is not None)])

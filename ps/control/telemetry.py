@@ -8,59 +8,14 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
-from shardkeep.base.errors import ProtocolError
-from shardkeep.base.local_time import time_of_day
+from shardkeep.base.logs.local_time import time_of_day
 from shardkeep.ps.control.records import Record
 
 MOST_PER_S = 10
 """Records a second that the coordinator gets from all processes together."""
-_NUMBER, _TEXT, _MAPPING = (int, float), (str,), (dict,)
-_TYPES: Mapping[str, tuple[type, ...]] = {
-    "time": _TEXT,
-    "every_s": _NUMBER,
-    "generation": _NUMBER,
-    "step": _NUMBER,
-    "samples": _NUMBER,
-    "loss": (*_NUMBER, type(None)),
-    "samples_per_s": _NUMBER,
-    "steps": _NUMBER,
-    "step_ms": _MAPPING,
-    "wait_ms": _MAPPING,
-    "bytes": _MAPPING,
-    "fp32_bytes": _MAPPING,
-    "staleness": _MAPPING,
-    "ids": _NUMBER,
-    "unique_ids": _NUMBER,
-    "dropped_rows": _NUMBER,
-    "skipped_steps": _NUMBER,
-    "unsent_rows": _NUMBER,
-    "unsent_share": (*_NUMBER, type(None)),
-    "tables": (list,),
-    "pulls": _NUMBER,
-    "pushes": _NUMBER,
-    "request_ms": (*_NUMBER, type(None)),
-    "parked_pulls": _NUMBER,
-    "journal_bytes": _NUMBER,
-    "checkpoint": (dict, type(None)),
-    "rss_bytes": _NUMBER,
-    "limit_bytes": _NUMBER,
-    "metrics": (str, type(None)),
-}
-"""What each known key holds. A record may lack any but the first two, and may have others."""
-
-
-def check_record(record: Record, sender: str) -> None:
-    """Raises ProtocolError, which names the key, where a record of `sender` is no telemetry."""
-    for key, types in _TYPES.items():
-        if key not in record and key not in ("time", "every_s"):
-            continue
-        value = record.get(key)
-        if not isinstance(value, types) or isinstance(value, bool):
-            allowed = " or ".join("null" if kind is type(None) else kind.__name__ for kind in types)
-            raise ProtocolError(f"{sender} reported telemetry with {key}: {repr(value)[:60]}; allowed: {allowed}")
 
 
 def record_interval_s(every_s: float, *, servers: int, workers: int) -> float:
@@ -70,7 +25,7 @@ def record_interval_s(every_s: float, *, servers: int, workers: int) -> float:
 
 def process_figures() -> Record:
     """Memory of this process now, and the most that it may have."""
-    from shardkeep.base.machine.memory_limit import limit_bytes, rss_bytes  # a process without records needs neither
+    from shardkeep.base.machine.limits import limit_bytes, rss_bytes  # a process without records needs neither
 
     return {"rss_bytes": rss_bytes(), "limit_bytes": limit_bytes()}
 

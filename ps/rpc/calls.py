@@ -1,6 +1,6 @@
 """The two functions that torch RPC runs on a server, and the buffers that a peer may still read.
 
-torch RPC sends a function as the name of its module and its own name. `ps/transport/rpc_envelope.py` counts both, so
+torch RPC sends a function as the name of its module and its own name. `ps/transport/metered.py` counts both, so
 renaming this module or its functions changes the bytes of every call.
 """
 
@@ -16,6 +16,7 @@ from torch.distributed import rpc
 
 from shardkeep.base.arrays import Bytes
 from shardkeep.base.errors import ProtocolError
+from shardkeep.base.system_errors import in_words
 from shardkeep.ps.rpc.listen_filter import ListenFilter
 from shardkeep.ps.transport.transport import Handler
 
@@ -67,7 +68,7 @@ def handle(target: str, *messages: torch.Tensor) -> torch.futures.Future[torch.T
     def finish(done: Future[Bytes]) -> None:
         error = done.exception()
         if error is not None:
-            reply.set_exception(RuntimeError(str(error)))  # type: ignore[arg-type]
+            reply.set_exception(RuntimeError(in_words(error)))  # type: ignore[arg-type]
         else:
             in_flight.add(done.result())
             reply.set_result(torch.from_numpy(done.result()))

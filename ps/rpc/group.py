@@ -10,7 +10,6 @@ import ctypes
 import datetime
 import os
 import secrets
-import socket
 import sys
 import threading
 import time
@@ -19,13 +18,14 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Literal, Self
 
-import psutil
 import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, Store, TCPStore, rpc  # type: ignore[attr-defined]
 
 from shardkeep.base.arrays import Bytes
 from shardkeep.base.errors import DeadlineExceeded, ShardkeepError, TransportError, first_line
+from shardkeep.base.net.addresses import join_address
+from shardkeep.base.net.interfaces import own_address
 from shardkeep.ps.rpc import unpickler
 from shardkeep.ps.rpc.calls import arrive, handle, handlers, in_flight, listen_filters
 from shardkeep.ps.rpc.listen_filter import ListenFilter
@@ -34,7 +34,7 @@ from shardkeep.ps.transport.transport import Handler
 RPC_THREADS = 4
 """Threads that run calls. More pulls than threads can wait: a waiting pull holds a Future, not a thread."""
 ARRIVAL_LIMIT_S = 30.0
-"""Limit of a worker's first call to a server. All members are in the group by then."""
+"""Limit of a worker's first call to a server in a small group. All members are in the group by then."""
 STORE_LOOK_S = 0.2
 """How often a worker that waits for it looks whether the generation was given up."""
 
@@ -75,7 +75,7 @@ class RpcGroup:
         """Joins the generation's group. Blocks until every member has joined; servers pass a handler.
 
         Raises TransportError, which names the members that did not join within `timeout_s` seconds."""
-        _set_up_process(interface_of(host))
+        _set_up_process(own_address(host)[1])
         started = time.monotonic()
         keys = PrefixStore(f"rpc/{generation}", store)
         suffix = _suffix(keys, generation)
@@ -85,21 +85,18 @@ class RpcGroup:
         if handler is not None:
             handlers[group._name] = handler
         rank = index if role == "server" else num_servers + index
-        members = [
-            f"{each} {i}" for each, count in (("server", num_servers), ("worker", num_workers)) for i in range(count)
-        ]
+        members = [f"server {i}" for i in range(num_servers)] + [f"worker {i}" for i in range(num_workers)]
         try:
             keys.set(f"{role} {index}", "is here")
             _start_agent(keys, group._name, rank, members, timeout_s, same_host)
             if role == "worker":
-                group._arrive_at_all(index, keys, min(timeout_s, ARRIVAL_LIMIT_S))
+                group._arrive_at_all(index, keys, min(timeout_s, arrival_limit_s(len(members))))
             group._find_ports(keys, listen_filter)
         except RuntimeError as error:
             group.close()
             why = _missing(keys, members) or f": {_hinted(_reason(error))}"
-            elapsed_s = time.monotonic() - started
-            formed = f"the group of generation {generation} was not formed"
-            raise TransportError(f"{formed} within {elapsed_s:.1f} s{why}") from error
+            formed = f"the group of generation {generation} was not formed within {time.monotonic() - started:.1f} s"
+            raise TransportError(f"{formed}{why}") from error
         return group
 
     def server_name(self, server: int) -> str:
@@ -160,25 +157,14 @@ class RpcGroup:
         self._open = False  # the process may have joined another generation, whose agent must live on
 
 
+def arrival_limit_s(members: int) -> float:
+    """Grows as the time to form does, which is proportional to the square of the members."""
+    return ARRIVAL_LIMIT_S + members**2 / 5000
+
+
 def in_group() -> bool:
     """Whether this process is in a group. torch has one per process."""
     return bool(rpc._is_current_rpc_agent_set())  # type: ignore[attr-defined]
-
-
-def interface_of(host: str) -> str:
-    """Returns the network interface that has the address `host`; loopback's for 127.0.0.1.
-
-    Raises TransportError when no interface of this machine has the address."""
-    try:
-        address = socket.gethostbyname(host)
-    except OSError as error:
-        raise TransportError(f"--advertise {host}: this name has no address ({error.strerror or error})") from error
-    for name, addresses in psutil.net_if_addrs().items():
-        if any(a.address == address for a in addresses):
-            return name
-    if address.startswith("127."):
-        return "lo0" if sys.platform == "darwin" else "lo"
-    raise TransportError(f"--advertise {host}: no network interface of this machine has the address {address}")
 
 
 def connect_store(host: str, port: int, *, timeout_s: float) -> Store:
@@ -187,7 +173,7 @@ def connect_store(host: str, port: int, *, timeout_s: float) -> Store:
         return TCPStore(host, port, is_master=False, timeout=datetime.timedelta(seconds=timeout_s))
     except (RuntimeError, ValueError) as error:
         raise TransportError(
-            f"the coordinator's store at {host}:{port} cannot be reached: {first_line(error)}"
+            f"the coordinator's store at {join_address(host, port)} cannot be reached: {first_line(error)}"
         ) from error
 
 
@@ -201,7 +187,15 @@ def _set_up_process(interface: str) -> None:
         if not _process_is_set_up:
             unpickler.install()
             dist.autograd._init(0)  # type: ignore[attr-defined]  # a second call with another number would raise
+            os.register_at_fork(after_in_child=_keep_agent)
             _process_is_set_up = True
+
+
+def _keep_agent() -> None:
+    """Keeps the agent of the parent for good in a fork: its destructor waits for threads that are not there."""
+    if in_group():
+        agent = rpc.api._get_current_rpc_agent()  # type: ignore[attr-defined]
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(agent))
 
 
 def _start_agent(

@@ -8,16 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import os
 import socket
-import stat
 import struct
 import sys
 import threading
-from collections.abc import Iterator
-from pathlib import Path
 
-from shardkeep.base.log import EventLog
+from shardkeep.base.logs.log import EventLog
+from shardkeep.base.net.sockets import own_sockets
 
 _log = EventLog("transport")
 
@@ -63,10 +60,10 @@ def refuse_newcomers(port: int) -> bool:
     program = ctypes.create_string_buffer(_DROP_ALL, len(_DROP_ALL))
     filter_ = struct.pack("@HP", 1, ctypes.addressof(program))
     closed = False
-    for found in _sockets():
+    for own_socket in own_sockets():
         with contextlib.suppress(OSError):  # closed meanwhile by its owner, or a system without filters
-            if _listens(found) and found.getsockname()[1] == port:
-                found.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, filter_)
+            if _listens(own_socket) and own_socket.getsockname()[1] == port:
+                own_socket.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, filter_)
                 closed = True
     return closed
 
@@ -74,34 +71,12 @@ def refuse_newcomers(port: int) -> bool:
 def listening_ports() -> set[int]:
     """Returns the TCP ports on which this process listens; an empty set where /proc cannot be read."""
     ports = set()
-    for found in _sockets():
+    for own_socket in own_sockets():
         with contextlib.suppress(OSError):
-            if _listens(found):
-                ports.add(int(found.getsockname()[1]))
+            if _listens(own_socket):
+                ports.add(int(own_socket.getsockname()[1]))
     return ports
 
 
-def _sockets() -> Iterator[socket.socket]:
-    """Yields this process's sockets, each through a duplicate descriptor that is closed before the next one.
-
-    Yields none where there is no /proc, or no free descriptor to read it."""
-    with contextlib.suppress(OSError):
-        for path in list(Path("/proc/self/fd").iterdir()):
-            try:
-                if not stat.S_ISSOCK(os.fstat(int(path.name)).st_mode):
-                    continue
-                copy = os.dup(int(path.name))
-            except OSError:  # closed meanwhile by its owner
-                continue
-            try:
-                found = socket.socket(fileno=copy)
-            except OSError:
-                os.close(copy)
-                continue
-            with found:
-                yield found
-
-
-def _listens(found: socket.socket) -> bool:
-    inet = found.family in (socket.AF_INET, socket.AF_INET6) and found.type == socket.SOCK_STREAM
-    return inet and bool(found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
+def _listens(listener: socket.socket) -> bool:
+    return bool(listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))

@@ -13,7 +13,7 @@ from typing import Any
 from torch.distributed.rpc import internal as rpc_internal
 
 from shardkeep.base.errors import ProtocolError, first_line
-from shardkeep.base.log import EventLog
+from shardkeep.base.logs.log import EventLog
 from shardkeep.ps.rpc.calls import arrive, handle
 
 _log = EventLog("transport")

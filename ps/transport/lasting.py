@@ -16,7 +16,7 @@ from shardkeep.base.arrays import Bytes
 from shardkeep.base.errors import RemoteError, ShardkeepError, TransportError
 from shardkeep.ps.config import ConsistencyConfig
 from shardkeep.ps.transport.transport import Transport
-from shardkeep.ps.wire.message import KIND_AT, Kind, addressed, read, step_of, text_of, unpack
+from shardkeep.ps.wire.message import KIND_AT, Kind, addressed, read, step_of, text_of
 
 
 @dataclass(slots=True)
@@ -66,7 +66,8 @@ class LastingTransport:
         self._waiting: dict[int, _Sent] = {}
         self._kept: dict[int, _Sent] = {}  # answered calls
         self._number = self._epoch = 0
-        self._generation: int | None = None  # after the first one: its messages are drawn with the first one's
+        self.generation: int | None = None
+        """The one that it sends to; None = the first one, with which messages are drawn."""
         self._next_step = 0
         self._error: ShardkeepError | None = None
 
@@ -76,8 +77,8 @@ class LastingTransport:
         push, pull = step_of(message, Kind.PUSH), step_of(message if then is None else then, Kind.PULL)
         with self._sending:
             with self._lock:
-                if self._generation is not None:
-                    message, then = _addressed(message, then, self._generation)
+                if self.generation is not None:
+                    message, then = _addressed(message, then, self.generation)
                 self._number += 1
                 sent = _Sent(self._number, server, message, then, timeout_s, push, pull, epoch=self._epoch)
                 self._next_step = max(self._next_step, push + 1)
@@ -89,11 +90,6 @@ class LastingTransport:
             elif transport is not None:
                 self._follow(sent, transport.send(server, message, then, timeout_s=timeout_s))
         return sent.reply
-
-    @property
-    def generation(self) -> int | None:
-        """The one that it sends to; None = the first one."""
-        return self._generation
 
     @property
     def num_kept(self) -> int:
@@ -135,7 +131,7 @@ class LastingTransport:
                 transport.close()
                 return
             with self._lock:
-                self.loss, self._generation = "", generation
+                self.loss, self.generation = "", generation
                 self._kept = {n: sent for n, sent in self._kept.items() if max(sent.push, sent.pull) >= step}
                 again = sorted((*self._kept.values(), *self._waiting.values()), key=lambda sent: sent.number)
                 for sent in again:
@@ -241,4 +237,4 @@ def _addressed(message: Bytes, then: Bytes | None, generation: int) -> tuple[Byt
 def _check(sent: _Sent, answer: Bytes) -> None:
     """Raises RemoteError where a server refuses what it took before."""
     if answer[KIND_AT] == Kind.ERROR:
-        raise RemoteError(f"server {sent.server}, of what was sent again: {text_of(unpack(answer))}")
+        raise RemoteError(f"server {sent.server}, of what was sent again: {text_of(read(answer))}")

@@ -1,6 +1,11 @@
-"""Counts the bytes of a worker's messages to and from servers as they pass, each byte once.
+"""Counts the bytes of a worker's messages to and from servers as they pass, each byte once, and what torch RPC adds.
 
 What the bytes are is in each message's header and directory, so the client knows nothing of it. Holds no row.
+
+torch RPC (2.13) adds, over TensorPipe's `uv` and `basic`, as `transport.same_host: sockets` and other hosts have it:
+for each call a descriptor, the pickled call, and the pickled shapes of its tensors; for each tensor its length before
+it. All have fixed sizes, except the name of the target and the numbers, which are written as short as they can be.
+Nobody publishes these sizes: tests/ps/rpc/test_envelope.py compares them with the kernel's counters.
 """
 
 from __future__ import annotations
@@ -12,10 +17,9 @@ from typing import Protocol
 from shardkeep.base.arrays import Bytes
 from shardkeep.base.errors import CorruptMessage
 from shardkeep.compression.ledger import Ledger
-from shardkeep.ps.transport import rpc_envelope
 from shardkeep.ps.transport.transport import Transport
 from shardkeep.ps.wire.message import FLUSH, REFERENCE, Kind, Packed, read
-from shardkeep.ps.wire.rows import ELEMENTS, RowFormat, elements_of
+from shardkeep.ps.wire.rows import ELEMENTS, codec_of, elements_of, has_moments
 
 Parts = Mapping[str, int]
 """Bytes by part of the ledger."""
@@ -23,6 +27,12 @@ Parts = Mapping[str, int]
 _DIRECTIONS = {Kind.PULL: "pull", Kind.FENCE: "pull", Kind.READ: "read", Kind.PUSH: "push", Kind.ASK: "control"}
 _STEPPED = ("push", "pull", "tower")
 """Directions whose bytes belong to a step of training."""
+_CALL = 395
+"""A call without tensors and without its target's name."""
+_ANSWER = 330
+"""An answer without its tensor."""
+_TENSOR = 88
+"""A tensor of up to 127 bytes."""
 
 
 class Meter(Protocol):
@@ -46,10 +56,10 @@ class MeteredTransport:
     def send(self, server: int, message: Bytes, then: Bytes | None = None, *, timeout_s: float) -> Future[Bytes]:
         answer = self._transport.send(server, message, then, timeout_s=timeout_s)
         last = read(message)  # after the call: the server works meanwhile
-        self._book(server, last, rpc_envelope.call_bytes(server, last.generation, message.size))
+        self._book(server, last, call_bytes(server, last.generation, message.size))
         if then is not None:
             last = read(then)
-            self._book(server, last, rpc_envelope.next_message_bytes(then.size))
+            self._book(server, last, next_message_bytes(then.size))
         return self._booked(server, last, answer)
 
     def close(self) -> None:
@@ -89,7 +99,7 @@ class MeteredTransport:
             parts = _parts(message)
         except CorruptMessage:  # the caller raises it
             return
-        self._add(server, asked, parts | {"rpc": rpc_envelope.answer_bytes(message.buffer.size)}, answer=True)
+        self._add(server, asked, parts | {"rpc": answer_bytes(message.buffer.size)}, answer=True)
 
     def _add(self, server: int, asked: Packed, parts: Parts, *, answer: bool) -> None:
         if asked.kind is Kind.ASK:
@@ -97,7 +107,7 @@ class MeteredTransport:
         self._meter.book(server, _DIRECTIONS[asked.kind], asked.step, parts, answer=answer)
 
 
-class Traffic:
+class WorkerTraffic:
     """What one worker sends in its life, over all generations."""
 
     def __init__(self) -> None:
@@ -111,7 +121,7 @@ class LedgerMeter:
 
     The step under way is the one after the last push; before the first push, the step of the first pull."""
 
-    def __init__(self, traffic: Traffic) -> None:
+    def __init__(self, traffic: WorkerTraffic) -> None:
         self._ledger = traffic.ledger
         self._sent_until = traffic.sent_until
         self._retries_until = dict(traffic.sent_until)
@@ -140,10 +150,10 @@ class LedgerMeter:
 
 def _parts(message: Packed) -> dict[str, int]:
     """What the bytes of a message are."""
-    id_bytes, value_bytes = message.id_bytes, message.value_bytes
+    id_bytes, value_bytes = message.ids_area.size, message.values_area.size
     parts = {"ids": id_bytes, "values": value_bytes, "framing": message.buffer.size - id_bytes - value_bytes}
     if id_bytes and int(message.id_formats_S[0]) >= REFERENCE:  # these sections come first
-        parts["masks"] = int(message.id_bytes_S[message.id_formats_S >= REFERENCE].sum())
+        parts["masks"] = int(message.id_sizes[message.id_formats_S >= REFERENCE].sum())
         parts["ids"] -= parts["masks"]
     if value_bytes and int(message.value_formats_S[0]) == ELEMENTS:
         parts["indices"] = value_bytes - 4 * elements_of(message)
@@ -159,8 +169,31 @@ def _beside_values(message: Packed) -> dict[str, int]:
     """Bytes of rows that are no values."""
     beside = {"scales": 0, "moments": 0}
     for tag in set(message.value_formats_S.tolist()):
-        row_format = RowFormat.of_tag(tag)
         rows = int(message.rows_S[message.value_formats_S == tag].sum())
-        beside["scales"] += rows * row_format.codec.scale_bytes
-        beside["moments"] += rows * row_format.moments
+        beside["scales"] += rows * codec_of(tag).scale_bytes
+        beside["moments"] += rows * has_moments(tag)
     return beside
+
+
+def call_bytes(server: int, generation: int, *sizes: int) -> int:
+    """Of a call that carries messages of these sizes to a server."""
+    name = f"server{server}-g{generation}-01234567"  # RpcGroup.server_name; the digits are the group's own
+    return _CALL + len(name) + sum(_TENSOR + _number_bytes(size) for size in sizes)
+
+
+def next_message_bytes(size: int) -> int:
+    """Of one more message in a call."""
+    return _TENSOR + _number_bytes(size)
+
+
+def answer_bytes(size: int) -> int:
+    """Of an answer of this size."""
+    return _ANSWER + _TENSOR + _number_bytes(size)
+
+
+def _number_bytes(size: int) -> int:
+    """A tensor's size stands once in the descriptor (libnop: 1, 2, 3 or 5 bytes) and twice in its pickled shape (2, 3
+    or 5 bytes); here what that is beyond the shortest form."""
+    descriptor = 0 if size < 1 << 7 else 1 if size < 1 << 8 else 2 if size < 1 << 16 else 4
+    pickled = 0 if size < 1 << 8 else 1 if size < 1 << 16 else 3
+    return descriptor + 2 * pickled

@@ -1,14 +1,10 @@
-"""Admin calls: the JSON text of an ASK and of its ANSWER. Each call is one class; its reply type is in `reply`.
-
-The words on the wire ("mark", "saved", ...) are older than the names of the classes and do not change.
-"""
+"""Admin calls: the JSON text of an ASK and of its ANSWER. Each call is one class."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
 from shardkeep.base.errors import ProtocolError
 
@@ -19,7 +15,7 @@ class Done:
 
 
 @dataclass(frozen=True, slots=True)
-class CpuTime:
+class ServerCpuTime:
     """The process id of a server and its CPU seconds so far."""
 
     pid: int
@@ -47,16 +43,14 @@ class SnapshotFiles:
 
 ServerReport = dict[str, Any]
 """Tables, digests and counts of one server, as JSON types; `summary.json` is made of them."""
-Reply = Done | CpuTime | JournalSize | SnapshotFiles | ServerReport
-R = TypeVar("R", Done, CpuTime, JournalSize, SnapshotFiles, ServerReport)
+Reply = Done | ServerCpuTime | JournalSize | SnapshotFiles | ServerReport
+R = TypeVar("R", Done, ServerCpuTime, JournalSize, SnapshotFiles, ServerReport)
 
 
 @dataclass(frozen=True, slots=True)
 class GetReport:
     """Reports on a server; `digest`: scans all rows for the digest of each table."""
 
-    word: ClassVar[str] = "report"
-    reply: ClassVar[type[ServerReport]] = dict
     digest: bool = True
 
 
@@ -64,16 +58,11 @@ class GetReport:
 class GetCpuTime:
     """Reads the CPU time of a server."""
 
-    word: ClassVar[str] = "cpu"
-    reply: ClassVar[type[CpuTime]] = CpuTime
-
 
 @dataclass(frozen=True, slots=True)
 class CheckFolder:
     """Checks that a server sees the checkpoint folder of worker 0, by the token in a file there."""
 
-    word: ClassVar[str] = "see"
-    reply: ClassVar[type[Done]] = Done
     token: str
     folder: str = ""
     """Of checkpoints; "" = the job's."""
@@ -83,8 +72,6 @@ class CheckFolder:
 class TakeSnapshot:
     """Fixes the rows of a step boundary. The next pushes may come as soon as the reply is here."""
 
-    word: ClassVar[str] = "mark"
-    reply: ClassVar[type[Done]] = Done
     step: int
     base: str
     """The id of the checkpoint since which changed rows suffice; "" = all rows."""
@@ -94,8 +81,6 @@ class TakeSnapshot:
 class WriteSnapshot:
     """Writes the rows that `TakeSnapshot` fixed. The reply comes when the files are on disk."""
 
-    word: ClassVar[str] = "snapshot"
-    reply: ClassVar[type[SnapshotFiles]] = SnapshotFiles
     step: int
     folder: str = ""
     """Of checkpoints; "" = the job's."""
@@ -105,16 +90,11 @@ class WriteSnapshot:
 class DropSnapshot:
     """Drops the snapshot, also while it is written."""
 
-    word: ClassVar[str] = "unmark"
-    reply: ClassVar[type[Done]] = Done
-
 
 @dataclass(frozen=True, slots=True)
 class CheckpointSaved:
     """Reports that the checkpoint of a step is complete. The journal may drop its records of earlier steps."""
 
-    word: ClassVar[str] = "saved"
-    reply: ClassVar[type[Done]] = Done
     step: int
     id: str
 
@@ -123,8 +103,6 @@ class CheckpointSaved:
 class LoadRows:
     """Fills empty tables with the rows of a checkpoint; the next step is the checkpoint's."""
 
-    word: ClassVar[str] = "load"
-    reply: ClassVar[type[Done]] = Done
     folder: str
     """Of checkpoints."""
     step: int
@@ -135,9 +113,6 @@ class LoadRows:
 @dataclass(frozen=True, slots=True)
 class GetJournalSize:
     """Reads the size of a server's journal."""
-
-    word: ClassVar[str] = "journal"
-    reply: ClassVar[type[JournalSize]] = JournalSize
 
 
 Call = (
@@ -162,13 +137,25 @@ CALLS: dict[str, type[Call]] = {
     "load": LoadRows,
     "journal": GetJournalSize,
 }
+"""By their word on the wire. The words are older than the names of the classes and do not change."""
+_WORDS = {call: word for word, call in CALLS.items()}
+_ARGUMENTS: dict[str, tuple[type, object, str]] = {
+    "step": (int, None, "a whole number"),
+    "servers": (int, None, "a whole number"),
+    "base": (str, "", "the id of a checkpoint"),
+    "id": (str, "", "the id of a checkpoint"),
+    "token": (str, "", "the text in a folder of checkpoints"),
+    "folder": (str, "", "a path"),
+    "digest": (bool, True, "true or false"),
+}
+"""Of each argument: its type, what it is where it is left out, and what is allowed, in words."""
 
 
 def encode_call(call: Call) -> str:
     """The text of an ASK, without arguments that have their default."""
     usual = {field.name: field.default for field in fields(call)}
-    given = {name: value for name, value in _facts(call).items() if value != usual[name]}
-    return json.dumps({"ask": call.word, **given})
+    arguments = {name: value for name, value in _facts(call).items() if value != usual[name]}
+    return json.dumps({"ask": _WORDS[type(call)], **arguments})
 
 
 def decode_call(text: str) -> Call:
@@ -181,7 +168,7 @@ def decode_call(text: str) -> Call:
     call = CALLS.get(word) if isinstance(word, str) else None
     if call is None:
         raise ProtocolError(f'question {text[:80]!r} is unknown; allowed: {{"ask": {"|".join(CALLS)}}}')
-    return call(**{field.name: _ARGUMENTS[field.name](field.name, question) for field in fields(call)})
+    return call(**{field.name: _argument(field.name, question) for field in fields(call)})
 
 
 def encode_reply(reply: Reply) -> str:
@@ -197,49 +184,13 @@ def decode_reply(text: str, kind: type[R]) -> R:
         raise ProtocolError(f"answer {text[:80]!r} is not a {kind.__name__}") from error
 
 
-def _facts(of: Call | Done | CpuTime | JournalSize | SnapshotFiles) -> dict[str, Any]:
+def _facts(of: Call | Done | ServerCpuTime | JournalSize | SnapshotFiles) -> dict[str, Any]:
     return {field.name: getattr(of, field.name) for field in fields(of)}
 
 
-def _step(name: str, question: dict[str, Any]) -> int:
-    step = question.get(name)
-    if not isinstance(step, int):
-        raise ProtocolError(f"{name} {step!r}; allowed: a whole number")
-    return step
-
-
-def _checkpoint(name: str, question: dict[str, Any]) -> str:
-    """The id of a checkpoint; "" where there is none."""
-    checkpoint = question.get(name, "")
-    if not isinstance(checkpoint, str):
-        raise ProtocolError(f"{name} {checkpoint!r}; allowed: the id of a checkpoint")
-    return checkpoint
-
-
-def _token(name: str, question: dict[str, Any]) -> str:
-    return str(question.get(name))
-
-
-def _folder(name: str, question: dict[str, Any]) -> str:
-    folder = question.get(name, "")
-    if not isinstance(folder, str) or "\0" in folder:
-        raise ProtocolError(f"{name} {folder!r}; allowed: a path")
-    return folder
-
-
-def _truth(name: str, question: dict[str, Any]) -> bool:
-    truth = question.get(name, True)
-    if not isinstance(truth, bool):
-        raise ProtocolError(f"{name} {truth!r}; allowed: true or false")
-    return truth
-
-
-_ARGUMENTS: dict[str, Callable[[str, dict[str, Any]], Any]] = {
-    "step": _step,
-    "base": _checkpoint,
-    "id": _checkpoint,
-    "token": _token,
-    "digest": _truth,
-    "folder": _folder,
-    "servers": _step,
-}
+def _argument(name: str, question: dict[str, Any]) -> Any:
+    kind, default, allowed = _ARGUMENTS[name]
+    value = question.get(name, default)
+    if not isinstance(value, kind) or (isinstance(value, str) and "\0" in value):
+        raise ProtocolError(f"{name} {value!r}; allowed: {allowed}")
+    return value

@@ -40,12 +40,7 @@ class EncodedIds:
     @property
     def directory(self) -> dict[str, Any]:
         """As `allocate` takes them."""
-        return {
-            "tables_S": self.tables_S,
-            "rows_S": self.rows_S,
-            "id_formats_S": self.id_formats_S,
-            "id_bytes_S": self.id_bytes_S,
-        }
+        return {name: getattr(self, name) for name in ("tables_S", "rows_S", "id_formats_S", "id_bytes_S")}
 
 
 # ---- ids ----
@@ -59,8 +54,8 @@ def write_ids(counts_T: Ints, ids_K: Ints, *, coded: bool) -> EncodedIds:
         return EncodedIds(tables_S, rows_S, np.zeros_like(rows_S), 8 * rows_S, ids_K.view(np.uint8))
     from shardkeep.compression.ids.codes import encode_ids  # here: only jobs with coded ids load their kernels
 
-    found = encode_ids(_starts(rows_S), ids_K)
-    return EncodedIds(tables_S, rows_S, found.formats_S, found.sizes_S, found.area)
+    codes = encode_ids(_starts(rows_S), ids_K)
+    return EncodedIds(tables_S, rows_S, codes.formats_S, codes.sizes_S, codes.area)
 
 
 def read_ids(packed: Packed, catalog: Catalog, first: int = 0) -> SectionIds:
@@ -69,7 +64,7 @@ def read_ids(packed: Packed, catalog: Catalog, first: int = 0) -> SectionIds:
     Raises CorruptMessage, or ProtocolError for a table that is not there."""
     _check_tables(packed, catalog, first, packed.tables_S.size)
     tables_S, rows_S = packed.tables_S[first:], packed.rows_S[first:]
-    formats_S, sizes_S = packed.id_formats_S[first:], packed.id_bytes_S[first:]
+    formats_S, sizes_S = packed.id_formats_S[first:], packed.id_sizes[first:]
     area = packed.buffer[packed.ids_at_S1[first] : packed.ids_at_S1[-1]]
     if formats_S.any():
         from shardkeep.compression.ids.codes import decode_ids  # here: as above
@@ -93,13 +88,18 @@ def read_ids(packed: Packed, catalog: Catalog, first: int = 0) -> SectionIds:
 
 def write_present(sections: SectionIds, there_V: npt.NDArray[np.bool_]) -> EncodedIds:
     """Which of the ids of a pull have rows: their places in each section."""
-    from shardkeep.compression.ids.codes import encode_subsets  # here: as above
-
     rows_S = np.diff(sections.starts_S1)
     places_V = np.arange(there_V.size) - np.repeat(sections.starts_S1[:-1], rows_S)
     there_S = np.diff(np.concatenate([[0], np.cumsum(there_V)])[sections.starts_S1])
-    found = encode_subsets(_starts(there_S), places_V[there_V], rows_S)
-    return EncodedIds(sections.tables_S, there_S, found.formats_S, found.sizes_S, found.area)
+    return _subsets(sections.tables_S, there_S, places_V[there_V], rows_S)
+
+
+def _subsets(tables_S: Ints, rows_S: Ints, places_K: Ints, among_S: Ints) -> EncodedIds:
+    """Rows of some tables by their places among `among_S` rows of each."""
+    from shardkeep.compression.ids.codes import encode_subsets  # here: as above
+
+    codes = encode_subsets(_starts(rows_S), places_K, among_S)
+    return EncodedIds(tables_S, rows_S, codes.formats_S, codes.sizes_S, codes.area)
 
 
 def read_present(packed: Packed, rows_S: Ints) -> npt.NDArray[np.bool_] | None:
@@ -112,7 +112,7 @@ def read_present(packed: Packed, rows_S: Ints) -> npt.NDArray[np.bool_] | None:
     from shardkeep.compression.ids.codes import decode_subsets  # here: as above
 
     count = int(rows_S.sum())
-    places_K = decode_subsets(packed.id_formats_S, packed.rows_S, packed.id_bytes_S, packed.ids_area, rows_S, count)
+    places_K = decode_subsets(packed.id_formats_S, packed.rows_S, packed.id_sizes, packed.ids_area, rows_S, count)
     if places_K.size == count:
         return None
     there_V = np.zeros(count, dtype=np.bool_)
@@ -122,9 +122,9 @@ def read_present(packed: Packed, rows_S: Ints) -> npt.NDArray[np.bool_] | None:
 
 def check_complete(packed: Packed, rows_S: Ints) -> None:
     """Raises CorruptMessage unless a reply has all `rows_S` rows of its sections and names no ids."""
-    if packed.id_bytes or packed.id_formats_S.any() or not np.array_equal(packed.rows_S, rows_S):
+    if packed.ids_area.size or packed.id_formats_S.any() or not np.array_equal(packed.rows_S, rows_S):
         raise CorruptMessage(
-            f"{packed.kind.name} with {packed.rows_S.sum()} rows and {packed.id_bytes} bytes of ids; "
+            f"{packed.kind.name} with {packed.rows_S.sum()} rows and {packed.ids_area.size} bytes of ids; "
             f"allowed: all {rows_S.sum()} rows that were requested, without ids"
         )
 
@@ -143,10 +143,10 @@ def read_row_bits(packed: Packed) -> Bools:
     """Whether each id of the sections has a row, bool (V,). Raises CorruptMessage."""
     starts_S1 = _starts(packed.rows_S)
     bits, count = np.unpackbits(packed.ids_area, bitorder="little").view(np.bool_), int(starts_S1[-1])
-    fitting = (packed.id_formats_S == ROW_BITS).all() and np.array_equal(packed.id_bytes_S, row_bit_bytes(starts_S1))
+    fitting = (packed.id_formats_S == ROW_BITS).all() and np.array_equal(packed.id_sizes, row_bit_bytes(starts_S1))
     if not fitting or bits[count:].any():
         raise CorruptMessage(
-            f"{packed.id_bytes} bytes that say which of {count} ids have rows; allowed: a bit for each"
+            f"{packed.ids_area.size} bytes that say which of {count} ids have rows; allowed: a bit for each"
         )
     return bits[:count]
 
@@ -156,12 +156,8 @@ def read_row_bits(packed: Packed) -> Bools:
 
 def write_references(counts_T: Ints, places_K: Ints, pulled_T: Ints) -> EncodedIds:
     """Rows by their places among those of their table that the named pulls requested of the server, `pulled_T` many."""
-    from shardkeep.compression.ids.codes import encode_subsets  # here: as above
-
     tables_S = np.flatnonzero(counts_T)
-    rows_S = counts_T[tables_S]
-    found = encode_subsets(_starts(rows_S), places_K, pulled_T[tables_S])
-    return EncodedIds(tables_S, rows_S, found.formats_S, found.sizes_S, found.area)
+    return _subsets(tables_S, counts_T[tables_S], places_K, pulled_T[tables_S])
 
 
 def num_references(packed: Packed) -> int:
@@ -189,20 +185,15 @@ def read_references(packed: Packed, catalog: Catalog, count: int, pulled: Sectio
 
     area = packed.buffer[packed.ids_at_S1[0] : packed.ids_at_S1[count]]
     pulled_S = np.diff(pulled.starts_S1)[where_S]
-    places_K = decode_subsets(packed.id_formats_S[:count], rows_S, packed.id_bytes_S[:count], area, pulled_S, MOST_IDS)
+    places_K = decode_subsets(packed.id_formats_S[:count], rows_S, packed.id_sizes[:count], area, pulled_S, MOST_IDS)
     at_K = places_K + np.repeat(pulled.starts_S1[where_S], rows_S)
     return SectionIds(tables_S, _starts(rows_S), pulled.ids_V[at_K]), at_K
 
 
 def joined(first: EncodedIds, second: EncodedIds) -> EncodedIds:
     """The sections of both, one after the other."""
-    return EncodedIds(
-        np.concatenate([first.tables_S, second.tables_S]),
-        np.concatenate([first.rows_S, second.rows_S]),
-        np.concatenate([first.id_formats_S, second.id_formats_S]),
-        np.concatenate([first.id_bytes_S, second.id_bytes_S]),
-        np.concatenate([first.area, second.area]),
-    )
+    columns = (first.directory | {"area": first.area}).items()
+    return EncodedIds(**{name: np.concatenate([column, getattr(second, name)]) for name, column in columns})
 
 
 def places(split: Split, num_ids: int) -> Ints:

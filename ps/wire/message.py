@@ -10,8 +10,7 @@ Knows no table, codec or socket. A message is immutable once sent; reading one c
 Ids, values and the message's end are at multiples of 8 bytes, with zeros in between. The directory is drawn in
 message_kernels.py.
 
-`Packed` is a message in this form, with the directory as arrays: what the hot path works on. `Message` and its
-`Section`s are the same as objects, for everything that is small or rare.
+`Packed` is a message in this form, with the directory as arrays.
 """
 # S = sections of a message
 
@@ -73,30 +72,9 @@ _WRONG = {
 _KINDS = {int(kind): kind for kind in Kind}
 
 
-@dataclass(frozen=True, slots=True)
-class Section:
-    """One table's part of a message. `ids` and `values` are encoded; `rows` says how many they are."""
-
-    table: int
-    rows: int
-    ids: Bytes
-    values: Bytes
-    id_format: int = 0
-    value_format: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Message:
-    kind: Kind
-    generation: int
-    rank: int
-    step: int
-    sections: tuple[Section, ...] = ()
-    value: int = 0
-
-
 EMPTY: Bytes = np.empty(0, dtype=np.uint8)
 _NO_SECTIONS: Ints = np.empty(0, dtype=np.int64)
+_TABLE_0: Ints = np.zeros(1, dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +91,6 @@ class Packed:
     rows_S: Ints
     id_formats_S: Ints
     value_formats_S: Ints
-    id_bytes_S: Ints
-    value_bytes_S: Ints
     ids_at_S1: Ints
     """Where each section's ids start in the buffer, and where the last one's end."""
     values_at_S1: Ints
@@ -131,26 +107,18 @@ class Packed:
         return self.buffer[self.values_at_S1[0] : self.values_at_S1[-1]]
 
     @property
-    def id_bytes(self) -> int:
-        """Of all sections."""
-        return int(self.ids_at_S1[-1] - self.ids_at_S1[0])
+    def id_sizes(self) -> Ints:
+        """Bytes of each section's ids, (S,)."""
+        return np.diff(self.ids_at_S1)
 
     @property
-    def value_bytes(self) -> int:
-        """Of all sections."""
-        return int(self.values_at_S1[-1] - self.values_at_S1[0])
+    def value_sizes(self) -> Ints:
+        """Bytes of each section's values, (S,)."""
+        return np.diff(self.values_at_S1)
 
-    def section(self, s: int) -> Section:
-        """Section `s` as an object; its bytes are views."""
-        ids_at, values_at = int(self.ids_at_S1[s]), int(self.values_at_S1[s])
-        return Section(
-            table=int(self.tables_S[s]),
-            rows=int(self.rows_S[s]),
-            ids=self.buffer[ids_at : ids_at + int(self.id_bytes_S[s])],
-            values=self.buffer[values_at : values_at + int(self.value_bytes_S[s])],
-            id_format=int(self.id_formats_S[s]),
-            value_format=int(self.value_formats_S[s]),
-        )
+    def values_of(self, s: int) -> Bytes:
+        """The values of section `s`, a view."""
+        return self.buffer[self.values_at_S1[s] : self.values_at_S1[s + 1]]
 
 
 def allocate(
@@ -174,38 +142,14 @@ def allocate(
     if count > MOST_SECTIONS:
         raise ProtocolError(f"a message of {count} sections; allowed: {MOST_SECTIONS}")
     columns = np.empty((at.NUM_COLUMNS, count + 1), dtype=np.int64)
-    columns[at.TABLES, :count], columns[at.ROWS, :count] = tables_S, rows_S
-    columns[at.ID_FORMATS, :count], columns[at.VALUE_FORMATS, :count] = id_formats_S, value_formats_S
-    columns[at.ID_BYTES, :count], columns[at.VALUE_BYTES, :count] = id_bytes_S, value_bytes_S
+    directory = (tables_S, rows_S, id_formats_S, value_formats_S, id_bytes_S, value_bytes_S)
+    for row, column in zip(columns, directory, strict=False):  # in the order of the kernels' numbers
+        row[:count] = column
     length = at.place(columns, _HEADER.size)
     buffer = np.empty(length, dtype=np.uint8)
     _HEADER.pack_into(buffer.data, 0, MAGIC, VERSION, int(kind), generation, rank, count, step, value, length)
     at.write_directory(columns, buffer, _HEADER.size)
     return _packed(kind, generation, rank, step, value, buffer, columns)
-
-
-def pack(message: Message) -> Bytes:
-    """The message as one fresh uint8 array."""
-    sections = message.sections
-    directory = [(s.table, s.rows, s.ids.size, s.values.size, s.id_format, s.value_format) for s in sections]
-    columns = np.array(directory, dtype=np.int64).reshape(-1, 6).T
-    packed = allocate(
-        message.kind,
-        generation=message.generation,
-        rank=message.rank,
-        step=message.step,
-        value=message.value,
-        tables_S=columns[0],
-        rows_S=columns[1],
-        id_bytes_S=columns[2],
-        value_bytes_S=columns[3],
-        id_formats_S=columns[4],
-        value_formats_S=columns[5],
-    )
-    for s, section in enumerate(sections):
-        mine = packed.section(s)
-        mine.ids[:], mine.values[:] = section.ids, section.values
-    return packed.buffer
 
 
 def read(buffer: Bytes) -> Packed:
@@ -221,18 +165,11 @@ def read(buffer: Bytes) -> Packed:
     columns = np.empty((at.NUM_COLUMNS, count + 1), dtype=np.int64)
     expected = at.read_directory(buffer, _HEADER.size, columns)
     if expected != buffer.size:
-        told = _WRONG.get(expected, f"the sections add up to {expected}")
-        raise CorruptMessage(f"{buffer.size} bytes received, {told}")
+        problem = _WRONG.get(expected, f"the sections add up to {expected}")
+        raise CorruptMessage(f"{buffer.size} bytes received, {problem}")
     if kind not in _KINDS:
         raise CorruptMessage(f"unknown kind of message {kind}")
     return _packed(_KINDS[kind], generation, rank, step, value, buffer, columns)
-
-
-def unpack(buffer: Bytes) -> Message:
-    """The message in `buffer` as objects; its sections are views of it. Raises CorruptMessage."""
-    packed = read(buffer)
-    sections = tuple(packed.section(s) for s in range(packed.tables_S.size))
-    return Message(packed.kind, packed.generation, packed.rank, packed.step, sections, packed.value)
 
 
 def push_value(*, flush: bool, lr_factor: float) -> int:
@@ -287,26 +224,19 @@ def addressed(buffer: Bytes, generation: int) -> Bytes:
 def text_message(kind: Kind, text: str, *, generation: int = 0, rank: int = 0) -> Bytes:
     """A packed ASK, ANSWER or ERROR."""
     body = np.frombuffer(text.encode("utf-8"), dtype=np.uint8)
-    return pack(Message(kind, generation, rank, 0, (Section(0, 0, EMPTY, body),)))
+    place = {"generation": generation, "rank": rank, "step": 0}
+    message = allocate(kind, **place, tables_S=_TABLE_0, rows_S=_TABLE_0, value_bytes_S=body.size)
+    message.values_area[:] = body
+    return message.buffer
 
 
-def text_of(message: Message) -> str:
+def text_of(message: Packed) -> str:
     """The text of an ASK, ANSWER or ERROR."""
-    if len(message.sections) != 1:
-        raise CorruptMessage(f"{message.kind.name} with {len(message.sections)} sections; allowed: 1")
-    return bytes(message.sections[0].values).decode("utf-8", errors="replace")
+    if message.tables_S.size != 1:
+        raise CorruptMessage(f"{message.kind.name} with {message.tables_S.size} sections; allowed: 1")
+    return bytes(message.values_area).decode("utf-8", errors="replace")
 
 
 def _packed(kind: Kind, generation: int, rank: int, step: int, value: int, buffer: Bytes, columns: Ints) -> Packed:
-    count = columns.shape[1] - 1
-    return Packed(
-        kind, generation, rank, step, value, buffer,
-        columns[at.TABLES, :count],
-        columns[at.ROWS, :count],
-        columns[at.ID_FORMATS, :count],
-        columns[at.VALUE_FORMATS, :count],
-        columns[at.ID_BYTES, :count],
-        columns[at.VALUE_BYTES, :count],
-        columns[at.IDS_AT],
-        columns[at.VALUES_AT],
-    )  # fmt: skip
+    directory = [*columns[: at.ID_BYTES, :-1], columns[at.IDS_AT], columns[at.VALUES_AT]]
+    return Packed(kind, generation, rank, step, value, buffer, *directory)

@@ -186,10 +186,10 @@ def spread_bytes(columns: Columns, flags: int, column: int, most: int) -> bool:
 @kernel("boolean(Array(uint8, 1, 'C', readonly=True), int64, int64)")
 def clear(buffer: Bytes, begin: int, end: int) -> bool:
     """Whether there are only zeros."""
-    found = np.uint8(0)
+    bits = np.uint8(0)
     for i in range(begin, end):
-        found |= buffer[i]
-    return found == 0  # type: ignore[no-any-return]
+        bits |= buffer[i]
+    return bits == 0  # type: ignore[no-any-return]
 
 
 @kernel("int64(Array(uint8, 1, 'C', readonly=True), int64, int64[:,::1])")

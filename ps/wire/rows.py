@@ -1,200 +1,236 @@
-"""Values of several tables between flat float32 arrays and the bytes of a message, by one codec.
+"""Rows of several tables between flat float32 arrays and the bytes of a message, by the format of each table.
 
-Codecs work on rows of one width, so tables of equal dim that follow each other are coded in one call. A second moment
-may follow each row's bytes.
+A format is a number on the wire: the tag of a value codec, and a bit if a second moment follows each row's bytes.
+Codecs work on rows of one width, so tables of equal format and dim that follow each other are coded in one call.
 """
-# S = sections, K = rows, D = embedding dim
+# T = tables of the job, S = sections, K = rows, D = embedding dim
 
 from __future__ import annotations
 
-import itertools
+import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from shardkeep.base.arrays import Bytes, Floats, Ints, UInt64s
+from shardkeep.base.arrays import Bools, Bytes, Floats, Ints, UInt64s
 from shardkeep.base.errors import CorruptMessage
 from shardkeep.compression.values import elements
 from shardkeep.compression.values.codec import ValueCodec, value_codec
-from shardkeep.compression.values.floats import Half, saturated_values
+from shardkeep.compression.values.floats import saturated_values
 from shardkeep.compression.values.moments import decode_moments, encode_moments
+from shardkeep.compression.values.registry import Scale
 from shardkeep.ps.jagged import Catalog
 from shardkeep.ps.wire.message import Packed
 
 T = TypeVar("T", bound=np.generic)
+Runs = list[tuple[int, int, int]]
+"""(format, dim, rows) of consecutive sections that are coded in one call."""
 
+PLAIN = 0
+"""The format of the float32 rows themselves."""
 ELEMENTS = 96
-"""A value format: single elements of rows, each section a packet on its own (compression/values/elements.py)."""
-_MOMENTS = 128  # the bit of a value format that says that a second moment follows each row
+"""Single elements of float32 rows, each section a packet on its own (compression/values/elements.py)."""
+_MOMENTS = 128
+"""The bit of a format that says that a second moment follows each row."""
+_DIM_BITS = 32
+"""A format and a dim are one key: the dim has these bits."""
+_STOCHASTIC = 256
+"""A bit beside those on the wire: values are rounded at random."""
 
 
-@dataclass(frozen=True, slots=True)
-class RowFormat:
-    """How rows are written: their codec, and whether a second moment follows each."""
+def format_of(values: str, scale: Scale | None = None, *, moments: bool = False) -> int:
+    """The format of a codec's name."""
+    return value_codec(values, scale).tag | (_MOMENTS if moments else 0)
 
-    codec: ValueCodec
-    moments: bool = False
 
-    @classmethod
-    def of_tag(cls, tag: int) -> RowFormat:
-        """Raises CorruptMessage for a tag that no codec has."""
-        return PLAIN if tag == PLAIN.tag else cls(value_codec(tag & ~_MOMENTS), bool(tag & _MOMENTS))
+def codec_of(row_format: int) -> ValueCodec:
+    """Raises CorruptMessage for a format that no codec has."""
+    return value_codec(row_format & ~_MOMENTS)
 
-    @property
-    def tag(self) -> int:
-        """Number on the wire."""
-        return self.codec.tag | (_MOMENTS if self.moments else 0)
 
-    @property
-    def plain(self) -> bool:
+def has_moments(row_format: int) -> bool:
+    """Whether a second moment follows each row."""
+    return bool(row_format & _MOMENTS)
+
+
+@functools.cache
+def row_bytes(row_format: int, dim: int) -> int:
+    """Bytes of a row of `dim` values."""
+    return codec_of(row_format).row_bytes(dim) + has_moments(row_format)
+
+
+class RowFormats:
+    """The format of each table.
+
+    Args:
+        formats_T: Of each table.
+        stochastic_T: Whether a table's values are rounded at random, where there are keys; empty = none are.
+    """
+
+    def __init__(self, catalog: Catalog, formats_T: Sequence[int], stochastic_T: Sequence[bool] = ()) -> None:
+        self._dims_T = catalog.dims_T
+        self.tags_T: Ints = np.array(formats_T, dtype=np.int64)
+        """Number on the wire of each table's format."""
+        self.widths_T = _widths(self.tags_T, self._dims_T)
+        """Bytes of one row of each table."""
+        self.plain = not self.tags_T.any()
         """Whether the bytes are the float32 rows themselves."""
-        return self.codec.name == "fp32" and not self.moments
-
-    def row_bytes(self, dim: int) -> int:
-        """Bytes of a row of `dim` values."""
-        return 4 * dim if self.plain else self.codec.row_bytes(dim) + self.moments
-
-    def widths(self, catalog: Catalog) -> Ints:
-        """Bytes of one row per table."""
-        return np.array([self.row_bytes(dim) for dim in catalog.dims_T.tolist()], dtype=np.int64)
+        self._moments_T: Bools = (self.tags_T & _MOMENTS) > 0
+        kinds_T = self.tags_T | _STOCHASTIC * np.array(stochastic_T or [False] * len(catalog), dtype=np.int64)
+        self._keys_T = kinds_T << _DIM_BITS | catalog.dims_T
+        self._one = len(set(self._keys_T.tolist())) == 1
 
     def encode(
-        self,
-        flat: Floats,
-        rows_S: Ints,
-        tables_S: Ints | None,
-        catalog: Catalog,
-        *,
-        squares_K: Floats | None = None,
-        keys_K: UInt64s | None = None,
+        self, flat: Floats, rows_S: Ints, tables_S: Ints | None = None, *, keys_K: UInt64s | None = None
     ) -> Bytes:
-        """The rows of all sections, flat uint8; `tables_S` None = a section of every table. May share memory with
-        `flat`. `squares_K`: what the moments are made of; `keys_K`: of stochastic rounding, None = to the nearest."""
+        """The rows of all sections, each with its mean square behind it if its format has moments, as flat uint8. May
+        share memory with `flat`. `tables_S` None = a section of every table; `keys_K`: of stochastic rounding, None =
+        to the nearest."""
         if self.plain:
             return flat.view(np.uint8)
         parts, at, row = [], 0, 0
-        for rows, dim in _runs(rows_S, tables_S, catalog):
-            keys = None if keys_K is None else keys_K[row : row + rows]
-            encoded = self.codec.encode(flat[at : at + rows * dim].reshape(rows, dim), keys)
-            if self.moments:
-                assert squares_K is not None
-                encoded = np.column_stack([encoded, encode_moments(squares_K[row : row + rows])])
+        for kind, dim, rows in self._runs(rows_S, tables_S):
+            keys = keys_K[row : row + rows] if keys_K is not None and kind & _STOCHASTIC else None
+            row_format = kind & ~_STOCHASTIC
+            width = dim + has_moments(row_format)
+            values_KW = flat[at : at + rows * width].reshape(rows, width)
+            encoded = codec_of(row_format).encode(np.ascontiguousarray(values_KW[:, :dim]), keys)
+            if has_moments(row_format):
+                encoded = np.column_stack([encoded, encode_moments(values_KW[:, dim])])
             parts.append(encoded.reshape(-1))
-            at, row = at + rows * dim, row + rows
-        return joined(parts, np.uint8)
+            at, row = at + values_KW.size, row + rows
+        return _joined(parts, np.uint8)
 
-    def saturated_values(self, encoded: Bytes, rows_S: Ints, catalog: Catalog, tables_S: Ints | None = None) -> int:
-        """How many values are the largest of a 16-bit format: they may have been larger. `tables_S`: as in `encode`."""
-        if not self.moments or not isinstance(self.codec, Half):
-            return saturated_values(self.codec, encoded)
+    def decode(self, encoded: Bytes, rows_S: Ints) -> Floats:
+        """Undoes `encode` of a section of every table, without the moments."""
+        if self.plain:
+            return _float32(encoded)
+        return _decoded(encoded, self._runs(rows_S, kept=~_STOCHASTIC), moments=False)
+
+    def with_moments(self, flat: Floats, squares_K: Floats, rows_T: Ints) -> Floats:
+        """Rows of all tables as `encode` takes them, from the rows and what the moments are made of."""
+        if not self._moments_T.any():
+            return flat
+        moments_K, ends_K = np.repeat(self._moments_T, rows_T), np.cumsum(np.repeat(self._dims_T, rows_T))
+        return np.insert(flat, ends_K[moments_K], squares_K[moments_K])
+
+    def saturated_values(self, encoded: Bytes, rows_S: Ints) -> int:
+        """How many values of a section of every table are the largest of a 16-bit format: they may have been larger."""
         total, at = 0, 0
-        for rows, dim in _runs(rows_S, tables_S, catalog):
-            size = rows * self.row_bytes(dim)
-            values_KB = encoded[at : at + size].reshape(rows, self.row_bytes(dim))[:, :-1]
-            total += saturated_values(self.codec, np.ascontiguousarray(values_KB))
-            at += size
+        for row_format, dim, rows in [] if self.plain else self._runs(rows_S, kept=~_STOCHASTIC):
+            codec, width = codec_of(row_format), row_bytes(row_format, dim)
+            encoded_KB = encoded[at : at + rows * width].reshape(rows, width)
+            total += saturated_values(codec, encoded_KB[:, : codec.row_bytes(dim)])
+            at += encoded_KB.size
         return total
 
-    def decode(self, encoded: Bytes, rows_S: Ints, tables_S: Ints | None, catalog: Catalog) -> tuple[Floats, Floats]:
-        """The rows of all sections, flat float32, and their second moments (K,), none where there are none. May share
-        memory with the input. Raises CorruptMessage when the bytes are not those of so many rows."""
-        if self.plain:
-            return _float32(encoded), _NO_SQUARES
-        parts, squares, at = [], [], 0
-        for rows, dim in _runs(rows_S, tables_S, catalog):
-            size = rows * self.row_bytes(dim)
-            part = encoded[at : at + size]
-            at += size
-            if self.moments:
-                if part.size != size:
-                    raise CorruptMessage(f"{encoded.size} bytes of {self.codec.name} values and moments end too early")
-                part_KB = part.reshape(rows, self.row_bytes(dim))
-                squares.append(decode_moments(part_KB[:, -1]))
-                part = np.ascontiguousarray(part_KB[:, :-1])
-            parts.append(self.codec.decode(part, dim).reshape(-1))
-        return joined(parts, np.float32), joined(squares, np.float32)
+    def _runs(self, rows_S: Ints, tables_S: Ints | None = None, *, kept: int = -1) -> Runs:
+        """`kept`: the bits of a format that matter to the caller."""
+        if self._one:
+            runs = [(*_split(int(self._keys_T[0])), int(rows_S.sum()))]
+        else:
+            runs = _runs(self._keys_T if tables_S is None else self._keys_T[tables_S], rows_S)
+        return [(kind & kept, dim, rows) for kind, dim, rows in runs]
 
 
-PLAIN = RowFormat(value_codec("fp32"))
-"""The float32 rows themselves."""
-_NO_SQUARES: Floats = np.empty(0, dtype=np.float32)
-
-
-def decode(packed: Packed, catalog: Catalog) -> tuple[Floats, Floats]:
-    """The rows of all sections, flat float32, aligned, and their second moments, as of `joined_squares`. May share
-    memory with the message.
+def decode(packed: Packed, catalog: Catalog) -> Floats:
+    """The rows of all sections, flat float32, aligned; those of the sections that `moments_of` names have their mean
+    squares behind them. May share memory with the message.
 
     Raises CorruptMessage when a section has not the bytes that its rows need, or an unknown format."""
-    formats = packed.value_formats_S
-    if not formats.size:
-        return np.empty(0, dtype=np.float32), np.empty(0, dtype=np.float32)
-    if (formats == formats[0]).all():
-        return _decode_sections(packed, slice(0, formats.size), catalog)
-    if (formats == ELEMENTS).any():
-        raise CorruptMessage(f"sections with value formats {sorted(set(formats.tolist()))}; allowed: {ELEMENTS} alone")
-    bounds = [0, *(np.flatnonzero(np.diff(formats)) + 1).tolist(), formats.size]
-    runs = [slice(first, end) for first, end in itertools.pairwise(bounds)]
-    parts = [_decode_sections(packed, run, catalog) for run in runs]
-    squares = [(squares_K, int(packed.rows_S[run].sum())) for (_, squares_K), run in zip(parts, runs, strict=True)]
-    return joined([flat for flat, _ in parts], np.float32), joined_squares(squares)
-
-
-def joined_squares(parts: Sequence[tuple[Floats, int]]) -> Floats:
-    """The second moments of parts, each with its number of rows: NaN for the rows of a part without moments; empty
-    where no part has any."""
-    if not any(squares_K.size for squares_K, _ in parts):
-        return _NO_SQUARES
-    filled = [squares_K if squares_K.size else np.full(rows, np.nan, np.float32) for squares_K, rows in parts]
-    return joined(filled, np.float32)
-
-
-def _decode_sections(packed: Packed, run: slice, catalog: Catalog) -> tuple[Floats, Floats]:
-    """As `decode`, of consecutive sections with one format."""
-    tag, rows_S, tables_S = int(packed.value_formats_S[run.start]), packed.rows_S[run], packed.tables_S[run]
-    if tag == ELEMENTS:
-        return _decode_elements(packed, catalog), _NO_SQUARES
-    row_format = RowFormat.of_tag(tag)
-    if catalog.one_dim is not None:
-        width: Ints | int = row_format.row_bytes(catalog.one_dim)
-    else:
-        width = row_format.widths(catalog)[tables_S]
-    wrong = packed.value_bytes_S[run] != rows_S * width
-    if wrong.any():
-        s = run.start + int(wrong.argmax())
-        table = int(packed.tables_S[s])
+    formats_S, rows_S = packed.value_formats_S, packed.rows_S
+    if not formats_S.size:
+        return np.empty(0, dtype=np.float32)
+    first, alike = int(formats_S[0]), bool((formats_S == formats_S[0]).all())
+    if alike and first == ELEMENTS:
+        return _decode_elements(packed, catalog)
+    if not alike and (formats_S == ELEMENTS).any():
+        wrong = sorted(set(formats_S.tolist()))
+        raise CorruptMessage(f"sections with value formats {wrong}; allowed: {ELEMENTS} alone")
+    one_dim = catalog.one_dim if alike else None
+    dims_S = catalog.dims_T[packed.tables_S]
+    widths = _widths(formats_S, dims_S) if one_dim is None else row_bytes(first, one_dim)
+    wrong_S = packed.value_sizes != rows_S * widths
+    if wrong_S.any():
+        s = int(wrong_S.argmax())
         raise CorruptMessage(
-            f"table {catalog.names[table]}: {packed.value_bytes_S[s]} bytes of {row_format.codec.name} values "
-            f"for {packed.rows_S[s]} rows of {catalog.dims_T[table]}"
+            f"table {catalog.names[packed.tables_S[s]]}: {packed.value_sizes[s]} bytes of "
+            f"{codec_of(int(formats_S[s])).name} values for {rows_S[s]} rows of {dims_S[s]}"
         )
-    values = packed.buffer[packed.values_at_S1[run.start] : packed.values_at_S1[run.stop]]
-    return row_format.decode(values, rows_S, tables_S, catalog)
+    values = packed.buffer[packed.values_at_S1[0] : packed.values_at_S1[-1]]
+    if alike and first == PLAIN:
+        return _float32(values)
+    runs = _runs(formats_S << _DIM_BITS | dims_S, rows_S) if one_dim is None else [(first, one_dim, int(rows_S.sum()))]
+    return _decoded(values, runs, moments=True)
 
 
-def encode_elements(flat: Floats, rows_S: Ints, tables_S: Ints, catalog: Catalog, codec: ValueCodec) -> list[Bytes]:
+def moments_of(packed: Packed) -> Bools:
+    """Whether a second moment follows each row, for each section."""
+    return np.asarray((packed.value_formats_S & _MOMENTS) > 0)
+
+
+def _decoded(encoded: Bytes, runs: Runs, *, moments: bool) -> Floats:
+    """The values of all runs, flat float32, which may share memory with the bytes. `moments`: with those, where a
+    format has them. Raises CorruptMessage when the bytes are not those of so many rows."""
+    parts, at = [], 0
+    for row_format, dim, rows in runs:
+        size, codec = rows * row_bytes(row_format, dim), codec_of(row_format)
+        part = encoded[at : at + size]
+        at += size
+        if has_moments(row_format):
+            if part.size != size:
+                raise CorruptMessage(f"{encoded.size} bytes of {codec.name} values and moments end too early")
+            part_KB = part.reshape(rows, row_bytes(row_format, dim))
+            part = np.ascontiguousarray(part_KB[:, :-1])
+        values_KW = codec.decode(part, dim)
+        if has_moments(row_format) and moments:
+            values_KW = np.column_stack([values_KW, decode_moments(part_KB[:, -1])])
+        parts.append(values_KW.reshape(-1))
+    return _joined(parts, np.float32)
+
+
+def _runs(keys_S: Ints, rows_S: Ints) -> Runs:
+    """The longest runs of sections with one key, a format and a dim."""
+    if not rows_S.size:
+        return []
+    starts = [0, *(np.flatnonzero(np.diff(keys_S)) + 1).tolist()]
+    sizes = zip(keys_S[starts].tolist(), np.add.reduceat(rows_S, starts).tolist(), strict=True)
+    return [(*_split(key), rows) for key, rows in sizes]
+
+
+def _split(key: int) -> tuple[int, int]:
+    return key >> _DIM_BITS, key & (1 << _DIM_BITS) - 1
+
+
+def _widths(formats_S: Ints, dims_S: Ints) -> Ints:
+    """Bytes of one row of each section."""
+    return np.array(list(map(row_bytes, formats_S.tolist(), dims_S.tolist())), dtype=np.int64)
+
+
+def encode_elements(flat: Floats, rows_S: Ints, tables_S: Ints, catalog: Catalog) -> list[Bytes]:
     """A packet for each section, of the values that are not zero."""
     packets, at = [], 0
     for rows, dim in zip(rows_S.tolist(), catalog.dims_T[tables_S].tolist(), strict=True):
         rows_KD = flat[at : at + rows * dim].reshape(rows, dim)
-        packets.append(elements.encode(rows_KD, rows_KD != 0.0, codec))
+        packets.append(elements.encode(rows_KD, rows_KD != 0.0, codec_of(PLAIN)))
         at += rows * dim
     return packets
 
 
 def elements_of(packed: Packed) -> int:
     """How many elements a message of them has."""
-    return sum(elements.count_of(packed.section(s).values) for s in range(packed.tables_S.size))
+    return sum(elements.count_of(packed.values_of(s)) for s in range(packed.tables_S.size))
 
 
 def _decode_elements(packed: Packed, catalog: Catalog) -> Floats:
     parts = []
     for s, rows in enumerate(packed.rows_S.tolist()):
-        section = packed.section(s)
-        rows_KD, _ = elements.decode(section.values, rows, int(catalog.dims_T[section.table]), value_codec("fp32"))
+        dim = int(catalog.dims_T[packed.tables_S[s]])
+        rows_KD, _ = elements.decode(packed.values_of(s), rows, dim, codec_of(PLAIN))
         parts.append(rows_KD.reshape(-1))
-    return joined(parts, np.float32)
+    return _joined(parts, np.float32)
 
 
 def _float32(encoded: Bytes) -> Floats:
@@ -206,18 +242,7 @@ def _float32(encoded: Bytes) -> Floats:
     return encoded.view(np.float32) if encoded.ctypes.data % 4 == 0 else encoded.copy().view(np.float32)
 
 
-def _runs(rows_S: Ints, tables_S: Ints | None, catalog: Catalog) -> list[tuple[int, int]]:
-    """(rows, dim) of each longest run of sections with one dim."""
-    if not rows_S.size:
-        return []
-    if catalog.one_dim is not None:
-        return [(int(rows_S.sum()), catalog.one_dim)]
-    dims_S = catalog.dims_T if tables_S is None else catalog.dims_T[tables_S]
-    starts = [0, *(np.flatnonzero(np.diff(dims_S)) + 1).tolist()]
-    return list(zip(np.add.reduceat(rows_S, starts).tolist(), dims_S[starts].tolist(), strict=True))
-
-
-def joined(parts: Sequence[npt.NDArray[T]], dtype: type[T]) -> npt.NDArray[T]:
+def _joined(parts: Sequence[npt.NDArray[T]], dtype: type[T]) -> npt.NDArray[T]:
     """The arrays as one; the only array itself."""
     if len(parts) == 1:
         return parts[0]

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from shardkeep.base.deadlines import Deadline
-from shardkeep.base.errors import DeadlineExceeded
-from shardkeep.base.files import atomic_write, file_lock, fill
+from shardkeep.base.errors import CheckpointError, DeadlineExceeded
+from shardkeep.base.files import atomic_write, file_lock, fill, replacing, use_newest
 
 
 def test_an_atomic_write_replaces_the_file_and_leaves_no_other(tmp_path: Path) -> None:
@@ -43,9 +45,9 @@ def test_a_lock_lets_one_in_at_a_time_and_tells_who_waits(tmp_path: Path) -> Non
     thread = threading.Thread(target=second)
     with file_lock(tmp_path / "lock"):
         thread.start()
-        assert waiting.wait(10)
+        assert waiting.wait(90)
         assert not entered.is_set()
-    thread.join(10)
+    thread.join(90)
     assert entered.is_set()
 
 
@@ -73,3 +75,43 @@ def test_a_file_gets_its_size_without_holes(tmp_path: Path, monkeypatch: Any, si
             fill(file.fileno(), size)
     assert path.stat().st_size == size and not any(path.read_bytes())
     assert path.stat().st_blocks * 512 >= size
+
+
+def test_files_take_their_names_together_or_stay_as_they_were(tmp_path: Path) -> None:
+    old = [tmp_path / "a", tmp_path / "b"]
+    for path in old:
+        path.write_text("old")
+    with pytest.raises(ZeroDivisionError), replacing(old) as new:
+        new[0].write_text("new")
+        raise ZeroDivisionError
+    assert [path.read_text() for path in sorted(tmp_path.iterdir())] == ["old", "old"]
+    with replacing(old) as new:
+        for path in new:
+            path.write_text("new")
+    assert [path.read_text() for path in sorted(tmp_path.iterdir())] == ["new", "new"]
+
+
+def test_what_is_replaced_while_it_is_read_is_read_again() -> None:
+    names = iter(["old", "new", "new"])
+    assert use_newest(lambda: next(names), unless("old")) == ("new", 3)
+
+
+def test_what_is_damaged_is_read_once_and_what_is_always_replaced_five_times() -> None:
+    reads: list[str] = []
+    with pytest.raises(CheckpointError, match="old is damaged"):
+        use_newest(lambda: "old", unless("old", reads))
+    numbers = map(str, itertools.count())
+    with pytest.raises(CheckpointError, match="8 is damaged"):
+        use_newest(lambda: next(numbers), unless("012345678", reads))
+    assert reads == ["old", "0", "2", "4", "6", "8"]
+
+
+def unless(damaged: str, reads: list[str] | None = None) -> Callable[[str], int]:
+    def use(name: str) -> int:
+        if reads is not None:
+            reads.append(name)
+        if name in damaged:
+            raise CheckpointError(f"{name} is damaged")
+        return len(name)
+
+    return use

@@ -19,9 +19,9 @@ import numpy as np
 import pytest
 from numba.core import config
 
-from shardkeep.base.compiling import kernels
-from shardkeep.base.compiling import sources as kernel_sources
+from shardkeep.base.compiling import kernels, sources as kernel_sources
 from shardkeep.base.errors import UserError
+from tests.support.cases import every
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -76,12 +76,16 @@ def test_kernel_sources_of_all_rooms_are_found_through_the_links() -> None:
     found = {str(path.relative_to(package)) for path in kernel_sources.kernel_sources()}
     assert {
         "base/compiling/kernels.py",
-        "ps/shard/table/row_kernels.py",
-        "ps/shard/table/optimizers/shared_kernels.py",
+        "ps/server/table/row_kernels.py",
+        "ps/server/table/optimizers/kernels/shared_kernels.py",
     } <= found
 
 
-def test_a_kernel_is_compiled_for_its_signature_and_leaves_numbas_setting_alone() -> None:
+@pytest.mark.parametrize("disabled", [0, 1], ids=["", "NUMBA_DISABLE_JIT=1"])
+def test_a_kernel_is_compiled_for_its_signature_and_leaves_numbas_settings_alone(
+    disabled: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(config, "DISABLE_JIT", disabled)
     before = config.CACHE_DIR
 
     @kernels.kernel("float32(float32[::1])")
@@ -91,7 +95,7 @@ def test_a_kernel_is_compiled_for_its_signature_and_leaves_numbas_setting_alone(
             out += value
         return out
 
-    assert before == config.CACHE_DIR
+    assert (before, disabled) == (config.CACHE_DIR, config.DISABLE_JIT)
     assert total(np.ones(5, np.float32)) == 5.0
     with pytest.raises(TypeError, match="No matching definition"):
         total(np.ones(5, np.float64))
@@ -111,7 +115,7 @@ def compiled_elsewhere(*modules: str) -> list[str]:
 
 def test_an_unknown_module_of_kernels_is_an_error() -> None:
     with pytest.raises(ModuleNotFoundError):
-        kernels.compile_kernels(["shardkeep.ps.shard.no_such_kernels"])
+        kernels.compile_kernels(["shardkeep.ps.server.no_such_kernels"])
 
 
 CALLEE = """
@@ -148,6 +152,8 @@ def forget_own() -> None:
     importlib.invalidate_caches()
     kernel_sources.imports_of.cache_clear()
     kernel_sources.fingerprint.cache_clear()
+    kernels.cache_folder.cache_clear()
+    kernels.image_folder.cache_clear()
 
 
 def compile_tiny() -> tuple[int, int]:
@@ -168,9 +174,8 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         (tmp_path / f"{module}.py").write_text(source)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    kernels.cache_folder.cache_clear()
+    forget_own()
     yield tmp_path / "cache"
-    kernels.cache_folder.cache_clear()
     forget_own()
 
 
@@ -178,6 +183,74 @@ def test_kernels_are_compiled_once_and_then_not_even_imported(cache: Path) -> No
     assert compiled_elsewhere("caller_kernels") == ["compiling", "2", "2", "True"]  # with the one that it imports
     assert compiled_elsewhere("caller_kernels") == ["0", "False"]
     assert compiled_elsewhere("caller_kernels", "tiny_kernels") == ["compiling", "1", "1", "True"]
+
+
+def imported_elsewhere() -> str:
+    """What a fresh process says on stderr that imports modules without having them compiled."""
+    code = "import caller_kernels, tiny_kernels; assert caller_kernels.twice(21) == tiny_kernels.twice(21) == 42"
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, env=env, cwd=ROOT, stderr=subprocess.PIPE, text=True, check=True).stderr
+
+
+def test_a_process_that_imports_what_is_not_compiled_says_so_once(cache: Path) -> None:
+    assert imported_elsewhere().splitlines() == [
+        "kernels   compiling, once for this installation; it may take a minute"
+    ]
+    compiled_elsewhere("caller_kernels", "tiny_kernels")
+    assert imported_elsewhere() == ""
+
+
+@pytest.fixture
+def image(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The cache of a container's image: it has `tiny_kernels`, and nobody can write there, not even root."""
+    kernels.compile_for_image(cache, ["tiny_kernels"])
+    real, temporary = tempfile.TemporaryFile, cache.parent / "temporary"
+    temporary.mkdir()
+
+    def only_elsewhere(dir: Path) -> object:
+        if Path(dir).is_relative_to(cache):
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+        return real(dir=dir)
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", only_elsewhere)
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    return cache
+
+
+def state(folder: Path) -> list[tuple[Path, int]]:
+    return sorted((path, path.stat().st_mtime_ns) for path in folder.rglob("*.*"))
+
+
+def test_kernels_of_an_image_that_is_read_only_are_used_and_others_are_compiled_elsewhere(image: Path) -> None:
+    before = [found for found in state(image) if found[0].name != "compiled.json"]
+    assert compile_tiny() == (0, 42)
+    assert sum(importlib.import_module("tiny_kernels").twice.stats.cache_hits.values()) == 2
+    assert not list((image.parent / "temporary").iterdir())
+    assert compile_own("caller_kernels") == (2, 42) and compile_own("caller_kernels") == (0, 42)
+    assert [found for found in state(image) if found[0].name != "compiled.json"] == before
+    assert len(list((image.parent / "temporary").rglob("*.nbc"))) == 2
+
+
+@pytest.mark.parametrize("what", ["shardkeep", "shardkeep/kernels-*", "*/*/tiny_kernels-*", "*/*/*/*.nbc"])
+def test_kernels_of_an_image_that_others_could_have_changed_are_not_used(image: Path, what: str) -> None:
+    for path in image.glob(what):
+        path.chmod(path.stat().st_mode | 0o002)
+    assert compile_tiny() == (1, 42)
+    assert len(list((image.parent / "temporary").rglob("*.nbc"))) == 2
+
+
+def test_everybody_may_read_the_kernels_of_an_image(image: Path) -> None:
+    found = [image / "shardkeep", *(image / "shardkeep").rglob("*")]
+    assert {stat.S_IMODE(path.stat().st_mode) for path in found if path.is_dir()} == {0o755}
+    assert {stat.S_IMODE(path.stat().st_mode) for path in found if path.is_file()} == {0o644}
+
+
+def test_kernels_of_an_image_are_not_put_where_others_can_write(cache: Path) -> None:
+    (cache / "shardkeep").mkdir(parents=True)
+    (cache / "shardkeep").chmod(0o777)
+    with pytest.raises(UserError, match=r"^--to .*/cache: cannot be used; allowed: a folder that you can write, and"):
+        kernels.compile_for_image(cache, ["tiny_kernels"])
 
 
 def edit(path: Path, old: str, new: str) -> None:
@@ -254,7 +327,7 @@ def test_code_of_a_source_that_nobody_has_used_for_a_month_is_deleted(cache: Pat
     assert not old.exists() and len(list(cache.rglob("callee_kernels-*"))) == 2
 
 
-@pytest.mark.parametrize("module", kernel_sources.kernel_modules())
+@every("module", kernel_sources.kernel_modules())
 def test_kernels_import_kernels_only_and_at_the_top(module: str) -> None:
     """A fingerprint covers no other module: a number from one would become a part of machine code and stay. The types
     of arrays are none."""

@@ -8,15 +8,17 @@ import logging
 import re
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Iterator
 from datetime import datetime
-from typing import Any
+from typing import Any, TextIO
 
 import pytest
 
-from shardkeep.base.json_log import PrintedLines, json_line, printed_line, printed_text
-from shardkeep.base.log import ROOT, EventLog, LogFormat, configure, print_json
+from shardkeep.base.logs.json_log import PrintedLines, json_line, printed_line, printed_text
+from shardkeep.base.logs.log import ROOT, EventLog, LogFormat, configure, print_json
+from tests.support.cases import every
 
 
 @pytest.fixture
@@ -113,17 +115,34 @@ def test_whatever_is_printed_becomes_objects_and_a_traceback_one(
     assert found[2]["exception"].count("\n") >= 2
 
 
+class Turns(io.TextIOBase):
+    """Writes a letter at a time, and lets other threads run after each."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str, /) -> int:
+        for letter in text:
+            self._stream.write(letter)
+            time.sleep(0)
+        return len(text)
+
+
 def test_lines_of_several_threads_do_not_mix(objects: io.StringIO) -> None:
-    stream = PrintedLines(objects, "worker", 1)
-    threads = [threading.Thread(target=lambda: [stream.write("abc\n") for _ in range(200)]) for _ in range(4)]
+    stream, names = PrintedLines(Turns(objects), "worker", 1), "abcd"
+    threads = [threading.Thread(target=lambda n=n: [stream.write(f"{n}1\n{n}2\n") for _ in range(5)]) for n in names]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
-    assert [each["event"] for each in parsed(objects)] == ["abc"] * 800
+        thread.join()
+    found = [each["event"] for each in parsed(objects)]
+    assert sorted(found[::2]) == sorted(f"{n}1" for n in names * 5)
+    assert [event[0] for event in found[::2]] == [event[0] for event in found[1::2]], (
+        "two lines of one write stay together"
+    )
 
 
-@pytest.mark.parametrize("text", ["error: no such file", "warning: odd", "so it is", '{"a": 1}'])
+@every("text", ["error: no such file", "warning: odd", "so it is", '{"a": 1}'])
 def test_a_printed_line_is_read_back(text: str) -> None:
     assert printed_text(printed_line("worker", 1, text)) == text
 

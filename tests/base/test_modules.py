@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from shardkeep.base.errors import ConfigError
-from shardkeep.base.modules import load_named, search_last
+from shardkeep.base.plugging.modules import load_named, search_last
 
 
 @pytest.fixture

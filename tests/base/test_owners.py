@@ -11,6 +11,7 @@ import pytest
 
 from shardkeep.base.errors import ConfigError
 from shardkeep.base.machine.owners import check_unshared, lists, why_distrusted
+from tests.support.cases import every
 from tests.support.owners import STRANGER, make_foreign
 
 
@@ -27,7 +28,7 @@ def test_a_path_of_another_user_is_not_trusted(tmp_path: Path, monkeypatch: pyte
     assert f"{tmp_path}/file belongs to another user (uid " in str(why_distrusted(tmp_path / "file"))
 
 
-@pytest.mark.parametrize(
+@every(
     ("mode", "trusted"),
     [(0o755, True), (0o757, False), (0o777, False), (0o1777, True)],
     ids=["own", "others", "all", "sticky"],

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from shardkeep.base.machine.sockets import Counters, Ends, Watched, connections
+from shardkeep.base.net.sockets import Counters, Ends, Watched, connections
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the kernel tells its counters on Linux")
 

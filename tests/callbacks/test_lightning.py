@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +16,16 @@ from shardkeep import EmbeddingClient, SgdConfig, TableSpec, UserError
 from shardkeep.nn import EmbeddingBagCollection
 from tests.support.metered_loops import metered_client
 
-lightning = pytest.importorskip("lightning.pytorch")
+if find_spec("lightning") is None:
+    pytest.skip("needs lightning", allow_module_level=True)
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 TABLES = [TableSpec(name="user", dim=8, optimizer=SgdConfig(lr=0.1))]
 STEPS = 12
+
+
+def lightning() -> Any:
+    """The library. Its import takes 5 CPU seconds, so the collection does without."""
+    return import_module("lightning.pytorch")
 
 
 def data(count: int = STEPS) -> list[Any]:
@@ -27,7 +35,7 @@ def data(count: int = STEPS) -> list[Any]:
 
 
 def module_of(client: EmbeddingClient, *, with_optimizer: bool = False) -> Any:
-    class Module(lightning.LightningModule):  # type: ignore[misc, name-defined]
+    class Module(lightning().LightningModule):  # type: ignore[misc, name-defined]
         def __init__(self) -> None:
             super().__init__()
             torch.manual_seed(0)
@@ -52,7 +60,7 @@ def module_of(client: EmbeddingClient, *, with_optimizer: bool = False) -> Any:
 
 def fitted(client: EmbeddingClient, module: Any, batches: list[Any], ckpt_path: Any = None, **settings: Any) -> Any:
     quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
-    trainer = lightning.Trainer(**{"max_epochs": 1, "enable_checkpointing": False, **quiet, **settings})
+    trainer = lightning().Trainer(**{"max_epochs": 1, "enable_checkpointing": False, **quiet, **settings})
     trainer.fit(module, DataLoader(batches, batch_size=None), ckpt_path=ckpt_path)
     return trainer
 
@@ -83,7 +91,7 @@ def test_logged_losses_and_validation_metrics_are_reported(tmp_path: Path, per_s
     module.validation_step = validation_step
     callback = RowsCallback(client, tmp_path / "rows", close=True)
     settings = {"callbacks": [callback], "log_every_n_steps": 4, "accumulate_grad_batches": per_step}
-    trainer = lightning.Trainer(max_epochs=1, accelerator="cpu", logger=False, enable_checkpointing=False, **settings)
+    trainer = lightning().Trainer(max_epochs=1, accelerator="cpu", logger=False, enable_checkpointing=False, **settings)
     trainer.fit(module, *(DataLoader(data(count), batch_size=None) for count in (STEPS, 2)))
     (evaluation,) = records.of("eval")
     assert evaluation == {"step": STEPS // per_step, "val_hits": 0.5}
@@ -133,7 +141,7 @@ def test_a_checkpoint_has_rows_and_model_of_one_step(tmp_path: Path) -> None:
         module = module_of(client)
         fitted(client, module, data(), max_epochs=3)
         expected = digest(client), module.top.weight.tolist()
-    keep = lightning.callbacks.ModelCheckpoint(tmp_path, every_n_epochs=1, save_top_k=-1, filename="{epoch}")
+    keep = lightning().callbacks.ModelCheckpoint(tmp_path, every_n_epochs=1, save_top_k=-1, filename="{epoch}")
     with EmbeddingClient.local(TABLES, consistency="sync") as client:
         callbacks = [keep, RowsCallback(client, tmp_path / "rows")]
         fitted(client, module_of(client), data(), callbacks=callbacks, enable_checkpointing=True, max_epochs=2)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +10,13 @@ import pytest
 
 import shardkeep
 from tests.support.callbacks import Notes
+from tests.support.full_disk import FullMeanwhile
 
 TINY: dict[str, Any] = {
     "servers": 0,
     "workers": 1,
     "data": {"synthetic": {"train_samples": 4000, "eval_samples": 500, "num_dense": 3, "table_sizes": [50, 90]}},
-    "model": {"bottom": [8], "top": [8]},
+    "model": {"bottom": [8], "hidden": [8]},
     "tower": {"compile": "off"},
     "eval": {"every_steps": 10},
     "checkpoint": {"every_steps": 20},
@@ -103,10 +102,17 @@ def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
         shardkeep.train(config, run_dir=tmp_path / "run", quiet=True, callbacks=callbacks)
 
 
-def test_without_tensorboard_one_line_names_the_package() -> None:
-    hide = "import shardkeep, sys; sys.modules['tensorboard'] = None"
-    imports = "import shardkeep.callbacks.tensorboard"
-    code = f"{hide}\ntry:\n  {imports}\nexcept shardkeep.UserError as error:\n  print(error)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
-    told = "shardkeep.callbacks.tensorboard: needs the package tensorboard, which is not installed\n"
-    assert (done.stdout, done.returncode) == (told, 0), done.stderr
+@needs_tensorboard
+@needs_warnings
+def test_event_files_on_a_full_disk_are_given_up_with_one_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    from shardkeep.callbacks.tensorboard import TensorBoardCallback
+
+    config = shardkeep.JobConfig.model_validate({**TINY, "eval": {}, "checkpoint": {}})
+    full = FullMeanwhile()
+    callbacks = [full, TensorBoardCallback(tmp_path / "events", flush_s=0)]
+    summary = shardkeep.train(config, run_dir=tmp_path / "run", quiet=True, callbacks=callbacks)
+    assert full.full and summary.status == "completed"
+    (warning,) = [record.getMessage() for record in caplog.records if "events: " in record.getMessage()]
+    assert warning == f"{tmp_path}/events: not written (File too large); the job continues without"

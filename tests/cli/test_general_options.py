@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 import shardkeep
-from shardkeep.base.errors import UserError
-from shardkeep.cli.main import app
+from shardkeep.cli.main import GROUPS, app
 from shardkeep.config import load_config
-from shardkeep.roles.place import index_of
+from shardkeep.launch.machine import PROCESSES
+from tests.support.cases import every
+from tests.support.import_path import IMPORT_PATH
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -63,28 +67,8 @@ def test_checking_a_config_loads_no_torch() -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize(
-    ("environment", "index"),
-    [
-        ({"RANK": "3", "SLURM_PROCID": "1"}, 3),
-        ({"SLURM_PROCID": "1", "JOB_COMPLETION_INDEX": "2"}, 1),
-        ({"JOB_COMPLETION_INDEX": "2"}, 2),
-    ],
-    ids=["torchrun", "slurm", "kubernetes"],
-)
-def test_the_index_comes_from_the_launcher(environment: dict[str, str], index: int) -> None:
-    assert index_of(None, environment) == index
-    assert index_of(7, environment) == 7
-
-
-@pytest.mark.parametrize("value", ["-1", "one", "²"])
-def test_a_launcher_s_index_that_is_no_number_is_refused_by_name(value: str) -> None:
-    with pytest.raises(UserError, match=f"RANK={value} is not a whole number"):
-        index_of(None, {"RANK": value})
-
-
 def test_without_an_index_and_a_launcher_the_command_says_what_to_give(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("RANK", "SLURM_PROCID", "JOB_COMPLETION_INDEX"):
+    for name in PROCESSES:
         monkeypatch.delenv(name, raising=False)
     code, _, error = invoke("server", "--coordinator", "127.0.0.1:1")
     assert code == 2 and "no index: give it" in error
@@ -99,12 +83,12 @@ def completions(words: str, folder: Path) -> list[str]:
     }
     command = [sys.executable, "-c", "from shardkeep.cli.main import main; main()"]
     done = subprocess.run(
-        command, cwd=folder, env=environment | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=60
+        command, cwd=folder, env=environment | {"PYTHONPATH": IMPORT_PATH}, capture_output=True, text=True, timeout=60
     )
     return done.stdout.split()
 
 
-@pytest.mark.parametrize(
+@every(
     ("words", "offered"),
     [
         ("stat", ["status"]),
@@ -120,3 +104,31 @@ def test_the_shell_completes_commands_files_and_runs(words: str, offered: list[s
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
     assert completions(words, tmp_path) == offered
+
+
+def test_commands_are_listed_by_group_and_each_once() -> None:
+    text = invoke("--help")[1]
+    titles = [line for line in text.splitlines() if re.fullmatch(r"[A-Z].*:", line)]
+    assert titles == ["Options:", *(f"{group}:" for group in GROUPS)]
+    commands: Any = typer.main.get_command(app)
+    for name, command in commands.commands.items():
+        assert text.count(f"\n  {name} ") == (not command.hidden), name
+    assert text.index("A trained model:") < text.index("\n  tables ") < text.index("Before and beside")
+
+
+def test_no_help_has_doubled_brackets() -> None:
+    commands: Any = typer.main.get_command(app)
+    for name, command in commands.commands.items():
+        for words in [[name], *([name, each] for each in getattr(command, "commands", ()))]:
+            code, text, _ = invoke(*words, "--help")
+            assert code == 0 and not re.search(r"\[\[|\]\]|\.\.\.\]?\.\.\.|\{\{", text), text
+
+
+def test_tables_shows_a_run_and_its_other_commands_have_names() -> None:
+    shown = invoke("tables", "/nowhere")
+    assert shown == invoke("tables", "show", "/nowhere") and shown[0] == 2 and "/nowhere" in shown[2]
+    assert invoke("tables", "--top", "3", "/nowhere") == shown
+    assert "Missing argument 'RUN'" in invoke("tables")[2]
+    assert "Missing option '--table'" in invoke("tables", "export", "/nowhere")[2]
+    code, _, error = invoke("--debug", "tables", "export", "/nowhere", "--table", "user")
+    assert code == 2 and "Traceback" in error

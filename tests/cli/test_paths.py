@@ -20,6 +20,7 @@ from shardkeep.cli.main import app
 from shardkeep.config import JobConfig, load_config
 from shardkeep.sweep.plan import load_sweep
 from shardkeep.workers.data.sources.registry import open_data
+from tests.support.cases import every
 
 SETTINGS = ("data.root", "data.train", "data.eval", "data.test", "data.cache", "checkpoint.dir")
 LISTS = ("data.train", "data.eval", "data.test")
@@ -64,8 +65,8 @@ def test_the_cases_are_all_settings_that_hold_paths() -> None:
     assert sorted(settings_of_paths(JobConfig)) == sorted([*SETTINGS, ROW_FILE])
 
 
-@pytest.mark.parametrize("whole_group", [False, True], ids=["by key", "in its group"])
-@pytest.mark.parametrize(
+@every("whole_group", [False, True], ids=["by key", "in its group"])
+@every(
     ("path", "expected"),
     [
         ("below/it", "shell/below/it"),
@@ -74,7 +75,7 @@ def test_the_cases_are_all_settings_that_hold_paths() -> None:
         ("/else/it", "/else/it"),
     ],
 )
-@pytest.mark.parametrize("setting", SETTINGS)
+@every("setting", SETTINGS)
 def test_a_path_in_set_starts_at_the_shells_folder(
     setting: str, path: str, expected: str, whole_group: bool, places: Path
 ) -> None:
@@ -87,7 +88,7 @@ def test_a_path_in_set_starts_at_the_shells_folder(
     assert found == ([whole] if setting in LISTS else whole)
 
 
-@pytest.mark.parametrize(
+@every(
     ("setting", "expected"),
     [
         ("data.root", "files/it"),
@@ -103,7 +104,7 @@ def test_a_path_in_a_file_starts_at_the_files_folder_or_at_data_root(setting: st
     assert found == (str(places / expected) if "files" in expected else expected)
 
 
-@pytest.mark.parametrize(
+@every(
     ("override", "expected"),
     [
         ([], "files/rows.npy"),
@@ -195,7 +196,7 @@ OPTIONS: dict[str, tuple[list[str], str]] = {
 }
 
 
-@pytest.mark.parametrize("option", OPTIONS)
+@every("option", OPTIONS)
 def test_the_folder_of_an_option_is_the_shells_or_home(option: str, places: Path) -> None:
     arguments, said = OPTIONS[option]
     for given, shown in (("../none/x", "../none/x"), ("~/none/x", f"{places}/home/none/x")):
@@ -206,16 +207,15 @@ def test_the_folder_of_an_option_is_the_shells_or_home(option: str, places: Path
 
 def paths_of_commands() -> Iterator[tuple[str, Any]]:
     """Every argument and option that takes a path, and what reads it."""
-    for command in app.registered_commands:
+    groups = [group.typer_instance for group in app.registered_groups]
+    for command in [each for one in (app, *groups) if one is not None for each in one.registered_commands]:
         for name, parameter in inspect.signature(command.callback, eval_str=True).parameters.items():  # type: ignore[arg-type]
             kind, *marks = get_args(parameter.annotation) or [None]
             if kind is Path or Path in get_args(kind) or name == "coordinator":
                 yield f"{command.callback.__name__} {name}", marks[0].parser  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize(
-    ("name", "read"), list(paths_of_commands()), ids=lambda value: value if isinstance(value, str) else ""
-)
+@every(("name", "read"), list(paths_of_commands()), ids=lambda value: value if isinstance(value, str) else "")
 def test_every_path_of_every_command_may_begin_with_home(name: str, read: Any, places: Path) -> None:
     assert read is not None, f"{name} has no parser for ~"
     assert str(read("~/it")) == f"{places}/home/it"

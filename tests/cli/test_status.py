@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Sequence
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,13 @@ from rich.console import Console
 
 from shardkeep.base.errors import UserError
 from shardkeep.cli.status import show_job, show_run
-from shardkeep.cli.status_text import StatusText
+from shardkeep.cli.status_text import show
 from shardkeep.config import JobConfig
-from shardkeep.ps.config import AdamConfig, TableSpec
+from shardkeep.ps.config import TableSpec
 from shardkeep.ps.control.coordinator import Coordinator
 from shardkeep.ps.control.events import EVENTS_KEPT
 from shardkeep.ps.control.grpc.server import ControlServer
+from shardkeep.ps.server.table.optimizers.adam import AdamConfig
 from shardkeep.run.folder import RunFolder
 from shardkeep.trust.tokens import put_token
 from tests.support.control_job import TABLES, Job
@@ -37,7 +39,7 @@ def form(job: Job, tables: Sequence[TableSpec] = TABLES) -> None:
 def shown(coordinator: Coordinator) -> str:
     out = io.StringIO()
     with ControlServer(coordinator) as server:
-        assert show_job(server.endpoint, StatusText(Console(file=out, width=200, color_system=None))) == 0
+        assert show_job(server.endpoint, partial(show, console=Console(file=out, width=200, color_system=None))) == 0
     return out.getvalue().replace("\n\n", "\n")
 
 
@@ -119,7 +121,9 @@ def test_who_is_awaited_until_when_and_what_to_do_is_shown(launched: bool, next_
     job.pass_time(20, alive=[("server", 0), ("worker", 0)])
     out = io.StringIO()
     with ControlServer(job.coordinator) as server:
-        show_job(server.endpoint, StatusText(Console(file=out, width=60, color_system=None)), launched=launched)
+        show_job(
+            server.endpoint, partial(show, console=Console(file=out, width=60, color_system=None)), launched=launched
+        )
     lines = out.getvalue().splitlines()
     assert lines[0].startswith("recovering: worker 1 (pid 100 on 10.0.0.7) ended: killed by SIGKILL")
     assert "worker 1 (not replaced)" in lines[1] and lines[2].startswith("the job fails in 100 s if")
@@ -133,18 +137,18 @@ def test_a_silent_member_gets_no_time_for_loading_and_a_hint_to_start_it() -> No
     job.pass_time(7, alive=[("server", 0), ("worker", 0)])
     out = io.StringIO()
     with ControlServer(job.coordinator) as server:
-        show_job(server.endpoint, StatusText(Console(file=out, width=60, color_system=None)), launched=False)
+        show_job(server.endpoint, partial(show, console=Console(file=out, width=60, color_system=None)), launched=False)
     assert "the job fails in 113 s if they do not join" in out.getvalue()
     assert "worker 1 (pid 100 on 10.0.0.7) sent no heartbeat for 7 s: if it is dead, start it now" in out.getvalue()
 
 
 def test_a_coordinator_with_tls_is_not_called_dead_when_the_option_is_left_out(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path / "run", JobConfig())
-    command = ["shardkeep", "coordinator", "config.yaml", "--take-over", "--tls", "/tls/10.9.0.1"]
+    command = ["shardkeep", "coordinator", "config.yaml", "--continue", "--tls", "/tls/10.9.0.1"]
     folder.coordinator("127.0.0.1:1", pid=os.getpid(), command=command)
     put_token(folder.path, "t" * 64)
     with pytest.raises(UserError, match=r"uses TLS: add --tls /tls/10\.9\.0\.1"):
-        show_run(folder.path, StatusText(Console(file=io.StringIO())))
+        show_run(folder.path, partial(show, console=Console(file=io.StringIO())))
 
 
 def test_the_number_of_the_start_is_shown_of_a_resumed_job(tmp_path: Path) -> None:
@@ -154,7 +158,9 @@ def test_the_number_of_the_start_is_shown_of_a_resumed_job(tmp_path: Path) -> No
     out, job = io.StringIO(), Job(workers=1)
     form(job)
     with ControlServer(job.coordinator) as server:
-        show_job(server.endpoint, StatusText(Console(file=out, width=200, color_system=None)), run=folder.path)
+        show_job(
+            server.endpoint, partial(show, console=Console(file=out, width=200, color_system=None)), run=folder.path
+        )
     assert cells(out.getvalue().splitlines()[1]) == [
         "start",
         "2 of this job, from step 800; recoveries count from this start",

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.import_path import IMPORT_PATH
+
 ROOT = Path(__file__).resolve().parents[2]
 INSTALLED = """
 import sys
@@ -60,7 +62,7 @@ from shardkeep.compression.selection.registry import selector
 import numpy as np
 
 push = PushConfig(select="newest", keep_rows=0.25)
-choose = selector(push.select).choose()
+choose = selector(push.select).load()
 assert choose(np.ones((8, 2), np.float32), 0.25, 0).tolist() == [6, 7]
 """
 
@@ -86,10 +88,10 @@ def test_the_example_of_the_documents_works_as_it_stands(
     at, entry = line.splitlines()
     file = at.removeprefix("# compression/").removesuffix(f", in {registry}")
     before, after = (ROOT / "compression" / file).read_text().split(f"\n{registry}: ")
-    after = after.replace("\n}", f"\n    {entry}\n}}", 1)
+    after = after.replace("\n)", f"\n    {entry},\n)", 1)
     (tmp_path / file).write_text(f"{before}\n{registry}: {after}")
     code = f"{INSTALLED}{check}"
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "error"}
+    environment = {**os.environ, "PYTHONPATH": IMPORT_PATH, "PYTHONWARNINGS": "error"}
     done = subprocess.run(
         [sys.executable, "-c", code, str(tmp_path)], env=environment, capture_output=True, text=True, check=False
     )

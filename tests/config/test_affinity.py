@@ -11,39 +11,42 @@ from shardkeep import affinity
 from shardkeep.affinity import AffinityConfig, choose, describe, shown, spread
 from shardkeep.base.errors import ConfigError
 from shardkeep.config import JobConfig, parse_config
+from tests.support.cases import every
 
 ALLOWED = "allowed: none, auto, or cores by role, as in {workers: [[0], [1]], servers: [[2, 3]]}"
 
 
-@pytest.mark.parametrize(
+@every(
     ("text", "line"),
     [
-        ("affinity: sometimes", f"affinity: 'sometimes' is not allowed; {ALLOWED}"),
-        ("affinity: [[0]]", f"affinity: [[0]] is not allowed; {ALLOWED}"),
-        ("affinity: {worker: [[0]]}", "affinity.worker: unknown key; did you mean workers?"),
+        ("launch: {affinity: sometimes}", f"launch.affinity: 'sometimes' is not allowed; {ALLOWED}"),
+        ("launch: {affinity: [[0]]}", f"launch.affinity: [[0]] is not allowed; {ALLOWED}"),
+        ("launch: {affinity: {worker: [[0]]}}", "launch.affinity.worker: unknown key; did you mean workers?"),
         (
-            "affinity: {workers: [[0], []]}",
-            "affinity.workers: [[0], []] is not allowed: a list is empty; allowed: at least one core in each",
+            "launch: {affinity: {workers: [[0], []]}}",
+            "launch.affinity.workers: [[0], []] is not allowed: a list is empty; allowed: at least one core in each",
         ),
         (
-            "affinity: {servers: [[0, 0]]}",
-            "affinity.servers: [[0, 0]] is not allowed: [0, 0]; allowed: numbers of cores from 0, each once in a list",
+            "launch: {affinity: {servers: [[0, 0]]}}",
+            "launch.affinity.servers: [[0, 0]] is not allowed: [0, 0]; "
+            "allowed: numbers of cores from 0, each once in a list",
         ),
         (
-            "affinity: {servers: [[-1]]}",
-            "affinity.servers: [[-1]] is not allowed: [-1]; allowed: numbers of cores from 0, each once in a list",
+            "launch: {affinity: {servers: [[-1]]}}",
+            "launch.affinity.servers: [[-1]] is not allowed: [-1]; "
+            "allowed: numbers of cores from 0, each once in a list",
         ),
         (
-            "affinity: {workers: [0]}",
-            "affinity.workers.0: 0 is not allowed; allowed: a list, each a whole number",
+            "launch: {affinity: {workers: [0]}}",
+            "launch.affinity.workers.0: 0 is not allowed; allowed: a list, each a whole number",
         ),
         (
-            "affinity: {auto: true, workers: [[0]]}",
-            "affinity: auto chooses the cores; allowed: auto, or lists of cores",
+            "launch: {affinity: {auto: true, workers: [[0]]}}",
+            "launch.affinity: auto chooses the cores; allowed: auto, or lists of cores",
         ),
         (
-            "{servers: 1, affinity: {servers: [[0], [1]]}}",
-            "affinity.servers: lists of cores for 2, there are 1; allowed: at most one list for each",
+            "{servers: 1, launch: {affinity: {servers: [[0], [1]]}}}",
+            "launch.affinity.servers: lists of cores for 2, there are 1; allowed: at most one list for each",
         ),
     ],
     ids=["word", "list", "unknown-role", "empty", "twice", "negative", "flat", "both", "too-many"],
@@ -56,16 +59,16 @@ def test_a_wrong_affinity_is_one_line(text: str, line: str) -> None:
 
 @pytest.mark.parametrize("value", ["none", "auto", "{workers: [[0], [1]], servers: [[1, 0]]}"])
 def test_an_affinity_is_set_on_the_command_line_and_reads_back_equal(value: str) -> None:
-    config = parse_config("", [f"affinity={value}"])
+    config = parse_config("", [f"launch.affinity={value}"])
     assert parse_config(config.to_yaml()) == config
-    assert config.affinity.wanted == (value != "none")
+    assert config.launch.affinity.wanted == (value != "none")
 
 
 def test_a_core_that_is_not_there_is_named_with_those_that_are(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(affinity, "usable_cores", lambda: (0, 1, 2, 5))
     with pytest.raises(ConfigError) as caught:
         choose(AffinityConfig(workers=[[0], [3]]), servers=2, workers=2, threads=1)
-    assert str(caught.value) == "affinity.workers: there is no core 3 to use; allowed: 0-2,5"
+    assert str(caught.value) == "launch.affinity.workers: there is no core 3 to use; allowed: 0-2,5"
 
 
 def test_a_platform_that_pins_nothing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,7 +76,7 @@ def test_a_platform_that_pins_nothing_is_told(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(affinity.sys, "platform", "darwin")
     with pytest.raises(ConfigError) as caught:
         choose(AffinityConfig(auto=True), servers=1, workers=1, threads=1)
-    assert str(caught.value) == "affinity: darwin cannot pin a process to cores; allowed: none"
+    assert str(caught.value) == "launch.affinity: darwin cannot pin a process to cores; allowed: none"
     assert choose(AffinityConfig(), servers=1, workers=1, threads=1) == {}
 
 
@@ -84,7 +87,7 @@ def test_lists_are_used_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     assert describe(pins) == "worker 0 on cores 0-1; worker 1 on core 2; worker 2 on cores 0-1"
 
 
-@pytest.mark.parametrize(
+@every(
     ("cores", "servers", "workers", "threads", "expected"),
     [
         ([0, 1], 1, 1, 1, "worker 0 on core 0; server 0 on core 1"),
@@ -118,4 +121,4 @@ def test_cores_are_written_as_runs() -> None:
 
 
 def test_nothing_is_pinned_by_default() -> None:
-    assert not JobConfig().affinity.wanted
+    assert not JobConfig().launch.affinity.wanted

@@ -12,6 +12,7 @@ import pytest
 from shardkeep.base.errors import ConfigError, UserError
 from shardkeep.config import parse_config
 from tests.support.bad_configs import BAD, Bad
+from tests.support.cases import every
 from tests.support.config_inputs import inputs
 
 FOREIGN = re.compile(
@@ -25,7 +26,7 @@ MOST_BYTES = 100_000_000
 
 def refused(text: str, settings: tuple[str, ...] = ()) -> str | None:
     """The error that a user gets; None if the config is accepted. Fails if it is no plain lines, or takes long."""
-    began = time.monotonic()
+    began = time.process_time()
     try:
         config = parse_config(text, settings)
     except ConfigError as error:
@@ -34,7 +35,7 @@ def refused(text: str, settings: tuple[str, ...] = ()) -> str | None:
     else:
         assert parse_config(config.to_yaml()) == config, "what is accepted can be written and read again"
         return None
-    assert time.monotonic() - began < LIMIT_S
+    assert time.process_time() - began < LIMIT_S
     lines = message.splitlines()
     assert 0 < len(lines) <= 21
     for line in lines:
@@ -43,7 +44,7 @@ def refused(text: str, settings: tuple[str, ...] = ()) -> str | None:
     return message
 
 
-@pytest.mark.parametrize("bad", BAD, ids=lambda bad: bad.name)
+@every("bad", BAD, ids=lambda bad: bad.name)
 def test_a_wrong_config_is_told_in_plain_lines(bad: Bad) -> None:
     message = refused(bad.text, bad.settings)
     assert message is not None and bad.says in message

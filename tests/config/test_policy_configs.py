@@ -13,7 +13,8 @@ from shardkeep.base.errors import ConfigError
 from shardkeep.config import parse_config
 from shardkeep.estimate.estimate import estimate
 from shardkeep.ps.config import TableSpec
-from shardkeep.ps.policy_config import EvictConfig
+from shardkeep.ps.server.table.policies.config import EvictConfig
+from tests.support.cases import every
 from tests.support.click_files import click_job, click_rows, write_csv
 
 ROWS = 262_144
@@ -25,7 +26,7 @@ def parsed(table: dict[str, Any]) -> TableSpec:
     return config.table("C1")
 
 
-@pytest.mark.parametrize(
+@every(
     ("table", "says"),
     [
         ({"evict": {"ttl_steps": 9, "policy": "lru"}}, "policy: lru changes nothing"),
@@ -44,7 +45,7 @@ def parsed(table: dict[str, Any]) -> TableSpec:
             {"evict": {"max_bytes": 1000}},
             "tables.C1.evict.max_bytes: 1000, rows of 99 bytes; allowed: 26064604 or more",
         ),
-        ({"dim": 4, "rows": "fp16", "evict": {"max_bytes": 1000}}, "rows of 43 bytes; allowed: 11384540 or more"),
+        ({"dim": 4, "dtype": "fp16", "evict": {"max_bytes": 1000}}, "rows of 43 bytes; allowed: 11384540 or more"),
     ],
 )
 def test_a_setting_without_effect_is_refused_by_name(table: dict[str, Any], says: str) -> None:
@@ -53,7 +54,7 @@ def test_a_setting_without_effect_is_refused_by_name(table: dict[str, Any], says
     assert says in str(refused.value) and len(str(refused.value).splitlines()) == 1, str(refused.value)
 
 
-@pytest.mark.parametrize(
+@every(
     "table",
     [
         {"evict": {"ttl_steps": 9, "sweep_steps": 5, "pinned": [(1 << 63) - 1, -(1 << 63)]}},

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from shardkeep import CompressionConfig, EmbeddingClient, TableCompressionConfig, TableSpec
+from shardkeep import EmbeddingClient, TableSpec
 from shardkeep.base.errors import ConfigError
 from shardkeep.compression.per_table import Numbers, pull_of, push_of
-from shardkeep.config import parse_config
+from shardkeep.config import CompressionConfig, TableCompressionConfig, parse_config
+from tests.support.cases import every
 
 DECAY = "optimizer: {name: sgd, weight_decay: 0.1, weight_decay_on: table}"
 BAD = {
@@ -31,7 +32,7 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize(("table", "says"), BAD.items(), ids=BAD)
+@every(("table", "says"), BAD.items(), ids=BAD)
 def test_what_does_not_go_together_is_one_line_with_its_name(table: str, says: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse_config(f"{{compression: {{push: {{values: fp16}}}}, tables: {{t: {{{table}}}}}}}")

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from shardkeep.config import JobConfig
-from shardkeep.estimate.dry_run import Seen
+from shardkeep.estimate.dry_run import Seen, TableRows
 from shardkeep.estimate.estimate import estimate, memory_of, table_bytes
 from shardkeep.ps.config import TableSpec
 from shardkeep.ps.jagged import Catalog
-from shardkeep.ps.policy_config import AdmitConfig, EvictConfig
+from shardkeep.ps.server.table.policies.config import AdmitConfig, EvictConfig
 from shardkeep.workers.data.batch import Batch, Ragged
 from shardkeep.workers.data.schema import Feature
 from shardkeep.workers.data.sources.registry import open_data
@@ -22,15 +22,14 @@ from tests.support.local_job import LocalJob
 from tests.support.one_table import OneTable
 
 
-def seen_of(steps: list[np.ndarray], admit: AdmitConfig | None, *, passes: int = 1) -> Seen:
-    planner = Planner([Feature("f", "t")], Catalog([TableSpec(name="t", dim=4)]))
-    seen = Seen(["t"], {"t": admit}, passes=passes)
-    for i, ids_N in enumerate(steps):
+def rows_of(steps: list[np.ndarray], admit: AdmitConfig | None, *, passes: int = 1) -> TableRows:
+    table = TableSpec(name="t", dim=4, admit=admit)
+    planner, seen = Planner([Feature("f", "t")], Catalog([table])), Seen([table], passes=passes)
+    for ids_N in steps:
         size = ids_N.size
         batch = Batch(np.zeros((size, 0), np.float32), {"f": Ragged(ids_N)}, np.zeros((size, 1), np.float32))
         seen.add([planner.plan(batch)])
-        seen.mark(i + 1, len(steps))
-    return seen
+    return seen.rows(1)["t"]
 
 
 def steps_of(count: int) -> list[np.ndarray]:
@@ -42,24 +41,17 @@ def steps_of(count: int) -> list[np.ndarray]:
 def test_ids_below_the_bar_of_pushes_get_no_row(passes: int) -> None:
     steps = steps_of(64)
     pushes = Counter(int(i) for ids_N in steps for i in np.unique(ids_N))
-    seen = seen_of(steps, AdmitConfig(min_count=3), passes=passes)
+    found = rows_of(steps, AdmitConfig(min_count=3), passes=passes)
     rows = sum(count * passes >= 3 for count in pushes.values())
     assert 0 < rows < len(pushes)
-    assert seen.rows_after("t", 1.0) == rows and seen.candidates_after("t", 1.0) == len(pushes) - rows
+    assert found.rows == rows and found.candidates == len(pushes) - rows
 
 
 def test_rows_by_chance_are_as_many_as_their_pushes_let_expect() -> None:
     steps = steps_of(64)
     pushes = Counter(int(i) for ids_N in steps for i in np.unique(ids_N))
     expected = sum(1 - 0.7**count for count in pushes.values())
-    assert seen_of(steps, AdmitConfig(probability=0.3)).rows_after("t", 1.0) == pytest.approx(expected)
-
-
-def test_rows_of_more_samples_are_estimated_from_their_growth() -> None:
-    """Too high for many times the samples, as long as the growth has not begun to fall: 1.5 of the rows for 8 times."""
-    pushes = Counter(int(i) for ids_N in steps_of(128) for i in np.unique(ids_N))
-    rows = sum(count >= 2 for count in pushes.values())
-    assert seen_of(steps_of(64), AdmitConfig(min_count=2)).rows_after("t", 2.0) == pytest.approx(rows, rel=0.2)
+    assert rows_of(steps, AdmitConfig(probability=0.3)).rows == pytest.approx(expected)
 
 
 def test_a_table_has_no_more_rows_than_its_capacity() -> None:
@@ -68,8 +60,8 @@ def test_a_table_has_no_more_rows_than_its_capacity() -> None:
         TableSpec(name="b", dim=4, evict=EvictConfig(max_bytes=30_000_000)),
         TableSpec(name="c", dim=4),
     ]
-    shares = dict.fromkeys("abc", np.array([0.5, 0.5]))
-    found = {table["name"]: table for table in memory_of(tables, dict.fromkeys("abc", 5e6), shares)["tables"]}
+    rows = dict.fromkeys("abc", TableRows(5e6, np.array([0.5, 0.5])))
+    found = {table["name"]: table for table in memory_of(tables, rows)["tables"]}
     assert found["a"]["rows"] == found["a"]["capacity"] == 262_144
     assert found["b"]["rows"] == found["b"]["capacity"] and 25e6 < found["b"]["bytes"] < 36e6
     assert found["c"]["rows"] == 5_000_000 and "capacity" not in found["c"]
@@ -95,7 +87,7 @@ def test_the_rows_and_counted_ids_are_those_of_a_job() -> None:
         "data": {
             "synthetic": {"train_samples": 4100, "eval_samples": 100, "num_dense": 3, "table_sizes": [50, 900, 90_000]}
         },
-        "model": {"bottom": [8], "top": [8]},
+        "model": {"bottom": [8], "hidden": [8]},
         "tables": {"default": {"dim": 8, "evict": {"ttl_steps": 1000}}, "C3": {"admit": {"min_count": 2}}},
         "tower": {"compile": "off"},
         "train": {"batch_size": 64},

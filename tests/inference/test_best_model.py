@@ -12,8 +12,10 @@ import shardkeep
 from shardkeep.base.errors import ConfigError, DataError, JobError, UserError
 from shardkeep.cli.main import app
 from shardkeep.inference.scoring import evaluate_run
-from shardkeep.run.reader import MetricsTail, RunReader
+from shardkeep.run.next_steps import resume_line
+from shardkeep.run.reader import RunReader
 from tests.support.click_files import click_job, click_rows, write_csv
+from tests.support.records import records_in
 
 EPOCHS = 12
 
@@ -23,7 +25,7 @@ def job_of(folder: Path, **train: Any) -> shardkeep.JobConfig:
     data = folder / "train.csv"
     if not data.exists():
         write_csv(data, click_rows(600))
-    job = click_job(data, model={"bottom": [32], "top": [64, 64]})
+    job = click_job(data, model={"bottom": [32], "hidden": [64, 64]})
     job["checkpoint"] = {"every_steps": 1000, "keep": 1}
     job["tables"] = {"default": {"dim": 8, "optimizer": {"name": "adagrad", "lr": 0.1}}}
     job["train"] = {"batch_size": 32, "epochs": EPOCHS, "early_stopping": {"metric": "logloss", "patience": 2}} | train
@@ -31,7 +33,7 @@ def job_of(folder: Path, **train: Any) -> shardkeep.JobConfig:
 
 
 def evaluations(run: Path) -> list[tuple[int, float]]:
-    return [(r["step"], r["logloss"]) for r in MetricsTail(run / "metrics.jsonl") if r["kind"] == "eval"]
+    return [(r["step"], r["logloss"]) for r in records_in(run / "metrics.jsonl") if r["kind"] == "eval"]
 
 
 def test_a_job_ends_two_evaluations_after_its_best_one_and_keeps_that_model(tmp_path: Path) -> None:
@@ -55,14 +57,14 @@ def test_a_job_that_is_resumed_in_the_middle_of_its_patience_ends_where_it_would
     more = ["--set", f"train.max_steps={whole.steps + 500}"]
     done = CliRunner().invoke(app, ["train", "--resume", str(tmp_path / "cut"), *more])
     assert done.exit_code == 0, done.output
-    summary = shardkeep.Summary.model_validate(RunReader(tmp_path / "cut").summary())
+    summary = shardkeep.callbacks.Summary.model_validate(RunReader(tmp_path / "cut").summary())
     assert (summary.steps, summary.best, summary.state_digest) == (whole.steps, whole.best, whole.state_digest)
 
 
 def test_a_job_that_stopped_early_says_so_on_resume_and_trains_on_with_more_patience(tmp_path: Path) -> None:
     run = tmp_path / "run"
     shardkeep.train(job_of(tmp_path), run_dir=run, quiet=True)
-    before = shardkeep.Summary.model_validate(RunReader(run).summary())
+    before = shardkeep.callbacks.Summary.model_validate(RunReader(run).summary())
     assert before.best is not None
     text = (
         f"--resume {run}: training stopped early at step {before.steps}: logloss has not improved in 2 evaluations "
@@ -71,7 +73,7 @@ def test_a_job_that_stopped_early_says_so_on_resume_and_trains_on_with_more_pati
     for overrides in ([], ["--set", "train.epochs=50"]):
         again = CliRunner().invoke(app, ["train", "--resume", str(run), *overrides])
         assert (again.exit_code, again.stderr) == (2, f"error: {text}\n")
-    assert shardkeep.Summary.model_validate(RunReader(run).summary()) == before
+    assert shardkeep.callbacks.Summary.model_validate(RunReader(run).summary()) == before
     longer = shardkeep.resume(run, overrides=["train.early_stopping.patience=3"], quiet=True)
     assert longer.steps > before.steps and longer.best == before.best
     assert len(evaluations(run)) == len({step for step, _ in evaluations(run)})
@@ -84,7 +86,7 @@ def test_a_resume_without_a_step_left_keeps_the_metrics_and_shows_no_times(
     before = shardkeep.train(job_of(tmp_path), run_dir=run, quiet=True)
     (run / "summary.json").unlink()  # killed after its last checkpoint
     shardkeep.resume(run)
-    after = shardkeep.Summary.model_validate(RunReader(run).summary())
+    after = shardkeep.callbacks.Summary.model_validate(RunReader(run).summary())
     assert after.eval is not None and (after.eval, after.best, after.steps) == (before.eval, before.best, before.steps)
     assert "mean step" not in capsys.readouterr().out
 
@@ -106,6 +108,7 @@ def test_test_data_are_scored_once_at_the_end_by_the_best_model(tmp_path: Path) 
     assert summary.to_dict()["test"] == found == evaluate_run(tmp_path / "run", which="best", split="test")
 
 
+@pytest.mark.slow
 def test_test_data_that_cannot_be_scored_leave_the_model_and_are_an_error(tmp_path: Path) -> None:
     job = job_of(tmp_path, early_stopping=None, epochs=1).model_dump(mode="json")
     bad = write_csv(tmp_path / "test.csv", [row | {"price": "cheap"} for row in click_rows(3)])
@@ -114,11 +117,15 @@ def test_test_data_that_cannot_be_scored_leave_the_model_and_are_an_error(tmp_pa
         JobError, match=r"the model is trained, but data.test is not scored: .*test.csv, row 1, column price"
     ):
         shardkeep.train(shardkeep.JobConfig.model_validate(job), run_dir=tmp_path / "run")
-    summary = shardkeep.Summary.model_validate(RunReader(tmp_path / "run").summary())
-    assert summary.status == "completed" and summary.test is None
+    summary = shardkeep.callbacks.Summary.model_validate(RunReader(tmp_path / "run").summary())
+    assert summary.status == "incomplete" and summary.test is None
     shardkeep.load(tmp_path / "run")
+    assert resume_line(tmp_path / "run") == "nothing to resume: step-00000016 has all steps"
+    with pytest.raises(UserError, match="the job is done at step 16"):
+        shardkeep.resume(tmp_path / "run", quiet=True)
 
 
+@pytest.mark.slow
 def test_test_data_are_scored_in_a_folder_that_holds_another_package_of_the_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -152,8 +159,11 @@ def test_what_is_missing_for_it_ends_the_job_before_its_first_step(
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        ({"data": {"test": "a.csv", "train": "b.csv"}}, "checkpoint.every_steps: 0 keeps no model for data.test"),
-        ({"train": {"early_stopping": {"patience": 1}}}, "checkpoint.every_steps: 0 keeps no model for train.early_st"),
+        ({"data": {"test": "a.csv", "train": "b.csv"}}, "checkpoint.every_steps: off keeps no model for data.test"),
+        (
+            {"train": {"early_stopping": {"patience": 1}}},
+            "checkpoint.every_steps: off keeps no model for train.early_st",
+        ),
         (
             {"data": {"synthetic": {}, "test": "a.csv", "source": "synthetic"}, "checkpoint": {}},
             "data.test: has no eff",
@@ -163,4 +173,4 @@ def test_what_is_missing_for_it_ends_the_job_before_its_first_step(
 )
 def test_settings_that_do_not_go_together_are_refused(changes: dict[str, Any], text: str) -> None:
     with pytest.raises(ValueError, match=text):
-        shardkeep.JobConfig.model_validate({"checkpoint": {"every_steps": 0}} | changes)
+        shardkeep.JobConfig.model_validate({"checkpoint": {"every_steps": "off"}} | changes)

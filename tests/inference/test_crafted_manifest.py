@@ -18,6 +18,7 @@ import shardkeep
 from shardkeep.base.errors import CheckpointError, DataError, ShardkeepError
 from shardkeep.inference.export.writing import export_run
 from shardkeep.inference.server.served_model import ServedModel
+from tests.support.cases import every
 from tests.support.examples import LONG
 from tests.support.served_clicks import texts, trained
 
@@ -62,7 +63,7 @@ def repeat_table(record: dict[str, Any]) -> None:
         record["files"].append({**first, "path": first["path"].replace("table-0", "table-3")})
 
 
-@pytest.mark.parametrize(
+@every(
     ("change", "text"),
     [
         (lambda r: r, None),
@@ -101,7 +102,10 @@ def repeat_table(record: dict[str, Any]) -> None:
             lambda r: r["inputs"]["transform"]["shift_I"].insert(0, 1e39),
             "inputs: transform.shift_I.0: is no number of float32",
         ),
-        (lambda r: r["inputs"]["dense"].append(r["inputs"]["dense"][0]), "inputs: origins has 2 numbers for 3 dense"),
+        (
+            lambda r: r["inputs"]["dense"].append({**r["inputs"]["dense"][0], "column": "new"}),
+            "inputs: origins has 2 numbers for 3 dense",
+        ),
         (lambda r: r["inputs"]["dense"][0].update(column="age"), "inputs: dense: column 'age' is there twice"),
         (
             lambda r: r["inputs"]["label"].update(column="user"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import random
@@ -32,15 +33,15 @@ MODELS: dict[str, dict[str, Any]] = {
     "lr": {},
     "fm": {},
     "dnn": {},
-    "wide_deep": {"top": [16]},
-    "deepfm": {"top": [16], "norm": "batch"},
-    "xdeepfm": {"top": [16], "cin": [4, 4]},
-    "dlrm": {"top": [16], "bottom": [8]},
-    "dcn_v2": {"top": [16], "cross_layers": 2, "cross_rank": 3},
-    "autoint": {"top": [16]},
-    "fibinet": {"top": [16], "activation": "dice"},
-    "masknet": {"top": [16]},
-    "finalmlp": {"top": [16], "second_top": [8]},
+    "wide_deep": {"hidden": [16]},
+    "deepfm": {"hidden": [16], "norm": "batch"},
+    "xdeepfm": {"hidden": [16], "cin": [4, 4]},
+    "dlrm": {"hidden": [16], "bottom": [8]},
+    "dcn_v2": {"hidden": [16], "cross_layers": 2, "cross_rank": 3},
+    "autoint": {"hidden": [16]},
+    "fibinet": {"hidden": [16], "activation": "dice"},
+    "masknet": {"hidden": [16]},
+    "finalmlp": {"hidden": [16], "second_hidden": [8]},
 }
 OWN = """
 from torch import nn
@@ -117,9 +118,9 @@ def test_smaller_formats_cost_little_and_the_manifest_says_how_much(
     assert np.abs(found.predict(ROWS) - expected.predict(ROWS)).max() < 0.05
     exact, stored = expected.rows("user", ROWS["user"]), found.rows("user", ROWS["user"])
     assert 0 < np.abs(stored - exact).max() < most * np.abs(exact).max()
-    before, after = evaluate_run(run), small.manifest.cost
+    before, after = evaluate_run(run), small.cost
     assert after is not None and set(after) >= {"auc", "logloss"} and abs(after["auc"]) < 0.01
-    assert small.manifest.metrics["auc"] == before["auc"]
+    assert small.metrics["auc"] == before["auc"]
 
 
 @pytest.mark.slow
@@ -194,7 +195,19 @@ def test_a_full_disk_or_a_foreign_folder_leaves_what_is_there(
         read_manifest(tmp_path / "mine")
 
 
-@pytest.mark.processes
+def test_a_folder_without_file_locks_is_an_error_and_nothing_is_left(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none(*_: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("shardkeep.base.files.fcntl.flock", none)
+    with pytest.raises(OSError, match="No locks available"):
+        export_run(run, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.waits_for_processes
 def test_kill_9_while_exporting_leaves_the_old_export_whole(run: Path, out: Path, tmp_path: Path) -> None:
     mine = tmp_path / "out"
     shutil.copytree(out, mine)
@@ -212,7 +225,7 @@ def test_kill_9_while_exporting_leaves_the_old_export_whole(run: Path, out: Path
         os.kill(process.pid, signal.SIGKILL)
     finally:
         process.kill()
-        process.wait(30)
+        process.wait(90)
         process.stdout.close()
         process.stdin.close()
     assert np.array_equal(shardkeep.load(mine, verify=True).predict(ROWS), shardkeep.load(out).predict(ROWS))

@@ -12,11 +12,10 @@ import pytest
 
 import shardkeep
 from shardkeep.base.errors import CheckpointError, UserError
-from shardkeep.inference import following
-from shardkeep.inference import trained as model_reading
+from shardkeep.inference import following, trained as model_reading
 from shardkeep.inference.following import Follower
 from shardkeep.inference.predictor import Predictor
-from shardkeep.ps.checkpoints import Checkpoints
+from shardkeep.ps.checkpoints.folder import Checkpoints
 from tests.support.click_files import COLUMNS, click_job, click_rows, write_csv
 
 ROWS = {

@@ -25,7 +25,7 @@ WRITERS = {"write_rows": "table-0.rows.safetensors", "write_tower": "tower.safet
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return trained(tmp_path_factory.mktemp("full"), model={"name": "dlrm", "bottom": [16], "top": [128, 64]})
+    return trained(tmp_path_factory.mktemp("full"), model={"name": "dlrm", "bottom": [16], "hidden": [128, 64]})
 
 
 @contextlib.contextmanager

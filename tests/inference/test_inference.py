@@ -18,6 +18,7 @@ import pytest
 import shardkeep
 from shardkeep.base.errors import CheckpointError, DataError, UserError
 from shardkeep.inference.scoring import evaluate_run, predict_files
+from tests.support.cases import every
 from tests.support.click_files import COLUMNS, click_job, click_rows, write_csv
 
 FEATURES = tuple(name for name in COLUMNS if name != "clicked")
@@ -115,7 +116,7 @@ def test_values_may_come_as_numbers_or_texts(predictor: shardkeep.Predictor) -> 
     assert np.array_equal(predictor.predict(pa.table(typed)), expected)
 
 
-@pytest.mark.parametrize(
+@every(
     ("data", "text"),
     [
         ({"user": ["u1"]}, "the data: has no column price"),
@@ -147,7 +148,7 @@ def test_an_error_in_the_middle_leaves_the_old_scores(folder: Path, tmp_path: Pa
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bad.csv", "good.csv", "scores.csv"]
 
 
-@pytest.mark.parametrize(
+@every(
     ("call", "text"),
     [
         (lambda run, file, out: predict_files(run, [file], out / "x.json"), "allowed: a name that ends in .parquet"),
@@ -183,9 +184,9 @@ def test_a_missing_label_is_an_error_of_evaluate_alone(folder: Path, tmp_path: P
 
 def test_a_run_without_a_checkpoint_says_so_and_one_of_a_stream_has_columns(tmp_path: Path) -> None:
     job = click_job(tmp_path / "none.csv", data={"synthetic": {"train_samples": 200, "eval_samples": 64}})
-    config = shardkeep.JobConfig.model_validate(job | {"checkpoint": {"every_steps": 0}})
+    config = shardkeep.JobConfig.model_validate(job | {"checkpoint": {"every_steps": "off"}})
     shardkeep.train(config, run_dir=tmp_path / "bare", quiet=True)
-    with pytest.raises(UserError, match=r"has no complete checkpoint in .*; checkpoint.every_steps is 0"):
+    with pytest.raises(UserError, match=r"has no complete checkpoint in .*; checkpoint.every_steps is off"):
         shardkeep.load(tmp_path / "bare")
     config = shardkeep.JobConfig.model_validate(job)
     summary = shardkeep.train(config, run_dir=tmp_path / "stream", quiet=True)

@@ -19,7 +19,7 @@ from shardkeep.inference.scoring import evaluate_run, predict_files
 from shardkeep.inference.server.served_model import ServedModel
 from tests.support.serving import Server, raw_request, scores_of
 
-MODEL = {"name": "dlrm", "bottom": [5], "top": [6]}
+MODEL = {"name": "dlrm", "bottom": [5], "hidden": [6]}
 
 
 def job(data: dict[str, Any], **changes: Any) -> shardkeep.JobConfig:

@@ -18,8 +18,9 @@ import shardkeep
 from shardkeep.base.errors import ConfigError, DataError, UserError
 from shardkeep.cli.main import app
 from shardkeep.inference.scoring import evaluate_run, predict_files
-from shardkeep.run.reader import MetricsTail
+from tests.support.cases import every
 from tests.support.click_files import COLUMNS, click_job, click_rows, write_csv
+from tests.support.records import records_in
 
 
 def ratings(folder: Path, count: int = 600) -> Path:
@@ -67,7 +68,7 @@ def test_a_job_learns_numbers_and_predicts_them(tmp_path: Path, loss: Any) -> No
 
 
 def phases(run: Path) -> list[str]:
-    return [str(record.get("text")) for record in MetricsTail(run / "metrics.jsonl")]
+    return [str(record.get("text")) for record in records_in(run / "metrics.jsonl")]
 
 
 PLAYS = 27_000.0
@@ -156,7 +157,7 @@ def test_the_metrics_that_a_job_asks_for_are_those_of_evaluate(tmp_path: Path) -
     assert buckets is not None and sum(bucket["samples"] for bucket in buckets) == summary.eval.samples
 
 
-@pytest.mark.parametrize(
+@every(
     ("changes", "text"),
     [
         ({"eval": {"metrics": ["auk"]}}, "'auk' is unknown; allowed: auc, gauc"),

@@ -21,9 +21,9 @@ ROWS = {
     if name not in ("clicked", "price", "age")
 } | {"price": ["1"] * 131, "age": ["30"] * 131}
 TABLES = {
-    "default": {"dim": 6, "rows": "int8"},
-    "item": {"rows": "fp16", "optimizer": "adam", "state": "bf16"},
-    "tags": {"rows": "bf16"},
+    "default": {"dim": 6, "dtype": "int8"},
+    "item": {"dtype": "fp16", "optimizer": "adam", "state_dtype": "bf16"},
+    "tags": {"dtype": "bf16"},
 }
 
 TABLE_PRECISIONS = {"item": {"rows": "fp16", "state": "bf16"}, "tags": {"rows": "bf16"}}
@@ -75,7 +75,7 @@ def test_the_figures_of_tables_have_the_bytes_of_their_precision(run: Path) -> N
 
 @pytest.mark.parametrize("precision", ["fp32", "int8"])
 def test_a_job_may_begin_with_rows_of_another_precision(run: Path, tmp_path: Path, precision: str) -> None:
-    job = click_job(run.parent / "train.csv", tables={**TABLES, "default": {"dim": 6, "rows": precision}})
+    job = click_job(run.parent / "train.csv", tables={**TABLES, "default": {"dim": 6, "dtype": precision}})
     job["train"] = {"batch_size": 32, "max_steps": 1}
     path = tmp_path / "job.json"
     path.write_text(json.dumps(job))

@@ -20,16 +20,18 @@ from shardkeep.base.errors import ConfigError, DataError, UserError
 from shardkeep.cli.main import app
 from shardkeep.config import parse_config
 from shardkeep.inference.scoring import evaluate_run
-from shardkeep.launch.job import ShownFolder
-from shardkeep.ps.checkpoints import Checkpoints
-from shardkeep.ps.shard.snapshot.row_stream import stream_rows
+from shardkeep.launch.in_process_job import ShownFolder
+from shardkeep.ps.checkpoints.folder import Checkpoints
+from shardkeep.ps.checkpoints.row_stream import stream_rows
 from shardkeep.roles.in_process import run_in_process
-from shardkeep.run import id_matches
 from shardkeep.run.folder import RunFolder
-from shardkeep.run.reader import MetricsTail, RunReader
-from shardkeep.run.screen import Screen, console
+from shardkeep.run.origin import id_matches
+from shardkeep.run.reader import RunReader
+from shardkeep.view.screen import Screen, console
 from shardkeep.workers.data.conversion.hashing import hash_text
+from tests.support.cases import every
 from tests.support.click_files import click_job, click_rows, write_csv
+from tests.support.records import records_in
 
 SEEN = np.array([hash_text(str(item).encode()) for item in range(50)])
 """Ids of items in the data; a CSV has texts."""
@@ -53,7 +55,7 @@ def job_of(folder: Path, init: dict[str, Any] | None, **changes: Any) -> shardke
     return shardkeep.JobConfig.model_validate(click_job(data, tables=tables) | changes)
 
 
-def train(config: shardkeep.JobConfig, run: Path, **options: Any) -> shardkeep.Summary:
+def train(config: shardkeep.JobConfig, run: Path, **options: Any) -> shardkeep.callbacks.Summary:
     return shardkeep.train(config, run_dir=run, quiet=True, **options)
 
 
@@ -82,7 +84,7 @@ def test_a_job_with_a_file_repeats_and_differs_from_one_without(tmp_path: Path) 
     one, two = (train(config, tmp_path / name) for name in ("one", "two"))
     assert one.state_digest == two.state_digest
     assert one.state_digest != train(job_of(tmp_path, None), tmp_path / "without").state_digest
-    (event,) = [r for r in MetricsTail(tmp_path / "one" / "metrics.jsonl") if "began" in r.get("text", "")]
+    (event,) = [r for r in records_in(tmp_path / "one" / "metrics.jsonl") if "began" in r.get("text", "")]
     assert event["text"] == f"began with 50 rows of table item from {tmp_path}/rows.parquet"
 
 
@@ -200,7 +202,7 @@ def test_the_optimizer_of_given_rows_is_new(tmp_path: Path) -> None:
 def test_a_model_with_first_order_weights_takes_rows_with_and_without_them(tmp_path: Path, dim: int) -> None:
     rows = row_file(tmp_path / "rows.parquet", SEEN, dim)
     tables = {"default": {"dim": 4, "optimizer": {"name": "sgd", "lr": 1e-30}}}
-    model: dict[str, Any] = {"model": {"name": "deepfm", "top": [8]}}
+    model: dict[str, Any] = {"model": {"name": "deepfm", "hidden": [8]}}
     named = {**tables, "item": {"init": from_file(tmp_path / "rows.parquet")}}
     train(job_of(tmp_path, None, tables=named, **model), tmp_path / "run")
     train(job_of(tmp_path, None, tables=tables, **model), tmp_path / "without")
@@ -256,7 +258,7 @@ def nothing(path: Path) -> None:
     pass
 
 
-@pytest.mark.parametrize(
+@every(
     ("make", "error", "text"),
     [
         (twice, DataError, "{path}, rows 1 and 3: both have id 'u1'; allowed: one row an id"),
@@ -277,7 +279,7 @@ def test_a_file_that_does_not_fit_is_named_and_there_is_no_run(
     assert "\n" not in str(caught.value) and not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize(
+@every(
     ("text", "error"),
     [
         ("{name: file}", "tables.user.init: no other key with name: file; allowed: path, or path and scale, or"),
@@ -300,8 +302,8 @@ def test_settings_that_do_not_go_together_are_refused(text: str, error: str) -> 
             "tables.default.init.name: file; allowed in the entry",
         ),
         (
-            "tables: {user: {init: {name: file, path: a.npy}}}\ncheckpoint: {every_steps: 0}",
-            "checkpoint.every_steps: 0",
+            "tables: {user: {init: {name: file, path: a.npy}}}\ncheckpoint: {every_steps: off}",
+            "checkpoint.every_steps: off",
         ),
     ],
 )
@@ -319,7 +321,7 @@ def test_ftrl_which_forgets_given_rows_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_loop_is_told_to_fill_its_table(tmp_path: Path) -> None:
-    init = shardkeep.InitConfig(name="file", path="a.npy")
+    init = shardkeep.config.InitConfig(name="file", path="a.npy")
     spec = shardkeep.TableSpec(name="user", dim=4, init=init)
     with pytest.raises(ConfigError, match=r"tables\.user\.init\.name: file; .* fill the table by client\.fill"):
         shardkeep.EmbeddingClient.local([spec])

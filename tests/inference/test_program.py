@@ -15,6 +15,7 @@ from torch import nn
 
 from shardkeep.base.errors import CheckpointError
 from shardkeep.inference.export.program import read_program, write_program
+from tests.support.cases import every
 
 WEIGHTS, CONSTANTS = (
     "archive/data/weights/model_weights_config.json",
@@ -86,8 +87,8 @@ def test_an_archive_that_is_written_again_scores_as_before(program: Path, tmp_pa
     assert torch.equal(read_program(again)(*inputs), read_program(program)(*inputs))
 
 
-@pytest.mark.parametrize("mark", [True, 1, "no", [0], {"a": 0}, 0.5], ids=repr)
-@pytest.mark.parametrize(("config", "weight"), [(WEIGHTS, "shift"), (CONSTANTS, "fixed")], ids=["weight", "constant"])
+@every("mark", [True, 1, "no", [0], {"a": 0}, 0.5], ids=repr)
+@every(("config", "weight"), [(WEIGHTS, "shift"), (CONSTANTS, "fixed")], ids=["weight", "constant"])
 def test_an_entry_with_any_mark_of_a_pickle_is_refused(
     program: Path, tmp_path: Path, config: str, weight: str, mark: Any
 ) -> None:
@@ -98,7 +99,7 @@ def test_an_entry_with_any_mark_of_a_pickle_is_refused(
     assert not (tmp_path / "sprung").exists()
 
 
-@pytest.mark.parametrize("name", ["custom_obj_0", "opaque_obj_0", "../weights/weight_0", "tensor_0x", "", 7, None])
+@every("name", ["custom_obj_0", "opaque_obj_0", "../weights/weight_0", "tensor_0x", "", 7, None])
 def test_an_entry_of_another_kind_than_numbers_is_refused(program: Path, tmp_path: Path, name: Any) -> None:
     trap = pickle.dumps(Trap(tmp_path / "sprung"))
     crafted = changed(program, tmp_path / "crafted.pt2", marked(CONSTANTS, "fixed", trap, path_name=name))
@@ -107,7 +108,7 @@ def test_an_entry_of_another_kind_than_numbers_is_refused(program: Path, tmp_pat
     assert not (tmp_path / "sprung").exists()
 
 
-@pytest.mark.parametrize(
+@every(
     "name",
     [
         "archive/data/weights/model.pt",
@@ -150,9 +151,7 @@ def test_an_archive_is_neither_compressed_nor_encrypted(program: Path, tmp_path:
             read_program(crafted)
 
 
-@pytest.mark.parametrize(
-    "content", [b"", b"PK", b"{" * 5000, json.dumps({"config": 7}).encode(), b"[" * 200_000, b"\xff", b"{}"]
-)
+@every("content", [b"", b"PK", b"{" * 5000, json.dumps({"config": 7}).encode(), b"[" * 200_000, b"\xff", b"{}"])
 def test_settings_of_weights_that_are_none_give_one_line(program: Path, tmp_path: Path, content: bytes) -> None:
     crafted = changed(program, tmp_path / "crafted.pt2", lambda entries: entries.update({WEIGHTS: content}))
     with pytest.raises(CheckpointError, match=r"^\S+crafted\.pt2: [^\n]+$"):

@@ -13,11 +13,12 @@ import shardkeep
 from shardkeep.base.errors import ConfigError
 from shardkeep.cli.main import app
 from shardkeep.inference.scoring import evaluate_run
-from shardkeep.run.reader import MetricsTail, RunReader
+from shardkeep.run.reader import RunReader
 from shardkeep.workers.collectives.collective import Solo
 from shardkeep.workers.metrics.binned import BinnedScores
-from shardkeep.workers.metrics.quality import Asked, evaluate_predictions
+from shardkeep.workers.metrics.quality import MetricSettings, evaluate_predictions
 from tests.support.click_files import click_job, click_rows, write_csv
+from tests.support.records import records_in
 
 ROWS, BATCH = 200, 32
 Job = dict[str, Any]
@@ -35,12 +36,12 @@ def job_of(folder: Path, *, order: str = "time", rows: list[dict[str, str]] | No
     return job
 
 
-def train(job: Job, run: Path) -> shardkeep.Summary:
+def train(job: Job, run: Path) -> shardkeep.callbacks.Summary:
     return shardkeep.train(shardkeep.JobConfig.model_validate(job), run_dir=run, quiet=True)
 
 
 def reports(run: Path) -> list[dict[str, Any]]:
-    return [record for record in MetricsTail(run / "metrics.jsonl") if record.get("phase") == "progressive"]
+    return [record for record in records_in(run / "metrics.jsonl") if record.get("phase") == "progressive"]
 
 
 def test_each_step_is_scored_by_the_model_that_it_begins_with(tmp_path: Path) -> None:
@@ -127,7 +128,7 @@ def test_binned_metrics_are_those_of_all_scores(labels: int) -> None:
     scores.load([scores.state().clone(), other.state()])
     found = scores.total(Solo())
     for t, name in enumerate(names):
-        exact = evaluate_predictions(logits[:, t], clicks[:, t], None, Asked())
+        exact = evaluate_predictions(logits[:, t], clicks[:, t], None, MetricSettings())
         for metric, value in exact.items():
             key = metric if labels == 1 or metric == "samples" else f"{metric}/{name}"
             assert found[key] == pytest.approx(value, abs=1e-5)

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from hypothesis import HealthCheck, Phase, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, Phase, given, settings, strategies as st
 from pyarrow import csv as pacsv  # type: ignore[import-untyped]
 
 import shardkeep
@@ -31,7 +30,9 @@ def trained(table: LogicalTable, written: forms.Written, folder: Path, *, cut: b
         "servers": 0,
         "workers": 1,
         "data": data_settings(table, written.data, separators),
-        "model": {"name": "dlrm", "bottom": [5], "top": [6]} if table.of("dense") else {"name": "dlrm", "top": [6]},
+        "model": {"name": "dlrm", "bottom": [5], "hidden": [6]}
+        if table.of("dense")
+        else {"name": "dlrm", "hidden": [6]},
         "tables": {"default": {"dim": 4}},
         "tower": {"amp": "off", "compile": "off"},
         "train": {"batch_size": 8}

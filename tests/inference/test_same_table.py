@@ -13,16 +13,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
 import pytest
-from hypothesis import HealthCheck, given
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, strategies as st
 
 from shardkeep.base.errors import DataError
 from shardkeep.inference.files import chunks_of_files
 from shardkeep.inference.frames import chunks_of
 from shardkeep.inference.protocol import grpc_form, json_form
 from shardkeep.inference.protocol.tensors import InferRequest
-from shardkeep.inference.server.conversion import batches_of
-from shardkeep.inference.server.direct import DirectConversion
+from shardkeep.inference.server.request_ids import Conversion
 from shardkeep.inference.server.signature import Rows, Signature
 from shardkeep.workers.data.batch import Batch
 from shardkeep.workers.data.conversion.chunk import Chunk
@@ -43,7 +41,7 @@ from tests.support.logical_tables import (
     weights_of,
 )
 
-SETTINGS = examples(300 if LONG else 80, suppress_health_check=list(HealthCheck))
+SETTINGS = examples(100 if LONG else 80, suppress_health_check=list(HealthCheck))
 """20 tables in the default run."""
 
 
@@ -120,12 +118,12 @@ def check_training(trained: Trained, table: LogicalTable) -> Batch:
         raw_N = dense_of(column, table)
         scale = trained.inputs.layout.dense[i].scale
         shaped_N = np.sign(raw_N) * np.log1p(np.abs(raw_N)) if scale == "log" else raw_N
-        fill = np.nanmean(raw_N) if not np.isnan(raw_N).all() else 0.0
+        known_N = raw_N[~np.isnan(raw_N)]
+        fill = known_N.mean() if len(known_N) else 0.0
         filled_N = np.where(np.isnan(raw_N), np.sign(fill) * np.log1p(abs(fill)) if scale == "log" else fill, shaped_N)
         if scale == "standard":
-            spread = np.nanstd(raw_N)
-            filled_N = (filled_N - fill) / (spread or 1.0)
-        if len(set(raw_N[~np.isnan(raw_N)].tolist())) > 1:
+            filled_N = (filled_N - fill) / ((known_N.std() if len(known_N) else 0.0) or 1.0)
+        if len(set(known_N.tolist())) > 1:
             assert np.allclose(batch.dense_BI[:, i], filled_N, rtol=1e-4, atol=1e-4), f"{trained.form}: {column}"
         else:
             assert not batch.dense_BI[:, i].any(), f"{trained.form}: {column} is constant"
@@ -224,15 +222,15 @@ def check_forms(table: LogicalTable, trained: Trained, reference: Batch, folder:
 def check_requests(table: LogicalTable, trained: Trained, reference: Batch, choose: forms.Choose) -> int:
     refused = 0
     signature = Signature(trained.inputs, ["label"])
-    direct = DirectConversion(signature.columns, trained.inputs)
+    conversion = Conversion(trained.inputs)
     for _ in range(2):
         written = forms.request_columns(table, choose, trained.separators, trained.inputs.fitted.kinds)
         for name, request in requests_of(written.data).items():
             where = f"{trained.form} -> {name}"
             rows = signature.rows(request())
-            quick = direct.batch([rows], len(table))
+            quick = conversion.direct([rows], len(table))
             try:
-                ((batch, _),) = batches_of(rows, signature.columns, trained.inputs, lambda count: count)
+                ((batch, _),) = conversion.general(rows, lambda count: count)
             except DataError as error:
                 refused += 1
                 assert quick is None, f"{where}: the quick path takes what is refused: {error}"
@@ -247,17 +245,16 @@ def check_requests(table: LogicalTable, trained: Trained, reference: Batch, choo
 
 def check_before(rows: Rows, trained: Trained, where: str, count: int) -> None:
     """The quick path gives a model of before what the other gives, or nothing."""
-    inputs = Inputs.of_json(trained.inputs.to_json() | {"form": 1, "times": []})
-    signature = Signature(inputs, ["label"])
-    quick = DirectConversion(signature.columns, inputs).batch([rows], count)
+    conversion = Conversion(Inputs.of_json(trained.inputs.to_json() | {"form": 1, "times": []}))
+    quick = conversion.direct([rows], count)
     if quick is not None:
-        ((batch, _),) = batches_of(rows, signature.columns, inputs, lambda count: count)
+        ((batch, _),) = conversion.general(rows, lambda count: count)
         assert batch.dense_BI.tobytes() == quick.dense_BI.tobytes(), where
         for name, ragged in batch.ids.items():
             assert ragged.values_N.tolist() == quick.ids[name].values_N.tolist(), f"{where}: {name}"
 
 
-@pytest.mark.timeout(1800)  # 300 tables
+@pytest.mark.timeout(1200)  # 100 tables in a long run
 @given(table=tables(), seed=st.integers(0, 2**32))
 @SETTINGS
 def test_a_table_gives_equal_batches_in_every_form(table: LogicalTable, seed: int) -> None:

@@ -23,6 +23,7 @@ from shardkeep.inference.protocol.datatypes import Values, pack
 from shardkeep.inference.scoring import evaluate_run, predict_files
 from shardkeep.inference.server.served_model import ServedModel
 from shardkeep.proto import inference_pb2 as pb
+from tests.support.cases import every
 from tests.support.click_files import click_job
 from tests.support.serving import Server, datatype_of, scores_of
 
@@ -168,7 +169,7 @@ def test_the_metadata_say_the_width(server: Server) -> None:
     assert b'{"name":"v","datatype":"FP64","shape":[-1,4]}' in body.replace(b" ", b"")
 
 
-@pytest.mark.parametrize(
+@every(
     ("count", "shape", "why"),
     [
         (70 * 3, [70, 3], r"input v: shape \[70, 3\]; allowed: \[N\] or \[N, 4\]"),

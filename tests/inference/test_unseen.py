@@ -7,14 +7,14 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import pytest
 from typer.testing import CliRunner
 
 import shardkeep
 from shardkeep.cli.main import app
 from shardkeep.inference.scoring import evaluate_run, predict_files
-from shardkeep.run.unseen_lines import unseen_lines
+from shardkeep.view.unseen_lines import unseen_lines
 from shardkeep.workers.data.sources.registry import open_data
+from tests.support.cases import every
 from tests.support.click_files import COLUMNS, click_job, click_rows, write_csv
 from tests.support.local_job import LocalJob
 
@@ -55,8 +55,8 @@ def job_of(folder: Path, **changes: Any) -> tuple[shardkeep.JobConfig, list[Row]
     return shardkeep.JobConfig.model_validate(job), train, scored
 
 
-@pytest.mark.parametrize("ids", ["raw", "coded"])
-@pytest.mark.parametrize("mode", ["sync", "bounded"])
+@every("ids", ["raw", "coded"])
+@every("mode", ["sync", "bounded"])
 def test_two_workers_and_two_servers_count_what_one_process_counts(tmp_path: Path, mode: str, ids: str) -> None:
     config, train, scored = job_of(tmp_path, servers=2, workers=2, consistency={"mode": mode}, compression={"ids": ids})
     job = LocalJob(config, open_data(config.data, seed=config.seed))

@@ -18,8 +18,10 @@ import shardkeep
 from shardkeep.base.errors import CheckpointError, ConfigError, UserError
 from shardkeep.cli.main import app
 from shardkeep.inference.scoring import evaluate_run
-from shardkeep.run.reader import MetricsTail, RunReader
+from shardkeep.run.reader import RunReader
+from tests.support.cases import every
 from tests.support.click_files import click_job, click_rows, write_csv
+from tests.support.records import records_in
 
 ADAM = {"default": {"dim": 4, "optimizer": {"name": "adam", "lr": 0.01}}}
 
@@ -34,7 +36,7 @@ def job_of(folder: Path, name: str = "monday", *, seed: int = 7, **changes: Any)
     return shardkeep.JobConfig.model_validate(job)
 
 
-def train(config: shardkeep.JobConfig, run: Path, **options: Any) -> shardkeep.Summary:
+def train(config: shardkeep.JobConfig, run: Path, **options: Any) -> shardkeep.callbacks.Summary:
     return shardkeep.train(config, run_dir=run, quiet=True, **options)
 
 
@@ -101,7 +103,7 @@ def test_a_plateau_lowers_the_rates_of_rows_and_dense_model(tmp_path: Path, opti
     half = train(job(0.5, 1), tmp_path / "half", from_run=tmp_path / "two")
     assert three.state_digest == half.state_digest
     assert half.state_digest != train(job(1.0, 1), tmp_path / "full", from_run=tmp_path / "two").state_digest
-    records = [r for r in MetricsTail(tmp_path / "three" / "metrics.jsonl") if r.get("phase") == "plateau"]
+    records = [r for r in records_in(tmp_path / "three" / "metrics.jsonl") if r.get("phase") == "plateau"]
     assert [(r["step"], r["lr_factor"]) for r in records] == [(2 * half.steps, 0.5), (3 * half.steps, 0.25)]
     more = CliRunner().invoke(app, ["train", "--resume", str(tmp_path / "two"), "--set", "train.epochs=3"])
     assert more.exit_code == 0, more.output
@@ -143,8 +145,9 @@ def test_a_full_disk_leaves_no_run_without_its_model(
 
 def test_a_start_is_planned_before_kernels_are_loaded(monday: Path) -> None:
     lines = [
-        "import sys; from pathlib import Path; import shardkeep; from shardkeep.run.warm_start import plan_warm_start",
-        f"run = Path({str(monday)!r}); plan_warm_start(shardkeep.load_config(run / 'config.yaml'), run)",
+        "import sys; from pathlib import Path; import shardkeep",
+        "from shardkeep.run.origin.warm_start import plan_warm_start",
+        f"run = Path({str(monday)!r}); plan_warm_start(shardkeep.config.load_config(run / 'config.yaml'), run)",
         "print([name for name in ('numba', 'torch', 'pyarrow') if name in sys.modules])",
     ]
     done = subprocess.run([sys.executable, "-c", "; ".join(lines)], capture_output=True, text=True, check=True)
@@ -190,14 +193,14 @@ def test_new_columns_are_allowed(monday: Path, tmp_path: Path) -> None:
     assert any("bottom" in name for name in kept)
 
 
-@pytest.mark.parametrize(
+@every(
     ("changes", "text"),
     [
-        ({"model": {"top": [9, 6]}}, r"model.top: \[9, 6\]; --from .* was trained with \[9, 5\]"),
+        ({"model": {"hidden": [9, 6]}}, r"model.hidden: \[9, 6\]; --from .* was trained with \[9, 5\]"),
         ({"tables": {"default": {"dim": 8, "optimizer": {"name": "adam"}}}}, "tables.user.dim: 8; .* trained with 4"),
         ({"tables": {"default": {"dim": 4}}}, "tables.user.optimizer.name: rowwise_adagrad; .* trained with adam"),
         ({"tower": {"optimizer": {"name": "sgd"}}}, "tower.optimizer.name: sgd; .* trained with adam"),
-        ({"checkpoint": {"every_steps": 0}}, "checkpoint.every_steps: 0 with --from"),
+        ({"checkpoint": {"every_steps": "off"}}, "checkpoint.every_steps: off with --from"),
         ({"data": {"sparse": ["user", "item"]}}, "data.sparse: tags is missing; the run of --from was trained with it"),
         (
             {"data": {"sparse": ["user", "item", {"column": "tags", "separator": "|"}]}},

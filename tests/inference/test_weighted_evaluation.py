@@ -7,15 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.csv as pacsv  # type: ignore[import-untyped]
+import pyarrow.parquet as pq  # type: ignore[import-untyped]
 import pytest
 
 import shardkeep
 from shardkeep.base.errors import DataError
 from shardkeep.inference.export.writing import Formats, export_run
 from shardkeep.inference.scoring import evaluate_run, predict_files
-from shardkeep.run.reader import MetricsTail, RunReader
+from shardkeep.run.reader import RunReader
 from shardkeep.workers.data.conversion.inputs import Inputs
 from tests.support.click_files import COLUMNS, click_job, click_rows, write_csv
+from tests.support.records import records_in
 
 METRICS = ("auc", "logloss", "normalized_entropy", "calibration")
 Row = dict[str, str]
@@ -93,10 +96,23 @@ def test_groups_of_a_file_are_weighted(folder: Path) -> None:
     assert numbers(groups[0]) | {"step": alone["step"]} == pytest.approx(numbers(alone))
 
 
-def test_files_without_the_weight_are_scored_but_not_evaluated(folder: Path) -> None:
+def test_files_without_the_weight_are_evaluated_by_rows_of_weight_one_and_say_so(folder: Path) -> None:
     run, lighter = folder / "run", file_of(folder / "lighter.csv", rows_of(200, 8), "w")
-    with pytest.raises(DataError, match=r"lighter.csv: has no column w; .*\(data.weight\)"):
-        evaluate_run(run, files=[lighter])
+    ones = file_of(folder / "ones.csv", [row | {"w": "1"} for row in rows_of(200, 8)])
+    table = pacsv.read_csv(lighter)
+    pq.write_table(table, folder / "lighter.parquet")
+    expected = evaluate_run(run, files=[ones])
+    for file in (lighter, folder / "lighter.parquet"):
+        found = evaluate_run(run, files=[file])
+        assert "no file has the column of weights, w (data.weight)" in found.pop("note")
+        assert expected == found | {"weights": 200.0} and "note" not in expected
+    assert "note" in evaluate_run(run, files=[lighter, lighter])
+    with pytest.raises(DataError, match=r"lighter.csv: has no column w, which other files have; .*\(data.weight\)"):
+        evaluate_run(run, files=[folder / "eval.csv", lighter])
+
+
+def test_files_without_the_weight_are_scored_and_those_without_the_label_only_that(folder: Path) -> None:
+    run, lighter = folder / "run", file_of(folder / "lighter.csv", rows_of(200, 8), "w")
     with pytest.raises(DataError, match=r"bare.csv: has no column clicked; it has: [a-z, ]*$"):
         evaluate_run(run, files=[file_of(folder / "bare.csv", rows_of(9), "clicked")])
     predictor = shardkeep.load(run)
@@ -108,7 +124,7 @@ def test_files_without_the_weight_are_scored_but_not_evaluated(folder: Path) -> 
 
 
 def test_an_export_keeps_the_weight_and_its_cost_is_of_metrics_alone(folder: Path) -> None:
-    manifest = export_run(folder / "run", folder / "out", formats=Formats(rows="fp16")).manifest
+    manifest = export_run(folder / "run", folder / "out", formats=Formats(rows="fp16"))
     assert manifest.metrics["weights"] == evaluate_run(folder / "run")["weights"]
     assert set(manifest.cost or {}) == set(METRICS)
     found = evaluate_run(folder / "out", files=[folder / "eval.csv"])
@@ -131,7 +147,7 @@ def test_the_best_model_is_chosen_by_weighted_metrics(tmp_path: Path) -> None:
         job = job_of(tmp_path, train=stopping)
         file_of(tmp_path / "eval.csv", rows)
         best[name] = train(job, tmp_path / name)["best"]
-        told = [record for record in MetricsTail(tmp_path / name / "metrics.jsonl") if record["kind"] == "eval"]
+        told = [record for record in records_in(tmp_path / name / "metrics.jsonl") if record["kind"] == "eval"]
         assert best[name]["step"] == min(told, key=lambda record: record["logloss"])["step"]
         assert evaluate_run(tmp_path / name, which="best") == best[name]
     assert best["plain"]["step"] < best["weighted"]["step"]
@@ -157,13 +173,18 @@ def test_files_without_a_header_may_leave_out_the_label_and_the_weight(tmp_path:
         predict_files(tmp_path / "run", [file], tmp_path / "s.csv")
         scores.append((tmp_path / "s.csv").read_bytes())
     assert scores[0] == scores[1] == scores[2]
+    file = file_of(tmp_path / "some.csv", rows_of(200, 8), "w")
+    file.write_text(file.read_text().partition("\n")[2])
+    assert "weights" not in evaluate_run(tmp_path / "run", files=[file])
 
 
 def test_samples_are_scored_by_weight_before_training_on_them(tmp_path: Path) -> None:
     rows = [row | {"w": str(i % 2)} for i, row in enumerate(rows_of(64))]
     found = []
     for name, held in (("halves", rows), ("half", rows[1::2])):
-        job = job_of(tmp_path, train={"order": "time", "batch_size": 64}, data={"dense": []}, model={"bottom": None})
+        job = job_of(
+            tmp_path, train={"order": "time", "batch_size": 64}, data={"dense": []}, model={"bottom": [512, 256]}
+        )
         file_of(tmp_path / "train.csv", held)
         found.append(train(job, tmp_path / name)["progressive"])
     assert found[0] == pytest.approx(found[1] | {"samples": 64})

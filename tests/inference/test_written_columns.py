@@ -22,6 +22,7 @@ import shardkeep
 from shardkeep.base.errors import DataError, UserError
 from shardkeep.cli.main import app
 from shardkeep.inference.scoring import evaluate_run, predict_files
+from tests.support.cases import every
 from tests.support.click_files import click_job, click_rows, write_csv
 
 LATIN = b"caf\xe9"
@@ -123,7 +124,7 @@ NESTED: dict[str, pa.Array] = {
 }
 
 
-@pytest.mark.parametrize("kind", VALUES)
+@every("kind", VALUES)
 def test_a_column_of_one_value_a_row_is_kept_and_grouped_by(run: Path, tmp_path: Path, kind: str) -> None:
     data = parquet_of(tmp_path / "data.parquet", VALUES[kind])
     stored = pq.read_table(data)["extra"]
@@ -139,7 +140,7 @@ def test_a_column_of_one_value_a_row_is_kept_and_grouped_by(run: Path, tmp_path:
     assert invoke("evaluate", run, "--data", data, "--by", "extra")[0] == 0
 
 
-@pytest.mark.parametrize("kind", NESTED)
+@every("kind", NESTED)
 def test_a_column_of_several_values_a_row_is_kept_in_parquet_alone(run: Path, tmp_path: Path, kind: str) -> None:
     data = parquet_of(tmp_path / "data.parquet", NESTED[kind])
     predict_files(run, [data], tmp_path / "s.parquet", keep=["extra"])
@@ -163,7 +164,7 @@ PAIRS = {
 }
 
 
-@pytest.mark.parametrize("case", PAIRS)
+@every("case", PAIRS)
 def test_types_that_differ_between_files_are_written_as_they_are_or_refused(
     run: Path, tmp_path: Path, case: str
 ) -> None:
@@ -196,14 +197,14 @@ def test_groups_of_other_bytes_stay_apart(run: Path, tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("value", ["[/b]", "[red]x", "\\", "a\x1bb", "=1+1", "x" * 500], ids=repr)
+@every("value", ["[/b]", "[red]x", "\\", "a\x1bb", "=1+1", "x" * 500], ids=repr)
 def test_any_text_is_the_name_of_a_group(run: Path, tmp_path: Path, value: str) -> None:
     data = csv_of(tmp_path / "data.csv", [value.encode()] * 30)
     code, out, _ = invoke("evaluate", run, "--data", data, "--by", "extra")
     assert code == 0 and (value[:7] in out or not value.isprintable())
 
 
-@pytest.mark.parametrize(
+@every(
     ("keep", "text"),
     [
         ("user,item,user", "--keep user: is named twice"),

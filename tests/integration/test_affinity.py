@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from tests.support.cluster import Cluster
 
 CORES = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
 pytestmark = [
-    pytest.mark.processes,
+    pytest.mark.waits_for_processes,
     pytest.mark.skipif(len(CORES) < 2, reason="needs two cores and a system that pins processes to them"),
 ]
 
@@ -26,17 +25,11 @@ ENDLESS: dict[str, Any] = {
     "servers": 2,
     "workers": 1,
     "data": {"synthetic": {"train_samples": 1950, "eval_samples": 300, "num_dense": 3, "table_sizes": [50, 90]}},
-    "model": {"bottom": [8], "top": [8]},
+    "model": {"bottom": [8], "hidden": [8]},
     "tower": {"compile": "off"},
     "train": {**TRAIN, "epochs": 100_000},
     "eval": {"every_steps": 1_000_000},
 }
-
-
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    with Cluster(tmp_path) as cluster:
-        yield cluster
 
 
 def cores_of_threads(process: psutil.Process) -> set[int]:
@@ -47,7 +40,7 @@ def cores_of_threads(process: psutil.Process) -> set[int]:
 @pytest.mark.slow  # with stand-ins: tests/launch/test_supervised_stops.py
 def test_each_process_of_a_job_runs_on_the_cores_it_was_given(cluster: Cluster) -> None:
     first, second = CORES[:2]
-    asked = f"affinity={{workers: [[{first}]], servers: [[{second}], [{second}, {first}]]}}"
+    asked = f"launch.affinity={{workers: [[{first}]], servers: [[{second}], [{second}, {first}]]}}"
     job, folder = cluster.job(ENDLESS, "--set", asked)
     found = {name: cores_of_threads(process) for name, process in cluster.training(folder).items()}
     assert found == {
@@ -64,7 +57,7 @@ def test_each_process_of_a_job_runs_on_the_cores_it_was_given(cluster: Cluster) 
 @pytest.mark.slow
 def test_auto_says_what_it_chose_on_the_screen_and_in_the_summary(cluster: Cluster) -> None:
     few = {**ENDLESS, "servers": 1, "train": TRAIN}
-    job, folder = cluster.job(few, "--set", "affinity=auto")
+    job, folder = cluster.job(few, "--set", "launch.affinity=auto")
     ended = job.end()
     assert ended.code == 0, ended.err
     pinned = {(p["role"], p["index"]): p.get("cores") for p in (folder.summary() or {})["processes"]}
@@ -74,15 +67,20 @@ def test_auto_says_what_it_chose_on_the_screen_and_in_the_summary(cluster: Clust
 
 
 def test_a_core_that_is_not_there_ends_the_command_before_anything_starts(cluster: Cluster) -> None:
-    job, folder = cluster.job(ENDLESS, "--set", "affinity={workers: [[4000]]}")
+    job, folder = cluster.job(ENDLESS, "--set", "launch.affinity={workers: [[4000]]}")
     ended = job.end()
     assert (ended.code, ended.out) == (2, "")
-    assert ended.err.startswith("error: affinity.workers: there is no core 4000 to use; allowed: ")
+    assert ended.err.startswith("error: launch.affinity.workers: there is no core 4000 to use; allowed: ")
     assert not folder.config_path.exists()
 
 
 def test_a_job_in_this_process_is_pinned_while_it_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    alone = {**ENDLESS, "servers": 0, "train": {**TRAIN, "epochs": 1}, "affinity": {"workers": [[CORES[1]]]}}
+    alone = {
+        **ENDLESS,
+        "servers": 0,
+        "train": {**TRAIN, "epochs": 1},
+        "launch": {"affinity": {"workers": [[CORES[1]]]}},
+    }
     summary = shardkeep.train(shardkeep.JobConfig.model_validate(alone), run_dir=tmp_path / "run").to_dict()
     assert f"worker 0 on core {CORES[1]}" in capsys.readouterr().out
     assert [p["cores"] for p in summary["processes"]] == [str(CORES[1])]
@@ -90,9 +88,9 @@ def test_a_job_in_this_process_is_pinned_while_it_runs(tmp_path: Path, capsys: p
 
 
 def test_a_coordinator_by_hand_refuses_an_affinity_that_nobody_would_apply(cluster: Cluster) -> None:
-    coordinator = cluster.command("coordinator", str(cluster.write({**ENDLESS, "affinity": "auto"})))
+    coordinator = cluster.command("coordinator", str(cluster.write({**ENDLESS, "launch": {"affinity": "auto"}})))
     ended = coordinator.end()
     assert ended.code == 2
     assert ended.err == (
-        "error: affinity: only `shardkeep train` pins processes; allowed here: none (roles by hand: taskset)\n"
+        "error: launch.affinity: only `shardkeep train` pins processes; allowed here: none (roles by hand: taskset)\n"
     )

@@ -10,7 +10,7 @@ import pytest
 from shardkeep.run.folder import RunFolder
 from tests.support.cluster import Command, Ended
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.waits_for_processes, pytest.mark.timeout(300)]
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2")
 PLAIN = """
 import torch, shardkeep
@@ -80,8 +80,8 @@ def test_a_plain_process_is_the_only_trainer_and_declares_its_tables_later(tmp_p
     assert done.out.splitlines() == [
         "trainer 0 of 1",
         "declare: the client has its tables: item",
-        "another EmbeddingClient of this process is open, and torch has one RPC group a process; allowed: close() it "
-        "first, or EmbeddingClient.local",
+        "another EmbeddingClient of this process is open (torch has one RPC group a process); allowed: close() it, "
+        "or EmbeddingClient.local",
         "step 1",
     ]
     assert (RunFolder(tmp_path / "run").summary() or {})["status"] == "completed"
@@ -110,3 +110,27 @@ def test_a_process_without_a_number_is_none_of_several_trainers(tmp_path: Path) 
     finally:
         run.kill()
     assert done.code == 1 and "UserError: no index: give it, or use a launcher" in done.err
+
+
+AGAIN = """
+import os, sys, shardkeep
+restarted = True
+failing = not os.fork()
+if not failing:
+    os.wait()
+    sys.exit(1) if not restarted else None
+with shardkeep.connect(index=0, restarted=restarted, tables=[shardkeep.TableSpec(name="item", dim=4)]) as client:
+    if failing:
+        raise ValueError("of one trainer")
+    print("step", client.step)
+"""
+
+
+@pytest.mark.parametrize("restarted", [True, False], ids=["started again", "not started again"])
+def test_a_trainer_s_error_ends_the_job_unless_its_caller_says_that_it_starts_again(
+    tmp_path: Path, restarted: bool
+) -> None:
+    done = ended(tmp_path, AGAIN.replace("= True", f"= {restarted}"), sys.executable)
+    status = (RunFolder(tmp_path / "run").summary() or {})["status"]
+    assert (done.code, status) == ((0, "completed") if restarted else (1, "failed")), done.err
+    assert "ValueError: of one trainer" in done.err

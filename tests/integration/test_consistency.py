@@ -15,18 +15,18 @@ import pytest
 
 from shardkeep.base.arrays import Bytes
 from shardkeep.config import JobConfig, parse_config
-from shardkeep.ps.shard.consistency import BoundedGate, Gate, Work
-from shardkeep.ps.shard.service import ShardService
-from shardkeep.ps.transport.local import LocalTransport
-from shardkeep.ps.transport.transport import Transport
-from shardkeep.ps.wire.message import Kind, unpack
+from shardkeep.ps.server.consistency import BoundedGate, ConsistencyGate, Work
+from shardkeep.ps.server.service import ShardService
+from shardkeep.ps.transport.transport import LocalTransport, Transport
+from shardkeep.ps.wire.message import Kind
 from tests.support.faults import UnreliableTransport
 from tests.support.held_gate import HeldGate
 from tests.support.local_job import LocalJob, in_process
+from tests.support.messages import unpack
 from tests.support.samples import as_data, draw
 
 STEPS = 24
-LIMIT_S = 30.0
+LIMIT_S = 90.0
 
 
 def job_config(mode: str, staleness: int | None = None, *, servers: int = 2, workers: int = 2) -> JobConfig:
@@ -37,7 +37,7 @@ def job_config(mode: str, staleness: int | None = None, *, servers: int = 2, wor
         servers: {servers}
         workers: {workers}
         consistency: {{mode: {mode}{bound}}}
-        model: {{name: dlrm, bottom: [8], top: [8]}}
+        model: {{name: dlrm, bottom: [8], hidden: [8]}}
         tables: {{default: {{dim: 4}}}}
         tower: {{compile: off}}
         train: {{batch_size: 8}}
@@ -54,7 +54,7 @@ def make_job(config: JobConfig, connect: Callable[[list[ShardService]], Transpor
 class Watched:
     """A gate that says when it makes a pull wait, and remembers what was applied and admitted, in order."""
 
-    def __init__(self, inner: Gate[Any]) -> None:
+    def __init__(self, inner: ConsistencyGate[Any]) -> None:
         self.inner, self.stages = inner, inner.stages
         self.starved = threading.Event()
         self.log: list[tuple[str, int, int]] = []  # (what, step, rank), rank -1 where it is of all

@@ -1,4 +1,5 @@
-"""The command blocks of the README and of docs/guide, run as they stand, page by page, each in an empty folder.
+"""The command blocks of the README and of docs/guide, run as they stand, page by page, each in an empty folder. The
+README's have an environment with shardkeep's wheel and its dependencies alone.
 
 A block ```bash is run. ```bash REASON is not, for that reason. ```LANGUAGE FILE is written to FILE.
 
@@ -13,12 +14,16 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
+from tests.support.builds import build, copied, dependencies
+from tests.support.cases import every
 from tests.support.cluster import Cluster
+from tests.support.environments import empty_environment, linked
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = ("README.md", *sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("docs/guide/*.md")))
@@ -52,11 +57,18 @@ def path() -> dict[str, str]:
     return {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
 
 
-def run_by_bash(text: str, folder: Path) -> None:
+def bare_environment(folder: Path) -> Mapping[str, str]:
+    """The variables of an environment after the README's plain install."""
+    environment = empty_environment(folder / "environment", linked(folder / "dependencies", dependencies()))
+    environment.install(str(build(copied(folder / "shardkeep"), "wheel", folder / "dist")))
+    return environment.variables()
+
+
+def run_by_bash(text: str, folder: Path, environment: Mapping[str, str]) -> None:
     done = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", text],
         cwd=folder,
-        env=os.environ | path(),
+        env=environment,
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -65,10 +77,10 @@ def run_by_bash(text: str, folder: Path) -> None:
     assert done.returncode == 0, f"{text}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
 
 
-def run_forked(text: str, folder: Path) -> None:
+def run_forked(text: str, folder: Path, environment: Mapping[str, str]) -> None:
     with Cluster(folder) as cluster:
         for line in text.splitlines():
-            command = cluster.command(*shlex.split(line)[1:], cwd=folder, env=path())
+            command = cluster.command(*shlex.split(line)[1:], cwd=folder, env=environment)
             assert command.end(limit_s=LIMIT_S).code == 0, f"{line}\n{command.printed()[-6000:]}"
 
 
@@ -79,17 +91,21 @@ def of_its_own(page: str) -> Any:
 
 
 @pytest.mark.slow
-@pytest.mark.processes
+@pytest.mark.waits_for_processes
 @pytest.mark.parametrize("page", [of_its_own(page) for page in PAGES if commands(page)])
-def test_the_commands_of_a_page_run_as_they_stand(page: str, tmp_path: Path) -> None:
+def test_the_commands_of_a_page_run_as_they_stand(
+    page: str, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    readme = page == "README.md"
+    environment = bare_environment(tmp_path_factory.mktemp("bare")) if readme else os.environ | path()
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     for block in blocks(page):
         if FILE.fullmatch(block.info):
             (tmp_path / block.info).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / block.info).write_text(block.text, encoding="utf-8")
         elif block.language == "bash" and not block.info:
-            forks = page != "README.md" and PLAIN.fullmatch(block.text)
-            (run_forked if forks else run_by_bash)(block.text, tmp_path)
+            forks = not readme and PLAIN.fullmatch(block.text)
+            (run_forked if forks else run_by_bash)(block.text, tmp_path, environment)
 
 
 def test_no_two_pages_write_one_file_or_one_run_folder() -> None:
@@ -105,7 +121,7 @@ def test_no_two_pages_write_one_file_or_one_run_folder() -> None:
     assert {name: sorted(found) for name, found in pages.items() if len(found) > 1} == {}
 
 
-@pytest.mark.parametrize("page", PAGES)
+@every("page", PAGES)
 def test_no_block_of_commands_hides_in_another_language(page: str) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")
     openings = re.findall(r"^```(.*)\n(.*)\n", text, re.MULTILINE)

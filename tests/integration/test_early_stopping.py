@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from shardkeep.run.reader import MetricsTail
 from tests.support.chaos import JOB
 from tests.support.cluster import Cluster, Command, RunFolder
 from tests.support.faults import Fault, play
+from tests.support.records import records_in
 
-pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.waits_for_processes, pytest.mark.slow, pytest.mark.timeout(600)]
 EVERY, PATIENCE = 20, 4
-
-
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    with Cluster(tmp_path) as cluster:
-        yield cluster
 
 
 def ended(job: Command, folder: RunFolder) -> dict[str, Any]:
@@ -46,12 +38,12 @@ def test_deaths_in_the_middle_of_the_patience_change_neither_the_end_nor_the_bes
     faults = [
         Fault.kill("worker 1", at=EVERY + 5),
         Fault.kill("server 0", at=2 * EVERY + 3),
-        Fault.kill("coordinator 0", at=3 * EVERY + 1),
-        Fault.kill("worker 0", "worker 1", at=4 * EVERY + 2),
+        Fault.kill("worker 0", "worker 1", at=3 * EVERY + 1),
+        Fault.kill("coordinator 0", at=4 * EVERY + 2),  # the last: workers train on meanwhile, to the end
     ]
     assert not play(job, folder, faults, limit_s=200)
     summary = ended(job, folder)
-    assert {r["lr_factor"] for r in MetricsTail(folder.path / "metrics.jsonl") if r.get("phase") == "plateau"} == {
+    assert {r["lr_factor"] for r in records_in(folder.path / "metrics.jsonl") if r.get("phase") == "plateau"} == {
         0.3,
         0.09,
     }

@@ -34,7 +34,7 @@ def job_config(
         servers: {servers}
         workers: {workers}
         consistency: {{mode: sync}}
-        model: {{name: dlrm, bottom: [8], top: [8]}}
+        model: {{name: dlrm, bottom: [8], hidden: [8]}}
         tables: {{default: {{dim: 4, optimizer: {OPTIMIZERS[optimizer]}}}, b: {{dim: 6}}}}
         tower: {{compile: off, amp: off, optimizer: {{name: {tower}, lr: 0.01}}}}
         train: {{batch_size: 8}}
@@ -102,12 +102,12 @@ class SideBySide:
 
     @staticmethod
     def _train(worker, step: int) -> None:
-        prepared = worker.trainer.pipeline.prepare(step)
+        prepared = worker.trainer.step.pipeline.prepare(step)
         worker.trainer.step.run(prepared, worker.client.pull(step, prepared.request))
         worker.client.fence(step + 1)
 
     def joined(self, step: int) -> Batch:
-        slices = self.job.workers[0].trainer.pipeline.slices
+        slices = self.job.workers[0].trainer.step.pipeline.slices
         rows = np.concatenate([slices.rows(step, r) for r in range(len(self.job.workers))])
         assert rows.size == slices.samples(step)
         return self.data.gather(rows)
@@ -155,7 +155,7 @@ def test_steps_of_several_workers_are_the_plain_step_on_the_joined_ragged_batch(
 def test_a_step_in_which_a_worker_has_no_samples_is_the_plain_step_too() -> None:
     data = draw(3 * 8 + 1)
     both = SideBySide(job_config(2, 3, "adam", "adam"), data)
-    assert both.job.workers[0].trainer.pipeline.slices.rank_samples(1, 2) == 0
+    assert both.job.workers[0].trainer.step.pipeline.slices.rank_samples(1, 2) == 0
     errors = [both.step(step) for step in range(2)]
     assert max(max(pair) for pair in errors) < 1e-5
 
@@ -172,7 +172,7 @@ def test_a_free_run_agrees_with_the_plain_loop_in_loss() -> None:
     losses = []
     for step in range(100):
         (worker,) = both.job.workers
-        prepared = worker.trainer.pipeline.prepare(step)
+        prepared = worker.trainer.step.pipeline.prepare(step)
         ours = worker.trainer.step.run(prepared, worker.client.pull(step, prepared.request)).loss
         losses.append((ours, both.reference.step(both.joined(step))))
     assert max(abs(a - b) for a, b in losses) < 1e-3

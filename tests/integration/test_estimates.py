@@ -13,7 +13,7 @@ from shardkeep.estimate.estimate import estimate
 from tests.support.cluster import Cluster
 from tests.support.golden import Golden
 
-pytestmark = pytest.mark.processes
+pytestmark = pytest.mark.waits_for_processes
 
 SMALL = ("data.synthetic.train_samples=50000", "data.synthetic.eval_samples=500", "train.batch_size=512")
 

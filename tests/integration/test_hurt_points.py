@@ -5,12 +5,11 @@ from __future__ import annotations
 import importlib
 from operator import attrgetter
 
-import pytest
-
+from tests.support.cases import every
 from tests.support.hurt import POINTS, WRITE
 
 
-@pytest.mark.parametrize("function", sorted({WRITE, *(point.function for point in POINTS.values())}))
+@every("function", sorted({WRITE, *(point.function for point in POINTS.values())}))
 def test_every_function_that_chaos_tests_hurt_exists(function: str) -> None:
     module, _, name = function.partition(":")
     assert callable(attrgetter(name)(importlib.import_module(module)))

@@ -6,7 +6,6 @@ import json
 import re
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import psutil
 import pytest
 
 from shardkeep.config import JobConfig
-from shardkeep.ps.checkpoints import Checkpoints
+from shardkeep.ps.checkpoints.folder import Checkpoints
 from shardkeep.run.folder import NO_SUMMARY, RunFolder
 from shardkeep.workers.data.sources.registry import open_data
 from tests.support.cluster import Cluster, Ended, gone, kinds, listening, records, stalled
@@ -22,13 +21,7 @@ from tests.support.configs import ENDLESS, TINY
 from tests.support.golden import STEPS, Golden
 from tests.support.local_job import LocalJob
 
-pytestmark = pytest.mark.processes
-
-
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    with Cluster(tmp_path) as cluster:
-        yield cluster
+pytestmark = pytest.mark.waits_for_processes
 
 
 def check_completed(ended: Ended, folder: RunFolder, config: dict[str, Any]) -> dict[str, Any]:
@@ -76,7 +69,7 @@ def gone_members(folder: RunFolder) -> list[int]:
 def test_a_sync_job_has_the_model_of_one_in_this_process_whatever_the_servers_and_their_start(
     cluster: Cluster, servers: int, start: str
 ) -> None:
-    config = {**TINY, "servers": servers, "consistency": {"mode": "sync"}, "processes": {"start": start}}
+    config = {**TINY, "servers": servers, "consistency": {"mode": "sync"}, "launch": {"start": start}}
     job, folder = cluster.job(config)
     summary = check_completed(job.end(), folder, config)
     check_logs(folder)
@@ -100,6 +93,7 @@ def test_a_bounded_job_shows_its_phases_and_its_result(cluster: Cluster) -> None
     assert {"train", "evaluate", "AUC", "logloss", "bytes", "speed", "run"} <= set(lines)
 
 
+@pytest.mark.slow  # test_api.py has trainers and servers by hand
 def test_roles_started_by_hand_train_an_async_job(cluster: Cluster) -> None:
     config = {**TINY, "consistency": {"mode": "async"}}
     coordinator, address, folder = cluster.coordinator(config, fresh=True)
@@ -120,13 +114,13 @@ def test_roles_started_by_hand_train_an_async_job(cluster: Cluster) -> None:
     ],
 )  # of the others tests/launch/test_supervised_jobs.py says the same with stand-ins
 def test_a_killed_process_ends_the_job_within_seconds_and_one_line_names_it(cluster: Cluster, victim: str) -> None:
-    job, folder = cluster.job(ENDLESS)
+    job, folder = cluster.job({**ENDLESS, "liveness": {"lease_s": 150.0}})
     members = cluster.training(folder)
     assert set(members) == {"coordinator 0", "server 0", "worker 0", "worker 1"}
     began = time.monotonic()
     members[victim].kill()
-    ended = job.end(limit_s=20)
-    assert time.monotonic() - began < 8
+    ended = job.end(limit_s=90)
+    assert time.monotonic() - began < 75  # half of the lease
     assert ended.code == 1
     line = rf"error: {victim} \(pid {members[victim].pid}.*\) ended: killed by SIGKILL, .*step \d+"
     assert re.match(line, ended.err), ended.err
@@ -141,7 +135,7 @@ def test_ctrl_c_stops_a_job_in_order(cluster: Cluster) -> None:
     job, folder = cluster.job({**ENDLESS, "workers": 1})
     members = cluster.training(folder)
     job.signal(signal.SIGINT)
-    ended = job.end(limit_s=20)
+    ended = job.end(limit_s=90)
     assert ended.code == 1
     assert re.fullmatch(r"stopped at step \d+: Ctrl-C or SIGTERM\n", ended.err)
     assert (folder.summary() or {})["status"] == "stopped"
@@ -154,7 +148,7 @@ def test_two_jobs_side_by_side_end_alone_one_by_ctrl_c_one_with_its_launcher(clu
     members, others = cluster.training(folder), cluster.training(other)
 
     first.signal(signal.SIGINT)
-    ended = first.end(limit_s=20)
+    ended = first.end(limit_s=90)
     assert ended.code == 1
     assert re.fullmatch(r"stopped at step \d+: Ctrl-C or SIGTERM\n", ended.err)
     assert (folder.summary() or {})["status"] == "stopped"
@@ -162,19 +156,19 @@ def test_two_jobs_side_by_side_end_alone_one_by_ctrl_c_one_with_its_launcher(clu
 
     assert second.running and other.summary() is None
     second.signal(signal.SIGKILL)
-    assert not gone(others.values(), limit_s=15)
+    assert not gone(others.values(), limit_s=90)
     assert (other.summary() or {})["status"] == "stopped"
 
 
 @pytest.mark.slow  # with stand-ins: tests/launch/test_supervised_jobs.py
 def test_a_stalled_worker_is_named_when_its_lease_ends_and_all_listen_on_loopback_only(cluster: Cluster) -> None:
-    job, folder = cluster.job({**ENDLESS, "liveness": {"lease_s": 3.0, "restarts": 0}})
+    job, folder = cluster.job({**ENDLESS, "liveness": {"lease_s": 3.0}, "recovery": {"restarts": 0}})
     members = cluster.training(folder)
     hosts = {name: listening(process) for name, process in members.items()}
     assert {host for found in hosts.values() for host in found} == {"127.0.0.1"}, hosts
     assert all(hosts.values()), hosts
     with stalled(members["worker 1"]):
-        ended = job.end(limit_s=20)
+        ended = job.end(limit_s=90)
     assert ended.code == 1
     pid = members["worker 1"].pid
     line = rf"error: worker 1 \(pid {pid} on 127.0.0.1\) sent no heartbeat for 3 s \(lease_s\), .*at step \d+"

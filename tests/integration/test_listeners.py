@@ -14,14 +14,8 @@ import pytest
 from tests.support.cluster import Cluster, Ended, gone, stalled, within
 from tests.support.configs import LASTING, TINY
 
-pytestmark = pytest.mark.processes
+pytestmark = pytest.mark.waits_for_processes
 JOB = {**TINY, "servers": 1, "workers": 1}
-
-
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    with Cluster(tmp_path) as cluster:
-        yield cluster
 
 
 @pytest.fixture
@@ -42,7 +36,7 @@ def refused(ended: Ended, tmp_path: Path, text: str) -> None:
     assert not (tmp_path / "run" / "config.yaml").exists()
 
 
-@pytest.mark.parametrize(("setting", "servers"), [("metrics.listen", 1), ("page.listen", 0)])
+@pytest.mark.parametrize(("setting", "servers"), [("web.metrics", 1), ("web.page", 0)])
 def test_train_refuses_a_port_that_is_taken_before_it_prepares_data(
     cluster: Cluster, tmp_path: Path, taken: str, setting: str, servers: int
 ) -> None:
@@ -53,7 +47,7 @@ def test_train_refuses_a_port_that_is_taken_before_it_prepares_data(
 def test_a_coordinator_by_hand_refuses_a_port_that_is_taken_before_it_makes_a_folder(
     cluster: Cluster, tmp_path: Path, taken: str
 ) -> None:
-    setting = "metrics.listen"
+    setting = "web.metrics"
     path = str(cluster.write(listening(setting, taken)))
     ended = cluster.command("coordinator", path, "--run-dir", str(tmp_path / "run")).end()
     refused(ended, tmp_path, f"{setting}: cannot listen on {taken}: Address already in use")
@@ -62,9 +56,9 @@ def test_a_coordinator_by_hand_refuses_a_port_that_is_taken_before_it_makes_a_fo
 def test_servers_around_a_command_do_not_start_where_a_port_is_taken(
     cluster: Cluster, tmp_path: Path, taken: str
 ) -> None:
-    options = ("--run-dir", str(tmp_path / "run"), "--set", f"metrics.listen={taken}")
+    options = ("--run-dir", str(tmp_path / "run"), "--set", f"web.metrics={taken}")
     ended = cluster.command("with", *options, "--", sys.executable, "-c", "print('trained')").end()
-    refused(ended, tmp_path, f"metrics.listen: cannot listen on {taken}: Address already in use")
+    refused(ended, tmp_path, f"web.metrics: cannot listen on {taken}: Address already in use")
 
 
 def free_address() -> str:
@@ -75,22 +69,18 @@ def free_address() -> str:
 
 def test_one_port_for_metrics_and_the_page_is_refused(cluster: Cluster, tmp_path: Path) -> None:
     free = free_address()
-    job, _ = cluster.job({**JOB, "metrics": {"listen": free}, "page": {"listen": free}})
-    refused(job.end(), tmp_path, f"page.listen: cannot listen on {free}: Address already in use")
+    job, _ = cluster.job({**JOB, "web": {"metrics": free, "page": free}})
+    refused(job.end(), tmp_path, f"web.page: cannot listen on {free}: Address already in use")
 
 
 @pytest.mark.parametrize(
     ("command", "setting", "package", "text"),
     [
-        ("config", "metrics.listen", "prometheus_client", "metrics.listen: needs prometheus_client: {install}; or off"),
-        ("train", "metrics.listen", "prometheus_client", "metrics.listen: needs prometheus_client: {install}; or off"),
-        ("config", "page.listen", "uvicorn", "page.listen: the page needs starlette and uvicorn: {install}; or auto"),
-        (
-            "coordinator",
-            "page.listen",
-            "starlette",
-            "page.listen: the page needs starlette and uvicorn: {install}; or auto",
-        ),
+        ("config", "web.metrics", "prometheus_client", "web.metrics: needs prometheus_client: {install}; or off"),
+        ("train", "web.metrics", "prometheus_client", "web.metrics: needs prometheus_client: {install}; or off"),
+        ("config", "web.metrics", "uvicorn", "web.metrics: needs uvicorn: {install}; or off"),
+        ("config", "web.page", "uvicorn", "web.page: needs uvicorn: {install}; or auto"),
+        ("coordinator", "web.page", "starlette", "web.page: needs starlette: {install}; or auto"),
     ],
 )
 def test_without_a_package_that_a_setting_needs_the_setting_is_refused(
@@ -107,13 +97,13 @@ def test_the_config_of_a_job_without_these_settings_needs_none_of_the_packages(c
     without = {"WITHOUT_PACKAGES": "prometheus_client,starlette,uvicorn,httptools"}
     path = str(cluster.write(JOB))
     ended = cluster.command("config", path, main="tests.support.without_packages:main", env=without).end()
-    assert ended.code == 0 and "listen: auto" in ended.out, ended.err
+    assert ended.code == 0 and "page: auto" in ended.out, ended.err
 
 
 @pytest.mark.slow
 def test_a_resume_waits_for_processes_of_the_start_before_that_still_listen(cluster: Cluster) -> None:
     config = {**LASTING, "servers": 1, "workers": 1, "checkpoint": {"every_steps": 20}}
-    job, folder = cluster.job({**config, "metrics": {"listen": free_address()}, "page": {"listen": free_address()}})
+    job, folder = cluster.job({**config, "web": {"metrics": free_address(), "page": free_address()}})
     members = cluster.training(folder)
     within(60, lambda: any((folder.path / "checkpoints").glob("step-*/manifest.json")), "none", lambda: job.running)
     with stalled(members["coordinator 0"]):  # it would end with its launcher

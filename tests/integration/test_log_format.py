@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +13,9 @@ from shardkeep.run.folder import RunFolder
 from tests.support.cluster import Cluster, gone, kinds, records, within
 from tests.support.configs import ENDLESS, LASTING, TINY
 
-pytestmark = pytest.mark.processes
+pytestmark = pytest.mark.waits_for_processes
 JSON = ("--log-format", "json")
 KEYS = {"time", "level", "role", "index", "step", "event", "fields", "exception"}
-
-
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    with Cluster(tmp_path) as cluster:
-        yield cluster
 
 
 def parsed(text: str) -> list[dict[str, Any]]:
@@ -88,7 +81,7 @@ def test_the_traceback_of_a_model_is_one_object_and_its_words_are_the_jobs(clust
         "    def __init__(self, *a, **k):\n        super().__init__()\n        print('hello')\n"
         "        raise RuntimeError('no such\\nlayer')\n"
     )
-    config = {**TINY, "servers": 1, "workers": 1, "model": {"name": "broken:Broken"}, "processes": {"start": "spawn"}}
+    config = {**TINY, "servers": 1, "workers": 1, "model": {"name": "broken:Broken"}, "launch": {"start": "spawn"}}
     job, folder = cluster.job(config, *JSON)
     ended = job.end()
     assert ended.code in (1, 2)
@@ -97,7 +90,7 @@ def test_the_traceback_of_a_model_is_one_object_and_its_words_are_the_jobs(clust
     logs(folder)
 
 
-@pytest.mark.parametrize("start", [pytest.param("fork_server", marks=pytest.mark.slow), "spawn"])
+@pytest.mark.parametrize("start", ["fork_server", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_lines_that_libraries_write_past_python_are_objects_and_the_last_one_is_the_jobs_error(
     cluster: Cluster, tmp_path: Path, start: str
 ) -> None:
@@ -107,8 +100,8 @@ def test_lines_that_libraries_write_past_python_are_objects_and_the_last_one_is_
         "        os.write(2, b'[E1125 socket.cpp:7] no route\\n{\"not\": ours}\\nerror: no device')\n"
         "        os._exit(3)\n"
     )
-    config = {**TINY, "servers": 1, "workers": 1, "model": {"name": "broken:Broken"}, "processes": {"start": start}}
-    job, folder = cluster.job({**config, "liveness": {"restarts": 0}}, *JSON)
+    config = {**TINY, "servers": 1, "workers": 1, "model": {"name": "broken:Broken"}, "launch": {"start": start}}
+    job, folder = cluster.job({**config, "recovery": {"restarts": 0}}, *JSON)
     ended = job.end()
     assert ended.code == 1
     assert "ended: exit code 3: no device, " in parsed(ended.err)[-1]["event"], ended.err

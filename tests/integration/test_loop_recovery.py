@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import os
 import random
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
-from shardkeep.benchmarks.harness import write
+from benchmarks.harness import write
 from shardkeep.run.folder import RunFolder
-from tests.support.cluster import Command, kill
+from tests.support.cluster import Command, kill, within
+from tests.support.forked_trainers import FORKED
+from tests.support.import_path import IMPORT_PATH
 
-pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.waits_for_processes, pytest.mark.slow, pytest.mark.timeout(400)]
 
 STEPS, KILLS = 120, 4
 MANY = int(os.environ.get("LOOP_KILLS", "4"))
@@ -50,7 +55,7 @@ with shardkeep.connect() as client:
     coming = [bags.prefetch(parts[client.step])]
     for step, part in list(enumerate(parts))[client.step :]:
         if step and step % 25 == 0 and os.environ.get("CHECKPOINTS"):
-            client.checkpoint(step, {"model": top.state_dict(), "optimizer": optimizer.state_dict()})
+            client.checkpoint({"model": top.state_dict(), "optimizer": optimizer.state_dict()})
         if rank == 1 and step == 60 and not int(os.environ["TORCHELASTIC_RESTART_COUNT"]):
             if os.environ.get("DEATH") == "kill":
                 os.kill(os.getpid(), 9)
@@ -178,6 +183,7 @@ with shardkeep.connect() as client:
     dist.barrier()
 """
 )
+TORCHRUN = ("torch.distributed.run", "--nproc-per-node", "2", "--max-restarts", "1")
 SCRIPTS = {
     "nn": ("torch", SCRIPT),
     "plain": ("torch", PLAIN),
@@ -189,6 +195,21 @@ TABLES = "tables: {user: {dim: 8, optimizer: {name: adagrad, lr: 0.05}}, tag: {d
 BY_REFERENCE = "compression: {ids: coded, push: {keep_rows: 0.5, pool_rows: 4096, values: bf16}}\n"
 
 
+def living_servers(folder: RunFolder, job: Command) -> list[psutil.Process]:
+    """The servers, once all of them live: the loop may have printed further steps before the last one was killed."""
+    found: list[psutil.Process] = []
+
+    def all_live() -> bool:
+        found.clear()
+        with contextlib.suppress(psutil.NoSuchProcess):
+            found.extend(psutil.Process(m["pid"]) for m in folder.member_list() if m["role"] == "server")
+            return len(found) == 2 and all(p.status() != psutil.STATUS_ZOMBIE for p in found)
+        return False
+
+    within(60, all_live, f"{folder.path}: not all servers live", lambda: job.running)
+    return found
+
+
 def trained(
     folder: Path,
     settings: str,
@@ -197,38 +218,20 @@ def trained(
     *,
     steps: int = STEPS,
     script: str = SCRIPT,
+    launcher: Sequence[str] = (*FORKED, "torch"),
     **variables: str,
 ) -> str:
     """The digests of rows and model."""
     folder.mkdir()
     (folder / "train.py").write_text(script)
     (folder / "tables.yaml").write_text("servers: 2\nconsistency: sync\nseed: 5\n" + TABLES + settings)
-    torchrun = (
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--nproc-per-node",
-        "2",
-        "--max-restarts",
-        "1",
-        "train.py",
-    )
-    job = Command(
-        "with",
-        "--config",
-        "tables.yaml",
-        "--run-dir",
-        "run",
-        "--",
-        *torchrun,
-        cwd=folder,
-        env={"STEPS": str(steps), **variables},
-    )
+    around = ("with", "--config", "tables.yaml", "--run-dir", "run", "--", sys.executable, "-m")
+    environment = {"STEPS": str(steps), "PYTHONPATH": IMPORT_PATH, **variables}
+    job = Command(*around, *launcher, "train.py", cwd=folder, env=environment)
     try:
         for step in sorted(chance.sample(range(5, steps - 5), kills)):
             job.line(f"step {step}", limit_s=60)
-            servers = [m for m in RunFolder(folder / "run").member_list() if m["role"] == "server"]
-            kill([psutil.Process(chance.choice(servers)["pid"])])
+            kill([chance.choice(living_servers(RunFolder(folder / "run"), job))])
         line = job.line("found", limit_s=120)
         assert job.end(limit_s=60).code == 0
         return line
@@ -256,7 +259,9 @@ def test_servers_that_die_change_no_bit_of_two_trainers(tmp_path: Path) -> None:
 def test_a_trainer_that_torchrun_starts_again_resumes_from_the_checkpoint(
     tmp_path: Path, undisturbed: str, death: str
 ) -> None:
-    digests = trained(tmp_path / "two", BY_REFERENCE, 0, random.Random(0), CHECKPOINTS="yes", DEATH=death)
+    digests = trained(
+        tmp_path / "two", BY_REFERENCE, 0, random.Random(0), launcher=TORCHRUN, CHECKPOINTS="yes", DEATH=death
+    )
     assert digests == undisturbed
     summary = RunFolder(tmp_path / "two" / "run").summary() or {}
     assert summary["status"] == "completed" and summary["steps"] == STEPS
@@ -275,8 +280,9 @@ def test_many_kills_of_servers_change_no_bit(tmp_path: Path, loop: str) -> None:
     if importlib.util.find_spec(library) is None:
         pytest.skip(f"needs {library}")
     chance, steps = random.Random(MANY), 40 * MANY
-    undisturbed = trained(tmp_path / "one", BY_REFERENCE, 0, chance, steps=steps, script=script)
-    assert trained(tmp_path / "two", BY_REFERENCE, MANY, chance, steps=steps, script=script) == undisturbed
+    how: dict[str, Any] = {"steps": steps, "script": script, "launcher": (*FORKED, library)}
+    undisturbed = trained(tmp_path / "one", BY_REFERENCE, 0, chance, **how)
+    assert trained(tmp_path / "two", BY_REFERENCE, MANY, chance, **how) == undisturbed
     summary = RunFolder(tmp_path / "two" / "run").summary() or {}
     deaths = [death for record in summary["recoveries"] for death in record["died"]]
     assert len(deaths) == MANY and not sum(record["lost_steps"] for record in summary["recoveries"])

@@ -15,7 +15,7 @@ from shardkeep.inference.export.writing import export_run
 from shardkeep.inference.scoring import evaluate_run
 from tests.support.cluster import Command
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.waits_for_processes, pytest.mark.timeout(300)]
 TABLES = [TableSpec(name="item", dim=4)]
 
 
@@ -33,7 +33,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with EmbeddingClient.serve(TABLES, servers=1, consistency="sync", run_dir=folder, quiet=True) as client:
         for _ in range(2):
             steps(client, 2)
-            client.checkpoint(client.step, {"step": client.step})
+            client.checkpoint({"step": client.step})
     return folder
 
 
@@ -45,7 +45,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_loop_loads_a_run_its_checkpoints_and_a_step(run: Path, below: str, step: int) -> None:
     with EmbeddingClient.local(TABLES, consistency="sync") as plain, EmbeddingClient.local(TABLES) as client:
         steps(plain, step)
-        assert client.load(run / below) == {"step": step} and client.step == step
+        assert client.restore(run / below) == {"step": step} and client.step == step
         ids = {"item": torch.arange(9)}
         assert torch.equal(client.read(ids)["item"], plain.read(ids)["item"])
 
@@ -56,14 +56,14 @@ def test_a_folder_without_a_checkpoint_and_a_step_that_does_not_count_are_refuse
             with pytest.raises(
                 UserError, match=r"has no checkpoint; allowed: a run, its checkpoints, or the folder of"
             ):
-                client.load(folder)
+                client.restore(folder)
         client.save(tmp_path / "saved")
         client.save(tmp_path / "saved")
     old, new = (tmp_path / "saved" / name for name in ("step-00000000", "step-00000000.2"))
     with EmbeddingClient.local(TABLES) as client:
         with pytest.raises(CheckpointError, match=r"step-00000000: does not count, because step 0 was written again"):
-            client.load(old)
-        client.load(new)
+            client.restore(old)
+        client.restore(new)
 
 
 USES: dict[str, Callable[[Path], object]] = {
@@ -80,7 +80,7 @@ def test_what_needs_the_dense_model_says_what_the_run_is_for(run: Path, use: Cal
         use(run)
     text = str(told.value)
     assert "\n" not in text and "is of a loop of your own" in text
-    for way in ("client.load", "`shardkeep tables`", "shardkeep.torchrec.save(model.module, FILE)"):
+    for way in ("client.restore", "`shardkeep tables`", "shardkeep.torchrec.save(model.module, FILE)"):
         assert way in text
 
 

@@ -4,27 +4,20 @@ from __future__ import annotations
 
 import json
 import ssl
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from shardkeep.base.files import atomic_write
-from shardkeep.ps.control.grpc.endpoint import make_token
 from shardkeep.trust.certificates import LOCAL, make_certs
+from shardkeep.trust.endpoint import make_token
 from shardkeep.trust.view import view_token
 from tests.support.cluster import Cluster, within
 from tests.support.configs import ENDLESS
 from tests.support.http_get import get
 
-pytestmark = [pytest.mark.processes, pytest.mark.slow]
-JOB = {**ENDLESS, "servers": 1, "workers": 1, "telemetry": {"every_s": 0.5}, "metrics": {"listen": "127.0.0.1:0"}}
-
-
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    with Cluster(tmp_path) as cluster:
-        yield cluster
+pytestmark = [pytest.mark.waits_for_processes, pytest.mark.slow]
+JOB = {**ENDLESS, "servers": 1, "workers": 1, "telemetry": {"every_s": 0.5}, "web": {"metrics": "127.0.0.1:0"}}
 
 
 def test_with_tls_every_endpoint_wants_a_certificate_and_the_view_token(cluster: Cluster, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from shardkeep import EmbeddingClient, TableSpec
 from shardkeep.nn import EmbeddingBagCollection
 from tests.support.cluster import Command
 
-pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.waits_for_processes, pytest.mark.slow, pytest.mark.timeout(300)]
 STEPS, BATCH, LR = 12, 16, 0.4
 SGD = {"name": "sgd", "lr": LR}
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import yaml
 
+from shardkeep.base.yaml_text import write_yaml
 from tests.support.cluster import Cluster
 from tests.support.configs import TINY
 
-pytestmark = pytest.mark.processes
+pytestmark = pytest.mark.waits_for_processes
 SHADOWS = ("random", "queue", "types", "inspect", "token", "platform", "statistics", "sitecustomize", "usercustomize")
 MODEL = """
 import random, statistics
@@ -27,12 +26,7 @@ class Net(nn.Module):
 """
 
 
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    with Cluster(tmp_path) as cluster:
-        yield cluster
-
-
+@pytest.mark.slow
 def test_a_job_with_a_model_of_its_own_trains_beside_files_named_like_pythons_own_modules(
     cluster: Cluster, tmp_path: Path
 ) -> None:
@@ -44,7 +38,7 @@ def test_a_job_with_a_model_of_its_own_trains_beside_files_named_like_pythons_ow
     (folder / "mine.py").write_text(MODEL)
     (folder / "mine_too.py").write_text("Width = 1\n")
     config = {**TINY, "servers": 1, "workers": 1, "model": {"name": "mine:Net"}}
-    (folder / "job.yaml").write_text(yaml.safe_dump(config))
+    (folder / "job.yaml").write_text(write_yaml(config))
     job = str(folder / "job.yaml")
     train = cluster.command("train", job, "--run-dir", "run", cwd=here, fresh=True).end()
     assert train.code == 0, train.err

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,19 +10,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from shardkeep.ps.checkpoints import Checkpoints
+from shardkeep.ps.checkpoints.folder import Checkpoints
+from shardkeep.ps.checkpoints.row_stream import RowBlock, stream_rows
 from shardkeep.ps.placement import bucket_of
-from shardkeep.ps.shard.snapshot.row_stream import RowBlock, stream_rows
 from shardkeep.run.folder import RunFolder
-from tests.support.chaos import JOB, completed
+from tests.support.chaos import JOB, SHORT, SHORT_STEPS, completed
 from tests.support.cluster import Cluster
 from tests.support.faults import Fault, play
-from tests.support.golden import STEPS
 from tests.support.hurt import MAIN, Hurt, environment, missed
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.waits_for_processes, pytest.mark.timeout(600)]
 POLICIES: dict[str, Any] = {
-    **JOB,
+    **SHORT,
     "checkpoint": {"every_steps": 25, "full_every": 4},
     "tables": {
         "default": {"dim": 8, "evict": {"ttl_steps": 2, "sweep_steps": 3}},
@@ -42,10 +40,10 @@ CROWD = np.flatnonzero(bucket_of(np.arange(1_200_000)) < BUCKETS)
 POPULAR = CROWD[:20]
 
 
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    with Cluster(tmp_path) as cluster:
-        yield cluster
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    with Cluster(tmp_path_factory.mktemp("whole")) as cluster:
+        return completed(*cluster.job(POLICIES), steps=SHORT_STEPS)
 
 
 def check_policies(summary: dict[str, Any]) -> None:
@@ -56,17 +54,16 @@ def check_policies(summary: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
-def test_kills_and_other_numbers_of_servers_change_no_decision(cluster: Cluster) -> None:
-    whole = completed(*cluster.job(POLICIES, name="whole"))
+def test_kills_and_other_numbers_of_servers_change_no_decision(cluster: Cluster, whole: dict[str, Any]) -> None:
     check_policies(whole)
     job, folder = cluster.job(POLICIES, name="killed")
-    kills = [Fault.kill("server 0", at=90), Fault.kill("coordinator 0", "worker 1", "server 1", at=240)]
+    kills = [Fault.kill("server 0", at=45), Fault.kill("coordinator 0", "worker 1", "server 1", at=120)]
     assert not play(job, folder, kills, limit_s=200.0)
-    killed = completed(job, folder)
+    killed = completed(job, folder, steps=SHORT_STEPS)
     assert len(killed["recoveries"]) >= 2
     assert killed["state_digest"] == whole["state_digest"] and killed["eval"] == whole["eval"]
     for servers in (1, 3):
-        other = completed(*cluster.job({**POLICIES, "servers": servers}, name=f"servers-{servers}"))
+        other = completed(*cluster.job({**POLICIES, "servers": servers}, name=f"servers-{servers}"), steps=SHORT_STEPS)
         assert other["state_digest"] == whole["state_digest"]
         assert other["tables"] == [
             {**table, "bytes": mine["bytes"], "load_factor": mine["load_factor"]}
@@ -84,28 +81,22 @@ def test_a_clock_in_sync_is_refused_in_one_line(cluster: Cluster) -> None:
 # ---- a death in the middle ----
 
 
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    with Cluster(tmp_path_factory.mktemp("undisturbed")) as cluster:
-        return completed(*cluster.job(POLICIES))
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "points",
-    [{"rows go": 100, "rows gone": 100}, {"writing removed": 2, "snapshotting": 4}],
+    [{"rows go": 60, "rows gone": 60}, {"writing removed": 2, "snapshotting": 4}],
     ids=["during a sweep", "during an increment"],
 )
 def test_a_server_that_dies_meanwhile_changes_no_bit(
-    cluster: Cluster, undisturbed: dict[str, Any], tmp_path: Path, points: dict[str, int]
+    cluster: Cluster, whole: dict[str, Any], tmp_path: Path, points: dict[str, int]
 ) -> None:
     hurts = [Hurt("server 1", point, times) for point, times in points.items()]
     job, folder = cluster.job(POLICIES, env=environment(tmp_path, hurts), main=MAIN)
-    summary = completed(job, folder)
+    summary = completed(job, folder, steps=SHORT_STEPS)
     assert not missed(tmp_path, hurts)
     assert len(summary["recoveries"]) >= 1
-    assert summary["state_digest"] == undisturbed["state_digest"] and summary["eval"] == undisturbed["eval"]
-    counts = [[{**table, "bytes": 0} for table in one["tables"]] for one in (summary, undisturbed)]
+    assert summary["state_digest"] == whole["state_digest"] and summary["eval"] == whole["eval"]
+    counts = [[{**table, "bytes": 0} for table in one["tables"]] for one in (summary, whole)]
     assert counts[0] == counts[1]
 
 
@@ -130,7 +121,7 @@ def clicks(folder: Path, users: np.ndarray) -> dict[str, Any]:
 
 def arrival(folder: Path, mode: str, users: np.ndarray, table: dict[str, Any]) -> dict[str, Any]:
     return {
-        **JOB,
+        **JOB,  # all of the data: SHORT_STEPS
         "data": clicks(folder, users),
         "model": {**JOB["model"], "dropout": 0.0},
         "train": {**JOB["train"], "order": "stored"},
@@ -143,17 +134,17 @@ def arrival(folder: Path, mode: str, users: np.ndarray, table: dict[str, Any]) -
 def killed(cluster: Cluster, config: dict[str, Any], *faults: Fault) -> tuple[dict[str, Any], RunFolder]:
     job, folder = cluster.job(config)
     assert not play(job, folder, faults, limit_s=200.0)
-    return completed(job, folder), folder
+    return completed(job, folder, steps=SHORT_STEPS), folder
 
 
 def rows_at_end(folder: RunFolder) -> RowBlock:
     checkpoint = Checkpoints(folder.path / "checkpoints").latest()
-    assert checkpoint is not None and checkpoint.step == STEPS
+    assert checkpoint is not None and checkpoint.step == SHORT_STEPS
     blocks = list(stream_rows(checkpoint, "user", counters=True))
     return RowBlock(*(np.concatenate(each) for each in zip(*blocks, strict=True)))
 
 
-KILLS = [Fault.kill("server 0", at=90), Fault.kill("worker 1", at=180), Fault.kill("server 1", "coordinator 0", at=270)]
+KILLS = [Fault.kill("server 0", at=45), Fault.kill("worker 1", at=90), Fault.kill("server 1", "coordinator 0", at=135)]
 
 
 @pytest.mark.slow
@@ -161,7 +152,7 @@ KILLS = [Fault.kill("server 0", at=90), Fault.kill("worker 1", at=180), Fault.ki
 def test_in_bounded_a_table_stays_within_its_capacity_whoever_dies(
     cluster: Cluster, tmp_path: Path, policy: str
 ) -> None:
-    users = np.random.default_rng(7).choice(CROWD, 100 * STEPS)
+    users = np.random.default_rng(7).choice(CROWD, 100 * SHORT_STEPS)
     table = {"admit": {"min_count": 2}, "evict": {"max_rows": 262_144, "policy": policy}}
     summary, folder = killed(cluster, arrival(tmp_path, "bounded", users, table), *KILLS)
     assert len(summary["recoveries"]) >= 3
@@ -181,8 +172,8 @@ def test_in_bounded_a_table_stays_within_its_capacity_whoever_dies(
 @pytest.mark.parametrize("mode", ["async", "bounded"])
 def test_rows_go_by_the_clock_whoever_dies(cluster: Cluster, tmp_path: Path, mode: str) -> None:
     """The ids of the first tenth come no more; the job takes seconds, and more for its recoveries."""
-    users = np.random.default_rng(7).choice(CROWD[-200:], 100 * STEPS)
-    users[: 10 * STEPS] = np.random.default_rng(8).choice(CROWD[20:520], 10 * STEPS)
+    users = np.random.default_rng(7).choice(CROWD[-200:], 100 * SHORT_STEPS)
+    users[: 10 * SHORT_STEPS] = np.random.default_rng(8).choice(CROWD[20:520], 10 * SHORT_STEPS)
     config = arrival(tmp_path, mode, users, {"evict": {"ttl_s": 1.0, "sweep_steps": 4}})
     summary, folder = killed(cluster, config, *KILLS)
     (figures,) = summary["tables"]

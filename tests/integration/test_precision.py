@@ -11,12 +11,12 @@ from tests.support.chaos import JOB, completed
 from tests.support.cluster import Cluster
 from tests.support.faults import Fault, play
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.waits_for_processes, pytest.mark.timeout(600)]
 PACKED: dict[str, Any] = {
     **JOB,
     "tables": {
-        "default": {"dim": 8, "rows": "int8"},
-        "C2": {"rows": "fp16", "optimizer": "adam", "state": "bf16"},
+        "default": {"dim": 8, "dtype": "int8"},
+        "C2": {"dtype": "fp16", "optimizer": "adam", "state_dtype": "bf16"},
     },
 }
 
@@ -41,8 +41,8 @@ def test_deaths_and_another_number_of_servers_change_no_bit_of_packed_rows(clust
 
 
 def test_a_state_that_an_optimizer_does_not_take_is_refused_in_one_line(cluster: Cluster) -> None:
-    wrong = {**PACKED, "tables": {"default": {"state": "bf16"}}}
+    wrong = {**PACKED, "tables": {"default": {"state_dtype": "bf16"}}}
     job, _ = cluster.job(wrong, name="wrong")
     ended = job.end()
-    assert ended.code == 2 and "state: bf16 with optimizer.name: rowwise_adagrad" in ended.err, ended.err
+    assert ended.code == 2 and "state_dtype: bf16 with optimizer.name: rowwise_adagrad" in ended.err, ended.err
     assert len(ended.err.strip().splitlines()) == 1 and "Traceback" not in ended.err

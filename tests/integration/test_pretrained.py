@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,26 +10,20 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from shardkeep.ps.checkpoints import Checkpoints
+from shardkeep.ps.checkpoints.folder import Checkpoints
+from shardkeep.ps.checkpoints.row_stream import stream_rows
 from shardkeep.ps.placement import BUCKETS
-from shardkeep.ps.shard.snapshot.row_stream import stream_rows
 from tests.support.chaos import JOB
 from tests.support.cluster import Cluster, Command, RunFolder
 from tests.support.faults import Fault, play
 
-pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.waits_for_processes, pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 STRANGERS = np.arange(10**6, 10**6 + 500)
 """Ids that are not in the data: no push changes their rows."""
 IDS = np.concatenate([np.arange(0, 3000, 2), STRANGERS])
 ROWS = np.random.default_rng(0).normal(scale=0.1, size=(IDS.size, 16)).astype(np.float32)
-
-
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    with Cluster(tmp_path) as cluster:
-        yield cluster
 
 
 def ended(job: Command, folder: RunFolder) -> dict[str, Any]:

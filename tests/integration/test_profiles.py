@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from shardkeep.workers.timing.clock import PARTS
 from tests.support.cluster import Cluster, records
 from tests.support.golden import Golden
 
-pytestmark = pytest.mark.processes
+pytestmark = pytest.mark.waits_for_processes
 
 CONFIG: dict[str, Any] = {
     "name": "profiled",
@@ -27,18 +26,12 @@ CONFIG: dict[str, Any] = {
     "workers": 1,
     "consistency": {"mode": "sync"},
     "data": {"synthetic": {"train_samples": 500, "eval_samples": 100, "num_dense": 3, "table_sizes": [50, 3000]}},
-    "model": {"bottom": [8], "top": [8]},
+    "model": {"bottom": [8], "hidden": [8]},
     "tower": {"compile": "off"},
     "train": {"batch_size": 25, "report_every_s": 0.1},
     "profile": {"start": 5, "steps": 4},
 }
 IN_ONE_PROCESS = CONFIG | {"servers": 0}
-
-
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    with Cluster(tmp_path) as cluster:
-        yield cluster
 
 
 def ranges(path: Path) -> Counter[str]:

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from shardkeep.run.reader import MetricsTail
 from tests.support.chaos import JOB
 from tests.support.cluster import Cluster
 from tests.support.faults import Fault, play
+from tests.support.records import records_in
 
-pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.waits_for_processes, pytest.mark.slow, pytest.mark.timeout(600)]
 EVERY = 40
 
 
@@ -42,6 +42,6 @@ def test_deaths_change_no_score(tmp_path: Path) -> None:
         assert (done.code, done.err) == (0, ""), job.printed()
         summary = folder.summary() or {}
         assert (summary["state_digest"], summary["progressive"]) == (whole["state_digest"], whole["progressive"])
-        records = [r for r in MetricsTail(folder.path / "metrics.jsonl") if r.get("phase") == "progressive"]
+        records = [r for r in records_in(folder.path / "metrics.jsonl") if r.get("phase") == "progressive"]
         by_step = {r["step"]: (r["samples"], r["auc"], r["logloss"]) for r in records}
         assert sum(samples for samples, _, _ in by_step.values()) == whole["samples"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import socket
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from tests.support.http_get import get
 from tests.support.prometheus import PROGRAM, Prometheus
 
 pytestmark = [
-    pytest.mark.processes,
+    pytest.mark.waits_for_processes,
     pytest.mark.slow,
     pytest.mark.timeout(600),
     pytest.mark.skipif(PROGRAM is None, reason="prometheus: scripts/install-test-tools"),
@@ -39,12 +38,6 @@ JOB: dict[str, Any] = {
 PROCESSES = 5
 RATE = "20s"
 """In place of Grafana's $__rate_interval, which is four times the scrape interval and at least its own step."""
-
-
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    with Cluster(tmp_path) as cluster:
-        yield cluster
 
 
 def panels() -> dict[str, str]:
@@ -73,7 +66,7 @@ def addresses(job: Command) -> tuple[str, Path]:
 
 
 def test_prometheus_finds_every_process_and_fills_every_panel_over_a_recovery(cluster: Cluster, tmp_path: Path) -> None:
-    job, folder = cluster.job({**JOB, "metrics": {"listen": f"127.0.0.1:{free_port()}"}})
+    job, folder = cluster.job({**JOB, "web": {"metrics": f"127.0.0.1:{free_port()}"}})
     targets, credentials = addresses(job)
     with Prometheus(tmp_path / "prometheus", targets, credentials, MONITORING / "alerts.yaml") as prometheus:
         members = cluster.training(folder)

@@ -16,15 +16,15 @@ from tests.support.teacher import YAML, write_planted_csv
 ROOT = Path(__file__).parents[2]
 REAL = ROOT.parent / "shared" / "data"
 MODELS = {
-    "dlrm": "{name: dlrm, bottom: [32], top: [64, 32]}",
-    "dcn_v2": "{name: dcn_v2, top: [64, 32]}",
-    "deepfm": "{name: deepfm, top: [64, 32]}",
-    "wide_deep": "{name: wide_deep, top: [64, 32]}",
+    "dlrm": "{name: dlrm, bottom: [32], hidden: [64, 32]}",
+    "dcn_v2": "{name: dcn_v2, hidden: [64, 32]}",
+    "deepfm": "{name: deepfm, hidden: [64, 32]}",
+    "wide_deep": "{name: wide_deep, hidden: [64, 32]}",
 }
 PUBLISHED = MODELS | {
     "fm": "fm",
     **{
-        name: f"{{name: {name}, top: [64, 32]}}"
+        name: f"{{name: {name}, hidden: [64, 32]}}"
         for name in ("dnn", "xdeepfm", "autoint", "fibinet", "masknet", "finalmlp")
     },
 }

@@ -5,30 +5,23 @@ from __future__ import annotations
 import re
 import shlex
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from shardkeep.base.files import atomic_write
-from shardkeep.ps.checkpoints import Checkpoints
-from shardkeep.ps.control.grpc.endpoint import make_token
+from shardkeep.ps.checkpoints.folder import Checkpoints
 from shardkeep.run.folder import RunFolder
 from shardkeep.trust.certificates import LOCAL, make_certs
+from shardkeep.trust.endpoint import make_token
 from tests.support.cluster import Cluster, Command, gone, records, within
 from tests.support.configs import LASTING, TINY
 from tests.support.golden import STEPS, TRAINED, Golden
 
-pytestmark = pytest.mark.processes
+pytestmark = pytest.mark.waits_for_processes
 ALONE = {**LASTING, "servers": 0, "workers": 1}
 SAVED = r"stopped at step (\d+): shardkeep stop\ncheckpoint: step \1\nto resume at step \1: (.*)\n"
-
-
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    with Cluster(tmp_path) as cluster:
-        yield cluster
 
 
 def begun(folder: RunFolder, job: Command) -> None:
@@ -69,7 +62,13 @@ def test_a_job_in_one_process_stops_with_a_checkpoint_and_a_second_stop_says_so(
 def test_a_job_in_one_process_that_was_stopped_ends_with_the_bits_of_an_undisturbed_one(
     cluster: Cluster, by: str
 ) -> None:
-    config = {**TINY, "servers": 0, "workers": 1, "train": {**TINY["train"], "epochs": 60}, "eval": {"every_steps": 0}}
+    config = {
+        **TINY,
+        "servers": 0,
+        "workers": 1,
+        "train": {**TINY["train"], "epochs": 60},
+        "eval": {"every_steps": "epoch"},
+    }
     config["checkpoint"] = {"every_steps": 1_000_000}
     whole, whole_folder = cluster.job(config, name="whole")
     assert whole.end().code == 0
@@ -119,10 +118,10 @@ def test_roles_by_hand_are_stopped_over_tls_with_a_token_file(cluster: Cluster, 
     refused = cluster.command("stop", str(folder.path), "--token-file", str(token)).end()
     text = f"error: the coordinator at {address} uses TLS: add --tls {here}\n"
     assert (refused.code, refused.out, refused.err) == (2, "", text)
-    step, resume = stopped(cluster, folder, *trust)
+    _, resume = stopped(cluster, folder, *trust)
     assert [command.running for command in (coordinator, *members)] == [False] * 3
     assert [command.end().code for command in (coordinator, *members)] == [1] * 3
-    assert resume[:2] == ["shardkeep", "coordinator"] and resume[resume.index("--start-step") + 1] == str(step)
+    assert resume[:2] == ["shardkeep", "coordinator"] and "--continue" in resume
 
 
 @pytest.mark.slow

@@ -6,7 +6,6 @@ import re
 import shutil
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,16 +13,10 @@ import pytest
 from tests.support.cluster import Cluster, gone, records, stalled, within
 from tests.support.configs import LASTING, TINY
 
-pytestmark = pytest.mark.processes
+pytestmark = pytest.mark.waits_for_processes
 
 EVALUATED = 60_000
 """So many that Ctrl-C comes before they are evaluated."""
-
-
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    with Cluster(tmp_path) as cluster:
-        yield cluster
 
 
 @pytest.mark.slow  # with stand-ins: tests/launch/test_supervised_stops.py
@@ -55,8 +48,8 @@ def test_a_job_that_cannot_stop_in_its_grace_ends_anyway_and_names_the_last_chec
         began = time.monotonic()
         for number in (*before, signal.SIGTERM):
             job.signal(number)
-        ended = job.end(limit_s=30)
-    assert 3 < time.monotonic() - began < 12
+        ended = job.end(limit_s=90)
+    assert 3 < time.monotonic() - began < 45  # the lease is 60 s
     assert ended.code == 1
     why = r"it did not end within 6 s of SIGTERM \(liveness.grace_s\); the last checkpoint is that of step \d+0"
     assert re.fullmatch(rf"stopped at step \d+; {why}\n", ended.err), ended.err
@@ -93,14 +86,14 @@ def test_roles_by_hand_that_are_asked_to_leave_are_replaced_by_hand(cluster: Clu
         (3, ("worker", 0), signal.SIGINT),
     ):
         members[leaving].signal(code)
-        ended = members[leaving].end(limit_s=20)
+        ended = members[leaving].end(limit_s=90)
         assert (ended.code, ended.err.splitlines()[-1]) == (128 + code, f"left on {code.name}")
         members[leaving] = cluster.role(*leaving, address)
         within(60, lambda n=number: recovered() == n, "no recovery", lambda: coordinator.running)
     coordinator.signal(signal.SIGTERM)
-    ended = coordinator.end(limit_s=20)
+    ended = coordinator.end(limit_s=90)
     assert ended.code == 1 and "stopped at step" in ended.err
-    assert [command.end(limit_s=20).code for command in members.values()] == [1, 1, 1]
+    assert [command.end(limit_s=90).code for command in members.values()] == [1, 1, 1]
     assert list((tmp_path / "checkpoints").glob("step-*"))
 
 
@@ -138,7 +131,7 @@ def test_a_run_folder_that_is_removed_while_a_role_is_replaced_ends_the_job_with
     job.signal(signal.SIGCONT)
     ended = job.end(limit_s=60)
     assert ended.code == 1 and ended.err.count("\n") == 1 and "Traceback" not in job.printed(), job.printed()
-    assert not gone(members.values(), limit_s=10)
+    assert not gone(members.values(), limit_s=90)
 
 
 @pytest.mark.parametrize(

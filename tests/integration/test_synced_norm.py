@@ -11,7 +11,7 @@ from tests.support.chaos import JOB
 from tests.support.cluster import Cluster
 from tests.support.faults import Fault, play
 
-pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.waits_for_processes, pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 def test_a_job_with_deaths_ends_with_equal_bits(tmp_path: Path) -> None:

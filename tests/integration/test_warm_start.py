@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,13 +11,7 @@ from tests.support.chaos import JOB
 from tests.support.cluster import Cluster, Command, RunFolder
 from tests.support.faults import Fault, play
 
-pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(600)]
-
-
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    with Cluster(tmp_path) as cluster:
-        yield cluster
+pytestmark = [pytest.mark.waits_for_processes, pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 def ended(job: Command, folder: RunFolder) -> dict[str, Any]:
@@ -48,7 +40,7 @@ def test_deaths_before_the_first_checkpoint_change_no_bit(cluster: Cluster) -> N
 
 
 def test_a_job_without_journals_goes_back_to_the_model_that_it_began_with(cluster: Cluster) -> None:
-    config = {**JOB, "checkpoint": {"every_steps": 1000}, "journal": "off"}
+    config = {**JOB, "checkpoint": {"every_steps": 1000}, "recovery": {"journal": "off"}}
     before, run = cluster.job({**config, "seed": 4, "train": {**JOB["train"], "max_steps": 100}}, name="before")
     assert ended(before, run)["status"] == "completed"
     whole = ended(*cluster.job(config, "--from", str(run.path), name="whole"))

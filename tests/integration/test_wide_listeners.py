@@ -6,23 +6,23 @@ from __future__ import annotations
 
 import json
 import socket
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import psutil
 import pytest
 
-from shardkeep.ps.control.grpc.addresses import join_address
+from shardkeep.base.net.addresses import join_address
+from shardkeep.base.net.interfaces import named_host
+from shardkeep.page.of_job import page_line
 from tests.support.cluster import Cluster, within
 from tests.support.configs import ENDLESS
 from tests.support.http_get import get
 from tests.support.pages import PageAddress
 
-pytestmark = [pytest.mark.processes, pytest.mark.slow]
+pytestmark = [pytest.mark.waits_for_processes, pytest.mark.slow]
 JOB: dict[str, Any] = {**ENDLESS, "workers": 1, "telemetry": {"every_s": 0.5}}
-NAME = socket.gethostname()
+NAME = named_host("0.0.0.0")
 
 
 def own_hosts(family: socket.AddressFamily) -> list[str]:
@@ -32,12 +32,6 @@ def own_hosts(family: socket.AddressFamily) -> list[str]:
 
 
 OWN, OWN_6 = (next(iter(own_hosts(family)), "") for family in (socket.AF_INET, socket.AF_INET6))
-
-
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    with Cluster(tmp_path) as cluster:
-        yield cluster
 
 
 @pytest.mark.parametrize(
@@ -55,9 +49,10 @@ def test_who_shows_the_view_token_reaches_page_and_metrics_of_every_process(
 ) -> None:
     if not listen:
         pytest.skip("this machine has no such address")
-    wide = {"listen": join_address(listen, 0)}
-    job, folder = cluster.job({**JOB, "servers": servers, "page": wide, "metrics": wide})
-    page = PageAddress(job.line("page").split()[-1])
+    wide = join_address(listen, 0)
+    job, folder = cluster.job({**JOB, "servers": servers, "web": {"page": wide, "metrics": wide}})
+    job.line("page")
+    page = PageAddress(page_line(folder.path) or "")
     cluster.training(folder)
     assert page.place[0] == shown.lower()
     targets = next(word for word in job.line("metrics").split() if word.rstrip(";").endswith("/sd")).rstrip(";")

@@ -9,7 +9,7 @@ import pytest
 from tests.support.golden import Golden
 
 pytestmark = [
-    pytest.mark.processes,
+    pytest.mark.waits_for_processes,
     pytest.mark.skipif(sys.platform != "linux", reason="the kernel tells its counters on Linux"),
 ]
 

@@ -11,11 +11,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from shardkeep.loop.around import trainers_of
+from shardkeep.loop.with_command import trainers_of
 from shardkeep.run.folder import RunFolder
 from tests.support.cluster import Command, Ended, kill
 
-pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.waits_for_processes, pytest.mark.slow, pytest.mark.timeout(300)]
 
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
 Start = Callable[..., Command]
@@ -46,7 +46,7 @@ from shardkeep.nn import EmbeddingBagCollection
 dist.init_process_group("gloo")
 with shardkeep.connect(tables=[TableSpec(name="item", dim=4)]) as client:
     bags = EmbeddingBagCollection(client, {"item": "item"})
-    start = client.load(os.environ["FROM"])["step"] if "FROM" in os.environ else 0
+    start = client.restore(os.environ["FROM"])["step"] if "FROM" in os.environ else 0
     stop = torch.tensor(0)
     while client.step < start + int(os.environ["STEPS"]) and not stop:
         bags({"item": torch.randint(0, 100, (8, 3))})["item"].square().sum().backward()
@@ -55,7 +55,7 @@ with shardkeep.connect(tables=[TableSpec(name="item", dim=4)]) as client:
         stop += client.stopping
         dist.all_reduce(stop)
     if stop:
-        client.checkpoint(client.step, {"step": client.step})
+        client.checkpoint({"step": client.step})
     print(f"from {start} to {client.step}", flush=True)
 """
 
@@ -95,7 +95,7 @@ def test_torchrun_trains_on_servers_that_start_and_end_with_it(tmp_path: Path, s
 
 
 def test_without_restarts_a_server_that_dies_ends_the_command_with_its_name(tmp_path: Path, start: Start) -> None:
-    options = ("--servers", "1", "--set", "liveness.restarts=0")
+    options = ("--servers", "1", "--set", "recovery.restarts=0")
     job = start(sys.executable, "train.py", steps=10_000_000, options=options)
     job.line("five", limit_s=60)
     (server,) = servers(tmp_path)
@@ -143,7 +143,7 @@ def test_a_loop_that_asks_writes_a_checkpoint_when_it_is_stopped_and_another_one
     assert stopped.out.replace(",", "").splitlines() == [
         f"stopped at step {step}: shardkeep stop",
         f"checkpoint: step {step}",
-        f"to continue from step {step}: client.load('{folder}') before the loop's first step",
+        f"to continue from step {step}: client.restore('{folder}') before the loop's first step",
     ]
     summary = RunFolder(tmp_path / "run").summary() or {}
     assert (summary["status"], summary["steps"]) == ("stopped", int(step))

@@ -12,18 +12,21 @@ import pytest
 import torch
 
 import shardkeep
-from shardkeep import JobError, JobStopped, UserError
+from shardkeep import UserError
+from shardkeep.errors import JobError, JobStopped
 from shardkeep.launch.callback_calls import CallbackCalls
-from shardkeep.launch.interrupts import Interrupts
+from shardkeep.launch.stopping.interrupts import Interrupts
+from shardkeep.records.lines import record_of
 from shardkeep.run.folder import RunFolder
-from shardkeep.run.reader import MetricsTail
 from tests.support.callbacks import Notes, fails
+from tests.support.cases import every
+from tests.support.records import records_in
 
 TINY: dict[str, Any] = {
     "servers": 0,
     "workers": 1,
     "data": {"synthetic": {"train_samples": 4000, "eval_samples": 500, "num_dense": 3, "table_sizes": [50, 90]}},
-    "model": {"bottom": [8], "top": [8], "dropout": 0.2},
+    "model": {"bottom": [8], "hidden": [8], "dropout": 0.2},
     "tower": {"compile": "off"},
     "eval": {"every_steps": 10},
     "checkpoint": {"every_steps": 20},
@@ -44,7 +47,7 @@ def tiny(**changes: Any) -> shardkeep.JobConfig:
     return shardkeep.JobConfig.model_validate({**TINY, **changes})
 
 
-def train(run: Path, *callbacks: Any, **changes: Any) -> shardkeep.Summary:
+def train(run: Path, *callbacks: Any, **changes: Any) -> shardkeep.callbacks.Summary:
     return shardkeep.train(tiny(**changes), run_dir=run, quiet=True, callbacks=callbacks)
 
 
@@ -52,7 +55,7 @@ def test_each_event_comes_once_in_order_with_the_figures_of_the_run_folder(tmp_p
     notes = Notes()
     summary = train(tmp_path / "run", notes)
     notes.check_order()
-    (start,), records = notes.of("on_start"), list(MetricsTail(tmp_path / "run" / "metrics.jsonl"))
+    (start,), records = notes.of("on_start"), records_in(tmp_path / "run" / "metrics.jsonl")
     assert (start.step, start.samples, start.run_dir) == (0, 0, (tmp_path / "run").absolute())
     assert start.config.train.batch_size == 100
     progress = [record for record in records if record["kind"] == "progress"]
@@ -83,22 +86,23 @@ def test_a_callback_changes_no_bit_of_the_model(tmp_path: Path) -> None:
 def test_an_error_of_a_callback_stops_the_job_with_a_checkpoint_and_train_raises_it(
     tmp_path: Path, method: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    error = OSError("no\nspace")
+    error, longer = OSError("no\nspace"), {"train": {**TINY["train"], "epochs": 2}}
     failing, other = Notes(**{method: fails(error, at=20)}), Notes()
     with pytest.raises(OSError) as caught:
-        shardkeep.train(tiny(), run_dir=tmp_path / "run", callbacks=[failing, other])
+        shardkeep.train(tiny(**longer), run_dir=tmp_path / "run", callbacks=[failing, other])
     assert caught.value is error and caught.value.__cause__ is None
     for notes in (failing, other):
         notes.check_order()
     assert failing.methods[-2:] == [method, "on_end"]
     summary = RunFolder(tmp_path / "run").summary() or {}
-    assert summary["status"] == "stopped" and 20 <= summary["steps"] < STEPS
+    # The next checkpoint, of step 40, waits for the one of step 20, whose event is reported then at the latest.
+    assert summary["status"] == "stopped" and 20 <= summary["steps"] < 2 * STEPS
     assert summary["message"] == f"stopped at step {summary['steps']}: Notes.{method} raised OSError: no space"
     assert f"callback  Notes.{method} raised OSError: no space; the job stops\n" in capsys.readouterr().out
     assert other.steps("on_checkpoint")[-1] == summary["steps"]
     assert other.of("on_end")[0].message == summary["message"]
     resumed = shardkeep.resume(tmp_path / "run", quiet=True)
-    assert resumed.steps == STEPS and resumed.state_digest == train(tmp_path / "whole").state_digest
+    assert resumed.steps == 2 * STEPS and resumed.state_digest == train(tmp_path / "whole", **longer).state_digest
 
 
 def test_an_error_at_the_last_step_leaves_a_completed_job(tmp_path: Path) -> None:
@@ -162,7 +166,7 @@ def test_early_stopping_ends_the_events(tmp_path: Path) -> None:
     assert notes.of("on_end")[0].best.step == 10 and notes.steps("on_checkpoint") == [10, 20]
 
 
-@pytest.mark.parametrize(
+@every(
     ("callbacks", "message"),
     [
         (Notes(), "callbacks: Notes is no list"),
@@ -189,7 +193,7 @@ def test_what_is_no_callback_is_refused_in_one_line(tmp_path: Path, callbacks: A
 def started(tmp_path: Path, *callbacks: Any, interrupts: Interrupts | None = None) -> CallbackCalls:
     """Calls of a job that has started."""
     calls = CallbackCalls(callbacks, interrupts or Interrupts(), lambda _: None)
-    calls.start(shardkeep.StartEvent(tiny(), tmp_path, 0, 0))
+    calls.start(shardkeep.callbacks.StartEvent(tiny(), tmp_path, 0, 0))
     return calls
 
 
@@ -198,15 +202,17 @@ def test_steps_that_a_recovery_repeats_are_reported_once(tmp_path: Path) -> None
     calls = started(tmp_path, notes)
     done = {"bytes": 1, "phase": "checkpoint", "kind": "phase"}
     for step in (1, 2, 3, 2, 3, 4):
-        calls.record({"kind": "progress", "role": "worker", "index": 0, "step": step})
-        calls.record({"kind": "eval", "role": "worker", "index": 0, "step": step, "auc": None, "logloss": step})
-        calls.record({"role": "worker", "index": 0, "step": step, **done})
+        calls.record(record_of({"kind": "progress", "role": "worker", "index": 0, "step": step}))
+        calls.record(
+            record_of({"kind": "eval", "role": "worker", "index": 0, "step": step, "auc": None, "logloss": step})
+        )
+        calls.record(record_of({"role": "worker", "index": 0, "step": step, **done}))
     for method in ("on_progress", "on_evaluation", "on_checkpoint"):
         assert notes.steps(method) == [1, 2, 3, 4]
     assert [dict(event.metrics) for event in notes.of("on_evaluation")] == [{"logloss": n} for n in (1, 2, 3, 4)]
 
 
-@pytest.mark.parametrize(
+@every(
     "record",
     [
         {"kind": "progress", "index": 1, "step": 1},
@@ -219,15 +225,15 @@ def test_steps_that_a_recovery_repeats_are_reported_once(tmp_path: Path) -> None
 )
 def test_other_records_are_not_passed_on(tmp_path: Path, record: dict[str, Any]) -> None:
     notes = Notes()
-    started(tmp_path, notes).record(record)
+    started(tmp_path, notes).record(record_of(record))
     assert notes.methods == ["on_start"]
 
 
 def test_a_record_without_figures_is_reported_as_unknown(tmp_path: Path) -> None:
     notes = Notes()
     calls = started(tmp_path, notes)
-    calls.record({"kind": "progress", "step": 3, "loss": None, "epoch": math.nan})
-    calls.record({"kind": "eval", "step": 3})
+    calls.record(record_of({"kind": "progress", "step": 3, "loss": None, "epoch": math.nan}))
+    calls.record(record_of({"kind": "eval", "step": 3}))
     (progress,), (evaluation,) = notes.of("on_progress"), notes.of("on_evaluation")
     assert math.isnan(progress.loss) and (progress.epoch, progress.total_steps) == (0, 0)
     assert math.isnan(evaluation.bytes_per_sample) and evaluation.metrics == {}
@@ -237,7 +243,7 @@ def test_a_callback_that_raises_a_keyboard_interrupt_stops_the_job(tmp_path: Pat
     interrupts = Interrupts()
     interrupts.tolerated = 1
     calls = started(tmp_path, Notes(on_progress=fails(KeyboardInterrupt())), interrupts=interrupts)
-    calls.record({"kind": "progress", "step": 3})
+    calls.record(record_of({"kind": "progress", "step": 3}))
     with pytest.raises(KeyboardInterrupt), calls.ending(RunFolder(tmp_path)):
         assert interrupts.count == 1
         raise JobStopped("stopped at step 3")
@@ -252,7 +258,7 @@ def test_a_stop_by_the_user_comes_before_an_error_of_on_end(tmp_path: Path) -> N
 def test_a_failure_of_the_job_comes_before_the_error_that_stopped_it(tmp_path: Path) -> None:
     notes = Notes(on_progress=fails(ValueError("mine")))
     calls = started(tmp_path, notes)
-    calls.record({"kind": "progress", "step": 3})
+    calls.record(record_of({"kind": "progress", "step": 3}))
     with pytest.raises(JobError, match=r"^worker 0 ended"), calls.ending(RunFolder(tmp_path)):
         raise JobError("worker 0 ended")
     (summary,) = notes.of("on_end")

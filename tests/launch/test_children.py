@@ -12,18 +12,26 @@ import psutil
 import pytest
 
 from shardkeep.base.deadlines import Deadline
-from shardkeep.base.json_log import printed_line
-from shardkeep.launch.children import Child, Death, Spawn, child_environment, end_all, last_words, wait_all
+from shardkeep.base.logs.json_log import printed_line
+from shardkeep.launch.processes.children import (
+    Child,
+    Death,
+    child_environment,
+    end_all,
+    last_words,
+    wait_all,
+)
+from shardkeep.launch.processes.starter import RoleCommand, Starter
 
-LIMIT_S = 30.0
+LIMIT_S = 90.0
 
 
 def start(role: str, arguments: list[str], tmp_path: Path) -> Child:
     env = child_environment(os.environ, threads=1)
-    return Spawn().start(role, 0, arguments, log=tmp_path / f"{role}-0.log", env=env)
+    return Starter().start(RoleCommand(role, 0, arguments, tmp_path / f"{role}-0.log", env))
 
 
-@pytest.mark.processes
+@pytest.mark.waits_for_processes
 def test_a_child_with_wrong_input_ends_with_code_2_and_its_last_words(tmp_path: Path) -> None:
     child = start("coordinator", [str(tmp_path / "absent.yaml")], tmp_path)
     assert wait_all([child], Deadline(LIMIT_S))
@@ -34,7 +42,7 @@ def test_a_child_with_wrong_input_ends_with_code_2_and_its_last_words(tmp_path: 
     assert death.last_words == f"{tmp_path}/absent.yaml: cannot be read (No such file or directory)"
 
 
-@pytest.mark.processes
+@pytest.mark.waits_for_processes
 def test_killed_children_are_named_by_their_signal_and_leave_nothing(tmp_path: Path) -> None:
     child = start("worker", ["--coordinator", "127.0.0.1:1", "--index", "0"], tmp_path)
     os.kill(child.pid, signal.SIGKILL)
@@ -58,7 +66,7 @@ time.sleep(60)
 """
 
 
-@pytest.mark.processes
+@pytest.mark.waits_for_processes
 def test_a_child_ends_when_its_launcher_is_killed(tmp_path: Path) -> None:
     launcher = subprocess.Popen([sys.executable, "-c", LAUNCHER, str(tmp_path)], stdout=subprocess.PIPE, text=True)
     assert launcher.stdout is not None

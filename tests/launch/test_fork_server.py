@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,23 +19,25 @@ import pytest
 from shardkeep import process_starts
 from shardkeep.base.deadlines import Deadline
 from shardkeep.base.errors import ConfigError
-from shardkeep.launch.children import SHARDKEEP, Child, child_environment, end_all, wait_all
-from shardkeep.launch.fork_server import ForkOrSpawn, ForkServer, NoFork
-from shardkeep.process_starts import ProcessesConfig, forks
+from shardkeep.launch.processes.children import SHARDKEEP, Child, child_environment, end_all, wait_all
+from shardkeep.launch.processes.fork_server import ForkServer, NoFork
+from shardkeep.launch.processes.starter import RoleCommand, Starter
+from shardkeep.process_starts import LaunchConfig, forks
 from tests.support import role_probe
+from tests.support.import_path import IMPORT_PATH
 
 pytestmark = [
-    pytest.mark.processes,
+    pytest.mark.waits_for_processes,
     pytest.mark.skipif(sys.platform != "linux", reason="the fork server is for Linux"),
 ]
-LIMIT_S = 30.0
+LIMIT_S = 90.0
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def environment(threads: int = 1) -> dict[str, str]:
     inherited = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
     each_role_sets = {"TORCH_CPP_LOG_LEVEL": "ERROR"}
-    base = {**inherited, **each_role_sets, "PYTHONPATH": str(ROOT), "LAUNCHER": str(os.getpid())}
+    base = {**inherited, **each_role_sets, "PYTHONPATH": IMPORT_PATH, "LAUNCHER": str(os.getpid())}
     return child_environment(base, threads=threads)
 
 
@@ -58,7 +61,7 @@ def forked(server: ForkServer, log: Path, *arguments: str, threads: int = 1, **o
 
 
 def spawned(log: Path, *arguments: str, threads: int = 1) -> Child:
-    """The same by exec, as `Spawn` does it."""
+    """The same by exec, as `Starter` does it."""
     command = [*SHARDKEEP[:2], role_probe.__file__, "probe", *arguments]
     with log.open("ab") as output:
         process = subprocess.Popen(
@@ -164,6 +167,23 @@ def test_the_end_of_a_forked_role_is_that_of_its_group(server: ForkServer, log: 
     assert not [p for p in psutil.wait_procs(below, LIMIT_S)[1] if p.status() != psutil.STATUS_ZOMBIE]
 
 
+def test_two_threads_may_fork_roles_at_once(server: ForkServer, tmp_path: Path) -> None:
+    """As those that call `shardkeep.train`, each with its own fork server."""
+    other = fork_server()
+
+    def codes(number: int) -> list[int]:
+        mine, log = (server, other)[number], tmp_path / f"{number}.log"
+        children = [forked(mine, log, "exit", "3") for _ in range(20)]
+        assert wait_all(children, Deadline(LIMIT_S))
+        found = [death.code for child in children if (death := child.death())]
+        end(*children)
+        return found
+
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(codes, range(2))) == [[3] * 20] * 2
+    other.close()
+
+
 def test_roles_outlive_the_fork_server_and_their_ends_are_seen(log: Path) -> None:
     server = fork_server()
     first, second = forked(server, log, "wait"), forked(server, log.with_name("2.log"), "wait")
@@ -182,11 +202,11 @@ def test_roles_outlive_the_fork_server_and_their_ends_are_seen(log: Path) -> Non
 def test_a_dead_fork_server_is_reported_once_and_roles_are_started_by_exec(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text("seed: no number")
     server, said = fork_server(), list[str]()
-    starter = ForkOrSpawn(server, said.append)
+    starter = Starter(server, said.append)
     assert starter.ready(LIMIT_S)
     os.kill(server.pid, signal.SIGKILL)
     children = [
-        starter.start("coordinator", i, [str(tmp_path / "job.yaml")], log=tmp_path / f"{i}.log", env=environment())
+        starter.start(RoleCommand("coordinator", i, [str(tmp_path / "job.yaml")], tmp_path / f"{i}.log", environment()))
         for i in range(2)
     ]
     assert wait_all(children, Deadline(LIMIT_S))
@@ -248,13 +268,13 @@ def files_of(process: psutil.Process) -> list[Any]:
      ("auto", 0, "cpu", False)],
 )  # fmt: skip
 def test_roles_are_forked_where_it_is_possible_and_wanted(start: Any, servers: int, device: str, chosen: bool) -> None:
-    assert forks(ProcessesConfig(start=start), servers=servers, device=device) == chosen
+    assert forks(LaunchConfig(start=start), servers=servers, device=device) == chosen
 
 
 @pytest.mark.parametrize(("servers", "device"), [(2, "cuda"), (0, "cpu")])
 def test_a_fork_server_where_none_is_possible_is_an_error(servers: int, device: str) -> None:
-    with pytest.raises(ConfigError, match=r"processes.start: fork_server, but .*; allowed: auto or spawn"):
-        forks(ProcessesConfig(start="fork_server"), servers=servers, device=device)
+    with pytest.raises(ConfigError, match=r"launch.start: fork_server, but .*; allowed: auto or spawn"):
+        forks(LaunchConfig(start="fork_server"), servers=servers, device=device)
 
 
 @pytest.mark.parametrize(
@@ -270,9 +290,9 @@ def test_a_machine_that_cannot_fork_roles_spawns_them_or_says_why(
 ) -> None:
     monkeypatch.setattr(sys, "platform", platform)
     monkeypatch.setattr(process_starts, "GPUS", gpus)
-    assert not forks(ProcessesConfig(start="auto"), servers=2, device=device)
-    with pytest.raises(ConfigError, match=rf"^processes.start: fork_server, but {why}; allowed: auto or spawn$"):
-        forks(ProcessesConfig(start="fork_server"), servers=2, device=device)
+    assert not forks(LaunchConfig(start="auto"), servers=2, device=device)
+    with pytest.raises(ConfigError, match=rf"^launch.start: fork_server, but {why}; allowed: auto or spawn$"):
+        forks(LaunchConfig(start="fork_server"), servers=2, device=device)
 
 
 LAUNCHER = """

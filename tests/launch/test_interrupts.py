@@ -6,13 +6,12 @@ import signal
 import subprocess
 import sys
 
-import pytest
-
-from shardkeep.launch.interrupts import Interrupts
+from shardkeep.launch.stopping.interrupts import Interrupts
+from tests.support.cases import every
 
 JOB = """
 import os, signal, threading
-from shardkeep.launch.interrupts import Interrupts
+from shardkeep.launch.stopping.interrupts import Interrupts
 with Interrupts() as interrupts:
     interrupts.tolerated, interrupts.grace_s = 1, {grace_s}
     try:
@@ -25,7 +24,7 @@ with Interrupts() as interrupts:
 """
 
 
-@pytest.mark.parametrize(
+@every(
     ("numbers", "grace_s", "wait_s", "told"),
     [
         ("SIGTERM", 0.1, 60.0, "interrupted 2 True True"),
@@ -56,7 +55,7 @@ def test_sigterm_interrupts_once_its_grace_is_over(numbers: str, grace_s: float,
     assert (done.stdout.strip(), done.stderr) == (told, "")
 
 
-@pytest.mark.parametrize(
+@every(
     ("numbers", "at_once"),
     [("SIGINT SIGTERM", False), ("SIGTERM SIGTERM", False), ("SIGINT SIGINT", True), ("SIGTERM SIGINT", True)],
 )

@@ -13,12 +13,13 @@ import shardkeep
 from shardkeep.base.errors import JobError, UserError
 from shardkeep.cli.main import app
 from shardkeep.run.folder import RunFolder
+from tests.support.click_files import click_job, click_rows, write_csv
 from tests.support.cluster import within
 
 TINY: dict[str, Any] = {
     "name": "tiny",
     "data": {"synthetic": {"train_samples": 4000, "eval_samples": 500, "num_dense": 3, "table_sizes": [50, 90]}},
-    "model": {"bottom": [8], "top": [8]},
+    "model": {"bottom": [8], "hidden": [8]},
     "tower": {"compile": "off"},
     "train": {"batch_size": 100, "report_every_s": 0.1},
 }
@@ -45,6 +46,19 @@ def test_a_model_that_is_nowhere_is_the_users_error_and_written_down(tmp_path: P
     assert (RunFolder(tmp_path / "run").summary() or {})["status"] == "failed"
 
 
+@pytest.mark.parametrize("place", ["file/run", "run"], ids=["the run folder", "the token's folder"])
+def test_a_place_that_cannot_be_written_is_refused_before_data_are_converted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    (tmp_path / "file").write_text("")
+    if place == "run":
+        monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
+    job = click_job(write_csv(tmp_path / "clicks.csv", click_rows(50)), servers=1)
+    with pytest.raises(UserError, match=r"file/[\w/]+: cannot be written \(Not a directory\)"):
+        shardkeep.train(shardkeep.JobConfig.model_validate(job), run_dir=tmp_path / place, quiet=True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["clicks.csv", "file"]
+
+
 def told(shown: str, name: str) -> list[str]:
     """The texts of the lines of one name."""
     return [line.removeprefix(name).strip() for line in shown.splitlines() if line.startswith(f"{name} ")]
@@ -58,16 +72,16 @@ def test_a_job_that_fails_says_where_it_lies_and_how_to_resume_it(
     config = tiny(servers=0, workers=1, checkpoint={"every_steps": 10}, train=train)
     shown = RunFolder.progress
 
-    def full(folder: RunFolder, record: dict[str, Any]) -> None:
+    def fails(folder: RunFolder, record: dict[str, Any]) -> None:
         shown(folder, record)
         if 10 < record.get("step", 0) < 20:  # one checkpoint was begun
             kept = folder.path / "checkpoints" / "step-00000010"
-            within(30, kept.exists, "no checkpoint", lambda: True)
-            raise OSError(28, "No space left on device")
+            within(90, kept.exists, "no checkpoint", lambda: True)
+            raise JobError("something failed")
 
     with monkeypatch.context() as patch:
-        patch.setattr(RunFolder, "progress", full)
-        with pytest.raises(JobError, match="No space left on device"):
+        patch.setattr(RunFolder, "progress", fails)
+        with pytest.raises(JobError, match="something failed"):
             shardkeep.train(config, run_dir=run)
     printed = capsys.readouterr().out
     assert told(printed, "run") == [str(run), str(run)]

@@ -10,12 +10,13 @@ import pytest
 
 from shardkeep.base.errors import PlaceRefused
 from shardkeep.config import parse_config
+from shardkeep.member.membership import Membership
+from shardkeep.member.recovery_folder import kept_while_useful, replaced_folder
 from shardkeep.ps.control.grpc.client import ControlClient
 from shardkeep.ps.control.grpc.server import ControlServer
 from shardkeep.ps.control.records import Formation
-from shardkeep.roles.membership import Membership
-from shardkeep.roles.recovery_folder import kept_while_useful, replaced_folder
 from shardkeep.run.storage import folder_to_keep_in, kept_at, missed, shared_folder, why_unseen, with_checkpoints
+from tests.support.cases import every
 from tests.support.control_job import VERSIONS
 from tests.support.recovering import Recovering
 
@@ -37,7 +38,7 @@ class Trial:
         for index in (0, 1):
             self.job.register("worker", index)
             self.job.join("worker", index)
-        assert control.join(None, kept=kept_at(kept)).generation == 1
+        assert control.join(kept=kept_at(kept)).generation == 1
         self.job.kill("server", 0, pid=os.getpid())
         control.close()
         return kept
@@ -102,13 +103,13 @@ def test_a_folder_of_another_user_is_named_with_what_to_do(trial: Trial, monkeyp
 # ---- the coordinator's folder for checkpoints ----
 
 
-@pytest.mark.parametrize(
+@every(
     ("settings", "start_step", "needed_by"),
     [
         ("servers: 2", 0, ""),
         ("{checkpoint: {every_steps: 20}}", 0, "checkpoint.every_steps: 20"),
-        ("{checkpoint: {every_steps: 0}}", 30, "--start-step 30"),
-        ("{checkpoint: {every_steps: 0}}", 0, None),
+        ("{checkpoint: {every_steps: off}}", 30, "--start-step 30"),
+        ("{checkpoint: {every_steps: off}}", 0, None),
         ("{checkpoint: {dir: /shared}}", 0, None),
     ],
     ids=["auto", "wanted", "resumed", "off", "named"],
@@ -143,7 +144,7 @@ def test_a_take_over_before_the_first_formation_offers_the_folder_that_members_k
 def test_a_take_over_of_a_resumed_job_needs_the_folder_as_its_start_did(
     origin: int, needed_by: str | None, tmp_path: Path
 ) -> None:
-    config = parse_config("{checkpoint: {every_steps: 0}}")
+    config = parse_config("{checkpoint: {every_steps: off}}")
     shared = shared_folder(config, tmp_path, start_step=0, standing={"formation": None, "origin": origin})
     assert (None if shared is None else shared.needed_by) == needed_by
 
@@ -170,4 +171,4 @@ def test_members_use_what_the_formation_has_settled() -> None:
 
     assert settled(None) == (None, "auto")
     assert settled("/run/checkpoints") == ("/run/checkpoints", "auto")
-    assert settled("") == (None, 0)
+    assert settled("") == (None, "off")

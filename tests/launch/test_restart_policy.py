@@ -8,8 +8,9 @@ from itertools import count
 import pytest
 
 from shardkeep.base.exit_codes import code_of_leaving
-from shardkeep.launch.children import Death
+from shardkeep.launch.processes.children import Death
 from shardkeep.launch.restart_policy import Restarts, Vacancy
+from tests.support.cases import every
 
 PIDS = count(100)
 
@@ -94,7 +95,7 @@ def test_a_job_that_stops_replaces_the_coordinator_alone() -> None:
     assert [vacancy.role for vacancy in restarts.take_due(always)] == ["coordinator"]
 
 
-@pytest.mark.parametrize(
+@every(
     ("code", "fatal"),
     [(1, True), (2, True), (-signal.SIGKILL, False), (code_of_leaving(signal.SIGTERM), False)],
     ids=["failed", "wrong input", "killed", "left on SIGTERM"],

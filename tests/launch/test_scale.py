@@ -9,7 +9,7 @@ import pytest
 
 from shardkeep.base.errors import TransportError, UserError
 from shardkeep.config import parse_config
-from shardkeep.launch import scale
+from shardkeep.launch.stopping import scale
 from shardkeep.run.folder import RunFolder
 from shardkeep.trust.tokens import keep_token
 

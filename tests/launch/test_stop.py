@@ -9,9 +9,9 @@ import pytest
 
 from shardkeep.base.errors import ConfigError, JobError, UserError
 from shardkeep.config import parse_config
-from shardkeep.launch import stop
-from shardkeep.launch.interrupts import Interrupts
-from shardkeep.launch.stop import ask_coordinator, heard, stop_at, stop_run
+from shardkeep.launch.stopping import stop
+from shardkeep.launch.stopping.interrupts import Interrupts
+from shardkeep.launch.stopping.stop import ask_coordinator, heard, stop_at, stop_run
 from shardkeep.ps.control.grpc.server import ControlServer
 from shardkeep.run.folder import RunFolder
 from shardkeep.trust.tokens import keep_token
@@ -97,7 +97,7 @@ def test_a_job_that_is_stopped_by_address_says_how_it_ended_and_where_it_resumes
             stop_at(server.endpoint, timeout_s=0.2)
         job.coordinator.report("worker-0-100", sequence=1, kind="phase", record=saved)
         job.coordinator.leave("worker-0-100", code=1, message="stopped at step 7", symptom=True)
-        assert stop_at(server.endpoint, timeout_s=20.0) == [
+        assert stop_at(server.endpoint, timeout_s=90.0) == [
             "stopped at step 7: shardkeep stop",
             "checkpoint: step 7",
             "to resume at step 7: `shardkeep status RUN` prints the command where the run folder is",

@@ -14,19 +14,19 @@ import psutil
 import pytest
 
 import shardkeep
-from shardkeep import JobError, JobStopped
-from shardkeep.launch import scale
+from shardkeep.errors import JobError, JobStopped
+from shardkeep.launch.stopping import scale
 from shardkeep.run.folder import RunFolder
-from shardkeep.run.reader import MetricsTail
 from tests.support.callbacks import Notes, fails
 from tests.support.cluster import gone, within
+from tests.support.records import records_in
 from tests.support.stand_ins import Jobs, StandIns, jobs_in
 
-pytestmark = pytest.mark.processes
+pytestmark = pytest.mark.waits_for_processes
 TINY: dict[str, Any] = {
     "workers": 1,
     "data": {"synthetic": {"train_samples": 4000, "eval_samples": 500, "num_dense": 3, "table_sizes": [50, 90]}},
-    "model": {"bottom": [8], "top": [8]},
+    "model": {"bottom": [8], "hidden": [8]},
     "tower": {"compile": "off"},
     "train": {"batch_size": 100, "report_every_s": 0.001},
 }
@@ -63,7 +63,7 @@ def test_records_of_repeated_steps_are_in_the_run_folder_and_reported_once(jobs:
     notes = Notes()
     job = jobs.start({"steps": STEPS, "worker 1": {"at": 5, "do": -signal.SIGKILL}}, callbacks=[notes])
     job.end()
-    reported = [r["step"] for r in MetricsTail(job.folder.metrics_path) if r["kind"] == "progress"]
+    reported = [r["step"] for r in records_in(job.folder.metrics_path) if r["kind"] == "progress"]
     assert notes.steps("on_progress") == sorted(set(reported))
 
 
@@ -72,14 +72,14 @@ def test_a_callback_that_blocks_delays_a_replacement_and_ends_no_job(jobs: Jobs)
         if event.step == 5:
             pids = {f"{m['role']} {m['index']}": m["pid"] for m in job.folder.member_list()}
             os.kill(pids["worker 1"], signal.SIGKILL)
-            records = MetricsTail(job.folder.metrics_path)
+            records = records_in(job.folder.metrics_path)
             found: list[Any] = []
 
             def known() -> bool:  # by the end of its lease: the launcher is in here and reports nothing
                 found.extend(record for record in records if "worker 1" in str(record.get("text", "")))
                 return bool(found)
 
-            within(30, known, "the coordinator does not know of the death", lambda: True)
+            within(90, known, "the coordinator does not know of the death", lambda: True)
 
     notes = Notes(on_progress=kill_and_wait)
     job = jobs.start({"steps": STEPS, "step_s": 0.05}, callbacks=[notes], liveness={"lease_s": 3.0})
@@ -106,7 +106,7 @@ def test_an_error_stops_the_processes_and_the_message_names_it(jobs: Jobs) -> No
 
 def test_a_failed_job_reaches_on_end(jobs: Jobs) -> None:
     notes = Notes()
-    job = jobs.start({"steps": 1_000_000}, callbacks=[notes], liveness={"restarts": 0})
+    job = jobs.start({"steps": 1_000_000}, callbacks=[notes], recovery={"restarts": 0})
     members = job.training()
     members["server 0"].kill()
     with pytest.raises(JobError, match="server 0"):
@@ -171,7 +171,7 @@ class Hangs(shardkeep.Callback):
 try:
     config = shardkeep.JobConfig.model_validate(eval(sys.argv[1]))
     shardkeep.train(config, run_dir="run", quiet=True, callbacks=[Hangs()])
-except shardkeep.JobStopped as error:
+except shardkeep.errors.JobStopped as error:
     print(error)
 """
 
@@ -193,7 +193,7 @@ def test_a_job_that_loses_its_workers_reports_what_an_undisturbed_one_reports(tm
         "workers": 2,
         "consistency": "sync",
         "data": {"synthetic": {"train_samples": 24_000, "eval_samples": 500, "num_dense": 3, "table_sizes": [50, 90]}},
-        "model": {"bottom": [8], "top": [8]},
+        "model": {"bottom": [8], "hidden": [8]},
         "tower": {"compile": "off"},
         "eval": {"every_steps": 20},
         "checkpoint": {"every_steps": 40},

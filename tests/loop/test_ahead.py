@@ -48,8 +48,8 @@ def test_in_sync_rows_ahead_are_those_of_lookups_bit_for_bit(client: EmbeddingCl
     assert client.step == 12 and digest_of(client) == plain_digest()
 
 
-@pytest.mark.processes
-@pytest.mark.parametrize(("mode", "servers"), [("sync", 2), ("bounded", 1)])
+@pytest.mark.waits_for_processes
+@pytest.mark.parametrize(("mode", "servers"), [("sync", 2), pytest.param("bounded", 1, marks=pytest.mark.slow)])
 def test_rows_come_ahead_from_other_processes(mode: str, servers: int) -> None:
     with EmbeddingClient.serve(TABLES, servers=servers, seed=5, consistency=mode) as client:
         for _, rows in client.ahead(batches(), lambda ids: {"user": ids}):
@@ -61,7 +61,7 @@ def test_rows_come_ahead_from_other_processes(mode: str, servers: int) -> None:
 
 def test_in_bounded_pulls_leave_while_earlier_steps_train() -> None:
     consistency = {"mode": "bounded", "staleness": 2}
-    from shardkeep import ConsistencyConfig
+    from shardkeep.config import ConsistencyConfig
 
     with EmbeddingClient.local(TABLES, consistency=ConsistencyConfig.model_validate(consistency)) as client:
         pending = [client.prefetch({"user": torch.tensor([number])}) for number in range(4)]

@@ -18,15 +18,16 @@ import pytest
 import torch
 from torch import nn
 
-import shardkeep
-from shardkeep import EmbeddingClient, Lookup, TableConfig, TableSpec, connect
+from shardkeep import EmbeddingClient, Lookup, TableSpec, connect
 from shardkeep.base.errors import ConfigError, DataError, JobError, ShardkeepError, UserError
 from shardkeep.base.files import atomic_write
 from shardkeep.compression.config import CompressionConfig
-from shardkeep.launch.children import SHARDKEEP
-from shardkeep.ps.control.grpc.endpoint import make_token
+from shardkeep.config import TableConfig
+from shardkeep.launch.processes.children import SHARDKEEP
 from shardkeep.run.folder import RunFolder
+from shardkeep.trust.endpoint import make_token
 from tests.support.cluster import Command
+from tests.support.import_path import IMPORT_PATH
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 MODES = ("sync", "bounded", "async")
@@ -242,13 +243,6 @@ def test_settings_that_cannot_be_are_refused(tables: Any, settings: dict[str, An
             start(tables, **settings)
 
 
-def test_every_public_name_is_there() -> None:
-    for name in shardkeep.__all__:
-        assert getattr(shardkeep, name) is not None
-    with pytest.raises(AttributeError, match="no attribute 'Trainer'"):
-        _ = shardkeep.Trainer
-
-
 # ---- processes ----
 
 
@@ -263,7 +257,8 @@ def shardkeep_children() -> list[psutil.Process]:
     return [child for child in psutil.Process().children(recursive=True) if SHARDKEEP[-1] in child.cmdline()]
 
 
-@pytest.mark.processes
+@pytest.mark.slow
+@pytest.mark.waits_for_processes
 def test_a_script_serves_twice_and_without_restarts_a_server_that_dies_ends_its_loop_with_its_name(
     tmp_path: Path,
 ) -> None:
@@ -292,7 +287,7 @@ def test_a_script_serves_twice_and_without_restarts_a_server_that_dies_ends_its_
 
 
 @pytest.mark.slow
-@pytest.mark.processes
+@pytest.mark.waits_for_processes
 @pytest.mark.parametrize("compression", [None, {"ids": "coded", "push": {"keep_rows": 0.5, "pool_rows": 64}}])
 def test_a_loop_goes_on_with_equal_bits_when_a_server_or_the_coordinator_dies(
     tmp_path: Path, compression: Any, caplog: Any
@@ -319,7 +314,7 @@ def test_a_loop_goes_on_with_equal_bits_when_a_server_or_the_coordinator_dies(
 
 
 @pytest.mark.slow
-@pytest.mark.processes
+@pytest.mark.waits_for_processes
 def test_a_loop_that_raises_while_a_server_is_replaced_ends_within_seconds(tmp_path: Path) -> None:
     with (
         pytest.raises(ValueError, match="the loop's own"),
@@ -330,17 +325,25 @@ def test_a_loop_that_raises_while_a_server_is_replaced_ends_within_seconds(tmp_p
         time.sleep(0.3)
         began = time.monotonic()
         raise ValueError("the loop's own")
-    assert time.monotonic() - began < 15
+    assert time.monotonic() - began < 60
     assert not shardkeep_children()
 
 
 @pytest.mark.slow
-@pytest.mark.processes
-def test_tables_are_served_without_a_run_folder_of_the_users_own(tmp_path: Path, monkeypatch: Any) -> None:
+@pytest.mark.waits_for_processes
+@pytest.mark.parametrize(("start", "forked"), [("auto", sys.platform == "linux"), ("spawn", False)])
+def test_tables_are_served_by_forked_or_spawned_processes_without_a_run_folder_of_the_users_own(
+    tmp_path: Path, monkeypatch: Any, start: str, forked: bool
+) -> None:
     monkeypatch.chdir(tmp_path)
-    with EmbeddingClient.serve(TABLES, servers=1, seed=5, consistency="sync") as client:
+    before = shardkeep_children()
+    settings = {"launch": {"start": start}}
+    with EmbeddingClient.serve(TABLES, servers=1, seed=5, consistency="sync", **settings) as client:
         some_steps(client)
         assert client.summary(digest=True)["state_digest"] == _local_digest()
+        roles = [child.cmdline() for child in shardkeep_children() if child not in before]
+        assert any("fork-server" in words for words in roles) == forked and len(roles) == 2 + forked, roles
+    assert shardkeep_children() == before
 
 
 TRAINER = """
@@ -357,7 +360,7 @@ with connect(run, index=index) as client:
 """
 
 
-@pytest.mark.processes
+@pytest.mark.waits_for_processes
 def test_trainers_connect_by_hand_to_servers_started_by_hand(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -415,7 +418,8 @@ def _examples_in(folder: Path) -> None:
         (folder / source.name).write_text(source.read_text())
 
 
-@pytest.mark.processes
+@pytest.mark.slow  # the notebook below runs the same lines
+@pytest.mark.waits_for_processes
 def test_a_script_trains_modules_that_lie_beside_it_from_any_folder(tmp_path: Path) -> None:
     beside, elsewhere = tmp_path / "code", tmp_path / "elsewhere"
     beside.mkdir()
@@ -441,13 +445,13 @@ def test_a_notebook_trains_modules_of_the_current_folder(
 
 
 @pytest.mark.slow  # test_own_modules.py has roles that import such modules
-@pytest.mark.processes
+@pytest.mark.waits_for_processes
 def test_a_job_file_finds_the_modules_beside_it_though_the_data_lie_elsewhere(tmp_path: Path) -> None:
     _examples_in(tmp_path)
     config = tmp_path / "job.yaml"
     source = (ROOT / "examples" / "custom_source" / "job.yaml").read_text()
-    assert "model: {name: dlrm, bottom: [16], top: [64, 32]}" in source
-    config.write_text(source.replace("{name: dlrm, bottom: [16], top: [64, 32]}", "{name: my_model:GatedSum}"))
+    assert "model: {name: dlrm, bottom: [16], hidden: [64, 32]}" in source
+    config.write_text(source.replace("{name: dlrm, bottom: [16], hidden: [64, 32]}", "{name: my_model:GatedSum}"))
     data = tmp_path / "data"
     data.mkdir()
     settings = ("servers=1", "workers=1", "data.options.rows=2000", f"data.root={data}", "train.epochs=1")
@@ -463,7 +467,7 @@ def test_a_job_file_finds_the_modules_beside_it_though_the_data_lie_elsewhere(tm
 def _python(*arguments: str, cwd: Path) -> str:
     """Runs a user's script; what it printed last. Nothing may be printed to stderr."""
     command = [sys.executable, *arguments]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": IMPORT_PATH}
     done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0 and not done.stderr, done.stdout + done.stderr
     return done.stdout.strip().splitlines()[-1]
@@ -478,5 +482,5 @@ def test_connect_names_the_address_where_nobody_answers(tmp_path: Path) -> None:
 def test_connect_wants_a_token_and_a_flag_for_an_address_that_others_reach() -> None:
     with pytest.raises(UserError, match="the job's token is needed"):
         connect("127.0.0.1:9", index=0, tables=TABLES)
-    with pytest.raises(ConfigError, match=r"--advertise 10\.9\.0\.2: other machines may reach it"):
+    with pytest.raises(ConfigError, match=r"^advertise 10\.9\.0\.2: other .* insecure_data_plane=True$"):
         connect("127.0.0.1:9", index=0, tables=TABLES, advertise="10.9.0.2")

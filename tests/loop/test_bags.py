@@ -11,6 +11,7 @@ from torch import nn
 
 from shardkeep import Bag, EmbeddingClient, TableSpec
 from shardkeep.base.errors import ShardkeepError
+from tests.support.cases import every
 
 LR = 0.3
 TABLES = [
@@ -29,8 +30,8 @@ def offsets_of(lengths: torch.Tensor) -> torch.Tensor:
     return torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
 
 
-@pytest.mark.parametrize("pooling", ["sum", "mean", "max"])
-@pytest.mark.parametrize("form", ["lengths", "offsets", "numpy"])
+@every("pooling", ["sum", "mean", "max"])
+@every("form", ["lengths", "offsets", "numpy"])
 def test_bags_pool_and_train_as_embedding_bag_does(pooling: Any, form: str) -> None:
     with EmbeddingClient.local(TABLES, consistency="sync") as client:
         plain = nn.EmbeddingBag(9, 4, mode=pooling, include_last_offset=True)
@@ -130,7 +131,7 @@ def test_bags_come_ahead() -> None:
         assert client.step == 6
 
 
-@pytest.mark.parametrize(
+@every(
     ("bags", "text"),
     [
         ({"item": torch.arange(3)}, "feature item: is given a Tensor; allowed: a Bag"),

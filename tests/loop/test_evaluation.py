@@ -10,7 +10,7 @@ import torch
 from shardkeep import EmbeddingClient, TableSpec
 from shardkeep.base.errors import DeadlineExceeded
 from shardkeep.nn import EmbeddingBagCollection
-from shardkeep.workers.embeddings.lookup import Lookup
+from shardkeep.workers.embeddings.loop_lookup import Lookup
 from tests.support.trainers import trainers
 
 TABLES = [TableSpec(name="user", dim=4, optimizer={"name": "adam", "lr": 0.1}), TableSpec(name="tag", dim=3)]
@@ -99,7 +99,7 @@ def test_in_sync_a_read_waits_for_the_step_of_a_slower_trainer() -> None:
         reading = pool.submit(clients[0].read, EVERY)
         assert not wait([reading], timeout=SOON_S).done
         clients[1].apply(lookups[1], scale=0.5)
-        found, expected = reading.result(20), trained_in_one_process(3)
+        found, expected = reading.result(90), trained_in_one_process(3)
     assert all(torch.equal(found[name], expected[name]) for name in EVERY)
 
 

@@ -10,8 +10,7 @@ import torch
 from torch import nn
 
 import shardkeep
-from shardkeep import EmbeddingClient, TableSpec
-from shardkeep import nn as snn
+from shardkeep import EmbeddingClient, TableSpec, nn as snn
 from shardkeep.base.errors import ConfigError
 from shardkeep.compression.config import CompressionConfig
 from shardkeep.workers.embeddings.bags import Bag
@@ -121,7 +120,8 @@ def test_a_model_of_frozen_rows_alone_trains_its_dense_part() -> None:
         assert head.weight.grad is not None and client.step == 0
 
 
-@pytest.mark.processes
+@pytest.mark.slow
+@pytest.mark.waits_for_processes
 def test_pretrained_rows_of_a_frozen_table_stay_as_they_are() -> None:
     rows_ND = np.random.default_rng(0).normal(size=(12, 4)).astype(np.float32)
     with EmbeddingClient.serve([FROZEN, TRAINED], servers=2, consistency="sync") as client:

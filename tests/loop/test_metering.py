@@ -13,9 +13,9 @@ from shardkeep import Bag, EmbeddingClient, TableSpec
 from shardkeep.base.errors import UserError
 from shardkeep.compression.config import CompressionConfig
 from shardkeep.loop.joining import join_local, loop_config
-from shardkeep.loop.metering import LoopMeter
+from shardkeep.loop.metering import StepMeter
 from shardkeep.nn import EmbeddingBagCollection
-from shardkeep.ps.control.telemetry import check_record
+from shardkeep.records.telemetry import check_record
 from tests.support.metered_loops import Clock, Records, metered_client
 
 TABLES = [TableSpec(name="user", dim=4, optimizer={"name": "sgd", "lr": 0.5}), TableSpec(name="item", dim=3)]
@@ -150,13 +150,22 @@ def test_an_evaluation_between_two_steps_belongs_to_none(start: Start) -> None:
 
 
 def test_a_read_within_a_step_is_a_wait_of_this_step(start: Start) -> None:
-    client, records, clock = start()
+    client, records, clock = start(read_s=0.03)
     rows = client.lookup({"user": IDS})
     client.read({"item": torch.arange(3)})
     clock.add(0.02)
     rows["user"].sum().backward()
     client.apply(rows)
-    assert ended(client, records)["step_ms"]["other"] == pytest.approx(20.0)
+    times = ended(client, records)["step_ms"]
+    assert [times[part] for part in ("pull_wait", "other", "total")] == pytest.approx([30.0, 20.0, 50.0])
+
+
+def test_a_read_between_two_steps_is_a_wait_of_none(start: Start) -> None:
+    client, records, _ = start(read_s=0.03)
+    for _ in range(2):
+        step(client)
+        client.read({"item": torch.arange(3)})
+    assert ended(client, records)["step_ms"]["total"] == 0
 
 
 def test_loss_samples_and_evaluations_are_what_the_loop_reports(start: Start) -> None:
@@ -230,7 +239,7 @@ def test_a_local_client_takes_a_report_and_has_no_page() -> None:
 def test_samples_are_those_of_all_trainers() -> None:
     config = loop_config(0, 0, "sync", None).model_copy(update={"workers": 3})
     joined = join_local(TABLES, config)
-    meter = LoopMeter(joined.rows, joined.ledger, config, Records(), samples=0, generation=lambda: 0, metrics=None)
-    meter.report(loss=None, samples=10)
+    meter = StepMeter(joined.rows, joined.ledger, config, Records(), samples=0, generation=lambda: 0, metrics=None)
+    meter.report(0, None, 10, {})
     assert meter.samples == 30
     joined.ending.close()

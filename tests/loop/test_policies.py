@@ -38,10 +38,10 @@ def test_rows_go_in_a_loop_and_a_saved_state_has_what_was_counted(tmp_path: Path
     assert (table["admitted_rows"], table["refused_rows"], table["candidates"]) == (55, 65, 10)
     assert table["rows"] == table["admitted_rows"] - table["evicted_rows"] == 15
     with EmbeddingClient.local([spec_of(**POLICIES)], consistency="sync") as client:
-        client.load(tmp_path / "saved")
+        client.restore(tmp_path / "saved")
         assert trained(client, 6)["state_digest"] == whole["state_digest"]
     with EmbeddingClient.local([spec_of()], consistency="sync") as client:
-        client.load(tmp_path / "saved")  # other rules: the rows stay from here on
+        client.restore(tmp_path / "saved")  # other rules: the rows stay from here on
         (table,) = trained(client, 6)["tables"]
         assert "evicted_rows" not in table and table["rows"] > 15
 
@@ -102,7 +102,7 @@ GOING: dict[str, Any] = {"init": {"name": "zeros"}, "evict": {"ttl_steps": 2, "s
 
 
 @pytest.mark.slow
-@pytest.mark.processes
+@pytest.mark.waits_for_processes
 def test_a_cached_row_lives_until_its_lease_ends_although_the_servers_have_let_it_go() -> None:
     lease, tables = 12, [spec_of(**GOING)]
     compression = CompressionConfig(pull=PullConfig(cache_rows=100, lease=lease))
@@ -121,7 +121,7 @@ def test_a_cached_row_lives_until_its_lease_ends_although_the_servers_have_let_i
 
 
 @pytest.mark.slow
-@pytest.mark.processes
+@pytest.mark.waits_for_processes
 @pytest.mark.parametrize("admit", [None, {"min_count": 3}], ids=["every id", "ids of three pushes"])
 def test_a_residual_that_comes_after_its_row_went_makes_it_again_or_is_refused(admit: dict[str, Any] | None) -> None:
     """The gradient of 7 is the smallest, so that it waits at the worker until it is the oldest."""

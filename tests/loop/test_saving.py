@@ -13,7 +13,7 @@ from shardkeep import EmbeddingClient, TableSpec
 from shardkeep.base.errors import CheckpointError, UserError
 from shardkeep.compression.config import CompressionConfig
 from shardkeep.run.folder import RunFolder
-from tests.support.cluster import kill
+from tests.support.cluster import kill, within
 
 TABLES = [TableSpec(name="item", dim=4, optimizer={"name": "adam", "lr": 0.1}), TableSpec(name="tag", dim=2)]
 LATER = CompressionConfig.model_validate({"push": {"keep_rows": 0.25, "pool_rows": 256}})
@@ -40,7 +40,7 @@ def test_a_loop_that_is_loaded_ends_with_the_rows_of_one_that_went_on(tmp_path: 
         some_steps(client, 6)
         expected = digest(client)
     with EmbeddingClient.local(TABLES, consistency="sync", compression=compression) as client:
-        found = client.load(tmp_path / "saved")
+        found = client.restore(tmp_path / "saved")
         assert client.step == 6 and client.dense_state is found
         assert torch.equal(found["model"]["weight"], torch.arange(3.0))
         assert (found["steps"], found[5]) == ([1, None, "two"], {"exp": 0.5})
@@ -54,51 +54,51 @@ def test_the_newest_of_several_is_loaded(tmp_path: Path) -> None:
             some_steps(client, 2)
             client.save(tmp_path / "saved", {"number": number})
     with EmbeddingClient.local(TABLES) as client:
-        assert client.load(tmp_path / "saved") == {"number": 2} and client.step == 6
+        assert client.restore(tmp_path / "saved") == {"number": 2} and client.step == 6
 
 
 def test_what_cannot_be_saved_or_loaded_is_told(tmp_path: Path) -> None:
     with EmbeddingClient.local(TABLES) as client:
         with pytest.raises(UserError, match="no run folder; allowed: save"):
-            client.checkpoint(0)
-        with pytest.raises(UserError, match="step 3; this client has done 0 steps"):
+            client.checkpoint()
+        with pytest.raises(UserError, match="3 is no state; the step is the client's"):
             client.checkpoint(3)
         with pytest.raises(UserError, match="has no checkpoint"):
-            client.load(tmp_path / "nothing")
+            client.restore(tmp_path / "nothing")
         some_steps(client, 1)
         with pytest.raises(UserError, match="set is not JSON serializable; allowed: tensors"):
             client.save(tmp_path / "saved", {"ids": {1, 2}})
         client.save(tmp_path / "saved")
         with pytest.raises(UserError, match="the loop has begun"):
-            client.load(tmp_path / "saved")
+            client.restore(tmp_path / "saved")
         (tmp_path / "file").touch()
         with pytest.raises(CheckpointError):
             client.save(tmp_path / "file")
     others = [TableSpec(name="item", dim=8, optimizer={"name": "adam"}), TABLES[1]]
     with EmbeddingClient.local(others) as client, pytest.raises(CheckpointError, match="table item has dim 4"):
-        client.load(tmp_path / "saved")
+        client.restore(tmp_path / "saved")
 
 
 @pytest.mark.slow
-@pytest.mark.processes
+@pytest.mark.waits_for_processes
 def test_a_checkpoint_is_of_any_number_of_servers(tmp_path: Path) -> None:
     with EmbeddingClient.local(TABLES, consistency="sync") as client:
         some_steps(client, 9)
         expected = digest(client)
     with EmbeddingClient.serve(TABLES, servers=3, consistency="sync", run_dir=tmp_path / "first") as client:
         some_steps(client, 3)
-        client.checkpoint(3, STATE)
+        client.checkpoint(STATE)
         some_steps(client, 3)
-        client.checkpoint(6, STATE)
+        client.checkpoint(STATE)
     with EmbeddingClient.serve(TABLES, servers=2, consistency="sync", run_dir=tmp_path / "second") as client:
-        client.load(tmp_path / "first" / "checkpoints")
+        client.restore(tmp_path / "first" / "checkpoints")
         assert client.step == 6
         some_steps(client, 3)
         assert digest(client) == expected
 
 
 @pytest.mark.slow
-@pytest.mark.processes
+@pytest.mark.waits_for_processes
 def test_a_server_that_dies_after_a_load_has_the_loaded_rows_again(tmp_path: Path) -> None:
     with EmbeddingClient.local(TABLES, consistency="sync") as client:
         some_steps(client, 4)
@@ -106,7 +106,7 @@ def test_a_server_that_dies_after_a_load_has_the_loaded_rows_again(tmp_path: Pat
         some_steps(client, 6)
         expected = digest(client)
     with EmbeddingClient.serve(TABLES, servers=2, consistency="sync", run_dir=tmp_path / "run") as client:
-        client.load(tmp_path / "saved")
+        client.restore(tmp_path / "saved")
         for _ in range(2):
             server = next(m for m in RunFolder(tmp_path / "run").member_list() if m["role"] == "server")
             kill([psutil.Process(server["pid"])])
@@ -144,7 +144,7 @@ def test_rows_that_do_not_fit_are_refused() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.processes
+@pytest.mark.waits_for_processes
 def test_a_server_that_dies_after_a_fill_has_the_rows_again(tmp_path: Path) -> None:
     with EmbeddingClient.serve(TABLES, servers=2, run_dir=tmp_path / "run") as client:
         client.fill(ROWS)
@@ -152,3 +152,51 @@ def test_a_server_that_dies_after_a_fill_has_the_rows_again(tmp_path: Path) -> N
         kill([psutil.Process(server["pid"])])
         found = client.read({"item": torch.arange(80), "tag": torch.arange(7)})
         assert torch.equal(found["item"], ROWS["item"]) and torch.equal(found["tag"], ROWS["tag"].float())
+
+
+def test_a_loop_whose_last_checkpoint_cannot_be_written_trains_on_and_says_so_at_its_end(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with (
+        pytest.raises(CheckpointError, match=r"the last checkpoint is not saved: .*File exists"),
+        EmbeddingClient.serve(TABLES, servers=1, run_dir=run, quiet=True) as client,
+    ):
+        (run / "checkpoints").mkdir()
+        (run / "checkpoints" / ".step-00000004").touch()  # in the way
+        some_steps(client, 2)
+        client.checkpoint(STATE)
+        some_steps(client, 2)
+        client.checkpoint(STATE)
+        some_steps(client, 2)
+        rows = client.summary()["tables"][0]["rows"]
+    summary = RunFolder(run).summary() or {}
+    assert (summary["status"], summary["steps"], summary["tables"][0]["rows"]) == ("incomplete", 6, rows)
+    assert summary["warnings"] == [f"no checkpoint at step 4: {summary['message'].partition(': ')[2]}"]
+
+
+@pytest.mark.slow
+def test_a_last_checkpoint_that_failed_is_tried_again_when_the_client_closes(tmp_path: Path) -> None:
+    run, place = tmp_path / "run", tmp_path / "run" / "checkpoints" / ".step-00000002"
+    with EmbeddingClient.serve(TABLES, servers=1, run_dir=run, quiet=True) as client:
+        place.parent.mkdir()
+        place.touch()
+        some_steps(client, 2)
+        client.checkpoint(STATE)
+        client.summary()
+        within(60, lambda: "no checkpoint" in RunFolder(run).metrics_path.read_text(), "no failure", lambda: True)
+        place.unlink()
+    assert (RunFolder(run).summary() or {})["status"] == "completed"
+    assert [path.name for path in place.parent.glob("step-*")] == ["step-00000002"]
+
+
+@pytest.mark.slow
+def test_a_run_folder_that_can_keep_no_checkpoint_costs_the_loop_its_checkpoints_alone(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with (
+        pytest.raises(CheckpointError, match="the last checkpoint is not saved"),
+        EmbeddingClient.serve(TABLES, servers=1, run_dir=run, quiet=True) as client,
+    ):
+        (run / "checkpoints").touch()  # no folder
+        for _ in (1, 2):
+            some_steps(client, 1)
+            client.checkpoint(STATE)
+        assert client.step == 2

@@ -5,27 +5,26 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
-
 from shardkeep.metrics.discovery import targets
 from shardkeep.metrics.serving import member_listen
 from shardkeep.run.folder import RunFolder
 from shardkeep.trust.tokens import keep_token
 from shardkeep.trust.view import put_view_token, shows_token, view_token
+from tests.support.cases import every
 
 
 def test_each_process_is_a_target_once_with_its_scheme() -> None:
-    reply = targets(
+    body, content = targets(
         ["http://127.0.0.1:1/metrics", "https://[::1]:2/metrics", "http://127.0.0.1:1/metrics"], job="demo", run="first"
     )
-    groups = json.loads(reply.body)
+    groups = json.loads(body)
     assert [group["targets"] for group in groups] == [["127.0.0.1:1"], ["[::1]:2"]]
     assert [group["labels"]["__scheme__"] for group in groups] == ["http", "https"]
     assert {group["labels"]["run"] for group in groups} == {"first"}
-    assert reply.content == "application/json"
+    assert content == "application/json"
 
 
-@pytest.mark.parametrize(
+@every(
     ("coordinator", "own_host", "expected"),
     [
         ("127.0.0.1:9100", "10.9.0.2", "127.0.0.1:0"),

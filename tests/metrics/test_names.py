@@ -17,6 +17,7 @@ from shardkeep.metrics.names import METRICS, OF_EVERY_SERIES, series_names
 from shardkeep.roles.in_process import run_in_process
 from shardkeep.trust.tokens import keep_token
 from shardkeep.trust.view import view_token
+from tests.support.cases import every
 from tests.support.control_job import Job, ListSink
 from tests.support.http_get import endpoint_cpu_s, get
 
@@ -26,14 +27,14 @@ servers: 0
 workers: 1
 consistency: {mode: bounded, staleness: 2}
 data: {synthetic: {train_samples: 300, eval_samples: 30, num_dense: 2, table_sizes: [40, 90]}}
-model: {bottom: [4], top: [4]}
+model: {bottom: [4], hidden: [4]}
 tables: {default: {dim: 4, evict: {ttl_steps: 5}}}
 tower: {compile: off}
 train: {batch_size: 10}
 eval: {every_steps: 10}
 checkpoint: {every_steps: 10}
 compression: {push: {keep_rows: 0.25}}
-metrics: {listen: "127.0.0.1:0"}
+web: {metrics: "127.0.0.1:0"}
 telemetry: {every_s: 0.01}
 """
 ONLY_WITH_A_COORDINATOR = {"shardkeep_job_members", "shardkeep_member_heartbeat_age_seconds"}
@@ -105,7 +106,7 @@ def test_metrics_change_no_bit_of_the_model(tmp_path: Path) -> None:
     for name in ("on", "off"):
         (tmp_path / name).mkdir()
     config = CONFIG.replace("mode: bounded, staleness: 2", "mode: sync").replace("evict: {ttl_steps: 5}", "")
-    off = config.replace('"127.0.0.1:0"', "off").replace("every_s: 0.01", "every_s: 0")
+    off = config.replace('"127.0.0.1:0"', "off").replace("every_s: 0.01", "every_s: off")
     assert digest("on", config) == digest("off", off)
 
 
@@ -181,15 +182,15 @@ def test_the_coordinator_s_state_members_and_recoveries_are_exported() -> None:
     assert values("checkpoint_period_steps") == {(): 70}
 
 
-@pytest.mark.parametrize("listen", ["9100", "host", "127.0.0.1:70000", "7"])
+@every("listen", ["9100", "host", "127.0.0.1:70000", "7"])
 def test_an_address_that_is_none_is_refused(listen: str) -> None:
-    with pytest.raises(ConfigError, match=r"metrics\.listen: .*allowed: off, or HOST:PORT"):
+    with pytest.raises(ConfigError, match=r"web\.metrics: .*allowed: off, or HOST:PORT"):
         parse_config(CONFIG.replace('"127.0.0.1:0"', f'"{listen}"'))
 
 
 def test_metrics_need_records_because_targets_come_with_them() -> None:
-    with pytest.raises(ConfigError, match=r"telemetry\.every_s: 0 with metrics\.listen"):
-        parse_config(CONFIG.replace("every_s: 0.01", "every_s: 0"))
+    with pytest.raises(ConfigError, match=r"telemetry\.every_s: off with web\.metrics"):
+        parse_config(CONFIG.replace("every_s: 0.01", "every_s: off"))
 
 
 @pytest.mark.slow
@@ -198,7 +199,7 @@ def test_a_scrape_takes_less_than_a_percent_of_five_seconds(tmp_path: Path) -> N
     sink = Measuring(view_token(keep_token(tmp_path)))
     job = ["servers=0", "workers=1", "data.synthetic.train_samples=60000", "data.synthetic.eval_samples=2048"]
     run_in_process(
-        load_config(ROOT / "examples/demo.yaml", [*job, "eval.every_steps=10", "metrics.listen=127.0.0.1:0"]),
+        load_config(ROOT / "examples/demo.yaml", [*job, "eval.every_steps=10", "web.metrics=127.0.0.1:0"]),
         sink,
         folder=tmp_path,
     )

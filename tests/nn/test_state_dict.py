@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.support.import_path import IMPORT_PATH
+
 SCRIPT = """
 import copy, sys, torch
 from torch import nn
@@ -29,12 +30,14 @@ WRITE = 'torch.save(model.state_dict(), "model.pt")'
     ("lines", "warnings"),
     [
         (f"torch.save([dict(a=1), model.state_dict()], 'other.pt'); {WRITE}; {WRITE}", 1),
-        (f"client.save('rows', {{'model': copy.deepcopy(model.state_dict())}}); {WRITE}", 0),
+        pytest.param(
+            f"client.save('rows', {{'model': copy.deepcopy(model.state_dict())}}); {WRITE}", 0, marks=pytest.mark.slow
+        ),
     ],
     ids=["without rows", "rows saved"],
 )
 def test_a_state_dict_that_is_written_without_the_rows_warns_once(tmp_path: Path, lines: str, warnings: int) -> None:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "PYTHONPATH": IMPORT_PATH}
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT.replace("{lines}", lines)],
         cwd=tmp_path,

@@ -10,9 +10,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from shardkeep.page.http import BURST, CONNECTIONS_PER_S
-from shardkeep.page.server import PageServer
-from shardkeep.ps.control.grpc.addresses import split_address
+from shardkeep.base.net.addresses import split_address
+from shardkeep.page.of_job import LIMITS, open_page
+from shardkeep.web.access import Access
+from shardkeep.web.server import WebServer
 
 LIMIT_S = 60.0
 LATER = 20
@@ -20,14 +21,14 @@ LATER = 20
 
 
 @pytest.fixture
-def server() -> Iterator[PageServer]:
-    with contextlib.closing(PageServer("127.0.0.1:0", "token", list)) as server:
-        yield server
+def address() -> Iterator[str]:
+    with contextlib.closing(WebServer()) as web:
+        yield open_page(web, "127.0.0.1:0", Access("token"), list)
 
 
-def connected(server: PageServer, *, keep: bool = False) -> socket.socket:
+def connected(address: str, *, keep: bool = False) -> socket.socket:
     """A connection that has sent a request."""
-    connection = socket.create_connection(split_address(server.address), timeout=LIMIT_S)
+    connection = socket.create_connection(split_address(address), timeout=LIMIT_S)
     request_on(connection, keep=keep)
     return connection
 
@@ -53,26 +54,26 @@ def has_reply(connection: socket.socket) -> bool:
     return bool(select.select([connection], [], [], 0.0)[0])
 
 
-def test_a_burst_is_accepted_at_once_and_the_others_wait_for_their_turn(server: PageServer) -> None:
+def test_a_burst_is_accepted_at_once_and_the_others_wait_for_their_turn(address: str) -> None:
     began, times = time.monotonic(), list[float]()
     with contextlib.ExitStack() as opened:
-        waiting = [opened.enter_context(connected(server)) for _ in range(BURST + LATER)]
+        waiting = [opened.enter_context(connected(address)) for _ in range(LIMITS.burst + LATER)]
         while waiting:
             assert time.monotonic() - began < LIMIT_S, f"{len(waiting)} connections have no reply"
             for each in select.select(waiting, [], [], 1.0)[0]:
                 read_reply(each)
                 waiting.remove(each)
                 times.append(time.monotonic() - began)
-    early = [number for number, time_s in enumerate(times, 1) if number > BURST + 2 + CONNECTIONS_PER_S * time_s]
+    early = [number for number, time_s in enumerate(times, 1) if number > LIMITS.burst + 2 + LIMITS.per_s * time_s]
     assert early == [], times
-    assert times[BURST - 1] < times[-1] - (LATER - 4) / CONNECTIONS_PER_S, times
+    assert times[LIMITS.burst - 1] < times[-1] - (LATER - 4) / LIMITS.per_s, times
 
 
-def test_who_is_connected_gets_replies_while_others_wait(server: PageServer) -> None:
+def test_who_is_connected_gets_replies_while_others_wait(address: str) -> None:
     with contextlib.ExitStack() as opened:
-        viewer = opened.enter_context(connected(server, keep=True))
+        viewer = opened.enter_context(connected(address, keep=True))
         read_reply(viewer)
-        others = [opened.enter_context(connected(server)) for _ in range(BURST + LATER)]
+        others = [opened.enter_context(connected(address)) for _ in range(LIMITS.burst + LATER)]
         request_on(viewer, keep=True)
         read_reply(viewer)
         assert not has_reply(others[-1])

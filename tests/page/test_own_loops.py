@@ -6,13 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from shardkeep.loop.joining import loop_config
 from shardkeep.page.records import RunRecords
 from shardkeep.page.state import RunState
 from shardkeep.page.warnings import learning, processes, steps
 from shardkeep.page.warnings.warning import Check
+from tests.support.cases import every
 from tests.support.seen_runs import at, progress, sight, step_of, telemetry
 
 LOOP = {"data": {"source": ""}, "train": {"loss": {"name": "bce"}}}
@@ -82,7 +81,7 @@ def test_a_slower_loop_is_told_in_steps(tmp_path: Path) -> None:
     assert found.text == "the speed fell from 100 to 20 steps/s"
 
 
-@pytest.mark.parametrize(
+@every(
     ("check", "records", "state", "advice"),
     [
         (processes.failed, [], "gone", "Start the loop again."),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import re
@@ -15,21 +16,23 @@ import pytest
 
 from shardkeep.base.errors import ConfigError
 from shardkeep.config import parse_config
-from shardkeep.page.of_job import page_line, serving_page
-from shardkeep.page.server import PageServer, kept_address
+from shardkeep.page.of_job import kept_address, open_page, page_line, page_url
 from shardkeep.page.state import RunState
-from shardkeep.page_config import PageConfig
 from shardkeep.trust.certificates import make_certs
 from shardkeep.trust.view import view_token
+from shardkeep.web.access import Access
+from shardkeep.web.server import WebServer
+from shardkeep.web_config import WebConfig
+from tests.support.cases import every
 from tests.support.cluster import Cluster
 from tests.support.http_attacks import request
-from tests.support.pages import PageAddress, viewed
+from tests.support.pages import PageAddress, served_page, viewed
 from tests.support.simulated_runs import Scene, write_simulated_run
 
 HOSTILE = '<script>alert("</script>&amp;\u2028'
 
 
-@pytest.mark.processes
+@pytest.mark.waits_for_processes
 def test_view_prints_an_address_that_works_once_in_a_browser(cluster: Cluster, tmp_path: Path) -> None:
     runs = [write_simulated_run(tmp_path / name, Scene(seed=seed)) for seed, name in enumerate(("a", "b"))]
     with viewed(cluster, *runs) as view:
@@ -40,7 +43,7 @@ def test_view_prints_an_address_that_works_once_in_a_browser(cluster: Cluster, t
         assert b"<script>" not in page.body and b"style=" not in page.body
 
 
-@pytest.mark.processes
+@pytest.mark.waits_for_processes
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -64,12 +67,12 @@ def test_view_says_in_a_line_what_is_wrong(
 def test_a_page_without_starlette_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
     with pytest.raises(Exception, match=r"pip install 'shardkeep\[web\]'"):
-        PageServer("127.0.0.1:0", "token", list)
-    with serving_page(PageConfig(), tmp_path, "token") as url:
+        open_page(WebServer(), "127.0.0.1:0", Access("token"), list)
+    with served_page(WebConfig(), tmp_path, "token") as url:
         assert url is None
     with (
-        pytest.raises(Exception, match=r"page.listen: .*shardkeep\[web\]"),
-        serving_page(PageConfig(listen="127.0.0.1:0"), tmp_path, "token"),
+        pytest.raises(Exception, match=r"web.page: .*shardkeep\[web\]"),
+        served_page(WebConfig(page="127.0.0.1:0"), tmp_path, "token"),
     ):
         pass
 
@@ -91,40 +94,41 @@ def test_a_report_is_one_file_with_nothing_to_load(cluster: Cluster, tmp_path: P
     assert stored["logs"][0]["server-0"].startswith("<script>alert")
 
 
-@pytest.mark.parametrize("listen", ["auto", "off", "127.0.0.1:0", "[::1]:8080"])
+@every("listen", ["auto", "off", "127.0.0.1:0", "[::1]:8080"])
 def test_the_page_is_configured_by_its_address(listen: str) -> None:
-    assert parse_config(f"data: {{source: synthetic}}\npage: {{listen: '{listen}'}}").page.listen == listen
+    assert parse_config(f"data: {{source: synthetic}}\nweb: {{page: '{listen}'}}").web.page == listen
 
 
 def test_a_bad_address_of_the_page_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"page.listen.*allowed: auto, off, or HOST:PORT"):
-        parse_config("data: {source: synthetic}\npage: {listen: somewhere}")
+    with pytest.raises(ConfigError, match=r"web.page.*allowed: auto, off, or HOST:PORT"):
+        parse_config("data: {source: synthetic}\nweb: {page: somewhere}")
 
 
 def test_a_page_that_is_restarted_has_the_same_address_and_another_job_s_port_is_not_taken(tmp_path: Path) -> None:
     write_simulated_run(tmp_path / "run", Scene())
     run = tmp_path / "run"
-    with serving_page(PageConfig(), run, "a token") as first:
+    with served_page(WebConfig(), run, "a token") as first:
         assert first is not None and first.endswith(view_token("a token"))
         assert page_line(run, "a token") == first
-    with serving_page(PageConfig(), run, "a token") as second:
+    with served_page(WebConfig(), run, "a token") as second:
         assert second == first
         assert request(PageAddress(second).place, "/state", headers=PageAddress(second).bearer).status == 200
     kept = kept_address(run)
     assert kept is not None
-    with socket.create_server(PageAddress(first).place), serving_page(PageConfig(), run, "a token") as third:
+    with socket.create_server(PageAddress(first).place), served_page(WebConfig(), run, "a token") as third:
         assert third is not None and third != first
-    with serving_page(PageConfig(listen="off"), run, "a token") as none:
+    with served_page(WebConfig(page="off"), run, "a token") as none:
         assert none is None and page_line(run, "a token") is None
 
 
 def test_a_page_that_nobody_opens_loads_nothing(tmp_path: Path) -> None:
     script = (
-        "import sys; from pathlib import Path; from shardkeep.page.of_job import serving_page\n"
-        "from shardkeep.page_config import PageConfig\n"
-        "with serving_page(PageConfig(), Path(sys.argv[1]), 'token') as url:\n"
-        "    assert url\n"
-        "    print(sorted({'starlette', 'uvicorn', 'rich', 'yaml'} & set(sys.modules)))\n"
+        "import sys; from pathlib import Path; from shardkeep.page.of_job import serve_page\n"
+        "from shardkeep.web_config import WebConfig; from shardkeep.web.server import WebServer\n"
+        "web = WebServer()\n"
+        "assert serve_page(web, WebConfig(), Path(sys.argv[1]), 'token')\n"
+        "print(sorted({'starlette', 'uvicorn', 'rich', 'yaml'} & set(sys.modules)))\n"
+        "web.close()\n"
     )
 
     done = subprocess.run([sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, timeout=60)
@@ -134,28 +138,27 @@ def test_a_page_that_nobody_opens_loads_nothing(tmp_path: Path) -> None:
 
 def test_the_token_of_the_page_is_in_no_file_of_the_run_folder(tmp_path: Path) -> None:
     run = write_simulated_run(tmp_path / "run", Scene())
-    server = PageServer("127.0.0.1:0", "fedcba9876543210", lambda: [RunState(run)])
-    try:
-        assert request(PageAddress(server.url).place, "/state", headers=PageAddress(server.url).bearer).status == 200
-    finally:
-        server.close()
+    token = "fedcba9876543210"
+    with contextlib.closing(WebServer()) as web:
+        page = PageAddress(page_url(open_page(web, "127.0.0.1:0", Access(token), lambda: [RunState(run)]), token))
+        assert request(page.place, "/state", headers=page.bearer).status == 200
     assert not [path for path in run.rglob("*") if path.is_file() and b"fedcba9876543210" in path.read_bytes()]
 
 
 def test_with_certificates_a_page_that_other_machines_reach_is_https(tmp_path: Path) -> None:
     run = write_simulated_run(tmp_path / "run", Scene())
     (certificates,) = make_certs(tmp_path / "certs", ["localhost,127.0.0.1"], days=1)
-    with serving_page(PageConfig(listen="0.0.0.0:0"), run, "a token", tls=certificates) as url:
+    with served_page(WebConfig(page="0.0.0.0:0"), run, "a token", tls=certificates) as url:
         assert url is not None and url.startswith("https://")
         port, headers = int(url.split(":")[2].split("/")[0]), PageAddress(url).bearer
         trusting = ssl.create_default_context(cafile=str(certificates / "ca.pem"))
-        connection = http.client.HTTPSConnection("localhost", port, timeout=20, context=trusting)
+        connection = http.client.HTTPSConnection("localhost", port, timeout=90, context=trusting)
         connection.request("GET", "/state", headers=headers)
         assert connection.getresponse().status == 200
         connection.close()
-        cookie = http.client.HTTPSConnection("localhost", port, timeout=20, context=trusting)
+        cookie = http.client.HTTPSConnection("localhost", port, timeout=90, context=trusting)
         cookie.request("GET", f"/?token={PageAddress(url).token}")
         assert "secure" in (cookie.getresponse().getheader("set-cookie") or "").lower()
         cookie.close()
-    with serving_page(PageConfig(listen="127.0.0.1:0"), run, "a token", tls=certificates) as url:
+    with served_page(WebConfig(page="127.0.0.1:0"), run, "a token", tls=certificates) as url:
         assert url is not None and url.startswith("http://")

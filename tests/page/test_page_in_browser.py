@@ -17,7 +17,7 @@ from tests.support.cluster import Cluster
 from tests.support.pages import DRAWN, LIVE, View, number, rows_of, tile, viewed
 from tests.support.simulated_runs import Scene, State, led, write_simulated_run
 
-pytestmark = [pytest.mark.slow, pytest.mark.processes]
+pytestmark = [pytest.mark.slow, pytest.mark.waits_for_processes]
 
 BADGES: dict[State, str] = {
     "begun": "starting",

@@ -12,7 +12,7 @@ from tests.support.cluster import Cluster, within
 from tests.support.configs import TINY
 from tests.support.pages import DRAWN, LIVE, PageAddress, number, rows_of, tile
 
-pytestmark = [pytest.mark.slow, pytest.mark.processes]
+pytestmark = [pytest.mark.slow, pytest.mark.waits_for_processes]
 
 WATCHED = {
     **TINY,
@@ -20,7 +20,7 @@ WATCHED = {
     "eval": {"every_steps": 500},
     "checkpoint": {"every_steps": 500},
     "telemetry": {"every_s": 0.5},
-    "page": {"listen": "127.0.0.1:0"},
+    "web": {"page": "127.0.0.1:0"},
 }
 
 
@@ -63,10 +63,15 @@ def test_the_page_follows_a_job_over_a_killed_server_and_a_killed_coordinator_to
 def test_the_page_of_a_job_in_one_process_shows_its_last_state_when_it_has_ended(
     browser: Chromium, cluster: Cluster
 ) -> None:
-    config = {**WATCHED, "servers": 0, "workers": 1, "train": {**TINY["train"], "epochs": 40}}
-    job, folder = cluster.job(config)
+    alone = {
+        "servers": 0,
+        "workers": 1,
+        "web": {**WATCHED["web"], "metrics": "127.0.0.1:0"},
+    }  # whose token is kept in a file
+    job, folder = cluster.job({**WATCHED, **alone, "train": {**TINY["train"], "epochs": 40}})
+    job.line("page")
     with browser.visit() as visit:
-        visit.open(job.line("page").split()[-1])
+        visit.open(page_line(folder.path) or "")
         visit.wait(DRAWN, limit_s=60)
         visit.wait("document.querySelector('#state').innerText === 'completed'", limit_s=200)
         summary = folder.summary() or {}

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from shardkeep.config import load_config
+from tests.support.cases import every
 from tests.support.cluster import Cluster, within
 from tests.support.configs import TINY
 from tests.support.simulated_runs import STATES, Scene, State, write_simulated_run
@@ -50,13 +51,13 @@ def record_shapes(path: Path) -> dict[tuple[str, ...], dict[str, Any]]:
     return found
 
 
-@pytest.mark.processes
+@pytest.mark.waits_for_processes
 def test_a_simulated_folder_has_the_files_and_keys_of_a_real_job_that_lost_a_server(
     cluster: Cluster, tmp_path: Path
 ) -> None:
     config = {
         **TINY,
-        "train": {"batch_size": 50, "epochs": 40, "report_every_s": 0.1},
+        "train": {"batch_size": 50, "epochs": 16, "report_every_s": 0.1},
         "checkpoint": {"every_steps": 100},
         "eval": {"every_steps": 100},
         "telemetry": {"every_s": 0.5},
@@ -93,8 +94,8 @@ def test_a_folder_is_the_same_for_the_same_scene_and_another_for_another_seed(tm
     assert (first / "metrics.jsonl").read_bytes() != (other / "metrics.jsonl").read_bytes()
 
 
-@pytest.mark.parametrize("state", STATES)
-@pytest.mark.parametrize(("servers", "workers"), [(0, 1), (2, 2), (8, 64)], ids=["one process", "small", "large"])
+@every("state", STATES)
+@every(("servers", "workers"), [(0, 1), (2, 2), (8, 64)], ids=["one process", "small", "large"])
 def test_every_state_has_a_config_that_a_job_accepts_and_a_summary_only_at_its_end(
     tmp_path: Path, state: State, servers: int, workers: int
 ) -> None:

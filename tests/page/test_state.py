@@ -15,7 +15,9 @@ from shardkeep.base.errors import UserError
 from shardkeep.page.records import RunRecords
 from shardkeep.page.series import Series, interpolate
 from shardkeep.page.state import RunState
-from shardkeep.run.telemetry_file import TelemetryFile
+from shardkeep.records.lines import Tail
+from shardkeep.records.telemetry_file import TelemetryFile
+from tests.support.cases import every
 from tests.support.seen_runs import NOON, event, progress, telemetry
 from tests.support.simulated_runs import STATES, Scene, State, write_simulated_run
 
@@ -58,7 +60,7 @@ def test_a_finished_run_agrees_with_its_summary(tmp_path: Path) -> None:
     assert overview["recoveries"] == len(summary["recoveries"]) == 1
 
 
-@pytest.mark.parametrize(
+@every(
     ("state", "servers", "workers"),
     [*((state, 2, 2) for state in STATES), ("running", 0, 1), ("finished", 0, 1), ("running", 8, 64)],
 )
@@ -112,7 +114,8 @@ def test_records_are_read_as_they_come_and_half_a_line_waits(tmp_path: Path) -> 
 
 def test_damaged_lines_and_files_do_not_take_the_page_away(tmp_path: Path) -> None:
     run = write_simulated_run(tmp_path / "run", Scene())
-    (run / "summary.json").write_text("{")
+    for name in ("summary.json", "summary.1.json", "coordinator.1.json"):
+        (run / name).write_text("{")
     (run / "members.json").write_text("[1]")
     with (run / "metrics.jsonl").open("ab") as file:
         file.write(b'\xff\xfe\n{"kind": \n[1, 2]\n"text"\n{"kind": "progress", "step": null}\n')
@@ -144,7 +147,7 @@ def test_bytes_of_a_worker_that_died_are_still_counted(tmp_path: Path) -> None:
     append(tmp_path / "telemetry.jsonl", counted(0, 1, 100), counted(5, 1, 300), counted(10, 2, 50))
     records = RunRecords(tmp_path)
     records.refresh()
-    assert records.bytes_by_part == {"push": {"values": 350}, "control": {"": 0}, "fp32": {"push": 700}}
+    assert records.counts.bytes_by_part == {"push": {"values": 350}, "control": {"": 0}, "fp32": {"push": 700}}
 
 
 def test_bytes_of_training_points_lie_between_the_counts(tmp_path: Path) -> None:
@@ -196,27 +199,38 @@ def test_earlier_points_stay_when_one_is_added() -> None:
     assert series.rows[: len(before) - 1] == before[:-1]
 
 
-@pytest.mark.parametrize(("x", "y"), [(0, 0), (5, 50), (10, 100), (15, 100), (11, 100), (21, None), (-1, None)])
+@every(("x", "y"), [(0, 0), (5, 50), (10, 100), (15, 100), (11, 100), (21, None), (-1, None)])
 def test_interpolation(x: float, y: float | None) -> None:
     assert interpolate(x, [(0, 0), (10, 100), (20, 100)]) == y
 
 
 def test_the_time_line_has_lives_deaths_and_recoveries(tmp_path: Path) -> None:
+    member = {"role": "server", "index": 0}
     (tmp_path / "config.yaml").write_text("name: job\n")
     append(
         tmp_path / "metrics.jsonl",
-        event(0, "server 0 (pid 5 on 127.0.0.1) registered"),
+        event(0, "server 0 (pid 5 on 127.0.0.1) registered", phase="registered", member=member),
         event(1, "generation 1 formed", tables=[]),
         event(10, "server 0 (pid 5 on 127.0.0.1) ended: killed", lost="server", lost_index=0),
-        event(10, "recovering: server 0 (pid 5 on 127.0.0.1) ended: killed"),
-        event(12, "server 0 (pid 6 on 127.0.0.1) registered"),
+        event(10, "recovering", phase="recovering", reason="server 0 (pid 5 on 127.0.0.1) ended: killed"),
+        event(12, "server 0 (pid 6 on 127.0.0.1) registered", phase="registered", member=member),
         event(13, "training resumes", kind="phase", phase="recovery", seconds=3.0),
-        event(30, "server 0 (pid 6 on 127.0.0.1) left with code 0"),
+        event(30, "server 0 (pid 6 on 127.0.0.1) left with code 0", phase="left", member=member, code=0),
     )
     line = RunState(tmp_path).sections()["timeline"]
     noon = NOON.timestamp()
     assert [(s["from"] - noon, s["to"] - noon, s["end"]) for s in line["spans"]] == [(0, 10, "died"), (12, 30, "left")]
     assert [mark["kind"] for mark in line["marks"]] == ["generation", "death", "recovery"]
+
+
+def test_events_of_an_earlier_version_are_shown_as_they_are(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("name: job\n")
+    texts = ["server 0 (pid 5 on 127.0.0.1) registered", "recovering: nobody knows", "warning: slow"]
+    lost = event(4, "server 0 died", lost="server", lost_index=0)
+    append(tmp_path / "metrics.jsonl", *(event(at, text) for at, text in enumerate(texts)), lost)
+    state = RunState(tmp_path, serving=True).sections()
+    assert [mark["text"] for mark in state["timeline"]["marks"]] == [*texts, "server 0 died"]
+    assert state["timeline"]["spans"] == [] and state["overview"]["state"] == "recovering"
 
 
 def test_settings_that_differ_from_the_defaults_are_listed(tmp_path: Path) -> None:
@@ -243,7 +257,7 @@ def test_a_log_is_its_end_and_only_of_a_process_of_the_run(tmp_path: Path) -> No
     assert state.log("server", 1) is None and state.log("../config", 0) is None
 
 
-def test_a_page_follows_telemetry_that_is_written_again(tmp_path: Path) -> None:
+def test_a_page_follows_telemetry_over_generations(tmp_path: Path) -> None:
     run = write_simulated_run(tmp_path / "run", Scene(state="running", restarted_server=1, compression=True))
     path = run / "telemetry.jsonl"
     size, inode = path.stat().st_size, path.stat().st_ino
@@ -256,7 +270,6 @@ def test_a_page_follows_telemetry_that_is_written_again(tmp_path: Path) -> None:
     for more in (1, 2):
         push = {part: count + more * 1000 for part, count in newest["bytes"]["push"].items()}
         file.append({**newest, "bytes": {**newest["bytes"], "push": push}})
-        file.settle()
     assert path.stat().st_ino != inode and path.stat().st_size < 0.6 * size
     after, fresh = followed.sections(), RunState(run).sections()
     for name in ("overview", "bytes", "members", "steps", "staleness"):
@@ -267,11 +280,9 @@ def test_a_page_follows_telemetry_that_is_written_again(tmp_path: Path) -> None:
 
 
 def test_of_a_long_telemetry_file_only_the_end_is_read(tmp_path: Path) -> None:
-    from shardkeep.run.reader import MetricsTail
-
     path = tmp_path / "telemetry.jsonl"
     append(path, *[{"number": i} for i in range(1000)])
-    tail = MetricsTail(path, most_bytes=100)
-    assert [record["number"] for record in tail][-1] == 999
+    tail = Tail(path, most_bytes=100)
+    assert [record.others["number"] for record in tail][-1] == 999
     append(path, {"number": 1000})
-    assert [record["number"] for record in tail] == [1000]
+    assert [record.others["number"] for record in tail] == [1000]

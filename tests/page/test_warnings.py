@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -42,7 +44,23 @@ def test_a_job_that_recovers_says_from_what(tmp_path: Path) -> None:
     death = event(1, "server 1 ended: killed by SIGKILL", lost="server", lost_index=1)
     found = only(processes.recovering, sight(tmp_path / "run", death, state="recovering"))
     assert found.text == "the job recovers: server 1 ended: killed by SIGKILL"
+    assert found.advice == "Training resumes when all members are back."
     assert not processes.recovering(sight(tmp_path / "run", death))
+
+
+def test_a_job_that_recovers_says_who_is_awaited_and_for_how_long(tmp_path: Path) -> None:
+    seen = sight(
+        tmp_path / "run",
+        event(1, "worker 0 ended", lost="worker", lost_index=0),
+        event(2, "generation 2 formed", tables=[]),
+        event(3, "server 1 ended", lost="server", lost_index=1),
+        event(10, "server 0 ended", lost="server", lost_index=0),
+        state="recovering",
+        now=70,
+        config={"recovery": {"replace_timeout_s": 900.0}},
+    )
+    advice = only(processes.recovering, seen).advice
+    assert advice == "Training resumes when all members are back, server 1, server 0 for 60 seconds of 900 s."
 
 
 @pytest.mark.parametrize(("now", "warned"), [(59, False), (130, True)])
@@ -96,12 +114,25 @@ def test_equal_workers_and_a_single_one_are_not_slow(tmp_path: Path) -> None:
     assert not steps.slow_worker(sight(tmp_path / "run", step_of(0)))
 
 
-def test_a_worker_that_waits_for_samples(tmp_path: Path) -> None:
-    assert (
-        "31 % of its step for samples"
-        in only(steps.waits_for_samples, sight(tmp_path / "run", step_of(2, data=31.0))).text
-    )
-    assert not steps.waits_for_samples(sight(tmp_path / "run", step_of(2, data=5.0)))
+def test_the_worker_that_waits_longest_for_samples_is_named(tmp_path: Path) -> None:
+    records = step_of(0, data=25.0), step_of(1, data=19.0), step_of(2, total=120.0, data=37.2)
+    (found,) = warnings_of(sight(tmp_path / "run", *records))
+    assert found.text == "worker 2 waits 31 % of its step for samples" and found.level == "warn"
+    assert found.advice == "Reading data is the bottleneck: check the disk, or convert the data once."
+
+
+@pytest.mark.parametrize(("waited_ms", "warned"), [(38.0, False), (40.0, True)])
+def test_a_wait_for_samples_is_a_share_of_the_step(tmp_path: Path, waited_ms: float, warned: bool) -> None:
+    found = warnings_of(sight(tmp_path / "run", step_of(0, total=200.0, data=waited_ms, pull_wait=30.0)))
+    assert [w.text for w in found] == (["worker 0 waits 20 % of its step for samples"] if warned else [])
+
+
+@pytest.mark.parametrize("module", [learning, processes, steps], ids=lambda module: module.__name__.split(".")[-1])
+def test_every_check_is_asked(module: ModuleType) -> None:
+    asked = {check.__name__ for check in checks.CHECKS}
+    functions = dict(inspect.getmembers(module, inspect.isfunction))
+    found = {name for name, each in functions.items() if each.__annotations__.get("return") == "list[Warning]"}
+    assert found and found <= asked
 
 
 @pytest.mark.parametrize(("age_min", "warned"), [(9, False), (41, True)])
@@ -216,7 +247,7 @@ def test_a_restarted_server_is_named_with_its_time(tmp_path: Path) -> None:
 
 def test_a_restart_says_how_the_process_died(tmp_path: Path) -> None:
     cause = "server 1 (pid 7 on 127.0.0.1) ended: killed by SIGKILL, the job was at step 46"
-    died = [{"role": "server", "index": 1, "cause": cause}]
+    died = [{"role": "server", "index": 1, "cause": cause, "reason": "killed by SIGKILL"}]
     recovery = event(3, "it recovered", kind="phase", phase="recovery", cause=cause, died=died)
     found = only(processes.restarts, sight(tmp_path / "run", recovery, now=183))
     assert found.text.startswith("server 1 died (killed by SIGKILL) and was restarted 3 minutes ago;")
@@ -242,12 +273,16 @@ def test_a_process_near_its_memory_limit(tmp_path: Path) -> None:
 
 
 def test_warnings_of_the_job_itself_appear_once_each(tmp_path: Path) -> None:
-    records = [event(i, "warning: worker 1 misses a column") for i in range(3)]
+    records = [event(i, "warning: worker 1 misses a column", warning="worker 1 misses a column") for i in range(3)]
     assert only(checks.told, sight(tmp_path / "run", *records)).text == "worker 1 misses a column"
 
 
 def test_the_worst_warning_comes_first(tmp_path: Path) -> None:
     seen = sight(
-        tmp_path / "run", event(0, "warning: a remark"), step_of(0, pull_wait=50.0), progress(0, 10, None), now=1
+        tmp_path / "run",
+        event(0, "warning: a remark", warning="a remark"),
+        step_of(0, pull_wait=50.0),
+        progress(0, 10, None),
+        now=1,
     )
     assert [w.level for w in warnings_of(seen)] == ["bad", "warn", "note"]

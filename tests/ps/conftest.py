@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from shardkeep.ps.control.grpc.store import StoreHost
+from shardkeep.ps.control.grpc.server import StoreHost
 
 
 @pytest.fixture(scope="module")

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from hypothesis.extra import numpy as hnp
 
 from shardkeep.ps.config import TableSpec
 from shardkeep.ps.jagged import Catalog, JaggedIds
 from shardkeep.ps.placement import BUCKETS, bucket_of, server_of, split
+from tests.support.cases import every
 from tests.support.examples import examples
 
 INT64 = np.iinfo(np.int64)
@@ -59,8 +58,8 @@ def test_another_number_of_servers_moves_whole_buckets_and_keeps_their_order(
         assert all(np.unique(owners[buckets == bucket]).size == 1 for bucket in np.unique(buckets))
 
 
-@pytest.mark.parametrize("num_servers", [1, 2, 3, 7, 64])
-@pytest.mark.parametrize(
+@every("num_servers", [1, 2, 3, 7, 64])
+@every(
     "ids",
     [
         np.arange(200_000, dtype=np.int64),

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from shardkeep.config import parse_config
-from shardkeep.ps.shard.snapshot import writer as snapshot_writer
+from shardkeep.ps.server.snapshot import writer as snapshot_writer
 from shardkeep.roles.in_process import run_in_process
 
 CONFIG = """
 servers: 0
 workers: 1
 data: {synthetic: {train_samples: 300, eval_samples: 30, num_dense: 2, table_sizes: [40, 90]}}
-model: {bottom: [4], top: [4]}
+model: {bottom: [4], hidden: [4]}
 tables: {default: {dim: 4}}
 tower: {compile: off}
 train: {batch_size: 10}
@@ -42,7 +42,7 @@ def test_an_interrupt_while_a_checkpoint_is_written_ends_the_job_at_once(
 
     def write_slowly(*_arguments: Any, **_named: Any) -> list[Any]:
         begun.set()
-        if not ended.wait(20.0):
+        if not ended.wait(90):
             waited_in_vain.set()
         return []
 

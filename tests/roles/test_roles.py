@@ -12,9 +12,10 @@ import torch
 
 from shardkeep.base.errors import ConfigError
 from shardkeep.config import parse_config
+from shardkeep.member.devices import worker_device
+from shardkeep.member.membership import lasting_imports
 from shardkeep.ps.control.records import Formation, Member
-from shardkeep.roles.devices import worker_device
-from shardkeep.roles.membership import lasting_imports
+from tests.support.cases import every
 
 
 def formation(*hosts: str) -> Formation:
@@ -51,9 +52,9 @@ def test_a_gpu_that_is_not_there_is_the_users_error(monkeypatch: pytest.MonkeyPa
 
 STUCK = """
 import threading
-from shardkeep.roles.membership import end_when_the_job_failed
+from shardkeep.member.membership import end_when_the_job_failed
 from shardkeep.ps.control.grpc.client import ControlClient
-from shardkeep.ps.control.grpc.endpoint import Endpoint
+from shardkeep.trust.endpoint import Endpoint
 control = ControlClient(Endpoint("127.0.0.1:1", "t" * 32), role="worker", index=0)
 end_when_the_job_failed(control, grace_s=0.1)
 {failing}
@@ -76,18 +77,19 @@ def loaded(modules: str, *suspects: str) -> list[str]:
     return [m for m in json.loads(done.stdout) for s in suspects if m == s or (s[-1] == "." and m.startswith(s))]
 
 
-@pytest.mark.parametrize(
+@every(
     ("modules", "suspects"),
     [
         ("shardkeep.cli.main", ("torch", "numba", "grpc", "pydantic", "yaml", "numpy")),
         (
-            "shardkeep.cli.main, shardkeep.launch.job, shardkeep.launch.supervisor, shardkeep.run.screen",
+            "shardkeep.cli.main, shardkeep.launch.job, shardkeep.launch.train_job, shardkeep.view.screen",
             ("torch", "numba", "pyarrow"),
         ),
         ("shardkeep.cli.main, shardkeep.run.folder, shardkeep.ps.control.grpc.server", ("torch", "numba", "pyarrow")),
-        ("shardkeep.roles.membership", ("torch", "numba", "pyarrow")),
+        ("shardkeep.config", ("torch", "numba", "numpy", "pyarrow")),
+        ("shardkeep.member.membership", ("torch", "numba", "pyarrow")),
     ],
-    ids=["help", "launcher", "coordinator", "role before it compiles kernels"],
+    ids=["help", "launcher", "coordinator", "config", "role before it compiles kernels"],
 )
 def test_a_process_loads_only_what_it_needs(
     modules: str, suspects: tuple[str, ...]

@@ -13,9 +13,9 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from shardkeep.base.errors import DataError, ShardkeepError, UserError
-from shardkeep.row_files.form import replacing
 from shardkeep.row_files.registry import FORMS, form_of, open_rows
 from shardkeep.workers.data.conversion.hashing import hash_text
+from tests.support.cases import every
 
 IDS = np.array([5, -1, 2**63 - 1, -(2**63), 0], np.int64)
 ROWS = np.arange(15, dtype=np.float32).reshape(5, 3)
@@ -94,7 +94,7 @@ def test_a_parquet_file_of_pandas_is_read_with_its_other_columns(tmp_path: Path)
     assert ids.tolist() == [0, 1, 2, 3, 4] and np.array_equal(rows, ROWS)
 
 
-@pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.binary(), CATEGORIES])
+@every("kind", [pa.string(), pa.large_string(), pa.binary(), CATEGORIES])
 def test_texts_become_the_ids_that_the_data_give_them(tmp_path: Path, kind: Any) -> None:
     texts = ["u1", "", "ü", "7", " u2 "]
     ids, _ = read(parquet(tmp_path / "x.parquet", pa.array(texts).cast(kind), LISTS))
@@ -117,7 +117,7 @@ def bad_parquet(path: Path, kind: str) -> Path:
     return parquet(path, *made[kind])
 
 
-@pytest.mark.parametrize(
+@every(
     ("kind", "text"),
     [
         ("float ids", "id is double; allowed: int64, or texts"),
@@ -150,7 +150,7 @@ def test_an_error_names_the_row_over_all_chunks_and_the_text_of_its_id(tmp_path:
         read(written(tmp_path / "x.npy", np.arange(150_000), rows))
 
 
-@pytest.mark.parametrize(
+@every(
     ("ids", "rows", "text"),
     [
         (IDS.astype(float), ROWS, "float64 .* allowed: int64"),
@@ -169,7 +169,7 @@ def test_arrays_of_numpy_that_do_not_fit_are_named(
         read(tmp_path / "user.npy")
 
 
-@pytest.mark.parametrize(
+@every(
     ("arrays", "text"),
     [
         ({"rows": ROWS}, "has no array ids; its arrays are rows"),
@@ -191,8 +191,8 @@ def test_an_array_of_objects_is_refused_and_not_unpickled(tmp_path: Path) -> Non
         read(tmp_path / "x.npy")
 
 
-@pytest.mark.parametrize("size", [0, 1, 7, 9, 60, 150, "all but one"])
-@pytest.mark.parametrize("form", FORMS)
+@every("size", [0, 1, 7, 9, 60, 150, "all but one"])
+@every("form", FORMS)
 def test_a_truncated_file_is_named(tmp_path: Path, form: str, size: int | str) -> None:
     path = FORMS[form].files(written(tmp_path / f"x{FORMS[form].suffix}"))[-1]
     content = path.read_bytes()
@@ -216,7 +216,7 @@ def test_flipped_bytes_never_end_in_a_traceback(tmp_path: Path, form: str) -> No
         path.write_bytes(content)
 
 
-@pytest.mark.parametrize(
+@every(
     ("name", "text"),
     [
         (
@@ -232,17 +232,3 @@ def test_a_file_that_is_not_there_is_named_with_its_setting(name: str, text: str
     with pytest.raises(UserError) as caught:
         open_rows(Path(name), key="tables.user.init.path")
     assert str(caught.value).startswith(text)
-
-
-def test_files_take_their_names_together_or_stay_as_they_were(tmp_path: Path) -> None:
-    old = [tmp_path / "a", tmp_path / "b"]
-    for path in old:
-        path.write_text("old")
-    with pytest.raises(ZeroDivisionError), replacing(old) as new:
-        new[0].write_text("new")
-        raise ZeroDivisionError
-    assert [path.read_text() for path in sorted(tmp_path.iterdir())] == ["old", "old"]
-    with replacing(old) as new:
-        for path in new:
-            path.write_text("new")
-    assert [path.read_text() for path in sorted(tmp_path.iterdir())] == ["new", "new"]

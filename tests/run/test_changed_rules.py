@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-import yaml
 from typer.testing import CliRunner
 
+from shardkeep.base.yaml_text import write_yaml
 from shardkeep.cli.main import app
-from shardkeep.ps.checkpoints import Checkpoints
+from shardkeep.ps.checkpoints.folder import Checkpoints
 from shardkeep.ps.config import TableSpec
-from shardkeep.ps.shard.snapshot.files import load_snapshots, write_snapshot
-from shardkeep.ps.shard.tables import Tables
+from shardkeep.ps.server.snapshot.files import load_snapshots, write_snapshot
+from shardkeep.ps.server.tables import Tables
 from tests.support.click_files import click_job, click_rows, write_csv
 from tests.support.tables import gradients
 
@@ -31,7 +31,7 @@ def stopped_run(folder: Path, tables: dict[str, Any]) -> tuple[Path, dict[str, A
     """A run that ended at step 20, and its figures of the table `user`."""
     csv = write_csv(folder / "train.csv", click_rows(1600))
     job = click_job(csv, tables={"default": {"dim": 4}, **tables}, checkpoint={"every_steps": 7, "full_every": 3})
-    (folder / "job.yaml").write_text(yaml.safe_dump(job))
+    (folder / "job.yaml").write_text(write_yaml(job))
     run = folder / "run"
     assert invoke("train", str(folder / "job.yaml"), "--set", "train.max_steps=20", "--run-dir", str(run)) == (0, "")
     return run, user_table(run)
@@ -67,7 +67,7 @@ def test_rules_that_a_resume_switches_off_leave_the_rows_that_are_there(tmp_path
 
 def test_other_settings_of_a_table_stay_refused(tmp_path: Path) -> None:
     run, _ = stopped_run(tmp_path, {"user": {}})
-    for setting in ("tables.user.dim=5", "tables.user.rows=int8", "tables.item.dim=5"):
+    for setting in ("tables.user.dim=5", "tables.user.dtype=int8", "tables.item.dim=5"):
         code, error = resumed(run, setting)
         assert code == 2 and "may not change when a job continues" in error and "tables.TABLE.evict" in error
 

@@ -15,7 +15,7 @@ import pytest
 
 from shardkeep.base.machine.pids import start_of
 from shardkeep.config import JobConfig
-from shardkeep.roles.recovery_folder import kept_for_recovery
+from shardkeep.member.recovery_folder import kept_for_recovery
 from shardkeep.run.folder import RunFolder
 from shardkeep.run.leftovers import GONE_S, clean, note_run
 from shardkeep.trust.tokens import keep_token

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import shlex
 import socket
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,13 +15,13 @@ from typer.testing import CliRunner
 from shardkeep.base.errors import UserError
 from shardkeep.cli.main import app
 from shardkeep.cli.status import show_run
-from shardkeep.cli.status_text import StatusText
+from shardkeep.cli.status_text import show
 from shardkeep.config import JobConfig, parse_config
-from shardkeep.ps.checkpoint_owner import Hold, owner_here
-from shardkeep.ps.checkpoints import Checkpoints, FileRecord
+from shardkeep.ps.checkpoints.folder import Checkpoints, FileRecord
+from shardkeep.ps.checkpoints.owner import Hold, owner_here
 from shardkeep.ps.control.records import Member
 from shardkeep.run.folder import RunFolder
-from shardkeep.run.next_steps import check_start, origin_line, resume_line, take_over_arguments
+from shardkeep.run.next_steps import check_start, continue_arguments, origin_line, resume_line
 from shardkeep.trust.tokens import keep_token
 
 NOBODY = 2**22 + 1
@@ -35,11 +36,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
 
 
 def led_by_hand(folder: RunFolder) -> str:
-    """Has a coordinator die, at an address where nobody listens; what takes over."""
+    """Has a coordinator die, at an address where nobody listens; what continues."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
     keep_token(folder.path)
-    command = take_over_arguments(folder.path, address, token_file=None, tls=None, insecure=False)
+    command = continue_arguments(folder.path, address, token_file=None, tls=None, insecure=False)
     folder.coordinator(address, pid=NOBODY, command=command)
     folder.standing({"job": "j"})
     return shlex.join(command)
@@ -54,7 +55,7 @@ def checkpoint(folder: RunFolder, step: int) -> None:
 
 def shown(path: Path) -> tuple[int, list[str]]:
     out = io.StringIO()
-    code = show_run(path, StatusText(Console(file=out, width=40, color_system=None)))
+    code = show_run(path, partial(show, console=Console(file=out, width=40, color_system=None)))
     return code, out.getvalue().splitlines()
 
 
@@ -62,7 +63,7 @@ def files(path: Path) -> dict[str, bytes]:
     return {str(p.relative_to(path)): p.read_bytes() for p in sorted(path.rglob("*")) if p.is_file()}
 
 
-def test_status_without_a_coordinator_says_who_may_live_and_how_to_take_over(folder: RunFolder) -> None:
+def test_status_without_a_coordinator_says_who_may_live_and_how_to_continue(folder: RunFolder) -> None:
     command = led_by_hand(folder)
     folder.members(1, [Member("server", 0, "10.9.0.2", 7), Member("worker", 0, "127.0.0.1", NOBODY)])
     folder.progress({"step": 120, "total_steps": 500})
@@ -72,19 +73,19 @@ def test_status_without_a_coordinator_says_who_may_live_and_how_to_take_over(fol
     assert lines[2:5] == [
         "server 0 (pid 7 on 10.9.0.2) may be alive",
         f"worker 0 (pid {NOBODY} on 127.0.0.1) is gone",
-        "members wait for another coordinator for liveness.form_timeout_s",
+        "members wait for another coordinator for recovery.replace_timeout_s",
     ]
-    assert lines[5] == f"to take over: {command}"
+    assert lines[5] == f"to continue: {command}"
     assert shlex.split(command)[:5] == [
-        "shardkeep", "coordinator", str(folder.config_path), "--take-over", "--run-dir",
+        "shardkeep", "coordinator", str(folder.config_path), "--continue", "--run-dir",
     ]  # fmt: skip
 
 
-def test_a_coordinator_that_is_started_again_without_take_over_is_told_the_same(folder: RunFolder) -> None:
+def test_a_coordinator_that_is_started_again_as_a_new_one_is_told_the_same(folder: RunFolder) -> None:
     command, before = led_by_hand(folder), files(folder.path)
     done = CliRunner().invoke(app, ["coordinator", str(folder.config_path), "--run-dir", str(folder.path)])
     assert done.exit_code == 2 and done.stderr.count("\n") == 1
-    assert done.stderr.rstrip().endswith(f"if its coordinator died, take over by {command}")
+    assert done.stderr.rstrip().endswith(f"if its coordinator died, continue by {command}")
     assert "delete" not in done.stderr and files(folder.path) == before
 
 
@@ -112,10 +113,19 @@ def test_status_of_a_stopped_job_names_the_command_that_resumes_it(folder: RunFo
 
 
 def test_roles_by_hand_are_resumed_by_their_coordinator(folder: RunFolder) -> None:
-    led_by_hand(folder)
+    command = led_by_hand(folder)
     checkpoint(folder, 50)
-    words = shlex.split(resume_line(folder.path).partition(": ")[2])
-    assert words[1:5] == ["coordinator", str(folder.config_path), "--start-step", "50"] and "--take-over" not in words
+    assert resume_line(folder.path) == f"to resume at step 50: {command}"
+
+
+def test_a_job_of_several_machines_is_continued_by_their_command(folder: RunFolder) -> None:
+    folder.coordinator("127.0.0.1:7", pid=NOBODY, command=["shardkeep", "node", "my job.yaml", "--run-dir", "runs/one"])
+    folder.members(1, [Member("worker", 0, "127.0.0.1", NOBODY)])
+    keep_token(folder.path)
+    command = "on each machine: shardkeep node 'my job.yaml' --run-dir runs/one"
+    assert shown(folder.path)[1][-1] == f"to continue {command}"
+    checkpoint(folder, 50)
+    assert resume_line(folder.path) == f"to resume at step 50 {command}"
 
 
 def test_a_start_at_a_step_without_a_checkpoint_changes_nothing(folder: RunFolder) -> None:
@@ -156,7 +166,7 @@ def test_a_start_at_a_checkpoint_of_another_run_says_so_and_starts(folder: RunFo
 def test_status_of_what_is_no_run_is_one_line(tmp_path: Path, name: str, error: str) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match=error):
-        show_run(tmp_path / name, StatusText(Console(file=io.StringIO())))
+        show_run(tmp_path / name, partial(show, console=Console(file=io.StringIO())))
 
 
 def test_a_job_in_one_process_is_shown_while_it_runs(folder: RunFolder) -> None:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from shardkeep.base.machine.pids import start_of
@@ -44,11 +47,15 @@ def test_a_process_does_not_take_itself_for_a_leftover(folder: RunFolder, pid: i
 
 
 @pytest.mark.parametrize(
-    ("host", "there"), [("127.0.0.1", True), ("0.0.0.0", True), ("192.0.2.7", False)], ids=["here", "ours", "elsewhere"]
+    ("host", "there"),
+    [("127.0.0.1", True), ("127.0.1.1", True), ("10.9.0.1", True), ("10.9.0.2", False)],
+    ids=["here", "Debian's", "ours", "elsewhere"],
 )
 def test_a_member_is_there_only_if_its_host_is_this_machine(
-    folder: RunFolder, role: int, host: str, there: bool
+    folder: RunFolder, role: int, host: str, there: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    own = [SimpleNamespace(family=socket.AF_INET, address="10.9.0.1")]
+    monkeypatch.setattr(psutil, "net_if_addrs", lambda: {"eth0": own})
     folder.members(1, [member("server", role, host=host)])
     assert [found["pid"] for found in living(folder)] == ([role] if there else [])
 

@@ -12,9 +12,12 @@ import pytest
 from shardkeep.base.errors import UserError
 from shardkeep.config import JobConfig, load_config
 from shardkeep.ps.control.records import Member
+from shardkeep.records.lines import Tail
 from shardkeep.run.folder import NO_SUMMARY, RunFolder
 from shardkeep.run.new_folder import default_run_dir, refuse_taken
-from shardkeep.run.reader import MetricsTail, check_ours, latest_run
+from shardkeep.run.reader import check_ours, latest_run
+from tests.support.cases import every
+from tests.support.records import records_in
 
 
 def test_a_new_folder_holds_the_config_and_a_second_run_is_refused(tmp_path: Path) -> None:
@@ -67,7 +70,7 @@ def test_telemetry_has_a_file_of_its_own_which_a_resumed_job_appends_to(tmp_path
     folder.telemetry({"time": "2026-01-01T00:00:00.000", "kind": "telemetry", "step": 3, "loss": float("inf")})
     again = RunFolder.reopen(tmp_path / "run", JobConfig())
     again.telemetry({"time": "2026-01-02T00:00:00.000", "kind": "telemetry", "step": 4})
-    assert [(r["step"], r.get("loss")) for r in MetricsTail(again.telemetry_path)] == [(3, None), (4, None)]
+    assert [(r["step"], r.get("loss")) for r in records_in(again.telemetry_path)] == [(3, None), (4, None)]
     assert not folder.metrics_path.exists()
 
 
@@ -92,7 +95,7 @@ def test_telemetry_after_a_line_that_was_cut_off_is_whole(tmp_path: Path) -> Non
     with folder.telemetry_path.open("a") as file:
         file.write('{"step": 1, "lo')  # what reached the disk
     folder.telemetry({"step": 2})
-    assert [record["step"] for record in MetricsTail(folder.telemetry_path)] == [0, 2]
+    assert [record["step"] for record in records_in(folder.telemetry_path)] == [0, 2]
 
 
 def test_lines_written_by_many_threads_stay_whole(tmp_path: Path) -> None:
@@ -110,14 +113,14 @@ def test_lines_written_by_many_threads_stay_whole(tmp_path: Path) -> None:
 
 def test_a_tail_gives_each_record_once_and_waits_for_the_end_of_a_line(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
-    tail = MetricsTail(path)
+    tail = Tail(path)
     assert list(tail) == []
     path.write_text('{"a": 1}\n{"a": 2')
-    assert list(tail) == [{"a": 1}]
+    assert [record.others for record in tail] == [{"a": 1}]
     assert list(tail) == []
     with path.open("a") as file:
         file.write("}\n")
-    assert list(tail) == [{"a": 2}]
+    assert [record.others for record in tail] == [{"a": 2}]
 
 
 def test_a_failed_job_has_every_key_of_a_summary_and_says_how_far_it_came(tmp_path: Path) -> None:
@@ -182,10 +185,10 @@ def test_the_summary_of_a_resumed_job_lists_the_recoveries_of_its_earlier_starts
     assert [r["generation"] for r in (folder.summary() or {})["recoveries"]] == [0, 1, 2]
 
 
-@pytest.mark.parametrize(
+@every(
     "content", ["", '{"address": "127.0', "[]", "\0\0", "[" * 100_000], ids=["empty", "cut", "a list", "zeros", "deep"]
 )
-@pytest.mark.parametrize("name", ["coordinator.json", "members.json", "summary.json", "code.json"])
+@every("name", ["coordinator.json", "members.json", "summary.json", "code.json"])
 def test_a_damaged_file_of_the_folder_is_named_in_one_line(tmp_path: Path, name: str, content: str) -> None:
     folder = RunFolder.create(tmp_path / "run", JobConfig())
     (folder.path / name).write_text(content)
@@ -200,7 +203,7 @@ def test_a_damaged_file_of_the_folder_is_named_in_one_line(tmp_path: Path, name:
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("content", ["", "7", "{}", "[3]", '[{"began": null}]'])
+@every("content", ["", "7", "{}", "[3]", '[{"began": null}]'])
 def test_damaged_figures_of_starts_cost_the_figures_and_nothing_else(tmp_path: Path, content: str) -> None:
     folder = RunFolder.create(tmp_path / "run", JobConfig())
     (folder.path / "starts.json").write_text(content)

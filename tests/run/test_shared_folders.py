@@ -12,13 +12,13 @@ import pytest
 from shardkeep.base.errors import ConfigError
 from shardkeep.base.files import atomic_write
 from shardkeep.config import parse_config
-from shardkeep.launch import scale
-from shardkeep.ps.control.grpc.endpoint import make_token
-from shardkeep.roles.access import endpoint_of
-from shardkeep.roles.recovery_folder import kept_for_recovery
+from shardkeep.launch.stopping import scale
+from shardkeep.member.access import endpoint_of
+from shardkeep.member.recovery_folder import kept_for_recovery
 from shardkeep.run.folder import RunFolder
-from shardkeep.run.resume import plan_resume
+from shardkeep.run.origin.resume import plan_resume
 from shardkeep.sweep.sweep import SweepFolder
+from shardkeep.trust.endpoint import make_token
 from shardkeep.trust.tokens import keep_token
 from tests.support.owners import make_foreign
 

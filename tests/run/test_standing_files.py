@@ -68,4 +68,4 @@ def test_the_files_are_private_and_go_when_the_job_is_over(folder: RunFolder) ->
     assert [stat.S_IMODE((folder.path / name).stat().st_mode) for name in NAMES] == [0o600, 0o600]
     assert folder.has_standing
     folder.finished("completed", "", None)
-    assert (folder.has_standing, StandingFiles(folder.path).read()) == (False, None)
+    assert (folder.has_standing, StandingFiles(folder.path, 0).read()) == (False, None)

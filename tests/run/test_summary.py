@@ -19,10 +19,10 @@ JOB: dict[str, Any] = {
     "servers": 0,
     "workers": 1,
     "data": {"synthetic": {"train_samples": 400, "eval_samples": 100, "num_dense": 2, "table_sizes": [20, 30]}},
-    "model": {"bottom": [4], "top": [4]},
+    "model": {"bottom": [4], "hidden": [4]},
     "train": {"batch_size": 50},
     "tower": {"compile": "off"},
-    "checkpoint": {"every_steps": 0},
+    "checkpoint": {"every_steps": "off"},
 }
 COMPRESSED = {
     "consistency": "bounded",
@@ -58,7 +58,8 @@ def test_train_returns_what_summary_json_holds(tmp_path: Path, changes: dict[str
     assert not list(unknown(summary))
     assert summary.to_dict() == written | {"run_dir": str(tmp_path / "run")}
     assert summary.status == "completed" and summary.run_dir == tmp_path / "run"
-    assert (summary.held_back is None) == (not changes)
+    assert (summary.residuals_and_cache is None) == (not changes)
+    assert summary.held_back == summary.residuals_and_cache
 
 
 def test_every_key_of_a_job_that_ended_early_is_described() -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from shardkeep import Callback, CheckpointEvent, EvaluationEvent, ProgressEvent, StartEvent, Summary
-from shardkeep.run.callback import METHODS
+from shardkeep import Callback
+from shardkeep.callbacks import CheckpointEvent, EvaluationEvent, ProgressEvent, StartEvent, Summary
+from shardkeep.view.callback import METHODS
 
 Call = tuple[str, Any]
 

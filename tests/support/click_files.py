@@ -43,7 +43,7 @@ def click_job(train: Path, **changes: Any) -> dict[str, Any]:
             "dense": ["price", "age"],
             "sparse": ["user", "item", {"column": "tags", "separator": "|", "pooling": "mean"}],
         },
-        "model": {"name": "dlrm", "bottom": [7], "top": [9, 5]},
+        "model": {"name": "dlrm", "bottom": [7], "hidden": [9, 5]},
         "tables": {"default": {"dim": 4}},
         "tower": {"amp": "off", "compile": "off"},
         "train": {"batch_size": 32},

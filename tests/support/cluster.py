@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-import yaml
 
+from shardkeep.base.yaml_text import write_yaml
 from shardkeep.run.folder import RunFolder
 from tests.support.forked import SHARDKEEP, Forked, program, started
 
@@ -89,12 +89,20 @@ class Command:
 
     def line(self, start: str, *, limit_s: float = LIMIT_S) -> str:
         """The first line of stdout that begins with `start`; waits for it."""
+        return self._line("out", start, limit_s)
+
+    def logged(self, start: str, *, limit_s: float = LIMIT_S) -> str:
+        """The first line of stderr that begins with `start`; waits for it."""
+        return self._line("err", start, limit_s)
+
+    def _line(self, stream: str, start: str, limit_s: float) -> str:
+        reader = self._readers[("out", "err").index(stream)]
 
         def found() -> str | None:
-            return next((line for line in self._lines["out"] if line.startswith(start)), None)
+            return next((line for line in self._lines[stream] if line.startswith(start)), None)
 
         with self._read:
-            self._read.wait_for(lambda: found() is not None or not self._readers[0].is_alive(), limit_s)
+            self._read.wait_for(lambda: found() is not None or not reader.is_alive(), limit_s)
             line = found()
         assert line is not None, f"{self}: no line {start!r} within {limit_s:g} s\n{self.printed()}"
         return line
@@ -180,6 +188,11 @@ class Cluster:
         command = self.command("coordinator", path, "--run-dir", run, *trust, **options)
         return command, json.loads(command.line("{"))["coordinator"], self._run(name)
 
+    def continued(self, config: dict[str, Any], *arguments: str, name: str = "run") -> Command:
+        """`shardkeep coordinator --continue` in the run folder `name`, at any free port."""
+        place = ("--run-dir", str(self._folder / name), "--continue", *arguments)
+        return self.command("coordinator", str(self.write(config, name)), *place)
+
     def role(self, role: str, index: int, address: str, *arguments: str, **options: Any) -> Command:
         """A role of the job that was started last; what it keeps for its recovery is beside the test's other files.
         Options: as of Command."""
@@ -189,7 +202,7 @@ class Cluster:
 
     def write(self, config: dict[str, Any], name: str = "run") -> Path:
         path = self._folder / f"{name}.yaml"
-        path.write_text(yaml.safe_dump(patient(config)))
+        path.write_text(write_yaml(patient(config)))
         return path
 
     def training(self, folder: RunFolder, *, limit_s: float = LIMIT_S) -> dict[str, psutil.Process]:

@@ -11,7 +11,7 @@ TINY: dict[str, Any] = {
     "servers": 2,
     "workers": 2,
     "data": {"synthetic": {"train_samples": 1950, "eval_samples": 300, "num_dense": 3, "table_sizes": [50, 90, 3000]}},
-    "model": {"bottom": [8], "top": [8]},
+    "model": {"bottom": [8], "hidden": [8]},
     "tower": {"compile": "off"},
     "train": TRAIN,
 }
@@ -20,7 +20,12 @@ ENDLESS = {
     "servers": 1,
     "train": {**TRAIN, "epochs": 100_000},
     "eval": {"every_steps": 1_000_000},
-    "liveness": {"restarts": 0},  # test_chaos.py has the jobs that recover
+    "recovery": {"restarts": 0},  # test_chaos.py has the jobs that recover
 }
-LASTING: dict[str, Any] = {**ENDLESS, "checkpoint": {"every_steps": 1_000_000}, "liveness": {"lease_s": 4.0}}
+LASTING: dict[str, Any] = {
+    **ENDLESS,
+    "checkpoint": {"every_steps": 1_000_000},
+    "liveness": {"lease_s": 4.0},
+    "recovery": {},
+}
 """Recovers, and may write a checkpoint at its end: so it gets ten minutes to stop."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from shardkeep.base.machine.limits import Limit
 from shardkeep.ps.config import TableSpec
 from shardkeep.ps.control.coordinator import Coordinator
-from shardkeep.ps.control.job import JobSpec
+from shardkeep.ps.control.job import JobDeadlines, JobSpec
 from shardkeep.ps.control.records import PROTOCOL_VERSION, Formation, Hello, JobState, Member, Offer, Record, Role
 
 VERSIONS = {"shardkeep": "1.0", "torch": "2.13.0"}
@@ -46,18 +47,21 @@ class ListSink:
 class Job:
     """Two workers and a server unless told otherwise; a lease of 15 s."""
 
-    def __init__(self, *, servers: int = 1, workers: int = 2, sink: ListSink | None = None) -> None:
+    def __init__(
+        self, *, servers: int = 1, workers: int = 2, sink: ListSink | None = None, quota: Limit | None = None
+    ) -> None:
         self.now = 0.0
         self.data = ""
         """The fingerprint that workers tell."""
         self.sink = sink or ListSink()
         self.opened: list[int] = []
         self.coordinator = Coordinator(
-            JobSpec("name: job\n", servers, workers, lease_s=15.0, form_timeout_s=120.0),
+            JobSpec("name: job\n", servers, workers, JobDeadlines(lease_s=15.0, form_s=120.0)),
             open_store=self._open_store,
             sink=self.sink,
             clock=lambda: self.now,
             versions=VERSIONS,
+            quota=quota,
         )
         self.names: list[tuple[Role, int]] = [("server", i) for i in range(servers)]
         self.names += [("worker", i) for i in range(workers)]
@@ -75,10 +79,8 @@ class Job:
         self.coordinator.register(Hello(member, token, protocol, VERSIONS | versions))
         return token
 
-    def join(
-        self, role: Role, index: int, tables: Sequence[TableSpec] | None = TABLES
-    ) -> tuple[JobState, Formation | None]:
-        offer = Offer(None if role == "server" or tables is None else tuple(tables), self.data)
+    def join(self, role: Role, index: int, tables: Sequence[TableSpec] = TABLES) -> tuple[JobState, Formation | None]:
+        offer = Offer(() if role == "server" else tuple(tables), self.data)
         return self.coordinator.join(f"{role}-{index}-100", offer)
 
     def form(self) -> Formation:

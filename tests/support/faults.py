@@ -17,9 +17,8 @@ import psutil
 from shardkeep.base.arrays import Bytes
 from shardkeep.base.errors import DeadlineExceeded, ShardkeepError
 from shardkeep.ps.control.grpc.client import fetch_status
-from shardkeep.ps.shard.serving import pass_on
-from shardkeep.ps.transport.local import LocalTransport
-from shardkeep.ps.transport.transport import Handler
+from shardkeep.ps.server.server_state import pass_on
+from shardkeep.ps.transport.transport import Handler, LocalTransport
 from shardkeep.run.folder import RunFolder
 from tests.support.cluster import Command, kinds, records
 

@@ -22,23 +22,36 @@ from types import SimpleNamespace
 from typing import IO, Any, NoReturn
 from unittest import mock
 
-from shardkeep.launch.children import child_environment
+from shardkeep.launch.processes.children import child_environment
 
 PRELOADED = [
     "torch",
     "torch._dynamo",
     "torch.testing",
+    "numpy.ma",
+    "pyarrow.compute",
+    "pyarrow.csv",
+    "pyarrow.parquet",
     "shardkeep.cli.main",
     "shardkeep.launch.job",
-    "shardkeep.launch.supervisor",
-    "shardkeep.run.screen",
-    "shardkeep.launch.fork_server",
+    "shardkeep.launch.train_job",
+    "shardkeep.view.screen",
+    "shardkeep.launch.processes.fork_server",
     "shardkeep.ps.control.grpc.server",
+    "shardkeep.roles.coordinator",
     "shardkeep.roles.server",
     "shardkeep.roles.worker",
+    "shardkeep.inference.files",
+    "shardkeep.inference.predictor",
+    "shardkeep.inference.scoring",
+    "shardkeep.workers.data.sources.csv_files",
+    "shardkeep.workers.data.sources.parquet_files",
     "tests.support.towers",
+    "tests.support.frozen_heap",  # the last
 ]
-"""What one process imports for all commands and ranks of the session. No module that starts a thread."""
+"""What one process imports for all commands and ranks of the session: no kernels, none that starts a thread."""
+WITHOUT_THREADS = {"TORCH_CPP_LOG_LEVEL": "ERROR", "JE_ARROW_MALLOC_CONF": "background_thread:false"}
+"""For that process alone."""
 _POSSIBLE = sys.platform == "linux"
 SHARDKEEP = "shardkeep.cli.main:main"
 
@@ -49,7 +62,7 @@ def fork_context() -> Any:
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
-    with mock.patch.dict(os.environ, {**child_environment({}, threads=1), "TORCH_CPP_LOG_LEVEL": "ERROR"}):
+    with mock.patch.dict(os.environ, {**child_environment({}, threads=1), **WITHOUT_THREADS}):
         forkserver.ensure_running()  # libraries read at import what every role sets
     return context
 
@@ -171,7 +184,7 @@ def _run(main: str, arguments: list[str], cwd: str, env: dict[str, str], ends: S
 
 def _fork_servers_from_here() -> None:
     """Makes a launcher in this process fork its fork server: this process has imported what it would import."""
-    from shardkeep.launch import fork_server
+    from shardkeep.launch.processes import fork_server
 
     def start(command: Sequence[str], *, stderr: Any, env: Any, pass_fds: Any, **_same: Any) -> ForkedServer:
         return ForkedServer(command, stderr=stderr, env=env, pass_fds=pass_fds)

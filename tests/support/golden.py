@@ -18,7 +18,7 @@ TRAINED: dict[str, Any] = {
     "data": {
         "synthetic": {"train_samples": 40_000, "eval_samples": 3000, "num_dense": 3, "table_sizes": [50, 90, 3000]}
     },
-    "model": {"bottom": [8], "top": [8], "dropout": 0.1},
+    "model": {"bottom": [8], "hidden": [8], "dropout": 0.1},
     "tower": {"compile": "off", "amp": "off", "optimizer": {"name": "adam"}},
     "consistency": {"mode": "sync"},
     "train": {"batch_size": 50, "report_every_s": 0.1},

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from shardkeep.ps.shard.consistency import Work
-from shardkeep.ps.shard.service import ShardService
+from shardkeep.ps.server.consistency import Work
+from shardkeep.ps.server.service import ShardService
 
 
 class HeldGate:

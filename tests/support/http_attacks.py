@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 Address = tuple[str, int]
-LIMIT_S = 20.0
+LIMIT_S = 90.0
 MOST_BYTES = 64 << 20
 
 

@@ -21,6 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.support.import_path import IMPORT_PATH
+
 MAIN = "tests.support.hurt:main"
 _VARIABLE = "SHARDKEEP_TEST_HURTS"
 Filter = Callable[..., bool]
@@ -62,7 +64,7 @@ def _carries(kind: str) -> Filter:
 
 
 def _reports(kind: str) -> Filter:
-    return lambda _self, _token, **named: bool(named["kind"] == kind)
+    return lambda _self, **named: bool(named["kind"] == kind)
 
 
 def _entry(name: str) -> Filter:
@@ -77,10 +79,10 @@ _SEND, _RPC = (
     "shardkeep.ps.rpc.group:RpcGroup.send",
     "shardkeep.ps.rpc.group:RpcGroup.form",
 )
-_SERVICE, _APPLIER = "shardkeep.ps.shard.service:ShardService", "shardkeep.ps.shard.applier:Applier"
-WRITE = "shardkeep.ps.shard.journal.segments:write_all"
-_APPEND = "shardkeep.ps.shard.journal.journal:Journal.append"
-_COORDINATOR, _FILES = "shardkeep.ps.control.coordinator:Coordinator", "shardkeep.ps.checkpoints:Checkpoints"
+_APPLIER = "shardkeep.ps.server.applier:Applier"
+WRITE = "shardkeep.ps.server.journal.segments:write_all"
+_APPEND = "shardkeep.ps.server.journal.journal:Journal.append"
+_COORDINATOR, _FILES = "shardkeep.ps.control.coordinator:Coordinator", "shardkeep.ps.checkpoints.folder:Checkpoints"
 POINTS: Mapping[str, Point] = {
     # any member
     "forming": Point(_RPC),
@@ -93,21 +95,21 @@ POINTS: Mapping[str, Point] = {
     "saving tower": Point("shardkeep.workers.checkpoint.writer:save_tower"),
     "committing": Point(f"{_FILES}.commit"),
     "committed": Point(f"{_FILES}.commit", after=True),
-    "evaluating": Point("shardkeep.workers.evaluate:Evaluation.run"),
+    "evaluating": Point("shardkeep.workers.evaluation.evaluate:Evaluator.run"),
     "closing": Point("shardkeep.workers.trainer:Trainer.wait_for_writer"),
     "closed": Point("shardkeep.workers.trainer:Trainer.wait_for_writer", after=True),
     # servers
-    "pull received": Point(f"{_SERVICE}._pull"),
-    "rows ready": Point("shardkeep.ps.shard.pulls:Pulls.rows", after=True),
+    "pull received": Point("shardkeep.ps.server.pulls:PullQueue.park"),
+    "rows ready": Point("shardkeep.ps.server.pulls:PullQueue.rows", after=True),
     "push received": Point(f"{_APPLIER}.push"),
     "push journaled": Point(_APPEND, after=True, counts=_entry("PUSH")),
     "push staged": Point(f"{_APPLIER}.push", after=True),
-    "applied": Point(f"{_APPLIER}._apply", after=True),
-    "rows go": Point("shardkeep.ps.shard.policies:Policies._remove_found"),
-    "rows gone": Point("shardkeep.ps.shard.policies:Policies._remove_found", after=True),
-    "writing removed": Point("shardkeep.ps.shard.snapshot.files:_write_removed", counts=_of_increment),
-    "snapshotting": Point("shardkeep.ps.shard.snapshot.array_file:ArrayFile.finish"),
-    "read received": Point("shardkeep.ps.shard.pulls:Pulls.read"),
+    "applied": Point("shardkeep.ps.server.tables:Tables.apply", after=True),
+    "rows go": Point("shardkeep.ps.server.table.policies.eviction:Eviction.remove"),
+    "rows gone": Point("shardkeep.ps.server.table.policies.eviction:Eviction.remove", after=True),
+    "writing removed": Point("shardkeep.ps.server.snapshot.files:write_removed", counts=_of_increment),
+    "snapshotting": Point("shardkeep.ps.server.snapshot.part_files:ArrayFile.finish"),
+    "read received": Point("shardkeep.ps.server.pulls:PullQueue.read"),
     "leaving": Point("shardkeep.ps.control.grpc.client:ControlClient.leave"),
     # the coordinator
     "hello": Point(f"{_COORDINATOR}.register"),
@@ -134,8 +136,7 @@ class Astray:
 def environment(folder: Path, hurts: Sequence[Hurt] = (), astray: Sequence[Astray] = ()) -> dict[str, str]:
     """The environment of a launcher for these hurts; `folder` exists and gets a file for each that happened."""
     what = {"hurts": [dataclasses.asdict(h) for h in hurts], "astray": [dataclasses.asdict(a) for a in astray]}
-    root = str(Path(__file__).parents[2])
-    return {_VARIABLE: json.dumps({"folder": str(folder), **what}), "PYTHONPATH": root}
+    return {_VARIABLE: json.dumps({"folder": str(folder), **what}), "PYTHONPATH": IMPORT_PATH}
 
 
 def missed(folder: Path, hurts: Sequence[Hurt]) -> list[Hurt]:
@@ -149,6 +150,10 @@ def strayed(folder: Path) -> Counter[str]:
 
 
 # ---- inside the processes ----
+
+_STRUCK = threading.Lock()
+"""Taken for good by the first hurt of a process: another one, in another thread, waits for the next process. Else one
+death would do for two."""
 
 
 def main() -> None:
@@ -172,8 +177,8 @@ def main() -> None:
 
 
 def _start_roles_from_here() -> None:
-    from shardkeep.launch.children import SHARDKEEP
-    from shardkeep.launch.fork_server import ForkServer
+    from shardkeep.launch.processes.children import SHARDKEEP
+    from shardkeep.launch.processes.fork_server import ForkServer
 
     start = subprocess.Popen.__init__
 
@@ -220,6 +225,7 @@ def _set(hurt: Hurt, folder: Path) -> None:
 def _strike(hurt: Hurt, folder: Path) -> None:
     """Sends the process its signal. This thread waits: a stop takes effect when another thread has looked at
     it, and until then this one could write what it must not."""
+    _STRUCK.acquire()
     (folder / str(hurt)).touch()
     os.kill(os.getpid(), signal.Signals[hurt.signal])
     threading.Event().wait()

@@ -1,11 +1,12 @@
-"""What fresh processes import and compile: `python -m tests.support.kernel_loads FOLDER CONFIGS ROLE...`.
+"""What fresh processes import and compile: `python -m tests.support.kernel_loads FOLDER CONFIGS COMMANDS ROLE...`.
 
-Each role's module and each job gets a process of its own, forked from this one, which has imported libraries
+Each role's module, job and command gets a process of its own, forked from this one, which has imported libraries
 only: those of roles from one without `torch._dynamo`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import os
@@ -25,7 +26,8 @@ class Loads:
 
     modules: list[str]
     """All that are imported."""
-    compiled_in_steps: list[str]
+    kernels_too_early: list[str]
+    """Compiled in a step, or loaded by a command before it looked which are compiled."""
 
     @property
     def kernels(self) -> list[str]:
@@ -54,10 +56,10 @@ def run_job(text: str, folder: Path) -> list[str]:
     """Trains in this process; the kernels that were compiled after the job's own had been loaded."""
     from numba.core import event
 
+    from shardkeep.assembly.kernel_needs import needed_kernels
     from shardkeep.base.compiling.kernels import load_kernels
     from shardkeep.config import parse_config
     from shardkeep.roles.in_process import run_in_process
-    from shardkeep.roles.kernel_needs import needed_kernels
 
     compiled: list[str] = []
 
@@ -85,6 +87,26 @@ def run_job(text: str, folder: Path) -> list[str]:
     return compiled
 
 
+def run_command(arguments: list[str]) -> list[str]:
+    """Runs a command of `shardkeep`. Returns the modules of kernels that it imports before it looks whether they are
+    compiled, which is when it can say that it compiles them."""
+    from shardkeep.cli.main import app
+
+    kernels, early, looked = set(kernel_modules()), list[str](), set[str]()
+
+    def watch(event: str, given: tuple[Any, ...]) -> None:
+        if event == "open" and str(given[0]).endswith("/compiled.json"):
+            looked.add(Path(given[0]).parent.name.rpartition("-")[0])
+        elif event == "import" and given[0] in kernels - looked:
+            early.append(given[0])
+
+    sys.addaudithook(watch)
+    with contextlib.suppress(SystemExit):
+        app(arguments)
+    assert looked, arguments
+    return early
+
+
 def in_fork(path: Path, act: Callable[[], list[str]]) -> None:
     """Runs `act` in a fork, which writes `path`; waits for it."""
     if child := os.fork():
@@ -104,8 +126,10 @@ def main() -> None:
     import numba  # noqa: F401
     import torch  # noqa: F401
 
-    folder, jobs = Path(sys.argv[1]), json.loads(sys.argv[2])
-    for role in sys.argv[3:]:
+    folder, jobs, commands = Path(sys.argv[1]), json.loads(sys.argv[2]), json.loads(sys.argv[3])
+    for name, arguments in commands.items():
+        in_fork(folder / f"{name}.json", lambda arguments=arguments: run_command(arguments))  # type: ignore[misc]
+    for role in sys.argv[4:]:
         in_fork(folder / f"{role}.json", lambda role=role: load_role(role))  # type: ignore[misc]
     importlib.import_module("torch._dynamo")
     for name, text in jobs.items():

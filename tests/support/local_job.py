@@ -11,19 +11,19 @@ from typing import Any
 
 import torch
 
+from shardkeep.assembly.model import table_specs
+from shardkeep.assembly.service import build_service
+from shardkeep.assembly.worker import START, WorkerProcess, build_run, origin_of
 from shardkeep.base.errors import MemberLost
 from shardkeep.config import JobConfig
-from shardkeep.ps.checkpoints import Checkpoint, Checkpoints
+from shardkeep.ps.checkpoints.folder import Checkpoint, Checkpoints
 from shardkeep.ps.client.row_client import RowClient
-from shardkeep.ps.shard.service import ShardService
-from shardkeep.ps.transport.local import LocalTransport
-from shardkeep.ps.transport.transport import Transport
-from shardkeep.roles.assembly import START, WorkerProcess, build_run, origin_of, table_specs
-from shardkeep.roles.server import build_service
+from shardkeep.ps.server.service import ShardService
+from shardkeep.ps.transport.transport import LocalTransport, Transport
 from shardkeep.workers.checkpoint.checkpointer import Checkpointer
 from shardkeep.workers.collectives.collective import Solo, ThreadCollective
 from shardkeep.workers.data.samples import Data
-from shardkeep.workers.data.sampling import Origin
+from shardkeep.workers.data.sampling import StepOrigin
 from shardkeep.workers.dense.tower import Tower
 from shardkeep.workers.generation import Generation, Link
 from shardkeep.workers.rewind import Rewind
@@ -105,13 +105,13 @@ class LocalJob:
         ranks = ThreadCollective.group(self.config.workers) if self.config.workers > 1 else [Solo()]
         return [Link(number, self.connect(self.services), rank) for rank in ranks]
 
-    def _worker(self, link: Link, origin: Origin) -> Worker:
+    def _worker(self, link: Link, origin: StepOrigin) -> Worker:
         run = self._run(link, origin)
         if self.resumed is not None:
             run.load(self.resumed)
         return Worker(run, run.enter(link))
 
-    def _run(self, link: Link, origin: Origin | None) -> TrainingRun:
+    def _run(self, link: Link, origin: StepOrigin | None) -> TrainingRun:
         rank = link.collective.rank
         folder = None if self.rewinds is None else self.rewinds / f"{link.number}-{rank}"
         return build_run(

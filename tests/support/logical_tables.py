@@ -307,7 +307,7 @@ def _list(draw: st.DrawFn, name: str, count: int) -> list[LogicalColumn]:
     rows[0] = [5 if kind == "whole" else "a"]  # a list that is never full has no type
     rows = [None if row is not None and row == [None] else row for row in rows]  # written, they are the same
     if weighted:
-        rows = [rows[0] if row in (None, [-1], ["-1"]) else row for row in rows]  # a missing field has no weights
+        rows = [rows[0] if row is None else row for row in rows]  # a missing field has no weights
     columns = [LogicalColumn(name, "list", kind, rows)]
     if weighted:
         weight = st.sampled_from([0.5, 1.0, 2.0, 0.25])

@@ -7,10 +7,9 @@ from collections.abc import Callable
 import numpy as np
 
 from shardkeep.ps.config import TableSpec
-from shardkeep.ps.shard.tables import Tables
+from shardkeep.ps.server.tables import Tables
 from tests.support.one_table import exported
-from tests.support.tables import SPECS as ALL_LAWS
-from tests.support.tables import ByTable, gradients
+from tests.support.tables import SPECS as ALL_LAWS, ByTable, gradients
 
 SPECS = (*ALL_LAWS, TableSpec(name="empty", dim=5), TableSpec(name="one row", dim=2, optimizer={"name": "adam"}))  # type: ignore[arg-type]
 EMPTY, ONE_ROW = len(SPECS) - 2, len(SPECS) - 1

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from shardkeep import EmbeddingClient, TableSpec
 from shardkeep.compression.config import CompressionConfig
 from shardkeep.loop.joining import Joined, join_local, loop_config
-from shardkeep.loop.metering import LoopMeter
+from shardkeep.loop.metering import StepMeter
 
 
 class Records:
@@ -46,6 +48,20 @@ class Clock:
             yield batch
 
 
+class SlowReads(StepMeter):
+    """A meter whose client's reads take some seconds."""
+
+    def __init__(self, *parts: Any, clock: Clock, read_s: float, **others: Any) -> None:
+        super().__init__(*parts, clock=clock, **others)
+        self._wait = partial(clock.add, read_s)
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[None]:
+        with super().reading():
+            self._wait()
+            yield
+
+
 def metered_client(
     tables: Sequence[TableSpec],
     *,
@@ -53,12 +69,13 @@ def metered_client(
     seed: int = 0,
     compression: CompressionConfig | None = None,
     report_every_s: float = 2.0,
+    read_s: float = 0.0,
 ) -> tuple[EmbeddingClient, Records, Clock]:
-    """A client whose tables are in this process."""
+    """A client whose tables are in this process. `read_s`: seconds that pass in each read."""
     config = loop_config(0, seed, consistency, compression)
     config = config.model_copy(update={"train": config.train.model_copy(update={"report_every_s": report_every_s})})
     joined, records, clock = join_local(tables, config), Records(), Clock()
-    meter = LoopMeter(
+    meter = SlowReads(
         joined.rows,
         joined.ledger,
         config,
@@ -67,6 +84,7 @@ def metered_client(
         generation=lambda: joined.rows.generation,
         metrics=None,
         clock=clock,
+        read_s=read_s,
     )
-    metered = Joined(joined.rows, joined.ledger, joined.ending, joined.saving, meter=meter)
+    metered = Joined(joined.rows, joined.ledger, joined.ending, joined.saving, meter)
     return EmbeddingClient(metered), records, clock

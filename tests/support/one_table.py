@@ -8,19 +8,20 @@ import numpy as np
 
 from shardkeep.base.contiguous import for_kernels
 from shardkeep.ps.placement import BUCKETS
-from shardkeep.ps.shard.table import index_kernels, table_kernels
-from shardkeep.ps.shard.table.index import RowIndex
-from shardkeep.ps.shard.table.optimizers.optimizer import Update
-from shardkeep.ps.shard.table.optimizers.registry import OPTIMIZERS
-from shardkeep.ps.shard.table.records import Records
-from shardkeep.ps.shard.table.stored_rows import StoredRows
-from shardkeep.ps.shard.table.table import NO_SQUARES, Table
+from shardkeep.ps.server.table import index_kernels, table_kernels
+from shardkeep.ps.server.table.descriptor_kernels import DESCRIPTOR_DTYPE
+from shardkeep.ps.server.table.index import RowIndex
+from shardkeep.ps.server.table.layout_kernels import FIRST_WEIGHT
+from shardkeep.ps.server.table.optimizers.optimizer import RowUpdate
+from shardkeep.ps.server.table.records import Records
+from shardkeep.ps.server.table.stored_rows import StoredRows
+from shardkeep.ps.server.table.table import Table
 
 
 class OneIndex(RowIndex):
     def __init__(self, width: int = 2, buckets: tuple[int, int] = (0, BUCKETS)) -> None:
-        self.count = np.zeros(1, dtype=np.int64)
-        super().__init__(Records(width, self.count), self.count, buckets)
+        self.descriptor = np.zeros(1, dtype=DESCRIPTOR_DTYPE)[0]
+        super().__init__(Records(width, self.descriptor["blocks"]), self.descriptor, buckets)
 
     @property
     def moving(self) -> bool:
@@ -29,23 +30,19 @@ class OneIndex(RowIndex):
 
     def find(self, ids_U: np.ndarray) -> np.ndarray:
         """Slots of ids, int64; -1 where an id is absent. Changes nothing."""
-        slots_U, records = np.empty(ids_U.size, dtype=np.int64), self.records
-        index_kernels.find(self.entries, self.old, ids_U, records.addresses, records.shift, records.width, slots_U)
+        slots_U = np.empty(ids_U.size, dtype=np.int64)
+        index_kernels.find(self.descriptor, ids_U, slots_U)
         return slots_U
 
     def find_or_add(self, ids_U: np.ndarray) -> np.ndarray:
         """Slots of unique ids, int64; absent ones are added and get the slots from len(self) on."""
         self.make_room(ids_U.size)
-        slots_U, records = np.empty(ids_U.size, dtype=np.int64), self.records
-        place = (records.addresses, records.shift, records.width)
-        self.count[0] = index_kernels.find_or_add(self.entries, self.old, ids_U, *place, len(self), slots_U)
+        slots_U = np.empty(ids_U.size, dtype=np.int64)
+        index_kernels.find_or_add(self.descriptor, ids_U, slots_U)
         return slots_U
 
     def remove(self, slot: int) -> None:
-        records = self.records
-        place = (records.addresses, records.shift, records.width)
-        index_kernels.remove(self.entries, self.old, *place, slot, len(self) - 1)
-        self.count[0] -= 1
+        index_kernels.remove(self.descriptor, slot)
         self.shrink(1)
 
 
@@ -59,25 +56,26 @@ class OneTable(Table):
 
 def scalars_of(table: Table, step: int) -> np.ndarray:
     """The scalars of a table's optimizer for a step."""
-    return np.array(OPTIMIZERS[table.spec.optimizer.name].scalars(table.spec.optimizer, Update(step)), dtype=np.float32)
+    return np.array(table.spec.optimizer.scalars(RowUpdate(step)), dtype=np.float32)
 
 
 def applied(table: Table, ids_U: np.ndarray, grad_UD: np.ndarray, *, step: int) -> None:
     """One optimizer update per id. Rows with inf or nan in their gradient are left alone and counted."""
     shaped_UD = for_kernels(grad_UD, np.float32).reshape(ids_U.size, table.spec.dim)
-    ids_U, grad_UD = table.finite(for_kernels(ids_U, np.int64), shaped_UD)
+    finite_U = np.isfinite(shaped_UD).all(axis=1)
+    table.skipped_rows += int((~finite_U).sum())
+    ids_U, grad_UD = for_kernels(ids_U, np.int64)[finite_U], shaped_UD[finite_U]
     slots_U, scalars = table.slots_to_load(ids_U), scalars_of(table, step)
-    table_kernels.update(table.descriptor, slots_U, grad_UD, NO_SQUARES, scalars)
+    table_kernels.update(table.descriptor, slots_U, grad_UD, scalars)
 
 
 def pulled(table: Table, ids_U: np.ndarray) -> np.ndarray:
     """Weights of ids as a fresh float32 (U, D); the initial value of unknown ones. Never changes the table."""
-    ids_U, table_starts = for_kernels(ids_U, np.int64), table.starts[None]
+    ids_U = for_kernels(ids_U, np.int64)
     rows_UD, slots_U = np.empty((ids_U.size, table.spec.dim), np.float32), np.empty(ids_U.size, np.int64)
     starts, flat = np.array([0, ids_U.size]), rows_UD.reshape(-1)
-    table_kernels.pull(
-        table.descriptor[None], table_starts, np.zeros(1, np.int64), starts, ids_U, slots_U, np.empty(1, int), flat
-    )
+    tables = np.array([table.descriptor])
+    table_kernels.pull(tables, np.zeros(1, np.int64), starts, ids_U, slots_U, np.empty(1, np.int64), flat)
     return rows_UD
 
 
@@ -104,6 +102,6 @@ def exported(table: Table) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 def stored_rows(table: Table) -> StoredRows:
     """All rows in the table's precision, in the order of their slots."""
     layout, used_NW = table.layout, records_of(table.records, table.num_rows)
-    rows_NW = used_NW[:, layout.first_weight : layout.first_slot]
+    rows_NW = used_NW[:, FIRST_WEIGHT : layout.first_slot]
     slots_NW = used_NW[:, layout.first_slot : layout.first_slot + layout.slot_words]
     return StoredRows.of_words(ids_in(table.records, table.num_rows), rows_NW, slots_NW, layout)

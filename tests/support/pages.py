@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from shardkeep.page.of_job import serve_page
+from shardkeep.web.server import WebServer
+from shardkeep.web_config import WebConfig
 from tests.support.browser import Visit
 from tests.support.cluster import Cluster, Command
 
@@ -58,6 +61,13 @@ def viewed(cluster: Cluster, *runs: Path) -> Iterator[View]:
         yield View(command, PageAddress(line.split()[-1]))
     finally:
         command.kill()
+
+
+@contextlib.contextmanager
+def served_page(page: WebConfig, run: Path, token: str, *, tls: Path | None = None) -> Iterator[str | None]:
+    """Serves the page of a run as its job does, until the end of the `with`."""
+    with contextlib.closing(WebServer()) as web:
+        yield serve_page(web, page, run, token, tls=tls)
 
 
 def tile(visit: Visit, name: str) -> str:

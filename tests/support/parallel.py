@@ -21,8 +21,10 @@ from xdist.scheduler import LoadScopeScheduling
 
 from shardkeep.base.files import atomic_write
 
-PROCESSES = "processes"
+PROCESSES = "waits_for_processes"
 GOLDEN = "golden"
+LONG_S = 1000
+"""A test with a higher time limit starts with the long ones."""
 _VARIABLE = "SHARDKEEP_TEST_GROUPS"
 
 
@@ -103,7 +105,7 @@ def group_of(item: pytest.Item) -> str:
 
 def _turn(item: pytest.Item) -> int:
     """The longest groups start first: long tests by the limits of their group, processes, whole jobs in one process."""
-    if item.get_closest_marker("chaos") or item.get_closest_marker("slow"):
+    if item.get_closest_marker("chaos") or item.get_closest_marker("slow") or limit_s(item) > LONG_S:
         return 0
     if item.get_closest_marker(PROCESSES):
         return 1

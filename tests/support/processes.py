@@ -28,7 +28,7 @@ def in_processes(target: Callable[..., None], world_size: int, *, limit_s: float
         assert not [f["failed"] for f in found if "failed" in f], "\n".join(f.get("failed", "") for f in found)
         yield sorted(found, key=lambda f: f["rank"])
         for member in members:
-            member.join(30)
+            member.join(90)
     finally:
         for member in members:
             member.kill()

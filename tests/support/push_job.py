@@ -10,9 +10,9 @@ import numpy as np
 from shardkeep.compression.config import CompressionConfig
 from shardkeep.ps.client.row_client import RowClient
 from shardkeep.ps.config import ConsistencyConfig, TableSpec
-from shardkeep.ps.shard.journal.journal import Journal
-from shardkeep.ps.shard.service import ShardService
-from shardkeep.ps.transport.local import LocalTransport
+from shardkeep.ps.server.journal.journal import Journal
+from shardkeep.ps.server.service import ShardService
+from shardkeep.ps.transport.transport import LocalTransport
 
 IDS = np.arange(0, 60, 3, dtype=np.int64)
 DIM = 6

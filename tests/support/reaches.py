@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator, Sequence
 
 OURS = ("shardkeep", "tests")
-_BY_TEXT = (
-    "getattr",
-    "setattr",
-    "delattr",
-    "hasattr",
-    "monkeypatch.setattr",
-    "monkeypatch.delattr",
-    "mock.patch.object",
-)
+_BY_TEXT = ("getattr", "setattr", "delattr", "hasattr", "object", "attrgetter", "methodcaller")
+"""Functions and methods that take the name of an attribute as text: `monkeypatch.setattr`, `mock.patch.object`."""
+_PATH = re.compile(r"(?:shardkeep|tests)(?:[.:]\w+)+")
+"""A name of ours as text: `monkeypatch.setattr("shardkeep.ps.client.x")`, `mock.patch`, `module:function`."""
+_END = re.compile(r"(?:[.:]\w+)+")
+"""The end of such a name, as in f"{MODULE}.x"."""
 
 
 def is_private(name: str) -> bool:
@@ -22,8 +20,8 @@ def is_private(name: str) -> bool:
 
 
 def private_names(nodes: Sequence[ast.AST]) -> Iterator[str]:
-    """Underscore names of other objects, of modules and classes of ours, by attribute, import or text. Those of other
-    packages are not ours to mend, and `self` and `cls` are the test's own."""
+    """Underscore names of other objects, of modules and classes of ours, by attribute, import or text, also as a
+    whole path. Those of other packages are not ours to mend, and `self` and `cls` are the test's own."""
     foreign = _foreign_names(nodes)
     for node in nodes:
         if isinstance(node, ast.Attribute) and is_private(node.attr):
@@ -33,9 +31,17 @@ def private_names(nodes: Sequence[ast.AST]) -> Iterator[str]:
                 yield node.attr
         elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in OURS:
             yield from (name.name for name in node.names if is_private(name.name))
-        elif isinstance(node, ast.Call) and _dotted(node.func) in _BY_TEXT:
-            texts = [a.value for a in node.args[1:2] if isinstance(a, ast.Constant) and isinstance(a.value, str)]
-            yield from (text for text in texts if is_private(text) and _root(node.args[0]) not in foreign)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and _PATH.fullmatch(node.value):
+            yield from (part for part in re.split("[.:]", node.value) if is_private(part))
+        elif isinstance(node, ast.JoinedStr):
+            ends = [a.value for a in node.values if isinstance(a, ast.Constant) and _END.fullmatch(str(a.value))]
+            yield from (part for end in ends for part in re.split("[.:]", str(end)) if is_private(part))
+        elif isinstance(node, ast.Call) and _last(node.func) == "multiple":
+            yield from (word.arg for word in node.keywords if word.arg is not None and is_private(word.arg))
+        elif isinstance(node, ast.Call) and _last(node.func) in _BY_TEXT:
+            values = [*node.args, *(word.value for word in node.keywords)]
+            texts = [a.value for a in values[:2] if isinstance(a, ast.Constant) and isinstance(a.value, str)]
+            yield from (text for text in texts if is_private(text) and _root(values[0]) not in foreign)
 
 
 def imports_of_tests(nodes: Sequence[ast.AST]) -> Iterator[str]:
@@ -64,8 +70,6 @@ def _root(node: ast.AST) -> str:
     return node.id if isinstance(node, ast.Name) else ""
 
 
-def _dotted(node: ast.AST) -> str:
-    """A chain of attributes as it is written; empty where anything else is in it."""
-    if isinstance(node, ast.Attribute):
-        return f"{_dotted(node.value)}.{node.attr}"
-    return node.id if isinstance(node, ast.Name) else ""
+def _last(node: ast.AST) -> str:
+    """The last name of a chain of attributes; empty where it ends with anything else."""
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""

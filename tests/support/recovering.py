@@ -6,9 +6,9 @@ import json
 from typing import Any
 
 from shardkeep.ps.control.coordinator import Coordinator
-from shardkeep.ps.control.job import JobSpec
-from shardkeep.ps.control.losses import Losses
+from shardkeep.ps.control.job import JobDeadlines, JobSpec
 from shardkeep.ps.control.records import Formation, Offer, Record, ResumeRange, Shared
+from shardkeep.ps.control.recovery import Losses
 from tests.support.control_job import TABLES, VERSIONS, Job
 
 
@@ -28,14 +28,14 @@ class Recovering(Job):
         servers: int = 1,
         workers: int = 2,
         restarts: int = 2,
-        form_timeout_s: float = 120.0,
+        replace_timeout_s: float = 120.0,
         losses: Losses | None = None,
         shared: Shared | None = None,
     ) -> None:
         super().__init__(servers=servers, workers=workers)
         self.losses, self.shared = losses, shared
         self.closed = 0
-        self.restarts, self.form_timeout_s = restarts, form_timeout_s
+        self.restarts, self.replace_timeout_s = restarts, replace_timeout_s
         self.coordinator = self.another()
 
     def another(self, standing: dict[str, object] | None = None) -> Coordinator:
@@ -43,12 +43,10 @@ class Recovering(Job):
             config_yaml="name: job\n",
             num_servers=sum(role == "server" for role, _ in self.names),
             num_workers=sum(role == "worker" for role, _ in self.names),
-            lease_s=15.0,
-            form_timeout_s=self.form_timeout_s,
+            deadlines=JobDeadlines(lease_s=15.0, form_s=5.0, replace_s=self.replace_timeout_s, doubt_s=0.0),
             restarts=self.restarts,
             losses=self.losses or Losses(),
             shared=self.shared,
-            doubt_s=0.0,
         )
         return Coordinator(
             spec,
@@ -81,7 +79,7 @@ class Recovering(Job):
         pid: int = 100,
         why: str = "EOF",
     ) -> Formation | None:
-        token, tables = f"{role}-{index}-{pid}", TABLES if role == "worker" else None
+        token, tables = f"{role}-{index}-{pid}", TABLES if role == "worker" else ()
         return self.coordinator.join(token, Offer(tables, self.data, span), after=after, why=why)[1]
 
     def recover(self, *, killed: tuple[str, int] = ("server", 0), pid: int = 200, after: int = 1) -> Formation:

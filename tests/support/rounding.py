@@ -1,4 +1,4 @@
-"""Rounding to fewer bits in numpy and float64: what the kernels of ps/shard/table/precision_kernels.py do, written
+"""Rounding to fewer bits in numpy and float64: what the kernels of ps/server/table/precision_kernels.py do, written
 another way."""
 
 # K = rows, D = values of a row

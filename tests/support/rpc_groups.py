@@ -11,7 +11,8 @@ from shardkeep.base.arrays import Bytes
 from shardkeep.base.deadlines import wait_for_reply
 from shardkeep.ps.rpc.group import RpcGroup
 from shardkeep.ps.transport.transport import Transport
-from shardkeep.ps.wire.message import EMPTY, Kind, Message, Section, pack, text_message, unpack
+from shardkeep.ps.wire.message import EMPTY, Kind, text_message
+from tests.support.messages import Message, Section, pack, unpack
 from tests.support.rpc_peer import Peer
 
 LIMIT_S = 90.0  # a peer imports torch on a busy machine

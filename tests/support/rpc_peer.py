@@ -100,7 +100,7 @@ def main() -> None:
     from shardkeep.base.errors import ShardkeepError
     from shardkeep.ps.config import ConsistencyConfig, TableSpec
     from shardkeep.ps.rpc.group import RpcGroup, connect_store
-    from shardkeep.ps.shard.service import ShardService
+    from shardkeep.ps.server.service import ShardService
 
     settings = json.loads(sys.argv[1])
     given = settings["service"]

@@ -10,12 +10,13 @@ import numpy as np
 from shardkeep.base.arrays import Bytes
 from shardkeep.compression.values.codec import value_codec
 from shardkeep.ps.config import ConsistencyConfig, TableSpec
-from shardkeep.ps.shard.service import ShardService
-from shardkeep.ps.wire.message import EMPTY, Kind, Message, Section, pack, unpack
+from shardkeep.ps.server.service import ShardService
+from shardkeep.ps.wire.message import EMPTY, Kind
+from tests.support.messages import Message, Section, pack, unpack
 
 TABLES = (TableSpec(name="user", dim=4), TableSpec(name="item", dim=3, optimizer={"name": "sgd"}))
 IDS = np.array([-5, 0, 7, 2**40], dtype=np.int64)
-LIMIT_S = 20.0
+LIMIT_S = 90.0
 
 
 def make_service(mode: str = "bounded", *, num_workers: int = 1, staleness: int = 2, **settings: Any) -> ShardService:

@@ -15,11 +15,12 @@ import grpc
 import numpy as np
 
 from shardkeep.inference.protocol.datatypes import NUMBERS, Values, pack
-from shardkeep.inference.server.serve import Addresses, ServerSettings, serve
+from shardkeep.inference.server.serve import Addresses, serve
 from shardkeep.inference.server.served_model import ServedModel
+from shardkeep.inference.server.settings import ServerSettings
 from shardkeep.proto import inference_pb2 as pb
 
-LIMIT_S = 30.0
+LIMIT_S = 90.0
 
 
 class Server:

@@ -105,7 +105,8 @@ def write_simulated_run(folder: Path, scene: Scene) -> Path:
             "started": "1",
             "pid_space": "simulated pid:[1]",
         }
-        (folder / "coordinator.json").write_text(json.dumps(address) + "\n")
+        for name in ("coordinator.json", "coordinator.1.json"):
+            (folder / name).write_text(json.dumps(address) + "\n")
         (folder / "page.json").write_text(json.dumps({"address": f"{scene.host}:41864", "secure": False}) + "\n")
     if scene.state == "forming":
         _write_lines(folder / "metrics.jsonl", _registrations(scene)[:1])
@@ -120,7 +121,8 @@ def write_simulated_run(folder: Path, scene: Scene) -> Path:
     for step in _checkpoint_steps(scene):
         _write_checkpoint(folder / "checkpoints" / f"step-{step:08d}", scene, step)
     if scene.over:
-        _write_json(folder / "summary.json", _summary(scene, config))
+        for name in ("summary.json", "summary.1.json"):
+            _write_json(folder / name, _summary(scene, config))
     return folder
 
 
@@ -186,22 +188,25 @@ def _members(scene: Scene, generation: int) -> list[Record]:
     ]
 
 
+KILLED = "killed by SIGKILL"
 COORDINATOR: Record = {"role": "coordinator", "index": 0}
 WORKER: Record = {"role": "worker", "index": 0}
 
 
 def _registrations(scene: Scene) -> list[Record]:
     times = [scene.began + timedelta(seconds=2 + 0.01 * i) for i in range(len(_everyone(scene)))]
-    return [
-        {"time": _time(at), "kind": "event", "text": f"{_named(scene, role, index)} registered", **COORDINATOR}
-        for at, (role, index) in zip(times, _everyone(scene), strict=True)
-    ]
+    return [_registered(scene, at, role, index, 1) for at, (role, index) in zip(times, _everyone(scene), strict=True)]
+
+
+def _registered(scene: Scene, at: datetime, role: str, index: int, generation: int) -> Record:
+    text, member = f"{_named(scene, role, index, generation)} registered", {"role": role, "index": index}
+    return {"time": _time(at), "kind": "event", "text": text, "phase": "registered", "member": member, **COORDINATOR}
 
 
 def _formed(scene: Scene, at: datetime, generation: int) -> Record:
     tables = [{"name": f"C{i + 1}", "dim": 16, "optimizer": "rowwise_adagrad"} for i in range(scene.tables)]
     text = f"generation {generation} formed"
-    return {"time": _time(at), "kind": "event", "text": text, "tables": tables, **COORDINATOR}
+    return {"time": _time(at), "kind": "event", "text": text, "phase": "formed", "tables": tables, **COORDINATOR}
 
 
 def _records(scene: Scene) -> Iterator[Record]:
@@ -222,32 +227,35 @@ def _records(scene: Scene) -> Iterator[Record]:
         yield from _loss(scene, scene.lost_server)
     if scene.state == "failed":
         text = "worker 0: the loss of step 1,800 is not finite"
-        yield {"time": _time(scene.now), "kind": "event", "text": f"failed: {text}", **COORDINATOR}
+        yield {"time": _time(scene.now), "kind": "event", "text": f"failed: {text}", "phase": "failed", **COORDINATOR}
     if scene.state == "stopped":
         yield {
             "time": _time(scene.now),
             "kind": "event",
             "text": f"stopped at step {scene.done}",
+            "phase": "stopped",
             "figures": {},
             **WORKER,
         }
     if scene.over and scene.servers:
         for role, index in _everyone(scene):
-            text = f"{_named(scene, role, index, 2)} left with code {int(scene.state == 'failed')}"
-            yield {"time": _time(scene.now), "kind": "event", "text": text, **COORDINATOR}
+            code = int(scene.state == "failed")
+            facts = {"phase": "left", "member": {"role": role, "index": index}, "code": code}
+            text = f"{_named(scene, role, index, 2)} left with code {code}"
+            yield {"time": _time(scene.now), "kind": "event", "text": text, **facts, **COORDINATOR}
 
 
 def _loss(scene: Scene, server: int) -> Iterator[Record]:
     """The records of a server's loss, and of the recovery if it is complete."""
     at, cause = scene.at(scene.lost_at), _cause(scene, server)
-    lost = {"lost": "server", "lost_index": server}
+    lost = {"phase": "lost", "reason": KILLED, "lost": "server", "lost_index": server}
+    recovering = {"phase": "recovering", "reason": cause}
     yield {"time": _time(at), "kind": "event", "text": cause, **lost, **COORDINATOR}
-    yield {"time": _time(at), "kind": "event", "text": f"recovering: {cause}", **COORDINATOR}
+    yield {"time": _time(at), "kind": "event", "text": f"recovering: {cause}", **recovering, **COORDINATOR}
     if scene.state == "recovering":
         return
     later = at + timedelta(milliseconds=100)
-    text = f"{_named(scene, 'server', server, 2)} registered"
-    yield {"time": _time(later), "kind": "event", "text": text, **COORDINATOR}
+    yield _registered(scene, later, "server", server, 2)
     yield _formed(scene, later, 2)
     recovery = {k: v for k, v in _recovery(scene, server).items() if k != "time"}
     text = f"{cause}; training resumes at step {scene.lost_at} from the members' own state, after 2.4 s"
@@ -255,7 +263,7 @@ def _loss(scene: Scene, server: int) -> Iterator[Record]:
 
 
 def _cause(scene: Scene, server: int) -> str:
-    return f"{_named(scene, 'server', server)} ended: killed by SIGKILL, the job was at step {scene.lost_at}"
+    return f"{_named(scene, 'server', server)} ended: {KILLED}, the job was at step {scene.lost_at}"
 
 
 def _recovery(scene: Scene, server: int) -> Record:
@@ -263,10 +271,11 @@ def _recovery(scene: Scene, server: int) -> Record:
     return {
         "time": _time(scene.at(scene.lost_at) + timedelta(milliseconds=100)),
         "cause": cause,
-        "died": [{"role": "server", "index": server, "cause": cause, "lost_from": None}],
+        "died": [{"role": "server", "index": server, "cause": cause, "reason": KILLED, "lost_from": None}],
         "generation": 2,
         "step": scene.lost_at,
         "seconds": 2.4,
+        "went_back": False,
         "anew": False,
         "lost_steps": 0,
         "lost_unsent_rows": 0,

@@ -7,11 +7,12 @@ from concurrent.futures import Future
 from typing import Any
 
 from shardkeep.base.arrays import Bytes
-from shardkeep.ps.checkpoints import Checkpoint, Checkpoints, FileRecord
-from shardkeep.ps.shard.service import ShardService
-from shardkeep.ps.shard.snapshot.files import load_snapshots
-from shardkeep.ps.shard.tables import Tables
-from shardkeep.ps.wire.message import Kind, text_message, text_of
+from shardkeep.ps.checkpoints.folder import Checkpoint, Checkpoints, FileRecord
+from shardkeep.ps.server.service import ShardService
+from shardkeep.ps.server.snapshot.files import load_snapshots
+from shardkeep.ps.server.tables import Tables
+from shardkeep.ps.wire.message import Kind, text_message
+from tests.support.messages import text_of
 from tests.support.services import TABLES, answer
 
 

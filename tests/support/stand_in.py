@@ -1,9 +1,10 @@
 """A role that replaces a worker or a server: a member of its job in all that the launcher sees, without torch.
 
 It takes a role's command line and registers, joins, heartbeats and reports over the real client. `stand-ins.json` in
-the run folder has its plan: {"ROLE INDEX": {"at": STEP, "do": DEED, "times": N}, "steps": N, "step_s": SECONDS,
-"hold": STEP}. Workers hold before that step until the file `go` is in the run folder. As in a real job, no worker
-leaves before all workers of its generation have trained the last step and the coordinator has the summary.
+the run folder, or beside it, has its plan: {"ROLE INDEX": {"at": STEP, "do": DEED, "times": N}, "steps": N,
+"step_s": SECONDS, "hold": STEP}. Workers hold before that step until the file `go` is in the run folder. As in a real
+job, no worker leaves before all workers of its generation have trained the last step and the coordinator has the
+summary.
 
 STEP is a number, `start`, `formed`, `gathered` (all workers have trained the last step), `reported` (the coordinator
 has the summary) or `failed`. A deed is an error's exit code, minus a signal's number, `crash` (exit code 1 without a
@@ -22,20 +23,20 @@ import sys
 import threading
 import time
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from shardkeep.base.deadlines import Deadline
 from shardkeep.base.errors import JobError, JobStopped, ShardkeepError, UserError
-from shardkeep.base.log import configure
-from shardkeep.launch.children import end_with_parent
+from shardkeep.base.logs.log import configure
+from shardkeep.launch.processes.children import end_with_parent
+from shardkeep.member.access import endpoint_of
+from shardkeep.member.departure import Departure, Leaving
+from shardkeep.member.membership import Membership, leave_if_due
 from shardkeep.ps.config import TableSpec
 from shardkeep.ps.control.grpc.client import ControlClient
-from shardkeep.ps.control.records import ANY_STEP, Formation, ResumeRange, Role
-from shardkeep.roles.access import endpoint_of
-from shardkeep.roles.departure import Departure, Leaving
-from shardkeep.roles.membership import Membership, leave_if_due
+from shardkeep.ps.control.records import ANY_STEP, Formation, Offer, ResumeRange, Role
 
 PLAN, GO = "stand-ins.json", "go"
 POLL_S = 0.01
@@ -64,13 +65,19 @@ def coordinate() -> None:
     from shardkeep.cli.main import main as real
 
     run = Path(sys.argv[sys.argv.index("--run-dir") + 1])
-    awaited = json.loads((run / PLAN).read_text()).get("coordinator 0")
+    awaited = plan_of(run).get("coordinator 0")
     if awaited is not None:
-        deadline = Deadline(20.0)
+        deadline = Deadline(90.0)
         while len(deeds(run, awaited["after"])) < awaited["times"]:
             deadline.check("the deeds of another role")
             time.sleep(0.02)
     real()
+
+
+def plan_of(run: Path) -> dict[str, Any]:
+    """What stand-ins are to do."""
+    place = next(path for path in (run / PLAN, run.parent / PLAN) if path.exists())
+    return dict(json.loads(place.read_text()))
 
 
 def deeds(run: Path, name: str) -> bytes:
@@ -83,10 +90,10 @@ def take_part(role: Role, arguments: list[str]) -> int:
     """A member's life; its exit code."""
     options = dict(zip(arguments[::2], arguments[1::2], strict=False))
     run, index = Path(options["--coordinator"]), int(options["--index"])
-    departure = Departure()
+    departure = Departure(sheltered="--sheltered" in arguments)
     departure.watch()
     configure(role, index)
-    end_with_parent(patience_s=1.0)
+    end_with_parent(patience_s=1.0, admit=departure.admit)
     try:
         StandIn(role, index, run, departure).live()
     except Leaving as leaving:
@@ -101,7 +108,7 @@ class StandIn:
     """One member."""
 
     def __init__(self, role: Role, index: int, run: Path, departure: Departure) -> None:
-        plan = json.loads((run / PLAN).read_text())
+        plan = plan_of(run)
         self._role, self._index, self._run, self._departure = role, index, run, departure
         self._steps, self._step_s = int(plan["steps"]), float(plan["step_s"])
         self._hold: int | None = plan.get("hold")
@@ -112,12 +119,12 @@ class StandIn:
         self._act("start")
         control = ControlClient(endpoint_of(str(self._run), launched=True), role=self._role, index=self._index)
         with Membership(control, self._departure), self._failing():
-            formation: Formation | None = control.join(self._tables)
+            formation: Formation | None = control.join(Offer(self._tables))
             while formation is not None and not self._serves(control, formation):
                 self._departure.check()
                 last = self._step if self._role == "worker" else ANY_STEP
-                held = ResumeRange(0, last, holds=True)
-                formation = control.join_again(self._tables, formation, resume_range=held, why="a peer was lost")
+                offer = Offer(self._tables, resume_range=ResumeRange(0, last, holds=True))
+                formation = control.join_again(offer, formation, "a peer was lost")
         if control.state.state != "completed" and (error := control.state.error()) is not None:
             raise error
 
@@ -131,11 +138,15 @@ class StandIn:
             raise
 
     @property
-    def _tables(self) -> tuple[TableSpec, ...] | None:
-        return TABLES if self._role == "worker" else None
+    def _tables(self) -> tuple[TableSpec, ...]:
+        return TABLES if self._role == "worker" else ()
 
     def _serves(self, control: ControlClient, formation: Formation) -> bool:
         """Trains or serves one generation; whether the job is over with it."""
+        if (
+            0 < self._step < formation.start_step
+        ):  # another worker was ahead; in a real job both have pushed these steps
+            self._report(control, range(self._step + 1, formation.start_step + 1))
         self._step = formation.start_step
         self._act("formed")
         with self._departure.postponed(20.0):
@@ -155,9 +166,13 @@ class StandIn:
             if self._step != self._hold or (self._run / GO).exists():
                 self._step += 1
                 control.update(step=self._step, phase="training")
-                if self._index == 0:
-                    control.report("progress", {"step": self._step, "total_steps": self._steps, "samples": self._step})
+                self._report(control, [self._step])
         return self._summarizes(control, formation)
+
+    def _report(self, control: ControlClient, steps: Iterable[int]) -> None:
+        if (self._role, self._index) == ("worker", 0):
+            for step in steps:
+                control.report("progress", {"step": step, "total_steps": self._steps, "samples": step})
 
     def _summarizes(self, control: ControlClient, formation: Formation) -> bool:
         """Waits for the others as the gather and the barrier at the end of a real worker do; whether the job is over

@@ -16,51 +16,46 @@ from typing import Any
 import psutil
 from rich.console import Console
 
-from shardkeep.affinity import Cores, Pins, pin
+from shardkeep.affinity import Pins, pin
 from shardkeep.base.errors import JobError
 from shardkeep.config import JobConfig
 from shardkeep.launch.callback_calls import CallbackCalls
-from shardkeep.launch.children import Child, Spawn, child_environment
-from shardkeep.launch.fork_server import ForkServer
-from shardkeep.launch.interrupts import Interrupts
-from shardkeep.launch.supervisor import Supervisor
-from shardkeep.run.callback import Callback, StartEvent
+from shardkeep.launch.processes.children import Child, child_environment
+from shardkeep.launch.processes.fork_server import ForkServer
+from shardkeep.launch.processes.role_starts import RoleStarts, of_launcher
+from shardkeep.launch.processes.starter import RoleCommand, Starter
+from shardkeep.launch.stopping.interrupts import Interrupts
+from shardkeep.launch.train_job import TrainJob
 from shardkeep.run.folder import RunFolder
-from shardkeep.run.screen import Screen
+from shardkeep.view.callback import Callback, StartEvent
+from shardkeep.view.screen import Screen
 from tests.support import stand_in
 from tests.support.cluster import kinds, within
+from tests.support.import_path import IMPORT_PATH
 
-LIMIT_S = 30.0
-ROOT = Path(__file__).resolve().parents[2]
+LIMIT_S = 90.0
 
 
-class StandIns(Spawn):
+class StandIns(Starter):
     """Starts stand-ins: on Linux each is forked from one process, in milliseconds."""
 
     def __init__(self) -> None:
-        self._env = child_environment({**os.environ, "PYTHONPATH": str(ROOT)}, threads=1)
-        self._server: ForkServer | None = None
+        super().__init__()
+        self._env = child_environment({**os.environ, "PYTHONPATH": IMPORT_PATH}, threads=1)
+        self._forks: ForkServer | None = None
         if sys.platform == "linux":
-            self._server = ForkServer(self._env, main=f"{stand_in.__name__}:main")
-            self._server.load(
+            self._forks = ForkServer(self._env, main=f"{stand_in.__name__}:main")
+            self._forks.load(
                 [stand_in.__name__, "shardkeep.cli.main", "shardkeep.ps.control.grpc.server", "shardkeep.run.storage"]
             )
 
-    def start(
-        self,
-        role: str,
-        index: int,
-        arguments: Sequence[str],
-        *,
-        log: Path,
-        env: Mapping[str, str],
-        cores: Cores | None = None,
-    ) -> Child:
-        given = [role, *arguments, "--parent-pipe"]
-        with log.open("ab") as output:
-            if self._server is not None:
-                process: Any = self._server.fork(given, log=output.fileno(), env=self._env, cores=cores, limit_s=60.0)
-                return Child(role, index, process, log=log)
+    def start(self, command: RoleCommand) -> Child:
+        given = [command.role, *command.arguments, "--parent-pipe"]
+        with command.log.open("ab") as output:
+            if self._forks is not None:
+                out, env = output.fileno(), self._env
+                process: Any = self._forks.fork(given, log=out, env=env, cores=command.cores, limit_s=60.0)
+                return Child(command.role, command.index, process, log=command.log)
             process = subprocess.Popen(
                 [sys.executable, stand_in.__file__, *given],
                 stdin=subprocess.PIPE,
@@ -69,13 +64,13 @@ class StandIns(Spawn):
                 env=self._env,
                 start_new_session=True,
             )
-        if cores is not None:
-            pin(process.pid, cores)
-        return Child(role, index, process, log=log)
+        if command.cores is not None:
+            pin(process.pid, command.cores)
+        return Child(command.role, command.index, process, log=command.log)
 
     def close(self) -> None:
-        if self._server is not None:
-            self._server.close()
+        if self._forks is not None:
+            self._forks.close()
 
 
 class Job:
@@ -98,7 +93,8 @@ class Job:
         self._out = StringIO()
         self._calls = CallbackCalls(callbacks, self.interrupts, lambda text: screen.phase("callback", text))
         screen = Screen(Console(file=self._out, width=1000), listener=self._calls.record if callbacks else None)
-        self._supervisor = Supervisor(self.config, self.folder, screen, self.interrupts, None, pins, 0, starter)
+        roles = RoleStarts(self.config, self.folder, starter, of_launcher(self.folder), pins=pins)
+        self._supervisor = TrainJob(roles, self.folder, screen, self.interrupts)
         self._result: dict[str, Any] | BaseException | None = None
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()

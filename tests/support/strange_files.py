@@ -15,7 +15,7 @@ from shardkeep.base.errors import ConfigError, DataError
 from shardkeep.workers.data.sources.registry import open_data
 from shardkeep.workers.data_config import DataConfig
 
-LIMIT_S = 20.0  # a file that takes so long is a hang
+LIMIT_S = 90.0  # a file that takes so long is a hang
 
 
 @dataclass(frozen=True)

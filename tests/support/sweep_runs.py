@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 from shardkeep.config import parse_config
-from shardkeep.run.code import code_of
+from shardkeep.run.origin.code import code_of
 
 BASE: dict[str, Any] = {
     "name": "tiny",

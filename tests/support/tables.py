@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from shardkeep.ps.config import TableSpec
-from shardkeep.ps.jagged import SectionIds
-from shardkeep.ps.shard.tables import Gradients
+from shardkeep.ps.jagged import Gradients, SectionIds
 
 SPECS = tuple(
     TableSpec(name=name, dim=dim, optimizer={"name": optimizer}, init={"name": law})

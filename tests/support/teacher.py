@@ -23,7 +23,7 @@ data:
   label: {column: bought, positive: ["yes"]}
   dense: [age, {column: price, scale: log_standard}]
   sparse: [shop, colour, city]
-model: {name: dlrm, bottom: [16], top: [32]}
+model: {name: dlrm, bottom: [16], hidden: [32]}
 tables:
   default: {dim: 8, optimizer: {name: rowwise_adagrad, lr: 0.1}}
 tower: {optimizer: {name: adam, lr: 0.01}, compile: "off"}

@@ -6,10 +6,12 @@ import threading
 from typing import Any
 
 import torch
+from pydantic import TypeAdapter
 from torch import nn
 
-from shardkeep.workers.collectives.collective import Collective, Solo
-from shardkeep.workers.config import TowerConfig
+from shardkeep.workers.collectives.collective import Collective
+from shardkeep.workers.config import TowerConfig, TrainConfig
+from shardkeep.workers.dense.state import broadcast
 from shardkeep.workers.dense.tower import Tower
 from shardkeep.workers.model_config import ModelConfig
 from shardkeep.workers.models.registry import build_model
@@ -19,10 +21,15 @@ FEATURES = {"a": 4, "b": 8}
 BUILDING = threading.Lock()  # ranks that are threads share torch's generator
 
 
+def model_config(name: str = "dlrm", **settings: Any) -> ModelConfig:
+    found: ModelConfig = TypeAdapter(ModelConfig).validate_python({"name": name, **settings})
+    return found
+
+
 def seeded_model(seed: int = 0, **settings: Any) -> nn.Module:
     with BUILDING, torch.random.fork_rng():
         torch.manual_seed(seed)
-        config = ModelConfig(name="dlrm", bottom=[8], top=[16], **settings)
+        config = model_config(bottom=[8], hidden=[16], **settings)
         return build_model(config, num_dense=3, features=FEATURES, default_dim=8)
 
 
@@ -30,13 +37,17 @@ def tower_of(
     *, model: nn.Module | None = None, collective: Collective | None = None, config: Any = None, **others: Any
 ) -> Tower:
     settings = {"compile": "off", "amp": "off", **(config or {})}
-    defaults = {"device": CPU, "sync": True, "batch_size": 8}
-    return Tower(
+    train = {key: others.pop(key) for key in ("batch_size", "clip_norm", "loss") if key in others}
+    tower = Tower(
         model or seeded_model(),
         config=TowerConfig(**settings),
-        collective=collective or Solo(),
-        **(defaults | others),
+        train=TrainConfig(**({"batch_size": 8} | train)),
+        **({"device": CPU, "sync": True} | others),
     )
+    if collective is not None:
+        tower.join(collective)
+        broadcast(tower.model, collective)
+    return tower
 
 
 def batch(step: int, num_samples: int) -> tuple[torch.Tensor, dict[str, torch.Tensor], torch.Tensor]:

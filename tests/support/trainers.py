@@ -7,12 +7,13 @@ from collections.abc import Sequence
 
 from shardkeep import EmbeddingClient, TableSpec
 from shardkeep.loop.joining import Joined
+from shardkeep.loop.metering import NoMeter
 from shardkeep.loop.saving import LoopCheckpoints
 from shardkeep.ps.client.row_client import RowClient
 from shardkeep.ps.config import ConsistencyConfig
-from shardkeep.ps.shard.service import ShardService
-from shardkeep.ps.transport.local import LocalTransport
-from shardkeep.ps.transport.metered import Traffic
+from shardkeep.ps.server.service import ShardService
+from shardkeep.ps.transport.metered import WorkerTraffic
+from shardkeep.ps.transport.transport import LocalTransport
 
 
 def trainers(
@@ -35,7 +36,6 @@ def trainers(
             num_workers=count,
         )
         saving = LoopCheckpoints(rows, None, None, num_trainers=count, seed=seed)
-        clients.append(
-            EmbeddingClient(Joined(rows, Traffic().ledger, contextlib.ExitStack(), saving, num_trainers=count))
-        )
+        ledger, ending = WorkerTraffic().ledger, contextlib.ExitStack()
+        clients.append(EmbeddingClient(Joined(rows, ledger, ending, saving, NoMeter(), num_trainers=count)))
     return clients

@@ -1,4 +1,4 @@
-"""Asks a server by tritonclient, in an environment where protobuf is below 7: triton_probe.py GRPC HTTP MODEL < JSON.
+"""Asks a server by tritonclient: triton_probe.py GRPC HTTP MODEL < JSON.
 
 stdin: columns by name, texts or numbers, and several values as {"values": ..., "lengths": ...}. Prints the scores of
 each form as JSON. Imports nothing of shardkeep.

@@ -1,43 +1,17 @@
-"""Student's t and the paired comparison, against printed tables and numbers worked out by hand."""
+"""The paired comparison by Student's t, against printed tables and numbers worked out by hand."""
 
 from __future__ import annotations
 
 import math
+import sys
 
 import numpy as np
 import pytest
 
-from shardkeep.sweep.student import estimate, holm, p_value, t_cdf, t_quantile
+from shardkeep.sweep.student import Estimate, estimate, holm, p_value
+from tests.support.cases import every
 
-TABLE = {  # of any textbook
-    (0.975, 1): 12.7062,
-    (0.975, 2): 4.3027,
-    (0.975, 4): 2.7764,
-    (0.975, 9): 2.2622,
-    (0.975, 30): 2.0423,
-    (0.95, 5): 2.0150,
-    (0.80, 4): 0.9410,
-    (0.995, 3): 5.8409,
-    (0.975, 10**6): 1.95997,
-}
-
-
-@pytest.mark.parametrize(("probability", "freedom"), TABLE)
-def test_quantiles_are_those_of_the_tables(probability: float, freedom: int) -> None:
-    assert t_quantile(probability, freedom) == pytest.approx(TABLE[probability, freedom], abs=6e-5)
-    assert t_quantile(1 - probability, freedom) == pytest.approx(-TABLE[probability, freedom], abs=6e-5)
-
-
-def test_the_distribution_is_exact_where_it_has_a_formula() -> None:
-    for x in np.linspace(-9.0, 9.0, 37):
-        assert t_cdf(x, 1) == pytest.approx(0.5 + math.atan(x) / math.pi, abs=1e-12)
-        assert t_cdf(x, 2) == pytest.approx(0.5 + x / (2 * math.sqrt(2 + x * x)), abs=1e-12)
-
-
-@pytest.mark.parametrize(("probability", "freedom"), [(0.0, 3), (1.0, 3), (0.9, 0)])
-def test_what_has_no_quantile_is_refused(probability: float, freedom: int) -> None:
-    with pytest.raises(ValueError, match="allowed"):
-        t_quantile(probability, freedom)
+TABLE = {(0.975, 1): 12.7062, (0.975, 4): 2.7764, (0.95, 5): 2.0150, (0.995, 3): 5.8409}  # of any textbook
 
 
 def test_the_interval_is_that_worked_out_by_hand() -> None:
@@ -52,7 +26,7 @@ def test_the_interval_is_that_worked_out_by_hand() -> None:
 def test_the_interval_holds_the_mean_95_times_in_100_and_the_power_is_kept() -> None:
     rng, inside, seen = np.random.default_rng(5), 0, 0
     draws = rng.normal(0.0, 1.0, (4000, 5))
-    smallest = (t_quantile(0.975, 4) + t_quantile(0.8, 4)) / math.sqrt(5)  # with the true deviation
+    smallest = (2.7764 + 0.9410) / math.sqrt(5)  # with the true deviation
     for row in draws:
         found = estimate(row.tolist())
         assert found is not None and found.low is not None and found.high is not None
@@ -62,6 +36,13 @@ def test_the_interval_holds_the_mean_95_times_in_100_and_the_power_is_kept() -> 
     assert seen / len(draws) == pytest.approx(0.8, abs=0.06)  # the normal approximation of the noncentral t
 
 
+def test_without_scipy_there_are_means_and_deviations_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "scipy", None)
+    found = estimate([1.0, 2.0, 3.0])
+    assert found == Estimate(3, 2.0, 1.0)
+    assert p_value(Estimate(3, 2.0, 1.0)) is None
+
+
 def test_one_value_has_no_interval_and_none_no_mean() -> None:
     one = estimate([0.25])
     assert one is not None
@@ -69,7 +50,7 @@ def test_one_value_has_no_interval_and_none_no_mean() -> None:
     assert estimate([]) is None
 
 
-@pytest.mark.parametrize(("probability", "freedom"), [(0.975, 1), (0.975, 4), (0.95, 5), (0.995, 3)])
+@every(("probability", "freedom"), TABLE)
 def test_the_p_value_at_a_quantile_of_the_table_is_both_tails(probability: float, freedom: int) -> None:
     rng = np.random.default_rng(freedom)
     spread = rng.normal(size=freedom + 1)

@@ -82,6 +82,7 @@ def test_all_runs_are_made_once_and_never_again(sweeps: Sweeps) -> None:
     assert [row["run"] for row in sweeps.rows()] == [f"runs/{name}" for name in ALL]  # no path of this machine
 
 
+@pytest.mark.slow
 def test_another_seed_or_recipe_runs_only_what_is_new(sweeps: Sweeps) -> None:
     sweeps.run()
     sweeps.started()
@@ -106,7 +107,9 @@ def test_a_failed_run_is_listed_stops_no_other_and_is_tried_again(sweeps: Sweeps
     assert sweeps.started() == ["fp16-seed1"]
 
 
-@pytest.mark.parametrize(("as_user", "kind"), [(True, UserError), (False, JobError)])
+@pytest.mark.parametrize(
+    ("as_user", "kind"), [(True, UserError), pytest.param(False, JobError, marks=pytest.mark.slow)]
+)
 def test_when_the_first_runs_all_fail_the_others_are_not_tried(
     sweeps: Sweeps, as_user: bool, kind: type[Exception]
 ) -> None:
@@ -129,7 +132,16 @@ def test_another_base_in_the_same_folder_is_refused_and_named(sweeps: Sweeps) ->
     assert sweeps.rows() == before
 
 
-@pytest.mark.parametrize("edited", ["net.py", "parts/layers.py", "deep/__init__.py", "deep/sizes.py", "reader.py"])
+@pytest.mark.parametrize(
+    "edited",
+    [
+        "reader.py",
+        *(
+            pytest.param(file, marks=pytest.mark.slow)
+            for file in ("deep/sizes.py", "net.py", "parts/layers.py", "deep/__init__.py")
+        ),
+    ],
+)
 def test_runs_of_other_own_code_are_refused_and_the_file_is_named(sweeps: Sweeps, edited: str) -> None:
     """The model and the source that the config names, and what they import."""
     files = {
@@ -158,7 +170,10 @@ def test_runs_of_other_own_code_are_refused_and_the_file_is_named(sweeps: Sweeps
     assert sweeps.started() == []
 
 
-@pytest.mark.parametrize(("before", "says"), [("0123", "another code of shardkeep: 0123, now "), (None, "9.9, now ")])
+@pytest.mark.parametrize(
+    ("before", "says"),
+    [("0123", "another code of shardkeep: 0123, now "), pytest.param(None, "9.9, now ", marks=pytest.mark.slow)],
+)
 def test_runs_of_other_code_of_shardkeep_are_refused_with_both_commits(
     sweeps: Sweeps, before: str | None, says: str
 ) -> None:
@@ -196,6 +211,7 @@ def test_a_sweep_on_made_data_may_be_moved(sweeps: Sweeps) -> None:
     assert sweeps.started() == []
 
 
+@pytest.mark.slow
 def test_one_with_a_model_of_its_own_may_not(sweeps: Sweeps) -> None:
     """It is imported from the sweep's folder."""
     own = {"model.name": "net:Net"}
@@ -239,7 +255,7 @@ def wait_for(path: Path, limit_s: float = 150.0) -> None:
         time.sleep(0.01)
 
 
-@pytest.mark.processes
+@pytest.mark.waits_for_processes
 def test_a_killed_sweep_leaves_nothing_running_and_the_next_goes_on(sweeps: Sweeps) -> None:
     sweeps.tell("hang", "fp32-seed2")
     write_sweep(sweeps.folder)
@@ -256,7 +272,7 @@ def test_a_killed_sweep_leaves_nothing_running_and_the_next_goes_on(sweeps: Swee
     assert [row["status"] for row in sweeps.rows()] == ["completed"] * 4
 
 
-@pytest.mark.processes
+@pytest.mark.waits_for_processes
 def test_ctrl_c_ends_the_run_and_keeps_what_is_done(sweeps: Sweeps) -> None:
     sweeps.tell("hang", "fp16-seed1")
     write_sweep(sweeps.folder)
@@ -273,16 +289,16 @@ JOB: dict[str, Any] = {
     "servers": 0,
     "workers": 1,
     "data": {"synthetic": {"train_samples": 4800, "eval_samples": 1000, "num_dense": 2, "table_sizes": [50, 200]}},
-    "model": {"bottom": [8], "top": [8]},
+    "model": {"bottom": [8], "hidden": [8]},
     "tables": {"default": {"dim": 4}},
     "tower": {"compile": "off"},
     "train": {"batch_size": 100},
     "eval": {"every_steps": 16},
-    "checkpoint": {"every_steps": 0},
+    "checkpoint": {"every_steps": "off"},
 }
 
 
-@pytest.mark.processes
+@pytest.mark.waits_for_processes
 @pytest.mark.parametrize("servers", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_job_whose_sweep_is_gone_stops(tmp_path: Path, servers: int) -> None:
     data = {"synthetic": {**JOB["data"]["synthetic"], "train_samples": 10**8}}
@@ -302,7 +318,7 @@ def test_a_job_whose_sweep_is_gone_stops(tmp_path: Path, servers: int) -> None:
     assert (read_summary(tmp_path / "run") or {})["status"] == "stopped"
 
 
-@pytest.mark.processes
+@pytest.mark.waits_for_processes
 @pytest.mark.timeout(400)  # 6 s of CPU, but a busy machine takes minutes
 def test_a_real_job_is_run_and_its_ledger_curve_and_cpu_time_are_told(sweeps: Sweeps) -> None:
     plan = load_sweep(write_sweep(sweeps.folder, base=JOB, seeds=[3]))

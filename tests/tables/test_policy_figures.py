@@ -11,12 +11,12 @@ from typer.testing import CliRunner
 
 import shardkeep
 from shardkeep.cli.main import app
-from shardkeep.ps.checkpoints import Checkpoint, Checkpoints
+from shardkeep.ps.checkpoints.folder import Checkpoint, Checkpoints
+from shardkeep.ps.checkpoints.row_stream import count_candidates, stream_rows
 from shardkeep.ps.config import TableSpec
-from shardkeep.ps.policy_config import AdmitConfig, EvictConfig
-from shardkeep.ps.shard.snapshot.files import load_snapshots, write_snapshot
-from shardkeep.ps.shard.snapshot.row_stream import count_candidates, stream_rows
-from shardkeep.ps.shard.tables import Tables
+from shardkeep.ps.server.snapshot.files import load_snapshots, write_snapshot
+from shardkeep.ps.server.table.policies.config import AdmitConfig, EvictConfig
+from shardkeep.ps.server.tables import Tables
 from shardkeep.tables.counters import Bin, Histogram
 from shardkeep.tables.figures import figures_of
 from tests.support.click_files import click_job, click_rows, write_csv
@@ -45,7 +45,7 @@ def test_the_figures_of_policies_are_those_of_the_summary(tmp_path: Path) -> Non
     tables = {
         "default": {"dim": 4},
         "user": {"admit": {"min_count": 2, "window_steps": 5}, "evict": {"ttl_steps": 4, "sweep_steps": 2}},
-        "item": {"rows": "int8", "admit": {"probability": 0.5}},
+        "item": {"dtype": "int8", "admit": {"probability": 0.5}},
     }
     job = click_job(
         write_csv(tmp_path / "train.csv", click_rows(1000)),

@@ -15,14 +15,14 @@ from typer.testing import CliRunner
 import shardkeep
 from shardkeep.base.errors import CheckpointError
 from shardkeep.cli.main import app
-from shardkeep.ps.checkpoints import Checkpoint, Checkpoints
+from shardkeep.ps.checkpoints import row_stream
+from shardkeep.ps.checkpoints.folder import Checkpoint, Checkpoints
 from shardkeep.ps.config import TableSpec
 from shardkeep.ps.placement import keys_of
-from shardkeep.ps.shard.snapshot import row_stream
-from shardkeep.ps.shard.snapshot.files import write_snapshot
-from shardkeep.ps.shard.tables import Tables
+from shardkeep.ps.server.snapshot.files import write_snapshot
+from shardkeep.ps.server.tables import Tables
 from shardkeep.row_files.registry import FORMS, open_rows
-from shardkeep.run.newest import with_checkpoint
+from shardkeep.run.trained import with_checkpoint
 from shardkeep.tables.export import export_table
 from shardkeep.tables.figures import Norms, figures_of
 from tests.support.click_files import click_job, click_rows, write_csv
@@ -124,7 +124,7 @@ def one_table(folder: Path, rows: np.ndarray, optimizer: str = "sgd") -> Checkpo
     """A checkpoint of one table `t` with rows of the ids 0, 1, 2, ..."""
     spec = TableSpec(name="t", dim=rows.shape[1], optimizer={"name": optimizer})  # type: ignore[arg-type]
     tables, checkpoints = Tables([spec], seed=0), Checkpoints(folder)
-    tables[0].fill(np.arange(len(rows)), rows)
+    tables[0].load(np.arange(len(rows)), rows)
     return checkpoints.commit(1, write_snapshot(tables.snapshot(), checkpoints.begin(1), shard=0), {})
 
 

@@ -2,7 +2,7 @@
 
 FBGEMM computes in another order: after 8 steps rows differed by 1e-8 (SGD) to 7e-7 (both Adagrads), at values up to
 0.7. FBGEMM has no Adam for CPUs ("Optimizer adam is not supported in CPU mode"), so Adam is compared with plain
-PyTorch (tests/ps/shard/table). Needs torchrec (installed as CONTRIBUTING.md says)."""
+PyTorch (tests/ps/server/table). Needs torchrec (installed as CONTRIBUTING.md says)."""
 
 from __future__ import annotations
 
@@ -13,9 +13,16 @@ import pytest
 import torch
 
 from tests.support.cluster import Command
+from tests.support.forked_trainers import FORKED
+from tests.support.import_path import IMPORT_PATH
 
 pytest.importorskip("torchrec")
-pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(200), pytest.mark.filterwarnings("ignore")]
+pytestmark = [
+    pytest.mark.waits_for_processes,
+    pytest.mark.slow,
+    pytest.mark.timeout(200),
+    pytest.mark.filterwarnings("ignore"),
+]
 
 SCRIPT = """
 import os, sys, torch, torch.distributed as dist, torchrec
@@ -120,9 +127,9 @@ dist.destroy_process_group()
 
 def test_two_trainers_train_as_torchrecs_table_wise_sharding(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
-    torchrun = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "train.py")
+    trainers = (sys.executable, "-m", *FORKED, "torchrec", "train.py")
     settings = ("--servers", "2", "--set", "consistency.mode=sync", "--run-dir", "run")
-    done = Command("with", *settings, "--", *torchrun, cwd=tmp_path).end(limit_s=150)
+    done = Command("with", *settings, "--", *trainers, cwd=tmp_path, env={"PYTHONPATH": IMPORT_PATH}).end(limit_s=150)
     assert done.code == 0, done
     first, second = (torch.load(tmp_path / f"found-{rank}.pt") for rank in (0, 1))
     for name in ("sgd", "adagrad", "rowwise"):

@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from shardkeep import AdmitConfig, EmbeddingClient, EvictConfig, SgdConfig, TableSpec
+from shardkeep import EmbeddingClient, SgdConfig, TableSpec
 from shardkeep.base.errors import ConfigError
+from shardkeep.config import AdmitConfig, EvictConfig
 from shardkeep.torchrec import load, save, shard, tables_of, unshard
 
 torchrec = pytest.importorskip("torchrec")

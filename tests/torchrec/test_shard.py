@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -26,7 +28,8 @@ from shardkeep import (
     TableSpec,
     UserError,
 )
-from shardkeep.torchrec import load, save, shard, tables_of, unshard
+from shardkeep.torchrec import client_of, load, save, shard, tables_of, unshard
+from tests.support.builds import ROOT
 
 torchrec = pytest.importorskip("torchrec")
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
@@ -199,10 +202,63 @@ def test_the_fused_optimizers_learning_rate_is_honoured() -> None:
         sharded(features).wait().values().sum().backward()
         counts = torch.bincount(features["f0"].values(), minlength=ROWS)[:, None]
         torch.testing.assert_close(client.read({"t0": torch.arange(ROWS)})["t0"], before - 0.5 * LR * counts)
-        assert schedule.get_last_lr() == [0.5 * LR] * 3
-        sharded.fused_optimizer.param_groups[0]["lr"] = LR
-        with pytest.raises(UserError, match=r"its groups have 0\.5 to 1 times their first learning rates"):
-            sharded(features).wait().values().sum().backward()
+        assert schedule.get_last_lr() == [0.5 * LR]
+        for lr, factor in ((0.0, 2.0**-126), (LR * 1e-39, 2.0**-126), (3 * LR, 3.0)):  # servers take no smaller factor
+            sharded.fused_optimizer.param_groups[0]["lr"] = lr
+            assert sharded.fused_optimizer.factor == pytest.approx(factor)
+
+
+ALONE = """
+import torch
+from torch.distributed.optim import _apply_optimizer_in_backward as in_backward
+from shardkeep.torchrec import client_of, shard
+from tests.torchrec.test_shard import clicks, dlrm
+
+model = dlrm()
+in_backward(torch.optim.SGD, model.model.sparse_arch.embedding_bag_collection.parameters(), {"lr": 0.1})
+model = shard(model)
+for batch in clicks(3):
+    model(batch)[0].backward()
+print(client_of(model).num_servers, client_of(model).step)
+"""
+
+
+@pytest.mark.waits_for_processes
+@pytest.mark.parametrize(
+    ("around", "printed"),
+    [([], "2 3\n"), (["-m", "shardkeep", "with", "--servers", "1", "--", sys.executable], "1 3\n")],
+)
+def test_a_script_without_a_client_gets_that_of_its_surroundings(
+    around: list[str], printed: str, tmp_path: Path
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(ALONE)
+    done = subprocess.run(
+        [sys.executable, *around, str(script)],
+        env=os.environ | {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert printed in done.stdout and "not closed" not in done.stderr
+
+
+def test_ranks_without_servers_around_them_are_told_how_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(UserError, match=r"^connect: no run; start the script with `shardkeep with -- COMMAND`"):
+        shard(dlrm())
+
+
+def test_a_model_is_sharded_once() -> None:
+    with EmbeddingClient.local(tables_of(dlrm(), optimizer=SgdConfig(lr=LR))) as client:
+        model = shard(dlrm(), client)
+        with pytest.raises(UserError, match=r"^shard: the collections of this model are on servers already"):
+            shard(model, client)
+    with pytest.raises(UserError, match=r"^the model holds no collection on servers"):
+        client_of(dlrm())
 
 
 def test_a_grad_scalers_scale_is_taken_out_of_row_gradients() -> None:

@@ -10,15 +10,15 @@ import pytest
 import torch
 
 from shardkeep.base.errors import ConfigError
-from shardkeep.workers.best import Best
 from shardkeep.workers.collectives.collective import ThreadCollective
-from shardkeep.workers.early_stopping import EarlyStoppingConfig, PlateauConfig
+from shardkeep.workers.config import EarlyStoppingConfig, PlateauConfig
+from shardkeep.workers.evaluation.history import EvaluationHistory
 from tests.support.ranks import run_ranks
 
 
-def best_of(*values: float | None, **settings: Any) -> Best:
+def best_of(*values: float | None, **settings: Any) -> EvaluationHistory:
     metric = settings.get("metric", "auc")
-    best = Best(EarlyStoppingConfig.model_validate(settings))
+    best = EvaluationHistory(EarlyStoppingConfig.model_validate(settings))
     for at, value in enumerate(values):
         best.add(10 * (at + 1), {metric: value})
     return best
@@ -40,7 +40,7 @@ def best_of(*values: float | None, **settings: Any) -> Best:
     ids=["none", "one", "one worse", "two worse", "better in between", "slowly better", "too slowly better", "less is "
          "better", "patience of one"],
 )  # fmt: skip
-def test_the_best_evaluation_and_whether_the_job_ends(best: Best, step: int | None, ends: bool) -> None:
+def test_the_best_evaluation_and_whether_the_job_ends(best: EvaluationHistory, step: int | None, ends: bool) -> None:
     assert (best.step, best.ends) == (step, ends)
 
 
@@ -51,9 +51,9 @@ def test_a_watched_metric_that_is_undefined_is_an_error_at_once_that_names_it_an
 ) -> None:
     watched = {"metric": f"auc{label}"}
     best = (
-        Best(EarlyStoppingConfig.model_validate(watched))
+        EvaluationHistory(EarlyStoppingConfig.model_validate(watched))
         if key == "early_stopping"
-        else Best(None, PlateauConfig.model_validate(watched))
+        else EvaluationHistory(None, PlateauConfig.model_validate(watched))
     )
     best.add(10, {f"auc{label}": 0.6, f"logloss{label}": None})
     with pytest.raises(ConfigError) as caught:
@@ -71,7 +71,7 @@ def test_what_an_earlier_version_left_undefined_is_the_worst() -> None:
 
 
 def test_without_early_stopping_nothing_is_recorded() -> None:
-    best = Best(None)
+    best = EvaluationHistory(None)
     best.add(10, {"auc": 0.6})
     assert (best.step, best.ends, best.metrics(), best.facts()) == (None, False, None, {})
 
@@ -100,7 +100,7 @@ def test_a_replacement_finds_what_the_process_before_it_left(tmp_path: Path) -> 
     replacement = best_of()
     replacement.keep_in(tmp_path / "evaluations.json")
     assert replacement.facts() == best.facts() and best.step == 20
-    Best(None).keep_in(tmp_path / "other.json")
+    EvaluationHistory(None).keep_in(tmp_path / "other.json")
     assert [path.name for path in tmp_path.iterdir()] == ["evaluations.json"]
 
 
@@ -122,7 +122,7 @@ def test_the_learning_rate_factor_is_that_of_torch(metric: str, mode: Any, patie
         optimizer, mode, 0.5, patience - 1, threshold=min_delta, threshold_mode="abs", min_lr=0.01, eps=0.0
     )  # its patience counts the evaluations before the one that lowers the rate
     config = {"metric": metric, "patience": patience, "min_delta": min_delta, "factor": 0.5, "min_factor": 0.01}
-    best = Best(None, PlateauConfig.model_validate(config))
+    best = EvaluationHistory(None, PlateauConfig.model_validate(config))
     found = []
     for at, value in enumerate(values):
         best.add(at + 1, {metric: value})
@@ -132,13 +132,13 @@ def test_the_learning_rate_factor_is_that_of_torch(metric: str, mode: Any, patie
     assert len(set(found)) > 4 and found[-1] == 0.01
     best.forget_after(30)
     assert best.lr_factor == found[29]
-    other = Best(None, PlateauConfig.model_validate(config))
+    other = EvaluationHistory(None, PlateauConfig.model_validate(config))
     other.load(best.facts()["evaluations"])
     assert other.lr_factor == found[29] and (best.step, best.ends) == (None, False)
 
 
 def test_a_metric_that_is_not_evaluated_is_one_line() -> None:
-    best = Best(EarlyStoppingConfig(metric="auc/clicked"))
+    best = EvaluationHistory(EarlyStoppingConfig(metric="auc/clicked"))
     with pytest.raises(ConfigError, match=r"metric: auc/clicked is not evaluated; allowed: auc, logloss$"):
         best.add(10, {"auc": 0.6, "logloss": 0.1, "samples": 3})
     with pytest.raises(ValueError, match="allowed: auc, "):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
+import itertools
 
 import numpy as np
 import pytest
@@ -10,36 +10,36 @@ import torch
 
 from shardkeep.ps.config import TableSpec
 from shardkeep.ps.jagged import JaggedRows
-from shardkeep.workers.blocks import Blocks
-from shardkeep.workers.collectives.collective import Solo
-from shardkeep.workers.config import TowerConfig
+from shardkeep.workers.blocks import BlockScorer
+from shardkeep.workers.config import TowerConfig, TrainConfig
 from shardkeep.workers.data.batch import Batch, Ragged
 from shardkeep.workers.data.schema import Feature, Schema
-from shardkeep.workers.dense.cpu import onednn
+from shardkeep.workers.dense import onednn
 from shardkeep.workers.dense.tower import Tower
 from shardkeep.workers.embeddings.layer import Embeddings
-from shardkeep.workers.model_config import ModelConfig
-from shardkeep.workers.models.registry import MODELS, build_model
+from shardkeep.workers.model_config import MODELS, keys_of
+from shardkeep.workers.models.registry import build_model
+from tests.support.cases import every
+from tests.support.towers import model_config
 
 NUM_DENSE, DIM = 5, 7
 SCHEMA = Schema(tuple(f"d{i}" for i in range(NUM_DENSE)), tuple(Feature(n, n) for n in "abc"))
 
 
-def scorer(model: str, *, size: int, linear: str = "torch") -> tuple[Blocks, Embeddings]:
+def scorer(model: str, *, size: int, linear: str = "torch") -> tuple[BlockScorer, Embeddings]:
     embeddings = Embeddings(SCHEMA, {name: TableSpec(name=name, dim=DIM) for name in "abc"})
     torch.manual_seed(4)
-    odd_widths = {"top": [9, 3]} if "top" in inspect.signature(MODELS[model]).parameters else {}
-    config = ModelConfig.model_validate({"name": model} | odd_widths)
+    odd_widths = {"hidden": [9, 3]} if "hidden" in keys_of(model) else {}
+    config = model_config(model, **odd_widths)
     built = build_model(config, num_dense=NUM_DENSE, features=embeddings.feature_dims, default_dim=DIM)
     tower = Tower(
         built,
         config=TowerConfig.model_validate({"amp": "off", "compile": "off", "linear": linear}),
-        collective=Solo(),
         device=torch.device("cpu"),
         sync=False,
-        batch_size=size,
+        train=TrainConfig(batch_size=size),
     )
-    return Blocks(embeddings, tower, size), embeddings
+    return BlockScorer(embeddings, tower, size), embeddings
 
 
 def samples(count: int) -> Batch:
@@ -54,7 +54,7 @@ def taken(batch: Batch, order: np.ndarray) -> Batch:
     return Batch(np.ascontiguousarray(batch.dense_BI[order]), ids, batch.label_BT[order])
 
 
-def logits(blocks: Blocks, embeddings: Embeddings, batch: Batch) -> np.ndarray:
+def logits(blocks: BlockScorer, embeddings: Embeddings, batch: Batch) -> np.ndarray:
     plan = embeddings.plan(batch)
     rows = JaggedRows.zeros(plan.unique)
     for name in "abc":  # a row depends on its id alone
@@ -63,9 +63,13 @@ def logits(blocks: Blocks, embeddings: Embeddings, batch: Batch) -> np.ndarray:
 
 
 @pytest.mark.skipif(onednn.why_not(torch.device("cpu")) is not None, reason="needs oneDNN")
-@pytest.mark.parametrize("linear", ["torch", "onednn"])
-@pytest.mark.parametrize("size", [1, 17, 100])
-@pytest.mark.parametrize("model", list(MODELS))
+@every(
+    ("model", "size", "linear"),
+    [
+        *itertools.product(MODELS, (17,), ("torch", "onednn")),
+        *itertools.product(("dlrm", "dcn_v2"), (1, 100), ("torch", "onednn")),
+    ],
+)
 def test_a_sample_has_the_same_bits_at_every_place_and_beside_every_other(model: str, size: int, linear: str) -> None:
     blocks, embeddings = scorer(model, size=size, linear=linear)
     batch = samples(size)

@@ -6,7 +6,7 @@ import pytest
 
 from shardkeep.config import parse_config
 from shardkeep.workers.data.sources.registry import open_data
-from shardkeep.workers.timing.cpu_time import CpuTime
+from shardkeep.workers.timing.cpu_time import CpuMeter
 from tests.support.local_job import LocalJob
 
 
@@ -27,11 +27,11 @@ def clocks() -> Clocks:
 
 
 @pytest.fixture
-def cpu(clocks: Clocks) -> CpuTime:
-    return CpuTime(lambda: clocks.servers, clock=lambda: clocks.worker)
+def cpu(clocks: Clocks) -> CpuMeter:
+    return CpuMeter(lambda: clocks.servers, clock=lambda: clocks.worker)
 
 
-def test_what_passes_between_stretches_is_not_counted(cpu: CpuTime, clocks: Clocks) -> None:
+def test_what_passes_between_stretches_is_not_counted(cpu: CpuMeter, clocks: Clocks) -> None:
     clocks.pass_by(100.0, 100.0, 100.0)  # imports, compiling
     cpu.start(10)
     clocks.pass_by(0.8, 0.2, 0.4)
@@ -43,7 +43,7 @@ def test_what_passes_between_stretches_is_not_counted(cpu: CpuTime, clocks: Cloc
     assert cpu.mean_ms() == {"steps": 15, "worker": 100.0, "server": 30.0}
 
 
-def test_what_is_excluded_is_not_counted(cpu: CpuTime, clocks: Clocks) -> None:
+def test_what_is_excluded_is_not_counted(cpu: CpuMeter, clocks: Clocks) -> None:
     with cpu.excluded(5):  # it does not run: it does not begin to
         clocks.pass_by(100.0, 100.0, 100.0)
     assert not cpu.running
@@ -56,7 +56,7 @@ def test_what_is_excluded_is_not_counted(cpu: CpuTime, clocks: Clocks) -> None:
     assert cpu.mean_ms() == {"steps": 20, "worker": 50.0, "server": 20.0}
 
 
-def test_a_stretch_with_a_replaced_server_is_left_out(cpu: CpuTime, clocks: Clocks) -> None:
+def test_a_stretch_with_a_replaced_server_is_left_out(cpu: CpuMeter, clocks: Clocks) -> None:
     cpu.start(0)
     clocks.pass_by(1.0, 1.0, 0.5)
     cpu.stop(10)
@@ -70,7 +70,7 @@ def test_a_stretch_with_a_replaced_server_is_left_out(cpu: CpuTime, clocks: Cloc
     assert cpu.mean_ms() == {"steps": 10, "worker": 100.0, "server": 75.0}
 
 
-def test_nothing_counted_is_nothing_told(cpu: CpuTime) -> None:
+def test_nothing_counted_is_nothing_told(cpu: CpuMeter) -> None:
     cpu.stop(5)
     cpu.start(5)
     cpu.stop(5)
@@ -84,7 +84,7 @@ def test_an_evaluation_tells_the_bytes_of_training_of_all_workers(workers: int) 
         servers: 2
         workers: {workers}
         data: {{synthetic: {{train_samples: 1200, eval_samples: 300, num_dense: 2, table_sizes: [40, 90]}}}}
-        model: {{bottom: [4], top: [4]}}
+        model: {{bottom: [4], hidden: [4]}}
         tables: {{default: {{dim: 4}}}}
         tower: {{compile: off}}
         train: {{batch_size: {60 // workers}}}

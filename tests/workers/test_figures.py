@@ -9,11 +9,11 @@ import pytest
 
 from shardkeep.compression.ledger import merge_totals
 from shardkeep.config import JobConfig
-from shardkeep.ps.control.telemetry import check_record
+from shardkeep.records.telemetry import check_record
 from shardkeep.workers.data.sources.registry import open_data
-from shardkeep.workers.figures import Record, worker_record
+from shardkeep.workers.reporting.counters import StepCounters
+from shardkeep.workers.reporting.figures import Record, worker_record
 from shardkeep.workers.step import StepResult
-from shardkeep.workers.step_counts import StepCounts
 from shardkeep.workers.timing.clock import Stopwatch
 from tests.support.configs import TINY
 from tests.support.local_job import LocalJob
@@ -25,7 +25,7 @@ class Watched:
     def __init__(self) -> None:
         self.now = 100.0
         self.watch = Stopwatch(lambda: self.now)
-        self.counts = StepCounts(self.watch)
+        self.counts = StepCounters(self.watch)
 
     def step(self, seconds: float, *, wait_s: float = 0.0, loss: float = 0.5) -> None:
         self.watch.begin(0)
@@ -55,8 +55,6 @@ class Watched:
             "metrics": None,
             "wait_s": {},
             **self.counts.figures(),
-            "train_s": self.watch.now(),
-            "step_s": dict(self.watch.seconds),
             **changes,
         }
 
@@ -109,7 +107,7 @@ def test_steps_are_counted_by_their_duration_and_their_wait() -> None:
 def test_the_time_between_two_generations_is_no_step() -> None:
     job = Watched()
     job.now += 50.0
-    job.counts.enter()
+    job.counts.enter(0)
     job.step(0.02)
     assert job.counts.figures()["step_histogram"]["0.025"] == 1
 
@@ -171,15 +169,15 @@ def test_a_tower_that_is_compressed_counts_a_plain_sum_of_each_step() -> None:
 
 
 def test_without_telemetry_nothing_counts_and_nothing_is_reported() -> None:
-    config = JobConfig.model_validate({**TINY, "telemetry": {"every_s": 0}})
+    config = JobConfig.model_validate({**TINY, "telemetry": {"every_s": "off"}})
     job = LocalJob(config, open_data(config.data, seed=config.seed))
     job.run()
     assert all(kind != "telemetry" for kind, _ in job.records)
-    assert all(worker.run.figures is None and worker.client.waits is None for worker in job.workers)
+    assert all(worker.run.meters.figures is None and worker.client.waits is None for worker in job.workers)
 
 
 def test_telemetry_changes_no_bit_of_the_model() -> None:
     with_records, _ = finished(telemetry={"every_s": 0.001})
-    without, last = finished(telemetry={"every_s": 0})
+    without, last = finished(telemetry={"every_s": "off"})
     assert with_records["state_digest"] == without["state_digest"] and last == []
     assert with_records["bytes"]["fp32"] == without["bytes"]["fp32"]

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from shardkeep.workers.collectives.collective import ThreadCollective
-from shardkeep.workers.metrics.quality import Asked, evaluate_over_workers, evaluate_predictions
+from shardkeep.workers.metrics.quality import MetricSettings, evaluate_over_workers, evaluate_predictions
 from tests.support.ranks import run_ranks
 
 
@@ -112,7 +112,7 @@ def test_two_labels_have_metrics_of_their_own(split):
 
 
 def asked_for(*metrics, **settings):
-    return Asked(metrics=metrics, **settings)
+    return MetricSettings(metrics=metrics, **settings)
 
 
 @pytest.mark.parametrize("threshold", [0.2, 0.5])

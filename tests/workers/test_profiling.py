@@ -13,10 +13,11 @@ import pytest
 
 from shardkeep.base.arrays import Bytes
 from shardkeep.base.errors import ConfigError
-from shardkeep.ps.wire.message import Kind, Message, pack
+from shardkeep.ps.wire.message import Kind
 from shardkeep.workers.config import ProfileConfig
 from shardkeep.workers.timing.clock import Stopwatch
 from shardkeep.workers.timing.profiling import Profile, check_profile, trace_path
+from tests.support.messages import Message, pack
 
 
 def ranges(path: Path) -> Counter[str]:

@@ -14,11 +14,10 @@ import torch
 
 from shardkeep.base.errors import CheckpointError
 from shardkeep.ps.control.records import ResumeRange
-from shardkeep.ps.control.resume_step import Start, agreed_start
+from shardkeep.ps.control.recovery import ResumePoint, agreed_start
 from shardkeep.workers.collectives.collective import ThreadCollective
-from shardkeep.workers.dense.sharing import share
-from shardkeep.workers.dense.state_tree import joined, split
-from shardkeep.workers.dense.tower import Tower
+from shardkeep.workers.dense.state import joined, split
+from shardkeep.workers.dense.tower import Tower, share
 from shardkeep.workers.rewind import Rewind
 from tests.support.ranks import run_ranks
 from tests.support.towers import batch, part_of, seeded_model, tower_of
@@ -150,7 +149,7 @@ def test_the_job_goes_on_with_the_tower_of_a_rank_whose_states_are_whole(tmp_pat
     for rank in range(2):
         kept = Rewind(tmp_path / str(rank), depth=3).resume_range()
         spans[rank] = ResumeRange() if kept is None else ResumeRange(*kept, holds=True)
-    assert agreed_start({0: ResumeRange(5, 5)}, spans) == Start(5, source=1, lacking=(0,))
+    assert agreed_start({0: ResumeRange(5, 5)}, spans) == ResumePoint(5, source=1, lacking=(0,))
     assert agreed_start({0: ResumeRange(5, 5)}, {0: spans[0]}) is None  # the last checkpoint is next
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from shardkeep.base.errors import CheckpointError, TransportError
 from shardkeep.config import JobConfig, parse_config
-from shardkeep.ps.checkpoints import Checkpoint, Checkpoints
+from shardkeep.ps.checkpoints.folder import Checkpoint, Checkpoints
 from shardkeep.workers.data.samples import Data
 from shardkeep.workers.generation import Link
 from tests.support.local_job import LocalJob
@@ -27,7 +27,7 @@ def job_config(workers: int = 2, **more: Any) -> JobConfig:
         servers: 2
         workers: {workers}
         consistency: {{mode: sync}}
-        model: {{name: dlrm, bottom: [8], top: [8]}}
+        model: {{name: dlrm, bottom: [8], hidden: [8]}}
         tables: {{default: {{dim: 4}}}}
         tower: {{compile: off, optimizer: {{name: adam, lr: 0.01}}}}
         train: {{batch_size: 4}}
@@ -47,7 +47,7 @@ def records(job: LocalJob, kind: str) -> list[dict[str, Any]]:
 
 def is_closed(link: Link) -> bool:
     future = link.transport.send(0, np.zeros(1, np.uint8), timeout_s=1.0)
-    return isinstance(future.exception(timeout=10.0), TransportError)
+    return isinstance(future.exception(timeout=90.0), TransportError)
 
 
 @pytest.fixture(scope="module", params=[1, 2], ids=["one worker", "two workers"])
@@ -91,6 +91,20 @@ def test_the_evaluation_after_the_last_step_of_a_lost_generation_is_repeated(tmp
     first, again, *later = records(job, "eval")
     assert (first["step"], again["step"]) == (LOST, LOST) and first["auc"] == again["auc"]
     assert [record["step"] for record in later] == [2 * LOST, STEPS]
+
+
+def test_what_follows_from_an_evaluation_of_a_lost_generation_is_reported_again(tmp_path: Path) -> None:
+    """The first report may have died with its process, and the evaluations outlive it."""
+    plateau = {"train__plateau__patience": 1, "train__plateau__min_delta": 1.0}  # the second evaluation is no better
+    job = LocalJob(job_config(1, **plateau), data_of(1), rewinds=tmp_path)
+    job.lose(before=2 * LOST)
+    reported = [record for record in records(job, "eval") + records(job, "phase") if record.get("step") == 2 * LOST]
+    assert [record.get("lr_factor") for record in reported] == [None, 0.1]
+    job.progress.records.clear()
+    job.continue_at(2 * LOST)
+    job.run()
+    again = [record for record in records(job, "eval") + records(job, "phase") if record.get("step") == 2 * LOST]
+    assert [record.get("lr_factor") for record in again] == [None, 0.1]
 
 
 def test_a_step_that_a_lost_generation_sent_counts_as_a_retry(tmp_path: Path) -> None:

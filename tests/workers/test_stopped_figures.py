@@ -11,7 +11,7 @@ from tests.support.samples import as_data, draw
 
 CONFIG = """
 workers: 2
-model: {name: dlrm, bottom: [8], top: [8]}
+model: {name: dlrm, bottom: [8], hidden: [8]}
 tables: {default: {dim: 4}}
 tower: {compile: off}
 train: {batch_size: 8, epochs: 100000}  # the ranks look about twice a second whether to stop

@@ -8,10 +8,9 @@ import time
 
 import pytest
 
+from shardkeep.workers.reporting.counters import WARM_UP_STEPS, StepCounters
 from shardkeep.workers.step import StepResult
-from shardkeep.workers.telemetry import Telemetry
 from shardkeep.workers.timing.clock import PARTS, Part, Stopwatch
-from shardkeep.workers.timing.pace import WARM_UP_STEPS
 
 RESULT = StepResult(loss=0.5, applied=True, dropped_rows=0, staleness=0)
 
@@ -146,34 +145,34 @@ def test_what_is_excluded_is_no_part_and_no_training_and_the_part_goes_on(clock:
 
 
 def test_rates_are_of_training_alone(clock: Clock) -> None:
-    telemetry = Telemetry(Stopwatch(clock))
-    take_step(telemetry, clock, 100.0)
-    with telemetry.watch.excluded():
+    counters = StepCounters(Stopwatch(clock))
+    take_step(counters, clock, 100.0)
+    with counters.watch.excluded():
         clock.spend(1000.0)
-    take_step(telemetry, clock, 100.0)
-    assert telemetry.samples_per_s() == pytest.approx(100.0)
-    assert not telemetry.report_due(0.3)
-    assert telemetry.snapshot()["samples_per_s"] == pytest.approx(100.0)
+    take_step(counters, clock, 100.0)
+    assert counters.samples_per_s() == pytest.approx(100.0)
+    assert not counters.report_due(0.3)
+    assert counters.report()["samples_per_s"] == pytest.approx(100.0)
 
 
-def take_step(telemetry: Telemetry, clock: Clock, ms: float) -> None:
-    telemetry.watch.enter("forward")
+def take_step(counters: StepCounters, clock: Clock, ms: float) -> None:
+    counters.watch.enter("forward")
     clock.spend(ms / 1e3)
-    telemetry.watch.enter(None)
-    telemetry.step_done(10, RESULT)
+    counters.watch.enter(None)
+    counters.step_done(10, RESULT)
 
 
 def test_a_record_has_the_mean_of_its_own_interval_and_the_summary_that_of_the_steady_state(clock: Clock) -> None:
-    telemetry = Telemetry(Stopwatch(clock))
+    counters = StepCounters(Stopwatch(clock))
     for _ in range(WARM_UP_STEPS):
-        take_step(telemetry, clock, 4.0)
-    first = telemetry.snapshot()["step_ms"]
+        take_step(counters, clock, 4.0)
+    first = counters.report()["step_ms"]
     assert list(first) == ["total", *PARTS]
     assert (first["total"], first["forward"], first["push"]) == (4.0, 4.0, 0.0)
-    assert telemetry.step_ms()["total"] == 4.0  # no steady step yet
+    assert counters.step_ms()["total"] == 4.0  # no steady step yet
     for ms in (1.0, 2.0):
-        take_step(telemetry, clock, ms)
-    assert telemetry.snapshot()["step_ms"]["forward"] == 1.5
-    assert telemetry.snapshot()["step_ms"]["total"] == 0.0  # no step since
-    take_step(telemetry, clock, 3.0)
-    assert telemetry.step_ms()["total"] == 2.0
+        take_step(counters, clock, ms)
+    assert counters.report()["step_ms"]["forward"] == 1.5
+    assert counters.report()["step_ms"]["total"] == 0.0  # no step since
+    take_step(counters, clock, 3.0)
+    assert counters.step_ms()["total"] == 2.0

@@ -9,12 +9,13 @@ import pytest
 import torch
 
 from shardkeep.workers.collectives.collective import Collective, Solo, ThreadCollective
+from shardkeep.workers.config import METRICS
 from shardkeep.workers.metrics.binned import BinnedScores
-from shardkeep.workers.metrics.quality import METRICS, Asked, evaluate_over_workers, evaluate_predictions
+from shardkeep.workers.metrics.quality import MetricSettings, evaluate_over_workers, evaluate_predictions
 from tests.support.ranks import run_ranks
 
-CLASSES = Asked(tuple(sorted(METRICS.keys() - {"calibration_buckets"})), 0.3, "user")
-NUMBERS = Asked(("mse", "rmse", "mae"), numbers=True)
+CLASSES = MetricSettings(tuple(sorted(METRICS.keys() - {"calibration_buckets"})), 0.3, "user")
+NUMBERS = MetricSettings(("mse", "rmse", "mae"), numbers=True)
 
 
 def drawn(count: int = 2000, seed: int = 0) -> tuple[Any, Any, Any, Any]:
@@ -92,7 +93,7 @@ def test_weighted_means_follow_their_definitions() -> None:
 
 def test_weights_of_one_give_the_bits_of_no_weights() -> None:
     logits, labels, groups, _ = drawn()
-    for asked in (CLASSES, NUMBERS, Asked(("calibration_buckets",))):
+    for asked in (CLASSES, NUMBERS, MetricSettings(("calibration_buckets",))):
         plain = evaluate_predictions(logits, labels, groups, asked)
         ones = evaluate_predictions(logits, labels, groups, asked, np.ones(2000, np.float32))
         assert "weights" not in plain and ones == plain | {"weights": 2000.0}
@@ -102,7 +103,7 @@ def test_buckets_hold_equal_numbers_of_rows_and_weighted_means() -> None:
     logits, labels, _, weights = drawn(1005)
     order = np.argsort(logits, kind="stable")
     weights[order[:101]] = 0.0
-    asked = Asked(("calibration_buckets",))
+    asked = MetricSettings(("calibration_buckets",))
     buckets = evaluate_predictions(logits, labels, asked=asked, weights_N=weights)["calibration_buckets"]
     assert [bucket["samples"] for bucket in buckets] == [101] * 4 + [100] * 5  # the first weighs nothing
     last = order[-100:]
@@ -157,8 +158,8 @@ def test_weights_of_all_workers_are_merged_as_their_samples_are(split: tuple[int
     assert run_ranks(ThreadCollective.group(2), rank) == [expected] * 2
 
 
-@pytest.mark.parametrize("asked", [Asked(), NUMBERS], ids=["classes", "numbers"])
-def test_metrics_in_bins_are_weighted_too(asked: Asked) -> None:
+@pytest.mark.parametrize("asked", [MetricSettings(), NUMBERS], ids=["classes", "numbers"])
+def test_metrics_in_bins_are_weighted_too(asked: MetricSettings) -> None:
     logits, labels, _, weights = drawn(20_000)
     scores = BinnedScores(["click"], numbers=asked.numbers)
     for part in np.array_split(np.arange(20_000), 7):

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from shardkeep.base.errors import ConfigError
-from shardkeep.ps.checkpoint_probe import check_token, write_token
-from shardkeep.ps.checkpoints import Checkpoints
+from shardkeep.ps.checkpoints.folder import Checkpoints
+from shardkeep.ps.checkpoints.probe import check_token, write_token
 from shardkeep.ps.client.row_client import RowClient
+from shardkeep.ps.wire.admin import CheckFolder, Done
 from shardkeep.workers.checkpoint.interval import CheckpointInterval
 from shardkeep.workers.checkpoint.rank_state import rank_state
 from shardkeep.workers.checkpoint.tower_state import tower_state
 from shardkeep.workers.checkpoint.writer import TIMEOUT_S, CheckpointWriter, Contents
 from shardkeep.workers.collectives.collective import Collective
+from shardkeep.workers.collectives.operations import broadcast_object, gather_arrays
 from shardkeep.workers.config import CheckpointConfig
 from shardkeep.workers.dense.tower import Tower
 from shardkeep.workers.metrics.binned import BinnedScores
@@ -32,77 +34,68 @@ class CheckpointPlan:
     """What the manifest says about the job after a number of samples, as JSON types."""
 
 
+@dataclass(kw_only=True)
 class Checkpointer:
     """Takes checkpoints of the whole job in one generation, while training continues. Every rank makes the same calls.
 
     At a step boundary all ranks meet while rank 0 copies the tower and the servers take their snapshots. A thread of
     rank 0 then writes: one checkpoint at a time.
-
-    Args:
-        samples: Returns the samples of the steps that are done; called at the step boundary.
-        scores: Of progressive validation; None = there is none.
     """
 
-    def __init__(
-        self,
-        plan: CheckpointPlan,
-        *,
-        client: RowClient,
-        tower: Tower,
-        collective: Collective,
-        samples: Callable[[], int],
-        scores: BinnedScores | None = None,
-    ) -> None:
-        self._checkpoints = plan.checkpoints
-        self._interval = plan.interval
-        self._facts = plan.facts
-        self._client = client
-        self._tower = tower
-        self._collective = collective
-        self._samples = samples
-        self._scores = scores
-        self._writer = CheckpointWriter(plan.checkpoints, plan.config, client.admin)
+    plan: CheckpointPlan
+    client: RowClient
+    tower: Tower
+    collective: Collective
+    facts: Callable[[], dict[str, Any]]
+    """What the manifest says about the job; called at the step boundary."""
+    scores: BinnedScores | None = None
+    """Of progressive validation; None = there is none."""
+    _writer: CheckpointWriter = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._writer = CheckpointWriter(self.plan.checkpoints, self.plan.config, self.client.calls)
 
     def open(self, start_step: int) -> None:
         """Makes sure that the folder is this job's and that all servers and workers see it. Raises ConfigError (it
         holds later checkpoints than the step at which the job starts), CheckpointError or RemoteError."""
-        self._interval.enter(start_step, self._collective.rank)
-        token = "" if self._collective.rank else self._sign(start_step)
-        token = str(self._collective.broadcast_object(token, purpose="agreements"))
-        if self._collective.rank:
-            check_token(self._checkpoints.folder, token)  # it reads its state there
+        self.plan.interval.enter(start_step, self.collective.rank)
+        token = "" if self.collective.rank else self._sign(start_step)
+        token = str(broadcast_object(self.collective, token, purpose="agreements"))
+        if self.collective.rank:
+            check_token(self.plan.checkpoints.folder, token)  # it reads its state there
         else:
             self._writer.find_base()
 
     def _sign(self, start_step: int) -> str:
         """Writes the token by which others know the folder."""
-        newest = max((step for step, _ in self._checkpoints.complete()), default=0)
+        checkpoints = self.plan.checkpoints
+        newest = checkpoints.last_step()
         if newest > start_step:
             raise ConfigError(
-                f"checkpoint.dir: {self._checkpoints.folder} holds step {newest} of another run, and this one starts "
+                f"checkpoint.dir: {checkpoints.folder} holds step {newest} of another run, and this one starts "
                 f"at step {start_step}; allowed: another folder, or --resume of that run"
             )
-        token = write_token(self._checkpoints.folder)
-        self._client.admin.check_folder(token)
+        token = write_token(checkpoints.folder)
+        self.client.calls.ask(CheckFolder(token), Done)
         return token
 
     def reopen(self, start_step: int) -> bool:
         """Opens the folder in a generation that follows another. Returns whether its first step has a checkpoint."""
-        self._interval.enter(start_step, self._collective.rank)
-        self._interval.share(self._collective)
-        if self._collective.rank == 0:
+        self.plan.interval.enter(start_step, self.collective.rank)
+        self.plan.interval.share(self.collective)
+        if self.collective.rank == 0:
             self._writer.find_base()
-        has = start_step in (step for step, _ in self._checkpoints.complete())
-        return bool(self._collective.broadcast_object(has, purpose="agreements"))
+        has = start_step in (step for step, _ in self.plan.checkpoints.complete())
+        return bool(broadcast_object(self.collective, has, purpose="agreements"))
 
     def due(self, step: int, *, total_steps: int) -> bool:
         """Whether a checkpoint is taken when `step` steps are done. Called for every step; may block."""
-        chosen = self._interval.choose(step, self._collective)
-        if chosen is not None and not self._collective.rank:
+        chosen = self.plan.interval.choose(step, self.collective)
+        if chosen is not None and not self.collective.rank:
             more = (step // chosen + 1) * chosen < total_steps
             text = f"one every {chosen:,} steps from here on" if more else "after the last step"
             self._writer.records.append({"step": step, "every_steps": chosen, "text": text})
-        return self._interval.ends(step)
+        return self.plan.interval.ends(step)
 
     def begin(self, step: int) -> None:
         """Begins the checkpoint of `step` steps done. Blocks until every rank has called it, an earlier checkpoint is
@@ -112,29 +105,39 @@ class Checkpointer:
         waited_s = time.perf_counter() - waiting
         self.finish()
         began = time.perf_counter()  # a slower rank does not count from here on
-        self._client.fence(step)
+        self.client.fence(step)
         # The others' pushes are applied, too, and nobody pushes before the next barrier.
-        self._collective.barrier(purpose="agreements")
-        ranks = self._collective.gather_arrays(
-            rank_state(self._client, self._tower, self._scores), purpose="agreements"
-        )
-        if self._collective.rank == 0:
+        self.collective.barrier(purpose="agreements")
+        ranks = gather_arrays(self.collective, rank_state(self.client, self.tower, self.scores), purpose="agreements")
+        if self.collective.rank == 0:
             self._lead(step, ranks, began, waited_s)
-        self._collective.barrier(purpose="agreements")
+        self.collective.barrier(purpose="agreements")
 
     def _lead(self, step: int, ranks: list[Any], began: float, waited_s: float) -> None:
         try:
-            contents = Contents(step, self._facts(self._samples()), tower_state(self._tower), ranks)
-            base = self._writer.take_snapshot(step)
+            contents = Contents(step, self.facts(), tower_state(self.tower), ranks)
         except Exception as error:  # any error of a model's state: the job is worth more than a checkpoint
             self._writer.give_up(step, error)
             return
-        self._writer.start(contents, base, began, held_s=waited_s + time.perf_counter() - began)
+        self._writer.begin(contents, began, waited_s)
 
-    def finish(self) -> None:
-        """Blocks until no rank writes a checkpoint any more."""
+    def finish(self, step: int | None = None) -> None:
+        """Blocks until no rank writes a checkpoint any more. That of `step`, the last one, is tried again if it
+        failed; None = steps follow."""
         self.wait_for_writer()  # its calls have deadlines
-        self._collective.barrier(timeout_s=TIMEOUT_S + 60.0, purpose="agreements")
+        if step is not None and not self.collective.rank:
+            self._writer.again(step)
+        self.collective.barrier(timeout_s=TIMEOUT_S + 60.0, purpose="agreements")
+
+    def lacks(self, steps: int, best: int | None) -> str:
+        """What rank 0 does not find on disk of the model after `steps` steps and the one of step `best`; "" = nothing.
+        `best`: None = no other model is to be kept."""
+        saved = {step for step, _ in self.plan.checkpoints.complete()}
+        if steps and steps not in saved:
+            return f"the model of step {steps:,} is not saved: {self._writer.failure or 'its checkpoint is gone'}"
+        if best is not None and best not in saved:
+            return f"the best model, of step {best:,}, is not saved"
+        return ""
 
     def wait_for_writer(self) -> None:
         """Blocks until this rank's thread has ended. Needs no other rank."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Literal
 
 import torch
 
 from shardkeep.workers.collectives.collective import Collective
+from shardkeep.workers.collectives.operations import all_gather, broadcast_object
 
 AUTO_AFTER_STEPS = 50
 """Steps of a generation after which `auto` chooses."""
@@ -20,12 +20,12 @@ class CheckpointInterval:
     """Lives as long as the process; every rank makes the same calls.
 
     Args:
-        every_steps: As in the config.
+        every_steps: 0 = no checkpoint, None = chosen here.
         journal_bytes: Asks the servers for the sizes of their journals; only rank 0 calls it.
     """
 
-    def __init__(self, every_steps: int | Literal["auto"], journal_bytes: Callable[[], list[int]]) -> None:
-        self._every = None if every_steps == "auto" else every_steps
+    def __init__(self, every_steps: int | None, journal_bytes: Callable[[], list[int]]) -> None:
+        self._every = every_steps
         self._journal_bytes = journal_bytes
         self._began = (0, 0.0)
         self._journals: list[int] = []
@@ -38,16 +38,16 @@ class CheckpointInterval:
 
     def share(self, collective: Collective) -> None:
         """Takes the interval that any rank has chosen in an earlier generation. Blocks."""
-        mine = torch.tensor([-1 if self._every is None else self._every])
-        chosen = int(collective.all_gather(mine, purpose="agreements").max())
+        own = torch.tensor([-1 if self._every is None else self._every])
+        chosen = int(all_gather(collective, own, purpose="agreements").max())
         self._every = None if chosen < 0 else chosen
 
     def choose(self, step: int, collective: Collective) -> int | None:
         """Chooses the interval if it is open and enough steps are done, else returns None. May block."""
         if self._every is not None or step < self._began[0] + AUTO_AFTER_STEPS:
             return None
-        mine = 0 if collective.rank else self._auto(step)
-        self._every = int(collective.broadcast_object(mine, purpose="agreements"))
+        chosen = 0 if collective.rank else self._auto(step)
+        self._every = int(broadcast_object(collective, chosen, purpose="agreements"))
         return self._every
 
     def ends(self, step: int) -> bool:

@@ -20,9 +20,9 @@ from shardkeep.base.arrays import Bytes
 from shardkeep.base.errors import CheckpointError
 from shardkeep.base.files import atomic_write
 from shardkeep.compression.tower.compressor import merge_local
-from shardkeep.ps.checkpoints import Checkpoint, FileRecord
+from shardkeep.ps.checkpoints.folder import Checkpoint, FileRecord
 from shardkeep.ps.client.row_client import RowClient
-from shardkeep.workers.dense.state_tree import joined, split
+from shardkeep.workers.dense.state import joined, split
 from shardkeep.workers.dense.tower import Tower
 from shardkeep.workers.metrics.binned import BinnedScores
 
@@ -33,7 +33,7 @@ _ROWS, _TOWER, _SCORES = "rows/", "tower/", "scores"
 def rank_state(client: RowClient, tower: Tower | None, scores: BinnedScores | None = None) -> Bytes:
     """This rank's state, uint8; empty where there is nothing to hold. `tower`: None = of a loop of the user's own."""
     tensors: dict[str, torch.Tensor] = {}
-    rest = split({} if tower is None else tower.sums.local_state_dict(), tensors)
+    rest = split({} if tower is None else tower.sums.compression.local_state_dict(), tensors)
     tensors = {_TOWER + key: t.detach().cpu().contiguous() for key, t in tensors.items()}
     if client.memory.sends_later:
         tensors |= {_ROWS + key: torch.from_numpy(np.ascontiguousarray(a)) for key, a in client.memory.state().items()}
@@ -67,10 +67,10 @@ def load_rank_state(
 ) -> None:
     """Gives a rank what the checkpoint holds for it. Raises CheckpointError."""
     files = {Path(file.path).stem: file for file in checkpoint.below(_PART)}
-    mine = [files[f"rank-{old}"].check(checkpoint.folder) for old in range(rank, len(files), world_size)]
+    paths = [files[f"rank-{old}"].check(checkpoint.folder) for old in range(rank, len(files), world_size)]
     rows, towers, scored = [], [], []
     try:
-        for path in mine:
+        for path in paths:
             if not path.stat().st_size:
                 continue
             with safe_open(path, framework="pt") as file:
@@ -85,7 +85,7 @@ def load_rank_state(
         if any(rows):
             client.memory.load(rows)
         if any(towers) and tower is not None:
-            tower.sums.load_local_state_dict(merge_local([state for state in towers if state]))
+            tower.sums.compression.load_local_state_dict(merge_local([state for state in towers if state]))
     except (OSError, SafetensorError, ValueError, KeyError, RuntimeError) as error:
         why = " ".join(str(error).split())[:300]
         raise CheckpointError(f"{checkpoint.folder / _PART}: does not fit the job: {why}") from error

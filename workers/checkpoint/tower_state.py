@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
+import os
+import re
 from collections.abc import Iterator, Set
 from pathlib import Path
 from typing import Any
@@ -15,8 +18,8 @@ from torch import nn
 
 from shardkeep.base.errors import CheckpointError
 from shardkeep.base.files import atomic_write
-from shardkeep.ps.checkpoints import Checkpoint, FileRecord
-from shardkeep.workers.dense.state_tree import joined, split
+from shardkeep.ps.checkpoints.folder import Checkpoint, FileRecord
+from shardkeep.workers.dense.state import joined, split
 from shardkeep.workers.dense.tower import Tower
 
 _TENSORS, _REST = "tower.safetensors", "tower.json"
@@ -38,9 +41,18 @@ def save_tower(state: TowerState, checkpoint: Path) -> list[FileRecord]:
     folder = checkpoint / _PART
     folder.mkdir()
     tensors, rest = state
-    save_file(tensors, folder / _TENSORS)
+    write_tensors(tensors, folder / _TENSORS)
     atomic_write(folder / _REST, json.dumps(rest) + "\n")
     return [FileRecord.of(checkpoint, folder / name) for name in (_TENSORS, _REST)]
+
+
+def write_tensors(tensors: dict[str, torch.Tensor], path: Path) -> None:
+    """Writes a safetensors file. Raises OSError, by the number in the text of safetensors."""
+    try:
+        save_file(tensors, path)
+    except SafetensorError as error:
+        code = int((re.findall(r"os error (\d+)", str(error)) or [errno.EIO])[0])
+        raise OSError(code, os.strerror(code), str(path)) from error
 
 
 def read_tower(checkpoint: Checkpoint) -> Any:
@@ -67,18 +79,18 @@ def adopt_tower(tower: Tower, checkpoint: Checkpoint) -> list[str]:
     The step, the loss scale and what compression keeps stay new. Returns the names of the model's tensors that stay
     new. Raises CheckpointError."""
     with _fits(checkpoint):
-        theirs, mine = _state(checkpoint), tower.state_dict()
-        taken = {name for name, value in mine["model"].items() if _same(theirs["model"].get(name), value)}
+        theirs, own = _state(checkpoint), tower.state_dict()
+        taken = {name for name, value in own["model"].items() if _same(theirs["model"].get(name), value)}
         tower.load_state_dict(
-            mine
-            | {"model": {name: (theirs if name in taken else mine)["model"][name] for name in mine["model"]}}
-            | {"optimizer": mine["optimizer"] | {"state": _slots(tower, theirs, taken)}}
+            own
+            | {"model": {name: (theirs if name in taken else own)["model"][name] for name in own["model"]}}
+            | {"optimizer": own["optimizer"] | {"state": _slots(tower, theirs, taken)}}
         )
-    return [name for name in mine["model"] if name not in taken]
+    return [name for name in own["model"] if name not in taken]
 
 
-def _same(theirs: Any, mine: torch.Tensor) -> bool:
-    return isinstance(theirs, torch.Tensor) and (theirs.shape, theirs.dtype) == (mine.shape, mine.dtype)
+def _same(theirs: Any, own: torch.Tensor) -> bool:
+    return isinstance(theirs, torch.Tensor) and (theirs.shape, theirs.dtype) == (own.shape, own.dtype)
 
 
 def _slots(tower: Tower, theirs: Any, taken: Set[str]) -> dict[int, Any]:

@@ -13,14 +13,18 @@ from typing import Any
 from shardkeep.base.arrays import Bytes
 from shardkeep.base.errors import CheckpointError, ShardkeepError
 from shardkeep.base.sizes import size_text
-from shardkeep.ps.checkpoints import Checkpoint, Checkpoints, FileRecord
-from shardkeep.ps.client.admin import AdminClient
+from shardkeep.base.system_errors import in_words
+from shardkeep.ps.checkpoints.folder import Checkpoint, Checkpoints, FileRecord
+from shardkeep.ps.client.calls import ServerCalls
+from shardkeep.ps.wire.admin import CheckpointSaved, Done, DropSnapshot, SnapshotFiles, TakeSnapshot, WriteSnapshot
 from shardkeep.workers.checkpoint.rank_state import save_rank_states
 from shardkeep.workers.checkpoint.tower_state import TowerState, save_tower
 from shardkeep.workers.config import CheckpointConfig
 
 TIMEOUT_S = 1800.0
 """Seconds that all servers together get to write their snapshots."""
+AGAIN_S = (1.0, 5.0)
+"""Seconds before each further attempt to write the checkpoint of the last step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,25 +43,28 @@ class CheckpointWriter:
 
     Args:
         folder: Where servers write their rows, which is not where the job looks for checkpoints; "" = it is.
-        tell: Called, in the thread that writes, with each record; None = no call.
+        tell: Called, in the thread that writes, with each record.
     """
 
     def __init__(
         self,
         checkpoints: Checkpoints,
         config: CheckpointConfig,
-        admin: AdminClient,
+        calls: ServerCalls,
         *,
         folder: str = "",
-        tell: Callable[[dict[str, Any]], None] | None = None,
+        tell: Callable[[dict[str, Any]], None] = lambda _record: None,
     ) -> None:
         self.records: deque[dict[str, Any]] = deque()
         """For the user: one record for each checkpoint that is complete or failed."""
         self._checkpoints = checkpoints
         self._config = config
-        self._admin, self._folder, self._tell = admin, folder, tell
+        self._calls, self._folder, self._tell = calls, folder, tell
         self._thread: threading.Thread | None = None
         self._left = False
+        self._pending: Contents | None = None  # of the last checkpoint, until it is complete
+        self.failure = ""
+        """Why the last checkpoint is not there; "" = it is."""
         self._base: Checkpoint | None = None  # the newest complete one, if increments are wanted
 
     def find_base(self) -> None:
@@ -69,17 +76,19 @@ class CheckpointWriter:
                 newest.check_sizes()
             self._base = newest
 
-    def take_snapshot(self, step: int) -> Checkpoint | None:
-        """Has the servers take their snapshots. Returns the checkpoint on which they build; None = they hold all rows.
-        Raises what admin calls raise."""
-        base = self._base
+    def begin(self, contents: Contents, began: float, waited_s: float = 0.0) -> None:
+        """Has the servers take their snapshots, and starts the thread that writes. `began`: when all ranks had met;
+        `waited_s`: seconds that training had stood before."""
+        base, step = self._base, contents.step
         if base is not None and (base.step >= step or len(base.chain) >= self._config.full_every):
             base = None
-        self._admin.take_snapshot(step, "" if base is None else base.id)
-        return base
-
-    def start(self, contents: Contents, base: Checkpoint | None, began: float, held_s: float) -> None:
-        """Starts the thread that writes. `began`: when all ranks had met; `held_s`: seconds that training stood."""
+        self._pending, self.failure = contents, ""
+        try:
+            self._calls.ask(TakeSnapshot(step, "" if base is None else base.id), Done)
+        except Exception as error:
+            self.give_up(step, error)
+            return
+        held_s = waited_s + time.perf_counter() - began
         self._thread = threading.Thread(
             target=self._run, args=(contents, base, began, held_s), name="checkpoint", daemon=True
         )
@@ -90,16 +99,27 @@ class CheckpointWriter:
         if self._left:
             return
         with contextlib.suppress(ShardkeepError):  # a server that is gone has no snapshot
-            self._admin.drop_snapshot()
+            self._calls.ask(DropSnapshot(), Done)
         self._checkpoints.abandon(step)
-        why = " ".join(str(error).split()) or type(error).__name__
-        self._note({"step": step, "text": f"no checkpoint at step {step:,}: {why}; training continues"})
+        self.failure = " ".join(in_words(error).split())
+        text = f"no checkpoint at step {step:,}: {self.failure}"
+        self._note({"step": step, "text": text, "unkept": "checkpoint"})
 
     def wait(self) -> None:
         """Blocks until the thread has ended."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
+
+    def again(self, step: int) -> None:
+        """Tries again to write the checkpoint of `step` if it failed and no step has followed. Blocks."""
+        for pause_s in AGAIN_S:
+            self.wait()
+            if (contents := self._pending) is None or contents.step != step:
+                return
+            time.sleep(pause_s)
+            self.begin(contents, time.perf_counter())
+        self.wait()
 
     def leave(self) -> None:
         """Training ends early: a checkpoint that fails from now on is left as it is, because another process may write
@@ -114,6 +134,7 @@ class CheckpointWriter:
             self.give_up(step, error)
             self.find_base()
             return
+        self._pending = None
         seconds, size = time.perf_counter() - began, sum(file.size for file in done.files)
         what = size_text(size) + (f" changed since step {done.base.step:,}" if done.base is not None else "")
         text = f"step {step:,} in {done.folder.name}: {what}, {seconds:.2f} s, training held up {held_s:.2f} s"
@@ -121,14 +142,13 @@ class CheckpointWriter:
 
     def _note(self, record: dict[str, Any]) -> None:
         self.records.append(record)
-        if self._tell is not None:
-            self._tell(record)
+        self._tell(record)
 
     def _write(self, contents: Contents, base: Checkpoint | None) -> Checkpoint:
         """Writes all parts, then the manifest."""
         step = contents.step
         partial = self._checkpoints.begin(step)
-        snapshots = self._admin.write_snapshot(step, timeout_s=TIMEOUT_S, folder=self._folder)
+        snapshots = self._calls.ask(WriteSnapshot(step, self._folder), SnapshotFiles, TIMEOUT_S)
         files = [FileRecord(**file) for snapshot in snapshots for file in snapshot.files]
         files += save_tower(contents.tower, partial)  # last: servers keep rows until they write them
         files += save_rank_states(contents.ranks, partial)
@@ -141,7 +161,7 @@ class CheckpointWriter:
         if self._folder:
             return done
         with contextlib.suppress(ShardkeepError):  # then journals, and the next checkpoint, have more than they need
-            self._admin.checkpoint_saved(step, done.id)
+            self._calls.ask(CheckpointSaved(step, done.id), Done)
         with contextlib.suppress(OSError):  # the next one tries again
             self._checkpoints.prune(self._config.keep, also=contents.facts.get("best_step"))
         return done

@@ -4,26 +4,20 @@ Three forms of one Protocol: Solo (one worker), ThreadCollective (workers as thr
 ProcessCollective (between processes, in process_group.py). Rows never travel here, only the tower and metrics.
 """
 
-# W = world size (number of workers), N = values of one rank
+# W = world size (number of workers), R = bytes of a packet
 
 from __future__ import annotations
 
 import contextlib
-import json
 import threading
 from collections.abc import Callable
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, Protocol
 
 import torch
 import torch.distributed as dist
-from numpy.typing import NDArray
 
-# torch.distributed exports these two in a way that type checkers do not see.
 from shardkeep.base.errors import DeadlineExceeded, MemberLost
 from shardkeep.compression.tower.exchange import Exchange
-
-Array = NDArray[Any]
-T = TypeVar("T")
 
 Purpose = Literal["gradients", "buffers", "agreements", "metrics"]
 """What a call is for, as a MeteredCollective books it. Collectives themselves ignore it."""
@@ -34,7 +28,9 @@ class Collective(Protocol):
 
     Every call but `close` and `begin_...` blocks until all ranks take part, up to the deadline. Raises
     DeadlineExceeded when it runs out and MemberLost when a peer went away. A `begin_...` starts a call without waiting
-    for the others; it returns a function that waits, is called once, and returns the result.
+    for the others; it returns a function that waits, is called once, and returns the result. Neither of the two maps
+    errors: see `guard`. All other calls are functions over these, in operations.py. What has a body here
+    stays as it is without a process group.
     """
 
     rank: int
@@ -43,42 +39,18 @@ class Collective(Protocol):
     @property
     def process_group(self) -> dist.ProcessGroup | None:
         """The group DDP reduces over; None where there is none (one worker, threads)."""
-        ...
-
-    def all_gather(self, tensor: torch.Tensor, *, purpose: Purpose) -> torch.Tensor:
-        """The ranks' tensors (same shape and dtype) stacked in rank order: (W, ...)."""
-        ...
-
-    def begin_all_gather(self, tensor: torch.Tensor, *, purpose: Purpose) -> Callable[[], torch.Tensor]:
-        """Starts an `all_gather`."""
-        ...
-
-    def exchange(self, exchange: Exchange, *, purpose: Purpose) -> torch.Tensor:
-        """One round of packets: uint8 (W, R), in rank order."""
-        ...
+        return None
 
     def begin_exchange(self, exchange: Exchange, *, purpose: Purpose) -> Callable[[], torch.Tensor]:
-        """Starts an `exchange`. The wait does not map errors: see `guard`."""
-        ...
-
-    def all_reduce_sum(self, tensor: torch.Tensor, *, purpose: Purpose) -> None:
-        """Replaces `tensor` by the sum over ranks."""
+        """Starts one round of packets, none of them empty; the wait returns uint8 (W, R), in rank order."""
         ...
 
     def begin_all_reduce_sum(self, tensor: torch.Tensor, *, purpose: Purpose) -> Callable[[], torch.Tensor]:
-        """Starts an `all_reduce_sum`; the wait returns `tensor`, and does not map errors: see `guard`."""
+        """Starts to replace `tensor` by the sum over ranks; the wait returns `tensor`."""
         ...
 
     def broadcast(self, tensor: torch.Tensor, *, source: int = 0, purpose: Purpose) -> None:
         """Replaces `tensor` by that of rank `source`."""
-        ...
-
-    def broadcast_object(self, value: Any, *, source: int = 0, purpose: Purpose) -> Any:
-        """The value of rank `source` on every rank; anything JSON can hold."""
-        ...
-
-    def gather_arrays(self, values_N: Array, *, purpose: Purpose) -> list[Array]:
-        """Every rank's array in rank order; one dimension, one dtype, lengths may differ."""
         ...
 
     def barrier(self, *, timeout_s: float | None = None, purpose: Purpose) -> None:
@@ -87,40 +59,26 @@ class Collective(Protocol):
 
     def guard(self, what: str) -> contextlib.AbstractContextManager[None]:
         """Maps a failure of the group inside the block (DDP's backward) to our errors."""
-        ...
+        return contextlib.nullcontext()
 
     def before_close(self, callback: Callable[[], None]) -> None:
         """Has `callback` let go of `process_group` when this collective is closed."""
-        ...
+        return
 
     def close(self) -> None:
         """Leaves the group; another generation may be formed afterwards. Does not wait."""
-        ...
+        return
 
 
-class Solo:
+class Solo(Collective):
     """One worker: everything is the identity."""
 
     rank = 0
     world_size = 1
-    process_group: dist.ProcessGroup | None = None
-
-    def all_gather(self, tensor: torch.Tensor, *, purpose: Purpose | None = None) -> torch.Tensor:
-        return tensor.unsqueeze(0).clone()
-
-    def begin_all_gather(self, tensor: torch.Tensor, *, purpose: Purpose | None = None) -> Callable[[], torch.Tensor]:
-        gathered = self.all_gather(tensor)
-        return lambda: gathered
-
-    def exchange(self, exchange: Exchange, *, purpose: Purpose | None = None) -> torch.Tensor:
-        return exchange.packets.view(1, -1).clone()
 
     def begin_exchange(self, exchange: Exchange, *, purpose: Purpose | None = None) -> Callable[[], torch.Tensor]:
-        exchanged = self.exchange(exchange)
-        return lambda: exchanged
-
-    def all_reduce_sum(self, tensor: torch.Tensor, *, purpose: Purpose | None = None) -> None:
-        pass
+        packets_1R = exchange.packets.view(1, -1).clone()
+        return lambda: packets_1R
 
     def begin_all_reduce_sum(
         self, tensor: torch.Tensor, *, purpose: Purpose | None = None
@@ -130,22 +88,7 @@ class Solo:
     def broadcast(self, tensor: torch.Tensor, *, source: int = 0, purpose: Purpose | None = None) -> None:
         pass
 
-    def broadcast_object(self, value: Any, *, source: int = 0, purpose: Purpose | None = None) -> Any:
-        return json.loads(json.dumps(value))
-
-    def gather_arrays(self, values_N: Array, *, purpose: Purpose | None = None) -> list[Array]:
-        return [values_N.copy()]
-
     def barrier(self, *, timeout_s: float | None = None, purpose: Purpose | None = None) -> None:
-        pass
-
-    def guard(self, what: str) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext()
-
-    def before_close(self, callback: Callable[[], None]) -> None:
-        pass
-
-    def close(self) -> None:
         pass
 
 
@@ -191,10 +134,8 @@ class _Meeting:
         raise DeadlineExceeded(f"worker {missing} did not join the others within {limit_s:g} s")
 
 
-class ThreadCollective:
+class ThreadCollective(Collective):
     """The in-process twin: ranks are threads of one process; used by tests and small trials."""
-
-    process_group: dist.ProcessGroup | None = None
 
     def __init__(self, meeting: _Meeting, rank: int) -> None:
         self.rank = rank
@@ -221,16 +162,6 @@ class ThreadCollective:
         self._meeting.put(self.rank, self._round, value)
         return self._round
 
-    def all_gather(self, tensor: torch.Tensor, *, purpose: Purpose | None = None) -> torch.Tensor:
-        return self.begin_all_gather(tensor)()
-
-    def begin_all_gather(self, tensor: torch.Tensor, *, purpose: Purpose | None = None) -> Callable[[], torch.Tensor]:
-        number = self._put(tensor.detach().clone())
-        return lambda: torch.stack(self._meeting.take(number, None))
-
-    def exchange(self, exchange: Exchange, *, purpose: Purpose | None = None) -> torch.Tensor:
-        return self.begin_exchange(exchange)()
-
     def begin_exchange(self, exchange: Exchange, *, purpose: Purpose | None = None) -> Callable[[], torch.Tensor]:
         number, one_to_each = self._put(exchange.packets.clone()), exchange.packets.ndim == 2
 
@@ -239,9 +170,6 @@ class ThreadCollective:
             return torch.stack([p[self.rank] for p in packets] if one_to_each else packets)
 
         return wait
-
-    def all_reduce_sum(self, tensor: torch.Tensor, *, purpose: Purpose | None = None) -> None:
-        self.begin_all_reduce_sum(tensor)()
 
     def begin_all_reduce_sum(
         self, tensor: torch.Tensor, *, purpose: Purpose | None = None
@@ -252,20 +180,8 @@ class ThreadCollective:
     def broadcast(self, tensor: torch.Tensor, *, source: int = 0, purpose: Purpose | None = None) -> None:
         tensor.copy_(self._swap(tensor.detach().clone() if self.rank == source else None)[source])
 
-    def broadcast_object(self, value: Any, *, source: int = 0, purpose: Purpose | None = None) -> Any:
-        return json.loads(self._swap(json.dumps(value) if self.rank == source else None)[source])
-
-    def gather_arrays(self, values_N: Array, *, purpose: Purpose | None = None) -> list[Array]:
-        return [part.copy() for part in self._swap(values_N.copy())]
-
     def barrier(self, *, timeout_s: float | None = None, purpose: Purpose | None = None) -> None:
         self._swap(None, timeout_s)
-
-    def guard(self, what: str) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext()
-
-    def before_close(self, callback: Callable[[], None]) -> None:
-        pass
 
     def close(self) -> None:
         """Wakes the others: a group that lost a member cannot continue."""

@@ -3,43 +3,39 @@
 The only file that opens a group of torch.distributed; DDP is put on it by workers/dense/gradients.py.
 """
 
-# W = world size (number of workers), N = values of one rank
+# W = world size (number of workers), R = bytes of a packet
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
-from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 
 # Loaded while a group is open it would hold that group for good, as a default of its functions, and with it the
 # connections: peers of a rank that left would wait for the deadline.
 import torch.distributed.nn.functional
-from numpy.typing import NDArray
 
-# torch.distributed exports these two in a way that type checkers do not see.
-from torch._C._distributed_c10d import PrefixStore, Store
+# torch.distributed exports these in a way that type checkers do not see.
+from torch._C._distributed_c10d import DebugLevel, PrefixStore, Store, get_debug_level, set_debug_level
 from torch.distributed.distributed_c10d import _set_pg_timeout, _world
 
 from shardkeep.base.errors import DeadlineExceeded, JobError, MemberLost
-from shardkeep.base.machine.sockets import connections
+from shardkeep.base.logs.log import EventLog
+from shardkeep.base.net.interfaces import own_address
+from shardkeep.base.net.sockets import connections
 from shardkeep.compression.tower.exchange import Exchange
-from shardkeep.ps.rpc.group import interface_of
 from shardkeep.ps.rpc.listen_filter import listening_ports, refuse_newcomers
-from shardkeep.workers.collectives.backend import GLOO, NCCL, agreed_backend
 from shardkeep.workers.collectives.collective import Purpose
 from shardkeep.workers.collectives.wire_bytes import goes_direct
 
-Array = NDArray[Any]
-
+_log = EventLog("collectives")
+NCCL, GLOO = "nccl", "gloo"
 MESH_S = 10.0
 """Seconds in which ranks that have met in the store connect to each other. Nothing tells gloo that one of them died."""
 
@@ -75,15 +71,15 @@ class ProcessCollective:
         self.generation = generation
         self.process_group: dist.ProcessGroup | None = None
         self._before_close: list[Callable[[], None]] = []
-        self._gathers: dict[int, dist.Work] = {}
-        self._num_gathers = 0
+        self._works, self._num_works = dict[int, dist.Work](), 0
         if dist.is_initialized():
             raise JobError("this process is in a group of workers already; close it before forming another")
+        _lower_debug_level()
         # torch names a group's keys by how many groups the process has begun, and forgets those that it closed, not one
         # that could not form: the next would wait for keys that the other ranks never set.
         _world.group_count = 0
         others, ports = connections(), listening_ports()
-        with self.guard("forming the group"), _bound_to(interface_of(host)):
+        with self.guard("forming the group"), _bound_to(own_address(host)[1]):
             own = PrefixStore(f"ddp/{generation}", store)
             self.backend = agreed_backend(own, rank=rank, world_size=world_size, usable=backend, timeout_s=timeout_s)
             dist.init_process_group(
@@ -100,70 +96,23 @@ class ProcessCollective:
         self.connections = connections().keys() - others.keys()
         """Those to the other ranks; some to the store may be among them."""
 
-    def all_gather(self, tensor: torch.Tensor, *, purpose: Purpose | None = None) -> torch.Tensor:
-        return self.begin_all_gather(tensor)()
-
-    def begin_all_gather(self, tensor: torch.Tensor, *, purpose: Purpose | None = None) -> Callable[[], torch.Tensor]:
-        out = tensor.new_empty((self.world_size, *tensor.shape))
-        if not tensor.numel():  # gloo hangs on empty tensors
-            return lambda: out
-        started, self._num_gathers = time.monotonic(), self._num_gathers + 1
-        number = self._num_gathers
-        # A work holds the group's connections, and a peer waits until they are closed: only `_gathers` has it, which
-        # ends with the group, even if a caller still has `wait` or the traceback of its error.
-        with self.guard("all_gather"):
-            self._gathers[number] = _begin_gather(tensor.detach().contiguous(), out, self.process_group)
-
-        def wait() -> torch.Tensor:
-            with self._guarded("all_gather", started):
-                self._gathers[number].wait()
-            del self._gathers[number]
-            return out
-
-        return wait
-
-    def exchange(self, exchange: Exchange, *, purpose: Purpose | None = None) -> torch.Tensor:
-        with self.guard("exchange"):
-            return self.begin_exchange(exchange)()
-
     def begin_exchange(self, exchange: Exchange, *, purpose: Purpose | None = None) -> Callable[[], torch.Tensor]:
-        mine = exchange.packets.contiguous()
-        packets_WR = mine.new_empty((self.world_size, mine.shape[-1]))
-        if mine.ndim == 2:
-            work = dist.all_to_all_single(packets_WR, mine, group=self.process_group, async_op=True)
+        packets = exchange.packets.contiguous()
+        packets_WR = packets.new_empty((self.world_size, packets.shape[-1]))
+        if packets.ndim == 2:
+            work = dist.all_to_all_single(packets_WR, packets, group=self.process_group, async_op=True)
         else:
-            work = _begin_gather(mine, packets_WR, self.process_group)
-        return _waiting(work, packets_WR)
-
-    def all_reduce_sum(self, tensor: torch.Tensor, *, purpose: Purpose | None = None) -> None:
-        with self.guard("all_reduce"):
-            dist.all_reduce(tensor)
+            work = _begin_gather(packets, packets_WR, self.process_group)
+        return self._waiting(work, packets_WR)
 
     def begin_all_reduce_sum(
         self, tensor: torch.Tensor, *, purpose: Purpose | None = None
     ) -> Callable[[], torch.Tensor]:
-        return _waiting(dist.all_reduce(tensor, group=self.process_group, async_op=True), tensor)
+        return self._waiting(dist.all_reduce(tensor, group=self.process_group, async_op=True), tensor)
 
     def broadcast(self, tensor: torch.Tensor, *, source: int = 0, purpose: Purpose | None = None) -> None:
         with self.guard("broadcast"):
             dist.broadcast(tensor, src=source)
-
-    def broadcast_object(self, value: Any, *, source: int = 0, purpose: Purpose | None = None) -> Any:
-        text = json.dumps(value).encode() if self.rank == source else b""
-        size = torch.tensor([len(text)])
-        self.broadcast(size, source=source)
-        buffer = torch.zeros(int(size), dtype=torch.uint8)
-        if self.rank == source:
-            buffer = torch.frombuffer(bytearray(text), dtype=torch.uint8)
-        self.broadcast(buffer, source=source)
-        return json.loads(buffer.numpy().tobytes())
-
-    def gather_arrays(self, values_N: Array, *, purpose: Purpose | None = None) -> list[Array]:
-        counts_W = self.all_gather(torch.tensor([len(values_N)])).view(-1).tolist()
-        padded = np.zeros(max(counts_W), values_N.dtype)
-        padded[: len(values_N)] = values_N
-        parts = self.all_gather(torch.from_numpy(padded.view(np.uint8))).numpy()
-        return [part.view(values_N.dtype)[:n].copy() for part, n in zip(parts, counts_W, strict=True)]
 
     def barrier(self, *, timeout_s: float | None = None, purpose: Purpose | None = None) -> None:
         options = dist.BarrierOptions()
@@ -173,6 +122,21 @@ class ProcessCollective:
         with self.guard("barrier"):
             assert self.process_group is not None
             self.process_group.barrier(options).wait()
+
+    def _waiting(self, work: dist.Work, result: torch.Tensor) -> Callable[[], torch.Tensor]:
+        """A function that waits for `work` and returns the tensor that it fills.
+
+        A work holds the group's connections, and a peer waits until they are closed: only `_works` has it, which ends
+        with the group, even if a caller still has the function or the traceback of its error."""
+        number = self._num_works = self._num_works + 1
+        self._works[number] = work
+
+        def wait() -> torch.Tensor:
+            self._works[number].wait()
+            del self._works[number]
+            return result
+
+        return wait
 
     def guard(self, what: str) -> contextlib.AbstractContextManager[None]:
         return self._guarded(what, time.monotonic())
@@ -201,30 +165,45 @@ class ProcessCollective:
         for callback in self._before_close:
             callback()
         self._before_close.clear()
-        self._gathers.clear()
+        self._works.clear()
         if self.process_group is not None:
             self.process_group = None
             dist.destroy_process_group()
 
 
-def _waiting(work: dist.Work, result: torch.Tensor) -> Callable[[], torch.Tensor]:
-    """A function that waits for `work` and returns the tensor that it fills."""
+def agreed_backend(store: Store, *, rank: int, world_size: int, usable: str, timeout_s: float) -> str:
+    """Returns "nccl" if it is usable for every rank, else "gloo". Blocks until every rank has called it.
 
-    def wait() -> torch.Tensor:
-        work.wait()
-        return result
+    Ranks with different backends would wait for each other until their deadline.
 
-    return wait
+    Args:
+        store: A store of this group alone.
+        rank: This rank.
+        world_size: Number of ranks.
+        usable: The best backend that this rank can use: "nccl" needs a GPU that no other rank has.
+        timeout_s: Deadline, seconds. torch raises DistStoreError when it is over.
+    """
+    keys = [f"backend/{each}" for each in range(world_size)]
+    store.set(keys[rank], usable)
+    store.wait(keys, timedelta(seconds=timeout_s))
+    return NCCL if all(store.get(key) == NCCL.encode() for key in keys) else GLOO
 
 
-def _begin_gather(mine: torch.Tensor, out: torch.Tensor, group: dist.ProcessGroup | None) -> dist.Work:
+def _lower_debug_level() -> None:
+    """Lowers TORCH_DISTRIBUTED_DEBUG=DETAIL, which wraps gloo in checks that end the process by SIGSEGV."""
+    if get_debug_level() == DebugLevel.DETAIL:
+        _log.warning("TORCH_DISTRIBUTED_DEBUG=DETAIL is taken as INFO: with DETAIL, torch ends workers by SIGSEGV")
+        set_debug_level(DebugLevel.INFO)
+
+
+def _begin_gather(packet: torch.Tensor, out: torch.Tensor, group: dist.ProcessGroup | None) -> dist.Work:
     """Starts to fill `out` (W, ...) with the ranks' tensors, contiguous and not empty."""
-    if mine.is_cpu and goes_direct(mine.nbytes):
-        to_each = mine.view(1, -1).view(torch.uint8).repeat(out.shape[0], 1)
+    if packet.is_cpu and goes_direct(packet.nbytes):
+        to_each = packet.view(1, -1).view(torch.uint8).repeat(out.shape[0], 1)
         into = out.view(out.shape[0], -1).view(torch.uint8)
         work: dist.Work = dist.all_to_all_single(into, to_each, group=group, async_op=True)
     else:
-        work = dist.all_gather(list(out.unbind()), mine, group=group, async_op=True)
+        work = dist.all_gather(list(out.unbind()), packet, group=group, async_op=True)
     return work
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import torch
 
 from shardkeep.workers.collectives.collective import Collective
+from shardkeep.workers.collectives.operations import begin_all_gather, broadcast_object
 
 PACE_S = 0.5
 """About how often ranks ask each other."""
@@ -40,7 +41,7 @@ class StopVote:
         if step - self._start_step in PACED_AFTER_STEPS:
             self._agree(step - self._start_step)
         if not stop and step % self._pace == 0:
-            self._answers = self._collective.begin_all_gather(torch.tensor([mine]), purpose="agreements")
+            self._answers = begin_all_gather(self._collective, torch.tensor([mine]), purpose="agreements")
             stop = self._at_once and self._answered()
         return stop
 
@@ -52,7 +53,7 @@ class StopVote:
         """On what rank 0 has measured over the first `steps`."""
         step_s = max(self._clock() - self._since, 1e-3) / steps
         wish = [max(1, int(PACE_S / step_s)), step_s >= LONG_STEP_S]
-        self._pace, self._at_once = self._collective.broadcast_object(wish, purpose="agreements")
+        self._pace, self._at_once = broadcast_object(self._collective, wish, purpose="agreements")
 
     def end(self) -> None:
         """After the last step: waits for the question that is still open, for what the ranks say next is another."""

@@ -56,7 +56,7 @@ def all_reduce(world_size: int, num_bytes: int, element_bytes: int = 4) -> Parts
     peers = world_size - 1
     pieces = max(-(-num_bytes // _SEGMENT_BYTES), 2 * world_size)
     pieces += -pieces % world_size
-    piece_bytes = _up(-(-num_bytes // pieces), element_bytes)
+    piece_bytes = -(-num_bytes // (pieces * element_bytes)) * element_bytes
     filled = -(-num_bytes // piece_bytes) if num_bytes else 0
     return _parts(2 * num_bytes * peers // world_size, 2 * filled * peers / world_size)
 
@@ -74,8 +74,3 @@ def _parts(payload: int, transfers: float, parts: Mapping[str, int] | None = Non
     """The payload, whose `parts` are no values, and the headers of so many transfers."""
     beside = dict(parts or {})
     return beside | {"values": payload - sum(beside.values()), "framing": round(_TRANSFER * transfers)}
-
-
-def _up(number: int, unit: int) -> int:
-    """`number` rounded up to a multiple of `unit`."""
-    return -(-number // unit) * unit

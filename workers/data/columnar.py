@@ -25,6 +25,7 @@ from shardkeep.workers.data.gather_kernels import (
     gather_lengths,
     gather_lists,
 )
+from shardkeep.workers.data.samples import Dataset
 from shardkeep.workers.data.schema import Schema
 
 _SCALARS = ("label", "weight", "time")
@@ -41,7 +42,7 @@ class Lists:
 
 
 @dataclass(frozen=True)
-class Rows:
+class DecodedRows:
     """Decoded rows. dense_NI: float32, nan = missing; single_NF: int64, row-major; label_N: uint8 or float32; weight_N:
     float32, None = all 1; time_N: float64, None = no order but the rows' own."""
 
@@ -57,7 +58,7 @@ class Rows:
 
 
 class ColumnarWriter:
-    """Writes Rows of any number as record batches of exactly 65,536 rows (the last one shorter)."""
+    """Writes rows of any number as record batches of exactly 65,536 rows (the last one shorter)."""
 
     def __init__(self, sink: Any) -> None:
         """`sink`: anything that pyarrow writes to. Holds at most one chunk and what was added last in memory."""
@@ -65,17 +66,15 @@ class ColumnarWriter:
         self._writer: Any = None
         self._waiting: list[pa.RecordBatch] = []
         self._num_waiting = 0
-        self.num_rows = 0
         self._hash = xxhash.xxh3_128()
 
-    def add(self, rows: Rows) -> None:
+    def add(self, rows: DecodedRows) -> None:
         """Appends rows; their arrays may be reused by the caller afterwards only after `close`."""
         batch = _record_batch(rows)
         if self._writer is None:
             self._writer = pa.ipc.new_file(self._sink, batch.schema)
         self._waiting.append(batch)
         self._num_waiting += len(rows)
-        self.num_rows += len(rows)
         if self._num_waiting >= CHUNK_ROWS:
             self._flush(self._num_waiting - self._num_waiting % CHUNK_ROWS)
 
@@ -106,7 +105,7 @@ class ColumnarWriter:
         self._num_waiting = len(rest)
 
 
-def _record_batch(rows: Rows) -> pa.RecordBatch:
+def _record_batch(rows: DecodedRows) -> pa.RecordBatch:
     columns: dict[str, pa.Array] = {"label": pa.array(rows.label_N)}
     if rows.weight_N is not None:
         columns["weight"] = pa.array(rows.weight_N)
@@ -179,14 +178,14 @@ class ColumnarDataset:
         rows_B = np.ascontiguousarray(rows_B, np.int64)
         if len(rows_B) and not 0 <= rows_B.min() <= rows_B.max() < self._num_samples:
             raise IndexError(f"a row is outside [0, {self._num_samples})")
-        label_B = np.empty(len(rows_B), np.float32)
-        gather_labels(self._labels, self._starts["label"], rows_B, label_B)
+        label_B = self._gather_scalars("label", self._labels, rows_B)
+        weight_B = self._gather_scalars("weight", self._floats, rows_B) if "weight" in self._starts else None
         single = self._gather_single(rows_B)
         ids = {
             f.name: self._gather_list(f.name, rows_B) if f.name in self._lists else single[f.name]
             for f in self._schema.features
         }
-        return Batch(self._gather_dense(rows_B), ids, label_B[:, None], self._gather_weights(rows_B))
+        return Batch(self._gather_dense(rows_B), ids, label_B[:, None], weight_B)
 
     def times(self) -> Float64s:
         """The time of each sample, float64 (len,), a fresh array. Raises KeyError where none was written."""
@@ -195,12 +194,10 @@ class ColumnarDataset:
         floats = self._words.view(np.float64)
         return np.concatenate([floats[at : at + n] for at, n in zip(self._starts["time"], sizes, strict=True)])
 
-    def _gather_weights(self, rows_B: Ints) -> Floats | None:
-        if "weight" not in self._starts:
-            return None
-        weight_B = np.empty(len(rows_B), np.float32)
-        gather_labels(self._floats, self._starts["weight"], rows_B, weight_B)
-        return weight_B
+    def _gather_scalars(self, name: str, values: NDArray[Any], rows_B: Ints) -> Floats:
+        out_B = np.empty(len(rows_B), np.float32)
+        gather_labels(values, self._starts[name], rows_B, out_B)
+        return out_B
 
     def _gather_dense(self, rows_B: Ints) -> Floats:
         dense_BI = np.empty((len(rows_B), self._schema.num_dense), np.float32)
@@ -216,38 +213,57 @@ class ColumnarDataset:
         return {name: Ragged(ids_FB[f]) for f, name in enumerate(self._single)}
 
     def _gather_list(self, name: str, rows_B: Ints) -> Ragged:
-        offsets, starts = self._halves, self._starts
-        lengths_B = np.empty(len(rows_B), np.int32)
+        offsets, starts, lengths_B = self._halves, self._starts, np.empty(len(rows_B), np.int32)
         total = gather_lengths(offsets, starts[f"ids:{name}"], rows_B, lengths_B)
         values_N = np.empty(total, np.int64)
-        at = starts[f"ids:{name}"]
-        gather_lists(offsets, at, self._words, starts[f"ids:{name}.values"], rows_B, values_N)
-        if f"weights:{name}" not in starts:
-            return Ragged(values_N, lengths_B)
-        weights_N = np.empty(total, np.float32)
-        at = starts[f"weights:{name}"]
-        gather_lists(offsets, at, self._floats, starts[f"weights:{name}.values"], rows_B, weights_N)
+        weights_N: Floats | None = None
+        gather_lists(offsets, starts[f"ids:{name}"], self._words, starts[f"ids:{name}.values"], rows_B, values_N)
+        if (at := starts.get(f"weights:{name}")) is not None:
+            weights_N = np.empty(total, np.float32)
+            gather_lists(offsets, at, self._floats, starts[f"weights:{name}.values"], rows_B, weights_N)
         return Ragged(values_N, lengths_B, weights_N)
 
     def _check(self, batch: pa.RecordBatch) -> None:
         expected = {"label": pa.float32() if self._labels is self._floats else pa.uint8()}
-        if "weight" in batch.schema.names:
-            expected["weight"] = pa.float32()
-        if "time" in batch.schema.names:
-            expected["time"] = pa.float64()
+        optional = {"weight": pa.float32(), "time": pa.float64()}
+        optional |= {f"weights:{name}": pa.list_(pa.float32()) for name in self._lists}
+        expected |= {name: kind for name, kind in optional.items() if name in batch.schema.names}
         if self._schema.num_dense:
             expected["dense"] = pa.list_(pa.float32(), self._schema.num_dense)
         if self._single:
             expected["single"] = pa.list_(pa.int64(), len(self._single))
         expected |= {f"ids:{name}": pa.list_(pa.int64()) for name in self._lists}
-        held = {f.name: f.type for f in batch.schema if not f.name.startswith("weights:")}
-        weights = {f.name: f.type for f in batch.schema if f.name.startswith("weights:")}
-        if (
-            held != expected
-            or len(batch.schema) != len(held) + len(weights)
-            or any(kind != pa.list_(pa.float32()) for kind in weights.values())
-        ):
+        columns = {field.name: field.type for field in batch.schema}
+        if columns != expected or len(batch.schema) != len(columns):
             raise ValueError("the columns are not those of the config")
+
+
+class Ordered:
+    """The samples of a data set in another order. order_N: int64, which of its samples comes when."""
+
+    def __init__(self, dataset: Dataset, order_N: Ints) -> None:
+        self._dataset = dataset
+        self._order_N = order_N
+
+    @property
+    def schema(self) -> Schema:
+        return self._dataset.schema
+
+    def __len__(self) -> int:
+        return len(self._order_N)
+
+    def gather(self, rows_B: NDArray[np.int64]) -> Batch:
+        return self._dataset.gather(self._order_N[rows_B])
+
+
+def by_time(dataset: ColumnarDataset) -> Dataset:
+    """The samples in the order of their times; those of one time stay in their order.
+
+    Holds 8 bytes a sample, unless they are in order already."""
+    time_N = dataset.times()
+    if (time_N[1:] >= time_N[:-1]).all():
+        return dataset
+    return Ordered(dataset, np.argsort(time_N, kind="stable").astype(np.int64))
 
 
 def _starts(batches: list[pa.RecordBatch], words: Ints) -> dict[str, Ints]:

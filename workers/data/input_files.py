@@ -1,23 +1,27 @@
-"""Input files: config entries (files, folders, glob patterns) to a list of files, and their identity."""
+"""Input files: config entries (files, folders, glob patterns) to a list of files, their identity, and the columns in
+the names of their folders."""
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import glob
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import unquote
 
+import pyarrow as pa  # type: ignore[import-untyped]
 import xxhash
 
 from shardkeep.base.errors import ConfigError, DataError
-from shardkeep.workers.data.partitions import is_partition
 
 PARQUET = (".parquet", ".pq", ".parq")
 PROBES, PROBE_BYTES = 8, 4096  # of a file's bytes, spread over it
 MOST_PROBED = 64  # files: thousands on a network disk would hold up every start
 Identity = list[str | int]
+MISSING = "__HIVE_DEFAULT_PARTITION__"
 NO_DATA = (".yaml", ".yml", ".md", ".json", ".py", ".crc", ".names", ".pdf")
 
 
@@ -29,16 +33,16 @@ def find_files(root: Path, entries: Sequence[str], *, key: str, kind: str) -> li
     """
     if not entries:
         raise ConfigError(f"{key}: is empty; allowed: at least one file, folder or glob pattern")
-    found: list[Path] = []
+    files: list[Path] = []
     for entry in entries:
         try:
-            found += _find(root, entry, key, kind)
+            files += _find(root, entry, key, kind)
         except OSError as error:
             place = error.filename or entry
             raise DataError(f"{place}: cannot be read ({error.strerror or error}) ({key})") from error
         except (ValueError, RuntimeError) as error:  # a NUL in it; a user's home that does not exist
             raise DataError(f"{key}: {entry!r} is no path ({error})") from error
-    return found
+    return files
 
 
 def _find(root: Path, entry: str, key: str, kind: str) -> list[Path]:
@@ -52,11 +56,11 @@ def _find(root: Path, entry: str, key: str, kind: str) -> list[Path]:
     pattern = Path(glob.escape(str(root))) / Path(entry).expanduser()
     matches = sorted(map(Path, glob.glob(str(pattern), recursive=True)))  # noqa: PTH207
     _look_into(pattern)
-    found = [p for p in matches if p.is_file()]
-    found = found or [file for p in matches if p.is_dir() for file in _inside(p, key, kind)]
-    if not found:
-        raise DataError(_not_found(path, key))
-    return found
+    files = [p for p in matches if p.is_file()]
+    files = files or [file for p in matches if p.is_dir() for file in _inside(p, key, kind)]
+    if not files:
+        raise NotThere(_not_found(path, key))
+    return files
 
 
 def _look_into(pattern: Path) -> None:
@@ -73,14 +77,14 @@ def _inside(folder: Path, key: str, kind: str) -> list[Path]:
     files = _below(folder)
     data = [p for p in files if p.suffix not in NO_DATA]
     kind = kind or ("parquet" if all(p.suffix in PARQUET for p in data) else "csv")
-    wanted = [p for p in data if (p.suffix in PARQUET) == (kind == "parquet")]
-    if not wanted and files:
+    named = [p for p in data if (p.suffix in PARQUET) == (kind == "parquet")]
+    if not named and files:
         raise DataError(f"{folder}: the folder has no {kind} files, only {files[0].name} ({key}); name the files")
-    if not wanted:
+    if not named:
         below = any(p.is_dir() and p.name[0] not in "._" for p in folder.iterdir())
         hint = f"; for those in its subfolders: {key}: [{folder.name}/**/*]" if below else ""
         raise DataError(f"{folder}: the folder has no files ({key}){hint}")
-    return wanted
+    return named
 
 
 def _below(folder: Path) -> list[Path]:
@@ -88,6 +92,19 @@ def _below(folder: Path) -> list[Path]:
     inside = sorted(p for p in folder.iterdir() if p.name[0] not in "._")
     below = [file for p in inside if is_partition(p) and p.is_dir() for file in _below(p)]
     return [p for p in inside if p.is_file()] + below
+
+
+class NotThere(DataError):
+    """No file is where the config says."""
+
+
+@contextlib.contextmanager
+def advising(advice: str) -> Iterator[None]:
+    """Adds what to do about files that are not there to the error."""
+    try:
+        yield
+    except NotThere as error:
+        raise NotThere(f"{error}; {advice}") from error
 
 
 def check_once(roles: Mapping[str, Sequence[Path]]) -> None:
@@ -119,7 +136,7 @@ def _not_found(path: Path, key: str) -> str:
     if path.is_symlink():
         return f"{path}: is a link that leads nowhere ({key})"
     if not path.parent.is_dir():
-        return f"{path}: no such file ({key}); there is no folder {path.parent}; check data.root"
+        return f"{path}: no such file ({key}); there is no folder {path.parent}"
     names = sorted(p.name for p in path.parent.iterdir())
     near = difflib.get_close_matches(path.name, names, n=1, cutoff=0.6)
     return f"{path}: no such file ({key}){f'; did you mean {near[0]}?' if near else ''}"
@@ -133,11 +150,11 @@ def identity(path: Path, *, of: int) -> Identity:
         return [str(path.resolve()), status.st_size, status.st_mtime_ns]
     with path.open("rb") as file:
         status = os.fstat(file.fileno())
-        found = xxhash.xxh3_64()
+        checksum = xxhash.xxh3_64()
         for part in range(PROBES):
             file.seek(part * max(0, status.st_size - PROBE_BYTES) // (PROBES - 1))
-            found.update(file.read(PROBE_BYTES))
-    return [str(path.resolve()), status.st_size, status.st_mtime_ns, found.hexdigest()]
+            checksum.update(file.read(PROBE_BYTES))
+    return [str(path.resolve()), status.st_size, status.st_mtime_ns, checksum.hexdigest()]
 
 
 @dataclass(frozen=True)
@@ -166,3 +183,34 @@ def changed_since(before: Sequence[State]) -> Path | None:
         except OSError:
             return state.path
     return None
+
+
+# Partitions, as Hive, Spark and pyarrow write them: `log/dt=2024-05-01/country=DE/part-0.parquet` has the columns dt
+# and country in each row. All values are texts.
+
+
+def is_partition(folder: Path) -> bool:
+    """Whether a folder's name is KEY=VALUE."""
+    return folder.name.find("=") > 0
+
+
+def partition_of(path: Path) -> dict[str, str | None]:
+    """The columns in the names of the folders right above a file; None = missing."""
+    columns: dict[str, str | None] = {}
+    for folder in path.parents:
+        if not is_partition(folder):
+            break
+        key, _, value = folder.name.partition("=")
+        columns[unquote(key)] = None if value == MISSING else unquote(value)
+    return columns
+
+
+def place_of(path: Path) -> str:
+    """The part of a file's path that stays when its data are moved: its name, behind the folders of its partition."""
+    return "/".join(path.parts[-1 - len(partition_of(path)) :])
+
+
+def columns_of_folders(path: Path, columns: Sequence[str], names: Sequence[str]) -> dict[str, pa.Scalar]:
+    """The value of each of `columns` that a file with the columns `names` has only by its folders."""
+    pairs = partition_of(path).items()
+    return {key: pa.scalar(value, pa.string()) for key, value in pairs if key in columns and key not in names}

@@ -15,7 +15,7 @@ from shardkeep.workers.data.sampling_kernels import permuted_range
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class StepOrigin:
     """Where the steps of a resumed job begin: with another number of workers, they have another size from there on."""
 
     step: int = 0
@@ -42,7 +42,7 @@ class StepSlices:
         epochs: int = 1,
         seed: int = 0,
         shuffle: bool = True,
-        origin: Origin = Origin(),
+        origin: StepOrigin = StepOrigin(),
     ) -> None:
         """Sets up the arithmetic; every argument but the seed and the origin is at least 1 (num_samples may be 0)."""
         self.num_samples = num_samples

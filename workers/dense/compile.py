@@ -24,8 +24,11 @@ from torch import nn
 
 from shardkeep.base.errors import JobError, UserError
 from shardkeep.workers.collectives.collective import Collective
+from shardkeep.workers.collectives.operations import all_gather
 from shardkeep.workers.config import TowerConfig
 
+Inputs = tuple[torch.Tensor, dict[str, torch.Tensor]]
+"""Dense columns, and a leaf for each feature."""
 COMPILE_TIMEOUT_S = 900.0
 """How long ranks wait for each other's compilation."""
 
@@ -59,17 +62,12 @@ class Switch(nn.Module):
         return logits_BT
 
     def compile_for(
-        self,
-        dims: dict[str, int],
-        num_dense: int,
-        frozen: frozenset[str],
-        *,
-        mode: str,
-        context: Callable[[], AbstractContextManager[Any]],
+        self, example: Inputs, *, mode: str, context: Callable[[], AbstractContextManager[Any]]
     ) -> str | None:
         """Compiles forward and backward for the full batch; a problem comes back as text. Minutes at worst.
 
-        Runs on zeros: no gradient is left in the parameters, buffers and random numbers stay as they were.
+        Runs on zeros like `example`, inputs of any size: no gradient is left in the parameters, buffers and random
+        numbers stay as they were.
         """
         # DDP wraps this module, and towers are smaller than a bucket: dynamo need not split graphs at buckets.
         import torch._dynamo
@@ -86,26 +84,26 @@ class Switch(nn.Module):
             self._compiled = torch.compile(run, mode=None if mode == "default" else mode, dynamic=False)
             # One compile thread: a pool of processes would outlive its use.
             with torch._inductor.config.patch(compile_threads=1), context():
-                self._dry_run(dims, num_dense, frozen)
+                self._dry_run(*example)
         except Exception as error:
             self._compiled = None
             lines = str(error).strip().splitlines()
             return f"{type(error).__name__}: {lines[0] if lines else 'no text'}"
         return None
 
-    def _dry_run(self, dims: dict[str, int], num_dense: int, frozen: frozenset[str]) -> None:
+    def _dry_run(self, dense_BI: torch.Tensor, embeddings: dict[str, torch.Tensor]) -> None:
         assert self._compiled is not None
         parameters = [p for p in self.model.parameters() if p.requires_grad]
         device = parameters[0].device
         kept = [b.clone() for b in self.model.buffers()]
+
+        def zeros(like: torch.Tensor) -> torch.Tensor:
+            return torch.zeros(self.batch_size, like.shape[1], device=device)
+
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             for _ in range(2):  # reduce-overhead records its CUDA graph in the second run
-                dense_BI = torch.zeros(self.batch_size, num_dense, device=device)
-                leaves = {
-                    name: torch.zeros(self.batch_size, dim, device=device, requires_grad=name not in frozen)
-                    for name, dim in dims.items()
-                }
-                logits_BT = self._compiled(dense_BI, leaves)
+                leaves = {name: zeros(leaf).requires_grad_(leaf.requires_grad) for name, leaf in embeddings.items()}
+                logits_BT = self._compiled(zeros(dense_BI), leaves)
                 trained = [*parameters, *(leaf for leaf in leaves.values() if leaf.requires_grad)]
                 torch.autograd.grad(logits_BT.float().sum(), trained, allow_unused=True)
         with torch.no_grad():
@@ -171,21 +169,19 @@ class Compilation:
         """Other ranks may have joined: all meet again before the next batch, and only new ranks compile."""
         self.due, self.switch.enabled = self._wanted, False
 
-    def run(
-        self, collective: Collective, num_dense: int, dims: dict[str, int], frozen: frozenset[str] = frozenset()
-    ) -> None:
-        """Compiles once in the process's life, and agrees with the other ranks. `frozen`: features whose rows get no
-        gradient. Raises JobError where `on` failed."""
+    def run(self, collective: Collective, example: Inputs) -> None:
+        """Compiles once in the process's life, for inputs like `example`, and agrees with the other ranks. Raises
+        JobError where `on` failed."""
         self.due = False
         if not self._tried:
             started = time.perf_counter()
             self._problem = why_no_compiler(self._device) or self.switch.compile_for(
-                dims, num_dense, frozen, mode=self._config.mode, context=self._context
+                example, mode=self._config.mode, context=self._context
             )
             self._tried = True
             self.compile_s = time.perf_counter() - started
         collective.barrier(timeout_s=COMPILE_TIMEOUT_S, purpose="agreements")
-        failed_W = collective.all_gather(torch.tensor([int(self._problem is not None)]), purpose="agreements").view(-1)
+        failed_W = all_gather(collective, torch.tensor([int(self._problem is not None)]), purpose="agreements").view(-1)
         self.switch.enabled = not failed_W.any()
         if self.switch.enabled:
             return

@@ -22,6 +22,7 @@ from shardkeep.base.errors import JobError
 from shardkeep.compression.tower.compressor import DenseCompression
 from shardkeep.compression.tower.exchange import Ranks, Sum
 from shardkeep.workers.collectives.collective import Collective
+from shardkeep.workers.collectives.operations import all_gather, exchange_packets
 from shardkeep.workers.collectives.wire_bytes import goes_direct
 from shardkeep.workers.timing.clock import Stopwatch
 
@@ -154,7 +155,7 @@ def sum_flat(parameters: Mapping[str, nn.Parameter], collective: Collective, com
         True when every rank had a gradient for every parameter.
     """
     used_P = torch.tensor([p.grad is not None for p in parameters.values()], dtype=torch.uint8)
-    used_WP = collective.all_gather(used_P, purpose="gradients")
+    used_WP = all_gather(collective, used_P, purpose="gradients")
     used = {
         name: p for (name, p), anywhere in zip(parameters.items(), used_WP.any(0).tolist(), strict=True) if anywhere
     }
@@ -170,7 +171,7 @@ def _driven(total: Sum, collective: Collective) -> torch.Tensor:
     exchange = next(total)
     while True:
         try:
-            exchange = total.send(collective.exchange(exchange, purpose="gradients"))
+            exchange = total.send(exchange_packets(collective, exchange, purpose="gradients"))
         except StopIteration as done:
             result: torch.Tensor = done.value
             return result

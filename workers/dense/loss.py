@@ -1,20 +1,20 @@
-"""The losses of the dense tower, by name.
+"""The losses of the dense tower.
 
-To add one, write a function like `bce` and name it in `LOSSES` and in `LossConfig`.
+To add one, write a function like `bce` and name it in `LOSSES` and in `LossConfig` in workers/config.py.
 """
 
 # B = batch, T = labels
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
-from types import MappingProxyType
 from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 
-from shardkeep.workers.config import LossConfig
+from shardkeep.workers.config import LOSSES, LossConfig
 
 
 class Loss(Protocol):
@@ -33,16 +33,12 @@ class Loss(Protocol):
 
 def bce(logits_BT: torch.Tensor, label_BT: torch.Tensor, factors_B: torch.Tensor | None = None) -> torch.Tensor:
     """Binary cross entropy of logits against labels in [0, 1]."""
-    if factors_B is None:
-        return F.binary_cross_entropy_with_logits(logits_BT, label_BT, reduction="sum")
-    return _weighted(F.binary_cross_entropy_with_logits(logits_BT, label_BT, reduction="none"), factors_B)
+    return _summed(partial(F.binary_cross_entropy_with_logits, logits_BT, label_BT), factors_B)
 
 
 def mse(logits_BT: torch.Tensor, label_BT: torch.Tensor, factors_B: torch.Tensor | None = None) -> torch.Tensor:
     """Squared error of outputs against labels: they are values, not logits."""
-    if factors_B is None:
-        return F.mse_loss(logits_BT, label_BT, reduction="sum")
-    return _weighted(F.mse_loss(logits_BT, label_BT, reduction="none"), factors_B)
+    return _summed(partial(F.mse_loss, logits_BT, label_BT), factors_B)
 
 
 def huber(
@@ -50,19 +46,17 @@ def huber(
 ) -> torch.Tensor:
     """Of outputs against labels: half the squared error up to `delta`, above it delta times (the absolute error less
     half of delta)."""
+    return _summed(partial(F.huber_loss, logits_BT, label_BT, delta=delta), factors_B)
+
+
+def _summed(loss: Callable[..., torch.Tensor], factors_B: torch.Tensor | None) -> torch.Tensor:
     if factors_B is None:
-        return F.huber_loss(logits_BT, label_BT, reduction="sum", delta=delta)
-    return _weighted(F.huber_loss(logits_BT, label_BT, reduction="none", delta=delta), factors_B)
-
-
-def _weighted(loss_BT: torch.Tensor, factors_B: torch.Tensor) -> torch.Tensor:
-    return (loss_BT * factors_B[:, None]).sum()
-
-
-LOSSES = MappingProxyType[str, Loss]({"bce": bce, "mse": mse, "huber": huber})
+        return loss(reduction="sum")
+    return (loss(reduction="none") * factors_B[:, None]).sum()
 
 
 def loss_of(config: LossConfig) -> Loss:
     """The loss that a config names."""
     loss = LOSSES[config.name]
-    return loss if config.delta is None else partial(huber, delta=config.delta)
+    options = config.model_dump(include={*loss.config}, exclude_none=True)
+    return partial(loss.load(), **options) if options else loss.load()

@@ -69,6 +69,3 @@ class DenseOptimizer:
         self.torch.step()
         self._norms.append(grad_norm)
         return grad_norm
-
-    def forget_gradients(self) -> None:
-        self.torch.zero_grad(set_to_none=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import gc
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import torch
 from torch import nn
@@ -106,13 +105,3 @@ class GradientSums:
                 self._ddp = wrap_in_ddp(self._module, sums, find_unused=not everywhere)
                 self.collective.before_close(self.leave)
         share_buffers(self._module, self.collective)
-
-    def local_state_dict(self) -> dict[str, Any]:
-        """What belongs to this rank only: the gradient that compression has not sent yet. Live tensors; {} = nothing.
-        `merge_local` in compression/tower/compressor.py makes one state of several ranks'."""
-        return self.compression.local_state_dict()
-
-    def load_local_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes a copy of this rank's state, or of several ranks' merged; {} = no residual. Raises ValueError when
-        it does not fit."""
-        self.compression.load_local_state_dict(state)

@@ -7,36 +7,40 @@ It knows no rows and no servers: embeddings come in as leaves of autograd and le
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import logging
 import math
+import struct
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
+import xxhash
 from torch import nn
 
 from shardkeep.base.errors import UserError
 from shardkeep.compression.config import TowerCompressionConfig
-from shardkeep.workers.collectives.collective import Collective
-from shardkeep.workers.config import TowerConfig
+from shardkeep.workers.collectives.collective import Collective, Solo
+from shardkeep.workers.collectives.operations import all_reduce_sum, broadcast_object
+from shardkeep.workers.config import TowerConfig, TrainConfig
+from shardkeep.workers.dense import onednn
 from shardkeep.workers.dense.amp import MixedPrecision
 from shardkeep.workers.dense.compile import Compilation, Switch
-from shardkeep.workers.dense.cpu import onednn
-from shardkeep.workers.dense.loss import LOSSES, Loss
+from shardkeep.workers.dense.loss import loss_of
 from shardkeep.workers.dense.optimizer import DenseOptimizer
-from shardkeep.workers.dense.seeds import MicroBatchSeeds
-from shardkeep.workers.dense.state import ModelState, broadcast, digest_bytes
+from shardkeep.workers.dense.state import ModelState, digest_bytes, joined, split
 from shardkeep.workers.dense.sums import GradientSums
-from shardkeep.workers.dense.synced import Ranks, synced_layers
+from shardkeep.workers.dense.synced import SyncedLayers
 from shardkeep.workers.timing.clock import Stopwatch
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Update:
+class TowerUpdate:
     """What one `Tower.update` did.
 
     `applied`: the dense step was made. `row_scale`: factor that brings this step's row gradients to their true
@@ -48,19 +52,43 @@ class Update:
     grad_norm: float
 
 
+class MicroBatches:
+    """Where training is: its step, the micro-batch of the step, and dropout's random numbers for each."""
+
+    def __init__(self, seed: int, device: torch.device) -> None:
+        self.step = 0
+        self._seed = seed
+        self._device = device
+        self._number = 0
+
+    def restart(self, step: int) -> None:
+        """Goes to the start of a step."""
+        self.step, self._number = step, 0
+
+    @contextlib.contextmanager
+    def next(self, rank: int) -> Iterator[None]:
+        """Seeds torch for the next micro-batch, by (seed, step, rank, micro-batch) alone; the process's own generator
+        is left as it was."""
+        place = struct.pack("<4q", self._seed, self.step, rank, self._number)
+        key = xxhash.xxh3_64_intdigest(place) >> 1
+        with torch.random.fork_rng(devices=[self._device] if self._device.type == "cuda" else []):
+            torch.default_generator.manual_seed(key)
+            if self._device.type == "cuda":
+                torch.cuda.manual_seed(key)
+            yield
+        self._number += 1
+
+
 class Tower:
-    """Trains the dense model; every rank makes the same calls, one `update` per step.
+    """Trains the dense model, alone until `join`; every rank makes the same calls, one `update` per step.
 
     Args:
         model: `forward(dense_BI, embeddings) -> logits_BT`; moved to `device` and from then on owned by the tower.
-        collective: The ranks of this generation; rank 0's parameters are sent to the others here (blocks).
+        train: Its loss, clipping, and the samples of a full micro-batch; only those are compiled.
         sync: Add gradients in rank order, and let nothing depend on timing.
         compression: Of the gradients between ranks; None = none.
-        clip_norm: Largest norm of the summed gradients, None = no clipping.
-        batch_size: Samples of a full micro-batch; only those are compiled.
         seed: Of dropout; the random numbers of a micro-batch depend on (seed, step, rank, micro-batch) only.
         watch: Measures forward, backward, dense_reduce, optimizer; compiling is not counted.
-        loss: Of logits and labels.
 
     Attributes:
         chosen: What `compile` and `amp` came to and why, one line each.
@@ -74,15 +102,12 @@ class Tower:
         model: nn.Module,
         *,
         config: TowerConfig,
-        collective: Collective,
+        train: TrainConfig,
         device: torch.device,
         sync: bool,
         compression: TowerCompressionConfig | None = None,
-        clip_norm: float | None = None,
-        batch_size: int,
         seed: int = 0,
         watch: Stopwatch | None = None,
-        loss: Loss = LOSSES["bce"],
     ) -> None:
         if device.type == "cuda":
             torch.set_float32_matmul_precision("high")  # TF32
@@ -90,26 +115,23 @@ class Tower:
         self.device = device
         self.chosen: dict[str, str] = {}
         self.watch = watch if watch is not None else Stopwatch()
-        self._loss = loss
-        self._state = ModelState(self.model)
+        self._loss, self._state = loss_of(train.loss), ModelState(self.model)
         parameters = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
-        self.optimizer = DenseOptimizer(config.optimizer, list(parameters.values()), clip_norm=clip_norm)
+        self.optimizer = DenseOptimizer(config.optimizer, list(parameters.values()), clip_norm=train.clip_norm)
         self.precision = MixedPrecision(config.amp, device)
         self._choose("amp", self.precision.chosen.reason)
-        linear = onednn.choose(config.linear, self.model, device, amp=self.precision.chosen.dtype is not None)
-        if linear is not None:
+        amp = self.precision.chosen.dtype is not None
+        if (linear := onednn.choose(config.linear, self.model, device, amp=amp)) is not None:
             self._choose("linear", linear)
-        self._synced = synced_layers(self.model)
-        switch, say = Switch(self.model, batch_size), partial(self._choose, "compile")
+        self._synced = SyncedLayers(self.model)
+        switch, say = Switch(self.model, train.batch_size), partial(self._choose, "compile")
         self.compilation = Compilation(
             switch, config, device, sync=sync, synced=bool(self._synced), context=self.precision.autocast, say=say
         )
-        compression = compression or TowerCompressionConfig()
-        self.sums = GradientSums(switch, parameters, compression, sync=sync, device=device, watch=self.watch)
-        self._seeds = MicroBatchSeeds(seed, device)
-        self._step = 0
-        self.join(collective)
-        broadcast(self.model, collective)
+        form = compression or TowerCompressionConfig()
+        self.sums = GradientSums(switch, parameters, form, sync=sync, device=device, watch=self.watch)
+        self._micro_batches = MicroBatches(seed, device)
+        self.join(Solo())
 
     def _choose(self, what: str, reason: str) -> None:
         self.chosen[what] = reason
@@ -123,7 +145,7 @@ class Tower:
     @property
     def step(self) -> int:
         """The step that the state is at the start of."""
-        return self._step
+        return self._micro_batches.step
 
     @property
     def unsent(self) -> dict[str, float]:
@@ -133,14 +155,12 @@ class Tower:
         return {} if norm is None else {"norm": norm, "step_norm": self.optimizer.mean_norm}
 
     def join(self, collective: Collective) -> None:
-        """Takes the ranks of another generation. Sends nothing: see sharing.py."""
+        """Takes the ranks of another generation. Sends nothing: see `share`."""
         self.sums.join(collective)
-        self._ranks = Ranks(collective)
-        for layer in self._synced:
-            layer.ranks = self._ranks if collective.world_size > 1 else None
+        self._synced.join(collective)
         self._state.settle(applied=True)
         self.compilation.regroup()
-        self._seeds.restart()
+        self._micro_batches.restart(self.step)
 
     def backward(
         self,
@@ -153,32 +173,28 @@ class Tower:
         last: bool = True,
     ) -> torch.Tensor:
         """Loss and gradients of one micro-batch; the embeddings' gradients are left in their `.grad`.
+        Returns the sum of the weighted losses, float32, without a graph.
 
         Args:
             embeddings: Feature -> (B, D) leaves with requires_grad, or without for frozen tables. Their gradients are
-                scaled where a GradScaler is on: multiply by `Update.row_scale`.
+                scaled where a GradScaler is on: multiply by `TowerUpdate.row_scale`.
             weight: Of each sample's loss: 1 / samples of the step over all ranks, 0 for a stand-in batch.
             factors_B: A further factor on each sample's loss; None = all 1.
             last: The step's last micro-batch; gradients are summed over ranks with it (may block).
-
-        Returns:
-            The sum of the weighted losses of this micro-batch, float32, without a graph.
         """
         if self.compilation.due:
             with self.watch.within(None):
-                dims = {name: leaf.shape[1] for name, leaf in embeddings.items()}
-                frozen = frozenset(name for name, leaf in embeddings.items() if not leaf.requires_grad)
-                self.compilation.run(self.collective, dense_BI.shape[1], dims, frozen)
+                self.compilation.run(self.collective, (dense_BI, embeddings))
         self._state.keep_buffers()
-        self._ranks.empty = weight == 0.0
-        around = self.sums.around_backward(self._step, loss_scale=self.precision.scaler.get_scale(), last=last)
-        with around as run, self._seeds.of_next(self._step, self.collective.rank):
+        self._synced.ranks.empty = weight == 0.0
+        around = self.sums.around_backward(self.step, loss_scale=self.precision.scaler.get_scale(), last=last)
+        with around as run, self._micro_batches.next(self.collective.rank):
             self.watch.enter("forward")
             with self.precision.autocast():
                 logits_BT = run(dense_BI, embeddings)
             if logits_BT.shape != label_BT.shape:  # of a user's own model
-                wanted = tuple(label_BT.shape)
-                raise UserError(f"model.name: forward returned logits {tuple(logits_BT.shape)}; expected {wanted}")
+                expected = tuple(label_BT.shape)
+                raise UserError(f"model.name: forward returned logits {tuple(logits_BT.shape)}; expected {expected}")
             loss = self._loss(logits_BT.float(), label_BT, factors_B) * weight
             self.watch.enter("backward")
             self.precision.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
@@ -186,7 +202,7 @@ class Tower:
             self.compilation.keep_gradients(self.optimizer.parameters)
         return loss.detach()
 
-    def update(self, step: int, rows_finite: bool = True, lr_factor: float = 1.0) -> Update:
+    def update(self, step: int, rows_finite: bool = True, lr_factor: float = 1.0) -> TowerUpdate:
         """Ends step `step` (counted from 0): sums over ranks, unscales, clips, and steps the optimizer. Blocks.
 
         The dense update is skipped where the summed gradient is not finite. With a GradScaler an overflow
@@ -209,15 +225,14 @@ class Tower:
         self._state.settle(applied=applied)
         if scaler is not None:
             scaler.update()
-        self.optimizer.forget_gradients()
-        self._step = step + 1
-        self._seeds.restart()
-        return Update(applied, row_scale, grad_norm)
+        self.optimizer.torch.zero_grad(set_to_none=True)
+        self._micro_batches.restart(step + 1)
+        return TowerUpdate(applied, row_scale, grad_norm)
 
     def _spread_overflow(self, rows_finite: bool) -> None:
         """One rank's overflow in its rows becomes everybody's: an infinite gradient, which the scaler sees."""
         bad = torch.tensor([0.0 if rows_finite else 1.0])
-        self.collective.all_reduce_sum(bad, purpose="gradients")
+        all_reduce_sum(self.collective, bad, purpose="gradients")
         if bad.item():
             next(p.grad for p in self.optimizer.parameters if p.grad is not None).fill_(math.inf)
 
@@ -244,20 +259,38 @@ class Tower:
             "optimizer": self.optimizer.torch.state_dict(),
             "scaler": self.precision.scaler.state_dict(),
             "compression": self.sums.compression.state_dict(),
-            "step": self._step,
+            "step": self.step,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Takes the state of another tower of the same model and config; it is copied. What belonged to this rank only
-        is gone; see `GradientSums.load_local_state_dict`."""
+        is gone; see `DenseCompression.load_local_state_dict`."""
         self.model.load_state_dict(state["model"])
         self._state.settle(applied=True)
         self.optimizer.torch.load_state_dict(copy.deepcopy(state["optimizer"]))  # torch keeps the tensors it is given
         self.precision.scaler.load_state_dict(state["scaler"])
         self.sums.compression.load_state_dict(state.get("compression", {}))  # checkpoints without compression lack it
-        self._step = state["step"]
-        self._seeds.restart()
+        self._micro_batches.restart(state["step"])
 
     def digest_bytes(self) -> bytes:
         """Name and bytes of every parameter, buffer and optimizer value, in the order of the names; a copy."""
         return digest_bytes(self.model, self.optimizer.torch)
+
+
+def share(tower: Tower, source: int, lacking: Sequence[int]) -> None:
+    """Gives the state of rank `source` to the ranks that lack it. Every rank calls it, after `Tower.join`; blocks."""
+    if not lacking:
+        return
+    collective = tower.collective
+    tensors: dict[str, torch.Tensor] = {}
+    own = split(tower.state_dict(), tensors)
+    shapes = [(key, list(t.shape), str(t.dtype).removeprefix("torch.")) for key, t in tensors.items()]
+    state, shapes = broadcast_object(collective, [own, shapes], source=source, purpose="agreements")
+    for key, shape, dtype in shapes:
+        if collective.rank != source:
+            tensors[key] = torch.empty(shape, dtype=getattr(torch, dtype))
+        tensors[key] = tensors[key].cpu()
+        if tensors[key].numel():
+            collective.broadcast(tensors[key], source=source, purpose="agreements")
+    if collective.rank in lacking:
+        tower.load_state_dict(joined(state, tensors))

@@ -14,14 +14,14 @@ import torch
 
 from shardkeep.base.arrays import Ids, Rows
 from shardkeep.base.errors import DataError, UserError
-from shardkeep.ps.client.row_client import Pull
+from shardkeep.ps.client.row_client import PullHandle
 from shardkeep.ps.config import TableSpec
 from shardkeep.ps.jagged import JaggedRows
 from shardkeep.workers.data.batch import Batch, Ragged
 from shardkeep.workers.data.schema import Feature, Schema
 from shardkeep.workers.embeddings import kernels
 from shardkeep.workers.embeddings.layer import Embeddings
-from shardkeep.workers.embeddings.lookup import Lookup, flat_ids
+from shardkeep.workers.embeddings.loop_lookup import Lookup, flat_ids
 from shardkeep.workers.embeddings.plan import FeaturePlan, Plan
 from shardkeep.workers.embeddings.pooling import to_device
 
@@ -83,8 +83,8 @@ class BagPlanner:
         ragged = {name: _ragged(name, bag) for name, bag in bags.items()}
         sizes = {name: len(each) for name, each in ragged.items()}
         if len(set(sizes.values())) > 1:
-            told = ", ".join(f"{size} of {name}" for name, size in list(sizes.items())[:4])
-            raise DataError(f"the features have different numbers of bags: {told}; allowed: the same of all")
+            counts = ", ".join(f"{size} of {name}" for name, size in list(sizes.items())[:4])
+            raise DataError(f"the features have different numbers of bags: {counts}; allowed: the same of all")
         features = tuple(_feature(name, bag) for name, bag in bags.items())
         if features not in self._known:
             self._known[features] = Embeddings(Schema((), features), self._tables)
@@ -100,7 +100,7 @@ class Pooled(Lookup):
     Read it like a dict. Good for one `apply`, in the step it was made in.
     """
 
-    def __init__(self, owner: object, pull: Pull, planned: BagPlan, rows: JaggedRows) -> None:
+    def __init__(self, owner: object, pull: PullHandle, planned: BagPlan, rows: JaggedRows) -> None:
         planned = planned.with_weights()
         self.owner, self.pull, self.step = owner, pull, pull.fetch.step
         self._planned, self._rows = planned, rows
@@ -112,8 +112,8 @@ class Pooled(Lookup):
         if not (isinstance(weights, torch.Tensor) and weights.requires_grad):
             return leaf
         feature = self._planned.plan.feature(name)
-        found = _OfWeights.apply(leaf, weights, feature, self._rows[feature.table])  # type: ignore[no-untyped-call]
-        return cast(torch.Tensor, found)
+        weighted = _OfWeights.apply(leaf, weights, feature, self._rows[feature.table])  # type: ignore[no-untyped-call]
+        return cast(torch.Tensor, weighted)
 
     def __getitem__(self, name: str) -> torch.Tensor:
         super().__getitem__(name)

@@ -46,13 +46,13 @@ def number_ids(ids_N: Ints, slots: Int32s, distinct_U: Ints, inverse_N: Int32s) 
         slot = (mixed ^ (mixed >> np.uint64(32))) & mask
         while slots[slot] >= 0 and distinct_U[slots[slot]] != key:
             slot = (slot + np.uint64(1)) & mask
-        found = slots[slot]
-        if found < 0:
-            found = np.int32(count)
-            slots[slot] = found
+        number = slots[slot]
+        if number < 0:
+            number = np.int32(count)
+            slots[slot] = number
             distinct_U[count] = key
             count += 1
-        inverse_N[n] = found
+        inverse_N[n] = number
     return count
 
 
@@ -109,10 +109,10 @@ def dedupe(ids_N: Ints, bounds_T1: Ints, starts_T1: Ints, unique_V: Ints, invers
         if bounds_T1[t + 1] == bounds_T1[t]:
             continue
         ids, inverse = ids_N[bounds_T1[t] : bounds_T1[t + 1]], inverse_N[bounds_T1[t] : bounds_T1[t + 1]]
-        mine = slots[: 1 << (max(4, bits_of(2 * ids.size)))]
-        mine[:] = -1
+        own_slots = slots[: 1 << (max(4, bits_of(2 * ids.size)))]
+        own_slots[:] = -1
         distinct = unique_V[start : start + ids.size]
-        count = number_ids(ids, mine, distinct, inverse)
+        count = number_ids(ids, own_slots, distinct, inverse)
         sort_ids(distinct[:count], spare[:count], order[:count], spare_order[:count])
         for i in range(count):
             rank[order[i]] = i
@@ -250,13 +250,13 @@ def pool_features(
         if offsets_at < 0:
             gather_rows(rows_UD, inverse_N[ids_at + start : ids_at + stop], out_BD)
         else:
-            mine = weights[weights_at : weights_at + num_ids] if weights_at >= 0 else weights[:0]
+            weights_N = weights[weights_at : weights_at + num_ids] if weights_at >= 0 else weights[:0]
             bags = offsets[offsets_at + start : offsets_at + stop + 1]
             ids = inverse_N[ids_at : ids_at + num_ids]
             if features[f, POOLING] == MAX:
                 pool_max(rows_UD, ids, bags, out_BD)
             else:
-                pool_rows(rows_UD, ids, bags, mine, features[f, POOLING] == MEAN, out_BD)
+                pool_rows(rows_UD, ids, bags, weights_N, features[f, POOLING] == MEAN, out_BD)
         to = end
 
 
@@ -287,9 +287,11 @@ def add_features(
         if offsets_at < 0:
             add_gathered(grad_BD, inverse_N[ids_at + start : ids_at + stop], grad_UD)
         else:
-            mine = weights[weights_at : weights_at + num_ids] if weights_at >= 0 else weights[:0]
+            weights_N = weights[weights_at : weights_at + num_ids] if weights_at >= 0 else weights[:0]
             bags = offsets[offsets_at + start : offsets_at + stop + 1]
-            add_pooled(grad_BD, inverse_N[ids_at : ids_at + num_ids], bags, mine, features[f, POOLING] == MEAN, grad_UD)
+            add_pooled(
+                grad_BD, inverse_N[ids_at : ids_at + num_ids], bags, weights_N, features[f, POOLING] == MEAN, grad_UD
+            )
 
 
 @kernel(f"void(int64[:,::1], {_POSITIONS}, {_POSITIONS}, int64[::1], boolean[::1], int64, int64[:,::1])")

@@ -14,17 +14,14 @@ import numpy.typing as npt
 import torch
 
 from shardkeep.base.array_kernels import all_finite
-from shardkeep.base.arrays import Rows
+from shardkeep.base.arrays import Floats, Int32s, Ints, Rows
 from shardkeep.base.errors import ConfigError, ProtocolError
 from shardkeep.ps.config import TableSpec
 from shardkeep.ps.jagged import Catalog, JaggedRows
 from shardkeep.workers.data.batch import Batch
 from shardkeep.workers.data.schema import Schema
-from shardkeep.workers.embeddings import device_rows, kernels
+from shardkeep.workers.embeddings import kernels, pooling
 from shardkeep.workers.embeddings.plan import Plan, Planner
-from shardkeep.workers.embeddings.pooling import add_max_on_host
-
-__all__ = ["Embeddings", "Plan", "all_finite_rows", "non_finite_rows", "scale_rows"]
 
 _CPU = torch.device("cpu")
 
@@ -78,7 +75,7 @@ class Embeddings:
         if device.type == "cpu":
             pooled = self._pool(plan, rows, *plan.range_of(part))
         else:
-            pooled = device_rows.pool_features(plan, rows, part, device)
+            pooled = pooling.pool_features(plan, rows, part, device)
         frozen = self.frozen_features
         return {
             name: leaf.requires_grad_(name not in frozen) for name, leaf in zip(self._table_of, pooled, strict=True)
@@ -88,15 +85,17 @@ class Embeddings:
         """The pooled rows (B, D) of each feature: views of one fresh array."""
         num_samples = stop - start
         flat = np.empty(num_samples * sum(self._dims_F), dtype=np.float32)
-        kernels.pool_features(
-            plan.features_FK, plan.inverse_N, plan.offsets, plan.weights, plan.unique.layout.values_T1,
-            self._catalog.dims_T, rows.flat, start, stop, flat,
-        )  # fmt: skip
+        kernels.pool_features(*self._arrays(plan), rows.flat, start, stop, flat)
         pooled = torch.from_numpy(flat)
         if len(set(self._dims_F)) == 1:
             return list(pooled.view(len(self._dims_F), num_samples, self._dims_F[0]).unbind())
         parts = torch.split(pooled, [num_samples * dim for dim in self._dims_F])
         return [part.view(num_samples, dim) for part, dim in zip(parts, self._dims_F, strict=True)]
+
+    def _arrays(self, plan: Plan) -> tuple[Ints, Int32s, Int32s, Floats, Ints, Ints]:
+        """A plan as kernels take it."""
+        values_T1, dims_T = plan.unique.layout.values_T1, self._catalog.dims_T
+        return plan.features_FK, plan.inverse_N, plan.offsets, plan.weights, values_T1, dims_T
 
     def collect(
         self,
@@ -131,13 +130,12 @@ class Embeddings:
             else:
                 on_device[name] = grad.detach()
         if on_host:
-            kernels.add_features(
-                plan.features_FK, plan.inverse_N, plan.offsets, plan.weights, plan.unique.layout.values_T1,
-                self._catalog.dims_T, addresses_F, start, stop, grads.flat,
-            )  # fmt: skip
-        _add_maxima(plan, maxima, part, grads, rows)
+            kernels.add_features(*self._arrays(plan), addresses_F, start, stop, grads.flat)
+        for name, grad in maxima.items():
+            feature = plan.feature(name, part)
+            pooling.add_max_on_host(feature, _given(rows)[feature.table], grad, grads[feature.table])
         if on_device:
-            device_rows.add_features(plan, on_device, part, grads, _given(rows) if self._max_features else {})
+            pooling.add_features(plan, on_device, part, grads, _given(rows) if self._max_features else {})
 
 
 def non_finite_rows(grad_UD: Rows) -> npt.NDArray[np.bool_]:
@@ -158,18 +156,6 @@ def all_finite_rows(grads: JaggedRows) -> bool:
     return bool(all_finite(grads.flat.view(np.uint32)))
 
 
-def _add_maxima(
-    plan: Plan,
-    maxima: Mapping[str, torch.Tensor],
-    part: slice | None,
-    grads: JaggedRows,
-    rows: Mapping[str, Rows] | None,
-) -> None:
-    for name, grad in maxima.items():
-        feature = plan.feature(name, part)
-        add_max_on_host(feature, _given(rows)[feature.table], grad, grads[feature.table])
-
-
 def _given(rows: Mapping[str, Rows] | None) -> Mapping[str, Rows]:
     if rows is None:
         raise ProtocolError("collect: a feature has pooling: max, so the rows of lookup must be given")
@@ -178,8 +164,8 @@ def _given(rows: Mapping[str, Rows] | None) -> Mapping[str, Rows]:
 
 def _check_gradient(feature: str, grad: torch.Tensor, shape: tuple[int, int]) -> None:
     if grad.shape != shape or grad.dtype is not torch.float32:
-        found = f"{grad.dtype} gradient {tuple(grad.shape)}"
-        raise ProtocolError(f"feature {feature}: {found}; the part is torch.float32 {shape}")
+        form = f"{grad.dtype} gradient {tuple(grad.shape)}"
+        raise ProtocolError(f"feature {feature}: {form}; the part is torch.float32 {shape}")
 
 
 def _check_rows(table: str, rows_UD: Rows | None, shape: tuple[int, int]) -> None:

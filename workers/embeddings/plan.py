@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardkeep.base.errors import DataError
-from shardkeep.ps.jagged import Catalog, JaggedIds, Layout
+from shardkeep.ps.jagged import Catalog, JaggedIds, JaggedLayout
 from shardkeep.workers.data.batch import Batch, Ragged
 from shardkeep.workers.data.schema import Feature
 from shardkeep.workers.embeddings import kernels
@@ -71,17 +71,13 @@ class Plan:
         start, stop = self.range_of(part)
         inverse_N = self.inverse_N[ids_at : ids_at + num_ids]
         weights_N = self.weights[weights_at : weights_at + num_ids] if weights_at >= 0 else _NO_WEIGHTS
+        owner = self.unique.layout.catalog.names[table]
         if offsets_at < 0:
-            return FeaturePlan(self.unique.layout.catalog.names[table], pooling, inverse_N[start:stop], None, weights_N)
+            return FeaturePlan(owner, pooling, inverse_N[start:stop], None, weights_N)
         offsets_B1 = self.offsets[offsets_at + start : offsets_at + stop + 1]
         first, end = int(offsets_B1[0]), int(offsets_B1[-1])
-        return FeaturePlan(
-            self.unique.layout.catalog.names[table],
-            pooling,
-            inverse_N[first:end],
-            offsets_B1 - first,
-            weights_N[first:end] if weights_N.size else weights_N,
-        )
+        weights_N = weights_N[first:end] if weights_N.size else weights_N
+        return FeaturePlan(owner, pooling, inverse_N[first:end], offsets_B1 - first, weights_N)
 
 
 class Planner:
@@ -105,29 +101,28 @@ class Planner:
         or the batch."""
         bags = [_checked(feature, batch.ids.get(feature.name), len(batch)) for feature in self._features]
         lists = [bags[f].values_N for f in self._by_table.tolist()]
-        starts_T1, unique_V, inverse_N, starts_G = _deduped(lists, self._tables_G, len(self._catalog))
+        ids_N = lists[0] if len(lists) == 1 else np.concatenate(lists) if lists else np.empty(0, dtype=np.int64)
+        starts_G = np.zeros(len(lists) + 1, dtype=np.int64)  # where each list's ids begin
+        np.cumsum([ids.size for ids in lists], out=starts_G[1:])
+        tables_T1 = np.arange(len(self._catalog) + 1)
+        starts_T1, unique_V, inverse_N = dedupe(ids_N, starts_G[np.searchsorted(self._tables_G, tables_T1)])
         columns = self._columns.copy()
         columns[self._by_table, kernels.IDS_AT] = starts_G[:-1]
         columns[self._by_table, kernels.NUM_IDS] = np.diff(starts_G)
         offsets, weights = _bags(bags, columns)
-        unique = JaggedIds(Layout.of_starts(self._catalog, starts_T1), unique_V)
+        unique = JaggedIds(JaggedLayout.of_starts(self._catalog, starts_T1), unique_V)
         return Plan(len(batch), unique, self._names, columns, inverse_N, offsets, weights)
 
 
-def _deduped(
-    lists: Sequence[npt.NDArray[np.int64]], tables_G: npt.NDArray[np.int64], num_tables: int
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int32], npt.NDArray[np.int64]]:
-    """Where each table's distinct ids start, these ids, each id's position among its table's, and where each list's
-    positions start. The lists of a table follow each other."""
-    ids_N = lists[0] if len(lists) == 1 else np.concatenate(lists) if lists else np.empty(0, dtype=np.int64)
-    starts_G = np.zeros(len(lists) + 1, dtype=np.int64)
-    np.cumsum([ids.size for ids in lists], out=starts_G[1:])
-    starts_T1 = np.empty(num_tables + 1, dtype=np.int64)
-    unique_V = np.empty(int(starts_G[-1]), dtype=np.int64)
-    inverse_N = np.empty(int(starts_G[-1]), dtype=np.int32)
-    bounds_T1 = starts_G[np.searchsorted(tables_G, np.arange(num_tables + 1))]
+def dedupe(
+    ids_N: npt.NDArray[np.int64], bounds_T1: npt.NDArray[np.int64]
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int32]]:
+    """Where each table's distinct ids start, these ids, ascending in each table, and each id's position among its
+    table's. Table t has the ids from bounds[t] up to bounds[t + 1]. By hashing: O(N + U)."""
+    starts_T1 = np.empty(bounds_T1.size, dtype=np.int64)
+    unique_V, inverse_N = np.empty(ids_N.size, dtype=np.int64), np.empty(ids_N.size, dtype=np.int32)
     kernels.dedupe(ids_N, bounds_T1, starts_T1, unique_V, inverse_N)
-    return starts_T1, unique_V[: int(starts_T1[-1])], inverse_N, starts_G
+    return starts_T1, unique_V[: int(starts_T1[-1])], inverse_N
 
 
 def _bags(
@@ -174,13 +169,13 @@ def _checked(feature: Feature, bag: Ragged | None, num_samples: int) -> Ragged:
         raise DataError(f"feature {feature.name}: ids of {bag.values_N.dtype}; allowed: int64")
     num_ids = bag.values_N.size
     if bag.lengths_B is None:
-        fits, told = num_ids == num_samples, f"{num_ids} ids without lengths"
+        fits, sizes = num_ids == num_samples, f"{num_ids} ids without lengths"
     else:
         fits = bag.lengths_B.size == num_samples and int(bag.lengths_B.sum(dtype=np.int64)) == num_ids
         fits = fits and (num_samples == 0 or int(bag.lengths_B.min()) >= 0)
-        told = f"{num_ids} ids with {bag.lengths_B.size} lengths that sum to {bag.lengths_B.sum(dtype=np.int64)}"
+        sizes = f"{num_ids} ids with {bag.lengths_B.size} lengths that sum to {bag.lengths_B.sum(dtype=np.int64)}"
     if not fits or num_ids >= 2**31:
-        raise DataError(f"feature {feature.name}: {told}, for a batch of {num_samples} samples")
+        raise DataError(f"feature {feature.name}: {sizes}, for a batch of {num_samples} samples")
     if (feature.pooling == "weighted") != (bag.weights_N is not None):
         raise DataError(
             f"feature {feature.name}: pooling: {feature.pooling} "

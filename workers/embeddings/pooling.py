@@ -1,11 +1,14 @@
 """Pooling: the rows of a feature's ids made into one row per sample, and its transpose. Outside autograd.
 
 Two forms of each: kernels on the host (for all features of a step: layer.py), torch operators where the rows are
-on a device (for all tables of a step: device_rows.py). Checks nothing.
+on a device: there one transfer goes for all tables of a step, and one comes back with their gradients. Knows no
+autograd; checks nothing.
 """
-# B = samples, N = ids of one feature, U = unique ids of its table, D = embedding dim
+# B = samples (of a part), N = ids of one feature, U = unique ids of its table, D = embedding dim
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 import numpy as np
 import numpy.typing as npt
@@ -13,8 +16,9 @@ import torch
 import torch.nn.functional as F
 
 from shardkeep.base.arrays import Rows
+from shardkeep.ps.jagged import JaggedRows
 from shardkeep.workers.embeddings import kernels
-from shardkeep.workers.embeddings.plan import FeaturePlan
+from shardkeep.workers.embeddings.plan import FeaturePlan, Plan
 
 _MODES = {kernels.SUM: "sum", kernels.MEAN: "mean", kernels.MAX: "max"}
 _TORCH_MAX = 2  # its number in aten
@@ -75,3 +79,53 @@ def add_max_with_torch(
     row_BD = row_BD[filled_B].long()
     column_BD = torch.arange(row_BD.shape[1], device=row_BD.device).expand_as(row_BD)
     grad_UD.index_put_((row_BD, column_BD), grad_BD[filled_B], accumulate=True)
+
+
+def send(array: npt.NDArray[np.float32 | np.int32], device: torch.device) -> torch.Tensor:
+    """A copy on the device. To a GPU it goes through pinned memory and is not waited for; torch keeps that memory until
+    the copy is done, and for the next one."""
+    tensor = torch.from_numpy(array if array.flags.writeable else array.copy())  # torch warns about read-only arrays
+    if device.type == "cuda":
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device, copy=True)
+
+
+def pool_features(plan: Plan, rows: JaggedRows, part: slice | None, device: torch.device) -> list[torch.Tensor]:
+    """The pooled rows (B, D) of each feature, computed on the device."""
+    views = _views(rows, send(rows.flat, device))
+    return [pool_with_torch(feature, views[feature.table]) for feature in _features(plan, part)]
+
+
+def add_features(
+    plan: Plan,
+    grads: Mapping[str, torch.Tensor],
+    part: slice | None,
+    sums: JaggedRows,
+    rows: Mapping[str, npt.NDArray[np.float32]],
+) -> None:
+    """Adds gradients of pooled rows (B, D), by feature and on one device, to the rows' on the host. Blocks. `rows`: on
+    the host; needed for bags with `pooling: max`."""
+    device = next(iter(grads.values())).device
+    flat = torch.zeros(sums.flat.size, dtype=torch.float32, device=device)
+    views = _views(sums, flat)
+    for name, feature in zip(plan.names, _features(plan, part), strict=True):
+        if name not in grads:
+            continue
+        if feature.takes_max:
+            table_UD = send(rows[feature.table], device)
+            add_max_with_torch(feature, table_UD, grads[name], views[feature.table])
+        else:
+            add_with_torch(feature, grads[name], views[feature.table])
+    sums.flat += flat.cpu().numpy()
+
+
+def _features(plan: Plan, part: slice | None) -> list[FeaturePlan]:
+    return [plan.feature(name, part) for name in plan.names]
+
+
+def _views(rows: JaggedRows, flat: torch.Tensor) -> dict[str, torch.Tensor]:
+    """The tables (U, D) in a flat tensor of its values."""
+    layout = rows.layout
+    parts = torch.split(flat, np.diff(layout.values_T1).tolist())
+    dims = layout.catalog.dims_T.tolist()
+    return {name: part.view(-1, dim) for name, part, dim in zip(layout.catalog.names, parts, dims, strict=True)}

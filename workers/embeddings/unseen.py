@@ -10,6 +10,7 @@ import numpy as np
 
 from shardkeep.base.arrays import Bools
 from shardkeep.workers.collectives.collective import Collective
+from shardkeep.workers.collectives.operations import gather_arrays
 from shardkeep.workers.data.schema import Schema
 from shardkeep.workers.embeddings import kernels
 from shardkeep.workers.embeddings.plan import Plan
@@ -35,5 +36,5 @@ class Unseen:
         """The counts; with `collective` the sums over all ranks. Every rank must call it then, and it blocks."""
         counts_F2 = self._counts_F2
         if collective is not None:
-            counts_F2 = np.sum(collective.gather_arrays(counts_F2.reshape(-1), purpose="metrics"), axis=0)
+            counts_F2 = np.sum(gather_arrays(collective, counts_F2.reshape(-1), purpose="metrics"), axis=0)
         return dict(zip(self._names, counts_F2.reshape(-1, 2).tolist(), strict=True))

@@ -13,14 +13,15 @@ import torch
 
 from shardkeep.base.arrays import Float64s, Floats
 from shardkeep.workers.collectives.collective import Collective
+from shardkeep.workers.collectives.operations import gather_arrays
 from shardkeep.workers.metrics.quality import entropy
 
 BINS = 16384
 _RANGE = 16.0
 """Logits from -16 to 16 have bins of 1/512, others the first or the last. Two logits in one bin are a tie for AUC: of
 logits with a standard deviation of 1 that changes it by less than 1e-5."""
-_SUMS = ("samples", "broken", "labels", "logloss", "predictions", "squares", "absolute", "weights")
-_SAMPLES, _BROKEN, _LABELS, _LOGLOSS, _PREDICTIONS, _SQUARES, _ABSOLUTE, _WEIGHTS = range(len(_SUMS))
+_SUMS = 8
+_SAMPLES, _BROKEN, _LABELS, _LOGLOSS, _PREDICTIONS, _SQUARES, _ABSOLUTE, _WEIGHTS = range(_SUMS)
 """The first two are counts, the others are weighted."""
 
 
@@ -35,7 +36,7 @@ class BinnedScores:
     def __init__(self, labels: Sequence[str], *, numbers: bool) -> None:
         self._names = tuple(labels)
         self._numbers = numbers
-        self._width = len(_SUMS) + (0 if numbers else 2 * BINS)
+        self._width = _SUMS + (0 if numbers else 2 * BINS)
         self._parts = np.zeros((2, len(self._names), self._width))  # since `close`, and before it
 
     def add(self, outputs_BT: Floats, labels_BT: Floats, weight_B: Floats | None = None) -> None:
@@ -54,7 +55,7 @@ class BinnedScores:
             prediction_B = np.exp(output_B - softplus_B)
             part[_LOGLOSS] += (weight_B * (softplus_B - label_B * output_B)).sum()
             bins_B = np.clip((output_B + _RANGE) * (BINS / 2 / _RANGE), 0, BINS - 1).astype(np.int64)
-            part[len(_SUMS) :] += np.bincount(bins_B + BINS * (label_B > 0.5), weight_B, 2 * BINS)
+            part[_SUMS:] += np.bincount(bins_B + BINS * (label_B > 0.5), weight_B, 2 * BINS)
         part[_SAMPLES] += len(output_B)
         part[_WEIGHTS] += weight_B.sum()
         part[_LABELS] += (weight_B * label_B).sum()
@@ -64,10 +65,10 @@ class BinnedScores:
 
     def close(self, collective: Collective) -> dict[str, Any]:
         """The metrics of all ranks' samples since the last `close`; blocks until every rank has called it."""
-        found = self._metrics(_together(self._parts[0], collective))
+        metrics = self._metrics(_together(self._parts[0], collective))
         self._parts[1] += self._parts[0]
         self._parts[0] = 0.0
-        return found
+        return metrics
 
     def total(self, collective: Collective) -> dict[str, Any]:
         """The metrics of all samples of all ranks; blocks until every rank has called it."""
@@ -87,44 +88,44 @@ class BinnedScores:
 
     def _metrics(self, sums_TK: Float64s) -> dict[str, Any]:
         """Keys as of `evaluate_predictions`; with several labels METRIC/LABEL."""
-        found = [_of_numbers(sums) if self._numbers else _of_classes(sums) for sums in sums_TK]
-        if len(found) == 1:
-            return found[0]
+        per_label = [_of_numbers(sums) if self._numbers else _of_classes(sums) for sums in sums_TK]
+        if len(per_label) == 1:
+            return per_label[0]
         each = {
             f"{key}/{name}": value
-            for name, metrics in zip(self._names, found, strict=True)
+            for name, metrics in zip(self._names, per_label, strict=True)
             for key, value in metrics.items()
             if key != "samples"
         }
-        return {"samples": max(metrics["samples"] for metrics in found)} | each
+        return {"samples": max(metrics["samples"] for metrics in per_label)} | each
 
 
 def _together(sums_TK: Float64s, collective: Collective) -> Float64s:
-    parts = collective.gather_arrays(np.ascontiguousarray(sums_TK).reshape(-1), purpose="metrics")
+    parts = gather_arrays(collective, np.ascontiguousarray(sums_TK).reshape(-1), purpose="metrics")
     together: Float64s = np.sum(parts, axis=0)
     return together.reshape(sums_TK.shape)
 
 
 def _of_numbers(sums: Float64s) -> dict[str, Any]:
     weights = float(sums[_WEIGHTS])
-    found: dict[str, Any] = dict.fromkeys(("mse", "rmse", "mae")) | _counts(sums)
+    metrics: dict[str, Any] = dict.fromkeys(("mse", "rmse", "mae")) | _counts(sums)
     if weights and not sums[_BROKEN]:
         mse = float(sums[_SQUARES]) / weights
-        found |= {"mse": mse, "rmse": math.sqrt(mse), "mae": float(sums[_ABSOLUTE]) / weights}
-    return found
+        metrics |= {"mse": mse, "rmse": math.sqrt(mse), "mae": float(sums[_ABSOLUTE]) / weights}
+    return metrics
 
 
 def _of_classes(sums: Float64s) -> dict[str, Any]:
     weights, positives = float(sums[_WEIGHTS]), float(sums[_LABELS])
-    found: dict[str, Any] = dict.fromkeys(("auc", "logloss", "normalized_entropy", "calibration")) | _counts(sums)
+    metrics: dict[str, Any] = dict.fromkeys(("auc", "logloss", "normalized_entropy", "calibration")) | _counts(sums)
     if weights and not sums[_BROKEN]:
-        found["logloss"] = logloss = float(sums[_LOGLOSS]) / weights
+        metrics["logloss"] = logloss = float(sums[_LOGLOSS]) / weights
         if positives:
-            found["calibration"] = float(sums[_PREDICTIONS]) / positives
+            metrics["calibration"] = float(sums[_PREDICTIONS]) / positives
         if 0 < positives < weights:
-            found["normalized_entropy"] = logloss / entropy(positives / weights)
-            found["auc"] = _auc(sums[len(_SUMS) :].reshape(2, BINS))
-    return found
+            metrics["normalized_entropy"] = logloss / entropy(positives / weights)
+            metrics["auc"] = _auc(sums[_SUMS:].reshape(2, BINS))
+    return metrics
 
 
 def _counts(sums: Float64s) -> dict[str, Any]:

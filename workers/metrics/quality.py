@@ -1,6 +1,6 @@
 """Quality of predictions, metric by metric. Exact, in float64, on the CPU.
 
-To add a metric, write a function of `Scored` and name it in `METRICS` and in the lists of workers/config.py.
+To add a metric, write a function NAME_of(scored) and name it in the lists of workers/config.py.
 """
 
 # N = samples, T = labels, G = groups
@@ -8,10 +8,9 @@ To add a metric, write a function of `Scored` and name it in `METRICS` and in th
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,8 @@ from numpy.typing import NDArray
 
 from shardkeep.base.arrays import Ints
 from shardkeep.workers.collectives.collective import Collective
-from shardkeep.workers.config import BASELINE, DEFAULT_METRICS, ERRORS, EvalConfig, LossConfig
+from shardkeep.workers.collectives.operations import gather_arrays
+from shardkeep.workers.config import BASELINE, DEFAULT_METRICS, ERRORS, METRICS, EvalConfig, LossConfig
 
 Floats = NDArray[np.floating[Any]]
 Weights = Floats | Ints
@@ -36,7 +36,7 @@ _CAUSES = {
 
 
 @dataclass(frozen=True)
-class Asked:
+class MetricSettings:
     """What to compute.
 
     Attributes:
@@ -54,13 +54,13 @@ class Asked:
     label_means: tuple[float, ...] = ()
 
     @classmethod
-    def by(cls, config: EvalConfig, loss: LossConfig, label_means: Sequence[float] = ()) -> Asked:
+    def by(cls, config: EvalConfig, loss: LossConfig, label_means: Sequence[float] = ()) -> MetricSettings:
         """What a job's config asks for."""
         return cls(config.asked(loss), config.threshold, config.group_by, loss.of_numbers, tuple(label_means))
 
 
 @dataclass(frozen=True)
-class Scored:
+class Predictions:
     """Predictions of one label: logits, or values if `asked.numbers`, against labels; groups_N int64 or empty.
 
     weight_N: float64, or ones in int64: the metrics count a sample so many times."""
@@ -69,7 +69,7 @@ class Scored:
     label_N: Floats
     weight_N: Weights
     groups_N: Ints = field(default_factory=lambda: np.empty(0, np.int64))
-    asked: Asked = field(default_factory=Asked)
+    asked: MetricSettings = field(default_factory=MetricSettings)
 
     @cached_property
     def predictions(self) -> Floats:
@@ -102,7 +102,7 @@ def evaluate_over_workers(
     *,
     names: Sequence[str],
     collective: Collective,
-    asked: Asked | None = None,
+    asked: MetricSettings | None = None,
 ) -> dict[str, Any]:
     """The metrics of all workers' samples together, on every rank; exact, not an average of parts.
 
@@ -116,32 +116,35 @@ def evaluate_over_workers(
     Returns:
         For one label what `evaluate_predictions` returns. For several the same of each, as METRIC/LABEL, and `samples`.
     """
-    asked = asked or Asked()
-    mine = [np.ascontiguousarray(values_NT, np.float32).reshape(-1) for values_NT in (logits_NT, labels_NT)]
+    asked = asked or MetricSettings()
+    own_parts = [np.ascontiguousarray(values_NT, np.float32).reshape(-1) for values_NT in (logits_NT, labels_NT)]
     if weights_N is not None:  # travel behind the labels
-        mine[1] = np.concatenate([mine[1], weights_N])
-    outputs_R, truths_R = (collective.gather_arrays(values, purpose="metrics") for values in mine)
+        own_parts[1] = np.concatenate([own_parts[1], weights_N])
+    outputs_R, truths_R = (gather_arrays(collective, values, purpose="metrics") for values in own_parts)
     parts_R = [np.split(truth, [output.size]) for output, truth in zip(outputs_R, truths_R, strict=True)]
     labels, weights = (np.concatenate(parts) for parts in zip(*parts_R, strict=True))
     logits, labels = (values.reshape(-1, len(names)) for values in (np.concatenate(outputs_R), labels))
     groups = np.empty(0, np.int64)
     if asked.group_by is not None and groups_N is not None:
-        groups = np.concatenate(collective.gather_arrays(groups_N, purpose="metrics"))
+        groups = np.concatenate(gather_arrays(collective, groups_N, purpose="metrics"))
     if len(names) == 1:
         return evaluate_predictions(logits, labels, groups, asked, weights)
-    found: dict[str, Any] = {}
+    metrics: dict[str, Any] = {}
     for t, name in enumerate(names):
         own = replace(asked, label_means=asked.label_means[t : t + 1])
-        metrics = evaluate_predictions(logits[:, t], labels[:, t], groups, own, weights)
-        found |= {key if key in COUNTS else f"{key}/{name}": value for key, value in metrics.items()}
-    return found
+        metrics |= _labelled(name, evaluate_predictions(logits[:, t], labels[:, t], groups, own, weights))
+    return metrics
+
+
+def _labelled(name: str, metrics: Mapping[str, Any]) -> dict[str, Any]:
+    return {key if key in COUNTS else f"{key}/{name}": value for key, value in metrics.items()}
 
 
 def evaluate_predictions(
     logits_N: Floats,
     labels_N: Floats,
     groups_N: Ints | None = None,
-    asked: Asked | None = None,
+    asked: MetricSettings | None = None,
     weights_N: Floats | None = None,
 ) -> dict[str, Any]:
     """Metrics of outputs (any real number) against labels. A sample of weight w counts as w samples; `weights_N`: None
@@ -152,7 +155,7 @@ def evaluate_predictions(
         their sum as `weights`. A metric that is not defined is None, and `note` says why (no samples, one class only,
         no weight, predictions that are not finite, ...).
     """
-    asked = asked or Asked()
+    asked = asked or MetricSettings()
     groups_N = np.empty(0, np.int64) if groups_N is None else groups_N
     logits_N = np.asarray(logits_N, np.float64).reshape(-1)
     labels_N = np.asarray(labels_N, np.float64).reshape(-1)
@@ -162,7 +165,7 @@ def evaluate_predictions(
     weight_N = np.asarray(weights_N, np.float64) if weighted else np.ones(len(labels_N), np.int64)
     if len(weight_N) != len(labels_N):
         raise ValueError(f"{len(weight_N)} weights for {len(labels_N)} labels")
-    scored = Scored(logits_N, labels_N, weight_N, groups_N, asked)
+    scored = Predictions(logits_N, labels_N, weight_N, groups_N, asked)
     result: dict[str, Any] = dict.fromkeys(asked.metrics) | {"samples": len(labels_N)}
     if weighted:
         result["weights"] = float(weight_N.sum())
@@ -170,16 +173,20 @@ def evaluate_predictions(
     if note is not None:
         result["note"] = note
     if weight_N.any() and np.isfinite(logits_N).all():
-        result |= {name: METRICS[name](scored) for name in asked.metrics}
+        result |= {name: _value(name, scored) for name in asked.metrics}
         for mean in asked.label_means:
             constant = replace(scored, output_N=np.full(len(labels_N), mean))
-            result |= {BASELINE + name: METRICS[name](constant) for name in asked.metrics if name in ERRORS}
+            result |= {BASELINE + name: _value(name, constant) for name in asked.metrics if name in ERRORS}
         causes = [_CAUSES[name] for name in asked.metrics if result[name] is None and name in _CAUSES]
         result = {**({"note": causes[0]} if causes else {}), **result}
     return result
 
 
-def _why_undefined(scored: Scored) -> str | None:
+def _value(metric: str, scored: Predictions) -> Any:
+    return METRICS[metric].load()(scored)
+
+
+def _why_undefined(scored: Predictions) -> str | None:
     outputs_N, labels_N = scored.output_N, scored.label_N
     if len(labels_N) == 0:
         return "no samples"
@@ -220,27 +227,27 @@ def entropy(rate: float) -> float:
     return -(rate * math.log(rate) + (1 - rate) * math.log1p(-rate))
 
 
-def _auc(scored: Scored) -> float | None:
+def auc_of(scored: Predictions) -> float | None:
     return auc(scored.output_N, scored.label_N, scored.weight_N) if scored.has_both_classes else None
 
 
-def _normalized_entropy(scored: Scored) -> float | None:
+def normalized_entropy_of(scored: Predictions) -> float | None:
     rate = scored.mean(scored.label_N)
-    return _logloss(scored) / entropy(rate) if 0 < rate < 1 else None
+    return logloss_of(scored) / entropy(rate) if 0 < rate < 1 else None
 
 
-def _logloss(scored: Scored) -> float:
+def logloss_of(scored: Predictions) -> float:
     """Mean binary cross-entropy in nats, from logits: log(1 + e^x) - y x."""
     return scored.mean(np.logaddexp(0.0, scored.output_N) - scored.label_N * scored.output_N)
 
 
-def _calibration(scored: Scored) -> float | None:
+def calibration_of(scored: Predictions) -> float | None:
     """Sum of predicted probabilities over the number of positives; 1 is right, above 1 over-predicts."""
     positives = scored.sum(scored.label_N)
     return float(scored.sum(scored.predictions) / positives) if positives else None
 
 
-def _gauc(scored: Scored) -> float | None:
+def gauc_of(scored: Predictions) -> float | None:
     """The mean of the groups' AUCs, weighted by their numbers of samples, as FuxiCTR's gAUC, or their sums of weights.
     Groups with one class are left out."""
     order_N = np.lexsort((scored.output_N, scored.groups_N))
@@ -258,29 +265,37 @@ def _gauc(scored: Scored) -> float | None:
     return total / weights if weights else None
 
 
-def _counts(scored: Scored) -> tuple[float, float, float]:
+def _counts(scored: Predictions) -> tuple[float, float, float]:
     """Weights of samples predicted positive, of positives, and of samples that are both."""
     predicted_N, positive_N = scored.predictions >= scored.asked.threshold, scored.label_N > 0.5
     return scored.sum(predicted_N), scored.sum(positive_N), scored.sum(predicted_N & positive_N)
 
 
-def _accuracy(scored: Scored) -> float:
+def accuracy_of(scored: Predictions) -> float:
     predicted, positive, both = _counts(scored)
     return 1.0 - (predicted + positive - 2 * both) / scored.total
 
 
-def _precision(scored: Scored) -> float | None:
+def precision_of(scored: Predictions) -> float | None:
     predicted, _, both = _counts(scored)
     return both / predicted if predicted else None
 
 
-def _recall(scored: Scored) -> float | None:
+def recall_of(scored: Predictions) -> float | None:
     _, positive, both = _counts(scored)
     return both / positive if positive else None
 
 
-def _mse(scored: Scored) -> float:
+def mse_of(scored: Predictions) -> float:
     return scored.mean((scored.predictions - scored.label_N) ** 2)
+
+
+def rmse_of(scored: Predictions) -> float:
+    return math.sqrt(mse_of(scored))
+
+
+def mae_of(scored: Predictions) -> float:
+    return scored.mean(np.abs(scored.predictions - scored.label_N))
 
 
 def loses_to_the_mean(metrics: Mapping[str, Any]) -> bool:
@@ -289,13 +304,13 @@ def loses_to_the_mean(metrics: Mapping[str, Any]) -> bool:
     return bool(pairs) and all(error > baseline for error, baseline in pairs)
 
 
-def _r2(scored: Scored) -> float | None:
+def r2_of(scored: Predictions) -> float | None:
     """1 - the squared error / the variance of these labels (coefficient of determination)."""
     spread = scored.mean((scored.label_N - scored.mean(scored.label_N)) ** 2)
-    return 1.0 - _mse(scored) / spread if spread else None
+    return 1.0 - mse_of(scored) / spread if spread else None
 
 
-def _buckets(scored: Scored) -> list[dict[str, float]]:
+def calibration_buckets_of(scored: Predictions) -> list[dict[str, float]]:
     """Samples in order of their prediction, in `BUCKETS` buckets of equal size: weighted mean prediction and label.
     Buckets of weight 0 are left out."""
     order_N = np.argsort(scored.predictions, kind="stable")
@@ -308,23 +323,3 @@ def _buckets(scored: Scored) -> list[dict[str, float]]:
             means = {"prediction": own.mean(own.predictions), "label": own.mean(own.label_N)}
             buckets.append(means | {"samples": len(part)})
     return buckets
-
-
-METRICS: MappingProxyType[str, Callable[[Scored], Any]] = MappingProxyType(
-    {
-        "auc": _auc,
-        "gauc": _gauc,
-        "logloss": _logloss,
-        "normalized_entropy": _normalized_entropy,
-        "calibration": _calibration,
-        "calibration_buckets": _buckets,
-        "accuracy": _accuracy,
-        "precision": _precision,
-        "recall": _recall,
-        "mse": _mse,
-        "rmse": lambda scored: math.sqrt(_mse(scored)),
-        "mae": lambda scored: scored.mean(np.abs(scored.predictions - scored.label_N)),
-        "r2": _r2,
-    }
-)
-"""Each returns None where it is not defined."""

@@ -10,13 +10,12 @@ import torch
 from torch import nn
 
 from shardkeep.workers.model_config import AttentionConfig
-from shardkeep.workers.models.layers.fields import Fields
 from shardkeep.workers.models.layers.hidden import HiddenOptions, Mlp
-from shardkeep.workers.models.layers.inputs import Joined
+from shardkeep.workers.models.layers.inputs import Concat, Fields
 
 
 class AutoInt(nn.Module):
-    """AutoInt+ (Song et al., arXiv:1810.11921): logit = w . attention + deep. With no `top` layers it is AutoInt.
+    """AutoInt+ (Song et al., arXiv:1810.11921): logit = w . attention + deep. With no `hidden` layers it is AutoInt.
 
     Embeddings of another dim are projected to `default_dim`. A dense column has a learned vector there.
     """
@@ -28,21 +27,21 @@ class AutoInt(nn.Module):
         features: Mapping[str, int],
         default_dim: int,
         attention: AttentionConfig,
-        top: Sequence[int],
-        hidden: HiddenOptions,
+        hidden: Sequence[int],
+        options: HiddenOptions,
     ) -> None:
         super().__init__()
-        self.fields = Fields(num_dense, features, default_dim, hidden)
+        self.fields = Fields(num_dense, features, default_dim, options)
         widths = [default_dim, *[attention.dim] * attention.layers]
         self.attention = nn.Sequential(
-            *(Attention(widths[k], attention.dim, attention.heads, hidden) for k in range(attention.layers))
+            *(Attention(widths[k], attention.dim, attention.heads, options) for k in range(attention.layers))
         )
-        self.logit = hidden.linear(self.fields.num_fields * attention.dim, 1)
-        self.joined = Joined(num_dense, features)
+        self.logit = options.linear(self.fields.num_fields * attention.dim, 1)
+        self.joined = Concat(num_dense, features)
         self.deep: nn.Sequential | None = None
-        if top:
-            mlp = Mlp(self.joined.out_width, top, hidden)
-            self.deep = nn.Sequential(mlp, hidden.linear(mlp.out_width, 1, bias=False))
+        if hidden:
+            mlp = Mlp(self.joined.out_width, hidden, options)
+            self.deep = nn.Sequential(mlp, options.linear(mlp.out_width, 1, bias=False))
 
     def forward(self, dense_BI: torch.Tensor, embeddings: dict[str, torch.Tensor]) -> torch.Tensor:
         """Logits (B, 1) of dense columns (B, I) and pooled embeddings (B, dim of the feature)."""

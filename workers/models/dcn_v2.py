@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from shardkeep.workers.models.layers.hidden import HiddenOptions, Mlp
-from shardkeep.workers.models.layers.inputs import Joined
+from shardkeep.workers.models.layers.inputs import Concat
 
 
 class DcnV2(nn.Module):
@@ -29,16 +29,16 @@ class DcnV2(nn.Module):
         structure: str,
         cross_layers: int,
         cross_rank: int | None,
-        top: Sequence[int],
-        hidden: HiddenOptions,
+        hidden: Sequence[int],
+        options: HiddenOptions,
     ) -> None:
         super().__init__()
-        self.joined = Joined(num_dense, features)
+        self.joined = Concat(num_dense, features)
         width = self.joined.out_width
-        self.crosses = nn.ModuleList(Cross(width, cross_rank, hidden) for _ in range(cross_layers))
-        self.top = Mlp(width, top, hidden)
+        self.crosses = nn.ModuleList(Cross(width, cross_rank, options) for _ in range(cross_layers))
+        self.top = Mlp(width, hidden, options)
         self.parallel = structure == "parallel"
-        self.logit = hidden.linear(self.top.out_width + (width if self.parallel else 0), 1)
+        self.logit = options.linear(self.top.out_width + (width if self.parallel else 0), 1)
 
     def forward(self, dense_BI: torch.Tensor, embeddings: dict[str, torch.Tensor]) -> torch.Tensor:
         """Logits (B, 1) of dense columns (B, I) and pooled embeddings (B, dim of the feature)."""

@@ -9,9 +9,8 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import nn
 
-from shardkeep.workers.models.layers.fields import Fields, FirstOrder
 from shardkeep.workers.models.layers.hidden import HiddenOptions, Mlp
-from shardkeep.workers.models.layers.inputs import Joined
+from shardkeep.workers.models.layers.inputs import Concat, Fields, FirstOrder
 
 
 class DeepFm(nn.Module):
@@ -28,15 +27,15 @@ class DeepFm(nn.Module):
         num_dense: int,
         features: Mapping[str, int],
         default_dim: int,
-        top: Sequence[int],
-        hidden: HiddenOptions,
+        hidden: Sequence[int],
+        options: HiddenOptions,
     ) -> None:
         super().__init__()
         self.first_order = FirstOrder(num_dense, features)
-        self.fields = Fields(num_dense, self.first_order.dims, default_dim, hidden)
-        self.joined = Joined(num_dense, self.first_order.dims)
-        self.deep = Mlp(self.joined.out_width, top, hidden)
-        self.logit = hidden.linear(self.deep.out_width, 1)
+        self.fields = Fields(num_dense, self.first_order.dims, default_dim, options)
+        self.joined = Concat(num_dense, self.first_order.dims)
+        self.deep = Mlp(self.joined.out_width, hidden, options)
+        self.logit = options.linear(self.deep.out_width, 1)
 
     def forward(self, dense_BI: torch.Tensor, embeddings: dict[str, torch.Tensor]) -> torch.Tensor:
         """Logits (B, 1) of dense columns (B, I) and pooled rows (B, dim of the feature + 1)."""

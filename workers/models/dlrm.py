@@ -29,18 +29,18 @@ class Dlrm(nn.Module):
         features: Mapping[str, int],
         default_dim: int,
         bottom: Sequence[int],
-        top: Sequence[int],
-        hidden: HiddenOptions,
+        hidden: Sequence[int],
+        options: HiddenOptions,
     ) -> None:
         super().__init__()
         self.bottom: Mlp | None = None
         if num_dense:
-            self.bottom = Mlp(num_dense, [*bottom, default_dim], hidden)
-        self.projections = Projections(features, default_dim, hidden)
+            self.bottom = Mlp(num_dense, [*bottom, default_dim], options)
+        self.projections = Projections(features, default_dim, options)
         self.interaction = DotInteraction(len(features) + (1 if num_dense else 0))
         width = default_dim + self.interaction.num_pairs
-        self.top = Mlp(width, top, hidden)
-        self.logit = hidden.linear(self.top.out_width, 1)
+        self.top = Mlp(width, hidden, options)
+        self.logit = options.linear(self.top.out_width, 1)
 
     def forward(self, dense_BI: torch.Tensor, embeddings: dict[str, torch.Tensor]) -> torch.Tensor:
         """Logits (B, 1) of dense columns (B, I) and pooled embeddings (B, dim of the feature)."""

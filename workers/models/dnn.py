@@ -10,19 +10,19 @@ import torch
 from torch import nn
 
 from shardkeep.workers.models.layers.hidden import HiddenOptions, Mlp
-from shardkeep.workers.models.layers.inputs import Joined
+from shardkeep.workers.models.layers.inputs import Concat
 
 
 class Dnn(nn.Module):
     """An MLP over dense columns and embeddings side by side, as in Covington et al., RecSys 2016. Any dims."""
 
     def __init__(
-        self, *, num_dense: int, features: Mapping[str, int], top: Sequence[int], hidden: HiddenOptions
+        self, *, num_dense: int, features: Mapping[str, int], hidden: Sequence[int], options: HiddenOptions
     ) -> None:
         super().__init__()
-        self.joined = Joined(num_dense, features)
-        self.top = Mlp(self.joined.out_width, top, hidden)
-        self.logit = hidden.linear(self.top.out_width, 1)
+        self.joined = Concat(num_dense, features)
+        self.top = Mlp(self.joined.out_width, hidden, options)
+        self.logit = options.linear(self.top.out_width, 1)
 
     def forward(self, dense_BI: torch.Tensor, embeddings: dict[str, torch.Tensor]) -> torch.Tensor:
         """Logits (B, 1) of dense columns (B, I) and pooled embeddings (B, dim of the feature)."""

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from shardkeep.base.errors import UserError
-from shardkeep.workers.models.layers.fields import Fields, FirstOrder
 from shardkeep.workers.models.layers.hidden import HiddenOptions, Mlp
+from shardkeep.workers.models.layers.inputs import Fields, FirstOrder
 
 
 class FiBiNet(nn.Module):
@@ -31,21 +31,21 @@ class FiBiNet(nn.Module):
         default_dim: int,
         bilinear: str,
         reduction: int,
-        top: Sequence[int],
-        hidden: HiddenOptions,
+        hidden: Sequence[int],
+        options: HiddenOptions,
     ) -> None:
         super().__init__()
         self.first_order = FirstOrder(num_dense, features)
-        self.fields = Fields(num_dense, self.first_order.dims, default_dim, hidden)
+        self.fields = Fields(num_dense, self.first_order.dims, default_dim, options)
         num_fields = self.fields.num_fields
         if num_fields < 2:
             raise UserError("model.name: fibinet multiplies pairs of columns; the data has one dense or sparse column")
         reduced = max(1, num_fields // reduction)
-        self.squeeze = hidden.linear(num_fields, reduced, bias=False)
-        self.excite = hidden.linear(reduced, num_fields, bias=False)
+        self.squeeze = options.linear(num_fields, reduced, bias=False)
+        self.excite = options.linear(reduced, num_fields, bias=False)
         self.pairs = nn.ModuleList(Bilinear(num_fields, default_dim, bilinear) for _ in range(2))
-        self.deep = Mlp(num_fields * (num_fields - 1) * default_dim, top, hidden)
-        self.logit = hidden.linear(self.deep.out_width, 1)
+        self.deep = Mlp(num_fields * (num_fields - 1) * default_dim, hidden, options)
+        self.logit = options.linear(self.deep.out_width, 1)
 
     def forward(self, dense_BI: torch.Tensor, embeddings: dict[str, torch.Tensor]) -> torch.Tensor:
         """Logits (B, 1) of dense columns (B, I) and pooled rows (B, dim of the feature + 1)."""

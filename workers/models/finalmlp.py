@@ -12,7 +12,7 @@ from torch import nn
 from shardkeep.base.errors import UserError
 from shardkeep.workers.model_config import GatesConfig
 from shardkeep.workers.models.layers.hidden import HiddenOptions, Mlp
-from shardkeep.workers.models.layers.inputs import Joined
+from shardkeep.workers.models.layers.inputs import Concat
 
 
 class FinalMlp(nn.Module):
@@ -27,28 +27,29 @@ class FinalMlp(nn.Module):
         num_dense: int,
         features: Mapping[str, int],
         default_dim: int,
-        top: Sequence[int],
-        second_top: Sequence[int] | None,
+        hidden: Sequence[int],
+        second_hidden: Sequence[int] | None,
         fusion_heads: int,
         gates: GatesConfig,
-        hidden: HiddenOptions,
+        options: HiddenOptions,
     ) -> None:
         super().__init__()
-        self.joined = Joined(num_dense, features)
+        self.joined = Concat(num_dense, features)
         width = self.joined.out_width
         contexts = (("first", gates.first), ("second", gates.second))
         self.gates = nn.ModuleList(
-            Gate(_context(f"model.gates.{key}", names, features), default_dim, width, gates.widths, hidden.init)
+            FeatureGate(_context(f"model.gates.{key}", names, features), default_dim, width, gates.hidden, options.init)
             for key, names in contexts
         )
-        self.streams = nn.ModuleList(Mlp(width, t, hidden) for t in (top, top if second_top is None else second_top))
-        first, second = (stream.out_width for stream in self.streams if isinstance(stream, Mlp))
-        if first % fusion_heads or second % fusion_heads:
+        second = hidden if second_hidden is None else second_hidden
+        self.streams = nn.ModuleList(Mlp(width, widths, options) for widths in (hidden, second))
+        ends = [stream.out_width for stream in self.streams if isinstance(stream, Mlp)]
+        if any(end % fusion_heads for end in ends):
             raise UserError(
-                f"model.fusion_heads: {fusion_heads} does not divide the streams' last widths, {first} and {second}"
+                f"model.fusion_heads: {fusion_heads} does not divide the streams' last widths, {ends[0]} and {ends[1]}"
             )
-        self.first, self.second = hidden.linear(first, 1), hidden.linear(second, 1, bias=False)
-        shape = (fusion_heads, first // fusion_heads, second // fusion_heads)
+        self.first, self.second = options.linear(ends[0], 1), options.linear(ends[1], 1, bias=False)
+        shape = (fusion_heads, *(end // fusion_heads for end in ends))
         self.fusion = nn.Parameter(torch.randn(shape) * (2 / (shape[1] + shape[2])) ** 0.5)
 
     def forward(self, dense_BI: torch.Tensor, embeddings: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -65,12 +66,12 @@ class FinalMlp(nn.Module):
         return logits_B1
 
 
-class Gate(nn.Module):
+class FeatureGate(nn.Module):
     """2 sigmoid(MLP(context)), a factor for each input; the context is named features, or a learned vector."""
 
     def __init__(self, context: Mapping[str, int], dim: int, outputs: int, widths: Sequence[int], init: str) -> None:
         super().__init__()
-        self.context = Joined(0, context)
+        self.context = Concat(0, context)
         self.learned = None if context else nn.Parameter(torch.randn(1, dim) * 0.01)
         options = HiddenOptions(init=init)
         mlp = Mlp(self.context.out_width or dim, widths, options)

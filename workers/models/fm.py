@@ -9,8 +9,8 @@ from collections.abc import Mapping
 import torch
 from torch import nn
 
-from shardkeep.workers.models.layers.fields import Fields, FirstOrder
 from shardkeep.workers.models.layers.hidden import HiddenOptions
+from shardkeep.workers.models.layers.inputs import Fields, FirstOrder
 
 
 class Fm(nn.Module):

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import torch
 from torch import nn
 
-from shardkeep.workers.models.layers.fields import FirstOrder
+from shardkeep.workers.models.layers.inputs import FirstOrder
 
 
 class Lr(nn.Module):

@@ -12,7 +12,7 @@ from torch import nn
 
 from shardkeep.workers.model_config import MaskConfig
 from shardkeep.workers.models.layers.hidden import HiddenOptions, Mlp
-from shardkeep.workers.models.layers.inputs import Joined
+from shardkeep.workers.models.layers.inputs import Concat
 
 _BLOCKS, _DIM = 3, 64
 
@@ -20,8 +20,8 @@ _BLOCKS, _DIM = 3, 64
 class MaskNet(nn.Module):
     """MaskNet (Wang et al., arXiv:2102.07619), of embeddings of any dims, normalized each; dense columns as they are.
 
-    serial: a block for each width of `top`, each on the output of the one before. parallel: `mask.blocks` blocks
-    of `mask.dim` on the embeddings, then an MLP of `top` over their outputs.
+    serial: a block for each width of `hidden`, each on the output of the one before. parallel: `mask.blocks` blocks
+    of `mask.dim` on the embeddings, then an MLP of `hidden` over their outputs.
     """
 
     def __init__(
@@ -31,22 +31,22 @@ class MaskNet(nn.Module):
         features: Mapping[str, int],
         structure: str,
         mask: MaskConfig,
-        top: Sequence[int],
-        hidden: HiddenOptions,
+        hidden: Sequence[int],
+        options: HiddenOptions,
     ) -> None:
         super().__init__()
-        self.joined = Joined(num_dense, features)
+        self.joined = Concat(num_dense, features)
         self.norms = nn.ModuleList(nn.LayerNorm(width) for width in features.values())
         width, self.parallel = self.joined.out_width, structure == "parallel"
-        ends = [width, *top]
+        ends = [width, *hidden]
         if self.parallel:
             count, dim = mask.blocks or _BLOCKS, mask.dim or _DIM
-            self.blocks = nn.ModuleList(MaskBlock(width, width, dim, mask, hidden) for _ in range(count))
-            self.top = Mlp(dim * count, top, hidden)
+            self.blocks = nn.ModuleList(MaskBlock(width, width, dim, mask, options) for _ in range(count))
+            self.top = Mlp(dim * count, hidden, options)
         else:
-            self.blocks = nn.ModuleList(MaskBlock(width, ends[k], out, mask, hidden) for k, out in enumerate(top))
-            self.top = Mlp(ends[-1], [], hidden)
-        self.logit = hidden.linear(self.top.out_width, 1)
+            self.blocks = nn.ModuleList(MaskBlock(width, ends[k], out, mask, options) for k, out in enumerate(hidden))
+            self.top = Mlp(ends[-1], [], options)
+        self.logit = options.linear(self.top.out_width, 1)
 
     def forward(self, dense_BI: torch.Tensor, embeddings: dict[str, torch.Tensor]) -> torch.Tensor:
         """Logits (B, 1) of dense columns (B, I) and pooled embeddings (B, dim of the feature)."""

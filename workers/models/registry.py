@@ -1,4 +1,4 @@
-"""From a model's settings to the module: the models by name, and the user's own module:Class."""
+"""From a model's settings to the module: those that workers/model_config.py names, and the user's own module:Class."""
 
 from __future__ import annotations
 
@@ -12,53 +12,13 @@ from torch import nn
 
 from shardkeep.base.errors import UserError
 from shardkeep.base.machine.memory import memory_errors
-from shardkeep.base.modules import load_named
+from shardkeep.base.plugging.modules import load_named
 from shardkeep.base.sizes import size_text
-from shardkeep.workers.model_config import MODELS as OPTIONS
-from shardkeep.workers.model_config import AttentionConfig, GatesConfig, MaskConfig, ModelConfig
-from shardkeep.workers.models.autoint import AutoInt
-from shardkeep.workers.models.dcn_v2 import DcnV2
-from shardkeep.workers.models.deepfm import DeepFm
-from shardkeep.workers.models.dlrm import Dlrm
-from shardkeep.workers.models.dnn import Dnn
-from shardkeep.workers.models.fibinet import FiBiNet
-from shardkeep.workers.models.finalmlp import FinalMlp
-from shardkeep.workers.models.fm import Fm
+from shardkeep.workers.model_config import MODELS, DlrmConfig, ModelConfig, OwnModelConfig, keys_of
 from shardkeep.workers.models.layers.hidden import HiddenOptions
-from shardkeep.workers.models.lr import Lr
-from shardkeep.workers.models.masknet import MaskNet
-from shardkeep.workers.models.wide_deep import WideDeep
-from shardkeep.workers.models.xdeepfm import XDeepFm
 
-MODELS: dict[str, type[nn.Module]] = {
-    "lr": Lr,
-    "fm": Fm,
-    "dnn": Dnn,
-    "wide_deep": WideDeep,
-    "deepfm": DeepFm,
-    "xdeepfm": XDeepFm,
-    "dlrm": Dlrm,
-    "dcn_v2": DcnV2,
-    "autoint": AutoInt,
-    "fibinet": FiBiNet,
-    "masknet": MaskNet,
-    "finalmlp": FinalMlp,
-}
 _NEEDS_DEFAULT_DIM = ("fm", "deepfm", "xdeepfm", "dlrm", "autoint", "fibinet", "finalmlp")
 _OF_HIDDEN_LAYERS = ("dropout", "norm", "activation", "init", "activation_checkpointing", "sync_norm")
-_DEFAULTS: dict[str, Any] = {
-    "top": [512, 256],
-    "bottom": [512, 256],
-    "cross_layers": 3,
-    "cin": [16, 16, 16],
-    "attention": AttentionConfig(),
-    "bilinear": "interaction",
-    "reduction": 3,
-    "mask": MaskConfig(),
-    "fusion_heads": 1,
-    "gates": GatesConfig(),
-}
-_STRUCTURES = {"dcn_v2": "stacked", "masknet": "serial"}
 FLOAT_BYTES = 4
 
 
@@ -66,7 +26,7 @@ def row_dim(name: str, dim: int) -> int:
     """Values of a row of a table of `dim` under a model: its vector, and one first-order weight where the model has it.
 
     `lr` has the weight alone."""
-    model = MODELS.get(name)
+    model = MODELS[name].load() if name in MODELS else None
     return int(getattr(model, "row_dim", dim + getattr(model, "first_order_column", False)))
 
 
@@ -91,18 +51,17 @@ def build_model(
     """
     if num_dense == 0 and not features:
         raise UserError(f"model.name: {config.name} has no input: the data has no dense and no sparse columns")
-    if ":" in config.name:
+    if isinstance(config, OwnModelConfig):
         return _own_model(config, num_dense=num_dense, features=features, import_from=import_from)
-    if config.name not in MODELS:
-        raise UserError(f"model.name: {config.name} is unknown; allowed: {', '.join(MODELS)}, or module:Class")
-    if config.bottom is not None and num_dense == 0:
+    if isinstance(config, DlrmConfig) and config.bottom != DlrmConfig().bottom and num_dense == 0:
         raise UserError("model.bottom: has no effect: the data has no dense columns")
     arguments = _arguments(config)
     if config.name in _NEEDS_DEFAULT_DIM:
         arguments["default_dim"] = default_dim
     _refuse_too_wide(config)
-    with memory_errors("the layers of the model; allowed: narrower ones in model.bottom and model.top"):
-        return MODELS[config.name](num_dense=num_dense, features=features, **arguments)
+    with memory_errors("the layers of the model; allowed: narrower ones in model.bottom and model.hidden"):
+        model: nn.Module = MODELS[config.name].load()(num_dense=num_dense, features=features, **arguments)
+        return model
 
 
 def start_at(model: nn.Module, mean: float) -> None:
@@ -113,8 +72,8 @@ def start_at(model: nn.Module, mean: float) -> None:
 
 def _refuse_too_wide(config: ModelConfig) -> None:
     """Raises UserError for one layer that this machine has no memory for: a system that promises more kills later."""
-    for key in ("bottom", "top", "second_top"):
-        widths = getattr(config, key) or []
+    for key in ("bottom", "hidden", "second_hidden"):
+        widths = getattr(config, key, None) or []
         for inputs, outputs in itertools.pairwise(widths):
             asked, held = inputs * outputs * FLOAT_BYTES, psutil.virtual_memory().total
             if asked > held:
@@ -125,27 +84,16 @@ def _refuse_too_wide(config: ModelConfig) -> None:
 
 
 def _arguments(config: ModelConfig) -> dict[str, Any]:
-    used = OPTIONS[config.name]
-    defaults = _DEFAULTS | {"structure": _STRUCTURES.get(config.name)}
-    arguments: dict[str, Any] = {}
-    for key in used:
-        if key not in _OF_HIDDEN_LAYERS:
-            value = getattr(config, key)
-            arguments[key] = defaults.get(key) if value is None else value
-    if "top" in used:
-        arguments["hidden"] = HiddenOptions(
-            norm=config.norm or "none",
-            activation=config.activation or "relu",
-            dropout=config.dropout or 0.0,
-            init=config.init or "dlrm",
-            checkpointing=config.activation_checkpointing,
-            sync_norm=config.sync_norm,
-        )
+    arguments = {key: getattr(config, key) for key in keys_of(config.name)}
+    options = {key: arguments.pop(key) for key in _OF_HIDDEN_LAYERS if key in arguments}
+    if options:
+        options["checkpointing"] = options.pop("activation_checkpointing")
+        arguments["options"] = HiddenOptions(**options)
     return arguments
 
 
 def _own_model(
-    config: ModelConfig, *, num_dense: int, features: Mapping[str, int], import_from: Path | None
+    config: OwnModelConfig, *, num_dense: int, features: Mapping[str, int], import_from: Path | None
 ) -> nn.Module:
     own = load_named(config.name, setting="model.name", folder=import_from)
     try:

@@ -9,9 +9,8 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import nn
 
-from shardkeep.workers.models.layers.fields import FirstOrder
 from shardkeep.workers.models.layers.hidden import HiddenOptions, Mlp
-from shardkeep.workers.models.layers.inputs import Joined
+from shardkeep.workers.models.layers.inputs import Concat, FirstOrder
 
 
 class WideDeep(nn.Module):
@@ -23,13 +22,13 @@ class WideDeep(nn.Module):
     first_order_column = True
 
     def __init__(
-        self, *, num_dense: int, features: Mapping[str, int], top: Sequence[int], hidden: HiddenOptions
+        self, *, num_dense: int, features: Mapping[str, int], hidden: Sequence[int], options: HiddenOptions
     ) -> None:
         super().__init__()
         self.wide = FirstOrder(num_dense, features)
-        self.joined = Joined(num_dense, self.wide.dims)
-        self.deep = Mlp(self.joined.out_width, top, hidden)
-        self.logit = hidden.linear(self.deep.out_width, 1)
+        self.joined = Concat(num_dense, self.wide.dims)
+        self.deep = Mlp(self.joined.out_width, hidden, options)
+        self.logit = options.linear(self.deep.out_width, 1)
 
     def forward(self, dense_BI: torch.Tensor, embeddings: dict[str, torch.Tensor]) -> torch.Tensor:
         """Logits (B, 1) of dense columns (B, I) and pooled rows (B, dim of the feature + 1)."""

@@ -9,9 +9,8 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import nn
 
-from shardkeep.workers.models.layers.fields import Fields, FirstOrder
 from shardkeep.workers.models.layers.hidden import HiddenOptions, Mlp
-from shardkeep.workers.models.layers.inputs import Joined
+from shardkeep.workers.models.layers.inputs import Concat, Fields, FirstOrder
 
 
 class XDeepFm(nn.Module):
@@ -29,17 +28,17 @@ class XDeepFm(nn.Module):
         features: Mapping[str, int],
         default_dim: int,
         cin: Sequence[int],
-        top: Sequence[int],
-        hidden: HiddenOptions,
+        hidden: Sequence[int],
+        options: HiddenOptions,
     ) -> None:
         super().__init__()
         self.first_order = FirstOrder(num_dense, features)
-        self.fields = Fields(num_dense, self.first_order.dims, default_dim, hidden)
-        self.joined = Joined(num_dense, self.first_order.dims)
-        self.cin = Cin(self.fields.num_fields, cin, hidden)
-        self.cin_logit = hidden.linear(sum(cin), 1, bias=False)
-        self.deep = Mlp(self.joined.out_width, top, hidden)
-        self.logit = hidden.linear(self.deep.out_width, 1)
+        self.fields = Fields(num_dense, self.first_order.dims, default_dim, options)
+        self.joined = Concat(num_dense, self.first_order.dims)
+        self.cin = Cin(self.fields.num_fields, cin, options)
+        self.cin_logit = options.linear(sum(cin), 1, bias=False)
+        self.deep = Mlp(self.joined.out_width, hidden, options)
+        self.logit = options.linear(self.deep.out_width, 1)
 
     def forward(self, dense_BI: torch.Tensor, embeddings: dict[str, torch.Tensor]) -> torch.Tensor:
         """Logits (B, 1) of dense columns (B, I) and pooled rows (B, dim of the feature + 1)."""

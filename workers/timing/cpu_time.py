@@ -16,7 +16,7 @@ class _Instant:
     servers_s: tuple[float, ...]
 
 
-class CpuTime:
+class CpuMeter:
     """Adds up what processes use between `start` and `stop`. One thread's.
 
     Args:

@@ -15,7 +15,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from shardkeep.base.arrays import Bytes
 from shardkeep.base.errors import ConfigError, ShardkeepError
-from shardkeep.base.log import EventLog
+from shardkeep.base.logs.log import EventLog
 from shardkeep.ps.wire.message import KIND_AT, Kind, read
 from shardkeep.workers.config import ProfileConfig
 from shardkeep.workers.timing.clock import Part
@@ -44,7 +44,7 @@ class Profile:
         # Servers answer in torch RPC's threads, which are not the one that starts the profiler.
         every_thread = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
         self._profiler = profile(activities=activities, experimental_config=every_thread)
-        self._first, self._end = config.start, config.start + config.steps
+        self._first, self._end = config.start, config.end
         self._path = path
         self._prepared = self._recording = self._over = False
         self._lock = threading.Lock()
@@ -158,7 +158,7 @@ class Profile:
 
 def open_profile(config: ProfileConfig, folder: Path, role: str, index: int, *, cuda: bool = False) -> Profile | None:
     """The profile of a process of the job, in the run folder; None where the job is not profiled."""
-    return Profile(config, trace_path(folder, role, index), cuda=cuda) if config.steps else None
+    return Profile(config, trace_path(folder, role, index), cuda=cuda) if config.steps != "off" else None
 
 
 def _kinds(messages: Sequence[Bytes]) -> str:
@@ -168,7 +168,7 @@ def _kinds(messages: Sequence[Bytes]) -> str:
 
 def check_profile(config: ProfileConfig, *, total_steps: int) -> None:
     """Raises ConfigError where the job ends before the first step to profile."""
-    if config.steps and config.start >= total_steps:
+    if config.steps != "off" and config.start >= total_steps:
         raise ConfigError(
             f"profile.start: {config.start} is not allowed: the job has {total_steps} steps, counted from 0"
         )

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from shardkeep.base.log import EventLog
-from shardkeep.ps.control.grpc.endpoint import Endpoint
-from shardkeep.ps.control.grpc.proof import HEADER, Call, answer_headers, error_bytes
+from shardkeep.base.errors import ConfigError
+from shardkeep.base.logs.log import EventLog
+from shardkeep.base.net.addresses import check_listen, split_address
 from shardkeep.ps.control.grpc.quiet_grpc import grpc
-from shardkeep.ps.control.grpc.tls import Tls
+from shardkeep.trust.proof import HEADER, Call, answer_headers, error_bytes
+from shardkeep.trust.tls import Tls
 
 _WHERE = "it is in the coordinator's --token-file, or in the file that it named when it began"
 
@@ -69,18 +71,20 @@ def _text(value: str | bytes | None) -> str:
     return value.decode(errors="replace") if isinstance(value, bytes) else value or ""
 
 
-def open_channel(endpoint: Endpoint, address: str, options: list[tuple[str, int]]) -> grpc.Channel:
-    """A channel to the endpoint's `address`, written in one form; connects when it is first used."""
-    tls = endpoint.tls
+def open_channel(target: str, tls: Tls | None, options: list[tuple[str, Any]]) -> grpc.Channel:
+    """A channel to `target`, in gRPC's words; connects when it is first used."""
     if tls is None:
-        return grpc.insecure_channel(address, options=options)
+        return grpc.insecure_channel(target, options=options)
     credentials = grpc.ssl_channel_credentials(tls.ca, tls.key, tls.certificate)
-    return grpc.secure_channel(address, credentials, options=options)
+    return grpc.secure_channel(target, credentials, options=options)
 
 
 def open_port(server: grpc.Server, address: str, tls: Tls | None) -> int:
-    """Listens, with `tls` only for peers whose certificate the same authority signed; the port. Raises RuntimeError."""
-    if tls is None:
-        return int(server.add_insecure_port(address))
-    credentials = grpc.ssl_server_credentials([(tls.key, tls.certificate)], tls.ca, require_client_auth=True)
-    return int(server.add_secure_port(address, credentials))
+    """Listens, with `tls` only for peers whose certificate the same authority signed; the port. Raises ConfigError."""
+    check_listen(*split_address(address, lowest_port=0))
+    with contextlib.suppress(RuntimeError):
+        if tls is None:
+            return int(server.add_insecure_port(address))
+        credentials = grpc.ssl_server_credentials([(tls.key, tls.certificate)], tls.ca, require_client_auth=True)
+        return int(server.add_secure_port(address, credentials))
+    raise ConfigError(f"cannot listen on {address}: the port is in use or the host is not this machine's")

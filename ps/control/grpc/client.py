@@ -1,43 +1,46 @@
-"""A member's side of the control plane: take a place, form, keep the lease, report, leave."""
+"""A member's side of the control plane: take a seat, form, keep the lease, report, leave."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
-import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
 from shardkeep.base.deadlines import Deadline
 from shardkeep.base.errors import JobError, ShardkeepError
-from shardkeep.base.log import EventLog
+from shardkeep.base.logs.log import EventLog
 from shardkeep.base.machine.pids import start_of
+from shardkeep.base.net.addresses import ANY_HOST, split_address
+from shardkeep.base.net.interfaces import announced
 from shardkeep.proto import control_pb2 as pb
-from shardkeep.ps.config import TableSpec
-from shardkeep.ps.control.grpc import wire
-from shardkeep.ps.control.grpc.addresses import ANY_HOST, check_advertised
+from shardkeep.ps.control.agreement import own_versions
 from shardkeep.ps.control.grpc.channel import ControlChannel
-from shardkeep.ps.control.grpc.endpoint import Endpoint
 from shardkeep.ps.control.grpc.heartbeat import Heartbeat
+from shardkeep.ps.control.grpc.messages import from_message, to_message
 from shardkeep.ps.control.grpc.reporter import Reporter
+from shardkeep.ps.control.record_forms import record_to_json
 from shardkeep.ps.control.records import (
-    ANYWHERE,
+    NO_OFFER,
     PROTOCOL_VERSION,
     REPORT_KINDS,
+    TRAINED,
     Formation,
     Hello,
     JobState,
-    Kept,
+    JobStatus,
     Member,
     Offer,
     Record,
-    ResumeRange,
+    RecoveryFolder,
+    Registration,
     Role,
     Shared,
-    Status,
 )
-from shardkeep.ps.control.versions import own_versions
+from shardkeep.trust.endpoint import Endpoint
 
 _log = EventLog("control")
 JOIN_WAIT_S = 2.0
@@ -54,8 +57,8 @@ class ControlClient:
         coordinator: Its address and token.
         role: "server" or "worker".
         index: Place among its role, from 0.
-        advertise: Host under which the other members reach this one. Raises ConfigError when it is loopback and the
-            coordinator is not.
+        advertise: Host under which the other members reach this one, or ROUTE; `member` has its address from
+            registration on.
         timeout_s: Seconds that one answer may take.
         protocol_version: For tests of the refusal.
         versions: What registration reports; None = this process's.
@@ -78,16 +81,21 @@ class ControlClient:
         self._patience_s = 0.0
         self.job = ""
         self.before: Formation | None = None
-        self.kept = Kept()
+        self.kept = RecoveryFolder()
         self.shared: Shared | None = None
         self.run_dir = ""
         self.verdict: JobState | None = None  # what the coordinator answered to `leave`
         self._token = secrets.token_hex(16)
-        told = own_versions() if versions is None else versions
-        self._hello = Hello(self.member, self._token, protocol_version, told)
+        reported = own_versions() if versions is None else versions
+        self._hello = Hello(self.member, self._token, protocol_version, reported)
         self._channel = ControlChannel(coordinator)
-        check_advertised(advertise, coordinator=self._channel.host)
         self._heartbeat = Heartbeat(self._channel, self._token)
+        self.stop_requested = self._heartbeat.stop_requested
+        """Set when somebody asked the job to stop: finish the running step, perhaps one more, and leave."""
+        self.failed = self._heartbeat.failed
+        """Set when the job failed or the coordinator fell silent for longer than the lease."""
+        self.over = self._heartbeat.over
+        """Set when the job is completed, failed or stopped, or the coordinator fell silent."""
         self._reporter = Reporter(self._channel, self._token, timeout_s=timeout_s)
 
     @property
@@ -100,21 +108,6 @@ class ControlClient:
         return self._heartbeat.state
 
     @property
-    def stop_requested(self) -> threading.Event:
-        """Set when somebody asked the job to stop: finish the running step, perhaps one more, and leave."""
-        return self._heartbeat.stop_requested
-
-    @property
-    def failed(self) -> threading.Event:
-        """Set when the job failed or the coordinator fell silent for longer than the lease."""
-        return self._heartbeat.failed
-
-    @property
-    def over(self) -> threading.Event:
-        """Set when the job is completed, failed or stopped, or the coordinator fell silent."""
-        return self._heartbeat.over
-
-    @property
     def bytes_total(self) -> int:
         """Bytes of all control messages of this member, both ways, without HTTP/2 framing."""
         return self._channel.bytes_total
@@ -125,29 +118,35 @@ class ControlClient:
         Blocks up to `wait_s` seconds (None = `timeout_s`) until a coordinator appears. Sets `job` to the name of this
         start of the job. If this member replaces another, sets `before` (last formation) and `kept` (recovery folder).
 
-        Raises ProtocolError (versions differ), UserError (no such place, or taken), JobError (too late),
-        DeadlineExceeded (nobody answers at the address).
+        Raises ProtocolError (versions differ), ConfigError (no such seat), PlaceRefused (taken), JobError (too late),
+        DeadlineExceeded (nobody answers at the address), ConfigError (`advertise` is loopback, the coordinator is not).
         """
         wait_s = self.timeout_s if wait_s is None else wait_s
         reply = self._channel.insist(
             "Register",
-            wire.hello_to_pb(self._hello),
+            self._greeting,
             pb.RegisterReply,
             timeout_s=wait_s,
-            waiting=lambda: _log.info("waiting for the coordinator", address=self.address, limit_s=wait_s),
+            waiting=lambda why: _log.info("waiting for the coordinator", address=self.address, limit_s=wait_s, why=why),
         )
         self.lease_s, self.job = reply.lease_s, reply.job
-        admission = wire.admission_from_pb(reply)
+        admission = from_message(reply, Registration)
         self.before, self.kept, self.shared = admission.formation, admission.kept, admission.shared
         self.run_dir = admission.run_dir
         return admission.config_yaml
 
-    def start_heartbeats(self, *, patience_s: float | None = None) -> None:
-        """Starts the thread that keeps the lease. After register.
+    def _greeting(self) -> pb.RegisterRequest:
+        """What registers this member, with its address as seen from where the coordinator is now."""
+        host = announced(self._hello.member.host, coordinator=self._channel.peers())
+        self.member = replace(self.member, host=host)
+        return to_message(replace(self._hello, member=self.member), pb.RegisterRequest)
+
+    def start_heartbeats(self, *, patience_s: float | None = None, members: int = 1) -> None:
+        """Starts the thread that keeps the lease. After register. `members`: of the job; one of many sends fewer.
 
         `patience_s`: seconds the coordinator may be silent, None = a lease; longer where another one may take over."""
         self._patience_s = self.lease_s if patience_s is None else patience_s
-        self._heartbeat.start(lease_s=self.lease_s, patience_s=self._patience_s)
+        self._heartbeat.start(lease_s=self.lease_s, patience_s=self._patience_s, members=members)
 
     def update(self, *, step: int | None = None, phase: str | None = None, unsent_rows: int | None = None) -> None:
         """Sets the content of the next heartbeat; never blocks. `unsent_rows`: rows with a residual, which dies with
@@ -172,70 +171,54 @@ class ControlClient:
         def ended() -> bool:
             return self.over.is_set() or self.state.over or self.lost(generation)
 
-        with self._heartbeat.heard:
-            self._heartbeat.heard.wait_for(lambda: ended() or unless())
+        with self._heartbeat.state_changed:
+            self._heartbeat.state_changed.wait_for(lambda: ended() or unless())
             return ended()
 
     def wake(self) -> None:
         """Has `wait_lost_or_over` look again, from any thread."""
-        with self._heartbeat.heard:
-            self._heartbeat.heard.notify_all()
+        with self._heartbeat.state_changed:
+            self._heartbeat.state_changed.notify_all()
 
     def join(
-        self,
-        tables: Sequence[TableSpec] | None,
-        *,
-        data: str = "",
-        resume_range: ResumeRange = ANYWHERE,
-        after: int = 0,
-        why: str = "",
-        kept: Kept | None = None,
-        unseen: str = "",
+        self, offer: Offer = NO_OFFER, *, after: int = 0, why: str = "", kept: RecoveryFolder | None = None
     ) -> Formation:
         """Says that this member is ready and blocks until the group is formed or the job ends.
 
         Args:
-            tables: The tables of config and data, in order of first use, from workers; None from servers.
-            data: The fingerprint of the data, from workers.
-            resume_range: Where this member could continue.
+            offer: What it brings: workers the tables of config and data, in order of first use.
             after: The generation that this member has lost; 0 = it was in none.
             why: How it lost it.
             kept: Where it keeps what its replacement needs; None = as said before.
-            unseen: Why it cannot use the folder `shared`.
 
         Raises:
             UserError, MemberLost, JobError, JobStopped: The job ended meanwhile; the text is its message.
             DeadlineExceeded: The coordinator fell silent.
         """
-        request = wire.offer_to_pb(Offer(None if tables is None else tuple(tables), data, resume_range, unseen))
-        request.MergeFrom(pb.JoinRequest(token=self._token, wait_s=JOIN_WAIT_S, after=after, why=why))
-        if kept is not None:
-            request.kept.CopyFrom(wire.kept_to_pb(kept))
+        recovery = None if kept is None else to_message(kept, pb.Kept)
+        sent: dict[str, Any] = {"offer": to_message(offer, pb.Offer), "kept": recovery}
+        request = pb.JoinRequest(token=self._token, wait_s=JOIN_WAIT_S, after=after, why=why, **sent)
         while True:
             limit_s = JOIN_WAIT_S + max(self.timeout_s, self._patience_s)
             reply = self._channel.insist("Join", request, pb.JoinReply, timeout_s=limit_s)
             if reply.HasField("formation"):
-                return self._reachable(wire.formation_from_pb(reply.formation))
-            job = wire.job_from_pb(reply.job)
+                formation = from_message(reply.formation, Formation)
+                if formation.store_host not in ANY_HOST:
+                    return formation
+                # a coordinator that listens everywhere cannot know its name; we reached it under one
+                return replace(formation, store_host=split_address(self.address)[0])
+            job = from_message(reply.job, JobState)
             if (error := job.error()) is not None:
                 self._heartbeat.hear(job)
                 raise error
             self.check()  # our own heartbeats may know more: a silent coordinator
 
-    def join_again(
-        self,
-        tables: Sequence[TableSpec] | None,
-        lost: Formation,
-        *,
-        data: str = "",
-        resume_range: ResumeRange,
-        why: str,
-    ) -> Formation | None:
+    def join_again(self, offer: Offer, lost: Formation, why: str) -> Formation | None:
         """Joins after a generation was lost; None = the job had already been completed, so no other follows."""
         try:
-            return self.join(tables, data=data, resume_range=resume_range, after=lost.generation, why=why)
+            return self.join(offer, after=lost.generation, why=why)
         except JobError:
-            if self.state.state == "completed":
+            if self.state.state in TRAINED:
                 return None
             raise
 
@@ -252,7 +235,7 @@ class ControlClient:
             reply = self._channel.insist("Meet", request, pb.MeetReply, timeout_s=timeout_s)
             if reply.met:
                 return
-            job = wire.job_from_pb(reply.job)
+            job = from_message(reply.job, JobState)
             if stopping and job.state == "stopping":  # its coordinator lets no call wait
                 time.sleep(STOPPING_POLL_S)
             elif (error := job.error()) is not None:
@@ -270,7 +253,7 @@ class ControlClient:
         """
         if kind not in REPORT_KINDS:
             raise ValueError(f"kind {kind!r}; allowed: {', '.join(REPORT_KINDS)}")
-        self._reporter.add(kind, wire.record_to_json(record))
+        self._reporter.add(kind, record_to_json(record))
 
     def flush(self, *, timeout_s: float | None = None) -> None:
         """Blocks until the coordinator has all that was reported, at most `timeout_s` seconds (None = as any call).
@@ -290,11 +273,11 @@ class ControlClient:
         """Sends what is queued, then leaves the job with this process's exit code; heartbeats end.
 
         Args:
-            code: 0 done, 1 failed, 2 the user's input is wrong; of base/exit_codes.py: another is to take its place.
+            code: 0 done, 1 failed, 2 the user's input is wrong; of base/exit_codes.py: another is to take its seat.
             message: One line for the user when code is not 0.
             symptom: The message tells a consequence of another member's failure (a lost connection); the
                 coordinator prefers the cause, should it still show.
-            refused: This process cannot take its place; the job waits for another.
+            refused: This process cannot take its seat; the job waits for another.
             patience_s: Seconds for each of both; None = as long as for other calls.
 
         Raises:
@@ -305,7 +288,7 @@ class ControlClient:
             self._reporter.flush(timeout_s=patience_s)
             request = pb.LeaveRequest(token=self._token, code=code, message=message, symptom=symptom, refused=refused)
             reply = self._channel.insist("Leave", request, pb.JobState, timeout_s=patience_s)
-            self.verdict = wire.job_from_pb(reply)
+            self.verdict = from_message(reply, JobState)
             return self.verdict
         except ShardkeepError:
             if code == 0:
@@ -328,22 +311,13 @@ class ControlClient:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _reachable(self, formation: Formation) -> Formation:
-        """A coordinator that listens everywhere cannot know its name; we reached it under one."""
-        if formation.store_host in ANY_HOST:
-            return replace(formation, store_host=self._channel.host)
-        return formation
 
-
-def fetch_status(coordinator: Endpoint, *, wait_s: float = 0.0, timeout_s: float = 5.0) -> Status:
+def fetch_status(coordinator: Endpoint, *, wait_s: float = 0.0, timeout_s: float = 5.0) -> JobStatus:
     """The job's state, after up to `wait_s` seconds if it is not over yet. Raises TransportError, ProtocolError,
     UserError."""
-    channel, request = ControlChannel(coordinator), pb.StatusRequest(wait_s=wait_s)
-    try:
-        reply = channel.call("Status", request, pb.StatusReply, timeout_s=wait_s + timeout_s)
-        return wire.status_from_pb(reply)
-    finally:
-        channel.close()
+    with contextlib.closing(ControlChannel(coordinator)) as channel:
+        request = pb.StatusRequest(wait_s=wait_s)
+        return from_message(channel.call("Status", request, pb.StatusReply, timeout_s=wait_s + timeout_s), JobStatus)
 
 
 def request_stop(coordinator: Endpoint, reason: str, *, timeout_s: float = 5.0) -> JobState:
@@ -352,15 +326,14 @@ def request_stop(coordinator: Endpoint, reason: str, *, timeout_s: float = 5.0) 
 
 
 def report_death(
-    coordinator: Endpoint, *, role: str, index: int, pid: int, reason: str, timeout_s: float = 5.0
+    coordinator: Endpoint, *, role: str, index: int, pid: int, reason: str, final: bool = False, timeout_s: float = 5.0
 ) -> JobState:
-    """For launchers, who see a process end before its lease does; `reason` as in "killed by SIGKILL"."""
-    return _tell(coordinator, "Lost", pb.LostRequest(role=role, index=index, pid=pid, reason=reason), timeout_s)
+    """For launchers, who see a process end before its lease does; `reason` as in "killed by SIGKILL". `final`: they
+    start no other."""
+    request = pb.LostRequest(role=role, index=index, pid=pid, reason=reason, final=final)
+    return _tell(coordinator, "Lost", request, timeout_s)
 
 
 def _tell(coordinator: Endpoint, method: str, request: pb.StopRequest | pb.LostRequest, timeout_s: float) -> JobState:
-    channel = ControlChannel(coordinator)
-    try:
-        return wire.job_from_pb(channel.call(method, request, pb.JobState, timeout_s=timeout_s))
-    finally:
-        channel.close()
+    with contextlib.closing(ControlChannel(coordinator)) as channel:
+        return from_message(channel.call(method, request, pb.JobState, timeout_s=timeout_s), JobState)

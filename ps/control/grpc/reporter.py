@@ -7,7 +7,7 @@ import time
 from collections import deque
 
 from shardkeep.base.errors import DeadlineExceeded, ShardkeepError
-from shardkeep.base.log import EventLog
+from shardkeep.base.logs.log import EventLog
 from shardkeep.proto import control_pb2 as pb
 from shardkeep.ps.control.grpc.channel import RETRY_S, ControlChannel
 
@@ -50,8 +50,8 @@ class Reporter:
                 raise self._refused
             if self._queue:
                 waited = time.monotonic() - start
-                told = f"{len(self._queue)} reports were not taken by the coordinator at {self._channel.address}"
-                raise DeadlineExceeded(f"{told} within {waited:.1f} s" if not done else f"{told}")
+                text = f"{len(self._queue)} reports were not taken by the coordinator at {self._channel.address}"
+                raise DeadlineExceeded(text if done else f"{text} within {waited:.1f} s")
 
     def stop(self) -> None:
         with self._changed:

@@ -1,26 +1,145 @@
-"""The coordinator's process: its gRPC server, the ticker that watches leases, its life. No logic of a job."""
+"""The coordinator's process: its gRPC server, the ticker that watches leases, its life. Decides nothing of a job.
+
+The servicer maps protobuf to records and errors to status codes.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import lru_cache, wraps
+from typing import Any, TypeVar
+
+from google.protobuf.message import Message
 
 from shardkeep.base.deadlines import Deadline
-from shardkeep.base.errors import ConfigError
-from shardkeep.base.machine.descriptors import limit
+from shardkeep.base.errors import JobStopped, ShardkeepError, Superseded
+from shardkeep.base.net.addresses import join_address, listening_socket, split_address
+from shardkeep.base.net.descriptors import limit
+from shardkeep.base.net.interfaces import named_host
+from shardkeep.proto import control_pb2 as pb
 from shardkeep.ps.control.coordinator import Coordinator
-from shardkeep.ps.control.grpc.addresses import join_address, split_address
 from shardkeep.ps.control.grpc.auth import TokenCheck, open_port
-from shardkeep.ps.control.grpc.endpoint import Endpoint, make_token
+from shardkeep.ps.control.grpc.messages import from_message, to_message
 from shardkeep.ps.control.grpc.quiet_grpc import control_pb2_grpc, grpc
-from shardkeep.ps.control.grpc.servicer import ControlServicer
-from shardkeep.ps.control.grpc.store import StoreHost
-from shardkeep.ps.control.grpc.tls import Tls
+from shardkeep.ps.control.grpc.statuses import code_of
 from shardkeep.ps.control.job import JobSpec
-from shardkeep.ps.control.records import JobSink, Record, Status
+from shardkeep.ps.control.record_forms import record_from_json
+from shardkeep.ps.control.records import (
+    TERMINATED,
+    Formation,
+    Hello,
+    JobSink,
+    JobState,
+    JobStatus,
+    Offer,
+    Record,
+    RecoveryFolder,
+)
 from shardkeep.ps.control.telemetry import TelemetryRecords, place_of_process
+from shardkeep.trust.endpoint import Endpoint, make_token
+from shardkeep.trust.tls import Tls
+
+Request = TypeVar("Request")
+Reply = TypeVar("Reply")
+LONGEST_WAIT_S = 5.0
+"""A parked call holds a thread; a caller that waits longer calls again."""
+
+_log = logging.getLogger("shardkeep.control")
+
+
+def _answer(
+    call: Callable[[ControlServicer, Request], Reply],
+) -> Callable[[ControlServicer, Request, grpc.ServicerContext], Reply]:
+    """A method of the service from one that returns its reply or raises."""
+
+    @wraps(call)
+    def method(self: ControlServicer, request: Request, context: grpc.ServicerContext) -> Reply:
+        try:
+            return call(self, request)
+        except ShardkeepError as error:
+            code, text = code_of(error), str(error)
+        except Exception as error:  # a bug of ours must not look like a dead coordinator
+            _log.exception("control call failed")
+            code, text = grpc.StatusCode.INTERNAL, f"{type(error).__name__}: {error}"
+        abort: Any = context.abort
+        return abort(code, text)  # type: ignore[no-any-return]  # raises
+
+    return method
+
+
+class ControlServicer:
+    """The service Control of control.proto."""
+
+    def __init__(self, coordinator: Coordinator) -> None:
+        self._coordinator = coordinator
+
+    @_answer
+    def Register(self, request: pb.RegisterRequest) -> pb.RegisterReply:  # noqa: N802
+        return to_message(self._coordinator.register(from_message(request, Hello)), pb.RegisterReply)
+
+    @_answer
+    def Join(self, request: pb.JoinRequest) -> pb.JoinReply:  # noqa: N802
+        sent = {"offer": from_message(request.offer, Offer), "kept": from_message(request.kept, RecoveryFolder)}
+        job, formation = self._coordinator.join(**_arguments(request) | sent)
+        return pb.JoinReply(job=_job(job), formation=None if formation is None else _formation(formation))
+
+    @_answer
+    def Heartbeat(self, request: pb.HeartbeatRequest) -> pb.JobState:  # noqa: N802
+        arguments = _arguments(request)
+        longest_s = self._coordinator.spec.deadlines.lease_s / 3
+        return _job(self._coordinator.heartbeat(**arguments | {"wait_s": min(arguments["wait_s"], longest_s)}))
+
+    @_answer
+    def Report(self, request: pb.ReportRequest) -> pb.JobState:  # noqa: N802
+        arguments = _arguments(request)
+        record = record_from_json(arguments.pop("record_json"))
+        return _job(self._coordinator.report(**arguments, record=record))
+
+    @_answer
+    def Meet(self, request: pb.MeetRequest) -> pb.MeetReply:  # noqa: N802
+        job, awaited = self._coordinator.meet(**_arguments(request))
+        return pb.MeetReply(job=_job(job), met=not awaited, awaited=awaited)
+
+    @_answer
+    def Leave(self, request: pb.LeaveRequest) -> pb.JobState:  # noqa: N802
+        return _job(self._coordinator.leave(**_arguments(request)))
+
+    @_answer
+    def Status(self, request: pb.StatusRequest) -> pb.StatusReply:  # noqa: N802
+        return to_message(self._coordinator.status(**_arguments(request)), pb.StatusReply)
+
+    @_answer
+    def Stop(self, request: pb.StopRequest) -> pb.JobState:  # noqa: N802
+        return _job(self._coordinator.stop(request.reason))
+
+    @_answer
+    def Lost(self, request: pb.LostRequest) -> pb.JobState:  # noqa: N802
+        return _job(self._coordinator.lost(**_arguments(request)))
+
+
+def _arguments(request: Message) -> dict[str, Any]:
+    """The fields of a request, which the coordinator's arguments are named by. A call waits as long as it may."""
+    arguments = {field.name: getattr(request, field.name) for field in request.DESCRIPTOR.fields}
+    return arguments | ({"wait_s": _wait(arguments["wait_s"])} if "wait_s" in arguments else {})
+
+
+def _job(job: JobState) -> pb.JobState:
+    return to_message(job, pb.JobState)
+
+
+@lru_cache(maxsize=1)  # one message for all members
+def _formation(formation: Formation) -> pb.Formation:
+    return to_message(formation, pb.Formation)
+
+
+def _wait(asked_s: float) -> float:
+    return min(max(asked_s, 0.0), LONGEST_WAIT_S) if asked_s == asked_s else 0.0
+
 
 TICK_S = 0.5
 STOP_POLL_S = 0.2
@@ -68,8 +187,15 @@ class ControlServer:
         control_pb2_grpc.add_ControlServicer_to_server(ControlServicer(coordinator), self._server)  # type: ignore[no-untyped-call]
         self._ended = threading.Event()
         self._ticker = threading.Thread(target=self._tick, name="control-ticker", daemon=True)
-        self.address = join_address(host, self._bind(host, port, tls))
-        self._telemetry = self._records(host)
+        self.address = join_address(named_host(host), open_port(self._server, join_address(host, port), tls))
+        place = place_of_process(named_host(host))
+        self._telemetry = TelemetryRecords.every(
+            coordinator.spec.telemetry_s,
+            figures=coordinator.figures,
+            record=lambda now, _before: {**place, **now},
+            report=lambda _kind, record: coordinator.take_telemetry(record),
+        )
+        """The coordinator's telemetry; None = there are no records."""
         self.endpoint = Endpoint(self.address, token, tls)
 
     def start(self) -> ControlServer:
@@ -93,37 +219,63 @@ class ControlServer:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    def _bind(self, host: str, port: int, tls: Tls | None) -> int:
-        asked = join_address(host, port)
-        try:
-            bound = open_port(self._server, asked, tls)
-        except RuntimeError:
-            bound = 0
-        if not bound:
-            raise ConfigError(f"cannot listen on {asked}: the port is in use or the host is not this machine's")
-        return bound
-
-    def _records(self, host: str) -> TelemetryRecords | None:
-        """The coordinator's telemetry; None = there are no records."""
-        coordinator, place = self.coordinator, place_of_process(host)
-        return TelemetryRecords.every(
-            coordinator.spec.telemetry_s,
-            figures=coordinator.figures,
-            record=lambda now, _before: {**place, **now},
-            report=lambda _kind, record: coordinator.take_telemetry(record),
-        )
-
     def _tick(self) -> None:
-        interval_s = min(TICK_S, self.coordinator.spec.lease_s / 4)
+        interval_s = min(TICK_S, self.coordinator.spec.deadlines.lease_s / 4)
         while not self._ended.wait(interval_s):
-            self.coordinator.tick()
-            if self._telemetry is not None:
-                self._telemetry.look()
+            with contextlib.suppress(Superseded):  # `Stopping.check` ends the process
+                self.coordinator.tick()
+                if self._telemetry is not None:
+                    self._telemetry.look()
 
 
 def _most_connections(num_members: int) -> int:
     """More are hung up on at once: each takes a descriptor, and there must be some for the run folder and the store."""
     return max(min(128 + 4 * num_members, limit() // 2), 2 * num_members)
+
+
+class StoreHost:
+    """Hosts the TCPStore through which generations meet, on a socket of our own, so that it listens where we say.
+
+    It is used only while a generation forms, and closed when one is given up, so that a member that waits in it for a
+    dead member learns of it; the next generation opens another. Without `master_listen_fd` it listens on every
+    interface, and it authenticates nobody.
+
+    Args:
+        bind: Host to listen on, at any free port; members get its address.
+    """
+
+    def __init__(self, *, bind: str = "127.0.0.1") -> None:
+        self._bind = bind
+        self._store: Any = None
+        self._bound = ("", 0)
+        self._lock = threading.Lock()
+
+    def open(self, generation: int) -> tuple[str, int]:
+        """Host and port of the store for `generation`. Raises ConfigError."""
+        del generation  # all that meet in one store do so under prefixes of their own
+        self.prepare()
+        return self._bound
+
+    def prepare(self) -> None:
+        """Opens the store ahead of the first generation; it takes a second. Raises ConfigError."""
+        with self._lock:
+            if self._store is None:
+                self._store, self._bound = self._listen()
+
+    def close(self) -> None:
+        """Ends the store; groups that are formed continue without it."""
+        with self._lock:
+            self._store = None
+
+    def _listen(self) -> tuple[Any, tuple[str, int]]:
+        # imported here: torch takes a second, and a coordinator answers its members before
+        from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+        listener = listening_socket(self._bind, 0, backlog=1024)
+        host, port = listener.getsockname()[:2]
+        # the store closes the descriptor: hand it over
+        store = TCPStore(host, port, None, True, wait_for_workers=False, master_listen_fd=listener.detach())
+        return store, (host, port)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +287,10 @@ class Stopping:
     terminate: threading.Event = field(default_factory=threading.Event)
     """The same, within `grace_s` seconds."""
     grace_s: float = 25.0
+    continued: bool = False
+    """Another process continues the job after SIGTERM."""
+    check: Callable[[], None] = lambda: None
+    """Called some times a second. What it raises ends the process, and no member learns that the job is over."""
 
 
 def serve_job(
@@ -147,7 +303,7 @@ def serve_job(
     ready: Callable[[str], None],
     stopping: Stopping,
     before: Record | None = None,
-    watch: Callable[[Callable[[], Status]], None] | None = None,
+    watch: Callable[[Callable[[], JobStatus]], None] | None = None,
 ) -> None:
     """Serves one job until it is over. Blocks.
 
@@ -173,22 +329,26 @@ def serve_job(
         coordinator.save()
         ready(server.address)
         store.prepare()  # while members start
-        grace = _wait_until_over(coordinator, stopping)
-        drain_s = spec.lease_s if grace is None else min(spec.lease_s, grace.remaining_s + LAST_S / 2)
-        coordinator.wait_drained(drain_s)  # members still have to learn of it
+        _wait_until_over(coordinator, stopping)
     store.close()
     if coordinator.state.state != "completed" and (error := coordinator.state.error()) is not None:
         raise error
 
 
-def _wait_until_over(coordinator: Coordinator, stopping: Stopping) -> Deadline | None:
-    """Blocks until the job is over; stops it on request. Returns the deadline of a terminated job."""
+def _wait_until_over(coordinator: Coordinator, stopping: Stopping) -> None:
+    """Blocks until the job is over and members have left; stops it on request.
+
+    Raises JobStopped instead of a stop that would wait for a lost member: who continues the job takes it over."""
     grace: Deadline | None = None
     while not coordinator.wait_over(STOP_POLL_S):
+        stopping.check()
         if stopping.terminate.is_set():
             if grace is None:
+                if stopping.continued and coordinator.state.state == "recovering":
+                    raise JobStopped("left a job that recovers; another coordinator takes over")
                 grace = Deadline(max(stopping.grace_s - LAST_S, 0.0))
-                coordinator.stop(ASKED, limit_s=grace.timeout_s)
+                coordinator.stop(TERMINATED, limit_s=grace.timeout_s)
         elif stopping.stop.is_set():
             coordinator.stop(ASKED)
-    return grace
+    lease_s = coordinator.spec.deadlines.lease_s  # members still have to learn of it
+    coordinator.wait_drained(lease_s if grace is None else min(lease_s, grace.remaining_s + LAST_S / 2))

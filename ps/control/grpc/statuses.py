@@ -4,30 +4,21 @@ from __future__ import annotations
 
 import re
 
-from shardkeep.base.errors import (
-    ConfigError,
-    DeadlineExceeded,
-    JobError,
-    JobStopped,
-    MemberLost,
-    ProtocolError,
-    RemoteError,
-    ShardkeepError,
-    TransportError,
-    UserError,
-)
+from shardkeep.base import errors
 from shardkeep.ps.control.grpc.quiet_grpc import grpc
 
-CODES: dict[type[ShardkeepError], grpc.StatusCode] = {
-    ConfigError: grpc.StatusCode.OUT_OF_RANGE,
-    UserError: grpc.StatusCode.INVALID_ARGUMENT,
-    JobStopped: grpc.StatusCode.ALREADY_EXISTS,
-    MemberLost: grpc.StatusCode.ABORTED,
-    JobError: grpc.StatusCode.FAILED_PRECONDITION,
-    ProtocolError: grpc.StatusCode.DATA_LOSS,
-    DeadlineExceeded: grpc.StatusCode.DEADLINE_EXCEEDED,
-    RemoteError: grpc.StatusCode.INTERNAL,
-    TransportError: grpc.StatusCode.UNAVAILABLE,
+CODES: dict[type[errors.ShardkeepError], grpc.StatusCode] = {
+    errors.ConfigError: grpc.StatusCode.OUT_OF_RANGE,
+    errors.PlaceRefused: grpc.StatusCode.NOT_FOUND,
+    errors.UserError: grpc.StatusCode.INVALID_ARGUMENT,
+    errors.JobStopped: grpc.StatusCode.ALREADY_EXISTS,
+    errors.PlaceLost: grpc.StatusCode.PERMISSION_DENIED,
+    errors.MemberLost: grpc.StatusCode.ABORTED,
+    errors.JobError: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.ProtocolError: grpc.StatusCode.DATA_LOSS,
+    errors.DeadlineExceeded: grpc.StatusCode.DEADLINE_EXCEEDED,
+    errors.RemoteError: grpc.StatusCode.INTERNAL,
+    errors.TransportError: grpc.StatusCode.UNAVAILABLE,
 }
 """More specific classes stand before their bases.
 
@@ -51,28 +42,30 @@ _HUNG_UP = re.compile(r"failed to connect .*(Socket closed|Connection reset)")
 _ERRORS = {code: kind for kind, code in CODES.items()}
 
 
-def code_of(error: ShardkeepError) -> grpc.StatusCode:
+def code_of(error: errors.ShardkeepError) -> grpc.StatusCode:
     """The status code that represents `error` on the wire."""
     return next((code for kind, code in CODES.items() if isinstance(error, kind)), grpc.StatusCode.INTERNAL)
 
 
-def error_of(error: grpc.RpcError, address: str) -> ShardkeepError:
+def error_of(error: grpc.RpcError, address: str) -> errors.ShardkeepError:
     """Our exception for a failed call to the coordinator at `address`."""
     code, details = error.code(), error.details() or "no details"
     if code == grpc.StatusCode.UNIMPLEMENTED:
-        return ProtocolError(f"{address} answers, but is no coordinator of this version of shardkeep ({details})")
+        return errors.ProtocolError(
+            f"{address} answers, but is no coordinator of this version of shardkeep ({details})"
+        )
     if code == grpc.StatusCode.UNAUTHENTICATED:
-        return UserError(f"the coordinator at {address} lets nobody in without the job's token: {details}")
+        return errors.UserError(f"the coordinator at {address} lets nobody in without the job's token: {details}")
     if code == grpc.StatusCode.DEADLINE_EXCEEDED:
-        return DeadlineExceeded(f"the coordinator at {address} did not answer in time")
+        return errors.DeadlineExceeded(f"the coordinator at {address} did not answer in time")
     if code == grpc.StatusCode.UNAVAILABLE and (refusal := _TLS_REFUSAL.search(details)):
-        return UserError(
+        return errors.UserError(
             f"{address} is not trusted to be the coordinator ({refusal[refusal.lastindex or 0]}): it must run with "
             "--tls, and its certificate must be of the same authority as ours and for this host"
         )
     if code == grpc.StatusCode.UNAVAILABLE and _HUNG_UP.search(details):
-        return TransportError(f"the coordinator at {address} cannot be reached: {HANGS_UP}; does it want --tls?")
+        return errors.TransportError(f"the coordinator at {address} cannot be reached: {HANGS_UP}; does it want --tls?")
     if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
-        return TransportError(f"the coordinator at {address} cannot be reached ({details})")
-    kind = _ERRORS.get(code, RemoteError)
-    return kind(details) if kind is not RemoteError else RemoteError(f"the coordinator at {address} failed: {details}")
+        return errors.TransportError(f"the coordinator at {address} cannot be reached ({details})")
+    kind = _ERRORS.get(code, errors.RemoteError)
+    return kind(f"the coordinator at {address} failed: {details}" if kind is errors.RemoteError else details)

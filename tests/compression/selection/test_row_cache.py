@@ -112,31 +112,31 @@ def test_a_residual_is_never_pushed_out_by_a_row_but_takes_the_place_of_one() ->
     pool.store(0, starts(4, 0), np.array([1, 2, 3, 4]), rows(1, 2, 3, 4))
     ids_V = np.array([11, 12, 13, 14, 15])
     pool.commit(one := pool.select(0, starts(5, 0), ids_V, rows(9, 1, 2, 3, 4), keep=0.2), one.rows_KD)
-    assert (one.ids_K.tolist(), one.num_overflow, pool.num_unsent) == ([11], 0, 4)
+    assert (one.ids_K.tolist(), one.num_overflow, pool.slots.num_unsent) == ([11], 0, 4)
     assert np.isnan(found(pool, 0, [1, 2, 3, 4])).all()
     assert pool.store(1, starts(2, 0), np.array([1, 12]), rows(1, 7)) == 1
     assert found(pool, 1, [12]) == [7]  # in the slot that the row has anyway
-    assert pool.num_unsent == 4
+    assert pool.slots.num_unsent == 4
 
 
 def test_a_sent_row_keeps_its_slot_for_its_cached_values_and_its_rounding_error() -> None:
     pool = new_pool(2)
     pool.store(0, starts(1, 0), np.array([7]), rows(5))
     pool.commit(pool.select(0, starts(1, 0), np.array([7]), rows(3), keep=1.0), rows(2))
-    assert (pool.num_unsent, found(pool, 0, [7])) == (1, [5])
+    assert (pool.slots.num_unsent, found(pool, 0, [7])) == (1, [5])
     again = pool.select(1, starts(1, 0), np.array([7]), rows(1), keep=1.0)
     assert again.rows_KD[0, 0] == 2
     pool.commit(again, again.rows_KD)
-    assert (pool.num_unsent, found(pool, 1, [7])) == (0, [5])
+    assert (pool.slots.num_unsent, found(pool, 1, [7])) == (0, [5])
 
 
 def test_forgetting_rows_leaves_the_residuals() -> None:
     pool = new_pool(3)
     pool.store(0, starts(2, 0), np.array([1, 2]), rows(1, 2))
     pool.commit(one := pool.select(0, starts(2, 0), np.array([2, 3]), rows(1, 9), keep=0.5), one.rows_KD)
-    pool.forget_rows()
+    pool.slots.forget_rows()
     assert np.isnan(found(pool, 0, [1, 2])).all()
-    assert (pool.num_unsent, pool.state()["ids"].tolist()) == (1, [2])
+    assert (pool.slots.num_unsent, pool.slots.state()["ids"].tolist()) == (1, [2])
     assert pool.store(1, starts(2, 0), np.array([5, 6]), rows(5, 6)) == 2
 
 
@@ -147,14 +147,14 @@ def test_a_rewind_forgets_all_rows_and_brings_back_the_residuals() -> None:
     for step in range(8):
         ids_V = np.sort(made.permutation(12)[:5])
         pool.store(step, starts(5, 0), ids_V, rows(*ids_V))
-        states[step] = pool.state()
+        states[step] = pool.slots.state()
         selected = pool.select(step, starts(5, 0), ids_V, made.normal(size=(5, D)).astype(np.float32), keep=0.2)
         pool.store(step, starts(0, 5), ids_V, rows(*ids_V))
         pool.commit(selected, np.round(selected.rows_KD))
     for step in (7, 5):
-        pool.rewind(step)
+        pool.slots.rewind(step)
         assert np.isnan(found(pool, step, list(range(12)))).all()
-        state = pool.state()
+        state = pool.slots.state()
         for name in ("tables", "ids", "counts", "firsts", "squares", "scores", "rests", "sums", "slots"):
             assert np.array_equal(state[name], states[step][name])
         assert sorted([*state["free"], *state["slots"]]) == [0, 1, 2, 3]

@@ -67,7 +67,7 @@ def new_pool(capacity: int = 200, *, dim: int = D, history: int = 0) -> RowPool:
 
 
 def residuals(pool: RowPool) -> np.ndarray:
-    state = pool.state()
+    state = pool.slots.state()
     out = np.zeros((T, IDS, D))
     out[state["tables"], state["ids"]] = state["rests"]
     return out
@@ -116,16 +116,16 @@ def test_delivered_and_residual_and_lost_are_all_that_came_in(
         came = came + step.as_dense()
         delivered = delivered + dense(selected.starts_T1, selected.ids_K, decoded_KD)
         assert np.array_equal(delivered + residuals(pool) + lost, came)
-        assert pool.num_unsent == (residuals(pool) != 0).any(axis=2).sum() <= capacity
-    assert (pool.lost_rows, pool.lost_squares) == (lost_rows, pytest.approx(lost_squares))
+        assert pool.slots.num_unsent == (residuals(pool) != 0).any(axis=2).sum() <= capacity
+    assert (pool.slots.lost_rows, pool.slots.lost_squares) == (lost_rows, pytest.approx(lost_squares))
     if capacity == T * IDS or codec == "fp32":
-        assert pool.lost_rows == pool.lost_squares == 0
-    assert pool.unsent_norm == pytest.approx(np.linalg.norm(residuals(pool)))
+        assert pool.slots.lost_rows == pool.slots.lost_squares == 0
+    assert pool.slots.unsent_norm(D) == pytest.approx(np.linalg.norm(residuals(pool)))
     last = pool.select(40, *NO_ROWS, keep=1.0, max_age=1)
     pool.commit(last, last.rows_KD)
     delivered = delivered + dense(last.starts_T1, last.ids_K, last.rows_KD)
     assert np.array_equal(delivered + residuals(pool) + lost, came)
-    assert pool.num_unsent == 0 or codec != "fp32"  # rounding errors have no age
+    assert pool.slots.num_unsent == 0 or codec != "fp32"  # rounding errors have no age
 
 
 def test_lost_rounding_errors_are_counted_by_their_squares() -> None:
@@ -133,7 +133,7 @@ def test_lost_rounding_errors_are_counted_by_their_squares() -> None:
     starts_T1, ids_V = np.array([0, 3, 3, 3]), np.array([2, 5, 7])
     selected = pool.select(0, starts_T1, ids_V, np.full((3, D), 3.0, np.float32), keep=1.0)
     pool.commit(selected, np.full((3, D), 1.0, np.float32))
-    assert (pool.num_unsent, pool.lost_rows, pool.lost_squares) == (1, 2, 2 * 4.0 * D)
+    assert (pool.slots.num_unsent, pool.slots.lost_rows, pool.slots.lost_squares) == (1, 2, 2 * 4.0 * D)
     assert residuals(pool)[0, 2].tolist() == [2.0] * D  # the first row got the only slot
 
 
@@ -149,7 +149,7 @@ def test_gradients_of_any_size_are_conserved_up_to_float32_rounding(codec: str) 
         came, scale = came + step.as_dense(), scale + np.abs(step.as_dense())
         delivered = delivered + dense(selected.starts_T1, selected.ids_K, decoded_KD)
         assert (np.abs(delivered + residuals(pool) - came) <= 1e-6 * scale).all()
-    assert pool.lost_rows == 0
+    assert pool.slots.lost_rows == 0
 
 
 @pytest.mark.parametrize("max_age", [0, 3])
@@ -214,7 +214,7 @@ def test_rows_of_a_share_that_rounds_to_none_are_one_and_of_ties_the_first() -> 
     zeros = pool.select(1, starts_T1, ids_V + 10, column(0, 0, 0, 0), keep=0.5)
     assert zeros.ids_K.tolist() == [10, 11]
     pool.commit(zeros, zeros.rows_KD)
-    assert pool.num_unsent == 3  # a gradient of zeros takes no slot
+    assert pool.slots.num_unsent == 3  # a gradient of zeros takes no slot
 
 
 def test_a_step_without_rows_and_tables_without_rows_are_fine() -> None:
@@ -255,7 +255,7 @@ def test_a_decoded_row_that_is_not_finite_leaves_no_residual_and_is_seen() -> No
     pool = new_pool()
     selected = pool.select(0, np.array([0, 1, 1, 1]), np.array([1]), column(1), keep=1.0)
     pool.commit(selected, column(np.inf))
-    assert (pool.num_unsent, pool.lost_rows, pool.lost_squares) == (0, 1, np.inf)
+    assert (pool.slots.num_unsent, pool.slots.lost_rows, pool.slots.lost_squares) == (0, 1, np.inf)
 
 
 def test_no_residual_gets_older_than_the_age_allows_and_ages_are_reported() -> None:
@@ -271,8 +271,8 @@ def test_no_residual_gets_older_than_the_age_allows_and_ages_are_reported() -> N
     assert due.ids_K.tolist() == list(range(19))
     assert set(due.ages_K.tolist()) == {3}
     pool.commit(due, due.rows_KD)
-    assert pool.num_unsent == 0
-    mass = pool.delivered_by_age
+    assert pool.slots.num_unsent == 0
+    mass = pool.slots.sums[1:]
     assert mass[0] == pytest.approx(20 * np.sqrt(D))
     assert mass[2] == pytest.approx((sum(range(1, 20)) + 9) * np.sqrt(D))
     assert mass.sum() == pytest.approx(mass[0] + mass[2])
@@ -298,7 +298,7 @@ def test_of_a_new_row_and_the_least_residual_the_smaller_one_is_sent() -> None:
     assert (strong.ids_K.tolist(), strong.num_overflow) == ([2, 7], 1)
     assert strong.rows_KD[:, 0].tolist() == [2, 9]
     pool.commit(strong, strong.rows_KD)
-    assert sorted(pool.state()["ids"].tolist()) == [3, 8]
+    assert sorted(pool.slots.state()["ids"].tolist()) == [3, 8]
 
 
 def test_a_residual_of_this_steps_rows_is_never_given_away() -> None:
@@ -315,7 +315,7 @@ def test_a_rounding_error_is_lost_when_its_slot_is_wanted() -> None:
     pool = new_pool(1)
     pool.commit(pool.select(0, np.array([0, 1, 1, 1]), np.array([1]), column(3), keep=1.0), column(2.5))
     selected = pool.select(1, np.array([0, 2, 2, 2]), np.array([2, 3]), column(9, 1), keep=0.1)
-    assert (selected.ids_K.tolist(), pool.lost_rows, pool.lost_squares) == ([2], 1, 0.25 * D)
+    assert (selected.ids_K.tolist(), pool.slots.lost_rows, pool.slots.lost_squares) == ([2], 1, 0.25 * D)
 
 
 def test_the_caller_can_choose_the_rows() -> None:
@@ -324,7 +324,7 @@ def test_the_caller_can_choose_the_rows() -> None:
     grad_VD = column(1, np.nan, 3)
     selected = pool.select(0, starts_T1, ids_V, grad_VD, keep=0.5, chosen_V=np.array([True, True, False]))
     pool.commit(selected, selected.rows_KD)
-    assert (selected.ids_K.tolist(), pool.num_unsent) == ([1], 1)
+    assert (selected.ids_K.tolist(), pool.slots.num_unsent) == ([1], 1)
 
 
 def test_the_squares_are_of_all_unsent_gradients_not_of_their_sum() -> None:
@@ -347,7 +347,7 @@ def test_a_run_again_after_a_rewind_gives_the_same_bits(capacity: int) -> None:
 
     def run(begin: int, end: int) -> None:
         for number in range(begin, end):
-            step, before = made[number], pool.state()
+            step, before = made[number], pool.slots.state()
             selected = pool.select(number, step.starts_T1, step.ids_V, step.grad_VD, keep=0.2, max_age=5)
             pool.commit(selected, coarse(selected.rows_KD))
             assert number not in seen or same(selected, seen[number])
@@ -355,16 +355,16 @@ def test_a_run_again_after_a_rewind_gives_the_same_bits(capacity: int) -> None:
             seen[number], states[number] = selected, before
 
     run(0, 20)
-    pool.rewind(15)
+    pool.slots.rewind(15)
     run(15, 17)
-    pool.rewind(16)
-    pool.rewind(14)
-    assert same_state(pool.state(), states[14])
+    pool.slots.rewind(16)
+    pool.slots.rewind(14)
+    assert same_state(pool.slots.state(), states[14])
     run(14, 25)
-    pool.rewind(25)
-    pool.rewind(20)
+    pool.slots.rewind(25)
+    pool.slots.rewind(20)
     run(20, 23)
-    pool.rewind(22)
+    pool.slots.rewind(22)
     run(22, 30)
 
 
@@ -376,14 +376,14 @@ def test_a_rewind_forgets_an_open_selection_and_refuses_steps_too_old() -> None:
         if number < 4:
             pool.commit(selected, coarse(selected.rows_KD))
     with pytest.raises(KeyError, match=r"step 2 is no longer kept \(kept: 3 to 4\)"):
-        pool.rewind(2)
-    pool.rewind(4)
+        pool.slots.rewind(2)
+    pool.slots.rewind(4)
     assert same(pool.select(4, made[4].starts_T1, made[4].ids_V, made[4].grad_VD, keep=0.2), selected)
     never = new_pool(history=0)
-    never.rewind(0)
+    never.slots.rewind(0)
     never.select(0, *NO_ROWS, keep=0.5)
     with pytest.raises(KeyError, match="kept: none"):
-        never.rewind(0)
+        never.slots.rewind(0)
 
 
 @pytest.mark.parametrize(
@@ -407,18 +407,18 @@ def test_inputs_of_another_form_are_refused_before_anything_changes(change: dict
     pool = new_pool(history=2)
     step = steps(1)[0]
     pool.commit(done := pool.select(4, step.starts_T1, step.ids_V, step.grad_VD, keep=0.2), done.rows_KD)
-    before = pool.state()
+    before = pool.slots.state()
     good = {"step": 5, "starts_T1": np.array([0, 3, 3, 3]), "ids_V": np.arange(3), "grad_VD": column(1, 2, 3)}
     with pytest.raises(ValueError, match=message):
         pool.select(**(good | {"keep": 0.5} | change))  # type: ignore[arg-type]
-    assert same_state(pool.state(), before)
+    assert same_state(pool.slots.state(), before)
 
 
 def test_only_the_last_selection_can_be_committed_and_must_be() -> None:
     pool = new_pool()
     step = steps(1)[0]
     selected = pool.select(0, step.starts_T1, step.ids_V, step.grad_VD, keep=0.2)
-    for call in (lambda: pool.select(1, *NO_ROWS, keep=0.5), pool.state):
+    for call in (lambda: pool.select(1, *NO_ROWS, keep=0.5), pool.slots.state):
         with pytest.raises(ValueError, match="not committed"):
             call()
     with pytest.raises(ValueError, match="sent rows of"):
@@ -439,4 +439,4 @@ def test_rows_of_any_width_go_through_a_crowded_pool(dim: int, capacity: int) ->
         selected = pool.select(number, np.array([0, ids_V.size]), ids_V, grad_VD, keep=0.1, max_age=7)
         pool.commit(selected, selected.rows_KD)
         came, delivered = came + grad_VD.sum(axis=0), delivered + selected.rows_KD.sum(axis=0, dtype=np.float64)
-        assert np.array_equal(delivered + pool.state()["rests"].sum(axis=0, dtype=np.float64), came)
+        assert np.array_equal(delivered + pool.slots.state()["rests"].sum(axis=0, dtype=np.float64), came)

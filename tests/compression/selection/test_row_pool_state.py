@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from shardkeep.compression.selection.row_pool import RowPool
-from shardkeep.compression.selection.row_pool_state import State, merge
+from shardkeep.compression.selection.slots import State, merge
 
 D, TABLES, IDS = 5, 2, 60
 
@@ -50,18 +50,21 @@ def total(state: dict[str, np.ndarray]) -> np.ndarray:
 def test_a_loaded_pool_goes_on_bit_for_bit(capacity: int) -> None:
     straight, resumed = new_pool(capacity), new_pool(capacity)
     train(straight, 0, 12)
-    resumed.load({name: array.copy() for name, array in straight.state().items()})
-    assert (resumed.num_unsent, resumed.unsent_norm) == (straight.num_unsent, straight.unsent_norm)
-    assert resumed.lost_squares == straight.lost_squares
+    resumed.slots.load({name: array.copy() for name, array in straight.slots.state().items()})
+    assert (resumed.slots.num_unsent, resumed.slots.unsent_norm(D)) == (
+        straight.slots.num_unsent,
+        straight.slots.unsent_norm(D),
+    )
+    assert resumed.slots.lost_squares == straight.slots.lost_squares
     later = zip(train(straight, 12, 25), train(resumed, 12, 25), strict=True)
     assert all(np.array_equal(one, other) for one, other in later)
-    assert np.array_equal(resumed.delivered_by_age, straight.delivered_by_age)
+    assert np.array_equal(resumed.slots.sums[1:], straight.slots.sums[1:])
 
 
 def test_a_state_names_every_slot_once_as_held_or_free() -> None:
     pool = new_pool()
     for begin in range(0, 12, 3):
-        state = pool.state()
+        state = pool.slots.state()
         assert sorted([*state["slots"], *state["free"]]) == list(range(30))
         train(pool, begin, begin + 3)
 
@@ -69,7 +72,7 @@ def test_a_state_names_every_slot_once_as_held_or_free() -> None:
 def test_a_state_is_a_copy() -> None:
     pool = new_pool()
     train(pool, 0, 5)
-    state = pool.state()
+    state = pool.slots.state()
     before = {name: array.copy() for name, array in state.items()}
     train(pool, 5, 10)
     assert all(np.array_equal(state[name], before[name]) for name in state)
@@ -78,34 +81,34 @@ def test_a_state_is_a_copy() -> None:
 def test_a_state_fits_a_pool_of_another_size_if_its_rows_do() -> None:
     pool, larger = new_pool(20), new_pool(100)
     train(pool, 0, 10)
-    larger.load(pool.state())
-    assert np.array_equal(total(larger.state()), total(pool.state()))
+    larger.slots.load(pool.slots.state())
+    assert np.array_equal(total(larger.slots.state()), total(pool.slots.state()))
     train(larger, 10, 15)
     smaller = new_pool(2)
     train(smaller, 0, 3)
-    before = smaller.state()
+    before = smaller.slots.state()
     with pytest.raises(ValueError, match=r"do not fit 2 slots; raise pool_rows"):
-        smaller.load(pool.state())
-    assert np.array_equal(total(smaller.state()), total(before))
+        smaller.slots.load(pool.slots.state())
+    assert np.array_equal(total(smaller.slots.state()), total(before))
     with pytest.raises(ValueError, match="a state of residuals"):
-        RowPool(num_tables=1, dim=D + 1, capacity=99, cache=False, history=0).load(pool.state())
+        RowPool(num_tables=1, dim=D + 1, capacity=99, cache=False, history=0).slots.load(pool.slots.state())
 
 
 def test_a_load_forgets_the_steps_before() -> None:
     pool = new_pool()
     train(pool, 0, 5)
-    pool.load(pool.state())
+    pool.slots.load(pool.slots.state())
     with pytest.raises(KeyError, match="kept: none"):
-        pool.rewind(4)
+        pool.slots.rewind(4)
     train(pool, 5, 6)
-    pool.rewind(5)
+    pool.slots.rewind(5)
 
 
 def test_merged_states_add_up_by_table_and_id() -> None:
     pools = [new_pool() for _ in range(3)]
     for worker, pool in enumerate(pools):
         train(pool, 0, 10 + worker, seed=worker)
-    states = [pool.state() for pool in pools]
+    states = [pool.slots.state() for pool in pools]
     merged = merge(states)
     assert np.abs(total(merged) - sum(total(state) for state in states)).max() < 1e-6
     keys = list(zip(merged["tables"].tolist(), merged["ids"].tolist(), strict=True))
@@ -116,10 +119,10 @@ def test_merged_states_add_up_by_table_and_id() -> None:
     assert merged["firsts"][merged["firsts"] >= 0].min() == oldest
     assert (merged["scores"] >= np.linalg.norm(merged["rests"], axis=1) * 0.999999).all()
     one = new_pool(200)
-    one.load(merged)
-    assert one.num_unsent == len(keys)
-    assert one.lost_rows == sum(pool.lost_rows for pool in pools)
-    assert one.delivered_by_age.sum() == pytest.approx(sum(pool.delivered_by_age.sum() for pool in pools))
+    one.slots.load(merged)
+    assert one.slots.num_unsent == len(keys)
+    assert one.slots.lost_rows == sum(pool.slots.lost_rows for pool in pools)
+    assert one.slots.sums[1:].sum() == pytest.approx(sum(pool.slots.sums[1:].sum() for pool in pools))
     train(one, 12, 15)
 
 
@@ -127,19 +130,19 @@ def test_merged_states_add_up_by_table_and_id() -> None:
 def test_dealt_out_rows_are_all_there_and_once(workers: int) -> None:
     pool = new_pool()
     train(pool, 0, 10)
-    dealt = split(merge([pool.state()]), workers)
+    dealt = split(merge([pool.slots.state()]), workers)
     again = merge(dealt)
-    assert np.array_equal(total(again), total(pool.state()))
-    assert np.array_equal(again["sums"], pool.state()["sums"])
+    assert np.array_equal(total(again), total(pool.slots.state()))
+    assert np.array_equal(again["sums"], pool.slots.state()["sums"])
     sizes = [one["ids"].size for one in dealt]
     assert max(sizes) - min(sizes) <= 1
     for one in dealt:
-        new_pool().load(one)
+        new_pool().slots.load(one)
 
 
 def test_states_of_different_dims_cannot_be_added() -> None:
     other = RowPool(num_tables=1, dim=2, capacity=3, cache=False, history=0)
     with pytest.raises(ValueError, match="one dim"):
-        merge([new_pool().state(), other.state()])
+        merge([new_pool().slots.state(), other.slots.state()])
     with pytest.raises(ValueError, match="0 states"):
         merge([])

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from hypothesis.extra.numpy import arrays
 
-from shardkeep.compression.selection.threshold import largest
+from shardkeep.compression.selection.largest_rows import largest
 from shardkeep.compression.selection.threshold_kernels import mark_largest
 from tests.support.examples import examples
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from shardkeep.base.errors import CorruptMessage
 from shardkeep.compression.values.codec import ValueCodec, value_codec
@@ -17,8 +16,8 @@ CASES = [
         value_codec(tag), stochastic, id=f"{name}, {scale or 'no scale'}, {'stochastic' * stochastic or 'nearest'}"
     )
     for name, entry in FORMATS.items()
-    for tag, scale in entry.tags().items()
-    for stochastic in ((False, True) if entry.rounds else (False,))
+    for tag, scale in entry.config.tags().items()
+    for stochastic in ((False, True) if entry.config.rounds else (False,))
 ]
 every_format = pytest.mark.parametrize(("codec", "stochastic"), CASES)
 

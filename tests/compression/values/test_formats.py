@@ -9,6 +9,7 @@ from typing import get_args
 import pytest
 
 from shardkeep.base.errors import CorruptMessage
+from shardkeep.base.plugging.plugs import Plug
 from shardkeep.compression.config import ValueFormat
 from shardkeep.compression.values.codec import value_codec
 from shardkeep.compression.values.registry import FORMATS, Format
@@ -27,7 +28,7 @@ TAGS = {  # never to be changed: what is on the wire and in journals
 
 def test_every_format_of_the_config_has_its_codecs_and_tags_of_their_own() -> None:
     assert get_args(ValueFormat) == tuple(FORMATS)
-    found = {(name, scale): tag for name, entry in FORMATS.items() for tag, scale in entry.tags().items()}
+    found = {(name, scale): tag for name, plug in FORMATS.items() for tag, scale in plug.config.tags().items()}
     assert found == TAGS
     assert len(set(TAGS.values())) == len(TAGS)
     assert max(TAGS.values()) < 128
@@ -48,13 +49,13 @@ def test_an_unknown_tag_or_name_is_refused() -> None:
 
 
 def test_one_line_adds_a_codec(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(FORMATS, "mine", Format("shardkeep.compression.values.scaled:int4", pow2=126))
+    monkeypatch.setitem(FORMATS, "mine", Plug("mine", Format(pow2=126), "shardkeep.compression.values.scaled:int4"))
     assert value_codec.__wrapped__("mine").tag == 126
     assert value_codec.__wrapped__(126).row_bytes(16) == 9
 
 
 def test_a_format_of_one_kind_of_scale_has_that_one_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(FORMATS, "wide", Format("shardkeep.compression.values.scaled:int4", fp16=125))
+    monkeypatch.setitem(FORMATS, "wide", Plug("wide", Format(fp16=125), "shardkeep.compression.values.scaled:int4"))
     assert value_codec.__wrapped__("wide").tag == 125
 
 
@@ -63,12 +64,12 @@ def test_a_format_of_one_kind_of_scale_has_that_one_by_default(monkeypatch: pyte
 )
 def test_a_line_with_tags_that_cannot_be_is_refused(tags: dict[str, int]) -> None:
     with pytest.raises(ValueError, match="allowed: plain, or one or both of pow2 and fp16"):
-        Format("shardkeep.compression.values.scaled:int4", **tags)
+        Format(**tags)
 
 
 def test_a_tag_of_two_formats_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("mine", "yours"):
-        monkeypatch.setitem(FORMATS, name, Format("shardkeep.compression.values.scaled:int4", pow2=124))
+        monkeypatch.setitem(FORMATS, name, Plug(name, Format(pow2=124), "shardkeep.compression.values.scaled:int4"))
     with pytest.raises(ValueError, match="tag 124 is that of mine and yours"):
         value_codec.__wrapped__("mine")
 

@@ -7,8 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from hypothesis.extra.numpy import arrays
 
 from shardkeep.base.errors import CorruptMessage
@@ -21,7 +20,7 @@ from tests.support.examples import examples
 BITS = {"fp16-block": 16, "fp8-e4m3": 8, "fp8-e5m2": 8, "int8": 8, "int4": 4, "int2": 2, "sign": 1}
 TOP = {"fp16-block": 1.0, "fp8-e4m3": 448.0, "fp8-e5m2": 57344.0, "int8": 127.0, "int4": 7.0, "int2": 1.0, "sign": 1.0}
 FLOATS = {"fp16-block": torch.float16, "fp8-e4m3": torch.float8_e4m3fn, "fp8-e5m2": torch.float8_e5m2}
-CODECS = [value_codec(name, scale) for name in BITS for scale in FORMATS[name].scales]
+CODECS = [value_codec(name, scale) for name in BITS for scale in FORMATS[name].config.scales]
 every_codec = pytest.mark.parametrize("codec", CODECS, ids=[f"{c.name} {c.scale_bytes}B" for c in CODECS])
 ordinary = st.floats(-1e4, 1e4, width=32, allow_subnormal=False)
 finite = st.floats(width=32, allow_nan=False, allow_infinity=False, allow_subnormal=True)

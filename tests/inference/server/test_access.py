@@ -13,11 +13,11 @@ import pytest
 
 import shardkeep
 from shardkeep.base.errors import ConfigError
-from shardkeep.inference.server.access import Access
-from shardkeep.inference.server.serve import ServerSettings
 from shardkeep.inference.server.served_model import ServedModel
+from shardkeep.inference.server.settings import ServerSettings
 from shardkeep.proto import inference_pb2 as pb
 from shardkeep.trust.certificates import make_certs
+from shardkeep.web.access import Access
 from tests.support.served_clicks import as_bytes, texts, trained
 from tests.support.serving import LIMIT_S, Server, call_on, raw_request
 

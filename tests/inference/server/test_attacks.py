@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import logging
 import socket
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -18,15 +19,17 @@ import pytest
 import shardkeep
 from shardkeep.base.errors import DataError
 from shardkeep.inference.protocol.datatypes import NUMBERS, Values
-from shardkeep.inference.server.serve import ServerSettings
 from shardkeep.inference.server.served_model import ServedModel
+from shardkeep.inference.server.settings import ServerSettings
 from shardkeep.proto import inference_pb2 as pb
+from tests.support.cases import every
 from tests.support.examples import LONG
 from tests.support.served_clicks import as_bytes, as_json, as_typed, texts, trained
 from tests.support.serving import Server, call_on, raw_request, scores_of
 
 ROWS = 5
-LIMIT_S = 10.0
+LIMIT_S = 90.0
+MOST_CPU_S = 10.0
 Columns = dict[str, Values]
 
 
@@ -57,7 +60,7 @@ def refusal(server: Server, request: Any) -> str:
     return details
 
 
-@pytest.mark.parametrize("name", ["a\nb", "\x1b[31mred", "price\0", "\u2028"], ids=ascii)
+@every("name", ["a\nb", "\x1b[31mred", "price\0", "\u2028"], ids=ascii)
 def test_what_clients_write_comes_back_as_one_printable_line(server: Server, name: str) -> None:
     shown = name.encode("unicode_escape").decode()
     request = raw_request(as_typed(texts(ROWS)))
@@ -85,11 +88,12 @@ def test_many_inputs_of_which_the_last_is_a_double_are_refused_at_once(server: S
     request = raw_request({f"c{number}": [b""] for number in range(60_000)} | {"last": [b""]})
     request.inputs.add().CopyFrom(request.inputs[-2])
     request.raw_input_contents.append(request.raw_input_contents[-1])
-    began = time.monotonic()
+    began = time.process_time()
     assert refusal(server, request) == "input last: is in the request twice"
-    assert time.monotonic() - began < LIMIT_S
+    assert time.process_time() - began < MOST_CPU_S
 
 
+@pytest.mark.timeout(600)
 def test_a_row_of_a_million_values_does_not_keep_probes_waiting(server: Server, predictor: shardkeep.Predictor) -> None:
     columns = texts(1) | {"tags": ["|".join(f"t{number}" for number in range(1_000_000))]}
     request = raw_request(as_bytes(columns))
@@ -99,9 +103,10 @@ def test_a_row_of_a_million_values_does_not_keep_probes_waiting(server: Server, 
             request_serializer=pb.ModelInferRequest.SerializeToString,
             response_deserializer=pb.ModelInferResponse.FromString,
         )
-        first, longest_s = time.monotonic(), 0.0
-        waiting = stub.future(request, timeout=60)
-        while not waiting.done():
+        first, longest_s, over = time.monotonic(), 0.0, threading.Event()
+        waiting = stub.future(request, timeout=300)
+        waiting.add_done_callback(lambda _: over.set())
+        while not over.wait(0.05):  # probes without a pause would starve the server, which is in this process
             began = time.monotonic()
             assert server.http("GET", "/v2/health/live")[0] == 200
             longest_s = max(longest_s, time.monotonic() - began)

@@ -13,9 +13,10 @@ import pytest
 
 import shardkeep
 from shardkeep.inference.protocol.datatypes import pack
-from shardkeep.inference.server.serve import ServerSettings
 from shardkeep.inference.server.served_model import ServedModel
+from shardkeep.inference.server.settings import ServerSettings
 from shardkeep.proto import inference_pb2 as pb
+from tests.support.cases import every
 from tests.support.examples import LONG
 from tests.support.served_clicks import as_json, as_typed, texts, trained
 from tests.support.serving import Server, call_on, raw_request, scores_of
@@ -60,7 +61,7 @@ CASES: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("inputs", "text"), CASES, ids=[text[:40] for _, text in CASES])
+@every(("inputs", "text"), CASES, ids=[text[:40] for _, text in CASES])
 def test_wrong_columns_are_named_over_both_protocols(server: Server, inputs: dict[str, Any], text: str) -> None:
     with pytest.raises(grpc.RpcError) as raised:
         server.infer(raw_request(inputs))
@@ -120,7 +121,7 @@ MESSAGES: list[tuple[bytes, str, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("message", "code", "text"), MESSAGES, ids=[text[:40] for _, _, text in MESSAGES])
+@every(("message", "code", "text"), MESSAGES, ids=[text[:40] for _, _, text in MESSAGES])
 def test_a_wrong_message_gets_one_line(server: Server, message: bytes, code: str, text: str) -> None:
     with pytest.raises(grpc.RpcError) as raised:
         server.infer(message)
@@ -165,14 +166,14 @@ BODIES: list[tuple[bytes, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("body", "text"), BODIES, ids=[text[:40] for _, text in BODIES])
+@every(("body", "text"), BODIES, ids=[text[:40] for _, text in BODIES])
 def test_a_wrong_body_gets_one_line(server: Server, body: bytes, text: str) -> None:
     status, _, content = server.http("POST", "/v2/models/clicks/infer", body)
     error = json.loads(content)["error"]
     assert status == 400 and text in error and "\n" not in error
 
 
-@pytest.mark.parametrize("length", ["-1", "9999999", "abc", "1e3", "9" * 4000, ""])
+@every("length", ["-1", "9999999", "abc", "1e3", "9" * 4000, ""])
 def test_a_wrong_length_of_the_json_gets_one_line(server: Server, length: str) -> None:
     headers = {"Inference-Header-Content-Length": length}
     status, _, content = server.http("POST", "/v2/models/clicks/infer", b"{}", headers)

@@ -17,11 +17,11 @@ from shardkeep.base.errors import UserError
 from shardkeep.inference.protocol.datatypes import Values
 from shardkeep.inference.protocol.status import Refusal, Status
 from shardkeep.inference.protocol.tensors import Description, Heading, InferRequest
-from shardkeep.inference.server.batcher import Batcher, Goal, Limits, Scored
-from shardkeep.inference.server.conversion import batches_of
+from shardkeep.inference.server.batcher import Batcher, Goal, Scored
 from shardkeep.inference.server.entrance import Entrance
 from shardkeep.inference.server.metrics import NoMetrics
 from shardkeep.inference.server.served_model import Loaded, ServedModel
+from shardkeep.inference.server.settings import Limits
 from shardkeep.inference.server.signature import Rows
 from tests.support.served_clicks import as_bytes, as_typed, texts, trained
 from tests.support.serving import LIMIT_S, datatype_of
@@ -61,8 +61,8 @@ def test_the_direct_conversion_gives_the_batch_of_the_general_one(predictor: sha
     columns["user"][:6] = [" u1\t", "", " ? ", "NA", "u\u00fc", "x" * 300]
     columns["tags"][:5] = ["a| b |", "|", "?", " ", "a|NA|a"]
     rows = rows_of(loaded, form(columns))
-    direct = loaded.direct.batch([rows], 64)
-    ((general, count),) = batches_of(rows, loaded.signature.columns, predictor.inputs, lambda n: n)
+    direct = loaded.conversion.direct([rows], 64)
+    ((general, count),) = loaded.conversion.general(rows, lambda n: n)
     assert direct is not None and count == 64
     assert np.array_equal(direct.dense_BI, general.dense_BI) and list(direct.ids) == list(general.ids)
     for name, expected in general.ids.items():

@@ -17,7 +17,7 @@ from shardkeep.base.deadlines import Deadline
 from shardkeep.inference.following import AGAIN_S, Follower
 from shardkeep.inference.server.follow import following
 from shardkeep.inference.server.served_model import ServedModel
-from shardkeep.ps.checkpoints import Checkpoints
+from shardkeep.ps.checkpoints.folder import Checkpoints
 from tests.support.click_files import COLUMNS, click_job, click_rows, write_csv
 from tests.support.served_clicks import trained
 from tests.support.serving import Server, raw_request, scores_of

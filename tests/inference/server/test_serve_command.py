@@ -16,8 +16,8 @@ import pytest
 
 import shardkeep
 from shardkeep.base.deadlines import Deadline
-from shardkeep.inference.server.serve import ServerSettings
 from shardkeep.inference.server.served_model import ServedModel
+from shardkeep.inference.server.settings import ServerSettings
 from shardkeep.proto import inference_pb2 as pb
 from tests.support.cluster import Command
 from tests.support.served_clicks import as_bytes, texts, trained
@@ -45,7 +45,7 @@ def addresses(command: Command) -> tuple[str, str]:
     return line.split("gRPC ")[1].split(",")[0], line.split("HTTP ")[1].strip()
 
 
-@pytest.mark.processes
+@pytest.mark.waits_for_processes
 def test_metrics_count_requests_rows_and_errors(command: Command) -> None:
     assert command.line("serving").startswith("serving shop, step ")
     address, web = addresses(command)
@@ -55,7 +55,7 @@ def test_metrics_count_requests_rows_and_errors(command: Command) -> None:
             assert scores_of(call_on(channel, "ModelInfer", request, pb.ModelInferResponse)).shape == (count,)
         with pytest.raises(grpc.RpcError):
             call_on(channel, "ModelInfer", raw_request({}, model="shop"), pb.ModelInferResponse)
-    with urllib.request.urlopen(f"http://{web}/metrics", timeout=30) as reply:
+    with urllib.request.urlopen(f"http://{web}/metrics", timeout=90) as reply:
         lines = dict(line.rsplit(" ", 1) for line in reply.read().decode().splitlines() if not line.startswith("#"))
     assert lines['shardkeep_serve_requests_total{protocol="grpc"}'] == "2.0"
     assert lines['shardkeep_serve_rows_total{protocol="grpc"}'] == "5.0"
@@ -67,7 +67,7 @@ def test_metrics_count_requests_rows_and_errors(command: Command) -> None:
     )
 
 
-@pytest.mark.processes
+@pytest.mark.waits_for_processes
 def test_sigterm_answers_what_waits_and_ends_with_0(command: Command) -> None:
     address, _ = addresses(command)
     answered, refused = list[int](), list[str]()
@@ -97,9 +97,10 @@ def test_sigterm_answers_what_waits_and_ends_with_0(command: Command) -> None:
     assert set(answered) == {20} and set(refused) <= {"UNAVAILABLE", "CANCELLED"}
 
 
-@pytest.mark.processes
+@pytest.mark.slow
+@pytest.mark.waits_for_processes
 def test_more_threads_score_the_same(tmp_path: Path) -> None:
-    run, columns = trained(tmp_path, model={"name": "dlrm", "bottom": [64], "top": [512, 512]}), texts(1500)
+    run, columns = trained(tmp_path, model={"name": "dlrm", "bottom": [64], "hidden": [512, 512]}), texts(1500)
     expected_N, threads = shardkeep.load(run).predict(columns), dict[int, int]()
     for count in (1, 4):
         command = Command("serve", str(run), *FREE, "--name", "clicks", "--threads", str(count), fresh=True)
@@ -115,7 +116,8 @@ def test_more_threads_score_the_same(tmp_path: Path) -> None:
     assert threads[4] >= threads[1] + 3
 
 
-@pytest.mark.processes
+@pytest.mark.slow  # test_follow.py has it without a process
+@pytest.mark.waits_for_processes
 def test_a_checkpoint_that_cannot_be_followed_is_a_line_with_the_reason(run: Path, tmp_path: Path) -> None:
     broken = tmp_path / "broken"
     shutil.copytree(run, broken)
@@ -125,7 +127,7 @@ def test_a_checkpoint_that_cannot_be_followed_is_a_line_with_the_reason(run: Pat
     try:
         web, deadline = addresses(command)[1], Deadline(60.0)
         while not deadline.over:
-            with urllib.request.urlopen(f"http://{web}/metrics", timeout=30) as reply:
+            with urllib.request.urlopen(f"http://{web}/metrics", timeout=90) as reply:
                 if "shardkeep_serve_follow_errors_total 1.0" in reply.read().decode():
                     break
         command.signal(signal.SIGTERM)
@@ -145,7 +147,7 @@ def test_a_run_that_begins_later_is_awaited_and_followed(run: Path, tmp_path: Pa
             command.line("waiting")
             == f"waiting: {later} does not exist yet; its first checkpoint replaces this model\n"
         )
-        with urllib.request.urlopen(f"http://{web}/v2/health/ready", timeout=30) as reply:
+        with urllib.request.urlopen(f"http://{web}/v2/health/ready", timeout=90) as reply:
             assert reply.status == 200
         trained(tmp_path, run="later")
         steps = shardkeep.load(later).step
@@ -163,24 +165,32 @@ def one_line(command: Command) -> tuple[int, str]:
     return ended.code, ended.err
 
 
-@pytest.mark.processes
+@pytest.mark.waits_for_processes
 def test_wrong_options_end_with_2_and_one_line(run: Path, tmp_path: Path) -> None:
+    cases = [
+        ((str(tmp_path), *FREE), "is not a run folder"),
+        ((str(run), "--listen", "0.0.0.0:0"), "--listen 0.0.0.0: other machines may reach it"),
+        ((str(run), "--http", "0.0.0.0:0"), "--http 0.0.0.0: other machines may reach it"),
+        ((str(run), "--listen", "8001"), "address '8001' is not HOST:PORT"),
+        ((str(run), *FREE, "--model", "7"), "there is no checkpoint of that step"),
+        ((str(run), *FREE, "--token-file", str(tmp_path / "none")), "cannot be read"),
+    ]
+    for arguments, text in cases:
+        code, line = one_line(Command("serve", *arguments))
+        assert code == 2 and text in line, line
+
+
+@pytest.mark.waits_for_processes
+@pytest.mark.parametrize("protocol", ["http", pytest.param("grpc", marks=pytest.mark.slow)])
+def test_an_address_that_is_taken_ends_it_with_2_and_one_line(run: Path, protocol: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         used = f"127.0.0.1:{taken.getsockname()[1]}"
-        cases = [
-            ((str(tmp_path), *FREE), "is not a run folder"),
-            ((str(run), "--listen", used, "--http", "off"), f"cannot listen on {used}"),
-            ((str(run), "--listen", "127.0.0.1:0", "--http", used), f"cannot listen on {used}"),
-            ((str(run), "--listen", "0.0.0.0:0"), "--listen 0.0.0.0: other machines may reach it"),
-            ((str(run), "--http", "0.0.0.0:0"), "--http 0.0.0.0: other machines may reach it"),
-            ((str(run), "--listen", "8001"), "address '8001' is not HOST:PORT"),
-            ((str(run), *FREE, "--model", "7"), "there is no checkpoint of that step"),
-            ((str(run), *FREE, "--token-file", str(tmp_path / "none")), "cannot be read"),
-        ]
-        for arguments, text in cases:
-            # gRPC of the process that others are forked from prints its own errors
-            code, line = one_line(Command("serve", *arguments, fresh=used in arguments))
-            assert code == 2 and text in line, line
+        where = (
+            ("--listen", "127.0.0.1:0", "--http", used) if protocol == "http" else ("--listen", used, "--http", "off")
+        )
+        # gRPC of the process that others are forked from prints its own errors
+        code, line = one_line(Command("serve", str(run), *where, fresh=True))
+        assert code == 2 and f"cannot listen on {used}" in line, line
 
 
 def test_without_http_only_grpc_is_served(run: Path) -> None:

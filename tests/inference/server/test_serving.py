@@ -13,6 +13,7 @@ import shardkeep
 from shardkeep.inference.protocol.datatypes import pack
 from shardkeep.inference.server.served_model import ServedModel
 from shardkeep.proto import inference_pb2 as pb
+from tests.support.cases import every
 from tests.support.served_clicks import as_bytes, as_json, as_typed, texts, trained
 from tests.support.serving import Server, datatype_of, raw_request, scores_of
 
@@ -28,8 +29,8 @@ def server(predictor: shardkeep.Predictor) -> Iterator[Server]:
         yield server
 
 
-@pytest.mark.parametrize("count", [1, 7, 100, 300, 1500])
-@pytest.mark.parametrize("form", [as_bytes, as_typed], ids=["texts", "typed"])
+@every("count", [1, 7, 100, 300, 1500])
+@every("form", [as_bytes, as_typed], ids=["texts", "typed"])
 def test_scores_over_grpc_are_those_of_predict(
     server: Server, predictor: shardkeep.Predictor, count: int, form: Any
 ) -> None:

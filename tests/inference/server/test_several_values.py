@@ -18,16 +18,17 @@ import torch
 from torch import nn
 
 import shardkeep
+from shardkeep.assembly.model import table_specs
 from shardkeep.inference.export.opening import Program
 from shardkeep.inference.export.writing import export_run
 from shardkeep.inference.predictor import Predictor
 from shardkeep.inference.protocol.datatypes import Values
 from shardkeep.inference.server.served_model import ServedModel
 from shardkeep.inference.trained import LoadedRows, Trained
-from shardkeep.roles.assembly import table_specs
 from shardkeep.run.trained import checkpoint_of, config_of
 from shardkeep.workers.data.schema import Schema
 from shardkeep.workers.embeddings.layer import Embeddings
+from tests.support.cases import every
 from tests.support.click_files import click_job
 from tests.support.served_clicks import as_json
 from tests.support.serving import Server, datatype_of, raw_request, scores_of
@@ -179,7 +180,7 @@ def without_weighted(columns: Mapping[str, Any]) -> dict[str, Any]:
     return {name: values for name, values in columns.items() if not name.startswith("seen")}
 
 
-@pytest.mark.parametrize("count", COUNTS)
+@every("count", COUNTS)
 def test_every_form_over_every_protocol_has_the_scores_of_predict(server: Server, run: Path, count: int) -> None:
     case = case_of(run, count)
     expected_N = case.predictor.predict(case.rows)

@@ -10,6 +10,7 @@ import pytest
 
 import shardkeep
 from shardkeep.inference.server.served_model import ServedModel
+from tests.support.cases import every
 from tests.support.served_clicks import as_bytes, as_typed, texts, trained
 from tests.support.serving import Server, raw_request
 
@@ -34,8 +35,8 @@ def samples(server: Server, name: str) -> dict[str, float]:
     return {line.split('"')[1]: float(line.rsplit(" ", 1)[1]) for line in lines}
 
 
-@pytest.mark.parametrize("form", [as_bytes, as_typed], ids=["texts", "typed"])
-@pytest.mark.parametrize("count", [1, 5, 300, 1500])
+@every("form", [as_bytes, as_typed], ids=["texts", "typed"])
+@every("count", [1, 5, 300, 1500])
 def test_metrics_count_the_values_of_requests_alone(folder: Path, count: int, form: Any) -> None:
     columns, predictor = columns_of(count), shardkeep.load(folder)
     predictor.predict(columns)

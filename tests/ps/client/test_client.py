@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from shardkeep.base.arrays import Bytes
 from shardkeep.base.errors import CorruptMessage, DeadlineExceeded, ProtocolError, RemoteError, TransportError
@@ -22,13 +21,15 @@ from shardkeep.compression.values.rounding import row_keys, table_key
 from shardkeep.ps.client.row_client import RowClient
 from shardkeep.ps.config import ConsistencyConfig, TableSpec
 from shardkeep.ps.placement import server_of
-from shardkeep.ps.shard.service import ShardService
-from shardkeep.ps.transport.local import LocalTransport
-from shardkeep.ps.transport.metered import LedgerMeter, MeteredTransport, Traffic
-from shardkeep.ps.transport.transport import Handler
-from shardkeep.ps.wire.message import EMPTY, Kind, Message, Section, pack, text_message, unpack
+from shardkeep.ps.server.service import ShardService
+from shardkeep.ps.transport.metered import LedgerMeter, MeteredTransport, WorkerTraffic
+from shardkeep.ps.transport.transport import Handler, LocalTransport
+from shardkeep.ps.wire.admin import GetReport
+from shardkeep.ps.wire.message import EMPTY, Kind, text_message
+from tests.support.cases import every
 from tests.support.examples import examples
 from tests.support.held_gate import HeldGate
+from tests.support.messages import Message, Section, pack, unpack
 from tests.support.one_table import OneTable, exported, pulled
 
 TABLES = (
@@ -43,7 +44,12 @@ def consistency(mode: str) -> ConsistencyConfig:
 
 
 def services(
-    count: int = 1, mode: str = "bounded", pull_values: str = "fp32", pull_scale: Any = None, workers: int = 1
+    count: int = 1,
+    mode: str = "bounded",
+    pull_values: str = "fp32",
+    pull_scale: Any = None,
+    workers: int = 1,
+    push: PushConfig | None = None,
 ) -> list[ShardService]:
     return [
         ShardService(
@@ -52,21 +58,23 @@ def services(
             consistency=consistency(mode),
             num_workers=workers,
             seed=3,
-            compression=CompressionConfig(pull=PullConfig(values=pull_values, scale=pull_scale)),
+            compression=CompressionConfig(
+                pull=PullConfig(values=pull_values, scale=pull_scale), push=push or PushConfig()
+            ),
         )
         for shard in range(count)
     ]
 
 
-def metered(handlers: Sequence[Handler], traffic: Traffic) -> MeteredTransport:
+def metered(handlers: Sequence[Handler], traffic: WorkerTraffic) -> MeteredTransport:
     """The transport of another generation."""
     return MeteredTransport(LocalTransport(handlers), LedgerMeter(traffic))
 
 
 def connect(
-    handlers: Sequence[Handler], mode: str = "bounded", traffic: Traffic | None = None, **settings: Any
+    handlers: Sequence[Handler], mode: str = "bounded", traffic: WorkerTraffic | None = None, **settings: Any
 ) -> RowClient:
-    transport = metered(handlers, Traffic() if traffic is None else traffic)
+    transport = metered(handlers, WorkerTraffic() if traffic is None else traffic)
     return RowClient(transport, tables=TABLES, consistency=consistency(mode), **settings)
 
 
@@ -138,7 +146,7 @@ def ones(ids: np.ndarray, table: int) -> np.ndarray:
 # ---- rows and gradients find their way ----
 
 
-@pytest.mark.parametrize("num_servers", [1, 2, 3, 5])
+@every("num_servers", [1, 2, 3, 5])
 def test_rows_come_back_in_the_order_of_the_ids_from_any_number_of_servers(num_servers: int) -> None:
     shards = services(num_servers)
     client = connect([shard.handle for shard in shards])
@@ -174,7 +182,7 @@ def test_tables_without_ids_and_steps_without_tables_are_fine(mode: str) -> None
         }
         client.push(step, request, {name: np.ones_like(row) for name, row in rows.items()})
     client.fence(len(asked))
-    assert [report["pushes"] for report in client.admin.report()] == [4, 4]
+    assert [report["pushes"] for report in client.calls.ask(GetReport(), dict)] == [4, 4]
     assert (client.read(client.request({"item": ids_of(7)})).result()["item"] == -1.0).all()
 
 
@@ -260,7 +268,7 @@ def test_the_histogram_counts_each_pull_that_asked_for_rows_once() -> None:
         client.push(step, request, {"item": ones(ids_of(1), 1)})
     client.pull(3, client.request({}))
     client.read(request).result()
-    assert client.staleness_seen == {0: 1, 1: 1, 2: 1}
+    assert client.pulls.staleness_seen == {0: 1, 1: 1, 2: 1}
     held.release()
 
 
@@ -288,7 +296,7 @@ def test_every_format_keeps_signs_sends_the_largest_rows_and_counts_every_byte(
 ) -> None:
     recorded = [Recorded(shard) for shard in services(num_servers, pull_values=pull)]
     compression = CompressionConfig(push=PushConfig(keep_rows=keep, values=push), pull=PullConfig(values=pull))
-    traffic = Traffic()
+    traffic = WorkerTraffic()
     client = connect(recorded, traffic=traffic, compression=compression)
     ids = many(num_ids, seed)
     grad = np.random.default_rng(seed).normal(size=(ids.size, 3)).astype(np.float32) + np.float32(0.01)
@@ -312,13 +320,13 @@ def test_every_format_keeps_signs_sends_the_largest_rows_and_counts_every_byte(
     assert totals["push"]["ids"] == sent.size * 8
 
 
-@pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
-@pytest.mark.parametrize("scale", ["pow2", "fp16"])
-@pytest.mark.parametrize("name", [name for name, entry in VALUE_FORMATS.items() if entry.scaled])
+@every("rounding", ["nearest", "stochastic"])
+@every("scale", ["pow2", "fp16"])
+@every("name", [name for name, entry in VALUE_FORMATS.items() if entry.config.scaled])
 def test_every_scaled_format_carries_rows_both_ways(name: str, scale: Any, rounding: Any) -> None:
     recorded = [Recorded(shard) for shard in services(2, pull_values=name, pull_scale=scale)]
     push, pull = PushConfig(values=name, scale=scale, rounding=rounding), PullConfig(values=name, scale=scale)
-    traffic = Traffic()
+    traffic = WorkerTraffic()
     client = connect(recorded, traffic=traffic, compression=CompressionConfig(push=push, pull=pull), seed=5)
     ids, codec = many(40), value_codec(name, scale)
     request = client.request({"item": ids, "user": ids[::3]})
@@ -336,7 +344,7 @@ def test_every_scaled_format_carries_rows_both_ways(name: str, scale: Any, round
     totals = traffic.ledger.totals()
     values = sum(totals[direction].get(part, 0) for direction in ("push", "pull") for part in ("values", "scales"))
     assert values == 5 * (40 * codec.row_bytes(3) + 14 * codec.row_bytes(4))
-    assert client.compressor.saturated_values == 0
+    assert client.compressor.counts.saturated == 0
 
 
 def test_what_two_workers_add_to_one_row_is_rounded_apart() -> None:
@@ -352,7 +360,7 @@ def test_what_two_workers_add_to_one_row_is_rounded_apart() -> None:
 
 def test_reads_are_counted_as_pulled_bytes() -> None:
     recorded = Recorded(services()[0])
-    traffic = Traffic()
+    traffic = WorkerTraffic()
     client = connect([recorded], traffic=traffic)
     client.read(client.request({"user": many(10)})).result()
     assert messages(traffic.ledger.totals()["read"]) == recorded.num_bytes(Kind.READ) > 0
@@ -362,7 +370,7 @@ def test_what_rpc_adds_is_counted_for_each_call_and_each_answer() -> None:
     """503 bytes around 128 and 506 around 288 to the server, 419 around 208 and 418 around 40 back. The kernel counts
     the same around messages of these sizes: tests/ps/rpc/test_envelope.py."""
     recorded = Recorded(services()[0])
-    traffic = Traffic()
+    traffic = WorkerTraffic()
     client = connect([recorded], traffic=traffic)
     request = client.request({"user": many(10)})
     client.pull(0, request).result()
@@ -377,7 +385,7 @@ def test_what_rpc_adds_is_counted_for_each_call_and_each_answer() -> None:
 
 def test_steps_trained_again_are_counted_as_retries_and_questions_as_control() -> None:
     recorded = Recorded(services()[0])
-    traffic = Traffic()
+    traffic = WorkerTraffic()
     client = connect([recorded], traffic=traffic)
     request = client.request({"user": many(10)})
 
@@ -396,21 +404,21 @@ def test_steps_trained_again_are_counted_as_retries_and_questions_as_control() -
     for direction in ("pull", "push"):
         assert totals[direction]["retries"] == sum(once[direction].values()) / 2
         assert totals[direction]["values"] == once[direction]["values"] / 2 * 3
-    client.admin.report()
+    client.calls.ask(GetReport(), dict)
     assert traffic.ledger.totals()["control"] > recorded.num_bytes(Kind.ASK) > 0
 
 
-@pytest.mark.parametrize("moments", [False, True])
-@pytest.mark.parametrize(("values", "saturated"), [("fp32", 0), ("fp16", 2), ("bf16", 0)])
+@every("moments", [False, True])
+@every(("values", "saturated"), [("fp32", 0), ("fp16", 2), ("bf16", 0)])
 def test_values_beyond_a_16_bit_range_are_counted(values: str, saturated: int, moments: bool) -> None:
-    shard = services()[0]
     push = PushConfig(values=values, second_moment=moments, pool_rows=10 if moments else 0)
+    shard = services(push=push)[0]
     client = connect([shard.handle], compression=CompressionConfig(push=push))
     request = client.request({"item": ids_of(1, 2)})
     grad = np.array([[1e6, 1.0, 0.0], [-7e5, 60000.0, -1e-3]], np.float32)
     for step in range(2):
         client.push(step, request, {"item": grad})
-    assert client.compressor.saturated_values == 2 * saturated
+    assert client.compressor.counts.saturated == 2 * saturated
     client.wait_acknowledged()
     assert np.isfinite(pulled(shard.tables[1], ids_of(1, 2))).all()
 
@@ -434,12 +442,12 @@ BAD_PUSHES: dict[str, tuple[dict[str, np.ndarray], str]] = {
 }
 
 
-@pytest.mark.parametrize("name", BAD_PUSHES)
-@pytest.mark.parametrize("num_servers", [1, 2])
+@every("name", BAD_PUSHES)
+@every("num_servers", [1, 2])
 def test_gradients_that_do_not_fit_are_refused_and_nothing_is_sent(name: str, num_servers: int) -> None:
     grads, text = BAD_PUSHES[name]
     recorded = [Recorded(shard) for shard in services(num_servers)]
-    traffic = Traffic()
+    traffic = WorkerTraffic()
     client = connect(recorded, traffic=traffic)
     request = client.request({"item": ids_of(1, 2)})
     with pytest.raises(ProtocolError, match=text):
@@ -540,7 +548,7 @@ BAD_ANSWERS: dict[str, tuple[Bytes, type[Exception], str]] = {
 }
 
 
-@pytest.mark.parametrize("name", BAD_ANSWERS)
+@every("name", BAD_ANSWERS)
 def test_a_bad_answer_is_one_line(name: str) -> None:
     packed, kind, text = BAD_ANSWERS[name]
     client = connect([answering(packed)])

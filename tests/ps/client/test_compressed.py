@@ -17,12 +17,12 @@ from shardkeep.ps.client.row_client import RowClient
 from shardkeep.ps.client.row_memory import RowMemory
 from shardkeep.ps.config import ConsistencyConfig, TableSpec
 from shardkeep.ps.jagged import Catalog, JaggedIds, JaggedRows
-from shardkeep.ps.shard.journal.journal import Journal
-from shardkeep.ps.shard.service import ShardService
-from shardkeep.ps.transport.local import LocalTransport
-from shardkeep.ps.transport.metered import LedgerMeter, MeteredTransport, Traffic
-from shardkeep.ps.transport.transport import Handler
+from shardkeep.ps.server.journal.journal import Journal
+from shardkeep.ps.server.service import ShardService
+from shardkeep.ps.transport.metered import LedgerMeter, MeteredTransport, WorkerTraffic
+from shardkeep.ps.transport.transport import Handler, LocalTransport
 from shardkeep.ps.wire.message import REFERENCE, Kind, read
+from tests.support.cases import every
 from tests.support.one_table import exported
 
 SGD = {"name": "sgd", "lr": 1.0}
@@ -48,7 +48,7 @@ class Job:
             for s in range(servers)
         ]  # fmt: skip
         self.messages: list[Bytes] = []
-        self.traffic = Traffic()
+        self.traffic = WorkerTraffic()
         transport = LocalTransport([self.listening(service.handle) for service in self.services])
         self.client = RowClient(
             MeteredTransport(transport, LedgerMeter(self.traffic)),
@@ -125,8 +125,8 @@ def test_the_push_of_what_was_held_back_is_counted_apart(last: bool) -> None:
     assert len(final) == 2 and pushed.get("flush", 0) == (sum(final) if last else 0)
 
 
-@pytest.mark.parametrize("mode", ["sync", "bounded"])
-@pytest.mark.parametrize("servers", [1, 3])
+@every("mode", ["sync", "bounded"])
+@every("servers", [1, 3])
 def test_coded_ids_and_references_change_no_bit_and_spare_bytes(servers: int, mode: str) -> None:
     raw, coded = Job(servers=servers, mode=mode), Job(servers=servers, mode=mode, ids="coded")
     raw.run()
@@ -192,7 +192,7 @@ def test_a_push_by_reference_that_comes_twice_counts_once() -> None:
     job, other = Job(ids="coded"), Job(ids="coded")
     job.step(0)
     push = next(buffer for buffer in job.messages if read(buffer).kind is Kind.PUSH)
-    again = read(job.services[0].handle(push).result(5))
+    again = read(job.services[0].handle(push).result(90))
     assert again.kind is Kind.ACK
     other.step(0)
     assert job.digest() == other.digest()
@@ -209,7 +209,7 @@ POOLS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("push", POOLS.values(), ids=POOLS)
+@every("push", POOLS.values(), ids=POOLS)
 def test_nothing_is_dropped(push: dict[str, Any]) -> None:
     job = Job(servers=2, ids="coded", push=push)
     job.run()
@@ -239,7 +239,7 @@ def test_one_worker_takes_what_four_have_not_sent(keep: dict[str, Any]) -> None:
     assert merged["8/rests"].sum(dtype=np.float64) == pytest.approx(total, rel=1e-5)
 
 
-@pytest.mark.parametrize("push", POOLS.values(), ids=POOLS)
+@every("push", POOLS.values(), ids=POOLS)
 def test_what_is_sent_does_not_depend_on_the_number_of_servers(push: dict[str, Any]) -> None:
     found = []
     for servers in (1, 2, 5):
@@ -329,7 +329,7 @@ class TestCache:
         ids = np.array([3, 4, 99])
         seen = [float(self.rows(job, step, ids)[0, 0]) for step in range(9)]
         assert seen == [0, 0, 0, 0, 4, 4, 4, 4, 8]
-        assert (job.client.cache.hits, job.client.cache.misses) == (18, 9)
+        assert (job.client.pulls.cache.hits, job.client.pulls.cache.misses) == (18, 9)
 
     def test_a_row_that_moves_is_read_again_before_its_lease_has_ended(self) -> None:
         job = Job(pull=CACHE | {"drift": 0.5})

@@ -18,6 +18,7 @@ from shardkeep.ps.client.compressor import Compressor
 from shardkeep.ps.client.row_memory import RowMemory
 from shardkeep.ps.config import TableSpec
 from shardkeep.ps.jagged import Catalog, JaggedIds, JaggedRows
+from tests.support.cases import every
 
 CATALOG = Catalog([TableSpec(name="a", dim=8), TableSpec(name="b", dim=8), TableSpec(name="c", dim=3)])
 GROUPS = {8: ("a", "b"), 3: ("c",)}  # the tables of one dim share a pool
@@ -34,19 +35,19 @@ POOLS = {"ample": 5000, "small": 40}
 Sums = dict[tuple[str, int], np.ndarray]
 
 
-def combinations() -> Iterator[Any]:
-    for (name, entry), choice, pool in product(FORMATS.items(), CHOICES, POOLS):
-        for scale in entry.scales or (None,):
-            if choice == "values" and name != "fp32":
-                continue
-            roundings = ("nearest", "stochastic") if entry.rounds and choice == "top rows" else (None,)
-            for rounding in roundings:
-                push = {"values": name, "scale": scale, "rounding": rounding, "pool_rows": POOLS[pool]}
-                words = [name, scale, rounding, choice, pool]
-                yield pytest.param(push | CHOICES[choice], id=", ".join(word for word in words if word))
+def pushes() -> Iterator[dict[str, Any]]:
+    """Every format, scale and rounding with both pools. Every choice with both pools, without rounding errors and with
+    them."""
+    for (name, entry), pool_rows in product(FORMATS.items(), POOLS.values()):
+        roundings = ("nearest", "stochastic") if entry.config.rounds else (None,)
+        for scale, rounding in product(entry.config.scales or (None,), roundings):
+            yield {"values": name, "scale": scale, "rounding": rounding, "pool_rows": pool_rows} | CHOICES["top rows"]
+    for choice, name, pool_rows in product(CHOICES, ("fp32", "int4"), POOLS.values()):
+        if choice != "top rows" and (choice, name) != ("values", "int4"):
+            yield {"values": name, "pool_rows": pool_rows} | CHOICES[choice]
 
 
-@pytest.mark.parametrize("push", list(combinations()))
+@every("push", pushes())
 def test_what_is_sent_waits_or_is_given_up_makes_up_the_sum_of_all_gradients(push: dict[str, Any]) -> None:
     compression = CompressionConfig(push=push)  # type: ignore[arg-type]
     memory = RowMemory(CATALOG, compression, history=2)
@@ -59,7 +60,7 @@ def test_what_is_sent_waits_or_is_given_up_makes_up_the_sum_of_all_gradients(pus
         ids, grads = drawn(step)
         add(made, {(name, int(i)): grads[name][k] for name in ids for k, i in enumerate(ids[name])})
         packed = compressor.compress(step, ids, grads, last=last)
-        rows, _ = compressor.format.decode(packed.encoded, np.diff(packed.ids.layout.starts_T1), None, CATALOG)
+        rows = compressor.formats.decode(packed.encoded, np.diff(packed.ids.layout.starts_T1))
         arrived = JaggedRows(packed.ids.layout, rows)
         add(sent, {(name, int(i)): arrived[name][k] for name in packed.ids for k, i in enumerate(packed.ids[name])})
         owed = waiting(memory)
@@ -101,7 +102,7 @@ def waiting(memory: RowMemory) -> Sums:
     return found
 
 
-@pytest.mark.parametrize("select", ["largest", "random"])
+@every("select", ["largest", "random"])
 def test_without_a_pool_the_squares_of_what_is_sent_and_what_is_dropped_add_up(select: str) -> None:
     compression = CompressionConfig(push={"keep_rows": 0.3, "select": select})  # type: ignore[arg-type]
     compressor = Compressor(CATALOG, compression.push, RowMemory(CATALOG, compression, history=2), seed=5, rank=1)
@@ -113,15 +114,15 @@ def test_without_a_pool_the_squares_of_what_is_sent_and_what_is_dropped_add_up(s
         made += np.square(grads.flat, dtype=np.float64).sum()
         sent += np.square(out.encoded.view(np.float32), dtype=np.float64).sum()
         rows += ids.ids_V.size - out.ids.ids_V.size
-    dropped = compressor.dropped
+    dropped = compressor.counts.dropped
     assert dropped.rows == rows > 0
     assert dropped.of_squares == pytest.approx(made, rel=1e-12)
     assert dropped.squares == pytest.approx(made - sent, rel=1e-9) and dropped.squares > 0
 
 
-@pytest.mark.parametrize("push", [{}, {"values": "fp16"}, {"keep_rows": 0.3, "pool_rows": 500}])
+@every("push", [{}, {"values": "fp16"}, {"keep_rows": 0.3, "pool_rows": 500}])
 def test_nothing_counts_as_dropped_where_all_is_sent_or_kept(push: dict[str, Any]) -> None:
     compression = CompressionConfig(push=push)  # type: ignore[arg-type]
     compressor = Compressor(CATALOG, compression.push, RowMemory(CATALOG, compression, history=2), seed=5, rank=1)
     compressor.compress(0, *drawn(0))
-    assert (compressor.dropped.rows, compressor.dropped.of_squares) == (0, 0.0)
+    assert (compressor.counts.dropped.rows, compressor.counts.dropped.of_squares) == (0, 0.0)

@@ -8,9 +8,11 @@ import pytest
 from shardkeep.base.errors import RemoteError
 from shardkeep.ps.client.row_client import RowClient
 from shardkeep.ps.config import ConsistencyConfig, TableSpec
-from shardkeep.ps.shard.service import ShardService
-from shardkeep.ps.transport.local import LocalTransport
-from shardkeep.ps.wire.message import Kind, Message, pack, unpack
+from shardkeep.ps.server.service import ShardService
+from shardkeep.ps.transport.transport import LocalTransport
+from shardkeep.ps.wire.message import Kind
+from tests.support.cases import every
+from tests.support.messages import Message, pack, unpack
 from tests.support.one_table import pulled
 
 SPEC = TableSpec(name="t", dim=4, optimizer={"name": "sgd", "lr": 1.0}, init={"name": "zeros"})
@@ -26,8 +28,8 @@ def make(mode: str = "bounded", num_servers: int = 1, generation: int = 0) -> tu
     return RowClient(transport, tables=[SPEC], consistency=consistency, generation=generation), services
 
 
-@pytest.mark.parametrize("mode", ["sync", "bounded", "async"])
-@pytest.mark.parametrize("num_servers", [1, 3])
+@every("mode", ["sync", "bounded", "async"])
+@every("num_servers", [1, 3])
 def test_an_exchange_is_a_push_and_a_pull(mode: str, num_servers: int) -> None:
     client, services = make(mode, num_servers)
     request = client.request({"t": IDS})
@@ -45,7 +47,7 @@ def test_an_exchange_is_a_push_and_a_pull(mode: str, num_servers: int) -> None:
 def test_a_refused_push_answers_for_both_and_nothing_is_pulled() -> None:
     _, (service,) = make()
     bad = pack(Message(Kind.PUSH, 7, 0, 0))
-    answer = service.handle(bad, pack(Message(Kind.PULL, 0, 0, 1))).result(5)
+    answer = service.handle(bad, pack(Message(Kind.PULL, 0, 0, 1))).result(90)
     assert unpack(answer).kind is Kind.ERROR
     assert service.report()["pulls"] == 0
 

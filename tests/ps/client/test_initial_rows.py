@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
 from shardkeep.compression.config import CompressionConfig
 from shardkeep.ps.client.row_client import RowClient
 from shardkeep.ps.config import ConsistencyConfig, TableSpec
-from shardkeep.ps.init_config import InitConfig
-from shardkeep.ps.shard.service import ShardService
-from shardkeep.ps.transport.local import LocalTransport
+from shardkeep.ps.server.service import ShardService
+from shardkeep.ps.server.table.initializers.config import InitConfig
+from shardkeep.ps.transport.transport import LocalTransport
+from tests.support.cases import every
 
 LAWS = {
     "uniform": {"name": "uniform", "low": -0.2, "high": 0.7},
@@ -35,8 +35,8 @@ def rows_over(servers: int, ids: str) -> dict[str, np.ndarray]:
     return {name: rows[name].copy() for name in LAWS}
 
 
-@pytest.mark.parametrize("ids", ["raw", "coded"])
-@pytest.mark.parametrize("servers", [1, 3])
+@every("ids", ["raw", "coded"])
+@every("servers", [1, 3])
 def test_initial_rows_are_equal_over_any_number_of_servers(servers: int, ids: str) -> None:
     expected, found = rows_over(2, "raw"), rows_over(servers, ids)
     for name in LAWS:

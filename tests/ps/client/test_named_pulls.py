@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from shardkeep.compression.config import CompressionConfig
-from shardkeep.ps.client.row_client import Pull, RowClient
+from shardkeep.ps.client.row_client import PullHandle, RowClient
 from shardkeep.ps.config import ConsistencyConfig, TableSpec
-from shardkeep.ps.shard.service import ShardService
-from shardkeep.ps.transport.local import LocalTransport
-from shardkeep.ps.transport.metered import LedgerMeter, MeteredTransport, Traffic
-from shardkeep.ps.wire.message import MOST_PULLS
+from shardkeep.ps.server.service import ShardService
+from shardkeep.ps.transport.metered import LedgerMeter, MeteredTransport, WorkerTraffic
+from shardkeep.ps.transport.transport import LocalTransport
+from shardkeep.ps.wire.message import MOST_PULLS, Kind
+from tests.support.cases import every
 from tests.support.examples import LONG, examples
 from tests.support.posted import Posted
 
@@ -32,9 +33,11 @@ Ids = dict[str, np.ndarray]
 
 
 class Job:
-    """One worker, and servers that the test delivers pulls to."""
+    """One worker, and servers that the test delivers pulls to, and pushes if they are among `kinds`."""
 
-    def __init__(self, form: dict[str, Any], mode: str = "bounded", servers: int = 1) -> None:
+    def __init__(
+        self, form: dict[str, Any], mode: str = "bounded", servers: int = 1, kinds: Collection[Kind] = (Kind.PULL,)
+    ) -> None:
         compression, consistency = CompressionConfig.model_validate(form), ConsistencyConfig(mode=mode)
         tables = [*TABLES, FROZEN]
         self.services = [
@@ -43,14 +46,14 @@ class Job:
             )
             for s in range(servers)
         ]
-        self.posted = [Posted(service) for service in self.services]
-        self.traffic = Traffic()
+        self.posted = [Posted(service, kinds) for service in self.services]
+        self.traffic = WorkerTraffic()
         transport = MeteredTransport(LocalTransport(self.posted), LedgerMeter(self.traffic))
         self.client = RowClient(
             transport, tables=tables, consistency=consistency, compression=compression, seed=1, history=8
         )
 
-    def pull(self, step: int, ids: Ids, **how: Any) -> Pull:
+    def pull(self, step: int, ids: Ids, **how: Any) -> PullHandle:
         return self.client.pull(step, self.client.request(ids), **how)
 
     def deliver(self, *, last_first: bool = False) -> None:
@@ -58,7 +61,7 @@ class Job:
             while posted.waiting:
                 posted.deliver(-1 if last_first else 0)
 
-    def push(self, step: int, ids: Ids, pulls: list[Pull], value: float = 1.0) -> None:
+    def push(self, step: int, ids: Ids, pulls: list[PullHandle], value: float = 1.0) -> None:
         """Adds `value` times the id to each row: plain SGD from zeros subtracts it."""
         grads = {
             name: np.repeat(value * ids_U[:, None], _dim(name), 1).astype(np.float32) for name, ids_U in ids.items()
@@ -90,9 +93,9 @@ LEFT: Ids = {"a": np.array([1, 2, 3])}
 RIGHT: Ids = {"a": np.array([3, 101, 102, 103]), "b": np.array([-7, 5])}
 
 
-@pytest.mark.parametrize("servers", [1, 3])
-@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
-@pytest.mark.parametrize("named", ["both", "first", "second", "none"])
+@every("servers", [1, 3])
+@every("form", FORMS.values(), ids=FORMS)
+@every("named", ["both", "first", "second", "none"])
 def test_two_pulls_of_a_step_with_swapped_answers_train_their_own_rows(
     form: dict[str, Any], servers: int, named: str
 ) -> None:
@@ -118,6 +121,19 @@ def test_a_push_of_several_pulls_refers_to_all_of_them() -> None:
     assert not job.traffic.ledger.totals()["push"].get("ids", 0)  # all by reference: no byte
 
 
+@pytest.mark.parametrize("mode", ["bounded", "async"])
+def test_pushes_that_overtake_each_other_refer_to_their_own_pulls(mode: str) -> None:
+    job = Job(FORMS["coded"], mode=mode, kinds=(Kind.PULL, Kind.PUSH))
+    pulls = [job.pull(step, ids) for step, ids in enumerate((LEFT, RIGHT))]
+    job.deliver()
+    for step, (pull, ids) in enumerate(zip(pulls, (LEFT, RIGHT), strict=True)):
+        pull.result()
+        job.push(step, ids, [pull])
+    job.deliver(last_first=True)
+    assert job.rows(LEFT) == {"a": [-1.0, -2.0, -6.0]} and job.rows({"b": RIGHT["b"]}) == {"b": [7.0, -5.0]}
+    assert job.remembered == 0
+
+
 def test_a_pull_whose_rows_are_not_there_yet_is_not_named() -> None:
     job = Job(FORMS["coded"])
     late = job.pull(0, LEFT)
@@ -127,9 +143,9 @@ def test_a_pull_whose_rows_are_not_there_yet_is_not_named() -> None:
     assert job.pull(1, LEFT) is not None and late.result()["a"].shape == (3, 4)
 
 
-@pytest.mark.parametrize("servers", [1, 2])
-@pytest.mark.parametrize("form", ["cache", "coded cache"])
-@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0), (2, 0, 1)])
+@every("servers", [1, 2])
+@every("form", ["cache", "coded cache"])
+@every("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0), (2, 0, 1)])
 def test_results_come_in_any_order_with_a_cache(form: str, servers: int, order: tuple[int, ...]) -> None:
     job = Job(FORMS[form], servers=servers)
     ids = [{"a": np.arange(0, 9)}, {"a": np.arange(5, 14)}, {"a": np.arange(0, 20)}]
@@ -139,7 +155,7 @@ def test_results_come_in_any_order_with_a_cache(form: str, servers: int, order: 
     job.deliver()
     for place in order * 2:
         assert pulls[place].result()["a"][:, 0].tolist() == (-ids[place]["a"].astype(float)).tolist()
-    assert job.client.cache is not None and job.client.cache.hits == 4 + 14
+    assert job.client.pulls.cache is not None and job.client.pulls.cache.hits == 4 + 14
 
 
 def test_lookups_that_no_push_follows_leave_nothing_behind() -> None:
@@ -160,7 +176,8 @@ def test_lookups_that_no_push_follows_leave_nothing_behind() -> None:
     assert job.remembered <= MOST_PULLS + 2
     job.push(0, LEFT, [pull])
     assert job.rows(LEFT) == {"a": [-1.0, -2.0, -3.0]}
-    job.push(2, LEFT, [])
+    for step in (1, 2):
+        job.push(step, LEFT, [])
     assert job.remembered == 0
 
 
@@ -185,7 +202,7 @@ def test_any_order_of_pulls_answers_and_pushes_trains_the_rows_that_were_meant(
     """A model of the rows: every value that a row has had, by table and id."""
     job = Job(FORMS[form], mode=mode, servers=servers)
     values: dict[tuple[str, int], list[float]] = {}
-    under_way: list[tuple[int, Ids, Pull]] = []
+    under_way: list[tuple[int, Ids, PullHandle]] = []
     ahead = 0 if mode == "sync" else 2
     for step in range(4):
         for _ in range(data.draw(st.integers(mode == "sync", 3))):

@@ -7,20 +7,20 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from shardkeep.base.arrays import Bytes
 from shardkeep.base.errors import CorruptMessage
 from shardkeep.compression.config import CompressionConfig
 from shardkeep.ps.client.row_client import RowClient
 from shardkeep.ps.config import ConsistencyConfig, TableSpec
-from shardkeep.ps.shard.service import ShardService
-from shardkeep.ps.transport.local import LocalTransport
-from shardkeep.ps.transport.transport import Handler
+from shardkeep.ps.server.service import ShardService
+from shardkeep.ps.transport.transport import Handler, LocalTransport
 from shardkeep.ps.wire.ids import ROW_BITS, read_row_bits, row_bit_bytes, write_row_bits
-from shardkeep.ps.wire.message import EMPTY, Kind, Message, Section, allocate, pack, read, unpack
+from shardkeep.ps.wire.message import EMPTY, Kind, allocate, read
+from tests.support.cases import every
 from tests.support.examples import examples
+from tests.support.messages import Message, Section, pack, unpack
 
 TABLES = (TableSpec(name="user", dim=4), TableSpec(name="item", dim=3))
 SYNC = ConsistencyConfig(mode="sync")
@@ -54,8 +54,8 @@ def train(client: RowClient, **ids: np.ndarray) -> None:
     client.fence(1)
 
 
-@pytest.mark.parametrize("coding", ["raw", "coded"])
-@pytest.mark.parametrize("num_servers", [1, 3])
+@every("coding", ["raw", "coded"])
+@every("num_servers", [1, 3])
 def test_a_read_says_for_each_id_whether_it_has_a_row(num_servers: int, coding: str) -> None:
     services, compression = job(num_servers, coding)
     client = connect([service.handle for service in services], compression)
@@ -108,10 +108,8 @@ def damaged(section: Section, change: str) -> Section:
     return Section(section.table, section.rows, ids, section.values, form, section.value_format)
 
 
-@pytest.mark.parametrize("coding", ["raw", "coded"])
-@pytest.mark.parametrize(
-    "change", ["a bit behind the last id", "a byte too few", "a byte too many", "no bits", "another format"]
-)
+@every("coding", ["raw", "coded"])
+@every("change", ["a bit behind the last id", "a byte too few", "a byte too many", "no bits", "another format"])
 def test_a_damaged_answer_is_refused(change: str, coding: str) -> None:
     (service,), compression = job(1, coding)
 
@@ -144,5 +142,5 @@ def test_bits_come_back_of_any_sections(sections: list[list[bool]]) -> None:
         id_bytes_S=row_bit_bytes(starts_S1),
     )
     message.ids_area[:] = write_row_bits(has_row_V)
-    assert message.id_bytes == -(-has_row_V.size // 8)
+    assert message.ids_area.size == -(-has_row_V.size // 8)
     assert np.array_equal(read_row_bits(read(message.buffer)), has_row_V)

@@ -12,6 +12,7 @@ import pytest
 
 from shardkeep.base.compiling.sources import with_imports
 from shardkeep.base.errors import ConfigError
+from shardkeep.base.plugging.plugs import Plug
 from shardkeep.compression.config import CompressionConfig, PushConfig
 from shardkeep.compression.selection.registry import SELECTORS, Selector, SelectorName
 from shardkeep.ps.client.compressor import Compressor
@@ -54,7 +55,7 @@ def test_a_selector_that_is_not_in_the_registry_is_refused(pool_rows: int) -> No
 
 @with_and_without_a_pool
 def test_one_line_adds_a_selector(monkeypatch: pytest.MonkeyPatch, pool_rows: int) -> None:
-    monkeypatch.setitem(SELECTORS, "last", Selector(f"{__name__}:last_rows"))
+    monkeypatch.setitem(SELECTORS, "last", Plug("last", Selector(), f"{__name__}:last_rows"))
     assert positions("last", pool_rows) == list(range(30, 40))
     assert positions("largest", pool_rows) == list(range(10))
     assert positions("random", pool_rows) not in (list(range(10)), list(range(30, 40)))
@@ -65,7 +66,7 @@ import json, sys
 import numpy as np
 from shardkeep.base.compiling.sources import kernel_modules
 from shardkeep.compression.selection.registry import selector
-selector(sys.argv[1]).choose()(np.ones((40, 8), np.float32), 0.25, 7)
+selector(sys.argv[1]).load()(np.ones((40, 8), np.float32), 0.25, 7)
 print(json.dumps([name for name in kernel_modules() if name in sys.modules]))
 """
 

@@ -17,10 +17,11 @@ from shardkeep.compression.config import CompressionConfig
 from shardkeep.compression.values.codec import value_codec
 from shardkeep.ps.client.row_client import RowClient
 from shardkeep.ps.config import ConsistencyConfig, TableSpec
-from shardkeep.ps.shard.journal.journal import Journal
-from shardkeep.ps.shard.service import ShardService
-from shardkeep.ps.transport.local import LocalTransport
-from shardkeep.ps.transport.metered import LedgerMeter, MeteredTransport, Traffic
+from shardkeep.ps.server.journal.journal import Journal
+from shardkeep.ps.server.service import ShardService
+from shardkeep.ps.transport.metered import LedgerMeter, MeteredTransport, WorkerTraffic
+from shardkeep.ps.transport.transport import LocalTransport
+from tests.support.cases import every
 from tests.support.one_table import exported
 
 ADAGRAD = {"name": "rowwise_adagrad", "lr": 0.1}
@@ -60,7 +61,7 @@ class Job:
         ]
         for service in self.services if self.journals else []:
             service.life.begin(0, 0)
-        self.traffic = Traffic()
+        self.traffic = WorkerTraffic()
         transport = LocalTransport([service.handle for service in self.services])
         metered = MeteredTransport(transport, LedgerMeter(self.traffic))
         self.clients = [
@@ -136,8 +137,8 @@ JOBS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("ids", ["raw", "coded"])
-@pytest.mark.parametrize("job", JOBS.values(), ids=JOBS)
+@every("ids", ["raw", "coded"])
+@every("job", JOBS.values(), ids=JOBS)
 def test_the_number_of_servers_changes_no_bit(job: dict[str, Any], ids: str) -> None:
     ends, rows = [], []
     for servers in (1, 2, 3):
@@ -150,12 +151,12 @@ def test_the_number_of_servers_changes_no_bit(job: dict[str, Any], ids: str) -> 
             assert all(np.array_equal(first[name], other[name]) for other in others for name in first)
 
 
-@pytest.mark.parametrize("ids", ["raw", "coded"])
-@pytest.mark.parametrize("rows", ["fp32", "int8"])
-@pytest.mark.parametrize("optimizer", ["rowwise_adagrad", "adagrad", "adam", "partial_rowwise_adam"])
+@every("ids", ["raw", "coded"])
+@every("rows", ["fp32", "int8"])
+@every("optimizer", ["rowwise_adagrad", "adagrad", "adam", "partial_rowwise_adam"])
 def test_an_uncompressed_table_has_the_bits_of_a_job_without_compression(optimizer: str, rows: str, ids: str) -> None:
     """Also where the others send second moments, and where a worker has rows of this table alone."""
-    stored, own = {"rows": rows}, compressed(WHOLE, {"values": "fp32"})
+    stored, own = {"dtype": rows}, compressed(WHOLE, {"values": "fp32"})
     plain = Job({"small": stored}, {}, workers=2, optimizer={"name": optimizer})
     job = {"ids": ids, "push": {**LOSSY, **POOL}, "pull": {"values": "int8"}}
     mixed = Job({"small": {**stored, **own}}, job, servers=2, workers=2, optimizer={"name": optimizer})
@@ -164,11 +165,11 @@ def test_an_uncompressed_table_has_the_bits_of_a_job_without_compression(optimiz
     assert mixed.digests()["big"] != plain.digests()["big"]
     pulled = [(a["small"], b["small"]) for a, b in zip(chain(*expected), chain(*found), strict=True) if "small" in a]
     assert len(pulled) > STEPS and all(np.array_equal(a, b) for a, b in pulled)
-    unsent = mixed.clients[0].held_back()
+    unsent = mixed.clients[0].residuals_and_cache()
     assert unsent["unsent_rows"] > 0  # rounding errors of the others
 
 
-@pytest.mark.parametrize(
+@every(
     ("push", "others"),
     [
         ({"keep_rows": 0.1}, {}),
@@ -281,7 +282,8 @@ def test_rows_that_are_cached_are_those_of_each_tables_format() -> None:
         client.pull(step, request).result()
         client.push(step, request, grads_of(step, 0))
     client.wait_acknowledged()
-    assert client.cache is not None and client.cache.hits > 20 and client.held_back()["unsent_rows"] > 0
+    counters = client.residuals_and_cache()
+    assert counters["cache_hits"] > 20 and counters["unsent_rows"] > 0
 
 
 @pytest.mark.parametrize("ids", ["raw", "coded"])

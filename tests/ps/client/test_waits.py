@@ -6,16 +6,15 @@ import threading
 from concurrent.futures import Future
 
 import numpy as np
-import pytest
 
 from shardkeep.base.arrays import Bytes
-from shardkeep.ps.client.calls import ServerCalls
+from shardkeep.ps.client.calls import ReplyWaits, ServerCalls
 from shardkeep.ps.client.row_client import RowClient
-from shardkeep.ps.client.waits import ReplyWaits
 from shardkeep.ps.config import ConsistencyConfig, TableSpec
-from shardkeep.ps.shard.service import ShardService
-from shardkeep.ps.transport.local import LocalTransport
+from shardkeep.ps.server.service import ShardService
+from shardkeep.ps.transport.transport import LocalTransport
 from shardkeep.ps.wire.message import Kind, allocate
+from tests.support.cases import every
 
 ACK = allocate(Kind.ACK, generation=0, rank=0, step=0).buffer
 SPEC = TableSpec(name="user", dim=4)
@@ -50,7 +49,7 @@ class Servers:
         return Reply()
 
 
-@pytest.mark.parametrize(
+@every(
     ("arrive_s", "waited"),
     [
         ((0.0, 0.0, 0.0), {}),
@@ -84,7 +83,7 @@ class LateServer:
 
     def __call__(self, message: Bytes, then: Bytes | None = None) -> Future[Bytes]:
         reply, late = self._service.handle(message, then), Future[Bytes]()
-        threading.Timer(LATE_S, lambda: late.set_result(reply.result(30.0))).start()
+        threading.Timer(LATE_S, lambda: late.set_result(reply.result(90))).start()
         return late
 
 

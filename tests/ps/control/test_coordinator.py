@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from shardkeep.base.errors import (
@@ -9,13 +11,18 @@ from shardkeep.base.errors import (
     JobError,
     JobStopped,
     MemberLost,
+    PlaceLost,
     ProtocolError,
     ShardkeepError,
     UserError,
 )
-from shardkeep.ps.config import AdamConfig, TableSpec
+from shardkeep.base.machine.limits import Limit
+from shardkeep.ps.config import TableSpec
 from shardkeep.ps.control.coordinator import STOP_PATIENCE_S
 from shardkeep.ps.control.records import Formation, JobState, Record, Role
+from shardkeep.ps.server.table.optimizers.adam import AdamConfig
+from tests.support.cases import every
+from tests.support.control_groups import Groups
 from tests.support.control_job import TABLES, Job, ListSink
 
 
@@ -42,7 +49,7 @@ def test_registration_hands_out_the_config_and_may_be_repeated() -> None:
     assert len(job.coordinator.status().members) == 1
 
 
-@pytest.mark.parametrize(
+@every(
     ("role", "index", "kind", "told"),
     [
         ("worker", 2, ConfigError, "worker index 2: the job has 2 workers; allowed: 0..1"),
@@ -71,7 +78,7 @@ def test_a_place_held_by_a_live_member_is_refused() -> None:
 
 
 def test_another_protocol_is_refused_and_both_versions_are_named() -> None:
-    with pytest.raises(ProtocolError, match=r"speaks control protocol 9 \(shardkeep 3.0\).*speaks 4 \(shardkeep 1.0\)"):
+    with pytest.raises(ProtocolError, match=r"speaks control protocol 9 \(shardkeep 3.0\).*speaks 5 \(shardkeep 1.0\)"):
         Job().register("worker", 0, protocol=9, shardkeep="3.0")
 
 
@@ -103,6 +110,17 @@ def test_a_member_that_is_silent_for_its_lease_fails_the_job_by_name() -> None:
     assert (job.state.state, job.state.exit_code) == ("failed", 1)
     assert isinstance(job.state.error(), MemberLost)
     assert job.sink.of("finished") == [("finished", "failed", job.state.message, None)]
+
+
+def test_a_quota_that_slows_the_coordinator_is_named_beside_a_silent_member(tmp_path: Path) -> None:
+    groups = Groups(tmp_path, "0::/", {"all": ("/", "")})
+    groups.write({"all/cpu.max": "10000 100000", "all/cpu.stat": "nr_periods 9\nnr_throttled 3"})
+    job = Job(quota=Limit("cpu", groups.proc))
+    job.form()
+    groups.write({"all/cpu.stat": "nr_periods 99\nnr_throttled 93"})
+    job.pass_time(16, alive=[("server", 0), ("worker", 0)])
+    why = f"the cpu limit of 10000 100000 was reached ({groups.path('all')}/cpu.max: raise it, or run fewer processes)"
+    assert "sent no heartbeat for 15 s" in job.state.message and job.state.message.endswith(f"; {why}")
 
 
 def test_a_lost_server_is_told_with_the_step_of_the_job() -> None:
@@ -147,10 +165,24 @@ def test_a_job_that_does_not_form_in_time_names_who_is_missing() -> None:
     )
 
 
+def test_the_time_to_form_counts_from_the_last_newcomer() -> None:
+    job = Job()
+    alive: list[tuple[Role, int]] = []
+    for role, index in job.names:
+        job.pass_time(100, alive=alive)
+        assert job.state.state == "forming"
+        job.register(role, index)
+        job.register(role, index)  # said again, it is none
+        alive.append((role, index))
+        assert job.coordinator.status().left_s == 120.0
+    job.pass_time(119, alive=alive)
+    assert job.coordinator.status().left_s == 1.0
+
+
 ADAM = TableSpec(name="item", dim=16, optimizer=AdamConfig(lr=0.5))
 
 
-@pytest.mark.parametrize(
+@every(
     ("tables", "told"),
     [
         ((TABLES[0],), "worker 0 has table item, worker 1 has not"),
@@ -203,11 +235,15 @@ def test_a_worker_that_does_not_know_its_data_s_fingerprint_joins_any_group() ->
     assert formation is not None and formation.data == "aaaa"
 
 
-def test_a_worker_without_tables_fails_the_job() -> None:
-    job = Job(servers=0, workers=1)
-    job.register("worker", 0)
-    state, _ = job.join("worker", 0, None)
-    assert "worker 0 (pid 100 on 10.0.0.7) joined without table definitions" in state.message
+def test_a_job_without_tables_forms_unless_one_worker_has_some() -> None:
+    for tables, formed in ((), True), (TABLES, False):
+        job = Job(servers=0, workers=2)
+        for index in range(2):
+            job.register("worker", index)
+        job.join("worker", 0, ())
+        state, formation = job.join("worker", 1, tables)
+        assert (formation is not None) == formed
+        assert formed or "worker 1 has table user, worker 0 has not" in state.message
 
 
 def test_a_job_is_completed_when_all_workers_left_and_the_summary_is_there() -> None:
@@ -281,8 +317,9 @@ def test_the_cause_replaces_a_symptom_that_was_heard_first() -> None:
     assert job.state.message == (
         "worker 1 (pid 100 on 10.0.0.7) ended: killed by SIGKILL, last seen before its first step"
     )
-    assert [call[2] for call in job.sink.of("finished")][-1] == job.state.message
-    assert len(job.sink.of("finished")) == 2
+    first, last = job.sink.of("finished")
+    assert first[3] == {"symptom": True}, "a launcher may know the cause"
+    assert last[2:] == (job.state.message, None)
 
 
 def test_a_launchers_news_of_a_death_needs_no_lease() -> None:
@@ -313,7 +350,9 @@ def test_stop_lets_workers_leave_in_order() -> None:
     assert job.state.state == "stopping"
     job.leave("worker", 1, 1, "stopped")
     assert (job.state.state, job.state.message, job.state.exit_code) == ("stopped", "stopped at step 12: Ctrl-C", 1)
-    assert job.sink.of("finished") == [("finished", "stopped", "stopped at step 12: Ctrl-C", {"steps": 12})]
+    assert job.sink.of("finished") == [
+        ("finished", "stopped", "stopped at step 12: Ctrl-C", {"stopped_by": "Ctrl-C", "steps": 12})
+    ]
 
 
 def test_stop_before_anybody_came_ends_the_job_at_once() -> None:
@@ -399,18 +438,20 @@ def test_a_report_of_an_unknown_kind_or_a_second_summary_is_refused() -> None:
 
 
 def test_an_unknown_token_is_refused() -> None:
-    with pytest.raises(ProtocolError, match="does not know this member"):
+    with pytest.raises(PlaceLost, match="does not know this member"):
         Job().coordinator.heartbeat("somebody")
 
 
-def test_a_run_folder_that_cannot_be_written_fails_the_job_with_its_reason() -> None:
+def test_a_summary_that_cannot_be_written_fails_the_job_with_its_reason() -> None:
     class FullDisk(ListSink):
-        def progress(self, record: Record) -> None:
+        def finished(self, status: str, message: str, summary: Record | None) -> None:
             raise OSError("No space left on device")
 
     job = Job(sink=FullDisk())
     job.form()
-    job.coordinator.report("worker-0-100", sequence=1, kind="progress", record={})
+    job.summary()
+    for index in range(2):
+        job.leave("worker", index)
     assert job.state.message == "the run folder cannot be written: No space left on device"
     assert job.state.state == "failed"
 

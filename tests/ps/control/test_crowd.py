@@ -15,10 +15,10 @@ import pytest
 
 from shardkeep.base.errors import ShardkeepError
 from shardkeep.ps.control.grpc.client import fetch_status
-from shardkeep.ps.control.grpc.endpoint import Endpoint
+from shardkeep.trust.endpoint import Endpoint
 
-pytestmark = pytest.mark.processes
-LIMIT_S = 30.0
+pytestmark = pytest.mark.waits_for_processes
+LIMIT_S = 90.0
 DESCRIPTORS, STRANGERS = 128, 400
 TOKEN = "t" * 32
 COORDINATOR = f"""

@@ -7,7 +7,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 
 import pytest
 
@@ -17,22 +17,26 @@ from shardkeep.base.errors import (
     JobError,
     JobStopped,
     MemberLost,
+    PlaceRefused,
     ProtocolError,
     ShardkeepError,
     TransportError,
     UserError,
 )
+from shardkeep.proto import control_pb2 as pb
 from shardkeep.ps.config import TableSpec
 from shardkeep.ps.control.coordinator import Coordinator
+from shardkeep.ps.control.grpc.channel import ControlChannel
 from shardkeep.ps.control.grpc.client import ControlClient, fetch_status, report_death, request_stop
-from shardkeep.ps.control.grpc.endpoint import Endpoint
-from shardkeep.ps.control.grpc.proof import Call
 from shardkeep.ps.control.grpc.server import ControlServer, Stopping, serve_job
-from shardkeep.ps.control.job import JobSpec
-from shardkeep.ps.control.records import Formation, Role
+from shardkeep.ps.control.job import JobDeadlines, JobSpec
+from shardkeep.ps.control.records import Formation, Offer, Role
+from shardkeep.trust.endpoint import Endpoint
+from shardkeep.trust.proof import Call
+from tests.support.cases import every
 from tests.support.control_job import TABLES, ListSink
 
-LIMIT_S = 10.0
+LIMIT_S = 90.0
 TOKEN = "t" * 32
 REGISTER = "/shardkeep.control.Control/Register"
 
@@ -44,7 +48,7 @@ class Cluster:
         self._stack = stack
         self.sink = ListSink()
         self.coordinator = Coordinator(
-            JobSpec("name: job\n", servers, workers, lease_s=lease_s, form_timeout_s=60.0),
+            JobSpec("name: job\n", servers, workers, JobDeadlines(lease_s=lease_s, form_s=60.0)),
             open_store=lambda generation: ("0.0.0.0", 4000),
             sink=self.sink,
         )
@@ -67,7 +71,7 @@ class Cluster:
         return client
 
     def join(self, client: ControlClient, tables: tuple[TableSpec, ...] = TABLES) -> Future[Formation]:
-        return self.pool.submit(client.join, tables if client.member.role == "worker" else None)
+        return self.pool.submit(client.join, Offer(tables if client.member.role == "worker" else ()))
 
     def form(self) -> list[ControlClient]:
         members = [self.member(*name) for name in self.names]
@@ -207,7 +211,7 @@ def test_registration_waits_for_a_coordinator_to_appear() -> None:
             fetch_status(_at(port), timeout_s=0.2)
         sink = ListSink()
         late = Coordinator(
-            JobSpec("name: late\n", 0, 1, lease_s=15.0, form_timeout_s=60.0),
+            JobSpec("name: late\n", 0, 1, JobDeadlines(lease_s=15.0, form_s=60.0)),
             open_store=lambda generation: ("127.0.0.1", 1),
             sink=sink,
         )
@@ -234,7 +238,7 @@ def test_a_peer_that_accepts_and_never_answers_does_not_hang_a_member() -> None:
         client.register()
 
 
-@pytest.mark.parametrize("address", ["nowhere", "host:", ":1", "host:0", "host:65536", "host:x", "::1:80", ""])
+@every("address", ["nowhere", "host:", ":1", "host:0", "host:65536", "host:x", "::1:80", ""])
 def test_an_address_that_is_none_is_a_config_error(address: str) -> None:
     with pytest.raises(ConfigError, match="is not HOST:PORT"):
         ControlClient(Endpoint(address, TOKEN), role="worker", index=0)
@@ -249,11 +253,20 @@ def test_a_port_in_use_is_refused_instead_of_shared(start: Callable[..., Cluster
 def test_another_protocol_is_refused_over_the_wire_too(start: Callable[..., Cluster]) -> None:
     cluster = start()
     client = ControlClient(cluster.endpoint, role="worker", index=0, protocol_version=7, versions={"shardkeep": "9.9"})
-    with client, pytest.raises(ProtocolError, match=r"protocol 7 \(shardkeep 9.9\).*speaks 4 \(shardkeep "):
+    with client, pytest.raises(ProtocolError, match=r"protocol 7 \(shardkeep 9.9\).*speaks 5 \(shardkeep "):
         client.register()
 
 
-@pytest.mark.parametrize(("index", "kind"), [(9, ConfigError), (0, UserError)], ids=["no such place", "place is taken"])
+def test_an_answer_in_another_form_is_told_as_another_version(start: Callable[..., Cluster]) -> None:
+    cluster = start()
+    channel = ControlChannel(cluster.endpoint)
+    with closing(channel), pytest.raises(ProtocolError, match="answers Status in another form"):
+        channel.call("Status", pb.StatusRequest(), pb.JoinReply, timeout_s=LIMIT_S)
+
+
+@pytest.mark.parametrize(
+    ("index", "kind"), [(9, ConfigError), (0, PlaceRefused)], ids=["no such place", "place is taken"]
+)
 def test_refusals_keep_their_kind_over_the_wire(
     start: Callable[..., Cluster], index: int, kind: type[ShardkeepError]
 ) -> None:
@@ -379,7 +392,7 @@ def test_a_whole_coordinator_serves_one_job_with_a_real_store() -> None:
     with ThreadPoolExecutor(3) as pool:
         serving = pool.submit(
             serve_job,
-            JobSpec("name: job\n", 0, 1, lease_s=15.0, form_timeout_s=60.0),
+            JobSpec("name: job\n", 0, 1, JobDeadlines(lease_s=15.0, form_s=60.0)),
             listen="127.0.0.1:0",
             token=TOKEN,
             sink=sink,
@@ -389,7 +402,7 @@ def test_a_whole_coordinator_serves_one_job_with_a_real_store() -> None:
         with ControlClient(Endpoint(address.result(LIMIT_S), TOKEN), role="worker", index=0) as worker:
             worker.register()
             worker.start_heartbeats()
-            formation = worker.join(TABLES)
+            formation = worker.join(Offer(TABLES))
             store = TCPStore(formation.store_host, formation.store_port, is_master=False)
             store.set("key", "value")
             assert store.get("key") == b"value"

@@ -7,8 +7,18 @@ from dataclasses import replace
 import pytest
 
 from shardkeep.base.errors import ConfigError
-from shardkeep.ps.control.losses import Losses
-from shardkeep.ps.control.records import PROTOCOL_VERSION, Admission, Hello, Kept, Member, Offer, ResumeRange, Shared
+from shardkeep.ps.control.records import (
+    PROTOCOL_VERSION,
+    Hello,
+    Member,
+    Offer,
+    RecoveryFolder,
+    Registration,
+    ResumeRange,
+    Shared,
+)
+from shardkeep.ps.control.recovery import Losses
+from tests.support.cases import every
 from tests.support.control_job import TABLES, VERSIONS
 from tests.support.recovering import Recovering, checkpoint, held, take_over, told
 
@@ -50,7 +60,7 @@ def test_a_server_without_its_journal_ends_a_job_that_keeps_no_checkpoint() -> N
     )
 
 
-@pytest.mark.parametrize(
+@every(
     ("most", "every", "step", "goes_on"),
     [
         (None, 20, 59, True),  # the checkpoint of step 40 may be being written
@@ -135,7 +145,7 @@ def test_a_checkpoint_that_somebody_deleted_is_not_gone_back_to() -> None:
 # ---- what a member kept ----
 
 
-def admission(job: Recovering, role: str, index: int, pid: int) -> Admission:
+def admission(job: Recovering, role: str, index: int, pid: int) -> Registration:
     member = Member("server" if role == "server" else "worker", index, "10.0.0.7", pid)
     return job.coordinator.register(Hello(member, f"{role}-{index}-{pid}", PROTOCOL_VERSION, VERSIONS))
 
@@ -143,7 +153,7 @@ def admission(job: Recovering, role: str, index: int, pid: int) -> Admission:
 @pytest.mark.parametrize("taken_over", [False, True], ids=["one coordinator", "another coordinator"])
 def test_a_replacement_hears_where_the_one_before_kept_its_state(taken_over: bool) -> None:
     job = Recovering()
-    kept = Kept("one", "/a/recovery/J/server-0")
+    kept = RecoveryFolder("one", "/a/recovery/J/server-0")
     job.register("server", 0)
     job.coordinator.join("server-0-100", Offer(), kept=kept)
     for index in (0, 1):
@@ -156,7 +166,7 @@ def test_a_replacement_hears_where_the_one_before_kept_its_state(taken_over: boo
     job.kill("server", 0, pid=200)  # before it has joined
     assert admission(job, "server", 0, 300).kept == kept
     job.kill("worker", 1)
-    assert admission(job, "worker", 1, 300).kept == Kept()
+    assert admission(job, "worker", 1, 300).kept == RecoveryFolder()
 
 
 def test_a_refused_replacement_leaves_its_place_to_another() -> None:
@@ -215,7 +225,8 @@ def test_a_member_that_does_not_see_the_folder_leaves_the_job_without_checkpoint
     for role, index in (("worker", 0), ("worker", 1)):
         job.leave(role, index)
     ((_, status, _, summary),) = job.sink.of("finished")
-    assert status == "completed" and summary is not None and summary["warnings"] == [warning]
+    assert status == "incomplete" and summary is not None and summary["warnings"] == [warning]
+    assert job.state.exit_code == 1 and "the model is not saved" in job.state.message
 
 
 def test_a_job_that_asked_for_checkpoints_does_not_run_without_them() -> None:

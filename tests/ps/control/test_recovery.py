@@ -2,37 +2,37 @@
 
 from __future__ import annotations
 
+import re
 from datetime import datetime, timedelta
 
 import pytest
 
-from shardkeep.base.errors import JobError, ProtocolError, UserError
-from shardkeep.ps.control.losses import Losses
+from shardkeep.base.errors import JobError, PlaceLost, UserError
 from shardkeep.ps.control.records import ANY_STEP, ResumeRange, Role
-from shardkeep.ps.control.recoveries import Recoveries
-from shardkeep.ps.control.resume_step import Start, agreed_start
+from shardkeep.ps.control.recovery import Losses, Recoveries, ResumePoint, agreed_start
+from tests.support.cases import every
 from tests.support.control_job import ListSink
 from tests.support.recovering import Recovering, checkpoint, held, report_lost, take_over, told
 
 
-@pytest.mark.parametrize(
+@every(
     ("servers", "workers", "start"),
     [
-        ([held(5, 5), held(5, 6)], [held(4, 6), held(3, 5)], Start(5, 0)),
-        ([held(5, 5)], [held(5, 6), held(3, 4)], Start(5, 0, (1,))),  # killed while it kept the state of step 5
-        ([held(5, 6), held(6, 6)], [held(4, 6), held(5, 7)], Start(6, 0)),
-        ([held(0, 9)], [ResumeRange(), held(5, 11)], Start(9, 1, (0,))),
-        ([held(0, 9)], [held(5, 8), ResumeRange(), ResumeRange()], Start(8, 0, (1, 2))),
-        ([held(0, 9)], [held(5, 8), held(6, 9)], Start(9, 1, (0,))),
-        ([held(0, 0)], [held(0, 0)], Start(0, 0)),
+        ([held(5, 5), held(5, 6)], [held(4, 6), held(3, 5)], ResumePoint(5, 0)),
+        ([held(5, 5)], [held(5, 6), held(3, 4)], ResumePoint(5, 0, (1,))),  # killed while it kept the state of step 5
+        ([held(5, 6), held(6, 6)], [held(4, 6), held(5, 7)], ResumePoint(6, 0)),
+        ([held(0, 9)], [ResumeRange(), held(5, 11)], ResumePoint(9, 1, (0,))),
+        ([held(0, 9)], [held(5, 8), ResumeRange(), ResumeRange()], ResumePoint(8, 0, (1, 2))),
+        ([held(0, 9)], [held(5, 8), held(6, 9)], ResumePoint(9, 1, (0,))),
+        ([held(0, 0)], [held(0, 0)], ResumePoint(0, 0)),
         ([held(4, 4), held(6, 6)], [held(3, 7)], None),  # a server came back from an older checkpoint
         ([held(5, 5)], [held(6, 8)], None),
         ([held(5, 5)], [ResumeRange()], None),  # nobody holds a tower
-        ([], [held(2, 3)], Start(3, 0)),
+        ([], [held(2, 3)], ResumePoint(3, 0)),
     ],
 )
 def test_a_generation_begins_at_the_last_step_at_which_all_can(
-    servers: list[ResumeRange], workers: list[ResumeRange], start: Start | None
+    servers: list[ResumeRange], workers: list[ResumeRange], start: ResumePoint | None
 ) -> None:
     assert agreed_start(dict(enumerate(servers)), dict(enumerate(workers))) == start
 
@@ -50,7 +50,7 @@ def test_a_death_ends_the_generation_and_its_replacement_forms_the_next() -> Non
     assert not again.restores and [m.pid for m in again.members] == [200, 100, 100]
     assert (job.state.state, job.state.message) == ("training", "")
     (record,) = [c[1] for c in job.sink.of("event") if c[1].get("phase") == "recovery"]
-    assert (record["step"], record["generation"], record["anew"], record["lost_steps"]) == (4, 2, False, 0)
+    assert (record["step"], record["generation"], record["went_back"], record["lost_steps"]) == (4, 2, False, 0)
     assert record["text"].startswith("server 0 (pid 100 on 10.0.0.7) ended: killed by SIGKILL, the job was at step 4; ")
     job.summary()
     for role, index in (("worker", 0), ("worker", 1)):
@@ -122,7 +122,7 @@ def test_without_a_common_step_all_go_back_to_the_last_checkpoint() -> None:
     formation = job.come_back("server", 0, held(20, 20), after=0, pid=200)
     assert formation is not None and formation.restores and formation.start_step == 20
     (record,) = [c[1] for c in job.sink.of("event") if c[1].get("phase") == "recovery"]
-    assert (record["anew"], record["lost_steps"]) == (True, 11)
+    assert (record["went_back"], record["lost_steps"]) == (True, 11)
 
 
 def test_steps_that_were_lost_before_are_not_lost_again() -> None:
@@ -153,7 +153,7 @@ def test_a_server_alone_that_lost_updates_is_told_in_numbers() -> None:
     report_lost(job, "server-1-200", 20)
     assert job.come_back("server", 1, ResumeRange(0, ANY_STEP, holds=True, saved=20), after=0, pid=200) is not None
     (record,) = told(job)
-    assert (record["anew"], record["step"], record["lost_steps"]) == (False, 31, 11)
+    assert (record["went_back"], record["step"], record["lost_steps"]) == (False, 31, 11)
     assert [(d["role"], d["index"], d["lost_from"]) for d in record["died"]] == [("server", 1, 20)]
     assert record["text"].endswith("; server 1 lost its updates since step 20")
 
@@ -227,7 +227,7 @@ def test_as_many_deaths_in_a_row_as_allowed_and_one_more_without_a_step_between(
     job.recover(pid=202, after=2)
     job.kill("server", 0, pid=202)
     assert job.state.state == "failed"
-    assert job.state.message.endswith("it died 3 times without one more trained step (liveness.restarts: 2)")
+    assert job.state.message.endswith("it died 3 times without one more trained step (recovery.restarts: 2)")
 
 
 def test_a_step_in_between_forgives_deaths() -> None:
@@ -276,7 +276,7 @@ def test_one_that_leaves_again_and_again_without_a_step_fails_the_job_as_deaths_
     job.coordinator.leave("worker-1-200", code=143, message="left on SIGTERM")
     assert job.state.state == "failed"
     assert "worker 1 (pid 200 on 10.0.0.7) left on SIGTERM" in job.state.message
-    assert job.state.message.endswith("it died 2 times without one more trained step (liveness.restarts: 1)")
+    assert job.state.message.endswith("it died 2 times without one more trained step (recovery.restarts: 1)")
 
 
 def test_without_restarts_one_that_leaves_on_a_signal_fails_the_job_by_its_name() -> None:
@@ -332,12 +332,30 @@ def test_all_workers_together_may_not_change_the_data_of_a_job_either() -> None:
 
 
 def test_a_member_that_is_not_replaced_in_time_fails_the_job() -> None:
-    job = Recovering(form_timeout_s=10.0)
+    job = Recovering(replace_timeout_s=10.0)
     job.form()
     job.kill("server", 0)
-    job.pass_time(11, alive=[("worker", 0), ("worker", 1)])
+    job.pass_time(10, alive=[("worker", 0), ("worker", 1)])
+    assert job.state.state == "recovering"
+    job.pass_time(1, alive=[("worker", 0), ("worker", 1)])
     assert job.state.state == "failed"
-    assert "did not form within 10 s" in job.state.message and "server 0 (not replaced)" in job.state.message
+    assert "did not form within 10 s (recovery.replace_timeout_s)" in job.state.message
+    assert "server 0 (not replaced)" in job.state.message
+
+
+def test_the_time_for_a_replacement_counts_from_the_last_one_that_came_or_was_lost() -> None:
+    job = Recovering(servers=2, replace_timeout_s=10.0)
+    job.form()
+    job.kill("server", 0)
+    workers = [("worker", 0), ("worker", 1)]
+    job.pass_time(8, alive=[("server", 1), *workers])
+    job.kill("server", 1)
+    job.pass_time(8, alive=workers)
+    job.register("server", 0, pid=200)
+    status = job.coordinator.status()
+    assert status.left_s == 10.0 and "server 1 (not replaced)" in map(str, status.missing)
+    job.pass_time(8, alive=workers)
+    assert job.state.state == "recovering" and job.coordinator.status().left_s == 2.0
 
 
 def test_one_that_was_taken_for_dead_is_refused_when_it_wakes_up() -> None:
@@ -345,9 +363,9 @@ def test_one_that_was_taken_for_dead_is_refused_when_it_wakes_up() -> None:
     job.form()
     job.pass_time(20, alive=[("server", 0), ("worker", 0)])
     assert job.state.state == "recovering"
-    with pytest.raises(ProtocolError, match=r"worker 1 .* was declared dead, and the job continued without it"):
+    with pytest.raises(PlaceLost, match=r"worker 1 .* was declared dead, and the job continued without it"):
         job.coordinator.heartbeat("worker-1-100")
-    with pytest.raises(ProtocolError, match="was declared dead"):
+    with pytest.raises(PlaceLost, match="was declared dead"):
         job.come_back("worker", 1)
 
 
@@ -401,8 +419,8 @@ def test_once_the_summary_is_in_no_death_matters() -> None:
     assert job.state.state == "completed"
 
 
-@pytest.mark.parametrize("victim", [("worker", 0), ("server", 0)], ids=["worker 0", "server 0"])
-@pytest.mark.parametrize("left", ["before the death", "after the death"])
+@every("victim", [("worker", 0), ("server", 0)], ids=["worker 0", "server 0"])
+@every("left", ["before the death", "after the death"])
 def test_a_worker_that_left_before_the_summary_cannot_be_waited_for(victim: tuple[Role, int], left: str) -> None:
     job = Recovering()
     job.form()
@@ -443,3 +461,30 @@ def test_without_restarts_the_first_death_fails_the_job() -> None:
 def test_recoveries_without_restarts_are_off() -> None:
     assert not Recoveries(0, 0).on
     assert ListSink().kept is None
+
+
+@pytest.mark.parametrize("registered", [False, True], ids=["before it registers", "in place of a dead one"])
+def test_a_member_that_nobody_starts_again_fails_the_job(registered: bool) -> None:
+    job = Recovering()
+    if registered:
+        job.form()
+        job.kill("worker", 1)
+        assert job.state.state == "recovering"
+    state = job.coordinator.lost("worker", 1, pid=200, reason="killed by SIGKILL", final=True)
+    assert (state.state, state.exit_code) == ("failed", 1)
+    assert re.match(r"worker 1 .*ended.*: killed by SIGKILL; its launcher starts no other$", state.message)
+
+
+@every("over", ["another has its place", "it left", "the job stops", "all steps are trained"])
+def test_a_process_that_the_job_does_not_need_fails_no_job_when_nobody_starts_it_again(over: str) -> None:
+    job = Recovering()
+    job.form()
+    if over == "it left":
+        job.leave("worker", 1)
+    elif over == "the job stops":
+        job.coordinator.stop("Ctrl-C")
+    elif over == "all steps are trained":
+        job.summary()
+    before = job.state.state
+    pid = 200 if over == "another has its place" else 100
+    assert job.coordinator.lost("worker", 1, pid=pid, reason="exit code 1", final=True).state == before

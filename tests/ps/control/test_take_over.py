@@ -7,7 +7,6 @@ import json
 import pytest
 
 from shardkeep.base.errors import UserError
-from shardkeep.ps.control.records import Shared
 from tests.support.recovering import Recovering, checkpoint, held, take_over, told
 
 
@@ -65,14 +64,14 @@ def test_how_a_group_was_lost_outlives_the_coordinator() -> None:
 
 
 def test_a_job_that_does_not_form_again_under_another_coordinator_says_why() -> None:
-    job = Recovering(form_timeout_s=10.0)
+    job = Recovering(replace_timeout_s=10.0)
     job.form()
     job.kill("server", 0)
     take_over(job)
     job.pass_time(11, alive=[("worker", 0), ("worker", 1)])
     assert job.state.state == "failed"
     assert job.state.message.startswith("server 0 (pid 100 on 10.0.0.7) ended: killed by SIGKILL, last seen before")
-    assert "; the job did not form within 10 s" in job.state.message
+    assert "; the job did not form within 10 s (recovery.replace_timeout_s)" in job.state.message
 
 
 def test_a_coordinators_restart_is_recorded_at_the_step_that_it_is_told() -> None:
@@ -144,28 +143,13 @@ def test_a_job_that_was_stopping_has_its_time_to_stop_after_a_take_over_too() ->
 
 def test_what_cannot_be_taken_over_is_refused_in_one_line() -> None:
     with pytest.raises(UserError, match=r"the coordinator.s stored state of the job is damaged \(KeyError"):
-        Recovering().another({"job": "x"})
+        Recovering().another({"job": "x", "protocol_version": 5})
 
 
-def test_what_a_coordinator_of_an_earlier_version_kept_is_taken_over() -> None:
+@pytest.mark.parametrize("told", [None, 4, 6])
+def test_what_a_coordinator_of_another_version_kept_is_refused_by_its_protocol(told: int | None) -> None:
     job = Recovering()
     job.form()
-    kept = json.loads(json.dumps(job.sink.kept))
-    del kept["warnings"], kept["recoveries"]["period"], kept["recoveries"]["failed"]
-    for seat in kept["seats"]:
-        del seat["kept"], seat["unseen"], seat["data"]
-    job.coordinator = job.another(kept)
-    job.kill("server", 0)
-    assert job.recover().generation == 2
-
-
-def test_members_that_an_earlier_version_asked_of_no_folder_do_not_count_as_seeing_it() -> None:
-    job = Recovering(workers=1, shared=Shared("/runs/a/checkpoints", "token"))
-    job.register("server", 0)
-    kept = json.loads(json.dumps(job.sink.kept))
-    del kept["seats"][0]["unseen"]
-    job.coordinator = job.another(kept)
-    job.register("worker", 0)
-    job.join("server", 0)
-    formation = job.join("worker", 0)[1]
-    assert formation is not None and formation.checkpoints == ""
+    kept = {**json.loads(json.dumps(job.sink.kept)), "protocol_version": told}
+    with pytest.raises(UserError, match=f"control protocol {told or 'before 5'}, and this shardkeep speaks 5"):
+        job.another(kept)

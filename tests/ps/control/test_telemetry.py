@@ -13,12 +13,14 @@ from shardkeep.config import JobConfig
 from shardkeep.ps.control.coordinator import Coordinator
 from shardkeep.ps.control.grpc.client import ControlClient, fetch_status
 from shardkeep.ps.control.grpc.server import ControlServer
-from shardkeep.ps.control.job import JobSpec
+from shardkeep.ps.control.job import JobDeadlines, JobSpec
 from shardkeep.ps.control.records import Record
-from shardkeep.ps.control.telemetry import TelemetryRecords, check_record, record_interval_s
+from shardkeep.ps.control.telemetry import TelemetryRecords, record_interval_s
+from shardkeep.records.telemetry import check_record
+from tests.support.cases import every
 from tests.support.control_job import Job, ListSink
 
-LIMIT_S = 10.0
+LIMIT_S = 90.0
 RECORD: Record = {"time": "2026-01-01T00:00:00.000", "every_s": 5.0, "step": 7}
 
 
@@ -67,7 +69,7 @@ def test_without_an_interval_there_are_no_records_and_no_figures() -> None:
     assert process.records is None and process.asked == 0
 
 
-@pytest.mark.parametrize(
+@every(
     ("every_s", "members", "interval_s"),
     [(5.0, (2, 2), 5.0), (5.0, (40, 160), 20.0), (0.1, (1, 1), 0.2), (0.0, (40, 160), 0.0)],
     ids=["small", "large", "often", "off"],
@@ -75,11 +77,13 @@ def test_without_an_interval_there_are_no_records_and_no_figures() -> None:
 def test_the_interval_grows_with_the_members(every_s: float, members: tuple[int, int], interval_s: float) -> None:
     servers, workers = members
     assert record_interval_s(every_s, servers=servers, workers=workers) == interval_s
-    config = JobConfig.model_validate({"servers": servers, "workers": workers, "telemetry": {"every_s": every_s}})
+    config = JobConfig.model_validate(
+        {"servers": servers, "workers": workers, "telemetry": {"every_s": every_s or "off"}}
+    )
     assert config.telemetry_s == interval_s
 
 
-@pytest.mark.parametrize(
+@every(
     ("change", "key"),
     [
         ({"time": None}, "time: None"),
@@ -163,7 +167,9 @@ def test_telemetry_saves_no_state() -> None:
 def served(stack: ExitStack, *, telemetry_s: float = 0.0) -> tuple[ControlServer, ListSink]:
     """A coordinator of one worker over gRPC."""
     sink = ListSink()
-    spec = JobSpec("name: job\n", 0, 1, lease_s=1.0, form_timeout_s=60.0, telemetry_s=telemetry_s, metrics="http://m")
+    spec = JobSpec(
+        "name: job\n", 0, 1, JobDeadlines(lease_s=1.0, form_s=60.0), telemetry_s=telemetry_s, metrics="http://m"
+    )
     coordinator = Coordinator(spec, open_store=lambda _: ("127.0.0.1", 4000), sink=sink)
     return stack.enter_context(ControlServer(coordinator)), sink
 

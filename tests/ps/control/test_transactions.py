@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from shardkeep.ps.control.records import Record
+from shardkeep.base.errors import Superseded
+from shardkeep.ps.control.records import Member, Record
 from tests.support.control_job import Job, ListSink
 
 
 class CountingSink(ListSink):
-    """Counts the saves of the persisted state, and loses its disk on request."""
+    """Counts the saves of the persisted state, and has no room for a summary on request."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -20,10 +21,10 @@ class CountingSink(ListSink):
         self.saves += 1
         super().standing(record)
 
-    def event(self, record: Record) -> None:
+    def finished(self, status: str, message: str, summary: Record | None) -> None:
+        super().finished(status, message, summary)
         if self.full:
             raise OSError("No space left on device")
-        super().event(record)
 
 
 @pytest.fixture
@@ -61,10 +62,61 @@ def test_a_call_that_registers_a_member_saves_it_once_and_a_repeated_one_saves_n
     assert [seat["token"] for seat in sink.kept["seats"]] == ["server-0-100"]
 
 
-def test_a_job_whose_last_event_cannot_be_written_is_not_completed(job: Job, sink: CountingSink) -> None:
+def test_a_job_whose_summary_cannot_be_written_is_not_completed(job: Job, sink: CountingSink) -> None:
     job.summary()
     job.leave("worker", 0)
     sink.full = True
     assert job.leave("worker", 1).state == "failed"
     assert job.state.message == "the run folder cannot be written: No space left on device"
-    assert [call[1] for call in sink.of("finished")] == ["failed"]
+    sink.full = False
+    job.coordinator.tick()
+    assert [call[1] for call in sink.of("finished")] == ["completed", "failed"]
+
+
+class SupersededSink(ListSink):
+    """Of a coordinator that another one has replaced, from some moment on."""
+
+    superseded = False
+
+    def standing(self, record: Record) -> None:
+        if self.superseded:
+            raise Superseded("another coordinator leads")
+        super().standing(record)
+
+    def event(self, record: Record) -> None:
+        if self.superseded:
+            raise Superseded("another coordinator leads")
+        super().event(record)
+
+    def members(self, generation: int, members: tuple[Member, ...]) -> None:
+        if self.superseded:
+            raise Superseded("another coordinator leads")
+        super().members(generation, members)
+
+
+def test_nobody_learns_what_a_superseded_coordinator_made_of_the_job() -> None:
+    sink = SupersededSink()
+    job = Job(sink=sink)
+    job.form()
+    sink.superseded = True
+    before = job.coordinator.state
+    with pytest.raises(Superseded):
+        job.coordinator.lost("server", 0, reason="killed by SIGKILL")  # the job would fail
+    with pytest.raises(Superseded):
+        job.coordinator.stop("enough")
+    with pytest.raises(Superseded):
+        job.pass_time(20)  # all leases are over
+    assert job.coordinator.state == before and not sink.of("finished")
+    assert not job.coordinator.wait_over(0.0)
+
+
+def test_a_superseded_coordinator_forms_no_group_and_fails_none() -> None:
+    sink = SupersededSink()
+    job = Job(sink=sink, workers=1)
+    for role, index in job.names:
+        job.register(role, index)
+    job.join("server", 0)
+    sink.superseded = True
+    with pytest.raises(Superseded):
+        job.join("worker", 0)
+    assert job.coordinator.state.state == "forming"

@@ -12,18 +12,18 @@ import pytest
 
 from shardkeep.base.arrays import Bytes
 from shardkeep.base.deadlines import wait_for_reply
-from shardkeep.base.machine.sockets import Counters, connections
+from shardkeep.base.net.sockets import Counters, connections
 from shardkeep.ps.client.row_client import RowClient
 from shardkeep.ps.config import ConsistencyConfig, TableSpec
-from shardkeep.ps.control.grpc.store import StoreHost
+from shardkeep.ps.control.grpc.server import StoreHost
 from shardkeep.ps.rpc.group import RpcGroup, connect_store
-from shardkeep.ps.transport.metered import LedgerMeter, MeteredTransport, Traffic
-from shardkeep.ps.transport.rpc_envelope import answer_bytes, call_bytes
-from shardkeep.ps.wire.message import Kind, Message, Section, pack
+from shardkeep.ps.transport.metered import LedgerMeter, MeteredTransport, WorkerTraffic, answer_bytes, call_bytes
+from shardkeep.ps.wire.message import Kind
+from tests.support.messages import Message, Section, pack
 from tests.support.rpc_peer import Peer
 
 pytestmark = [
-    pytest.mark.processes,
+    pytest.mark.waits_for_processes,
     pytest.mark.skipif(sys.platform != "linux", reason="the kernel tells its counters on Linux"),
 ]
 
@@ -93,7 +93,7 @@ def test_two_messages_share_a_call(transport: RpcGroup) -> None:
 @pytest.mark.parametrize("num_ids", [10, 4000])
 def test_the_ledger_of_a_client_holds_just_the_bytes_of_its_connections(transport: RpcGroup, num_ids: int) -> None:
     table, mode = TableSpec(**SERVICE["tables"][0]), ConsistencyConfig(**SERVICE["consistency"])
-    traffic = Traffic()
+    traffic = WorkerTraffic()
     metered = MeteredTransport(transport, LedgerMeter(traffic))
     client = RowClient(metered, tables=[table], generation=GENERATION, consistency=mode)
     before = counted(transport)

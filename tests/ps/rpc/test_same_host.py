@@ -15,12 +15,13 @@ import pytest
 from shardkeep.base.arrays import Bytes
 from shardkeep.base.deadlines import wait_for_reply
 from shardkeep.base.errors import TransportError
-from shardkeep.ps.control.grpc.store import StoreHost
+from shardkeep.ps.control.grpc.server import StoreHost
 from shardkeep.ps.rpc.group import RpcGroup, connect_store
-from shardkeep.ps.wire.message import EMPTY, Kind, Message, Section, pack, unpack
+from shardkeep.ps.wire.message import EMPTY, Kind
+from tests.support.messages import Message, Section, pack, unpack
 from tests.support.rpc_peer import Peer
 
-pytestmark = pytest.mark.processes
+pytestmark = pytest.mark.waits_for_processes
 
 LIMIT_S = 90.0  # a peer imports torch on a busy machine
 NUM_IDS, DIM = 300_000, 16

@@ -14,14 +14,15 @@ import pytest
 import torch
 from torch.distributed import rpc
 
-from shardkeep.ps.control.grpc.store import StoreHost
+from shardkeep.ps.control.grpc.server import StoreHost
 from shardkeep.ps.rpc.group import connect_store
-from shardkeep.ps.wire.message import Kind, text_of
+from shardkeep.ps.wire.message import Kind
 from tests.support.cluster import listening_ports
+from tests.support.messages import text_of
 from tests.support.rpc_groups import LIMIT_S, Group, answer, pull, push, question, service_settings
 from tests.support.rpc_peer import Peer
 
-pytestmark = pytest.mark.processes
+pytestmark = pytest.mark.waits_for_processes
 SOON_S = 0.3
 
 

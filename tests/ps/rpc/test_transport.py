@@ -15,7 +15,6 @@ from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
 import torch
 from torch.distributed import rpc
@@ -24,14 +23,15 @@ from torch.distributed.rpc import internal as rpc_internal
 from shardkeep.base.deadlines import wait_for_reply
 from shardkeep.base.errors import DeadlineExceeded, TransportError
 from shardkeep.ps.config import ConsistencyConfig, TableSpec
-from shardkeep.ps.control.grpc.store import StoreHost
+from shardkeep.ps.control.grpc.server import StoreHost
 from shardkeep.ps.rpc.calls import handle
-from shardkeep.ps.rpc.group import RPC_THREADS, connect_store, interface_of
+from shardkeep.ps.rpc.group import RPC_THREADS, connect_store
 from shardkeep.ps.rpc.unpickler import RestrictedUnpickler
-from shardkeep.ps.shard.service import ShardService
-from shardkeep.ps.transport.local import LocalTransport
-from shardkeep.ps.transport.transport import Transport
-from shardkeep.ps.wire.message import EMPTY, Kind, Message, Section, pack, text_message, text_of, unpack
+from shardkeep.ps.server.service import ShardService
+from shardkeep.ps.transport.transport import LocalTransport, Transport
+from shardkeep.ps.wire.message import EMPTY, Kind, text_message
+from tests.support.cases import every
+from tests.support.messages import Message, Section, pack, text_of, unpack
 from tests.support.rpc_groups import (
     IDS,
     LIMIT_S,
@@ -89,7 +89,7 @@ def local_twin(generation: int) -> LocalTransport:
 # ---- over real RPC ----
 
 
-@pytest.mark.processes
+@pytest.mark.waits_for_processes
 def test_the_twin_and_rpc_give_the_same_bytes_for_the_same_messages(group: Group) -> None:
     g = group.generation
     none = np.empty(0, dtype=np.int64)
@@ -125,7 +125,7 @@ def test_the_twin_and_rpc_give_the_same_bytes_for_the_same_messages(group: Group
     assert {Kind.ROWS, Kind.ACK, Kind.ANSWER, Kind.ERROR} <= set(kinds)
 
 
-@pytest.mark.processes
+@pytest.mark.waits_for_processes
 def test_parked_pulls_far_beyond_the_threads_block_nothing(group: Group) -> None:
     g = group.generation
     for rank in range(WORKERS):
@@ -139,7 +139,7 @@ def test_parked_pulls_far_beyond_the_threads_block_nothing(group: Group) -> None
         assert bytes(unpack(future.result(LIMIT_S)).sections[0].values) == bytes(last.sections[0].values)
 
 
-@pytest.mark.processes
+@pytest.mark.waits_for_processes
 @pytest.mark.parametrize("num_ids", [0, 1, 300_000], ids=["none", "one", "29 MB"])
 def test_messages_of_any_size_arrive_whole(group: Group, num_ids: int) -> None:
     ids = np.arange(num_ids, dtype=np.int64) * 977
@@ -149,20 +149,20 @@ def test_messages_of_any_size_arrive_whole(group: Group, num_ids: int) -> None:
     )
 
 
-@pytest.mark.processes
+@pytest.mark.waits_for_processes
 def test_a_wait_that_runs_out_names_the_server_and_the_time_and_harms_nothing(group: Group) -> None:
     g = group.generation
     answer(group.transport, push(0, 0, generation=g))
     started = time.monotonic()
     with pytest.raises(
-        DeadlineExceeded, match=r"^server 0 did not answer within 0\.[3-9] s \(liveness.step_timeout_s\)$"
+        DeadlineExceeded, match=r"^server 0 did not answer within \d+\.\d s \(liveness.step_timeout_s\)$"
     ):
         group.send(pull(1, generation=g), timeout_s=0.3).result(LIMIT_S)
-    assert time.monotonic() - started < 3.0
+    assert 0.3 <= time.monotonic() - started < LIMIT_S
     assert answer(group.transport, question(g)).kind is Kind.ANSWER
 
 
-@pytest.mark.processes
+@pytest.mark.waits_for_processes
 def test_a_service_that_closes_tells_the_waiting_why(group: Group) -> None:
     g = group.generation
     answer(group.transport, push(0, 0, generation=g))
@@ -173,7 +173,7 @@ def test_a_service_that_closes_tells_the_waiting_why(group: Group) -> None:
             future.result(LIMIT_S)
 
 
-@pytest.mark.processes
+@pytest.mark.waits_for_processes
 def test_what_is_under_way_ends_when_this_side_leaves(group: Group) -> None:
     g = group.generation
     answer(group.transport, push(0, 0, generation=g))
@@ -184,7 +184,7 @@ def test_what_is_under_way_ends_when_this_side_leaves(group: Group) -> None:
             future.result(LIMIT_S)
 
 
-@pytest.mark.processes
+@pytest.mark.waits_for_processes
 def test_closing_an_old_transport_leaves_the_next_generation_alone(
     peer: Peer, store: Any, generations: Iterator[int]
 ) -> None:
@@ -206,7 +206,7 @@ class Foreign:
         return self.call
 
 
-@pytest.mark.processes
+@pytest.mark.waits_for_processes
 @pytest.mark.parametrize(
     ("function", "arguments", "text"),
     [
@@ -265,7 +265,7 @@ class Raw:
         return self._sent, []
 
 
-@pytest.mark.processes
+@pytest.mark.waits_for_processes
 def test_a_message_that_would_break_later_calls_is_refused_in_one_line_and_breaks_none(group: Group) -> None:
     opcodes = named(rpc_internal.PythonUDF) + state((None, {"func": "no function"}))
     target: Any = group.transport.server_name(0)
@@ -278,7 +278,7 @@ def test_a_message_that_would_break_later_calls_is_refused_in_one_line_and_break
     assert "Traceback" not in group.peer.stderr()
 
 
-@pytest.mark.processes
+@pytest.mark.waits_for_processes
 def test_a_hundred_generations_in_one_pair_of_processes_leak_nothing(
     peer: Peer, store: Any, generations: Iterator[int]
 ) -> None:
@@ -295,8 +295,8 @@ def test_a_hundred_generations_in_one_pair_of_processes_leak_nothing(
         assert late["rss"] <= early["rss"] + 16e6
 
 
-@pytest.mark.processes
-def test_a_killed_server_is_seen_within_a_second_and_the_survivors_form_the_next_generation(
+@pytest.mark.waits_for_processes
+def test_a_killed_server_is_seen_before_any_limit_is_over_and_the_survivors_form_the_next_generation(
     peer: Peer, store_host: StoreHost, store: Any, generations: Iterator[int]
 ) -> None:
     doomed = Peer(store_host.open(0)[1], service=service_settings("sync"))
@@ -310,7 +310,7 @@ def test_a_killed_server_is_seen_within_a_second_and_the_survivors_form_the_next
             waiting.result(LIMIT_S)
         with pytest.raises(TransportError, match="server 0 was lost"):
             group.send(question(group.generation)).result(LIMIT_S)
-        assert time.monotonic() - started < 1.0
+        assert time.monotonic() - started < LIMIT_S / 4
         assert lost.value.retryable and "tensorpipe" not in str(lost.value)
         group.transport.close()
     finally:
@@ -320,7 +320,7 @@ def test_a_killed_server_is_seen_within_a_second_and_the_survivors_form_the_next
     group.leave()
 
 
-@pytest.mark.processes
+@pytest.mark.waits_for_processes
 def test_a_member_that_does_not_come_is_named_in_time_and_the_others_can_try_again(
     peer: Peer, store: Any, generations: Iterator[int]
 ) -> None:
@@ -357,25 +357,6 @@ def test_a_store_that_nobody_hosts_is_one_line() -> None:
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
-def test_loopback_has_an_interface(host: str) -> None:
-    addresses = psutil.net_if_addrs()[interface_of(host)]
-    assert "127.0.0.1" in [address.address for address in addresses]
-
-
-@pytest.mark.parametrize(
-    ("host", "text"),
-    [
-        ("192.0.2.77", "--advertise 192.0.2.77: no network interface of this machine has the address 192.0.2.77"),
-        ("no-such-host.invalid", "--advertise no-such-host.invalid: this name has no address"),
-    ],
-    ids=["another machine's", "a name of nothing"],
-)
-def test_a_host_that_is_not_this_machine_is_one_line(host: str, text: str) -> None:
-    with pytest.raises(TransportError, match=text):
-        interface_of(host)
-
-
 def test_the_private_names_of_torch_are_where_they_were() -> None:
     """A torch that moved one must fail here, not in the middle of a job."""
     assert {
@@ -405,8 +386,8 @@ def test_the_unpickler_admits_no_name_beyond_its_list() -> None:
     assert text_of(unpack(text_message(Kind.ERROR, "x"))) == "x"
 
 
-@pytest.mark.parametrize("given", [{"made": 1}, (None, {"made": 1})], ids=["as a dict", "as slots"])
-@pytest.mark.parametrize(
+@every("given", [{"made": 1}, (None, {"made": 1})], ids=["as a dict", "as slots"])
+@every(
     "admitted",
     [handle, rpc_internal.PythonUDF, rpc_internal._InternalRPCPickler],
     ids=lambda admitted: admitted.__qualname__,
@@ -418,13 +399,13 @@ def test_no_message_sets_attributes_of_what_is_admitted(admitted: Any, given: ob
     assert not hasattr(admitted, "made")
 
 
-@pytest.mark.parametrize("rest", [b"\x82\x01", b"\x92", b"(i__main__\nx\n", b"P1\n", b"r\xff\xff\xff\x7f", b"\xff"])
+@every("rest", [b"\x82\x01", b"\x92", b"(i__main__\nx\n", b"P1\n", b"r\xff\xff\xff\x7f", b"\xff"])
 def test_opcodes_that_no_call_needs_are_refused(rest: bytes) -> None:
     with pytest.raises(AttributeError, match=r"^shardkeep refuses the opcode \w+ in an RPC$"):
         unpickled(b"N", rest)
 
 
-@pytest.mark.parametrize("size", [0, 255, 256, 70_000])
+@every("size", [0, 255, 256, 70_000])
 def test_plain_values_of_any_size_can_be_read(size: int) -> None:
     values = {"b" * size: [True, None, 1.5, -1, 300, 2**40], "numbers": list(range(size))}
     assert RestrictedUnpickler(io.BytesIO(pickle.dumps(values))).load() == values

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import threading
 import time
@@ -18,12 +19,11 @@ from shardkeep.compression.config import CompressionConfig
 from shardkeep.ps.client.row_client import RowClient
 from shardkeep.ps.config import ConsistencyConfig, TableSpec
 from shardkeep.ps.control.records import ResumeRange
-from shardkeep.ps.control.resume_step import agreed_start
-from shardkeep.ps.shard.journal.journal import Journal
-from shardkeep.ps.shard.service import ShardService
+from shardkeep.ps.control.recovery import agreed_start
+from shardkeep.ps.server.journal.journal import Journal
+from shardkeep.ps.server.service import ShardService
 from shardkeep.ps.transport.lasting import LastingTransport
-from shardkeep.ps.transport.local import LocalTransport
-from shardkeep.ps.transport.transport import Handler
+from shardkeep.ps.transport.transport import Handler, LocalTransport
 from shardkeep.ps.wire.message import Kind, step_of, text_message
 
 SERVERS, RANKS, STEPS, KILLS = 2, 2, 150, 12
@@ -32,6 +32,7 @@ TABLES = [TableSpec(name="item", dim=4, **EXACT), TableSpec(name="tag", dim=2, *
 PLAIN = CompressionConfig()
 CODED = CompressionConfig.model_validate({"ids": "coded"})
 LATER = CompressionConfig.model_validate({"ids": "coded", "push": {"keep_rows": 0.25, "pool_rows": 4096}})
+CODINGS = {"plain": PLAIN, "coded": CODED, "top_k": LATER}
 
 
 class Wire:
@@ -172,11 +173,16 @@ def trained(cluster: Cluster, kills: int, chance: random.Random) -> list[str]:
     return cluster.digests()
 
 
-@pytest.mark.parametrize("mode", ["sync", "bounded"])
-@pytest.mark.parametrize("compression", [PLAIN, CODED, LATER], ids=["plain", "coded", "top_k"])
-@pytest.mark.parametrize("seed", range(3))
-def test_servers_that_die_change_no_bit(tmp_path: Path, mode: str, compression: CompressionConfig, seed: int) -> None:
-    chance = random.Random(seed)
+IN_TURN = [(0, "bounded", "plain"), (0, "sync", "coded"), (0, "bounded", "top_k")]
+EVERY_ONE = itertools.product((0, 1, 2), ("sync", "bounded"), CODINGS)
+
+
+@pytest.mark.parametrize(
+    ("seed", "mode", "coding"),
+    [*IN_TURN, *(pytest.param(*c, marks=pytest.mark.slow) for c in EVERY_ONE if c not in IN_TURN)],
+)
+def test_servers_that_die_change_no_bit(tmp_path: Path, mode: str, coding: str, seed: int) -> None:
+    chance, compression = random.Random(seed), CODINGS[coding]
     undisturbed = trained(Cluster(tmp_path / "one", mode, compression, seed), 0, chance)
     disturbed = Cluster(tmp_path / "two", mode, compression, seed)
     assert trained(disturbed, KILLS, chance) == undisturbed

@@ -9,10 +9,11 @@ import pytest
 
 from shardkeep.base.arrays import Bytes
 from shardkeep.base.errors import TransportError
-from shardkeep.ps.transport.metered import LedgerMeter, MeteredTransport, Parts, Traffic
-from shardkeep.ps.wire.message import EMPTY, Kind, Message, Section, pack, text_message
+from shardkeep.ps.transport.metered import LedgerMeter, MeteredTransport, Parts, WorkerTraffic
+from shardkeep.ps.wire.message import EMPTY, Kind, text_message
+from tests.support.messages import Message, Section, pack
 
-LIMIT_S = 10.0
+LIMIT_S = 90.0
 GARBAGE = np.arange(99, dtype=np.uint8)
 
 
@@ -90,7 +91,7 @@ def test_an_answer_that_is_no_message_reaches_the_caller_unbooked(at_once: bool)
 
 
 def test_questions_are_control_whatever_step_is_under_way() -> None:
-    traffic, later = Traffic(), Later()
+    traffic, later = WorkerTraffic(), Later()
     later.answer.set_result(text_message(Kind.ANSWER, "{}"))
     MeteredTransport(later, LedgerMeter(traffic)).send(0, text_message(Kind.ASK, "{}"), timeout_s=LIMIT_S)
     totals = traffic.ledger.totals()
@@ -99,7 +100,7 @@ def test_questions_are_control_whatever_step_is_under_way() -> None:
 
 
 def test_a_late_answer_of_a_lost_generation_is_no_retry() -> None:
-    traffic, later = Traffic(), Later()
+    traffic, later = WorkerTraffic(), Later()
     future = MeteredTransport(later, LedgerMeter(traffic)).send(0, message(Kind.PULL, 3), timeout_s=LIMIT_S)
     after = LedgerMeter(traffic)
     later.answer.set_result(pack(Message(Kind.ROWS, 0, 0, 3)))

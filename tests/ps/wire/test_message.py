@@ -6,13 +6,14 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from shardkeep.base.arrays import Bytes
 from shardkeep.base.errors import CorruptMessage, ProtocolError
-from shardkeep.ps.wire.message import EMPTY, Kind, Message, Section, allocate, pack, read, text_message, text_of, unpack
+from shardkeep.ps.wire.message import EMPTY, Kind, allocate, read, text_message
+from tests.support.cases import every
 from tests.support.examples import examples
+from tests.support.messages import Message, Section, pack, text_of, unpack
 
 HEADER = 40
 
@@ -57,7 +58,7 @@ def test_what_is_packed_comes_back(message: Message) -> None:
     packed = pack(message)
     assert plain(unpack(packed)) == plain(message)
     totals = np.array(sizes(message), dtype=np.int64).reshape(-1, 2).sum(0).tolist()
-    assert [read(packed).id_bytes, read(packed).value_bytes] == totals
+    assert [read(packed).ids_area.size, read(packed).values_area.size] == totals
 
 
 @examples()
@@ -139,7 +140,7 @@ def test_a_read_only_or_unaligned_buffer_is_read_as_well() -> None:
     assert plain(unpack(shifted)) == plain(unpack(packed))
 
 
-@pytest.mark.parametrize("text", ["", "one line", "ä€😀", "x" * 10_000], ids=["empty", "plain", "unicode", "long"])
+@every("text", ["", "one line", "ä€😀", "x" * 10_000], ids=["empty", "plain", "unicode", "long"])
 def test_text_comes_back(text: str) -> None:
     assert text_of(unpack(text_message(Kind.ANSWER, text, generation=2, rank=1))) == text
 
@@ -252,7 +253,7 @@ def test_widths_that_a_directory_invents_give_rows_of_just_these_widths_or_none(
         assert sizes(unpack(buffer)) == [(count * id_width, count * value_width) for count in rows]
 
 
-@pytest.mark.parametrize(
+@every(
     ("count", "directory", "text"),
     [
         (1, b"\x3f\1\0\0\0\0", "has a number that is none"),
@@ -299,7 +300,7 @@ def test_padding_that_is_not_zero_is_corrupt(at: int) -> None:
         unpack(buffer)
 
 
-@pytest.mark.parametrize("field", ["sections", "rows", "ids", "values"])
+@every("field", ["sections", "rows", "ids", "values"])
 def test_a_lie_about_size_allocates_nothing(field: str) -> None:
     lies = {
         "sections": claiming(2**32 - 1, SHORT),
@@ -316,7 +317,7 @@ def test_a_lie_about_size_allocates_nothing(field: str) -> None:
         tracemalloc.stop()
 
 
-@pytest.mark.parametrize(
+@every(
     ("buffer", "text"),
     [
         (EMPTY, "0 bytes are no message; a header has 40"),

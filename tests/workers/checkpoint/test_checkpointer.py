@@ -12,8 +12,8 @@ import pytest
 
 from shardkeep.base.errors import CheckpointError, JobStopped
 from shardkeep.config import JobConfig, parse_config
-from shardkeep.ps.checkpoints import Checkpoints
-from shardkeep.ps.shard.snapshot import writer as snapshot_writer
+from shardkeep.ps.checkpoints.folder import Checkpoints
+from shardkeep.ps.server.snapshot import writer as snapshot_writer
 from shardkeep.workers.checkpoint import checkpointer, interval, writer
 from tests.support.local_job import LocalJob
 from tests.support.samples import as_data, draw
@@ -25,7 +25,7 @@ def job_config(workers: int) -> JobConfig:
     return parse_config(
         f"""
         workers: {workers}
-        model: {{name: dlrm, bottom: [8], top: [8]}}
+        model: {{name: dlrm, bottom: [8], hidden: [8]}}
         tables: {{default: {{dim: 4}}}}
         tower: {{compile: off}}
         train: {{batch_size: 8, epochs: 1, max_steps: 3}}
@@ -102,9 +102,9 @@ def test_waiting_for_a_slower_worker_is_not_holding_up(tmp_path: Path, monkeypat
     writers: list[Any] = [worker.checkpoints for worker in run.workers]
     finish, begin = writers[0].finish, writers[1].begin
 
-    def meet() -> None:
+    def meet(*last: int) -> None:
         waits.set()
-        finish()
+        finish(*last)
 
     def late(step: int) -> None:
         assert waits.wait(60.0)

@@ -8,7 +8,7 @@ from tests.support.ranks import run_ranks
 
 
 def test_a_newcomer_takes_the_interval_that_another_rank_has_chosen() -> None:
-    knows, newcomer = (CheckpointInterval("auto", lambda: [0]) for _ in range(2))
+    knows, newcomer = (CheckpointInterval(None, lambda: [0]) for _ in range(2))
     knows.enter(0, rank=0)
     chosen = knows.choose(AUTO_AFTER_STEPS, Solo())
     assert chosen is not None and knows.ends(chosen) and not newcomer.ends(chosen)
@@ -18,7 +18,7 @@ def test_a_newcomer_takes_the_interval_that_another_rank_has_chosen() -> None:
 
 
 def test_an_open_interval_is_chosen_from_the_steps_of_its_generation() -> None:
-    interval = CheckpointInterval("auto", lambda: [0])
+    interval = CheckpointInterval(None, lambda: [0])
     interval.enter(10, rank=0)
     assert interval.choose(10 + AUTO_AFTER_STEPS - 1, Solo()) is None
     run_ranks(ThreadCollective.group(1), interval.share)

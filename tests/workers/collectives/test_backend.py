@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from torch.distributed import DistStoreError, HashStore
 
-from shardkeep.workers.collectives.backend import agreed_backend
+from shardkeep.workers.collectives.process_group import agreed_backend
 from tests.support.local_job import in_threads
 
 

@@ -16,14 +16,15 @@ import numpy as np
 import psutil
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from shardkeep.base.errors import DeadlineExceeded, MemberLost, ShardkeepError
-from shardkeep.base.machine.sockets import connections
+from shardkeep.base.net.sockets import connections
 from shardkeep.compression.config import TowerCompressionConfig
 from shardkeep.compression.tower import formats as dense_values
 from shardkeep.compression.tower.exchange import Exchange
-from shardkeep.ps.transport.metered import LedgerMeter, Traffic
+from shardkeep.ps.transport.metered import LedgerMeter, WorkerTraffic
 from shardkeep.workers.collectives import process_group
 from shardkeep.workers.collectives.collective import (
     Collective,
@@ -31,6 +32,14 @@ from shardkeep.workers.collectives.collective import (
     ThreadCollective,
 )
 from shardkeep.workers.collectives.metered import MeteredCollective
+from shardkeep.workers.collectives.operations import (
+    all_gather,
+    all_reduce_sum,
+    begin_all_gather,
+    broadcast_object,
+    exchange_packets,
+    gather_arrays,
+)
 from shardkeep.workers.collectives.process_group import ProcessCollective
 from shardkeep.workers.dense import gradients as reduce
 from tests.support.ranks import run_ranks
@@ -43,24 +52,28 @@ WORLD = 3
 def every_call(collective: Collective) -> list[Any]:
     """What this rank gets from each call, in plain values."""
     rank = collective.rank
-    later = collective.begin_all_gather(torch.tensor([rank]))
+    later = begin_all_gather(collective, torch.tensor([rank]), purpose="agreements")
     summed = torch.tensor([1.0, 10.0 * rank])
-    collective.all_reduce_sum(summed)
+    all_reduce_sum(collective, summed, purpose="agreements")
     sent = torch.tensor([7 if rank == 0 else 0])
     collective.broadcast(sent)
-    collective.barrier(timeout_s=20.0)
-    arrays = collective.gather_arrays(np.arange(rank * 3, dtype=np.float32))
-    none = collective.gather_arrays(np.empty(0, np.int64))
+    collective.barrier(timeout_s=90.0)
+    arrays = gather_arrays(collective, np.arange(rank * 3, dtype=np.float32), purpose="agreements")
+    none = gather_arrays(collective, np.empty(0, np.int64), purpose="agreements")
     return [
-        collective.all_gather(torch.full((2, 1), rank)).tolist(),
-        collective.all_gather(torch.empty(0)).shape,
+        all_gather(collective, torch.full((2, 1), rank), purpose="agreements").tolist(),
+        all_gather(collective, torch.empty(0), purpose="agreements").shape,
         summed.tolist(),
         sent.tolist(),
-        collective.broadcast_object({"on": True, "why": "ä"} if rank == 0 else None),
+        broadcast_object(collective, {"on": True, "why": "ä"} if rank == 0 else None, purpose="agreements"),
         [(a.dtype.str, a.tolist()) for a in arrays],
         [(a.dtype.str, a.size) for a in none],
-        collective.exchange(Exchange(torch.tensor([rank, 50], dtype=torch.uint8))).tolist(),
-        collective.exchange(Exchange(10 * rank + torch.arange(3, dtype=torch.uint8).view(3, 1)))
+        exchange_packets(
+            collective, Exchange(torch.tensor([rank, 50], dtype=torch.uint8)), purpose="agreements"
+        ).tolist(),
+        exchange_packets(
+            collective, Exchange(10 * rank + torch.arange(3, dtype=torch.uint8).view(3, 1)), purpose="agreements"
+        )
         .view(-1)
         .sub(rank)
         .tolist(),
@@ -89,12 +102,12 @@ def test_ranks_as_threads_get_what_each_call_promises():
 
 def test_one_worker_alone_gets_its_own_values():
     assert every_call(Solo())[2:5] == [[1.0, 0.0], [7], {"on": True, "why": "ä"}]
-    assert Solo().all_gather(torch.ones(2)).shape == (1, 2)
+    assert all_gather(Solo(), torch.ones(2), purpose="agreements").shape == (1, 2)
 
 
 def test_what_a_rank_gathered_is_its_own():
     def work(collective: ThreadCollective) -> list[float]:
-        parts = collective.all_gather(torch.ones(2))
+        parts = all_gather(collective, torch.ones(2), purpose="agreements")
         parts *= collective.rank
         collective.barrier()
         return parts.view(-1).tolist()
@@ -122,7 +135,7 @@ def test_a_member_that_leaves_wakes_those_who_wait(how):
     thread = threading.Thread(target=wait)
     thread.start()
     second.abort("out of memory") if how == "abort" else second.close()
-    thread.join(10.0)
+    thread.join(90)
     assert not thread.is_alive() and ("out of memory" if how == "abort" else "worker 1 left") in str(failures[0])
 
 
@@ -160,7 +173,7 @@ def trained(
 ) -> tuple[bytes, int]:
     """Digest after five steps of two micro-batches, and the bytes this rank sent for them."""
     model = make_model(collective.rank)
-    traffic = Traffic()
+    traffic = WorkerTraffic()
     tower = tower_of(model=model, collective=MeteredCollective(collective, LedgerMeter(traffic)), **settings)
     train(tower, SPLITS, micro=2)
     assert (tower.sums.by_ddp) == (collective.process_group is not None)
@@ -212,7 +225,7 @@ def with_a_gpu_on_rank_0_alone(rank: Rank) -> tuple[str, float]:
     """The agreed backend, and a sum over the ranks."""
     collective = rank.form(backend="nccl" if rank.number == 0 else "gloo")
     total = torch.tensor([float(rank.number)])
-    collective.all_reduce_sum(total)
+    all_reduce_sum(collective, total, purpose="agreements")
     return collective.backend, total.item()
 
 
@@ -223,7 +236,7 @@ def digest_of_moved(rank: Rank) -> bytes:
 
 def bytes_on_the_wire(rank: Rank) -> tuple[int, int]:
     """Bytes that are booked for some calls, and that the kernel has counted."""
-    formed, traffic = rank.form(), Traffic()
+    formed, traffic = rank.form(), WorkerTraffic()
     collective = MeteredCollective(formed, LedgerMeter(traffic))
 
     def kernel_sent() -> int:
@@ -232,12 +245,12 @@ def bytes_on_the_wire(rank: Rank) -> tuple[int, int]:
 
     at_first = kernel_sent()
     for num_values in (1, 2, 3, 7, 10, 1000, 70_000, 1_500_000):
-        collective.all_reduce_sum(torch.ones(num_values), purpose="gradients")
-        collective.all_gather(torch.ones(num_values), purpose="gradients")
+        all_reduce_sum(collective, torch.ones(num_values), purpose="gradients")
+        all_gather(collective, torch.ones(num_values), purpose="gradients")
         collective.broadcast(torch.ones(num_values), source=1, purpose="buffers")
         collective.barrier(purpose="agreements")
-    collective.broadcast_object({"why": "ä" * 1000} if rank.number == 2 else None, source=2, purpose="agreements")
-    collective.gather_arrays(np.ones(1000 * rank.number), purpose="metrics")
+    broadcast_object(collective, {"why": "ä" * 1000} if rank.number == 2 else None, source=2, purpose="agreements")
+    gather_arrays(collective, np.ones(1000 * rank.number), purpose="metrics")
     collective.barrier(purpose="agreements")
     time.sleep(0.2)  # nobody sends any more
     found = traffic.ledger.totals()["total"], kernel_sent() - at_first
@@ -277,7 +290,7 @@ def late_rank_2(rank: Rank) -> float:
     if rank.number == 2:
         time.sleep(1.2)
     total = torch.tensor([float(rank.number)])
-    collective.all_reduce_sum(total)
+    all_reduce_sum(collective, total, purpose="agreements")
     return total.item()
 
 
@@ -301,7 +314,7 @@ def rank_2_leaves_while_others_train(rank: Rank) -> tuple[Failure, int]:
 
 def rank_0_leaves_with_a_question_open(rank: Rank) -> Failure:
     collective = rank.form()
-    question = collective.begin_all_gather(torch.ones(1))
+    question = begin_all_gather(collective, torch.ones(1), purpose="agreements")
     if rank.number != 0:
         failure = failure_of(collective.barrier)
         rank.store.set(f"lost {rank.number}", "")
@@ -310,6 +323,15 @@ def rank_0_leaves_with_a_question_open(rank: Rank) -> Failure:
     rank.store.wait(["lost 1", "lost 2"])
     assert callable(question)  # somebody still has it
     return NO_FAILURE
+
+
+def trained_with_torchs_checks(rank: Rank) -> tuple[bytes, int]:
+    """As with TORCH_DISTRIBUTED_DEBUG=DETAIL, which torch reads when it is imported."""
+    dist.set_debug_level(dist.DebugLevel.DETAIL)
+    try:
+        return trained_anew(rank, sync=True)
+    finally:
+        dist.set_debug_level(dist.DebugLevel.OFF)
 
 
 SCENARIOS: dict[str, Scenario] = {
@@ -331,6 +353,7 @@ SCENARIOS: dict[str, Scenario] = {
     "silent": silent_rank_2,
     "lost": rank_2_leaves_while_others_train,
     "left open": rank_0_leaves_with_a_question_open,
+    "checked": trained_with_torchs_checks,
 }
 
 
@@ -340,17 +363,17 @@ def processes() -> Iterator[Found]:
         yield found
 
 
-@pytest.mark.processes
+@pytest.mark.waits_for_processes
 def test_processes_get_what_threads_get(processes):
     assert processes["calls"] == [EXPECTED] * WORLD
 
 
-@pytest.mark.processes
+@pytest.mark.waits_for_processes
 def test_ranks_with_and_without_a_gpu_form_one_group_over_gloo(processes):
     assert processes["mixed"] == [("gloo", float(sum(range(WORLD))))] * WORLD
 
 
-@pytest.mark.processes
+@pytest.mark.waits_for_processes
 def test_processes_in_sync_mode_train_bit_for_bit_as_threads(processes):
     models = [seeded_model(rank) for rank in range(WORLD)]
 
@@ -365,7 +388,7 @@ def test_processes_in_sync_mode_train_bit_for_bit_as_threads(processes):
     assert [digest for digest, _ in processes["shards"]] == expected
 
 
-@pytest.mark.processes
+@pytest.mark.waits_for_processes
 def test_shards_of_int8_are_added_by_processes_as_by_threads(processes, monkeypatch):
     monkeypatch.setattr(dense_values, "ONE_ROUND_BYTES", 0)
     models = [seeded_model(rank) for rank in range(WORLD)]
@@ -378,13 +401,18 @@ def test_shards_of_int8_are_added_by_processes_as_by_threads(processes, monkeypa
     assert [digest for digest, _ in processes["int8"]] == run_ranks(ThreadCollective.group(WORLD), work)
 
 
-@pytest.mark.processes
+@pytest.mark.waits_for_processes
+def test_the_checks_of_torchs_debug_level_detail_end_no_worker(processes):
+    assert processes["checked"] == processes["sync"]
+
+
+@pytest.mark.waits_for_processes
 @pytest.mark.parametrize("case", ["bounded", "ring", "forgetful"])
 def test_replicas_are_equal_in_every_mode_and_with_parameters_left_out(processes, case):
     assert len({digest for digest, _ in processes[case]}) == 1
 
 
-@pytest.mark.processes
+@pytest.mark.waits_for_processes
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel tells its counters on Linux")
 def test_what_is_counted_as_sent_is_what_the_kernel_saw(processes):
     counted, seen = map(sum, zip(*processes["wire"], strict=True))
@@ -392,7 +420,7 @@ def test_what_is_counted_as_sent_is_what_the_kernel_saw(processes):
     assert counted == pytest.approx(seen, abs=500)
 
 
-@pytest.mark.processes
+@pytest.mark.waits_for_processes
 def test_sent_bytes_count_every_reduced_gradient(processes):
     values = sum(p.numel() for p in seeded_model().parameters())
     tensors = len(list(seeded_model().parameters()))
@@ -403,43 +431,43 @@ def test_sent_bytes_count_every_reduced_gradient(processes):
     assert all(abs(sent - first - 4 * 4 * values * 4 / 3) <= 16 for _, sent in processes["ring"])
 
 
-@pytest.mark.processes
+@pytest.mark.waits_for_processes
 def test_what_is_small_for_each_peer_and_large_for_all_goes_around_the_ring(processes):
     values = 4 * 2000
     first = 2 * (4 * values + 2)  # the first step goes flat
     assert all(abs(sent - first - 4 * 4 * values * 4 / 3) <= 16 for _, sent in processes["wide"])
 
 
-@pytest.mark.processes
+@pytest.mark.waits_for_processes
 def test_small_gradients_are_added_in_rank_order_in_every_mode(processes):
     assert processes["bounded"] == processes["sync"]
 
 
-@pytest.mark.processes
+@pytest.mark.waits_for_processes
 def test_listeners_are_bound_to_loopback_only(processes):
     assert processes["listens"] == [{"127.0.0.1"}] * WORLD
 
 
-@pytest.mark.processes
+@pytest.mark.waits_for_processes
 def test_a_rank_that_dies_before_it_connects_holds_up_the_others_for_no_step_timeout(processes):
     for kind, text, waited_s in processes["unconnected"][:2]:
         assert kind in ("DeadlineExceeded", "MemberLost") and waited_s < 10.0, text
         assert "forming the group in generation" in text
 
 
-@pytest.mark.processes
+@pytest.mark.waits_for_processes
 def test_ranks_that_are_connected_wait_for_each_other_to_the_deadline_of_a_call(processes):
     assert processes["late"] == [3.0] * WORLD
 
 
-@pytest.mark.processes
+@pytest.mark.waits_for_processes
 def test_a_silent_process_is_reported_when_the_deadline_is_over(processes):
     for rank, (kind, text, waited_s) in enumerate(processes["silent"][:2]):
         assert kind == "DeadlineExceeded" and waited_s < 20.0
         assert re.match(rf"worker {rank} of 3: barrier in generation \d+ failed after", text), text
 
 
-@pytest.mark.processes
+@pytest.mark.waits_for_processes
 def test_a_rank_whom_nobody_met_says_so_and_meets_the_others_in_the_next_generation(processes):
     ((kind, text, waited_s), number), *_ = processes["alone"]
     assert kind == "DeadlineExceeded" and waited_s < 20.0
@@ -447,14 +475,14 @@ def test_a_rank_whom_nobody_met_says_so_and_meets_the_others_in_the_next_generat
     assert [of_all for _, of_all in processes["alone"]] == [number] * WORLD
 
 
-@pytest.mark.processes
+@pytest.mark.waits_for_processes
 def test_a_process_that_goes_away_during_the_backward_pass_is_reported_at_once(processes):
     for rank, ((kind, text, waited_s), number) in enumerate(processes["lost"][:2]):
         assert kind == "MemberLost" and "\n" not in text and waited_s < 20.0
         assert text.startswith(f"worker {rank} of 3: the sum of the dense gradients in generation {number}"), text
 
 
-@pytest.mark.processes
+@pytest.mark.waits_for_processes
 def test_a_process_that_leaves_with_a_question_open_is_reported_at_once(processes):
     for kind, _, elapsed_s in processes["left open"][1:]:
         assert kind == "MemberLost" and elapsed_s < 10.0

@@ -9,25 +9,33 @@ import pytest
 import torch
 
 from shardkeep.compression.tower.exchange import Exchange
-from shardkeep.ps.transport.metered import LedgerMeter, Traffic
+from shardkeep.ps.transport.metered import LedgerMeter, WorkerTraffic
 from shardkeep.workers.collectives import wire_bytes as collective_bytes
 from shardkeep.workers.collectives.collective import Collective, Purpose, Solo, ThreadCollective
 from shardkeep.workers.collectives.metered import MeteredCollective
+from shardkeep.workers.collectives.operations import (
+    all_gather,
+    all_reduce_sum,
+    begin_all_gather,
+    broadcast_object,
+    exchange_packets,
+    gather_arrays,
+)
 from tests.support.ranks import run_ranks
 
 PACKET = torch.zeros(50, dtype=torch.uint8)
 
 
 def every_call(collective: Collective, purpose: Purpose) -> None:
-    collective.all_gather(torch.ones(100), purpose=purpose)
-    collective.begin_all_gather(torch.ones(100), purpose=purpose)()
-    collective.exchange(Exchange(PACKET, {"indices": 10}), purpose=purpose)
+    all_gather(collective, torch.ones(100), purpose=purpose)
+    begin_all_gather(collective, torch.ones(100), purpose=purpose)()
+    exchange_packets(collective, Exchange(PACKET, {"indices": 10}), purpose=purpose)
     collective.begin_exchange(Exchange(PACKET.repeat(collective.world_size, 1)), purpose=purpose)()
-    collective.all_reduce_sum(torch.ones(100), purpose=purpose)
+    all_reduce_sum(collective, torch.ones(100), purpose=purpose)
     collective.begin_all_reduce_sum(torch.ones(100), purpose=purpose)()
     collective.broadcast(torch.ones(100), purpose=purpose)
-    collective.broadcast_object({"on": True}, purpose=purpose)
-    collective.gather_arrays(np.ones(100 * collective.rank, np.float32), purpose=purpose)
+    broadcast_object(collective, {"on": True}, purpose=purpose)
+    gather_arrays(collective, np.ones(100 * collective.rank, np.float32), purpose=purpose)
     collective.barrier(purpose=purpose)
 
 
@@ -35,7 +43,7 @@ def booked(purpose: Purpose, world_size: int = 3) -> list[dict[str, Any]]:
     """Each rank's totals after every call."""
 
     def work(collective: ThreadCollective) -> dict[str, Any]:
-        traffic = Traffic()
+        traffic = WorkerTraffic()
         every_call(MeteredCollective(collective, LedgerMeter(traffic)), purpose)
         return traffic.ledger.totals()
 
@@ -43,11 +51,11 @@ def booked(purpose: Purpose, world_size: int = 3) -> list[dict[str, Any]]:
 
 
 def test_one_worker_sends_nothing() -> None:
-    traffic = Traffic()
+    traffic = WorkerTraffic()
     collective = MeteredCollective(Solo(), LedgerMeter(traffic))
-    collective.all_gather(torch.ones(100), purpose="gradients")
-    collective.broadcast_object({"on": True}, purpose="agreements")
-    collective.gather_arrays(np.ones(100), purpose="metrics")
+    all_gather(collective, torch.ones(100), purpose="gradients")
+    broadcast_object(collective, {"on": True}, purpose="agreements")
+    gather_arrays(collective, np.ones(100), purpose="metrics")
     collective.barrier(purpose="agreements")
     assert traffic.ledger.totals()["tower"] == {} and not traffic.ledger.totals()["total"]
 
@@ -102,7 +110,7 @@ def test_every_call_is_booked_by_its_purpose(purpose: Purpose, direction: str, p
 
 
 def test_gradients_of_a_step_that_an_earlier_generation_sent_are_retries() -> None:
-    traffic = Traffic()
+    traffic = WorkerTraffic()
     for first in (0, 1):
         meter = LedgerMeter(traffic)  # of a generation
         meter.book(0, "pull", first, {"ids": 1}, answer=False)

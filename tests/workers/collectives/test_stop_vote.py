@@ -10,6 +10,7 @@ import torch
 
 from shardkeep.workers.collectives import stop_vote
 from shardkeep.workers.collectives.collective import Solo, ThreadCollective
+from shardkeep.workers.collectives.operations import all_gather
 from shardkeep.workers.collectives.stop_vote import StopVote
 from tests.support.ranks import run_ranks
 
@@ -70,7 +71,7 @@ def test_who_is_asked_at_the_last_step_still_ends_in_order() -> None:
 
     def work(collective: ThreadCollective) -> list[list[int]]:
         assert stopped_at(collective, STEPS - 1) == STEPS
-        return collective.all_gather(torch.tensor([collective.rank])).tolist()
+        return all_gather(collective, torch.tensor([collective.rank]), purpose="agreements").tolist()
 
     assert run_ranks(group, work) == [[[0], [1]]] * 2
 

@@ -9,13 +9,17 @@ from typing import Any
 import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+import xxhash
+from hypothesis import given, strategies as st
 
 from shardkeep.base.errors import DataError
-from shardkeep.workers.data.conversion.chunk import Column
-from shardkeep.workers.data.conversion.decoding import as_lists
-from shardkeep.workers.data.conversion.rules import Rules
+from shardkeep.workers.data.conversion.chunk import Chunk, Column
+from shardkeep.workers.data.conversion.decoding import as_lists, in_brackets
+from shardkeep.workers.data.conversion.layout import Fitted, PriorFit, layout_of
+from shardkeep.workers.data.conversion.reader import RowReader
+from shardkeep.workers.data.conversion.rules import ReadingRules
+from shardkeep.workers.data_config import DataConfig
+from tests.support.cases import every
 from tests.support.examples import examples
 
 ENTRIES = st.text(
@@ -27,7 +31,8 @@ ENTRIES = st.text(
 
 def read(fields: list[str | None], separator: str, *, form: int = 2) -> Any:
     column = Column("log.csv", np.arange(1, len(fields) + 1), "tags", pa.array(fields, pa.string()))
-    return as_lists(column, Rules(("", "nan"), form), separator).to_pylist()
+    rules = ReadingRules(("", "nan"), form)
+    return as_lists(column, rules, separator, brackets=in_brackets(column, rules, separator) or False).to_pylist()
 
 
 def database(row: list[str | None]) -> str:
@@ -48,8 +53,8 @@ def test_a_list_of_texts_is_read_as_it_was_written(write: Callable[[Any], str], 
         assert read([write(row) for row in rows], separator) == rows
 
 
-@pytest.mark.parametrize("separator", [",", ", "])
-@pytest.mark.parametrize("field", ["[18, 25]", "(18, 25)", "{18,25}", "[18,\n 25]", "[ 18 , 25 ]", "['18', \"25\"]"])
+@every("separator", [",", ", "])
+@every("field", ["[18, 25]", "(18, 25)", "{18,25}", "[18,\n 25]", "[ 18 , 25 ]", "['18', \"25\"]"])
 def test_numbers_in_brackets_are_the_entries(field: str, separator: str) -> None:
     assert read([field, None], separator) == [["18", "25"], None]
 
@@ -62,10 +67,8 @@ def test_numpys_writing_has_spaces() -> None:
     assert read(["[18 25\n 28]", "[7]", "['a' 'b c']"], " ") == [["18", "25", "28"], ["7"], ["a", "b c"]]
 
 
-@pytest.mark.parametrize("separator", [",", "|", " "])
-@pytest.mark.parametrize(
-    "field", ["[18, 25]", "[18 25]", "[18|25]", "[[1], [2]]", "[1 2 ... 9]", "[1,,2]", "['a' 'b']", "['a\\n']"]
-)
+@every("separator", [",", "|", " "])
+@every("field", ["[18, 25]", "[18 25]", "[18|25]", "[[1], [2]]", "[1 2 ... 9]", "[1,,2]", "['a' 'b']", "['a\\n']"])
 def test_a_list_in_another_writing_is_read_entirely_or_refused(field: str, separator: str) -> None:
     try:
         (entries,) = read([field], separator)
@@ -90,3 +93,40 @@ def test_a_text_in_parentheses_is_a_text_where_the_separator_is_another() -> Non
 
 def test_models_of_before_cut_lists_in_brackets() -> None:
     assert read(["[18, 25]"], ",", form=1) == [["[18", " 25]"]]
+
+
+@every("fields", [["a|b", "[UNK]", "c"], ["[UNK]", None], ["[UNK]", "[a]"], ["[UNK]|a", "[PAD]|b|[UNK]"]], ids=str)
+def test_a_word_in_brackets_is_a_text_where_no_row_is_a_list(fields: list[str | None]) -> None:
+    assert read(fields, "|") == [field and field.split("|") for field in fields]
+
+
+@every("lists", ["[7]", "['a']", "[a|b]", "[]", "{a}", "[None]"])
+def test_a_word_in_brackets_is_a_list_beside_another(lists: str) -> None:
+    assert read(["[UNK]", lists], "|")[0] == ["UNK"]
+    with pytest.raises(DataError, match="row 2, column tags: 'a' has no brackets, others have"):
+        read(["[UNK]", "a", lists], "|")
+
+
+def ids_of(reader: RowReader, fields: list[str]) -> list[int]:
+    chunk = Chunk("log.csv", np.arange(1, len(fields) + 1), {"tags": pa.array(fields)})
+    rows = reader.rows(chunk, np.zeros(len(fields), np.uint8), learn=True)
+    return [int(number) for number in rows.lists["tags"].ids_V.view(np.uint64)]
+
+
+@pytest.mark.parametrize(
+    ("separator", "trained", "means"),
+    [(",", ["[a, b]", "[c]"], "a"), ("|", ["[UNK]", "a|b"], "[a]"), ("|", ["a|b"], "[a]")],
+    ids=["lists", "words in brackets", "no brackets"],
+)
+def test_a_word_in_brackets_is_read_as_in_training(separator: str, trained: list[str], means: str) -> None:
+    tags = {"column": "tags", "separator": separator}
+    layout = layout_of(DataConfig.model_validate({"source": "csv", "label": "y", "sparse": [tags]}))
+    first = RowReader(layout)
+    ids_of(first, trained)
+    fitted = Fitted.of_json(json.loads(json.dumps(first.fitted().to_json())))
+    for reader in (first, RowReader(layout, fitted), RowReader(layout, prior=PriorFit.of(layout, fitted))):
+        assert ids_of(reader, ["[a]"]) == [xxhash.xxh3_64_intdigest(means.encode())]
+        with pytest.raises(
+            DataError, match=r"row 1, column tags: .*(has no brackets, others have|the rows before are none)"
+        ):
+            ids_of(reader, ["a" if means == "a" else "['a', 'b']"])

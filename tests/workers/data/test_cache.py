@@ -19,8 +19,10 @@ import pytest
 from shardkeep.base.errors import DataError
 from shardkeep.base.files import file_lock
 from shardkeep.workers.data.cache.folders import own_folders
-from shardkeep.workers.data.sources.registry import Data, open_data
+from shardkeep.workers.data.samples import Data
+from shardkeep.workers.data.sources.registry import open_data
 from shardkeep.workers.data_config import DataConfig
+from tests.support.cases import every
 
 
 def _write(folder: Path, num_rows: int = 40, first: int = 0) -> None:
@@ -69,7 +71,7 @@ def test_changed_files_replace_their_entry_and_open_readers_keep_the_old_one(tmp
     assert len(_entries(tmp_path)) == 1
 
 
-@pytest.mark.parametrize(
+@every(
     "settings",
     [{"scale": "log"}, {"missing": ["7"]}, {"dense": [{"column": "x", "fill": 3.0}]}, {"eval_fraction": 0.5}],
     ids=["scale", "missing", "fill", "split"],
@@ -89,7 +91,7 @@ def test_pooling_tables_and_without_a_split_the_seed_share_an_entry(tmp_path: Pa
     assert len(_entries(tmp_path)) == 1
 
 
-@pytest.mark.parametrize("damage", ["truncate", "foreign", "no meta", "bad meta", "another file", "missing"])
+@every("damage", ["truncate", "foreign", "no meta", "bad meta", "another file", "missing"])
 def test_a_damaged_entry_is_rebuilt(tmp_path: Path, damage: str) -> None:
     _write(tmp_path)
     open_data(_config(tmp_path), seed=0)

@@ -8,8 +8,9 @@ import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
 import pytest
 
-from shardkeep.workers.data.columnar import ColumnarDataset, ColumnarWriter, DenseTransform, Lists, Rows
+from shardkeep.workers.data.columnar import ColumnarDataset, ColumnarWriter, DecodedRows, DenseTransform, Lists
 from shardkeep.workers.data.schema import Feature, Schema
+from tests.support.cases import every
 
 COUNT = 70_000
 SCHEMA = Schema(("x", "z"), (Feature("c", "c"), Feature("m", "m"), Feature("w", "w", "weighted")))
@@ -18,7 +19,7 @@ NONE = np.zeros(2, np.float32)
 TRANSFORM = DenseTransform(NONE, NONE, np.ones(2, np.float32))
 
 
-def _content() -> tuple[pa.Buffer, Rows]:
+def _content() -> tuple[pa.Buffer, DecodedRows]:
     rng = np.random.default_rng(0)
     lengths_N = rng.integers(0, 4, COUNT)
     total = int(lengths_N.sum())
@@ -27,7 +28,7 @@ def _content() -> tuple[pa.Buffer, Rows]:
         "w": Lists(rng.integers(0, 9, total), lengths_N, rng.random(total).astype(np.float32)),
     }
     dense_NI = rng.normal(size=(COUNT, 2)).astype(np.float32)
-    rows = Rows(rng.integers(0, 2, COUNT).astype(np.uint8), dense_NI, rng.integers(0, 9, (COUNT, 1)), lists)
+    rows = DecodedRows(rng.integers(0, 2, COUNT).astype(np.uint8), dense_NI, rng.integers(0, 9, (COUNT, 1)), lists)
     sink = pa.BufferOutputStream()
     writer = ColumnarWriter(sink)
     writer.add(rows)
@@ -80,8 +81,8 @@ def _beyond(offsets: np.ndarray) -> None:
     offsets[-1] = 2_000_000_000
 
 
-@pytest.mark.parametrize("name", ["ids:m", "ids:w", "weights:w"])
-@pytest.mark.parametrize("damage", [_negative, _backwards, _beyond], ids=["negative", "backwards", "beyond"])
+@every("name", ["ids:m", "ids:w", "weights:w"])
+@every("damage", [_negative, _backwards, _beyond], ids=["negative", "backwards", "beyond"])
 def test_offsets_that_lead_out_of_the_content_are_refused(name: str, damage: Callable[[np.ndarray], None]) -> None:
     with pytest.raises(ValueError, match="column"):
         _open(_with_offsets(name, damage))
@@ -120,7 +121,7 @@ def _without(_index: int, batch: pa.RecordBatch) -> pa.RecordBatch:
     return batch.drop_columns(["single"])
 
 
-@pytest.mark.parametrize(
+@every(
     "content_of",
     [
         lambda: _rewritten(_cast("label", pa.int64())),

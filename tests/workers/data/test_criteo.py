@@ -12,7 +12,8 @@ import pytest
 
 from shardkeep.base.errors import ConfigError, DataError
 from shardkeep.workers.data.conversion.hashing import MISSING_ID, hash_text
-from shardkeep.workers.data.sources.registry import Data, open_data
+from shardkeep.workers.data.samples import Data
+from shardkeep.workers.data.sources.registry import open_data
 from shardkeep.workers.data_config import DataConfig
 
 

@@ -9,14 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.parquet as pq  # type: ignore[import-untyped]
 import pytest
 from pydantic import ValidationError
 
 from shardkeep.base.errors import ConfigError, DataError
 from shardkeep.workers.data.conversion.hashing import MISSING_ID, hash_text
+from shardkeep.workers.data.samples import Data
 from shardkeep.workers.data.sources.csv_files import OneByteDelimiter
-from shardkeep.workers.data.sources.registry import Data, open_data
+from shardkeep.workers.data.sources.registry import open_data
 from shardkeep.workers.data_config import DataConfig
+from tests.support.cases import every
 
 GOOD = "x,c,y\n1.5,red,0\n2.5,blue,1\n,,1\n"
 
@@ -71,7 +75,7 @@ def test_files_that_differ_in_form_give_the_same_samples(tmp_path: Path, content
     assert _dense(data) == [[1.5], [2.5], [2.0]]
 
 
-@pytest.mark.parametrize(
+@every(
     ("name", "packed"),
     [
         ("a.csv.gz", gzip.compress(GOOD.encode())),
@@ -101,7 +105,7 @@ def test_a_delimiter_of_several_characters_is_found_wherever_blocks_end(tmp_path
     assert batch.ids["c"].values_N[:2].tolist() == [hash_text(b'"0'), hash_text(b'"1')]  # quotes mean nothing
 
 
-@pytest.mark.parametrize("size", [2, 3, 5, 1000])
+@every("size", [2, 3, 5, 1000])
 def test_a_stream_gives_the_same_bytes_for_blocks_of_any_size(size: int) -> None:
     text = b"a::b:::c::::d:\n::"
     stream, parts = OneByteDelimiter(io.BytesIO(text), b"::"), []
@@ -186,7 +190,7 @@ def test_names_of_columns_may_be_utf8_or_latin1(tmp_path: Path, encoding: str) -
     assert _open(tmp_path, content, dense=["größe"]).train.schema.dense == ("größe",)
 
 
-@pytest.mark.parametrize("delimiter", ["", '"', "\n", "§"])
+@every("delimiter", ["", '"', "\n", "§"])
 def test_what_cannot_be_a_delimiter_is_refused(delimiter: str) -> None:
     with pytest.raises(ValidationError, match="allowed: "):
         DataConfig(delimiter=delimiter)
@@ -225,6 +229,20 @@ def test_positive_texts_name_class_one(tmp_path: Path) -> None:
     content = "x,c,y\n1,a, >50K\n2,b, <=50K\n3,c, >50K.\n"
     data = _open(tmp_path, content, label={"column": "y", "positive": [">50K", ">50K."]})
     assert data.train.gather(np.arange(3)).label_BT[:, 0].tolist() == [1.0, 0.0, 1.0]
+
+
+def test_a_weighted_field_that_is_one_missing_value_is_an_empty_list(tmp_path: Path) -> None:
+    column = {"column": "c", "separator": ";", "pooling": "weighted", "weights": "w"}
+    content = "x,c,w,y\n1,a;b,1;2,0\n2,?,3,1\n3,-1.0,3,1\n4,,,0\n5,?;c,3;4,0\n"
+    ragged = _open(tmp_path, content, sparse=[column], missing=["", "?", "-1"]).train.gather(np.arange(5)).ids["c"]
+    assert ragged.lengths_B is not None and ragged.lengths_B.tolist() == [2, 0, 0, 0, 1]
+    assert ragged.weights_N is not None and ragged.weights_N.tolist() == [1.0, 2.0, 4.0]
+    with pytest.raises(DataError, match="row 1, column w: holds 2 weights for 0 ids of c"):
+        _open(tmp_path, "x,c,w,y\n1,?,1;2,0\n2,a,1,1\n", sparse=[column])
+    sink = io.BytesIO()
+    pq.write_table(pa.table({"x": [1, 2], "c": [["a"], None], "w": [[1.0], [3.0]], "y": [0, 1]}), sink)
+    with pytest.raises(DataError, match="row 2, column w: holds 1 weights for 0 ids of c"):
+        _open(tmp_path, sink.getvalue(), name="a.parquet", source="parquet", sparse=[column])
 
 
 def test_a_share_of_the_rows_is_held_out_by_seed(tmp_path: Path) -> None:
@@ -301,7 +319,7 @@ def test_bad_input_ends_with_one_line_that_names_the_place(
     assert "\n" not in str(caught.value) and caught.value.exit_code == 2
 
 
-@pytest.mark.parametrize(
+@every(
     ("settings", "expected"),
     [
         ({"label": None}, "data.label: is missing"),

@@ -20,6 +20,7 @@ from shardkeep.workers.data.conversion.hashing import hash_text
 from shardkeep.workers.data.sources.csv_files import CsvForm
 from shardkeep.workers.data.sources.csv_lines import CountedLines
 from shardkeep.workers.data_config import DataConfig
+from tests.support.cases import every
 from tests.support.strange_files import read, refusal
 
 BOTH: dict[str, Any] = {"dense": ["x"], "sparse": ["c"]}
@@ -52,8 +53,8 @@ JOINED = {
 }
 
 
-@pytest.mark.parametrize("packed", [False, True], ids=["plain", "gz"])
-@pytest.mark.parametrize("case", JOINED)
+@every("packed", [False, True], ids=["plain", "gz"])
+@every("case", JOINED)
 def test_a_quote_that_joins_rows_is_refused_with_the_way_out(tmp_path: Path, case: str, packed: bool) -> None:
     rows, number, lines = JOINED[case]
     name = "a.csv.gz" if packed else "a.csv"
@@ -63,7 +64,7 @@ def test_a_quote_that_joins_rows_is_refused_with_the_way_out(tmp_path: Path, cas
     assert joined and WAY_OUT in line, line
 
 
-@pytest.mark.parametrize("case", [case for case in JOINED if "delimiters" not in case])
+@every("case", [case for case in JOINED if "delimiters" not in case])
 def test_without_quoting_each_line_is_a_row(tmp_path: Path, case: str) -> None:
     rows = JOINED[case][0]
     ones = {row.split(",")[2] for row in rows if row.strip()} & {"1", '"1'}
@@ -72,7 +73,7 @@ def test_without_quoting_each_line_is_a_row(tmp_path: Path, case: str) -> None:
     assert found.ids["c"] == [hash_text(row.split(",")[1].encode()) for row in rows if row.strip()]
 
 
-@pytest.mark.parametrize(
+@every(
     ("rows", "why"),
     [
         (["1,a,0", "2,b,1", '3,c,"1', "4,d,0"], "row 3: a quote is opened and never closed"),
@@ -132,7 +133,7 @@ def test_a_file_without_rows_that_span_lines_is_told_nothing(tmp_path: Path, cap
     assert not caplog.messages
 
 
-@pytest.mark.parametrize(
+@every(
     ("content", "settings", "expected"),
     [
         ("x,c,y\n1,'a, b',0\n2,\"b,1\n", {"quote": "'"}, ["a, b", '"b']),
@@ -157,14 +158,14 @@ def test_a_cache_of_another_dialect_is_not_read(tmp_path: Path) -> None:
     assert found == [hash_text(text) for text in (b"a", b'"a"', b'"a"', b"a")]
 
 
-@pytest.mark.parametrize("value", ["", "''", "é", "\n", 5, ["x"]], ids=repr)
-@pytest.mark.parametrize("key", ["quote", "escape"])
+@every("value", ["", "''", "é", "\n", 5, ["x"]], ids=repr)
+@every("key", ["quote", "escape"])
 def test_what_cannot_be_a_mark_is_refused(key: str, value: Any) -> None:
     with pytest.raises(ValidationError):
         DataConfig.model_validate({key: value})
 
 
-@pytest.mark.parametrize(
+@every(
     ("settings", "why"),
     [
         ({"quote": "|", "delimiter": "|"}, "are not three characters"),
@@ -189,7 +190,7 @@ def test_rows_far_apart_are_refused_too(tmp_path: Path) -> None:
     assert re.search(r"row 50001: a quote is opened .*, over 100001 lines", line), line
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 1000])
+@every("size", [1, 2, 3, 1000])
 def test_lines_are_counted_for_blocks_of_any_size(size: int) -> None:
     text = b"\n\na\r\nb\n\n\r\nc\rd\r\n\re\n f"
     stream = CountedLines(pa.input_stream(pa.py_buffer(text)))
@@ -199,7 +200,7 @@ def test_lines_are_counted_for_blocks_of_any_size(size: int) -> None:
     assert b"".join(parts) == text and stream.lines == 6
 
 
-@pytest.mark.parametrize("seed", range(20))
+@every("seed", range(20))
 def test_whatever_a_writer_quotes_is_read_or_refused(tmp_path: Path, seed: int) -> None:
     """Random texts of the characters that mean something: the same rows, or one line."""
     rng = np.random.default_rng(seed)
@@ -213,9 +214,7 @@ def test_whatever_a_writer_quotes_is_read_or_refused(tmp_path: Path, seed: int) 
         assert rows.ids["c"] == [hash_text(text.strip(" \t\r\n\v\f").encode()) for text in texts]
 
 
-@pytest.mark.parametrize(
-    "top", [",,\n", ",\n", " \n\n", '"x\n(m)",c,y2\n'], ids=["empty fields", "fewer", "blank", "unit"]
-)
+@every("top", [",,\n", ",\n", " \n\n", '"x\n(m)",c,y2\n'], ids=["empty fields", "fewer", "blank", "unit"])
 def test_what_stands_above_the_header_is_no_row(tmp_path: Path, top: str) -> None:
     header = "" if "(m)" in top else "x,c,y\n"
     settings = {"sparse": ["c"], "label": "y" if header else "y2"}

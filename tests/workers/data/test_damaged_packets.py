@@ -22,8 +22,7 @@ from shardkeep.compression.tower.exchange import Exchange
 from shardkeep.workers.collectives.collective import Collective
 from shardkeep.workers.collectives.process_group import ProcessCollective
 from shardkeep.workers.dense import gradients as reduce
-from shardkeep.workers.dense.sharing import share
-from shardkeep.workers.dense.tower import Tower
+from shardkeep.workers.dense.tower import Tower, share
 from tests.support.layers import SPLITS, build
 from tests.support.processes import in_processes
 from tests.support.towers import batch, part_of, train
@@ -144,7 +143,7 @@ def processes() -> Iterator[list[dict[str, Any]]]:
         yield found
 
 
-@pytest.mark.processes
+@pytest.mark.waits_for_processes
 @pytest.mark.parametrize("case", CASES)
 def test_a_packet_that_is_none_ends_the_backward_pass_with_a_line_that_names_its_sender(processes, case):
     (kind, text, waited_s), _ = processes[0][case]
@@ -152,7 +151,7 @@ def test_a_packet_that_is_none_ends_the_backward_pass_with_a_line_that_names_its
     assert text.startswith("the dense gradient of worker 1: ") and CASES[case][3] in text, text
 
 
-@pytest.mark.processes
+@pytest.mark.waits_for_processes
 @pytest.mark.parametrize("case", CASES)
 def test_the_sender_hears_at_once_that_the_other_left(processes, case):
     (kind, text, waited_s), _ = processes[1][case]
@@ -160,7 +159,7 @@ def test_the_sender_hears_at_once_that_the_other_left(processes, case):
     assert text.startswith("worker 1 of 2: the sum of the dense gradients in generation"), text
 
 
-@pytest.mark.processes
+@pytest.mark.waits_for_processes
 @pytest.mark.parametrize("case", CASES)
 def test_both_go_on_in_another_generation(processes, case):
     assert processes[0][case][1] == processes[1][case][1]
@@ -172,7 +171,7 @@ def dying(rank: int, _port: int, results: Any) -> None:
     results.put({"rank": rank})
 
 
-@pytest.mark.processes
+@pytest.mark.waits_for_processes
 def test_a_process_that_dies_without_its_results_fails_the_tests_that_read_them_at_once() -> None:
     began = time.monotonic()
     line = r"ended without a result \(rank, exit code\): \[\(1, -9\)\]"

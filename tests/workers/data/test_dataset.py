@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from shardkeep.base.errors import ConfigError
-from shardkeep.workers.data.sources.registry import SOURCES, open_data, source_named
-from shardkeep.workers.data_config import SOURCES as CONFIG_SOURCES
-from shardkeep.workers.data_config import DataConfig
+from shardkeep.workers.data.sources.registry import open_data, source_named
+from shardkeep.workers.data_config import SOURCES, DataConfig
+from tests.support.cases import every
 
 ROOT = Path(__file__).resolve().parents[3]
 
 
-@pytest.mark.parametrize("name", [*SOURCES, "my_module:my_function"])
+@every("name", [*SOURCES, "my_module:my_function"])
 def test_every_source_has_its_function(name: str) -> None:
     expected = f"open_{name}" if name in SOURCES else "open_custom"
     assert source_named(name).__name__ == expected  # type: ignore[attr-defined]
@@ -25,10 +25,6 @@ def test_every_source_has_its_function(name: str) -> None:
 def test_a_config_without_data_opens_none() -> None:
     with pytest.raises(ConfigError, match=r"^data: is missing; allowed: files, as in data: \{train: "):
         open_data(DataConfig(), seed=0)
-
-
-def test_the_settings_know_every_source() -> None:
-    assert tuple(SOURCES) == CONFIG_SOURCES
 
 
 def test_a_source_loads_no_library_of_another_one() -> None:

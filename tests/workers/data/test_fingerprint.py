@@ -11,6 +11,7 @@ import pytest
 from shardkeep.base.errors import ConfigError
 from shardkeep.workers.data.sources.registry import open_data
 from shardkeep.workers.data_config import DataConfig
+from tests.support.cases import every
 
 LINES = [f"{i}.5,{i % 7},{i % 3}|{i % 5},{i % 2}" for i in range(40)]
 
@@ -45,7 +46,7 @@ def test_one_file_or_two_with_the_same_rows_are_the_same_content(tmp_path: Path)
     assert mark == _mark(tmp_path, LINES[:10], train=["a.csv", "b.csv"], scale="none")
 
 
-@pytest.mark.parametrize(
+@every(
     ("row", "line"),
     [
         (39, "39.25,4,0|4,1"),

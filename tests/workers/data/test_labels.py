@@ -11,8 +11,10 @@ import pyarrow.parquet as pq  # type: ignore[import-untyped]
 import pytest
 
 from shardkeep.base.errors import ConfigError, DataError
-from shardkeep.workers.data.sources.registry import Data, open_data
+from shardkeep.workers.data.samples import Data
+from shardkeep.workers.data.sources.registry import open_data
 from shardkeep.workers.data_config import DataConfig
+from tests.support.cases import every
 
 YES = {"column": "y", "positive": ["yes"]}
 
@@ -29,8 +31,8 @@ def _rows(data: Data) -> list[tuple[float, float]]:
     return list(zip(batch.dense_BI[:, 0].tolist(), batch.label_BT[:, 0].tolist(), strict=True))
 
 
-@pytest.mark.parametrize("text", ["?", "", " NA ", "null", "nan", "-9"])
-@pytest.mark.parametrize("label", [YES, {"column": "y"}], ids=["texts", "numbers"])
+@every("text", ["?", "", " NA ", "null", "nan", "-9"])
+@every("label", [YES, {"column": "y"}], ids=["texts", "numbers"])
 def test_a_missing_label_is_an_error_that_counts_them(tmp_path: Path, text: str, label: dict[str, Any]) -> None:
     one, zero = ("yes", "no") if label is YES else ("1", "0")
     labels = [one, zero, text, one, text, zero]
@@ -67,7 +69,7 @@ def test_labels_that_are_all_missing_are_an_error_with_skip_too(tmp_path: Path) 
         _open(tmp_path, ["?"] * 3, label={"column": "y", "missing": "skip"})
 
 
-@pytest.mark.parametrize(
+@every(
     "values",
     [
         pa.array([1, None, 0, None]),
@@ -78,7 +80,7 @@ def test_labels_that_are_all_missing_are_an_error_with_skip_too(tmp_path: Path) 
     ],
     ids=["int", "float", "bool", "text", "dictionary"],
 )
-@pytest.mark.parametrize("positive", [None, ["1"], {"above": 0.5}], ids=["as it is", "listed", "above"])
+@every("positive", [None, ["1"], {"above": 0.5}], ids=["as it is", "listed", "above"])
 def test_nulls_of_any_type_are_missing(tmp_path: Path, values: Any, positive: Any) -> None:
     pq.write_table(pa.table({"x": [0, 1, 2, 3], "y": values}), tmp_path / "a.parquet")
     config = {"source": "parquet", "root": str(tmp_path), "train": "a.parquet", "dense": ["x"], "scale": "none"}
@@ -124,7 +126,7 @@ def test_the_same_file_may_have_labels_of_both_kinds(tmp_path: Path) -> None:
     assert len(list((tmp_path / ".shardkeep-cache").glob("*/meta.json"))) == 2
 
 
-@pytest.mark.parametrize(
+@every(
     ("text", "what"),
     [
         ("many", "'many' is not a number"),
@@ -172,8 +174,8 @@ def test_weights_of_samples_are_gathered_and_no_pattern_takes_their_column(tmp_p
     assert plain.fingerprint != data.fingerprint
 
 
-@pytest.mark.parametrize("form", ["csv", "parquet"])
-@pytest.mark.parametrize(("text", "what"), [("-0.5", "is -0.5"), ("", "is missing")], ids=["negative", "missing"])
+@every("form", ["csv", "parquet"])
+@every(("text", "what"), [("-0.5", "is -0.5"), ("", "is missing")], ids=["negative", "missing"])
 def test_a_weight_that_is_none_is_named_with_its_row(tmp_path: Path, form: str, text: str, what: str) -> None:
     with pytest.raises(DataError, match=f"a.{form}, row 3, column w: the weight {what}; allowed: numbers from 0 on"):
         _weighted(tmp_path, ["1", "1", text, "1"], form)

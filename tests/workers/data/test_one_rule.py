@@ -18,12 +18,13 @@ from shardkeep.workers.data.conversion.chunk import Chunk, Column
 from shardkeep.workers.data.conversion.decoding import decode_numbers
 from shardkeep.workers.data.conversion.hashing import MISSING_ID
 from shardkeep.workers.data.conversion.inputs import Inputs
-from shardkeep.workers.data.conversion.rules import Rules
+from shardkeep.workers.data.conversion.rules import ReadingRules
 from shardkeep.workers.data.samples import Data
 from shardkeep.workers.data.sources.registry import open_data
 from shardkeep.workers.data_config import DataConfig
+from tests.support.cases import every
 
-RULES = Rules(("", "nan"))
+RULES = ReadingRules(("", "nan"))
 
 
 def column(values: Any) -> Column:
@@ -90,8 +91,8 @@ def test_a_threshold_that_means_nothing_is_refused(bounds: dict[str, float]) -> 
 # Times
 
 
-@pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
-@pytest.mark.parametrize("year", [1974, 2001, 2024, 2261])
+@every("unit", ["s", "ms", "us", "ns"])
+@every("year", [1974, 2001, 2024, 2261])
 def test_the_size_of_a_count_shows_its_unit(unit: str, year: int) -> None:
     instant = np.datetime64(f"{year}-03-01T12:00:01", unit)
     expected = [int(instant.astype("datetime64[us]").astype(np.int64))]
@@ -101,14 +102,14 @@ def test_the_size_of_a_count_shows_its_unit(unit: str, year: int) -> None:
             assert times.micros(column(array), RULES).to_pylist() == expected
 
 
-@pytest.mark.parametrize("count", [0, 99_999_999, 20240501, 10_000_000_001, 5 * 10**13])
+@every("count", [0, 99_999_999, 20240501, 10_000_000_001, 5 * 10**13])
 def test_a_count_of_no_unit_is_refused_with_the_forms_that_are_read(count: int) -> None:
     for array in (pa.array([1_714_521_600, count]), pa.array(["1714521600", str(count)])):
         with pytest.raises(DataError, match=rf"row 2, column at: {count}.* is no time; read are: 2024-05-01"):
             times.micros(column(array), RULES)
 
 
-@pytest.mark.parametrize("kind", [pa.int32(), pa.uint32(), pa.int64(), pa.uint64(), pa.float64()], ids=str)
+@every("kind", [pa.int32(), pa.uint32(), pa.int64(), pa.uint64(), pa.float64()], ids=str)
 def test_a_count_is_one_instant_in_each_type_that_holds_it(kind: Any) -> None:
     for count in (1_713_206_700, *([1_713_206_700_123] if kind.bit_width == 64 else [])):
         expected = count * 10**6 if count < 10**10 else count * 1000
@@ -127,7 +128,7 @@ def test_times_of_float32_are_refused() -> None:
         times.seconds(column(pa.array([1_714_521_600.0], pa.float32())), RULES)
 
 
-@pytest.mark.parametrize(
+@every(
     "text",
     [
         "2024-05-01",
@@ -145,7 +146,7 @@ def test_writings_of_one_instant_are_one_instant(text: str) -> None:
     assert times.micros(column([text, None]), RULES).to_pylist() == [1_714_521_600_000_000, None]
 
 
-@pytest.mark.parametrize("text", ["05/01/2024 00:00", "Wed, 01 May 2024 00:00:00 GMT", "yesterday", "2024-13-01"])
+@every("text", ["05/01/2024 00:00", "Wed, 01 May 2024 00:00:00 GMT", "yesterday", "2024-13-01"])
 def test_other_writings_are_refused_with_the_forms_that_are_read(text: str) -> None:
     with pytest.raises(DataError, match=r"row 2, column at: .* is no time; read are: 2024-05-01"):
         times.micros(column(["2024-05-01", text]), RULES)
@@ -157,7 +158,7 @@ def test_texts_of_two_sorts_are_refused(other: str) -> None:
         times.micros(column(["2024-05-01T00:00:00", other]), RULES)
 
 
-@pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
+@every("unit", ["s", "ms", "us", "ns"])
 def test_a_dense_time_is_read_alike_in_each_unit_of_training_and_after(tmp_path: Path, unit: str) -> None:
     stamps = np.array(["2024-05-01", "2024-05-02", "2024-05-05"], "datetime64[D]")
     table = {"y": [0, 1, 0], "u": ["a", "b", "a"]}
@@ -186,7 +187,7 @@ def test_the_first_rows_decide_for_all_files(tmp_path: Path) -> None:
 # Columns that cannot teach, and settings without effect
 
 
-@pytest.mark.parametrize("pair", [("US", "us"), ("01", "1"), ("+7", "7"), ("007", "07")], ids=str)
+@every("pair", [("US", "us"), ("01", "1"), ("+7", "7"), ("007", "07")], ids=str)
 def test_two_spellings_are_told_once(tmp_path: Path, pair: tuple[str, str]) -> None:
     lines = ["y,u,v", *(f"{n % 2},{pair[n % 2]},{n}" for n in range(8)), *(f"{n % 2},de,{n}" for n in range(8))]
     (note,) = [note for note in opened(tmp_path, lines).notes if "column u" in note]
@@ -242,5 +243,5 @@ def test_a_decimal_is_the_number_of_its_text() -> None:
 
 
 def test_the_largest_number_of_64_bits_is_no_mark() -> None:
-    found = decode_ids(column(pa.array([2**64 - 1, 1], pa.uint64())), "numbers", Rules(("-1", "1")))
+    found = decode_ids(column(pa.array([2**64 - 1, 1], pa.uint64())), "numbers", ReadingRules(("-1", "1")))
     assert found.tolist() == [-1, MISSING_ID]

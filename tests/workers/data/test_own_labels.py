@@ -17,7 +17,7 @@ from tests.support.samples import ArrayDataset, draw
 CONFIG = """
 servers: 1
 workers: 1
-model: {name: dlrm, bottom: [8], top: [8]}
+model: {name: dlrm, bottom: [8], hidden: [8]}
 tables: {default: {dim: 4}}
 tower: {compile: off}
 train: {batch_size: 8}

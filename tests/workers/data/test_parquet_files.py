@@ -18,6 +18,7 @@ from shardkeep.workers.data.conversion.hashing import MISSING_ID, hash_text
 from shardkeep.workers.data.sources.parquet_files import read_parquet
 from shardkeep.workers.data.sources.registry import open_data
 from shardkeep.workers.data_config import DataConfig
+from tests.support.cases import every
 
 
 def _read(folder: Path, columns: dict[str, Any], *, row_group_size: int = 2, **settings: Any) -> Batch:
@@ -33,7 +34,7 @@ def _read(folder: Path, columns: dict[str, Any], *, row_group_size: int = 2, **s
     return data.train.gather(np.arange(len(data.train)))
 
 
-@pytest.mark.parametrize(
+@every(
     ("values", "expected"),
     [
         (pa.array([5, -7, None]), [5, -7, MISSING_ID]),
@@ -55,7 +56,7 @@ def test_categories_of_every_type_become_ids(tmp_path: Path, values: pa.Array, e
     assert batch.ids["c"].values_N.tolist() == expected
 
 
-@pytest.mark.parametrize(
+@every(
     ("values", "expected"),
     [
         (pa.array([1, 2, None], pa.int8()), [1.0, 2.0, 9.0]),
@@ -120,7 +121,7 @@ def test_positive_texts_are_compared_with_whole_numbers_too(tmp_path: Path) -> N
     assert _read(tmp_path, {"x": [1, 2], "y": [3, 4]}, dense=["x"], label=label).label_BT[:, 0].tolist() == [1.0, 0.0]
 
 
-@pytest.mark.parametrize(
+@every(
     ("columns", "settings", "expected"),
     [
         ({"x": [1, 2], "y": [0, 1]}, {"dense": ["z"]}, "has no column z; it has: x, y"),
@@ -164,7 +165,7 @@ def test_decimals_as_ids_keep_all_their_digits(tmp_path: Path, kind: Any) -> Non
     assert batch.ids["c"].values_N.tolist() == [123456789012345678, 123456789012345679, -5, MISSING_ID]
 
 
-@pytest.mark.parametrize(
+@every(
     ("values", "why"),
     [
         (pa.array([Decimal("1"), Decimal("1.5")]), "1.5 is not a whole number; a category is"),
@@ -180,8 +181,8 @@ def test_numbers_that_cannot_be_an_id_digit_by_digit_are_refused(tmp_path: Path,
         _read(tmp_path, {"c": values, "y": [0, 1]}, sparse=["c"])
 
 
-@pytest.mark.parametrize("empty", [[None, None], [float("nan"), float("nan")]], ids=["null", "NaN"])
-@pytest.mark.parametrize("order", [["a", "b"], ["b", "a"]])
+@every("empty", [[None, None], [float("nan"), float("nan")]], ids=["null", "NaN"])
+@every("order", [["a", "b"], ["b", "a"]])
 def test_a_column_of_texts_may_be_empty_and_of_numbers_in_another_file(
     tmp_path: Path, order: list[str], empty: list[float | None]
 ) -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
-from shardkeep.workers.data.sampling import Origin, StepSlices
+from shardkeep.workers.data.sampling import StepOrigin, StepSlices
+from tests.support.cases import every
 from tests.support.examples import examples
 
 SHAPES = {
@@ -41,7 +41,7 @@ def test_ranks_share_a_step_as_evenly_as_possible(num_samples: int, **shape: int
         assert counts == [slices.rank_samples(step, rank) for rank in range(shape["world_size"])]
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4, 6])
+@every("world_size", [1, 2, 3, 4, 6])
 def test_any_number_of_workers_sees_the_same_samples_in_a_step(world_size: int) -> None:
     alone = StepSlices(1000, batch_size=48, epochs=2, seed=3)
     split = StepSlices(1000, batch_size=48 // world_size, world_size=world_size, epochs=2, seed=3)
@@ -88,7 +88,7 @@ def test_samples_before_counts_over_short_steps_and_epochs() -> None:
     assert [slices.samples_before(step) for step in range(8)] == [0, 4, 8, 10, 14, 18, 20, 24]
 
 
-@pytest.mark.parametrize(("step", "rank"), [(3, 0), (-1, 0), (0, 2), (0, -1)])
+@every(("step", "rank"), [(3, 0), (-1, 0), (0, 2), (0, -1)])
 def test_a_step_or_rank_outside_the_job_is_refused(step: int, rank: int) -> None:
     with pytest.raises(IndexError, match="outside"):
         StepSlices(12, batch_size=2, world_size=2).rows(step, rank)
@@ -101,7 +101,7 @@ def test_a_job_that_goes_on_with_any_number_of_workers_visits_what_is_left_exact
 ) -> None:
     before = StepSlices(num_samples, epochs=epochs, **shape)  # type: ignore[arg-type]
     at = int(share * before.num_steps)
-    origin = Origin(at, before.samples_before(at))
+    origin = StepOrigin(at, before.samples_before(at))
     then = StepSlices(num_samples, epochs=epochs, origin=origin, **shape | {"world_size": workers_then})  # type: ignore[arg-type]
     seen: dict[int, list[int]] = {epoch: [] for epoch in range(epochs)}
     for slices, steps in ((before, range(at)), (then, range(at, then.num_steps))):
@@ -121,7 +121,7 @@ def test_a_job_that_goes_on_with_as_many_workers_takes_the_same_steps() -> None:
     whole = StepSlices(103, batch_size=5, world_size=2, epochs=3, seed=4)
     for at in (1, 10, 11, 12, 30, 33):
         rest = StepSlices(
-            103, batch_size=5, world_size=2, epochs=3, seed=4, origin=Origin(at, whole.samples_before(at))
+            103, batch_size=5, world_size=2, epochs=3, seed=4, origin=StepOrigin(at, whole.samples_before(at))
         )
         assert rest.num_steps == whole.num_steps == 33
         for step in range(at, 33):

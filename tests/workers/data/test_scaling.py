@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 
 from shardkeep.workers.data.conversion.hashing import MISSING_ID, hash_text
-from shardkeep.workers.data.sources.registry import Data, open_data
+from shardkeep.workers.data.samples import Data
+from shardkeep.workers.data.sources.registry import open_data
 from shardkeep.workers.data_config import DataConfig
+from tests.support.cases import every
 
 VALUES = np.array([-3.0, 0.0, 1.0, 2.0, 50.0])
 
@@ -33,7 +35,7 @@ def _standard(x: Any, over: Any) -> Any:
     return (x - over.mean()) / over.std()
 
 
-@pytest.mark.parametrize(
+@every(
     ("scale", "expected"),
     [
         ("none", VALUES),
@@ -55,8 +57,8 @@ def test_evaluation_data_is_scaled_by_the_training_datas_statistics(tmp_path: Pa
     assert data.eval.gather(np.arange(2)).dense_BI[:, 0] == pytest.approx(_standard(held, VALUES), rel=1e-5)
 
 
-@pytest.mark.parametrize(("fill", "raw"), [("mean", 4.0), (7.0, 7.0)], ids=["mean", "7"])
-@pytest.mark.parametrize("scale", ["none", "log", "standard", "log_standard"])
+@every(("fill", "raw"), [("mean", 4.0), (7.0, 7.0)], ids=["mean", "7"])
+@every("scale", ["none", "log", "standard", "log_standard"])
 def test_missing_values_are_filled_before_scaling(tmp_path: Path, fill: Any, raw: float, scale: str) -> None:
     data = _open(tmp_path, [2.0, None, 6.0], dense=[{"column": "x", "fill": fill, "scale": scale}])
     present = np.array([2.0, 6.0])

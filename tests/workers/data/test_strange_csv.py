@@ -18,6 +18,7 @@ import pytest
 
 from shardkeep.base.errors import ConfigError, DataError
 from shardkeep.workers.data.conversion.hashing import MISSING_ID, hash_text
+from tests.support.cases import every
 from tests.support.strange_files import read, refusal
 
 GOOD = "x,c,y\n1,a,0\n2,b,1\n"
@@ -44,7 +45,7 @@ FORMS = [
 ]
 
 
-@pytest.mark.parametrize("form", FORMS, ids=repr)
+@every("form", FORMS, ids=repr)
 def test_one_table_in_many_forms_is_one_table(tmp_path: Path, form: tuple[str, str, str, str, str]) -> None:
     delimiter, newline, quote, encoding, end = form
     content = _form(delimiter, newline, quote, encoding, end if newline == "\n" else end.replace("\n", newline))
@@ -73,7 +74,7 @@ PACKED = {
 }
 
 
-@pytest.mark.parametrize("name", PACKED)
+@every("name", PACKED)
 def test_packed_files_are_read_by_their_content(tmp_path: Path, name: str) -> None:
     rows = read(tmp_path, {name: PACKED[name]}, **BOTH)
     assert (rows.dense, rows.labels) == ([[1.0], [2.0]], [0.0, 1.0])
@@ -141,7 +142,7 @@ NO_TABLES: dict[str, tuple[str, bytes, str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", NO_TABLES)
+@every("case", NO_TABLES)
 def test_a_file_that_is_no_table_is_refused_by_name(tmp_path: Path, case: str) -> None:
     name, content, why = NO_TABLES[case]
     line = refusal(tmp_path, {name: content}, **BOTH)
@@ -197,7 +198,7 @@ VALUES: dict[str, float | str] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("text", VALUES, ids=lambda text: repr(text[:20]))
+@every("text", VALUES, ids=lambda text: repr(text[:20]))
 def test_a_number_is_read_to_the_digit_or_refused(tmp_path: Path, text: str) -> None:
     files = {"a.csv": f"x,c,y\n8,a,0\n{text},b,1\n".encode()}
     expected = VALUES[text]
@@ -220,7 +221,7 @@ DATES = {
 }
 
 
-@pytest.mark.parametrize("text", DATES)
+@every("text", DATES)
 def test_dates_are_seconds_or_refused(tmp_path: Path, text: str) -> None:
     zone = "Z" if text.endswith("Z") else ""
     files = {"a.csv": f"x,c,y\n1970-01-01 00:00:00{zone},a,0\n{text},b,1\n".encode()}
@@ -231,7 +232,7 @@ def test_dates_are_seconds_or_refused(tmp_path: Path, text: str) -> None:
         assert re.search(f"column x: .*{expected}", refusal(tmp_path, files, **BOTH))
 
 
-@pytest.mark.parametrize(
+@every(
     "text",
     ["1", "1.0", "18446744073709551617", "1e5", "inf", "nan2", "\x01\x02", "a;b|c", "Ü", "\U0001f600",
      "'", "=A1+1", "x" * 9000],
@@ -253,7 +254,7 @@ QUOTED = {
 }
 
 
-@pytest.mark.parametrize("text", QUOTED, ids=repr)
+@every("text", QUOTED, ids=repr)
 def test_a_quoted_field_holds_anything(tmp_path: Path, text: str) -> None:
     rows = read(tmp_path, {"a.csv": f'x,c,y\n1,"{text}",0\n2,b,1\n'.encode()}, **BOTH)
     expected = QUOTED[text]
@@ -267,7 +268,7 @@ LISTS: dict[str, list[str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("text", LISTS, ids=repr)
+@every("text", LISTS, ids=repr)
 def test_lists_are_cut_at_their_separator(tmp_path: Path, text: str) -> None:
     files = {"a.csv": f"x,c,y\n1,{text},0\n2,z,1\n".encode()}
     rows = read(tmp_path, files, sparse=[{"column": "c", "separator": "|"}])
@@ -286,7 +287,7 @@ OTHERS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", OTHERS)
+@every("case", OTHERS)
 def test_a_second_file_may_differ_in_form_only(tmp_path: Path, case: str) -> None:
     content, why = OTHERS[case]
     files = {"a.csv": TABLE, "b.csv": content}
@@ -299,7 +300,7 @@ def test_a_second_file_may_differ_in_form_only(tmp_path: Path, case: str) -> Non
         assert str(tmp_path / "b.csv") in line and re.search(why, line), line
 
 
-@pytest.mark.parametrize(
+@every(
     ("names", "settings", "values"),
     [
         (["x", "c", "y"] + [f"u{i}" for i in range(3000)], {}, [[1.0], [2.0]]),

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
-import pytest
 
 from shardkeep.base.errors import DataError
 from shardkeep.workers.data.conversion.hashing import MISSING_ID, hash_text
+from tests.support.cases import every
 from tests.support.strange_files import read, refusal
 
 
@@ -100,7 +100,7 @@ def _with(values: Any) -> dict[str, bytes]:
     return {"a.parquet": _file({**ROWS, "v": values})}
 
 
-@pytest.mark.parametrize("kind", [*NUMBERS, *TEXTS])
+@every("kind", [*NUMBERS, *TEXTS])
 def test_numbers_of_any_type_are_dense_columns_and_labels(tmp_path: Path, kind: str) -> None:
     files = _with((NUMBERS | TEXTS)[kind]())
     one = 0.0 if kind in NANOSECONDS else float(np.float32(UNITS.get(kind, 1.0)))
@@ -112,7 +112,7 @@ def test_numbers_of_any_type_are_dense_columns_and_labels(tmp_path: Path, kind: 
     assert (rows.dense, rows.labels) == ([[1.0], [2.0], [4.0]], [0.0, 1.0, 1.0])
 
 
-@pytest.mark.parametrize("kind", [kind for kind in (*NUMBERS, *TEXTS) if kind not in NANOSECONDS])
+@every("kind", [kind for kind in (*NUMBERS, *TEXTS) if kind not in NANOSECONDS])
 def test_values_of_any_type_are_categories(tmp_path: Path, kind: str) -> None:
     """Of times the microseconds."""
     one = round(UNITS[kind] * 1e6) if kind in UNITS else 1
@@ -124,7 +124,7 @@ def test_values_of_any_type_are_categories(tmp_path: Path, kind: str) -> None:
     assert read(tmp_path, _with((NUMBERS | TEXTS)[kind]()), **SPARSE).ids["v"] == expected
 
 
-@pytest.mark.parametrize("kind", LISTS)
+@every("kind", LISTS)
 def test_lists_of_any_type_are_multi_valued(tmp_path: Path, kind: str) -> None:
     one = 86_400_000_000 if kind == "list of dates" else 1
     assert read(tmp_path, _with(LISTS[kind]()), **SPARSE).ids["v"] == [[0], [one], [], [one]]
@@ -135,14 +135,14 @@ def test_missing_numbers_in_lists_are_no_entries(tmp_path: Path) -> None:
     assert read(tmp_path, _with(values), **SPARSE, missing=["", -1]).ids["v"] == [[0], [], [7], []]
 
 
-@pytest.mark.parametrize("role", ["dense", "label"])
-@pytest.mark.parametrize("kind", [*LISTS, *NESTED])
+@every("role", ["dense", "label"])
+@every("kind", [*LISTS, *NESTED])
 def test_nested_values_are_no_numbers(tmp_path: Path, kind: str, role: str) -> None:
     line = refusal(tmp_path, _with((LISTS | NESTED)[kind]()), **(DENSE if role == "dense" else LABEL))
     assert re.search("a.parquet, column v: (holds .*; allowed: numbers|is a (list of )?struct)", line), line
 
 
-@pytest.mark.parametrize("kind", NESTED)
+@every("kind", NESTED)
 def test_nested_values_are_no_categories(tmp_path: Path, kind: str) -> None:
     line = refusal(tmp_path, _with(NESTED[kind]()), **SPARSE)
     assert re.search("a.parquet, column v: (holds .*; allowed: |is a (list of )?struct)", line), line
@@ -170,7 +170,7 @@ WRONG: dict[str, tuple[Callable[[], Any], dict[str, Any], str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", WRONG)
+@every("case", WRONG)
 def test_a_wrong_value_is_named(tmp_path: Path, case: str) -> None:
     values, settings, why = WRONG[case]
     line = refusal(tmp_path, _with(values()), **settings)
@@ -208,13 +208,13 @@ EXACT: dict[str, tuple[Callable[[], Any], list[Any]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", EXACT)
+@every("case", EXACT)
 def test_no_digit_of_an_id_is_lost(tmp_path: Path, case: str) -> None:
     values, expected = EXACT[case]
     assert read(tmp_path, _with(values()), **SPARSE).ids["v"] == expected
 
 
-@pytest.mark.parametrize(
+@every(
     "options",
     [
         {"compression": "none"},
@@ -263,14 +263,14 @@ NO_TABLES: dict[str, tuple[bytes, str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", NO_TABLES)
+@every("case", NO_TABLES)
 def test_a_file_that_is_no_table_is_refused_by_name(tmp_path: Path, case: str) -> None:
     content, why = NO_TABLES[case]
     line = refusal(tmp_path, {"a.parquet": content}, **SPARSE)
     assert str(tmp_path / "a.parquet") in line and re.search(why, line), line
 
 
-@pytest.mark.parametrize("name", ["v.a", "v.list.element", "a b", "größe", "v\n", "#"], ids=repr)
+@every("name", ["v.a", "v.list.element", "a b", "größe", "v\n", "#"], ids=repr)
 def test_a_column_of_any_name_is_found(tmp_path: Path, name: str) -> None:
     columns = {**ROWS, name: [5, 6, 7, 8], "v": [1, 2, 3, 4], "s": [{"v": 9}] * 4}
     rows = read(tmp_path, {"a.parquet": _file(columns)}, sparse=[{"column": name}, "v"])
@@ -290,8 +290,8 @@ SECOND: dict[str, tuple[Any, list[int] | str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", SECOND)
-@pytest.mark.parametrize("key", ["train", "eval"])
+@every("case", SECOND)
+@every("key", ["train", "eval"])
 def test_the_same_value_has_the_same_id_in_every_file(tmp_path: Path, case: str, key: str) -> None:
     values, expected = SECOND[case]
     files = {
@@ -357,7 +357,7 @@ STRUCTS = pa.array([{"id": 1, "city": "a"}, {"id": 2, "city": "b"}, None, {"id":
 EVENTS = pa.array([[{"item": 1, "ms": 5}], [], None, [{"item": 2, "ms": 6}]])
 
 
-@pytest.mark.parametrize(
+@every(
     ("settings", "why"),
     [
         ({"sparse": ["user"]}, r"column user: is a struct with the fields id, city; flatten it .* as user.id"),

@@ -12,8 +12,10 @@ import pyarrow.parquet as pq  # type: ignore[import-untyped]
 import pytest
 
 from shardkeep.base.errors import ConfigError, DataError
-from shardkeep.workers.data.sources.registry import Data, open_data
+from shardkeep.workers.data.samples import Data
+from shardkeep.workers.data.sources.registry import open_data
 from shardkeep.workers.data_config import DataConfig
+from tests.support.cases import every
 
 BASE: dict[str, Any] = {"label": "y", "dense": ["x"], "scale": "none", "time": "ts"}
 
@@ -28,7 +30,7 @@ def _order(data: Data) -> list[float]:
     return found
 
 
-@pytest.mark.parametrize(
+@every(
     "times",
     [
         ["30", "4.5", "200", "4.5"],

@@ -19,6 +19,7 @@ from shardkeep.workers.data.conversion.inputs import Inputs
 from shardkeep.workers.data.samples import Data
 from shardkeep.workers.data.sources.registry import open_data
 from shardkeep.workers.data_config import DataConfig
+from tests.support.cases import every
 from tests.support.strange_files import read, refusal
 
 ROWS = [[1.5, -2.0, 3.25], [4.0, 5.0, None], None, [0.0, 1e-3, 7.0]]
@@ -42,7 +43,7 @@ def _texts(write: Callable[[list[str]], str]) -> list[str]:
     return ["" if row is None else write(["" if x is None else str(x) for x in row]) for row in ROWS]
 
 
-@pytest.mark.parametrize(
+@every(
     "kind",
     [pa.list_(pa.float32()), pa.large_list(pa.float64()), pa.list_(pa.float32(), 3), pa.list_(pa.decimal128(9, 4))],
     ids=["list", "large list", "fixed size", "decimals"],
@@ -57,7 +58,7 @@ def test_an_empty_list_is_a_missing_one(tmp_path: Path) -> None:
     assert read(tmp_path, _parquet(pa.nulls(2)), **V).dense == [[0, 0, 0]] * 2  # constant: it counts as 0
 
 
-@pytest.mark.parametrize(
+@every(
     "texts",
     [
         _texts(lambda row: json.dumps([float(x) if x else None for x in row])),
@@ -80,7 +81,7 @@ def test_a_decimal_comma_is_no_separator(tmp_path: Path) -> None:
     assert read(tmp_path, files, delimiter="\t", decimal=",", **V).dense == [[1.5, 2, 3], [4, 5.25, 6]]
 
 
-@pytest.mark.parametrize(
+@every(
     ("values", "why"),
     [
         (pa.array([[1.0, 2, 3], [1.0, 2]]), "row 2, column v: has 2 numbers; allowed: 3, the column's width"),

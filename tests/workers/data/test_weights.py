@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from shardkeep.config import parse_config
-from shardkeep.workers.data.samples import Data
+from shardkeep.workers.data.samples import Data, doubtful_weights
 from shardkeep.workers.data.sources.registry import open_data
-from shardkeep.workers.data.weights import doubtful_weights
 from shardkeep.workers.data_config import DataConfig
+from tests.support.cases import every
 from tests.support.local_job import LocalJob
 
 
@@ -30,14 +30,14 @@ def test_weights_of_ages_are_doubtful(tmp_path: Path, weights: str, rms: str) ->
     assert text.startswith(f"feature tags: its weights have a root mean square of {rms}, so its pooled rows are ")
 
 
-@pytest.mark.parametrize("weights", ["1;1;1", "5;3;1", "0;0;0", "9.9;9.9;9.9"])
+@every("weights", ["1;1;1", "5;3;1", "0;0;0", "9.9;9.9;9.9"])
 def test_ordinary_weights_are_not(tmp_path: Path, weights: str) -> None:
     assert doubtful_weights(weighted(tmp_path, weights).train) == []
 
 
 def test_a_job_tells_of_doubtful_weights_once_at_its_start(tmp_path: Path) -> None:
     config = parse_config(
-        "{servers: 1, workers: 2, consistency: {mode: sync}, model: {name: dlrm, top: [4]}, "
+        "{servers: 1, workers: 2, consistency: {mode: sync}, model: {name: dlrm, hidden: [4]}, "
         "tower: {compile: off}, train: {batch_size: 8, epochs: 2}}"
     )
     job = LocalJob(config, weighted(tmp_path, "38;52;17"))

@@ -19,14 +19,13 @@ from torch.nn.parallel import DistributedDataParallel
 from shardkeep.base.errors import JobError
 from shardkeep.compression.tower.compressor import DenseCompression
 from shardkeep.compression.tower.exchange import Ranks
-from shardkeep.ps.transport.metered import LedgerMeter, Traffic
+from shardkeep.ps.transport.metered import LedgerMeter, WorkerTraffic
 from shardkeep.workers.collectives.collective import Collective, ThreadCollective
 from shardkeep.workers.collectives.metered import MeteredCollective
 from shardkeep.workers.collectives.process_group import ProcessCollective
 from shardkeep.workers.dense.compile import why_no_compiler
 from shardkeep.workers.dense.gradients import BucketSums, sum_bucket
-from shardkeep.workers.dense.sharing import share
-from shardkeep.workers.dense.tower import Tower
+from shardkeep.workers.dense.tower import Tower, share
 from shardkeep.workers.rewind import Rewind
 from tests.support.dense_sums import drive
 from tests.support.layers import FORMS, SPLITS, Layers, build
@@ -40,12 +39,12 @@ OWING = ["int8", "topk", "powersgd", "powersgd of int8"]
 
 
 def owed(tower: Tower) -> dict[str, torch.Tensor]:
-    return {name: kept.clone() for name, kept in tower.sums.local_state_dict().get("residuals", {}).items()}
+    return {name: kept.clone() for name, kept in tower.sums.compression.local_state_dict().get("residuals", {}).items()}
 
 
 def five_steps(collective: Collective, form: str, **others: Any) -> tuple[bytes, dict[str, int]]:
     """Digest, and the bytes that were sent by what they are, headers aside."""
-    traffic = Traffic()
+    traffic = WorkerTraffic()
     tower = build(MeteredCollective(collective, LedgerMeter(traffic)), form, **others)
     train(tower, SPLITS, micro=2)
     sent = traffic.ledger.totals()["tower"]
@@ -211,7 +210,7 @@ def threads(work: Any, *args: Any, **others: Any) -> list[Any]:
         torch.set_num_threads(before)
 
 
-@pytest.mark.processes
+@pytest.mark.waits_for_processes
 @pytest.mark.parametrize("form", FORMS)
 def test_processes_train_with_each_form_bit_for_bit_as_threads(processes, form):
     expected = threads(five_steps, form)
@@ -221,7 +220,7 @@ def test_processes_train_with_each_form_bit_for_bit_as_threads(processes, form):
     assert (expected[0][0] == plain) == (form in {"none", "lossless"})
 
 
-@pytest.mark.processes
+@pytest.mark.waits_for_processes
 def test_the_bytes_of_each_form_are_counted_by_what_they_are(processes):
     sent = {form: processes[0][form][1] for form in FORMS}
     values = sum(p.numel() for p in Layers().parameters())
@@ -233,14 +232,14 @@ def test_the_bytes_of_each_form_are_counted_by_what_they_are(processes):
     assert all(processes[1][form][1] == sent[form] for form in FORMS)
 
 
-@pytest.mark.processes
+@pytest.mark.waits_for_processes
 def test_replicas_are_equal_outside_sync_mode_and_with_parameters_left_out(processes):
     for case in ("bounded", "forgetful"):
         assert len({found[case][0] for found in processes}) == 1
     assert processes[0]["forgetful"][0] == threads(five_steps, "topk", forgetful=True)[0][0]
 
 
-@pytest.mark.processes
+@pytest.mark.waits_for_processes
 @pytest.mark.parametrize("form", OWING)
 def test_overflow_steps_are_skipped_by_all_and_keep_the_residual(processes, form):
     expected = threads(overflowing, form)
@@ -248,7 +247,7 @@ def test_overflow_steps_are_skipped_by_all_and_keep_the_residual(processes, form
     assert expected[0] == expected[1] == (expected[0][0], [True, True, True, False, False, True], True, True)
 
 
-@pytest.mark.processes
+@pytest.mark.waits_for_processes
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("option", OPTIONS)
 def test_the_hook_gives_the_same_bits_under_every_option_of_ddp(processes, option, form):
@@ -260,7 +259,7 @@ def test_the_hook_gives_the_same_bits_under_every_option_of_ddp(processes, optio
 
 
 @pytest.mark.slow  # 15 s of CPU time in the compiler
-@pytest.mark.processes
+@pytest.mark.waits_for_processes
 @pytest.mark.skipif(why_no_compiler(CPU) is not None, reason="torch.compile cannot run here")
 def test_replicas_of_a_compiled_tower_are_equal():
     with in_processes(one_compiled, WORLD, limit_s=250) as (first, second):

@@ -9,27 +9,26 @@ import torch
 from torch import nn
 
 from shardkeep.workers.config import TowerConfig
-from shardkeep.workers.dense.cpu import onednn
-from shardkeep.workers.dense.cpu.few_rows import FewRows
-from shardkeep.workers.dense.scorer import Scorer
-from shardkeep.workers.model_config import MODELS as CONFIG_MODELS
-from shardkeep.workers.model_config import ModelConfig
-from shardkeep.workers.models.registry import MODELS, build_model, row_dim
-from tests.support.towers import CPU
+from shardkeep.workers.dense import onednn
+from shardkeep.workers.dense.scorer import FewRows, Scorer
+from shardkeep.workers.model_config import MODELS, keys_of
+from shardkeep.workers.models.registry import build_model, row_dim
+from tests.support.cases import every
+from tests.support.towers import CPU, model_config
 
 FEATURES = ("user", "item", "tag")
 
 
 def scorer_of(name: str, amp: str = "off") -> tuple[Scorer, torch.Tensor, dict[str, torch.Tensor]]:
     torch.manual_seed(3)
-    settings = {"top": [48, 16]} if "top" in CONFIG_MODELS[name] else {}
+    settings = {"hidden": [48, 16]} if "hidden" in keys_of(name) else {}
     dims = {feature: row_dim(name, 16) for feature in FEATURES}
-    model = build_model(ModelConfig(name=name, **settings), num_dense=5, features=dims, default_dim=16)
+    model = build_model(model_config(name=name, **settings), num_dense=5, features=dims, default_dim=16)
     leaves = {feature: torch.randn(7, dim).requires_grad_() for feature, dim in dims.items()}
     return Scorer(model, TowerConfig(amp=amp), CPU), torch.randn(7, 5), leaves
 
 
-@pytest.mark.parametrize("name", MODELS)
+@every("name", MODELS)
 def test_scores_are_those_of_the_model_and_the_model_keeps_its_bits(name: str) -> None:
     scorer, dense, leaves = scorer_of(name)
     before = scorer.predict(dense, leaves)

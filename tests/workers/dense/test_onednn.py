@@ -13,8 +13,7 @@ from torch import nn
 from torch.autograd import forward_ad
 
 from shardkeep.base.errors import UserError
-from shardkeep.workers.dense import compile as compiling
-from shardkeep.workers.dense.cpu import onednn
+from shardkeep.workers.dense import compile as compiling, onednn
 from tests.support.towers import CPU, batch, part_of, tower_of, train, values_of
 
 pytestmark = pytest.mark.skipif(onednn.why_not(CPU) is not None, reason="this torch has no oneDNN")

@@ -16,17 +16,15 @@ import torch.nn.functional as F
 from torch import nn
 
 from shardkeep.base.errors import CheckpointError, JobError, UserError
-from shardkeep.ps.checkpoints import Checkpoints
+from shardkeep.ps.checkpoints.folder import Checkpoints
 from shardkeep.workers.checkpoint.tower_state import load_tower, save_tower, tower_state
 from shardkeep.workers.collectives.collective import ThreadCollective
 from shardkeep.workers.config import LossConfig, TowerConfig
 from shardkeep.workers.dense import compile as compiling
-from shardkeep.workers.dense.loss import loss_of
-from shardkeep.workers.dense.sharing import share
+from shardkeep.workers.dense.tower import share
 from tests.support.ranks import run_ranks
 from tests.support.towers import (
     CPU,
-    FEATURES,
     FP16,
     Forgetful,
     Small,
@@ -86,7 +84,7 @@ MEANS = {
 def test_one_worker_trains_as_a_plain_pytorch_loop(name):
     loss_name, _, delta = name.partition(" of ")
     config = LossConfig(name=loss_name, delta=float(delta) if delta else None)
-    tower, plain = tower_of(loss=loss_of(config)), seeded_model()
+    tower, plain = tower_of(loss=config), seeded_model()
     optimizer = torch.optim.Adam(plain.parameters(), lr=0.001)
     for step in range(5):
         dense, leaves, label = part_of(batch(step, 24), 0, 24)
@@ -107,7 +105,7 @@ def test_factors_of_samples_multiply_their_losses(name):
     config = LossConfig(name=loss_name, delta=float(delta) if delta else None)
     dense, leaves, label = part_of(batch(0, 24), 0, 24)
     factors_B = torch.rand(24)
-    tower, plain = tower_of(loss=loss_of(config)), seeded_model()
+    tower, plain = tower_of(loss=config), seeded_model()
     loss = tower.backward(dense, leaves, label, 1 / 24, factors_B)
     own = {feature: leaf.detach().clone().requires_grad_() for feature, leaf in leaves.items()}
     expected = (MEANS[name](plain(dense, own), label, reduction="none") * factors_B[:, None]).mean()
@@ -372,7 +370,7 @@ def test_compile_auto_goes_on_eager_where_a_rank_has_no_compiler(monkeypatch):
         part = compiling.Compilation(switch, config, device, sync=False, context=nullcontext, say=said.append)
         for _generation in range(2):
             assert part.due
-            part.run(collective, 3, FEATURES)
+            part.run(collective, part_of(batch(0, 12), 0, 12)[:2])
             assert not part.due
             part.regroup()
         return switch.enabled, said[-1]
@@ -470,7 +468,7 @@ def test_a_compilation_that_fails_on_one_rank_is_an_error_on_all(monkeypatch):
             compiling.Switch(model, 12), TowerConfig(compile="on"), CPU, sync=False, context=nullcontext, say=len
         )
         with pytest.raises(JobError) as failed:
-            part.run(collective, 3, FEATURES)
+            part.run(collective, part_of(batch(0, 12), 0, 12)[:2])
         assert not part.switch.enabled
         return str(failed.value)
 

@@ -9,19 +9,18 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from hypothesis.extra.numpy import arrays
 
 from shardkeep.base.errors import ConfigError, DataError, ProtocolError
 from shardkeep.ps.config import TableSpec
-from shardkeep.ps.jagged import Catalog, JaggedRows, Layout
+from shardkeep.ps.jagged import Catalog, JaggedLayout, JaggedRows
 from shardkeep.workers.data.batch import Batch, Ragged
 from shardkeep.workers.data.schema import Feature, Schema
-from shardkeep.workers.embeddings import device_rows
+from shardkeep.workers.embeddings import pooling
 from shardkeep.workers.embeddings.layer import Embeddings, non_finite_rows, scale_rows
-from shardkeep.workers.embeddings.lookup import dedupe
-from shardkeep.workers.embeddings.plan import Plan
+from shardkeep.workers.embeddings.plan import Plan, dedupe
+from tests.support.cases import every
 from tests.support.examples import examples
 
 EXTREMES = [0, -1, 1, np.iinfo(np.int64).min, np.iinfo(np.int64).max]
@@ -116,20 +115,20 @@ def random_targets(num_samples: int, *, seed: int = 1) -> dict[str, torch.Tensor
 )
 def test_dedupe_equals_numpy_unique_for_any_ids(ids_N: np.ndarray) -> None:
     expected_U, expected_N = np.unique(ids_N, return_inverse=True)
-    ids_U, inverse_N = dedupe(ids_N)
+    _, ids_U, inverse_N = dedupe(ids_N, np.array([0, ids_N.size]))
     assert ids_U.dtype == np.int64
     assert inverse_N.dtype == np.int32
     assert np.array_equal(ids_U, expected_U)
     assert np.array_equal(inverse_N, expected_N)
 
 
-@pytest.mark.parametrize("count", [15, 16, 17, 4096, 50_000])
+@every("count", [15, 16, 17, 4096, 50_000])
 def test_dedupe_of_distinct_and_of_hashed_ids_at_every_table_size(count: int) -> None:
     distinct = np.random.default_rng(count).permutation(count).astype(np.int64) * 2**40
     hashed = np.random.default_rng(count).integers(-(2**63), 2**63 - 1, count)
     for ids_N in (distinct, hashed, np.zeros(count, np.int64)):
         expected_U, expected_N = np.unique(ids_N, return_inverse=True)
-        ids_U, inverse_N = dedupe(ids_N)
+        _, ids_U, inverse_N = dedupe(ids_N, np.array([0, ids_N.size]))
         assert np.array_equal(ids_U, expected_U)
         assert np.array_equal(inverse_N, expected_N)
 
@@ -244,11 +243,11 @@ def test_the_largest_values_and_their_gradients_equal_embedding_bag(
         leaves = PEAKS.lookup(plan, rows, part)
         backward(leaves, {name: target[part] for name, target in targets.items()})
         PEAKS.collect(plan, leaves, grads, part, rows)
-        pooled = device_rows.pool_features(plan, rows, part, torch.device("cpu"))
+        pooled = pooling.pool_features(plan, rows, part, torch.device("cpu"))
         for (name, leaf), pooled_BD in zip(leaves.items(), pooled, strict=True):
             assert torch.equal(leaf, expected[name][part]) and torch.equal(pooled_BD, leaf)
         mine = {name: leaf.grad for name, leaf in leaves.items() if leaf.grad is not None}
-        device_rows.add_features(plan, mine, part, on_device, rows)
+        pooling.add_features(plan, mine, part, on_device, rows)
     wanted_UD = sum(bag.weight.grad for bag in bags).numpy()
     assert np.array_equal(grads["items"], wanted_UD) and np.array_equal(on_device["items"], wanted_UD)
 
@@ -261,7 +260,7 @@ def test_a_largest_value_that_is_not_a_number_is_passed_on() -> None:
         assert torch.isnan(PEAKS.lookup(plan, rows)["peak"]).all()
 
 
-@pytest.mark.parametrize("cuts", [[0, 7], [0, 3, 7], [0, 1, 1, 2, 7], list(range(8))], ids=str)
+@every("cuts", [[0, 7], [0, 3, 7], [0, 1, 1, 2, 7], list(range(8))], ids=str)
 def test_micro_batches_add_up_to_the_batch(cuts: list[int]) -> None:
     batch = random_batch(7, seed=5)
     plan = EMBEDDINGS.plan(batch)
@@ -294,7 +293,7 @@ def test_a_part_of_a_batch_is_the_plan_of_those_samples_alone() -> None:
         assert torch.equal(leaf, part[name])
 
 
-@pytest.mark.parametrize("seed", range(5))
+@every("seed", range(5))
 def test_the_form_for_devices_gives_the_same_values_and_gradients(seed: int) -> None:
     batch = random_batch(8, seed=seed)
     plan = EMBEDDINGS.plan(batch)
@@ -305,11 +304,11 @@ def test_the_form_for_devices_gives_the_same_values_and_gradients(seed: int) -> 
         backward(leaves, targets)
         expected, found = JaggedRows.zeros(plan.unique), JaggedRows.zeros(plan.unique)
         EMBEDDINGS.collect(plan, leaves, expected, part)
-        pooled = device_rows.pool_features(plan, rows, part, torch.device("cpu"))
+        pooled = pooling.pool_features(plan, rows, part, torch.device("cpu"))
         for leaf, pooled_BD in zip(leaves.values(), pooled, strict=True):
             torch.testing.assert_close(pooled_BD, leaf.detach())
         grads = {name: leaf.grad for name, leaf in leaves.items() if leaf.grad is not None}
-        device_rows.add_features(plan, grads, part, found, rows)
+        pooling.add_features(plan, grads, part, found, rows)
         np.testing.assert_allclose(found.flat, expected.flat, rtol=1e-6, atol=1e-6)
 
 
@@ -387,7 +386,7 @@ def test_non_finite_rows_are_found_wherever_the_value_is() -> None:
 
 
 def test_rows_are_scaled_in_place() -> None:
-    layout = Layout.of_counts(Catalog([TableSpec(name="users", dim=2)]), np.array([1]))
+    layout = JaggedLayout.of_counts(Catalog([TableSpec(name="users", dim=2)]), np.array([1]))
     grads = JaggedRows(layout, np.array([2.0, -4.0], np.float32))
     same = grads["users"]
     scale_rows(grads, 1.0)
@@ -396,7 +395,7 @@ def test_rows_are_scaled_in_place() -> None:
     assert same.dtype == np.float32
 
 
-@pytest.mark.parametrize(
+@every(
     ("name", "ragged", "told"),
     [
         ("single", Ragged(ids(1)), "1 ids without lengths, for a batch of 2 samples"),

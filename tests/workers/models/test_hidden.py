@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from shardkeep.workers.collectives.collective import ThreadCollective
-from shardkeep.workers.models.layers.hidden import HiddenOptions, Mlp
-from shardkeep.workers.models.layers.linear import linear
+from shardkeep.workers.models.layers.hidden import HiddenOptions, Mlp, linear
 from shardkeep.workers.models.layers.norms import BatchNorm, Dice
+from tests.support.cases import every
 from tests.support.ranks import run_ranks
 from tests.support.towers import batch, part_of, seeded_model, tower_of, train
 
@@ -70,7 +70,7 @@ def test_fewer_than_two_samples_use_the_running_statistics_and_leave_them_alone(
     assert torch.equal(in_training, layer(one)[0])
 
 
-@pytest.mark.parametrize(
+@every(
     ("options", "layers"),
     [
         ({"norm": "batch", "dropout": 0.5}, ["Linear", "BatchNorm", "ReLU", "Dropout"]),
@@ -85,8 +85,8 @@ def test_a_hidden_layer_is_linear_norm_activation_dropout(options, layers):
     assert [[type(layer).__name__ for layer in block] for block in mlp.blocks] == [layers, layers]
 
 
-@pytest.mark.parametrize("norm", ["none", "batch", "layer"])
-@pytest.mark.parametrize("activation", ["relu", "gelu", "prelu", "dice"])
+@every("norm", ["none", "batch", "layer"])
+@every("activation", ["relu", "gelu", "prelu", "dice"])
 def test_an_mlp_is_its_layers_one_after_the_other(norm, activation):
     mlp, x = Mlp(6, [5, 4], HiddenOptions(norm=norm, activation=activation)), drawn(8, 6)
     expected = x
@@ -120,7 +120,7 @@ def test_recomputation_observes_a_batch_once_and_changes_no_bit(activation):
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
 
 
-@pytest.mark.parametrize(
+@every(
     ("init", "deviation"),
     [
         ("dlrm", math.sqrt(2 / 500)),

@@ -8,8 +8,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from shardkeep.workers.model_config import ModelConfig
 from shardkeep.workers.models.registry import build_model, row_dim
+from tests.support.towers import model_config
 
 DIM = 4
 FEATURES = {"user.id": DIM, "item": DIM, "tag": 6}
@@ -20,7 +20,7 @@ def built(name, *, features=FEATURES, num_dense=DENSE, **settings):
     """A model in float64 with its inputs, and its parameters by name."""
     torch.manual_seed(5)
     rows = {n: row_dim(name, d) for n, d in features.items()}
-    model = build_model(ModelConfig(name=name, **settings), num_dense=num_dense, features=rows, default_dim=DIM)
+    model = build_model(model_config(name=name, **settings), num_dense=num_dense, features=rows, default_dim=DIM)
     model = model.double()
     with torch.no_grad():
         for parameter in model.parameters():  # also those that start at zero or are tiny
@@ -94,11 +94,11 @@ class TestEveryModel:
         agrees(model, dense, leaves, expected)
 
     def test_dnn(self, num_dense):
-        model, dense, leaves, p = built("dnn", num_dense=num_dense, top=[7, 3])
+        model, dense, leaves, p = built("dnn", num_dense=num_dense, hidden=[7, 3])
         agrees(model, dense, leaves, lambda b: affine(p, "logit", mlp(p, "top", joined(dense, leaves, b))))
 
     def test_wide_deep(self, num_dense):
-        model, dense, leaves, p = built("wide_deep", num_dense=num_dense, top=[7, 3])
+        model, dense, leaves, p = built("wide_deep", num_dense=num_dense, hidden=[7, 3])
 
         def expected(b):
             deep = affine(p, "logit", mlp(p, "deep", joined(dense, leaves, b, weight=1)))
@@ -107,7 +107,7 @@ class TestEveryModel:
         agrees(model, dense, leaves, expected)
 
     def test_deepfm(self, num_dense):
-        model, dense, leaves, p = built("deepfm", num_dense=num_dense, top=[7, 3])
+        model, dense, leaves, p = built("deepfm", num_dense=num_dense, hidden=[7, 3])
 
         def expected(b):
             deep = affine(p, "logit", mlp(p, "deep", joined(dense, leaves, b, weight=1)))
@@ -117,7 +117,7 @@ class TestEveryModel:
         agrees(model, dense, leaves, expected)
 
     def test_xdeepfm(self, num_dense):
-        model, dense, leaves, p = built("xdeepfm", num_dense=num_dense, top=[7, 3], cin=[3, 2])
+        model, dense, leaves, p = built("xdeepfm", num_dense=num_dense, hidden=[7, 3], cin=[3, 2])
 
         def expected(b):
             x0 = before = fields(p, dense, leaves, b, weight=1)
@@ -137,7 +137,7 @@ class TestEveryModel:
 
     def test_dlrm(self, num_dense):
         model, dense, leaves, p = built(
-            "dlrm", num_dense=num_dense, top=[7, 3], **({"bottom": [5]} if num_dense else {})
+            "dlrm", num_dense=num_dense, hidden=[7, 3], **({"bottom": [5]} if num_dense else {})
         )
 
         def expected(b):
@@ -156,7 +156,7 @@ class TestEveryModel:
     @pytest.mark.parametrize("rank", [None, 2])
     def test_dcn_v2(self, num_dense, structure, rank):
         settings = {"structure": structure, "cross_rank": rank, "cross_layers": 2}
-        model, dense, leaves, p = built("dcn_v2", num_dense=num_dense, top=[7, 3], **settings)
+        model, dense, leaves, p = built("dcn_v2", num_dense=num_dense, hidden=[7, 3], **settings)
 
         def expected(b):
             x0 = x = joined(dense, leaves, b)
@@ -173,7 +173,7 @@ class TestEveryModel:
     @pytest.mark.parametrize("top", [[7, 3], []], ids=["with an MLP", "attention only"])
     def test_autoint(self, num_dense, top):
         attention = {"layers": 2, "heads": 2, "dim": 6}
-        model, dense, leaves, p = built("autoint", num_dense=num_dense, top=top, attention=attention)
+        model, dense, leaves, p = built("autoint", num_dense=num_dense, hidden=top, attention=attention)
 
         def expected(b):
             e = fields(p, dense, leaves, b, weight=0)
@@ -197,7 +197,7 @@ class TestEveryModel:
 
     @pytest.mark.parametrize("bilinear", ["all", "each", "interaction"])
     def test_fibinet(self, num_dense, bilinear):
-        model, dense, leaves, p = built("fibinet", num_dense=num_dense, top=[7, 3], bilinear=bilinear, reduction=2)
+        model, dense, leaves, p = built("fibinet", num_dense=num_dense, hidden=[7, 3], bilinear=bilinear, reduction=2)
 
         def products(number, e):
             weight, found = p[f"pairs.{number}.weight"], []
@@ -219,7 +219,7 @@ class TestEveryModel:
     @pytest.mark.parametrize("structure", ["serial", "parallel"])
     def test_masknet(self, num_dense, structure):
         mask = {"ratio": 2.0} | ({"blocks": 2, "dim": 5} if structure == "parallel" else {})
-        model, dense, leaves, p = built("masknet", num_dense=num_dense, top=[7, 3], structure=structure, mask=mask)
+        model, dense, leaves, p = built("masknet", num_dense=num_dense, hidden=[7, 3], structure=structure, mask=mask)
 
         def block(number, e, x):
             name = f"blocks.{number}"
@@ -245,8 +245,8 @@ class TestEveryModel:
     @pytest.mark.parametrize("heads", [1, 3])
     @pytest.mark.parametrize("context", [["tag", "item"], []], ids=["features", "learned"])
     def test_finalmlp(self, num_dense, heads, context):
-        settings = {"second_top": [8, 9], "fusion_heads": heads, "gates": {"widths": [5], "second": context}}
-        model, dense, leaves, p = built("finalmlp", num_dense=num_dense, top=[7, 6], **settings)
+        settings = {"second_hidden": [8, 9], "fusion_heads": heads, "gates": {"hidden": [5], "second": context}}
+        model, dense, leaves, p = built("finalmlp", num_dense=num_dense, hidden=[7, 6], **settings)
 
         def expected(b):
             x, outputs = joined(dense, leaves, b), []

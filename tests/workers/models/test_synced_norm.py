@@ -10,7 +10,8 @@ from pydantic import ValidationError
 
 from shardkeep import JobConfig
 from shardkeep.workers.collectives.collective import Collective, ThreadCollective
-from shardkeep.workers.dense.synced import synced_layers
+from shardkeep.workers.dense.synced import SyncedLayers
+from tests.support.cases import every
 from tests.support.ranks import run_ranks
 from tests.support.towers import seeded_model, tower_of, train, values_of
 
@@ -37,8 +38,8 @@ def trained(splits: list[tuple[int, int]], *, steps: int = 5, **layers: Any) -> 
     return run_ranks(ThreadCollective.group(len(splits)), work)
 
 
-@pytest.mark.parametrize("layers", LAYERS.values(), ids=LAYERS)
-@pytest.mark.parametrize(
+@every("layers", LAYERS.values(), ids=LAYERS)
+@every(
     "splits",
     [[(0, 12), (12, 24)], [(0, 20), (20, 24)], [(0, 0), (0, 24)], [(0, 23), (23, 24)], [(0, 9), (9, 9), (9, 24)]],
 )
@@ -66,8 +67,8 @@ def test_without_it_ranks_differ_from_one() -> None:
 
 
 def test_it_is_off_by_default_and_on_for_all_layers() -> None:
-    assert not synced_layers(seeded_model(norm="batch", activation="dice"))
-    assert len(synced_layers(seeded_model(norm="batch", activation="dice", sync_norm=True))) == 6
+    assert not SyncedLayers(seeded_model(norm="batch", activation="dice"))
+    assert len(SyncedLayers(seeded_model(norm="batch", activation="dice", sync_norm=True))) == 6
 
 
 @pytest.mark.parametrize(

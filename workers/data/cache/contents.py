@@ -28,7 +28,7 @@ DAY_S = 86_400.0
 
 
 @dataclass(frozen=True)
-class Found:
+class CacheItem:
     """An entry, or a part of one. `useless`: why no job will read it; empty = one may. Times: seconds since 1970."""
 
     path: Path
@@ -54,26 +54,26 @@ def folders_at(place: Path | None) -> list[Path]:
     return [place, place / BESIDE_DATA]
 
 
-def contents(folder: Path) -> list[Found]:
+def contents(folder: Path) -> list[CacheItem]:
     """The entries in a folder and the parts of conversions, by name; empty where there is no such folder."""
     if not folder.is_dir():
         return []
     dead = set(abandoned(folder))
-    found = []
+    items = []
     for path in sorted(folder.iterdir()):
         with contextlib.suppress(OSError):
             if (entry := entry_of(path)) is None:
                 continue
             if entry == path:
-                found.append(_entry(path))
+                items.append(_entry(path))
             elif path in dead:
-                found.append(Found(path, _size(path), useless="left by a conversion that died"))
+                items.append(CacheItem(path, _size(path), useless="left by a conversion that died"))
             else:
-                found.append(Found(path, _size(path), note="being written, or of another user"))
-    return found
+                items.append(CacheItem(path, _size(path), note="being written, or of another user"))
+    return items
 
 
-def remove(entries: list[Found], *, unused_days: float | None = None) -> Iterator[Found]:
+def remove(entries: list[CacheItem], *, unused_days: float | None = None) -> Iterator[CacheItem]:
     """Removes what is useless, and with `unused_days` what no job has read for so long; yields what is gone.
 
     Jobs that have an entry open keep its files. What is being converted stays.
@@ -93,7 +93,7 @@ def remove(entries: list[Found], *, unused_days: float | None = None) -> Iterato
         yield entry
 
 
-def _entry(path: Path) -> Found:
+def _entry(path: Path) -> CacheItem:
     size = _size(path)
     try:
         meta = read_meta(path)
@@ -101,10 +101,10 @@ def _entry(path: Path) -> Found:
         used = (path / META).stat().st_mtime
     except (OSError, ValueError, KeyError, TypeError):
         if path.lstat().st_uid != os.geteuid():
-            return Found(path, size, note="of another user")
-        return Found(path, size, useless="damaged, of another version, or others can write it")
+            return CacheItem(path, size, note="of another user")
+        return CacheItem(path, size, useless="damaged, of another version, or others can write it")
     files = tuple(str(each[0]) for each in inputs)
-    return Found(path, size, files, made, used, useless=_changed(inputs))
+    return CacheItem(path, size, files, made, used, useless=_changed(inputs))
 
 
 def _changed(inputs: list[list[str | int]]) -> str:

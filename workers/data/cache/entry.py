@@ -22,8 +22,7 @@ import xxhash
 from shardkeep.base.files import atomic_write
 from shardkeep.workers.data.cache.folders import trusted
 from shardkeep.workers.data.columnar import ColumnarDataset
-from shardkeep.workers.data.conversion.conversion import Fitted
-from shardkeep.workers.data.conversion.scaling import from_json, to_json
+from shardkeep.workers.data.conversion.layout import Fitted
 from shardkeep.workers.data.input_files import Identity, identity
 from shardkeep.workers.data.schema import Schema
 
@@ -42,19 +41,17 @@ class FileSet:
     def name(self) -> str:
         """The same for the same files and settings, so that changed files replace their old entry."""
         text = json.dumps([self.settings, [str(p.resolve()) for p in self.paths]], sort_keys=True)
-        return f"{self.paths[0].name.split('.')[0]}-{xxhash.xxh3_64_hexdigest(text.encode())}"
-
-    def identities(self) -> list[Identity]:
-        """What the files are now. Raises OSError."""
-        return [identity(path, of=len(self.paths)) for path in self.paths]
+        first = self.paths[0].name.split(".")[0].encode("utf-8", "ignore").decode()  # pyarrow opens no other
+        return f"{first}-{xxhash.xxh3_64_hexdigest(text.encode())}"
 
 
 @dataclass(frozen=True)
 class Content:
-    """What a conversion has written, by file name, and what the training rows have decided."""
+    """What a conversion has written, and what the training rows have decided."""
 
-    checksums: Mapping[str, str]
     fitted: Fitted
+    checksums: Mapping[str, str]
+    """Of the values in each file, by its name."""
     skipped: int
     """Rows left out because their label is missing."""
     notes: Sequence[str]
@@ -64,17 +61,13 @@ class Content:
 
 
 @dataclass(frozen=True)
-class Entry:
+class CacheEntry:
     """An entry whose files are all there, at their length."""
 
     folder: Path
-    fitted: Fitted
+    content: Content
     parts: Mapping[str, ColumnarDataset]
-    checksums: Mapping[str, str]
     size_bytes: int
-    skipped: int
-    notes: Sequence[str]
-    absent: Sequence[str]
 
 
 def write_entry(folder: Path, files: FileSet, inputs: Sequence[Identity], content: Content) -> None:
@@ -85,11 +78,7 @@ def write_entry(folder: Path, files: FileSet, inputs: Sequence[Identity], conten
         "inputs": inputs,
         "sizes": {name: (folder / name).stat().st_size for name in content.checksums},
         "checksums": content.checksums,
-        "lists": sorted(content.fitted.lists),
-        "kinds": dict(content.fitted.kinds),
-        "times": sorted(content.fitted.times),
-        "origins": content.fitted.origins,
-        "transform": to_json(content.fitted.transform),
+        **content.fitted.to_json(),
         "skipped": content.skipped,
         "notes": content.notes,
         "absent": content.absent,
@@ -101,34 +90,28 @@ def write_entry(folder: Path, files: FileSet, inputs: Sequence[Identity], conten
     folder.chmod(folder.parent.stat().st_mode & 0o755)  # mkdtemp's is for one user only
 
 
-def read_entry(folder: Path, files: FileSet, schema: Schema, fitted: Fitted | None) -> Entry | None:
+def read_entry(folder: Path, files: FileSet, schema: Schema, fitted: Fitted | None) -> CacheEntry | None:
     """The entry of these files; None where it is absent, of other inputs, damaged, or maybe made by somebody else.
 
     `fitted` replaces the entry's own scaling. Its time of last use becomes now.
     """
     try:
         meta = read_meta(folder)
-        if meta["settings"] != json.loads(json.dumps(files.settings)) or meta["inputs"] != files.identities():
+        identities = [identity(path, of=len(files.paths)) for path in files.paths]
+        if meta["settings"] != json.loads(json.dumps(files.settings)) or meta["inputs"] != identities:
             return None
-        own = Fitted(
-            frozenset(meta["lists"]),
-            meta["kinds"],
-            tuple(meta["origins"]),
-            from_json(meta["transform"]),
-            frozenset(meta["times"]),
-        )
-        scaling = fitted or own
+        fitted = fitted or Fitted.of_json(meta)
         parts: dict[str, ColumnarDataset] = {}
         for name, size in meta["sizes"].items():
             if not trusted(folder / name):
                 return None
-            content = pa.memory_map(str(folder / name)).read_buffer()
-            if content.size != size:
+            mapped = pa.memory_map(str(folder / name)).read_buffer()
+            if mapped.size != size:
                 return None
-            parts[name] = ColumnarDataset(content, schema=schema, lists=scaling.lists, transform=scaling.transform)
+            parts[name] = ColumnarDataset(mapped, schema=schema, lists=fitted.lists, transform=fitted.transform)
         size = sum(meta["sizes"].values())
-        told = meta["skipped"], meta["notes"], meta["absent"]
-        entry = Entry(folder, scaling, parts, meta["checksums"], size, *told)
+        content = Content(fitted, meta["checksums"], meta["skipped"], meta["notes"], meta["absent"])
+        entry = CacheEntry(folder, content, parts, size)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None  # pa.ArrowInvalid is a ValueError
     with contextlib.suppress(OSError):

@@ -33,10 +33,10 @@ def cache_folders(config: DataConfig, first: Path) -> list[Path]:
 
 def own_folders() -> list[Path]:
     """The user's own folders, for data beside which nothing can be written."""
-    given = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    xdg = Path(os.environ.get("XDG_CACHE_HOME", ""))
     home = Path(os.path.expanduser("~"))  # noqa: PTH111 - Path.home() raises where there is no home
-    found = [path / "shardkeep" / "data" for path in (given, home / ".cache") if path.is_absolute()][:1]
-    return [*found, Path(tempfile.gettempdir()) / f"shardkeep-data-{os.geteuid()}"]
+    folders = [path / "shardkeep" / "data" for path in (xdg, home / ".cache") if path.is_absolute()][:1]
+    return [*folders, Path(tempfile.gettempdir()) / f"shardkeep-data-{os.geteuid()}"]
 
 
 def trusted(path: Path) -> bool:

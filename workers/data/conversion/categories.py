@@ -15,14 +15,14 @@ from shardkeep.base.arrays import Float64s, Ints
 from shardkeep.workers.data.conversion import times
 from shardkeep.workers.data.conversion.chunk import Column, shown_text
 from shardkeep.workers.data.conversion.hashing import MISSING_ID, Spellings, hash_texts
-from shardkeep.workers.data.conversion.rules import Rules, is_empty, is_list, is_number, is_text, is_time
+from shardkeep.workers.data.conversion.rules import ReadingRules, is_empty, is_list, is_number, is_text, is_time
 
 Kind = Literal["texts", "numbers", "times"]
 """What a column of ids held in training."""
 FLOAT_DIGITS = {16: 11, 32: 24, 64: 53}  # bits of a float type -> binary digits it holds
 
 
-def kind_of(values: pa.Array, rules: Rules) -> Kind | None:
+def kind_of(values: pa.Array, rules: ReadingRules) -> Kind | None:
     """What a column, or the lists of one, holds; None where it holds nothing."""
     kind = values.type
     while is_list(kind) or pa.types.is_dictionary(kind):
@@ -34,7 +34,7 @@ def kind_of(values: pa.Array, rules: Rules) -> Kind | None:
     return "times" if rules.form > 1 and is_time(kind) else "numbers"
 
 
-def decode_ids(column: Column, kind: Kind | None, rules: Rules, spellings: Spellings | None = None) -> Ints:
+def decode_ids(column: Column, kind: Kind | None, rules: ReadingRules, spellings: Spellings | None = None) -> Ints:
     """A category as int64_N: of numbers the number, of times the microseconds since 1970, of texts a hash.
 
     Values of another type are read as `kind`: 7 means the text 7 where training saw texts. Missing is an id of its own.
@@ -48,8 +48,8 @@ def decode_ids(column: Column, kind: Kind | None, rules: Rules, spellings: Spell
     if kind == "texts":
         return hash_texts(_as_texts(column, rules), spelled=rules.form == 1, spellings=spellings)
     if kind == "times":
-        found = times.micros(column, rules, exact=True)
-        return np.where(np.array(found.is_valid()), np.array(pc.fill_null(found, 0)), MISSING_ID)
+        micros = times.micros(column, rules, exact=True)
+        return np.where(np.array(micros.is_valid()), np.array(pc.fill_null(micros, 0)), MISSING_ID)
     values = _parsed(column, rules) if is_text(values.type) else values
     valid_N = np.array(values.is_valid())
     ids_N = _whole(column, values, rules)
@@ -60,7 +60,7 @@ def decode_ids(column: Column, kind: Kind | None, rules: Rules, spellings: Spell
     return ids_N
 
 
-def _as_texts(column: Column, rules: Rules) -> pa.Array:
+def _as_texts(column: Column, rules: ReadingRules) -> pa.Array:
     """The values as texts: whole numbers without a fraction, truth values and dates as Arrow's CSV writer has them."""
     values, kind = column.values, column.values.type
     if pa.types.is_floating(kind) or pa.types.is_decimal(kind):  # pandas makes floats of whole numbers with a gap
@@ -74,7 +74,7 @@ def _as_texts(column: Column, rules: Rules) -> pa.Array:
     return rules.texts(values if is_text(kind) else values.cast(pa.string()))
 
 
-def _parsed(column: Column, rules: Rules) -> pa.Array:
+def _parsed(column: Column, rules: ReadingRules) -> pa.Array:
     """Texts as whole numbers, for a model that was trained on numbers."""
     texts = rules.texts(column.values)
     texts = pc.replace_substring_regex(texts, r"\.0+$", "")
@@ -91,12 +91,12 @@ def _parsed(column: Column, rules: Rules) -> pa.Array:
     raise column.error(index, f"{shown_text(text)} is no whole number of 64 bits; training saw numbers here")
 
 
-def _whole(column: Column, values: pa.Array, rules: Rules) -> Ints:
+def _whole(column: Column, values: pa.Array, rules: ReadingRules) -> Ints:
     """Whole numbers of any Arrow type as int64 (uint64 keeps its bits); nulls become 0."""
     kind = values.type
     if pa.types.is_floating(kind):
-        found_N = np.array(values.cast(pa.float64()).fill_null(0.0), np.float64)
-        return _from_floats(column, found_N, exact=float(2 ** FLOAT_DIGITS[kind.bit_width]))
+        numbers_N = np.array(values.cast(pa.float64()).fill_null(0.0), np.float64)
+        return _from_floats(column, numbers_N, exact=float(2 ** FLOAT_DIGITS[kind.bit_width]))
     if pa.types.is_uint64(kind):
         return np.array(pc.fill_null(values, 0), np.uint64).view(np.int64)
     if pa.types.is_decimal(kind):
@@ -112,18 +112,19 @@ def _whole(column: Column, values: pa.Array, rules: Rules) -> Ints:
     return np.array(pc.fill_null(values.cast(pa.int64()), 0), np.int64)
 
 
-def _from_floats(column: Column, found_N: Float64s, exact: float) -> Ints:
+def _from_floats(column: Column, numbers_N: Float64s, exact: float) -> Ints:
     """`exact`: up to here, and not beyond, the column's type holds every whole number."""
-    missing_N = np.isnan(found_N)
-    wrong_N = ~missing_N & ((found_N != np.floor(found_N)) | (np.abs(found_N) > exact))
-    if wrong_N.any():
-        index = int(wrong_N.argmax())
-        number = found_N[index]
+    missing_N = np.isnan(numbers_N)
+    wrong_N = ~missing_N & ((numbers_N != np.floor(numbers_N)) | (np.abs(numbers_N) > exact))
+
+    def problem(index: int) -> str:
+        number = numbers_N[index]
         if number == np.floor(number) and np.isfinite(number):
-            why = f"{number:.0f} has lost digits as {column.values.type}; store the column as int64 or text"
-            raise column.error(index, why)
-        raise column.error(index, f"{number:g} is not a whole number; a category is a text or a whole number")
-    ids_N = np.where(missing_N, 0.0, found_N).astype(np.int64)
+            return f"{number:.0f} has lost digits as {column.values.type}; store the column as int64 or text"
+        return f"{number:g} is not a whole number; a category is a text or a whole number"
+
+    column.check(wrong_N, problem)
+    ids_N = np.where(missing_N, 0.0, numbers_N).astype(np.int64)
     ids_N[missing_N] = MISSING_ID
     return ids_N
 

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from shardkeep.base.arrays import Ints
 from shardkeep.base.errors import DataError
 from shardkeep.workers.data.conversion.rules import is_list
+from shardkeep.workers.data.gather_kernels import CHUNK_ROWS
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,11 @@ class Chunk:
         """The chunk's rows [start, stop), counted from 0."""
         return self._map(self.rows_N[start:stop], lambda values: values.slice(start, stop - start))
 
+    def parts(self) -> Iterator[Chunk]:
+        """The same rows in chunks of at most 65,536: what bounds the memory of a conversion."""
+        for start in range(0, len(self), CHUNK_ROWS):
+            yield self.slice(start, min(start + CHUNK_ROWS, len(self)))
+
     def _map(self, rows_N: Ints, part: Callable[[pa.Array], pa.Array]) -> Chunk:
         return Chunk(self.path, rows_N, {k: part(v) for k, v in self.columns.items()}, self.decimal)
 
@@ -69,6 +75,12 @@ class Column:
     def error(self, index: int, problem: str) -> DataError:
         """`problem` with its place in front; `index` is that of the value."""
         return DataError(f"{self.path}, row {self.rows_N[index]}, column {self.name}: {problem}")
+
+    def check(self, wrong_N: NDArray[np.bool_], problem: str | Callable[[int], str]) -> None:
+        """Raises DataError for the first value that is wrong. `problem`: what is wrong, or says it of an index."""
+        if wrong_N.any():
+            index = int(wrong_N.argmax())
+            raise self.error(index, problem if isinstance(problem, str) else problem(index))
 
     def entries(self, lists: pa.Array, lengths_N: Ints) -> Column:
         """The flattened entries of `lists`, a list array of this column. Raises DataError where they are structs."""
@@ -116,20 +128,12 @@ def _struct_error(path: str, name: str, kind: pa.DataType) -> DataError | None:
     return DataError(f"{path}, column {name}: is {what} with the fields {fields}; {way}")
 
 
-class MissingColumn(DataError):
-    """A file has no column `name`."""
-
-    def __init__(self, text: str, name: str) -> None:
-        super().__init__(text)
-        self.name = name
-
-
-def missing_column(path: str, name: str, known: Sequence[str], hint: str = "") -> MissingColumn:
+def missing_column(path: str, name: str, known: Sequence[str], hint: str = "") -> DataError:
     """The error for a column that the file does not have."""
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
     nearest = f"did you mean {near[0]}? " if near else ""
     shown = ", ".join(_one_line(each) for each in known[:30]) + (", ..." if len(known) > 30 else "")
-    return MissingColumn(f"{path}: has no column {name}; {nearest}it has: {shown}{hint}", name)
+    return DataError(f"{path}: has no column {name}; {nearest}it has: {shown}{hint}")
 
 
 def _one_line(name: str) -> str:

@@ -6,6 +6,7 @@ N = rows of the chunk, V = ids of the chunk
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
 import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
@@ -15,15 +16,17 @@ from numpy.typing import NDArray
 from shardkeep.base.arrays import Float64s, Ints
 from shardkeep.workers.data.conversion import times
 from shardkeep.workers.data.conversion.chunk import Column, shown_text
-from shardkeep.workers.data.conversion.rules import Rules, is_list, is_number, is_text, is_time, number_of
+from shardkeep.workers.data.conversion.rules import ReadingRules, is_list, is_number, is_text, is_time, number_of
 
 COMMA_NUMBER = re.compile(rb"[+-]?[0-9]+,[0-9]+")
 VECTORS = "; of a list of N numbers, each a dense input: {column: NAME, width: N}"
 _BRACKETS = re.compile(rb"\[(.*)\]|\{(.*)\}|\(([^()]*)\)", re.DOTALL)
+_WORD = re.compile(rb"\[([^\s'\"\[\]{},;|]+)\]")
+_NULLS = (b"None", b"NULL", b"null")
 _ESCAPE = re.compile(rb"\\(.)")
 
 
-def decode_numbers(column: Column, rules: Rules) -> Float64s:
+def decode_numbers(column: Column, rules: ReadingRules) -> Float64s:
     """A column of numbers as float64_N; missing is nan. A duration or a time of the day is in seconds. Infinite numbers
     are refused, and dates: they are a column of times."""
     kind = column.values.type
@@ -38,16 +41,14 @@ def decode_numbers(column: Column, rules: Rules) -> Float64s:
         numbers = column.values.cast(pa.float64())
     else:
         raise column.wrong_type(f"numbers, or texts that are numbers{VECTORS if is_list(kind) else ''}")
-    found_N = np.array(pc.fill_null(numbers, float("nan")), np.float64)
+    numbers_N = np.array(pc.fill_null(numbers, float("nan")), np.float64)
     if marks := rules.marks:
-        found_N[np.isin(found_N, marks)] = np.nan
-    infinite = np.isinf(found_N)
-    if infinite.any():
-        raise column.error(int(infinite.argmax()), "is infinite; allowed: finite numbers")
-    return found_N
+        numbers_N[np.isin(numbers_N, marks)] = np.nan
+    column.check(np.isinf(numbers_N), "is infinite; allowed: finite numbers")
+    return numbers_N
 
 
-def decode_vectors(column: Column, rules: Rules, width: int) -> Float64s:
+def decode_vectors(column: Column, rules: ReadingRules, width: int) -> Float64s:
     """A column of lists of `width` numbers as float64 (N, width), contiguous by column; an entry that is missing, and
     all of a list that is missing or empty, is nan. Texts are cut at commas, semicolons, bars and spaces."""
     values = column.values
@@ -60,16 +61,16 @@ def decode_vectors(column: Column, rules: Rules, width: int) -> Float64s:
     else:
         raise column.wrong_type(f"lists of {width} numbers, or texts of such lists")
     lengths_N = list_lengths(lists)
-    wrong_N = (lengths_N != width) & (lengths_N != 0)
-    if wrong_N.any():
-        index = int(wrong_N.argmax())
-        raise column.error(index, f"has {lengths_N[index]} numbers; allowed: {width}, the column's width")
-    found_NW = np.full((len(values), width), np.nan, order="F")
-    found_NW[lengths_N > 0] = decode_numbers(column.entries(lists, lengths_N), rules).reshape(-1, width)
-    return found_NW
+    column.check(
+        (lengths_N != width) & (lengths_N != 0),
+        lambda index: f"has {lengths_N[index]} numbers; allowed: {width}, the column's width",
+    )
+    vectors_NW = np.full((len(values), width), np.nan, order="F")
+    vectors_NW[lengths_N > 0] = decode_numbers(column.entries(lists, lengths_N), rules).reshape(-1, width)
+    return vectors_NW
 
 
-def holds_times(column: Column, rules: Rules) -> bool | None:
+def holds_times(column: Column, rules: ReadingRules) -> bool | None:
     """Whether a dense column holds times, not numbers; None = it holds nothing. Texts go by the first one."""
     if rules.form == 1:
         return False
@@ -82,11 +83,23 @@ def holds_times(column: Column, rules: Rules) -> bool | None:
     return is_time(present.type)
 
 
-def as_lists(column: Column, rules: Rules, separator: str | None, *, single: bool = True) -> pa.Array:
+def in_brackets(column: Column, rules: ReadingRules, separator: str | None) -> bool | None:
+    """Whether texts are lists in brackets, as Python, JSON and databases write them; None = there is no text."""
+    if separator is None or rules.form == 1 or not is_text(column.values.type):
+        return None
+    texts = rules.texts(column.values)
+    if texts.null_count == len(texts):
+        return None
+    return next(_bracketed(texts, separator), None) is not None
+
+
+def as_lists(
+    column: Column, rules: ReadingRules, separator: str | None, *, brackets: bool = False, single: bool = True
+) -> pa.Array:
     """The column as list<...>: list columns as they are, texts cut at `separator`, else one entry each.
 
-    A missing field is an empty list. `single`: texts without a separator may be one entry each. Texts may be in
-    brackets, as Python, JSON and databases write lists; then all do. Raises DataError.
+    A missing field is an empty list. `single`: texts without a separator may be one entry each. `brackets`: all texts
+    are lists in brackets, or none is. Raises DataError.
     """
     values = column.values
     kind = values.type
@@ -97,8 +110,14 @@ def as_lists(column: Column, rules: Rules, separator: str | None, *, single: boo
     if is_text(kind):
         values = rules.texts(values)
         if separator is not None:
-            cut = _cut(column, values, separator) if rules.form > 1 else pc.split_pattern(values, separator)
-            return cut.cast(pa.list_(values.type))
+            if brackets:
+                return _cut_brackets(column, values, separator)
+            for index in _bracketed(values, separator) if rules.form > 1 else ():
+                text = shown_text(values.cast(pa.binary())[index].as_py())
+                raise column.error(
+                    index, f"{text} is a list in brackets, the rows before are none; write all in one way"
+                )
+            return pc.split_pattern(values, separator).cast(pa.list_(values.type))
         if not single and rules.form > 1:
             raise column.wrong_type("lists, as in training; texts of several values need a separator there")
     elif separator is not None:
@@ -113,7 +132,7 @@ def list_lengths(lists: pa.Array) -> Ints:
     return np.array(pc.fill_null(pc.list_value_length(lists), 0), np.int64)
 
 
-def present(entries: pa.Array, rules: Rules) -> NDArray[np.bool_]:
+def present(entries: pa.Array, rules: ReadingRules) -> NDArray[np.bool_]:
     """Which entries of the flattened lists are not missing."""
     if is_text(entries.type):
         return np.array(rules.texts(entries).is_valid())
@@ -126,14 +145,18 @@ def present(entries: pa.Array, rules: Rules) -> NDArray[np.bool_]:
     return present_N
 
 
-def _cut(column: Column, texts: pa.Array, separator: str) -> pa.Array:
-    """The texts cut at the separator, or lists as Python, JSON and databases write them: `[18, 25]`, `{a,NULL}`."""
-    fields = texts.cast(pa.binary()).to_pylist() if pc.any(pc.match_substring_regex(texts, r"^[\[({]")).as_py() else []
-    inner = [_inner(field, separator) for field in fields]
-    if not any(each is not None for each in inner):
-        return pc.split_pattern(texts, separator)
+def _bracketed(texts: pa.Array, separator: str) -> Iterator[int]:
+    """The rows that are lists in brackets: `[18, 25]`, `{a,NULL}`."""
+    if pc.any(pc.match_substring_regex(texts, r"^[\[({]")).as_py():
+        for index, field in enumerate(texts.cast(pa.binary()).to_pylist()):
+            if _inner(field, separator) is not None and not _is_words(field, separator):
+                yield index
+
+
+def _cut_brackets(column: Column, texts: pa.Array, separator: str) -> pa.Array:
     entry, rows = _entry(separator), []
-    for index, (field, text) in enumerate(zip(fields, inner, strict=True)):
+    for index, field in enumerate(texts.cast(pa.binary()).to_pylist()):
+        text = _inner(field, separator)
         row = None if text is None else _entries(text, entry)
         if row is None and field is not None:
             why = "has no brackets, others have; write all in one way"
@@ -146,11 +169,18 @@ def _cut(column: Column, texts: pa.Array, separator: str) -> pa.Array:
 
 def _inner(field: bytes | None, separator: str) -> bytes | None:
     """What is in the brackets of a field; None = it is no list. `(none)` is a text, unless the separator is in it."""
-    found = _BRACKETS.fullmatch(field or b"")
-    if found is None:
+    match = _BRACKETS.fullmatch(field or b"")
+    if match is None:
         return None
-    text = next(each for each in found.groups() if each is not None)
-    return text.strip() if found[3] is None or not text or separator.encode() in text else None
+    text = next(each for each in match.groups() if each is not None)
+    return text.strip() if match[3] is None or not text or separator.encode() in text else None
+
+
+def _is_words(field: bytes, separator: str) -> bool:
+    """Whether all that is in brackets are words such as `[UNK]`: texts, unless another row is a list."""
+    parts = [part.strip() for part in field.split(separator.encode()) if b"[" in part or b"]" in part]
+    words = [_WORD.fullmatch(part) for part in parts]
+    return field[:1] == b"[" and all(w and w[1] not in _NULLS and number_of(w[1]) is None for w in words)
 
 
 def _entry(separator: str) -> re.Pattern[bytes]:
@@ -163,23 +193,23 @@ def _entry(separator: str) -> re.Pattern[bytes]:
 
 def _entries(text: bytes, entry: re.Pattern[bytes]) -> list[bytes | None] | None:
     """The entries between brackets, None for a missing one; None where it is no such list."""
-    found, at = list[bytes | None](), 0
+    entries, at = list[bytes | None](), 0
     while at < len(text):
         match = entry.match(text, at)
         if match is None:
             return None
         one, other, bare = match.groups()
         if bare is None:
-            found.append(_ESCAPE.sub(rb"\1", one if other is None else other))
+            entries.append(_ESCAPE.sub(rb"\1", one if other is None else other))
         elif b"..." in (parts := bare.split()) or (len(parts) > 1 and None not in map(number_of, parts)):
             return None  # as numpy shortens or separates
         else:
-            found.append(None if bare in (b"None", b"NULL", b"null") else bare)
+            entries.append(None if bare in _NULLS else bare)
         at = match.end()
-    return found
+    return entries
 
 
-def _of_temporal(column: Column, rules: Rules) -> pa.Array:
+def _of_temporal(column: Column, rules: ReadingRules) -> pa.Array:
     kind = column.values.type
     if rules.form == 1:  # the number that the column's type holds, in its unit
         return column.values.cast(pa.int32() if kind.bit_width == 32 else pa.int64()).cast(pa.float64(), safe=False)
@@ -189,7 +219,7 @@ def _of_temporal(column: Column, rules: Rules) -> pa.Array:
     return pc.divide(column.values.cast(to, safe=False).cast(pa.int64()).cast(pa.float64(), safe=False), 1e6)
 
 
-def _parse(column: Column, rules: Rules) -> pa.Array:
+def _parse(column: Column, rules: ReadingRules) -> pa.Array:
     texts = rules.texts(column.values)
     if column.decimal != ".":
         texts = pc.replace_substring(texts, column.decimal, ".", max_replacements=1)

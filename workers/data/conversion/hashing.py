@@ -35,8 +35,6 @@ def hash_texts(texts_N: pa.Array, *, spelled: bool = False, spellings: Spellings
     """The ids of an Arrow array of texts or bytes, as of `hash_text`; null becomes MISSING_ID. Each distinct text is
     hashed once, and shown to `spellings`."""
     coded = pc.dictionary_encode(texts_N, null_encoding="mask")
-    if isinstance(coded, pa.ChunkedArray):
-        coded = coded.combine_chunks()
     distinct = coded.dictionary
     if not spelled and pc.any(pc.match_substring(distinct, ".0")).as_py():
         distinct = pc.replace_substring_regex(distinct, f"^{_WHOLE_FLOAT.pattern.decode()}$", r"\1")

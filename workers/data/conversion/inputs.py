@@ -17,10 +17,10 @@ from shardkeep.base.settings import Settings, first_problem
 from shardkeep.workers.data.columnar import ColumnarDataset, ColumnarWriter
 from shardkeep.workers.data.conversion.categories import Kind
 from shardkeep.workers.data.conversion.chunk import Chunk
-from shardkeep.workers.data.conversion.conversion import Converter, Fitted, Kept, Layout
 from shardkeep.workers.data.conversion.labels import LabelValues
+from shardkeep.workers.data.conversion.layout import ColumnLayout, Fitted, PriorFit
+from shardkeep.workers.data.conversion.reader import RowReader
 from shardkeep.workers.data.conversion.rules import FORM
-from shardkeep.workers.data.conversion.scaling import from_json, to_json
 from shardkeep.workers.data_config import (
     ColumnName,
     DataConfig,
@@ -65,20 +65,14 @@ class _Csv(Settings):
     decimal: Literal[".", ","] = "."
 
 
-class _Parquet(Settings):
-    """How files were read."""
+class _Typed(Settings):
+    """Parquet, or columns of the user's own code or of the synthetic stream: nothing was chosen."""
 
-    form: Literal["parquet"]
-
-
-class _Columns(Settings):
-    """The training samples came from the user's own code, or from the synthetic stream."""
-
-    form: Literal["columns"]
+    form: Literal["parquet", "columns"]
 
 
-class _Stored(Settings):
-    """The form of `Inputs` in JSON, whose parts fit each other."""
+class _StoredLayout(Settings):
+    """The form of `ColumnLayout` in JSON."""
 
     model_config = ConfigDict(extra="ignore")  # of a later version
 
@@ -89,27 +83,42 @@ class _Stored(Settings):
     scale: Scaling
     missing: list[str]
     weight: ColumnName | None = None  # missing = of a version that did not keep it
+
+    @model_validator(mode="after")
+    def _columns_differ(self) -> _StoredLayout:
+        for key, columns in (("dense", self.dense), ("sparse", self.sparse)):
+            names = [self.label.column, *(column.column for column in columns)]
+            if twice := next((name for name in names if names.count(name) > 1), None):
+                raise ValueError(f"{key}: column {twice[:60]!r} is there twice, or is the label")
+        return self
+
+    def layout(self) -> ColumnLayout:
+        """What is stored."""
+        columns = self.label, tuple(self.dense), tuple(self.sparse)
+        return ColumnLayout(*columns, self.scale, tuple(self.missing), self.weight, form=self.form)
+
+
+class _Stored(_StoredLayout):
+    """The form of `Inputs` in JSON, whose parts fit each other."""
+
     lists: list[str]
     kinds: dict[str, Kind]
     times: list[str] = Field(default_factory=list)
+    brackets: list[str] = Field(default_factory=list)
     origins: list[float]
     transform: _StoredTransform
-    reading: Annotated[_Csv | _Parquet | _Columns, Field(discriminator="form")]
+    reading: Annotated[_Csv | _Typed, Field(discriminator="form")]
 
     @model_validator(mode="after")
     def _parts_fit(self) -> _Stored:
         num_dense = sum(column.width or 1 for column in self.dense)
         numbers = {"origins": self.origins} | {f"transform.{k}": v for k, v in self.transform}
         for key, values in numbers.items():
-            if len(values) != num_dense:
+            if len(values) != num_dense:  # before a number is looked at: there may be too many to list
                 raise ValueError(f"{key} has {len(values)} numbers for {num_dense} dense columns")
         dense = {number.column: number for column in self.dense for number in column.numbers()}
         sparse = {column.column: column for column in self.sparse}
-        for key, columns in (("dense", self.dense), ("sparse", self.sparse)):
-            names = [self.label.column, *(column.column for column in columns)]
-            if twice := next((name for name in names if names.count(name) > 1), None):
-                raise ValueError(f"{key}: column {twice[:60]!r} is there twice, or is the label")
-        for key, named in (("lists", self.lists), ("kinds", self.kinds)):
+        for key, named in (("lists", self.lists), ("brackets", self.brackets), ("kinds", self.kinds)):
             if unknown := next((name for name in named if name not in sparse), None):
                 raise ValueError(f"{key}: {unknown[:60]!r} is no sparse column")
         if unknown := next((name for name in self.times if name not in dense), None):
@@ -124,14 +133,14 @@ class _Stored(Settings):
 class Inputs:
     """The columns that a model reads, and what its training rows decided about them."""
 
-    layout: Layout
+    layout: ColumnLayout
     fitted: Fitted
     reading: Mapping[str, Any]
     """The form of the training files, such as the delimiter."""
 
     def to_json(self) -> dict[str, Any]:
         """JSON types, which `of_json` reads."""
-        layout, fitted = self.layout, self.fitted
+        layout = self.layout
         return {
             "form": layout.form,
             "label": layout.label.model_dump(),
@@ -140,11 +149,7 @@ class Inputs:
             "scale": layout.scale,
             "missing": list(layout.missing),
             "weight": layout.weight,
-            "lists": sorted(fitted.lists),
-            "kinds": dict(fitted.kinds),
-            "times": sorted(fitted.times),
-            "origins": list(fitted.origins),
-            "transform": to_json(fitted.transform),
+            **self.fitted.to_json(),
             "reading": dict(self.reading),
         }
 
@@ -155,15 +160,7 @@ class Inputs:
             stored = _Stored.model_validate(record)
         except ValidationError as error:
             raise ValueError(first_problem(error)) from error
-        columns = stored.label, tuple(stored.dense), tuple(stored.sparse)
-        layout = Layout(*columns, stored.scale, tuple(stored.missing), stored.weight, form=stored.form)
-        transform, times = from_json(stored.transform.model_dump()), frozenset(stored.times)
-        fitted = Fitted(frozenset(stored.lists), dict(stored.kinds), tuple(stored.origins), transform, times)
-        return cls(layout, fitted, dict(record["reading"]))
-
-    def kept(self) -> Kept:
-        """What a job that continues this model keeps."""
-        return Kept.of(self.layout, self.fitted)
+        return cls(stored.layout(), Fitted.of_json(stored.model_dump()), dict(record["reading"]))
 
     def columns(self) -> list[str]:
         """Names of the raw columns that the model reads, each once; without the label and the weight of a sample."""
@@ -173,23 +170,21 @@ class Inputs:
     def labelled(self, chunk: Chunk) -> tuple[Chunk, LabelValues]:
         """The rows of a chunk that have a label, and their labels. Raises DataError for a missing label, unless
         `data.label.missing` is skip."""
-        labels = Converter(self.layout, self.fitted).labels(chunk)
-        if labels.missing_N.any() and self.layout.label.missing == "error":
-            column = chunk.column(self.layout.label.column)
-            raise column.error(int(labels.missing_N.argmax()), "the label is missing")
+        labels = RowReader(self.layout, self.fitted).labels(chunk)
+        if self.layout.label.missing == "error":
+            chunk.column(self.layout.label.column).check(labels.missing_N, "the label is missing")
         return chunk.filter(~labels.missing_N), labels.value_N[~labels.missing_N]
 
     def samples(self, chunk: Chunk, label_N: LabelValues | None = None) -> ColumnarDataset:
         """The samples of a chunk of 1 row or more, in memory. Without `label_N` the labels are 0, and no column of
         labels or weights is read. Raises DataError for what cannot be a sample."""
-        converter = Converter(self.layout if label_N is not None else replace(self.layout, weight=None), self.fitted)
+        layout, fitted = self.layout, self.fitted
         if label_N is None:
-            label_N = np.zeros(len(chunk), np.uint8)
+            layout, label_N = replace(layout, weight=None), np.zeros(len(chunk), np.uint8)
         sink = pa.BufferOutputStream()
         writer = ColumnarWriter(sink)
-        writer.add(converter.rows(chunk, label_N, learn=False))
+        writer.add(RowReader(layout, fitted).rows(chunk, label_N, learn=False))
         writer.close()
-        fitted = self.fitted
         try:
             return ColumnarDataset(
                 sink.getvalue(), schema=self.layout.schema, lists=fitted.lists, transform=fitted.transform
@@ -198,11 +193,12 @@ class Inputs:
             raise DataError(f"{chunk.path}: {error}") from error
 
 
-def kept_of(config: DataConfig) -> Kept | None:
+def prior_fit(config: DataConfig) -> PriorFit | None:
     """What the model with which the job continues has decided; None = nothing. Raises ConfigError."""
     if config.fitted is None or config.refit:
         return None
     try:
-        return Inputs.of_json(config.fitted).kept()
+        inputs = Inputs.of_json(config.fitted)
     except ValueError as error:
         raise ConfigError(f"data.fitted: {error}") from error
+    return PriorFit.of(inputs.layout, inputs.fitted)

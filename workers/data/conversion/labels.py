@@ -17,7 +17,7 @@ from shardkeep.base.arrays import Float64s
 from shardkeep.base.errors import DataError
 from shardkeep.workers.data.conversion.chunk import Chunk, Column
 from shardkeep.workers.data.conversion.decoding import decode_numbers
-from shardkeep.workers.data.conversion.rules import Rules, equal_to, is_number, is_text, number_of, numbers_of
+from shardkeep.workers.data.conversion.rules import ReadingRules, equal_to, is_number, is_text, number_of, numbers_of
 from shardkeep.workers.data_config import LabelColumn, Threshold
 
 LabelValues = NDArray[np.uint8] | NDArray[np.float32]
@@ -32,7 +32,7 @@ class Labels:
     missing_N: NDArray[np.bool_]
 
 
-def decode_labels(column: Column, label: LabelColumn, rules: Rules) -> Labels:
+def decode_labels(column: Column, label: LabelColumn, rules: ReadingRules) -> Labels:
     """The labels; a value of `missing` that `positive` lists too is no missing one.
 
     Raises DataError, naming the row, for one that is not 0 or 1, or that is not a number.
@@ -52,11 +52,9 @@ def decode_labels(column: Column, label: LabelColumn, rules: Rules) -> Labels:
     except DataError as error:
         raise DataError(f"{error} (label; name the values that mean 1 in data.label.positive)") from error
     missing_N = np.isnan(numbers_N)
+    allowed = "0 and 1, data.label.positive, or train.loss: mse for numbers"
     wrong_N = ~((numbers_N == 0.0) | (numbers_N == 1.0) | missing_N)
-    if wrong_N.any():
-        index = int(wrong_N.argmax())
-        allowed = "0 and 1, data.label.positive, or train.loss: mse for numbers"
-        raise column.error(index, f"the label is {numbers_N[index]:g}; allowed: {allowed}")
+    column.check(wrong_N, lambda index: f"the label is {numbers_N[index]:g}; allowed: {allowed}")
     return Labels((numbers_N == 1.0).astype(np.uint8), missing_N)
 
 
@@ -65,7 +63,7 @@ def listed(label: LabelColumn) -> tuple[str, ...]:
     return tuple(text.strip() for text in label.positive) if isinstance(label.positive, list) else ()
 
 
-def unmatched(column: Column, values: Sequence[str], rules: Rules) -> list[str]:
+def unmatched(column: Column, values: Sequence[str], rules: ReadingRules) -> list[str]:
     """Which of the values that mean 1 no row of the column has."""
     bare = replace(rules, missing=())
     return [value for value in values if not _positives(column, [value], bare).value_N.any()]
@@ -77,28 +75,32 @@ def check_matched(absent: Sequence[str], where: str) -> None:
         raise DataError(f"data.label.positive: no row of {where} has {absent[0]!r}")
 
 
+def left_out(count: int) -> str:
+    """What a person learns of rows without a label, behind where the samples come from."""
+    return f"; {count:,} rows left out, their label is missing" if count else ""
+
+
 def _within(bounds: Threshold, numbers_N: Float64s) -> NDArray[np.bool_]:
     """Which numbers are within the bounds; NaN is not."""
     above, below = bounds.above, bounds.below
     return (numbers_N > (-np.inf if above is None else above)) & (numbers_N < (np.inf if below is None else below))
 
 
-def _numbers(column: Column, rules: Rules) -> Labels:
+def _numbers(column: Column, rules: ReadingRules) -> Labels:
     numbers_N = decode_numbers(column, rules)
     with np.errstate(over="ignore"):
         value_N = numbers_N.astype(np.float32)
-    if np.isinf(value_N).any():
-        raise column.error(int(np.isinf(value_N).argmax()), "the label is beyond float32")
+    column.check(np.isinf(value_N), "the label is beyond float32")
     return Labels(value_N, np.isnan(numbers_N))
 
 
-def _positives(column: Column, positive: Sequence[str], rules: Rules) -> Labels:
+def _positives(column: Column, positive: Sequence[str], rules: ReadingRules) -> Labels:
     """Numbers are compared by value where all of `positive` are numbers, else texts."""
     numbers = numbers_of(positive)
     by_value = len(numbers) == len(positive)
     if is_number(column.values.type) and by_value:
-        found_N = decode_numbers(column, rules)
-        missing_N, positive_N = np.isnan(found_N), np.isin(found_N, numbers)
+        numbers_N = decode_numbers(column, rules)
+        missing_N, positive_N = np.isnan(numbers_N), np.isin(numbers_N, numbers)
     else:
         texts = label_texts(column, rules)
         missing_N = np.array(texts.is_null())
@@ -109,7 +111,7 @@ def _positives(column: Column, positive: Sequence[str], rules: Rules) -> Labels:
     return Labels(positive_N.astype(np.uint8), missing_N)
 
 
-def label_texts(column: Column, rules: Rules) -> pa.Array:
+def label_texts(column: Column, rules: ReadingRules) -> pa.Array:
     """The labels as stripped texts, the form in which `positive` is compared; missing ones are null."""
     kind = column.values.type
     if not (is_text(kind) or is_number(kind) or pa.types.is_temporal(kind) or pa.types.is_null(kind)):
@@ -134,7 +136,7 @@ class PartCheck:
             return
         self.num_positive += int(labels_N.sum())
         if len(self.seen) < 10:
-            texts = pc.unique(label_texts(chunk.column(label.column), Rules()).slice(0, 10_000))
+            texts = pc.unique(label_texts(chunk.column(label.column), ReadingRules()).slice(0, 10_000))
             self.seen |= dict.fromkeys(str(t) for t in texts.to_pylist())
 
     def finish(self, label: LabelColumn, advice: str = "") -> None:

@@ -16,7 +16,7 @@ FORM = 2
 
 
 @dataclass(frozen=True)
-class Rules:
+class ReadingRules:
     """`missing`: values that mean a missing one. `form`: 2, or 1 for models of before form 2.
 
     Form 2 compares numbers by value, reads the category `1322.0` as `1322`, and reads times in seconds, or in
@@ -74,12 +74,7 @@ def number_of(text: bytes) -> float | None:
 
 def is_text(kind: pa.DataType) -> bool:
     """Whether a column of this type holds texts or bytes."""
-    return bool(
-        pa.types.is_string(kind)
-        or pa.types.is_large_string(kind)
-        or pa.types.is_binary(kind)
-        or pa.types.is_large_binary(kind)
-    )
+    return kind in (pa.string(), pa.large_string(), pa.binary(), pa.large_binary())
 
 
 def is_number(kind: pa.DataType) -> bool:

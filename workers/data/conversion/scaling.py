@@ -5,7 +5,7 @@ N = rows of a chunk, I = dense columns
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -46,7 +46,7 @@ class Moments:
 
 
 @dataclass(frozen=True)
-class KeptScale:
+class PriorScale:
     """How an earlier model reads a dense column: (stored - shift) * factor, stored = shaped - origin."""
 
     is_time: bool
@@ -63,7 +63,7 @@ class ColumnScaler:
     timestamps, whose values are large beside their spread. `is_time`: None before a value is known.
     """
 
-    def __init__(self, column: DenseColumn, default: Scaling, kept: KeptScale | None = None) -> None:
+    def __init__(self, column: DenseColumn, default: Scaling, kept: PriorScale | None = None) -> None:
         self.name = column.column
         self.is_time = None if kept is None else kept.is_time
         self._scale: Scaling = column.scale or default
@@ -128,25 +128,10 @@ class ColumnScaler:
         return values_N
 
 
-class Scaler:
-    """All dense columns of a job. `kept`: by name, those that other rows have fixed."""
-
-    def __init__(self, columns: Sequence[DenseColumn], default: Scaling, kept: Mapping[str, KeptScale]) -> None:
-        self.columns = [ColumnScaler(c, default, kept.get(c.column)) for c in columns]
-
-    def origins(self) -> tuple[float, ...]:
-        """The origin of every column."""
-        return tuple(column.origin for column in self.columns)
-
-    def times(self) -> frozenset[str]:
-        """The columns that hold times."""
-        return frozenset(column.name for column in self.columns if column.is_time)
-
-    def transform(self) -> DenseTransform:
-        """The transform of all columns as float32 arrays."""
-        fill_shift_factor = np.array([c.transform() for c in self.columns], np.float32).reshape(-1, 3)
-        fill_I, shift_I, factor_I = (np.ascontiguousarray(part) for part in fill_shift_factor.T)
-        return DenseTransform(fill_I, shift_I, factor_I)
+def transform_of(columns: Sequence[ColumnScaler]) -> DenseTransform:
+    """The transform of all columns as float32 arrays."""
+    fill_shift_factor = np.array([c.transform() for c in columns], np.float32).reshape(-1, 3)
+    return DenseTransform(*(np.ascontiguousarray(part) for part in fill_shift_factor.T))
 
 
 def to_json(transform: DenseTransform) -> dict[str, list[float]]:

@@ -11,7 +11,7 @@ import numpy as np
 
 from shardkeep.base.arrays import Ints
 from shardkeep.workers.data.conversion.hashing import MISSING_ID
-from shardkeep.workers.data.conversion.scaling import Scaler
+from shardkeep.workers.data.conversion.scaling import ColumnScaler
 
 FEWEST_ROWS = 100
 """So many rows without a value twice mean that the column numbers its rows."""
@@ -37,7 +37,7 @@ class Teaching:
             if name in self._constant and (ids_N != self._first[name]).any():
                 self._constant.discard(name)
 
-    def notes(self, scaler: Scaler) -> list[str]:
+    def notes(self, dense: Sequence[ColumnScaler]) -> list[str]:
         """A line for each column that cannot teach."""
         notes = []
         for name in self._first:
@@ -49,7 +49,7 @@ class Teaching:
                 notes.append(
                     f"column {name}: the first {count:,} rows have {count:,} values; it names rows, leave it out"
                 )
-        for column in scaler.columns:
+        for column in dense:
             if column.is_constant:
                 value = "has the same number in all rows" if column.is_known else "is empty"
                 notes.append(f"column {column.name}: {value}; it counts as 0")

@@ -11,7 +11,7 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 
 from shardkeep.base.arrays import Float64s
 from shardkeep.workers.data.conversion.chunk import Column, shown_text
-from shardkeep.workers.data.conversion.rules import Rules, is_text, is_time
+from shardkeep.workers.data.conversion.rules import ReadingRules, is_text, is_time
 
 READ = (
     "2024-05-01, 2024-05-01 13:45, with T, seconds and up to 9 digits of a second, and with Z, UTC, GMT or +02:00 in "
@@ -25,7 +25,7 @@ _PER_MICRO = np.array([1e-6, 1e-3, 1.0, 1e3])
 """Of each of the four units, how many a microsecond has."""
 
 
-def micros(column: Column, rules: Rules, *, exact: bool = False) -> pa.Array:
+def micros(column: Column, rules: ReadingRules, *, exact: bool = False) -> pa.Array:
     """A column of times as int64; missing is null. Raises DataError for what is no time; with `exact` also for a time
     of a type that holds nanoseconds.
 
@@ -45,7 +45,7 @@ def micros(column: Column, rules: Rules, *, exact: bool = False) -> pa.Array:
     raise column.wrong_type(f"times; {READ}")
 
 
-def seconds(column: Column, rules: Rules) -> Float64s:
+def seconds(column: Column, rules: ReadingRules) -> Float64s:
     """A column of times as float64_N seconds since 1970; missing is nan. Raises DataError."""
     micros_N = micros(column, rules).cast(pa.float64(), safe=False)
     return np.array(pc.fill_null(micros_N, float("nan")), np.float64) / 1e6
@@ -65,7 +65,7 @@ def parse(texts: pa.Array) -> pa.Array | None:
     return None
 
 
-def are_counts(column: Column, rules: Rules) -> bool:
+def are_counts(column: Column, rules: ReadingRules) -> bool:
     """Whether a column of numbers, or of texts that are numbers, counts from 1970 on in one of the units."""
     values = rules.texts(column.values) if is_text(column.values.type) else column.values
     if is_text(values.type):
@@ -80,11 +80,11 @@ def are_counts(column: Column, rules: Rules) -> bool:
 
 
 def _of_texts(column: Column, texts: pa.Array) -> pa.Array:
-    if (found := parse(texts)) is not None:
-        return found
+    if (parsed := parse(texts)) is not None:
+        return parsed
     for kind in (pa.int64(), pa.float64()):
         try:
-            return _of_numbers(column, texts.cast(kind), Rules())
+            return _of_numbers(column, texts.cast(kind), ReadingRules())
         except pa.ArrowInvalid:
             continue
     for index, text in enumerate(texts.cast(pa.binary()).to_pylist()):
@@ -94,16 +94,14 @@ def _of_texts(column: Column, texts: pa.Array) -> pa.Array:
     raise column.error(index, f"times with and without a zone, or dates and counts, are mixed; read are: {READ}")
 
 
-def _of_numbers(column: Column, values: pa.Array, rules: Rules) -> pa.Array:
+def _of_numbers(column: Column, values: pa.Array, rules: ReadingRules) -> pa.Array:
     numbers_N = np.array(pc.fill_null(values, 0))
     if numbers_N.itemsize < 8:  # whose microseconds need 64 bits
         numbers_N = numbers_N.astype(np.int64)
     missing_N = np.array(values.is_null()) | np.isnan(numbers_N.astype(np.float64)) | np.isin(numbers_N, rules.marks)
     band_N = _band(numbers_N.astype(np.float64))
     wrong_N = ~missing_N & (band_N % 2 == 0)
-    if wrong_N.any():
-        index = int(wrong_N.argmax())
-        raise column.error(index, f"{numbers_N[index]} is no time; read are: {READ}")
+    column.check(wrong_N, lambda index: f"{numbers_N[index]} is no time; read are: {READ}")
     micros_N, unit_N = np.zeros(len(numbers_N), np.int64), band_N // 2
     for unit, per_micro in enumerate(_PER_MICRO):
         own_N = ~missing_N & (unit_N == unit)

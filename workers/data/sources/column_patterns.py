@@ -31,10 +31,10 @@ def named_columns(config: DataConfig, names: Callable[[], Sequence[str]]) -> Dat
 
 
 def _expand(key: str, columns: Sequence[C], known: Sequence[str], free: Sequence[str]) -> list[C]:
-    found: dict[str, C] = {}
+    expanded: dict[str, C] = {}
     for column in columns:
         if "*" not in column.column or column.column in known:
-            found[column.column] = column
+            expanded[column.column] = column
             continue
         pattern = re.compile(".*".join(map(re.escape, column.column.split("*"))))
         matching = [name for name in free if pattern.fullmatch(name)]
@@ -46,5 +46,5 @@ def _expand(key: str, columns: Sequence[C], known: Sequence[str], free: Sequence
         if not matching:
             shown = ", ".join(known[:30]) + (", ..." if len(known) > 30 else "")
             raise DataError(f"data.{key}: no column matches {column.column}; there are: {shown}")
-        found |= {name: column.model_copy(update={"column": name}) for name in matching if name not in found}
-    return list(found.values())
+        expanded |= {name: column.model_copy(update={"column": name}) for name in matching if name not in expanded}
+    return list(expanded.values())

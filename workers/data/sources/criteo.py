@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from shardkeep.base.errors import ConfigError
 from shardkeep.workers.data.cache.cache import open_cached
-from shardkeep.workers.data.conversion.conversion import layout_of, refuse
+from shardkeep.workers.data.conversion.layout import layout_of
 from shardkeep.workers.data.samples import Data, Progress
 from shardkeep.workers.data.sources.csv_files import CsvForm
-from shardkeep.workers.data_config import DIALECT, DataConfig, DenseColumn, LabelColumn, SparseColumn
+from shardkeep.workers.data_config import DIALECT, DataConfig, DenseColumn, LabelColumn, SparseColumn, refuse
 
 DENSE = tuple(f"I{i}" for i in range(1, 14))
 SPARSE = tuple(f"C{i}" for i in range(1, 27))

@@ -16,15 +16,15 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.csv as pacsv  # type: ignore[import-untyped]
 
 from shardkeep.base.errors import ConfigError, DataError, first_line
-from shardkeep.base.log import EventLog
+from shardkeep.base.logs.log import EventLog
 from shardkeep.workers.data.cache.cache import first_file, open_cached
 from shardkeep.workers.data.conversion.chunk import Chunk, missing_column
-from shardkeep.workers.data.conversion.conversion import layout_of, refuse
-from shardkeep.workers.data.partitions import columns_of_folders
+from shardkeep.workers.data.conversion.layout import layout_of
+from shardkeep.workers.data.input_files import columns_of_folders
 from shardkeep.workers.data.samples import Data, Progress
 from shardkeep.workers.data.sources.column_patterns import named_columns
 from shardkeep.workers.data.sources.csv_lines import CountedLines, check_lines
-from shardkeep.workers.data_config import DataConfig
+from shardkeep.workers.data_config import DataConfig, refuse
 
 BLOCK_BYTES = 1 << 24  # a row must fit; also what one read holds in memory
 UNIT = b"\x1f"  # ASCII's unit separator represents a delimiter of several characters

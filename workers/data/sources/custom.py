@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,18 +11,17 @@ import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
 
 from shardkeep.base.errors import ConfigError, DataError
-from shardkeep.base.modules import load_named
+from shardkeep.base.plugging.modules import load_named
 from shardkeep.workers.data.columnar import ColumnarDataset, ColumnarWriter
 from shardkeep.workers.data.conversion.chunk import Chunk, plain
-from shardkeep.workers.data.conversion.conversion import Converter, Layout, layout_of, left_out, refuse
-from shardkeep.workers.data.conversion.inputs import Inputs, kept_of
-from shardkeep.workers.data.conversion.labels import check_matched
+from shardkeep.workers.data.conversion.conversion import Converter, HoldOut
+from shardkeep.workers.data.conversion.inputs import Inputs, prior_fit
+from shardkeep.workers.data.conversion.labels import check_matched, left_out
+from shardkeep.workers.data.conversion.layout import ColumnLayout, layout_of
 from shardkeep.workers.data.conversion.scaling import to_json
-from shardkeep.workers.data.fingerprint import content_fingerprint, fingerprint
-from shardkeep.workers.data.gather_kernels import CHUNK_ROWS
-from shardkeep.workers.data.sample_inputs import sample_inputs
-from shardkeep.workers.data.samples import Data, Dataset, Progress
-from shardkeep.workers.data_config import DIALECT, DataConfig, DenseColumn, LabelColumn, SparseColumn
+from shardkeep.workers.data.samples import Data, Dataset, Progress, content_fingerprint, fingerprint
+from shardkeep.workers.data.schema import sample_inputs
+from shardkeep.workers.data_config import DIALECT, DataConfig, DenseColumn, LabelColumn, SparseColumn, refuse
 
 
 def open_custom(config: DataConfig, *, seed: int, progress: Progress | None) -> Data:
@@ -92,34 +91,33 @@ def _arrays(source: str, part: Any) -> Mapping[str, Any]:
 
 
 def _convert(config: DataConfig, parts: list[Mapping[str, Any]], seed: int) -> Data:
-    kept = kept_of(config)
+    prior = prior_fit(config)
     layout = _layout(config, parts[0])
-    layout = layout if kept is None else replace(layout, form=kept.form)
-    converter = Converter(layout, kept=kept)
+    layout = layout if prior is None else replace(layout, form=prior.form)
+    converter = Converter(layout, prior=prior)
     share = config.eval_fraction
     sinks = [pa.BufferOutputStream() for _ in range(2 if share else len(parts))]
     writers = [ColumnarWriter(sink) for sink in sinks]
-    converter.convert(
-        _chunks(config.source, parts[0]), writers[0], writers[1] if share else None, share=share, seed=seed
-    )
+    chunk, held = _chunk(config.source, parts[0]), writers[1] if share else None
+    converter.convert([chunk], writers[0], held, split=HoldOut(share, seed))
     if len(parts) == 2:
-        converter.convert(_chunks(config.source, parts[1]), None, writers[1])
+        converter.convert([_chunk(config.source, parts[1])], None, writers[1])
     for writer in writers:
         writer.close()
     check_matched(converter.absent, "the data")
-    fitted = converter.fitted()
+    fitted = converter.reader.fitted()
     datasets = [
         ColumnarDataset(sink.getvalue(), schema=layout.schema, lists=fitted.lists, transform=fitted.transform)
         for sink in sinks
     ]
     source = f"{config.source}{left_out(converter.skipped)}"
     mark = content_fingerprint(layout.schema, [writer.checksum() for writer in writers], to_json(fitted.transform))
-    held = datasets[1] if len(datasets) == 2 else None
     inputs = Inputs(layout, fitted, {"form": "columns"}).to_json()
-    return Data(datasets[0], held, None, source, mark, inputs, tuple(converter.notes()))
+    evaluation = datasets[1] if len(datasets) == 2 else None
+    return Data(datasets[0], evaluation, None, source, mark, inputs, tuple(converter.reader.notes()))
 
 
-def _layout(config: DataConfig, part: Mapping[str, Any]) -> Layout:
+def _layout(config: DataConfig, part: Mapping[str, Any]) -> ColumnLayout:
     """The config's columns where it names some, else all that the function returned."""
     label = config.label or LabelColumn(column="label")
     if label.column != "label":
@@ -132,7 +130,7 @@ def _layout(config: DataConfig, part: Mapping[str, Any]) -> Layout:
     return layout_of(config.model_copy(update={"label": label, "dense": dense, "sparse": sparse}))
 
 
-def _chunks(source: str, part: Mapping[str, Any]) -> Iterator[Chunk]:
+def _chunk(source: str, part: Mapping[str, Any]) -> Chunk:
     label = _array(source, "label", part["label"])
     dense = {name: _array(source, name, values) for name, values in part.get("dense", {}).items()}
     sparse = {name: _array(source, name, values) for name, values in part.get("sparse", {}).items()}
@@ -142,9 +140,7 @@ def _chunks(source: str, part: Mapping[str, Any]) -> Iterator[Chunk]:
     rows_N = np.arange(1, len(label) + 1, dtype=np.int64)
     if both := next((name for name in dense if name in sparse and not dense[name].equals(sparse[name])), None):
         raise DataError(f"{source}: {both} is in dense and in sparse, with other values; give each a name of its own")
-    whole = Chunk(source, rows_N, {**dense, **sparse, "label": label})
-    for start in range(0, len(label), CHUNK_ROWS):
-        yield whole.slice(start, min(start + CHUNK_ROWS, len(label)))
+    return Chunk(source, rows_N, {**dense, **sparse, "label": label})
 
 
 def _array(source: str, name: str, values: Any) -> Any:

@@ -12,12 +12,12 @@ import pyarrow.parquet as pq  # type: ignore[import-untyped]
 from shardkeep.base.errors import DataError
 from shardkeep.workers.data.cache.cache import first_file, open_cached
 from shardkeep.workers.data.conversion.chunk import Chunk, check_columns, plain
-from shardkeep.workers.data.conversion.conversion import layout_of, refuse
+from shardkeep.workers.data.conversion.layout import layout_of
 from shardkeep.workers.data.gather_kernels import CHUNK_ROWS
-from shardkeep.workers.data.partitions import columns_of_folders
+from shardkeep.workers.data.input_files import columns_of_folders
 from shardkeep.workers.data.samples import Data, Progress
 from shardkeep.workers.data.sources.column_patterns import named_columns
-from shardkeep.workers.data_config import DIALECT, DataConfig
+from shardkeep.workers.data_config import DIALECT, DataConfig, refuse
 
 BUFFER_BYTES = 1 << 20
 """Read at once of each column."""
@@ -34,7 +34,11 @@ def open_parquet(config: DataConfig, *, seed: int, progress: Progress | None) ->
 
 def header(config: DataConfig) -> list[str]:
     """Names of all columns of the first file."""
-    path = first_file(config)
+    return column_names(first_file(config))
+
+
+def column_names(path: Path) -> list[str]:
+    """Names of all columns of a file."""
     try:
         return list(pq.read_schema(path).names)
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:

@@ -1,4 +1,4 @@
-"""A job's samples from its config: the registry of sources, and the way in.
+"""A job's samples from its config: the way in to the sources that workers/data_config.py names.
 
 The launcher opens them before any process starts, so that the user's mistakes end it, and each worker does.
 """
@@ -6,13 +6,13 @@ The launcher opens them before any process starts, so that the user's mistakes e
 from __future__ import annotations
 
 import importlib
-from typing import Protocol, cast
+from typing import Protocol
 
 from shardkeep.base.errors import ConfigError
-from shardkeep.workers.data.samples import Data, Dataset, Progress
+from shardkeep.workers.data.samples import Data, Progress
 from shardkeep.workers.data.schema import Schema, features_of
 from shardkeep.workers.data.sources.column_patterns import named_columns
-from shardkeep.workers.data_config import DataConfig
+from shardkeep.workers.data_config import OWN_SOURCE, SOURCES, DataConfig
 
 
 class Source(Protocol):
@@ -21,27 +21,15 @@ class Source(Protocol):
     def __call__(self, config: DataConfig, *, seed: int, progress: Progress | None) -> Data: ...
 
 
-SOURCES: dict[str, str] = {
-    "csv": "csv_files:open_csv",
-    "parquet": "parquet_files:open_parquet",
-    "criteo": "criteo:open_criteo",
-    "synthetic": "synthetic:open_synthetic",
-}
-"""Source -> module and function. A job loads its own source alone: pyarrow takes every role 0.25 s."""
-
-_KERNELS: dict[str, tuple[str, ...]] = {"synthetic": ("shardkeep.workers.data.sources.synthetic_kernels",)}
-_CACHE_KERNELS = ("shardkeep.workers.data.gather_kernels",)
-
-
 def kernels_of_source(name: str) -> tuple[str, ...]:
     """The modules of kernels that draw a source's samples."""
-    return _KERNELS.get(name, _CACHE_KERNELS) if name else ()
+    return SOURCES.get(name, OWN_SOURCE).kernels if name else ()
 
 
 def source_named(name: str) -> Source:
     """The function that opens a built-in source, or the user's own for module:function."""
-    module, _, function = SOURCES.get(name, "custom:open_custom").partition(":")
-    return cast(Source, getattr(importlib.import_module(f"shardkeep.workers.data.sources.{module}"), function))
+    source: Source = SOURCES.get(name, OWN_SOURCE).load()
+    return source
 
 
 def tables_of_files(config: DataConfig) -> tuple[str, ...]:
@@ -76,6 +64,3 @@ def open_data(config: DataConfig, *, seed: int, progress: Progress | None = None
     """
     check_present(config)
     return source_named(config.source)(config, seed=seed, progress=progress)
-
-
-__all__ = ["SOURCES", "Data", "Dataset", "Progress", "kernels_of_source", "open_data", "tables_of_files"]

@@ -12,13 +12,10 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from shardkeep.base.errors import ConfigError
 from shardkeep.workers.data.batch import Batch, Ragged
-from shardkeep.workers.data.fingerprint import fingerprint
-from shardkeep.workers.data.sample_inputs import sample_inputs
-from shardkeep.workers.data.samples import Data, Progress
-from shardkeep.workers.data.schema import Feature, Schema
-from shardkeep.workers.data_config import DataConfig, SyntheticConfig
+from shardkeep.workers.data.samples import Data, Progress, fingerprint
+from shardkeep.workers.data.schema import Feature, Schema, sample_inputs
+from shardkeep.workers.data_config import DataConfig, SyntheticConfig, refuse
 
 # The teacher. Few, frequent ids carry most of the signal, because nobody can learn the effect of an id seen twice; the
 # features with the smallest tables interact. Chosen so that on the default stream a logistic regression stays 0.02
@@ -79,6 +76,8 @@ class SyntheticDataset:
 
     def best_auc(self, num_samples: int) -> float:
         """The AUC of the teacher's own probabilities on the first `num_samples` rows; nan with one class only."""
+        from shardkeep.workers.metrics.quality import auc  # here: the launcher loads no torch
+
         count = min(num_samples, self._num_samples)
         parts = [
             self._make(np.arange(start, min(start + 65_536, count), dtype=np.int64))
@@ -86,7 +85,7 @@ class SyntheticDataset:
         ]
         labels = np.concatenate([batch.label_BT[:, 0] for batch, _ in parts])
         logits = np.concatenate([logit_B for _, logit_B in parts])
-        return _auc(logits, labels)
+        return auc(logits, labels) if labels.min() < labels.max() else math.nan
 
     def _make(self, rows_B: NDArray[np.int64]) -> tuple[Batch, NDArray[np.float64]]:
         from shardkeep.workers.data.sources.synthetic_kernels import make_samples  # here: the launcher makes no samples
@@ -118,7 +117,8 @@ class SyntheticDataset:
 
 def open_synthetic(config: DataConfig, *, seed: int, progress: Progress | None) -> Data:
     """The source `synthetic`. Raises ConfigError for settings that it could only ignore."""
-    _refuse_unused(config)
+    used = {"source", "root", "synthetic", "fitted"}
+    refuse(config, [key for key in DataConfig.model_fields if key not in used], "; allowed: data.synthetic.*")
     stream = config.synthetic
     train = SyntheticDataset(stream, seed=seed, part="train", num_samples=stream.train_samples)
     held = SyntheticDataset(stream, seed=seed, part="eval", num_samples=stream.eval_samples)
@@ -128,24 +128,5 @@ def open_synthetic(config: DataConfig, *, seed: int, progress: Progress | None) 
     return Data(train, held, held.best_auc, "made on the fly", mark, sample_inputs(train.schema, frozenset()))
 
 
-def _refuse_unused(config: DataConfig) -> None:
-    plain = DataConfig()
-    used = {"source", "root", "synthetic", "fitted"}
-    wrong = [k for k in DataConfig.model_fields if k not in used and getattr(config, k) != getattr(plain, k)]
-    if wrong:
-        raise ConfigError(f"data.{wrong[0]}: has no effect with source: synthetic; allowed: data.synthetic.*")
-
-
 def _key(name: str, seed: int) -> np.uint64:
     return np.uint64(xxhash.xxh3_64_intdigest(f"synthetic/{name}".encode(), seed=seed))
-
-
-def _auc(scores_N: NDArray[np.float64], labels_N: NDArray[np.float32]) -> float:
-    """The Mann-Whitney statistic; scores are float64 hashes, so ties do not matter."""
-    positive_N = labels_N[np.argsort(scores_N)] > 0.5
-    num_positive = int(positive_N.sum())
-    num_negative = len(positive_N) - num_positive
-    if not num_positive or not num_negative:
-        return math.nan
-    rank_sum = float((np.flatnonzero(positive_N) + 1).sum())
-    return (rank_sum - num_positive * (num_positive + 1) / 2) / (num_positive * num_negative)

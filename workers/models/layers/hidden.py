@@ -1,9 +1,11 @@
-"""Hidden layers: the options that all stock models share, and the multilayer perceptron."""
+"""Hidden layers: linear layers and their initial values, the options that all stock models share, and the multilayer
+perceptron."""
 
-# B = batch, I = inputs
+# B = batch, I = inputs, O = outputs
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -11,7 +13,6 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from shardkeep.workers.models.layers.linear import linear
 from shardkeep.workers.models.layers.norms import BatchNorm, Dice, Statistics
 
 NORMS: dict[str, Callable[[int], nn.Module]] = {"batch": BatchNorm, "layer": nn.LayerNorm}
@@ -23,6 +24,41 @@ ACTIVATIONS: dict[str, Callable[[int], nn.Module]] = {
 }
 
 
+def linear(inputs: int, outputs: int, *, bias: bool = True, init: str = "dlrm") -> nn.Linear:
+    """A Linear with initial values by name.
+
+    Args:
+        init: A key of `INITS`. `dlrm` also draws the bias, from N(0, 1 / O); the others set it to 0.
+    """
+    layer = nn.Linear(inputs, outputs, bias=bias)
+    with torch.no_grad():
+        INITS[init](layer.weight)
+        if bias and init == "dlrm":
+            layer.bias.normal_(0.0, math.sqrt(1.0 / outputs))
+        elif bias:
+            layer.bias.zero_()
+    return layer
+
+
+def _dlrm(weight_OI: torch.Tensor) -> torch.Tensor:
+    """N(0, 2 / (I + O)), as the DLRM reference (arXiv:1906.00091)."""
+    return weight_OI.normal_(0.0, math.sqrt(2.0 / sum(weight_OI.shape)))
+
+
+def _kaiming_uniform(weight_OI: torch.Tensor) -> torch.Tensor:
+    """U(-a, a) with a = sqrt(6 / I) (He et al., arXiv:1502.01852)."""
+    return nn.init.kaiming_uniform_(weight_OI, nonlinearity="relu")
+
+
+INITS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "dlrm": _dlrm,
+    "xavier_normal": nn.init.xavier_normal_,
+    "xavier_uniform": nn.init.xavier_uniform_,
+    "kaiming_uniform": _kaiming_uniform,
+}
+"""Of weights (O, I), in place. Xavier: Glorot and Bengio, AISTATS 2010."""
+
+
 @dataclass(frozen=True)
 class HiddenOptions:
     """How a model's hidden layers are made; the defaults are those of the DLRM reference.
@@ -31,7 +67,7 @@ class HiddenOptions:
         norm: none, or a key of `NORMS`.
         activation: A key of `ACTIVATIONS`.
         dropout: Share of the activations that are set to 0 in training.
-        init: Initial values of all linear layers, a key of `INITS` in linear.py.
+        init: Initial values of all linear layers, a key of `INITS`.
         checkpointing: Keep only the inputs of each hidden layer for the backward pass and compute the rest again.
         bias: Whether hidden layers have one.
         sync_norm: Batch norm and Dice take the statistics of all workers' samples.

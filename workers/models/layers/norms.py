@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from shardkeep.workers.dense.synced import Normalized, Ranks
+from shardkeep.workers.dense.synced import Normalized, SyncedRanks
 
 Statistics = tuple[torch.Tensor, ...]
 """Mean and unbiased variance (I,) of a batch's columns; () = nothing was measured."""
@@ -43,7 +43,7 @@ class BatchNorm(nn.Module):
         self.eps = eps
         self.momentum = momentum
         self.synced = False
-        self.ranks: Ranks | None = None
+        self.ranks: SyncedRanks | None = None
 
     def forward(self, x_BI: torch.Tensor) -> tuple[torch.Tensor, Statistics]:
         """Normalized columns (B, I), and the statistics that normalized them, if the batch's did."""
@@ -56,7 +56,7 @@ class BatchNorm(nn.Module):
         mean_I, var_I = torch.zeros_like(self.running_mean), torch.zeros_like(self.running_var)
         return F.batch_norm(x_BI, mean_I, var_I, self.weight, self.bias, True, 1.0, self.eps), (mean_I, var_I)
 
-    def _over_ranks(self, x_BI: torch.Tensor, ranks: Ranks) -> tuple[torch.Tensor, Statistics]:
+    def _over_ranks(self, x_BI: torch.Tensor, ranks: SyncedRanks) -> tuple[torch.Tensor, Statistics]:
         normalized_BI, mean_I, var_I, total = Normalized.apply(x_BI, ranks, self.eps)  # type: ignore[no-untyped-call]
         if total < 2:
             mean_I, var_I = self.running_mean, self.running_var

@@ -1,0 +1,112 @@
+"""What members must agree on: versions, the tables that workers derive from config and data, the data's fingerprint."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+
+from shardkeep.base.errors import JobError, ProtocolError, UserError
+from shardkeep.ps.config import TableSpec
+from shardkeep.ps.control.records import PROTOCOL_VERSION, Formation, Hello, Member
+
+MUST_AGREE = ("shardkeep", "torch")
+"""torch too: its RPC envelope and its collectives are not promised to be stable between releases."""
+
+
+def own_versions() -> dict[str, str]:
+    """Versions of shardkeep, torch and Python; a package without metadata is "unknown"."""
+    return {
+        "shardkeep": _version("shardkeep"),
+        "torch": _version("torch"),
+        "python": platform.python_version(),
+    }
+
+
+def check_versions(hello: Hello, own: Mapping[str, str]) -> None:
+    """Raises ProtocolError that names both versions where they must agree and do not."""
+    who = hello.member.name
+    theirs, ours = (versions.get("shardkeep", "unknown") for versions in (hello.versions, own))
+    if hello.protocol_version != PROTOCOL_VERSION:
+        raise ProtocolError(
+            f"{who} speaks control protocol {hello.protocol_version} (shardkeep {theirs}), the coordinator "
+            f"speaks {PROTOCOL_VERSION} (shardkeep {ours}); install the same version everywhere"
+        )
+    for package in MUST_AGREE:
+        theirs, ours = hello.versions.get(package, "unknown"), own.get(package, "unknown")
+        if theirs != ours:
+            raise ProtocolError(
+                f"{who} runs {package} {theirs}, the coordinator {ours}; install the same version everywhere"
+            )
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package).partition("+")[0]  # 2.13.0+cpu and 2.13.0+cu130 speak the same protocol
+    except PackageNotFoundError:
+        return "unknown"
+
+
+def agreed_tables(workers: Sequence[tuple[Member, tuple[TableSpec, ...]]]) -> tuple[TableSpec, ...]:
+    """The tables that all workers define. Raises JobError if they differ."""
+    first, tables = workers[0]
+    for member, member_tables in workers:
+        difference = member_tables != tables and first_difference(tables, member_tables, first.name, member.name)
+        if difference:
+            raise JobError(f"the workers' tables differ: {difference}; all must read the same config and data")
+    return tables
+
+
+def agreed_data(workers: Sequence[tuple[Member, str]], before: Formation | None) -> tuple[str, list[str]]:
+    """The fingerprint of the data that all workers read, and warnings about evaluation data that differ.
+
+    `before`: the last formation of this start of the job. Raises UserError if the training data differ."""
+    known, whose = (before.data, "the job began with") if before is not None else ("", "")
+    remarks = []
+    for member, data in workers:
+        if not known:
+            known, whose = data, f"{member} reads"
+        for what, own_part, other_part in zip(("training", "evaluation"), _parts(data), _parts(known), strict=True):
+            if not data or own_part == other_part:
+                continue
+            text = f"{member} reads other {what} data (fingerprint {own_part}) than {whose} (fingerprint {other_part})"
+            if what == "training":
+                raise UserError(f"{text}; all workers must read the same files until the job ends")
+            remarks.append(f"{text}; figures of evaluations cannot be compared")
+    return known, remarks
+
+
+def _parts(fingerprint: str) -> tuple[str, str]:
+    train, _, evaluation = fingerprint.partition("-")
+    return train, evaluation
+
+
+def first_difference(
+    left: Sequence[TableSpec], right: Sequence[TableSpec], left_name: str, right_name: str
+) -> str | None:
+    """The first difference in words, order included (a table's position is its number on the wire), or None."""
+    left_tables, right_tables = [t.name for t in left], [t.name for t in right]
+    for have, lack, who, other in (
+        (left_tables, right_tables, left_name, right_name),
+        (right_tables, left_tables, right_name, left_name),
+    ):
+        missing = [name for name in have if name not in lack]
+        if missing:
+            return f"{who} has table {missing[0]}, {other} has not"
+    if left_tables != right_tables:
+        orders = [", ".join(names) for names in (left_tables, right_tables)]
+        return f"their order is {orders[0]} on {left_name} and {orders[1]} on {right_name}"
+    for a, b in zip(left, right, strict=True):
+        flat_a, flat_b = _flat(a), _flat(b)
+        for key in sorted(flat_a | flat_b):
+            ours, theirs = flat_a.get(key), flat_b.get(key)
+            if ours != theirs:
+                return f"{a.name}.{key} is {ours} on {left_name} and {theirs} on {right_name}"
+    return None
+
+
+def _flat(table: TableSpec) -> dict[str, object]:
+    flat: dict[str, object] = {}
+    for key, value in table.model_dump(mode="json").items():
+        flat |= {f"{key}.{k}": v for k, v in value.items()} if isinstance(value, dict) else {key: value}
+    return flat

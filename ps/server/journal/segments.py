@@ -1,0 +1,277 @@
+"""Segments of a journal: files to which one process appends records. journal.py has the list of segments.
+
+A segment is a header, then records, each with a checksum and padded to 8 bytes. All numbers are little-endian.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import os
+import queue
+import re
+import struct
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from shardkeep.base.errors import JournalError
+from shardkeep.base.files import let_go, write_all
+
+_Range = tuple[Path, int, int]  # file, first byte, number of bytes
+
+FORMAT = 1
+"""Tables with policies have not changed it: a replay repeats their decisions from the pushes."""
+EMPTY: npt.NDArray[np.uint8] = np.zeros(0, dtype=np.uint8)
+_SEGMENT = struct.Struct("<8sQQQ")  # magic, format, generation, number; then their checksum
+_MAGIC = b"skjournl"
+_RECORD = struct.Struct("<HHIqQ")  # mark, entry, rank, step, bytes of the body; then a checksum of all and the body
+_MARK = 0xA95C
+_SUM = struct.Struct("<Q")
+SEGMENT_HEAD = _SEGMENT.size + _SUM.size
+_RECORD_HEAD = _RECORD.size + _SUM.size
+_ZEROS = bytes(8)
+
+Parts = Sequence[bytes | memoryview]
+
+
+class RecordKind(enum.IntEnum):
+    """The kind of a record: a push arrived, a step was applied, a generation began."""
+
+    PUSH = 1
+    APPLIED = 2
+    GENERATION = 3
+
+
+_STARTS = np.array([_MARK | entry << 16 for entry in RecordKind], dtype=np.uint32)
+
+
+@dataclass(frozen=True, slots=True)
+class JournalRecord:
+    """One record. `body` (uint8): a view that keeps its whole segment in memory; the reader may change it."""
+
+    entry: RecordKind
+    rank: int
+    step: int
+    body: npt.NDArray[np.uint8]
+
+
+def record_parts(entry: RecordKind, rank: int, step: int, body: npt.NDArray[np.uint8]) -> Parts:
+    """The bytes of a record on disk. Does not copy the body."""
+    fields = _RECORD.pack(_MARK, entry, rank, step, body.nbytes)
+    return [fields + _SUM.pack(_checksum(fields, body)), body.data, _ZEROS[: -body.nbytes % 8]]
+
+
+def _checksum(fields: bytes, body: npt.NDArray[np.uint8]) -> int:
+    """xxh3 of the body, seeded with that of the fields: one call each, and no copy joins them."""
+    return xxhash.xxh3_64_intdigest(body.data, seed=xxhash.xxh3_64_intdigest(fields))
+
+
+def segment_head(generation: int, number: int) -> bytes:
+    """The header of a segment, SEGMENT_HEAD bytes."""
+    fields = _SEGMENT.pack(_MAGIC, FORMAT, generation, number)
+    return fields + _SUM.pack(xxhash.xxh3_64_intdigest(fields))
+
+
+def format_of(head: bytes) -> int | None:
+    """The format number in a segment's header; None = not a valid header."""
+    magic, version, _, _ = _SEGMENT.unpack_from(head)
+    whole = magic == _MAGIC and head[_SEGMENT.size :] == _SUM.pack(xxhash.xxh3_64_intdigest(head[: _SEGMENT.size]))
+    return int(version) if whole else None
+
+
+def record_at(data: npt.NDArray[np.uint8], offset: int) -> tuple[JournalRecord, int] | None:
+    """The record at `offset`, a multiple of 8, and the offset of the next; None = no whole record."""
+    start = offset + _RECORD_HEAD
+    if start > data.size:
+        return None
+    mark, entry, rank, step, size = _RECORD.unpack_from(data.data, offset)
+    if mark != _MARK or not RecordKind.PUSH <= entry <= RecordKind.GENERATION or start + size + -size % 8 > data.size:
+        return None
+    body = data[start : start + size]
+    fields = data[offset : offset + _RECORD.size].tobytes()
+    if _SUM.unpack_from(data.data, offset + _RECORD.size)[0] != _checksum(fields, body):
+        return None
+    return JournalRecord(RecordKind(entry), rank, step, body), start + size + -size % 8
+
+
+def record_after(data: npt.NDArray[np.uint8], offset: int) -> bool:
+    """Whether a whole record follows a bad one. Searches all offsets, because the bad record's length may be wrong."""
+    marks = data[offset : data.size // 8 * 8].view("<u4")[::2]
+    starts = np.flatnonzero(np.isin(marks, _STARTS)) * 8 + offset
+    return any(record_at(data, start) is not None for start in starts.tolist())
+
+
+_NAME = re.compile(r"g(\d{6,})-(\d{6,})\.journal")
+
+
+@dataclass(eq=False, slots=True)
+class Segment:
+    """A segment's file, the size of its whole records, and the highest step of PUSH and APPLIED records (-1: none)."""
+
+    path: Path
+    generation: int
+    number: int
+    size: int
+    highest: int = -1
+
+    def records(self, cut: Callable[[Segment, int], None] | None) -> Iterator[JournalRecord]:
+        """Yields the records, up to a torn one. `cut`: truncates a torn segment; None = a torn segment is an error.
+
+        Raises JournalError with file and byte if the segment is damaged."""
+        with failing(self.path, "cannot be read"):
+            data = _content(self)
+        end = _records_start(self, data)
+        while end and (whole := record_at(data, end)) is not None:
+            record, end = whole
+            if record.entry is not RecordKind.GENERATION:
+                self.highest = max(self.highest, record.step)
+            yield record
+        if end == data.size and end > SEGMENT_HEAD:
+            return
+        if cut is None or record_after(data, end):
+            raise _damaged(self.path, end)
+        cut(self, end)
+
+
+class OpenSegment:
+    """The segment to which records are appended. Not thread safe. Raises OSError if the disk fails."""
+
+    def __init__(self, segment: Segment, start: Parts, *, sync: bool, behind: WriteBehind) -> None:
+        """Creates the file with the segment's header and first record, a GENERATION."""
+        self.segment = segment
+        self._sync = sync
+        self._behind = behind
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+        self._descriptor = os.open(segment.path, flags, 0o666)
+        try:
+            self.write([segment_head(segment.generation, segment.number), *start])
+        except BaseException:
+            self.abandon()
+            raise
+
+    def write(self, parts: Parts) -> None:
+        """Appends all parts. If that fails, the file may hold a torn record."""
+        written = write_all(self._descriptor, parts)
+        if self._sync:
+            os.fdatasync(self._descriptor)
+        segment = self.segment
+        segment.size += written
+        self._behind.grew(segment.path, segment.size - written, segment.size)
+
+    def close(self) -> None:
+        """Closes the file after its last record."""
+        os.close(self._descriptor)
+        self._behind.ended(self.segment.path, self.segment.size)
+
+    def abandon(self) -> None:
+        """Closes and deletes the file of a segment that could not be started."""
+        os.close(self._descriptor)
+        self.segment.path.unlink(missing_ok=True)
+
+
+def segments_in(folder: Path) -> list[Segment]:
+    """The segments of a folder, oldest first. Raises OSError."""
+    matches = [(m, path) for path in folder.iterdir() if (m := _NAME.fullmatch(path.name)) is not None]
+    segments = [Segment(path, int(m[1]), int(m[2]), path.stat().st_size) for m, path in matches]
+    return sorted(segments, key=lambda segment: (segment.generation, segment.number))
+
+
+class DiskFailed(JournalError):
+    """The system refused to read or write a file of the journal."""
+
+
+@contextlib.contextmanager
+def failing(path: Path, how: str) -> Iterator[None]:
+    """Turns an OSError inside into a DiskFailed."""
+    try:
+        yield
+    except OSError as error:
+        raise DiskFailed(f"{path}: {how} ({error.strerror or error})") from error
+
+
+def _content(segment: Segment) -> npt.NDArray[np.uint8]:
+    """Reads the segment into memory. With a mapping, a bad disk would be a SIGBUS instead of an OSError."""
+    data = np.empty(segment.size, dtype=np.uint8)
+    with segment.path.open("rb") as file:
+        return data[: file.readinto(data.data)]
+
+
+def _records_start(segment: Segment, data: npt.NDArray[np.uint8]) -> int:
+    """The offset of the first record; 0 = a crash came before the header was written. Raises JournalError."""
+    head = data[:SEGMENT_HEAD].tobytes()
+    if head == segment_head(segment.generation, segment.number):
+        return SEGMENT_HEAD
+    if len(head) < SEGMENT_HEAD or not any(head):
+        return 0
+    version = format_of(head)
+    if version not in (None, FORMAT):
+        raise JournalError(
+            f"{segment.path}: format {version}; this version reads {FORMAT}; resume the job from its last checkpoint "
+            "(shardkeep train --resume), or use the version of shardkeep that wrote it"
+        )
+    raise _damaged(segment.path, 0)
+
+
+def _damaged(path: Path, offset: int) -> JournalError:
+    return JournalError(
+        f"{path}: damaged at byte {offset}; resume the job from its last checkpoint (shardkeep train --resume), which "
+        "needs no journal"
+    )
+
+
+class WriteBehind:
+    """Hints to the system, from its own thread, which bytes of growing files will not be read soon.
+
+    It changes neither a file nor its durability. If a system or disk ignores the hint, nothing fails.
+    """
+
+    def __init__(self, *, chunk_bytes: int = 8 << 20, kept_bytes: int = 32 << 20) -> None:
+        """`chunk_bytes`: the growth of a file that triggers a hint. `kept_bytes`: the newest bytes of all files that
+        stay in the page cache."""
+        self._chunk, self._kept = chunk_bytes, kept_bytes
+        self._queue: queue.SimpleQueue[_Range | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def grew(self, path: Path, before: int, size: int) -> None:
+        """Records that a file has grown from `before` to `size` bytes."""
+        if size // self._chunk > before // self._chunk:
+            self._tell(path, before // self._chunk * self._chunk, size // self._chunk * self._chunk)
+
+    def ended(self, path: Path, size: int) -> None:
+        """Hints the bytes after the last whole chunk of a file that will not grow further."""
+        if size >= self._chunk:
+            self._tell(path, size // self._chunk * self._chunk, size)
+
+    def close(self, limit_s: float | None = 1.0) -> None:
+        """Ends the thread. Waits for it up to `limit_s`."""
+        if self._thread is not None:
+            self._queue.put(None)
+            self._thread.join(limit_s)
+            self._thread = None
+
+    def _tell(self, path: Path, start: int, stop: int) -> None:
+        if start == stop:
+            return
+        if self._thread is None:
+            thread = threading.Thread(target=self._run, name="write-behind", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:  # no more threads, or the interpreter exits: the pages stay in the cache
+                return
+            self._thread = thread
+        self._queue.put((path, start, stop - start))
+
+    def _run(self) -> None:
+        kept: deque[_Range] = deque()
+        while (byte_range := self._queue.get()) is not None:
+            let_go(*byte_range)  # starts writing these bytes
+            kept.append(byte_range)
+            while len(kept) > 1 and sum(size for _, _, size in kept) > self._kept:
+                let_go(*kept.popleft())  # written by now if the disk keeps up, so the pages are dropped

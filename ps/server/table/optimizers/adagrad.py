@@ -1,0 +1,34 @@
+"""Adagrad: its settings, and what its kernel takes (kernels/adagrad_kernels.py)."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from shardkeep.ps.server.table.optimizers.fields import NO_SCHEDULE, Decay, DecayOn, Number, Rate, Schedule
+from shardkeep.ps.server.table.optimizers.optimizer import OptimizerSettings, RowUpdate, Scalars
+
+
+class AdagradConfig(OptimizerSettings):
+    """`s += g*g; w -= lr * g / (sqrt(s) + eps)` per element (torch.optim.Adagrad)."""
+
+    name: Literal["adagrad"] = "adagrad"
+    """Element-wise Adagrad; one slot per value."""
+    lr: Rate = 0.05
+    eps: Number = 1e-10
+    """Added to the root of the accumulator."""
+    initial_accumulator: Number = 0.0
+    """Accumulator of a new row."""
+    weight_decay: Decay = 0.0
+    weight_decay_on: DecayOn = "touched"
+    schedule: Schedule = NO_SCHEDULE
+
+    def num_slots(self, dim: int) -> int:
+        return dim
+
+    @property
+    def initial_slot(self) -> float:
+        return self.initial_accumulator
+
+    def scalars(self, update: RowUpdate) -> Scalars:
+        rate = self.lr * update.lr_factor * self.schedule.factor(update.step)
+        return rate, self.weight_decay * update.decay_share, self.eps

@@ -1,0 +1,237 @@
+"""Kernels over several tables at once: pull and apply, one call for all sections of a message.
+
+The callers keep alive what the tables' descriptors (descriptor_kernels.py) have addresses of, have made room for new
+rows, and hold the tables' locks.
+"""
+# S = sections, V = ids of all sections, D = embedding dim
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import carray  # type: ignore[attr-defined]
+from numba.core.types import boolean, int64, void
+from numba.extending import intrinsic
+
+from shardkeep.base.array_kernels import pointer
+from shardkeep.base.arrays import Ints, Rows
+from shardkeep.base.compiling.kernels import kernel
+from shardkeep.ps.server.table.descriptor_kernels import (
+    BLOCKS,
+    FLOATS,
+    INTS,
+    ROWS,
+    TABLE,
+    TABLES,
+    Descriptor,
+    Descriptors,
+)
+from shardkeep.ps.server.table.index_kernels import find, find_or_add
+from shardkeep.ps.server.table.pre_image_kernels import keep
+from shardkeep.ps.server.table.row_kernels import gather, initialise, mark_new, merge_sum
+
+
+def _call(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    """Code that calls the kernel whose address is the first argument. It returns nothing and raises nothing."""
+    kinds = signature.args[1:]
+    code = builder.inttoptr(args[0], context.call_conv.get_function_type(void, kinds).as_pointer())
+    context.call_conv.call_function(builder, code, void, kinds, args[1:])
+    return context.get_dummy_value()
+
+
+def _call_optimizer(
+    _typing: Any, _code: Any, _blocks: Any, _dim: Any, _slots_U: Any, _grad_UD: Any, _scalars: Any
+) -> Any:
+    """Calls an optimizer's kernel by its address: `apply` is compiled without any optimizer."""
+    return void(int64, BLOCKS, int64, INTS, ROWS, FLOATS), _call
+
+
+def _call_pull(_typing: Any, _code: Any, _table: Any, _ids_U: Any, _slots_U: Any, _rows_UD: Any) -> Any:
+    """Calls the kernel that reads packed rows, which other tables do without."""
+    return void(int64, TABLE, INTS, INTS, ROWS), _call
+
+
+def _call_update(_typing: Any, _code: Any, _table: Any, _slots_U: Any, _grad_UD: Any, _scalars: Any) -> Any:
+    """Calls the kernel that updates packed rows."""
+    return void(int64, TABLE, INTS, ROWS, FLOATS), _call
+
+
+def _call_policy_update(
+    _typing: Any,
+    _code: Any,
+    _table: Any,
+    _ids_U: Any,
+    _slots_U: Any,
+    _pulled: Any,
+    _grad_UD: Any,
+    _scalars: Any,
+    _pushes_U: Any,
+    _admits: Any,
+    _absent_1: Any,
+) -> Any:
+    """Calls the kernel that updates rows of a table with policies."""
+    kinds = (TABLE, INTS, INTS, boolean, ROWS, FLOATS, FLOATS, boolean, INTS)
+    return void(int64, *kinds), _call
+
+
+call_optimizer: Any = intrinsic(_call_optimizer)
+call_pull: Any = intrinsic(_call_pull)
+call_update: Any = intrinsic(_call_update)
+call_policy_update: Any = intrinsic(_call_policy_update)
+
+
+@kernel(void(TABLES, INTS, INTS, INTS, INTS, INTS, FLOATS))
+def pull(
+    tables: Descriptors, tables_S: Ints, starts_S1: Ints, ids_V: Ints, slots_V: Ints, absent_S: Ints, values: Rows
+) -> None:
+    """Weights of all ids, table after table, into `values`; the slots of the rows, -1 for those that are not there,
+    and how many these are in each section."""
+    at = 0
+    for s in range(tables_S.size):
+        table: Descriptor = tables[tables_S[s]]
+        ids_U, slots_U = ids_V[starts_S1[s] : starts_S1[s + 1]], slots_V[starts_S1[s] : starts_S1[s + 1]]
+        find(table, ids_U, slots_U)
+        end = at + ids_U.size * table.dim
+        rows_UD = values[at:end].reshape((ids_U.size, table.dim))
+        if table.packed.pull:
+            call_pull(table.packed.pull, table, ids_U, slots_U, rows_UD)
+        else:
+            gather(table, ids_U, slots_U, rows_UD)
+        absent_S[s] = (slots_U < 0).sum()
+        at = end
+
+
+@kernel(void(TABLE, INTS, INTS, boolean))
+def add_rows(table: Descriptor, ids_U: Ints, slots_U: Ints, pulled: bool) -> None:
+    """Slots of ids; absent ones become rows with their initial values, or with the mark of new ones where values have
+    fewer than 32 bits: what writes them next starts from the initial values."""
+    before = table.count
+    if pulled:
+        for i in range(ids_U.size):
+            if slots_U[i] < 0:
+                find_or_add(table, ids_U[i : i + 1], slots_U[i : i + 1])
+    else:
+        find_or_add(table, ids_U, slots_U)
+    if table.count > before:
+        if table.packed.mark:
+            mark_new(table, slots_U, before)
+        else:
+            initialise(table, ids_U, slots_U, before)
+
+
+@kernel(void(TABLE, INTS))
+def note_changes(table: Descriptor, slots_U: Ints) -> None:
+    """Sets the bits of rows that change."""
+    changed = carray(pointer(table.changed), ((table.count + 7) // 8,), np.uint8)
+    for i in range(slots_U.size):
+        changed[slots_U[i] >> 3] |= np.uint8(1 << (slots_U[i] & 7))
+
+
+@kernel(void(TABLE, INTS, ROWS, FLOATS))
+def update(table: Descriptor, slots_U: Ints, grad_UD: Rows, scalars: Rows) -> None:
+    """One update by the table's optimizer. A mean square may follow a row's gradient (shared_kernels.py). The only way
+    in which a row changes while a server serves."""
+    if table.changed:
+        note_changes(table, slots_U)
+    if table.packed.update:
+        call_update(table.packed.update, table, slots_U, grad_UD, scalars)
+    else:
+        call_optimizer(table.optimizer.code, table.blocks, table.dim, slots_U, grad_UD, scalars)
+
+
+@kernel(void(TABLE, INTS, INTS, boolean, ROWS, FLOATS))
+def update_section(table: Descriptor, ids_U: Ints, slots_U: Ints, pulled: bool, grad_UD: Rows, scalars: Rows) -> None:
+    """`apply` for ids of one table without policies."""
+    add_rows(table, ids_U, slots_U, pulled)
+    if table.images.rows:
+        keep(table, slots_U)
+    update(table, slots_U, grad_UD, scalars)
+
+
+@kernel(void(TABLES, INTS, INTS, INTS, INTS, boolean, FLOATS, ROWS, FLOATS, INTS))
+def apply(
+    tables: Descriptors,
+    tables_S: Ints,
+    starts_S1: Ints,
+    ids_V: Ints,
+    slots_V: Ints,
+    pulled: bool,
+    values: Rows,
+    scalars_SK: Rows,
+    pushes_V: Rows,
+    absent_S: Ints,
+) -> None:
+    """One optimizer update of all ids' rows; absent rows are added first, and those that a snapshot wants are kept as
+    they were (pre_image_kernels.py; there is room for them). `values`: the gradients, table after table, `width`
+    values a row. `pushes_V`: the pushes of each row, for tables with policies; empty = one each.
+
+    `pulled`: the slots are those of an earlier `pull`, so that only those that were absent then are looked up. In
+    tables with admission no row is added: the slots of absent ones become -1, and `absent_S` has their number in each
+    section."""
+    at = 0
+    for s in range(tables_S.size):
+        table: Descriptor = tables[tables_S[s]]
+        first, last = starts_S1[s], starts_S1[s + 1]
+        ids_U, slots_U = ids_V[first:last], slots_V[first:last]
+        end = at + ids_U.size * table.width
+        grad_UD = values[at:end].reshape((ids_U.size, table.width))
+        absent_S[s] = 0
+        if table.policies.update:
+            pushes_U = pushes_V[first:last] if pushes_V.size else pushes_V
+            call_policy_update(
+                table.policies.update, table, ids_U, slots_U, pulled, grad_UD, scalars_SK[s], pushes_U,
+                table.policies.rules.admission.admits, absent_S[s : s + 1],
+            )  # fmt: skip
+        else:
+            update_section(table, ids_U, slots_U, pulled, grad_UD, scalars_SK[s])
+        at = end
+
+
+@kernel(int64(INTS, INTS, INTS, INTS, FLOATS, INTS, INTS, INTS, FLOATS, INTS, INTS, INTS, FLOATS))
+def merge(
+    widths_T: Ints,
+    tables_A: Ints,
+    starts_A1: Ints,
+    ids_A: Ints,
+    values_A: Rows,
+    tables_B: Ints,
+    starts_B1: Ints,
+    ids_B: Ints,
+    values_B: Rows,
+    tables: Ints,
+    starts: Ints,
+    ids: Ints,
+    values: Rows,
+) -> int:
+    """The sum of two sets of sections, both with rising tables: `merge_sum` table by table, `widths_T` values a row.
+    Returns the number of sections; the outputs have room for both."""
+    a = b = count = at_a = at_b = to = 0
+    starts[0] = 0
+    while a < tables_A.size or b < tables_B.size:
+        from_a = a < tables_A.size and (b == tables_B.size or tables_A[a] <= tables_B[b])
+        from_b = b < tables_B.size and (a == tables_A.size or tables_B[b] <= tables_A[a])
+        table = tables_A[a] if from_a else tables_B[b]
+        width = widths_T[table]
+        rows_a = starts_A1[a + 1] - starts_A1[a] if from_a else 0
+        rows_b = starts_B1[b + 1] - starts_B1[b] if from_b else 0
+        first_a = starts_A1[a] if from_a else 0
+        first_b = starts_B1[b] if from_b else 0
+        begin = starts[count]
+        rows = merge_sum(
+            ids_A[first_a : first_a + rows_a],
+            values_A[at_a : at_a + rows_a * width].reshape((rows_a, width)),
+            ids_B[first_b : first_b + rows_b],
+            values_B[at_b : at_b + rows_b * width].reshape((rows_b, width)),
+            ids[begin : begin + rows_a + rows_b],
+            values[to : to + (rows_a + rows_b) * width].reshape((rows_a + rows_b, width)),
+        )
+        tables[count] = table
+        starts[count + 1] = begin + rows
+        at_a += rows_a * width
+        at_b += rows_b * width
+        to += rows * width
+        a += from_a
+        b += from_b
+        count += 1
+    return count

@@ -1,0 +1,396 @@
+"""Tables: all tables of one server. One kernel call pulls or updates many of them. Thread safe.
+
+A row is created in `apply`, by the first gradient of its id. One table's storage is in table/table.py.
+Knows no message and no gate.
+"""
+# S = sections, T = tables, V = ids of all sections
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from shardkeep.base.array_kernels import all_finite
+from shardkeep.base.arrays import Floats, Ints
+from shardkeep.base.errors import JobError
+from shardkeep.base.machine.versions import usable_cores
+from shardkeep.ps.config import TableSpec
+from shardkeep.ps.jagged import NO_PUSHES, FoundSlots, Gradients, SectionIds
+from shardkeep.ps.placement import BUCKETS
+from shardkeep.ps.server.snapshot.snapshot import Snapshot
+from shardkeep.ps.server.table import pre_image_kernels, row_kernels, table_kernels
+from shardkeep.ps.server.table.changed_rows import ChangedRows
+from shardkeep.ps.server.table.descriptor_kernels import DESCRIPTOR_DTYPE
+from shardkeep.ps.server.table.optimizers.optimizer import RowUpdate
+from shardkeep.ps.server.table.table import Table
+
+if TYPE_CHECKING:  # their kernels take a fifth of a second
+    from shardkeep.ps.server.table.policies.admission import Admission
+    from shardkeep.ps.server.table.policies.eviction import Eviction
+
+MOST_LOCKS = 4
+"""The number of RPC threads: each can work on other tables. A machine with fewer cores has fewer locks."""
+
+
+class Tables(Sequence[Table]):
+    """The tables of a server, each under one of a few locks."""
+
+    def __init__(
+        self,
+        specs: Sequence[TableSpec],
+        *,
+        seed: int,
+        buckets: tuple[int, int] = (0, BUCKETS),
+        moments: Collection[str] = (),
+    ) -> None:
+        """`buckets`: placement buckets [first, end) of the server. `moments`: names of the tables in whose pushes the
+        mean square of a row's gradient follows it."""
+        self.earlier_steps = 0
+        """Steps of the jobs before, whose rows these continue."""
+        held, named = held_tables(specs), len(specs)
+        self._descriptors = np.zeros(len(held), dtype=DESCRIPTOR_DTYPE)
+        self._rules = self._descriptors["policies"]["rules"]
+        self._tables = [
+            Table(spec, seed=seed, descriptors=self._descriptors[t : t + 1], buckets=buckets, counts_for=counts_for)
+            for t, (spec, counts_for) in enumerate(held)
+        ]
+        specs = [spec for spec, _ in held]
+        self._packed = any(table.layout.precision for table in self._tables)
+        self._decaying = [t for t, spec in enumerate(specs) if spec.optimizer.decays_all_rows]
+        self.dims_T: Ints = self._descriptors["dim"].copy()
+        self._widths_T: Ints = self.dims_T + np.array([spec.name in moments for spec in specs], dtype=np.int64)
+        """Values of a row's gradient."""
+        self._descriptors["width"] = self._widths_T
+        self._optimizers = list(dict.fromkeys(spec.optimizer for spec in specs))
+        self._optimizer_T = np.array([self._optimizers.index(spec.optimizer) for spec in specs], dtype=np.int64)
+        count = min(MOST_LOCKS, usable_cores(), max(named, 1))
+        self._locks = [threading.Lock() for _ in range(count)]
+        self._changes = [threading.Lock() for _ in range(count)]
+        """A thread that changes rows holds a table's lock and this one. A thread that takes rows of a snapshot holds
+        only this one, so pulls do not wait for a snapshot."""
+        self._bounds = np.array([named * lock // count for lock in range(count + 1)])
+        locks = np.repeat(np.arange(count), np.diff(self._bounds)).tolist()
+        lock_of = dict(zip([spec.name for spec in specs], locks, strict=False))
+        self._lock_T = [lock_of[table.counts_for or table.spec.name] for table in self._tables]
+        """A table that counts ids for another one has its lock."""
+        self.changed = ChangedRows([table.changed for table in self._tables])
+        self._snapshot: Snapshot | None = None
+        self._has_policies = any(spec.admit or spec.evict for spec in specs)
+        self._admissions, self._evictions = self._open_policies() if self._has_policies else ({}, {})
+        self._swept, self._expired_slots = -1, np.empty(1024, dtype=np.int64)
+
+    def __getitem__(self, t: int) -> Table:  # type: ignore[override]
+        return self._tables[t]
+
+    def __len__(self) -> int:
+        return len(self._tables)
+
+    def pull(self, sections: SectionIds, values: Floats) -> FoundSlots:
+        """Writes the weights of all ids into `values` (flat, table after table). Changes no table.
+
+        An id without a row gets its computed initial value."""
+        slots_V = np.empty(sections.ids_V.size, dtype=np.int64)
+        absent_S = np.empty(sections.tables_S.size, dtype=np.int64)
+        for part, ids, where in self._parts(sections, self.dims_T):
+            starts_S1 = sections.starts_S1[part.start : part.stop + 1] - ids.start
+            of_part = sections.tables_S[part], starts_S1, sections.ids_V[ids], slots_V[ids], absent_S[part]
+            table_kernels.pull(self._descriptors, *of_part, values[where])
+        return FoundSlots(sections, slots_V, absent_S)
+
+    def apply(self, pushes: Sequence[Gradients], *, step: int, decay_share: float = 1.0) -> None:
+        """Adds the gradients row by row, in the order of `pushes`, then makes one optimizer update per row.
+
+        Creates the rows of new ids. Skips and counts rows whose gradient is not finite. `decay_share`: the part of the
+        step's ranks whose gradients are in `pushes`; the rows decay by this share of `weight_decay`. In tables with
+        `weight_decay_on: table` the other rows get an update with gradient 0."""
+        if not pushes:
+            return
+        gradients, update = pushes[0], RowUpdate(step, pushes[0].lr_factor, decay_share, self.earlier_steps)
+        for other in pushes[1:]:
+            gradients = sum_of(self._widths_T, gradients, other)
+        if self._has_policies and len(pushes) > 1:
+            gradients = replace(gradients, pushes_V=_pushes_of(gradients.sections, pushes))
+        if not all_finite(gradients.values.view(np.uint32)):
+            gradients = self._finite(gradients)
+        self._apply(gradients, update)
+        if self._evictions:
+            self._sweep(update)
+
+    def snapshot(self, base: str = "") -> Snapshot:
+        """Fixes the rows as they are now. Pushes then keep pre-images until the snapshot is taken or dropped.
+
+        Drops any earlier snapshot. No thread may call `apply` during this call; pulls may continue.
+
+        `base`: a checkpoint's id. The snapshot then has only the rows that changed since, if `changed` knows them."""
+        if self._snapshot is not None:
+            self._snapshot.drop("another snapshot came")
+        locks = [self._changes[self._lock_T[t]] for t in range(len(self))]
+        changed = self.changed.hand_over(base)
+        removed, earlier = self.changed.removed, self.earlier_steps
+        self._snapshot = Snapshot(self._tables, locks, changed, removed, earlier_steps=earlier)
+        return self._snapshot
+
+    def _apply(self, gradients: Gradients, update: RowUpdate) -> None:
+        """Updates the rows that are there, then those that admission adds, under the locks of the tables: no other push
+        comes between."""
+        updated: list[tuple[SectionIds, Ints]] = []
+        scalars_SK = self._scalars(gradients.sections.tables_S, update)
+        for part, ids, where in self._parts(gradients.sections, self._widths_T, changing=True):
+            own = gradients.part(part, ids, where)
+            slots_V, absent_S = self._update_rows(own, scalars_SK[part], update)
+            updated.append((own.sections, slots_V))
+            if absent_S.any():
+                self._admit(own, slots_V, absent_S, scalars_SK[part])
+        if self._decaying:
+            self._decay_others(updated, update)
+
+    def _update_rows(self, gradients: Gradients, scalars_SK: Floats, update: RowUpdate) -> tuple[Ints, Ints]:
+        """Makes room, then updates rows of tables whose locks the caller holds. Returns their slots, and the number of
+        absent rows on which admission decides, whose slots are -1, in each section."""
+        sections, pulled = gradients.sections, gradients.pulled
+        tables_S, rows_S = sections.tables_S, np.diff(sections.starts_S1)
+        slots_V = np.empty(sections.ids_V.size, dtype=np.int64) if pulled is None else pulled.slots_V
+        absent_S = np.empty(tables_S.size, dtype=np.int64)
+        if self._has_policies:  # rows may have moved since the pull
+            new_S = np.where(self._rules["admission"]["admits"][tables_S], 0, rows_S)
+        else:
+            new_S = rows_S if pulled is None else pulled.absent_S
+        self._make_room(tables_S, new_S)
+        self._note_step(tables_S, update)
+        self._make_pre_image_room(tables_S, rows_S)
+        place = tables_S, sections.starts_S1, sections.ids_V, slots_V, pulled is not None
+        numbers = gradients.values, scalars_SK, gradients.pushes_V
+        table_kernels.apply(self._descriptors, *place, *numbers, absent_S)
+        return slots_V, absent_S
+
+    def _admit(self, gradients: Gradients, slots_V: Ints, absent_S: Ints, scalars_SK: Floats) -> None:
+        """Adds and updates the rows that admission makes of absent ones. The caller holds the tables' locks."""
+        sections, pushes_V = gradients.sections, gradients.pushes_V
+        values_S1 = _value_starts(sections, self._widths_T)
+        for s in np.flatnonzero(absent_S).tolist():
+            t, rows = int(sections.tables_S[s]), slice(sections.starts_S1[s], sections.starts_S1[s + 1])
+            grad_UD = gradients.values[values_S1[s] : values_S1[s + 1]].reshape(-1, self._widths_T[t])
+            pushes_U = pushes_V[rows] if pushes_V.size else pushes_V
+            place = sections.ids_V[rows], slots_V[rows], grad_UD
+            self._admissions[t].update(*place, scalars_SK[s], pushes_U, int(absent_S[s]))
+
+    def _sweep(self, update: RowUpdate) -> None:
+        """Removes the rows that go after the updates of a step."""
+        step = update.step + update.earlier_steps
+        if step <= self._swept:
+            return
+        self._swept, evicting_E = step, np.array(list(self._evictions), dtype=np.int64)
+        with self.locked(*self._evictions):
+            self._note_step(evicting_E, update)
+            for t, slots_U in self._expired(evicting_E):
+                self._evictions[t].remove(slots_U)
+            for t in evicting_E[self._rules["buckets"]["num_full"][evicting_E] > 0].tolist():
+                self._evictions[t].remove_lowest()
+
+    def _expired(self, evicting_E: Ints) -> Iterator[tuple[int, Ints]]:
+        """The slots of rows that are too old or score too low, by table, after a look at this step's buckets."""
+        from shardkeep.ps.server.table.policies.policy_kernels import sweep
+
+        ends_E = np.zeros_like(evicting_E)
+        while (count := sweep(self._descriptors, evicting_E, ends_E, self._expired_slots)) > self._expired_slots.size:
+            self._expired_slots = np.empty(2 * count, dtype=np.int64)
+        begin = 0
+        for t, end in zip(evicting_E.tolist() if count else (), ends_E.tolist(), strict=False):
+            if begin < end:
+                yield t, self._expired_slots[begin:end]
+            begin = end
+
+    def _decay_others(self, updated: Sequence[tuple[SectionIds, Ints]], update: RowUpdate) -> None:
+        """Updates the rows that are not in `updated`, with gradient 0, of tables whose every row decays."""
+        for t, scalars_K in zip(self._decaying, self._scalars(np.array(self._decaying), update), strict=True):
+            touched = [_slots_of(t, sections, slots_V) for sections, slots_V in updated]
+            touched_U = np.concatenate([np.empty(0, dtype=np.int64), *touched])
+            with self.locked(t):
+                self._note_step(np.array([t]), update)
+                for slots_U in slots_besides(self._tables[t], touched_U):
+                    self._make_pre_image_room(np.array([t]), np.array([slots_U.size]))
+                    decay_rows(self._tables[t], slots_U, scalars_K)
+
+    def _open_policies(self) -> tuple[dict[int, Admission], dict[int, Eviction]]:
+        """What decides on new rows, and on rows that go, by table."""
+        from shardkeep.ps.server.table.policies.admission import Admission
+        from shardkeep.ps.server.table.policies.eviction import Eviction
+
+        counting = {table.counts_for: table for table in self._tables}
+        numbered = list(enumerate(self._tables))
+        admissions = {t: Admission(table, counting.get(table.spec.name)) for t, table in numbered if table.spec.admit}
+        return admissions, {t: Eviction(table) for t, table in numbered if table.spec.evict}
+
+    @contextlib.contextmanager
+    def locked(self, *tables: int) -> Iterator[None]:
+        """Holds the locks of tables, of all where none is named, while their rows change: pulls and pushes wait."""
+        with contextlib.ExitStack() as held:
+            for lock in sorted({self._lock_T[t] for t in tables or range(len(self))}):
+                held.enter_context(self._locks[lock])
+                held.enter_context(self._changes[lock])
+            yield
+
+    def _make_pre_image_room(self, tables_S: Ints, rows_S: Ints) -> None:
+        if self._snapshot is not None and not self._snapshot.released:
+            for t, rows in zip(tables_S.tolist(), rows_S.tolist(), strict=True):
+                self._tables[t].make_pre_image_room(rows)
+
+    def _note_step(self, tables_S: Ints, update: RowUpdate) -> None:
+        """Tells the kernels the step, by which they round and draw, and the clock of policies. The caller holds the
+        tables' locks."""
+        if self._packed or self._has_policies:
+            self._descriptors["step"][tables_S] = step = update.earlier_steps + update.step
+            in_seconds_S = self._rules["in_seconds"][tables_S]
+            self._rules["clock"][tables_S] = np.where(in_seconds_S, int(time.time()), step)
+
+    def _make_room(self, tables_S: Ints, rows_S: Ints) -> None:
+        counts_T, room_T = self._descriptors["count"], self._descriptors["index"]["room"]
+        tight_S = (counts_T[tables_S] + rows_S > room_T[tables_S]) & (rows_S > 0)
+        for t, rows in zip(tables_S[tight_S].tolist(), rows_S[tight_S].tolist(), strict=True):
+            self._tables[t].make_room(rows)
+
+    def _parts(
+        self, sections: SectionIds, widths_T: Ints, *, changing: bool = False
+    ) -> Iterator[tuple[slice, slice, slice]]:
+        """For each lock in turn: its sections, their ids and their values, `widths_T` a row. Holds the lock during the
+        iteration."""
+        starts, values_S1 = sections.starts_S1, _value_starts(sections, widths_T)
+        bounds = np.searchsorted(sections.tables_S, self._bounds).tolist()
+        for lock, change, first, end in zip(self._locks, self._changes, bounds, bounds[1:], strict=False):
+            if first < end:
+                with lock, change if changing else contextlib.nullcontext():
+                    yield (
+                        slice(first, end),
+                        slice(int(starts[first]), int(starts[end])),
+                        slice(int(values_S1[first]), int(values_S1[end])),
+                    )
+
+    def _scalars(self, tables_S: Ints, update: RowUpdate) -> Floats:
+        """The arguments of the optimizers' kernels for an update, one row per section."""
+        by_optimizer = [np.array(optimizer.scalars(update), dtype=np.float32) for optimizer in self._optimizers]
+        scalars_CK = np.zeros((len(by_optimizer), max(map(len, by_optimizer), default=0)), dtype=np.float32)
+        for c, scalars in enumerate(by_optimizer):
+            scalars_CK[c, : scalars.size] = scalars
+        return scalars_CK[self._optimizer_T[tables_S]]
+
+    def _finite(self, gradients: Gradients) -> Gradients:
+        """The gradients without the rows that are not finite. Works table by table, because this is rare."""
+        sections, values_S1 = gradients.sections, _value_starts(gradients.sections, self._widths_T)
+        finite_V, values = np.empty(sections.ids_V.size, dtype=np.bool_), []
+        for s, t in enumerate(sections.tables_S.tolist()):
+            finite_U = finite_V[sections.starts_S1[s] : sections.starts_S1[s + 1]]
+            grad_UD = gradients.values[values_S1[s] : values_S1[s + 1]].reshape(-1, self._widths_T[t])
+            omitted = finite_U.size - row_kernels.finite_rows(grad_UD, finite_U)
+            with self._locks[self._lock_T[t]]:
+                self._tables[t].skipped_rows += omitted
+            values.append(grad_UD[finite_U].reshape(-1))
+        starts_S1 = np.concatenate([[0], np.cumsum(finite_V)])[sections.starts_S1]
+        kept = SectionIds(sections.tables_S, starts_S1, sections.ids_V[finite_V])
+        pushes_V = gradients.pushes_V[finite_V] if gradients.pushes_V.size else NO_PUSHES
+        return Gradients(kept, np.concatenate(values), pushes_V=pushes_V)
+
+    def figures(self) -> list[dict[str, Any]]:
+        """Rows, bytes and index entries of each table that a job names, as JSON types, with what its policies did.
+
+        The bytes include those of the ids that are counted for it, whose number is `candidates`."""
+        tables: list[dict[str, Any]] = []
+        for t, table in enumerate(self._tables):
+            with self._locks[self._lock_T[t]]:
+                figures = {"rows": table.num_rows, "bytes": table.size_bytes, "entries": table.index.num_entries}
+                counts = {name: count for name, count in table.counts().items() if name != "skipped_rows"}
+            if table.counts_for:
+                (owner,) = (each for each in tables if each["name"] == table.counts_for)
+                owner |= {"candidates": figures["rows"], "bytes": owner["bytes"] + figures["bytes"]}
+            else:
+                tables.append({"name": table.spec.name, **figures, **counts})
+        return tables
+
+    def digests(self) -> dict[str, int]:
+        """The digest of each table's rows, by name. The digests of all servers add up modulo 2**128."""
+        digests = {}
+        for t, table in enumerate(self._tables):
+            with self._locks[self._lock_T[t]]:
+                digests[table.spec.name] = table.digest()
+        return digests
+
+
+def held_tables(specs: Sequence[TableSpec]) -> list[tuple[TableSpec, str]]:
+    """The tables of servers: those of a job, which messages name by number, then those that count ids without a row of
+    one of them, each with the name of that one."""
+    counting = [(counts, spec.name) for spec in specs if (counts := spec.candidates) is not None]
+    return [*((spec, "") for spec in specs), *counting]
+
+
+def _value_starts(sections: SectionIds, widths_T: Ints) -> Ints:
+    """Where the values of each section begin, and where the last one ends."""
+    values_S1 = np.zeros(sections.starts_S1.size, dtype=np.int64)
+    np.cumsum(np.diff(sections.starts_S1) * widths_T[sections.tables_S], out=values_S1[1:])
+    return values_S1
+
+
+def _pushes_of(sections: SectionIds, pushes: Sequence[Gradients]) -> Floats:
+    """How many of the pushes have each id of their sum."""
+    from shardkeep.ps.server.table.policies.policy_kernels import count_pushes
+
+    pushes_V = np.zeros(sections.ids_V.size, dtype=np.float32)
+    for push in (push.sections for push in pushes):
+        of_sum = sections.tables_S, sections.starts_S1, sections.ids_V
+        count_pushes(*of_sum, push.tables_S, push.starts_S1, push.ids_V, pushes_V)
+    return pushes_V
+
+
+def _slots_of(t: int, sections: SectionIds, slots_V: Ints) -> Ints:
+    """The slots of a table's rows; of rows that were left out, none."""
+    first, end = sections.starts_S1[np.searchsorted(sections.tables_S, [t, t + 1])].tolist()
+    slots_U: Ints = slots_V[first:end]
+    return slots_U[slots_U >= 0]
+
+
+def sum_of(widths_T: Ints, a: Gradients, b: Gradients) -> Gradients:
+    """The sum of two pushes, row by row, as a + b. `widths_T`: values of a row's gradient."""
+    rows = a.sections.ids_V.size + b.sections.ids_V.size
+    count = a.sections.tables_S.size + b.sections.tables_S.size
+    tables, starts = np.empty(count, dtype=np.int64), np.empty(count + 1, dtype=np.int64)
+    ids, values = np.empty(rows, dtype=np.int64), np.empty(a.values.size + b.values.size, dtype=np.float32)
+    count = table_kernels.merge(
+        widths_T,
+        a.sections.tables_S, a.sections.starts_S1, a.sections.ids_V, a.values,
+        b.sections.tables_S, b.sections.starts_S1, b.sections.ids_V, b.values,
+        tables, starts, ids, values,
+    )  # fmt: skip
+    tables, starts = tables[:count], starts[: count + 1]
+    size = int((np.diff(starts) * widths_T[tables]).sum())
+    return Gradients(SectionIds(tables, starts, ids[: starts[-1]]), values[:size])
+
+
+MOST_ROWS = 1_000_000
+"""Rows of such a table on one server: each update reads and writes all of them."""
+ROWS_AT_ONCE = 8192
+
+
+def slots_besides(table: Table, touched_U: Ints) -> Iterator[Ints]:
+    """Yields the slots of all rows except `touched_U`, some at a time. Raises JobError if the table has too many."""
+    if table.num_rows > MOST_ROWS:
+        raise JobError(
+            f"table {table.spec.name}: {table.num_rows} rows on one server with optimizer.weight_decay_on: table; "
+            f"allowed: {MOST_ROWS}; set weight_decay_on: touched, or use more servers"
+        )
+    others_N = np.ones(table.num_rows, dtype=np.bool_)
+    others_N[touched_U] = False
+    slots = np.flatnonzero(others_N)
+    for begin in range(0, slots.size, ROWS_AT_ONCE):
+        yield slots[begin : begin + ROWS_AT_ONCE]
+
+
+def decay_rows(table: Table, slots_U: Ints, scalars_K: Floats) -> None:
+    """One optimizer update with gradient 0. First keeps pre-images of the rows, for which there is room."""
+    if table.descriptor["images"]["rows"]:
+        pre_image_kernels.keep(table.descriptor, slots_U)
+    zeros_UD = np.zeros((slots_U.size, table.spec.dim), dtype=np.float32)
+    table_kernels.update(table.descriptor, slots_U, zeros_UD, scalars_K)

@@ -1,0 +1,78 @@
+"""The tables and the dense model that a JobConfig names. Starts nothing."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from shardkeep.config import JobConfig
+from shardkeep.ps.config import TableSpec
+from shardkeep.workers.data.samples import Data
+from shardkeep.workers.data.schema import Schema
+from shardkeep.workers.dense.scorer import Scorer
+from shardkeep.workers.dense.tower import Tower
+from shardkeep.workers.embeddings.layer import Embeddings
+from shardkeep.workers.model_config import MODELS
+from shardkeep.workers.models.registry import build_model, row_dim, start_at
+from shardkeep.workers.timing.clock import Stopwatch
+
+_SEEDING = threading.Lock()  # torch's generator is the process's; workers may be threads of one
+
+
+def table_specs(config: JobConfig, schema: Schema) -> list[TableSpec]:
+    """The tables that the schema's features use, fully defined. Raises ConfigError for a table no feature uses."""
+    names = schema.tables()
+    config.check_tables(names)
+    return [row_spec(config, name) for name in names]
+
+
+def row_spec(config: JobConfig, name: str) -> TableSpec:
+    """The table `name` with all values that the job's model reads from a row (`row_dim`)."""
+    spec = config.table(name)
+    return spec.model_copy(update={"dim": row_dim(config.model.name, spec.dim)})
+
+
+def build_dense_model(config: JobConfig, schema: Schema, embeddings: Embeddings) -> nn.Module:
+    """The model that the config names, with values of torch's generator."""
+    return build_model(
+        config.model,
+        num_dense=schema.num_dense,
+        features=embeddings.feature_dims,
+        default_dim=config.table("default").dim,
+        import_from=Path(config.data.root),
+    )
+
+
+def build_scorer(
+    config: JobConfig, schema: Schema, embeddings: Embeddings, load: Callable[[nn.Module], None]
+) -> Scorer:
+    """The dense model on the CPU, to score with. `load`: gives it its parameters and buffers."""
+    with _SEEDING, torch.random.fork_rng(devices=[]):
+        model = build_dense_model(config, schema, embeddings)
+    load(model)
+    return Scorer(model, config.tower, torch.device("cpu"))
+
+
+def build_tower(
+    config: JobConfig, data: Data, embeddings: Embeddings, device: torch.device, watch: Stopwatch | None = None
+) -> Tower:
+    """The dense model, alone until it joins a generation. Of labels that are numbers, ours begins at their mean."""
+    with _SEEDING, torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.seed)
+        model = build_dense_model(config, data.train.schema, embeddings)
+    if config.train.loss.of_numbers and config.model.name in MODELS and len(data.label_means) == 1:
+        start_at(model, data.label_means[0])
+    return Tower(
+        model,
+        config=config.tower,
+        train=config.train,
+        compression=config.compression.tower,
+        device=device,
+        sync=config.consistency.mode == "sync",
+        seed=config.seed,
+        watch=watch,
+    )

@@ -1,0 +1,115 @@
+"""Commands that run no job: config, estimate, sweep, cache, kernels, certs, version."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from shardkeep import __version__
+from shardkeep.cli.options import Config, Json, Set, load, path_argument, path_option
+
+
+def certs(
+    folder: Annotated[Path, path_argument("Folder of the authority and of the hosts' folders.", "DIR")],
+    host: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME[,NAME]...",
+            help="All names of one host; the first names its folder; repeatable [default: localhost].",
+        ),
+    ] = None,
+    days: Annotated[
+        int, typer.Option(min=1, max=3650, metavar="N", help="Days for which the certificates are valid.")
+    ] = 365,
+) -> None:
+    """Make a certificate authority and a folder for --tls per host; run it again to add hosts."""
+    from shardkeep.trust.certificates import LOCAL, make_certs
+
+    for made in make_certs(folder, host or [LOCAL], days=days):
+        print(f"--tls {made}")
+
+
+def config(config: Config, set_: Set = None) -> None:
+    """Check a job's config and print it with every default filled in."""
+    from shardkeep.member.listeners import check_extras
+
+    _, job = load(config, set_)
+    check_extras(job)
+    print(job.to_yaml(), end="")
+
+
+def estimate(
+    config: Config,
+    set_: Set = None,
+    gbit_per_s: Annotated[float, typer.Option(metavar="X", help="Bandwidth of each process's link, each way.")] = 10.0,
+    as_json: Json = False,
+) -> None:
+    """Estimate a job's memory, traffic and shortest step without running it."""
+    from shardkeep.assembly.kernel_needs import compile_of_job
+    from shardkeep.base.plugging.modules import search_last
+    from shardkeep.estimate.view import show_estimate, waiting
+    from shardkeep.view.screen import console
+
+    path, job = load(config, set_)
+    if job.own_modules:
+        search_last(path.resolve().parent)
+    with waiting() as screen:
+        compile_of_job(job, lambda text: screen.phase("kernels", text))
+        from shardkeep.estimate.estimate import estimate as estimated  # after compiling: this import loads kernels
+
+        found = estimated(job, gbit_per_s=gbit_per_s, progress=partial(screen.working, "data"))
+    if as_json:
+        print(json.dumps(found, indent=2))
+    else:
+        show_estimate(found, console())
+
+
+def sweep(
+    plan: Annotated[Path, path_argument("YAML file: base, grid or recipes, seeds.", "SWEEP")],
+    out: Annotated[
+        Path, path_option("Folder of runs and results; an interrupted sweep continues in it.", metavar="DIR")
+    ],
+) -> None:
+    """Measure bytes against AUC: run a job with several recipes and seeds, and compare them."""
+    from shardkeep.sweep.plan import load_sweep
+    from shardkeep.sweep.sweep import sweep as sweep_all
+    from shardkeep.view.screen import console
+
+    sweep_all(load_sweep(plan), out=out, console=console())
+
+
+def cache(
+    where: Annotated[
+        Path | None,
+        path_argument("A cache, a folder of data or a config [default: here, and yours].", "FOLDER|CONFIG"),
+    ] = None,
+    clean: Annotated[bool, typer.Option("--clean", help="Delete entries that no job will read.")] = False,
+    unused: Annotated[
+        float | None,
+        typer.Option(metavar="DAYS", min=0.0, help="With --clean: also delete entries that no job has read for DAYS."),
+    ] = None,
+) -> None:
+    """List converted data with place and size, or delete old entries."""
+    from shardkeep.cli.cache import cache_lines
+
+    for line in cache_lines(where, clean=clean, unused_days=unused):
+        print(line, flush=True)
+
+
+def kernels(
+    to: Annotated[Path, path_option("Cache folder, for XDG_CACHE_HOME of the image.", "--to", metavar="DIR")],
+) -> None:
+    """Compile all kernels into a folder, such as one of a container image."""
+    from shardkeep.base.compiling.kernels import compile_for_image, kernel_modules
+
+    print(f"kernels   compiled in {compile_for_image(to, kernel_modules())}")
+    print(f"          XDG_CACHE_HOME={to.absolute()} uses them, on this type of CPU")
+
+
+def version() -> None:
+    """Print the version."""
+    typer.echo(__version__)

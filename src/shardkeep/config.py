@@ -1,0 +1,488 @@
+"""JobConfig: composes the rooms' settings, loads YAML, checks what spans rooms. Needs no torch.
+
+It has every class of settings, under `shardkeep.config`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field, ValidationError, field_validator, model_validator
+
+from shardkeep.affinity import AffinityConfig as AffinityConfig, check_counts
+from shardkeep.base.config.old_keys import refuse_old, under_new_names
+from shardkeep.base.config.schedule import ScheduleConfig as ScheduleConfig
+from shardkeep.base.errors import ConfigError
+from shardkeep.base.logs.log import EventLog
+from shardkeep.base.settings import Settings
+from shardkeep.base.yaml_text import YamlError, read_text, read_yaml, write_yaml
+from shardkeep.compression.config import (
+    CompressionConfig as CompressionConfig,
+    PullConfig as PullConfig,
+    PushConfig as PushConfig,
+    TableCompressionConfig as TableCompressionConfig,
+    TablePullConfig as TablePullConfig,
+    TablePushConfig as TablePushConfig,
+    TowerCompressionConfig as TowerCompressionConfig,
+)
+from shardkeep.compression.per_table import check_table, push_of
+from shardkeep.config_files.overrides import Override, blamed, copied, merged, overridden
+from shardkeep.config_files.paths import anchored, below_shell
+from shardkeep.config_files.problems import MOST_LINES, Problem, lines, problems_of, shown
+from shardkeep.process_starts import LaunchConfig as LaunchConfig
+from shardkeep.ps.config import (
+    ConsistencyConfig as ConsistencyConfig,
+    LivenessConfig as LivenessConfig,
+    RecoveryConfig as RecoveryConfig,
+    TableConfig as TableConfig,
+    TableSpec as TableSpec,
+    TelemetryConfig as TelemetryConfig,
+    TransportConfig as TransportConfig,
+)
+from shardkeep.ps.control.telemetry import record_interval_s
+from shardkeep.ps.server.table.initializers.config import InitConfig as InitConfig
+from shardkeep.ps.server.table.optimizers.rowwise_adagrad import RowwiseAdagradConfig
+from shardkeep.ps.server.table.policies.capacity import check_capacities
+from shardkeep.ps.server.table.policies.config import AdmitConfig as AdmitConfig, EvictConfig as EvictConfig
+from shardkeep.web_config import WebConfig as WebConfig
+from shardkeep.workers.config import (
+    CLASS_METRICS,
+    NUMBER_METRICS,
+    CheckpointConfig as CheckpointConfig,
+    EvalConfig as EvalConfig,
+    ProfileConfig as ProfileConfig,
+    TowerConfig as TowerConfig,
+    TowerOptimizerConfig as TowerOptimizerConfig,
+    TrainConfig as TrainConfig,
+)
+from shardkeep.workers.data_config import FILE_SOURCES, DataConfig as DataConfig
+from shardkeep.workers.model_config import MODELS, DlrmConfig, ModelConfig as ModelConfig, keys_of
+
+_log = EventLog("config")
+TableName = Annotated[str, Field(min_length=1, max_length=200)]
+
+
+class JobConfig(Settings):
+    """A whole job: one YAML file."""
+
+    name: str = Field(
+        "job", pattern=r"^[A-Za-z0-9._-]+$", max_length=100,
+        json_schema_extra={"allowed": "text of at most 100 letters, digits, dots, dashes and underscores"},
+    )  # fmt: skip
+    """Name of the job; part of the run folder's name."""
+    seed: int = Field(0, ge=0, lt=2**63)
+    """Seed of initial values, shuffling and the tower."""
+    servers: int = Field(2, ge=0, le=1024)
+    """Server processes; 0 = the tables are in the one worker's process."""
+    workers: int = Field(2, ge=1, le=1024, validate_default=True)
+    """Worker processes; left out with servers: 0 = 1."""
+    threads: int = Field(1, ge=1, le=4096)
+    """CPU threads of each worker's dense model."""
+    launch: LaunchConfig = LaunchConfig()
+    """How the processes of a job on this machine start, and on which cores."""
+    data: DataConfig = DataConfig()
+    """Samples."""
+    model: ModelConfig = DlrmConfig()
+    """The dense model."""
+    tables: dict[TableName, TableConfig] = Field(default_factory=dict)
+    """Embedding tables by name; `default` gives the settings that the others leave out."""
+    tower: TowerConfig = TowerConfig()
+    """How the dense model trains."""
+    train: TrainConfig = TrainConfig()
+    """The training loop."""
+    eval: EvalConfig = EvalConfig()
+    """Evaluation."""
+    consistency: ConsistencyConfig = ConsistencyConfig()
+    """How old the rows of a step may be; left out = mode: bounded, or mode: sync with servers: 0."""
+    compression: CompressionConfig = CompressionConfig()
+    """What is compressed."""
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    """Checkpoints."""
+    transport: TransportConfig = TransportConfig()
+    """How bytes are sent."""
+    liveness: LivenessConfig = LivenessConfig()
+    """Deadlines and leases."""
+    recovery: RecoveryConfig = RecoveryConfig()
+    """What a job may lose when processes die."""
+    web: WebConfig = WebConfig()
+    """The live page, and metrics for Prometheus."""
+    telemetry: TelemetryConfig = TelemetryConfig()
+    """Records of what each process does."""
+    profile: ProfileConfig = ProfileConfig()
+    """Traces of some steps."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _what_depends_on_others(cls, raw: Any) -> Any:
+        if not isinstance(raw, Mapping):
+            return raw
+        found = dict(raw)
+        if raw.get("servers") in (0, "0"):
+            found = {"workers": 1, **found}
+            if raw.get("consistency", {}) == {}:
+                found["consistency"] = {"mode": "sync"}
+        if isinstance(tables := raw.get("tables"), Mapping):
+            found["tables"] = _with_kinds(tables)
+        return _with_number_label(found)
+
+    @model_validator(mode="before")  # the first: those below run before those above
+    @classmethod
+    def _old_keys(cls, raw: Any) -> Any:
+        refuse_old(raw, cls.__name__)
+        return raw
+
+    @field_validator("workers")
+    @classmethod
+    def _one_process_has_one_worker(cls, workers: int, info: Any) -> int:
+        if info.data.get("servers") == 0 and workers != 1:
+            raise ValueError("with servers: 0 everything runs in one process; allowed: 1")
+        return workers
+
+    @field_validator("launch")
+    @classmethod
+    def _cores_are_for_somebody(cls, launch: LaunchConfig, info: Any) -> LaunchConfig:
+        if {"servers", "workers"} <= info.data.keys():
+            check_counts(launch.affinity, servers=info.data["servers"], workers=info.data["workers"])
+        return launch
+
+    @model_validator(mode="after")
+    def _a_cache_is_not_exact(self) -> JobConfig:
+        if self.compression.pull.cache_rows and self.consistency.mode == "sync":
+            default = "" if self.servers else " (servers: 0 runs sync unless a mode is set)"
+            raise ValueError(
+                f"compression.pull.cache_rows: {self.compression.pull.cache_rows} with consistency.mode: sync, where a "
+                f"pull sees all earlier pushes{default}; allowed: 0, or mode: bounded or async"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _no_clock_decides_in_sync(self) -> JobConfig:
+        by_clock = [name for name, table in self.tables.items() if table.evict is not None and table.evict.ttl_s]
+        if by_clock and self.consistency.mode == "sync":
+            default = "" if self.servers else " (servers: 0 runs sync unless a mode is set)"
+            raise ValueError(
+                f"tables.{by_clock[0]}.evict.ttl_s with consistency.mode: sync, where no clock decides{default}; "
+                "allowed: ttl_steps, or mode: bounded or async"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _capacities_give_each_bucket_rows(self) -> JobConfig:
+        try:
+            self.check_capacities(name for name in self.tables if name != "default")
+        except ConfigError as error:
+            raise ValueError(str(error)) from error
+        return self
+
+    @model_validator(mode="after")
+    def _what_is_scored_later_needs_a_checkpoint(self) -> JobConfig:
+        for key, wanted in (("data.test", self.data.test), ("train.early_stopping", self.train.early_stopping)):
+            if wanted and not self.checkpoint.on:
+                raise ValueError(f"checkpoint.every_steps: off keeps no model for {key}; allowed: auto, or 1 or more")
+        if self.data.test and self.data.source not in FILE_SOURCES:
+            allowed = ", ".join(FILE_SOURCES)
+            raise ValueError(f"data.test: has no effect with source: {self.data.source}; allowed: {allowed}")
+        return self
+
+    @model_validator(mode="after")
+    def _rows_of_files_are_a_checkpoint(self) -> JobConfig:
+        if "default" in self.row_files:
+            raise ValueError("tables.default.init.name: file; allowed in the entry of one table, whose rows it has")
+        if self.row_files and not self.checkpoint.on:
+            raise ValueError(
+                f"checkpoint.every_steps: off with tables.{self.row_files[0]}.init.name: file, whose rows become the "
+                "checkpoint of step 0; allowed: auto, or 1 or more; in a loop of your own: client.fill"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _the_loss_is_of_the_labels(self) -> JobConfig:
+        loss, label = self.train.loss, self.data.label
+        if label is not None and label.kind == "number" and not loss.of_numbers:
+            raise ValueError("data.label.kind: number with train.loss: bce, whose labels are 0 and 1; allowed: class")
+        asked = self.eval.asked(loss)
+        if loss.of_numbers and (wrong := [name for name in asked if name in CLASS_METRICS]):
+            raise ValueError(
+                f"eval.metrics: {wrong[0]} needs labels of 0 and 1; allowed with train.loss: {loss.name}: "
+                f"{', '.join(NUMBER_METRICS)}"
+            )
+        for key, watched in (("early_stopping", self.train.early_stopping), ("plateau", self.train.plateau)):
+            if watched is not None and watched.metric.partition("/")[0] not in asked:
+                raise ValueError(f"train.{key}.metric: {watched.metric} is not evaluated; allowed: {', '.join(asked)}")
+        return self
+
+    @model_validator(mode="after")
+    def _synced_norms_take_whole_batches(self) -> JobConfig:
+        if self.model.syncs_norm and self.train.accumulate != 1:
+            raise ValueError(
+                f"train.accumulate: {self.train.accumulate} with model.sync_norm: workers may have different numbers "
+                "of micro-batches; allowed: 1"
+            )
+        if self.model.syncs_norm and self.tower.compile == "on":
+            raise ValueError("tower.compile: on with model.sync_norm; allowed: auto or off")
+        return self
+
+    @model_validator(mode="after")
+    def _metrics_are_found_by_records(self) -> JobConfig:
+        if self.web.has_metrics and not self.counts_figures:
+            raise ValueError(
+                "telemetry.every_s: off with web.metrics, whose targets come with the records; allowed: above 0"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _time_is_an_order(self) -> JobConfig:
+        if self.data.time is not None and self.train.order != "time":
+            raise ValueError(
+                f"data.time: has no effect with train.order: {self.train.order}; allowed: train.order: time, or no time"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _dgc_has_no_other_optimizer(self) -> JobConfig:
+        names = {self.table(name).optimizer.name for name in (*self.tables, "default")} - {"sgd"}
+        if self.compression.push.dgc is not None and names:
+            raise ValueError(
+                f"compression.push.dgc: has momentum of its own, and tables have the optimizer {sorted(names)[0]}; "
+                "allowed: sgd"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _selection_decays_touched_rows(self) -> JobConfig:
+        check_compression([self.table(name) for name in (*self.tables, "default")], self.compression)
+        return self
+
+    @model_validator(mode="after")
+    def _rows_of_lr_are_one_weight(self) -> JobConfig:
+        wide = [name for name, table in self.tables.items() if table.dim not in (None, 1)]
+        if self.model.name == "lr" and wide:
+            raise ValueError(
+                f"tables.{wide[0]}.dim: {self.tables[wide[0]].dim} has no effect with model.name: lr, whose rows are "
+                "one weight; leave it out or set 1"
+            )
+        return self
+
+    @property
+    def own_modules(self) -> bool:
+        """Whether it names code of the user's own, `module:name`."""
+        return ":" in self.model.name or ":" in self.data.source
+
+    @property
+    def row_files(self) -> list[str]:
+        """The tables whose first rows are in a file."""
+        return [name for name, table in self.tables.items() if table.init is not None and table.init.name == "file"]
+
+    @property
+    def counts_figures(self) -> bool:
+        """Whether somebody reads the figures of the job's processes."""
+        return self.telemetry_s > 0
+
+    @property
+    def telemetry_s(self) -> float:
+        """Seconds between two telemetry records of a process; 0 = no records."""
+        every_s = 0.0 if self.telemetry.every_s == "off" else self.telemetry.every_s
+        return record_interval_s(every_s, servers=self.servers, workers=self.workers)
+
+    def table(self, name: str) -> TableSpec:
+        """The full definition of table `name`: its own settings, then `tables.default`, then the built-in ones."""
+        merged: dict[str, Any] = {"name": name}
+        own = self.tables.get(name)
+        for source in (self.tables.get("default"), own):
+            if source is own and own is not None and own.freeze:
+                merged = _of_frozen(merged)
+            if source is not None:
+                merged |= {key: value for key, value in source if value is not None}
+        try:
+            return TableSpec(**merged)
+        except ValidationError as error:  # a name that the data has
+            raise ConfigError(f"tables.{name}: {problems_of(error, TableSpec)[0]}") from error
+
+    def check_capacities(self, names: Iterable[str]) -> None:
+        """Raises ConfigError for a table whose `max_bytes` is too small, without the weights that a model adds."""
+        if not any(table.evict is not None and table.evict.max_bytes is not None for table in self.tables.values()):
+            return
+        dim = {"dim": 1} if self.model.name == "lr" else {}
+        check_capacities(self.table(name).model_copy(update=dim) for name in names)
+
+    def check_tables(self, used: Sequence[str]) -> None:
+        """Raises ConfigError for a table that is not among those that features use, and as `check_capacities`."""
+        if unused := [name for name in self.tables if name != "default" and name not in used]:
+            raise ConfigError(f"tables.{unused[0]}: no feature uses this table; the tables are {', '.join(used)}")
+        self.check_capacities(used)
+
+    def to_yaml(self) -> str:
+        """The resolved config as YAML; loading it gives an equal config."""
+        return write_yaml(self.model_dump(mode="json"), sort_keys=False)
+
+
+def _of_frozen(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of the default table that a table keeps which is frozen on its own."""
+    kept = {key: value for key, value in settings.items() if key not in ("admit", "evict")}
+    if kept.get("compression") is not None:
+        kept["compression"] = kept["compression"].model_copy(update={"push": TablePushConfig()})
+    return kept
+
+
+def check_compression(tables: Iterable[TableSpec], compression: CompressionConfig) -> None:
+    """Raises ValueError where a table does not go with what the job compresses."""
+    tables = list(tables)
+    for table in tables:
+        if table.compression is not None:
+            check_table(table.name, table.compression, compression)
+    check_decay(tables, compression.push)
+
+
+def check_decay(tables: Iterable[TableSpec], push: PushConfig) -> None:
+    """Raises ValueError where an update decays all rows of a table, but workers send only some of their gradients."""
+    for table in tables:
+        keep = push_of(table.compression, push).keep
+        if (keep < 1.0 or push.keep_values is not None) and table.optimizer.decays_all_rows:
+            own = table.compression is not None and table.compression.push.keep_rows is not None
+            where = f"tables.{table.name}.compression" if own else "compression"
+            key = f"{where}.push.{'keep_rows' if push.keep_values is None else 'keep_values'}"
+            raise ValueError(
+                f"tables.{table.name}.optimizer.weight_decay_on: table with {key}: {keep:g}, which sends gradients "
+                "later or never; allowed: touched, or no selection"
+            )
+
+
+def load_config(path: str | Path, overrides: Sequence[str] = ()) -> JobConfig:
+    """Reads a YAML file and applies `a.b=value` overrides. A relative path in the file is relative to the file's folder
+    (`data.train`, `eval`, `test` and `cache`: to `data.root`); one in an override is relative to the current folder.
+
+    Raises ConfigError: a line for each problem, with the key, its value and what is allowed.
+    """
+    return parse_config(_text_of(path), overrides, origin=str(path), folder=Path(path).resolve().parent)
+
+
+def stored_config(run: Path, overrides: Sequence[str] = ()) -> JobConfig:
+    """The config of a run folder, also of one that an earlier version wrote; else as `load_config`."""
+    path = run / "config.yaml"
+    raw = under_new_names(_settings_of(_text_of(path), str(path)))
+    return _config_of(raw, overrides, origin=str(path), folder=path.resolve().parent)
+
+
+def _text_of(path: str | Path) -> str:
+    try:
+        return read_text(Path(path))
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror or error})") from error
+    except YamlError as error:
+        raise ConfigError(f"{path}: {error}") from error
+
+
+def parse_config(
+    text: str, overrides: Sequence[str] = (), *, origin: str = "config", folder: Path | None = None
+) -> JobConfig:
+    """`load_config` for a text that is in `folder`; None = relative paths stay as they are."""
+    return _config_of(_settings_of(text, origin), overrides, origin=origin, folder=folder)
+
+
+def _config_of(raw: dict[str, Any], overrides: Sequence[str], *, origin: str, folder: Path | None) -> JobConfig:
+    if folder is not None:
+        raw = anchored(raw, folder, JobConfig)
+    settings = [Override.parse(override) for override in overrides]
+    if folder is not None:
+        settings = [below_shell(one, JobConfig) for one in settings]
+    base = raw
+    for one in settings:
+        base = of_model(base, one.value) if one.keys == ("model", "name") else base
+    if not raw and not settings:
+        raise ConfigError(f"{origin}: is empty; a job needs data, as in data: {{train: [clicks.csv], label: clicked}}")
+
+    of_file: set[Problem] = set()
+    try:
+        return _validated(overridden(base, settings, JobConfig), folder)
+    except ValidationError as error:
+        found = problems_of(error, JobConfig)
+    try:
+        _validated(raw, folder)
+    except ValidationError as error:
+        of_file = set(problems_of(error, JobConfig))
+    told = [
+        f"{origin if i >= MOST_LINES or problem in of_file else blamed(problem, settings)}: {problem}"
+        for i, problem in enumerate(found)
+    ]
+    raise ConfigError(lines(told, origin))
+
+
+def of_model(raw: Mapping[str, Any], name: Any) -> dict[str, Any]:
+    """A job as the base of one with the model `name`: without keys that this model lacks, which a log line names."""
+    found, model = copied(raw), raw.get("model")
+    if not (isinstance(name, str) and (name in MODELS or ":" in name)):
+        return found
+    before = model.get("name", "dlrm") if isinstance(model, Mapping) else model or "dlrm"
+    types, now = keys_of(before), keys_of(name)
+    lacks: list[tuple[str, ...]] = [("model", key) for key in types if before != name and types[key] != now.get(key)]
+    if name == "lr":
+        lacks += [("tables", table, "dim") for table in raw.get("tables") or ()]
+    dropped = [".".join(keys) for keys in lacks if _without(found, keys)]
+    if dropped:
+        _log.warning(text := f"model.name: {name} goes without these keys: {', '.join(dropped)}", once=text)
+    if isinstance(found.get("model"), dict):
+        found["model"]["name"] = name
+    return found
+
+
+def _without(node: Any, keys: Sequence[str]) -> bool:
+    """Deletes what is there at `keys`; whether it was there."""
+    for key in keys[:-1]:
+        node = node.get(key) if isinstance(node, dict) else None
+    return isinstance(node, dict) and node.pop(keys[-1], None) is not None
+
+
+def _settings_of(text: str, origin: str) -> dict[str, Any]:
+    try:
+        raw = read_yaml(text)
+    except YamlError as error:
+        raise ConfigError(f"{origin}: {error}") from error
+    if raw is not None and not isinstance(raw, dict):
+        raise ConfigError(f"{origin}: holds {shown(raw)}; allowed: a mapping of keys to values")
+    return raw or {}
+
+
+def _validated(raw: dict[str, Any], folder: Path | None) -> JobConfig:
+    """The config of a text in `folder`, overrides included. Raises ValidationError."""
+    if folder is not None:
+        data = {} if raw.get("data") is None else raw["data"]
+        raw = {**raw, "data": {"root": str(folder.resolve()), **data} if isinstance(data, dict) else data}
+    return JobConfig.model_validate(raw)
+
+
+def _with_number_label(raw: dict[str, Any]) -> dict[str, Any]:
+    """A label without a kind is a number if the loss needs numbers."""
+    train, data = raw.get("train"), raw.get("data")
+    loss = train.get("loss") if isinstance(train, Mapping) else None
+    name = loss.get("name") if isinstance(loss, Mapping) else loss
+    label = data.get("label") if isinstance(data, Mapping) else None
+    if name not in ("mse", "huber") or not label:
+        return raw
+    label = {"column": label} if isinstance(label, str) else label
+    if not isinstance(label, Mapping) or "kind" in label:
+        return raw
+    return {**raw, "data": {**raw["data"], "label": {**label, "kind": "number"}}}
+
+
+def _with_kinds(tables: Mapping[Any, Any]) -> dict[Any, Any]:
+    """An optimizer without a name changes some settings of the default table's, or of the built-in one."""
+    built_in = {"name": RowwiseAdagradConfig().name}
+    default = tables.get("default")
+    below = _full_optimizer(default, built_in) or built_in
+    return {
+        name: {**table, "optimizer": optimizer}
+        if (optimizer := _full_optimizer(table, built_in if name == "default" else below)) is not None
+        else table
+        for name, table in tables.items()
+    }
+
+
+def _full_optimizer(table: Any, below: Mapping[str, Any]) -> Any:
+    """A table's optimizer with its kind; None where the table has none to complete."""
+    optimizer = table.get("optimizer") if isinstance(table, Mapping) else None
+    if isinstance(optimizer, str):
+        return {"name": optimizer}
+    if not isinstance(optimizer, Mapping):
+        return None
+    return optimizer if "name" in optimizer else merged(below, optimizer)

@@ -1,0 +1,177 @@
+"""How `shardkeep estimate` shows what it found: a few tables of text. Computes nothing but sums and units."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from shardkeep.base.sizes import size_text
+from shardkeep.view.screen import PIPED_WIDTH, Screen
+from shardkeep.view.text_tables import Trimmed, two_columns
+
+Part = Mapping[str, Any]
+SHOWN_TABLES = 12
+"""The largest tables are shown one by one."""
+PARTS = ("weights", "slots", "ids", "index", "counters", "candidate_bytes", "bytes")
+"""The parts of a table's memory. Only policies have counters and candidates."""
+PART_NAMES = {"bytes": "in all", "candidate_bytes": "counted ids"}
+
+
+@contextlib.contextmanager
+def waiting() -> Iterator[Screen]:
+    """Shows on stderr what takes long: kernels that are compiled, files that are converted."""
+    screen = Screen(Console(stderr=True))
+    try:
+        yield screen
+    finally:
+        screen.end_bar()
+
+
+def show_estimate(found: Part, console: Console) -> None:
+    """Prints an estimate as `shardkeep.estimate.estimate.estimate` returns it."""
+    console.print(two_columns(list(_job_rows(found))))
+    console.print()
+    console.print(Trimmed(_memory(found, console)))
+    for line in _policy_lines(found["tables"]):
+        console.print(line, soft_wrap=True)
+    if len(found["servers"]) > 1:
+        console.print(_servers_line(found))
+    if "note" in found:
+        return
+    console.print()
+    console.print(Trimmed(_traffic(found)))
+    console.print(f"in {_count(round(found['step']['calls']), 'call')} to servers")
+    if len(found["step"]["tables"]) > 1:
+        console.print()
+        console.print(Trimmed(_table_traffic(found)))
+    console.print()
+    if found["links"]:
+        console.print(Trimmed(_links(found)))
+        console.print(_bound_line(found))
+        if (journal := found["journal"]) is not None:
+            console.print(_journal_line(journal))
+    else:
+        console.print("servers: 0: nothing travels between processes")
+
+
+def _job_rows(found: Part) -> Iterator[tuple[str, str]]:
+    job = found["job"]
+    accumulated = f" x {job['accumulate']} micro-batches" if job["accumulate"] > 1 else ""
+    batch = f"batches of {job['batch_size']:,}{accumulated} a worker"
+    yield "job", f"{job['name']}: {_count(job['servers'], 'server')}, {_count(job['workers'], 'worker')}, {batch}"
+    if "note" in found:
+        yield "no data", f"{found['note']}; memory for a million rows of each table, no traffic"
+        return
+    drawn, step, tower = found["drawn"], found["step"], found["tower"]
+    yield "steps", f"{job['steps']:,} of {job['step_samples']:,} samples; the data has {job['samples']:,}"
+    more = "" if _rows_counted(found) else "; the tables have at least the rows of these"
+    yield "looked at", f"{drawn['samples']:,} samples in {_count(drawn['steps'], 'step')}{more}"
+    yield "ids", f"{step['ids_per_worker']:,.0f} a step and worker, {step['distinct_per_worker']:,.0f} of them distinct"
+    yield "tower", f"{tower['parameters']:,} parameters, {size_text(tower['bytes'])}"
+
+
+def _memory(found: Part, console: Console) -> Table:
+    """The tables' memory part by part, or as one sum where the terminal has no room for the parts."""
+    whole = _memory_in(found, [part for part in PARTS if any(part in table for table in found["tables"])])
+    needed = console.measure(whole, options=console.options.update(width=PIPED_WIDTH)).maximum
+    return whole if needed <= console.width else _memory_in(found, PARTS[-1:])
+
+
+def _memory_in(found: Part, parts: Sequence[str]) -> Table:
+    tables = sorted(found["tables"], key=lambda t: -t["bytes"])
+    unit, factor = ("MB", 1e6) if _sum(tables)["bytes"] >= 1e7 else ("kB", 1e3)
+    view = table_of(f"in {unit}: table", "dim", "rows", *(PART_NAMES.get(part, part) for part in parts), "bytes\na row")
+    about = "" if _rows_counted(found) else ">="
+    for table in tables[:SHOWN_TABLES]:
+        view.add_row(table["name"], str(table["dim"]), *_sizes(table, about, factor, parts))
+    if rest := tables[SHOWN_TABLES:]:
+        view.add_row(f"{len(rest)} smaller", "", *_sizes(_sum(rest), about, factor, parts))
+    if len(tables) > 1:
+        view.add_row("all", "", *_sizes(_sum(tables), about, factor, parts), style="bold")
+    return view
+
+
+def _sizes(table: Part, about: str, factor: float, keys: Sequence[str]) -> list[str]:
+    sizes = [table.get(key, 0) for key in keys]
+    parts = [f"{size / factor:,.{2 if size < 10 * factor else 1}f}" for size in sizes]
+    return [f"{about}{table['rows']:,}", *parts, f"{table['bytes'] / max(table['rows'], 1):,.0f}"]
+
+
+def _sum(tables: Sequence[Part]) -> Part:
+    return {key: sum(table.get(key, 0) for table in tables) for key in ("rows", *PARTS)}
+
+
+def _policy_lines(tables: Sequence[Part]) -> Iterator[str]:
+    """What policies say of each table's rows."""
+    for table in tables:
+        if "candidates" in table:
+            yield f"{table['name']}: about {table['candidates']:,} ids are counted and get no row"
+        if "capacity" in table:
+            yield f"{table['name']}: at most {table['capacity']:,} rows"
+
+
+def _servers_line(found: Part) -> str:
+    low, high = (size_text(pick(server["bytes"] for server in found["servers"])) for pick in (min, max))
+    about = "" if _rows_counted(found) else "at least "
+    return f"each server: {about}{low if low == high else f'{low} to {high}'}, without the process itself"
+
+
+def _rows_counted(found: Part) -> bool:
+    """Whether the job has no other rows than those that were seen."""
+    return bool(found.get("drawn", {}).get("rows_counted", True))
+
+
+def _traffic(found: Part) -> Table:
+    view = table_of("a step of all workers", "bytes", "bytes a sample")
+    samples = found["job"]["step_samples"]
+    for row in found["step"]["traffic"]:
+        view.add_row(row["text"], size_text(row["bytes"]), f"{row['bytes'] / samples:,.1f}")
+    view.add_row("all", size_text(found["bytes_per_step"]), f"{found['bytes_per_sample']:,.1f}", style="bold")
+    return view
+
+
+def _table_traffic(found: Part) -> Table:
+    view = table_of("of a table", "pulled", "pushed")
+    tables = sorted(found["step"]["tables"], key=lambda t: -t["pull_bytes"] - t["push_bytes"])
+    for table in tables[:SHOWN_TABLES]:
+        view.add_row(table["name"], *(size_text(table[key]) for key in ("pull_bytes", "push_bytes")))
+    if rest := tables[SHOWN_TABLES:]:
+        sums = (size_text(sum(table[key] for table in rest)) for key in ("pull_bytes", "push_bytes"))
+        view.add_row(f"{len(rest)} with less", *sums)
+    return view
+
+
+def _links(found: Part) -> Table:
+    view = table_of(f"a link of {found['gbit_per_s']:g} Gbit/s each way", "in", "out", "at least")
+    for link in found["links"]:
+        view.add_row(
+            link["process"], size_text(link["in_bytes"]), size_text(link["out_bytes"]), f"{link['bound_ms']:,.3f} ms"
+        )
+    return view
+
+
+def _bound_line(found: Part) -> str:
+    rate = found["bound_samples_per_s"]
+    return f"no step is shorter than {found['bound_ms']:,.3f} ms: at most {rate:,.0f} samples/s over these links"
+
+
+def _journal_line(journal: Part) -> str:
+    rate = journal["most_bytes_per_s"]
+    most = "" if rate is None else f", at most {size_text(rate)} a second over these links"
+    return f"the busiest server's journal grows by {size_text(journal['bytes_per_step'])} a step{most}"
+
+
+def table_of(first: str, *others: str) -> Table:
+    view = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    view.add_column(first, overflow="fold", max_width=40)  # names of tables may be long
+    for name in others:
+        view.add_column(name, justify="right", no_wrap=True)
+    return view
+
+
+def _count(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"

@@ -1,0 +1,156 @@
+"""Predictor: scores samples in memory with a trained model. What `shardkeep.load` returns."""
+
+# N = samples, T = labels, D = embedding dim
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from torch import nn
+
+from shardkeep.base.arrays import Floats
+from shardkeep.base.errors import DataError, UserError
+from shardkeep.inference.export.manifest import is_export
+from shardkeep.inference.frames import chunks_of, ids_of
+from shardkeep.inference.loading import load_trained
+from shardkeep.inference.small_blocks import SmallBlocks
+from shardkeep.inference.trained import Trained
+from shardkeep.run.trained import Which
+from shardkeep.workers.data.conversion.inputs import Inputs
+from shardkeep.workers.data.samples import batches
+from shardkeep.workers.embeddings.unseen import Counts, Unseen
+
+
+class Predictor:
+    """A trained model in this process. Needs neither servers nor the training data.
+
+    Scores equal those of the trainer's evaluation bit for bit on the same type of CPU, with `amp: off`.
+    """
+
+    def __init__(self, trained: Trained, path: Path | None = None) -> None:
+        """`path`: the folder of a run or an export that has the model."""
+        self._trained = trained
+        self._path = path
+        self._unseen = Unseen(trained.schema)
+
+    @classmethod
+    def load(cls, path: str | Path, model: Which = "last", *, verify: bool = False) -> Predictor:
+        """Loads the model of a run or an export. `shardkeep.load` is the same.
+
+        Args:
+            path: The run folder, of a job that may still be running, or the folder of `shardkeep export`.
+            model: Of a run: "last" = the newest checkpoint, "best" = that of the best evaluation, or the step of one.
+            verify: Of an export: read all of its files and compare their checksums first.
+
+        Raises:
+            UserError: There is no such run, checkpoint or export.
+            CheckpointError: A file is damaged.
+        """
+        return cls(load_trained(Path(path), model, verify=verify), Path(path).absolute())
+
+    def __reduce__(self) -> tuple[Callable[[Path, int], Predictor], tuple[Path, int]]:
+        if self._path is None:
+            raise TypeError("this predictor cannot be pickled: its model is in no folder that `shardkeep.load` takes")
+        return _again, (self._path, self.step)
+
+    @property
+    def step(self) -> int:
+        """The training step of the model's checkpoint."""
+        return self._trained.step
+
+    @property
+    def module(self) -> nn.Module:
+        """The dense model, in eval mode. It takes dense columns (B, I) and a dict of pooled rows (B, D)."""
+        return self._trained.dense.model
+
+    @property
+    def columns(self) -> list[str]:
+        """The columns that `predict` reads."""
+        return [] if self._trained.inputs is None else self._trained.inputs.columns()
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The labels that it predicts."""
+        return self._trained.schema.labels
+
+    @property
+    def name(self) -> str:
+        """The name of the job."""
+        return self._trained.config.name
+
+    @property
+    def inputs(self) -> Inputs:
+        """How raw columns become inputs."""
+        assert self._trained.inputs is not None  # `load` refuses a run without
+        return self._trained.inputs
+
+    @property
+    def unseen(self) -> Counts:
+        """By feature: values that `predict` met without a row, and all values. One thread at a time counts exactly."""
+        return self._unseen.counts()
+
+    def small_blocks(self, unseen: Unseen) -> SmallBlocks:
+        """Scores batches of any size, in blocks that fit them. `unseen`: counts their values."""
+        return SmallBlocks(self._trained, unseen)
+
+    def predict(self, data: object) -> Floats:
+        """Scores float32 (N,), or (N, T) for a model of T > 1 labels, in the order of the samples: probabilities, or
+        values if the labels are numbers.
+
+        Args:
+            data: A pandas DataFrame, a dict of columns, or a pyarrow Table with the columns that the model reads, as
+                they were in the training files. A label is not needed; other columns are ignored. Ids that training
+                did not see have their initial values.
+
+        Raises:
+            DataError: A column is missing or has a value of the wrong type.
+        """
+        inputs = self.inputs
+        scores = [
+            self._trained.scores(self._trained.logits(batch, self._unseen))
+            for chunk in chunks_of(data, inputs)
+            for batch in batches(inputs.samples(chunk), self._trained.blocks.size)
+        ]
+        num_labels = len(self._trained.schema.labels)
+        scores_NT: Floats = np.concatenate(scores) if scores else np.empty((0, num_labels), np.float32)
+        return scores_NT[:, 0] if num_labels == 1 else scores_NT
+
+    def rows(self, table: str, ids: object) -> Floats:
+        """Rows float32 (N, D) of a table.
+
+        Args:
+            ids: In one dimension: whole numbers as `shardkeep tables export` writes them, or texts as in the data. One
+                that training did not see has its initial value.
+
+        Raises:
+            UserError: The model has no such table.
+            DataError: The ids are neither whole numbers nor texts that the table can have.
+        """
+        found = np.asarray(ids)
+        if found.ndim != 1:
+            raise DataError(f"ids are {found.dtype} {found.shape}; allowed: whole numbers or texts, in one dimension")
+        if found.dtype.kind in "iu":
+            return self._trained.rows(table, found.astype(np.int64, copy=False))
+        if found.dtype.kind not in "USO" or not all(isinstance(text, str | bytes) for text in found.tolist()):
+            raise DataError(f"ids are {found.dtype}; allowed: whole numbers or texts")
+        inputs = self.inputs
+        kinds = [inputs.fitted.kinds.get(c.column) for c in inputs.layout.sparse if (c.table or c.column) == table]
+        ids_N = ids_of(ids, kinds[0] if kinds else "numbers", inputs.layout.rules)
+        return self._trained.rows(table, ids_N)
+
+    def __repr__(self) -> str:
+        config = self._trained.config
+        return f"Predictor({config.model.name}, step {self.step}, columns: {', '.join(self.columns)})"
+
+
+load = Predictor.load
+
+
+def _again(path: Path, step: int) -> Predictor:
+    """The model of a predictor that was pickled. Raises UserError where the folder has it no longer."""
+    predictor = load(path, "last" if is_export(path) else step)
+    if predictor.step != step:
+        raise UserError(f"{path}: holds the model of step {predictor.step}; the pickled predictor had that of {step}")
+    return predictor

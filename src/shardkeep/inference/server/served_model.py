@@ -1,0 +1,96 @@
+"""ServedModel: the model that a server answers with, and its replacement while requests run."""
+
+# N = rows, T = labels
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from shardkeep.base.arrays import Floats
+from shardkeep.base.errors import DataError, UserError
+from shardkeep.inference.predictor import Predictor
+from shardkeep.inference.protocol.status import Refusal, Status, invalid
+from shardkeep.inference.server.request_ids import Conversion
+from shardkeep.inference.server.signature import Rows, Signature
+from shardkeep.inference.small_blocks import SmallBlocks
+from shardkeep.workers.embeddings.unseen import Unseen
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A model in memory.
+
+    `made_at`: `time.time()` at which its checkpoint was made, or else at which it was loaded."""
+
+    predictor: Predictor
+    signature: Signature
+    conversion: Conversion
+    blocks: SmallBlocks
+    made_at: float
+    unseen: Unseen
+    """Counts the values of all requests, also of those that an earlier model answered."""
+
+    @classmethod
+    def of(cls, predictor: Predictor, made_at: float | None = None, unseen: Unseen | None = None) -> Loaded:
+        unseen = unseen or Unseen(predictor.inputs.layout.schema)
+        made_at = time.time() if made_at is None else made_at
+        signature = Signature(predictor.inputs, predictor.labels)
+        blocks = predictor.small_blocks(unseen)
+        blocks.warm()
+        return cls(predictor, signature, Conversion(predictor.inputs), blocks, made_at, unseen)
+
+    @property
+    def version(self) -> str:
+        """The training step."""
+        return str(self.predictor.step)
+
+    def scores(self, requests: Sequence[Rows]) -> list[Floats | Refusal]:
+        """Scores float32 (N, T) of each request, or why it has none. One thread at a time."""
+        if len(requests) > 1:
+            with contextlib.suppress(Exception):  # one of them is at fault: each for itself
+                ends = np.cumsum([rows.count for rows in requests]).tolist()
+                if (batch := self.conversion.direct(requests, self.blocks.padded(ends[-1]))) is not None:
+                    scores_NT = self.blocks.scores(batch, ends[-1])
+                    return [scores_NT[a:b] for a, b in zip([0, *ends], ends, strict=False)]
+        return [self._alone(rows) for rows in requests]
+
+    def _alone(self, rows: Rows) -> Floats | Refusal:
+        try:
+            batches = self.conversion.batches(rows, self.blocks.padded)
+            parts = [self.blocks.scores(batch, count) for batch, count in batches]
+        except DataError as error:
+            return invalid(str(error).removeprefix("the data, ").removeprefix("the data: "))
+        except Exception as error:  # a model of the user's own: this request fails, the server does not
+            return Refusal(Status.INTERNAL, f"scoring failed: {type(error).__name__}: {error}".splitlines()[0])
+        return np.concatenate(parts) if parts else np.empty((0, len(self.predictor.labels)), np.float32)
+
+
+class ServedModel:
+    """Holds the model. A batch takes it once and keeps it to its end, so a replacement disturbs no batch."""
+
+    def __init__(self, predictor: Predictor, made_at: float | None = None) -> None:
+        self.current = Loaded.of(predictor, made_at)
+        """The model of the next batch."""
+        self.num_missed = 0
+        """Times that a newer model could not be served."""
+
+    def missed(self) -> None:
+        """Counts a newer model that cannot be served. One thread."""
+        self.num_missed += 1
+
+    def replace(self, predictor: Predictor, made_at: float | None = None) -> None:
+        """Serves another model from the next batch on. Any thread may call.
+
+        Raises UserError: the model reads or predicts other columns."""
+        other = Loaded.of(predictor, made_at, self.current.unseen)
+        if not other.signature.same(self.current.signature):
+            raise UserError(
+                f"the model of step {predictor.step} reads {', '.join(predictor.columns)}; "
+                f"the server began with one that reads {', '.join(self.current.signature.columns)}"
+            )
+        self.current = other

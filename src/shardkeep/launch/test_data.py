@@ -1,0 +1,31 @@
+"""Scores a finished job's test data, once, in a process of its own: the launcher loads no model."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from typing import Any
+
+from shardkeep.config import JobConfig
+from shardkeep.launch.processes.children import SHARDKEEP, child_environment
+from shardkeep.run.folder import RunFolder
+
+
+def score_test_data(config: JobConfig, folder: RunFolder, summary: dict[str, Any]) -> dict[str, Any]:
+    """Adds `test` to summary.json by `shardkeep evaluate`, if the job has test data, or says why it is not there.
+    Returns the summary."""
+    if not config.data.test:
+        return summary
+    if summary["status"] != "completed":
+        return folder.amend({"message": f"{summary['message']}; so data.test is not scored"})
+    model = "last" if config.train.early_stopping is None else "best"
+    arguments = ("evaluate", str(folder.path), "--split", "test", "--model", model, "--json")
+    env = child_environment(os.environ, threads=config.threads)
+    done = subprocess.run([*SHARDKEEP, *arguments], capture_output=True, text=True, check=False, env=env)
+    if done.returncode:
+        why = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1].removeprefix("error: ")
+        again = f"shardkeep evaluate {folder.path} --split test --model {model}"
+        text = f"the model is trained, but data.test is not scored: {why}; `{again}` scores it"
+        return folder.amend({"status": "incomplete", "message": text})
+    return folder.amend({"test": json.loads(done.stdout)})

@@ -1,0 +1,157 @@
+"""Warnings of what the model learns, or does not. As src/shardkeep/page/warnings/processes.py."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+from statistics import fmean, median, pvariance
+
+from shardkeep.page.warnings.warning import Sight, Warning
+
+STUCK_STEPS = 500
+RISE, NOISE = 0.05, 4
+"""A loss rises if it grows by this share of its lowest mean, and by so many times what it differs between records."""
+AUC_DROP = 0.002
+AUC_GUESSING = 0.52
+"""A model with a lower AUC does not rank better than chance."""
+CONSTANT_LOSS = math.log(2)
+"""The binary cross-entropy of the constant prediction 0.5."""
+EXPLODED = 3.0
+"""A loss has exploded if it was so many times `CONSTANT_LOSS`."""
+
+
+def not_finite(sight: Sight) -> list[Warning]:
+    """A loss that is no number, or gradients and steps that were dropped."""
+    losses = sight.records.losses
+    told = []
+    if losses and losses[-1][1] is None:
+        told.append(f"the loss is not finite at step {losses[-1][0]:,}")
+    if dropped := most_of(sight, "dropped_rows"):
+        told.append(f"{dropped:,} rows of gradients were dropped because they were not finite")
+    if skipped := most_of(sight, "skipped_steps"):
+        told.append(f"{skipped:,} steps were skipped because their gradients were not finite")
+    if not told:
+        return []
+    remedy = "clip gradients" if sight.loop else "set train.clip_norm"
+    return [Warning("bad", "; ".join(told),
+                    f"The learning rate is too high, or the data hold extreme values. Lower lr, or {remedy}.",
+                    "convergence")]  # fmt: skip
+
+
+def most_of(sight: Sight, key: str) -> int:
+    """The newest count of dropped rows or skipped steps."""
+    return max(getattr(one, key) or 0 for one in (sight.records.view.progress, *sight.records.counts.workers))
+
+
+def rising_loss(sight: Sight) -> list[Warning]:
+    """A loss that grows by more than its noise."""
+    points = [(step, loss) for step, loss in sight.records.losses if loss is not None]
+    if len(points) < 8:
+        return []
+    low_at = min(range(len(points) - 3), key=lambda at: fmean(loss for _, loss in points[at : at + 3]))
+    before, after = [loss for _, loss in points[low_at : low_at + 3]], [loss for _, loss in points[-3:]]
+    rise = fmean(after) - fmean(before)
+    noise = median(abs(a - b) for (_, a), (_, b) in pairwise(points))
+    if low_at + 3 > len(points) - 3 or rise <= max(RISE * abs(fmean(before)), NOISE * noise):
+        return []
+    text = f"the loss rises: {fmean(before):.4f} at step {points[low_at][0]:,}, {fmean(after):.4f} now"
+    return [Warning("bad", text, "The learning rate is probably too high.", "convergence")]
+
+
+def worse_than_guessing(sight: Sight) -> list[Warning]:
+    """A binary cross-entropy above that of the constant prediction 0.5."""
+    losses = [loss for _, loss in list(sight.records.losses)[-3:] if loss is not None]
+    loss_name = loss_of(sight)
+    step = sight.records.losses[-1][0] if sight.records.losses else 0
+    if sight.loop or loss_name != "bce" or not losses or step < 100 or fmean(losses) <= CONSTANT_LOSS * 1.02:
+        return []
+    text = f"after {step:,} steps the loss is {fmean(losses):.3f}; a constant prediction of 0.5 has 0.693"
+    return [Warning("bad", text, "The learning rate is probably too high, or labels and features do not match.",
+                    "convergence")]  # fmt: skip
+
+
+def loss_of(sight: Sight) -> str:
+    """The name of the loss function."""
+    return str(((sight.config.get("train") or {}).get("loss") or {}).get("name") or "")
+
+
+def exploded_loss(sight: Sight) -> list[Warning]:
+    """A binary cross-entropy that was far above a constant prediction's, and fell back to it.
+
+    A model that has learned nothing since then is the worse case: its units are often dead."""
+    points = [(int(row[1] or 0), loss) for row in sight.records.training.rows if (loss := row[3]) is not None]
+    if loss_of(sight) != "bce" or not points or worse_than_guessing(sight):
+        return []
+    step, peak = max(points, key=lambda point: point[1])
+    if peak <= EXPLODED * CONSTANT_LOSS:
+        return []
+    text = f"the loss was {peak:,.1f} at step {step:,}; a constant prediction of 0.5 has 0.693"
+    if any(auc >= AUC_GUESSING for _, auc in aucs_of(sight)[-1:]):
+        return [Warning("note", text, "It has fallen since. The learning rate is too high for the first steps: set "
+                        "warmup_steps.", "convergence")]  # fmt: skip
+    return [Warning("bad", text, "The learning rate is probably too high. Lower it and start again: dead units do not "
+                    "recover.", "convergence")]  # fmt: skip
+
+
+def aucs_of(sight: Sight) -> list[tuple[int, float]]:
+    """Step and AUC of each evaluation."""
+    found = [(r.step, r.metrics.get("auc")) for r in sight.records.evaluations]
+    return [(int(step or 0), auc) for step, auc in found if auc is not None]
+
+
+def guessing(sight: Sight) -> list[Warning]:
+    """An AUC of chance, twice in a row."""
+    aucs = aucs_of(sight)
+    if len(aucs) < 2 or max(auc for _, auc in aucs[-2:]) >= AUC_GUESSING or aucs[-1][0] < 100:
+        return []
+    text = f"after {aucs[-1][0]:,} steps AUC is {aucs[-1][1]:.4f}: the model guesses"
+    return [Warning("bad", text, "The learning rate is far too high or too low, or labels and features do not match.",
+                    "convergence")]  # fmt: skip
+
+
+def stuck_loss(sight: Sight) -> list[Warning]:
+    """A loss that has not moved by more than its noise for 500 steps or more."""
+    points = [(step, loss) for step, loss in sight.records.losses if loss is not None]
+    if sight.state not in ("training", "recovering") or not points:
+        return []
+    length, still = STUCK_STEPS, 0
+    while (part := [p for p in points if p[0] > points[-1][0] - length]) and points[0][0] <= points[-1][0] - length:
+        half = len(part) // 2
+        if half < 3 or _moved([loss for _, loss in part[:half]], [loss for _, loss in part[half:]]):
+            break
+        still, length = length, length * 2
+    if not still:
+        return []
+    return [Warning("note", f"the loss has not moved for {still:,} steps",
+                    "Normal near the end of training. Early: raise or decay the learning rate, or check the labels.",
+                    "convergence")]  # fmt: skip
+
+
+def _moved(one: Sequence[float], other: Sequence[float]) -> bool:
+    """Whether two means differ by more than twice their standard error, and by 0.1 %."""
+    error = math.sqrt(pvariance(one) / len(one) + pvariance(other) / len(other))
+    return abs(fmean(one) - fmean(other)) > max(2 * error, 1e-3 * abs(fmean(one)))
+
+
+def falling_auc(sight: Sight) -> list[Warning]:
+    """An AUC below the best one of two evaluations or more ago: overfitting, if the training loss falls meanwhile."""
+    aucs = aucs_of(sight)
+    if len(aucs) < 3:
+        return []
+    best = max(range(len(aucs)), key=lambda at: aucs[at][1])
+    if best > len(aucs) - 3 or aucs[best][1] - aucs[-1][1] < AUC_DROP:
+        return []
+    text = f"AUC falls: {aucs[best][1]:.4f} at step {aucs[best][0]:,}, {aucs[-1][1]:.4f} at step {aucs[-1][0]:,}"
+    remedy = "Stop earlier" if sight.loop else "Set train.early_stopping"
+    advice = f"The model overfits, or the learning rate is too high. {remedy}."
+    losses = [(row[1] or 0, loss) for row in sight.records.training.rows if (loss := row[3]) is not None]
+    after = [loss for step, loss in losses if step >= aucs[best][0]]
+    if len(after) >= 6:
+        falls = fmean(after[-3:]) < fmean(after[:3])
+        advice = (
+            f"The training loss falls, so the model overfits. {remedy}, or train fewer epochs."
+            if falls
+            else "The training loss does not fall either: the learning rate is probably too high."
+        )
+    return [Warning("warn", text, advice, "convergence")]

@@ -1,0 +1,258 @@
+"""The main of a server: starts, wires and stops the parts of one process. Loads nothing that only workers need."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from shardkeep.assembly.service import build_service
+from shardkeep.base.arrays import Bytes
+from shardkeep.base.errors import DeadlineExceeded, TransportError
+from shardkeep.base.logs.log import EventLog
+from shardkeep.config import JobConfig
+from shardkeep.member.member import JobMember, registered
+from shardkeep.member.membership import leave_if_due, tried_while_leaving
+from shardkeep.member.memory_watch import MemoryWatch
+from shardkeep.member.recovery_folder import report_unkept
+from shardkeep.ps.checkpoints.folder import Checkpoint
+from shardkeep.ps.config import TableSpec
+from shardkeep.ps.control.records import ANY_STEP, TRAINED, Formation, Offer, ResumeRange
+from shardkeep.ps.control.telemetry import TelemetryRecords
+from shardkeep.ps.rpc.group import RpcGroup
+from shardkeep.ps.server.figures import RequestTimes, figures_of, shard_record
+from shardkeep.ps.server.journal.journal import GIVEN_UP, Journal
+from shardkeep.ps.server.service import ShardService
+from shardkeep.run.checkpoints import check_needs_no_rows, resumed_from
+from shardkeep.run.storage import missed
+from shardkeep.trust.endpoint import Endpoint
+
+if TYPE_CHECKING:
+    from shardkeep.workers.timing.profiling import Profile
+
+_log = EventLog("roles")
+
+
+def run_server(coordinator: Endpoint, **process: Any) -> int:
+    """A server's life; returns 0 when the job is completed. Raises why it was not. `process`: see `JobMember`."""
+    with registered("server", coordinator, **process) as member, contextlib.closing(_Life(member)) as life:
+        member.live(life, Offer())
+    state = member.control.state
+    if state.state not in TRAINED and (error := state.error()) is not None:
+        raise error
+    _log.info("done")
+    return 0
+
+
+@dataclass(frozen=True)
+class _Loss:
+    """The updates that a replacement lacks."""
+
+    since: int = 0
+    """The step of the checkpoint that it has."""
+    why: str = ""
+    """Why it lacks the later ones; empty = it lacks none."""
+    has_checkpoint: bool = False
+
+    @property
+    def follows(self) -> bool:
+        """Whether it can follow the others from its checkpoint, with the updates since then lost."""
+        return bool(self.why) and self.has_checkpoint
+
+
+class _Life:
+    """A server process over the generations of its job."""
+
+    def __init__(self, member: JobMember) -> None:
+        self._member, self._control, self._agreed = member, member.control, member.agreed
+        config = member.config
+        self._service: ShardService | None = None
+        self._times = RequestTimes() if config.counts_figures else None
+        self._telemetry = self._records(config)
+        self._loss = _Loss()
+        self._journal: Journal | None = None
+        if member.kept is not None:
+            self._journal = Journal(
+                member.kept / "journal",
+                sync=config.recovery.journal == "fsync",
+                limit_bytes=config.recovery.max_journal_bytes,
+                on_given_up=self._journal_given_up,
+            )
+        self._profile = _open_profile(config, member.folder, member.index)
+        if member.control.before is not None:
+            self._agreed.follow(member.control.before)
+            self._revive(member.control.before)
+
+    @property
+    def resume_range(self) -> ResumeRange:
+        """The steps at which this server could resume. If it lost the updates since a checkpoint, it follows the
+        others, except in `sync`. If it lost all updates, the others start again."""
+        if self._service is None:
+            return ResumeRange()
+        first, last = self._service.life.resume_range
+        lost_from = None
+        follows = self._loss.follows and self._member.config.checkpoint.on  # a loop starts again
+        if follows and not self._service.applier.gate.stages:
+            first, last, lost_from = 0, ANY_STEP, self._loss.since
+        return ResumeRange(first, last, holds=True, saved=self._agreed.saved, lost_from=lost_from, why=self._loss.why)
+
+    def live(self, formation: Formation) -> str | None:
+        """Serves one generation, to the end of the job or of the generation: then how it was lost."""
+        service = self._service_for(formation)
+        service.life.begin(formation.generation, formation.start_step)
+        try:
+            transport = self._join(formation)
+        except TransportError as error:
+            if not self._member.config.recovery.restarts:
+                raise
+            service.life.suspend(str(error))
+            return str(error)
+        self._control.update(step=formation.start_step, phase="serving")
+        _log.info("serving", generation=formation.generation, tables=len(formation.tables))
+        why = f"server {self._member.index} left"
+        try:
+            with self._member.departure.postponed(self._member.config.liveness.grace_s):
+                self._wait(formation.generation)
+            why = self._control.state.message or "the job is over"
+            if self._telemetry is not None and self._control.state.over:
+                self._telemetry.send()
+        finally:
+            service.life.suspend(why)
+            transport.close()
+            self._to_disk()
+        return None if self._control.state.over else self._control.state.message
+
+    def _service_for(self, formation: Formation) -> ShardService:
+        """This process's service, or another one where the job begins or goes back to a checkpoint."""
+        if self._service is None or formation.restores:
+            self._service = None  # before another one takes as much memory
+            if self._journal is not None:
+                self._journal.clear()
+                self._journal.build_on(formation.start_step)
+            self._service = self._build(formation.tables, resumed_from(self._agreed.checkpoints, formation.start_step))
+        self._loss = _Loss()
+        return self._service
+
+    def _join(self, formation: Formation) -> RpcGroup:
+        handle = self._handle
+        if self._times is not None:
+            handle = self._times.timed(handle)
+        if self._profile is not None:
+            handle = self._profile.led(handle)
+        return self._member.join_group(formation, handle)
+
+    def _wait(self, generation: int) -> None:
+        """Until the job is over or the generation is lost. Raises Leaving when this server alone is to leave."""
+        departure, control, memory = (
+            self._member.departure,
+            self._control,
+            MemoryWatch(self._member.index, self._control.report),
+        )
+        telemetry = self._telemetry
+
+        def is_to_leave() -> bool:
+            memory.look()  # each heartbeat comes by here
+            if telemetry is not None:
+                telemetry.look()
+            return departure.asked
+
+        while not control.wait_lost_or_over(generation, unless=is_to_leave):
+            control.stop_requested.wait(departure.works_on_s)
+            leave_if_due(control, departure, self._to_disk)
+            if control.stop_requested.is_set():  # it needs its servers until its end
+                control.wait_lost_or_over(generation)
+                return
+
+    def _records(self, config: JobConfig) -> TelemetryRecords | None:
+        if self._times is None:
+            return None
+        figures = figures_of(lambda: self._service, self._times, metrics=self._member.metrics.address)
+        self._member.metrics.show_server(figures)
+        return TelemetryRecords.every(
+            config.telemetry_s, figures=figures, record=shard_record, report=self._control.report
+        )
+
+    def _to_disk(self) -> None:
+        """Of a server that leaves: the journal."""
+        if self._member.departure.asked and self._journal is not None:
+            with tried_while_leaving():
+                self._journal.to_disk()
+
+    def close(self) -> None:
+        """Ends what serves; a completed job needs nothing that was kept."""
+        if self._profile is not None:
+            self._profile.close()
+        if self._journal is not None:
+            self._journal.close()
+        if self._control.state.state in TRAINED and self._member.kept is not None:
+            shutil.rmtree(self._member.kept, ignore_errors=True)
+
+    def _revive(self, before: Formation) -> None:
+        """Makes this server what the one before was when it died: the last checkpoint, and the journal after it."""
+        resumed = self._agreed.checkpoints.latest() if self._agreed.looks else None
+        since = 0 if resumed is None else resumed.step
+        self._loss = loss = _Loss(since, self._missing(since), has_checkpoint=resumed is not None)
+        service = self._service = self._build(before.tables, resumed)
+        if loss.why and self._journal is not None:
+            self._journal.clear()
+            self._journal.build_on(since)
+        pushes = service.life.replay([] if self._journal is None else self._journal.replay())
+        _log.info("revived", checkpoint=since, pushes=pushes, step=service.life.resume_range[1])
+        if loss.why:
+            text = f"server {self._member.index} lost its updates since step {since}: {loss.why}"
+            self._control.report("event", {"text": text, "phase": "lost_updates", "lost_from": since})
+            with contextlib.suppress(DeadlineExceeded):  # the line of the recovery has it, if it comes in time
+                self._control.flush()
+
+    def _missing(self, step: int) -> str:
+        """What the checkpoint of `step` lacks to make this server what the one before was; "" = nothing."""
+        if self._journal is None:
+            return f"server {self._member.index} keeps no journal"
+        if self._journal.base == GIVEN_UP:
+            return f"the journal of server {self._member.index} was given up"
+        if not self._journal.size_bytes:
+            return missed(self._control, "its journal")
+        if self._journal.base <= step:
+            return ""
+        return (
+            f"the journal of server {self._member.index} begins after the checkpoint of step {self._journal.base}, "
+            f"which is missing in {self._agreed.checkpoints.folder}"
+        )
+
+    def _journal_given_up(self, why: str) -> None:
+        text = f"the journal of server {self._member.index} is given up until the next checkpoint: {why}"
+        report_unkept(self._control, "journal", f"{text}; the server cannot be replaced now")
+
+    def _build(self, tables: Sequence[TableSpec], resumed: Checkpoint | None) -> ShardService:
+        if resumed is None:
+            check_needs_no_rows(tables, self._agreed.checkpoints.folder)
+        return build_service(
+            self._member.config,
+            tables,
+            shard=self._member.index,
+            generation=0,
+            checkpoints=self._agreed.checkpoints,
+            resumed=resumed,
+            journal=self._journal,
+            process=self._facts,
+        )
+
+    def _facts(self) -> dict[str, Any]:
+        """What the summary says about this process."""
+        return self._member.facts() | {"control_bytes": self._member.control_bytes}
+
+    def _handle(self, *messages: Bytes) -> Future[Bytes]:
+        assert self._service is not None
+        return self._service.handle(*messages)
+
+
+def _open_profile(config: JobConfig, folder: Path, index: int) -> Profile | None:
+    if config.profile.steps == "off":
+        return None
+    from shardkeep.workers.timing.profiling import open_profile  # a server needs nothing else of this room
+
+    return open_profile(config.profile, folder, "server", index)

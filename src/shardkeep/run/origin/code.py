@@ -1,0 +1,53 @@
+"""The code of a run: digests of shardkeep's own sources and of the files of the user's modules, by name."""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import xxhash
+
+from shardkeep.base.plugging.modules import is_installed
+from shardkeep.config import JobConfig
+
+PACKAGE = "shardkeep"
+"""The name of all of shardkeep's sources, which have one digest: edits without a commit count, too."""
+_IMPORT = re.compile(r"^\s*(?:from|import)\s+(.+)", re.MULTILINE)
+_ROOT = Path(__file__).resolve().parents[1]
+
+
+def code_of(config: JobConfig, folder: Path | None) -> dict[str, str]:
+    """Digests by file of the modules that the config names as `module:name` and of what these import, relative to
+    `folder`, and of shardkeep. Files of installed packages are left out. Read once in a process."""
+    modules = [name.partition(":")[0] for name in (config.model.name, config.data.source) if ":" in name]
+    return {**_own(tuple(modules), (folder or Path()).resolve(), Path(config.data.root)), PACKAGE: _package()}
+
+
+@functools.cache
+def _package() -> str:
+    folders = os.walk(_ROOT, followlinks=True)  # the rooms of a checkout are links
+    files = [Path(folder, name) for folder, _, names in folders for name in names if name.endswith(".py")]
+    digest = xxhash.xxh3_64()
+    for path in sorted(files):
+        digest.update(f"{path.relative_to(_ROOT)}\0".encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
+@functools.cache
+def _own(modules: tuple[str, ...], folder: Path, root: Path) -> Mapping[str, str]:
+    """By path, relative to `folder`: the modules, their packages, and what a line with `import` names."""
+    roots = [Path(entry) for entry in map(str, (*sys.path, folder, root)) if not is_installed(entry)]
+    found: dict[str, str] = {}
+    seen, left = {PACKAGE}, {module.partition(".")[0] for module in modules}
+    while left:
+        seen.add(name := left.pop())
+        for path in (file for root in roots for file in (root / f"{name}.py", *(root / name).rglob("*.py"))):
+            if path.is_file():
+                found[os.path.relpath(path, folder)] = xxhash.xxh3_64_hexdigest(path.read_bytes())
+                lines = _IMPORT.findall(path.read_text(encoding="utf-8", errors="replace"))
+                left |= {word for line in lines for word in re.findall(r"\w+", line)} - seen
+    return dict(sorted(found.items()))

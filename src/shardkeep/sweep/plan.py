@@ -1,0 +1,322 @@
+"""The plan of a sweep: from its YAML file to the jobs that it runs. Reads and checks; runs nothing, needs no torch."""
+
+from __future__ import annotations
+
+import difflib
+import itertools
+import json
+import re
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field, ValidationError
+
+from shardkeep.base.errors import ConfigError
+from shardkeep.base.settings import Settings
+from shardkeep.base.yaml_text import YamlError, read_text, read_yaml, write_yaml
+from shardkeep.compression.recipes import BASELINES, RECIPES
+from shardkeep.config import JobConfig, load_config, of_model, parse_config
+from shardkeep.config_files.overrides import copied, merged
+from shardkeep.config_files.paths import anchored
+from shardkeep.config_files.problems import explain, shown
+
+Nested = dict[str, Any]
+DEMO = Path(__file__).parents[1] / "examples" / "demo.yaml"
+SHORT = 32
+"""Characters of the longest name of a point; recipes of the user's own may take 40."""
+_NAME = r"^[A-Za-z0-9][A-Za-z0-9._=,+-]*$"
+
+
+class RecipeEntry(Settings):
+    """A recipe of the sweep: a shipped one by its name alone, or an own one."""
+
+    name: str = Field(pattern=_NAME, max_length=40)
+    """What it is called in the results; also part of folders' names."""
+    like: str | None = None
+    """Shipped recipe that `settings` are added to; left out = none."""
+    settings: Nested | None = None
+    """Settings of a job, nested or as a.b: value."""
+
+
+def _named(value: Any) -> Any:
+    return {"name": value} if isinstance(value, str) else value
+
+
+class SweepConfig(Settings):
+    """One sweep file."""
+
+    base: str | Nested
+    """The job that all runs share: the path of its YAML file (relative to this one), `demo`, or the job itself."""
+    settings: Nested = Field(default_factory=dict)
+    """Settings over the base for every run, nested or as a.b: value."""
+    grid: dict[str, Annotated[list[Any], Field(min_length=1)]] = Field(default_factory=dict)
+    """Keys of the job to lists of values: every combination is run."""
+    recipes: list[Annotated[RecipeEntry, BeforeValidator(_named)]] = Field(default_factory=list)
+    """Shipped recipes by name, and own ones."""
+    seeds: Annotated[list[Annotated[int, Field(ge=0, lt=2**63)]], Field(min_length=1)]
+    """Seeds of the job; every recipe is run with each."""
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """A recipe, or a point of the grid: what is run with every seed."""
+
+    name: str
+    purpose: str
+    settings: Nested
+    """What it changes in the base."""
+
+    @property
+    def text(self) -> str:
+        """The settings on one line."""
+        return flow(dict(sorted(flat(self.settings).items())))
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedRun:
+    """One job."""
+
+    variant: Variant
+    seed: int
+    config: JobConfig
+
+    @property
+    def name(self) -> str:
+        return f"{self.variant.name}-seed{self.seed}"
+
+
+@dataclass(frozen=True, slots=True)
+class SweepPlan:
+    """All jobs of a sweep, seed by seed, so that what is done can be compared early."""
+
+    name: str
+    variants: tuple[Variant, ...]
+    seeds: tuple[int, ...]
+    runs: tuple[PlannedRun, ...]
+    code_folder: Path
+    """Where the user's own modules are."""
+    path: Path
+    """The sweep file, as the user named it."""
+    text: str
+    """What it holds."""
+
+
+def load_sweep(path: Path) -> SweepPlan:
+    """Reads a sweep file and plans its runs. Raises ConfigError: one line that names the key and what is allowed."""
+    try:
+        text = read_text(path)
+        raw = read_yaml(text)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror or error})") from error
+    except YamlError as error:
+        raise ConfigError(f"{path}: {error}") from error
+    if not isinstance(raw, dict):
+        raise ConfigError(f"{path}: holds {shown(raw)}; allowed: a mapping with base, seeds, and grid or recipes")
+    try:
+        config = SweepConfig.model_validate(raw)
+    except ValidationError as error:
+        raise ConfigError(f"{path}: {_explained(error, raw)}") from error
+    try:
+        return _plan(config, path, text)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
+
+
+def _explained(error: ValidationError, raw: Mapping[str, Any]) -> str:
+    if raw.get("seeds") == []:
+        return "seeds: [] runs nothing; allowed: a list of one or more seeds"
+    return explain(error, SweepConfig)
+
+
+def _first_compressed(base: Mapping[str, Any]) -> str | None:
+    """The first table of a job that sets compression of its own."""
+    return next((name for name, table in base.get("tables", {}).items() if table.get("compression")), None)
+
+
+def _uncompressed(base: Mapping[str, Any]) -> dict[str, Any]:
+    """A job without compression, also of its tables."""
+    tables = {name: {**table, "compression": None} for name, table in base.get("tables", {}).items()}
+    return {**base, "compression": {}, **({"tables": tables} if _first_compressed(base) else {})}
+
+
+def _plan(sweep: SweepConfig, path: Path, text: str) -> SweepPlan:
+    if bool(sweep.grid) == bool(sweep.recipes):
+        both = "both are there" if sweep.grid else "neither is there"
+        raise ConfigError(f"grid, recipes: {both}; allowed: one of the two")
+    if twice := [seed for seed in sweep.seeds if sweep.seeds.count(seed) > 1]:
+        raise ConfigError(f"seeds: {twice[0]} is there twice; a run is made once")
+    base, folder, name = _base(sweep, path)
+    own = list(_points(sweep.grid) if sweep.grid else _recipes(sweep.recipes))
+    if sweep.recipes and base.get("compression"):
+        raise ConfigError(
+            "base: sets compression, which recipes replace; leave it out, or make it a recipe with name and settings"
+        )
+    if sweep.recipes and (table := _first_compressed(base)):
+        raise ConfigError(
+            f"base: sets tables.{table}.compression, so that fp32 would not be plain; leave it out, or make it a recipe"
+        )
+    plain = _uncompressed(base)
+    kept = [(variant, _job(plain, variant, path.resolve().parent)) for variant in map(_shipped, BASELINES)]
+    known = [config for _, config in kept]
+    for variant in (variant for variant in own if variant.name not in BASELINES):
+        config = _job(base, variant, path.resolve().parent)
+        if not (sweep.grid and config in known):  # a point that is a baseline is run once
+            kept.append((variant, config))
+    _refuse_equal_names([variant.name for variant, _ in kept])
+    runs = [
+        PlannedRun(variant, seed, config.model_copy(update={"seed": seed}))
+        for seed in sweep.seeds
+        for variant, config in kept
+    ]
+    variants = tuple(variant for variant, _ in kept)
+    return SweepPlan(name, variants, tuple(sweep.seeds), tuple(runs), folder, path, text)
+
+
+def _base(sweep: SweepConfig, path: Path) -> tuple[Nested, Path, str]:
+    """The base job as it was written, with an absolute data.root; where its own modules are; the sweep's name."""
+    if isinstance(sweep.base, str):
+        found = path.parent / sweep.base
+        if sweep.base == "demo" and not found.exists():
+            found = DEMO
+        job, folder = load_config(found), found.resolve().parent
+    else:
+        folder = path.resolve().parent
+        job = parse_config(write_yaml(sweep.base), origin="base", folder=folder)
+    above = anchored(nested(sweep.settings, "settings"), path.resolve().parent, JobConfig)
+    base = merged(job.model_dump(mode="json", exclude_unset=True), above)
+    config = _validated(base, "settings")  # what every run shares is wrong once, not in each recipe
+    if config.checkpoint.dir is not None:
+        raise ConfigError("checkpoint.dir: all runs would share it; leave it out, each run has a folder of its own")
+    return base, folder, path.stem
+
+
+def _recipes(entries: Sequence[RecipeEntry]) -> Iterator[Variant]:
+    seen: set[str] = set()
+    for at, entry in enumerate(entries):
+        by_name = entry.settings is None and entry.like is None
+        variant = _shipped(entry.name, f"recipes.{at}") if by_name else _own(entry, f"recipes.{at}")
+        if variant.name in seen:
+            raise ConfigError(f"recipes.{at}: {variant.name} is there twice; give one of them another name")
+        seen.add(variant.name)
+        yield variant
+
+
+def _shipped(name: str, where: str = "recipes") -> Variant:
+    if name not in RECIPES:
+        near = difflib.get_close_matches(name, RECIPES, n=1, cutoff=0.4)
+        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(RECIPES)}"
+        raise ConfigError(f"{where}: {name!r} is no recipe; {hint}")
+    recipe = RECIPES[name]
+    return Variant(recipe.name, recipe.purpose, copied(recipe.settings))
+
+
+def _own(recipe: RecipeEntry, where: str) -> Variant:
+    if recipe.name in RECIPES:
+        what = "a baseline of every sweep" if recipe.name in BASELINES else "a shipped recipe"
+        raise ConfigError(f"{where}: {recipe.name} is {what}; give your own another name")
+    settings = nested(recipe.settings or {}, f"{where}.settings")
+    if recipe.like is not None:
+        settings = merged(_shipped(recipe.like, f"{where}.like").settings, settings)
+    _refuse_seed(settings, where)
+    return Variant(recipe.name, f"as {recipe.like}, changed" if recipe.like else "of the sweep's own", settings)
+
+
+def _points(grid: Mapping[str, Sequence[Any]]) -> Iterator[Variant]:
+    """Every combination of the grid's values, the last key changing fastest."""
+    short = _short_names(list(grid))
+    for values in itertools.product(*grid.values()):
+        settings = nested(dict(zip(grid, values, strict=True)), "grid")
+        _refuse_seed(settings, "grid")
+        yield Variant(_point_name(short, dict(zip(grid, values, strict=True))), "a point of the grid", settings)
+
+
+def _point_name(short: Mapping[str, str], point: Mapping[str, Any]) -> str:
+    """`lr=0.1,rank=4`; of several keys, texts without theirs: `int8,fp16`. A longer one is cut and gets
+    a checksum. A function of the keys and the point alone, so that a grid may grow and its runs keep their names."""
+    alone = {key for key, value in point.items() if isinstance(value, str) and len(point) > 1}
+    words = [
+        _value_name(value) if key in alone else f"{short[key]}={_value_name(value)}" for key, value in point.items()
+    ]
+    name = re.sub(r"[^A-Za-z0-9._=,+-]+", "_", ",".join(words))
+    if len(name) <= SHORT:
+        return name
+    return f"{name[: SHORT - 9]}+{zlib.crc32(json.dumps(list(point.items())).encode()):08x}"
+
+
+def _short_names(keys: Sequence[str]) -> dict[str, str]:
+    """Each key by its last part, and where others end in the same by one part before it that they do not have:
+    `default.lr` and `tower.lr`. Where there is none, the whole key."""
+    split = {key: key.split(".") for key in keys}
+    found = {}
+    for key, (*before, last) in split.items():
+        others = [parts[:-1] for other, parts in split.items() if parts[-1] == last and other != key]
+        own = [part for part in reversed(before) if not any(part in parts for parts in others)]
+        found[key] = last if not others else f"{own[0]}.{last}" if own else key
+    return found
+
+
+def _value_name(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
+
+
+def _refuse_seed(settings: Mapping[str, Any], where: str) -> None:
+    if "seed" in settings:
+        raise ConfigError(f"{where}: seed is no setting of a recipe; list the seeds under `seeds`")
+
+
+def _job(base: Nested, variant: Variant, folder: Path) -> JobConfig:
+    """The job of a variant of the sweep file in `folder`."""
+    model = variant.settings.get("model")
+    if isinstance(model, Mapping) and "name" in model:
+        base = of_model(base, model["name"])
+    config = _validated(anchored(merged(base, variant.settings), folder, JobConfig), variant.name)
+    if "auc" not in config.eval.asked(config.train.loss):
+        raise ConfigError(
+            f"{variant.name}: does not evaluate auc, by which a sweep compares; allowed: eval.metrics with it"
+        )
+    return config
+
+
+def _validated(raw: Nested, where: str) -> JobConfig:
+    try:
+        return JobConfig.model_validate(raw)
+    except ValidationError as error:
+        raise ConfigError(f"{where}: {explain(error, JobConfig)}") from error
+
+
+def _refuse_equal_names(names: Sequence[str]) -> None:
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise ConfigError(f"grid: two points are called {twice[0]}; make them recipes with names of their own")
+
+
+def nested(settings: Mapping[str, Any], where: str) -> Nested:
+    """`a.b: value` at the top as nested mappings, those that are nested already merged in. Raises ConfigError."""
+    found: Nested = {}
+    for key, value in settings.items():
+        *parents, last = str(key).split(".")
+        if not all((*parents, last)):
+            raise ConfigError(f"{where}: {key!r} is not of the form a.b")
+        one: Nested = {last: value}
+        for parent in reversed(parents):
+            one = {parent: one}
+        found = merged(found, one)
+    return found
+
+
+def flat(settings: Mapping[str, Any], above: str = "") -> dict[str, Any]:
+    """Nested settings as dotted keys."""
+    found: dict[str, Any] = {}
+    for key, value in settings.items():
+        if isinstance(value, Mapping) and value:
+            found |= flat(value, f"{above}{key}.")
+        else:
+            found[f"{above}{key}"] = value
+    return found
+
+
+def flow(settings: Mapping[str, Any]) -> str:
+    """Settings on one line, as YAML."""
+    return write_yaml(settings, default_flow_style=True, sort_keys=False, width=10**6).strip()

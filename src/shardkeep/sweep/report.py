@@ -1,0 +1,221 @@
+"""report.html of a sweep: one file, no network, what the comparison could have shown before what it shows."""
+
+from __future__ import annotations
+
+import base64
+import html
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from shardkeep.base.files import atomic_write
+from shardkeep.base.plugging.packages import missing
+from shardkeep.page.files import text_of
+from shardkeep.sweep.compare import Comparison, against_fp32, all_pairs
+from shardkeep.sweep.origin import origin
+from shardkeep.sweep.plots import caption, write_plots
+from shardkeep.sweep.results import RecipeResult, Results, RunResult
+from shardkeep.sweep.student import Estimate
+
+STYLE = """
+main { max-width: 76rem; margin: 1rem auto 3rem; padding: 0 1.2rem; } .lead { font-size: 1.05rem; }
+.scroll table { width: auto; } .scroll :is(th, td):not(:first-child) { text-align: right; white-space: nowrap; }
+.scroll + figure, figure + figure { margin-top: 2rem; } img { max-width: 100%; background: #fff; border-radius: 6px; }
+figcaption { max-width: 75ch; font-size: .85rem; color: var(--muted); }
+"""
+"""Over the styles of the page."""
+
+Row = Sequence[str]
+
+
+def write_report(results: Results, out: Path, *, say: Callable[[str], None]) -> list[Path]:
+    """Writes report.html, and where matplotlib is there the plots; all paths of `out` that a user wants to open. `say`
+    gets a line when a package is missing. Raises OSError when `out` cannot be written."""
+    plots = write_plots(results, out) if results.completed else {}
+    if words := lacking():
+        say(words)
+    path = out / "report.html"
+    atomic_write(path, page(results, plots))
+    return [path, out / "results.csv", out / "summary.json", *([out / "plots"] if plots else [])]
+
+
+def lacking() -> str:
+    """What the report has not got, and the package to install; "" = nothing."""
+    parts = {"matplotlib": "plots", "scipy": "intervals and p values"}
+    names = ", no ".join(name for module, name in parts.items() if missing(module))
+    return f"the report has no {names}: it {missing(*parts)}; the same command adds them" if names else ""
+
+
+def page(results: Results, plots: Mapping[str, Path]) -> str:
+    """The report as one text of HTML. `plots`: PNG files by name."""
+    title = f"{results.plan.name}: bytes against AUC"
+    against, stated = against_fp32(results), origin(results)
+    settings = [(v.name, v.purpose, v.text) for v in results.plan.variants]
+    parts = [
+        f"<h1>{_text(title)}</h1>",
+        f'<p class="lead">{_text(power_text(results))}</p>',
+        _failed(results),
+        _section("The job", _table((), list(stated.job.items()))),
+        _section(
+            "Recipes",
+            _numbers(RECIPE_HEAD, [_recipe_row(recipe, against.get(recipe.name)) for recipe in results.recipes]),
+            f"<p>{_text(RULES)}</p>",
+            *(_figure(caption(results, name, at), path) for at, (name, path) in enumerate(plots.items(), 1)),
+            f"<p>{_text(lacking())}</p>",
+        ),
+        _pairs(results),
+        _section("Settings", _table((), settings)),
+        _section("Runs", _numbers(RUN_HEAD, [_run_row(run) for run in results.runs])),
+        _section(
+            "How it was made",
+            _table((), list(stated.made.items())),
+            "<p>To make it again, with the sweep file below and, where the commit is known, at that commit:</p>",
+            f"<pre>{_text(stated.command)}</pre><pre>{_text(stated.sweep_file)}</pre>",
+        ),
+    ]
+    width = '<meta name="viewport" content="width=device-width, initial-scale=1">'
+    style = text_of("theme.css") + text_of("page.css") + STYLE
+    head = f'<meta charset="utf-8">{width}<title>{_text(title)}</title><style>{style}</style>'
+    body = "\n".join(filter(None, parts))
+    return f'<!doctype html>\n<html lang="en"><head>{head}</head><body><main>\n{body}\n</main></body></html>\n'
+
+
+RULES = (
+    "Bytes are those of training, both directions and the dense traffic, warm-up and message headers included, "
+    "evaluation's reads left out; the ratio is that of fp32's bytes per sample to the recipe's. AUC and logloss: mean "
+    "and standard deviation (n - 1) over the seeds. AUC less fp32's is paired by seed: below 0 something was lost. Its "
+    "interval is 95 % of the mean by Student's t, for each recipe on its own. p is two-sided, of the same differences, "
+    "with Holm's correction over all recipes of the table; a loss is significant where p is below 0.05."
+)
+RECIPE_HEAD = (
+    "recipe", "seeds", "bytes per sample", "times fewer", "embeddings alone", "AUC", "logloss", "AUC less fp32's",
+    "95 % interval", "p (Holm)", "result", "could have shown",
+)  # fmt: skip
+RUN_HEAD = ("run", "status", "steps", "bytes per sample", "AUC", "logloss", "samples/s", "CPU us per sample", "seconds")
+
+
+def power_text(results: Results) -> str:
+    """What the comparison could have shown, in words."""
+    noise, shows = results.seed_noise, results.shows
+    if noise is None:
+        return "No run of fp32 is done yet, so nothing can be compared."
+    if noise.deviation is None:
+        return "There is one seed, so the noise is unknown: no difference below can be distinguished from chance."
+    text = (
+        f"fp32's AUC over {noise.count} seeds is {noise.mean:.4f} with a standard deviation of {noise.deviation:.5f}."
+    )
+    if shows is None:
+        return f"{text} {'Tests need scipy.' if missing('scipy') else 'No other recipe has two seeds yet.'}"
+    spread = (
+        f"{shows[0]:.5f}"
+        if f"{shows[0]:.5f}" == f"{shows[1]:.5f}"
+        else f"{shows[0]:.5f} to {shows[1]:.5f}, depending on the recipe"
+    )
+    return (
+        f"{text} Paired by seed, the smallest AUC loss that this comparison shows four times out of five is {spread}; "
+        "a smaller one may be there unseen. That is of one recipe on its own: the correction for several shows less."
+    )
+
+
+def _recipe_row(recipe: RecipeResult, against: Comparison | None) -> Row:
+    found = None if against is None else against.difference
+    return (
+        recipe.name,
+        str(len(recipe.runs)),
+        _number(recipe.bytes_per_sample, ",.1f"),
+        _number(recipe.times_fewer, ".2f"),
+        _number(recipe.embedding_times_fewer, ".2f"),
+        _spread(recipe.auc),
+        _spread(recipe.logloss),
+        _number(found.mean if found else None, "+.5f"),
+        _interval(found),
+        _number(against.p_holm if against else None, ".3f"),
+        "" if against is None else against.verdict,
+        _number(found.shows if found else None, ".5f"),
+    )
+
+
+def _spread(score: Estimate | None) -> str:
+    """Mean and standard deviation."""
+    if score is None:
+        return ""
+    spread = "" if score.deviation is None else f" \N{PLUS-MINUS SIGN} {score.deviation:.5f}"
+    return f"{score.mean:.5f}{spread}"
+
+
+def _interval(found: Estimate | None) -> str:
+    return "" if found is None or found.low is None or found.high is None else f"{found.low:+.5f} .. {found.high:+.5f}"
+
+
+def _pairs(results: Results) -> str:
+    """Every recipe against every other, as a matrix: row less column."""
+    known = {(pair.first, pair.second): pair for pair in all_pairs(results)}
+    names = [recipe.name for recipe in results.recipes if recipe.runs]
+    if not known:
+        return ""
+    rows = [(row, *(_pair_cell(known, row, column) for column in names)) for row in names]
+    words = (
+        "AUC of the row's recipe less that of the column's, with the same seed: mean, and half of its 95 % interval. "
+        f"A star: p below 0.05 with Holm's correction over all {len(known)} pairs; any other difference cannot be "
+        "distinguished from none. summary.json has all of it under pairs."
+    )
+    head = ("AUC, row less column", *names)
+    return _section("Any two recipes", f"<p>{_text(words)}</p>", _numbers(head, rows))
+
+
+def _pair_cell(known: Mapping[tuple[str, str], Comparison], row: str, column: str) -> str:
+    pair = known.get((row, column)) or known.get((column, row))
+    if pair is None:
+        return ""
+    found = pair.difference
+    mean = found.mean if pair.first == row else -found.mean
+    half = "" if found.high is None else f" \N{PLUS-MINUS SIGN} {found.high - found.mean:.5f}"
+    return f"{mean:+.5f}{half}{'*' if pair.told else ''}"
+
+
+def _run_row(run: RunResult) -> Row:
+    found = run.summary
+    figures = (
+        (found.get("steps"), ",d"),
+        (run.bytes_per_sample if run.done else None, ",.1f"),
+        (run.auc, ".5f"),
+        (run.logloss, ".5f"),
+        (found.get("samples_per_s"), ",.0f"),
+        (run.cpu_s_per_sample and 1e6 * run.cpu_s_per_sample, ",.1f"),
+        (found.get("wall_s"), ",.1f"),
+    )
+    return (run.planned.name, run.status, *(_number(value, form) for value, form in figures))
+
+
+def _failed(results: Results) -> str:
+    missing = [run for run in results.runs if not run.done]
+    lines = "".join(f"<li>{_text(run.planned.name)}: {_text(run.message or run.status)}</li>" for run in missing)
+    return _section("Not completed", f"<ul>{lines}</ul>") if missing else ""
+
+
+def _figure(words: str, path: Path) -> str:
+    data = base64.b64encode(path.read_bytes()).decode("ascii")
+    image = f'<img alt="{_text(words)}" src="data:image/png;base64,{data}">'
+    return f"<figure>{image}<figcaption>{_text(words)}</figcaption></figure>"
+
+
+def _section(title: str, *parts: str) -> str:
+    return "\n".join((f"<section><h2>{_text(title)}</h2>", *parts, "</section>"))
+
+
+def _table(head: Row, rows: Sequence[Row]) -> str:
+    first = "".join(f"<th>{_text(cell)}</th>" for cell in head)
+    body = "".join("<tr>" + "".join(f"<td>{_text(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    return f"<table>{f'<thead><tr>{first}</tr></thead>' if head else ''}<tbody>{body}</tbody></table>"
+
+
+def _numbers(head: Row, rows: Sequence[Row]) -> str:
+    """A table that may be wider than its box."""
+    return f'<div class="scroll">{_table(head, rows)}</div>'
+
+
+def _text(text: str) -> str:
+    return html.escape(text)
+
+
+def _number(value: float | int | None, form: str) -> str:
+    return "" if value is None else format(value, form)

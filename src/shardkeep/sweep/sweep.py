@@ -1,0 +1,284 @@
+"""`shardkeep sweep`: runs the jobs of a plan one after the other by `shardkeep train`, and never one that is done.
+
+OUT/
+  jobs/NAME.yaml   the config of each run, resolved
+  runs/NAME/       the run folders
+  logs/NAME.log    what `shardkeep train` printed
+  results.csv summary.json    record.py
+  report.html plots/          report.py, plots.py
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rich.console import Console
+
+from shardkeep.base.errors import JobError, JobStopped, UserError
+from shardkeep.base.files import atomic_write, make_folder, owner_lock
+from shardkeep.base.machine.owners import check_unshared
+from shardkeep.base.machine.pids import start_of
+from shardkeep.base.machine.versions import commit, versions
+from shardkeep.config import JobConfig, stored_config
+from shardkeep.launch.processes.children import SHARDKEEP, child_environment, last_words
+from shardkeep.launch.stopping.interrupts import Interrupts
+from shardkeep.records.lines import Tail
+from shardkeep.run.origin.code import PACKAGE, code_of
+from shardkeep.run.reader import RunReader
+from shardkeep.sweep.plan import PlannedRun, SweepPlan, flat
+from shardkeep.sweep.record import write_results
+from shardkeep.sweep.report import write_report
+from shardkeep.sweep.results import Results, collect, read_summary
+from shardkeep.sweep.screen import SweepScreen
+
+TRAIN = (*SHARDKEEP, "train")
+POLL_S = 0.1
+ORDERLY_S = 5.0
+"""Seconds a run gets after Ctrl-C to stop; then a second request ends it at once."""
+AT_ONCE_S = 20.0
+ORPHAN_S = 60.0
+"""Seconds that a run gets to end whose sweep was killed: it notices on its own."""
+HOPELESS = 3
+"""When none of the first so many runs has completed, the others are not tried."""
+
+
+class Failure(NamedTuple):
+    """A run that was tried and did not complete: its name, the exit code of `shardkeep train`, and why."""
+
+    name: str
+    code: int
+    text: str
+
+
+def sweep(plan: SweepPlan, *, out: Path, console: Console, train: Sequence[str] = TRAIN) -> Results:
+    """Runs what is not done of `plan` and writes the results; blocks until all has been tried.
+
+    Args:
+        plan: What to run.
+        out: Folder of the sweep; made if missing, continued with if it is there.
+        console: Where progress is shown.
+        train: The command that runs a job; it gets the job's file and --run-dir.
+
+    Returns the results of all runs that are done, when that is every run.
+
+    Raises:
+        UserError: The folder cannot be used, or holds runs of another base; or the first runs all failed by the
+            user's input.
+        JobStopped: Somebody stopped it; results so far are written.
+        JobError: Some runs failed; results of the others are written.
+    """
+    folder = SweepFolder(out)
+    with folder.held() as lock:
+        done = [run for run in plan.runs if folder.is_done(run, plan.code_folder)]
+        left = [run for run in plan.runs if run not in done]
+        screen = SweepScreen(console, total=len(plan.runs))
+        names, seeds = ", ".join(variant.name for variant in plan.variants), ", ".join(map(str, plan.seeds))
+        screen.say(f"{len(plan.runs)} runs into {out}: {names}; seeds {seeds}")
+        if done:
+            screen.say(f"{len(done)} of {len(plan.runs)} runs are done already")
+        try:
+            failures = _run_all(plan, left, folder, screen, train, lock)
+        finally:
+            screen.close()
+            screen.say("writing results and plots")
+            results = collect(plan, folder.runs, shlex.join(["shardkeep", "sweep", str(plan.path), "--out", str(out)]))
+            write_results(results, out)
+        screen.say(f"written: {', '.join(str(path) for path in write_report(results, out, say=screen.say))}")
+    if failures:
+        raise _verdict(failures, plan, completed=len(results.completed))
+    return results
+
+
+def _run_all(
+    plan: SweepPlan,
+    left: Sequence[PlannedRun],
+    folder: SweepFolder,
+    screen: SweepScreen,
+    train: Sequence[str],
+    lock: int,
+) -> list[Failure]:
+    failures: list[Failure] = []
+    completed = len(plan.runs) - len(left)
+    with Interrupts() as interrupts:
+        interrupts.tolerated = 1_000_000
+        interrupts.notice = "stopping the run; what is done is kept"
+        for run in left:
+            number = plan.runs.index(run) + 1
+            screen.begin(number, run.name)
+            process = folder.start(run, train, plan.code_folder, lock)
+            try:
+                code = _follow(process, Tail(folder.runs / run.name / "metrics.jsonl"), screen, interrupts)
+            finally:
+                _end(process)
+            if interrupts.count:
+                raise JobStopped(f"stopped with {completed} of {len(plan.runs)} runs done; the same command continues")
+            if folder.is_done(run, plan.code_folder):
+                completed += 1
+                screen.ended(number, run.name, _outcome(folder, run), ok=True)
+                continue
+            failures.append(Failure(run.name, code, folder.why(run, code)))
+            screen.ended(number, run.name, f"failed: {failures[-1].text}", ok=False)
+            if not completed and len(failures) >= HOPELESS:
+                screen.say(f"none of the first {HOPELESS} runs has completed; the others are not tried")
+                break
+    return failures
+
+
+def _follow(process: subprocess.Popen[bytes], tail: Tail, screen: SweepScreen, interrupts: Interrupts) -> int:
+    """Shows a run until it has ended, or, after Ctrl-C, has had its time to. Its exit code."""
+    while True:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return process.wait(POLL_S)
+        for record in tail:
+            screen.record(record)
+        if interrupts.count:
+            for patience_s in (ORDERLY_S, AT_ONCE_S):
+                process.send_signal(signal.SIGINT)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    return process.wait(patience_s)
+            return -signal.SIGKILL
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Ends the run and its roles in every case."""
+    if process.poll() is None:
+        process.kill()
+        process.wait()
+    if process.stdin is not None:
+        process.stdin.close()
+
+
+class SweepFolder:
+    """The folder of one sweep: what is done there, and what is to be done."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path.absolute()
+        self.runs = self.path / "runs"
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[int]:
+        """Keeps other sweeps out; a descriptor of the lock. Runs hold it too: it is free when those of a killed sweep
+        have ended. Raises UserError, also where others could change what is there."""
+        check_unshared(self.path, what="--out")
+        try:
+            for folder in (self.runs, self.path / "jobs", self.path / "logs"):
+                make_folder(folder)
+            lock = self._lock()
+        except TimeoutError:
+            raise UserError(f"--out {self.path}: another sweep is running in this folder") from None
+        except OSError as error:
+            raise UserError(f"--out {self.path}: cannot be written ({error.strerror or error})") from error
+        try:
+            yield lock
+        finally:
+            os.close(lock)
+
+    def _lock(self) -> int:
+        path = self.path / ".lock"
+        try:
+            return owner_lock(path, limit_s=0.0)
+        except TimeoutError:
+            holder = path.read_text(encoding="ascii", errors="replace").strip()
+            if holder.isdigit() and start_of(int(holder)):
+                raise
+            return owner_lock(path, limit_s=ORPHAN_S)
+
+    def is_done(self, run: PlannedRun, code_folder: Path) -> bool:
+        """Whether it completed with this very config and code. Raises UserError when it did with another."""
+        folder = self.runs / run.name
+        summary = read_summary(folder)
+        if summary is None or summary.get("status") != "completed":
+            return False
+        found, wanted = _compared(stored_config(folder)), _compared(run.config)
+        before, now = RunReader(folder).code, code_of(run.config, code_folder)
+        file = next((name for name in {**before, **now} if before.get(name) != now.get(name)), None)
+        if found == wanted and file is None:
+            if (scores := summary.get("eval") or {}).get("auc") is None:
+                why = scores.get("note", "the job has no evaluation data")
+                raise UserError(f"--out {self.path}: {run.name} has no AUC, by which a sweep compares: {why}")
+            return True
+        other = _difference(found, wanted) if found != wanted else _other_code(str(file), summary)
+        raise UserError(
+            f"--out {self.path}: {run.name} is done with {other}; give --out a new folder, or "
+            f"delete {folder} to run it again"
+        )
+
+    def start(self, run: PlannedRun, train: Sequence[str], code_folder: Path, lock: int) -> subprocess.Popen[bytes]:
+        """Starts a run in a new folder; what an earlier attempt left is deleted. Raises UserError."""
+        job, target = self.path / "jobs" / f"{run.name}.yaml", self.runs / run.name
+        code = ["--code", str(code_folder)] if run.config.own_modules else []
+        try:
+            if target.exists():
+                shutil.rmtree(target)
+            atomic_write(job, run.config.to_yaml())
+            with self._log(run).open("wb") as log:
+                return subprocess.Popen(
+                    [*train, str(job), "--run-dir", str(target), *code, "--parent-pipe"],
+                    stdin=subprocess.PIPE,
+                    stdout=log,
+                    stderr=log,
+                    env=child_environment(os.environ, threads=run.config.threads),
+                    start_new_session=True,  # Ctrl-C reaches the sweep alone
+                    pass_fds=(lock,),
+                )
+        except OSError as error:
+            raise UserError(f"--out {self.path}: cannot be written ({error.strerror or error})") from error
+
+    def why(self, run: PlannedRun, code: int) -> str:
+        """Why a run did not complete: what it said itself."""
+        summary = read_summary(self.runs / run.name) or {}
+        return str(summary.get("message") or last_words(self._log(run)) or f"exit code {code}")
+
+    def _log(self, run: PlannedRun) -> Path:
+        return self.path / "logs" / f"{run.name}.log"
+
+
+def _compared(config: JobConfig) -> JobConfig:
+    """The job, less the folder of a sweep that reads nothing from there: its file may move."""
+    if config.data.source != "synthetic" or ":" in config.model.name:
+        return config
+    return config.model_copy(update={"data": config.data.model_copy(update={"root": "."})})
+
+
+def _difference(found: JobConfig, wanted: JobConfig) -> str:
+    """`train.batch_size=512, the sweep says 256`: the first setting that differs."""
+    before, now = (flat(config.model_dump(mode="json")) for config in (found, wanted))
+    key = next(key for key in {**before, **now} if before.get(key) != now.get(key))
+    return f"{key}={before.get(key)!r}, but now the sweep says {now.get(key)!r}"
+
+
+def _other_code(file: str, summary: Mapping[str, Any]) -> str:
+    """`another net.py than there is now`, or the commits of shardkeep."""
+    if file != PACKAGE:
+        return f"another {file} than there is now"
+    before = summary.get("commit") or (summary.get("versions") or {}).get(PACKAGE, "")
+    return f"another code of shardkeep: {before}, now {commit() or versions()[PACKAGE]}"
+
+
+def _outcome(folder: SweepFolder, run: PlannedRun) -> str:
+    summary = read_summary(folder.runs / run.name) or {}
+    auc, per_sample = (summary.get("eval") or {}).get("auc"), (summary.get("bytes") or {}).get("per_sample")
+    parts = [
+        "" if auc is None else f"AUC {auc:.4f}",
+        "" if per_sample is None else f"{per_sample:,.1f} bytes per sample",
+        f"{summary.get('wall_s', 0.0):.1f} s",
+    ]
+    return ", ".join(part for part in parts if part)
+
+
+def _verdict(failures: Sequence[Failure], plan: SweepPlan, *, completed: int) -> JobError | UserError:
+    names = "; ".join(f"{failure.name}: {failure.text}" for failure in failures[:3])
+    more = f"; and {len(failures) - 3} more" if len(failures) > 3 else ""
+    if not completed and all(failure.code == 2 for failure in failures):
+        return UserError(f"no run could start: {failures[0].name}: {failures[0].text}")
+    return JobError(
+        f"{len(failures)} of {len(plan.runs)} runs failed ({names}{more}); the same command tries them again"
+    )

@@ -1,0 +1,59 @@
+"""Addresses: what a host means now, what needs a word of acceptance, and where nobody could listen."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from shardkeep.base.errors import ConfigError
+from shardkeep.base.net.addresses import check_exposed, check_listen, is_loopback, resolve
+from tests.support.names import know_names
+
+
+@pytest.mark.parametrize(
+    "host", ["0.0.0.0", "::", "10.9.0.1", "node1", "8.8.8.8", "far", "both", "127.0.0.1.example.org"]
+)
+def test_an_address_that_others_may_reach_must_be_accepted(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = {"node1": [], "127.0.0.1.example.org": [], "far": ["10.9.0.1"], "both": ["127.0.0.1", "10.9.0.1"]}
+    know_names(monkeypatch, names)
+    with pytest.raises(ConfigError, match=f"--listen {host}: other machines may reach it, .* --insecure-data-plane"):
+        check_exposed("--listen", host, accepted=False)
+    check_exposed("--listen", host, accepted=True)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.3.2.1", "localhost", "::1", "debian"])
+def test_loopback_needs_no_acceptance(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    know_names(monkeypatch, {"debian": ["127.0.1.1"]})
+    check_exposed("--listen", host, accepted=False)
+
+
+def test_a_script_is_told_its_own_word_of_acceptance() -> None:
+    with pytest.raises(ConfigError, match=r"advertise 10\.9\.0\.1: .* accept it by insecure_data_plane=True"):
+        check_exposed("advertise", "10.9.0.1", accepted=False)
+
+
+def test_a_host_has_its_addresses_of_ipv4_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    know_names(monkeypatch, {"both": ["fd77::1", "10.77.0.1", "fd77::2", "10.77.0.1"]})
+    assert resolve("both") == ("10.77.0.1", "fd77::1", "fd77::2")
+
+
+@pytest.mark.parametrize("host", ["nobody", "a" * 64 + ".b"], ids=["no address", "no name"])
+def test_a_host_without_an_address_says_why(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    know_names(monkeypatch, {"nobody": []})
+    with pytest.raises(OSError) as none:
+        resolve(host)
+    assert none.value.strerror in ("Name or service not known", "that is no host")
+    assert not is_loopback(host)
+
+
+def test_a_machine_s_name_that_only_the_machine_reaches_is_no_place_to_listen(monkeypatch: pytest.MonkeyPatch) -> None:
+    know_names(monkeypatch, {"debian": ["127.0.1.1"], "far": ["10.77.0.1"], "nobody": []})
+    with pytest.raises(
+        ConfigError, match=r"cannot listen on debian:7070: this name is 127\.0\.1\.1 here, .* 0\.0\.0\.0"
+    ):
+        check_listen("debian", 7070)
+    with pytest.raises(ConfigError, match="cannot listen on nobody:7070: Name or service not known"):
+        check_listen("nobody", 7070)
+    for host in ("127.0.0.1", "::1", "localhost", "0.0.0.0", "::", "far", socket.gethostbyname("localhost")):
+        check_listen(host, 7070)

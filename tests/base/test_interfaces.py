@@ -1,0 +1,133 @@
+"""What a member announces: an address of this machine that the other members reach."""
+
+from __future__ import annotations
+
+import socket
+from types import SimpleNamespace
+
+import psutil
+import pytest
+
+from shardkeep.base.errors import ConfigError
+from shardkeep.base.net import interfaces
+from shardkeep.base.net.interfaces import (
+    ROUTE,
+    announced,
+    check_advertised,
+    named_host,
+    own_address,
+    route_to,
+)
+from tests.support.cases import every
+from tests.support.names import know_names
+
+NAMES = {"debian": ["127.0.1.1"], "own": ["10.77.0.1"], "six": ["fd77::1"], "both": ["fd77::1", "10.77.0.1"], "no": []}
+CARDS = {
+    "lo": ["127.0.0.1", "::1", "10.78.0.3"],
+    "wifi0": ["192.168.5.5"],
+    "eth0": ["10.77.0.1", "fd77::1"],
+    "eth1": ["fd88::1"],
+}
+
+
+@pytest.fixture(autouse=True)
+def machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine with these names and interfaces."""
+    know_names(monkeypatch, NAMES)
+
+    def family(address: str) -> socket.AddressFamily:
+        return socket.AF_INET6 if ":" in address else socket.AF_INET
+
+    cards = {name: [SimpleNamespace(family=family(a), address=a) for a in own] for name, own in CARDS.items()}
+    monkeypatch.setattr(psutil, "net_if_addrs", lambda: cards)
+
+
+@every(
+    ("host", "interface"),
+    [
+        ("127.0.0.1", "lo"), ("127.0.1.1", "lo"), ("::1", "lo"), ("localhost", "lo"), ("debian", "lo"),
+        ("10.78.0.3", "lo"), ("10.77.0.1", "eth0"), ("own", "eth0"), ("six", "eth0"),
+        ("both", "eth0"), ("fd88::1", "eth1"),
+    ],
+)  # fmt: skip
+def test_an_address_has_an_interface(host: str, interface: str) -> None:
+    assert own_address(host)[1] == interface
+
+
+@every(
+    ("host", "text"),
+    [
+        ("192.0.2.77", "no network interface of this machine has the address 192.0.2.77"),
+        ("fd77::2", "no network interface of this machine has the address fd77::2"),
+        ("0.0.0.0", "no network interface of this machine has the address 0.0.0.0"),
+        ("no", "this name has no address .Name or service not known."),
+    ],
+)
+def test_a_host_that_is_not_this_machine_is_refused_at_once_in_one_line(host: str, text: str) -> None:
+    with pytest.raises(ConfigError, match=f"^--advertise {host}: {text}$"):
+        check_advertised("--advertise", host, accepted=True)
+
+
+@every(
+    ("advertise", "coordinator", "address"),
+    [
+        ("127.0.0.1", ["127.0.0.1"], "127.0.0.1"),
+        ("127.0.0.1", ["10.77.0.2", "127.0.0.1"], "127.0.0.1"),
+        ("10.77.0.1", ["127.0.0.1"], "10.77.0.1"),
+        ("own", ["10.77.0.2"], "10.77.0.1"),
+        ("both", ["10.77.0.2"], "10.77.0.1"),
+        ("six", ["fd77::2"], "fd77::1"),
+        ("debian", ["127.0.0.1"], "127.0.1.1"),
+        ("10.78.0.3", ["10.77.0.1"], "10.78.0.3"),
+    ],
+)
+def test_a_member_announces_the_address_of_its_host(advertise: str, coordinator: list[str], address: str) -> None:
+    assert announced(advertise, coordinator=coordinator) == address
+
+
+@every("advertise", ["127.0.0.1", "127.0.1.1", "localhost", "::1", "debian"])
+def test_loopback_is_refused_where_the_coordinator_may_be_on_another_machine(advertise: str) -> None:
+    with pytest.raises(ConfigError, match=f"^--advertise {advertise}: the coordinator is at 10.77.0.2, fd77::2, so"):
+        announced(advertise, coordinator=["10.77.0.2", "fd77::2"])
+
+
+@pytest.mark.parametrize("advertise", ["fd77::1", "10.78.0.3"])
+def test_torch_s_own_choice_of_an_address_is_told(advertise: str, caplog: pytest.LogCaptureFixture) -> None:
+    announced("10.77.0.1", coordinator=["10.77.0.2"])
+    assert not caplog.records
+    announced(advertise, coordinator=["10.77.0.2"])
+    assert "torch announces another address of the interface" in caplog.text
+
+
+def test_a_name_that_is_loopback_here_stands_for_the_way_to_the_coordinator(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert check_advertised("--advertise", "debian", accepted=True) == ROUTE
+    ways = {"10.77.0.2": "10.77.0.1", "fd88::2": "fd88::1", "127.0.0.1": "127.0.0.1"}
+    monkeypatch.setattr(interfaces, "route_to", lambda *to: next((ways[a] for a in to if a in ways), None))
+    for coordinator, own in ways.items():
+        assert announced(ROUTE, coordinator=["192.0.2.9", coordinator]) == own
+
+
+@pytest.mark.parametrize("advertise", ["127.0.0.1", "localhost", "own"])
+def test_any_other_host_is_announced_as_it_is(advertise: str) -> None:
+    assert check_advertised("--advertise", advertise, accepted=True) == advertise
+
+
+def test_a_name_that_is_loopback_here_is_announced_to_nobody_else_without_acceptance() -> None:
+    assert check_advertised("--advertise", "debian", accepted=False) == "debian"
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
+def test_the_way_to_an_address_begins_at_an_own_one(address: str) -> None:
+    assert route_to(address) == address
+    assert route_to("no", address) == address
+    assert route_to("no") is None
+
+
+@pytest.mark.parametrize(("name", "shown"), [("own", "own"), ("debian", "10.77.0.1"), ("no", "10.77.0.1")])
+def test_who_listens_on_all_addresses_is_called_by_what_others_reach(
+    name: str, shown: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(socket, "gethostname", lambda: name)
+    monkeypatch.setattr(interfaces, "route_to", lambda *_: "10.77.0.1")
+    assert named_host("0.0.0.0") == named_host("::") == shown
+    assert named_host("10.9.0.1") == "10.9.0.1"

@@ -1,0 +1,158 @@
+"""The limits of control groups of both versions, and the deaths that they cause, on files of the test."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from shardkeep.base.machine.limits import RECENT_S, Limit, limit_bytes, limit_met
+from tests.support.cases import every
+from tests.support.control_groups import Groups, small_group
+from tests.support.import_path import IMPORT_PATH
+
+ONE = {"all": ("/", "")}
+V1 = {"memory": ("/", "memory"), "pids": ("/", "pids"), "cpu": ("/", "cpu,cpuacct")}
+
+
+@every(
+    ("lines", "mounts", "files", "limit"),
+    [
+        ("0::/", ONE, {"all/memory.max": "5000000"}, 5_000_000),
+        ("0::/a/b", ONE, {"all/a/memory.max": "7000000", "all/a/b/memory.max": "max"}, 7_000_000),
+        ("0::/a/b", ONE, {"all/memory.max": "6000000", "all/a/b/memory.max": "9000000"}, 6_000_000),
+        ("4:cpu,memory:/x\n0::/", {"m": ("/", "memory,cpu")}, {"m/x/memory.limit_in_bytes": "8000000"}, 8_000_000),
+        ("4:memory:/docker/1", {"m": ("/docker/1", "memory")}, {"m/memory.limit_in_bytes": "4000000"}, 4_000_000),
+        ("0::/pod/1/in", {"all": ("/pod/1", "")}, {"all/in/memory.max": "3000000"}, 3_000_000),
+        ("0::/../2", ONE, {"all/memory.max": "2000000", "2/memory.max": "1000000"}, 2_000_000),
+        ("0::/", {"a b": ("/", "")}, {"a b/memory.max": "2000000"}, 2_000_000),
+        ("4:cpu:/x\n0::/x", ONE, {"all/x/memory.max": "max"}, None),
+        ("garbage\n0::", ONE, {"all/memory.max": "no number"}, None),
+    ],
+    ids=["a container", "a group around", "the least", "version 1", "version 1 from within", "a nested group",
+         "a group outside of the view", "a space", "no limit", "garbage"],
+)  # fmt: skip
+def test_the_limit_is_the_least_of_the_control_groups_and_the_machine(
+    tmp_path: Path, lines: str, mounts: dict[str, tuple[str, str]], files: dict[str, str], limit: int | None
+) -> None:
+    groups = Groups(tmp_path, lines, mounts)
+    groups.write(files)
+    whole = int(psutil.virtual_memory().total)
+    assert limit_bytes(groups.proc) == (whole if limit is None else limit)
+
+
+def test_without_files_of_control_groups_no_limit_is_named(tmp_path: Path) -> None:
+    assert limit_bytes(tmp_path) == int(psutil.virtual_memory().total)
+    assert limit_met([Limit("memory", tmp_path), Limit("pids", tmp_path)], killed=True) == ""
+
+
+@every("nested", ["", "/pod"], ids=["own group", "a group around"])
+@every("version", [1, 2])
+def test_a_process_that_the_memory_limit_killed_is_told_from_one_that_a_person_killed(
+    tmp_path: Path, version: int, nested: str
+) -> None:
+    own = "/pod/x"
+    top = "all" if version == 2 else "memory"
+    lines = f"0::{own}" if version == 2 else f"4:memory:{own}\n0::/"
+    groups = Groups(tmp_path, lines, ONE if version == 2 else V1)
+
+    def state(killed: int, full: int) -> None:
+        limited = f"{top}{nested or own}"
+        if version == 2:
+            events = f"low 0\nhigh 0\nmax {9 * full}\noom %d\noom_kill {killed}\noom_group_kill 0"
+            around = {f"{limited}/memory.events": events % full} if nested else {}
+            inside = {f"{top}{own}/memory.events": events % (0 if nested else full)}
+            groups.write({f"{limited}/memory.max": "520000000"} | around | inside)
+        else:
+            groups.write(
+                {
+                    f"{top}{own}/memory.oom_control": f"oom_kill_disable 0\nunder_oom 0\noom_kill {killed}",
+                    f"{limited}/memory.limit_in_bytes": "520000000",
+                    f"{limited}/memory.failcnt": str(full),
+                }
+            )
+
+    state(killed=3, full=8)
+    limits = [Limit("memory", groups.proc), Limit("pids", groups.proc)]
+    assert limit_met(limits, killed=True) == "", "before this process began"
+    state(killed=5, full=9)
+    place = groups.path(f"{top}{nested or own}/memory.{'max' if version == 2 else 'limit_in_bytes'}")
+    expected = f"the memory limit of 520.0 MB was reached ({place}: "
+    assert limit_met(limits, killed=False).startswith(expected), "it lost a process of its own"
+    assert [limit_met(limits, killed=True).startswith(expected) for _ in range(3)] == [True, True, False]
+
+
+def test_a_kill_by_the_machines_own_shortage_names_the_machine(tmp_path: Path) -> None:
+    groups = Groups(tmp_path, "0::/x", ONE)
+    groups.write({"all/x/memory.max": "900000000", "all/x/memory.events": "oom 0\noom_kill 0"})
+    limits = [Limit("memory", groups.proc), Limit("pids", groups.proc)]
+    groups.write({"all/x/memory.events": "oom 0\noom_kill 1"})
+    assert limit_met(limits, killed=True) == "the machine ran out of memory"
+
+
+def test_an_old_kill_is_not_the_cause_of_a_later_death(tmp_path: Path) -> None:
+    now = 0.0
+    groups = Groups(tmp_path, "0::/", ONE)
+    groups.write({"all/memory.events": "oom 0\noom_kill 0"})
+    limits = [Limit("memory", groups.proc, clock=lambda: now)]
+    groups.write({"all/memory.events": "oom 0\noom_kill 1"})
+    limits[0].look()
+    now = RECENT_S + 1
+    assert limit_met(limits, killed=True) == ""
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_the_limit_of_processes_is_named(tmp_path: Path, version: int) -> None:
+    top = "all" if version == 2 else "pids"
+    groups = Groups(tmp_path, "0::/x" if version == 2 else "8:pids:/x\n4:memory:/x", ONE if version == 2 else V1)
+    groups.write({f"{top}/x/pids.max": "100", f"{top}/x/pids.events": "max 2"})
+    limits = [Limit("memory", groups.proc), Limit("pids", groups.proc)]
+    assert limit_met(limits, killed=False) == ""
+    groups.write({f"{top}/x/pids.events": "max 3"})
+    expected = f"the pids limit of 100 was reached ({groups.path(top)}/x/pids.max: "
+    assert limit_met(limits, killed=False).startswith(expected)
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_cpu_quota_that_held_processes_up_of_late_is_named(tmp_path: Path, version: int) -> None:
+    top, name = ("all", "cpu.max") if version == 2 else ("cpu", "cpu.cfs_quota_us")
+    groups = Groups(tmp_path, "0::/x" if version == 2 else "1:cpu,cpuacct:/x", ONE if version == 2 else V1)
+    groups.write({f"{top}/x/{name}": "25000", f"{top}/x/cpu.stat": "nr_periods 100\nnr_throttled 90"})
+    quota = Limit("cpu", groups.proc)
+    quota.look()
+    assert not quota.recent and not quota.text()
+    groups.write({f"{top}/x/cpu.stat": "nr_periods 200\nnr_throttled 93"})
+    quota.look()
+    assert quota.recent == 3
+    assert quota.text().startswith(f"the cpu limit of 25000 was reached ({groups.path(top)}/x/{name}: ")
+
+
+HOG = """
+import os, sys
+from pathlib import Path
+Path(sys.argv[1], "cgroup.procs").write_text(str(os.getpid()))
+from shardkeep.base.machine.limits import Limit, limit_bytes, limit_met
+limits = [Limit("memory"), Limit("pids")]
+child = os.fork()
+if not child:
+    held = bytearray(os.urandom(1 << 20)) * 400
+    os._exit(0)
+_, status = os.waitpid(child, 0)
+met = [limit_met(limits, killed=True) for _ in range(2)]
+print(limit_bytes(), os.waitstatus_to_exitcode(status), *met, sep="|")
+"""
+
+
+@pytest.mark.waits_for_processes
+def test_the_kernels_own_kill_at_a_memory_limit_is_named() -> None:
+    with small_group(200 << 20) as group:
+        command = [sys.executable, "-c", HOG, str(group)]
+        env = {**os.environ, "PYTHONPATH": IMPORT_PATH}
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=True)
+    limit, code, first, second = done.stdout.strip().split("|")
+    assert (int(limit), int(code), second) == (200 << 20, -9, "")
+    assert first.startswith(f"the memory limit of 209.7 MB was reached ({group}/memory.")

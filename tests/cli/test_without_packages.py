@@ -1,0 +1,159 @@
+"""Every command and every entry for Python where only shardkeep's dependencies are installed.
+
+Each does its work, or names in one line what to install, and exits with 1. Packages are hidden in the process of the
+command; tests/integration/test_document_commands.py runs the README in an environment that has the wheel alone.
+"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from shardkeep.base.plugging.packages import EXTRAS
+from shardkeep.base.yaml_text import write_yaml
+from shardkeep.cli.main import app
+from tests.support.builds import ROOT, dependencies
+from tests.support.click_files import click_job, click_rows, write_csv
+from tests.support.cluster import Cluster, Ended
+from tests.support.configs import TINY
+from tests.support.requirements import modules_beside
+from tests.support.sweep_runs import write_sweep
+
+pytestmark = pytest.mark.waits_for_processes
+
+HIDDEN = sorted({*modules_beside({*dependencies(), "shardkeep"}), *EXTRAS, "pandas", "polars"} - {"coverage"})
+HIDE = f"from tests.support.without_packages import hide\nhide({HIDDEN!r})\nimport shardkeep"
+HTTP_OFF = ["--listen", "127.0.0.1:0", "--http", "off"]
+RIGHT: dict[str, tuple[list[str], int]] = {
+    "status": (["status", "run"], 0),
+    "stop": (["stop", "run"], 1),  # it has completed
+    "scale": (["scale", "run", "--workers", "2"], 2),  # no such job runs
+    "evaluate": (["evaluate", "run"], 0),
+    "predict": (["predict", "run", "--data", "clicks.csv", "--out", "scores.csv", "--keep", "user"], 0),
+    "export": (["export", "run", "model"], 0),
+    "tables": (["tables", "run"], 0),
+    "tables export": (["tables", "export", "run", "--table", "user", "--out", "user.parquet"], 0),
+    "config": (["config", "job.yaml"], 0),
+    "estimate": (["estimate", "job.yaml"], 0),
+    "sweep": (["sweep", "sweep.yaml", "--out", "sweep"], 0),
+    "cache": (["cache", "."], 0),
+    "version": (["version"], 0),
+    "kernels": (["kernels", "--help"], 0),  # compiling all of them takes a minute
+    "report": (["report", "run", "--html", "run.html"], 0),
+    "node": (["node", "job.yaml", "--run-dir", "run", "--rank", "0", "--nodes", "1", "--set", "servers=1"], 0),
+    "with": (["with", "--servers", "1", "--run-dir", "loop", "--", sys.executable, "-c", "pass"], 0),
+}
+LACKS = {
+    "view": (["view", "run"], "the page needs starlette, uvicorn, httptools: pip install 'shardkeep[web]'"),
+    "certs": (["certs", "tls"], "shardkeep certs needs cryptography: pip install 'shardkeep[tls]'"),
+    "serve": (
+        ["serve", "run"],
+        "--http 127.0.0.1:8000 needs starlette, uvicorn, httptools, prometheus_client: "
+        "pip install 'shardkeep[web]'; or say --http off",
+    ),
+}
+ELSEWHERE = {"train", "coordinator", "server", "worker", "fork-server"}
+"""Commands of the other tests here. Jobs start the last one."""
+
+
+def without(*packages: str) -> dict[str, Any]:
+    return {"main": "tests.support.without_packages:main", "env": {"WITHOUT_PACKAGES": ",".join(packages)}}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a job's run; the job, too, has the dependencies alone."""
+    folder = tmp_path_factory.mktemp("bare")
+    job = click_job(write_csv(folder / "clicks.csv", click_rows(300)))
+    (folder / "job.yaml").write_text(write_yaml(job))
+    with Cluster(folder) as cluster:
+        ended = cluster.command("train", "job.yaml", "--run-dir", "run", cwd=folder, **without(*HIDDEN)).end()
+        assert ended.code == 0 and "page " not in ended.out, ended
+    return folder
+
+
+def test_every_command_is_tried() -> None:
+    commands: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    below = {f"tables {name}" for name in commands["tables"].commands if name != "show"}
+    assert {*commands, *below} == {*RIGHT, *LACKS, *ELSEWHERE}
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_a_command_does_its_work(folder: Path, cluster: Cluster, name: str) -> None:
+    arguments, code = RIGHT[name]
+    if name == "sweep":
+        write_sweep(folder, base={**TINY, "servers": 0, "workers": 1}, recipes=["fp32"], seeds=[1])
+    ended = cluster.command(*arguments, cwd=folder, **without(*HIDDEN)).end()
+    assert ended.code == code and "Traceback" not in ended.err, ended
+    assert name != "sweep" or "pip install 'shardkeep[report]'" in ended.out
+
+
+@pytest.mark.parametrize("name", LACKS)
+def test_a_command_that_needs_an_extra_names_it(folder: Path, cluster: Cluster, name: str) -> None:
+    arguments, line = LACKS[name]
+    ended = cluster.command(*arguments, cwd=folder, **without(*HIDDEN)).end()
+    assert ended == Ended(1, "", f"error: {line}\n")
+
+
+@pytest.mark.parametrize("package", [name for name, extra in EXTRAS.items() if extra == "web"])
+def test_each_package_of_the_web_is_missed_by_its_name(folder: Path, cluster: Cluster, package: str) -> None:
+    view, serve = (cluster.command(*LACKS[name][0], cwd=folder, **without(package)) for name in ("view", "serve"))
+    line = f"needs {package}: pip install 'shardkeep[web]'"
+    assert serve.end() == Ended(1, "", f"error: --http 127.0.0.1:8000 {line}; or say --http off\n")
+    if package == "prometheus_client":
+        view.line("page ")
+    else:
+        assert view.end() == Ended(1, "", f"error: the page {line}\n")
+
+
+def test_a_model_is_served_over_grpc(folder: Path, cluster: Cluster) -> None:
+    server = cluster.command("serve", "run", *HTTP_OFF, cwd=folder, **without(*HIDDEN))
+    server.line("serving ")
+    server.signal(signal.SIGTERM)
+    assert server.end().code == 0
+
+
+def test_a_job_of_roles_trains(cluster: Cluster) -> None:
+    coordinator, address, _ = cluster.coordinator({**TINY, "servers": 1, "workers": 1}, **without(*HIDDEN))
+    roles = [cluster.role(role, 0, address, **without(*HIDDEN)) for role in ("server", "worker")]
+    for command in (coordinator, *roles):
+        ended = command.end()
+        assert ended.code == 0, ended
+
+
+@pytest.mark.parametrize(
+    ("statement", "line"),
+    [
+        pytest.param(
+            f"import shardkeep.callbacks.{name}",
+            f"shardkeep.callbacks.{name} needs {name}: pip install {name}",
+            marks=[] if name == "tensorboard" else pytest.mark.slow,
+        )
+        for name in ("lightning", "tensorboard", "transformers")
+    ]
+    + [
+        pytest.param(
+            "import torch, shardkeep.torchrec as t; t.tables_of(torch.nn.Linear(1, 1))",
+            "shardkeep.torchrec needs torchrec: pip install torchrec",
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_an_entry_for_python_names_what_it_needs(statement: str, line: str) -> None:
+    code = f"{HIDE}\ntry:\n  {statement}\nexcept shardkeep.errors.MissingPackage as error:\n  print(error)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, cwd=ROOT)
+    assert (done.stdout, done.returncode) == (f"{line}\n", 0), done.stderr
+
+
+@pytest.mark.slow  # the command `predict` does the same
+def test_rows_are_scored_from_python(folder: Path) -> None:
+    row = "{'user': ['u1'], 'item': [5], 'tags': ['t1'], 'price': [1.0], 'age': [30]}"
+    code = f"{HIDE}\nprint(len(shardkeep.load({str(folder / 'run')!r}).predict({row})))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, cwd=ROOT)
+    assert (done.stdout, done.returncode) == ("1\n", 0), done.stderr

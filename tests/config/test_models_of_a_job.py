@@ -1,0 +1,68 @@
+"""`model:` is one of several models by its name: each has its own keys, and `--set model.name` works from any base."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shardkeep.base.errors import ConfigError
+from shardkeep.base.yaml_text import write_yaml
+from shardkeep.config import JobConfig, load_config, parse_config
+from shardkeep.sweep.plan import load_sweep
+from shardkeep.workers.model_config import MODELS, DeepFmConfig, keys_of
+from tests.support.cases import every
+
+DEMO = Path(__file__).parents[2] / "examples" / "demo.yaml"
+CHANGED: dict[str, Any] = {
+    "cin": [4], "bottom": [5], "hidden": [7], "structure": "parallel", "cross_layers": 2, "cross_rank": 3,
+    "attention": {"dim": 8}, "bilinear": "all", "reduction": 2, "mask": {"ratio": 2.0}, "second_hidden": [6],
+    "fusion_heads": 2, "gates": {"hidden": [3]}, "dropout": 0.2, "norm": "layer", "activation": "gelu",
+    "init": "xavier_normal", "sync_norm": False, "activation_checkpointing": True,
+}  # fmt: skip
+
+
+@every(("before", "name"), list(itertools.product([*MODELS, "own:Net"], [*MODELS, "own:Other"])))
+def test_the_name_of_a_model_may_change_from_any_base(before: str, name: str) -> None:
+    base = {key: CHANGED.get(key, {}) for key in keys_of(before)}
+    text = write_yaml({"model": {"name": before, **base}, "tables": {"default": {"dim": 1 if before == "lr" else 8}}})
+    model = parse_config(text, [f"model.name={name}"]).model
+    assert model.name == name
+    kept = {key for key in base if keys_of(name).get(key) == keys_of(before)[key]}
+    assert {key for key in kept if getattr(model, key) != parse_config(text).model.model_dump()[key]} <= {
+        "attention", "mask", "gates",
+    }  # fmt: skip
+
+
+def test_what_a_model_lacks_is_dropped_with_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    text = "model: {bottom: [4], hidden: [5]}\ntables: {default: {dim: 4}, a: {dim: 3}}"
+    with caplog.at_level(logging.WARNING):
+        config = parse_config(text, ["model.name=lr"])
+    assert config.tables["a"].dim is None
+    said = "model.name: lr goes without these keys: model.hidden, model.bottom, tables.default.dim, tables.a.dim"
+    assert caplog.messages == [said]
+
+
+@every("order", [0, 1])
+def test_a_key_that_was_given_beside_the_name_is_refused(order: int) -> None:
+    overrides = ["model.cross_layers=2", "model.name=deepfm"]
+    with pytest.raises(ConfigError) as refused:
+        parse_config("model: {bottom: [4]}", overrides[:: -1 if order else 1])
+    said = "--set model.cross_layers=2: model.cross_layers: unknown key with name: deepfm"
+    assert str(refused.value).startswith(said) and "\n" not in str(refused.value)
+
+
+def test_models_of_the_demo_can_be_swept(tmp_path: Path) -> None:
+    plan = tmp_path / "models.yaml"
+    plan.write_text(f"base: {DEMO}\ngrid: {{model.name: [{', '.join(MODELS)}]}}\nseeds: [1]\n")
+    found = {run.config.model.name: run.config.model for run in load_sweep(plan).runs}
+    hidden = getattr(load_config(DEMO).model, "hidden")  # noqa: B009 - not every model has it
+    assert set(found) == set(MODELS) and getattr(found["deepfm"], "hidden") == hidden  # noqa: B009
+
+
+def test_a_model_may_be_given_as_its_class() -> None:
+    config = JobConfig(model=DeepFmConfig(hidden=[3]))
+    assert parse_config(config.to_yaml()) == config

@@ -1,0 +1,111 @@
+"""The files of deploy/ for engines that no test can start, checked by those engines' schemas."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+import yaml
+from typer.core import TyperGroup
+
+from shardkeep.cli.main import app
+from tests.support.ray_cluster import PYTHON, missing_ray
+
+pytestmark = pytest.mark.slow
+ENGINES = pytest.mark.skipif(missing_ray() is not None, reason=str(missing_ray()))
+ROOT = Path(__file__).resolve().parents[2]
+DEPLOY = ROOT / "deploy"
+SKY_KEYS = {
+    "": {"name", "num_nodes", "workdir", "resources", "file_mounts", "volumes", "envs", "secrets", "setup", "run"},
+    "resources": {"infra", "cpus", "memory", "instance_type", "use_spot", "image_id", "disk_size", "job_recovery"},
+    "job_recovery": {"strategy", "max_restarts_on_errors", "recover_on_exit_codes"},
+}
+"""From the task's schema in `sky/utils/schemas.py` of SkyPilot 0.14.1, whose import needs 60 packages."""
+COMMAND = re.compile(r"^[^#\n]*shardkeep,? node,? (.*?)(?:\]|\n(?!\s*--))", re.MULTILINE | re.DOTALL)
+EXIT_CODES = {2: "FailJob", 143: "Ignore"}
+
+
+def documents(name: str) -> dict[str, Any]:
+    """The documents of a file, by their kind."""
+    return {each["kind"]: each for each in yaml.safe_load_all((DEPLOY / name).read_text(encoding="utf-8"))}
+
+
+def faults(kind: str, file: Path) -> str:
+    """What the schema of an engine finds in a file."""
+    script = [str(PYTHON), str(ROOT / "tests" / "support" / "schemas.py"), kind, str(file)]
+    done = subprocess.run(script, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+FILES = [("kubernetes", "kubernetes.yaml"), ("trainer", "trainingruntime.yaml"), ("dstack", "dstack.yml")]
+
+
+@ENGINES
+@pytest.mark.parametrize(("kind", "name"), FILES)
+def test_a_schema_knows_every_key_and_misses_none(kind: str, name: str) -> None:
+    assert faults(kind, DEPLOY / name) == ""
+
+
+@ENGINES
+@pytest.mark.parametrize(("kind", "name"), FILES)
+def test_a_wrong_key_is_found(kind: str, name: str, tmp_path: Path) -> None:
+    text = (DEPLOY / name).read_text(encoding="utf-8")
+    for key in ("volumes:", "endPort:") if kind == "kubernetes" else ("volumes:",):
+        (tmp_path / name).write_text(text.replace(key, f"x{key}"))
+        assert key.rstrip(":") in faults(kind, tmp_path / name)
+
+
+@pytest.mark.parametrize("name", ["slurm.sbatch", "kubernetes.yaml", "trainingruntime.yaml", "sky.yaml", "dstack.yml"])
+def test_a_file_starts_one_command_whose_options_exist(name: str) -> None:
+    (words,) = COMMAND.findall((DEPLOY / name).read_text(encoding="utf-8"))
+    group = typer.main.get_command(app)
+    assert isinstance(group, TyperGroup)
+    known = {option for each in group.commands["node"].params for option in each.opts}
+    options = set(re.findall(r"--[a-z][\w-]*", words))
+    assert "--run-dir" in options and options <= known
+
+
+def test_sky_yaml_has_keys_of_a_task_only() -> None:
+    task = yaml.safe_load((DEPLOY / "sky.yaml").read_text(encoding="utf-8"))
+    assert task.keys() <= SKY_KEYS[""]
+    assert task["resources"].keys() <= SKY_KEYS["resources"]
+    assert task["resources"]["job_recovery"].keys() <= SKY_KEYS["job_recovery"]
+
+
+@pytest.mark.parametrize("name", ["kubernetes.yaml", "trainingruntime.yaml"])
+def test_a_job_of_kubernetes_charges_no_pod_for_a_machine_that_leaves(name: str) -> None:
+    job = job_of(name)
+    rules = job["podFailurePolicy"]["rules"]
+    assert {
+        code: each["action"] for each in rules for code in each.get("onExitCodes", {}).get("values", [])
+    } == EXIT_CODES
+    conditions = [(each["action"], one) for each in rules for one in each.get("onPodConditions", [])]
+    assert conditions == [("Ignore", {"type": "DisruptionTarget", "status": "True"})]
+    assert (job["podReplacementPolicy"], job["template"]["spec"]["restartPolicy"]) == ("Failed", "Never")
+
+
+@pytest.mark.parametrize("name", ["kubernetes.yaml", "trainingruntime.yaml"])
+def test_the_network_policy_passes_the_ports_that_torch_chooses_from_and_pods_alone(name: str) -> None:
+    pod = job_of(name)["template"]
+    policy = documents("kubernetes.yaml")["NetworkPolicy"]["spec"]
+    (sysctl,), (rule,) = pod["spec"]["securityContext"]["sysctls"], policy["ingress"]
+    (ports,) = rule["ports"]
+    assert sysctl == {"name": "net.ipv4.ip_local_port_range", "value": f"{ports['port']} {ports['endPort']}"}
+    pods = {"podSelector": {"matchLabels": pod["metadata"]["labels"]}}
+    assert rule["from"] == [pods] and policy["podSelector"] == pods["podSelector"]
+
+
+def job_of(name: str) -> dict[str, Any]:
+    """The spec of the Job in a file."""
+    found = documents(name)
+    if "Job" in found:
+        job = found["Job"]["spec"]
+        assert job["completionMode"] == "Indexed" and job["completions"] == job["parallelism"]
+        return dict(job)
+    (job,) = found["TrainingRuntime"]["spec"]["template"]["spec"]["replicatedJobs"]
+    return dict(job["template"]["spec"])

@@ -1,0 +1,197 @@
+"""Programs on a Ray cluster of three hosts."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from shardkeep.base.yaml_text import write_yaml
+from shardkeep.run.reader import RunReader
+from tests.support.chaos import JOB
+from tests.support.cluster import records, within
+from tests.support.golden import Golden
+from tests.support.hosts import Host, missing
+from tests.support.ray_cluster import ROOT, RayCluster, missing_ray, ray_cluster
+from tests.support.ray_programs import JOB as JOB_PROGRAM, TRAINERS
+
+REASON = missing() or missing_ray()
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.waits_for_processes,
+    pytest.mark.timeout(400),
+    pytest.mark.xdist_group("ray"),
+    pytest.mark.skipif(REASON is not None, reason=str(REASON)),
+]
+WHERE = """
+import socket, sys, ray
+ray.init(address="auto", log_to_driver=False)
+where = ray.remote(lambda: socket.gethostname())
+print(*ray.get([where.options(resources={name: 1}).remote() for name in sys.argv[1:]]))
+"""
+NOTICED = """
+import sys, time, ray
+ray.init(address="auto", log_to_driver=False)
+addresses = lambda: {node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}
+print("before", *sorted(addresses()), flush=True)
+while sys.argv[1] in addresses(): time.sleep(0.2)
+print("after", *sorted(addresses()), flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[RayCluster]:
+    with ray_cluster(3) as cluster:
+        yield cluster
+
+
+def said(program: subprocess.Popen[str], word: str) -> list[str]:
+    """The other words of the next line that begins with `word`. Ray prints lines of its own."""
+    assert program.stdout is not None
+    return next(line for line in program.stdout if line.startswith(word)).split()[1:]
+
+
+def test_a_task_runs_on_each_host(cluster: RayCluster) -> None:
+    assert cluster.run(WHERE, *cluster.nodes).split()[-3:] == ["x1", "x2", "x3"]
+
+
+def test_a_host_that_is_switched_off_is_noticed(cluster: RayCluster) -> None:
+    lost = cluster.nodes["x2"]
+    with cluster.program(NOTICED, lost.address) as program:
+        everyone = [host.address for host in (cluster.head, *cluster.nodes.values())]
+        assert said(program, "before") == everyone
+        lost.off()
+        assert said(program, "after") == [address for address in everyone if address != lost.address]
+    lost.on()
+    cluster.start_node(lost)
+    assert cluster.run(WHERE, "x2").split()[-1] == "x2"
+
+
+LIMIT_S = 240.0
+LIVENESS = {"lease_s": 5.0, "step_timeout_s": 10.0}  # a machine that is off answers nothing
+
+
+class Training:
+    """A job on two nodes, in a folder of its own."""
+
+    def __init__(self, cluster: RayCluster, name: str, *, keep: str = "", **config: Any) -> None:
+        self._cluster = cluster
+        folder = cluster.head.shared / name
+        folder.mkdir()
+        (folder / "job.yaml").write_text(write_yaml({**JOB, "liveness": LIVENESS, **config}))
+        self.run = RunReader(folder / "run")
+        self._start = lambda: cluster.program(JOB_PROGRAM, str(folder / "job.yaml"), str(self.run.path), keep)
+        self._program = self._start()
+
+    def records(self, kind: str) -> list[dict[str, Any]]:
+        return [record for record in records(self.run) if record["kind"] == kind]
+
+    def step(self) -> int:
+        return max((record["step"] for record in self.records("progress")), default=0)
+
+    def train(self, steps: int) -> None:
+        """Waits for more steps."""
+        last = self.step() + steps
+        within(LIMIT_S, lambda: self.step() >= last, f"no step {last}", lambda: self._program.poll() is None)
+
+    def host_of(self, rank: int) -> Host:
+        """The host where server `rank` runs."""
+        members = self.run.member_list()
+        pid = next(each["pid"] for each in members if (each["role"], each["index"]) == ("server", rank))
+        return next(host for host in self._cluster.nodes.values() if pid in host.pids)
+
+    def off(self, rank: int) -> Host:
+        """Switches a machine off, and waits until the job has left it."""
+        lost, address = self.host_of(rank), self.run.address()
+        known = len(self.recoveries())
+        lost.off()
+        within(LIMIT_S, lambda: len(self.recoveries()) > known, "no recovery", lambda: self._program.poll() is None)
+        assert rank or self.run.address() != address
+        return lost
+
+    def start_again(self) -> None:
+        """Kills the program, waits until Ray has ended all that it started, and starts it again."""
+        with self._program:
+            self._program.kill()
+        within(LIMIT_S, lambda: not self.processes(), f"{self.processes()} are left", lambda: True)
+        self._program = self._start()
+
+    def processes(self) -> list[psutil.Process]:
+        return [each for each in psutil.process_iter() if str(self.run.path) in cmdline(each)]
+
+    def recoveries(self) -> list[dict[str, Any]]:
+        return [record for record in self.records("phase") if record["phase"] == "recovery"]
+
+    def end(self) -> list[str]:
+        """Waits for its end: status and digest, or the class and the text of its error."""
+        with self._program:
+            return list(json.loads(" ".join(said(self._program, "ended"))))
+
+
+def cmdline(process: psutil.Process) -> list[str]:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return process.cmdline()
+    return []
+
+
+def test_a_job_outlives_machines_that_are_switched_off(cluster: RayCluster, golden: Golden) -> None:
+    job = Training(cluster, "off")
+    job.train(20)
+    lost = [job.off(1)]
+    job.train(20)
+    lost += [job.off(0)]  # both shares are on one machine now
+    cluster.start_again(lost)
+    assert job.end() == ["completed", golden.summary["state_digest"]]
+    assert {recovery["lost_steps"] for recovery in job.recoveries()} == {0}
+
+
+def test_a_killed_program_leaves_nothing_and_continues_its_job(cluster: RayCluster, golden: Golden) -> None:
+    job = Training(cluster, "again")
+    job.train(20)
+    job.start_again()
+    assert job.end() == ["completed", golden.summary["state_digest"]]
+    assert all(recovery["lost_steps"] == 0 for recovery in job.recoveries())
+
+
+def test_without_its_journals_a_job_goes_back_to_the_checkpoint(cluster: RayCluster, golden: Golden) -> None:
+    job = Training(cluster, "local", keep=str(cluster.head.local / "keep"), checkpoint={"every_steps": 30})
+    job.train(50)
+    cluster.start_again([job.off(1)])
+    assert job.end() == ["completed", golden.summary["state_digest"]]
+    (recovery,) = job.recoveries()
+    assert recovery["lost_steps"] > 0 and recovery["step"] >= 30
+
+
+def test_a_wrong_input_is_an_error_of_the_caller(cluster: RayCluster) -> None:
+    kind, text = Training(cluster, "wrong", servers=1, workers=1).end()
+    assert (kind, text) == ("UserError", "machine 1 of 2 has nothing to run (workers: 1, servers: 1)")
+
+
+def test_trainers_of_ray_train_outlive_a_server_a_trainer_and_an_error(cluster: RayCluster) -> None:
+    with cluster.program(TRAINERS) as program:
+        undisturbed, faults = said(program, "undisturbed"), said(program, "faults")
+    assert undisturbed == faults
+    run = RunReader(cluster.head.shared / "faults")
+    assert (run.summary() or {})["status"] == "completed" and len(list(run.path.glob("fault-*"))) == 3
+
+
+def test_the_programs_of_the_guide_run_as_they_stand(cluster: RayCluster) -> None:
+    page = (ROOT / "docs" / "guide" / "ray.md").read_text(encoding="utf-8")
+    files = dict(re.findall(r"^```\w+ (\S+)\n(.*?)^```", page, re.MULTILINE | re.DOTALL))
+    for name, text in files.items():
+        Path(cluster.head.shared, name).write_text(text, encoding="utf-8")
+    with cluster.program(files["ray_job.py"]) as program:
+        assert float(said(program, "AUC")[0]) > 0.9
+    with cluster.program(files["ray_loop.py"]) as program:
+        program.communicate(timeout=LIMIT_S)
+    summary = RunReader(cluster.head.shared / "runs" / "ray-loop").summary() or {}
+    assert (summary["status"], summary["steps"]) == ("completed", 60)
+    with cluster.program(files["ray_tune.py"]) as program:
+        assert said(program, "best")[0] in ("0.01", "0.1")

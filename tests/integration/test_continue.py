@@ -1,0 +1,91 @@
+"""Jobs whose coordinator is started by one command, `--continue`: they end with the same bits."""
+
+from __future__ import annotations
+
+import signal
+from typing import Any
+
+import pytest
+
+from shardkeep.ps.control.records import TERMINATED
+from shardkeep.run.reader import RunReader
+from tests.support.cluster import Cluster, Command, gone, kill, within
+from tests.support.golden import STEPS, TRAINED, Golden
+
+pytestmark = [pytest.mark.waits_for_processes, pytest.mark.slow]
+ROLES = [("server", 0), ("server", 1), ("worker", 0), ("worker", 1)]
+
+
+def lead(cluster: Cluster) -> Command:
+    """A coordinator that listens."""
+    command = cluster.continued(TRAINED)
+    command.line("{")
+    return command
+
+
+def join(cluster: Cluster, run: RunReader) -> list[Command]:
+    where = ("--coordinator", str(run.path), "--run-dir", str(run.path.parent))
+    return [cluster.command(role, *where, "--index", str(index)) for role, index in ROLES]
+
+
+def trained(run: RunReader, step: int, coordinator: Command) -> None:
+    """Waits until the job has trained a step."""
+    path = run.metrics_path
+    within(
+        200,
+        lambda: path.exists() and any(f'"step": {s},' in path.read_text() for s in range(step, STEPS)),
+        f"no step {step}",
+        lambda: coordinator.running,
+    )
+
+
+def completed(run: RunReader, golden: Golden, *commands: Command) -> dict[str, Any]:
+    assert [command.end().code for command in commands] == [0] * len(commands), [c.printed() for c in commands]
+    summary = run.summary() or {}
+    assert (summary["status"], summary["steps"]) == ("completed", STEPS)
+    assert summary["state_digest"] == golden.summary["state_digest"]
+    return summary
+
+
+def test_a_coordinator_that_was_killed_takes_over_at_another_address(
+    cluster: Cluster, run: RunReader, golden: Golden
+) -> None:
+    first = lead(cluster)
+    members = join(cluster, run)
+    trained(run, 10, first)
+    before = run.address()
+    first.kill()
+    second = lead(cluster)
+    assert run.address() != before
+    summary = completed(run, golden, second, *members)
+    assert sum(recovery["lost_steps"] for recovery in summary["recoveries"]) == 0
+
+
+def test_a_job_of_which_everything_was_killed_loses_no_step(cluster: Cluster, run: RunReader, golden: Golden) -> None:
+    first = lead(cluster)
+    members = join(cluster, run)
+    trained(run, 60, first)
+    everything = [command.process for command in (first, *members)]
+    kill(everything)
+    assert not gone(everything, limit_s=20)
+    second = lead(cluster)
+    summary = completed(run, golden, second, *join(cluster, run))
+    assert len(summary["starts"]) == 1 and sum(recovery["lost_steps"] for recovery in summary["recoveries"]) == 0
+
+
+def test_a_job_that_an_engine_stopped_goes_on_where_it_stopped(
+    cluster: Cluster, run: RunReader, golden: Golden
+) -> None:
+    first = lead(cluster)
+    members = join(cluster, run)
+    trained(run, 10, first)
+    first.signal(signal.SIGTERM)
+    assert first.end().code == 143
+    assert {command.end().code for command in members} == {1}
+    stopped = run.summary() or {}
+    assert stopped["stopped_by"] == TERMINATED
+    second = lead(cluster)
+    summary = completed(run, golden, second, *join(cluster, run))
+    assert [start["status"] for start in summary["starts"]] == ["stopped", "completed"]
+    assert summary["starts"][1]["from_step"] == stopped["steps"]
+    assert cluster.continued(TRAINED).end().code == 0

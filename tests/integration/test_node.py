@@ -1,0 +1,96 @@
+"""`shardkeep node` on two machines that are commands here, with real roles: the model of an undisturbed job."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.cluster import gone
+from tests.support.golden import Golden
+from tests.support.machines import Machines
+
+pytestmark = [pytest.mark.waits_for_processes, pytest.mark.timeout(600)]
+
+
+@pytest.fixture
+def job(tmp_path: Path, golden: Golden) -> Iterator[Machines]:
+    with Machines(tmp_path, {**golden.config, "servers": 3, "profile": {}}) as machines:
+        yield machines
+
+
+def assert_as_golden(job: Machines, golden: Golden) -> None:
+    assert job.summary["state_digest"] == golden.summary["state_digest"]
+    assert job.summary["steps"] == golden.summary["steps"]
+
+
+@pytest.mark.slow
+def test_whatever_is_killed_no_step_is_lost_and_the_model_is_that_of_train(job: Machines, golden: Golden) -> None:
+    nodes = job.all()
+    for victim in ("server 1", "worker 1", "coordinator 0", "node 1", "node 0"):
+        number, recovered = job.run.number(), len(job.recoveries())
+        members = job.training(job.step() + 10)
+        if victim.startswith("node"):
+            rank = int(victim[-1])
+            nodes[rank].process.kill()
+            nodes[rank] = job.start(rank)
+        else:
+            members[victim].kill()
+        if victim == "coordinator 0":
+            job.until(lambda number=number: job.run.number() > number, "no other coordinator")
+        else:
+            job.until(lambda known=recovered: len(job.recoveries()) > known, f"no recovery of {victim}")
+    assert job.end(nodes) == [0, 0]
+    assert [recovery["lost_steps"] for recovery in job.summary["recoveries"]] == [0] * len(job.recoveries())
+    assert_as_golden(job, golden)
+
+
+@pytest.mark.slow
+def test_a_machine_and_then_the_job_leave_and_come_again_with_the_model_of_train(job: Machines, golden: Golden) -> None:
+    first, second = job.all()
+    job.training(20)
+    second.signal(signal.SIGTERM)
+    assert second.end().code == 143
+    second = job.start(1)
+    job.training(job.step() + 20)
+    first.signal(signal.SIGTERM)
+    assert job.end([first, second]) == [143, 143]
+    assert job.summary["status"] == "stopped"
+    assert job.end(job.all()) == [0, 0]
+    assert_as_golden(job, golden)
+
+
+def _namespace() -> tuple[str, ...]:
+    return ("unshare", "-pf", "--mount-proc", "--kill-child")
+
+
+def _lacks_namespaces() -> str:
+    if os.geteuid() or shutil.which("unshare") is None:
+        return "process 1 of a namespace needs root and unshare"
+    done = subprocess.run([*_namespace(), "true"], capture_output=True, text=True, timeout=60)
+    return done.stderr.strip() if done.returncode else ""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(bool(_lacks_namespaces()), reason=_lacks_namespaces())
+def test_as_process_1_of_a_container_it_leaves_at_sigterm_and_continues(job: Machines, golden: Golden) -> None:
+    def start() -> Any:
+        return job.start(0, 1, prefix=_namespace(), fresh=True)
+
+    node = start()
+    job.until(lambda: job.step() > 20, "no step")
+    (one,) = node.process.children()
+    inside = one.children(recursive=True)
+    subprocess.run(["nsenter", "-t", str(one.pid), "-p", "sh", "-c", "sleep 0.1 & exit"], check=True, timeout=60)
+    job.until(lambda: len(one.children()) == 1, "process 1 has not collected an orphan")
+    one.send_signal(signal.SIGTERM)
+    assert node.end().code == 143
+    assert job.summary["status"] == "stopped" and not gone(inside, limit_s=10)
+    assert start().end().code == 0
+    assert_as_golden(job, golden)

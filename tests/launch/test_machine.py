@@ -1,0 +1,127 @@
+"""What the variables of launchers say: each of the table, and the address that a machine has for the others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from shardkeep.base.errors import UserError
+from shardkeep.base.net import interfaces
+from shardkeep.launch import machine
+from shardkeep.launch.machine import MACHINES, Machine, index_of, machine_of, restarts_left, world_size
+from tests.support.cases import every
+
+LIBRARY = Path(machine.__file__).parents[1]
+LAUNCHERS = {
+    "kubeflow trainer": ({"PET_NODE_RANK": "1", "PET_NNODES": "3", "PET_MASTER_ADDR": "head"}, (1, 3, "head")),
+    "torchrun": ({"GROUP_RANK": "1", "GROUP_WORLD_SIZE": "3", "MASTER_ADDR": "head"}, (1, 3, "head")),
+    "slurm": (
+        {"SLURM_NODEID": "2", "SLURM_NNODES": "4", "SLURM_LAUNCH_NODE_IPADDR": "10.0.0.1"},
+        (2, 4, "10.0.0.1"),
+    ),
+    "skypilot": (
+        {"SKYPILOT_NODE_RANK": "1", "SKYPILOT_NUM_NODES": "2", "SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.2"},
+        (1, 2, "10.0.0.1"),
+    ),
+    "dstack": (
+        {"DSTACK_NODE_RANK": "0", "DSTACK_NODES_NUM": "2", "DSTACK_MASTER_NODE_IP": "10.0.0.1"},
+        (0, 2, "10.0.0.1"),
+    ),
+    "kubernetes": ({"JOB_COMPLETION_INDEX": "5"}, (5, 6, "")),
+}
+
+
+@every("name", LAUNCHERS)
+def test_a_machine_is_what_its_launcher_says(name: str) -> None:
+    environment, (rank, nodes, head) = LAUNCHERS[name]
+    given = None if len(environment) > 1 else nodes  # an indexed Job does not say how many there are
+    assert machine_of(None, given, environment) == Machine(rank, nodes, head)
+
+
+def test_each_variable_of_the_table_is_in_a_test() -> None:
+    tried = {variable for environment, _ in LAUNCHERS.values() for variable in environment}
+    assert tried == {name for names in MACHINES for name in names if name}
+
+
+def test_what_is_given_overrides_what_the_launcher_says() -> None:
+    environment, _ = LAUNCHERS["slurm"]
+    assert machine_of(0, 9, environment) == Machine(0, 9, "10.0.0.1")
+
+
+def test_of_two_launchers_one_says_all_of_it() -> None:
+    both = LAUNCHERS["kubernetes"][0] | LAUNCHERS["kubeflow trainer"][0]
+    assert machine_of(None, None, both) == Machine(1, 3, "head")
+
+
+@every(
+    ("environment", "text"),
+    [
+        ({}, "no rank of this machine: give --rank N, or use a launcher that sets one of PET_NODE_RANK, "),
+        ({"JOB_COMPLETION_INDEX": "0"}, "no number of machines: give --nodes N"),
+        ({"SLURM_NODEID": "first", "SLURM_NNODES": "2"}, "SLURM_NODEID=first is not a whole number"),
+        ({"PET_NODE_RANK": "0", "PET_NNODES": "1:4"}, "PET_NNODES=1:4 is not a whole number"),
+        ({"SLURM_NODEID": "2", "SLURM_NNODES": "2"}, "machine 2 of 2 machines; allowed: ranks 0 to 1"),
+    ],
+    ids=["nothing", "no number", "a word", "a range", "too high"],
+)
+def test_what_says_no_machine_is_refused_in_one_line(environment: dict[str, str], text: str) -> None:
+    with pytest.raises(UserError) as caught:
+        machine_of(None, None, environment)
+    assert str(caught.value).startswith(text) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("environment", "index"),
+    [
+        ({"RANK": "3", "SLURM_PROCID": "1"}, 3),
+        ({"SLURM_PROCID": "1", "JOB_COMPLETION_INDEX": "2"}, 1),
+        ({"RANK": "", "JOB_COMPLETION_INDEX": "2"}, 2),
+    ],
+    ids=["torchrun", "slurm", "kubernetes"],
+)
+def test_the_index_of_a_process_comes_from_the_launcher(environment: dict[str, str], index: int) -> None:
+    assert index_of(None, environment) == index
+    assert index_of(7, environment) == 7
+
+
+@pytest.mark.parametrize("value", ["-1", "one", "²"])
+def test_a_launcher_s_index_that_is_no_number_is_refused_by_name(value: str) -> None:
+    with pytest.raises(UserError, match=f"RANK={value} is not a whole number"):
+        index_of(None, {"RANK": value})
+
+
+def test_a_launcher_says_how_many_processes_there_are_and_whether_it_starts_them_again() -> None:
+    assert (world_size({"WORLD_SIZE": "4"}), world_size({}), world_size({"WORLD_SIZE": "all"})) == (4, None, None)
+    count, most = "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS"
+    assert restarts_left({count: "1", most: "2"})
+    assert not restarts_left({count: "2", most: "2"}) and not restarts_left({})
+
+
+def test_no_other_file_names_a_variable_of_a_launcher() -> None:
+    prefixes = ("PET_", "SLURM_", "SKYPILOT_", "DSTACK_", "TORCHELASTIC_", "GROUP_RANK", "JOB_COMPLETION")
+    files = [path for path in LIBRARY.rglob("*.py") if path != Path(machine.__file__)]
+    assert len(files) > 200
+    assert not [path for path in files if any(prefix in path.read_text(encoding="utf-8") for prefix in prefixes)]
+
+
+@pytest.mark.parametrize(
+    ("head", "route", "address"),
+    [
+        ("10.0.0.1", "10.0.0.2", "10.0.0.2"),
+        ("10.0.0.1", None, "10.0.0.3"),  # no route: no default route, or a name that is not known yet
+        ("head", "127.0.1.1", "10.0.0.3"),  # the head itself, whose name is loopback there
+        ("", "10.0.0.2", "10.0.0.3"),
+    ],
+    ids=["route", "no route", "loopback", "no head"],
+)
+def test_a_machine_s_address_is_that_of_the_route_to_the_head_or_else_of_its_name(
+    monkeypatch: pytest.MonkeyPatch, head: str, route: str | None, address: str
+) -> None:
+    monkeypatch.setattr(interfaces, "route_to", lambda *_: route)
+    monkeypatch.setattr(interfaces, "named_host", lambda _: "10.0.0.3")
+    assert Machine(1, 2, head).own_address()[0] == address
+
+
+def test_the_only_machine_of_a_job_needs_no_network() -> None:
+    assert Machine(0, 1, "10.0.0.1").own_address() == ("127.0.0.1", "the only machine")

@@ -1,0 +1,234 @@
+"""`shardkeep node` on two machines that are commands here, with the real coordinator and stand-ins for other roles."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shardkeep.base.errors import UserError
+from shardkeep.config import JobConfig
+from shardkeep.launch.machine import Machine
+from shardkeep.launch.node import NodeOptions
+from shardkeep.launch.stopping.stop import stop_run
+from tests.support.cluster import gone, stalled
+from tests.support.machines import LOOPBACK, Machines
+
+pytestmark = pytest.mark.waits_for_processes
+ENDLESS = {"steps": 1_000_000}
+CONFIG: dict[str, Any] = {"servers": 2, "workers": 3, "liveness": {"lease_s": 20.0}}
+NODES = {"node 0": 0, "node 1": 1}
+Start = Callable[..., Machines]
+
+
+@pytest.fixture
+def machines(tmp_path: Path) -> Iterator[Start]:
+    with contextlib.ExitStack() as opened:
+        yield lambda plan, **config: opened.enter_context(Machines(tmp_path, {**CONFIG, **config}, plan))
+
+
+def options(rank: int, nodes: int, only: str = "") -> NodeOptions:
+    return NodeOptions(Path("job.yaml"), Path("run"), Machine(rank, nodes), LOOPBACK, only)
+
+
+@pytest.mark.parametrize("only", ["", "servers", "workers"])
+@pytest.mark.parametrize("nodes", [1, 2, 3])
+def test_machines_share_all_roles_and_one_of_them_leads(nodes: int, only: str) -> None:
+    config = JobConfig.model_validate({"servers": 3, "workers": 5})
+    each = [options(rank, nodes, only) for rank in range(nodes)]
+    found = sorted(role for one in each for role in one.share(config))
+    roles = [("server", i) for i in range(3)] * (only != "workers") + [("worker", i) for i in range(5)] * (
+        only != "servers"
+    )
+    assert found == roles
+    assert [one.leads for one in each] == [only != "workers"] + [False] * (nodes - 1)
+
+
+def test_a_machine_without_a_role_is_refused() -> None:
+    config = JobConfig.model_validate({"servers": 1, "workers": 2})
+    with pytest.raises(UserError, match=r"^machine 2 of 3 has nothing to run \(workers: 2, servers: 1\)$"):
+        options(2, 3).share(config)
+    with pytest.raises(UserError, match="servers: 0"):
+        options(0, 1).share(JobConfig.model_validate({"servers": 0, "workers": 1}))
+
+
+@pytest.mark.parametrize("by_program", [False, True])
+def test_the_command_that_continues_a_job_has_its_settings_and_its_trust(by_program: bool) -> None:
+    own = {"overrides": ("seed=3",), "token_file": Path("/t"), "tls": Path("/tls"), "insecure": True}
+    words = replace(options(0, 2), by_program=by_program, **own).coordinator()
+    again = "shardkeep node job.yaml --run-dir run --set seed=3 --token-file /t --tls /tls --insecure-data-plane"
+    assert words[-2:] == ["--again", again] if not by_program else "--again" not in words
+
+
+def test_a_job_on_two_machines_completes_and_leaves_nobody(machines: Start) -> None:
+    job = machines({"hold": 2})
+    nodes = job.all()
+    members = job.training()
+    assert list(members) == ["coordinator 0", "server 0", "server 1", "worker 0", "worker 1", "worker 2"]
+    job.go()
+    assert job.end(nodes) == [0, 0]
+    assert (job.summary["status"], job.summary["steps"]) == ("completed", 5)
+    assert not gone(members.values(), limit_s=0) and not job.recoveries()
+    assert job.end(job.all()) == [0, 0], "started again"
+    assert job.summary["status"] == "completed"
+
+
+@pytest.mark.parametrize(
+    "victim",
+    ["coordinator 0", "node 1", *(pytest.param(v, marks=pytest.mark.slow) for v in ("server 1", "worker 1", "node 0"))],
+)
+def test_what_is_killed_is_replaced_and_the_job_completes(machines: Start, victim: str) -> None:
+    job = machines({"hold": 3})
+    nodes = job.all()
+    members = job.training()
+    if victim in NODES:
+        nodes[NODES[victim]].process.kill()
+        nodes[NODES[victim]] = job.start(NODES[victim])
+    else:
+        members[victim].kill()
+    if victim == "coordinator 0":
+        job.until(lambda: job.run.number() > 1, "no other coordinator")
+    else:
+        job.until(lambda: bool(job.recoveries()), "no recovery")
+    job.go()
+    assert job.end(nodes) == [0, 0]
+    assert job.summary["steps"] == 5
+    assert not gone(members.values(), limit_s=5)
+    assert all(recovery["lost_steps"] == 0 for recovery in job.summary["recoveries"])
+
+
+def test_a_machine_that_leaves_is_awaited_and_its_replacement_completes_the_job(machines: Start) -> None:
+    job = machines({"hold": 3})
+    first, second = job.all()
+    members = job.training()
+    second.signal(signal.SIGTERM)
+    assert second.end().code == 143
+    assert not gone([members["server 1"], members["worker 1"]], limit_s=0)
+    assert first.running and members["server 0"].is_running() and not job.summary
+    again = job.start(1)
+    job.until(lambda: bool(job.recoveries()), "no recovery")
+    job.go()
+    assert job.end([first, again]) == [0, 0]
+
+
+def test_when_the_first_machine_is_to_leave_the_job_stops_and_all_are_to_be_started_again(machines: Start) -> None:
+    job = machines({"hold": 3})
+    nodes = job.all()
+    job.training()
+    nodes[0].signal(signal.SIGTERM)
+    assert job.end(nodes) == [143, 143]
+    assert job.summary["status"] == "stopped"
+    assert job.run.coordinator_command() == ["shardkeep", "node", str(job.config), "--run-dir", str(job.run.path)]
+    job.go()
+    second = job.start(1)  # sees the summary of the earlier start, and waits
+    second.logged("node/1 - waiting for the coordinator")
+    assert job.end([job.start(0), second]) == [0, 0]
+    assert (job.summary["status"], job.summary["steps"]) == ("completed", 5)
+
+
+def test_a_job_that_lost_a_machine_is_left_as_it_is_by_the_first_and_taken_over(machines: Start) -> None:
+    job = machines({"hold": 3}, liveness={"lease_s": 2.0})
+    first, second = job.all()
+    members = job.training()
+    for process in (second.process, members["server 1"], members["worker 1"]):
+        process.kill()
+    job.until(lambda: job.run.take_over()["state"]["state"] == "recovering", "the loss is not seen")
+    first.signal(signal.SIGTERM)  # as an engine does that starts a whole job again
+    assert first.end().code == 143
+    assert not job.summary and job.run.take_over()["state"]["state"] == "recovering"
+    job.go()
+    assert job.end(job.all()) == [0, 0]
+    assert (job.summary["steps"], len(job.summary["starts"])) == (5, 1)
+
+
+def test_a_machine_whose_roles_were_declared_dead_starts_them_again(machines: Start) -> None:
+    job = machines({"hold": 3}, liveness={"lease_s": 3.0})
+    nodes = job.all()
+    members = job.training()
+    with contextlib.ExitStack() as standing:
+        for process in (nodes[1].process, members["server 1"], members["worker 1"]):
+            standing.enter_context(stalled(process))
+        job.until(lambda: job.run.take_over()["state"]["state"] == "recovering", "the loss is not seen")
+        members["coordinator 0"].kill()
+        job.until(lambda: job.run.number() > 1 and job.run.address() is not None, "no other coordinator")
+    job.until(lambda: bool(job.recoveries()), "no recovery")
+    job.go()
+    assert job.end(nodes) == [0, 0]
+    assert all(recovery["lost_steps"] == 0 for recovery in job.summary["recoveries"])
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_roles_leave_with_their_machine_and_not_when_a_platform_signals_every_process(
+    machines: Start, rank: int
+) -> None:
+    job = machines({**ENDLESS, "step_s": 0.02})
+    nodes = job.all()
+    members = job.training()
+    for process in members.values():
+        process.send_signal(signal.SIGTERM)
+        process.send_signal(signal.SIGINT)
+    job.training(job.step() + 20)
+    assert job.members() == members and not job.recoveries()
+    nodes[rank].signal(signal.SIGTERM)
+    for process in members.values():
+        process.send_signal(signal.SIGTERM)
+    assert nodes[rank].end().code == 143
+    if rank:
+        nodes[0].signal(signal.SIGTERM)
+    assert job.end(nodes) == [143, 143]
+    if rank:
+        assert not job.summary and job.run.take_over()["state"]["state"] == "recovering"
+    else:
+        assert job.summary["status"] == "stopped"
+    assert not gone(members.values(), limit_s=5)
+
+
+def test_a_job_that_a_person_stops_ends_with_0_on_all_machines(machines: Start) -> None:
+    job = machines(ENDLESS)
+    nodes = job.all()
+    job.training()
+    stop_run(job.run.path, timeout_s=90)
+    assert job.end(nodes) == [0, 0]
+    assert job.summary["status"] == "stopped"
+
+
+@pytest.mark.parametrize("code", [1, 2], ids=["failed", "wrong input"])
+@pytest.mark.parametrize("victim", ["worker 0", "worker 1"])
+def test_a_job_that_fails_ends_with_its_code_and_its_words_on_all_machines(
+    machines: Start, victim: str, code: int
+) -> None:
+    job = machines({**ENDLESS, victim: {"at": 3, "do": code}})
+    endings = [node.end(limit_s=90) for node in job.all()]
+    assert [ended.code for ended in endings] == [code, code]
+    for ended in endings:
+        assert [line for line in ended.err.splitlines() if line.startswith("error: ") and "no such column" in line]
+
+
+@pytest.mark.parametrize("at", ["start", "formed"])
+def test_a_role_that_is_not_started_again_ends_the_job_at_once_on_all_machines(machines: Start, at: str) -> None:
+    job = machines({"hold": 0, "worker 1": {"at": at, "do": -9, "times": 9}}, recovery={"restarts": 2})
+    endings = [node.end() for node in job.all()]
+    assert [ended.code for ended in endings] == [1, 1]
+    for ended in endings:
+        assert "error: worker 1" in ended.err and "ended" in ended.err and "killed by SIGKILL" in ended.err
+
+
+def test_servers_and_workers_may_have_machines_of_their_own(machines: Start) -> None:
+    job = machines({})
+    nodes = [job.start(rank, 2, "--only", only) for only in ("workers", "servers") for rank in (1, 0)]
+    assert job.end(nodes) == [0, 0, 0, 0]
+    assert job.summary["status"] == "completed"
+
+
+def test_a_machine_without_a_coordinator_waits_and_leaves_when_it_is_told_to(machines: Start) -> None:
+    job = machines({})
+    second = job.start(1)
+    second.logged("node/1 - waiting for the coordinator")
+    second.signal(signal.SIGTERM)
+    assert second.end().code == 143
+    assert not job.run.member_list()

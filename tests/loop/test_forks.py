@@ -1,0 +1,126 @@
+"""Forks and threads of a process with clients: what works does, and what cannot is one line at once."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import shardkeep
+from tests.support.click_files import click_job, click_rows, write_csv
+
+pytestmark = pytest.mark.waits_for_processes
+ROOT = Path(__file__).resolve().parents[2]
+FORKING = """
+import os, sys, torch, shardkeep
+TABLES = [shardkeep.TableSpec(name="user", dim=64)]
+
+def train(client):
+    rows = client.lookup({"user": torch.arange(4000)})
+    torch.nn.functional.linear(rows["user"], torch.ones(256, 64)).sum().backward()
+    client.apply(rows)
+    return client.step
+
+def said(call):
+    try:
+        return str(call())
+    except shardkeep.UserError as error:
+        return str(error)
+
+def forked(call):
+    '''Whether the fork ended as a script does, with code 0; its answer is on stdout.'''
+    sys.stdout.flush()
+    if not (child := os.fork()):
+        print(said(call), flush=True)
+        sys.exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+"""
+
+
+def lines_of(code: str, *arguments: str) -> list[str]:
+    """What a script prints. Fails where it fails, or hangs. It has two threads: a fork waits for the second."""
+    env = os.environ | {"OMP_NUM_THREADS": "2"}
+    command = [sys.executable, "-c", FORKING + code, *arguments]
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+@pytest.mark.parametrize(
+    "threads", [pytest.param("OMP_NUM_THREADS", marks=pytest.mark.slow), "torch.set_num_threads(2)"]
+)
+def test_a_local_client_works_on_after_a_fork_on_both_sides(threads: str) -> None:
+    code = f"""
+{threads if "(" in threads else ""}
+with shardkeep.EmbeddingClient.local(TABLES) as client:
+    train(client)
+    forked(lambda: train(client))
+    print(train(client), train(client))
+"""
+    assert lines_of(code) == ["2", "2 3"]
+
+
+@pytest.mark.slow
+def test_a_predictor_that_has_predicted_answers_the_same_in_forks(tmp_path: Path) -> None:
+    code = """
+predictor = shardkeep.load(sys.argv[1])
+data = {name: ["1"] * 400 for name in predictor.columns}
+expected = predictor.predict(data)
+for _ in range(2):
+    forked(lambda: (predictor.predict(data) == expected).all())
+print((predictor.predict(data) == expected).all())
+"""
+    job = click_job(write_csv(tmp_path / "train.csv", click_rows(300)))
+    shardkeep.train(shardkeep.JobConfig.model_validate(job), run_dir=tmp_path / "run", quiet=True)
+    assert lines_of(code, str(tmp_path / "run")) == ["True"] * 3
+
+
+@pytest.mark.slow
+def test_a_fork_of_a_served_client_is_refused_at_once_and_leaves_its_parents_processes_alone() -> None:
+    code = """
+def serve():
+    with shardkeep.EmbeddingClient.serve(TABLES, servers=1, quiet=True) as client:
+        return train(client)
+
+with shardkeep.EmbeddingClient.serve(TABLES, servers=1, quiet=True) as client:
+    train(client)
+    for call in (lambda: train(client), serve, client.close):
+        forked(call)
+    print(train(client))
+forked(serve)
+"""
+    used, served, closed, again, after = lines_of(code)
+    assert used.startswith("lookup: the client is of process ") and "; allowed: call it there, or connect " in used
+    assert "was forked while its EmbeddingClient was open; allowed: spawn this process" in served
+    assert (closed, again, after) == ("None", "2", "1")
+
+
+@pytest.mark.slow
+def test_of_two_threads_that_serve_at_once_one_is_refused() -> None:
+    code = """
+import threading
+both = threading.Barrier(2)
+
+def serve(answers):
+    def call():
+        with shardkeep.EmbeddingClient.serve(TABLES, servers=1, quiet=True) as client:
+            answers.append(train(client))
+            first.wait()
+            return ""
+    both.wait()
+    if text := said(call):
+        first.set()
+        answers.append(text)
+
+first, answers = threading.Event(), []
+threads = [threading.Thread(target=serve, args=(answers,)) for _ in range(2)]
+for each in threads: each.start()
+for each in threads: each.join()
+print(*sorted(map(str, answers)), sep="\\n")
+"""
+    trained, refused = lines_of(code)
+    assert trained == "1"
+    assert refused.startswith("another EmbeddingClient of this process is open") and "close() it, or" in refused

@@ -1,0 +1,122 @@
+"""How a role leaves on SIGTERM or SIGINT: real processes and signals, because the system is what is tested here."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+import pytest
+
+from shardkeep.launch.processes.children import LEAVE
+
+LIMIT_S = 90.0
+ROLE = """
+import os, threading, time
+from shardkeep.member.departure import Departure, Leaving
+departure = Departure(sheltered={sheltered})
+departure.watch()
+{started}
+departure.last_words = lambda text, code: print("told", text, code, flush=True)
+def work():
+    {work}
+try:
+    work()
+except Leaving as leaving:
+    print("in order", leaving, flush=True)
+    os._exit(leaving.code)  # as roles do: their handlers last until their end
+"""
+READY = "print('ready', flush=True)"
+WAITING = f"{READY}; threading.Event().wait()"
+STEPS = f"""
+    with departure.postponed(60.0):
+        {READY}
+        while not departure.due: time.sleep(0.01)
+        print("step done", flush=True)
+        departure.check()
+"""
+STUCK = f"""
+    with departure.postponed(0.3):
+        {READY}
+        while True:
+            try: threading.Event().wait()
+            except BaseException: pass
+"""
+
+
+SHELTERED = """from shardkeep.launch.processes.children import end_with_parent
+end_with_parent(patience_s=0, admit=departure.admit)"""
+
+
+@contextmanager
+def role(work: str, *, sheltered: bool = False) -> Iterator[subprocess.Popen[str]]:
+    """A process that has come to its work."""
+    text = ROLE.format(work=work, sheltered=sheltered, started=SHELTERED if sheltered else "")
+    process = subprocess.Popen([sys.executable, "-c", text], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None and process.stdout.readline() == "ready\n"
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_role_that_waits_leaves_at_once_with_the_code_of_the_signal(number: signal.Signals) -> None:
+    with role(WAITING) as process:
+        process.send_signal(number)
+        out, _ = process.communicate(timeout=LIMIT_S)
+        assert (process.returncode, out) == (128 + number, f"in order left on {number.name}\n")
+
+
+def test_a_role_in_its_step_leaves_after_it() -> None:
+    with role(STEPS) as process:
+        process.send_signal(signal.SIGTERM)
+        out, _ = process.communicate(timeout=LIMIT_S)
+        assert (process.returncode, out) == (143, "step done\nin order left on SIGTERM\n")
+
+
+def test_a_role_that_is_stuck_ends_at_its_limit_and_says_so() -> None:
+    with role(STUCK) as process:
+        process.send_signal(signal.SIGTERM)
+        out, _ = process.communicate(timeout=LIMIT_S)
+        assert (process.returncode, out) == (143, "told left on SIGTERM 143\n")
+
+
+def test_a_second_signal_ends_a_stuck_role_without_a_word() -> None:
+    told = "departure.when_asked = lambda: print('asked', flush=True)"
+    with role(f"{told}{STUCK.replace('0.3', '600.0')}") as process:
+        process.send_signal(signal.SIGTERM)
+        assert process.stdout is not None
+        asked = process.stdout.readline()  # two at once come by their number, not in the order they were sent
+        assert asked == "asked\n"
+        os.kill(process.pid, signal.SIGINT)
+        out, _ = process.communicate(timeout=LIMIT_S)
+        assert (process.returncode, out) == (143, "")
+
+
+@pytest.mark.parametrize("asked", [True, False], ids=["asked", "launcher killed"])
+def test_a_sheltered_role_heeds_no_signal_before_its_launcher_asks_or_is_gone_and_no_second_one(asked: bool) -> None:
+    work = STEPS.replace('print("step done"', 'time.sleep(0.5); print("step done"')
+    with role(work, sheltered=True) as process:
+        assert process.stdin is not None
+        for _ in range(3):
+            process.send_signal(signal.SIGTERM)
+            process.send_signal(signal.SIGINT)
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(2.0)
+        if asked:
+            process.stdin.write(LEAVE.decode())
+            process.stdin.flush()
+        else:
+            process.stdin.close()
+            process.stdin = None
+        while process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(0.1)
+        assert process.stdout is not None
+        assert (process.returncode, process.stdout.read()) == (143, "step done\nin order left on SIGTERM\n")

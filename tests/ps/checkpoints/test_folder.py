@@ -1,0 +1,401 @@
+"""The folder of checkpoints: complete or not there at all, and never damaged unseen."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shardkeep.base.errors import CheckpointError
+from shardkeep.ps.checkpoints.folder import Checkpoints, FileRecord
+from shardkeep.ps.checkpoints.probe import check_shared, check_token, write_token
+
+
+def written(checkpoints: Checkpoints, step: int, content: bytes = b"rows") -> FileRecord:
+    """A part of a checkpoint, begun and not committed."""
+    partial = checkpoints.begin(step)
+    path = partial / "server-0" / "rows"
+    path.parent.mkdir()
+    path.write_bytes(content)
+    return FileRecord.of(partial, path)
+
+
+def saved(checkpoints: Checkpoints, step: int) -> None:
+    checkpoints.commit(step, [written(checkpoints, step)], {"samples": 10 * step})
+
+
+@pytest.fixture
+def checkpoints(tmp_path: Path) -> Checkpoints:
+    return Checkpoints(tmp_path / "checkpoints")
+
+
+def test_the_newest_complete_checkpoint_is_the_latest(checkpoints: Checkpoints) -> None:
+    assert checkpoints.latest() is None
+    for step in (5, 100, 20):
+        saved(checkpoints, step)
+    written(checkpoints, 300)
+    latest = checkpoints.latest()
+    assert latest is not None
+    assert (latest.step, latest.facts) == (100, {"samples": 1000})
+    assert latest.below("server-0")[0].check(latest.folder).read_bytes() == b"rows"
+    assert latest.below("server-") == []
+
+
+def test_the_oldest_are_deleted_and_what_was_left_half_written_too(checkpoints: Checkpoints) -> None:
+    for step in range(1, 6):
+        saved(checkpoints, step)
+        checkpoints.prune(2)
+    written(checkpoints, 6)
+    written(checkpoints, 7)
+    assert [step for step, _ in checkpoints.complete()] == [4, 5]
+    assert sorted(path.name for path in checkpoints.folder.iterdir()) == [
+        ".step-00000007",
+        "step-00000004",
+        "step-00000005",
+    ]
+
+
+def test_the_same_step_again_replaces_it(checkpoints: Checkpoints) -> None:
+    saved(checkpoints, 3)
+    for number in (2, 3):
+        checkpoints.commit(3, [written(checkpoints, 3, b"other")], {"number": number})
+        latest = checkpoints.latest()
+        assert latest is not None and latest.files[0].size == 5
+        assert (latest.folder.name, latest.facts) == (f"step-00000003.{number}", {"number": number})
+    assert [step for step, _ in checkpoints.complete()] == [3]
+    checkpoints.prune(1)
+    assert [path.name for path in checkpoints.folder.iterdir()] == ["step-00000003.3"]
+
+
+class Killed(BaseException):
+    """Of a process that ends before one of its calls changes a file, and so before all that follow."""
+
+
+def kill_after(calls: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From here on only so many calls change anything on disk."""
+    count = itertools.count()
+
+    def limited(real: Callable[..., Any]) -> Callable[..., Any]:
+        def change(*args: Any, **more: Any) -> Any:
+            if next(count) >= calls:
+                raise Killed
+            return real(*args, **more)
+
+        return change
+
+    for name in ("mkdir", "rename", "replace", "unlink", "rmdir", "fsync"):
+        monkeypatch.setattr(os, name, limited(getattr(os, name)))
+
+
+def test_a_kill_at_any_moment_while_a_step_is_written_again_leaves_a_complete_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+    for calls in itertools.count():
+        checkpoints = Checkpoints(tmp_path / str(calls))
+        for step in (2, 3):
+            saved(checkpoints, step)
+            checkpoints.prune(1)
+        with monkeypatch.context() as limited:
+            kill_after(calls, limited)
+            try:
+                checkpoints.commit(3, [written(checkpoints, 3, b"other")], {})
+                checkpoints.prune(1)
+                killed = False
+            except Killed:
+                killed = True
+        contents = []
+        for _ in range(2):
+            latest = checkpoints.latest()
+            assert latest is not None and latest.step == 3, calls
+            contents.append(latest.files[0].check(latest.folder).read_bytes())
+            checkpoints.begin(4)  # by the process that continues
+        assert contents[0] == contents[1]
+        found.append(contents[0])
+        for step in (3, 4):
+            checkpoints.commit(step, [written(checkpoints, step)], {})
+            checkpoints.prune(1)
+            assert [path.name.split(".")[0] for path in checkpoints.folder.glob("*step-*")] == [f"step-{step:08d}"]
+        if not killed:
+            break
+    assert found == sorted(found, reverse=True) and set(found) == {b"rows", b"other"} and len(found) > 10
+
+
+def test_the_one_before_is_deleted_once_the_new_name_is_on_disk(
+    checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved(checkpoints, 3)
+    record = written(checkpoints, 3)
+    synced: list[set[str]] = []
+
+    def sync(folder: Path) -> None:
+        if folder == checkpoints.folder:
+            synced.append({path.name for path in folder.iterdir()})
+
+    monkeypatch.setattr("shardkeep.ps.checkpoints.folder.sync_folder", sync)
+    checkpoints.commit(3, [record], {})
+    assert synced == [{"step-00000003", "step-00000003.2"}]
+
+
+def test_folders_of_other_names_are_left_alone(checkpoints: Checkpoints) -> None:
+    saved(checkpoints, 3)
+    others = ["step-00000001-good", "step-best", "step-4"]
+    for name in others:
+        shutil.copytree(checkpoints.folder / "step-00000003", checkpoints.folder / name)
+    checkpoints.prune(1)
+    assert [step for step, _ in checkpoints.complete()] == [3]
+    assert all((checkpoints.folder / name / "manifest.json").exists() for name in others)
+
+
+def test_a_file_that_was_written_elsewhere_is_not_committed(checkpoints: Checkpoints) -> None:
+    record = written(checkpoints, 1)
+    (checkpoints.partial(1) / record.path).unlink()
+    with pytest.raises(CheckpointError, match="all members must share this folder"):
+        checkpoints.commit(1, [record], {})
+    assert checkpoints.latest() is None
+
+
+@pytest.mark.parametrize(
+    ("damage", "text"),
+    [
+        (lambda path: path.unlink(), "cannot be read"),
+        (lambda path: path.write_bytes(b"row"), "damaged: 3 bytes, 4 were written"),
+        (lambda path: path.write_bytes(b"rowz"), "damaged: its checksum is wrong"),
+    ],
+    ids=["gone", "shorter", "another byte"],
+)
+def test_a_damaged_file_is_named(checkpoints: Checkpoints, damage: object, text: str) -> None:
+    saved(checkpoints, 1)
+    checkpoint = checkpoints.load(1)
+    damage(checkpoint.folder / "server-0" / "rows")  # type: ignore[operator]
+    with pytest.raises(CheckpointError, match=f"server-0/rows: {text}"):
+        checkpoint.files[0].check(checkpoint.folder)
+
+
+def test_a_file_system_that_refuses_modes_takes_checkpoints(
+    checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "chmod", refuse)
+    saved(checkpoints, 1)
+    assert checkpoints.load(1).files[0].size == 4
+
+
+def test_a_truncated_manifest_is_one_line(checkpoints: Checkpoints) -> None:
+    saved(checkpoints, 1)
+    manifest = checkpoints.load(1).folder / "manifest.json"
+    whole = manifest.read_bytes().rstrip()
+    for size in range(len(whole)):
+        manifest.write_bytes(whole[:size])
+        with pytest.raises(CheckpointError, match=r"manifest.json: damaged \([^\n]*\); delete step-00000001 to resume"):
+            checkpoints.latest()
+
+
+CHANGES: dict[str, dict[str, Any]] = {
+    "the data position": {"facts": {"samples": 13_001}},
+    "a fact more": {"facts": {"samples": 13_000, "seed": 1}},
+    "no files": {"files": []},
+    "the step": {"step": 2},
+    "the format, to one without a checksum": {"format": 1},
+    "the checksum": {"checksum": "0" * 32},
+    "no checksum": {"checksum": None},
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_manifest_that_was_changed_is_refused_by_name(checkpoints: Checkpoints, change: str) -> None:
+    checkpoints.commit(1, [written(checkpoints, 1)], {"samples": 13_000})
+    path = checkpoints.load(1).folder / "manifest.json"
+    changed = json.loads(path.read_text()) | CHANGES[change]
+    path.write_text(json.dumps({key: value for key, value in changed.items() if value is not None}))
+    text = r"step-00000001/manifest\.json: damaged \(its checksum is wrong\); delete step-00000001 to resume"
+    with pytest.raises(CheckpointError, match=text):
+        checkpoints.latest()
+
+
+def test_a_manifest_in_another_layout_of_the_same_json_is_the_same(checkpoints: Checkpoints) -> None:
+    saved(checkpoints, 1)
+    path = checkpoints.load(1).folder / "manifest.json"
+    fields = json.loads(path.read_text())
+    path.write_text(json.dumps(dict(reversed(fields.items()))))
+    assert checkpoints.load(1).facts == {"samples": 10}
+
+
+def test_a_folder_under_the_name_of_another_step_is_refused(checkpoints: Checkpoints) -> None:
+    saved(checkpoints, 1)
+    checkpoints.load(1).folder.rename(checkpoints.folder / "step-00000007")
+    with pytest.raises(CheckpointError, match=r"step-00000007/manifest\.json: damaged \(it is of step 1\)"):
+        checkpoints.latest()
+
+
+def test_a_manifest_of_an_earlier_version_which_has_no_checksum_is_read(checkpoints: Checkpoints) -> None:
+    saved(checkpoints, 1)
+    path = checkpoints.load(1).folder / "manifest.json"
+    fields = json.loads(path.read_text()) | {"format": 1}
+    del fields["checksum"]
+    path.write_text(json.dumps(fields))
+    latest = checkpoints.latest()
+    assert latest is not None and latest.facts == {"samples": 10}
+
+
+def test_a_manifest_of_another_format_is_named(checkpoints: Checkpoints) -> None:
+    saved(checkpoints, 1)
+    manifest = checkpoints.load(1).folder / "manifest.json"
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"format": 9}))
+    with pytest.raises(CheckpointError, match="format 9; this version reads 1 to 5; use the version"):
+        checkpoints.latest()
+
+
+def test_a_process_that_does_not_see_the_folder_is_told(checkpoints: Checkpoints, tmp_path: Path) -> None:
+    token = write_token(checkpoints.folder)
+    check_token(checkpoints.folder, token)
+    for folder, wrong in ((tmp_path / "elsewhere", token), (checkpoints.folder, "0123")):
+        with pytest.raises(CheckpointError, match="must be storage that all members share"):
+            check_token(folder, wrong)
+
+
+def test_a_damaged_token_is_that_of_another_folder(tmp_path: Path) -> None:
+    token = write_token(tmp_path)
+    (probe,) = tmp_path.iterdir()
+    probe.write_bytes(b"\xff" + token.encode())
+    with pytest.raises(CheckpointError, match="is not the folder that worker 0 writes checkpoints to"):
+        check_token(tmp_path, token)
+    with pytest.raises(CheckpointError, match="is another folder"):
+        check_shared(tmp_path, token, writes=False)
+
+
+def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CheckpointError, match=r"file/below: cannot keep checkpoints: .* \(Not a directory\)"):
+        write_token(tmp_path / "file" / "below")
+
+
+# ---- increments ----
+
+
+def chained(checkpoints: Checkpoints, step: int, content: bytes = b"rows", *, removes: bool = False) -> None:
+    """An increment on the newest checkpoint."""
+    base = checkpoints.latest()
+    checkpoints.commit(step, [written(checkpoints, step, content)], {}, base=base, removes=removes)
+
+
+def steps(checkpoints: Checkpoints) -> list[int]:
+    return [step for step, _ in checkpoints.complete()]
+
+
+def test_an_increment_is_read_with_all_that_it_builds_on(checkpoints: Checkpoints) -> None:
+    saved(checkpoints, 1)
+    chained(checkpoints, 2)
+    chained(checkpoints, 3)
+    assert [link.step for link in checkpoints.load(3).chain] == [1, 2, 3]
+    assert [link.step for link in checkpoints.load(1).chain] == [1]
+    manifests = [json.loads((folder / "manifest.json").read_text()) for _, folder in checkpoints.complete()]
+    assert [(m["format"], m.get("base", {}).get("step")) for m in manifests] == [(3, None), (4, 1), (4, 2)]
+
+
+def test_an_increment_that_may_remove_rows_has_a_format_that_older_versions_refuse(checkpoints: Checkpoints) -> None:
+    saved(checkpoints, 1)
+    chained(checkpoints, 2, removes=True)
+    chained(checkpoints, 3)
+    assert [link.step for link in checkpoints.load(3).chain] == [1, 2, 3]
+    manifests = [json.loads((folder / "manifest.json").read_text()) for _, folder in checkpoints.complete()]
+    assert [m["format"] for m in manifests] == [3, 5, 4]  # a version before it reads 1 to 4, and loads whole chains
+
+
+def test_a_base_that_a_kept_increment_needs_stays(checkpoints: Checkpoints) -> None:
+    kept = []
+    for step in range(1, 9):
+        saved(checkpoints, step) if step % 3 == 1 else chained(checkpoints, step)
+        checkpoints.prune(2)
+        kept.append(steps(checkpoints))
+    assert kept == [[1], [1, 2], [1, 2, 3], [1, 2, 3, 4], [4, 5], [4, 5, 6], [4, 5, 6, 7], [7, 8]]
+    assert len(list(checkpoints.folder.glob("*step-*"))) == 2
+
+
+def test_an_increment_that_lost_its_base_does_not_count_and_is_deleted_in_time(checkpoints: Checkpoints) -> None:
+    saved(checkpoints, 1)
+    saved(checkpoints, 2)
+    chained(checkpoints, 3)
+    chained(checkpoints, 4)
+    shutil.rmtree(checkpoints.load(2).folder)
+    assert steps(checkpoints) == [1]
+    with pytest.raises(CheckpointError, match="step-00000002: has no manifest"):
+        checkpoints.load(4)
+    checkpoints.prune(5)
+    assert len(list(checkpoints.folder.glob("step-*"))) == 3
+    saved(checkpoints, 5)
+    checkpoints.prune(5)
+    assert steps(checkpoints) == [1, 5]
+    assert len(list(checkpoints.folder.glob("*step-*"))) == 2
+
+
+def test_a_later_checkpoint_of_the_same_step_is_not_taken_for_the_base(checkpoints: Checkpoints) -> None:
+    saved(checkpoints, 1)
+    saved(checkpoints, 2)
+    chained(checkpoints, 3)
+    checkpoints.commit(2, [written(checkpoints, 2, b"other")], {})
+    assert steps(checkpoints) == [1, 2]
+    with pytest.raises(
+        CheckpointError,
+        match=r"step-00000002.2/manifest.json: is not what step-00000003 was written on; delete step-0+3 ",
+    ):
+        checkpoints.load(3)
+
+
+def test_what_an_increment_written_again_builds_on_is_kept(checkpoints: Checkpoints) -> None:
+    saved(checkpoints, 1)
+    chained(checkpoints, 2)
+    base = checkpoints.load(1)
+    checkpoints.commit(2, [written(checkpoints, 2, b"other")], {}, base=base)
+    chained(checkpoints, 3)
+    checkpoints.prune(1)
+    assert [link.folder.name[8:] for link in checkpoints.load(3).chain] == ["00001", "00002.2", "00003"]
+    assert len(list(checkpoints.folder.glob("*step-*"))) == 3
+
+
+@pytest.mark.parametrize("change", ["lost", "written again"])
+def test_an_increment_on_what_is_not_there_any_more_is_not_committed(checkpoints: Checkpoints, change: str) -> None:
+    saved(checkpoints, 1)
+    base = checkpoints.load(1)
+    if change == "lost":
+        (base.folder / "server-0" / "rows").unlink()
+    else:
+        checkpoints.commit(1, [written(checkpoints, 1, b"other")], {})
+    record = written(checkpoints, 2)
+    with pytest.raises(CheckpointError, match="rows: missing" if change == "lost" else "is not what step-0+2 was"):
+        checkpoints.commit(2, [record], {}, base=base)
+    assert steps(checkpoints) == [1]
+
+
+def test_a_lost_file_of_a_base_is_named_with_the_folder_to_delete(checkpoints: Checkpoints) -> None:
+    saved(checkpoints, 1)
+    saved(checkpoints, 2)
+    chained(checkpoints, 3)
+    latest = checkpoints.load(3)
+    latest.check_sizes()
+    (checkpoints.load(2).folder / "server-0" / "rows").unlink()
+    text = "step-00000002/server-0/rows: missing; delete step-00000002 to resume from the checkpoint before it"
+    with pytest.raises(CheckpointError, match=text):
+        latest.check_sizes()
+    shutil.rmtree(checkpoints.load(2).folder)
+    assert steps(checkpoints) == [1]
+
+
+@pytest.mark.parametrize("base", [{"step": 2, "id": ""}, {"step": 7, "id": ""}, {"id": ""}, []])
+def test_a_base_that_cannot_be_one_is_a_damaged_manifest(checkpoints: Checkpoints, base: object) -> None:
+    saved(checkpoints, 2)
+    manifest = checkpoints.load(2).folder / "manifest.json"
+    fields = json.loads(manifest.read_text()) | {"format": 2, "base": base}
+    del fields["checksum"]
+    manifest.write_text(json.dumps(fields))
+    with pytest.raises(CheckpointError, match=r"manifest.json: damaged \([^\n]*\); delete step-00000002 to resume"):
+        checkpoints.load(2)

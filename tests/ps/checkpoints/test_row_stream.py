@@ -1,0 +1,153 @@
+"""Rows of a checkpoint, read a part at a time: what `load_snapshots` would give, in the order of placement keys."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shardkeep.base.errors import CheckpointError, UserError
+from shardkeep.base.hashing_kernels import mix
+from shardkeep.ps.checkpoints import row_stream
+from shardkeep.ps.checkpoints.folder import Checkpoint, Checkpoints
+from shardkeep.ps.checkpoints.row_stream import RowBlock, count_rows, stream_rows
+from shardkeep.ps.placement import BUCKETS, bucket_of, keys_of, server_of
+from shardkeep.ps.server.snapshot import files as snapshot
+from shardkeep.ps.server.snapshot.files import load_snapshots, write_snapshot
+from shardkeep.ps.server.tables import Tables
+from tests.support.marked_tables import EMPTY, IDS, SPECS
+from tests.support.one_table import exported
+from tests.support.tables import gradients
+
+
+def pushed(shards: list[Tables], ids: np.ndarray, step: int) -> None:
+    """A push of the same ids to all tables except one, each server its rows."""
+    for s, tables in enumerate(shards):
+        mine, rng = ids[server_of(ids, len(shards)) == s], np.random.default_rng(step)
+        parts = {t: (mine, rng.normal(size=(mine.size, spec.dim)).astype(np.float32)) for t, spec in enumerate(SPECS)}
+        parts.pop(EMPTY)
+        tables.apply([gradients(parts)], step=step)
+
+
+def saved(checkpoints: Checkpoints, shards: list[Tables], base: Checkpoint | None = None) -> Checkpoint:
+    """A checkpoint of all rows, or an increment on another."""
+    step = 1 if base is None else base.step + 1
+    partial = checkpoints.begin(step)
+    marks = [tables.snapshot("" if base is None else base.id) for tables in shards]
+    files = [file for s, mark in enumerate(marks) for file in write_snapshot(mark, partial, shard=s)]
+    done = checkpoints.commit(step, files, {}, base=base)
+    for tables in shards:
+        tables.changed.complete(done.id)
+    return done
+
+
+def chain(folder: Path, *, servers: int = 1, increments: int = 0) -> Checkpoint:
+    """A checkpoint of IDS rows in each table and increments of 50 rows, old and new ones, on it."""
+    shards = [Tables(SPECS, seed=7) for _ in range(servers)]
+    for tables in shards:
+        tables.changed.follow("")
+    pushed(shards, np.arange(0, 2 * IDS, 2), 0)
+    checkpoints = Checkpoints(folder)
+    last = saved(checkpoints, shards)
+    for step in range(increments):
+        pushed(shards, np.sort(np.random.default_rng(step).choice(3 * IDS, 50, replace=False)), step + 1)
+        last = saved(checkpoints, shards, last)
+    return last
+
+
+def joined(blocks: list[RowBlock]) -> RowBlock:
+    return RowBlock(*(np.concatenate(columns) for columns in zip(*blocks, strict=True)))
+
+
+def by_id(block: RowBlock) -> list[np.ndarray]:
+    order = np.argsort(block.ids_N)
+    return [column[order] for column in block[:3]]
+
+
+@pytest.mark.parametrize("part_bytes", [20_000, 8 << 20], ids=["many parts", "one part"])
+@pytest.mark.parametrize("increments", [0, 3])
+@pytest.mark.parametrize("servers", [1, 3])
+def test_the_rows_are_those_that_a_server_would_load(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, servers: int, increments: int, part_bytes: int
+) -> None:
+    monkeypatch.setattr(snapshot, "PART_BYTES", part_bytes)
+    monkeypatch.setattr(snapshot, "FILE_BYTES", 8 * part_bytes)
+    monkeypatch.setattr(row_stream, "BLOCK_BYTES", part_bytes)
+    last = chain(tmp_path, servers=servers, increments=increments)
+    loaded = Tables(SPECS, seed=7)
+    load_snapshots(loaded, last, shard=0, num_shards=1)
+    for t, spec in enumerate(SPECS):
+        blocks = list(stream_rows(last, spec.name))
+        whole, expected = joined(blocks), exported(loaded[t])
+        for found, wanted in zip(by_id(whole), expected, strict=True):
+            assert np.array_equal(found, wanted)
+        keys = keys_of(whole.ids_N)
+        assert (keys[1:] > keys[:-1]).all()
+        assert count_rows(last, spec.name) == expected[0].size
+        if part_bytes == 20_000 and spec.dim == 16:
+            assert len(blocks) > 5
+
+
+def test_ranges_of_the_caller_hold_exactly_their_buckets(tmp_path: Path) -> None:
+    last = chain(tmp_path, increments=1)
+    (whole,) = stream_rows(last, "a", [(0, BUCKETS)])
+    buckets = bucket_of(whole.ids_N)
+    ranges = [(0, 1), (1, 100), (100, 101), (500, 4000), (4095, BUCKETS)]
+    for (first, end), block in zip(ranges, stream_rows(last, "a", ranges), strict=True):
+        inside = (buckets >= first) & (buckets < end)
+        assert np.array_equal(block.ids_N, whole.ids_N[inside]) and np.array_equal(block.rows_ND, whole.rows_ND[inside])
+    every = joined(list(stream_rows(last, "a", [(b, b + 8) for b in range(0, BUCKETS, 8)])))
+    assert np.array_equal(every.ids_N, whole.ids_N) and np.array_equal(every.slots_NS, whole.slots_NS)
+
+
+def test_a_part_is_read_at_most_twice_however_the_ranges_cut_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An increment's first row may be far behind the first bucket that its index names."""
+    last, open_file = chain(tmp_path, increments=2), row_stream.safe_open
+    opened: Counter[Path] = Counter()
+
+    def counted(path: Path, framework: str) -> Any:
+        opened[path] += 1
+        return open_file(path, framework=framework)
+
+    monkeypatch.setattr(row_stream, "safe_open", counted)
+    assert sum(block.ids_N.size for block in stream_rows(last, "e", [(b, b + 64) for b in range(0, BUCKETS, 64)]))
+    assert len(opened) == 3 and max(opened.values()) <= 2
+
+
+def test_slots_that_nobody_wants_have_no_values(tmp_path: Path) -> None:
+    last = chain(tmp_path, increments=1)
+    for name in ("b", "empty"):
+        for block in stream_rows(last, name, slots=False):
+            dim = next(spec.dim for spec in SPECS if spec.name == name)
+            assert block.rows_ND.shape[1] == dim and block.slots_NS.shape[1] == 0
+
+
+def test_keys_are_the_mixed_ids_of_the_kernels() -> None:
+    ids = np.random.default_rng(0).integers(-(2**63), 2**63 - 1, 1000)
+    ids[:4] = 0, -1, 2**63 - 1, -(2**63)
+    assert keys_of(ids).tolist() == [int(mix(np.uint64(int(id_) % 2**64))) for id_ in ids.tolist()]
+    assert np.array_equal((keys_of(ids) >> np.uint64(52)).astype(np.int64), bucket_of(ids))
+
+
+def test_an_unknown_table_is_named_with_those_that_there_are(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="table users: unknown; the model has a, b, c"):
+        stream_rows(chain(tmp_path), "users")
+
+
+@pytest.mark.parametrize("harm", ["flipped", "truncated", "gone"])
+@pytest.mark.parametrize("which", ["full", "increment"])
+def test_a_damaged_file_anywhere_in_a_chain_is_named(tmp_path: Path, which: str, harm: str) -> None:
+    last = chain(tmp_path, increments=1)
+    path = next(last.chain[0 if which == "full" else 1].folder.glob("server-0/rows-*"))
+    content = bytearray(path.read_bytes())
+    content[-5] ^= 16
+    path.write_bytes(bytes(content[:100] if harm == "truncated" else content))
+    if harm == "gone":
+        path.unlink()
+    with pytest.raises(CheckpointError, match=f"{path}: (damaged|cannot be read)"):
+        list(stream_rows(last, "e"))

@@ -1,0 +1,182 @@
+"""A job of hundreds of members: one write for many calls, tables stored once, fewer heartbeats, no needless wakes."""
+
+from __future__ import annotations
+
+import json
+import queue
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from shardkeep.proto import control_pb2 as pb
+from shardkeep.ps.control.coordinator import Coordinator
+from shardkeep.ps.control.grpc.client import ControlClient
+from shardkeep.ps.control.grpc.messages import from_message, to_message
+from shardkeep.ps.control.grpc.server import ControlServer
+from shardkeep.ps.control.job import CoordinatedJob as JobParts, JobDeadlines, JobSpec
+from shardkeep.ps.control.membership import heartbeat_s, silent_s
+from shardkeep.ps.control.records import JobState, Offer, Record
+from shardkeep.ps.rpc.group import ARRIVAL_LIMIT_S, arrival_limit_s
+from tests.support.control_job import TABLES, Job, ListSink
+from tests.support.recovering import Recovering, take_over
+
+LIMIT_S = 30.0
+MEMBERS = 20
+SPEC = JobSpec("name: job\n", 100, 400, JobDeadlines(lease_s=15.0, form_s=120.0))
+
+
+class SlowSink(ListSink):
+    """Its first write of the persisted state ends once so many events came, or `release` is set."""
+
+    def __init__(self, events: int) -> None:
+        super().__init__()
+        self.saves, self.awaited = 0, events
+        self.writing, self.release = threading.Event(), threading.Event()
+
+    def event(self, record: Record) -> None:
+        super().event(record)
+        if len(self.of("event")) == self.awaited:
+            self.release.set()
+
+    def standing(self, record: Record) -> None:
+        self.saves += 1
+        self.writing.set()
+        assert self.release.wait(LIMIT_S)
+        super().standing(record)
+
+
+def together(*acts: Callable[[], object]) -> None:
+    failed: list[BaseException] = []
+
+    def run(act: Callable[[], object]) -> None:
+        try:
+            act()
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=run, args=(act,)) for act in acts]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(LIMIT_S)
+    assert not failed and not any(thread.is_alive() for thread in threads), failed
+
+
+def test_calls_that_come_while_the_state_is_written_share_the_next_write() -> None:
+    sink = SlowSink(MEMBERS)
+    job = Job(workers=MEMBERS, sink=sink)
+
+    def register(index: int) -> None:
+        token = job.register("worker", index)
+        assert token in {seat["token"] for seat in (sink.kept or {})["seats"]}  # it is answered after its write
+
+    together(*(lambda index=index: register(index) for index in range(MEMBERS)))  # type: ignore[misc]
+    assert sink.saves == 2
+
+
+def test_nobody_learns_of_a_state_that_is_not_on_disk_yet() -> None:
+    sink = SlowSink(-1)
+    job = Job(sink=sink)
+    sink.release.set()
+    job.form()
+    sink.release.clear()
+    sink.writing.clear()
+    stopping = threading.Thread(target=lambda: job.coordinator.stop("enough"))
+    stopping.start()
+    assert sink.writing.wait(LIMIT_S)
+    answers: list[str] = []
+    asking = threading.Thread(
+        target=lambda: answers.append(job.coordinator.heartbeat("worker-0-100", seen=1, wait_s=LIMIT_S).state)
+    )
+    asking.start()
+    asking.join(0.2)
+    assert not answers and job.state.state == "training"
+    sink.release.set()
+    for thread in (stopping, asking):
+        thread.join(LIMIT_S)
+    assert answers == ["stopping"]
+
+
+def test_a_change_that_concerns_no_waiting_call_wakes_none() -> None:
+    job, looked = JobParts(SPEC, ListSink(), clock=lambda: 0.0), threading.Event()
+
+    def stopping() -> bool:
+        looked.set()
+        return not job.life.running
+
+    def wait() -> None:
+        with job.locked():
+            assert job.wait_for(stopping, LIMIT_S)
+
+    def change() -> None:
+        assert looked.wait(LIMIT_S)
+        looked.clear()
+        with job.transaction() as scope:
+            scope.save = True
+        assert not looked.wait(0.5)
+        with job.transaction():
+            job.life.stopping("enough")
+        assert looked.wait(LIMIT_S)
+
+    together(wait, change)
+
+
+@pytest.mark.parametrize("workers", [2, 40])
+def test_the_persisted_state_has_the_tables_of_all_workers_once(workers: int) -> None:
+    job = Job(workers=workers)
+    for role, index in job.names:
+        job.register(role, index)
+    for role, index in job.names:  # as they come off the wire
+        offer = from_message(to_message(Offer(() if role == "server" else TABLES), pb.Offer), Offer)
+        job.coordinator.join(f"{role}-{index}-100", offer)
+    text = json.dumps(job.sink.kept)
+    assert job.state.state == "training"
+    assert [text.count(f'"name": "{table.name}"') for table in TABLES] == [1, 1]
+    assert len(text) < 2500 + 700 * (workers + 1)
+
+
+def test_workers_that_join_with_tables_of_their_own_are_told_apart_after_a_take_over() -> None:
+    job = Recovering()
+    for role, index in job.names:
+        job.register(role, index)
+    job.join("worker", 0)
+    job.join("worker", 1, TABLES[:1])
+    job.coordinator.save()
+    take_over(job)
+    job.join("server", 0)
+    assert "tables differ" in job.state.message
+
+
+def test_many_members_send_heartbeats_less_often_and_are_silent_later() -> None:
+    assert (heartbeat_s(6), silent_s(6)) == (1.0, 3.0)
+    assert 4.0 < heartbeat_s(500) <= 5.0
+    for members in (1, 500, 10_000):
+        assert heartbeat_s(members) + 1.0 < silent_s(members) < SPEC.deadlines.doubt_s
+
+
+class Recording(Coordinator):
+    """Keeps how long each heartbeat may wait."""
+
+    def __init__(self) -> None:
+        super().__init__(SPEC, open_store=lambda _: ("127.0.0.1", 1), sink=ListSink())
+        self.waits: queue.Queue[float] = queue.Queue()
+
+    def heartbeat(self, token: str, *, wait_s: float = 0.0, **told: Any) -> JobState:
+        self.waits.put(wait_s)
+        return super().heartbeat(token, wait_s=wait_s, **told)
+
+
+@pytest.mark.parametrize(("members", "wait_s"), [(3, 1.0), (300, 3.0), (9000, 5.0)])
+def test_a_member_waits_with_its_heartbeats_as_its_job_is_large(members: int, wait_s: float) -> None:
+    coordinator = Recording()
+    with ControlServer(coordinator) as server, ControlClient(server.endpoint, role="worker", index=0) as client:
+        client.register()
+        client.start_heartbeats(members=members)
+        assert coordinator.waits.get(timeout=LIMIT_S) == wait_s
+
+
+def test_the_time_for_a_workers_first_call_grows_with_the_group() -> None:
+    assert arrival_limit_s(4) == pytest.approx(ARRIVAL_LIMIT_S, abs=0.1)
+    assert arrival_limit_s(500) > ARRIVAL_LIMIT_S + 2 * 85e-6 * 500**2

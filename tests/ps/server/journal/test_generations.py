@@ -1,0 +1,223 @@
+"""A server over generations, and one that takes the place of another, from its journal: no push lost, none twice."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shardkeep.base.arrays import Bytes
+from shardkeep.base.errors import JournalError, ProtocolError, TransportError
+from shardkeep.ps.checkpoints.folder import Checkpoints
+from shardkeep.ps.server.journal import journal as journal_module
+from shardkeep.ps.server.journal.journal import Journal
+from shardkeep.ps.server.service import ShardService
+from shardkeep.ps.server.snapshot.files import load_snapshots
+from shardkeep.ps.wire.message import Kind
+from tests.support.messages import Message, pack, text_of
+from tests.support.one_table import exported
+from tests.support.services import IDS, answer, gradient, make_service, wanted
+from tests.support.snapshots import loaded, saved
+
+RANKS = 2
+
+
+class Server:
+    """A server with a journal in a folder; `replaced` is what another process makes of the folder after a kill."""
+
+    def __init__(
+        self, folder: Path, mode: str, *, segment_bytes: int = 64 << 20, generation: int = 1, **settings: Any
+    ) -> None:
+        self.folder, self.mode, self.segment_bytes = folder, mode, segment_bytes
+        self.generation = generation
+        self.journal = Journal(folder, sync=False, segment_bytes=segment_bytes)
+        self.service: ShardService = make_service(mode, num_workers=RANKS, journal=self.journal, **settings)
+
+    def begin(self, step: int, generation: int = 1) -> Server:
+        self.generation = generation
+        self.service.life.begin(generation, step)
+        return self
+
+    def send(self, kind: Kind, step: int, rank: int, *sections: Any) -> Future[Bytes]:
+        return self.service.handle(pack(Message(kind, self.generation, rank, step, sections)))
+
+    def push(self, step: int, rank: int, value: float | None = None) -> None:
+        found = answer(self.send(Kind.PUSH, step, rank, gradient(0, value=value or 1.0 + 0.1 * step + 0.01 * rank)))
+        assert found.kind is Kind.ACK, text_of(found)
+
+    def pull(self, step: int, rank: int) -> Future[Bytes]:
+        return self.send(Kind.PULL, step, rank, wanted(0))
+
+    def train(self, first: int, last: int) -> Server:
+        """All ranks' steps from `first` to `last`; in sync the last one is applied by the pulls of the next."""
+        for step in range(first, last + 1):
+            for rank in range(RANKS):
+                self.push(step, rank)
+            for future in [self.pull(step + 1, rank) for rank in range(RANKS)]:
+                answer(future)
+        return self
+
+    def replaced(self) -> Server:
+        self.journal.close()  # as a kill does
+        other = Server(self.folder, self.mode, segment_bytes=self.segment_bytes)
+        other.service.life.replay(other.journal.replay())
+        return other
+
+    @property
+    def digest(self) -> dict[str, str]:
+        return dict(self.service.report()["digest"])
+
+
+@pytest.fixture(params=["sync", "bounded", "async"])
+def mode(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def undisturbed(tmp_path: Path, mode: str, steps: int) -> dict[str, str]:
+    return Server(tmp_path / "undisturbed", mode).begin(0).train(0, steps - 1).digest
+
+
+def test_a_replacement_has_all_that_was_acknowledged_and_goes_on_to_the_same_rows(tmp_path: Path, mode: str) -> None:
+    other = Server(tmp_path / "killed", mode).begin(0).train(0, 4).replaced()
+    assert other.service.life.resume_range[1] == 5
+    other.begin(5, generation=2).train(5, 9)
+    assert other.digest == undisturbed(tmp_path, mode, 10)
+
+
+@pytest.mark.parametrize("segment_bytes", [1, 300, 700])
+def test_segments_that_roll_in_the_middle_of_a_step_change_nothing(
+    tmp_path: Path, mode: str, segment_bytes: int
+) -> None:
+    server = Server(tmp_path / "killed", mode, segment_bytes=segment_bytes).begin(0).train(0, 2)
+    again = server.replaced().begin(3, generation=2).train(3, 5).replaced().begin(6, generation=3).train(6, 9)
+    assert len(list((tmp_path / "killed").glob("*.journal"))) > 3
+    assert again.digest == undisturbed(tmp_path, mode, 10)
+
+
+def test_pushes_of_a_step_that_is_done_again_count_once(tmp_path: Path) -> None:
+    server = Server(tmp_path / "killed", "bounded").begin(0).train(0, 3)
+    server.push(4, 0)  # worker 1 died before it pushed step 4
+    assert server.service.life.resume_range == (0, 4)
+    other = server.replaced()
+    assert other.service.life.resume_range == (0, 4)
+    other.begin(4, generation=2).train(4, 9)
+    assert other.service.report()["duplicates"] == 1
+    assert other.digest == undisturbed(tmp_path, "bounded", 10)
+
+
+def test_in_sync_staged_pushes_are_forgotten_and_come_again(tmp_path: Path) -> None:
+    server = Server(tmp_path / "killed", "sync").begin(0).train(0, 3)
+    server.push(4, 0, value=7.0)
+    assert server.service.life.resume_range == (4, 4)
+    server.service.life.suspend("generation 1 is over")
+    server.begin(4, generation=2)
+    assert server.replaced().begin(4, generation=3).train(4, 9).digest == undisturbed(tmp_path, "sync", 10)
+
+
+def test_in_sync_a_step_that_all_have_pushed_may_be_applied_by_the_next_generation(tmp_path: Path) -> None:
+    server = Server(tmp_path / "killed", "sync").begin(0).train(0, 3)
+    for rank in range(RANKS):
+        server.push(4, rank)
+    assert server.service.life.resume_range == (4, 5)
+    other = server.replaced()
+    assert other.service.life.resume_range == (4, 5)
+    assert other.begin(5, generation=2).train(5, 9).replaced().digest == undisturbed(tmp_path, "sync", 10)
+
+
+def test_a_generation_cannot_begin_at_a_step_whose_pushes_are_missing(tmp_path: Path) -> None:
+    server = Server(tmp_path / "one", "sync").begin(0).train(0, 3)
+    server.push(4, 0)
+    with pytest.raises(ProtocolError, match=r"step 5 cannot begin: there are no pushes of workers \[1\] for step 4"):
+        server.begin(5, generation=2)
+    other = Server(tmp_path / "two", "sync").begin(0)
+    with pytest.raises(ProtocolError, match="step 7 cannot begin: there are no pushes of workers"):
+        other.begin(7, generation=2)
+
+
+def test_a_journal_with_a_gap_is_refused(tmp_path: Path) -> None:
+    server = Server(tmp_path / "killed", "sync", segment_bytes=1).begin(0).train(0, 3)
+    server.journal.close()
+    for path in sorted((tmp_path / "killed").glob("*.journal"))[3:6]:
+        path.unlink()
+    other = Server(tmp_path / "killed", "sync")
+    with pytest.raises(ProtocolError, match=r"cannot begin: there are no pushes of|while step"):
+        other.service.life.replay(other.journal.replay())
+
+
+def test_a_suspended_service_answers_nobody_until_the_next_generation(tmp_path: Path, mode: str) -> None:
+    server = Server(tmp_path / "one", mode).begin(0).train(0, 1)
+    waiting = server.pull(9, 0) if mode == "bounded" else None
+    server.service.life.suspend("generation 1 is over")
+    for future in [server.send(Kind.PUSH, 2, 0, gradient(0)), server.pull(2, 0), *([waiting] if waiting else [])]:
+        with pytest.raises(TransportError, match="generation 1 is over"):
+            future.result(timeout=90)
+    server.begin(2, generation=2)
+    late = pack(Message(Kind.PUSH, 1, 0, 2, (gradient(0),)))
+    refused = answer(server.service.handle(late))
+    assert refused.kind is Kind.ERROR and "is in generation 2, the message is of generation 1" in text_of(refused)
+    assert server.train(2, 9).digest == undisturbed(tmp_path, mode, 10)
+
+
+def test_a_push_that_the_journal_cannot_take_is_refused_and_may_come_again(
+    tmp_path: Path, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = Server(tmp_path / "one", mode).begin(0).train(0, 1)
+
+    def full(*_: Any, **__: Any) -> None:
+        raise JournalError("the journal cannot be written (No space left on device)")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(journal_module.Journal, "append", full)
+        found = answer(server.send(Kind.PUSH, 2, 0, gradient(0)))
+        assert found.kind is Kind.ERROR and "No space left on device" in text_of(found)
+    assert server.service.life.resume_range[1] == 2
+    assert server.train(2, 9).replaced().digest == undisturbed(tmp_path, mode, 10)
+
+
+def test_what_a_checkpoint_holds_is_not_done_again(tmp_path: Path, mode: str) -> None:
+    server = Server(tmp_path / "killed", mode).begin(0).train(0, 4)
+    rows = [exported(table) for table in server.service.tables]
+    server.train(5, 6)
+    server.journal.close()
+    other = Server(tmp_path / "killed", mode)
+    base = make_service(mode, num_workers=RANKS, journal=other.journal, start_step=5)  # the checkpoint of step 5
+    for table, (ids, weights, slots) in zip(base.tables, rows, strict=True):
+        table.load(ids, weights, slots)
+    assert base.life.replay(other.journal.replay()) == 2 * RANKS
+    other.service = base
+    assert other.begin(7, generation=2).train(7, 9).digest == undisturbed(tmp_path, mode, 10)
+
+
+def test_a_replacement_knows_what_changed_since_the_increment_that_it_began_with(tmp_path: Path, mode: str) -> None:
+    checkpoints = Checkpoints(tmp_path / "checkpoints")
+    server = Server(tmp_path / "killed", mode, checkpoints=checkpoints)
+    server.service.tables.changed.follow("")
+    server.begin(0).train(0, 2)
+    full = saved(server.service, checkpoints, 3)
+    server.train(3, 4)
+    increment = saved(server.service, checkpoints, 5, full)
+    held = server.journal.size_bytes
+    server.train(5, 6)
+    server.journal.close()
+    other = Server(tmp_path / "killed", mode, checkpoints=checkpoints, start_step=5)
+    load_snapshots(other.service.tables, increment, shard=0, num_shards=1)
+    other.service.tables.changed.follow(increment.id)
+    assert other.service.life.replay(other.journal.replay()) == 2 * RANKS  # the increment cut the journal
+    assert held < other.journal.size_bytes
+    other.begin(7, generation=1)
+    again = saved(other.service, checkpoints, 7, increment)
+    assert [link.step for link in again.chain] == [3, 5, 7]
+    assert loaded(again).digests() == other.service.tables.digests()
+    assert other.train(7, 9).digest == undisturbed(tmp_path, mode, 10)
+
+
+def test_ids_of_a_replayed_push_may_be_anything_that_a_push_may_hold(tmp_path: Path) -> None:
+    server = Server(tmp_path / "killed", "bounded").begin(0)
+    ids = np.unique(np.random.default_rng(0).integers(-(2**62), 2**62, 5000))
+    for rank in range(RANKS):
+        sections = (gradient(0, ids), gradient(1, IDS)) if rank else ()
+        assert answer(server.send(Kind.PUSH, 0, rank, *sections)).kind is Kind.ACK
+    assert server.replaced().digest == server.digest

@@ -1,0 +1,154 @@
+"""Snapshots: what one number of servers wrote, any other number reads back, bit for bit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from shardkeep.base.errors import CheckpointError
+from shardkeep.ps.checkpoints import row_stream
+from shardkeep.ps.checkpoints.folder import Checkpoint, Checkpoints
+from shardkeep.ps.config import TableSpec
+from shardkeep.ps.placement import buckets_of, server_of
+from shardkeep.ps.server.snapshot import files as snapshot
+from shardkeep.ps.server.snapshot.files import load_snapshots, write_snapshot
+from shardkeep.ps.server.table.optimizers.registry import OPTIMIZERS
+from shardkeep.ps.server.tables import Tables
+from tests.support.one_table import OneTable, applied, ids_in, pulled
+
+SPECS = [
+    TableSpec(name="user", dim=4, optimizer={"name": "adam"}),  # type: ignore[arg-type]
+    TableSpec(name="empty", dim=8),
+    TableSpec(name="item", dim=16),
+    TableSpec(name="plain", dim=3, optimizer={"name": "sgd"}),  # type: ignore[arg-type]
+]
+
+
+def tables_of(shard: int, num_shards: int, *, rows: int = 0) -> Tables:
+    """A server's tables, trained for two steps where `rows` is given."""
+    tables = Tables(SPECS, seed=7, buckets=buckets_of(shard, num_shards))
+    for t, table in enumerate(tables):
+        if not rows or table.spec.name == "empty":
+            continue
+        rng = np.random.default_rng(t)
+        ids = np.unique(np.concatenate([rng.integers(-(2**63), 2**63 - 1, rows), [-1, 0, 2**63 - 1]]))
+        grads = rng.normal(size=(2, ids.size, table.spec.dim)).astype(np.float32)
+        mine = server_of(ids, num_shards) == shard
+        for step in range(2):
+            applied(table, ids[mine], grads[step][mine], step=step)
+        table.skipped_rows = 10 * shard + t
+    return tables
+
+
+def saved(folder: Path, num_shards: int, *, rows: int) -> Checkpoint:
+    checkpoints = Checkpoints(folder)
+    partial = checkpoints.begin(2)
+    shards = [tables_of(shard, num_shards, rows=rows) for shard in range(num_shards)]
+    files = [file for s, tables in enumerate(shards) for file in write_snapshot(tables.snapshot(), partial, shard=s)]
+    return checkpoints.commit(2, files, {})
+
+
+def digests(shards: list[Tables]) -> list[int]:
+    return [sum(tables[t].digest() for tables in shards) % (1 << 128) for t in range(len(SPECS))]
+
+
+@pytest.mark.parametrize("file_bytes", [1 << 10, 64 << 20], ids=["many files", "one file"])
+@pytest.mark.parametrize(("then", "now"), [(1, 1), (2, 2), (3, 1), (1, 3), (2, 5), (5, 2)])
+def test_any_number_of_servers_goes_on_with_the_same_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, then: int, now: int, file_bytes: int
+) -> None:
+    monkeypatch.setattr(snapshot, "FILE_BYTES", file_bytes)
+    checkpoint = saved(tmp_path, then, rows=500)
+    read = [tables_of(shard, now) for shard in range(now)]
+    for shard, tables in enumerate(read):
+        load_snapshots(tables, checkpoint, shard=shard, num_shards=now)
+        for table in tables:
+            assert (server_of(ids_in(table.records, table.num_rows), now) == shard).all()
+    assert digests(read) == digests([tables_of(shard, then, rows=500) for shard in range(then)])
+    assert [sum(tables[t].skipped_rows for tables in read) for t in range(4)] == [
+        sum(10 * shard + t for shard in range(then)) if t != 1 else 0 for t in range(4)
+    ]
+    if file_bytes > 1 << 10:
+        assert len(checkpoint.files) == 2 * then
+    else:
+        assert len(checkpoint.files) > 6 * then
+
+
+@pytest.mark.parametrize("optimizer", sorted(OPTIMIZERS))
+def test_every_optimizer_goes_on_with_its_slots(tmp_path: Path, optimizer: str) -> None:
+    spec, ids = TableSpec(name="t", dim=5, optimizer={"name": optimizer}), np.arange(-40, 40)  # type: ignore[arg-type]
+    grads = np.random.default_rng(3).normal(size=(4, ids.size, 5)).astype(np.float32)
+    trained, read, fresh = (Tables([spec], seed=7) for _ in range(3))
+    for step in range(3):
+        applied(trained[0], ids, grads[step], step=step)
+    checkpoints = Checkpoints(tmp_path)
+    partial = checkpoints.begin(3)
+    checkpoint = checkpoints.commit(3, write_snapshot(trained.snapshot(), partial, shard=0), {})
+    load_snapshots(read, checkpoint, shard=0, num_shards=1)
+    fresh[0].load(ids, pulled(trained[0], ids), np.zeros((ids.size, fresh[0].layout.num_slots), np.float32))
+    assert read.digests() == trained.digests()
+    for tables in (trained, read, fresh):
+        applied(tables[0], ids, grads[3], step=3)
+    assert read.digests() == trained.digests()
+    assert (fresh.digests() != trained.digests()) == (optimizer != "sgd")
+
+
+def test_tables_without_a_row_are_fine(tmp_path: Path) -> None:
+    checkpoint = saved(tmp_path, 2, rows=0)
+    tables = tables_of(0, 1)
+    load_snapshots(tables, checkpoint, shard=0, num_shards=1)
+    assert [table.num_rows for table in tables] == [0] * 4
+
+
+def test_another_number_of_servers_reads_only_what_holds_its_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(snapshot, "FILE_BYTES", 1 << 12)
+    checkpoint = saved(tmp_path, 1, rows=2000)
+    opened: set[Path] = set()
+    read = row_stream.safe_open
+    monkeypatch.setattr(row_stream, "safe_open", lambda path, framework: opened.add(path) or read(path, framework))
+    load_snapshots(tables_of(1, 4), checkpoint, shard=1, num_shards=4)
+    assert 0 < len(opened) < 0.4 * len(checkpoint.files)
+
+
+@pytest.mark.parametrize(
+    ("spec", "text"),
+    [
+        (TableSpec(name="user", dim=8, optimizer={"name": "adam"}), "table user has dim 4, optimizer adam"),  # type: ignore[arg-type]
+        (TableSpec(name="user", dim=4), "the job's has dim 4, optimizer rowwise_adagrad"),
+        (TableSpec(name="users", dim=4), "holds table user, which the job has not"),
+    ],
+    ids=["another dim", "another optimizer", "another name"],
+)
+def test_tables_that_are_not_the_same_are_refused(tmp_path: Path, spec: TableSpec, text: str) -> None:
+    checkpoint = saved(tmp_path, 1, rows=10)
+    tables = [OneTable(spec, seed=7), *tables_of(0, 1)[1:]]
+    with pytest.raises(CheckpointError, match=text):
+        load_snapshots(tables, checkpoint, shard=0, num_shards=1)
+
+
+def test_a_flipped_bit_is_found_before_a_row_is_used(tmp_path: Path) -> None:
+    checkpoint = saved(tmp_path, 1, rows=100)
+    path = next(checkpoint.folder.glob("server-0/rows-*"))
+    content = bytearray(path.read_bytes())
+    content[-5] ^= 16
+    path.write_bytes(bytes(content))
+    tables = tables_of(0, 1)
+    with pytest.raises(CheckpointError, match=f"{path}: damaged: its checksum is wrong"):
+        load_snapshots(tables, checkpoint, shard=0, num_shards=1)
+    assert [table.num_rows for table in tables] == [0] * 4
+
+
+@pytest.mark.parametrize("now", [3, 2])
+def test_a_server_that_loads_alone_has_its_own_counts(tmp_path: Path, now: int) -> None:
+    """The others keep theirs. Of another number of servers all load, and the first has the counts of all."""
+    checkpoint = saved(tmp_path, 3, rows=100)
+    found = []
+    for shard in range(now):
+        tables = tables_of(shard, now)
+        load_snapshots(tables, checkpoint, shard=shard, num_shards=now)
+        found.append([table.skipped_rows for table in tables])
+    assert found == ([[0, 0, 2, 3], [10, 0, 12, 13], [20, 0, 22, 23]] if now == 3 else [[30, 0, 36, 39], [0] * 4])

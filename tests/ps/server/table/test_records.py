@@ -1,0 +1,122 @@
+"""Records and the pages that they are in."""
+
+from __future__ import annotations
+
+import mmap
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from shardkeep.ps.server import pages
+from shardkeep.ps.server.pages import LARGE, SMALL, Pages
+from shardkeep.ps.server.table import layout_kernels
+from shardkeep.ps.server.table.records import Records
+from tests.support.one_table import OneIndex, ids_in
+
+
+def test_records_keep_their_content_while_they_grow() -> None:
+    index = OneIndex(2)
+    records = index.records
+    ids = np.arange(-5, 3_000_000, 7, dtype=np.int64)
+    for part in np.array_split(ids, 30):
+        index.find_or_add(part)
+    assert (ids_in(records, len(index)) == ids).all()
+    assert records.size_bytes(len(index)) <= 8 * ids.size + LARGE + 1024
+
+
+def test_a_record_never_moves() -> None:
+    records = Records(20)
+    records.reserve(10)
+    first = layout_kernels.start_of(records.blocks, 9)
+    records.reserve(2_000_000)
+    assert layout_kernels.start_of(records.blocks, 9) == first
+
+
+def test_records_do_not_overlap_where_blocks_and_regions_meet() -> None:
+    records = Records(20)
+    records.reserve(1_000_000)
+    starts = sorted(layout_kernels.start_of(records.blocks, slot) for slot in range(0, records.capacity, 1 << 10))
+    assert all(b - a >= 80 << 10 for a, b in pairwise(starts))
+    for block in range(records.capacity >> records.shift):
+        layout_kernels.record(records.blocks, (block + 1 << records.shift) - 1)[:] = (
+            block  # the last of each: all is ours
+        )
+        assert layout_kernels.record(records.blocks, block << records.shift)[0] == 0
+
+
+def test_only_the_records_written_are_counted() -> None:
+    records = Records(20)
+    records.reserve(50_000)
+    assert records.size_bytes(0) == records.addresses.nbytes
+    assert records.size_bytes(1) == records.addresses.nbytes + SMALL
+    assert 0 <= records.size_bytes(50_000) - 50_000 * 80 <= SMALL + records.addresses.nbytes
+
+
+@pytest.mark.parametrize("width", [0, 1, 19])
+def test_a_record_has_an_even_number_of_words(width: int) -> None:
+    with pytest.raises(ValueError, match=f"width {width}: a record has an even number of words"):
+        Records(width)
+
+
+@pytest.mark.parametrize("page_bytes", [SMALL, LARGE])
+def test_pages_are_zeros_from_the_start_of_a_page(page_bytes: int) -> None:
+    array = Pages(100_000, np.uint64, page_bytes=page_bytes).array
+    assert array.shape == (100_000,) and not array.any()
+    assert array.ctypes.data % page_bytes == 0
+    array[:] = 1  # all of it can be written
+
+
+def test_pages_given_back_leave_zeros_and_their_neighbours_alone() -> None:
+    memory = Pages(10 * SMALL // 8, np.uint64, page_bytes=SMALL)
+    memory.array[:] = 7
+    given = memory.give_back(2 * SMALL, 5 * SMALL // 8 + 3)
+    assert given == (3 * SMALL if pages.GIVE_BACK is not None else 0)
+    kept = memory.array.reshape(10, -1)
+    assert (kept[:2] == 7).all() and (kept[5:] == 7).all()
+    assert pages.GIVE_BACK is None or not kept[2:5].any()
+    assert memory.give_back(5 * SMALL, 5 * SMALL // 8 + 3) == 0
+
+
+def test_pages_behind_the_first_items_are_given_back_with_the_last_that_was_touched() -> None:
+    memory = Pages(10 * SMALL // 8, np.uint64, page_bytes=SMALL)
+    memory.array[:] = 7
+    per_page, system = SMALL // 8, pages.GIVE_BACK is not None
+    assert memory.give_back_behind(6 * per_page + 1, 8 * per_page + 1) == (2 * SMALL if system else 0)
+    kept = memory.array.reshape(10, -1)
+    assert (kept[:7] == 7).all() and (kept[9:] == 7).all()
+    assert not system or not kept[7:9].any()
+    assert memory.give_back_behind(0, 6 * per_page + 1) == (7 * SMALL if system else 0)
+    assert memory.give_back_behind(0, 0) == 0
+
+
+@pytest.mark.skipif(pages.GIVE_BACK is None, reason="the system takes no memory back")
+def test_records_that_go_little_by_little_leave_no_page_behind() -> None:
+    """Of large pages: one that stays at each of many steps would be most of them."""
+    records, count = Records(22), 700_000
+    records.reserve(700_000)
+    for slot in range(0, 700_000, 10):
+        layout_kernels.record(records.blocks, slot)[:] = 1.0
+    while count > 100_000:
+        count -= 3000
+        records.give_back(count)
+    left = [slot for slot in range(0, 700_000, 10) if layout_kernels.record(records.blocks, slot)[0]]
+    assert left[: count // 10] == list(range(0, count, 10))
+    assert max(left) < count + (6 << 20) // 88  # what is kept for the next rows, and a page
+
+
+def test_a_system_that_takes_no_memory_back_or_no_advice_still_has_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pages, "GIVE_BACK", None)
+    monkeypatch.setattr(pages, "ADVICE", {SMALL: 9999, LARGE: None})
+    with pytest.raises(OSError):
+        mmap.mmap(-1, SMALL).madvise(9999)
+    memory = Pages(SMALL, np.uint64, page_bytes=SMALL)
+    memory.array[:] = 7
+    assert memory.give_back(0, SMALL) == 0
+    assert (memory.array == 7).all()
+    index = OneIndex()
+    ids = np.arange(20_000, dtype=np.int64)
+    for part in np.array_split(ids, 50):
+        index.find_or_add(part)
+    assert (index.find(ids) == ids).all()
+    assert index.size_bytes >= index.entries.nbytes

@@ -1,0 +1,265 @@
+"""Table: initial values, sums, digests, export and load."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import xxhash
+
+from shardkeep.ps.config import TableSpec
+from shardkeep.ps.server.table.initializers.config import INITIALIZERS, InitConfig
+from shardkeep.ps.server.table.optimizers.registry import OPTIMIZERS
+from tests.support.cases import every
+from tests.support.one_table import OneTable, exported
+
+IDS = np.array([-(2**63), -7, -1, 0, 3, 2**40, 2**63 - 1], dtype=np.int64)
+
+
+def make_table(
+    optimizer: str = "rowwise_adagrad", *, dim: int = 5, seed: int = 1, name: str = "t", init: str = "uniform"
+) -> OneTable:
+    return OneTable(
+        TableSpec(name=name, dim=dim, optimizer={"name": optimizer}, init=InitConfig(name=init, scale=0.1)), seed=seed
+    )
+
+
+def gradients(count: int, dim: int = 5, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=(count, dim)).astype(np.float32)
+
+
+def many_ids(count: int, seed: int = 0) -> np.ndarray:
+    return np.unique(np.random.default_rng(seed).integers(-(2**63), 2**63 - 1, count))
+
+
+# ---- initial values ----
+
+
+@every("dim", [1, 2, 5, 16])
+def test_a_pull_never_changes_the_table(dim: int) -> None:
+    table = make_table(dim=dim)
+    table.apply(IDS[:3], gradients(3, dim), step=0)
+    state = (table.num_rows, table.size_bytes, table.digest())
+    first = table.pull(IDS)
+    kept = first.copy()
+    first[:] = 99.0
+    assert (table.pull(IDS) == kept).all()
+    assert (table.num_rows, table.size_bytes, table.digest()) == state
+
+
+def test_initial_values_depend_on_seed_name_id_and_column_alone() -> None:
+    rows = make_table().pull(IDS)
+    assert (rows == make_table().pull(IDS)).all()
+    assert (rows[2:4] == make_table("adam").pull(IDS[2:4])).all()
+    assert not (rows == make_table(seed=2).pull(IDS)).any()
+    assert not (rows == make_table(name="u").pull(IDS)).any()
+    assert np.unique(rows).size == rows.size
+
+
+def test_a_row_starts_from_the_value_that_a_pull_showed() -> None:
+    table = make_table("sgd")
+    shown = table.pull(IDS)
+    table.apply(IDS, np.zeros((IDS.size, 5), np.float32), step=0)
+    assert table.num_rows == IDS.size
+    assert (table.pull(IDS) == shown).all()
+
+
+def test_every_law_of_the_config_has_a_number() -> None:
+    assert set(INITIALIZERS) == set(InitConfig.model_fields["name"].annotation.__args__)
+
+
+def test_initial_values_follow_their_law() -> None:
+    ids = many_ids(40_000)
+    uniform, normal = make_table().pull(ids), make_table(init="normal").pull(ids)
+    assert uniform.min() >= -0.1 and uniform.max() < 0.1
+    assert np.isfinite(normal).all()
+    for rows, deviation in ((uniform, 0.2 / np.sqrt(12)), (normal, 0.1)):
+        assert abs(rows.mean()) < 5 * deviation / np.sqrt(rows.size)
+        assert abs(rows.std() / deviation - 1) < 0.01
+        correlation = np.corrcoef(rows.T) - np.eye(5)
+        assert np.abs(correlation).max() < 5 / np.sqrt(ids.size)
+    inside = (np.abs(normal) < 0.1).mean()
+    assert abs(inside - 0.6827) < 0.005
+    assert (make_table(init="zeros").pull(ids) == 0).all()
+
+
+def initial_rows(init: dict[str, object], ids: np.ndarray) -> np.ndarray:
+    return OneTable(TableSpec(name="t", dim=5, init=init), seed=1).pull(ids)
+
+
+def test_uniform_values_lie_between_low_and_high() -> None:
+    rows = initial_rows({"name": "uniform", "low": 2.0, "high": 5.0}, many_ids(40_000))
+    assert rows.min() >= 2.0 and rows.max() <= 5.0
+    assert rows.min() < 2.001 and rows.max() > 4.999
+    assert abs(rows.mean() - 3.5) < 5 * (3 / np.sqrt(12)) / np.sqrt(rows.size)
+    assert abs(rows.std() / (3 / np.sqrt(12)) - 1) < 0.01
+
+
+@pytest.mark.parametrize("low", [100.0, -101.0, 0.1])
+def test_uniform_values_stay_within_bounds_that_float32_rounds(low: float) -> None:
+    rows = initial_rows({"name": "uniform", "low": low, "high": low + 1e-4}, many_ids(40_000))
+    assert rows.min() >= np.float32(low) and rows.max() <= np.float32(low + 1e-4)
+
+
+def test_normal_values_have_the_mean_and_the_standard_deviation() -> None:
+    rows = initial_rows({"name": "normal", "mean": -1.0, "std": 0.25}, many_ids(40_000)).astype(np.float64)
+    scaled = (rows + 1.0) / 0.25
+    assert abs(scaled.mean()) < 5 / np.sqrt(rows.size)
+    assert abs(scaled.std() - 1) < 0.01
+    assert abs((scaled**3).mean()) < 0.05 and abs((scaled**4).mean() - 3) < 0.1
+
+
+def test_a_constant_is_every_value() -> None:
+    assert (initial_rows({"name": "constant", "value": -0.3}, IDS) == np.float32(-0.3)).all()
+
+
+@every(
+    ("short", "long"),
+    [
+        ({"scale": 0.1}, {"low": -0.1, "high": 0.1}),
+        ({}, {"low": -0.05, "high": 0.05}),
+        ({"name": "normal", "scale": 0.1}, {"name": "normal", "std": 0.1}),
+        ({"name": "normal", "std": 0.05}, {"name": "normal", "mean": 0.0, "std": 0.05}),
+        ({"name": "zeros"}, {"name": "constant", "value": 0.0}),
+    ],
+    ids=str,
+)
+def test_short_and_long_forms_of_an_initializer_give_the_same_bits(short: dict, long: dict) -> None:
+    ids = many_ids(5000)
+    assert initial_rows(short, ids).tobytes() == initial_rows(long, ids).tobytes()
+
+
+def splitmix(x: int) -> int:
+    """The finalizer of Steele et al. 2014 (mix13)."""
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) % 2**64
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) % 2**64
+    return x ^ (x >> 31)
+
+
+def hashes(name: str, seed: int, id_: int, pairs: int) -> list[int]:
+    golden = 0x9E3779B97F4A7C15
+    key = splitmix(seed ^ xxhash.xxh3_64_intdigest(name.encode()))
+    base = splitmix(key ^ splitmix((id_ + golden) % 2**64))
+    return [splitmix((base + (pair + 1) * golden) % 2**64) for pair in range(pairs)]
+
+
+def test_the_default_values_are_those_of_earlier_versions() -> None:
+    """Scale times a multiple of 2**-23 in [-1, 1), in float32; normal after Box and Muller."""
+    uniform, normal = initial_rows({}, IDS), initial_rows({"name": "normal", "scale": 0.1}, IDS)
+    for i, id_ in enumerate(IDS.tolist()):
+        expected: list[np.float32] = []
+        angles: list[np.float32] = []
+        for bits in hashes("t", 1, id_, 3):
+            for part in (bits >> 40, bits >> 8 & 0xFFFFFF):
+                expected.append((np.float32(part) * np.float32(2.0**-23) - np.float32(1.0)) * np.float32(0.05))
+            radius = math.sqrt(-2.0 * math.log(((bits >> 32) + 1.0) / 2**32)) * float(np.float32(0.1))
+            angle = 2.0 * math.pi * ((bits & 0xFFFFFFFF) / 2**32)
+            angles += [np.float32(radius * math.cos(angle)), np.float32(radius * math.sin(angle))]
+        assert uniform[i].tolist() == expected[:5]
+        assert np.allclose(normal[i], angles[:5], rtol=1e-6, atol=0)
+
+
+def test_consecutive_ids_get_unrelated_values() -> None:
+    rows = make_table().pull(np.arange(40_000, dtype=np.int64))[:, 0]
+    assert abs(np.corrcoef(rows[:-1], rows[1:])[0, 1]) < 0.025
+
+
+# ---- apply ----
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf], ids=str)
+def test_a_row_with_a_non_finite_gradient_is_skipped_and_counted(bad: float) -> None:
+    table, expected = make_table("adam"), make_table("adam")
+    grad = gradients(IDS.size)
+    grad[[1, 4], [0, 3]] = bad
+    good = np.setdiff1d(np.arange(IDS.size), [1, 4])
+    table.apply(IDS, grad, step=0)
+    expected.apply(IDS[good], grad[good], step=0)
+    assert table.skipped_rows == 2
+    assert table.digest() == expected.digest()
+
+
+def test_read_only_and_strided_input_is_accepted() -> None:
+    table, expected = make_table(), make_table()
+    grad = gradients(IDS.size)
+    frozen_ids, frozen = np.frombuffer(IDS.tobytes(), np.int64), np.frombuffer(grad.tobytes(), np.float32)
+    table.apply(frozen_ids, frozen.reshape(-1, 5), step=0)
+    expected.apply(np.repeat(IDS, 2)[::2], np.asfortranarray(grad), step=0)
+    assert table.digest() == expected.digest()
+    assert (table.pull(frozen_ids) == expected.pull(IDS)).all()
+
+
+# ---- digest, export, load ----
+
+
+@every("optimizer", sorted(OPTIMIZERS))
+def test_the_digest_does_not_depend_on_order_or_on_how_rows_are_spread(optimizer: str) -> None:
+    ids = many_ids(5000)
+    grad = gradients(ids.size)
+    whole, backwards = make_table(optimizer), make_table(optimizer)
+    parts = [make_table(optimizer) for _ in range(3)]
+    whole.apply(ids, grad, step=0)
+    for chunk in np.array_split(np.arange(ids.size), 7)[::-1]:
+        backwards.apply(ids[chunk], grad[chunk], step=0)
+    for i, part in enumerate(parts):
+        mine = (ids % 3) == i
+        part.apply(ids[mine], grad[mine], step=0)
+    assert whole.digest() == backwards.digest()
+    assert whole.digest() == sum(part.digest() for part in parts) % 2**128
+
+
+def test_the_digest_sees_every_bit_of_weights_and_slots() -> None:
+    table = make_table("adam", dim=3)
+    table.apply(IDS, gradients(IDS.size, 3), step=0)
+    ids, rows, slots = exported(table)
+    seen = {table.digest()}
+    for array in (rows, slots):
+        for at in [(0, 0), (3, 1), (6, array.shape[1] - 1)]:
+            changed = [rows.copy(), slots.copy()]
+            target = changed[0] if array is rows else changed[1]
+            target[at] = np.nextafter(target[at], np.float32(9))
+            copy = make_table("adam", dim=3)
+            copy.load(ids, *changed)
+            seen.add(copy.digest())
+    swapped = make_table("adam", dim=3)
+    swapped.load(ids, rows[[1, 0, *range(2, 7)]], slots)
+    seen.add(swapped.digest())
+    fewer = make_table("adam", dim=3)
+    fewer.load(ids[1:], rows[1:], slots[1:])
+    seen.add(fewer.digest())
+    assert len(seen) == 9
+
+
+@every("optimizer", sorted(OPTIMIZERS))
+@every("dim", [1, 4, 5])
+def test_an_exported_table_loads_to_the_same_state_and_trains_on_alike(optimizer: str, dim: int) -> None:
+    table, copy = make_table(optimizer, dim=dim), make_table(optimizer, dim=dim)
+    ids = many_ids(3000)
+    table.apply(ids, gradients(ids.size, dim), step=0)
+    found, rows, slots = exported(table)
+    assert (found == ids).all()
+    assert (rows == table.pull(ids)).all()
+    shuffled = np.random.default_rng(0).permutation(ids.size)
+    copy.load(found[shuffled], rows[shuffled], slots[shuffled])
+    for one in (table, copy):
+        one.apply(ids[::2], gradients(ids[::2].size, dim, 8), step=1)
+    assert copy.digest() == table.digest()
+
+
+def test_an_empty_table_exports_and_loads() -> None:
+    ids, rows, slots = exported(make_table("adam"))
+    assert (ids.shape, rows.shape, slots.shape) == ((0,), (0, 5), (0, 10))
+    table = make_table("adam")
+    table.load(ids, rows, slots)
+    assert table.num_rows == 0
+
+
+def test_many_rows_cross_blocks_without_losing_a_value() -> None:
+    table = make_table("sgd", dim=256)
+    ids = many_ids(30_000)
+    initial = table.pull(ids)
+    for chunk in np.array_split(np.random.default_rng(1).permutation(ids.size), 9):
+        chunk = np.sort(chunk)
+        table.apply(ids[chunk], np.ones((chunk.size, 256), np.float32), step=0)
+    assert np.allclose(table.pull(ids), initial - np.float32(0.05), atol=1e-7)

@@ -1,0 +1,184 @@
+"""The gates alone: order of arrivals in, what is applied and admitted out."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any, get_args
+
+import numpy as np
+import pytest
+
+from shardkeep.base.errors import ProtocolError
+from shardkeep.ps.config import ConsistencyConfig
+from shardkeep.ps.server.consistency import BoundedGate, ConsistencyGate, SyncGate, Work, open_gate
+
+
+def drain(gate: ConsistencyGate[Any]) -> list[Work[Any]]:
+    done = []
+    while (work := gate.take()) is not None:
+        gate.done(work)
+        done.append(work)
+    return done
+
+
+def sync(num_workers: int, start_step: int = 0) -> SyncGate[str]:
+    return SyncGate(num_workers=num_workers, start_step=start_step)
+
+
+def bounded(num_workers: int, bound: int | None, start_step: int = 0) -> BoundedGate[str]:
+    return BoundedGate(num_workers=num_workers, start_step=start_step, bound=bound)
+
+
+def test_every_mode_of_the_config_has_a_gate() -> None:
+    for mode in get_args(ConsistencyConfig.model_fields["mode"].annotation):
+        gate: ConsistencyGate[str] = open_gate(ConsistencyConfig(mode=mode), num_workers=1, start_step=0)
+        assert gate.stages == (mode == "sync")
+        assert gate.admits(0)
+
+
+# ---- sync ----
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))), ids=str)
+def test_a_step_is_applied_in_rank_order_when_all_pulls_of_the_next_are_here(order: tuple[int, ...]) -> None:
+    gate = sync(3, start_step=5)
+    assert gate.admits(5) and not gate.admits(6)
+    for rank in order:
+        assert gate.push(rank, 5, f"push {rank}")
+        assert drain(gate) == []
+    for count, rank in enumerate(order, start=1):
+        gate.arrive(rank, 6)
+        works = drain(gate)
+        assert len(works) == (count == 3)
+    assert works == [Work(5, (0, 1, 2), ("push 0", "push 1", "push 2"))]
+    assert gate.admits(6) and not gate.admits(7)
+
+
+def test_ranks_may_be_a_push_apart() -> None:
+    gate = sync(2)
+    gate.push(0, 0, "a")
+    gate.arrive(0, 1)
+    assert gate.take() is None
+    gate.arrive(1, 0)
+    gate.push(1, 0, "b")
+    gate.arrive(1, 1)
+    assert [work.step for work in drain(gate)] == [0]
+
+
+def test_work_is_handed_out_once_and_nothing_is_admitted_before_it_is_done() -> None:
+    gate = sync(1)
+    gate.push(0, 0, "a")
+    gate.arrive(0, 1)
+    work = gate.take()
+    assert work is not None
+    assert gate.take() is None
+    assert not gate.admits(1)
+    gate.done(work)
+    assert gate.admits(1)
+
+
+def test_a_repeated_pull_of_the_running_step_is_admitted() -> None:
+    gate = sync(2)
+    for rank in (0, 1):
+        gate.push(rank, 0, "")
+        gate.arrive(rank, 1)
+    drain(gate)
+    gate.arrive(0, 1)
+    assert gate.admits(1)
+
+
+@pytest.mark.parametrize("staged", [True, False], ids=["staged", "applied"])
+def test_a_duplicate_push_is_refused_quietly_in_sync(staged: bool) -> None:
+    gate = sync(1)
+    assert gate.push(0, 0, "first")
+    if not staged:
+        gate.arrive(0, 1)
+        drain(gate)
+    assert not gate.push(0, 0, "second")
+    if staged:
+        gate.arrive(0, 1)
+        assert [work.pushes for work in drain(gate)] == [("first",)]
+
+
+def test_what_breaks_the_order_of_sync_is_an_error_that_changes_nothing() -> None:
+    gate = sync(2)
+    with pytest.raises(ProtocolError, match="worker 0 pulled step 1 without having pushed step 0"):
+        gate.arrive(0, 1)
+    with pytest.raises(ProtocolError, match="worker 1 pushed step 3 while step 0"):
+        gate.push(1, 3, "")
+    with pytest.raises(ProtocolError, match="worker 1 pulled step 2 while step 0"):
+        gate.arrive(1, 2)
+    for rank in (0, 1):
+        gate.push(rank, 0, "")
+        gate.arrive(rank, 1)
+    with pytest.raises(ProtocolError, match="pulled step 0"):
+        gate.arrive(0, 0)
+    assert [work.step for work in drain(gate)] == [0]
+
+
+# ---- bounded and async ----
+
+
+@pytest.mark.parametrize("bound", [0, 1, 3])
+def test_a_pull_waits_for_the_slowest_rank_up_to_the_bound(bound: int) -> None:
+    gate = bounded(2, bound)
+    for step in range(10):
+        gate.push(0, step, "")
+    gate.push(1, 0, "")
+    drain(gate)
+    assert gate.staleness(1) == 0
+    assert gate.admits(1 + bound) and gate.staleness(1 + bound) == bound
+    assert not gate.admits(2 + bound)
+
+
+def test_a_push_counts_when_it_is_applied_not_when_it_came() -> None:
+    gate = bounded(1, 0)
+    gate.push(0, 0, "")
+    work = gate.take()
+    assert work is not None
+    assert not gate.admits(1)
+    gate.done(work)
+    assert gate.admits(1)
+
+
+def test_pushes_of_one_rank_out_of_order_count_when_there_is_no_gap() -> None:
+    gate = bounded(1, 0, start_step=10)
+    for step in (12, 11):
+        assert gate.push(0, step, "")
+    drain(gate)
+    assert gate.staleness(13) == 3
+    gate.push(0, 10, "")
+    drain(gate)
+    assert gate.staleness(13) == 0
+
+
+def test_a_duplicate_push_is_refused_quietly_whether_waiting_or_applied() -> None:
+    gate = bounded(2, 2)
+    assert gate.push(0, 1, "")
+    assert not gate.push(0, 1, "")
+    assert gate.push(1, 1, "")
+    drain(gate)
+    assert not gate.push(0, 1, "")
+    assert gate.push(0, 0, "")
+    drain(gate)
+    assert not gate.push(0, 0, "") and not gate.push(0, 1, "")
+    assert gate.push(0, 2, "")
+
+
+def test_async_admits_everything_and_measures_what_it_admits() -> None:
+    gate = bounded(3, None)
+    assert gate.admits(100)
+    assert gate.staleness(100) == 100
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_random_arrivals_are_each_applied_once_and_the_watermark_never_lies(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    pushes = [(rank, step) for rank in range(3) for step in range(20)] * 2
+    gate, applied = bounded(3, 2), list[tuple[int, int]]()
+    for at in rng.permutation(len(pushes)):
+        gate.push(*pushes[at], "")
+        applied += [(work.ranks[0], work.step) for work in drain(gate)]
+        below = min(next(s for s in range(21) if (rank, s) not in applied) for rank in range(3))
+        assert gate.staleness(21) == 20 - (below - 1)
+    assert len(applied) == len(set(applied)) == 60

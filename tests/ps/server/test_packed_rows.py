@@ -1,0 +1,320 @@
+"""Rows of fewer than 32 bits a value through everything that keeps them: servers, journals, snapshots, row streams."""
+
+from __future__ import annotations
+
+import itertools
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+from safetensors.numpy import load_file
+
+from shardkeep.config import parse_config
+from shardkeep.ps.checkpoints.folder import Checkpoint, Checkpoints
+from shardkeep.ps.checkpoints.row_stream import stream_rows
+from shardkeep.ps.config import ConsistencyConfig, TableSpec
+from shardkeep.ps.placement import BUCKETS, server_of
+from shardkeep.ps.server.journal.journal import Journal
+from shardkeep.ps.server.service import ShardService
+from shardkeep.ps.server.snapshot import walk
+from shardkeep.ps.server.snapshot.files import load_snapshots, write_snapshot
+from shardkeep.ps.server.snapshot.start_rows import StartRows, write_start_rows
+from shardkeep.ps.server.table.initializers.initial import table_key
+from shardkeep.ps.server.table.optimizers.registry import OPTIMIZERS
+from shardkeep.ps.server.tables import Tables
+from tests.support.cases import every
+from tests.support.examples import examples
+from tests.support.local_job import LocalJob
+from tests.support.marked_tables import Between, same, state
+from tests.support.one_table import exported
+from tests.support.push_job import IDS, Job
+from tests.support.rounding import random_bits, rounded
+from tests.support.samples import as_data, draw
+from tests.support.tables import gradients, of_one_table
+
+STEPS, SEED = 10, 7
+PRECISIONS = (("fp16", "fp32"), ("bf16", "bf16"), ("int8", "fp32"), ("int8", "bf16"), ("fp32", "bf16"))
+every_precision = pytest.mark.parametrize(("rows", "state_of"), PRECISIONS, ids=lambda value: str(value))
+DECAYING = {"name": "adam", "lr": 0.01, "weight_decay": 0.05, "weight_decay_on": "table"}
+
+
+def totals(job: Job) -> int:
+    return sum(found["t"] for found in job.digests) % (1 << 128)
+
+
+def trained(job: Job) -> Job:
+    """All rows at first, then so few that some servers get none."""
+    for step in range(STEPS):
+        ids = {
+            rank: IDS[np.random.default_rng([step, rank]).random(IDS.size) < (0.1 if step else 2.0)]
+            for rank in range(2)
+        }
+        job.step(step, ids=ids)
+    return job.fenced(STEPS)
+
+
+def replayed(job: Job, folder: Path) -> ShardService:
+    """A server that replays what a killed one had in its journal."""
+    job.journals[0].close()
+    journal = Journal(folder / "0", sync=False)
+    tables = list(job.clients[0].tables.values())
+    sync = ConsistencyConfig(mode="sync")
+    service = ShardService(shard=0, tables=tables, consistency=sync, num_workers=2, seed=1, journal=journal)
+    service.life.replay(journal.replay())
+    service.applier.advance()
+    return service
+
+
+@every_precision
+@pytest.mark.parametrize("optimizer", [{"name": "adam"}, DECAYING], ids=["touched rows", "all rows"])
+def test_in_sync_no_bit_depends_on_servers_or_on_a_replay(
+    tmp_path: Path, rows: str, state_of: str, optimizer: dict[str, Any]
+) -> None:
+    jobs = [
+        trained(Job("sync", optimizer, workers=2, servers=servers, dtype=rows, state_dtype=state_of))
+        for servers in (1, 2, 3)
+    ]
+    killed = trained(Job("sync", optimizer, workers=2, journals=tmp_path, dtype=rows, state_dtype=state_of))
+    plain = trained(Job("sync", optimizer, workers=2))
+    assert len({totals(job) for job in (*jobs, killed)}) == 1 and totals(plain) != totals(killed)
+    assert [replayed(killed, tmp_path).tables.digests()] == killed.digests
+    assert np.allclose(killed.rows(), plain.rows(), atol=0.05)
+
+
+@pytest.mark.parametrize("rows", ["fp16", "int8"])
+def test_a_job_from_its_config_has_equal_digests_with_one_to_three_servers(rows: str) -> None:
+    data = as_data(draw(100, pooling="mean"), draw(30, seed=1, pooling="mean"))
+    digests = set()
+    for servers in (1, 2, 3):
+        config = parse_config(
+            f"""
+            seed: 3
+            servers: {servers}
+            workers: 2
+            consistency: {{mode: sync}}
+            model: {{name: dlrm, bottom: [8], hidden: [8]}}
+            tables:
+              default: {{dim: 4, dtype: {rows}}}
+              b: {{dim: 6, dtype: fp32, optimizer: adam, state_dtype: bf16}}
+            tower: {{compile: off, amp: off}}
+            train: {{batch_size: 8}}
+            """
+        )
+        assert (config.table("a").dtype, config.table("b").state_dtype) == (rows, "bf16")
+        digests.add(LocalJob(config, data).run()["state_digest"])
+    assert len(digests) == 1
+
+
+def saved(tables: Tables, checkpoints: Checkpoints, step: int, base: Checkpoint | None = None) -> Checkpoint:
+    """A checkpoint of one server."""
+    partial = checkpoints.begin(step)
+    mark = tables.snapshot("" if base is None else base.id)
+    done = checkpoints.commit(step, write_snapshot(mark, partial, shard=0), {}, base=base)
+    tables.changed.complete(done.id)
+    return done
+
+
+def loaded(specs: list[TableSpec], checkpoint: Checkpoint, servers: int = 1) -> list[Tables]:
+    found = [Tables(specs, seed=SEED) for _ in range(servers)]
+    for shard, tables in enumerate(found):
+        load_snapshots(tables, checkpoint, shard=shard, num_shards=servers)
+    return found
+
+
+@every_precision
+def test_snapshots_and_increments_hold_rows_as_they_were_whatever_pushes_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: str, state_of: str
+) -> None:
+    monkeypatch.setattr(walk, "ROWS_AT_ONCE", 300)
+    specs = [
+        TableSpec(name=n, dim=d, optimizer="adam", dtype=rows, state_dtype=state_of) for n, d in (("t", 6), ("u", 3))
+    ]
+    tables, ids, rng = Tables(specs, seed=SEED), np.arange(5000), np.random.default_rng(0)
+    tables.changed.follow("")
+    for t, spec in enumerate(specs):
+        tables.apply([gradients({t: (ids, rng.normal(size=(ids.size, spec.dim)).astype(np.float32))})], step=0)
+    few = np.unique(np.concatenate([rng.integers(0, 5000, 300), [20_000]]))
+    push = gradients({0: (few, np.ones((few.size, 6), np.float32))})
+    monkeypatch.setattr(walk, "time", Between(lambda: tables.apply([push], step=1)))
+    base = None
+    for step in (1, 2):
+        before, digests = state(tables), tables.digests()
+        base = saved(tables, Checkpoints(tmp_path), step, base)
+        (read,) = loaded(specs, base)
+        assert same(state(read), before) and not same(state(tables), before)
+        assert read.digests() == digests
+        for t, spec in enumerate(specs):
+            blocks = [np.concatenate(column) for column in zip(*stream_rows(base, spec.name), strict=True)][:3]
+            order = np.argsort(blocks[0])
+            assert all(np.array_equal(block[order], part) for block, part in zip(blocks, before[t], strict=True))
+
+
+KINDS = {"fp32": np.float32, "fp16": np.float16, "bf16": np.uint16, "int8": np.int8}
+
+
+@every(("rows", "state_of"), [("fp32", "fp32"), *PRECISIONS], ids=lambda value: str(value))
+def test_files_hold_rows_in_their_own_precision(tmp_path: Path, rows: str, state_of: str) -> None:
+    tables = Tables([TableSpec(name="t", dim=5, optimizer="adam", dtype=rows, state_dtype=state_of)], seed=SEED)
+    tables.apply([of_one_table(np.arange(9), np.ones((9, 5), np.float32))], step=0)
+    done = saved(tables, Checkpoints(tmp_path), 1)
+    arrays = load_file(next(done.folder.glob("server-0/*.safetensors")))
+    assert arrays["0.0.rows"].dtype == KINDS[rows] and arrays["0.0.rows"].shape == (9, 5)
+    assert arrays["0.0.slots"].dtype == KINDS[state_of] and arrays["0.0.slots"].shape == (9, 10)
+    assert len(arrays) == 3 + (rows == "int8"), "float32 rows are stored as before there was a precision"
+
+
+@every(("then", "now"), list(itertools.permutations([("fp32", "fp32"), *PRECISIONS[:3]], 2)))
+def test_a_checkpoint_of_another_precision_is_rounded_to_the_nearest_value(
+    tmp_path: Path, then: tuple[str, str], now: tuple[str, str]
+) -> None:
+    specs = [
+        [TableSpec(name="t", dim=5, optimizer="adam", dtype=rows, state_dtype=state_of)]
+        for rows, state_of in (then, now)
+    ]
+    tables, ids = Tables(specs[0], seed=SEED), np.arange(40)
+    tables.apply([of_one_table(ids, np.random.default_rng(0).normal(size=(40, 5)).astype(np.float32))], step=0)
+    (read,) = loaded(specs[1], saved(tables, Checkpoints(tmp_path), 1))
+    _, rows_ND, slots_NS = exported(tables[0])
+    _, found_ND, found_NS = exported(read[0])
+    half = np.full((40, 10), 1 << 31, np.uint32)
+    np.testing.assert_array_equal(found_ND, rounded(rows_ND, now[0], half[:, :5]))
+    np.testing.assert_array_equal(found_NS, rounded(slots_NS, now[1], half))
+
+
+@pytest.mark.parametrize(("before", "after"), [("fp32", "int8"), ("int8", "fp32"), ("int8", "bf16")])
+def test_rows_of_a_chain_of_two_precisions_are_rounded_once(tmp_path: Path, before: str, after: str) -> None:
+    """A job whose tables have another precision since a resume writes increments on the checkpoint from before."""
+    old, new = ([TableSpec(name="t", dim=6, optimizer="adam", dtype=rows)] for rows in (before, after))
+    ids, rng, checkpoints = np.arange(500), np.random.default_rng(0), Checkpoints(tmp_path)
+    first = Tables(old, seed=SEED)
+    first.apply([gradients({0: (ids, rng.normal(size=(ids.size, 6)).astype(np.float32))})], step=0)
+    base = saved(first, checkpoints, 1)
+    (tables,) = loaded(new, base)
+    tables.changed.follow(base.id)
+    tables.apply([gradients({0: (ids[100:200], np.ones((100, 6), np.float32))})], step=1)
+    increment = saved(tables, checkpoints, 2, base)
+    (read,) = loaded(new, increment)
+    assert read.digests() == tables.digests()
+    (block,) = stream_rows(increment, "t", [(0, BUCKETS)])
+    (first_block,) = stream_rows(base, "t", [(0, BUCKETS)])
+    unchanged = (block.ids_N < 100) | (block.ids_N >= 200)
+    assert np.array_equal(block.ids_N, first_block.ids_N)
+    assert np.array_equal(block.rows_ND[unchanged], first_block.rows_ND[unchanged])
+
+
+@every_precision
+def test_rows_of_a_file_are_rounded_once_for_servers_and_readers(tmp_path: Path, rows: str, state_of: str) -> None:
+    spec, rng = TableSpec(name="t", dim=5, optimizer="adam", dtype=rows, state_dtype=state_of), np.random.default_rng(0)
+    ids, values = np.arange(300), rng.normal(size=(300, 5)).astype(np.float32)
+    checkpoints = Checkpoints(tmp_path)
+    given = StartRows(spec, 300, lambda: iter([(ids, values)]), "the test")
+    start = checkpoints.commit(0, write_start_rows([given], checkpoints.begin(0), shard=0), {})
+    (tables,) = loaded([spec], start)
+    (block,) = stream_rows(start, "t", [(0, 4096)])
+    order = np.argsort(block.ids_N)
+    assert np.array_equal(block.rows_ND[order], exported(tables[0])[1])
+    # of two equally near values numpy takes the even one
+    assert np.allclose(block.rows_ND[order], values, rtol=2**-8, atol=0.02 if rows == "int8" else 0)
+
+
+class PackedTables(RuleBasedStateMachine):
+    """One table, on any number of servers, beside a dictionary of rows that numpy updates and rounds."""
+
+    @initialize(
+        optimizer=st.sampled_from(sorted(OPTIMIZERS)),
+        precision=st.sampled_from(PRECISIONS),
+        dim=st.sampled_from([1, 2, 5, 16]),
+        servers=st.integers(1, 3),
+    )
+    def begin(self, optimizer: str, precision: tuple[str, str], dim: int, servers: int) -> None:
+        rows, state_of = precision
+        if optimizer in ("sgd", "rowwise_adagrad", "ftrl"):
+            rows, state_of = rows if rows != "fp32" else "int8", "fp32"
+        self.spec = TableSpec(name="t", dim=dim, optimizer=optimizer, dtype=rows, state_dtype=state_of)
+        self.folder = tempfile.TemporaryDirectory()
+        self.checkpoints, self.base, self.step = Checkpoints(Path(self.folder.name)), None, 0
+        self.servers = [Tables([self.spec], seed=SEED) for _ in range(servers)]
+        for tables in self.servers:
+            tables.changed.follow("")
+        self.model: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        self.saved: dict[int, tuple[np.ndarray, np.ndarray]] | None = None
+
+    def teardown(self) -> None:
+        if hasattr(self, "folder"):
+            self.folder.cleanup()
+
+    @rule(ids=st.sets(st.integers(-4, 30), min_size=1, max_size=12), seed=st.integers(0, 1000))
+    def push(self, ids: set[int], seed: int) -> None:
+        ids_U = np.array(sorted(ids))
+        grads = np.random.default_rng(seed).normal(size=(ids_U.size, self.spec.dim)).astype(np.float32)
+        owners = server_of(ids_U, len(self.servers))
+        for s, tables in enumerate(self.servers):
+            tables.apply([of_one_table(ids_U[owners == s], grads[owners == s])], step=self.step)
+        plain = Tables([self.spec.model_copy(update={"dtype": "fp32", "state_dtype": "fp32"})], seed=SEED)
+        if old := [i for i in ids_U.tolist() if i in self.model]:
+            plain[0].load(np.array(old), *(np.stack(part) for part in zip(*(self.model[i] for i in old), strict=True)))
+        plain.apply([of_one_table(ids_U, grads)], step=self.step)
+        ids_N, rows_ND, slots_NS = exported(plain[0])
+        dim = self.spec.dim
+        random = random_bits(int(table_key(SEED, "t")), ids_N, self.step, 0, dim + slots_NS.shape[1])
+        rows_ND = rounded(rows_ND, self.spec.dtype, random[:, :dim])
+        slots_NS = rounded(slots_NS, self.spec.state_dtype, random[:, dim:])
+        self.model |= {id_: (rows_ND[i], slots_NS[i]) for i, id_ in enumerate(ids_N.tolist())}
+        self.step += 1
+
+    @rule(ids=st.sets(st.integers(-4, 30), min_size=1, max_size=5), seed=st.integers(0, 1000))
+    def load(self, ids: set[int], seed: int) -> None:
+        """Rows from outside: of all servers, so that nothing of a checkpoint's increment is missed."""
+        ids_U, rng = np.array(sorted(ids)), np.random.default_rng(seed)
+        rows = rng.normal(size=(ids_U.size, self.spec.dim)).astype(np.float32)
+        num_slots = self.servers[0][0].layout.num_slots
+        slots = np.abs(rng.normal(size=(ids_U.size, num_slots))).astype(np.float32)
+        owners = server_of(ids_U, len(self.servers))
+        for s, tables in enumerate(self.servers):
+            mine = owners == s
+            tables[0].load(ids_U[mine], rows[mine], slots[mine])
+            tables.changed.follow("")
+        self.base = None
+        half = np.uint32(1 << 31)
+        rows = rounded(rows, self.spec.dtype, np.full(rows.shape, half))
+        slots = rounded(slots, self.spec.state_dtype, np.full(slots.shape, half))
+        self.model |= {id_: (rows[i], slots[i]) for i, id_ in enumerate(ids_U.tolist())}
+
+    @rule()
+    def checkpoint(self) -> None:
+        """An increment wherever there is a checkpoint to build on."""
+        self.step += 1
+        partial = self.checkpoints.begin(self.step)
+        marks = [tables.snapshot("" if self.base is None else self.base.id) for tables in self.servers]
+        files = [file for s, mark in enumerate(marks) for file in write_snapshot(mark, partial, shard=s)]
+        self.base = self.checkpoints.commit(self.step, files, {}, base=self.base)
+        for tables in self.servers:
+            tables.changed.complete(self.base.id)
+        self.saved = dict(self.model)
+
+    @rule(servers=st.integers(1, 3))
+    def reload(self, servers: int) -> None:
+        if self.base is not None and self.saved is not None:
+            self.servers = loaded([self.spec], self.base, servers)
+            for tables in self.servers:
+                tables.changed.follow(self.base.id)
+            self.model = dict(self.saved)
+
+    @invariant()
+    def holds_the_rows_of_the_model(self) -> None:
+        if not hasattr(self, "servers"):
+            return
+        parts = [exported(tables[0]) for tables in self.servers]
+        ids_N, rows_ND, slots_NS = (np.concatenate(column) for column in zip(*parts, strict=True))
+        assert sorted(ids_N.tolist()) == sorted(self.model)
+        for i, id_ in enumerate(ids_N.tolist()):
+            np.testing.assert_array_equal(rows_ND[i], self.model[id_][0])
+            np.testing.assert_array_equal(slots_NS[i], self.model[id_][1])
+
+
+def test_tables_hold_what_a_dictionary_holds_through_pushes_loads_checkpoints_and_reloads() -> None:
+    run_state_machine_as_test(PackedTables, settings=examples(100, stateful_step_count=12))  # type: ignore[no-untyped-call]

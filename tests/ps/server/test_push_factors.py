@@ -1,0 +1,191 @@
+"""The two factors of an update: a push's factor of the learning rate, and its rank's share of the weight decay."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shardkeep.base.errors import ProtocolError, RemoteError
+from shardkeep.compression.config import CompressionConfig
+from shardkeep.ps.config import ConsistencyConfig
+from shardkeep.ps.server.journal.journal import Journal
+from shardkeep.ps.server.service import ShardService
+from shardkeep.ps.server.table.optimizers.registry import OPTIMIZERS as REGISTRY
+from shardkeep.ps.wire.message import FLUSH, Kind, lr_factor_of, push_value, read
+from tests.support.cases import every
+from tests.support.messages import Message, pack, text_of
+from tests.support.push_job import DIM, IDS, Job
+from tests.support.services import answer
+
+FACTORS = [1.0, 1.0, 0.5, 0.3, 0.3, 1.7]
+CODED = CompressionConfig(ids="coded", push={"values": "int8"}, pull={"values": "fp16"})
+
+
+# ---- the share of the weight decay ----
+
+
+@every("workers", [1, 2, 4])
+@every("mode", ["sync", "bounded", "async"])
+def test_rows_that_all_ranks_touch_decay_once_a_step(mode: str, workers: int) -> None:
+    rate, decay = 0.1, 0.01
+    optimizer = {"name": "sgd", "lr": rate, "weight_decay": decay}
+    job = Job(mode, optimizer, workers=workers, init={"name": "constant", "value": 1.0})
+    for step in range(3):
+        job.step(step, size=0.0)
+    job.fenced(3)
+    once = 1.0 - rate * decay if mode == "sync" else (1.0 - rate * decay / workers) ** workers
+    assert np.allclose(job.rows(), once**3, rtol=1e-6, atol=0)
+    assert np.allclose(job.rows(), 1.0 - 3 * rate * decay, rtol=1e-5, atol=0)
+
+
+@every("name", sorted(REGISTRY.keys() - {"ftrl"}))
+def test_one_of_two_ranks_decays_its_rows_by_half(name: str) -> None:
+    settings = {"name": name, "lr": 0.1}
+    pushed = {0: IDS, 1: np.empty(0, np.int64)}
+    job = Job("bounded", {**settings, "weight_decay": 0.5}, workers=2)
+    alone = Job("bounded", {**settings, "weight_decay": 0.25})
+    for step in range(3):
+        job.step(step, ids=pushed)
+        alone.step(step)
+    assert job.digests == alone.digests
+
+
+# ---- the factor of the learning rate ----
+
+
+OPTIMIZERS: dict[str, dict[str, Any]] = {
+    "sgd": {"name": "sgd", "lr": 0.1, "weight_decay": 0.01},
+    "adagrad": {"name": "adagrad", "lr": 0.1},
+    "rowwise_adagrad": {"name": "rowwise_adagrad", "lr": 0.1},
+    "adam": {"name": "adam", "lr": 0.01, "schedule": {"warmup_steps": 4}},
+    "partial_rowwise_adam": {"name": "partial_rowwise_adam", "lr": 0.01},
+    "lars_sgd": {"name": "lars_sgd", "lr": 3.0, "weight_decay": 0.01},
+    "lamb": {"name": "lamb", "lr": 0.01, "weight_decay": 0.01},
+    "rmsprop": {"name": "rmsprop", "lr": 0.01},
+    "adadelta": {"name": "adadelta", "lr": 1.0},
+}
+
+
+@every("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
+@every("factor", [0.5, 0.3, 2.5])
+def test_a_factor_gives_the_bits_of_a_table_with_that_learning_rate(optimizer: dict[str, Any], factor: float) -> None:
+    scaled = {**optimizer, "lr": optimizer["lr"] * float(np.float32(factor))}
+    assert Job("sync", optimizer).train([factor] * 4).digests == Job("sync", scaled).train([1.0] * 4).digests
+
+
+@every("mode", ["sync", "bounded"])
+@every("servers", [1, 2])
+@every("compression", [None, CODED], ids=["plain", "coded"])
+def test_a_factor_holds_for_its_step_alone(mode: str, servers: int, compression: CompressionConfig | None) -> None:
+    """Against plain arithmetic for what is not compressed; else against a server that got no factor."""
+    job = Job(mode, {"name": "sgd", "lr": 0.1}, workers=2, servers=servers, compression=compression)
+    changes = []
+    for step, factor in enumerate(FACTORS):
+        before = job.rows()
+        job.step(step, factor=factor)
+        if mode == "bounded":
+            changes.append(job.rows() - before)
+    job.fenced(len(FACTORS))
+    if mode == "sync":
+        plain = Job(mode, {"name": "sgd", "lr": 0.1}, workers=2, servers=servers, compression=compression)
+        assert job.digests != plain.train([1.0] * len(FACTORS)).digests
+    else:
+        for step, (change, factor) in enumerate(zip(changes, FACTORS, strict=True)):
+            grads = [np.random.default_rng(100 * step + rank).normal(size=(IDS.size, DIM)) for rank in (0, 1)]
+            tolerance = 2e-6 if compression is None else 2e-2
+            assert np.allclose(change, -0.1 * factor * (grads[0] + grads[1]), rtol=0, atol=tolerance)
+
+
+def test_ftrl_scales_the_gradient_in_z_as_its_schedule_does() -> None:
+    alpha, factor = 0.1, 0.25
+    job = Job("sync", {"name": "ftrl", "lr": alpha}, init="zeros")
+    z, n, w = (np.zeros((IDS.size, DIM)) for _ in range(3))
+    job.train([factor] * 3)
+    for step in range(3):
+        g = np.random.default_rng(100 * step).normal(size=(IDS.size, DIM))
+        z += factor * g - (np.sqrt(n + g * g) - np.sqrt(n)) / alpha * w
+        n += g * g
+        w = -z / ((1.0 + np.sqrt(n)) / alpha)
+    assert np.allclose(job.rows(), w, rtol=1e-4, atol=1e-6)
+
+
+def test_in_sync_another_factor_of_another_rank_is_refused_in_one_line() -> None:
+    job = Job("sync", {"name": "sgd"}, workers=2)
+    requests = [client.request({"t": IDS}) for client in job.clients]
+    for client, request, factor in zip(job.clients, requests, [0.5, 1.0], strict=True):
+        client.pull(0, request).result()
+        client.push(0, request, client.gradients(0, request), lr_factor=factor)
+    job.clients[0].wait_acknowledged()
+    with pytest.raises(RemoteError) as caught:
+        job.clients[1].wait_acknowledged()
+    line = "step 0: worker 0 pushed lr_factor 0.5, worker 1 1; in sync all workers push the same"
+    assert line in str(caught.value) and "\n" not in str(caught.value)
+
+
+@every("factor", [0.0, -1.0, np.inf, np.nan, 1e-39, 1e60], ids=str)
+def test_a_factor_that_is_no_number_above_zero_is_refused(factor: float) -> None:
+    job = Job("bounded", {"name": "sgd"})
+    with pytest.raises(ProtocolError, match=r"lr_factor: .*; allowed: 1.17549e-38 to 3.40282e\+38"):
+        job.step(0, factor=factor)
+    job.step(0)
+
+
+@every("bits", [0, 1 << 31, 0x7F800000, 0x7FC00000, 0xFF800000], ids=hex)
+def test_a_push_with_the_bits_of_no_factor_is_refused(bits: int) -> None:
+    value = 2 | (bits << 32)
+    value -= 2**64 if value >= 2**63 else 0
+    message = answer(Job("bounded", {"name": "sgd"}).services[0].handle(pack(Message(Kind.PUSH, 0, 0, 0, (), value))))
+    assert message.kind is Kind.ERROR and "learning-rate factor" in text_of(message)
+
+
+@every("factor", [1.0, 0.3, 1e-30, 3.4e38])
+@every("flush", [False, True])
+def test_a_factor_takes_no_bytes_and_comes_back_as_float32(factor: float, flush: bool) -> None:
+    value = push_value(flush=flush, lr_factor=factor)
+    plain, marked = (pack(Message(Kind.PUSH, 0, 0, 0, (), v)) for v in (0, value))
+    assert lr_factor_of(read(marked)) == float(np.float32(factor))
+    assert plain.size == marked.size and bool(value & FLUSH) == flush
+    if factor == 1.0:
+        assert value == (FLUSH if flush else 0)
+
+
+# ---- journal and replay ----
+
+
+@every("mode", ["sync", "bounded", "async"])
+@every("compression", [None, CODED], ids=["plain", "coded"])
+def test_a_replay_applies_the_factors_and_the_shares(
+    tmp_path: Path, mode: str, compression: CompressionConfig | None
+) -> None:
+    optimizer = {"name": "adagrad", "lr": 0.1, "weight_decay": 0.05}
+    killed = Job(mode, optimizer, workers=2, compression=compression, journals=tmp_path).train(FACTORS)
+    killed.journals[0].close()  # as a kill does
+    journal = Journal(tmp_path / "0", sync=False)
+    consistency = ConsistencyConfig(mode=mode)
+    tables = list(killed.clients[0].tables.values())
+    other = ShardService(shard=0, tables=tables, consistency=consistency, num_workers=2, seed=1, journal=journal)
+    assert other.life.replay(journal.replay()) == 2 * len(FACTORS)
+    other.applier.advance()
+    assert [other.tables.digests()] == killed.digests
+    assert killed.digests != Job(mode, optimizer, workers=2, compression=compression).train([1.0] * 6).digests
+
+
+def test_a_replayed_push_that_is_only_staged_keeps_its_factor(tmp_path: Path) -> None:
+    job = Job("sync", {"name": "sgd"}, workers=2, journals=tmp_path)
+    job.train([0.5])
+    first = job.clients[0]
+    request = first.request({"t": IDS})
+    first.pull(1, request)
+    first.push(1, request, first.gradients(1, request), lr_factor=0.25)
+    job.journals[0].close()
+    journal = Journal(tmp_path / "0", sync=False)
+    tables = list(first.tables.values())
+    other = ShardService(
+        shard=0, tables=tables, consistency=ConsistencyConfig(mode="sync"), num_workers=2, seed=1, journal=journal
+    )
+    other.life.replay(journal.replay())
+    message = answer(other.handle(pack(Message(Kind.PUSH, 0, 1, 1, ()))))
+    assert message.kind is Kind.ERROR and "worker 0 pushed lr_factor 0.25, worker 1 1" in text_of(message)

@@ -1,0 +1,360 @@
+"""ShardService through packed messages, as a server sees them."""
+
+from __future__ import annotations
+
+import json
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shardkeep.base.arrays import Bytes
+from shardkeep.base.errors import TransportError
+from shardkeep.compression.config import CompressionConfig, PullConfig, PushConfig
+from shardkeep.compression.values.codec import value_codec
+from shardkeep.ps.server.consistency import BoundedGate
+from shardkeep.ps.server.service import ShardService
+from shardkeep.ps.server.tables import Tables
+from shardkeep.ps.wire.message import EMPTY, Kind, text_message
+from shardkeep.ps.wire.rows import format_of, row_bytes
+from tests.support.cases import every
+from tests.support.held_gate import HeldGate
+from tests.support.messages import Message, Section, pack, text_of
+from tests.support.one_table import OneTable, pulled
+from tests.support.services import IDS, LIMIT_S, TABLES, answer, gradient, make_service, pull, push, raw, wanted
+from tests.support.tables import of_one_table
+
+
+def rows_of(future: Future[Bytes], dim: int = 4) -> np.ndarray:
+    message = answer(future)
+    assert message.kind is Kind.ROWS, text_of(message)
+    return value_codec(message.sections[0].value_format).decode(message.sections[0].values, dim)
+
+
+def report(service: ShardService) -> dict[str, Any]:
+    message = answer(service.handle(text_message(Kind.ASK, '{"ask": "report"}')))
+    assert message.kind is Kind.ANSWER
+    return json.loads(text_of(message))  # type: ignore[no-any-return]
+
+
+def read(service: ShardService, table: int = 0, ids: np.ndarray = IDS) -> np.ndarray:
+    return rows_of(pull(service, 0, wanted(table, ids), kind=Kind.READ), TABLES[table].dim)
+
+
+# ---- pull, push, read, ask ----
+
+
+def test_rows_come_back_section_by_section_and_pushes_change_them() -> None:
+    service = make_service()
+    first = answer(pull(service, 0, wanted(0, IDS[:2]), wanted(1)))
+    assert [(s.table, s.rows, s.ids.size, s.values.size) for s in first.sections] == [(0, 2, 0, 32), (1, 4, 0, 48)]
+    assert (first.kind, first.rank, first.step, first.value) == (Kind.ROWS, 0, 0, 0)
+    before = read(service, 1)
+    assert answer(push(service, 0, gradient(1))).kind is Kind.ACK
+    assert np.allclose(read(service, 1), before - np.float32(0.05))
+
+
+def test_pulls_and_reads_of_unknown_ids_create_no_rows() -> None:
+    service = make_service("sync")
+    rows_of(pull(service, 0, wanted(0)))
+    read(service)
+    assert [t["rows"] for t in report(service)["tables"]] == [0, 0]
+
+
+@pytest.mark.parametrize("values", ["fp32", "fp16", "bf16"])
+def test_rows_and_gradients_travel_in_the_format_that_was_asked_for(values: str) -> None:
+    service = make_service(compression=CompressionConfig(pull=PullConfig(values=values)))
+    exact = make_service()
+    for each in (service, exact):
+        answer(push(each, 0, gradient(0, value=0.5, codec=values)))
+    message = answer(pull(service, 1, wanted(0)))
+    assert message.sections[0].value_format == value_codec(values).tag
+    codec = value_codec(values)
+    assert (rows_of(pull(service, 1, wanted(0))) == codec.decode(codec.encode(read(exact)), 4)).all()
+    assert report(service)["digest"] == report(exact)["digest"]
+
+
+def test_the_report_counts_what_happened() -> None:
+    service = make_service(staleness=3)
+    for step in (0, 1, 1, 3):
+        push(service, step, gradient(0))
+    bad = gradient(1, value=np.nan)
+    push(service, 2, bad)
+    pull(service, 4, wanted(0))
+    pull(service, 6, wanted(0), wanted(1))
+    pull(service, 7)
+    found = report(service)
+    assert (found["pushes"], found["duplicates"], found["pulls"], found["skipped_rows"]) == (4, 1, 2, 4)
+    assert found["staleness"] == {"0": 1, "2": 1}
+    expected = OneTable(TABLES[0], seed=1)
+    for step in (0, 1, 3):
+        expected.apply(IDS, np.ones((4, 4), np.float32), step=step)
+    assert found["digest"] == {"user": f"{expected.digest():032x}", "item": "0" * 32}
+    sizes = {"bytes": expected.size_bytes, "entries": expected.index.num_entries}
+    assert found["tables"][0] == {"name": "user", "rows": 4, **sizes}
+
+
+# ---- sync ----
+
+
+@every("num_workers", [1, 2, 3])
+@every("seed", range(3), ids=lambda s: f"order {s}")
+def test_sync_gives_the_bits_of_one_process_for_any_order_of_arrival(num_workers: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    service = make_service("sync", num_workers=num_workers)
+    expected = Tables(TABLES[:1], seed=1)
+    for step in range(6):
+        shown = {rank: pull(service, step, wanted(0), rank=rank) for rank in rng.permutation(num_workers).tolist()}
+        for future in shown.values():
+            assert (rows_of(future) == pulled(expected[0], IDS)).all()
+            assert answer(future).value == 0
+        parts = []
+        for _ in range(num_workers):
+            ids = np.sort(rng.choice(IDS, rng.integers(1, 5), replace=False))
+            parts.append((ids, rng.normal(size=(ids.size, 4)).astype(np.float32)))
+        for rank in rng.permutation(num_workers).tolist():
+            ids, grad = parts[rank]
+            acknowledged = push(service, step, Section(0, ids.size, raw(ids), raw(grad)), rank=rank)
+            assert acknowledged.done() and answer(acknowledged).kind is Kind.ACK
+        expected.apply([of_one_table(ids, grad) for ids, grad in parts], step=step)
+    fences = [pull(service, 6, rank=rank) for rank in range(num_workers)]
+    assert all(answer(fence).kind is Kind.ROWS for fence in fences)
+    assert report(service)["digest"]["user"] == f"{expected[0].digest():032x}"
+    assert report(service)["staleness"] == {"0": 6 * num_workers}
+
+
+def test_a_sync_pull_waits_for_the_other_rank_and_a_repeated_one_is_answered_at_once() -> None:
+    service = make_service("sync", num_workers=2)
+    for rank in (0, 1):
+        push(service, 0, gradient(0), rank=rank)
+    first, again = pull(service, 1, wanted(0)), pull(service, 1, wanted(0))
+    assert not first.done() and not again.done()
+    pull(service, 1, rank=1)
+    assert (rows_of(first) == rows_of(again)).all()
+    assert (rows_of(pull(service, 1, wanted(0))) == rows_of(first)).all()
+
+
+def test_a_sync_push_that_came_twice_is_applied_once() -> None:
+    service, once = make_service("sync"), make_service("sync")
+    push(once, 0, gradient(0))
+    for _ in range(2):
+        assert answer(push(service, 0, gradient(0))).kind is Kind.ACK
+    for each in (service, once):
+        pull(each, 1)
+    assert answer(push(service, 0, gradient(0))).kind is Kind.ACK
+    assert report(service)["digest"] == report(once)["digest"]
+    assert report(service)["duplicates"] == 2
+
+
+def test_many_more_pulls_than_threads_are_parked_and_none_blocks() -> None:
+    service = make_service("sync", num_workers=2)
+    push(service, 0, gradient(0))
+    with ThreadPoolExecutor(2) as threads:
+        calls = [threads.submit(pull, service, 1, wanted(0)) for _ in range(200)]
+        parked = [call.result(timeout=LIMIT_S) for call in calls]
+        assert not any(future.done() for future in parked)
+        push(service, 0, gradient(0), rank=1)
+        pull(service, 1, rank=1)
+    assert len({rows_of(future).tobytes() for future in parked}) == 1
+
+
+# ---- bounded and async ----
+
+
+def stale_pulls(service: ShardService) -> list[Future[Bytes]]:
+    """Ten pulls by a worker whose pushes are acknowledged but not applied."""
+    HeldGate(service)
+    futures = []
+    for step in range(10):
+        futures.append(pull(service, step, wanted(0)))
+        assert answer(push(service, step, gradient(0))).kind is Kind.ACK
+    return futures
+
+
+@pytest.mark.parametrize("bound", [0, 2, 5])
+def test_bounded_holds_its_bound_while_the_application_of_pushes_is_delayed(bound: int) -> None:
+    service = make_service(staleness=bound)
+    futures = stale_pulls(service)
+    held = service.applier.gate
+    assert [future.done() for future in futures] == [step <= bound for step in range(10)]
+    assert isinstance(held, HeldGate)
+    held.release()
+    assert all(answer(future).value <= bound for future in futures)
+    seen = report(service)["staleness"]
+    assert sum(seen.values()) == 10 and max(int(s) for s in seen) <= bound
+
+
+def test_without_the_gate_the_same_delay_exceeds_the_bound() -> None:
+    service = make_service(staleness=2)
+    service.applier.gate = BoundedGate(num_workers=1, start_step=0, bound=None)
+    futures = stale_pulls(service)
+    assert max(answer(future).value for future in futures) == 9
+
+
+def test_async_never_parks() -> None:
+    assert all(future.done() for future in stale_pulls(make_service("async")))
+
+
+def test_concurrent_pushes_and_pulls_lose_no_update() -> None:
+    service = make_service("async", num_workers=4)
+    steps, ids = 12, np.arange(0, 200_000, 5, dtype=np.int64)
+    together = threading.Barrier(4)
+
+    def work(rank: int) -> None:
+        for step in range(steps):
+            together.wait(LIMIT_S)
+            assert answer(push(service, step, gradient(1, ids), rank=rank)).kind is Kind.ACK
+            assert answer(pull(service, step, wanted(0), wanted(1, ids), rank=rank)).kind is Kind.ROWS
+
+    before = read(service, 1, ids)
+    with ThreadPoolExecutor(4) as threads:
+        for call in [threads.submit(work, rank) for rank in range(4)]:
+            call.result(timeout=LIMIT_S)
+    assert np.allclose(read(service, 1, ids), before - 4 * steps * np.float32(0.05), atol=1e-4)
+    assert report(service)["pushes"] == 4 * steps
+
+
+def test_a_bounded_push_is_acknowledged_when_it_is_applied() -> None:
+    service = make_service(num_workers=2)
+    entered, leave = threading.Event(), threading.Event()
+    apply = service.tables.apply
+
+    def slowly(*args: Any, **kwargs: Any) -> None:
+        entered.set()
+        assert leave.wait(LIMIT_S)
+        apply(*args, **kwargs)
+
+    service.tables.apply = slowly  # type: ignore[method-assign]
+    with ThreadPoolExecutor(1) as threads:
+        call = threads.submit(push, service, 0, gradient(0))
+        assert entered.wait(LIMIT_S)
+        waiting = pull(service, 4, wanted(0))
+        again = push(service, 0, gradient(0))
+        assert not call.done() and not waiting.done() and not again.done()
+        leave.set()
+        assert answer(again).kind is Kind.ACK
+        assert answer(call.result(timeout=LIMIT_S)).kind is Kind.ACK
+    push(service, 0, rank=1)
+    assert not waiting.done()
+    for rank in (0, 1):
+        push(service, 1, rank=rank)
+    assert answer(waiting).value == 2
+
+
+# ---- garbage ----
+
+
+def _broken(section: Section, **changes: Any) -> Section:
+    fields = {name: getattr(section, name) for name in Section.__slots__}
+    return Section(**(fields | changes))
+
+
+GARBAGE: dict[str, tuple[Bytes, str]] = {
+    "no bytes": (EMPTY, "0 bytes are no message"),
+    "noise": (np.arange(200, dtype=np.uint8), "magic"),
+    "truncated": (pack(Message(Kind.PUSH, 0, 0, 0, (gradient(0),)))[:-8].copy(), "the header says"),
+    "unknown table": (pack(Message(Kind.PUSH, 0, 0, 0, (gradient(0), _broken(gradient(1), table=2)))), "table 2 of 2"),
+    "a table twice": (pack(Message(Kind.PUSH, 0, 0, 0, (gradient(0), gradient(0)))), "twice"),
+    "unsorted ids": (pack(Message(Kind.PUSH, 0, 0, 0, (gradient(0, IDS[::-1]), gradient(1)))), "ids must rise"),
+    "an id twice": (pack(Message(Kind.PULL, 0, 0, 0, (wanted(0, IDS[[0, 1, 1]]),))), "id 0 follows 0"),
+    "too few ids": (pack(Message(Kind.PUSH, 0, 0, 0, (_broken(gradient(0), rows=5),))), "32 bytes of ids for 5 rows"),
+    "odd bytes of ids": (
+        pack(Message(Kind.READ, 0, 0, 0, (_broken(wanted(0), ids=raw(IDS)[:-3]),))),
+        "29 bytes of ids for 4 rows",
+    ),
+    "too few values": (
+        pack(Message(Kind.PUSH, 0, 0, 0, (_broken(gradient(0), values=raw(np.zeros(15, np.float32))), gradient(1)))),
+        "60 bytes of fp32 values for 4 rows of 4",
+    ),
+    "values of another table": (pack(Message(Kind.PUSH, 0, 0, 0, (_broken(gradient(0), table=1),))), "4 rows of 3"),
+    "unknown value format": (pack(Message(Kind.PUSH, 0, 0, 0, (_broken(gradient(0), value_format=60),))), "format 60"),
+    "unknown id format": (pack(Message(Kind.PUSH, 0, 0, 0, (_broken(gradient(0), id_format=9),))), "format is unknown"),
+    "a pull with values": (pack(Message(Kind.PULL, 0, 0, 0, (gradient(0),))), "PULL with 64 bytes of values"),
+    "a rank too high": (pack(Message(Kind.PUSH, 0, 1, 0, (gradient(0),))), "rank 1 of 1"),
+    "another generation": (
+        pack(Message(Kind.PUSH, 3, 0, 0, (gradient(0),))),
+        "generation 0, the message is of generation 3",
+    ),
+    "an answer": (pack(Message(Kind.ROWS, 0, 0, 0)), "kind ROWS"),
+    "an unknown question": (text_message(Kind.ASK, '{"ask": "time"}'), "allowed"),
+    "a question that is no JSON": (text_message(Kind.ASK, "{{{"), "allowed"),
+    "a question without text": (pack(Message(Kind.ASK, 0, 0, 0)), "ASK with 0 sections"),
+}
+
+
+@every("mode", ["sync", "bounded", "async"])
+@every("name", GARBAGE)
+def test_garbage_is_answered_by_an_error_and_changes_nothing(name: str, mode: str) -> None:
+    buffer, text = GARBAGE[name]
+    service, untouched = make_service(mode), make_service(mode)
+    for each in (service, untouched):
+        push(each, 0, gradient(0))
+    future = service.handle(buffer)
+    assert future.done()
+    assert answer(future).kind is Kind.ERROR
+    assert text in text_of(answer(future))
+    for each in (service, untouched):
+        assert answer(pull(each, 1)).kind is Kind.ROWS
+    assert report(service) == report(untouched)
+
+
+@every("seed", range(4))
+def test_flipped_bits_never_raise_out_of_the_service(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    service = make_service("async")
+    good = pack(Message(Kind.PUSH, 0, 0, 0, (gradient(0), gradient(1))))
+    for _ in range(300):
+        noisy = good.copy()
+        noisy[rng.integers(0, 90, 3)] ^= rng.integers(1, 256, 3).astype(np.uint8)
+        assert answer(service.handle(noisy)).kind in (Kind.ACK, Kind.ROWS, Kind.ERROR, Kind.ANSWER)
+
+
+def test_an_unaligned_buffer_is_read_as_well() -> None:
+    service, expected = make_service(), make_service()
+    message = pack(Message(Kind.PUSH, 0, 0, 0, (gradient(0), gradient(1))))
+    shifted = np.empty(message.size + 1, np.uint8)[1:]
+    shifted[:] = message
+    assert answer(service.handle(shifted)).kind is Kind.ACK
+    expected.handle(message)
+    assert report(service) == report(expected)
+
+
+# ---- the end ----
+
+
+def test_closing_fails_what_is_parked_and_what_comes_later() -> None:
+    service = make_service("sync", num_workers=2)
+    push(service, 0, gradient(0))
+    parked = [pull(service, 1, wanted(0)) for _ in range(3)]
+    service.close("the job ended")
+    service.close("again")
+    for future in [*parked, pull(service, 0, wanted(0)), push(service, 0), pull(service, 0, kind=Kind.READ)]:
+        with pytest.raises(TransportError, match="the job ended"):
+            future.result(timeout=LIMIT_S)
+
+
+def test_a_push_that_cannot_be_applied_ends_the_service_with_its_reason() -> None:
+    service = make_service("sync")
+    push(service, 0, gradient(0))
+
+    def out_of_memory(*_args: Any, **_kwargs: Any) -> None:
+        raise MemoryError("no room for a block")
+
+    service.tables.apply = out_of_memory  # type: ignore[method-assign]
+    message = answer(pull(service, 1, wanted(0)))
+    assert message.kind is Kind.ERROR and "MemoryError: no room for a block" in text_of(message)
+    with pytest.raises(TransportError, match="server 0 could not apply step 0: MemoryError"):
+        pull(service, 0, wanted(0)).result(timeout=LIMIT_S)
+
+
+@pytest.mark.parametrize("second_moment", [False, True])
+def test_a_push_has_second_moments_where_the_job_says_so_and_nowhere_else(second_moment: bool) -> None:
+    push_config = PushConfig(second_moment=second_moment, pool_rows=1 if second_moment else 0)
+    service = make_service(compression=CompressionConfig(push=push_config))
+    other = format_of("fp32", moments=not second_moment)
+    values = np.zeros(IDS.size * row_bytes(other, TABLES[0].dim), np.uint8)
+    reply = answer(push(service, 0, Section(0, IDS.size, raw(IDS), values, value_format=other)))
+    assert "table user: a push differs from compression.push.second_moment of the job" in text_of(reply)
+    assert report(service)["digest"] == report(make_service())["digest"]

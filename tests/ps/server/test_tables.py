@@ -1,0 +1,185 @@
+"""Many tables in one call equal each table on its own: pulls, sums of pushes, updates, slots found before."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+from hypothesis import given, strategies as st
+
+from shardkeep.ps.config import TableSpec
+from shardkeep.ps.jagged import Gradients
+from shardkeep.ps.server.table.optimizers.registry import OPTIMIZERS
+from shardkeep.ps.server.tables import Tables
+from tests.support.cases import every
+from tests.support.examples import examples
+from tests.support.one_table import OneTable, exported
+from tests.support.tables import SPECS, ByTable, gradients, of_one_table, sections
+
+
+def random_push(rng: np.random.Generator, num_ids: int = 40) -> ByTable:
+    chosen = [t for t in range(len(SPECS)) if rng.random() < 0.7]
+    found = {}
+    for t in chosen:
+        ids = np.unique(rng.integers(-num_ids, num_ids, rng.integers(0, 30)))
+        found[t] = (ids, rng.normal(size=(ids.size, SPECS[t].dim)).astype(np.float32))
+    return found
+
+
+def by_hand(pushes: list[ByTable]) -> ByTable:
+    """The sum in the order of the pushes, row by row."""
+    total: dict[int, dict[int, np.ndarray]] = {}
+    for push in pushes:
+        for t, (ids, grads) in push.items():
+            rows = total.setdefault(t, {})
+            for id_, grad in zip(ids.tolist(), grads, strict=True):
+                rows[id_] = rows[id_] + grad if id_ in rows else grad
+    return {
+        t: (np.array(sorted(rows), np.int64), np.stack([rows[i] for i in sorted(rows)]))
+        for t, rows in total.items()
+        if rows
+    }
+
+
+@examples(60)
+@given(st.integers(0, 2**32 - 1), st.integers(1, 4))
+def test_pushes_of_many_tables_equal_table_by_table(seed: int, num_pushes: int) -> None:
+    rng = np.random.default_rng(seed)
+    tables, alone = Tables(SPECS, seed=5), [OneTable(spec, seed=5) for spec in SPECS]
+    for step in range(3):
+        pushes = [random_push(rng) for _ in range(num_pushes)]
+        tables.apply([gradients(push) for push in pushes], step=step)
+        for t, (ids, grads) in by_hand(pushes).items():
+            alone[t].apply(ids, grads, step=step)
+        wanted = {t: np.arange(-50, 50) for t in range(len(SPECS)) if rng.random() < 0.8}
+        values = np.empty(sum(100 * SPECS[t].dim for t in wanted), np.float32)
+        tables.pull(sections(wanted), values)
+        expected = [alone[t].pull(ids).reshape(-1) for t, ids in sorted(wanted.items())]
+        assert (values == np.concatenate(expected or [np.empty(0)])).all()
+    assert tables.digests() == {table.spec.name: table.digest() for table in alone}
+
+
+@every("optimizer", sorted(OPTIMIZERS))
+def test_a_sum_of_parts_equals_one_update_with_the_joined_gradient(optimizer: str) -> None:
+    spec = TableSpec(name="t", dim=5, optimizer={"name": optimizer})
+    rng = np.random.default_rng(4)
+    pool = np.unique(rng.integers(-(2**63), 2**63 - 1, 300))
+    ids = [np.sort(rng.choice(pool, n, replace=False)) for n in (100, 0, 250, 31)]
+    parts = [{0: (part, rng.normal(size=(part.size, 5)).astype(np.float32))} for part in ids]
+    summed, expected = Tables([spec], seed=1), OneTable(spec, seed=1)
+    for step in range(3):
+        summed.apply([gradients(part) for part in parts], step=step)
+        expected.apply(*by_hand(parts)[0], step=step)
+    assert summed[0].digest() == expected.digest()
+
+
+def test_the_order_of_parts_decides_the_bits_of_a_sum() -> None:
+    one = np.array([4], dtype=np.int64)
+    parts = [of_one_table(one, np.full((1, 4), v, np.float32)) for v in (1.0, 1e8, -1e8)]
+    forward, backward = Tables(SPECS, seed=1), Tables(SPECS, seed=1)
+    forward.apply(parts, step=0)
+    backward.apply(parts[::-1], step=0)
+    assert forward.digests() != backward.digests()
+
+
+def test_no_pushes_or_empty_ones_change_nothing() -> None:
+    tables = Tables(SPECS, seed=1)
+    tables.apply([], step=0)
+    tables.apply([gradients({}), gradients({0: (np.empty(0, np.int64), np.empty((0, 4)))})], step=0)
+    assert [table.num_rows for table in tables] == [0] * len(SPECS)
+
+
+def test_rows_that_are_not_finite_are_left_alone_and_counted() -> None:
+    tables, clean = Tables(SPECS, seed=1), Tables(SPECS, seed=1)
+    ids = np.arange(4)
+    grads = {t: np.ones((4, SPECS[t].dim), np.float32) for t in (0, 2, 4)}
+    grads[0][1, 3], grads[4][0, 0], grads[4][3, 15] = np.nan, np.inf, -np.inf
+    tables.apply([gradients({t: (ids, grad) for t, grad in grads.items()})], step=0)
+    kept = {0: [0, 2, 3], 2: [0, 1, 2, 3], 4: [1, 2]}
+    clean.apply([gradients({t: (ids[kept[t]], grads[t][kept[t]]) for t in grads})], step=0)
+    assert tables.digests() == clean.digests()
+    assert [table.skipped_rows for table in tables] == [1, 0, 0, 0, 2, 0]
+
+
+@examples(40)
+@given(st.integers(0, 2**32 - 1))
+def test_slots_of_an_earlier_pull_give_the_same_bits_also_when_another_push_came_between(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    with_slots, without = Tables(SPECS, seed=2), Tables(SPECS, seed=2)
+    for step in range(4):
+        mine, between = random_push(rng, 200), random_push(rng, 200)
+        push = gradients(mine)
+        pulled = with_slots.pull(push.sections, np.empty(push.values.size, np.float32))
+        for tables in (with_slots, without):
+            tables.apply([gradients(between)], step=step)
+        with_slots.apply([Gradients(push.sections, push.values, pulled)], step=step)
+        without.apply([push], step=step)
+    assert with_slots.digests() == without.digests()
+
+
+def test_tables_grow_while_others_read_them() -> None:
+    tables = Tables(SPECS, seed=3)
+    ids = np.arange(60_000)
+    wanted = sections(dict.fromkeys(range(len(SPECS)), ids[::7]))
+    stop, wrong = threading.Event(), []
+
+    def read() -> None:
+        values = np.empty(sum(spec.dim for spec in SPECS) * wanted.starts_S1[1], np.float32)
+        while not stop.is_set():
+            slots = tables.pull(wanted, values).slots_V
+            if not np.isfinite(values).all() or slots.max() >= ids.size:
+                wrong.append(slots.max())
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    for part in np.array_split(ids, 40):
+        parts = {t: (part, np.ones((part.size, spec.dim), np.float32)) for t, spec in enumerate(SPECS)}
+        tables.apply([gradients(parts)], step=0)
+    stop.set()
+    reader.join(90)
+    assert not wrong and not reader.is_alive()
+    assert [table.num_rows for table in tables] == [ids.size] * len(SPECS)
+
+
+def slots_after(table: int, pushes: list[tuple[np.ndarray, float | None]]) -> tuple[np.ndarray, np.ndarray]:
+    """Weights and slots of one row after one step with a push for each (gradient, mean square behind it, if any)."""
+    tables = Tables(SPECS, seed=5, moments=[SPECS[table].name for _, square in pushes[:1] if square is not None])
+    found = [np.append(grad, [] if square is None else [square])[None] for grad, square in pushes]
+    tables.apply([gradients({table: (np.array([7]), each.astype(np.float32))}) for each in found], step=0)
+    _, rows, slots = exported(tables[table])
+    return rows[0], slots[0]
+
+
+def test_a_second_moment_beside_the_gradient_takes_the_place_of_its_own_square() -> None:
+    grad = np.array([3.0, -1.0, 0.5, 2.0])
+    _, rowwise = slots_after(0, [(grad, 0.25)])
+    np.testing.assert_allclose(rowwise, [0.25])
+    _, adam = slots_after(1, [(grad, 0.25)])
+    np.testing.assert_allclose(adam[:4], 0.1 * grad, rtol=1e-5)
+    np.testing.assert_allclose(adam[4:], 0.001 * grad**2 * 0.25 / np.mean(grad**2), rtol=1e-4)
+    wide = np.linspace(-1, 1, 16)
+    _, adagrad = slots_after(4, [(wide, 0.125)])
+    np.testing.assert_allclose(adagrad, wide**2 * 0.125 / np.mean(wide**2), rtol=1e-5)
+    _, cancelled = slots_after(4, [(np.zeros(16), 0.125)])
+    np.testing.assert_allclose(cancelled, 0.125)
+
+
+def test_second_moments_of_several_pushes_add_up() -> None:
+    a, b = np.array([3.0, -1.0, 0.5, 2.0]), np.array([1.0, 1.0, 1.0, 1.0])
+    _, both = slots_after(0, [(a, 0.25), (b, 0.5)])
+    np.testing.assert_allclose(both, [0.75])
+
+
+def test_rows_that_are_not_finite_leave_with_their_second_moments() -> None:
+    tables = Tables(SPECS, seed=5, moments=["a"])
+    grads = np.array([[1, 1, 1, 1, 0.5], [np.nan, 1, 1, 1, 7.0], [2, 2, 2, 2, 0.25]], np.float32)
+    tables.apply([gradients({0: (np.array([3, 5, 9]), grads)})], step=0)
+    ids, _, slots = exported(tables[0])
+    assert ids.tolist() == [3, 9]
+    np.testing.assert_allclose(slots[:, 0], [0.5, 0.25])
+
+
+def test_a_second_moment_equal_to_the_own_square_changes_nothing_for_rowwise_adagrad() -> None:
+    grad = np.array([3.0, -1.0, 0.5, 2.0])
+    plain, told = slots_after(0, [(grad, None)]), slots_after(0, [(grad, float(np.mean(grad**2)))])
+    np.testing.assert_allclose(plain[0], told[0], rtol=1e-6)

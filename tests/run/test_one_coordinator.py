@@ -1,0 +1,182 @@
+"""One coordinator leads a run folder: the one with the highest number, also for a machine that sees the folder late."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from shardkeep.base.errors import Superseded
+from shardkeep.config import JobConfig
+from shardkeep.ps.control.records import Member
+from shardkeep.run.folder import RunFolder
+from shardkeep.run.reader import RunReader
+
+MEMBERS = [Member("server", 0, "127.0.0.1", 11)]
+
+
+class Late(RunFolder):
+    """The folder as another machine sees it: as it was when this was made, until `catch_up`."""
+
+    def __init__(self, path: Path) -> None:
+        self._seen: list[str] | None = [entry.name for entry in path.iterdir()]
+        super().__init__(path)
+
+    def names(self) -> list[str]:
+        return super().names() if self._seen is None else self._seen
+
+    def catch_up(self) -> None:
+        self._seen = None
+
+
+@pytest.fixture
+def first(tmp_path: Path) -> RunFolder:
+    """Of coordinator 1, which leads a job."""
+    folder = RunFolder.create(tmp_path / "run", JobConfig())
+    folder.claim()
+    folder.standing({"job": "first"})
+    folder.coordinator("127.0.0.1:1000", pid=1)
+    return folder
+
+
+def succeed(first: RunFolder) -> RunFolder:
+    folder = RunFolder(first.path)
+    folder.claim()
+    folder.standing({"job": "second"})
+    folder.coordinator("127.0.0.1:2000", pid=2)
+    return folder
+
+
+def contents(run: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in run.iterdir() if path.is_file()}
+
+
+WRITES: dict[str, Callable[[RunFolder], object]] = {
+    "state": lambda folder: folder.standing({"job": "late"}),
+    "summary": lambda folder: folder.finished("failed", "late", None),
+    "addition to the summary": lambda folder: folder.amend({"test": None}),
+    "record": lambda folder: folder.event({"text": "late"}),
+    "progress": lambda folder: folder.progress({"step": 1}),
+    "members": lambda folder: folder.members(1, MEMBERS),
+    "address": lambda folder: folder.coordinator("127.0.0.1:3000", pid=3),
+}
+
+
+@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
+def test_the_older_coordinator_writes_nothing(first: RunFolder, write: Callable[[RunFolder], object]) -> None:
+    second = succeed(first)
+    second.finished("completed", "", None)
+    before = contents(first.path)
+    with pytest.raises(Superseded, match="another coordinator leads the job; this one, 1, ends"):
+        write(first)
+    assert contents(first.path) == before
+
+
+@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
+def test_a_late_write_changes_nothing_that_another_process_acts_on(
+    first: RunFolder, write: Callable[[RunFolder], object]
+) -> None:
+    older = Late(first.path)
+    assert older.claim() == 2  # of a machine that does not see what happens from here on
+    younger = succeed(first)
+    write(older)
+    reader = RunReader(first.path)
+    assert (reader.number(), reader.address(), reader.summary()) == (3, "127.0.0.1:2000", None)
+    assert reader.take_over() == {"job": "second"}
+    younger.finished("completed", "", None)
+    write(older)
+    assert (RunReader(first.path).summary() or {})["status"] == "completed"
+    older.catch_up()
+    with pytest.raises(Superseded):
+        write(older)
+
+
+class Overtaken(RunFolder):
+    """Another process claims a number as soon as this one has looked whether one has."""
+
+    def names(self) -> list[str]:
+        seen = super().names()
+        RunFolder(self.path).claim()
+        return seen
+
+
+def test_nobody_learns_of_a_state_that_the_successor_may_not_have_read(first: RunFolder) -> None:
+    number = RunFolder(first.path).claim()
+    with pytest.raises(Superseded):
+        Overtaken(first.path, number=number).standing({"job": "late"})
+    assert json.loads((first.path / "standing.2.json").read_text())["standing"] == {"job": "late"}
+
+
+@pytest.mark.parametrize("elsewhere", [False, True], ids=["own", "of another machine"])
+def test_a_launcher_writes_for_its_own_coordinator_alone(first: RunFolder, elsewhere: bool) -> None:
+    launcher = RunFolder(first.path)
+    (first.path / "recovery").mkdir()
+    if elsewhere:
+        path = first.path / "coordinator.1.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), "pid_space": "another"}))
+        before = contents(first.path)
+        with pytest.raises(Superseded):
+            launcher.finished("failed", "coordinator 0 ended", None)
+        assert contents(first.path) == before
+    else:
+        launcher.finished("failed", "coordinator 0 ended", None)
+        assert (launcher.summary() or {})["message"] == "coordinator 0 ended"
+    launcher.forget_recovery()
+    assert (first.path / "recovery").exists() == elsewhere
+
+
+def test_a_summary_of_the_older_coordinator_is_not_the_jobs(first: RunFolder) -> None:
+    first.finished("completed", "", None)
+    assert (first.summary() or {})["status"] == "completed"
+    second = RunFolder(first.path)
+    second.claim()
+    assert second.summary() is None and second.address() is None and second.endpoint() is None
+
+
+def test_a_late_reader_sees_an_earlier_coordinator_whole(first: RunFolder) -> None:
+    reader = Late(first.path)
+    succeed(first).finished("completed", "", None)
+    assert (reader.number(), reader.address(), reader.summary()) == (1, "127.0.0.1:1000", None)
+    reader.catch_up()
+    assert (reader.number(), reader.address()) == (2, "127.0.0.1:2000")
+    assert (reader.summary() or {})["status"] == "completed"
+
+
+def test_a_number_is_claimed_once_however_late_a_machine_sees_the_folder(first: RunFolder) -> None:
+    late = Late(first.path)
+    succeed(first).finished("completed", "", None)
+    assert (late.number(), late.claim(), late.claim()) == (1, 3, 3)
+    late.catch_up()
+    assert (late.last_summary() or {})["status"] == "completed" and late.summary() is None
+
+
+def test_the_successor_reads_the_last_state_and_keeps_no_older_one(first: RunFolder) -> None:
+    second = RunFolder(first.path)
+    second.claim()
+    assert second.take_over() == {"job": "first"}
+    third = RunFolder(first.path)  # the second one died before it kept anything
+    third.claim()
+    assert third.take_over() == {"job": "first"}
+    third.standing({"job": "third"})
+    third.coordinator("127.0.0.1:3000", pid=3)
+    assert sorted(path.name for path in first.path.glob("standing*")) == ["standing-copy.3.json", "standing.3.json"]
+    assert third.take_over() == {"job": "third"}
+    third.finished("completed", "", None)
+    assert not third.has_standing
+
+
+def test_a_resumed_job_begins_with_nobodys_address_and_a_new_number(first: RunFolder) -> None:
+    first.finished("stopped", "", {"steps": 4})
+    again = RunFolder.reopen(first.path, JobConfig(), step=4)
+    assert (again.number(), again.address(), again.summary(), again.has_standing) == (2, None, None, False)
+    assert json.loads((first.path / "summary-4.json").read_text())["status"] == "stopped"
+    assert not (first.path / "summary.json").exists() and not (first.path / "summary.1.json").exists()
+
+
+def test_people_find_copies_without_a_number(first: RunFolder) -> None:
+    second = succeed(first)
+    second.finished("completed", "", None)
+    for name in ("coordinator", "summary"):
+        assert (first.path / f"{name}.json").read_bytes() == (first.path / f"{name}.2.json").read_bytes()

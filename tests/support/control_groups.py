@@ -1,0 +1,59 @@
+"""Files of control groups as the kernel shows them: /proc/self and the mounts, below a folder of the test; and a real
+group."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+
+class Groups:
+    """A process's view of its control groups.
+
+    Args:
+        lines: /proc/self/cgroup.
+        mounts: By folder below `groups`: the root of the mount, and its controllers; "" = version 2.
+    """
+
+    def __init__(self, folder: Path, lines: str, mounts: Mapping[str, tuple[str, str]]) -> None:
+        self.proc, self._groups = folder / "proc", folder / "groups"
+        self.proc.mkdir(parents=True, exist_ok=True)
+        (self.proc / "cgroup").write_text(lines + "\n")
+        places = ["20 1 0:1 / / rw - ext4 /dev/sda rw"]
+        for name, (root, controllers) in mounts.items():
+            place = str(self._groups / name).replace(" ", "\\040")
+            form = f"cgroup cgroup rw,{controllers}" if controllers else "cgroup2 cgroup2 rw"
+            places.append(f"31 20 0:28 {root} {place} rw,relatime shared:5 - {form}")
+        (self.proc / "mountinfo").write_text("\n".join(places) + "\n")
+
+    def write(self, files: Mapping[str, str]) -> None:
+        for name, text in files.items():
+            (self._groups / name).parent.mkdir(parents=True, exist_ok=True)
+            (self._groups / name).write_text(text + "\n")
+
+    def path(self, name: str) -> Path:
+        return self._groups / name
+
+
+@contextlib.contextmanager
+def small_group(limit_bytes: int) -> Iterator[Path]:
+    """A real group with a memory limit. Skips the test where this user or machine can make none."""
+    top = Path("/sys/fs/cgroup")
+    first = (top / "memory").is_dir()
+    group = (top / "memory" if first else top) / f"shardkeep-test-{os.getpid()}"
+    try:
+        group.mkdir()
+    except OSError as error:
+        pytest.skip(f"no control group can be made ({error.strerror})")
+    try:
+        (group / ("memory.limit_in_bytes" if first else "memory.max")).write_text(str(limit_bytes))
+        (group / "cgroup.procs").read_text()
+        yield group
+    except OSError as error:
+        pytest.skip(f"the group has no memory limit ({error.strerror})")
+    finally:
+        group.rmdir()

@@ -1,0 +1,13 @@
+"""The records in a file of a run folder, as JSON objects."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from shardkeep.records.lines import Tail
+
+
+def records_in(path: Path) -> list[dict[str, Any]]:
+    """All records of metrics.jsonl or telemetry.jsonl."""
+    return [record.to_dict() for record in Tail(path)]

@@ -1,0 +1,202 @@
+"""What a build holds, and what an installation of it does, wherever it is imported.
+
+The rooms are links into the package. A build without them would look whole, so it is refused.
+"""
+
+from __future__ import annotations
+
+import ast
+import shutil
+import sys
+import tarfile
+import zipfile
+from collections.abc import Iterator
+from email import message_from_bytes
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+from shardkeep.base.plugging.packages import EXTRAS
+from tests.support.builds import PROJECT, ROOMS, ROOT, build, building, copied, dependencies
+from tests.support.cases import every
+from tests.support.environments import Environment, checked, empty_environment, linked
+from tests.support.requirements import closure, name_of
+
+LOADED_IF_THERE = {"torchrec", "lightning", "transformers", "mlflow", "wandb"}
+"""Packages without an extra: a user's own choice, which the code beside them needs."""
+FIRST_STEPS = ["train", "demo.yaml", "--set", "train.max_steps=20", "--run-dir", "run"]
+PLACES = """
+import sys, pathlib, shardkeep
+import shardkeep.ps.client.pull, shardkeep.workers.step, shardkeep.compression.config, shardkeep.proto.control_pb2
+print(shardkeep.__file__)
+"""
+
+
+@every("link", ROOMS)
+@every("left", ["nothing", "a text file"])
+def test_a_checkout_without_a_link_is_refused_with_one_line(tmp_path: Path, link: str, left: str) -> None:
+    package = tmp_path / "src" / "shardkeep"
+    for name in ROOMS:
+        (package / name).mkdir(parents=True)
+    (package / link).rmdir()
+    if left == "a text file":
+        (package / link).write_text(f"../../{link}")
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, tmp_path)
+    done = building(tmp_path, "wheel", tmp_path / "dist")
+    assert done.returncode == 1 and done.stderr.startswith(f"error: src/shardkeep/{link} is no folder")
+    assert done.stderr.count("\n") == 1 and not list(tmp_path.glob("dist/*"))
+
+
+def imports(path: Path) -> Iterator[str]:
+    """The top-level modules that a file imports, wherever the import stands."""
+    for node in ast.walk(ast.parse(path.read_bytes())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module.partition(".")[0]
+
+
+def library() -> Iterator[Path]:
+    yield from (path for path in (ROOT / "src").rglob("*.py"))
+    yield from (path for link in ROOMS if link != "examples" for path in (ROOT / link).rglob("*.py"))
+
+
+def declared(requirements: list[str]) -> set[str]:
+    """The modules of the distributions that are named, not of what those bring."""
+    names = {name_of(text.partition(";")[0].split(">")[0].split("[")[0].strip()) for text in requirements}
+    owners = metadata.packages_distributions()
+    return {module for module, found in owners.items() if names & {name_of(owner) for owner in found}}
+
+
+def test_every_package_that_the_library_imports_is_a_dependency_or_of_an_extra() -> None:
+    known = declared(PROJECT["dependencies"]) | set(EXTRAS) | LOADED_IF_THERE | set(sys.stdlib_module_names)
+    optional = {"uvloop", "grpc_health", "grpc_reflection"}  # of extras; what they add is left out without them
+    found = {name: path for path in library() for name in imports(path)}
+    assert {name: str(path) for name, path in found.items() if name not in known | optional | {"shardkeep"}} == {}
+
+
+def test_the_extra_that_an_error_names_brings_the_package() -> None:
+    extras = PROJECT["optional-dependencies"]
+    for module, extra in EXTRAS.items():
+        owners = {
+            name_of(owner) for owner in metadata.packages_distributions().get(module, [module])
+        }  # or not installed
+        named = {name_of(Requirement(text).name) for text in extras[extra]}
+        assert owners & (closure(extras[extra]) | named), f"{module} by shardkeep[{extra}]"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("install")
+
+
+@pytest.fixture(scope="module")
+def checkout(folder: Path) -> Path:
+    return copied(folder / "home" / "shardkeep")
+
+
+@pytest.fixture(scope="module")
+def sdist(folder: Path, checkout: Path) -> Path:
+    return build(checkout, "sdist", folder / "dist")
+
+
+@pytest.fixture(scope="module")
+def wheel(folder: Path, sdist: Path) -> Path:
+    """Of the sdist, which holds folders and no links."""
+    with tarfile.open(sdist) as archive:
+        archive.extractall(folder / "unpacked", filter="data")
+    (source,) = (folder / "unpacked").iterdir()
+    return build(source, "wheel", folder / "dist")
+
+
+@pytest.fixture(scope="module")
+def installed(folder: Path) -> Path:
+    """What shardkeep needs, and nothing else."""
+    return linked(folder / "dependencies", dependencies())
+
+
+def sources() -> set[str]:
+    """The files of the package, as a build has them below `shardkeep/`."""
+    kinds = {".py", ".pyi", ".proto", ".yaml", ".json", ".typed", ".js", ".css", ".html", ".txt"}
+    trees = [(ROOT / "src" / "shardkeep", ""), *((ROOT / link, f"{link}/") for link in ROOMS)]
+    files = [
+        (path.relative_to(top), head)
+        for top, head in trees
+        for path in top.rglob("*")
+        if path.suffix in kinds or path.name == "py.typed"
+    ]
+    return {f"shardkeep/{head}{path.as_posix()}" for path, head in files}
+
+
+@pytest.mark.slow
+def test_an_sdist_and_its_wheel_hold_the_whole_package_and_nothing_else(sdist: Path, wheel: Path) -> None:
+    with tarfile.open(sdist) as archive:
+        members = [member for member in archive.getmembers() if not member.isdir()]
+        assert all(member.isreg() for member in members)
+        shipped = {member.name.partition("/")[2] for member in members}
+    assert {name.removeprefix("src/") for name in shipped if name.startswith("src/shardkeep/")} == sources()
+    others = {name.partition("/")[0] for name in shipped}
+    assert others == {
+        "src",
+        "pyproject.toml",
+        "setup.py",
+        "setup.cfg",
+        "MANIFEST.in",
+        "README.md",
+        "LICENSE",
+        "PKG-INFO",
+    }
+    assert {"shardkeep/py.typed", "shardkeep/proto/control.proto", "shardkeep/examples/clicks.py"} < sources()
+    with zipfile.ZipFile(wheel) as packed:
+        assert {name for name in packed.namelist() if not name.startswith("shardkeep-")} == sources()
+
+
+@pytest.mark.slow
+def test_the_metadata_names_the_licences_and_the_readme(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as packed:
+        (path,) = (name for name in packed.namelist() if name.endswith(".dist-info/METADATA"))
+        told = message_from_bytes(packed.read(path))
+        for licence in told.get_all("License-File", []):
+            assert packed.read(f"{path.rpartition('/')[0]}/licenses/{licence}") == (ROOT / licence).read_bytes()
+    assert told["Version"] == PROJECT["version"] and told["Requires-Python"] == ">=3.11"
+    assert told["Description-Content-Type"] == "text/markdown" and str(told.get_payload()).startswith("# shardkeep")
+    assert told["License-Expression"] == "Apache-2.0 AND MIT" and len(told.get_all("License-File", [])) == 2
+
+
+def places(folder: Path, checkout: Path) -> list[Path]:
+    """Where an import could go wrong: by the folder's own name, by a folder in it, by files named like rooms."""
+    named, rooms = folder / "named" / "shardkeep", folder / "rooms"
+    named.mkdir(parents=True, exist_ok=True)
+    for name in ("ps", "workers", "compression", "proto"):
+        (rooms / name).mkdir(parents=True, exist_ok=True)
+        (rooms / name / "__init__.py").write_text("raise ImportError('a room of somebody else')\n")
+        (rooms / f"{name}.py").write_text("raise ImportError('a file of somebody else')\n")
+    return [checkout.parent, checkout, Path("/"), named, named.parent, rooms]
+
+
+@pytest.mark.slow
+@pytest.mark.waits_for_processes
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("form", ["sdist", "editable"])
+def test_an_installation_imports_itself_anywhere_and_trains(
+    folder: Path, checkout: Path, sdist: Path, installed: Path, form: str
+) -> None:
+    """pip makes a wheel of the sdist and installs that."""
+    environment = empty_environment(folder / f"{form}-environment", installed)
+    what = {"sdist": [str(sdist)], "editable": ["--editable", str(checkout)]}[form]
+    environment.install(*what)
+    home = checkout / "src" if form == "editable" else environment.folder
+    for place in places(folder, checkout):
+        assert imported_from(environment, place).startswith(str(home)), place
+    work = folder / "rooms"
+    shutil.copy(ROOT / "examples" / "demo.yaml", work)
+    shutil.rmtree(work / "run", ignore_errors=True)
+    command = [environment.python, "-m", "shardkeep", *FIRST_STEPS]  # -m: the folder is searched first
+    assert "step 20/20" in checked(*command, cwd=work, env=environment.variables())
+
+
+def imported_from(environment: Environment, place: Path) -> str:
+    return checked(environment.python, "-c", PLACES, cwd=place, env=environment.variables())

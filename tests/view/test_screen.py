@@ -1,0 +1,217 @@
+"""What a person sees of a job, where there is a terminal and where there is none."""
+
+from __future__ import annotations
+
+import io
+import re
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from shardkeep.records.lines import record_of
+from shardkeep.run.folder import NO_SUMMARY
+from shardkeep.view.run_view import RunView, clock_text
+from shardkeep.view.screen import Screen, closing_rows, metric_name, peak_memory, quality, step_parts
+from tests.support.cases import every
+
+SUMMARY: dict[str, Any] = {
+    "steps": 490,
+    "samples": 1000,
+    "wall_s": 42.0,
+    "samples_per_s": 24310.4,
+    "eval": {"auc": 0.78, "best_auc": 0.79, "logloss": 0.44, "normalized_entropy": 0.8, "calibration": 1.01},
+    "bytes": {"pull": {"ids": 1000, "values": 3000}, "push": {"ids": 500}, "tower": {"total": 9000, "values": 9000}},
+    "staleness": {"1": 1, "0": 3},
+    "step_ms": {"total": 9.2, "data": 0.1, "backward": 2.0, "dense_reduce": 4.2, "forward": 1.8, "other": 1.1},
+    "processes": [{"role": "server", "index": i, "peak_rss_bytes": 1e6 * i} for i in range(3)],
+    "tables": [{"name": "a", "rows": 10, "bytes": 640}, {"name": "b", "rows": 5, "bytes": 360}],
+}
+
+
+def screen(*, terminal: bool) -> tuple[Screen, io.StringIO]:
+    out = io.StringIO()
+    return Screen(Console(file=out, force_terminal=terminal, width=110, color_system=None)), out
+
+
+def test_without_a_terminal_progress_is_plain_lines() -> None:
+    view, out = screen(terminal=False)
+    view.phase("kernels", "ready in 0.1 s")
+    view.record(record_of({"kind": "progress", "step": 1, "total_steps": 10, "loss": 0.5, "samples_per_s": 1234.5}))
+    view.record(record_of({"kind": "progress", "step": 2, "total_steps": 10, "loss": 0.5, "samples_per_s": 1234.5}))
+    view.record(record_of({"kind": "eval", "step": 10, "auc": 0.75, "logloss": 0.4}))
+    scored = {"step": 9, "samples": 1234, "auc": 0.75, "normalized_entropy": 0.4}
+    view.record(record_of({"kind": "phase", "phase": "progressive", "text": "to step 9  auc 0.7500", **scored}))
+    view.record(record_of({"kind": "progress", "step": 10, "total_steps": 10, "loss": None, "samples_per_s": None}))
+    assert out.getvalue().splitlines() == [
+        "kernels   ready in 0.1 s",
+        "train     step 1/10  loss 0.5000  1,234 samples/s",
+        "evaluate  step 10  AUC 0.7500  logloss 0.4000",
+        "progressive to step 9  AUC 0.7500  normalized entropy 0.4000  on 1,234 samples before training on them",
+        "train     step 10/10  loss -  - samples/s  AUC 0.7500",
+    ]
+
+
+def test_on_a_terminal_there_is_a_bar_and_lines_stand_above_it() -> None:
+    view, out = screen(terminal=True)
+    view.record(record_of({"kind": "progress", "step": 5, "total_steps": 10, "loss": 0.5, "samples_per_s": 1000.0}))
+    view.record(record_of({"kind": "phase", "phase": "data", "text": "eager [too short]"}))
+    view.end_bar()
+    assert "step 5/10" in out.getvalue()
+    assert "data      eager [too short]" in out.getvalue()
+
+
+def test_the_closing_table_has_every_figure_that_was_promised() -> None:
+    rows = dict(closing_rows(SUMMARY, Path("runs/a")))
+    assert rows["speed"] == "24,310 samples/s"
+    assert rows["AUC"] == "0.7800 (best possible 0.7900)"
+    assert rows["logloss"] == "0.4400"
+    assert rows["bytes per sample"] == "pulled 4.0  pushed 0.5  tower 9.0"
+    assert rows["staleness"] == "0 steps 75 %, 1 step 25 %"
+    assert rows["mean step"] == "9.2 ms: tower reduce 4.2, backward 2.0, forward 1.8, the rest 1.2"
+    assert rows["peak memory"] == "3 servers up to 2 MB"
+    assert rows["run folder"] == "runs/a"
+    assert "profile" not in rows
+
+
+def test_the_closing_table_says_where_the_traces_are(tmp_path: Path) -> None:
+    (tmp_path / "profile").mkdir()
+    assert dict(closing_rows(SUMMARY, tmp_path))["profile"] == f"{tmp_path}/profile"
+
+
+def test_the_parts_of_a_step_that_are_shown_add_up_to_it() -> None:
+    assert step_parts({"total": 1.0, "data": 0.0, "other": 1.0}) == "1.0 ms: the rest 1.0"
+    assert step_parts({"total": 4.0, "push": 3.9, "other": 0.1}) == "4.0 ms: push 3.9, the rest 0.1"
+
+
+def test_the_largest_process_of_each_role_is_shown() -> None:
+    processes = [{"role": r, "peak_rss_bytes": b} for r, b in (("coordinator", 2e6), ("worker", 3e6), ("worker", 5e9))]
+    assert peak_memory(processes) == "coordinator 2 MB, 2 workers up to 5,000 MB"
+
+
+def test_the_closing_table_of_a_job_without_evaluation_shows_what_there_is() -> None:
+    rows = dict(closing_rows({**NO_SUMMARY, "steps": 7, "recoveries": [{}, {}]}, Path("runs/a")))
+    assert rows["recoveries"] == "2: summary.json reports each"
+    assert rows.keys() == {"steps", "recoveries", "run folder"}, "nothing that was not measured"
+    view, out = screen(terminal=False)
+    view.closing({"status": "completed", **NO_SUMMARY}, Path("runs/a"))
+    assert "runs/a" in out.getvalue()
+
+
+def test_an_auc_of_one_class_is_shown_as_missing() -> None:
+    assert quality({"auc": None, "logloss": 0.1}) == "AUC -  logloss 0.1000"
+
+
+def test_what_is_undefined_is_shown_with_its_note_and_nothing_else_is() -> None:
+    note = "all 9 labels are 0; AUC needs both classes"
+    scores = {"auc": None, "logloss": 0.1, "note": note}
+    assert quality(scores) == f"AUC -  logloss 0.1000  ({note})"
+    assert ("note", note) in closing_rows({"steps": 1, "samples": 9, "eval": scores}, Path("runs/a"))
+    assert quality({"accuracy": 1.0, "note": note}) == "accuracy 1.0000"
+    by_label = {"auc/a": None, "logloss/a": 0.1, "note/a": note, "auc/b": 0.75, "logloss/b": 0.5}
+    assert quality(by_label) == f"a: AUC -  logloss 0.1000  ({note})  b: AUC 0.7500  logloss 0.5000"
+
+
+def test_errors_stand_beside_those_of_the_constant_mean() -> None:
+    scores = {"mse": 4.0, "rmse": 2.0, "r2": 0.5, "baseline_mse": 9.0, "baseline_rmse": 3.0}
+    assert quality(scores) == "MSE 4.0000 (constant mean 9.0000)  RMSE 2.0000 (constant mean 3.0000)"
+    assert metric_name("baseline_mse/a") == "MSE/a of the constant mean"
+
+
+def test_the_quality_of_each_label_is_shown_by_its_name() -> None:
+    scores = {"samples": 10, "auc/click": 0.75, "logloss/click": 0.5, "auc/buy": None, "logloss/buy": 0.25}
+    text = "click: AUC 0.7500  logloss 0.5000  buy: AUC -  logloss 0.2500"
+    assert quality(scores) == text
+    summary = {"status": "completed", "steps": 1, "samples": 10, "eval": scores}
+    assert ("quality", text) in closing_rows(summary, Path("runs/a"))
+
+
+def test_the_table_of_a_resumed_job_says_which_figures_are_the_jobs_and_which_the_last_starts() -> None:
+    job = {"starts": 2, "steps": 5000, "samples": 640_000, "wall_s": 90.0, "samples_per_s": 20_000.0}
+    summary = {**SUMMARY, "resumed_at": {"samples": 100_000}, "job": job, "starts": [{}, {"from_step": 800}]}
+    rows = dict(closing_rows(summary, Path("runs/x")))
+    assert rows["steps"] == "5,000 (640,000 samples in 90.0 s over 2 starts, start-up and evaluations included)"
+    assert rows["last start"].startswith("steps 800 to ") and rows["last start"].endswith(" samples in 42.0 s)")
+    assert rows["speed, last start"] == "24,310 samples/s (20,000 over all starts)"
+    assert "mean step, last start" in rows and "speed" not in rows
+
+
+def test_nothing_is_pulled_or_on_servers_where_there_are_none() -> None:
+    alone = {**SUMMARY, "processes": [{"role": "worker", "index": 0, "peak_rss_bytes": 1e6}], "staleness": {"0": 9}}
+    rows = dict(closing_rows(alone, Path("runs/a")))
+    assert rows["tables"] == "2 with 15 rows, 1.0 kB"
+    assert dict(closing_rows(SUMMARY, Path("runs/a")))["tables"] == "2 with 15 rows, 1.0 kB on the servers"
+    assert not {"bytes per sample", "staleness"} & rows.keys()
+
+
+@pytest.mark.parametrize(("width", "elapsed"), [(120, True), (80, False)], ids=["wide", "narrow"])
+def test_the_clocks_behind_the_bar_say_what_they_count(width: int, elapsed: bool) -> None:
+    out = io.StringIO()
+    view = Screen(Console(file=out, force_terminal=True, width=width, color_system=None))
+    view.record(record_of({"kind": "progress", "step": 5, "total_steps": 10, "loss": 0.5, "samples_per_s": 1000.0}))
+    view.end_bar()
+    assert " left" in out.getvalue() and (" elapsed" in out.getvalue()) == elapsed
+    shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", out.getvalue())
+    assert all(len(line) <= width for line in re.split(r"[\r\n]+", shown))
+
+
+def test_the_trend_of_the_auc_stands_beside_the_loss_and_the_time_left_behind_it() -> None:
+    view, out = screen(terminal=False)
+    view.record(record_of({"kind": "progress", "step": 1, "total_steps": 10, "loss": 0.5, "samples_per_s": 10.0}))
+    for step, auc in ((3, 0.75), (6, None), (10, 0.7531)):
+        view.record(record_of({"kind": "eval", "step": step, "auc": auc, "logloss": 0.4}))
+    view.record(record_of({"kind": "progress", "step": 10, "total_steps": 10, "loss": 0.5, "samples_per_s": 10.0}))
+    assert out.getvalue().splitlines()[-1] == "train     step 10/10  loss 0.5000  10 samples/s  AUC 0.7531 (+0.0031)"
+
+
+@every(
+    ("records", "text"),
+    [
+        ([], ""),
+        ([{"kind": "eval", "logloss": 0.5, "auc": 0.8}], "AUC 0.8000"),
+        ([{"kind": "eval", "rmse": 0.5}, {"kind": "eval", "rmse": 0.25}], "RMSE 0.2500 (-0.2500)"),
+        ([{"kind": "eval", "auc/buy": 0.5}, {"kind": "eval", "auc/buy": 0.625}], "AUC/buy 0.6250 (+0.1250)"),
+        ([{"kind": "phase", "phase": "progressive", "auc": 0.5}] * 2, "AUC 0.5000 (+0.0000)"),
+        ([{"kind": "phase", "phase": "progressive", "auc": 0.5}, {"kind": "eval", "auc": 0.75}], "AUC 0.7500"),
+    ],
+    ids=["none", "one", "a value", "a label", "progressive", "progressive and evaluated"],
+)
+def test_the_trend_is_that_of_the_first_metric(records: list[dict[str, Any]], text: str) -> None:
+    view = RunView()
+    view.hear(*map(record_of, records))
+    assert view.trend == text
+
+
+def test_the_time_left_is_that_of_the_mean_step_and_counts_anew_when_a_job_goes_back() -> None:
+    view, found = RunView(), []
+    for seconds, step in ((0, 5), (10, 10), (100, 2), (101, 3), (102, 100)):
+        time = datetime.fromtimestamp(1_800_000_000 + seconds).isoformat()
+        view.hear(record_of({"kind": "progress", "time": time, "step": step, "total_steps": 100}))
+        found.append(view.left_s)
+    assert found == [None, 90 * 10 / 5, None, 97.0, 0.0]
+    assert clock_text(3661.4) == "1:01:01"
+
+
+@pytest.mark.parametrize("width", [80, 200])
+def test_a_bar_with_large_numbers_fits_the_terminal(width: int) -> None:
+    out = io.StringIO()
+    view = Screen(Console(file=out, force_terminal=True, width=width, color_system=None))
+    for auc in (0.7781, 0.7812):
+        view.record(record_of({"kind": "eval", "step": 100_000, "auc": auc}))
+    view.record(
+        record_of({"kind": "progress", "step": 123_456, "total_steps": 585_937, "loss": 0.45, "samples_per_s": 1e6})
+    )
+    view.end_bar()
+    shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", out.getvalue())
+    bars = [line for line in re.split(r"[\r\n]+", shown) if "loss" in line]
+    assert bars and all(len(line) <= width for line in bars)
+    assert all("AUC 0.7812 (+0.0031)" in line and " left" in line for line in bars)
+    assert all(("samples/s" in line) == (width == 200) for line in bars)
+
+
+def test_the_choice_of_compiling_is_kept_from_the_screen() -> None:
+    view, out = screen(terminal=False)
+    view.record(record_of({"kind": "phase", "phase": "tower", "text": "amp off: as configured; compile off"}))
+    assert out.getvalue() == ""

@@ -1,0 +1,147 @@
+"""ColumnLayout: which raw columns become what; and what the training rows decide about them. Data only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import astuple, dataclass
+from functools import cached_property
+from typing import Any
+
+from shardkeep.base.errors import ConfigError
+from shardkeep.workers.data.columnar import DenseTransform
+from shardkeep.workers.data.conversion.categories import Kind
+from shardkeep.workers.data.conversion.rules import FORM, ReadingRules
+from shardkeep.workers.data.conversion.scaling import PriorScale, from_json, to_json
+from shardkeep.workers.data.schema import Schema, features_of
+from shardkeep.workers.data_config import DataConfig, DenseColumn, LabelColumn, Scaling, SparseColumn
+
+
+@dataclass(frozen=True)
+class ColumnLayout:
+    """Which raw columns become what. `lists` is known only once the first chunk is seen."""
+
+    label: LabelColumn
+    dense: tuple[DenseColumn, ...]
+    sparse: tuple[SparseColumn, ...]
+    scale: Scaling
+    missing: tuple[str, ...]
+    weight: str | None = None
+    time: str | None = None
+    form: int = FORM
+
+    @property
+    def rules(self) -> ReadingRules:
+        """How values are read, the same for all columns."""
+        return ReadingRules(self.missing, self.form)
+
+    @property
+    def schema(self) -> Schema:
+        """The schema of the samples."""
+        return Schema(tuple(c.column for c in self.numbers), features_of(self.sparse), (self.label.column,))
+
+    @cached_property
+    def numbers(self) -> tuple[DenseColumn, ...]:
+        """The dense columns, those of a vector one by one."""
+        return tuple(number for column in self.dense for number in column.numbers())
+
+    def raw_columns(self) -> list[str]:
+        """Names of the columns to read, each once."""
+        weights = [c.weights for c in self.sparse if c.weights is not None]
+        scalars = [name for name in (self.weight, self.time) if name is not None]
+        used = [self.label.column, *(c.column for c in self.dense), *(c.column for c in self.sparse), *weights]
+        return list(dict.fromkeys([*used, *scalars]))
+
+
+def layout_of(config: DataConfig, *, scale: Scaling = "standard") -> ColumnLayout:
+    """The layout that the config describes. Raises ConfigError where it cannot be one."""
+    if config.label is None:
+        raise ConfigError(f"data.label: is missing; source: {config.source} needs the column to predict")
+    if not config.dense and not config.sparse:
+        raise ConfigError("data.dense and data.sparse: are both empty; allowed: at least one column")
+    for key, columns in (("dense", config.dense), ("sparse", config.sparse)):
+        names = [number.column for c in columns for number in (c.numbers() if isinstance(c, DenseColumn) else [c])]
+        if twice := sorted({n for n in names if names.count(n) > 1}):
+            raise ConfigError(f"data.{key}: names column {twice[0]} twice; allowed: each column once")
+        if config.label.column in names:
+            raise ConfigError(f"data.{key}: names {config.label.column}, which is the label")
+    if config.weight == config.label.column:
+        raise ConfigError(f"data.weight: names {config.weight}, which is the label")
+    dense, sparse = tuple(config.dense), tuple(config.sparse)
+    return ColumnLayout(
+        config.label, dense, sparse, config.scale or scale, tuple(config.missing), config.weight, config.time
+    )
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """What the training rows decide for all rows.
+
+    `lists`: the multi-valued features; `brackets`: those whose texts are lists in brackets. `kinds`: feature -> what it
+    holds, where known. `times`: the dense columns that hold times. `origins`: per dense column, what is subtracted
+    before a number is stored (float64). `transform`: at reading.
+    """
+
+    lists: frozenset[str]
+    kinds: Mapping[str, Kind]
+    origins: tuple[float, ...]
+    transform: DenseTransform
+    times: frozenset[str] = frozenset()
+    brackets: frozenset[str] = frozenset()
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON types, which `of_json` reads."""
+        return {
+            "lists": sorted(self.lists),
+            "kinds": dict(self.kinds),
+            "times": sorted(self.times),
+            "brackets": sorted(self.brackets),
+            "origins": list(self.origins),
+            "transform": to_json(self.transform),
+        }
+
+    @classmethod
+    def of_json(cls, record: Mapping[str, Any]) -> Fitted:
+        """Undoes `to_json`. Raises KeyError, TypeError or ValueError for anything else."""
+        lists, times, brackets = (frozenset(record[name]) for name in ("lists", "times", "brackets"))
+        kinds, origins = dict(record["kinds"]), tuple(record["origins"])
+        return cls(lists, kinds, origins, from_json(record["transform"]), times, brackets)
+
+
+@dataclass(frozen=True)
+class PriorFit:
+    """What an earlier model's training rows have decided, by column: the same columns of a job that continues it are
+    read so."""
+
+    form: int
+    features: frozenset[str]
+    lists: frozenset[str]
+    brackets: frozenset[str]
+    kinds: Mapping[str, Kind]
+    dense: Mapping[str, PriorScale]
+
+    @classmethod
+    def of(cls, layout: ColumnLayout, fitted: Fitted) -> PriorFit:
+        """All that a model has decided."""
+        t, names = fitted.transform, [column.column for column in layout.numbers]
+        numbers = zip(names, fitted.origins, t.fill_I, t.shift_I, t.factor_I, strict=True)
+        scales = {name: PriorScale(name in fitted.times, *map(float, each)) for name, *each in numbers}
+        features = frozenset(c.column for c in layout.sparse)
+        return cls(layout.form, features, fitted.lists, fitted.brackets, fitted.kinds, scales)
+
+    def agrees(self, fitted: Fitted, layout: ColumnLayout) -> bool:
+        """Whether other training rows have decided the same of these columns."""
+        other = PriorFit.of(layout, fitted)
+        return self._shared_with(other) == other._shared_with(self)
+
+    def _shared_with(self, other: PriorFit) -> tuple[Any, ...]:
+        """What is decided of the columns that both have."""
+        features = self.features & other.features
+        kinds = {name: self.kinds.get(name) for name in features}
+        dense = {name: self.dense[name] for name in self.dense.keys() & other.dense.keys()}
+        return self.form, self.lists & features, self.brackets & features, kinds, dense
+
+    def to_json(self) -> list[Any]:
+        """JSON types, equal for equal decisions."""
+        dense = {name: astuple(scale) for name, scale in sorted(self.dense.items())}
+        names = [sorted(each) for each in (self.features, self.lists, self.brackets)]
+        return [self.form, *names, dict(sorted(self.kinds.items())), dense]

@@ -1,0 +1,213 @@
+"""RowReader: raw columns of one chunk to the samples of its rows, read as the training rows have decided.
+
+N = rows of a chunk, V = ids of a multi-valued feature
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.compute as pc  # type: ignore[import-untyped]
+
+from shardkeep.base.arrays import Float64s, Floats, Ints
+from shardkeep.base.errors import ConfigError
+from shardkeep.workers.data.columnar import DecodedRows, Lists
+from shardkeep.workers.data.conversion import times
+from shardkeep.workers.data.conversion.categories import decode_ids, kind_of
+from shardkeep.workers.data.conversion.chunk import Chunk, Column
+from shardkeep.workers.data.conversion.decoding import (
+    as_lists,
+    decode_numbers,
+    decode_vectors,
+    holds_times,
+    in_brackets,
+    list_lengths,
+    present,
+)
+from shardkeep.workers.data.conversion.hashing import Spellings
+from shardkeep.workers.data.conversion.labels import Labels, LabelValues, decode_labels
+from shardkeep.workers.data.conversion.layout import ColumnLayout, Fitted, PriorFit
+from shardkeep.workers.data.conversion.rules import is_list, is_text
+from shardkeep.workers.data.conversion.scaling import ColumnScaler, transform_of
+from shardkeep.workers.data.conversion.teaching import Teaching
+from shardkeep.workers.data_config import DenseColumn, SparseColumn
+
+
+class RowReader:
+    """Reads samples: those of the training rows first, or with what these have `fitted` before.
+
+    `prior`: the part that another model's training rows have fitted."""
+
+    def __init__(self, layout: ColumnLayout, fitted: Fitted | None = None, prior: PriorFit | None = None) -> None:
+        if fitted is not None:
+            prior = PriorFit.of(layout, fitted)
+        self.layout = layout
+        self.rules = layout.rules
+        scales = {} if prior is None else prior.dense
+        self._scalers = [ColumnScaler(c, layout.scale, scales.get(c.column)) for c in layout.numbers]
+        self._lists: frozenset[str] | None = None if fitted is None else fitted.lists
+        self._prior = prior
+        names = [c.column for c in layout.sparse]
+        self._kinds = {} if prior is None else {n: k for n, k in prior.kinds.items() if n in names}
+        self._brackets = {} if prior is None else {n: n in prior.brackets for n in prior.lists if n in names}
+        self._time_counts: bool | None = None
+        self._fitted = fitted
+        self._spellings = {c.column: Spellings() for c in layout.sparse} if fitted is None and layout.form > 1 else {}
+        self._teaching = Teaching() if fitted is None else None
+
+    def fitted(self) -> Fitted:
+        """What the training rows have decided."""
+        if self._fitted is not None:
+            return self._fitted
+        scalers, brackets = self._scalers, frozenset(name for name, are in self._brackets.items() if are)
+        origins, times_ = tuple(c.origin for c in scalers), frozenset(c.name for c in scalers if c.is_time)
+        return Fitted(self.lists, self._kinds, origins, transform_of(scalers), times_, brackets)
+
+    @property
+    def lists(self) -> frozenset[str]:
+        """The multi-valued features; none before the first chunk."""
+        return self._lists or frozenset()
+
+    def notes(self) -> list[str]:
+        """What a person should know of the training columns: a line each."""
+        notes = [] if self._teaching is None else self._teaching.notes(self._scalers)
+        for name, spellings in self._spellings.items():
+            if spellings.pair is not None:
+                one, other = (text.decode("utf-8", "replace")[:40] for text in spellings.pair)
+                notes.append(f"column {name}: {one!r} and {other!r} are two categories; write one value in one way")
+        return notes
+
+    def rows(self, chunk: Chunk, label_N: LabelValues, *, learn: bool) -> DecodedRows:
+        """The samples of a chunk; `learn`: they enter the statistics. Raises DataError for what cannot be a sample."""
+        layout = self.layout
+        if self._lists is None:
+            self._lists = self._find_lists(chunk)
+        single = [c for c in layout.sparse if c.column not in self.lists]
+        single_NF = np.empty((len(label_N), len(single)), np.int64)
+        for f, sparse in enumerate(single):
+            column = chunk.column(sparse.column)
+            with column.named():
+                single_NF[:, f] = self._ids(column)
+        dense_NI, end = np.empty((len(label_N), len(layout.numbers)), np.float32), 0
+        for dense in layout.dense:
+            start, end = end, end + (dense.width or 1)
+            self._dense(chunk, dense, self._scalers[start:end], dense_NI[:, start:end], learn=learn)
+        lists = {}
+        for sparse in layout.sparse:
+            if sparse.column in self.lists:
+                with chunk.column(sparse.column).named():
+                    lists[sparse.column] = self._multi(chunk, sparse)
+        if learn and self._teaching is not None:
+            self._teaching.add([c.column for c in single], single_NF)
+        weight_N = None if layout.weight is None else self._sample_weights(chunk)
+        time_N = self._times(chunk) if layout.time is not None and learn else None
+        return DecodedRows(label_N, dense_NI, single_NF, lists, weight_N, time_N)
+
+    def _find_lists(self, chunk: Chunk) -> frozenset[str]:
+        """Which features have several values a row. Raises ConfigError for pooling where none can."""
+        lists = frozenset(
+            c.column
+            for c in self.layout.sparse
+            if c.separator is not None or c.weights is not None or is_list(chunk.column(c.column).values.type)
+        )
+        if self._prior is not None:
+            names = frozenset(c.column for c in self.layout.sparse)
+            lists = lists - self._prior.features | self._prior.lists & names
+        for column in self.layout.sparse:
+            if column.pooling in ("mean", "max") and column.column not in lists:
+                raise ConfigError(
+                    f"data.sparse: {column.column}: pooling: {column.pooling} has no effect, each row has one value; "
+                    "leave it out, or give the separator of the values"
+                )
+        return lists
+
+    def _ids(self, column: Column) -> Ints:
+        """The ids of a column of one value a row, or of the entries of lists, as its kind in the first rows says."""
+        kind = self._kinds.get(column.name)
+        if kind is None and (kind := kind_of(column.values, self.rules)) is not None:
+            self._kinds[column.name] = kind
+        return decode_ids(column, kind, self.rules, self._spellings.get(column.name))
+
+    def _times(self, chunk: Chunk) -> Float64s:
+        """Seconds since 1970, or plain numbers: the first rows decide."""
+        column = chunk.column(self.layout.time or "")
+        with column.named():
+            if self._time_counts is None:
+                dates = holds_times(column, self.rules)
+                self._time_counts = None if dates is None else dates or times.are_counts(column, self.rules)
+            time_N = (times.seconds if self._time_counts else decode_numbers)(column, self.rules)
+        column.check(np.isnan(time_N), "the time is missing; allowed: numbers, dates or times")
+        return time_N
+
+    def _sample_weights(self, chunk: Chunk) -> Floats:
+        column = chunk.column(self.layout.weight or "")
+        with column.named():
+            weight_N = decode_numbers(column, self.rules).astype(np.float32)
+
+        def problem(index: int) -> str:
+            what = "is missing" if np.isnan(weight_N[index]) else f"is {weight_N[index]:g}"
+            return f"the weight {what}; allowed: numbers from 0 on"
+
+        column.check(~(weight_N >= 0) | np.isinf(weight_N), problem)
+        return weight_N
+
+    def labels(self, chunk: Chunk) -> Labels:
+        """The labels of a chunk. Raises DataError."""
+        column = chunk.column(self.layout.label.column)
+        with column.named():
+            return decode_labels(column, self.layout.label, self.rules)
+
+    def _dense(
+        self, chunk: Chunk, dense: DenseColumn, scalers: Sequence[ColumnScaler], out_NW: Floats, *, learn: bool
+    ) -> None:
+        """Fills `out_NW` with the numbers to store of a column: W = 1, or the width of its vectors."""
+        column = chunk.column(dense.column)
+        with column.named():
+            if dense.width is not None:
+                values_NW = decode_vectors(column, self.rules, dense.width)
+            else:
+                if scalers[0].is_time is None:
+                    scalers[0].is_time = holds_times(column, self.rules)
+                values_NW = (times.seconds if scalers[0].is_time else decode_numbers)(column, self.rules)[:, None]
+            for w, scaler in enumerate(scalers):
+                out_NW[:, w] = scaler.store(values_NW[:, w], learn=learn)
+        column.check(np.isinf(out_NW).max(axis=1), "is beyond float32; try scale: log")
+
+    def _multi(self, chunk: Chunk, sparse: SparseColumn) -> Lists:
+        column = chunk.column(sparse.column)
+        if column.name not in self._brackets:
+            brackets = in_brackets(column, self.rules, sparse.separator)
+            self._brackets |= {} if brackets is None else {column.name: brackets}
+        lists = as_lists(
+            column,
+            self.rules,
+            sparse.separator,
+            brackets=self._brackets.get(column.name, False),
+            single=sparse.weights is not None or self._kinds.get(column.name) != "texts",
+        )
+        lengths_N = list_lengths(lists)
+        entries = column.entries(lists, lengths_N)
+        present_V = present(entries.values, self.rules)
+        weights_V = None
+        if sparse.weights is not None:
+            weights_V = self._weights(chunk.column(sparse.weights), sparse, column, lists)[present_V]
+        index_V = np.repeat(np.arange(len(lengths_N)), lengths_N)
+        present_N = np.bincount(index_V[present_V], minlength=len(lengths_N))
+        return Lists(self._ids(entries)[present_V], present_N, weights_V)
+
+    def _weights(self, column: Column, sparse: SparseColumn, owner: Column, ids: pa.Array) -> Floats:
+        separator = sparse.separator if is_text(column.values.type) else None
+        brackets = in_brackets(column, self.rules, separator) or False
+        lists = as_lists(column, self.rules, separator, brackets=brackets)
+        if is_text(owner.values.type):  # a mark of a missing value is a list of one, whose weight goes with it
+            lists = pc.if_else(pc.and_(ids.is_null(), pc.equal(pc.list_value_length(lists), 1)), None, lists)
+        weights_N, lengths_N = list_lengths(lists), list_lengths(ids)
+        column.check(
+            weights_N != lengths_N, lambda i: f"holds {weights_N[i]} weights for {lengths_N[i]} ids of {sparse.column}"
+        )
+        entries = column.entries(lists, weights_N)
+        weights_V = decode_numbers(entries, self.rules)
+        entries.check(np.isnan(weights_V), "a weight is missing")
+        return weights_V.astype(np.float32)

@@ -1,0 +1,159 @@
+"""Evaluation: every rank predicts its part of the evaluation data; the metrics are of all of it together."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from shardkeep.base.arrays import Floats, Ints
+from shardkeep.base.errors import ConfigError
+from shardkeep.compression.ledger import Ledger
+from shardkeep.ps.client.row_client import PullHandle, RowClient
+from shardkeep.workers.blocks import BlockScorer
+from shardkeep.workers.collectives.collective import Collective
+from shardkeep.workers.collectives.operations import gather_arrays
+from shardkeep.workers.data.batch import Batch
+from shardkeep.workers.data.samples import Dataset, gathered
+from shardkeep.workers.data.sampling import StepSlices
+from shardkeep.workers.embeddings.plan import Plan
+from shardkeep.workers.embeddings.unseen import Unseen
+from shardkeep.workers.evaluation.history import EvaluationHistory
+from shardkeep.workers.metrics.quality import MetricSettings, evaluate_over_workers, loses_to_the_mean
+from shardkeep.workers.reporting.counters import StepCounters
+from shardkeep.workers.reporting.report import Report
+
+# Pulls under way while a batch is predicted: the next one's rows travel meanwhile.
+READ_AHEAD = 2
+TRAIN_DIRECTIONS = ("push", "pull", "tower")
+"""The ledger's directions of training."""
+
+
+def groups_of(batch: Batch, asked: MetricSettings) -> Ints:
+    """The groups of a batch's samples, int64 (B,); empty if no metric needs them. Raises ConfigError."""
+    if asked.group_by is None:
+        return np.empty(0, np.int64)
+    ids = batch.ids.get(asked.group_by)
+    if ids is None or ids.lengths_B is not None:
+        why = "is no feature of the data" if ids is None else "has several values in a row"
+        raise ConfigError(f"eval.group_by: {asked.group_by} {why}; allowed: a column of data.sparse with one")
+    return ids.values_N
+
+
+def weights_of(batch: Batch) -> Floats:
+    """The weights of a batch's samples, float32 (B,); empty = all 1."""
+    return np.empty(0, np.float32) if batch.weight_B is None else batch.weight_B
+
+
+class Evaluator:
+    """Predicts a data set with the rows and the tower as they are now. Changes no state."""
+
+    def __init__(
+        self,
+        *,
+        dataset: Dataset,
+        client: RowClient,
+        scorer: BlockScorer,
+        collective: Collective,
+        max_samples: int | None,
+        best_auc: Callable[[int], float] | None,
+        asked: MetricSettings | None = None,
+    ) -> None:
+        """`asked`: the metrics; None = those of classes. `best_auc(n)`: the best possible AUC on the first n samples,
+        where the data know it."""
+        self.collective = collective
+        self._dataset = dataset
+        self._client = client
+        self._scorer = scorer
+        self._num_samples = min(len(dataset), max_samples) if max_samples else len(dataset)
+        self._asked = asked or MetricSettings()
+        if self._asked.group_by is not None:
+            groups_of(gathered(dataset, np.arange(1)), self._asked)  # now, not after an epoch
+        self._best_auc = cache(best_auc) if best_auc is not None and "auc" in self._asked.metrics else None
+
+    def run(self, step: int) -> dict[str, Any]:
+        """The metrics over all ranks, the same on every rank. Blocks until all ranks have called it.
+
+        `step`: steps done; the rows read have seen all pushes of earlier ones."""
+        self._client.fence(step)
+        self.collective.barrier(purpose="agreements")  # in bounded and async: the others' last pushes are applied, too
+        world, rank = self.collective.world_size, self.collective.rank
+        bounds = [self._num_samples * r // world for r in (rank, rank + 1)]
+        names, unseen = self._dataset.schema.labels, Unseen(self._dataset.schema)
+        metrics = evaluate_over_workers(
+            *self._predict(bounds[0], bounds[1], unseen), names=names, collective=self.collective, asked=self._asked
+        )
+        metrics["unseen"] = unseen.counts(self.collective)
+        if self._best_auc is not None:
+            metrics["best_auc"] = self._best_auc(self._num_samples)
+        return metrics
+
+    def _predict(self, first: int, end: int, unseen: Unseen) -> tuple[Floats, Floats, Ints, Floats]:
+        """Logits and labels, float32 (N, T), groups and weights of samples [first, end). Counts values in `unseen`."""
+        weights: list[Floats] = [np.empty(0, np.float32)]
+        groups: list[Ints] = [np.empty(0, np.int64)]
+        none_0T = np.empty((0, len(self._dataset.schema.labels)), np.float32)
+        logits: list[Floats] = [none_0T]
+        labels: list[Floats] = [none_0T]
+        under_way: deque[tuple[Batch, Plan, PullHandle]] = deque()
+        starts = deque(range(first, end, self._scorer.size))
+        while starts or under_way:
+            while starts and len(under_way) < READ_AHEAD:
+                start = starts.popleft()
+                batch = gathered(self._dataset, np.arange(start, min(start + self._scorer.size, end)))
+                plan = self._scorer.embeddings.plan(batch)
+                under_way.append((batch, plan, self._client.read(self._client.request(plan.unique))))
+            batch, plan, pull = under_way.popleft()
+            logits.append(self._scorer.logits(batch, plan, pull.result()))
+            assert pull.has_row_V is not None
+            unseen.add(plan, pull.has_row_V)
+            labels.append(batch.label_BT)
+            groups.append(groups_of(batch, self._asked))
+            weights.append(weights_of(batch))
+        return np.concatenate(logits), np.concatenate(labels), np.concatenate(groups), np.concatenate(weights)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluations:
+    """Evaluates after the steps that the config names, or after each epoch, and after the last step. Reports it."""
+
+    evaluator: Evaluator
+    every_steps: int
+    slices: StepSlices
+    counters: StepCounters
+    report: Report
+    ledger: Ledger
+    """Counts this rank's bytes."""
+    best: EvaluationHistory
+    """Learns of every evaluation."""
+
+    def after(self, step: int, *, last: bool) -> None:
+        """Evaluates if it is due after `step`. `last`: the job has no further step."""
+        done, every = step + 1, self.every_steps
+        due = not done % every if every else self.slices.ends_epoch(step)
+        if not (due or last):
+            return
+        self.report.phase(done, "evaluating")
+        with self.counters.watch.excluded(), self.counters.cpu.excluded(done):
+            metrics = self.evaluator.run(done)
+            trained = {"train_samples": self.counters.samples, "train_bytes": self._train_bytes()}
+        self.report.evaluation(done, metrics, trained)
+        self.best.forget_after(step)  # repeated after a recovery, it reports all that follows from it again
+        before = self.best.lr_factor
+        self.best.add(done, metrics)
+        if (last or self.best.ends) and not self.evaluator.collective.rank and loses_to_the_mean(metrics):
+            self.report.warning("quality", "the model is worse than a constant, the mean of the training labels")
+        if self.best.lr_factor != before and not self.evaluator.collective.rank:
+            self.report.lowered_rates(done, self.best.lr_factor)
+
+    def _train_bytes(self) -> dict[str, int]:
+        """Sums the bytes of training so far over all ranks, by direction: without evaluation's reads, and without the
+        control plane's, which belong to no step. The sum itself counts as agreements."""
+        totals = self.ledger.totals()
+        own = np.array([sum(totals[direction].values()) for direction in TRAIN_DIRECTIONS], dtype=np.int64)
+        sums = np.sum(gather_arrays(self.evaluator.collective, own, purpose="agreements"), axis=0).tolist()
+        return dict(zip(TRAIN_DIRECTIONS, sums, strict=True)) | {"total": sum(sums)}
