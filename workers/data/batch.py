@@ -1,12 +1,12 @@
 """Batch: the samples of one step as plain arrays; what every source yields and every model's input starts from.
 
-B = batch, I = dense inputs, T = targets (1), N = ids of one feature over the whole batch
+B = batch, I = dense inputs, T = labels, N = ids of one feature over the whole batch, S = numbers of a sequence
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -55,12 +55,15 @@ class Batch:
         label_BT: float32 of shape (B, T), a column for each label of the schema: 0 or 1, or any
             number if the loss takes it.
         weight_B: float32 factor on each sample's loss; None = all 1.
+        numbers: of each sequence that has some, the numbers beside its ids, float32 (N, S), C-contiguous. Its ids are
+            in `ids`, column by column, with the same lengths.
     """
 
     dense_BI: Floats
     ids: Mapping[str, Ragged]
     label_BT: Floats
     weight_B: Floats | None = None
+    numbers: Mapping[str, Floats] = field(default_factory=dict)
 
     def __len__(self) -> int:
         """Number of samples; may be 0."""

@@ -11,7 +11,8 @@ from typing import Any, Literal
 
 from shardkeep.workers.data_config import DenseColumn, LabelColumn, SparseColumn
 
-Pooling = Literal["sum", "mean", "max", "weighted"]
+Pooling = Literal["sum", "mean", "max", "weighted", "none"]
+"""`none`: a row for each id, of a sequence."""
 
 
 @dataclass(frozen=True)
@@ -24,16 +25,40 @@ class Feature:
 
 
 @dataclass(frozen=True)
+class SequenceColumns:
+    """A group of list columns that have one length in each row, oldest entry first.
+
+    Attributes:
+        name: The group's.
+        ids: Columns of ids, each looked up without pooling (`pooling` is "none").
+        numbers: Columns of numbers beside them; may be empty.
+        max_length: Entries that are kept of a row, the newest.
+    """
+
+    name: str
+    ids: tuple[Feature, ...]
+    numbers: tuple[str, ...]
+    max_length: int
+
+
+@dataclass(frozen=True)
 class Schema:
-    """The columns of a batch: names of the dense ones in order, the features in order, and the labels in order."""
+    """The columns of a batch: names of the dense ones, the features, the labels and the groups of sequences, each in
+    order."""
 
     dense: tuple[str, ...]
     features: tuple[Feature, ...]
     labels: tuple[str, ...] = ("label",)
+    sequences: tuple[SequenceColumns, ...] = ()
+
+    @property
+    def looked_up(self) -> tuple[Feature, ...]:
+        """All columns of ids: the features, then those of each sequence."""
+        return self.features + tuple(column for group in self.sequences for column in group.ids)
 
     def tables(self) -> tuple[str, ...]:
         """Names of the tables in order of first use."""
-        return tuple(dict.fromkeys(feature.table for feature in self.features))
+        return tuple(dict.fromkeys(feature.table for feature in self.looked_up))
 
     @property
     def num_dense(self) -> int:
