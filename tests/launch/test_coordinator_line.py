@@ -74,3 +74,14 @@ def test_a_death_after_the_verdict_reaches_the_coordinator_that_was_found_before
         line.report(KILLED, final=False)
         within(LIMIT_S, lambda: line.heard(KILLED), "not heard", lambda: True)
     assert "no such column" in job.state.message
+
+
+def test_the_last_step_of_a_coordinator_that_is_dead_is_the_one_that_it_has_recorded(folder: RunFolder) -> None:
+    keep_token(folder.path)
+    with socket.create_server(("127.0.0.1", 0)) as nobody:
+        address = f"127.0.0.1:{nobody.getsockname()[1]}"
+    with line_to(folder, address) as line:
+        assert line.step() is None
+        folder.progress({"kind": "progress", "step": 7})
+        folder.progress({"kind": "progress", "step": 12})
+        assert line.step() == 12

@@ -14,6 +14,8 @@ from shardkeep.base.deadlines import Deadline
 from shardkeep.base.errors import ShardkeepError
 from shardkeep.launch.processes.children import Death
 from shardkeep.ps.control.records import JobStatus, MemberStatus
+from shardkeep.records.lines import newest
+from shardkeep.records.training import Progress
 from shardkeep.run.reader import RunReader
 from shardkeep.trust.endpoint import Endpoint
 
@@ -58,9 +60,10 @@ class CoordinatorLine:
         return self._endpoint
 
     def step(self) -> int | None:
-        """The last step that the coordinator knows of, or knew of when it last answered; None = no step yet."""
-        if (endpoint := self.endpoint()) is not None:
-            self._status(endpoint, timeout_s=STEP_S)
+        """The last step that the coordinator knows of, or has recorded if it answers no more; None = no step yet."""
+        status = None if (endpoint := self.endpoint()) is None else self._status(endpoint, timeout_s=STEP_S)
+        if status is None and (last := newest(self._folder.metrics_path, Progress)) is not None:
+            return max(last.step or 0, self._step or 0)
         return self._step
 
     def silent(self, pid: int) -> bool:
