@@ -202,6 +202,24 @@ def test_a_model_that_guesses_twice_in_a_row(tmp_path: Path) -> None:
     assert not learning.guessing(sight(tmp_path / "run", *evaluated(0.5)))
 
 
+def test_an_auc_that_only_a_model_has_that_is_given_the_label(tmp_path: Path) -> None:
+    found = only(learning.too_good, sight(tmp_path / "run", *evaluated(0.8, 0.99995)))
+    assert (found.level, found.text) == ("warn", "AUC is 0.99995: a feature probably tells the label")
+    assert not learning.too_good(sight(tmp_path / "run", *evaluated(0.8, 0.9999)))
+
+
+def test_each_of_several_labels_is_warned_of_by_its_name(tmp_path: Path) -> None:
+    scores = {"auc/clicked": [0.5, 0.8, 0.7, 0.7], "auc/bought": [0.99, 0.5, 0.5, 0.5], "auc/liked": [1.0] * 4}
+    records = [
+        {"time": at(i), "kind": "eval", "step": 100 * i, **{key: aucs[i] for key, aucs in scores.items()}}
+        for i in range(4)
+    ]
+    seen = sight(tmp_path / "run", *records)
+    assert only(learning.guessing, seen).text == "after 300 steps AUC/bought is 0.5000: the model guesses"
+    assert [each.text.partition(" falls")[0] for each in learning.falling_auc(seen)] == ["AUC/clicked", "AUC/bought"]
+    assert only(learning.too_good, seen).text.startswith("AUC/liked is 1.00000")
+
+
 def test_a_loss_that_has_not_moved(tmp_path: Path) -> None:
     falling = [1.0 - 0.02 * i for i in range(20)]
     still = [0.6 + 0.001 * (-1) ** i for i in range(22)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from statistics import fmean, median, pvariance
 
@@ -15,6 +15,8 @@ RISE, NOISE = 0.05, 4
 AUC_DROP = 0.002
 AUC_GUESSING = 0.52
 """A model with a lower AUC does not rank better than chance."""
+AUC_TOO_GOOD = 0.9999
+"""No model of clicks ranks so well: a feature tells the label."""
 CONSTANT_LOSS = math.log(2)
 """The binary cross-entropy of the constant prediction 0.5."""
 EXPLODED = 3.0
@@ -87,27 +89,43 @@ def exploded_loss(sight: Sight) -> list[Warning]:
     if peak <= EXPLODED * CONSTANT_LOSS:
         return []
     text = f"the loss was {peak:,.1f} at step {step:,}; a constant prediction of 0.5 has 0.693"
-    if any(auc >= AUC_GUESSING for _, auc in aucs_of(sight)[-1:]):
+    if any(aucs[-1][1] >= AUC_GUESSING for aucs in aucs_of(sight).values()):
         return [Warning("note", text, "It has fallen since. The learning rate is too high for the first steps: set "
                         "warmup_steps.", "convergence")]  # fmt: skip
     return [Warning("bad", text, "The learning rate is probably too high. Lower it and start again: dead units do not "
                     "recover.", "convergence")]  # fmt: skip
 
 
-def aucs_of(sight: Sight) -> list[tuple[int, float]]:
-    """Step and AUC of each evaluation."""
-    found = [(r.step, r.metrics.get("auc")) for r in sight.records.evaluations]
-    return [(int(step or 0), auc) for step, auc in found if auc is not None]
+def aucs_of(sight: Sight) -> dict[str, list[tuple[int, float]]]:
+    """Step and AUC of each evaluation, by `AUC`, or of several labels by `AUC/LABEL`. No list is empty."""
+    found: dict[str, list[tuple[int, float]]] = {}
+    for record in sight.records.evaluations:
+        for key, value in record.metrics.items():
+            metric, slash, label = key.partition("/")
+            if metric == "auc" and value is not None:
+                found.setdefault(f"AUC{slash}{label}", []).append((int(record.step or 0), value))
+    return found
 
 
 def guessing(sight: Sight) -> list[Warning]:
     """An AUC of chance, twice in a row."""
-    aucs = aucs_of(sight)
-    if len(aucs) < 2 or max(auc for _, auc in aucs[-2:]) >= AUC_GUESSING or aucs[-1][0] < 100:
-        return []
-    text = f"after {aucs[-1][0]:,} steps AUC is {aucs[-1][1]:.4f}: the model guesses"
-    return [Warning("bad", text, "The learning rate is far too high or too low, or labels and features do not match.",
-                    "convergence")]  # fmt: skip
+    return [
+        Warning("bad", f"after {aucs[-1][0]:,} steps {name} is {aucs[-1][1]:.4f}: the model guesses",
+                "The learning rate is far too high or too low, or labels and features do not match.", "convergence")
+        for name, aucs in aucs_of(sight).items()
+        if len(aucs) >= 2 and max(auc for _, auc in aucs[-2:]) < AUC_GUESSING and aucs[-1][0] >= 100
+    ]  # fmt: skip
+
+
+def too_good(sight: Sight) -> list[Warning]:
+    """An AUC that only a model has that is given the label."""
+    return [
+        Warning("warn", f"{name} is {aucs[-1][1]:.5f}: a feature probably tells the label",
+                "Leave out columns that are known only after the label: its time, its amount, a copy of it.",
+                "convergence")
+        for name, aucs in aucs_of(sight).items()
+        if aucs[-1][1] > AUC_TOO_GOOD
+    ]  # fmt: skip
 
 
 def stuck_loss(sight: Sight) -> list[Warning]:
@@ -136,13 +154,14 @@ def _moved(one: Sequence[float], other: Sequence[float]) -> bool:
 
 def falling_auc(sight: Sight) -> list[Warning]:
     """An AUC below the best one of two evaluations or more ago: overfitting, if the training loss falls meanwhile."""
-    aucs = aucs_of(sight)
-    if len(aucs) < 3:
-        return []
+    return [warning for name, aucs in aucs_of(sight).items() for warning in _falling(sight, name, aucs)]
+
+
+def _falling(sight: Sight, name: str, aucs: Sequence[tuple[int, float]]) -> Iterator[Warning]:
     best = max(range(len(aucs)), key=lambda at: aucs[at][1])
     if best > len(aucs) - 3 or aucs[best][1] - aucs[-1][1] < AUC_DROP:
-        return []
-    text = f"AUC falls: {aucs[best][1]:.4f} at step {aucs[best][0]:,}, {aucs[-1][1]:.4f} at step {aucs[-1][0]:,}"
+        return
+    text = f"{name} falls: {aucs[best][1]:.4f} at step {aucs[best][0]:,}, {aucs[-1][1]:.4f} at step {aucs[-1][0]:,}"
     remedy = "Stop earlier" if sight.loop else "Set train.early_stopping"
     advice = f"The model overfits, or the learning rate is too high. {remedy}."
     losses = [(row[1] or 0, loss) for row in sight.records.training.rows if (loss := row[3]) is not None]
@@ -154,4 +173,4 @@ def falling_auc(sight: Sight) -> list[Warning]:
             if falls
             else "The training loss does not fall either: the learning rate is probably too high."
         )
-    return [Warning("warn", text, advice, "convergence")]
+    yield Warning("warn", text, advice, "convergence")
