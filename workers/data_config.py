@@ -167,6 +167,37 @@ class LabelColumn(Settings):
         return self
 
 
+class SequenceNumber(Settings):
+    """A list column of numbers beside the ids of a sequence."""
+
+    column: ColumnName
+    """Name of the column."""
+    scale: Scaling | None = None
+    """As of a dense column, over all entries of the training data; left out = `data.scale`."""
+    fill: float | Literal["mean"] = "mean"
+    """Value of a missing entry, before scaling; mean = the mean of the training data."""
+
+
+class SequenceConfig(Settings):
+    """A history: list columns that have one length in each row, an entry at each place."""
+
+    ids: Annotated[dict[ColumnName, ColumnName], Field(min_length=1)]
+    """List columns of ids, and the table that each looks its ids up in: that of a feature, or one of `tables`."""
+    numbers: list[Annotated[SequenceNumber, bare("column")]] = Field(default_factory=list)
+    """List columns of numbers beside them."""
+    max_length: int = Field(ge=1, le=65_536)
+    """Entries that are kept of each list, the newest ones."""
+    newest: Literal["last", "first"] = "last"
+    """Where the newest entry of a list is."""
+    separator: Annotated[str, Field(min_length=1)] | None = None
+    """Text between the entries of a field; left out = the columns hold lists."""
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Names of all its columns."""
+        return (*self.ids, *(number.column for number in self.numbers))
+
+
 class SyntheticConfig(Settings):
     """The synthetic stream: Zipf ids, and labels drawn from a planted model."""
 
@@ -239,6 +270,8 @@ class DataConfig(Settings):
     """Columns of numbers; criteo and synthetic have their own."""
     sparse: list[Annotated[SparseColumn, bare("column")]] = Field(default_factory=list)
     """Columns of categories; criteo and synthetic have their own."""
+    sequences: dict[ColumnName, SequenceConfig] = Field(default_factory=dict)
+    """Histories, each a group of list columns, by a name of its own; csv, parquet and module:function."""
     scale: Scaling | None = None
     """Scaling of dense columns that name none; left out = standard (criteo: log)."""
     cache: DataPath | None = None
