@@ -181,7 +181,7 @@ class SequenceNumber(Settings):
 class SequenceConfig(Settings):
     """A history: list columns that have one length in each row, an entry at each place."""
 
-    ids: Annotated[dict[ColumnName, ColumnName], Field(min_length=1)]
+    ids: dict[ColumnName, ColumnName]
     """List columns of ids, and the table that each looks its ids up in: that of a feature, or one of `tables`."""
     numbers: list[Annotated[SequenceNumber, bare("column")]] = Field(default_factory=list)
     """List columns of numbers beside them."""
@@ -191,6 +191,13 @@ class SequenceConfig(Settings):
     """Where the newest entry of a list is."""
     separator: Annotated[str, Field(min_length=1)] | None = None
     """Text between the entries of a field; left out = the columns hold lists."""
+
+    @field_validator("ids")
+    @classmethod
+    def _has_ids(cls, value: dict[str, str]) -> dict[str, str]:
+        if not value:
+            raise ValueError("allowed: a list column of ids with its table, as in {seen_item: item}, or several")
+        return value
 
     @property
     def columns(self) -> tuple[str, ...]:

@@ -31,16 +31,13 @@ class Ragged:
         """Number of samples."""
         return len(self.values_N) if self.lengths_B is None else len(self.lengths_B)
 
-    def span(self, start: int, stop: int) -> tuple[int, int]:
-        """Where the ids of samples [start, stop) begin and end."""
-        if self.lengths_B is None:
-            return start, stop
-        first = int(self.lengths_B[:start].sum(dtype=np.int64))
-        return first, first + int(self.lengths_B[start:stop].sum(dtype=np.int64))
-
     def slice(self, start: int, stop: int) -> Ragged:
         """Samples [start, stop); views, not copies."""
-        first, last = self.span(start, stop)
+        if self.lengths_B is None:
+            first, last = start, stop
+        else:
+            first = int(self.lengths_B[:start].sum(dtype=np.int64))
+            last = first + int(self.lengths_B[start:stop].sum(dtype=np.int64))
         return Ragged(
             self.values_N[first:last],
             None if self.lengths_B is None else self.lengths_B[start:stop],
@@ -60,7 +57,6 @@ class Batch:
         weight_B: float32 factor on each sample's loss; None = all 1.
         numbers: of each sequence that has some, the numbers beside its ids, float32 (N, S), C-contiguous. Its ids are
             in `ids`, column by column, with the same lengths.
-        beside: of each sequence in `numbers`, the name of a column of its ids.
     """
 
     dense_BI: Floats
@@ -68,18 +64,15 @@ class Batch:
     label_BT: Floats
     weight_B: Floats | None = None
     numbers: Mapping[str, Floats] = field(default_factory=dict)
-    beside: Mapping[str, str] = field(default_factory=dict)
 
     def __len__(self) -> int:
         """Number of samples; may be 0."""
         return len(self.label_BT)
 
     def slice(self, start: int, stop: int) -> Batch:
-        """Samples [start, stop); views, not copies."""
+        """Samples [start, stop); views, not copies. Of a part of them without `numbers`, which a plan of all holds."""
         if start == 0 and stop >= len(self):
             return self
         ids = {name: ragged.slice(start, stop) for name, ragged in self.ids.items()}
         weight_B = None if self.weight_B is None else self.weight_B[start:stop]
-        spans = {name: self.ids[column].span(start, stop) for name, column in self.beside.items()}
-        numbers = {name: self.numbers[name][first:last] for name, (first, last) in spans.items()}
-        return Batch(self.dense_BI[start:stop], ids, self.label_BT[start:stop], weight_B, numbers, self.beside)
+        return Batch(self.dense_BI[start:stop], ids, self.label_BT[start:stop], weight_B)

@@ -203,8 +203,7 @@ class ColumnarDataset:
         numbers: dict[str, Floats] = {}
         for group in self._schema.sequences:
             self._gather_sequence(group, rows_B, ids, numbers)
-        beside = {group.name: group.ids[0].name for group in self._schema.sequences if group.numbers}
-        return Batch(self._gather_dense(rows_B), ids, label_B[:, None], weight_B, numbers, beside)
+        return Batch(self._gather_dense(rows_B), ids, label_B[:, None], weight_B, numbers)
 
     def times(self) -> Float64s:
         """The time of each sample, float64 (len,), a fresh array. Raises KeyError where none was written."""
