@@ -109,15 +109,15 @@ def gather_lists(
     for b in range(len(rows_B)):
         chunk = rows_B[b] >> CHUNK_BITS
         at = start_C[chunk] + (rows_B[b] & CHUNK_MASK)
-        length = int(offsets[at + 1] - offsets[at])
-        start, step = value_start_C[chunk] + offsets[at], 1
+        first, length = value_start_C[chunk] + offsets[at], int(offsets[at + 1] - offsets[at])
         if kept < 0:
-            start, step = start + min(length, -kept) - 1, -1
+            for j in range(first + min(length, -kept) - 1, first - 1, -1):
+                out_N[n] = values[j]
+                n += 1
         else:
-            start += max(0, length - kept)
-        for k in range(min(length, abs(kept))):
-            out_N[n] = values[start + k * step]
-            n += 1
+            for j in range(first + max(0, length - kept), first + length):
+                out_N[n] = values[j]
+                n += 1
 
 
 @kernel("void(uint64, int64[::1], float64, boolean[::1])")
