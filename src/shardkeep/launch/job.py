@@ -121,7 +121,7 @@ class _Job:
         from shardkeep.workers.data.sources.registry import check_present
 
         check_present(config.data)  # before anything is compiled
-        if config.data.sequences:
+        if config.data.sequences or config.data.synthetic.task == "sequences":
             raise ConfigError("data.sequences: are read, but no model takes them yet")
         if self.resumed is not None:
             await_leftovers(RunFolder(self.run_dir))  # they may still listen there
