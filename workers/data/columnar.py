@@ -6,7 +6,7 @@ B = rows asked for, C = chunks, F = single-valued features, I = dense columns, N
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -207,10 +207,20 @@ class ColumnarDataset:
 
     def times(self) -> Float64s:
         """The time of each sample, float64 (len,), a fresh array. Raises KeyError where none was written."""
-        ends = [*range(CHUNK_ROWS, self._num_samples, CHUNK_ROWS), self._num_samples]
-        sizes = np.diff([0, *ends])
         floats = self._words.view(np.float64)
-        return np.concatenate([floats[at : at + n] for at, n in zip(self._starts["time"], sizes, strict=True)])
+        return np.concatenate([floats[at : at + n] for at, n in _chunks(self._starts["time"], self._num_samples)])
+
+    def histories(self) -> str:
+        """How many of its sequences are cut and empty, in words behind those that say where the samples come from."""
+        told = ""
+        for group in self._schema.sequences:
+            counts = np.zeros(2, np.int64)
+            for at, count in _chunks(self._starts[f"ids:{group.ids[0].name}"], self._num_samples):
+                lengths_N = np.diff(self._halves[at : at + count + 1])
+                counts += (lengths_N > group.max_length).sum(), (lengths_N == 0).sum()
+            cut, empty = counts / self._num_samples
+            told += f"; {group.name}: {cut:.1%} of the histories are cut to {group.max_length}, {empty:.1%} are empty"
+        return told
 
     def _gather_scalars(self, name: str, values: NDArray[Any], rows_B: Ints) -> Floats:
         out_B = np.empty(len(rows_B), np.float32)
@@ -280,6 +290,12 @@ class ColumnarDataset:
         columns = {field.name: field.type for field in batch.schema}
         if columns != expected or len(batch.schema) != len(columns):
             raise ValueError("the columns are not those of the config")
+
+
+def _chunks(start_C: Ints, num_samples: int) -> Iterator[tuple[int, int]]:
+    """Where a column of each chunk begins, and the chunk's rows."""
+    for chunk, start in enumerate(start_C.tolist()):
+        yield start, min(CHUNK_ROWS, num_samples - chunk * CHUNK_ROWS)
 
 
 class Ordered:

@@ -70,6 +70,12 @@ def test_a_history_is_the_newest_entries_of_its_lists(tmp_path: Path, suffix: st
     assert list(batch.ids) == ["item", "category", "seen_item", "seen_category"]
 
 
+def test_a_person_learns_how_many_histories_are_cut_and_empty(tmp_path: Path) -> None:
+    rows = drawn([0, 4, 3, 9] * 20_000)
+    told = open_histories(write_parquet(tmp_path / "a.parquet", rows)).describe()
+    assert told.endswith("; seen: 50.0% of the histories are cut to 3, 25.0% are empty")
+
+
 @every("most", [1, 15, 16, 17, 50, 65_536])
 def test_lists_of_any_length_are_cut(tmp_path: Path, most: int) -> None:
     rows = drawn([0, 1, 15, 16, 17, 50, 51, 200, 0])

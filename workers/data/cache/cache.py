@@ -124,7 +124,8 @@ def open_cached(
     )
     inputs = Inputs(layout, trained.fitted, reading).to_json()
     train: Dataset = parts[TRAIN] if layout.time is None else by_time(parts[TRAIN])
-    return Data(train, parts.get(EVAL), None, _described(entries), mark, inputs, tuple(trained.notes))
+    source = _described(entries) + parts[TRAIN].histories()
+    return Data(train, parts.get(EVAL), None, source, mark, inputs, tuple(trained.notes))
 
 
 def first_file(config: DataConfig) -> Path:

@@ -110,7 +110,7 @@ def _convert(config: DataConfig, parts: list[Mapping[str, Any]], seed: int) -> D
         ColumnarDataset(sink.getvalue(), schema=layout.schema, lists=fitted.lists, transform=fitted.transform)
         for sink in sinks
     ]
-    source = f"{config.source}{left_out(converter.skipped)}"
+    source = f"{config.source}{left_out(converter.skipped)}{datasets[0].histories()}"
     mark = content_fingerprint(layout.schema, [writer.checksum() for writer in writers], to_json(fitted.transform))
     inputs = Inputs(layout, fitted, {"form": "columns"}).to_json()
     evaluation = datasets[1] if len(datasets) == 2 else None
