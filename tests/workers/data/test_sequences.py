@@ -246,6 +246,13 @@ def test_the_record_of_a_model_gives_the_samples_of_its_training(tmp_path: Path)
         assert np.array_equal(again.ids[name].values_N, ids.values_N)
 
 
+def test_a_model_of_before_that_gets_sequences_keeps_its_rules(tmp_path: Path) -> None:
+    path = write_parquet(tmp_path / "a.parquet", ROWS)
+    before = {**(open_histories(path, sequences={}).inputs or {}), "form": 1}
+    record = open_histories(path, fitted=before).inputs
+    assert record is not None and (record["form"], Inputs.of_json(record).layout.form) == (3, 1)
+
+
 def test_a_record_without_sequences_stays_as_it_was(tmp_path: Path) -> None:
     record = open_histories(write_parquet(tmp_path / "a.parquet", ROWS), sequences={}).inputs
     assert record is not None and record["form"] == 2 and "sequences" not in record

@@ -41,7 +41,7 @@ def _float32(value: float) -> float:
 
 
 WITH_SEQUENCES = 3
-"""The form of records with sequences, which earlier readers would leave out. Values are read by the rules of form 2."""
+"""The form of records with sequences, which earlier readers would leave out."""
 _LARGEST32 = float(np.finfo(np.float32).max)
 _Float32 = Annotated[float, AfterValidator(_float32)]
 _AnyFloat32 = Annotated[float, Field(allow_inf_nan=True), AfterValidator(_float32)]
@@ -80,6 +80,7 @@ class _StoredLayout(Settings):
     model_config = ConfigDict(extra="ignore")  # of a later version
 
     form: int = Field(1, ge=1, le=WITH_SEQUENCES)
+    rules: int = Field(FORM, ge=1, le=FORM)  # of form 3
     label: LabelColumn
     dense: list[DenseColumn]
     sparse: list[SparseColumn]
@@ -101,7 +102,7 @@ class _StoredLayout(Settings):
     def layout(self) -> ColumnLayout:
         """What is stored."""
         columns = self.label, tuple(self.dense), tuple(self.sparse)
-        form = min(self.form, FORM)
+        form = self.rules if self.form == WITH_SEQUENCES else self.form
         return ColumnLayout(*columns, self.scale, tuple(self.missing), self.weight, form=form, sequences=self.sequences)
 
 
@@ -156,7 +157,7 @@ class Inputs:
         layout = self.layout
         groups = {name: group.model_dump() for name, group in layout.sequences.items()}
         return {
-            "form": WITH_SEQUENCES if groups else layout.form,
+            **({"form": WITH_SEQUENCES, "rules": layout.form} if groups else {"form": layout.form}),
             "label": layout.label.model_dump(),
             "dense": [column.model_dump() for column in layout.dense],
             "sparse": [column.model_dump() for column in layout.sparse],
@@ -216,6 +217,4 @@ def prior_fit(config: DataConfig) -> PriorFit | None:
         inputs = Inputs.of_json(config.fitted)
     except ValueError as error:
         raise ConfigError(f"data.fitted: {error}") from error
-    if config.sequences and inputs.layout.form < FORM:
-        raise ConfigError("data.sequences: the model's values are read by rules of an earlier version; set data.refit")
     return PriorFit.of(inputs.layout, inputs.fitted)
