@@ -167,9 +167,49 @@ class LabelColumn(Settings):
         return self
 
 
+class SequenceNumber(Settings):
+    """A list column of numbers beside the ids of a sequence."""
+
+    column: ColumnName
+    """Name of the column."""
+    scale: Scaling | None = None
+    """As of a dense column, over all entries of the training data; left out = `data.scale`."""
+    fill: float | Literal["mean"] = "mean"
+    """Value of a missing entry, before scaling; mean = the mean of the training data."""
+
+
+class SequenceConfig(Settings):
+    """A history: list columns that have one length in each row, an entry at each place."""
+
+    ids: dict[ColumnName, ColumnName]
+    """List columns of ids, and the table that each looks its ids up in: that of a feature, or one of `tables`."""
+    numbers: list[Annotated[SequenceNumber, bare("column")]] = Field(default_factory=list)
+    """List columns of numbers beside them."""
+    max_length: int = Field(ge=1, le=65_536)
+    """Entries that are kept of each list, the newest ones."""
+    newest: Literal["last", "first"] = "last"
+    """Where the newest entry of a list is."""
+    separator: Annotated[str, Field(min_length=1)] | None = None
+    """Text between the entries of a field; left out = the columns hold lists."""
+
+    @field_validator("ids")
+    @classmethod
+    def _has_ids(cls, value: dict[str, str]) -> dict[str, str]:
+        if not value:
+            raise ValueError("allowed: a list column of ids with its table, as in {seen_item: item}, or several")
+        return value
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Names of all its columns."""
+        return (*self.ids, *(number.column for number in self.numbers))
+
+
 class SyntheticConfig(Settings):
     """The synthetic stream: Zipf ids, and labels drawn from a planted model."""
 
+    task: Literal["clicks", "sequences"] = "clicks"
+    """clicks = dense columns and features, as Criteo's; sequences = whether a category is among the 30 of a history."""
     train_samples: int = Field(1_000_000, ge=1, le=MOST_STEPS)
     """Samples of one epoch."""
     eval_samples: int = Field(100_000, ge=2, le=100_000_000)
@@ -179,12 +219,23 @@ class SyntheticConfig(Settings):
     table_sizes: Annotated[list[Annotated[int, Field(ge=1, le=2_000_000_000)]], Field(max_length=_MOST_COLUMNS)] = (
         Field(default_factory=list)
     )
-    """Ids of each sparse feature; left out = 26 tables from 100 to 1 M ids."""
+    """Ids of each sparse feature; left out = 26 tables from 100 to 1 M ids. Of task: sequences, the number of
+    categories, 100 or more; left out = 500."""
     zipf: float = Field(1.05, gt=0.0, le=100.0)
     """Exponent of the ids' popularity."""
     ids: Literal["hashed", "numbered"] = "hashed"
     """hashed = any 64 bits, like hashes of texts, which no code makes shorter; numbered = 0 to the table's size, in
     random order."""
+
+    @model_validator(mode="after")
+    def _settings_have_an_effect(self) -> SyntheticConfig:
+        if self.task == "sequences":
+            for key in ("num_dense", "zipf"):
+                if getattr(self, key) != SyntheticConfig.model_fields[key].default:
+                    raise ValueError(f"{key}: has no effect with task: {self.task}; leave one of the two out")
+            if self.table_sizes and (len(self.table_sizes) > 1 or self.table_sizes[0] < 100):
+                raise ValueError(f"table_sizes: with task: {self.task}, allowed: one number from 100 on")
+        return self
 
 
 def _names(value: Any) -> list[str]:
@@ -239,6 +290,8 @@ class DataConfig(Settings):
     """Columns of numbers; criteo and synthetic have their own."""
     sparse: list[Annotated[SparseColumn, bare("column")]] = Field(default_factory=list)
     """Columns of categories; criteo and synthetic have their own."""
+    sequences: dict[ColumnName, SequenceConfig] = Field(default_factory=dict)
+    """Histories, each a group of list columns, by a name of its own; csv, parquet and module:function."""
     scale: Scaling | None = None
     """Scaling of dense columns that name none; left out = standard (criteo: log)."""
     cache: DataPath | None = None

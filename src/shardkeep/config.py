@@ -56,6 +56,7 @@ from shardkeep.workers.config import (
     TowerOptimizerConfig as TowerOptimizerConfig,
     TrainConfig as TrainConfig,
 )
+from shardkeep.workers.data.schema import Schema, check_shared_tables
 from shardkeep.workers.data_config import FILE_SOURCES, DataConfig as DataConfig
 from shardkeep.workers.model_config import MODELS, DlrmConfig, ModelConfig as ModelConfig, keys_of
 
@@ -306,8 +307,10 @@ class JobConfig(Settings):
         dim = {"dim": 1} if self.model.name == "lr" else {}
         check_capacities(self.table(name).model_copy(update=dim) for name in names)
 
-    def check_tables(self, used: Sequence[str]) -> None:
-        """Raises ConfigError for a table that is not among those that features use, and as `check_capacities`."""
+    def check_tables(self, schema: Schema) -> None:
+        """Raises ConfigError for a table that no feature uses, and as `check_shared_tables` and `check_capacities`."""
+        used = schema.tables()
+        check_shared_tables(schema, [name for name in self.tables if name != "default"])
         if unused := [name for name in self.tables if name != "default" and name not in used]:
             raise ConfigError(f"tables.{unused[0]}: no feature uses this table; the tables are {', '.join(used)}")
         self.check_capacities(used)

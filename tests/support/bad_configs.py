@@ -87,6 +87,10 @@ BAD = (
     Bad("setting-of-another-kind", "tables: {a: {optimizer: {name: sgd, eps: 1}}}", "unknown key with name: sgd"),
     Bad("suffixes-differ", "data: {train: [a.csv, b.parquet]}", "data.source: is missing, and the suffixes of a.csv"),
     Bad("no-suffix", "data: {train: adult.data}", "data.source: is missing, and 'adult.data' has no suffix"),
+    Bad("no-max-length", "data: {sequences: {seen: {ids: {a: b}}}}", "seen.max_length: is missing; allowed: a whole"),
+    Bad("max-length-0", "data: {sequences: {seen: {ids: {a: b}, max_length: 0}}}", "a whole number from 1 to 65,536"),
+    Bad("no-ids", "data: {sequences: {seen: {ids: {}, max_length: 9}}}", "seen.ids: allowed: a list column of ids"),
+    Bad("max-length-65537", "data: {sequences: {s: {ids: {a: b}, max_length: 65537}}}", "from 1 to 65,536"),
     Bad("import-of-nothing", "data: {source: ':f'}", "data.source"),
     Bad("import-of-a-relative", "model: '..a:F'", "model.name"),
     Bad(

@@ -70,7 +70,7 @@ class Batch:
         return len(self.label_BT)
 
     def slice(self, start: int, stop: int) -> Batch:
-        """Samples [start, stop); views, not copies."""
+        """Samples [start, stop); views, not copies. Of a part of them without `numbers`, which a plan of all holds."""
         if start == 0 and stop >= len(self):
             return self
         ids = {name: ragged.slice(start, stop) for name, ragged in self.ids.items()}

@@ -6,8 +6,8 @@ B = rows asked for, C = chunks, F = single-valued features, I = dense columns, N
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -15,9 +15,10 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import xxhash
 from numpy.typing import NDArray
 
-from shardkeep.base.arrays import Float64s, Floats, Ints
+from shardkeep.base.arrays import Float64s, Floats, Int32s, Ints
 from shardkeep.workers.data.batch import Batch, Ragged
 from shardkeep.workers.data.gather_kernels import (
+    ALL,
     CHUNK_ROWS,
     gather_dense,
     gather_ids,
@@ -26,7 +27,7 @@ from shardkeep.workers.data.gather_kernels import (
     gather_lists,
 )
 from shardkeep.workers.data.samples import Dataset
-from shardkeep.workers.data.schema import Schema
+from shardkeep.workers.data.schema import Schema, SequenceColumns
 
 _SCALARS = ("label", "weight", "time")
 """Columns of one number in each row."""
@@ -34,7 +35,7 @@ _SCALARS = ("label", "weight", "time")
 
 @dataclass(frozen=True)
 class Lists:
-    """A multi-valued feature of N rows: ids, how many each row has, and maybe their weights."""
+    """A multi-valued feature or a column of a sequence, N rows: ids, how many each row has, and maybe their weights."""
 
     ids_V: Ints
     lengths_N: Ints
@@ -44,7 +45,8 @@ class Lists:
 @dataclass(frozen=True)
 class DecodedRows:
     """Decoded rows. dense_NI: float32, nan = missing; single_NF: int64, row-major; label_N: uint8 or float32; weight_N:
-    float32, None = all 1; time_N: float64, None = no order but the rows' own."""
+    float32, None = all 1; time_N: float64, None = no order but the rows' own; numbers: of each column of numbers beside
+    the ids of a sequence, float32 (V,), nan = missing, and how many each row has."""
 
     label_N: NDArray[np.uint8] | NDArray[np.float32]
     dense_NI: Floats
@@ -52,6 +54,7 @@ class DecodedRows:
     lists: Mapping[str, Lists]
     weight_N: Floats | None = None
     time_N: Float64s | None = None
+    numbers: Mapping[str, tuple[Floats, Ints]] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.label_N)
@@ -116,21 +119,30 @@ def _record_batch(rows: DecodedRows) -> pa.RecordBatch:
             flat = pa.array(np.ascontiguousarray(matrix).reshape(-1))
             columns[name] = pa.FixedSizeListArray.from_arrays(flat, matrix.shape[1])
     for name, column in rows.lists.items():
-        offsets = np.zeros(len(rows) + 1, np.int32)
-        np.cumsum(column.lengths_N, out=offsets[1:])
-        columns[f"ids:{name}"] = pa.ListArray.from_arrays(pa.array(offsets), pa.array(column.ids_V))
+        columns[f"ids:{name}"] = _list_array(column.ids_V, column.lengths_N)
         if column.weights_V is not None:
-            columns[f"weights:{name}"] = pa.ListArray.from_arrays(pa.array(offsets), pa.array(column.weights_V))
+            columns[f"weights:{name}"] = _list_array(column.weights_V, column.lengths_N)
+    columns |= {f"numbers:{name}": _list_array(*numbers) for name, numbers in rows.numbers.items()}
     return pa.record_batch(columns)
+
+
+def _list_array(values_V: Ints | Floats, lengths_N: Ints) -> pa.ListArray:
+    offsets = np.zeros(len(lengths_N) + 1, np.int32)
+    np.cumsum(lengths_N, out=offsets[1:])
+    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(values_V))
 
 
 @dataclass(frozen=True)
 class DenseTransform:
-    """What turns stored dense numbers into inputs, per column: (x - shift) * factor, or fill where missing."""
+    """What turns stored numbers into inputs, per column: (x - shift) * factor, or fill where missing."""
 
     fill_I: Floats
     shift_I: Floats
     factor_I: Floats
+
+    def of(self, start: int, stop: int) -> DenseTransform:
+        """That of columns [start, stop)."""
+        return DenseTransform(*(part_I[start:stop] for part_I in (self.fill_I, self.shift_I, self.factor_I)))
 
     def inputs(self, stored_NI: Floats) -> Floats:
         """Inputs float32 (N, I) of stored numbers, C-contiguous."""
@@ -148,9 +160,12 @@ class ColumnarDataset:
     """Samples in Arrow IPC bytes, memory-mapped or in memory; `gather` copies nothing but the batch itself."""
 
     def __init__(self, content: pa.Buffer, *, schema: Schema, lists: frozenset[str], transform: DenseTransform) -> None:
-        """`lists`: the multi-valued features. Raises ValueError or ArrowInvalid where `content` does not fit."""
+        """`lists`: the multi-valued features. `transform`: of the dense columns, then the numbers of each sequence.
+        Raises ValueError or ArrowInvalid where `content` does not fit."""
         self._schema = schema
-        self._transform = transform
+        ends = np.cumsum([schema.num_dense, *(len(group.numbers) for group in schema.sequences)]).tolist()
+        self._transform, *parts = [transform.of(a, b) for a, b in zip([0, *ends], ends, strict=False)]
+        self._transforms = dict(zip(schema.sequences, parts, strict=True))
         self._single = [f.name for f in schema.features if f.name not in lists]
         self._lists = lists
         reader = pa.ipc.open_file(content)
@@ -165,7 +180,7 @@ class ColumnarDataset:
         types = {field.name: field.type for field in batches[0].schema}
         self._labels = self._floats if types.get("label") == pa.float32() else words.view(np.uint8)
         self._check(batches[0])
-        self._starts = _starts(batches, words)
+        self._starts = _starts(batches, words, schema.sequences)
 
     @property
     def schema(self) -> Schema:
@@ -185,14 +200,27 @@ class ColumnarDataset:
             f.name: self._gather_list(f.name, rows_B) if f.name in self._lists else single[f.name]
             for f in self._schema.features
         }
-        return Batch(self._gather_dense(rows_B), ids, label_B[:, None], weight_B)
+        numbers: dict[str, Floats] = {}
+        for group in self._schema.sequences:
+            self._gather_sequence(group, rows_B, ids, numbers)
+        return Batch(self._gather_dense(rows_B), ids, label_B[:, None], weight_B, numbers)
 
     def times(self) -> Float64s:
         """The time of each sample, float64 (len,), a fresh array. Raises KeyError where none was written."""
-        ends = [*range(CHUNK_ROWS, self._num_samples, CHUNK_ROWS), self._num_samples]
-        sizes = np.diff([0, *ends])
         floats = self._words.view(np.float64)
-        return np.concatenate([floats[at : at + n] for at, n in zip(self._starts["time"], sizes, strict=True)])
+        return np.concatenate([floats[at : at + n] for at, n in _chunks(self._starts["time"], self._num_samples)])
+
+    def histories(self) -> str:
+        """How many of its sequences are cut and empty, in words behind those that say where the samples come from."""
+        told = ""
+        for group in self._schema.sequences:
+            counts = np.zeros(2, np.int64)
+            for at, count in _chunks(self._starts[f"ids:{group.ids[0].name}"], self._num_samples):
+                lengths_N = np.diff(self._halves[at : at + count + 1])
+                counts += (lengths_N > group.max_length).sum(), (lengths_N == 0).sum()
+            cut, empty = counts / self._num_samples
+            told += f"; {group.name}: {cut:.1%} of the histories are cut to {group.max_length}, {empty:.1%} are empty"
+        return told
 
     def _gather_scalars(self, name: str, values: NDArray[Any], rows_B: Ints) -> Floats:
         out_B = np.empty(len(rows_B), np.float32)
@@ -213,15 +241,38 @@ class ColumnarDataset:
         return {name: Ragged(ids_FB[f]) for f, name in enumerate(self._single)}
 
     def _gather_list(self, name: str, rows_B: Ints) -> Ragged:
-        offsets, starts, lengths_B = self._halves, self._starts, np.empty(len(rows_B), np.int32)
-        total = gather_lengths(offsets, starts[f"ids:{name}"], rows_B, lengths_B)
-        values_N = np.empty(total, np.int64)
+        lengths_B, total = self._gather_lengths(name, rows_B, ALL)
+        values_N = self._gather_entries(f"ids:{name}", self._words, rows_B, ALL, total)
         weights_N: Floats | None = None
-        gather_lists(offsets, starts[f"ids:{name}"], self._words, starts[f"ids:{name}.values"], rows_B, values_N)
-        if (at := starts.get(f"weights:{name}")) is not None:
-            weights_N = np.empty(total, np.float32)
-            gather_lists(offsets, at, self._floats, starts[f"weights:{name}.values"], rows_B, weights_N)
+        if f"weights:{name}" in self._starts:
+            weights_N = self._gather_entries(f"weights:{name}", self._floats, rows_B, ALL, total)
         return Ragged(values_N, lengths_B, weights_N)
+
+    def _gather_sequence(
+        self, group: SequenceColumns, rows_B: Ints, ids: dict[str, Ragged], numbers: dict[str, Floats]
+    ) -> None:
+        """Adds the newest entries of the rows, oldest first, to the ids and numbers of a batch."""
+        lengths_B, total = self._gather_lengths(group.ids[0].name, rows_B, group.max_length)
+        kept = group.max_length if group.newest == "last" else -group.max_length
+        for column in group.ids:
+            values_N = self._gather_entries(f"ids:{column.name}", self._words, rows_B, kept, total)
+            ids[column.name] = Ragged(values_N, lengths_B)
+        if group.numbers:
+            stored = [
+                self._gather_entries(f"numbers:{name}", self._floats, rows_B, kept, total) for name in group.numbers
+            ]
+            numbers[group.name] = self._transforms[group].inputs(np.stack(stored, axis=1))
+
+    def _gather_lengths(self, name: str, rows_B: Ints, most: int) -> tuple[Int32s, int]:
+        """Entries of each row, and of all."""
+        lengths_B = np.empty(len(rows_B), np.int32)
+        return lengths_B, gather_lengths(self._halves, self._starts[f"ids:{name}"], rows_B, most, lengths_B)
+
+    def _gather_entries(self, name: str, values: NDArray[Any], rows_B: Ints, kept: int, total: int) -> NDArray[Any]:
+        out_N = np.empty(total, values.dtype)
+        starts, value_starts = self._starts[name], self._starts[f"{name}.values"]
+        gather_lists(self._halves, starts, values, value_starts, rows_B, kept, out_N)
+        return out_N
 
     def _check(self, batch: pa.RecordBatch) -> None:
         expected = {"label": pa.float32() if self._labels is self._floats else pa.uint8()}
@@ -232,10 +283,19 @@ class ColumnarDataset:
             expected["dense"] = pa.list_(pa.float32(), self._schema.num_dense)
         if self._single:
             expected["single"] = pa.list_(pa.int64(), len(self._single))
-        expected |= {f"ids:{name}": pa.list_(pa.int64()) for name in self._lists}
+        groups = self._schema.sequences
+        id_lists = [*self._lists, *(column.name for group in groups for column in group.ids)]
+        expected |= {f"ids:{name}": pa.list_(pa.int64()) for name in id_lists}
+        expected |= {f"numbers:{name}": pa.list_(pa.float32()) for group in groups for name in group.numbers}
         columns = {field.name: field.type for field in batch.schema}
         if columns != expected or len(batch.schema) != len(columns):
             raise ValueError("the columns are not those of the config")
+
+
+def _chunks(start_C: Ints, num_samples: int) -> Iterator[tuple[int, int]]:
+    """Where a column of each chunk begins, and the chunk's rows."""
+    for chunk, start in enumerate(start_C.tolist()):
+        yield start, min(CHUNK_ROWS, num_samples - chunk * CHUNK_ROWS)
 
 
 class Ordered:
@@ -266,11 +326,12 @@ def by_time(dataset: ColumnarDataset) -> Dataset:
     return Ordered(dataset, np.argsort(time_N, kind="stable").astype(np.int64))
 
 
-def _starts(batches: list[pa.RecordBatch], words: Ints) -> dict[str, Ints]:
+def _starts(batches: list[pa.RecordBatch], words: Ints, groups: Sequence[SequenceColumns]) -> dict[str, Ints]:
     """Where each column of each chunk begins in the content, counted in the column's own elements.
 
     Raises ValueError where the kernels, which check nothing, would read outside of the content.
     """
+    first = {name: g.ids[0].name for g in groups for name in (*(column.name for column in g.ids), *g.numbers)}
     starts: dict[str, list[int]] = {}
     for batch in batches:
         lists: dict[str, NDArray[np.int32]] = {}
@@ -280,8 +341,8 @@ def _starts(batches: list[pa.RecordBatch], words: Ints) -> dict[str, Ints]:
                 starts.setdefault(name, []).append(at)
                 if offsets_N[0] < 0 or (offsets_N[1:] < offsets_N[:-1]).any():
                     raise ValueError(f"column {name}: the offsets of its lists go back")
-                feature = name.partition(":")[2]
-                if not np.array_equal(lists.setdefault(feature, offsets_N), offsets_N):
+                own = name.partition(":")[2]
+                if not np.array_equal(lists.setdefault(first.get(own, own), offsets_N), offsets_N):
                     raise ValueError(f"column {name}: has other lists than its ids")
                 width, count, name = column.type.value_type.bit_width // 8, int(offsets_N[-1]), f"{name}.values"
             elif name in _SCALARS:

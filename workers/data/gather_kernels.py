@@ -14,6 +14,8 @@ from shardkeep.base.hashing_kernels import GOLDEN, mix
 CHUNK_BITS = 16
 CHUNK_ROWS = 1 << CHUNK_BITS
 CHUNK_MASK = CHUNK_ROWS - 1
+ALL = 1 << 31
+"""More entries than a list can have."""
 
 
 @kernel(
@@ -68,25 +70,29 @@ def gather_labels(
         out_B[b] = labels[start_C[row >> CHUNK_BITS] + (row & CHUNK_MASK)]
 
 
-@kernel("int64(Array(int32, 1, 'C', readonly=True), int64[::1], int64[::1], int32[::1])")
+@kernel("int64(Array(int32, 1, 'C', readonly=True), int64[::1], int64[::1], int64, int32[::1])")
 def gather_lengths(
-    offsets: NDArray[np.int32], start_C: NDArray[np.int64], rows_B: NDArray[np.int64], out_B: NDArray[np.int32]
+    offsets: NDArray[np.int32],
+    start_C: NDArray[np.int64],
+    rows_B: NDArray[np.int64],
+    most: int,
+    out_B: NDArray[np.int32],
 ) -> int:
-    """Entries per row of a multi-valued feature; returns their sum."""
+    """Entries per row of lists, at most `most`; returns their sum."""
     total = 0
     for b in range(len(rows_B)):
         row = rows_B[b]
         at = start_C[row >> CHUNK_BITS] + (row & CHUNK_MASK)
-        out_B[b] = offsets[at + 1] - offsets[at]
+        out_B[b] = min(offsets[at + 1] - offsets[at], most)
         total += out_B[b]
     return total
 
 
 @kernel(
     "void(Array(int32, 1, 'C', readonly=True), int64[::1], Array(int64, 1, 'C', readonly=True), int64[::1],"
-    " int64[::1], int64[::1])",
+    " int64[::1], int64, int64[::1])",
     "void(Array(int32, 1, 'C', readonly=True), int64[::1], Array(float32, 1, 'C', readonly=True), int64[::1],"
-    " int64[::1], float32[::1])",
+    " int64[::1], int64, float32[::1])",
 )
 def gather_lists(
     offsets: NDArray[np.int32],
@@ -94,17 +100,24 @@ def gather_lists(
     values: NDArray[np.int64] | NDArray[np.float32],
     value_start_C: NDArray[np.int64],
     rows_B: NDArray[np.int64],
+    kept: int,
     out_N: NDArray[np.int64] | NDArray[np.float32],
 ) -> None:
-    """Entries of the rows, one row after the other: ids or weights."""
+    """Entries of the rows, one row after the other: the last `kept` of each, or below 0 the first `-kept`, from the
+    last of them to the first."""
     n = 0
     for b in range(len(rows_B)):
         chunk = rows_B[b] >> CHUNK_BITS
         at = start_C[chunk] + (rows_B[b] & CHUNK_MASK)
-        first = value_start_C[chunk]
-        for j in range(first + offsets[at], first + offsets[at + 1]):
-            out_N[n] = values[j]
-            n += 1
+        first, length = value_start_C[chunk] + offsets[at], int(offsets[at + 1] - offsets[at])
+        if kept < 0:
+            for j in range(first + min(length, -kept) - 1, first - 1, -1):
+                out_N[n] = values[j]
+                n += 1
+        else:
+            for j in range(first + max(0, length - kept), first + length):
+                out_N[n] = values[j]
+                n += 1
 
 
 @kernel("void(uint64, int64[::1], float64, boolean[::1])")

@@ -103,6 +103,7 @@ class Data:
         schema = self.train.schema
         held = f" + {len(self.eval):,} for evaluation" if self.eval is not None else ", none for evaluation"
         columns = f"{_counted(schema.num_dense, 'dense column')}, {_counted(len(schema.features), 'feature')}"
+        columns += f", {_counted(len(schema.sequences), 'sequence')}" if schema.sequences else ""
         return f"{len(self.train):,} samples{held}; {columns}; {self.source}"
 
 
@@ -119,9 +120,16 @@ def fingerprint(train: Mapping[str, Any], held: Mapping[str, Any] | None) -> str
 def content_fingerprint(schema: Schema, checksums: Sequence[str], transform: Mapping[str, Sequence[float]]) -> str:
     """That of stored samples: their checksums (train, maybe eval), the names of columns, the scaling.
 
-    Tables and pooling are the model's, not the data's.
+    Tables and pooling are the model's, not the data's. The part of each list that is kept is the data's.
     """
-    common = {"dense": schema.dense, "sparse": [f.name for f in schema.features], "transform": transform}
+    common: dict[str, Any] = {
+        "dense": schema.dense,
+        "sparse": [f.name for f in schema.features],
+        "transform": transform,
+    }
+    if schema.sequences:
+        kept = [[g.name, [c.name for c in g.ids], g.numbers, g.max_length, g.newest] for g in schema.sequences]
+        common["sequences"] = kept
     parts = [common | {"checksum": checksum} for checksum in checksums]
     return fingerprint(parts[0], parts[1] if len(parts) == 2 else None)
 

@@ -5,11 +5,13 @@ Loads no pyarrow, which takes every role 0.25 s.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import difflib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from shardkeep.workers.data_config import DenseColumn, LabelColumn, SparseColumn
+from shardkeep.base.errors import ConfigError
+from shardkeep.workers.data_config import DenseColumn, LabelColumn, SequenceConfig, SequenceNumber, SparseColumn
 
 Pooling = Literal["sum", "mean", "max", "weighted", "none"]
 """`none`: a row for each id, of a sequence."""
@@ -33,12 +35,14 @@ class SequenceColumns:
         ids: Columns of ids, each looked up without pooling (`pooling` is "none").
         numbers: Columns of numbers beside them; may be empty.
         max_length: Entries that are kept of a row, the newest.
+        newest: Where a source has the newest entry of a row. A batch has it last.
     """
 
     name: str
     ids: tuple[Feature, ...]
     numbers: tuple[str, ...]
     max_length: int
+    newest: Literal["last", "first"] = "last"
 
 
 @dataclass(frozen=True)
@@ -71,6 +75,43 @@ def features_of(columns: Sequence[SparseColumn]) -> tuple[Feature, ...]:
     return tuple(Feature(c.column, c.table or c.column, c.pooling) for c in columns)
 
 
+def sequences_of(groups: Mapping[str, SequenceConfig], features: Sequence[Feature]) -> tuple[SequenceColumns, ...]:
+    """The groups that the config's sequences describe. The name of a feature represents the feature's table."""
+    tables = {f.name: f.table for f in features} | {f.table: f.table for f in features}
+    return tuple(
+        SequenceColumns(
+            name,
+            tuple(Feature(column, tables.get(table, table), "none") for column, table in group.ids.items()),
+            tuple(number.column for number in group.numbers),
+            group.max_length,
+            group.newest,
+        )
+        for name, group in groups.items()
+    )
+
+
+def check_shared_tables(schema: Schema, others: Sequence[str]) -> None:
+    """Raises ConfigError for a sequence's table that is neither a feature's nor one of `others`: maybe misspelt."""
+    known = list(dict.fromkeys([*(feature.table for feature in schema.features), *others]))
+    for group in schema.sequences:
+        for column in group.ids:
+            if column.table not in known:
+                near = difflib.get_close_matches(column.table, known, n=1, cutoff=0.6)
+                hint = f"did you mean {near[0]}? " if near else ""
+                raise ConfigError(
+                    f"data.sequences.{group.name}.ids.{column.name}: no feature has the table {column.table}; {hint}"
+                    f"allowed: {', '.join([*known[:30], 'or a table of its own in tables'])}"
+                )
+
+
+def _sequence_inputs(group: SequenceColumns) -> SequenceConfig:
+    return SequenceConfig(
+        ids={column.name: column.table for column in group.ids},
+        numbers=[SequenceNumber(column=name, scale="none", fill=0.0) for name in group.numbers],
+        max_length=group.max_length,
+    )
+
+
 def sample_inputs(schema: Schema, lists: frozenset[str]) -> dict[str, Any] | None:
     """The inputs of a model that was trained on ready samples, whose columns are numbers and ids, taken as they are.
 
@@ -90,17 +131,19 @@ def sample_inputs(schema: Schema, lists: frozenset[str]) -> dict[str, Any] | Non
         )
         for f in schema.features
     ]
-    zeros = [0.0] * len(dense)
+    groups = {group.name: _sequence_inputs(group).model_dump() for group in schema.sequences}
+    zeros = [0.0] * (len(dense) + sum(len(group.numbers) for group in schema.sequences))
     return {
-        "form": 2,
+        "form": 3 if groups else 2,
         "label": LabelColumn(column=schema.labels[0]).model_dump(),
         "dense": [column.model_dump() for column in dense],
         "sparse": [column.model_dump() for column in sparse],
         "scale": "none",
         "missing": [],
         "lists": sorted(lists),
-        "kinds": {f.name: "numbers" for f in schema.features},
+        "kinds": {f.name: "numbers" for f in schema.looked_up},
         "origins": zeros,
-        "transform": {"fill_I": zeros, "shift_I": zeros, "factor_I": [1.0] * len(dense)},
+        "transform": {"fill_I": zeros, "shift_I": zeros, "factor_I": [1.0] * len(zeros)},
         "reading": {"form": "columns"},
+        **({"sequences": groups} if groups else {}),
     }

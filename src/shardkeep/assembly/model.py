@@ -25,9 +25,8 @@ _SEEDING = threading.Lock()  # torch's generator is the process's; workers may b
 
 def table_specs(config: JobConfig, schema: Schema) -> list[TableSpec]:
     """The tables that the schema's features use, fully defined. Raises ConfigError for a table no feature uses."""
-    names = schema.tables()
-    config.check_tables(names)
-    return [row_spec(config, name) for name in names]
+    config.check_tables(schema)
+    return [row_spec(config, name) for name in schema.tables()]
 
 
 def row_spec(config: JobConfig, name: str) -> TableSpec:

@@ -14,7 +14,8 @@ class InputColumn:
     """A raw column that a model reads.
 
     Attributes:
-        role: dense = a number, or a vector of `width` numbers; ids = of a feature; weights = one for each id.
+        role: dense = a number, or a vector of `width` numbers; ids = of a feature or a sequence; weights = one for each
+            id of a feature; numbers = one for each entry of a sequence.
         kind: What ids held in training, where known.
         several: Whether a row has any number of values.
         separator: Between the values of a text; None = they are a list.
@@ -22,7 +23,7 @@ class InputColumn:
     """
 
     name: str
-    role: Literal["dense", "ids", "weights"]
+    role: Literal["dense", "ids", "weights", "numbers"]
     width: int | None = None
     kind: Kind | None = None
     several: bool = False
@@ -36,8 +37,14 @@ def input_columns(inputs: Inputs) -> tuple[InputColumn, ...]:
     widths, ids = {c.column: c.width for c in layout.dense}, {c.column: c for c in layout.sparse}
     weighed = {c.weights: c.separator for c in reversed(layout.sparse)}
 
+    separators = {name: group.separator for group in layout.sequences.values() for name in group.columns}
+
     def column(name: str) -> InputColumn:
         width = widths.get(name)
+        if name in separators:
+            role: Literal["ids", "numbers"] = "ids" if name in layout.categories else "numbers"
+            kind, brackets = fitted.kinds.get(name), name in fitted.brackets
+            return InputColumn(name, role, None, kind, True, separators[name], brackets)
         if name in ids:
             kind, several, brackets = fitted.kinds.get(name), name in fitted.lists, name in fitted.brackets
             return InputColumn(name, "ids", width, kind, several, ids[name].separator, brackets)

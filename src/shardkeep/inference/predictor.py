@@ -136,7 +136,7 @@ class Predictor:
         if found.dtype.kind not in "USO" or not all(isinstance(text, str | bytes) for text in found.tolist()):
             raise DataError(f"ids are {found.dtype}; allowed: whole numbers or texts")
         inputs = self.inputs
-        kinds = [inputs.fitted.kinds.get(c.column) for c in inputs.layout.sparse if (c.table or c.column) == table]
+        kinds = [inputs.fitted.kinds.get(c.name) for c in inputs.layout.schema.looked_up if c.table == table]
         ids_N = ids_of(ids, kinds[0] if kinds else "numbers", inputs.layout.rules)
         return self._trained.rows(table, ids_N)
 

@@ -9,14 +9,16 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pytest
 
 from shardkeep.workers.data.columnar import ColumnarDataset, ColumnarWriter, DecodedRows, DenseTransform, Lists
-from shardkeep.workers.data.schema import Feature, Schema
+from shardkeep.workers.data.schema import Feature, Schema, SequenceColumns
 from tests.support.cases import every
 
 COUNT = 70_000
-SCHEMA = Schema(("x", "z"), (Feature("c", "c"), Feature("m", "m"), Feature("w", "w", "weighted")))
+SEEN = SequenceColumns("seen", (Feature("s", "c", "none"), Feature("t", "m", "none")), ("n",), 2)
+FEATURES = Feature("c", "c"), Feature("m", "m"), Feature("w", "w", "weighted")
+SCHEMA = Schema(("x", "z"), FEATURES, sequences=(SEEN,))
 LISTS = frozenset(["m", "w"])
-NONE = np.zeros(2, np.float32)
-TRANSFORM = DenseTransform(NONE, NONE, np.ones(2, np.float32))
+NONE = np.zeros(3, np.float32)
+TRANSFORM = DenseTransform(NONE, NONE, np.ones(3, np.float32))
 
 
 def _content() -> tuple[pa.Buffer, DecodedRows]:
@@ -26,9 +28,13 @@ def _content() -> tuple[pa.Buffer, DecodedRows]:
     lists = {
         "m": Lists(rng.integers(0, 9, total), lengths_N),
         "w": Lists(rng.integers(0, 9, total), lengths_N, rng.random(total).astype(np.float32)),
+        "s": Lists(rng.integers(0, 9, total), lengths_N),
+        "t": Lists(rng.integers(0, 9, total), lengths_N),
     }
+    numbers = {"n": (rng.random(total).astype(np.float32), lengths_N)}
     dense_NI = rng.normal(size=(COUNT, 2)).astype(np.float32)
-    rows = DecodedRows(rng.integers(0, 2, COUNT).astype(np.uint8), dense_NI, rng.integers(0, 9, (COUNT, 1)), lists)
+    label_N, single_NF = rng.integers(0, 2, COUNT).astype(np.uint8), rng.integers(0, 9, (COUNT, 1))
+    rows = DecodedRows(label_N, dense_NI, single_NF, lists, numbers=numbers)
     sink = pa.BufferOutputStream()
     writer = ColumnarWriter(sink)
     writer.add(rows)
@@ -81,20 +87,21 @@ def _beyond(offsets: np.ndarray) -> None:
     offsets[-1] = 2_000_000_000
 
 
-@every("name", ["ids:m", "ids:w", "weights:w"])
+@every("name", ["ids:m", "ids:w", "weights:w", "ids:s", "ids:t", "numbers:n"])
 @every("damage", [_negative, _backwards, _beyond], ids=["negative", "backwards", "beyond"])
 def test_offsets_that_lead_out_of_the_content_are_refused(name: str, damage: Callable[[np.ndarray], None]) -> None:
     with pytest.raises(ValueError, match="column"):
         _open(_with_offsets(name, damage))
 
 
-def test_weights_for_other_lists_than_the_ids_are_refused() -> None:
+@every("name", ["weights:w", "ids:t", "numbers:n"])
+def test_lists_of_other_lengths_than_the_ids_beside_them_are_refused(name: str) -> None:
     def move(offsets: np.ndarray) -> None:
         where = int(np.flatnonzero(np.diff(offsets) > 0)[3])
         offsets[where + 1 :] -= 1
 
-    with pytest.raises(ValueError, match="weights:w: has other lists than its ids"):
-        _open(_with_offsets("weights:w", move))
+    with pytest.raises(ValueError, match=f"{name}: has other lists than its ids"):
+        _open(_with_offsets(name, move))
 
 
 def _same(_index: int, batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -127,6 +134,7 @@ def _without(_index: int, batch: pa.RecordBatch) -> pa.RecordBatch:
         lambda: _rewritten(_cast("label", pa.int64())),
         lambda: _rewritten(_cast("ids:m", pa.list_(pa.int16()))),
         lambda: _rewritten(_cast("weights:w", pa.list_(pa.float64()))),
+        lambda: _rewritten(_cast("numbers:n", pa.list_(pa.float64()))),
         lambda: _rewritten(_cast("dense", pa.list_(pa.float64(), 2))),
         lambda: _rewritten(_short),
         lambda: _rewritten(_twice),
@@ -136,7 +144,7 @@ def _without(_index: int, batch: pa.RecordBatch) -> pa.RecordBatch:
         lambda: pa.py_buffer(bytes(_content()[0])[:-200]),
         lambda: pa.py_buffer(bytes(1000)),
     ],
-    ids=["label", "ids", "weights", "dense", "short", "twice", "absent", "compressed", "empty", "cut", "zeros"],
+    ids=["label", "ids", "weights", "numbers", "dense", "short", "twice", "absent", "packed", "empty", "cut", "zeros"],
 )  # fmt: skip
 def test_content_of_another_form_is_refused(content_of: Callable[[], pa.Buffer]) -> None:
     content = content_of()

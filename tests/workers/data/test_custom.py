@@ -34,6 +34,10 @@ def arrays(split, rows=6, held=True):
 def vectors(split):
     return {"label": [0, 1], "dense": {"v": np.arange(6).reshape(2, 3), "x": [6, 7]}}
 
+def histories(split):
+    lists = {"seen": [[3, 4], [], [4, 3, 3]], "age": [[1.0, 2.0], [], [3.0, 4.0, 5.0]]}
+    return {"label": [0, 1, 0], "sparse": {"item": [3, 4, 5]}, "sequences": lists}
+
 class Own:
     schema = Schema((), (Feature("u", "u"),))
     def __len__(self):
@@ -89,6 +93,13 @@ def test_an_array_of_two_dimensions_is_a_dense_vector(folder: Path, dense: list[
     assert data.train.gather(np.arange(2)).dense_BI.tolist() == [[0, 1, 2, 6], [3, 4, 5, 7]]
 
 
+def test_lists_of_a_sequence_are_histories(folder: Path) -> None:
+    group = {"ids": {"seen": "item"}, "numbers": ["age"], "max_length": 2}
+    batch = _open(folder, "histories", sequences={"history": group}).train.gather(np.array([2, 0]))
+    assert batch.ids["seen"].values_N.tolist() == [3, 3, 3, 4]
+    assert batch.numbers["history"][:, 0].tolist() == [4.0, 5.0, 1.0, 2.0]
+
+
 def test_columns_of_the_config_choose_and_describe(folder: Path) -> None:
     data = _open(folder, dense=["age"], sparse=[{"column": "tags", "table": "t", "pooling": "mean"}], scale="standard")
     assert data.train.schema.dense == ("age",) and data.train.schema.tables() == ("t",)
@@ -117,6 +128,12 @@ def test_an_object_with_gather_is_used_as_it_is(folder: Path) -> None:
         ("wrong", {}, DataError, r"returned \['labels'\]; allowed"),
         ("ragged", {}, DataError, "column x has 1 rows, label has 2"),
         ("own", {"scale": "log"}, ConfigError, "data.scale: has no effect"),
+        (
+            "own",
+            {"sequences": {"s": {"ids": {"a": "u"}, "max_length": 2}}},
+            ConfigError,
+            "data.sequences: has no effect",
+        ),
     ],
 )
 def test_mistakes_are_told_in_one_line(

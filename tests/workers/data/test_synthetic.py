@@ -95,6 +95,47 @@ def test_the_best_auc_is_that_of_the_teachers_probabilities() -> None:
     assert 0.75 < data.best_auc(5000) < 0.9
 
 
+def test_clicks_have_the_fingerprint_that_they_had_before_there_were_tasks() -> None:
+    assert _stream().fingerprint == "3b80e37933ff4aeb-5d2c90168f2e0315"
+
+
+def test_a_label_tells_whether_the_category_occurs_in_the_history() -> None:
+    data = _stream(task="sequences", table_sizes=[200], ids="numbered")
+    batch, lengths = data.train.gather(np.arange(50_000)), np.full(50_000, 30)
+    seen, target_B = batch.ids["seen_category"], batch.ids["category"].values_N
+    assert np.array_equal(seen.lengths_B, lengths) and data.train.schema.sequences[0].max_length == 30
+    entries_BL = seen.values_N.reshape(-1, 30)
+    occurs_B = (entries_BL == target_B[:, None]).any(axis=1)
+    assert abs(occurs_B.mean() - (0.5 + 0.5 * (1 - (199 / 200) ** 30))) < 0.01
+    assert [round(float(batch.label_BT[occurs_B == known].mean()), 1) for known in (True, False)] == [0.9, 0.1]
+    counts = np.bincount(entries_BL.reshape(-1), minlength=200)
+    assert len(counts) == 200 and counts.min() > 0.9 * counts.mean()
+    place_B = (entries_BL == target_B[:, None]).argmax(axis=1)[occurs_B]
+    assert np.bincount(place_B).min() > 0.8 * len(place_B) / 30
+
+
+def test_the_best_auc_of_histories_is_that_of_the_two_chances() -> None:
+    data = _stream(task="sequences", eval_samples=20_000)
+    assert data.best_auc is not None
+    chance = 1 / (1 + np.exp(-2.0))
+    assert abs(data.best_auc(20_000) - chance) < 0.01  # 0.88, were both kinds as frequent
+    assert data.fingerprint != _stream(task="sequences", table_sizes=[501], eval_samples=20_000).fingerprint
+
+
+@every(
+    ("settings", "says"),
+    [
+        ({"num_dense": 5}, "num_dense: has no effect with task: sequences"),
+        ({"zipf": 2.0}, "zipf: has no effect with task: sequences"),
+        ({"table_sizes": [500, 500]}, "table_sizes: with task: sequences, allowed: one number from 100 on"),
+        ({"table_sizes": [99]}, "table_sizes: with task: sequences, allowed: one number from 100 on"),
+    ],
+)
+def test_settings_that_histories_could_only_ignore_are_refused(settings: dict[str, object], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        SyntheticConfig.model_validate({"task": "sequences"} | settings)
+
+
 @every(
     ("setting", "value"),
     [("train", ["x"]), ("scale", "log"), ("label", "y"), ("delimiter", ";"), ("eval_fraction", 0.1), ("cache", "c")],

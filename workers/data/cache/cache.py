@@ -73,6 +73,12 @@ class Conversion:
 
     def _settings(self, paths: Sequence[Path]) -> dict[str, Any]:
         layout = self.layout
+        # max_length and newest change nothing that is stored; a table says of which columns the ids are read alike
+        groups = [
+            {"ids": {name: layout.sharing[name] for name in group.ids}, "separator": group.separator}
+            | {"numbers": [number.model_dump() for number in group.numbers]}
+            for group in layout.sequences.values()
+        ]
         scalars = {"weight": layout.weight, "time": layout.time}
         return {key: name for key, name in scalars.items() if name is not None} | {
             "places": [place_of(path) for path in paths],
@@ -83,6 +89,7 @@ class Conversion:
             "sparse": [c.model_dump(exclude={"table", "pooling"}) for c in layout.sparse],
             "scale": layout.scale,
             "missing": layout.missing,
+            **({"sequences": groups} if groups else {}),
         }
 
 
@@ -117,7 +124,8 @@ def open_cached(
     )
     inputs = Inputs(layout, trained.fitted, reading).to_json()
     train: Dataset = parts[TRAIN] if layout.time is None else by_time(parts[TRAIN])
-    return Data(train, parts.get(EVAL), None, _described(entries), mark, inputs, tuple(trained.notes))
+    source = _described(entries) + parts[TRAIN].histories()
+    return Data(train, parts.get(EVAL), None, source, mark, inputs, tuple(trained.notes))
 
 
 def first_file(config: DataConfig) -> Path:

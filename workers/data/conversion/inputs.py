@@ -29,6 +29,7 @@ from shardkeep.workers.data_config import (
     LabelColumn,
     Mark,
     Scaling,
+    SequenceConfig,
     SparseColumn,
 )
 
@@ -39,6 +40,8 @@ def _float32(value: float) -> float:
     return value
 
 
+WITH_SEQUENCES = 3
+"""The form of records with sequences, which earlier readers would leave out."""
 _LARGEST32 = float(np.finfo(np.float32).max)
 _Float32 = Annotated[float, AfterValidator(_float32)]
 _AnyFloat32 = Annotated[float, Field(allow_inf_nan=True), AfterValidator(_float32)]
@@ -76,18 +79,22 @@ class _StoredLayout(Settings):
 
     model_config = ConfigDict(extra="ignore")  # of a later version
 
-    form: int = Field(1, ge=1, le=FORM)
+    form: int = Field(1, ge=1, le=WITH_SEQUENCES)
+    rules: int = Field(FORM, ge=1, le=FORM)  # of form 3
     label: LabelColumn
     dense: list[DenseColumn]
     sparse: list[SparseColumn]
     scale: Scaling
     missing: list[str]
     weight: ColumnName | None = None  # missing = of a version that did not keep it
+    sequences: dict[ColumnName, SequenceConfig] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _columns_differ(self) -> _StoredLayout:
-        for key, columns in (("dense", self.dense), ("sparse", self.sparse)):
-            names = [self.label.column, *(column.column for column in columns)]
+        dense, sparse = [c.column for c in self.dense], [c.column for c in self.sparse]
+        entries = [name for group in self.sequences.values() for name in group.columns]
+        for key, columns in (("dense", dense), ("sparse", sparse), ("sequences", [*entries, *{*dense, *sparse}])):
+            names = [self.label.column, *(columns if key != "sequences" or entries else [])]
             if twice := next((name for name in names if names.count(name) > 1), None):
                 raise ValueError(f"{key}: column {twice[:60]!r} is there twice, or is the label")
         return self
@@ -95,7 +102,8 @@ class _StoredLayout(Settings):
     def layout(self) -> ColumnLayout:
         """What is stored."""
         columns = self.label, tuple(self.dense), tuple(self.sparse)
-        return ColumnLayout(*columns, self.scale, tuple(self.missing), self.weight, form=self.form)
+        form = self.rules if self.form == WITH_SEQUENCES else self.form
+        return ColumnLayout(*columns, self.scale, tuple(self.missing), self.weight, form=form, sequences=self.sequences)
 
 
 class _Stored(_StoredLayout):
@@ -111,15 +119,21 @@ class _Stored(_StoredLayout):
 
     @model_validator(mode="after")
     def _parts_fit(self) -> _Stored:
-        num_dense = sum(column.width or 1 for column in self.dense)
+        entries = [name for group in self.sequences.values() for name in group.columns]
+        scaled = [number.column for group in self.sequences.values() for number in group.numbers]
+        num_dense = sum(column.width or 1 for column in self.dense) + len(scaled)
         numbers = {"origins": self.origins} | {f"transform.{k}": v for k, v in self.transform}
         for key, values in numbers.items():
             if len(values) != num_dense:  # before a number is looked at: there may be too many to list
                 raise ValueError(f"{key} has {len(values)} numbers for {num_dense} dense columns")
-        dense = {number.column: number for column in self.dense for number in column.numbers()}
+        dense = {*scaled, *(number.column for column in self.dense for number in column.numbers())}
         sparse = {column.column: column for column in self.sparse}
-        for key, named in (("lists", self.lists), ("brackets", self.brackets), ("kinds", self.kinds)):
-            if unknown := next((name for name in named if name not in sparse), None):
+        for key, named, more in (
+            ("lists", self.lists, []),
+            ("brackets", self.brackets, entries),
+            ("kinds", self.kinds, entries),
+        ):
+            if unknown := next((name for name in named if name not in sparse and name not in more), None):
                 raise ValueError(f"{key}: {unknown[:60]!r} is no sparse column")
         if unknown := next((name for name in self.times if name not in dense), None):
             raise ValueError(f"times: {unknown[:60]!r} is no dense column")
@@ -141,8 +155,9 @@ class Inputs:
     def to_json(self) -> dict[str, Any]:
         """JSON types, which `of_json` reads."""
         layout = self.layout
+        groups = {name: group.model_dump() for name, group in layout.sequences.items()}
         return {
-            "form": layout.form,
+            **({"form": WITH_SEQUENCES, "rules": layout.form} if groups else {"form": layout.form}),
             "label": layout.label.model_dump(),
             "dense": [column.model_dump() for column in layout.dense],
             "sparse": [column.model_dump() for column in layout.sparse],
@@ -151,6 +166,7 @@ class Inputs:
             "weight": layout.weight,
             **self.fitted.to_json(),
             "reading": dict(self.reading),
+            **({"sequences": groups} if groups else {}),
         }
 
     @classmethod

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -12,8 +12,16 @@ from shardkeep.workers.data.columnar import DenseTransform
 from shardkeep.workers.data.conversion.categories import Kind
 from shardkeep.workers.data.conversion.rules import FORM, ReadingRules
 from shardkeep.workers.data.conversion.scaling import PriorScale, from_json, to_json
-from shardkeep.workers.data.schema import Schema, features_of
-from shardkeep.workers.data_config import DataConfig, DenseColumn, LabelColumn, Scaling, SparseColumn
+from shardkeep.workers.data.schema import Schema, features_of, sequences_of
+from shardkeep.workers.data_config import (
+    DataConfig,
+    DenseColumn,
+    LabelColumn,
+    Scaling,
+    SequenceConfig,
+    SequenceNumber,
+    SparseColumn,
+)
 
 
 @dataclass(frozen=True)
@@ -28,6 +36,7 @@ class ColumnLayout:
     weight: str | None = None
     time: str | None = None
     form: int = FORM
+    sequences: Mapping[str, SequenceConfig] = field(default_factory=dict)
 
     @property
     def rules(self) -> ReadingRules:
@@ -37,26 +46,49 @@ class ColumnLayout:
     @property
     def schema(self) -> Schema:
         """The schema of the samples."""
-        return Schema(tuple(c.column for c in self.numbers), features_of(self.sparse), (self.label.column,))
+        features = features_of(self.sparse)
+        sequences = sequences_of(self.sequences, features)
+        return Schema(tuple(c.column for c in self.numbers), features, (self.label.column,), sequences)
 
     @cached_property
     def numbers(self) -> tuple[DenseColumn, ...]:
         """The dense columns, those of a vector one by one."""
         return tuple(number for column in self.dense for number in column.numbers())
 
+    @cached_property
+    def scaled(self) -> tuple[DenseColumn | SequenceNumber, ...]:
+        """All columns of numbers: the dense ones, then those of each sequence."""
+        return (*self.numbers, *(number for group in self.sequences.values() for number in group.numbers))
+
+    @cached_property
+    def categories(self) -> frozenset[str]:
+        """Names of all columns of ids."""
+        return frozenset(column.name for column in self.schema.looked_up)
+
+    @cached_property
+    def sharing(self) -> dict[str, tuple[str, ...]]:
+        """Of each column of ids in a sequence the columns before it that have its table: their ids are read alike."""
+        looked_up = self.schema.looked_up
+        return {
+            column.name: tuple(other.name for other in looked_up[:at] if other.table == column.table)
+            for at, column in enumerate(looked_up)
+            if column.pooling == "none"
+        }
+
     def raw_columns(self) -> list[str]:
         """Names of the columns to read, each once."""
         weights = [c.weights for c in self.sparse if c.weights is not None]
         scalars = [name for name in (self.weight, self.time) if name is not None]
         used = [self.label.column, *(c.column for c in self.dense), *(c.column for c in self.sparse), *weights]
-        return list(dict.fromkeys([*used, *scalars]))
+        entries = [name for group in self.sequences.values() for name in group.columns]
+        return list(dict.fromkeys([*used, *entries, *scalars]))
 
 
 def layout_of(config: DataConfig, *, scale: Scaling = "standard") -> ColumnLayout:
     """The layout that the config describes. Raises ConfigError where it cannot be one."""
     if config.label is None:
         raise ConfigError(f"data.label: is missing; source: {config.source} needs the column to predict")
-    if not config.dense and not config.sparse:
+    if not config.dense and not config.sparse and not config.sequences:
         raise ConfigError("data.dense and data.sparse: are both empty; allowed: at least one column")
     for key, columns in (("dense", config.dense), ("sparse", config.sparse)):
         names = [number.column for c in columns for number in (c.numbers() if isinstance(c, DenseColumn) else [c])]
@@ -66,10 +98,36 @@ def layout_of(config: DataConfig, *, scale: Scaling = "standard") -> ColumnLayou
             raise ConfigError(f"data.{key}: names {config.label.column}, which is the label")
     if config.weight == config.label.column:
         raise ConfigError(f"data.weight: names {config.weight}, which is the label")
+    _check_sequences(config, config.label)
     dense, sparse = tuple(config.dense), tuple(config.sparse)
     return ColumnLayout(
-        config.label, dense, sparse, config.scale or scale, tuple(config.missing), config.weight, config.time
+        config.label,
+        dense,
+        sparse,
+        config.scale or scale,
+        tuple(config.missing),
+        config.weight,
+        config.time,
+        sequences=config.sequences,
     )
+
+
+def _check_sequences(config: DataConfig, label: LabelColumn) -> None:
+    """Raises ConfigError for a column of a sequence that is anything else too, and for the name of a feature."""
+    used: dict[str | None, str] = {c.weights: "a column of weights" for c in config.sparse}
+    used |= {c.column: "in data.dense" for column in config.dense for c in (column, *column.numbers())}
+    used |= {c.column: "in data.sparse" for c in config.sparse}
+    used |= {config.weight: "data.weight", config.time: "data.time", label.column: "the label"}
+    features = {c.column for c in config.sparse}
+    for name, group in config.sequences.items():
+        if name in features:
+            raise ConfigError(f"data.sequences: {name} is the name of a feature; allowed: a name of its own")
+        for column in group.columns:
+            if column in used:
+                raise ConfigError(
+                    f"data.sequences.{name}: names {column}, which is {used[column]}; allowed: columns of its own"
+                )
+            used[column] = f"in data.sequences.{name}"
 
 
 @dataclass(frozen=True)
@@ -77,8 +135,8 @@ class Fitted:
     """What the training rows decide for all rows.
 
     `lists`: the multi-valued features; `brackets`: those whose texts are lists in brackets. `kinds`: feature -> what it
-    holds, where known. `times`: the dense columns that hold times. `origins`: per dense column, what is subtracted
-    before a number is stored (float64). `transform`: at reading.
+    holds, where known. `times`: the columns of numbers that hold times. `origins`: per column of numbers, what is
+    subtracted before a number is stored (float64). `transform`: at reading.
     """
 
     lists: frozenset[str]
@@ -110,7 +168,7 @@ class Fitted:
 @dataclass(frozen=True)
 class PriorFit:
     """What an earlier model's training rows have decided, by column: the same columns of a job that continues it are
-    read so."""
+    read so. `features`: all columns of ids."""
 
     form: int
     features: frozenset[str]
@@ -122,11 +180,11 @@ class PriorFit:
     @classmethod
     def of(cls, layout: ColumnLayout, fitted: Fitted) -> PriorFit:
         """All that a model has decided."""
-        t, names = fitted.transform, [column.column for column in layout.numbers]
+        t, names = fitted.transform, [column.column for column in layout.scaled]
         numbers = zip(names, fitted.origins, t.fill_I, t.shift_I, t.factor_I, strict=True)
         scales = {name: PriorScale(name in fitted.times, *map(float, each)) for name, *each in numbers}
-        features = frozenset(c.column for c in layout.sparse)
-        return cls(layout.form, features, fitted.lists, fitted.brackets, fitted.kinds, scales)
+        lists = fitted.lists.union(*(group.columns for group in layout.sequences.values()))
+        return cls(layout.form, layout.categories, lists, fitted.brackets, fitted.kinds, scales)
 
     def agrees(self, fitted: Fitted, layout: ColumnLayout) -> bool:
         """Whether other training rows have decided the same of these columns."""

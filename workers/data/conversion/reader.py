@@ -29,10 +29,11 @@ from shardkeep.workers.data.conversion.decoding import (
 from shardkeep.workers.data.conversion.hashing import Spellings
 from shardkeep.workers.data.conversion.labels import Labels, LabelValues, decode_labels
 from shardkeep.workers.data.conversion.layout import ColumnLayout, Fitted, PriorFit
-from shardkeep.workers.data.conversion.rules import is_list, is_text
+from shardkeep.workers.data.conversion.rules import ReadingRules, is_list, is_text
 from shardkeep.workers.data.conversion.scaling import ColumnScaler, transform_of
+from shardkeep.workers.data.conversion.sequences import sequence_entries
 from shardkeep.workers.data.conversion.teaching import Teaching
-from shardkeep.workers.data_config import DenseColumn, SparseColumn
+from shardkeep.workers.data_config import DenseColumn, SequenceConfig, SparseColumn
 
 
 class RowReader:
@@ -46,10 +47,10 @@ class RowReader:
         self.layout = layout
         self.rules = layout.rules
         scales = {} if prior is None else prior.dense
-        self._scalers = [ColumnScaler(c, layout.scale, scales.get(c.column)) for c in layout.numbers]
+        self._scalers = [ColumnScaler(c, layout.scale, scales.get(c.column)) for c in layout.scaled]
         self._lists: frozenset[str] | None = None if fitted is None else fitted.lists
         self._prior = prior
-        names = [c.column for c in layout.sparse]
+        names = layout.categories | {name for group in layout.sequences.values() for name in group.columns}
         self._kinds = {} if prior is None else {n: k for n, k in prior.kinds.items() if n in names}
         self._brackets = {} if prior is None else {n: n in prior.brackets for n in prior.lists if n in names}
         self._time_counts: bool | None = None
@@ -94,16 +95,20 @@ class RowReader:
         for dense in layout.dense:
             start, end = end, end + (dense.width or 1)
             self._dense(chunk, dense, self._scalers[start:end], dense_NI[:, start:end], learn=learn)
-        lists = {}
+        lists, numbers = dict[str, Lists](), dict[str, tuple[Floats, Ints]]()
         for sparse in layout.sparse:
             if sparse.column in self.lists:
                 with chunk.column(sparse.column).named():
                     lists[sparse.column] = self._multi(chunk, sparse)
+        for group in layout.sequences.values():
+            start, end = end, end + len(group.numbers)
+            ids, floats = self._sequence(chunk, group, self._scalers[start:end], learn=learn)
+            lists, numbers = lists | ids, numbers | floats
         if learn and self._teaching is not None:
             self._teaching.add([c.column for c in single], single_NF)
         weight_N = None if layout.weight is None else self._sample_weights(chunk)
         time_N = self._times(chunk) if layout.time is not None and learn else None
-        return DecodedRows(label_N, dense_NI, single_NF, lists, weight_N, time_N)
+        return DecodedRows(label_N, dense_NI, single_NF, lists, weight_N, time_N, numbers)
 
     def _find_lists(self, chunk: Chunk) -> frozenset[str]:
         """Which features have several values a row. Raises ConfigError for pooling where none can."""
@@ -126,8 +131,9 @@ class RowReader:
     def _ids(self, column: Column) -> Ints:
         """The ids of a column of one value a row, or of the entries of lists, as its kind in the first rows says."""
         kind = self._kinds.get(column.name)
-        if kind is None and (kind := kind_of(column.values, self.rules)) is not None:
-            self._kinds[column.name] = kind
+        if kind is None and (own := kind_of(column.values, self.rules)) is not None:
+            sharing = self.layout.sharing.get(column.name, ())
+            kind = self._kinds[column.name] = next((self._kinds[name] for name in sharing if name in self._kinds), own)
         return decode_ids(column, kind, self.rules, self._spellings.get(column.name))
 
     def _times(self, chunk: Chunk) -> Float64s:
@@ -168,23 +174,43 @@ class RowReader:
             if dense.width is not None:
                 values_NW = decode_vectors(column, self.rules, dense.width)
             else:
-                if scalers[0].is_time is None:
-                    scalers[0].is_time = holds_times(column, self.rules)
-                values_NW = (times.seconds if scalers[0].is_time else decode_numbers)(column, self.rules)[:, None]
+                values_NW = _numbers(column, self.rules, scalers[0])[:, None]
             for w, scaler in enumerate(scalers):
                 out_NW[:, w] = scaler.store(values_NW[:, w], learn=learn)
         column.check(np.isinf(out_NW).max(axis=1), "is beyond float32; try scale: log")
 
+    def _sequence(
+        self, chunk: Chunk, group: SequenceConfig, scalers: Sequence[ColumnScaler], *, learn: bool
+    ) -> tuple[dict[str, Lists], dict[str, tuple[Floats, Ints]]]:
+        """The ids and the numbers to store of a sequence, by column."""
+        columns = [chunk.column(name) for name in group.columns]
+        brackets = frozenset(column.name for column in columns if self._in_brackets(column, group.separator))
+        entries, lengths_N = sequence_entries(columns, self.rules, group.separator, brackets)
+        lists, numbers = dict[str, Lists](), dict[str, tuple[Floats, Ints]]()
+        for column in entries[: len(group.ids)]:
+            with column.named():
+                lists[column.name] = Lists(self._ids(column), lengths_N)
+        for column, scaler in zip(entries[len(group.ids) :], scalers, strict=True):
+            with column.named():
+                stored_V = scaler.store(_numbers(column, self.rules, scaler), learn=learn)
+            column.check(np.isinf(stored_V), "is beyond float32; try scale: log")
+            numbers[column.name] = stored_V, lengths_N
+        return lists, numbers
+
+    def _in_brackets(self, column: Column, separator: str | None) -> bool:
+        """Whether the texts of a column are lists in brackets; the first rows decide."""
+        if column.name not in self._brackets:
+            brackets = in_brackets(column, self.rules, separator)
+            self._brackets |= {} if brackets is None else {column.name: brackets}
+        return self._brackets.get(column.name, False)
+
     def _multi(self, chunk: Chunk, sparse: SparseColumn) -> Lists:
         column = chunk.column(sparse.column)
-        if column.name not in self._brackets:
-            brackets = in_brackets(column, self.rules, sparse.separator)
-            self._brackets |= {} if brackets is None else {column.name: brackets}
         lists = as_lists(
             column,
             self.rules,
             sparse.separator,
-            brackets=self._brackets.get(column.name, False),
+            brackets=self._in_brackets(column, sparse.separator),
             single=sparse.weights is not None or self._kinds.get(column.name) != "texts",
         )
         lengths_N = list_lengths(lists)
@@ -211,3 +237,10 @@ class RowReader:
         weights_V = decode_numbers(entries, self.rules)
         entries.check(np.isnan(weights_V), "a weight is missing")
         return weights_V.astype(np.float32)
+
+
+def _numbers(column: Column, rules: ReadingRules, scaler: ColumnScaler) -> Float64s:
+    """The values of a column of numbers or times; the first rows decide."""
+    if scaler.is_time is None:
+        scaler.is_time = holds_times(column, rules)
+    return (times.seconds if scaler.is_time else decode_numbers)(column, rules)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from shardkeep.base.arrays import Float64s
 from shardkeep.workers.data.columnar import DenseTransform
-from shardkeep.workers.data_config import DenseColumn, Scaling
+from shardkeep.workers.data_config import DenseColumn, Scaling, SequenceNumber
 
 
 @dataclass
@@ -57,13 +57,13 @@ class PriorScale:
 
 
 class ColumnScaler:
-    """One dense column: stores log or plain values around an origin as float32, learns mean and deviation.
+    """One column of numbers: stores log or plain values around an origin as float32, learns mean and deviation.
 
     The origin (of standardised columns: the first training chunk's mean) keeps float32 precise for columns like
     timestamps, whose values are large beside their spread. `is_time`: None before a value is known.
     """
 
-    def __init__(self, column: DenseColumn, default: Scaling, kept: PriorScale | None = None) -> None:
+    def __init__(self, column: DenseColumn | SequenceNumber, default: Scaling, kept: PriorScale | None = None) -> None:
         self.name = column.column
         self.is_time = None if kept is None else kept.is_time
         self._scale: Scaling = column.scale or default

@@ -15,14 +15,15 @@ C = TypeVar("C", DenseColumn, SparseColumn)
 def named_columns(config: DataConfig, names: Callable[[], Sequence[str]]) -> DataConfig:
     """The config with every pattern in `dense` and `sparse` replaced by the columns it represents, in file order.
 
-    A pattern leaves out the label, columns of weights and of time, and every column that `dense` or `sparse` names in
-    full. `names` is called only where there is a pattern. Raises DataError where one matches nothing.
+    A pattern leaves out the label, columns of weights, of time and of sequences, and every column that `dense` or
+    `sparse` names in full. `names` is called only where there is a pattern. Raises DataError where one matches nothing.
     """
     named = [c.column for c in config.dense] + [c.column for c in config.sparse]
+    entries = [name for group in config.sequences.values() for name in group.columns]
     if not any("*" in name for name in named):
         return config
     known = list(dict.fromkeys(names()))
-    taken: set[str | None] = {*named, config.weight, config.time, *(c.weights for c in config.sparse)}
+    taken: set[str | None] = {*named, *entries, config.weight, config.time, *(c.weights for c in config.sparse)}
     taken |= {config.label.column} if config.label is not None else set()
     free = [name for name in known if name not in taken]
     dense = _expand("dense", config.dense, known, free)

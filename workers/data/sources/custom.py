@@ -51,7 +51,7 @@ def _call(function: Any, config: DataConfig, split: str) -> Any:
 
 
 def _own(config: DataConfig, parts: list[Any]) -> Data:
-    refuse(config, ("label", "dense", "sparse", "scale", "missing", "eval_fraction"))
+    refuse(config, ("label", "dense", "sparse", "sequences", "scale", "missing", "eval_fraction"))
     train, held = parts
     if held is not None and not isinstance(held, Dataset):
         raise DataError(f"{config.source}: returned a dataset for train and {type(held).__name__} for eval")
@@ -74,7 +74,7 @@ def _stated(config: DataConfig, part: Dataset) -> dict[str, Any]:
                 f"{config.source}: fingerprint is a {type(own).__name__}; allowed: a text or whole number"
             )
         return {"own": own}
-    columns = [*part.schema.dense, *(f.name for f in part.schema.features)]
+    columns = [*part.schema.dense, *(f.name for f in part.schema.looked_up)]
     return {"source": config.source, "options": config.options, "columns": columns, "rows": len(part)}
 
 
@@ -85,8 +85,8 @@ def _arrays(source: str, part: Any) -> Mapping[str, Any]:
             f"{source}: returned {shown}; allowed: a dict of label, dense and sparse, or an object with schema, "
             "__len__ and gather"
         )
-    if extra := sorted(set(part) - {"label", "dense", "sparse"}):
-        raise DataError(f"{source}: returned an unknown key {extra[0]}; allowed: label, dense, sparse")
+    if extra := sorted(set(part) - {"label", "dense", "sparse", "sequences"}):
+        raise DataError(f"{source}: returned an unknown key {extra[0]}; allowed: label, dense, sparse, sequences")
     return part
 
 
@@ -110,7 +110,7 @@ def _convert(config: DataConfig, parts: list[Mapping[str, Any]], seed: int) -> D
         ColumnarDataset(sink.getvalue(), schema=layout.schema, lists=fitted.lists, transform=fitted.transform)
         for sink in sinks
     ]
-    source = f"{config.source}{left_out(converter.skipped)}"
+    source = f"{config.source}{left_out(converter.skipped)}{datasets[0].histories()}"
     mark = content_fingerprint(layout.schema, [writer.checksum() for writer in writers], to_json(fitted.transform))
     inputs = Inputs(layout, fitted, {"form": "columns"}).to_json()
     evaluation = datasets[1] if len(datasets) == 2 else None
@@ -134,13 +134,14 @@ def _chunk(source: str, part: Mapping[str, Any]) -> Chunk:
     label = _array(source, "label", part["label"])
     dense = {name: _array(source, name, values) for name, values in part.get("dense", {}).items()}
     sparse = {name: _array(source, name, values) for name, values in part.get("sparse", {}).items()}
-    for name, values in (*dense.items(), *sparse.items()):
+    lists = {name: _array(source, name, values) for name, values in part.get("sequences", {}).items()}
+    for name, values in (*dense.items(), *sparse.items(), *lists.items()):
         if len(values) != len(label):
             raise DataError(f"{source}: column {name} has {len(values)} rows, label has {len(label)}")
     rows_N = np.arange(1, len(label) + 1, dtype=np.int64)
     if both := next((name for name in dense if name in sparse and not dense[name].equals(sparse[name])), None):
         raise DataError(f"{source}: {both} is in dense and in sparse, with other values; give each a name of its own")
-    return Chunk(source, rows_N, {**dense, **sparse, "label": label})
+    return Chunk(source, rows_N, {**dense, **sparse, **lists, "label": label})
 
 
 def _array(source: str, name: str, values: Any) -> Any:

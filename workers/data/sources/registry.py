@@ -10,7 +10,7 @@ from typing import Protocol
 
 from shardkeep.base.errors import ConfigError
 from shardkeep.workers.data.samples import Data, Progress
-from shardkeep.workers.data.schema import Schema, features_of
+from shardkeep.workers.data.schema import Schema, features_of, sequences_of
 from shardkeep.workers.data.sources.column_patterns import named_columns
 from shardkeep.workers.data_config import OWN_SOURCE, SOURCES, DataConfig
 
@@ -32,13 +32,14 @@ def source_named(name: str) -> Source:
     return source
 
 
-def tables_of_files(config: DataConfig) -> tuple[str, ...]:
-    """The tables that features of csv or parquet files use, by the config and the header of the first file; () = known
-    when the source is opened. Raises DataError."""
+def columns_of_files(config: DataConfig) -> Schema | None:
+    """The columns of ids of csv or parquet files, by the config and the header of the first file; None = known when the
+    source is opened. Raises DataError."""
     if config.source not in ("csv", "parquet"):
-        return ()
+        return None
     module = importlib.import_module(f"shardkeep.workers.data.sources.{config.source}_files")
-    return Schema((), features_of(named_columns(config, lambda: module.header(config)).sparse)).tables()
+    features = features_of(named_columns(config, lambda: module.header(config)).sparse)
+    return Schema((), features, sequences=sequences_of(config.sequences, features))
 
 
 def check_present(config: DataConfig) -> None:

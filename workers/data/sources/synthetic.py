@@ -1,4 +1,4 @@
-"""The synthetic stream in Criteo's shape: Zipf ids, bell-shaped dense columns, and a planted teacher.
+"""The synthetic stream: a planted teacher, and for clicks, in Criteo's shape, Zipf ids and bell-shaped dense columns.
 
 Every sample is a function of (seed, part, row); nothing is stored, so any worker can make any row.
 B = rows asked for, I = dense columns, F = features
@@ -7,14 +7,18 @@ B = rows asked for, I = dense columns, F = features
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Protocol
 
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from shardkeep.base.arrays import Float64s, Ints
 from shardkeep.workers.data.batch import Batch, Ragged
 from shardkeep.workers.data.samples import Data, Progress, fingerprint
 from shardkeep.workers.data.schema import Feature, Schema, sample_inputs
+from shardkeep.workers.data.sources.synthetic_histories import Histories
 from shardkeep.workers.data_config import DataConfig, SyntheticConfig, refuse
 
 # The teacher. Few, frequent ids carry most of the signal, because nobody can learn the effect of an id seen twice; the
@@ -35,17 +39,25 @@ DEFAULT_SIZES = tuple(round(100 * 10 ** (4 * f / 25)) for f in range(26))
 FORMAT = 1  # a new number where equal settings give other samples
 
 
-class SyntheticDataset:
-    """`part` ("train" or "eval") of the stream: `num_samples` rows; the same teacher in every part."""
+class Maker(Protocol):
+    """Makes the samples of one task."""
 
-    def __init__(self, config: SyntheticConfig, *, seed: int, part: str, num_samples: int) -> None:
+    schema: Schema
+
+    def make(self, rows_B: Ints) -> tuple[Batch, Float64s]:
+        """The samples `rows_B`, and the logits float64 (B,) from which their labels were drawn."""
+        ...
+
+
+class Clicks:
+    """Makes samples in Criteo's shape."""
+
+    def __init__(self, config: SyntheticConfig, teacher_key: np.uint64, sample_key: np.uint64) -> None:
         sizes = tuple(config.table_sizes) or DEFAULT_SIZES
-        self._num_samples = num_samples
         self._sizes_F = np.array(sizes, np.int64)
         self._zipf = config.zipf
         self._numbered = config.ids == "numbered"
-        self._teacher_key = _key("teacher", seed)
-        self._sample_key = _key(part, seed)
+        self._teacher_key, self._sample_key = teacher_key, sample_key
         self._strength = np.array(
             [
                 BIAS,
@@ -58,11 +70,43 @@ class SyntheticDataset:
         self._factor_F = np.zeros(len(sizes))
         self._factor_F[np.argsort(self._sizes_F, kind="stable")[:NUM_INTERACTING]] = FACTOR_STRENGTH
         features = tuple(Feature(f"C{f + 1}", f"C{f + 1}") for f in range(len(sizes)))
-        self._schema = Schema(tuple(f"I{i + 1}" for i in range(config.num_dense)), features)
+        self.schema = Schema(tuple(f"I{i + 1}" for i in range(config.num_dense)), features)
+
+    def make(self, rows_B: Ints) -> tuple[Batch, Float64s]:
+        from shardkeep.workers.data.sources.synthetic_kernels import make_samples  # here: the launcher makes no samples
+
+        dense_BI = np.empty((len(rows_B), self.schema.num_dense), np.float32)
+        ids_FB = np.empty((len(self._sizes_F), len(rows_B)), np.int64)
+        label_B = np.empty(len(rows_B), np.float32)
+        logit_B = np.empty(len(rows_B), np.float64)
+        make_samples(
+            self._teacher_key,
+            self._sample_key,
+            rows_B,
+            self._sizes_F,
+            self._zipf,
+            self._numbered,
+            self._strength,
+            self._factor_F,
+            dense_BI,
+            ids_FB,
+            label_B,
+            logit_B,
+        )
+        ids = {feature.name: Ragged(ids_FB[f]) for f, feature in enumerate(self.schema.features)}
+        return Batch(dense_BI, ids, label_B[:, None]), logit_B
+
+
+class SyntheticDataset:
+    """A part of the stream: `num_samples` rows."""
+
+    def __init__(self, maker: Maker, num_samples: int) -> None:
+        self._maker = maker
+        self._num_samples = num_samples
 
     @property
     def schema(self) -> Schema:
-        return self._schema
+        return self._maker.schema
 
     def __len__(self) -> int:
         return self._num_samples
@@ -87,32 +131,17 @@ class SyntheticDataset:
         logits = np.concatenate([logit_B for _, logit_B in parts])
         return auc(logits, labels) if labels.min() < labels.max() else math.nan
 
-    def _make(self, rows_B: NDArray[np.int64]) -> tuple[Batch, NDArray[np.float64]]:
-        from shardkeep.workers.data.sources.synthetic_kernels import make_samples  # here: the launcher makes no samples
-
+    def _make(self, rows_B: NDArray[np.int64]) -> tuple[Batch, Float64s]:
         rows_B = np.ascontiguousarray(rows_B, np.int64)
         if len(rows_B) and not 0 <= rows_B.min() <= rows_B.max() < self._num_samples:
             raise IndexError(f"a row is outside [0, {self._num_samples})")
-        dense_BI = np.empty((len(rows_B), self._schema.num_dense), np.float32)
-        ids_FB = np.empty((len(self._sizes_F), len(rows_B)), np.int64)
-        label_B = np.empty(len(rows_B), np.float32)
-        logit_B = np.empty(len(rows_B), np.float64)
-        make_samples(
-            self._teacher_key,
-            self._sample_key,
-            rows_B,
-            self._sizes_F,
-            self._zipf,
-            self._numbered,
-            self._strength,
-            self._factor_F,
-            dense_BI,
-            ids_FB,
-            label_B,
-            logit_B,
-        )
-        ids = {feature.name: Ragged(ids_FB[f]) for f, feature in enumerate(self._schema.features)}
-        return Batch(dense_BI, ids, label_B[:, None]), logit_B
+        return self._maker.make(rows_B)
+
+
+_MAKERS: dict[str, Callable[[SyntheticConfig, np.uint64, np.uint64], Maker]] = {
+    "clicks": Clicks,
+    "sequences": Histories,
+}
 
 
 def open_synthetic(config: DataConfig, *, seed: int, progress: Progress | None) -> Data:
@@ -120,10 +149,14 @@ def open_synthetic(config: DataConfig, *, seed: int, progress: Progress | None) 
     used = {"source", "root", "synthetic", "fitted"}
     refuse(config, [key for key in DataConfig.model_fields if key not in used], "; allowed: data.synthetic.*")
     stream = config.synthetic
-    train = SyntheticDataset(stream, seed=seed, part="train", num_samples=stream.train_samples)
-    held = SyntheticDataset(stream, seed=seed, part="eval", num_samples=stream.eval_samples)
-    settings = stream.model_dump(exclude={"train_samples", "eval_samples"}) | {"synthetic": FORMAT, "seed": seed}
-    settings["table_sizes"] = stream.table_sizes or DEFAULT_SIZES
+    maker, teacher = _MAKERS[stream.task], _key("teacher", seed)
+    train, held = (
+        SyntheticDataset(maker(stream, teacher, _key(part, seed)), count)
+        for part, count in (("train", stream.train_samples), ("eval", stream.eval_samples))
+    )
+    plain = {"task"} if stream.task == "clicks" else set()  # the only task of earlier versions
+    settings = stream.model_dump(exclude={"train_samples", "eval_samples", *plain})
+    settings |= {"synthetic": FORMAT, "seed": seed, "table_sizes": stream.table_sizes or DEFAULT_SIZES}
     mark = fingerprint(settings | {"rows": len(train)}, settings | {"rows": len(held)})
     return Data(train, held, held.best_auc, "made on the fly", mark, sample_inputs(train.schema, frozenset()))
 

@@ -108,3 +108,43 @@ def make_samples(
         logit_B[b] = logit
         chance = unit(mix(base ^ np.uint64(0xD1B54A32D192ED03)))
         label_B[b] = 1.0 if chance < 1.0 / (1.0 + math.exp(-logit)) else 0.0
+
+
+@kernel(
+    "void(uint64, uint64, int64[::1], int64, boolean, float64, int64[::1], int64[:,::1], float32[::1], float64[::1])"
+)
+def make_histories(
+    teacher_key: np.uint64,
+    sample_key: np.uint64,
+    rows_B: NDArray[np.int64],
+    size: int,
+    numbered: bool,
+    strength: float,
+    target_B: NDArray[np.int64],
+    seen_BL: NDArray[np.int64],
+    label_B: NDArray[np.float32],
+    logit_B: NDArray[np.float64],
+) -> None:
+    """Writes samples `rows_B`: a category of `size`, as many in its history, the label and its logit.
+
+    The logit is `strength` if the category occurs in the history, else its negative."""
+    length = seen_BL.shape[1]
+    for b in range(len(rows_B)):
+        base = mix(np.uint64(sample_key) + np.uint64(rows_B[b]) * GOLDEN)
+        target = int(unit(mix(base + GOLDEN)) * size)
+        planted = mix(base + np.uint64(2) * GOLDEN)
+        place = int((planted >> np.uint64(1)) % np.uint64(length)) if planted & np.uint64(1) else -1
+        occurs = False
+        for at in range(-1, length):  # -1: the sample's own
+            drawn = int(unit(mix(base + np.uint64(at + 3) * GOLDEN)) * size)
+            rank = target if at == place or at < 0 else drawn
+            code = mix(np.uint64(teacher_key) + GOLDEN + np.uint64(rank))
+            category = rank * SPREAD % size if numbered else np.int64(code)
+            if at < 0:
+                target_B[b] = category
+            else:
+                seen_BL[b, at] = category
+                occurs = occurs or rank == target
+        logit_B[b] = strength if occurs else -strength
+        chance = unit(mix(base ^ np.uint64(0xD1B54A32D192ED03)))
+        label_B[b] = 1.0 if chance < 1.0 / (1.0 + math.exp(-logit_B[b])) else 0.0

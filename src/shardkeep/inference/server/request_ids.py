@@ -15,27 +15,26 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
+from numpy.typing import NDArray
 
-from shardkeep.base.arrays import Float64s, Floats
+from shardkeep.base.arrays import Floats, Ints
 from shardkeep.base.errors import DataError
 from shardkeep.inference.columns import InputColumn, input_columns
-from shardkeep.inference.protocol.datatypes import Numbers, Values
+from shardkeep.inference.protocol.datatypes import Values
 from shardkeep.inference.recent import Recent
+from shardkeep.inference.server.request_numbers import DenseColumns, Scale, Unusual, numbers_of
 from shardkeep.inference.server.signature import Column, Jagged, Rows
 from shardkeep.workers.data.batch import Batch, Ragged
-from shardkeep.workers.data.conversion.chunk import Chunk, Column as RawColumn
-from shardkeep.workers.data.conversion.decoding import decode_numbers
+from shardkeep.workers.data.conversion.chunk import Chunk
 from shardkeep.workers.data.conversion.hashing import MISSING_ID, hash_text
 from shardkeep.workers.data.conversion.inputs import Inputs
 from shardkeep.workers.data.conversion.rules import ReadingRules, number_of
+from shardkeep.workers.data.gather_kernels import CHUNK_ROWS, gather_lengths, gather_lists
+from shardkeep.workers.data.schema import SequenceColumns
 
 _MOST_TEXTS = 1 << 16
 _LONGEST_TEXT = 64
 """What a memory of texts holds: 20 MB at most for each of two."""
-
-
-class _Unusual(Exception):
-    """A form that is left to `general`."""
 
 
 class Conversion:
@@ -44,10 +43,21 @@ class Conversion:
     def __init__(self, inputs: Inputs) -> None:
         self._inputs, self._columns = inputs, input_columns(inputs)
         index = {column.name: c for c, column in enumerate(self._columns)}
-        self._dense = _DenseColumns(inputs, index)
-        self._ids = _IdColumns(self._columns, inputs.layout.rules)
-        self._features = tuple(c.column for c in inputs.layout.sparse)
+        self._dense = DenseColumns(inputs, index)
+        sequences = {name for group in inputs.layout.sequences.values() for name in group.columns}
+        features = [column for column in self._columns if column.name not in sequences]
+        self._ids = _IdColumns(features, index, inputs.layout.rules)
+        self._sequences = self._of_sequences(index)
+        self._names = tuple(column.name for column in inputs.layout.schema.looked_up)
         self._usual = not inputs.fitted.times and all(column.role != "weights" for column in self._columns)
+
+    def _of_sequences(self, index: Mapping[str, int]) -> list[_Sequence]:
+        columns, sequences = {column.name: (index[column.name], column) for column in self._columns}, []
+        stop = len(self._inputs.layout.numbers)
+        for group in self._inputs.layout.schema.sequences:
+            start, stop = stop, stop + len(group.numbers)
+            sequences.append(_Sequence(group, columns, self._ids, Scale(self._inputs, start, stop)))
+        return sequences
 
     def batches(self, rows: Rows, padded: Callable[[int], int]) -> Iterator[tuple[Batch, int]]:
         """The rows of a request in batches, and the number of each. Raises DataError for what cannot be a sample.
@@ -64,10 +74,14 @@ class Conversion:
             return None
         try:
             dense_PI = self._dense.batch(requests, count, size)
-            ids = self._ids.batch(requests, count, size)
-        except (_Unusual, DataError, pa.ArrowException):
+            ids, numbers = self._ids.batch(requests, count, size), dict[str, Floats]()
+            for sequence in self._sequences:
+                sequence.add(requests, size, ids, numbers)
+        except (Unusual, DataError, pa.ArrowException):
             return None
-        return Batch(dense_PI, {name: ids[name] for name in self._features}, np.zeros((size, 1), np.float32))
+        return Batch(
+            dense_PI, {name: ids[name] for name in self._names}, np.zeros((size, 1), np.float32), numbers=numbers
+        )
 
     def general(self, rows: Rows, padded: Callable[[int], int]) -> Iterator[tuple[Batch, int]]:
         """As `batches`, in batches of at most 65,536 rows, whose last row fills them up."""
@@ -79,66 +93,17 @@ class Conversion:
             yield samples.gather(np.minimum(np.arange(padded(count)), count - 1)), count
 
 
-class _DenseColumns:
-    """The numbers of requests to the dense inputs of a batch."""
-
-    def __init__(self, inputs: Inputs, index: Mapping[str, int]) -> None:
-        layout = inputs.layout
-        self._places = [(index[c.column], place, c.width) for c in layout.dense for place in range(c.width or 1)]
-        self._rules, self._marks = layout.rules, layout.rules.marks
-        scales = [c.scale or layout.scale for c in layout.numbers]
-        self._logs_I = np.array([scale in ("log", "log_standard") for scale in scales], np.bool_)
-        self._origin_I1 = np.array(inputs.fitted.origins, np.float64).reshape(-1, 1)
-        self._transform = inputs.fitted.transform
-
-    def batch(self, requests: Sequence[Rows], count: int, size: int) -> Floats:
-        """float32 (P, I), 0 beyond the rows."""
-        num_dense = len(self._places)
-        dense_PI = np.zeros((size, num_dense), np.float32)
-        if not num_dense:
-            return dense_PI
-        parts = [
-            self._numbers(rows.columns[at], place, width) for at, place, width in self._places for rows in requests
-        ]
-        values_IN: Float64s = np.concatenate(parts, dtype=np.float64, casting="unsafe").reshape(num_dense, count)
-        if self._marks:
-            values_IN[np.isin(values_IN, self._marks)] = np.nan
-        if self._logs_I.any():
-            log_JN = values_IN[self._logs_I]
-            values_IN[self._logs_I] = np.sign(log_JN) * np.log1p(np.abs(log_JN))
-        with np.errstate(over="ignore"):
-            stored_NI = (values_IN - self._origin_I1).astype(np.float32).T
-        if np.isinf(stored_NI).any():
-            raise _Unusual
-        dense_PI[:count] = self._transform.inputs(np.ascontiguousarray(stored_NI))
-        return dense_PI
-
-    def _numbers(self, column: Column, place: int, width: int | None) -> Numbers:
-        """The numbers of a column, or those at one place of its vectors."""
-        if width is not None:
-            if not isinstance(column, Jagged) or (column.lengths_N != width).any():
-                raise _Unusual
-            column = column.values_V[place::width]
-        if isinstance(column, np.ndarray):
-            return column
-        if isinstance(column, Jagged):
-            raise _Unusual
-        return decode_numbers(
-            RawColumn("", np.arange(1, len(column) + 1), "", pa.array(column, pa.binary())), self._rules
-        )
-
-
 class _IdColumns:
     """The ids of requests, by feature."""
 
-    def __init__(self, columns: Sequence[InputColumn], rules: ReadingRules) -> None:
-        ids = [(at, column) for at, column in enumerate(columns) if column.role == "ids"]
+    def __init__(self, columns: Sequence[InputColumn], index: Mapping[str, int], rules: ReadingRules) -> None:
+        ids = [(index[column.name], column) for column in columns if column.role == "ids"]
         self._single = [(at, column) for at, column in ids if not column.several]
         self._several = [(at, column) for at, column in ids if column.several]
         self._all_texts = all(column.kind == "texts" for _, column in self._single)
         self._marks = [int(mark) for mark in rules.marks if mark.is_integer() and abs(mark) < 2.0**63]
         texts, separators = _Texts(rules), {None, *(column.separator for _, column in self._several)}
-        self._id = Recent(texts.id, _MOST_TEXTS, _is_short)
+        self._texts, self._id = texts, Recent(texts.id, _MOST_TEXTS, _is_short)
         self._ids = {s: Recent(partial(texts.ids, separator=s), _MOST_TEXTS, _is_short) for s in separators}
 
     def batch(self, requests: Sequence[Rows], count: int, size: int) -> dict[str, Ragged]:
@@ -146,6 +111,16 @@ class _IdColumns:
         for at, column in self._several:
             ids[column.name] = self._of_several(column, [rows.columns[at] for rows in requests], size - count)
         return ids
+
+    def entries(self, column: InputColumn, part: Column) -> tuple[NDArray[Any], Ints]:
+        """The ids of a column of a sequence, one for each entry, and the entries of each row."""
+        if isinstance(part, Jagged):
+            return np.array(self._of_values(column.kind, part.values_V), np.int64), part.lengths_N
+        if column.kind != "texts" or column.separator is None or column.brackets or not isinstance(part, list):
+            raise Unusual
+        fields = [self._texts.entries(text, column.separator) for text in part]
+        ids = list(map(self._id.__getitem__, chain.from_iterable(fields)))
+        return np.array(ids, np.int64), np.array(list(map(len, fields)), np.int64)
 
     def _of_one(self, requests: Sequence[Rows], count: int, size: int) -> dict[str, Ragged]:
         if not self._single:
@@ -164,13 +139,13 @@ class _IdColumns:
     def _of_values(self, kind: str | None, column: Column) -> Sequence[int]:
         """An id for each value."""
         if isinstance(column, Jagged):
-            raise _Unusual
+            raise Unusual
         if kind == "texts":
             return list(map(self._id.__getitem__, _texts(column)))
         if kind != "numbers" or isinstance(column, list) or column.dtype.kind not in "iu":
-            raise _Unusual
+            raise Unusual
         if column.dtype == np.uint64 and self._marks:
-            raise _Unusual  # the largest of its numbers are negative ids
+            raise Unusual  # the largest of its numbers are negative ids
         ids_V = column.astype(np.int64)  # uint64 keeps its bits
         if self._marks:
             ids_V = np.where(np.isin(ids_V, self._marks), MISSING_ID, ids_V)
@@ -181,7 +156,7 @@ class _IdColumns:
         found, lengths = list[int](), list[int]()
         for part in parts:
             if column.kind != "texts":
-                raise _Unusual
+                raise Unusual
             if isinstance(part, Jagged):
                 entries = list(map(self._ids[None].__getitem__, _texts(part.values_V)))
                 ends = np.cumsum(part.lengths_N).tolist()
@@ -189,10 +164,58 @@ class _IdColumns:
             elif isinstance(part, list) and column.separator is not None and not column.brackets:
                 fields = list(map(self._ids[column.separator].__getitem__, part))
             else:
-                raise _Unusual
+                raise Unusual
             found.extend(chain.from_iterable(fields))
             lengths.extend(map(len, fields))
         return Ragged(np.array(found, np.int64), np.array(lengths + [0] * padding, np.int32))
+
+
+class _Sequence:
+    """A sequence of requests, cut by the kernels that cut it in training."""
+
+    def __init__(
+        self, group: SequenceColumns, columns: Mapping[str, tuple[int, InputColumn]], ids: _IdColumns, scale: Scale
+    ) -> None:
+        self._group, self._converted, self._scale = group, ids, scale
+        self._ids = [columns[column.name] for column in group.ids]
+        self._numbers = [columns[name][0] for name in group.numbers]
+        self._kept = group.max_length if group.newest == "last" else -group.max_length
+
+    def add(self, requests: Sequence[Rows], size: int, ids: dict[str, Ragged], numbers: dict[str, Floats]) -> None:
+        """Adds the ids and the numbers of a batch; samples beyond the rows have no entries."""
+        found = [[self._converted.entries(column, rows.columns[at]) for rows in requests] for at, column in self._ids]
+        found += [[numbers_of(rows.columns[at]) for rows in requests] for at in self._numbers]
+        values = [np.concatenate([values_V for values_V, _ in parts]) for parts in found]
+        lengths_N, *others = [np.concatenate([lengths_N for _, lengths_N in parts]) for parts in found]
+        if any((other_N != lengths_N).any() for other_N in others):
+            raise Unusual
+        newest = _Newest(lengths_N, self._group.max_length, self._kept)
+        lengths_P = np.zeros(size, np.int32)
+        lengths_P[: len(lengths_N)] = newest.lengths_N
+        for column, ids_V in zip(self._group.ids, values, strict=False):
+            ids[column.name] = Ragged(newest.of(ids_V), lengths_P)
+        if self._numbers:
+            values_SV = np.stack(values[len(self._ids) :])
+            stored_SN = np.stack([newest.of(values_V) for values_V in self._scale.stored(values_SV)])
+            numbers[self._group.name] = self._scale.inputs(stored_SN)
+
+
+class _Newest:
+    """The newest entries of lists of these lengths, oldest first."""
+
+    def __init__(self, lengths_N: Ints, most: int, kept: int) -> None:
+        self._offsets_N1 = np.zeros(len(lengths_N) + 1, np.int32)
+        np.cumsum(lengths_N, out=self._offsets_N1[1:])
+        self._starts_C = np.arange(0, len(lengths_N), CHUNK_ROWS)
+        self._rows_N, self._kept = np.arange(len(lengths_N)), kept
+        self.lengths_N = np.empty(len(lengths_N), np.int32)
+        self._total = gather_lengths(self._offsets_N1, self._starts_C, self._rows_N, most, self.lengths_N)
+
+    def of(self, values_V: NDArray[Any]) -> NDArray[Any]:
+        out = np.empty(self._total, values_V.dtype)
+        starts = self._offsets_N1, self._starts_C, values_V, np.zeros_like(self._starts_C)
+        gather_lists(*starts, self._rows_N, self._kept, out)
+        return out
 
 
 def _is_short(text: bytes, _: object) -> bool:
@@ -204,7 +227,7 @@ def _texts(values: Values) -> Sequence[bytes]:
     if isinstance(values, list):
         return values
     if values.dtype.kind not in "iu":
-        raise _Unusual
+        raise Unusual
     return [b"%d" % number for number in values.tolist()]
 
 
@@ -223,13 +246,17 @@ class _Texts:
 
     def ids(self, text: bytes, separator: str | None) -> tuple[int, ...]:
         """The ids of a field of several texts, without the missing ones."""
+        entries = self.entries(text, separator)
+        return tuple(self._hash(entry) for each in entries if (entry := self._present(each)) is not None)
+
+    def entries(self, text: bytes, separator: str | None) -> list[bytes]:
+        """The texts in a field of several."""
         field = self._present(text)
         if field is None:
-            return ()
+            return []
         if separator is not None and field[:1] in (b"[", b"(", b"{"):
-            raise _Unusual  # maybe a list in another writing
-        entries = [field] if separator is None else field.split(separator.encode())
-        return tuple(self._hash(entry) for each in entries if (entry := self._present(each)) is not None)
+            raise Unusual  # maybe a list in another writing
+        return [field] if separator is None else field.split(separator.encode())
 
     def _present(self, text: bytes) -> bytes | None:
         """The text without the spaces around it; None = a missing one."""

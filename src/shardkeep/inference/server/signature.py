@@ -147,7 +147,7 @@ def _tensors_of(column: InputColumn) -> list[TensorMetadata]:
     name, role = column.name, column.role
     if role == "dense":
         return [TensorMetadata(name, "FP64", (-1,) if column.width is None else (-1, column.width))]
-    datatype = "FP32" if role == "weights" else "INT64" if column.kind == "numbers" else BYTES
+    datatype = {"weights": "FP32", "numbers": "FP64"}.get(role, "INT64" if column.kind == "numbers" else BYTES)
     if not column.several:
         return [TensorMetadata(name, datatype)]
     if column.separator is not None:

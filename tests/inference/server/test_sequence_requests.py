@@ -1,0 +1,126 @@
+"""Sequences in requests are cut as in training, whichever way a request is converted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shardkeep.base.errors import DataError
+from shardkeep.inference.columns import input_columns
+from shardkeep.inference.server.request_ids import Conversion
+from shardkeep.inference.server.signature import Column, Jagged, Rows, Signature
+from shardkeep.workers.data.batch import Batch
+from shardkeep.workers.data.conversion.inputs import Inputs
+from tests.support.cases import every
+from tests.support.history_files import ROWS, open_histories, write_csv, write_parquet
+
+NUMBERS = [{"column": "seen_age", "scale": "log_standard", "fill": 2.0}]
+
+
+def jagged(lists: list[list[Any]], dtype: Any = None) -> Jagged:
+    values: Any = [entry for entries in lists for entry in entries]
+    lengths_N = np.array([len(entries) for entries in lists])
+    return Jagged([text.encode() for text in values] if dtype is None else np.array(values, dtype), lengths_N)
+
+
+def inputs_of(path: Path, seen: Mapping[str, Any], **settings: Any) -> Inputs:
+    return Inputs.of_json(open_histories(path, {"numbers": NUMBERS} | seen, **settings).inputs)
+
+
+def rows_of(inputs: Inputs, columns: Mapping[str, Column]) -> Rows:
+    return Rows(2, [columns[column.name] for column in input_columns(inputs)])
+
+
+def check_same(direct: Batch, general: Batch) -> None:
+    assert list(direct.ids) == list(general.ids)
+    assert np.array_equal(direct.dense_BI, general.dense_BI)
+    for name, ids in general.ids.items():
+        assert np.array_equal(direct.ids[name].values_N, ids.values_N)
+        if ids.lengths_B is not None:
+            assert np.array_equal(direct.ids[name].lengths_B, ids.lengths_B)
+    assert direct.numbers.keys() == general.numbers.keys()
+    for name, numbers_NS in general.numbers.items():
+        assert np.array_equal(direct.numbers[name], numbers_NS)
+
+
+TEXTS = {"item": [b"a", b"?"], "category": [b"x", b"y"], "price": np.array([1.5, np.nan])}
+AGES = jagged([[1.0, 2.0, np.nan, 9.0], [0.5]], np.float32)
+
+
+@every("newest", ["last", "first"])
+@every("most", [1, 3, 9])
+@every("columns", [
+    {"seen_item": jagged([["a", "", "b", "NA"], ["c"]]), "seen_category": jagged([["x", "y", "y", "x"], ["y"]])},
+    {"seen_item": [b"a||b|NA", b"c"], "seen_category": [b" x | y|y|x ", b"y"]},
+    {"seen_item": jagged([[1, 2, 3, 4], [5]], np.int32), "seen_category": [b"x|y|y|x", b"y"]},
+], ids=["values and lengths", "texts", "numbers"])  # fmt: skip
+def test_texts_are_converted_alike_in_both_ways(
+    tmp_path: Path, columns: Mapping[str, Column], most: int, newest: str
+) -> None:
+    rows = dict(ROWS) | {"price": [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]}
+    seen = {"max_length": most, "newest": newest}
+    inputs = inputs_of(write_csv(tmp_path / "a.csv", rows), seen, dense=["price"])
+    conversion, asked = Conversion(inputs), rows_of(inputs, TEXTS | {"seen_age": AGES} | dict(columns))
+    direct = conversion.direct([asked], 2)
+    assert direct is not None
+    ((general, count),) = conversion.general(asked, lambda rows: rows)
+    assert count == 2
+    check_same(direct, general)
+
+
+def test_whole_numbers_are_converted_alike_in_both_ways(tmp_path: Path) -> None:
+    rows = dict(ROWS) | {"item": [1, 2, 3, 1, 2, 3], "seen_item": [[1], [], [2] * 5, [3, 4, 5], None, [None, 9]]}
+    inputs = inputs_of(write_parquet(tmp_path / "a.parquet", rows), {}, missing=["-1"])
+    lists = {"seen_item": jagged([[7, -1, 3, 2], [2**62]], np.int64), "seen_age": AGES}
+    category = {"seen_category": jagged([["x", "y", "y", "x"], ["y"]])}
+    asked = rows_of(inputs, TEXTS | {"item": np.array([1, -1])} | lists | category)
+    direct = Conversion(inputs).direct([asked], 2)
+    assert direct is not None
+    check_same(direct, next(Conversion(inputs).general(asked, lambda rows: rows))[0])
+
+
+def test_requests_together_are_the_rows_of_each(tmp_path: Path) -> None:
+    inputs = inputs_of(write_csv(tmp_path / "a.csv", ROWS), {})
+    entries = {"seen_item": [b"a|b|c|d", b""], "seen_category": [b"x|y|x|y", b""]}
+    one = rows_of(inputs, TEXTS | entries | {"seen_age": jagged([[1.0, 2.0, 3.0, 4.0], []], np.float64)})
+    other = rows_of(
+        inputs,
+        TEXTS
+        | {"seen_item": [b"e", b"f"], "seen_category": [b"x", b"x"]}
+        | {"seen_age": jagged([[5.0], [6.0]], np.float64)},
+    )
+    batch = Conversion(inputs).direct([one, other], 5)
+    assert batch is not None
+    assert batch.ids["seen_item"].lengths_B is not None
+    assert batch.ids["seen_item"].lengths_B.tolist() == [3, 0, 1, 1, 0]
+    alone = [next(Conversion(inputs).general(rows, lambda count: count))[0] for rows in (one, other)]
+    for name in ("seen_item", "seen_category"):
+        values_N = np.concatenate([each.ids[name].values_N for each in alone])
+        assert np.array_equal(batch.ids[name].values_N, values_N)
+    assert np.array_equal(batch.numbers["seen"], np.concatenate([each.numbers["seen"] for each in alone]))
+
+
+def test_a_request_whose_lists_differ_in_length_is_refused(tmp_path: Path) -> None:
+    inputs = inputs_of(write_csv(tmp_path / "a.csv", ROWS), {})
+    entries = {"seen_item": [b"a|b", b""], "seen_category": [b"x|y", b""]}
+    asked = rows_of(inputs, TEXTS | entries | {"seen_age": jagged([[1.0, 2.0], [3.0, 4.0]], np.float32)})
+    assert Conversion(inputs).direct([asked], 2) is None
+    with pytest.raises(DataError, match="row 2, column seen_age: has 2 entries, and seen_item has 0"):
+        next(Conversion(inputs).general(asked, lambda rows: rows))
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_a_signature_has_the_tensors_of_a_sequence(tmp_path: Path, suffix: str) -> None:
+    inputs = inputs_of((write_csv if suffix == "csv" else write_parquet)(tmp_path / f"a.{suffix}", ROWS), {})
+    tensors = {tensor.name: tensor.datatype for tensor in Signature(inputs, ["clicked"]).inputs}
+    assert list(tensors)[:2] == ["item", "category"]
+    if suffix == "csv":
+        assert [*tensors.items()][2:] == [(name, "BYTES") for name in ("seen_item", "seen_category", "seen_age")]
+    else:
+        kinds = {"seen_item": "BYTES", "seen_category": "BYTES", "seen_age": "FP64"}
+        pairs = [((f"{name}.values", kind), (f"{name}.lengths", "INT32")) for name, kind in kinds.items()]
+        assert [*tensors.items()][2:] == [tensor for pair in pairs for tensor in pair]

@@ -1,0 +1,323 @@
+"""Sequences: list columns of one length in each row become histories, cut to the newest entries."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa  # type: ignore[import-untyped]
+import pytest
+
+from shardkeep.base.errors import ConfigError, DataError
+from shardkeep.config import parse_config
+from shardkeep.workers.data.batch import Batch
+from shardkeep.workers.data.conversion.chunk import Chunk
+from shardkeep.workers.data.conversion.hashing import MISSING_ID, hash_text
+from shardkeep.workers.data.conversion.inputs import Inputs
+from shardkeep.workers.data.samples import Data
+from shardkeep.workers.data.schema import Feature, Schema, SequenceColumns, sample_inputs
+from shardkeep.workers.data.sources.parquet_files import read_parquet
+from shardkeep.workers.data.sources.registry import columns_of_files
+from tests.support.cases import every
+from tests.support.history_files import ROWS, Rows, history_config, open_histories, write_csv, write_parquet
+
+
+def all_rows(data: Data) -> Batch:
+    return data.train.gather(np.arange(len(data.train)))
+
+
+def texts_of(entries: list[Any]) -> list[int]:
+    return [MISSING_ID if text is None else hash_text(text.encode()) for text in entries]
+
+
+def kept(rows: Rows, name: str, most: int) -> list[list[Any]]:
+    """The newest entries of each row, which are the last ones."""
+    return [(entries or [])[-most:] for entries in rows[name]]
+
+
+def check_cut(batch: Batch, rows: Rows, most: int) -> None:
+    """The batch has the newest entries of the rows, whose ids are whole numbers and whose numbers are as they are."""
+    lists = kept(rows, "seen_item", most)
+    ids, numbers_NS = batch.ids["seen_item"], batch.numbers["seen"]
+    assert ids.lengths_B is not None and ids.lengths_B.tolist() == [len(entries) for entries in lists]
+    assert ids.values_N.tolist() == [id for entries in lists for id in entries]
+    ages = [age for entries in kept(rows, "seen_age", most) for age in entries]
+    assert np.array_equal(numbers_NS, np.array(ages, np.float32).reshape(-1, 1))
+
+
+def drawn(lengths: list[int]) -> Rows:
+    """Rows with lists of these lengths, of whole numbers."""
+    random = np.random.default_rng(0)
+    lists = {name: [random.integers(0, 50, n).tolist() for n in lengths] for name in ("seen_item", "seen_category")}
+    ages = [np.round(random.random(n), 3).tolist() for n in lengths]
+    single = {name: random.integers(0, 50, len(lengths)).tolist() for name in ("item", "category")}
+    return {"clicked": [i % 2 for i in range(len(lengths))], **single, **lists, "seen_age": ages}
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_a_history_is_the_newest_entries_of_its_lists(tmp_path: Path, suffix: str) -> None:
+    write = write_csv if suffix == "csv" else write_parquet
+    batch = all_rows(open_histories(write(tmp_path / f"a.{suffix}", ROWS)))
+    expected = {name: kept(ROWS, name, 3) for name in ("seen_item", "seen_category")}
+    for name, lists in expected.items():
+        ids = batch.ids[name]
+        assert ids.lengths_B is not None and ids.lengths_B.tolist() == [1, 0, 3, 3, 0, 2]
+        assert ids.values_N.tolist() == [id for entries in lists for id in texts_of(entries)]
+    mean = np.mean([1.0, 1.0, 2.0, 3.0, 4.0, 5.0, 7.0, 8.0, 0.5])
+    ages = [mean if age is None else age for entries in kept(ROWS, "seen_age", 3) for age in entries]
+    assert np.allclose(batch.numbers["seen"][:, 0], ages, rtol=1e-6)
+    assert list(batch.ids) == ["item", "category", "seen_item", "seen_category"]
+
+
+def test_a_person_learns_how_many_histories_are_cut_and_empty(tmp_path: Path) -> None:
+    rows = drawn([0, 4, 3, 9] * 20_000)
+    told = open_histories(write_parquet(tmp_path / "a.parquet", rows)).describe()
+    assert told.endswith("; seen: 50.0% of the histories are cut to 3, 25.0% are empty")
+
+
+@every("most", [1, 15, 16, 17, 50, 65_536])
+def test_lists_of_any_length_are_cut(tmp_path: Path, most: int) -> None:
+    rows = drawn([0, 1, 15, 16, 17, 50, 51, 200, 0])
+    check_cut(all_rows(open_histories(write_parquet(tmp_path / "a.parquet", rows), {"max_length": most})), rows, most)
+
+
+@every("lengths", [[0, 0, 0], [1, 1, 1], [5, 5, 5]], ids=["all empty", "all of one", "all beyond"])
+def test_rows_of_one_length_are_histories_too(tmp_path: Path, lengths: list[int]) -> None:
+    rows = drawn(lengths)
+    seen = {"numbers": [{"column": "seen_age", "scale": "none", "fill": 0.0}]}
+    check_cut(all_rows(open_histories(write_parquet(tmp_path / "a.parquet", rows), seen)), rows, 3)
+
+
+def test_rows_are_found_across_chunks_in_any_order(tmp_path: Path) -> None:
+    rows = drawn(np.random.default_rng(1).integers(0, 6, 66_000).tolist())
+    train = open_histories(write_parquet(tmp_path / "a.parquet", rows)).train
+    asked = np.array([65_999, 65_536, 0, 65_535, 7, 7, *range(65_000, 65_900)])
+    check_cut(train.gather(asked), {name: [values[i] for i in asked] for name, values in rows.items()}, 3)
+    assert len(train.gather(asked[:0]).numbers["seen"]) == 0
+
+
+def test_lists_that_begin_with_the_newest_entry_are_reversed(tmp_path: Path) -> None:
+    rows = drawn([0, 1, 2, 3, 4, 9])
+    lists = ("seen_item", "seen_category", "seen_age")
+    reverse = {name: [each[::-1] if name in lists else each for each in values] for name, values in rows.items()}
+    path = write_parquet(tmp_path / "a.parquet", reverse)
+    check_cut(all_rows(open_histories(path, {"newest": "first"})), rows, 3)
+
+
+def test_only_what_is_stored_decides_about_the_cache_and_all_that_is_read_about_the_fingerprint(tmp_path: Path) -> None:
+    path = write_parquet(tmp_path / "a.parquet", ROWS)
+    own_tables = {"sparse": [{"column": "item", "table": "t"}, "category"]}
+    marks = [open_histories(path, **own_tables).fingerprint]
+    for seen in ({}, {"max_length": 4}, {"newest": "first"}):
+        marks.append(open_histories(path, seen).fingerprint)
+    assert len(list((tmp_path / ".shardkeep-cache").glob("a-*"))) == 1
+    assert marks[0] == marks[1] and len(set(marks)) == 3
+    open_histories(path, {"numbers": [{"column": "seen_age", "scale": "log"}]})
+    assert len(list((tmp_path / ".shardkeep-cache").glob("a-*"))) == 2
+
+
+def test_files_of_both_kinds_have_one_fingerprint(tmp_path: Path) -> None:
+    files = write_csv(tmp_path / "a.csv", ROWS), write_parquet(tmp_path / "a.parquet", ROWS)
+    assert len({open_histories(path).fingerprint for path in files}) == 1
+
+
+def test_texts_in_brackets_are_lists(tmp_path: Path) -> None:
+    rows = ["0,a,\"['a', 'b']\",\"[1.5, null]\"", "1,b,[],[]", "0,b,\"['c']\",[2]"]
+    (tmp_path / "a.csv").write_text("\n".join(["clicked,item,seen_item,seen_age", *rows]))
+    seen = {"ids": {"seen_item": "item"}, "separator": ","}
+    batch = all_rows(open_histories(tmp_path / "a.csv", seen, sparse=["item"]))
+    assert batch.ids["seen_item"].values_N.tolist() == texts_of(["a", "b", "c"])
+    assert batch.numbers["seen"][:, 0].tolist() == [1.5, 1.75, 2.0]
+
+
+def test_a_missing_field_beside_lists_of_one_entry_is_one_missing_entry(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("clicked,item,category,seen_item,seen_category,seen_age\n0,a,x,,x,2\n1,b,y,NA,,\n")
+    batch = all_rows(open_histories(tmp_path / "a.csv"))
+    assert batch.ids["seen_item"].values_N.tolist() == [MISSING_ID]
+    assert batch.ids["seen_category"].values_N.tolist() == texts_of(["x"])
+    assert np.array_equal(batch.ids["seen_category"].lengths_B, [1, 0])
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_lists_of_other_lengths_in_one_row_are_refused(tmp_path: Path, suffix: str) -> None:
+    rows = dict(ROWS) | {"seen_age": [[1.0], [], [1.0, 2.0, 3.0, 4.0, 5.0], [7.0, 8.0], None, [None, 0.5]]}
+    path = (write_csv if suffix == "csv" else write_parquet)(tmp_path / f"a.{suffix}", rows)
+    with pytest.raises(DataError) as error:
+        open_histories(path)
+    assert str(error.value) == (
+        f"{path}, row 4, column seen_age: has 2 entries, and seen_item has 3; "
+        "the lists of a sequence have one length in each row"
+    )
+
+
+@every(
+    ("seen", "says"),
+    [
+        ({"separator": None}, "column seen_item: holds binary; allowed: lists; of texts such as a|b give"),
+        ({"ids": {"seen_itm": "item"}}, "has no column seen_itm; did you mean seen_item?"),
+        ({"numbers": ["seen_category"]}, "row 1, column seen_category: 'x' is not a number"),
+    ],
+    ids=["no separator", "no column", "no numbers"],
+)
+def test_what_a_sequence_cannot_be_read_from_is_refused(tmp_path: Path, seen: dict[str, Any], says: str) -> None:
+    path = write_csv(tmp_path / "a.csv", ROWS)
+    ids = {"ids": {"seen_item": "item"}}
+    with pytest.raises(DataError, match=says.replace("|", r"\|").replace("?", r"\?")):
+        open_histories(path, ids | seen, sparse=["item"])
+
+
+def test_a_column_of_single_values_is_no_history(tmp_path: Path) -> None:
+    path = write_parquet(tmp_path / "a.parquet", dict(ROWS) | {"seen_age": [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]})
+    with pytest.raises(DataError, match="column seen_age: holds double; allowed: lists, or texts with the sequence's"):
+        open_histories(path)
+
+
+@every(("item", "entry"), [(str, int), (int, str), (int, float)], ids=["texts", "numbers", "numbers with gaps"])
+def test_a_history_has_the_ids_of_the_feature_whose_table_it_shares(tmp_path: Path, item: Any, entry: Any) -> None:
+    rows = {
+        "clicked": [0, 1, 0],
+        "item": [item(n) for n in (7, 8, 9)],
+        "seen_item": [[entry(7), entry(8)], [], [entry(9), None]],
+    }
+    path = write_parquet(tmp_path / "a.parquet", rows)
+    batch = all_rows(open_histories(path, {"ids": {"seen_item": "item"}, "numbers": []}, sparse=["item"]))
+    assert batch.ids["seen_item"].values_N.tolist() == [*batch.ids["item"].values_N.tolist(), MISSING_ID]
+    assert batch.numbers == {}
+
+
+def test_the_name_of_a_feature_represents_its_table(tmp_path: Path) -> None:
+    sparse = [{"column": "item", "table": "things"}, "category"]
+    schema = open_histories(write_parquet(tmp_path / "a.parquet", ROWS), sparse=sparse).train.schema
+    assert [column.table for column in schema.sequences[0].ids] == ["things", "category"]
+    assert schema.tables() == ("things", "category")
+
+
+def test_numbers_are_scaled_by_the_entries_of_the_training_rows(tmp_path: Path) -> None:
+    rows = drawn([3, 5, 0, 2])
+    train, held = tmp_path / "a.parquet", tmp_path / "b.parquet"
+    write_parquet(train, rows)
+    write_parquet(held, dict(rows) | {"seen_age": [[100.0] * len(ages) for ages in rows["seen_age"]]})
+    numbers = [{"column": "seen_age", "scale": "log_standard"}]
+    data = open_histories(train, {"numbers": numbers, "max_length": 2}, eval=str(held))
+    logs = np.log1p([age for ages in rows["seen_age"] for age in ages])
+    ages = np.log1p([age for ages in kept(rows, "seen_age", 2) for age in ages])
+    assert np.allclose(all_rows(data).numbers["seen"][:, 0], (ages - logs.mean()) / logs.std(), atol=1e-5)
+    assert data.eval is not None
+    held_NS = data.eval.gather(np.arange(4)).numbers["seen"]
+    assert np.allclose(held_NS, (np.log1p(100.0) - logs.mean()) / logs.std(), rtol=1e-5)
+
+
+def test_several_sequences_keep_their_lengths_apart(tmp_path: Path) -> None:
+    seen, bought = drawn([2, 0, 3, 1]), drawn([0, 4, 1, 1])
+    rows = dict(seen) | {"bought_item": bought["seen_item"], "bought_age": bought["seen_age"]}
+    rows |= {"price": [1.0, 2.0, 3.0, 6.0], "bought_days": [[2.0 * age for age in ages] for ages in bought["seen_age"]]}
+    numbers = [{"column": "bought_age", "scale": "none"}, {"column": "bought_days", "scale": "standard"}]
+    group = {"ids": {"bought_item": "item"}, "numbers": numbers, "max_length": 2}
+    plain = {"ids": {"seen_item": "item"}, "max_length": 3, "numbers": [{"column": "seen_age", "scale": "none"}]}
+    sequences = {"seen": plain, "bought": group}
+    path = write_parquet(tmp_path / "a.parquet", rows)
+    batch = all_rows(open_histories(path, sequences=sequences, dense=["price"]))
+    check_cut(batch, seen, 3)
+    price = np.array(rows["price"])
+    assert np.allclose(batch.dense_BI[:, 0], (price - price.mean()) / price.std())
+    renamed, numbers_NS = {"seen_item": batch.ids["bought_item"]}, batch.numbers["bought"]
+    check_cut(Batch(batch.dense_BI, renamed, batch.label_BT, None, {"seen": numbers_NS[:, :1]}), bought, 2)
+    ages = np.concatenate(bought["seen_age"])
+    assert np.allclose(numbers_NS[:, 1], (numbers_NS[:, 0] - ages.mean()) / ages.std(), atol=1e-5)
+
+
+def test_a_pattern_leaves_the_columns_of_sequences_out(tmp_path: Path) -> None:
+    data = open_histories(write_parquet(tmp_path / "a.parquet", ROWS), sparse=["*"])
+    assert [feature.name for feature in data.train.schema.features] == ["item", "category"]
+
+
+def test_the_record_of_a_model_gives_the_samples_of_its_training(tmp_path: Path) -> None:
+    path = write_parquet(tmp_path / "a.parquet", ROWS)
+    data = open_histories(path)
+    assert data.inputs is not None and data.inputs["form"] == 3
+    inputs = Inputs.of_json(data.inputs)
+    assert inputs.to_json() == data.inputs
+    assert inputs.columns() == ["item", "category", "seen_item", "seen_category", "seen_age"]
+    (chunk,) = read_parquet(path, inputs.columns(), lambda share: None)
+    again, batch = inputs.samples(chunk).gather(np.arange(6)), all_rows(data)
+    assert np.array_equal(again.numbers["seen"], batch.numbers["seen"])
+    for name, ids in batch.ids.items():
+        assert np.array_equal(again.ids[name].values_N, ids.values_N)
+
+
+def test_a_model_of_before_that_gets_sequences_keeps_its_rules(tmp_path: Path) -> None:
+    path = write_parquet(tmp_path / "a.parquet", ROWS)
+    before = {**(open_histories(path, sequences={}).inputs or {}), "form": 1}
+    record = open_histories(path, fitted=before).inputs
+    assert record is not None and (record["form"], Inputs.of_json(record).layout.form) == (3, 1)
+
+
+def test_a_record_without_sequences_stays_as_it_was(tmp_path: Path) -> None:
+    record = open_histories(write_parquet(tmp_path / "a.parquet", ROWS), sequences={}).inputs
+    assert record is not None and record["form"] == 2 and "sequences" not in record
+
+
+def test_a_job_that_continues_reads_numbers_as_its_model_does(tmp_path: Path) -> None:
+    rows = drawn([3, 5, 0, 2])
+    other = dict(rows) | {"seen_age": [[age + 100.0 for age in ages] for ages in rows["seen_age"]]}
+    first, second = write_parquet(tmp_path / "a.parquet", rows), write_parquet(tmp_path / "b.parquet", other)
+    numbers = {"numbers": [{"column": "seen_age", "scale": "standard"}]}
+    record = open_histories(first, numbers).inputs
+    kept_NS, fresh_NS = (all_rows(open_histories(second, numbers, fitted=f)).numbers["seen"] for f in (record, None))
+    assert kept_NS.min() > 100.0 and abs(fresh_NS.mean()) < 1.0
+
+
+@every(
+    ("settings", "says"),
+    [
+        ({"dense": ["seen_age"]}, "data.sequences.seen: names seen_age, which is in data.dense"),
+        ({"sparse": ["item", "category", "seen_item"]}, "names seen_item, which is in data.sparse"),
+        ({"label": "seen_item"}, "names seen_item, which is the label"),
+        ({"weight": "seen_age"}, "names seen_age, which is data.weight"),
+        ({"time": "seen_age"}, "names seen_age, which is data.time"),
+        ({"sparse": ["seen"]}, "data.sequences: seen is the name of a feature"),
+    ],
+    ids=["dense", "sparse", "label", "weight", "time", "feature"],
+)  # fmt: skip
+def test_a_column_of_a_sequence_is_nothing_else(tmp_path: Path, settings: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        open_histories(write_parquet(tmp_path / "a.parquet", ROWS), **settings)
+
+
+def test_two_sequences_have_columns_of_their_own(tmp_path: Path) -> None:
+    groups = {name: {"ids": {"seen_item": "item"}, "max_length": 3} for name in ("seen", "bought")}
+    with pytest.raises(
+        ConfigError, match=r"data\.sequences\.bought: names seen_item, which is in data\.sequences\.seen"
+    ):
+        open_histories(write_parquet(tmp_path / "a.parquet", ROWS), sequences=groups)
+
+
+def test_a_table_that_nothing_else_has_is_refused_by_the_header_alone(tmp_path: Path) -> None:
+    path = write_parquet(tmp_path / "a.parquet", dict(ROWS) | {"clicked": ["neither 0 nor 1"] * 6})
+    columns = columns_of_files(history_config(path, {"ids": {"seen_item": "itm"}}, sparse=["*"]))
+    assert columns is not None
+    with pytest.raises(ConfigError) as error:
+        parse_config("seed: 1").check_tables(columns)
+    assert str(error.value) == (
+        "data.sequences.seen.ids.seen_item: no feature has the table itm; did you mean item? "
+        "allowed: item, category, seen_category, or a table of its own in tables"
+    )
+    parse_config("tables: {itm: {dim: 4}}").check_tables(columns)
+
+
+def test_a_record_that_names_a_column_twice_is_refused(tmp_path: Path) -> None:
+    record: Any = open_histories(write_parquet(tmp_path / "a.parquet", ROWS)).inputs
+    record["sequences"]["seen"]["ids"]["item"] = "item"
+    with pytest.raises(ValueError, match="sequences: column 'item' is there twice"):
+        Inputs.of_json(record)
+
+
+def test_an_own_data_sets_sequences_are_read_again_by_its_record() -> None:
+    seen = SequenceColumns("seen", (Feature("a", "t", "none"),), ("age", "price"), 4)
+    inputs = Inputs.of_json(sample_inputs(Schema(("x",), (Feature("b", "t"),), sequences=(seen,)), frozenset()))
+    columns = {"x": [1.0, 2.0], "b": [3, 4], "a": [[5, 6], []], "age": [[7.0, None], []], "price": [[8.0, 9.0], []]}
+    arrays = {name: pa.array(values) for name, values in columns.items()}
+    batch = inputs.samples(Chunk("the data", np.array([1, 2]), arrays)).gather(np.arange(2))
+    assert batch.ids["a"].values_N.tolist() == [5, 6]
+    assert batch.numbers["seen"].tolist() == [[7.0, 8.0], [0.0, 9.0]]
