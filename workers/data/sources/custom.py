@@ -74,7 +74,7 @@ def _stated(config: DataConfig, part: Dataset) -> dict[str, Any]:
                 f"{config.source}: fingerprint is a {type(own).__name__}; allowed: a text or whole number"
             )
         return {"own": own}
-    columns = [*part.schema.dense, *(f.name for f in part.schema.features)]
+    columns = [*part.schema.dense, *(f.name for f in part.schema.looked_up)]
     return {"source": config.source, "options": config.options, "columns": columns, "rows": len(part)}
 
 
