@@ -23,10 +23,10 @@ SCHEMA = Schema(("price",), (Feature("item", "item"), Feature("tags", "tag", "me
 class Histories:
     """Whether the item's kind is in the history; the lists have 0 to 20 entries."""
 
-    def __init__(self, num_samples: int, *, seed: int = 0, items: int = 60) -> None:
+    def __init__(self, num_samples: int, *, seed: int = 0, items: int = 60, longest: int = LONGEST) -> None:
         self.schema = SCHEMA
         random = np.random.default_rng(seed)
-        self._lengths_N = random.integers(0, LONGEST + 1, num_samples).astype(np.int32)
+        self._lengths_N = random.integers(0, longest + 1, num_samples).astype(np.int32)
         self._starts_N = np.concatenate([[0], np.cumsum(self._lengths_N, dtype=np.int64)])
         self._seen = random.integers(0, items, self._starts_N[-1])
         self._age = random.random(self._starts_N[-1]).astype(np.float32)

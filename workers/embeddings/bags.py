@@ -1,5 +1,5 @@
-"""Bags: jagged ids, pooled to one row a sample or each with its row, for loops of the user's own. Plans and pools by the
-kernels of jobs.
+"""Bags: jagged ids, pooled to one row a sample or each with its row, for loops of the user's own. By the kernels of
+jobs.
 """
 
 # B = bags, N = ids of all of them, U = unique ids of a table, D = embedding dim
