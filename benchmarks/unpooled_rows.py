@@ -17,7 +17,7 @@ import torch
 from shardkeep import Bag, EmbeddingClient, TableSpec
 
 LENGTH, BATCHES = 50, 8
-VOCABULARY = 40
+VOCABULARY = 50
 """Ids that there are, for each id of a batch: about 40 % of a batch's ids are distinct."""
 LOCAL, SERVED, PLAIN = "shardkeep, in process", "shardkeep, one server", "PyTorch, SparseAdam"
 TARGETS = {LOCAL: 0.35, SERVED: 0.65}
@@ -27,7 +27,7 @@ LIMIT_S = 300.0
 def main() -> None:
     parser = harness.arguments(__doc__)
     parser.add_argument("--dim", type=int, default=64)
-    parser.add_argument("--samples", type=int, default=2048, help="of a step, with 50 ids each")
+    parser.add_argument("--samples", type=int, default=512, help="of a step, with 50 ids each")
     options = harness.parse(parser)
     contestants = {name: _contestant(name, options) for name in (LOCAL, SERVED, PLAIN)}
     found = harness.alternate(contestants, rounds=options.rounds, seconds=options.seconds)

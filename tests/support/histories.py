@@ -75,6 +75,29 @@ class Attends(nn.Module):
         return self.out(torch.cat([dense_BI, embeddings["item"], embeddings["tags"], history_BW], dim=1))
 
 
+DIMS = {"item": 6, "tags": 6}
+SHAPES = {"seen": SequenceShape({"seen_item": 6, "seen_kind": 3}, 1, LONGEST)}
+
+
+def model() -> Attends:
+    """For rows of `DIMS` and `SHAPES`."""
+    torch.manual_seed(4)
+    return Attends(num_dense=1, features=DIMS, sequences=SHAPES)
+
+
+def inputs(lengths: list[int]) -> tuple[torch.Tensor, dict[str, Any]]:
+    """What `model` gets for histories of these lengths, with leaves."""
+    drawn, count, entries = torch.Generator().manual_seed(1), len(lengths), sum(lengths)
+
+    def rows(height: int, dim: int) -> torch.Tensor:
+        return torch.randn(height, dim, generator=drawn)
+
+    ids = {column: rows(entries, dim).requires_grad_() for column, dim in SHAPES["seen"].ids.items()}
+    seen = Sequence(ids, rows(entries, 1), torch.tensor(lengths), LONGEST)
+    pooled = {name: rows(count, dim).requires_grad_() for name, dim in DIMS.items()}
+    return rows(count, 1), {**pooled, "seen": seen}
+
+
 def samples(split: str, count: int = 600) -> Histories:
     """What `data.source` names."""
     return Histories(count if split == "train" else count // 4, seed=int(split == "eval"))

@@ -1,7 +1,7 @@
 """torch.compile for the tower. `auto` is a rule by device: on CPUs compiling gains too little (docs/research/log.md).
 
 Ranks compile outside the reduction, wait for each other and agree. Only batches of the full size are compiled; a ragged
-last batch runs eager, so nothing is ever recompiled.
+last batch runs eager, and so does one with fewer than two entries of a sequence, so nothing is ever recompiled.
 """
 
 # B = batch, I = dense columns, T = outputs, W = ranks
@@ -26,7 +26,14 @@ from shardkeep.base.errors import JobError, UserError
 from shardkeep.workers.collectives.collective import Collective
 from shardkeep.workers.collectives.operations import all_gather
 from shardkeep.workers.config import TowerConfig
-from shardkeep.workers.embeddings.inputs import Inputs, has_sequences, zeros_like
+from shardkeep.workers.embeddings.inputs import (
+    Inputs,
+    entries_of,
+    has_many_entries,
+    leaves_of,
+    shapes_of,
+    zeros,
+)
 
 Example = tuple[torch.Tensor, Inputs]
 """Dense columns, and what the model gets of the rows."""
@@ -57,10 +64,17 @@ class Switch(nn.Module):
         self._compiled: Callable[..., torch.Tensor] | None = None
 
     def forward(self, dense_BI: torch.Tensor, embeddings: Inputs) -> torch.Tensor:
-        run = self._compiled if self.enabled and len(dense_BI) == self.batch_size else self.model
-        assert run is not None
-        logits_BT: torch.Tensor = run(dense_BI, embeddings)
+        if self.enabled and len(dense_BI) == self.batch_size and has_many_entries(embeddings):
+            return self._run(dense_BI, embeddings)
+        logits_BT: torch.Tensor = self.model(dense_BI, embeddings)
         return logits_BT
+
+    def _run(self, dense_BI: torch.Tensor, embeddings: Inputs) -> torch.Tensor:
+        """Runs compiled. The numbers of entries change from batch to batch, and are variables of the graph."""
+        assert self._compiled is not None
+        for entries in entries_of(embeddings):
+            torch._dynamo.mark_dynamic(entries, 0)
+        return self._compiled(dense_BI, embeddings)
 
     def compile_for(
         self, example: Example, *, mode: str, context: Callable[[], AbstractContextManager[Any]]
@@ -93,16 +107,17 @@ class Switch(nn.Module):
         return None
 
     def _dry_run(self, dense_BI: torch.Tensor, embeddings: Inputs) -> None:
-        assert self._compiled is not None
         parameters = [p for p in self.model.parameters() if p.requires_grad]
         device = parameters[0].device
         kept = [b.clone() for b in self.model.buffers()]
         dense_BI = torch.zeros(self.batch_size, dense_BI.shape[1], device=device)
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             for _ in range(2):  # reduce-overhead records its CUDA graph in the second run
-                inputs, leaves = zeros_like(embeddings, self.batch_size, device)
-                logits_BT = self._compiled(dense_BI, inputs)
-                trained = [*parameters, *(leaf for leaf in leaves if leaf.requires_grad)]
+                inputs = zeros(*shapes_of(embeddings), self.batch_size, device)
+                for leaf, like in zip(leaves_of(inputs), leaves_of(embeddings), strict=True):
+                    leaf.requires_grad_(like.requires_grad)
+                logits_BT = self._run(dense_BI, inputs)
+                trained = [*parameters, *(leaf for leaf in leaves_of(inputs) if leaf.requires_grad)]
                 torch.autograd.grad(logits_BT.float().sum(), trained, allow_unused=True)
         with torch.no_grad():
             for buffer, before in zip(self.model.buffers(), kept, strict=True):
@@ -171,7 +186,7 @@ class Compilation:
         """Compiles once in the process's life, for inputs like `example`, and agrees with the other ranks. Raises
         JobError where `on` failed."""
         self.due = False
-        if self._config.compile == "auto" and has_sequences(example[1]):
+        if self._config.compile == "auto" and entries_of(example[1]):
             self._wanted = False
             self._say("off: auto compiles no tower with sequences")
             return

@@ -7,6 +7,7 @@ What pads them or makes zeros like them is here: nobody else looks into a Sequen
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
@@ -22,8 +23,15 @@ _MULTIPLE = 32
 way."""
 
 
-def has_sequences(inputs: Inputs) -> bool:
-    return any(isinstance(each, Sequence) for each in inputs.values())
+def entries_of(inputs: Inputs) -> list[torch.Tensor]:
+    """The tensors of all sequences that have a row for each entry, (N, D) and (N, S)."""
+    sequences = [each for each in inputs.values() if isinstance(each, Sequence)]
+    return [entries for each in sequences for entries in (*each.ids.values(), each.numbers)]
+
+
+def has_many_entries(inputs: Inputs) -> bool:
+    """Whether each sequence has two entries or more: torch compiles a size of 0 or 1 apart."""
+    return all(len(entries) > 1 for entries in entries_of(inputs))
 
 
 def spare_samples(shapes: Iterable[SequenceShape]) -> int:
@@ -57,20 +65,35 @@ def _with_samples(sequence: Sequence, count: int) -> Sequence:
     )
 
 
-def zeros_like(inputs: Inputs, count: int, device: torch.device) -> tuple[Inputs, list[torch.Tensor]]:
-    """Zeros for `count` samples, sequences with one entry each; and the leaves in them, which require gradients where
-    the inputs do."""
-    leaves: list[torch.Tensor] = []
+def zeros(
+    features: Mapping[str, int], sequences: Mapping[str, SequenceShape], count: int, device: torch.device
+) -> dict[str, torch.Tensor | Sequence]:
+    """Zeros for `count` samples, of which the first have one entry in each sequence. No two numbers of entries are
+    equal, as far as there are samples: what traces a model would take them for one."""
+    found: dict[str, torch.Tensor | Sequence] = {
+        name: torch.zeros(count, dim, device=device) for name, dim in features.items()
+    }
+    for n, (name, shape) in enumerate(sequences.items(), start=1):
+        lengths_B = (torch.arange(count, device=device) < max(count - n, 2)).long()
+        entries = int(lengths_B.sum())
+        ids = {column: torch.zeros(entries, dim, device=device) for column, dim in shape.ids.items()}
+        found[name] = Sequence(ids, torch.zeros(entries, shape.numbers, device=device), lengths_B, shape.max_length)
+    return found
 
-    def zeros(like_BD: torch.Tensor) -> torch.Tensor:
-        leaves.append(torch.zeros(count, like_BD.shape[1], device=device).requires_grad_(like_BD.requires_grad))
-        return leaves[-1]
 
-    def of(each: torch.Tensor | Sequence) -> torch.Tensor | Sequence:
-        if not isinstance(each, Sequence):
-            return zeros(each)
-        ids = {column: zeros(rows_ND) for column, rows_ND in each.ids.items()}
-        lengths_B = torch.ones(count, dtype=torch.int64, device=device)
-        return Sequence(ids, zeros(each.numbers), lengths_B, each.max_length)
+def shapes_of(inputs: Inputs) -> tuple[dict[str, int], dict[str, SequenceShape]]:
+    """Values per sample of each feature, and the shape of each sequence."""
+    features, sequences = dict[str, int](), dict[str, SequenceShape]()
+    for name, each in inputs.items():
+        if isinstance(each, Sequence):
+            ids = {column: rows_ND.shape[1] for column, rows_ND in each.ids.items()}
+            sequences[name] = SequenceShape(ids, each.numbers.shape[1], each.max_length)
+        else:
+            features[name] = each.shape[1]
+    return features, sequences
 
-    return {name: of(each) for name, each in inputs.items()}, leaves
+
+def leaves_of(inputs: Inputs) -> list[torch.Tensor]:
+    """The tensors of rows, whose gradients are collected."""
+    parts = (each.ids.values() if isinstance(each, Sequence) else (each,) for each in inputs.values())
+    return list(itertools.chain.from_iterable(parts))

@@ -54,3 +54,7 @@ class Sequence:
     def flat(self, x_BLC: torch.Tensor) -> torch.Tensor:
         """(N, C): undoes `padded`."""
         return x_BLC[self.mask()]
+
+
+# torch.export takes it as an input; compiled towers need nothing of the kind.
+torch.export.register_dataclass(Sequence, serialized_type_name="shardkeep.Sequence")

@@ -16,7 +16,7 @@ from shardkeep.ps.jagged import JaggedRows
 from shardkeep.workers.data.batch import Batch, Ragged
 from shardkeep.workers.data.schema import Feature, Schema, SequenceColumns
 from shardkeep.workers.embeddings import pooling
-from shardkeep.workers.embeddings.inputs import padded, spare_samples, zeros_like
+from shardkeep.workers.embeddings.inputs import leaves_of, padded, shapes_of, spare_samples, zeros
 from shardkeep.workers.embeddings.layer import Embeddings
 from shardkeep.workers.embeddings.plan import Plan
 from shardkeep.workers.embeddings.sequence import Sequence
@@ -210,9 +210,10 @@ def test_padding_adds_samples_and_makes_the_entries_a_multiple(lengths: list[int
 
 
 def test_zeros_have_the_form_of_inputs_for_another_number_of_samples() -> None:
-    embeddings = Embeddings(SCHEMA, TABLES | {"kind": TableSpec(name="kind", dim=3, freeze=True)})
-    plan = embeddings.plan(batch_of([2, 0, 1]))
-    inputs, leaves = zeros_like(embeddings.inputs(plan, embeddings.lookup(plan, rows_of(plan))), 7, CPU)
-    assert inputs["item"].shape == (7, 5) and inputs["seen"].lengths.tolist() == [1] * 7
-    assert inputs["seen"].padded(inputs["seen"].ids["seen_item"]).shape == (7, LONGEST, 5)
-    assert [leaf.requires_grad for leaf in leaves] == [True, False, True, False, False, True, False]
+    plan = EMBEDDINGS.plan(batch_of([2, 0, 1]))
+    inputs = EMBEDDINGS.inputs(plan, EMBEDDINGS.lookup(plan, rows_of(plan)))
+    found = zeros(*shapes_of(inputs), 7, CPU)
+    assert shapes_of(found) == shapes_of(inputs) == (EMBEDDINGS.feature_dims, EMBEDDINGS.sequences)
+    assert list(map(len, leaves_of(found))) == [7, 7, 6, 6, 5]
+    for name in ("seen", "cart"):
+        assert found[name].lengths.sum() == len(found[name].numbers) and len(found[name].lengths) == 7
