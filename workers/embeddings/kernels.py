@@ -246,8 +246,8 @@ def pool_features(
         part = values[values_T1[table] : values_T1[table + 1]]
         rows_UD = part.reshape((part.size // dim, dim))
         unpooled = features[f, POOLING] == NONE
-        first = np.int64(offsets[offsets_at + start]) if unpooled else start
-        last = np.int64(offsets[offsets_at + stop]) if unpooled else stop
+        first = int(offsets[offsets_at + start]) if unpooled else start
+        last = int(offsets[offsets_at + stop]) if unpooled else stop
         end = to + (last - first) * dim
         out_BD = out[to:end].reshape((last - first, dim))
         if offsets_at < 0 or unpooled:
@@ -288,8 +288,8 @@ def add_features(
         part = grads[values_T1[table] : values_T1[table + 1]]
         grad_UD = part.reshape((part.size // dim, dim))
         unpooled = features[f, POOLING] == NONE
-        first = np.int64(offsets[offsets_at + start]) if unpooled else start
-        last = np.int64(offsets[offsets_at + stop]) if unpooled else stop
+        first = int(offsets[offsets_at + start]) if unpooled else start
+        last = int(offsets[offsets_at + stop]) if unpooled else stop
         grad_BD = carray(pointer(addresses_F[f]), (last - first, dim), np.float32)
         if offsets_at < 0 or unpooled:
             add_gathered(grad_BD, inverse_N[ids_at + first : ids_at + last], grad_UD)
