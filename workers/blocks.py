@@ -1,7 +1,8 @@
 """Blocks: the one way in which samples are scored, in evaluation, `evaluate`, `predict` and `Predictor`.
 
-Every block has the same number of samples, and zeros fill the last one. So the bits of a sample depend neither on the
-samples beside it nor on its place (`amp: off`, one type of CPU).
+Every block has the same number of samples, and zeros fill the last one; the entries of sequences become a multiple of a
+number by zeros, too. So the bits of a sample depend neither on the samples beside it nor on its place (`amp: off`, one
+type of CPU).
 """
 
 # B = samples of a batch, P = samples of a block, T = labels, U = unique ids of a table, D = embedding dim
@@ -12,10 +13,10 @@ from collections.abc import Mapping
 from typing import Protocol
 
 import torch
-import torch.nn.functional as F
 
 from shardkeep.base.arrays import Floats, Rows
 from shardkeep.workers.data.batch import Batch
+from shardkeep.workers.embeddings.inputs import Inputs, pad_rows, padded, spare_samples
 from shardkeep.workers.embeddings.layer import Embeddings
 from shardkeep.workers.embeddings.plan import Plan
 
@@ -31,7 +32,7 @@ class DenseModel(Protocol):
         """Where its inputs must be."""
         ...
 
-    def predict(self, dense_BI: torch.Tensor, embeddings: dict[str, torch.Tensor]) -> torch.Tensor:
+    def predict(self, dense_BI: torch.Tensor, embeddings: Inputs) -> torch.Tensor:
         """Logits (B, T) in float32 without gradients."""
         ...
 
@@ -43,7 +44,7 @@ class BlockScorer:
         self.size = size
         self.embeddings = embeddings
         self.dense = dense
-        self._padded = -(-size // _MULTIPLE) * _MULTIPLE
+        self._padded = -(-(size + spare_samples(embeddings.sequences.values())) // _MULTIPLE) * _MULTIPLE
 
     def logits(self, batch: Batch, plan: Plan, rows: Mapping[str, Rows], part: slice | None = None) -> Floats:
         """Logits float32 (B, T) of a batch of 1 to `size` samples.
@@ -56,10 +57,8 @@ class BlockScorer:
             raise ValueError(f"{len(batch)} samples; allowed: 1 to {self.size}")
         device, missing = self.dense.device, self._padded - len(batch)
         leaves = self.embeddings.lookup(plan, rows, part=part, device=device)
-        embeddings, dense_PI = leaves, torch.from_numpy(batch.dense_BI).to(device)
+        inputs, dense_PI = self.embeddings.inputs(plan, leaves, part), torch.from_numpy(batch.dense_BI).to(device)
         if missing:
-            pad = (0, 0, 0, missing)
-            embeddings = {name: F.pad(leaf.detach(), pad) for name, leaf in leaves.items()}
-            dense_PI = F.pad(dense_PI, pad)
-        logits_BT: Floats = self.dense.predict(dense_PI, embeddings)[: len(batch)].cpu().numpy()
+            inputs, dense_PI = padded(inputs, missing), pad_rows(dense_PI, missing)
+        logits_BT: Floats = self.dense.predict(dense_PI, inputs)[: len(batch)].cpu().numpy()
         return logits_BT

@@ -129,5 +129,7 @@ class Pipeline:
         schema = self.dataset.schema
         empty = Ragged(np.empty(0, np.int64), np.zeros(1, np.int32))
         weighted = Ragged(np.empty(0, np.int64), np.zeros(1, np.int32), np.empty(0, np.float32))
-        ids = {f.name: weighted if f.pooling == "weighted" else empty for f in schema.features}
-        return Batch(np.zeros((1, schema.num_dense), np.float32), ids, np.zeros((1, len(schema.labels)), np.float32))
+        ids = {f.name: weighted if f.pooling == "weighted" else empty for f in schema.looked_up}
+        numbers = {group.name: np.empty((0, len(group.numbers)), np.float32) for group in schema.sequences}
+        dense_BI, label_BT = (np.zeros((1, count), np.float32) for count in (schema.num_dense, len(schema.labels)))
+        return Batch(dense_BI, ids, label_BT, numbers=numbers)

@@ -15,6 +15,7 @@ from torch import nn
 
 from shardkeep.base.errors import CheckpointError
 from shardkeep.inference.export.program import read_program, write_program
+from tests.support import histories
 from tests.support.cases import every
 
 WEIGHTS, CONSTANTS = (
@@ -52,6 +53,15 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("program") / "tower.pt2"
     write_program(path, Net(), 2, {"user": 2})
     return path
+
+
+def test_a_program_takes_any_number_of_entries_of_sequences(tmp_path: Path) -> None:
+    model = histories.model()
+    write_program(tmp_path / "tower.pt2", model, 1, histories.DIMS, histories.SHAPES)
+    read = read_program(tmp_path / "tower.pt2")
+    for lengths in ([0, 0], [0, 1, 0], [20] * 50, list(range(21))):
+        dense_BI, inputs = histories.inputs(lengths)
+        torch.testing.assert_close(read(dense_BI, inputs), model(dense_BI, inputs), rtol=0, atol=1e-6)
 
 
 Entries = dict[str, bytes]

@@ -143,7 +143,7 @@ def test_bags_come_ahead() -> None:
         ({"item": Bag(torch.ones(3), np.array([3]))}, "feature item: ids are float32; allowed: whole numbers"),
         ({"item": Bag(torch.arange(3), [3], weights=[1.0])}, "feature item: 1 weights for 3 ids"),
         ({"item": Bag(torch.arange(3), [3], weights=[1, 1, 1], pooling="mean")}, "pooling mean takes no weights"),
-        ({"item": Bag(torch.arange(3), [3], pooling="first")}, "pooling 'first'; allowed: sum, mean, max"),
+        ({"item": Bag(torch.arange(3), [3], pooling="first")}, "pooling 'first'; allowed: sum, mean, max, none"),
         ({"itm": Bag(torch.arange(3), [3])}, "pool: unknown table itm; did you mean item?"),
         ({"a": Bag(torch.arange(3), [3], table="item"), "user": Bag(torch.arange(2), [1, 1])}, "different numbers"),
         ([1], "pool: is given a list; allowed: a dict of feature name to Bag"),

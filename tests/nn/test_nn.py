@@ -136,6 +136,21 @@ def test_sequences_keep_a_row_for_each_id_and_train(client: EmbeddingClient) -> 
     torch.testing.assert_close(after, before - LR * (counts[0] + 2 * counts[1]))
 
 
+def test_sequences_train_with_the_bits_of_torchs_embedding_whatever_the_samples_of_each_feature(
+    client: EmbeddingClient,
+) -> None:
+    sequences, weight_VD = EmbeddingCollection(client, FEATURES), client.read({"item": torch.arange(9)})["item"]
+    weight_VD.requires_grad_()
+    features = {"user": jagged(2, 1), "seen": jagged(6, 2, most=5), "bought": jagged(0, 3)}
+    rows = sequences(features)
+    values_ND = nn.functional.embedding(features["seen"].values(), weight_VD)
+    for found_ND in (rows["seen"].values(), values_ND):
+        (found_ND * torch.arange(0.1, len(found_ND))[:, None].sin()).sum().backward()
+    assert weight_VD.grad is not None and [len(rows[name].lengths()) for name in FEATURES] == [2, 6, 0]
+    after_VD = client.read({"item": torch.arange(9)})["item"]
+    assert torch.equal(after_VD, weight_VD.detach() - LR * weight_VD.grad)
+
+
 def test_all_modules_over_a_client_are_one_step(client: EmbeddingClient) -> None:
     bags, sequences = EmbeddingBagCollection(client, {"user": "user"}), EmbeddingCollection(client, {"seen": "item"})
     unused = EmbeddingBagCollection(client, {"bought": "item"})

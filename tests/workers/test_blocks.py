@@ -19,8 +19,9 @@ from shardkeep.workers.dense.tower import Tower
 from shardkeep.workers.embeddings.layer import Embeddings
 from shardkeep.workers.model_config import MODELS, keys_of
 from shardkeep.workers.models.registry import build_model
+from tests.support import histories
 from tests.support.cases import every
-from tests.support.towers import model_config
+from tests.support.towers import model_config, tower_of
 
 NUM_DENSE, DIM = 5, 7
 SCHEMA = Schema(tuple(f"d{i}" for i in range(NUM_DENSE)), tuple(Feature(n, n) for n in "abc"))
@@ -95,3 +96,30 @@ def test_a_block_takes_no_more_samples_than_its_size_and_not_none() -> None:
     for count in (0, 5):
         with pytest.raises(ValueError, match=f"{count} samples; allowed: 1 to 4"):
             logits(blocks, embeddings, samples(count))
+
+
+@pytest.mark.skipif(onednn.why_not(torch.device("cpu")) is not None, reason="needs oneDNN")
+@every(("size", "linear", "longest"), itertools.product((17, 32), ("torch", "onednn"), (1, 19, 20)))
+def test_a_history_has_the_same_bits_beside_every_other(size: int, linear: str, longest: int) -> None:
+    embeddings = Embeddings(histories.SCHEMA, {name: TableSpec(name=name, dim=DIM) for name in ("item", "tag", "kind")})
+    torch.manual_seed(4)
+    model = histories.Attends(num_dense=1, features=embeddings.feature_dims, sequences=embeddings.sequences, width=5)
+    dataset = histories.Histories(3 * size, seed=longest, longest=longest)
+    blocks = BlockScorer(embeddings, tower_of(model=model, config={"linear": linear}, sync=False), size)
+
+    def scored(rows_B: np.ndarray) -> np.ndarray:
+        batch = dataset.gather(rows_B)
+        plan = embeddings.plan(batch)
+        rows = JaggedRows.zeros(plan.unique)
+        for name in rows:  # a row depends on its id alone
+            rows[name][...] = np.sin(np.outer(plan.unique[name] + 1, np.arange(1, DIM + 1)))
+        return blocks.logits(batch, plan, rows)
+
+    order = np.random.default_rng(2).permutation(3 * size)
+    whole = np.concatenate([scored(np.arange(start, start + size)) for start in range(0, 3 * size, size)])
+    assert whole.std() > 1e-4
+    for start in range(0, 3 * size, size):
+        mine = order[start : start + size]
+        assert np.array_equal(scored(mine), whole[mine])
+    for alone in range(0, 3 * size, 5):
+        assert np.array_equal(scored(np.array([alone])), whole[[alone]])

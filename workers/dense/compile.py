@@ -1,7 +1,7 @@
 """torch.compile for the tower. `auto` is a rule by device: on CPUs compiling gains too little (docs/research/log.md).
 
 Ranks compile outside the reduction, wait for each other and agree. Only batches of the full size are compiled; a ragged
-last batch runs eager, so nothing is ever recompiled.
+last batch runs eager, and so does one with fewer than two entries of a sequence, so nothing is ever recompiled.
 """
 
 # B = batch, I = dense columns, T = outputs, W = ranks
@@ -26,9 +26,17 @@ from shardkeep.base.errors import JobError, UserError
 from shardkeep.workers.collectives.collective import Collective
 from shardkeep.workers.collectives.operations import all_gather
 from shardkeep.workers.config import TowerConfig
+from shardkeep.workers.embeddings.inputs import (
+    Inputs,
+    entries_of,
+    has_many_entries,
+    leaves_of,
+    shapes_of,
+    zeros,
+)
 
-Inputs = tuple[torch.Tensor, dict[str, torch.Tensor]]
-"""Dense columns, and a leaf for each feature."""
+Example = tuple[torch.Tensor, Inputs]
+"""Dense columns, and what the model gets of the rows."""
 COMPILE_TIMEOUT_S = 900.0
 """How long ranks wait for each other's compilation."""
 
@@ -55,14 +63,21 @@ class Switch(nn.Module):
         self.enabled = False
         self._compiled: Callable[..., torch.Tensor] | None = None
 
-    def forward(self, dense_BI: torch.Tensor, embeddings: dict[str, torch.Tensor]) -> torch.Tensor:
-        run = self._compiled if self.enabled and len(dense_BI) == self.batch_size else self.model
-        assert run is not None
-        logits_BT: torch.Tensor = run(dense_BI, embeddings)
+    def forward(self, dense_BI: torch.Tensor, embeddings: Inputs) -> torch.Tensor:
+        if self.enabled and len(dense_BI) == self.batch_size and has_many_entries(embeddings):
+            return self._run(dense_BI, embeddings)
+        logits_BT: torch.Tensor = self.model(dense_BI, embeddings)
         return logits_BT
 
+    def _run(self, dense_BI: torch.Tensor, embeddings: Inputs) -> torch.Tensor:
+        """Runs compiled. The numbers of entries change from batch to batch, and are variables of the graph."""
+        assert self._compiled is not None
+        for entries in entries_of(embeddings):
+            torch._dynamo.mark_dynamic(entries, 0)
+        return self._compiled(dense_BI, embeddings)
+
     def compile_for(
-        self, example: Inputs, *, mode: str, context: Callable[[], AbstractContextManager[Any]]
+        self, example: Example, *, mode: str, context: Callable[[], AbstractContextManager[Any]]
     ) -> str | None:
         """Compiles forward and backward for the full batch; a problem comes back as text. Minutes at worst.
 
@@ -76,7 +91,7 @@ class Switch(nn.Module):
         torch._dynamo.config.optimize_ddp = False
         model = self.model
 
-        def run(dense_BI: torch.Tensor, embeddings: dict[str, torch.Tensor]) -> torch.Tensor:
+        def run(dense_BI: torch.Tensor, embeddings: Inputs) -> torch.Tensor:
             logits_BT: torch.Tensor = model(dense_BI, embeddings)
             return logits_BT
 
@@ -91,20 +106,18 @@ class Switch(nn.Module):
             return f"{type(error).__name__}: {lines[0] if lines else 'no text'}"
         return None
 
-    def _dry_run(self, dense_BI: torch.Tensor, embeddings: dict[str, torch.Tensor]) -> None:
-        assert self._compiled is not None
+    def _dry_run(self, dense_BI: torch.Tensor, embeddings: Inputs) -> None:
         parameters = [p for p in self.model.parameters() if p.requires_grad]
         device = parameters[0].device
         kept = [b.clone() for b in self.model.buffers()]
-
-        def zeros(like: torch.Tensor) -> torch.Tensor:
-            return torch.zeros(self.batch_size, like.shape[1], device=device)
-
+        dense_BI = torch.zeros(self.batch_size, dense_BI.shape[1], device=device)
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             for _ in range(2):  # reduce-overhead records its CUDA graph in the second run
-                leaves = {name: zeros(leaf).requires_grad_(leaf.requires_grad) for name, leaf in embeddings.items()}
-                logits_BT = self._compiled(zeros(dense_BI), leaves)
-                trained = [*parameters, *(leaf for leaf in leaves.values() if leaf.requires_grad)]
+                inputs = zeros(*shapes_of(embeddings), self.batch_size, device)
+                for leaf, like in zip(leaves_of(inputs), leaves_of(embeddings), strict=True):
+                    leaf.requires_grad_(like.requires_grad)
+                logits_BT = self._run(dense_BI, inputs)
+                trained = [*parameters, *(leaf for leaf in leaves_of(inputs) if leaf.requires_grad)]
                 torch.autograd.grad(logits_BT.float().sum(), trained, allow_unused=True)
         with torch.no_grad():
             for buffer, before in zip(self.model.buffers(), kept, strict=True):
@@ -169,10 +182,14 @@ class Compilation:
         """Other ranks may have joined: all meet again before the next batch, and only new ranks compile."""
         self.due, self.switch.enabled = self._wanted, False
 
-    def run(self, collective: Collective, example: Inputs) -> None:
+    def run(self, collective: Collective, example: Example) -> None:
         """Compiles once in the process's life, for inputs like `example`, and agrees with the other ranks. Raises
         JobError where `on` failed."""
         self.due = False
+        if self._config.compile == "auto" and entries_of(example[1]):
+            self._wanted = False
+            self._say("off: auto compiles no tower with sequences")
+            return
         if not self._tried:
             started = time.perf_counter()
             self._problem = why_no_compiler(self._device) or self.switch.compile_for(

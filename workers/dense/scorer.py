@@ -21,6 +21,7 @@ from torch import nn
 from shardkeep.workers.config import TowerConfig
 from shardkeep.workers.dense import onednn
 from shardkeep.workers.dense.amp import MixedPrecision
+from shardkeep.workers.embeddings.inputs import Inputs
 
 
 class Scorer:
@@ -38,7 +39,7 @@ class Scorer:
         onednn.choose(config.linear, self.model, device, amp=self._precision.chosen.dtype is not None)
         onednn.use_for_inference(self.model, device)
 
-    def predict(self, dense_BI: torch.Tensor, embeddings: dict[str, torch.Tensor]) -> torch.Tensor:
+    def predict(self, dense_BI: torch.Tensor, embeddings: Inputs) -> torch.Tensor:
         """Logits (B, T) in float32 without gradients, with the bits of `Tower.predict`."""
         with torch.inference_mode(), self._precision.autocast():
             logits_BT: torch.Tensor = self.model(dense_BI, embeddings)
@@ -71,7 +72,7 @@ class FewRows:
                 linear: Any = block[0]
                 block.forward = functools.partial(_hidden, linear.weight, linear.bias)  # type: ignore[method-assign]
 
-    def predict(self, dense_BI: torch.Tensor, embeddings: dict[str, torch.Tensor]) -> torch.Tensor:
+    def predict(self, dense_BI: torch.Tensor, embeddings: Inputs) -> torch.Tensor:
         """Logits (B, T) in float32 without gradients."""
         with torch.inference_mode():
             logits_BT: torch.Tensor = self._model(dense_BI, embeddings)

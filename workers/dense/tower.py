@@ -34,6 +34,7 @@ from shardkeep.workers.dense.optimizer import DenseOptimizer
 from shardkeep.workers.dense.state import ModelState, digest_bytes, joined, split
 from shardkeep.workers.dense.sums import GradientSums
 from shardkeep.workers.dense.synced import SyncedLayers
+from shardkeep.workers.embeddings.inputs import Inputs
 from shardkeep.workers.timing.clock import Stopwatch
 
 log = logging.getLogger(__name__)
@@ -165,7 +166,7 @@ class Tower:
     def backward(
         self,
         dense_BI: torch.Tensor,
-        embeddings: dict[str, torch.Tensor],
+        embeddings: Inputs,
         label_BT: torch.Tensor,
         weight: float,
         factors_B: torch.Tensor | None = None,
@@ -176,8 +177,9 @@ class Tower:
         Returns the sum of the weighted losses, float32, without a graph.
 
         Args:
-            embeddings: Feature -> (B, D) leaves with requires_grad, or without for frozen tables. Their gradients are
-                scaled where a GradScaler is on: multiply by `TowerUpdate.row_scale`.
+            embeddings: Feature -> (B, D) leaves with requires_grad, or without for frozen tables; group -> Sequence of
+                such leaves (N, D). Their gradients are scaled where a GradScaler is on: multiply by
+                `TowerUpdate.row_scale`.
             weight: Of each sample's loss: 1 / samples of the step over all ranks, 0 for a stand-in batch.
             factors_B: A further factor on each sample's loss; None = all 1.
             last: The step's last micro-batch; gradients are summed over ranks with it (may block).
@@ -236,7 +238,7 @@ class Tower:
         if bad.item():
             next(p.grad for p in self.optimizer.parameters if p.grad is not None).fill_(math.inf)
 
-    def predict(self, dense_BI: torch.Tensor, embeddings: dict[str, torch.Tensor]) -> torch.Tensor:
+    def predict(self, dense_BI: torch.Tensor, embeddings: Inputs) -> torch.Tensor:
         """Logits (B, T) in float32 without gradients; dropout off; always eager.
 
         Without mixed precision on a CPU, the bits of a sample depend on B, not on its place or the other samples."""

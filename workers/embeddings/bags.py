@@ -1,4 +1,6 @@
-"""Bags: jagged ids pooled to one row a sample, for loops of the user's own. Plans and pools by the kernels of jobs."""
+"""Bags: jagged ids, pooled to one row a sample or each with its row, for loops of the user's own. By the kernels of
+jobs.
+"""
 
 # B = bags, N = ids of all of them, U = unique ids of a table, D = embedding dim
 
@@ -37,7 +39,7 @@ class Bag:
         weights: A weight for each id, float32 (N,); they get gradients if they require them. None = all 1. Or a
             function that returns them, called when the rows are there: for weights that depend on trained parameters.
         table: The table; None = the name under which the bag is given.
-        pooling: How the rows of a bag become one. "mean" takes no weights.
+        pooling: How the rows of a bag become one; "none" = they stay as they are. Only "sum" takes weights.
     """
 
     values: Any
@@ -45,7 +47,7 @@ class Bag:
     offsets: Any = None
     weights: Any = None
     table: str | None = None
-    pooling: Literal["sum", "mean", "max"] = "sum"
+    pooling: Literal["sum", "mean", "max", "none"] = "sum"
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +97,8 @@ class BagPlanner:
 
 
 class Pooled(Lookup):
-    """What `EmbeddingClient.pool` returns: per feature a tensor, float32 (B, D), that requires grad.
+    """What `EmbeddingClient.pool` returns: per feature a tensor, float32 (B, D), that requires grad; of `pooling: none`
+    (N, D).
 
     Read it like a dict. Good for one `apply`, in the step it was made in.
     """
@@ -164,8 +167,8 @@ _CPU = torch.device("cpu")
 
 
 def _feature(name: str, bag: Bag) -> Feature:
-    if bag.pooling not in ("sum", "mean", "max"):
-        raise UserError(f"feature {name}: pooling {bag.pooling!r}; allowed: sum, mean, max")
+    if bag.pooling not in ("sum", "mean", "max", "none"):
+        raise UserError(f"feature {name}: pooling {bag.pooling!r}; allowed: sum, mean, max, none")
     if bag.weights is not None and bag.pooling != "sum":
         raise UserError(f"feature {name}: pooling {bag.pooling} takes no weights; allowed: sum")
     return Feature(name, bag.table or name, bag.pooling if bag.weights is None else "weighted")

@@ -218,7 +218,7 @@ def add_max(rows_UD: Floats, grad_BD: Floats, inverse_N: Int32s, offsets_B1: Int
 TABLE, IDS_AT, NUM_IDS = 0, 1, 2  # its table; where its ids begin in `inverse`, and how many they are
 OFFSETS_AT, WEIGHTS_AT, POOLING = 3, 4, 5  # where its B + 1 offsets and its weights begin, -1 = one id each, all 1
 FEATURE_COLUMNS = 6
-SUM, MEAN, MAX = 0, 1, 2  # POOLING
+SUM, MEAN, MAX, NONE = 0, 1, 2, 3  # POOLING; NONE = a row for each id, and offsets always
 
 _FEATURES = f"int64[:,::1], {_POSITIONS}, {_POSITIONS}, {_WEIGHTS}, int64[::1], int64[::1]"
 
@@ -237,7 +237,7 @@ def pool_features(
     out: Floats,
 ) -> None:
     """`gather_rows`, `pool_rows` or `pool_max` of samples [start, stop) for every feature, one (B, D) after the other
-    in `out`."""
+    in `out`; with `NONE` (N, D)."""
     to = 0
     for f in range(features.shape[0]):
         table, ids_at, num_ids = features[f, TABLE], features[f, IDS_AT], features[f, NUM_IDS]
@@ -245,10 +245,13 @@ def pool_features(
         dim = dims_T[table]
         part = values[values_T1[table] : values_T1[table + 1]]
         rows_UD = part.reshape((part.size // dim, dim))
-        end = to + (stop - start) * dim
-        out_BD = out[to:end].reshape((stop - start, dim))
-        if offsets_at < 0:
-            gather_rows(rows_UD, inverse_N[ids_at + start : ids_at + stop], out_BD)
+        unpooled = features[f, POOLING] == NONE
+        first = int(offsets[offsets_at + start]) if unpooled else start
+        last = int(offsets[offsets_at + stop]) if unpooled else stop
+        end = to + (last - first) * dim
+        out_BD = out[to:end].reshape((last - first, dim))
+        if offsets_at < 0 or unpooled:
+            gather_rows(rows_UD, inverse_N[ids_at + first : ids_at + last], out_BD)
         else:
             weights_N = weights[weights_at : weights_at + num_ids] if weights_at >= 0 else weights[:0]
             bags = offsets[offsets_at + start : offsets_at + stop + 1]
@@ -274,7 +277,8 @@ def add_features(
     grads: Floats,
 ) -> None:
     """The transpose of `pool_features`, added to `grads`, in the order of features, samples and ids. The gradient
-    (B, D) of a feature's pooled rows is at its address; 0 = it has none. Not of bags with `MAX`: see `add_max`."""
+    (B, D) of a feature's pooled rows is at its address, with `NONE` (N, D); 0 = it has none. Not of bags with `MAX`:
+    see `add_max`."""
     for f in range(features.shape[0]):
         table, ids_at, num_ids = features[f, TABLE], features[f, IDS_AT], features[f, NUM_IDS]
         offsets_at, weights_at = features[f, OFFSETS_AT], features[f, WEIGHTS_AT]
@@ -283,9 +287,12 @@ def add_features(
             continue
         part = grads[values_T1[table] : values_T1[table + 1]]
         grad_UD = part.reshape((part.size // dim, dim))
-        grad_BD = carray(pointer(addresses_F[f]), (stop - start, dim), np.float32)
-        if offsets_at < 0:
-            add_gathered(grad_BD, inverse_N[ids_at + start : ids_at + stop], grad_UD)
+        unpooled = features[f, POOLING] == NONE
+        first = int(offsets[offsets_at + start]) if unpooled else start
+        last = int(offsets[offsets_at + stop]) if unpooled else stop
+        grad_BD = carray(pointer(addresses_F[f]), (last - first, dim), np.float32)
+        if offsets_at < 0 or unpooled:
+            add_gathered(grad_BD, inverse_N[ids_at + first : ids_at + last], grad_UD)
         else:
             weights_N = weights[weights_at : weights_at + num_ids] if weights_at >= 0 else weights[:0]
             bags = offsets[offsets_at + start : offsets_at + stop + 1]

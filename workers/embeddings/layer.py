@@ -21,7 +21,9 @@ from shardkeep.ps.jagged import Catalog, JaggedRows
 from shardkeep.workers.data.batch import Batch
 from shardkeep.workers.data.schema import Schema
 from shardkeep.workers.embeddings import kernels, pooling
+from shardkeep.workers.embeddings.inputs import Inputs
 from shardkeep.workers.embeddings.plan import Plan, Planner
+from shardkeep.workers.embeddings.sequence import Sequence, SequenceShape
 
 _CPU = torch.device("cpu")
 
@@ -31,19 +33,28 @@ class Embeddings:
 
     def __init__(self, schema: Schema, tables: Mapping[str, TableSpec]) -> None:
         """Raises ConfigError when a feature names a table that is not there."""
-        for feature in schema.features:
+        for feature in schema.looked_up:
             if feature.table not in tables:
                 raise ConfigError(
                     f"feature {feature.name} names table {feature.table}; known: {', '.join(sorted(tables))}"
                 )
-        self._table_of = {feature.name: feature.table for feature in schema.features}
+        self._table_of = {feature.name: feature.table for feature in schema.looked_up}
         self._catalog = Catalog(list(tables.values()))
-        self._planner = Planner(schema.features, self._catalog)
+        self._planner = Planner(schema, self._catalog)
         self.table_dims = {table: tables[table].dim for table in schema.tables()}
         """Values per row of each table, in the order of first use."""
-        self.feature_dims = {name: self.table_dims[table] for name, table in self._table_of.items()}
+        self._dims = {name: self.table_dims[table] for name, table in self._table_of.items()}
+        self._dims_F = list(self._dims.values())
+        self.feature_dims = {feature.name: self._dims[feature.name] for feature in schema.features}
         """Values per sample that the model gets for each feature."""
-        self._dims_F = list(self.feature_dims.values())
+        self.sequences = {
+            group.name: SequenceShape(
+                {column.name: self._dims[column.name] for column in group.ids}, len(group.numbers), group.max_length
+            )
+            for group in schema.sequences
+        }
+        """What the model gets for each group of lists."""
+        self._unpooled = any(feature.pooling == "none" for feature in schema.looked_up)
         self._max_features = frozenset(feature.name for feature in schema.features if feature.pooling == "max")
         self.frozen_features = frozenset(f for f, table in self._table_of.items() if tables[table].freeze)
         """Features whose table's rows never change."""
@@ -60,7 +71,8 @@ class Embeddings:
         part: slice | None = None,
         device: torch.device = _CPU,
     ) -> dict[str, torch.Tensor]:
-        """The model's inputs: per feature a fresh leaf, float32 (B, D), that requires grad unless its table is frozen.
+        """The rows of the model's inputs: per feature a fresh leaf, float32 (B, D), that requires grad unless its table
+        is frozen; per column of a sequence (N, D). See `inputs`.
 
         Args:
             rows: per table the values of the plan's unique ids, float32 (U, D), C-contiguous; only read.
@@ -73,7 +85,7 @@ class Embeddings:
                 _check_rows(table, rows.get(table), (plan.unique[table].size, dim))
             rows = JaggedRows.of_arrays(plan.unique, {table: rows[table] for table in self.table_dims})
         if device.type == "cpu":
-            pooled = self._pool(plan, rows, *plan.range_of(part))
+            pooled = self._pool(plan, rows, part)
         else:
             pooled = pooling.pool_features(plan, rows, part, device)
         frozen = self.frozen_features
@@ -81,16 +93,40 @@ class Embeddings:
             name: leaf.requires_grad_(name not in frozen) for name, leaf in zip(self._table_of, pooled, strict=True)
         }
 
-    def _pool(self, plan: Plan, rows: JaggedRows, start: int, stop: int) -> list[torch.Tensor]:
-        """The pooled rows (B, D) of each feature: views of one fresh array."""
-        num_samples = stop - start
-        flat = np.empty(num_samples * sum(self._dims_F), dtype=np.float32)
+    def inputs(self, plan: Plan, leaves: Mapping[str, torch.Tensor], part: slice | None = None) -> Inputs:
+        """What the model gets of the leaves of `lookup` (same `part`): features as they are, the columns of each
+        sequence as a Sequence under its name."""
+        if not self.sequences:
+            return leaves
+        inputs: dict[str, torch.Tensor | Sequence] = {name: leaves[name] for name in self.feature_dims}
+        for name, shape in self.sequences.items():
+            ids = {column: leaves[column] for column in shape.ids}
+            first = next(iter(ids))
+            device, offsets_B1 = ids[first].device, plan.offsets_of(first, part)
+            numbers_NS = torch.from_numpy(plan.numbers[name][offsets_B1[0] : offsets_B1[-1]])
+            lengths_B = torch.from_numpy(np.diff(offsets_B1).astype(np.int64))
+            inputs[name] = Sequence(ids, numbers_NS.to(device), lengths_B.to(device), shape.max_length)
+        return inputs
+
+    def _pool(self, plan: Plan, rows: JaggedRows, part: slice | None) -> list[torch.Tensor]:
+        """The rows (B, D) of each feature, unpooled (N, D): views of one fresh array."""
+        start, stop = plan.range_of(part)
+        heights_F = self._heights(plan, part)
+        sizes_F = [height * dim for height, dim in zip(heights_F, self._dims_F, strict=True)]
+        flat = np.empty(sum(sizes_F), dtype=np.float32)
         kernels.pool_features(*self._arrays(plan), rows.flat, start, stop, flat)
         pooled = torch.from_numpy(flat)
-        if len(set(self._dims_F)) == 1:
-            return list(pooled.view(len(self._dims_F), num_samples, self._dims_F[0]).unbind())
-        parts = torch.split(pooled, [num_samples * dim for dim in self._dims_F])
-        return [part.view(num_samples, dim) for part, dim in zip(parts, self._dims_F, strict=True)]
+        if len(set(self._dims_F)) == 1 and not self._unpooled:
+            return list(pooled.view(len(self._dims_F), stop - start, self._dims_F[0]).unbind())
+        parts = zip(torch.split(pooled, sizes_F), heights_F, self._dims_F, strict=True)
+        return [values.view(height, dim) for values, height, dim in parts]
+
+    def _heights(self, plan: Plan, part: slice | None) -> list[int]:
+        """The rows of each feature's leaf."""
+        if self._unpooled:
+            return plan.heights(part)
+        start, stop = plan.range_of(part)
+        return [stop - start] * len(self._dims_F)
 
     def _arrays(self, plan: Plan) -> tuple[Ints, Int32s, Int32s, Floats, Ints, Ints]:
         """A plan as kernels take it."""
@@ -118,10 +154,11 @@ class Embeddings:
         on_host: list[torch.Tensor] = []  # keeps the memory that the addresses point to
         addresses_F = np.zeros(len(self._dims_F), dtype=np.int64)
         on_device, maxima = dict[str, torch.Tensor](), dict[str, torch.Tensor]()
-        for f, (name, dim) in enumerate(self.feature_dims.items()):
+        heights_F = self._heights(plan, part)
+        for f, (name, dim) in enumerate(self._dims.items()):
             if (grad := leaves[name].grad) is None:
                 continue
-            _check_gradient(name, grad, (stop - start, dim))
+            _check_gradient(name, grad, (heights_F[f], dim))
             if grad.is_cpu and name in self._max_features and plan.features_FK[f, kernels.OFFSETS_AT] >= 0:
                 maxima[name] = grad
             elif grad.is_cpu:

@@ -6,19 +6,26 @@ Arrays only: no torch, no rows, no network. Made in a prefetching thread, then o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from shardkeep.base.arrays import Floats
 from shardkeep.base.errors import DataError
 from shardkeep.ps.jagged import Catalog, JaggedIds, JaggedLayout
 from shardkeep.workers.data.batch import Batch, Ragged
-from shardkeep.workers.data.schema import Feature
+from shardkeep.workers.data.schema import Feature, Schema, SequenceColumns
 from shardkeep.workers.embeddings import kernels
 
-_POOLINGS = {"sum": kernels.SUM, "weighted": kernels.SUM, "mean": kernels.MEAN, "max": kernels.MAX}
+_POOLINGS = {
+    "sum": kernels.SUM,
+    "weighted": kernels.SUM,
+    "mean": kernels.MEAN,
+    "max": kernels.MAX,
+    "none": kernels.NONE,
+}
 _NO_WEIGHTS: npt.NDArray[np.float32] = np.empty(0, dtype=np.float32)
 
 
@@ -28,11 +35,11 @@ class FeaturePlan:
 
     table: str
     pooling: int
-    """kernels.SUM (with or without weights), MEAN or MAX."""
+    """kernels.SUM (with or without weights), MEAN, MAX or NONE."""
     inverse_N: npt.NDArray[np.int32]
     """Position of each id in the table's sorted unique ids."""
     offsets_B1: npt.NDArray[np.int32] | None
-    """Sample b has the ids from offsets[b] up to offsets[b + 1]; None = exactly one id each, unweighted."""
+    """Sample b has the ids from offsets[b] up to offsets[b + 1]; None = exactly one id each, unweighted and pooled."""
     weights_N: npt.NDArray[np.float32]
     """Weight of each id; empty = all 1."""
 
@@ -57,6 +64,8 @@ class Plan:
     """Position of each id in its table's sorted unique ids."""
     offsets: npt.NDArray[np.int32]
     weights: npt.NDArray[np.float32]
+    numbers: Mapping[str, Floats]
+    """Of each sequence the numbers beside its ids, float32 (N, S)."""
 
     def range_of(self, part: slice | None) -> tuple[int, int]:
         """Start and stop of a range of samples; None = all."""
@@ -64,6 +73,21 @@ class Plan:
         if step != 1:
             raise ValueError(f"part {part}; allowed: a range of samples, step 1")
         return start, max(start, stop)
+
+    def heights(self, part: slice | None) -> list[int]:
+        """The rows that each feature has in a range of samples: one a sample, unpooled one an id."""
+        start, stop = self.range_of(part)
+        heights_F = np.full(len(self.names), stop - start)
+        unpooled_F = self.features_FK[:, kernels.POOLING] == kernels.NONE
+        at_F = self.features_FK[unpooled_F, kernels.OFFSETS_AT]
+        heights_F[unpooled_F] = self.offsets[at_F + stop] - self.offsets[at_F + start]
+        return [int(height) for height in heights_F]
+
+    def offsets_of(self, name: str, part: slice | None) -> npt.NDArray[np.int32]:
+        """Where the ids of each sample of a range begin among an unpooled feature's, and where the last one's end."""
+        start, stop = self.range_of(part)
+        at = self.features_FK[self.names.index(name), kernels.OFFSETS_AT]
+        return self.offsets[at + start : at + stop + 1]
 
     def feature(self, name: str, part: slice | None = None) -> FeaturePlan:
         """One feature of a range of samples, by views."""
@@ -83,8 +107,9 @@ class Plan:
 class Planner:
     """Makes plans for one schema. Stateless between calls, so any thread may call."""
 
-    def __init__(self, features: Sequence[Feature], catalog: Catalog) -> None:
-        self._features = tuple(features)
+    def __init__(self, schema: Schema, catalog: Catalog) -> None:
+        self._features = features = schema.looked_up
+        self._sequences = schema.sequences
         self._names = tuple(feature.name for feature in features)
         self._catalog = catalog
         tables_F = np.array([catalog.index[feature.table] for feature in features], dtype=np.int64)
@@ -110,8 +135,10 @@ class Planner:
         columns[self._by_table, kernels.IDS_AT] = starts_G[:-1]
         columns[self._by_table, kernels.NUM_IDS] = np.diff(starts_G)
         offsets, weights = _bags(bags, columns)
+        lengths = dict(zip(self._names, (bag.lengths_B for bag in bags), strict=True))
+        numbers = {group.name: _numbers(group, lengths, batch.numbers.get(group.name)) for group in self._sequences}
         unique = JaggedIds(JaggedLayout.of_starts(self._catalog, starts_T1), unique_V)
-        return Plan(len(batch), unique, self._names, columns, inverse_N, offsets, weights)
+        return Plan(len(batch), unique, self._names, columns, inverse_N, offsets, weights, numbers)
 
 
 def dedupe(
@@ -128,19 +155,20 @@ def dedupe(
 def _bags(
     bags: Sequence[Ragged], columns: npt.NDArray[np.int64]
 ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
-    """All features' offsets and weights, and in `columns` where each one's begin. A feature of one unweighted id per
-    sample has none."""
+    """All features' offsets and weights, and in `columns` where each one's begin. A pooled feature of one unweighted id
+    per sample has none."""
     offsets: list[npt.NDArray[np.int32]] = []
     weights: list[npt.NDArray[np.float32]] = []
     offsets_at = weights_at = 0
     for f, bag in enumerate(bags):
-        if bag.lengths_B is None and bag.weights_N is None:
+        unpooled = columns[f, kernels.POOLING] == kernels.NONE
+        if bag.lengths_B is None and bag.weights_N is None and not unpooled:
             continue
         lengths_B, weighted = bag.lengths_B, bag.weights_N is not None and bag.weights_N.size > 0
-        if lengths_B is not None and (weighted or not (lengths_B == 1).all()):
+        if lengths_B is not None and (weighted or unpooled or not (lengths_B == 1).all()):
             offsets_B1 = np.zeros(lengths_B.size + 1, dtype=np.int32)
             np.cumsum(lengths_B, out=offsets_B1[1:])
-        elif weighted:
+        elif weighted or unpooled:
             offsets_B1 = np.arange(bag.values_N.size + 1, dtype=np.int32)
         else:
             continue
@@ -185,6 +213,31 @@ def _checked(feature: Feature, bag: Ragged | None, num_samples: int) -> Ragged:
     if bag.weights_N is not None and bag.weights_N.size != num_ids:
         raise DataError(f"feature {feature.name}: {bag.weights_N.size} weights for {num_ids} ids")
     return _as_kernels_want(bag)
+
+
+def _numbers(
+    group: SequenceColumns, lengths: Mapping[str, npt.NDArray[np.int32] | None], numbers: Floats | None
+) -> Floats:
+    """The numbers of a sequence (N, S), S = 0 where it has none. Raises DataError where its columns are not of one
+    length, not up to `max_length`, or its numbers are not beside them."""
+    first, *others = (column.name for column in group.ids)
+    lengths_B = lengths[first]
+    if lengths_B is None:
+        raise DataError(f"sequence {group.name}: {first} has ids without lengths; allowed: lengths, int32 (B,)")
+    for name in others:
+        if (own_B := lengths[name]) is None or not np.array_equal(own_B, lengths_B):
+            b = 0 if own_B is None else int(np.flatnonzero(own_B != lengths_B)[0])
+            sizes = f"{lengths_B[b]} entries of {first} and {1 if own_B is None else own_B[b]} of {name}"
+            raise DataError(f"sequence {group.name}: sample {b} has {sizes}; allowed: the same number of all columns")
+    if lengths_B.size and (longest := int(lengths_B.max())) > group.max_length:
+        raise DataError(f"sequence {group.name}: a sample has {longest} entries; max_length: {group.max_length}")
+    shape = (int(lengths_B.sum(dtype=np.int64)), len(group.numbers))
+    if numbers is None and not shape[1]:
+        return np.empty(shape, dtype=np.float32)
+    if numbers is None or numbers.shape != shape or numbers.dtype != np.float32:
+        form = "none" if numbers is None else f"{numbers.dtype} {numbers.shape}"
+        raise DataError(f"sequence {group.name}: its numbers are {form}; expected float32 {shape}")
+    return numbers
 
 
 def _as_kernels_want(bag: Ragged) -> Ragged:

@@ -37,9 +37,9 @@ def to_device(array: npt.NDArray[np.float32 | np.int32], device: torch.device) -
 
 
 def pool_with_torch(feature: FeaturePlan, rows_UD: torch.Tensor) -> torch.Tensor:
-    """The pooled rows, float32 (B, D), computed where the rows are."""
+    """The pooled rows, float32 (B, D), computed where the rows are; unpooled (N, D)."""
     inverse_N = to_device(feature.inverse_N, rows_UD.device)
-    if feature.offsets_B1 is None:
+    if feature.offsets_B1 is None or feature.pooling == kernels.NONE:
         return rows_UD.index_select(0, inverse_N)
     return F.embedding_bag(
         inverse_N,
@@ -57,7 +57,7 @@ def add_with_torch(feature: FeaturePlan, grad_BD: torch.Tensor, grad_UD: torch.T
     By `index_put_(accumulate=True)`: on CUDA it sorts the positions first and so adds in a fixed order,
     where `index_add_` uses atomics in any order."""
     grad_ND = grad_BD
-    if feature.offsets_B1 is not None:
+    if feature.offsets_B1 is not None and feature.pooling != kernels.NONE:
         lengths_B = to_device(np.diff(feature.offsets_B1), grad_BD.device)
         if feature.pooling == kernels.MEAN:
             grad_BD = grad_BD / lengths_B.unsqueeze(1)  # an empty bag divides by 0 and is repeated 0 times
@@ -91,7 +91,7 @@ def send(array: npt.NDArray[np.float32 | np.int32], device: torch.device) -> tor
 
 
 def pool_features(plan: Plan, rows: JaggedRows, part: slice | None, device: torch.device) -> list[torch.Tensor]:
-    """The pooled rows (B, D) of each feature, computed on the device."""
+    """The rows (B, D) of each feature, unpooled (N, D), computed on the device."""
     views = _views(rows, send(rows.flat, device))
     return [pool_with_torch(feature, views[feature.table]) for feature in _features(plan, part)]
 
@@ -103,8 +103,8 @@ def add_features(
     sums: JaggedRows,
     rows: Mapping[str, npt.NDArray[np.float32]],
 ) -> None:
-    """Adds gradients of pooled rows (B, D), by feature and on one device, to the rows' on the host. Blocks. `rows`: on
-    the host; needed for bags with `pooling: max`."""
+    """Adds gradients of what `pool_features` returns, by feature and on one device, to the rows' on the host. Blocks.
+    `rows`: on the host; needed for bags with `pooling: max`."""
     device = next(iter(grads.values())).device
     flat = torch.zeros(sums.flat.size, dtype=torch.float32, device=device)
     views = _views(sums, flat)

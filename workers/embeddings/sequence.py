@@ -11,6 +11,21 @@ import torch
 
 
 @dataclass(frozen=True)
+class SequenceShape:
+    """What a model knows of a group before it sees one.
+
+    Attributes:
+        ids: Column -> values of a row (D).
+        numbers: How many there are beside each entry (S).
+        max_length: The most entries of a sample (L).
+    """
+
+    ids: Mapping[str, int]
+    numbers: int
+    max_length: int
+
+
+@dataclass(frozen=True)
 class Sequence:
     """The entries of B samples, sample after sample, oldest first. No id means padding: there are none here.
 
@@ -39,3 +54,7 @@ class Sequence:
     def flat(self, x_BLC: torch.Tensor) -> torch.Tensor:
         """(N, C): undoes `padded`."""
         return x_BLC[self.mask()]
+
+
+# torch.export takes it as an input; compiled towers need nothing of the kind.
+torch.export.register_dataclass(Sequence, serialized_type_name="shardkeep.Sequence")

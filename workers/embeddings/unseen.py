@@ -23,7 +23,7 @@ class Unseen:
     """Counts for the features of one schema. Any thread may read; one thread adds."""
 
     def __init__(self, schema: Schema) -> None:
-        self._names = [feature.name for feature in schema.features]
+        self._names = [feature.name for feature in schema.looked_up]
         self._counts_F2 = np.zeros((len(self._names), 2), np.int64)
 
     def add(self, plan: Plan, has_row_V: Bools, num_samples: int | None = None) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import psutil
@@ -14,6 +15,7 @@ from shardkeep.base.errors import UserError
 from shardkeep.base.machine.memory import memory_errors
 from shardkeep.base.plugging.modules import load_named
 from shardkeep.base.sizes import size_text
+from shardkeep.workers.embeddings.sequence import SequenceShape
 from shardkeep.workers.model_config import MODELS, DlrmConfig, ModelConfig, OwnModelConfig, keys_of
 from shardkeep.workers.models.layers.hidden import HiddenOptions
 
@@ -36,6 +38,7 @@ def build_model(
     num_dense: int,
     features: Mapping[str, int],
     default_dim: int,
+    sequences: Mapping[str, SequenceShape] = MappingProxyType({}),
     import_from: Path | None = None,
 ) -> nn.Module:
     """The module that `config` names, with start values from torch's global generator (the caller seeds it).
@@ -44,15 +47,21 @@ def build_model(
         num_dense: dense columns; may be 0.
         features: name -> values of its row, in the order of the data's schema; see `row_dim`.
         default_dim: the dim that models with dot products project every feature to.
+        sequences: group -> what the model gets of it; a model of the user's own is given it only where there are some.
         import_from: folder where a user's module:Class is looked for last, after the import path.
 
     Raises:
         UserError: a model that does not fit the data or the machine, or a class that cannot be built.
     """
-    if num_dense == 0 and not features:
+    if num_dense == 0 and not features and not sequences:
         raise UserError(f"model.name: {config.name} has no input: the data has no dense and no sparse columns")
     if isinstance(config, OwnModelConfig):
-        return _own_model(config, num_dense=num_dense, features=features, import_from=import_from)
+        given: dict[str, Any] = {"num_dense": num_dense, "features": dict(features)}
+        if sequences:
+            given["sequences"] = dict(sequences)
+        return _own_model(config, given, import_from)
+    if sequences:
+        raise UserError(f"model.name: {config.name} takes no sequences; allowed: a model of your own, module:Class")
     if isinstance(config, DlrmConfig) and config.bottom != DlrmConfig().bottom and num_dense == 0:
         raise UserError("model.bottom: has no effect: the data has no dense columns")
     arguments = _arguments(config)
@@ -92,18 +101,16 @@ def _arguments(config: ModelConfig) -> dict[str, Any]:
     return arguments
 
 
-def _own_model(
-    config: OwnModelConfig, *, num_dense: int, features: Mapping[str, int], import_from: Path | None
-) -> nn.Module:
+def _own_model(config: OwnModelConfig, given: Mapping[str, Any], import_from: Path | None) -> nn.Module:
     own = load_named(config.name, setting="model.name", folder=import_from)
     try:
         with memory_errors(f"{config.name}; allowed: a smaller model"):
-            model = own(num_dense=num_dense, features=dict(features), **config.options)
+            model = own(**given, **config.options)
     except UserError:
         raise
     except Exception as error:
         raise UserError(
-            f"model.name: {config.name} could not be built with num_dense, features and "
+            f"model.name: {config.name} could not be built with {', '.join(given)} and "
             f"options {config.options}: {type(error).__name__}: {error}"
         ) from error
     if not isinstance(model, nn.Module):

@@ -41,6 +41,7 @@ def build_dense_model(config: JobConfig, schema: Schema, embeddings: Embeddings)
         config.model,
         num_dense=schema.num_dense,
         features=embeddings.feature_dims,
+        sequences=embeddings.sequences,
         default_dim=config.table("default").dim,
         import_from=Path(config.data.root),
     )

@@ -38,10 +38,12 @@ class SmallBlocks:
         """Scores a block of each size, so that the first request waits for no kernel."""
         schema = self._trained.schema
         for size in SIZES:
-            one = Ragged(np.zeros(size, np.int64))
-            weighted = Ragged(one.values_N, np.ones(size, np.int32), np.ones(size, np.float32))
-            ids = {f.name: weighted if f.pooling == "weighted" else one for f in schema.features}
-            self.scores(Batch(np.zeros((size, schema.num_dense), np.float32), ids, np.zeros((size, 1), np.float32)), 0)
+            one = Ragged(np.zeros(size, np.int64), np.ones(size, np.int32))
+            weighted = Ragged(one.values_N, one.lengths_B, np.ones(size, np.float32))
+            ids = {f.name: weighted if f.pooling == "weighted" else one for f in schema.looked_up}
+            numbers = {group.name: np.zeros((size, len(group.numbers)), np.float32) for group in schema.sequences}
+            dense_BI, label_BT = (np.zeros((size, count), np.float32) for count in (schema.num_dense, 1))
+            self.scores(Batch(dense_BI, ids, label_BT, numbers=numbers), 0)
 
     def padded(self, count: int) -> int:
         """The samples of a batch for `scores` where `count` are needed."""
@@ -56,6 +58,6 @@ class SmallBlocks:
             leaves = embeddings.lookup(found.plan, found.rows, part, device)
             dense_PI = torch.from_numpy(batch.dense_BI[part]).to(device)
             dense = self._few if len(dense_PI) <= FEW else self._dense
-            parts.append(dense.predict(dense_PI, leaves).cpu().numpy())
+            parts.append(dense.predict(dense_PI, embeddings.inputs(found.plan, leaves, part)).cpu().numpy())
         self._unseen.add(found.plan, found.has_row_V, count)
         return self._trained.scores(parts[0] if len(parts) == 1 else np.concatenate(parts))[:count]

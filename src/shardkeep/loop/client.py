@@ -218,7 +218,8 @@ class EmbeddingClient:
             bags: Per feature its ids in B bags, the same number of all. Features may share a table.
 
         Returns:
-            Per feature, a tensor that requires grad: float32, (B, dim), on the device of the ids. An empty bag is 0.
+            Per feature, a tensor that requires grad: float32, (B, dim), on the device of the ids. An empty bag is 0. Of
+            bags with `pooling="none"` a row for each id, (N, dim).
 
         Raises:
             UserError: A table is unknown, or a Bag's parts do not fit each other.

@@ -179,7 +179,7 @@ class EmbeddingBagCollection(_Collection):
         return {
             name: Bag(
                 jagged.values(),
-                nn.functional.pad(jagged.lengths(), (0, max(0, most - len(jagged.lengths())))),  # by empty bags
+                _with_empty_bags(jagged.lengths(), most),
                 weights=jagged.weights_or_none() if self.weighted else None,
                 table=self.features[name],
                 pooling=self.pooling[name],
@@ -198,21 +198,18 @@ class EmbeddingCollection(_Collection):
             features: As of `EmbeddingBagCollection.forward`.
         """
         inputs, rows = self._rows(features)
-        parts = {table: iter(torch.split(rows[table], sizes)) for table, sizes in self._sizes(inputs).items()}
+        return {name: Jagged(rows[name], each.lengths(), each.weights_or_none()) for name, each in inputs.items()}
+
+    def _wanted(self, inputs: Mapping[str, Jagged]) -> dict[str, Bag]:
+        most = max((len(jagged.lengths()) for jagged in inputs.values()), default=0)
         return {
-            name: Jagged(next(parts[self.features[name]]), jagged.lengths(), jagged.weights_or_none())
+            name: Bag(
+                jagged.values(), _with_empty_bags(jagged.lengths(), most), table=self.features[name], pooling="none"
+            )
             for name, jagged in inputs.items()
         }
 
-    def _wanted(self, inputs: Mapping[str, Jagged]) -> dict[str, torch.Tensor]:
-        """The ids of each table: those of its features, one after the other."""
-        ids: dict[str, list[torch.Tensor]] = {}
-        for name, jagged in inputs.items():
-            ids.setdefault(self.features[name], []).append(jagged.values())
-        return {table: parts[0] if len(parts) == 1 else torch.cat(parts) for table, parts in ids.items()}
 
-    def _sizes(self, inputs: Mapping[str, Jagged]) -> dict[str, list[int]]:
-        sizes: dict[str, list[int]] = {}
-        for name, jagged in inputs.items():
-            sizes.setdefault(self.features[name], []).append(jagged.values().numel())
-        return sizes
+def _with_empty_bags(lengths: torch.Tensor, most: int) -> torch.Tensor:
+    """The lengths of at least so many bags."""
+    return nn.functional.pad(lengths, (0, max(0, most - len(lengths))))

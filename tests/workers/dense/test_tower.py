@@ -18,10 +18,12 @@ from torch import nn
 from shardkeep.base.errors import CheckpointError, JobError, UserError
 from shardkeep.ps.checkpoints.folder import Checkpoints
 from shardkeep.workers.checkpoint.tower_state import load_tower, save_tower, tower_state
-from shardkeep.workers.collectives.collective import ThreadCollective
+from shardkeep.workers.collectives.collective import Solo, ThreadCollective
 from shardkeep.workers.config import LossConfig, TowerConfig
 from shardkeep.workers.dense import compile as compiling
 from shardkeep.workers.dense.tower import share
+from shardkeep.workers.embeddings.inputs import leaves_of
+from tests.support import histories
 from tests.support.ranks import run_ranks
 from tests.support.towers import (
     CPU,
@@ -402,12 +404,46 @@ def test_a_compiled_tower_trains_as_the_eager_one_and_never_recompiles(make):
     train(eager, [(0, 24)], micro=2)
     train(eager, [(0, 23)], micro=2, steps=1)
     state = torch.get_rng_state()
+    torch._dynamo.reset()  # other towers are compiled from the same function
     with torch._dynamo.config.patch(error_on_recompile=True):
         train(compiled, [(0, 24)], micro=2)
         train(compiled, [(0, 23)], micro=2, steps=1)  # 11 samples: eager
     assert compiled.compilation.compile_s > 0 and compiled.compilation.switch.enabled
     assert torch.equal(torch.get_rng_state(), state)
     torch.testing.assert_close(values_of(compiled), values_of(eager), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")  # inductor's own imports
+@pytest.mark.skipif(compiling.why_no_compiler(CPU) is not None, reason="torch.compile cannot run here")
+def test_a_compiled_tower_takes_any_number_of_entries_and_never_recompiles():
+    import torch._dynamo.config
+
+    model = histories.model()
+    towers = [
+        tower_of(model=each, config={"compile": wish}, batch_size=12)
+        for each, wish in ((copy.deepcopy(model), "off"), (model, "on"))
+    ]
+    torch._dynamo.reset()  # other towers are compiled from the same function
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for step, lengths in enumerate(([2] * 12, [0] * 12, [20] * 12, [0] * 11 + [1], [3] * 7)):
+            grads = []
+            for tower in towers:
+                dense_BI, inputs = histories.inputs(lengths)
+                tower.backward(dense_BI, inputs, torch.ones(len(lengths), 1), 1 / 12)
+                assert tower.update(step).applied
+                grads.append([leaf.grad for leaf in leaves_of(inputs)])
+            torch.testing.assert_close(grads[1], grads[0], rtol=1e-4, atol=1e-6)
+    assert towers[1].compilation.switch.enabled and not towers[0].compilation.switch.enabled
+
+
+def test_compile_auto_compiles_no_tower_with_sequences():
+    said: list[str] = []
+    switch, config = compiling.Switch(histories.model(), 12), TowerConfig(compile="auto")
+    part = compiling.Compilation(switch, config, torch.device("cuda"), sync=False, context=nullcontext, say=said.append)
+    part.run(Solo(), histories.inputs([1, 2]))
+    part.regroup()
+    assert not part.due and not switch.enabled and said[-1] == "off: auto compiles no tower with sequences"
 
 
 def eager_compiler(monkeypatch: pytest.MonkeyPatch) -> list[Any]:

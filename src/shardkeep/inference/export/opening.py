@@ -19,6 +19,7 @@ from shardkeep.inference.sorted_rows import SortedRows
 from shardkeep.inference.trained import Module, Trained
 from shardkeep.workers.data.conversion.inputs import Inputs
 from shardkeep.workers.data.schema import Schema
+from shardkeep.workers.embeddings.inputs import Inputs as ModelInputs
 from shardkeep.workers.embeddings.layer import Embeddings
 
 
@@ -29,7 +30,7 @@ class Program:
     model: nn.Module
     device: torch.device
 
-    def predict(self, dense_BI: torch.Tensor, embeddings: dict[str, torch.Tensor]) -> torch.Tensor:
+    def predict(self, dense_BI: torch.Tensor, embeddings: ModelInputs) -> torch.Tensor:
         with torch.inference_mode():
             logits_BT: torch.Tensor = self.model(dense_BI, embeddings)
             return logits_BT.float()
@@ -76,7 +77,7 @@ def trained_of_export(out: Path, manifest: Manifest) -> Trained:
 
 def _check_tables(out: Path, manifest: Manifest, schema: Schema) -> None:
     """Raises CheckpointError where features and tables do not belong together."""
-    features = [feature.name for feature in schema.features]
+    features = [feature.name for feature in schema.looked_up]
     if list(schema.tables()) != [table.spec.name for table in manifest.tables] or len(set(features)) < len(features):
         raise CheckpointError(
             f"{out / MANIFEST}: damaged (tables: they are not those of inputs.sparse); export the model again"

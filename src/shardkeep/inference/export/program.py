@@ -16,6 +16,7 @@ import re
 import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -23,6 +24,8 @@ from torch import nn
 
 from shardkeep.base.errors import CheckpointError, UserError
 from shardkeep.base.files import naming
+from shardkeep.workers.embeddings.inputs import zeros
+from shardkeep.workers.embeddings.sequence import SequenceShape
 
 _SAMPLES = 16
 """Of the traced call; other numbers are allowed."""
@@ -38,18 +41,28 @@ _ENCRYPTED = 1
 """A flag of an entry."""
 
 
-def write_program(path: Path, model: nn.Module, num_dense: int, features: Mapping[str, int]) -> None:
-    """Writes `model(dense_BI, embeddings)` for any number of samples from 2 on. Raises UserError, OSError.
+def write_program(
+    path: Path,
+    model: nn.Module,
+    num_dense: int,
+    features: Mapping[str, int],
+    sequences: Mapping[str, SequenceShape] = MappingProxyType({}),
+) -> None:
+    """Writes `model(dense_BI, embeddings)` for any number of samples from 2 on, and any number of entries of sequences.
+    Raises UserError, OSError.
 
     Args:
-        features: Feature to values of its row (D), in the order in which the model gets them."""
-    dense_BI = torch.zeros(_SAMPLES, num_dense)
-    embeddings = {name: torch.zeros(_SAMPLES, dim) for name, dim in features.items()}
+        features: Feature to values of its row (D), in the order in which the model gets them.
+        sequences: Group to what the model gets of it, after the features."""
+    inputs = torch.zeros(_SAMPLES, num_dense), zeros(features, sequences, _SAMPLES, torch.device("cpu"))
     batch = torch.export.Dim("batch", min=2)
-    shapes = ({0: batch}, {name: {0: batch} for name in features})
+    shapes: dict[str, Any] = {name: {0: batch} for name in features}
+    for number, (name, shape) in enumerate(sequences.items()):
+        entries = {0: torch.export.Dim(f"entries{number}", min=0)}
+        shapes[name] = [dict.fromkeys(shape.ids, entries), entries, {0: batch}, None]
     try:
         with _quiet():
-            program = torch.export.export(model.eval(), (dense_BI, embeddings), dynamic_shapes=shapes, strict=False)
+            program = torch.export.export(model.eval(), inputs, dynamic_shapes=({0: batch}, shapes), strict=False)
     except Exception as error:  # a model of the user's own may raise anything
         why = " ".join(str(error).split())[:200]
         raise UserError(f"the model cannot become a program of torch.export: {type(error).__name__}: {why}") from error

@@ -43,6 +43,7 @@ from shardkeep.run.trained import Which, config_of, with_checkpoint
 from shardkeep.workers.checkpoint.tower_state import read_tower
 from shardkeep.workers.data.conversion.inputs import Inputs
 from shardkeep.workers.embeddings.layer import Embeddings
+from shardkeep.workers.embeddings.sequence import SequenceShape
 from shardkeep.workers.metrics.quality import COUNTS
 
 Told = Callable[[str, float], None]
@@ -131,13 +132,14 @@ def _write_tables(
 
 def _module(
     config: JobConfig, inputs: Inputs, tables: Sequence[TableRecord], state: Mapping[str, torch.Tensor]
-) -> tuple[nn.Module, int, Mapping[str, int]]:
-    """The dense model with torch's own layers, its dense columns, and its features with the values of their rows."""
+) -> tuple[nn.Module, int, Mapping[str, int], Mapping[str, SequenceShape]]:
+    """The dense model with torch's own layers, its dense columns, its features with the values of their rows, and its
+    sequences."""
     schema = inputs.layout.schema
     embeddings = Embeddings(schema, {table.spec.name: table.spec for table in tables})
     model = build_dense_model(config, schema, embeddings)
     model.load_state_dict(state)
-    return model, schema.num_dense, embeddings.feature_dims
+    return model, schema.num_dense, embeddings.feature_dims, embeddings.sequences
 
 
 def _metrics(run: Path, step: int) -> dict[str, Any]:

@@ -83,7 +83,7 @@ def _spread(length: int) -> Ids:
 
 def _ids_of(dataset: Dataset, table: str, samples_N: Ids) -> Ids:
     """The distinct ids (V,) of a table's features in some samples."""
-    names = [feature.name for feature in dataset.schema.features if feature.table == table]
+    names = [feature.name for feature in dataset.schema.looked_up if feature.table == table]
     found: list[Ids] = [np.empty(0, np.int64)]
     for begin in range(0, samples_N.size, BLOCK):
         batch = gathered(dataset, samples_N[begin : begin + BLOCK])

@@ -1,0 +1,219 @@
+"""Unpooled rows against torch.nn.functional.embedding, bit for bit, and the Sequence that a model gets of them."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from shardkeep.base.errors import DataError, ProtocolError
+from shardkeep.ps.config import TableSpec
+from shardkeep.ps.jagged import JaggedRows
+from shardkeep.workers.data.batch import Batch, Ragged
+from shardkeep.workers.data.schema import Feature, Schema, SequenceColumns
+from shardkeep.workers.embeddings import pooling
+from shardkeep.workers.embeddings.inputs import leaves_of, padded, shapes_of, spare_samples, zeros
+from shardkeep.workers.embeddings.layer import Embeddings
+from shardkeep.workers.embeddings.plan import Plan
+from shardkeep.workers.embeddings.sequence import Sequence
+from shardkeep.workers.embeddings.unseen import Unseen
+from tests.support.cases import every
+
+LONGEST = 17
+SEEN = SequenceColumns(
+    "seen", (Feature("seen_item", "item", "none"), Feature("seen_kind", "kind", "none")), ("age", "price"), LONGEST
+)
+CART = SequenceColumns("cart", (Feature("in_cart", "item", "none"),), (), 3)
+SCHEMA = Schema((), (Feature("item", "item"), Feature("tags", "kind", "mean")), ("label",), (SEEN, CART))
+TABLES = {"item": TableSpec(name="item", dim=5), "kind": TableSpec(name="kind", dim=3)}
+EMBEDDINGS = Embeddings(SCHEMA, TABLES)
+CPU = torch.device("cpu")
+
+
+def batch_of(lengths: list[int], *, seed: int = 0, cart: list[int] | None = None) -> Batch:
+    """Few distinct items, so that one is a target and stands in several histories."""
+    random, count = np.random.default_rng(seed), len(lengths)
+    lengths_B = np.array(lengths, np.int32)
+    cart_B = np.array(cart if cart is not None else [min(length, 3) for length in lengths], np.int32)
+    num = int(lengths_B.sum())
+    ids = {
+        "item": Ragged(random.integers(0, 6, count)),
+        "tags": Ragged(random.integers(0, 4, 2 * count), np.full(count, 2, np.int32)),
+        "seen_item": Ragged(random.integers(0, 6, num), lengths_B),
+        "seen_kind": Ragged(random.integers(0, 4, num), lengths_B),
+        "in_cart": Ragged(random.integers(0, 6, int(cart_B.sum())), cart_B),
+    }
+    numbers = {"seen": random.normal(size=(num, 2)).astype(np.float32)}
+    return Batch(np.zeros((count, 0), np.float32), ids, np.zeros((count, 1), np.float32), numbers=numbers)
+
+
+def rows_of(plan: Plan) -> JaggedRows:
+    rows = JaggedRows.zeros(plan.unique)
+    rows.flat[:] = np.random.default_rng(3).normal(size=rows.flat.size)
+    return rows
+
+
+LENGTHS = {
+    "mixed": [0, 1, 15, 16, 17, 4],
+    "all empty": [0, 0, 0],
+    "all of length 1": [1, 1, 1, 1],
+    "one sample": [5],
+    "no sample": [],
+}
+
+
+@pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS.keys())
+def test_rows_and_their_gradients_have_the_bits_of_torchs_embedding(lengths: list[int]) -> None:
+    batch = batch_of(lengths)
+    plan = EMBEDDINGS.plan(batch)
+    rows = rows_of(plan)
+    leaves = EMBEDDINGS.lookup(plan, rows)
+    grads = JaggedRows.zeros(plan.unique)
+    for table, columns in {"item": ("item", "seen_item", "in_cart"), "kind": ("seen_kind",)}.items():
+        weight_UD = torch.from_numpy(rows[table].copy()).requires_grad_()
+        ids_N = np.concatenate([batch.ids[column].values_N for column in columns])
+        expected_ND = F.embedding(torch.from_numpy(np.searchsorted(plan.unique[table], ids_N)), weight_UD)
+        found_ND = torch.cat([leaves[column] for column in columns])
+        assert torch.equal(found_ND, expected_ND)
+        factors_ND = torch.randn(expected_ND.shape, generator=torch.Generator().manual_seed(1))
+        (found_ND * factors_ND).sum().backward()
+        (expected_ND * factors_ND).sum().backward()
+        EMBEDDINGS.collect(plan, {**dict.fromkeys(leaves, torch.empty(0)), **{c: leaves[c] for c in columns}}, grads)
+        assert weight_UD.grad is not None and torch.equal(torch.from_numpy(grads[table]), weight_UD.grad)
+
+
+@every("cuts", [[0, 6], [0, 2, 6], [0, 1, 1, 5, 6]], ids=str)
+@every("device", ["host", "torch"])
+def test_micro_batches_have_the_rows_and_numbers_of_the_batch_and_their_gradients_add_up(
+    cuts: list[int], device: str
+) -> None:
+    batch = batch_of(LENGTHS["mixed"])
+    plan = EMBEDDINGS.plan(batch)
+    rows, grads, expected = rows_of(plan), JaggedRows.zeros(plan.unique), JaggedRows.zeros(plan.unique)
+
+    def train(part: slice | None, sums: JaggedRows, *, torchs: bool) -> Sequence:
+        leaves = EMBEDDINGS.lookup(plan, rows, part)
+        if torchs:
+            assert all(map(torch.equal, leaves.values(), pooling.pool_features(plan, rows, part, CPU)))
+        torch.stack([leaf.square().sum() for leaf in leaves.values()]).sum().backward()
+        if torchs:
+            own = {name: leaf.grad for name, leaf in leaves.items() if leaf.grad is not None}
+            pooling.add_features(plan, own, part, sums, {})
+        else:
+            EMBEDDINGS.collect(plan, leaves, sums, part)
+        return EMBEDDINGS.inputs(plan, leaves, part)["seen"]
+
+    whole = train(None, expected, torchs=False)
+    parts = [train(slice(*cut), grads, torchs=device == "torch") for cut in itertools.pairwise(cuts)]
+    np.testing.assert_allclose(grads.flat, expected.flat, rtol=1e-5, atol=1e-6)
+    assert torch.equal(torch.cat([part.ids["seen_kind"] for part in parts]), whole.ids["seen_kind"])
+    assert torch.equal(torch.cat([part.numbers for part in parts]), torch.from_numpy(batch.numbers["seen"]))
+    assert torch.cat([part.lengths for part in parts]).tolist() == LENGTHS["mixed"]
+
+
+def test_a_model_gets_a_sequence_for_each_group_and_features_as_ever() -> None:
+    batch = batch_of([2, 0, 1])
+    plan = EMBEDDINGS.plan(batch)
+    leaves = EMBEDDINGS.lookup(plan, rows_of(plan))
+    inputs = EMBEDDINGS.inputs(plan, leaves)
+    assert list(inputs) == ["item", "tags", "seen", "cart"]
+    assert inputs["item"] is leaves["item"]
+    seen, cart = inputs["seen"], inputs["cart"]
+    assert list(seen.ids) == ["seen_item", "seen_kind"] and seen.ids["seen_item"] is leaves["seen_item"]
+    assert seen.lengths.dtype == torch.int64 and seen.lengths.tolist() == [2, 0, 1] and seen.max_length == LONGEST
+    assert cart.numbers.shape == (3, 0) and cart.numbers.dtype == torch.float32
+    assert EMBEDDINGS.feature_dims == {"item": 5, "tags": 3}
+    shape = EMBEDDINGS.sequences["seen"]
+    assert shape.ids == {"seen_item": 5, "seen_kind": 3} and (shape.numbers, shape.max_length) == (2, LONGEST)
+
+
+def test_rows_of_frozen_tables_take_no_gradient() -> None:
+    embeddings = Embeddings(SCHEMA, TABLES | {"kind": TableSpec(name="kind", dim=3, freeze=True)})
+    plan = embeddings.plan(batch_of([2, 1]))
+    leaves = embeddings.lookup(plan, rows_of(plan))
+    assert {name: leaf.requires_grad for name, leaf in leaves.items()} == {
+        "item": True,
+        "tags": False,
+        "seen_item": True,
+        "seen_kind": False,
+        "in_cart": True,
+    }
+
+
+def test_a_gradient_of_another_number_of_entries_is_refused() -> None:
+    plan = EMBEDDINGS.plan(batch_of([2, 1]))
+    leaves = EMBEDDINGS.lookup(plan, rows_of(plan))
+    leaves["seen_item"].square().sum().backward()
+    with pytest.raises(ProtocolError, match=r"seen_item: .* \(3, 5\); the part is torch.float32 \(2, 5\)"):
+        EMBEDDINGS.collect(plan, leaves, JaggedRows.zeros(plan.unique), slice(0, 1))
+
+
+def test_unseen_ids_of_sequences_are_counted_up_to_a_sample() -> None:
+    batch = batch_of([2, 3, 1])
+    plan, unseen = EMBEDDINGS.plan(batch), Unseen(SCHEMA)
+    unseen.add(plan, np.zeros(plan.unique.layout.num_rows, np.bool_), 2)
+    lists = {name: [5, 5] for name in ("seen_item", "seen_kind", "in_cart")}
+    assert unseen.counts() == {"item": [2, 2], "tags": [4, 4], **lists}
+
+
+GOOD = batch_of([2, 1])
+
+
+@every(
+    ("wrong", "told"),
+    [
+        ({"seen_kind": Ragged(np.zeros(3, np.int64), np.array([1, 2], np.int32))},
+         "sequence seen: sample 0 has 2 entries of seen_item and 1 of seen_kind"),
+        ({"seen_item": Ragged(np.zeros(2, np.int64)), "seen_kind": Ragged(np.zeros(2, np.int64))},
+         "sequence seen: seen_item has ids without lengths"),
+        ({"in_cart": Ragged(np.zeros(5, np.int64), np.array([4, 1], np.int32))},
+         "sequence cart: a sample has 4 entries; max_length: 3"),
+        ({"seen_kind": Ragged(np.zeros(3, np.int64), np.array([2, 1], np.int32), np.ones(3, np.float32))},
+         "feature seen_kind: pooling: none with weights"),
+    ],
+    ids=["lengths that differ", "no lengths", "too long", "weights"],
+)  # fmt: skip
+def test_lists_that_do_not_fit_each_other_are_refused_by_name(wrong: dict[str, Ragged], told: str) -> None:
+    EMBEDDINGS.plan(GOOD)
+    with pytest.raises(DataError, match=told):
+        EMBEDDINGS.plan(replace(GOOD, ids={**GOOD.ids, **wrong}))
+
+
+@every(
+    "numbers", [None, np.zeros((2, 2), np.float32), np.zeros((3, 2), np.float64)], ids=["none", "too few", "float64"]
+)
+def test_numbers_that_are_not_beside_the_ids_are_refused(numbers: np.ndarray | None) -> None:
+    with pytest.raises(DataError, match=r"sequence seen: its numbers are .*; expected float32 \(3, 2\)"):
+        EMBEDDINGS.plan(replace(GOOD, numbers={} if numbers is None else {"seen": numbers}))
+
+
+@every("lengths", [[2, 0, 1], [17] * 4, [0, 0], [16, 16]], ids=str)
+def test_padding_adds_samples_and_makes_the_entries_a_multiple(lengths: list[int]) -> None:
+    plan = EMBEDDINGS.plan(batch_of(lengths))
+    inputs = EMBEDDINGS.inputs(plan, EMBEDDINGS.lookup(plan, rows_of(plan)))
+    added = spare_samples(EMBEDDINGS.sequences.values())
+    found = padded(inputs, added)
+    assert found["item"].shape == (len(lengths) + added, 5) and not found["item"][len(lengths) :].any()
+    for name in ("seen", "cart"):
+        before, after = inputs[name], found[name]
+        assert int(after.lengths.sum()) == len(after.numbers) and len(after.numbers) % 32 == 0
+        assert len(after.lengths) == len(lengths) + added and int(after.lengths.max()) <= after.max_length
+        assert torch.equal(after.lengths[: len(lengths)], before.lengths)
+        for column, rows_ND in after.ids.items():
+            count = len(before.numbers)
+            assert torch.equal(rows_ND[:count], before.ids[column]) and not rows_ND[count:].any()
+            assert rows_ND.shape == (len(after.numbers), before.ids[column].shape[1]) and not rows_ND.requires_grad
+
+
+def test_zeros_have_the_form_of_inputs_for_another_number_of_samples() -> None:
+    plan = EMBEDDINGS.plan(batch_of([2, 0, 1]))
+    inputs = EMBEDDINGS.inputs(plan, EMBEDDINGS.lookup(plan, rows_of(plan)))
+    found = zeros(*shapes_of(inputs), 7, CPU)
+    assert shapes_of(found) == shapes_of(inputs) == (EMBEDDINGS.feature_dims, EMBEDDINGS.sequences)
+    assert list(map(len, leaves_of(found))) == [7, 7, 6, 6, 5]
+    for name in ("seen", "cart"):
+        assert found[name].lengths.sum() == len(found[name].numbers) and len(found[name].lengths) == 7
