@@ -22,6 +22,7 @@ CHANGED: dict[str, Any] = {
     "attention": {"dim": 8}, "bilinear": "all", "reduction": 2, "mask": {"ratio": 2.0}, "second_hidden": [6],
     "fusion_heads": 2, "gates": {"hidden": [3]}, "dropout": 0.2, "norm": "layer", "activation": "gelu",
     "init": "xavier_normal", "sync_norm": False, "activation_checkpointing": True,
+    "encoder": {"name": "transformer"},
 }  # fmt: skip
 
 
@@ -33,7 +34,7 @@ def test_the_name_of_a_model_may_change_from_any_base(before: str, name: str) ->
     assert model.name == name
     kept = {key for key in base if keys_of(name).get(key) == keys_of(before)[key]}
     assert {key for key in kept if getattr(model, key) != parse_config(text).model.model_dump()[key]} <= {
-        "attention", "mask", "gates",
+        "attention", "mask", "gates", "encoder",
     }  # fmt: skip
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
@@ -12,10 +12,12 @@ from torch import nn
 from shardkeep.config import JobConfig
 from shardkeep.ps.config import TableSpec
 from shardkeep.workers.data.samples import Data
-from shardkeep.workers.data.schema import Schema
+from shardkeep.workers.data.schema import Schema, SequenceColumns
 from shardkeep.workers.dense.scorer import Scorer
 from shardkeep.workers.dense.tower import Tower
 from shardkeep.workers.embeddings.layer import Embeddings
+from shardkeep.workers.embeddings.sequence import SequenceShape
+from shardkeep.workers.encoder_config import targets_of
 from shardkeep.workers.model_config import MODELS
 from shardkeep.workers.models.registry import build_model, row_dim, start_at
 from shardkeep.workers.timing.clock import Stopwatch
@@ -38,13 +40,21 @@ def row_spec(config: JobConfig, name: str) -> TableSpec:
 
 def build_dense_model(config: JobConfig, schema: Schema, embeddings: Embeddings) -> nn.Module:
     """The model that the config names, with values of torch's generator."""
+    dims = embeddings.table_dims
     return build_model(
         config.model,
         num_dense=schema.num_dense,
-        features=embeddings.feature_dims,
+        features={feature.name: dims[feature.table] for feature in schema.features},
         default_dim=config.table("default").dim,
         import_from=Path(config.data.root),
+        sequences={group.name: _shape(group, dims) for group in schema.sequences},
+        targets=targets_of(config.model, schema),
     )
+
+
+def _shape(group: SequenceColumns, dims: Mapping[str, int]) -> SequenceShape:
+    ids = {column.name: dims[column.table] for column in group.ids}
+    return SequenceShape(ids, len(group.numbers), group.max_length)
 
 
 def build_scorer(

@@ -160,6 +160,7 @@ class _Job:
         from shardkeep.assembly.checkpoint_facts import check_facts
         from shardkeep.assembly.kernel_needs import compile_of_job
         from shardkeep.workers.data.sources.registry import open_data, tables_of_files
+        from shardkeep.workers.encoder_config import targets_of
 
         screen = self.screen
         if tables := tables_of_files(config.data):  # a wrong name ends the job before its data are converted
@@ -169,6 +170,7 @@ class _Job:
         data = open_data(config.data, seed=config.seed, progress=lambda text, done: screen.working("data", text, done))
         screen.end_bar()
         config.check_tables(data.train.schema.tables())
+        targets_of(config.model, data.train.schema)  # an encoder that does not fit ends the job here
         screen.phase("data", f"{data.describe()}; ready in {time.monotonic() - began:.1f} s")
         if self.resumed is not None and (remark := check_facts(self.resumed.checkpoint, config, data)):
             screen.phase("data", remark)
