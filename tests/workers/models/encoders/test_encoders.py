@@ -21,7 +21,7 @@ from shardkeep.workers.encoder_config import (
     MeanEncoderConfig,
     TransformerEncoderConfig,
 )
-from shardkeep.workers.models.encoders.din import DinEncoder
+from shardkeep.workers.models.encoders.din import DinEncoder, PairLinear
 from shardkeep.workers.models.encoders.hstu import HstuEncoder
 from shardkeep.workers.models.encoders.mean import MeanEncoder
 from shardkeep.workers.models.encoders.transformer import TransformerEncoder
@@ -186,3 +186,13 @@ def test_heads_that_do_not_divide_an_entry_are_refused(kind: Any) -> None:
         UserError, match=r"^model.encoder.heads: 4 does not divide 6, the values of the rows of an entry"
     ):
         encoder_of(kind, config)
+
+
+def test_the_first_layer_of_din_starts_as_the_layer_over_all_four_parts() -> None:
+    torch.manual_seed(6)
+    whole = HiddenOptions().linear(4 * WIDTH, 5)
+    torch.manual_seed(6)
+    w1, w2, w3, w4 = whole.weight.chunk(4, dim=1)
+    layer = PairLinear(WIDTH, 0, 5, HiddenOptions())
+    assert torch.equal(layer.target.weight, w1 + w3) and torch.equal(layer.entry.weight, w2 - w3)
+    assert torch.equal(layer.product.weight, w4) and torch.equal(layer.target.bias, whole.bias)
