@@ -90,7 +90,7 @@ class _Hidden(ModelSettings):
     activation_checkpointing: bool = False
     """Recompute hidden layers in the backward pass to save memory."""
     encoder: EncoderConfig | None = None
-    """What makes one vector of each id column of `data.sequences`; left out = mean."""
+    """What makes one vector of each id column of a sequence; left out = mean."""
 
     @model_validator(mode="after")
     def _something_is_synced(self) -> _Hidden:
