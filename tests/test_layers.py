@@ -46,7 +46,7 @@ FOLDERS = (  # of the package, lowest first
     "ps/server/snapshot", "ps/server", "ps/client",
     "workers/collectives", "workers/timing", "workers/metrics",
     "workers/data", "workers/data/conversion", "workers/data/cache", "workers/data/sources", "workers/embeddings",
-    "workers/dense", "workers/models/layers", "workers/models",
+    "workers/dense", "workers/models/layers", "workers/models/encoders", "workers/models",
     "workers/checkpoint",
     "workers/reporting", "workers/evaluation",
     "workers",

@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer, model_validator
 from pydantic_core import core_schema
 
 from shardkeep.base.plugging.plugs import Plug, by_name
 from shardkeep.base.settings import MOST_WIDTH, Settings, Width, bare, own_code
+from shardkeep.workers.encoder_config import DinEncoderConfig, EncoderConfig, TransformerEncoderConfig, encoder_of
 
 OWN = "module:Class"
 _NAME = Field(description="The model.")
@@ -63,6 +64,8 @@ class ModelSettings(Settings):
 
     kernels: ClassVar[tuple[str, ...]] = ()
     """The modules of kernels that the model imports."""
+    code: ClassVar[str] = ""
+    """The module and class of a model that has not the file and class of its name."""
     name: str
 
     @property
@@ -86,12 +89,21 @@ class _Hidden(ModelSettings):
     """Batch norm and Dice take the statistics of all workers' samples, not of one worker's."""
     activation_checkpointing: bool = False
     """Recompute hidden layers in the backward pass to save memory."""
+    encoder: EncoderConfig | None = None
+    """What makes one vector of each id column of a sequence; left out = mean."""
 
     @model_validator(mode="after")
     def _something_is_synced(self) -> _Hidden:
-        if self.sync_norm and getattr(self, "norm", "") != "batch" and self.activation != "dice":
+        measures = getattr(self, "norm", "") == "batch" or self.activation == "dice" or encoder_of(self).measures
+        if self.sync_norm and not measures:
             raise ValueError("sync_norm: has no effect; allowed with norm: batch or activation: dice")
         return self
+
+    @model_serializer(mode="wrap")
+    def _without_encoder(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Versions that know no encoders read the settings of a model without one."""
+        found: dict[str, Any] = handler(self)
+        return {key: value for key, value in found.items() if key != "encoder" or value is not None}
 
 
 class _Normed(_Hidden):
@@ -117,6 +129,24 @@ class DnnConfig(_Normed):
     """Hidden layers over all inputs."""
 
     name: Annotated[Literal["dnn"], _NAME] = "dnn"
+
+
+class DinConfig(_Normed):
+    """`dnn` with the encoder `din`."""
+
+    code = "dnn:Dnn"
+    name: Annotated[Literal["din"], _NAME] = "din"
+    encoder: DinEncoderConfig = DinEncoderConfig()
+    """Its encoder."""
+
+
+class BstConfig(_Normed):
+    """`dnn` with the encoder `transformer`."""
+
+    code = "dnn:Dnn"
+    name: Annotated[Literal["bst"], _NAME] = "bst"
+    encoder: TransformerEncoderConfig = TransformerEncoderConfig()
+    """Its encoder."""
 
 
 class WideDeepConfig(_Normed):
@@ -244,8 +274,8 @@ def _name(model: type[ModelSettings]) -> str:
 
 
 ModelConfig = Annotated[
-    LrConfig | FmConfig | DnnConfig | WideDeepConfig | DeepFmConfig | XDeepFmConfig | DlrmConfig | DcnV2Config
-    | AutoIntConfig | FiBiNetConfig | MaskNetConfig | FinalMlpConfig | OwnModelConfig,
+    LrConfig | FmConfig | DnnConfig | DinConfig | BstConfig | WideDeepConfig | DeepFmConfig | XDeepFmConfig | DlrmConfig
+    | DcnV2Config | AutoIntConfig | FiBiNetConfig | MaskNetConfig | FinalMlpConfig | OwnModelConfig,
     _ByName(), bare("name"),
 ]  # fmt: skip
 KINDS: tuple[type[ModelSettings], ...] = get_args(get_args(ModelConfig)[0])
@@ -253,8 +283,8 @@ KINDS: tuple[type[ModelSettings], ...] = get_args(get_args(ModelConfig)[0])
 
 def _plug(config: type[ModelSettings]) -> Plug[type[ModelSettings], Any]:
     name = _name(config)
-    code = f"shardkeep.workers.models.{name}:{config.__name__.removesuffix('Config')}"
-    return Plug(name, config, code, config.kernels)
+    code = config.code or f"{name}:{config.__name__.removesuffix('Config')}"
+    return Plug(name, config, f"shardkeep.workers.models.{code}", config.kernels)
 
 
 MODELS = by_name(*map(_plug, KINDS[:-1]))

@@ -16,7 +16,9 @@ from shardkeep.base.machine.memory import memory_errors
 from shardkeep.base.plugging.modules import load_named
 from shardkeep.base.sizes import size_text
 from shardkeep.workers.embeddings.sequence import SequenceShape
+from shardkeep.workers.encoder_config import Targets, encoder_of
 from shardkeep.workers.model_config import MODELS, DlrmConfig, ModelConfig, OwnModelConfig, keys_of
+from shardkeep.workers.models.encoders.encoded import Encoded, GroupEncoder
 from shardkeep.workers.models.layers.hidden import HiddenOptions
 
 _NEEDS_DEFAULT_DIM = ("fm", "deepfm", "xdeepfm", "dlrm", "autoint", "fibinet", "finalmlp")
@@ -40,6 +42,7 @@ def build_model(
     default_dim: int,
     sequences: Mapping[str, SequenceShape] = MappingProxyType({}),
     import_from: Path | None = None,
+    targets: Targets = MappingProxyType({}),
 ) -> nn.Module:
     """The module that `config` names, with start values from torch's global generator (the caller seeds it).
 
@@ -49,6 +52,7 @@ def build_model(
         default_dim: the dim that models with dot products project every feature to.
         sequences: group -> what the model gets of it; a model of the user's own is given it only where there are some.
         import_from: folder where a user's module:Class is looked for last, after the import path.
+        targets: of `targets_of`; a user's module:Class gets none.
 
     Raises:
         UserError: a model that does not fit the data or the machine, or a class that cannot be built.
@@ -56,12 +60,8 @@ def build_model(
     if num_dense == 0 and not features and not sequences:
         raise UserError(f"model.name: {config.name} has no input: the data has no dense and no sparse columns")
     if isinstance(config, OwnModelConfig):
-        given: dict[str, Any] = {"num_dense": num_dense, "features": dict(features)}
-        if sequences:
-            given["sequences"] = dict(sequences)
-        return _own_model(config, given, import_from)
-    if sequences:
-        raise UserError(f"model.name: {config.name} takes no sequences; allowed: a model of your own, module:Class")
+        inputs: dict[str, Any] = {"num_dense": num_dense, "features": dict(features)}
+        return _own_model(config, inputs | ({"sequences": dict(sequences)} if sequences else {}), import_from)
     if isinstance(config, DlrmConfig) and config.bottom != DlrmConfig().bottom and num_dense == 0:
         raise UserError("model.bottom: has no effect: the data has no dense columns")
     arguments = _arguments(config)
@@ -69,14 +69,29 @@ def build_model(
         arguments["default_dim"] = default_dim
     _refuse_too_wide(config)
     with memory_errors("the layers of the model; allowed: narrower ones in model.bottom and model.hidden"):
-        model: nn.Module = MODELS[config.name].load()(num_dense=num_dense, features=features, **arguments)
-        return model
+        groups = _groups(config, arguments, sequences, targets)
+        arguments["num_dense"] = num_dense + sum(group.num_dense for group in groups.values())
+        columns = {column: width for shape in sequences.values() for column, width in shape.ids.items()}
+        model: nn.Module = MODELS[config.name].load()(features={**features, **columns}, **arguments)
+        return Encoded(model, tuple(features), groups) if groups else model
+
+
+def _groups(
+    config: ModelConfig, arguments: Mapping[str, Any], sequences: Mapping[str, SequenceShape], targets: Targets
+) -> dict[str, GroupEncoder]:
+    """The encoder of each group, with the options of the model's hidden layers."""
+    encoder, options = encoder_of(config), arguments.get("options", HiddenOptions())
+    first_order = row_dim(config.name, 0) == 1
+    return {
+        group: GroupEncoder(shape, encoder, options, first_order=first_order, targets=targets.get(group, {}))
+        for group, shape in sequences.items()
+    }
 
 
 def start_at(model: nn.Module, mean: float) -> None:
     """Lets a model of `MODELS` that begins predict about `mean`, by the bias of its output."""
-    biases = ("logit.bias", "bias", "first.bias")
-    next(value for name, value in model.named_parameters() if name in biases).data.fill_(mean)
+    biases, stock = ("logit.bias", "bias", "first.bias"), model.model if isinstance(model, Encoded) else model
+    next(value for name, value in stock.named_parameters() if name in biases).data.fill_(mean)
 
 
 def _refuse_too_wide(config: ModelConfig) -> None:
@@ -93,7 +108,7 @@ def _refuse_too_wide(config: ModelConfig) -> None:
 
 
 def _arguments(config: ModelConfig) -> dict[str, Any]:
-    arguments = {key: getattr(config, key) for key in keys_of(config.name)}
+    arguments = {key: getattr(config, key) for key in keys_of(config.name) if key != "encoder"}
     options = {key: arguments.pop(key) for key in _OF_HIDDEN_LAYERS if key in arguments}
     if options:
         options["checkpointing"] = options.pop("activation_checkpointing")
@@ -101,16 +116,16 @@ def _arguments(config: ModelConfig) -> dict[str, Any]:
     return arguments
 
 
-def _own_model(config: OwnModelConfig, given: Mapping[str, Any], import_from: Path | None) -> nn.Module:
+def _own_model(config: OwnModelConfig, inputs: Mapping[str, Any], import_from: Path | None) -> nn.Module:
     own = load_named(config.name, setting="model.name", folder=import_from)
     try:
         with memory_errors(f"{config.name}; allowed: a smaller model"):
-            model = own(**given, **config.options)
+            model = own(**inputs, **config.options)
     except UserError:
         raise
     except Exception as error:
         raise UserError(
-            f"model.name: {config.name} could not be built with {', '.join(given)} and "
+            f"model.name: {config.name} could not be built with {', '.join(inputs)} and "
             f"options {config.options}: {type(error).__name__}: {error}"
         ) from error
     if not isinstance(model, nn.Module):

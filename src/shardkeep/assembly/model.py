@@ -16,6 +16,7 @@ from shardkeep.workers.data.schema import Schema
 from shardkeep.workers.dense.scorer import Scorer
 from shardkeep.workers.dense.tower import Tower
 from shardkeep.workers.embeddings.layer import Embeddings
+from shardkeep.workers.encoder_config import targets_of
 from shardkeep.workers.model_config import MODELS
 from shardkeep.workers.models.registry import build_model, row_dim, start_at
 from shardkeep.workers.timing.clock import Stopwatch
@@ -44,6 +45,7 @@ def build_dense_model(config: JobConfig, schema: Schema, embeddings: Embeddings)
         sequences=embeddings.sequences,
         default_dim=config.table("default").dim,
         import_from=Path(config.data.root),
+        targets=targets_of(config.model, schema),
     )
 
 

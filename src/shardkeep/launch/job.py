@@ -121,8 +121,6 @@ class _Job:
         from shardkeep.workers.data.sources.registry import check_present
 
         check_present(config.data)  # before anything is compiled
-        if config.data.sequences or config.data.synthetic.task == "sequences":
-            raise ConfigError("data.sequences: are read, but no model takes them yet")
         if self.resumed is not None:
             await_leftovers(RunFolder(self.run_dir))  # they may still listen there
         check_listeners(config)
@@ -162,15 +160,18 @@ class _Job:
         from shardkeep.assembly.checkpoint_facts import check_facts
         from shardkeep.assembly.kernel_needs import compile_of_job
         from shardkeep.workers.data.sources.registry import columns_of_files, open_data
+        from shardkeep.workers.encoder_config import targets_of
 
         screen = self.screen
         if columns := columns_of_files(config.data):  # a wrong name ends the job before its data are converted
             config.check_tables(columns)
+            targets_of(config.model, columns)
         self.starter.load(compile_of_job(config, lambda text: screen.phase("kernels", text)))
         began = time.monotonic()
         data = open_data(config.data, seed=config.seed, progress=lambda text, done: screen.working("data", text, done))
         screen.end_bar()
         config.check_tables(data.train.schema)
+        targets_of(config.model, data.train.schema)
         screen.phase("data", f"{data.describe()}; ready in {time.monotonic() - began:.1f} s")
         if self.resumed is not None and (remark := check_facts(self.resumed.checkpoint, config, data)):
             screen.phase("data", remark)

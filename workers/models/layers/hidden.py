@@ -85,9 +85,9 @@ class HiddenOptions:
         """A Linear with these initial values."""
         return linear(inputs, outputs, bias=bias, init=self.init)
 
-    def block(self, inputs: int, width: int) -> nn.Sequential:
-        """Linear, norm, activation, dropout, in FuxiCTR's order."""
-        layers: list[nn.Module] = [self.linear(inputs, width, bias=self.bias)]
+    def block(self, inputs: int | None, width: int) -> nn.Sequential:
+        """Linear, norm, activation, dropout, in FuxiCTR's order; without `inputs` there is no linear layer."""
+        layers: list[nn.Module] = [] if inputs is None else [self.linear(inputs, width, bias=self.bias)]
         if self.norm != "none":
             layers.append(NORMS[self.norm](width))
         layers.append(ACTIVATIONS[self.activation](width))
@@ -125,13 +125,15 @@ class _Measured(nn.Sequential):
 
 
 class Mlp(nn.Module):
-    """One hidden layer for each width. `out_width` is the width of the result."""
+    """One hidden layer for each width. `out_width` is the width of the result.
 
-    def __init__(self, inputs: int, widths: Sequence[int], options: HiddenOptions) -> None:
+    Without `inputs` the caller makes the product of the first layer, which has its width."""
+
+    def __init__(self, inputs: int | None, widths: Sequence[int], options: HiddenOptions) -> None:
         super().__init__()
         ends = [inputs, *widths]
         self.blocks = nn.ModuleList(options.block(ends[i], width) for i, width in enumerate(widths))
-        self.out_width = ends[-1]
+        self.out_width = ends[-1] or 0
         self.checkpointing = options.checkpointing
 
     def forward(self, x_BI: torch.Tensor) -> torch.Tensor:

@@ -60,8 +60,8 @@ def plan_warm_start(config: JobConfig, run: Path, which: Which = "last") -> Warm
     before = config_of(run)
     checkpoint = checkpoint_of(before, run, which)
     ours, theirs = config.model.model_dump(mode="json"), before.model.model_dump(mode="json")
-    for key in ours:
-        _same(f"model.{key}", ours[key], theirs[key], run)
+    for key in ours | theirs:
+        _same(f"model.{key}", ours.get(key), theirs.get(key), run)
     _same("tower.optimizer.name", config.tower.optimizer.name, before.tower.optimizer.name, run)
     for spec in specs_of(checkpoint):
         for name, mine, other in _table_settings(config.table(spec.name), before.table(spec.name)):

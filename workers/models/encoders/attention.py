@@ -1,0 +1,77 @@
+"""What encoders with attention share: the entries with places and a target, and queries, keys and values by heads."""
+
+# B = samples, N = entries of all samples, R = N or B, E = width of an entry, M = places, H = heads, Q = M or 1
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from shardkeep.base.errors import UserError
+from shardkeep.workers.embeddings.sequence import Sequence, SequenceShape
+from shardkeep.workers.models.layers.hidden import HiddenOptions
+
+_DEVIATION = 0.01
+"""Of the initial values of the places' vectors."""
+Attention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+"""Queries (B, H, Q, X), keys and values (B, H, M, X) to (B, H, Q, X)."""
+
+
+class Places(nn.Module):
+    """Adds a learned vector of its place and the projected numbers to each entry. The target becomes the newest entry.
+
+    Places count from the newest entry, so that they mean the same in short and long histories."""
+
+    def __init__(self, shape: SequenceShape, options: HiddenOptions) -> None:
+        super().__init__()
+        width = sum(shape.ids.values())
+        self.vectors = nn.Parameter(torch.randn(shape.max_length + 1, width) * _DEVIATION)
+        self.numbers = options.linear(shape.numbers, width, bias=False) if shape.numbers else None
+
+    def forward(
+        self, entries_NE: torch.Tensor, target_BE: torch.Tensor | None, sequence: Sequence
+    ) -> tuple[torch.Tensor, Sequence]:
+        """The entries (N, E), or (N + B, E) with a target, and the sequence that they are of."""
+        x_NE = entries_NE
+        if self.numbers is not None:
+            x_NE = x_NE + self.numbers(sequence.numbers)
+        if target_BE is not None:
+            sequence, x_NE = sequence.followed(x_NE, target_BE)
+        return x_NE + F.embedding(sequence.distances(), self.vectors), sequence
+
+
+def check_heads(width: int, heads: int) -> None:
+    """Raises UserError where heads would be of different widths."""
+    if width % heads:
+        raise UserError(
+            f"model.encoder.heads: {heads} does not divide {width}, the values of the rows of an entry; "
+            "allowed: a divisor, or tables of another dim"
+        )
+
+
+def attended(
+    sequence: Sequence,
+    query_RE: torch.Tensor,
+    keys_NX: torch.Tensor,
+    attention: Attention,
+    *,
+    heads: int,
+    newest: bool,
+) -> torch.Tensor:
+    """The attention of R queries, (R, E).
+
+    Args:
+        query_RE: Of all entries, or with `newest` of the newest of each sample.
+        keys_NX: Keys and values of all entries side by side, (N, 2 E).
+    """
+    key_BHMX, value_BHMX = _heads(sequence.padded(keys_NX, last=True), 2 * heads).chunk(2, dim=1)
+    query_BQE = query_RE[:, None] if newest else sequence.padded(query_RE, last=True)
+    joined_BQE = attention(_heads(query_BQE, heads), key_BHMX, value_BHMX).transpose(1, 2).flatten(2)
+    return joined_BQE[:, 0] if newest else sequence.flat(joined_BQE, last=True)
+
+
+def _heads(x_BMC: torch.Tensor, heads: int) -> torch.Tensor:
+    return x_BMC.view(*x_BMC.shape[:2], heads, -1).transpose(1, 2)
