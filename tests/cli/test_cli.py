@@ -148,13 +148,6 @@ def test_a_table_that_no_feature_uses_is_found_before_a_row_is_read(tmp_path: Pa
     assert not (tmp_path / ".shardkeep-cache").exists()
 
 
-def test_a_job_with_sequences_is_refused_before_its_data_are_read(tmp_path: Path) -> None:
-    data = "data: {train: a.csv, label: y, sparse: [item], sequences: {seen: {ids: {seen: item}, max_length: 9}}}"
-    (tmp_path / "job.yaml").write_text(data)
-    code, _, error = invoke("train", str(tmp_path / "job.yaml"), "--run-dir", str(tmp_path / "run"))
-    assert (code, error) == (2, "error: data.sequences: are read, but no model takes them yet\n")
-
-
 @every("arguments", [["train"], ["nonsense"], ["server", "--index", "0"], ["worker", "--index", "-1"]], ids=" ".join)
 def test_wrong_use_of_a_command_is_code_2(arguments: list[str]) -> None:
     assert invoke(*arguments)[0] == 2

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shardkeep.affinity import Pins, choose, describe, pinned
-from shardkeep.base.errors import CheckpointError, ConfigError, JobError, JobStopped
+from shardkeep.base.errors import CheckpointError, JobError, JobStopped
 from shardkeep.base.logs.log import LogFormat
 from shardkeep.base.plugging.modules import search_last
 from shardkeep.config import JobConfig
