@@ -132,6 +132,8 @@ def _gather(x_RC: torch.Tensor, places_N: torch.Tensor) -> torch.Tensor:
 
 def _sum(x_NC: torch.Tensor, lengths_B: torch.Tensor) -> torch.Tensor:
     """(B, C), added in order on every device. It takes a fifth of index_add's time."""
+    if not x_NC.shape[1]:  # torch refuses it on the CPU
+        return x_NC.new_zeros(lengths_B.shape[0], 0)
     entries_N, starts_B1 = torch.arange(x_NC.shape[0], device=x_NC.device), F.pad(lengths_B.cumsum(0), (1, 0))
     return F.embedding_bag(entries_N, x_NC, starts_B1, mode="sum")[:-1]
 
