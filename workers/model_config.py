@@ -257,6 +257,8 @@ def _plug(config: type[ModelSettings]) -> Plug[type[ModelSettings], Any]:
     return Plug(name, config, code, config.kernels)
 
 
+ONE_LABEL = ("lr", "fm")
+"""Models without a last layer, which predict one label."""
 MODELS = by_name(*map(_plug, KINDS[:-1]))
 """The stock models: the settings of each, and its class."""
 

@@ -43,8 +43,9 @@ class Lists:
 
 @dataclass(frozen=True)
 class DecodedRows:
-    """Decoded rows. dense_NI: float32, nan = missing; single_NF: int64, row-major; label_N: uint8 or float32; weight_N:
-    float32, None = all 1; time_N: float64, None = no order but the rows' own."""
+    """Decoded rows. dense_NI: float32, nan = missing; single_NF: int64, row-major; label_N: uint8 or float32, of
+    several labels float32 (N, T), nan = the row has no such label; weight_N: float32, None = all 1; time_N: float64,
+    None = no order but the rows' own."""
 
     label_N: NDArray[np.uint8] | NDArray[np.float32]
     dense_NI: Floats
@@ -106,12 +107,13 @@ class ColumnarWriter:
 
 
 def _record_batch(rows: DecodedRows) -> pa.RecordBatch:
-    columns: dict[str, pa.Array] = {"label": pa.array(rows.label_N)}
+    columns: dict[str, pa.Array] = {"label": pa.array(rows.label_N)} if rows.label_N.ndim == 1 else {}
     if rows.weight_N is not None:
         columns["weight"] = pa.array(rows.weight_N)
     if rows.time_N is not None:
         columns["time"] = pa.array(rows.time_N)
-    for name, matrix in (("dense", rows.dense_NI), ("single", rows.single_NF)):
+    labels: dict[str, NDArray[Any]] = {} if columns else {"labels": rows.label_N}
+    for name, matrix in (labels | {"dense": rows.dense_NI, "single": rows.single_NF}).items():
         if matrix.shape[1]:
             flat = pa.array(np.ascontiguousarray(matrix).reshape(-1))
             columns[name] = pa.FixedSizeListArray.from_arrays(flat, matrix.shape[1])
@@ -178,14 +180,14 @@ class ColumnarDataset:
         rows_B = np.ascontiguousarray(rows_B, np.int64)
         if len(rows_B) and not 0 <= rows_B.min() <= rows_B.max() < self._num_samples:
             raise IndexError(f"a row is outside [0, {self._num_samples})")
-        label_B = self._gather_scalars("label", self._labels, rows_B)
+        label_BT = self._gather_labels(rows_B)
         weight_B = self._gather_scalars("weight", self._floats, rows_B) if "weight" in self._starts else None
         single = self._gather_single(rows_B)
         ids = {
             f.name: self._gather_list(f.name, rows_B) if f.name in self._lists else single[f.name]
             for f in self._schema.features
         }
-        return Batch(self._gather_dense(rows_B), ids, label_B[:, None], weight_B)
+        return Batch(self._gather_dense(rows_B), ids, label_BT, weight_B)
 
     def times(self) -> Float64s:
         """The time of each sample, float64 (len,), a fresh array. Raises KeyError where none was written."""
@@ -193,6 +195,15 @@ class ColumnarDataset:
         sizes = np.diff([0, *ends])
         floats = self._words.view(np.float64)
         return np.concatenate([floats[at : at + n] for at, n in zip(self._starts["time"], sizes, strict=True)])
+
+    def _gather_labels(self, rows_B: Ints) -> Floats:
+        if not self._schema.tasks:
+            return self._gather_scalars("label", self._labels, rows_B)[:, None]
+        num_labels = len(self._schema.labels)
+        nan_T, zero_T, one_T = (np.full(num_labels, value, np.float32) for value in (np.nan, 0.0, 1.0))
+        label_BT = np.empty((len(rows_B), num_labels), np.float32)
+        gather_dense(self._floats, self._starts["labels"], rows_B, nan_T, zero_T, one_T, label_BT)
+        return label_BT
 
     def _gather_scalars(self, name: str, values: NDArray[Any], rows_B: Ints) -> Floats:
         out_B = np.empty(len(rows_B), np.float32)
@@ -225,6 +236,8 @@ class ColumnarDataset:
 
     def _check(self, batch: pa.RecordBatch) -> None:
         expected = {"label": pa.float32() if self._labels is self._floats else pa.uint8()}
+        if self._schema.tasks:
+            expected = {"labels": pa.list_(pa.float32(), len(self._schema.labels))}
         optional = {"weight": pa.float32(), "time": pa.float64()}
         optional |= {f"weights:{name}": pa.list_(pa.float32()) for name in self._lists}
         expected |= {name: kind for name, kind in optional.items() if name in batch.schema.names}

@@ -17,7 +17,7 @@ from shardkeep.base.settings import Settings, first_problem
 from shardkeep.workers.data.columnar import ColumnarDataset, ColumnarWriter
 from shardkeep.workers.data.conversion.categories import Kind
 from shardkeep.workers.data.conversion.chunk import Chunk
-from shardkeep.workers.data.conversion.labels import LabelValues
+from shardkeep.workers.data.conversion.labels import LabelValues, no_labels
 from shardkeep.workers.data.conversion.layout import ColumnLayout, Fitted, PriorFit
 from shardkeep.workers.data.conversion.reader import RowReader
 from shardkeep.workers.data.conversion.rules import FORM
@@ -30,7 +30,9 @@ from shardkeep.workers.data_config import (
     Mark,
     Scaling,
     SparseColumn,
+    TaskColumn,
 )
+from shardkeep.workers.label_config import check_labels
 
 
 def _float32(value: float) -> float:
@@ -39,6 +41,8 @@ def _float32(value: float) -> float:
     return value
 
 
+SEVERAL = 3
+"""The form of inputs of several labels: a reader of before would take them for none."""
 _LARGEST32 = float(np.finfo(np.float32).max)
 _Float32 = Annotated[float, AfterValidator(_float32)]
 _AnyFloat32 = Annotated[float, Field(allow_inf_nan=True), AfterValidator(_float32)]
@@ -76,8 +80,10 @@ class _StoredLayout(Settings):
 
     model_config = ConfigDict(extra="ignore")  # of a later version
 
-    form: int = Field(1, ge=1, le=FORM)
-    label: LabelColumn
+    form: int = Field(1, ge=1, le=SEVERAL)
+    rules: int = Field(FORM, ge=1, le=FORM)  # of form 3
+    label: LabelColumn | None = None
+    labels: list[TaskColumn] = Field(default_factory=list)
     dense: list[DenseColumn]
     sparse: list[SparseColumn]
     scale: Scaling
@@ -86,16 +92,25 @@ class _StoredLayout(Settings):
 
     @model_validator(mode="after")
     def _columns_differ(self) -> _StoredLayout:
+        if (self.label is None) != (self.form == SEVERAL) or (self.label is None) == (not self.labels):
+            raise ValueError("label: is missing, or is not of this form")
+        check_labels(self.labels)
         for key, columns in (("dense", self.dense), ("sparse", self.sparse)):
-            names = [self.label.column, *(column.column for column in columns)]
+            names = [*(label.column for label in self.targets), *(column.column for column in columns)]
             if twice := next((name for name in names if names.count(name) > 1), None):
                 raise ValueError(f"{key}: column {twice[:60]!r} is there twice, or is the label")
         return self
 
     def layout(self) -> ColumnLayout:
         """What is stored."""
-        columns = self.label, tuple(self.dense), tuple(self.sparse)
-        return ColumnLayout(*columns, self.scale, tuple(self.missing), self.weight, form=self.form)
+        columns = self.targets, tuple(self.dense), tuple(self.sparse)
+        form = self.rules if self.form == SEVERAL else self.form
+        return ColumnLayout(*columns, self.scale, tuple(self.missing), self.weight, form=form)
+
+    @property
+    def targets(self) -> tuple[LabelColumn | TaskColumn, ...]:
+        """The label, or the several ones."""
+        return tuple(self.labels) if self.label is None else (self.label,)
 
 
 class _Stored(_StoredLayout):
@@ -141,9 +156,12 @@ class Inputs:
     def to_json(self) -> dict[str, Any]:
         """JSON types, which `of_json` reads."""
         layout = self.layout
+        labels: dict[str, Any] = {"form": layout.form, "label": layout.labels[0].model_dump()}
+        if layout.tasks:
+            tasks = [label.model_dump() for label in layout.tasks]
+            labels = {"form": SEVERAL, "rules": layout.form, "labels": tasks}
         return {
-            "form": layout.form,
-            "label": layout.label.model_dump(),
+            **labels,
             "dense": [column.model_dump() for column in layout.dense],
             "sparse": [column.model_dump() for column in layout.sparse],
             "scale": layout.scale,
@@ -165,22 +183,24 @@ class Inputs:
     def columns(self) -> list[str]:
         """Names of the raw columns that the model reads, each once; without the label and the weight of a sample."""
         layout = replace(self.layout, weight=None)
-        return [name for name in layout.raw_columns() if name != layout.label.column]
+        return [name for name in layout.raw_columns() if name not in layout.label_columns]
 
     def labelled(self, chunk: Chunk) -> tuple[Chunk, LabelValues]:
         """The rows of a chunk that have a label, and their labels. Raises DataError for a missing label, unless
         `data.label.missing` is skip."""
         labels = RowReader(self.layout, self.fitted).labels(chunk)
-        if self.layout.label.missing == "error":
-            chunk.column(self.layout.label.column).check(labels.missing_N, "the label is missing")
-        return chunk.filter(~labels.missing_N), labels.value_N[~labels.missing_N]
+        for label, missing_N in zip(self.layout.labels, labels.missing_NT.T, strict=True):
+            if label.missing == "error":
+                chunk.column(label.column).check(missing_N, "the label is missing")
+        kept_N = labels.kept(self.layout.labels)
+        return chunk.filter(kept_N), labels.value_N[kept_N]
 
     def samples(self, chunk: Chunk, label_N: LabelValues | None = None) -> ColumnarDataset:
         """The samples of a chunk of 1 row or more, in memory. Without `label_N` the labels are 0, and no column of
         labels or weights is read. Raises DataError for what cannot be a sample."""
         layout, fitted = self.layout, self.fitted
         if label_N is None:
-            layout, label_N = replace(layout, weight=None), np.zeros(len(chunk), np.uint8)
+            layout, label_N = replace(layout, weight=None), no_labels(layout.labels, len(chunk))
         sink = pa.BufferOutputStream()
         writer = ColumnarWriter(sink)
         writer.add(RowReader(layout, fitted).rows(chunk, label_N, learn=False))
