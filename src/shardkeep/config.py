@@ -278,6 +278,13 @@ class JobConfig(Settings):
         return self
 
     @property
+    def evaluated(self) -> list[str]:
+        """Keys of the metrics of an evaluation: METRIC, or METRIC/LABEL where the config lists several labels."""
+        if not self.data.labels:
+            return list(self.eval.asked(self.train.loss))
+        return evaluated_of(self.data.labels, self.eval)
+
+    @property
     def own_modules(self) -> bool:
         """Whether it names code of the user's own, `module:name`."""
         return ":" in self.model.name or ":" in self.data.source
@@ -361,6 +368,12 @@ def check_decay(tables: Iterable[TableSpec], push: PushConfig) -> None:
             )
 
 
+def evaluated_of(labels: Sequence[TaskColumn], evaluation: EvalConfig) -> list[str]:
+    """Keys of the metrics of several labels."""
+    own = {each.column: asked_of(evaluation.metrics or (), numbers=each.objective.of_numbers) for each in labels}
+    return [f"{metric}/{name}" for name, metrics in own.items() for metric in metrics]
+
+
 def check_labels(labels: Sequence[TaskColumn], train: TrainConfig, evaluation: EvalConfig) -> None:
     """Raises ValueError where a loss, a metric or a watched metric does not go with several labels."""
     if train.loss != LossConfig():
@@ -369,9 +382,7 @@ def check_labels(labels: Sequence[TaskColumn], train: TrainConfig, evaluation: E
     wrong = [name for name in evaluation.metrics or () if name in CLASS_METRICS]
     if all(of_numbers) and wrong:
         raise ValueError(f"eval.metrics: {wrong[0]} needs labels of 0 and 1; allowed: {', '.join(NUMBER_METRICS)}")
-    pairs = zip(labels, of_numbers, strict=True)
-    own = {label.column: asked_of(evaluation.metrics or (), numbers=numbers) for label, numbers in pairs}
-    asked = [f"{metric}/{name}" for name, metrics in own.items() for metric in metrics]
+    asked = evaluated_of(labels, evaluation)
     for key, watched in (("early_stopping", train.early_stopping), ("plateau", train.plateau)):
         if watched is not None and watched.metric not in asked:
             same = [each for each in asked if each.partition("/")[0] == watched.metric.partition("/")[0]]
