@@ -153,7 +153,7 @@ def evaluate_over_workers(
         own_weights = weights[has_N] if len(weights) else weights
         own = evaluate_predictions(outputs[has_N, t], labels[has_N, t], own_groups, asked.of(t), own_weights)
         metrics |= _labelled(name, own, lacks=not has_N.all())
-    return metrics | {"samples": len(labels)} | ({"weights": float(weights.sum())} if len(weights) else {})
+    return metrics | {"samples": len(labels)} | ({"weights": float(weights.astype(np.float64).sum())} if len(weights) else {})
 
 
 def _labelled(name: str, metrics: Mapping[str, Any], *, lacks: bool) -> dict[str, Any]:
