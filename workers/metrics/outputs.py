@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardkeep.base.arrays import Float64s, Floats
-from shardkeep.workers.data.schema import Schema
 from shardkeep.workers.label_config import TaskColumn, afters
 
 
@@ -26,13 +25,13 @@ def joint_outputs(outputs_NT: NDArray[np.floating[Any]], tasks: Sequence[TaskCol
     return joint_NT
 
 
-def score_names(schema: Schema) -> list[str]:
+def score_names(labels: Sequence[str], tasks: Sequence[TaskColumn]) -> list[str]:
     """Names of the scores: `score`, or of several labels `score_LABEL`, and behind them `score_LABEL_given_BEFORE` of
     each label that comes after another one."""
-    if len(schema.labels) == 1:
+    if len(labels) == 1:
         return ["score"]
-    conditional = [f"{task.column}_given_{task.after}" for task in schema.tasks if task.after is not None]
-    return [f"score_{name}" for name in (*schema.labels, *conditional)]
+    conditional = [f"{task.column}_given_{task.after}" for task in tasks if task.after is not None]
+    return [f"score_{name}" for name in (*labels, *conditional)]
 
 
 def task_scores(outputs_NT: Floats, tasks: Sequence[TaskColumn]) -> Floats:

@@ -145,6 +145,13 @@ def evaluate_over_workers(
         groups = np.concatenate(gather_arrays(collective, groups_N, purpose="metrics"))
     if len(names) == 1:
         return evaluate_predictions(logits, labels, groups, asked, weights)
+    return _of_labels(names, logits, labels, groups, weights, asked)
+
+
+def _of_labels(
+    names: Sequence[str], logits: Floats, labels: Floats, groups: Ints, weights: Floats, asked: MetricSettings
+) -> dict[str, Any]:
+    """The metrics of each label, on the samples that have it."""
     metrics: dict[str, Any] = {}
     outputs = joint_outputs(logits, asked.tasks) if asked.tasks else logits
     for t, name in enumerate(names):
@@ -153,7 +160,11 @@ def evaluate_over_workers(
         own_weights = weights[has_N] if len(weights) else weights
         own = evaluate_predictions(outputs[has_N, t], labels[has_N, t], own_groups, asked.of(t), own_weights)
         metrics |= _labelled(name, own, lacks=not has_N.all())
-    return metrics | {"samples": len(labels)} | ({"weights": float(weights.astype(np.float64).sum())} if len(weights) else {})
+    return (
+        metrics
+        | {"samples": len(labels)}
+        | ({"weights": float(weights.astype(np.float64).sum())} if len(weights) else {})
+    )
 
 
 def _labelled(name: str, metrics: Mapping[str, Any], *, lacks: bool) -> dict[str, Any]:

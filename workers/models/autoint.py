@@ -29,7 +29,6 @@ class AutoInt(nn.Module):
         attention: AttentionConfig,
         hidden: Sequence[int],
         options: HiddenOptions,
-        outputs: int = 1,
     ) -> None:
         super().__init__()
         self.fields = Fields(num_dense, features, default_dim, options)
@@ -37,12 +36,12 @@ class AutoInt(nn.Module):
         self.attention = nn.Sequential(
             *(Attention(widths[k], attention.dim, attention.heads, options) for k in range(attention.layers))
         )
-        self.logit = options.linear(self.fields.num_fields * attention.dim, outputs)
+        self.logit = options.linear(self.fields.num_fields * attention.dim, options.outputs)
         self.joined = Concat(num_dense, features)
         self.deep: nn.Sequential | None = None
         if hidden:
             mlp = Mlp(self.joined.out_width, hidden, options)
-            self.deep = nn.Sequential(mlp, options.linear(mlp.out_width, outputs, bias=False))
+            self.deep = nn.Sequential(mlp, options.linear(mlp.out_width, options.outputs, bias=False))
 
     def forward(self, dense_BI: torch.Tensor, embeddings: dict[str, torch.Tensor]) -> torch.Tensor:
         """Logits (B, T) of dense columns (B, I) and pooled embeddings (B, dim of the feature)."""

@@ -31,7 +31,6 @@ class DcnV2(nn.Module):
         cross_rank: int | None,
         hidden: Sequence[int],
         options: HiddenOptions,
-        outputs: int = 1,
     ) -> None:
         super().__init__()
         self.joined = Concat(num_dense, features)
@@ -39,7 +38,7 @@ class DcnV2(nn.Module):
         self.crosses = nn.ModuleList(Cross(width, cross_rank, options) for _ in range(cross_layers))
         self.top = Mlp(width, hidden, options)
         self.parallel = structure == "parallel"
-        self.logit = options.linear(self.top.out_width + (width if self.parallel else 0), outputs)
+        self.logit = options.linear(self.top.out_width + (width if self.parallel else 0), options.outputs)
 
     def forward(self, dense_BI: torch.Tensor, embeddings: dict[str, torch.Tensor]) -> torch.Tensor:
         """Logits (B, T) of dense columns (B, I) and pooled embeddings (B, dim of the feature)."""

@@ -17,18 +17,12 @@ class Dnn(nn.Module):
     """An MLP over dense columns and embeddings side by side, as in Covington et al., RecSys 2016. Any dims."""
 
     def __init__(
-        self,
-        *,
-        num_dense: int,
-        features: Mapping[str, int],
-        hidden: Sequence[int],
-        options: HiddenOptions,
-        outputs: int = 1,
+        self, *, num_dense: int, features: Mapping[str, int], hidden: Sequence[int], options: HiddenOptions
     ) -> None:
         super().__init__()
         self.joined = Concat(num_dense, features)
         self.top = Mlp(self.joined.out_width, hidden, options)
-        self.logit = options.linear(self.top.out_width, outputs)
+        self.logit = options.linear(self.top.out_width, options.outputs)
 
     def forward(self, dense_BI: torch.Tensor, embeddings: dict[str, torch.Tensor]) -> torch.Tensor:
         """Logits (B, T) of dense columns (B, I) and pooled embeddings (B, dim of the feature)."""

@@ -32,7 +32,6 @@ class FinalMlp(nn.Module):
         fusion_heads: int,
         gates: GatesConfig,
         options: HiddenOptions,
-        outputs: int = 1,
     ) -> None:
         super().__init__()
         self.joined = Concat(num_dense, features)
@@ -49,9 +48,10 @@ class FinalMlp(nn.Module):
             raise UserError(
                 f"model.fusion_heads: {fusion_heads} does not divide the streams' last widths, {ends[0]} and {ends[1]}"
             )
-        self.first, self.second = options.linear(ends[0], outputs), options.linear(ends[1], outputs, bias=False)
+        self.first = options.linear(ends[0], options.outputs)
+        self.second = options.linear(ends[1], options.outputs, bias=False)
         shape = (fusion_heads, *(end // fusion_heads for end in ends))
-        several = (outputs,) if outputs > 1 else ()
+        several = (options.outputs,) if options.outputs > 1 else ()
         self.fusion = nn.Parameter(torch.randn(several + shape) * (2 / (shape[1] + shape[2])) ** 0.5)
 
     def forward(self, dense_BI: torch.Tensor, embeddings: dict[str, torch.Tensor]) -> torch.Tensor:

@@ -33,7 +33,6 @@ class MaskNet(nn.Module):
         mask: MaskConfig,
         hidden: Sequence[int],
         options: HiddenOptions,
-        outputs: int = 1,
     ) -> None:
         super().__init__()
         self.joined = Concat(num_dense, features)
@@ -47,7 +46,7 @@ class MaskNet(nn.Module):
         else:
             self.blocks = nn.ModuleList(MaskBlock(width, ends[k], out, mask, options) for k, out in enumerate(hidden))
             self.top = Mlp(ends[-1], [], options)
-        self.logit = options.linear(self.top.out_width, outputs)
+        self.logit = options.linear(self.top.out_width, options.outputs)
 
     def forward(self, dense_BI: torch.Tensor, embeddings: dict[str, torch.Tensor]) -> torch.Tensor:
         """Logits (B, T) of dense columns (B, I) and pooled embeddings (B, dim of the feature)."""

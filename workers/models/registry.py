@@ -60,18 +60,11 @@ def build_model(
     Raises:
         UserError: a model that does not fit the data or the machine, or a class that cannot be built.
     """
-    if num_dense == 0 and not features:
-        raise UserError(f"model.name: {config.name} has no input: the data has no dense and no sparse columns")
+    _refuse_unfit(config, num_dense, features, labels)
     if isinstance(config, OwnModelConfig):
         own: dict[str, Any] = {"num_dense": num_dense, "features": dict(features)}
         return _own_model(config, own | ({"labels": tuple(labels)} if names_labels else {}), import_from)
-    if len(labels) > 1 and config.name in ONE_LABEL:
-        raise UserError(f"model.name: {config.name} predicts one label; the data has {', '.join(labels)}")
-    if isinstance(config, DlrmConfig) and config.bottom != DlrmConfig().bottom and num_dense == 0:
-        raise UserError("model.bottom: has no effect: the data has no dense columns")
-    arguments = _arguments(config)
-    if config.name not in ONE_LABEL:
-        arguments["outputs"] = len(labels)
+    arguments = _arguments(config, len(labels))
     if config.name in _NEEDS_DEFAULT_DIM:
         arguments["default_dim"] = default_dim
     _refuse_too_wide(config)
@@ -97,6 +90,16 @@ def start_values(tasks: Sequence[TaskColumn], means: Sequence[float]) -> list[fl
     ]
 
 
+def _refuse_unfit(config: ModelConfig, num_dense: int, features: Mapping[str, int], labels: Sequence[str]) -> None:
+    """Raises UserError for data that the model does not take."""
+    if num_dense == 0 and not features:
+        raise UserError(f"model.name: {config.name} has no input: the data has no dense and no sparse columns")
+    if len(labels) > 1 and config.name in ONE_LABEL:
+        raise UserError(f"model.name: {config.name} predicts one label; the data has {', '.join(labels)}")
+    if isinstance(config, DlrmConfig) and config.bottom != DlrmConfig().bottom and num_dense == 0:
+        raise UserError("model.bottom: has no effect: the data has no dense columns")
+
+
 def _refuse_too_wide(config: ModelConfig) -> None:
     """Raises UserError for one layer that this machine has no memory for: a system that promises more kills later."""
     for key in ("bottom", "hidden", "second_hidden"):
@@ -110,12 +113,12 @@ def _refuse_too_wide(config: ModelConfig) -> None:
                 )
 
 
-def _arguments(config: ModelConfig) -> dict[str, Any]:
+def _arguments(config: ModelConfig, outputs: int) -> dict[str, Any]:
     arguments = {key: getattr(config, key) for key in keys_of(config.name)}
     options = {key: arguments.pop(key) for key in _OF_HIDDEN_LAYERS if key in arguments}
     if options:
         options["checkpointing"] = options.pop("activation_checkpointing")
-        arguments["options"] = HiddenOptions(**options)
+        arguments["options"] = HiddenOptions(**options, outputs=outputs)
     return arguments
 
 

@@ -22,19 +22,13 @@ class WideDeep(nn.Module):
     first_order_column = True
 
     def __init__(
-        self,
-        *,
-        num_dense: int,
-        features: Mapping[str, int],
-        hidden: Sequence[int],
-        options: HiddenOptions,
-        outputs: int = 1,
+        self, *, num_dense: int, features: Mapping[str, int], hidden: Sequence[int], options: HiddenOptions
     ) -> None:
         super().__init__()
         self.wide = FirstOrder(num_dense, features)
         self.joined = Concat(num_dense, self.wide.dims)
         self.deep = Mlp(self.joined.out_width, hidden, options)
-        self.logit = options.linear(self.deep.out_width, outputs)
+        self.logit = options.linear(self.deep.out_width, options.outputs)
 
     def forward(self, dense_BI: torch.Tensor, embeddings: dict[str, torch.Tensor]) -> torch.Tensor:
         """Logits (B, T) of dense columns (B, I) and pooled rows (B, dim of the feature + 1)."""

@@ -118,7 +118,7 @@ class Trained:
     @property
     def outputs(self) -> list[str]:
         """Names of the scores."""
-        return score_names(self.schema)
+        return score_names(self.schema.labels, self.schema.tasks)
 
     def logits(self, batch: Batch, unseen: Unseen | None = None) -> Floats:
         """Logits float32 (B, T) of 1 to `blocks.size` samples. An id without a row has its initial value.

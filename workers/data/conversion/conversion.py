@@ -17,7 +17,7 @@ from shardkeep.base.arrays import Bools
 from shardkeep.base.errors import DataError
 from shardkeep.workers.data.columnar import ColumnarWriter
 from shardkeep.workers.data.conversion.chunk import Chunk
-from shardkeep.workers.data.conversion.labels import Absent, LabelValues, PartCheck, Unlabelled
+from shardkeep.workers.data.conversion.labels import Absent, LabelValues, PartCheck, Unlabelled, add_missing
 from shardkeep.workers.data.conversion.layout import ColumnLayout, Fitted, PriorFit
 from shardkeep.workers.data.conversion.reader import RowReader
 from shardkeep.workers.data.gather_kernels import hold_out
@@ -79,8 +79,7 @@ class Converter:
             row += len(chunk)
             labels = self.reader.labels(chunk)
             self._absent.see(chunk)
-            wrong = [one.add(chunk, missing_N) for one, missing_N in zip(unlabelled, labels.missing_NT.T, strict=True)]
-            if any(wrong):
+            if add_missing(unlabelled, chunk, labels):
                 continue  # an error already: only counts
             kept_N = labels.kept(self._labels)
             held_N = split.held(chunk) if both else np.full(len(chunk), train is None)
@@ -96,8 +95,12 @@ class Converter:
         for one in unlabelled:
             one.finish(row)
             self.skipped += one.count if one.label.missing == "skip" else 0
-        for check, label in (pair for part in checks.values() for pair in zip(part, self._labels, strict=True)):
-            check.finish(label, f" (data.eval_fraction: {split.share})" if both else "")
+        for part_checks in checks.values():
+            self._finish(part_checks, f" (data.eval_fraction: {split.share})" if both else "")
+
+    def _finish(self, checks: Sequence[PartCheck], advice: str) -> None:
+        for check, label in zip(checks, self._labels, strict=True):
+            check.finish(label, advice)
 
     def _check(self, checks: Sequence[PartCheck], label_N: LabelValues, part: Chunk) -> None:
         columns = label_N.T if label_N.ndim == 2 else [label_N]

@@ -260,3 +260,8 @@ class Unlabelled:
             way = "mask counts such rows for the other labels" if isinstance(self.label, TaskColumn) else _SKIPS
             known = f"; {_key(self.label)}.missing: {way}" if self.label.missing == "error" else ""
             raise DataError(f"{self.first} ({self.count:,} of {num_rows:,} rows){known}")
+
+
+def add_missing(unlabelled: Sequence[Unlabelled], chunk: Chunk, labels: Labels) -> bool:
+    """Counts the missing labels of a chunk; whether those so far are an error."""
+    return any([one.add(chunk, missing_N) for one, missing_N in zip(unlabelled, labels.missing_NT.T, strict=True)])  # noqa: C419 - all count

@@ -30,14 +30,13 @@ class Mmoe(nn.Module):
         hidden: Sequence[int],
         task_hidden: Sequence[int],
         options: HiddenOptions,
-        outputs: int = 1,
     ) -> None:
         super().__init__()
         self.joined = Concat(num_dense, features)
         width = self.joined.out_width
         self.experts = nn.ModuleList(Mlp(width, hidden, options) for _ in range(experts))
-        self.gates = nn.ModuleList(Gate(width, experts, options) for _ in range(outputs))
-        self.towers = TaskTowers(hidden[-1], task_hidden, outputs, options)
+        self.gates = nn.ModuleList(Gate(width, experts, options) for _ in range(options.outputs))
+        self.towers = TaskTowers(hidden[-1], task_hidden, options)
 
     def forward(self, dense_BI: torch.Tensor, embeddings: dict[str, torch.Tensor]) -> torch.Tensor:
         """Logits (B, T) of dense columns (B, I) and pooled embeddings (B, dim of the feature)."""

@@ -33,15 +33,17 @@ class Ple(nn.Module):
         hidden: Sequence[int],
         task_hidden: Sequence[int],
         options: HiddenOptions,
-        outputs: int = 1,
     ) -> None:
         super().__init__()
         self.joined = Concat(num_dense, features)
-        widths, counts = [self.joined.out_width, *[hidden[-1]] * levels], [task_experts] * outputs + [shared_experts]
+        widths, counts = (
+            [self.joined.out_width, *[hidden[-1]] * levels],
+            [task_experts] * options.outputs + [shared_experts],
+        )
         self.levels = nn.ModuleList(
             Level(width, hidden, counts, options, shares=k < levels - 1) for k, width in enumerate(widths[:-1])
         )
-        self.towers = TaskTowers(hidden[-1], task_hidden, outputs, options)
+        self.towers = TaskTowers(hidden[-1], task_hidden, options)
 
     def forward(self, dense_BI: torch.Tensor, embeddings: dict[str, torch.Tensor]) -> torch.Tensor:
         """Logits (B, T) of dense columns (B, I) and pooled embeddings (B, dim of the feature)."""

@@ -15,10 +15,10 @@ from shardkeep.workers.models.layers.hidden import HiddenOptions, Mlp
 class TaskTowers(nn.Module):
     """An MLP and a linear layer for each label, each on an input of its own."""
 
-    def __init__(self, inputs: int, hidden: Sequence[int], outputs: int, options: HiddenOptions) -> None:
+    def __init__(self, inputs: int, hidden: Sequence[int], options: HiddenOptions) -> None:
         super().__init__()
-        self.hidden = nn.ModuleList(Mlp(inputs, hidden, options) for _ in range(outputs))
-        self.logits = nn.ModuleList(options.linear([inputs, *hidden][-1], 1) for _ in range(outputs))
+        self.hidden = nn.ModuleList(Mlp(inputs, hidden, options) for _ in range(options.outputs))
+        self.logits = nn.ModuleList(options.linear([inputs, *hidden][-1], 1) for _ in range(options.outputs))
 
     def forward(self, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
         """Logits (B, T) of T tensors (B, H)."""
