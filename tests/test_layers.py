@@ -45,7 +45,7 @@ FOLDERS = (  # of the package, lowest first
     "ps/server/journal", "ps/server/table/optimizers/kernels", "ps/server/table", "ps/checkpoints",
     "ps/server/snapshot", "ps/server", "ps/client",
     "workers/collectives", "workers/timing", "workers/dense", "workers/metrics",
-    "workers/models/layers", "workers/models",
+    "workers/models/layers", "workers/models/tasks", "workers/models",
     "workers/data", "workers/data/conversion", "workers/data/cache", "workers/data/sources", "workers/embeddings",
     "workers/checkpoint",
     "workers/reporting", "workers/evaluation",

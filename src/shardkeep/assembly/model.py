@@ -13,11 +13,12 @@ from shardkeep.config import JobConfig
 from shardkeep.ps.config import TableSpec
 from shardkeep.workers.data.samples import Data
 from shardkeep.workers.data.schema import Schema
+from shardkeep.workers.dense.loss import Objective
 from shardkeep.workers.dense.scorer import Scorer
 from shardkeep.workers.dense.tower import Tower
 from shardkeep.workers.embeddings.layer import Embeddings
 from shardkeep.workers.model_config import MODELS
-from shardkeep.workers.models.registry import build_model, row_dim, start_at
+from shardkeep.workers.models.registry import build_model, row_dim, start_at, start_values
 from shardkeep.workers.timing.clock import Stopwatch
 
 _SEEDING = threading.Lock()  # torch's generator is the process's; workers may be threads of one
@@ -42,7 +43,9 @@ def build_dense_model(config: JobConfig, schema: Schema, embeddings: Embeddings)
         num_dense=schema.num_dense,
         features=embeddings.feature_dims,
         default_dim=config.table("default").dim,
+        labels=schema.labels,
         import_from=Path(config.data.root),
+        names_labels=bool(schema.tasks),
     )
 
 
@@ -59,16 +62,20 @@ def build_scorer(
 def build_tower(
     config: JobConfig, data: Data, embeddings: Embeddings, device: torch.device, watch: Stopwatch | None = None
 ) -> Tower:
-    """The dense model, alone until it joins a generation. Of labels that are numbers, ours begins at their mean."""
+    """The dense model, alone until it joins a generation. Ours begins at the mean of a label that is a number, and at
+    those of several labels."""
+    schema = data.train.schema
     with _SEEDING, torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
-        model = build_dense_model(config, data.train.schema, embeddings)
-    if config.train.loss.of_numbers and config.model.name in MODELS and len(data.label_means) == 1:
-        start_at(model, data.label_means[0])
+        model = build_dense_model(config, schema, embeddings)
+    if config.model.name in MODELS and schema.tasks:
+        start_at(model, start_values(schema.tasks, data.conditional_means))
+    elif config.train.loss.of_numbers and config.model.name in MODELS and len(schema.labels) == 1:
+        start_at(model, data.label_means)
     return Tower(
         model,
         config=config.tower,
-        train=config.train,
+        objective=Objective.of(config.train, schema.tasks),
         compression=config.compression.tower,
         device=device,
         sync=config.consistency.mode == "sync",

@@ -55,9 +55,9 @@ def test_a_model_gives_one_logit_a_sample_and_gradients_reach_all_parameters_and
 @every("num_dense", [5, 0], ids=["dense", "no dense"])
 def test_a_model_that_starts_at_a_mean_adds_it_to_every_output(name, num_dense):
     model, (dense, leaves) = made(name, num_dense=num_dense).eval(), inputs(num_dense=num_dense, name=name)
-    start_at(model, 0.0)
+    start_at(model, [0.0])
     before = model(dense, leaves)
-    start_at(model, 2.5)
+    start_at(model, [2.5])
     torch.testing.assert_close(model(dense, leaves), before + 2.5)
 
 

@@ -9,6 +9,7 @@ from shardkeep.page.warnings.learning import (
     not_finite,
     rising_loss,
     stuck_loss,
+    too_good,
     worse_than_guessing,
 )
 from shardkeep.page.warnings.processes import failed, memory, no_step, old_checkpoint, recovering, restarts, silent
@@ -24,7 +25,7 @@ def told(sight: Sight) -> list[Warning]:
 
 CHECKS: tuple[Check, ...] = (
     failed, recovering, no_step, not_finite, rising_loss, worse_than_guessing, exploded_loss, guessing, slow_worker,
-    waits, waits_for_samples, slower, memory, silent, restarts, old_checkpoint, falling_auc, stuck_loss, told,
+    waits, waits_for_samples, slower, memory, silent, restarts, old_checkpoint, falling_auc, too_good, stuck_loss, told,
 )  # fmt: skip
 _ORDER: dict[Level, int] = {"bad": 0, "warn": 1, "note": 2}
 

@@ -8,11 +8,13 @@ from itertools import pairwise
 from statistics import fmean, median, pvariance
 
 from shardkeep.page.warnings.warning import Sight, Warning
+from shardkeep.view.screen import metric_name
 
 STUCK_STEPS = 500
 RISE, NOISE = 0.05, 4
 """A loss rises if it grows by this share of its lowest mean, and by so many times what it differs between records."""
 AUC_DROP = 0.002
+AUC_LEAK = 0.9999
 AUC_GUESSING = 0.52
 """A model with a lower AUC does not rank better than chance."""
 CONSTANT_LOSS = math.log(2)
@@ -72,7 +74,9 @@ def worse_than_guessing(sight: Sight) -> list[Warning]:
 
 
 def loss_of(sight: Sight) -> str:
-    """The name of the loss function."""
+    """The name of the loss function; "" = several labels have their own."""
+    if (sight.config.get("data") or {}).get("labels"):
+        return ""
     return str(((sight.config.get("train") or {}).get("loss") or {}).get("name") or "")
 
 
@@ -87,25 +91,44 @@ def exploded_loss(sight: Sight) -> list[Warning]:
     if peak <= EXPLODED * CONSTANT_LOSS:
         return []
     text = f"the loss was {peak:,.1f} at step {step:,}; a constant prediction of 0.5 has 0.693"
-    if any(auc >= AUC_GUESSING for _, auc in aucs_of(sight)[-1:]):
+    if any(auc >= AUC_GUESSING for key in auc_keys(sight) for _, auc in aucs_of(sight, key)[-1:]):
         return [Warning("note", text, "It has fallen since. The learning rate is too high for the first steps: set "
                         "warmup_steps.", "convergence")]  # fmt: skip
     return [Warning("bad", text, "The learning rate is probably too high. Lower it and start again: dead units do not "
                     "recover.", "convergence")]  # fmt: skip
 
 
-def aucs_of(sight: Sight) -> list[tuple[int, float]]:
-    """Step and AUC of each evaluation."""
-    found = [(r.step, r.metrics.get("auc")) for r in sight.records.evaluations]
+def aucs_of(sight: Sight, key: str = "auc") -> list[tuple[int, float]]:
+    """Step and AUC of each evaluation. `key`: `auc/LABEL` of one of several labels."""
+    found = [(r.step, r.metrics.get(key)) for r in sight.records.evaluations]
     return [(int(step or 0), auc) for step, auc in found if auc is not None]
+
+
+def auc_keys(sight: Sight) -> list[str]:
+    """`auc`, or `auc/LABEL` of each label."""
+    keys = (key for record in sight.records.evaluations for key in record.metrics)
+    return list(dict.fromkeys(key for key in keys if key.partition("/")[0] == "auc"))
+
+
+def too_good(sight: Sight) -> list[Warning]:
+    """An AUC that only a feature made of the label gives."""
+    aucs = {key: aucs_of(sight, key)[-1:] for key in auc_keys(sight)}
+    return [
+        Warning("warn", f"{metric_name(key)} is {auc:.5f}",
+                "A label is probably among the features, or a feature is known only after it.", "convergence")
+        for key, found in aucs.items() for _, auc in found if auc > AUC_LEAK
+    ]  # fmt: skip
 
 
 def guessing(sight: Sight) -> list[Warning]:
     """An AUC of chance, twice in a row."""
-    aucs = aucs_of(sight)
+    return [found for key in auc_keys(sight) for found in _guessing(aucs_of(sight, key), metric_name(key))]
+
+
+def _guessing(aucs: Sequence[tuple[int, float]], name: str) -> list[Warning]:
     if len(aucs) < 2 or max(auc for _, auc in aucs[-2:]) >= AUC_GUESSING or aucs[-1][0] < 100:
         return []
-    text = f"after {aucs[-1][0]:,} steps AUC is {aucs[-1][1]:.4f}: the model guesses"
+    text = f"after {aucs[-1][0]:,} steps {name} is {aucs[-1][1]:.4f}: the model guesses"
     return [Warning("bad", text, "The learning rate is far too high or too low, or labels and features do not match.",
                     "convergence")]  # fmt: skip
 
@@ -136,13 +159,18 @@ def _moved(one: Sequence[float], other: Sequence[float]) -> bool:
 
 def falling_auc(sight: Sight) -> list[Warning]:
     """An AUC below the best one of two evaluations or more ago: overfitting, if the training loss falls meanwhile."""
-    aucs = aucs_of(sight)
+    return [found for key in auc_keys(sight) for found in _falling(sight, key)]
+
+
+def _falling(sight: Sight, key: str) -> list[Warning]:
+    aucs = aucs_of(sight, key)
     if len(aucs) < 3:
         return []
     best = max(range(len(aucs)), key=lambda at: aucs[at][1])
     if best > len(aucs) - 3 or aucs[best][1] - aucs[-1][1] < AUC_DROP:
         return []
-    text = f"AUC falls: {aucs[best][1]:.4f} at step {aucs[best][0]:,}, {aucs[-1][1]:.4f} at step {aucs[-1][0]:,}"
+    (before, most), (now, last) = aucs[best], aucs[-1]
+    text = f"{metric_name(key)} falls: {most:.4f} at step {before:,}, {last:.4f} at step {now:,}"
     remedy = "Stop earlier" if sight.loop else "Set train.early_stopping"
     advice = f"The model overfits, or the learning rate is too high. {remedy}."
     losses = [(row[1] or 0, loss) for row in sight.records.training.rows if (loss := row[3]) is not None]
