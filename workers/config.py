@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -10,6 +11,7 @@ from shardkeep.base.config.schedule import ScheduleConfig
 from shardkeep.base.plugging.plugs import Plug, by_name
 from shardkeep.base.settings import DAY_S, MOST_STEPS, FilePath, Named, Settings
 from shardkeep.workers.data_config import ColumnName
+from shardkeep.workers.label_config import LOSSES as LOSSES, LossConfig as LossConfig
 
 _MOST_SAMPLES = 100_000_000
 """Of one batch."""
@@ -60,34 +62,6 @@ class TowerConfig(Settings):
     AVX-512, which MKL does not use."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device of the dense model; auto = CUDA if a host has a device for each of its workers."""
-
-
-LOSSES: dict[str, Plug[tuple[str, ...], Any]] = by_name(
-    Plug("bce", (), "shardkeep.workers.dense.loss:bce"),
-    Plug("mse", (), "shardkeep.workers.dense.loss:mse"),
-    Plug("huber", ("delta",), "shardkeep.workers.dense.loss:huber"),
-)
-"""The `config` of a loss: the settings that its function takes."""
-
-
-class LossConfig(Named):
-    """What training minimizes: the mean over the samples of a step."""
-
-    name: Literal["bce", "mse", "huber"] = "bce"
-    """bce = binary cross-entropy of labels 0 and 1; mse = squared error and huber, of labels that are numbers."""
-    delta: float | None = Field(None, gt=0.0, le=1e30)
-    """huber: errors above it count linearly; default 1."""
-
-    @property
-    def of_numbers(self) -> bool:
-        """Whether the model's output is the value itself, not a logit."""
-        return self.name != "bce"
-
-    @model_validator(mode="after")
-    def _delta_is_of_huber(self) -> LossConfig:
-        if self.delta is not None and "delta" not in LOSSES[self.name].config:
-            raise ValueError(f"delta: has no effect with name: {self.name}; allowed with huber")
-        return self
 
 
 METRIC_SIGNS = {
@@ -178,6 +152,12 @@ METRICS: dict[str, Plug[bool, Any]] = by_name(
 BASELINE = "baseline_"
 """Before the name of an error: that of the constant mean of the training labels."""
 DEFAULT_METRICS = ("auc", "logloss", "normalized_entropy", "calibration")
+
+
+def asked_of(metrics: Sequence[str], *, numbers: bool) -> tuple[str, ...]:
+    """The metrics of one of several labels: those of its kind among `metrics`, or the defaults of its kind."""
+    own = tuple(name for name in metrics if not numbers or not METRICS[name].config)
+    return own or (NUMBER_METRICS if numbers else DEFAULT_METRICS)
 
 
 class EvalConfig(Settings):

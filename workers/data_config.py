@@ -11,6 +11,14 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 from shardkeep.base.errors import ConfigError
 from shardkeep.base.plugging.plugs import Plug, by_name
 from shardkeep.base.settings import MOST_STEPS, DataPath, FilePath, Settings, bare, own_code
+from shardkeep.workers.label_config import (
+    ColumnName as ColumnName,
+    LabelColumn as LabelColumn,
+    TaskColumn as TaskColumn,
+    Texts,
+    Threshold as Threshold,
+    check_labels,
+)
 
 Scaling = Literal["none", "standard", "log", "log_standard"]
 _SOURCES = "shardkeep.workers.data.sources"
@@ -33,14 +41,6 @@ _MOST_COLUMNS = 100_000
 
 def _listed(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
-
-
-def _texts(value: Any) -> Any:
-    if isinstance(value, bool) or (isinstance(value, list) and any(isinstance(v, bool) for v in value)):
-        raise ValueError('a bare true or false is a truth value in YAML; put the text in quotes: ["true"]')
-    if isinstance(value, list):
-        return [str(v) if isinstance(v, int | float) else v for v in value]
-    return [str(value)] if isinstance(value, str | int | float) else value
 
 
 def _delimiter(value: Any) -> Any:
@@ -67,10 +67,6 @@ Mark = Annotated[str | None, BeforeValidator(_mark)]
 """A character that means something in a CSV; None = none does."""
 Paths = Annotated[list[DataPath], BeforeValidator(_listed, json_schema_input_type=str | list[str])]
 """One name needs no list."""
-Texts = Annotated[list[str], BeforeValidator(_texts)]  # YAML reads 4 as a number; a file holds texts
-
-
-ColumnName = Annotated[str, Field(min_length=1)]
 
 
 class DenseColumn(Settings):
@@ -123,47 +119,6 @@ class SparseColumn(Settings):
             )
         if (self.pooling == "weighted") != (self.weights is not None):
             raise ValueError("pooling: weighted and weights: COLUMN go together; one is missing")
-        return self
-
-
-class Threshold(Settings):
-    """Numbers above one bound, below another, or both."""
-
-    above: float | None = None
-    """Numbers above this mean 1."""
-    below: float | None = None
-    """Numbers below this mean 1."""
-
-    @model_validator(mode="after")
-    def _has_a_bound(self) -> Threshold:
-        if self.above is None and self.below is None:
-            raise ValueError("allowed: above, below, or both")
-        if self.above is not None and self.below is not None and self.above >= self.below:
-            raise ValueError(f"no number is above {self.above:g} and below {self.below:g}")
-        return self
-
-
-def _positive(value: Any) -> Any:
-    return value if isinstance(value, dict | Threshold) else _texts(value)
-
-
-class LabelColumn(Settings):
-    """The label: 0 or 1, or a number."""
-
-    column: ColumnName
-    """Name of the column."""
-    positive: Annotated[list[str] | Threshold | None, BeforeValidator(_positive)] = None
-    """Values that mean 1, compared as numbers where all of them are; or {above: NUMBER}, {below: NUMBER}. Every other
-    value means 0. Left out = the column holds 0 and 1, or true and false."""
-    missing: Literal["error", "skip"] = "error"
-    """What to do with rows without a label: error, or skip = leave them out."""
-    kind: Literal["class", "number"] = "class"
-    """class = 0 or 1; number = any number, for train.loss: mse or huber, which sets it."""
-
-    @model_validator(mode="after")
-    def _numbers_have_no_positive_ones(self) -> LabelColumn:
-        if self.kind == "number" and self.positive is not None:
-            raise ValueError("positive: has no effect with kind: number; leave one of them out")
         return self
 
 
@@ -281,6 +236,8 @@ class DataConfig(Settings):
     """Values that mean a missing value: texts, after stripping spaces, and numbers."""
     label: Annotated[LabelColumn, bare("column")] | None = None
     """The column to predict; criteo and synthetic have their own."""
+    labels: list[Annotated[TaskColumn, bare("column")]] = Field(default_factory=list)
+    """Several columns to predict, in place of `label`; csv and parquet."""
     weight: ColumnName | None = None
     """Column of numbers from 0 on: each multiplies the loss of its sample in training, and its sample's part in all
     metrics; csv and parquet."""
@@ -335,6 +292,23 @@ class DataConfig(Settings):
             else (f"the suffixes of {' and '.join(by_suffix.values())} say different ones")
         )
         raise ValueError(f"source: is missing, and {why}; allowed: {', '.join(FILE_SOURCES)} or module:function")
+
+    @field_validator("labels")
+    @classmethod
+    def _labels_fit(cls, labels: list[TaskColumn]) -> list[TaskColumn]:
+        check_labels(labels)
+        return labels
+
+    @model_validator(mode="after")
+    def _labels_are_in_one_place(self) -> DataConfig:
+        if self.label is not None and self.labels:
+            raise ValueError("label and labels: are both there; leave one of them out")
+        return self
+
+    @property
+    def targets(self) -> tuple[LabelColumn | TaskColumn, ...]:
+        """The label, or all of several; () = the source has its own."""
+        return tuple(self.labels) if self.label is None else (self.label,)
 
     @field_validator("source")
     @classmethod

@@ -237,6 +237,37 @@ class FinalMlpConfig(_Normed):
     """Gates on the streams' inputs."""
 
 
+class _Tasks(_Normed):
+    """A model of several labels that share experts."""
+
+    hidden: Annotated[Widths, Field(min_length=1)] = Field([512, 256])
+    """Widths of each expert's layers."""
+    task_hidden: Widths = Field([64])
+    """Widths of the hidden layers of each label, before its logit."""
+
+
+class MmoeConfig(_Tasks):
+    """MMoE."""
+
+    code = "tasks.mmoe:Mmoe"
+    name: Annotated[Literal["mmoe"], _NAME] = "mmoe"
+    experts: int = Field(8, ge=1, le=256)
+    """Experts, which all labels share."""
+
+
+class PleConfig(_Tasks):
+    """PLE."""
+
+    code = "tasks.ple:Ple"
+    name: Annotated[Literal["ple"], _NAME] = "ple"
+    levels: int = Field(2, ge=1, le=16)
+    """Levels of experts; 1 = CGC."""
+    shared_experts: int = Field(2, ge=1, le=256)
+    """Experts of each level that all labels share."""
+    task_experts: int = Field(2, ge=1, le=256)
+    """Experts of each level for each label."""
+
+
 class OwnModelConfig(ModelSettings):
     """A class of your own."""
 
@@ -275,7 +306,7 @@ def _name(model: type[ModelSettings]) -> str:
 
 ModelConfig = Annotated[
     LrConfig | FmConfig | DnnConfig | DinConfig | BstConfig | WideDeepConfig | DeepFmConfig | XDeepFmConfig | DlrmConfig
-    | DcnV2Config | AutoIntConfig | FiBiNetConfig | MaskNetConfig | FinalMlpConfig | OwnModelConfig,
+    | DcnV2Config | AutoIntConfig | FiBiNetConfig | MaskNetConfig | FinalMlpConfig | MmoeConfig | PleConfig | OwnModelConfig,
     _ByName(), bare("name"),
 ]  # fmt: skip
 KINDS: tuple[type[ModelSettings], ...] = get_args(get_args(ModelConfig)[0])
@@ -287,6 +318,8 @@ def _plug(config: type[ModelSettings]) -> Plug[type[ModelSettings], Any]:
     return Plug(name, config, f"shardkeep.workers.models.{code}", config.kernels)
 
 
+ONE_LABEL = ("lr", "fm")
+"""Models without a last layer, which predict one label."""
 MODELS = by_name(*map(_plug, KINDS[:-1]))
 """The stock models: the settings of each, and its class."""
 

@@ -207,7 +207,7 @@ class TrainingRun:
             collective=collective,
             max_samples=config.max_samples,
             best_auc=data.best_auc,
-            asked=MetricSettings.by(config, train.loss, data.label_means if train.loss.of_numbers else ()),
+            asked=MetricSettings.by(config, train.loss, data.means_of_numbers(train.loss), data.train.schema.tasks),
         )
         return Evaluations(
             evaluator=evaluator,

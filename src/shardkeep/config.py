@@ -48,6 +48,7 @@ from shardkeep.ps.server.table.policies.config import AdmitConfig as AdmitConfig
 from shardkeep.web_config import WebConfig as WebConfig
 from shardkeep.workers.config import (
     CLASS_METRICS,
+    METRIC_SIGNS,
     NUMBER_METRICS,
     CheckpointConfig as CheckpointConfig,
     EvalConfig as EvalConfig,
@@ -55,10 +56,12 @@ from shardkeep.workers.config import (
     TowerConfig as TowerConfig,
     TowerOptimizerConfig as TowerOptimizerConfig,
     TrainConfig as TrainConfig,
+    asked_of,
 )
 from shardkeep.workers.data.schema import Schema, check_shared_tables
-from shardkeep.workers.data_config import FILE_SOURCES, DataConfig as DataConfig
-from shardkeep.workers.model_config import MODELS, DlrmConfig, ModelConfig as ModelConfig, keys_of
+from shardkeep.workers.data_config import FILE_SOURCES, DataConfig as DataConfig, TaskColumn
+from shardkeep.workers.label_config import LossConfig
+from shardkeep.workers.model_config import MODELS, ONE_LABEL, DlrmConfig, ModelConfig as ModelConfig, keys_of
 
 _log = EventLog("config")
 TableName = Annotated[str, Field(min_length=1, max_length=200)]
@@ -199,6 +202,9 @@ class JobConfig(Settings):
 
     @model_validator(mode="after")
     def _the_loss_is_of_the_labels(self) -> JobConfig:
+        if self.data.labels:
+            check_labels(self.data.labels, self.train, self.eval)
+            return self
         loss, label = self.train.loss, self.data.label
         if label is not None and label.kind == "number" and not loss.of_numbers:
             raise ValueError("data.label.kind: number with train.loss: bce, whose labels are 0 and 1; allowed: class")
@@ -211,6 +217,13 @@ class JobConfig(Settings):
         for key, watched in (("early_stopping", self.train.early_stopping), ("plateau", self.train.plateau)):
             if watched is not None and watched.metric.partition("/")[0] not in asked:
                 raise ValueError(f"train.{key}.metric: {watched.metric} is not evaluated; allowed: {', '.join(asked)}")
+        return self
+
+    @model_validator(mode="after")
+    def _several_labels_need_several_outputs(self) -> JobConfig:
+        if self.data.labels and self.model.name in ONE_LABEL:
+            allowed = ", ".join(name for name in MODELS if name not in ONE_LABEL)
+            raise ValueError(f"model.name: {self.model.name} predicts one label; allowed with data.labels: {allowed}")
         return self
 
     @model_validator(mode="after")
@@ -264,6 +277,13 @@ class JobConfig(Settings):
                 "one weight; leave it out or set 1"
             )
         return self
+
+    @property
+    def evaluated(self) -> list[str]:
+        """Keys of the metrics of an evaluation: METRIC, or METRIC/LABEL where the config lists several labels."""
+        if not self.data.labels:
+            return list(self.eval.asked(self.train.loss))
+        return evaluated_of(self.data.labels, self.eval)
 
     @property
     def own_modules(self) -> bool:
@@ -349,6 +369,28 @@ def check_decay(tables: Iterable[TableSpec], push: PushConfig) -> None:
                 f"tables.{table.name}.optimizer.weight_decay_on: table with {key}: {keep:g}, which sends gradients "
                 "later or never; allowed: touched, or no selection"
             )
+
+
+def evaluated_of(labels: Sequence[TaskColumn], evaluation: EvalConfig) -> list[str]:
+    """Keys of the metrics of several labels."""
+    own = {each.column: asked_of(evaluation.metrics or (), numbers=each.objective.of_numbers) for each in labels}
+    return [f"{metric}/{name}" for name, metrics in own.items() for metric in metrics]
+
+
+def check_labels(labels: Sequence[TaskColumn], train: TrainConfig, evaluation: EvalConfig) -> None:
+    """Raises ValueError where a loss, a metric or a watched metric does not go with several labels."""
+    if train.loss != LossConfig():
+        raise ValueError(f"train.loss: {train.loss.name} with data.labels, whose labels have losses of their own")
+    of_numbers = [label.objective.of_numbers for label in labels]
+    wrong = [name for name in evaluation.metrics or () if name in CLASS_METRICS]
+    if all(of_numbers) and wrong:
+        raise ValueError(f"eval.metrics: {wrong[0]} needs labels of 0 and 1; allowed: {', '.join(NUMBER_METRICS)}")
+    asked = evaluated_of(labels, evaluation)
+    for key, watched in (("early_stopping", train.early_stopping), ("plateau", train.plateau)):
+        if watched is not None and watched.metric not in asked:
+            same = [each for each in asked if each.partition("/")[0] == watched.metric.partition("/")[0]]
+            allowed = ", ".join(same or [each for each in asked if each.partition("/")[0] in METRIC_SIGNS])
+            raise ValueError(f"train.{key}.metric: {watched.metric} is not evaluated; allowed: {allowed}")
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> JobConfig:

@@ -221,7 +221,7 @@ def check_forms(table: LogicalTable, trained: Trained, reference: Batch, folder:
 
 def check_requests(table: LogicalTable, trained: Trained, reference: Batch, choose: forms.Choose) -> int:
     refused = 0
-    signature = Signature(trained.inputs, ["label"])
+    signature = Signature(trained.inputs, ["score"])
     conversion = Conversion(trained.inputs)
     for _ in range(2):
         written = forms.request_columns(table, choose, trained.separators, trained.inputs.fitted.kinds)

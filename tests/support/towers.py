@@ -11,6 +11,7 @@ from torch import nn
 
 from shardkeep.workers.collectives.collective import Collective
 from shardkeep.workers.config import TowerConfig, TrainConfig
+from shardkeep.workers.dense.loss import Objective
 from shardkeep.workers.dense.state import broadcast
 from shardkeep.workers.dense.tower import Tower
 from shardkeep.workers.model_config import ModelConfig
@@ -37,11 +38,12 @@ def tower_of(
     *, model: nn.Module | None = None, collective: Collective | None = None, config: Any = None, **others: Any
 ) -> Tower:
     settings = {"compile": "off", "amp": "off", **(config or {})}
+    tasks = others.pop("tasks", ())
     train = {key: others.pop(key) for key in ("batch_size", "clip_norm", "loss") if key in others}
     tower = Tower(
         model or seeded_model(),
         config=TowerConfig(**settings),
-        train=TrainConfig(**({"batch_size": 8} | train)),
+        objective=Objective.of(TrainConfig(**({"batch_size": 8} | train)), tasks),
         **({"device": CPU, "sync": True} | others),
     )
     if collective is not None:

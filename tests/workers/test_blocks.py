@@ -15,6 +15,7 @@ from shardkeep.workers.config import TowerConfig, TrainConfig
 from shardkeep.workers.data.batch import Batch, Ragged
 from shardkeep.workers.data.schema import Feature, Schema
 from shardkeep.workers.dense import onednn
+from shardkeep.workers.dense.loss import Objective
 from shardkeep.workers.dense.tower import Tower
 from shardkeep.workers.embeddings.layer import Embeddings
 from shardkeep.workers.model_config import MODELS, keys_of
@@ -38,7 +39,7 @@ def scorer(model: str, *, size: int, linear: str = "torch") -> tuple[BlockScorer
         config=TowerConfig.model_validate({"amp": "off", "compile": "off", "linear": linear}),
         device=torch.device("cpu"),
         sync=False,
-        train=TrainConfig(batch_size=size),
+        objective=Objective.of(TrainConfig(batch_size=size)),
     )
     return BlockScorer(embeddings, tower, size), embeddings
 

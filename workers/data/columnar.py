@@ -44,9 +44,10 @@ class Lists:
 
 @dataclass(frozen=True)
 class DecodedRows:
-    """Decoded rows. dense_NI: float32, nan = missing; single_NF: int64, row-major; label_N: uint8 or float32; weight_N:
-    float32, None = all 1; time_N: float64, None = no order but the rows' own; numbers: of each column of numbers beside
-    the ids of a sequence, float32 (V,), nan = missing, and how many each row has."""
+    """Decoded rows. dense_NI: float32, nan = missing; single_NF: int64, row-major; label_N: uint8 or float32, of
+    several labels float32 (N, T), nan = the row has no such label; weight_N: float32, None = all 1; time_N: float64,
+    None = no order but the rows' own; numbers: of each column of numbers beside the ids of a sequence, float32 (V,),
+    nan = missing, and how many each row has."""
 
     label_N: NDArray[np.uint8] | NDArray[np.float32]
     dense_NI: Floats
@@ -109,12 +110,13 @@ class ColumnarWriter:
 
 
 def _record_batch(rows: DecodedRows) -> pa.RecordBatch:
-    columns: dict[str, pa.Array] = {"label": pa.array(rows.label_N)}
+    columns: dict[str, pa.Array] = {"label": pa.array(rows.label_N)} if rows.label_N.ndim == 1 else {}
     if rows.weight_N is not None:
         columns["weight"] = pa.array(rows.weight_N)
     if rows.time_N is not None:
         columns["time"] = pa.array(rows.time_N)
-    for name, matrix in (("dense", rows.dense_NI), ("single", rows.single_NF)):
+    labels: dict[str, NDArray[Any]] = {} if columns else {"labels": rows.label_N}
+    for name, matrix in (labels | {"dense": rows.dense_NI, "single": rows.single_NF}).items():
         if matrix.shape[1]:
             flat = pa.array(np.ascontiguousarray(matrix).reshape(-1))
             columns[name] = pa.FixedSizeListArray.from_arrays(flat, matrix.shape[1])
@@ -193,7 +195,7 @@ class ColumnarDataset:
         rows_B = np.ascontiguousarray(rows_B, np.int64)
         if len(rows_B) and not 0 <= rows_B.min() <= rows_B.max() < self._num_samples:
             raise IndexError(f"a row is outside [0, {self._num_samples})")
-        label_B = self._gather_scalars("label", self._labels, rows_B)
+        label_BT = self._gather_labels(rows_B)
         weight_B = self._gather_scalars("weight", self._floats, rows_B) if "weight" in self._starts else None
         single = self._gather_single(rows_B)
         ids = {
@@ -203,7 +205,7 @@ class ColumnarDataset:
         numbers: dict[str, Floats] = {}
         for group in self._schema.sequences:
             self._gather_sequence(group, rows_B, ids, numbers)
-        return Batch(self._gather_dense(rows_B), ids, label_B[:, None], weight_B, numbers)
+        return Batch(self._gather_dense(rows_B), ids, label_BT, weight_B, numbers)
 
     def times(self) -> Float64s:
         """The time of each sample, float64 (len,), a fresh array. Raises KeyError where none was written."""
@@ -221,6 +223,15 @@ class ColumnarDataset:
             cut, empty = counts / self._num_samples
             told += f"; {group.name}: {cut:.1%} of the histories are cut to {group.max_length}, {empty:.1%} are empty"
         return told
+
+    def _gather_labels(self, rows_B: Ints) -> Floats:
+        if not self._schema.tasks:
+            return self._gather_scalars("label", self._labels, rows_B)[:, None]
+        num_labels = len(self._schema.labels)
+        nan_T, zero_T, one_T = (np.full(num_labels, value, np.float32) for value in (np.nan, 0.0, 1.0))
+        label_BT = np.empty((len(rows_B), num_labels), np.float32)
+        gather_dense(self._floats, self._starts["labels"], rows_B, nan_T, zero_T, one_T, label_BT)
+        return label_BT
 
     def _gather_scalars(self, name: str, values: NDArray[Any], rows_B: Ints) -> Floats:
         out_B = np.empty(len(rows_B), np.float32)
@@ -276,6 +287,8 @@ class ColumnarDataset:
 
     def _check(self, batch: pa.RecordBatch) -> None:
         expected = {"label": pa.float32() if self._labels is self._floats else pa.uint8()}
+        if self._schema.tasks:
+            expected = {"labels": pa.list_(pa.float32(), len(self._schema.labels))}
         optional = {"weight": pa.float32(), "time": pa.float64()}
         optional |= {f"weights:{name}": pa.list_(pa.float32()) for name in self._lists}
         expected |= {name: kind for name, kind in optional.items() if name in batch.schema.names}

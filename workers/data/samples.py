@@ -16,9 +16,11 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from shardkeep.base.arrays import Bools, Float64s, Floats
 from shardkeep.base.errors import DataError
 from shardkeep.workers.data.batch import Batch
 from shardkeep.workers.data.schema import Schema
+from shardkeep.workers.label_config import LossConfig
 
 MEAN_SAMPLES = 1 << 18
 LARGEST_RMS = 10.0
@@ -92,11 +94,35 @@ class Data:
 
     @cached_property
     def label_means(self) -> tuple[float, ...]:
-        """The mean of each training label by the samples' weights. Reads up to `MEAN_SAMPLES`, spread over all."""
+        """The mean of each training label by the samples' weights, over those that have the label."""
+        labels_NT, weights_N = self._labels
+        if not np.isnan(labels_NT).any():
+            return tuple(np.average(labels_NT, axis=0, weights=weights_N).tolist())
+        return tuple(_mean(label_N, weights_N, ~np.isnan(label_N)) for label_N in labels_NT.T)
+
+    def means_of_numbers(self, loss: LossConfig) -> tuple[float, ...]:
+        """`label_means` where a label is a number by its loss, or by that of the job; else ()."""
+        losses = [task.objective for task in self.train.schema.tasks] or [loss]
+        return self.label_means if any(each.of_numbers for each in losses) else ()
+
+    @cached_property
+    def conditional_means(self) -> tuple[float, ...]:
+        """As `label_means`; of a label `after` another one over the samples where that one is 1."""
+        labels_NT, weights_N = self._labels
+        means, names = list(self.label_means), self.train.schema.labels
+        for t, task in enumerate(self.train.schema.tasks):
+            if task.after is not None:
+                before_N = labels_NT[:, names.index(task.after)] == 1.0
+                means[t] = _mean(labels_NT[:, t], weights_N, before_N & ~np.isnan(labels_NT[:, t]))
+        return tuple(means)
+
+    @cached_property
+    def _labels(self) -> tuple[Float64s, Floats | None]:
+        """Labels (N, T) and weights of up to `MEAN_SAMPLES` training samples, spread over all."""
         rows_N = np.linspace(0, len(self.train) - 1, min(len(self.train), MEAN_SAMPLES)).astype(np.int64)
         batch = gathered(self.train, rows_N)
         weights_N = batch.weight_B if batch.weight_B is not None and batch.weight_B.any() else None
-        return tuple(np.average(batch.label_BT.astype(np.float64), axis=0, weights=weights_N).tolist())
+        return batch.label_BT.astype(np.float64), weights_N
 
     def describe(self) -> str:
         """One line: how many samples, columns and features, and where from."""
@@ -105,6 +131,12 @@ class Data:
         columns = f"{_counted(schema.num_dense, 'dense column')}, {_counted(len(schema.features), 'feature')}"
         columns += f", {_counted(len(schema.sequences), 'sequence')}" if schema.sequences else ""
         return f"{len(self.train):,} samples{held}; {columns}; {self.source}"
+
+
+def _mean(label_N: Float64s, weights_N: Floats | None, own_N: Bools) -> float:
+    """The mean of the samples `own_N`; 0 where there are none, or all weigh nothing."""
+    weight_N = own_N if weights_N is None else weights_N * own_N
+    return float(np.average(label_N[own_N], weights=weight_N[own_N])) if weight_N.any() else 0.0
 
 
 def _counted(count: int, noun: str) -> str:
@@ -127,6 +159,7 @@ def content_fingerprint(schema: Schema, checksums: Sequence[str], transform: Map
         "sparse": [f.name for f in schema.features],
         "transform": transform,
     }
+    common |= {"labels": schema.labels} if schema.tasks else {}
     if schema.sequences:
         kept = [[g.name, [c.name for c in g.ids], g.numbers, g.max_length, g.newest] for g in schema.sequences]
         common["sequences"] = kept

@@ -11,7 +11,14 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from shardkeep.base.errors import ConfigError
-from shardkeep.workers.data_config import DenseColumn, LabelColumn, SequenceConfig, SequenceNumber, SparseColumn
+from shardkeep.workers.data_config import (
+    DenseColumn,
+    LabelColumn,
+    SequenceConfig,
+    SequenceNumber,
+    SparseColumn,
+    TaskColumn,
+)
 
 Pooling = Literal["sum", "mean", "max", "weighted", "none"]
 """`none`: a row for each id, of a sequence."""
@@ -48,12 +55,13 @@ class SequenceColumns:
 @dataclass(frozen=True)
 class Schema:
     """The columns of a batch: names of the dense ones, the features, the labels and the groups of sequences, each in
-    order."""
+    order. `tasks`: the settings of the labels where a config lists several."""
 
     dense: tuple[str, ...]
     features: tuple[Feature, ...]
     labels: tuple[str, ...] = ("label",)
     sequences: tuple[SequenceColumns, ...] = ()
+    tasks: tuple[TaskColumn, ...] = ()
 
     @property
     def looked_up(self) -> tuple[Feature, ...]:

@@ -25,11 +25,11 @@ from shardkeep.base.errors import UserError
 from shardkeep.compression.config import TowerCompressionConfig
 from shardkeep.workers.collectives.collective import Collective, Solo
 from shardkeep.workers.collectives.operations import all_reduce_sum, broadcast_object
-from shardkeep.workers.config import TowerConfig, TrainConfig
+from shardkeep.workers.config import TowerConfig
 from shardkeep.workers.dense import onednn
 from shardkeep.workers.dense.amp import MixedPrecision
 from shardkeep.workers.dense.compile import Compilation, Switch
-from shardkeep.workers.dense.loss import loss_of
+from shardkeep.workers.dense.loss import Objective
 from shardkeep.workers.dense.optimizer import DenseOptimizer
 from shardkeep.workers.dense.state import ModelState, digest_bytes, joined, split
 from shardkeep.workers.dense.sums import GradientSums
@@ -85,7 +85,7 @@ class Tower:
 
     Args:
         model: `forward(dense_BI, embeddings) -> logits_BT`; moved to `device` and from then on owned by the tower.
-        train: Its loss, clipping, and the samples of a full micro-batch; only those are compiled.
+        objective: Its loss, clipping, and the samples of a full micro-batch.
         sync: Add gradients in rank order, and let nothing depend on timing.
         compression: Of the gradients between ranks; None = none.
         seed: Of dropout; the random numbers of a micro-batch depend on (seed, step, rank, micro-batch) only.
@@ -103,7 +103,7 @@ class Tower:
         model: nn.Module,
         *,
         config: TowerConfig,
-        train: TrainConfig,
+        objective: Objective,
         device: torch.device,
         sync: bool,
         compression: TowerCompressionConfig | None = None,
@@ -116,16 +116,16 @@ class Tower:
         self.device = device
         self.chosen: dict[str, str] = {}
         self.watch = watch if watch is not None else Stopwatch()
-        self._loss, self._state = loss_of(train.loss), ModelState(self.model)
+        self._loss, self._state = objective.loss, ModelState(self.model)
         parameters = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
-        self.optimizer = DenseOptimizer(config.optimizer, list(parameters.values()), clip_norm=train.clip_norm)
+        self.optimizer = DenseOptimizer(config.optimizer, list(parameters.values()), clip_norm=objective.clip_norm)
         self.precision = MixedPrecision(config.amp, device)
         self._choose("amp", self.precision.chosen.reason)
         amp = self.precision.chosen.dtype is not None
         if (linear := onednn.choose(config.linear, self.model, device, amp=amp)) is not None:
             self._choose("linear", linear)
         self._synced = SyncedLayers(self.model)
-        switch, say = Switch(self.model, train.batch_size), partial(self._choose, "compile")
+        switch, say = Switch(self.model, objective.batch_size), partial(self._choose, "compile")
         self.compilation = Compilation(
             switch, config, device, sync=sync, synced=bool(self._synced), context=self.precision.autocast, say=say
         )

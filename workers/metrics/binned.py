@@ -14,6 +14,8 @@ import torch
 from shardkeep.base.arrays import Float64s, Floats
 from shardkeep.workers.collectives.collective import Collective
 from shardkeep.workers.collectives.operations import gather_arrays
+from shardkeep.workers.label_config import TaskColumn
+from shardkeep.workers.metrics.outputs import joint_outputs
 from shardkeep.workers.metrics.quality import entropy
 
 BINS = 16384
@@ -31,26 +33,30 @@ class BinnedScores:
     Args:
         labels: Names of the T labels.
         numbers: Outputs are values, not logits, and labels any numbers.
+        tasks: The settings of several labels, each a number or not.
     """
 
-    def __init__(self, labels: Sequence[str], *, numbers: bool) -> None:
+    def __init__(self, labels: Sequence[str], *, numbers: bool, tasks: Sequence[TaskColumn] = ()) -> None:
         self._names = tuple(labels)
-        self._numbers = numbers
-        self._width = _SUMS + (0 if numbers else 2 * BINS)
+        self._tasks = tuple(tasks)
+        self._numbers = [task.objective.of_numbers for task in tasks] or [numbers] * len(self._names)
+        self._width = _SUMS + (0 if all(self._numbers) else 2 * BINS)
         self._parts = np.zeros((2, len(self._names), self._width))  # since `close`, and before it
 
     def add(self, outputs_BT: Floats, labels_BT: Floats, weight_B: Floats | None = None) -> None:
         """Adds samples, float32 (B, T) each. `weight_B`: None = all 1."""
         weights_B = np.ones(len(labels_BT)) if weight_B is None else weight_B.astype(np.float64)
+        joint_BT = joint_outputs(outputs_BT, self._tasks)
         for t, part in enumerate(self._parts[0]):
-            finite_B = np.isfinite(outputs_BT[:, t])
-            part[_BROKEN] += len(finite_B) - int(finite_B.sum())
-            own = (outputs_BT[finite_B, t].astype(np.float64), labels_BT[finite_B, t].astype(np.float64))
-            self._add(part, *own, weights_B[finite_B])
+            has_B = ~np.isnan(labels_BT[:, t])
+            finite_B = np.isfinite(joint_BT[:, t]) & has_B
+            part[_BROKEN] += int(has_B.sum()) - int(finite_B.sum())
+            own = (joint_BT[finite_B, t], labels_BT[finite_B, t].astype(np.float64))
+            self._add(part, *own, weights_B[finite_B], numbers=self._numbers[t])
 
-    def _add(self, part: Float64s, output_B: Float64s, label_B: Float64s, weight_B: Float64s) -> None:
+    def _add(self, part: Float64s, output_B: Float64s, label_B: Float64s, weight_B: Float64s, *, numbers: bool) -> None:
         prediction_B = output_B
-        if not self._numbers:
+        if not numbers:
             softplus_B = np.logaddexp(0.0, output_B)
             prediction_B = np.exp(output_B - softplus_B)
             part[_LOGLOSS] += (weight_B * (softplus_B - label_B * output_B)).sum()
@@ -88,7 +94,8 @@ class BinnedScores:
 
     def _metrics(self, sums_TK: Float64s) -> dict[str, Any]:
         """Keys as of `evaluate_predictions`; with several labels METRIC/LABEL."""
-        per_label = [_of_numbers(sums) if self._numbers else _of_classes(sums) for sums in sums_TK]
+        pairs = zip(sums_TK, self._numbers, strict=True)
+        per_label = [_of_numbers(sums) if numbers else _of_classes(sums) for sums, numbers in pairs]
         if len(per_label) == 1:
             return per_label[0]
         each = {

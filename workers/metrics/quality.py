@@ -19,14 +19,16 @@ from numpy.typing import NDArray
 from shardkeep.base.arrays import Ints
 from shardkeep.workers.collectives.collective import Collective
 from shardkeep.workers.collectives.operations import gather_arrays
-from shardkeep.workers.config import BASELINE, DEFAULT_METRICS, ERRORS, METRICS, EvalConfig, LossConfig
+from shardkeep.workers.config import BASELINE, DEFAULT_METRICS, ERRORS, METRICS, EvalConfig, LossConfig, asked_of
+from shardkeep.workers.label_config import TaskColumn
+from shardkeep.workers.metrics.outputs import joint_outputs
 
 Floats = NDArray[np.floating[Any]]
 Weights = Floats | Ints
 BUCKETS = 10
 """Buckets of `calibration_buckets`."""
 COUNTS = ("samples", "weights")
-"""Keys beside the metrics: of several labels, they are of all."""
+"""Keys beside the metrics: of several labels, they are of all, and COUNT/LABEL of a label that some samples lack."""
 _CAUSES = {
     "precision": "no sample is predicted positive; precision needs one",
     "r2": "all labels are equal; R2 needs different ones",
@@ -45,6 +47,7 @@ class MetricSettings:
         group_by: The feature whose ids group the samples of `gauc`; None = no metric needs groups.
         numbers: Predictions are values, not logits.
         label_means: Of the training labels that are numbers; () = not known.
+        tasks: The labels where a config lists several; `metrics` are then those that it names.
     """
 
     metrics: tuple[str, ...] = DEFAULT_METRICS
@@ -52,11 +55,24 @@ class MetricSettings:
     group_by: str | None = None
     numbers: bool = False
     label_means: tuple[float, ...] = ()
+    tasks: tuple[TaskColumn, ...] = ()
 
     @classmethod
-    def by(cls, config: EvalConfig, loss: LossConfig, label_means: Sequence[float] = ()) -> MetricSettings:
+    def by(
+        cls, config: EvalConfig, loss: LossConfig, label_means: Sequence[float] = (), tasks: Sequence[TaskColumn] = ()
+    ) -> MetricSettings:
         """What a job's config asks for."""
-        return cls(config.asked(loss), config.threshold, config.group_by, loss.of_numbers, tuple(label_means))
+        metrics = tuple(config.metrics or ()) if tasks else config.asked(loss)
+        return cls(metrics, config.threshold, config.group_by, loss.of_numbers, tuple(label_means), tuple(tasks))
+
+    def of(self, t: int) -> MetricSettings:
+        """Those of label t alone."""
+        means = self.label_means[t : t + 1]
+        if not self.tasks:
+            return replace(self, label_means=means)
+        numbers = self.tasks[t].objective.of_numbers
+        metrics = asked_of(self.metrics, numbers=numbers)
+        return replace(self, metrics=metrics, numbers=numbers, label_means=means if numbers else (), tasks=())
 
 
 @dataclass(frozen=True)
@@ -129,15 +145,31 @@ def evaluate_over_workers(
         groups = np.concatenate(gather_arrays(collective, groups_N, purpose="metrics"))
     if len(names) == 1:
         return evaluate_predictions(logits, labels, groups, asked, weights)
+    return _of_labels(names, logits, labels, groups, weights, asked)
+
+
+def _of_labels(
+    names: Sequence[str], logits: Floats, labels: Floats, groups: Ints, weights: Floats, asked: MetricSettings
+) -> dict[str, Any]:
+    """The metrics of each label, on the samples that have it."""
     metrics: dict[str, Any] = {}
+    outputs = joint_outputs(logits, asked.tasks) if asked.tasks else logits
     for t, name in enumerate(names):
-        own = replace(asked, label_means=asked.label_means[t : t + 1])
-        metrics |= _labelled(name, evaluate_predictions(logits[:, t], labels[:, t], groups, own, weights))
-    return metrics
+        has_N = ~np.isnan(labels[:, t])
+        own_groups = groups[has_N] if len(groups) else groups
+        own_weights = weights[has_N] if len(weights) else weights
+        own = evaluate_predictions(outputs[has_N, t], labels[has_N, t], own_groups, asked.of(t), own_weights)
+        metrics |= _labelled(name, own, lacks=not has_N.all())
+    return (
+        metrics
+        | {"samples": len(labels)}
+        | ({"weights": float(weights.astype(np.float64).sum())} if len(weights) else {})
+    )
 
 
-def _labelled(name: str, metrics: Mapping[str, Any]) -> dict[str, Any]:
-    return {key if key in COUNTS else f"{key}/{name}": value for key, value in metrics.items()}
+def _labelled(name: str, metrics: Mapping[str, Any], *, lacks: bool) -> dict[str, Any]:
+    """`lacks`: some samples have no such label, so that it has counts of its own."""
+    return {key if key in COUNTS and not lacks else f"{key}/{name}": value for key, value in metrics.items()}
 
 
 def evaluate_predictions(

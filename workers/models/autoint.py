@@ -1,6 +1,6 @@
 """AutoInt: self-attention between fields, beside an MLP."""
 
-# B = batch, I = dense columns, F = fields, D = common dim, H = heads, A = width of all heads
+# B = batch, T = labels, I = dense columns, F = fields, D = common dim, H = heads, A = width of all heads
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ class AutoInt(nn.Module):
         self.attention = nn.Sequential(
             *(Attention(widths[k], attention.dim, attention.heads, options) for k in range(attention.layers))
         )
-        self.logit = options.linear(self.fields.num_fields * attention.dim, 1)
+        self.logit = options.linear(self.fields.num_fields * attention.dim, options.outputs)
         self.joined = Concat(num_dense, features)
         self.deep: nn.Sequential | None = None
         if hidden:
             mlp = Mlp(self.joined.out_width, hidden, options)
-            self.deep = nn.Sequential(mlp, options.linear(mlp.out_width, 1, bias=False))
+            self.deep = nn.Sequential(mlp, options.linear(mlp.out_width, options.outputs, bias=False))
 
     def forward(self, dense_BI: torch.Tensor, embeddings: dict[str, torch.Tensor]) -> torch.Tensor:
-        """Logits (B, 1) of dense columns (B, I) and pooled embeddings (B, dim of the feature)."""
+        """Logits (B, T) of dense columns (B, I) and pooled embeddings (B, dim of the feature)."""
         attended_BFA = self.attention(self.fields(dense_BI, embeddings))
-        logits_B1: torch.Tensor = self.logit(attended_BFA.flatten(1))
-        return logits_B1 if self.deep is None else logits_B1 + self.deep(self.joined(dense_BI, embeddings))
+        logits_BT: torch.Tensor = self.logit(attended_BFA.flatten(1))
+        return logits_BT if self.deep is None else logits_BT + self.deep(self.joined(dense_BI, embeddings))
 
 
 class Attention(nn.Module):

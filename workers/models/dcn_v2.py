@@ -1,6 +1,6 @@
 """DCN-V2: explicit feature crosses, then an MLP."""
 
-# B = batch, I = dense columns, X = width of the joined input, R = rank
+# B = batch, T = labels, I = dense columns, X = width of the joined input, R = rank
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ class DcnV2(nn.Module):
         self.crosses = nn.ModuleList(Cross(width, cross_rank, options) for _ in range(cross_layers))
         self.top = Mlp(width, hidden, options)
         self.parallel = structure == "parallel"
-        self.logit = options.linear(self.top.out_width + (width if self.parallel else 0), 1)
+        self.logit = options.linear(self.top.out_width + (width if self.parallel else 0), options.outputs)
 
     def forward(self, dense_BI: torch.Tensor, embeddings: dict[str, torch.Tensor]) -> torch.Tensor:
-        """Logits (B, 1) of dense columns (B, I) and pooled embeddings (B, dim of the feature)."""
+        """Logits (B, T) of dense columns (B, I) and pooled embeddings (B, dim of the feature)."""
         start_BX = x_BX = self.joined(dense_BI, embeddings)
         for cross in self.crosses:
             x_BX = cross(start_BX, x_BX)
         deep = torch.cat([x_BX, self.top(start_BX)], dim=1) if self.parallel else self.top(x_BX)
-        logits_B1: torch.Tensor = self.logit(deep)
-        return logits_B1
+        logits_BT: torch.Tensor = self.logit(deep)
+        return logits_BT
 
 
 class Cross(nn.Module):

@@ -1,6 +1,6 @@
 """DeepFM: a factorization machine and an MLP over the same embeddings, added."""
 
-# B = batch, I = dense columns
+# B = batch, T = labels, I = dense columns
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ class DeepFm(nn.Module):
         self.fields = Fields(num_dense, self.first_order.dims, default_dim, options)
         self.joined = Concat(num_dense, self.first_order.dims)
         self.deep = Mlp(self.joined.out_width, hidden, options)
-        self.logit = options.linear(self.deep.out_width, 1)
+        self.logit = options.linear(self.deep.out_width, options.outputs)
 
     def forward(self, dense_BI: torch.Tensor, embeddings: dict[str, torch.Tensor]) -> torch.Tensor:
-        """Logits (B, 1) of dense columns (B, I) and pooled rows (B, dim of the feature + 1)."""
+        """Logits (B, T) of dense columns (B, I) and pooled rows (B, dim of the feature + 1)."""
         first_B1, vectors = self.first_order(dense_BI, embeddings)
-        deep_B1 = self.logit(self.deep(self.joined(dense_BI, vectors)))
-        logits_B1: torch.Tensor = deep_B1 + first_B1 + self.fields.pairwise(dense_BI, vectors)
-        return logits_B1
+        deep_BT = self.logit(self.deep(self.joined(dense_BI, vectors)))
+        logits_BT: torch.Tensor = deep_BT + first_B1 + self.fields.pairwise(dense_BI, vectors)
+        return logits_BT

@@ -1,6 +1,6 @@
 """DLRM: bottom MLP over the dense columns, pairwise dot products, top MLP."""
 
-# B = batch, I = dense columns, D = dim of the vectors that interact, P = pairs of them, O = D + P
+# B = batch, T = labels, I = dense columns, D = dim of the vectors that interact, P = pairs of them, O = D + P
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ class Dlrm(nn.Module):
         self.interaction = DotInteraction(len(features) + (1 if num_dense else 0))
         width = default_dim + self.interaction.num_pairs
         self.top = Mlp(width, hidden, options)
-        self.logit = options.linear(self.top.out_width, 1)
+        self.logit = options.linear(self.top.out_width, options.outputs)
 
     def forward(self, dense_BI: torch.Tensor, embeddings: dict[str, torch.Tensor]) -> torch.Tensor:
-        """Logits (B, 1) of dense columns (B, I) and pooled embeddings (B, dim of the feature)."""
+        """Logits (B, T) of dense columns (B, I) and pooled embeddings (B, dim of the feature)."""
         vectors = self.projections(embeddings)
         if self.bottom is None:
             products_BP = self.interaction.products(vectors)
@@ -51,5 +51,5 @@ class Dlrm(nn.Module):
             joined_BO = torch.cat([first_BD, products_BP.to(first_BD.dtype)], dim=1)
         else:
             joined_BO = self.interaction([self.bottom(dense_BI), *vectors])
-        logits_B1: torch.Tensor = self.logit(self.top(joined_BO))
-        return logits_B1
+        logits_BT: torch.Tensor = self.logit(self.top(joined_BO))
+        return logits_BT

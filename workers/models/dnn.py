@@ -1,6 +1,6 @@
 """DNN: an MLP over all inputs."""
 
-# B = batch, I = dense columns
+# B = batch, T = labels, I = dense columns
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class Dnn(nn.Module):
         super().__init__()
         self.joined = Concat(num_dense, features)
         self.top = Mlp(self.joined.out_width, hidden, options)
-        self.logit = options.linear(self.top.out_width, 1)
+        self.logit = options.linear(self.top.out_width, options.outputs)
 
     def forward(self, dense_BI: torch.Tensor, embeddings: dict[str, torch.Tensor]) -> torch.Tensor:
-        """Logits (B, 1) of dense columns (B, I) and pooled embeddings (B, dim of the feature)."""
-        logits_B1: torch.Tensor = self.logit(self.top(self.joined(dense_BI, embeddings)))
-        return logits_B1
+        """Logits (B, T) of dense columns (B, I) and pooled embeddings (B, dim of the feature)."""
+        logits_BT: torch.Tensor = self.logit(self.top(self.joined(dense_BI, embeddings)))
+        return logits_BT

@@ -1,6 +1,6 @@
 """FiBiNET: bilinear products of all pairs of fields, with and without learned weights of the fields, then an MLP."""
 
-# B = batch, I = dense columns, F = fields, D = common dim, P = pairs of fields
+# B = batch, T = labels, I = dense columns, F = fields, D = common dim, P = pairs of fields
 
 from __future__ import annotations
 
@@ -45,16 +45,16 @@ class FiBiNet(nn.Module):
         self.excite = options.linear(reduced, num_fields, bias=False)
         self.pairs = nn.ModuleList(Bilinear(num_fields, default_dim, bilinear) for _ in range(2))
         self.deep = Mlp(num_fields * (num_fields - 1) * default_dim, hidden, options)
-        self.logit = options.linear(self.deep.out_width, 1)
+        self.logit = options.linear(self.deep.out_width, options.outputs)
 
     def forward(self, dense_BI: torch.Tensor, embeddings: dict[str, torch.Tensor]) -> torch.Tensor:
-        """Logits (B, 1) of dense columns (B, I) and pooled rows (B, dim of the feature + 1)."""
+        """Logits (B, T) of dense columns (B, I) and pooled rows (B, dim of the feature + 1)."""
         first_B1, vectors = self.first_order(dense_BI, embeddings)
         fields_BFD = self.fields(dense_BI, vectors)
         weight_BF = torch.relu(self.excite(torch.relu(self.squeeze(fields_BFD.mean(2)))))
         plain, weighted = self.pairs[0](fields_BFD), self.pairs[1](fields_BFD * weight_BF.unsqueeze(2))
-        logits_B1: torch.Tensor = first_B1 + self.logit(self.deep(torch.cat([plain, weighted], dim=1)))
-        return logits_B1
+        logits_BT: torch.Tensor = first_B1 + self.logit(self.deep(torch.cat([plain, weighted], dim=1)))
+        return logits_BT
 
 
 class Bilinear(nn.Module):

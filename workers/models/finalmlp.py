@@ -1,6 +1,6 @@
 """FinalMLP: two MLPs over gated inputs, fused by a bilinear form."""
 
-# B = batch, I = dense columns, X = width of the joined input, H = heads
+# B = batch, T = labels, I = dense columns, X = width of the joined input, H = heads
 
 from __future__ import annotations
 
@@ -48,22 +48,25 @@ class FinalMlp(nn.Module):
             raise UserError(
                 f"model.fusion_heads: {fusion_heads} does not divide the streams' last widths, {ends[0]} and {ends[1]}"
             )
-        self.first, self.second = options.linear(ends[0], 1), options.linear(ends[1], 1, bias=False)
+        self.first = options.linear(ends[0], options.outputs)
+        self.second = options.linear(ends[1], options.outputs, bias=False)
         shape = (fusion_heads, *(end // fusion_heads for end in ends))
-        self.fusion = nn.Parameter(torch.randn(shape) * (2 / (shape[1] + shape[2])) ** 0.5)
+        several = (options.outputs,) if options.outputs > 1 else ()
+        self.fusion = nn.Parameter(torch.randn(several + shape) * (2 / (shape[1] + shape[2])) ** 0.5)
 
     def forward(self, dense_BI: torch.Tensor, embeddings: dict[str, torch.Tensor]) -> torch.Tensor:
-        """Logits (B, 1) of dense columns (B, I) and pooled embeddings (B, dim of the feature)."""
+        """Logits (B, T) of dense columns (B, I) and pooled embeddings (B, dim of the feature)."""
         joined_BX = self.joined(dense_BI, embeddings)
         first, second = (
             stream(joined_BX * gate(dense_BI, embeddings))
             for stream, gate in zip(self.streams, self.gates, strict=True)
         )
-        heads_BH1X = first.unflatten(1, (len(self.fusion), 1, -1))
-        heads_BH1Y = second.unflatten(1, (len(self.fusion), 1, -1))
-        fused_B1 = (heads_BH1X @ self.fusion * heads_BH1Y).flatten(1).sum(1, keepdim=True)
-        logits_B1: torch.Tensor = self.first(first) + self.second(second) + fused_B1
-        return logits_B1
+        heads = self.fusion.shape[-3]
+        heads_B1H1X = first.unflatten(1, (1, heads, 1, -1))
+        heads_B1H1Y = second.unflatten(1, (1, heads, 1, -1))
+        fused_BT = (heads_B1H1X @ self.fusion * heads_B1H1Y).flatten(2).sum(2)
+        logits_BT: torch.Tensor = self.first(first) + self.second(second) + fused_BT
+        return logits_BT
 
 
 class FeatureGate(nn.Module):

@@ -1,6 +1,6 @@
 """MaskNet: hidden layers whose inputs are multiplied by masks made of the embeddings."""
 
-# B = batch, I = dense columns, X = width of the joined input, H = width of the masked input
+# B = batch, T = labels, I = dense columns, X = width of the joined input, H = width of the masked input
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ class MaskNet(nn.Module):
         else:
             self.blocks = nn.ModuleList(MaskBlock(width, ends[k], out, mask, options) for k, out in enumerate(hidden))
             self.top = Mlp(ends[-1], [], options)
-        self.logit = options.linear(self.top.out_width, 1)
+        self.logit = options.linear(self.top.out_width, options.outputs)
 
     def forward(self, dense_BI: torch.Tensor, embeddings: dict[str, torch.Tensor]) -> torch.Tensor:
-        """Logits (B, 1) of dense columns (B, I) and pooled embeddings (B, dim of the feature)."""
+        """Logits (B, T) of dense columns (B, I) and pooled embeddings (B, dim of the feature)."""
         joined_BX = self.joined(dense_BI, embeddings)
         vectors = (norm(embeddings[name]) for name, norm in zip(self.joined.names, self.norms, strict=True))
         x_BH = torch.cat([dense_BI, *vectors], dim=1)
@@ -58,8 +58,8 @@ class MaskNet(nn.Module):
         else:
             for block in self.blocks:
                 x_BH = block(joined_BX, x_BH)
-        logits_B1: torch.Tensor = self.logit(self.top(x_BH))
-        return logits_B1
+        logits_BT: torch.Tensor = self.logit(self.top(x_BH))
+        return logits_BT
 
 
 class MaskBlock(nn.Module):

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+import math
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import psutil
+import torch
 from torch import nn
 
 from shardkeep.base.errors import UserError
@@ -17,13 +20,17 @@ from shardkeep.base.plugging.modules import load_named
 from shardkeep.base.sizes import size_text
 from shardkeep.workers.embeddings.sequence import SequenceShape
 from shardkeep.workers.encoder_config import Targets, encoder_of
-from shardkeep.workers.model_config import MODELS, DlrmConfig, ModelConfig, OwnModelConfig, keys_of
+from shardkeep.workers.label_config import TaskColumn
+from shardkeep.workers.model_config import MODELS, ONE_LABEL, DlrmConfig, ModelConfig, OwnModelConfig, keys_of
 from shardkeep.workers.models.encoders.encoded import Encoded, GroupEncoder
 from shardkeep.workers.models.layers.hidden import HiddenOptions
 
 _NEEDS_DEFAULT_DIM = ("fm", "deepfm", "xdeepfm", "dlrm", "autoint", "fibinet", "finalmlp")
 _OF_HIDDEN_LAYERS = ("dropout", "norm", "activation", "init", "activation_checkpointing", "sync_norm")
 FLOAT_BYTES = 4
+_BIAS = re.compile(r"bias|(.+\.)?(logit|first|logits\.\d+)\.bias")
+"""The biases of outputs."""
+_LEAST_RATE = 1e-6
 
 
 def row_dim(name: str, dim: int) -> int:
@@ -40,8 +47,8 @@ def build_model(
     num_dense: int,
     features: Mapping[str, int],
     default_dim: int,
+    labels: Sequence[str] = ("label",),
     sequences: Mapping[str, SequenceShape] = MappingProxyType({}),
-    import_from: Path | None = None,
     targets: Targets = MappingProxyType({}),
 ) -> nn.Module:
     """The module that `config` names, with start values from torch's global generator (the caller seeds it).
@@ -50,21 +57,19 @@ def build_model(
         num_dense: dense columns; may be 0.
         features: name -> values of its row, in the order of the data's schema; see `row_dim`.
         default_dim: the dim that models with dot products project every feature to.
-        sequences: group -> what the model gets of it; a model of the user's own is given it only where there are some.
-        import_from: folder where a user's module:Class is looked for last, after the import path.
-        targets: of `targets_of`; a user's module:Class gets none.
+        labels: names of the labels: the model has an output for each.
+        sequences: group -> what the model gets of it.
+        targets: of `targets_of`.
 
     Raises:
-        UserError: a model that does not fit the data or the machine, or a class that cannot be built.
+        UserError: a model that does not fit the data or the machine.
     """
-    if num_dense == 0 and not features and not sequences:
-        raise UserError(f"model.name: {config.name} has no input: the data has no dense and no sparse columns")
-    if isinstance(config, OwnModelConfig):
-        inputs: dict[str, Any] = {"num_dense": num_dense, "features": dict(features)}
-        return _own_model(config, inputs | ({"sequences": dict(sequences)} if sequences else {}), import_from)
+    _refuse_without_inputs(config.name, num_dense, features, sequences)
+    if len(labels) > 1 and config.name in ONE_LABEL:
+        raise UserError(f"model.name: {config.name} predicts one label; the data has {', '.join(labels)}")
     if isinstance(config, DlrmConfig) and config.bottom != DlrmConfig().bottom and num_dense == 0:
         raise UserError("model.bottom: has no effect: the data has no dense columns")
-    arguments = _arguments(config)
+    arguments = _arguments(config, len(labels))
     if config.name in _NEEDS_DEFAULT_DIM:
         arguments["default_dim"] = default_dim
     _refuse_too_wide(config)
@@ -88,10 +93,27 @@ def _groups(
     }
 
 
-def start_at(model: nn.Module, mean: float) -> None:
-    """Lets a model of `MODELS` that begins predict about `mean`, by the bias of its output."""
-    biases, stock = ("logit.bias", "bias", "first.bias"), model.model if isinstance(model, Encoded) else model
-    next(value for name, value in stock.named_parameters() if name in biases).data.fill_(mean)
+def start_at(model: nn.Module, values: Sequence[float]) -> None:
+    """Lets a model of `MODELS` that begins put out about `values`, one for each label, by the biases of its outputs."""
+    stock = model.model if isinstance(model, Encoded) else model
+    biases = [value.data for name, value in stock.named_parameters() if _BIAS.fullmatch(name)]
+    starts = torch.split(torch.tensor(values), [len(bias) for bias in biases])
+    for bias, start in zip(biases, starts, strict=True):
+        bias.copy_(start)
+
+
+def start_values(tasks: Sequence[TaskColumn], means: Sequence[float]) -> list[float]:
+    """What a model of several labels puts out at first: the mean of a number, the logit of the mean of 0 and 1."""
+    rates = [min(max(mean, _LEAST_RATE), 1 - _LEAST_RATE) for mean in means]
+    logits = [math.log(rate / (1 - rate)) for rate in rates]
+    return [
+        mean if task.objective.of_numbers else logit for task, mean, logit in zip(tasks, means, logits, strict=True)
+    ]
+
+
+def _refuse_without_inputs(name: str, *inputs: Any) -> None:
+    if not any(inputs):
+        raise UserError(f"model.name: {name} has no input: the data has no dense and no sparse columns")
 
 
 def _refuse_too_wide(config: ModelConfig) -> None:
@@ -107,25 +129,34 @@ def _refuse_too_wide(config: ModelConfig) -> None:
                 )
 
 
-def _arguments(config: ModelConfig) -> dict[str, Any]:
+def _arguments(config: ModelConfig, outputs: int) -> dict[str, Any]:
     arguments = {key: getattr(config, key) for key in keys_of(config.name) if key != "encoder"}
     options = {key: arguments.pop(key) for key in _OF_HIDDEN_LAYERS if key in arguments}
     if options:
         options["checkpointing"] = options.pop("activation_checkpointing")
-        arguments["options"] = HiddenOptions(**options)
+        arguments["options"] = HiddenOptions(**options, outputs=outputs)
     return arguments
 
 
-def _own_model(config: OwnModelConfig, inputs: Mapping[str, Any], import_from: Path | None) -> nn.Module:
+def build_own_model(
+    config: OwnModelConfig, arguments: Mapping[str, Any], *, import_from: Path | None = None
+) -> nn.Module:
+    """The module:Class of the user's own, built with `arguments` and the config's options.
+
+    Args:
+        import_from: folder where it is looked for last, after the import path.
+
+    Raises UserError for a class that cannot be built."""
+    _refuse_without_inputs(config.name, *arguments.values())
     own = load_named(config.name, setting="model.name", folder=import_from)
     try:
         with memory_errors(f"{config.name}; allowed: a smaller model"):
-            model = own(**inputs, **config.options)
+            model = own(**arguments, **config.options)
     except UserError:
         raise
     except Exception as error:
         raise UserError(
-            f"model.name: {config.name} could not be built with {', '.join(inputs)} and "
+            f"model.name: {config.name} could not be built with {', '.join(arguments)} and "
             f"options {config.options}: {type(error).__name__}: {error}"
         ) from error
     if not isinstance(model, nn.Module):

@@ -1,6 +1,6 @@
 """Wide & Deep: a linear model and an MLP over the same columns, added."""
 
-# B = batch, I = dense columns
+# B = batch, T = labels, I = dense columns
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class WideDeep(nn.Module):
         self.wide = FirstOrder(num_dense, features)
         self.joined = Concat(num_dense, self.wide.dims)
         self.deep = Mlp(self.joined.out_width, hidden, options)
-        self.logit = options.linear(self.deep.out_width, 1)
+        self.logit = options.linear(self.deep.out_width, options.outputs)
 
     def forward(self, dense_BI: torch.Tensor, embeddings: dict[str, torch.Tensor]) -> torch.Tensor:
-        """Logits (B, 1) of dense columns (B, I) and pooled rows (B, dim of the feature + 1)."""
+        """Logits (B, T) of dense columns (B, I) and pooled rows (B, dim of the feature + 1)."""
         wide_B1, vectors = self.wide(dense_BI, embeddings)
-        logits_B1: torch.Tensor = wide_B1 + self.logit(self.deep(self.joined(dense_BI, vectors)))
-        return logits_B1
+        logits_BT: torch.Tensor = wide_B1 + self.logit(self.deep(self.joined(dense_BI, vectors)))
+        return logits_BT

@@ -1,6 +1,6 @@
 """xDeepFM: first-order weights, a compressed interaction network and an MLP, added."""
 
-# B = batch, I = dense columns, F = fields, D = common dim, H = vectors of a layer of the interaction network
+# B = batch, T = labels, I = dense columns, F = fields, D = common dim, H = vectors of an interaction layer
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ class XDeepFm(nn.Module):
         self.fields = Fields(num_dense, self.first_order.dims, default_dim, options)
         self.joined = Concat(num_dense, self.first_order.dims)
         self.cin = Cin(self.fields.num_fields, cin, options)
-        self.cin_logit = options.linear(sum(cin), 1, bias=False)
+        self.cin_logit = options.linear(sum(cin), options.outputs, bias=False)
         self.deep = Mlp(self.joined.out_width, hidden, options)
-        self.logit = options.linear(self.deep.out_width, 1)
+        self.logit = options.linear(self.deep.out_width, options.outputs)
 
     def forward(self, dense_BI: torch.Tensor, embeddings: dict[str, torch.Tensor]) -> torch.Tensor:
-        """Logits (B, 1) of dense columns (B, I) and pooled rows (B, dim of the feature + 1)."""
+        """Logits (B, T) of dense columns (B, I) and pooled rows (B, dim of the feature + 1)."""
         first_B1, vectors = self.first_order(dense_BI, embeddings)
-        cin_B1 = self.cin_logit(self.cin(self.fields(dense_BI, vectors)))
-        logits_B1: torch.Tensor = first_B1 + cin_B1 + self.logit(self.deep(self.joined(dense_BI, vectors)))
-        return logits_B1
+        cin_BT = self.cin_logit(self.cin(self.fields(dense_BI, vectors)))
+        logits_BT: torch.Tensor = first_B1 + cin_BT + self.logit(self.deep(self.joined(dense_BI, vectors)))
+        return logits_BT
 
 
 class Cin(nn.Module):

@@ -23,7 +23,7 @@ def checkpoint_facts(config: JobConfig, data: Data, samples: int) -> dict[str, A
         "seed": config.seed,
         "versions": versions(),
         "inputs": data.inputs,
-        **({"label_means": data.label_means} if config.train.loss.of_numbers else {}),
+        **({"label_means": means} if (means := data.means_of_numbers(config.train.loss)) else {}),
     }
 
 

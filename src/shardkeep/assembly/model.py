@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -13,12 +14,13 @@ from shardkeep.config import JobConfig
 from shardkeep.ps.config import TableSpec
 from shardkeep.workers.data.samples import Data
 from shardkeep.workers.data.schema import Schema
+from shardkeep.workers.dense.loss import Objective
 from shardkeep.workers.dense.scorer import Scorer
 from shardkeep.workers.dense.tower import Tower
 from shardkeep.workers.embeddings.layer import Embeddings
 from shardkeep.workers.encoder_config import targets_of
-from shardkeep.workers.model_config import MODELS
-from shardkeep.workers.models.registry import build_model, row_dim, start_at
+from shardkeep.workers.model_config import MODELS, OwnModelConfig
+from shardkeep.workers.models.registry import build_model, build_own_model, row_dim, start_at, start_values
 from shardkeep.workers.timing.clock import Stopwatch
 
 _SEEDING = threading.Lock()  # torch's generator is the process's; workers may be threads of one
@@ -38,15 +40,24 @@ def row_spec(config: JobConfig, name: str) -> TableSpec:
 
 def build_dense_model(config: JobConfig, schema: Schema, embeddings: Embeddings) -> nn.Module:
     """The model that the config names, with values of torch's generator."""
+    if isinstance(config.model, OwnModelConfig):
+        return build_own_model(config.model, _own_inputs(schema, embeddings), import_from=Path(config.data.root))
     return build_model(
         config.model,
         num_dense=schema.num_dense,
         features=embeddings.feature_dims,
-        sequences=embeddings.sequences,
         default_dim=config.table("default").dim,
-        import_from=Path(config.data.root),
+        labels=schema.labels,
+        sequences=embeddings.sequences,
         targets=targets_of(config.model, schema),
     )
+
+
+def _own_inputs(schema: Schema, embeddings: Embeddings) -> dict[str, Any]:
+    """The arguments of a class of the user's own; sequences and labels only where the job names some."""
+    inputs: dict[str, Any] = {"num_dense": schema.num_dense, "features": dict(embeddings.feature_dims)}
+    inputs |= {"sequences": dict(embeddings.sequences)} if embeddings.sequences else {}
+    return inputs | ({"labels": schema.labels} if schema.tasks else {})
 
 
 def build_scorer(
@@ -62,16 +73,20 @@ def build_scorer(
 def build_tower(
     config: JobConfig, data: Data, embeddings: Embeddings, device: torch.device, watch: Stopwatch | None = None
 ) -> Tower:
-    """The dense model, alone until it joins a generation. Of labels that are numbers, ours begins at their mean."""
+    """The dense model, alone until it joins a generation. Ours begins at the mean of a label that is a number, and at
+    those of several labels."""
+    schema = data.train.schema
     with _SEEDING, torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
-        model = build_dense_model(config, data.train.schema, embeddings)
-    if config.train.loss.of_numbers and config.model.name in MODELS and len(data.label_means) == 1:
-        start_at(model, data.label_means[0])
+        model = build_dense_model(config, schema, embeddings)
+    if config.model.name in MODELS and schema.tasks:
+        start_at(model, start_values(schema.tasks, data.conditional_means))
+    elif config.train.loss.of_numbers and config.model.name in MODELS and len(schema.labels) == 1:
+        start_at(model, data.label_means)
     return Tower(
         model,
         config=config.tower,
-        train=config.train,
+        objective=Objective.of(config.train, schema.tasks),
         compression=config.compression.tower,
         device=device,
         sync=config.consistency.mode == "sync",

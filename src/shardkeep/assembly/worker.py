@@ -151,7 +151,8 @@ def _records(config: JobConfig, process: WorkerProcess, figures: WorkerFigures |
 def _scores(config: JobConfig, data: Data) -> BinnedScores | None:
     if config.train.order != "time":
         return None
-    return BinnedScores(data.train.schema.labels, numbers=config.train.loss.of_numbers)
+    schema = data.train.schema
+    return BinnedScores(schema.labels, numbers=config.train.loss.of_numbers, tasks=schema.tasks)
 
 
 def check_steps(config: JobConfig, run: TrainingRun, generation: Generation, *, starts: bool) -> None:

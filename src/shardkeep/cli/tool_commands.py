@@ -73,13 +73,16 @@ def sweep(
     out: Annotated[
         Path, path_option("Folder of runs and results; an interrupted sweep continues in it.", metavar="DIR")
     ],
+    metric: Annotated[
+        str | None, typer.Option(metavar="auc/LABEL", help="The label whose AUC counts, of a job with several labels.")
+    ] = None,
 ) -> None:
     """Measure bytes against AUC: run a job with several recipes and seeds, and compare them."""
     from shardkeep.sweep.plan import load_sweep
     from shardkeep.sweep.sweep import sweep as sweep_all
     from shardkeep.view.screen import console
 
-    sweep_all(load_sweep(plan), out=out, console=console())
+    sweep_all(load_sweep(plan, metric), out=out, console=console())
 
 
 def cache(

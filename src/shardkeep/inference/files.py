@@ -55,7 +55,7 @@ def chunks_of_files(files: Sequence[Path], inputs: Inputs, told: Told, *, extra:
 
 def weigh(files: Sequence[Path], inputs: Inputs) -> Inputs:
     """The same inputs; without the column of weights where no file has it. Raises DataError where only some have it."""
-    weight, columns = inputs.layout.weight, [*inputs.columns(), inputs.layout.label.column]
+    weight, columns = inputs.layout.weight, [*inputs.columns(), *inputs.layout.label_columns]
     if weight is None:
         return inputs
     lacking = [path for path in files if weight not in _column_names(path, inputs, columns)]
@@ -80,7 +80,7 @@ def _csv_form(path: Path, inputs: Inputs, columns: Sequence[str]) -> CsvForm:
     names = form.pop("columns")
     if names is not None:  # the files have no header; the label may be left out, or the label and the weight
         lacks = len(names) - len(CsvForm(columns=None, **form).names(path))
-        unread = [n for n in (inputs.layout.label.column, inputs.layout.weight) if n not in columns]
+        unread = [n for n in (*inputs.layout.label_columns, inputs.layout.weight) if n not in columns]
         names = [n for n in names if n not in unread[: max(0, lacks)]]
     return CsvForm(columns=None if names is None else tuple(names), **form)
 
@@ -95,18 +95,17 @@ def as_texts(column: Column, allowed: str) -> pa.Array:
 
 
 @contextlib.contextmanager
-def score_writer(path: Path, labels: Sequence[str], keep: Sequence[str] = ()) -> Iterator[ScoreWriter]:
+def score_writer(path: Path, names: Sequence[str], keep: Sequence[str] = ()) -> Iterator[ScoreWriter]:
     """Writes to a file beside `path` and renames it at the end; an error leaves `path` as it was. Raises UserError, and
     JobError where the file cannot be written.
 
     Args:
         path: Ends in .parquet or .csv.
-        labels: One = the column `score`; several = `score_LABEL` for each.
+        names: Of the columns of scores.
         keep: Names of the columns beside them."""
     if path.suffix not in (*PARQUET, ".csv"):
         raise UserError(f"--out {path}: allowed: a name that ends in .parquet or .csv")
     check_out(path)
-    names = ["score"] if len(labels) == 1 else [f"score_{label}" for label in labels]
     if twice := [name for name in keep if [*names, *keep].count(name) > 1]:
         raise UserError(f"--keep {twice[0]}: is named twice, or is the name of a column of scores")
     try:

@@ -76,6 +76,11 @@ class Predictor:
         return self._trained.schema.labels
 
     @property
+    def outputs(self) -> tuple[str, ...]:
+        """Names of the scores, a column each: `score`, or `score_LABEL` and `score_LABEL_given_BEFORE`."""
+        return tuple(self._trained.outputs)
+
+    @property
     def name(self) -> str:
         """The name of the job."""
         return self._trained.config.name
@@ -96,8 +101,8 @@ class Predictor:
         return SmallBlocks(self._trained, unseen)
 
     def predict(self, data: object) -> Floats:
-        """Scores float32 (N,), or (N, T) for a model of T > 1 labels, in the order of the samples: probabilities, or
-        values if the labels are numbers.
+        """Scores float32 (N,), or for a model of several labels (N, P) with a column for each of `outputs`, in the
+        order of the samples: probabilities, or values if the labels are numbers.
 
         Args:
             data: A pandas DataFrame, a dict of columns, or a pyarrow Table with the columns that the model reads, as
@@ -113,9 +118,9 @@ class Predictor:
             for chunk in chunks_of(data, inputs)
             for batch in batches(inputs.samples(chunk), self._trained.blocks.size)
         ]
-        num_labels = len(self._trained.schema.labels)
-        scores_NT: Floats = np.concatenate(scores) if scores else np.empty((0, num_labels), np.float32)
-        return scores_NT[:, 0] if num_labels == 1 else scores_NT
+        num_scores = len(self.outputs)
+        scores_NP: Floats = np.concatenate(scores) if scores else np.empty((0, num_scores), np.float32)
+        return scores_NP[:, 0] if num_scores == 1 else scores_NP
 
     def rows(self, table: str, ids: object) -> Floats:
         """Rows float32 (N, D) of a table.

@@ -77,7 +77,7 @@ def predict_files(
     began, rows, not_finite = time.monotonic(), 0, 0
     unseen = Unseen(trained.schema)
     blocks = _looked_up(trained, chunks_of_files(files, inputs, told, extra=keep), unseen)
-    with score_writer(out, trained.schema.labels, keep) as writer, contextlib.closing(_ahead(blocks)) as coming:
+    with score_writer(out, trained.outputs, keep) as writer, contextlib.closing(_ahead(blocks)) as coming:
         scores: list[Floats] = []
         for found, chunk in coming:
             logits_BT = trained.logits_of(found)
@@ -210,7 +210,7 @@ def _of_files(
     """Logits, labels, groups and weights. Adds the column `by` of the scored rows to `values`."""
     assert trained.inputs is not None
     inputs = weigh(files, trained.inputs)
-    extra = [name for name in (inputs.layout.label.column, inputs.layout.weight, by) if name is not None]
+    extra = [name for name in (*inputs.layout.label_columns, inputs.layout.weight, by) if name is not None]
     for whole in chunks_of_files(files, trained.inputs, told, extra=extra):
         chunk, label_N = inputs.labelled(whole)
         if len(chunk):

@@ -33,6 +33,7 @@ from shardkeep.workers.dense.scorer import Scorer
 from shardkeep.workers.embeddings.layer import Embeddings
 from shardkeep.workers.embeddings.plan import Plan
 from shardkeep.workers.embeddings.unseen import Unseen
+from shardkeep.workers.metrics.outputs import score_names, task_scores
 from shardkeep.workers.metrics.quality import MetricSettings
 
 
@@ -110,9 +111,14 @@ class Trained:
         self.embeddings = Embeddings(schema, {spec.name: spec for spec in rows.specs})
         self.dense = dense(self.embeddings)
         self.blocks = BlockScorer(self.embeddings, self.dense, config.eval.batch_size or 4 * config.train.batch_size)
-        self.asked = MetricSettings.by(config.eval, config.train.loss, label_means)
+        self.asked = MetricSettings.by(config.eval, config.train.loss, label_means, schema.tasks)
         """The metrics of an evaluation."""
         self._table_index = {spec.name: t for t, spec in enumerate(rows.specs)}
+
+    @property
+    def outputs(self) -> list[str]:
+        """Names of the scores."""
+        return score_names(self.schema.labels, self.schema.tasks)
 
     def logits(self, batch: Batch, unseen: Unseen | None = None) -> Floats:
         """Logits float32 (B, T) of 1 to `blocks.size` samples. An id without a row has its initial value.
@@ -138,7 +144,9 @@ class Trained:
 
     def scores(self, logits_BT: Floats) -> Floats:
         """What a person reads, float32 of the same shape: 1 / (1 + exp(-logit)) in float64, rounded once; the value
-        itself if the labels are numbers."""
+        itself if the labels are numbers. Of several labels as `task_scores`."""
+        if self.schema.tasks:
+            return task_scores(logits_BT, self.schema.tasks)
         if self.asked.numbers:
             return logits_BT
         with np.errstate(invalid="ignore"):  # NaN stays NaN

@@ -58,6 +58,8 @@ class SweepConfig(Settings):
     """Shipped recipes by name, and own ones."""
     seeds: Annotated[list[Annotated[int, Field(ge=0, lt=2**63)]], Field(min_length=1)]
     """Seeds of the job; every recipe is run with each."""
+    metric: str = Field("auc", pattern=r"^auc(/.+)?$")
+    """By what recipes are compared: auc, or auc/LABEL of a job with several labels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,10 +84,15 @@ class PlannedRun:
     variant: Variant
     seed: int
     config: JobConfig
+    metric: str = "auc"
 
     @property
     def name(self) -> str:
         return f"{self.variant.name}-seed{self.seed}"
+
+    def key(self, name: str) -> str:
+        """The key of a metric in an evaluation: of the label by which recipes are compared, where there are several."""
+        return name + self.metric.removeprefix("auc")
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +111,11 @@ class SweepPlan:
     """What it holds."""
 
 
-def load_sweep(path: Path) -> SweepPlan:
-    """Reads a sweep file and plans its runs. Raises ConfigError: one line that names the key and what is allowed."""
+def load_sweep(path: Path, metric: str | None = None) -> SweepPlan:
+    """Reads a sweep file and plans its runs. Raises ConfigError: one line that names the key and what is allowed.
+
+    Args:
+        metric: In place of the file's."""
     try:
         text = read_text(path)
         raw = read_yaml(text)
@@ -116,7 +126,7 @@ def load_sweep(path: Path) -> SweepPlan:
     if not isinstance(raw, dict):
         raise ConfigError(f"{path}: holds {shown(raw)}; allowed: a mapping with base, seeds, and grid or recipes")
     try:
-        config = SweepConfig.model_validate(raw)
+        config = SweepConfig.model_validate(raw if metric is None else raw | {"metric": metric})
     except ValidationError as error:
         raise ConfigError(f"{path}: {_explained(error, raw)}") from error
     try:
@@ -159,15 +169,17 @@ def _plan(sweep: SweepConfig, path: Path, text: str) -> SweepPlan:
             f"base: sets tables.{table}.compression, so that fp32 would not be plain; leave it out, or make it a recipe"
         )
     plain = _uncompressed(base)
-    kept = [(variant, _job(plain, variant, path.resolve().parent)) for variant in map(_shipped, BASELINES)]
+    kept = [
+        (variant, _job(plain, variant, path.resolve().parent, sweep.metric)) for variant in map(_shipped, BASELINES)
+    ]
     known = [config for _, config in kept]
     for variant in (variant for variant in own if variant.name not in BASELINES):
-        config = _job(base, variant, path.resolve().parent)
+        config = _job(base, variant, path.resolve().parent, sweep.metric)
         if not (sweep.grid and config in known):  # a point that is a baseline is run once
             kept.append((variant, config))
     _refuse_equal_names([variant.name for variant, _ in kept])
     runs = [
-        PlannedRun(variant, seed, config.model_copy(update={"seed": seed}))
+        PlannedRun(variant, seed, config.model_copy(update={"seed": seed}), sweep.metric)
         for seed in sweep.seeds
         for variant, config in kept
     ]
@@ -267,13 +279,20 @@ def _refuse_seed(settings: Mapping[str, Any], where: str) -> None:
         raise ConfigError(f"{where}: seed is no setting of a recipe; list the seeds under `seeds`")
 
 
-def _job(base: Nested, variant: Variant, folder: Path) -> JobConfig:
-    """The job of a variant of the sweep file in `folder`."""
+def _job(base: Nested, variant: Variant, folder: Path, metric: str) -> JobConfig:
+    """The job of a variant of the sweep file in `folder`, whose runs are compared by `metric`."""
     model = variant.settings.get("model")
     if isinstance(model, Mapping) and "name" in model:
         base = of_model(base, model["name"])
     config = _validated(anchored(merged(base, variant.settings), folder, JobConfig), variant.name)
-    if "auc" not in config.eval.asked(config.train.loss):
+    if config.data.labels or metric != "auc":
+        known = [name for name in config.evaluated if name.partition("/")[0] == "auc"]
+        if metric not in known:
+            allowed = f"--metric {', '.join(known)}" if known else "eval.metrics with auc"
+            raise ConfigError(
+                f"{variant.name}: does not evaluate {metric}, by which a sweep compares; allowed: {allowed}"
+            )
+    elif "auc" not in config.eval.asked(config.train.loss):
         raise ConfigError(
             f"{variant.name}: does not evaluate auc, by which a sweep compares; allowed: eval.metrics with it"
         )

@@ -75,18 +75,22 @@ class RunResult:
         """Evaluations in order of their steps; of those repeated after a recovery the last."""
         found = {}
         for record in self.records:
-            if isinstance(record, Evaluation) and record.train_bytes and "auc" in record.metrics:
+            if (
+                isinstance(record, Evaluation)
+                and record.train_bytes
+                and (auc := record.metrics.get(self.planned.key("auc"))) is not None
+            ):
                 step, size = record.step or 0, record.train_bytes["total"]
-                found[step] = CurvePoint(step, record.train_samples or 0, size, record.metrics["auc"])
+                found[step] = CurvePoint(step, record.train_samples or 0, size, auc)
         return tuple(found[step] for step in sorted(found))
 
     @property
     def auc(self) -> float | None:
-        return self.scores.get("auc")
+        return self.scores.get(self.planned.key("auc"))
 
     @property
     def logloss(self) -> float | None:
-        return self.scores.get("logloss")
+        return self.scores.get(self.planned.key("logloss"))
 
     @property
     def samples(self) -> int:

@@ -201,8 +201,8 @@ class SweepFolder:
         before, now = RunReader(folder).code, code_of(run.config, code_folder)
         file = next((name for name in {**before, **now} if before.get(name) != now.get(name)), None)
         if found == wanted and file is None:
-            if (scores := summary.get("eval") or {}).get("auc") is None:
-                why = scores.get("note", "the job has no evaluation data")
+            if (scores := summary.get("eval") or {}).get(run.key("auc")) is None:
+                why = scores.get(run.key("note"), "the job has no evaluation data")
                 raise UserError(f"--out {self.path}: {run.name} has no AUC, by which a sweep compares: {why}")
             return True
         other = _difference(found, wanted) if found != wanted else _other_code(str(file), summary)
@@ -265,7 +265,7 @@ def _other_code(file: str, summary: Mapping[str, Any]) -> str:
 
 def _outcome(folder: SweepFolder, run: PlannedRun) -> str:
     summary = read_summary(folder.runs / run.name) or {}
-    auc, per_sample = (summary.get("eval") or {}).get("auc"), (summary.get("bytes") or {}).get("per_sample")
+    auc, per_sample = (summary.get("eval") or {}).get(run.key("auc")), (summary.get("bytes") or {}).get("per_sample")
     parts = [
         "" if auc is None else f"AUC {auc:.4f}",
         "" if per_sample is None else f"{per_sample:,.1f} bytes per sample",

@@ -8,9 +8,9 @@ import torch
 from shardkeep.base.errors import ConfigError, UserError
 from shardkeep.base.yaml_text import write_yaml
 from shardkeep.config import parse_config
-from shardkeep.workers.model_config import MODELS, keys_of
+from shardkeep.workers.model_config import MODELS, OwnModelConfig, keys_of
 from shardkeep.workers.models.layers.interaction import DotInteraction
-from shardkeep.workers.models.registry import build_model, row_dim, start_at
+from shardkeep.workers.models.registry import build_model, build_own_model, row_dim, start_at
 from tests.support.cases import every
 from tests.support.towers import model_config
 
@@ -55,9 +55,9 @@ def test_a_model_gives_one_logit_a_sample_and_gradients_reach_all_parameters_and
 @every("num_dense", [5, 0], ids=["dense", "no dense"])
 def test_a_model_that_starts_at_a_mean_adds_it_to_every_output(name, num_dense):
     model, (dense, leaves) = made(name, num_dense=num_dense).eval(), inputs(num_dense=num_dense, name=name)
-    start_at(model, 0.0)
+    start_at(model, [0.0])
     before = model(dense, leaves)
-    start_at(model, 2.5)
+    start_at(model, [2.5])
     torch.testing.assert_close(model(dense, leaves), before + 2.5)
 
 
@@ -228,7 +228,11 @@ def test_an_option_that_the_model_does_not_use_is_refused_by_name(settings, said
 )
 def test_a_wrong_model_setting_is_refused_in_one_line(settings, said, own_folder):
     with pytest.raises(UserError) as refused:
-        build_model(model_config(**settings), num_dense=3, features={"x": 4}, default_dim=4, import_from=own_folder)
+        config = model_config(**settings)
+        if isinstance(config, OwnModelConfig):
+            build_own_model(config, {"num_dense": 3, "features": {"x": 4}}, import_from=own_folder)
+        else:
+            build_model(config, num_dense=3, features={"x": 4}, default_dim=4)
     assert said in str(refused.value) and "\n" not in str(refused.value)
 
 
@@ -243,7 +247,7 @@ def test_what_has_no_input_is_refused():
 
 def test_a_class_of_the_users_is_found_beside_the_config_and_gets_its_options(own_folder):
     config = model_config(name="own_model:Own", options={"hidden": 7})
-    model = build_model(config, num_dense=3, features={"x": 4}, default_dim=4, import_from=own_folder)
+    model = build_own_model(config, {"num_dense": 3, "features": {"x": 4}}, import_from=own_folder)
     assert model.layer.in_features == 7 and model.asked == (3, {"x": 4})
 
 

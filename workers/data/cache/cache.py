@@ -84,13 +84,21 @@ class Conversion:
             "places": [place_of(path) for path in paths],
             "form": layout.form,
             "reading": self.reading,
-            "label": layout.label.model_dump(exclude={"kind"} if layout.label.kind == "class" else None),
+            **_of_labels(layout),
             "dense": [c.model_dump() for c in layout.dense],
             "sparse": [c.model_dump(exclude={"table", "pooling"}) for c in layout.sparse],
             "scale": layout.scale,
             "missing": layout.missing,
             **({"sequences": groups} if groups else {}),
         }
+
+
+def _of_labels(layout: ColumnLayout) -> dict[str, Any]:
+    """The settings of labels that their stored values depend on."""
+    if layout.tasks:
+        return {"labels": [label.model_dump(exclude={"loss", "weight"}) for label in layout.tasks]}
+    label = layout.labels[0]
+    return {"label": label.model_dump(exclude={"kind"} if label.kind == "class" else None)}
 
 
 def open_cached(
@@ -114,7 +122,11 @@ def open_cached(
     trained = entries[0].content
     if held:
         entries.append(_obtain(job, job.evaluation(held, trained.fitted), trained.fitted, progress))
-    check_matched([value for value in trained.absent if all(value in e.content.absent for e in entries)], "the data")
+    check_matched(
+        [value for value in trained.absent if all(value in e.content.absent for e in entries)],
+        "the data",
+        layout.labels,
+    )
     parts = {name: part for entry in entries for name, part in entry.parts.items()}
     checksums = {name: checksum for entry in entries for name, checksum in entry.content.checksums.items()}
     mark = content_fingerprint(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -17,7 +17,7 @@ from shardkeep.base.arrays import Bools
 from shardkeep.base.errors import DataError
 from shardkeep.workers.data.columnar import ColumnarWriter
 from shardkeep.workers.data.conversion.chunk import Chunk
-from shardkeep.workers.data.conversion.labels import PartCheck, Unlabelled, listed, unmatched
+from shardkeep.workers.data.conversion.labels import Absent, LabelValues, PartCheck, Unlabelled, add_missing
 from shardkeep.workers.data.conversion.layout import ColumnLayout, Fitted, PriorFit
 from shardkeep.workers.data.conversion.reader import RowReader
 from shardkeep.workers.data.gather_kernels import hold_out
@@ -49,8 +49,13 @@ class Converter:
     def __init__(self, layout: ColumnLayout, fitted: Fitted | None = None, prior: PriorFit | None = None) -> None:
         self.reader = RowReader(layout, fitted, prior)
         self.skipped = 0
-        self.absent = list(listed(layout.label)) if layout.form > 1 else []  # values that mean 1, not seen yet
-        self._label = layout.label
+        self._absent = Absent(layout.labels, layout.rules)
+        self._labels = layout.labels
+
+    @property
+    def absent(self) -> list[str]:
+        """Values that mean 1, and that no row has had yet."""
+        return self._absent.told()
 
     def convert(
         self,
@@ -68,25 +73,36 @@ class Converter:
         """
         both = train is not None and held is not None
         names = (("training", train), ("evaluation", held))
-        checks = {name: PartCheck(name) for name, writer in names if writer is not None}
-        row, unlabelled = 0, Unlabelled(self._label)
+        checks = {name: [PartCheck(name) for _ in self._labels] for name, writer in names if writer is not None}
+        row, unlabelled = 0, [Unlabelled(label) for label in self._labels]
         for chunk in itertools.chain.from_iterable(chunk.parts() for chunk in chunks):
             row += len(chunk)
             labels = self.reader.labels(chunk)
-            self.absent = unmatched(chunk.column(self._label.column), self.absent, self.reader.rules)
-            if unlabelled.add(chunk, labels.missing_N):
+            self._absent.see(chunk)
+            if add_missing(unlabelled, chunk, labels):
                 continue  # an error already: only counts
+            kept_N = labels.kept(self._labels)
             held_N = split.held(chunk) if both else np.full(len(chunk), train is None)
             for writer, name, own_N in ((train, "training", ~held_N), (held, "evaluation", held_N)):
-                own_N = own_N & ~labels.missing_N
+                own_N = own_N & kept_N
                 if writer is not None and own_N.any():
                     part = chunk.filter(own_N)
                     rows = self.reader.rows(part, labels.value_N[own_N], learn=writer is train)
-                    checks[name].add(rows.label_N, part, self._label)
+                    self._check(checks[name], rows.label_N, part)
                     writer.add(rows)
         if not row:
             raise DataError(f"{origin or 'the data'}: has no rows")
-        unlabelled.finish(row)
-        self.skipped += unlabelled.count
-        for check in checks.values():
-            check.finish(self._label, f" (data.eval_fraction: {split.share})" if both else "")
+        for one in unlabelled:
+            one.finish(row)
+            self.skipped += one.count if one.label.missing == "skip" else 0
+        for part_checks in checks.values():
+            self._finish(part_checks, f" (data.eval_fraction: {split.share})" if both else "")
+
+    def _finish(self, checks: Sequence[PartCheck], advice: str) -> None:
+        for check, label in zip(checks, self._labels, strict=True):
+            check.finish(label, advice)
+
+    def _check(self, checks: Sequence[PartCheck], label_N: LabelValues, part: Chunk) -> None:
+        columns = label_N.T if label_N.ndim == 2 else [label_N]
+        for check, values_N, label in zip(checks, columns, self._labels, strict=True):
+            check.add(values_N, part, label)

@@ -17,7 +17,7 @@ from shardkeep.base.settings import Settings, first_problem
 from shardkeep.workers.data.columnar import ColumnarDataset, ColumnarWriter
 from shardkeep.workers.data.conversion.categories import Kind
 from shardkeep.workers.data.conversion.chunk import Chunk
-from shardkeep.workers.data.conversion.labels import LabelValues
+from shardkeep.workers.data.conversion.labels import LabelValues, no_labels
 from shardkeep.workers.data.conversion.layout import ColumnLayout, Fitted, PriorFit
 from shardkeep.workers.data.conversion.reader import RowReader
 from shardkeep.workers.data.conversion.rules import FORM
@@ -31,7 +31,9 @@ from shardkeep.workers.data_config import (
     Scaling,
     SequenceConfig,
     SparseColumn,
+    TaskColumn,
 )
+from shardkeep.workers.label_config import check_labels
 
 
 def _float32(value: float) -> float:
@@ -40,8 +42,8 @@ def _float32(value: float) -> float:
     return value
 
 
-WITH_SEQUENCES = 3
-"""The form of records with sequences, which earlier readers would leave out."""
+LATEST = 3
+"""The form of inputs of several labels or with sequences: a reader of before would take them for none."""
 _LARGEST32 = float(np.finfo(np.float32).max)
 _Float32 = Annotated[float, AfterValidator(_float32)]
 _AnyFloat32 = Annotated[float, Field(allow_inf_nan=True), AfterValidator(_float32)]
@@ -79,9 +81,10 @@ class _StoredLayout(Settings):
 
     model_config = ConfigDict(extra="ignore")  # of a later version
 
-    form: int = Field(1, ge=1, le=WITH_SEQUENCES)
+    form: int = Field(1, ge=1, le=LATEST)
     rules: int = Field(FORM, ge=1, le=FORM)  # of form 3
-    label: LabelColumn
+    label: LabelColumn | None = None
+    labels: list[TaskColumn] = Field(default_factory=list)
     dense: list[DenseColumn]
     sparse: list[SparseColumn]
     scale: Scaling
@@ -91,19 +94,28 @@ class _StoredLayout(Settings):
 
     @model_validator(mode="after")
     def _columns_differ(self) -> _StoredLayout:
+        if (self.form == LATEST) != bool(self.labels or self.sequences) or (self.label is None) == (not self.labels):
+            raise ValueError("label: is missing, or is not of this form")
+        check_labels(self.labels)
         dense, sparse = [c.column for c in self.dense], [c.column for c in self.sparse]
         entries = [name for group in self.sequences.values() for name in group.columns]
         for key, columns in (("dense", dense), ("sparse", sparse), ("sequences", [*entries, *{*dense, *sparse}])):
-            names = [self.label.column, *(columns if key != "sequences" or entries else [])]
+            names = [label.column for label in self.targets]
+            names += columns if key != "sequences" or entries else []
             if twice := next((name for name in names if names.count(name) > 1), None):
                 raise ValueError(f"{key}: column {twice[:60]!r} is there twice, or is the label")
         return self
 
     def layout(self) -> ColumnLayout:
         """What is stored."""
-        columns = self.label, tuple(self.dense), tuple(self.sparse)
-        form = self.rules if self.form == WITH_SEQUENCES else self.form
+        columns = self.targets, tuple(self.dense), tuple(self.sparse)
+        form = self.rules if self.form == LATEST else self.form
         return ColumnLayout(*columns, self.scale, tuple(self.missing), self.weight, form=form, sequences=self.sequences)
+
+    @property
+    def targets(self) -> tuple[LabelColumn | TaskColumn, ...]:
+        """The label, or the several ones."""
+        return tuple(self.labels) if self.label is None else (self.label,)
 
 
 class _Stored(_StoredLayout):
@@ -156,9 +168,11 @@ class Inputs:
         """JSON types, which `of_json` reads."""
         layout = self.layout
         groups = {name: group.model_dump() for name, group in layout.sequences.items()}
+        later = bool(groups or layout.tasks)
+        tasks = [label.model_dump() for label in layout.tasks]
         return {
-            **({"form": WITH_SEQUENCES, "rules": layout.form} if groups else {"form": layout.form}),
-            "label": layout.label.model_dump(),
+            **({"form": LATEST, "rules": layout.form} if later else {"form": layout.form}),
+            **({"labels": tasks} if tasks else {"label": layout.labels[0].model_dump()}),
             "dense": [column.model_dump() for column in layout.dense],
             "sparse": [column.model_dump() for column in layout.sparse],
             "scale": layout.scale,
@@ -181,22 +195,24 @@ class Inputs:
     def columns(self) -> list[str]:
         """Names of the raw columns that the model reads, each once; without the label and the weight of a sample."""
         layout = replace(self.layout, weight=None)
-        return [name for name in layout.raw_columns() if name != layout.label.column]
+        return [name for name in layout.raw_columns() if name not in layout.label_columns]
 
     def labelled(self, chunk: Chunk) -> tuple[Chunk, LabelValues]:
         """The rows of a chunk that have a label, and their labels. Raises DataError for a missing label, unless
         `data.label.missing` is skip."""
         labels = RowReader(self.layout, self.fitted).labels(chunk)
-        if self.layout.label.missing == "error":
-            chunk.column(self.layout.label.column).check(labels.missing_N, "the label is missing")
-        return chunk.filter(~labels.missing_N), labels.value_N[~labels.missing_N]
+        for label, missing_N in zip(self.layout.labels, labels.missing_NT.T, strict=True):
+            if label.missing == "error":
+                chunk.column(label.column).check(missing_N, "the label is missing")
+        kept_N = labels.kept(self.layout.labels)
+        return chunk.filter(kept_N), labels.value_N[kept_N]
 
     def samples(self, chunk: Chunk, label_N: LabelValues | None = None) -> ColumnarDataset:
         """The samples of a chunk of 1 row or more, in memory. Without `label_N` the labels are 0, and no column of
         labels or weights is read. Raises DataError for what cannot be a sample."""
         layout, fitted = self.layout, self.fitted
         if label_N is None:
-            layout, label_N = replace(layout, weight=None), np.zeros(len(chunk), np.uint8)
+            layout, label_N = replace(layout, weight=None), no_labels(layout.labels, len(chunk))
         sink = pa.BufferOutputStream()
         writer = ColumnarWriter(sink)
         writer.add(RowReader(layout, fitted).rows(chunk, label_N, learn=False))

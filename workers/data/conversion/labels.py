@@ -18,28 +18,78 @@ from shardkeep.base.errors import DataError
 from shardkeep.workers.data.conversion.chunk import Chunk, Column
 from shardkeep.workers.data.conversion.decoding import decode_numbers
 from shardkeep.workers.data.conversion.rules import ReadingRules, equal_to, is_number, is_text, number_of, numbers_of
-from shardkeep.workers.data_config import LabelColumn, Threshold
+from shardkeep.workers.data_config import LabelColumn, TaskColumn, Threshold
 
 LabelValues = NDArray[np.uint8] | NDArray[np.float32]
+AnyLabel = LabelColumn | TaskColumn
+_SKIPS = "skip leaves such rows out"
 
 
 @dataclass(frozen=True)
 class Labels:
-    """value_N: uint8, 0 and 1, or float32, any number; missing_N: bool, where there is no label, and the value means
-    nothing."""
+    """The labels of rows.
+
+    Attributes:
+        value_N: uint8, 0 and 1, or float32, any number; of several labels float32 (N, T), NaN = the row has no such
+            label.
+        missing_NT: bool, where a row lacks a label that it should have; the value of a single label means nothing
+            there.
+    """
+
+    value_N: LabelValues
+    missing_NT: NDArray[np.bool_]
+
+    def kept(self, labels: Sequence[AnyLabel]) -> NDArray[np.bool_]:
+        """Which rows are samples, bool (N,): those that lack no label whose rows are skipped."""
+        skipped = [label.missing == "skip" for label in labels]
+        lacking_N: NDArray[np.bool_] = self.missing_NT[:, skipped].max(axis=1, initial=False)
+        return ~lacking_N
+
+
+def decode_labels(chunk: Chunk, labels: Sequence[AnyLabel], rules: ReadingRules) -> Labels:
+    """The labels of a chunk. A label is masked where the label that is `given` is not 1.
+
+    Raises DataError, naming the row, as `_decoded`, and for a 1 `after` a label that is 0."""
+    found = []
+    for label in labels:
+        column = chunk.column(label.column)
+        with column.named():
+            found.append(_decoded(column, label, rules))
+    if len(found) == 1:
+        return Labels(found[0].value_N, found[0].missing_N[:, None])
+    missing_NT = np.stack([one.missing_N for one in found], axis=1)
+    value_NT = np.stack([one.value_N for one in found], axis=1).astype(np.float32)
+    value_NT[missing_NT] = np.nan
+    names = [label.column for label in labels]
+    for t, label in enumerate(labels):
+        if isinstance(label, TaskColumn) and label.given is not None:
+            outside_N = value_NT[:, names.index(label.given)] != 1.0
+            value_NT[outside_N, t], missing_NT[outside_N, t] = np.nan, False
+        if isinstance(label, TaskColumn) and label.after is not None:
+            alone_N = (value_NT[:, t] == 1.0) & (value_NT[:, names.index(label.after)] == 0.0)
+            if label.missing != "mask":
+                problem = f"is 1 and {label.after} is 0, without which it does not happen (after: {label.after})"
+                chunk.column(label.column).check(alone_N, f"{problem}; allowed: missing: mask, or mend the data")
+            value_NT[alone_N, t] = np.nan
+    return Labels(value_NT, missing_NT)
+
+
+@dataclass(frozen=True)
+class _Decoded:
+    """One label: value_N as of `Labels`; missing_N: bool, where there is none."""
 
     value_N: LabelValues
     missing_N: NDArray[np.bool_]
 
 
-def decode_labels(column: Column, label: LabelColumn, rules: ReadingRules) -> Labels:
-    """The labels; a value of `missing` that `positive` lists too is no missing one.
+def _decoded(column: Column, label: AnyLabel, rules: ReadingRules) -> _Decoded:
+    """A label; a value of `missing` that `positive` lists too is no missing one.
 
     Raises DataError, naming the row, for one that is not 0 or 1, or that is not a number.
     """
     if isinstance(label.positive, Threshold):
         numbers_N = decode_numbers(column, rules)
-        return Labels(_within(label.positive, numbers_N).astype(np.uint8), np.isnan(numbers_N))
+        return _Decoded(_within(label.positive, numbers_N).astype(np.uint8), np.isnan(numbers_N))
     if label.positive is not None:
         positive = listed(label)
         numbers = numbers_of(positive) if rules.form > 1 else []
@@ -50,29 +100,63 @@ def decode_labels(column: Column, label: LabelColumn, rules: ReadingRules) -> La
     try:
         numbers_N = decode_numbers(column, rules)
     except DataError as error:
-        raise DataError(f"{error} (label; name the values that mean 1 in data.label.positive)") from error
+        raise DataError(f"{error} (label; name the values that mean 1 in {_key(label)}.positive)") from error
     missing_N = np.isnan(numbers_N)
-    allowed = "0 and 1, data.label.positive, or train.loss: mse for numbers"
+    several = isinstance(label, TaskColumn)
+    allowed = f"0 and 1, {_key(label)}.positive, or {_key(label) if several else 'train'}.loss: mse for numbers"
     wrong_N = ~((numbers_N == 0.0) | (numbers_N == 1.0) | missing_N)
     column.check(wrong_N, lambda index: f"the label is {numbers_N[index]:g}; allowed: {allowed}")
-    return Labels((numbers_N == 1.0).astype(np.uint8), missing_N)
+    return _Decoded((numbers_N == 1.0).astype(np.uint8), missing_N)
 
 
-def listed(label: LabelColumn) -> tuple[str, ...]:
+def no_labels(labels: Sequence[AnyLabel], num_rows: int) -> LabelValues:
+    """Labels for rows that are only scored: 0."""
+    return np.zeros(num_rows, np.uint8) if len(labels) == 1 else np.zeros((num_rows, len(labels)), np.float32)
+
+
+def _key(label: AnyLabel) -> str:
+    """The setting of a label, as a message names it."""
+    return f"data.labels.{label.column}" if isinstance(label, TaskColumn) else "data.label"
+
+
+def listed(label: AnyLabel) -> tuple[str, ...]:
     """The values that mean 1, where the label lists them."""
     return tuple(text.strip() for text in label.positive) if isinstance(label.positive, list) else ()
 
 
-def unmatched(column: Column, values: Sequence[str], rules: ReadingRules) -> list[str]:
-    """Which of the values that mean 1 no row of the column has."""
-    bare = replace(rules, missing=())
-    return [value for value in values if not _positives(column, [value], bare).value_N.any()]
+@dataclass
+class Absent:
+    """Values that mean 1, and that no row has had yet, by the column of their label."""
+
+    labels: Sequence[AnyLabel]
+    rules: ReadingRules
+    values: dict[str, list[str]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.values = {label.column: list(listed(label)) for label in self.labels if self.rules.form > 1}
+
+    def see(self, chunk: Chunk) -> None:
+        """Takes in the rows of a chunk."""
+        bare = replace(self.rules, missing=())
+        for name, values in self.values.items():
+            column = chunk.column(name)
+            self.values[name] = [value for value in values if not _positives(column, [value], bare).value_N.any()]
+
+    def told(self) -> list[str]:
+        """The values, of several labels behind their label's name."""
+        several = len(self.labels) > 1
+        return [f"{name}: {value}" if several else value for name, values in self.values.items() for value in values]
 
 
-def check_matched(absent: Sequence[str], where: str) -> None:
+def check_matched(absent: Sequence[str], where: str, labels: Sequence[AnyLabel]) -> None:
     """Raises DataError for values that mean 1 and that no row has: one that is misspelt makes labels of 0 of all."""
-    if absent:
-        raise DataError(f"data.label.positive: no row of {where} has {absent[0]!r}")
+    if not absent:
+        return
+    label = next((each for each in labels if absent[0].startswith(f"{each.column}: ")), None)
+    if isinstance(label, TaskColumn):
+        value = absent[0].removeprefix(f"{label.column}: ")
+        raise DataError(f"{_key(label)}.positive: no row of {where} has {value!r}")
+    raise DataError(f"data.label.positive: no row of {where} has {absent[0]!r}")
 
 
 def left_out(count: int) -> str:
@@ -86,15 +170,15 @@ def _within(bounds: Threshold, numbers_N: Float64s) -> NDArray[np.bool_]:
     return (numbers_N > (-np.inf if above is None else above)) & (numbers_N < (np.inf if below is None else below))
 
 
-def _numbers(column: Column, rules: ReadingRules) -> Labels:
+def _numbers(column: Column, rules: ReadingRules) -> _Decoded:
     numbers_N = decode_numbers(column, rules)
     with np.errstate(over="ignore"):
         value_N = numbers_N.astype(np.float32)
     column.check(np.isinf(value_N), "the label is beyond float32")
-    return Labels(value_N, np.isnan(numbers_N))
+    return _Decoded(value_N, np.isnan(numbers_N))
 
 
-def _positives(column: Column, positive: Sequence[str], rules: ReadingRules) -> Labels:
+def _positives(column: Column, positive: Sequence[str], rules: ReadingRules) -> _Decoded:
     """Numbers are compared by value where all of `positive` are numbers, else texts."""
     numbers = numbers_of(positive)
     by_value = len(numbers) == len(positive)
@@ -108,7 +192,7 @@ def _positives(column: Column, positive: Sequence[str], rules: ReadingRules) -> 
             positive_N = np.array(equal_to(pc.replace_substring(texts, column.decimal, "."), numbers))
         else:
             positive_N = np.array(pc.is_in(texts, value_set=pa.array(positive, texts.type)))
-    return Labels(positive_N.astype(np.uint8), missing_N)
+    return _Decoded(positive_N.astype(np.uint8), missing_N)
 
 
 def label_texts(column: Column, rules: ReadingRules) -> pa.Array:
@@ -129,8 +213,9 @@ class PartCheck:
     num_positive: int = 0
     seen: dict[str, None] = field(default_factory=dict)
 
-    def add(self, labels_N: LabelValues, chunk: Chunk, label: LabelColumn) -> None:
-        """Counts a chunk's labels and remembers the first few texts for the error message."""
+    def add(self, labels_N: LabelValues, chunk: Chunk, label: AnyLabel) -> None:
+        """Counts a chunk's labels, those that are not NaN, and remembers the first few texts for the error message."""
+        labels_N = labels_N[~np.isnan(labels_N)] if labels_N.dtype == np.float32 else labels_N
         self.num_rows += len(labels_N)
         if label.kind == "number":
             return
@@ -139,14 +224,15 @@ class PartCheck:
             texts = pc.unique(label_texts(chunk.column(label.column), ReadingRules()).slice(0, 10_000))
             self.seen |= dict.fromkeys(str(t) for t in texts.to_pylist())
 
-    def finish(self, label: LabelColumn, advice: str = "") -> None:
+    def finish(self, label: AnyLabel, advice: str = "") -> None:
         """Raises DataError where the part has no rows or one class."""
         if not self.num_rows:
-            raise DataError(f"the {self.name} data has no rows{advice}")
+            what = f"row with the label {label.column}" if isinstance(label, TaskColumn) else "rows"
+            raise DataError(f"the {self.name} data has no {what}{advice}")
         if label.kind == "class" and self.num_positive in (0, self.num_rows):
             value = 1 if self.num_positive else 0
             held = ", ".join(repr(t) for t in list(self.seen)[:10])
-            hint = "; check data.label.positive" if label.positive is not None else ""
+            hint = f"; check {_key(label)}.positive" if label.positive is not None else ""
             raise DataError(
                 f"label column {label.column}: all {self.num_rows} rows of the {self.name} data are class {value} "
                 f"(the column holds {held}); both classes are needed{hint}{advice}"
@@ -157,7 +243,7 @@ class PartCheck:
 class Unlabelled:
     """Counts the rows whose label is missing, which are an error or left out."""
 
-    label: LabelColumn
+    label: AnyLabel
     count: int = 0
     first: DataError | None = None
 
@@ -171,5 +257,11 @@ class Unlabelled:
     def finish(self, num_rows: int) -> None:
         """Raises DataError where missing labels are an error, and where no row has a label."""
         if self.first is not None and (self.label.missing == "error" or self.count == num_rows):
-            known = "; data.label.missing: skip leaves such rows out" if self.label.missing == "error" else ""
+            way = "mask counts such rows for the other labels" if isinstance(self.label, TaskColumn) else _SKIPS
+            known = f"; {_key(self.label)}.missing: {way}" if self.label.missing == "error" else ""
             raise DataError(f"{self.first} ({self.count:,} of {num_rows:,} rows){known}")
+
+
+def add_missing(unlabelled: Sequence[Unlabelled], chunk: Chunk, labels: Labels) -> bool:
+    """Counts the missing labels of a chunk; whether those so far are an error."""
+    return any([one.add(chunk, missing_N) for one, missing_N in zip(unlabelled, labels.missing_NT.T, strict=True)])  # noqa: C419 - all count

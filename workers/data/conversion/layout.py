@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, field
 from functools import cached_property
 from typing import Any
@@ -21,14 +21,16 @@ from shardkeep.workers.data_config import (
     SequenceConfig,
     SequenceNumber,
     SparseColumn,
+    TaskColumn,
 )
 
 
 @dataclass(frozen=True)
 class ColumnLayout:
-    """Which raw columns become what. `lists` is known only once the first chunk is seen."""
+    """Which raw columns become what. `lists` is known only once the first chunk is seen. `labels`: one of `data.label`,
+    or several of `data.labels`."""
 
-    label: LabelColumn
+    labels: tuple[LabelColumn | TaskColumn, ...]
     dense: tuple[DenseColumn, ...]
     sparse: tuple[SparseColumn, ...]
     scale: Scaling
@@ -46,9 +48,19 @@ class ColumnLayout:
     @property
     def schema(self) -> Schema:
         """The schema of the samples."""
-        features = features_of(self.sparse)
+        names, features = tuple(c.column for c in self.numbers), features_of(self.sparse)
         sequences = sequences_of(self.sequences, features)
-        return Schema(tuple(c.column for c in self.numbers), features, (self.label.column,), sequences)
+        return Schema(names, features, self.label_columns, sequences, tasks=self.tasks)
+
+    @property
+    def label_columns(self) -> tuple[str, ...]:
+        """Names of the labels."""
+        return tuple(label.column for label in self.labels)
+
+    @property
+    def tasks(self) -> tuple[TaskColumn, ...]:
+        """The labels of `data.labels`; () = there is one label."""
+        return tuple(label for label in self.labels if isinstance(label, TaskColumn))
 
     @cached_property
     def numbers(self) -> tuple[DenseColumn, ...]:
@@ -79,14 +91,14 @@ class ColumnLayout:
         """Names of the columns to read, each once."""
         weights = [c.weights for c in self.sparse if c.weights is not None]
         scalars = [name for name in (self.weight, self.time) if name is not None]
-        used = [self.label.column, *(c.column for c in self.dense), *(c.column for c in self.sparse), *weights]
+        used = [*self.label_columns, *(c.column for c in self.dense), *(c.column for c in self.sparse), *weights]
         entries = [name for group in self.sequences.values() for name in group.columns]
         return list(dict.fromkeys([*used, *entries, *scalars]))
 
 
 def layout_of(config: DataConfig, *, scale: Scaling = "standard") -> ColumnLayout:
     """The layout that the config describes. Raises ConfigError where it cannot be one."""
-    if config.label is None:
+    if not config.targets:
         raise ConfigError(f"data.label: is missing; source: {config.source} needs the column to predict")
     if not config.dense and not config.sparse and not config.sequences:
         raise ConfigError("data.dense and data.sparse: are both empty; allowed: at least one column")
@@ -94,14 +106,15 @@ def layout_of(config: DataConfig, *, scale: Scaling = "standard") -> ColumnLayou
         names = [number.column for c in columns for number in (c.numbers() if isinstance(c, DenseColumn) else [c])]
         if twice := sorted({n for n in names if names.count(n) > 1}):
             raise ConfigError(f"data.{key}: names column {twice[0]} twice; allowed: each column once")
-        if config.label.column in names:
-            raise ConfigError(f"data.{key}: names {config.label.column}, which is the label")
-    if config.weight == config.label.column:
-        raise ConfigError(f"data.weight: names {config.weight}, which is the label")
-    _check_sequences(config, config.label)
+        _refuse_labels(config, key, names)
+    _refuse_labels(config, "weight", [config.weight])
+    if config.labels:
+        _refuse_labels(config, "time", [config.time])
+        _refuse_labels(config, "sparse.weights", [column.weights for column in config.sparse])
+    _check_sequences(config)
     dense, sparse = tuple(config.dense), tuple(config.sparse)
     return ColumnLayout(
-        config.label,
+        config.targets,
         dense,
         sparse,
         config.scale or scale,
@@ -112,12 +125,20 @@ def layout_of(config: DataConfig, *, scale: Scaling = "standard") -> ColumnLayou
     )
 
 
-def _check_sequences(config: DataConfig, label: LabelColumn) -> None:
+def _refuse_labels(config: DataConfig, key: str, names: Sequence[str | None]) -> None:
+    """Raises ConfigError where a label is among the columns of another use."""
+    for label in config.targets:
+        if label.column in names:
+            raise ConfigError(f"data.{key}: names {label.column}, which is {'a' if config.labels else 'the'} label")
+
+
+def _check_sequences(config: DataConfig) -> None:
     """Raises ConfigError for a column of a sequence that is anything else too, and for the name of a feature."""
     used: dict[str | None, str] = {c.weights: "a column of weights" for c in config.sparse}
     used |= {c.column: "in data.dense" for column in config.dense for c in (column, *column.numbers())}
     used |= {c.column: "in data.sparse" for c in config.sparse}
-    used |= {config.weight: "data.weight", config.time: "data.time", label.column: "the label"}
+    used |= {config.weight: "data.weight", config.time: "data.time"}
+    used |= {label.column: "a label" if config.labels else "the label" for label in config.targets}
     features = {c.column for c in config.sparse}
     for name, group in config.sequences.items():
         if name in features:

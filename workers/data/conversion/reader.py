@@ -161,9 +161,7 @@ class RowReader:
 
     def labels(self, chunk: Chunk) -> Labels:
         """The labels of a chunk. Raises DataError."""
-        column = chunk.column(self.layout.label.column)
-        with column.named():
-            return decode_labels(column, self.layout.label, self.rules)
+        return decode_labels(chunk, self.layout.labels, self.rules)
 
     def _dense(
         self, chunk: Chunk, dense: DenseColumn, scalers: Sequence[ColumnScaler], out_NW: Floats, *, learn: bool

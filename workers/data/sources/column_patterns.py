@@ -24,7 +24,7 @@ def named_columns(config: DataConfig, names: Callable[[], Sequence[str]]) -> Dat
         return config
     known = list(dict.fromkeys(names()))
     taken: set[str | None] = {*named, *entries, config.weight, config.time, *(c.weights for c in config.sparse)}
-    taken |= {config.label.column} if config.label is not None else set()
+    taken |= {label.column for label in config.targets}
     free = [name for name in known if name not in taken]
     dense = _expand("dense", config.dense, known, free)
     sparse = _expand("sparse", config.sparse, known, free)

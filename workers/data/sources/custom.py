@@ -30,7 +30,7 @@ def open_custom(config: DataConfig, *, seed: int, progress: Progress | None) -> 
     Arrays are held in memory, in every worker; an object with `schema`, `__len__` and `gather` is used as it is.
     Raises ConfigError where the function cannot be found, DataError for what it returns.
     """
-    refuse(config, ("synthetic", "train", "eval", *DIALECT, "cache", "weight", "time"))
+    refuse(config, ("synthetic", "train", "eval", *DIALECT, "cache", "weight", "time", "labels"))
     function = load_named(config.source, setting="data.source", folder=Path(config.root))
     parts = [_call(function, config, split) for split in ("train", "eval")]
     if isinstance(parts[0], Dataset):
@@ -104,7 +104,7 @@ def _convert(config: DataConfig, parts: list[Mapping[str, Any]], seed: int) -> D
         converter.convert([_chunk(config.source, parts[1])], None, writers[1])
     for writer in writers:
         writer.close()
-    check_matched(converter.absent, "the data")
+    check_matched(converter.absent, "the data", layout.labels)
     fitted = converter.reader.fitted()
     datasets = [
         ColumnarDataset(sink.getvalue(), schema=layout.schema, lists=fitted.lists, transform=fitted.transform)

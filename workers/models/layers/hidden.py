@@ -71,6 +71,7 @@ class HiddenOptions:
         checkpointing: Keep only the inputs of each hidden layer for the backward pass and compute the rest again.
         bias: Whether hidden layers have one.
         sync_norm: Batch norm and Dice take the statistics of all workers' samples.
+        outputs: Of the last layer: one for each label.
     """
 
     norm: str = "none"
@@ -80,6 +81,7 @@ class HiddenOptions:
     checkpointing: bool = False
     bias: bool = True
     sync_norm: bool = False
+    outputs: int = 1
 
     def linear(self, inputs: int, outputs: int, *, bias: bool = True) -> nn.Linear:
         """A Linear with these initial values."""

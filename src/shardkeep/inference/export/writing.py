@@ -161,7 +161,5 @@ def _cost(
         return None
     before = trained_of_checkpoint(config, checkpoint, inputs.layout.schema, inputs)
     first, then = metrics_on(before, dataset, told), metrics_on(after, dataset, told)
-    both = [
-        (name, value, then[name]) for name, value in first.items() if name not in COUNTS and isinstance(value, float)
-    ]
-    return {name: changed - value for name, value, changed in both if isinstance(changed, float)}
+    both = [(name, value, then.get(name)) for name, value in first.items() if name.partition("/")[0] not in COUNTS]
+    return {n: changed - value for n, value, changed in both if isinstance(value, float) and isinstance(changed, float)}

@@ -39,7 +39,7 @@ class Loaded:
     def of(cls, predictor: Predictor, made_at: float | None = None, unseen: Unseen | None = None) -> Loaded:
         unseen = unseen or Unseen(predictor.inputs.layout.schema)
         made_at = time.time() if made_at is None else made_at
-        signature = Signature(predictor.inputs, predictor.labels)
+        signature = Signature(predictor.inputs, predictor.outputs)
         blocks = predictor.small_blocks(unseen)
         blocks.warm()
         return cls(predictor, signature, Conversion(predictor.inputs), blocks, made_at, unseen)
@@ -67,7 +67,7 @@ class Loaded:
             return invalid(str(error).removeprefix("the data, ").removeprefix("the data: "))
         except Exception as error:  # a model of the user's own: this request fails, the server does not
             return Refusal(Status.INTERNAL, f"scoring failed: {type(error).__name__}: {error}".splitlines()[0])
-        return np.concatenate(parts) if parts else np.empty((0, len(self.predictor.labels)), np.float32)
+        return np.concatenate(parts) if parts else np.empty((0, len(self.predictor.outputs)), np.float32)
 
 
 class ServedModel:

@@ -61,13 +61,12 @@ class _Plan:
 class Signature:
     """The tensors of a model. Any thread may call: plans are kept by single steps of a dict."""
 
-    def __init__(self, inputs: Inputs, labels: Sequence[str]) -> None:
+    def __init__(self, inputs: Inputs, outputs: Sequence[str]) -> None:
         self._described = {column.name: column for column in input_columns(inputs)}
         self.columns = tuple(self._described)
         self.inputs = tuple(tensor for column in self._described.values() for tensor in _tensors_of(column))
-        names = ["score"] if len(labels) == 1 else [f"score_{label}" for label in labels]
-        self.outputs = tuple(TensorMetadata(name, "FP32") for name in names)
-        self._output_index = {name: t for t, name in enumerate(names)}
+        self.outputs = tuple(TensorMetadata(name, "FP32") for name in outputs)
+        self._output_index = {name: t for t, name in enumerate(outputs)}
         self._plans = Recent(self._plan, MOST_HEADINGS)
 
     def same(self, other: Signature) -> bool:

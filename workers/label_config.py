@@ -1,0 +1,182 @@
+"""Settings of labels: what a model predicts, and the loss of each label."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from shardkeep.base.plugging.plugs import Plug, by_name
+from shardkeep.base.settings import Named, Settings
+
+ColumnName = Annotated[str, Field(min_length=1)]
+LOSSES: dict[str, Plug[tuple[str, ...], Any]] = by_name(
+    Plug("bce", (), "shardkeep.workers.dense.loss:bce"),
+    Plug("mse", (), "shardkeep.workers.dense.loss:mse"),
+    Plug("huber", ("delta",), "shardkeep.workers.dense.loss:huber"),
+)
+"""The `config` of a loss: the settings that its function takes."""
+
+
+class LossConfig(Named):
+    """What training minimizes: the mean over the samples of a step."""
+
+    name: Literal["bce", "mse", "huber"] = "bce"
+    """bce = binary cross-entropy of labels 0 and 1; mse = squared error and huber, of labels that are numbers."""
+    delta: float | None = Field(None, gt=0.0, le=1e30)
+    """huber: errors above it count linearly; default 1."""
+
+    @property
+    def of_numbers(self) -> bool:
+        """Whether the model's output is the value itself, not a logit."""
+        return self.name != "bce"
+
+    @model_validator(mode="after")
+    def _delta_is_of_huber(self) -> LossConfig:
+        if self.delta is not None and "delta" not in LOSSES[self.name].config:
+            raise ValueError(f"delta: has no effect with name: {self.name}; allowed with huber")
+        return self
+
+
+def _texts(value: Any) -> Any:
+    if isinstance(value, bool) or (isinstance(value, list) and any(isinstance(v, bool) for v in value)):
+        raise ValueError('a bare true or false is a truth value in YAML; put the text in quotes: ["true"]')
+    if isinstance(value, list):
+        return [str(v) if isinstance(v, int | float) else v for v in value]
+    return [str(value)] if isinstance(value, str | int | float) else value
+
+
+Texts = Annotated[list[str], BeforeValidator(_texts)]  # YAML reads 4 as a number; a file holds texts
+
+
+class Threshold(Settings):
+    """Numbers above one bound, below another, or both."""
+
+    above: float | None = None
+    """Numbers above this mean 1."""
+    below: float | None = None
+    """Numbers below this mean 1."""
+
+    @model_validator(mode="after")
+    def _has_a_bound(self) -> Threshold:
+        if self.above is None and self.below is None:
+            raise ValueError("allowed: above, below, or both")
+        if self.above is not None and self.below is not None and self.above >= self.below:
+            raise ValueError(f"no number is above {self.above:g} and below {self.below:g}")
+        return self
+
+
+def _positive(value: Any) -> Any:
+    return value if isinstance(value, dict | Threshold) else _texts(value)
+
+
+class LabelSettings(Settings):
+    """What is the same for the only label and for each of several."""
+
+    column: ColumnName
+    """Name of the column."""
+    positive: Annotated[list[str] | Threshold | None, BeforeValidator(_positive)] = None
+    """Values that mean 1, compared as numbers where all of them are; or {above: NUMBER}, {below: NUMBER}. Every other
+    value means 0. Left out = the column holds 0 and 1, or true and false."""
+    missing: Literal["error", "skip", "mask"] = "error"
+    kind: Literal["class", "number"] = "class"
+
+    @model_validator(mode="after")
+    def _numbers_have_no_positive_ones(self) -> Self:
+        if self.kind == "number" and self.positive is not None:
+            raise ValueError("positive: has no effect with kind: number; leave one of them out")
+        return self
+
+
+class LabelColumn(LabelSettings):
+    """The label: 0 or 1, or a number."""
+
+    missing: Literal["error", "skip"] = "error"
+    """What to do with rows without a label: error, or skip = leave them out."""
+    kind: Literal["class", "number"] = "class"
+    """class = 0 or 1; number = any number, for train.loss: mse or huber, which sets it."""
+
+
+class TaskColumn(LabelSettings):
+    """One of several labels: 0 or 1, or a number."""
+
+    missing: Literal["error", "skip", "mask"] = "error"
+    """What to do with rows without this label: error, mask = train and evaluate the others on them, or skip = leave
+    them out, for the first label alone."""
+    kind: Literal["class", "number"] = "class"
+    """class = 0 or 1; number = any number; left out = by `loss`."""
+    loss: LossConfig | None = None
+    """Left out = bce, or mse with kind: number."""
+    weight: float = Field(1.0, gt=0.0, le=1e9)
+    """Multiplies the label's part of the loss."""
+    given: ColumnName | None = None
+    """A label before this one: train and evaluate this label only on rows where that one is 1."""
+    after: ColumnName | None = None
+    """A label before this one, without which it does not happen: the model learns how often this one follows, and the
+    score is the product over all rows (ESMM)."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _kind_by_loss(cls, value: Any) -> Any:
+        if not isinstance(value, dict) or "kind" in value:
+            return value
+        loss = value.get("loss")
+        name = loss.get("name") if isinstance(loss, dict) else getattr(loss, "name", loss)
+        return {**value, "kind": "number"} if name in ("mse", "huber") else value
+
+    @model_validator(mode="after")
+    def _settings_fit(self) -> TaskColumn:
+        if self.kind == "number" and not self.objective.of_numbers:
+            raise ValueError("kind: number with loss: bce, whose labels are 0 and 1; allowed: class, or another loss")
+        if self.given is not None and self.after is not None:
+            raise ValueError(f"given: {self.given} and after: {self.after}; allowed: one of them")
+        if self.after is not None and self.objective.of_numbers:
+            raise ValueError(f"after: {self.after} with loss: {self.objective.name}; allowed with bce, of 0 and 1")
+        return self
+
+    @property
+    def objective(self) -> LossConfig:
+        """Its loss."""
+        return self.loss or LossConfig(name="mse" if self.kind == "number" else "bce")
+
+
+def afters(tasks: Sequence[TaskColumn]) -> list[int | None]:
+    """Of each label the index of the label that it comes after; None = it comes after none."""
+    names = [task.column for task in tasks]
+    return [None if task.after is None else names.index(task.after) for task in tasks]
+
+
+def check_labels(labels: Sequence[TaskColumn]) -> None:
+    """Raises ValueError where several labels cannot be predicted together."""
+    names = [label.column for label in labels]
+    if len(labels) == 1:
+        raise ValueError(f"has one label; allowed: two or more, or data.label: {names[0]}")
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise ValueError(f"names {twice} twice; allowed: each label once")
+    if late := next((label.column for label in labels[1:] if label.missing == "skip"), None):
+        raise ValueError(
+            f"{late}: missing: skip leaves a row out for all labels, so it is allowed for the first label alone; "
+            "allowed: error or mask"
+        )
+    for at in range(len(labels)):
+        _check_order(labels, at)
+
+
+def _check_order(labels: Sequence[TaskColumn], at: int) -> None:
+    """Raises ValueError where the label that another one names is not a label of 0 and 1 before it."""
+    label, before = labels[at], {other.column: other for other in labels[:at]}
+    key, name = ("given", label.given) if label.given is not None else ("after", label.after)
+    if name is None:
+        return
+    place, names = f"{label.column}: {key}: {name}", [other.column for other in labels]
+    if name not in names:
+        near = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
+        known = f"did you mean {near[0]}?" if near else f"the labels are {', '.join(names)}"
+        raise ValueError(f"{place} is no label; {known}")
+    if name not in before:
+        why = "is the label itself" if name == label.column else "comes later in the list"
+        raise ValueError(f"{place} {why}; allowed: a label before it")
+    if before[name].kind != "class" or before[name].objective.of_numbers:
+        raise ValueError(f"{place} is a number; allowed: a label of 0 and 1")
