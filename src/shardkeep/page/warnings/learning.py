@@ -91,7 +91,7 @@ def exploded_loss(sight: Sight) -> list[Warning]:
     if peak <= EXPLODED * CONSTANT_LOSS:
         return []
     text = f"the loss was {peak:,.1f} at step {step:,}; a constant prediction of 0.5 has 0.693"
-    if any(auc >= AUC_GUESSING for key in auc_keys(sight) for _, auc in aucs_of(sight, key)[-1:]):
+    if any(auc >= AUC_GUESSING for key in _auc_keys(sight) for _, auc in aucs_of(sight, key)[-1:]):
         return [Warning("note", text, "It has fallen since. The learning rate is too high for the first steps: set "
                         "warmup_steps.", "convergence")]  # fmt: skip
     return [Warning("bad", text, "The learning rate is probably too high. Lower it and start again: dead units do not "
@@ -104,7 +104,7 @@ def aucs_of(sight: Sight, key: str = "auc") -> list[tuple[int, float]]:
     return [(int(step or 0), auc) for step, auc in found if auc is not None]
 
 
-def auc_keys(sight: Sight) -> list[str]:
+def _auc_keys(sight: Sight) -> list[str]:
     """`auc`, or `auc/LABEL` of each label."""
     keys = (key for record in sight.records.evaluations for key in record.metrics)
     return list(dict.fromkeys(key for key in keys if key.partition("/")[0] == "auc"))
@@ -112,7 +112,7 @@ def auc_keys(sight: Sight) -> list[str]:
 
 def too_good(sight: Sight) -> list[Warning]:
     """An AUC that only a feature made of the label gives."""
-    aucs = {key: aucs_of(sight, key)[-1:] for key in auc_keys(sight)}
+    aucs = {key: aucs_of(sight, key)[-1:] for key in _auc_keys(sight)}
     return [
         Warning("warn", f"{metric_name(key)} is {auc:.5f}",
                 "A label is probably among the features, or a feature is known only after it.", "convergence")
@@ -122,15 +122,16 @@ def too_good(sight: Sight) -> list[Warning]:
 
 def guessing(sight: Sight) -> list[Warning]:
     """An AUC of chance, twice in a row."""
-    return [found for key in auc_keys(sight) for found in _guessing(aucs_of(sight, key), metric_name(key))]
+    found = (_guessing(aucs_of(sight, key), metric_name(key)) for key in _auc_keys(sight))
+    return [warning for warning in found if warning is not None]
 
 
-def _guessing(aucs: Sequence[tuple[int, float]], name: str) -> list[Warning]:
+def _guessing(aucs: Sequence[tuple[int, float]], name: str) -> Warning | None:
     if len(aucs) < 2 or max(auc for _, auc in aucs[-2:]) >= AUC_GUESSING or aucs[-1][0] < 100:
-        return []
+        return None
     text = f"after {aucs[-1][0]:,} steps {name} is {aucs[-1][1]:.4f}: the model guesses"
-    return [Warning("bad", text, "The learning rate is far too high or too low, or labels and features do not match.",
-                    "convergence")]  # fmt: skip
+    return Warning("bad", text, "The learning rate is far too high or too low, or labels and features do not match.",
+                    "convergence")  # fmt: skip
 
 
 def stuck_loss(sight: Sight) -> list[Warning]:
@@ -159,16 +160,17 @@ def _moved(one: Sequence[float], other: Sequence[float]) -> bool:
 
 def falling_auc(sight: Sight) -> list[Warning]:
     """An AUC below the best one of two evaluations or more ago: overfitting, if the training loss falls meanwhile."""
-    return [found for key in auc_keys(sight) for found in _falling(sight, key)]
+    found = (_falling(sight, key) for key in _auc_keys(sight))
+    return [warning for warning in found if warning is not None]
 
 
-def _falling(sight: Sight, key: str) -> list[Warning]:
+def _falling(sight: Sight, key: str) -> Warning | None:
     aucs = aucs_of(sight, key)
     if len(aucs) < 3:
-        return []
+        return None
     best = max(range(len(aucs)), key=lambda at: aucs[at][1])
     if best > len(aucs) - 3 or aucs[best][1] - aucs[-1][1] < AUC_DROP:
-        return []
+        return None
     (before, most), (now, last) = aucs[best], aucs[-1]
     text = f"{metric_name(key)} falls: {most:.4f} at step {before:,}, {last:.4f} at step {now:,}"
     remedy = "Stop earlier" if sight.loop else "Set train.early_stopping"
@@ -182,4 +184,4 @@ def _falling(sight: Sight, key: str) -> list[Warning]:
             if falls
             else "The training loss does not fall either: the learning rate is probably too high."
         )
-    return [Warning("warn", text, advice, "convergence")]
+    return Warning("warn", text, advice, "convergence")
