@@ -293,16 +293,11 @@ class DataConfig(Settings):
         )
         raise ValueError(f"source: is missing, and {why}; allowed: {', '.join(FILE_SOURCES)} or module:function")
 
-    @field_validator("labels")
-    @classmethod
-    def _labels_fit(cls, labels: list[TaskColumn]) -> list[TaskColumn]:
-        check_labels(labels)
-        return labels
-
     @model_validator(mode="after")
-    def _labels_are_in_one_place(self) -> DataConfig:
+    def _labels_fit(self) -> DataConfig:
         if self.label is not None and self.labels:
-            raise ValueError("label and labels: are both there; leave one of them out")
+            raise ValueError("label: is there beside labels; leave one of them out")
+        check_labels(self.labels)
         return self
 
     @property

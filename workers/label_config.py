@@ -152,12 +152,12 @@ def check_labels(labels: Sequence[TaskColumn]) -> None:
     """Raises ValueError where several labels cannot be predicted together."""
     names = [label.column for label in labels]
     if len(labels) == 1:
-        raise ValueError(f"has one label; allowed: two or more, or data.label: {names[0]}")
+        raise ValueError(f"labels: has one label; allowed: two or more, or data.label: {names[0]}")
     if twice := next((name for name in names if names.count(name) > 1), None):
-        raise ValueError(f"names {twice} twice; allowed: each label once")
+        raise ValueError(f"labels: names {twice} twice; allowed: each label once")
     if late := next((label.column for label in labels[1:] if label.missing == "skip"), None):
         raise ValueError(
-            f"{late}: missing: skip leaves a row out for all labels, so it is allowed for the first label alone; "
+            f"labels: {late}: missing: skip leaves the row out for all labels, so it is allowed for the first alone; "
             "allowed: error or mask"
         )
     for at in range(len(labels)):
@@ -170,7 +170,7 @@ def _check_order(labels: Sequence[TaskColumn], at: int) -> None:
     key, name = ("given", label.given) if label.given is not None else ("after", label.after)
     if name is None:
         return
-    place, names = f"{label.column}: {key}: {name}", [other.column for other in labels]
+    place, names = f"labels: {label.column}: {key}: {name}", [other.column for other in labels]
     if name not in names:
         near = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
         known = f"did you mean {near[0]}?" if near else f"the labels are {', '.join(names)}"

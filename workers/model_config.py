@@ -306,7 +306,8 @@ def _name(model: type[ModelSettings]) -> str:
 
 ModelConfig = Annotated[
     LrConfig | FmConfig | DnnConfig | DinConfig | BstConfig | WideDeepConfig | DeepFmConfig | XDeepFmConfig | DlrmConfig
-    | DcnV2Config | AutoIntConfig | FiBiNetConfig | MaskNetConfig | FinalMlpConfig | MmoeConfig | PleConfig | OwnModelConfig,
+    | DcnV2Config | AutoIntConfig | FiBiNetConfig | MaskNetConfig | FinalMlpConfig | MmoeConfig | PleConfig
+    | OwnModelConfig,
     _ByName(), bare("name"),
 ]  # fmt: skip
 KINDS: tuple[type[ModelSettings], ...] = get_args(get_args(ModelConfig)[0])

@@ -174,5 +174,5 @@ def test_a_watched_metric_that_no_label_has_is_refused_before_the_start(tmp_path
 def test_one_label_and_several_are_not_both_there(tmp_path: Path) -> None:
     job = job_of(tmp_path, rows_of(20))
     job["data"]["label"] = "clicked"
-    with pytest.raises((ValueError, ConfigError), match="label and labels: are both there"):
+    with pytest.raises((ValueError, ConfigError), match="label: is there beside labels"):
         shardkeep.JobConfig.model_validate(job)

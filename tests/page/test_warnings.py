@@ -235,6 +235,29 @@ def test_an_auc_that_falls(tmp_path: Path) -> None:
     assert not learning.falling_auc(sight(tmp_path / "run", *evaluated(0.7, 0.78, 0.8, 0.799)))
 
 
+def test_each_of_several_labels_has_its_own_warnings(tmp_path: Path) -> None:
+    aucs = {
+        "auc/clicked": (0.7, 0.71, 0.72, 0.73),
+        "auc/bought": (0.7, 0.8, 0.79, 0.78),
+        "auc/x": (0.5, 0.5, 0.5, 0.51),
+    }
+    records = [
+        {"time": at(i), "kind": "eval", "step": 100 * i} | {key: values[i] for key, values in aucs.items()}
+        for i in range(4)
+    ]
+    found = sight(tmp_path / "run", *records)
+    assert only(learning.falling_auc, found).text == "AUC/bought falls: 0.8000 at step 100, 0.7800 at step 300"
+    assert only(learning.guessing, found).text == "after 300 steps AUC/x is 0.5100: the model guesses"
+    several = BCE | {"data": {"labels": [{"column": "clicked"}, {"column": "bought"}]}}
+    assert not learning.worse_than_guessing(sight(tmp_path / "run", *losses([0.9, 0.95, 1.0]), config=several))
+
+
+def test_an_auc_that_no_honest_feature_gives(tmp_path: Path) -> None:
+    found = only(learning.too_good, sight(tmp_path / "run", *evaluated(0.7, 0.99995)))
+    assert found.text == "AUC is 0.99995" and "among the features" in found.advice
+    assert not learning.too_good(sight(tmp_path / "run", *evaluated(0.99995, 0.9998)))
+
+
 @pytest.mark.parametrize(("slope", "advice"), [(-0.01, "overfits"), (0.01, "learning rate")], ids=["falls", "rises"])
 def test_an_auc_that_falls_is_overfitting_only_while_the_training_loss_falls(
     tmp_path: Path, slope: float, advice: str

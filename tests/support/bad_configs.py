@@ -24,6 +24,12 @@ _LAUGHS = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"a{level}: &a{level} [{', '.join([f'*a{level - 1}'] * 10)}]\n" for level in range(1, 15)
 )
 
+
+def _labels(*others: str) -> str:
+    """A job with the label `clicked` and others, as YAML."""
+    return f"data: {{train: a.csv, labels: [clicked, {', '.join(others)}]}}"
+
+
 BAD = (
     # YAML
     Bad("empty", "", "data"),
@@ -99,6 +105,43 @@ BAD = (
         "data.synthetic: has no effect beside",
     ),
     Bad("synthetic-override", "data: {train: a.csv}", "synthetic: has no effect", ("data.synthetic.num_dense=3",)),
+    # labels
+    Bad("one-of-several", "data: {train: a.csv, labels: [a]}", "data.labels: has one label; allowed: two or more"),
+    Bad("label-twice", "data: {train: a.csv, labels: [a, b, a]}", "data.labels: names a twice"),
+    Bad("label-and-labels", "data: {train: a.csv, label: c, labels: [a, b]}", "data.label: is there beside labels"),
+    Bad("after-unknown", _labels("{column: bought, after: cliked}"), "bought: after: cliked is no label; did you mean"),
+    Bad("given-unknown", _labels("{column: bought, given: zzz}"), "given: zzz is no label; the labels are clicked"),
+    Bad("after-itself", _labels("{column: bought, after: bought}"), "after: bought is the label itself"),
+    Bad("after-later", _labels("{column: bought, after: x}", "x"), "bought: after: x comes later in the list"),
+    Bad(
+        "after-in-a-circle",
+        _labels("{column: a, after: b}", "{column: b, after: a}"),
+        "data.labels: a: after: b comes later in the list",
+    ),
+    Bad("after-a-number", _labels("{column: s, loss: mse}", "{column: b, after: s}"), "b: after: s is a number"),
+    Bad("after-of-a-number", _labels("{column: s, loss: mse, after: clicked}"), "after: clicked with loss: mse"),
+    Bad(
+        "after-with-given", _labels("{column: b, after: clicked, given: clicked}"), "given: clicked and after: clicked"
+    ),
+    Bad("number-with-bce", _labels("{column: s, kind: number, loss: bce}"), "kind: number with loss: bce"),
+    Bad("skip-later", _labels("{column: b, missing: skip}"), "b: missing: skip leaves the row out for all labels"),
+    Bad("weight-zero", _labels("{column: b, weight: 0}"), "data.labels.1.weight: 0"),
+    Bad("loss-of-several", _labels("b") + "\ntrain: {loss: mse}", "train.loss: mse with data.labels"),
+    Bad(
+        "lr-of-several",
+        _labels("b") + "\nmodel: lr",
+        "model.name: lr predicts one label; allowed with data.labels: dnn",
+    ),
+    Bad(
+        "metric-of-no-label",
+        _labels("b") + "\ntrain: {early_stopping: {}}",
+        "early_stopping.metric: auc is not evaluated; allowed: auc/clicked, auc/b",
+    ),
+    Bad(
+        "plateau-of-no-label",
+        _labels("{column: s, loss: mse}") + "\ntrain: {plateau: {metric: auc/s}}",
+        "plateau.metric: auc/s is not evaluated; allowed: auc/clicked",
+    ),
     # settings
     Bad("below-text", "name: job", "--set name.first=1: name holds 'job', which has no keys", ("name.first=1",)),
     Bad("setting-without-value", "name: job", "--set seed: is not of the form a.b=value", ("seed",)),

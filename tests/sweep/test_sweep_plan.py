@@ -175,6 +175,18 @@ def test_settings_are_laid_over_each_other_without_changing_either() -> None:
     assert flat({"a": {"x": 1, "y": {}}}) == {"a.x": 1, "a.y": {}}
 
 
+def test_a_sweep_over_several_labels_names_the_one_that_counts(tmp_path: Path) -> None:
+    labels = ["clicked", {"column": "bought", "after": "clicked"}, {"column": "seconds", "loss": "mse"}]
+    base = {"data": {"train": "a.csv", "labels": labels, "sparse": ["user"]}, "model": {"name": "dnn"}}
+    path = write_sweep(tmp_path, base=base, settings={}, recipes=["topk-naive"])
+    with pytest.raises(ConfigError, match=r"does not evaluate auc, .*allowed: --metric auc/clicked, auc/bought$"):
+        load_sweep(path)
+    with pytest.raises(ConfigError, match="does not evaluate auc/seconds, "):
+        load_sweep(path, "auc/seconds")
+    (run, *_) = load_sweep(path, "auc/bought").runs
+    assert (run.key("auc"), run.key("logloss"), run.key("note")) == ("auc/bought", "logloss/bought", "note/bought")
+
+
 @pytest.mark.parametrize("settings", [{"train.loss": "mse"}, {"eval.metrics": ["logloss"]}], ids=["loss", "metrics"])
 def test_a_run_without_auc_cannot_be_compared(tmp_path: Path, settings: dict[str, object]) -> None:
     path = write_sweep(tmp_path, recipes=[{"name": "few", "settings": settings}])

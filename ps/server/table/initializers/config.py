@@ -23,6 +23,12 @@ INITIALIZERS: dict[str, Plug[tuple[set[str], ...], int]] = by_name(
 """The `config` of an initializer: the keys that may be set together. The code is its number in the kernel."""
 
 
+def _shown(value: float | str) -> str:
+    if isinstance(value, str):
+        return (value if value.isprintable() else repr(value))[:100]
+    return f"{value:g}"
+
+
 class InitConfig(Named):
     """Initial value of a row: a counter-based hash of (seed, table, id, column), or a row of a file."""
 
@@ -51,7 +57,7 @@ class InitConfig(Named):
         set_keys = {key: value for key in type(self).model_fields if (value := getattr(self, key)) is not None}
         name, keys = set_keys.pop("name"), INITIALIZERS[self.name].config
         if set_keys.keys() not in keys:
-            texts = (f"{key}: {value if isinstance(value, str) else f'{value:g}'}" for key, value in set_keys.items())
+            texts = (f"{key}: {_shown(value)}" for key, value in set_keys.items())
             shown = ", ".join(texts) or "no other key"
             allowed = ", or ".join(" and ".join(sorted(some)) for some in keys if some)
             raise ValueError(f"{shown} with name: {name}; allowed: {allowed}")
