@@ -22,7 +22,8 @@ CHANGED: dict[str, Any] = {
     "attention": {"dim": 8}, "bilinear": "all", "reduction": 2, "mask": {"ratio": 2.0}, "second_hidden": [6],
     "fusion_heads": 2, "gates": {"hidden": [3]}, "dropout": 0.2, "norm": "layer", "activation": "gelu",
     "init": "xavier_normal", "sync_norm": False, "activation_checkpointing": True,
-    "encoder": {"name": "transformer"}, "task_hidden": [5], "experts": 3, "levels": 1, "shared_experts": 3, "task_experts": 3,
+    "encoder": {"name": "transformer"}, "task_hidden": [5], "experts": 3, "levels": 1, "shared_experts": 3,
+    "task_experts": 3,
 }  # fmt: skip
 
 

@@ -205,19 +205,7 @@ def test_a_model_that_guesses_twice_in_a_row(tmp_path: Path) -> None:
 def test_an_auc_that_only_a_model_has_that_is_given_the_label(tmp_path: Path) -> None:
     found = only(learning.too_good, sight(tmp_path / "run", *evaluated(0.8, 0.99995)))
     assert (found.level, found.text) == ("warn", "AUC is 0.99995: a feature probably tells the label")
-    assert not learning.too_good(sight(tmp_path / "run", *evaluated(0.8, 0.9999)))
-
-
-def test_each_of_several_labels_is_warned_of_by_its_name(tmp_path: Path) -> None:
-    scores = {"auc/clicked": [0.5, 0.8, 0.7, 0.7], "auc/bought": [0.99, 0.5, 0.5, 0.5], "auc/liked": [1.0] * 4}
-    records = [
-        {"time": at(i), "kind": "eval", "step": 100 * i, **{key: aucs[i] for key, aucs in scores.items()}}
-        for i in range(4)
-    ]
-    seen = sight(tmp_path / "run", *records)
-    assert only(learning.guessing, seen).text == "after 300 steps AUC/bought is 0.5000: the model guesses"
-    assert [each.text.partition(" falls")[0] for each in learning.falling_auc(seen)] == ["AUC/clicked", "AUC/bought"]
-    assert only(learning.too_good, seen).text.startswith("AUC/liked is 1.00000")
+    assert not learning.too_good(sight(tmp_path / "run", *evaluated(0.99995, 0.9999)))
 
 
 def test_a_loss_that_has_not_moved(tmp_path: Path) -> None:
@@ -250,12 +238,6 @@ def test_each_of_several_labels_has_its_own_warnings(tmp_path: Path) -> None:
     assert only(learning.guessing, found).text == "after 300 steps AUC/x is 0.5100: the model guesses"
     several = BCE | {"data": {"labels": [{"column": "clicked"}, {"column": "bought"}]}}
     assert not learning.worse_than_guessing(sight(tmp_path / "run", *losses([0.9, 0.95, 1.0]), config=several))
-
-
-def test_an_auc_that_no_honest_feature_gives(tmp_path: Path) -> None:
-    found = only(learning.too_good, sight(tmp_path / "run", *evaluated(0.7, 0.99995)))
-    assert found.text == "AUC is 0.99995" and "among the features" in found.advice
-    assert not learning.too_good(sight(tmp_path / "run", *evaluated(0.99995, 0.9998)))
 
 
 @pytest.mark.parametrize(("slope", "advice"), [(-0.01, "overfits"), (0.01, "learning rate")], ids=["falls", "rises"])

@@ -74,7 +74,9 @@ def worse_than_guessing(sight: Sight) -> list[Warning]:
 
 
 def loss_of(sight: Sight) -> str:
-    """The name of the loss function."""
+    """The name of the loss function; "" = several labels have their own."""
+    if (sight.config.get("data") or {}).get("labels"):
+        return ""
     return str(((sight.config.get("train") or {}).get("loss") or {}).get("name") or "")
 
 
