@@ -123,11 +123,11 @@ def _sequence_inputs(group: SequenceColumns) -> SequenceConfig:
 def sample_inputs(schema: Schema, lists: frozenset[str]) -> dict[str, Any] | None:
     """The inputs of a model that was trained on ready samples, whose columns are numbers and ids, taken as they are.
 
-    As the record of `conversion/inputs.py`; None for a model of several labels or of sequences. `lists`: the features
-    that may have several ids.
+    As the record of `conversion/inputs.py`; None for a model of several labels. `lists`: the features that may have
+    several ids.
 
     The weights of a feature FEATURE come in a column FEATURE_weight."""
-    if len(schema.labels) != 1 or schema.sequences:
+    if len(schema.labels) != 1:
         return None
     dense = [DenseColumn(column=name, scale="none", fill=0.0) for name in schema.dense]
     sparse = [

@@ -8,11 +8,16 @@ import pytest
 import torch
 from torch import nn
 
+from shardkeep.assembly.model import build_dense_model
+from shardkeep.config import JobConfig
+from shardkeep.ps.config import TableSpec
+from shardkeep.workers.data.schema import Feature, Schema, SequenceColumns
 from shardkeep.workers.dense import onednn
+from shardkeep.workers.embeddings.layer import Embeddings
 from shardkeep.workers.embeddings.sequence import Sequence, SequenceShape
 from shardkeep.workers.model_config import MODELS, keys_of
 from shardkeep.workers.models.encoders.encoded import Encoded
-from shardkeep.workers.models.registry import build_model, start_at
+from shardkeep.workers.models.registry import start_at
 from tests.support.cases import every
 from tests.support.sequences import COLUMNS, LENGTHS, inputs_of, leaves_of, schema_of, sequence_model
 from tests.support.towers import model_config
@@ -126,9 +131,9 @@ def test_names_of_models_stand_for_dnn_with_an_encoder() -> None:
 @every("name", ["dnn", "fm", "lr", "finalmlp"])
 def test_a_model_over_sequences_starts_at_a_mean(name: str) -> None:
     model, (dense, embeddings) = sequence_model(name).eval(), inputs_of(name=name)
-    start_at(model, 0.0)
+    start_at(model, [0.0])
     before = model(dense, embeddings)
-    start_at(model, 2.5)
+    start_at(model, [2.5])
     torch.testing.assert_close(model(dense, embeddings), before + 2.5)
 
 
@@ -141,10 +146,10 @@ class Own(nn.Module):
 
 def test_a_class_of_the_users_gets_the_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tests.support.towers.Own", Own, raising=False)
-    shape = SequenceShape({"seen_item": 4}, 1, 7)
-    config = model_config(name="tests.support.towers:Own")
-    model = build_model(config, num_dense=0, features={}, default_dim=4, sequences={"seen": shape})
-    assert isinstance(model, Own) and model.asked == {"seen": shape}
+    seen = SequenceColumns("seen", (Feature("seen_item", "item", "none"),), ("age",), 7)
+    schema, config = Schema((), (), sequences=(seen,)), JobConfig(model=model_config(name="tests.support.towers:Own"))
+    model = build_dense_model(config, schema, Embeddings(schema, {"item": TableSpec(name="item", dim=4)}))
+    assert isinstance(model, Own) and model.asked == {"seen": SequenceShape({"seen_item": 4}, 1, 7)}
 
 
 @pytest.mark.slow
