@@ -15,7 +15,7 @@ from shardkeep.ps.config import TableSpec
 from shardkeep.ps.jagged import Catalog
 from shardkeep.ps.server.table.policies.config import AdmitConfig, EvictConfig
 from shardkeep.workers.data.batch import Batch, Ragged
-from shardkeep.workers.data.schema import Feature
+from shardkeep.workers.data.schema import Feature, Schema
 from shardkeep.workers.data.sources.registry import open_data
 from shardkeep.workers.embeddings.plan import Planner
 from tests.support.local_job import LocalJob
@@ -24,7 +24,7 @@ from tests.support.one_table import OneTable
 
 def rows_of(steps: list[np.ndarray], admit: AdmitConfig | None, *, passes: int = 1) -> TableRows:
     table = TableSpec(name="t", dim=4, admit=admit)
-    planner, seen = Planner([Feature("f", "t")], Catalog([table])), Seen([table], passes=passes)
+    planner, seen = Planner(Schema((), (Feature("f", "t"),)), Catalog([table])), Seen([table], passes=passes)
     for ids_N in steps:
         size = ids_N.size
         batch = Batch(np.zeros((size, 0), np.float32), {"f": Ragged(ids_N)}, np.zeros((size, 1), np.float32))
