@@ -6,14 +6,16 @@ To add one, write its class and its module, and name the class in the union here
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import Field
 
 from shardkeep.base.errors import ConfigError
 from shardkeep.base.plugging.plugs import Plug, by_name
 from shardkeep.base.settings import Settings, Width, bare
-from shardkeep.workers.data.schema import Feature, Schema, SequenceColumns
+
+if TYPE_CHECKING:
+    from shardkeep.workers.data.schema import Feature, Schema, SequenceColumns
 
 _NAME = Field(description="The encoder.")
 Targets = Mapping[str, Mapping[str, str]]

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
@@ -58,10 +58,12 @@ from shardkeep.workers.config import (
     TrainConfig as TrainConfig,
     asked_of,
 )
-from shardkeep.workers.data.schema import Schema, check_shared_tables
 from shardkeep.workers.data_config import FILE_SOURCES, DataConfig as DataConfig, TaskColumn
 from shardkeep.workers.label_config import LossConfig
 from shardkeep.workers.model_config import MODELS, ONE_LABEL, DlrmConfig, ModelConfig as ModelConfig, keys_of
+
+if TYPE_CHECKING:
+    from shardkeep.workers.data.schema import Schema
 
 _log = EventLog("config")
 TableName = Annotated[str, Field(min_length=1, max_length=200)]
@@ -329,6 +331,8 @@ class JobConfig(Settings):
 
     def check_tables(self, schema: Schema) -> None:
         """Raises ConfigError for a table that no feature uses, and as `check_shared_tables` and `check_capacities`."""
+        from shardkeep.workers.data.schema import check_shared_tables  # not in every role
+
         used = schema.tables()
         check_shared_tables(schema, [name for name in self.tables if name != "default"])
         if unused := [name for name in self.tables if name != "default" and name not in used]:
