@@ -6,6 +6,7 @@ import contextlib
 import json
 import re
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -83,8 +84,7 @@ class Training:
 
     def __init__(self, cluster: RayCluster, name: str, *, keep: str = "", **config: Any) -> None:
         self._cluster = cluster
-        folder = cluster.head.shared / name
-        folder.mkdir()
+        folder = Path(tempfile.mkdtemp(prefix=name, dir=cluster.head.shared))  # a test may run once more
         (folder / "job.yaml").write_text(write_yaml({**JOB, "liveness": LIVENESS, **config}))
         self.run = RunReader(folder / "run")
         self._start = lambda: cluster.program(JOB_PROGRAM, str(folder / "job.yaml"), str(self.run.path), keep)

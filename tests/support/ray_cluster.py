@@ -63,9 +63,14 @@ class RayCluster:
             self.start_node(host)
 
     def start_node(self, host: Host) -> None:
-        self._ray(
-            host, "--address", self.env["RAY_ADDRESS"], "--num-cpus", str(CPUS), "--resources", f'{{"{host.name}": 1}}'
-        )
+        """Starts a node, a second time if need be: Ray gives its processes 30 s, which is short on a busy machine."""
+        place = ("--address", self.env["RAY_ADDRESS"], "--num-cpus", str(CPUS), "--resources", f'{{"{host.name}": 1}}')
+        try:
+            self._ray(host, *place)
+        except AssertionError:
+            host.off()
+            host.on()
+            self._ray(host, *place)
 
     def start_again(self, lost: Sequence[Host]) -> None:
         """Switches nodes on."""
