@@ -83,6 +83,14 @@ def test_samples_are_summed_averaged_and_spread_in_the_order_of_their_entries(
 
 
 @every("lengths", LENGTHS.values(), ids=LENGTHS)
+def test_a_group_without_numbers_has_means_of_no_columns_in_training_and_in_scoring(lengths: tuple[int, ...]) -> None:
+    sequence = sequence_of(lengths, 0)[0]
+    assert sequence.mean(sequence.numbers).shape == (len(lengths), 0)
+    with torch.inference_mode():
+        assert sequence.mean(sequence.numbers).shape == (len(lengths), 0)
+
+
+@every("lengths", LENGTHS.values(), ids=LENGTHS)
 @every("beyond", BEYOND)
 def test_the_newest_entry_is_each_samples_last_and_one_more_may_follow(lengths: tuple[int, ...], beyond: int) -> None:
     sequence, x_NC, parts = sequence_of(lengths, beyond)
