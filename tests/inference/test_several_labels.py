@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,29 +18,10 @@ from shardkeep.inference.predictor import Predictor
 from shardkeep.inference.scoring import evaluate_run, predict_files
 from shardkeep.inference.server.served_model import ServedModel
 from shardkeep.workers.metrics.quality import auc
-from tests.support.click_files import COLUMNS, click_job, click_rows, write_csv
+from tests.support.label_files import job_of, rows_of
 from tests.support.serving import Server, raw_request, scores_of
 
-AFTER, NUMBER = {"column": "bought", "after": "clicked"}, {"column": "seconds", "loss": "huber", "missing": "mask"}
-LABELS = ["clicked", AFTER, NUMBER]
 SCORES = ["score_clicked", "score_bought", "score_seconds", "score_bought_given_clicked"]
-
-
-def rows_of(count: int) -> list[dict[str, str]]:
-    """Clicks, of which half are bought, and seconds that some rows lack."""
-    random = np.random.default_rng(5)
-    rows = click_rows(count)
-    for row in rows:
-        row["bought"] = str(int(row["clicked"] == "1" and random.random() < 0.3 + 0.4 * (int(row["item"]) % 2)))
-        row["seconds"] = "" if random.random() < 0.3 else f"{int(row['user'][1:]) % 5 + random.normal(0, 0.1):.4f}"
-    return rows
-
-
-def job_of(folder: Path, rows: list[dict[str, str]], **changes: Any) -> dict[str, Any]:
-    file = write_csv(folder / "train.csv", rows, (*COLUMNS, "bought", "seconds"))
-    job = click_job(file) | {"model": {"name": "mmoe", "experts": 2, "hidden": [9], "task_hidden": [5]}} | changes
-    job["data"] = {key: value for key, value in job["data"].items() if key != "label"} | {"labels": LABELS}
-    return job
 
 
 @pytest.fixture(scope="module")

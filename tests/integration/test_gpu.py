@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from shardkeep.workers.collectives.process_group import ProcessCollective
 from tests.support.chaos import SHORT, SHORT_STEPS, completed
 from tests.support.cluster import Cluster, kinds, records
 from tests.support.faults import Fault, play
+from tests.support.label_files import job_of as job_of_labels, rows_of
 from tests.support.towers import batch, seeded_model, tower_of
 
 pytestmark = [
@@ -78,6 +80,32 @@ def test_a_tower_on_a_gpu_learns_as_on_a_cpu(
     (worker,) = [p for p in summary["processes"] if p["role"] == "worker"]
     assert worker["peak_cuda_bytes"] > 0
     assert bool(worker.get("compile_s")) == (settings.get("compile") == "on")
+
+
+@pytest.mark.parametrize("encoder", ["mean", "din", "transformer", "hstu"])
+def test_sequences_on_a_gpu_train_as_on_a_cpu(cluster: Cluster, encoder: str) -> None:
+    """Few steps: the losses drift apart with the arithmetic, and the rows with them."""
+    stream = {"task": "sequences", "train_samples": 20_000, "eval_samples": 5000, "table_sizes": [100]}
+    model = {"name": "dnn", "hidden": [32], "encoder": {"name": encoder}}
+    config = {**DEMO, "data": {"synthetic": stream}, "model": model}
+    found = [
+        summary_of(cluster, job_of(config, device, amp="off"), f"{encoder}-{number}")
+        for number, device in enumerate(("cpu", "cuda"))
+    ]
+    assert abs(found[0]["eval"]["auc"] - found[1]["eval"]["auc"]) < 0.01
+    assert abs(found[0]["eval"]["logloss"] - found[1]["eval"]["logloss"]) < 0.01
+
+
+@pytest.mark.parametrize("name", ["mmoe", "ple", "dnn"])
+def test_several_labels_on_a_gpu_train_as_on_a_cpu(cluster: Cluster, tmp_path: Path, name: str) -> None:
+    rows = rows_of(4000)
+    found = []
+    for number, device in enumerate(("cpu", "cuda")):
+        job = job_of_labels(tmp_path, rows, tower={"device": device, "amp": "off"}, servers=1, workers=1)
+        job["model"] = {"name": name, "hidden": [16]}
+        found.append(summary_of(cluster, job, f"{name}-{number}")["eval"])
+    for metric in ("auc/clicked", "auc/bought", "mse/seconds"):
+        assert found[0][metric] == pytest.approx(found[1][metric], abs=0.02), metric
 
 
 def test_a_death_of_the_worker_or_the_server_changes_no_bit_in_sync(cluster: Cluster) -> None:

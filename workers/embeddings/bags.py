@@ -25,7 +25,7 @@ from shardkeep.workers.embeddings import kernels
 from shardkeep.workers.embeddings.layer import Embeddings
 from shardkeep.workers.embeddings.loop_lookup import Lookup, flat_ids
 from shardkeep.workers.embeddings.plan import FeaturePlan, Plan
-from shardkeep.workers.embeddings.pooling import to_device
+from shardkeep.workers.embeddings.transfers import to_device
 
 
 @dataclass(frozen=True)

@@ -20,10 +20,11 @@ from shardkeep.ps.config import TableSpec
 from shardkeep.ps.jagged import Catalog, JaggedRows
 from shardkeep.workers.data.batch import Batch
 from shardkeep.workers.data.schema import Schema
-from shardkeep.workers.embeddings import kernels, pooling
+from shardkeep.workers.embeddings import kernels
 from shardkeep.workers.embeddings.inputs import Inputs
 from shardkeep.workers.embeddings.plan import Plan, Planner
 from shardkeep.workers.embeddings.sequence import Sequence, SequenceShape
+from shardkeep.workers.embeddings.transfers import to_host
 
 _CPU = torch.device("cpu")
 
@@ -77,18 +78,14 @@ class Embeddings:
         Args:
             rows: per table the values of the plan's unique ids, float32 (U, D), C-contiguous; only read.
             part: range of samples of a micro-batch; None = all.
-            device: where the leaves live; not the CPU = rows travel there once per table and call.
+            device: where the leaves live; all of them travel there in one copy.
 
         Raises ProtocolError when rows are missing or have another shape."""
         if not (isinstance(rows, JaggedRows) and rows.layout.same(plan.unique.layout)):
             for table, dim in self.table_dims.items():
                 _check_rows(table, rows.get(table), (plan.unique[table].size, dim))
             rows = JaggedRows.of_arrays(plan.unique, {table: rows[table] for table in self.table_dims})
-        if device.type == "cpu":
-            pooled = self._pool(plan, rows, part)
-        else:
-            pooled = pooling.pool_features(plan, rows, part, device)
-        frozen = self.frozen_features
+        pooled, frozen = self._pool(plan, rows, part, device), self.frozen_features
         return {
             name: leaf.requires_grad_(name not in frozen) for name, leaf in zip(self._table_of, pooled, strict=True)
         }
@@ -108,14 +105,15 @@ class Embeddings:
             inputs[name] = Sequence(ids, numbers_NS.to(device), lengths_B.to(device), shape.max_length)
         return inputs
 
-    def _pool(self, plan: Plan, rows: JaggedRows, part: slice | None) -> list[torch.Tensor]:
-        """The rows (B, D) of each feature, unpooled (N, D): views of one fresh array."""
+    def _pool(self, plan: Plan, rows: JaggedRows, part: slice | None, device: torch.device) -> list[torch.Tensor]:
+        """The rows (B, D) of each feature, unpooled (N, D), pooled on the host: views of one fresh array."""
         start, stop = plan.range_of(part)
         heights_F = self._heights(plan, part)
         sizes_F = [height * dim for height, dim in zip(heights_F, self._dims_F, strict=True)]
-        flat = np.empty(sum(sizes_F), dtype=np.float32)
-        kernels.pool_features(*self._arrays(plan), rows.flat, start, stop, flat)
-        pooled = torch.from_numpy(flat)
+        # torch keeps pinned memory until its copy is done, and for the next one
+        host = torch.empty(sum(sizes_F), dtype=torch.float32, pin_memory=device.type == "cuda")
+        kernels.pool_features(*self._arrays(plan), rows.flat, start, stop, host.numpy())
+        pooled = host.to(device, non_blocking=True)
         if len(set(self._dims_F)) == 1 and not self._unpooled:
             return list(pooled.view(len(self._dims_F), stop - start, self._dims_F[0]).unbind())
         parts = zip(torch.split(pooled, sizes_F), heights_F, self._dims_F, strict=True)
@@ -151,28 +149,33 @@ class Embeddings:
         if not grads.layout.same(plan.unique.layout):
             raise ProtocolError("the accumulators are of another plan, not JaggedRows.zeros(plan.unique)")
         start, stop = plan.range_of(part)
-        on_host: list[torch.Tensor] = []  # keeps the memory that the addresses point to
+        on_host = self._gradients(plan, leaves, part)  # keeps the memory that the addresses point to
         addresses_F = np.zeros(len(self._dims_F), dtype=np.int64)
-        on_device, maxima = dict[str, torch.Tensor](), dict[str, torch.Tensor]()
-        heights_F = self._heights(plan, part)
-        for f, (name, dim) in enumerate(self._dims.items()):
-            if (grad := leaves[name].grad) is None:
+        maxima = dict[str, torch.Tensor]()
+        for f, name in enumerate(self._dims):
+            if name not in on_host:
                 continue
-            _check_gradient(name, grad, (heights_F[f], dim))
-            if grad.is_cpu and name in self._max_features and plan.features_FK[f, kernels.OFFSETS_AT] >= 0:
-                maxima[name] = grad
-            elif grad.is_cpu:
-                on_host.append(grad.contiguous())
-                addresses_F[f] = on_host[-1].data_ptr()
+            if name in self._max_features and plan.features_FK[f, kernels.OFFSETS_AT] >= 0:
+                maxima[name] = on_host[name]
             else:
-                on_device[name] = grad.detach()
-        if on_host:
+                addresses_F[f] = on_host[name].data_ptr()
+        if len(maxima) < len(on_host):
             kernels.add_features(*self._arrays(plan), addresses_F, start, stop, grads.flat)
         for name, grad in maxima.items():
             feature = plan.feature(name, part)
-            pooling.add_max_on_host(feature, _given(rows)[feature.table], grad, grads[feature.table])
-        if on_device:
-            pooling.add_features(plan, on_device, part, grads, _given(rows) if self._max_features else {})
+            assert feature.offsets_B1 is not None
+            table_UD = _given(rows)[feature.table]
+            kernels.add_max(table_UD, grad.numpy(), feature.inverse_N, feature.offsets_B1, grads[feature.table])
+
+    def _gradients(self, plan: Plan, leaves: Mapping[str, torch.Tensor], part: slice | None) -> dict[str, torch.Tensor]:
+        """The gradients that the leaves have, on the host, C-contiguous. Raises ProtocolError for a wrong shape."""
+        found = dict[str, torch.Tensor]()
+        for (name, dim), height in zip(self._dims.items(), self._heights(plan, part), strict=True):
+            if (grad := leaves[name].grad) is not None:
+                _check_gradient(name, grad, (height, dim))
+                found[name] = grad.contiguous() if grad.is_cpu else grad
+        on_device = {name: grad for name, grad in found.items() if not grad.is_cpu}
+        return found | dict(zip(on_device, to_host(list(on_device.values())), strict=True)) if on_device else found
 
 
 def non_finite_rows(grad_UD: Rows) -> npt.NDArray[np.bool_]:

@@ -19,10 +19,7 @@ from shardkeep.base.errors import DataError, UserError
 from shardkeep.ps.client.row_client import PullHandle
 from shardkeep.workers.embeddings import kernels
 from shardkeep.workers.embeddings.layer import non_finite_rows
-from shardkeep.workers.embeddings.plan import FeaturePlan, dedupe
-from shardkeep.workers.embeddings.pooling import add_with_torch, pool_with_torch, to_device
-
-_NO_WEIGHTS: npt.NDArray[np.float32] = np.empty(0, dtype=np.float32)
+from shardkeep.workers.embeddings.plan import dedupe
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,28 +35,17 @@ class DedupedIds:
 
     def gather(self, rows_UD: Rows) -> torch.Tensor:
         """The rows, a fresh float32 tensor (*shape, D) on the ids' device."""
-        if self.device.type == "cpu":
-            gathered_ND = np.empty((self.inverse_N.size, rows_UD.shape[1]), dtype=np.float32)
-            kernels.gather_rows(rows_UD, self.inverse_N, gathered_ND)
-            rows_ND = torch.from_numpy(gathered_ND)
-        else:
-            rows_ND = pool_with_torch(self._feature, to_device(rows_UD, self.device))
-        return rows_ND.view(*self.shape, rows_UD.shape[1])
+        size, dim = self.inverse_N.size, rows_UD.shape[1]
+        host_ND = torch.empty((size, dim), dtype=torch.float32, pin_memory=self.device.type == "cuda")
+        kernels.gather_rows(rows_UD, self.inverse_N, host_ND.numpy())
+        return host_ND.to(self.device, non_blocking=True).view(*self.shape, dim)
 
     def sum_per_row(self, grad: torch.Tensor) -> Rows:
         """The gradient (*shape, D) summed per unique row, float32 (U, D), in the order of the ids."""
         grad_ND = grad.detach().reshape(-1, grad.shape[-1])
-        if grad.device.type == "cpu":
-            grad_UD = np.zeros((self.unique_U.size, grad_ND.shape[1]), dtype=np.float32)
-            kernels.add_gathered(grad_ND.contiguous().numpy(), self.inverse_N, grad_UD)
-            return grad_UD
-        on_device = grad_ND.new_zeros((self.unique_U.size, grad_ND.shape[1]))
-        add_with_torch(self._feature, grad_ND, on_device)
-        return on_device.cpu().numpy()
-
-    @property
-    def _feature(self) -> FeaturePlan:
-        return FeaturePlan("", kernels.SUM, self.inverse_N, None, _NO_WEIGHTS)
+        grad_UD = np.zeros((self.unique_U.size, grad_ND.shape[1]), dtype=np.float32)
+        kernels.add_gathered(grad_ND.cpu().contiguous().numpy(), self.inverse_N, grad_UD)
+        return grad_UD
 
 
 class Lookup(Mapping[str, torch.Tensor]):

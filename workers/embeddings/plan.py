@@ -43,11 +43,6 @@ class FeaturePlan:
     weights_N: npt.NDArray[np.float32]
     """Weight of each id; empty = all 1."""
 
-    @property
-    def takes_max(self) -> bool:
-        """Whether its gradient depends on the rows; not so with one id per sample."""
-        return self.pooling == kernels.MAX and self.offsets_B1 is not None
-
 
 @dataclass(frozen=True, slots=True)
 class Plan:

@@ -15,7 +15,6 @@ from shardkeep.ps.config import TableSpec
 from shardkeep.ps.jagged import JaggedRows
 from shardkeep.workers.data.batch import Batch, Ragged
 from shardkeep.workers.data.schema import Feature, Schema, SequenceColumns
-from shardkeep.workers.embeddings import pooling
 from shardkeep.workers.embeddings.inputs import leaves_of, padded, shapes_of, spare_samples, zeros
 from shardkeep.workers.embeddings.layer import Embeddings
 from shardkeep.workers.embeddings.plan import Plan
@@ -87,28 +86,19 @@ def test_rows_and_their_gradients_have_the_bits_of_torchs_embedding(lengths: lis
 
 
 @every("cuts", [[0, 6], [0, 2, 6], [0, 1, 1, 5, 6]], ids=str)
-@every("device", ["host", "torch"])
-def test_micro_batches_have_the_rows_and_numbers_of_the_batch_and_their_gradients_add_up(
-    cuts: list[int], device: str
-) -> None:
+def test_micro_batches_have_the_rows_and_numbers_of_the_batch_and_their_gradients_add_up(cuts: list[int]) -> None:
     batch = batch_of(LENGTHS["mixed"])
     plan = EMBEDDINGS.plan(batch)
     rows, grads, expected = rows_of(plan), JaggedRows.zeros(plan.unique), JaggedRows.zeros(plan.unique)
 
-    def train(part: slice | None, sums: JaggedRows, *, torchs: bool) -> Sequence:
+    def train(part: slice | None, sums: JaggedRows) -> Sequence:
         leaves = EMBEDDINGS.lookup(plan, rows, part)
-        if torchs:
-            assert all(map(torch.equal, leaves.values(), pooling.pool_features(plan, rows, part, CPU)))
         torch.stack([leaf.square().sum() for leaf in leaves.values()]).sum().backward()
-        if torchs:
-            own = {name: leaf.grad for name, leaf in leaves.items() if leaf.grad is not None}
-            pooling.add_features(plan, own, part, sums, {})
-        else:
-            EMBEDDINGS.collect(plan, leaves, sums, part)
+        EMBEDDINGS.collect(plan, leaves, sums, part)
         return EMBEDDINGS.inputs(plan, leaves, part)["seen"]
 
-    whole = train(None, expected, torchs=False)
-    parts = [train(slice(*cut), grads, torchs=device == "torch") for cut in itertools.pairwise(cuts)]
+    whole = train(None, expected)
+    parts = [train(slice(*cut), grads) for cut in itertools.pairwise(cuts)]
     np.testing.assert_allclose(grads.flat, expected.flat, rtol=1e-5, atol=1e-6)
     assert torch.equal(torch.cat([part.ids["seen_kind"] for part in parts]), whole.ids["seen_kind"])
     assert torch.equal(torch.cat([part.numbers for part in parts]), torch.from_numpy(batch.numbers["seen"]))
