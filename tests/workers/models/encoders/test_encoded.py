@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from shardkeep.assembly.model import build_dense_model
+from shardkeep.base.errors import UserError
 from shardkeep.config import JobConfig
 from shardkeep.ps.config import TableSpec
 from shardkeep.workers.data.schema import Feature, Schema, SequenceColumns
@@ -17,7 +18,7 @@ from shardkeep.workers.embeddings.layer import Embeddings
 from shardkeep.workers.embeddings.sequence import Sequence, SequenceShape
 from shardkeep.workers.model_config import MODELS, keys_of
 from shardkeep.workers.models.encoders.encoded import Encoded
-from shardkeep.workers.models.registry import start_at
+from shardkeep.workers.models.registry import build_model, start_at
 from tests.support.cases import every
 from tests.support.sequences import COLUMNS, LENGTHS, inputs_of, leaves_of, schema_of, sequence_model
 from tests.support.towers import model_config
@@ -166,3 +167,16 @@ def test_a_model_becomes_a_program_for_any_number_of_entries(encoder: str) -> No
         for lengths in ((0, 0), (1, 0), (17,) * 60):
             dense, embeddings = inputs_of(lengths)
             torch.testing.assert_close(program.module()(dense, embeddings), model(dense, embeddings))
+
+
+@every(
+    ("encoder", "width", "said"),
+    [
+        ({"name": "din", "hidden": [10**6, 10**6]}, 8, "model.encoder: a layer from 1,000,000 to 1,000,000 asks for 4"),
+        ({"name": "transformer"}, 10**6, "model.encoder: a layer from 1,000,000 to 4,000,000 asks for 16"),
+    ],
+)
+def test_an_encoder_beyond_the_machines_memory_is_refused(encoder: dict[str, Any], width: int, said: str) -> None:
+    config, shape = model_config("dnn", encoder=encoder), SequenceShape({"seen_item": width}, 0, 5)
+    with pytest.raises(UserError, match=said):
+        build_model(config, num_dense=1, features={}, default_dim=4, sequences={"seen": shape})
