@@ -237,7 +237,7 @@ class DataConfig(Settings):
     label: Annotated[LabelColumn, bare("column")] | None = None
     """The column to predict; criteo and synthetic have their own."""
     labels: list[Annotated[TaskColumn, bare("column")]] = Field(default_factory=list)
-    """Several columns to predict, in place of `label`; csv and parquet."""
+    """Several columns to predict, in place of `label`; csv, parquet and module:function."""
     weight: ColumnName | None = None
     """Column of numbers from 0 on: each multiplies the loss of its sample in training, and its sample's part in all
     metrics; csv and parquet."""
