@@ -60,7 +60,7 @@ def cases() -> dict[str, dict[str, Case]]:
 def job_of(group: str, case: Case, seed: int, *, smoke: bool) -> JobConfig:
     made: dict[str, Any] = {"task": group, "train_samples": 1_500_000, "eval_samples": 100_000}
     if group == "tasks":
-        made |= {"table_sizes": [200] * 4 + [500] * 2 + [1000] * 2}
+        made |= {"train_samples": 600_000, "table_sizes": [200] * 4 + [500] * 2 + [1000] * 2}
     if smoke:
         made |= {"train_samples": 8_000, "eval_samples": 4_000}
     data = {"synthetic": made} | ({"labels": case["labels"]} if "labels" in case else {})
