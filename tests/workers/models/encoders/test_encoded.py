@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from shardkeep.config import JobConfig
 from shardkeep.ps.config import TableSpec
 from shardkeep.workers.data.schema import Feature, Schema, SequenceColumns
 from shardkeep.workers.dense import onednn
+from shardkeep.workers.dense.compile import Switch, why_no_compiler
 from shardkeep.workers.embeddings.layer import Embeddings
 from shardkeep.workers.embeddings.sequence import Sequence, SequenceShape
 from shardkeep.workers.model_config import MODELS, keys_of
@@ -180,3 +182,25 @@ def test_an_encoder_beyond_the_machines_memory_is_refused(encoder: dict[str, Any
     config, shape = model_config("dnn", encoder=encoder), SequenceShape({"seen_item": width}, 0, 5)
     with pytest.raises(UserError, match=said):
         build_model(config, num_dense=1, features={}, default_dim=4, sequences={"seen": shape})
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")  # inductor's own imports
+@pytest.mark.skipif(why_no_compiler(torch.device("cpu")) is not None, reason="torch.compile cannot run here")
+@every("encoder", ["din", "transformer", "hstu"])
+def test_a_compiled_encoder_gives_what_the_eager_one_gives(encoder: str) -> None:
+    import torch._dynamo.config
+
+    model = sequence_model(encoder=encoder)
+    switch = Switch(model, len(LENGTHS))
+    torch._dynamo.reset()  # other towers are compiled from the same function
+    assert switch.compile_for(inputs_of(), mode="default", context=nullcontext) is None
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for lengths in (LENGTHS, (2, 0, 0, 1, 17, 5)):
+            found = []
+            for switch.enabled in (True, False):
+                dense, embeddings = inputs_of(lengths)
+                logits = switch(dense, embeddings)
+                trained = [*model.parameters(), *leaves_of(embeddings).values()]
+                found.append([logits, *torch.autograd.grad(logits.square().sum(), trained)])
+            torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-5)
