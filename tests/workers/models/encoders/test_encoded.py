@@ -16,6 +16,7 @@ from shardkeep.ps.config import TableSpec
 from shardkeep.workers.data.schema import Feature, Schema, SequenceColumns
 from shardkeep.workers.dense import onednn
 from shardkeep.workers.dense.compile import Switch, why_no_compiler
+from shardkeep.workers.embeddings.inputs import pad_rows, padded
 from shardkeep.workers.embeddings.layer import Embeddings
 from shardkeep.workers.embeddings.sequence import Sequence, SequenceShape
 from shardkeep.workers.model_config import MODELS, keys_of
@@ -110,18 +111,19 @@ def test_the_target_and_every_number_count(encoder: str) -> None:
 
 
 @every("encoder", ENCODERS)
-def test_a_sample_has_its_bits_beside_any_others_and_beside_rows_of_none(encoder: str) -> None:
-    """As scoring pads them: samples and entries to multiples of 16, the latter by rows that belong to no sample."""
+def test_a_sample_has_its_bits_beside_any_others_and_beside_padding(encoder: str) -> None:
+    """As scoring pads them: samples to a multiple of 16, and entries to one of 32, by samples of zeros."""
     model, lengths = sequence_model(encoder=encoder).eval(), list(range(16))
     with torch.no_grad(), onednn.rows_alone(model):
-        dense, embeddings = inputs_of(lengths, beyond=8)
-        sequence, order = embeddings["seen"], torch.arange(128)
-        parts = list(torch.split(order, [*lengths, 8]))
-        order = torch.cat([*reversed(parts[:-1]), parts[-1]])
+        dense, embeddings = inputs_of(lengths)
+        sequence = embeddings["seen"]
+        order = torch.cat(list(reversed(torch.split(torch.arange(120), lengths))))
         ids = {column: rows[order] for column, rows in sequence.ids.items()}
         flipped = Sequence(ids, sequence.numbers[order], sequence.lengths.flip(0), sequence.max_length)
         other = {name: flipped if name == "seen" else value.flip(0) for name, value in embeddings.items()}
-        assert torch.equal(model(dense.flip(0), other).flip(0), model(dense, embeddings))
+        pairs = ((dense, embeddings), (dense.flip(0), other))
+        scores, moved = (model(pad_rows(dense_BI, 16), padded(inputs, 16))[:16] for dense_BI, inputs in pairs)
+        assert torch.equal(moved.flip(0), scores)
 
 
 def test_names_of_models_stand_for_dnn_with_an_encoder() -> None:
