@@ -163,8 +163,9 @@ class SequenceConfig(Settings):
 class SyntheticConfig(Settings):
     """The synthetic stream: Zipf ids, and labels drawn from a planted model."""
 
-    task: Literal["clicks", "sequences"] = "clicks"
-    """clicks = dense columns and features, as Criteo's; sequences = whether a category is among the 30 of a history."""
+    task: Literal["clicks", "sequences", "tasks"] = "clicks"
+    """clicks = dense columns and features, as Criteo's; sequences = whether a category is among the 30 of a history;
+    tasks = the columns of clicks, with the labels clicked, bought and returned, each after the one before it."""
     train_samples: int = Field(1_000_000, ge=1, le=MOST_STEPS)
     """Samples of one epoch."""
     eval_samples: int = Field(100_000, ge=2, le=100_000_000)
@@ -237,7 +238,8 @@ class DataConfig(Settings):
     label: Annotated[LabelColumn, bare("column")] | None = None
     """The column to predict; criteo and synthetic have their own."""
     labels: list[Annotated[TaskColumn, bare("column")]] = Field(default_factory=list)
-    """Several columns to predict, in place of `label`; csv and parquet."""
+    """Several columns to predict, in place of `label`; csv, parquet, module:function, and synthetic with task:
+    tasks."""
     weight: ColumnName | None = None
     """Column of numbers from 0 on: each multiplies the loss of its sample in training, and its sample's part in all
     metrics; csv and parquet."""

@@ -36,6 +36,10 @@ class EncoderSettings(Settings):
         """Whether it normalizes by statistics of the batch."""
         return False
 
+    def widths(self, entry: int) -> list[int]:
+        """Inputs of its widest hidden layers and then the width of each, for entries of that width."""
+        return []
+
 
 class MeanEncoderConfig(EncoderSettings):
     """The mean of the rows."""
@@ -70,6 +74,9 @@ class DinEncoderConfig(_Attending):
     def measures(self) -> bool:
         return self.norm == "batch" or self.activation == "dice"
 
+    def widths(self, entry: int) -> list[int]:
+        return [4 * entry, *self.hidden]
+
 
 class _Layered(_Attending):
     heads: int = Field(2, ge=1, le=64)
@@ -84,6 +91,9 @@ class TransformerEncoderConfig(_Layered):
     """Number of layers."""
     hidden: Width | None = None
     """Width of the hidden layer after each attention; left out = 4 times that of an entry."""
+
+    def widths(self, entry: int) -> list[int]:
+        return [entry, self.hidden or 4 * entry]
 
 
 class HstuEncoderConfig(_Layered):

@@ -110,6 +110,20 @@ def test_a_push_takes_the_next_pull_along_where_the_mode_allows_it(mode: str, ca
     assert found["step"]["calls"] == pytest.approx(calls, rel=0.05)
 
 
+def test_the_rows_of_sequences_are_told_and_the_ids_of_each_rank() -> None:
+    data = {"synthetic": {"task": "sequences", "table_sizes": [100], "train_samples": 512, "eval_samples": 50}}
+    train = {"batch_size": 32, "accumulate": 2}
+    config = job(data=data, model={"name": "din", "hidden": [4]}, tables={"default": {"dim": 8}}, train=train)
+    found = estimate(config, gbit_per_s=10.0)
+    assert found["step"]["unpooled"] == {"ids": 32 * 30, "bytes": 32 * 30 * 8 * 4}
+    shown = io.StringIO()
+    show_estimate(found, Console(file=shown, width=120))
+    assert "960 ids a micro-batch, whose rows take 30.7 kB, and their gradients as much" in shown.getvalue()
+    summary = LocalJob(config, open_data(config.data, seed=config.seed)).run()
+    assert summary["ids_per_step"] == {"by_rank": [64 * 31.0] * 2, "largest_over_mean": 1.0}
+    assert "unpooled" not in estimate(job(), gbit_per_s=10.0)["step"]
+
+
 def test_the_ids_of_a_step_are_those_of_the_data() -> None:
     step = estimate(job(), gbit_per_s=10.0)["step"]
     assert step["ids_per_worker"] == pytest.approx(64 * 3)
@@ -171,6 +185,7 @@ def test_the_slower_way_of_a_link_sets_the_pace() -> None:
         counted=True,
         ids=1.0,
         unique=1.0,
+        unpooled={},
         calls=4.0,
         bytes_S={name: np.array(sizes) for name, sizes in bytes_s.items()},
         table_bytes={},

@@ -24,7 +24,10 @@ from tests.support.one_table import OneTable
 
 def rows_of(steps: list[np.ndarray], admit: AdmitConfig | None, *, passes: int = 1) -> TableRows:
     table = TableSpec(name="t", dim=4, admit=admit)
-    planner, seen = Planner(Schema((), (Feature("f", "t"),)), Catalog([table])), Seen([table], passes=passes)
+    planner, seen = (
+        Planner(Schema((), (Feature("f", "t"),)), Catalog([table])),
+        Seen([table], num_features=1, passes=passes),
+    )
     for ids_N in steps:
         size = ids_N.size
         batch = Batch(np.zeros((size, 0), np.float32), {"f": Ragged(ids_N)}, np.zeros((size, 1), np.float32))

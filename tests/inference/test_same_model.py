@@ -18,14 +18,14 @@ from shardkeep.inference.scoring import predict_files
 from shardkeep.inference.server.served_model import ServedModel
 from tests.support import logical_forms as forms
 from tests.support.examples import LONG
-from tests.support.logical_tables import SEPARATOR, LogicalTable, data_settings, tables
+from tests.support.logical_tables import LogicalTable, data_settings, separators_of, tables
 from tests.support.serving import Server, scores_of
 
 WITHIN = 1e-6
 
 
 def trained(table: LogicalTable, written: forms.Written, folder: Path, *, cut: bool) -> Path:
-    separators = {c.name: SEPARATOR if cut else None for c in table.of("list")}
+    separators = separators_of(table, lambda _: cut)
     job: dict[str, Any] = {
         "servers": 0,
         "workers": 1,
@@ -33,7 +33,7 @@ def trained(table: LogicalTable, written: forms.Written, folder: Path, *, cut: b
         "model": {"name": "dlrm", "bottom": [5], "hidden": [6]}
         if table.of("dense")
         else {"name": "dlrm", "hidden": [6]},
-        "tables": {"default": {"dim": 4}},
+        "tables": {name: {"dim": 4} for name in ("default", *(t for s in table.sequences for t in s.tables.values()))},
         "tower": {"amp": "off", "compile": "off"},
         "train": {"batch_size": 8}
         | ({"loss": "mse"} if table.label.get("kind") == "number" else {})
@@ -76,7 +76,7 @@ def check_model(run: Path, own: Path, table: LogicalTable, choose: forms.Choose,
         except DataError:
             continue
         assert scores_N.tobytes() == right_N.tobytes(), form
-    separators = {c.name: SEPARATOR if cut else None for c in table.of("list")}
+    separators = separators_of(table, lambda _: cut)
     with Server(ServedModel(predictor), name="m") as server:
         for _ in range(3):
             columns = forms.request_columns(table, choose, separators, predictor.inputs.fitted.kinds).data

@@ -31,12 +31,14 @@ from shardkeep.workers.data_config import DataConfig
 from tests.support import logical_forms as forms
 from tests.support.examples import LONG, examples
 from tests.support.logical_tables import (
-    SEPARATOR,
     LogicalColumn,
     LogicalTable,
     data_settings,
     dense_of,
+    entries_of,
     ids_of,
+    scaled,
+    separators_of,
     tables,
     weights_of,
 )
@@ -55,10 +57,15 @@ class Trained:
     ways: Mapping[str, str]
     separators: Mapping[str, str | None]
 
+    @property
+    def scales(self) -> list[str | None]:
+        """Of all columns of numbers."""
+        return [column.scale for column in self.inputs.layout.scaled]
+
 
 def train(table: LogicalTable, form: str, written: forms.Written, *, cut: bool) -> Trained:
     """Reads the training rows. Raises DataError."""
-    separators = {c.name: SEPARATOR if written.ways[c.name] == "text" and cut else None for c in table.of("list")}
+    separators = separators_of(table, lambda column: written.ways[column.name] == "text" and cut)
     settings = data_settings(table, written.data, separators)
     data = open_data(DataConfig.model_validate(settings), seed=3)
     return Trained(form, data, Inputs.of_json(data.inputs), written.ways, separators)
@@ -98,6 +105,16 @@ def check_batch(batch: Batch, table: LogicalTable, trained: Trained, where: str,
             if weights.owner == column.name:
                 assert ragged.weights_N is not None
                 assert ragged.weights_N.tolist() == weights_of(weights, column, table).tolist(), f"{where}: {weights}"
+    for group in table.sequences:
+        own = [column for column in table.of("entries") if column.owner == group.name]
+        for column in own:
+            kind, ragged = trained.inputs.fitted.kinds[column.name], batch.ids[column.name]
+            ids_V, lengths = entries_of(column, table, group, kind)
+            assert ragged.values_N.tolist() == ids_V.tolist(), f"{where}: entries of {column}"
+            assert ragged.lengths_B is not None and ragged.lengths_B.tolist() == lengths, f"{where}: {column}"
+        if group.name in reference.numbers:
+            ours, theirs = batch.numbers[group.name], reference.numbers[group.name]
+            assert ours.tobytes() == theirs.tobytes(), f"{where}: {group.name} gave {ours}, in training {theirs}"
     for i, column in enumerate(table.of("dense")):
         ours, theirs = batch.dense_BI[:, i], reference.dense_BI[:, i]
         assert ours.tobytes() == theirs.tobytes(), f"{where}: {column} gave {ours}, in training {theirs}"
@@ -115,19 +132,25 @@ def check_training(trained: Trained, table: LogicalTable) -> Batch:
         assert batch.weight_B is not None
         assert batch.weight_B.tolist() == np.array(column.values, np.float32).tolist(), trained.form
     for i, column in enumerate(table.of("dense")):
-        raw_N = dense_of(column, table)
-        scale = trained.inputs.layout.dense[i].scale
-        shaped_N = np.sign(raw_N) * np.log1p(np.abs(raw_N)) if scale == "log" else raw_N
-        known_N = raw_N[~np.isnan(raw_N)]
-        fill = known_N.mean() if len(known_N) else 0.0
-        filled_N = np.where(np.isnan(raw_N), np.sign(fill) * np.log1p(abs(fill)) if scale == "log" else fill, shaped_N)
-        if scale == "standard":
-            filled_N = (filled_N - fill) / ((known_N.std() if len(known_N) else 0.0) or 1.0)
-        if len(set(known_N.tolist())) > 1:
-            assert np.allclose(batch.dense_BI[:, i], filled_N, rtol=1e-4, atol=1e-4), f"{trained.form}: {column}"
-        else:
-            assert not batch.dense_BI[:, i].any(), f"{trained.form}: {column} is constant"
+        check_numbers(batch.dense_BI[:, i], scaled(dense_of(column, table), trained.scales[i]), trained, column)
+    scales = iter(trained.scales[len(table.of("dense")) :])
+    for group in table.sequences:
+        for i, column in enumerate(c for c in table.of("numbers") if c.owner == group.name):
+            inputs_V, rest = scaled(dense_of(column, table), next(scales)), iter(range(len(column.entries())))
+            kept = [v for row in group.newest([[next(rest) for _ in row or ()] for row in column.values]) for v in row]
+            kept_V = None if inputs_V is None else inputs_V[kept]
+            check_numbers(batch.numbers[group.name][:, i], kept_V, trained, column)
     return batch
+
+
+def check_numbers(
+    inputs_N: np.ndarray[Any, Any], right_N: np.ndarray[Any, Any] | None, trained: Trained, column: LogicalColumn
+) -> None:
+    """`right_N`: None where the column is constant."""
+    if right_N is None:
+        assert not inputs_N.any(), f"{trained.form}: {column} is constant"
+    else:
+        assert np.allclose(inputs_N, right_N, rtol=1e-4, atol=1e-4), f"{trained.form}: {column}"
 
 
 def batches_of_files(table: LogicalTable, trained: Trained, folder: Path, choose: forms.Choose) -> Iterator[Any]:
@@ -184,7 +207,8 @@ def may_refuse(trained: Trained, table: LogicalTable, ways: Mapping[str, str], *
 def _refused(trained: Trained, table: LogicalTable, column: LogicalColumn, way: str) -> bool:
     kind = trained.inputs.fitted.kinds.get(column.name)
     large = [v for v in column.entries() if column.type == "whole" and v is not None and not -(2**63) <= v < 2**63]
-    if column.role == "list" and way == "text" and column.name not in [n for n, s in trained.separators.items() if s]:
+    listed = column.role in ("list", "entries", "numbers")
+    if listed and way == "text" and not trained.separators.get(column.owner or column.name):
         return True  # texts have no lists without a separator
     if column.role in ("id", "list") and kind == "texts" and way in ("time", "count"):
         return True  # a time has many texts
@@ -244,7 +268,9 @@ def check_requests(table: LogicalTable, trained: Trained, reference: Batch, choo
 
 
 def check_before(rows: Rows, trained: Trained, where: str, count: int) -> None:
-    """The quick path gives a model of before what the other gives, or nothing."""
+    """The quick path gives a model of before what the other gives, or nothing. None of before has sequences."""
+    if trained.inputs.layout.sequences:
+        return
     conversion = Conversion(Inputs.of_json(trained.inputs.to_json() | {"form": 1, "times": []}))
     quick = conversion.direct([rows], count)
     if quick is not None:

@@ -94,6 +94,17 @@ def test_a_score_depends_on_no_other_row(run: Path) -> None:
     np.testing.assert_array_equal(moved, scores_NP[order])
 
 
+def test_a_planted_chain_of_labels_tells_the_best_possible_of_each(tmp_path: Path) -> None:
+    made = {"task": "tasks", "table_sizes": [20, 50], "train_samples": 6000, "eval_samples": 1000}
+    job = {"servers": 0, "workers": 1, "data": {"synthetic": made}, "model": {"name": "ple", "hidden": [9]}}
+    config = shardkeep.JobConfig.model_validate(job | {"train": {"batch_size": 100}, "tower": {"compile": "off"}})
+    found = shardkeep.train(config, run_dir=tmp_path / "run", quiet=True).to_dict()["eval"]
+    for name in ("clicked", "bought", "returned"):
+        assert 0.55 < found[f"auc/{name}"] < found[f"best_auc/{name}"] < 0.95
+    columns = {f"I{n + 1}": [0.5, 1.0] for n in range(13)} | {"C1": [3, 4], "C2": [5, 6]}
+    assert shardkeep.load(tmp_path / "run").predict(columns).shape == (2, 5)
+
+
 def test_early_stopping_and_the_best_model_follow_one_label(tmp_path: Path) -> None:
     train = {"batch_size": 32, "epochs": 9, "early_stopping": {"metric": "auc/bought", "patience": 1}}
     job = shardkeep.JobConfig.model_validate(job_of(tmp_path, rows_of(400), train=train))

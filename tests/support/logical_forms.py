@@ -288,7 +288,7 @@ def request_columns(
     `kinds`: what the model's categories hold; a count of seconds is no text of a time."""
     found: dict[str, Values] = {}
     ways: dict[str, str] = {}
-    for column in table.of("id", "list", "weights", "dense"):
+    for column in table.of("id", "list", "weights", "dense", "entries", "numbers"):
         separator = separators.get(column.owner or column.name)
         if column.is_list and (separator is None or choose.random() < 0.5):
             flat = LogicalColumn(column.name, "id", column.type, column.entries(), column.unit, column.zone)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -14,7 +14,7 @@ import xxhash
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-Role = Literal["id", "list", "weights", "dense", "label", "weight", "time"]
+Role = Literal["id", "list", "weights", "dense", "label", "weight", "time", "entries", "numbers"]
 Type = Literal["text", "bytes", "whole", "bool", "date", "time", "number"]
 
 MISSING_TEXTS = ("", "?", "NA", "nan", "NaN", "null")
@@ -65,15 +65,30 @@ class LogicalColumn:
     unit: str = "us"
     zone: bool = False
     owner: str = ""
-    """Of weights: the column of their ids."""
+    """Of weights: the column of their ids. Of entries and numbers: their sequence."""
 
     @property
     def is_list(self) -> bool:
-        return self.role in ("list", "weights")
+        return self.role in ("list", "weights", "entries", "numbers")
 
     def entries(self) -> list[Any]:
         """All values in one list."""
         return [e for row in self.values for e in row or ()] if self.is_list else list(self.values)
+
+
+@dataclass(frozen=True)
+class LogicalSequence:
+    """A group of list columns. `tables`: that of each column of entries. `first`: the newest entry comes first."""
+
+    name: str
+    tables: Mapping[str, str]
+    max_length: int
+    first: bool
+
+    def newest(self, rows: Sequence[Any]) -> list[list[Any]]:
+        """The entries that are kept of each row, oldest first."""
+        lists = [list(row or ())[:: -1 if self.first else 1] for row in rows]
+        return [row[-self.max_length :] for row in lists]
 
 
 @dataclass(frozen=True)
@@ -85,6 +100,7 @@ class LogicalTable:
     positive: Sequence[float]
     """Of each row, what its label means."""
     marks: bool
+    sequences: Sequence[LogicalSequence] = ()
 
     def __len__(self) -> int:
         return len(self.positive)
@@ -176,6 +192,14 @@ def ids_of(column: LogicalColumn, table: LogicalTable, kind: str) -> tuple[NDArr
     return np.array([id_of(v, column, table, kind) for row in rows for v in row], np.int64), [len(r) for r in rows]
 
 
+def entries_of(
+    column: LogicalColumn, table: LogicalTable, group: LogicalSequence, kind: str
+) -> tuple[NDArray[np.int64], list[int]]:
+    """The ids of the entries that are kept, a missing one too, and how many each row has."""
+    rows = group.newest(column.values)
+    return np.array([id_of(v, column, table, kind) for row in rows for v in row], np.int64), [len(r) for r in rows]
+
+
 def weights_of(column: LogicalColumn, ids: LogicalColumn, table: LogicalTable) -> NDArray[np.float32]:
     """The weights of the ids that are not missing."""
     pairs = [
@@ -187,9 +211,9 @@ def weights_of(column: LogicalColumn, ids: LogicalColumn, table: LogicalTable) -
 
 
 def dense_of(column: LogicalColumn, table: LogicalTable) -> NDArray[np.float64]:
-    """Raw numbers, a time in seconds; nan = missing."""
+    """Raw numbers, of lists those of all entries, a time in seconds; nan = missing."""
     found = []
-    for value in column.values:
+    for value in column.entries():
         if is_missing(value, column, table):
             found.append(np.nan)
         elif column.type in ("time", "date"):
@@ -197,6 +221,23 @@ def dense_of(column: LogicalColumn, table: LogicalTable) -> NDArray[np.float64]:
         else:
             found.append(float(value))
     return np.array(found, np.float64)
+
+
+def scaled(raw_N: NDArray[np.float64], scale: str) -> NDArray[np.float64] | None:
+    """The inputs that numbers become, by their own mean and deviation; None = they are constant, and count as 0."""
+    shaped_N = np.sign(raw_N) * np.log1p(np.abs(raw_N)) if scale == "log" else raw_N
+    known_N = raw_N[~np.isnan(raw_N)]
+    if len(set(known_N.tolist())) <= 1:
+        return None
+    fill = known_N.mean()
+    filled_N = np.where(np.isnan(raw_N), np.sign(fill) * np.log1p(abs(fill)) if scale == "log" else fill, shaped_N)
+    return (filled_N - fill) / (known_N.std() or 1.0) if scale == "standard" else filled_N
+
+
+def separators_of(table: LogicalTable, separated: Callable[[LogicalColumn], bool]) -> dict[str, str | None]:
+    """The separator of each list and sequence, by its name. `separated`: whether the texts of a column have one."""
+    lists = {c.owner or c.name: c for c in table.of("list", "entries")}
+    return {name: SEPARATOR if separated(column) else None for name, column in lists.items()}
 
 
 def data_settings(table: LogicalTable, path: Path, separators: Mapping[str, str | None]) -> dict[str, Any]:
@@ -209,12 +250,25 @@ def data_settings(table: LogicalTable, path: Path, separators: Mapping[str, str 
         for c in table.of("id", "list")
     ]
     scales = itertools.cycle(["standard", "none", "log"])
+    dense = [{"column": c.name, "scale": next(scales)} for c in table.of("dense")]
+    numbers = {g.name: [c.name for c in table.of("numbers") if c.owner == g.name] for g in table.sequences}
+    sequences = {
+        group.name: {
+            "ids": dict(group.tables),
+            "numbers": [{"column": name, "scale": next(scales)} for name in numbers[group.name]],
+            "max_length": group.max_length,
+            "newest": "first" if group.first else "last",
+            "separator": separators.get(group.name),
+        }
+        for group in table.sequences
+    }
     return {
         "root": str(path.parent),
         "train": [path.name],
         "label": {"column": "label", **table.label},
-        "dense": [{"column": c.name, "scale": next(scales)} for c in table.of("dense")],
+        "dense": dense,
         "sparse": sparse,
+        "sequences": sequences,
         "missing": list(table.missing),
     } | {role: c.name for role in ("weight", "time") for c in table.of(role)}  # type: ignore[arg-type]
 
@@ -240,7 +294,12 @@ def tables(draw: st.DrawFn) -> LogicalTable:
         columns.append(LogicalColumn("w", "weight", "number", weights))
     if draw(st.booleans()):
         columns.append(draw(_column("at", "time", count, ["time", "number"], gaps=False)))
-    return LogicalTable(columns, config, positive, marks)
+    sequences = []
+    for n in range(draw(st.integers(0, 2))):
+        group, lists = draw(_sequence(f"s{n}", count, [c for c in columns if c.role == "id"]))
+        sequences.append(group)
+        columns += lists
+    return LogicalTable(columns, config, positive, marks, sequences)
 
 
 @st.composite
@@ -288,15 +347,16 @@ def _values(draw: st.DrawFn, kind: Type, unit: str, *, wide: bool) -> st.SearchS
     )
 
 
+_ENTRIES: dict[Type, st.SearchStrategy[Any]] = {
+    "text": st.sampled_from(["a", "b b", "US", "us", "01", "1322.0", "1322", "é", "-1", "x y"]),
+    "whole": st.integers(-2, 50),
+}
+
+
 @st.composite
 def _list(draw: st.DrawFn, name: str, count: int) -> list[LogicalColumn]:
     kind: Type = draw(st.sampled_from(["text", "whole"]))
-    if kind == "text":
-        values: st.SearchStrategy[Any] = st.sampled_from(
-            ["a", "b b", "US", "us", "01", "1322.0", "1322", "é", "-1", "x y"]
-        )
-    else:
-        values = st.integers(-2, 50)
+    values = _ENTRIES[kind]
     entry = st.one_of(st.none(), values, values, values) if draw(st.booleans()) else values
     weighted = draw(st.booleans())
     least = 1 if weighted else 0  # a weight for a missing list is another matter
@@ -314,6 +374,38 @@ def _list(draw: st.DrawFn, name: str, count: int) -> list[LogicalColumn]:
         weights = [draw(st.lists(weight, min_size=len(row), max_size=len(row))) for row in rows]
         columns.append(LogicalColumn(f"{name}_w", "weights", "number", weights, owner=name))
     return columns
+
+
+@st.composite
+def _sequence(
+    draw: st.DrawFn, name: str, count: int, ids: Sequence[LogicalColumn]
+) -> tuple[LogicalSequence, list[LogicalColumn]]:
+    """Lists that have one length in each row. A column of entries shares the table of one of `ids` of its type, or has
+    one of its own."""
+    lengths = [2, *draw(st.lists(st.integers(0, 6), min_size=count - 1, max_size=count - 1))]
+    absent = draw(st.lists(st.booleans(), min_size=count, max_size=count))
+    columns, tables = [], {}
+    for n in range(draw(st.integers(1, 2))):
+        kind: Type = draw(st.sampled_from(["text", "whole"]))
+        shared = [c.name for c in ids if c.type == kind]
+        column = f"{name}_{n}"
+        tables[column] = draw(st.sampled_from([*shared, f"{column}_table"]))
+        columns.append((column, "entries", kind, _ENTRIES[kind], 5 if kind == "whole" else "a"))
+    for n in range(draw(st.integers(0, 2))):
+        number: Type = draw(st.sampled_from(["number", "whole"]))
+        values = st.integers(-2, 50) if number == "whole" else st.sampled_from([0.5, 1.25, -1.0, 1e-7, 40.5, 0.1])
+        columns.append((f"{name}_{n}_number", "numbers", number, values, 7 if number == "whole" else 0.5))
+    found = []
+    for at, (column, role, kind, values, safe) in enumerate(columns):
+        entry = st.one_of(st.none(), values, values, values) if draw(st.booleans()) else values
+        rows: list[Any] = [draw(st.lists(entry, min_size=n, max_size=n)) for n in lengths]
+        rows[0] = [safe, safe]  # a list that is never full has no type
+        for row, length in zip(rows, lengths, strict=True):
+            if length == 1 and not at:
+                row[0] = safe  # written, a list of missing entries alone is a missing list
+        rows = [None if not row and gone else row for row, gone in zip(rows, absent, strict=True)]
+        found.append(LogicalColumn(column, role, kind, rows, owner=name))
+    return LogicalSequence(name, tables, draw(st.integers(1, 7)), draw(st.booleans())), found
 
 
 @st.composite

@@ -57,10 +57,9 @@ def inputs_of(
     name: str = "dnn",
     schema: Schema | None = None,
     dtype: torch.dtype = torch.float32,
-    beyond: int = 0,
     seed: int = 1,
 ) -> tuple[torch.Tensor, dict[str, Any]]:
-    """Dense columns, and leaves for the features and the sequences. `beyond`: rows that belong to no sample."""
+    """Dense columns, and leaves for the features and the sequences."""
     schema, drawn = schema or schema_of(), torch.Generator().manual_seed(seed)
     lengths_B = torch.tensor(list(lengths), dtype=torch.int64)
     dims = {table: row_dim(name, dim) for table, dim in FEATURES.items()}
@@ -70,7 +69,7 @@ def inputs_of(
 
     found: dict[str, Any] = {f.name: rows(len(lengths_B), dims[f.table]).requires_grad_() for f in schema.features}
     for group in schema.sequences:
-        count = int(lengths_B.sum()) + beyond
+        count = int(lengths_B.sum())
         ids = {column.name: rows(count, dims[column.table]).requires_grad_() for column in group.ids}
         found[group.name] = Sequence(ids, rows(count, len(group.numbers)), lengths_B, group.max_length)
     return rows(len(lengths_B), len(schema.dense)), found

@@ -76,7 +76,7 @@ class Data:
     Attributes:
         train: what training visits.
         eval: what evaluation visits; None = nothing to evaluate on. Its schema equals train's.
-        best_auc: of the synthetic stream only: the teacher's own AUC on the first n samples of eval.
+        best_auc: of the synthetic stream only: the teacher's own AUC of each label on the first n samples of eval.
         source: where it comes from, in a few words, for a person.
         fingerprint: a short hash of the samples' content, the same at another path or time; training and evaluation
             samples apart, with a hyphen between. Of a source of the user's own, what the source says of itself.
@@ -86,7 +86,7 @@ class Data:
 
     train: Dataset
     eval: Dataset | None = None
-    best_auc: Callable[[int], float] | None = None
+    best_auc: Callable[[int], tuple[float, ...]] | None = None
     source: str = ""
     fingerprint: str = ""
     inputs: Mapping[str, Any] | None = None

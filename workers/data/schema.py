@@ -123,12 +123,15 @@ def _sequence_inputs(group: SequenceColumns) -> SequenceConfig:
 def sample_inputs(schema: Schema, lists: frozenset[str]) -> dict[str, Any] | None:
     """The inputs of a model that was trained on ready samples, whose columns are numbers and ids, taken as they are.
 
-    As the record of `conversion/inputs.py`; None for a model of several labels. `lists`: the features that may have
-    several ids.
+    As the record of `conversion/inputs.py`; None for several labels without settings. `lists`: the features that may
+    have several ids.
 
     The weights of a feature FEATURE come in a column FEATURE_weight."""
-    if len(schema.labels) != 1:
+    if len(schema.labels) != 1 and not schema.tasks:
         return None
+    labels: dict[str, Any] = {"label": LabelColumn(column=schema.labels[0]).model_dump()}
+    if schema.tasks:
+        labels = {"labels": [task.model_dump() for task in schema.tasks]}
     dense = [DenseColumn(column=name, scale="none", fill=0.0) for name in schema.dense]
     sparse = [
         SparseColumn(
@@ -142,8 +145,8 @@ def sample_inputs(schema: Schema, lists: frozenset[str]) -> dict[str, Any] | Non
     groups = {group.name: _sequence_inputs(group).model_dump() for group in schema.sequences}
     zeros = [0.0] * (len(dense) + sum(len(group.numbers) for group in schema.sequences))
     return {
-        "form": 3 if groups else 2,
-        "label": LabelColumn(column=schema.labels[0]).model_dump(),
+        "form": 3 if groups or schema.tasks else 2,
+        **labels,
         "dense": [column.model_dump() for column in dense],
         "sparse": [column.model_dump() for column in sparse],
         "scale": "none",

@@ -33,9 +33,7 @@ class SequenceShape:
 
 @dataclass(frozen=True)
 class Sequence:
-    """The entries of B samples, sample after sample, oldest first. No id means padding.
-
-    Rows behind those of the last sample belong to no sample: nothing that belongs to one depends on them.
+    """The entries of B samples, sample after sample, oldest first. No id means padding: all rows belong to samples.
 
     Attributes:
         ids: Column -> the rows of its ids, float32 (N, D).
@@ -50,15 +48,13 @@ class Sequence:
     max_length: int
 
     def samples(self) -> torch.Tensor:
-        """The sample of each entry, int64 (N,); B for a row that belongs to none."""
-        lengths = torch.cat([self.lengths, self.numbers.shape[0] - self.lengths.sum(0, keepdim=True)])
-        samples_B1 = torch.arange(lengths.shape[0], device=lengths.device)
-        return torch.repeat_interleave(samples_B1, lengths, output_size=self.numbers.shape[0])
+        """The sample of each entry, int64 (N,)."""
+        samples_B = torch.arange(self.lengths.shape[0], device=self.lengths.device)
+        return torch.repeat_interleave(samples_B, self.lengths, output_size=self.numbers.shape[0])
 
     def distances(self) -> torch.Tensor:
-        """Entries of the same sample that are newer than each entry, int64 (N,); 0 for a row that belongs to none."""
-        ends_B1 = F.pad(self.lengths.cumsum(0), (0, 1))
-        return (ends_B1.index_select(0, self.samples()) - 1 - self._entries()).clamp(min=0)
+        """Entries of the same sample that are newer than each entry, int64 (N,)."""
+        return self.lengths.cumsum(0).index_select(0, self.samples()) - 1 - self._entries()
 
     def mask(self, *, last: bool = False) -> torch.Tensor:
         """Which places of `padded` hold an entry: bool (B, L)."""
@@ -106,14 +102,12 @@ class Sequence:
         return torch.arange(self.numbers.shape[0], device=self.lengths.device)
 
     def _places(self, last: bool) -> torch.Tensor:
-        """Where each entry is among the B * L places, int64 (N,); B * L for a row that belongs to no sample."""
+        """Where each entry is among the B * L places, int64 (N,)."""
         samples_N, length = self.samples(), self.max_length
         if last:
-            places_N = samples_N * length + length - 1 - self.distances()
-        else:
-            starts_B1 = F.pad(self.lengths.cumsum(0), (1, 0))
-            places_N = samples_N * length + self._entries() - starts_B1.index_select(0, samples_N)
-        return places_N.clamp(max=self.lengths.shape[0] * length)
+            return samples_N * length + length - 1 - self.distances()
+        starts_B = self.lengths.cumsum(0) - self.lengths
+        return samples_N * length + self._entries() - starts_B.index_select(0, samples_N)
 
 
 # torch.export takes it as an input; compiled towers need nothing of the kind.
@@ -121,25 +115,20 @@ torch.export.register_dataclass(Sequence, serialized_type_name="shardkeep.Sequen
 
 
 def _scatter(x_NC: torch.Tensor, places_N: torch.Tensor, size: int) -> torch.Tensor:
-    """Row n of the input at `places_N[n]` of zeros (`size`, C), or nowhere where that is `size`."""
-    return x_NC.new_zeros(size + 1, x_NC.shape[1]).index_copy(0, places_N, x_NC)[:size]
-
-
-def _gather(x_RC: torch.Tensor, places_N: torch.Tensor) -> torch.Tensor:
-    """Row `places_N[n]` of the input, (N, C); zeros where that is R."""
-    return F.pad(x_RC, (0, 0, 0, 1)).index_select(0, places_N)
+    """Row n of the input at `places_N[n]` of zeros (`size`, C)."""
+    return x_NC.new_zeros(size, x_NC.shape[1]).index_copy(0, places_N, x_NC)
 
 
 def _sum(x_NC: torch.Tensor, lengths_B: torch.Tensor) -> torch.Tensor:
     """(B, C), added in order on every device. It takes a fifth of index_add's time."""
     if not x_NC.shape[1]:  # torch refuses it on the CPU
         return x_NC.new_zeros(lengths_B.shape[0], 0)
-    entries_N, starts_B1 = torch.arange(x_NC.shape[0], device=x_NC.device), F.pad(lengths_B.cumsum(0), (1, 0))
-    return F.embedding_bag(entries_N, x_NC, starts_B1, mode="sum")[:-1]
+    entries_N = torch.arange(x_NC.shape[0], device=x_NC.device)
+    return F.embedding_bag(entries_N, x_NC, lengths_B.cumsum(0) - lengths_B, mode="sum")
 
 
 class _Scattered(torch.autograd.Function):
-    """`_scatter`, whose transpose is `_gather`."""
+    """`_scatter`, whose transpose takes the rows at the places."""
 
     @staticmethod
     def forward(ctx: Any, x_NC: torch.Tensor, places_N: torch.Tensor, size: int) -> torch.Tensor:
@@ -148,17 +137,17 @@ class _Scattered(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        return _gather(grad, *ctx.saved_tensors), None, None
+        return grad.index_select(0, ctx.saved_tensors[0]), None, None
 
 
 class _Gathered(torch.autograd.Function):
-    """`_gather`, whose transpose is `_scatter`."""
+    """The rows at the places, whose transpose is `_scatter`."""
 
     @staticmethod
     def forward(ctx: Any, x_RC: torch.Tensor, places_N: torch.Tensor) -> torch.Tensor:
         ctx.save_for_backward(places_N)
         ctx.size = x_RC.shape[0]
-        return _gather(x_RC, places_N)
+        return x_RC.index_select(0, places_N)
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
@@ -166,12 +155,12 @@ class _Gathered(torch.autograd.Function):
 
 
 class _Spread(torch.autograd.Function):
-    """`_gather` by samples, whose transpose is `_sum`."""
+    """The row of each entry's sample, whose transpose is `_sum`."""
 
     @staticmethod
     def forward(ctx: Any, x_BC: torch.Tensor, samples_N: torch.Tensor, lengths_B: torch.Tensor) -> torch.Tensor:
         ctx.save_for_backward(lengths_B)
-        return _gather(x_BC, samples_N)
+        return x_BC.index_select(0, samples_N)
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
@@ -179,7 +168,7 @@ class _Spread(torch.autograd.Function):
 
 
 class _Summed(torch.autograd.Function):
-    """`_sum`, whose transpose is `_gather` by samples."""
+    """`_sum`, whose transpose is `_Spread`."""
 
     @staticmethod
     def forward(ctx: Any, x_NC: torch.Tensor, samples_N: torch.Tensor, lengths_B: torch.Tensor) -> torch.Tensor:
@@ -188,4 +177,4 @@ class _Summed(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        return _gather(grad, *ctx.saved_tensors), None, None
+        return grad.index_select(0, ctx.saved_tensors[0]), None, None

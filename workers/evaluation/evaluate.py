@@ -60,11 +60,11 @@ class Evaluator:
         scorer: BlockScorer,
         collective: Collective,
         max_samples: int | None,
-        best_auc: Callable[[int], float] | None,
+        best_auc: Callable[[int], tuple[float, ...]] | None,
         asked: MetricSettings | None = None,
     ) -> None:
-        """`asked`: the metrics; None = those of classes. `best_auc(n)`: the best possible AUC on the first n samples,
-        where the data know it."""
+        """`asked`: the metrics; None = those of classes. `best_auc(n)`: the best possible AUC of each label on the
+        first n samples, where the data know it."""
         self.collective = collective
         self._dataset = dataset
         self._client = client
@@ -73,7 +73,7 @@ class Evaluator:
         self._asked = asked or MetricSettings()
         if self._asked.group_by is not None:
             groups_of(gathered(dataset, np.arange(1)), self._asked)  # now, not after an epoch
-        self._best_auc = cache(best_auc) if best_auc is not None and "auc" in self._asked.metrics else None
+        self._best_auc = cache(best_auc) if best_auc is not None and "auc" in self._asked.of(0).metrics else None
 
     def run(self, step: int) -> dict[str, Any]:
         """The metrics over all ranks, the same on every rank. Blocks until all ranks have called it.
@@ -89,7 +89,10 @@ class Evaluator:
         )
         metrics["unseen"] = unseen.counts(self.collective)
         if self._best_auc is not None:
-            metrics["best_auc"] = self._best_auc(self._num_samples)
+            best = self._best_auc(self._num_samples)
+            metrics |= zip(
+                [f"best_auc/{name}" for name in names] if len(names) > 1 else ["best_auc"], best, strict=True
+            )
         return metrics
 
     def _predict(self, first: int, end: int, unseen: Unseen) -> tuple[Floats, Floats, Ints, Floats]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -72,7 +72,7 @@ def build_model(
     arguments = _arguments(config, len(labels))
     if config.name in _NEEDS_DEFAULT_DIM:
         arguments["default_dim"] = default_dim
-    _refuse_too_wide(config)
+    _refuse_too_wide(config, sequences.values())
     with memory_errors("the layers of the model; allowed: narrower ones in model.bottom and model.hidden"):
         groups = _groups(config, arguments, sequences, targets)
         arguments["num_dense"] = num_dense + sum(group.num_dense for group in groups.values())
@@ -116,10 +116,11 @@ def _refuse_without_inputs(name: str, *inputs: Any) -> None:
         raise UserError(f"model.name: {name} has no input: the data has no dense and no sparse columns")
 
 
-def _refuse_too_wide(config: ModelConfig) -> None:
+def _refuse_too_wide(config: ModelConfig, sequences: Iterable[SequenceShape]) -> None:
     """Raises UserError for one layer that this machine has no memory for: a system that promises more kills later."""
-    for key in ("bottom", "hidden", "second_hidden"):
-        widths = getattr(config, key, None) or []
+    layers = [(key, getattr(config, key, None) or []) for key in ("bottom", "hidden", "second_hidden", "task_hidden")]
+    layers += [("encoder", encoder_of(config).widths(sum(shape.ids.values()))) for shape in sequences]
+    for key, widths in layers:
         for inputs, outputs in itertools.pairwise(widths):
             asked, held = inputs * outputs * FLOAT_BYTES, psutil.virtual_memory().total
             if asked > held:

@@ -139,6 +139,7 @@ def _worker_record(sources: SummarySources, facts: Mapping[str, Any]) -> dict[st
         "delivered_by_age": client.memory.delivered_by_age(),
         "skipped_steps": meters.steps.counts.skipped_steps,
         "cpu_ms": meters.steps.cpu.mean_ms(),
+        "ids_per_step": meters.steps.counts.ids / max(meters.steps.counts.steps, 1),
         "process": {
             "role": "worker",
             "index": sources.collective.rank,
@@ -155,11 +156,18 @@ def _of_workers(workers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "cpu_ms": mean_cpu_ms([w["cpu_ms"] for w in workers]),
         "sockets": _summed(w["sockets"] for w in workers),
         "staleness": merged_histogram([w["staleness"] for w in workers]),
+        "ids_per_step": _ids_per_step([w["ids_per_step"] for w in workers]),
         "dropped_rows": sum(w["dropped_rows"] for w in workers),
         **_residuals_and_cache([w["residuals_and_cache"] for w in workers]),
         **_dropped([w["dropped"] for w in workers]),
         **_delivered_by_age([w["delivered_by_age"] for w in workers]),
     }
+
+
+def _ids_per_step(by_rank: Sequence[float]) -> dict[str, Any]:
+    """The mean ids of a step by rank: ranks with longer histories hold up the others."""
+    mean = sum(by_rank) / len(by_rank)
+    return {"by_rank": [round(ids, 1) for ids in by_rank], "largest_over_mean": max(by_rank) / mean if mean else 1.0}
 
 
 def _control_of(servers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 What it measures is what a real job does, by the same client, messages and servers. Starts no process, saves nothing.
 """
-# U = unique ids of a table in one rank's step, R = rows seen, D = embedding dim, S = servers
+# U = unique ids of a table in one rank's step, R = rows seen, D = embedding dim, S = servers, F = columns of ids
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from shardkeep.ps.transport.metered import MeteredTransport, Parts
 from shardkeep.ps.transport.transport import LocalTransport
 from shardkeep.workers.data.samples import Dataset
 from shardkeep.workers.data.sampling import StepSlices
+from shardkeep.workers.embeddings.kernels import NUM_IDS
 from shardkeep.workers.embeddings.layer import Embeddings
 from shardkeep.workers.embeddings.plan import Plan
 
@@ -68,7 +69,8 @@ class Played:
 
     `rows`: of each table, by the drawn samples; `counted`: whether these are all samples of the job.
     `calls`, `bytes_S`: of one full step over all workers, the bytes by class as a Tally has them. `table_bytes`: the
-    parts of the tables in them, by table and class. `ids`, `unique`: per step and worker.
+    parts of the tables in them, by table and class. `ids`, `unique`: per step and worker. `unpooled`: of each column of
+    a sequence the ids per sample.
     """
 
     steps: int
@@ -77,6 +79,7 @@ class Played:
     counted: bool
     ids: float
     unique: float
+    unpooled: dict[str, float]
     calls: float
     bytes_S: dict[str, npt.NDArray[np.floating]]
     table_bytes: dict[str, dict[str, float]]
@@ -87,7 +90,8 @@ def play(config: JobConfig, tables: Sequence[TableSpec], dataset: Dataset, slice
     drawn = drawn_steps(slices, steps)
     embeddings = Embeddings(dataset.schema, {table.name: table for table in tables})
     visited = slices.samples_before(steps)
-    seen, cast = Seen(tables, passes=max(1, visited // len(dataset))), Cast(config, tables)
+    passes, num_features = max(1, visited // len(dataset)), len(dataset.schema.looked_up)
+    seen, cast = Seen(tables, num_features=num_features, passes=passes), Cast(config, tables)
     played = {int(drawn[i]) for i in np.linspace(0, len(drawn) - 1, min(len(drawn), PLAYED_STEPS)).round().astype(int)}
     samples = played_samples = 0
     for step in drawn:
@@ -107,8 +111,13 @@ def play(config: JobConfig, tables: Sequence[TableSpec], dataset: Dataset, slice
         samples=samples,
         rows=seen.rows(max(config.servers, 1)),
         counted=samples >= min(visited, len(dataset)),
-        ids=seen.num_ids * slices.global_batch / samples / slices.world_size,
+        ids=int(seen.ids_F.sum()) * slices.global_batch / samples / slices.world_size,
         unique=seen.num_unique * slices.global_batch / samples / slices.world_size,
+        unpooled={
+            feature.name: count / samples
+            for feature, count in zip(dataset.schema.looked_up, seen.ids_F.tolist(), strict=True)
+            if feature.pooling == "none"
+        },
         calls=tally.calls / len(played) * slices.world_size / cast.workers,
         bytes_S={name: bytes_S * scale for name, bytes_S in tally.bytes_S.items()},
         table_bytes={
@@ -183,15 +192,15 @@ class Cast:
 class Seen:
     """The distinct ids of each table among the samples drawn so far, and how often each was pushed."""
 
-    def __init__(self, tables: Sequence[TableSpec], *, passes: int = 1) -> None:
+    def __init__(self, tables: Sequence[TableSpec], *, num_features: int, passes: int = 1) -> None:
         """`passes`: of the job over its data."""
-        self.num_ids = self.num_unique = 0
+        self.ids_F, self.num_unique = np.zeros(num_features, np.int64), 0
         self._passes, self._tables = passes, {table.name: table for table in tables}
         self._pushed: dict[str, list[Ids]] = {table.name: [np.empty(0, np.int64)] for table in tables}
 
     def add(self, plans: Sequence[Plan]) -> None:
         for plan in plans:
-            self.num_ids += plan.inverse_N.size
+            self.ids_F += plan.features_FK[:, NUM_IDS]
             for table, ids_U in plan.unique.items():
                 self.num_unique += ids_U.size
                 self._pushed[table].append(ids_U)

@@ -96,6 +96,7 @@ def _with_data(config: JobConfig, data: Data, gbit_per_s: float) -> Part:
         "step": {
             "ids_per_worker": played.ids,
             "distinct_per_worker": played.unique,
+            **_unpooled(config, data, tables, played),
             "calls": played.calls,
             "traffic": traffic,
             "tables": table_traffic(played),
@@ -108,6 +109,16 @@ def _with_data(config: JobConfig, data: Data, gbit_per_s: float) -> Part:
         "bound_ms": bound_ms,
         "bound_samples_per_s": slices.global_batch / bound_ms * 1e3 if bound_ms else None,
     }
+
+
+def _unpooled(config: JobConfig, data: Data, tables: Sequence[TableSpec], played: Played) -> Part:
+    """The rows of sequences in a micro-batch; nothing without sequences. Their gradients take as much memory again."""
+    if not played.unpooled:
+        return {}
+    dims = {table.name: table.dim for table in tables}
+    ids = {c: played.unpooled[c.name] * config.train.batch_size for g in data.train.schema.sequences for c in g.ids}
+    size = sum(count * dims[column.table] * VALUE_BYTES for column, count in ids.items())
+    return {"unpooled": {"ids": sum(ids.values()), "bytes": size}}
 
 
 def _job(config: JobConfig) -> Part:

@@ -71,6 +71,12 @@ def _job_rows(found: Part) -> Iterator[tuple[str, str]]:
     more = "" if _rows_counted(found) else "; the tables have at least the rows of these"
     yield "looked at", f"{drawn['samples']:,} samples in {_count(drawn['steps'], 'step')}{more}"
     yield "ids", f"{step['ids_per_worker']:,.0f} a step and worker, {step['distinct_per_worker']:,.0f} of them distinct"
+    if (unpooled := step.get("unpooled")) is not None:
+        size = size_text(unpooled["bytes"])
+        yield (
+            "sequences",
+            f"{unpooled['ids']:,.0f} ids a micro-batch, whose rows take {size}, and their gradients as much",
+        )
     yield "tower", f"{tower['parameters']:,} parameters, {size_text(tower['bytes'])}"
 
 

@@ -282,6 +282,9 @@ class Summary(_Part):
     """The kernel's counters of the workers' connections, by peer (Linux)."""
     staleness: dict[int, int] = {}
     """Histogram: steps that the rows of a pull lagged behind, and the number of such pulls."""
+    ids_per_step: dict[str, Any] | None = None
+    """`by_rank`: mean ids of a step of each worker; `largest_over_mean`: of the worker with the most. Absent in runs of
+    earlier versions."""
     dropped_rows: int = 0
     """Row gradients that were not finite and not sent."""
     skipped_steps: int = 0

@@ -49,6 +49,13 @@ class Own:
 def own(split):
     return Own()
 
+def funnel(split, names=("clicked", "bought", "seconds")):
+    columns = {"clicked": [1, 0, 1, 1], "bought": [1, 0, 0, None], "seconds": np.array([2.0, np.nan, 3.5, 4.0])}
+    return {"labels": {name: columns[name] for name in names}, "sparse": {"item": [3, 4, 5, 6]}}
+
+def bare(split):
+    return {"labels": [1, 0], "sparse": {"item": [3, 4]}}
+
 def wrong(split):
     return {"labels": [1]}
 
@@ -100,6 +107,22 @@ def test_lists_of_a_sequence_are_histories(folder: Path) -> None:
     assert batch.numbers["history"][:, 0].tolist() == [4.0, 5.0, 1.0, 2.0]
 
 
+SEVERAL = [
+    "clicked",
+    {"column": "bought", "after": "clicked", "missing": "mask"},
+    {"column": "seconds", "loss": "mse", "missing": "mask"},
+]
+
+
+def test_arrays_of_several_labels_are_read_as_columns_of_files_are(folder: Path) -> None:
+    data = _open(folder, "funnel", labels=SEVERAL)
+    assert data.train.schema.labels == ("clicked", "bought", "seconds")
+    label_BT = data.train.gather(np.array([3, 1, 0])).label_BT
+    np.testing.assert_array_equal(label_BT, [[1, np.nan, 4.0], [0, 0, np.nan], [1, 1, 2.0]])
+    two = data.fingerprint, _open(folder, "funnel", labels=SEVERAL[:2]).fingerprint
+    assert two[0] != two[1] and data.inputs is not None and data.inputs["form"] == 3
+
+
 def test_columns_of_the_config_choose_and_describe(folder: Path) -> None:
     data = _open(folder, dense=["age"], sparse=[{"column": "tags", "table": "t", "pooling": "mean"}], scale="standard")
     assert data.train.schema.dense == ("age",) and data.train.schema.tables() == ("t",)
@@ -126,6 +149,21 @@ def test_an_object_with_gather_is_used_as_it_is(folder: Path) -> None:
         ("arrays", {"train": ["x"]}, ConfigError, "data.train: has no effect"),
         ("arrays", {"eval_fraction": 0.1}, ConfigError, "returns evaluation data of its own"),
         ("wrong", {}, DataError, r"returned \['labels'\]; allowed"),
+        ("wrong", {}, DataError, "a dict of label, .*; labels needs data.labels, which describes each"),
+        (
+            "arrays",
+            {"labels": SEVERAL},
+            DataError,
+            r"returned \['dense', 'label', 'sparse'\]; allowed: a dict of labels",
+        ),
+        ("bare", {"labels": SEVERAL}, DataError, "labels is a list; allowed: a dict of an array for each label"),
+        (
+            "funnel",
+            {"labels": SEVERAL, "options": {"names": ["clicked"]}},
+            DataError,
+            "labels: has no column bought; it has: clicked",
+        ),
+        ("own", {"labels": SEVERAL}, ConfigError, "data.labels: has no effect"),
         ("ragged", {}, DataError, "column x has 1 rows, label has 2"),
         ("own", {"scale": "log"}, ConfigError, "data.scale: has no effect"),
         (

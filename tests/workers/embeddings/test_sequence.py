@@ -19,7 +19,6 @@ LENGTHS = {
     "empty at both ends": (0, 2, 0),
     "one sample": (5,),
 }
-BEYOND = (0, 5)
 
 
 def drawn(*shape: int) -> torch.Tensor:
@@ -27,11 +26,11 @@ def drawn(*shape: int) -> torch.Tensor:
     return torch.randn(*shape, generator=generator, dtype=torch.float64).requires_grad_()
 
 
-def sequence_of(lengths: tuple[int, ...], beyond: int) -> tuple[Sequence, torch.Tensor, list[torch.Tensor]]:
+def sequence_of(lengths: tuple[int, ...]) -> tuple[Sequence, torch.Tensor, list[torch.Tensor]]:
     """A sequence, some entries, and the entries of each sample."""
-    x_NC = drawn(sum(lengths) + beyond, WIDTH)
+    x_NC = drawn(sum(lengths), WIDTH)
     sequence = Sequence({}, torch.zeros(len(x_NC), 0), torch.tensor(lengths), LONGEST)
-    return sequence, x_NC, list(torch.split(x_NC[: sum(lengths)], list(lengths)))
+    return sequence, x_NC, list(torch.split(x_NC, list(lengths)))
 
 
 def agrees(found: torch.Tensor, expected: torch.Tensor, *inputs: torch.Tensor) -> None:
@@ -53,12 +52,11 @@ def place(entries_LC: torch.Tensor, last: bool) -> torch.Tensor:
 
 
 @every("lengths", LENGTHS.values(), ids=LENGTHS)
-@every("beyond", BEYOND)
 @every("last", [False, True])
 def test_padded_has_the_entries_of_each_sample_in_order_and_flat_undoes_it(
-    lengths: tuple[int, ...], beyond: int, last: bool
+    lengths: tuple[int, ...], last: bool
 ) -> None:
-    sequence, x_NC, parts = sequence_of(lengths, beyond)
+    sequence, x_NC, parts = sequence_of(lengths)
     padded = sequence.padded(x_NC, last=last)
     agrees(padded, torch.stack([place(part, last) for part in parts]), x_NC)
     assert torch.equal(
@@ -66,39 +64,35 @@ def test_padded_has_the_entries_of_each_sample_in_order_and_flat_undoes_it(
     )
     x_BLC = drawn(len(lengths), LONGEST, WIDTH)
     expected = x_BLC[sequence.mask(last=last)]
-    agrees(sequence.flat(x_BLC, last=last), torch.cat([expected, expected.new_zeros(beyond, WIDTH)]), x_BLC)
+    agrees(sequence.flat(x_BLC, last=last), expected, x_BLC)
 
 
 @every("lengths", LENGTHS.values(), ids=LENGTHS)
-@every("beyond", BEYOND)
-def test_samples_are_summed_averaged_and_spread_in_the_order_of_their_entries(
-    lengths: tuple[int, ...], beyond: int
-) -> None:
-    sequence, x_NC, parts = sequence_of(lengths, beyond)
+def test_samples_are_summed_averaged_and_spread_in_the_order_of_their_entries(lengths: tuple[int, ...]) -> None:
+    sequence, x_NC, parts = sequence_of(lengths)
     agrees(sequence.summed(x_NC), torch.stack([part.sum(0) for part in parts]), x_NC)
     agrees(sequence.mean(x_NC), torch.stack([part.sum(0) / max(len(part), 1) for part in parts]), x_NC)
     of_samples = drawn(len(lengths), WIDTH)
     expected = torch.cat([row.expand(length, -1) for row, length in zip(of_samples, lengths, strict=True)])
-    agrees(sequence.spread(of_samples), torch.cat([expected, expected.new_zeros(beyond, WIDTH)]), of_samples)
+    agrees(sequence.spread(of_samples), expected, of_samples)
 
 
 @every("lengths", LENGTHS.values(), ids=LENGTHS)
 def test_a_group_without_numbers_has_means_of_no_columns_in_training_and_in_scoring(lengths: tuple[int, ...]) -> None:
-    sequence = sequence_of(lengths, 0)[0]
+    sequence = sequence_of(lengths)[0]
     assert sequence.mean(sequence.numbers).shape == (len(lengths), 0)
     with torch.inference_mode():
         assert sequence.mean(sequence.numbers).shape == (len(lengths), 0)
 
 
 @every("lengths", LENGTHS.values(), ids=LENGTHS)
-@every("beyond", BEYOND)
-def test_the_newest_entry_is_each_samples_last_and_one_more_may_follow(lengths: tuple[int, ...], beyond: int) -> None:
-    sequence, x_NC, parts = sequence_of(lengths, beyond)
+def test_the_newest_entry_is_each_samples_last_and_one_more_may_follow(lengths: tuple[int, ...]) -> None:
+    sequence, x_NC, parts = sequence_of(lengths)
     agrees(sequence.newest(x_NC), torch.stack([p[-1] if len(p) else x_NC.new_zeros(WIDTH) for p in parts]), x_NC)
     after = drawn(len(lengths), WIDTH)
     longer, joined = sequence.followed(x_NC, after)
     pairs = zip(parts, after, strict=True)
-    expected = torch.cat([torch.cat([part, row[None]]) for part, row in pairs] + [x_NC[sum(lengths) :]])
+    expected = torch.cat([torch.cat([part, row[None]]) for part, row in pairs])
     agrees(joined, expected, x_NC, after)
     assert longer.max_length == LONGEST + 1 and torch.equal(longer.lengths, sequence.lengths + 1)
     assert torch.equal(longer.newest(joined), after)
@@ -106,8 +100,8 @@ def test_the_newest_entry_is_each_samples_last_and_one_more_may_follow(lengths: 
 
 @every("lengths", LENGTHS.values(), ids=LENGTHS)
 def test_distances_count_from_the_newest_entry(lengths: tuple[int, ...]) -> None:
-    sequence, _, _ = sequence_of(lengths, 2)
-    assert sequence.distances().tolist() == [n for length in lengths for n in reversed(range(length))] + [0, 0]
+    sequence, _, _ = sequence_of(lengths)
+    assert sequence.distances().tolist() == [n for length in lengths for n in reversed(range(length))]
 
 
 @pytest.mark.parametrize(
@@ -116,6 +110,6 @@ def test_distances_count_from_the_newest_entry(lengths: tuple[int, ...]) -> None
 def test_no_bit_of_a_sample_depends_on_the_samples_beside_it(
     operation: Callable[[Sequence, torch.Tensor], torch.Tensor],
 ) -> None:
-    sequence, x_NC, parts = sequence_of((16, 17, 1), 0)
+    sequence, x_NC, parts = sequence_of((16, 17, 1))
     alone = Sequence({}, torch.zeros(17, 0), torch.tensor([17]), LONGEST)
     assert torch.equal(operation(sequence, x_NC.float())[1:2], operation(alone, parts[1].float()))

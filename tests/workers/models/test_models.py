@@ -217,6 +217,10 @@ def test_an_option_that_the_model_does_not_use_is_refused_by_name(settings, said
             {"name": "dlrm", "hidden": [10**6, 10**6]},
             "model.hidden: a layer from 1,000,000 to 1,000,000 asks for 4,000.0 GB",
         ),
+        (
+            {"name": "mmoe", "task_hidden": [10**6, 10**6]},
+            "model.task_hidden: a layer from 1,000,000 to 1,000,000 asks for 4,000.0 GB",
+        ),
         ({"name": "finalmlp", "hidden": [6], "fusion_heads": 4}, "model.fusion_heads: 4 does not divide the streams'"),
         ({"name": "finalmlp", "gates": {"second": ["y"]}}, "model.gates.second: y is not a feature; allowed: x"),
         ({"name": "no_such_module:Own"}, "module 'no_such_module' cannot be imported"),

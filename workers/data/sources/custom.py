@@ -13,7 +13,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 from shardkeep.base.errors import ConfigError, DataError
 from shardkeep.base.plugging.modules import load_named
 from shardkeep.workers.data.columnar import ColumnarDataset, ColumnarWriter
-from shardkeep.workers.data.conversion.chunk import Chunk, plain
+from shardkeep.workers.data.conversion.chunk import Chunk, missing_column, plain
 from shardkeep.workers.data.conversion.conversion import Converter, HoldOut
 from shardkeep.workers.data.conversion.inputs import Inputs, prior_fit
 from shardkeep.workers.data.conversion.labels import check_matched, left_out
@@ -30,14 +30,14 @@ def open_custom(config: DataConfig, *, seed: int, progress: Progress | None) -> 
     Arrays are held in memory, in every worker; an object with `schema`, `__len__` and `gather` is used as it is.
     Raises ConfigError where the function cannot be found, DataError for what it returns.
     """
-    refuse(config, ("synthetic", "train", "eval", *DIALECT, "cache", "weight", "time", "labels"))
+    refuse(config, ("synthetic", "train", "eval", *DIALECT, "cache", "weight", "time"))
     function = load_named(config.source, setting="data.source", folder=Path(config.root))
     parts = [_call(function, config, split) for split in ("train", "eval")]
     if isinstance(parts[0], Dataset):
         return _own(config, parts)
     if parts[1] is not None and config.eval_fraction:
         raise ConfigError(f"data.eval_fraction: has no effect, {config.source} returns evaluation data of its own")
-    arrays = [_arrays(config.source, part) for part in parts if part is not None]
+    arrays = [_arrays(config, part) for part in parts if part is not None]
     return _convert(config, arrays, seed)
 
 
@@ -51,7 +51,7 @@ def _call(function: Any, config: DataConfig, split: str) -> Any:
 
 
 def _own(config: DataConfig, parts: list[Any]) -> Data:
-    refuse(config, ("label", "dense", "sparse", "sequences", "scale", "missing", "eval_fraction"))
+    refuse(config, ("label", "labels", "dense", "sparse", "sequences", "scale", "missing", "eval_fraction"))
     train, held = parts
     if held is not None and not isinstance(held, Dataset):
         raise DataError(f"{config.source}: returned a dataset for train and {type(held).__name__} for eval")
@@ -78,15 +78,19 @@ def _stated(config: DataConfig, part: Dataset) -> dict[str, Any]:
     return {"source": config.source, "options": config.options, "columns": columns, "rows": len(part)}
 
 
-def _arrays(source: str, part: Any) -> Mapping[str, Any]:
-    if not isinstance(part, Mapping) or "label" not in part:
+def _arrays(config: DataConfig, part: Any) -> Mapping[str, Any]:
+    source, key = config.source, "labels" if config.labels else "label"
+    if not isinstance(part, Mapping) or key not in part:
         shown = sorted(part) if isinstance(part, Mapping) else type(part).__name__
+        names = "; labels needs data.labels, which describes each" if key == "label" and "labels" in shown else ""
         raise DataError(
-            f"{source}: returned {shown}; allowed: a dict of label, dense and sparse, or an object with schema, "
-            "__len__ and gather"
+            f"{source}: returned {shown}; allowed: a dict of {key}, dense and sparse, or an object with schema, "
+            f"__len__ and gather{names}"
         )
-    if extra := sorted(set(part) - {"label", "dense", "sparse", "sequences"}):
-        raise DataError(f"{source}: returned an unknown key {extra[0]}; allowed: label, dense, sparse, sequences")
+    if extra := sorted(set(part) - {key, "dense", "sparse", "sequences"}):
+        raise DataError(f"{source}: returned an unknown key {extra[0]}; allowed: {key}, dense, sparse, sequences")
+    if config.labels and not isinstance(part[key], Mapping):
+        raise DataError(f"{source}: labels is a {type(part[key]).__name__}; allowed: a dict of an array for each label")
     return part
 
 
@@ -98,10 +102,10 @@ def _convert(config: DataConfig, parts: list[Mapping[str, Any]], seed: int) -> D
     share = config.eval_fraction
     sinks = [pa.BufferOutputStream() for _ in range(2 if share else len(parts))]
     writers = [ColumnarWriter(sink) for sink in sinks]
-    chunk, held = _chunk(config.source, parts[0]), writers[1] if share else None
+    chunk, held = _chunk(config, parts[0]), writers[1] if share else None
     converter.convert([chunk], writers[0], held, split=HoldOut(share, seed))
     if len(parts) == 2:
-        converter.convert([_chunk(config.source, parts[1])], None, writers[1])
+        converter.convert([_chunk(config, parts[1])], None, writers[1])
     for writer in writers:
         writer.close()
     check_matched(converter.absent, "the data", layout.labels)
@@ -119,8 +123,8 @@ def _convert(config: DataConfig, parts: list[Mapping[str, Any]], seed: int) -> D
 
 def _layout(config: DataConfig, part: Mapping[str, Any]) -> ColumnLayout:
     """The config's columns where it names some, else all that the function returned."""
-    label = config.label or LabelColumn(column="label")
-    if label.column != "label":
+    label = None if config.labels else config.label or LabelColumn(column="label")
+    if label is not None and label.column != "label":
         raise ConfigError(f"data.label.column: {label.column} is not allowed with {config.source}; allowed: label")
     dense = config.dense or [
         DenseColumn(column=name, width=values.shape[1] if getattr(values, "ndim", 1) == 2 else None)
@@ -130,18 +134,20 @@ def _layout(config: DataConfig, part: Mapping[str, Any]) -> ColumnLayout:
     return layout_of(config.model_copy(update={"label": label, "dense": dense, "sparse": sparse}))
 
 
-def _chunk(source: str, part: Mapping[str, Any]) -> Chunk:
-    label = _array(source, "label", part["label"])
-    dense = {name: _array(source, name, values) for name, values in part.get("dense", {}).items()}
-    sparse = {name: _array(source, name, values) for name, values in part.get("sparse", {}).items()}
-    lists = {name: _array(source, name, values) for name, values in part.get("sequences", {}).items()}
-    for name, values in (*dense.items(), *sparse.items(), *lists.items()):
-        if len(values) != len(label):
-            raise DataError(f"{source}: column {name} has {len(values)} rows, label has {len(label)}")
-    rows_N = np.arange(1, len(label) + 1, dtype=np.int64)
+def _chunk(config: DataConfig, part: Mapping[str, Any]) -> Chunk:
+    source, given = config.source, part["labels"] if config.labels else {"label": part["label"]}
+    if absent := next((label.column for label in config.labels if label.column not in given), None):
+        raise missing_column(f"{source}: labels", absent, list(given))
+    groups = (given, part.get("dense", {}), part.get("sparse", {}), part.get("sequences", {}))
+    labels, dense, sparse, lists = ({name: _array(source, name, values) for name, values in g.items()} for g in groups)
+    first, count = next((name, len(values)) for name, values in labels.items())
+    for name, values in (*labels.items(), *dense.items(), *sparse.items(), *lists.items()):
+        if len(values) != count:
+            raise DataError(f"{source}: column {name} has {len(values)} rows, {first} has {count}")
+    rows_N = np.arange(1, count + 1, dtype=np.int64)
     if both := next((name for name in dense if name in sparse and not dense[name].equals(sparse[name])), None):
         raise DataError(f"{source}: {both} is in dense and in sparse, with other values; give each a name of its own")
-    return Chunk(source, rows_N, {**dense, **sparse, **lists, "label": label})
+    return Chunk(source, rows_N, {**dense, **sparse, **lists, **labels})
 
 
 def _array(source: str, name: str, values: Any) -> Any:

@@ -1,40 +1,28 @@
-"""The synthetic stream: a planted teacher, and for clicks, in Criteo's shape, Zipf ids and bell-shaped dense columns.
+"""The synthetic stream: samples of a task, with labels from a planted teacher.
 
 Every sample is a function of (seed, part, row); nothing is stored, so any worker can make any row.
-B = rows asked for, I = dense columns, F = features
+B = rows asked for, T = labels
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from shardkeep.base.arrays import Float64s, Ints
-from shardkeep.workers.data.batch import Batch, Ragged
+from shardkeep.base.arrays import Float64s, Floats, Ints
+from shardkeep.workers.data.batch import Batch
 from shardkeep.workers.data.samples import Data, Progress, fingerprint
-from shardkeep.workers.data.schema import Feature, Schema, sample_inputs
+from shardkeep.workers.data.schema import Schema, sample_inputs
+from shardkeep.workers.data.sources.synthetic_clicks import DEFAULT_SIZES, Clicks
 from shardkeep.workers.data.sources.synthetic_histories import Histories
+from shardkeep.workers.data.sources.synthetic_tasks import Chain
 from shardkeep.workers.data_config import DataConfig, SyntheticConfig, refuse
-
-# The teacher. Few, frequent ids carry most of the signal, because nobody can learn the effect of an id seen twice; the
-# features with the smallest tables interact. Chosen so that on the default stream a logistic regression stays 0.02
-# AUC and more behind, and a DLRM is within 0.02 after 1.3 M samples; test_synthetic.py measures both.
-BIAS = -1.0
-DENSE_STRENGTH = 1.44  # standard deviation of the dense term
-ID_STRENGTH = 1.02  # of the id effects' sum, were all ids the most popular ones
-FACTOR_STRENGTH = 0.75  # of each of an id's two factors, in the features that interact
-NUM_INTERACTING = 6
-ID_HALF_RANK = 10.0  # the effect of the id with this rank is half that of the most popular one
-FACTOR_HALF_RANK = 5.0
-
-# Criteo's mixture: some tables of a hundred ids, some of a million.
-DEFAULT_SIZES = tuple(round(100 * 10 ** (4 * f / 25)) for f in range(26))
-
 
 FORMAT = 1  # a new number where equal settings give other samples
 
@@ -45,56 +33,8 @@ class Maker(Protocol):
     schema: Schema
 
     def make(self, rows_B: Ints) -> tuple[Batch, Float64s]:
-        """The samples `rows_B`, and the logits float64 (B,) from which their labels were drawn."""
+        """The samples `rows_B`, and the logits of their labels, float64 (B,), of several (B, T)."""
         ...
-
-
-class Clicks:
-    """Makes samples in Criteo's shape."""
-
-    def __init__(self, config: SyntheticConfig, teacher_key: np.uint64, sample_key: np.uint64) -> None:
-        sizes = tuple(config.table_sizes) or DEFAULT_SIZES
-        self._sizes_F = np.array(sizes, np.int64)
-        self._zipf = config.zipf
-        self._numbered = config.ids == "numbered"
-        self._teacher_key, self._sample_key = teacher_key, sample_key
-        self._strength = np.array(
-            [
-                BIAS,
-                DENSE_STRENGTH / math.sqrt(max(1, config.num_dense)),
-                ID_STRENGTH / math.sqrt(len(sizes)),
-                ID_HALF_RANK,
-                FACTOR_HALF_RANK,
-            ]
-        )
-        self._factor_F = np.zeros(len(sizes))
-        self._factor_F[np.argsort(self._sizes_F, kind="stable")[:NUM_INTERACTING]] = FACTOR_STRENGTH
-        features = tuple(Feature(f"C{f + 1}", f"C{f + 1}") for f in range(len(sizes)))
-        self.schema = Schema(tuple(f"I{i + 1}" for i in range(config.num_dense)), features)
-
-    def make(self, rows_B: Ints) -> tuple[Batch, Float64s]:
-        from shardkeep.workers.data.sources.synthetic_kernels import make_samples  # here: the launcher makes no samples
-
-        dense_BI = np.empty((len(rows_B), self.schema.num_dense), np.float32)
-        ids_FB = np.empty((len(self._sizes_F), len(rows_B)), np.int64)
-        label_B = np.empty(len(rows_B), np.float32)
-        logit_B = np.empty(len(rows_B), np.float64)
-        make_samples(
-            self._teacher_key,
-            self._sample_key,
-            rows_B,
-            self._sizes_F,
-            self._zipf,
-            self._numbered,
-            self._strength,
-            self._factor_F,
-            dense_BI,
-            ids_FB,
-            label_B,
-            logit_B,
-        )
-        ids = {feature.name: Ragged(ids_FB[f]) for f, feature in enumerate(self.schema.features)}
-        return Batch(dense_BI, ids, label_B[:, None]), logit_B
 
 
 class SyntheticDataset:
@@ -115,21 +55,19 @@ class SyntheticDataset:
         return self._make(rows_B)[0]
 
     def teacher_logits(self, rows_B: NDArray[np.int64]) -> NDArray[np.float64]:
-        """The logits that the labels of `rows_B` were drawn from: float64."""
+        """The logits of the labels of `rows_B`, as the maker has them: float64."""
         return self._make(rows_B)[1]
 
-    def best_auc(self, num_samples: int) -> float:
-        """The AUC of the teacher's own probabilities on the first `num_samples` rows; nan with one class only."""
-        from shardkeep.workers.metrics.quality import auc  # here: the launcher loads no torch
-
+    def best_auc(self, num_samples: int) -> tuple[float, ...]:
+        """For each label the AUC of the teacher's own probabilities on the first `num_samples` rows."""
         count = min(num_samples, self._num_samples)
         parts = [
             self._make(np.arange(start, min(start + 65_536, count), dtype=np.int64))
             for start in range(0, count, 65_536)
         ]
-        labels = np.concatenate([batch.label_BT[:, 0] for batch, _ in parts])
-        logits = np.concatenate([logit_B for _, logit_B in parts])
-        return auc(logits, labels) if labels.min() < labels.max() else math.nan
+        label_TB = np.concatenate([batch.label_BT for batch, _ in parts]).T
+        logit_TB = np.concatenate([logits for _, logits in parts]).reshape(count, -1).T
+        return tuple(_auc(*pair) for pair in zip(logit_TB, label_TB, strict=True))
 
     def _make(self, rows_B: NDArray[np.int64]) -> tuple[Batch, Float64s]:
         rows_B = np.ascontiguousarray(rows_B, np.int64)
@@ -144,12 +82,23 @@ _MAKERS: dict[str, Callable[[SyntheticConfig, np.uint64, np.uint64], Maker]] = {
 }
 
 
+def _auc(logit_B: Float64s, label_B: Floats) -> float:
+    """On the samples that have the label; nan with one class only."""
+    from shardkeep.workers.metrics.quality import auc  # here: the launcher loads no torch
+
+    known_B = ~np.isnan(label_B)
+    logit_B, label_B = logit_B[known_B], label_B[known_B]
+    return auc(logit_B, label_B) if len(np.unique(label_B)) == 2 else math.nan
+
+
 def open_synthetic(config: DataConfig, *, seed: int, progress: Progress | None) -> Data:
     """The source `synthetic`. Raises ConfigError for settings that it could only ignore."""
     used = {"source", "root", "synthetic", "fitted"}
-    refuse(config, [key for key in DataConfig.model_fields if key not in used], "; allowed: data.synthetic.*")
     stream = config.synthetic
-    maker, teacher = _MAKERS[stream.task], _key("teacher", seed)
+    used |= {"labels"} if stream.task == "tasks" else set()
+    refuse(config, [key for key in DataConfig.model_fields if key not in used], "; allowed: data.synthetic.*")
+    maker = partial(Chain, config.labels) if stream.task == "tasks" else _MAKERS[stream.task]
+    teacher = _key("teacher", seed)
     train, held = (
         SyntheticDataset(maker(stream, teacher, _key(part, seed)), count)
         for part, count in (("train", stream.train_samples), ("eval", stream.eval_samples))
@@ -157,6 +106,8 @@ def open_synthetic(config: DataConfig, *, seed: int, progress: Progress | None) 
     plain = {"task"} if stream.task == "clicks" else set()  # the only task of earlier versions
     settings = stream.model_dump(exclude={"train_samples", "eval_samples", *plain})
     settings |= {"synthetic": FORMAT, "seed": seed, "table_sizes": stream.table_sizes or DEFAULT_SIZES}
+    if train.schema.tasks:
+        settings["labels"] = [task.model_dump(exclude={"loss", "weight"}) for task in train.schema.tasks]
     mark = fingerprint(settings | {"rows": len(train)}, settings | {"rows": len(held)})
     return Data(train, held, held.best_auc, "made on the fly", mark, sample_inputs(train.schema, frozenset()))
 

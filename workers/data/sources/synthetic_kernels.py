@@ -148,3 +148,24 @@ def make_histories(
         logit_B[b] = strength if occurs else -strength
         chance = unit(mix(base ^ np.uint64(0xD1B54A32D192ED03)))
         label_B[b] = 1.0 if chance < 1.0 / (1.0 + math.exp(-logit_B[b])) else 0.0
+
+
+@kernel("void(uint64, int64[::1], float64[:,::1], float64, float32[:,::1])")
+def draw_chain(
+    sample_key: np.uint64,
+    rows_B: NDArray[np.int64],
+    logit_BC: NDArray[np.float64],
+    masked: float,
+    label_BC: NDArray[np.float32],
+) -> None:
+    """Draws labels, of which each is 0 where the one before it is 0, and the last is NaN in a share `masked` of the
+    rows."""
+    for b in range(len(rows_B)):
+        base = mix(np.uint64(sample_key) ^ mix(np.uint64(rows_B[b]) ^ np.uint64(0xA0761D6478BD642F)))
+        happened = 1.0
+        for c in range(label_BC.shape[1]):
+            chance = unit(mix(base + np.uint64(c + 1) * GOLDEN))
+            happened = happened if chance < 1.0 / (1.0 + math.exp(-logit_BC[b, c])) else 0.0
+            label_BC[b, c] = happened
+        if unit(base) < masked:
+            label_BC[b, label_BC.shape[1] - 1] = np.nan

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -9,15 +10,18 @@ import torch
 from torch import nn
 
 from shardkeep.assembly.model import build_dense_model
+from shardkeep.base.errors import UserError
 from shardkeep.config import JobConfig
 from shardkeep.ps.config import TableSpec
 from shardkeep.workers.data.schema import Feature, Schema, SequenceColumns
 from shardkeep.workers.dense import onednn
+from shardkeep.workers.dense.compile import Switch, why_no_compiler
+from shardkeep.workers.embeddings.inputs import pad_rows, padded
 from shardkeep.workers.embeddings.layer import Embeddings
 from shardkeep.workers.embeddings.sequence import Sequence, SequenceShape
 from shardkeep.workers.model_config import MODELS, keys_of
 from shardkeep.workers.models.encoders.encoded import Encoded
-from shardkeep.workers.models.registry import start_at
+from shardkeep.workers.models.registry import build_model, start_at
 from tests.support.cases import every
 from tests.support.sequences import COLUMNS, LENGTHS, inputs_of, leaves_of, schema_of, sequence_model
 from tests.support.towers import model_config
@@ -107,18 +111,19 @@ def test_the_target_and_every_number_count(encoder: str) -> None:
 
 
 @every("encoder", ENCODERS)
-def test_a_sample_has_its_bits_beside_any_others_and_beside_rows_of_none(encoder: str) -> None:
-    """As scoring pads them: samples and entries to multiples of 16, the latter by rows that belong to no sample."""
+def test_a_sample_has_its_bits_beside_any_others_and_beside_padding(encoder: str) -> None:
+    """As scoring pads them: samples to a multiple of 16, and entries to one of 32, by samples of zeros."""
     model, lengths = sequence_model(encoder=encoder).eval(), list(range(16))
     with torch.no_grad(), onednn.rows_alone(model):
-        dense, embeddings = inputs_of(lengths, beyond=8)
-        sequence, order = embeddings["seen"], torch.arange(128)
-        parts = list(torch.split(order, [*lengths, 8]))
-        order = torch.cat([*reversed(parts[:-1]), parts[-1]])
+        dense, embeddings = inputs_of(lengths)
+        sequence = embeddings["seen"]
+        order = torch.cat(list(reversed(torch.split(torch.arange(120), lengths))))
         ids = {column: rows[order] for column, rows in sequence.ids.items()}
         flipped = Sequence(ids, sequence.numbers[order], sequence.lengths.flip(0), sequence.max_length)
         other = {name: flipped if name == "seen" else value.flip(0) for name, value in embeddings.items()}
-        assert torch.equal(model(dense.flip(0), other).flip(0), model(dense, embeddings))
+        pairs = ((dense, embeddings), (dense.flip(0), other))
+        scores, moved = (model(pad_rows(dense_BI, 16), padded(inputs, 16))[:16] for dense_BI, inputs in pairs)
+        assert torch.equal(moved.flip(0), scores)
 
 
 def test_names_of_models_stand_for_dnn_with_an_encoder() -> None:
@@ -166,3 +171,38 @@ def test_a_model_becomes_a_program_for_any_number_of_entries(encoder: str) -> No
         for lengths in ((0, 0), (1, 0), (17,) * 60):
             dense, embeddings = inputs_of(lengths)
             torch.testing.assert_close(program.module()(dense, embeddings), model(dense, embeddings))
+
+
+@every(
+    ("encoder", "width", "said"),
+    [
+        ({"name": "din", "hidden": [10**6, 10**6]}, 8, "model.encoder: a layer from 1,000,000 to 1,000,000 asks for 4"),
+        ({"name": "transformer"}, 10**6, "model.encoder: a layer from 1,000,000 to 4,000,000 asks for 16"),
+    ],
+)
+def test_an_encoder_beyond_the_machines_memory_is_refused(encoder: dict[str, Any], width: int, said: str) -> None:
+    config, shape = model_config("dnn", encoder=encoder), SequenceShape({"seen_item": width}, 0, 5)
+    with pytest.raises(UserError, match=said):
+        build_model(config, num_dense=1, features={}, default_dim=4, sequences={"seen": shape})
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")  # inductor's own imports
+@pytest.mark.skipif(why_no_compiler(torch.device("cpu")) is not None, reason="torch.compile cannot run here")
+@every("encoder", ["din", "transformer", "hstu"])
+def test_a_compiled_encoder_gives_what_the_eager_one_gives(encoder: str) -> None:
+    import torch._dynamo.config
+
+    model = sequence_model(encoder=encoder)
+    switch = Switch(model, len(LENGTHS))
+    torch._dynamo.reset()  # other towers are compiled from the same function
+    assert switch.compile_for(inputs_of(), mode="default", context=nullcontext) is None
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for lengths in (LENGTHS, (2, 0, 0, 1, 17, 5)):
+            found = []
+            for switch.enabled in (True, False):
+                dense, embeddings = inputs_of(lengths)
+                logits = switch(dense, embeddings)
+                trained = [*model.parameters(), *leaves_of(embeddings).values()]
+                found.append([logits, *torch.autograd.grad(logits.square().sum(), trained)])
+            torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-5)

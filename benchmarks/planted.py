@@ -1,0 +1,132 @@
+#!/usr/bin/env python3
+"""How near do attention over histories and models of several labels come to the best possible AUC of planted streams?
+
+    python benchmarks/planted.py --groups sequences tasks --seeds 7
+
+Histories: `din` and mean pooling. A chain of three labels: shared layers, MMoE and PLE beside a job for each label, and
+ESMM (`after`) beside the product of conditional models (`given`) over all samples. One process each, `sync`. Runs that
+the file of --json already holds are not repeated.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import harness
+import numpy as np
+
+import shardkeep
+from shardkeep.config import JobConfig
+from shardkeep.workers.data.sources.registry import open_data
+from shardkeep.workers.metrics.quality import evaluate_predictions
+
+HISTORIES = {"din": {"name": "din", "hidden": [64, 32]}, "mean": {"name": "dnn", "hidden": [64, 32]}}
+NAMES = ("clicked", "bought", "returned")
+TASKS = {"hidden": [64, 32], "task_hidden": [16]}
+SHARED: dict[str, Any] = {"name": "dnn", "hidden": [64, 32, 16]}
+MMOE: dict[str, Any] = {"name": "mmoe", "experts": 4, **TASKS}
+PLE: dict[str, Any] = {"name": "ple", "levels": 1, "shared_experts": 2, "task_experts": 1, **TASKS}
+FAINT = 1e-9
+"""Weight of the labels beside the one that a job learns alone: their gradients are lost in rounding."""
+Case = dict[str, Any]
+
+
+def labels_of(key: str | None = None, alone: str | None = None) -> list[dict[str, Any]]:
+    """The chain, each label with `key` naming the one before it, or all but one of hardly any weight."""
+    labels: list[dict[str, Any]] = [{"column": name} for name in NAMES]
+    labels[-1]["missing"] = "mask"
+    for label, before in zip(labels[1:], NAMES, strict=False):
+        label |= {key: before} if key else {}
+    return [label | ({"weight": FAINT} if alone not in (None, label["column"]) else {}) for label in labels]
+
+
+def cases() -> dict[str, dict[str, Case]]:
+    """Group -> name -> model and labels."""
+    chain: dict[str, Case] = {
+        "shared layers": {"model": SHARED, "labels": labels_of()},
+        "mmoe": {"model": MMOE, "labels": labels_of()},
+        "ple": {"model": PLE, "labels": labels_of()},
+        **{f"{name} alone": {"model": SHARED, "labels": labels_of(alone=name)} for name in NAMES},
+        "mmoe, after": {"model": MMOE, "labels": labels_of("after")},
+        "mmoe, given": {"model": MMOE, "labels": labels_of("given")},
+    }
+    return {"sequences": {name: {"model": model} for name, model in HISTORIES.items()}, "tasks": chain}
+
+
+def job_of(group: str, case: Case, seed: int, *, smoke: bool) -> JobConfig:
+    made: dict[str, Any] = {"task": group, "train_samples": 1_500_000, "eval_samples": 100_000}
+    if group == "tasks":
+        made |= {"train_samples": 600_000, "table_sizes": [200] * 4 + [500] * 2 + [1000] * 2}
+    if smoke:
+        made |= {"train_samples": 8_000, "eval_samples": 4_000}
+    data = {"synthetic": made} | ({"labels": case["labels"]} if "labels" in case else {})
+    optimizer = {"name": "rowwise_adagrad", "lr": 0.1, "initial_accumulator": 0.001}
+    return JobConfig.model_validate(
+        {
+            "seed": seed,
+            "servers": 0,
+            "workers": 1,
+            "consistency": {"mode": "sync"},
+            "data": data,
+            "model": case["model"],
+            "tables": {"default": {"dim": 16, "optimizer": optimizer}},
+            "tower": {"optimizer": {"name": "adam", "lr": 0.002}},
+            "train": {"batch_size": 1024},
+        }
+    )
+
+
+def run(group: str, name: str, case: Case, seed: int, *, smoke: bool) -> dict[str, Any]:
+    job = job_of(group, case, seed, smoke=smoke)
+    with tempfile.TemporaryDirectory() as folder:
+        summary = shardkeep.train(job, run_dir=Path(folder) / "run", quiet=True).to_dict()
+        found = {key: value for key, value in summary["eval"].items() if isinstance(value, float)}
+        if name == "mmoe, given":
+            found |= of_products(job, Path(folder) / "run")
+    return {"group": group, "name": name, "seed": seed, "eval": found, "samples_per_s": summary["samples_per_s"]}
+
+
+def of_products(job: JobConfig, folder: Path) -> dict[str, float]:
+    """AUC and calibration of products of conditional scores, over all samples that have the label."""
+    data, chain = (open_data(part, seed=job.seed) for part in (job.data, job.data.model_copy(update={"labels": []})))
+    assert data.eval is not None and chain.eval is not None
+    batch = data.eval.gather(np.arange(len(data.eval)))
+    label_NT = chain.eval.gather(np.arange(len(chain.eval))).label_BT
+    columns = {name: batch.dense_BI[:, i] for i, name in enumerate(data.eval.schema.dense)}
+    columns |= {name: ragged.values_N for name, ragged in batch.ids.items()}
+    chance_NT = np.cumprod(shardkeep.load(folder).predict(columns).astype(np.float64), axis=1)
+    found = {}
+    for t, name in enumerate(NAMES):
+        has_N = ~np.isnan(label_NT[:, t])
+        logit_N = np.log(chance_NT[has_N, t]) - np.log1p(-chance_NT[has_N, t])
+        scores = evaluate_predictions(logit_N, label_NT[has_N, t])
+        found |= {f"all rows: {key}/{name}": scores[key] for key in ("auc", "logloss", "calibration")}
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--groups", nargs="+", choices=list(cases()), default=list(cases()))
+    parser.add_argument("--seeds", nargs="+", type=int, default=[7])
+    parser.add_argument("--smoke", action="store_true", help="few samples")
+    parser.add_argument("--json", type=Path, help="result file")
+    options = parser.parse_args()
+    known = json.loads(options.json.read_text())["results"]["runs"] if options.json and options.json.exists() else []
+    done = {(each["group"], each["name"], each["seed"]) for each in known}
+    for seed in options.seeds:
+        for group in options.groups:
+            for name, case in cases()[group].items():
+                if (group, name, seed) in done:
+                    continue
+                known.append(run(group, name, case, seed, smoke=options.smoke))
+                aucs = {key: round(value, 4) for key, value in known[-1]["eval"].items() if "auc" in key}
+                print(f"{group}, {name}, seed {seed}: {aucs}", flush=True)
+                harness.write(options.json, "planted", {"runs": known})
+
+
+if __name__ == "__main__":
+    main()
