@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 import xxhash
@@ -21,6 +21,9 @@ from shardkeep.base.errors import DataError
 from shardkeep.workers.data.batch import Batch
 from shardkeep.workers.data.schema import Schema
 from shardkeep.workers.label_config import LossConfig
+
+if TYPE_CHECKING:
+    from shardkeep.workers.retrieval.catalogue import Catalogue
 
 MEAN_SAMPLES = 1 << 18
 LARGEST_RMS = 10.0
@@ -82,6 +85,7 @@ class Data:
             samples apart, with a hyphen between. Of a source of the user's own, what the source says of itself.
         inputs: how raw columns become inputs, as JSON types (conversion/inputs.py); None = not known.
         notes: what a person should know of the columns, a line each.
+        catalogue: the items of a retrieval job; None of any other.
     """
 
     train: Dataset
@@ -91,6 +95,7 @@ class Data:
     fingerprint: str = ""
     inputs: Mapping[str, Any] | None = None
     notes: tuple[str, ...] = ()
+    catalogue: Catalogue | None = None
 
     @cached_property
     def label_means(self) -> tuple[float, ...]:
