@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -11,6 +13,9 @@ from shardkeep.base.arrays import Ints
 from shardkeep.base.errors import ConfigError
 from shardkeep.workers.data.batch import Batch
 from shardkeep.workers.data.schema import Feature, Schema
+
+if TYPE_CHECKING:
+    from shardkeep.workers.model_config import RetrievalSettings
 
 
 @dataclass(frozen=True)
@@ -46,13 +51,43 @@ class Sides:
         return Batch(dense_BI, ids, np.empty((len(batch), 0), np.float32))
 
 
+def item_columns(model: RetrievalSettings, schema: Schema) -> tuple[str, ...]:
+    """The columns of an item: those of `model.item`, where the name of a column of vectors represents its numbers, or
+    left out the feature of the table of the list that the model predicts. Raises ConfigError where there is none."""
+    if model.item:
+        numbers = {name: [each for each in schema.dense if each.startswith(f"{name}[")] for name in model.item}
+        return tuple(each for name in model.item for each in (numbers[name] or [name]))
+    if model.predicts == "item":
+        raise ConfigError(f"model.item: is missing; {model.name} needs the columns of an item, the first names it")
+    table = listed_column(model, schema).table
+    near = [feature.name for feature in schema.features if feature.table == table]
+    if len(near) != 1:
+        what = f"features {', '.join(near)} have" if near else "no feature has"
+        raise ConfigError(f"model.item: is missing, and {what} table {table}; allowed: the feature of the next item")
+    return (near[0],)
+
+
+def listed_column(model: RetrievalSettings, schema: Schema) -> Feature:
+    """The column of lists whose entries a model of what comes next predicts. Raises ConfigError where there is none,
+    or more than one group of them."""
+    if len(schema.sequences) != 1:
+        count = f"{len(schema.sequences)} groups" if schema.sequences else "none"
+        raise ConfigError(f"model.name: {model.name} predicts the entries of one sequence; data.sequences has {count}")
+    return schema.sequences[0].ids[0]
+
+
 def sides_of(schema: Schema, item: Sequence[str]) -> Sides:
     """Parts the columns. `item`: those of an item, of which the first is a feature with one id in each sample.
 
     Raises ConfigError for a column that is no dense column and no feature."""
     known = (*(feature.name for feature in schema.features), *schema.dense)
-    if unknown := [name for name in item if name not in known]:
-        raise ConfigError(f"model.item: {unknown[0]} is no dense or sparse column; allowed: {', '.join(known)}")
+    groups = {name: group.name for group in schema.sequences for name in (*(f.name for f in group.ids), *group.numbers)}
+    for name in item:
+        if name not in known:
+            place = f"is in data.sequences.{groups[name]}" if name in groups else "is no dense or sparse column"
+            near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+            hint = f"did you mean {near[0]}? " if near and name not in groups else ""
+            raise ConfigError(f"model.item: {name} {place}; {hint}allowed: {', '.join(known[:30])}")
     features = {feature.name: feature for feature in schema.features}
     if item[0] not in features:
         raise ConfigError(f"model.item: {item[0]} is a dense column; the first must name the item by its id")
