@@ -12,7 +12,7 @@ import numpy as np
 from shardkeep.base.arrays import Ints
 from shardkeep.base.errors import ConfigError
 from shardkeep.workers.data.batch import Batch
-from shardkeep.workers.data.schema import Feature, Schema
+from shardkeep.workers.data.schema import Feature, Schema, SequenceColumns
 
 if TYPE_CHECKING:
     from shardkeep.workers.model_config import RetrievalSettings
@@ -26,12 +26,14 @@ class Sides:
         users: All columns but those of items; has the label.
         items: Columns of an item, without sequences.
         item: The feature whose id names an item; the first one of `items`.
+        predicted: The sequence whose entries are predicted too, by its first column of ids; None = there is none.
     """
 
     users: Schema
     items: Schema
     dense_I: Ints
     """Where the dense columns of items are among all."""
+    predicted: SequenceColumns | None = None
 
     @property
     def item(self) -> Feature:
@@ -51,29 +53,39 @@ class Sides:
         return Batch(dense_BI, ids, np.empty((len(batch), 0), np.float32))
 
 
-def item_columns(model: RetrievalSettings, schema: Schema) -> tuple[str, ...]:
-    """The columns of an item: those of `model.item`, where the name of a column of vectors represents its numbers, or
-    left out the feature of the table of the list that the model predicts. Raises ConfigError where there is none."""
-    if model.item:
-        numbers = {name: [each for each in schema.dense if each.startswith(f"{name}[")] for name in model.item}
-        return tuple(each for name in model.item for each in (numbers[name] or [name]))
-    if model.predicts == "item":
-        raise ConfigError(f"model.item: is missing; {model.name} needs the columns of an item, the first names it")
-    table = listed_column(model, schema).table
-    near = [feature.name for feature in schema.features if feature.table == table]
-    if len(near) != 1:
-        what = f"features {', '.join(near)} have" if near else "no feature has"
-        raise ConfigError(f"model.item: is missing, and {what} table {table}; allowed: the feature of the next item")
-    return (near[0],)
+def sides_of_model(model: RetrievalSettings, schema: Schema) -> Sides:
+    """The sides of a model's columns. Raises ConfigError for columns that it does not take."""
+    if model.predicts == "next":
+        return _sides_of_list(model, schema)
+    if not model.item:
+        names = ", ".join((*(feature.name for feature in schema.features), *schema.dense)[:30])
+        raise ConfigError(f"model.item: is missing; it lists the columns of an item, its id first; allowed: {names}")
+    numbers = {name: [each for each in schema.dense if each.startswith(f"{name}[")] for name in model.item}
+    return sides_of(schema, [each for name in model.item for each in (numbers[name] or [name])])  # of a vector all
 
 
-def listed_column(model: RetrievalSettings, schema: Schema) -> Feature:
-    """The column of lists whose entries a model of what comes next predicts. Raises ConfigError where there is none,
-    or more than one group of them."""
+def _sides_of_list(model: RetrievalSettings, schema: Schema) -> Sides:
+    """Of a model that takes a list and the item that follows it."""
     if len(schema.sequences) != 1:
-        count = f"{len(schema.sequences)} groups" if schema.sequences else "none"
-        raise ConfigError(f"model.name: {model.name} predicts the entries of one sequence; data.sequences has {count}")
-    return schema.sequences[0].ids[0]
+        names = ", ".join(group.name for group in schema.sequences) or "none"
+        raise ConfigError(f"model.name: {model.name} takes one group of data.sequences; the data has {names}")
+    group = schema.sequences[0]
+    column = group.ids[0]
+    near = [each.name for each in schema.features if each.table == column.table and each.pooling != "weighted"]
+    item = model.item or near
+    if len(item) != 1 or item[0] not in near:
+        named, allowed = ", ".join(item) or "no column", ", ".join(near) or "none"
+        raise ConfigError(
+            f"model.item: {named}; the item that follows {column.name} is one column of table {column.table}; "
+            f"allowed: {allowed}"
+        )
+    sides = replace(sides_of(schema, item), predicted=group)
+    if others := (*sides.users.dense, *(feature.name for feature in sides.users.features)):
+        raise ConfigError(
+            f"model.name: {model.name} takes {group.name} and {item[0]} alone, not {', '.join(others)}; "
+            "allowed: two_tower, whose users have further columns"
+        )
+    return sides
 
 
 def sides_of(schema: Schema, item: Sequence[str]) -> Sides:
