@@ -382,8 +382,3 @@ def keys_of(name: Any) -> dict[str, Any]:
     """The keys of a model, and the types of their values."""
     kind = MODELS[name].config if name in MODELS else OwnModelConfig
     return {key: field.annotation for key, field in kind.model_fields.items() if key != "name"}
-
-
-def predicts_entries(model: ModelSettings) -> bool:
-    """Whether a model predicts each entry of a list, too, not the item of a sample alone."""
-    return getattr(model, "predicts", "item") == "next"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-import pyarrow as pa
+import pyarrow as pa  # type: ignore[import-untyped]
 
 from shardkeep.base.arrays import Ints
 from shardkeep.workers.data.batch import Batch, Ragged

@@ -11,7 +11,7 @@ from shardkeep.base.arrays import Ints
 from shardkeep.base.errors import ConfigError
 from shardkeep.workers.data.batch import Batch
 from shardkeep.workers.data.schema import Feature, Schema
-from shardkeep.workers.model_config import RETRIEVAL, ModelConfig, predicts_entries
+from shardkeep.workers.model_config import HstuConfig, SasRecConfig, TwoTowerConfig
 
 
 @dataclass(frozen=True)
@@ -47,39 +47,45 @@ class Sides:
         return Batch(dense_BI, ids, np.empty((len(batch), 0), np.float32))
 
 
-def sides_of_model(model: ModelConfig, schema: Schema) -> Sides | None:
-    """The sides of a model in `RETRIEVAL`; None of any other. Raises ConfigError, too, where the item that follows a
-    list is not one feature of its table."""
-    if model.name not in RETRIEVAL:
-        return None
-    item: list[str] = getattr(model, "item", [])
-    if not predicts_entries(model):
-        return sides_of(schema, item)
-    table = entries_of(model, schema).table
-    found = [feature.name for feature in schema.features if feature.table == table]
-    if item and item[0] in {feature.name for feature in schema.features} - {*found}:
-        raise ConfigError(f"model.item: {item[0]} has not the table {table} of the list; allowed: {', '.join(found)}")
-    if not item and len(found) != 1:
-        what = f"{' and '.join(found)} have" if found else "no sparse column has"
-        raise ConfigError(f"model.item: is missing, and {what} the table {table} of the list; name the item's column")
-    return sides_of(schema, item or found)
-
-
-def entries_of(model: ModelConfig, schema: Schema) -> Feature:
-    """The column of the list whose entries a model predicts. Raises ConfigError unless there is one list."""
-    if len(schema.sequences) != 1:
+def sides_of_model(model: TwoTowerConfig | SasRecConfig | HstuConfig, schema: Schema) -> Sides:
+    """The sides of a model's columns. Raises ConfigError for columns that it does not take."""
+    if not isinstance(model, TwoTowerConfig):
+        return _sides_of_list(model, schema)
+    if not model.item:
+        names = ", ".join((*(feature.name for feature in schema.features), *schema.dense))
         raise ConfigError(
-            f"model.name: {model.name} predicts the entries of one list; data.sequences has {len(schema.sequences)}"
+            f"model.item: missing; two_tower needs the columns of an item, its id first; allowed: {names}"
         )
-    return schema.sequences[0].ids[0]
+    return sides_of(schema, model.item)
+
+
+def _sides_of_list(model: SasRecConfig | HstuConfig, schema: Schema) -> Sides:
+    """Of a model that takes a list and the item that follows it."""
+    if len(schema.sequences) != 1:
+        names = ", ".join(group.name for group in schema.sequences) or "none"
+        raise ConfigError(f"model.name: {model.name} takes one group of data.sequences; the data has {names}")
+    column = schema.sequences[0].ids[0]
+    near = [each.name for each in schema.features if each.table == column.table and each.pooling != "weighted"]
+    item = model.item or near
+    if len(item) != 1 or item[0] not in near:
+        said, allowed = ", ".join(item) or "no column", ", ".join(near) or "none"
+        raise ConfigError(
+            f"model.item: {said}; the item that follows {column.name} is one column of table {column.table}; "
+            f"allowed: {allowed}"
+        )
+    sides = sides_of(schema, item)
+    if others := (*sides.users.dense, *(feature.name for feature in sides.users.features)):
+        raise ConfigError(
+            f"model.name: {model.name} takes {schema.sequences[0].name} and {item[0]} alone, not {', '.join(others)}; "
+            "allowed: two_tower, whose users have further columns"
+        )
+    return sides
 
 
 def sides_of(schema: Schema, item: Sequence[str]) -> Sides:
     """Parts the columns. `item`: those of an item, of which the first is a feature with one id in each sample.
 
     Raises ConfigError for a column that is no dense column and no feature."""
-    if not item:
-        raise ConfigError("model.item: is missing; it lists the columns of an item, of which the first names it")
     known = (*(feature.name for feature in schema.features), *schema.dense)
     if unknown := [name for name in item if name not in known]:
         raise ConfigError(f"model.item: {unknown[0]} is no dense or sparse column; allowed: {', '.join(known)}")

@@ -10,12 +10,19 @@ from shardkeep.config import JobConfig
 from shardkeep.ps.config import TableSpec
 from shardkeep.ps.server.table.initializers.initial import Initial
 from shardkeep.workers.data.samples import Data
+from shardkeep.workers.data.schema import Schema
 from shardkeep.workers.embeddings.layer import Embeddings
 from shardkeep.workers.label_config import NegativesConfig
-from shardkeep.workers.model_config import predicts_entries
+from shardkeep.workers.model_config import HstuConfig, SasRecConfig, TwoTowerConfig
 from shardkeep.workers.retrieval.items import ItemSide
 from shardkeep.workers.retrieval.negatives import Negatives
-from shardkeep.workers.retrieval.sides import Sides, entries_of
+from shardkeep.workers.retrieval.sides import Sides, sides_of_model
+
+
+def sides_of_job(config: JobConfig, schema: Schema) -> Sides | None:
+    """The sides of a retrieval model; None of any other. Raises as `sides_of_model`."""
+    model = config.model
+    return sides_of_model(model, schema) if isinstance(model, TwoTowerConfig | SasRecConfig | HstuConfig) else None
 
 
 def build_item_side(config: JobConfig, data: Data, sides: Sides, tables: Mapping[str, TableSpec]) -> ItemSide:
@@ -23,7 +30,7 @@ def build_item_side(config: JobConfig, data: Data, sides: Sides, tables: Mapping
     if data.catalogue is None:
         raise ConfigError(f"model.name: {config.model.name} needs a catalogue of items, which the data have not")
     loss = config.train.loss
-    entries = entries_of(config.model, sides.users).name if predicts_entries(config.model) else None
+    entries = sides.users.sequences[0].ids[0].name if getattr(config.model, "predicts", "item") == "next" else None
     negatives = Negatives(
         catalogue=data.catalogue,
         config=loss.negatives or NegativesConfig(),

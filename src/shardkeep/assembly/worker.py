@@ -10,7 +10,7 @@ from functools import partial
 import torch
 
 from shardkeep.assembly.checkpoint_facts import check_facts, checkpoint_facts
-from shardkeep.assembly.item_side import build_item_side
+from shardkeep.assembly.item_side import build_item_side, sides_of_job
 from shardkeep.assembly.model import build_tower, table_specs
 from shardkeep.base.errors import ConfigError
 from shardkeep.base.logs.log import EventLog
@@ -34,7 +34,6 @@ from shardkeep.workers.reporting.counters import StepCounters
 from shardkeep.workers.reporting.figures import WorkerFigures, worker_record
 from shardkeep.workers.reporting.report import ProgressSink, Report
 from shardkeep.workers.reporting.summary import Meters, ProcessCounters
-from shardkeep.workers.retrieval.sides import sides_of_model
 from shardkeep.workers.rewind import Rewind
 from shardkeep.workers.run import TrainingJob, TrainingRun
 from shardkeep.workers.timing.clock import Observer, Stopwatch
@@ -102,7 +101,7 @@ def build_run(
         rewind: Keeps the tower's last states.
     """
     client = _client(config, data.train.schema, process.rank, transport)
-    sides = sides_of_model(config.model, data.train.schema)
+    sides = sides_of_job(config, data.train.schema)
     embeddings = Embeddings(data.train.schema if sides is None else sides.users, client.tables)
     tower = build_tower(config, data, embeddings, process.device, Stopwatch(observer=process.profile))
     cpu = CpuMeter(partial(_server_cpu_s, client) if process.rank == 0 else None)
