@@ -53,41 +53,39 @@ class Sides:
         return Batch(dense_BI, ids, np.empty((len(batch), 0), np.float32))
 
 
-def item_columns(model: RetrievalSettings, schema: Schema) -> tuple[str, ...]:
-    """The columns of an item: those of `model.item`, where the name of a column of vectors represents its numbers, or
-    left out the feature of the table of the list that the model predicts. Raises ConfigError where there is none."""
-    group = predicted_sequence(model, schema)
-    listed = None if group is None else group.ids[0]
-    if model.item:
-        tables = {feature.name: feature.table for feature in schema.features}
-        if listed is not None and (table := tables.get(model.item[0], listed.table)) != listed.table:
-            what = f"{model.item[0]} has table {table}, and the entries of {listed.name} have {listed.table}"
-            raise ConfigError(f"model.item: {what}; allowed: a feature of that table")
-        numbers = {name: [each for each in schema.dense if each.startswith(f"{name}[")] for name in model.item}
-        return tuple(each for name in model.item for each in (numbers[name] or [name]))
-    if listed is None:
-        raise ConfigError(f"model.item: is missing; {model.name} needs the columns of an item, the first names it")
-    near = [feature.name for feature in schema.features if feature.table == listed.table]
-    if len(near) != 1:
-        what = f"features {', '.join(near)} have" if near else "no feature has"
-        raise ConfigError(f"model.item: is missing, and {what} table {listed.table}; allowed: the item that comes next")
-    return (near[0],)
+def sides_of_model(model: RetrievalSettings, schema: Schema) -> Sides:
+    """The sides of a model's columns. Raises ConfigError for columns that it does not take."""
+    if model.predicts == "next":
+        return _sides_of_list(model, schema)
+    if not model.item:
+        names = ", ".join((*(feature.name for feature in schema.features), *schema.dense)[:30])
+        raise ConfigError(f"model.item: is missing; it lists the columns of an item, its id first; allowed: {names}")
+    numbers = {name: [each for each in schema.dense if each.startswith(f"{name}[")] for name in model.item}
+    return sides_of(schema, [each for name in model.item for each in (numbers[name] or [name])])  # of a vector all
 
 
-def predicted_sequence(model: RetrievalSettings, schema: Schema) -> SequenceColumns | None:
-    """The sequence whose entries a model of what comes next predicts; None of other models. Raises ConfigError where
-    there is none, or several."""
-    if model.predicts == "item":
-        return None
+def _sides_of_list(model: RetrievalSettings, schema: Schema) -> Sides:
+    """Of a model that takes a list and the item that follows it."""
     if len(schema.sequences) != 1:
-        count = f"{len(schema.sequences)} groups" if schema.sequences else "none"
-        raise ConfigError(f"model.name: {model.name} predicts the entries of one sequence; data.sequences has {count}")
-    return schema.sequences[0]
-
-
-def sides_for(model: RetrievalSettings, schema: Schema) -> Sides:
-    """The sides of a model. Raises ConfigError as `item_columns` and `sides_of`."""
-    return replace(sides_of(schema, item_columns(model, schema)), predicted=predicted_sequence(model, schema))
+        names = ", ".join(group.name for group in schema.sequences) or "none"
+        raise ConfigError(f"model.name: {model.name} takes one group of data.sequences; the data has {names}")
+    group = schema.sequences[0]
+    column = group.ids[0]
+    near = [each.name for each in schema.features if each.table == column.table and each.pooling != "weighted"]
+    item = model.item or near
+    if len(item) != 1 or item[0] not in near:
+        named, allowed = ", ".join(item) or "no column", ", ".join(near) or "none"
+        raise ConfigError(
+            f"model.item: {named}; the item that follows {column.name} is one column of table {column.table}; "
+            f"allowed: {allowed}"
+        )
+    sides = replace(sides_of(schema, item), predicted=group)
+    if others := (*sides.users.dense, *(feature.name for feature in sides.users.features)):
+        raise ConfigError(
+            f"model.name: {model.name} takes {group.name} and {item[0]} alone, not {', '.join(others)}; "
+            "allowed: two_tower, whose users have further columns"
+        )
+    return sides
 
 
 def sides_of(schema: Schema, item: Sequence[str]) -> Sides:

@@ -11,7 +11,7 @@ from shardkeep.ps.config import TableSpec
 from shardkeep.ps.server.table.initializers.initial import Initial
 from shardkeep.workers.data.samples import Data
 from shardkeep.workers.data.schema import Schema
-from shardkeep.workers.data.sides import Sides, sides_for
+from shardkeep.workers.data.sides import Sides, sides_of_model
 from shardkeep.workers.embeddings.layer import Embeddings
 from shardkeep.workers.label_config import NegativesConfig
 from shardkeep.workers.model_config import RetrievalSettings
@@ -20,9 +20,9 @@ from shardkeep.workers.retrieval.negatives import Negatives
 
 
 def sides_of_job(config: JobConfig, schema: Schema) -> Sides | None:
-    """The sides of a retrieval model; None of any other. Raises as `sides_for`."""
+    """The sides of a retrieval model; None of any other. Raises as `sides_of_model`."""
     model = config.model
-    return sides_for(model, schema) if isinstance(model, RetrievalSettings) else None
+    return sides_of_model(model, schema) if isinstance(model, RetrievalSettings) else None
 
 
 def build_item_side(config: JobConfig, data: Data, sides: Sides, tables: Mapping[str, TableSpec]) -> ItemSide:
