@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from shardkeep.workers.embeddings.inputs import Inputs
+from shardkeep.workers.retrieval.candidates import ItemInputs
 
 
 class VectorModel(nn.Module, ABC):
@@ -24,6 +25,13 @@ class VectorModel(nn.Module, ABC):
     def __init__(self, *, cosine: bool, temperature: float) -> None:
         super().__init__()
         self.cosine, self.temperature = cosine, temperature
+
+    def forward(self, dense_BI: torch.Tensor, inputs: Inputs) -> torch.Tensor:
+        """The vectors of users whose dot products with those of items are the similarities, float32 (B, E); of items
+        where the inputs are `ItemInputs`."""
+        if isinstance(inputs, ItemInputs):
+            return self.compared(self.items(dense_BI, inputs))
+        return self.compared(self.users(dense_BI, inputs))
 
     @abstractmethod
     def users(self, dense_BI: torch.Tensor, inputs: Inputs) -> torch.Tensor:
