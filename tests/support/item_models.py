@@ -65,10 +65,7 @@ def client_of(ranks: int = 1, servers: int = 2) -> list[RowClient]:
     """A client for each rank; no row was ever pushed, so that each has its initial value."""
     mode = ConsistencyConfig(mode="bounded")
     services = [
-        ShardService(
-            shard=s, tables=TABLES, consistency=ConsistencyConfig(mode="bounded"), num_workers=ranks, seed=SEED
-        )
-        for s in range(servers)
+        ShardService(shard=s, tables=TABLES, consistency=mode, num_workers=ranks, seed=SEED) for s in range(servers)
     ]
     for service in services:
         service.life.begin(0, 0)

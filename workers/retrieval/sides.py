@@ -11,6 +11,7 @@ from shardkeep.base.arrays import Ints
 from shardkeep.base.errors import ConfigError
 from shardkeep.workers.data.batch import Batch
 from shardkeep.workers.data.schema import Feature, Schema
+from shardkeep.workers.model_config import HstuConfig, SasRecConfig, TwoTowerConfig
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,39 @@ class Sides:
         dense_BI = np.ascontiguousarray(batch.dense_BI[:, self.dense_I])
         ids = {feature.name: batch.ids[feature.name] for feature in self.items.features}
         return Batch(dense_BI, ids, np.empty((len(batch), 0), np.float32))
+
+
+def sides_of_model(model: TwoTowerConfig | SasRecConfig | HstuConfig, schema: Schema) -> Sides:
+    """The sides of a model's columns. Raises ConfigError for columns that it does not take."""
+    if not isinstance(model, TwoTowerConfig):
+        return _sides_of_list(model, schema)
+    if not model.item:
+        names = ", ".join((*(feature.name for feature in schema.features), *schema.dense))
+        raise ConfigError(f"model.item: missing; it lists the columns of an item, its id first; allowed: {names}")
+    return sides_of(schema, model.item)
+
+
+def _sides_of_list(model: SasRecConfig | HstuConfig, schema: Schema) -> Sides:
+    """Of a model that takes a list and the item that follows it."""
+    if len(schema.sequences) != 1:
+        names = ", ".join(group.name for group in schema.sequences) or "none"
+        raise ConfigError(f"model.name: {model.name} takes one group of data.sequences; the data has {names}")
+    column = schema.sequences[0].ids[0]
+    near = [each.name for each in schema.features if each.table == column.table and each.pooling != "weighted"]
+    item = model.item or near
+    if len(item) != 1 or item[0] not in near:
+        said, allowed = ", ".join(item) or "no column", ", ".join(near) or "none"
+        raise ConfigError(
+            f"model.item: {said}; the item that follows {column.name} is one column of table {column.table}; "
+            f"allowed: {allowed}"
+        )
+    sides = sides_of(schema, item)
+    if others := (*sides.users.dense, *(feature.name for feature in sides.users.features)):
+        raise ConfigError(
+            f"model.name: {model.name} takes {schema.sequences[0].name} and {item[0]} alone, not {', '.join(others)}; "
+            "allowed: two_tower, whose users have further columns"
+        )
+    return sides
 
 
 def sides_of(schema: Schema, item: Sequence[str]) -> Sides:

@@ -43,11 +43,11 @@ class Places(nn.Module):
         return x_NE + F.embedding(sequence.distances(), self.vectors), sequence
 
 
-def check_heads(width: int, heads: int) -> None:
+def check_heads(width: int, heads: int, *, setting: str = "model.encoder.heads") -> None:
     """Raises UserError where heads would be of different widths."""
     if width % heads:
         raise UserError(
-            f"model.encoder.heads: {heads} does not divide {width}, the values of the rows of an entry; "
+            f"{setting}: {heads} does not divide {width}, the values of the rows of an entry; "
             "allowed: a divisor, or tables of another dim"
         )
 
@@ -60,17 +60,19 @@ def attended(
     *,
     heads: int,
     newest: bool,
+    last: bool = True,
 ) -> torch.Tensor:
     """The attention of R queries, (R, E).
 
     Args:
         query_RE: Of all entries, or with `newest` of the newest of each sample.
         keys_NX: Keys and values of all entries side by side, (N, 2 E).
+        last: `attention` has the entries at the last places, else at the first; see `Sequence.padded`.
     """
-    key_BHMX, value_BHMX = _heads(sequence.padded(keys_NX, last=True), 2 * heads).chunk(2, dim=1)
-    query_BQE = query_RE[:, None] if newest else sequence.padded(query_RE, last=True)
+    key_BHMX, value_BHMX = _heads(sequence.padded(keys_NX, last=last), 2 * heads).chunk(2, dim=1)
+    query_BQE = query_RE[:, None] if newest else sequence.padded(query_RE, last=last)
     joined_BQE = attention(_heads(query_BQE, heads), key_BHMX, value_BHMX).transpose(1, 2).flatten(2)
-    return joined_BQE[:, 0] if newest else sequence.flat(joined_BQE, last=True)
+    return joined_BQE[:, 0] if newest else sequence.flat(joined_BQE, last=last)
 
 
 def _heads(x_BMC: torch.Tensor, heads: int) -> torch.Tensor:
