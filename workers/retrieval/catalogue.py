@@ -1,6 +1,6 @@
 """Catalogue: all items that a retrieval model can answer with, the most frequent first."""
 
-# M = items, N = ids
+# M = items, N = ids, C = rows asked for
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-import pyarrow as pa
+import pyarrow as pa  # type: ignore[import-untyped]
 
 from shardkeep.base.arrays import Ints
-from shardkeep.workers.data.batch import Batch
+from shardkeep.workers.data.batch import Batch, Ragged
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,11 @@ class Catalogue:
         return len(self.ids_M)
 
     @cached_property
+    def total(self) -> int:
+        """The sum of all counts."""
+        return int(self.counts_M.sum())
+
+    @cached_property
     def _sorted(self) -> tuple[Ints, Ints]:
         order_M = np.argsort(self.ids_M, kind="stable")
         return order_M, self.ids_M[order_M]
@@ -47,3 +52,23 @@ class Catalogue:
         at_N = np.minimum(np.searchsorted(sorted_M, ids_N), len(self) - 1)
         found_N: Ints = np.where(sorted_M[at_N] == ids_N, order_M[at_N], -1)
         return found_N
+
+    @cached_property
+    def _starts(self) -> dict[str, Ints]:
+        """Where the ids of each item begin, of the columns that have lists."""
+        lengths = {name: bag.lengths_B for name, bag in self.items.ids.items()}
+        return {name: np.cumsum(each) - each for name, each in lengths.items() if each is not None}
+
+    def take(self, rows_C: Ints) -> Batch:
+        """The columns of some items, by their places, in that order."""
+        ids = {name: self._bag(name, bag, rows_C) for name, bag in self.items.ids.items()}
+        return Batch(self.items.dense_BI[rows_C], ids, self.items.label_BT[rows_C])
+
+    def _bag(self, name: str, bag: Ragged, rows_C: Ints) -> Ragged:
+        at_N, lengths_C = rows_C, None
+        if bag.lengths_B is not None:
+            lengths_C = bag.lengths_B[rows_C]
+            ends_C = np.cumsum(lengths_C, dtype=np.int64)
+            at_N = np.arange(ends_C[-1] if ends_C.size else 0)
+            at_N += np.repeat(self._starts[name][rows_C] - ends_C + lengths_C, lengths_C)
+        return Ragged(bag.values_N[at_N], lengths_C, None if bag.weights_N is None else bag.weights_N[at_N])
