@@ -45,3 +45,9 @@ def test_a_sample_of_weight_3_counts_as_3() -> None:
 def test_without_samples_or_weight_no_metric_has_a_value(ranks: list[int], weights: list[int], note: str) -> None:
     found = evaluate_ranks(np.array(ranks, np.int64), np.array(weights, np.float32), ASKED)
     assert all(found[name] is None for name in ASKED) and found["note"] == note
+
+
+def test_a_sample_without_a_target_does_not_count() -> None:
+    ranks, weights = np.array([1, -1, 5]), np.array([1, 9, 3], np.float32)
+    found = evaluate_ranks(ranks, weights, ("recall@1",))
+    assert found["recall@1"] == 0.25 and found["samples"] == 2 and found["weights"] == 4.0

@@ -17,6 +17,7 @@ from shardkeep.ps.client.row_client import RowClient
 from shardkeep.workers.blocks import BlockScorer, DenseModel
 from shardkeep.workers.collectives.collective import Collective
 from shardkeep.workers.collectives.operations import gather_arrays
+from shardkeep.workers.config import EvalConfig, LossConfig
 from shardkeep.workers.data.batch import Batch
 from shardkeep.workers.data.samples import Dataset
 from shardkeep.workers.embeddings.inputs import Inputs
@@ -56,6 +57,11 @@ class RankSettings:
     metrics: tuple[str, ...]
     exclude_seen: bool = False
 
+    @classmethod
+    def by(cls, config: EvalConfig, loss: LossConfig) -> RankSettings:
+        """What a job's config asks for."""
+        return cls(config.asked(loss), config.exclude_seen)
+
 
 @dataclass(frozen=True)
 class Ranking:
@@ -74,13 +80,11 @@ class Ranking:
         """The items that are left out for each sample."""
         return Left.history(batch, self.sides, self.catalogue) if self.asked.exclude_seen else Left.none(len(batch))
 
-    def ranks(self, index: ItemIndex, users_BE: Floats, batch: Batch) -> tuple[Ints, Floats]:
-        """The ranks of the targets of those samples whose label is 1, and their weights, empty = all 1."""
+    def ranks(self, index: ItemIndex, users_BE: Floats, batch: Batch) -> Ints:
+        """The ranks of the samples' targets among all items, as `evaluate_ranks` takes them."""
         positive_B = batch.label_BT[:, 0] > 0
         targets_B = np.where(positive_B, self.catalogue.index_of(batch.ids[self.sides.item.name].values_N), -1)
-        weights_B = weights_of(batch)
-        ranks_B = index.ranks(users_BE, targets_B, self.left(batch))
-        return ranks_B[positive_B], weights_B[positive_B] if len(weights_B) else weights_B
+        return np.where(positive_B, index.ranks(users_BE, targets_B, self.left(batch)), -1)
 
 
 class RetrievalEvaluator:
@@ -138,8 +142,8 @@ class RetrievalEvaluator:
                 whole.append(batch)
                 yield self._ranking.sides.users_of(batch)
 
-        found = [(np.empty(0, np.int64), np.empty(0, np.float32))]
-        for _, users_BE in scored(users(), self._users, self._client, unseen):
-            found.append(self._ranking.ranks(index, users_BE, whole.popleft()))
-        ranks, weights = zip(*found, strict=True)
+        ranks, weights = [np.empty(0, np.int64)], [np.empty(0, np.float32)]
+        for batch, users_BE in scored(users(), self._users, self._client, unseen):
+            ranks.append(self._ranking.ranks(index, users_BE, whole.popleft()))
+            weights.append(weights_of(batch))
         return np.concatenate(ranks), np.concatenate(weights)

@@ -19,12 +19,14 @@ def evaluate_ranks(ranks_N: Ints, weights_N: Floats, metrics: Sequence[str]) -> 
     Kekäläinen, 2002), and its recall is 1 there.
 
     Args:
-        ranks_N: From 1 on; 0 = the catalogue lacks the target, which is a miss and counted in `unknown_targets`.
+        ranks_N: From 1 on; 0 = the catalogue lacks the target, which is a miss and counted in `unknown_targets`; -1 = the
+            sample has no target, and does not count.
         weights_N: Empty = all 1.
 
     Returns:
         The metrics, `samples`, with weights their sum as `weights`, and `unknown_targets`. Without samples, or without
         weight, the metrics are None, and `note` says why."""
+    weights_N, ranks_N = weights_N[ranks_N >= 0] if len(weights_N) else weights_N, ranks_N[ranks_N >= 0]
     found: dict[str, Any] = dict.fromkeys(metrics) | {"samples": len(ranks_N)}
     if len(weights_N):
         found["weights"] = float(weights_N.astype(np.float64).sum())
