@@ -12,12 +12,12 @@ from shardkeep.ps.config import ConsistencyConfig, TableSpec
 from shardkeep.ps.server.service import ShardService
 from shardkeep.ps.transport.transport import LocalTransport
 from shardkeep.workers.config import TowerConfig
+from shardkeep.workers.data.catalogue import Catalogue
+from shardkeep.workers.data.sides import Sides, sides_of
 from shardkeep.workers.dense.scorer import Scorer
 from shardkeep.workers.embeddings.inputs import Inputs
 from shardkeep.workers.embeddings.sequence import Sequence
 from shardkeep.workers.models.retrieval.vectors import VectorModel
-from shardkeep.workers.retrieval.catalogue import Catalogue
-from shardkeep.workers.retrieval.sides import Sides, sides_of
 from tests.support.histories import SCHEMA, Histories
 
 DIM, SEED = 6, 3

@@ -6,9 +6,9 @@ import numpy as np
 import pyarrow as pa
 
 from shardkeep.workers.data.batch import Batch, Ragged
+from shardkeep.workers.data.catalogue import Catalogue
 from shardkeep.workers.data.samples import Data
 from shardkeep.workers.data.schema import Feature, Schema, SequenceColumns
-from shardkeep.workers.retrieval.catalogue import Catalogue
 
 SEEN = SequenceColumns("seen", (Feature("seen_item", "item", "none"),), (), 8)
 TOWERS = Schema(

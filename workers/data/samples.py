@@ -23,7 +23,7 @@ from shardkeep.workers.data.schema import Schema
 from shardkeep.workers.label_config import LossConfig
 
 if TYPE_CHECKING:
-    from shardkeep.workers.retrieval.catalogue import Catalogue
+    from shardkeep.workers.data.catalogue import Catalogue
 
 MEAN_SAMPLES = 1 << 18
 LARGEST_RMS = 10.0

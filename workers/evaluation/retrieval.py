@@ -19,15 +19,15 @@ from shardkeep.workers.collectives.collective import Collective
 from shardkeep.workers.collectives.operations import gather_arrays
 from shardkeep.workers.config import EvalConfig, LossConfig
 from shardkeep.workers.data.batch import Batch
+from shardkeep.workers.data.catalogue import Catalogue
 from shardkeep.workers.data.samples import Dataset
+from shardkeep.workers.data.sides import Sides
 from shardkeep.workers.embeddings.inputs import Inputs
 from shardkeep.workers.embeddings.unseen import Unseen
 from shardkeep.workers.evaluation.evaluate import samples_of, scored, weights_of
 from shardkeep.workers.metrics.ranks import evaluate_ranks
 from shardkeep.workers.retrieval.candidates import ItemInputs
-from shardkeep.workers.retrieval.catalogue import Catalogue
 from shardkeep.workers.retrieval.ranking import ItemIndex, Left
-from shardkeep.workers.retrieval.sides import Sides
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,8 @@ def evaluate_ranks(ranks_N: Ints, weights_N: Floats, metrics: Sequence[str]) -> 
     Kekäläinen, 2002), and its recall is 1 there.
 
     Args:
-        ranks_N: From 1 on; 0 = the catalogue lacks the target, which is a miss and counted in `unknown_targets`; -1 = the
-            sample has no target, and does not count.
+        ranks_N: From 1 on; 0 = the catalogue lacks the target, which is a miss and counted in `unknown_targets`;
+            -1 = the sample has no target, and does not count.
         weights_N: Empty = all 1.
 
     Returns:

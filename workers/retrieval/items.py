@@ -15,13 +15,13 @@ from shardkeep.base.arrays import Bools, Rows
 from shardkeep.ps.jagged import JaggedRows
 from shardkeep.ps.server.table.initializers.initial import Initial
 from shardkeep.workers.data.batch import Batch
+from shardkeep.workers.data.catalogue import Catalogue
 from shardkeep.workers.data.samples import empty_sample
+from shardkeep.workers.data.sides import Sides
 from shardkeep.workers.embeddings.layer import Embeddings
 from shardkeep.workers.embeddings.plan import Plan
 from shardkeep.workers.retrieval.candidates import Candidates
-from shardkeep.workers.retrieval.catalogue import Catalogue
 from shardkeep.workers.retrieval.negatives import MicroCandidates, Negatives
-from shardkeep.workers.retrieval.sides import Sides
 
 Leaves = Mapping[str, torch.Tensor]
 

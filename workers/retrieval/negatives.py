@@ -13,9 +13,9 @@ import xxhash
 
 from shardkeep.base.arrays import Bools, Float64s, Floats, Ints
 from shardkeep.workers.data.batch import Batch
+from shardkeep.workers.data.catalogue import Catalogue
 from shardkeep.workers.data.sampling_kernels import permuted_range
 from shardkeep.workers.label_config import NegativesConfig
-from shardkeep.workers.retrieval.catalogue import Catalogue
 
 _LEAST = np.finfo(np.float32).tiny
 

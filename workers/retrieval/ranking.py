@@ -16,9 +16,9 @@ import torch
 
 from shardkeep.base.arrays import Floats, Ints
 from shardkeep.workers.data.batch import Batch
-from shardkeep.workers.retrieval.catalogue import Catalogue
+from shardkeep.workers.data.catalogue import Catalogue
+from shardkeep.workers.data.sides import Sides
 from shardkeep.workers.retrieval.ranking_kernels import count_ranks, keep_best, sort_best
-from shardkeep.workers.retrieval.sides import Sides
 
 BUFFER_BYTES = 64 << 20
 """Of the scores of a block of users with all items; a block has no fewer than `_FEWEST` users."""

@@ -11,12 +11,12 @@ from shardkeep.ps.config import TableSpec
 from shardkeep.ps.server.table.initializers.initial import Initial
 from shardkeep.workers.data.samples import Data
 from shardkeep.workers.data.schema import Schema
+from shardkeep.workers.data.sides import Sides, sides_of_model
 from shardkeep.workers.embeddings.layer import Embeddings
 from shardkeep.workers.label_config import NegativesConfig
 from shardkeep.workers.model_config import HstuConfig, SasRecConfig, TwoTowerConfig
 from shardkeep.workers.retrieval.items import ItemSide
 from shardkeep.workers.retrieval.negatives import Negatives
-from shardkeep.workers.retrieval.sides import Sides, sides_of_model
 
 
 def sides_of_job(config: JobConfig, schema: Schema) -> Sides | None:

@@ -12,9 +12,9 @@ from shardkeep.ps.server.table.initializers.initial import Initial
 from shardkeep.workers.blocks import BlockScorer
 from shardkeep.workers.collectives.collective import Collective, Solo, ThreadCollective
 from shardkeep.workers.data.batch import Batch
+from shardkeep.workers.data.catalogue import Catalogue
 from shardkeep.workers.embeddings.layer import Embeddings
 from shardkeep.workers.evaluation.retrieval import ItemModel, Ranking, RankSettings, RetrievalEvaluator
-from shardkeep.workers.retrieval.catalogue import Catalogue
 from tests.support.histories import Histories
 from tests.support.item_models import DIM, SEED, SIDES, TABLES, SeenModel, catalogue_of, client_of, scorer_of
 from tests.support.ranks import run_ranks

@@ -7,11 +7,11 @@ import pyarrow as pa
 import pytest
 
 from shardkeep.workers.data.batch import Batch, Ragged
+from shardkeep.workers.data.catalogue import Catalogue
 from shardkeep.workers.data.schema import Feature, Schema, SequenceColumns
+from shardkeep.workers.data.sides import sides_of
 from shardkeep.workers.retrieval import ranking
-from shardkeep.workers.retrieval.catalogue import Catalogue
 from shardkeep.workers.retrieval.ranking import ItemIndex, Left
-from shardkeep.workers.retrieval.sides import sides_of
 from tests.support.cases import every
 
 WHOLE = 2.0**-4
