@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from shardkeep.assembly.item_side import sides_of_job
 from shardkeep.config import JobConfig
 from shardkeep.ps.config import TableSpec
 from shardkeep.workers.data.samples import Data
@@ -19,8 +20,16 @@ from shardkeep.workers.dense.scorer import Scorer
 from shardkeep.workers.dense.tower import Tower
 from shardkeep.workers.embeddings.layer import Embeddings
 from shardkeep.workers.encoder_config import targets_of
-from shardkeep.workers.model_config import MODELS, OwnModelConfig
-from shardkeep.workers.models.registry import build_model, build_own_model, row_dim, start_at, start_values
+from shardkeep.workers.model_config import MODELS, OwnModelConfig, RetrievalSettings
+from shardkeep.workers.models.registry import (
+    build_model,
+    build_own_model,
+    build_vector_model,
+    row_dim,
+    start_at,
+    start_values,
+)
+from shardkeep.workers.models.retrieval.vectors import ItemShape
 from shardkeep.workers.timing.clock import Stopwatch
 
 _SEEDING = threading.Lock()  # torch's generator is the process's; workers may be threads of one
@@ -42,6 +51,8 @@ def build_dense_model(config: JobConfig, schema: Schema, embeddings: Embeddings)
     """The model that the config names, with values of torch's generator."""
     if isinstance(config.model, OwnModelConfig):
         return build_own_model(config.model, _own_inputs(schema, embeddings), import_from=Path(config.data.root))
+    if isinstance(config.model, RetrievalSettings):
+        return _vector_model(config, config.model, schema, embeddings)
     return build_model(
         config.model,
         num_dense=schema.num_dense,
@@ -50,6 +61,22 @@ def build_dense_model(config: JobConfig, schema: Schema, embeddings: Embeddings)
         labels=schema.labels,
         sequences=embeddings.sequences,
         targets=targets_of(config.model, schema),
+    )
+
+
+def _vector_model(config: JobConfig, model: RetrievalSettings, schema: Schema, embeddings: Embeddings) -> nn.Module:
+    """A retrieval model. `embeddings`: of the users' side."""
+    sides = sides_of_job(config, schema)
+    assert sides is not None
+    dims = {feature.name: row_spec(config, feature.table).dim for feature in sides.items.features}
+    return build_vector_model(
+        model,
+        num_dense=sides.users.num_dense,
+        features=embeddings.feature_dims,
+        sequences=embeddings.sequences,
+        targets=targets_of(model, sides.users),
+        items=ItemShape(sides.items.num_dense, dims),
+        temperature=config.train.loss.temperature,
     )
 
 
