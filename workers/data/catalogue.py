@@ -1,6 +1,6 @@
 """Catalogue: all items that a retrieval model can answer with, the most frequent first."""
 
-# M = items, N = ids
+# M = items, N = ids, C = rows asked for
 
 from __future__ import annotations
 
@@ -38,6 +38,11 @@ class Catalogue:
     def __len__(self) -> int:
         """Number of items."""
         return len(self.ids_M)
+
+    @cached_property
+    def total(self) -> int:
+        """The sum of all counts."""
+        return int(self.counts_M.sum())
 
     @cached_property
     def _sorted(self) -> tuple[Ints, Ints]:

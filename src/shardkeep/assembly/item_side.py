@@ -14,7 +14,7 @@ from shardkeep.workers.data.schema import Schema
 from shardkeep.workers.data.sides import Sides, sides_of_model
 from shardkeep.workers.embeddings.layer import Embeddings
 from shardkeep.workers.label_config import NegativesConfig
-from shardkeep.workers.model_config import HstuConfig, SasRecConfig, TwoTowerConfig
+from shardkeep.workers.model_config import RetrievalSettings
 from shardkeep.workers.retrieval.items import ItemSide
 from shardkeep.workers.retrieval.negatives import Negatives
 
@@ -22,7 +22,7 @@ from shardkeep.workers.retrieval.negatives import Negatives
 def sides_of_job(config: JobConfig, schema: Schema) -> Sides | None:
     """The sides of a retrieval model; None of any other. Raises as `sides_of_model`."""
     model = config.model
-    return sides_of_model(model, schema) if isinstance(model, TwoTowerConfig | SasRecConfig | HstuConfig) else None
+    return sides_of_model(model, schema) if isinstance(model, RetrievalSettings) else None
 
 
 def build_item_side(config: JobConfig, data: Data, sides: Sides, tables: Mapping[str, TableSpec]) -> ItemSide:
@@ -30,12 +30,11 @@ def build_item_side(config: JobConfig, data: Data, sides: Sides, tables: Mapping
     if data.catalogue is None:
         raise ConfigError(f"model.name: {config.model.name} needs a catalogue of items, which the data have not")
     loss = config.train.loss
-    entries = sides.users.sequences[0].ids[0].name if getattr(config.model, "predicts", "item") == "next" else None
     negatives = Negatives(
         catalogue=data.catalogue,
         config=loss.negatives or NegativesConfig(),
         item=sides.item.name,
-        entries=entries,
+        entries=None if sides.predicted is None else sides.predicted.ids[0].name,
         corrects=loss.correction != "none",
         seed=config.seed,
         micro_batch=config.train.batch_size,

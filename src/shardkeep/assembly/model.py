@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from shardkeep.assembly.item_side import sides_of_job
 from shardkeep.config import JobConfig
 from shardkeep.ps.config import TableSpec
 from shardkeep.workers.data.samples import Data
 from shardkeep.workers.data.schema import Schema
+from shardkeep.workers.data.sides import Sides, sides_of_model
 from shardkeep.workers.dense.loss import Objective
 from shardkeep.workers.dense.scorer import Scorer
 from shardkeep.workers.dense.tower import Tower
@@ -48,11 +48,12 @@ def row_spec(config: JobConfig, name: str) -> TableSpec:
 
 
 def build_dense_model(config: JobConfig, schema: Schema, embeddings: Embeddings) -> nn.Module:
-    """The model that the config names, with values of torch's generator."""
+    """The model that the config names, with values of torch's generator. `schema`: of all columns; `embeddings`: of
+    all, or of the users' side alone where the model is one of vectors."""
     if isinstance(config.model, OwnModelConfig):
         return build_own_model(config.model, _own_inputs(schema, embeddings), import_from=Path(config.data.root))
     if isinstance(config.model, RetrievalSettings):
-        return _vector_model(config, config.model, schema, embeddings)
+        return _vector_model(config, config.model, sides_of_model(config.model, schema), embeddings)
     return build_model(
         config.model,
         num_dense=schema.num_dense,
@@ -64,18 +65,15 @@ def build_dense_model(config: JobConfig, schema: Schema, embeddings: Embeddings)
     )
 
 
-def _vector_model(config: JobConfig, model: RetrievalSettings, schema: Schema, embeddings: Embeddings) -> nn.Module:
-    """A retrieval model. `embeddings`: of the users' side."""
-    sides = sides_of_job(config, schema)
-    assert sides is not None
-    dims = {feature.name: row_spec(config, feature.table).dim for feature in sides.items.features}
+def _vector_model(config: JobConfig, model: Any, sides: Sides, users: Embeddings) -> nn.Module:
+    items = {feature.name: row_spec(config, feature.table).dim for feature in sides.items.features}
     return build_vector_model(
         model,
         num_dense=sides.users.num_dense,
-        features=embeddings.feature_dims,
-        sequences=embeddings.sequences,
+        features=users.feature_dims,
+        sequences=users.sequences,
         targets=targets_of(model, sides.users),
-        items=ItemShape(sides.items.num_dense, dims),
+        items=ItemShape(sides.items.num_dense, items),
         temperature=config.train.loss.temperature,
     )
 
