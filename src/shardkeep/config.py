@@ -64,7 +64,15 @@ from shardkeep.workers.config import (
 )
 from shardkeep.workers.data_config import FILE_SOURCES, DataConfig as DataConfig, TaskColumn
 from shardkeep.workers.label_config import LossConfig
-from shardkeep.workers.model_config import MODELS, ONE_LABEL, RETRIEVAL, DlrmConfig, ModelConfig as ModelConfig, keys_of
+from shardkeep.workers.model_config import (
+    MODELS,
+    ONE_LABEL,
+    RETRIEVAL,
+    DlrmConfig,
+    ModelConfig as ModelConfig,
+    RetrievalSettings,
+    keys_of,
+)
 
 if TYPE_CHECKING:
     from shardkeep.workers.data.schema import Schema
@@ -296,6 +304,11 @@ class JobConfig(Settings):
         if not self.data.labels:
             return list(self.eval.asked(self.train.loss))
         return evaluated_of(self.data.labels, self.eval)
+
+    @property
+    def items(self) -> RetrievalSettings | None:
+        """The model, if it is one of retrieval, whose data have a catalogue."""
+        return self.model if isinstance(self.model, RetrievalSettings) else None
 
     @property
     def own_modules(self) -> bool:

@@ -1,4 +1,4 @@
-"""A trained retrieval model finds the items whose vectors are nearest, by their names, from the users' columns alone."""
+"""A retrieval model finds the items whose vectors are nearest, by their names, from the users' columns alone."""
 
 from __future__ import annotations
 

@@ -204,7 +204,7 @@ def metrics_on(trained: Trained, dataset: Dataset, told: Told) -> dict[str, Any]
 
 def data_of(config: JobConfig, split: Split, told: Told) -> Dataset | None:
     """A job's own data, by name; None = it has no evaluation data. Raises DataError."""
-    data = open_data(config.data, seed=config.seed, progress=told)
+    data = open_data(config.data, seed=config.seed, progress=told, items=config.items)
     return data.eval if split == "eval" else data.train
 
 

@@ -44,7 +44,7 @@ def _float32(value: float) -> float:
 
 
 LATEST = 3
-"""The form of inputs of several labels or with sequences: a reader of before would take them for none."""
+"""The form of inputs of several labels, of none, or with sequences: a reader of before would take them for others."""
 _LARGEST32 = float(np.finfo(np.float32).max)
 _Float32 = Annotated[float, AfterValidator(_float32)]
 _AnyFloat32 = Annotated[float, Field(allow_inf_nan=True), AfterValidator(_float32)]
@@ -95,7 +95,8 @@ class _StoredLayout(Settings):
 
     @model_validator(mode="after")
     def _columns_differ(self) -> _StoredLayout:
-        if (self.form == LATEST) != bool(self.labels or self.sequences) or (self.label is None) == (not self.labels):
+        later = bool(self.labels or self.sequences or not self.targets)
+        if (self.form == LATEST) != later or (self.labels and self.label is not None):
             raise ValueError("label: is missing, or is not of this form")
         check_labels(self.labels)
         dense, sparse = [c.column for c in self.dense], [c.column for c in self.sparse]
@@ -169,11 +170,12 @@ class Inputs:
         """JSON types, which `of_json` reads."""
         layout = self.layout
         groups = {name: group.model_dump() for name, group in layout.sequences.items()}
-        later = bool(groups or layout.tasks)
+        later = bool(groups or layout.tasks or not layout.labels)
         tasks = [label.model_dump() for label in layout.tasks]
+        label = None if tasks or not layout.labels else layout.labels[0].model_dump()
         return {
             **({"form": LATEST, "rules": layout.form} if later else {"form": layout.form}),
-            **({"labels": tasks} if tasks else {"label": layout.labels[0].model_dump()}),
+            **({"labels": tasks} if tasks else {"label": label}),
             "dense": [column.model_dump() for column in layout.dense],
             "sparse": [column.model_dump() for column in layout.sparse],
             "scale": layout.scale,
