@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,16 +9,11 @@ import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
 import pytest
 
-from shardkeep.base.errors import ConfigError, DataError, ShardkeepError
-from shardkeep.workers.data.cache.contents import contents
 from shardkeep.workers.data.conversion.hashing import hash_text
-from shardkeep.workers.data.conversion.inputs import Inputs
 from shardkeep.workers.data.samples import Data
-from shardkeep.workers.data.sources.registry import columns_of_files, open_data
-from shardkeep.workers.data.sides import sides_of_model
-from shardkeep.workers.data_config import DataConfig
+from shardkeep.workers.data.sources.registry import open_data
 from shardkeep.workers.model_config import RetrievalSettings, SasRecConfig, TwoTowerConfig
-from tests.support.history_files import ROWS, Rows, history_config, write_csv, write_parquet
+from tests.support.history_files import ROWS, history_config, write_csv, write_parquet
 
 PARTS = [write_parquet, write_csv]
 TWO_TOWER = TwoTowerConfig(item=["item", "category"])
