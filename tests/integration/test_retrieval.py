@@ -15,7 +15,8 @@ from tests.support.local_job import LocalJob
 from tests.support.retrieval import NEXT, TOWERS, data_of
 
 TWO_TOWER = "{name: two_tower, item: [item, tags, price], hidden: [6], dim: 5, norm: batch}"
-SASREC, HSTU = (
+SASREC = "{name: sasrec, layers: 1, dropout: 0}"  # workers of one process share the generator of dropout
+HSTU = "{name: hstu, layers: 1, heads: 2}"
     "{name: sasrec, layers: 1, dropout: 0}",
     "{name: hstu, layers: 1, heads: 2}",
 )  # workers of one process share a generator
