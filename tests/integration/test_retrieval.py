@@ -17,9 +17,6 @@ from tests.support.retrieval import NEXT, TOWERS, data_of
 TWO_TOWER = "{name: two_tower, item: [item, tags, price], hidden: [6], dim: 5, norm: batch}"
 SASREC = "{name: sasrec, layers: 1, dropout: 0}"  # workers of one process share the generator of dropout
 HSTU = "{name: hstu, layers: 1, heads: 2}"
-    "{name: sasrec, layers: 1, dropout: 0}",
-    "{name: hstu, layers: 1, heads: 2}",
-)  # workers of one process share a generator
 SETTINGS = """
 seed: 3
 consistency: {mode: sync}

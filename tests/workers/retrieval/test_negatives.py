@@ -34,7 +34,7 @@ def test_each_query_looks_for_its_item_among_distinct_candidates(settings: dict[
     batch = TAKES.gather(np.arange(40))
     drawn = negatives(**settings).draw(batch, 5, 0)
     assert [each.target_Q.size for each in drawn] == [16, 16, 8]
-    assert sum(map(looked_for, drawn), []) == batch.ids["item"].values_N.tolist()
+    assert [item for each in drawn for item in looked_for(each)] == batch.ids["item"].values_N.tolist()
     for each in drawn:
         assert np.unique(each.rows_C).size == each.rows_C.size == each.log_q_C.size
         own = set(each.rows_C[each.shared :].tolist())
