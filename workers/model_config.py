@@ -271,6 +271,7 @@ class PleConfig(_Tasks):
 class RetrievalSettings(ModelSettings):
     """A model of vectors of users and items, whose similarity says what a user takes next."""
 
+    kernels = ("shardkeep.workers.retrieval.ranking_kernels",)
     predicts: ClassVar[Literal["item", "next"]] = "item"
     """The item of each sample, or each entry of its list and then the item."""
     item: list[str] = Field([], max_length=1000)

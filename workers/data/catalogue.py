@@ -18,9 +18,6 @@ from shardkeep.base.arrays import Floats, Int32s, Ints
 from shardkeep.base.files import atomic_write
 from shardkeep.workers.data.batch import Batch, Ragged
 
-FILE = "catalogue.arrow"
-"""Its name in a cache entry and in a run folder."""
-
 
 @dataclass(frozen=True)
 class Catalogue:

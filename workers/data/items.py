@@ -62,16 +62,9 @@ def _merged(part_3N: Ints) -> Ints:
     return np.stack([sorted_3N[0, first_N], counts_M, rows_M])
 
 
-def make_catalogue(
-    dataset: Dataset, sides: Sides, listed: str | None, values_of: Callable[[Ints], pa.Array]
-) -> Catalogue:
-    """The items of the samples with label 1. Reads all samples once, then one of each item.
-
-    Args:
-        dataset: The training samples.
-        sides: The columns of users and items.
-        listed: The column of lists whose entries are items too; all but the first are predicted.
-        values_of: The raw values of ids.
+def make_catalogue(dataset: Dataset, sides: Sides, values_of: Callable[[Ints], pa.Array]) -> Catalogue:
+    """The items of the samples with label 1: those that they name, and the entries of a sequence that is predicted, all
+    but the first of each list. Reads all samples once, then one of each item. `values_of`: the raw values of ids.
 
     Raises DataError where there is no item, ConfigError where the column of items has lists."""
     name, counts, start = sides.item.name, ItemCounts(), 0
@@ -81,8 +74,8 @@ def make_catalogue(
         if items.lengths_B is not None:
             raise ConfigError(f"model.item: {name} has several values in a row; the first column names the item")
         counts.add(items.values_N[rows_N], rows_N=rows_N + start)
-        if listed is not None:
-            counts.add(*_entries(batch, listed))
+        if sides.predicted is not None:
+            counts.add(*_entries(batch, sides.predicted.ids[0].name))
         start += len(batch)
     ids_M, counts_M, rows_M = counts.found()
     if not len(ids_M):
@@ -120,10 +113,15 @@ def _joined(parts: list[Ragged]) -> Ragged:
     return Ragged(values_N, np.concatenate(lengths) if lengths else None, np.concatenate(weights) if weights else None)
 
 
-def check_known(data: Data, sides: Sides) -> None:
-    """Raises DataError where no sample for evaluation has an item of the catalogue."""
+def as_values(ids_M: Ints) -> pa.Array:
+    """The values of items that have no others than their ids."""
+    return pa.array(ids_M)
+
+
+def checked(data: Data, sides: Sides) -> Data:
+    """The data. Raises DataError where no sample for evaluation has an item of the catalogue."""
     if data.eval is None or data.catalogue is None or any(_known(data.eval, sides, data.catalogue)):
-        return
+        return data
     raise DataError(
         f"data.eval: none of its {len(data.eval):,} rows has an item of the training data (column {sides.item.name}), "
         "so recall would be 0; check that both parts write items in one way"

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -12,6 +13,10 @@ from shardkeep.workers.embeddings.inputs import Inputs
 
 CANDIDATES = "candidates"
 """The key under which a model gets them, beside the inputs of users; no column has this name."""
+
+
+class ItemInputs(dict[str, Any]):
+    """Inputs of items. A model of vectors tells them from those of users by their type."""
 
 
 @dataclass(frozen=True)

@@ -101,15 +101,25 @@ def predict(
     out: Annotated[Path, path_option("File to write: .parquet or .csv.")],
     model: Model = "last",
     keep: Annotated[str, typer.Option(metavar="A,B", help="Columns of the input to write beside `score`.")] = "",
+    top: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="K", help="Of a retrieval model: write the K best items of each row."),
+    ] = None,
+    items: Annotated[
+        list[str] | None, typer.Option(metavar="FILE", help="With --top: further items, by their columns; repeatable.")
+    ] = None,
 ) -> None:
     """Score each row of files with the model of a run, in order."""
+    if items and top is None:
+        raise typer.BadParameter("needs --top K, which finds items", param_hint="'--items'")
     with ready_to_score(run) as screen:
         from shardkeep.inference.files import input_files
-        from shardkeep.inference.scoring import predict_files
+        from shardkeep.inference.scoring import BestItems, predict_files
 
         told = partial(screen.working, "predict")
         names = [name for name in keep.split(",") if name]
-        done = predict_files(run, input_files(data), out, which=model, keep=names, told=told)
+        best = None if top is None else BestItems(top, input_files(items or []))
+        done = predict_files(run, input_files(data), out, which=model, keep=names, best=best, told=told)
     place = os.fsencode(out).decode(errors="replace")
     print(f"{done.rows:,} rows scored by the model of step {done.step:,} in {done.seconds:.1f} s, written to {place}")
     for line in unseen_lines(done.unseen):

@@ -68,7 +68,7 @@ def estimate(config: JobConfig, *, gbit_per_s: float, progress: Progress | None 
         raise ConfigError(f"--gbit-per-s {gbit_per_s:g}: allowed: a number above 0")
     load_kernels(needed_kernels(config, "server", "worker"))
     try:
-        data = open_data(config.data, seed=config.seed, progress=progress)
+        data = open_data(config.data, seed=config.seed, progress=progress, items=config.items)
     except DataError as error:
         tables = [row_spec(config, name) for name in _named_tables(config)]
         servers = max(config.servers, 1)

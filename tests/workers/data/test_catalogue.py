@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
@@ -17,7 +18,7 @@ from shardkeep.workers.data.catalogue import Catalogue
 from shardkeep.workers.data.conversion.hashing import MISSING_ID
 from shardkeep.workers.data.items import ItemCounts, make_catalogue
 from shardkeep.workers.data.schema import Feature, Schema, SequenceColumns
-from shardkeep.workers.data.sides import Sides, sides_of
+from shardkeep.workers.data.sides import sides_of
 
 SEEN = SequenceColumns("seen", (Feature("seen_item", "item", "none"),), (), 3)
 SCHEMA = Schema(
@@ -56,12 +57,9 @@ class Samples:
         return Batch(dense_BI, ids, self._labels[rows_B][:, None])
 
 
-def _sides(item: Sequence[str] = ("item", "price", "tags")) -> Sides:
-    return sides_of(SCHEMA, item)
-
-
-def _made(samples: Samples, item: Sequence[str] = ("item", "price", "tags"), listed: str | None = None) -> Catalogue:
-    return make_catalogue(samples, _sides(item), listed, lambda ids_M: pa.array([f"item {each}" for each in ids_M]))
+def _made(samples: Samples, item: Sequence[str] = ("item", "price", "tags"), **changes: Any) -> Catalogue:
+    sides = replace(sides_of(SCHEMA, item), **changes)
+    return make_catalogue(samples, sides, lambda ids_M: pa.array([f"item {each}" for each in ids_M]))
 
 
 def test_items_come_by_falling_count_then_by_id_with_the_features_of_their_last_row() -> None:
@@ -80,7 +78,7 @@ def test_rows_of_label_0_and_missing_items_are_no_items() -> None:
 
 def test_entries_of_lists_are_items_too_and_the_first_of_each_is_predicted_by_no_one() -> None:
     lists = [[4, 7, 7], [], [8, MISSING_ID, 3], [9]]
-    catalogue = _made(Samples([7, 3, 3, 5], labels=[1, 1, 1, 0], lists=lists), ("item",), "seen_item")
+    catalogue = _made(Samples([7, 3, 3, 5], labels=[1, 1, 1, 0], lists=lists), ("item",), predicted=SEEN)
     assert dict(zip(catalogue.ids_M.tolist(), catalogue.counts_M.tolist(), strict=True)) == {3: 3, 7: 3, 4: 0, 8: 0}
 
 

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from shardkeep.workers.embeddings.inputs import Inputs
-from shardkeep.workers.retrieval.candidates import CANDIDATES, Candidates
+from shardkeep.workers.retrieval.candidates import CANDIDATES, Candidates, ItemInputs
 
 
 @dataclass(frozen=True)
@@ -66,8 +66,13 @@ class VectorModel(nn.Module, ABC):
     def forward(self, dense_BI: torch.Tensor, inputs: Mapping[str, Any]) -> torch.Tensor:
         """The loss of each sample, (B, 1), in float32: their sum is B times the mean of the queries that have a target.
 
+        Without candidates the vectors (B, E), in float32, whose dot products are the similarities.
+
         Args:
-            inputs: Of users, and under `CANDIDATES` the items."""
+            inputs: Of users, and under `CANDIDATES` the items. Of items alone: `ItemInputs`."""
+        if CANDIDATES not in inputs:
+            side = self.items if isinstance(inputs, ItemInputs) else self.users
+            return self.compared(side(dense_BI, inputs))
         candidates: Candidates = inputs[CANDIDATES]
         queries_QE = self.queries(dense_BI, inputs)
         items_CE = self.items(candidates.dense_CI, candidates.inputs)

@@ -115,7 +115,7 @@ def _write(
     )
     if formats != Formats():
         after = trained_of_export(folder.parent, manifest)
-        manifest = replace(manifest, cost=_cost(config, checkpoint, inputs, after, told))
+        manifest = replace(manifest, cost=_cost(run, config, checkpoint, inputs, after, told))
     return manifest
 
 
@@ -150,7 +150,7 @@ def _metrics(run: Path, step: int) -> dict[str, Any]:
 
 
 def _cost(
-    config: JobConfig, checkpoint: Checkpoint, inputs: Inputs, after: Trained, told: Told
+    run: Path, config: JobConfig, checkpoint: Checkpoint, inputs: Inputs, after: Trained, told: Told
 ) -> dict[str, float] | None:
     """What the number formats changed of the metrics on the job's evaluation data; None = there are none."""
     try:
@@ -159,7 +159,7 @@ def _cost(
         dataset = None
     if dataset is None:
         return None
-    before = trained_of_checkpoint(config, checkpoint, inputs.layout.schema, inputs)
+    before = trained_of_checkpoint(config, checkpoint, inputs.layout.schema, inputs, run=run)
     first, then = metrics_on(before, dataset, told), metrics_on(after, dataset, told)
     both = [(name, value, then.get(name)) for name, value in first.items() if name.partition("/")[0] not in COUNTS]
     return {n: changed - value for n, value, changed in both if isinstance(value, float) and isinstance(changed, float)}
