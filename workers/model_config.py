@@ -277,8 +277,8 @@ class _Retrieval(Settings):
     """Of the vectors of a user and an item."""
 
 
-class TwoTowerConfig(_Normed, _Retrieval):
-    """Two towers."""
+class TwoTowerConfig(_Retrieval, _Normed):
+    """Two towers, whose hidden layers are equally wide."""
 
     code = "retrieval.two_tower:TwoTower"
     name: Annotated[Literal["two_tower"], _NAME] = "two_tower"
@@ -288,17 +288,18 @@ class TwoTowerConfig(_Normed, _Retrieval):
     """Width of the vectors of users and items."""
 
 
-class _NextItem(ModelSettings, _Retrieval):
+class _NextItem(_Retrieval, ModelSettings):
     """A model that predicts each entry of a list from those before it."""
 
     predicts = "next"
     similarity: Literal["cosine", "dot"] = "dot"
+    """Of the vectors of a user and an item."""
     item: list[str] = Field([], max_length=1)
     """The column of the item that follows the list; left out = the feature of the same table."""
     layers: int = Field(2, ge=1, le=16)
     """Number of layers."""
     heads: int = Field(1, ge=1, le=64)
-    """Heads of each layer; they divide the width of an entry."""
+    """Heads of each layer; they divide the dim of the item's table."""
     dropout: float = Field(0.2, ge=0.0, lt=1.0)
     """Dropout inside the layers."""
 
@@ -309,7 +310,7 @@ class SasRecConfig(_NextItem):
     code = "retrieval.sasrec:SasRec"
     name: Annotated[Literal["sasrec"], _NAME] = "sasrec"
     hidden: Width | None = None
-    """Width of the hidden layer after each attention; left out = that of an entry."""
+    """Width of the hidden layer after each attention; left out = the dim of the item's table."""
 
 
 class HstuConfig(_NextItem):
