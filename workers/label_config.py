@@ -12,11 +12,13 @@ from shardkeep.base.plugging.plugs import Plug, by_name
 from shardkeep.base.settings import Named, Settings
 
 ColumnName = Annotated[str, Field(min_length=1)]
+SAMPLED = "sampled_softmax"
+"""The loss of retrieval models, which have no other."""
 LOSSES: dict[str, Plug[tuple[str, ...], Any]] = by_name(
     Plug("bce", (), "shardkeep.workers.dense.loss:bce"),
     Plug("mse", (), "shardkeep.workers.dense.loss:mse"),
     Plug("huber", ("delta",), "shardkeep.workers.dense.loss:huber"),
-    Plug("sampled_softmax", (), "shardkeep.workers.dense.loss:weighted_sum"),
+    Plug(SAMPLED, (), "shardkeep.workers.dense.loss:weighted_sum"),
 )
 """The `config` of a loss: the settings that its function takes."""
 
@@ -61,7 +63,7 @@ class LossConfig(Named):
         if self.delta is not None and "delta" not in LOSSES[self.name].config:
             raise ValueError(f"delta: has no effect with name: {self.name}; allowed with huber")
         for key in ("temperature", "negatives", "correction"):
-            if getattr(self, key) is not None and self.name != "sampled_softmax":
+            if getattr(self, key) is not None and self.name != SAMPLED:
                 raise ValueError(f"{key}: has no effect with name: {self.name}; allowed with sampled_softmax")
         return self
 
@@ -69,9 +71,7 @@ class LossConfig(Named):
     def _without_what_is_not_set(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Versions that know no retrieval read the settings of the other losses."""
         found: dict[str, Any] = handler(self)
-        return (
-            found if self.name == "sampled_softmax" else {key: found[key] for key in ("name", "delta") if key in found}
-        )
+        return found if self.name == SAMPLED else {key: found[key] for key in ("name", "delta") if key in found}
 
 
 def _texts(value: Any) -> Any:
@@ -164,6 +164,8 @@ class TaskColumn(LabelSettings):
     def _settings_fit(self) -> TaskColumn:
         if self.kind == "number" and not self.objective.of_numbers:
             raise ValueError("kind: number with loss: bce, whose labels are 0 and 1; allowed: class, or another loss")
+        if self.objective.name == SAMPLED:
+            raise ValueError(f"loss: {SAMPLED}, which has no labels; allowed: bce, mse, huber")
         if self.given is not None and self.after is not None:
             raise ValueError(f"given: {self.given} and after: {self.after}; allowed: one of them")
         if self.after is not None and self.objective.of_numbers:

@@ -268,17 +268,19 @@ class PleConfig(_Tasks):
     """Experts of each level for each label."""
 
 
-class _Retrieval(Settings):
+class RetrievalSettings(ModelSettings):
     """A model of vectors of users and items, whose similarity says what a user takes next."""
 
     predicts: ClassVar[Literal["item", "next"]] = "item"
     """The item of each sample, or each entry of its list and then the item."""
+    item: list[str] = Field([], max_length=1000)
+    """The columns of an item; the first names it."""
     similarity: Literal["cosine", "dot"] = "cosine"
     """Of the vectors of a user and an item."""
 
 
-class TwoTowerConfig(_Retrieval, _Normed):
-    """Two towers, whose hidden layers are equally wide."""
+class TwoTowerConfig(_Normed, RetrievalSettings):
+    """Two towers."""
 
     code = "retrieval.two_tower:TwoTower"
     name: Annotated[Literal["two_tower"], _NAME] = "two_tower"
@@ -288,7 +290,7 @@ class TwoTowerConfig(_Retrieval, _Normed):
     """Width of the vectors of users and items."""
 
 
-class _NextItem(_Retrieval, ModelSettings):
+class _NextItem(RetrievalSettings):
     """A model that predicts each entry of a list from those before it."""
 
     predicts = "next"
@@ -375,7 +377,7 @@ ONE_LABEL = ("lr", "fm")
 """Models without a last layer, which predict one label."""
 MODELS = by_name(*map(_plug, KINDS[:-1]))
 """The stock models: the settings of each, and its class."""
-RETRIEVAL = tuple(name for name, plug in MODELS.items() if issubclass(plug.config, _Retrieval))
+RETRIEVAL = tuple(name for name, plug in MODELS.items() if issubclass(plug.config, RetrievalSettings))
 """Models of vectors, trained by `sampled_softmax`."""
 
 

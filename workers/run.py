@@ -34,6 +34,7 @@ from shardkeep.workers.metrics.quality import MetricSettings
 from shardkeep.workers.pipeline import Pipeline
 from shardkeep.workers.reporting.report import Report
 from shardkeep.workers.reporting.summary import Meters, SummarySources
+from shardkeep.workers.retrieval.items import ItemSide
 from shardkeep.workers.rewind import Rewind
 from shardkeep.workers.step import Step
 from shardkeep.workers.trainer import Trainer
@@ -88,6 +89,8 @@ class TrainingRun:
     best: EvaluationHistory = field(default_factory=lambda: EvaluationHistory(None))
     scores: BinnedScores | None = None
     """Of progressive validation; None = there is none."""
+    item_side: ItemSide | None = None
+    """Of a retrieval model; None of any other."""
 
     def load(self, checkpoint: Checkpoint) -> None:
         """Loads the tower, the evaluations, and this rank's residuals. Raises CheckpointError."""
@@ -166,6 +169,7 @@ class TrainingRun:
             embeddings=self.embeddings,
             clock=self.tower.watch,
             window=self.job.window,
+            item_side=self.item_side,
             slow_start_s=COMPILE_ALLOWANCE_S if self.tower.compilation.due else 0.0,
         )
         step = Step(

@@ -45,6 +45,7 @@ from shardkeep.ps.server.table.initializers.config import InitConfig as InitConf
 from shardkeep.ps.server.table.optimizers.rowwise_adagrad import RowwiseAdagradConfig
 from shardkeep.ps.server.table.policies.capacity import check_capacities
 from shardkeep.ps.server.table.policies.config import AdmitConfig as AdmitConfig, EvictConfig as EvictConfig
+from shardkeep.retrieval_settings import check_retrieval, loss_fits, with_sampled_loss
 from shardkeep.web_config import WebConfig as WebConfig
 from shardkeep.workers.config import (
     CLASS_METRICS,
@@ -130,7 +131,7 @@ class JobConfig(Settings):
                 found["consistency"] = {"mode": "sync"}
         if isinstance(tables := raw.get("tables"), Mapping):
             found["tables"] = _with_kinds(tables)
-        return _with_number_label(found)
+        return with_sampled_loss(_with_number_label(found))
 
     @model_validator(mode="before")  # the first: those below run before those above
     @classmethod
@@ -200,6 +201,11 @@ class JobConfig(Settings):
                 f"checkpoint.every_steps: off with tables.{self.row_files[0]}.init.name: file, whose rows become the "
                 "checkpoint of step 0; allowed: auto, or 1 or more; in a loop of your own: client.fill"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _retrieval_has_its_own_loss(self) -> JobConfig:
+        check_retrieval(self.model.name, self.data, self.train, self.tower)
         return self
 
     @model_validator(mode="after")
@@ -465,6 +471,8 @@ def of_model(raw: Mapping[str, Any], name: Any) -> dict[str, Any]:
     before = model.get("name", "dlrm") if isinstance(model, Mapping) else model or "dlrm"
     types, now = keys_of(before), keys_of(name)
     lacks: list[tuple[str, ...]] = [("model", key) for key in types if before != name and types[key] != now.get(key)]
+    if not loss_fits(found, name):
+        lacks.append(("train", "loss"))
     if name == "lr":
         lacks += [("tables", table, "dim") for table in raw.get("tables") or ()]
     dropped = [".".join(keys) for keys in lacks if _without(found, keys)]

@@ -8,12 +8,12 @@ from typing import Any
 import torch
 
 from shardkeep.workers.data.schema import Feature, Schema, SequenceColumns
+from shardkeep.workers.data.sides import Sides, sides_of_model
 from shardkeep.workers.embeddings.sequence import Sequence, SequenceShape
 from shardkeep.workers.encoder_config import targets_of
 from shardkeep.workers.models.registry import build_vector_model
 from shardkeep.workers.models.retrieval.vectors import ItemShape, VectorModel
 from shardkeep.workers.retrieval.candidates import CANDIDATES, Candidates
-from shardkeep.workers.retrieval.sides import Sides, sides_of_model
 from tests.support.towers import model_config
 
 DIMS = {"user": 4, "item": 6, "category": 2}

@@ -18,12 +18,12 @@ from numpy.typing import NDArray
 
 from shardkeep.base.arrays import Bools, Float64s, Floats
 from shardkeep.base.errors import DataError
-from shardkeep.workers.data.batch import Batch
+from shardkeep.workers.data.batch import Batch, Ragged
 from shardkeep.workers.data.schema import Schema
 from shardkeep.workers.label_config import LossConfig
 
 if TYPE_CHECKING:
-    from shardkeep.workers.retrieval.catalogue import Catalogue
+    from shardkeep.workers.data.catalogue import Catalogue
 
 MEAN_SAMPLES = 1 << 18
 LARGEST_RMS = 10.0
@@ -70,6 +70,16 @@ def batches(dataset: Dataset, size: int) -> Iterator[Batch]:
     """The samples in order, in batches of `size`; the last one may have fewer. Raises DataError as `gathered`."""
     for start in range(0, len(dataset), size):
         yield gathered(dataset, np.arange(start, min(start + size, len(dataset))))
+
+
+def empty_sample(schema: Schema) -> Batch:
+    """One sample of zeros without ids, for a rank that has none in a step: the reduction needs every rank."""
+    empty = Ragged(np.empty(0, np.int64), np.zeros(1, np.int32))
+    weighted = Ragged(np.empty(0, np.int64), np.zeros(1, np.int32), np.empty(0, np.float32))
+    ids = {f.name: weighted if f.pooling == "weighted" else empty for f in schema.looked_up}
+    numbers = {group.name: np.empty((0, len(group.numbers)), np.float32) for group in schema.sequences}
+    dense_BI, label_BT = (np.zeros((1, count), np.float32) for count in (schema.num_dense, len(schema.labels)))
+    return Batch(dense_BI, ids, label_BT, numbers=numbers)
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from functools import partial
 import torch
 
 from shardkeep.assembly.checkpoint_facts import check_facts, checkpoint_facts
+from shardkeep.assembly.item_side import build_item_side, sides_of_job
 from shardkeep.assembly.model import build_tower, table_specs
 from shardkeep.base.errors import ConfigError
 from shardkeep.base.logs.log import EventLog
@@ -100,7 +101,8 @@ def build_run(
         rewind: Keeps the tower's last states.
     """
     client = _client(config, data.train.schema, process.rank, transport)
-    embeddings = Embeddings(data.train.schema, client.tables)
+    sides = sides_of_job(config, data.train.schema)
+    embeddings = Embeddings(data.train.schema if sides is None else sides.users, client.tables)
     tower = build_tower(config, data, embeddings, process.device, Stopwatch(observer=process.profile))
     cpu = CpuMeter(partial(_server_cpu_s, client) if process.rank == 0 else None)
     best = EvaluationHistory(config.train.early_stopping, config.train.plateau)
@@ -136,6 +138,7 @@ def build_run(
         rewind=rewind,
         best=best,
         scores=_scores(config, data),
+        item_side=None if sides is None else build_item_side(config, data, sides, client.tables),
     )
 
 

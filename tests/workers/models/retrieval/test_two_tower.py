@@ -107,11 +107,15 @@ def test_the_temperature_is_by_the_similarity_unless_it_is_set() -> None:
         (
             {"item": []},
             ConfigError,
-            "model.item: missing; it lists the columns of an item, its id first; allowed: user",
+            "model.item: is missing; it lists the columns of an item, its id first; allowed: user",
         ),
-        ({"item": ["itm"]}, ConfigError, "model.item: itm is no dense or sparse column; allowed: user, item"),
+        (
+            {"item": ["itm"]},
+            ConfigError,
+            "model.item: itm is no dense or sparse column; did you mean item? allowed: user, item",
+        ),
         ({"item": ["price", "item"]}, ConfigError, "model.item: price is a dense column; the first must name the item"),
-        ({"item": ["seen_item"]}, ConfigError, "model.item: seen_item is no dense or sparse column"),
+        ({"item": ["seen_item"]}, ConfigError, "model.item: seen_item is in data.sequences.seen"),
         ({"item": ITEM, "encoder": "din"}, ConfigError, "no feature has table item; encoders that need none: mean"),
         ({"item": [*ITEM, "user", "age"]}, UserError, "model.item: lists all columns of the data; allowed: fewer"),
         ({"item": ITEM, "hidden": [10**6, 10**6]}, UserError, "model.hidden: a layer from 1,000,000 to 1,000,000"),

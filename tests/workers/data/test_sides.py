@@ -11,7 +11,7 @@ import pytest
 from shardkeep.base.errors import ConfigError
 from shardkeep.workers.data.batch import Batch, Ragged
 from shardkeep.workers.data.schema import Feature, Schema, SequenceColumns
-from shardkeep.workers.retrieval.sides import sides_of_model
+from shardkeep.workers.data.sides import sides_of_model
 from tests.support.cases import every
 from tests.support.towers import model_config
 from tests.support.vector_models import list_schema, two_sided_schema
