@@ -112,7 +112,7 @@ def test_the_temperature_is_by_the_similarity_unless_it_is_set() -> None:
         (
             {"item": ["itm"]},
             ConfigError,
-            "model.item: itm is no dense or sparse column; did you mean item? allowed: user, item",
+            "model.item: itm is no dense or sparse column; did you mean item?",
         ),
         ({"item": ["price", "item"]}, ConfigError, "model.item: price is a dense column; the first must name the item"),
         ({"item": ["seen_item"]}, ConfigError, "model.item: seen_item is in data.sequences.seen"),
