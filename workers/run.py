@@ -228,6 +228,7 @@ class TrainingRun:
                 collective=collective,
                 max_samples=config.max_samples,
                 ranking=Ranking(side.sides, side.catalogue, RankSettings.by(config, train.loss)),
+                best_ranks=data.best_ranks,
             )
         return Evaluator(
             dataset=dataset,

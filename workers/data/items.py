@@ -113,6 +113,11 @@ def _joined(parts: list[Ragged]) -> Ragged:
     return Ragged(values_N, np.concatenate(lengths) if lengths else None, np.concatenate(weights) if weights else None)
 
 
+def as_values(ids_M: Ints) -> pa.Array:
+    """The values of items that have no others than their ids."""
+    return pa.array(ids_M)
+
+
 def checked(data: Data, sides: Sides) -> Data:
     """The data. Raises DataError where no sample for evaluation has an item of the catalogue."""
     if data.eval is None or data.catalogue is None or any(_known(data.eval, sides, data.catalogue)):

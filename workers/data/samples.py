@@ -16,7 +16,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from shardkeep.base.arrays import Bools, Float64s, Floats
+from shardkeep.base.arrays import Bools, Float64s, Floats, Ints
 from shardkeep.base.errors import DataError
 from shardkeep.workers.data.batch import Batch, Ragged
 from shardkeep.workers.data.schema import Schema
@@ -96,6 +96,8 @@ class Data:
         inputs: how raw columns become inputs, as JSON types (conversion/inputs.py); None = not known.
         notes: what a person should know of the columns, a line each.
         catalogue: the items of a retrieval job; None of any other.
+        best_ranks: of the synthetic stream of retrieval only: the ranks of the first n evaluation samples' items in the
+            best possible lists, int64 from 1 on.
     """
 
     train: Dataset
@@ -106,6 +108,7 @@ class Data:
     inputs: Mapping[str, Any] | None = None
     notes: tuple[str, ...] = ()
     catalogue: Catalogue | None = None
+    best_ranks: Callable[[int], Ints] | None = None
 
     @cached_property
     def label_means(self) -> tuple[float, ...]:

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -92,6 +92,7 @@ class RetrievalEvaluator:
 
     Args:
         users: Has the vectors of samples of `ranking.sides.users`; `items`: of samples of `ranking.sides.items`.
+        best_ranks: As of `Data`; with it the best possible recall stands beside each recall.
     """
 
     def __init__(
@@ -104,8 +105,9 @@ class RetrievalEvaluator:
         collective: Collective,
         max_samples: int | None,
         ranking: Ranking,
+        best_ranks: Callable[[int], Ints] | None = None,
     ) -> None:
-        self.collective = collective
+        self.collective, self._best_ranks = collective, best_ranks
         self._dataset, self._client, self._users, self._items = dataset, client, users, items
         self._num_samples = min(len(dataset), max_samples) if max_samples else len(dataset)
         self._ranking = ranking
@@ -118,6 +120,10 @@ class RetrievalEvaluator:
         parts = self._ranks(index, unseen)
         ranks_N, weights_N = (np.concatenate(gather_arrays(self.collective, each, purpose="metrics")) for each in parts)
         metrics = evaluate_ranks(ranks_N, weights_N, self._ranking.asked.metrics)
+        if self._best_ranks is not None:
+            recalls = [name for name in self._ranking.asked.metrics if name.startswith("recall@")]
+            best = evaluate_ranks(self._best_ranks(self._num_samples), np.empty(0, np.float32), recalls)
+            metrics |= {f"best_{name}": best[name] for name in recalls}
         return metrics | {"unseen": unseen.counts(self.collective)}
 
     def _share(self, count: int) -> tuple[int, int]:

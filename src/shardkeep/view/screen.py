@@ -178,12 +178,17 @@ def quality(scores: Mapping[str, Any]) -> str:
 def _metrics(scores: Mapping[str, Any]) -> list[tuple[str, str]]:
     """The metrics of one label, as a person reads them."""
     shown = {**METRICS, **{name: name for name in scores if is_of_ranks(name)}}
-    found = [(text, _number(scores[name], ".4f")) for name, text in shown.items() if name in scores]
+    found = [
+        (text, _number(scores[name], ".4f") + _best(scores, name)) for name, text in shown.items() if name in scores
+    ]
     beside = {METRICS[name]: scores[BASELINE + name] for name in METRICS if BASELINE + name in scores}
-    found = [(n, f"{v} (constant mean {beside[n]:.4f})" if n in beside else v) for n, v in found]
-    if found and scores.get("best_auc") is not None:
-        found[0] = (found[0][0], f"{found[0][1]} (best possible {_number(scores['best_auc'], '.4f')})")
-    return found
+    return [(n, f"{v} (constant mean {beside[n]:.4f})" if n in beside else v) for n, v in found]
+
+
+def _best(scores: Mapping[str, Any], name: str) -> str:
+    """What stands behind a metric whose best possible value is known."""
+    best = scores.get(f"best_{name}")
+    return "" if best is None else f" (best possible {_number(best, '.4f')})"
 
 
 def _quality_rows(scores: Mapping[str, Any]) -> list[tuple[str, str]]:

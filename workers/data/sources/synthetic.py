@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
@@ -15,11 +16,15 @@ import xxhash
 from numpy.typing import NDArray
 
 from shardkeep.base.arrays import Float64s, Ints
+from shardkeep.base.errors import ConfigError
 from shardkeep.workers.data.batch import Batch, Ragged
 from shardkeep.workers.data.samples import Data, Progress, fingerprint
 from shardkeep.workers.data.schema import Feature, Schema, sample_inputs
+from shardkeep.workers.data.sides import sides_of_model
 from shardkeep.workers.data.sources.synthetic_histories import Histories
+from shardkeep.workers.data.sources.synthetic_transitions import Transitions
 from shardkeep.workers.data_config import DataConfig, SyntheticConfig, refuse
+from shardkeep.workers.model_config import RETRIEVAL, RetrievalSettings
 
 # The teacher. Few, frequent ids carry most of the signal, because nobody can learn the effect of an id seen twice; the
 # features with the smallest tables interact. Chosen so that on the default stream a logistic regression stays 0.02
@@ -45,7 +50,8 @@ class Maker(Protocol):
     schema: Schema
 
     def make(self, rows_B: Ints) -> tuple[Batch, Float64s]:
-        """The samples `rows_B`, and the logits float64 (B,) from which their labels were drawn."""
+        """The samples `rows_B`, and what the teacher knows of them, float64 (B,): the logits from which their labels
+        were drawn, or the ranks of their items in the best possible lists."""
         ...
 
 
@@ -118,6 +124,10 @@ class SyntheticDataset:
         """The logits that the labels of `rows_B` were drawn from: float64."""
         return self._make(rows_B)[1]
 
+    def best_ranks(self, num_samples: int) -> Ints:
+        """Of retrieval: the ranks of the first `num_samples` items in the best possible lists, int64."""
+        return self._make(np.arange(min(num_samples, self._num_samples)))[1].astype(np.int64)
+
     def best_auc(self, num_samples: int) -> float:
         """The AUC of the teacher's own probabilities on the first `num_samples` rows; nan with one class only."""
         from shardkeep.workers.metrics.quality import auc  # here: the launcher loads no torch
@@ -141,10 +151,13 @@ class SyntheticDataset:
 _MAKERS: dict[str, Callable[[SyntheticConfig, np.uint64, np.uint64], Maker]] = {
     "clicks": Clicks,
     "sequences": Histories,
+    "retrieval": Transitions,
 }
 
 
-def open_synthetic(config: DataConfig, *, seed: int, progress: Progress | None) -> Data:
+def open_synthetic(
+    config: DataConfig, *, seed: int, progress: Progress | None, items: RetrievalSettings | None = None
+) -> Data:
     """The source `synthetic`. Raises ConfigError for settings that it could only ignore."""
     used = {"source", "root", "synthetic", "fitted"}
     refuse(config, [key for key in DataConfig.model_fields if key not in used], "; allowed: data.synthetic.*")
@@ -158,7 +171,22 @@ def open_synthetic(config: DataConfig, *, seed: int, progress: Progress | None) 
     settings = stream.model_dump(exclude={"train_samples", "eval_samples", *plain})
     settings |= {"synthetic": FORMAT, "seed": seed, "table_sizes": stream.table_sizes or DEFAULT_SIZES}
     mark = fingerprint(settings | {"rows": len(train)}, settings | {"rows": len(held)})
-    return Data(train, held, held.best_auc, "made on the fly", mark, sample_inputs(train.schema, frozenset()))
+    inputs = sample_inputs(train.schema, frozenset())
+    data = Data(train, held, held.best_auc, "made on the fly", mark, inputs)
+    if stream.task == "retrieval":
+        if items is None:
+            allowed = ", ".join(RETRIEVAL)
+            raise ConfigError(f"data.synthetic.task: retrieval has no labels; allowed with model.name: {allowed}")
+        data = replace(data, best_auc=None, best_ranks=held.best_ranks, inputs={**(inputs or {}), "label": None})
+    return data if items is None else _with_catalogue(data, items)
+
+
+def _with_catalogue(data: Data, model: RetrievalSettings) -> Data:
+    """The data with the items of the training samples, whose values are their ids."""
+    from shardkeep.workers.data.items import as_values, checked, make_catalogue  # here: pyarrow takes every role 0.25 s
+
+    sides = sides_of_model(model, data.train.schema)
+    return checked(replace(data, catalogue=make_catalogue(data.train, sides, as_values)), sides)
 
 
 def _key(name: str, seed: int) -> np.uint64:
