@@ -23,13 +23,14 @@ CHANGED: dict[str, Any] = {
     "fusion_heads": 2, "gates": {"hidden": [3]}, "dropout": 0.2, "norm": "layer", "activation": "gelu",
     "init": "xavier_normal", "sync_norm": False, "activation_checkpointing": True,
     "encoder": {"name": "transformer"}, "task_hidden": [5], "experts": 3, "levels": 1, "shared_experts": 3,
-    "task_experts": 3,
+    "task_experts": 3, "similarity": "dot", "item": ["item"], "dim": 5, "layers": 3, "heads": 2,
 }  # fmt: skip
 
 
 @every(("before", "name"), list(itertools.product([*MODELS, "own:Net"], [*MODELS, "own:Other"])))
 def test_the_name_of_a_model_may_change_from_any_base(before: str, name: str) -> None:
     changed = CHANGED | ({"encoder": {}} if before in ("din", "bst") else {})
+    changed |= {"hidden": 7} if before == "sasrec" else {}
     base = {key: changed.get(key, {}) for key in keys_of(before)}
     text = write_yaml({"model": {"name": before, **base}, "tables": {"default": {"dim": 1 if before == "lr" else 8}}})
     model = parse_config(text, [f"model.name={name}"]).model
