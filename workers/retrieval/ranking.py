@@ -67,6 +67,10 @@ class Best:
     places_BK: Ints
     scores_BK: Floats
 
+    def part(self, start: int, stop: int, k: int) -> Best:
+        """The K best of the users [start, stop)."""
+        return Best(self.places_BK[start:stop, :k], self.scores_BK[start:stop, :k])
+
     @classmethod
     def joined(cls, parts: Sequence[Best], k: int) -> Best:
         """Those of all users of the parts."""

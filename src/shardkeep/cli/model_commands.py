@@ -189,6 +189,7 @@ def serve(
         int, typer.Option(min=1, max=1024, metavar="MB", help="Largest request or reply, in MiB.")
     ] = 16,
     threads: Annotated[int, count_option("Threads of a batch's matrix products.")] = 1,
+    most_top: Annotated[int, count_option("Items of a row that a request may ask for, of a retrieval model.")] = 100,
     token_file: Annotated[
         Path | None, path_option("File with a token that every call must show; readable by you alone.")
     ] = None,
@@ -221,7 +222,7 @@ def serve(
         follower = None if follow is None else Follower(follow)
         awaited = None if follower is None else follower.awaited()
         predictor = load(model, which, verify=verify)
-        served = ServedModel(predictor, made_at(model))
+        served = ServedModel(predictor, made_at(model), most_top=most_top)
     shown = name or model_name(predictor, model)
 
     def say(line: str) -> None:

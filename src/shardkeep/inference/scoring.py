@@ -41,7 +41,7 @@ from shardkeep.workers.prefetch import Prefetch
 
 Split = Literal["eval", "train", "test"]
 Item = TypeVar("Item")
-Scores = tuple[Floats, Floats, Ints, Floats]
+Scores = tuple[Floats | Ints, Floats, Ints, Floats]
 """Logits and labels (N, T), groups and weights (N,); empty = none. Of a retrieval model ranks (N, 1), not logits."""
 AHEAD = 4
 """Blocks that are read and looked up while one is in the dense model."""

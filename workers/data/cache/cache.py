@@ -121,18 +121,12 @@ def open_cached(
     entries, trained = [entry], entry.content
     if held:
         entries.append(_obtain(job, job.evaluation(held, trained.fitted), trained.fitted, report))
-    check_matched(
-        [value for value in trained.absent if all(value in e.content.absent for e in entries)],
-        "the data",
-        layout.labels,
-    )
+    absent = [value for value in trained.absent if all(value in e.content.absent for e in entries)]
+    check_matched(absent, "the data", layout.labels)
     parts = {name: part for entry in entries for name, part in entry.parts.items()}
     checksums = {name: checksum for entry in entries for name, checksum in entry.content.checksums.items()}
-    mark = content_fingerprint(
-        layout.schema,
-        [checksums[name] for name in (TRAIN, EVAL) if name in parts],
-        to_json(trained.fitted.transform),
-    )
+    own = [checksums[name] for name in (TRAIN, EVAL) if name in parts]
+    mark = content_fingerprint(layout.schema, own, to_json(trained.fitted.transform))
     inputs = Inputs(layout, trained.fitted, reading).to_json()
     train: Dataset = parts[TRAIN] if layout.time is None else by_time(parts[TRAIN])
     source = _described(entries) + parts[TRAIN].histories()

@@ -11,10 +11,13 @@ import torch
 from torch import nn
 
 from shardkeep import __version__
+from shardkeep.assembly.item_side import sides_of_job
 from shardkeep.assembly.model import build_dense_model, table_specs
 from shardkeep.base.errors import ShardkeepError, UserError
 from shardkeep.config import JobConfig
+from shardkeep.inference.export.item_file import write_items
 from shardkeep.inference.export.manifest import (
+    ITEMS,
     PROGRAM,
     SETTINGS,
     TOWER,
@@ -31,7 +34,7 @@ from shardkeep.inference.export.program import write_program
 from shardkeep.inference.export.rows import write_rows
 from shardkeep.inference.export.tower import write_tower
 from shardkeep.inference.scoring import data_of, metrics_on
-from shardkeep.inference.trained import Trained, needed_inputs, trained_of_checkpoint
+from shardkeep.inference.trained import Trained, items_of_run, needed_inputs, trained_of_checkpoint
 from shardkeep.ps.checkpoints.folder import Checkpoint
 from shardkeep.ps.checkpoints.row_stream import stream_rows
 from shardkeep.ps.config import TableSpec
@@ -113,6 +116,9 @@ def _write(
         cost={},
         versions={"shardkeep": __version__, "torch": torch.__version__},
     )
+    if manifest.finds_items:
+        told("items", 1.0)
+        write_items(folder / ITEMS, trained_of_export(folder.parent, manifest, items_of_run(config, run)).finder)
     if formats != Formats():
         after = trained_of_export(folder.parent, manifest)
         manifest = replace(manifest, cost=_cost(run, config, checkpoint, inputs, after, told))
@@ -134,12 +140,14 @@ def _module(
     config: JobConfig, inputs: Inputs, tables: Sequence[TableRecord], state: Mapping[str, torch.Tensor]
 ) -> tuple[nn.Module, int, Mapping[str, int], Mapping[str, SequenceShape]]:
     """The dense model with torch's own layers, its dense columns, its features with the values of their rows, and its
-    sequences."""
+    sequences; of a retrieval model those of users."""
     schema = inputs.layout.schema
-    embeddings = Embeddings(schema, {table.spec.name: table.spec for table in tables})
+    sides = sides_of_job(config, schema)
+    scored = schema if sides is None else sides.users
+    embeddings = Embeddings(scored, {table.spec.name: table.spec for table in tables})
     model = build_dense_model(config, schema, embeddings)
     model.load_state_dict(state)
-    return model, schema.num_dense, embeddings.feature_dims, embeddings.sequences
+    return model, scored.num_dense, embeddings.feature_dims, embeddings.sequences
 
 
 def _metrics(run: Path, step: int) -> dict[str, Any]:
