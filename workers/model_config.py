@@ -296,12 +296,13 @@ class _NextItem(RetrievalSettings):
 
     predicts = "next"
     similarity: Literal["cosine", "dot"] = "dot"
+    """Of the vectors of a user and an item."""
     item: list[str] = Field([], max_length=1)
     """The column of the item that follows the list; left out = the feature of the same table."""
     layers: int = Field(2, ge=1, le=16)
     """Number of layers."""
     heads: int = Field(1, ge=1, le=64)
-    """Heads of each layer; they divide the width of an entry."""
+    """Heads of each layer; they divide the dim of the item's table."""
     dropout: float = Field(0.2, ge=0.0, lt=1.0)
     """Dropout inside the layers."""
 
@@ -312,7 +313,7 @@ class SasRecConfig(_NextItem):
     code = "retrieval.sasrec:SasRec"
     name: Annotated[Literal["sasrec"], _NAME] = "sasrec"
     hidden: Width | None = None
-    """Width of the hidden layer after each attention; left out = that of an entry."""
+    """Width of the hidden layer after each attention; left out = the dim of the item's table."""
 
 
 class HstuConfig(_NextItem):

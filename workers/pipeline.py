@@ -17,7 +17,7 @@ from shardkeep.workers.data.sampling import StepSlices
 from shardkeep.workers.embeddings.layer import Embeddings
 from shardkeep.workers.embeddings.plan import Plan
 from shardkeep.workers.prefetch import Prefetch
-from shardkeep.workers.retrieval.items import ItemSide, StepItems
+from shardkeep.workers.retrieval.items import ItemSide, StepItems, planned
 from shardkeep.workers.timing.clock import Stopwatch
 
 
@@ -85,13 +85,8 @@ class Pipeline:
         """Reads, deduplicates and places a step's samples. Touches neither servers nor tower."""
         rows_B = self.slices.rows(step, self.client.rank)
         batch = gathered(self.dataset, rows_B) if rows_B.size else empty_sample(self.dataset.schema)
-        items, side = None, self.item_side
-        if side is None:
-            plan = self.embeddings.plan(batch)
-        elif rows_B.size:
-            batch, plan, items = side.plan(self.embeddings, batch, step, self.client.rank)
-        else:
-            batch, plan, items = side.plan_empty(self.embeddings, batch)
+        place, empty = (step, self.client.rank), not rows_B.size
+        batch, plan, items = planned(self.embeddings, self.item_side, batch, place, empty=empty)
         request = self.client.request(plan.unique)
         return Prepared(step, batch, plan, request, int(rows_B.size), self.slices.samples(step), items)
 

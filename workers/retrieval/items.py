@@ -86,15 +86,12 @@ class ItemSide:
         layout = users.unique.layout
         admits_T = np.isin(layout.catalog.names, list(self.absent))
         uniform_V = np.repeat(admits_T, np.diff(layout.starts_T1))
-        for plan, counts_B in ((users, None), (items, ~uniform_C)):
+        for plan, trained_B in ((users, np.ones(users.num_samples, np.bool_)), (items, ~uniform_C)):
             for name in plan.names:
                 feature = plan.feature(name)
-                at_N = layout.starts_T1[layout.catalog.index[feature.table]] + feature.inverse_N
-                if counts_B is not None and feature.offsets_B1 is None:
-                    at_N = at_N[counts_B]
-                elif counts_B is not None:
-                    at_N = at_N[np.repeat(counts_B, np.diff(feature.offsets_B1))]
-                uniform_V[at_N] = False
+                lengths = 1 if feature.offsets_B1 is None else np.diff(feature.offsets_B1)
+                at_N = feature.inverse_N[np.repeat(trained_B, lengths)]
+                uniform_V[layout.starts_T1[layout.catalog.index[feature.table]] + at_N] = False
         return uniform_V
 
     def candidates(
@@ -123,3 +120,17 @@ class ItemSide:
                 unsent_U[unsent_U] = (rows_UD == initial.rows(ids_U, rows_UD.shape[1])).all(axis=1)
             found[table] = unsent_U
         return found
+
+
+def planned(
+    users: Embeddings, side: ItemSide | None, batch: Batch, place: tuple[int, int], *, empty: bool = False
+) -> tuple[Batch, Plan, StepItems | None]:
+    """The plan of a rank's samples, of a retrieval model together with that of their candidates, and what the model
+    gets of the batch.
+
+    Args:
+        place: Step and rank.
+        empty: The batch is an `empty_sample`."""
+    if side is None:
+        return batch, users.plan(batch), None
+    return side.plan_empty(users, batch) if empty else side.plan(users, batch, *place)

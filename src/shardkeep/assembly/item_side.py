@@ -1,4 +1,4 @@
-"""The items of a retrieval job that a JobConfig names. Starts nothing."""
+"""The columns that a JobConfig looks up: all of them, or of a retrieval model users and items apart. Starts nothing."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from shardkeep.config import JobConfig
 from shardkeep.ps.config import TableSpec
 from shardkeep.ps.server.table.initializers.initial import Initial
 from shardkeep.workers.data.samples import Data
-from shardkeep.workers.data.schema import Schema
 from shardkeep.workers.data.sides import Sides, sides_of_model
 from shardkeep.workers.embeddings.layer import Embeddings
 from shardkeep.workers.label_config import NegativesConfig
@@ -19,14 +18,16 @@ from shardkeep.workers.retrieval.items import ItemSide
 from shardkeep.workers.retrieval.negatives import Negatives
 
 
-def sides_of_job(config: JobConfig, schema: Schema) -> Sides | None:
-    """The sides of a retrieval model; None of any other. Raises as `sides_of_model`."""
-    model = config.model
-    return sides_of_model(model, schema) if isinstance(model, RetrievalSettings) else None
+def build_sides(config: JobConfig, data: Data, tables: Mapping[str, TableSpec]) -> tuple[Embeddings, ItemSide | None]:
+    """The embeddings of all columns; of a retrieval model those of users, and the items. Raises ConfigError."""
+    schema = data.train.schema
+    if not isinstance(config.model, RetrievalSettings):
+        return Embeddings(schema, tables), None
+    sides = sides_of_model(config.model, schema)
+    return Embeddings(sides.users, tables), _item_side(config, data, sides, tables)
 
 
-def build_item_side(config: JobConfig, data: Data, sides: Sides, tables: Mapping[str, TableSpec]) -> ItemSide:
-    """What a worker of a retrieval job has besides the users. Raises ConfigError for data without a catalogue."""
+def _item_side(config: JobConfig, data: Data, sides: Sides, tables: Mapping[str, TableSpec]) -> ItemSide:
     if data.catalogue is None:
         raise ConfigError(f"model.name: {config.model.name} needs a catalogue of items, which the data have not")
     loss = config.train.loss

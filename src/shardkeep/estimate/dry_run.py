@@ -14,6 +14,7 @@ from itertools import zip_longest
 import numpy as np
 import numpy.typing as npt
 
+from shardkeep.assembly.item_side import build_sides
 from shardkeep.assembly.service import build_service
 from shardkeep.base.arrays import Ids
 from shardkeep.config import JobConfig
@@ -25,10 +26,10 @@ from shardkeep.ps.jagged import JaggedRows
 from shardkeep.ps.placement import server_of
 from shardkeep.ps.transport.metered import MeteredTransport, Parts
 from shardkeep.ps.transport.transport import LocalTransport
-from shardkeep.workers.data.samples import Dataset
+from shardkeep.workers.data.samples import Data
 from shardkeep.workers.data.sampling import StepSlices
-from shardkeep.workers.embeddings.layer import Embeddings
 from shardkeep.workers.embeddings.plan import Plan
+from shardkeep.workers.retrieval.items import planned
 
 DRAWN_SAMPLES = 1 << 18
 """Samples whose ids are looked at: two seconds for 26 features."""
@@ -82,17 +83,17 @@ class Played:
     table_bytes: dict[str, dict[str, float]]
 
 
-def play(config: JobConfig, tables: Sequence[TableSpec], dataset: Dataset, slices: StepSlices, steps: int) -> Played:
+def play(config: JobConfig, tables: Sequence[TableSpec], data: Data, slices: StepSlices, steps: int) -> Played:
     """Draws steps of the job's first `steps` and plays some of them. Seconds; blocks."""
     drawn = drawn_steps(slices, steps)
-    embeddings = Embeddings(dataset.schema, {table.name: table for table in tables})
+    embeddings, item_side = build_sides(config, data, {table.name: table for table in tables})
     visited = slices.samples_before(steps)
-    seen, cast = Seen(tables, passes=max(1, visited // len(dataset))), Cast(config, tables)
+    seen, cast = Seen(tables, passes=max(1, visited // len(data.train))), Cast(config, tables)
     played = {int(drawn[i]) for i in np.linspace(0, len(drawn) - 1, min(len(drawn), PLAYED_STEPS)).round().astype(int)}
     samples = played_samples = 0
     for step in drawn:
         plans = [
-            embeddings.plan(dataset.gather(slices.rows(step, rank)))
+            planned(embeddings, item_side, data.train.gather(slices.rows(step, rank)), (step, rank))[1]
             for rank in range(slices.world_size)
             if slices.rank_samples(step, rank)
         ]
@@ -106,7 +107,7 @@ def play(config: JobConfig, tables: Sequence[TableSpec], dataset: Dataset, slice
         steps=len(drawn),
         samples=samples,
         rows=seen.rows(max(config.servers, 1)),
-        counted=samples >= min(visited, len(dataset)),
+        counted=samples >= min(visited, len(data.train)),
         ids=seen.num_ids * slices.global_batch / samples / slices.world_size,
         unique=seen.num_unique * slices.global_batch / samples / slices.world_size,
         calls=tally.calls / len(played) * slices.world_size / cast.workers,

@@ -36,9 +36,7 @@ class ItemNames:
         if top is None:
             return min(TOP, self._most)
         if not 1 <= top <= self._most:
-            raise invalid(
-                f"parameter top: {top}; allowed: 1 to {self._most} (--most-top, and the items that there are)"
-            )
+            raise invalid(f"parameter top: {top}; allowed: 1 to {self._most} (the items, and --most-top)")
         return top
 
     def tensor(self, name: str, best: Best) -> Output:

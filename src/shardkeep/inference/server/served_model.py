@@ -41,7 +41,12 @@ class Loaded:
 
     @classmethod
     def of(
-        cls, predictor: Predictor, made_at: float | None = None, unseen: Unseen | None = None, *, most_top: int
+        cls,
+        predictor: Predictor,
+        made_at: float | None = None,
+        unseen: Unseen | None = None,
+        *,
+        most_top: int = MOST_TOP,
     ) -> Loaded:
         """Blocks while the vectors of a retrieval model's items are computed."""
         unseen = unseen or Unseen(predictor.inputs.layout.schema)
