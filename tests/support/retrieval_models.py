@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from shardkeep.assembly.item_side import sides_of_job
 from shardkeep.assembly.model import build_scorer, table_specs
 from shardkeep.config import JobConfig
 from shardkeep.inference.finding import Items
@@ -15,6 +14,7 @@ from shardkeep.inference.sorted_rows import SortedRows, SortedTable
 from shardkeep.inference.trained import Trained
 from shardkeep.workers.data.conversion.inputs import Inputs
 from shardkeep.workers.data.schema import Schema, sample_inputs
+from shardkeep.workers.data.sides import sides_of_model
 from tests.support.retrieval import ITEM, NEXT, TOWERS, Takes, catalogue_of
 
 DIM = 8
@@ -56,8 +56,9 @@ def untrained(schema: Schema = TOWERS, *, samples: Takes | None = None, **settin
 def frame_of(samples: Takes, schema: Schema, count: int) -> dict[str, Any]:
     """The columns of users of the first samples, as a person has them."""
     batch = samples.gather(np.arange(count))
-    sides = sides_of_job(job(schema), schema)
-    assert sides is not None
+    model = job(schema).items
+    assert model is not None
+    sides = sides_of_model(model, schema)
     users = sides.users_of(batch)
     found: dict[str, Any] = {name: users.dense_BI[:, i] for i, name in enumerate(sides.users.dense)}
     for name, bag in users.ids.items():

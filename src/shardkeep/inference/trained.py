@@ -13,7 +13,6 @@ from typing import Protocol
 import numpy as np
 from torch import nn
 
-from shardkeep.assembly.item_side import sides_of_job
 from shardkeep.assembly.model import build_scorer, table_specs
 from shardkeep.base.arrays import Bools, Floats, Ids, Ints
 from shardkeep.base.errors import CheckpointError, ConfigError, UserError
@@ -34,6 +33,7 @@ from shardkeep.workers.data.batch import Batch
 from shardkeep.workers.data.catalogue import Catalogue
 from shardkeep.workers.data.conversion.inputs import Inputs
 from shardkeep.workers.data.schema import Schema
+from shardkeep.workers.data.sides import sides_of_model
 from shardkeep.workers.dense.scorer import Scorer
 from shardkeep.workers.embeddings.layer import Embeddings
 from shardkeep.workers.embeddings.plan import Plan
@@ -121,7 +121,7 @@ class Trained:
         outlive_forks()
         self.config = config
         self.step = step
-        self.sides = sides_of_job(config, schema)
+        self.sides = None if config.items is None else sides_of_model(config.items, schema)
         self.schema = schema if self.sides is None else self.sides.users
         self.labelled_inputs = inputs
         self.inputs = inputs if self.sides is None or inputs is None else inputs.only(self.schema)

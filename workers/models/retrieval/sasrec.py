@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from shardkeep.workers.embeddings.sequence import Sequence
-from shardkeep.workers.models.encoders.attention import attended, check_heads
+from shardkeep.workers.models.encoders.attention import attended, check_heads, softmax_attention
 from shardkeep.workers.models.layers.hidden import HiddenOptions
 from shardkeep.workers.models.retrieval.next_item import ItemList, NextItem
 
@@ -56,7 +56,7 @@ class SasRecLayer(nn.Module):
             if not newest:  # entries stand first, so that no entry sees the places behind them
                 return F.scaled_dot_product_attention(query_BHQX, key_BHMX, value_BHMX, is_causal=True)
             seen_BM = sequence.mask() | (torch.arange(sequence.max_length, device=x_NE.device) == 0)
-            return F.scaled_dot_product_attention(query_BHQX, key_BHMX, value_BHMX, attn_mask=seen_BM[:, None, None])
+            return softmax_attention(query_BHQX, key_BHMX, value_BHMX, seen_BM[:, None, None])
 
         normed_NE = self.norms[0](x_NE)
         x_RE, query_RE = (sequence.newest(x_NE), sequence.newest(normed_NE)) if newest else (x_NE, normed_NE)

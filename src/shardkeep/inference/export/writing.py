@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 from shardkeep import __version__
-from shardkeep.assembly.item_side import sides_of_job
 from shardkeep.assembly.model import build_dense_model, table_specs
 from shardkeep.base.errors import ShardkeepError, UserError
 from shardkeep.config import JobConfig
@@ -45,6 +44,7 @@ from shardkeep.run.reader import RunReader
 from shardkeep.run.trained import Which, config_of, with_checkpoint
 from shardkeep.workers.checkpoint.tower_state import read_tower
 from shardkeep.workers.data.conversion.inputs import Inputs
+from shardkeep.workers.data.sides import sides_of_model
 from shardkeep.workers.embeddings.layer import Embeddings
 from shardkeep.workers.embeddings.sequence import SequenceShape
 from shardkeep.workers.metrics.quality import COUNTS
@@ -142,8 +142,7 @@ def _module(
     """The dense model with torch's own layers, its dense columns, its features with the values of their rows, and its
     sequences; of a retrieval model those of users."""
     schema = inputs.layout.schema
-    sides = sides_of_job(config, schema)
-    scored = schema if sides is None else sides.users
+    scored = schema if config.items is None else sides_of_model(config.items, schema).users
     embeddings = Embeddings(scored, {table.spec.name: table.spec for table in tables})
     model = build_dense_model(config, schema, embeddings)
     model.load_state_dict(state)
