@@ -42,6 +42,16 @@ def test_the_best_items_of_users_are_those_of_all_scores(schema: Schema) -> None
 
 
 @BOTH
+def test_an_index_of_ones_own_gets_the_vectors_of_users(schema: Schema) -> None:
+    samples = Takes(schema, 300)
+    predictor = Predictor(trained := untrained(schema, samples=samples))
+    users_BE = predictor.vectors(frame_of(samples, schema, 40))
+    scores = np.sort(users_BE @ trained.finder.index.vectors_ME.T, axis=1)[:, ::-1]
+    assert users_BE.dtype == np.float32
+    assert np.allclose(scores[:, :7], predictor.top(frame_of(samples, schema, 40), 7)["scores"], atol=1e-6)
+
+
+@BOTH
 def test_the_columns_of_users_are_all_that_is_read(schema: Schema) -> None:
     predictor = Predictor(untrained(schema))
     assert predictor.columns == (["age", "user"] if schema is TOWERS else ["seen_item"])

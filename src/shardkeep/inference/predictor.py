@@ -157,6 +157,17 @@ class Predictor:
                     found[name] += lists
         return found
 
+    def vectors(self, data: object) -> Floats:
+        """The vectors of samples of a retrieval model, float32 (N, E): their products with the vectors of an export's
+        items.parquet are the scores, for an index of your own. Raises as `top`."""
+        width = self._trained.finder.index.vectors_ME.shape[1]
+        found = [
+            self._trained.logits(batch, self._unseen)
+            for chunk in chunks_of(data, self.inputs)
+            for batch in batches(self.inputs.samples(chunk), self._trained.blocks.size)
+        ]
+        return np.concatenate([np.empty((0, width), np.float32), *found])
+
     def rows(self, table: str, ids: object) -> Floats:
         """Rows float32 (N, D) of a table.
 
