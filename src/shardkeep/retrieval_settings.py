@@ -14,7 +14,8 @@ from shardkeep.workers.model_config import RETRIEVAL
 def with_sampled_loss(raw: Mapping[str, Any]) -> dict[str, Any]:
     """Raw settings of a job, in which the loss of a retrieval model has a name."""
     model, train = raw.get("model"), raw.get("train", {})
-    name, loss = model.get("name") if isinstance(model, Mapping) else model, _loss_of(raw)
+    name = model.get("name") if isinstance(model, Mapping) else getattr(model, "name", model)
+    loss = _loss_of(raw)
     if name not in RETRIEVAL or not isinstance(train, Mapping) or not isinstance(loss, Mapping):
         return dict(raw)
     return {**raw, "train": {**train, "loss": {"name": SAMPLED, **loss}}}

@@ -7,10 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 
 from shardkeep.config import JobConfig, parse_config
 from shardkeep.ps.checkpoints.folder import Checkpoints
 from tests.support.cases import every
+from tests.support.cluster import Cluster
+from tests.support.faults import Fault, play
 from tests.support.local_job import LocalJob
 from tests.support.retrieval import NEXT, TOWERS, data_of
 
@@ -124,3 +127,24 @@ def _steps(job: LocalJob) -> list[Any]:
         for _ in range(generation.trainer.total_steps):
             found.append(step.run(*pipeline.next()))
     return found
+
+
+@pytest.mark.slow
+def test_processes_have_the_same_bits_with_other_servers_and_after_kills(cluster: Cluster) -> None:
+    config = {
+        **yaml.safe_load(SETTINGS),
+        "model": {"name": "sasrec", "layers": 1},
+        "workers": 2,
+        "data": {"source": "synthetic", "synthetic": {"task": "retrieval", "train_samples": 6000, "eval_samples": 300}},
+        "train": {"batch_size": 16, "accumulate": 2, "loss": {"negatives": {"batch": 20, "uniform": 30}}},
+        "checkpoint": {"every_steps": 40},
+    }
+    undisturbed, folder = cluster.job({**config, "servers": 1}, name="one")
+    assert undisturbed.end(limit_s=200.0).code == 0
+    disturbed, other = cluster.job({**config, "servers": 2}, name="two")
+    faults = Fault.kill("server 0", at=20), Fault.kill("worker 1", "server 1", at=60)
+    assert not play(disturbed, other, faults, limit_s=300.0)
+    assert disturbed.end(limit_s=200.0).code == 0
+    expected, found = folder.summary(), other.summary()
+    assert found["state_digest"] == expected["state_digest"] and found["eval"] == expected["eval"]
+    assert len(found["recoveries"]) >= 2

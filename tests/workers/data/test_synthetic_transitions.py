@@ -46,13 +46,13 @@ def test_the_best_ranks_are_those_by_the_frequencies_of_many_walks() -> None:
     names, index_N = np.unique(np.concatenate([before_N, after_N]), return_inverse=True)
     counts = np.zeros((len(names), len(names)))
     np.add.at(counts, (index_N[: len(before_N)], index_N[len(before_N) :]), 1.0)
-    assert len(names) == 100 and (counts > 0).sum() == 1000  # ten topics of ten items
+    assert len(names) == 100 and (counts > 0).sum() == 2000  # five topics of twenty items
     assert best is not None and data.eval is not None
     batch = data.eval.gather(np.arange(2_000))
     last_B = np.searchsorted(names, batch.ids["seen_item"].values_N.reshape(2_000, -1)[:, -1])
     item_B = np.searchsorted(names, batch.ids["item"].values_N)
     ranks_B = 1 + (counts[last_B] > counts[last_B, item_B][:, None]).sum(axis=1)
-    assert (ranks_B == best(2_000)).mean() > 0.97  # the order of rare pairs is one of chance
+    assert np.abs(ranks_B - best(2_000)).mean() < 0.1  # the order of rare pairs is one of chance
     assert 0.5 < (best(2_000) == 1).mean() < 0.62 and best(50).tolist() == best(2_000)[:50].tolist()
 
 

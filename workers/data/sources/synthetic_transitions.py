@@ -19,7 +19,7 @@ from shardkeep.workers.data.schema import Feature, Schema, SequenceColumns
 from shardkeep.workers.data_config import SyntheticConfig
 
 ITEMS = 1000
-TOPICS = 10
+TOPICS = 5
 LENGTH = 20
 FOLLOWED = 0.5
 
