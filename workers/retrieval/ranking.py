@@ -25,7 +25,7 @@ BUFFER_BYTES = 64 << 20
 _FEWEST, _MOST = 16, 256
 TOP_SIZE = 64
 """Users of a block that gets its best items."""
-_TOP_ITEMS = 1 << 14
+TOP_ITEMS = 1 << 14
 """Items of a block there: the scores stay in the cache of the CPU."""
 
 
@@ -114,10 +114,10 @@ class ItemIndex:
             size: Users of a block. Another size may change the last bits of scores."""
         left = left or Left.none(len(users_BE))
         best = Best(np.full((len(users_BE), k), -1), np.full((len(users_BE), k), -np.inf, np.float32))
-        buffer = torch.empty(size * min(_TOP_ITEMS, len(self)))
+        buffer = torch.empty(size * min(TOP_ITEMS, len(self)))
         for start, stop, users_PE in _blocks(users_BE, size):
-            for first in range(0, len(self), _TOP_ITEMS):
-                items_EJ = self._items_EM[:, first : first + _TOP_ITEMS]
+            for first in range(0, len(self), TOP_ITEMS):
+                items_EJ = self._items_EM[:, first : first + TOP_ITEMS]
                 scores_PJ = buffer[: size * items_EJ.shape[1]].view(size, -1)
                 torch.mm(users_PE, items_EJ, out=scores_PJ)
                 heaps = best.scores_BK[start:stop], best.places_BK[start:stop]

@@ -86,12 +86,12 @@ def test_each_entry_of_a_list_looks_for_the_next_one_and_the_last_for_the_item()
     a, b, c, d, e, f = known
     ids = {
         "item": Ragged(np.array([d, e, 7, f])),
-        "seen_item": Ragged(np.array([a, b, c, a, 7, b]), np.array([3, 0, 2, 1], np.int32)),
+        "seen_item": Ragged(np.array([a, b, c, a, 7, b, a]), np.array([3, 0, 2, 2], np.int32)),
     }
     label_BT = np.array([[1], [1], [1], [0]], np.float32)
     batch = Batch(np.empty((4, 0), np.float32), ids, label_BT)
     drawn = negatives(catalogue, "seen_item").draw(batch, 0, 0)[0]
-    assert looked_for(drawn, catalogue) == [b, c, d, -1, -1, -1]  # 7 is not in the catalogue
+    assert looked_for(drawn, catalogue) == [b, c, d, -1, -1, -1, -1]  # 7 is not in the catalogue
     assert set(catalogue.ids_M[drawn.rows_C]) == {b, c, d, f}
 
 

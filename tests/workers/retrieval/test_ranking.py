@@ -91,7 +91,7 @@ def test_the_best_items_of_several_blocks_are_those_of_one(monkeypatch: pytest.M
     users_BE, items_ME = vectors(9, 4, 7), vectors(517, 4, 8)
     lists = [[1, 5, 99, 516], [], *[[0]] * 7]
     whole = ItemIndex(items_ME).top(users_BE, 20, left_of(lists))
-    monkeypatch.setattr(ranking, "_TOP_ITEMS", 100)
+    monkeypatch.setattr(ranking, "TOP_ITEMS", 100)
     parts = ItemIndex(items_ME).top(users_BE, 20, left_of(lists), size=4)
     assert parts.places_BK.tolist() == whole.places_BK.tolist()
     assert not {1, 5, 99, 516} & {*whole.places_BK[0].tolist()} and 0 not in whole.places_BK[2:]
