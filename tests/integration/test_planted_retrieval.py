@@ -44,6 +44,7 @@ def reached(config: JobConfig, folder: Path, metric: str) -> float:
     return float(found[metric] / found[f"best_{metric}"])
 
 
+@pytest.mark.slow
 def test_a_run_keeps_its_catalogue_and_tells_the_best_possible_recall(tmp_path: Path) -> None:
     config = job(TOWERS, 2000, max_steps=1)
     summary = train(config, run_dir=tmp_path / "run", quiet=True).to_dict()

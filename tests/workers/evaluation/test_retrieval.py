@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from shardkeep.base.arrays import Ints
 from shardkeep.ps.server.table.initializers.initial import Initial
 from shardkeep.workers.blocks import BlockScorer
 from shardkeep.workers.collectives.collective import Collective, Solo, ThreadCollective
@@ -42,6 +44,7 @@ def evaluated(
     *,
     model: SeenModel | None = None,
     exclude_seen: bool = False,
+    best_ranks: Callable[[int], Ints] | None = None,
 ) -> dict[str, Any]:
     """The metrics of rank 0, which all ranks have."""
     clients, dense = client_of(ranks), scorer_of(model or SeenModel())
@@ -56,6 +59,7 @@ def evaluated(
             collective=collective,
             max_samples=None,
             ranking=Ranking(SIDES, catalogue or catalogue_of(data), RankSettings(METRICS, exclude_seen)),
+            best_ranks=best_ranks,
         ).run(0)
 
     found = run_ranks(ThreadCollective.group(ranks) if ranks > 1 else [Solo()], work)
@@ -108,6 +112,12 @@ def test_what_a_sample_has_seen_is_left_out_but_for_its_target() -> None:
     data = AllPositive(90, seed=4)
     plain, without = (evaluated(data=data, exclude_seen=seen) for seen in (False, True))
     assert without["mrr"] > plain["mrr"] and without["samples"] == plain["samples"]
+
+
+def test_the_best_possible_recall_stands_beside_each_recall() -> None:
+    found = evaluated(best_ranks=lambda count: np.arange(1, count + 1))
+    assert found["best_recall@1"] == 1 / len(DATA) and found["best_recall@5"] == 5 / len(DATA)
+    assert "best_mrr" not in found and "best_recall@1" not in evaluated()
 
 
 def test_samples_of_weight_0_do_not_count() -> None:
