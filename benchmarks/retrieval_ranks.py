@@ -8,6 +8,7 @@ The peer computes the same by torch alone: ranks by a comparison of all scores, 
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from functools import partial
@@ -38,7 +39,12 @@ def ranks(form: str, index: ItemIndex, seconds: float) -> harness.Figures:
     """CPU seconds of all users, and memory above the vectors."""
     users_BE, targets_B = vectors(SAMPLED, 1), np.random.default_rng(2).integers(0, ITEMS, SAMPLED)
     items_EM, process = torch.from_numpy(index.vectors_ME).T, psutil.Process()
-    held, most = process.memory_info().rss, 0
+    held = process.memory_info().rss
+    peaks, done = [held], threading.Event()
+
+    def watch() -> None:
+        while not done.wait(0.005):
+            peaks.append(process.memory_info().rss)
 
     def peer(users: np.ndarray, targets: np.ndarray) -> None:
         for start in range(0, len(users), PEER_BLOCK):
@@ -47,14 +53,17 @@ def ranks(form: str, index: ItemIndex, seconds: float) -> harness.Figures:
             (scores_BM >= own_B1).sum(1)
 
     find: Callable[[np.ndarray, np.ndarray], object] = index.ranks if form == "shardkeep" else peer
+    watcher = threading.Thread(target=watch)
+    watcher.start()
     find(users_BE[:BATCH], targets_B[:BATCH])
+    done.set()
+    watcher.join()
     count, began, until = 0, time.process_time(), time.monotonic() + seconds
     while not count or time.monotonic() < until:
         start = count % SAMPLED
         find(users_BE[start : start + BATCH], targets_B[start : start + BATCH])
         count += BATCH
-        most = max(most, process.memory_info().rss - held)
-    return {"cpu_s": (time.process_time() - began) / count * USERS, "mb": most / 1e6}
+    return {"cpu_s": (time.process_time() - began) / count * USERS, "mb": (max(peaks) - held) / 1e6}
 
 
 def best(form: str, index: ItemIndex, queries: int, seconds: float) -> harness.Figures:

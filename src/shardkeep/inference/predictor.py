@@ -98,12 +98,6 @@ class Predictor:
         """By feature: values that `predict` met without a row, and all values. One thread at a time counts exactly."""
         return self._unseen.counts()
 
-    @property
-    def item_values(self) -> Any:
-        """The names of a retrieval model's items, an Arrow array; None of any other model. Blocks as `top` does the
-        first time."""
-        return None if self._trained.sides is None else self._trained.finder.ranking.catalogue.values
-
     def small_blocks(self, unseen: Unseen) -> SmallBlocks:
         """Scores batches of any size, in blocks that fit them. `unseen`: counts their values."""
         return SmallBlocks(self._trained, unseen)

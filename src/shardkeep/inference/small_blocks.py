@@ -9,6 +9,8 @@ order, so a score can differ from `Predictor.predict` in its last bits: by less 
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 
@@ -47,6 +49,12 @@ class SmallBlocks:
             numbers = {group.name: np.zeros((size, len(group.numbers)), np.float32) for group in schema.sequences}
             dense_BI, label_BT = (np.zeros((size, count), np.float32) for count in (schema.num_dense, 1))
             self._outputs(Batch(dense_BI, ids, label_BT, numbers=numbers), 0)
+
+    @property
+    def item_values(self) -> Any:
+        """The names of a retrieval model's items, an Arrow array; None of any other model. Blocks while the vectors of
+        items are computed, the first time."""
+        return None if self._trained.sides is None else self._trained.finder.ranking.catalogue.values
 
     def padded(self, count: int) -> int:
         """The samples of a batch for `scores` where `count` are needed."""

@@ -131,7 +131,6 @@ class Trained:
         self.blocks = BlockScorer(self.embeddings, self.dense, config.eval.batch_size or 4 * config.train.batch_size)
         self.asked = MetricSettings.by(config.eval, config.train.loss, label_means, schema.tasks)
         """The metrics of an evaluation."""
-        self._table_index = {spec.name: t for t, spec in enumerate(rows.specs)}
 
     @property
     def outputs(self) -> list[str]:
@@ -204,9 +203,10 @@ class Trained:
 
     def rows(self, table: str, ids_N: Ids) -> Floats:
         """Rows float32 (N, D) of any ids; an id without a row has its initial value. Raises UserError."""
-        if table not in self._table_index:
-            raise UserError(f"table {table}: unknown; the model has {', '.join(self._table_index)}")
-        t = self._table_index[table]
+        tables = [spec.name for spec in self._rows.specs]
+        if table not in tables:
+            raise UserError(f"table {table}: unknown; the model has {', '.join(tables)}")
+        t = tables.index(table)
         ids_U, inverse_N = np.unique(ids_N, return_inverse=True)
         rows_UD = np.empty((ids_U.size, self._rows.specs[t].dim), np.float32)
         if ids_U.size:

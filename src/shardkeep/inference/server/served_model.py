@@ -51,10 +51,10 @@ class Loaded:
         """Blocks while the vectors of a retrieval model's items are computed."""
         unseen = unseen or Unseen(predictor.inputs.layout.schema)
         made_at = time.time() if made_at is None else made_at
-        values = predictor.item_values
+        blocks = predictor.small_blocks(unseen)
+        values = blocks.item_values
         names = None if values is None else ItemNames(values, most_top)
         signature = Signature(predictor.inputs, predictor.outputs, names)
-        blocks = predictor.small_blocks(unseen)
         blocks.warm()
         return cls(predictor, signature, Conversion(predictor.inputs), blocks, made_at, unseen)
 
