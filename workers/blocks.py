@@ -60,5 +60,5 @@ class BlockScorer:
         inputs, dense_PI = self.embeddings.inputs(plan, leaves, part), torch.from_numpy(batch.dense_BI).to(device)
         if missing:
             inputs, dense_PI = padded(inputs, missing), pad_rows(dense_PI, missing)
-        logits_BT: Floats = self.dense.predict(dense_PI, inputs)[: len(batch)].cpu().numpy()
+        logits_BT: Floats = self.dense.predict(dense_PI, inputs)[: len(batch)].detach().cpu().numpy()  # maybe a leaf
         return logits_BT

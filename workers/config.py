@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer, model_validator
 
 from shardkeep.base.config.schedule import ScheduleConfig
 from shardkeep.base.plugging.plugs import Plug, by_name
@@ -67,22 +68,29 @@ class TowerConfig(Settings):
 METRIC_SIGNS = {
     "auc": 1, "gauc": 1, "accuracy": 1, "precision": 1, "recall": 1, "r2": 1,
     "logloss": -1, "normalized_entropy": -1, "mse": -1, "mae": -1, "rmse": -1,
+    "ndcg": 1, "mrr": 1,
 }  # fmt: skip
 """Metrics by which a model can be chosen, and whether more is better (1) or less (-1)."""
+
+
+def sign_of(metric: str) -> int | None:
+    """The sign of METRIC, METRIC/LABEL or METRIC@K; None = a model cannot be chosen by it."""
+    return METRIC_SIGNS.get(metric.partition("/")[0].partition("@")[0])
 
 
 class _Watched(Settings):
     """A metric that is to improve."""
 
     metric: str = "auc"
-    """Metric of evaluation; more is better for auc, less for logloss. METRIC/LABEL for a model of several labels."""
+    """Metric of evaluation; more is better for auc, less for logloss. METRIC/LABEL for a model of several labels,
+    recall@10 and others with a number for a retrieval model."""
     min_delta: float = Field(0.0, ge=0.0, le=1e6)
     """An evaluation improves if it is better than the best one by more than this."""
 
     @field_validator("metric")
     @classmethod
     def _can_be_compared(cls, value: str) -> str:
-        if value.partition("/")[0] not in METRIC_SIGNS:
+        if sign_of(value) is None:
             raise ValueError(f"allowed: {', '.join(METRIC_SIGNS)}, or METRIC/LABEL")
         return value
 
@@ -152,6 +160,15 @@ METRICS: dict[str, Plug[bool, Any]] = by_name(
 BASELINE = "baseline_"
 """Before the name of an error: that of the constant mean of the training labels."""
 DEFAULT_METRICS = ("auc", "logloss", "normalized_entropy", "calibration")
+RANK_METRICS = ("recall@10", "recall@50", "ndcg@10", "mrr")
+"""The default metrics of retrieval models."""
+RANK_FORMS = "recall@K, ndcg@K, mrr"
+_RANK = re.compile(r"(recall|ndcg)@[1-9][0-9]{0,5}|mrr")
+
+
+def is_of_ranks(metric: str) -> bool:
+    """Whether a metric is one of retrieval models: `RANK_FORMS`."""
+    return _RANK.fullmatch(metric) is not None
 
 
 def asked_of(metrics: Sequence[str], *, numbers: bool) -> tuple[str, ...]:
@@ -172,18 +189,22 @@ class EvalConfig(Settings):
     metrics: Annotated[list[str], Field(min_length=1, max_length=20)] | None = None
     """auc, gauc, logloss, normalized_entropy, calibration, calibration_buckets, accuracy, precision, recall, mse, rmse,
     mae, r2 (docs/reference/metrics.md); left out = auc, logloss, normalized_entropy and calibration; of
-    labels that are numbers mse, rmse, mae and r2."""
+    labels that are numbers mse, rmse, mae and r2. Of retrieval models recall@K, ndcg@K and mrr; left out = recall@10,
+    recall@50, ndcg@10 and mrr."""
     threshold: float = Field(0.5, ge=0.0, le=1.0)
     """Probability from which a sample counts as predicted positive, for accuracy, precision and recall."""
     group_by: ColumnName | None = None
     """gauc: the column of data.sparse whose values group the samples, such as the user."""
+    exclude_seen: bool = False
+    """Retrieval models: leave out the items of a sample's own lists, except its target."""
 
     @field_validator("metrics")
     @classmethod
     def _known_metrics(cls, value: list[str] | None) -> list[str] | None:
         for name in value or ():
-            if name not in METRICS:
-                raise ValueError(f"{name[:60]!r} is unknown; allowed: {', '.join(METRICS)}")
+            if name not in METRICS and not is_of_ranks(name):
+                known = f"{', '.join(METRICS)}; of retrieval models {RANK_FORMS}"
+                raise ValueError(f"{name[:60]!r} is unknown; allowed: {known}")
         return value if value is None else list(dict.fromkeys(value))
 
     @model_validator(mode="after")
@@ -195,9 +216,16 @@ class EvalConfig(Settings):
             raise ValueError("group_by: has no effect without gauc in metrics")
         return self
 
+    @model_serializer(mode="wrap")
+    def _without_exclude_seen(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Versions that know no retrieval read the settings of other models."""
+        found: dict[str, Any] = handler(self)
+        return {key: value for key, value in found.items() if key != "exclude_seen" or value}
+
     def asked(self, loss: LossConfig) -> tuple[str, ...]:
         """The metrics of a job with this loss."""
-        return tuple(self.metrics or (NUMBER_METRICS if loss.of_numbers else DEFAULT_METRICS))
+        defaults = NUMBER_METRICS if loss.of_numbers else DEFAULT_METRICS
+        return tuple(self.metrics or (RANK_METRICS if loss.name == "sampled_softmax" else defaults))
 
 
 class CheckpointConfig(Settings):

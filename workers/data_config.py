@@ -163,9 +163,10 @@ class SequenceConfig(Settings):
 class SyntheticConfig(Settings):
     """The synthetic stream: Zipf ids, and labels drawn from a planted model."""
 
-    task: Literal["clicks", "sequences", "tasks"] = "clicks"
+    task: Literal["clicks", "sequences", "tasks", "retrieval"] = "clicks"
     """clicks = dense columns and features, as Criteo's; sequences = whether a category is among the 30 of a history;
-    tasks = the columns of clicks, with the labels clicked, bought and returned, each after the one before it."""
+    tasks = the columns of clicks, with the labels clicked, bought and returned, each after the one before it;
+    retrieval = which item comes after 20 others, by the last one and by popularity."""
     train_samples: int = Field(1_000_000, ge=1, le=MOST_STEPS)
     """Samples of one epoch."""
     eval_samples: int = Field(100_000, ge=2, le=100_000_000)
@@ -176,7 +177,7 @@ class SyntheticConfig(Settings):
         Field(default_factory=list)
     )
     """Ids of each sparse feature; left out = 26 tables from 100 to 1 M ids. Of task: sequences, the number of
-    categories, 100 or more; left out = 500."""
+    categories, 100 or more; left out = 500. Of task: retrieval, the number of items; left out = 1,000."""
     zipf: float = Field(1.05, gt=0.0, le=100.0)
     """Exponent of the ids' popularity."""
     ids: Literal["hashed", "numbered"] = "hashed"
@@ -185,8 +186,8 @@ class SyntheticConfig(Settings):
 
     @model_validator(mode="after")
     def _settings_have_an_effect(self) -> SyntheticConfig:
-        if self.task == "sequences":
-            for key in ("num_dense", "zipf"):
+        if self.task != "clicks":
+            for key in ("num_dense", "zipf")[: 2 if self.task == "sequences" else 1]:
                 if getattr(self, key) != SyntheticConfig.model_fields[key].default:
                     raise ValueError(f"{key}: has no effect with task: {self.task}; leave one of the two out")
             if self.table_sizes and (len(self.table_sizes) > 1 or self.table_sizes[0] < 100):

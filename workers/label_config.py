@@ -6,38 +6,72 @@ import difflib
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from shardkeep.base.plugging.plugs import Plug, by_name
 from shardkeep.base.settings import Named, Settings
 
 ColumnName = Annotated[str, Field(min_length=1)]
+SAMPLED = "sampled_softmax"
+"""The loss of retrieval models, which have no other."""
 LOSSES: dict[str, Plug[tuple[str, ...], Any]] = by_name(
     Plug("bce", (), "shardkeep.workers.dense.loss:bce"),
     Plug("mse", (), "shardkeep.workers.dense.loss:mse"),
     Plug("huber", ("delta",), "shardkeep.workers.dense.loss:huber"),
+    Plug(SAMPLED, (), "shardkeep.workers.dense.loss:weighted_sum"),
 )
 """The `config` of a loss: the settings that its function takes."""
+
+
+class NegativesConfig(Settings):
+    """The items among which a retrieval model finds the right one."""
+
+    batch: Annotated[int, Field(ge=0, le=1_000_000)] | Literal["all"] = "all"
+    """Distinct items of the rank's own micro-batch; all = as many as there are."""
+    uniform: int = Field(0, ge=0, le=1_000_000)
+    """Items drawn from the catalogue for each micro-batch, each with the same chance."""
+
+    @model_validator(mode="after")
+    def _are_some(self) -> NegativesConfig:
+        if self.batch == 0 and self.uniform == 0:
+            raise ValueError("batch: 0 with uniform: 0 leaves no item; allowed: one of them above 0")
+        return self
 
 
 class LossConfig(Named):
     """What training minimizes: the mean over the samples of a step."""
 
-    name: Literal["bce", "mse", "huber"] = "bce"
-    """bce = binary cross-entropy of labels 0 and 1; mse = squared error and huber, of labels that are numbers."""
+    name: Literal["bce", "mse", "huber", "sampled_softmax"] = "bce"
+    """bce = binary cross-entropy of labels 0 and 1; mse = squared error and huber, of labels that are numbers;
+    sampled_softmax = of retrieval models, which have no other."""
     delta: float | None = Field(None, gt=0.0, le=1e30)
     """huber: errors above it count linearly; default 1."""
+    temperature: float | None = Field(None, gt=0.0, le=1e6)
+    """sampled_softmax: divides the similarities; default 0.05 for cosines, 1 for dot products."""
+    negatives: NegativesConfig | None = None
+    """sampled_softmax: the items beside the right one; default all of the micro-batch."""
+    correction: Literal["log_q", "none"] | None = None
+    """sampled_softmax: log_q subtracts the logarithm of each item's chance to be among the negatives; default log_q."""
 
     @property
     def of_numbers(self) -> bool:
         """Whether the model's output is the value itself, not a logit."""
-        return self.name != "bce"
+        return self.name in ("mse", "huber")
 
     @model_validator(mode="after")
-    def _delta_is_of_huber(self) -> LossConfig:
+    def _options_are_of_the_loss(self) -> LossConfig:
         if self.delta is not None and "delta" not in LOSSES[self.name].config:
             raise ValueError(f"delta: has no effect with name: {self.name}; allowed with huber")
+        for key in ("temperature", "negatives", "correction"):
+            if getattr(self, key) is not None and self.name != SAMPLED:
+                raise ValueError(f"{key}: has no effect with name: {self.name}; allowed with sampled_softmax")
         return self
+
+    @model_serializer(mode="wrap")
+    def _without_what_is_not_set(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Versions that know no retrieval read the settings of the other losses."""
+        found: dict[str, Any] = handler(self)
+        return found if self.name == SAMPLED else {key: found[key] for key in ("name", "delta") if key in found}
 
 
 def _texts(value: Any) -> Any:
@@ -130,6 +164,8 @@ class TaskColumn(LabelSettings):
     def _settings_fit(self) -> TaskColumn:
         if self.kind == "number" and not self.objective.of_numbers:
             raise ValueError("kind: number with loss: bce, whose labels are 0 and 1; allowed: class, or another loss")
+        if self.objective.name == SAMPLED:
+            raise ValueError(f"loss: {SAMPLED}, which has no labels; allowed: bce, mse, huber")
         if self.given is not None and self.after is not None:
             raise ValueError(f"given: {self.given} and after: {self.after}; allowed: one of them")
         if self.after is not None and self.objective.of_numbers:

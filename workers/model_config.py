@@ -268,6 +268,61 @@ class PleConfig(_Tasks):
     """Experts of each level for each label."""
 
 
+class RetrievalSettings(ModelSettings):
+    """A model of vectors of users and items, whose similarity says what a user takes next."""
+
+    kernels = ("shardkeep.workers.retrieval.ranking_kernels",)
+    predicts: ClassVar[Literal["item", "next"]] = "item"
+    """The item of each sample, or each entry of its list and then the item."""
+    item: list[str] = Field([], max_length=1000)
+    """The columns of an item; the first names it."""
+    similarity: Literal["cosine", "dot"] = "cosine"
+    """Of the vectors of a user and an item."""
+
+
+class TwoTowerConfig(_Normed, RetrievalSettings):
+    """Two towers."""
+
+    code = "retrieval.two_tower:TwoTower"
+    name: Annotated[Literal["two_tower"], _NAME] = "two_tower"
+    item: list[str] = Field([], max_length=1000)
+    """The columns of an item; the first names it. All others are the user's."""
+    dim: Width = 64
+    """Width of the vectors of users and items."""
+
+
+class _NextItem(RetrievalSettings):
+    """A model that predicts each entry of a list from those before it."""
+
+    predicts = "next"
+    similarity: Literal["cosine", "dot"] = "dot"
+    """Of the vectors of a user and an item."""
+    item: list[str] = Field([], max_length=1)
+    """The column of the item that follows the list; left out = the feature of the same table."""
+    layers: int = Field(2, ge=1, le=16)
+    """Number of layers."""
+    heads: int = Field(1, ge=1, le=64)
+    """Heads of each layer; they divide the dim of the item's table."""
+    dropout: float = Field(0.2, ge=0.0, lt=1.0)
+    """Dropout inside the layers."""
+
+
+class SasRecConfig(_NextItem):
+    """SASRec."""
+
+    code = "retrieval.sasrec:SasRec"
+    name: Annotated[Literal["sasrec"], _NAME] = "sasrec"
+    hidden: Width | None = None
+    """Width of the hidden layer after each attention; left out = the dim of the item's table."""
+
+
+class HstuConfig(_NextItem):
+    """HSTU as a model of what comes next."""
+
+    code = "retrieval.hstu:Hstu"
+    name: Annotated[Literal["hstu"], _NAME] = "hstu"
+
+
 class OwnModelConfig(ModelSettings):
     """A class of your own."""
 
@@ -307,7 +362,7 @@ def _name(model: type[ModelSettings]) -> str:
 ModelConfig = Annotated[
     LrConfig | FmConfig | DnnConfig | DinConfig | BstConfig | WideDeepConfig | DeepFmConfig | XDeepFmConfig | DlrmConfig
     | DcnV2Config | AutoIntConfig | FiBiNetConfig | MaskNetConfig | FinalMlpConfig | MmoeConfig | PleConfig
-    | OwnModelConfig,
+    | TwoTowerConfig | SasRecConfig | HstuConfig | OwnModelConfig,
     _ByName(), bare("name"),
 ]  # fmt: skip
 KINDS: tuple[type[ModelSettings], ...] = get_args(get_args(ModelConfig)[0])
@@ -323,6 +378,8 @@ ONE_LABEL = ("lr", "fm")
 """Models without a last layer, which predict one label."""
 MODELS = by_name(*map(_plug, KINDS[:-1]))
 """The stock models: the settings of each, and its class."""
+RETRIEVAL = tuple(name for name, plug in MODELS.items() if issubclass(plug.config, RetrievalSettings))
+"""Models of vectors, trained by `sampled_softmax`."""
 
 
 def keys_of(name: Any) -> dict[str, Any]:

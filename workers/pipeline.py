@@ -8,17 +8,16 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-import numpy as np
-
 from shardkeep.base.arrays import Rows
 from shardkeep.ps.client.request import Request
 from shardkeep.ps.client.row_client import PullHandle, RowClient
-from shardkeep.workers.data.batch import Batch, Ragged
-from shardkeep.workers.data.samples import Dataset, gathered
+from shardkeep.workers.data.batch import Batch
+from shardkeep.workers.data.samples import Dataset, empty_sample, gathered
 from shardkeep.workers.data.sampling import StepSlices
 from shardkeep.workers.embeddings.layer import Embeddings
 from shardkeep.workers.embeddings.plan import Plan
 from shardkeep.workers.prefetch import Prefetch
+from shardkeep.workers.retrieval.items import ItemSide, StepItems, planned
 from shardkeep.workers.timing.clock import Stopwatch
 
 
@@ -34,6 +33,8 @@ class Prepared:
     """Samples of this rank; 0 = `batch` holds one dummy sample without ids, which weighs nothing."""
     step_samples: int
     """Samples of all ranks."""
+    items: StepItems | None = None
+    """The candidates of a retrieval model, whose users `batch` has; None of any other."""
 
 
 class InFlight(NamedTuple):
@@ -58,6 +59,8 @@ class Pipeline:
     """Measures the preparation, and the waits for data."""
     window: int
     """Pulls in flight, at most."""
+    item_side: ItemSide | None = None
+    """Draws the candidates of a retrieval model."""
     slow_start_s: float = 0.0
     """Seconds more that a call may take until the first push: a peer may compile its tower."""
     _ahead: Prefetch[Prepared] | None = field(default=None, init=False)
@@ -81,10 +84,11 @@ class Pipeline:
     def prepare(self, step: int) -> Prepared:
         """Reads, deduplicates and places a step's samples. Touches neither servers nor tower."""
         rows_B = self.slices.rows(step, self.client.rank)
-        batch = gathered(self.dataset, rows_B) if rows_B.size else self._dummy()
-        plan = self.embeddings.plan(batch)
+        batch = gathered(self.dataset, rows_B) if rows_B.size else empty_sample(self.dataset.schema)
+        place, empty = (step, self.client.rank), not rows_B.size
+        batch, plan, items = planned(self.embeddings, self.item_side, batch, place, empty=empty)
         request = self.client.request(plan.unique)
-        return Prepared(step, batch, plan, request, int(rows_B.size), self.slices.samples(step))
+        return Prepared(step, batch, plan, request, int(rows_B.size), self.slices.samples(step), items)
 
     def next(self) -> InFlight:
         """Returns the next step. Pulls the steps that the window has room for; blocks while samples are prepared."""
@@ -123,13 +127,3 @@ class Pipeline:
     def _measured(self, step: int) -> Prepared:
         with self.clock.drawn("prepare"):
             return self.prepare(step)
-
-    def _dummy(self) -> Batch:
-        """Returns one sample without ids for a rank that has none in this step: the reduction needs every rank."""
-        schema = self.dataset.schema
-        empty = Ragged(np.empty(0, np.int64), np.zeros(1, np.int32))
-        weighted = Ragged(np.empty(0, np.int64), np.zeros(1, np.int32), np.empty(0, np.float32))
-        ids = {f.name: weighted if f.pooling == "weighted" else empty for f in schema.looked_up}
-        numbers = {group.name: np.empty((0, len(group.numbers)), np.float32) for group in schema.sequences}
-        dense_BI, label_BT = (np.zeros((1, count), np.float32) for count in (schema.num_dense, len(schema.labels)))
-        return Batch(dense_BI, ids, label_BT, numbers=numbers)

@@ -20,20 +20,22 @@ from shardkeep.workers.collectives.collective import Collective
 from shardkeep.workers.collectives.metered import MeteredCollective
 from shardkeep.workers.collectives.operations import all_gather
 from shardkeep.workers.config import EvalConfig, TrainConfig
-from shardkeep.workers.data.samples import Data, doubtful_weights
+from shardkeep.workers.data.samples import Data, Dataset, doubtful_weights
 from shardkeep.workers.data.sampling import StepOrigin, StepSlices
 from shardkeep.workers.dense.state import broadcast
 from shardkeep.workers.dense.tower import Tower, share
 from shardkeep.workers.embeddings.layer import Embeddings
-from shardkeep.workers.evaluation.evaluate import Evaluations, Evaluator
+from shardkeep.workers.evaluation.evaluate import Evaluates, Evaluations, Evaluator
 from shardkeep.workers.evaluation.history import EvaluationHistory
 from shardkeep.workers.evaluation.progressive import ProgressiveValidation
+from shardkeep.workers.evaluation.retrieval import ItemModel, Ranking, RankSettings, RetrievalEvaluator
 from shardkeep.workers.generation import Generation, Link
 from shardkeep.workers.metrics.binned import BinnedScores
 from shardkeep.workers.metrics.quality import MetricSettings
 from shardkeep.workers.pipeline import Pipeline
 from shardkeep.workers.reporting.report import Report
 from shardkeep.workers.reporting.summary import Meters, SummarySources
+from shardkeep.workers.retrieval.items import ItemSide
 from shardkeep.workers.rewind import Rewind
 from shardkeep.workers.step import Step
 from shardkeep.workers.trainer import Trainer
@@ -88,6 +90,8 @@ class TrainingRun:
     best: EvaluationHistory = field(default_factory=lambda: EvaluationHistory(None))
     scores: BinnedScores | None = None
     """Of progressive validation; None = there is none."""
+    item_side: ItemSide | None = None
+    """Of a retrieval model; None of any other."""
 
     def load(self, checkpoint: Checkpoint) -> None:
         """Loads the tower, the evaluations, and this rank's residuals. Raises CheckpointError."""
@@ -166,6 +170,7 @@ class TrainingRun:
             embeddings=self.embeddings,
             clock=self.tower.watch,
             window=self.job.window,
+            item_side=self.item_side,
             slow_start_s=COMPILE_ALLOWANCE_S if self.tower.compilation.due else 0.0,
         )
         step = Step(
@@ -195,28 +200,44 @@ class TrainingRun:
         return ProgressiveValidation(scores=self.scores, scorer=scorer, every_steps=steps, collective=collective)
 
     def _evaluations(self, collective: Collective, slices: StepSlices) -> Evaluations | None:
-        data, config, train = self.job.data, self.job.evaluate, self.job.train
+        data, config = self.job.data, self.job.evaluate
         if data.eval is None:
             for key in self.best.watched:
                 raise ConfigError(f"{key}: needs data.eval or data.eval_fraction")
             return None
-        evaluator = Evaluator(
-            dataset=data.eval,
-            client=self.client,
-            scorer=BlockScorer(self.embeddings, self.tower, config.batch_size or 4 * train.batch_size),
-            collective=collective,
-            max_samples=config.max_samples,
-            best_auc=data.best_auc,
-            asked=MetricSettings.by(config, train.loss, data.means_of_numbers(train.loss), data.train.schema.tasks),
-        )
         return Evaluations(
-            evaluator=evaluator,
+            evaluator=self._evaluator(data.eval, collective),
             every_steps=0 if config.every_steps == "epoch" else config.every_steps,
             slices=slices,
             counters=self.meters.steps,
             report=self.report,
             ledger=self.meters.traffic.ledger,
             best=self.best,
+        )
+
+    def _evaluator(self, dataset: Dataset, collective: Collective) -> Evaluates:
+        data, config, train = self.job.data, self.job.evaluate, self.job.train
+        size = config.batch_size or 4 * train.batch_size
+        users, side = BlockScorer(self.embeddings, self.tower, size), self.item_side
+        if side is not None:
+            return RetrievalEvaluator(
+                dataset=dataset,
+                client=self.client,
+                users=users,
+                items=BlockScorer(side.embeddings, ItemModel(self.tower), size),
+                collective=collective,
+                max_samples=config.max_samples,
+                ranking=Ranking(side.sides, side.catalogue, RankSettings.by(config, train.loss)),
+                best_ranks=data.best_ranks,
+            )
+        return Evaluator(
+            dataset=dataset,
+            client=self.client,
+            scorer=users,
+            collective=collective,
+            max_samples=config.max_samples,
+            best_auc=data.best_auc,
+            asked=MetricSettings.by(config, train.loss, data.means_of_numbers(train.loss), data.train.schema.tasks),
         )
 
     def _checkpointer(self, collective: Collective) -> Checkpointer | None:

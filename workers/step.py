@@ -6,7 +6,9 @@ Reads top to bottom as the life of a step (ARCHITECTURE.md, Life of a step). Own
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -18,6 +20,7 @@ from shardkeep.workers.dense.tower import Tower
 from shardkeep.workers.embeddings.layer import all_finite_rows, non_finite_rows, scale_rows
 from shardkeep.workers.evaluation.progressive import ProgressiveValidation
 from shardkeep.workers.pipeline import Pipeline, Prepared
+from shardkeep.workers.retrieval.candidates import CANDIDATES
 from shardkeep.workers.rewind import Rewind
 
 
@@ -63,7 +66,7 @@ class Step:
         watch.enter("lookup")
         grads = self.pipeline.client.gradients(prepared.step, prepared.request)
         loss = self._micro_steps(prepared, rows, grads)
-        grads, request, dropped = self._finite(grads, prepared.request)
+        grads, request, dropped = self._pushed(prepared, rows, grads)
         update = tower.update(prepared.step, rows_finite=not dropped, lr_factor=lr_factor)
         if self.rewind is not None:  # before anybody can know that this step is done
             watch.enter("keep")
@@ -101,23 +104,33 @@ class Step:
         self.tower.watch.enter("lookup")
         batch = prepared.batch.slice(part.start, part.stop)
         leaves = embeddings.lookup(prepared.plan, rows, part=part, device=self.tower.device)
-        inputs = embeddings.inputs(prepared.plan, leaves, part)
+        inputs: Mapping[str, Any] = embeddings.inputs(prepared.plan, leaves, part)
+        side, items = self.pipeline.item_side, prepared.items
+        if side is not None and items is not None:
+            number = part.start // self.micro_batch
+            of_items, candidates = side.candidates(items, number, rows, self.tower.device)
+            inputs = {**inputs, CANDIDATES: candidates}
         samples = self._on_device(batch.dense_BI), inputs, self._on_device(batch.label_BT)
         factors_B = None if batch.weight_B is None else self._on_device(batch.weight_B)
         loss = self.tower.backward(*samples, weight, factors_B, last=last)
         self.tower.watch.enter("collect")
         embeddings.collect(prepared.plan, leaves, grads, part=part, rows=rows)
+        if side is not None and items is not None:
+            side.embeddings.collect(items.plan, of_items, grads, part=items.parts[number], rows=rows)
         return float(loss)
 
-    def _finite(self, grads: JaggedRows, request: Request) -> tuple[JaggedRows, Request, int]:
-        """Leaves out the rows whose gradient is not finite: (gradients, request, rows left out)."""
-        if all_finite_rows(grads):
+    def _pushed(self, prepared: Prepared, rows: JaggedRows, grads: JaggedRows) -> tuple[JaggedRows, Request, int]:
+        """Leaves out the rows whose gradient is not finite, and those that are only read: (gradients, request, rows
+        that are not finite)."""
+        side, items, request = self.pipeline.item_side, prepared.items, prepared.request
+        unsent = side.unsent(items, rows) if side is not None and items is not None else {}
+        if not unsent and all_finite_rows(grads):
             return grads, request, 0
-        kept = {name: ~non_finite_rows(grad_UD) for name, grad_UD in grads.items()}
-        dropped = sum(int(mask.size - mask.sum()) for mask in kept.values())
-        finite = self.pipeline.client.request({name: request.ids[name][mask] for name, mask in kept.items()})
-        rows = JaggedRows.of_arrays(finite.ids, {name: grads[name][mask] for name, mask in kept.items()})
-        return rows, finite, dropped
+        bad = {name: non_finite_rows(grad_UD) for name, grad_UD in grads.items()}
+        dropped = sum(int(bad_U.sum()) for bad_U in bad.values())
+        kept = {name: ~(bad_U | unsent[name] if name in unsent else bad_U) for name, bad_U in bad.items()}
+        sent = self.pipeline.client.request({name: request.ids[name][mask] for name, mask in kept.items()})
+        return JaggedRows.of_arrays(sent.ids, {name: grads[name][mask] for name, mask in kept.items()}), sent, dropped
 
     def _on_device(self, array: Floats) -> torch.Tensor:
         return torch.from_numpy(array).to(self.tower.device, non_blocking=True)

@@ -45,11 +45,13 @@ from shardkeep.ps.server.table.initializers.config import InitConfig as InitConf
 from shardkeep.ps.server.table.optimizers.rowwise_adagrad import RowwiseAdagradConfig
 from shardkeep.ps.server.table.policies.capacity import check_capacities
 from shardkeep.ps.server.table.policies.config import AdmitConfig as AdmitConfig, EvictConfig as EvictConfig
+from shardkeep.retrieval_settings import check_retrieval, loss_fits, with_sampled_loss
 from shardkeep.web_config import WebConfig as WebConfig
 from shardkeep.workers.config import (
     CLASS_METRICS,
-    METRIC_SIGNS,
+    METRICS,
     NUMBER_METRICS,
+    RANK_FORMS,
     CheckpointConfig as CheckpointConfig,
     EvalConfig as EvalConfig,
     ProfileConfig as ProfileConfig,
@@ -57,10 +59,20 @@ from shardkeep.workers.config import (
     TowerOptimizerConfig as TowerOptimizerConfig,
     TrainConfig as TrainConfig,
     asked_of,
+    is_of_ranks,
+    sign_of,
 )
 from shardkeep.workers.data_config import FILE_SOURCES, DataConfig as DataConfig, TaskColumn
 from shardkeep.workers.label_config import LossConfig
-from shardkeep.workers.model_config import MODELS, ONE_LABEL, DlrmConfig, ModelConfig as ModelConfig, keys_of
+from shardkeep.workers.model_config import (
+    MODELS,
+    ONE_LABEL,
+    RETRIEVAL,
+    DlrmConfig,
+    ModelConfig as ModelConfig,
+    RetrievalSettings,
+    keys_of,
+)
 
 if TYPE_CHECKING:
     from shardkeep.workers.data.schema import Schema
@@ -130,7 +142,7 @@ class JobConfig(Settings):
                 found["consistency"] = {"mode": "sync"}
         if isinstance(tables := raw.get("tables"), Mapping):
             found["tables"] = _with_kinds(tables)
-        return _with_number_label(found)
+        return with_sampled_loss(_with_number_label(found))
 
     @model_validator(mode="before")  # the first: those below run before those above
     @classmethod
@@ -203,6 +215,11 @@ class JobConfig(Settings):
         return self
 
     @model_validator(mode="after")
+    def _retrieval_has_its_own_loss(self) -> JobConfig:
+        check_retrieval(self.model.name, self.data, self.train, self.tower)
+        return self
+
+    @model_validator(mode="after")
     def _the_loss_is_of_the_labels(self) -> JobConfig:
         if self.data.labels:
             check_labels(self.data.labels, self.train, self.eval)
@@ -211,6 +228,7 @@ class JobConfig(Settings):
         if label is not None and label.kind == "number" and not loss.of_numbers:
             raise ValueError("data.label.kind: number with train.loss: bce, whose labels are 0 and 1; allowed: class")
         asked = self.eval.asked(loss)
+        check_ranks(self.model.name, asked, exclude_seen=self.eval.exclude_seen)
         if loss.of_numbers and (wrong := [name for name in asked if name in CLASS_METRICS]):
             raise ValueError(
                 f"eval.metrics: {wrong[0]} needs labels of 0 and 1; allowed with train.loss: {loss.name}: "
@@ -286,6 +304,11 @@ class JobConfig(Settings):
         if not self.data.labels:
             return list(self.eval.asked(self.train.loss))
         return evaluated_of(self.data.labels, self.eval)
+
+    @property
+    def items(self) -> RetrievalSettings | None:
+        """The model, if it is one of retrieval, whose data have a catalogue."""
+        return self.model if isinstance(self.model, RetrievalSettings) else None
 
     @property
     def own_modules(self) -> bool:
@@ -393,8 +416,19 @@ def check_labels(labels: Sequence[TaskColumn], train: TrainConfig, evaluation: E
     for key, watched in (("early_stopping", train.early_stopping), ("plateau", train.plateau)):
         if watched is not None and watched.metric not in asked:
             same = [each for each in asked if each.partition("/")[0] == watched.metric.partition("/")[0]]
-            allowed = ", ".join(same or [each for each in asked if each.partition("/")[0] in METRIC_SIGNS])
+            allowed = ", ".join(same or [each for each in asked if sign_of(each) is not None])
             raise ValueError(f"train.{key}.metric: {watched.metric} is not evaluated; allowed: {allowed}")
+
+
+def check_ranks(model: str, asked: Sequence[str], *, exclude_seen: bool) -> None:
+    """Raises ValueError where the metrics of retrieval models and those of labels are mixed up."""
+    ranks = model in RETRIEVAL
+    if wrong := [name for name in asked if is_of_ranks(name) != ranks]:
+        why = f"is of labels, and {model} finds items" if ranks else f"is of retrieval models ({', '.join(RETRIEVAL)})"
+        allowed = RANK_FORMS if ranks else ", ".join(METRICS)
+        raise ValueError(f"eval.metrics: {wrong[0]} {why}; allowed: {allowed}")
+    if exclude_seen and not ranks:
+        raise ValueError(f"eval.exclude_seen: has no effect with model.name: {model}; allowed: {', '.join(RETRIEVAL)}")
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> JobConfig:
@@ -465,6 +499,8 @@ def of_model(raw: Mapping[str, Any], name: Any) -> dict[str, Any]:
     before = model.get("name", "dlrm") if isinstance(model, Mapping) else model or "dlrm"
     types, now = keys_of(before), keys_of(name)
     lacks: list[tuple[str, ...]] = [("model", key) for key in types if before != name and types[key] != now.get(key)]
+    if not loss_fits(found, name):
+        lacks.append(("train", "loss"))
     if name == "lr":
         lacks += [("tables", table, "dim") for table in raw.get("tables") or ()]
     dropped = [".".join(keys) for keys in lacks if _without(found, keys)]

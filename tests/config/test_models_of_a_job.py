@@ -13,7 +13,8 @@ from shardkeep.base.errors import ConfigError
 from shardkeep.base.yaml_text import write_yaml
 from shardkeep.config import JobConfig, load_config, parse_config
 from shardkeep.sweep.plan import load_sweep
-from shardkeep.workers.model_config import MODELS, DeepFmConfig, keys_of
+from shardkeep.workers.label_config import NegativesConfig
+from shardkeep.workers.model_config import MODELS, RETRIEVAL, DeepFmConfig, TwoTowerConfig, keys_of
 from tests.support.cases import every
 
 DEMO = Path(__file__).parents[2] / "examples" / "demo.yaml"
@@ -23,13 +24,14 @@ CHANGED: dict[str, Any] = {
     "fusion_heads": 2, "gates": {"hidden": [3]}, "dropout": 0.2, "norm": "layer", "activation": "gelu",
     "init": "xavier_normal", "sync_norm": False, "activation_checkpointing": True,
     "encoder": {"name": "transformer"}, "task_hidden": [5], "experts": 3, "levels": 1, "shared_experts": 3,
-    "task_experts": 3,
+    "task_experts": 3, "similarity": "dot", "item": ["item"], "dim": 5, "layers": 3, "heads": 2,
 }  # fmt: skip
 
 
 @every(("before", "name"), list(itertools.product([*MODELS, "own:Net"], [*MODELS, "own:Other"])))
 def test_the_name_of_a_model_may_change_from_any_base(before: str, name: str) -> None:
     changed = CHANGED | ({"encoder": {}} if before in ("din", "bst") else {})
+    changed |= {"hidden": 7} if before == "sasrec" else {}
     base = {key: changed.get(key, {}) for key in keys_of(before)}
     text = write_yaml({"model": {"name": before, **base}, "tables": {"default": {"dim": 1 if before == "lr" else 8}}})
     model = parse_config(text, [f"model.name={name}"]).model
@@ -60,12 +62,30 @@ def test_a_key_that_was_given_beside_the_name_is_refused(order: int) -> None:
 
 def test_models_of_the_demo_can_be_swept(tmp_path: Path) -> None:
     plan = tmp_path / "models.yaml"
-    plan.write_text(f"base: {DEMO}\ngrid: {{model.name: [{', '.join(MODELS)}]}}\nseeds: [1]\n")
+    names = [name for name in MODELS if name not in RETRIEVAL]  # which have other metrics
+    plan.write_text(f"base: {DEMO}\ngrid: {{model.name: [{', '.join(names)}]}}\nseeds: [1]\n")
     found = {run.config.model.name: run.config.model for run in load_sweep(plan).runs}
     hidden = getattr(load_config(DEMO).model, "hidden")  # noqa: B009 - not every model has it
-    assert set(found) == set(MODELS) and getattr(found["deepfm"], "hidden") == hidden  # noqa: B009
+    assert set(found) == set(names) and getattr(found["deepfm"], "hidden") == hidden  # noqa: B009
 
 
 def test_a_model_may_be_given_as_its_class() -> None:
     config = JobConfig(model=DeepFmConfig(hidden=[3]))
     assert parse_config(config.to_yaml()) == config
+
+
+def test_a_retrieval_model_has_its_loss_without_a_word() -> None:
+    towers = {"name": "two_tower", "item": ["item"]}
+    assert JobConfig.model_validate({"model": towers}).train.loss.name == "sampled_softmax"
+    assert JobConfig(model=TwoTowerConfig(item=["item"])).train.loss.name == "sampled_softmax"
+    loss = parse_config("model: sasrec\ntrain: {loss: {negatives: {uniform: 3}}}").train.loss
+    assert (loss.name, loss.negatives) == ("sampled_softmax", NegativesConfig(uniform=3))
+
+
+def test_another_model_goes_without_the_loss_of_the_first(caplog: pytest.LogCaptureFixture) -> None:
+    text = parse_config("model: sasrec\ntrain: {loss: {temperature: 2}}").to_yaml()
+    with caplog.at_level(logging.WARNING):
+        assert parse_config(text, ["model.name=dnn"]).train.loss.name == "bce"
+        assert parse_config(text, ["model.name=hstu"]).train.loss.temperature == 2
+        assert parse_config("train: {loss: bce}", ["model.name=sasrec"]).train.loss.name == "sampled_softmax"
+    assert [message.endswith("train.loss") for message in caplog.messages] == [True, True]

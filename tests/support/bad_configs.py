@@ -30,6 +30,7 @@ def _labels(*others: str) -> str:
     return f"data: {{train: a.csv, labels: [clicked, {', '.join(others)}]}}"
 
 
+_TOWERS = "model: {name: two_tower, item: [a]}"
 BAD = (
     # YAML
     Bad("empty", "", "data"),
@@ -147,4 +148,32 @@ BAD = (
     Bad("setting-without-value", "name: job", "--set seed: is not of the form a.b=value", ("seed",)),
     Bad("nothing", "name: job", "--set train.batch_size=: train.batch_size: an empty value", ("train.batch_size=",)),
     Bad("stale-sync", "consistency: sync", "--set consistency.staleness=2", ("consistency.staleness=2",)),
+    # retrieval
+    Bad(
+        "loss-of-retrieval",
+        f"{_TOWERS}\ntrain: {{loss: bce}}",
+        "train.loss: bce with model.name: two_tower",
+    ),
+    Bad(
+        "loss-of-no-retrieval",
+        "train: {loss: sampled_softmax}",
+        "sampled_softmax with model.name: dlrm; allowed",
+    ),
+    Bad(
+        "loss-of-a-label",
+        _labels("{column: b, loss: sampled_softmax}"),
+        "data.labels.1.loss: sampled_softmax",
+    ),
+    Bad(
+        "labels-of-retrieval",
+        f"{_labels('b')}\n{_TOWERS}",
+        "data.labels: with model.name: two_tower",
+    ),
+    Bad("compiled-retrieval", f"{_TOWERS}\ntower: {{compile: on}}", "tower.compile: on with model.name: two_tower"),
+    Bad("retrieval-in-time", f"{_TOWERS}\ntrain: {{order: time}}", "train.order: time with model.name: two_tower"),
+    Bad(
+        "number-of-retrieval",
+        f"{_TOWERS}\ndata: {{train: a.csv, label: {{column: b, kind: number}}}}",
+        "data.label.kind: number with model.name: two_tower, whose label is 0 or 1",
+    ),
 )

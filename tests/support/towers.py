@@ -14,11 +14,13 @@ from shardkeep.workers.config import TowerConfig, TrainConfig
 from shardkeep.workers.dense.loss import Objective
 from shardkeep.workers.dense.state import broadcast
 from shardkeep.workers.dense.tower import Tower
-from shardkeep.workers.model_config import ModelConfig
+from shardkeep.workers.model_config import MODELS, RETRIEVAL, ModelConfig
 from shardkeep.workers.models.registry import build_model
 
 CPU = torch.device("cpu")
 FEATURES = {"a": 4, "b": 8}
+RANKING = [name for name in MODELS if name not in RETRIEVAL]
+"""The stock models that `build_model` makes, whose outputs are logits."""
 BUILDING = threading.Lock()  # ranks that are threads share torch's generator
 
 

@@ -63,6 +63,12 @@ def test_on_a_terminal_there_is_a_bar_and_lines_stand_above_it() -> None:
     assert "data      eager [too short]" in out.getvalue()
 
 
+def test_the_best_possible_value_stands_behind_its_metric() -> None:
+    scores = {"recall@10": 0.5, "recall@50": 0.75, "best_recall@50": 0.875, "mrr": 0.25}
+    rows = dict(closing_rows({**SUMMARY, "eval": scores}, Path("runs/a")))
+    assert (rows["recall@10"], rows["recall@50"], rows["mrr"]) == ("0.5000", "0.7500 (best possible 0.8750)", "0.2500")
+
+
 def test_the_closing_table_has_every_figure_that_was_promised() -> None:
     rows = dict(closing_rows(SUMMARY, Path("runs/a")))
     assert rows["speed"] == "24,310 samples/s"

@@ -18,11 +18,11 @@ from shardkeep.workers.dense import onednn
 from shardkeep.workers.dense.loss import Objective
 from shardkeep.workers.dense.tower import Tower
 from shardkeep.workers.embeddings.layer import Embeddings
-from shardkeep.workers.model_config import MODELS, keys_of
+from shardkeep.workers.model_config import keys_of
 from shardkeep.workers.models.registry import build_model
 from tests.support import histories
 from tests.support.cases import every
-from tests.support.towers import model_config, tower_of
+from tests.support.towers import RANKING, model_config, tower_of
 
 NUM_DENSE, DIM = 5, 7
 SCHEMA = Schema(tuple(f"d{i}" for i in range(NUM_DENSE)), tuple(Feature(n, n) for n in "abc"))
@@ -68,7 +68,7 @@ def logits(blocks: BlockScorer, embeddings: Embeddings, batch: Batch) -> np.ndar
 @every(
     ("model", "size", "linear"),
     [
-        *itertools.product(MODELS, (17,), ("torch", "onednn")),
+        *itertools.product(RANKING, (17,), ("torch", "onednn")),
         *itertools.product(("dlrm", "dcn_v2"), (1, 100), ("torch", "onednn")),
     ],
 )

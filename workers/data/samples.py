@@ -10,17 +10,20 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from shardkeep.base.arrays import Bools, Float64s, Floats
+from shardkeep.base.arrays import Bools, Float64s, Floats, Ints
 from shardkeep.base.errors import DataError
-from shardkeep.workers.data.batch import Batch
+from shardkeep.workers.data.batch import Batch, Ragged
 from shardkeep.workers.data.schema import Schema
 from shardkeep.workers.label_config import LossConfig
+
+if TYPE_CHECKING:
+    from shardkeep.workers.data.catalogue import Catalogue
 
 MEAN_SAMPLES = 1 << 18
 LARGEST_RMS = 10.0
@@ -69,6 +72,16 @@ def batches(dataset: Dataset, size: int) -> Iterator[Batch]:
         yield gathered(dataset, np.arange(start, min(start + size, len(dataset))))
 
 
+def empty_sample(schema: Schema) -> Batch:
+    """One sample of zeros without ids, for a rank that has none in a step: the reduction needs every rank."""
+    empty = Ragged(np.empty(0, np.int64), np.zeros(1, np.int32))
+    weighted = Ragged(np.empty(0, np.int64), np.zeros(1, np.int32), np.empty(0, np.float32))
+    ids = {f.name: weighted if f.pooling == "weighted" else empty for f in schema.looked_up}
+    numbers = {group.name: np.empty((0, len(group.numbers)), np.float32) for group in schema.sequences}
+    dense_BI, label_BT = (np.zeros((1, count), np.float32) for count in (schema.num_dense, len(schema.labels)))
+    return Batch(dense_BI, ids, label_BT, numbers=numbers)
+
+
 @dataclass(frozen=True)
 class Data:
     """A job's samples.
@@ -82,6 +95,9 @@ class Data:
             samples apart, with a hyphen between. Of a source of the user's own, what the source says of itself.
         inputs: how raw columns become inputs, as JSON types (conversion/inputs.py); None = not known.
         notes: what a person should know of the columns, a line each.
+        catalogue: the items of a retrieval job; None of any other.
+        best_ranks: of the synthetic stream of retrieval only: the ranks of the first n evaluation samples' items in the
+            best possible lists, int64 from 1 on.
     """
 
     train: Dataset
@@ -91,6 +107,8 @@ class Data:
     fingerprint: str = ""
     inputs: Mapping[str, Any] | None = None
     notes: tuple[str, ...] = ()
+    catalogue: Catalogue | None = None
+    best_ranks: Callable[[int], Ints] | None = None
 
     @cached_property
     def label_means(self) -> tuple[float, ...]:

@@ -24,6 +24,10 @@ Pooling = Literal["sum", "mean", "max", "weighted", "none"]
 """`none`: a row for each id, of a sequence."""
 
 
+NO_LABEL = "label"
+"""The name of the labels of samples without one, which are 1."""
+
+
 @dataclass(frozen=True)
 class Feature:
     """One sparse column: ids per sample, looked up in `table`, pooled to one row."""
@@ -59,7 +63,7 @@ class Schema:
 
     dense: tuple[str, ...]
     features: tuple[Feature, ...]
-    labels: tuple[str, ...] = ("label",)
+    labels: tuple[str, ...] = (NO_LABEL,)
     sequences: tuple[SequenceColumns, ...] = ()
     tasks: tuple[TaskColumn, ...] = ()
 

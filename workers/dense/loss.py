@@ -51,6 +51,14 @@ def huber(
     return _summed(partial(F.huber_loss, logits_BT, label_BT, delta=delta), factors_B)
 
 
+def weighted_sum(
+    losses_BT: torch.Tensor, label_BT: torch.Tensor, factors_B: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Of a retrieval model, whose outputs are losses already: their sum over the samples of label 1."""
+    own_BT = losses_BT * label_BT
+    return (own_BT if factors_B is None else own_BT * factors_B[:, None]).sum()
+
+
 def _summed(loss: Callable[..., torch.Tensor], factors_B: torch.Tensor | None) -> torch.Tensor:
     if factors_B is None:
         return loss(reduction="sum")

@@ -7,7 +7,7 @@ A step goes `plan` (any thread, no torch) -> pull -> `lookup` -> forward, backwa
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 import numpy.typing as npt
@@ -64,6 +64,11 @@ class Embeddings:
         """Deduplicates the batch's ids per table. CPU only and without the GIL in its loops: meant for a
         prefetching thread. Raises DataError when a feature's arrays do not fit each other or the batch."""
         return self._planner.plan(batch)
+
+    @staticmethod
+    def plan_together(blocks: Iterable[tuple[Embeddings, Batch]]) -> list[Plan]:
+        """As `plan`, of several batches of the same tables, whose plans need the same unique rows."""
+        return Planner.plan_together([(embeddings._planner, batch) for embeddings, batch in blocks])
 
     def lookup(
         self,

@@ -6,6 +6,7 @@ Arrays only: no torch, no rows, no network. Made in a prefetching thread, then o
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -56,7 +57,8 @@ class Plan:
     features_FK: npt.NDArray[np.int64]
     """A row per feature: the columns of workers/embeddings/kernels.py."""
     inverse_N: npt.NDArray[np.int32]
-    """Position of each id in its table's sorted unique ids."""
+    """Position of each id in its table's sorted unique ids; those of plans that were made together, one after the
+    other."""
     offsets: npt.NDArray[np.int32]
     weights: npt.NDArray[np.float32]
     numbers: Mapping[str, Floats]
@@ -107,33 +109,65 @@ class Planner:
         self._sequences = schema.sequences
         self._names = tuple(feature.name for feature in features)
         self._catalog = catalog
-        tables_F = np.array([catalog.index[feature.table] for feature in features], dtype=np.int64)
-        self._by_table: npt.NDArray[np.int64] = np.argsort(tables_F, kind="stable")
-        """The features in the order in which a table's lists of ids must follow each other."""
-        self._tables_G = tables_F[self._by_table]
+        self._tables_F = np.array([catalog.index[feature.table] for feature in features], dtype=np.int64)
+        self._order = _order(self._tables_F)
         self._columns = np.zeros((len(features), kernels.FEATURE_COLUMNS), dtype=np.int64)
-        self._columns[:, kernels.TABLE] = tables_F
+        self._columns[:, kernels.TABLE] = self._tables_F
         self._columns[:, kernels.OFFSETS_AT] = self._columns[:, kernels.WEIGHTS_AT] = -1
         self._columns[:, kernels.POOLING] = [_POOLINGS[feature.pooling] for feature in features]
 
     def plan(self, batch: Batch) -> Plan:
         """Deduplicates the batch's ids, table by table. Raises DataError when a feature's arrays do not fit each other
         or the batch."""
-        bags = [_checked(feature, batch.ids.get(feature.name), len(batch)) for feature in self._features]
-        lists = [bags[f].values_N for f in self._by_table.tolist()]
+        return Planner.plan_together([(self, batch)])[0]
+
+    @staticmethod
+    def plan_together(blocks: Sequence[tuple[Planner, Batch]]) -> list[Plan]:
+        """As `plan`, of several blocks of samples over the same tables: their plans have the same unique rows, so one
+        pull and one push serve all. Raises as `plan`."""
+        planners, bags_K = [planner for planner, _ in blocks], [planner._bags(batch) for planner, batch in blocks]
+        alone, catalog = len(blocks) == 1, planners[0]._catalog
+        tables_F = planners[0]._tables_F if alone else np.concatenate([planner._tables_F for planner in planners])
+        by_table, tables_G = planners[0]._order if alone else _order(tables_F)
+        bags = bags_K[0] if alone else list(itertools.chain.from_iterable(bags_K))
+        lists = [bags[f].values_N for f in by_table.tolist()]
         ids_N = lists[0] if len(lists) == 1 else np.concatenate(lists) if lists else np.empty(0, dtype=np.int64)
         starts_G = np.zeros(len(lists) + 1, dtype=np.int64)  # where each list's ids begin
         np.cumsum([ids.size for ids in lists], out=starts_G[1:])
-        tables_T1 = np.arange(len(self._catalog) + 1)
-        starts_T1, unique_V, inverse_N = dedupe(ids_N, starts_G[np.searchsorted(self._tables_G, tables_T1)])
+        starts_T1, unique_V, inverse_N = dedupe(ids_N, starts_G[np.searchsorted(tables_G, np.arange(len(catalog) + 1))])
+        unique = JaggedIds(JaggedLayout.of_starts(catalog, starts_T1), unique_V)
+        starts_F = np.empty(len(bags), dtype=np.int64)
+        starts_F[by_table] = starts_G[:-1]
+        plans, first = [], 0
+        for (planner, batch), own in zip(blocks, bags_K, strict=True):
+            plans.append(planner._plan(batch, own, starts_F[first : first + len(own)], unique, inverse_N))
+            first += len(own)
+        return plans
+
+    def _bags(self, batch: Batch) -> list[Ragged]:
+        return [_checked(feature, batch.ids.get(feature.name), len(batch)) for feature in self._features]
+
+    def _plan(
+        self,
+        batch: Batch,
+        bags: Sequence[Ragged],
+        starts_F: npt.NDArray[np.int64],
+        unique: JaggedIds,
+        inverse_N: npt.NDArray[np.int32],
+    ) -> Plan:
+        """The plan of a batch whose ids begin at `starts_F` in `inverse_N`."""
         columns = self._columns.copy()
-        columns[self._by_table, kernels.IDS_AT] = starts_G[:-1]
-        columns[self._by_table, kernels.NUM_IDS] = np.diff(starts_G)
-        offsets, weights = _bags(bags, columns)
+        columns[:, kernels.IDS_AT], columns[:, kernels.NUM_IDS] = starts_F, [bag.values_N.size for bag in bags]
+        offsets, weights = _offsets_and_weights(bags, columns)
         lengths = dict(zip(self._names, (bag.lengths_B for bag in bags), strict=True))
         numbers = {group.name: _numbers(group, lengths, batch.numbers.get(group.name)) for group in self._sequences}
-        unique = JaggedIds(JaggedLayout.of_starts(self._catalog, starts_T1), unique_V)
         return Plan(len(batch), unique, self._names, columns, inverse_N, offsets, weights, numbers)
+
+
+def _order(tables_F: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """The features in the order in which a table's lists of ids must follow each other, and their tables."""
+    by_table = np.argsort(tables_F, kind="stable")
+    return by_table, tables_F[by_table]
 
 
 def dedupe(
@@ -147,7 +181,7 @@ def dedupe(
     return starts_T1, unique_V[: int(starts_T1[-1])], inverse_N
 
 
-def _bags(
+def _offsets_and_weights(
     bags: Sequence[Ragged], columns: npt.NDArray[np.int64]
 ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
     """All features' offsets and weights, and in `columns` where each one's begin. A pooled feature of one unweighted id

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -49,6 +49,18 @@ def weights_of(batch: Batch) -> Floats:
     return np.empty(0, np.float32) if batch.weight_B is None else batch.weight_B
 
 
+class Evaluates(Protocol):
+    """What has the metrics of a job's evaluation data."""
+
+    collective: Collective
+
+    def run(self, step: int) -> dict[str, Any]:
+        """The metrics over all ranks, the same on every rank. Blocks until all ranks have called it.
+
+        `step`: steps done; the rows read have seen all pushes of earlier ones."""
+        ...
+
+
 class Evaluator:
     """Predicts a data set with the rows and the tower as they are now. Changes no state."""
 
@@ -76,9 +88,7 @@ class Evaluator:
         self._best_auc = cache(best_auc) if best_auc is not None and "auc" in self._asked.of(0).metrics else None
 
     def run(self, step: int) -> dict[str, Any]:
-        """The metrics over all ranks, the same on every rank. Blocks until all ranks have called it.
-
-        `step`: steps done; the rows read have seen all pushes of earlier ones."""
+        """As of `Evaluates`."""
         self._client.fence(step)
         self.collective.barrier(purpose="agreements")  # in bounded and async: the others' last pushes are applied, too
         world, rank = self.collective.world_size, self.collective.rank
@@ -102,29 +112,45 @@ class Evaluator:
         none_0T = np.empty((0, len(self._dataset.schema.labels)), np.float32)
         logits: list[Floats] = [none_0T]
         labels: list[Floats] = [none_0T]
-        under_way: deque[tuple[Batch, Plan, PullHandle]] = deque()
-        starts = deque(range(first, end, self._scorer.size))
-        while starts or under_way:
-            while starts and len(under_way) < READ_AHEAD:
-                start = starts.popleft()
-                batch = gathered(self._dataset, np.arange(start, min(start + self._scorer.size, end)))
-                plan = self._scorer.embeddings.plan(batch)
-                under_way.append((batch, plan, self._client.read(self._client.request(plan.unique))))
-            batch, plan, pull = under_way.popleft()
-            logits.append(self._scorer.logits(batch, plan, pull.result()))
-            assert pull.has_row_V is not None
-            unseen.add(plan, pull.has_row_V)
+        samples = samples_of(self._dataset, first, end, self._scorer.size)
+        for batch, logits_BT in scored(samples, self._scorer, self._client, unseen):
+            logits.append(logits_BT)
             labels.append(batch.label_BT)
             groups.append(groups_of(batch, self._asked))
             weights.append(weights_of(batch))
         return np.concatenate(logits), np.concatenate(labels), np.concatenate(groups), np.concatenate(weights)
 
 
+def samples_of(dataset: Dataset, first: int, end: int, size: int) -> Iterator[Batch]:
+    """The samples [first, end) in batches of `size`."""
+    for start in range(first, end, size):
+        yield gathered(dataset, np.arange(start, min(start + size, end)))
+
+
+def scored(
+    samples: Iterator[Batch], scorer: BlockScorer, client: RowClient, unseen: Unseen | None = None
+) -> Iterator[tuple[Batch, Floats]]:
+    """Each batch of samples with the outputs (B, T) of the dense model. Counts values in `unseen`."""
+    under_way: deque[tuple[Batch, Plan, PullHandle]] = deque()
+    while True:
+        while len(under_way) < READ_AHEAD and (batch := next(samples, None)) is not None:
+            plan = scorer.embeddings.plan(batch)
+            under_way.append((batch, plan, client.read(client.request(plan.unique))))
+        if not under_way:
+            return
+        batch, plan, pull = under_way.popleft()
+        outputs_BT = scorer.logits(batch, plan, pull.result())
+        assert pull.has_row_V is not None
+        if unseen is not None:
+            unseen.add(plan, pull.has_row_V)
+        yield batch, outputs_BT
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluations:
     """Evaluates after the steps that the config names, or after each epoch, and after the last step. Reports it."""
 
-    evaluator: Evaluator
+    evaluator: Evaluates
     every_steps: int
     slices: StepSlices
     counters: StepCounters

@@ -18,7 +18,7 @@ from shardkeep.base.files import atomic_write
 from shardkeep.base.logs.log import EventLog
 from shardkeep.workers.collectives.collective import Collective
 from shardkeep.workers.collectives.operations import all_gather, broadcast_object
-from shardkeep.workers.config import METRIC_SIGNS, EarlyStoppingConfig, PlateauConfig
+from shardkeep.workers.config import EarlyStoppingConfig, PlateauConfig, sign_of
 
 _log = EventLog("best")
 
@@ -46,7 +46,7 @@ class EvaluationHistory:
         """Records the evaluation after `step` steps. Raises ConfigError if a watched metric is missing or undefined."""
         for key, each in self.watched.items():
             if each.metric not in metrics:
-                known = [name for name in metrics if name.partition("/")[0] in METRIC_SIGNS]
+                known = [name for name in metrics if sign_of(name) is not None]
                 raise ConfigError(f"{key}.metric: {each.metric} is not evaluated; allowed: {', '.join(known)}")
             if metrics[each.metric] is None:
                 why = metrics.get("/".join(["note", *each.metric.split("/", 1)[1:]]), "it has no value")
@@ -123,7 +123,7 @@ class EvaluationHistory:
 
     def _values(self, metric: str) -> Iterator[tuple[int, float]]:
         """Each step with the metric, more of it being better; one that an earlier version left undefined is worst."""
-        sign = METRIC_SIGNS[metric.partition("/")[0]]
+        sign = sign_of(metric) or 1
         for step in sorted(self._by_step):
             value = self._by_step[step].get(metric)
             yield step, -math.inf if value is None else sign * float(value)

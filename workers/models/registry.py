@@ -6,6 +6,7 @@ import itertools
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -21,9 +22,22 @@ from shardkeep.base.sizes import size_text
 from shardkeep.workers.embeddings.sequence import SequenceShape
 from shardkeep.workers.encoder_config import Targets, encoder_of
 from shardkeep.workers.label_config import TaskColumn
-from shardkeep.workers.model_config import MODELS, ONE_LABEL, DlrmConfig, ModelConfig, OwnModelConfig, keys_of
+from shardkeep.workers.model_config import (
+    MODELS,
+    ONE_LABEL,
+    DlrmConfig,
+    HstuConfig,
+    ModelConfig,
+    OwnModelConfig,
+    SasRecConfig,
+    TwoTowerConfig,
+    keys_of,
+)
+from shardkeep.workers.models.dnn import Dnn
 from shardkeep.workers.models.encoders.encoded import Encoded, GroupEncoder
 from shardkeep.workers.models.layers.hidden import HiddenOptions
+from shardkeep.workers.models.retrieval.next_item import ItemList
+from shardkeep.workers.models.retrieval.vectors import ItemShape, VectorModel
 
 _NEEDS_DEFAULT_DIM = ("fm", "deepfm", "xdeepfm", "dlrm", "autoint", "fibinet", "finalmlp")
 _OF_HIDDEN_LAYERS = ("dropout", "norm", "activation", "init", "activation_checkpointing", "sync_norm")
@@ -31,6 +45,7 @@ FLOAT_BYTES = 4
 _BIAS = re.compile(r"bias|(.+\.)?(logit|first|logits\.\d+)\.bias")
 """The biases of outputs."""
 _LEAST_RATE = 1e-6
+_TOO_WIDE = "the layers of the model; allowed: narrower ones in model.bottom and model.hidden"
 
 
 def row_dim(name: str, dim: int) -> int:
@@ -73,12 +88,63 @@ def build_model(
     if config.name in _NEEDS_DEFAULT_DIM:
         arguments["default_dim"] = default_dim
     _refuse_too_wide(config, sequences.values())
-    with memory_errors("the layers of the model; allowed: narrower ones in model.bottom and model.hidden"):
+    with memory_errors(_TOO_WIDE):
         groups = _groups(config, arguments, sequences, targets)
-        arguments["num_dense"] = num_dense + sum(group.num_dense for group in groups.values())
-        columns = {column: width for shape in sequences.values() for column, width in shape.ids.items()}
-        model: nn.Module = MODELS[config.name].load()(features={**features, **columns}, **arguments)
-        return Encoded(model, tuple(features), groups) if groups else model
+        return _over(MODELS[config.name].load(), arguments, num_dense, features, groups)
+
+
+def build_vector_model(
+    config: TwoTowerConfig | SasRecConfig | HstuConfig,
+    *,
+    num_dense: int,
+    features: Mapping[str, int],
+    sequences: Mapping[str, SequenceShape],
+    targets: Targets,
+    items: ItemShape,
+    temperature: float | None,
+) -> VectorModel:
+    """The model of vectors that `config` names, of `Sides`; start values as in `build_model`.
+
+    Args:
+        num_dense, features, sequences, targets: as in `build_model`, of the users' side alone.
+        items: the columns of the items' side.
+        temperature: of the softmax; None = 0.05 for cosines, 1 for dot products.
+
+    Raises:
+        UserError: a model that does not fit the data or the machine.
+    """
+    arguments = _arguments(config, 1)
+    arguments["cosine"], _ = arguments.pop("similarity") == "cosine", arguments.pop("item")
+    arguments["temperature"] = temperature or (0.05 if arguments["cosine"] else 1.0)
+    if not (num_dense or features or sequences):
+        raise UserError("model.item: lists all columns of the data; allowed: fewer, as all others are the user's")
+    _refuse_too_wide(config, sequences.values())
+    with memory_errors(_TOO_WIDE):
+        if isinstance(config, TwoTowerConfig):
+            layers = {"hidden": arguments.pop("hidden"), "options": arguments.pop("options")}
+            layers["options"] = replace(layers["options"], outputs=arguments.pop("dim"))
+            groups = _groups(config, layers, sequences, targets)
+            arguments["user"] = _over(Dnn, layers, num_dense, features, groups)
+            arguments["item"] = _over(Dnn, layers, items.num_dense, items.features, {})
+        else:
+            ((group, shape),) = sequences.items()
+            arguments["entries"] = ItemList(group, shape, next(iter(items.features)))
+        model: VectorModel = MODELS[config.name].load()(**arguments)
+        return model
+
+
+def _over(
+    kind: Any,
+    arguments: Mapping[str, Any],
+    num_dense: int,
+    features: Mapping[str, int],
+    groups: Mapping[str, GroupEncoder],
+) -> nn.Module:
+    """A model over dense columns, features and what encoders make of groups."""
+    columns = {column: dim + group.first_order for group in groups.values() for column, dim in group.dims.items()}
+    num_dense += sum(group.num_dense for group in groups.values())
+    model: nn.Module = kind(features={**features, **columns}, num_dense=num_dense, **arguments)
+    return Encoded(model, tuple(features), groups) if groups else model
 
 
 def _groups(
@@ -118,7 +184,8 @@ def _refuse_without_inputs(name: str, *inputs: Any) -> None:
 
 def _refuse_too_wide(config: ModelConfig, sequences: Iterable[SequenceShape]) -> None:
     """Raises UserError for one layer that this machine has no memory for: a system that promises more kills later."""
-    layers = [(key, getattr(config, key, None) or []) for key in ("bottom", "hidden", "second_hidden", "task_hidden")]
+    named = {key: getattr(config, key, None) for key in ("bottom", "hidden", "second_hidden", "task_hidden")}
+    layers = [(key, widths) for key, widths in named.items() if isinstance(widths, list)]
     layers += [("encoder", encoder_of(config).widths(sum(shape.ids.values()))) for shape in sequences]
     for key, widths in layers:
         for inputs, outputs in itertools.pairwise(widths):
@@ -134,7 +201,7 @@ def _arguments(config: ModelConfig, outputs: int) -> dict[str, Any]:
     arguments = {key: getattr(config, key) for key in keys_of(config.name) if key != "encoder"}
     options = {key: arguments.pop(key) for key in _OF_HIDDEN_LAYERS if key in arguments}
     if options:
-        options["checkpointing"] = options.pop("activation_checkpointing")
+        options["checkpointing"] = options.pop("activation_checkpointing", False)
         arguments["options"] = HiddenOptions(**options, outputs=outputs)
     return arguments
 

@@ -14,13 +14,22 @@ from shardkeep.config import JobConfig
 from shardkeep.ps.config import TableSpec
 from shardkeep.workers.data.samples import Data
 from shardkeep.workers.data.schema import Schema
+from shardkeep.workers.data.sides import Sides, sides_of_model
 from shardkeep.workers.dense.loss import Objective
 from shardkeep.workers.dense.scorer import Scorer
 from shardkeep.workers.dense.tower import Tower
 from shardkeep.workers.embeddings.layer import Embeddings
 from shardkeep.workers.encoder_config import targets_of
-from shardkeep.workers.model_config import MODELS, OwnModelConfig
-from shardkeep.workers.models.registry import build_model, build_own_model, row_dim, start_at, start_values
+from shardkeep.workers.model_config import MODELS, OwnModelConfig, RetrievalSettings
+from shardkeep.workers.models.registry import (
+    build_model,
+    build_own_model,
+    build_vector_model,
+    row_dim,
+    start_at,
+    start_values,
+)
+from shardkeep.workers.models.retrieval.vectors import ItemShape
 from shardkeep.workers.timing.clock import Stopwatch
 
 _SEEDING = threading.Lock()  # torch's generator is the process's; workers may be threads of one
@@ -39,9 +48,12 @@ def row_spec(config: JobConfig, name: str) -> TableSpec:
 
 
 def build_dense_model(config: JobConfig, schema: Schema, embeddings: Embeddings) -> nn.Module:
-    """The model that the config names, with values of torch's generator."""
+    """The model that the config names, with values of torch's generator. `schema`: of all columns; `embeddings`: of
+    all, or of the users' side alone where the model is one of vectors."""
     if isinstance(config.model, OwnModelConfig):
         return build_own_model(config.model, _own_inputs(schema, embeddings), import_from=Path(config.data.root))
+    if isinstance(config.model, RetrievalSettings):
+        return _vector_model(config, config.model, sides_of_model(config.model, schema), embeddings)
     return build_model(
         config.model,
         num_dense=schema.num_dense,
@@ -50,6 +62,19 @@ def build_dense_model(config: JobConfig, schema: Schema, embeddings: Embeddings)
         labels=schema.labels,
         sequences=embeddings.sequences,
         targets=targets_of(config.model, schema),
+    )
+
+
+def _vector_model(config: JobConfig, model: Any, sides: Sides, users: Embeddings) -> nn.Module:
+    items = {feature.name: row_spec(config, feature.table).dim for feature in sides.items.features}
+    return build_vector_model(
+        model,
+        num_dense=sides.users.num_dense,
+        features=users.feature_dims,
+        sequences=users.sequences,
+        targets=targets_of(model, sides.users),
+        items=ItemShape(sides.items.num_dense, items),
+        temperature=config.train.loss.temperature,
     )
 
 

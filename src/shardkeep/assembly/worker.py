@@ -10,6 +10,7 @@ from functools import partial
 import torch
 
 from shardkeep.assembly.checkpoint_facts import check_facts, checkpoint_facts
+from shardkeep.assembly.item_side import build_sides
 from shardkeep.assembly.model import build_tower, table_specs
 from shardkeep.base.errors import ConfigError
 from shardkeep.base.logs.log import EventLog
@@ -25,7 +26,6 @@ from shardkeep.workers.checkpoint.interval import CheckpointInterval
 from shardkeep.workers.data.samples import Data
 from shardkeep.workers.data.sampling import StepOrigin
 from shardkeep.workers.data.schema import Schema
-from shardkeep.workers.embeddings.layer import Embeddings
 from shardkeep.workers.evaluation.history import EvaluationHistory
 from shardkeep.workers.generation import Generation
 from shardkeep.workers.metrics.binned import BinnedScores
@@ -100,7 +100,7 @@ def build_run(
         rewind: Keeps the tower's last states.
     """
     client = _client(config, data.train.schema, process.rank, transport)
-    embeddings = Embeddings(data.train.schema, client.tables)
+    embeddings, item_side = build_sides(config, data, client.tables)
     tower = build_tower(config, data, embeddings, process.device, Stopwatch(observer=process.profile))
     cpu = CpuMeter(partial(_server_cpu_s, client) if process.rank == 0 else None)
     best = EvaluationHistory(config.train.early_stopping, config.train.plateau)
@@ -136,6 +136,7 @@ def build_run(
         rewind=rewind,
         best=best,
         scores=_scores(config, data),
+        item_side=item_side,
     )
 
 

@@ -101,15 +101,25 @@ def predict(
     out: Annotated[Path, path_option("File to write: .parquet or .csv.")],
     model: Model = "last",
     keep: Annotated[str, typer.Option(metavar="A,B", help="Columns of the input to write beside `score`.")] = "",
+    top: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="K", help="Of a retrieval model: write the K best items of each row."),
+    ] = None,
+    items: Annotated[
+        list[str] | None, typer.Option(metavar="FILE", help="With --top: further items, by their columns; repeatable.")
+    ] = None,
 ) -> None:
     """Score each row of files with the model of a run, in order."""
+    if items and top is None:
+        raise typer.BadParameter("needs --top K, which finds items", param_hint="'--items'")
     with ready_to_score(run) as screen:
         from shardkeep.inference.files import input_files
-        from shardkeep.inference.scoring import predict_files
+        from shardkeep.inference.scoring import BestItems, predict_files
 
         told = partial(screen.working, "predict")
         names = [name for name in keep.split(",") if name]
-        done = predict_files(run, input_files(data), out, which=model, keep=names, told=told)
+        best = None if top is None else BestItems(top, input_files(items or []))
+        done = predict_files(run, input_files(data), out, which=model, keep=names, best=best, told=told)
     place = os.fsencode(out).decode(errors="replace")
     print(f"{done.rows:,} rows scored by the model of step {done.step:,} in {done.seconds:.1f} s, written to {place}")
     for line in unseen_lines(done.unseen):
@@ -179,6 +189,7 @@ def serve(
         int, typer.Option(min=1, max=1024, metavar="MB", help="Largest request or reply, in MiB.")
     ] = 16,
     threads: Annotated[int, count_option("Threads of a batch's matrix products.")] = 1,
+    most_top: Annotated[int, count_option("Items of a row that a request may ask for, of a retrieval model.")] = 100,
     token_file: Annotated[
         Path | None, path_option("File with a token that every call must show; readable by you alone.")
     ] = None,
@@ -211,7 +222,7 @@ def serve(
         follower = None if follow is None else Follower(follow)
         awaited = None if follower is None else follower.awaited()
         predictor = load(model, which, verify=verify)
-        served = ServedModel(predictor, made_at(model))
+        served = ServedModel(predictor, made_at(model), most_top=most_top)
     shown = name or model_name(predictor, model)
 
     def say(line: str) -> None:

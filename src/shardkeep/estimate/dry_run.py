@@ -6,7 +6,7 @@ What it measures is what a real job does, by the same client, messages and serve
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -14,6 +14,7 @@ from itertools import zip_longest
 import numpy as np
 import numpy.typing as npt
 
+from shardkeep.assembly.item_side import build_sides
 from shardkeep.assembly.service import build_service
 from shardkeep.base.arrays import Ids
 from shardkeep.config import JobConfig
@@ -25,11 +26,11 @@ from shardkeep.ps.jagged import JaggedRows
 from shardkeep.ps.placement import server_of
 from shardkeep.ps.transport.metered import MeteredTransport, Parts
 from shardkeep.ps.transport.transport import LocalTransport
-from shardkeep.workers.data.samples import Dataset
+from shardkeep.workers.data.samples import Data
 from shardkeep.workers.data.sampling import StepSlices
 from shardkeep.workers.embeddings.kernels import NUM_IDS
-from shardkeep.workers.embeddings.layer import Embeddings
 from shardkeep.workers.embeddings.plan import Plan
+from shardkeep.workers.retrieval.items import planned
 
 DRAWN_SAMPLES = 1 << 18
 """Samples whose ids are looked at: two seconds for 26 features."""
@@ -85,18 +86,17 @@ class Played:
     table_bytes: dict[str, dict[str, float]]
 
 
-def play(config: JobConfig, tables: Sequence[TableSpec], dataset: Dataset, slices: StepSlices, steps: int) -> Played:
+def play(config: JobConfig, tables: Sequence[TableSpec], data: Data, slices: StepSlices, steps: int) -> Played:
     """Draws steps of the job's first `steps` and plays some of them. Seconds; blocks."""
     drawn = drawn_steps(slices, steps)
-    embeddings = Embeddings(dataset.schema, {table.name: table for table in tables})
+    embeddings, item_side = build_sides(config, data, {table.name: table for table in tables})
     visited = slices.samples_before(steps)
-    passes, num_features = max(1, visited // len(dataset)), len(dataset.schema.looked_up)
-    seen, cast = Seen(tables, num_features=num_features, passes=passes), Cast(config, tables)
+    seen, cast = Seen(tables, passes=max(1, visited // len(data.train))), Cast(config, tables)
     played = {int(drawn[i]) for i in np.linspace(0, len(drawn) - 1, min(len(drawn), PLAYED_STEPS)).round().astype(int)}
     samples = played_samples = 0
     for step in drawn:
         plans = [
-            embeddings.plan(dataset.gather(slices.rows(step, rank)))
+            planned(embeddings, item_side, data.train.gather(slices.rows(step, rank)), (step, rank))[1]
             for rank in range(slices.world_size)
             if slices.rank_samples(step, rank)
         ]
@@ -110,13 +110,13 @@ def play(config: JobConfig, tables: Sequence[TableSpec], dataset: Dataset, slice
         steps=len(drawn),
         samples=samples,
         rows=seen.rows(max(config.servers, 1)),
-        counted=samples >= min(visited, len(dataset)),
-        ids=int(seen.ids_F.sum()) * slices.global_batch / samples / slices.world_size,
+        counted=samples >= min(visited, len(data.train)),
+        ids=seen.num_ids * slices.global_batch / samples / slices.world_size,
         unique=seen.num_unique * slices.global_batch / samples / slices.world_size,
         unpooled={
-            feature.name: count / samples
-            for feature, count in zip(dataset.schema.looked_up, seen.ids_F.tolist(), strict=True)
-            if feature.pooling == "none"
+            column.name: seen.ids[column.name] / samples
+            for group in data.train.schema.sequences
+            for column in group.ids
         },
         calls=tally.calls / len(played) * slices.world_size / cast.workers,
         bytes_S={name: bytes_S * scale for name, bytes_S in tally.bytes_S.items()},
@@ -192,15 +192,16 @@ class Cast:
 class Seen:
     """The distinct ids of each table among the samples drawn so far, and how often each was pushed."""
 
-    def __init__(self, tables: Sequence[TableSpec], *, num_features: int, passes: int = 1) -> None:
+    def __init__(self, tables: Sequence[TableSpec], *, passes: int = 1) -> None:
         """`passes`: of the job over its data."""
-        self.ids_F, self.num_unique = np.zeros(num_features, np.int64), 0
+        self.ids, self.num_ids, self.num_unique = Counter[str](), 0, 0
         self._passes, self._tables = passes, {table.name: table for table in tables}
         self._pushed: dict[str, list[Ids]] = {table.name: [np.empty(0, np.int64)] for table in tables}
 
     def add(self, plans: Sequence[Plan]) -> None:
         for plan in plans:
-            self.ids_F += plan.features_FK[:, NUM_IDS]
+            self.ids.update(dict(zip(plan.names, plan.features_FK[:, NUM_IDS].tolist(), strict=True)))
+            self.num_ids += plan.inverse_N.size
             for table, ids_U in plan.unique.items():
                 self.num_unique += ids_U.size
                 self._pushed[table].append(ids_U)

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from shardkeep.assembly.item_side import build_sides
 from shardkeep.assembly.kernel_needs import needed_kernels
 from shardkeep.assembly.model import build_dense_model, row_spec, table_specs
 from shardkeep.assembly.worker import training_job
@@ -35,7 +36,6 @@ from shardkeep.workers.collectives.wire_bytes import goes_direct
 from shardkeep.workers.data.samples import Data, Progress
 from shardkeep.workers.data.sources.registry import open_data
 from shardkeep.workers.dense.state import floating_buffers
-from shardkeep.workers.embeddings.layer import Embeddings
 from shardkeep.workers.run import step_slices
 
 ID_BYTES, VALUE_BYTES = 8, 4
@@ -68,7 +68,7 @@ def estimate(config: JobConfig, *, gbit_per_s: float, progress: Progress | None 
         raise ConfigError(f"--gbit-per-s {gbit_per_s:g}: allowed: a number above 0")
     load_kernels(needed_kernels(config, "server", "worker"))
     try:
-        data = open_data(config.data, seed=config.seed, progress=progress)
+        data = open_data(config.data, seed=config.seed, progress=progress, items=config.items)
     except DataError as error:
         tables = [row_spec(config, name) for name in _named_tables(config)]
         servers = max(config.servers, 1)
@@ -82,7 +82,7 @@ def _with_data(config: JobConfig, data: Data, gbit_per_s: float) -> Part:
     tables = table_specs(config, data.train.schema)
     slices = step_slices(training_job(config, data))
     steps = min(slices.num_steps, config.train.max_steps or slices.num_steps)
-    played = play(config, tables, data.train, slices, steps)
+    played = play(config, tables, data, slices, steps)
     tower = tower_of(config, data)
     traffic = traffic_of(played, tower, workers=config.workers)
     per_step = sum(row["bytes"] for row in traffic)
@@ -200,7 +200,7 @@ def table_bytes(table: TableSpec, rows: int, counted: int = 0) -> dict[str, int]
 def tower_of(config: JobConfig, data: Data) -> Part:
     """Parameters of the dense model, and what all workers together send to add up their gradients in a step."""
     schema = data.train.schema
-    embeddings = Embeddings(schema, {spec.name: spec for spec in table_specs(config, schema)})
+    embeddings, _ = build_sides(config, data, {spec.name: spec for spec in table_specs(config, schema)})
     model = build_dense_model(config, schema, embeddings)
     trained = [p for p in model.parameters() if p.requires_grad]
     size = sum(p.nbytes for p in trained)

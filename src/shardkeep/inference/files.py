@@ -5,7 +5,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+import itertools
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -15,7 +17,6 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 import pyarrow.csv as pacsv  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
-from shardkeep.base.arrays import Floats
 from shardkeep.base.errors import DataError, JobError, UserError, first_line
 from shardkeep.base.files import check_out, replacing
 from shardkeep.workers.data.conversion.chunk import Chunk, Column
@@ -95,24 +96,24 @@ def as_texts(column: Column, allowed: str) -> pa.Array:
 
 
 @contextlib.contextmanager
-def score_writer(path: Path, names: Sequence[str], keep: Sequence[str] = ()) -> Iterator[ScoreWriter]:
+def score_writer(path: Path, scores: Mapping[str, pa.DataType], keep: Sequence[str] = ()) -> Iterator[ScoreWriter]:
     """Writes to a file beside `path` and renames it at the end; an error leaves `path` as it was. Raises UserError, and
     JobError where the file cannot be written.
 
     Args:
         path: Ends in .parquet or .csv.
-        names: Of the columns of scores.
+        scores: Names and types of the columns of scores.
         keep: Names of the columns beside them."""
     if path.suffix not in (*PARQUET, ".csv"):
         raise UserError(f"--out {path}: allowed: a name that ends in .parquet or .csv")
     check_out(path)
-    if twice := [name for name in keep if [*names, *keep].count(name) > 1]:
+    if twice := [name for name in keep if [*scores, *keep].count(name) > 1]:
         raise UserError(f"--keep {twice[0]}: is named twice, or is the name of a column of scores")
     try:
         with (
             replacing([path]) as (partial,),
             partial.open("wb") as file,
-            contextlib.closing(ScoreWriter(file, names, keep, parquet=path.suffix in PARQUET)) as writer,
+            contextlib.closing(ScoreWriter(file, scores, keep, parquet=path.suffix in PARQUET)) as writer,
         ):
             yield writer
     except (OSError, pa.ArrowException) as error:
@@ -121,29 +122,45 @@ def score_writer(path: Path, names: Sequence[str], keep: Sequence[str] = ()) -> 
 
 
 class ScoreWriter:
-    """Writes scores beside the columns `keep`. In a CSV each value is its text, and types may differ between files."""
+    """Writes scores beside the columns `keep`. In a CSV each value is its text, a list is JSON, and types may differ
+    between files."""
 
-    def __init__(self, file: BinaryIO, names: Sequence[str], keep: Sequence[str], *, parquet: bool) -> None:
-        self._file, self._names, self._keep = file, names, keep
+    def __init__(
+        self, file: BinaryIO, scores: Mapping[str, pa.DataType], keep: Sequence[str], *, parquet: bool
+    ) -> None:
+        self._file, self._scores, self._keep = file, scores, keep
         self._parquet = parquet
         self._schema: Any = None
         self._writer: Any = None
 
-    def add(self, scores_NT: Floats, chunk: Chunk) -> None:
-        """Writes the rows of a chunk. Raises DataError for a column that the file cannot hold."""
-        if len(scores_NT) != len(chunk):
-            raise JobError(f"{chunk.path}: {len(scores_NT):,} scores for {len(chunk):,} rows")
+    def add(self, scores: Sequence[pa.RecordBatch], chunk: Chunk) -> None:
+        """Writes the rows of a chunk, whose scores are in parts. Raises DataError for a column that the file cannot
+        hold."""
+        whole = pa.Table.from_batches(scores).combine_chunks()
+        if len(whole) != len(chunk):
+            raise JobError(f"{chunk.path}: {len(whole):,} scores for {len(chunk):,} rows")
         columns = {name: self._writable(chunk.column(name)) for name in self._keep}
-        columns |= {name: pa.array(scores_NT[:, t]) for t, name in enumerate(self._names)}
+        columns |= {name: self._text(whole.column(name).chunk(0)) for name in self._scores}
         self._write(pa.record_batch(columns), chunk.path)
 
     def close(self) -> None:
         """Completes the file."""
         if self._schema is None:
-            kinds = dict.fromkeys(self._keep, pa.string()) | dict.fromkeys(self._names, pa.float32())
+            kinds = dict.fromkeys(self._keep, pa.string()) | dict(self._scores)
+            if not self._parquet:
+                kinds = dict.fromkeys(kinds, pa.string())
             self._write(pa.RecordBatch.from_pylist([], pa.schema(kinds)), "")
         if self._writer is not None:
             self._writer.close()
+
+    def _text(self, values: pa.Array) -> pa.Array:
+        """A list as JSON, in a CSV."""
+        if self._parquet or not pa.types.is_list(values.type):
+            return values
+        numbers, flat = pa.types.is_floating(values.type.value_type), values.flatten()
+        texts = flat.cast(pa.string()).to_pylist() if numbers else map(json.dumps, flat.to_pylist())
+        ends, each = values.offsets.to_pylist(), list(texts)
+        return pa.array([f"[{', '.join(each[a:b])}]" for a, b in itertools.pairwise(ends)], pa.string())
 
     def _writable(self, column: Column) -> pa.Array:
         if not self._parquet:

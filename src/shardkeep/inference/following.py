@@ -86,7 +86,7 @@ class Follower:
         schema = inputs.layout.schema
         with memory_errors("the rows of the run that is followed"):
             rows, full = self._read(table_specs(config, schema), checkpoint, seed=config.seed)
-        trained = trained_of_checkpoint(config, checkpoint, schema, inputs, rows)
+        trained = trained_of_checkpoint(config, checkpoint, schema, inputs, rows, run=self._run)
         self._rows, self._chain = rows, [link.id for link in checkpoint.chain]
         self.step = trained.step
         return Followed(trained, written_s, full)

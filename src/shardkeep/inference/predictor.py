@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from torch import nn
@@ -77,7 +78,8 @@ class Predictor:
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """Names of the scores, a column each: `score`, or `score_LABEL` and `score_LABEL_given_BEFORE`."""
+        """Names of the scores, a column each: `score`, or `score_LABEL` and `score_LABEL_given_BEFORE`; of a retrieval
+        model `items` and `scores`."""
         return tuple(self._trained.outputs)
 
     @property
@@ -113,6 +115,8 @@ class Predictor:
             DataError: A column is missing or has a value of the wrong type.
         """
         inputs = self.inputs
+        if self._trained.sides is not None:
+            raise UserError(f"model.name: {self._trained.config.model.name} finds items; allowed: top(data, k)")
         scores = [
             self._trained.scores(self._trained.logits(batch, self._unseen))
             for chunk in chunks_of(data, inputs)
@@ -121,6 +125,42 @@ class Predictor:
         num_scores = len(self.outputs)
         scores_NP: Floats = np.concatenate(scores) if scores else np.empty((0, num_scores), np.float32)
         return scores_NP[:, 0] if num_scores == 1 else scores_NP
+
+    def top(self, data: object, k: int) -> dict[str, list[list[Any]]]:
+        """The K best items of each sample, in the order of the samples, of a retrieval model: two columns that a
+        DataFrame takes.
+
+        Args:
+            data: As of `predict`, with the columns that users have.
+
+        Returns:
+            `items`, named as in the training files, the best one first, and `scores`, their similarities. With
+            `eval.exclude_seen` they lack what a sample has seen, and a list may be shorter.
+
+        Raises:
+            UserError: The model finds no items, or fewer than K.
+            DataError: As of `predict`.
+        """
+        inputs, finder = self.inputs, self._trained.finder
+        finder.check(k, key="k:")
+        found: dict[str, list[list[Any]]] = {name: [] for name in self.outputs}
+        for chunk in chunks_of(data, inputs):
+            for batch in batches(inputs.samples(chunk), self._trained.blocks.size):
+                best = finder.top(self._trained.logits(batch, self._unseen), batch, k)
+                for name, lists in finder.named(best).to_pydict().items():
+                    found[name] += lists
+        return found
+
+    def vectors(self, data: object) -> Floats:
+        """The vectors of samples of a retrieval model, float32 (N, E): their products with the vectors of an export's
+        items.parquet are the scores, for an index of your own. Raises as `top`."""
+        width = self._trained.finder.index.vectors_ME.shape[1]
+        found = [
+            self._trained.logits(batch, self._unseen)
+            for chunk in chunks_of(data, self.inputs)
+            for batch in batches(self.inputs.samples(chunk), self._trained.blocks.size)
+        ]
+        return np.concatenate([np.empty((0, width), np.float32), *found])
 
     def rows(self, table: str, ids: object) -> Floats:
         """Rows float32 (N, D) of a table.

@@ -7,7 +7,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -20,24 +20,29 @@ from shardkeep.base.errors import UserError
 from shardkeep.config import JobConfig
 from shardkeep.inference.export.manifest import is_export
 from shardkeep.inference.files import Told, as_texts, chunks_of_files, score_writer, weigh
+from shardkeep.inference.further_items import with_items
 from shardkeep.inference.loading import load_trained
 from shardkeep.inference.trained import LookedUp, Trained, inputs_of, trained_of_checkpoint
 from shardkeep.run.origin.warm_start import continuing
 from shardkeep.run.trained import Which, checkpoint_of, config_of
 from shardkeep.workers.collectives.collective import Solo
+from shardkeep.workers.data.batch import Batch
 from shardkeep.workers.data.conversion.chunk import Chunk
 from shardkeep.workers.data.input_files import advising, find_files
 from shardkeep.workers.data.samples import Dataset, batches, gathered
 from shardkeep.workers.data.sources.registry import open_data
 from shardkeep.workers.embeddings.unseen import Counts, Unseen
 from shardkeep.workers.evaluation.evaluate import groups_of, weights_of
+from shardkeep.workers.evaluation.retrieval import RankSettings
 from shardkeep.workers.metrics.quality import evaluate_over_workers
+from shardkeep.workers.metrics.ranks import evaluate_ranks
+from shardkeep.workers.model_config import RETRIEVAL
 from shardkeep.workers.prefetch import Prefetch
 
 Split = Literal["eval", "train", "test"]
 Item = TypeVar("Item")
-Scores = tuple[Floats, Floats, Ints, Floats]
-"""Logits and labels (N, T), groups and weights (N,); empty = none."""
+Scores = tuple[Floats | Ints, Floats, Ints, Floats]
+"""Logits and labels (N, T), groups and weights (N,); empty = none. Of a retrieval model ranks (N, 1), not logits."""
 AHEAD = 4
 """Blocks that are read and looked up while one is in the dense model."""
 
@@ -65,29 +70,66 @@ def predict_files(
     *,
     which: Which = "last",
     keep: Sequence[str] = (),
+    best: BestItems | None = None,
     told: Told = lambda _text, _share: None,
 ) -> Scored:
-    """Writes the score of each row of the files, in order, with the columns `keep` beside it. Raises UserError,
-    DataError, CheckpointError, and JobError where the disk fails; `out` is complete or as it was before."""
+    """Writes the score of each row of the files, in order, with the columns `keep` beside it; of a retrieval model the
+    `best` items. Raises UserError, DataError, CheckpointError, and JobError where the disk fails; `out` is complete or
+    as it was before."""
     if out.exists() and any(out.samefile(path) for path in files):
         raise UserError(f"--out {out}: is one of the files to score")
     trained = load_trained(run, which)
-    inputs = trained.inputs
+    inputs, answers = trained.inputs, _answers(trained, best, told)
     assert inputs is not None
     began, rows, not_finite = time.monotonic(), 0, 0
     unseen = Unseen(trained.schema)
     blocks = _looked_up(trained, chunks_of_files(files, inputs, told, extra=keep), unseen)
-    with score_writer(out, trained.outputs, keep) as writer, contextlib.closing(_ahead(blocks)) as coming:
-        scores: list[Floats] = []
+    with score_writer(out, answers.types, keep) as writer, contextlib.closing(_ahead(blocks)) as coming:
+        scores: list[pa.RecordBatch] = []
         for found, chunk in coming:
             logits_BT = trained.logits_of(found)
-            scores.append(trained.scores(logits_BT))
+            scores.append(answers.of(logits_BT, found.batch))
             rows += len(found.batch)
             not_finite += _not_finite(logits_BT)
             if chunk is not None:
-                writer.add(np.concatenate(scores), chunk)
+                writer.add(scores, chunk)
                 scores.clear()
     return Scored(trained.step, rows, not_finite, time.monotonic() - began, unseen.counts())
+
+
+@dataclass(frozen=True)
+class BestItems:
+    """What `predict_files` writes of a retrieval model.
+
+    Attributes:
+        top: The most items of a row.
+        files: Have further items, by their columns.
+    """
+
+    top: int
+    files: Sequence[Path] = ()
+
+
+@dataclass(frozen=True)
+class _Answers:
+    """Columns that are written, and how they follow from what the dense model gives for a batch."""
+
+    types: Mapping[str, pa.DataType]
+    of: Callable[[Floats, Batch], pa.RecordBatch]
+
+
+def _answers(trained: Trained, best: BestItems | None, told: Told) -> _Answers:
+    """Raises UserError for a number of items with a model that scores rows, or without one for a retrieval model."""
+    name, names = trained.config.model.name, trained.outputs
+    if (best is None) != (trained.sides is None):
+        what = f"is missing; {name} finds items" if best is None else f"{best.top}: {name} scores rows"
+        raise UserError(f"--top {what}; allowed: --top K with {', '.join(RETRIEVAL)}, and only with them")
+    if best is None:
+        types = dict.fromkeys(names, pa.float32())
+        return _Answers(types, lambda logits, _: pa.record_batch([*trained.scores(logits).T.copy()], names=names))
+    top, finder = best.top, with_items(trained, best.files, told) if best.files else trained.finder
+    finder.check(top)
+    return _Answers(finder.types, lambda users, batch: finder.named(finder.top(users, batch, top)))
 
 
 def _looked_up(trained: Trained, chunks: Iterator[Chunk], unseen: Unseen) -> Iterator[tuple[LookedUp, Chunk | None]]:
@@ -162,7 +204,7 @@ def metrics_on(trained: Trained, dataset: Dataset, told: Told) -> dict[str, Any]
 
 def data_of(config: JobConfig, split: Split, told: Told) -> Dataset | None:
     """A job's own data, by name; None = it has no evaluation data. Raises DataError."""
-    data = open_data(config.data, seed=config.seed, progress=told)
+    data = open_data(config.data, seed=config.seed, progress=told, items=config.items)
     return data.eval if split == "eval" else data.train
 
 
@@ -178,6 +220,9 @@ def _joined(trained: Trained, found: Sequence[Scores]) -> list[Any]:
 
 
 def _metrics(trained: Trained, parts: Sequence[Any]) -> dict[str, Any]:
+    if trained.sides is not None:
+        asked = RankSettings.by(trained.config.eval, trained.config.train.loss)
+        return evaluate_ranks(parts[0][:, 0].astype(np.int64), parts[3], asked.metrics)
     return evaluate_over_workers(*parts, names=trained.schema.labels, collective=Solo(), asked=trained.asked)
 
 
@@ -208,10 +253,10 @@ def _of_files(
     trained: Trained, files: Sequence[Path], told: Told, by: str | None, values: list[pa.Array], unseen: Unseen
 ) -> Iterator[Scores]:
     """Logits, labels, groups and weights. Adds the column `by` of the scored rows to `values`."""
-    assert trained.inputs is not None
-    inputs = weigh(files, trained.inputs)
+    assert trained.labelled_inputs is not None
+    inputs = weigh(files, trained.labelled_inputs)
     extra = [name for name in (*inputs.layout.label_columns, inputs.layout.weight, by) if name is not None]
-    for whole in chunks_of_files(files, trained.inputs, told, extra=extra):
+    for whole in chunks_of_files(files, trained.labelled_inputs, told, extra=extra):
         chunk, label_N = inputs.labelled(whole)
         if len(chunk):
             if by is not None:
@@ -222,12 +267,14 @@ def _of_files(
 def _of_dataset(
     trained: Trained, dataset: Dataset, told: Told, most: int | None = None, unseen: Unseen | None = None
 ) -> Iterator[Scores]:
-    """Logits, labels, groups and weights of the first `most` samples; None = of all."""
+    """Logits, or the ranks of targets, labels, groups and weights of the first `most` samples; None = of all."""
     size = trained.blocks.size
     end = min(len(dataset), most or len(dataset))
     for start in range(0, end, size):
         batch = gathered(dataset, np.arange(start, min(start + size, end)))
-        yield trained.logits(batch, unseen), batch.label_BT, groups_of(batch, trained.asked), weights_of(batch)
+        ranks = trained.sides is not None
+        outputs = trained.ranks(batch, unseen)[:, None] if ranks else trained.logits(batch, unseen)
+        yield outputs, batch.label_BT, groups_of(batch, trained.asked), weights_of(batch)
         told("scoring", (start + len(batch)) / end)
 
 
@@ -240,4 +287,4 @@ def _with_data(run: Path, which: Which, split: Split, told: Told) -> tuple[Train
     dataset = data_of(continuing(config, checkpoint), split, told)
     if dataset is None:
         raise UserError(f"{run}: the job has no evaluation data; allowed: --data FILE, or --split train")
-    return trained_of_checkpoint(config, checkpoint, dataset.schema, inputs), dataset
+    return trained_of_checkpoint(config, checkpoint, dataset.schema, inputs, run=run), dataset

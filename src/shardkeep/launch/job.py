@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from shardkeep.run.origin.warm_start import WarmStart
     from shardkeep.view.job_view import JobView
     from shardkeep.workers.data.samples import Data
+    from shardkeep.workers.data.schema import Schema
 
 
 def run_job(
@@ -160,18 +161,16 @@ class _Job:
         from shardkeep.assembly.checkpoint_facts import check_facts
         from shardkeep.assembly.kernel_needs import compile_of_job
         from shardkeep.workers.data.sources.registry import columns_of_files, open_data
-        from shardkeep.workers.encoder_config import targets_of
 
         screen = self.screen
         if columns := columns_of_files(config.data):  # a wrong name ends the job before its data are converted
-            config.check_tables(columns)
-            targets_of(config.model, columns)
+            _check_uses(config, columns)
         self.starter.load(compile_of_job(config, lambda text: screen.phase("kernels", text)))
         began = time.monotonic()
-        data = open_data(config.data, seed=config.seed, progress=lambda text, done: screen.working("data", text, done))
+        working = functools.partial(screen.working, "data")
+        data = open_data(config.data, seed=config.seed, progress=working, items=config.items)
         screen.end_bar()
-        config.check_tables(data.train.schema)
-        targets_of(config.model, data.train.schema)
+        _check_uses(config, data.train.schema)
         screen.phase("data", f"{data.describe()}; ready in {time.monotonic() - began:.1f} s")
         if self.resumed is not None and (remark := check_facts(self.resumed.checkpoint, config, data)):
             screen.phase("data", remark)
@@ -248,6 +247,15 @@ class _Job:
         except JobStopped as error:
             folder.finished("stopped", str(error), None)
             raise
+
+
+def _check_uses(config: JobConfig, schema: Schema) -> None:
+    """Raises ConfigError for tables, targets of attention and columns of items that are not those of the data."""
+    from shardkeep.workers.data.sides import sides_of_model
+    from shardkeep.workers.encoder_config import targets_of
+
+    config.check_tables(schema)
+    targets_of(config.model, schema if config.items is None else sides_of_model(config.items, schema).users)
 
 
 def _probe(config: JobConfig, folder: RunFolder, screen: JobView) -> None:

@@ -30,6 +30,7 @@ from shardkeep.ps.transport.transport import LocalTransport
 from shardkeep.roles.worker import SMALLER
 from shardkeep.run.checkpoints import check_needs_no_rows, checkpoints_of, owned, resumed_from
 from shardkeep.run.folder import RunFolder
+from shardkeep.run.reader import RunReader
 from shardkeep.trust.tokens import keep_token
 from shardkeep.web.server import WebServer
 from shardkeep.workers.collectives.collective import Solo
@@ -55,7 +56,9 @@ def run_in_process(
     keep_freed_memory()
     outlive_forks()
     torch.set_num_threads(config.threads)
-    data = open_data(config.data, seed=config.seed)
+    data = open_data(config.data, seed=config.seed, items=config.items)
+    if data.catalogue is not None:
+        data.catalogue.write(RunReader(folder).catalogue_path)
     tables = table_specs(config, data.train.schema)
     with contextlib.ExitStack() as leaving:
         metrics = _job_metrics(config, sink, folder, start_step, leaving)

@@ -23,6 +23,7 @@ from shardkeep.ps.checkpoints.folder import Checkpoint
 from shardkeep.ps.control.records import Formation, Offer, ResumeRange
 from shardkeep.ps.rpc.group import RpcGroup  # noqa: F401 - loads torch RPC while the other roles start
 from shardkeep.run.checkpoints import resumed_from
+from shardkeep.run.reader import RunReader
 from shardkeep.run.storage import missed
 from shardkeep.trust.endpoint import Endpoint
 from shardkeep.workers.collectives.collective import Collective, Solo
@@ -45,7 +46,9 @@ def run_worker(coordinator: Endpoint, **process: Any) -> int:
     """A worker's life; returns the exit code when its part is done. `process`: its arguments, see `JobMember`."""
     with registered("worker", coordinator, **process) as member, memory_errors(SMALLER):
         torch.set_num_threads(member.config.threads)
-        data = open_data(member.config.data, seed=member.config.seed)
+        data = open_data(member.config.data, seed=member.config.seed, items=member.config.items)
+        if data.catalogue is not None and member.index == 0:
+            data.catalogue.write(RunReader(member.folder).catalogue_path)
         tables = table_specs(member.config, data.train.schema)
         life = _Life(member, data)
         member.live(life, Offer(tuple(tables), data.fingerprint))

@@ -8,6 +8,7 @@ standing.N.json   what another coordinator process needs to take over; for this 
 starts.json       when the job was started and resumed, at which steps (starts.py)
 members.json      every member of the current generation
 metrics.jsonl     one JSON object per record: progress, eval, phase, event
+catalogue.arrow   the items of a retrieval job; written by worker 0
 telemetry.jsonl   one JSON object per telemetry record of a process, with `telemetry`; telemetry.1.jsonl: before it
 summary.N.json    how the job ended, by coordinator N; summary-STEPS.json of starts before it was resumed
 coordinator.json, summary.json  copies of those of the highest N, which leads, for people

@@ -24,6 +24,7 @@ class RunReader:
         self.config_path = self.path / "config.yaml"
         self.metrics_path = self.path / "metrics.jsonl"
         self.telemetry_path = self.path / "telemetry.jsonl"
+        self.catalogue_path = self.path / "catalogue.arrow"
 
     def log_path(self, role: str, index: int) -> Path:
         return self.logs / f"{role}-{index}.log"

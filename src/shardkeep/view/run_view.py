@@ -15,6 +15,7 @@ from shardkeep.records.lines import from_the_end, newest_of_each
 from shardkeep.records.record import Json, Record
 from shardkeep.records.telemetry import Telemetry, telemetry_of
 from shardkeep.records.training import Evaluation, Progress, Scores
+from shardkeep.workers.config import is_of_ranks
 
 RECENT_S = 300.0
 """Seconds of a job whose mean step tells the time left."""
@@ -108,14 +109,14 @@ class RunView:
     def trend(self) -> str:
         """The last evaluation and its change: `AUC 0.7812 (+0.0031)`. Empty before the first one.
 
-        It shows the first of `METRICS` that evaluations have, of the first label if there are several. A job without
-        evaluation shows that of progressive validation."""
+        It shows the first of `METRICS` that evaluations have, of the first label if there are several, or the first one
+        of a retrieval model. A job without evaluation shows that of progressive validation."""
         if not self._scores:
             return ""
         (_, _, first), (_, name, last) = self._scores[0], self._scores[-1]
         metric, slash, label = name.partition("/")
         change = f" ({last - first:+.4f})" if len(self._scores) > 1 else ""
-        return f"{METRICS[metric]}{slash}{label} {last:.4f}{change}"
+        return f"{METRICS.get(metric, metric)}{slash}{label} {last:.4f}{change}"
 
     @property
     def memory_warnings(self) -> list[str]:
@@ -154,6 +155,7 @@ class RunView:
         if isinstance(scores, ProgressiveEvent) and self.evaluation is not None:
             return
         name = next((key for metric in METRICS for key in scores.others if key.partition("/")[0] == metric), "")
+        name = name or next(filter(is_of_ranks, scores.others), "")
         if name in scores.metrics:
             same = [value for kind, key, value in self._scores[-1:] if (kind, key) == (type(scores), name)]
             self._scores = [(type(scores), name, value) for value in (*same, scores.metrics[name])]

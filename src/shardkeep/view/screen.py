@@ -18,7 +18,7 @@ from shardkeep.records.training import Evaluation, Progress
 from shardkeep.view.run_view import METRICS, RunView, clock_text
 from shardkeep.view.text_tables import two_columns
 from shardkeep.view.unseen_lines import unseen_lines
-from shardkeep.workers.config import BASELINE
+from shardkeep.workers.config import BASELINE, is_of_ranks
 
 PIPED_WIDTH = 1_000_000
 """Columns where there is no terminal: nothing is cut or folded for want of room."""
@@ -170,19 +170,25 @@ def quality(scores: Mapping[str, Any]) -> str:
     if names := list(dict.fromkeys(key.partition("/")[2] for key in scores if "/" in key)):
         parts = ({key.partition("/")[0]: scores[key] for key in scores if key.endswith(f"/{name}")} for name in names)
         return "  ".join(f"{name}: {quality(part)}" for name, part in zip(names, parts, strict=True))
-    undefined = any(scores.get(name, 0) is None for name in METRICS)
+    undefined = any(value is None for name, value in scores.items() if name in METRICS or is_of_ranks(name))
     why = f"  ({scores['note']})" if undefined and scores.get("note") else ""
     return "  ".join(f"{name} {value}" for name, value in _metrics(scores)[:_ON_ONE_LINE]) + why
 
 
 def _metrics(scores: Mapping[str, Any]) -> list[tuple[str, str]]:
     """The metrics of one label, as a person reads them."""
-    found = [(text, _number(scores[name], ".4f")) for name, text in METRICS.items() if name in scores]
+    shown = {**METRICS, **{name: name for name in scores if is_of_ranks(name)}}
+    found = [
+        (text, _number(scores[name], ".4f") + _best(scores, name)) for name, text in shown.items() if name in scores
+    ]
     beside = {METRICS[name]: scores[BASELINE + name] for name in METRICS if BASELINE + name in scores}
-    found = [(n, f"{v} (constant mean {beside[n]:.4f})" if n in beside else v) for n, v in found]
-    if found and scores.get("best_auc") is not None:
-        found[0] = (found[0][0], f"{found[0][1]} (best possible {_number(scores['best_auc'], '.4f')})")
-    return found
+    return [(n, f"{v} (constant mean {beside[n]:.4f})" if n in beside else v) for n, v in found]
+
+
+def _best(scores: Mapping[str, Any], name: str) -> str:
+    """What stands behind a metric whose best possible value is known."""
+    best = scores.get(f"best_{name}")
+    return "" if best is None else f" (best possible {_number(best, '.4f')})"
 
 
 def _quality_rows(scores: Mapping[str, Any]) -> list[tuple[str, str]]:

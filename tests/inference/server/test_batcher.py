@@ -83,7 +83,7 @@ def test_requests_that_arrive_together_are_one_batch_and_keep_their_scores(predi
         ]
         assert batcher.waiting == 4
         for scored, part in zip(await asyncio.gather(*waits), parts, strict=True):
-            assert np.abs(scored.scores_NT[:, 0] - predictor.predict(part)).max() < 1e-6
+            assert np.abs(scored.answer[:, 0] - predictor.predict(part)).max() < 1e-6
 
     in_a_loop(served, Limits(delay_s=0.01), body)
 
@@ -97,7 +97,7 @@ def test_a_bad_value_fails_its_own_request_alone(predictor: shardkeep.Predictor)
         first, second, third = await asyncio.gather(*waits, return_exceptions=True)
         assert isinstance(second, Refusal) and str(second).startswith("row 2, column price: 'cheap' is not a number")
         assert isinstance(first, Scored) and isinstance(third, Scored)
-        assert np.array_equal(first.scores_NT, third.scores_NT)
+        assert np.array_equal(first.answer, third.answer)
 
     in_a_loop(served, Limits(delay_s=0.01), body)
 
@@ -118,7 +118,7 @@ def test_requests_of_threads_are_joined_and_each_gets_its_own_scores_or_refusal(
         assert all(each.status is Status.BUSY for each in refusals) and len(refusals) < len(requests)
         for answer, part in zip(answers, parts, strict=True):
             if isinstance(answer, Scored):
-                assert np.abs(answer.scores_NT[:, 0] - predictor.predict(part)).max() < 1e-6
+                assert np.abs(answer.answer[:, 0] - predictor.predict(part)).max() < 1e-6
         assert sum(isinstance(each, Scored) for each in answers) + len(refusals) == len(requests)
 
     in_a_loop(served, Limits(delay_s=0.01, requests=12), body)
@@ -164,7 +164,7 @@ def test_a_request_of_many_rows_is_scored_in_a_thread_while_others_arrive(predic
         await asyncio.sleep(0)  # the batch has begun
         small = batcher.submit(rows_of(served.current, as_bytes(texts(1))), 1)
         assert not large.done() and not small.done()
-        assert np.abs((await large).scores_NT[:, 0] - predictor.predict(many)).max() < 1e-6
+        assert np.abs((await large).answer[:, 0] - predictor.predict(many)).max() < 1e-6
         await small
 
     in_a_loop(served, Limits(delay_s=0.0), body)
@@ -193,8 +193,8 @@ def test_a_replaced_model_serves_the_next_batch(folder: Path, predictor: shardke
         before = await batcher.submit(rows, 1)
         served.replace(other, made_at=2.0)
         after = await batcher.submit(rows, 1)
-        assert np.abs(before.scores_NT[:, 0] - predictor.predict(columns)).max() < 1e-6
-        assert np.abs(after.scores_NT[:, 0] - other.predict(columns)).max() < 1e-6
+        assert np.abs(before.answer[:, 0] - predictor.predict(columns)).max() < 1e-6
+        assert np.abs(after.answer[:, 0] - other.predict(columns)).max() < 1e-6
         assert (before.model.made_at, after.model.made_at) == (1.0, 2.0)
 
     in_a_loop(served, Limits(), body)

@@ -11,10 +11,10 @@ from torch import nn
 from shardkeep.workers.config import TowerConfig
 from shardkeep.workers.dense import onednn
 from shardkeep.workers.dense.scorer import FewRows, Scorer
-from shardkeep.workers.model_config import MODELS, keys_of
+from shardkeep.workers.model_config import keys_of
 from shardkeep.workers.models.registry import build_model, row_dim
 from tests.support.cases import every
-from tests.support.towers import CPU, model_config
+from tests.support.towers import CPU, RANKING, model_config
 
 FEATURES = ("user", "item", "tag")
 
@@ -28,7 +28,7 @@ def scorer_of(name: str, amp: str = "off") -> tuple[Scorer, torch.Tensor, dict[s
     return Scorer(model, TowerConfig(amp=amp), CPU), torch.randn(7, 5), leaves
 
 
-@every("name", MODELS)
+@every("name", RANKING)
 def test_scores_are_those_of_the_model_and_the_model_keeps_its_bits(name: str) -> None:
     scorer, dense, leaves = scorer_of(name)
     before = scorer.predict(dense, leaves)

@@ -207,3 +207,29 @@ def test_zeros_have_the_form_of_inputs_for_another_number_of_samples() -> None:
     assert list(map(len, leaves_of(found))) == [7, 7, 6, 6, 5]
     for name in ("seen", "cart"):
         assert found[name].lengths.sum() == len(found[name].numbers) and len(found[name].lengths) == 7
+
+
+def test_batches_that_are_planned_together_have_the_rows_and_gradients_of_each_alone() -> None:
+    other = Embeddings(Schema((), (Feature("tags", "kind", "mean"), Feature("item", "item")), ()), TABLES)
+    batches = batch_of([0, 4, 17]), batch_of([2, 3], seed=1)
+    blocks = list(zip((EMBEDDINGS, other), batches, strict=True))
+    plans = Embeddings.plan_together(blocks)
+    assert plans[0].unique is plans[1].unique
+    rows = rows_of(plans[0])
+    grads = JaggedRows.zeros(plans[0].unique)
+    expected = JaggedRows.zeros(plans[0].unique)
+    for (embeddings, batch), plan in zip(blocks, plans, strict=True):
+        alone = embeddings.plan(batch)
+        at = {table: np.searchsorted(plan.unique[table], alone.unique[table]) for table in TABLES}
+        leaves = embeddings.lookup(plan, rows, slice(1, None))
+        own = embeddings.lookup(alone, {table: rows[table][at[table]] for table in TABLES}, slice(1, None))
+        sums = JaggedRows.zeros(alone.unique)
+        for name, leaf in leaves.items():
+            assert torch.equal(leaf, own[name]), name
+            leaf.grad = own[name].grad = torch.randn(leaf.shape, generator=torch.Generator().manual_seed(len(name)))
+        embeddings.collect(plan, leaves, grads, slice(1, None))
+        embeddings.collect(alone, own, sums, slice(1, None))
+        for table in TABLES:
+            expected[table][at[table]] += sums[table]
+    np.testing.assert_allclose(grads.flat, expected.flat, rtol=1e-6, atol=1e-6)
+    assert np.abs(grads.flat).max() > 1

@@ -8,14 +8,13 @@ import torch
 from shardkeep.base.errors import ConfigError, UserError
 from shardkeep.base.yaml_text import write_yaml
 from shardkeep.config import parse_config
-from shardkeep.workers.model_config import MODELS, OwnModelConfig, keys_of
+from shardkeep.workers.model_config import OwnModelConfig, keys_of
 from shardkeep.workers.models.layers.interaction import DotInteraction
 from shardkeep.workers.models.registry import build_model, build_own_model, row_dim, start_at
 from tests.support.cases import every
-from tests.support.towers import model_config
+from tests.support.towers import RANKING, model_config
 
 FEATURES = {"a.b": 8, "type": 4, "keys": 16}  # names and dims that a ModuleDict would refuse
-NAMES = list(MODELS)
 
 
 def made(name, *, num_dense=5, features=FEATURES, **settings):
@@ -39,7 +38,7 @@ def inputs(num_samples=6, num_dense=5, features=FEATURES, name="dlrm"):
     return torch.randn(num_samples, num_dense, generator=made_by), leaves
 
 
-@every("name", NAMES)
+@every("name", RANKING)
 @every("num_dense", [5, 0], ids=["dense", "no dense"])
 def test_a_model_gives_one_logit_a_sample_and_gradients_reach_all_parameters_and_embeddings(name, num_dense):
     model = made(name, num_dense=num_dense)
@@ -51,7 +50,7 @@ def test_a_model_gives_one_logit_a_sample_and_gradients_reach_all_parameters_and
         assert value.grad is not None and value.grad.abs().sum() > 0, key
 
 
-@every("name", NAMES)
+@every("name", RANKING)
 @every("num_dense", [5, 0], ids=["dense", "no dense"])
 def test_a_model_that_starts_at_a_mean_adds_it_to_every_output(name, num_dense):
     model, (dense, leaves) = made(name, num_dense=num_dense).eval(), inputs(num_dense=num_dense, name=name)
@@ -61,7 +60,7 @@ def test_a_model_that_starts_at_a_mean_adds_it_to_every_output(name, num_dense):
     torch.testing.assert_close(model(dense, leaves), before + 2.5)
 
 
-@every("name", NAMES)
+@every("name", RANKING)
 def test_every_feature_and_dense_column_changes_the_logit(name):
     model = made(name)
     dense, leaves = inputs(num_samples=64, name=name)
@@ -74,7 +73,7 @@ def test_every_feature_and_dense_column_changes_the_logit(name):
         assert not torch.equal(before, model(other, leaves)), column
 
 
-@every("name", NAMES)
+@every("name", RANKING)
 def test_samples_do_not_mix_and_absent_bags_are_finite(name):
     model = made(name)
     dense, leaves = inputs(name=name)
@@ -83,7 +82,7 @@ def test_samples_do_not_mix_and_absent_bags_are_finite(name):
     assert model(dense, {n: torch.zeros_like(v) for n, v in leaves.items()}).isfinite().all()
 
 
-@every("name", NAMES)
+@every("name", RANKING)
 def test_a_single_feature_is_enough(name):
     for num_dense in (5,) if name == "fibinet" else (0, 5):
         one = {"only": 4}
@@ -92,7 +91,7 @@ def test_a_single_feature_is_enough(name):
     assert made(name, features={})(*inputs(features={}, name=name)).shape == (6, 1)
 
 
-@every("name", [name for name in NAMES if "activation_checkpointing" in keys_of(name)])
+@every("name", [name for name in RANKING if "activation_checkpointing" in keys_of(name)])
 def test_activation_checkpointing_changes_no_bit_of_the_gradient(name):
     grads = []
     for checkpointing in (False, True):
@@ -272,7 +271,7 @@ def own_folder(tmp_path, monkeypatch):
     __import__("sys").modules.pop("own_model", None)
 
 
-@every("name", [name for name in NAMES if "norm" in keys_of(name)])
+@every("name", [name for name in RANKING if "norm" in keys_of(name)])
 def test_a_model_trains_with_batch_norm_and_dice(name) -> None:
     model = made(name, norm="batch", activation="dice", init="xavier_normal")
     dense, leaves = inputs(num_samples=64, name=name)

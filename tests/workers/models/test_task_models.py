@@ -6,14 +6,14 @@ import pytest
 import torch
 
 from shardkeep.base.errors import UserError
-from shardkeep.workers.model_config import MODELS, ONE_LABEL, keys_of
+from shardkeep.workers.model_config import ONE_LABEL, keys_of
 from shardkeep.workers.models.registry import build_model, row_dim, start_at
-from tests.support.towers import model_config
+from tests.support.towers import RANKING, model_config
 
 B, DENSE, DIM = 5, 2, 4
 FEATURES = {"user.id": DIM, "item": DIM, "tag": 6}
 LABELS = ("a", "b", "c")
-SEVERAL = [name for name in MODELS if name not in ONE_LABEL]
+SEVERAL = [name for name in RANKING if name not in ONE_LABEL]
 
 
 def built(name: str, labels: tuple[str, ...] = LABELS, **settings):

@@ -7,8 +7,6 @@ Every process of a machine shares an entry.
 from __future__ import annotations
 
 import contextlib
-import os
-import shutil
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,33 +14,29 @@ from typing import Any
 
 import pyarrow as pa  # type: ignore[import-untyped]
 
+from shardkeep.base.arrays import Ints
 from shardkeep.base.errors import DataError
-from shardkeep.base.files import use_newest
 from shardkeep.base.sizes import size_text
-from shardkeep.workers.data.cache.entry import CacheEntry, Content, FileSet, read_entry, write_entry
-from shardkeep.workers.data.cache.folders import (
-    cache_folders,
-    entry_paths,
-    locked,
-    place_for,
-    remove_abandoned,
-    temporary_folder,
-    trusted,
-)
+from shardkeep.workers.data.cache.catalogues import obtain_catalogue
+from shardkeep.workers.data.cache.entry import CacheEntry, Content, FileSet, read_entry
+from shardkeep.workers.data.cache.obtaining import found, obtained
 from shardkeep.workers.data.columnar import ColumnarWriter, by_time
 from shardkeep.workers.data.conversion.chunk import Chunk
 from shardkeep.workers.data.conversion.conversion import Converter, HoldOut
 from shardkeep.workers.data.conversion.inputs import Inputs, prior_fit
+from shardkeep.workers.data.conversion.item_values import item_values
 from shardkeep.workers.data.conversion.labels import check_matched, left_out
 from shardkeep.workers.data.conversion.layout import ColumnLayout, Fitted, PriorFit
 from shardkeep.workers.data.conversion.scaling import to_json
-from shardkeep.workers.data.input_files import State, changed_since, check_once, find_files, place_of, snapshot
+from shardkeep.workers.data.input_files import check_once, find_files, place_of
+from shardkeep.workers.data.items import checked
 from shardkeep.workers.data.samples import Data, Dataset, Progress, content_fingerprint
+from shardkeep.workers.data.sides import sides_of_model
 from shardkeep.workers.data_config import DataConfig
+from shardkeep.workers.model_config import RetrievalSettings
 
 TRAIN, EVAL = "train.arrow", "eval.arrow"
 LARGE_BYTES = 1 << 28  # an entry of this size is worth a word
-TRIES = 3  # to read files that change while they are read
 
 Read = Callable[[Path, Sequence[str], Callable[[float], None]], Iterable[Chunk]]
 """Reads the named columns of one file; calls back with the share of the file that is read, in [0, 1]."""
@@ -97,6 +91,8 @@ def _of_labels(layout: ColumnLayout) -> dict[str, Any]:
     """The settings of labels that their stored values depend on."""
     if layout.tasks:
         return {"labels": [label.model_dump(exclude={"loss", "weight"}) for label in layout.tasks]}
+    if not layout.labels:
+        return {"label": None}
     label = layout.labels[0]
     return {"label": label.model_dump(exclude={"kind"} if label.kind == "class" else None)}
 
@@ -109,8 +105,10 @@ def open_cached(
     reading: dict[str, Any],
     seed: int,
     progress: Progress | None,
+    items: RetrievalSettings | None = None,
 ) -> Data:
-    """The samples of input files, converted if the cache does not hold them yet.
+    """The samples of input files, converted if the cache does not hold them yet. `items`: the model of a retrieval job,
+    which needs a catalogue.
 
     Blocks while this or another process converts. Raises DataError for what is wrong with the input.
     """
@@ -118,26 +116,36 @@ def open_cached(
     prior = prior_fit(config)
     layout = layout if prior is None else replace(layout, form=prior.form)
     job = Conversion(config, layout, read, reading, seed, prior)
-    entries = [_training(job, files, progress)]
-    trained = entries[0].content
+    report = progress or (lambda _text, _share: None)
+    training, entry = _training(job, files, report)
+    entries, trained = [entry], entry.content
     if held:
-        entries.append(_obtain(job, job.evaluation(held, trained.fitted), trained.fitted, progress))
-    check_matched(
-        [value for value in trained.absent if all(value in e.content.absent for e in entries)],
-        "the data",
-        layout.labels,
-    )
+        entries.append(_obtain(job, job.evaluation(held, trained.fitted), trained.fitted, report))
+    absent = [value for value in trained.absent if all(value in e.content.absent for e in entries)]
+    check_matched(absent, "the data", layout.labels)
     parts = {name: part for entry in entries for name, part in entry.parts.items()}
     checksums = {name: checksum for entry in entries for name, checksum in entry.content.checksums.items()}
-    mark = content_fingerprint(
-        layout.schema,
-        [checksums[name] for name in (TRAIN, EVAL) if name in parts],
-        to_json(trained.fitted.transform),
-    )
+    own = [checksums[name] for name in (TRAIN, EVAL) if name in parts]
+    mark = content_fingerprint(layout.schema, own, to_json(trained.fitted.transform))
     inputs = Inputs(layout, trained.fitted, reading).to_json()
     train: Dataset = parts[TRAIN] if layout.time is None else by_time(parts[TRAIN])
     source = _described(entries) + parts[TRAIN].histories()
-    return Data(train, parts.get(EVAL), None, source, mark, inputs, tuple(trained.notes))
+    data = Data(train, parts.get(EVAL), None, source, mark, inputs, tuple(trained.notes))
+    return data if items is None else _with_catalogue(data, items, job, training, trained.fitted, report)
+
+
+def _with_catalogue(
+    data: Data, model: RetrievalSettings, job: Conversion, files: FileSet, fitted: Fitted, report: Progress
+) -> Data:
+    """The samples with the catalogue of the training files, which are told of by `files`."""
+    sides = sides_of_model(model, data.train.schema)
+    columns = [sides.item.name, *([] if sides.predicted is None else [sides.predicted.ids[0].name])]
+
+    def values_of(ids_M: Ints) -> pa.Array:
+        return item_values(_read_all(job, files.paths, report, columns), columns, job.layout, fitted, ids_M)
+
+    catalogue = obtain_catalogue(job.config, files, fitted, data.train, sides, values_of, report)
+    return checked(replace(data, catalogue=catalogue), sides)
 
 
 def first_file(config: DataConfig) -> Path:
@@ -170,74 +178,26 @@ def _described(entries: Sequence[CacheEntry]) -> str:
     return text + left_out(sum(entry.content.skipped for entry in entries))
 
 
-def _training(job: Conversion, paths: Sequence[Path], progress: Progress | None) -> CacheEntry:
-    """The entry of the training files: the one that they alone decide, unless the model of before decided otherwise."""
+def _training(job: Conversion, paths: Sequence[Path], report: Progress) -> tuple[FileSet, CacheEntry]:
+    """What the entry of the training files is made from, and the entry: the one that they alone decide, unless the
+    model of before decided otherwise."""
     files = job.training(paths)
     if job.prior is not None:
-        entry = _found(job, files, None)
+        entry = found(job.config, files, lambda folder: read_entry(folder, files, job.layout.schema, None))
         if entry is None or not job.prior.agrees(entry.content.fitted, job.layout):
             files = job.training(paths, prior=True)
-    return _obtain(job, files, None, progress)
+    return files, _obtain(job, files, None, report)
 
 
-def _found(job: Conversion, files: FileSet, fitted: Fitted | None) -> CacheEntry | None:
-    for folder in cache_folders(job.config, files.paths[0]):  # root's may be read where nothing can be written
-        for path in entry_paths(folder, files.name) if trusted(folder) else ():
-            if (entry := read_entry(path, files, job.layout.schema, fitted)) is not None:
-                return entry
-    return None
-
-
-def _obtain(job: Conversion, files: FileSet, fitted: Fitted | None, progress: Progress | None) -> CacheEntry:
+def _obtain(job: Conversion, files: FileSet, fitted: Fitted | None, report: Progress) -> CacheEntry:
     """The entry of `files`; made where there is none. `fitted`: of evaluation files, what the training rows decided."""
-    if (entry := _found(job, files, fitted)) is not None:
-        return entry
-    schema, path = job.layout.schema, place_for(cache_folders(job.config, files.paths[0]), files.name)
-    report = progress or (lambda _text, _share: None)
-    remove_abandoned(path.parent)
-    with locked(path, report):
-        entry = read_entry(path, files, schema, fitted)
-        if entry is None:
-            _make(path, job, files, fitted, report)
-            entry = read_entry(path, files, schema, fitted)
-    if entry is None:
-        raise DataError(f"{path}: the cache cannot be read back; delete the folder, or set data.cache")
-    return entry
-
-
-def _make(path: Path, job: Conversion, files: FileSet, fitted: Fitted | None, progress: Progress) -> None:
-    """Converts the files; again where one changed meanwhile. Raises DataError where that does not end."""
-
-    def convert(before: Sequence[State]) -> None:
-        _convert(path, job, files, fitted, progress, before)
-
-    use_newest(lambda: snapshot(files.paths), convert, DataError, attempts=TRIES)
-
-
-def _convert(
-    path: Path, job: Conversion, files: FileSet, fitted: Fitted | None, progress: Progress, before: Sequence[State]
-) -> None:
-    """Writes the entry beside its place and renames it, so that it is there entirely or not at all.
-
-    Raises DataError, and nothing is there, where a file is another one than `before`.
-    """
-    fresh: Path | None = None
-    try:
-        fresh = temporary_folder(path)
-        content = _write_parts(fresh, job, files, fitted, progress)
-        if (changed := changed_since(before)) is not None:
-            raise DataError(f"{changed}: changed while it was read, {TRIES} times; wait until it is written")
-        write_entry(fresh, files, [state.identity for state in before], content)
-        shutil.rmtree(path, ignore_errors=True)  # processes that mapped the old files keep them
-        fresh.rename(path)
-    except OSError as error:
-        if isinstance(error, DataError):
-            raise
-        reason = os.strerror(error.errno) if error.errno else str(error)
-        raise DataError(f"{path}: the cache cannot be written ({reason}); set data.cache to another folder") from error
-    finally:
-        if fresh is not None:
-            shutil.rmtree(fresh, ignore_errors=True)
+    return obtained(
+        job.config,
+        files,
+        lambda folder: read_entry(folder, files, job.layout.schema, fitted),
+        lambda folder: _write_parts(folder, job, files, fitted, report),
+        report,
+    )
 
 
 def _write_parts(folder: Path, job: Conversion, files: FileSet, fitted: Fitted | None, progress: Progress) -> Content:
@@ -249,7 +209,7 @@ def _write_parts(folder: Path, job: Conversion, files: FileSet, fitted: Fitted |
     converter = Converter(job.layout, fitted, job.prior)
     with contextlib.ExitStack() as sinks:
         writers = {name: ColumnarWriter(sinks.enter_context(pa.OSFile(str(folder / name), "wb"))) for name in names}
-        chunks = _read_all(job, files.paths, progress)
+        chunks = _read_all(job, files.paths, progress, job.layout.raw_columns())
         split = HoldOut(share, job.seed, {str(path): place_of(path) for path in files.paths})
         converter.convert(chunks, writers.get(TRAIN), writers.get(EVAL), split=split, origin=_named(files.paths))
         for writer in writers.values():
@@ -263,10 +223,9 @@ def _named(paths: Sequence[Path]) -> str:
     return str(paths[0]) if len(paths) == 1 else f"{paths[0]} and {len(paths) - 1} more"
 
 
-def _read_all(job: Conversion, paths: Sequence[Path], progress: Progress) -> Iterable[Chunk]:
+def _read_all(job: Conversion, paths: Sequence[Path], progress: Progress, columns: Sequence[str]) -> Iterable[Chunk]:
     total = sum(path.stat().st_size for path in paths) or 1
     done = 0
-    columns = job.layout.raw_columns()
     of = f" of {size_text(total)}" if total >= LARGE_BYTES else ""
     for path in paths:
         size = path.stat().st_size

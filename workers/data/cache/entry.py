@@ -11,10 +11,10 @@ import json
 import os
 import stat
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa  # type: ignore[import-untyped]
 import xxhash
@@ -28,6 +28,7 @@ from shardkeep.workers.data.schema import Schema
 
 FORMAT = 6  # a new number makes every older entry a stranger
 META = "meta.json"
+E = TypeVar("E")
 
 
 @dataclass(frozen=True)
@@ -91,27 +92,41 @@ def write_entry(folder: Path, files: FileSet, inputs: Sequence[Identity], conten
 
 
 def read_entry(folder: Path, files: FileSet, schema: Schema, fitted: Fitted | None) -> CacheEntry | None:
-    """The entry of these files; None where it is absent, of other inputs, damaged, or maybe made by somebody else.
+    """The samples of these files; None where they are not there, as of `read_files`. `fitted` replaces the entry's own
+    scaling."""
 
-    `fitted` replaces the entry's own scaling. Its time of last use becomes now.
+    def read(meta: Mapping[str, Any], mapped: Mapping[str, pa.Buffer]) -> CacheEntry:
+        own = fitted or Fitted.of_json(meta)
+        parts = {
+            name: ColumnarDataset(content, schema=schema, lists=own.lists, transform=own.transform)
+            for name, content in mapped.items()
+        }
+        content = Content(own, meta["checksums"], meta["skipped"], meta["notes"], meta["absent"])
+        return CacheEntry(folder, content, parts, sum(meta["sizes"].values()))
+
+    return read_files(folder, files, read)
+
+
+def read_files(
+    folder: Path, files: FileSet, read: Callable[[Mapping[str, Any], Mapping[str, pa.Buffer]], E]
+) -> E | None:
+    """What `read` makes of the entry of these files: of its meta.json and its other files, mapped.
+
+    None where it is absent, of other inputs, damaged, or maybe made by somebody else. Its time of last use becomes now.
     """
     try:
         meta = read_meta(folder)
         identities = [identity(path, of=len(files.paths)) for path in files.paths]
         if meta["settings"] != json.loads(json.dumps(files.settings)) or meta["inputs"] != identities:
             return None
-        fitted = fitted or Fitted.of_json(meta)
-        parts: dict[str, ColumnarDataset] = {}
+        mapped: dict[str, pa.Buffer] = {}
         for name, size in meta["sizes"].items():
             if not trusted(folder / name):
                 return None
-            mapped = pa.memory_map(str(folder / name)).read_buffer()
-            if mapped.size != size:
+            mapped[name] = pa.memory_map(str(folder / name)).read_buffer()
+            if mapped[name].size != size:
                 return None
-            parts[name] = ColumnarDataset(mapped, schema=schema, lists=fitted.lists, transform=fitted.transform)
-        size = sum(meta["sizes"].values())
-        content = Content(fitted, meta["checksums"], meta["skipped"], meta["notes"], meta["absent"])
-        entry = CacheEntry(folder, content, parts, size)
+        entry = read(meta, mapped)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None  # pa.ArrowInvalid is a ValueError
     with contextlib.suppress(OSError):

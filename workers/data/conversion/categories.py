@@ -60,6 +60,16 @@ def decode_ids(column: Column, kind: Kind | None, rules: ReadingRules, spellings
     return ids_N
 
 
+def named_ids(column: Column, kind: Kind | None, rules: ReadingRules) -> tuple[Ints, pa.Array]:
+    """The ids of a column, and the value that names each: a text without the spaces around it, or an integer."""
+    ids_N = decode_ids(column, kind, rules)
+    if kind == "texts":
+        return ids_N, _as_texts(column, rules).cast(pa.large_string())
+    if kind == "times":
+        return ids_N, column.values.cast(pa.large_string())
+    return ids_N, pa.array(ids_N.view(np.uint64) if pa.types.is_uint64(column.values.type) else ids_N)
+
+
 def _as_texts(column: Column, rules: ReadingRules) -> pa.Array:
     """The values as texts: whole numbers without a fraction, truth values and dates as Arrow's CSV writer has them."""
     values, kind = column.values, column.values.type

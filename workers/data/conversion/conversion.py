@@ -21,6 +21,8 @@ from shardkeep.workers.data.conversion.labels import Absent, LabelValues, PartCh
 from shardkeep.workers.data.conversion.layout import ColumnLayout, Fitted, PriorFit
 from shardkeep.workers.data.conversion.reader import RowReader
 from shardkeep.workers.data.gather_kernels import hold_out
+from shardkeep.workers.data.schema import NO_LABEL
+from shardkeep.workers.data_config import LabelColumn
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,7 @@ class Converter:
         self.skipped = 0
         self._absent = Absent(layout.labels, layout.rules)
         self._labels = layout.labels
+        self._checked = layout.labels or (LabelColumn(column=NO_LABEL, kind="number"),)  # of which rows are counted
 
     @property
     def absent(self) -> list[str]:
@@ -73,7 +76,7 @@ class Converter:
         """
         both = train is not None and held is not None
         names = (("training", train), ("evaluation", held))
-        checks = {name: [PartCheck(name) for _ in self._labels] for name, writer in names if writer is not None}
+        checks = {name: [PartCheck(name) for _ in self._checked] for name, writer in names if writer is not None}
         row, unlabelled = 0, [Unlabelled(label) for label in self._labels]
         for chunk in itertools.chain.from_iterable(chunk.parts() for chunk in chunks):
             row += len(chunk)
@@ -99,10 +102,10 @@ class Converter:
             self._finish(part_checks, f" (data.eval_fraction: {split.share})" if both else "")
 
     def _finish(self, checks: Sequence[PartCheck], advice: str) -> None:
-        for check, label in zip(checks, self._labels, strict=True):
+        for check, label in zip(checks, self._checked, strict=True):
             check.finish(label, advice)
 
     def _check(self, checks: Sequence[PartCheck], label_N: LabelValues, part: Chunk) -> None:
         columns = label_N.T if label_N.ndim == 2 else [label_N]
-        for check, values_N, label in zip(checks, columns, self._labels, strict=True):
+        for check, values_N, label in zip(checks, columns, self._checked, strict=True):
             check.add(values_N, part, label)

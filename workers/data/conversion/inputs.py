@@ -14,13 +14,14 @@ from pydantic import AfterValidator, ConfigDict, Field, ValidationError, model_v
 
 from shardkeep.base.errors import ConfigError, DataError
 from shardkeep.base.settings import Settings, first_problem
-from shardkeep.workers.data.columnar import ColumnarDataset, ColumnarWriter
+from shardkeep.workers.data.columnar import ColumnarDataset, ColumnarWriter, DenseTransform
 from shardkeep.workers.data.conversion.categories import Kind
 from shardkeep.workers.data.conversion.chunk import Chunk
 from shardkeep.workers.data.conversion.labels import LabelValues, no_labels
 from shardkeep.workers.data.conversion.layout import ColumnLayout, Fitted, PriorFit
 from shardkeep.workers.data.conversion.reader import RowReader
 from shardkeep.workers.data.conversion.rules import FORM
+from shardkeep.workers.data.schema import Schema
 from shardkeep.workers.data_config import (
     ColumnName,
     DataConfig,
@@ -43,7 +44,7 @@ def _float32(value: float) -> float:
 
 
 LATEST = 3
-"""The form of inputs of several labels or with sequences: a reader of before would take them for none."""
+"""The form of inputs of several labels, of none, or with sequences: a reader of before would take them for others."""
 _LARGEST32 = float(np.finfo(np.float32).max)
 _Float32 = Annotated[float, AfterValidator(_float32)]
 _AnyFloat32 = Annotated[float, Field(allow_inf_nan=True), AfterValidator(_float32)]
@@ -94,7 +95,8 @@ class _StoredLayout(Settings):
 
     @model_validator(mode="after")
     def _columns_differ(self) -> _StoredLayout:
-        if (self.form == LATEST) != bool(self.labels or self.sequences) or (self.label is None) == (not self.labels):
+        later = bool(self.labels or self.sequences or not self.targets)
+        if (self.form == LATEST) != later or (self.labels and self.label is not None):
             raise ValueError("label: is missing, or is not of this form")
         check_labels(self.labels)
         dense, sparse = [c.column for c in self.dense], [c.column for c in self.sparse]
@@ -168,11 +170,12 @@ class Inputs:
         """JSON types, which `of_json` reads."""
         layout = self.layout
         groups = {name: group.model_dump() for name, group in layout.sequences.items()}
-        later = bool(groups or layout.tasks)
+        later = bool(groups or layout.tasks or not layout.labels)
         tasks = [label.model_dump() for label in layout.tasks]
+        label = None if tasks or not layout.labels else layout.labels[0].model_dump()
         return {
             **({"form": LATEST, "rules": layout.form} if later else {"form": layout.form}),
-            **({"labels": tasks} if tasks else {"label": layout.labels[0].model_dump()}),
+            **({"labels": tasks} if tasks else {"label": label}),
             "dense": [column.model_dump() for column in layout.dense],
             "sparse": [column.model_dump() for column in layout.sparse],
             "scale": layout.scale,
@@ -196,6 +199,36 @@ class Inputs:
         """Names of the raw columns that the model reads, each once; without the label and the weight of a sample."""
         layout = replace(self.layout, weight=None)
         return [name for name in layout.raw_columns() if name not in layout.label_columns]
+
+    def only(self, schema: Schema) -> Inputs:
+        """Those of some columns: `schema` has no others than this one's."""
+        layout, fitted = self.layout, self.fitted
+        ids = {column.name for column in schema.looked_up}
+        numbers = {*schema.dense, *(name for group in schema.sequences for name in group.numbers)}
+        own_I = [i for i, column in enumerate(layout.scaled) if column.column in numbers]
+        sequences = {
+            group.name: layout.sequences[group.name].model_copy(update={"ids": {c.name: c.table for c in group.ids}})
+            for group in schema.sequences  # a table may have been called by a feature that is left out
+        }
+        dense = tuple(column for column in layout.dense if column.numbers()[0].column in numbers)
+        sparse = tuple(column for column in layout.sparse if column.column in ids)
+        own = fitted.transform
+        return Inputs(
+            replace(layout, dense=dense, sparse=sparse, sequences=sequences),
+            Fitted(
+                fitted.lists & ids,
+                {name: fitted.kinds[read] for name in ids if (read := self._read_as(name)) is not None},
+                tuple(fitted.origins[i] for i in own_I),
+                DenseTransform(own.fill_I[own_I], own.shift_I[own_I], own.factor_I[own_I]),
+                fitted.times & numbers,
+                fitted.brackets & (ids | numbers),
+            ),
+            self.reading,
+        )
+
+    def _read_as(self, name: str) -> str | None:
+        """The column whose kind a column of ids has; None = it is not known."""
+        return next((n for n in (name, *self.layout.sharing.get(name, ())) if n in self.fitted.kinds), None)
 
     def labelled(self, chunk: Chunk) -> tuple[Chunk, LabelValues]:
         """The rows of a chunk that have a label, and their labels. Raises DataError for a missing label, unless

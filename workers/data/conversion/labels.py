@@ -47,7 +47,8 @@ class Labels:
 
 
 def decode_labels(chunk: Chunk, labels: Sequence[AnyLabel], rules: ReadingRules) -> Labels:
-    """The labels of a chunk. A label is masked where the label that is `given` is not 1.
+    """The labels of a chunk; 1 of all rows where there is no label. One is masked where the label that is `given` is
+    not 1.
 
     Raises DataError, naming the row, as `_decoded`, and for a 1 `after` a label that is 0."""
     found = []
@@ -55,6 +56,8 @@ def decode_labels(chunk: Chunk, labels: Sequence[AnyLabel], rules: ReadingRules)
         column = chunk.column(label.column)
         with column.named():
             found.append(_decoded(column, label, rules))
+    if not found:
+        return Labels(np.ones(len(chunk), np.uint8), np.zeros((len(chunk), 0), np.bool_))
     if len(found) == 1:
         return Labels(found[0].value_N, found[0].missing_N[:, None])
     missing_NT = np.stack([one.missing_N for one in found], axis=1)
@@ -111,7 +114,7 @@ def _decoded(column: Column, label: AnyLabel, rules: ReadingRules) -> _Decoded:
 
 def no_labels(labels: Sequence[AnyLabel], num_rows: int) -> LabelValues:
     """Labels for rows that are only scored: 0."""
-    return np.zeros(num_rows, np.uint8) if len(labels) == 1 else np.zeros((num_rows, len(labels)), np.float32)
+    return np.zeros(num_rows, np.uint8) if len(labels) <= 1 else np.zeros((num_rows, len(labels)), np.float32)
 
 
 def _key(label: AnyLabel) -> str:

@@ -12,7 +12,7 @@ from shardkeep.workers.data.columnar import DenseTransform
 from shardkeep.workers.data.conversion.categories import Kind
 from shardkeep.workers.data.conversion.rules import FORM, ReadingRules
 from shardkeep.workers.data.conversion.scaling import PriorScale, from_json, to_json
-from shardkeep.workers.data.schema import Schema, features_of, sequences_of
+from shardkeep.workers.data.schema import NO_LABEL, Schema, features_of, sequences_of
 from shardkeep.workers.data_config import (
     DataConfig,
     DenseColumn,
@@ -28,7 +28,7 @@ from shardkeep.workers.data_config import (
 @dataclass(frozen=True)
 class ColumnLayout:
     """Which raw columns become what. `lists` is known only once the first chunk is seen. `labels`: one of `data.label`,
-    or several of `data.labels`."""
+    or several of `data.labels`; () = each sample is a positive one."""
 
     labels: tuple[LabelColumn | TaskColumn, ...]
     dense: tuple[DenseColumn, ...]
@@ -50,7 +50,7 @@ class ColumnLayout:
         """The schema of the samples."""
         names, features = tuple(c.column for c in self.numbers), features_of(self.sparse)
         sequences = sequences_of(self.sequences, features)
-        return Schema(names, features, self.label_columns, sequences, tasks=self.tasks)
+        return Schema(names, features, self.label_columns or (NO_LABEL,), sequences, tasks=self.tasks)
 
     @property
     def label_columns(self) -> tuple[str, ...]:
@@ -96,9 +96,10 @@ class ColumnLayout:
         return list(dict.fromkeys([*used, *entries, *scalars]))
 
 
-def layout_of(config: DataConfig, *, scale: Scaling = "standard") -> ColumnLayout:
-    """The layout that the config describes. Raises ConfigError where it cannot be one."""
-    if not config.targets:
+def layout_of(config: DataConfig, *, scale: Scaling = "standard", labelled: bool = True) -> ColumnLayout:
+    """The layout that the config describes. `labelled`: there must be a label. Raises ConfigError where it cannot be
+    one."""
+    if labelled and not config.targets:
         raise ConfigError(f"data.label: is missing; source: {config.source} needs the column to predict")
     if not config.dense and not config.sparse and not config.sequences:
         raise ConfigError("data.dense and data.sparse: are both empty; allowed: at least one column")

@@ -25,6 +25,7 @@ from shardkeep.workers.data.samples import Data, Progress
 from shardkeep.workers.data.sources.column_patterns import named_columns
 from shardkeep.workers.data.sources.csv_lines import CountedLines, check_lines
 from shardkeep.workers.data_config import DataConfig, refuse
+from shardkeep.workers.model_config import RetrievalSettings
 
 BLOCK_BYTES = 1 << 24  # a row must fit; also what one read holds in memory
 UNIT = b"\x1f"  # ASCII's unit separator represents a delimiter of several characters
@@ -37,11 +38,14 @@ COMPRESSIONS = {
 _log = EventLog("data")
 
 
-def open_csv(config: DataConfig, *, seed: int, progress: Progress | None) -> Data:
+def open_csv(
+    config: DataConfig, *, seed: int, progress: Progress | None, items: RetrievalSettings | None = None
+) -> Data:
     """The source `csv`. Raises DataError for what is wrong with the files, ConfigError for the settings."""
     refuse(config, ("synthetic", "options"))
     form, config = _form(config), named_columns(config, lambda: header(config))
-    return open_cached(config, layout_of(config), form.read, reading=form.reading(), seed=seed, progress=progress)
+    layout = layout_of(config, labelled=items is None)
+    return open_cached(config, layout, form.read, reading=form.reading(), seed=seed, progress=progress, items=items)
 
 
 def header(config: DataConfig) -> list[str]:

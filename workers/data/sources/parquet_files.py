@@ -18,18 +18,20 @@ from shardkeep.workers.data.input_files import columns_of_folders
 from shardkeep.workers.data.samples import Data, Progress
 from shardkeep.workers.data.sources.column_patterns import named_columns
 from shardkeep.workers.data_config import DIALECT, DataConfig, refuse
+from shardkeep.workers.model_config import RetrievalSettings
 
 BUFFER_BYTES = 1 << 20
 """Read at once of each column."""
 
 
-def open_parquet(config: DataConfig, *, seed: int, progress: Progress | None) -> Data:
+def open_parquet(
+    config: DataConfig, *, seed: int, progress: Progress | None, items: RetrievalSettings | None = None
+) -> Data:
     """The source `parquet`. Raises DataError for what is wrong with the files, ConfigError for the settings."""
     refuse(config, ("synthetic", "options", *DIALECT))
     config = named_columns(config, lambda: header(config))
-    return open_cached(
-        config, layout_of(config), read_parquet, reading={"form": "parquet"}, seed=seed, progress=progress
-    )
+    layout, reading = layout_of(config, labelled=items is None), {"form": "parquet"}
+    return open_cached(config, layout, read_parquet, reading=reading, seed=seed, progress=progress, items=items)
 
 
 def header(config: DataConfig) -> list[str]:

@@ -13,12 +13,18 @@ from shardkeep.workers.data.samples import Data, Progress
 from shardkeep.workers.data.schema import Schema, features_of, sequences_of
 from shardkeep.workers.data.sources.column_patterns import named_columns
 from shardkeep.workers.data_config import OWN_SOURCE, SOURCES, DataConfig
+from shardkeep.workers.model_config import RetrievalSettings
+
+CATALOGUED = ("csv", "parquet", "synthetic")
+"""Sources from which a catalogue can be made: those with the raw values of items, or that know them."""
 
 
 class Source(Protocol):
-    """Opens the samples of one kind of source."""
+    """Opens the samples of one kind of source; `items`: of `CATALOGUED` sources only."""
 
-    def __call__(self, config: DataConfig, *, seed: int, progress: Progress | None) -> Data: ...
+    def __call__(
+        self, config: DataConfig, *, seed: int, progress: Progress | None, items: RetrievalSettings | None = ...
+    ) -> Data: ...
 
 
 def kernels_of_source(name: str) -> tuple[str, ...]:
@@ -33,13 +39,15 @@ def source_named(name: str) -> Source:
 
 
 def columns_of_files(config: DataConfig) -> Schema | None:
-    """The columns of ids of csv or parquet files, by the config and the header of the first file; None = known when the
-    source is opened. Raises DataError."""
+    """The columns of csv or parquet files, by the config and the header of the first file; None = known when the source
+    is opened. Raises DataError."""
     if config.source not in ("csv", "parquet"):
         return None
     module = importlib.import_module(f"shardkeep.workers.data.sources.{config.source}_files")
-    features = features_of(named_columns(config, lambda: module.header(config)).sparse)
-    return Schema((), features, sequences=sequences_of(config.sequences, features))
+    named = named_columns(config, lambda: module.header(config))
+    dense = tuple(number.column for column in named.dense for number in column.numbers())
+    features = features_of(named.sparse)
+    return Schema(dense, features, sequences=sequences_of(config.sequences, features))
 
 
 def check_present(config: DataConfig) -> None:
@@ -51,17 +59,26 @@ def check_present(config: DataConfig) -> None:
         )
 
 
-def open_data(config: DataConfig, *, seed: int, progress: Progress | None = None) -> Data:
+def open_data(
+    config: DataConfig, *, seed: int, progress: Progress | None = None, items: RetrievalSettings | None = None
+) -> Data:
     """The samples that `config` describes; file sources are converted to the cache first where need be.
 
     Args:
         config: the job's `data`; `root` must be resolved.
         seed: the job's seed; decides `eval_fraction`'s split and the synthetic stream.
         progress: told what is done, and the share of it in [0, 1], from this thread.
+        items: the model of a retrieval job: its samples need no label, and come with a catalogue.
 
     Raises:
         DataError: a file, row, column or label is wrong; one line that names it.
         ConfigError: a setting is wrong for this source.
     """
     check_present(config)
-    return source_named(config.source)(config, seed=seed, progress=progress)
+    source = source_named(config.source)
+    if items is None:
+        return source(config, seed=seed, progress=progress)
+    if config.source not in CATALOGUED:
+        why = f"{items.name} needs a catalogue of items, which source: {config.source} has not"
+        raise ConfigError(f"model.name: {why}; sources from which one can be made: {', '.join(CATALOGUED)}")
+    return source(config, seed=seed, progress=progress, items=items)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
@@ -16,13 +17,17 @@ import xxhash
 from numpy.typing import NDArray
 
 from shardkeep.base.arrays import Float64s, Floats, Ints
+from shardkeep.base.errors import ConfigError
 from shardkeep.workers.data.batch import Batch
 from shardkeep.workers.data.samples import Data, Progress, fingerprint
 from shardkeep.workers.data.schema import Schema, sample_inputs
+from shardkeep.workers.data.sides import sides_of_model
 from shardkeep.workers.data.sources.synthetic_clicks import DEFAULT_SIZES, Clicks
 from shardkeep.workers.data.sources.synthetic_histories import Histories
 from shardkeep.workers.data.sources.synthetic_tasks import Chain
+from shardkeep.workers.data.sources.synthetic_transitions import Transitions
 from shardkeep.workers.data_config import DataConfig, SyntheticConfig, refuse
+from shardkeep.workers.model_config import RETRIEVAL, RetrievalSettings
 
 FORMAT = 1  # a new number where equal settings give other samples
 
@@ -33,7 +38,8 @@ class Maker(Protocol):
     schema: Schema
 
     def make(self, rows_B: Ints) -> tuple[Batch, Float64s]:
-        """The samples `rows_B`, and the logits of their labels, float64 (B,), of several (B, T)."""
+        """The samples `rows_B`, and what the teacher knows of them, float64: the logits from which their labels were
+        drawn, (B,) or of several (B, T), or the ranks of their items in the best possible lists, (B,)."""
         ...
 
 
@@ -58,6 +64,10 @@ class SyntheticDataset:
         """The logits of the labels of `rows_B`, as the maker has them: float64."""
         return self._make(rows_B)[1]
 
+    def best_ranks(self, num_samples: int) -> Ints:
+        """Of retrieval: the ranks of the first `num_samples` items in the best possible lists, int64."""
+        return self._make(np.arange(min(num_samples, self._num_samples)))[1].astype(np.int64)
+
     def best_auc(self, num_samples: int) -> tuple[float, ...]:
         """For each label the AUC of the teacher's own probabilities on the first `num_samples` rows."""
         count = min(num_samples, self._num_samples)
@@ -79,6 +89,7 @@ class SyntheticDataset:
 _MAKERS: dict[str, Callable[[SyntheticConfig, np.uint64, np.uint64], Maker]] = {
     "clicks": Clicks,
     "sequences": Histories,
+    "retrieval": Transitions,
 }
 
 
@@ -91,7 +102,9 @@ def _auc(logit_B: Float64s, label_B: Floats) -> float:
     return auc(logit_B, label_B) if len(np.unique(label_B)) == 2 else math.nan
 
 
-def open_synthetic(config: DataConfig, *, seed: int, progress: Progress | None) -> Data:
+def open_synthetic(
+    config: DataConfig, *, seed: int, progress: Progress | None, items: RetrievalSettings | None = None
+) -> Data:
     """The source `synthetic`. Raises ConfigError for settings that it could only ignore."""
     used = {"source", "root", "synthetic", "fitted"}
     stream = config.synthetic
@@ -109,7 +122,22 @@ def open_synthetic(config: DataConfig, *, seed: int, progress: Progress | None) 
     if train.schema.tasks:
         settings["labels"] = [task.model_dump(exclude={"loss", "weight"}) for task in train.schema.tasks]
     mark = fingerprint(settings | {"rows": len(train)}, settings | {"rows": len(held)})
-    return Data(train, held, held.best_auc, "made on the fly", mark, sample_inputs(train.schema, frozenset()))
+    inputs = sample_inputs(train.schema, frozenset())
+    data = Data(train, held, held.best_auc, "made on the fly", mark, inputs)
+    if stream.task == "retrieval":
+        if items is None:
+            allowed = ", ".join(RETRIEVAL)
+            raise ConfigError(f"data.synthetic.task: retrieval has no labels; allowed with model.name: {allowed}")
+        data = replace(data, best_auc=None, best_ranks=held.best_ranks, inputs={**(inputs or {}), "label": None})
+    return data if items is None else _with_catalogue(data, items)
+
+
+def _with_catalogue(data: Data, model: RetrievalSettings) -> Data:
+    """The data with the items of the training samples, whose values are their ids."""
+    from shardkeep.workers.data.items import as_values, checked, make_catalogue  # here: pyarrow takes every role 0.25 s
+
+    sides = sides_of_model(model, data.train.schema)
+    return checked(replace(data, catalogue=make_catalogue(data.train, sides, as_values)), sides)
 
 
 def _key(name: str, seed: int) -> np.uint64:

@@ -169,3 +169,44 @@ def draw_chain(
             label_BC[b, c] = happened
         if unit(base) < masked:
             label_BC[b, label_BC.shape[1] - 1] = np.nan
+
+
+@kernel(
+    "void(uint64, uint64, int64[::1], int64, int64, float64, float64, boolean, int64[::1], int64[:,::1], float64[::1])"
+)
+def make_transitions(
+    teacher_key: np.uint64,
+    sample_key: np.uint64,
+    rows_B: NDArray[np.int64],
+    topics: int,
+    size: int,
+    exponent: float,
+    followed: float,
+    numbered: bool,
+    item_B: NDArray[np.int64],
+    seen_BL: NDArray[np.int64],
+    rank_B: NDArray[np.float64],
+) -> None:
+    """Writes samples `rows_B`: walks among the `size` items of one of `topics`, of which the last is the item to
+    predict, and its rank among all items by their chance to come next.
+
+    `followed`: the chance of the last item's successor, beside that of its popularity."""
+    length = seen_BL.shape[1]
+    for b in range(len(rows_B)):
+        base = mix(np.uint64(sample_key) + np.uint64(rows_B[b]) * GOLDEN)
+        topic = int(unit(mix(base + GOLDEN)) * topics)
+        place, successor = 0, -1
+        for at in range(length + 1):
+            draws = base + np.uint64(2 * at + 2) * GOLDEN
+            place = zipf_rank(unit(mix(draws)), size, exponent)
+            if at > 0 and unit(mix(draws + GOLDEN)) < followed:
+                place = successor
+            item = place * topics + topic
+            code = mix(np.uint64(teacher_key) + GOLDEN + np.uint64(item))
+            shown = item * SPREAD % (size * topics) if numbered else np.int64(code)
+            if at < length:
+                seen_BL[b, at] = shown
+                successor = int(unit(mix(code ^ np.uint64(0x5851F42D4C957F2D))) * size)
+            else:
+                item_B[b] = shown
+        rank_B[b] = 1.0 if place == successor else place + (2.0 if successor > place else 1.0)

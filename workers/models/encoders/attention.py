@@ -43,11 +43,11 @@ class Places(nn.Module):
         return x_NE + F.embedding(sequence.distances(), self.vectors), sequence
 
 
-def check_heads(width: int, heads: int) -> None:
+def check_heads(width: int, heads: int, *, setting: str = "model.encoder.heads") -> None:
     """Raises UserError where heads would be of different widths."""
     if width % heads:
         raise UserError(
-            f"model.encoder.heads: {heads} does not divide {width}, the values of the rows of an entry; "
+            f"{setting}: {heads} does not divide {width}, the values of the rows of an entry; "
             "allowed: a divisor, or tables of another dim"
         )
 
@@ -60,18 +60,47 @@ def attended(
     *,
     heads: int,
     newest: bool,
+    last: bool = True,
 ) -> torch.Tensor:
     """The attention of R queries, (R, E).
 
     Args:
         query_RE: Of all entries, or with `newest` of the newest of each sample.
         keys_NX: Keys and values of all entries side by side, (N, 2 E).
+        last: `attention` has the entries at the last places, else at the first; see `Sequence.padded`.
     """
-    key_BHMX, value_BHMX = _heads(sequence.padded(keys_NX, last=True), 2 * heads).chunk(2, dim=1)
-    query_BQE = query_RE[:, None] if newest else sequence.padded(query_RE, last=True)
+    key_BHMX, value_BHMX = _heads(sequence.padded(keys_NX, last=last), 2 * heads).chunk(2, dim=1)
+    query_BQE = query_RE[:, None] if newest else sequence.padded(query_RE, last=last)
     joined_BQE = attention(_heads(query_BQE, heads), key_BHMX, value_BHMX).transpose(1, 2).flatten(2)
-    return joined_BQE[:, 0] if newest else sequence.flat(joined_BQE, last=True)
+    return joined_BQE[:, 0] if newest else sequence.flat(joined_BQE, last=last)
 
 
 def _heads(x_BMC: torch.Tensor, heads: int) -> torch.Tensor:
     return x_BMC.view(*x_BMC.shape[:2], heads, -1).transpose(1, 2)
+
+
+def scores_of(query_BHQX: torch.Tensor, key_BHMX: torch.Tensor) -> torch.Tensor:
+    """Products of queries and keys, (B, H, Q, M).
+
+    Of one query the bits of a matrix product, and those of torch's attention, depend on where its sample is in memory.
+    So scoring adds up products itself: the bits of a sample are the same at every place of a block."""
+    if query_BHQX.shape[2] > 1 or torch.is_grad_enabled():
+        return query_BHQX @ key_BHMX.transpose(2, 3)
+    return (query_BHQX * key_BHMX).sum(3)[:, :, None]
+
+
+def mixed(share_BHQM: torch.Tensor, value_BHMX: torch.Tensor) -> torch.Tensor:
+    """Sums of values by their shares, (B, H, Q, X); as `scores_of`."""
+    if share_BHQM.shape[2] > 1 or torch.is_grad_enabled():
+        return share_BHQM @ value_BHMX
+    return (share_BHQM.transpose(2, 3) * value_BHMX).sum(2, keepdim=True)
+
+
+def softmax_attention(
+    query_BHQX: torch.Tensor, key_BHMX: torch.Tensor, value_BHMX: torch.Tensor, seen_B1QM: torch.Tensor
+) -> torch.Tensor:
+    """Attention to the places that are seen, (B, H, Q, X); as `scores_of`."""
+    if query_BHQX.shape[2] > 1 or torch.is_grad_enabled():
+        return F.scaled_dot_product_attention(query_BHQX, key_BHMX, value_BHMX, attn_mask=seen_B1QM)
+    scores_BHQM = scores_of(query_BHQX, key_BHMX) * query_BHQX.shape[3] ** -0.5
+    return mixed(scores_BHQM.masked_fill(~seen_B1QM, -torch.inf).softmax(3), value_BHMX)

@@ -10,7 +10,7 @@ from torch import nn
 
 from shardkeep.workers.embeddings.sequence import Sequence, SequenceShape
 from shardkeep.workers.encoder_config import HstuEncoderConfig
-from shardkeep.workers.models.encoders.attention import Places, attended, check_heads
+from shardkeep.workers.models.encoders.attention import Places, attended, check_heads, mixed, scores_of
 from shardkeep.workers.models.layers.hidden import HiddenOptions
 
 
@@ -62,8 +62,8 @@ class HstuLayer(nn.Module):
         seen_B1QM = sequence.mask(last=True)[:, None, None] & (distance_QM >= 0)
 
         def attention(query_BHQX: torch.Tensor, key_BHMX: torch.Tensor, value_BHMX: torch.Tensor) -> torch.Tensor:
-            share_BHQM = F.silu(query_BHQX @ key_BHMX.transpose(2, 3) + bias_HQM) / sequence.max_length
-            return share_BHQM.masked_fill(~seen_B1QM, 0.0) @ value_BHMX
+            share_BHQM = F.silu(scores_of(query_BHQX, key_BHMX) + bias_HQM) / sequence.max_length
+            return mixed(share_BHQM.masked_fill(~seen_B1QM, 0.0), value_BHMX)
 
         x_RE = sequence.newest(x_NE) if newest else x_NE
         keys_NX = F.silu(self.keys(F.layer_norm(x_NE, (self.width,))))

@@ -5,12 +5,11 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from shardkeep.workers.embeddings.sequence import Sequence, SequenceShape
 from shardkeep.workers.encoder_config import TransformerEncoderConfig
-from shardkeep.workers.models.encoders.attention import Places, attended, check_heads
+from shardkeep.workers.models.encoders.attention import Places, attended, check_heads, softmax_attention
 from shardkeep.workers.models.layers.hidden import HiddenOptions
 
 
@@ -57,12 +56,8 @@ class TransformerLayer(nn.Module):
         seen_BM = sequence.mask(last=True) | (places_M == sequence.max_length - 1)  # a softmax needs one place
 
         def attention(query_BHQX: torch.Tensor, key_BHMX: torch.Tensor, value_BHMX: torch.Tensor) -> torch.Tensor:
-            return F.scaled_dot_product_attention(
-                query_BHQX,
-                key_BHMX,
-                value_BHMX,
-                attn_mask=seen_BM[:, None, None].expand(-1, -1, query_BHQX.shape[2], -1),
-            )
+            seen_B1QM = seen_BM[:, None, None].expand(-1, -1, query_BHQX.shape[2], -1)
+            return softmax_attention(query_BHQX, key_BHMX, value_BHMX, seen_B1QM)
 
         x_RE = sequence.newest(x_NE) if newest else x_NE
         joined_RE = attended(sequence, self.query(x_RE), self.keys(x_NE), attention, heads=self.heads, newest=newest)

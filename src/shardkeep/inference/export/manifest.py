@@ -30,9 +30,10 @@ from shardkeep.base.settings import first_problem
 from shardkeep.config import JobConfig
 from shardkeep.ps.checkpoints.folder import FileRecord, unknown_format
 from shardkeep.ps.config import TableSpec
+from shardkeep.workers.model_config import RETRIEVAL
 
 MANIFEST = "manifest.json"
-TOWER, PROGRAM = "tower.safetensors", "tower.pt2"
+TOWER, PROGRAM, ITEMS = "tower.safetensors", "tower.pt2", "items.parquet"
 TowerFormat = Literal["fp32", "int8"]
 RowFormat = Literal["fp32", "fp16", "int8"]
 DTYPES: dict[str, Any] = {"fp32": np.float32, "fp16": np.float16, "int8": np.int8}
@@ -148,6 +149,12 @@ class Manifest:
         """Of all files."""
         return sum(file.size for file in self.files)
 
+    @property
+    def finds_items(self) -> bool:
+        """Whether it is a retrieval model, which has a file of items."""
+        model = self.settings.get("model")
+        return isinstance(model, dict) and model.get("name") in RETRIEVAL
+
     def to_json(self) -> dict[str, Any]:
         found: dict[str, Any] = {"kind": _KIND, "format": FORMAT, "cost": self.cost}
         found |= {name: getattr(self, name) for name in _PLAIN}
@@ -174,6 +181,8 @@ class Manifest:
             raise ValueError(f"folder {self.folder[:40]}")
         needed = {path.name for number in range(len(self.tables)) for path in files_of(Path(), number)}
         needed.add(PROGRAM if self.program else TOWER)
+        if self.finds_items:
+            needed.add(ITEMS)
         names = [file.path.removeprefix(f"{self.folder}/") for file in self.files]
         if len(set(names)) < len(names) or not needed <= set(names) <= needed | {PROGRAM}:
             raise ValueError("files: its list of files is not that of an export")

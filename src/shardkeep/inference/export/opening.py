@@ -11,10 +11,12 @@ from torch import nn
 from shardkeep.assembly.model import build_scorer
 from shardkeep.base.errors import CheckpointError
 from shardkeep.base.files import use_newest
-from shardkeep.inference.export.manifest import MANIFEST, PROGRAM, TOWER, Manifest, read_manifest
+from shardkeep.inference.export.item_file import read_items
+from shardkeep.inference.export.manifest import ITEMS, MANIFEST, PROGRAM, TOWER, Manifest, read_manifest
 from shardkeep.inference.export.program import read_program
 from shardkeep.inference.export.rows import map_rows
 from shardkeep.inference.export.tower import load_tower
+from shardkeep.inference.finding import Items
 from shardkeep.inference.sorted_rows import SortedRows
 from shardkeep.inference.trained import Module, Trained
 from shardkeep.workers.data.conversion.inputs import Inputs
@@ -55,8 +57,11 @@ def open_export(out: Path, *, verify: bool = False) -> Trained:
     return use_newest(lambda: read_manifest(out), load)[1]
 
 
-def trained_of_export(out: Path, manifest: Manifest) -> Trained:
-    """The model that a manifest describes, whose files are in `out`. Raises CheckpointError."""
+def trained_of_export(out: Path, manifest: Manifest, items: Items | None = None) -> Trained:
+    """The model that a manifest describes, whose files are in `out`. Raises CheckpointError.
+
+    Args:
+        items: Of a retrieval model; None = its file has them."""
     config = manifest.config(out)
     try:
         inputs = Inputs.of_json(manifest.inputs)
@@ -72,7 +77,9 @@ def trained_of_export(out: Path, manifest: Manifest) -> Trained:
             return Program(read_program(folder / PROGRAM), torch.device("cpu"))
         return build_scorer(config, schema, embeddings, lambda model: load_tower(model, folder / TOWER))
 
-    return Trained(config, manifest.step, schema, inputs, rows, dense)
+    if items is None and manifest.finds_items:
+        items = read_items(folder / ITEMS)
+    return Trained(config, manifest.step, schema, inputs, rows, dense, items=items)
 
 
 def _check_tables(out: Path, manifest: Manifest, schema: Schema) -> None:

@@ -14,7 +14,9 @@ from shardkeep import __version__
 from shardkeep.assembly.model import build_dense_model, table_specs
 from shardkeep.base.errors import ShardkeepError, UserError
 from shardkeep.config import JobConfig
+from shardkeep.inference.export.item_file import write_items
 from shardkeep.inference.export.manifest import (
+    ITEMS,
     PROGRAM,
     SETTINGS,
     TOWER,
@@ -31,7 +33,7 @@ from shardkeep.inference.export.program import write_program
 from shardkeep.inference.export.rows import write_rows
 from shardkeep.inference.export.tower import write_tower
 from shardkeep.inference.scoring import data_of, metrics_on
-from shardkeep.inference.trained import Trained, needed_inputs, trained_of_checkpoint
+from shardkeep.inference.trained import Trained, items_of_run, needed_inputs, trained_of_checkpoint
 from shardkeep.ps.checkpoints.folder import Checkpoint
 from shardkeep.ps.checkpoints.row_stream import stream_rows
 from shardkeep.ps.config import TableSpec
@@ -42,6 +44,7 @@ from shardkeep.run.reader import RunReader
 from shardkeep.run.trained import Which, config_of, with_checkpoint
 from shardkeep.workers.checkpoint.tower_state import read_tower
 from shardkeep.workers.data.conversion.inputs import Inputs
+from shardkeep.workers.data.sides import sides_of_model
 from shardkeep.workers.embeddings.layer import Embeddings
 from shardkeep.workers.embeddings.sequence import SequenceShape
 from shardkeep.workers.metrics.quality import COUNTS
@@ -113,9 +116,12 @@ def _write(
         cost={},
         versions={"shardkeep": __version__, "torch": torch.__version__},
     )
+    if manifest.finds_items:
+        told("items", 1.0)
+        write_items(folder / ITEMS, trained_of_export(folder.parent, manifest, items_of_run(config, run)).finder)
     if formats != Formats():
         after = trained_of_export(folder.parent, manifest)
-        manifest = replace(manifest, cost=_cost(config, checkpoint, inputs, after, told))
+        manifest = replace(manifest, cost=_cost(run, config, checkpoint, inputs, after, told))
     return manifest
 
 
@@ -134,12 +140,13 @@ def _module(
     config: JobConfig, inputs: Inputs, tables: Sequence[TableRecord], state: Mapping[str, torch.Tensor]
 ) -> tuple[nn.Module, int, Mapping[str, int], Mapping[str, SequenceShape]]:
     """The dense model with torch's own layers, its dense columns, its features with the values of their rows, and its
-    sequences."""
+    sequences; of a retrieval model those of users."""
     schema = inputs.layout.schema
-    embeddings = Embeddings(schema, {table.spec.name: table.spec for table in tables})
+    scored = schema if config.items is None else sides_of_model(config.items, schema).users
+    embeddings = Embeddings(scored, {table.spec.name: table.spec for table in tables})
     model = build_dense_model(config, schema, embeddings)
     model.load_state_dict(state)
-    return model, schema.num_dense, embeddings.feature_dims, embeddings.sequences
+    return model, scored.num_dense, embeddings.feature_dims, embeddings.sequences
 
 
 def _metrics(run: Path, step: int) -> dict[str, Any]:
@@ -150,7 +157,7 @@ def _metrics(run: Path, step: int) -> dict[str, Any]:
 
 
 def _cost(
-    config: JobConfig, checkpoint: Checkpoint, inputs: Inputs, after: Trained, told: Told
+    run: Path, config: JobConfig, checkpoint: Checkpoint, inputs: Inputs, after: Trained, told: Told
 ) -> dict[str, float] | None:
     """What the number formats changed of the metrics on the job's evaluation data; None = there are none."""
     try:
@@ -159,7 +166,7 @@ def _cost(
         dataset = None
     if dataset is None:
         return None
-    before = trained_of_checkpoint(config, checkpoint, inputs.layout.schema, inputs)
+    before = trained_of_checkpoint(config, checkpoint, inputs.layout.schema, inputs, run=run)
     first, then = metrics_on(before, dataset, told), metrics_on(after, dataset, told)
     both = [(name, value, then.get(name)) for name, value in first.items() if name.partition("/")[0] not in COUNTS]
     return {n: changed - value for n, value, changed in both if isinstance(value, float) and isinstance(changed, float)}

@@ -63,9 +63,18 @@ class RequestReader:
                 unpack(told.name, told.datatype, each, told.count)
                 for told, each in zip(heading.inputs, raw, strict=True)
             ]
-        return InferRequest(
-            packed.model_name, packed.model_version, heading, values, packed.id, outputs, not typed, len(message)
-        )
+        name, version, top = packed.model_name, packed.model_version, _top(packed.parameters)
+        return InferRequest(name, version, heading, values, packed.id, outputs, not typed, len(message), top)
+
+
+def _top(parameters: Any) -> int | None:
+    """The parameter `top`. Raises Refusal where it is no whole number."""
+    if "top" not in parameters:
+        return None
+    kind = parameters["top"].WhichOneof("parameter_choice")
+    if kind not in ("int64_param", "uint64_param"):
+        raise invalid(f"parameter top: is {kind or 'empty'}; allowed: int64_param")
+    return int(getattr(parameters["top"], kind))
 
 
 def write_reply(reply: InferReply, *, raw: bool) -> bytes:

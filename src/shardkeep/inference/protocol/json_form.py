@@ -43,6 +43,7 @@ class _Head:
     outputs: tuple[RequestedOutput, ...]
     binary: bool
     id: str
+    top: int | None
 
     @property
     def kept(self) -> bool:
@@ -71,7 +72,9 @@ class RequestReader:
         if head.behind != len(body) - size:
             raise _wrong_length(head, len(body) - size)
         values = _values(head, body, size)
-        return InferRequest(model, version, head.heading, values, head.id, head.outputs, head.binary, len(body))
+        return InferRequest(
+            model, version, head.heading, values, head.id, head.outputs, head.binary, len(body), head.top
+        )
 
 
 def _wrong_length(head: _Head, behind: int) -> Refusal:
@@ -102,11 +105,14 @@ def _read_head(text: bytes) -> _Head:
     ends = list(itertools.accumulate(size or 0 for size in sizes))
     places = tuple(None if size is None else (end - size, end) for size, end in zip(sizes, ends, strict=True))
     outputs = tuple(_output(_object("an output", each)) for each in _list("outputs", head.get("outputs", [])))
-    binary = _flag("binary_data_output", _parameters("the request", head).get("binary_data_output", False))
+    parameters = _parameters("the request", head)
+    binary, top = _flag("binary_data_output", parameters.get("binary_data_output", False)), parameters.get("top")
+    if top is not None and type(top) is not int:
+        raise invalid(f"parameter top: {_shown(top)}; allowed: a whole number")
     number = head.get("id", "")
     if not isinstance(number, str):
         raise invalid(f"id: {_shown(number)}; allowed: a text")
-    return _Head(Heading(described), places, ends[-1] if ends else 0, inputs, outputs, bool(binary), number)
+    return _Head(Heading(described), places, ends[-1] if ends else 0, inputs, outputs, bool(binary), number, top)
 
 
 def write_reply(reply: InferReply, request: InferRequest) -> tuple[bytes, int | None]:

@@ -77,6 +77,8 @@ class InferRequest:
     """Whether outputs are raw bytes, as inputs were (gRPC); whether outputs are binary by default (HTTP)."""
     size: int = 0
     """Bytes of the message."""
+    top: int | None = None
+    """The parameter `top`: how many items are asked for; None = it is missing."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,12 +14,11 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from shardkeep.base.arrays import Floats
 from shardkeep.inference.protocol.status import Refusal, Status
 from shardkeep.inference.server.metrics import Metrics
 from shardkeep.inference.server.served_model import Loaded, ServedModel
 from shardkeep.inference.server.settings import Limits
-from shardkeep.inference.server.signature import Rows
+from shardkeep.inference.server.signature import Answer, Rows
 
 INLINE_ROWS = 256
 """A batch up to this size takes a millisecond or two: less than it would cost to hand it to a thread."""
@@ -31,7 +30,7 @@ INLINE_BYTES = 256 << 10
 class Scored:
     """`model`: the one that scored."""
 
-    scores_NT: Floats
+    answer: Answer
     model: Loaded
 
 
@@ -142,13 +141,13 @@ class Batcher:
         num_rows = sum(rows.count for rows in requests)
         self._metrics.batch(num_rows)
         if num_rows <= INLINE_ROWS and sum(each.size for each in batch) <= INLINE_BYTES:
-            self._answer(batch, model, model.scores(requests))
+            self._answer(batch, model, model.answers(requests))
             return
         self._busy = True
-        scoring = self._loop.run_in_executor(self._thread, model.scores, requests)
+        scoring = self._loop.run_in_executor(self._thread, model.answers, requests)
         scoring.add_done_callback(lambda done: self._scored(batch, model, done))
 
-    def _scored(self, batch: list[_Waiting], model: Loaded, done: asyncio.Future[list[Floats | Refusal]]) -> None:
+    def _scored(self, batch: list[_Waiting], model: Loaded, done: asyncio.Future[list[Answer | Refusal]]) -> None:
         self._busy = False
         self._answer(batch, model, done.result())
 
@@ -164,7 +163,7 @@ class Batcher:
                 batch.append(each)
         return batch
 
-    def _answer(self, batch: Sequence[_Waiting], model: Loaded, results: Sequence[Floats | Refusal]) -> None:
+    def _answer(self, batch: Sequence[_Waiting], model: Loaded, results: Sequence[Answer | Refusal]) -> None:
         for each, result in zip(batch, results, strict=True):
             if each.answer.done():
                 continue

@@ -46,7 +46,7 @@ class Service:
         return signature.rows(request)
 
     def _reply(self, protocol: str, request: InferRequest, rows: Rows, scored: Scored, began: float) -> InferReply:
-        outputs = scored.model.signature.tensors(scored.scores_NT, request.outputs)
+        outputs = scored.model.signature.tensors(scored.answer, request.outputs)
         self.metrics.answered(protocol, rows.count, time.perf_counter() - began)
         return InferReply(self.name, scored.model.version, outputs, request.id)
 

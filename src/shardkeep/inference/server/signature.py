@@ -25,7 +25,9 @@ from shardkeep.inference.protocol.tensors import (
     TensorMetadata,
 )
 from shardkeep.inference.recent import Recent
+from shardkeep.inference.server.item_names import ItemNames
 from shardkeep.workers.data.conversion.inputs import Inputs
+from shardkeep.workers.retrieval.ranking import Best
 
 VALUES, LENGTHS = ".values", ".lengths"
 """Ends of the names of two tensors that are one column of several values a row."""
@@ -40,6 +42,8 @@ class Jagged:
 
 
 Column = Values | Jagged
+Answer = Floats | Best
+"""Of the rows of a request: scores (N, T), or of a retrieval model the best items (N, K)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +52,8 @@ class Rows:
 
     count: int
     columns: Sequence[Column]
+    top: int = 0
+    """The items that each row is to have, of a retrieval model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,13 +65,20 @@ class _Plan:
 
 
 class Signature:
-    """The tensors of a model. Any thread may call: plans are kept by single steps of a dict."""
+    """The tensors of a model. Any thread may call: plans are kept by single steps of a dict.
 
-    def __init__(self, inputs: Inputs, outputs: Sequence[str]) -> None:
+    Args:
+        items: Of a retrieval model.
+    """
+
+    def __init__(self, inputs: Inputs, outputs: Sequence[str], items: ItemNames | None = None) -> None:
         self._described = {column.name: column for column in input_columns(inputs)}
         self.columns = tuple(self._described)
         self.inputs = tuple(tensor for column in self._described.values() for tensor in _tensors_of(column))
-        self.outputs = tuple(TensorMetadata(name, "FP32") for name in outputs)
+        self._items = items
+        kinds = {} if items is None else {"items": items.datatype}
+        shape = (-1,) if items is None else (-1, -1)
+        self.outputs = tuple(TensorMetadata(name, kinds.get(name, "FP32"), shape) for name in outputs)
         self._output_index = {name: t for t, name in enumerate(outputs)}
         self._plans = Recent(self._plan, MOST_HEADINGS)
 
@@ -86,7 +99,14 @@ class Signature:
             else:
                 name = request.heading.inputs[lengths_at].name
                 columns.append(Jagged(values[at], _lengths(name, values[lengths_at], len(values[at]))))
-        return Rows(plan.count, columns)
+        return Rows(plan.count, columns, self._top(request.top))
+
+    def _top(self, top: int | None) -> int:
+        if self._items is not None:
+            return self._items.checked(top)
+        if top is not None:
+            raise invalid(f"parameter top: {top}; the model scores rows and finds no items")
+        return 0
 
     def check_outputs(self, outputs: Sequence[RequestedOutput]) -> None:
         """Raises Refusal for an output that the model does not have, or that is requested twice: a small request could
@@ -97,11 +117,14 @@ class Signature:
             if output.name not in self._output_index:
                 raise invalid(f"output {_shown(output.name)}: unknown; the model has {', '.join(self._output_index)}")
 
-    def tensors(self, scores_NT: Floats, outputs: Sequence[RequestedOutput]) -> tuple[Output, ...]:
-        """The scores as tensors of shape [N]: the requested ones, or all."""
+    def tensors(self, answer: Answer, outputs: Sequence[RequestedOutput]) -> tuple[Output, ...]:
+        """The scores as tensors of shape [N], or items and scores of shape [N, K]: the requested ones, or all."""
         names = [output.name for output in outputs] or list(self._output_index)
+        if isinstance(answer, Best):
+            assert self._items is not None
+            return tuple(self._items.tensor(name, answer) for name in names)
         return tuple(
-            Output(name, "FP32", (len(scores_NT),), np.ascontiguousarray(scores_NT[:, self._output_index[name]]))
+            Output(name, "FP32", (len(answer),), np.ascontiguousarray(answer[:, self._output_index[name]]))
             for name in names
         )
 

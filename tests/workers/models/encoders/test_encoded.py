@@ -24,11 +24,11 @@ from shardkeep.workers.models.encoders.encoded import Encoded
 from shardkeep.workers.models.registry import build_model, start_at
 from tests.support.cases import every
 from tests.support.sequences import COLUMNS, LENGTHS, inputs_of, leaves_of, schema_of, sequence_model
-from tests.support.towers import model_config
+from tests.support.towers import RANKING, model_config
 
 ENCODERS = ("mean", "din", "transformer", "hstu")
-WITH_ENCODER = [name for name in MODELS if "encoder" in keys_of(name) and MODELS[name].config().encoder is None]  # type: ignore[attr-defined]
-CASES = [(name, {}) for name in MODELS] + [(name, {"encoder": e}) for name in WITH_ENCODER for e in ENCODERS]
+WITH_ENCODER = [name for name in RANKING if "encoder" in keys_of(name) and MODELS[name].config().encoder is None]  # type: ignore[attr-defined]
+CASES = [(name, {}) for name in RANKING] + [(name, {"encoder": e}) for name in WITH_ENCODER for e in ENCODERS]
 
 
 @every(("name", "settings"), CASES)
@@ -57,7 +57,7 @@ def parts_of(model: nn.Module) -> tuple[nn.Module, nn.Module]:
     return model.model, model.encoders[0]
 
 
-@every("name", list(MODELS))
+@every("name", RANKING)
 def test_a_column_of_a_sequence_stands_where_a_feature_would(name: str) -> None:
     settings = {"encoder": "mean"} if name in WITH_ENCODER else {}
     model = sequence_model(name, schema=schema_of(numbers=0), **settings).eval()

@@ -1,0 +1,150 @@
+"""Jobs of retrieval models: users and candidates of a step are one pull and one push, drawn by seed, step and rank."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from shardkeep.config import JobConfig, parse_config
+from shardkeep.ps.checkpoints.folder import Checkpoints
+from tests.support.cases import every
+from tests.support.cluster import Cluster
+from tests.support.faults import Fault, play
+from tests.support.local_job import LocalJob
+from tests.support.retrieval import NEXT, TOWERS, data_of
+
+TWO_TOWER = "{name: two_tower, item: [item, tags, price], hidden: [6], dim: 5, norm: batch}"
+SASREC = "{name: sasrec, layers: 1, dropout: 0}"  # workers of one process share the generator of dropout
+HSTU = "{name: hstu, layers: 1, heads: 2}"
+SETTINGS = """
+seed: 3
+consistency: {mode: sync}
+tables: {default: {dim: 6, optimizer: {name: rowwise_adagrad, lr: 0.3}}}
+tower: {optimizer: {name: adam, lr: 0.02}}
+train: {batch_size: 8, max_steps: 4, loss: {negatives: {batch: 5, uniform: 6}}}
+"""
+
+
+def job_config(model: str, servers: int = 1, workers: int = 1, **more: Any) -> JobConfig:
+    return parse_config(
+        f"{SETTINGS}\nmodel: {model}\nservers: {servers}\nworkers: {workers}",
+        [f"{key.replace('__', '.')}={value}" for key, value in more.items()],
+    )
+
+
+def job(
+    model: str, servers: int = 1, workers: int = 1, *, samples: int = 60, negatives: float = 0.0, **more: Any
+) -> LocalJob:
+    data = data_of(TOWERS if model == TWO_TOWER else NEXT, samples, negatives=negatives)
+    return LocalJob(job_config(model, servers, workers, **more), data)
+
+
+@pytest.mark.parametrize("model", [TWO_TOWER, SASREC, HSTU], ids=["two_tower", "sasrec", "hstu"])
+def test_a_job_has_the_same_bits_with_any_servers(model: str) -> None:
+    one, three = job(model, 1).run(), job(model, 3).run()
+    assert one["state_digest"] == three["state_digest"]
+    assert one["state_digest"] != job(model, 1, seed=4).run()["state_digest"]
+
+
+@pytest.mark.parametrize("model", [TWO_TOWER, SASREC], ids=["two_tower", "sasrec"])
+def test_two_workers_of_micro_batches_have_the_same_bits_with_any_servers(model: str) -> None:
+    settings = {"train__accumulate": 2, "train__batch_size": 4}
+    found = {job(model, servers, 2, negatives=0.4, **settings).run()["state_digest"] for servers in (1, 2)}
+    assert len(found) == 1
+
+
+def test_a_rank_without_samples_takes_part() -> None:
+    settings = {"samples": 17, "train__max_steps": 2}  # of the second step one rank has a sample
+    for model in (TWO_TOWER, SASREC):
+        found = {job(model, servers, 2, **settings).run()["state_digest"] for servers in (1, 2)}
+        assert len(found) == 1
+
+
+def test_a_job_whose_workers_lose_a_generation_ends_with_the_bits_of_an_undisturbed_one(tmp_path: Path) -> None:
+    undisturbed, disturbed = job(TWO_TOWER, 2, 2), job(TWO_TOWER, 2, 2)
+    disturbed = LocalJob(disturbed.config, disturbed.data, rewinds=tmp_path)
+    disturbed.lose(2)
+    disturbed.continue_at(2)
+    assert disturbed.run()["state_digest"] == undisturbed.run()["state_digest"]
+
+
+def test_a_job_resumes_in_the_middle_of_an_epoch_with_other_servers(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path)
+    first, undisturbed = job(SASREC, 1, train__max_steps=2), job(SASREC, 1)
+    LocalJob(first.config, first.data, checkpoints=checkpoints).run()
+    resumed = LocalJob(job_config(SASREC, 3), first.data, checkpoints=checkpoints, resumed=checkpoints.load(2))
+    assert resumed.run()["state_digest"] == undisturbed.run()["state_digest"]
+
+
+def test_items_of_a_frozen_table_are_read_and_never_trained() -> None:
+    tables = job(TWO_TOWER, tables__item__freeze=True).run()["tables"]
+    assert {table["name"]: table["rows"] > 0 for table in tables} == {"user": True, "item": False, "tag": True}
+
+
+@every("mode", ["bounded", "async"])
+def test_other_modes_train_too(mode: str) -> None:
+    assert job(TWO_TOWER, 2, 2, consistency__mode=mode).run()["steps"] == 4
+
+
+def test_what_only_the_uniform_draw_brought_counts_for_no_admission() -> None:
+    settings = {"tables__item__admit__min_count": 2, "tables__tag__admit__probability": 0.5}
+    alone = job(TWO_TOWER, **settings, train__loss__negatives__uniform=0).run()["tables"]
+    beside = job(TWO_TOWER, **settings, train__loss__negatives__uniform=40).run()["tables"]
+    assert alone == beside
+    assert all(table["rows"] and table["refused_rows"] for table in beside if table["name"] != "user")
+    freely = {table["name"]: table for table in job(TWO_TOWER, train__loss__negatives__uniform=40).run()["tables"]}
+    assert freely["item"]["rows"] > beside[1]["rows"]
+
+
+def test_a_uniform_negative_that_has_a_row_is_trained() -> None:
+    config = {"train__max_steps": 40, "train__epochs": 9, "tables__item__admit__min_count": 2}
+    rare = int(data_of(TOWERS, 60).catalogue.ids_M[-1])  # type: ignore[union-attr]
+    found = []
+    for uniform in (0, 40):
+        trained = job(TWO_TOWER, **config, train__loss__negatives__uniform=uniform)
+        trained.run()
+        client = trained.workers[0].client
+        found.append(client.read(client.request({"item": np.array([rare])})).result()["item"])
+    assert not np.array_equal(*found)
+
+
+def test_the_loss_falls() -> None:
+    for model in (TWO_TOWER, SASREC):
+        learning = job(model, samples=160, train__batch_size=32, train__epochs=9, train__max_steps=45)
+        losses = [float(worker.loss) for worker in _steps(learning)]
+        assert np.mean(losses[-5:]) < 0.8 * np.mean(losses[:5]), model
+
+
+def _steps(job: LocalJob) -> list[Any]:
+    """Trains; the result of each step."""
+    generation, found = job.workers[0].generation, []
+    step, pipeline = generation.trainer.step, generation.trainer.step.pipeline
+    with pipeline.running(0, generation.trainer.total_steps):
+        for _ in range(generation.trainer.total_steps):
+            found.append(step.run(*pipeline.next()))
+    return found
+
+
+@pytest.mark.slow
+def test_processes_have_the_same_bits_with_other_servers_and_after_kills(cluster: Cluster) -> None:
+    config = {
+        **yaml.safe_load(SETTINGS),
+        "model": {"name": "sasrec", "layers": 1},
+        "workers": 2,
+        "data": {"source": "synthetic", "synthetic": {"task": "retrieval", "train_samples": 6000, "eval_samples": 300}},
+        "train": {"batch_size": 16, "accumulate": 2, "loss": {"negatives": {"batch": 20, "uniform": 30}}},
+        "checkpoint": {"every_steps": 40},
+    }
+    undisturbed, folder = cluster.job({**config, "servers": 1}, name="one")
+    assert undisturbed.end(limit_s=200.0).code == 0
+    disturbed, other = cluster.job({**config, "servers": 2}, name="two")
+    faults = Fault.kill("server 0", at=20), Fault.kill("worker 1", "server 1", at=60)
+    assert not play(disturbed, other, faults, limit_s=300.0)
+    assert disturbed.end(limit_s=200.0).code == 0
+    expected, found = folder.summary(), other.summary()
+    assert found["state_digest"] == expected["state_digest"] and found["eval"] == expected["eval"]
+    assert len(found["recoveries"]) >= 2
