@@ -70,7 +70,7 @@ def test_a_server_scores_small_batches_as_files_are_scored(tmp_path: Path) -> No
     checkpoints = Checkpoints(tmp_path)
     config = job_config(train__max_steps=4)
     LocalJob(config, data_of(), checkpoints=checkpoints).run()
-    model = trained_of_checkpoint(config, checkpoints.load(4), histories.SCHEMA, None)
+    model = trained_of_checkpoint(config, checkpoints.load(4), histories.SCHEMA, None, run=tmp_path)
     unseen = Unseen(histories.SCHEMA)
     blocks = SmallBlocks(model, unseen)
     blocks.warm()
