@@ -23,9 +23,8 @@ from shardkeep.sweep.plan import load_sweep
 from shardkeep.sweep.results import Results, read_summary
 from shardkeep.sweep.sweep import sweep
 from tests.support.forked import started
-from tests.support.sweep_runs import BASE, write_run, write_sweep
+from tests.support.sweep_runs import BASE, TRAIN, write_run, write_sweep
 
-TRAIN = (sys.executable, "-m", "tests.support.sweep_runs")
 ROOT = Path(__file__).resolve().parents[2]
 
 
