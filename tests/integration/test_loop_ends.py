@@ -16,7 +16,7 @@ from shardkeep.run.folder import RunFolder
 from tests.support.import_path import IMPORT_PATH
 
 pytestmark = [pytest.mark.waits_for_processes, pytest.mark.timeout(600)]
-LIMIT_S = 100.0
+LIMIT_S = 200.0
 WITH = (sys.executable, "-m", "shardkeep", "with", "--run-dir", "run", "--servers", "1", "--")
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2")
 SCRIPT = """
