@@ -24,7 +24,7 @@ from tests.support.import_path import IMPORT_PATH
 pytestmark = [pytest.mark.waits_for_processes, pytest.mark.slow, pytest.mark.timeout(400)]
 
 STEPS, KILLS = 120, 4
-MANY = int(os.environ.get("LOOP_KILLS", "4"))
+MANY = int(os.environ.get("LOOP_KILLS", "2"))
 """Kills of the chaos test; `make chaos` sets 50."""
 SELDOM = () if "LOOP_KILLS" in os.environ else ("nn",)
 """Loops that only `make chaos` kills often: other tests here kill their servers."""
