@@ -230,9 +230,9 @@ def trained(
     job = Command(*around, *launcher, "train.py", cwd=folder, env=environment)
     try:
         for step in sorted(chance.sample(range(5, steps - 5), kills)):
-            job.line(f"step {step}", limit_s=60)
+            job.line(f"step {step}", limit_s=200)
             kill([chance.choice(living_servers(RunFolder(folder / "run"), job))])
-        line = job.line("found", limit_s=120)
+        line = job.line("found", limit_s=200)
         assert job.end(limit_s=60).code == 0
         return line
     finally:
