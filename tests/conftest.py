@@ -70,10 +70,10 @@ def own_state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def golden(tmp_path_factory: pytest.TempPathFactory) -> Golden:
-    """A completed job of real processes, for reading. It runs once: its tests share a worker."""
+    """A completed job of real processes, for reading. It runs once."""
     from tests.support.golden import run_golden  # here, for the controller of `-n`: it imports no torch
 
-    return run_golden(tmp_path_factory.mktemp("golden"))
+    return run_golden(tmp_path_factory)
 
 
 @pytest.fixture(scope="session")

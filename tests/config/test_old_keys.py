@@ -128,10 +128,10 @@ def test_an_export_of_before_predicts_as_its_run() -> None:
 
 
 def test_a_run_of_before_is_resumed_and_begun_from(run: Path, tmp_path: Path) -> None:
-    done("train", "--resume", str(run), "--set", "train.epochs=2")
+    done("train", "--resume", str(run), "--set", "train.epochs=2", "--set", "servers=0")
     assert "dtype: bf16" in (run / "config.yaml").read_text()
     job = tmp_path / "job.yaml"
-    job.write_text(stored_config(run).to_yaml())
+    job.write_text(stored_config(run).to_yaml())  # with 0 servers: no process is spawned
     done("train", str(job), "--from", str(GOLDEN / "run"), "--run-dir", str(tmp_path / "next"))
 
 

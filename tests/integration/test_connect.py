@@ -9,9 +9,10 @@ import pytest
 
 from shardkeep.run.folder import RunFolder
 from tests.support.cluster import Command, Ended
+from tests.support.forked_trainers import FORKED
+from tests.support.import_path import IMPORT_PATH
 
 pytestmark = [pytest.mark.waits_for_processes, pytest.mark.timeout(300)]
-TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2")
 PLAIN = """
 import torch, shardkeep
 from shardkeep.nn import EmbeddingBagCollection
@@ -45,8 +46,8 @@ except shardkeep.UserError as error:
     print(error)
 print("step", client.step)
 """
-SHARDED = """
-import torch, torch.distributed as dist, torchrec, shardkeep
+SHARDED = r"""
+import sys, torch, torch.distributed as dist, torchrec, shardkeep
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 from shardkeep.torchrec import shard
 dist.init_process_group("gloo")
@@ -56,20 +57,21 @@ client = shardkeep.connect()
 try:
     shard(torchrec.EmbeddingBagCollection([table]), client)
 except shardkeep.UserError as error:
-    print(error)
+    sys.stdout.write(f"{error}\n")  # at once: the other trainer writes there, too
 apply_optimizer_in_backward(torch.optim.SGD, bags.parameters(), {"lr": 0.1})
 bags = shard(bags, client, tables={"t": "items"})
 features = torchrec.KeyedJaggedTensor.from_lengths_sync(["f"], torch.arange(4), torch.tensor([1, 3]))
 bags(features).wait().values().sum().backward()
-print("step", client.step, [(spec.name, spec.optimizer.lr) for spec in client.tables])
+sys.stdout.write(f"step {client.step} {[(spec.name, spec.optimizer.lr) for spec in client.tables]}\n")
 """
 
 
 def ended(folder: Path, script: str, *command: str) -> Ended:
     (folder / "train.py").write_text(script)
-    run = Command("with", "--run-dir", "run", "--servers", "1", "--", *command, "train.py", cwd=folder)
+    around = ("with", "--run-dir", "run", "--servers", "1", "--")
+    run = Command(*around, *command, "train.py", cwd=folder, env={"PYTHONPATH": IMPORT_PATH})
     try:
-        return run.end(limit_s=100)
+        return run.end(limit_s=200)
     finally:
         run.kill()
 
@@ -90,7 +92,7 @@ def test_a_plain_process_is_the_only_trainer_and_declares_its_tables_later(tmp_p
 @pytest.mark.slow
 def test_shard_declares_the_tables_of_a_client_without_any_in_all_trainers(tmp_path: Path) -> None:
     pytest.importorskip("torchrec")
-    done = ended(tmp_path, SHARDED, *TORCHRUN)
+    done = ended(tmp_path, SHARDED, sys.executable, "-m", *FORKED, "torchrec")
     assert done.code == 0, done.err
     refused = "table t: has no optimizer; allowed: apply_optimizer_in_backward, or tables_of(model, optimizer="
     assert [line.startswith(refused) for line in done.out.splitlines()].count(True) == 2

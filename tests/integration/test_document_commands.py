@@ -3,8 +3,9 @@ README's have an environment with shardkeep's wheel and its dependencies alone.
 
 A block ```bash is run. ```bash REASON is not, for that reason. ```LANGUAGE FILE is written to FILE.
 
-bash runs the blocks of the README, and blocks that need a shell. A block of plain `shardkeep` commands of another page
-is run by processes that are forked from one preloaded process: this saves 3 to 10 CPU s of imports per command.
+bash runs the blocks of the README, and blocks that need a shell. A block of plain `shardkeep` and `python` commands of
+another page is run by processes that are forked from one preloaded process: this saves 3 to 10 CPU s of imports per
+command.
 """
 
 from __future__ import annotations
@@ -24,12 +25,14 @@ from tests.support.builds import build, copied, dependencies
 from tests.support.cases import every
 from tests.support.cluster import Cluster
 from tests.support.environments import empty_environment, linked
+from tests.support.forked import SHARDKEEP
+from tests.support.scripts import SCRIPT
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = ("README.md", *sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("docs/guide/*.md")))
 BLOCK = re.compile(r"^```(\w+)[ \t]*([^\n]*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 FILE = re.compile(r"[\w/-]+\.\w+")
-PLAIN = re.compile(r"(?:shardkeep [^|&;<>()$`\\*?~#\n]+\n)+")
+PLAIN = re.compile(r"(?:(?:shardkeep|python) [^|&;<>()$`\\*?~#\n]+\n)+")
 """Commands that need no shell."""
 LIMIT_S = 400
 
@@ -80,7 +83,9 @@ def run_by_bash(text: str, folder: Path, environment: Mapping[str, str]) -> None
 def run_forked(text: str, folder: Path, environment: Mapping[str, str]) -> None:
     with Cluster(folder) as cluster:
         for line in text.splitlines():
-            command = cluster.command(*shlex.split(line)[1:], cwd=folder, env=environment)
+            program, *arguments = shlex.split(line)
+            main = SCRIPT if program == "python" else SHARDKEEP
+            command = cluster.command(*arguments, cwd=folder, env=environment, main=main)
             assert command.end(limit_s=LIMIT_S).code == 0, f"{line}\n{command.printed()[-6000:]}"
 
 

@@ -16,7 +16,7 @@ from shardkeep.run.folder import RunFolder
 from tests.support.import_path import IMPORT_PATH
 
 pytestmark = [pytest.mark.waits_for_processes, pytest.mark.timeout(600)]
-LIMIT_S = 100.0
+LIMIT_S = 200.0
 WITH = (sys.executable, "-m", "shardkeep", "with", "--run-dir", "run", "--servers", "1", "--")
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2")
 SCRIPT = """
@@ -43,6 +43,8 @@ CLIENTS = {
     "connect": "shardkeep.connect(tables=tables)",
 }
 CODES = {"return": 0, "raise": 1, "exit": 3, "SIGTERM": -signal.SIGTERM}
+SELDOM = () if "LOOP_ENDS" in os.environ else (("serve", "return"), ("connect", "return"), ("connect", "raise"))
+"""Ends that only `make chaos` tests: `return` is `exit` with another code, and torchrun passes a traceback through."""
 Ends = subprocess.CompletedProcess[str]
 
 
@@ -80,8 +82,9 @@ def check(folder: Path, client: str, way: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", CODES)
-@pytest.mark.parametrize("client", CLIENTS)
+@pytest.mark.parametrize(
+    ("client", "way"), [(client, way) for client in CLIENTS for way in CODES if (client, way) not in SELDOM]
+)
 def test_a_script_that_leaves_its_client_open_ends_in_its_own_way(tmp_path: Path, client: str, way: str) -> None:
     for number in range(int(os.environ.get("LOOP_ENDS", "1"))):
         check(tmp_path / str(number), client, way)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +11,7 @@ from torch import nn
 from shardkeep import EmbeddingClient, TableSpec
 from shardkeep.nn import EmbeddingBagCollection
 from tests.support.cluster import Command
+from tests.support.scripts import SCRIPT
 
 pytestmark = [pytest.mark.waits_for_processes, pytest.mark.slow, pytest.mark.timeout(300)]
 STEPS, BATCH, LR = 12, 16, 0.4
@@ -86,22 +85,16 @@ def test_two_trainers_end_with_the_model_of_one(tmp_path: Path, way: str) -> Non
     config.write_text(
         f"servers: 1\nworkers: 2\nseed: 5\nconsistency: {{mode: sync}}\ntables: {{user: {spec}, tag: {spec}}}\n"
     )
+    (tmp_path / "train.py").write_text(TRAINER)
     coordinator = Command("coordinator", str(config), "--run-dir", str(run))
     roles = [coordinator]
     try:
         coordinator.line("{")
         roles.append(Command("server", "--coordinator", str(run), "--index", "0", "--run-dir", str(tmp_path)))
-        trainers = [
-            subprocess.Popen(
-                [sys.executable, "-c", TRAINER, str(run), str(rank), way], stderr=subprocess.PIPE, text=True
-            )
-            for rank in range(2)
-        ]
-        for trainer in trainers:
-            _, err = trainer.communicate(timeout=120)
-            assert trainer.returncode == 0, err
-        for role in roles:
-            assert role.end(limit_s=60).code == 0
+        trainers = [Command("train.py", str(run), str(rank), way, main=SCRIPT, cwd=tmp_path) for rank in range(2)]
+        roles += trainers
+        for role in reversed(roles):
+            assert role.end(limit_s=120).code == 0, role.printed()
     finally:
         for role in roles:
             role.kill()

@@ -13,7 +13,7 @@ import pytest
 from shardkeep.ps.checkpoints.folder import Checkpoints
 from shardkeep.ps.checkpoints.row_stream import stream_rows
 from shardkeep.ps.placement import BUCKETS
-from tests.support.chaos import JOB
+from tests.support.chaos import SHORT, SHORT_STEPS
 from tests.support.cluster import Cluster, Command, RunFolder
 from tests.support.faults import Fault, play
 
@@ -37,7 +37,7 @@ def config_of(folder: Path, **changes: Any) -> dict[str, Any]:
     rows = pa.array(list(ROWS), pa.list_(pa.float32()))
     pq.write_table(pa.table({"id": IDS, "row": rows}), folder / "rows.parquet")
     tables = {"C3": {"init": {"name": "file", "path": "rows.parquet"}}}
-    return {**JOB, "tables": tables, "checkpoint": {"every_steps": 1000}, **changes}
+    return {**SHORT, "tables": tables, "checkpoint": {"every_steps": 1000}, **changes}
 
 
 def test_deaths_before_the_first_checkpoint_and_other_servers_change_no_bit(cluster: Cluster, tmp_path: Path) -> None:
@@ -55,7 +55,7 @@ def test_deaths_before_the_first_checkpoint_and_other_servers_change_no_bit(clus
     assert ended(job, folder)["state_digest"] == whole["state_digest"]
     for name in ("whole", "disturbed"):
         last = Checkpoints(tmp_path / name / "checkpoints").latest()
-        assert last is not None and last.step == 400
+        assert last is not None and last.step == SHORT_STEPS
         (block,) = stream_rows(last, "C3", [(0, BUCKETS)])
         untouched = np.isin(block.ids_N, STRANGERS)
         assert untouched.sum() == STRANGERS.size and block.ids_N.size > 2000

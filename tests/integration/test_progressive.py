@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.chaos import JOB
+from tests.support.chaos import SHORT
 from tests.support.cluster import Cluster
 from tests.support.faults import Fault, play
 from tests.support.records import records_in
@@ -18,9 +18,9 @@ EVERY = 40
 
 def test_deaths_change_no_score(tmp_path: Path) -> None:
     config: dict[str, Any] = {
-        **JOB,
-        "train": {**JOB["train"], "order": "time"},
-        "eval": {**JOB.get("eval", {}), "every_steps": EVERY},
+        **SHORT,
+        "train": {**SHORT["train"], "order": "time"},
+        "eval": {**SHORT["eval"], "every_steps": EVERY},
         "checkpoint": {"every_steps": 30, "keep": 1},
     }
     with Cluster(tmp_path) as cluster:

@@ -28,6 +28,18 @@ def begun(folder: RunFolder, job: Command) -> None:
     within(100, lambda: any(r["kind"] == "progress" for r in records(folder)), "no step", lambda: job.running)
 
 
+def resumed(cluster: Cluster, folder: RunFolder) -> Command:
+    """The stopped job, once it trains again."""
+
+    def steps() -> int:
+        return sum(record["kind"] == "progress" for record in records(folder))
+
+    before = steps()
+    job = cluster.command("train", "--resume", str(folder.path))
+    within(100, lambda: steps() > before, "no step", lambda: job.running)
+    return job
+
+
 def newest(folder: RunFolder) -> int:
     """The step of the newest complete checkpoint."""
     return Checkpoints(folder.path / "checkpoints").complete()[-1][0]
@@ -58,10 +70,7 @@ def test_a_job_in_one_process_stops_with_a_checkpoint_and_a_second_stop_says_so(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("by", ["stop", "SIGTERM"])
-def test_a_job_in_one_process_that_was_stopped_ends_with_the_bits_of_an_undisturbed_one(
-    cluster: Cluster, by: str
-) -> None:
+def test_a_job_in_one_process_that_was_stopped_twice_ends_with_the_bits_of_an_undisturbed_one(cluster: Cluster) -> None:
     config = {
         **TINY,
         "servers": 0,
@@ -74,33 +83,36 @@ def test_a_job_in_one_process_that_was_stopped_ends_with_the_bits_of_an_undistur
     assert whole.end().code == 0
     job, folder = cluster.job(config)
     begun(folder, job)
-    if by == "stop":
-        stopped(cluster, folder)
-    else:
-        job.signal(signal.SIGTERM)
+    stopped(cluster, folder)
+    assert job.end().code == 1
+    job = resumed(cluster, folder)
+    job.signal(signal.SIGTERM)
     assert job.end().code == 1
     assert cluster.command("train", "--resume", str(folder.path)).end().code == 0
     summary = folder.summary() or {}
-    assert len(summary["starts"]) == 2 and summary["steps"] == 39 * 60
+    assert [start["status"] for start in summary["starts"]] == ["stopped", "stopped", "completed"]
+    assert summary["steps"] == 39 * 60
     assert summary["state_digest"] == (whole_folder.summary() or {})["state_digest"]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("by", ["stop", "SIGTERM"])
-def test_a_job_of_processes_that_was_stopped_ends_with_the_bits_of_an_undisturbed_one(
-    cluster: Cluster, golden: Golden, by: str
+def test_a_job_of_processes_that_was_stopped_twice_ends_with_the_bits_of_an_undisturbed_one(
+    cluster: Cluster, golden: Golden
 ) -> None:
     job, folder = cluster.job(TRAINED)
-    members = cluster.training(folder)
-    if by == "stop":
-        step, _ = stopped(cluster, folder)
-        assert 0 < step < STEPS
-    else:
-        job.signal(signal.SIGTERM)
-    ended = job.end()
-    assert ended.code == 1 and ended.err.startswith("stopped at step ") and ended.err.count("\n") == 1, job.printed()
-    assert not gone(members.values(), limit_s=0)
-    assert cluster.command("train", "--resume", str(folder.path)).end().code == 0
+    for by in ("stop", "SIGTERM"):
+        members = cluster.training(folder)
+        if by == "stop":
+            step, _ = stopped(cluster, folder)
+            assert 0 < step < STEPS
+        else:
+            job.signal(signal.SIGTERM)
+        ended = job.end()
+        assert ended.code == 1 and ended.err.startswith("stopped at step "), job.printed()
+        assert ended.err.count("\n") == 1, job.printed()
+        assert not gone(members.values(), limit_s=0)
+        job = resumed(cluster, folder)
+    assert job.end().code == 0
     assert (folder.summary() or {})["state_digest"] == golden.summary["state_digest"]
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.chaos import JOB
+from tests.support.chaos import SHORT
 from tests.support.cluster import Cluster
 from tests.support.faults import Fault, play
 
@@ -15,8 +15,8 @@ pytestmark = [pytest.mark.waits_for_processes, pytest.mark.slow, pytest.mark.tim
 
 
 def test_a_job_with_deaths_ends_with_equal_bits(tmp_path: Path) -> None:
-    model = {**JOB.get("model", {}), "norm": "batch", "activation": "dice", "sync_norm": True}
-    config: dict[str, Any] = {**JOB, "model": model}
+    model = {**SHORT.get("model", {}), "norm": "batch", "activation": "dice", "sync_norm": True}
+    config: dict[str, Any] = {**SHORT, "model": model}
     digests = []
     with Cluster(tmp_path) as cluster:
         for faults in ([], [Fault.kill("worker 1", at=20), Fault.kill("worker 0", at=45)]):

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.chaos import JOB
+from tests.support.chaos import SHORT, SHORT_STEPS
 from tests.support.cluster import Cluster, Command, RunFolder
 from tests.support.faults import Fault, play
 
@@ -21,17 +21,17 @@ def ended(job: Command, folder: RunFolder) -> dict[str, Any]:
 
 
 def test_deaths_before_the_first_checkpoint_change_no_bit(cluster: Cluster) -> None:
-    config = {**JOB, "checkpoint": {"every_steps": 1000}}
+    config = {**SHORT, "checkpoint": {"every_steps": 1000}}
     before, run = cluster.job({**config, "servers": 1, "seed": 4}, name="before")
     assert ended(before, run)["status"] == "completed"
     whole = ended(*cluster.job(config, "--from", str(run.path), name="whole"))
-    assert whole["status"] == "completed" and whole["steps"] == 400
+    assert whole["status"] == "completed" and whole["steps"] == SHORT_STEPS
     job, folder = cluster.job(config, "--from", str(run.path), name="disturbed")
     faults = [
-        Fault.kill("server 0", at=40),
-        Fault.kill("worker 0", at=80),
-        Fault.kill("coordinator 0", at=120),
-        Fault.kill("worker 0", "worker 1", "server 1", at=160),
+        Fault.kill("server 0", at=30),
+        Fault.kill("worker 0", at=60),
+        Fault.kill("coordinator 0", at=90),
+        Fault.kill("worker 0", "worker 1", "server 1", at=120),
     ]
     assert not play(job, folder, faults, limit_s=200)
     shutil.rmtree(run.path)  # nothing needs it any more
@@ -40,8 +40,8 @@ def test_deaths_before_the_first_checkpoint_change_no_bit(cluster: Cluster) -> N
 
 
 def test_a_job_without_journals_goes_back_to_the_model_that_it_began_with(cluster: Cluster) -> None:
-    config = {**JOB, "checkpoint": {"every_steps": 1000}, "recovery": {"journal": "off"}}
-    before, run = cluster.job({**config, "seed": 4, "train": {**JOB["train"], "max_steps": 100}}, name="before")
+    config = {**SHORT, "checkpoint": {"every_steps": 1000}, "recovery": {"journal": "off"}}
+    before, run = cluster.job({**config, "seed": 4, "train": {**SHORT["train"], "max_steps": 100}}, name="before")
     assert ended(before, run)["status"] == "completed"
     whole = ended(*cluster.job(config, "--from", str(run.path), name="whole"))
     job, folder = cluster.job(config, "--from", str(run.path), name="disturbed")

@@ -14,6 +14,8 @@ import pytest
 from shardkeep.loop.with_command import trainers_of
 from shardkeep.run.folder import RunFolder
 from tests.support.cluster import Command, Ended, kill
+from tests.support.forked_trainers import FORKED
+from tests.support.import_path import IMPORT_PATH
 
 pytestmark = [pytest.mark.waits_for_processes, pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -129,8 +131,8 @@ def stop(run: Path) -> Ended:
 def test_a_loop_that_asks_writes_a_checkpoint_when_it_is_stopped_and_another_one_continues(
     tmp_path: Path, start: Start
 ) -> None:
-    torchrun = (*TORCHRUN, "--nproc-per-node", "2", "asking.py")
-    job = start(*torchrun, steps=10_000_000)
+    trainers = (sys.executable, "-m", *FORKED, "torch", "asking.py")
+    job = start(*trainers, steps=10_000_000, PYTHONPATH=IMPORT_PATH)
     job.line("five", limit_s=60)
     running = servers(tmp_path)
     stopped = stop(tmp_path / "run")
@@ -149,7 +151,7 @@ def test_a_loop_that_asks_writes_a_checkpoint_when_it_is_stopped_and_another_one
     assert (summary["status"], summary["steps"]) == ("stopped", int(step))
     assert summary["tables"][0]["rows"] > 0 and len(running) == 2
     assert not any(server.is_running() for server in running)
-    again = start(*torchrun, name="again", FROM=str(folder)).end(limit_s=90)
+    again = start(*trainers, name="again", FROM=str(folder), PYTHONPATH=IMPORT_PATH).end(limit_s=90)
     assert again.code == 0 and f"from {step} to {int(step) + 20}" in again.out, again.err
     assert (RunFolder(tmp_path / "again").summary() or {})["status"] == "completed"
 

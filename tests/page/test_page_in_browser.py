@@ -69,8 +69,7 @@ def test_the_page_of_every_state_says_which_it_is_without_an_error_or_a_request_
         assert "undefined" not in visit.text() and "NaN" not in visit.text() and "[object" not in visit.text()
 
 
-@pytest.mark.parametrize("look", ["light", "dark"])
-@pytest.mark.parametrize("size", [WIDE, NARROW], ids=["wide", "phone"])
+@pytest.mark.parametrize(("size", "look"), [(WIDE, "light"), (NARROW, "dark")], ids=["wide, light", "phone, dark"])
 @pytest.mark.parametrize("state", ["begun", "recovering", "finished"])
 def test_axe_finds_nothing_serious_and_nothing_is_wider_than_the_window(
     browser: Chromium, cluster: Cluster, tmp_path: Path, state: State, size: tuple[int, int], look: Look

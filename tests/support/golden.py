@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from shardkeep.run.folder import RunFolder
 from tests.support.cluster import Cluster, Ended, patient
+from tests.support.once import once
 
 STEPS = 400
 TRAINED: dict[str, Any] = {
@@ -42,10 +45,15 @@ class Golden:
         return self.folder.summary() or {}
 
 
-def run_golden(folder: Path) -> Golden:
-    """Runs the job in `folder`; it ends with exit code 0 and nothing on stderr."""
+def run_golden(folders: pytest.TempPathFactory) -> Golden:
+    """Runs the job, once for all workers; it ends with exit code 0 and nothing on stderr."""
+    found = once(folders, "golden", _run)
+    return Golden(patient(GOLDEN), Ended(**found["ended"]), RunFolder(Path(found["folder"])))
+
+
+def _run(folder: Path) -> dict[str, Any]:
     with Cluster(folder) as cluster:
         job, run = cluster.job(GOLDEN, name="golden", fresh=True)
         ended = job.end()
         assert (ended.code, ended.err) == (0, ""), job.printed()
-    return Golden(patient(GOLDEN), ended, run)
+    return {"ended": asdict(ended), "folder": str(run.path)}

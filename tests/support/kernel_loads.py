@@ -1,7 +1,7 @@
 """What fresh processes import and compile: `python -m tests.support.kernel_loads FOLDER CONFIGS COMMANDS ROLE...`.
 
 Each role's module, job and command gets a process of its own, forked from this one, which has imported libraries
-only: those of roles from one without `torch._dynamo`.
+only: for roles no more than torch and numba.
 """
 
 from __future__ import annotations
@@ -127,11 +127,12 @@ def main() -> None:
     import torch  # noqa: F401
 
     folder, jobs, commands = Path(sys.argv[1]), json.loads(sys.argv[2]), json.loads(sys.argv[3])
-    for name, arguments in commands.items():
-        in_fork(folder / f"{name}.json", lambda arguments=arguments: run_command(arguments))  # type: ignore[misc]
     for role in sys.argv[4:]:
         in_fork(folder / f"{role}.json", lambda role=role: load_role(role))  # type: ignore[misc]
-    importlib.import_module("torch._dynamo")
+    for name in ("torch._dynamo", "torch.export", "pyarrow.parquet", "grpc", "pydantic", "rich.console"):
+        importlib.import_module(name)
+    for name, arguments in commands.items():
+        in_fork(folder / f"{name}.json", lambda arguments=arguments: run_command(arguments))  # type: ignore[misc]
     for name, text in jobs.items():
         (folder / name).mkdir()
         in_fork(folder / f"{name}.json", lambda text=text, name=name: run_job(text, folder / name))  # type: ignore[misc]

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import Any
 
 import torch
@@ -166,22 +167,24 @@ class LocalJob:
 
 
 def in_threads(calls: list[Callable[[], Any]], timeout_s: float = 60.0) -> list[Any]:
-    """Runs the calls side by side; their results in order, or the first one's exception that failed."""
-    results: list[Any] = [None] * len(calls)
-    errors: list[BaseException] = []
+    """Runs the calls side by side; their results in order, or the exception of the first one that failed. The others
+    are left alone then: they may wait 30 s for the one that failed."""
+    done: SimpleQueue[tuple[int, Any, BaseException | None]] = SimpleQueue()
 
     def run(i: int) -> None:
         try:
-            results[i] = calls[i]()
+            done.put((i, calls[i](), None))
         except BaseException as error:
-            errors.append(error)
+            done.put((i, None, error))
 
-    threads = [threading.Thread(target=run, args=(i,), daemon=True) for i in range(len(calls))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(timeout_s)
-        if errors:
-            raise errors[0]
-        assert not thread.is_alive(), f"a thread still runs after {timeout_s} s"
+    for i in range(len(calls)):
+        threading.Thread(target=run, args=(i,), daemon=True).start()
+    results: list[Any] = [None] * len(calls)
+    for _ in calls:
+        try:
+            i, results[i], error = done.get(timeout=timeout_s)
+        except Empty:
+            raise AssertionError(f"a thread still runs after {timeout_s} s") from None
+        if error is not None:
+            raise error
     return results

@@ -20,7 +20,6 @@ PYTHON = ENVIRONMENT / "python"
 PORT = 6379
 CPUS = 3
 STORE_BYTES = 80_000_000
-LIMIT_S = 180.0
 
 
 def missing_ray() -> str | None:
@@ -88,10 +87,6 @@ class RayCluster:
             env=self.env,
             cwd=self.head.shared,
         )
-
-    def run(self, text: str, *arguments: str) -> str:
-        """What a Python program on the first host prints; fails unless it ends with 0."""
-        return self.head.run(str(PYTHON), "-c", text, *arguments, env=self.env, limit_s=LIMIT_S)
 
     def printed(self) -> str:
         """What Ray's processes wrote about failures, for a test that fails."""

@@ -17,6 +17,8 @@ import yaml
 from shardkeep.config import parse_config
 from shardkeep.run.origin.code import code_of
 
+TRAIN = (sys.executable, "-m", "tests.support.sweep_runs")
+"""The stand-in."""
 BASE: dict[str, Any] = {
     "name": "tiny",
     "servers": 1,
