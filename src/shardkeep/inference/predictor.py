@@ -16,7 +16,6 @@ from shardkeep.base.errors import DataError, UserError
 from shardkeep.inference.export.manifest import is_export
 from shardkeep.inference.frames import chunks_of, ids_of
 from shardkeep.inference.loading import load_trained
-from shardkeep.inference.small_blocks import SmallBlocks
 from shardkeep.inference.trained import Trained
 from shardkeep.run.trained import Which
 from shardkeep.workers.data.conversion.inputs import Inputs
@@ -83,9 +82,9 @@ class Predictor:
         return tuple(self._trained.outputs)
 
     @property
-    def name(self) -> str:
-        """The name of the job."""
-        return self._trained.config.name
+    def trained(self) -> Trained:
+        """The model with its rows, for servers."""
+        return self._trained
 
     @property
     def inputs(self) -> Inputs:
@@ -97,10 +96,6 @@ class Predictor:
     def unseen(self) -> Counts:
         """By feature: values that `predict` met without a row, and all values. One thread at a time counts exactly."""
         return self._unseen.counts()
-
-    def small_blocks(self, unseen: Unseen) -> SmallBlocks:
-        """Scores batches of any size, in blocks that fit them. `unseen`: counts their values."""
-        return SmallBlocks(self._trained, unseen)
 
     def predict(self, data: object) -> Floats:
         """Scores float32 (N,), or for a model of several labels (N, P) with a column for each of `outputs`, in the

@@ -45,7 +45,8 @@ class Addresses:
 
 def model_name(predictor: Predictor, folder: Path) -> str:
     """The job's name if it has one of its own, or else the folder's."""
-    return predictor.name if predictor.name != JobConfig.model_fields["name"].default else folder.resolve().name
+    name = predictor.trained.config.name
+    return name if name != JobConfig.model_fields["name"].default else folder.resolve().name
 
 
 async def serve(

@@ -51,7 +51,7 @@ class Loaded:
         """Blocks while the vectors of a retrieval model's items are computed."""
         unseen = unseen or Unseen(predictor.inputs.layout.schema)
         made_at = time.time() if made_at is None else made_at
-        blocks = predictor.small_blocks(unseen)
+        blocks = SmallBlocks(predictor.trained, unseen)
         values = blocks.item_values
         names = None if values is None else ItemNames(values, most_top)
         signature = Signature(predictor.inputs, predictor.outputs, names)
