@@ -6,7 +6,7 @@ import contextlib
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from shardkeep.base.arrays import Rows
 from shardkeep.ps.client.request import Request
@@ -17,8 +17,10 @@ from shardkeep.workers.data.sampling import StepSlices
 from shardkeep.workers.embeddings.layer import Embeddings
 from shardkeep.workers.embeddings.plan import Plan
 from shardkeep.workers.prefetch import Prefetch
-from shardkeep.workers.retrieval.items import ItemSide, StepItems, planned
 from shardkeep.workers.timing.clock import Stopwatch
+
+if TYPE_CHECKING:
+    from shardkeep.workers.retrieval.items import ItemSide, StepItems
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,3 +129,17 @@ class Pipeline:
     def _measured(self, step: int) -> Prepared:
         with self.clock.drawn("prepare"):
             return self.prepare(step)
+
+
+def planned(
+    users: Embeddings, side: ItemSide | None, batch: Batch, place: tuple[int, int], *, empty: bool = False
+) -> tuple[Batch, Plan, StepItems | None]:
+    """The plan of a rank's samples, of a retrieval model together with that of their candidates, and what the model
+    gets of the batch.
+
+    Args:
+        place: Step and rank.
+        empty: The batch is an `empty_sample`."""
+    if side is None:
+        return batch, users.plan(batch), None
+    return side.plan_empty(users, batch) if empty else side.plan(users, batch, *place)

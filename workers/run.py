@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -28,17 +28,18 @@ from shardkeep.workers.embeddings.layer import Embeddings
 from shardkeep.workers.evaluation.evaluate import Evaluates, Evaluations, Evaluator
 from shardkeep.workers.evaluation.history import EvaluationHistory
 from shardkeep.workers.evaluation.progressive import ProgressiveValidation
-from shardkeep.workers.evaluation.retrieval import ItemModel, Ranking, RankSettings, RetrievalEvaluator
 from shardkeep.workers.generation import Generation, Link
 from shardkeep.workers.metrics.binned import BinnedScores
 from shardkeep.workers.metrics.quality import MetricSettings
 from shardkeep.workers.pipeline import Pipeline
 from shardkeep.workers.reporting.report import Report
 from shardkeep.workers.reporting.summary import Meters, SummarySources
-from shardkeep.workers.retrieval.items import ItemSide
 from shardkeep.workers.rewind import Rewind
 from shardkeep.workers.step import Step
 from shardkeep.workers.trainer import Trainer
+
+if TYPE_CHECKING:
+    from shardkeep.workers.retrieval.items import ItemSide
 
 COMPILE_ALLOWANCE_S = 600.0
 """Seconds more that a pull or push may take while a peer compiles its tower. Sums between workers need none: nobody
@@ -220,6 +221,9 @@ class TrainingRun:
         size = config.batch_size or 4 * train.batch_size
         users, side = BlockScorer(self.embeddings, self.tower, size), self.item_side
         if side is not None:
+            # here: other jobs load no kernels of ranks
+            from shardkeep.workers.evaluation.retrieval import ItemModel, Ranking, RankSettings, RetrievalEvaluator
+
             return RetrievalEvaluator(
                 dataset=dataset,
                 client=self.client,

@@ -106,3 +106,13 @@ def test_imports_of_a_role_are_kept_from_the_garbage_collector_and_it_works_agai
         assert gc.isenabled() and gc.get_freeze_count() > before
     finally:
         gc.unfreeze()
+
+
+def test_roles_import_nothing_that_starts_threads_or_that_only_some_jobs_need() -> None:
+    """A fork server forks them with these imports, and only a process with one thread can be forked."""
+    code = (
+        "import sys; import shardkeep.roles.worker, shardkeep.roles.server, shardkeep.roles.coordinator\n"
+        "print(*sorted({'pyarrow', 'shardkeep.workers.retrieval.ranking_kernels'} & set(sys.modules)))"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not found.stdout.split()

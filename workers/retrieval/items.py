@@ -120,17 +120,3 @@ class ItemSide:
                 unsent_U[unsent_U] = (rows_UD == initial.rows(ids_U, rows_UD.shape[1])).all(axis=1)
             found[table] = unsent_U
         return found
-
-
-def planned(
-    users: Embeddings, side: ItemSide | None, batch: Batch, place: tuple[int, int], *, empty: bool = False
-) -> tuple[Batch, Plan, StepItems | None]:
-    """The plan of a rank's samples, of a retrieval model together with that of their candidates, and what the model
-    gets of the batch.
-
-    Args:
-        place: Step and rank.
-        empty: The batch is an `empty_sample`."""
-    if side is None:
-        return batch, users.plan(batch), None
-    return side.plan_empty(users, batch) if empty else side.plan(users, batch, *place)

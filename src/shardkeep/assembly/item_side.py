@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from shardkeep.base.errors import ConfigError
 from shardkeep.compression.per_table import pull_of
@@ -14,8 +15,9 @@ from shardkeep.workers.data.sides import Sides, sides_of_model
 from shardkeep.workers.embeddings.layer import Embeddings
 from shardkeep.workers.label_config import NegativesConfig
 from shardkeep.workers.model_config import RetrievalSettings
-from shardkeep.workers.retrieval.items import ItemSide
-from shardkeep.workers.retrieval.negatives import Negatives
+
+if TYPE_CHECKING:
+    from shardkeep.workers.retrieval.items import ItemSide
 
 
 def build_sides(config: JobConfig, data: Data, tables: Mapping[str, TableSpec]) -> tuple[Embeddings, ItemSide | None]:
@@ -28,6 +30,11 @@ def build_sides(config: JobConfig, data: Data, tables: Mapping[str, TableSpec]) 
 
 
 def _item_side(config: JobConfig, data: Data, sides: Sides, tables: Mapping[str, TableSpec]) -> ItemSide:
+    from shardkeep.workers.retrieval.items import (
+        ItemSide,  # here: other jobs load no pyarrow, whose threads forbid forks
+    )
+    from shardkeep.workers.retrieval.negatives import Negatives
+
     if data.catalogue is None:
         raise ConfigError(f"model.name: {config.model.name} needs a catalogue of items, which the data have not")
     loss = config.train.loss

@@ -30,7 +30,7 @@ from shardkeep.workers.data.samples import Data
 from shardkeep.workers.data.sampling import StepSlices
 from shardkeep.workers.embeddings.kernels import NUM_IDS
 from shardkeep.workers.embeddings.plan import Plan
-from shardkeep.workers.retrieval.items import planned
+from shardkeep.workers.pipeline import planned
 
 DRAWN_SAMPLES = 1 << 18
 """Samples whose ids are looked at: two seconds for 26 features."""
