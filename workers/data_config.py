@@ -186,7 +186,7 @@ class SyntheticConfig(Settings):
 
     @model_validator(mode="after")
     def _settings_have_an_effect(self) -> SyntheticConfig:
-        if self.task != "clicks":
+        if self.task in ("sequences", "retrieval"):
             for key in ("num_dense", "zipf")[: 2 if self.task == "sequences" else 1]:
                 if getattr(self, key) != SyntheticConfig.model_fields[key].default:
                     raise ValueError(f"{key}: has no effect with task: {self.task}; leave one of the two out")

@@ -26,7 +26,7 @@ def rows_of(steps: list[np.ndarray], admit: AdmitConfig | None, *, passes: int =
     table = TableSpec(name="t", dim=4, admit=admit)
     planner, seen = (
         Planner(Schema((), (Feature("f", "t"),)), Catalog([table])),
-        Seen([table], num_features=1, passes=passes),
+        Seen([table], passes=passes),
     )
     for ids_N in steps:
         size = ids_N.size

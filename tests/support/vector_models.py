@@ -63,9 +63,9 @@ def _shape_of(group: SequenceColumns) -> SequenceShape:
 
 
 def users_of(
-    sides: Sides, lengths: Iterable[int] = LENGTHS, *, dtype: torch.dtype = torch.float32, beyond: int = 0
+    sides: Sides, lengths: Iterable[int] = LENGTHS, *, dtype: torch.dtype = torch.float32
 ) -> tuple[torch.Tensor, dict[str, Any]]:
-    """Dense columns and inputs of users. `beyond`: rows that belong to no sample."""
+    """Dense columns and inputs of users."""
     drawn, lengths_B = torch.Generator().manual_seed(1), torch.tensor(list(lengths), dtype=torch.int64)
 
     def rows(count: int, width: int) -> torch.Tensor:
@@ -73,7 +73,7 @@ def users_of(
 
     found: dict[str, Any] = {f.name: rows(len(lengths_B), DIMS[f.table]) for f in sides.users.features}
     for group in sides.users.sequences:
-        shape, count = _shape_of(group), int(lengths_B.sum()) + beyond
+        shape, count = _shape_of(group), int(lengths_B.sum())
         ids = {column: rows(count, width) for column, width in shape.ids.items()}
         found[group.name] = Sequence(ids, rows(count, shape.numbers).detach(), lengths_B, shape.max_length)
     return rows(len(lengths_B), sides.users.num_dense).detach(), found

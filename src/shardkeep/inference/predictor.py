@@ -71,11 +71,6 @@ class Predictor:
         return [] if self._trained.inputs is None else self._trained.inputs.columns()
 
     @property
-    def labels(self) -> tuple[str, ...]:
-        """The labels that it predicts."""
-        return self._trained.schema.labels
-
-    @property
     def outputs(self) -> tuple[str, ...]:
         """Names of the scores, a column each: `score`, or `score_LABEL` and `score_LABEL_given_BEFORE`; of a retrieval
         model `items` and `scores`."""

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 
 from shardkeep.base.errors import UserError
 from shardkeep.workers.dense import onednn
+from shardkeep.workers.embeddings.inputs import pad_rows, padded
 from shardkeep.workers.embeddings.sequence import Sequence
 from tests.support.cases import every
 from tests.support.vector_models import (
@@ -195,18 +196,20 @@ def test_dropout_acts_in_training_only(name: str) -> None:
 
 
 @every("name", NAMES)
-def test_a_sample_has_its_bits_beside_any_others_and_beside_rows_of_none(name: str) -> None:
-    """As scoring pads them: samples and entries to multiples of 32, the latter by rows that belong to no sample."""
+def test_a_sample_has_its_bits_beside_any_others(name: str) -> None:
+    """As scoring pads them: samples and entries to multiples of 32."""
     model, lengths = made(name, numbers=1)[0].eval(), list(range(16))
     sides = made(name, numbers=1)[1]
     with torch.no_grad(), onednn.rows_alone(model):
-        dense, inputs = users_of(sides, lengths, beyond=8)
-        sequence, order = inputs["seen"], torch.arange(128)
-        parts = list(torch.split(order, [*lengths, 8]))
-        order = torch.cat([*reversed(parts[:-1]), parts[-1]])
+        dense, inputs = users_of(sides, lengths)
+        dense, sequence = pad_rows(dense, 16), padded(inputs, 16)["seen"]
+        parts = list(torch.split(torch.arange(len(sequence.numbers)), sequence.lengths.tolist()))
+        order = torch.cat([*reversed(parts[:16]), *parts[16:]])
         ids = {column: rows[order] for column, rows in sequence.ids.items()}
-        flipped = Sequence(ids, sequence.numbers[order], sequence.lengths.flip(0), sequence.max_length)
-        assert torch.equal(model.users(dense, {"seen": flipped}).flip(0), model.users(dense, inputs))
+        lengths_B = torch.cat([sequence.lengths[:16].flip(0), sequence.lengths[16:]])
+        flipped = Sequence(ids, sequence.numbers[order], lengths_B, sequence.max_length)
+        found_BE = model.users(dense, {"seen": flipped})[:16]
+        assert torch.equal(found_BE.flip(0), model.users(dense, {"seen": sequence})[:16])
 
 
 @every("name", NAMES)
