@@ -18,7 +18,6 @@ from shardkeep.base.arrays import Floats, Ints
 from shardkeep.workers.data.batch import Batch
 from shardkeep.workers.data.catalogue import Catalogue
 from shardkeep.workers.data.sides import Sides
-from shardkeep.workers.retrieval.ranking_kernels import count_ranks, keep_best, sort_best
 
 BUFFER_BYTES = 64 << 20
 """Of the scores of a block of users with all items; a block has no fewer than `_FEWEST` users."""
@@ -96,6 +95,10 @@ class ItemIndex:
     def ranks(self, users_BE: Floats, targets_B: Ints, left: Left | None = None) -> Ints:
         """1 + the number of other items whose score is not below that of the target, int64 (B,); 0 where the target is
         -1. Equal scores count against the target."""
+        from shardkeep.workers.retrieval.ranking_kernels import (
+            count_ranks,  # here: models of labels import this file, too
+        )
+
         left, ranks_B = left or Left.none(len(users_BE)), np.zeros(len(users_BE), np.int64)
         if not len(self):
             return ranks_B
@@ -112,6 +115,8 @@ class ItemIndex:
 
         Args:
             size: Users of a block. Another size may change the last bits of scores."""
+        from shardkeep.workers.retrieval.ranking_kernels import keep_best, sort_best
+
         left = left or Left.none(len(users_BE))
         best = Best(np.full((len(users_BE), k), -1), np.full((len(users_BE), k), -np.inf, np.float32))
         buffer = torch.empty(size * min(TOP_ITEMS, len(self)))

@@ -76,7 +76,11 @@ def own_loop(config: Mapping[str, Any]) -> bool:
 def scores(metrics: Mapping[str, Any]) -> list[Json]:
     """Name and value of each metric of an evaluation, as a person reads them."""
     others = ("step", "samples", "weights", "train_samples", "index", "best_auc", "at", "seq", "epoch")
-    found = [(name, number(value)) for name, value in metrics.items() if name.partition("/")[0] not in others]
+    found = [
+        (name, number(value))
+        for name, value in metrics.items()
+        if name.partition("/")[0] not in others and not name.startswith("best_")
+    ]
     return [{"key": name, "name": metric_name(name), "value": value} for name, value in found if value is not None]
 
 
