@@ -30,6 +30,10 @@ PUBLISHED = MODELS | {
 }
 
 
+IN_LONG = {"dlrm": [], "dcn_v2": [pytest.mark.slow], "finalmlp": [pytest.mark.slow]}
+"""The marks of models on real data; all others repeat what these show."""
+
+
 class Planted:
     """The planted csv and the teacher's AUC on its evaluation file."""
 
@@ -210,7 +214,8 @@ ADULT_AUC = {
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] if name != "dlrm" else []) for name in PUBLISHED]
+    "name",
+    ["dlrm", *(pytest.param(name, marks=IN_LONG.get(name, pytest.mark.soak)) for name in PUBLISHED if name != "dlrm")],
 )
 def test_every_model_reaches_its_golden_auc_on_adult(tmp_path: Path, name: str) -> None:
     settings = [
