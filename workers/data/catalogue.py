@@ -18,6 +18,9 @@ from shardkeep.base.arrays import Floats, Int32s, Ints
 from shardkeep.base.files import atomic_write
 from shardkeep.workers.data.batch import Batch, Ragged
 
+_CHECKSUM = 16
+"""Bytes of it, at the end of a file."""
+
 
 @dataclass(frozen=True)
 class Catalogue:
@@ -90,17 +93,20 @@ class Catalogue:
                 columns[f"weights:{name}"] = _lists(ragged.weights_N, ragged.lengths_B)
         table = pa.table(columns)
         sink = pa.BufferOutputStream()
-        with pa.ipc.new_file(sink, table.schema) as writer:
+        with pa.ipc.new_stream(sink, table.schema) as writer:
             writer.write_table(table)
         content = sink.getvalue().to_pybytes()
+        content += xxhash.xxh3_128_digest(content)  # behind the end of the stream, where other readers do not look
         atomic_write(path, content)
         return xxhash.xxh3_128_hexdigest(content)
 
     @classmethod
     def read(cls, path: Path) -> Catalogue:
         """Reads what `write` has written. Raises OSError and ValueError: there is none, or it is damaged."""
-        with pa.memory_map(str(path)) as file:
-            table = pa.ipc.open_file(file).read_all().combine_chunks()
+        content = path.read_bytes()
+        if xxhash.xxh3_128_digest(content[:-_CHECKSUM]) != content[-_CHECKSUM:]:
+            raise ValueError("damaged, or no catalogue")
+        table = pa.ipc.open_stream(content).read_all().combine_chunks()
         try:
             columns: Mapping[str, pa.Array] = {name: _one(table[name]) for name in table.column_names}
             ids_M, counts_M = (columns[name].to_numpy().copy() for name in ("id", "count"))
@@ -111,7 +117,7 @@ class Catalogue:
             ids = {name: _ragged(columns[f"ids:{name}"], columns.get(f"weights:{name}")) for name in names}
             return cls(ids_M, counts_M, Batch(dense_MI, ids, np.empty((len(ids_M), 0), np.float32)), columns["value"])
         except (KeyError, pa.ArrowException) as error:
-            raise ValueError(f"{path}: is no catalogue ({error})") from error
+            raise ValueError(f"no catalogue: {error}") from error
 
 
 def _one(column: pa.ChunkedArray) -> pa.Array:

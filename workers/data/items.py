@@ -95,15 +95,12 @@ def _entries(batch: Batch, listed: str) -> tuple[Ints, Bools]:
 
 def _items(dataset: Dataset, sides: Sides, ids_M: Ints, rows_M: Ints) -> Batch:
     """The columns of items: the ids alone, or those of the rows."""
+    none_M0 = np.empty((len(ids_M), 0), np.float32)
     if len(sides.items.features) == 1 and not sides.items.dense:
-        return Batch(np.empty((len(ids_M), 0), np.float32), {sides.item.name: Ragged(ids_M)}, _no_labels(len(ids_M)))
+        return Batch(none_M0, {sides.item.name: Ragged(ids_M)}, none_M0)
     blocks = [sides.items_of(dataset.gather(rows_M[at : at + BLOCK])) for at in range(0, len(rows_M), BLOCK)]
     ids = {feature.name: _joined([block.ids[feature.name] for block in blocks]) for feature in sides.items.features}
-    return Batch(np.concatenate([block.dense_BI for block in blocks]), ids, _no_labels(len(ids_M)))
-
-
-def _no_labels(count: int) -> np.ndarray[tuple[int, int], np.dtype[np.float32]]:
-    return np.empty((count, 0), np.float32)
+    return Batch(np.concatenate([block.dense_BI for block in blocks]), ids, none_M0)
 
 
 def _joined(parts: list[Ragged]) -> Ragged:
@@ -111,11 +108,6 @@ def _joined(parts: list[Ragged]) -> Ragged:
     weights = [part.weights_N for part in parts if part.weights_N is not None]
     values_N = np.concatenate([part.values_N for part in parts])
     return Ragged(values_N, np.concatenate(lengths) if lengths else None, np.concatenate(weights) if weights else None)
-
-
-def as_values(ids_M: Ints) -> pa.Array:
-    """The values of items that have no others than their ids."""
-    return pa.array(ids_M)
 
 
 def checked(data: Data, sides: Sides) -> Data:

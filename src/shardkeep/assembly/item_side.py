@@ -30,9 +30,8 @@ def build_sides(config: JobConfig, data: Data, tables: Mapping[str, TableSpec]) 
 
 
 def _item_side(config: JobConfig, data: Data, sides: Sides, tables: Mapping[str, TableSpec]) -> ItemSide:
-    from shardkeep.workers.retrieval.items import (
-        ItemSide,  # here: other jobs load no pyarrow, whose threads forbid forks
-    )
+    # here: other jobs load no pyarrow, whose threads forbid forks
+    from shardkeep.workers.retrieval.items import ItemSide
     from shardkeep.workers.retrieval.negatives import Negatives
 
     if data.catalogue is None:

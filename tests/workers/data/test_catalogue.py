@@ -117,12 +117,15 @@ def test_a_file_holds_all_of_a_catalogue(tmp_path: Path, values: pa.Array) -> No
     assert found.index_of(np.array([[9, 4], [3, 7]])).tolist() == [[3, -1], [0, 1]]
 
 
-def test_a_damaged_file_is_an_error(tmp_path: Path) -> None:
+def test_a_file_with_any_other_bytes_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "catalogue.arrow"
     _made(Samples([7, 3])).write(path)
-    path.write_bytes(path.read_bytes()[:100])
-    with pytest.raises((ValueError, OSError)):
-        Catalogue.read(path)
+    content = path.read_bytes()
+    flipped = [content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :] for at in range(0, len(content), 7)]
+    for damaged in (b"", content[:10], content[:100], content + b"x", bytes(len(content)), *flipped):
+        path.write_bytes(damaged)
+        with pytest.raises(ValueError, match="damaged, or no catalogue"):
+            Catalogue.read(path)
 
 
 def test_data_without_items_and_a_column_of_lists_are_refused() -> None:

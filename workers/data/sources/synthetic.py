@@ -134,10 +134,12 @@ def open_synthetic(
 
 def _with_catalogue(data: Data, model: RetrievalSettings) -> Data:
     """The data with the items of the training samples, whose values are their ids."""
-    from shardkeep.workers.data.items import as_values, checked, make_catalogue  # here: pyarrow takes every role 0.25 s
+    import pyarrow as pa  # type: ignore[import-untyped]  # here: it takes every role 0.25 s
+
+    from shardkeep.workers.data.items import checked, make_catalogue
 
     sides = sides_of_model(model, data.train.schema)
-    return checked(replace(data, catalogue=make_catalogue(data.train, sides, as_values)), sides)
+    return checked(replace(data, catalogue=make_catalogue(data.train, sides, pa.array)), sides)
 
 
 def _key(name: str, seed: int) -> np.uint64:
