@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""How near do attention over histories and models of several labels come to the best possible AUC of planted streams?
+"""How near do attention, models of several labels and retrieval come to the best possible figures of planted streams?
 
-    python benchmarks/planted.py --groups sequences tasks --seeds 7
+    python benchmarks/planted.py --groups sequences tasks retrieval --seeds 7
 
 Histories: `din` and mean pooling. A chain of three labels: shared layers, MMoE and PLE beside a job for each label, and
-ESMM (`after`) beside the product of conditional models (`given`) over all samples. One process each, `sync`. Runs that
+ESMM (`after`) beside the product of conditional models (`given`) over all samples. Recall of towers with and without
+log-Q, and of models of the next item. One process each, `sync`. Runs that
 the file of --json already holds are not repeated.
 """
 
@@ -13,6 +14,8 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,15 +27,29 @@ from shardkeep.config import JobConfig
 from shardkeep.workers.data.sources.registry import open_data
 from shardkeep.workers.metrics.quality import evaluate_predictions
 
+Case = dict[str, Any]
+
 HISTORIES = {"din": {"name": "din", "hidden": [64, 32]}, "mean": {"name": "dnn", "hidden": [64, 32]}}
 NAMES = ("clicked", "bought", "returned")
 TASKS = {"hidden": [64, 32], "task_hidden": [16]}
 SHARED: dict[str, Any] = {"name": "dnn", "hidden": [64, 32, 16]}
 MMOE: dict[str, Any] = {"name": "mmoe", "experts": 4, **TASKS}
 PLE: dict[str, Any] = {"name": "ple", "levels": 1, "shared_experts": 2, "task_experts": 1, **TASKS}
+TOWERS: dict[str, Any] = {
+    "name": "two_tower",
+    "item": ["item"],
+    "hidden": [64],
+    "dim": 32,
+    "encoder": {"name": "transformer", "layers": 1, "heads": 1},
+}
+FOUND: dict[str, Case] = {
+    "two_tower": {"model": TOWERS},
+    "two_tower, correction: none": {"model": TOWERS, "loss": {"name": "sampled_softmax", "correction": "none"}},
+    "sasrec": {"model": {"name": "sasrec", "layers": 1}},
+    "hstu": {"model": {"name": "hstu", "layers": 1, "heads": 2}},
+}
 FAINT = 1e-9
 """Weight of the labels beside the one that a job learns alone: their gradients are lost in rounding."""
-Case = dict[str, Any]
 
 
 def labels_of(key: str | None = None, alone: str | None = None) -> list[dict[str, Any]]:
@@ -54,17 +71,24 @@ def cases() -> dict[str, dict[str, Case]]:
         "mmoe, after": {"model": MMOE, "labels": labels_of("after")},
         "mmoe, given": {"model": MMOE, "labels": labels_of("given")},
     }
-    return {"sequences": {name: {"model": model} for name, model in HISTORIES.items()}, "tasks": chain}
+    histories: dict[str, Case] = {name: {"model": model} for name, model in HISTORIES.items()}
+    return {"sequences": histories, "tasks": chain, "retrieval": FOUND}
 
 
 def job_of(group: str, case: Case, seed: int, *, smoke: bool) -> JobConfig:
     made: dict[str, Any] = {"task": group, "train_samples": 1_500_000, "eval_samples": 100_000}
     if group == "tasks":
         made |= {"train_samples": 600_000, "table_sizes": [200] * 4 + [500] * 2 + [1000] * 2}
+    more: dict[str, Any] = {"train": {"batch_size": 1024}}
+    dim, optimizer = 16, {"name": "rowwise_adagrad", "lr": 0.1, "initial_accumulator": 0.001}
+    if group == "retrieval":
+        made |= {"train_samples": 80_000, "eval_samples": 5_000}
+        more = {"train": {"batch_size": 256, "loss": case.get("loss", {"name": "sampled_softmax"})}}
+        more["eval"] = {"metrics": ["recall@1", "recall@50"]}
+        dim, optimizer = 32, {"name": "rowwise_adagrad", "lr": 0.05}
     if smoke:
         made |= {"train_samples": 8_000, "eval_samples": 4_000}
     data = {"synthetic": made} | ({"labels": case["labels"]} if "labels" in case else {})
-    optimizer = {"name": "rowwise_adagrad", "lr": 0.1, "initial_accumulator": 0.001}
     return JobConfig.model_validate(
         {
             "seed": seed,
@@ -73,21 +97,22 @@ def job_of(group: str, case: Case, seed: int, *, smoke: bool) -> JobConfig:
             "consistency": {"mode": "sync"},
             "data": data,
             "model": case["model"],
-            "tables": {"default": {"dim": 16, "optimizer": optimizer}},
-            "tower": {"optimizer": {"name": "adam", "lr": 0.002}},
-            "train": {"batch_size": 1024},
+            "tables": {"default": {"dim": dim, "optimizer": optimizer}},
+            "tower": {"optimizer": {"name": "adam", "lr": 0.003 if group == "retrieval" else 0.002}},
+            **more,
         }
     )
 
 
-def run(group: str, name: str, case: Case, seed: int, *, smoke: bool) -> dict[str, Any]:
-    job = job_of(group, case, seed, smoke=smoke)
+def run(case: Mapping[str, Any], *, smoke: bool) -> dict[str, Any]:
+    group, name = case["group"], case["name"]
+    job = job_of(group, cases()[group][name], case["seed"], smoke=smoke)
     with tempfile.TemporaryDirectory() as folder:
         summary = shardkeep.train(job, run_dir=Path(folder) / "run", quiet=True).to_dict()
         found = {key: value for key, value in summary["eval"].items() if isinstance(value, float)}
         if name == "mmoe, given":
             found |= of_products(job, Path(folder) / "run")
-    return {"group": group, "name": name, "seed": seed, "eval": found, "samples_per_s": summary["samples_per_s"]}
+    return {"eval": found, "samples_per_s": summary["samples_per_s"]}
 
 
 def of_products(job: JobConfig, folder: Path) -> dict[str, float]:
@@ -108,24 +133,38 @@ def of_products(job: JobConfig, folder: Path) -> dict[str, float]:
     return found
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--groups", nargs="+", choices=list(cases()), default=list(cases()))
+def parse(parser: argparse.ArgumentParser) -> argparse.Namespace:
     parser.add_argument("--seeds", nargs="+", type=int, default=[7])
     parser.add_argument("--smoke", action="store_true", help="few samples")
     parser.add_argument("--json", type=Path, help="result file")
-    options = parser.parse_args()
+    return parser.parse_args()
+
+
+def repeat(
+    benchmark: str,
+    cases: Sequence[Mapping[str, Any]],
+    run: Callable[[Mapping[str, Any]], dict[str, Any]],
+    options: argparse.Namespace,
+) -> None:
+    """Runs each case with each seed that the file lacks, and writes the file after each."""
     known = json.loads(options.json.read_text())["results"]["runs"] if options.json and options.json.exists() else []
     done = {(each["group"], each["name"], each["seed"]) for each in known}
-    for seed in options.seeds:
-        for group in options.groups:
-            for name, case in cases()[group].items():
-                if (group, name, seed) in done:
-                    continue
-                known.append(run(group, name, case, seed, smoke=options.smoke))
-                aucs = {key: round(value, 4) for key, value in known[-1]["eval"].items() if "auc" in key}
-                print(f"{group}, {name}, seed {seed}: {aucs}", flush=True)
-                harness.write(options.json, "planted", {"runs": known})
+    for each in [dict(case) | {"seed": seed} for seed in options.seeds for case in cases]:
+        if tuple(each.values()) in done:
+            continue
+        known.append(each | run(each))
+        found = known[-1].get("eval") or known[-1]["auc"]
+        shown = {key: round(value, 4) for key, value in found.items() if not key.startswith(("logloss", "normalized"))}
+        print(f"{each['group']}, {each['name']}, seed {each['seed']}: {shown}", flush=True)
+        harness.write(options.json, benchmark, {"runs": known})
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--groups", nargs="+", choices=list(cases()), default=list(cases()))
+    options = parse(parser)
+    asked = [{"group": group, "name": name} for group in options.groups for name in cases()[group]]
+    repeat("planted", asked, partial(run, smoke=options.smoke), options)
 
 
 if __name__ == "__main__":
