@@ -51,3 +51,10 @@ def test_a_sample_without_a_target_does_not_count() -> None:
     ranks, weights = np.array([1, -1, 5]), np.array([1, 9, 3], np.float32)
     found = evaluate_ranks(ranks, weights, ("recall@1",))
     assert found["recall@1"] == 0.25 and found["samples"] == 2 and found["weights"] == 4.0
+
+
+def test_where_no_item_is_known_a_note_says_why_all_is_0() -> None:
+    found = evaluate_ranks(np.array([0, 0, -1]), np.empty(0, np.float32), ASKED)
+    assert {found[name] for name in ASKED} == {0.0} and found["unknown_targets"] == 2
+    assert found["note"] == "none of the 2 samples has an item that the model knows"
+    assert "note" not in evaluate_ranks(np.array([0, 9]), np.empty(0, np.float32), ASKED)

@@ -35,6 +35,8 @@ def evaluate_ranks(ranks_N: Ints, weights_N: Floats, metrics: Sequence[str]) -> 
     elif not found.get("weights", 1.0):
         found["note"] = f"the weights of all {len(ranks_N)} samples are 0"
     else:
+        if not ranks_N.any():
+            found["note"] = f"none of the {len(ranks_N)} samples has an item that the model knows"
         weights = weights_N.astype(np.float64) if len(weights_N) else None
         found |= {name: float(np.average(_gains(name, ranks_N), weights=weights)) for name in metrics}
     return found | {"unknown_targets": int((ranks_N == 0).sum())}
