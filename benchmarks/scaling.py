@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import harness
+import w1_data
 import w1_job
 import workload
 
@@ -32,6 +33,7 @@ def measured(
         batch=workload.BATCH, device="cpu", cores=None, report_every_s=min(1.0, seconds / 8),
     )  # fmt: skip
     config["data"]["options"]["num_batches"] = NUM_BATCHES * workers
+    w1_data.drawn(NUM_BATCHES * workers, seed=1)
     config["model"] = {"name": "waiting_model:Waiting", "options": {"wait_ms": wait_ms}}
     with w1_job.running(config) as job:
         job.wait()

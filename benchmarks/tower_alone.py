@@ -9,6 +9,7 @@ from __future__ import annotations
 import multiprocessing as mp
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import harness
@@ -17,6 +18,10 @@ import workload
 
 READY = 4
 """Batches of inputs made ahead; more would only wait in slower memory."""
+
+
+Prepare = Callable[[], tuple[Callable[[int], None], Callable[[], None]]]
+"""Makes a step, and what waits for the device to end all steps."""
 
 
 def tower_alone(
@@ -29,26 +34,42 @@ def tower_alone(
     device: str = "cpu",
     as_in_job: bool = False,
 ) -> harness.Figures:
-    """samples_per_s, steps_per_s and cpu_us_per_sample of the tower in a fresh process on `core`.
+    """`alone` for the tower of W1. `as_in_job`: with linear layers multiplied as in shardkeep's workers, too
+    (workers/dense/cpu/onednn.py)."""
+    prepare = partial(_prepared, dim, batch, device, as_in_job)
+    return alone(prepare, batch=batch, seconds=seconds, warm_up_s=warm_up_s, core=core, as_in_job=as_in_job)
 
-    `as_in_job`: with malloc set and linear layers multiplied as in shardkeep's workers
-    (src/shardkeep/base/machine/allocator.py, workers/dense/cpu/onednn.py);
-    else as glibc and torch have it: there page faults come and go from run to run."""
+
+def alone(
+    prepare: Prepare,
+    *,
+    batch: int,
+    seconds: float,
+    warm_up_s: float = 3.0,
+    core: int | None = 0,
+    as_in_job: bool = False,
+) -> harness.Figures:
+    """samples_per_s, steps_per_s and cpu_us_per_sample of a step in a fresh process on `core`; None = on
+    all of them.
+
+    `as_in_job`: with malloc set as in shardkeep's workers (src/shardkeep/base/machine/allocator.py); else as glibc has
+    it: there page faults come and go from run to run."""
     context = mp.get_context("spawn")
     queue = context.Queue()
-    process = context.Process(target=_train, args=(dim, seconds, warm_up_s, batch, core, device, as_in_job, queue))
+    process = context.Process(target=_train, args=(prepare, batch, seconds, warm_up_s, core, as_in_job, queue))
     return harness.result_of([process], queue, limit_s=seconds + warm_up_s + 120)
 
 
 def _train(
-    dim: int, seconds: float, warm_up_s: float, batch: int, core: int, device: str, as_in_job: bool, queue: Any
+    prepare: Prepare, batch: int, seconds: float, warm_up_s: float, core: int | None, as_in_job: bool, queue: Any
 ) -> None:
-    harness.pin(core)
+    if core is not None:
+        harness.pin(core)
     if as_in_job:
         from shardkeep.base.machine.allocator import keep_freed_memory
 
         keep_freed_memory()
-    step, finish = _prepared(dim, batch, device, as_in_job)
+    step, finish = prepare()
     count = _repeat(step, warm_up_s, 0)
     finish()
     cpu, started = harness.cpu_seconds(), time.perf_counter()
@@ -63,7 +84,6 @@ def _train(
 
 
 def _prepared(dim: int, batch: int, device: str, as_in_job: bool) -> tuple[Callable[[int], None], Callable[[], None]]:
-    """The step, and what waits for the device to end all steps."""
     import torch
     import torch.nn.functional as F
 

@@ -78,11 +78,23 @@ def shardkeep_job(
         dim=dim, servers=servers, workers=workers, consistency=consistency, batch=batch, device=device,
         cores=cores or default_cores(servers, workers), report_every_s=min(2.0, seconds / 8),
     )  # fmt: skip
+    return measured(config, batch * workers, seconds=seconds, warm_up_s=warm_up_s, overrides=overrides)
+
+
+def measured(
+    config: dict[str, Any],
+    samples_per_step: int,
+    *,
+    seconds: float,
+    warm_up_s: float = WARM_UP_S,
+    overrides: Sequence[str] = (),
+) -> harness.Figures:
+    """The figures of `shardkeep_job` of any job without an end."""
     with running(config, overrides) as job:
         job.wait()
         before, after = job.window(warm_up_s, seconds)
         job.end()
-    return figures(before, after, batch * workers)
+    return figures(before, after, samples_per_step)
 
 
 def job_config(
@@ -96,7 +108,8 @@ def job_config(
     cores: tuple[Cores, Cores] | None,
     report_every_s: float,
 ) -> dict[str, Any]:
-    """W1 as a config of shardkeep's; it has no end."""
+    """W1 as a config of shardkeep's; it has no end. Its data are ready."""
+    w1_data.drawn(w1_data.NUM_BATCHES * workers, seed=1)
     return {
         "name": "w1",
         "seed": 1,
@@ -141,7 +154,6 @@ class Job:
     """One `shardkeep train` in its own session, seen from outside."""
 
     def __init__(self, folder: Path, config: dict[str, Any], overrides: Sequence[str]) -> None:
-        w1_data.drawn(config["data"]["options"]["num_batches"], seed=1)
         (folder / "w1.yaml").write_text(write_yaml(config), encoding="utf-8")
         self.run = folder / "run"
         self._output = folder / "output.txt"
