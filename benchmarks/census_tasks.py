@@ -12,14 +12,13 @@ already holds are not repeated.
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import harness
 import numpy as np
-import planted
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -143,16 +142,16 @@ def plain(job: JobConfig, labels: Sequence[str]) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser = harness.seed_arguments(__doc__ or "")
     parser.add_argument("--data", type=Path, required=True, help="the folder of census-income.test.gz")
-    options = planted.parse(parser)
+    options = parser.parse_args()
 
     def run(case: Mapping[str, Any]) -> dict[str, Any]:
         job = job_of(case["name"], case["seed"], options.data, smoke=options.smoke)
         return {"auc": (ours if case["group"] == "shardkeep" else plain)(job, CASES[case["name"]][1])}
 
     cases = [{"group": side, "name": name} for name in CASES for side in ("shardkeep", "plain PyTorch")]
-    planted.repeat("census_tasks", cases, run, options)
+    harness.repeat("census_tasks", cases, run, options)
 
 
 if __name__ == "__main__":

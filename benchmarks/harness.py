@@ -39,6 +39,15 @@ def arguments(description: str) -> argparse.ArgumentParser:
     return parser
 
 
+def seed_arguments(description: str) -> argparse.ArgumentParser:
+    """The options of a benchmark of what is learned."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--seeds", nargs="+", type=int, default=[7])
+    parser.add_argument("--json", type=Path, help="write the figures to this file, and go on with those it has")
+    parser.add_argument("--smoke", action="store_true", help="few samples: does it run at all")
+    return parser
+
+
 def parse(parser: argparse.ArgumentParser) -> argparse.Namespace:
     """The arguments; from now on SIGTERM interrupts like Ctrl-C, so that no contestant's process is left behind."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -64,6 +73,25 @@ def alternate(contestants: Mapping[str, Contestant], *, rounds: int, seconds: fl
             shown = "  ".join(f"{key} {value:,.4g}" for key, value in figures.items())
             print(f"round {number + 1}  {name:<34} {shown}", flush=True)
     return found
+
+
+def repeat(
+    benchmark: str,
+    cases: Sequence[Mapping[str, Any]],
+    run: Callable[[Mapping[str, Any]], dict[str, Any]],
+    options: argparse.Namespace,
+) -> None:
+    """Runs each case with each seed that the file lacks, and writes the file after each."""
+    known = json.loads(options.json.read_text())["results"]["runs"] if options.json and options.json.exists() else []
+    done = {(each["group"], each["name"], each["seed"]) for each in known}
+    for each in [dict(case) | {"seed": seed} for seed in options.seeds for case in cases]:
+        if tuple(each.values()) in done:
+            continue
+        known.append(each | run(each))
+        found = known[-1].get("eval") or known[-1]["auc"]
+        shown = {key: round(value, 4) for key, value in found.items() if not key.startswith(("logloss", "normalized"))}
+        print(f"{each['group']}, {each['name']}, seed {each['seed']}: {shown}", flush=True)
+        write(options.json, benchmark, {"runs": known})
 
 
 def result_of(processes: Sequence[Any], queue: Any, *, limit_s: float) -> Figures:

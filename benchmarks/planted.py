@@ -11,10 +11,8 @@ the file of --json already holds are not repeated.
 
 from __future__ import annotations
 
-import argparse
-import json
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -133,38 +131,12 @@ def of_products(job: JobConfig, folder: Path) -> dict[str, float]:
     return found
 
 
-def parse(parser: argparse.ArgumentParser) -> argparse.Namespace:
-    parser.add_argument("--seeds", nargs="+", type=int, default=[7])
-    parser.add_argument("--smoke", action="store_true", help="few samples")
-    parser.add_argument("--json", type=Path, help="result file")
-    return parser.parse_args()
-
-
-def repeat(
-    benchmark: str,
-    cases: Sequence[Mapping[str, Any]],
-    run: Callable[[Mapping[str, Any]], dict[str, Any]],
-    options: argparse.Namespace,
-) -> None:
-    """Runs each case with each seed that the file lacks, and writes the file after each."""
-    known = json.loads(options.json.read_text())["results"]["runs"] if options.json and options.json.exists() else []
-    done = {(each["group"], each["name"], each["seed"]) for each in known}
-    for each in [dict(case) | {"seed": seed} for seed in options.seeds for case in cases]:
-        if tuple(each.values()) in done:
-            continue
-        known.append(each | run(each))
-        found = known[-1].get("eval") or known[-1]["auc"]
-        shown = {key: round(value, 4) for key, value in found.items() if not key.startswith(("logloss", "normalized"))}
-        print(f"{each['group']}, {each['name']}, seed {each['seed']}: {shown}", flush=True)
-        harness.write(options.json, benchmark, {"runs": known})
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser = harness.seed_arguments(__doc__ or "")
     parser.add_argument("--groups", nargs="+", choices=list(cases()), default=list(cases()))
-    options = parse(parser)
+    options = parser.parse_args()
     asked = [{"group": group, "name": name} for group in options.groups for name in cases()[group]]
-    repeat("planted", asked, partial(run, smoke=options.smoke), options)
+    harness.repeat("planted", asked, partial(run, smoke=options.smoke), options)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -25,7 +26,7 @@ def test_every_script_with_a_main_says_its_question_and_takes_smoke() -> None:
     assert {"pull_push", "scaling", "start_up", "quality"} <= scripts
     for name in scripts:
         assert ast.get_docstring(trees[name]), f"{name}.py has no docstring"
-        assert '"--smoke"' in sources[name] or "harness.arguments(" in sources[name], f"{name}.py takes no --smoke"
+        assert re.search(r'"--smoke"|harness\.(seed_)?arguments\(', sources[name]), f"{name}.py takes no --smoke"
 
 
 @pytest.mark.slow
