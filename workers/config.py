@@ -47,6 +47,10 @@ class TowerOptimizerConfig(Named):
         return self
 
 
+Amp = Literal["auto", "off", "bf16", "fp16"]
+"""Arithmetic of a dense model."""
+
+
 class TowerConfig(Settings):
     """How the dense model trains."""
 
@@ -56,7 +60,7 @@ class TowerConfig(Settings):
     """torch.compile: on, off, or auto = on for training on a GPU, except in sync."""
     mode: Literal["default", "reduce-overhead", "max-autotune"] = "default"
     """Mode of torch.compile."""
-    amp: Literal["auto", "off", "bf16", "fp16"] = "auto"
+    amp: Amp = "auto"
     """Automatic mixed precision; auto = bf16 where the hardware has it, else off; fp16 uses a GradScaler."""
     linear: Literal["auto", "torch", "onednn"] = "auto"
     """Library of fp32 matrix products in linear layers on a CPU: torch (MKL) or onednn; auto = oneDNN on AMD CPUs with

@@ -19,6 +19,7 @@ from shardkeep.base.logs.log import configure
 from shardkeep.base.sizes import size_text
 from shardkeep.cli.options import (
     AnyModel,
+    Arithmetic,
     Json,
     Model,
     TlsFolder,
@@ -64,6 +65,7 @@ def evaluate(
         str | None,
         typer.Option(metavar="COLUMN", help="Also evaluate the rows of each value of this column of the files."),
     ] = None,
+    amp: Arithmetic = None,
     as_json: Json = False,
 ) -> None:
     """Evaluate the model of a run, without its processes."""
@@ -76,7 +78,8 @@ def evaluate(
 
         told = partial(screen.working, "evaluate")
         part = cast(Literal["eval", "train", "test"], split)
-        found = evaluate_run(run, which=model, split=part, files=input_files(data or []), by=by, told=told)
+        files = input_files(data or [])
+        found = evaluate_run(run, which=model, split=part, files=files, by=by, amp=amp, told=told)
     not_finite = found.get("not_finite", 0)
     if as_json:
         print(json.dumps(found, indent=2))
@@ -108,6 +111,7 @@ def predict(
     items: Annotated[
         list[str] | None, typer.Option(metavar="FILE", help="With --top: further items, by their columns; repeatable.")
     ] = None,
+    amp: Arithmetic = None,
 ) -> None:
     """Score each row of files with the model of a run, in order."""
     if items and top is None:
@@ -119,7 +123,7 @@ def predict(
         told = partial(screen.working, "predict")
         names = [name for name in keep.split(",") if name]
         best = None if top is None else BestItems(top, input_files(items or []))
-        done = predict_files(run, input_files(data), out, which=model, keep=names, best=best, told=told)
+        done = predict_files(run, input_files(data), out, which=model, keep=names, best=best, amp=amp, told=told)
     place = os.fsencode(out).decode(errors="replace")
     print(f"{done.rows:,} rows scored by the model of step {done.step:,} in {done.seconds:.1f} s, written to {place}")
     for line in unseen_lines(done.unseen):
@@ -189,6 +193,7 @@ def serve(
         int, typer.Option(min=1, max=1024, metavar="MB", help="Largest request or reply, in MiB.")
     ] = 16,
     threads: Annotated[int, count_option("Threads of a batch's matrix products.")] = 1,
+    amp: Arithmetic = None,
     most_top: Annotated[int, count_option("Items of a row that a request may ask for, of a retrieval model.")] = 100,
     token_file: Annotated[
         Path | None, path_option("File with a token that every call must show; readable by you alone.")
@@ -219,9 +224,9 @@ def serve(
         from shardkeep.inference.server.served_model import ServedModel
 
         torch.set_num_threads(threads)
-        follower = None if follow is None else Follower(follow)
+        follower = None if follow is None else Follower(follow, amp=amp)
         awaited = None if follower is None else follower.awaited()
-        predictor = load(model, which, verify=verify)
+        predictor = load(model, which, verify=verify, amp=amp)
         served = ServedModel(predictor, made_at(model), most_top=most_top)
     shown = name or model_name(predictor, model)
 

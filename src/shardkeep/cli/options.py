@@ -99,6 +99,9 @@ Set = Annotated[
 Run = Annotated[Path | None, path_argument("Run folder [default: the newest in runs/].")]
 TrainedRun = Annotated[Path, path_argument("Run folder.")]
 AnyModel = Annotated[Path, path_argument("Run folder, or an export.")]
+Arithmetic = Annotated[
+    Any, word_option("Arithmetic of the dense model [default: the job's tower.amp].", "auto", "off", "bf16", "fp16")
+]
 MODEL = "last|best|STEP"
 Model = Annotated[
     Any,

@@ -10,13 +10,14 @@ from pathlib import Path
 from shardkeep.assembly.model import table_specs
 from shardkeep.base.machine.memory import memory_errors
 from shardkeep.inference.sorted_rows import SortedRows, SortedTable, merged
-from shardkeep.inference.trained import Trained, needed_inputs, trained_of_checkpoint
+from shardkeep.inference.trained import Trained, computing_in, needed_inputs, trained_of_checkpoint
 from shardkeep.ps.checkpoints.folder import Checkpoint
 from shardkeep.ps.checkpoints.row_stream import Removed, stream_rows
 from shardkeep.ps.config import TableSpec
 from shardkeep.ps.server.table.initializers.initial import Initial
 from shardkeep.run.checkpoints import checkpoints_of
 from shardkeep.run.trained import config_of
+from shardkeep.workers.config import Amp
 
 MOST_LAYERS = 8
 """Layers that a lookup may go through; more become one."""
@@ -44,9 +45,10 @@ class Follower:
     A job deletes old checkpoints while this reads. What is gone then is left out: the next look begins with the newest
     one, and reads all rows where its chain is not known."""
 
-    def __init__(self, run: Path, clock: Callable[[], float] = time.monotonic) -> None:
-        """`run`: a run folder, or the path of one that a job will make. Raises UserError: it is something else."""
-        self._run, self._clock = run, clock
+    def __init__(self, run: Path, clock: Callable[[], float] = time.monotonic, *, amp: Amp | None = None) -> None:
+        """`run`: a run folder, or the path of one that a job will make; `amp`: arithmetic of the dense model, None =
+        that of the job. Raises UserError: it is something else."""
+        self._run, self._clock, self._amp = run, clock, amp
         if not self._missing():
             config_of(run)
         self.step = 0
@@ -74,7 +76,7 @@ class Follower:
         `AGAIN_S` later; until then `look` returns None."""
         if self._missing():
             return None
-        config = config_of(self._run)
+        config = computing_in(config_of(self._run), self._amp)
         checkpoint = checkpoints_of(config, self._run).latest()
         if checkpoint is None or not checkpoint.step or [checkpoint.id] == self._chain[-1:]:
             return None

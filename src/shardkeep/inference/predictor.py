@@ -18,6 +18,7 @@ from shardkeep.inference.frames import chunks_of, ids_of
 from shardkeep.inference.loading import load_trained
 from shardkeep.inference.trained import Trained
 from shardkeep.run.trained import Which
+from shardkeep.workers.config import Amp
 from shardkeep.workers.data.conversion.inputs import Inputs
 from shardkeep.workers.data.samples import batches
 from shardkeep.workers.embeddings.unseen import Counts, Unseen
@@ -36,24 +37,28 @@ class Predictor:
         self._unseen = Unseen(trained.schema)
 
     @classmethod
-    def load(cls, path: str | Path, model: Which = "last", *, verify: bool = False) -> Predictor:
+    def load(
+        cls, path: str | Path, model: Which = "last", *, verify: bool = False, amp: Amp | None = None
+    ) -> Predictor:
         """Loads the model of a run or an export. `shardkeep.load` is the same.
 
         Args:
             path: The run folder, of a job that may still be running, or the folder of `shardkeep export`.
             model: Of a run: "last" = the newest checkpoint, "best" = that of the best evaluation, or the step of one.
             verify: Of an export: read all of its files and compare their checksums first.
+            amp: Arithmetic of the dense model, as `tower.amp`: "bf16" is faster on CPUs that compute in it and changes
+                scores in the third digit; None = that of the job.
 
         Raises:
             UserError: There is no such run, checkpoint or export.
             CheckpointError: A file is damaged.
         """
-        return cls(load_trained(Path(path), model, verify=verify), Path(path).absolute())
+        return cls(load_trained(Path(path), model, verify=verify, amp=amp), Path(path).absolute())
 
-    def __reduce__(self) -> tuple[Callable[[Path, int], Predictor], tuple[Path, int]]:
+    def __reduce__(self) -> tuple[Callable[[Path, int, Amp], Predictor], tuple[Path, int, Amp]]:
         if self._path is None:
             raise TypeError("this predictor cannot be pickled: its model is in no folder that `shardkeep.load` takes")
-        return _again, (self._path, self.step)
+        return _again, (self._path, self.step, self._trained.config.tower.amp)
 
     @property
     def step(self) -> int:
@@ -183,9 +188,9 @@ class Predictor:
 load = Predictor.load
 
 
-def _again(path: Path, step: int) -> Predictor:
+def _again(path: Path, step: int, amp: Amp) -> Predictor:
     """The model of a predictor that was pickled. Raises UserError where the folder has it no longer."""
-    predictor = load(path, "last" if is_export(path) else step)
+    predictor = load(path, "last" if is_export(path) else step, amp=amp)
     if predictor.step != step:
         raise UserError(f"{path}: holds the model of step {predictor.step}; the pickled predictor had that of {step}")
     return predictor

@@ -22,10 +22,11 @@ from shardkeep.inference.export.manifest import is_export
 from shardkeep.inference.files import Told, as_texts, chunks_of_files, score_writer, weigh
 from shardkeep.inference.further_items import with_items
 from shardkeep.inference.loading import load_trained
-from shardkeep.inference.trained import LookedUp, Trained, inputs_of, trained_of_checkpoint
+from shardkeep.inference.trained import LookedUp, Trained, computing_in, inputs_of, trained_of_checkpoint
 from shardkeep.run.origin.warm_start import continuing
 from shardkeep.run.trained import Which, checkpoint_of, config_of
 from shardkeep.workers.collectives.collective import Solo
+from shardkeep.workers.config import Amp
 from shardkeep.workers.data.batch import Batch
 from shardkeep.workers.data.conversion.chunk import Chunk
 from shardkeep.workers.data.input_files import advising, find_files
@@ -71,6 +72,7 @@ def predict_files(
     which: Which = "last",
     keep: Sequence[str] = (),
     best: BestItems | None = None,
+    amp: Amp | None = None,
     told: Told = lambda _text, _share: None,
 ) -> Scored:
     """Writes the score of each row of the files, in order, with the columns `keep` beside it; of a retrieval model the
@@ -78,7 +80,7 @@ def predict_files(
     as it was before."""
     if out.exists() and any(out.samefile(path) for path in files):
         raise UserError(f"--out {out}: is one of the files to score")
-    trained = load_trained(run, which)
+    trained = load_trained(run, which, amp=amp)
     inputs, answers = trained.inputs, _answers(trained, best, told)
     assert inputs is not None
     began, rows, not_finite = time.monotonic(), 0, 0
@@ -157,12 +159,14 @@ def evaluate_run(
     split: Split = "eval",
     files: Sequence[Path] = (),
     by: str | None = None,
+    amp: Amp | None = None,
     told: Told = lambda _text, _share: None,
 ) -> dict[str, Any]:
     """The metrics of a run's model: on `files`, or else on the run's own data.
 
     Args:
         by: A column of the files: `by` of the result has the metrics of each of its values, the most frequent first.
+        amp: Arithmetic of the dense model; None = that of the job.
 
     Returns:
         `step` of the checkpoint, and what the trainer's evaluation reports: of the run's evaluation data and its last
@@ -176,13 +180,13 @@ def evaluate_run(
         files = _test_files(run)
     values: list[pa.Array] = []
     if files:
-        trained = load_trained(run, which)
+        trained = load_trained(run, which, amp=amp)
         unseen = Unseen(trained.schema)
         found = list(_of_files(trained, files, told, by, values, unseen))
     elif by is not None:
         raise UserError(f"--by {by}: needs files; allowed: with --data FILE, or --split test")
     else:
-        trained, dataset = _with_data(run, which, split, told)
+        trained, dataset = _with_data(run, which, split, told, amp)
         unseen = Unseen(trained.schema)
         found = list(_of_dataset(trained, dataset, told, trained.config.eval.max_samples, unseen))
     parts = _joined(trained, found)
@@ -278,7 +282,7 @@ def _of_dataset(
         told("scoring", (start + len(batch)) / end)
 
 
-def _with_data(run: Path, which: Which, split: Split, told: Told) -> tuple[Trained, Dataset]:
+def _with_data(run: Path, which: Which, split: Split, told: Told, amp: Amp | None) -> tuple[Trained, Dataset]:
     if is_export(run):
         raise UserError(f"{run}: an export has no data of its own; allowed: --data FILE")
     config = config_of(run)
@@ -287,4 +291,4 @@ def _with_data(run: Path, which: Which, split: Split, told: Told) -> tuple[Train
     dataset = data_of(continuing(config, checkpoint), split, told)
     if dataset is None:
         raise UserError(f"{run}: the job has no evaluation data; allowed: --data FILE, or --split train")
-    return trained_of_checkpoint(config, checkpoint, dataset.schema, inputs, run=run), dataset
+    return trained_of_checkpoint(computing_in(config, amp), checkpoint, dataset.schema, inputs, run=run), dataset

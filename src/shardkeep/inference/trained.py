@@ -29,6 +29,7 @@ from shardkeep.run.reader import RunReader
 from shardkeep.run.trained import Which, config_of, with_checkpoint
 from shardkeep.workers.blocks import BlockScorer, DenseModel
 from shardkeep.workers.checkpoint.tower_state import load_model
+from shardkeep.workers.config import Amp
 from shardkeep.workers.data.batch import Batch
 from shardkeep.workers.data.catalogue import Catalogue
 from shardkeep.workers.data.conversion.inputs import Inputs
@@ -253,11 +254,17 @@ def items_of_run(config: JobConfig, run: Path) -> Items | None:
         raise CheckpointError(f"{path}: the items of the model cannot be read ({why})") from error
 
 
-def trained_of_run(run: Path, which: Which = "last") -> Trained:
+def computing_in(config: JobConfig, amp: Amp | None) -> JobConfig:
+    """The config with another `tower.amp`; None = as it is."""
+    tower = config.tower if amp is None else config.tower.model_copy(update={"amp": amp})
+    return config.model_copy(update={"tower": tower})
+
+
+def trained_of_run(run: Path, which: Which = "last", amp: Amp | None = None) -> Trained:
     """The model of a run. Blocks while rows load. Raises UserError, ConfigError and CheckpointError.
 
     A job that runs may delete the checkpoint that is read. The newer one is read then."""
-    config = config_of(run)
+    config = computing_in(config_of(run), amp)
 
     def load(checkpoint: Checkpoint) -> Trained:
         inputs = needed_inputs(config, checkpoint)

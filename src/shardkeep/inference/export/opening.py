@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from shardkeep.assembly.model import build_scorer
-from shardkeep.base.errors import CheckpointError
+from shardkeep.base.errors import CheckpointError, UserError
 from shardkeep.base.files import use_newest
 from shardkeep.inference.export.item_file import read_items
 from shardkeep.inference.export.manifest import ITEMS, MANIFEST, PROGRAM, TOWER, Manifest, read_manifest
@@ -18,7 +18,8 @@ from shardkeep.inference.export.rows import map_rows
 from shardkeep.inference.export.tower import load_tower
 from shardkeep.inference.finding import Items
 from shardkeep.inference.sorted_rows import SortedRows
-from shardkeep.inference.trained import Module, Trained
+from shardkeep.inference.trained import Module, Trained, computing_in
+from shardkeep.workers.config import Amp
 from shardkeep.workers.data.conversion.inputs import Inputs
 from shardkeep.workers.data.schema import Schema
 from shardkeep.workers.embeddings.inputs import Inputs as ModelInputs
@@ -38,13 +39,14 @@ class Program:
             return logits_BT.float()
 
 
-def open_export(out: Path, *, verify: bool = False) -> Trained:
+def open_export(out: Path, *, verify: bool = False, amp: Amp | None = None) -> Trained:
     """The model of an export.
 
     Args:
         verify: Read all files and compare their checksums; else sizes, headers and the offsets' checksums only.
+        amp: Arithmetic of the dense model; None = that of the job.
 
-    Raises UserError where there is none, CheckpointError where it is damaged.
+    Raises UserError where there is none or its program has its own arithmetic, CheckpointError where it is damaged.
     """
 
     def load(manifest: Manifest) -> Trained:
@@ -52,17 +54,19 @@ def open_export(out: Path, *, verify: bool = False) -> Trained:
             file.check_size(out, "export the model again")
         if verify:
             manifest.verify(out)
-        return trained_of_export(out, manifest)
+        if manifest.program and amp not in (None, manifest.config(out).tower.amp):
+            raise UserError(f"--amp {amp}: the dense model of {out} is a program, which computes as it was exported")
+        return trained_of_export(out, manifest, amp=amp)
 
     return use_newest(lambda: read_manifest(out), load)[1]
 
 
-def trained_of_export(out: Path, manifest: Manifest, items: Items | None = None) -> Trained:
+def trained_of_export(out: Path, manifest: Manifest, items: Items | None = None, *, amp: Amp | None = None) -> Trained:
     """The model that a manifest describes, whose files are in `out`. Raises CheckpointError.
 
     Args:
         items: Of a retrieval model; None = its file has them."""
-    config = manifest.config(out)
+    config = computing_in(manifest.config(out), amp)
     try:
         inputs = Inputs.of_json(manifest.inputs)
     except ValueError as error:
