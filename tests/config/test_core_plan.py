@@ -84,10 +84,12 @@ def test_auto_gives_cores_of_their_own_where_they_suffice_else_pins_workers(
             job(2, 4),
             "worker 0 on cores 0-1; worker 1 on cores 2-3; worker 2 on cores 4-5; worker 3 on cores 6-7",
         ),
+        (LAPTOP, job(2, 2, "auto"), "worker 0 on cores 0-3; worker 1 on cores 4-7"),
+        (VM, job(2, 2, "auto"), "worker 0 on cores 0-1; worker 1 on cores 2-3"),
         (LAPTOP, job(1, 1, 6), "worker 0 on cores 0-4,6"),
         (
             SERVER,
-            job(2, 2, 7),
+            job(2, 2, "auto"),
             "worker 0 on cores 0-6,16-22; worker 1 on cores 8-14,24-30; "
             "server 0 on cores 7,23; server 1 on cores 15,31",
         ),
