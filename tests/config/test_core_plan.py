@@ -158,6 +158,7 @@ def test_a_worker_that_trains_on_a_gpu_is_on_its_node(
         (LAPTOP, job(1, 2, "auto", affinity={"workers": [[0, 1, 2], [4, 5, 6, 7]]}), 2),
         (LAPTOP, job(1, 2, "auto", affinity={"workers": [[0, 2, 4, 6]]}), 2),
         (LAPTOP, job(1, 1, "auto", affinity={"workers": [[0, 1]]}), 1),
+        (VM, job(1, 2, "auto", affinity={"workers": [[0, 1, 2, 3], [0, 1, 2, 3]]}), 2),
     ],
 )
 def test_auto_divides_the_physical_cores_of_a_node_by_its_workers(
