@@ -42,13 +42,13 @@ class Topology:
 def usable_cores(root: Path = ROOT) -> Cores:
     """The cores that the calling thread may run on, ascending: by its affinity, its cpuset and what is online.
 
-    Where no file tells, the system's answer for this process; for a folder that is not `/`, one core."""
+    Where no file tells of `/`, the system is asked; any other folder that tells nothing has one core."""
     status = text_of(root / "proc/thread-self/status").partition("\nCpus_allowed_list:")[2].partition("\n")[0]
-    found: set[int] = set()
-    for text in (status, cpuset(root), text_of(root / _SYSTEM / "cpu/online")):
+    found = numbers_of(status) or (_of_system() if root == ROOT else set())
+    for text in (cpuset(root), text_of(root / _SYSTEM / "cpu/online")):
         each = numbers_of(text)
         found = found & each or found or each
-    return tuple(sorted(found)) or (_of_system() if root == ROOT else (0,))
+    return tuple(sorted(found)) or (0,)
 
 
 def read_topology(root: Path = ROOT) -> Topology:
@@ -112,6 +112,5 @@ def _sharers(cpu: Path) -> set[int]:
     return set().union(*(numbers_of(text_of(path / "shared_cpu_list")) for path in caches))
 
 
-def _of_system() -> Cores:
-    known = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
-    return tuple(sorted(known))
+def _of_system() -> set[int]:
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
