@@ -34,12 +34,12 @@ print(json.dumps(found))
 
 COMPILE = """
 import pathlib, sys
-from shardkeep.base import kernels
+from shardkeep.base.compiling import kernels
 from shardkeep.config import load_config
 from shardkeep.assembly.kernel_needs import needed_kernels
 import shardkeep
 which, processes = sys.argv[1], int(sys.argv[2])
-kernels.usable_cores = lambda: processes
+kernels.usable_cores = lambda: range(processes)
 demo = pathlib.Path(shardkeep.__file__).parent / "examples" / "demo.yaml"
 job = needed_kernels(load_config(demo), "server", "worker")
 print(kernels.compile_kernels(kernels.kernel_modules() if which == "all" else job))

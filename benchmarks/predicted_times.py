@@ -13,6 +13,7 @@ import statistics
 from dataclasses import dataclass
 from pathlib import Path
 
+from shardkeep.core_plan import worker_threads
 from shardkeep.sweep.plan import load_sweep
 from shardkeep.sweep.results import FP32, RecipeResult, Results, RunResult, collect
 
@@ -44,7 +45,7 @@ def step_cost(run: RunResult) -> StepCost | None:
     links = min(max(config.servers, 1), config.workers)
     rows = run.direction_bytes("pull") + run.direction_bytes("push")
     wire = (rows / links + run.direction_bytes("tower") / config.workers) / steps
-    compute_ms = float(cpu["worker"]) / config.threads + float(cpu.get("server", 0.0))
+    compute_ms = float(cpu["worker"]) / worker_threads(config) + float(cpu.get("server", 0.0))
     return StepCost(compute_ms / 1e3, wire, run.samples / steps)
 
 

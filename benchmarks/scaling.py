@@ -7,7 +7,6 @@ less than 0.9 of the cores. The last lines have no wait: what the full cores rea
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,8 @@ import harness
 import w1_data
 import w1_job
 import workload
+
+from shardkeep.base.machine.topology import usable_cores
 
 TARGETS = {2: 0.95, 4: 0.92, 8: 0.90}
 FULL = 0.9
@@ -76,7 +77,7 @@ def points(found: Mapping[str, list[harness.Figures]], servers: Sequence[int], w
 
 
 def usable() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return len(usable_cores())
 
 
 def show(records: Sequence[Mapping[str, Any]], limits: Mapping[int, Mapping[str, Any]], wait_ms: float) -> None:

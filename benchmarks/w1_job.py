@@ -26,6 +26,7 @@ import psutil
 import w1_data
 import workload
 
+from shardkeep.base.machine.topology import usable_cores
 from shardkeep.base.yaml_text import write_yaml
 
 HERE = Path(__file__).resolve().parent
@@ -134,9 +135,9 @@ def job_config(
 
 
 def default_cores(servers: int, workers: int) -> tuple[Cores, Cores]:
-    every = list(range(os.cpu_count() or 1))
+    every = list(usable_cores())
     apart = servers == workers == 1 and len(every) > 1
-    return [[i % len(every)] for i in range(workers)], [[1] if apart else every for _ in range(servers)]
+    return [[every[i % len(every)]] for i in range(workers)], [every[1:2] if apart else every for _ in range(servers)]
 
 
 @contextlib.contextmanager

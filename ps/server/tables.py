@@ -19,7 +19,7 @@ import numpy as np
 from shardkeep.base.array_kernels import all_finite
 from shardkeep.base.arrays import Floats, Ints
 from shardkeep.base.errors import JobError
-from shardkeep.base.machine.versions import usable_cores
+from shardkeep.base.machine.topology import usable_cores
 from shardkeep.ps.config import TableSpec
 from shardkeep.ps.jagged import NO_PUSHES, FoundSlots, Gradients, SectionIds
 from shardkeep.ps.placement import BUCKETS
@@ -69,7 +69,7 @@ class Tables(Sequence[Table]):
         self._descriptors["width"] = self._widths_T
         self._optimizers = list(dict.fromkeys(spec.optimizer for spec in specs))
         self._optimizer_T = np.array([self._optimizers.index(spec.optimizer) for spec in specs], dtype=np.int64)
-        count = min(MOST_LOCKS, usable_cores(), max(named, 1))
+        count = min(MOST_LOCKS, len(usable_cores()), max(named, 1))
         self._locks = [threading.Lock() for _ in range(count)]
         self._changes = [threading.Lock() for _ in range(count)]
         """A thread that changes rows holds a table's lock and this one. A thread that takes rows of a snapshot holds

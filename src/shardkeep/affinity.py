@@ -1,19 +1,17 @@
-"""Which cores the processes of a job on this machine are pinned to: the setting, the launcher's choice, the pinning."""
+"""Which cores the processes of a job on this machine are pinned to: the setting, and the pinning."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pydantic import Field, field_validator, model_validator
 
-from shardkeep.base.errors import ConfigError
+from shardkeep.base.machine.topology import Cores, shown, usable_cores
 from shardkeep.base.settings import Settings
 
-Cores = tuple[int, ...]
 Pins = Mapping[tuple[str, int], Cores]
 """(role, index) -> its cores; who is not in it runs where the system puts it."""
 
@@ -25,7 +23,7 @@ class AffinityConfig(Settings):
     `{workers: [[0], [1]], servers: [[2, 3]]}`. For roles started by hand use `taskset`."""
 
     auto: bool = False
-    """The launcher chooses: each process gets cores of its own if there are enough, else only workers do."""
+    """The launcher chooses: each process gets cores of its own within a node if there are enough, else workers."""
     servers: list[list[int]] = Field(default_factory=list)
     """Cores of each server, one list per server; fewer lists are used in turn. Empty = not pinned."""
     workers: list[list[int]] = Field(default_factory=list)
@@ -72,57 +70,6 @@ def check_counts(affinity: AffinityConfig, *, servers: int, workers: int) -> Non
             )
 
 
-def choose(affinity: AffinityConfig, *, servers: int, workers: int, threads: int) -> Pins:
-    """The cores of each process of the job; empty where nothing is pinned.
-
-    Raises ConfigError: a core is not this process's to use, or the platform pins nothing.
-    """
-    if not affinity.wanted:
-        return {}
-    usable = usable_cores()
-    if affinity.auto:
-        return spread(usable, servers=servers, workers=workers, threads=threads)
-    for role in ("servers", "workers"):
-        for core in (core for cores in getattr(affinity, role) for core in cores):
-            if core not in usable:
-                raise ConfigError(f"launch.affinity.{role}: there is no core {core} to use; allowed: {shown(usable)}")
-    return _in_turn("server", affinity.servers, servers) | _in_turn("worker", affinity.workers, workers)
-
-
-def spread(usable: Sequence[int], *, servers: int, workers: int, threads: int) -> dict[tuple[str, int], Cores]:
-    """What `auto` chooses among the `usable` cores.
-
-    Where each worker can have `threads` cores and each server one, nobody shares any, and cores left over are dealt
-    out, workers first. Where they do not suffice, workers are pinned in turn and servers run in the gaps.
-    """
-    members = [("worker", index) for index in range(workers)] + [("server", index) for index in range(servers)]
-    if servers == 0:
-        return {}  # one process: its prefetch thread would share the core of the tower
-    if len(usable) < workers * threads + servers:
-        width = min(threads, len(usable))
-        return {("worker", i): _cut(usable, i * width, width) for i in range(workers)}
-    counts = {member: threads if member[0] == "worker" else 1 for member in members}
-    for number in range(len(usable) - sum(counts.values())):
-        counts[members[number % len(members)]] += 1
-    ahead = iter(usable)
-    return {member: tuple(next(ahead) for _ in range(count)) for member, count in counts.items()}
-
-
-def _cut(usable: Sequence[int], start: int, width: int) -> Cores:
-    return tuple(sorted(usable[(start + k) % len(usable)] for k in range(width)))
-
-
-def _in_turn(role: str, lists: Sequence[Sequence[int]], count: int) -> dict[tuple[str, int], Cores]:
-    return {(role, i): tuple(sorted(lists[i % len(lists)])) for i in range(count)} if lists else {}
-
-
-def usable_cores() -> Cores:
-    """The cores this process may run on. Raises ConfigError where the platform pins nothing."""
-    if not hasattr(os, "sched_setaffinity"):
-        raise ConfigError(f"launch.affinity: {sys.platform} cannot pin a process to cores; allowed: none")
-    return tuple(sorted(os.sched_getaffinity(0)))
-
-
 def own_cores() -> str | None:
     """The cores this process may run on, as `0-1`; None where the platform does not tell."""
     return shown(usable_cores()) if hasattr(os, "sched_getaffinity") else None
@@ -139,28 +86,9 @@ def pinned(cores: Cores | None) -> Iterator[None]:
     if cores is None:
         yield
         return
-    before = usable_cores()
+    before = tuple(os.sched_getaffinity(0))
     pin(0, cores)
     try:
         yield
     finally:
         pin(0, before)
-
-
-def describe(pins: Pins) -> str:
-    """`worker 0 on core 0; server 0 on cores 1-2`; what is not pinned is not named."""
-    told = [
-        f"{role} {index} on core{'s' if len(cores) > 1 else ''} {shown(cores)}" for (role, index), cores in pins.items()
-    ]
-    return "; ".join(told) or "nobody is pinned"
-
-
-def shown(cores: Sequence[int]) -> str:
-    """Numbers of cores as a person writes them: `0-3,6`."""
-    runs: list[list[int]] = []
-    for core in sorted(cores):
-        if runs and core == runs[-1][-1] + 1:
-            runs[-1].append(core)
-        else:
-            runs.append([core])
-    return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)

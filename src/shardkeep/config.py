@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
@@ -95,8 +95,8 @@ class JobConfig(Settings):
     """Server processes; 0 = the tables are in the one worker's process."""
     workers: int = Field(2, ge=1, le=1024, validate_default=True)
     """Worker processes; left out with servers: 0 = 1."""
-    threads: int = Field(1, ge=1, le=4096)
-    """CPU threads of each worker's dense model."""
+    threads: Annotated[int, Field(ge=1, le=4096)] | Literal["auto"] = 1
+    """CPU threads of each worker's dense model; auto = its share of the physical cores of a NUMA node."""
     launch: LaunchConfig = LaunchConfig()
     """How the processes of a job on this machine start, and on which cores."""
     data: DataConfig = DataConfig()

@@ -277,7 +277,7 @@ def test_an_edit_of_a_caller_leaves_the_kernels_that_it_calls(cache: Path) -> No
 
 
 def test_several_modules_are_compiled_by_other_processes(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels, "usable_cores", lambda: 2)
+    monkeypatch.setattr(kernels, "usable_cores", lambda: (0, 1))
     forget_own()
     assert kernels.compile_kernels(["caller_kernels", "tiny_kernels"]) == 3
     assert not set(OWN) & set(sys.modules)
@@ -289,7 +289,7 @@ def test_several_modules_are_compiled_by_other_processes(cache: Path, monkeypatc
 def test_an_error_of_a_module_that_another_process_compiles_is_raised(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kernels, "usable_cores", lambda: 2)
+    monkeypatch.setattr(kernels, "usable_cores", lambda: (0, 1))
     edit(cache.parent / "callee_kernels.py", "return number", "return nosuch")
     forget_own()
     with pytest.raises(Exception, match="nosuch"):

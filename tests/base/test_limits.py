@@ -42,7 +42,7 @@ def test_the_limit_is_the_least_of_the_control_groups_and_the_machine(
     groups = Groups(tmp_path, lines, mounts)
     groups.write(files)
     whole = int(psutil.virtual_memory().total)
-    assert limit_bytes(groups.proc) == (whole if limit is None else limit)
+    assert limit_bytes(groups.root) == (whole if limit is None else limit)
 
 
 def test_without_files_of_control_groups_no_limit_is_named(tmp_path: Path) -> None:
@@ -77,7 +77,7 @@ def test_a_process_that_the_memory_limit_killed_is_told_from_one_that_a_person_k
             )
 
     state(killed=3, full=8)
-    limits = [Limit("memory", groups.proc), Limit("pids", groups.proc)]
+    limits = [Limit("memory", groups.root), Limit("pids", groups.root)]
     assert limit_met(limits, killed=True) == "", "before this process began"
     state(killed=5, full=9)
     place = groups.path(f"{top}{nested or own}/memory.{'max' if version == 2 else 'limit_in_bytes'}")
@@ -89,7 +89,7 @@ def test_a_process_that_the_memory_limit_killed_is_told_from_one_that_a_person_k
 def test_a_kill_by_the_machines_own_shortage_names_the_machine(tmp_path: Path) -> None:
     groups = Groups(tmp_path, "0::/x", ONE)
     groups.write({"all/x/memory.max": "900000000", "all/x/memory.events": "oom 0\noom_kill 0"})
-    limits = [Limit("memory", groups.proc), Limit("pids", groups.proc)]
+    limits = [Limit("memory", groups.root), Limit("pids", groups.root)]
     groups.write({"all/x/memory.events": "oom 0\noom_kill 1"})
     assert limit_met(limits, killed=True) == "the machine ran out of memory"
 
@@ -98,7 +98,7 @@ def test_an_old_kill_is_not_the_cause_of_a_later_death(tmp_path: Path) -> None:
     now = 0.0
     groups = Groups(tmp_path, "0::/", ONE)
     groups.write({"all/memory.events": "oom 0\noom_kill 0"})
-    limits = [Limit("memory", groups.proc, clock=lambda: now)]
+    limits = [Limit("memory", groups.root, clock=lambda: now)]
     groups.write({"all/memory.events": "oom 0\noom_kill 1"})
     limits[0].look()
     now = RECENT_S + 1
@@ -110,7 +110,7 @@ def test_the_limit_of_processes_is_named(tmp_path: Path, version: int) -> None:
     top = "all" if version == 2 else "pids"
     groups = Groups(tmp_path, "0::/x" if version == 2 else "8:pids:/x\n4:memory:/x", ONE if version == 2 else V1)
     groups.write({f"{top}/x/pids.max": "100", f"{top}/x/pids.events": "max 2"})
-    limits = [Limit("memory", groups.proc), Limit("pids", groups.proc)]
+    limits = [Limit("memory", groups.root), Limit("pids", groups.root)]
     assert limit_met(limits, killed=False) == ""
     groups.write({f"{top}/x/pids.events": "max 3"})
     expected = f"the pids limit of 100 was reached ({groups.path(top)}/x/pids.max: "
@@ -122,7 +122,7 @@ def test_a_cpu_quota_that_held_processes_up_of_late_is_named(tmp_path: Path, ver
     top, name = ("all", "cpu.max") if version == 2 else ("cpu", "cpu.cfs_quota_us")
     groups = Groups(tmp_path, "0::/x" if version == 2 else "1:cpu,cpuacct:/x", ONE if version == 2 else V1)
     groups.write({f"{top}/x/{name}": "25000", f"{top}/x/cpu.stat": "nr_periods 100\nnr_throttled 90"})
-    quota = Limit("cpu", groups.proc)
+    quota = Limit("cpu", groups.root)
     quota.look()
     assert not quota.recent and not quota.text()
     groups.write({f"{top}/x/cpu.stat": "nr_periods 200\nnr_throttled 93"})

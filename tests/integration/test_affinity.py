@@ -79,10 +79,12 @@ def test_a_job_in_this_process_is_pinned_while_it_runs(tmp_path: Path, capsys: p
         **ENDLESS,
         "servers": 0,
         "train": {**TRAIN, "epochs": 1},
+        "threads": "auto",
         "launch": {"affinity": {"workers": [[CORES[1]]]}},
     }
     summary = shardkeep.train(shardkeep.JobConfig.model_validate(alone), run_dir=tmp_path / "run").to_dict()
-    assert f"worker 0 on core {CORES[1]}" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert f"worker 0 on core {CORES[1]}" in said and "threads   1 for each worker, of " in said
     assert [p["cores"] for p in summary["processes"]] == [str(CORES[1])]
     assert os.sched_getaffinity(0) == set(CORES)
 

@@ -7,14 +7,17 @@ import signal
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
+from shardkeep import core_plan
 from shardkeep.base.errors import UserError
+from shardkeep.base.machine.topology import Topology
 from shardkeep.config import JobConfig
 from shardkeep.launch.machine import Machine
-from shardkeep.launch.node import NodeOptions
+from shardkeep.launch.node import NodeOptions, run_node
+from shardkeep.launch.processes.starter import RoleCommand, Starter
 from shardkeep.launch.stopping.stop import stop_run
 from tests.support.cluster import gone, stalled
 from tests.support.machines import LOOPBACK, Machines
@@ -55,6 +58,23 @@ def test_a_machine_without_a_role_is_refused() -> None:
         options(2, 3).share(config)
     with pytest.raises(UserError, match="servers: 0"):
         options(0, 1).share(JobConfig.model_validate({"servers": 0, "workers": 1}))
+
+
+class Refuses(Starter):
+    """Starts nothing; its error has the threads of the process that was to start."""
+
+    def start(self, command: RoleCommand) -> NoReturn:
+        raise UserError(f"threads {command.env['OMP_NUM_THREADS']}")
+
+
+@pytest.mark.parametrize(("nodes", "threads"), [(1, 1), (4, 3)])
+def test_a_machine_divides_its_cores_among_the_workers_that_it_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nodes: int, threads: int
+) -> None:
+    monkeypatch.setattr(core_plan, "read_topology", lambda: Topology({0: [(core,) for core in range(6)]}))
+    job = JobConfig.model_validate({"servers": 8, "workers": 8, "threads": "auto"})
+    with pytest.raises(UserError, match=f"^threads {threads}$"):
+        run_node(job, replace(options(0, nodes), run=tmp_path / "run"), Refuses())
 
 
 @pytest.mark.parametrize("by_program", [False, True])

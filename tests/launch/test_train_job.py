@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from shardkeep import core_plan
 from shardkeep.affinity import Cores
 from shardkeep.base.errors import JobError, JobStopped, UserError
+from shardkeep.base.machine.topology import Topology
 from shardkeep.config import JobConfig
 from shardkeep.launch.processes.children import Child
 from shardkeep.launch.processes.role_starts import RoleStarts, of_launcher
@@ -96,6 +98,13 @@ def test_wrong_input_that_a_role_finds_is_the_users_error_and_nobody_is_started_
     with pytest.raises(UserError, match=r"^worker 0 \(pid \d+\) ended: exit code 2: no such column, before the first"):
         supervised(tmp_path, shells, job_config(restarts=3)).run()
     assert len(shells.started) == 4
+
+
+def test_roles_get_the_threads_that_auto_means_on_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(core_plan, "read_topology", lambda: Topology({0: [(core,) for core in range(6)]}))
+    config = job_config(restarts=0).model_copy(update={"threads": "auto"})
+    with pytest.raises(UserError, match="exit code 2: 3 threads"):
+        supervised(tmp_path, Shells({"worker": 'echo "error: $OMP_NUM_THREADS threads"; exit 2'}), config).run()
 
 
 @pytest.mark.parametrize("at_once", [False, True], ids=["before the roles started", "twice"])

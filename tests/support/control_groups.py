@@ -1,5 +1,4 @@
-"""Files of control groups as the kernel shows them: /proc/self and the mounts, below a folder of the test; and a real
-group."""
+"""Files of control groups as the kernel shows them, below a folder of the test that stands for /; and a real group."""
 
 from __future__ import annotations
 
@@ -20,23 +19,23 @@ class Groups:
     """
 
     def __init__(self, folder: Path, lines: str, mounts: Mapping[str, tuple[str, str]]) -> None:
-        self.proc, self._groups = folder / "proc", folder / "groups"
-        self.proc.mkdir(parents=True, exist_ok=True)
-        (self.proc / "cgroup").write_text(lines + "\n")
+        self.root, proc = folder, folder / "proc/self"
+        proc.mkdir(parents=True, exist_ok=True)
+        (proc / "cgroup").write_text(lines + "\n")
         places = ["20 1 0:1 / / rw - ext4 /dev/sda rw"]
         for name, (root, controllers) in mounts.items():
-            place = str(self._groups / name).replace(" ", "\\040")
+            place = f"/groups/{name}".replace(" ", "\\040")
             form = f"cgroup cgroup rw,{controllers}" if controllers else "cgroup2 cgroup2 rw"
             places.append(f"31 20 0:28 {root} {place} rw,relatime shared:5 - {form}")
-        (self.proc / "mountinfo").write_text("\n".join(places) + "\n")
+        (proc / "mountinfo").write_text("\n".join(places) + "\n")
 
     def write(self, files: Mapping[str, str]) -> None:
         for name, text in files.items():
-            (self._groups / name).parent.mkdir(parents=True, exist_ok=True)
-            (self._groups / name).write_text(text + "\n")
+            self.path(name).parent.mkdir(parents=True, exist_ok=True)
+            self.path(name).write_text(text + "\n")
 
     def path(self, name: str) -> Path:
-        return self._groups / name
+        return self.root / "groups" / name
 
 
 @contextlib.contextmanager

@@ -15,12 +15,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shardkeep.affinity import Pins, choose, describe, pinned
+from shardkeep.affinity import pinned
 from shardkeep.base.errors import CheckpointError, JobError, JobStopped
 from shardkeep.base.logs.log import LogFormat
 from shardkeep.base.plugging.modules import search_last
 from shardkeep.config import JobConfig
 from shardkeep.config_files.paths import anchored
+from shardkeep.core_plan import choose, start_lines
 from shardkeep.launch.callback_calls import CallbackCalls
 from shardkeep.launch.in_process_job import page_of, run_here
 from shardkeep.launch.processes.role_starts import RoleStarts, of_launcher
@@ -102,8 +103,8 @@ class _Job:
         with self.interrupts, _importable(self.code_folder):
             files = self._row_files(config)
             self._prepare(config, files)
-            if config.launch.affinity.wanted:
-                self.screen.phase("affinity", describe(_pins(config)))
+            for phase, text in start_lines(config):
+                self.screen.phase(phase, text)
             folder = self._folder(config, files)
             self.screen.phase("run", str(self.run_dir))
             with self.calls.ending(folder):
@@ -132,7 +133,7 @@ class _Job:
             config = continuing(config, before.checkpoint)
         if self.resumed is None:
             refuse_taken(self.run_dir)
-        _pins(config)  # raises
+        choose(config)  # raises
         return config
 
     def _row_files(self, config: JobConfig) -> list[Pretrained]:
@@ -228,7 +229,7 @@ class _Job:
                 self.screen.end_bar()
 
     def _start(self, config: JobConfig, folder: RunFolder, start_step: int, samples: int) -> dict[str, Any]:
-        pins, started = _pins(config), StartEvent(config, folder.path, start_step, samples)
+        pins, started = choose(config), StartEvent(config, folder.path, start_step, samples)
         if not config.servers:
             self._call_start(started, folder)
             with pinned(pins.get(("worker", 0))), page_of(config, folder, self.screen):
@@ -304,10 +305,6 @@ def _says_how_to_resume(folder: RunFolder, screen: JobView) -> Iterator[None]:
         screen.phase("run", str(folder.path))
         screen.phase("resume", resume_line(folder.path))
         raise
-
-
-def _pins(config: JobConfig) -> Pins:
-    return choose(config.launch.affinity, servers=config.servers, workers=config.workers, threads=config.threads)
 
 
 def _reopen(folder: RunFolder, config: JobConfig, resumed: Resumed, screen: JobView) -> Resumed:

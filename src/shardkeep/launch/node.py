@@ -18,6 +18,7 @@ from shardkeep.base.files import make_folder
 from shardkeep.base.logs.log import EventLog
 from shardkeep.base.net.addresses import join_address
 from shardkeep.config import JobConfig
+from shardkeep.core_plan import over_quota, share_of, worker_threads
 from shardkeep.launch.machine import Machine
 from shardkeep.launch.processes.children import Death
 from shardkeep.launch.processes.role_starts import RoleStarts
@@ -120,8 +121,13 @@ class _Node:
     """The roles of one machine, from start to end."""
 
     def __init__(self, config: JobConfig, options: NodeOptions, starter: Starter, interrupts: Interrupts) -> None:
-        self._config, self._options, self._starter, self._interrupts = config, options, starter, interrupts
         self._share, self._folder = options.share(config), _Start(options)
+        servers, workers = (sum(role == each for role, _ in self._share) for each in ("server", "worker"))
+        here = share_of(config, servers=servers, workers=workers)
+        config = config.model_copy(update={"threads": worker_threads(here)})
+        if warning := over_quota(here):
+            _log.warning(warning)
+        self._config, self._options, self._starter, self._interrupts = config, options, starter, interrupts
         roles = RoleStarts(
             config,
             self._folder,

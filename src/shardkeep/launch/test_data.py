@@ -8,6 +8,7 @@ import subprocess
 from typing import Any
 
 from shardkeep.config import JobConfig
+from shardkeep.core_plan import worker_threads
 from shardkeep.launch.processes.children import SHARDKEEP, child_environment
 from shardkeep.run.folder import RunFolder
 
@@ -21,7 +22,7 @@ def score_test_data(config: JobConfig, folder: RunFolder, summary: dict[str, Any
         return folder.amend({"message": f"{summary['message']}; so data.test is not scored"})
     model = "last" if config.train.early_stopping is None else "best"
     arguments = ("evaluate", str(folder.path), "--split", "test", "--model", model, "--json")
-    env = child_environment(os.environ, threads=config.threads)
+    env = child_environment(os.environ, threads=worker_threads(config))
     done = subprocess.run([*SHARDKEEP, *arguments], capture_output=True, text=True, check=False, env=env)
     if done.returncode:
         why = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1].removeprefix("error: ")

@@ -18,6 +18,7 @@ from shardkeep.base.machine.allocator import keep_freed_memory
 from shardkeep.base.machine.forks import outlive_forks
 from shardkeep.base.machine.memory import memory_errors
 from shardkeep.config import JobConfig
+from shardkeep.core_plan import worker_threads
 from shardkeep.member.devices import peak_device_bytes, worker_device
 from shardkeep.member.membership import loaded_kernels, process_facts
 from shardkeep.member.metrics import JobMetrics, Sources, worker_samples
@@ -55,7 +56,7 @@ def run_in_process(
     kernels_s = loaded_kernels(config, "server", "worker")
     keep_freed_memory()
     outlive_forks()
-    torch.set_num_threads(config.threads)
+    torch.set_num_threads(worker_threads(config))
     data = open_data(config.data, seed=config.seed, items=config.items)
     if data.catalogue is not None:
         data.catalogue.write(RunReader(folder).catalogue_path)

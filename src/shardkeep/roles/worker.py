@@ -14,6 +14,7 @@ from shardkeep.assembly.worker import WorkerProcess, build_run, check_steps, kep
 from shardkeep.base.errors import JobStopped, MemberLost, RemoteError, TransportError
 from shardkeep.base.logs.log import EventLog
 from shardkeep.base.machine.memory import memory_errors
+from shardkeep.core_plan import threads_of_role
 from shardkeep.member.devices import peak_device_bytes, worker_device
 from shardkeep.member.group import join_store
 from shardkeep.member.member import JobMember, registered
@@ -45,7 +46,7 @@ SMALLER = "a worker; allowed: a smaller train.batch_size, narrower layers, fewer
 def run_worker(coordinator: Endpoint, **process: Any) -> int:
     """A worker's life; returns the exit code when its part is done. `process`: its arguments, see `JobMember`."""
     with registered("worker", coordinator, **process) as member, memory_errors(SMALLER):
-        torch.set_num_threads(member.config.threads)
+        torch.set_num_threads(threads_of_role(member.config))
         data = open_data(member.config.data, seed=member.config.seed, items=member.config.items)
         if data.catalogue is not None and member.index == 0:
             data.catalogue.write(RunReader(member.folder).catalogue_path)

@@ -48,7 +48,8 @@ def _planned(config: JobConfig) -> dict[str, str]:
     rows = config.table("default")
     named = {name: config.table(name) for name in config.tables if name != "default"}
     others = [f"{name}: dim {table.dim}, {_settings(table.optimizer)}" for name, table in named.items()]
-    batch = config.train.batch_size * config.train.accumulate
+    batch, threads = config.train.batch_size * config.train.accumulate, config.threads
+    each = "threads: auto" if threads == "auto" else f"{count(threads, 'thread')} each"
     return {
         "job": config.name,
         "data": _data(config),
@@ -56,8 +57,7 @@ def _planned(config: JobConfig) -> dict[str, str]:
         "rows": "; ".join([f"dim {rows.dim}", _settings(rows.optimizer), *others]),
         "tower": _settings(config.tower.optimizer),
         "batch": f"{batch:,} samples a worker and step, {batch * config.workers:,} in all",
-        "processes": f"{count(config.workers, 'worker')} with {count(config.threads, 'thread')} each, "
-        f"{count(config.servers, 'server')}",
+        "processes": f"{count(config.workers, 'worker')} with {each}, {count(config.servers, 'server')}",
         "consistency": _settings(config.consistency),
     }
 

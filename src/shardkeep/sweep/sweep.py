@@ -28,6 +28,7 @@ from shardkeep.base.machine.owners import check_unshared
 from shardkeep.base.machine.pids import start_of
 from shardkeep.base.machine.versions import commit, versions
 from shardkeep.config import JobConfig, stored_config
+from shardkeep.core_plan import worker_threads
 from shardkeep.launch.processes.children import SHARDKEEP, child_environment, last_words
 from shardkeep.launch.stopping.interrupts import Interrupts
 from shardkeep.records.lines import Tail
@@ -225,7 +226,7 @@ class SweepFolder:
                     stdin=subprocess.PIPE,
                     stdout=log,
                     stderr=log,
-                    env=child_environment(os.environ, threads=run.config.threads),
+                    env=child_environment(os.environ, threads=worker_threads(run.config)),
                     start_new_session=True,  # Ctrl-C reaches the sweep alone
                     pass_fds=(lock,),
                 )

@@ -115,7 +115,7 @@ def test_a_member_that_is_silent_for_its_lease_fails_the_job_by_name() -> None:
 def test_a_quota_that_slows_the_coordinator_is_named_beside_a_silent_member(tmp_path: Path) -> None:
     groups = Groups(tmp_path, "0::/", {"all": ("/", "")})
     groups.write({"all/cpu.max": "10000 100000", "all/cpu.stat": "nr_periods 9\nnr_throttled 3"})
-    job = Job(quota=Limit("cpu", groups.proc))
+    job = Job(quota=Limit("cpu", groups.root))
     job.form()
     groups.write({"all/cpu.stat": "nr_periods 99\nnr_throttled 93"})
     job.pass_time(16, alive=[("server", 0), ("worker", 0)])

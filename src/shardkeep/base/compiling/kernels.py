@@ -30,7 +30,7 @@ from shardkeep.base.compiling.sources import fingerprint, kernel_modules, with_i
 from shardkeep.base.errors import UserError
 from shardkeep.base.files import atomic_write
 from shardkeep.base.machine.owners import why_distrusted
-from shardkeep.base.machine.versions import usable_cores
+from shardkeep.base.machine.topology import usable_cores
 
 try:
     import fcntl
@@ -102,7 +102,7 @@ def compile_kernels(modules: Sequence[str], begin: Callable[[int], None] = _say_
     _said = True
     with _locked(cache_folder() / "lock"):
         missing = _missing(modules)
-        if (builders := min(usable_cores(), len(missing) - 1)) > 1:
+        if (builders := min(len(usable_cores()), len(missing) - 1)) > 1:
             build_all(missing, builders)
         for module in _missing(missing):  # those that no builder has built
             build(module)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 import platform
 import subprocess
 import sys
@@ -12,6 +11,8 @@ from importlib import metadata
 from pathlib import Path
 
 import psutil
+
+from shardkeep.base.machine.topology import usable_cores
 
 PACKAGES: Sequence[str] = ("torch", "numpy", "numba", "grpcio", "protobuf", "pyarrow", "pydantic", "shardkeep")
 
@@ -49,7 +50,7 @@ def machine() -> Mapping[str, str | int | float]:
     return {
         "system": f"{platform.system()} {platform.release()}",
         "processor": _processor(),
-        "cores": usable_cores(),
+        "cores": len(usable_cores()),
         "memory_gb": round(psutil.virtual_memory().total / 1e9, 1),
     }
 
@@ -65,13 +66,6 @@ def peak_rss_bytes() -> int:
 
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return int(peak if sys.platform == "darwin" else peak * 1024)
-
-
-def usable_cores() -> int:
-    """Cores that this process may run on."""
-    if sys.platform == "linux":
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _git(folder: Path, *arguments: str) -> str | None:

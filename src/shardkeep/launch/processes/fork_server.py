@@ -28,8 +28,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from shardkeep.affinity import Cores
 from shardkeep.base.deadlines import Deadline
+from shardkeep.base.machine.topology import Cores
 from shardkeep.launch.processes.children import SHARDKEEP, Death, ForkedProcess, last_words
 from shardkeep.launch.processes.forked_role import BLAS_THREADS, become
 

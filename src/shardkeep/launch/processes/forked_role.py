@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 
 from shardkeep.affinity import pin
 from shardkeep.base.machine.process_title import show_command
+from shardkeep.base.machine.topology import usable_cores
 from shardkeep.launch.processes.children import SHARDKEEP
 
 BLAS_THREADS = "OPENBLAS_NUM_THREADS"
@@ -81,7 +82,7 @@ def _settle(request: Mapping[str, Any]) -> None:
 
 def _set_blas_threads(count: int) -> None:
     """Does what OPENBLAS_NUM_THREADS does at import."""
-    count = min(count, len(os.sched_getaffinity(0)))  # as OpenBLAS does
+    count = min(count, len(usable_cores()))  # as OpenBLAS does
     if count == 1:
         return
     maps = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")

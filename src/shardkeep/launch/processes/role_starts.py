@@ -9,6 +9,7 @@ from pathlib import Path
 
 from shardkeep.affinity import Pins
 from shardkeep.config import JobConfig
+from shardkeep.core_plan import worker_threads
 from shardkeep.launch.processes.children import Child, child_environment
 from shardkeep.launch.processes.starter import RoleCommand, Starter
 from shardkeep.run.reader import RunReader
@@ -42,7 +43,7 @@ class RoleStarts:
         """Starts a worker, a server, or a coordinator: the first one, or one that takes over from its predecessor."""
         arguments = self.coordinator() if role == "coordinator" else self._arguments(role, index)
         log, cores = self.folder.log_path(role, index), self.pins.get((role, index))
-        env = child_environment(self.environment, threads=self.config.threads)
+        env = child_environment(self.environment, threads=worker_threads(self.config))
         return self.starter.start(RoleCommand(role, index, arguments, log, env, cores))
 
     def _arguments(self, role: str, index: int) -> list[str]:

@@ -9,9 +9,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from shardkeep.affinity import Cores, pin
+from shardkeep.affinity import pin
 from shardkeep.base.logs.log import LogFormat
+from shardkeep.base.machine.topology import Cores
 from shardkeep.config import JobConfig
+from shardkeep.core_plan import worker_threads
 from shardkeep.launch.processes.children import SHARDKEEP, Child, ForkedProcess, child_environment
 from shardkeep.launch.processes.fork_server import LIBRARIES, ROLES, ForkServer, NoFork
 from shardkeep.launch.processes.role_output import RoleOutput, role_output
@@ -112,7 +114,7 @@ def starting(
     """Yields the starter of a job's roles, with logs of this form. A fork server starts its imports at once."""
     server = None
     if forks(config.launch, servers=config.servers, device=config.tower.device):
-        server = ForkServer(child_environment(os.environ, threads=config.threads))
+        server = ForkServer(child_environment(os.environ, threads=worker_threads(config)))
         server.load(LIBRARIES)
     with contextlib.closing(Starter(server, say, log_format)) as starter:
         yield starter

@@ -1,0 +1,262 @@
+"""Threads and cores of a job's processes on recorded machines. How machines are read: tests/base/test_topology.py."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shardkeep import core_plan
+from shardkeep.base.errors import ConfigError
+from shardkeep.base.machine.topology import Topology, read_topology
+from shardkeep.config import JobConfig
+from shardkeep.core_plan import (
+    choose,
+    describe,
+    machine_text,
+    over_quota,
+    share_of,
+    start_lines,
+    threads_of_role,
+    worker_threads,
+)
+from tests.support.cases import every
+from tests.support.machine_trees import CONTAINER, LAPTOP, NOTHING, OLD_CONTAINER, SERVER, VM, Recorded
+
+SHARED = "{} threads of workers share a quota of 1.5 cores (GROUP/{}); allowed: {}"
+
+
+def job(
+    servers: int, workers: int, threads: int | str = 1, *, device: str = "cpu", affinity: Any = "auto"
+) -> JobConfig:
+    settings = {"servers": servers, "workers": workers, "threads": threads, "tower": {"device": device}}
+    return JobConfig.model_validate(settings | {"launch": {"affinity": affinity}})
+
+
+def flat(*cores: int) -> Topology:
+    """A machine of one node, each core of which is a physical one."""
+    return Topology({0: [(core,) for core in cores]})
+
+
+@every(
+    ("cores", "servers", "workers", "threads", "expected"),
+    [
+        ([0, 1], 1, 1, 1, "worker 0 on core 0; server 0 on core 1"),
+        ([0, 1], 2, 2, 1, "worker 0 on core 0; worker 1 on core 1"),
+        ([0, 1], 1, 4, 1, "worker 0 on core 0; worker 1 on core 1; worker 2 on core 0; worker 3 on core 1"),
+        ([4, 5, 6, 9], 1, 1, 2, "worker 0 on cores 4-6; server 0 on core 9"),
+        (
+            range(8),
+            2,
+            2,
+            1,
+            "worker 0 on cores 0-1; worker 1 on cores 2-3; server 0 on cores 4-5; server 1 on cores 6-7",
+        ),
+        ([0, 1], 0, 1, 1, "nobody is pinned"),
+        ([0], 1, 1, 4, "worker 0 on core 0"),
+    ],
+    ids=["a-core-each", "too-few", "far-too-few", "threads", "left-over", "one-process", "one-core"],
+)
+def test_auto_gives_cores_of_their_own_where_they_suffice_else_pins_workers(
+    cores: list[int], servers: int, workers: int, threads: int, expected: str
+) -> None:
+    pins = choose(job(servers, workers, threads), flat(*cores))
+    assert describe(pins) == expected
+    own = [core for chosen in pins.values() for core in chosen]
+    if len(cores) >= workers * threads + servers and servers:
+        assert sorted(own) == sorted(cores)  # each core once
+
+
+@every(
+    ("machine", "asked", "expected"),
+    [
+        (LAPTOP, job(1, 1), "worker 0 on cores 0-3; server 0 on cores 4-7"),
+        (
+            LAPTOP,
+            job(2, 2),
+            "worker 0 on cores 0-1; worker 1 on cores 2-3; server 0 on cores 4-5; server 1 on cores 6-7",
+        ),
+        (
+            LAPTOP,
+            job(2, 4),
+            "worker 0 on cores 0-1; worker 1 on cores 2-3; worker 2 on cores 4-5; worker 3 on cores 6-7",
+        ),
+        (LAPTOP, job(2, 2, "auto"), "worker 0 on cores 0-3; worker 1 on cores 4-7"),
+        (VM, job(2, 2, "auto"), "worker 0 on cores 0-1; worker 1 on cores 2-3"),
+        (LAPTOP, job(1, 1, 6), "worker 0 on cores 0-4,6"),
+        (
+            SERVER,
+            job(2, 2, "auto"),
+            "worker 0 on cores 0-6,16-22; worker 1 on cores 8-14,24-30; "
+            "server 0 on cores 7,23; server 1 on cores 15,31",
+        ),
+        (
+            SERVER,
+            job(1, 2, 8),
+            "worker 0 on cores 0-7,16-23; worker 1 on cores 8-15,24-31; server 0 on cores 0-7,16-23",
+        ),
+        (
+            SERVER,
+            job(3, 2, 4),
+            "worker 0 on cores 0-4,16-20; worker 1 on cores 8-13,24-29; "
+            "server 0 on cores 5-6,21-22; server 1 on cores 14-15,30-31; server 2 on cores 7,23",
+        ),
+        (SERVER, job(1, 1, 4), "worker 0 on cores 0-5,16-21; server 0 on cores 6-7,22-23"),
+        (SERVER, job(0, 1), "worker 0 on cores 0-7,16-23"),
+        (SERVER, job(1, 1, 20), "worker 0 on cores 0-19"),
+        (CONTAINER, job(1, 1), "nobody is pinned"),
+        (OLD_CONTAINER, job(1, 1), "nobody is pinned"),
+        (VM, job(1, 1), "worker 0 on cores 0-1; server 0 on cores 2-3"),
+        (NOTHING, job(1, 1), "worker 0 on core 0"),
+    ],
+)
+def test_auto_pins_workers_within_a_node_with_servers_beside_them_and_siblings_last(
+    tmp_path: Path, machine: Recorded, asked: JobConfig, expected: str
+) -> None:
+    assert describe(choose(asked, read_topology(machine.write(tmp_path)))) == expected
+
+
+@every(
+    ("gpus", "device", "first"),
+    [
+        ((1, 0), "cuda", 8),
+        ((1, 0), "auto", 8),
+        ((1, 0), "cpu", 0),
+        ((1,), "auto", 0),
+        ((1,), "cuda", 8),
+        ((-1, -1), "cuda", 0),
+        ((), "cuda", 0),
+    ],
+)
+def test_a_worker_that_trains_on_a_gpu_is_on_its_node(
+    tmp_path: Path, gpus: tuple[int, ...], device: str, first: int
+) -> None:
+    machine = replace(SERVER, gpus={f"0000:{number}0:00.0": node for number, node in enumerate(gpus)})
+    pins = choose(job(2, 2, device=device), read_topology(machine.write(tmp_path)))
+    assert pins["worker", 0][0] == first and pins["server", 0][0] // 8 == first // 8
+
+
+@every(
+    ("machine", "asked", "threads"),
+    [
+        (LAPTOP, job(2, 2, "auto"), 2),
+        (LAPTOP, job(1, 1, "auto"), 4),
+        (LAPTOP, job(2, 8, "auto"), 1),
+        (SERVER, job(2, 2, "auto"), 7),
+        (SERVER, job(4, 1, "auto"), 7),
+        (SERVER, job(1, 4, "auto"), 3),
+        (SERVER, job(0, 1, "auto"), 8),
+        (SERVER, job(1, 1, 48), 48),
+        (CONTAINER, job(1, 1, "auto"), 1),
+        (OLD_CONTAINER, job(1, 1, "auto"), 1),
+        (replace(CONTAINER, groups={"all/cpu.max": "650000 100000"}), job(1, 2, "auto"), 3),
+        (VM, job(1, 2, "auto"), 2),
+        (NOTHING, job(1, 2, "auto"), 1),
+        (LAPTOP, job(1, 2, "auto", affinity={"workers": [[0, 1, 2], [4, 5, 6, 7]]}), 2),
+        (LAPTOP, job(1, 2, "auto", affinity={"workers": [[0, 2, 4, 6]]}), 2),
+        (LAPTOP, job(1, 1, "auto", affinity={"workers": [[0, 1]]}), 1),
+        (VM, job(1, 2, "auto", affinity={"workers": [[0, 1, 2, 3], [0, 1, 2, 3]]}), 2),
+    ],
+)
+def test_auto_divides_the_physical_cores_of_a_node_by_its_workers(
+    tmp_path: Path, machine: Recorded, asked: JobConfig, threads: int
+) -> None:
+    assert worker_threads(asked, read_topology(machine.write(tmp_path))) == threads
+
+
+def test_one_of_several_machines_divides_its_cores_by_its_share_of_the_job(tmp_path: Path) -> None:
+    server = read_topology(SERVER.write(tmp_path))
+    whole = job(8, 8, "auto")
+    assert worker_threads(whole, server) == 1
+    assert worker_threads(share_of(whole, servers=2, workers=2), server) == 7
+    assert worker_threads(share_of(whole, servers=8, workers=0), server) == 7
+
+
+@every(
+    ("threads", "environment", "expected"),
+    [(3, "5", 3), ("auto", "5", 5), ("auto", None, 2), ("auto", "", 2)],
+    ids=["a-number", "its-launcher", "by-hand", "by-hand-empty"],
+)
+def test_a_worker_takes_its_threads_from_its_launcher(
+    monkeypatch: pytest.MonkeyPatch, threads: int | str, environment: str | None, expected: int
+) -> None:
+    monkeypatch.setattr(core_plan, "read_topology", lambda: flat(3, 4))
+    variables = {} if environment is None else {"OMP_NUM_THREADS": environment}
+    assert threads_of_role(job(2, 7, threads, affinity="none"), variables) == expected
+
+
+@every(
+    ("machine", "asked", "line"),
+    [
+        (CONTAINER, job(2, 2), SHARED.format(2, "cpu.max", "fewer workers")),
+        (
+            OLD_CONTAINER,
+            job(2, 2, 3),
+            SHARED.format(6, "cpu.cfs_quota_us", "fewer workers, or threads: auto"),
+        ),
+        (CONTAINER, job(1, 3, "auto"), SHARED.format(3, "cpu.max", "fewer workers")),
+        (CONTAINER, job(4, 1), ""),
+        (LAPTOP, job(4, 40), ""),
+    ],
+)  # fmt: skip
+def test_more_threads_than_the_quota_has_cores_are_a_warning_of_one_line(
+    tmp_path: Path, machine: Recorded, asked: JobConfig, line: str
+) -> None:
+    warning = over_quota(asked, read_topology(machine.write(tmp_path)))
+    assert warning == line.replace("GROUP", str(tmp_path / "groups" / ("all" if machine is CONTAINER else "cpu")))
+
+
+@every(
+    ("machine", "text"),
+    [
+        (LAPTOP, "4 cores with 8 hardware threads"),
+        (SERVER, "16 cores with 32 hardware threads, 2 NUMA nodes"),
+        (CONTAINER, "8 cores, a quota of 1.5"),
+        (NOTHING, "1 core"),
+    ],
+)
+def test_the_start_names_what_threads_were_chosen_by(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, machine: Recorded, text: str
+) -> None:
+    topology = read_topology(machine.write(tmp_path))
+    assert machine_text(topology) == text
+    monkeypatch.setattr(core_plan, "read_topology", lambda: topology)
+    lines = dict(start_lines(job(1, 1, "auto", affinity="none")))
+    assert list(lines) == ["threads"] and lines["threads"].endswith(f" for each worker, of {text}")
+
+
+def test_the_start_says_nothing_of_cores_where_nobody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(core_plan, "read_topology", lambda: flat(0, 1))
+    assert not list(start_lines(job(2, 2, affinity="none")))
+
+
+def test_the_start_says_why_a_quota_pins_nobody_and_warns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    topology = read_topology(CONTAINER.write(tmp_path))
+    monkeypatch.setattr(core_plan, "read_topology", lambda: topology)
+    lines = dict(start_lines(job(2, 2)))
+    assert lines["affinity"] == "nobody is pinned (a quota is time on all cores)"
+    assert lines["warning"].startswith("2 threads of workers share a quota of 1.5 cores ")
+
+
+def test_a_core_that_is_not_there_is_named_with_those_that_are() -> None:
+    with pytest.raises(ConfigError) as caught:
+        choose(job(2, 2, affinity={"workers": [[0], [3]]}), flat(0, 1, 2, 5))
+    assert str(caught.value) == "launch.affinity.workers: there is no core 3 to use; allowed: 0-2,5"
+
+
+def test_a_platform_that_pins_nothing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "sched_setaffinity", raising=False)
+    monkeypatch.setattr(core_plan.sys, "platform", "darwin")
+    with pytest.raises(ConfigError) as caught:
+        choose(job(1, 1))
+    assert str(caught.value) == "launch.affinity: darwin cannot pin a process to cores; allowed: none"
+    assert choose(job(1, 1, affinity="none")) == {}
+
+
+def test_lists_are_used_in_turn() -> None:
+    pins = choose(job(2, 3, affinity={"workers": [[1, 0], [2]]}), flat(0, 1, 2, 3))
+    assert pins == {("worker", 0): (0, 1), ("worker", 1): (2,), ("worker", 2): (0, 1)}
+    assert describe(pins) == "worker 0 on cores 0-1; worker 1 on core 2; worker 2 on cores 0-1"
