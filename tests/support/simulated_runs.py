@@ -430,7 +430,7 @@ def _summary(scene: Scene, config: JobConfig) -> Record:
         "state_digest": "0" * 64 if scene.state == "finished" else None,
         "dropped_rows": 0,
         "skipped_steps": 0,
-        "tower": {"chosen": {"amp": "bf16", "compile": "off"}, "compile_s": 0.0},
+        "tower": {"chosen": {"amp": "bf16", "compile": "off"}, "compile_s": 0.0, **figures.products()},
         "starts": [start],
         "job": {
             "starts": 1,

@@ -178,8 +178,7 @@ class Tower:
 
         Args:
             embeddings: Feature -> (B, D) leaves with requires_grad, or without for frozen tables; group -> Sequence of
-                such leaves (N, D). Their gradients are scaled where a GradScaler is on: multiply by
-                `TowerUpdate.row_scale`.
+                such leaves (N, D). With a GradScaler, multiply their gradients by `TowerUpdate.row_scale`.
             weight: Of each sample's loss: 1 / samples of the step over all ranks, 0 for a stand-in batch.
             factors_B: A further factor on each sample's loss; None = all 1.
             last: The step's last micro-batch; gradients are summed over ranks with it (may block).
@@ -190,7 +189,8 @@ class Tower:
         self._state.keep_buffers()
         self._synced.ranks.empty = weight == 0.0
         around = self.sums.around_backward(self.step, loss_scale=self.precision.scaler.get_scale(), last=last)
-        with around as run, self._micro_batches.next(self.collective.rank):
+        products = self.compilation.counted(len(dense_BI) if weight else 0)
+        with around as run, products, self._micro_batches.next(self.collective.rank):
             self.watch.enter("forward")
             with self.precision.autocast():
                 logits_BT = run(dense_BI, embeddings)

@@ -56,29 +56,6 @@ class Counts:
         return (self.loss_sum - since.loss_sum) / losses if losses else None
 
 
-class _StepTimes:
-    """Histograms of steps by seconds: of the whole step, and of its wait for rows."""
-
-    def __init__(self, watch: Stopwatch) -> None:
-        self._watch = watch
-        self._durations, self._pull_waits = Histogram(), Histogram()
-        self.begin()
-
-    def begin(self) -> None:
-        """A step begins."""
-        self._began_s, self._waited_s = self._watch.now(), self._watch.seconds["pull_wait"]
-
-    def end(self) -> None:
-        """A step ends, and the next one begins."""
-        began_s, waited_s = self._began_s, self._waited_s
-        self.begin()
-        self._durations.add(self._began_s - began_s)
-        self._pull_waits.add(self._waited_s - waited_s)
-
-    def figures(self) -> dict[str, Any]:
-        return {"step_histogram": self._durations.figures(), "pull_wait_histogram": self._pull_waits.figures()}
-
-
 class StepCounters:
     """Counts the steps of one worker since its process began, those that are trained again, too. Samples are those of
     all workers. Rates are of the watch's seconds of training.
@@ -97,10 +74,11 @@ class StepCounters:
         self.cpu = CpuMeter() if cpu is None else cpu
         self.resumed = resumed
         self.counts = Counts()
-        self._times = _StepTimes(watch)
+        self._histograms = {"step_histogram": Histogram(), "pull_wait_histogram": Histogram()}
         self._before: int | None = None  # samples of the steps before the first one here; None = not known yet
         self._first = self._entered = self._reported = self._now()
         self._steady: Counts | None = None
+        self._step_began = _times(self.watch)
         self._late: StepLoss | None = None
 
     def enter(self, samples: int) -> None:
@@ -111,7 +89,7 @@ class StepCounters:
         self.counts.samples = samples
         self._reported = replace(self._reported, samples=samples)
         self._entered = self._now()
-        self._times.begin()
+        self._step_began = _times(self.watch)
 
     def step_done(self, samples: int, result: StepResult) -> None:
         """Counts a step of `samples` samples, which ends now.
@@ -131,7 +109,9 @@ class StepCounters:
             self.settle()
         if counts.steps - self._entered.steps == WARM_UP_STEPS:
             self._steady = self._now()
-        self._times.end()
+        began_s, self._step_began = self._step_began, _times(self.watch)
+        for histogram, began, ends in zip(self._histograms.values(), began_s, self._step_began, strict=True):
+            histogram.add(ends - began)
 
     def settle(self) -> None:
         """Counts the loss of the last step. May wait for it; the training thread alone calls it."""
@@ -200,7 +180,12 @@ class StepCounters:
 
     def figures(self) -> dict[str, Any]:
         """The counts so far, and histograms of steps by seconds (`base/histogram.py`)."""
-        return asdict(self._now()) | self._times.figures()
+        return asdict(self._now()) | {name: each.figures() for name, each in self._histograms.items()}
 
     def _now(self) -> Counts:
         return replace(self.counts, train_s=self.watch.now(), step_s=dict(self.watch.seconds))
+
+
+def _times(watch: Stopwatch) -> tuple[float, float]:
+    """Seconds of training, and of waits for rows."""
+    return watch.now(), watch.seconds["pull_wait"]

@@ -411,6 +411,10 @@ def test_a_compiled_tower_trains_as_the_eager_one_and_never_recompiles(make):
     assert compiled.compilation.compile_s > 0 and compiled.compilation.switch.enabled
     assert torch.equal(torch.get_rng_state(), state)
     torch.testing.assert_close(values_of(compiled), values_of(eager), rtol=1e-4, atol=1e-5)
+    products, (before, after) = compiled.compilation.products, compiled.compilation.rss_bytes
+    assert products.per_sample == eager.compilation.products.per_sample > 0, "counted by an eager run on zeros"
+    assert products.flops == eager.compilation.products.flops and eager.compilation.rss_bytes is None
+    assert 0 < before < after
 
 
 @pytest.mark.slow
