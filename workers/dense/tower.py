@@ -127,8 +127,9 @@ class Tower:
         self._synced = SyncedLayers(self.model)
         switch, say = Switch(self.model, objective.batch_size), partial(self._choose, "compile")
         self.compilation = Compilation(
-            switch, config, device, sync=sync, synced=bool(self._synced), context=self.precision.autocast, say=say
-        )
+            switch, config, device, sync=sync, synced=bool(self._synced), dtype=self.precision.chosen.dtype,
+            context=self.precision.autocast, say=say,
+        )  # fmt: skip
         form = compression or TowerCompressionConfig()
         self.sums = GradientSums(switch, parameters, form, sync=sync, device=device, watch=self.watch)
         self._micro_batches = MicroBatches(seed, device)
