@@ -39,7 +39,8 @@ class DenseFigures:
         if steps and step_s and products.flops:
             found["flops_per_sample"] = products.per_sample
             found["flops_per_s"] = products.flops / steps / step_s
-            found["flops_per_s_alone"] = products.flops_per_s_alone()
+            if (alone := products.flops_per_s_alone()) is not None:
+                found["flops_per_s_alone"] = alone
         return found
 
 
