@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -16,6 +16,7 @@ from shardkeep.base.arrays import Floats
 from shardkeep.ps.client.request import Request
 from shardkeep.ps.client.row_client import PullHandle
 from shardkeep.ps.jagged import JaggedRows
+from shardkeep.workers.dense.loss_sum import LossSum
 from shardkeep.workers.dense.tower import Tower
 from shardkeep.workers.embeddings.layer import all_finite_rows, non_finite_rows, scale_rows
 from shardkeep.workers.evaluation.progressive import ProgressiveValidation
@@ -24,9 +25,20 @@ from shardkeep.workers.retrieval.candidates import CANDIDATES
 from shardkeep.workers.rewind import Rewind
 
 
+class StepLoss(Protocol):
+    """A loss that a device may still compute. `float(...)` waits for it."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether nothing has to wait for it."""
+        ...
+
+    def __float__(self) -> float: ...
+
+
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    loss: float | None
+    loss: StepLoss | None
     """Mean loss of this rank's samples; 0 when it had none. None = not known: a loop of the user's own may not report
     it."""
     applied: bool
@@ -80,15 +92,16 @@ class Step:
         ids, unique_ids = plan.inverse_N.size, plan.unique.layout.num_rows
         return StepResult(loss, update.applied, dropped, pull.staleness, ids, unique_ids)
 
-    def _micro_steps(self, prepared: Prepared, rows: JaggedRows, grads: JaggedRows) -> float:
-        """Runs forward and backward on all samples, part by part. Returns the mean loss of this rank's samples."""
+    def _micro_steps(self, prepared: Prepared, rows: JaggedRows, grads: JaggedRows) -> LossSum:
+        """Runs forward and backward on all samples, part by part. Returns the loss, on its way to the host."""
         weight = 1.0 / prepared.step_samples if prepared.rank_samples else 0.0
-        loss_sum = 0.0
+        loss_sum = LossSum(self.tower.device, prepared.rank_samples, prepared.step_samples)
         starts = range(0, len(prepared.batch), self.micro_batch)
         for start in starts:
             part = slice(start, min(start + self.micro_batch, len(prepared.batch)))
-            loss_sum += self._micro_step(prepared, rows, grads, part, weight, last=start == starts[-1])
-        return loss_sum * prepared.step_samples / prepared.rank_samples if prepared.rank_samples else 0.0
+            loss_sum.add(self._micro_step(prepared, rows, grads, part, weight, last=start == starts[-1]))
+        loss_sum.send()
+        return loss_sum
 
     def _micro_step(
         self,
@@ -99,7 +112,7 @@ class Step:
         weight: float,
         *,
         last: bool,
-    ) -> float:
+    ) -> torch.Tensor:
         embeddings = self.pipeline.embeddings
         self.tower.watch.enter("lookup")
         batch = prepared.batch.slice(part.start, part.stop)
@@ -117,7 +130,7 @@ class Step:
         embeddings.collect(prepared.plan, leaves, grads, part=part, rows=rows)
         if side is not None and items is not None:
             side.embeddings.collect(items.plan, of_items, grads, part=items.parts[number], rows=rows)
-        return float(loss)
+        return loss
 
     def _pushed(self, prepared: Prepared, rows: JaggedRows, grads: JaggedRows) -> tuple[JaggedRows, Request, int]:
         """Leaves out the rows whose gradient is not finite, and those that are only read: (gradients, request, rows

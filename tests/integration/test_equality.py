@@ -174,7 +174,7 @@ def test_a_free_run_agrees_with_the_plain_loop_in_loss() -> None:
         (worker,) = both.job.workers
         prepared = worker.trainer.step.pipeline.prepare(step)
         ours = worker.trainer.step.run(prepared, worker.client.pull(step, prepared.request)).loss
-        losses.append((ours, both.reference.step(both.joined(step))))
+        losses.append((float(ours), both.reference.step(both.joined(step))))
     assert max(abs(a - b) for a, b in losses) < 1e-3
     assert np.mean(losses[-10:]) < np.mean(losses[:10])
 

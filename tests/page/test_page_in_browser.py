@@ -281,6 +281,22 @@ def test_two_runs_are_compared_with_the_settings_that_differ(
         assert visit.problems == []
 
 
+def test_the_dense_model_is_shown_beside_its_products_alone_and_workers_beside_one(
+    browser: Chromium, cluster: Cluster, tmp_path: Path
+) -> None:
+    scenes = {
+        "one": Scene(workers=1, step_ms=20.0),
+        "two": Scene(workers=2, step_ms=25.0),
+        "other": Scene(compression=True),
+    }
+    runs = [write_simulated_run(tmp_path / name, scene) for name, scene in scenes.items()]
+    with seen(browser, cluster, *runs) as (_, visit):
+        assert "41 GFLOP/s in matrix products, 50 % of the 82 GFLOP/s" in visit.text("#steps")
+        rows = {row[0]: row[1:] for row in rows_of(visit, "compare")}
+        assert rows["a worker's speed, beside one alone"] == ["100 %", "80 %", "\N{EN DASH}"]
+        assert visit.problems == []
+
+
 def test_a_line_that_ends_before_another_one_keeps_its_last_value_in_the_legend(
     browser: Chromium, cluster: Cluster, tmp_path: Path
 ) -> None:

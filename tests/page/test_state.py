@@ -20,10 +20,11 @@ from shardkeep.records.telemetry_file import TelemetryFile
 from tests.support.cases import every
 from tests.support.seen_runs import NOON, event, progress, telemetry
 from tests.support.simulated_runs import STATES, Scene, State, write_simulated_run
+from tests.support.simulated_telemetry import FLOPS_PER_S
 
 SECTIONS = {
     "overview", "warnings", "curves", "steps", "tables", "bytes", "staleness", "members", "timeline", "checkpoints",
-    "config",
+    "config", "dense",
 }  # fmt: skip
 
 
@@ -58,6 +59,20 @@ def test_a_finished_run_agrees_with_its_summary(tmp_path: Path) -> None:
         t["name"]: t["rows"] for t in summary["tables"]
     }
     assert overview["recoveries"] == len(summary["recoveries"]) == 1
+    assert seen["dense"]["choices"].startswith("amp ")
+    rates = ("flops_per_s", "flops_per_s_alone")
+    assert [seen["dense"][key] for key in rates] == [summary["tower"][key] for key in rates]
+
+
+def test_the_dense_model_of_a_job_that_runs_has_the_rate_of_its_newest_record(tmp_path: Path) -> None:
+    run = write_simulated_run(tmp_path / "run", live())
+    state = RunState(run)
+    assert state.sections()["dense"]["flops_per_s"] == FLOPS_PER_S
+    compiled = {"flops_per_s": 7e9, "compile_s": 13.5, "compile_rss_bytes": 300_000_000}
+    append(run / "telemetry.jsonl", telemetry(0, "worker", 0, **compiled), telemetry(0, "worker", 1, flops_per_s=9e9))
+    found = state.sections()["dense"]
+    assert (found["flops_per_s"], found["compile_s"], found["compile_bytes"]) == (7e9, 13.5, 300_000_000)
+    assert found["flops_per_s_alone"] is None, "the products are made alone at the end"
 
 
 @every(

@@ -214,7 +214,7 @@ def _records(scene: Scene) -> Iterator[Record]:
     if scene.servers:
         yield from _registrations(scene)
         yield _formed(scene, scene.began + timedelta(seconds=4), 1)
-    text = "amp bf16: this CPU computes in bf16; compile off: auto compiles on GPUs only"
+    text = "amp bf16: this CPU computes in bf16; compile off: on this CPU compiling was not measured with AMX"
     yield {"time": _time(scene.at(0)), "kind": "phase", "phase": "tower", "text": text, **WORKER}
     for step in _progress_steps(scene):
         yield {"time": _time(scene.at(step)), "kind": "progress", **figures.progress(step), **WORKER}
@@ -417,6 +417,7 @@ def _summary(scene: Scene, config: JobConfig) -> Record:
         "wall_s": wall_s,
         "samples_per_s": speed,
         "step_ms": step_ms,
+        "step_share": {part: round(ms / step_ms["total"], 4) for part, ms in step_ms.items() if part != "total"},
         "cpu_ms": {"steps": scene.done, "worker": 31.1, "server": 13.5 if scene.servers else 0.0},
         "eval": evaluation and {k: v for k, v in evaluation.items() if k not in not_metrics},
         "bytes": traffic,
@@ -430,7 +431,7 @@ def _summary(scene: Scene, config: JobConfig) -> Record:
         "state_digest": "0" * 64 if scene.state == "finished" else None,
         "dropped_rows": 0,
         "skipped_steps": 0,
-        "tower": {"chosen": {"amp": "bf16", "compile": "off"}, "compile_s": 0.0},
+        "tower": {"chosen": {"amp": "bf16", "compile": "off"}, "compile_s": 0.0, **figures.products()},
         "starts": [start],
         "job": {
             "starts": 1,

@@ -34,6 +34,8 @@ SLOW = 2.5
 """A slow worker's forward and backward pass take so many times the others'."""
 STEP_IDS = 26 * 1200
 """Unique ids of one worker's step, in all tables."""
+FLOPS_PER_SAMPLE, FLOPS_PER_S, FLOPS_PER_S_ALONE = 2_105_856, 41e9, 82e9
+"""Of the dense model's matrix products."""
 BEST_AUC, FIRST_AUC = 0.8504, 0.62
 BEST_LOSS, FIRST_LOSS = 0.44, 0.69
 
@@ -169,6 +171,11 @@ class Figures:
             for t in self._tables(step)
         ]
 
+    def products(self) -> Record:
+        """What summary.json says of the dense model's matrix products."""
+        rates = {"flops_per_s": FLOPS_PER_S, "flops_per_s_alone": FLOPS_PER_S_ALONE}
+        return {"flops_per_sample": FLOPS_PER_SAMPLE, **rates}
+
     def _worker(self, worker: int, step: int, *, every_s: float) -> Record:
         scene = self._scene
         steps = max(1, round(every_s * 1000 / scene.step_ms))
@@ -192,6 +199,10 @@ class Figures:
             "skipped_steps": 0,
             "unsent_rows": 0,
             "unsent_share": None,
+            "flops": step * scene.batch_size * FLOPS_PER_SAMPLE,
+            "flops_per_s": FLOPS_PER_S,
+            "compile_s": 0.0,
+            "compile_rss_bytes": 0,
         }
 
     def _server(self, step: int, *, since: int) -> Record:

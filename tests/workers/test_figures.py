@@ -17,6 +17,7 @@ from shardkeep.workers.step import StepResult
 from shardkeep.workers.timing.clock import Stopwatch
 from tests.support.configs import TINY
 from tests.support.local_job import LocalJob
+from tests.support.step_losses import Loss
 
 
 class Watched:
@@ -34,7 +35,7 @@ class Watched:
         self.watch.enter("forward")
         self.now += seconds - wait_s
         self.watch.enter("other")
-        self.counts.step_done(64, StepResult(loss, True, 0, 0, ids=100, unique_ids=40))
+        self.counts.step_done(64, StepResult(Loss(loss), True, 0, 0, ids=100, unique_ids=40))
 
     def figures(self, **changes: Any) -> Record:
         constant = ("bytes", "fp32_bytes", "staleness")

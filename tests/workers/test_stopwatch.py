@@ -11,8 +11,9 @@ import pytest
 from shardkeep.workers.reporting.counters import WARM_UP_STEPS, StepCounters
 from shardkeep.workers.step import StepResult
 from shardkeep.workers.timing.clock import PARTS, Part, Stopwatch
+from tests.support.step_losses import Loss
 
-RESULT = StepResult(loss=0.5, applied=True, dropped_rows=0, staleness=0)
+RESULT = StepResult(loss=Loss(0.5), applied=True, dropped_rows=0, staleness=0)
 
 
 class Clock:

@@ -14,7 +14,7 @@ import shutil
 import sys
 import sysconfig
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -23,9 +23,11 @@ import torch
 from torch import nn
 
 from shardkeep.base.errors import JobError, UserError
+from shardkeep.base.machine.limits import rss_bytes
 from shardkeep.workers.collectives.collective import Collective
 from shardkeep.workers.collectives.operations import all_gather
 from shardkeep.workers.config import TowerConfig
+from shardkeep.workers.dense.products import Products
 from shardkeep.workers.embeddings.inputs import (
     Inputs,
     entries_of,
@@ -39,6 +41,13 @@ Example = tuple[torch.Tensor, Inputs]
 """Dense columns, and what the model gets of the rows."""
 COMPILE_TIMEOUT_S = 900.0
 """How long ranks wait for each other's compilation."""
+_DRY_RUNS = 2
+"""reduce-overhead records its CUDA graph in the second run."""
+_WITH_BF16 = {
+    "amx_bf16": "was not measured with AMX",
+    "avx512_bf16": "gained 4 to 6 % of a step with bf16, and has to gain 8 %",
+}
+"""What compiling did on CPUs that compute in bf16, by the flag of the CPU (docs/guide/performance.md)."""
 
 
 def why_no_compiler(device: torch.device) -> str | None:
@@ -77,9 +86,10 @@ class Switch(nn.Module):
         return self._compiled(dense_BI, embeddings)
 
     def compile_for(
-        self, example: Example, *, mode: str, context: Callable[[], AbstractContextManager[Any]]
+        self, example: Example, *, mode: str, context: Callable[[], AbstractContextManager[Any]], products: Products
     ) -> str | None:
-        """Compiles forward and backward for the full batch; a problem comes back as text. Minutes at worst.
+        """Compiles forward and backward for the full batch; a problem comes back as text. Minutes at worst. `products`
+        are counted before, where there are no sequences, whose zeros are shorter.
 
         Runs on zeros like `example`, inputs of any size: no gradient is left in the parameters, buffers and random
         numbers stay as they were.
@@ -96,27 +106,30 @@ class Switch(nn.Module):
             return logits_BT
 
         try:
+            if not entries_of(example[1]):
+                with products.counted(_DRY_RUNS * self.batch_size), context():
+                    self._dry_run(self.model, *example)
             self._compiled = torch.compile(run, mode=None if mode == "default" else mode, dynamic=False)
             # One compile thread: a pool of processes would outlive its use.
             with torch._inductor.config.patch(compile_threads=1), context():
-                self._dry_run(*example)
+                self._dry_run(self._run, *example)
         except Exception as error:
             self._compiled = None
             lines = str(error).strip().splitlines()
             return f"{type(error).__name__}: {lines[0] if lines else 'no text'}"
         return None
 
-    def _dry_run(self, dense_BI: torch.Tensor, embeddings: Inputs) -> None:
+    def _dry_run(self, run: Callable[..., torch.Tensor], dense_BI: torch.Tensor, embeddings: Inputs) -> None:
         parameters = [p for p in self.model.parameters() if p.requires_grad]
         device = parameters[0].device
         kept = [b.clone() for b in self.model.buffers()]
         dense_BI = torch.zeros(self.batch_size, dense_BI.shape[1], device=device)
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-            for _ in range(2):  # reduce-overhead records its CUDA graph in the second run
+            for _ in range(_DRY_RUNS):
                 inputs = zeros(*shapes_of(embeddings), self.batch_size, device)
                 for leaf, like in zip(leaves_of(inputs), leaves_of(embeddings), strict=True):
                     leaf.requires_grad_(like.requires_grad)
-                logits_BT = self._run(dense_BI, inputs)
+                logits_BT = run(dense_BI, inputs)
                 trained = [*parameters, *(leaf for leaf in leaves_of(inputs) if leaf.requires_grad)]
                 torch.autograd.grad(logits_BT.float().sum(), trained, allow_unused=True)
         with torch.no_grad():
@@ -124,14 +137,32 @@ class Switch(nn.Module):
                 buffer.copy_(before)
 
 
-def choose(config: TowerConfig, device: torch.device, *, sync: bool, synced: bool = False) -> tuple[bool, str]:
-    """Whether the tower is to run compiled, with the reason. Raises UserError: `compile: on` where it cannot."""
+def why_eager(can: Mapping[str, Any], dtype: torch.dtype | None) -> str:
+    """Why auto compiles nothing on a CPU with these flags (`torch.cpu.get_capabilities`) and autocast to `dtype`. Flags
+    alone decide, before step 0, so equal machines agree. No gain is large enough to ask how long the job is."""
+    if dtype is None:
+        return "made steps 1 to 29 % slower in fp32"
+    flags = _WITH_BF16 if dtype is torch.bfloat16 else {}
+    return next((told for flag, told in flags.items() if can.get(flag)), "was not measured in this arithmetic")
+
+
+def choose(
+    config: TowerConfig,
+    device: torch.device,
+    *,
+    sync: bool,
+    synced: bool = False,
+    dtype: torch.dtype | None = None,
+) -> tuple[bool, str]:
+    """Whether the tower is to run compiled, with the reason. Raises UserError: `compile: on` where it cannot.
+
+    `dtype`: of autocast, None = there is none."""
     if config.compile == "on" and (lacking := why_no_compiler(device)):
         raise UserError(f"tower.compile: on is not possible here: {lacking}; allowed: auto or off")
     if config.compile != "auto":
         return config.compile == "on", f"{config.compile}: as configured"
     if device.type == "cpu":
-        return False, "off: auto compiles on GPUs only"
+        return False, f"off: on this CPU compiling {why_eager(torch.cpu.get_capabilities(), dtype)}"
     if synced:
         return False, "off: model.sync_norm asks the other workers in the forward pass"
     if sync:
@@ -144,12 +175,15 @@ class Compilation:
 
     Args:
         synced: the model has layers that talk to the other ranks.
+        dtype: of autocast; None = there is none.
         context: what the model is compiled in (autocast).
         say: receives one line: whether the tower runs compiled, and why.
 
     Attributes:
         due: whether `run` must come before the next batch; in each generation once.
         compile_s: seconds that this rank has spent compiling.
+        rss_bytes: memory of this process before and after it compiled; None = it has not.
+        products: the tower's matrix products.
 
     Raises:
         UserError: `compile: on` where torch.compile cannot run.
@@ -163,18 +197,21 @@ class Compilation:
         *,
         sync: bool,
         synced: bool = False,
+        dtype: torch.dtype | None = None,
         context: Callable[[], AbstractContextManager[Any]],
         say: Callable[[str], None],
     ) -> None:
         self.switch = switch
         self.compile_s = 0.0
+        self.rss_bytes: tuple[int, int] | None = None
+        self.products = Products(device)
         self._config = config
         self._device = device
         self._context = context
         self._say = say
         self._tried = False
         self._problem: str | None = None
-        self._wanted, reason = choose(config, device, sync=sync, synced=synced)
+        self._wanted, reason = choose(config, device, sync=sync, synced=synced, dtype=dtype)
         self.due = self._wanted
         say(reason)
 
@@ -191,12 +228,13 @@ class Compilation:
             self._say("off: auto compiles no tower with sequences")
             return
         if not self._tried:
-            started = time.perf_counter()
+            started, before = time.perf_counter(), rss_bytes()
             self._problem = why_no_compiler(self._device) or self.switch.compile_for(
-                example, mode=self._config.mode, context=self._context
+                example, mode=self._config.mode, context=self._context, products=self.products
             )
             self._tried = True
             self.compile_s = time.perf_counter() - started
+            self.rss_bytes = before, rss_bytes()
         collective.barrier(timeout_s=COMPILE_TIMEOUT_S, purpose="agreements")
         failed_W = all_gather(collective, torch.tensor([int(self._problem is not None)]), purpose="agreements").view(-1)
         self.switch.enabled = not failed_W.any()
@@ -206,6 +244,10 @@ class Compilation:
         if self._config.compile == "on":
             raise JobError(f"tower.compile: on failed: {problem}; tower.compile: off trains without it")
         self._say(f"off: compiling failed: {problem}")
+
+    def counted(self, samples: int) -> AbstractContextManager[None]:
+        """Is around a micro-batch, and counts its matrix products. `samples`: 0 = it is a stand-in."""
+        return self.products.added(samples, eager=not self.switch.enabled)
 
     def keep_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
         """With CUDA graphs the next micro-batch overwrites the memory in which a micro-batch's gradients lie."""

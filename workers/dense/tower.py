@@ -127,8 +127,9 @@ class Tower:
         self._synced = SyncedLayers(self.model)
         switch, say = Switch(self.model, objective.batch_size), partial(self._choose, "compile")
         self.compilation = Compilation(
-            switch, config, device, sync=sync, synced=bool(self._synced), context=self.precision.autocast, say=say
-        )
+            switch, config, device, sync=sync, synced=bool(self._synced), dtype=self.precision.chosen.dtype,
+            context=self.precision.autocast, say=say,
+        )  # fmt: skip
         form = compression or TowerCompressionConfig()
         self.sums = GradientSums(switch, parameters, form, sync=sync, device=device, watch=self.watch)
         self._micro_batches = MicroBatches(seed, device)
@@ -178,8 +179,7 @@ class Tower:
 
         Args:
             embeddings: Feature -> (B, D) leaves with requires_grad, or without for frozen tables; group -> Sequence of
-                such leaves (N, D). Their gradients are scaled where a GradScaler is on: multiply by
-                `TowerUpdate.row_scale`.
+                such leaves (N, D). With a GradScaler, multiply their gradients by `TowerUpdate.row_scale`.
             weight: Of each sample's loss: 1 / samples of the step over all ranks, 0 for a stand-in batch.
             factors_B: A further factor on each sample's loss; None = all 1.
             last: The step's last micro-batch; gradients are summed over ranks with it (may block).
@@ -190,7 +190,8 @@ class Tower:
         self._state.keep_buffers()
         self._synced.ranks.empty = weight == 0.0
         around = self.sums.around_backward(self.step, loss_scale=self.precision.scaler.get_scale(), last=last)
-        with around as run, self._micro_batches.next(self.collective.rank):
+        products = self.compilation.counted(len(dense_BI) if weight else 0)
+        with around as run, products, self._micro_batches.next(self.collective.rank):
             self.watch.enter("forward")
             with self.precision.autocast():
                 logits_BT = run(dense_BI, embeddings)

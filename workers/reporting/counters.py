@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from shardkeep.base.histogram import Histogram
-from shardkeep.workers.step import StepResult
+from shardkeep.workers.step import StepLoss, StepResult
 from shardkeep.workers.timing.clock import PARTS, Part, Stopwatch
 from shardkeep.workers.timing.cpu_time import CpuMeter
 
@@ -74,35 +74,50 @@ class StepCounters:
         self.cpu = CpuMeter() if cpu is None else cpu
         self.resumed = resumed
         self.counts = Counts()
-        self._durations, self._pull_waits = Histogram(), Histogram()
+        self._histograms = {"step_histogram": Histogram(), "pull_wait_histogram": Histogram()}
         self._before: int | None = None  # samples of the steps before the first one here; None = not known yet
         self._first = self._entered = self._reported = self._now()
         self._steady: Counts | None = None
-        self._step_began = self._times()
+        self._step_began = _times(self.watch)
+        self._late: StepLoss | None = None
 
     def enter(self, samples: int) -> None:
         """Sets the position at the start of a generation: `samples` samples after the job's first. Another warm-up
         begins."""
+        self.settle()
         self._before = samples if self._before is None else self._before + min(0, samples - self.samples)
         self.counts.samples = samples
         self._reported = replace(self._reported, samples=samples)
         self._entered = self._now()
-        self._step_began = self._times()
+        self._step_began = _times(self.watch)
 
     def step_done(self, samples: int, result: StepResult) -> None:
-        """Counts a step of `samples` samples, which ends now."""
+        """Counts a step of `samples` samples, which ends now.
+
+        Its loss is counted as soon as that waits for no device: on a CPU now, on a GPU by the end of the next step, or
+        when a report needs it. So the records of jobs on CPUs have the losses of all their steps."""
+        self.settle()
         counts = self.counts
         counts.steps += 1
         counts.ids += result.ids
         counts.unique_ids += result.unique_ids
         counts.dropped_rows += result.dropped_rows
         counts.skipped_steps += not result.applied
-        self.reported(loss=result.loss, samples=samples)
+        self.reported(loss=None, samples=samples)
+        self._late = result.loss
+        if self._late is not None and self._late.ready:
+            self.settle()
         if counts.steps - self._entered.steps == WARM_UP_STEPS:
             self._steady = self._now()
-        (began_s, waited_s), self._step_began = self._step_began, self._times()
-        self._durations.add(self._step_began[0] - began_s)
-        self._pull_waits.add(self._step_began[1] - waited_s)
+        began_s, self._step_began = self._step_began, _times(self.watch)
+        for histogram, began, ends in zip(self._histograms.values(), began_s, self._step_began, strict=True):
+            histogram.add(ends - began)
+
+    def settle(self) -> None:
+        """Counts the loss of the last step. May wait for it; the training thread alone calls it."""
+        late, self._late = self._late, None
+        if late is not None:
+            self.reported(loss=float(late), samples=0)
 
     def reported(self, *, loss: float | None, samples: int) -> None:
         """Counts the loss of a step, and samples of one that is under way or done."""
@@ -151,6 +166,7 @@ class StepCounters:
 
     def report(self) -> dict[str, Any]:
         """The record since the last report: position, mean loss of this rank, samples per second."""
+        self.settle()
         since, self._reported = self._reported, self._now()
         now = self._reported
         return {
@@ -164,11 +180,12 @@ class StepCounters:
 
     def figures(self) -> dict[str, Any]:
         """The counts so far, and histograms of steps by seconds (`base/histogram.py`)."""
-        histograms = {"step_histogram": self._durations, "pull_wait_histogram": self._pull_waits}
-        return asdict(self._now()) | {name: each.figures() for name, each in histograms.items()}
+        return asdict(self._now()) | {name: each.figures() for name, each in self._histograms.items()}
 
     def _now(self) -> Counts:
         return replace(self.counts, train_s=self.watch.now(), step_s=dict(self.watch.seconds))
 
-    def _times(self) -> tuple[float, float]:
-        return self.watch.now(), self.watch.seconds["pull_wait"]
+
+def _times(watch: Stopwatch) -> tuple[float, float]:
+    """Seconds of training, and of waits for rows."""
+    return watch.now(), watch.seconds["pull_wait"]

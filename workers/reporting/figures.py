@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from shardkeep.compression.ledger import Ledger
 from shardkeep.ps.client.row_client import RowClient
 from shardkeep.ps.control.telemetry import process_figures
 from shardkeep.workers.reporting.counters import StepCounters
 
+if TYPE_CHECKING:
+    from shardkeep.workers.reporting.dense_figures import DenseFigures
+
 Record = dict[str, Any]
 _SO_FAR = (
     "bytes", "fp32_bytes", "staleness", "ids", "unique_ids", "dropped_rows", "skipped_steps", "unsent_rows",
     "unsent_share", "rss_bytes", "limit_bytes", "metrics",
+    "flops", "compile_s", "compile_rss_bytes",
 )  # fmt: skip
 """Figures that a record has as they are."""
 _VALUE_PARTS = ("values", "scales", "moments", "indices", "flush")
@@ -44,6 +48,7 @@ class WorkerFigures:
         generation: Returns the generation that the worker is in.
         sums: Of dense gradients; None = the loop is the user's own, and so are these sums.
         metrics: The address of the process's metrics; None = there is none.
+        dense: Of the dense model; None = the loop is the user's own, and so is the model.
     """
 
     client: RowClient
@@ -53,6 +58,7 @@ class WorkerFigures:
     generation: Callable[[], int]
     sums: DenseSums | None
     metrics: str | None = None
+    dense: DenseFigures | None = None
 
     def figures(self) -> Record:
         """Counts and seconds, as JSON types. `step` and `samples` are the job's position; `steps` and
@@ -72,6 +78,7 @@ class WorkerFigures:
             "unsent_share": client.compressor.counts.unsent_share,
             **process_figures(),
             "metrics": self.metrics,
+            **({} if self.dense is None else self.dense.figures()),
         }
 
 
@@ -90,8 +97,15 @@ def worker_record(now: Record, last: Record) -> Record:
         "steps": steps,
         "step_ms": _rounded({"total": sum(parts.values())} | parts),
         "wait_ms": _rounded({server: ms for server, ms in waits.items() if ms}),
-        **{name: now[name] for name in _SO_FAR},
+        **{name: now[name] for name in _SO_FAR if name in now},
+        **({"flops_per_s": _rate(now, last)} if "flops" in now else {}),
     }
+
+
+def _rate(now: Record, last: Record) -> float | None:
+    """Floating-point operations a second since the last record; None = none were made."""
+    flops, seconds = now["flops"] - last["flops"], now["flops_s"] - last["flops_s"]
+    return round(flops / seconds) if flops and seconds else None
 
 
 def _rounded(parts: Mapping[str, float]) -> dict[str, float]:

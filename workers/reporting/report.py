@@ -49,6 +49,7 @@ class Report:
 
     def ended(self) -> None:
         """Sends the last telemetry records: no step follows."""
+        self._counters.settle()
         for records in self._records:
             records.send()
 

@@ -21,6 +21,7 @@ from shardkeep.workers.collectives.collective import Collective
 from shardkeep.workers.collectives.operations import gather_arrays
 from shardkeep.workers.dense.tower import Tower
 from shardkeep.workers.reporting.counters import StepCounters
+from shardkeep.workers.reporting.dense_figures import DenseFigures, step_share
 from shardkeep.workers.reporting.figures import WorkerFigures, fp32_bytes
 from shardkeep.workers.timing.clock import PARTS
 
@@ -90,7 +91,7 @@ def summarize(
         "recoveries": [],
         "tables": table_totals(servers),
         "state_digest": state_digest(servers, tower.digest_bytes()),
-        "tower": {"chosen": dict(tower.chosen), "compile_s": tower.compilation.compile_s}
+        "tower": {"chosen": dict(tower.chosen), **DenseFigures(tower.compilation, meters.steps).total()}
         | _tower_unsent([w["tower_unsent"] for w in workers]),
         "processes": server_processes(servers) + [w["process"] | {"step_ms": w["step_ms"]} for w in workers],
     }
@@ -151,8 +152,10 @@ def _worker_record(sources: SummarySources, facts: Mapping[str, Any]) -> dict[st
 
 def _of_workers(workers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Means and sums of the workers' records."""
+    step_ms = mean_step_ms([w["step_ms"] for w in workers])
     return {
-        "step_ms": mean_step_ms([w["step_ms"] for w in workers]),
+        "step_ms": step_ms,
+        "step_share": step_share(step_ms),
         "cpu_ms": mean_cpu_ms([w["cpu_ms"] for w in workers]),
         "sockets": _summed(w["sockets"] for w in workers),
         "staleness": merged_histogram([w["staleness"] for w in workers]),

@@ -30,6 +30,7 @@ from shardkeep.workers.evaluation.history import EvaluationHistory
 from shardkeep.workers.generation import Generation
 from shardkeep.workers.metrics.binned import BinnedScores
 from shardkeep.workers.reporting.counters import StepCounters
+from shardkeep.workers.reporting.dense_figures import DenseFigures
 from shardkeep.workers.reporting.figures import WorkerFigures, worker_record
 from shardkeep.workers.reporting.report import ProgressSink, Report
 from shardkeep.workers.reporting.summary import Meters, ProcessCounters
@@ -117,6 +118,7 @@ def build_run(
             generation=lambda: client.generation,
             sums=tower.sums,
             metrics=process.metrics,
+            dense=DenseFigures(tower.compilation, counters),
         )
     return TrainingRun(
         job=training_job(config, data),

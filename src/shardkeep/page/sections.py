@@ -161,6 +161,20 @@ def worker_steps(records: RunRecords) -> list[Json]:
     return sorted(rows, key=lambda row: -row["own"])
 
 
+def dense(records: RunRecords) -> Json:
+    """The dense model of worker 0: its choices, the cost of compiling, and the rate of its matrix products, beside that
+    of the products alone, which is known at the end."""
+    told: Json = (records.summary or {}).get("tower") or {}
+    now = next((record for record in records.counts.workers if record.index == 0), WorkerTelemetry())
+    return {
+        "choices": next((event.text for event in reversed(records.events) if event.phase == "tower"), None),
+        "compile_s": number(told.get("compile_s")) or now.compile_s,
+        "compile_bytes": now.compile_rss_bytes,
+        "flops_per_s": number(told.get("flops_per_s")) or now.flops_per_s,
+        "flops_per_s_alone": number(told.get("flops_per_s_alone")),
+    }
+
+
 def mean_step(seen: Iterable[WorkerTelemetry]) -> tuple[dict[str, float], dict[str, float]]:
     """Mean times in ms of a step and of its waits over a worker's records, each weighted by its steps."""
     weights = [(record, record.steps or 1) for record in seen]

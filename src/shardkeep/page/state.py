@@ -66,6 +66,7 @@ class RunState:
             "warnings": [dataclasses.asdict(warning) for warning in warnings_of(sight)],
             "curves": sections.curves(records),
             "steps": sections.worker_steps(records),
+            "dense": sections.dense(records),
             "tables": sections.tables(records),
             "bytes": sections.bytes_of(records),
             "staleness": sections.staleness(records, self._config),

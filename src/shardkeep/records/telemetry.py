@@ -49,6 +49,15 @@ class WorkerTelemetry(Telemetry, TrainingFigures):
         null=True,
         metric="gauge unsent_gradient_ratio",
     )
+    flops: int | None = key(
+        "floating-point operations of this worker's matrix products in the dense model", metric="counter flops_total"
+    )
+    flops_per_s: float | None = key(
+        "their rate since its last record, in `forward` and `backward`, on a GPU in the whole step; null = none",
+        null=True,
+    )
+    compile_s: float | None = key("seconds that `torch.compile` took", metric="gauge compile_seconds")
+    compile_rss_bytes: int | None = key("memory that compiling added to the process", metric="gauge compile_bytes")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -266,6 +266,8 @@ class Summary(_Part):
     """Speed of all workers, without the first ten steps, evaluation, checkpoints and compilation."""
     step_ms: dict[str, float] = {}
     """Mean milliseconds of a step by part, over all workers (docs/guide/performance.md)."""
+    step_share: dict[str, float] = {}
+    """Share of each part in a step (0 to 1), over all workers."""
     cpu_ms: dict[str, float] = {}
     """Mean CPU milliseconds of a step of a `worker` and a `server`, and the number of `steps` measured."""
     eval: Evaluation | None = None
@@ -310,7 +312,8 @@ class Summary(_Part):
     state_digest: str | None = None
     """SHA-256 of all rows, optimizer slots and dense parameters. Equal digests mean equal bits."""
     tower: dict[str, Any] | None = None
-    """The dense model: what `auto` settings chose, seconds of compilation, unsent residual."""
+    """The dense model: what `auto` settings chose, cost of compilation, speed of matrix products, unsent residual; see
+    above."""
     starts: tuple[Start, ...] = ()
     """Every start of the job, oldest first."""
     job: JobTotals = JobTotals()

@@ -131,7 +131,16 @@ export function steps(run) {
       { name: "step", num: true, text: (row) => milliseconds(row.total) },
       ...(run.overview.servers === 0 ? [] : [{ name: "waits for servers", text: (row) => h("span.line", waits(row)) }]),
     ], rows, { most: 8, of: "workers" }),
+    denseModel(run.dense),
   ];
+}
+
+function denseModel({ choices, compile_s: seconds, compile_bytes: memory, flops_per_s: rate, flops_per_s_alone: alone }) {
+  if (choices == null && rate == null) return null;
+  const flops = (value) => `${short(value)}FLOP/s`;
+  return h("p", h("b", "Dense model"), choices == null ? ". " : `: ${choices}. `,
+    seconds ? `Compiling took ${duration(seconds)}${memory ? ` and ${bytes(memory)} of memory` : ""}. ` : null,
+    rate == null ? null : `Worker 0 makes ${flops(rate)} in matrix products${alone ? `, ${percent(rate / alone)} of the ${flops(alone)} of the same products alone` : ""}.`);
 }
 
 export function tables(run) {
@@ -284,15 +293,26 @@ export function config(run) {
 // The name of a setting, which may be broken behind a dot.
 const setting = (key) => h("code", key.split(/(?<=[._])/).flatMap((part) => [part, h("wbr")]));
 
+const OF_SPEED = /^(model|tables|tower|compression|consistency|threads|train\.batch_size|train\.accumulate)\b/;
+
+// How fast a worker of each run is, beside the run with one worker whose steps do the same; NaN = not known.
+function scaling(runs) {
+  const others = (run) => JSON.stringify((run.config.changed ?? []).filter(([key]) => OF_SPEED.test(key)));
+  const alone = new Map(runs.filter((run) => run.overview.workers === 1 && run.config.changed).map((run) => [others(run), run.overview.samples_per_s]));
+  return runs.map((run) => run.overview.samples_per_s / run.overview.workers / alone.get(others(run)));
+}
+
 export function compare(runs, view) {
   const from = (run) => run.overview.began ?? 0;
   const value = (run, key) => score(run, key)?.value;
+  const efficiency = scaling(runs);
   const metrics = [...new Map(runs.flatMap((run) => run.overview.evaluation.map((m) => [m.key, m.name])))];
   const rows = [
     ["state", (run) => run.overview.state],
     ["steps", (run) => integer(run.overview.step)],
     ["samples", (run) => integer(run.overview.samples)],
     ["speed, samples/s", (run) => integer(run.overview.samples_per_s)],
+    ...(runs.some((run, at) => run.overview.workers > 1 && Number.isFinite(efficiency[at])) ? [["a worker's speed, beside one alone", (_, at) => (Number.isFinite(efficiency[at]) ? percent(efficiency[at]) : "–")]] : []),
     ...metrics.map(([key, name]) => [name, (run) => decimal(value(run, key))]),
     ["sent for training", (run) => bytes(run.overview.bytes)],
     ["bytes a sample", (run) => bytes(run.bytes.per_sample)],
