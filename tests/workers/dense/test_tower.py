@@ -5,8 +5,6 @@ from __future__ import annotations
 import copy
 import logging
 import math
-import re
-from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -15,21 +13,15 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from shardkeep.base.errors import CheckpointError, JobError, UserError
+from shardkeep.base.errors import CheckpointError, UserError
 from shardkeep.ps.checkpoints.folder import Checkpoints
 from shardkeep.workers.checkpoint.tower_state import load_tower, save_tower, tower_state
-from shardkeep.workers.collectives.collective import Solo, ThreadCollective
-from shardkeep.workers.config import LossConfig, TowerConfig
-from shardkeep.workers.dense import compile as compiling
-from shardkeep.workers.dense.tower import share
-from shardkeep.workers.embeddings.inputs import leaves_of
-from tests.support import histories
+from shardkeep.workers.collectives.collective import ThreadCollective
+from shardkeep.workers.config import LossConfig
 from tests.support.ranks import run_ranks
 from tests.support.towers import (
-    CPU,
     FP16,
     Forgetful,
-    Small,
     batch,
     part_of,
     seeded_model,
@@ -337,79 +329,7 @@ def test_the_digest_sees_parameters_and_optimizer_state():
     assert tower.digest_bytes() != changed
 
 
-# Compile and mixed precision: what is chosen, and why.
-
-
-def test_compile_on_without_a_compiler_is_a_user_error(monkeypatch):
-    monkeypatch.setenv("CXX", "no-such-compiler")
-    with pytest.raises(UserError, match=r"no C\+\+ compiler \(no-such-compiler\)"):
-        tower_of(config={"compile": "on"})
-
-
-@pytest.mark.parametrize(
-    ("wish", "device", "sync", "chosen"),
-    [
-        ("auto", "cpu", False, "off: on this CPU compiling made steps 1 to 29 % slower in fp32"),
-        ("auto", "cuda", False, "on: the tower is on a GPU"),
-        ("auto", "cuda", True, "off: torch.compile may select GPU kernels by time"),
-        ("off", "cuda", False, "off: as configured"),
-    ],
-    ids=["cpu", "gpu", "gpu in sync", "off"],
-)
-def test_compile_auto_is_a_rule_by_device(wish, device, sync, chosen):
-    compiles, reason = compiling.choose(TowerConfig(compile=wish), torch.device(device), sync=sync)
-    assert reason.startswith(chosen) and compiles == chosen.startswith("on")
-
-
-FLAGS = {
-    "AVX2": {"avx2": True},
-    "AVX-512": {"avx2": True, "avx512_f": True},
-    "AVX-512 with BF16": {"avx2": True, "avx512_f": True, "avx512_bf16": True},
-    "AMX": {"avx2": True, "avx512_f": True, "avx512_bf16": True, "amx_bf16": True},
-    "ARM with bf16": {"sve_bf16": True},
-}
-REASONS = {
-    "AVX2": "was not measured in this arithmetic",
-    "AVX-512": "was not measured in this arithmetic",
-    "AVX-512 with BF16": "gained 4 to 6 % of a step with bf16",
-    "AMX": "was not measured with AMX",
-    "ARM with bf16": "was not measured in this arithmetic",
-}
-
-
-@pytest.mark.parametrize("kind", FLAGS)
-def test_compile_auto_is_off_on_each_kind_of_cpu_for_a_reason_of_its_own(monkeypatch, kind):
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: FLAGS[kind])
-    for dtype, reason in (
-        (torch.bfloat16, REASONS[kind]),
-        (torch.float16, "was not measured in this arithmetic"),
-        (None, "made steps 1 to 29 % slower"),
-    ):
-        assert compiling.why_eager(FLAGS[kind], dtype).startswith(reason)
-        compiles, told = compiling.choose(TowerConfig(), CPU, sync=False, dtype=dtype)
-        assert not compiles and told.startswith(f"off: on this CPU compiling {reason}")
-    assert REASONS[kind] in tower_of(config={"compile": "auto", "amp": "bf16"}).chosen["compile"], "the tower says it"
-
-
-def test_compile_auto_goes_on_eager_where_a_rank_has_no_compiler(monkeypatch):
-    """The tower is said to be on a GPU, so that auto compiles; no CUDA is needed to find no compiler."""
-    monkeypatch.setenv("CXX", "no-such-compiler")
-
-    def work(collective: ThreadCollective) -> tuple[bool, str]:
-        said: list[str] = []
-        config, device = TowerConfig(compile="auto"), torch.device("cuda")
-        switch = compiling.Switch(Small(), 12)
-        part = compiling.Compilation(switch, config, device, sync=False, context=nullcontext, say=said.append)
-        for _generation in range(2):
-            assert part.due
-            part.run(collective, part_of(batch(0, 12), 0, 12)[:2])
-            assert not part.due
-            part.regroup()
-        return switch.enabled, said[-1]
-
-    found = run_ranks(ThreadCollective.group(2), work)
-    assert {enabled for enabled, _ in found} == {False}
-    assert all(re.match("off: compiling failed: (the package triton|there is no C)", said) for _, said in found)
+# Mixed precision: what is chosen, and why.
 
 
 def test_emulated_bf16_is_said_once_and_auto_never_chooses_it(monkeypatch, caplog):
@@ -420,131 +340,6 @@ def test_emulated_bf16_is_said_once_and_auto_never_chooses_it(monkeypatch, caplo
     assert sum("off is faster" in record.getMessage() for record in caplog.records) == 1
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True})
     assert tower_of(config={"amp": "auto"}).chosen["amp"].startswith("bf16: ")
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")  # inductor's own imports
-@pytest.mark.skipif(compiling.why_no_compiler(CPU) is not None, reason="torch.compile cannot run here")
-@pytest.mark.parametrize("make", [Small, pytest.param(seeded_model, marks=pytest.mark.slow)], ids=["small", "dlrm"])
-def test_a_compiled_tower_trains_as_the_eager_one_and_never_recompiles(make):
-    import torch._dynamo.config
-
-    model = make()
-    eager = tower_of(model=copy.deepcopy(model), batch_size=12)
-    compiled = tower_of(model=model, config={"compile": "on"}, batch_size=12)
-    train(eager, [(0, 24)], micro=2)
-    train(eager, [(0, 23)], micro=2, steps=1)
-    state = torch.get_rng_state()
-    torch._dynamo.reset()  # other towers are compiled from the same function
-    with torch._dynamo.config.patch(error_on_recompile=True):
-        train(compiled, [(0, 24)], micro=2)
-        train(compiled, [(0, 23)], micro=2, steps=1)  # 11 samples: eager
-    assert compiled.compilation.compile_s > 0 and compiled.compilation.switch.enabled
-    assert torch.equal(torch.get_rng_state(), state)
-    torch.testing.assert_close(values_of(compiled), values_of(eager), rtol=1e-4, atol=1e-5)
-    products, (before, after) = compiled.compilation.products, compiled.compilation.rss_bytes
-    assert products.per_sample == eager.compilation.products.per_sample > 0, "counted by an eager run on zeros"
-    assert products.flops == eager.compilation.products.flops and eager.compilation.rss_bytes is None
-    assert 0 < before < after
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")  # inductor's own imports
-@pytest.mark.skipif(compiling.why_no_compiler(CPU) is not None, reason="torch.compile cannot run here")
-def test_a_compiled_tower_takes_any_number_of_entries_and_never_recompiles():
-    import torch._dynamo.config
-
-    model = histories.model()
-    towers = [
-        tower_of(model=each, config={"compile": wish}, batch_size=12)
-        for each, wish in ((copy.deepcopy(model), "off"), (model, "on"))
-    ]
-    torch._dynamo.reset()  # other towers are compiled from the same function
-    with torch._dynamo.config.patch(error_on_recompile=True):
-        for step, lengths in enumerate(([2] * 12, [0] * 12, [20] * 12, [0] * 11 + [1], [3] * 7)):
-            grads = []
-            for tower in towers:
-                dense_BI, inputs = histories.inputs(lengths)
-                tower.backward(dense_BI, inputs, torch.ones(len(lengths), 1), 1 / 12)
-                assert tower.update(step).applied
-                grads.append([leaf.grad for leaf in leaves_of(inputs)])
-            torch.testing.assert_close(grads[1], grads[0], rtol=1e-4, atol=1e-6)
-    assert towers[1].compilation.switch.enabled and not towers[0].compilation.switch.enabled
-
-
-def test_compile_auto_compiles_no_tower_with_sequences():
-    said: list[str] = []
-    switch, config = compiling.Switch(histories.model(), 12), TowerConfig(compile="auto")
-    part = compiling.Compilation(switch, config, torch.device("cuda"), sync=False, context=nullcontext, say=said.append)
-    part.run(Solo(), histories.inputs([1, 2]))
-    part.regroup()
-    assert not part.due and not switch.enabled and said[-1] == "off: auto compiles no tower with sequences"
-
-
-def eager_compiler(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Leaves the compiler out: ranks meet and agree as with it. Returns what is compiled from now on."""
-    compiled: list[Any] = []
-
-    def compile_nothing(run: Any, **_options: Any) -> Any:
-        compiled.append(run)
-        return run
-
-    monkeypatch.setattr(torch, "compile", compile_nothing)
-    monkeypatch.setattr(compiling, "why_no_compiler", lambda _device: None)
-    return compiled
-
-
-def test_ranks_that_all_compile_run_compiled_in_every_generation(monkeypatch):
-    eager_compiler(monkeypatch)
-    first, second = ThreadCollective.group(2), ThreadCollective.group(2)
-
-    def work(collective: ThreadCollective) -> list[tuple[bool, bool]]:
-        tower = tower_of(collective=collective, config={"compile": "on"}, batch_size=12)
-        states = []
-        for group in (None, second[collective.rank]):
-            if group is not None:
-                tower.join(group)
-            due = tower.compilation.due
-            train(tower, [(0, 12), (12, 24)], steps=1)
-            states.append((due, tower.compilation.switch.enabled))
-        return states
-
-    assert run_ranks(first, work) == [[(True, True)] * 2] * 2
-
-
-def test_a_newcomer_compiles_while_the_others_wait(monkeypatch):
-    compiled = eager_compiler(monkeypatch)
-    groups = ThreadCollective.group(2)
-    veteran = tower_of(config={"compile": "on"}, batch_size=12)
-    train(veteran, [(0, 12)], steps=1)
-
-    def work(collective: ThreadCollective) -> bool:
-        newcomer = collective.rank == 1
-        tower = tower_of(config={"compile": "on"}, batch_size=12) if newcomer else veteran
-        tower.join(collective)
-        share(tower, 0, [1])
-        train(tower, [(0, 12), (12, 24)], steps=1)
-        return tower.compilation.switch.enabled
-
-    assert run_ranks(groups, work) == [True, True]
-    assert len(compiled) == 2  # the veteran's before, and the newcomer's
-
-
-def test_a_compilation_that_fails_on_one_rank_is_an_error_on_all(monkeypatch):
-    eager_compiler(monkeypatch)
-
-    def work(collective: ThreadCollective) -> str:
-        model = nn.Linear(99, 1) if collective.rank == 1 else Small()  # does not fit the batch
-        part = compiling.Compilation(
-            compiling.Switch(model, 12), TowerConfig(compile="on"), CPU, sync=False, context=nullcontext, say=len
-        )
-        with pytest.raises(JobError) as failed:
-            part.run(collective, part_of(batch(0, 12), 0, 12)[:2])
-        assert not part.switch.enabled
-        return str(failed.value)
-
-    first, second = run_ranks(ThreadCollective.group(2), work)
-    assert first.startswith("tower.compile: on failed: worker 1 could not compile; its log says why")
-    assert second.startswith("tower.compile: on failed: TypeError: ")
 
 
 def test_a_model_whose_logits_have_another_shape_is_the_users_error() -> None:
