@@ -41,8 +41,6 @@ Example = tuple[torch.Tensor, Inputs]
 """Dense columns, and what the model gets of the rows."""
 COMPILE_TIMEOUT_S = 900.0
 """How long ranks wait for each other's compilation."""
-_DRY_RUNS = 2
-"""reduce-overhead records its CUDA graph in the second run."""
 _WITH_BF16 = {
     "amx_bf16": "was not measured with AMX",
     "avx512_bf16": "gained 4 to 6 % of a step with bf16, and has to gain 8 %",
@@ -107,12 +105,14 @@ class Switch(nn.Module):
 
         try:
             if not entries_of(example[1]):
-                with products.counted(_DRY_RUNS * self.batch_size), context():
+                with products.counted(self.batch_size), context():
                     self._dry_run(self.model, *example)
             self._compiled = torch.compile(run, mode=None if mode == "default" else mode, dynamic=False)
             # One compile thread: a pool of processes would outlive its use.
             with torch._inductor.config.patch(compile_threads=1), context():
                 self._dry_run(self._run, *example)
+                if mode != "default":  # its CUDA graph is recorded in the second run
+                    self._dry_run(self._run, *example)
         except Exception as error:
             self._compiled = None
             lines = str(error).strip().splitlines()
@@ -125,13 +125,12 @@ class Switch(nn.Module):
         kept = [b.clone() for b in self.model.buffers()]
         dense_BI = torch.zeros(self.batch_size, dense_BI.shape[1], device=device)
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-            for _ in range(_DRY_RUNS):
-                inputs = zeros(*shapes_of(embeddings), self.batch_size, device)
-                for leaf, like in zip(leaves_of(inputs), leaves_of(embeddings), strict=True):
-                    leaf.requires_grad_(like.requires_grad)
-                logits_BT = run(dense_BI, inputs)
-                trained = [*parameters, *(leaf for leaf in leaves_of(inputs) if leaf.requires_grad)]
-                torch.autograd.grad(logits_BT.float().sum(), trained, allow_unused=True)
+            inputs = zeros(*shapes_of(embeddings), self.batch_size, device)
+            for leaf, like in zip(leaves_of(inputs), leaves_of(embeddings), strict=True):
+                leaf.requires_grad_(like.requires_grad)
+            logits_BT = run(dense_BI, inputs)
+            trained = [*parameters, *(leaf for leaf in leaves_of(inputs) if leaf.requires_grad)]
+            torch.autograd.grad(logits_BT.float().sum(), trained, allow_unused=True)
         with torch.no_grad():
             for buffer, before in zip(self.model.buffers(), kept, strict=True):
                 buffer.copy_(before)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch._inductor.config  # reads CXX when it is imported, which a test sets
 from torch import nn
 
 from shardkeep.base.errors import JobError, UserError
