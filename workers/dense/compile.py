@@ -132,6 +132,8 @@ def choose(config: TowerConfig, device: torch.device, *, sync: bool, synced: boo
         return config.compile == "on", f"{config.compile}: as configured"
     if device.type == "cpu":
         return False, "off: auto compiles on GPUs only"
+    if config.parallel == "fsdp":
+        return False, "off: tower.parallel: fsdp gathers parameters in the forward pass"
     if synced:
         return False, "off: model.sync_norm asks the other workers in the forward pass"
     if sync:

@@ -1,10 +1,12 @@
-"""GradientSums: one tower's dense gradients summed over the ranks of a generation, by DDP or flat (gradients.py)."""
+"""GradientSums: one tower's dense gradients summed over the ranks of a generation, by DDP or flat (gradients.py), or as
+shards (shards.py)."""
 
 from __future__ import annotations
 
 import contextlib
 import gc
 from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -17,6 +19,9 @@ from shardkeep.workers.collectives.wire_bytes import all_reduce
 from shardkeep.workers.dense.gradients import BucketSums, sum_flat, wrap_in_ddp
 from shardkeep.workers.dense.state import share_buffers
 from shardkeep.workers.timing.clock import Stopwatch
+
+if TYPE_CHECKING:
+    from shardkeep.workers.dense.shards import Shards
 
 
 class GradientSums:
@@ -52,6 +57,7 @@ class GradientSums:
         """Its residuals belong to this rank."""
         self._watch = watch
         self._ddp: DistributedDataParallel | None = None
+        self._shards: Shards | None = None
         self._summed = False  # by DDP, during the backward pass
 
     @property
@@ -65,10 +71,13 @@ class GradientSums:
         ranks = self.collective.world_size
         return sum(all_reduce(ranks, 4 * self.compression.num_values).values()) if ranks > 1 else 0
 
-    def join(self, collective: Collective) -> None:
-        """Takes the ranks of another generation."""
+    def join(self, collective: Collective, shards: Shards | None = None) -> None:
+        """Takes the ranks of another generation. `shards`: what the model is split into; None = it is whole."""
         self.leave()
         self.collective = collective
+        if shards is not None:
+            self._shards, self._parameters = shards, shards.local
+            shards.join(collective)
 
     def leave(self) -> None:
         """Lets go of the generation's process group; a collective that closes calls it."""
@@ -96,7 +105,9 @@ class GradientSums:
         """Ends the sum of a step's gradients. Blocks."""
         if self.collective.world_size == 1:
             return
-        if not self._summed:
+        if self._shards is not None:
+            self._shards.take_gradients()
+        elif not self._summed:
             everywhere = sum_flat(self._parameters, self.collective, self.compression)
             if self._ddp is None and self.collective.process_group is not None:
                 # The first step goes without DDP and shows which parameters the model leaves out.

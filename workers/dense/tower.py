@@ -15,7 +15,7 @@ import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import xxhash
@@ -31,11 +31,14 @@ from shardkeep.workers.dense.amp import MixedPrecision
 from shardkeep.workers.dense.compile import Compilation, Switch
 from shardkeep.workers.dense.loss import Objective
 from shardkeep.workers.dense.optimizer import DenseOptimizer
-from shardkeep.workers.dense.state import ModelState, digest_bytes, joined, split
+from shardkeep.workers.dense.state import ModelState, digest_parts, joined, split
 from shardkeep.workers.dense.sums import GradientSums
 from shardkeep.workers.dense.synced import SyncedLayers
 from shardkeep.workers.embeddings.inputs import Inputs
 from shardkeep.workers.timing.clock import Stopwatch
+
+if TYPE_CHECKING:
+    from shardkeep.workers.dense.shards import Shards
 
 log = logging.getLogger(__name__)
 
@@ -93,6 +96,8 @@ class Tower:
 
     Attributes:
         chosen: What `compile` and `amp` came to and why, one line each.
+        shards: This rank's parts of the model, with `parallel: fsdp` from the first group of processes on; None = it
+            has all of it.
 
     Raises:
         UserError: `compile: on` where torch.compile cannot run, `linear: onednn` where oneDNN cannot.
@@ -116,7 +121,8 @@ class Tower:
         self.device = device
         self.chosen: dict[str, str] = {}
         self.watch = watch if watch is not None else Stopwatch()
-        self._loss, self._state = objective.loss, ModelState(self.model)
+        self._config, self._objective, self._state = config, objective, ModelState(self.model)
+        self.shards: Shards | None = None
         parameters = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
         self.optimizer = DenseOptimizer(config.optimizer, list(parameters.values()), clip_norm=objective.clip_norm)
         self.precision = MixedPrecision(config.amp, device)
@@ -156,12 +162,29 @@ class Tower:
         return {} if norm is None else {"norm": norm, "step_norm": self.optimizer.mean_norm}
 
     def join(self, collective: Collective) -> None:
-        """Takes the ranks of another generation. Sends nothing: see `share`."""
-        self.sums.join(collective)
+        """Takes the ranks of another generation, and makes shards of the model where they are wanted: it must be equal
+        on all ranks then. Sends nothing of the model: see `share`."""
+        if self.shards is None and self._config.parallel == "fsdp":
+            self._shard(collective)
+        self.sums.join(collective, self.shards)
         self._synced.join(collective)
-        self._state.settle(applied=True)
+        self._state.settle(applied=False)
         self.compilation.regroup()
         self._micro_batches.restart(self.step)
+
+    def _shard(self, collective: Collective) -> None:
+        if (mesh := collective.mesh(self.device)) is None:
+            return
+        from shardkeep.workers.dense.shards import Shards  # here: other jobs do not load FSDP
+
+        self.shards = Shards(self.model, mesh, half=self.precision.chosen.dtype)
+        self._state = ModelState(self.model)
+        self.optimizer = DenseOptimizer(
+            self._config.optimizer,
+            list(self.shards.local.values()),
+            clip_norm=self._objective.clip_norm,
+            over_ranks=self.shards.norm,
+        )
 
     def backward(
         self,
@@ -197,7 +220,7 @@ class Tower:
             if logits_BT.shape != label_BT.shape:  # of a user's own model
                 expected = tuple(label_BT.shape)
                 raise UserError(f"model.name: forward returned logits {tuple(logits_BT.shape)}; expected {expected}")
-            loss = self._loss(logits_BT.float(), label_BT, factors_B) * weight
+            loss = self._objective.loss(logits_BT.float(), label_BT, factors_B) * weight
             self.watch.enter("backward")
             self.precision.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
         if not last:
@@ -232,14 +255,20 @@ class Tower:
         return TowerUpdate(applied, row_scale, grad_norm)
 
     def _spread_overflow(self, rows_finite: bool) -> None:
-        """One rank's overflow in its rows becomes everybody's: an infinite gradient, which the scaler sees."""
-        bad = torch.tensor([0.0 if rows_finite else 1.0])
+        """One rank's overflow in its rows or shards becomes everybody's: an infinite gradient, which the scaler sees."""
+        finite = rows_finite and (self.shards is None or self.shards.finite)
+        bad = torch.tensor([0.0 if finite else 1.0])
         all_reduce_sum(self.collective, bad, purpose="gradients")
         if bad.item():
-            next(p.grad for p in self.optimizer.parameters if p.grad is not None).fill_(math.inf)
+            grads = [p.grad for p in self.optimizer.parameters if p.grad is not None]
+            next(grad for grad in grads if grad.numel()).fill_(math.inf)
+
+    def whole(self) -> contextlib.AbstractContextManager[None]:
+        """Around calls of `predict`. Blocks until every rank has called it, if the model is in shards."""
+        return contextlib.nullcontext() if self.shards is None else self.shards.whole()
 
     def predict(self, dense_BI: torch.Tensor, embeddings: Inputs) -> torch.Tensor:
-        """Logits (B, T) in float32 without gradients; dropout off; always eager.
+        """Logits (B, T) in float32 without gradients; dropout off; always eager; inside `whole`.
 
         Without mixed precision on a CPU, the bits of a sample depend on B, not on its place or the other samples."""
         was_training = self.model.training
@@ -255,28 +284,44 @@ class Tower:
 
     def state_dict(self) -> dict[str, Any]:
         """Parameters, buffers, optimizer, scaler and the next step: what is the same on all ranks; tensors are the
-        live ones."""
+        live ones. With `shards` some are DTensors, of which each rank has a part."""
+        optimizer = self.optimizer.torch.state_dict()
+        if self.shards is not None:
+            optimizer["state"] = self.shards.labelled_slots(optimizer["state"])
         return {
             "model": self._state.get(),
-            "optimizer": self.optimizer.torch.state_dict(),
+            "optimizer": optimizer,
             "scaler": self.precision.scaler.state_dict(),
             "compression": self.sums.compression.state_dict(),
             "step": self.step,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes the state of another tower of the same model and config; it is copied. What belonged to this rank only
-        is gone; see `DenseCompression.load_local_state_dict`."""
-        self.model.load_state_dict(state["model"])
+        """Takes the state of another tower of the same model and config; it is copied. Its tensors are whole, or parts as
+        of this tower. What belonged to this rank only is gone; see `DenseCompression.load_local_state_dict`."""
+        model, optimizer = state["model"], state["optimizer"]
+        if self.shards is None:
+            optimizer = copy.deepcopy(optimizer)  # torch keeps the tensors it is given
+        else:
+            names = dict(self.model.named_parameters(remove_duplicate=False))
+            model = {name: self.shards.split(t) if name in names else t for name, t in model.items()}
+            optimizer = {**optimizer, "state": self.shards.own_slots(optimizer["state"])}
+        self.model.load_state_dict(model)
         self._state.settle(applied=True)
-        self.optimizer.torch.load_state_dict(copy.deepcopy(state["optimizer"]))  # torch keeps the tensors it is given
+        self.optimizer.torch.load_state_dict(optimizer)
         self.precision.scaler.load_state_dict(state["scaler"])
         self.sums.compression.load_state_dict(state.get("compression", {}))  # checkpoints without compression lack it
         self._micro_batches.restart(state["step"])
 
+    def digest_parts(self) -> Iterator[bytes]:
+        """Yields name and bytes of every parameter, buffer and optimizer value, in the order of the names; copies. With
+        `shards` those of this rank."""
+        parameters = dict(self.model.named_parameters()) if self.shards is None else self.shards.local
+        return digest_parts(parameters, self.model, self.optimizer.torch)
+
     def digest_bytes(self) -> bytes:
-        """Name and bytes of every parameter, buffer and optimizer value, in the order of the names; a copy."""
-        return digest_bytes(self.model, self.optimizer.torch)
+        """All of `digest_parts`."""
+        return b"".join(self.digest_parts())
 
 
 def share(tower: Tower, source: int, lacking: Sequence[int]) -> None:
