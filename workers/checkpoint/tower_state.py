@@ -41,8 +41,8 @@ TowerState = tuple[dict[str, torch.Tensor] | IO[bytes], Any]
 def tower_state(tower: Tower, folder: Path | None = None) -> TowerState:
     """Copies parameters, buffers, optimizer and scaler.
 
-    Of a model in shards every rank calls it. Tensors are gathered one at a time, and rank 0 writes them to a file without
-    a name in `folder`, which may raise OSError."""
+    Of a model in shards every rank calls it. Tensors are gathered one at a time, and rank 0 writes them to a file
+    without a name in `folder`, which may raise OSError."""
     tensors: dict[str, torch.Tensor] = {}
     rest = split(tower.state_dict(), tensors)
     if tower.shards is None:
@@ -66,10 +66,10 @@ def _spooled(tensors: Mapping[str, torch.Tensor], wholes: Iterable[torch.Tensor]
     head = json.dumps(entries).encode()
     head += b" " * (-len(head) % 8)
     folder.mkdir(parents=True, exist_ok=True)
-    file = tempfile.TemporaryFile(dir=folder)
+    file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - the writer of the checkpoint has it
     file.write(struct.pack("<Q", len(head)) + head)
     for whole in wholes:
-        file.write(whole.cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+        file.write(whole.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return file
 
 

@@ -1,8 +1,8 @@
 """Shards: a dense model whose parameters, gradients and optimizer state are split over the ranks, by FSDP2.
 
 torch's `fully_shard` gathers the parameters of one block at a time and spreads its gradients. All bytes go through our
-Collective: they are counted, and the model outlives the process group of a generation. The optimizer sees plain tensors,
-this rank's parts.
+Collective: they are counted, and the model outlives the process group of a generation. The optimizer sees plain
+tensors, this rank's parts.
 """
 
 # W = ranks, N = values that a rank sends each other rank
@@ -73,7 +73,8 @@ class Shards:
     def __init__(
         self, model: nn.Module, mesh: DeviceMesh, *, half: torch.dtype | None = None, least: int = BLOCK_VALUES
     ) -> None:
-        self._mesh, self._collective, self._began = mesh, Solo(), False
+        self._mesh, self._began = mesh, False
+        self._collective: Collective = Solo()
         if max((p.shape[0] for p in model.parameters() if p.ndim), default=0) < mesh.size():
             raise UserError(
                 f"tower.parallel: fsdp: no parameter has a row for each of {mesh.size()} workers; allowed: ddp"
@@ -84,18 +85,18 @@ class Shards:
             for block in self._blocks:
                 policy = in_half if isinstance(block, nn.Linear) else MixedPrecisionPolicy(cast_forward_inputs=False)
                 fully_shard(block, mesh=mesh, reshard_after_forward=True, mp_policy=policy)
-            self._model: Any = fully_shard(model, mesh=mesh)
-            self._model.register_forward_pre_hook(self._begins, prepend=True)
+            fully_shard(model, mesh=mesh)
+            model.register_forward_pre_hook(self._begins, prepend=True)
         except ValueError as error:  # a parameter without a dimension
             raise UserError(f"tower.parallel: fsdp: {error}; allowed: ddp") from error
+        self._model: Any = model
         for module in self._modules():
             module.set_custom_all_gather(_Gather(self))
             module.set_custom_reduce_scatter(_Spread(self))
             module.set_gradient_divide_factor(1.0)  # a sum, as of DDP's hook
             module.set_force_sum_reduction_for_comms(True)
-        self.local = {
-            name: nn.Parameter(p.detach().to_local()) for name, p in model.named_parameters() if p.requires_grad
-        }
+        trained: list[tuple[str, Any]] = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+        self.local = {name: nn.Parameter(p.detach().to_local()) for name, p in trained}
 
     def _modules(self) -> Iterator[Any]:
         return (module for module in self._model.modules() if isinstance(module, FSDPModule))
@@ -160,7 +161,7 @@ class Shards:
         """The whole of a tensor of the state, on every rank."""
         if not isinstance(value, DTensor):
             return value.detach()
-        part, rows = value.detach().to_local(), -(-value.shape[0] // self._mesh.size())
+        part, rows = value.to_local().detach(), -(-value.shape[0] // self._mesh.size())
         if len(part) < rows:
             part = torch.cat([part, part.new_zeros(rows - len(part), *part.shape[1:])])
         return all_gather(self._collective, part, purpose="agreements").flatten(0, 1)[: value.shape[0]]

@@ -255,7 +255,7 @@ class Tower:
         return TowerUpdate(applied, row_scale, grad_norm)
 
     def _spread_overflow(self, rows_finite: bool) -> None:
-        """One rank's overflow in its rows or shards becomes everybody's: an infinite gradient, which the scaler sees."""
+        """One rank's overflow in rows or shards becomes everybody's: an infinite gradient, which the scaler sees."""
         finite = rows_finite and (self.shards is None or self.shards.finite)
         bad = torch.tensor([0.0 if finite else 1.0])
         all_reduce_sum(self.collective, bad, purpose="gradients")
@@ -297,8 +297,8 @@ class Tower:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes the state of another tower of the same model and config; it is copied. Its tensors are whole, or parts as
-        of this tower. What belonged to this rank only is gone; see `DenseCompression.load_local_state_dict`."""
+        """Takes the state of another tower of the same model and config; it is copied. Its tensors are whole, or parts
+        as of this tower. What belonged to this rank only is gone; see `DenseCompression.load_local_state_dict`."""
         model, optimizer = state["model"], state["optimizer"]
         if self.shards is None:
             optimizer = copy.deepcopy(optimizer)  # torch keeps the tensors it is given

@@ -137,7 +137,7 @@ def _worker_record(sources: SummarySources, facts: Mapping[str, Any]) -> dict[st
         "residuals_and_cache": client.residuals_and_cache(),
         "dropped": asdict(client.compressor.counts.dropped),
         "tower_unsent": tower.unsent,
-        **({} if tower.shards is None else {"part_digest": _sha256(tower.digest_parts()).hexdigest()}),
+        **({} if tower.shards is None else {"part_digest": _sha256(tower.digest_parts())}),
         "delivered_by_age": client.memory.delivered_by_age(),
         "skipped_steps": meters.steps.counts.skipped_steps,
         "cpu_ms": meters.steps.cpu.mean_ms(),
@@ -303,14 +303,14 @@ def state_digest(servers: Sequence[Mapping[str, Any]], dense: Iterable[bytes]) -
         for name, part in server["digest"].items():
             sums[name] = (sums.get(name, 0) + int(part, 16)) % (1 << 128)
     tables = (f"{name}:{sums[name]:032x};".encode() for name in sorted(sums))
-    return _sha256(itertools.chain(tables, dense)).hexdigest()
+    return _sha256(itertools.chain(tables, dense))
 
 
-def _sha256(parts: Iterable[bytes]) -> Any:
+def _sha256(parts: Iterable[bytes]) -> str:
     sha = hashlib.sha256()
     for part in parts:
         sha.update(part)
-    return sha
+    return sha.hexdigest()
 
 
 def _residuals_and_cache(workers: Sequence[Mapping[str, float]]) -> dict[str, Any]:
