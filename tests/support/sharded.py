@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 import traceback
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
