@@ -1,4 +1,4 @@
-"""Jobs whose tower is in shards: they outlive deaths, resume with other workers and with ddp, and their models are used."""
+"""Jobs whose tower is in shards: they outlive deaths, resume with other workers and with ddp; their models are used."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def completed(job: Any, folder: RunFolder, *, limit_s: float = 300.0) -> dict[st
 @pytest.mark.slow
 def test_a_job_goes_back_to_its_checkpoint_when_a_worker_dies(cluster: Cluster) -> None:
     job, folder = cluster.job(JOB)
-    assert not play(job, folder, Fault.kill("worker 1", at=60), limit_s=200.0)
+    assert not play(job, folder, [Fault.kill("worker 1", at=60)], limit_s=200.0)
     (recovery,) = completed(job, folder)["recoveries"]
     assert recovery["went_back"] and recovery["step"] in (40, 80) and "worker 1" in recovery["cause"]
 
