@@ -57,6 +57,12 @@ class DenseOptimizer:
         self._clip_norm, self._over_ranks = clip_norm, over_ranks
         self._norms: deque[float] = deque(maxlen=_NORMS)
 
+    def of_parts(
+        self, parameters: list[nn.Parameter], over_ranks: Callable[[torch.Tensor], torch.Tensor]
+    ) -> DenseOptimizer:
+        """One of other parameters, without a state, that goes by the same config."""
+        return DenseOptimizer(self._config, parameters, clip_norm=self._clip_norm, over_ranks=over_ranks)
+
     @property
     def mean_norm(self) -> float:
         """Of the last steps' summed gradients; 0 = this process made no step."""

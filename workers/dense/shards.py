@@ -188,12 +188,21 @@ class Shards:
 
     def own_slots(self, state: Mapping[int, Mapping[str, Any]]) -> dict[int, dict[str, Any]]:
         """An optimizer's state for the parameters in `local`, of one whose tensors are whole or parts; copies."""
-        return {i: {key: self._own(value) for key, value in slots.items()} for i, slots in state.items()}
 
-    def _own(self, value: Any) -> Any:
-        if not isinstance(value, torch.Tensor):
-            return value
-        return self.split(value).to_local() if value.ndim else value.clone()
+        def own(value: Any) -> Any:
+            if not isinstance(value, torch.Tensor):
+                return value
+            return self.split(value).to_local() if value.ndim else value.clone()
+
+        return {i: {key: own(value) for key, value in slots.items()} for i, slots in state.items()}
+
+
+def sharded(
+    model: nn.Module, device: torch.device, collective: Collective, *, half: torch.dtype | None
+) -> Shards | None:
+    """The shards of a model over the ranks, if these are processes; as of `Shards`."""
+    mesh = collective.mesh(device)
+    return None if mesh is None else Shards(model, mesh, half=half)
 
 
 def _is_part(value: Any, whole: torch.Tensor) -> bool:

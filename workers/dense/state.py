@@ -89,7 +89,7 @@ def floating_buffers(model: nn.Module) -> list[list[torch.Tensor]]:
     return list(by_dtype.values())
 
 
-def digest_parts(
+def bytes_by_name(
     parameters: Mapping[str, nn.Parameter], model: nn.Module, optimizer: torch.optim.Optimizer
 ) -> Iterator[bytes]:
     """Yields name and bytes of every parameter, of a model's buffers and of an optimizer's values, in the order of the

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import torch
@@ -32,6 +32,7 @@ class GradientSums:
         parameters: Those that are trained, by name.
         compression: Of the gradients between ranks.
         sync: Add gradients in rank order.
+        shard: Splits the module's model over the first ranks that are processes; None = it stays whole.
     """
 
     collective: Collective
@@ -46,6 +47,7 @@ class GradientSums:
         sync: bool,
         device: torch.device,
         watch: Stopwatch,
+        shard: Callable[[Collective], Shards | None] | None = None,
     ) -> None:
         self._module = module
         self._parameters = parameters
@@ -57,7 +59,8 @@ class GradientSums:
         """Its residuals belong to this rank."""
         self._watch = watch
         self._ddp: DistributedDataParallel | None = None
-        self._shards: Shards | None = None
+        self._shard = shard
+        self.shards: Shards | None = None
         self._summed = False  # by DDP, during the backward pass
 
     @property
@@ -71,13 +74,15 @@ class GradientSums:
         ranks = self.collective.world_size
         return sum(all_reduce(ranks, 4 * self.compression.num_values).values()) if ranks > 1 else 0
 
-    def join(self, collective: Collective, shards: Shards | None = None) -> None:
-        """Takes the ranks of another generation. `shards`: what the model is split into; None = it is whole."""
+    def join(self, collective: Collective) -> None:
+        """Takes the ranks of another generation."""
         self.leave()
         self.collective = collective
-        if shards is not None:
-            self._shards, self._parameters = shards, shards.local
-            shards.join(collective)
+        if self.shards is None and self._shard is not None:
+            self.shards = self._shard(collective)
+        if self.shards is not None:
+            self._parameters = self.shards.local
+            self.shards.join(collective)
 
     def leave(self) -> None:
         """Lets go of the generation's process group; a collective that closes calls it."""
@@ -105,8 +110,8 @@ class GradientSums:
         """Ends the sum of a step's gradients. Blocks."""
         if self.collective.world_size == 1:
             return
-        if self._shards is not None:
-            self._shards.take_gradients()
+        if self.shards is not None:
+            self.shards.take_gradients()
         elif not self._summed:
             everywhere = sum_flat(self._parameters, self.collective, self.compression)
             if self._ddp is None and self.collective.process_group is not None:

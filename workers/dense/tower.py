@@ -12,7 +12,7 @@ import copy
 import logging
 import math
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -31,7 +31,7 @@ from shardkeep.workers.dense.amp import MixedPrecision
 from shardkeep.workers.dense.compile import Compilation, Switch
 from shardkeep.workers.dense.loss import Objective
 from shardkeep.workers.dense.optimizer import DenseOptimizer
-from shardkeep.workers.dense.state import ModelState, digest_parts, joined, split
+from shardkeep.workers.dense.state import ModelState, bytes_by_name, joined, split
 from shardkeep.workers.dense.sums import GradientSums
 from shardkeep.workers.dense.synced import SyncedLayers
 from shardkeep.workers.embeddings.inputs import Inputs
@@ -96,8 +96,6 @@ class Tower:
 
     Attributes:
         chosen: What `compile` and `amp` came to and why, one line each.
-        shards: This rank's parts of the model, with `parallel: fsdp` from the first group of processes on; None = it
-            has all of it.
 
     Raises:
         UserError: `compile: on` where torch.compile cannot run, `linear: onednn` where oneDNN cannot.
@@ -121,8 +119,7 @@ class Tower:
         self.device = device
         self.chosen: dict[str, str] = {}
         self.watch = watch if watch is not None else Stopwatch()
-        self._config, self._objective, self._state = config, objective, ModelState(self.model)
-        self.shards: Shards | None = None
+        self._loss, self._state = objective.loss, ModelState(self.model)
         parameters = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
         self.optimizer = DenseOptimizer(config.optimizer, list(parameters.values()), clip_norm=objective.clip_norm)
         self.precision = MixedPrecision(config.amp, device)
@@ -136,7 +133,12 @@ class Tower:
             switch, config, device, sync=sync, synced=bool(self._synced), context=self.precision.autocast, say=say
         )
         form = compression or TowerCompressionConfig()
-        self.sums = GradientSums(switch, parameters, form, sync=sync, device=device, watch=self.watch)
+        shard: Callable[[Collective], Shards | None] | None = None
+        if config.parallel == "fsdp":
+            from shardkeep.workers.dense.shards import sharded  # here: other jobs do not load FSDP
+
+            shard = partial(sharded, self.model, device, half=self.precision.chosen.dtype)
+        self.sums = GradientSums(switch, parameters, form, sync=sync, device=device, watch=self.watch, shard=shard)
         self._micro_batches = MicroBatches(seed, device)
         self.join(Solo())
 
@@ -148,6 +150,12 @@ class Tower:
     def collective(self) -> Collective:
         """The ranks of this generation."""
         return self.sums.collective
+
+    @property
+    def shards(self) -> Shards | None:
+        """This rank's parts of the model, with `parallel: fsdp` from the first group of processes on; None = it has all
+        of it."""
+        return self.sums.shards
 
     @property
     def step(self) -> int:
@@ -164,27 +172,15 @@ class Tower:
     def join(self, collective: Collective) -> None:
         """Takes the ranks of another generation, and makes shards of the model where they are wanted: it must be equal
         on all ranks then. Sends nothing of the model: see `share`."""
-        if self.shards is None and self._config.parallel == "fsdp":
-            self._shard(collective)
-        self.sums.join(collective, self.shards)
+        before = self.shards
+        self.sums.join(collective)
+        if self.shards is not None and before is None:
+            self._state = ModelState(self.model)
+            self.optimizer = self.optimizer.of_parts(list(self.shards.local.values()), self.shards.norm)
         self._synced.join(collective)
         self._state.settle(applied=False)
         self.compilation.regroup()
         self._micro_batches.restart(self.step)
-
-    def _shard(self, collective: Collective) -> None:
-        if (mesh := collective.mesh(self.device)) is None:
-            return
-        from shardkeep.workers.dense.shards import Shards  # here: other jobs do not load FSDP
-
-        self.shards = Shards(self.model, mesh, half=self.precision.chosen.dtype)
-        self._state = ModelState(self.model)
-        self.optimizer = DenseOptimizer(
-            self._config.optimizer,
-            list(self.shards.local.values()),
-            clip_norm=self._objective.clip_norm,
-            over_ranks=self.shards.norm,
-        )
 
     def backward(
         self,
@@ -220,7 +216,7 @@ class Tower:
             if logits_BT.shape != label_BT.shape:  # of a user's own model
                 expected = tuple(label_BT.shape)
                 raise UserError(f"model.name: forward returned logits {tuple(logits_BT.shape)}; expected {expected}")
-            loss = self._objective.loss(logits_BT.float(), label_BT, factors_B) * weight
+            loss = self._loss(logits_BT.float(), label_BT, factors_B) * weight
             self.watch.enter("backward")
             self.precision.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
         if not last:
@@ -313,15 +309,16 @@ class Tower:
         self.sums.compression.load_state_dict(state.get("compression", {}))  # checkpoints without compression lack it
         self._micro_batches.restart(state["step"])
 
-    def digest_parts(self) -> Iterator[bytes]:
-        """Yields name and bytes of every parameter, buffer and optimizer value, in the order of the names; copies. With
-        `shards` those of this rank."""
-        parameters = dict(self.model.named_parameters()) if self.shards is None else self.shards.local
-        return digest_parts(parameters, self.model, self.optimizer.torch)
-
     def digest_bytes(self) -> bytes:
         """All of `digest_parts`."""
-        return b"".join(self.digest_parts())
+        return b"".join(digest_parts(self))
+
+
+def digest_parts(tower: Tower) -> Iterator[bytes]:
+    """Yields name and bytes of every parameter, buffer and optimizer value, in the order of the names; copies. With
+    `shards` those of this rank."""
+    parameters = dict(tower.model.named_parameters()) if tower.shards is None else tower.shards.local
+    return bytes_by_name(parameters, tower.model, tower.optimizer.torch)
 
 
 def share(tower: Tower, source: int, lacking: Sequence[int]) -> None:

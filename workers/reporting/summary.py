@@ -20,7 +20,7 @@ from shardkeep.ps.transport.metered import WorkerTraffic
 from shardkeep.ps.wire.admin import GetReport
 from shardkeep.workers.collectives.collective import Collective
 from shardkeep.workers.collectives.operations import gather_arrays
-from shardkeep.workers.dense.tower import Tower
+from shardkeep.workers.dense.tower import Tower, digest_parts
 from shardkeep.workers.reporting.counters import StepCounters
 from shardkeep.workers.reporting.figures import WorkerFigures, fp32_bytes
 from shardkeep.workers.timing.clock import PARTS
@@ -137,7 +137,7 @@ def _worker_record(sources: SummarySources, facts: Mapping[str, Any]) -> dict[st
         "residuals_and_cache": client.residuals_and_cache(),
         "dropped": asdict(client.compressor.counts.dropped),
         "tower_unsent": tower.unsent,
-        **({} if tower.shards is None else {"part_digest": _sha256(tower.digest_parts())}),
+        **({} if tower.shards is None else {"part_digest": _sha256(digest_parts(tower))}),
         "delivered_by_age": client.memory.delivered_by_age(),
         "skipped_steps": meters.steps.counts.skipped_steps,
         "cpu_ms": meters.steps.cpu.mean_ms(),
@@ -292,7 +292,7 @@ def mean_cpu_ms(workers: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 def _dense_parts(tower: Tower, workers: Sequence[Mapping[str, Any]]) -> Iterable[bytes]:
     """The bytes of the dense model; of a model in shards the digest of each worker's part."""
-    return tower.digest_parts() if tower.shards is None else [w["part_digest"].encode() for w in workers]
+    return digest_parts(tower) if tower.shards is None else [w["part_digest"].encode() for w in workers]
 
 
 def state_digest(servers: Sequence[Mapping[str, Any]], dense: Iterable[bytes]) -> str:
