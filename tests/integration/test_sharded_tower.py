@@ -48,6 +48,14 @@ def test_a_job_goes_back_to_its_checkpoint_when_a_worker_dies(cluster: Cluster) 
 
 
 @pytest.mark.slow
+def test_workers_keep_their_parts_when_a_server_dies_while_no_step_is_under_way(cluster: Cluster) -> None:
+    job, folder = cluster.job({**JOB, "data": {"synthetic": {**JOB["data"]["synthetic"], "eval_samples": 100_000}}})
+    assert not play(job, folder, [Fault.kill("server 0", at="evaluating")], limit_s=200.0)
+    (recovery,) = completed(job, folder)["recoveries"]
+    assert (recovery["step"], recovery["went_back"], recovery["lost_steps"]) == (100, False, 0)
+
+
+@pytest.mark.slow
 def test_a_job_outlives_kills_of_servers_and_workers(cluster: Cluster) -> None:
     job, folder = cluster.job({**JOB, "checkpoint": {"every_steps": 10}})
     members = ["server 0", "server 1", "worker 0", "worker 1", "coordinator 0"]

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from shardkeep.base.errors import UserError
+from shardkeep.estimate.tower import sharded_bytes
 from shardkeep.workers.collectives.collective import Solo, ThreadCollective
 from shardkeep.workers.dense.shards import BLOCK_VALUES, Shards, blocks_of
 from tests.support.cases import every
@@ -84,6 +85,11 @@ def test_ranks_predict_different_numbers_of_batches(processes: Any) -> None:
 def test_a_tower_outlives_a_group_that_is_lost_in_the_middle_of_a_step(processes: Any) -> None:
     for found in processes:
         np.testing.assert_array_equal(found["generations"]["disturbed"], found["generations"]["straight"])
+
+
+def test_all_bytes_of_shards_are_counted_as_estimated(processes: Any) -> None:
+    for found in processes:
+        assert found["sent"]["values"] == pytest.approx(sharded_bytes(wide_model(), WORLD, 1), rel=0.01)
 
 
 # Blocks.
