@@ -67,6 +67,12 @@ class TowerConfig(Settings):
     """What each worker holds of the dense model: ddp = all of it; fsdp = a part of each parameter, for towers of 50
     million parameters and more. fsdp keeps no state for recovery beside checkpoints."""
 
+    @model_serializer(mode="wrap")
+    def _without_ddp(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Versions that know no shards read the settings of other towers."""
+        found: dict[str, Any] = handler(self)
+        return {key: value for key, value in found.items() if (key, value) != ("parallel", "ddp")}
+
     @model_validator(mode="after")
     def _sharded_towers_run_eager(self) -> TowerConfig:
         if self.parallel == "fsdp" and self.compile == "on":
