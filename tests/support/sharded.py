@@ -204,6 +204,18 @@ def next_generation(store: Any, rank: int) -> dict[str, Any]:
     return found
 
 
+def group_of_one(store: Any) -> list[torch.Tensor]:
+    """The values of towers that train alone, with ddp and with fsdp in a group of one rank."""
+    collective = ProcessCollective(store, rank=0, world_size=1, generation=4, timeout_s=100.0)
+    towers = [joined(collective, parallel, clip_norm=0.05) for parallel in ("ddp", "fsdp")]
+    for tower in towers:
+        train(tower, [(0, 24)], micro=2)
+    assert towers[1].shards is not None
+    found = [whole_values(tower) for tower in towers]
+    collective.close()
+    return found
+
+
 def in_a_process(rank: int, port: int, results: Any) -> None:
     """All of it, into a queue."""
     try:
@@ -227,7 +239,8 @@ def _found(rank: int, port: int) -> dict[str, Any]:
     }
     found |= {"scores": scores(collective), "sent": sent(collective)}
     collective.close()
-    return as_arrays(found | {"generations": next_generation(store, rank)})
+    found |= {"generations": next_generation(store, rank)}
+    return as_arrays(found | ({} if rank else {"one": group_of_one(store)}))
 
 
 def as_arrays(value: Any) -> Any:

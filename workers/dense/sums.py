@@ -108,10 +108,10 @@ class GradientSums:
 
     def finish(self) -> None:
         """Ends the sum of a step's gradients. Blocks."""
-        if self.collective.world_size == 1:
-            return
         if self.shards is not None:
             self.shards.take_gradients()
+        elif self.collective.world_size == 1:
+            return
         elif not self._summed:
             everywhere = sum_flat(self._parameters, self.collective, self.compression)
             if self._ddp is None and self.collective.process_group is not None:
