@@ -134,8 +134,13 @@ def states(collective: Any, folder: Path) -> dict[str, Any]:
     freed = weakref.ref(next(iter(model.parameters())))
     tower = joined(collective, "fsdp", model=model)
     train(tower, SPLITS, steps=3)
+    refused = False
+    try:
+        tower_state(tower, None if collective.rank else Path("/dev/null/folder"))
+    except OSError:
+        refused = True
     saved = saved_by(tower, folder, 3)
-    found: dict[str, Any] = {"freed": freed() is None, "values": whole_values(tower)}
+    found: dict[str, Any] = {"freed": freed() is None, "refused": refused, "values": whole_values(tower)}
     others = {parallel: joined(collective, parallel, model={"norm": "batch"}) for parallel in ("ddp", "fsdp")}
     for parallel, other in others.items():
         train(other, SPLITS, steps=1)  # it has a state of its own

@@ -53,7 +53,7 @@ def show_estimate(found: Part, console: Console) -> None:
     if found["job"]["workers"] > 1:
         console.print()
         console.print(Trimmed(_tower_memory(found["tower"])))
-        console.print(_tower_line(found["tower"]), soft_wrap=True)
+        console.print(_tower_line(found["tower"]))
     console.print()
     console.print(Trimmed(_traffic(found)))
     console.print(f"in {_count(round(found['step']['calls']), 'call')} to servers")

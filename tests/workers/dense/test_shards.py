@@ -66,6 +66,10 @@ def test_a_checkpoint_is_whole_and_loads_as_shards_with_ddp_and_alone(processes:
             assert_close(other, states["after"][0])
 
 
+def test_a_disk_that_refuses_a_checkpoint_keeps_no_rank_waiting(processes: Any) -> None:
+    assert [found["states"]["refused"] for found in processes] == [True, False]
+
+
 def test_a_tower_in_shards_begins_with_the_model_of_another_run(processes: Any) -> None:
     for found in processes:
         assert found["states"]["new"] == []
