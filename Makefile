@@ -25,6 +25,7 @@ coverage: $(STAMP)
 
 chaos: $(LOOPS)
 	@RANDOM_KILLS=200 $(BIN)/python -m pytest tests/integration/test_chaos.py tests/integration/test_chaos_system.py -m "chaos or not chaos"
+	@SHARDED_KILLS=20 $(BIN)/python -m pytest tests/integration/test_sharded_tower.py -m "slow"
 	@LOOP_ENDS=20 $(BIN)/python -m pytest tests/integration/test_loop_ends.py -m "slow"
 	@$(BIN)/python -m pytest $(PARALLEL) -m "soak" --timeout 1500
 	@LOOP_KILLS=50 $(BIN)/python -m pytest tests/integration/test_loop_recovery.py -m "chaos"

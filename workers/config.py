@@ -67,6 +67,21 @@ class TowerConfig(Settings):
     AVX-512, which MKL does not use."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device of the dense model; auto = CUDA if a host has a device for each of its workers."""
+    parallel: Literal["ddp", "fsdp"] = "ddp"
+    """What each worker holds of the dense model: ddp = all of it; fsdp = a part of each parameter, for towers of 50
+    million parameters and more. fsdp keeps no state for recovery beside checkpoints."""
+
+    @model_serializer(mode="wrap")
+    def _without_ddp(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Versions that know no shards read the settings of other towers."""
+        found: dict[str, Any] = handler(self)
+        return {key: value for key, value in found.items() if (key, value) != ("parallel", "ddp")}
+
+    @model_validator(mode="after")
+    def _sharded_towers_run_eager(self) -> TowerConfig:
+        if self.parallel == "fsdp" and self.compile == "on":
+            raise ValueError("compile: on with parallel: fsdp; allowed: auto or off")
+        return self
 
 
 METRIC_SIGNS = {

@@ -118,6 +118,47 @@ class Rewind:
             shutil.rmtree(self._folder, ignore_errors=True)
 
 
+class LastStep:
+    """The twin of `Rewind` for a model in shards: the model itself is the only state that is kept.
+
+    It is at the start of a step until all ranks have summed its gradients, so a generation that ends before can be
+    followed at this step. Copies the scores alone."""
+
+    evaluations = None
+
+    def __init__(self) -> None:
+        self._step, self._scores = _NONE, list[torch.Tensor]()
+
+    def resume_range(self) -> tuple[int, int] | None:
+        """As of `Rewind`: one step, or none."""
+        return None if self._step == _NONE else (self._step, self._step)
+
+    def keep(self, tower: Tower, scores: BinnedScores | None = None) -> None:
+        """Notes that the tower has reached its step."""
+        self._step, self._scores = tower.step, [] if scores is None else [scores.state().clone()]
+
+    def take_back(self, tower: Tower, step: int, scores: BinnedScores | None = None) -> None:
+        """Takes the scores back. Raises KeyError (the tower is at another step)."""
+        if not step == self._step == tower.step:
+            raise KeyError(step)
+        if scores is not None:
+            scores.load(self._scores)
+
+    def forget_after(self, step: int) -> None:
+        """Forgets a later step."""
+        self._step = self._step if self._step <= step else _NONE
+
+    def clear(self) -> None:
+        """Forgets the step."""
+        self._step = _NONE
+
+    def to_disk(self) -> None:
+        """Does nothing: a part without the others is of no use."""
+
+    def delete(self) -> None:
+        """Does nothing."""
+
+
 class _Slot:
     """One state in one file, or in memory: head, JSON text, tensors. The head names a step only while all of it is
     there, and the checksum covers all of the file (xxh3, 64 bits: 15 ns a KiB, below the copy's 20)."""

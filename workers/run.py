@@ -34,7 +34,7 @@ from shardkeep.workers.metrics.quality import MetricSettings
 from shardkeep.workers.pipeline import Pipeline
 from shardkeep.workers.reporting.report import Report
 from shardkeep.workers.reporting.summary import Meters, SummarySources
-from shardkeep.workers.rewind import Rewind
+from shardkeep.workers.rewind import LastStep, Rewind
 from shardkeep.workers.step import Step
 from shardkeep.workers.trainer import Trainer
 
@@ -87,14 +87,14 @@ class TrainingRun:
     origin: StepOrigin | None
     """Where steps and samples are counted from; None = this process does not know it yet."""
     plan: CheckpointPlan | None = None
-    rewind: Rewind | None = None
+    rewind: Rewind | LastStep | None = None
     best: EvaluationHistory = field(default_factory=lambda: EvaluationHistory(None))
     scores: BinnedScores | None = None
     """Of progressive validation; None = there is none."""
     item_side: ItemSide | None = None
     """Of a retrieval model; None of any other."""
 
-    def load(self, checkpoint: Checkpoint) -> None:
+    def _load(self, checkpoint: Checkpoint) -> None:
         """Loads the tower, the evaluations, and this rank's residuals. Raises CheckpointError."""
         if checkpoint.facts.get("from"):
             self._adopt(checkpoint)
@@ -113,27 +113,32 @@ class TrainingRun:
             listed = ", ".join(new[:MOST_NAMES]) + (f" and {len(new) - MOST_NAMES} more" if new[MOST_NAMES:] else "")
             self.report.warning("model", f"{listed}: not in that run in this shape, so new")
 
-    def enter(self, link: Link, after: Continuation | None = None) -> Generation:
+    def enter(
+        self, link: Link, after: Continuation | None = None, *, checkpoint: Checkpoint | None = None
+    ) -> Generation:
         """Makes a generation; every rank calls it; blocks. The link is closed if this fails.
 
         Args:
             after: How it continues a lost generation; None = the job starts, or starts again from a checkpoint.
+            checkpoint: What it starts from; None = the model as it was built, or as it is.
         """
         try:
-            return self._enter(link, after)
+            return self._enter(link, after, checkpoint)
         except BaseException:
             link.close()
             raise
 
-    def _enter(self, link: Link, after: Continuation | None) -> Generation:
+    def _enter(self, link: Link, after: Continuation | None, checkpoint: Checkpoint | None) -> Generation:
         meter = LedgerMeter(self.meters.traffic)
         collective = MeteredCollective(link.collective, meter)
         if after is not None and after.resumed:
             self.origin = _shared_origin(collective, self.origin)
-        self.tower.join(collective)
         if after is None:
             broadcast(self.tower.model, collective)
-        else:
+        self.tower.join(collective)
+        if checkpoint is not None:
+            self._load(checkpoint)
+        if after is not None:
             self._continue(collective, after)
         self.client.regroup(MeteredTransport(link.transport, meter), link.number, self.tower.step)
         if self.rewind is not None:
@@ -214,6 +219,7 @@ class TrainingRun:
             report=self.report,
             ledger=self.meters.traffic.ledger,
             best=self.best,
+            whole=self.tower.whole,
         )
 
     def _evaluator(self, dataset: Dataset, collective: Collective) -> Evaluates:

@@ -22,7 +22,7 @@ from shardkeep.workers.embeddings.layer import all_finite_rows, non_finite_rows,
 from shardkeep.workers.evaluation.progressive import ProgressiveValidation
 from shardkeep.workers.pipeline import Pipeline, Prepared
 from shardkeep.workers.retrieval.candidates import CANDIDATES
-from shardkeep.workers.rewind import Rewind
+from shardkeep.workers.rewind import LastStep, Rewind
 
 
 class StepLoss(Protocol):
@@ -60,7 +60,7 @@ class Step:
     tower: Tower
     micro_batch: int
     """Samples of a forward and backward pass."""
-    rewind: Rewind | None = None
+    rewind: Rewind | LastStep | None = None
     """Keeps the tower's state at the start of each step; None = nothing does."""
     progressive: ProgressiveValidation | None = None
     """Scores each step before it trains; None = nothing does."""
@@ -74,7 +74,8 @@ class Step:
         rows = pull.result()
         if self.progressive is not None:
             watch.enter("forward")
-            self.progressive.score(prepared, rows)
+            with tower.whole():
+                self.progressive.score(prepared, rows)
         watch.enter("lookup")
         grads = self.pipeline.client.gradients(prepared.step, prepared.request)
         loss = self._micro_steps(prepared, rows, grads)
@@ -96,12 +97,23 @@ class Step:
         """Runs forward and backward on all samples, part by part. Returns the loss, on its way to the host."""
         weight = 1.0 / prepared.step_samples if prepared.rank_samples else 0.0
         loss_sum = LossSum(self.tower.device, prepared.rank_samples, prepared.step_samples)
-        starts = range(0, len(prepared.batch), self.micro_batch)
+        size, spare = len(prepared.batch), self._spare_passes(prepared)
+        starts = range(0, size, self.micro_batch)
         for start in starts:
-            part = slice(start, min(start + self.micro_batch, len(prepared.batch)))
-            loss_sum.add(self._micro_step(prepared, rows, grads, part, weight, last=start == starts[-1]))
+            part = slice(start, min(start + self.micro_batch, size))
+            last = start == starts[-1] and not spare
+            loss_sum.add(self._micro_step(prepared, rows, grads, part, weight, last=last))
+        for number in range(spare):
+            self._micro_step(prepared, rows, grads, part, 0.0, last=number == spare - 1)
         loss_sum.send()
         return loss_sum
+
+    def _spare_passes(self, prepared: Prepared) -> int:
+        """The micro-batches that another rank has and this one has not: each pass of a model in shards takes all."""
+        if self.tower.shards is None:
+            return 0
+        most = -(-prepared.step_samples // self.tower.collective.world_size)
+        return -(-most // self.micro_batch) - -(-len(prepared.batch) // self.micro_batch)
 
     def _micro_step(
         self,

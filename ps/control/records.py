@@ -66,14 +66,15 @@ ANY_STEP = 2**62
 class ResumeRange:
     """The steps, `first` to `last`, at which a member can resume in the next generation.
 
-    `holds`: it has the state for it; a worker without takes another's tower. `saved`: the last complete checkpoint that
-    it sees; 0 = none, -1 = it does not look. `lost_from`: its updates since this step are lost. `why`: why it
-    does not hold what the member before it held."""
+    `holds`: it has the state for it; a worker without takes another's tower. `part`: its state is of no use without
+    that of every other worker. `saved`: the last complete checkpoint that it sees; 0 = none, -1 = it does not look.
+    `lost_from`: its updates since this step are lost. `why`: why it does not hold what the member before it held."""
 
     first: int = 0
     last: int = ANY_STEP
     holds: bool = False
     saved: int = -1
+    part: bool = False
     lost_from: int | None = None
     why: str = ""
 

@@ -69,7 +69,8 @@ class ResumePoint:
 def agreed_start(servers: Mapping[int, ResumeRange], workers: Mapping[int, ResumeRange]) -> ResumePoint | None:
     """The last step from which all servers can resume and some worker has the tower; None = there is none.
 
-    Workers without the tower take it from that worker. The servers' ranges ensure that no push is missing."""
+    Workers without the tower take it from that worker, unless each has a part: then all must hold the step. The
+    servers' ranges ensure that no push is missing."""
     holders = {rank: one for rank, one in workers.items() if one.holds}
     first = max((one.first for one in servers.values()), default=0)
     last = min((one.last for one in servers.values()), default=ANY_STEP)
@@ -77,6 +78,8 @@ def agreed_start(servers: Mapping[int, ResumeRange], workers: Mapping[int, Resum
     if step < first:
         return None
     having = [rank for rank, one in holders.items() if one.first <= step <= one.last]
+    if len(having) < len(workers) and any(one.part for one in holders.values()):
+        return None
     return ResumePoint(step, min(having), tuple(sorted(workers.keys() - set(having))))
 
 

@@ -175,6 +175,21 @@ class JobConfig(Settings):
         return self
 
     @model_validator(mode="after")
+    def _sharded_towers_sum_plainly(self) -> JobConfig:
+        if self.tower.parallel == "fsdp" and self.consistency.mode == "sync":
+            default = "" if self.servers else " (servers: 0 runs sync unless a mode is set)"
+            raise ValueError(
+                "tower.parallel: fsdp with consistency.mode: sync, where no death changes a bit and no step is lost"
+                f"{default}; allowed: ddp, or mode: bounded or async"
+            )
+        if self.tower.parallel == "fsdp" and self.compression.tower.name != "none":
+            raise ValueError(
+                f"tower.parallel: fsdp with compression.tower.name: {self.compression.tower.name}, which sums whole "
+                "gradients; allowed: ddp, or none"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _no_clock_decides_in_sync(self) -> JobConfig:
         by_clock = [name for name, table in self.tables.items() if table.evict is not None and table.evict.ttl_s]
         if by_clock and self.consistency.mode == "sync":

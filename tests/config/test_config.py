@@ -123,6 +123,19 @@ def test_an_unknown_key_names_the_nearest_known_one(text: str, line: str) -> Non
         ("tower: {compile: maybe}", ["tower.compile", "'maybe'", "auto, on or off"]),
         ("tower: {optimizer: {name: sgd, eps: 1.0}}", ["tower.optimizer.eps: has no effect with name: sgd"]),
         ("tower: {optimizer: {name: adam, momentum: 0.9}}", ["momentum: has no effect with name: adam"]),
+        (
+            "{tower: {parallel: fsdp}, consistency: {mode: sync}}",
+            ["tower.parallel: fsdp with consistency.mode: sync", "allowed: ddp, or mode: bounded or async"],
+        ),
+        (
+            "{servers: 0, tower: {parallel: fsdp}}",
+            ["tower.parallel: fsdp", "servers: 0 runs sync unless a mode is set"],
+        ),
+        (
+            "{tower: {parallel: fsdp}, compression: {tower: {name: int8}}}",
+            ["tower.parallel: fsdp with compression.tower.name: int8", "allowed: ddp, or none"],
+        ),
+        ("tower: {parallel: fsdp, compile: on}", ["tower.compile: on with parallel: fsdp; allowed: auto or off"]),
         ("tower: {optimizer: {lr: .nan}}", ["tower.optimizer.lr", "nan", "a number above 0"]),
         ("tower: {optimizer: {schedule: {decay: cosine}}}", ["decay_steps: 0 with decay: cosine"]),
         ("tower: {optimizer: {schedule: {decay_steps: 5}}}", ["decay_steps: has no effect with decay: none"]),

@@ -108,9 +108,7 @@ class LocalJob:
 
     def _worker(self, link: Link, origin: StepOrigin) -> Worker:
         run = self._run(link, origin)
-        if self.resumed is not None:
-            run.load(self.resumed)
-        return Worker(run, run.enter(link))
+        return Worker(run, run.enter(link, checkpoint=self.resumed))
 
     def _run(self, link: Link, origin: StepOrigin | None) -> TrainingRun:
         rank = link.collective.rank

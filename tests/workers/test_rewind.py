@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -18,7 +19,8 @@ from shardkeep.ps.control.recovery import ResumePoint, agreed_start
 from shardkeep.workers.collectives.collective import ThreadCollective
 from shardkeep.workers.dense.state import joined, split
 from shardkeep.workers.dense.tower import Tower, share
-from shardkeep.workers.rewind import Rewind
+from shardkeep.workers.metrics.binned import BinnedScores
+from shardkeep.workers.rewind import LastStep, Rewind
 from tests.support.ranks import run_ranks
 from tests.support.towers import batch, part_of, seeded_model, tower_of
 
@@ -221,3 +223,21 @@ def test_a_state_is_json_and_tensors_and_comes_back() -> None:
     found = joined(text, tensors)
     assert found["a"] == [1, [2.5, None]] and found["flag"] is True
     assert torch.equal(found[3]["t"], torch.arange(4)) and list(tensors) == ["/3/t"]
+
+
+def test_the_last_step_is_the_only_one_that_a_tower_without_kept_states_resumes_at() -> None:
+    kept, tower, scores = LastStep(), tower_of(config=ADAM), BinnedScores(("y",), numbers=False)
+    assert kept.resume_range() is None
+    kept.keep(tower, scores)
+    train(tower, 2)
+    kept.keep(tower, scores)
+    assert kept.resume_range() == (2, 2)
+    before = scores.state().clone()
+    scores.add(np.zeros((3, 1), np.float32), np.ones((3, 1), np.float32))
+    kept.take_back(tower, 2, scores)
+    assert torch.equal(scores.state(), before)
+    for step in (1, 3):
+        with pytest.raises(KeyError):
+            kept.take_back(tower, step)
+    kept.forget_after(1)
+    assert kept.resume_range() is None

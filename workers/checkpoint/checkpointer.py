@@ -111,11 +111,14 @@ class Checkpointer:
         ranks = gather_arrays(self.collective, rank_state(self.client, self.tower, self.scores), purpose="agreements")
         if self.collective.rank == 0:
             self._lead(step, ranks, began, waited_s)
+        elif self.tower.shards is not None:
+            tower_state(self.tower)  # rank 0 takes its parts
         self.collective.barrier(purpose="agreements")
 
     def _lead(self, step: int, ranks: list[Any], began: float, waited_s: float) -> None:
         try:
-            contents = Contents(step, self.facts(), tower_state(self.tower), ranks)
+            state = tower_state(self.tower, self.plan.checkpoints.folder)
+            contents = Contents(step, self.facts(), state, ranks)
         except Exception as error:  # any error of a model's state: the job is worth more than a checkpoint
             self._writer.give_up(step, error)
             return

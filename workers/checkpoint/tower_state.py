@@ -7,9 +7,12 @@ import errno
 import json
 import os
 import re
-from collections.abc import Iterator, Set
+import shutil
+import struct
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Set
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 from safetensors import SafetensorError
@@ -25,15 +28,49 @@ from shardkeep.workers.dense.tower import Tower
 _TENSORS, _REST = "tower.safetensors", "tower.json"
 _PART = "tower"
 
-TowerState = tuple[dict[str, torch.Tensor], Any]
-"""Tensors by their path in the state, and the rest of the state as JSON types."""
+_DTYPES = {
+    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
+    torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
+}  # fmt: skip
+"""Their names in safetensors."""
+
+TowerState = tuple[dict[str, torch.Tensor] | IO[bytes], Any]
+"""Tensors by their path in the state, or a file of them, and the rest of the state as JSON types."""
 
 
-def tower_state(tower: Tower) -> TowerState:
-    """Copies parameters, buffers, optimizer and scaler."""
+def tower_state(tower: Tower, folder: Path | None = None) -> TowerState:
+    """Copies parameters, buffers, optimizer and scaler.
+
+    Of a model in shards every rank calls it. Tensors are gathered one at a time, and rank 0 writes them to a file
+    without a name in `folder`, which may raise OSError."""
     tensors: dict[str, torch.Tensor] = {}
     rest = split(tower.state_dict(), tensors)
-    return {key: t.to("cpu", copy=True).contiguous() for key, t in tensors.items()}, rest  # tied weights share memory
+    if tower.shards is None:
+        copies = {key: t.to("cpu", copy=True).contiguous() for key, t in tensors.items()}  # tied weights share memory
+        return copies, rest
+    ordered = dict(sorted(tensors.items(), key=lambda item: -item[1].element_size()))  # so all of them are aligned
+    wholes = map(tower.shards.gathered, ordered.values())
+    try:
+        return ({} if folder is None else _spooled(ordered, wholes, folder)), rest
+    finally:
+        for _ in wholes:  # the ranks that do not write, and one that failed to
+            pass
+
+
+def _spooled(tensors: Mapping[str, torch.Tensor], wholes: Iterable[torch.Tensor], folder: Path) -> IO[bytes]:
+    """A safetensors file of `wholes`, which look like `tensors`, one in memory at a time. Raises OSError."""
+    entries, end = {}, 0
+    for key, t in tensors.items():
+        start, end = end, end + t.numel() * t.element_size()
+        entries[key] = {"dtype": _DTYPES[t.dtype], "shape": list(t.shape), "data_offsets": [start, end]}
+    head = json.dumps(entries).encode()
+    head += b" " * (-len(head) % 8)
+    folder.mkdir(parents=True, exist_ok=True)
+    file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - the writer of the checkpoint has it
+    file.write(struct.pack("<Q", len(head)) + head)
+    for whole in wholes:
+        file.write(whole.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return file
 
 
 def save_tower(state: TowerState, checkpoint: Path) -> list[FileRecord]:
@@ -41,7 +78,12 @@ def save_tower(state: TowerState, checkpoint: Path) -> list[FileRecord]:
     folder = checkpoint / _PART
     folder.mkdir()
     tensors, rest = state
-    write_tensors(tensors, folder / _TENSORS)
+    if isinstance(tensors, dict):
+        write_tensors(tensors, folder / _TENSORS)
+    else:
+        tensors.seek(0)
+        with (folder / _TENSORS).open("wb") as copy:
+            shutil.copyfileobj(tensors, copy, 1 << 24)
     atomic_write(folder / _REST, json.dumps(rest) + "\n")
     return [FileRecord.of(checkpoint, folder / name) for name in (_TENSORS, _REST)]
 

@@ -15,11 +15,12 @@ from typing import Any, Literal, Protocol
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
 
 from shardkeep.base.errors import DeadlineExceeded, MemberLost
 from shardkeep.compression.tower.exchange import Exchange
 
-Purpose = Literal["gradients", "buffers", "agreements", "metrics"]
+Purpose = Literal["parameters", "gradients", "buffers", "agreements", "metrics"]
 """What a call is for, as a MeteredCollective books it. Collectives themselves ignore it."""
 
 
@@ -39,6 +40,11 @@ class Collective(Protocol):
     @property
     def process_group(self) -> dist.ProcessGroup | None:
         """The group DDP reduces over; None where there is none (one worker, threads)."""
+        return None
+
+    def mesh(self, device: torch.device) -> DeviceMesh | None:
+        """The ranks as FSDP wants them; None where there is no process group. It has no connections and outlives this
+        generation: what is sharded over it says through this object, or a later one, what it says. Blocks."""
         return None
 
     def begin_exchange(self, exchange: Exchange, *, purpose: Purpose) -> Callable[[], torch.Tensor]:

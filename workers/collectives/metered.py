@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
 
 from shardkeep.compression.tower.exchange import Exchange
 from shardkeep.ps.transport.metered import LedgerMeter
@@ -17,6 +18,7 @@ from shardkeep.workers.collectives import wire_bytes as collective_bytes
 from shardkeep.workers.collectives.collective import Collective, Purpose
 
 _IN_LEDGER: dict[Purpose, tuple[str, str | None]] = {
+    "parameters": ("tower", None),
     "gradients": ("tower", None),
     "buffers": ("tower", None),
     "agreements": ("control", "agreements"),
@@ -37,6 +39,9 @@ class MeteredCollective:
     @property
     def process_group(self) -> dist.ProcessGroup | None:
         return self._collective.process_group
+
+    def mesh(self, device: torch.device) -> DeviceMesh | None:
+        return self._collective.mesh(device)
 
     def begin_exchange(self, exchange: Exchange, *, purpose: Purpose) -> Callable[[], torch.Tensor]:
         self._book(purpose, collective_bytes.exchange(self.world_size, exchange))

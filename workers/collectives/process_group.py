@@ -23,6 +23,7 @@ import torch.distributed.nn.functional
 
 # torch.distributed exports these in a way that type checkers do not see.
 from torch._C._distributed_c10d import DebugLevel, PrefixStore, Store, get_debug_level, set_debug_level
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import _set_pg_timeout, _world
 
 from shardkeep.base.errors import DeadlineExceeded, JobError, MemberLost
@@ -95,6 +96,11 @@ class ProcessCollective:
         self.process_group = dist.group.WORLD
         self.connections = connections().keys() - others.keys()
         """Those to the other ranks; some to the store may be among them."""
+
+    def mesh(self, device: torch.device) -> DeviceMesh | None:
+        with self.guard("forming the mesh"):
+            group = dist.new_group(list(range(self.world_size)), backend="fake")
+            return DeviceMesh.from_group(group, device.type)
 
     def begin_exchange(self, exchange: Exchange, *, purpose: Purpose | None = None) -> Callable[[], torch.Tensor]:
         packets = exchange.packets.contiguous()

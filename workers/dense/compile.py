@@ -162,6 +162,8 @@ def choose(
         return config.compile == "on", f"{config.compile}: as configured"
     if device.type == "cpu":
         return False, f"off: on this CPU compiling {why_eager(torch.cpu.get_capabilities(), dtype)}"
+    if config.parallel == "fsdp":
+        return False, "off: tower.parallel: fsdp gathers parameters in the forward pass"
     if synced:
         return False, "off: model.sync_norm asks the other workers in the forward pass"
     if sync:

@@ -13,7 +13,7 @@ import functools
 import platform
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 import torch.nn.functional as F
@@ -78,7 +78,13 @@ def use_for(model: nn.Module) -> int:
 
 
 def _plain_layers(model: nn.Module) -> list[nn.Linear]:
-    return [layer for layer in model.modules() if type(layer) is nn.Linear and "forward" not in vars(layer)]
+    return [each for each in model.modules() if _is_linear(each) and "forward" not in vars(each)]
+
+
+def _is_linear(layer: nn.Module) -> TypeGuard[nn.Linear]:
+    """Whether a layer is an `nn.Linear` itself, also in the class that FSDP makes of it."""
+    kind = type(layer)
+    return kind is nn.Linear or (kind.__name__, kind.__bases__[-1]) == ("FSDPLinear", nn.Linear)
 
 
 @contextlib.contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Callable
 
 import torch
 from torch import nn
@@ -39,16 +40,28 @@ class DenseOptimizer:
 
     Args:
         clip_norm: Largest norm of the summed gradient, None = no clipping.
+        over_ranks: Makes the norm of these parameters' gradients that of all, where the other ranks have others.
     """
 
     def __init__(
-        self, config: TowerOptimizerConfig, parameters: list[nn.Parameter], *, clip_norm: float | None
+        self,
+        config: TowerOptimizerConfig,
+        parameters: list[nn.Parameter],
+        *,
+        clip_norm: float | None,
+        over_ranks: Callable[[torch.Tensor], torch.Tensor] = lambda norm: norm,
     ) -> None:
         self.torch = build_optimizer(config, parameters)
         self.parameters = parameters
         self._config = config
-        self._clip_norm = clip_norm
+        self._clip_norm, self._over_ranks = clip_norm, over_ranks
         self._norms: deque[float] = deque(maxlen=_NORMS)
+
+    def of_parts(
+        self, parameters: list[nn.Parameter], over_ranks: Callable[[torch.Tensor], torch.Tensor]
+    ) -> DenseOptimizer:
+        """One of other parameters, without a state, that goes by the same config."""
+        return DenseOptimizer(self._config, parameters, clip_norm=self._clip_norm, over_ranks=over_ranks)
 
     @property
     def mean_norm(self) -> float:
@@ -57,8 +70,8 @@ class DenseOptimizer:
 
     def apply(self, step: int, lr_factor: float = 1.0) -> float:
         """Clips and makes one step; none where the gradient is not finite. Returns its norm before clipping."""
-        norm = torch.nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None])
-        grad_norm = float(norm)
+        own = torch.nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None])
+        grad_norm = float(norm := self._over_ranks(own))
         if not math.isfinite(grad_norm):
             return grad_norm
         if self._clip_norm is not None:

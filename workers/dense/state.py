@@ -3,7 +3,7 @@ form for files; rank 0's for all ranks."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -89,14 +89,19 @@ def floating_buffers(model: nn.Module) -> list[list[torch.Tensor]]:
     return list(by_dtype.values())
 
 
-def digest_bytes(model: nn.Module, optimizer: torch.optim.Optimizer) -> bytes:
-    """Name and bytes of every parameter, buffer and optimizer value, in the order of the names; a copy."""
-    names = {id(p): name for name, p in model.named_parameters()}
-    tensors = dict(model.named_parameters()) | dict(model.named_buffers())
+def bytes_by_name(
+    parameters: Mapping[str, nn.Parameter], model: nn.Module, optimizer: torch.optim.Optimizer
+) -> Iterator[bytes]:
+    """Yields name and bytes of every parameter, of a model's buffers and of an optimizer's values, in the order of the
+    names; copies."""
+    names = {id(p): name for name, p in parameters.items()}
+    tensors: dict[str, torch.Tensor] = {**parameters, **dict(model.named_buffers())}
     for parameter, slots in optimizer.state.items():
         for key, value in slots.items():
             tensors[f"{names[id(parameter)]}/{key}"] = torch.as_tensor(value)
-    return b"".join(name.encode() + _bytes_of(tensors[name]) for name in sorted(tensors))
+    for name in sorted(tensors):
+        yield name.encode()
+        yield _bytes_of(tensors[name])
 
 
 def _bytes_of(tensor: torch.Tensor) -> bytes:

@@ -1,10 +1,12 @@
-"""GradientSums: one tower's dense gradients summed over the ranks of a generation, by DDP or flat (gradients.py)."""
+"""GradientSums: one tower's dense gradients summed over the ranks of a generation, by DDP or flat (gradients.py), or as
+shards (shards.py)."""
 
 from __future__ import annotations
 
 import contextlib
 import gc
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -18,6 +20,9 @@ from shardkeep.workers.dense.gradients import BucketSums, sum_flat, wrap_in_ddp
 from shardkeep.workers.dense.state import share_buffers
 from shardkeep.workers.timing.clock import Stopwatch
 
+if TYPE_CHECKING:
+    from shardkeep.workers.dense.shards import Shards
+
 
 class GradientSums:
     """Sums after each step's last backward pass, or during it.
@@ -27,6 +32,7 @@ class GradientSums:
         parameters: Those that are trained, by name.
         compression: Of the gradients between ranks.
         sync: Add gradients in rank order.
+        shard: Splits the module's model over the first ranks that are processes; None = it stays whole.
     """
 
     collective: Collective
@@ -41,6 +47,7 @@ class GradientSums:
         sync: bool,
         device: torch.device,
         watch: Stopwatch,
+        shard: Callable[[Collective], Shards | None] | None = None,
     ) -> None:
         self._module = module
         self._parameters = parameters
@@ -52,6 +59,8 @@ class GradientSums:
         """Its residuals belong to this rank."""
         self._watch = watch
         self._ddp: DistributedDataParallel | None = None
+        self._shard = shard
+        self.shards: Shards | None = None
         self._summed = False  # by DDP, during the backward pass
 
     @property
@@ -69,6 +78,11 @@ class GradientSums:
         """Takes the ranks of another generation."""
         self.leave()
         self.collective = collective
+        if self.shards is None and self._shard is not None:
+            self.shards = self._shard(collective)
+        if self.shards is not None:
+            self._parameters = self.shards.local
+            self.shards.join(collective)
 
     def leave(self) -> None:
         """Lets go of the generation's process group; a collective that closes calls it."""
@@ -94,9 +108,11 @@ class GradientSums:
 
     def finish(self) -> None:
         """Ends the sum of a step's gradients. Blocks."""
-        if self.collective.world_size == 1:
+        if self.shards is not None:
+            self.shards.take_gradients()
+        elif self.collective.world_size == 1:
             return
-        if not self._summed:
+        elif not self._summed:
             everywhere = sum_flat(self._parameters, self.collective, self.compression)
             if self._ddp is None and self.collective.process_group is not None:
                 # The first step goes without DDP and shows which parameters the model leaves out.

@@ -12,10 +12,10 @@ import copy
 import logging
 import math
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import xxhash
@@ -31,11 +31,14 @@ from shardkeep.workers.dense.amp import MixedPrecision
 from shardkeep.workers.dense.compile import Compilation, Switch
 from shardkeep.workers.dense.loss import Objective
 from shardkeep.workers.dense.optimizer import DenseOptimizer
-from shardkeep.workers.dense.state import ModelState, digest_bytes, joined, split
+from shardkeep.workers.dense.state import ModelState, bytes_by_name, joined, split
 from shardkeep.workers.dense.sums import GradientSums
 from shardkeep.workers.dense.synced import SyncedLayers
 from shardkeep.workers.embeddings.inputs import Inputs
 from shardkeep.workers.timing.clock import Stopwatch
+
+if TYPE_CHECKING:
+    from shardkeep.workers.dense.shards import Shards
 
 log = logging.getLogger(__name__)
 
@@ -131,7 +134,12 @@ class Tower:
             context=self.precision.autocast, say=say,
         )  # fmt: skip
         form = compression or TowerCompressionConfig()
-        self.sums = GradientSums(switch, parameters, form, sync=sync, device=device, watch=self.watch)
+        shard: Callable[[Collective], Shards | None] | None = None
+        if config.parallel == "fsdp":
+            from shardkeep.workers.dense.shards import sharded  # here: other jobs do not load FSDP
+
+            shard = partial(sharded, self.model, device, half=self.precision.chosen.dtype)
+        self.sums = GradientSums(switch, parameters, form, sync=sync, device=device, watch=self.watch, shard=shard)
         self._micro_batches = MicroBatches(seed, device)
         self.join(Solo())
 
@@ -143,6 +151,12 @@ class Tower:
     def collective(self) -> Collective:
         """The ranks of this generation."""
         return self.sums.collective
+
+    @property
+    def shards(self) -> Shards | None:
+        """This rank's parts of the model, with `parallel: fsdp` from the first group of processes on; None = it has all
+        of it."""
+        return self.sums.shards
 
     @property
     def step(self) -> int:
@@ -157,10 +171,15 @@ class Tower:
         return {} if norm is None else {"norm": norm, "step_norm": self.optimizer.mean_norm}
 
     def join(self, collective: Collective) -> None:
-        """Takes the ranks of another generation. Sends nothing: see `share`."""
+        """Takes the ranks of another generation, and makes shards of the model where they are wanted: it must be equal
+        on all ranks then. Sends nothing of the model: see `share`."""
+        before = self.shards
         self.sums.join(collective)
+        if self.shards is not None and before is None:
+            self._state = ModelState(self.model)
+            self.optimizer = self.optimizer.of_parts(list(self.shards.local.values()), self.shards.norm)
         self._synced.join(collective)
-        self._state.settle(applied=True)
+        self._state.settle(applied=False)
         self.compilation.regroup()
         self._micro_batches.restart(self.step)
 
@@ -233,14 +252,20 @@ class Tower:
         return TowerUpdate(applied, row_scale, grad_norm)
 
     def _spread_overflow(self, rows_finite: bool) -> None:
-        """One rank's overflow in its rows becomes everybody's: an infinite gradient, which the scaler sees."""
-        bad = torch.tensor([0.0 if rows_finite else 1.0])
+        """One rank's overflow in rows or shards becomes everybody's: an infinite gradient, which the scaler sees."""
+        finite = rows_finite and (self.shards is None or self.shards.finite)
+        bad = torch.tensor([0.0 if finite else 1.0])
         all_reduce_sum(self.collective, bad, purpose="gradients")
         if bad.item():
-            next(p.grad for p in self.optimizer.parameters if p.grad is not None).fill_(math.inf)
+            grads = [p.grad for p in self.optimizer.parameters if p.grad is not None]
+            next(grad for grad in grads if grad.numel()).fill_(math.inf)
+
+    def whole(self) -> contextlib.AbstractContextManager[None]:
+        """Around calls of `predict`. Blocks until every rank has called it, if the model is in shards."""
+        return contextlib.nullcontext() if self.shards is None else self.shards.whole()
 
     def predict(self, dense_BI: torch.Tensor, embeddings: Inputs) -> torch.Tensor:
-        """Logits (B, T) in float32 without gradients; dropout off; always eager.
+        """Logits (B, T) in float32 without gradients; dropout off; always eager; inside `whole`.
 
         Without mixed precision on a CPU, the bits of a sample depend on B, not on its place or the other samples."""
         was_training = self.model.training
@@ -256,28 +281,45 @@ class Tower:
 
     def state_dict(self) -> dict[str, Any]:
         """Parameters, buffers, optimizer, scaler and the next step: what is the same on all ranks; tensors are the
-        live ones."""
+        live ones. With `shards` some are DTensors, of which each rank has a part."""
+        optimizer = self.optimizer.torch.state_dict()
+        if self.shards is not None:
+            optimizer["state"] = self.shards.labelled_slots(optimizer["state"])
         return {
             "model": self._state.get(),
-            "optimizer": self.optimizer.torch.state_dict(),
+            "optimizer": optimizer,
             "scaler": self.precision.scaler.state_dict(),
             "compression": self.sums.compression.state_dict(),
             "step": self.step,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes the state of another tower of the same model and config; it is copied. What belonged to this rank only
-        is gone; see `DenseCompression.load_local_state_dict`."""
-        self.model.load_state_dict(state["model"])
+        """Takes the state of another tower of the same model and config; it is copied. Its tensors are whole, or parts
+        as of this tower. What belonged to this rank only is gone; see `DenseCompression.load_local_state_dict`."""
+        model, optimizer = state["model"], state["optimizer"]
+        if self.shards is None:
+            optimizer = copy.deepcopy(optimizer)  # torch keeps the tensors it is given
+        else:
+            names = dict(self.model.named_parameters(remove_duplicate=False))
+            model = {name: self.shards.split(t) if name in names else t for name, t in model.items()}
+            optimizer = {**optimizer, "state": self.shards.own_slots(optimizer["state"])}
+        self.model.load_state_dict(model)
         self._state.settle(applied=True)
-        self.optimizer.torch.load_state_dict(copy.deepcopy(state["optimizer"]))  # torch keeps the tensors it is given
+        self.optimizer.torch.load_state_dict(optimizer)
         self.precision.scaler.load_state_dict(state["scaler"])
         self.sums.compression.load_state_dict(state.get("compression", {}))  # checkpoints without compression lack it
         self._micro_batches.restart(state["step"])
 
     def digest_bytes(self) -> bytes:
-        """Name and bytes of every parameter, buffer and optimizer value, in the order of the names; a copy."""
-        return digest_bytes(self.model, self.optimizer.torch)
+        """All of `digest_parts`."""
+        return b"".join(digest_parts(self))
+
+
+def digest_parts(tower: Tower) -> Iterator[bytes]:
+    """Yields name and bytes of every parameter, buffer and optimizer value, in the order of the names; copies. With
+    `shards` those of this rank."""
+    parameters = dict(tower.model.named_parameters()) if tower.shards is None else tower.shards.local
+    return bytes_by_name(parameters, tower.model, tower.optimizer.torch)
 
 
 def share(tower: Tower, source: int, lacking: Sequence[int]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Protocol
@@ -159,6 +160,8 @@ class Evaluations:
     """Counts this rank's bytes."""
     best: EvaluationHistory
     """Learns of every evaluation."""
+    whole: Callable[[], AbstractContextManager[None]] = nullcontext
+    """Around an evaluation: makes the dense model ready to predict."""
 
     def after(self, step: int, *, last: bool) -> None:
         """Evaluates if it is due after `step`. `last`: the job has no further step."""
@@ -168,7 +171,8 @@ class Evaluations:
             return
         self.report.phase(done, "evaluating")
         with self.counters.watch.excluded(), self.counters.cpu.excluded(done):
-            metrics = self.evaluator.run(done)
+            with self.whole():
+                metrics = self.evaluator.run(done)
             trained = {"train_samples": self.counters.samples, "train_bytes": self._train_bytes()}
         self.report.evaluation(done, metrics, trained)
         self.best.forget_after(step)  # repeated after a recovery, it reports all that follows from it again

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import math
 from collections import Counter
@@ -19,7 +20,7 @@ from shardkeep.ps.transport.metered import WorkerTraffic
 from shardkeep.ps.wire.admin import GetReport
 from shardkeep.workers.collectives.collective import Collective
 from shardkeep.workers.collectives.operations import gather_arrays
-from shardkeep.workers.dense.tower import Tower
+from shardkeep.workers.dense.tower import Tower, digest_parts
 from shardkeep.workers.reporting.counters import StepCounters
 from shardkeep.workers.reporting.dense_figures import DenseFigures, step_share
 from shardkeep.workers.reporting.figures import WorkerFigures, fp32_bytes
@@ -90,7 +91,7 @@ def summarize(
         "skipped_steps": workers[0]["skipped_steps"],
         "recoveries": [],
         "tables": table_totals(servers),
-        "state_digest": state_digest(servers, tower.digest_bytes()),
+        "state_digest": state_digest(servers, _dense_parts(tower, workers)),
         "tower": {"chosen": dict(tower.chosen), **DenseFigures(tower.compilation, meters.steps).total()}
         | _tower_unsent([w["tower_unsent"] for w in workers]),
         "processes": server_processes(servers) + [w["process"] | {"step_ms": w["step_ms"]} for w in workers],
@@ -137,6 +138,7 @@ def _worker_record(sources: SummarySources, facts: Mapping[str, Any]) -> dict[st
         "residuals_and_cache": client.residuals_and_cache(),
         "dropped": asdict(client.compressor.counts.dropped),
         "tower_unsent": tower.unsent,
+        **({} if tower.shards is None else {"part_digest": _sha256(digest_parts(tower))}),
         "delivered_by_age": client.memory.delivered_by_age(),
         "skipped_steps": meters.steps.counts.skipped_steps,
         "cpu_ms": meters.steps.cpu.mean_ms(),
@@ -291,17 +293,26 @@ def mean_cpu_ms(workers: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return {"steps": workers[0]["steps"], "worker": worker, "server": workers[0]["server"]}
 
 
-def state_digest(servers: Sequence[Mapping[str, Any]], dense: bytes) -> str:
+def _dense_parts(tower: Tower, workers: Sequence[Mapping[str, Any]]) -> Iterable[bytes]:
+    """The bytes of the dense model; of a model in shards the digest of each worker's part."""
+    return digest_parts(tower) if tower.shards is None else [w["part_digest"].encode() for w in workers]
+
+
+def state_digest(servers: Sequence[Mapping[str, Any]], dense: Iterable[bytes]) -> str:
     """SHA-256 over every table's digest (summed over servers, so that neither the order of rows nor the number of
     servers matters) and the dense parameters' bytes. Equal digests mean equal models, bit for bit."""
     sums: dict[str, int] = {}
     for server in servers:
         for name, part in server["digest"].items():
             sums[name] = (sums.get(name, 0) + int(part, 16)) % (1 << 128)
+    tables = (f"{name}:{sums[name]:032x};".encode() for name in sorted(sums))
+    return _sha256(itertools.chain(tables, dense))
+
+
+def _sha256(parts: Iterable[bytes]) -> str:
     sha = hashlib.sha256()
-    for name in sorted(sums):
-        sha.update(f"{name}:{sums[name]:032x};".encode())
-    sha.update(dense)
+    for part in parts:
+        sha.update(part)
     return sha.hexdigest()
 
 

@@ -34,7 +34,7 @@ from shardkeep.workers.reporting.dense_figures import DenseFigures
 from shardkeep.workers.reporting.figures import WorkerFigures, worker_record
 from shardkeep.workers.reporting.report import ProgressSink, Report
 from shardkeep.workers.reporting.summary import Meters, ProcessCounters
-from shardkeep.workers.rewind import Rewind
+from shardkeep.workers.rewind import LastStep, Rewind
 from shardkeep.workers.run import TrainingJob, TrainingRun
 from shardkeep.workers.timing.clock import Observer, Stopwatch
 from shardkeep.workers.timing.cpu_time import CpuMeter
@@ -90,7 +90,7 @@ def build_run(
     *,
     origin: StepOrigin | None = START,
     checkpoints: Checkpoints | None = None,
-    rewind: Rewind | None = None,
+    rewind: Rewind | LastStep | None = None,
 ) -> TrainingRun:
     """Builds a worker at step 0.
 

@@ -27,6 +27,7 @@ from shardkeep.compression.tower.compressor import DenseCompression
 from shardkeep.compression.tower.exchange import Ranks
 from shardkeep.config import JobConfig
 from shardkeep.estimate.dry_run import Played, TableRows, play
+from shardkeep.estimate.tower import PAYS_FROM, sharded_bytes, tower_memory
 from shardkeep.ps.config import TableSpec
 from shardkeep.ps.placement import BUCKETS
 from shardkeep.ps.server.table.layout import RowLayout
@@ -206,7 +207,10 @@ def tower_of(config: JobConfig, data: Data) -> Part:
     size = sum(p.nbytes for p in trained)
     shapes = {name: tuple(p.shape) for name, p in model.named_parameters() if p.requires_grad}
     ring_bytes = size if config.consistency.mode != "sync" else None
-    reduced = reduce_bytes(config.compression.tower, shapes, config.workers, ring_bytes=ring_bytes)
+    if config.tower.parallel == "fsdp":
+        reduced = sharded_bytes(model, config.workers, config.train.accumulate)
+    else:
+        reduced = reduce_bytes(config.compression.tower, shapes, config.workers, ring_bytes=ring_bytes)
     spread = sum(
         _total(wire_bytes.broadcast(config.workers, sum(buffer.nbytes for buffer in buffers), source=True))
         for buffers in floating_buffers(model)
@@ -216,6 +220,8 @@ def tower_of(config: JobConfig, data: Data) -> Part:
         "bytes": size,
         "reduce_bytes": reduced * config.workers + spread,
         "reduce_bytes_per_worker": reduced,
+        "memory": tower_memory(config, model),
+        "fsdp_pays_from": PAYS_FROM,
     }
 
 

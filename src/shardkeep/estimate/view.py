@@ -18,6 +18,14 @@ SHOWN_TABLES = 12
 """The largest tables are shown one by one."""
 PARTS = ("weights", "slots", "ids", "index", "counters", "candidate_bytes", "bytes")
 """The parts of a table's memory. Only policies have counters and candidates."""
+TOWER_PARTS = {
+    "parameters": "parameters",
+    "gradients": "gradients",
+    "optimizer": "optimizer state",
+    "exchanged": "sums and gathers, at most",
+    "peak": "at most at once",
+    "kept": "kept for recovery, in mapped files",
+}
 PART_NAMES = {"bytes": "in all", "candidate_bytes": "counted ids"}
 
 
@@ -42,6 +50,10 @@ def show_estimate(found: Part, console: Console) -> None:
         console.print(_servers_line(found))
     if "note" in found:
         return
+    if found["job"]["workers"] > 1:
+        console.print()
+        console.print(Trimmed(_tower_memory(found["tower"])))
+        console.print(_tower_line(found["tower"]))
     console.print()
     console.print(Trimmed(_traffic(found)))
     console.print(f"in {_count(round(found['step']['calls']), 'call')} to servers")
@@ -109,6 +121,22 @@ def _sizes(table: Part, about: str, factor: float, keys: Sequence[str]) -> list[
 
 def _sum(tables: Sequence[Part]) -> Part:
     return {key: sum(table.get(key, 0) for table in tables) for key in ("rows", *PARTS)}
+
+
+def _tower_memory(tower: Part) -> Table:
+    """The dense model's memory of a worker by `tower.parallel`."""
+    memory = tower["memory"]
+    view = table_of("of the tower in a worker", *memory)
+    for key, text in TOWER_PARTS.items():
+        sizes = [size_text(part[key]) for part in memory.values()]
+        view.add_row(text, *sizes, style="bold" if key == "peak" else None)
+    return view
+
+
+def _tower_line(tower: Part) -> str:
+    least = tower["fsdp_pays_from"]
+    more = "this tower has more" if tower["parameters"] >= least else "this tower has fewer"
+    return f"tower.parallel: fsdp pays from some {least // 1_000_000} million parameters on; {more}"
 
 
 def _policy_lines(tables: Sequence[Part]) -> Iterator[str]:

@@ -376,7 +376,7 @@ class EmbeddingClient:
         with self._verdict, self._meter.apart():
             self._rows.fence(self.step)
             servers = self._rows.calls.ask(GetReport(digest), dict)
-        return self._figures(servers) | ({"state_digest": state_digest(servers, b"")} if digest else {})
+        return self._figures(servers) | ({"state_digest": state_digest(servers, [])} if digest else {})
 
     def _figures(self, servers: list[dict[str, Any]]) -> dict[str, Any]:
         return loop_figures(self._rows, self._ledger, servers, steps=self.step, dropped_rows=self.dropped_rows)

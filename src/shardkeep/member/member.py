@@ -84,7 +84,8 @@ class JobMember:
     @cached_property
     def kept(self) -> Path | None:
         """Where it keeps what its replacement resumes with; None = nowhere."""
-        keeps = self.control.member.role == "worker" or self.config.recovery.journal != "off"
+        worker = self.control.member.role == "worker"
+        keeps = self.config.tower.parallel == "ddp" if worker else self.config.recovery.journal != "off"
         return replaced_folder(self.control, self.folder) if self.config.recovery.restarts and keeps else None
 
     def live(self, life: Life, offer: Offer) -> None:

@@ -82,11 +82,9 @@ def run_in_process(
         origin = origin_of(resumed, config, data)
         run = build_run(config, data, process, transport, origin=origin, checkpoints=checkpoints)
         runs.append(run)
-        if resumed is not None:
-            run.load(resumed)
         # A snapshot that is being written ends with the service: nothing waits for it after an interrupt.
         link = Link(0, transport, Solo(), before_close=lambda: service.life.close("the job ends"))
-        generation = leaving.enter_context(run.enter(link))
+        generation = leaving.enter_context(run.enter(link, checkpoint=resumed))
         check_steps(config, run, generation, starts=True)
         summary = generation.train(lambda _step: should_stop())
     assert summary is not None  # rank 0 is the only one

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 from dataclasses import asdict
 from typing import Any
 
@@ -33,7 +34,7 @@ from shardkeep.workers.data.samples import Data
 from shardkeep.workers.data.sources.registry import open_data
 from shardkeep.workers.generation import Link
 from shardkeep.workers.reporting.summary import ProcessCounters
-from shardkeep.workers.rewind import Rewind
+from shardkeep.workers.rewind import LastStep, Rewind
 from shardkeep.workers.run import Continuation, TrainingRun
 from shardkeep.workers.timing.profiling import open_profile
 
@@ -64,8 +65,11 @@ class _Life:
         self._member, self._control, self._agreed, self._data = member, member.control, member.agreed, data
         self._run: TrainingRun | None = None
         member.metrics.show_worker(lambda: None if self._run is None else self._run.meters.figures)
-        self._rewind: Rewind | None = None
-        if member.config.recovery.restarts:
+        self._rewind: Rewind | LastStep | None = None
+        self._part = member.config.tower.parallel == "fsdp"
+        if member.config.recovery.restarts and self._part:
+            self._rewind = LastStep()
+        elif member.config.recovery.restarts:
             self._rewind = Rewind(member.kept, depth=kept_steps(member.config), on_lost=self._rewind_lost)
         if member.control.before is not None:
             self._agreed.follow(member.control.before)
@@ -80,10 +84,11 @@ class _Life:
         push."""
         kept = None if self._rewind is None else self._rewind.resume_range()
         if kept is None:
-            why = missed(self._control, "its tower states") if self._control.before else ""
+            kept_some = self._control.before and not self._part
+            why = missed(self._control, "its tower states") if kept_some else ""
             return ResumeRange(saved=self._agreed.saved, why=why)
         last = kept[1] if self._run is None else min(kept[1], self._run.client.pushes.next_step)
-        return ResumeRange(kept[0], last, holds=last >= kept[0], saved=self._agreed.saved)
+        return ResumeRange(kept[0], last, holds=last >= kept[0], part=self._part, saved=self._agreed.saved)
 
     def end(self) -> None:
         """The job is completed; no process will resume from the kept states."""
@@ -107,11 +112,13 @@ class _Life:
         device, backend = worker_device(config, formation, self._member.index)
         with contextlib.closing(self._connect(formation, backend)) as link:
             run = self._run_of(formation, link, device)
-            after = None
-            if not formation.restores:
+            after = checkpoint = None
+            if formation.restores:
+                checkpoint = self._checkpoint(formation)
+            else:
                 resumed = formation.origin > 0
                 after = Continuation(formation.start_step, formation.source, formation.lacking, resumed)
-            with run.enter(link, after) as generation:
+            with run.enter(link, after, checkpoint=checkpoint) as generation:
                 if run is not self._run:
                     check_steps(config, run, generation, starts=formation.generation == 1)
                 self._run = run
@@ -143,6 +150,8 @@ class _Life:
             self._run = None
             if self._rewind is not None:
                 self._rewind.clear()
+            if self._part:
+                gc.collect()  # a model in shards is part of a reference cycle
         if self._run is not None:
             return self._run
         config, checkpoint = self._member.config, self._checkpoint(formation)
@@ -150,7 +159,7 @@ class _Life:
             config.profile, self._member.folder, "worker", self._member.index, cuda=device.type == "cuda"
         )
         unknown = checkpoint is None and formation.origin > 0
-        run = build_run(
+        return build_run(
             config,
             self._data,
             WorkerProcess(
@@ -161,9 +170,6 @@ class _Life:
             checkpoints=self._agreed.checkpoints,
             rewind=self._rewind,
         )
-        if formation.restores and checkpoint is not None:
-            run.load(checkpoint)
-        return run
 
     def _checkpoint(self, formation: Formation) -> Checkpoint | None:
         """The checkpoint that steps are counted from: what a generation begins with, else any later one of the job."""

@@ -15,6 +15,10 @@ from tests.support.control_job import ListSink
 from tests.support.recovering import Recovering, checkpoint, held, report_lost, take_over, told
 
 
+def part(step: int) -> ResumeRange:
+    return ResumeRange(step, step, holds=True, part=True)
+
+
 @every(
     ("servers", "workers", "start"),
     [
@@ -29,6 +33,10 @@ from tests.support.recovering import Recovering, checkpoint, held, report_lost, 
         ([held(5, 5)], [held(6, 8)], None),
         ([held(5, 5)], [ResumeRange()], None),  # nobody holds a tower
         ([], [held(2, 3)], ResumePoint(3, 0)),
+        ([held(4, 6)], [part(5), part(5)], ResumePoint(5, 0)),
+        ([held(4, 6)], [part(5), part(6)], None),  # one rank finished the step, and no other has its part
+        ([held(4, 6)], [part(5), ResumeRange()], None),
+        ([held(4, 4)], [part(5), part(5)], None),
     ],
 )
 def test_a_generation_begins_at_the_last_step_at_which_all_can(
