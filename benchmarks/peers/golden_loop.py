@@ -54,7 +54,9 @@ def cpu_s(root: int) -> Counter[str]:
         with process.oneshot():
             line, times = " ".join(process.cmdline()), process.cpu_times()
         roles = {"server ": "servers", "golden_loop.py": "trainers"}
-        role = next((role for mark, role in roles.items() if mark in line and "torch.distributed" not in line), "others")
+        role = next(
+            (role for mark, role in roles.items() if mark in line and "torch.distributed" not in line), "others"
+        )
         found[role] += times.user + times.system
     return found
 
