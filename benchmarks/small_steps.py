@@ -1,4 +1,5 @@
-"""Short steps: TorchRec's golden example over our servers beside TorchRec's own sharding, CPU ms a step of all processes.
+"""Short steps: TorchRec's golden example over our servers beside TorchRec's own sharding, CPU ms a step of all
+processes.
 
 Two trainers on two cores, random ids, `shard` and `shardkeep with --servers 1`. The CPU is the slope between two step
 counts of one run, so that no start counts. `--before` is another checkout of this project, to compare with. Needs

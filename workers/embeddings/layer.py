@@ -136,7 +136,7 @@ class Embeddings:
         sizes_F = [height * dim for height, dim in zip(heights_F, self._dims_F, strict=True)]
         # torch keeps pinned memory until its copy is done, and for the next one
         host = torch.empty(sum(sizes_F), dtype=torch.float32, pin_memory=device.type == "cuda")
-        addresses_F = host.data_ptr() + 4 * (np.cumsum(sizes_F) - sizes_F)
+        addresses_F = host.data_ptr() + 4 * (np.cumsum(sizes_F, dtype=np.int64) - np.array(sizes_F, dtype=np.int64))
         kernels.pool_features(*self._arrays(plan), rows.flat, start, stop, addresses_F, self._widths_F)
         pooled = host.to(device, non_blocking=True)
         if len(set(self._dims_F)) == 1 and not self._unpooled:
@@ -181,7 +181,9 @@ class Embeddings:
             return
         _check_gradient("of all", grad, (plan.num_samples, sum(self._dims_F)))
         host = grad.contiguous() if grad.is_cpu else to_host([grad])[0]
-        on_host = dict(zip(self._dims, host.split(self._dims_F, dim=1), strict=True)) if self._max_features else {}
+        on_host = (
+            dict(zip(self._dims, torch.split(host, self._dims_F, dim=1), strict=True)) if self._max_features else {}
+        )
         self._add(plan, *self._side_by_side(host), on_host, grads, None, rows)
 
     def _add(

@@ -180,7 +180,9 @@ class EmbeddingBagCollection(_Collection):
 
     def _by_feature(self, inputs: Mapping[str, Jagged], rows: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         if ALL in rows:
-            return dict(zip(self.features, rows[ALL].split(list(self.feature_dims.values()), dim=1), strict=True))
+            return dict(
+                zip(self.features, torch.split(rows[ALL], list(self.feature_dims.values()), dim=1), strict=True)
+            )
         repeats = {} if isinstance(inputs, Keyed) else {name: inputs[name].inverse for name in self.features}
         return {
             name: rows[name] if (i := repeats.get(name)) is None else rows[name].index_select(0, i)

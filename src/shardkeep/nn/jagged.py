@@ -62,8 +62,6 @@ class Keyed(Mapping[str, Jagged]):
 
     def chosen(self, names: Sequence[str]) -> Keyed:
         """Some of the features, in another order."""
-        if list(names) == list(self.names):
-            return self
         at, parts = [self.names.index(name) for name in names], [self[name] for name in names]
         weights = None if self.weights is None else torch.cat([part.weights_or_none() for part in parts])
         return Keyed(names, torch.cat([part.ids for part in parts]), self.counts[at], weights)
@@ -71,8 +69,8 @@ class Keyed(Mapping[str, Jagged]):
     @cached_property
     def _parts(self) -> dict[str, Jagged]:
         sizes: list[int] = self.counts.sum(1).tolist()
-        own = [None] * len(sizes) if self.weights is None else self.weights.split(sizes)
-        return dict(zip(self.names, map(Jagged, self.ids.split(sizes), self.counts, own), strict=True))
+        own = [None] * len(sizes) if self.weights is None else torch.split(self.weights, sizes)
+        return dict(zip(self.names, map(Jagged, torch.split(self.ids, sizes), self.counts, own), strict=True))
 
     def __getitem__(self, name: str) -> Jagged:
         return self._parts[name]
@@ -97,6 +95,8 @@ def jagged_of(features: Any, names: Sequence[str]) -> Mapping[str, Jagged]:
     if not isinstance(found, Mapping):
         kind = type(features).__name__
         raise UserError(f"features are a {kind}; allowed: a dict of feature name to tensors, or a KeyedJaggedTensor")
+    if isinstance(found, Keyed) and list(found.names) == list(names):
+        return found
     for name in names:
         if name not in found:
             raise UserError(f"feature {name}: is missing; there are {', '.join(map(str, found)) or 'none'}")
