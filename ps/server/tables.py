@@ -8,6 +8,7 @@ Knows no message and no gate.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import threading
 import time
 from collections.abc import Collection, Iterator, Sequence
@@ -34,8 +35,7 @@ if TYPE_CHECKING:  # their kernels take a fifth of a second
     from shardkeep.ps.server.table.policies.admission import Admission
     from shardkeep.ps.server.table.policies.eviction import Eviction
 
-FEW_ROWS = 4096
-"""Up to so many rows, one kernel call under all locks costs less than one for each lock."""
+FEW_ROWS = 4096  # for which one kernel call under all locks costs less than one for each lock
 MOST_LOCKS = 4
 """The number of RPC threads: each can work on other tables. A machine with fewer cores has fewer locks."""
 
@@ -260,21 +260,15 @@ class Tables(Sequence[Table]):
     def _parts(
         self, sections: SectionIds, widths_T: Ints, *, changing: bool = False
     ) -> Iterator[tuple[slice, slice, slice]]:
-        """For each lock in turn: its sections, their ids and their values, `widths_T` a row. Holds the lock during the
-        iteration. A few rows come together, under the locks of all."""
+        """By lock, which is held: its sections, ids and values, `widths_T` a row. Few rows come together."""
         starts, values_S1 = sections.starts_S1, _value_starts(sections, widths_T)
-        if 0 < sections.ids_V.size <= FEW_ROWS:
-            with contextlib.ExitStack() as held:
-                for lock, change in zip(self._locks, self._changes, strict=True):
-                    held.enter_context(lock)
-                    if changing:
-                        held.enter_context(change)
-                yield slice(0, sections.tables_S.size), slice(0, sections.ids_V.size), slice(0, int(values_S1[-1]))
-            return
-        bounds = np.searchsorted(sections.tables_S, self._bounds).tolist()
-        for lock, change, first, end in zip(self._locks, self._changes, bounds, bounds[1:], strict=False):
+        bounds, together = np.searchsorted(sections.tables_S, self._bounds).tolist(), sections.ids_V.size <= FEW_ROWS
+        for lock, (first, end) in enumerate([(0, bounds[-1])] if together else itertools.pairwise(bounds)):
+            which = slice(None) if together else slice(lock, lock + 1)
             if first < end:
-                with lock, change if changing else contextlib.nullcontext():
+                with contextlib.ExitStack() as held:
+                    for each in (*self._locks[which], *(self._changes[which] if changing else ())):
+                        held.enter_context(each)
                     yield (
                         slice(first, end),
                         slice(int(starts[first]), int(starts[end])),

@@ -47,7 +47,6 @@ class Embeddings:
         self._dims = {name: self.table_dims[table] for name, table in self.table_of.items()}
         self._dims_F = list(self._dims.values())
         self._widths_F = np.array(self._dims_F, dtype=np.int64)
-        self._columns_F = np.cumsum(self._widths_F) - self._widths_F  # of each feature where all are side by side
         self.feature_dims = {feature.name: self._dims[feature.name] for feature in schema.features}
         """Values per sample that the model gets for each feature."""
         self.sequences = {
@@ -98,13 +97,9 @@ class Embeddings:
     def lookup_joined(self, plan: Plan, rows: JaggedRows, device: torch.device) -> torch.Tensor:
         """As `lookup`, where every feature is pooled: all features side by side in one leaf (B, sum of D)."""
         host = torch.empty(plan.num_samples, sum(self._dims_F), pin_memory=device.type == "cuda")
-        places = self._side_by_side(host)
+        places = _side_by_side(host, self._widths_F)
         kernels.pool_features(*self._arrays(plan), self._fitting(plan, rows).flat, 0, plan.num_samples, *places)
         return host.to(device, non_blocking=True).requires_grad_()
-
-    def _side_by_side(self, host: torch.Tensor) -> tuple[Ints, Ints]:
-        """The address of each feature in a matrix (B, sum of D), and the matrix's width for each."""
-        return host.data_ptr() + 4 * self._columns_F, np.full_like(self._widths_F, host.shape[1])
 
     def _fitting(self, plan: Plan, rows: Mapping[str, Rows]) -> JaggedRows:
         """The rows in the plan's layout. Raises ProtocolError."""
@@ -184,7 +179,7 @@ class Embeddings:
         on_host = (
             dict(zip(self._dims, torch.split(host, self._dims_F, dim=1), strict=True)) if self._max_features else {}
         )
-        self._add(plan, *self._side_by_side(host), on_host, grads, None, rows)
+        self._add(plan, *_side_by_side(host, self._widths_F), on_host, grads, None, rows)
 
     def _add(
         self,
@@ -238,6 +233,12 @@ def scale_rows(grads: JaggedRows, factor: float) -> None:
 def all_finite_rows(grads: JaggedRows) -> bool:
     """Whether no row holds an infinity or a NaN."""
     return bool(all_finite(grads.flat.view(np.uint32)))
+
+
+def _side_by_side(host: torch.Tensor, widths_F: Ints) -> tuple[Ints, Ints]:
+    """The address of each feature in a matrix (B, sum of D), and the matrix's width for each."""
+    columns_F = np.cumsum(widths_F) - widths_F
+    return host.data_ptr() + 4 * columns_F, np.full_like(columns_F, host.shape[1])
 
 
 def _given(rows: Mapping[str, Rows] | None) -> Mapping[str, Rows]:

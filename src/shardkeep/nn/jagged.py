@@ -44,6 +44,7 @@ class Jagged:
         return self.weights
 
 
+@dataclass(frozen=True, eq=False)
 class Keyed(Mapping[str, Jagged]):
     """Features that stand one after the other in one tensor, with as many samples each. Parts are made when one is
     read.
@@ -55,10 +56,10 @@ class Keyed(Mapping[str, Jagged]):
         weights: Of each id (N,), None = none.
     """
 
-    def __init__(
-        self, names: Sequence[str], ids: torch.Tensor, counts: torch.Tensor, weights: torch.Tensor | None
-    ) -> None:
-        self.names, self.ids, self.counts, self.weights = names, ids, counts, weights
+    names: Sequence[str]
+    ids: torch.Tensor
+    counts: torch.Tensor
+    weights: torch.Tensor | None
 
     def chosen(self, names: Sequence[str]) -> Keyed:
         """Some of the features, in another order."""
