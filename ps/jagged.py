@@ -136,6 +136,11 @@ class SectionIds:
     def __bool__(self) -> bool:
         return self.ids_V.size > 0
 
+    @property
+    def counts(self) -> Ints:
+        """How many ids each section has."""
+        return self.starts_S1[1:] - self.starts_S1[:-1]  # a fifth of the time of np.diff
+
     def same(self, other: SectionIds) -> bool:
         return (
             np.array_equal(self.tables_S, other.tables_S)

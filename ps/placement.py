@@ -95,7 +95,7 @@ def split(ids: JaggedIds, num_servers: int) -> Split:
     """Splits ids among servers; keeps their order within each server."""
     ids_V, starts_T1 = ids.ids_V, ids.layout.starts_T1
     if num_servers == 1:
-        return Split(None, (0, ids_V.size), np.diff(starts_T1).reshape(1, -1))
+        return Split(None, (0, ids_V.size), (starts_T1[1:] - starts_T1[:-1]).reshape(1, -1))
     order_V, starts = np.empty(ids_V.size, dtype=np.int64), np.zeros(num_servers + 1, dtype=np.int64)
     counts_ST = np.zeros((num_servers, starts_T1.size - 1), dtype=np.int64)
     placement_kernels.group(for_kernels(ids_V, np.int64), starts_T1, num_servers, order_V, starts, counts_ST)

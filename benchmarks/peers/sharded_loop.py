@@ -12,7 +12,7 @@ import logging
 import os
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -91,14 +91,14 @@ def batches(options: Options, rank: int) -> list[Batch]:
     return found
 
 
-def by_torchrec(model: nn.Module, options: Options) -> nn.Module:
+def by_torchrec(model: nn.Module, batch: int, tables: Sequence[str]) -> nn.Module:
     kernels = [EmbeddingComputeKernel.FUSED.value]
     only = ParameterConstraints(sharding_types=[ShardingType.TABLE_WISE.value], compute_kernels=kernels)
-    world = options.workers
+    world = dist.get_world_size()
     planner = EmbeddingShardingPlanner(
         topology=Topology(world_size=world, compute_device="cpu", local_world_size=world),
-        batch_size=options.batch,
-        constraints=dict.fromkeys([*NAMES, "item"], only),
+        batch_size=batch,
+        constraints=dict.fromkeys(tables, only),
     )
     plan = planner.collective_plan(model, SHARDERS, dist.group.WORLD)
     env = ShardingEnv.from_process_group(dist.group.WORLD)
@@ -123,7 +123,7 @@ def main(side: str, options: Options, output: Path) -> None:
         client = shardkeep.connect(tables=tables_of(model))
         model = DistributedModelParallel(shard(model, client), device=CPU)
     else:
-        model = by_torchrec(model, options)
+        model = by_torchrec(model, options.batch, [*NAMES, "item"])
     dense = KeyedOptimizerWrapper(
         dict(in_backward_optimizer_filter(model.named_parameters())), lambda p: torch.optim.SGD(p, lr=LR, fused=True)
     )

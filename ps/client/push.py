@@ -178,10 +178,12 @@ class Pusher:
         self.window = window
         """Most steps without an acknowledgement."""
         self._unacknowledged: dict[int, _Unacknowledged] = {}
+        self._held: tuple[int, dict[int, Bytes]] | None = None
 
     def restart(self, step: int) -> None:
         """Forgets unacknowledged pushes: all steps from `step` on are pushed again."""
         self._unacknowledged.clear()
+        self._held = None
         self.next_step = step
 
     @property
@@ -218,6 +220,7 @@ class Pusher:
         """Returns a step's pushes by server. Blocks until the window of unacknowledged steps has room.
 
         Raises as `RowClient.push`."""
+        self.send_held()
         if step in self._unacknowledged:
             raise ProtocolError(f"step {step} was pushed before and is not acknowledged yet; a step is pushed once")
         compressor = self._compressor
@@ -276,13 +279,29 @@ class Pusher:
             future = self._calls.send(server, message, then)
             (pending.futures if pull is None or then is None else pull.futures).append((server, future))
 
+    def hold(self, step: int, pushes: dict[int, Bytes]) -> None:
+        """Keeps a step's pushes until `take_held` or `send_held`."""
+        self._held, self.next_step = (step, pushes), step + 1
+
+    def take_held(self) -> tuple[int, dict[int, Bytes]] | None:
+        """The held pushes, which the caller sends."""
+        held, self._held = self._held, None
+        return held
+
+    def send_held(self) -> None:
+        """Sends the held pushes alone."""
+        if (held := self.take_held()) is not None:
+            self.send(*held, {}, None)
+
     def wait_acknowledged(self, *, in_step: bool = True) -> None:
         """Blocks until every push is acknowledged; `in_step`: a step waits for it. Raises as `PullHandle.result`."""
+        self.send_held()
         for step in sorted(self._unacknowledged):
             self._finish(step, self._replies if in_step else self._calls.replies)
 
     def acknowledged_within(self, limit_s: float) -> bool:
         """Whether every push is acknowledged; blocks up to `limit_s` seconds."""
+        self.send_held()
         futures = [future for pending in self._unacknowledged.values() for future in pending.all()]
         return not concurrent.futures.wait(futures, timeout=limit_s).not_done
 

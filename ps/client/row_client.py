@@ -128,10 +128,15 @@ class RowClient:
         if self._sync:
             self.wait_acknowledged()
         for_push = for_push and not self._frozen.issuperset(request.ids)
-        return self.pulls.send(Kind.PULL, step, request, for_push=for_push)
+        if (held := self.pushes.take_held()) is None:
+            return self.pulls.send(Kind.PULL, step, request, for_push=for_push)
+        pull = self.pulls.prepared(Kind.PULL, step, request, for_push=for_push)
+        self.pushes.send(*held, self.pulls.messages(pull, step), pull)
+        return pull
 
     def read(self, request: Request) -> PullHandle:
         """Requests rows as they are now, without a promise of order (evaluation)."""
+        self.pushes.send_held()
         return self.pulls.send(Kind.READ, 0, request)
 
     def fence(self, step: int) -> None:
@@ -160,6 +165,7 @@ class RowClient:
         pulls: PullHandles = (),
         last: bool = False,
         lr_factor: float = 1,
+        rides: bool = False,
     ) -> None:
         """Sends the gradients (U, D) of the request's rows; returns without waiting for the acknowledgement,
         unless as many steps as the consistency mode allows are already unacknowledged. Gradients of frozen tables are
@@ -172,10 +178,15 @@ class RowClient:
         `lr_factor`: multiplies the row optimizers' learning rates in this update, as a schedule does; 1.2e-38 to
         3.4e38, rounded to float32. In `sync`, all ranks push the same factor at a step.
 
+        `rides`: the next pull carries it in its call, or the next call of another kind sends it. Not in `sync`, where
+        other ranks may wait for it.
+
         Raises ProtocolError if gradients do not fit the request, the step was pushed before or `lr_factor` is out of
         bounds, and what `PullHandle.result` raises if an earlier push failed."""
         messages = self.pushes.messages(step, request, grads, pulls, last=last, lr_factor=lr_factor)
-        self.pushes.send(step, messages, {}, None)
+        self.pushes.hold(step, messages)
+        if not rides:
+            self.pushes.send_held()
 
     def exchange(
         self,

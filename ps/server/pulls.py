@@ -172,7 +172,7 @@ class Replies:
 
     def rows(self, message: Packed, sections: SectionIds, *, staleness: int) -> tuple[Bytes, FoundSlots]:
         """The ROWS message of a PULL or READ, and the result of the pull."""
-        rows_S, reads = np.diff(sections.starts_S1), message.kind is Kind.READ
+        rows_S, reads = sections.counts, message.kind is Kind.READ
         formats, names, area = self._plain if reads else self._formats, dict[str, Any](), EMPTY
         begin = partial(
             allocate,

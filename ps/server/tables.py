@@ -8,6 +8,7 @@ Knows no message and no gate.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import threading
 import time
 from collections.abc import Collection, Iterator, Sequence
@@ -34,6 +35,7 @@ if TYPE_CHECKING:  # their kernels take a fifth of a second
     from shardkeep.ps.server.table.policies.admission import Admission
     from shardkeep.ps.server.table.policies.eviction import Eviction
 
+FEW_ROWS = 4096  # for which one kernel call under all locks costs less than one for each lock
 MOST_LOCKS = 4
 """The number of RPC threads: each can work on other tables. A machine with fewer cores has fewer locks."""
 
@@ -154,7 +156,7 @@ class Tables(Sequence[Table]):
         """Makes room, then updates rows of tables whose locks the caller holds. Returns their slots, and the number of
         absent rows on which admission decides, whose slots are -1, in each section."""
         sections, pulled = gradients.sections, gradients.pulled
-        tables_S, rows_S = sections.tables_S, np.diff(sections.starts_S1)
+        tables_S, rows_S = sections.tables_S, sections.counts
         slots_V = np.empty(sections.ids_V.size, dtype=np.int64) if pulled is None else pulled.slots_V
         absent_S = np.empty(tables_S.size, dtype=np.int64)
         if self._has_policies:  # rows may have moved since the pull
@@ -258,13 +260,15 @@ class Tables(Sequence[Table]):
     def _parts(
         self, sections: SectionIds, widths_T: Ints, *, changing: bool = False
     ) -> Iterator[tuple[slice, slice, slice]]:
-        """For each lock in turn: its sections, their ids and their values, `widths_T` a row. Holds the lock during the
-        iteration."""
+        """By lock, which is held: its sections, ids and values, `widths_T` a row. Few rows come together."""
         starts, values_S1 = sections.starts_S1, _value_starts(sections, widths_T)
-        bounds = np.searchsorted(sections.tables_S, self._bounds).tolist()
-        for lock, change, first, end in zip(self._locks, self._changes, bounds, bounds[1:], strict=False):
+        bounds, together = np.searchsorted(sections.tables_S, self._bounds).tolist(), sections.ids_V.size <= FEW_ROWS
+        for lock, (first, end) in enumerate([(0, bounds[-1])] if together else itertools.pairwise(bounds)):
+            which = slice(None) if together else slice(lock, lock + 1)
             if first < end:
-                with lock, change if changing else contextlib.nullcontext():
+                with contextlib.ExitStack() as held:
+                    for each in (*self._locks[which], *(self._changes[which] if changing else ())):
+                        held.enter_context(each)
                     yield (
                         slice(first, end),
                         slice(int(starts[first]), int(starts[end])),
@@ -330,7 +334,7 @@ def held_tables(specs: Sequence[TableSpec]) -> list[tuple[TableSpec, str]]:
 def _value_starts(sections: SectionIds, widths_T: Ints) -> Ints:
     """Where the values of each section begin, and where the last one ends."""
     values_S1 = np.zeros(sections.starts_S1.size, dtype=np.int64)
-    np.cumsum(np.diff(sections.starts_S1) * widths_T[sections.tables_S], out=values_S1[1:])
+    np.cumsum(sections.counts * widths_T[sections.tables_S], out=values_S1[1:])
     return values_S1
 
 

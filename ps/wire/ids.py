@@ -211,7 +211,7 @@ def _check_tables(packed: Packed, catalog: Catalog, first: int, end: int) -> Non
     tables_S = packed.tables_S[first:end]
     if tables_S.size and int(tables_S.max()) >= len(catalog):
         raise ProtocolError(f"table {int(tables_S.max())} of {len(catalog)}")
-    if (disorder_S := np.diff(tables_S) <= 0).any():
+    if (disorder_S := tables_S[1:] <= tables_S[:-1]).any():
         s = int(disorder_S.argmax())
         raise CorruptMessage(
             f"{packed.kind.name}: table {tables_S[s + 1]} follows table {tables_S[s]}; "

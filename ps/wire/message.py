@@ -109,12 +109,12 @@ class Packed:
     @property
     def id_sizes(self) -> Ints:
         """Bytes of each section's ids, (S,)."""
-        return np.diff(self.ids_at_S1)
+        return self.ids_at_S1[1:] - self.ids_at_S1[:-1]
 
     @property
     def value_sizes(self) -> Ints:
         """Bytes of each section's values, (S,)."""
-        return np.diff(self.values_at_S1)
+        return self.values_at_S1[1:] - self.values_at_S1[:-1]
 
     def values_of(self, s: int) -> Bytes:
         """The values of section `s`, a view."""

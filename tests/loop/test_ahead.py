@@ -127,3 +127,13 @@ def test_a_factor_multiplies_the_learning_rate_of_a_step() -> None:
             client.apply(rows, lr_factor=factor)
             found.append(before - client.read({"user": torch.tensor([1])})["user"])
     torch.testing.assert_close(found, [torch.full((1, 4), 0.4), torch.full((1, 4), 0.1)])
+
+
+@pytest.mark.parametrize("mode", ["bounded", "async"])
+def test_no_push_stays_behind_when_a_loop_with_rows_ahead_reads_or_ends(mode: str) -> None:
+    with EmbeddingClient.local(TABLES, seed=5, consistency=mode) as client:
+        for step, (ids, rows) in enumerate(client.ahead(batches(), lambda ids: {"user": ids})):
+            before = client.read({"user": ids})["user"]
+            train(client, rows)
+            assert not torch.equal(client.read({"user": ids})["user"], before), step
+        assert client.summary()["steps"] == 12

@@ -289,3 +289,28 @@ def test_rows_of_a_collection_come_and_go_by_the_rules_of_their_table() -> None:
         assert changed() == [5]
         (figures,) = client.summary()["tables"]
         assert (figures["evicted_rows"], figures["admitted_rows"], figures["refused_rows"]) == (1, 2, 4)
+
+
+@pytest.mark.parametrize("pooling", ["sum", "mean", "max"])
+def test_joined_rows_train_as_the_rows_of_each_feature(pooling: Any) -> None:
+    """Also where the keys stand in another order than the features."""
+    with EmbeddingClient.local(TABLES, seed=3) as one, EmbeddingClient.local(TABLES, seed=3) as other:
+        joined = EmbeddingBagCollection(one, FEATURES, pooling=pooling, joined=True)
+        apart = EmbeddingBagCollection(other, FEATURES, pooling=pooling)
+        for step in range(3):
+            parts = batch(step)
+            side_by_side = joined.joined(Keyed({name: parts[name] for name in reversed(parts)}))
+            rows = torch.cat(list(apart(parts).values()), dim=1)
+            torch.testing.assert_close(side_by_side, rows, rtol=0, atol=0)
+            weights = torch.arange(1.0, 1 + rows.shape[1])
+            (side_by_side.square() * weights).sum().backward()
+            (rows.square() * weights).sum().backward()
+        assert one.summary(digest=True)["state_digest"] == other.summary(digest=True)["state_digest"]
+
+
+def test_joined_rows_are_those_of_each_feature_where_a_table_is_frozen() -> None:
+    tables = [TABLES[0], TABLES[1].model_copy(update={"freeze": True})]
+    with EmbeddingClient.local(tables, seed=3) as client:
+        collection = EmbeddingBagCollection(client, FEATURES, joined=True)
+        rows = torch.cat(list(collection(batch(0)).values()), dim=1)
+        torch.testing.assert_close(collection.joined(Keyed(batch(0))), rows, rtol=0, atol=0)

@@ -134,11 +134,7 @@ class Tower:
             context=self.precision.autocast, say=say,
         )  # fmt: skip
         form = compression or TowerCompressionConfig()
-        shard: Callable[[Collective], Shards | None] | None = None
-        if config.parallel == "fsdp":
-            from shardkeep.workers.dense.shards import sharded  # here: other jobs do not load FSDP
-
-            shard = partial(sharded, self.model, device, half=self.precision.chosen.dtype)
+        shard = _sharding(config, self.model, device, self.precision.chosen.dtype)
         self.sums = GradientSums(switch, parameters, form, sync=sync, device=device, watch=self.watch, shard=shard)
         self._micro_batches = MicroBatches(seed, device)
         self.join(Solo())
@@ -313,6 +309,17 @@ class Tower:
     def digest_bytes(self) -> bytes:
         """All of `digest_parts`."""
         return b"".join(digest_parts(self))
+
+
+def _sharding(
+    config: TowerConfig, model: nn.Module, device: torch.device, half: torch.dtype | None
+) -> Callable[[Collective], Shards | None] | None:
+    """What makes shards of the model over ranks; None = it stays whole."""
+    if config.parallel != "fsdp":
+        return None
+    from shardkeep.workers.dense.shards import sharded  # here: other jobs do not load FSDP
+
+    return partial(sharded, model, device, half=half)
 
 
 def digest_parts(tower: Tower) -> Iterator[bytes]:

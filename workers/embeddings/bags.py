@@ -50,14 +50,42 @@ class Bag:
     pooling: Literal["sum", "mean", "max", "none"] = "sum"
 
 
+@dataclass(frozen=True, eq=False)
+class BagForm:
+    """What the bags of some features have in common in every step. `joined`: their pooled rows become one matrix."""
+
+    features: tuple[Feature, ...]
+    joined: bool = False
+
+
+@dataclass(frozen=True)
+class KeyedBags:
+    """The bags of several features in two tensors, as TorchRec's KeyedJaggedTensor has them. Without weights.
+
+    Args:
+        form: The features in their order; the tables are those of the client.
+        values: Ids of all bags of the first feature, then of the next one (N,).
+        lengths: Ids of each bag (F, B).
+    """
+
+    form: BagForm
+    values: torch.Tensor
+    lengths: torch.Tensor
+
+
+ALL = "all features"
+"""What `Pooled` has instead of features where they are joined: their pooled rows side by side, (B, sum of D)."""
+
+
 @dataclass(frozen=True, slots=True)
 class BagPlan:
-    """What some bags need, before their rows are there."""
+    """What some bags need, before their rows are there. `bags`: none where they were keyed."""
 
     embeddings: Embeddings
     plan: Plan
     bags: Mapping[str, Bag]
     device: torch.device
+    joined: bool = False
 
     def with_weights(self) -> BagPlan:
         """Calls what returns weights; the plan itself where no bag has such a function. Raises UserError."""
@@ -78,7 +106,19 @@ class BagPlanner:
 
     def __init__(self, tables: Mapping[str, TableSpec]) -> None:
         self._tables = tables
-        self._known: dict[tuple[Feature, ...], Embeddings] = {}
+        self._known: dict[tuple[Feature, ...] | BagForm, Embeddings] = {}
+
+    def _embeddings(self, key: tuple[Feature, ...] | BagForm, features: tuple[Feature, ...]) -> Embeddings:
+        if key not in self._known:
+            self._known[key] = Embeddings(Schema((), features), self._tables)
+        return self._known[key]
+
+    def plan_keyed(self, bags: KeyedBags) -> BagPlan:
+        """As `plan`, in one pass over all features."""
+        embeddings = self._embeddings(bags.form, bags.form.features)
+        values_N, lengths = flat_ids("features", bags.values)[0], _numbers("of all", bags.lengths, np.int32)
+        plan = embeddings.plan_keyed(values_N, lengths.reshape(bags.lengths.shape))
+        return BagPlan(embeddings, plan, {}, bags.values.device, bags.form.joined and not embeddings.frozen_features)
 
     def plan(self, bags: Mapping[str, Bag]) -> BagPlan:
         """Checks and deduplicates the ids of some features. Raises UserError and DataError."""
@@ -88,12 +128,11 @@ class BagPlanner:
             counts = ", ".join(f"{size} of {name}" for name, size in list(sizes.items())[:4])
             raise DataError(f"the features have different numbers of bags: {counts}; allowed: the same of all")
         features = tuple(_feature(name, bag) for name, bag in bags.items())
-        if features not in self._known:
-            self._known[features] = Embeddings(Schema((), features), self._tables)
+        embeddings = self._embeddings(features, features)
         count = next(iter(sizes.values()), 0)
         batch = Batch(np.empty((count, 0), np.float32), ragged, np.empty((count, 0), np.float32))
         device = next((bag.values.device for bag in bags.values() if isinstance(bag.values, torch.Tensor)), _CPU)
-        return BagPlan(self._known[features], self._known[features].plan(batch), bags, device)
+        return BagPlan(embeddings, embeddings.plan(batch), bags, device)
 
 
 class Pooled(Lookup):
@@ -107,11 +146,16 @@ class Pooled(Lookup):
         planned = planned.with_weights()
         self.owner, self.pull, self.step = owner, pull, pull.fetch.step
         self._planned, self._rows = planned, rows
-        self._leaves = planned.embeddings.lookup(planned.plan, rows, device=planned.device)
-        self._outputs = {name: self._with_weights(name, leaf) for name, leaf in self._leaves.items()}
+        if planned.joined:
+            self._leaves = {ALL: planned.embeddings.lookup_joined(planned.plan, rows, planned.device)}
+        else:
+            self._leaves = planned.embeddings.lookup(planned.plan, rows, device=planned.device)
+        self._outputs = self._leaves | {
+            name: self._with_weights(name, bag.weights) for name, bag in planned.bags.items() if bag.weights is not None
+        }
 
-    def _with_weights(self, name: str, leaf: torch.Tensor) -> torch.Tensor:
-        weights = self._planned.bags[name].weights
+    def _with_weights(self, name: str, weights: Any) -> torch.Tensor:
+        leaf = self._leaves[name]
         if not (isinstance(weights, torch.Tensor) and weights.requires_grad):
             return leaf
         feature = self._planned.plan.feature(name)
@@ -129,7 +173,11 @@ class Pooled(Lookup):
 
     def collect(self, grads: JaggedRows) -> None:
         """Adds the gradients of the features that `backward` has reached to zeros of the request's rows."""
-        self._planned.embeddings.collect(self._planned.plan, self._leaves, grads, rows=self._rows)
+        embeddings, plan = self._planned.embeddings, self._planned.plan
+        if self._planned.joined:
+            embeddings.collect_joined(plan, self._leaves[ALL], grads, self._rows)
+        else:
+            embeddings.collect(plan, self._leaves, grads, rows=self._rows)
 
     def gradients(self) -> dict[str, tuple[Ids, Rows]]:
         reached = {name for name, leaf in self._leaves.items() if leaf.grad is not None}
@@ -137,7 +185,8 @@ class Pooled(Lookup):
         unique = self._planned.plan.unique
         grads = JaggedRows.zeros(unique)
         self.collect(grads)
-        tables = {self._planned.bags[name].table or name for name in reached}
+        table_of = self._planned.embeddings.table_of
+        tables = set(table_of.values() if ALL in reached else (table_of[name] for name in reached))
         return {table: (unique[table], grad_UD) for table, grad_UD in grads.items() if table in tables}
 
 

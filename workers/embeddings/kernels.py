@@ -158,7 +158,7 @@ def add_gathered(grad_BD: Floats, inverse_B: Int32s, grad_UD: Floats) -> None:
     """The transpose of `gather_rows`, added: `grad_U[inverse[b]] += grad_B[b]`, in the order of b."""
     for b in range(inverse_B.size):
         u = inverse_B[b]
-        for d in range(grad_BD.shape[1]):
+        for d in range(grad_UD.shape[1]):
             grad_UD[u, d] += grad_BD[b, d]
 
 
@@ -173,7 +173,7 @@ def add_pooled(
         for n in range(start, end):
             u = inverse_N[n]
             weight = weights_N[n] if weights_N.size > 0 else scale
-            for d in range(grad_BD.shape[1]):
+            for d in range(grad_UD.shape[1]):
                 grad_UD[u, d] += weight * grad_BD[b, d]
 
 
@@ -223,7 +223,44 @@ SUM, MEAN, MAX, NONE = 0, 1, 2, 3  # POOLING; NONE = a row for each id, and offs
 _FEATURES = f"int64[:,::1], {_POSITIONS}, {_POSITIONS}, {_WEIGHTS}, int64[::1], int64[::1]"
 
 
-@kernel(f"void({_FEATURES}, {_VALUES}, int64, int64, float32[::1])")
+@kernel(f"int64({_IDS}, Array(int32, 2, 'C', readonly=True), int64[:,::1], int64[::1], int64[::1], int32[::1])")
+def lay_out(values_N: Ints, lengths_FB: Int32s, features: Ints, bounds_T1: Ints, ids_N: Ints, offsets: Int32s) -> int:
+    """Puts the ids of unweighted features, one feature after the other, in the order of their tables, and fills in the
+    columns of `features` and the offsets, of which it returns the number. Table t then has the ids from `bounds[t]` up
+    to `bounds[t + 1]`. Returns -1 for lengths that are below 0 or not those of so many ids."""
+    bounds_T1[:] = 0
+    for f in range(lengths_FB.shape[0]):
+        count = 0
+        for b in range(lengths_FB.shape[1]):
+            if lengths_FB[f, b] < 0:
+                return -1
+            count += lengths_FB[f, b]
+        features[f, NUM_IDS] = count
+        bounds_T1[features[f, TABLE] + 1] += count
+    for t in range(bounds_T1.size - 1):
+        bounds_T1[t + 1] += bounds_T1[t]
+    if bounds_T1[-1] != values_N.size:
+        return -1
+    ends_T = bounds_T1.copy()
+    at = offsets_at = 0
+    for f in range(lengths_FB.shape[0]):
+        count, to, single = features[f, NUM_IDS], ends_T[features[f, TABLE]], features[f, POOLING] != NONE
+        ids_N[to : to + count] = values_N[at : at + count]
+        features[f, IDS_AT] = to
+        ends_T[features[f, TABLE]] += count
+        at += count
+        for b in range(lengths_FB.shape[1]):
+            single &= lengths_FB[f, b] == 1
+        if not single:
+            features[f, OFFSETS_AT] = offsets_at
+            offsets[offsets_at] = 0
+            for b in range(lengths_FB.shape[1]):
+                offsets[offsets_at + b + 1] = offsets[offsets_at + b] + lengths_FB[f, b]
+            offsets_at += lengths_FB.shape[1] + 1
+    return offsets_at
+
+
+@kernel(f"void({_FEATURES}, {_VALUES}, int64, int64, int64[::1], int64[::1])")
 def pool_features(
     features: Ints,
     inverse_N: Int32s,
@@ -234,11 +271,11 @@ def pool_features(
     values: Floats,
     start: int,
     stop: int,
-    out: Floats,
+    addresses_F: Ints,
+    widths_F: Ints,
 ) -> None:
-    """`gather_rows`, `pool_rows` or `pool_max` of samples [start, stop) for every feature, one (B, D) after the other
-    in `out`; with `NONE` (N, D)."""
-    to = 0
+    """`gather_rows`, `pool_rows` or `pool_max` of samples [start, stop) for every feature, (B, D) to its address; with
+    `NONE` (N, D). A row begins `widths[f]` values after the one before."""
     for f in range(features.shape[0]):
         table, ids_at, num_ids = features[f, TABLE], features[f, IDS_AT], features[f, NUM_IDS]
         offsets_at, weights_at = features[f, OFFSETS_AT], features[f, WEIGHTS_AT]
@@ -248,8 +285,7 @@ def pool_features(
         unpooled = features[f, POOLING] == NONE
         first = int(offsets[offsets_at + start]) if unpooled else start
         last = int(offsets[offsets_at + stop]) if unpooled else stop
-        end = to + (last - first) * dim
-        out_BD = out[to:end].reshape((last - first, dim))
+        out_BD = carray(pointer(addresses_F[f]), (last - first, widths_F[f]), np.float32)
         if offsets_at < 0 or unpooled:
             gather_rows(rows_UD, inverse_N[ids_at + first : ids_at + last], out_BD)
         else:
@@ -260,10 +296,9 @@ def pool_features(
                 pool_max(rows_UD, ids, bags, out_BD)
             else:
                 pool_rows(rows_UD, ids, bags, weights_N, features[f, POOLING] == MEAN, out_BD)
-        to = end
 
 
-@kernel(f"void({_FEATURES}, int64[::1], int64, int64, float32[::1])")
+@kernel(f"void({_FEATURES}, int64[::1], int64[::1], int64, int64, float32[::1])")
 def add_features(
     features: Ints,
     inverse_N: Int32s,
@@ -272,13 +307,13 @@ def add_features(
     values_T1: Ints,
     dims_T: Ints,
     addresses_F: Ints,
+    widths_F: Ints,
     start: int,
     stop: int,
     grads: Floats,
 ) -> None:
-    """The transpose of `pool_features`, added to `grads`, in the order of features, samples and ids. The gradient
-    (B, D) of a feature's pooled rows is at its address, with `NONE` (N, D); 0 = it has none. Not of bags with `MAX`:
-    see `add_max`."""
+    """The transpose of `pool_features`, added to `grads`, in the order of features, samples and ids. Address 0 = a
+    feature has no gradient. Not of bags with `MAX`: see `add_max`."""
     for f in range(features.shape[0]):
         table, ids_at, num_ids = features[f, TABLE], features[f, IDS_AT], features[f, NUM_IDS]
         offsets_at, weights_at = features[f, OFFSETS_AT], features[f, WEIGHTS_AT]
@@ -290,7 +325,7 @@ def add_features(
         unpooled = features[f, POOLING] == NONE
         first = int(offsets[offsets_at + start]) if unpooled else start
         last = int(offsets[offsets_at + stop]) if unpooled else stop
-        grad_BD = carray(pointer(addresses_F[f]), (last - first, dim), np.float32)
+        grad_BD = carray(pointer(addresses_F[f]), (last - first, widths_F[f]), np.float32)
         if offsets_at < 0 or unpooled:
             add_gathered(grad_BD, inverse_N[ids_at + first : ids_at + last], grad_UD)
         else:

@@ -39,13 +39,14 @@ class Embeddings:
                 raise ConfigError(
                     f"feature {feature.name} names table {feature.table}; known: {', '.join(sorted(tables))}"
                 )
-        self._table_of = {feature.name: feature.table for feature in schema.looked_up}
+        self.table_of = {feature.name: feature.table for feature in schema.looked_up}
         self._catalog = Catalog(list(tables.values()))
         self._planner = Planner(schema, self._catalog)
         self.table_dims = {table: tables[table].dim for table in schema.tables()}
         """Values per row of each table, in the order of first use."""
-        self._dims = {name: self.table_dims[table] for name, table in self._table_of.items()}
+        self._dims = {name: self.table_dims[table] for name, table in self.table_of.items()}
         self._dims_F = list(self._dims.values())
+        self._widths_F = np.array(self._dims_F, dtype=np.int64)
         self.feature_dims = {feature.name: self._dims[feature.name] for feature in schema.features}
         """Values per sample that the model gets for each feature."""
         self.sequences = {
@@ -57,13 +58,17 @@ class Embeddings:
         """What the model gets for each group of lists."""
         self._unpooled = any(feature.pooling == "none" for feature in schema.looked_up)
         self._max_features = frozenset(feature.name for feature in schema.features if feature.pooling == "max")
-        self.frozen_features = frozenset(f for f, table in self._table_of.items() if tables[table].freeze)
+        self.frozen_features = frozenset(f for f, table in self.table_of.items() if tables[table].freeze)
         """Features whose table's rows never change."""
 
     def plan(self, batch: Batch) -> Plan:
         """Deduplicates the batch's ids per table. CPU only and without the GIL in its loops: meant for a
         prefetching thread. Raises DataError when a feature's arrays do not fit each other or the batch."""
         return self._planner.plan(batch)
+
+    def plan_keyed(self, values_N: Ints, lengths_FB: Int32s) -> Plan:
+        """As `plan`, of all features' ids in one array. Raises as `Planner.plan_keyed`."""
+        return self._planner.plan_keyed(values_N, lengths_FB)
 
     @staticmethod
     def plan_together(blocks: Iterable[tuple[Embeddings, Batch]]) -> list[Plan]:
@@ -86,14 +91,23 @@ class Embeddings:
             device: where the leaves live; all of them travel there in one copy.
 
         Raises ProtocolError when rows are missing or have another shape."""
-        if not (isinstance(rows, JaggedRows) and rows.layout.same(plan.unique.layout)):
-            for table, dim in self.table_dims.items():
-                _check_rows(table, rows.get(table), (plan.unique[table].size, dim))
-            rows = JaggedRows.of_arrays(plan.unique, {table: rows[table] for table in self.table_dims})
-        pooled, frozen = self._pool(plan, rows, part, device), self.frozen_features
-        return {
-            name: leaf.requires_grad_(name not in frozen) for name, leaf in zip(self._table_of, pooled, strict=True)
-        }
+        pooled, frozen = self._pool(plan, self._fitting(plan, rows), part, device), self.frozen_features
+        return {name: leaf.requires_grad_(name not in frozen) for name, leaf in zip(self.table_of, pooled, strict=True)}
+
+    def lookup_joined(self, plan: Plan, rows: JaggedRows, device: torch.device) -> torch.Tensor:
+        """As `lookup`, where every feature is pooled: all features side by side in one leaf (B, sum of D)."""
+        host = torch.empty(plan.num_samples, sum(self._dims_F), pin_memory=device.type == "cuda")
+        places = _side_by_side(host, self._widths_F)
+        kernels.pool_features(*self._arrays(plan), self._fitting(plan, rows).flat, 0, plan.num_samples, *places)
+        return host.to(device, non_blocking=True).requires_grad_()
+
+    def _fitting(self, plan: Plan, rows: Mapping[str, Rows]) -> JaggedRows:
+        """The rows in the plan's layout. Raises ProtocolError."""
+        if isinstance(rows, JaggedRows) and rows.layout.same(plan.unique.layout):
+            return rows
+        for table, dim in self.table_dims.items():
+            _check_rows(table, rows.get(table), (plan.unique[table].size, dim))
+        return JaggedRows.of_arrays(plan.unique, {table: rows[table] for table in self.table_dims})
 
     def inputs(self, plan: Plan, leaves: Mapping[str, torch.Tensor], part: slice | None = None) -> Inputs:
         """What the model gets of the leaves of `lookup` (same `part`): features as they are, the columns of each
@@ -117,7 +131,8 @@ class Embeddings:
         sizes_F = [height * dim for height, dim in zip(heights_F, self._dims_F, strict=True)]
         # torch keeps pinned memory until its copy is done, and for the next one
         host = torch.empty(sum(sizes_F), dtype=torch.float32, pin_memory=device.type == "cuda")
-        kernels.pool_features(*self._arrays(plan), rows.flat, start, stop, host.numpy())
+        addresses_F = host.data_ptr() + 4 * (np.cumsum(sizes_F, dtype=np.int64) - np.array(sizes_F, dtype=np.int64))
+        kernels.pool_features(*self._arrays(plan), rows.flat, start, stop, addresses_F, self._widths_F)
         pooled = host.to(device, non_blocking=True)
         if len(set(self._dims_F)) == 1 and not self._unpooled:
             return list(pooled.view(len(self._dims_F), stop - start, self._dims_F[0]).unbind())
@@ -151,21 +166,40 @@ class Embeddings:
         device has sent its sums.
 
         Raises ProtocolError for a gradient or an accumulator of the wrong shape."""
+        on_host = self._gradients(plan, leaves, part)  # keeps the memory that the addresses point to
+        addresses_F = np.array([on_host[f].data_ptr() if f in on_host else 0 for f in self._dims], dtype=np.int64)
+        self._add(plan, addresses_F, self._widths_F, on_host, grads, part, rows)
+
+    def collect_joined(self, plan: Plan, leaf: torch.Tensor, grads: JaggedRows, rows: Mapping[str, Rows]) -> None:
+        """As `collect`, of the leaf of `lookup_joined`. Without a gradient it adds nothing."""
+        if (grad := leaf.grad) is None:
+            return
+        _check_gradient("of all", grad, (plan.num_samples, sum(self._dims_F)))
+        host = grad.contiguous() if grad.is_cpu else to_host([grad])[0]
+        on_host = (
+            dict(zip(self._dims, torch.split(host, self._dims_F, dim=1), strict=True)) if self._max_features else {}
+        )
+        self._add(plan, *_side_by_side(host, self._widths_F), on_host, grads, None, rows)
+
+    def _add(
+        self,
+        plan: Plan,
+        addresses_F: Ints,
+        widths_F: Ints,
+        on_host: Mapping[str, torch.Tensor],
+        grads: JaggedRows,
+        part: slice | None,
+        rows: Mapping[str, Rows] | None,
+    ) -> None:
+        """Adds the gradients at the addresses; those of `pooling: max`, last, from `on_host`."""
         if not grads.layout.same(plan.unique.layout):
             raise ProtocolError("the accumulators are of another plan, not JaggedRows.zeros(plan.unique)")
-        start, stop = plan.range_of(part)
-        on_host = self._gradients(plan, leaves, part)  # keeps the memory that the addresses point to
-        addresses_F = np.zeros(len(self._dims_F), dtype=np.int64)
         maxima = dict[str, torch.Tensor]()
-        for f, name in enumerate(self._dims):
-            if name not in on_host:
-                continue
-            if name in self._max_features and plan.features_FK[f, kernels.OFFSETS_AT] >= 0:
-                maxima[name] = on_host[name]
-            else:
-                addresses_F[f] = on_host[name].data_ptr()
-        if len(maxima) < len(on_host):
-            kernels.add_features(*self._arrays(plan), addresses_F, start, stop, grads.flat)
+        for f, name in enumerate(self._dims) if self._max_features else ():
+            if name in self._max_features and name in on_host and plan.features_FK[f, kernels.OFFSETS_AT] >= 0:
+                maxima[name], addresses_F[f] = on_host[name].contiguous(), 0
+        if addresses_F.any():
+            kernels.add_features(*self._arrays(plan), addresses_F, widths_F, *plan.range_of(part), grads.flat)
         for name, grad in maxima.items():
             feature = plan.feature(name, part)
             assert feature.offsets_B1 is not None
@@ -199,6 +233,12 @@ def scale_rows(grads: JaggedRows, factor: float) -> None:
 def all_finite_rows(grads: JaggedRows) -> bool:
     """Whether no row holds an infinity or a NaN."""
     return bool(all_finite(grads.flat.view(np.uint32)))
+
+
+def _side_by_side(host: torch.Tensor, widths_F: Ints) -> tuple[Ints, Ints]:
+    """The address of each feature in a matrix (B, sum of D), and the matrix's width for each."""
+    columns_F = np.cumsum(widths_F) - widths_F
+    return host.data_ptr() + 4 * columns_F, np.full_like(columns_F, host.shape[1])
 
 
 def _given(rows: Mapping[str, Rows] | None) -> Mapping[str, Rows]:

@@ -144,6 +144,20 @@ class Planner:
             first += len(own)
         return plans
 
+    def plan_keyed(self, values_N: npt.NDArray[np.int64], lengths_FB: npt.NDArray[np.int32]) -> Plan:
+        """As `plan`, of unweighted ids in one array, one feature after the other, in one pass over all of them. The
+        arrays are C-contiguous. Raises DataError for lengths that do not fit the ids."""
+        columns, num_samples = self._columns.copy(), lengths_FB.shape[1]
+        bounds_T1, ids_N = np.empty(len(self._catalog) + 1, dtype=np.int64), np.empty_like(values_N)
+        offsets = np.empty(len(self._features) * (num_samples + 1), dtype=np.int32)
+        used = kernels.lay_out(values_N, lengths_FB, columns, bounds_T1, ids_N, offsets)
+        if used < 0:
+            least, total = int(lengths_FB.min()), int(lengths_FB.sum(dtype=np.int64))
+            raise DataError(f"{values_N.size} ids with lengths of {least} or more that sum to {total}")
+        starts_T1, unique_V, inverse_N = dedupe(ids_N, bounds_T1)
+        unique = JaggedIds(JaggedLayout.of_starts(self._catalog, starts_T1), unique_V)
+        return Plan(num_samples, unique, self._names, columns, inverse_N, offsets[:used], _NO_WEIGHTS, {})
+
     def _bags(self, batch: Batch) -> list[Ragged]:
         return [_checked(feature, batch.ids.get(feature.name), len(batch)) for feature in self._features]
 

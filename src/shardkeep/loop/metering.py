@@ -22,7 +22,7 @@ from shardkeep.loop.demands import IdsOrBags
 from shardkeep.ps.client.request import Request
 from shardkeep.ps.client.row_client import RowClient
 from shardkeep.ps.control.telemetry import TelemetryRecords
-from shardkeep.workers.embeddings.bags import Bag
+from shardkeep.workers.embeddings.bags import Bag, KeyedBags
 from shardkeep.workers.reporting.counters import StepCounters
 from shardkeep.workers.reporting.figures import Record, WorkerFigures, worker_record
 from shardkeep.workers.reporting.report import ProgressSink, Report
@@ -141,7 +141,8 @@ class StepMeter:
 
     def asked(self, ids: IdsOrBags, request: Request) -> None:
         """Counts the ids of a request for rows of a step."""
-        given = (each.values if isinstance(each, Bag) else each for each in ids.values())
+        each_feature = [ids] if isinstance(ids, KeyedBags) else ids.values()
+        given = (each.values if isinstance(each, Bag | KeyedBags) else each for each in each_feature)
         self._step.ids += sum(each.numel() if hasattr(each, "numel") else each.size for each in given)
         self._step.unique_ids += request.ids.ids_V.size
 

@@ -160,10 +160,12 @@ class LoopSteps:
         self.step += 1
 
     def _push(self, request: Request, grads: Grads, pulls: PullHandles, lr_factor: float) -> None:
-        """Ends the step by its push, with the pull of a later step in the same call where one may go."""
+        """Ends the step by its push, with the pull of a later step in the same call where one may go. A loop that has
+        requested the next step's rows requests those after it at once, so the push waits for that call."""
         due = self._due(self.step + 1)
         if not due:
-            self._rows.push(self.step, request, grads, pulls=pulls, lr_factor=lr_factor)
+            rides = self._rows.pushes.window > 1 and self._next > self.step + 1
+            self._rows.push(self.step, request, grads, pulls=pulls, lr_factor=lr_factor, rides=rides)
             return
         following = due[0].step, due[0].request
         due[0].pull = self._rows.exchange(self.step, request, grads, *following, pulls=pulls, lr_factor=lr_factor)

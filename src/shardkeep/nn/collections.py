@@ -15,9 +15,10 @@ from shardkeep.base.errors import UserError
 from shardkeep.base.logs.log import EventLog
 from shardkeep.loop.client import EmbeddingClient
 from shardkeep.loop.steps import Pending
-from shardkeep.nn.jagged import Jagged, jagged_of
+from shardkeep.nn.jagged import Jagged, Keyed, jagged_of
 from shardkeep.nn.push import Scale, StepPush
-from shardkeep.workers.embeddings.bags import Bag
+from shardkeep.workers.data.schema import Feature
+from shardkeep.workers.embeddings.bags import ALL, Bag, BagForm, KeyedBags
 from shardkeep.workers.embeddings.loop_lookup import Lookup
 
 Pooling = Literal["sum", "mean", "max"]
@@ -141,6 +142,7 @@ class EmbeddingBagCollection(_Collection):
         client, features, steps, scale: See `_Collection`.
         pooling: How the rows of a sample become one: sum, mean or max, of all features or by feature.
         weighted: The weights of the input multiply the rows (pooling: sum), and get gradients if they require them.
+        joined: For `joined`, which then makes no copy.
     """
 
     def __init__(
@@ -150,6 +152,7 @@ class EmbeddingBagCollection(_Collection):
         *,
         pooling: Pooling | Mapping[str, Pooling] = "sum",
         weighted: bool = False,
+        joined: bool = False,
         steps: Literal["backward"] | torch.optim.Optimizer = "backward",
         scale: Scale = "mean",
     ) -> None:
@@ -159,6 +162,7 @@ class EmbeddingBagCollection(_Collection):
         }
         self.pooling = each
         self.weighted = weighted
+        self._form = BagForm(tuple(Feature(name, table, each[name]) for name, table in features.items()), joined)
 
     def forward(self, features: Any) -> dict[str, torch.Tensor]:
         """Per feature the pooled rows, float32 (B, D); of a sample without ids zeros.
@@ -167,11 +171,27 @@ class EmbeddingBagCollection(_Collection):
             features: A dict of feature name to a tensor (B,) or (B, K) or a jagged tensor (TorchRec's, or a nested
                 tensor); or TorchRec's KeyedJaggedTensor; or what `prefetch` returned.
         """
-        inputs, rows = self._rows(features)
-        repeats = {name: inputs[name].inverse for name in self.features}
-        return {name: rows[name] if i is None else rows[name].index_select(0, i) for name, i in repeats.items()}
+        return self._by_feature(*self._rows(features))
 
-    def _wanted(self, inputs: Mapping[str, Jagged]) -> dict[str, Bag]:
+    def joined(self, features: Any) -> torch.Tensor:
+        """The pooled rows of all features side by side, float32 (B, sum of D). `features`: as of `forward`."""
+        inputs, rows = self._rows(features)
+        return rows[ALL] if ALL in rows else torch.cat(list(self._by_feature(inputs, rows).values()), dim=1)
+
+    def _by_feature(self, inputs: Mapping[str, Jagged], rows: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        if ALL in rows:
+            return dict(
+                zip(self.features, torch.split(rows[ALL], list(self.feature_dims.values()), dim=1), strict=True)
+            )
+        repeats = {} if isinstance(inputs, Keyed) else {name: inputs[name].inverse for name in self.features}
+        return {
+            name: rows[name] if (i := repeats.get(name)) is None else rows[name].index_select(0, i)
+            for name in self.features
+        }
+
+    def _wanted(self, inputs: Mapping[str, Jagged]) -> dict[str, Bag] | KeyedBags:
+        if isinstance(inputs, Keyed) and not self.weighted:
+            return KeyedBags(self._form, inputs.ids, inputs.counts)
         most = max((len(jagged.lengths()) for jagged in inputs.values() if jagged.inverse is not None), default=0)
         for name, jagged in inputs.items():
             if self.weighted and jagged.weights_or_none() is None:
@@ -189,7 +209,11 @@ class EmbeddingBagCollection(_Collection):
 
 
 class EmbeddingCollection(_Collection):
-    """Rows of every id, unpooled: for sequences."""
+    """Rows of every id, unpooled: for sequences. Arguments: see `_Collection`."""
+
+    def __init__(self, client: EmbeddingClient, features: Mapping[str, str], **push: Any) -> None:
+        super().__init__(client, features, **push)
+        self._form = BagForm(tuple(Feature(name, table, "none") for name, table in features.items()))
 
     def forward(self, features: Any) -> dict[str, Jagged]:
         """Per feature the rows of its ids, `values()` float32 (N, D), with the lengths of the input.
@@ -200,7 +224,9 @@ class EmbeddingCollection(_Collection):
         inputs, rows = self._rows(features)
         return {name: Jagged(rows[name], each.lengths(), each.weights_or_none()) for name, each in inputs.items()}
 
-    def _wanted(self, inputs: Mapping[str, Jagged]) -> dict[str, Bag]:
+    def _wanted(self, inputs: Mapping[str, Jagged]) -> dict[str, Bag] | KeyedBags:
+        if isinstance(inputs, Keyed):
+            return KeyedBags(self._form, inputs.ids, inputs.counts)
         most = max((len(jagged.lengths()) for jagged in inputs.values()), default=0)
         return {
             name: Bag(

@@ -4,8 +4,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -43,7 +44,46 @@ class Jagged:
         return self.weights
 
 
-def jagged_of(features: Any, names: Sequence[str]) -> dict[str, Jagged]:
+@dataclass(frozen=True, eq=False)
+class Keyed(Mapping[str, Jagged]):
+    """Features that stand one after the other in one tensor, with as many samples each. Parts are made when one is
+    read.
+
+    Args:
+        names: Of the features, in their order.
+        ids: Of all features (N,).
+        counts: Of each feature and sample (F, B).
+        weights: Of each id (N,), None = none.
+    """
+
+    names: Sequence[str]
+    ids: torch.Tensor
+    counts: torch.Tensor
+    weights: torch.Tensor | None
+
+    def chosen(self, names: Sequence[str]) -> Keyed:
+        """Some of the features, in another order."""
+        at, parts = [self.names.index(name) for name in names], [self[name] for name in names]
+        weights = None if self.weights is None else torch.cat([part.weights_or_none() for part in parts])
+        return Keyed(names, torch.cat([part.ids for part in parts]), self.counts[at], weights)
+
+    @cached_property
+    def _parts(self) -> dict[str, Jagged]:
+        sizes: list[int] = self.counts.sum(1).tolist()
+        own = [None] * len(sizes) if self.weights is None else torch.split(self.weights, sizes)
+        return dict(zip(self.names, map(Jagged, torch.split(self.ids, sizes), self.counts, own), strict=True))
+
+    def __getitem__(self, name: str) -> Jagged:
+        return self._parts[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+
+def jagged_of(features: Any, names: Sequence[str]) -> Mapping[str, Jagged]:
     """The named features of an input, in the order of the names; others are left alone.
 
     Args:
@@ -56,25 +96,33 @@ def jagged_of(features: Any, names: Sequence[str]) -> dict[str, Jagged]:
     if not isinstance(found, Mapping):
         kind = type(features).__name__
         raise UserError(f"features are a {kind}; allowed: a dict of feature name to tensors, or a KeyedJaggedTensor")
+    if isinstance(found, Keyed) and list(found.names) == list(names):
+        return found
     for name in names:
         if name not in found:
             raise UserError(f"feature {name}: is missing; there are {', '.join(map(str, found)) or 'none'}")
+    if isinstance(found, Keyed) and names:
+        return found.chosen(names)
     return {name: found[name] if isinstance(found[name], Jagged) else _of_one(name, found[name]) for name in names}
 
 
-def _of_keyed(features: Any, names: Sequence[str]) -> dict[str, Jagged]:
+def _of_keyed(features: Any, names: Sequence[str]) -> Mapping[str, Jagged]:
     """Each key of a keyed jagged tensor: its lengths are those of its samples, key by key."""
     keys = list(features.keys())
     values, weights, counts = features.values(), features.weights_or_none(), features.lengths().reshape(-1)
+    if (total := int(counts.sum())) != values.numel():
+        raise UserError(f"features: their lengths are those of {total} ids, and values has {values.numel()}")
     alike = [counts.numel() // max(1, len(keys))] * len(keys)
-    lengths = counts.split(features.stride_per_key() if hasattr(features, "stride_per_key") else alike) if keys else ()
+    strides = features.stride_per_key() if hasattr(features, "stride_per_key") else alike
+    inverse = features.inverse_indices_or_none() if hasattr(features, "inverse_indices_or_none") else None
+    repeats = inverse is not None and bool(inverse[1].numel())
+    if strides == alike and not repeats and counts.numel() == sum(alike):
+        return Keyed(keys, values, counts.view(len(keys), -1), weights)
+    lengths = counts.split(strides)
     sizes = [int(each.sum()) for each in lengths]
-    if sum(sizes) != values.numel():
-        raise UserError(f"features: their lengths are those of {sum(sizes)} ids, and values has {values.numel()}")
     own: Sequence[torch.Tensor | None] = [None] * len(keys) if weights is None else weights.split(sizes)
     parts = dict(zip(keys, map(Jagged, values.split(sizes), lengths, own), strict=True))
-    inverse = features.inverse_indices_or_none() if hasattr(features, "inverse_indices_or_none") else None
-    return parts if inverse is None or not inverse[1].numel() else _repeated(parts, inverse, names)
+    return _repeated(parts, inverse, names) if inverse is not None and repeats else parts
 
 
 def _repeated(parts: Mapping[str, Jagged], inverse: tuple[Any, Any], names: Sequence[str]) -> dict[str, Jagged]:

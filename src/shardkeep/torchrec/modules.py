@@ -117,7 +117,8 @@ class OnServers(ShardedModule, FusedOptimizerModule):  # type: ignore[misc]
     def input_dist(self, ctx: Any, features: Any) -> Any:
         """Requests the rows; does not wait for them."""
         given = jagged_of(features, list(dict.fromkeys(self._feature_of.values())))
-        inputs = {name: given[feature] for name, feature in self._feature_of.items()}
+        own = list(given) == self.names
+        inputs = given if own else {name: given[feature] for name, feature in self._feature_of.items()}
         return _Splits(self._inner.prefetch(inputs) if torch.is_grad_enabled() else inputs, ctx)
 
     def output_dist(self, ctx: Any, output: Any) -> Any:
@@ -156,12 +157,14 @@ class BagsOnServers(OnServers):
             for name in some
         }
         self._weighted = bool(own.is_weighted())  # type: ignore[operator]
-        return snn.EmbeddingBagCollection(client, table_of, pooling=pooling, weighted=self._weighted, **push)
+        inner = snn.EmbeddingBagCollection(
+            client, table_of, pooling=pooling, weighted=self._weighted, joined=True, **push
+        )
+        self._dims = list(inner.feature_dims.values())
+        return inner
 
     def compute(self, ctx: Any, dist_input: Any) -> Any:
-        rows = self._inner(dist_input[0])
-        dims = [rows[name].shape[1] for name in self.names]
-        return KeyedTensor(keys=self.names, length_per_key=dims, values=torch.cat([rows[n] for n in self.names], dim=1))
+        return KeyedTensor(self.names, self._dims, self._inner.joined(dist_input[0]))
 
     def _restored(self, device: torch.device) -> nn.Module:
         found: nn.Module = EmbeddingBagCollection(self.configs, is_weighted=self._weighted, device=device)

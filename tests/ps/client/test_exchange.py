@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
+
 import numpy as np
 import pytest
 
+from shardkeep.base.arrays import Bytes
 from shardkeep.base.errors import RemoteError
 from shardkeep.ps.client.row_client import RowClient
 from shardkeep.ps.config import ConsistencyConfig, TableSpec
@@ -28,6 +31,18 @@ def make(mode: str = "bounded", num_servers: int = 1, generation: int = 0) -> tu
     return RowClient(transport, tables=[SPEC], consistency=consistency, generation=generation), services
 
 
+class CountedTransport(LocalTransport):
+    """Counts the messages of each call."""
+
+    def __init__(self, services: list[ShardService]) -> None:
+        super().__init__([service.handle for service in services])
+        self.calls: list[int] = []
+
+    def send(self, server: int, message: Bytes, then: Bytes | None = None, *, timeout_s: float) -> Future[Bytes]:
+        self.calls.append(1 if then is None else 2)
+        return super().send(server, message, then, timeout_s=timeout_s)
+
+
 @every("mode", ["sync", "bounded", "async"])
 @every("num_servers", [1, 3])
 def test_an_exchange_is_a_push_and_a_pull(mode: str, num_servers: int) -> None:
@@ -42,6 +57,38 @@ def test_an_exchange_is_a_push_and_a_pull(mode: str, num_servers: int) -> None:
     assert (pull.result()["t"] == -4).all()
     client.wait_acknowledged()
     assert sum(service.report()["pushes"] for service in services) == 4 * num_servers
+
+
+@every("num_servers", [1, 3])
+def test_a_push_that_rides_goes_in_the_call_of_the_next_pull(num_servers: int) -> None:
+    _, services = make(num_servers=num_servers)
+    transport = CountedTransport(services)
+    client = RowClient(transport, tables=[SPEC])
+    request = client.request({"t": np.arange(30)})
+    pull = client.pull(0, request)
+    for step in range(3):
+        assert (pull.result()["t"] == -step).all()
+        client.push(step, request, {"t": np.ones((30, 4), np.float32)}, pulls=[pull], rides=True)
+        pull = client.pull(step + 1, request)
+    assert transport.calls == [1] * num_servers + [2] * num_servers * 3
+    assert (pull.result()["t"] == -3).all()
+
+
+@every("call", ["read", "fence", "push", "wait_acknowledged"])
+def test_any_other_call_sends_a_push_that_rides(call: str) -> None:
+    client, (service,) = make()
+    request = client.request({"t": IDS})
+    ones = {"t": np.ones((3, 4), np.float32)}
+    client.push(0, request, ones, rides=True)
+    assert service.report()["pushes"] == 0 and client.pushes.next_step == 1
+    calls = {
+        "read": lambda: client.read(request).result(),
+        "fence": lambda: client.fence(1),
+        "push": lambda: client.push(1, request, ones, rides=True),
+        "wait_acknowledged": client.wait_acknowledged,
+    }
+    calls[call]()
+    assert service.report()["pushes"] == 1 and (pulled(service.tables[0], IDS) == -1).all()
 
 
 def test_a_refused_push_answers_for_both_and_nothing_is_pulled() -> None:

@@ -425,3 +425,33 @@ def test_rows_and_gradients_of_another_shape_are_refused() -> None:
         ProtocolError, match=r"feature single: torch.float32 gradient \(4, 3\); the part is torch.float32 \(2, 3\)"
     ):
         EMBEDDINGS.collect(plan, leaves, JaggedRows.zeros(plan.unique), slice(0, 2))
+
+
+KEYED = Schema(dense=(), features=tuple(Feature(*each) for each in (("a", "users"), ("b", "items"), ("c", "users"))))
+
+
+@pytest.mark.parametrize("longest", [1, 3], ids=["one id each", "bags"])
+def test_ids_in_one_array_have_the_plan_of_their_features(longest: int) -> None:
+    rng = np.random.default_rng(longest)
+    lengths_FB = rng.integers(min(longest, 1) if longest == 1 else 0, longest + 1, (3, 5)).astype(np.int32)
+    lists = [rng.integers(0, 9, int(lengths_B.sum())) for lengths_B in lengths_FB]
+    embeddings = Embeddings(KEYED, TABLES)
+    ragged = {name: Ragged(*part) for name, *part in zip("abc", lists, lengths_FB, strict=True)}
+    expected, keyed = (
+        embeddings.plan(batch_of(ragged, 5)),
+        embeddings.plan_keyed(np.concatenate(lists), lengths_FB),
+    )
+    for ours, theirs in (
+        (keyed.unique.ids_V, expected.unique.ids_V),
+        (keyed.unique.layout.starts_T1, expected.unique.layout.starts_T1),
+        (keyed.features_FK, expected.features_FK),
+        (keyed.inverse_N, expected.inverse_N),
+        (keyed.offsets, expected.offsets),
+    ):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.parametrize("lengths", [[[1, 1], [1, 1], [1, 2]], [[2, 1], [2, 1], [1, -1]]], ids=["sum", "sign"])
+def test_lengths_that_do_not_fit_the_ids_in_one_array_are_refused(lengths: list[list[int]]) -> None:
+    with pytest.raises(DataError, match="6 ids with lengths of"):
+        Embeddings(KEYED, TABLES).plan_keyed(ids(1, 2, 3, 4, 5, 6), np.array(lengths, dtype=np.int32))
