@@ -17,6 +17,7 @@ from tests.support.chaos import SHORT, SHORT_STEPS, completed
 from tests.support.cluster import Cluster, kinds, records
 from tests.support.faults import Fault, play
 from tests.support.label_files import job_of as job_of_labels, rows_of
+from tests.support.sharded import whole_values
 from tests.support.towers import batch, seeded_model, tower_of
 
 pytestmark = [
@@ -140,20 +141,23 @@ def test_a_run_of_a_gpu_is_evaluated_and_resumed_without_one(cluster: Cluster) -
     assert "progress" in kinds(folder) and max(r["step"] for r in records(folder) if "step" in r) == 240
 
 
-def test_one_rank_reduces_over_nccl_and_gives_the_tower_of_one_process() -> None:
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_one_rank_over_nccl_gives_the_tower_of_one_process(parallel: str) -> None:
     device = torch.device("cuda")
     found = []
     for grouped in (False, True):
         collective = (
             ProcessCollective(dist.HashStore(), rank=0, world_size=1, generation=0, backend="nccl") if grouped else None
         )
-        tower = tower_of(model=seeded_model(), collective=collective, device=device, sync=False)
+        config = {"parallel": parallel if grouped else "ddp"}
+        tower = tower_of(model=seeded_model(), collective=collective, config=config, device=device, sync=False)
         for step in range(5):
             dense, values, label = batch(step, 24)
             leaves = {name: value.to(device).requires_grad_() for name, value in values.items()}
             tower.backward(dense.to(device), leaves, label.to(device), 1 / 24, last=True)
             assert tower.update(step).applied
-        found.append(torch.nn.utils.parameters_to_vector(tower.model.parameters()).detach().cpu())
+        assert (tower.shards is not None) == (grouped and parallel == "fsdp")
+        found.append(whole_values(tower).cpu())
         if collective is not None:
             assert collective.backend == "nccl"
             collective.close()
