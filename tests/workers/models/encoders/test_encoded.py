@@ -16,6 +16,7 @@ from shardkeep.ps.config import TableSpec
 from shardkeep.workers.data.schema import Feature, Schema, SequenceColumns
 from shardkeep.workers.dense import onednn
 from shardkeep.workers.dense.compile import Switch, why_no_compiler
+from shardkeep.workers.dense.products import Products
 from shardkeep.workers.embeddings.inputs import pad_rows, padded
 from shardkeep.workers.embeddings.layer import Embeddings
 from shardkeep.workers.embeddings.sequence import Sequence, SequenceShape
@@ -196,7 +197,8 @@ def test_a_compiled_encoder_gives_what_the_eager_one_gives(encoder: str) -> None
     model = sequence_model(encoder=encoder)
     switch = Switch(model, len(LENGTHS))
     torch._dynamo.reset()  # other towers are compiled from the same function
-    assert switch.compile_for(inputs_of(), mode="default", context=nullcontext) is None
+    products = Products(torch.device("cpu"))
+    assert switch.compile_for(inputs_of(), mode="default", context=nullcontext, products=products) is None
     with torch._dynamo.config.patch(error_on_recompile=True):
         for lengths in (LENGTHS, (2, 0, 0, 1, 17, 5)):
             found = []
