@@ -59,9 +59,7 @@ def job_of(case: str, seed: int, folder: Path, *, smoke: bool) -> JobConfig:
     return JobConfig.model_validate(
         {
             "seed": seed,
-            "servers": 0,
-            "workers": 1,
-            "consistency": {"mode": "sync"},
+            **harness.ONE_PROCESS,
             "data": data,
             "model": model,
             "tables": {"default": {"dim": 8, "optimizer": {"name": "adam", "lr": ROWS_LR}}},

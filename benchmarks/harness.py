@@ -22,6 +22,8 @@ from typing import Any
 
 Figures = dict[str, float]
 Contestant = Callable[[float], Figures]
+ONE_PROCESS: Mapping[str, Any] = {"servers": 0, "workers": 1, "consistency": {"mode": "sync"}}
+"""Settings of a job that repeats bit for bit."""
 
 
 class CannotRun(Exception):

@@ -90,9 +90,7 @@ def job_of(group: str, case: Case, seed: int, *, smoke: bool) -> JobConfig:
     return JobConfig.model_validate(
         {
             "seed": seed,
-            "servers": 0,
-            "workers": 1,
-            "consistency": {"mode": "sync"},
+            **harness.ONE_PROCESS,
             "data": data,
             "model": case["model"],
             "tables": {"default": {"dim": dim, "optimizer": optimizer}},

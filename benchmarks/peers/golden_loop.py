@@ -20,7 +20,7 @@ from typing import Any
 import psutil
 import torch
 import torch.distributed as dist
-from sharded_loop import by_torchrec
+from sharded_loop import by_torchrec, end
 from torch import nn
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig
 from torchrec.datasets.random import RandomRecDataset
@@ -93,16 +93,13 @@ def main(side: str, options: dict[str, Any], output: Path) -> None:
             marks.append((time.perf_counter(), cpu_s(options["root"]) if rank == 0 else Counter()))
             dist.barrier()
         pipeline.progress(batches)
+    figures = None
     if rank == 0:
         steps = options["last"] - options["first"]
         (began, before), (ended, after) = marks
         parts = {f"{role}_ms": 1e3 * (after[role] - before[role]) / steps for role in after}
         figures = {"cpu_ms": sum(parts.values()), "steps_per_s": steps / (ended - began)} | parts
-        output.write_text(json.dumps(figures))
-    if client is not None:
-        client.close()
-    dist.barrier()
-    dist.destroy_process_group()
+    end(figures, output, client)
 
 
 if __name__ == "__main__":

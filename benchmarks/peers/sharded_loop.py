@@ -137,7 +137,12 @@ def main(side: str, options: Options, output: Path) -> None:
         return bool(answer.item())
 
     figures = Window(options, begin=dist.barrier, end=dist.barrier, agree=agree).run(lambda _: pipeline.progress(data))
-    if rank == 0:
+    end(figures if rank == 0 else None, output, client)
+
+
+def end(figures: dict[str, float] | None, output: Path, client: Any) -> None:
+    """Writes the figures, which one rank has, and leaves the group. Every rank calls it."""
+    if figures is not None:
         output.write_text(json.dumps(figures))
     if client is not None:
         client.close()

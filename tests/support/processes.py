@@ -4,23 +4,33 @@ from __future__ import annotations
 
 import contextlib
 import queue
+import traceback
 from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from shardkeep.base.deadlines import Deadline
 from tests.support.forked import fork_context
 
+Target = Callable[[int, Any], dict[Any, Any]]
+"""Of a rank and a TCPStore."""
+
 
 @contextlib.contextmanager
-def in_processes(target: Callable[..., None], world_size: int, *, limit_s: float) -> Iterator[list[dict[Any, Any]]]:
-    """What each process puts into its queue, in rank order; `target(rank, port of a store, queue)` runs in each. The
-    processes live until the `with` ends."""
+def in_processes(
+    target: Target, world_size: int, *, limit_s: float, store_s: float = 100.0
+) -> Iterator[list[dict[Any, Any]]]:
+    """What `target` finds in each process, with its `rank`, in rank order. Each has one thread, and a client of one
+    store, which waits for `store_s`."""
     context = fork_context()
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     results = context.Queue()
-    members = [context.Process(target=target, args=(rank, store.port, results)) for rank in range(world_size)]
+    members = [
+        context.Process(target=_run, args=(target, rank, store.port, store_s, results)) for rank in range(world_size)
+    ]
     for member in members:
         member.start()
     try:
@@ -33,6 +43,15 @@ def in_processes(target: Callable[..., None], world_size: int, *, limit_s: float
         for member in members:
             member.kill()
             member.join()
+
+
+def _run(target: Target, rank: int, port: int, store_s: float, results: Any) -> None:
+    torch.set_num_threads(1)
+    try:
+        store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=store_s))
+        results.put({"rank": rank, **target(rank, store)})
+    except BaseException:
+        results.put({"rank": rank, "failed": traceback.format_exc()})
 
 
 def _found(members: Sequence[Any], results: Any, deadline: Deadline) -> list[dict[Any, Any]]:

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import tempfile
-import traceback
 import weakref
 from collections.abc import Callable
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from shardkeep.ps.checkpoints.folder import Checkpoint, Checkpoints
@@ -221,17 +218,8 @@ def group_of_one(store: Any) -> list[torch.Tensor]:
     return found
 
 
-def in_a_process(rank: int, port: int, results: Any) -> None:
-    """All of it, into a queue."""
-    try:
-        results.put({"rank": rank, **_found(rank, port)})
-    except BaseException:
-        results.put({"rank": rank, "failed": traceback.format_exc()})
-
-
-def _found(rank: int, port: int) -> dict[str, Any]:
-    torch.set_num_threads(1)
-    store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=100))
+def in_a_process(rank: int, store: Any) -> dict[str, Any]:
+    """All of it."""
     collective = ProcessCollective(store, rank=rank, world_size=WORLD, generation=1, timeout_s=100.0)
     found: dict[str, Any] = {name: case(collective, name) for name in CASES}
     if not rank:

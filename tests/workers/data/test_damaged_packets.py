@@ -6,15 +6,12 @@ import functools
 import os
 import signal
 import time
-import traceback
 from collections.abc import Callable, Iterator
-from datetime import timedelta
 from typing import Any
 from unittest import mock
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from shardkeep.base.errors import ShardkeepError
@@ -101,18 +98,9 @@ def failure_of(tower: Tower, damage: Callable[[torch.Tensor], None]) -> tuple[st
     return "none", "", time.monotonic() - started
 
 
-def one_process(rank: int, port: int, results: Any) -> None:
-    try:
-        results.put(in_a_process(rank, port))
-    except BaseException:
-        results.put({"rank": rank, "failed": traceback.format_exc()})
-
-
-def in_a_process(rank: int, port: int) -> dict[str, Any]:
-    torch.set_num_threads(1)
-    store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=TIMEOUT_S))
+def in_a_process(rank: int, store: Any) -> dict[Any, Any]:
     small_buckets = functools.partial(DistributedDataParallel, bucket_cap_mb=0.005)
-    found: dict[str, Any] = {"rank": rank}
+    found: dict[Any, Any] = {}
     for number, (case, (form, damage, several, _)) in enumerate(CASES.items()):
 
         def join(generation: int) -> ProcessCollective:
@@ -139,7 +127,7 @@ def in_a_process(rank: int, port: int) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def processes() -> Iterator[list[dict[str, Any]]]:
     """What each of two processes found, in rank order."""
-    with in_processes(one_process, WORLD, limit_s=150) as found:
+    with in_processes(in_a_process, WORLD, limit_s=150, store_s=TIMEOUT_S) as found:
         yield found
 
 
@@ -165,10 +153,10 @@ def test_both_go_on_in_another_generation(processes, case):
     assert processes[0][case][1] == processes[1][case][1]
 
 
-def dying(rank: int, _port: int, results: Any) -> None:
+def dying(rank: int, _store: Any) -> dict[Any, Any]:
     if rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
-    results.put({"rank": rank})
+    return {}
 
 
 @pytest.mark.waits_for_processes

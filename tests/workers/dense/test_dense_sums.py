@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import copy
 import math
-import traceback
 from collections.abc import Iterator
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -147,18 +144,9 @@ def bytes_of(grads: dict[str, torch.Tensor | None]) -> bytes:
     return b"".join(b"-" if grad is None else grad.contiguous().numpy().tobytes() for grad in grads.values())
 
 
-def one_process(rank: int, port: int, results: Any) -> None:
-    try:
-        results.put(in_a_process(rank, port))
-    except BaseException:
-        results.put({"rank": rank, "failed": traceback.format_exc()})
-
-
-def in_a_process(rank: int, port: int) -> dict[str, Any]:
-    torch.set_num_threads(1)
-    store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=100))
+def in_a_process(rank: int, store: Any) -> dict[Any, Any]:
     collective = ProcessCollective(store, rank=rank, world_size=WORLD, generation=1, timeout_s=100.0)
-    found: dict[str, Any] = {"rank": rank}
+    found: dict[Any, Any] = {}
     for form in FORMS:
         found[form] = five_steps(collective, form)
     found["bounded"] = five_steps(collective, "none", sync=False)
@@ -172,27 +160,21 @@ def in_a_process(rank: int, port: int) -> dict[str, Any]:
     return found
 
 
-def one_compiled(rank: int, port: int, results: Any) -> None:
-    try:
-        torch.set_num_threads(1)
-        store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=100))
-        collective = ProcessCollective(store, rank=rank, world_size=WORLD, generation=1, timeout_s=100.0)
-        tower = tower_of(
-            model=Small(), collective=collective, compression=FORMS["int8"], config={"compile": "on"}, batch_size=12
-        )
-        train(tower, [(0, 12), (12, 24)])
-        results.put(
-            {"rank": rank, "found": (tower.digest_bytes(), tower.compilation.switch.enabled, tower.sums.by_ddp)}
-        )
-        collective.close()
-    except BaseException:
-        results.put({"rank": rank, "failed": traceback.format_exc()})
+def compiled_in_a_process(rank: int, store: Any) -> dict[Any, Any]:
+    collective = ProcessCollective(store, rank=rank, world_size=WORLD, generation=1, timeout_s=100.0)
+    tower = tower_of(
+        model=Small(), collective=collective, compression=FORMS["int8"], config={"compile": "on"}, batch_size=12
+    )
+    train(tower, [(0, 12), (12, 24)])
+    found = tower.digest_bytes(), tower.compilation.switch.enabled, tower.sums.by_ddp
+    collective.close()
+    return {"found": found}
 
 
 @pytest.fixture(scope="module")
 def processes() -> Iterator[list[dict[Any, Any]]]:
     """What each of two processes found, in rank order."""
-    with in_processes(one_process, WORLD, limit_s=150) as found:
+    with in_processes(in_a_process, WORLD, limit_s=150) as found:
         yield found
 
 
@@ -262,7 +244,7 @@ def test_the_hook_gives_the_same_bits_under_every_option_of_ddp(processes, optio
 @pytest.mark.waits_for_processes
 @pytest.mark.skipif(why_no_compiler(CPU) is not None, reason="torch.compile cannot run here")
 def test_replicas_of_a_compiled_tower_are_equal():
-    with in_processes(one_compiled, WORLD, limit_s=250) as (first, second):
+    with in_processes(compiled_in_a_process, WORLD, limit_s=250) as (first, second):
         assert first["found"] == second["found"] and first["found"][1:] == (True, True)
 
 
