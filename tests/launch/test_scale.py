@@ -1,4 +1,4 @@
-"""`shardkeep scale` of jobs that nobody runs, or whose coordinator is gone. Of running ones: test_resume.py."""
+"""`shardkeep scale` where nobody runs a job, or its coordinator is gone. Of running jobs: integration/test_scale.py."""
 
 from __future__ import annotations
 
