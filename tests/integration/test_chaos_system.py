@@ -20,6 +20,7 @@ from shardkeep.run.folder import RunFolder
 from tests.support.chaos import JOB, SHORT, SHORT_STEPS, completed
 from tests.support.cluster import Cluster, Command, within
 from tests.support.faults import Fault, play
+from tests.support.golden import STEPS
 from tests.support.in_namespace import MAIN, inside
 
 pytestmark = [
@@ -170,21 +171,24 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 def test_a_disk_that_is_full_for_a_while_costs_no_step_and_no_bit(
     cluster: Cluster, small_disk: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
+    config = {**JOB, "checkpoint": {"every_steps": 30}}  # nearly all steps are left when the disk is filled
     with Cluster(tmp_path_factory.mktemp("whole")) as another:
-        whole = completed(*another.job(SHORT), steps=SHORT_STEPS)
+        whole = completed(*another.job(config))
     folder = RunFolder(small_disk / "run")
-    job = cluster.command("train", str(cluster.write(SHORT)), "--run-dir", str(folder.path))
+    job = cluster.command("train", str(cluster.write(config)), "--run-dir", str(folder.path))
     within(200, lambda: bool(checkpoints(folder)), "no checkpoint", lambda: job.running)
     coordinator = folder.endpoint()
     assert coordinator is not None
     filler = small_disk / "filler"
-    with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
-        while file.write(bytes(1 << 12)):
-            pass
+    for size in (1 << 20, 1 << 12):
+        with contextlib.suppress(OSError), filler.open("ab", buffering=0) as file:
+            while file.write(bytes(size)):
+                pass
     full_at = fetch_status(coordinator).progress["step"]
+    assert full_at < STEPS - 50
     within(200, lambda: fetch_status(coordinator).progress["step"] > full_at + 20, "no step", lambda: job.running)
     filler.unlink()
-    summary = completed(job, folder, steps=SHORT_STEPS)
+    summary = completed(job, folder)
     assert summary["state_digest"] == whole["state_digest"] and not summary["recoveries"]
     assert any("No space left on device" in text for text in summary["warnings"])
 
