@@ -20,8 +20,16 @@ from typing import Any
 import harness
 
 LOOP = Path(__file__).resolve().parent / "peers" / "golden_loop.py"
-SHAPES = {"D=128, batch 32": (128, 32), "D=32, batch 512": (32, 512), "D=32, batch 2048": (32, 2048),
-          "D=128, batch 512": (128, 512)}  # fmt: skip
+SMALL: dict[str, Any] = {"hidden": [64], "ids": 1, "zipf": False}
+SHAPES: dict[str, dict[str, Any]] = {
+    "D=128, batch 32": {**SMALL, "dim": 128, "batch": 32},
+    "D=32, batch 512": {**SMALL, "dim": 32, "batch": 512},
+    "D=32, batch 2048": {**SMALL, "dim": 32, "batch": 2048},
+    "D=128, batch 512": {**SMALL, "dim": 128, "batch": 512},
+    "20 ids a feature": {"hidden": [1024, 1024, 512, 256], "ids": 20, "zipf": True, "dim": 64, "batch": 2048},
+}
+"""Widths of the top layers before the logit; ids of each feature and sample (pooled), by Zipf's law or all alike; width
+of rows; samples of a trainer. The last one is no short step: it is what people train."""
 OURS, BEFORE, THEIRS = "shard()", "shard(), before", "TorchRec's sharding"
 TARGET_MS = 18.0
 """Of the shortest steps."""
@@ -32,8 +40,7 @@ def trained(side: str, shape: str, steps: tuple[int, int], checkout: Path | None
     """Runs peers/golden_loop.py on two cores. `checkout`: whose library; None = this one."""
     if importlib.util.find_spec("torchrec") is None:
         raise harness.CannotRun("torchrec is not installed")
-    dim, batch = SHAPES[shape]
-    given = {"dim": dim, "batch": batch, "first": steps[0], "last": steps[1], "cores": [0, 1], "root": os.getpid()}
+    given = {**SHAPES[shape], "first": steps[0], "last": steps[1], "cores": [0, 1], "root": os.getpid()}
     with tempfile.TemporaryDirectory(prefix="small-steps-") as folder:
         output = Path(folder) / "figures.json"
         command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", str(LOOP)]

@@ -1,5 +1,5 @@
 """TorchRec's golden example: its DLRM over 26 tables of 100,000 rows, on random ids, as small as TorchRec trains it.
-Arguments: side, figures, options. Run by torchrun; each rank has one core and one thread.
+Arguments: side, figures, options (see ../small_steps.py). Run by torchrun; each rank has one core and one thread.
 
 The figures are the CPU and the time of all processes below `root` from the `first` step to the `last` one.
 """
@@ -17,6 +17,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import torch
 import torch.distributed as dist
@@ -24,6 +25,7 @@ from sharded_loop import by_torchrec, end
 from torch import nn
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig
 from torchrec.datasets.random import RandomRecDataset
+from torchrec.datasets.utils import Batch
 from torchrec.distributed import DistributedModelParallel, TrainPipelineSparseDist
 from torchrec.models.dlrm import DLRM, DLRMTrain
 from torchrec.optim import RowWiseAdagrad
@@ -36,15 +38,27 @@ ROWS, NUM_DENSE, LR = 100_000, 13, 0.1
 CPU = torch.device("cpu")
 
 
-def model_of(dim: int) -> nn.Module:
+def model_of(dim: int, hidden: list[int]) -> nn.Module:
+    """`hidden`: widths of the top layers before the logit."""
     configs = [
         EmbeddingBagConfig(name=f"t_{name}", embedding_dim=dim, num_embeddings=ROWS, feature_names=[name])
         for name in NAMES
     ]
     tables = EmbeddingBagCollection(tables=configs, device=torch.device("meta"))
-    dlrm = DLRM(tables, NUM_DENSE, dense_arch_layer_sizes=[64, dim], over_arch_layer_sizes=[64, 1], dense_device=CPU)
+    dlrm = DLRM(tables, NUM_DENSE, dense_arch_layer_sizes=[64, dim], over_arch_layer_sizes=[*hidden, 1], dense_device=CPU)
     apply_optimizer_in_backward(RowWiseAdagrad, dlrm.sparse_arch.parameters(), {"lr": LR})
     return DLRMTrain(dlrm)
+
+
+def popular(batches: list[Batch], seed: int) -> list[Batch]:
+    """Puts ids of Zipf's law (1.05) into batches, as of Criteo: a table's rows by a random order of popularity."""
+    rng, order = np.random.default_rng(seed), np.random.default_rng(0).permutation(ROWS)
+    cdf = np.cumsum(1.0 / np.arange(1, ROWS + 1) ** 1.05)
+    for batch in batches:
+        values = batch.sparse_features.values()
+        ranks = np.searchsorted(cdf, rng.random(len(values)) * cdf[-1])
+        values.copy_(torch.from_numpy(order[np.minimum(ranks, ROWS - 1)]))
+    return batches
 
 
 def cpu_s(root: int) -> Counter[str]:
@@ -69,7 +83,7 @@ def main(side: str, options: dict[str, Any], output: Path) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     torch.manual_seed(1)
-    model, client = model_of(options["dim"]), None
+    model, client = model_of(options["dim"], options["hidden"]), None
     if side == "shardkeep":
         from shardkeep.torchrec import client_of, shard
 
@@ -82,10 +96,11 @@ def main(side: str, options: dict[str, Any], output: Path) -> None:
     )
     pipeline = TrainPipelineSparseDist(model, CombinedOptimizer([model.fused_optimizer, dense]), CPU)
     data = RandomRecDataset(
-        NAMES, options["batch"], ROWS, ids_per_feature=1, num_dense=NUM_DENSE, manual_seed=1 + rank,
-        num_generated_batches=100,
+        NAMES, options["batch"], ROWS, ids_per_feature=options["ids"], num_dense=NUM_DENSE, manual_seed=1 + rank,
+        num_generated_batches=max(1, 100 // options["ids"]),
     )  # fmt: skip
-    batches = itertools.cycle(data.batch_generator._generated_batches)
+    drawn = data.batch_generator._generated_batches
+    batches = itertools.cycle(popular(drawn, 1 + rank) if options["zipf"] else drawn)
     marks = []
     for step in range(options["last"] + 1):
         if step in (options["first"], options["last"]):

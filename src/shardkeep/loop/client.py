@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, Unpack, cast
 import torch
 
 from shardkeep.base.errors import CheckpointError, ConfigError, JobStopped, UserError
+from shardkeep.base.machine.allocator import keep_freed_memory
 from shardkeep.base.machine.forks import outlive_forks
 from shardkeep.compression.config import CompressionConfig
 from shardkeep.loop.at_exit import at_exit
@@ -43,6 +44,7 @@ class EmbeddingClient:
 
     def __init__(self, place: Joined | Registered) -> None:
         outlive_forks()
+        keep_freed_memory()
         self._control = place.control
         self._ending = place.ending
         self._open = True

@@ -6,8 +6,7 @@ import ctypes
 
 # Parameters of glibc's mallopt (malloc.h).
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-LARGEST_KEPT_BYTES = 32 << 20  # glibc's own upper limit for what comes from the heap; larger blocks come and go
-KEPT_BYTES = 1 << 30
+LARGEST_KEPT_BYTES = KEPT_BYTES = 1 << 30
 
 
 def keep_freed_memory(*, largest_bytes: int = LARGEST_KEPT_BYTES, kept_bytes: int = KEPT_BYTES) -> bool:
@@ -15,7 +14,8 @@ def keep_freed_memory(*, largest_bytes: int = LARGEST_KEPT_BYTES, kept_bytes: in
 
     glibc gives large blocks back as soon as they are free, and the next step takes them page by page: 500-1,000 page
     faults a step of W1 at D=16 and 2,100 at D=64, which are 1.2 and 2.5 us of system time a sample. Whether it does
-    depends on the order of the first allocations, so that two equal jobs differ by it.
+    depends on the order of the first allocations, so that two equal jobs differ by it. Of itself it never keeps blocks
+    above 32 MB: those of 26 features with 20 ids each cost a trainer 0.4 to 0.5 of its CPU outside of the tower.
 
     Args:
         largest_bytes: Larger blocks go back when they are freed. Smaller ones leave holes, which are not given back: a
