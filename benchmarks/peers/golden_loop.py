@@ -45,7 +45,9 @@ def model_of(dim: int, hidden: list[int]) -> nn.Module:
         for name in NAMES
     ]
     tables = EmbeddingBagCollection(tables=configs, device=torch.device("meta"))
-    dlrm = DLRM(tables, NUM_DENSE, dense_arch_layer_sizes=[64, dim], over_arch_layer_sizes=[*hidden, 1], dense_device=CPU)
+    dlrm = DLRM(
+        tables, NUM_DENSE, dense_arch_layer_sizes=[64, dim], over_arch_layer_sizes=[*hidden, 1], dense_device=CPU
+    )
     apply_optimizer_in_backward(RowWiseAdagrad, dlrm.sparse_arch.parameters(), {"lr": LR})
     return DLRMTrain(dlrm)
 

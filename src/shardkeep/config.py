@@ -446,12 +446,15 @@ def check_ranks(model: str, asked: Sequence[str], *, exclude_seen: bool) -> None
         raise ValueError(f"eval.exclude_seen: has no effect with model.name: {model}; allowed: {', '.join(RETRIEVAL)}")
 
 
-def load_config(path: str | Path, overrides: Sequence[str] = ()) -> JobConfig:
+def load_config(path: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> JobConfig:
     """Reads a YAML file and applies `a.b=value` overrides. A relative path in the file is relative to the file's folder
     (`data.train`, `eval`, `test` and `cache`: to `data.root`); one in an override is relative to the current folder.
 
-    Raises ConfigError: a line for each problem, with the key, its value and what is allowed.
+    `path`: or what such a file in the current folder would hold. Raises ConfigError: a line for each problem, with the
+    key, its value and what is allowed.
     """
+    if isinstance(path, Mapping):
+        return _config_of(copied(path), overrides, origin="config", folder=Path.cwd())
     return parse_config(_text_of(path), overrides, origin=str(path), folder=Path(path).resolve().parent)
 
 

@@ -3,34 +3,42 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from shardkeep.config import JobConfig, load_config
 from shardkeep.run.new_folder import default_run_dir
 from shardkeep.view.callback import Callback, check_callbacks
 
 if TYPE_CHECKING:
+    from shardkeep.launch.trained_run import TrainedRun
     from shardkeep.run.origin.warm_start import WarmStart
-    from shardkeep.run.summary import Summary
     from shardkeep.run.trained import Which
 
 
 def train(
-    config: JobConfig | str | Path,
+    config: JobConfig | Mapping[str, Any] | str | Path,
     *,
+    train: object = None,
+    eval: object = None,
+    test: object = None,
     run_dir: str | Path | None = None,
     quiet: bool = False,
     from_run: str | Path | None = None,
     model: Which = "last",
     callbacks: Sequence[Callback] = (),
-) -> Summary:
+) -> TrainedRun:
     """Runs a whole job on this machine. Blocks until the job is over.
 
     Args:
-        config: The job, or the path of its YAML file. Your own module:Class or module:function is searched in
-            `data.root`, then beside the file, or beside the running script for a JobConfig.
+        config: The job, what its YAML file would hold, or the path of that. Your own module:Class or module:function
+            is searched in `data.root`, then beside the file, or beside the running script where there is none.
+        train: The training data in memory: a DataFrame of pandas or polars, a pyarrow Table, a dict of columns, or a
+            list of dicts. It is written to data/train.parquet in the run folder, so the run can be resumed; `config`
+            then names no such files.
+        eval: As `train`, the evaluation data.
+        test: As `train`, the data that the best model is scored on at the end.
         run_dir: A new run folder; None = runs/NAME-DATE under the current folder.
         quiet: Prints nothing.
         from_run: The run folder whose rows and dense model the job begins with; None = it begins with new ones.
@@ -38,21 +46,24 @@ def train(
         callbacks: Follow the job; called in this order, in this thread.
 
     Returns:
-        The typed content of summary.json, such as `summary.eval.auc` and `summary.bytes.total`, and `summary.run_dir`.
+        The typed content of summary.json, such as `run.eval.auc` and `run.bytes.total`, with `run.run_dir` and
+        `run.report()`.
 
     Raises:
         UserError: The input is wrong.
         JobError: The job failed or was stopped. The text names the process and the reason.
         Exception: A callback raised it. The job has stopped.
     """
+    from shardkeep.launch.frames import with_frames
     from shardkeep.launch.job import run_job
-    from shardkeep.run.summary import Summary
+    from shardkeep.launch.trained_run import TrainedRun
     from shardkeep.view.screen import console
 
     callbacks = check_callbacks(callbacks)
-    code_folder = _script_folder() if isinstance(config, JobConfig) else Path(config).resolve().parent
+    code_folder = Path(config).resolve().parent if isinstance(config, str | Path) else _script_folder()
     job = config if isinstance(config, JobConfig) else load_config(config)
     path = Path(run_dir) if run_dir is not None else default_run_dir(job.name)
+    job = with_frames(job, {"train": train, "eval": eval, "test": test}, path)
     start = None if from_run is None else _warm_start(job, Path(from_run), model)
     summary = run_job(
         job,
@@ -62,7 +73,7 @@ def train(
         start=start,
         callbacks=callbacks,
     )
-    return Summary.model_validate(summary)
+    return TrainedRun.model_validate(summary)
 
 
 def resume(
@@ -71,7 +82,7 @@ def resume(
     overrides: Sequence[str] = (),
     quiet: bool = False,
     callbacks: Sequence[Callback] = (),
-) -> Summary:
+) -> TrainedRun:
     """Resumes a run from its newest complete checkpoint, in its folder. Blocks until the job is over.
 
     Args:
@@ -87,12 +98,12 @@ def resume(
         As `train`; UserError also if there is no checkpoint, or the job is done.
     """
     from shardkeep.launch import job
-    from shardkeep.run.summary import Summary
+    from shardkeep.launch.trained_run import TrainedRun
     from shardkeep.view.screen import console
 
     callbacks = check_callbacks(callbacks)
     done = job.resume(Path(run), overrides=overrides, console=console(quiet=quiet), callbacks=callbacks)
-    return Summary.model_validate(done)
+    return TrainedRun.model_validate(done)
 
 
 def _warm_start(config: JobConfig, run: Path, which: Which) -> WarmStart:

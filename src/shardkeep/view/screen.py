@@ -32,9 +32,11 @@ PLAIN_EVERY_S = 5.0
 
 
 def console(*, quiet: bool = False) -> Console:
-    """Standard output, as wide as its terminal."""
+    """Standard output, as wide as its terminal; in a notebook plain text, too."""
     made = Console(highlight=False, quiet=quiet)
-    return made if made.is_terminal else Console(highlight=False, quiet=quiet, width=PIPED_WIDTH)
+    if made.is_terminal:
+        return made
+    return Console(highlight=False, quiet=quiet, width=PIPED_WIDTH, force_terminal=False, force_jupyter=False)
 
 
 class Screen:
@@ -50,12 +52,17 @@ class Screen:
         self._bar: Bars | None = None
         self._task: TaskID | None = None
         self._next_line = 0.0
+        self._redraws = not console.quiet and Console().is_jupyter
+        self._drawn = 0  # characters of the line that a notebook shows of the progress
         self._view = RunView()
 
     def phase(self, name: str, text: str) -> None:
         """One line: a phase has begun or is done."""
         line = Text(f"{name:<9} ", style="bold cyan")
         line.append(text, style="default not bold")
+        if self._drawn:
+            self._console.print()
+            self._drawn = 0
         self._console.print(line, soft_wrap=True)
 
     def working(self, name: str, text: str, fraction: float) -> None:
@@ -111,6 +118,11 @@ class Screen:
             if self._narrow:
                 text, shown = f"{step:,}/{total:,}", f"{numbers[0]} {numbers[-1]}"
             self._show_bar("train", text, done=step, total=total or None, numbers=shown, left_s=left_s)
+        elif self._redraws:
+            line = f"train     step {step:,}/{total:,}  {'  '.join(numbers)}  {clock_text(left_s or 0)} left"
+            self._console.file.write(f"\r{line:<{self._drawn}}")
+            self._console.file.flush()
+            self._drawn = len(line)
         elif time.monotonic() >= self._next_line or step == total:
             self._next_line = time.monotonic() + PLAIN_EVERY_S
             numbers += [] if left_s is None or step == total else [f"{clock_text(left_s)} left"]

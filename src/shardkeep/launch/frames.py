@@ -1,0 +1,43 @@
+"""Frames as data of a job: they are files of its run folder, where roles, a resume and an evaluation find them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from shardkeep.base.errors import ConfigError, UserError
+from shardkeep.config import JobConfig, load_config
+
+
+def with_frames(config: JobConfig, frames: Mapping[str, object], run_dir: Path) -> JobConfig:
+    """The job with the frames in place of the files that it names, written to RUN/data/NAME.parquet.
+
+    Args:
+        frames: By the key of `data` whose files each replaces; None = there is none. See `table_of`.
+
+    Raises UserError for a folder that holds a run, ConfigError for a job that names such files itself, DataError.
+    """
+    given = {name: frame for name, frame in frames.items() if frame is not None}
+    if not given:
+        return config
+    from shardkeep.run.new_folder import refuse_taken
+    from shardkeep.workers.data.frames import table_of
+
+    if both := [name for name in given if getattr(config.data, name)]:
+        raise ConfigError(f"data.{both[0]}: is set, and {both[0]}= is given too; leave one of them out")
+    refuse_taken(run_dir)
+    tables = {name: table_of(frame, f"{name}=") for name, frame in given.items()}
+    paths = {name: (run_dir / "data" / f"{name}.parquet").absolute() for name in given}
+    files = ["data.source=parquet", *(f"data.{name}={json.dumps([str(path)])}" for name, path in paths.items())]
+    job = load_config(config.model_dump(mode="json", exclude_unset=True), files)
+
+    import pyarrow.parquet as pq  # type: ignore[import-untyped]
+
+    try:
+        (run_dir / "data").mkdir(parents=True, exist_ok=True)
+        for name, path in paths.items():
+            pq.write_table(tables[name], path)
+    except OSError as error:
+        raise UserError(f"{run_dir / 'data'}: cannot be written ({error.strerror or error})") from error
+    return job
