@@ -1,4 +1,4 @@
-"""Dataset, the one thing every source provides, and Data, a job's two of them, with their fingerprint and doubts about
+"""Dataset, the one thing every source provides, and Data, a job's own of them, with their fingerprint and doubts about
 their weights. No source is known here.
 
 B = rows asked for
@@ -98,6 +98,7 @@ class Data:
         catalogue: the items of a retrieval job; None of any other.
         best_ranks: of the synthetic stream of retrieval only: the ranks of the first n evaluation samples' items in the
             best possible lists, int64 from 1 on.
+        test: what `data.split` holds out for the test; None = nothing.
     """
 
     train: Dataset
@@ -109,6 +110,7 @@ class Data:
     notes: tuple[str, ...] = ()
     catalogue: Catalogue | None = None
     best_ranks: Callable[[int], Ints] | None = None
+    test: Dataset | None = None
 
     @cached_property
     def label_means(self) -> tuple[float, ...]:
@@ -146,6 +148,7 @@ class Data:
         """One line: how many samples, columns and features, and where from."""
         schema = self.train.schema
         held = f" + {len(self.eval):,} for evaluation" if self.eval is not None else ", none for evaluation"
+        held += f" + {len(self.test):,} for the test" if self.test is not None else ""
         columns = f"{_counted(schema.num_dense, 'dense column')}, {_counted(len(schema.features), 'feature')}"
         columns += f", {_counted(len(schema.sequences), 'sequence')}" if schema.sequences else ""
         return f"{len(self.train):,} samples{held}; {columns}; {self.source}"

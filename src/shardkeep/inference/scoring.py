@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
@@ -19,7 +19,7 @@ from shardkeep.base.arrays import Floats, Ints
 from shardkeep.base.errors import UserError
 from shardkeep.config import JobConfig
 from shardkeep.inference.export.manifest import is_export
-from shardkeep.inference.files import Told, as_texts, chunks_of_files, score_writer, weigh
+from shardkeep.inference.files import Side, Told, as_texts, chunks_of_files, own_rows, score_writer, weigh
 from shardkeep.inference.further_items import with_items
 from shardkeep.inference.loading import load_trained
 from shardkeep.inference.trained import LookedUp, Trained, computing_in, inputs_of, trained_of_checkpoint
@@ -40,7 +40,6 @@ from shardkeep.workers.metrics.ranks import evaluate_ranks
 from shardkeep.workers.model_config import RETRIEVAL
 from shardkeep.workers.prefetch import Prefetch
 
-Split = Literal["eval", "train", "test"]
 Item = TypeVar("Item")
 Scores = tuple[Floats | Ints, Floats, Ints, Floats]
 """Logits and labels (N, T), groups and weights (N,); empty = none. Of a retrieval model ranks (N, 1), not logits."""
@@ -66,7 +65,7 @@ class Scored:
 
 def predict_files(
     run: Path,
-    files: Sequence[Path],
+    files: Sequence[Path] | Side,
     out: Path,
     *,
     which: Which = "last",
@@ -75,17 +74,21 @@ def predict_files(
     amp: Amp | None = None,
     told: Told = lambda _text, _share: None,
 ) -> Scored:
-    """Writes the score of each row of the files, in order, with the columns `keep` beside it; of a retrieval model the
-    `best` items. Raises UserError, DataError, CheckpointError, and JobError where the disk fails; `out` is complete or
-    as it was before."""
-    if out.exists() and any(out.samefile(path) for path in files):
-        raise UserError(f"--out {out}: is one of the files to score")
+    """Writes the score of each row of the files, or of a side of the run's own data, in order, with the columns `keep`
+    beside it; of a retrieval model the `best` items. Raises UserError, DataError, CheckpointError, and JobError where
+    the disk fails; `out` is complete or as it was before."""
     trained = load_trained(run, which, amp=amp)
     inputs, answers = trained.inputs, _answers(trained, best, told)
-    assert inputs is not None
+    assert inputs is not None and trained.labelled_inputs is not None
+    if isinstance(files, str):
+        files, chunks = own_rows(trained.config, files, trained.labelled_inputs, told, extra=keep)
+    else:
+        chunks = chunks_of_files(files, inputs, told, extra=keep)
+    if out.exists() and any(out.samefile(path) for path in files):
+        raise UserError(f"--out {out}: is one of the files to score")
     began, rows, not_finite = time.monotonic(), 0, 0
     unseen = Unseen(trained.schema)
-    blocks = _looked_up(trained, chunks_of_files(files, inputs, told, extra=keep), unseen)
+    blocks = _looked_up(trained, chunks, unseen)
     with score_writer(out, answers.types, keep) as writer, contextlib.closing(_ahead(blocks)) as coming:
         scores: list[pa.RecordBatch] = []
         for found, chunk in coming:
@@ -156,7 +159,7 @@ def evaluate_run(
     run: Path,
     *,
     which: Which = "last",
-    split: Split = "eval",
+    split: Side = "eval",
     files: Sequence[Path] = (),
     by: str | None = None,
     amp: Amp | None = None,
@@ -184,17 +187,22 @@ def evaluate_run(
         unseen = Unseen(trained.schema)
         found = list(_of_files(trained, files, told, by, values, unseen))
     elif by is not None:
-        raise UserError(f"--by {by}: needs files; allowed: with --data FILE, or --split test")
+        allowed = "with --data FILE" if split == "test" else "with --data FILE, or --split test"
+        raise UserError(f"--by {by}: needs files; allowed: {allowed}")
     else:
         trained, dataset = _with_data(run, which, split, told, amp)
         unseen = Unseen(trained.schema)
-        found = list(_of_dataset(trained, dataset, told, trained.config.eval.max_samples, unseen))
+        most = None if split == "test" else trained.config.eval.max_samples
+        found = list(_of_dataset(trained, dataset, told, most, unseen))
     parts = _joined(trained, found)
     result = {"step": trained.step} | _metrics(trained, parts) | {"unseen": unseen.counts()}
-    weight = None if trained.inputs is None else trained.inputs.layout.weight
+    weight, notes = None if trained.inputs is None else trained.inputs.layout.weight, []
     if weight is not None and len(parts[3]) < len(parts[0]):
-        note = f"no file has the column of weights, {weight} (data.weight): all rows weigh the same"
-        result["note"] = "; ".join(filter(None, [note, result.get("note")]))
+        notes.append(f"no file has the column of weights, {weight} (data.weight): all rows weigh the same")
+    if split == "train" and not files:
+        notes.append("the model was trained on these rows: its metrics on new ones are lower")
+    if notes:
+        result["note"] = "; ".join(filter(None, [*notes, result.get("note")]))
     if broken := _not_finite(parts[0]):
         result["not_finite"] = broken
     return result if by is None else result | {"by": {"column": by, "groups": _by_group(trained, parts, values)}}
@@ -206,10 +214,10 @@ def metrics_on(trained: Trained, dataset: Dataset, told: Told) -> dict[str, Any]
     return _metrics(trained, _joined(trained, found))
 
 
-def data_of(config: JobConfig, split: Split, told: Told) -> Dataset | None:
+def data_of(config: JobConfig, split: Side, told: Told) -> Dataset | None:
     """A job's own data, by name; None = it has no evaluation data. Raises DataError."""
     data = open_data(config.data, seed=config.seed, progress=told, items=config.items)
-    return data.eval if split == "eval" else data.train
+    return {"train": data.train, "eval": data.eval, "test": data.test}[split]
 
 
 def _not_finite(values_NT: Floats) -> int:
@@ -248,6 +256,8 @@ def _by_group(trained: Trained, parts: Sequence[Any], values: Sequence[pa.Array]
 
 def _test_files(run: Path) -> list[Path]:
     data = config_of(run).data
+    if data.split is not None and data.split.test:
+        return []
     if not data.test:
         raise UserError(f"{run}: the job has no data.test; allowed: --data FILE, or --split eval")
     return find_files(Path(data.root), data.test, key="data.test", kind=data.source)
@@ -282,7 +292,7 @@ def _of_dataset(
         told("scoring", (start + len(batch)) / end)
 
 
-def _with_data(run: Path, which: Which, split: Split, told: Told, amp: Amp | None) -> tuple[Trained, Dataset]:
+def _with_data(run: Path, which: Which, split: Side, told: Told, amp: Amp | None) -> tuple[Trained, Dataset]:
     if is_export(run):
         raise UserError(f"{run}: an export has no data of its own; allowed: --data FILE")
     config = config_of(run)

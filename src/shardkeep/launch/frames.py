@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
+from typing import TypedDict
 
 from shardkeep.base.errors import ConfigError, UserError
 from shardkeep.config import JobConfig, load_config
 
 
-def with_frames(config: JobConfig, frames: Mapping[str, object], run_dir: Path) -> JobConfig:
-    """The job with the frames in place of the files that it names, written to RUN/data/NAME.parquet.
+class Frames(TypedDict, total=False):
+    """Data of a job in memory, by the key of `data` whose files each replaces; None = there is none. See `table_of`."""
 
-    Args:
-        frames: By the key of `data` whose files each replaces; None = there is none. See `table_of`.
+    train: object
+    eval: object
+    test: object
+
+
+def with_frames(config: JobConfig, frames: Frames, run_dir: Path) -> JobConfig:
+    """The job with the frames in place of the files that it names, written to RUN/data/NAME.parquet.
 
     Raises UserError for a folder that holds a run, ConfigError for a job that names such files itself, DataError.
     """
+    if unknown := frames.keys() - Frames.__annotations__.keys():
+        raise TypeError(f"train() got an unexpected keyword argument {min(unknown)!r}")
     given = {name: frame for name, frame in frames.items() if frame is not None}
     if not given:
         return config

@@ -5,9 +5,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from shardkeep.config import JobConfig, load_config
+from shardkeep.launch.frames import Frames, with_frames
 from shardkeep.run.new_folder import default_run_dir
 from shardkeep.view.callback import Callback, check_callbacks
 
@@ -20,30 +21,26 @@ if TYPE_CHECKING:
 def train(
     config: JobConfig | Mapping[str, Any] | str | Path,
     *,
-    train: object = None,
-    eval: object = None,
-    test: object = None,
     run_dir: str | Path | None = None,
     quiet: bool = False,
     from_run: str | Path | None = None,
     model: Which = "last",
     callbacks: Sequence[Callback] = (),
+    **frames: Unpack[Frames],
 ) -> TrainedRun:
     """Runs a whole job on this machine. Blocks until the job is over.
 
     Args:
         config: The job, what its YAML file would hold, or the path of that. Your own module:Class or module:function
             is searched in `data.root`, then beside the file, or beside the running script where there is none.
-        train: The training data in memory: a DataFrame of pandas or polars, a pyarrow Table, a dict of columns, or a
-            list of dicts. It is written to data/train.parquet in the run folder, so the run can be resumed; `config`
-            then names no such files.
-        eval: As `train`, the evaluation data.
-        test: As `train`, the data that the best model is scored on at the end.
         run_dir: A new run folder; None = runs/NAME-DATE under the current folder.
         quiet: Prints nothing.
         from_run: The run folder whose rows and dense model the job begins with; None = it begins with new ones.
         model: The checkpoint of `from_run`.
         callbacks: Follow the job; called in this order, in this thread.
+        frames: `train`, `eval` and `test`: data in memory in place of files of `config`, each a DataFrame of pandas or
+            polars, a pyarrow Table, a dict of columns, or a list of dicts. They are written to `data` in the run
+            folder, so the run can be resumed.
 
     Returns:
         The typed content of summary.json, such as `run.eval.auc` and `run.bytes.total`, with `run.run_dir` and
@@ -54,7 +51,6 @@ def train(
         JobError: The job failed or was stopped. The text names the process and the reason.
         Exception: A callback raised it. The job has stopped.
     """
-    from shardkeep.launch.frames import with_frames
     from shardkeep.launch.job import run_job
     from shardkeep.launch.trained_run import TrainedRun
     from shardkeep.view.screen import console
@@ -63,7 +59,7 @@ def train(
     code_folder = Path(config).resolve().parent if isinstance(config, str | Path) else _script_folder()
     job = config if isinstance(config, JobConfig) else load_config(config)
     path = Path(run_dir) if run_dir is not None else default_run_dir(job.name)
-    job = with_frames(job, {"train": train, "eval": eval, "test": test}, path)
+    job = with_frames(job, frames, path)
     start = None if from_run is None else _warm_start(job, Path(from_run), model)
     summary = run_job(
         job,

@@ -9,6 +9,7 @@ from shardkeep.base.net.interfaces import check_advertised
 from shardkeep.launch.machine import index_of, is_numbered, restarts_left, world_size
 from shardkeep.loop.client import EmbeddingClient
 from shardkeep.loop.joining import Tables, checked_tables, join, only_client, register, run_of, tables_of
+from shardkeep.member.access import endpoint_of
 from shardkeep.run.trained import config_of
 
 
@@ -50,15 +51,16 @@ def connect(
     """
     specs = None if tables is None else checked_tables(tables)
     host = check_advertised("advertise", advertise, accepted=insecure_data_plane)
-    access = {"token_file": _path(token_file), "tls": _path(tls)}
     run = run_of(coordinator)
     lone = index is None and not is_numbered() and (Path(run) / "config.yaml").is_file()
     place = 0 if lone and config_of(Path(run)).workers == 1 else index_of(index)
-    ending = contextlib.ExitStack()
-    ending.enter_context(only_client())
     world = world_size() if index is None else None
     again = restarts_left() if restarted is None else restarted
-    registered = register(run, place, timeout_s, ending=ending, world=world, restarted=again, advertise=host, **access)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(only_client())
+        endpoint = endpoint_of(str(run), token_file=_path(token_file), tls=_path(tls))
+        ending = stack.pop_all()
+    registered = register(endpoint, place, timeout_s, ending=ending, world=world, restarted=again, advertise=host)
     specs = tables_of(registered.config) if specs is None else specs
     return EmbeddingClient(join(registered, specs) if specs else registered)
 

@@ -23,7 +23,6 @@ from shardkeep.launch.machine import WORLD
 from shardkeep.loop.metering import Meter, NoMeter, StepMeter
 from shardkeep.loop.rejoining import Rejoining
 from shardkeep.loop.saving import LoopCheckpoints, samples_of
-from shardkeep.member.access import endpoint_of
 from shardkeep.member.group import join_group
 from shardkeep.member.membership import Membership
 from shardkeep.member.metrics import MemberMetrics
@@ -121,7 +120,7 @@ def only_client() -> Iterator[None]:
 
 
 def register(
-    run: str | Path,
+    coordinator: Endpoint,
     index: int,
     timeout_s: float,
     *,
@@ -129,23 +128,20 @@ def register(
     world: int | None = None,
     restarted: bool = False,
     advertise: str = "127.0.0.1",
-    token_file: Path | None = None,
-    tls: Path | None = None,
 ) -> Registered:
     """Takes the place of trainer `index`; blocks until the coordinator answers. Arguments and errors: see `connect`.
 
     `ending`: What is closed after the trainer has left. `world`: The number of trainers by their launcher. `restarted`:
     The launcher starts all of them again after an error of this one."""
     with ending as stack:
-        endpoint = endpoint_of(str(run), token_file=token_file, tls=tls)
-        control = ControlClient(endpoint, role="worker", index=index, advertise=advertise, timeout_s=timeout_s)
+        control = ControlClient(coordinator, role="worker", index=index, advertise=advertise, timeout_s=timeout_s)
         config = stack.enter_context(Membership(control, wait_s=timeout_s, restarted=restarted))
         if world not in (None, config.workers):
             raise UserError(
                 f"{WORLD} is {world} and the job has {config.workers} trainers; allowed: `shardkeep with --trainers "
                 f"{world}`, or workers: {world} in the job's config"
             )
-        return Registered(control, endpoint, config, stack.pop_all(), config.workers)
+        return Registered(control, coordinator, config, stack.pop_all(), config.workers)
 
 
 def join(registered: Registered, specs: Sequence[TableSpec]) -> Joined:

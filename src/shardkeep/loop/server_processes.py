@@ -24,6 +24,7 @@ from shardkeep.launch.processes.role_starts import RoleStarts, of_launcher
 from shardkeep.launch.processes.starter import starting
 from shardkeep.launch.supervision import POLL_S, Supervision
 from shardkeep.loop.joining import Joined, join, only_client, register
+from shardkeep.member.access import endpoint_of
 from shardkeep.member.listeners import check_listeners
 from shardkeep.page.of_job import page_line, page_text
 from shardkeep.ps.config import TableSpec
@@ -83,7 +84,7 @@ def join_served(config: JobConfig, tables: Sequence[TableSpec], run_dir: str | P
         serving = stack.enter_context(server_processes(config, tables, run_dir))
         if not quiet:
             say_addresses(config, serving.run)
-        joined = join(register(serving.run, 0, JOIN_S, ending=contextlib.ExitStack()), tables)
+        joined = join(register(endpoint_of(str(serving.run)), 0, JOIN_S, ending=contextlib.ExitStack()), tables)
 
         @stack.push
         def wait(kind: type[BaseException] | None, _error: object, _trace: object) -> None:

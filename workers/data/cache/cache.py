@@ -22,7 +22,7 @@ from shardkeep.workers.data.cache.entry import CacheEntry, Content, FileSet, rea
 from shardkeep.workers.data.cache.obtaining import found, obtained
 from shardkeep.workers.data.columnar import ColumnarWriter, by_time
 from shardkeep.workers.data.conversion.chunk import Chunk
-from shardkeep.workers.data.conversion.conversion import Converter, HoldOut
+from shardkeep.workers.data.conversion.conversion import Converter, Split
 from shardkeep.workers.data.conversion.inputs import Inputs, prior_fit
 from shardkeep.workers.data.conversion.item_values import item_values
 from shardkeep.workers.data.conversion.labels import check_matched, left_out
@@ -34,8 +34,10 @@ from shardkeep.workers.data.samples import Data, Dataset, Progress, content_fing
 from shardkeep.workers.data.sides import sides_of_model
 from shardkeep.workers.data_config import DataConfig
 from shardkeep.workers.model_config import RetrievalSettings
+from shardkeep.workers.split_config import PLACE
 
-TRAIN, EVAL = "train.arrow", "eval.arrow"
+TRAIN, EVAL, TEST = PARTS = "train.arrow", "eval.arrow", "test.arrow"
+"""The file of each side."""
 LARGE_BYTES = 1 << 28  # an entry of this size is worth a word
 
 Read = Callable[[Path, Sequence[str], Callable[[float], None]], Iterable[Chunk]]
@@ -54,9 +56,12 @@ class Conversion:
     prior: PriorFit | None
 
     def training(self, paths: Sequence[Path], *, prior: bool = False) -> FileSet:
-        """The entry of the training files, with the rows that `eval_fraction` holds out. `prior`: read as the model
-        with which the job continues."""
-        split = [self.config.eval_fraction, self.seed] if self.config.eval_fraction else []
+        """The entry of the training files, with the rows that are held out. `prior`: read as the model with which the
+        job continues."""
+        record = self.config.held_out(self.seed)
+        split: Any = [] if record is None else record.model_dump(mode="json")
+        if record is not None and record.by == PLACE:  # as before `data.split`
+            split = [record.eval, record.seed]
         marked = {"kept": self.prior.to_json()} if prior and self.prior is not None else {}
         return FileSet(paths, self._settings(paths) | {"split": split} | marked)
 
@@ -130,7 +135,7 @@ def open_cached(
     inputs = Inputs(layout, trained.fitted, reading).to_json()
     train: Dataset = parts[TRAIN] if layout.time is None else by_time(parts[TRAIN])
     source = _described(entries) + parts[TRAIN].histories()
-    data = Data(train, parts.get(EVAL), None, source, mark, inputs, tuple(trained.notes))
+    data = Data(train, parts.get(EVAL), None, source, mark, inputs, tuple(trained.notes), test=parts.get(TEST))
     return data if items is None else _with_catalogue(data, items, job, training, trained.fitted, report)
 
 
@@ -202,21 +207,23 @@ def _obtain(job: Conversion, files: FileSet, fitted: Fitted | None, report: Prog
 
 def _write_parts(folder: Path, job: Conversion, files: FileSet, fitted: Fitted | None, progress: Progress) -> Content:
     """Converts all files of an entry."""
-    share = job.config.eval_fraction
-    names = [TRAIN] if fitted is None else []
-    if fitted is not None or share:
-        names.append(EVAL)
-    converter = Converter(job.layout, fitted, job.prior)
+    record, places = job.config.held_out(job.seed), {str(path): place_of(path) for path in files.paths}
+    split = Split(record, job.layout, places) if record is not None and fitted is None else None
+    columns = job.layout.raw_columns()
+    if split is not None:
+        split.fit(lambda columns: _read_all(job, files.paths, progress, columns))
+        columns = list(dict.fromkeys([*columns, *split.columns]))
+    sides = split.sides if split is not None else [0 if fitted is None else 1]
+    converter = Converter(job.layout, fitted, job.prior, split)
     with contextlib.ExitStack() as sinks:
-        writers = {name: ColumnarWriter(sinks.enter_context(pa.OSFile(str(folder / name), "wb"))) for name in names}
-        chunks = _read_all(job, files.paths, progress, job.layout.raw_columns())
-        split = HoldOut(share, job.seed, {str(path): place_of(path) for path in files.paths})
-        converter.convert(chunks, writers.get(TRAIN), writers.get(EVAL), split=split, origin=_named(files.paths))
+        writers = {n: ColumnarWriter(sinks.enter_context(pa.OSFile(str(folder / PARTS[n]), "wb"))) for n in sides}
+        chunks = _read_all(job, files.paths, progress, columns)
+        converter.convert(chunks, writers, origin=_named(files.paths))
         for writer in writers.values():
             writer.close()
-    checksums = {name: writer.checksum() for name, writer in writers.items()}
+    checksums = {PARTS[side]: writer.checksum() for side, writer in writers.items()}
     reader = converter.reader
-    return Content(reader.fitted(), checksums, converter.skipped, reader.notes(), converter.absent)
+    return Content(converter.fitted, checksums, converter.skipped, reader.notes(), converter.absent)
 
 
 def _named(paths: Sequence[Path]) -> str:
