@@ -40,6 +40,7 @@ def main() -> None:
     parser.add_argument("--dims", type=int, nargs="+", default=[16, 64])
     parser.add_argument("--only", nargs="+", choices=list(KEYS), default=list(KEYS), help="contestants; all by default")
     parser.add_argument("--servers", type=int, default=1, help="servers of shardkeep")
+    parser.add_argument("--workers", type=int, default=2, help="of each; TorchRec needs a GPU for each")
     options = harness.parse(parser)
     results = {f"D={dim}": compare(dim, options) for dim in options.dims}
     harness.write(options.json, "beside_peers", results)
@@ -51,8 +52,8 @@ def compare(dim: int, options: argparse.Namespace) -> dict[str, Any]:
     def ours(overrides: Sequence[str]) -> harness.Contestant:
         warm_up_s = 1.0 if options.smoke else WARM_UP_S
         return lambda seconds: shardkeep_job(
-            dim=dim, servers=options.servers, workers=2, seconds=seconds, warm_up_s=warm_up_s, device=options.device,
-            overrides=overrides,
+            dim=dim, servers=options.servers, workers=options.workers, seconds=seconds, warm_up_s=warm_up_s,
+            device=options.device, overrides=overrides,
         )  # fmt: skip
 
     def tower(seconds: float) -> harness.Figures:
@@ -68,7 +69,7 @@ def compare(dim: int, options: argparse.Namespace) -> dict[str, Any]:
         return {"samples_per_s": one["samples_per_s"] + other["samples_per_s"], "cpu_us_per_sample": mean_us}
 
     peers = {
-        name: contestant(script, workload="w1", dim=dim, workers=2, device=options.device)
+        name: contestant(script, workload="w1", dim=dim, workers=options.workers, device=options.device)
         for name, script in SCRIPTS.items()
     }
     every = {name: ours(overrides) for name, overrides in OURS_BY_WAY.items()}

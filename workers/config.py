@@ -71,11 +71,16 @@ class TowerConfig(Settings):
     """What each worker holds of the dense model: ddp = all of it; fsdp = a part of each parameter, for towers of 50
     million parameters and more. fsdp keeps no state for recovery beside checkpoints."""
 
+    pad_widths: Literal["off", 8, 16, 32, 64] = "off"
+    """N = train linear layers in widths that are multiples of N, by zeros that no parameter keeps. Where that is
+    faster, `shardkeep estimate` says so."""
+
     @model_serializer(mode="wrap")
-    def _without_ddp(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Versions that know no shards read the settings of other towers."""
+    def _without_what_is_new(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Versions that know no shards and no padding read the settings of other towers."""
         found: dict[str, Any] = handler(self)
-        return {key: value for key, value in found.items() if (key, value) != ("parallel", "ddp")}
+        new = {"parallel": "ddp", "pad_widths": "off"}
+        return {key: value for key, value in found.items() if new.get(key, ...) != value}
 
     @model_validator(mode="after")
     def _sharded_towers_run_eager(self) -> TowerConfig:

@@ -188,6 +188,8 @@ class JobConfig(Settings):
                 f"tower.parallel: fsdp with compression.tower.name: {self.compression.tower.name}, which sums whole "
                 "gradients; allowed: ddp, or none"
             )
+        if self.tower.parallel == "fsdp" and self.workers == 1:
+            raise ValueError("tower.parallel: fsdp with workers: 1, which splits nothing; allowed: ddp, or 2 and more")
         return self
 
     @model_validator(mode="after")

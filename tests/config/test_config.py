@@ -135,6 +135,11 @@ def test_an_unknown_key_names_the_nearest_known_one(text: str, line: str) -> Non
             "{tower: {parallel: fsdp}, compression: {tower: {name: int8}}}",
             ["tower.parallel: fsdp with compression.tower.name: int8", "allowed: ddp, or none"],
         ),
+        (
+            "{workers: 1, tower: {parallel: fsdp}}",
+            ["tower.parallel: fsdp with workers: 1, which splits nothing; allowed: ddp, or 2 and more"],
+        ),
+        ("tower: {pad_widths: 12}", ["tower.pad_widths", "12", "off, 8, 16, 32 or 64"]),
         ("tower: {parallel: fsdp, compile: on}", ["tower.compile: on with parallel: fsdp; allowed: auto or off"]),
         ("tower: {optimizer: {lr: .nan}}", ["tower.optimizer.lr", "nan", "a number above 0"]),
         ("tower: {optimizer: {schedule: {decay: cosine}}}", ["decay_steps: 0 with decay: cosine"]),

@@ -14,7 +14,7 @@ from torch import nn
 
 from shardkeep.config import JobConfig
 from shardkeep.estimate.estimate import estimate
-from shardkeep.estimate.tower import PAYS_FROM, sharded_bytes, tower_memory
+from shardkeep.estimate.tower import MATTERS_FROM, PAYS_FROM, sharded_bytes, tower_memory
 from shardkeep.estimate.view import show_estimate
 
 RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results" / "2026-11-27-fsdp-memory.json"
@@ -57,9 +57,18 @@ def test_the_table_says_from_which_size_on_shards_pay() -> None:
     assert "of the tower in a worker" in text.getvalue() and "at most at once" in text.getvalue()
     assert "fsdp pays from some 50 million parameters on; this tower has fewer" in text.getvalue()
     assert found["tower"]["fsdp_pays_from"] == PAYS_FROM == 50_000_000
-    one = io.StringIO()
-    show_estimate(estimate(job(workers=1), gbit_per_s=10.0), Console(file=one, width=100))
-    assert "of the tower in a worker" not in one.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("least", "workers", "there"), [(1, 2, True), (1, 1, False), (MATTERS_FROM, 2, False)], ids=["large", "1", "small"]
+)
+def test_only_a_large_tower_of_several_workers_has_the_table(
+    least: int, workers: int, there: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shardkeep.estimate.estimate.MATTERS_FROM", least)
+    found, text = estimate(job(workers=workers), gbit_per_s=10.0), io.StringIO()
+    show_estimate(found, Console(file=text, width=100))
+    assert ("of the tower in a worker" in text.getvalue()) == ("memory" in found["tower"]) == there
 
 
 def test_each_pass_over_shards_is_sent() -> None:

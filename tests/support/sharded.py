@@ -45,6 +45,7 @@ CASES: dict[str, dict[str, Any]] = {
     "activation checkpointing": {"model": {"activation_checkpointing": True}},
     "batch norm": {"model": {"norm": "batch"}},
     "bf16": {"config": {"amp": "bf16"}},
+    "padded": {"config": {"pad_widths": 8}},
     "fp16": {"config": {"amp": "fp16"}},
 }
 

@@ -32,7 +32,7 @@ def model_config(name: str = "dlrm", **settings: Any) -> ModelConfig:
 def seeded_model(seed: int = 0, **settings: Any) -> nn.Module:
     with BUILDING, torch.random.fork_rng():
         torch.manual_seed(seed)
-        config = model_config(bottom=[8], hidden=[16], **settings)
+        config = model_config(**{"bottom": [8], "hidden": [16], **settings})
         return build_model(config, num_dense=3, features=FEATURES, default_dim=8)
 
 

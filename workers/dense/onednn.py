@@ -11,9 +11,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import platform
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -40,6 +40,7 @@ def choose(wish: str, model: nn.Module, device: torch.device, *, amp: bool) -> s
     return f"onednn: as configured{', but unused: amp is on' if amp else ''}"
 
 
+@functools.cache
 def why_not(device: torch.device) -> str | None:
     """What stands against oneDNN's float32 products on this device, as one clause; None when they can be made."""
     if device.type != "cpu":
@@ -78,13 +79,18 @@ def use_for(model: nn.Module) -> int:
 
 
 def _plain_layers(model: nn.Module) -> list[nn.Linear]:
-    return [each for each in model.modules() if _is_linear(each) and "forward" not in vars(each)]
+    return [layer for layer, product in layers_of(model) if product is F.linear]
 
 
-def _is_linear(layer: nn.Module) -> TypeGuard[nn.Linear]:
-    """Whether a layer is an `nn.Linear` itself, also in the class that FSDP makes of it."""
-    kind = type(layer)
-    return kind is nn.Linear or (kind.__name__, kind.__bases__[-1]) == ("FSDPLinear", nn.Linear)
+def layers_of(model: nn.Module) -> Iterator[tuple[nn.Linear, Callable[..., torch.Tensor]]]:
+    """Each layer that is an `nn.Linear` itself, also in the class that FSDP makes of it, and its product: `F.linear` or
+    `linear`. Layers that have a `forward` of their own are left out."""
+    for layer in model.modules():
+        kind, own = type(layer), vars(layer).get("forward")
+        ours = isinstance(own, functools.partial) and own.func is _forward
+        plain = kind is nn.Linear or (kind.__name__, kind.__bases__[-1]) == ("FSDPLinear", nn.Linear)
+        if plain and (own is None or ours):
+            yield cast(nn.Linear, layer), linear if ours else F.linear
 
 
 @contextlib.contextmanager
@@ -94,8 +100,6 @@ def rows_alone(model: nn.Module) -> Iterator[None]:
     A row of oneDNN's product has the same bits at every place of a batch of two rows or more. With MKL, outputs of a
     width that is not a multiple of 16 depend on the row's place."""
     layers = _plain_layers(model)
-    if not layers or why_not(layers[0].weight.device):
-        layers = []
     for layer in layers:
         layer.forward = functools.partial(_forward, layer)  # type: ignore[method-assign]
     try:
@@ -106,9 +110,14 @@ def rows_alone(model: nn.Module) -> Iterator[None]:
 
 
 def _forward(layer: nn.Linear, inputs: torch.Tensor) -> torch.Tensor:
-    if _is_transformed() or not _takes(inputs, layer.weight):
-        return F.linear(inputs, layer.weight, layer.bias)
-    outputs: torch.Tensor = _Linear.apply(inputs, layer.weight, layer.bias)  # type: ignore[no-untyped-call]
+    return linear(inputs, layer.weight, layer.bias)
+
+
+def linear(inputs: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Tensor | None = None) -> torch.Tensor:
+    """`F.linear`, by oneDNN where it can."""
+    if _is_transformed() or not _takes(inputs, weight_OI):
+        return F.linear(inputs, weight_OI, bias_O)
+    outputs: torch.Tensor = _Linear.apply(inputs, weight_OI, bias_O)  # type: ignore[no-untyped-call]
     return outputs
 
 
@@ -125,7 +134,8 @@ def _is_transformed() -> bool:
 
 def _takes(inputs: torch.Tensor, weight_OI: torch.Tensor) -> bool:
     plain = inputs.dtype is weight_OI.dtype is torch.float32 and inputs.device.type == weight_OI.device.type == "cpu"
-    return plain and inputs.ndim >= 2 and inputs.numel() > 0 and inputs.shape[-1] == weight_OI.shape[1]
+    fits = inputs.ndim >= 2 and inputs.numel() > 0 and inputs.shape[-1] == weight_OI.shape[1]
+    return plain and fits and why_not(inputs.device) is None
 
 
 class _Linear(torch.autograd.Function):
@@ -149,23 +159,16 @@ class _Linear(torch.autograd.Function):
         )
 
 
-def use_for_inference(model: nn.Module, device: torch.device) -> None:
+def use_for_inference(model: nn.Module) -> None:
     """Has every `nn.Linear` of a model multiply by oneDNN for good, without gradients; the bits are those inside
-    `rows_alone`. Does nothing where oneDNN cannot."""
-    if why_not(device):
-        return
-    for layer in model.modules():
-        forward = vars(layer).get("forward")
-        ours = isinstance(forward, functools.partial) and forward.func is _forward
-        if type(layer) is nn.Linear and (forward is None or ours):
-            layer.forward = functools.partial(_forward_without_gradients, layer)  # type: ignore[method-assign]
+    `rows_alone`."""
+    for layer, _ in layers_of(model):
+        layer.forward = functools.partial(_forward_without_gradients, layer)  # type: ignore[method-assign]
 
 
 def _forward_without_gradients(layer: nn.Linear, inputs: torch.Tensor) -> torch.Tensor:
-    if torch.is_grad_enabled() or _is_transformed() or torch.is_autocast_enabled("cpu"):
+    if torch.is_grad_enabled() or _is_transformed() or not _takes(inputs, layer.weight):
         return _forward(layer, inputs)
-    if not _takes(inputs, layer.weight):
-        return F.linear(inputs, layer.weight, layer.bias)
     return multiply(inputs, layer.weight, layer.bias)
 
 

@@ -37,7 +37,7 @@ class Scorer:
         self.device = device
         self._precision = MixedPrecision(config.amp, device)
         onednn.choose(config.linear, self.model, device, amp=self._precision.chosen.dtype is not None)
-        onednn.use_for_inference(self.model, device)
+        onednn.use_for_inference(self.model)
 
     def predict(self, dense_BI: torch.Tensor, embeddings: Inputs) -> torch.Tensor:
         """Logits (B, T) in float32 without gradients, with the bits of `Tower.predict`."""

@@ -26,7 +26,7 @@ from shardkeep.compression.config import TowerCompressionConfig
 from shardkeep.workers.collectives.collective import Collective, Solo
 from shardkeep.workers.collectives.operations import all_reduce_sum, broadcast_object
 from shardkeep.workers.config import TowerConfig
-from shardkeep.workers.dense import onednn
+from shardkeep.workers.dense import onednn, padding
 from shardkeep.workers.dense.amp import MixedPrecision
 from shardkeep.workers.dense.compile import Compilation, Switch
 from shardkeep.workers.dense.loss import Objective
@@ -95,7 +95,7 @@ class Tower:
         watch: Measures forward, backward, dense_reduce, optimizer; compiling is not counted.
 
     Attributes:
-        chosen: What `compile` and `amp` came to and why, one line each.
+        chosen: What `compile`, `amp` and others came to and why, one line each.
 
     Raises:
         UserError: `compile: on` where torch.compile cannot run, `linear: onednn` where oneDNN cannot.
@@ -127,6 +127,8 @@ class Tower:
         amp = self.precision.chosen.dtype is not None
         if (linear := onednn.choose(config.linear, self.model, device, amp=amp)) is not None:
             self._choose("linear", linear)
+        if config.pad_widths != "off":
+            self._choose("pad_widths", padding.use_for(self.model, config.pad_widths))
         self._synced = SyncedLayers(self.model)
         switch, say = Switch(self.model, objective.batch_size), partial(self._choose, "compile")
         self.compilation = Compilation(

@@ -1,6 +1,6 @@
 """What a job will need, from its config and a look at its data: memory, bytes and messages, and the pace of the links.
 
-Starts no process. Says nothing about how fast the machines compute.
+Starts no process. How fast the machines compute it tells of one thing alone: widths of the dense model.
 """
 # S = servers, W = workers
 
@@ -27,7 +27,8 @@ from shardkeep.compression.tower.compressor import DenseCompression
 from shardkeep.compression.tower.exchange import Ranks
 from shardkeep.config import JobConfig
 from shardkeep.estimate.dry_run import Played, TableRows, play
-from shardkeep.estimate.tower import PAYS_FROM, sharded_bytes, tower_memory
+from shardkeep.estimate.padding import padding_gain
+from shardkeep.estimate.tower import MATTERS_FROM, PAYS_FROM, sharded_bytes, tower_memory
 from shardkeep.ps.config import TableSpec
 from shardkeep.ps.placement import BUCKETS
 from shardkeep.ps.server.table.layout import RowLayout
@@ -204,24 +205,25 @@ def tower_of(config: JobConfig, data: Data) -> Part:
     embeddings, _ = build_sides(config, data, {spec.name: spec for spec in table_specs(config, schema)})
     model = build_dense_model(config, schema, embeddings)
     trained = [p for p in model.parameters() if p.requires_grad]
-    size = sum(p.nbytes for p in trained)
+    size, count, fsdp = sum(p.nbytes for p in trained), sum(p.numel() for p in trained), config.tower.parallel == "fsdp"
     shapes = {name: tuple(p.shape) for name, p in model.named_parameters() if p.requires_grad}
     ring_bytes = size if config.consistency.mode != "sync" else None
-    if config.tower.parallel == "fsdp":
+    if fsdp:
         reduced = sharded_bytes(model, config.workers, config.train.accumulate)
     else:
         reduced = reduce_bytes(config.compression.tower, shapes, config.workers, ring_bytes=ring_bytes)
     spread = sum(
-        _total(wire_bytes.broadcast(config.workers, sum(buffer.nbytes for buffer in buffers), source=True))
+        sum(wire_bytes.broadcast(config.workers, sum(b.nbytes for b in buffers), source=True).values())
         for buffers in floating_buffers(model)
     )
+    matters = config.workers > 1 and (fsdp or count >= MATTERS_FROM)
     return {
-        "parameters": sum(p.numel() for p in trained),
+        "parameters": count,
         "bytes": size,
         "reduce_bytes": reduced * config.workers + spread,
         "reduce_bytes_per_worker": reduced,
-        "memory": tower_memory(config, model),
-        "fsdp_pays_from": PAYS_FROM,
+        **({"memory": tower_memory(config, model), "fsdp_pays_from": PAYS_FROM} if matters else {}),
+        "padding": padding_gain(config, model),
     }
 
 
@@ -234,7 +236,7 @@ def reduce_bytes(
     differs."""
     sent, ranks, random = 0, Ranks(0, workers), torch.Generator().manual_seed(0)
     if wish.name == "none" and ring_bytes is not None and not goes_direct(ring_bytes * (workers - 1)):
-        sent = _total(wire_bytes.all_reduce(workers, ring_bytes))
+        sent = sum(wire_bytes.all_reduce(workers, ring_bytes).values())
     elif workers > 1:
         dense = DenseCompression(wish, shapes, torch.device("cpu"))
         dense.begin(wish.warmup_steps or 0, 1.0)
@@ -242,14 +244,10 @@ def reduce_bytes(
         exchange = next(rounds)
         with contextlib.suppress(StopIteration):
             while True:
-                sent += _total(wire_bytes.exchange(workers, exchange))
+                sent += sum(wire_bytes.exchange(workers, exchange).values())
                 mine = exchange.packets if exchange.packets.ndim == 1 else exchange.packets[0]
                 exchange = rounds.send(torch.stack([mine] * workers))
     return sent
-
-
-def _total(parts: wire_bytes.Parts) -> int:
-    return sum(parts.values())
 
 
 def traffic_of(played: Played, tower: Mapping[str, Any], *, workers: int) -> list[Part]:

@@ -50,10 +50,13 @@ def show_estimate(found: Part, console: Console) -> None:
         console.print(_servers_line(found))
     if "note" in found:
         return
-    if found["job"]["workers"] > 1:
+    if "memory" in found["tower"]:
         console.print()
         console.print(Trimmed(_tower_memory(found["tower"])))
         console.print(_tower_line(found["tower"]))
+    if padding := found["tower"]["padding"]:
+        gain = f"{padding['gain']:.2f} times as fast here"
+        console.print(f"tower.pad_widths: {padding['multiple']} makes the tower's linear layers {gain}")
     console.print()
     console.print(Trimmed(_traffic(found)))
     console.print(f"in {_count(round(found['step']['calls']), 'call')} to servers")
@@ -134,9 +137,8 @@ def _tower_memory(tower: Part) -> Table:
 
 
 def _tower_line(tower: Part) -> str:
-    least = tower["fsdp_pays_from"]
-    more = "this tower has more" if tower["parameters"] >= least else "this tower has fewer"
-    return f"tower.parallel: fsdp pays from some {least // 1_000_000} million parameters on; {more}"
+    more = "more" if tower["parameters"] >= (least := tower["fsdp_pays_from"]) else "fewer"
+    return f"tower.parallel: fsdp pays from some {least // 1_000_000} million parameters on; this tower has {more}"
 
 
 def _policy_lines(tables: Sequence[Part]) -> Iterator[str]:

@@ -1,0 +1,127 @@
+"""Padded widths: the scores and gradients of plain layers, the same parameters, and products of whole multiples."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from shardkeep.workers.config import TowerConfig
+from shardkeep.workers.dense import compile as compiling, onednn, padding
+from shardkeep.workers.dense.products import Products
+from shardkeep.workers.dense.scorer import Scorer
+from shardkeep.workers.dense.tower import Tower
+from shardkeep.workers.model_config import keys_of
+from shardkeep.workers.models.registry import build_model, row_dim
+from tests.support.towers import CPU, FEATURES, RANKING, batch, model_config, part_of, seeded_model, tower_of, train
+
+LIBRARIES = ["torch", pytest.param("onednn", marks=pytest.mark.skipif(onednn.why_not(CPU) is not None, reason="none"))]
+
+
+def close(mine: torch.Tensor, theirs: torch.Tensor, rel: float = 1e-6) -> bool:
+    return bool((mine - theirs).norm() <= rel * theirs.norm()) and mine.shape == theirs.shape
+
+
+def padded_tower(multiple: int | str, model: nn.Module | None = None, **config: str) -> Tower:
+    return tower_of(model=model or seeded_model(hidden=[37, 21]), config={"pad_widths": multiple, **config})
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+@pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "multiple", "widths"),
+    [(37, 21, 8, (40, 24)), (40, 21, 8, (40, 24)), (37, 24, 8, (40, 24)), (37, 1, 16, (48, 1)), (5, 70, 32, (5, 96))],
+    ids=["both", "outputs", "inputs", "one output", "few inputs"],
+)
+def test_outputs_and_gradients_are_those_of_a_plain_layer(
+    inputs: int, outputs: int, multiple: int, widths: tuple[int, int], bias: bool, library: str
+) -> None:
+    torch.manual_seed(1)
+    plain = nn.Linear(inputs, outputs, bias=bias)
+    padded = copy.deepcopy(plain)
+    onednn.choose(library, padded, CPU, amp=False)
+    assert padding.use_for(padded, multiple) == f"{multiple}: pads 1 of 1 linear layers"
+    values, weights = torch.randn(9, 2, inputs), torch.randn(9, 2, outputs)
+    found = []
+    for layer in (plain, padded):
+        x = values.clone().requires_grad_()
+        y = layer(x)
+        (y * weights).sum().backward()
+        found.append([y.detach(), x.grad, *(p.grad for p in layer.parameters())])
+    assert all(close(mine, theirs) for theirs, mine in zip(*found, strict=True))
+    products = Products(CPU)
+    with products.counted(18):
+        padded(values)
+    assert products.per_sample == 2 * widths[0] * widths[1]
+
+
+def test_whole_multiples_and_layers_with_a_forward_of_their_own_stay_as_they_are() -> None:
+    own = nn.Linear(9, 9)
+    own.forward = lambda inputs: inputs  # type: ignore[method-assign]
+    model = nn.Sequential(nn.Linear(16, 24), nn.Linear(9, 9), own, nn.Bilinear(9, 9, 9))
+    assert padding.use_for(model, 8) == "8: pads 1 of 2 linear layers"
+    assert [("forward" in vars(layer)) for layer in model] == [False, True, True, False]
+
+
+@pytest.mark.parametrize("name", RANKING)
+def test_every_stock_model_trains_as_without(name: str) -> None:
+    dims = {feature: row_dim(name, dim) for feature, dim in FEATURES.items()}
+    found = []
+    for multiple in ("off", 8):
+        settings = {"hidden": [13, 11]} if "hidden" in keys_of(name) else {}
+        torch.manual_seed(3)
+        model = build_model(model_config(name, **settings), num_dense=3, features=dims, default_dim=8).double()
+        tower = padded_tower(multiple, model)
+        dense, _, label = batch(0, 8)
+        leaves = {n: torch.randn(8, dim, dtype=torch.double, requires_grad=True) for n, dim in dims.items()}
+        tower.backward(dense.double(), leaves, label, weight=1.0, last=False)
+        found.append([each.grad for each in (*model.parameters(), *leaves.values())])
+        assert "linear layers" in tower.chosen.get("pad_widths", "linear layers")
+    for theirs, mine in zip(*found, strict=True):
+        assert (mine is None) == (theirs is None) and (mine is None or close(mine, theirs, 1e-6))
+
+
+def test_parameters_keep_their_names_and_shapes_and_scores_their_bits() -> None:
+    padded, plain = padded_tower(8), padded_tower("off")
+    train(padded, [(0, 24)])
+    train(plain, [(0, 24)])
+    states = [{name: t.shape for name, t in tower.state_dict()["model"].items()} for tower in (padded, plain)]
+    assert states[0] == states[1]
+    own, other = (torch.cat([p.flatten() for p in tower.model.parameters()]) for tower in (padded, plain))
+    assert close(own, other, 1e-5) and padded.chosen["pad_widths"].startswith("8: pads 3 of")
+    plain.load_state_dict(padded.state_dict())
+    dense, rows, _ = batch(7, 24)
+    scorer = Scorer(copy.deepcopy(plain.model), TowerConfig(amp="off"), CPU)
+    for other_scores in (plain.predict(dense, rows), scorer.predict(dense, rows)):
+        assert torch.equal(padded.predict(dense, rows), other_scores)
+
+
+def test_without_the_setting_nothing_is_padded_or_stored() -> None:
+    assert "pad_widths" not in TowerConfig().model_dump() and TowerConfig(pad_widths=8).model_dump()["pad_widths"] == 8
+    assert "pad_widths" not in tower_of().chosen
+
+
+@pytest.mark.parametrize("amp", ["bf16", "fp16"])
+def test_under_autocast_scores_differ_by_its_rounding(amp: str) -> None:
+    losses = []
+    for multiple in ("off", 8):
+        tower = padded_tower(multiple, amp=amp)
+        losses.append(tower.backward(*part_of(batch(0, 8), 0, 8), weight=1 / 24))
+        assert tower.update(0).applied
+    assert losses[0].item() == pytest.approx(losses[1].item(), rel=1e-2)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")  # inductor's own imports
+@pytest.mark.skipif(compiling.why_no_compiler(CPU) is not None, reason="torch.compile cannot run here")
+def test_a_compiled_tower_is_padded_too() -> None:
+    compiled, eager = padded_tower(8, compile="on"), padded_tower("off")
+    for tower in (compiled, eager):
+        for step in range(3):
+            tower.backward(*part_of(batch(step, 8), 0, 8), weight=1 / 8)
+            assert tower.update(step).applied
+    assert compiled.compilation.switch.enabled
+    mine, theirs = (torch.cat([p.flatten() for p in tower.model.parameters()]) for tower in (compiled, eager))
+    assert close(mine, theirs, 1e-5)
