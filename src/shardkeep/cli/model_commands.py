@@ -8,6 +8,7 @@ import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
@@ -65,35 +66,53 @@ def evaluate(
         str | None,
         typer.Option(metavar="COLUMN", help="Also evaluate the rows of each value of this column of the files."),
     ] = None,
+    importance: Annotated[
+        bool, typer.Option("--importance", help="Also tell what each column is worth, by permuting it several times.")
+    ] = False,
     amp: Arithmetic = None,
     as_json: Json = False,
 ) -> None:
     """Evaluate the model of a run, without its processes."""
-    from shardkeep.view.screen import console, metric_name
-    from shardkeep.view.text_tables import Trimmed, two_columns
-
     with ready_to_score(run) as screen:
         from shardkeep.inference.files import input_files
-        from shardkeep.inference.scoring import evaluate_run
+        from shardkeep.inference.scoring import evaluate_rows, evaluation_rows
 
-        told = partial(screen.working, "evaluate")
+        told, picture = partial(screen.working, "evaluate"), None
         part = cast(Literal["eval", "train", "test"], split)
         files = input_files(data or [])
-        found = evaluate_run(run, which=model, split=part, files=files, by=by, amp=amp, told=told)
-    not_finite = found.get("not_finite", 0)
+        rows = evaluation_rows(run, which=model, split=part, files=files, by=by, amp=amp, told=told)
+        rows = replace(rows, datasets=list(rows.datasets)) if importance else rows  # read once, scored many times
+        found = evaluate_rows(rows, by)
+        if importance:
+            from shardkeep.analysis.importance import importance_of, write_picture
+
+            worth = importance_of(rows, told)
+            picture, found["importance"] = write_picture(worth, run), worth.as_json()
     if as_json:
         print(json.dumps(found, indent=2))
     else:
-        groups = found.pop("by", None)
-        buckets = found.pop("calibration_buckets", None)
-        lines = [("", line) for line in unseen_lines(found.pop("unseen"))]
-        rows = [(metric_name(name), _number(value)) for name, value in found.items() if value is not None]
-        rows += [("bucket", "  ".join(f"{k} {_number(v)}" for k, v in bucket.items())) for bucket in buckets or ()]
-        console().print(two_columns(rows + lines))
-        if groups is not None:
-            console().print(Trimmed(_table_of_groups(groups)))
-    if not_finite:
+        _show_evaluation(found, picture)
+    if not_finite := found.get("not_finite", 0):
         raise JobError(f"{not_finite:,} predictions are not finite (NaN or infinite)")
+
+
+def _show_evaluation(found: dict[str, Any], picture: Path | None) -> None:
+    from shardkeep.view.screen import console, metric_name
+    from shardkeep.view.text_tables import Trimmed, columns, two_columns
+
+    apart = ("by", "calibration_buckets", "unseen", "importance")
+    rows = [(metric_name(k), _number(v)) for k, v in found.items() if v is not None and k not in apart]
+    rows += [("bucket", "  ".join(f"{k} {_number(v)}" for k, v in bucket.items()))
+             for bucket in found.get("calibration_buckets") or ()]  # fmt: skip
+    console().print(two_columns(rows + [("", line) for line in unseen_lines(found["unseen"])]))
+    if (groups := found.get("by")) is not None:
+        console().print(Trimmed(_table_of_groups(groups)))
+    if (worth := found.get("importance")) is not None:
+        heads = ("column", f"{metric_name(worth['metric'])} it is worth", "spread")
+        cells = [[one["column"], *(f"{one[key]:+.5f}" for key in ("mean", "spread"))] for one in worth["columns"]]
+        console().print(columns(heads, cells))
+    if picture is not None:
+        print(f"picture  {picture}")
 
 
 def predict(

@@ -97,6 +97,10 @@ Set = Annotated[
     list[str] | None, typer.Option("--set", metavar="A.B=VALUE", help="Override a setting of the config; repeatable.")
 ]
 Run = Annotated[Path | None, path_argument("Run folder [default: the newest in runs/].")]
+Runs = Annotated[
+    list[Path] | None,
+    path_argument("Run folders, running or finished; several are compared [default: the newest in runs/]."),
+]
 TrainedRun = Annotated[Path, path_argument("Run folder.")]
 AnyModel = Annotated[Path, path_argument("Run folder, or an export.")]
 Arithmetic = Annotated[

@@ -5,10 +5,11 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import sys
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -151,6 +152,62 @@ def _ahead(items: Iterator[Item]) -> Generator[Item, None, None]:
             yield item
 
 
+@dataclass(frozen=True)
+class EvaluationRows:
+    """A model and labelled rows for it, in parts.
+
+    Attributes:
+        datasets: Of files an iterator, which reads them.
+        most: Rows that count of each; None = all.
+        told: Called with the share of a data set that is scored.
+        values: Of the column `by`, a part for each data set that was read.
+    """
+
+    trained: Trained
+    datasets: Iterable[Dataset]
+    most: int | None
+    told: Told
+    values: Sequence[pa.Array] = ()
+
+    def scores(self) -> EvaluationScores:
+        """Scores the rows, in order."""
+        unseen, trained = Unseen(self.trained.schema), self.trained
+        parts = (_of_dataset(trained, dataset, self.told, self.most, unseen) for dataset in self.datasets)
+        found = list(itertools.chain.from_iterable(parts))
+        binary = trained.sides is None and len(trained.schema.labels) == 1 and not trained.asked.numbers
+        outputs, labels, groups, weights = _joined(trained, found)
+        measure = _measure(trained)
+        return EvaluationScores(trained.step, outputs, labels, groups, weights, measure, unseen.counts(), binary)
+
+
+@dataclass(frozen=True)
+class EvaluationScores:
+    """What a model says of labelled rows, in their order.
+
+    Attributes:
+        outputs_NT: Logits, or values; of a retrieval model ranks (N, 1).
+        groups_N: Empty if no metric needs them.
+        weights_N: Empty = all 1.
+        measure: The metrics of such arrays, without some.
+        binary: One label of 0 and 1, so outputs are logits (N, 1).
+    """
+
+    step: int
+    outputs_NT: Floats
+    labels_NT: Floats
+    groups_N: Ints
+    weights_N: Floats
+    measure: Callable[..., dict[str, Any]]
+    unseen: Counts
+    binary: bool
+
+    def metrics(self, rows_K: Ints | None = None, *, without: Sequence[str] = ()) -> dict[str, Any]:
+        """The metrics of all rows, or of some, which may repeat. `without`: of one label, those to leave out."""
+        parts = (self.outputs_NT, self.labels_NT, self.groups_N, self.weights_N)
+        chosen = parts if rows_K is None else [part[rows_K] if len(part) else part for part in parts]
+        return self.measure(*chosen, without=without)
+
+
 @advising("allowed: --data FILE, wherever the data are now")
 def evaluate_run(
     run: Path,
@@ -176,34 +233,49 @@ def evaluate_run(
         UserError: There is no such run, checkpoint or split.
         DataError: The data cannot be read.
     """
-    if split == "test" and not files:
-        files = _test_files(run)
-    values: list[pa.Array] = []
-    if files:
-        trained = load_trained(run, which, amp=amp)
-        unseen = Unseen(trained.schema)
-        found = list(_of_files(trained, files, told, by, values, unseen))
-    elif by is not None:
-        raise UserError(f"--by {by}: needs files; allowed: with --data FILE, or --split test")
-    else:
-        trained, dataset = _with_data(run, which, split, told, amp)
-        unseen = Unseen(trained.schema)
-        found = list(_of_dataset(trained, dataset, told, trained.config.eval.max_samples, unseen))
-    parts = _joined(trained, found)
-    result = {"step": trained.step} | _metrics(trained, parts) | {"unseen": unseen.counts()}
-    weight = None if trained.inputs is None else trained.inputs.layout.weight
-    if weight is not None and len(parts[3]) < len(parts[0]):
+    rows = evaluation_rows(run, which=which, split=split, files=files, by=by, amp=amp, told=told)
+    return evaluate_rows(rows, by)
+
+
+def evaluate_rows(rows: EvaluationRows, by: str | None = None) -> dict[str, Any]:
+    """As `evaluate_run`, of rows that were made with the same `by`."""
+    scores = rows.scores()
+    result = {"step": scores.step} | scores.metrics() | {"unseen": scores.unseen}
+    weight = None if rows.trained.inputs is None else rows.trained.inputs.layout.weight
+    if weight is not None and len(scores.weights_N) < len(scores.outputs_NT):
         note = f"no file has the column of weights, {weight} (data.weight): all rows weigh the same"
         result["note"] = "; ".join(filter(None, [note, result.get("note")]))
-    if broken := _not_finite(parts[0]):
+    if broken := _not_finite(scores.outputs_NT):
         result["not_finite"] = broken
-    return result if by is None else result | {"by": {"column": by, "groups": _by_group(trained, parts, values)}}
+    return result if by is None else result | {"by": {"column": by, "groups": _by_group(scores, rows.values)}}
+
+
+def evaluation_rows(
+    run: Path,
+    *,
+    which: Which = "last",
+    split: Split = "eval",
+    files: Sequence[Path] = (),
+    by: str | None = None,
+    amp: Amp | None = None,
+    told: Told = lambda _text, _share: None,
+) -> EvaluationRows:
+    """A run's model, with the rows on which `evaluate_run` scores it. Raises as that."""
+    if split == "test" and not files:
+        files = _test_files(run)
+    if files:
+        trained, values = load_trained(run, which, amp=amp), list[pa.Array]()
+        datasets = _of_files(trained, files, told, by, values)
+        return EvaluationRows(trained, datasets, None, lambda _text, _share: None, values)
+    if by is not None:
+        raise UserError(f"--by {by}: needs files; allowed: with --data FILE, or --split test")
+    trained, dataset = _with_data(run, which, split, told, amp)
+    return EvaluationRows(trained, [dataset], trained.config.eval.max_samples, told)
 
 
 def metrics_on(trained: Trained, dataset: Dataset, told: Told) -> dict[str, Any]:
     """The metrics of a model on the first `eval.max_samples` samples of data."""
-    found = list(_of_dataset(trained, dataset, told, trained.config.eval.max_samples))
-    return _metrics(trained, _joined(trained, found))
+    return EvaluationRows(trained, [dataset], trained.config.eval.max_samples, told).scores().metrics()
 
 
 def data_of(config: JobConfig, split: Split, told: Told) -> Dataset | None:
@@ -223,14 +295,21 @@ def _joined(trained: Trained, found: Sequence[Scores]) -> list[Any]:
     return [np.concatenate(part) for part in zip(none, *found, strict=True)]
 
 
-def _metrics(trained: Trained, parts: Sequence[Any]) -> dict[str, Any]:
-    if trained.sides is not None:
-        asked = RankSettings.by(trained.config.eval, trained.config.train.loss)
-        return evaluate_ranks(parts[0][:, 0].astype(np.int64), parts[3], asked.metrics)
-    return evaluate_over_workers(*parts, names=trained.schema.labels, collective=Solo(), asked=trained.asked)
+def _measure(trained: Trained) -> Callable[..., dict[str, Any]]:
+    """The metrics of outputs, labels, groups and weights, but for those `without`. Keeps no rows."""
+    names, asked = trained.schema.labels, trained.asked
+    ranks = RankSettings.by(trained.config.eval, trained.config.train.loss).metrics if trained.sides else None
+
+    def measure(*parts: Any, without: Sequence[str] = ()) -> dict[str, Any]:
+        if ranks is not None:
+            return evaluate_ranks(parts[0][:, 0].astype(np.int64), parts[3], ranks)
+        own = replace(asked, metrics=tuple(name for name in asked.metrics if name not in without))
+        return evaluate_over_workers(*parts, names=names, collective=Solo(), asked=own)
+
+    return measure
 
 
-def _by_group(trained: Trained, parts: Sequence[Any], values: Sequence[pa.Array]) -> list[dict[str, Any]]:
+def _by_group(scores: EvaluationScores, values: Sequence[pa.Array]) -> list[dict[str, Any]]:
     """`value` and the metrics of each value, the most frequent first."""
     encoded = pa.concat_arrays(values or [pa.array([], pa.large_string())]).dictionary_encode("encode")
     index_N = np.asarray(encoded.indices)
@@ -240,9 +319,7 @@ def _by_group(trained: Trained, parts: Sequence[Any], values: Sequence[pa.Array]
     bounds = np.searchsorted(index_N[order_N], np.arange(len(groups) + 1))
     found = []
     for g, value in enumerate(groups):
-        rows_N = order_N[bounds[g] : bounds[g + 1]]
-        own = [part[rows_N] if len(part) else part for part in parts]
-        found.append({"value": value} | _metrics(trained, own))
+        found.append({"value": value} | scores.metrics(order_N[bounds[g] : bounds[g + 1]]))
     return sorted(found, key=lambda group: -int(group["samples"]))
 
 
@@ -254,9 +331,9 @@ def _test_files(run: Path) -> list[Path]:
 
 
 def _of_files(
-    trained: Trained, files: Sequence[Path], told: Told, by: str | None, values: list[pa.Array], unseen: Unseen
-) -> Iterator[Scores]:
-    """Logits, labels, groups and weights. Adds the column `by` of the scored rows to `values`."""
+    trained: Trained, files: Sequence[Path], told: Told, by: str | None, values: list[pa.Array]
+) -> Iterator[Dataset]:
+    """The labelled rows, chunk by chunk. Adds their column `by` to `values`."""
     assert trained.labelled_inputs is not None
     inputs = weigh(files, trained.labelled_inputs)
     extra = [name for name in (*inputs.layout.label_columns, inputs.layout.weight, by) if name is not None]
@@ -265,12 +342,10 @@ def _of_files(
         if len(chunk):
             if by is not None:
                 values.append(as_texts(chunk.column(by), "for --by a column with one value a row"))
-            yield from _of_dataset(trained, inputs.samples(chunk, label_N), lambda _text, _share: None, None, unseen)
+            yield inputs.samples(chunk, label_N)
 
 
-def _of_dataset(
-    trained: Trained, dataset: Dataset, told: Told, most: int | None = None, unseen: Unseen | None = None
-) -> Iterator[Scores]:
+def _of_dataset(trained: Trained, dataset: Dataset, told: Told, most: int | None, unseen: Unseen) -> Iterator[Scores]:
     """Logits, or the ranks of targets, labels, groups and weights of the first `most` samples; None = of all."""
     size = trained.blocks.size
     end = min(len(dataset), most or len(dataset))

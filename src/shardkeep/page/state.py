@@ -52,6 +52,11 @@ class RunState:
     def name(self) -> str:
         return self.records.reader.path.name
 
+    @property
+    def settings(self) -> dict[str, str]:
+        """Every setting that the run's config.yaml has, defaults too, as texts."""
+        return dict(_flat(self._config, "")) if self._config else {}
+
     def sections(self) -> Json:
         """Reads what is new and returns the sections of the page by name."""
         records = self.records

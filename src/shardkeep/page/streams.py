@@ -7,6 +7,7 @@ import contextlib
 import time
 from collections.abc import AsyncGenerator, Sequence
 
+from shardkeep.page.comparison import compared
 from shardkeep.page.records import Json
 from shardkeep.page.state import RunState
 from shardkeep.records.json_text import to_json
@@ -45,7 +46,7 @@ class Streams:
             await self._refresh()
         if self._whole is None:
             named = [{"name": run.name, **one} for run, one in zip(self.runs, self._sections, strict=True)]
-            self._whole = to_json({"at": time.time(), "runs": named}).encode()
+            self._whole = to_json({"at": time.time(), "runs": named, **self._compared(self._sections)}).encode()
         return self._whole
 
     async def events(self) -> AsyncGenerator[bytes, None]:
@@ -102,9 +103,14 @@ class Streams:
                 if changed:
                     if "curves" in changed:
                         changed["curves"] = _added(self._sections[at]["curves"], sections["curves"])
-                    self._send(_event("change", to_json({"at": time.time(), "run": at, "sections": changed}).encode()))
+                    news = {"at": time.time(), "run": at, "sections": changed, **self._compared(found)}
+                    self._send(_event("change", to_json(news).encode()))
             self._sections, self._texts, self._read_at = found, texts, time.monotonic()
             self._whole = None
+
+    def _compared(self, sections: Sequence[Json]) -> Json:
+        """The comparison, where there are several runs."""
+        return {"compared": compared(self.runs, sections)} if len(self.runs) > 1 else {}
 
     def _send(self, event: bytes) -> None:
         for queue in set(self._queues):
