@@ -11,12 +11,13 @@ import pytest
 from shardkeep.analysis.calibration import BINS, quality_of
 from shardkeep.base.arrays import Floats
 from shardkeep.inference.scoring import EvaluationScores
+from shardkeep.workers.metrics.quality import MetricSettings
 
 
 def scores_of(chances_N: Floats, labels_N: Floats, **changes: Any) -> EvaluationScores:
     logits_NT = np.log(chances_N / (1 - chances_N)).astype(np.float32)[:, None]
     none, empty = np.empty(0, np.int64), np.empty(0, np.float32)
-    return replace(EvaluationScores(1, logits_NT, labels_N[:, None], none, empty, dict, {}, True), **changes)
+    return replace(EvaluationScores(logits_NT, labels_N[:, None], none, empty, MetricSettings()), **changes)
 
 
 def test_a_model_that_is_right_has_points_on_the_diagonal() -> None:
@@ -45,8 +46,8 @@ def test_the_shares_of_each_label_are_in_the_bins_of_their_probabilities() -> No
 def test_other_scores_have_no_plots(why: str) -> None:
     whole = scores_of(np.array([0.2, 0.6], np.float32), np.array([0, 1], np.float32))
     changed = {
-        "numbers": replace(whole, binary=False),
-        "no rows": replace(whole, outputs_NT=whole.outputs_NT[:0]),
+        "numbers": replace(whole, asked=MetricSettings(numbers=True)),
+        "no rows": replace(whole, outputs_NT=whole.outputs_NT[:0], labels_NT=whole.labels_NT[:0]),
         "not finite": replace(whole, outputs_NT=np.array([[np.nan], [1.0]], np.float32)),
     }
     assert quality_of(whole) is not None and quality_of(changed[why]) is None

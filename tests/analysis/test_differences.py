@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 
 from shardkeep.analysis.delong import auc_difference
-from shardkeep.analysis.differences import Difference, differences, differences_of_runs
+from shardkeep.analysis.differences import Difference, differences
 from shardkeep.base.arrays import Floats
 from shardkeep.base.errors import UserError
 from shardkeep.inference.scoring import EvaluationScores
-from shardkeep.workers.metrics.quality import MetricSettings, evaluate_predictions
-
-NAMES = ("b", "a")
+from shardkeep.workers.metrics.quality import MetricSettings
 
 
 def scores_of(
@@ -25,16 +21,16 @@ def scores_of(
     metrics: tuple[str, ...] = ("auc", "logloss"),
     numbers: bool = False,
 ) -> EvaluationScores:
-    def measure(
-        logits_NT: Floats, labels_NT: Floats, _groups: object, own_N: Floats, without: tuple[str, ...] = ()
-    ) -> dict[str, Any]:
-        asked = MetricSettings(tuple(name for name in metrics if name not in without), numbers=numbers)
-        return evaluate_predictions(logits_NT, labels_NT, None, asked, own_N)
-
-    weights = np.empty(0, np.float32) if weights_N is None else weights_N
-    return EvaluationScores(
-        1, logits_N[:, None], labels_N[:, None], np.empty(0, np.int64), weights, measure, {}, not numbers
+    asked, weights = (
+        MetricSettings(metrics, numbers=numbers),
+        np.empty(0, np.float32) if weights_N is None else weights_N,
     )
+    return EvaluationScores(logits_N[:, None], labels_N[:, None], np.empty(0, np.int64), weights, asked)
+
+
+def between(first: EvaluationScores, second: EvaluationScores) -> list[Difference]:
+    """What the first has more than the second."""
+    return [found for _, found in differences([second, first], ["a", "b"])]
 
 
 def clicks(seed: int, samples: int = 400, *, noise: float = 1.0) -> tuple[Floats, Floats]:
@@ -47,7 +43,7 @@ def clicks(seed: int, samples: int = 400, *, noise: float = 1.0) -> tuple[Floats
 
 def test_auc_has_the_interval_of_delong_and_logloss_that_of_a_bootstrap() -> None:
     (one_N, labels_N), (other_N, _) = clicks(1, noise=0.2), clicks(2, noise=2.0)
-    found = {each.metric: each for each in differences(scores_of(one_N, labels_N), scores_of(other_N, labels_N), NAMES)}
+    found = {each.metric: each for each in between(scores_of(one_N, labels_N), scores_of(other_N, labels_N))}
     value, error = auc_difference(one_N, other_N, labels_N > 0.5)
     assert (found["auc"].value, found["auc"].by) == (value, "DeLong")
     assert (found["auc"].low, found["auc"].high) == pytest.approx(
@@ -55,16 +51,14 @@ def test_auc_has_the_interval_of_delong_and_logloss_that_of_a_bootstrap() -> Non
     )
     logloss = found["logloss"]
     assert logloss.by == "bootstrap" and logloss.low < logloss.value < logloss.high < 0
-    assert [each.says for each in found.values()] == ["better", "better"]
+    assert [each.texts("")[4] for each in found.values()] == ["better", "better"]
 
 
 def test_the_bootstrap_s_interval_of_a_mean_is_about_that_of_its_standard_error() -> None:
     (one_N, labels_N), (other_N, _) = clicks(1), clicks(2)
     losses_2N = [np.logaddexp(0, x) - labels_N * x for x in (one_N.astype(float), other_N.astype(float))]
     error = (losses_2N[0] - losses_2N[1]).std(ddof=1) / np.sqrt(len(labels_N))
-    (found,) = [
-        d for d in differences(scores_of(one_N, labels_N), scores_of(other_N, labels_N), NAMES) if d.metric == "logloss"
-    ]
+    (found,) = [d for d in between(scores_of(one_N, labels_N), scores_of(other_N, labels_N)) if d.metric == "logloss"]
     assert found.value == pytest.approx((losses_2N[0] - losses_2N[1]).mean(), abs=1e-9)
     assert (found.high - found.low) / (2 * 1.96 * error) == pytest.approx(1.0, abs=0.12)
 
@@ -77,7 +71,7 @@ def test_about_95_of_100_bootstraps_have_the_true_difference() -> None:
         labels_N = draw.normal(size=120).astype(np.float32)
         one_N, other_N = ((labels_N + spread * draw.normal(size=120)).astype(np.float32) for spread in (0.5, 0.7))
         pair = [scores_of(values_N, labels_N, metrics=("mse",), numbers=True) for values_N in (one_N, other_N)]
-        (found,) = differences(pair[0], pair[1], NAMES)
+        (found,) = between(*pair)
         inside += found.low <= 0.25 - 0.49 <= found.high
     assert 88 <= inside <= 100
 
@@ -86,7 +80,7 @@ def test_weighted_samples_have_no_delong_but_a_bootstrap_of_the_weighted_auc() -
     (one_N, labels_N), (other_N, _) = clicks(1, noise=0.2), clicks(2, noise=2.0)
     weights_N = np.where(np.arange(len(labels_N)) % 2, 1.0, 3.0).astype(np.float32)
     pair = [scores_of(logits_N, labels_N, weights_N) for logits_N in (one_N, other_N)]
-    found = differences(pair[0], pair[1], NAMES)
+    found = between(*pair)
     assert [(each.metric, each.by) for each in found] == [("auc", "bootstrap"), ("logloss", "bootstrap")]
     assert found[0].value == pytest.approx(pair[0].metrics()["auc"] - pair[1].metrics()["auc"])
 
@@ -95,20 +89,26 @@ def test_weighted_samples_have_no_delong_but_a_bootstrap_of_the_weighted_auc() -
     ("other", "why"),
     [
         ((np.zeros(399, np.float32), np.zeros(399, np.float32)), "400 and 399 rows"),
-        ((np.zeros(400, np.float32), np.zeros(400, np.float32)), "400 rows with other labels or weights"),
+        ((np.zeros(400, np.float32), np.zeros(400, np.float32)), "400 and 400 rows"),
     ],
     ids=["fewer", "other labels"],
 )
 def test_runs_with_other_evaluation_rows_are_refused_in_a_line(other: tuple[Floats, Floats], why: str) -> None:
     with pytest.raises(UserError) as refused:
-        differences(scores_of(*clicks(1)), scores_of(*other), NAMES)
-    assert str(refused.value) == f"b and a: other evaluation rows ({why}); allowed: --data FILE, the same for all"
+        between(scores_of(*other), scores_of(*clicks(1)))
+    advice = "allowed: the same --data FILE for all"
+    assert str(refused.value) == f"a and b have other evaluation rows ({why}, or other labels); {advice}"
 
 
 def test_all_runs_are_compared_with_the_first() -> None:
     logits, labels_N = [clicks(seed)[0] for seed in (1, 2, 3)], clicks(1)[1]
-    rows = differences_of_runs(["a", "b", "c"], [scores_of(each, labels_N) for each in logits])
-    assert [row[:2] for row in rows] == [["AUC", "b - a"], ["logloss", "b - a"], ["AUC", "c - a"], ["logloss", "c - a"]]
+    found = differences([scores_of(each, labels_N) for each in logits], ["a", "b", "c"])
+    assert [each.texts(pair)[:2] for pair, each in found] == [
+        ["AUC", "b - a"],
+        ["logloss", "b - a"],
+        ["AUC", "c - a"],
+        ["logloss", "c - a"],
+    ]
 
 
 @pytest.mark.parametrize(
@@ -121,4 +121,4 @@ def test_all_runs_are_compared_with_the_first() -> None:
     ],
 )
 def test_what_an_interval_says_depends_on_what_is_better(metric: str, low: float, high: float, says: str) -> None:
-    assert Difference(metric, (low + high) / 2, low, high, "").says == says
+    assert Difference(metric, (low + high) / 2, low, high, "").texts("b - a")[4] == says

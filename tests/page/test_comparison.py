@@ -60,4 +60,4 @@ def test_workers_are_compared_with_one_alone_whose_steps_do_the_same(tmp_path: P
 
 def test_a_run_without_a_step_has_dashes(tmp_path: Path) -> None:
     results, _ = results_of(*[write_simulated_run(tmp_path / name, Scene(state="begun")) for name in "ab"])
-    assert results["longest own work of a step"] == [DASH, DASH] and results["recoveries"] == ["0", "0"]
+    assert results["longest own work of a step, ms"] == [DASH, DASH] and results["recoveries"] == ["0", "0"]

@@ -14,22 +14,16 @@ BINS = 20
 
 
 def quality_of(scores: EvaluationScores) -> dict[str, Any] | None:
-    """Points of two plots; None unless there is one label of 0 and 1, with finite scores.
-
-    Returns:
-        `calibration`: mean probability and mean label of ten buckets of rows. `scores`: by label, the middle of each
-        bin of probabilities with the share of the label's rows, by weight."""
-    if not scores.binary or not len(scores.outputs_NT) or not np.isfinite(scores.outputs_NT).all():
+    """`calibration`: mean probability and mean label of ten buckets of rows. `scores`: by label, the middle of each bin
+    of probabilities with the share of the label's rows, by weight. None for scores that are not `binary`, or none."""
+    if not scores.binary or not len(scores.labels_NT):
         return None
-    logits_N, labels_N = (values[:, 0].astype(np.float64) for values in (scores.outputs_NT, scores.labels_NT))
-    weights_N = scores.weights_N if len(scores.weights_N) else np.ones(len(labels_N), np.int64)
-    scored = Predictions(logits_N, labels_N, weights_N)
-    points = [[bucket["prediction"], bucket["label"]] for bucket in calibration_buckets_of(scored)]
+    logits_N, label_N = scores.outputs_NT[:, 0].astype(np.float64), scores.labels_NT[:, 0].astype(np.float64)
+    scored = Predictions(logits_N, label_N, scores.weights_N if len(scores.weights_N) else np.ones(len(label_N)))
     shares = {}
     for label in (0, 1):
-        own_N = (labels_N > 0.5) == label
-        counts, edges = np.histogram(scored.predictions[own_N], BINS, (0.0, 1.0), weights=weights_N[own_N])
-        shares[str(label)] = [
-            [(a + b) / 2, n / (counts.sum() or 1)] for a, b, n in zip(edges, edges[1:], counts, strict=False)
-        ]
+        own_N = scored.weight_N * ((label_N > 0.5) == label)
+        counts, edges = np.histogram(scored.predictions, BINS, (0.0, 1.0), weights=own_N)
+        shares[str(label)] = np.stack([edges[:-1] + 0.5 / BINS, counts / (own_N.sum() or 1)], axis=1).tolist()
+    points = [[bucket["prediction"], bucket["label"]] for bucket in calibration_buckets_of(scored)]
     return {"calibration": points, "scores": shares}

@@ -1,4 +1,4 @@
-"""DeLong's test: the standard error of the difference of two AUCs on the same samples. Needs scipy (extra `report`).
+"""The standard error of the difference of two AUCs on the same samples. Needs scipy (the extra `report`).
 
 DeLong, DeLong and Clarke-Pearson, "Comparing the areas under two or more correlated receiver operating characteristic
 curves", Biometrics 44 (1988), in the form with midranks of Sun and Xu, "Fast implementation of DeLong's algorithm",
@@ -14,20 +14,17 @@ from shardkeep.base.arrays import Bools, Float64s, Floats
 
 
 def auc_difference(first_N: Floats, second_N: Floats, positive_N: Bools) -> tuple[float, float]:
-    """The AUC of the first scores less that of the second, and its standard error. Ties count one half.
-
-    `positive_N` has at least two of each kind."""
-    first, second = (_placements(scores_N, positive_N) for scores_N in (first_N, second_N))
-    of_positives_P, of_negatives_Q = (one - other for one, other in zip(first, second, strict=True))
-    variance = of_positives_P.var(ddof=1) / len(of_positives_P) + of_negatives_Q.var(ddof=1) / len(of_negatives_Q)
-    return float(of_positives_P.mean()), math.sqrt(variance)
+    """The AUC of the first scores less that of the second, and its standard error. Ties count one half. There are at
+    least two positives and two negatives."""
+    pairs = zip(_placements(first_N, positive_N), _placements(second_N, positive_N), strict=True)
+    of_P, of_Q = (first - second for first, second in pairs)
+    return float(of_P.mean()), math.sqrt(of_P.var(ddof=1) / len(of_P) + of_Q.var(ddof=1) / len(of_Q))
 
 
 def _placements(scores_N: Floats, positive_N: Bools) -> tuple[Float64s, Float64s]:
     """Of each positive the share of negatives below it, of each negative the share of positives above it."""
     from scipy.stats import rankdata
 
-    of_all_N = rankdata(scores_N)
-    above_P = of_all_N[positive_N] - rankdata(scores_N[positive_N])
-    below_Q = of_all_N[~positive_N] - rankdata(scores_N[~positive_N])
-    return above_P / len(below_Q), 1.0 - below_Q / len(above_P)
+    rank_N = rankdata(scores_N)
+    below_P, below_Q = (rank_N[own_N] - rankdata(scores_N[own_N]) for own_N in (positive_N, ~positive_N))
+    return below_P / len(below_Q), 1.0 - below_Q / len(below_P)

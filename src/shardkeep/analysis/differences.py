@@ -5,7 +5,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -21,13 +22,11 @@ from shardkeep.workers.metrics.quality import COUNTS
 
 RESAMPLES, RESAMPLED_ROWS = (100, 1000), 100_000_000
 """The fewest and the most resamples of a bootstrap, and the rows of all of them where that is between."""
-COLUMNS = ("metric", "run", "difference", f"{CONFIDENCE:.0%} interval".replace("%", " %"), "says", "by")
+COLUMNS = ("metric", "run", "difference", "95 % interval", "says", "by")
 
 
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """What a metric of one model is above that of another one, and an interval that has the true value in 95 % of all
-    cases. `by`: the method."""
+class Difference(NamedTuple):
+    """What a metric of one model is above that of another one, with a 95 % confidence interval. `by`: the method."""
 
     metric: str
     value: float
@@ -35,90 +34,67 @@ class Difference:
     high: float
     by: str
 
-    @property
-    def says(self) -> str:
-        """In words."""
-        if self.low <= 0.0 <= self.high:
-            return "no difference shown"
-        sign = sign_of(self.metric)
-        if sign is None:
-            return "higher" if self.value > 0 else "lower"
-        return "better" if sign * self.value > 0 else "worse"
-
     def texts(self, run: str) -> list[str]:
         """As `COLUMNS`."""
+        gain = self.value * (sign_of(self.metric) or 0)
+        says = ("higher" if self.value > 0 else "lower") if not gain else "better" if gain > 0 else "worse"
+        says = "no difference shown" if self.low <= 0.0 <= self.high else says
         interval = f"{self.low:+.5f} to {self.high:+.5f}"
-        return [metric_name(self.metric), run, f"{self.value:+.5f}", interval, self.says, self.by]
+        return [metric_name(self.metric), run, f"{self.value:+.5f}", interval, says, self.by]
 
 
-def differences_of_runs(names: Sequence[str], scores: Sequence[EvaluationScores]) -> list[list[str]]:
-    """Every run against the first one, as rows of `COLUMNS`. Raises as `differences`."""
-    found = [(f"{name} - {names[0]}", differences(one, scores[0], (name, names[0])))
-             for name, one in zip(names[1:], scores[1:], strict=True)]  # fmt: skip
-    return [each.texts(pair) for pair, of_pair in found for each in of_pair]
-
-
-def differences(first: EvaluationScores, second: EvaluationScores, names: tuple[str, str]) -> list[Difference]:
-    """What the metrics of the first differ by, those that both have: of AUC by DeLong, of others, and of weighted
+def differences(scores: Sequence[EvaluationScores], names: Sequence[str]) -> Iterator[tuple[str, Difference]]:
+    """Each model's metrics less those of the first one, by names of both: of AUC by DeLong, of others, and of weighted
     samples, by a paired bootstrap with percentiles (Efron and Tibshirani, 1993).
 
     Raises:
-        UserError: The rows are not the same.
+        UserError: The rows are not the same: labels and weights tell them apart.
         MissingPackage: scipy is not installed."""
     if need := missing("scipy"):
         raise MissingPackage(f"intervals of differences {need}")
-    _check_rows(first, second, names)
-    return [*_by_delong(first, second), *_by_bootstrap(first, second)]
+    first = scores[0]
+    for other, name in zip(scores, names, strict=True):
+        counts = f"{len(first.labels_NT):,} and {len(other.labels_NT):,} rows"
+        pairs = (first.labels_NT, other.labels_NT), (first.weights_N, other.weights_N)
+        if not all(np.array_equal(one, two, equal_nan=True) for one, two in pairs):
+            advice = "allowed: the same --data FILE for all"
+            raise UserError(f"{names[0]} and {name} have other evaluation rows ({counts}, or other labels); {advice}")
+    for other, name in zip(scores[1:], names[1:], strict=True):
+        yield from ((f"{name} - {names[0]}", found) for by in (_by_delong, _by_bootstrap) for found in by(other, first))
 
 
-def _check_rows(first: EvaluationScores, second: EvaluationScores, names: tuple[str, str]) -> None:
-    """Labels and weights tell rows apart: what a model reads of them may differ."""
-    counts = [len(one.labels_NT) for one in (first, second)]
-    pairs = ((first.labels_NT, second.labels_NT), (first.weights_N, second.weights_N))
-    if counts[0] != counts[1]:
-        why = f"{counts[0]:,} and {counts[1]:,} rows"
-    elif all(np.array_equal(one, other, equal_nan=True) for one, other in pairs):
-        return
-    else:
-        why = f"{counts[0]:,} rows with other labels or weights"
-    raise UserError(f"{names[0]} and {names[1]}: other evaluation rows ({why}); allowed: --data FILE, the same for all")
-
-
-def _by_delong(first: EvaluationScores, second: EvaluationScores) -> Iterator[Difference]:
+def _by_delong(*pair: EvaluationScores) -> Iterator[Difference]:
     from scipy.stats import norm
 
-    positive_N = first.labels_NT[:, 0] > 0.5 if _has_auc(first, second) else np.empty(0, bool)
-    if min(positive_N.sum(), (~positive_N).sum()) > 1:
-        value, error = auc_difference(first.outputs_NT[:, 0], second.outputs_NT[:, 0], positive_N)
+    positive_N = pair[0].labels_NT[:, 0] > 0.5
+    if _has_auc(*pair) and min(positive_N.sum(), (~positive_N).sum()) > 1:
+        value, error = auc_difference(*(one.outputs_NT[:, 0] for one in pair), positive_N)
         half = float(norm.ppf(0.5 + CONFIDENCE / 2)) * error
         yield Difference("auc", value, value - half, value + half, "DeLong")
 
 
-def _has_auc(*scores: EvaluationScores) -> bool:
-    return all(one.binary and not len(one.weights_N) and np.isfinite(one.outputs_NT).all() for one in scores)
+def _has_auc(*pair: EvaluationScores) -> bool:
+    return all(one.binary and "auc" in one.asked.metrics and not len(one.weights_N) for one in pair)
 
 
-def _by_bootstrap(first: EvaluationScores, second: EvaluationScores) -> Iterator[Difference]:
+def _by_bootstrap(*pair: EvaluationScores) -> Iterator[Difference]:
     from scipy.stats import bootstrap
 
-    without, count = ("auc",) if _has_auc(first, second) else (), len(first.labels_NT)
-    whole = [one.metrics(without=without) for one in (first, second)]
-    names = [name for name in whole[0] if all(isinstance(one.get(name), float) for one in whole)
+    if _has_auc(*pair):
+        others = [tuple(name for name in one.asked.metrics if name != "auc") for one in pair]
+        pair = tuple(replace(one, asked=replace(one.asked, metrics=own)) for one, own in zip(pair, others, strict=True))
+    first, second = (one.metrics() for one in pair)
+    names = [name for name, value in first.items() if isinstance(value, float) and isinstance(second.get(name), float)
              and name not in COUNTS and not name.startswith(BASELINE)]  # fmt: skip
-    if not names:
-        return
 
     def difference(rows_K: Ints) -> Float64s:
-        both = [scores.metrics(rows_K, without=without) for scores in (first, second)]
-        one, other = (np.array([found[name] for name in names], np.float64) for found in both)  # NaN = undefined
-        return one - other
+        found = [[metrics[name] for name in names] for metrics in (one.metrics(rows_K) for one in pair)]
+        return np.subtract(*np.array(found, np.float64))  # NaN = undefined
 
-    few, most = RESAMPLES
-    resamples = max(few, min(most, RESAMPLED_ROWS // count))
-    settings = {"confidence_level": CONFIDENCE, "method": "percentile", "random_state": np.random.default_rng(0)}
-    found = bootstrap((np.arange(count),), difference, n_resamples=resamples, batch=1, vectorized=False, **settings)
-    ends = zip(names, *found.confidence_interval, strict=True)
-    yield from (
-        Difference(name, whole[0][name] - whole[1][name], float(low), float(high), "bootstrap")
-        for name, low, high in ends
-    )
+    rows_N = np.arange(len(pair[0].labels_NT))
+    settings = {"method": "percentile", "confidence_level": CONFIDENCE, "random_state": np.random.default_rng(0)}
+    count = max(RESAMPLES[0], min(RESAMPLES[1], RESAMPLED_ROWS // max(1, len(rows_N))))
+    if names:
+        found = bootstrap((rows_N,), difference, n_resamples=count, batch=1, vectorized=False, **settings)
+        for name, low, high in zip(names, *found.confidence_interval, strict=True):
+            yield Difference(name, first[name] - second[name], float(low), float(high), "bootstrap")

@@ -1,9 +1,5 @@
-"""Importance: what each column of a model's inputs is worth, in the metric that the job watches.
-
-The worth of a column is what the metric loses when the column's values are permuted within the evaluation rows
-(Breiman, "Random Forests", Machine Learning 45, 2001). Columns that say the same are each worth little: the
-other one is left.
-"""
+"""Importance: what each column of a model's inputs is worth, in the metric that the job watches: what the metric loses
+when the column is permuted within the evaluation rows (Breiman, "Random Forests", Machine Learning 45, 2001)."""
 
 # B = rows asked for, N = rows
 
@@ -11,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -34,46 +29,15 @@ REPEATS = 5
 FILE = "importance.png"
 
 
-@dataclass(frozen=True, slots=True)
-class Worth:
-    """What the metric loses without one column, in each of `REPEATS` permutations."""
-
-    column: str
-    losses: tuple[float, ...]
-
-    @property
-    def mean(self) -> float:
-        return fmean(self.losses)
-
-    @property
-    def spread(self) -> float:
-        """Standard deviation of the permutations."""
-        return stdev(self.losses)
-
-
-@dataclass(frozen=True, slots=True)
-class Importance:
-    """The worth of all columns, the largest first. `value`: of the metric with all columns."""
-
-    metric: str
-    value: float
-    columns: tuple[Worth, ...]
-
-    def as_json(self) -> dict[str, Any]:
-        columns = [{"column": w.column, "mean": w.mean, "spread": w.spread, "losses": w.losses} for w in self.columns]
-        return {"metric": self.metric, "value": self.value, "columns": columns}
-
-
 @dataclass(frozen=True)
 class Permuted:
-    """A data set in which one column, or all columns of a sequence, have the values of other rows."""
+    """A data set in which row i has the value of row `order_N[i]` in one column, or in all columns of a sequence."""
 
     dataset: Dataset
     column: str
     order_N: Ints
-    """The row that gives row i its value."""
 
-    @cached_property
+    @property
     def schema(self) -> Schema:
         return self.dataset.schema
 
@@ -82,58 +46,53 @@ class Permuted:
 
     def gather(self, rows_B: Ints) -> Batch:
         own, other = (gathered(self.dataset, rows) for rows in (rows_B, self.order_N[rows_B]))
-        names = {self.column}
-        for group in self.schema.sequences:
-            names |= {column.name for column in group.ids} if group.name == self.column else set()
-        dense_BI = own.dense_BI.copy()
+        group = [c.name for group in self.schema.sequences if group.name == self.column for c in group.ids]
+        names = {self.column, *group}
         permuted_I = [name in names for name in self.schema.dense]
-        dense_BI[:, permuted_I] = other.dense_BI[:, permuted_I]
-        ids = {name: (other if name in names else own).ids[name] for name in own.ids}
-        numbers = {name: (other if name in names else own).numbers[name] for name in own.numbers}
-        return replace(own, dense_BI=dense_BI, ids=ids, numbers=numbers)
+        ids, numbers = ({name: (other_of if name in names else own_of)[name] for name in own_of}
+                        for own_of, other_of in ((own.ids, other.ids), (own.numbers, other.numbers)))  # fmt: skip
+        return replace(own, dense_BI=np.where(permuted_I, other.dense_BI, own.dense_BI), ids=ids, numbers=numbers)
 
 
-def importance_of(rows: EvaluationRows, told: Told) -> Importance:
-    """The importance of each column, from rows that can be read several times. Raises UserError: the metric is
-    undefined."""
-    schema, config = rows.trained.schema, rows.trained.config
-    rows = replace(rows, told=lambda _text, _share: None)
-    found, watched = rows.scores().metrics(), config.train.early_stopping
-    metric = watched.metric if watched is not None else next(name for name in found if sign_of(name) is not None)
+def importance_of(rows: EvaluationRows, told: Told) -> dict[str, Any]:
+    """The `metric`, its `value`, and of each of the `columns`, the best first, the `mean` of what it is worth and the
+    `spread`, the standard deviation of `REPEATS` permutations. Raises UserError where the metric is undefined.
+
+    `rows`: can be read several times."""
+    schema, watched = rows.trained.schema, rows.trained.config.train.early_stopping
+    found = rows.scores().metrics()
+    metric = next((name for name in found if sign_of(name) is not None), "auc") if watched is None else watched.metric
     if (value := found.get(metric)) is None:
         raise UserError(f"--importance: {metric} is undefined ({found.get('note', 'it is not evaluated')})")
     groups = [group.name for group in schema.sequences]
-    columns = list(dict.fromkeys([*schema.dense, *(feature.name for feature in schema.features), *groups]))
-    worths = []
+    columns, worth = list(dict.fromkeys([*schema.dense, *(f.name for f in schema.features), *groups])), []
     for at, column in enumerate(columns):
         told(f"importance of {column}", at / len(columns))
-        losses = [(sign_of(metric) or 1) * (value - one.scores().metrics()[metric]) for one in _permuted(rows, column)]
-        worths.append(Worth(column, tuple(losses)))
-    return Importance(metric, value, tuple(sorted(worths, key=lambda worth: -worth.mean)))
+        lost = [(sign_of(metric) or 1) * (value - each.scores().metrics()[metric]) for each in _permuted(rows, column)]
+        worth.append({"column": column, "mean": fmean(lost), "spread": stdev(lost)})
+    return {"metric": metric, "value": value, "columns": sorted(worth, key=lambda one: -one["mean"])}
 
 
 def _permuted(rows: EvaluationRows, column: str) -> Iterator[EvaluationRows]:
     for repeat in range(REPEATS):
-        draw, datasets = np.random.default_rng(repeat), []
-        for dataset in rows.datasets:
-            count = min(len(dataset), rows.most or len(dataset))
-            datasets.append(Permuted(dataset, column, draw.permutation(count)))
-        yield replace(rows, datasets=datasets)
+        draw = np.random.default_rng(repeat)
+        counts = [(each, min(len(each), rows.most or len(each))) for each in rows.datasets]
+        datasets = [Permuted(each, column, draw.permutation(count)) for each, count in counts]
+        yield replace(rows, datasets=datasets, told=lambda _text, _share: None)
 
 
-def write_picture(found: Importance, run: Path) -> Path | None:
-    """Draws the worth of each column with its spread into a file of the run folder. None = matplotlib is not installed,
-    or it is an export, which nothing is added to. Raises OSError."""
+def write_picture(found: dict[str, Any], run: Path) -> Path | None:
+    """Draws the worth of columns with its spread into a file of the run folder. None = matplotlib is not installed, or
+    it is an export, which nothing is added to. Raises OSError."""
     if missing("matplotlib") or is_export(run):
         return None
     from matplotlib.figure import Figure
 
-    shown = found.columns[::-1]
-    figure = Figure(figsize=(7, 1 + 0.3 * len(shown)), layout="constrained")
+    columns = found["columns"][::-1]
+    names, means, spreads = ([one[key] for one in columns] for key in ("column", "mean", "spread"))
+    figure = Figure(figsize=(7, 1 + 0.3 * len(names)), layout="constrained")
     axes = figure.subplots()
-    bars = [worth.mean for worth in shown], [worth.spread for worth in shown]
-    axes.barh([worth.column for worth in shown], bars[0], xerr=bars[1], color="#0072b2", ecolor="#000000")
-    axes.set_xlabel(f"what {found.metric} loses when the column is permuted; bars: spread of {REPEATS} permutations")
-    axes.axvline(0.0, color="#999999", linewidth=1)
+    axes.barh(names, means, xerr=spreads, color="#0072b2")
+    axes.set_xlabel(f"{found['metric']} that the column is worth, and the spread of {REPEATS} permutations")
     figure.savefig(run / FILE, dpi=150)
     return run / FILE

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -21,8 +21,10 @@ from shardkeep.base.sizes import size_text
 from shardkeep.cli.options import (
     AnyModel,
     Arithmetic,
+    Data,
     Json,
     Model,
+    Split,
     TlsFolder,
     TrainedRun,
     count_option,
@@ -54,14 +56,9 @@ def ready_to_score(run: Path) -> Iterator[Screen]:
 
 def evaluate(
     run: AnyModel,
-    data: Annotated[
-        list[str] | None,
-        typer.Option(metavar="FILE", help="File, folder or pattern with labelled rows; repeatable [default: --split]."),
-    ] = None,
+    data: Data = None,
     model: Model = "last",
-    split: Annotated[
-        str, word_option("The run's own data, where --data is not given.", "eval", "train", "test")
-    ] = "eval",
+    split: Split = "eval",
     by: Annotated[
         str | None,
         typer.Option(metavar="COLUMN", help="Also evaluate the rows of each value of this column of the files."),
@@ -75,19 +72,18 @@ def evaluate(
     """Evaluate the model of a run, without its processes."""
     with ready_to_score(run) as screen:
         from shardkeep.inference.files import input_files
-        from shardkeep.inference.scoring import evaluate_rows, evaluation_rows
+        from shardkeep.inference.scoring import evaluation_rows
 
-        told, picture = partial(screen.working, "evaluate"), None
-        part = cast(Literal["eval", "train", "test"], split)
-        files = input_files(data or [])
-        rows = evaluation_rows(run, which=model, split=part, files=files, by=by, amp=amp, told=told)
-        rows = replace(rows, datasets=list(rows.datasets)) if importance else rows  # read once, scored many times
-        found = evaluate_rows(rows, by)
+        told, files, picture = partial(screen.working, "evaluate"), input_files(data or []), None
+        rows = evaluation_rows(run, which=model, split=split, files=files, by=by, amp=amp, told=told)
         if importance:
             from shardkeep.analysis.importance import importance_of, write_picture
 
-            worth = importance_of(rows, told)
-            picture, found["importance"] = write_picture(worth, run), worth.as_json()
+            rows = replace(rows, datasets=list(rows.datasets))  # read once, scored many times
+        found = rows.evaluate()
+        if importance:
+            found["importance"] = importance_of(rows, told)
+            picture = write_picture(found["importance"], run)
     if as_json:
         print(json.dumps(found, indent=2))
     else:
@@ -97,20 +93,23 @@ def evaluate(
 
 
 def _show_evaluation(found: dict[str, Any], picture: Path | None) -> None:
+    from shardkeep.estimate.view import table_of
     from shardkeep.view.screen import console, metric_name
-    from shardkeep.view.text_tables import Trimmed, columns, two_columns
+    from shardkeep.view.text_tables import Trimmed, two_columns
 
-    apart = ("by", "calibration_buckets", "unseen", "importance")
-    rows = [(metric_name(k), _number(v)) for k, v in found.items() if v is not None and k not in apart]
-    rows += [("bucket", "  ".join(f"{k} {_number(v)}" for k, v in bucket.items()))
-             for bucket in found.get("calibration_buckets") or ()]  # fmt: skip
-    console().print(two_columns(rows + [("", line) for line in unseen_lines(found["unseen"])]))
-    if (groups := found.get("by")) is not None:
+    groups, worth = found.pop("by", None), found.pop("importance", None)
+    buckets = found.pop("calibration_buckets", None)
+    lines = [("", line) for line in unseen_lines(found.pop("unseen"))]
+    rows = [(metric_name(name), _number(value)) for name, value in found.items() if value is not None]
+    rows += [("bucket", "  ".join(f"{k} {_number(v)}" for k, v in bucket.items())) for bucket in buckets or ()]
+    console().print(two_columns(rows + lines))
+    if groups is not None:
         console().print(Trimmed(_table_of_groups(groups)))
-    if (worth := found.get("importance")) is not None:
-        heads = ("column", f"{metric_name(worth['metric'])} it is worth", "spread")
-        cells = [[one["column"], *(f"{one[key]:+.5f}" for key in ("mean", "spread"))] for one in worth["columns"]]
-        console().print(columns(heads, cells))
+    if worth is not None:
+        table = table_of("column", f"{metric_name(worth['metric'])} it is worth", "spread")
+        for one in worth["columns"]:
+            table.add_row(one["column"], f"{one['mean']:+.5f}", f"{one['spread']:.5f}")
+        console().print(Trimmed(table))
     if picture is not None:
         print(f"picture  {picture}")
 

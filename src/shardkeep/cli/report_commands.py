@@ -6,13 +6,13 @@ import contextlib
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from shardkeep.base.errors import ShardkeepError, UserError
 from shardkeep.cli.model_commands import ready_to_score
-from shardkeep.cli.options import Model, Runs, newest_run, path_argument, path_option, word_option
+from shardkeep.cli.options import Data, Model, Runs, Split, newest_run, path_argument, path_option
 
 if TYPE_CHECKING:
     from shardkeep.inference.scoring import EvaluationScores
@@ -22,42 +22,36 @@ if TYPE_CHECKING:
 
 def compare(
     runs: Annotated[list[Path], path_argument("Run folders; all others are compared with the first.")],
-    data: Annotated[
-        list[str] | None,
-        typer.Option(metavar="FILE", help="File, folder or pattern with labelled rows; repeatable [default: --split]."),
-    ] = None,
-    split: Annotated[
-        str, word_option("The runs' own data, where --data is not given.", "eval", "train", "test")
-    ] = "eval",
+    data: Data = None,
+    split: Split = "eval",
     model: Model = "last",
 ) -> None:
     """Compare runs: results, settings that differ, and what metrics differ by on the same rows, with intervals."""
+    from shardkeep.estimate.view import table_of
     from shardkeep.page.comparison import compared
     from shardkeep.page.state import RunState
     from shardkeep.view.screen import console
-    from shardkeep.view.text_tables import columns
+    from shardkeep.view.text_tables import Trimmed
 
     if len(runs) < 2:
         raise UserError("shardkeep compare requires two runs or more")
     states = [RunState(run) for run in runs]
-    names, sections = [state.name for state in states], [state.sections() for state in states]
-    scores = [_scores_of(run, data or [], split, model) for run in runs]
-    from shardkeep.analysis.differences import COLUMNS, differences_of_runs  # after compiling: this loads kernels
-
-    rows, found, shown = differences_of_runs(names, scores), compared(states, sections), console()
-    shown.print(columns(["", *names], found["results"]))
-    if found["settings"]:
-        shown.print()
-        shown.print(columns(["setting", *names], found["settings"]))
-    shown.print()
-    shown.print(columns(COLUMNS, rows))
+    found, names = compared(states, [state.sections() for state in states]), [state.name for state in states]
+    rows = _differences(states, [_scores_of(run, data or [], split, model) for run in runs])
+    heads = ["result", *names], ["setting", *names], rows.pop(0)
+    for head, lines in zip(heads, (found["results"], found["settings"], rows), strict=True):
+        table = table_of(*head)
+        for line in lines:
+            table.add_row(*line)
+        console().print(Trimmed(table))
+        console().print()
 
 
 def report(
     html: Annotated[Path, path_option("File to write.", "--html")],
     runs: Runs = None,
     scores: Annotated[
-        bool, typer.Option(help="Score the evaluation rows of jobs that have ended: calibration and differences.")
+        bool, typer.Option(help="Score the evaluation rows, for the plots of calibration and for differences.")
     ] = True,
 ) -> None:
     """Write the page of runs as one HTML file, which needs no network and can be sent."""
@@ -75,37 +69,33 @@ def report(
     print(f"report  {html}", flush=True)
 
 
-def _scores_of(run: Path, data: Sequence[str] = (), split: str = "eval", model: Any = "last") -> EvaluationScores:
+def _scores_of(run: Path, data: Sequence[str] = (), split: Any = "eval", model: Any = "last") -> EvaluationScores:
     with ready_to_score(run) as screen:
         from shardkeep.inference.files import input_files
         from shardkeep.inference.scoring import evaluation_rows
 
-        told, part = partial(screen.working, "evaluate"), cast(Literal["eval", "train", "test"], split)
-        return evaluation_rows(run, which=model, split=part, files=input_files(data), told=told).scores()
+        told = partial(screen.working, "evaluate")
+        return evaluation_rows(run, which=model, split=split, files=input_files(data), told=told).scores()
+
+
+def _differences(states: Sequence[RunState], scores: Sequence[EvaluationScores]) -> list[list[str]]:
+    """The names of columns, and a row for each difference."""
+    from shardkeep.analysis.differences import COLUMNS, differences  # once kernels are compiled
+
+    found = differences(scores, [state.name for state in states])
+    return [list(COLUMNS), *(each.texts(pair) for pair, each in found)]
 
 
 def _judged(states: Sequence[RunState]) -> tuple[list[Json], Json]:
     """What scores of the evaluation rows say of each run, and of the runs together; or a note why that is not known."""
     scored: list[Json] = []
     known: list[EvaluationScores] = []
-    for state in states:
-        path = state.records.reader.path
-        try:
-            if state.records.reader.summary() is None:
-                raise UserError(f"{path}: the job has not ended, so its evaluation rows are not scored")
-            known.append(_scores_of(path))
+    try:
+        for state in states:
+            known.append(_scores_of(state.records.reader.path))
             from shardkeep.analysis.calibration import quality_of
 
             scored.append({"quality": quality_of(known[-1])})
-        except ShardkeepError as error:
-            scored.append({"note": str(error)})
-    if len(states) < 2:
-        return scored, {}
-    if len(known) < len(states):
-        return scored, {"note": next(one["note"] for one in scored if "note" in one)}
-    from shardkeep.analysis.differences import differences_of_runs
-
-    try:
-        return scored, {"differences": differences_of_runs([state.name for state in states], known)}
+        return scored, {"differences": _differences(states, known)} if len(known) > 1 else {}
     except ShardkeepError as error:
-        return scored, {"note": str(error)}
+        return [*scored, *[{}] * (len(states) - len(scored))], {"note": f"Not scored: {error}."}

@@ -9,7 +9,7 @@ import itertools
 import sys
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -36,7 +36,7 @@ from shardkeep.workers.data.sources.registry import open_data
 from shardkeep.workers.embeddings.unseen import Counts, Unseen
 from shardkeep.workers.evaluation.evaluate import groups_of, weights_of
 from shardkeep.workers.evaluation.retrieval import RankSettings
-from shardkeep.workers.metrics.quality import evaluate_over_workers
+from shardkeep.workers.metrics.quality import MetricSettings, evaluate_over_workers
 from shardkeep.workers.metrics.ranks import evaluate_ranks
 from shardkeep.workers.model_config import RETRIEVAL
 from shardkeep.workers.prefetch import Prefetch
@@ -153,103 +153,81 @@ def _ahead(items: Iterator[Item]) -> Generator[Item, None, None]:
 
 
 @dataclass(frozen=True)
-class EvaluationRows:
-    """A model and labelled rows for it, in parts.
+class EvaluationScores:
+    """What a model says of labelled rows, in their order: outputs (N, T), of a retrieval model ranks (N, 1), labels
+    (N, T), groups and weights (N,); empty = none. `asked`: metrics of the labels `names`."""
 
-    Attributes:
-        datasets: Of files an iterator, which reads them.
-        most: Rows that count of each; None = all.
-        told: Called with the share of a data set that is scored.
-        values: Of the column `by`, a part for each data set that was read.
-    """
+    outputs_NT: Floats
+    labels_NT: Floats
+    groups_N: Ints
+    weights_N: Floats
+    asked: MetricSettings | RankSettings
+    names: Sequence[str] = ("",)
+
+    @property
+    def binary(self) -> bool:
+        """Whether there is one label of 0 and 1, with logits that are all finite."""
+        classes = isinstance(self.asked, MetricSettings) and len(self.names) == 1 and not self.asked.numbers
+        return classes and bool(np.isfinite(self.outputs_NT).all())
+
+    def metrics(self, rows_K: Ints | None = None) -> dict[str, Any]:
+        """The metrics of all rows, or of some, which may repeat."""
+        parts: list[Any] = [self.outputs_NT, self.labels_NT, self.groups_N, self.weights_N]
+        if rows_K is not None:
+            parts = [part[rows_K] if len(part) else part for part in parts]
+        if isinstance(self.asked, RankSettings):
+            return evaluate_ranks(parts[0][:, 0].astype(np.int64), parts[3], self.asked.metrics)
+        return evaluate_over_workers(*parts, names=self.names, collective=Solo(), asked=self.asked)
+
+
+@dataclass(frozen=True)
+class EvaluationRows:
+    """A model, and labelled rows for it: the first `most` of each data set, None = all. `values`: of the column `by`, a
+    part for each data set that was read."""
 
     trained: Trained
     datasets: Iterable[Dataset]
     most: int | None
     told: Told
+    by: str | None = None
     values: Sequence[pa.Array] = ()
 
-    def scores(self) -> EvaluationScores:
-        """Scores the rows, in order."""
-        unseen, trained = Unseen(self.trained.schema), self.trained
-        parts = (_of_dataset(trained, dataset, self.told, self.most, unseen) for dataset in self.datasets)
+    def scores(self, unseen: Unseen | None = None) -> EvaluationScores:
+        """Scores the rows. Counts values in `unseen`."""
+        trained = self.trained
+        parts = (_of_dataset(trained, each, self.told, self.most, unseen) for each in self.datasets)
         found = list(itertools.chain.from_iterable(parts))
-        binary = trained.sides is None and len(trained.schema.labels) == 1 and not trained.asked.numbers
-        outputs, labels, groups, weights = _joined(trained, found)
-        measure = _measure(trained)
-        return EvaluationScores(trained.step, outputs, labels, groups, weights, measure, unseen.counts(), binary)
+        none_0T, empty = np.empty((0, len(trained.schema.labels)), np.float32), np.empty(0, np.float32)
+        start: Scores = (none_0T, none_0T, np.empty(0, np.int64), empty)
+        joined: list[Any] = [np.concatenate(part) for part in zip(start, *found, strict=True)]
+        ranks = None if trained.sides is None else RankSettings.by(trained.config.eval, trained.config.train.loss)
+        return EvaluationScores(*joined[:4], asked=ranks or trained.asked, names=trained.schema.labels)
+
+    def evaluate(self) -> dict[str, Any]:
+        """The metrics, as `evaluate_run` returns them."""
+        unseen, trained = Unseen(self.trained.schema), self.trained
+        scores = self.scores(unseen)
+        result = {"step": trained.step} | scores.metrics() | {"unseen": unseen.counts()}
+        weight = None if trained.inputs is None else trained.inputs.layout.weight
+        if weight is not None and len(scores.weights_N) < len(scores.outputs_NT):
+            note = f"no file has the column of weights, {weight} (data.weight): all rows weigh the same"
+            result["note"] = "; ".join(filter(None, [note, result.get("note")]))
+        if broken := _not_finite(scores.outputs_NT):
+            result["not_finite"] = broken
+        return result if self.by is None else result | {"by": {"column": self.by, "groups": _by_group(scores, self)}}
 
 
-@dataclass(frozen=True)
-class EvaluationScores:
-    """What a model says of labelled rows, in their order.
-
-    Attributes:
-        outputs_NT: Logits, or values; of a retrieval model ranks (N, 1).
-        groups_N: Empty if no metric needs them.
-        weights_N: Empty = all 1.
-        measure: The metrics of such arrays, without some.
-        binary: One label of 0 and 1, so outputs are logits (N, 1).
-    """
-
-    step: int
-    outputs_NT: Floats
-    labels_NT: Floats
-    groups_N: Ints
-    weights_N: Floats
-    measure: Callable[..., dict[str, Any]]
-    unseen: Counts
-    binary: bool
-
-    def metrics(self, rows_K: Ints | None = None, *, without: Sequence[str] = ()) -> dict[str, Any]:
-        """The metrics of all rows, or of some, which may repeat. `without`: of one label, those to leave out."""
-        parts = (self.outputs_NT, self.labels_NT, self.groups_N, self.weights_N)
-        chosen = parts if rows_K is None else [part[rows_K] if len(part) else part for part in parts]
-        return self.measure(*chosen, without=without)
-
-
-@advising("allowed: --data FILE, wherever the data are now")
-def evaluate_run(
-    run: Path,
-    *,
-    which: Which = "last",
-    split: Split = "eval",
-    files: Sequence[Path] = (),
-    by: str | None = None,
-    amp: Amp | None = None,
-    told: Told = lambda _text, _share: None,
-) -> dict[str, Any]:
-    """The metrics of a run's model: on `files`, or else on the run's own data.
-
-    Args:
-        by: A column of the files: `by` of the result has the metrics of each of its values, the most frequent first.
-        amp: Arithmetic of the dense model; None = that of the job.
+def evaluate_run(run: Path, **where: Any) -> dict[str, Any]:
+    """The metrics of a run's model on the rows that `evaluation_rows` finds. Raises as that.
 
     Returns:
         `step` of the checkpoint, and what the trainer's evaluation reports: of the run's evaluation data and its last
         checkpoint the same numbers. `not_finite`: the number of predictions that are not finite, if there are any.
-
-    Raises:
-        UserError: There is no such run, checkpoint or split.
-        DataError: The data cannot be read.
     """
-    rows = evaluation_rows(run, which=which, split=split, files=files, by=by, amp=amp, told=told)
-    return evaluate_rows(rows, by)
+    return evaluation_rows(run, **where).evaluate()
 
 
-def evaluate_rows(rows: EvaluationRows, by: str | None = None) -> dict[str, Any]:
-    """As `evaluate_run`, of rows that were made with the same `by`."""
-    scores = rows.scores()
-    result = {"step": scores.step} | scores.metrics() | {"unseen": scores.unseen}
-    weight = None if rows.trained.inputs is None else rows.trained.inputs.layout.weight
-    if weight is not None and len(scores.weights_N) < len(scores.outputs_NT):
-        note = f"no file has the column of weights, {weight} (data.weight): all rows weigh the same"
-        result["note"] = "; ".join(filter(None, [note, result.get("note")]))
-    if broken := _not_finite(scores.outputs_NT):
-        result["not_finite"] = broken
-    return result if by is None else result | {"by": {"column": by, "groups": _by_group(scores, rows.values)}}
-
-
+@advising("allowed: --data FILE, wherever the data are now")
 def evaluation_rows(
     run: Path,
     *,
@@ -260,13 +238,22 @@ def evaluation_rows(
     amp: Amp | None = None,
     told: Told = lambda _text, _share: None,
 ) -> EvaluationRows:
-    """A run's model, with the rows on which `evaluate_run` scores it. Raises as that."""
+    """A run's model and rows: `files`, or else the run's own data.
+
+    Args:
+        by: A column of the files: `by` of the metrics has those of each of its values, the most frequent first.
+        amp: Arithmetic of the dense model; None = that of the job.
+
+    Raises:
+        UserError: There is no such run, checkpoint or split.
+        DataError: The data cannot be read; of files, while they are scored.
+    """
     if split == "test" and not files:
         files = _test_files(run)
     if files:
         trained, values = load_trained(run, which, amp=amp), list[pa.Array]()
-        datasets = _of_files(trained, files, told, by, values)
-        return EvaluationRows(trained, datasets, None, lambda _text, _share: None, values)
+        rows = _of_files(trained, files, told, by, values)
+        return EvaluationRows(trained, rows, None, lambda _text, _share: None, by, values)
     if by is not None:
         raise UserError(f"--by {by}: needs files; allowed: with --data FILE, or --split test")
     trained, dataset = _with_data(run, which, split, told, amp)
@@ -288,30 +275,9 @@ def _not_finite(values_NT: Floats) -> int:
     return int(np.count_nonzero(~np.isfinite(values_NT)))
 
 
-def _joined(trained: Trained, found: Sequence[Scores]) -> list[Any]:
-    """Logits, labels, groups and weights of all blocks."""
-    num_labels = len(trained.schema.labels)
-    none = [np.empty((0, num_labels), np.float32)] * 2 + [np.empty(0, np.int64), np.empty(0, np.float32)]
-    return [np.concatenate(part) for part in zip(none, *found, strict=True)]
-
-
-def _measure(trained: Trained) -> Callable[..., dict[str, Any]]:
-    """The metrics of outputs, labels, groups and weights, but for those `without`. Keeps no rows."""
-    names, asked = trained.schema.labels, trained.asked
-    ranks = RankSettings.by(trained.config.eval, trained.config.train.loss).metrics if trained.sides else None
-
-    def measure(*parts: Any, without: Sequence[str] = ()) -> dict[str, Any]:
-        if ranks is not None:
-            return evaluate_ranks(parts[0][:, 0].astype(np.int64), parts[3], ranks)
-        own = replace(asked, metrics=tuple(name for name in asked.metrics if name not in without))
-        return evaluate_over_workers(*parts, names=names, collective=Solo(), asked=own)
-
-    return measure
-
-
-def _by_group(scores: EvaluationScores, values: Sequence[pa.Array]) -> list[dict[str, Any]]:
+def _by_group(scores: EvaluationScores, rows: EvaluationRows) -> list[dict[str, Any]]:
     """`value` and the metrics of each value, the most frequent first."""
-    encoded = pa.concat_arrays(values or [pa.array([], pa.large_string())]).dictionary_encode("encode")
+    encoded = pa.concat_arrays(rows.values or [pa.array([], pa.large_string())]).dictionary_encode("encode")
     index_N = np.asarray(encoded.indices)
     texts = encoded.dictionary.cast(pa.large_binary()).to_pylist()
     groups = [text if text is None else text.decode(errors="backslashreplace") for text in texts]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Sequence
 
@@ -31,32 +30,32 @@ def compared(runs: Sequence[RunState], sections: Sequence[Json]) -> dict[str, Ro
 def _results(sections: Sequence[Json]) -> Rows:
     views = [run["overview"] for run in sections]
 
-    def row(name: str, text: Callable[[Json], str | None]) -> list[str]:
-        return [name, *(text(run) or DASH for run in sections)]
+    def row(name: str, text: Callable[[Json], object], form: str = "") -> list[str]:
+        return [name, *(DASH if (value := text(run)) is None else format(value, form) for run in sections)]
 
-    def count(key: str) -> Callable[[Json], str | None]:
-        return lambda run: None if run["overview"][key] is None else f"{run['overview'][key]:,.0f}"
+    def count(name: str, key: str) -> list[str]:
+        return row(name, lambda run: run["overview"][key], ",.0f")
 
     scores = {(part, m["key"]): m["name"] for part in ("evaluation", "test") for one in views for m in one[part]}
     return [
         row("state", lambda run: run["overview"]["state"]),
-        row("steps", count("step")),
-        row("samples", count("samples")),
-        row("speed, samples/s", count("samples_per_s")),
+        count("steps", "step"),
+        count("samples", "samples"),
+        count("speed, samples/s", "samples_per_s"),
         *_scaling(sections),
-        *([f"{'test ' * (part == 'test')}{name}", *(_score(one[part], key) for one in views)]
+        *(row(f"{'test ' * (part == 'test')}{name}", lambda run, p=part, k=key: _score(run["overview"][p], k), ".4f")
           for (part, key), name in scores.items()),
         row("sent for training", lambda run: _sent(run, run["overview"]["bytes"])),
         row("bytes a sample", lambda run: _sent(run, run["bytes"]["per_sample"])),
-        row("longest own work of a step", lambda run: f"{run['steps'][0]['own']:,.1f} ms" if run["steps"] else None),
-        row("rows", lambda run: f"{sum(table.get('rows') or 0 for table in run['tables']['rows']):,}"),
-        row("recoveries", count("recoveries")),
-        row("time, all starts", _time),
+        row("longest own work of a step, ms", lambda run: run["steps"][0]["own"] if run["steps"] else None, ",.1f"),
+        row("rows", lambda run: sum(table.get("rows") or 0 for table in run["tables"]["rows"]), ",.0f"),
+        count("recoveries", "recoveries"),
+        row("time, all starts", lambda run: _time(run["overview"])),
     ]  # fmt: skip
 
 
-def _score(metrics: Sequence[Json], key: str) -> str:
-    return next((f"{one['value']:.4f}" for one in metrics if one["key"] == key), DASH)
+def _score(metrics: Sequence[Json], key: str) -> float | None:
+    return next((one["value"] for one in metrics if one["key"] == key), None)
 
 
 def _sent(run: Json, size: float | None) -> str | None:
@@ -64,26 +63,18 @@ def _sent(run: Json, size: float | None) -> str | None:
     return size_text(size) if size and run["overview"]["servers"] != 0 else None
 
 
-def _time(run: Json) -> str | None:
-    view = run["overview"]
+def _time(view: Json) -> str | None:
     seconds = view["wall_s"] or (view["newest"] or 0.0) - (view["began"] or 0.0)
     return clock_text(seconds) if seconds else None
 
 
 def _scaling(sections: Sequence[Json]) -> Rows:
-    """How fast a worker of each run is, beside the run with one worker whose steps do the same. Empty where no run with
-    several workers has such a run."""
-    kinds = [json.dumps([pair for pair in one["config"]["changed"] or () if OF_SPEED.match(pair[0])])
-             for one in sections]  # fmt: skip
-    views = [one["overview"] for one in sections]
-    known = zip(kinds, views, sections, strict=True)
-    alone = {kind: v["samples_per_s"] for kind, v, one in known if v["workers"] == 1 and one["config"]["changed"]}
-    shares = [
-        view["samples_per_s"] / view["workers"] / alone[kind]
-        if view["samples_per_s"] and view["workers"] and alone.get(kind)
-        else None
-        for kind, view in zip(kinds, views, strict=True)
-    ]
-    if not any(share and view["workers"] > 1 for share, view in zip(shares, views, strict=True)):
+    """How fast a worker of each run is, beside the run with one worker whose steps do the same, where there is one."""
+    kinds = [str([pair for pair in run["config"]["changed"] or () if OF_SPEED.match(pair[0])]) for run in sections]
+    rates = [(view["samples_per_s"] or 0.0) / (view["workers"] or 1) for run in sections for view in [run["overview"]]]
+    workers = [run["overview"]["workers"] or 0 for run in sections]
+    alone = {kind: rate for kind, rate, count in zip(kinds, rates, workers, strict=True) if count == 1 and rate}
+    shares = [rate / alone.get(kind, float("inf")) for kind, rate in zip(kinds, rates, strict=True)]
+    if not any(share and count > 1 for share, count in zip(shares, workers, strict=True)):
         return []
-    return [["a worker's speed, beside one alone", *(DASH if s is None else f"{100 * s:.0f} %" for s in shares)]]
+    return [["a worker's speed, beside one alone", *(f"{100 * share:.0f} %" if share else DASH for share in shares)]]

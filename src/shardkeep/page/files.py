@@ -36,19 +36,12 @@ def text_of(name: str) -> str:
 
 
 def whole_page(runs: Sequence[RunState], scored: Sequence[Json] = (), between: Json | None = None) -> str:
-    """The page of some runs as one file.
-
-    Args:
-        scored: What the scores of each run's evaluation rows say: `quality`, or a `note` why that is not known; () =
-            nothing.
-        between: `differences` of the runs, or a `note`; None = nothing."""
+    """The page of some runs as one file. `scored`, `between`: more of each run and of all together."""
     sections = [run.sections() for run in runs]
+    each = zip(runs, sections, scored or [{}] * len(runs), strict=True)
     state = {
         "at": time.time(),
-        "runs": [
-            {"name": run.name, **own, **more}
-            for run, own, more in zip(runs, sections, scored or [{}] * len(runs), strict=True)
-        ],
+        "runs": [{"name": run.name, **own, **more} for run, own, more in each],
         "compared": {**compared(runs, sections), **(between or {})},
         "logs": [_logs(run) for run in runs],
     }

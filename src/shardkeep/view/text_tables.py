@@ -35,13 +35,3 @@ def two_columns(rows: Sequence[tuple[str, str]]) -> Trimmed:
     for name, value in rows:
         table.add_row(name, Text(value))
     return Trimmed(table)
-
-
-def columns(names: Sequence[str], rows: Sequence[Sequence[str]]) -> Trimmed:
-    """Columns with names."""
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    for name in names:
-        table.add_column(Text(name), overflow="fold")
-    for row in rows:
-        table.add_row(*map(Text, row))
-    return Trimmed(table)

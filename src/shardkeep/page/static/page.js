@@ -7,7 +7,7 @@ import * as draw from "./sections.js";
 const SECTIONS = {
   warnings: [["warnings", "overview"], (run) => draw.warnings(run)],
   overview: [["overview", "bytes"], (run) => draw.overview(run)],
-  convergence: [["curves"], (run) => draw.convergence(run, view)],
+  convergence: [["curves"], (run) => draw.convergence(run, view, between?.note)],
   steps: [["steps", "dense"], (run) => draw.steps(run)],
   tables: [["tables"], (run) => draw.tables(run)],
   bytes: [["bytes"], (run) => draw.byteKinds(run)],

@@ -82,7 +82,7 @@ const inSteps = (runs) => runs.some((run) => run.curves.training.rows.length) &&
 const axisOf = (runs, view) => (view.axis === "samples" || view.axis === "step" ? (inSteps(runs) ? "step" : "samples") : view.axis);
 const firstAxis = (runs) => (inSteps(runs) ? ["step", "steps"] : ["samples", "samples"]);
 
-export function convergence(run, view) {
+export function convergence(run, view, note) {
   const { curves } = run;
   const from = run.overview.began ?? 0;
   const axis = axisOf([run], view);
@@ -107,7 +107,7 @@ export function convergence(run, view) {
         : figure("speed", { title: "Speed", about: "Samples a second, all workers together. Dips are evaluations and recoveries.", unit: "samples/s", digits: 0, lines: [line(curves.training, "samples_per_s", "samples/s")] }),
       ...(run.quality ? quality(run.quality, figure) : []),
     ),
-    run.note ? h("p.about", run.note) : null,
+    note ? h("p.about", note) : null,
   ];
 }
 
@@ -315,7 +315,7 @@ export function compare(runs, view, { results, settings, differences, note }) {
   return [
     h("h3", "Results"),
     table("compare", "Results of the runs", columns("figure", true), results, { most: 40 }),
-    differences?.length ? [h("h3", "Differences"), table("intervals", "Differences on the same evaluation rows", ["metric", "run", "difference", "95 % interval", "says", "by"].map((name, at) => ({ name, text: (row) => row[at] })), differences, { most: 40 })] : null,
+    differences ? [h("h3", "Differences"), table("intervals", "Differences on the same evaluation rows", differences[0].map((name, at) => ({ name, text: (row) => row[at] })), differences.slice(1), { most: 40 })] : null,
     note ? h("p.about", note) : null,
     settings.length ? h("h3", "Settings that differ") : null,
     settings.length ? table("differences", "Settings that differ", columns("setting", false), settings, { most: 12, of: "settings" }) : h("p", "The runs have the same settings."),
