@@ -68,7 +68,8 @@ def _by_delong(*pair: EvaluationScores) -> Iterator[Difference]:
 
     positive_N = pair[0].labels_NT[:, 0] > 0.5
     if _has_auc(*pair) and min(positive_N.sum(), (~positive_N).sum()) > 1:
-        value, error = auc_difference(*(one.outputs_NT[:, 0] for one in pair), positive_N)
+        first_N, second_N = (one.outputs_NT[:, 0] for one in pair)
+        value, error = auc_difference(first_N, second_N, positive_N)
         half = float(norm.ppf(0.5 + CONFIDENCE / 2)) * error
         yield Difference("auc", value, value - half, value + half, "DeLong")
 
@@ -89,7 +90,8 @@ def _by_bootstrap(*pair: EvaluationScores) -> Iterator[Difference]:
 
     def difference(rows_K: Ints) -> Float64s:
         found = [[metrics[name] for name in names] for metrics in (one.metrics(rows_K) for one in pair)]
-        return np.subtract(*np.array(found, np.float64))  # NaN = undefined
+        of_first, of_second = np.array(found, np.float64)  # NaN = undefined
+        return of_first - of_second
 
     rows_N = np.arange(len(pair[0].labels_NT))
     settings = {"method": "percentile", "confidence_level": CONFIDENCE, "random_state": np.random.default_rng(0)}

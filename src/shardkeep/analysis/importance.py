@@ -49,8 +49,8 @@ class Permuted:
         group = [c.name for group in self.schema.sequences if group.name == self.column for c in group.ids]
         names = {self.column, *group}
         permuted_I = [name in names for name in self.schema.dense]
-        ids, numbers = ({name: (other_of if name in names else own_of)[name] for name in own_of}
-                        for own_of, other_of in ((own.ids, other.ids), (own.numbers, other.numbers)))  # fmt: skip
+        ids = {name: (other if name in names else own).ids[name] for name in own.ids}
+        numbers = {name: (other if name in names else own).numbers[name] for name in own.numbers}
         return replace(own, dense_BI=np.where(permuted_I, other.dense_BI, own.dense_BI), ids=ids, numbers=numbers)
 
 

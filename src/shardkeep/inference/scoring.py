@@ -199,9 +199,9 @@ class EvaluationRows:
         found = list(itertools.chain.from_iterable(parts))
         none_0T, empty = np.empty((0, len(trained.schema.labels)), np.float32), np.empty(0, np.float32)
         start: Scores = (none_0T, none_0T, np.empty(0, np.int64), empty)
-        joined: list[Any] = [np.concatenate(part) for part in zip(start, *found, strict=True)]
+        joined: Any = [np.concatenate(part) for part in zip(start, *found, strict=True)]
         ranks = None if trained.sides is None else RankSettings.by(trained.config.eval, trained.config.train.loss)
-        return EvaluationScores(*joined[:4], asked=ranks or trained.asked, names=trained.schema.labels)
+        return EvaluationScores(*joined, ranks or trained.asked, trained.schema.labels)
 
     def evaluate(self) -> dict[str, Any]:
         """The metrics, as `evaluate_run` returns them."""
@@ -311,7 +311,9 @@ def _of_files(
             yield inputs.samples(chunk, label_N)
 
 
-def _of_dataset(trained: Trained, dataset: Dataset, told: Told, most: int | None, unseen: Unseen) -> Iterator[Scores]:
+def _of_dataset(
+    trained: Trained, dataset: Dataset, told: Told, most: int | None, unseen: Unseen | None
+) -> Iterator[Scores]:
     """Logits, or the ranks of targets, labels, groups and weights of the first `most` samples; None = of all."""
     size = trained.blocks.size
     end = min(len(dataset), most or len(dataset))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from shardkeep.base.sizes import size_text
 from shardkeep.page.records import Json
@@ -43,7 +44,7 @@ def _results(sections: Sequence[Json]) -> Rows:
         count("samples", "samples"),
         count("speed, samples/s", "samples_per_s"),
         *_scaling(sections),
-        *(row(f"{'test ' * (part == 'test')}{name}", lambda run, p=part, k=key: _score(run["overview"][p], k), ".4f")
+        *(row(f"{'test ' * (part == 'test')}{name}", partial(_score, part, key), ".4f")
           for (part, key), name in scores.items()),
         row("sent for training", lambda run: _sent(run, run["overview"]["bytes"])),
         row("bytes a sample", lambda run: _sent(run, run["bytes"]["per_sample"])),
@@ -54,8 +55,8 @@ def _results(sections: Sequence[Json]) -> Rows:
     ]  # fmt: skip
 
 
-def _score(metrics: Sequence[Json], key: str) -> float | None:
-    return next((one["value"] for one in metrics if one["key"] == key), None)
+def _score(part: str, key: str, run: Json) -> float | None:
+    return next((one["value"] for one in run["overview"][part] if one["key"] == key), None)
 
 
 def _sent(run: Json, size: float | None) -> str | None:

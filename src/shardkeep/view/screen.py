@@ -240,7 +240,7 @@ def closing_rows(
         rows += [("peak memory", peaks)]
     if (run / "profile").is_dir():
         rows += [("profile", str(run / "profile"))]
-    rows += [(_LEVELS[one["level"]], f"{one['text']}. {one['advice']}") for one in warnings]
+    rows += [(_LEVELS[one["level"]], f"{one['text']}. {one['advice']}".strip()) for one in warnings]
     return [*rows, ("run folder", str(run))]
 
 
