@@ -90,8 +90,8 @@ def _by_bootstrap(*pair: EvaluationScores) -> Iterator[Difference]:
 
     def difference(rows_K: Ints) -> Float64s:
         found = [[metrics[name] for name in names] for metrics in (one.metrics(rows_K) for one in pair)]
-        of_first, of_second = np.array(found, np.float64)  # NaN = undefined
-        return of_first - of_second
+        of_both: Float64s = np.array(found, np.float64)  # NaN = undefined
+        return -np.diff(of_both, axis=0)[0]
 
     rows_N = np.arange(len(pair[0].labels_NT))
     settings = {"method": "percentile", "confidence_level": CONFIDENCE, "random_state": np.random.default_rng(0)}

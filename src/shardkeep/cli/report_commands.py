@@ -50,9 +50,9 @@ def compare(
 def report(
     html: Annotated[Path, path_option("File to write.", "--html")],
     runs: Runs = None,
-    scores: Annotated[
-        bool, typer.Option(help="Score the evaluation rows, for the plots of calibration and for differences.")
-    ] = True,
+    no_scores: Annotated[
+        bool, typer.Option("--no-scores", help="Score no evaluation rows: neither calibration nor differences.")
+    ] = False,
 ) -> None:
     """Write the page of runs as one HTML file, which needs no network and can be sent."""
     from shardkeep.base.files import atomic_write
@@ -62,7 +62,7 @@ def report(
     if html.is_dir():
         raise UserError(f"--html {html}: is a folder; name a file")
     states = [RunState(run) for run in runs or [newest_run(None)]]
-    text = whole_page(states, *(_judged(states) if scores else ()))
+    text = whole_page(states, *(() if no_scores else _judged(states)))
     with contextlib.suppress(OSError):
         html.parent.mkdir(parents=True, exist_ok=True)
     atomic_write(html, text)

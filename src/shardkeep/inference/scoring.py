@@ -199,9 +199,9 @@ class EvaluationRows:
         found = list(itertools.chain.from_iterable(parts))
         none_0T, empty = np.empty((0, len(trained.schema.labels)), np.float32), np.empty(0, np.float32)
         start: Scores = (none_0T, none_0T, np.empty(0, np.int64), empty)
-        joined: Any = [np.concatenate(part) for part in zip(start, *found, strict=True)]
+        outputs, labels, groups, weights = [np.concatenate(part) for part in zip(start, *found, strict=True)]
         ranks = None if trained.sides is None else RankSettings.by(trained.config.eval, trained.config.train.loss)
-        return EvaluationScores(*joined, ranks or trained.asked, trained.schema.labels)
+        return EvaluationScores(outputs, labels, groups, weights, ranks or trained.asked, trained.schema.labels)
 
     def evaluate(self) -> dict[str, Any]:
         """The metrics, as `evaluate_run` returns them."""
