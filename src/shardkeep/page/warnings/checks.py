@@ -26,7 +26,7 @@ def told(sight: Sight) -> list[Warning]:
 
 CHECKS: tuple[Check, ...] = (
     failed, recovering, no_step, not_finite, rising_loss, worse_than_guessing, exploded_loss, guessing, slow_worker,
-    waits, waits_for_samples, waits_for_cores, slower, memory, silent, restarts, old_checkpoint, falling_auc, overfits,
+    overfits, waits, waits_for_samples, waits_for_cores, slower, memory, silent, restarts, old_checkpoint, falling_auc,
     too_good, large_tower, stuck_loss, told,
 )  # fmt: skip
 _ORDER: dict[Level, int] = {"bad": 0, "warn": 1, "note": 2}
