@@ -20,7 +20,7 @@ from shardkeep.view.screen import metric_name
 from shardkeep.workers.config import BASELINE, sign_of
 from shardkeep.workers.metrics.quality import COUNTS
 
-RESAMPLES, RESAMPLED_ROWS = (100, 1000), 100_000_000
+RESAMPLES, RESAMPLED_ROWS = (100, 1000), 50_000_000
 """The fewest and the most resamples of a bootstrap, and the rows of all of them where that is between."""
 COLUMNS = ("metric", "run", "difference", "95 % interval", "says", "by")
 
@@ -90,8 +90,8 @@ def _by_bootstrap(*pair: EvaluationScores) -> Iterator[Difference]:
 
     def difference(rows_K: Ints) -> Float64s:
         found = [[metrics[name] for name in names] for metrics in (one.metrics(rows_K) for one in pair)]
-        of_both: Float64s = np.array(found, np.float64)  # NaN = undefined
-        return -np.diff(of_both, axis=0)[0]
+        change: Float64s = -np.diff(np.array(found, np.float64), axis=0)[0]  # NaN = undefined
+        return change
 
     rows_N = np.arange(len(pair[0].labels_NT))
     settings = {"method": "percentile", "confidence_level": CONFIDENCE, "random_state": np.random.default_rng(0)}

@@ -26,7 +26,6 @@ from shardkeep.inference.loading import load_trained
 from shardkeep.inference.trained import LookedUp, Trained, computing_in, inputs_of, trained_of_checkpoint
 from shardkeep.run.origin.warm_start import continuing
 from shardkeep.run.trained import Which, checkpoint_of, config_of
-from shardkeep.workers.collectives.collective import Solo
 from shardkeep.workers.config import Amp
 from shardkeep.workers.data.batch import Batch
 from shardkeep.workers.data.conversion.chunk import Chunk
@@ -36,7 +35,7 @@ from shardkeep.workers.data.sources.registry import open_data
 from shardkeep.workers.embeddings.unseen import Counts, Unseen
 from shardkeep.workers.evaluation.evaluate import groups_of, weights_of
 from shardkeep.workers.evaluation.retrieval import RankSettings
-from shardkeep.workers.metrics.quality import MetricSettings, evaluate_over_workers
+from shardkeep.workers.metrics.quality import MetricSettings, evaluate_labels
 from shardkeep.workers.metrics.ranks import evaluate_ranks
 from shardkeep.workers.model_config import RETRIEVAL
 from shardkeep.workers.prefetch import Prefetch
@@ -172,12 +171,13 @@ class EvaluationScores:
 
     def metrics(self, rows_K: Ints | None = None) -> dict[str, Any]:
         """The metrics of all rows, or of some, which may repeat."""
-        parts: list[Any] = [self.outputs_NT, self.labels_NT, self.groups_N, self.weights_N]
+        parts: Any = (self.outputs_NT, self.labels_NT, self.groups_N, self.weights_N)
         if rows_K is not None:
             parts = [part[rows_K] if len(part) else part for part in parts]
+        outputs, labels, groups, weights = parts
         if isinstance(self.asked, RankSettings):
-            return evaluate_ranks(parts[0][:, 0].astype(np.int64), parts[3], self.asked.metrics)
-        return evaluate_over_workers(*parts, names=self.names, collective=Solo(), asked=self.asked)
+            return evaluate_ranks(outputs[:, 0].astype(np.int64), weights, self.asked.metrics)
+        return evaluate_labels(self.names, outputs, labels, groups, weights, self.asked)
 
 
 @dataclass(frozen=True)
