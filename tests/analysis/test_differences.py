@@ -64,7 +64,8 @@ def test_the_bootstrap_s_interval_of_a_mean_is_about_that_of_its_standard_error(
 
 
 @pytest.mark.slow
-def test_about_95_of_100_bootstraps_have_the_true_difference() -> None:
+def test_about_95_of_100_bootstraps_have_the_true_difference(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shardkeep.analysis.differences.RESAMPLES", (200, 200))
     inside = 0
     for seed in range(100):
         draw = np.random.default_rng(seed)
