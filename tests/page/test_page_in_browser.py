@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from shardkeep.page.files import whole_page
+from shardkeep.page.state import RunState
 from tests.support.browser import NARROW, WIDE, Chromium, Look, Visit
 from tests.support.cluster import Cluster
 from tests.support.pages import DRAWN, LIVE, View, number, rows_of, tile, viewed
@@ -153,7 +155,7 @@ def test_a_single_evaluation_is_a_sentence_not_a_plot(browser: Chromium, cluster
     run = write_simulated_run(tmp_path / "run", Scene(evaluations=1, steps=300))
     with seen(browser, cluster, run) as (_, visit):
         figure = visit.page.locator("#convergence figure").nth(1)
-        assert re.search(r"One point so far. AUC: 0\.\d{4} at [\d,]+ samples", figure.inner_text())
+        assert re.search(r"One point. AUC: 0\.\d{4} at [\d,]+ samples", figure.inner_text())
         assert figure.locator("canvas").count() == 0
 
 
@@ -340,3 +342,28 @@ def test_a_report_is_one_file_that_requests_nothing(
         assert visit.axe() == []
         visit.page.get_by_role("button", name="Log of server 0").first.click()
         assert "serving generation=1" in visit.text("#log pre")
+
+
+def test_a_report_shows_what_scores_say_of_each_run_and_of_their_difference(browser: Chromium, tmp_path: Path) -> None:
+    runs = [RunState(write_simulated_run(tmp_path / name, Scene(servers=0, workers=1))) for name in "ab"]
+    quality = {"calibration": [[0.1, 0.12], [0.4, 0.35]], "scores": {"0": [[0.1, 0.8], [0.4, 0.2]], "1": [[0.4, 1.0]]}}
+    rows = [["metric", "run", "difference"], ["AUC", "b - a", "+0.00300"]]
+    (tmp_path / "report.html").write_text(whole_page(runs, [{"quality": quality}] * 2, {"differences": rows}))
+    with browser.visit() as visit:
+        visit.open((tmp_path / "report.html").as_uri())
+        visit.wait(DRAWN)
+        text = visit.text("#convergence")
+        assert "Calibration" in text and "Probabilities by label" in text and "predicted probability" in text
+        table = visit.page.get_by_role("region", name="Differences on the same evaluation rows")
+        assert table.locator("tr").all_inner_texts() == ["\t".join(row) for row in rows]
+        assert "sent" not in visit.text("#compare fieldset"), "one process sends nothing"
+        assert visit.problems == [] and visit.axe() == []
+
+
+def test_one_point_of_a_run_that_has_ended_is_not_called_one_so_far(browser: Chromium, tmp_path: Path) -> None:
+    run = RunState(write_simulated_run(tmp_path / "run", Scene(evaluations=1, steps=300)))
+    (tmp_path / "report.html").write_text(whole_page([run]))
+    with browser.visit() as visit:
+        visit.open((tmp_path / "report.html").as_uri())
+        visit.wait(DRAWN)
+        assert re.search(r"One point. AUC: 0\.\d{4}", visit.text("#convergence")) and "so far" not in visit.text("main")

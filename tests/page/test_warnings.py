@@ -309,3 +309,67 @@ def test_the_worst_warning_comes_first(tmp_path: Path) -> None:
         now=1,
     )
     assert [w.level for w in warnings_of(seen)] == ["bad", "warn", "note"]
+
+
+def of_evaluation(logloss: float, samples: int = 100_000, **others: object) -> dict[str, object]:
+    """A record of an evaluation after step 1,200."""
+    return {"time": at(20), "kind": "eval", "step": 1200, "auc": 0.7, "logloss": logloss, "samples": samples, **others}
+
+
+def test_a_loss_on_evaluation_rows_above_that_of_training_names_the_settings_that_help(tmp_path: Path) -> None:
+    training = losses([0.7] * 9 + [0.557, 0.558, 0.559])
+    found = only(learning.overfits, sight(tmp_path / "run", *training, of_evaluation(0.654), config=BCE))
+    assert found.text == "the loss is 0.6540 on evaluation rows, 17 % above 0.5580 in training"
+    assert found.level == "warn"
+    for setting in ("train.early_stopping", "epochs", "weight_decay", "model.dropout", "dim", "admit.min_count"):
+        assert setting in found.advice
+
+
+@pytest.mark.parametrize(
+    ("evaluation", "config"),
+    [
+        (of_evaluation(0.58), BCE),
+        (of_evaluation(0.62, samples=900), BCE),
+        (of_evaluation(0.7), {"train": {"loss": {"name": "huber"}}}),
+        (of_evaluation(0.7), {}),
+    ],
+    ids=["within the margin", "within the noise of few rows", "no metric is the loss", "no loss"],
+)
+def test_a_loss_on_evaluation_rows_that_is_not_clearly_above_is_no_warning(
+    tmp_path: Path, evaluation: dict[str, object], config: dict[str, object]
+) -> None:
+    training = losses([0.7] * 9 + [0.557, 0.558, 0.559])
+    assert not learning.overfits(sight(tmp_path / "run", *training, evaluation, config=config))
+
+
+def test_a_loss_of_training_that_jumps_is_noise(tmp_path: Path) -> None:
+    training = losses([0.7] * 9 + [0.45, 0.65, 0.57])
+    assert not learning.overfits(sight(tmp_path / "run", *training, of_evaluation(0.65), config=BCE))
+
+
+def test_only_losses_before_the_evaluation_are_compared_with_it(tmp_path: Path) -> None:
+    training = losses([0.654] * 12 + [0.4] * 9)
+    assert not learning.overfits(sight(tmp_path / "run", *training, of_evaluation(0.654), config=BCE))
+
+
+def test_a_large_dense_model_has_its_parameters_beside_the_rows(tmp_path: Path) -> None:
+    summary = {"status": "completed", "tower": {"parameters": 1_234_567}, "tables": [{"name": "a", "rows": 200},
+               {"name": "b", "rows": 1000}]}  # fmt: skip
+    record = step_of(0, forward=30.0, backward=30.0, optimizer=5.0, dense_reduce=5.0, pull_wait=10.0)
+    found = only(steps.large_tower, sight(tmp_path / "run", record, summary=summary))
+    assert (found.level, found.text) == ("note", "products, sums and updates of the dense model take 70 % of a step: "
+                                         "1,234,567 parameters beside 1,200 rows")  # fmt: skip
+    running = only(steps.large_tower, sight(tmp_path / "other", record))
+    assert running.text == "products, sums and updates of the dense model take 70 % of a step"
+    assert not steps.large_tower(sight(tmp_path / "small", step_of(0, forward=30.0, backward=29.0)))
+
+
+@pytest.mark.parametrize(("waited_ms", "warned"), [(49.0, False), (310.0, True)])
+def test_threads_that_wait_for_a_core_are_told_from_those_that_wait_for_others(
+    tmp_path: Path, waited_ms: float, warned: bool
+) -> None:
+    summary = {"status": "completed", "cpu_ms": {"waited": waited_ms, "worker": 200.0}, "step_ms": {"total": 100.0}}
+    found = steps.waits_for_cores(sight(tmp_path / "run", summary=summary))
+    text = "the threads of a worker wait 310.0 ms for a core in a step of 100.0 ms"
+    assert [warning.text for warning in found] == ([text] if warned else [])
+    assert not steps.waits_for_cores(sight(tmp_path / "old", summary={"status": "completed", "cpu_ms": {}}))

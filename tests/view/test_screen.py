@@ -221,3 +221,18 @@ def test_the_choice_of_compiling_is_kept_from_the_screen() -> None:
     view, out = screen(terminal=False)
     view.record(record_of({"kind": "phase", "phase": "tower", "text": "amp off: as configured; compile off"}))
     assert out.getvalue() == ""
+
+
+def test_the_closing_table_has_the_warnings_of_the_page() -> None:
+    found = [
+        {"level": "bad", "text": "the loss rises", "advice": "Lower lr."},
+        {"level": "warn", "text": "the loss is 0.65 on evaluation rows", "advice": "Set train.early_stopping."},
+        {"level": "note", "text": "a note", "advice": ""},
+    ]
+    rows = closing_rows(SUMMARY, Path("runs/a"), found)[-4:]
+    assert rows == [
+        ("problem", "the loss rises. Lower lr."),
+        ("warning", "the loss is 0.65 on evaluation rows. Set train.early_stopping."),
+        ("note", "a note."),
+        ("run folder", "runs/a"),
+    ]

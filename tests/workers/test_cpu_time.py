@@ -14,10 +14,11 @@ class Clocks:
     """CPU seconds as a test sets them."""
 
     def __init__(self) -> None:
-        self.worker, self.servers = 0.0, [0.0, 0.0]
+        self.worker, self.servers, self.waited = 0.0, [0.0, 0.0], 0.0
 
     def pass_by(self, worker: float, *servers: float) -> None:
         self.worker += worker
+        self.waited += worker / 2
         self.servers = [before + more for before, more in zip(self.servers, servers, strict=True)]
 
 
@@ -28,7 +29,7 @@ def clocks() -> Clocks:
 
 @pytest.fixture
 def cpu(clocks: Clocks) -> CpuMeter:
-    return CpuMeter(lambda: clocks.servers, clock=lambda: clocks.worker)
+    return CpuMeter(lambda: clocks.servers, clock=lambda: clocks.worker, waits=lambda: clocks.waited)
 
 
 def test_what_passes_between_stretches_is_not_counted(cpu: CpuMeter, clocks: Clocks) -> None:
@@ -40,7 +41,7 @@ def test_what_passes_between_stretches_is_not_counted(cpu: CpuMeter, clocks: Clo
     cpu.start(21)
     clocks.pass_by(0.7, 0.1, 0.2)
     cpu.stop(26)
-    assert cpu.mean_ms() == {"steps": 15, "worker": 100.0, "server": 30.0}
+    assert cpu.mean_ms() == {"steps": 15, "worker": 100.0, "server": 30.0, "waited": 50.0}
 
 
 def test_what_is_excluded_is_not_counted(cpu: CpuMeter, clocks: Clocks) -> None:
@@ -53,7 +54,7 @@ def test_what_is_excluded_is_not_counted(cpu: CpuMeter, clocks: Clocks) -> None:
         clocks.pass_by(50.0, 50.0, 50.0)
     clocks.pass_by(0.2, 0.1, 0.1)
     cpu.stop(30)
-    assert cpu.mean_ms() == {"steps": 20, "worker": 50.0, "server": 20.0}
+    assert cpu.mean_ms() == {"steps": 20, "worker": 50.0, "server": 20.0, "waited": 25.0}
 
 
 def test_a_stretch_with_a_replaced_server_is_left_out(cpu: CpuMeter, clocks: Clocks) -> None:
@@ -67,7 +68,7 @@ def test_a_stretch_with_a_replaced_server_is_left_out(cpu: CpuMeter, clocks: Clo
     cpu.start(20)
     cpu.drop()
     cpu.stop(30)
-    assert cpu.mean_ms() == {"steps": 10, "worker": 100.0, "server": 75.0}
+    assert cpu.mean_ms() == {"steps": 10, "worker": 100.0, "server": 75.0, "waited": 50.0}
 
 
 def test_nothing_counted_is_nothing_told(cpu: CpuMeter) -> None:

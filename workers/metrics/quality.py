@@ -143,15 +143,15 @@ def evaluate_over_workers(
     groups = np.empty(0, np.int64)
     if asked.group_by is not None and groups_N is not None:
         groups = np.concatenate(gather_arrays(collective, groups_N, purpose="metrics"))
-    if len(names) == 1:
-        return evaluate_predictions(logits, labels, groups, asked, weights)
-    return _of_labels(names, logits, labels, groups, weights, asked)
+    return evaluate_labels(names, logits, labels, groups, weights, asked)
 
 
-def _of_labels(
+def evaluate_labels(
     names: Sequence[str], logits: Floats, labels: Floats, groups: Ints, weights: Floats, asked: MetricSettings
 ) -> dict[str, Any]:
-    """The metrics of each label, on the samples that have it."""
+    """As `evaluate_over_workers`, of one worker's samples: the metrics of each label, on the samples that have it."""
+    if len(names) == 1:
+        return evaluate_predictions(logits, labels, groups, asked, weights)
     metrics: dict[str, Any] = {}
     outputs = joint_outputs(logits, asked.tasks) if asked.tasks else logits
     for t, name in enumerate(names):

@@ -92,7 +92,8 @@ def summarize(
         "recoveries": [],
         "tables": table_totals(servers),
         "state_digest": state_digest(servers, _dense_parts(tower, workers)),
-        "tower": {"chosen": dict(tower.chosen), **DenseFigures(tower.compilation, meters.steps).total()}
+        "tower": {"chosen": dict(tower.chosen), "parameters": sum(p.numel() for p in tower.model.parameters())}
+        | DenseFigures(tower.compilation, meters.steps).total()
         | _tower_unsent([w["tower_unsent"] for w in workers]),
         "processes": server_processes(servers) + [w["process"] | {"step_ms": w["step_ms"]} for w in workers],
     }
@@ -289,8 +290,8 @@ def mean_cpu_ms(workers: Sequence[Mapping[str, float]]) -> dict[str, float]:
     rank counted no step."""
     if not all(workers):
         return {}
-    worker = round(sum(w["worker"] for w in workers) / len(workers), 4)
-    return {"steps": workers[0]["steps"], "worker": worker, "server": workers[0]["server"]}
+    means = {key: round(sum(w[key] for w in workers) / len(workers), 4) for key in ("worker", "waited")}
+    return {"steps": workers[0]["steps"], "server": workers[0]["server"], **means}
 
 
 def _dense_parts(tower: Tower, workers: Sequence[Mapping[str, Any]]) -> Iterable[bytes]:

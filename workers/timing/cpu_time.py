@@ -1,4 +1,5 @@
-"""CPU seconds of training: of a worker's process and, asked by worker 0, of the servers. Evaluation is left out."""
+"""CPU seconds of training: of a worker's process and, asked by worker 0, of the servers; and how long the threads of
+the worker waited for a core. Evaluation is left out."""
 
 from __future__ import annotations
 
@@ -6,13 +7,25 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+
+def core_wait_s() -> float:
+    """Seconds that the living threads of this process were ready to run without a core, all together (`schedstat` in
+    Documentation/scheduler of Linux). 0 where the system does not say."""
+    waited_ns = 0
+    for file in Path("/proc/self/task").glob("*/schedstat"):
+        with contextlib.suppress(OSError, IndexError):  # a thread may have ended
+            waited_ns += int(file.read_text().split()[1])
+    return waited_ns / 1e9
 
 
 @dataclass(frozen=True, slots=True)
 class _Instant:
     step: int
     worker_s: float
+    waited_s: float
     servers_s: tuple[float, ...]
 
 
@@ -21,18 +34,20 @@ class CpuMeter:
 
     Args:
         servers: The CPU seconds of each server's process so far; left out = this rank does not ask them.
-        clock: Those of this process."""
+        clock: Those of this process.
+        waits: Those for which its threads waited for a core."""
 
     def __init__(
         self,
         servers: Callable[[], Sequence[float]] | None = None,
         *,
         clock: Callable[[], float] = time.process_time,
+        waits: Callable[[], float] = core_wait_s,
     ) -> None:
-        self._servers, self._clock = servers, clock
+        self._servers, self._clock, self._waits = servers, clock, waits
         self._since: _Instant | None = None
         self._steps = 0
-        self._worker_s = self._servers_s = 0.0
+        self._worker_s = self._servers_s = self._waited_s = 0.0
 
     @property
     def running(self) -> bool:
@@ -53,6 +68,7 @@ class CpuMeter:
             return
         self._steps += step - since.step
         self._worker_s += now.worker_s - since.worker_s
+        self._waited_s += max(0.0, now.waited_s - since.waited_s)  # the waits of threads that end are lost
         self._servers_s += sum(gone) / max(len(gone), 1)
 
     @contextlib.contextmanager
@@ -70,11 +86,11 @@ class CpuMeter:
 
     def mean_ms(self) -> dict[str, Any]:
         """CPU milliseconds of a step: `worker`, this process; `server`, the mean of those that are processes of their
-        own; `steps` counted. Empty when none was."""
+        own; `waited`, those for which threads of this process had no core; `steps` counted. Empty when none was."""
         if not self._steps:
             return {}
-        worker, server = (1e3 * seconds / self._steps for seconds in (self._worker_s, self._servers_s))
-        return {"steps": self._steps, "worker": round(worker, 4), "server": round(server, 4)}
+        seconds = {"worker": self._worker_s, "server": self._servers_s, "waited": self._waited_s}
+        return {"steps": self._steps, **{name: round(1e3 * s / self._steps, 4) for name, s in seconds.items()}}
 
     def _now(self, step: int) -> _Instant:
-        return _Instant(step, self._clock(), tuple(self._servers()) if self._servers is not None else ())
+        return _Instant(step, self._clock(), self._waits(), tuple(self._servers()) if self._servers is not None else ())

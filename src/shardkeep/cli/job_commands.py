@@ -1,5 +1,4 @@
-"""Commands for whole jobs on this machine, while they run and afterwards: train, status, view, report, stop, scale,
-with."""
+"""Commands for whole jobs on this machine, while they run and afterwards: train, status, view, stop, scale, with."""
 
 from __future__ import annotations
 
@@ -23,6 +22,7 @@ from shardkeep.cli.options import (
     ParentPipe,
     Run,
     RunDir,
+    Runs,
     Set,
     TlsFolder,
     TokenFile,
@@ -37,10 +37,6 @@ from shardkeep.view.screen_log import LAUNCHER
 
 ORPHAN_STOP_S = 15.0
 """Seconds a job gets to stop after the sweep that started it has ended."""
-Runs = Annotated[
-    list[Path] | None,
-    path_argument("Run folders, running or finished; several are compared [default: the newest in runs/]."),
-]
 
 
 def train(
@@ -197,21 +193,6 @@ def view(
         address = open_page(web, listen, Access(token), lambda: states)
         print(f"page  {page_url(address, token)}", flush=True)
         web.wait()
-
-
-def report(html: Annotated[Path, path_option("File to write.", "--html")], runs: Runs = None) -> None:
-    """Write the page of runs as one HTML file, which needs no network and can be sent."""
-    from shardkeep.base.files import atomic_write
-    from shardkeep.page.files import whole_page
-    from shardkeep.page.state import RunState
-
-    if html.is_dir():
-        raise UserError(f"--html {html}: is a folder; name a file")
-    text = whole_page([RunState(run) for run in runs or [newest_run(None)]])
-    with contextlib.suppress(OSError):
-        html.parent.mkdir(parents=True, exist_ok=True)
-    atomic_write(html, text)
-    print(f"report  {html}", flush=True)
 
 
 def stop(

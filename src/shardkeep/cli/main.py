@@ -16,8 +16,9 @@ from typer.core import TyperGroup
 
 from shardkeep import __version__
 from shardkeep.cli.exits import Debug, OutputError, as_command, drop_output, guard_output, open_streams, report
-from shardkeep.cli.job_commands import report as report_page, scale, status, stop, train, view, with_
+from shardkeep.cli.job_commands import scale, status, stop, train, view, with_
 from shardkeep.cli.model_commands import evaluate, export, predict, serve
+from shardkeep.cli.report_commands import compare, report as report_page
 from shardkeep.cli.role_commands import coordinator, fork_server, node, server, worker
 from shardkeep.cli.table_commands import export as export_table, show
 from shardkeep.cli.tool_commands import cache, certs, config, estimate, kernels, sweep, version
@@ -25,7 +26,7 @@ from shardkeep.cli.tool_commands import cache, certs, config, estimate, kernels,
 Body = Callable[..., int | None]
 GROUPS: dict[str, tuple[Body, ...]] = {
     "Jobs on this machine": (train, status, view, stop, scale, with_),
-    "A trained model": (evaluate, predict, export, serve),
+    "A trained model": (evaluate, compare, predict, export, serve),
     "Before and beside a job": (config, estimate, report_page, sweep, cache, kernels),
     "Several machines": (node, coordinator, server, worker, certs),
     "Other": (version,),

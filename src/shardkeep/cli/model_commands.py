@@ -8,9 +8,10 @@ import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -20,8 +21,10 @@ from shardkeep.base.sizes import size_text
 from shardkeep.cli.options import (
     AnyModel,
     Arithmetic,
+    Data,
     Json,
     Model,
+    Split,
     TlsFolder,
     TrainedRun,
     count_option,
@@ -53,47 +56,62 @@ def ready_to_score(run: Path) -> Iterator[Screen]:
 
 def evaluate(
     run: AnyModel,
-    data: Annotated[
-        list[str] | None,
-        typer.Option(metavar="FILE", help="File, folder or pattern with labelled rows; repeatable [default: --split]."),
-    ] = None,
+    data: Data = None,
     model: Model = "last",
-    split: Annotated[
-        str, word_option("The run's own data, where --data is not given.", "eval", "train", "test")
-    ] = "eval",
+    split: Split = "eval",
     by: Annotated[
         str | None,
         typer.Option(metavar="COLUMN", help="Also evaluate the rows of each value of this column of the files."),
     ] = None,
+    importance: Annotated[
+        bool, typer.Option("--importance", help="Also tell what each column is worth, by permuting it several times.")
+    ] = False,
     amp: Arithmetic = None,
     as_json: Json = False,
 ) -> None:
     """Evaluate the model of a run, without its processes."""
-    from shardkeep.view.screen import console, metric_name
-    from shardkeep.view.text_tables import Trimmed, two_columns
-
     with ready_to_score(run) as screen:
         from shardkeep.inference.files import input_files
-        from shardkeep.inference.scoring import evaluate_run
+        from shardkeep.inference.scoring import evaluation_rows
 
-        told = partial(screen.working, "evaluate")
-        part = cast(Literal["eval", "train", "test"], split)
-        files = input_files(data or [])
-        found = evaluate_run(run, which=model, split=part, files=files, by=by, amp=amp, told=told)
-    not_finite = found.get("not_finite", 0)
+        told, files, picture = partial(screen.working, "evaluate"), input_files(data or []), None
+        rows = evaluation_rows(run, which=model, split=split, files=files, by=by, amp=amp, told=told)
+        if importance:
+            from shardkeep.analysis.importance import importance_of, write_picture
+
+            rows = replace(rows, datasets=list(rows.datasets))  # read once, scored many times
+        found = rows.evaluate()
+        if importance:
+            found["importance"] = importance_of(rows, told)
+            picture = write_picture(found["importance"], run)
     if as_json:
         print(json.dumps(found, indent=2))
     else:
-        groups = found.pop("by", None)
-        buckets = found.pop("calibration_buckets", None)
-        lines = [("", line) for line in unseen_lines(found.pop("unseen"))]
-        rows = [(metric_name(name), _number(value)) for name, value in found.items() if value is not None]
-        rows += [("bucket", "  ".join(f"{k} {_number(v)}" for k, v in bucket.items())) for bucket in buckets or ()]
-        console().print(two_columns(rows + lines))
-        if groups is not None:
-            console().print(Trimmed(_table_of_groups(groups)))
-    if not_finite:
+        _show_evaluation(found, picture)
+    if not_finite := found.get("not_finite", 0):
         raise JobError(f"{not_finite:,} predictions are not finite (NaN or infinite)")
+
+
+def _show_evaluation(found: dict[str, Any], picture: Path | None) -> None:
+    from shardkeep.estimate.view import table_of
+    from shardkeep.view.screen import console, metric_name
+    from shardkeep.view.text_tables import Trimmed, two_columns
+
+    groups, worth = found.pop("by", None), found.pop("importance", None)
+    buckets = found.pop("calibration_buckets", None)
+    lines = [("", line) for line in unseen_lines(found.pop("unseen"))]
+    rows = [(metric_name(name), _number(value)) for name, value in found.items() if value is not None]
+    rows += [("bucket", "  ".join(f"{k} {_number(v)}" for k, v in bucket.items())) for bucket in buckets or ()]
+    console().print(two_columns(rows + lines))
+    if groups is not None:
+        console().print(Trimmed(_table_of_groups(groups)))
+    if worth is not None:
+        table = table_of("column", f"{metric_name(worth['metric'])} it is worth", "spread")
+        for one in worth["columns"]:
+            table.add_row(one["column"], f"{one['mean']:+.5f}", f"{one['spread']:.5f}")
+        console().print(Trimmed(table))
+    if picture is not None:
+        print(f"picture  {picture}")
 
 
 def predict(

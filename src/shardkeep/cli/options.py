@@ -97,8 +97,17 @@ Set = Annotated[
     list[str] | None, typer.Option("--set", metavar="A.B=VALUE", help="Override a setting of the config; repeatable.")
 ]
 Run = Annotated[Path | None, path_argument("Run folder [default: the newest in runs/].")]
+Runs = Annotated[
+    list[Path] | None,
+    path_argument("Run folders, running or finished; several are compared [default: the newest in runs/]."),
+]
 TrainedRun = Annotated[Path, path_argument("Run folder.")]
 AnyModel = Annotated[Path, path_argument("Run folder, or an export.")]
+Data = Annotated[
+    list[str] | None,
+    typer.Option(metavar="FILE", help="File, folder or pattern with labelled rows; repeatable [default: --split]."),
+]
+Split = Annotated[Any, word_option("The run's own data, where --data is not given.", "eval", "train", "test")]
 Arithmetic = Annotated[
     Any, word_option("Arithmetic of the dense model [default: the job's tower.amp].", "auto", "off", "bf16", "fp16")
 ]

@@ -5,9 +5,10 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import sys
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -25,7 +26,6 @@ from shardkeep.inference.loading import load_trained
 from shardkeep.inference.trained import LookedUp, Trained, computing_in, inputs_of, trained_of_checkpoint
 from shardkeep.run.origin.warm_start import continuing
 from shardkeep.run.trained import Which, checkpoint_of, config_of
-from shardkeep.workers.collectives.collective import Solo
 from shardkeep.workers.config import Amp
 from shardkeep.workers.data.batch import Batch
 from shardkeep.workers.data.conversion.chunk import Chunk
@@ -35,7 +35,7 @@ from shardkeep.workers.data.sources.registry import open_data
 from shardkeep.workers.embeddings.unseen import Counts, Unseen
 from shardkeep.workers.evaluation.evaluate import groups_of, weights_of
 from shardkeep.workers.evaluation.retrieval import RankSettings
-from shardkeep.workers.metrics.quality import evaluate_over_workers
+from shardkeep.workers.metrics.quality import MetricSettings, evaluate_labels
 from shardkeep.workers.metrics.ranks import evaluate_ranks
 from shardkeep.workers.model_config import RETRIEVAL
 from shardkeep.workers.prefetch import Prefetch
@@ -154,8 +154,88 @@ def _ahead(items: Iterator[Item]) -> Generator[Item, None, None]:
             yield item
 
 
+@dataclass(frozen=True)
+class EvaluationScores:
+    """What a model says of labelled rows, in their order: outputs (N, T), of a retrieval model ranks (N, 1), labels
+    (N, T), groups and weights (N,); empty = none. `asked`: metrics of the labels `names`."""
+
+    outputs_NT: Floats
+    labels_NT: Floats
+    groups_N: Ints
+    weights_N: Floats
+    asked: MetricSettings | RankSettings
+    names: Sequence[str] = ("",)
+
+    @property
+    def binary(self) -> bool:
+        """Whether there is one label of 0 and 1, with logits that are all finite."""
+        classes = isinstance(self.asked, MetricSettings) and len(self.names) == 1 and not self.asked.numbers
+        return classes and bool(np.isfinite(self.outputs_NT).all())
+
+    def metrics(self, rows_K: Ints | None = None) -> dict[str, Any]:
+        """The metrics of all rows, or of some, which may repeat."""
+        parts: Any = (self.outputs_NT, self.labels_NT, self.groups_N, self.weights_N)
+        if rows_K is not None:
+            parts = [part[rows_K] if len(part) else part for part in parts]
+        outputs, labels, groups, weights = parts
+        if isinstance(self.asked, RankSettings):
+            return evaluate_ranks(outputs[:, 0].astype(np.int64), weights, self.asked.metrics)
+        return evaluate_labels(self.names, outputs, labels, groups, weights, self.asked)
+
+
+@dataclass(frozen=True)
+class EvaluationRows:
+    """A model, and labelled rows for it: the first `most` of each data set, None = all. `values`: of the column `by`, a
+    part for each data set that was read. `seen`: The model was trained on them."""
+
+    trained: Trained
+    datasets: Iterable[Dataset]
+    most: int | None
+    told: Told
+    by: str | None = None
+    values: Sequence[pa.Array] = ()
+    seen: bool = False
+
+    def scores(self, unseen: Unseen | None = None) -> EvaluationScores:
+        """Scores the rows. Counts values in `unseen`."""
+        trained = self.trained
+        parts = (_of_dataset(trained, each, self.told, self.most, unseen) for each in self.datasets)
+        found = list(itertools.chain.from_iterable(parts))
+        none_0T, empty = np.empty((0, len(trained.schema.labels)), np.float32), np.empty(0, np.float32)
+        start: Scores = (none_0T, none_0T, np.empty(0, np.int64), empty)
+        outputs, labels, groups, weights = [np.concatenate(part) for part in zip(start, *found, strict=True)]
+        ranks = None if trained.sides is None else RankSettings.by(trained.config.eval, trained.config.train.loss)
+        return EvaluationScores(outputs, labels, groups, weights, ranks or trained.asked, trained.schema.labels)
+
+    def evaluate(self) -> dict[str, Any]:
+        """The metrics, as `evaluate_run` returns them."""
+        unseen, trained = Unseen(self.trained.schema), self.trained
+        scores = self.scores(unseen)
+        result = {"step": trained.step} | scores.metrics() | {"unseen": unseen.counts()}
+        weight, notes = None if trained.inputs is None else trained.inputs.layout.weight, []
+        if weight is not None and len(scores.weights_N) < len(scores.outputs_NT):
+            notes.append(f"no file has the column of weights, {weight} (data.weight): all rows weigh the same")
+        if self.seen:
+            notes.append("the model was trained on these rows: its metrics on new ones are lower")
+        if notes:
+            result["note"] = "; ".join(filter(None, [*notes, result.get("note")]))
+        if broken := _not_finite(scores.outputs_NT):
+            result["not_finite"] = broken
+        return result if self.by is None else result | {"by": {"column": self.by, "groups": _by_group(scores, self)}}
+
+
+def evaluate_run(run: Path, **where: Any) -> dict[str, Any]:
+    """The metrics of a run's model on the rows that `evaluation_rows` finds. Raises as that.
+
+    Returns:
+        `step` of the checkpoint, and what the trainer's evaluation reports: of the run's evaluation data and its last
+        checkpoint the same numbers. `not_finite`: the number of predictions that are not finite, if there are any.
+    """
+    return evaluation_rows(run, **where).evaluate()
+
+
 @advising("allowed: --data FILE, wherever the data are now")
-def evaluate_run(
+def evaluation_rows(
     run: Path,
     *,
     which: Which = "last",
@@ -164,54 +244,34 @@ def evaluate_run(
     by: str | None = None,
     amp: Amp | None = None,
     told: Told = lambda _text, _share: None,
-) -> dict[str, Any]:
-    """The metrics of a run's model: on `files`, or else on the run's own data.
+) -> EvaluationRows:
+    """A run's model and rows: `files`, or else the run's own data.
 
     Args:
-        by: A column of the files: `by` of the result has the metrics of each of its values, the most frequent first.
+        by: A column of the files: `by` of the metrics has those of each of its values, the most frequent first.
         amp: Arithmetic of the dense model; None = that of the job.
-
-    Returns:
-        `step` of the checkpoint, and what the trainer's evaluation reports: of the run's evaluation data and its last
-        checkpoint the same numbers. `not_finite`: the number of predictions that are not finite, if there are any.
 
     Raises:
         UserError: There is no such run, checkpoint or split.
-        DataError: The data cannot be read.
+        DataError: The data cannot be read; of files, while they are scored.
     """
     if split == "test" and not files:
         files = _test_files(run)
-    values: list[pa.Array] = []
     if files:
-        trained = load_trained(run, which, amp=amp)
-        unseen = Unseen(trained.schema)
-        found = list(_of_files(trained, files, told, by, values, unseen))
-    elif by is not None:
+        trained, values = load_trained(run, which, amp=amp), list[pa.Array]()
+        rows = _of_files(trained, files, told, by, values)
+        return EvaluationRows(trained, rows, None, lambda _text, _share: None, by, values)
+    if by is not None:
         allowed = "with --data FILE" if split == "test" else "with --data FILE, or --split test"
         raise UserError(f"--by {by}: needs files; allowed: {allowed}")
-    else:
-        trained, dataset = _with_data(run, which, split, told, amp)
-        unseen = Unseen(trained.schema)
-        most = None if split == "test" else trained.config.eval.max_samples
-        found = list(_of_dataset(trained, dataset, told, most, unseen))
-    parts = _joined(trained, found)
-    result = {"step": trained.step} | _metrics(trained, parts) | {"unseen": unseen.counts()}
-    weight, notes = None if trained.inputs is None else trained.inputs.layout.weight, []
-    if weight is not None and len(parts[3]) < len(parts[0]):
-        notes.append(f"no file has the column of weights, {weight} (data.weight): all rows weigh the same")
-    if split == "train" and not files:
-        notes.append("the model was trained on these rows: its metrics on new ones are lower")
-    if notes:
-        result["note"] = "; ".join(filter(None, [*notes, result.get("note")]))
-    if broken := _not_finite(parts[0]):
-        result["not_finite"] = broken
-    return result if by is None else result | {"by": {"column": by, "groups": _by_group(trained, parts, values)}}
+    trained, dataset = _with_data(run, which, split, told, amp)
+    most = None if split == "test" else trained.config.eval.max_samples
+    return EvaluationRows(trained, [dataset], most, told, seen=split == "train")
 
 
 def metrics_on(trained: Trained, dataset: Dataset, told: Told) -> dict[str, Any]:
     """The metrics of a model on the first `eval.max_samples` samples of data."""
-    found = list(_of_dataset(trained, dataset, told, trained.config.eval.max_samples))
-    return _metrics(trained, _joined(trained, found))
+    return EvaluationRows(trained, [dataset], trained.config.eval.max_samples, told).scores().metrics()
 
 
 def data_of(config: JobConfig, split: Side, told: Told) -> Dataset | None:
@@ -224,23 +284,9 @@ def _not_finite(values_NT: Floats) -> int:
     return int(np.count_nonzero(~np.isfinite(values_NT)))
 
 
-def _joined(trained: Trained, found: Sequence[Scores]) -> list[Any]:
-    """Logits, labels, groups and weights of all blocks."""
-    num_labels = len(trained.schema.labels)
-    none = [np.empty((0, num_labels), np.float32)] * 2 + [np.empty(0, np.int64), np.empty(0, np.float32)]
-    return [np.concatenate(part) for part in zip(none, *found, strict=True)]
-
-
-def _metrics(trained: Trained, parts: Sequence[Any]) -> dict[str, Any]:
-    if trained.sides is not None:
-        asked = RankSettings.by(trained.config.eval, trained.config.train.loss)
-        return evaluate_ranks(parts[0][:, 0].astype(np.int64), parts[3], asked.metrics)
-    return evaluate_over_workers(*parts, names=trained.schema.labels, collective=Solo(), asked=trained.asked)
-
-
-def _by_group(trained: Trained, parts: Sequence[Any], values: Sequence[pa.Array]) -> list[dict[str, Any]]:
+def _by_group(scores: EvaluationScores, rows: EvaluationRows) -> list[dict[str, Any]]:
     """`value` and the metrics of each value, the most frequent first."""
-    encoded = pa.concat_arrays(values or [pa.array([], pa.large_string())]).dictionary_encode("encode")
+    encoded = pa.concat_arrays(rows.values or [pa.array([], pa.large_string())]).dictionary_encode("encode")
     index_N = np.asarray(encoded.indices)
     texts = encoded.dictionary.cast(pa.large_binary()).to_pylist()
     groups = [text if text is None else text.decode(errors="backslashreplace") for text in texts]
@@ -248,9 +294,7 @@ def _by_group(trained: Trained, parts: Sequence[Any], values: Sequence[pa.Array]
     bounds = np.searchsorted(index_N[order_N], np.arange(len(groups) + 1))
     found = []
     for g, value in enumerate(groups):
-        rows_N = order_N[bounds[g] : bounds[g + 1]]
-        own = [part[rows_N] if len(part) else part for part in parts]
-        found.append({"value": value} | _metrics(trained, own))
+        found.append({"value": value} | scores.metrics(order_N[bounds[g] : bounds[g + 1]]))
     return sorted(found, key=lambda group: -int(group["samples"]))
 
 
@@ -264,9 +308,9 @@ def _test_files(run: Path) -> list[Path]:
 
 
 def _of_files(
-    trained: Trained, files: Sequence[Path], told: Told, by: str | None, values: list[pa.Array], unseen: Unseen
-) -> Iterator[Scores]:
-    """Logits, labels, groups and weights. Adds the column `by` of the scored rows to `values`."""
+    trained: Trained, files: Sequence[Path], told: Told, by: str | None, values: list[pa.Array]
+) -> Iterator[Dataset]:
+    """The labelled rows, chunk by chunk. Adds their column `by` to `values`."""
     assert trained.labelled_inputs is not None
     inputs = weigh(files, trained.labelled_inputs)
     extra = [name for name in (*inputs.layout.label_columns, inputs.layout.weight, by) if name is not None]
@@ -275,11 +319,11 @@ def _of_files(
         if len(chunk):
             if by is not None:
                 values.append(as_texts(chunk.column(by), "for --by a column with one value a row"))
-            yield from _of_dataset(trained, inputs.samples(chunk, label_N), lambda _text, _share: None, None, unseen)
+            yield inputs.samples(chunk, label_N)
 
 
 def _of_dataset(
-    trained: Trained, dataset: Dataset, told: Told, most: int | None = None, unseen: Unseen | None = None
+    trained: Trained, dataset: Dataset, told: Told, most: int | None, unseen: Unseen | None
 ) -> Iterator[Scores]:
     """Logits, or the ranks of targets, labels, groups and weights of the first `most` samples; None = of all."""
     size = trained.blocks.size

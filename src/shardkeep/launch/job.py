@@ -273,6 +273,7 @@ def _probe(config: JobConfig, folder: RunFolder, screen: JobView) -> None:
 
 def _show_end(config: JobConfig, run_dir: Path, folder: RunFolder, summary: dict[str, Any], screen: JobView) -> None:
     """Shows the result of a job whose steps are all trained."""
+    from shardkeep.page.state import RunState
     from shardkeep.run.next_steps import longer_line, resume_line
 
     best = summary.get("best")
@@ -283,7 +284,7 @@ def _show_end(config: JobConfig, run_dir: Path, folder: RunFolder, summary: dict
         screen.phase("best", text)
     elif config.checkpoint.on:
         screen.phase("resume", longer_line(config, folder.path))
-    screen.closing(summary, run_dir)
+    screen.closing(summary, run_dir, RunState(folder.path).sections()["warnings"])
 
 
 def _position(resumed: Resumed | None) -> tuple[int, int]:

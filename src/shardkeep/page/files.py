@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from shardkeep.page.comparison import compared
 from shardkeep.page.records import Json
 from shardkeep.page.state import RunState
 from shardkeep.records.json_text import to_json
@@ -34,11 +35,14 @@ def text_of(name: str) -> str:
     return (STATIC / name).read_text(encoding="utf-8")
 
 
-def whole_page(runs: Sequence[RunState]) -> str:
-    """The page of some runs as one file."""
+def whole_page(runs: Sequence[RunState], scored: Sequence[Json] = (), between: Json | None = None) -> str:
+    """The page of some runs as one file. `scored`, `between`: more of each run and of all together."""
+    sections = [run.sections() for run in runs]
+    each = zip(runs, sections, scored or [{}] * len(runs), strict=True)
     state = {
         "at": time.time(),
-        "runs": [{"name": run.name, **run.sections()} for run in runs],
+        "runs": [{"name": run.name, **own, **more} for run, own, more in each],
+        "compared": {**compared(runs, sections), **(between or {})},
         "logs": [_logs(run) for run in runs],
     }
     style = "".join(text_of(name) for name in STYLES)

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import time
 from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,18 @@ class RunState:
     @property
     def name(self) -> str:
         return self.records.reader.path.name
+
+    @cached_property
+    def settings(self) -> dict[str, str]:
+        """Every setting with its value, of defaults too, as texts; of another version those of config.yaml."""
+        from shardkeep.config import JobConfig
+
+        found = self._config
+        with contextlib.suppress(ValueError, ShardkeepError):
+            config = JobConfig.model_validate(found)
+            tables = {name: config.table(name).model_dump(mode="json") for name in ("default", *config.tables)}
+            found = {**config.model_dump(mode="json"), "tables": tables}
+        return dict(_flat(found, "")) if found else {}
 
     def sections(self) -> Json:
         """Reads what is new and returns the sections of the page by name."""

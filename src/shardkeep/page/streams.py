@@ -7,6 +7,7 @@ import contextlib
 import time
 from collections.abc import AsyncGenerator, Sequence
 
+from shardkeep.page.comparison import compared
 from shardkeep.page.records import Json
 from shardkeep.page.state import RunState
 from shardkeep.records.json_text import to_json
@@ -45,7 +46,8 @@ class Streams:
             await self._refresh()
         if self._whole is None:
             named = [{"name": run.name, **one} for run, one in zip(self.runs, self._sections, strict=True)]
-            self._whole = to_json({"at": time.time(), "runs": named}).encode()
+            between = compared(self.runs, self._sections)
+            self._whole = to_json({"at": time.time(), "runs": named, "compared": between}).encode()
         return self._whole
 
     async def events(self) -> AsyncGenerator[bytes, None]:
@@ -97,12 +99,14 @@ class Streams:
                 return
             found = await asyncio.to_thread(lambda: [run.sections() for run in self.runs])
             texts = [{name: to_json(value) for name, value in one.items()} for one in found]
+            between = compared(self.runs, found)
             for at, (sections, old) in enumerate(zip(found, self._texts, strict=False)):
                 changed = {name: value for name, value in sections.items() if texts[at][name] != old.get(name)}
                 if changed:
                     if "curves" in changed:
                         changed["curves"] = _added(self._sections[at]["curves"], sections["curves"])
-                    self._send(_event("change", to_json({"at": time.time(), "run": at, "sections": changed}).encode()))
+                    news = {"at": time.time(), "run": at, "sections": changed, "compared": between}
+                    self._send(_event("change", to_json(news).encode()))
             self._sections, self._texts, self._read_at = found, texts, time.monotonic()
             self._whole = None
 

@@ -269,7 +269,8 @@ class Summary(_Part):
     step_share: dict[str, float] = {}
     """Share of each part in a step (0 to 1), over all workers."""
     cpu_ms: dict[str, float] = {}
-    """Mean CPU milliseconds of a step of a `worker` and a `server`, and the number of `steps` measured."""
+    """Mean CPU milliseconds of a step of a `worker` and a `server`, those for which threads of a worker `waited` for a
+    core (Linux), and the number of `steps` measured."""
     eval: Evaluation | None = None
     """Metrics of the last evaluation."""
     best: BestEvaluation | None = None

@@ -103,11 +103,11 @@ class Screen:
             self._bar.stop()
         self._bar = self._task = None
 
-    def closing(self, summary: Mapping[str, Any], run: Path) -> None:
-        """The table at the end of a completed job."""
+    def closing(self, summary: Mapping[str, Any], run: Path, warnings: Sequence[Mapping[str, str]] = ()) -> None:
+        """The table at the end of a completed job, with the page's warnings."""
         self.end_bar()
         self._console.print()
-        self._console.print(two_columns(closing_rows(summary, run)))
+        self._console.print(two_columns(closing_rows(summary, run, warnings)))
 
     def _progress(self, record: Progress) -> None:
         step, total, left_s = record.step or 0, record.total_steps or 0, self._view.left_s
@@ -208,8 +208,13 @@ def _quality_rows(scores: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [("quality", quality(scores))] if any("/" in key for key in scores) else [*_metrics(scores), *note]
 
 
-def closing_rows(summary: Mapping[str, Any], run: Path) -> list[tuple[str, str]]:
-    """The closing table's names and values."""
+_LEVELS = {"bad": "problem", "warn": "warning", "note": "note"}
+
+
+def closing_rows(
+    summary: Mapping[str, Any], run: Path, warnings: Sequence[Mapping[str, str]] = ()
+) -> list[tuple[str, str]]:
+    """The closing table's names and values. `warnings`: as the page has them."""
     samples = int(summary.get("samples") or 0) - int((summary.get("resumed_at") or {}).get("samples", 0))
     job = summary.get("job") or {}
     of_last = ", last start" if job.get("starts", 1) > 1 else ""
@@ -247,6 +252,7 @@ def closing_rows(summary: Mapping[str, Any], run: Path) -> list[tuple[str, str]]
         rows += [("peak memory", peaks)]
     if (run / "profile").is_dir():
         rows += [("profile", str(run / "profile"))]
+    rows += [(_LEVELS[one["level"]], f"{one['text']}. {one['advice']}".strip()) for one in warnings]
     return [*rows, ("run folder", str(run))]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +51,8 @@ class ScreenLog:
     def end_bar(self) -> None:
         """Nothing: there is no bar."""
 
-    def closing(self, summary: Mapping[str, Any], run: Path) -> None:
-        """Logs the main figures; summary.json has all."""
+    def closing(self, summary: Mapping[str, Any], run: Path, warnings: Sequence[Mapping[str, str]] = ()) -> None:
+        """Logs the main figures; summary.json has all. Each warning of the page is an event of its own."""
         _log.info("closing", run=str(run), **{key: summary[key] for key in _CLOSING if key in summary})
+        for warning in warnings:
+            _log.info("found", level=warning["level"], text=warning["text"], advice=warning["advice"])

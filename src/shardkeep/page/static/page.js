@@ -7,7 +7,7 @@ import * as draw from "./sections.js";
 const SECTIONS = {
   warnings: [["warnings", "overview"], (run) => draw.warnings(run)],
   overview: [["overview", "bytes"], (run) => draw.overview(run)],
-  convergence: [["curves"], (run) => draw.convergence(run, view)],
+  convergence: [["curves"], (run) => draw.convergence(run, view, between?.note)],
   steps: [["steps", "dense"], (run) => draw.steps(run)],
   tables: [["tables"], (run) => draw.tables(run)],
   bytes: [["bytes"], (run) => draw.byteKinds(run)],
@@ -21,6 +21,7 @@ const RETRY_MS = 3_000;
 const $ = (id) => document.getElementById(id);
 
 let runs = [];
+let between = null; // what compares them
 let shown = 0;
 let stream = null;
 const announced = new Set();
@@ -55,7 +56,7 @@ function render(changed) {
     }
     const several = runs.length > 1;
     $("compare").hidden = $("to-compare").hidden = !several;
-    if (several && (!changed || changed.some((name) => ["overview", "curves"].includes(name)))) $("compare").querySelector(".body").replaceChildren(...draw.compare(runs, view).flat(3).filter(Boolean));
+    if (several && (!changed || changed.some((name) => ["overview", "curves", "compare"].includes(name)))) $("compare").querySelector(".body").replaceChildren(...draw.compare(runs, view, between).flat(3).filter(Boolean));
   });
   tick();
 }
@@ -101,7 +102,8 @@ function tick() {
   document.querySelectorAll("time[data-at]").forEach((e) => (e.textContent = age(jobClock.now() - Number(e.dataset.at))));
 }
 
-function change({ run, sections, at }) {
+function change({ run, sections, at, compared }) {
+  between = compared ?? between;
   jobClock.ahead = at - Date.now() / 1000;
   for (const [name, value] of Object.entries(sections)) {
     if (name === "curves") grow(runs[run].curves, value);
@@ -121,6 +123,7 @@ function whole(state) {
   jobClock.ahead = state.at - Date.now() / 1000;
   const same = runs.length === state.runs.length;
   runs = state.runs;
+  between = state.compared;
   shown = same ? shown : 0;
   render();
 }

@@ -11,24 +11,25 @@ const X = {
   samples: { name: "samples trained", text: short, long: (v) => `${integer(v)} samples`, bare: integer },
   bytes: { name: "bytes sent for training", text: bytes, long: bytes, bare: bytes },
   time: { name: "time since the start", text: duration, long: duration, bare: duration },
+  score: { name: "predicted probability", text: short, long: (v) => `probability ${decimal(v, 3)}`, bare: (v) => decimal(v, 3) },
 };
 
 const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
-// Draws a figure. `lines`: [{name, points: [[x, y]], color}]. Returns the same element for the same key.
-export function plot(key, { title, about, axis, unit, digits = 4, lines, limit }) {
+// Draws a figure. `lines`: [{name, points: [[x, y]], color}]. `over`: no point follows. Returns the same element for the same key.
+export function plot(key, { title, about, axis, unit, digits = 4, lines, limit, over = false }) {
   const known = figures.get(key) ?? made(key);
   const x = X[axis];
   const drawn = lines.filter((line) => line.points.length);
   known.title.textContent = title;
   known.about.textContent = about;
-  const steep = digits > 0 && isSteep(drawn);
-  const lonely = drawn.length && drawn.every((line) => line.points.length === 1) ? `One point so far. ${drawn.map((line) => onlyPoint(line, x, digits)).join(" ")}` : null;
+  const steep = digits > 0 && axis !== "score" && isSteep(drawn);
+  const lonely = drawn.every((line) => line.points.length === 1) ? `One point${over ? "" : " so far"}. ${drawn.map((line) => onlyPoint(line, x, digits)).join(" ")}` : null;
   known.axis.textContent = !drawn.length ? "" : `Horizontal: ${x.name}. Vertical: ${unit}${steep ? ", on a logarithmic scale" : ""}.`;
   known.canvas.setAttribute("aria-label", `${title}. ${drawn.map((line) => spoken(line, x, digits)).join(" ")}`);
   known.table.replaceChildren(...drawn.map((line) => pointTable(line, x, unit, digits)));
   known.fold.hidden = !drawn.length;
-  known.draw(drawn, x, { digits, limit, steep, lonely });
+  known.draw(drawn, x, { digits, limit, steep, empty: drawn.length ? lonely : `No points${over ? "" : " yet"}.` });
   return known.figure;
 }
 
@@ -37,12 +38,12 @@ function made(key) {
   const folded = fold(`${key} points`, "Points as a table", inside);
   const figure = h("figure", h("figcaption", title, about), canvas, axis, folded);
   const known = { figure, title, about, axis, canvas, table: inside, fold: folded, chart: null, shape: "" };
-  known.draw = (lines, x, { digits, limit, steep, lonely }) => {
-    if (!lines.length || lonely) {
+  known.draw = (lines, x, { digits, limit, steep, empty }) => {
+    if (empty) {
       known.chart?.destroy();
       known.chart = null;
       known.shape = "";
-      canvas.replaceChildren(h("p.empty", lonely ?? "No points yet."));
+      canvas.replaceChildren(h("p.empty", empty));
       return;
     }
     const data = aligned(lines);

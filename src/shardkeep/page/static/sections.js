@@ -69,9 +69,10 @@ export function warnings(run) {
   return [h("ul.warnings", run.warnings.map((w) => h(`li.${w.level}`, h("span.level", words[w.level]), " ", h("strong", w.text), " ", h("span.advice", w.advice, " ", w.about ? h("a", { href: `#${w.about}` }, `See ${SECTION_NAMES[w.about] ?? w.about}.`) : null))))];
 }
 
-// Chooses the horizontal axis of all plots. `first`: its key and name where neither bytes nor time is chosen.
-function axisChoice(name, view, axis, first) {
-  const radios = [first, ["bytes", "bytes sent"], ["time", "time"]].map(([key, text]) => h("label",
+// Chooses the horizontal axis of all plots. One process sends no bytes.
+function axisChoice(name, view, axis, runs) {
+  const sent = runs.some((run) => run.overview.servers !== 0) ? [["bytes", "bytes sent"]] : [];
+  const radios = [firstAxis(runs), ...sent, ["time", "time"]].map(([key, text]) => h("label",
     h("input", { type: "radio", name, value: key, checked: key === axis, "data-key": `${name} ${key}`, onchange: () => view.choose(key) }), text));
   return h("fieldset.choice", h("legend", "Horizontal axis"), radios);
 }
@@ -81,7 +82,7 @@ const inSteps = (runs) => runs.some((run) => run.curves.training.rows.length) &&
 const axisOf = (runs, view) => (view.axis === "samples" || view.axis === "step" ? (inSteps(runs) ? "step" : "samples") : view.axis);
 const firstAxis = (runs) => (inSteps(runs) ? ["step", "steps"] : ["samples", "samples"]);
 
-export function convergence(run, view) {
+export function convergence(run, view, note) {
   const { curves } = run;
   const from = run.overview.began ?? 0;
   const axis = axisOf([run], view);
@@ -93,19 +94,28 @@ export function convergence(run, view) {
   const { loop } = run.overview;
   const line = (curve, name, label) => ({ name: label, points: points(curve, axis, name, from).filter(([, y]) => !loop || y != null) });
   const label = (name) => curves.evaluation.names[names.indexOf(name)];
+  const figure = (key, parts) => plot(key, { axis, over: ended(run), ...parts });
   return [
-    axisChoice("axis", view, axis, firstAxis([run])),
+    axisChoice("axis", view, axis, [run]),
     axis === "bytes" && !counted ? h("p.about", "The bytes of this run were not counted over time, so there are no points.") : null,
     h("div.plots",
-      plot("loss", { title: "Training loss", about: loop && !curves.training.rows.some((row) => row[4] != null) ? "Your loop reports it by client.report(loss=...)." : "Loss of worker 0 on the samples it trains on, mean since the record before.", axis, unit: "loss", lines: [line(curves.training, "loss", "training loss")] }),
-      plot("quality", { title: shown.length ? `Evaluation: ${label(shown[0])}` : "Evaluation", about: loop && !names.length ? "Your loop reports it by client.report(eval={...})." : `On samples that are not trained on.${main.length ? " Higher AUC is better." : ""}`, axis, unit: shown.length ? label(shown[0]) : "", lines: shown.slice(0, 6).map((name) => line(curves.evaluation, name, label(name))), limit: curves.best_auc == null || !main.length ? null : { name: "best possible", value: curves.best_auc } }),
-      others.length ? plot("evaluation loss", { title: `Evaluation: ${label(others[0])}`, about: "On samples that are not trained on. Lower is better.", axis, unit: label(others[0]), lines: others.slice(0, 6).map((name) => line(curves.evaluation, name, label(name))) }) : null,
+      figure("loss", { title: "Training loss", about: loop && !curves.training.rows.some((row) => row[4] != null) ? "Your loop reports it by client.report(loss=...)." : "Loss of worker 0 on the samples it trains on, mean since the record before.", unit: "loss", lines: [line(curves.training, "loss", "training loss")] }),
+      figure("quality", { title: shown.length ? `Evaluation: ${label(shown[0])}` : "Evaluation", about: loop && !names.length ? "Your loop reports it by client.report(eval={...})." : `On samples that are not trained on.${main.length ? " Higher AUC is better." : ""}`, unit: shown.length ? label(shown[0]) : "", lines: shown.slice(0, 6).map((name) => line(curves.evaluation, name, label(name))), limit: curves.best_auc == null || !main.length ? null : { name: "best possible", value: curves.best_auc } }),
+      others.length ? figure("evaluation loss", { title: `Evaluation: ${label(others[0])}`, about: "On samples that are not trained on. Lower is better.", unit: label(others[0]), lines: others.slice(0, 6).map((name) => line(curves.evaluation, name, label(name))) }) : null,
       inSteps([run])
-        ? plot("speed", { title: "Speed", about: "Steps a second. Dips are evaluations and recoveries.", axis, unit: "steps/s", digits: 1, lines: [line(curves.training, "steps_per_s", "steps/s")] })
-        : plot("speed", { title: "Speed", about: "Samples a second, all workers together. Dips are evaluations and recoveries.", axis, unit: "samples/s", digits: 0, lines: [line(curves.training, "samples_per_s", "samples/s")] }),
+        ? figure("speed", { title: "Speed", about: "Steps a second. Dips are evaluations and recoveries.", unit: "steps/s", digits: 1, lines: [line(curves.training, "steps_per_s", "steps/s")] })
+        : figure("speed", { title: "Speed", about: "Samples a second, all workers together. Dips are evaluations and recoveries.", unit: "samples/s", digits: 0, lines: [line(curves.training, "samples_per_s", "samples/s")] }),
+      ...(run.quality ? quality(run.quality, figure) : []),
     ),
+    note ? h("p.about", note) : null,
   ];
 }
+
+// Of a stored page: how probabilities and labels agree on the evaluation rows.
+const quality = ({ calibration, scores }, figure) => [
+  figure("calibration", { title: "Calibration", about: "Ten groups of as many evaluation samples, by their probability. On the line of the perfect model, the share of positives is the probability.", axis: "score", unit: "share of positives", lines: [{ name: "this model", points: calibration }, { name: "perfect", points: calibration.map(([x]) => [x, x]) }] }),
+  figure("scores", { title: "Probabilities by label", about: "Share of the samples of each label whose probability is in a twentieth of all probabilities.", axis: "score", unit: "share of samples", digits: 3, lines: Object.entries(scores).map(([label, counts]) => ({ name: `label ${label}`, points: counts })) }),
+];
 
 export function steps(run) {
   if (!run.steps.length) return [h("p.empty", "No worker has reported a step yet.")];
@@ -293,49 +303,26 @@ export function config(run) {
 // The name of a setting, which may be broken behind a dot.
 const setting = (key) => h("code", key.split(/(?<=[._])/).flatMap((part) => [part, h("wbr")]));
 
-const OF_SPEED = /^(model|tables|tower|compression|consistency|threads|train\.batch_size|train\.accumulate)\b/;
-
-// How fast a worker of each run is, beside the run with one worker whose steps do the same; NaN = not known.
-function scaling(runs) {
-  const others = (run) => JSON.stringify((run.config.changed ?? []).filter(([key]) => OF_SPEED.test(key)));
-  const alone = new Map(runs.filter((run) => run.overview.workers === 1 && run.config.changed).map((run) => [others(run), run.overview.samples_per_s]));
-  return runs.map((run) => run.overview.samples_per_s / run.overview.workers / alone.get(others(run)));
-}
-
-export function compare(runs, view) {
+// `between`: rows of a name and a text for each run, as page/comparison.py makes them; `differences`: of a stored page.
+export function compare(runs, view, { results, settings, differences, note }) {
   const from = (run) => run.overview.began ?? 0;
-  const value = (run, key) => score(run, key)?.value;
-  const efficiency = scaling(runs);
   const metrics = [...new Map(runs.flatMap((run) => run.overview.evaluation.map((m) => [m.key, m.name])))];
-  const rows = [
-    ["state", (run) => run.overview.state],
-    ["steps", (run) => integer(run.overview.step)],
-    ["samples", (run) => integer(run.overview.samples)],
-    ["speed, samples/s", (run) => integer(run.overview.samples_per_s)],
-    ...(runs.some((run, at) => run.overview.workers > 1 && Number.isFinite(efficiency[at])) ? [["a worker's speed, beside one alone", (_, at) => (Number.isFinite(efficiency[at]) ? percent(efficiency[at]) : "–")]] : []),
-    ...metrics.map(([key, name]) => [name, (run) => decimal(value(run, key))]),
-    ["sent for training", (run) => bytes(run.overview.bytes)],
-    ["bytes a sample", (run) => bytes(run.bytes.per_sample)],
-    ["longest own work of a step", (run) => milliseconds(run.steps[0]?.own)],
-    ["rows", (run) => integer(run.tables.rows.reduce((sum, row) => sum + (row.rows ?? 0), 0))],
-    ["recoveries", (run) => integer(run.overview.recoveries)],
-    ["time, all starts", (run) => duration(run.overview.wall_s ?? run.overview.newest - from(run))],
-  ];
-  const settings = runs.map((run) => new Map(run.config.changed ?? []));
-  const keys = [...new Set(settings.flatMap((one) => [...one.keys()]))].filter((key) => key !== "name" && new Set(settings.map((one) => one.get(key))).size > 1);
-  const columns = (name, num) => [{ name, text: (row) => row[0] }, ...runs.map((run, at) => ({ name: h("span", h(`span.swatch.line-${at % 6 + 1}`), run.name), num, text: (row) => row[1](run, at) }))];
+  const columns = (name, num) => [{ name, text: (row) => (num ? row[0] : setting(row[0])) }, ...runs.map((run, at) => ({ name: h("span", h(`span.swatch.line-${at % 6 + 1}`), run.name), num, text: (row) => (num ? row[at + 1] : h("code", row[at + 1])) }))];
   const axis = axisOf(runs, view);
   const lines = (pick) => runs.slice(0, 6).map((run, at) => ({ name: run.name, points: pick(run), color: `--line-${at + 1}` }));
   const main = metrics.some(([key]) => key === "auc") ? "auc" : metrics[0]?.[0];
+  const over = runs.every(ended);
   return [
     h("h3", "Results"),
-    table("compare", "Results of the runs", columns("figure", true), rows, { most: 40 }),
-    keys.length ? h("h3", "Settings that differ") : null,
-    keys.length ? table("differences", "Settings that differ", columns("setting", false), keys.map((key) => [setting(key), (_, at) => h("code", settings[at].get(key) ?? "default")]), { most: 12, of: "settings" }) : h("p", "The runs have the same settings."),
-    axisChoice("axis of compare", view, axis, firstAxis(runs)),
+    table("compare", "Results of the runs", columns("figure", true), results, { most: 40 }),
+    differences ? [h("h3", "Differences"), table("intervals", "Differences on the same evaluation rows", differences[0].map((name, at) => ({ name, text: (row) => row[at] })), differences.slice(1), { most: 40 })] : null,
+    note ? h("p.about", note) : null,
+    settings.length ? h("h3", "Settings that differ") : null,
+    settings.length ? table("differences", "Settings that differ", columns("setting", false), settings, { most: 12, of: "settings" }) : h("p", "The runs have the same settings."),
+    axisChoice("axis of compare", view, axis, runs),
     h("div.plots",
-      main ? plot("compare quality", { title: metrics.find(([key]) => key === main)[1], about: "On samples that are not trained on.", axis, unit: metrics.find(([key]) => key === main)[1], lines: lines((run) => points(run.curves.evaluation, axis, main, from(run))) }) : null,
-      plot("compare loss", { title: "Training loss", about: "Loss of worker 0 of each run.", axis, unit: "loss", lines: lines((run) => points(run.curves.training, axis, "loss", from(run))) })),
+      main ? plot("compare quality", { title: metrics.find(([key]) => key === main)[1], about: "On samples that are not trained on.", axis, unit: metrics.find(([key]) => key === main)[1], over, lines: lines((run) => points(run.curves.evaluation, axis, main, from(run))) }) : null,
+      plot("compare loss", { title: "Training loss", about: "Loss of worker 0 of each run.", axis, unit: "loss", over, lines: lines((run) => points(run.curves.training, axis, "loss", from(run))) })),
   ];
 }
 

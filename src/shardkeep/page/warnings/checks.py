@@ -7,13 +7,14 @@ from shardkeep.page.warnings.learning import (
     falling_auc,
     guessing,
     not_finite,
+    overfits,
     rising_loss,
     stuck_loss,
     too_good,
     worse_than_guessing,
 )
 from shardkeep.page.warnings.processes import failed, memory, no_step, old_checkpoint, recovering, restarts, silent
-from shardkeep.page.warnings.steps import slow_worker, slower, waits, waits_for_samples
+from shardkeep.page.warnings.steps import large_tower, slow_worker, slower, waits, waits_for_cores, waits_for_samples
 from shardkeep.page.warnings.warning import Check, Level, Sight, Warning
 
 
@@ -25,8 +26,8 @@ def told(sight: Sight) -> list[Warning]:
 
 CHECKS: tuple[Check, ...] = (
     failed, recovering, no_step, not_finite, rising_loss, worse_than_guessing, exploded_loss, guessing, slow_worker,
-    waits, waits_for_samples, slower, memory, silent, restarts, old_checkpoint, falling_auc, too_good, stuck_loss,
-    told,
+    overfits, waits, waits_for_samples, waits_for_cores, slower, memory, silent, restarts, old_checkpoint, falling_auc,
+    too_good, large_tower, stuck_loss, told,
 )  # fmt: skip
 _ORDER: dict[Level, int] = {"bad": 0, "warn": 1, "note": 2}
 

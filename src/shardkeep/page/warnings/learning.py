@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from statistics import fmean, median, pvariance
+from statistics import fmean, median, pvariance, stdev
 
 from shardkeep.page.warnings.warning import Sight, Warning
 
@@ -13,6 +13,11 @@ STUCK_STEPS = 500
 RISE, NOISE = 0.05, 4
 """A loss rises if it grows by this share of its lowest mean, and by so many times what it differs between records."""
 AUC_DROP = 0.002
+OVERFIT, OVERFIT_NOISE = 0.05, 4.0
+"""A model overfits if its loss on evaluation rows is above that of training by this share, and by so many standard
+errors of what they differ by."""
+OF_LOSS = {"bce": "logloss", "mse": "mse"}
+"""The metric of an evaluation that is the loss of training."""
 AUC_GUESSING = 0.52
 """A model with a lower AUC does not rank better than chance."""
 AUC_TOO_GOOD = 0.9999
@@ -96,6 +101,27 @@ def exploded_loss(sight: Sight) -> list[Warning]:
                         "warmup_steps.", "convergence")]  # fmt: skip
     return [Warning("bad", text, "The learning rate is probably too high. Lower it and start again: dead units do not "
                     "recover.", "convergence")]  # fmt: skip
+
+
+def overfits(sight: Sight) -> list[Warning]:
+    """A loss on evaluation rows above that of the training records before it: the last tenth, at least three."""
+    metric, seen = OF_LOSS.get(loss_of(sight), ""), sight.records.evaluations
+    losses = [] if not seen else [
+        float(loss) for row in sight.records.training.rows
+        if (loss := row[3]) is not None and int(row[1] or 0) <= (seen[-1].step or 0)
+    ]  # fmt: skip
+    if not losses or (found := seen[-1].metrics.get(metric)) is None:
+        return []
+    recent = losses[-max(3, len(losses) // 10) :]
+    loss = fmean(recent)
+    own = found / math.sqrt(seen[-1].samples or 1)  # the loss of a sample deviates by about its mean
+    noise = math.hypot(own, stdev(recent) / math.sqrt(len(recent)) if len(recent) > 1 else 0.0)
+    if found - loss <= max(OVERFIT * loss, OVERFIT_NOISE * noise):
+        return []
+    text = f"the loss is {found:.4f} on evaluation rows, {100 * (found / loss - 1):.0f} % above {loss:.4f} in training"
+    return [Warning("warn", text, "The model overfits, or evaluation rows are of another kind, such as later ones. Set "
+                    "train.early_stopping, fewer epochs, weight_decay of tables and tower, model.dropout, a smaller "
+                    "dim, or admit.min_count.", "convergence")]  # fmt: skip
 
 
 def aucs_of(sight: Sight) -> dict[str, list[tuple[int, float]]]:

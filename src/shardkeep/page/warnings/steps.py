@@ -12,6 +12,11 @@ DATA_SHARE = 0.2
 SLOW_RATIO = 1.4
 """A worker is slow if its own work takes so many times the median of all workers."""
 SPEED_SHARE = 0.6
+DENSE_SHARE = 0.6
+"""A dense model is large if its products, sums and updates take this share of a step."""
+DENSE_PARTS = ("forward", "backward", "dense_reduce", "optimizer")
+CORE_SHARE = 0.5
+"""Threads wait for cores if they do so for this share of a step, all threads of a worker together."""
 
 
 def waits(sight: Sight) -> list[Warning]:
@@ -66,6 +71,35 @@ def waits_for_samples(sight: Sight) -> list[Warning]:
     advice = "check the disk, or " + ("read in more processes." if sight.loop else "convert the data once.")
     return [Warning("warn", f"worker {index} waits {100 * share:.0f} % of its step for samples",
                     f"Reading data is the bottleneck: {advice}", "steps")]  # fmt: skip
+
+
+def large_tower(sight: Sight) -> list[Warning]:
+    """A dense model that takes most of a step."""
+    rows = worker_steps(sight.records)
+    total, dense = (
+        sum(row["total"] for row in rows),
+        sum(row["parts"].get(p, 0.0) for row in rows for p in DENSE_PARTS),
+    )
+    if dense < DENSE_SHARE * total or not total:
+        return []
+    summary = sight.records.summary or {}
+    parameters = (summary.get("tower") or {}).get("parameters")
+    held = sum(int(table["rows"]) for table in summary.get("tables") or ())
+    text = f"products, sums and updates of the dense model take {100 * dense / total:.0f} % of a step"
+    text += f": {parameters:,} parameters beside {held:,} rows" if parameters else ""
+    return [Warning("note", text, "A smaller model.hidden trains faster, and fewer workers have less to sum; compare "
+                    "the AUC.", "steps")]  # fmt: skip
+
+
+def waits_for_cores(sight: Sight) -> list[Warning]:
+    """Threads of workers that are ready to run and have no core, as the summary says."""
+    summary = sight.records.summary or {}
+    waited, total = (summary.get("cpu_ms") or {}).get("waited"), (summary.get("step_ms") or {}).get("total")
+    if not waited or not total or waited < CORE_SHARE * total:
+        return []
+    text = f"the threads of a worker wait {waited:,.1f} ms for a core in a step of {total:,.1f} ms"
+    return [Warning("warn", text, "More threads run than there are cores: those of other programs, or of this job. Set "
+                    "fewer threads or workers.", "steps")]  # fmt: skip
 
 
 def slower(sight: Sight) -> list[Warning]:

@@ -1,0 +1,102 @@
+"""Differences: the metrics of two models on the same rows, with intervals of what they differ by."""
+
+# N = rows, K = resampled rows
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from shardkeep.analysis.delong import auc_difference
+from shardkeep.base.arrays import Float64s, Ints
+from shardkeep.base.errors import MissingPackage, UserError
+from shardkeep.base.plugging.packages import missing
+from shardkeep.inference.scoring import EvaluationScores
+from shardkeep.sweep.student import CONFIDENCE
+from shardkeep.view.screen import metric_name
+from shardkeep.workers.config import BASELINE, sign_of
+from shardkeep.workers.metrics.quality import COUNTS
+
+RESAMPLES, RESAMPLED_ROWS = (100, 1000), 50_000_000
+"""The fewest and the most resamples of a bootstrap, and the rows of all of them where that is between."""
+COLUMNS = ("metric", "run", "difference", "95 % interval", "says", "by")
+
+
+class Difference(NamedTuple):
+    """What a metric of one model is above that of another one, with a 95 % confidence interval. `by`: the method."""
+
+    metric: str
+    value: float
+    low: float
+    high: float
+    by: str
+
+    def texts(self, run: str) -> list[str]:
+        """As `COLUMNS`."""
+        gain = self.value * (sign_of(self.metric) or 0)
+        says = ("higher" if self.value > 0 else "lower") if not gain else "better" if gain > 0 else "worse"
+        says = "no difference shown" if self.low <= 0.0 <= self.high else says
+        interval = f"{self.low:+.5f} to {self.high:+.5f}"
+        return [metric_name(self.metric), run, f"{self.value:+.5f}", interval, says, self.by]
+
+
+def differences(scores: Sequence[EvaluationScores], names: Sequence[str]) -> Iterator[tuple[str, Difference]]:
+    """Each model's metrics less those of the first one, by names of both: of AUC by DeLong, of others, and of weighted
+    samples, by a paired bootstrap with percentiles (Efron and Tibshirani, 1993).
+
+    Raises:
+        UserError: The rows are not the same: labels and weights tell them apart.
+        MissingPackage: scipy is not installed."""
+    if need := missing("scipy"):
+        raise MissingPackage(f"intervals of differences {need}")
+    first = scores[0]
+    for other, name in zip(scores, names, strict=True):
+        counts = f"{len(first.labels_NT):,} and {len(other.labels_NT):,} rows"
+        pairs = (first.labels_NT, other.labels_NT), (first.weights_N, other.weights_N)
+        if not all(np.array_equal(one, two, equal_nan=True) for one, two in pairs):
+            advice = "allowed: the same --data FILE for all"
+            raise UserError(f"{names[0]} and {name} have other evaluation rows ({counts}, or other labels); {advice}")
+    for other, name in zip(scores[1:], names[1:], strict=True):
+        yield from ((f"{name} - {names[0]}", found) for by in (_by_delong, _by_bootstrap) for found in by(other, first))
+
+
+def _by_delong(*pair: EvaluationScores) -> Iterator[Difference]:
+    from scipy.stats import norm
+
+    positive_N = pair[0].labels_NT[:, 0] > 0.5
+    if _has_auc(*pair) and min(positive_N.sum(), (~positive_N).sum()) > 1:
+        first_N, second_N = (one.outputs_NT[:, 0] for one in pair)
+        value, error = auc_difference(first_N, second_N, positive_N)
+        half = float(norm.ppf(0.5 + CONFIDENCE / 2)) * error
+        yield Difference("auc", value, value - half, value + half, "DeLong")
+
+
+def _has_auc(*pair: EvaluationScores) -> bool:
+    return all(one.binary and "auc" in one.asked.metrics and not len(one.weights_N) for one in pair)
+
+
+def _by_bootstrap(*pair: EvaluationScores) -> Iterator[Difference]:
+    from scipy.stats import bootstrap
+
+    if _has_auc(*pair):
+        others = [tuple(name for name in one.asked.metrics if name != "auc") for one in pair]
+        pair = tuple(replace(one, asked=replace(one.asked, metrics=own)) for one, own in zip(pair, others, strict=True))
+    first, second = (one.metrics() for one in pair)
+    names = [name for name, value in first.items() if isinstance(value, float) and isinstance(second.get(name), float)
+             and name not in COUNTS and not name.startswith(BASELINE)]  # fmt: skip
+
+    def difference(rows_K: Ints) -> Float64s:
+        found = [[metrics[name] for name in names] for metrics in (one.metrics(rows_K) for one in pair)]
+        change: Float64s = -np.diff(np.array(found, np.float64), axis=0)[0]  # NaN = undefined
+        return change
+
+    rows_N = np.arange(len(pair[0].labels_NT))
+    settings = {"method": "percentile", "confidence_level": CONFIDENCE, "random_state": np.random.default_rng(0)}
+    count = max(RESAMPLES[0], min(RESAMPLES[1], RESAMPLED_ROWS // max(1, len(rows_N))))
+    if names:
+        found = bootstrap((rows_N,), difference, n_resamples=count, batch=1, vectorized=False, **settings)
+        for name, low, high in zip(names, *found.confidence_interval, strict=True):
+            yield Difference(name, first[name] - second[name], float(low), float(high), "bootstrap")

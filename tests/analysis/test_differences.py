@@ -1,0 +1,120 @@
+"""Differences of metrics: DeLong for AUC, a paired bootstrap for others, and rows that are not the same."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from shardkeep.analysis.delong import auc_difference
+from shardkeep.analysis.differences import Difference, differences
+from shardkeep.base.arrays import Floats
+from shardkeep.base.errors import UserError
+from shardkeep.inference.scoring import EvaluationScores
+from shardkeep.workers.metrics.quality import MetricSettings
+
+
+def scores_of(
+    logits_N: Floats,
+    labels_N: Floats,
+    weights_N: Floats | None = None,
+    *,
+    metrics: tuple[str, ...] = ("auc", "logloss"),
+    numbers: bool = False,
+) -> EvaluationScores:
+    asked, weights = (
+        MetricSettings(metrics, numbers=numbers),
+        np.empty(0, np.float32) if weights_N is None else weights_N,
+    )
+    return EvaluationScores(logits_N[:, None], labels_N[:, None], np.empty(0, np.int64), weights, asked)
+
+
+def between(first: EvaluationScores, second: EvaluationScores) -> list[Difference]:
+    """What the first has more than the second."""
+    return [found for _, found in differences([second, first], ["a", "b"])]
+
+
+def clicks(seed: int, samples: int = 400, *, noise: float = 1.0) -> tuple[Floats, Floats]:
+    """Logits of a model that is right but for noise of its own, and labels."""
+    draw = np.random.default_rng(7)
+    logits_N = draw.normal(size=samples)
+    labels_N = (draw.random(samples) < 1 / (1 + np.exp(-logits_N))).astype(np.float32)
+    return (logits_N + noise * np.random.default_rng(seed).normal(size=samples)).astype(np.float32), labels_N
+
+
+def test_auc_has_the_interval_of_delong_and_logloss_that_of_a_bootstrap() -> None:
+    (one_N, labels_N), (other_N, _) = clicks(1, noise=0.2), clicks(2, noise=2.0)
+    found = {each.metric: each for each in between(scores_of(one_N, labels_N), scores_of(other_N, labels_N))}
+    value, error = auc_difference(one_N, other_N, labels_N > 0.5)
+    assert (found["auc"].value, found["auc"].by) == (value, "DeLong")
+    assert (found["auc"].low, found["auc"].high) == pytest.approx(
+        (value - 1.96 * error, value + 1.96 * error), abs=1e-5
+    )
+    logloss = found["logloss"]
+    assert logloss.by == "bootstrap" and logloss.low < logloss.value < logloss.high < 0
+    assert [each.texts("")[4] for each in found.values()] == ["better", "better"]
+
+
+def test_the_bootstrap_s_interval_of_a_mean_is_about_that_of_its_standard_error() -> None:
+    (one_N, labels_N), (other_N, _) = clicks(1), clicks(2)
+    losses_2N = [np.logaddexp(0, x) - labels_N * x for x in (one_N.astype(float), other_N.astype(float))]
+    error = (losses_2N[0] - losses_2N[1]).std(ddof=1) / np.sqrt(len(labels_N))
+    (found,) = [d for d in between(scores_of(one_N, labels_N), scores_of(other_N, labels_N)) if d.metric == "logloss"]
+    assert found.value == pytest.approx((losses_2N[0] - losses_2N[1]).mean(), abs=1e-9)
+    assert (found.high - found.low) / (2 * 1.96 * error) == pytest.approx(1.0, abs=0.12)
+
+
+@pytest.mark.slow
+def test_about_95_of_100_bootstraps_have_the_true_difference(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shardkeep.analysis.differences.RESAMPLES", (200, 200))
+    inside = 0
+    for seed in range(100):
+        draw = np.random.default_rng(seed)
+        labels_N = draw.normal(size=120).astype(np.float32)
+        one_N, other_N = ((labels_N + spread * draw.normal(size=120)).astype(np.float32) for spread in (0.5, 0.7))
+        pair = [scores_of(values_N, labels_N, metrics=("mse",), numbers=True) for values_N in (one_N, other_N)]
+        (found,) = between(*pair)
+        inside += found.low <= 0.25 - 0.49 <= found.high
+    assert 88 <= inside <= 100
+
+
+def test_weighted_samples_have_no_delong_but_a_bootstrap_of_the_weighted_auc() -> None:
+    (one_N, labels_N), (other_N, _) = clicks(1, noise=0.2), clicks(2, noise=2.0)
+    weights_N = np.where(np.arange(len(labels_N)) % 2, 1.0, 3.0).astype(np.float32)
+    pair = [scores_of(logits_N, labels_N, weights_N) for logits_N in (one_N, other_N)]
+    found = between(*pair)
+    assert [(each.metric, each.by) for each in found] == [("auc", "bootstrap"), ("logloss", "bootstrap")]
+    assert found[0].value == pytest.approx(pair[0].metrics()["auc"] - pair[1].metrics()["auc"])
+
+
+@pytest.mark.parametrize(
+    ("other", "why"),
+    [
+        ((np.zeros(399, np.float32), np.zeros(399, np.float32)), "400 and 399 rows"),
+        ((np.zeros(400, np.float32), np.zeros(400, np.float32)), "400 and 400 rows"),
+    ],
+    ids=["fewer", "other labels"],
+)
+def test_runs_with_other_evaluation_rows_are_refused_in_a_line(other: tuple[Floats, Floats], why: str) -> None:
+    with pytest.raises(UserError) as refused:
+        between(scores_of(*other), scores_of(*clicks(1)))
+    advice = "allowed: the same --data FILE for all"
+    assert str(refused.value) == f"a and b have other evaluation rows ({why}, or other labels); {advice}"
+
+
+def test_all_runs_are_compared_with_the_first() -> None:
+    logits, labels_N = [clicks(seed)[0] for seed in (1, 2, 3)], clicks(1)[1]
+    found = differences([scores_of(each, labels_N, metrics=("auc",)) for each in logits], ["a", "b", "c"])
+    assert [each.texts(pair)[:2] for pair, each in found] == [["AUC", "b - a"], ["AUC", "c - a"]]
+
+
+@pytest.mark.parametrize(
+    ("metric", "low", "high", "says"),
+    [
+        ("auc", 0.001, 0.003, "better"),
+        ("logloss", 0.001, 0.003, "worse"),
+        ("calibration", 0.001, 0.003, "higher"),
+        ("auc", -0.001, 0.003, "no difference shown"),
+    ],
+)
+def test_what_an_interval_says_depends_on_what_is_better(metric: str, low: float, high: float, says: str) -> None:
+    assert Difference(metric, (low + high) / 2, low, high, "").texts("b - a")[4] == says

@@ -1,0 +1,126 @@
+"""Importance: what the metric loses when a column is permuted, beside a plain transcription on a small data set."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import shardkeep
+from shardkeep.analysis.importance import FILE, REPEATS, Permuted, importance_of, write_picture
+from shardkeep.inference.export.writing import export_run
+from shardkeep.inference.scoring import EvaluationRows, evaluation_rows
+from shardkeep.workers.data.batch import Batch, Ragged
+from shardkeep.workers.data.samples import gathered
+from shardkeep.workers.data.schema import Feature, Schema, SequenceColumns
+from shardkeep.workers.metrics.quality import auc
+from tests.support.click_files import click_job, click_rows, write_csv
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run whose model has learned the user, and whose dense columns lead nowhere: their weights are 0."""
+    folder = tmp_path_factory.mktemp("importance")
+    rows = [row | {"clicked": str(int(row["user"][1:]) % 2)} for row in click_rows(1200)]
+    job = click_job(write_csv(folder / "train.csv", rows))
+    job |= {"train": job["train"] | {"epochs": 4}, "eval": {"batch_size": 400}}
+    shardkeep.train(shardkeep.JobConfig.model_validate(job), run_dir=folder / "run", quiet=True)
+    return folder / "run"
+
+
+@pytest.fixture(scope="module")
+def rows(run: Path) -> EvaluationRows:
+    return evaluation_rows(run)
+
+
+def importance(rows: EvaluationRows) -> dict[str, Any]:
+    return importance_of(rows, lambda _text, _share: None)
+
+
+def test_the_column_that_decides_is_worth_most(rows: EvaluationRows) -> None:
+    found = importance(rows)
+    first, *others = found["columns"]
+    assert (found["metric"], first["column"]) == ("auc", "user") and first["mean"] > 0.3 and first["spread"] > 0
+    assert all(abs(other["mean"]) < first["mean"] / 3 for other in others)
+    assert {one["column"] for one in found["columns"]} == {"user", "item", "tags", "price", "age"}
+
+
+def test_importance_is_what_a_loop_over_permuted_columns_finds(rows: EvaluationRows) -> None:
+    (dataset,), trained = list(rows.datasets), rows.trained
+    batch, lost = gathered(dataset, np.arange(len(dataset))), []
+    base = auc(trained.logits(batch)[:, 0], batch.label_BT[:, 0])
+    for repeat in range(REPEATS):
+        order_N = np.random.default_rng(repeat).permutation(len(dataset))
+        permuted = Ragged(batch.ids["user"].values_N[order_N])
+        logits_NT = trained.logits(replace(batch, ids={**batch.ids, "user": permuted}))
+        lost.append(base - auc(logits_NT[:, 0], batch.label_BT[:, 0]))
+    found = importance(rows)
+    expected = {"column": "user", "mean": pytest.approx(np.mean(lost)), "spread": pytest.approx(np.std(lost, ddof=1))}
+    assert (found["value"], found["columns"][0]) == (base, expected)
+
+
+def test_a_column_that_the_model_does_not_use_is_worth_0(run: Path) -> None:
+    rows = evaluation_rows(run)
+    at = rows.trained.schema.dense.index("age")
+    module = rows.trained.dense.model
+    first = next(p for p in module.parameters() if p.ndim == 2 and p.shape[1] == rows.trained.schema.num_dense)
+    with torch.no_grad():
+        first[:, at] = 0.0
+    worth = {one["column"]: (one["mean"], one["spread"]) for one in importance(rows)["columns"]}
+    assert worth["age"] == (0.0, 0.0) and worth["user"] != (0.0, 0.0)
+
+
+def test_a_permuted_sequence_keeps_its_columns_together() -> None:
+    group = SequenceColumns(
+        "history", (Feature("viewed", "item", "none"), Feature("where", "page", "none")), ("price",), 9
+    )
+    schema = Schema(("age",), (Feature("user", "user"),), sequences=(group,))
+    lengths_B, ids_N = np.array([2, 0, 1], np.int32), np.array([7, 8, 9])
+    batch = Batch(
+        np.array([[1.0], [2.0], [3.0]], np.float32),
+        {
+            "user": Ragged(np.array([1, 2, 3])),
+            "viewed": Ragged(ids_N, lengths_B),
+            "where": Ragged(ids_N + 10, lengths_B),
+        },
+        np.zeros((3, 1), np.float32),
+        numbers={"history": np.array([[0.7], [0.8], [0.9]], np.float32)},
+    )
+
+    class Small:
+        def __init__(self) -> None:
+            self.schema = schema
+
+        def __len__(self) -> int:
+            return 3
+
+        def gather(self, rows_B: np.ndarray) -> Batch:  # rows 0, 1, 2 or 2, 0, 1
+            if rows_B.tolist() == [0, 1, 2]:
+                return batch
+            ids = {"viewed": np.array([9, 7, 8]), "where": np.array([19, 17, 18])}
+            lengths = np.array([1, 2, 0], np.int32)
+            moved = {name: Ragged(values_N, lengths) for name, values_N in ids.items()}
+            numbers = {"history": np.array([[0.9], [0.7], [0.8]], np.float32)}
+            user = Ragged(np.array([3, 1, 2]))
+            return Batch(batch.dense_BI[rows_B], {"user": user, **moved}, batch.label_BT, numbers=numbers)
+
+    found = Permuted(Small(), "history", np.array([2, 0, 1])).gather(np.arange(3))
+    assert found.ids["viewed"].values_N.tolist() == [9, 7, 8] and found.ids["where"].values_N.tolist() == [19, 17, 18]
+    assert found.numbers["history"][:, 0].tolist() == pytest.approx([0.9, 0.7, 0.8])
+    assert found.ids["user"].values_N.tolist() == [1, 2, 3] and found.dense_BI[:, 0].tolist() == [1, 2, 3]
+    of_age = Permuted(Small(), "age", np.array([2, 0, 1])).gather(np.arange(3))
+    assert of_age.dense_BI[:, 0].tolist() == [3, 1, 2] and batch.dense_BI[:, 0].tolist() == [1, 2, 3]
+    assert of_age.ids["viewed"].values_N.tolist() == [7, 8, 9]
+
+
+def test_the_picture_is_in_the_run_folder_and_not_in_an_export(rows: EvaluationRows, run: Path, tmp_path: Path) -> None:
+    found = importance(rows)
+    picture = write_picture(found, run)
+    assert picture == run / FILE and picture.read_bytes().startswith(b"\x89PNG")
+    exported = tmp_path / "model"
+    export_run(run, exported, told=lambda _text, _share: None)
+    assert write_picture(found, exported) is None and not (exported / FILE).exists()
