@@ -17,7 +17,7 @@ import pytest
 from shardkeep.ps.checkpoints.folder import Checkpoints
 from shardkeep.ps.control.grpc.client import fetch_status
 from shardkeep.run.folder import RunFolder
-from tests.support.chaos import JOB, SHORT, SHORT_STEPS, completed
+from tests.support.chaos import JOB, SHORT_STEPS, completed
 from tests.support.cluster import Cluster, Command, within
 from tests.support.faults import Fault, play
 from tests.support.golden import STEPS

@@ -19,6 +19,7 @@ from shardkeep.cli.options import (
     MODEL,
     Ask,
     Code,
+    Label,
     Log,
     ParentPipe,
     Run,
@@ -44,7 +45,8 @@ Runs = Annotated[
 
 
 def train(
-    config: Annotated[Path | None, path_argument(CONFIG_HELP, "CONFIG")] = None,
+    config: Annotated[Path | None, path_argument(f"{CONFIG_HELP} Or a csv or parquet file.", "CONFIG")] = None,
+    label: Label = None,
     set_: Set = None,
     run_dir: RunDir = None,
     resume: Annotated[
@@ -73,13 +75,39 @@ def train(
         raise UserError("shardkeep train requires either a CONFIG or --resume RUN")
     if model is not None and from_run is None:
         raise UserError(f"--model {model}: has no effect without --from RUN")
+    of_file = config is not None and _holds_data(config)
+    if label is not None and not of_file:
+        raise UserError(f"--label {label}: has no effect without a csv or parquet file in place of CONFIG")
     if resume is not None:
         if from_run is not None:
             raise UserError("--from: has no effect with --resume; the run has begun already")
         _resume(resume, set_ or [], run_dir, log_format)
     elif config is not None:
         start = None if from_run is None else (from_run, model or "last")
+        if of_file:
+            config, run_dir, set_ = *_job_of_file(config, label, set_ or [], run_dir), None
         _run_job(config, set_, run_dir, code, start=start, log_format=log_format)
+
+
+def _holds_data(path: Path) -> bool:
+    from shardkeep.workers.data_config import data_suffix
+
+    return data_suffix(path.name) != ""
+
+
+def _job_of_file(file: Path, label: str | None, overrides: list[str], run_dir: Path | None) -> tuple[Path, Path]:
+    """A new run folder with the job's file that `shardkeep init` writes: its path and the folder."""
+    from shardkeep.automl.init import plan_of, write_job
+    from shardkeep.automl.view import show
+    from shardkeep.run.new_folder import default_run_dir, refuse_taken
+    from shardkeep.view.screen import console
+
+    plan = plan_of([str(file)], label=label, overrides=overrides)
+    folder = run_dir or default_run_dir(plan.name)
+    refuse_taken(folder)
+    show(plan, console())
+    write_job(plan, folder / "job.yaml")
+    return folder / "job.yaml", folder
 
 
 def _resume(run: Path, overrides: list[str], run_dir: Path | None, log_format: LogFormat) -> None:
