@@ -55,7 +55,7 @@ def means_time(name: str) -> bool:
 def means_number(name: str) -> bool | None:
     """Whether whole numbers of this name are counted or measured, not codes; None = it does not tell."""
     words, known = words_of(name), _known()
-    if words and (words[0] in known["counted"] or "per" in words):
+    if words and (words[0] in known["counted"] or {"per", "since"} & set(words)):
         return True
     telling = [word for word in reversed(words) if word in known["numbers"] or word in known["codes"]]
     return telling[0] in known["numbers"] if telling else None

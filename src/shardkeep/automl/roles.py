@@ -21,7 +21,7 @@ from shardkeep.workers.data.conversion.rules import ReadingRules
 Use = Literal["label", "weight", "time", "dense", "sparse", "sequence", "left out"]
 KNOWS = 0.999
 """AUC from which a column alone knows the answer."""
-FEW = 200
+FEW, FEW_TEXTS = 200, 20
 """Distinct whole numbers up to which each is looked up, too: examples/adult.yaml does so."""
 _TRUE = ("1", "1.0", "true", "True", "TRUE", "t", "yes", "Yes", "YES", "y", "Y", "click")
 
@@ -71,15 +71,26 @@ def _label(columns: Sequence[Facts], wanted: str | None, positive: Any, origin: 
     if len(best) == 1:
         return _as_label(by_name[best[0]], positive, origin, "two values and a name of labels")
     pairs = [facts for facts in columns if facts.name in best or (not best and facts.distinct == 2)]
-    more = [f for f in columns if not pairs and f.number_V is not None and 2 < f.distinct <= FEW and f.kind != "time"]
     if not pairs and (one := next((name for name in ranks if by_name[name].distinct == 1), None)):
         return _as_label(by_name[one], positive, origin, "")  # raises
-    if not pairs and not more:
-        raise DataError(f"{origin}: has no column that could be a label: none has two values, or few numbers")
+    rated = sorted(pairs or filter(_could_be_cut, columns), key=lambda facts: not _is_outcome(facts.name))[:12]
+    if not rated:
+        raise DataError(f"{origin}: has no column that could be a label: none has two values, or a few")
     why = f"{len(best)} columns could be the label" if best else "no column has two values and a name of labels"
-    rated = sorted(pairs or more, key=lambda facts: not names.fits(facts.name, "ratings"))[:12]
     shown = ", ".join(f"{facts.name} ({_values(facts)})" for facts in rated)
     raise DataError(f"{origin}: {why}; candidates: {shown}; name one: --label {rated[0].name}")
+
+
+def _is_outcome(name: str) -> bool:
+    return names.rank_of_label(name) is not None or names.fits(name, "ratings") or names.fits(name, "afterwards")
+
+
+def _could_be_cut(facts: Facts) -> bool:
+    """Whether more than two values could be cut in two classes."""
+    few = facts.distinct <= (FEW_TEXTS if facts.kind == "text" else FEW)
+    known = "id" in names.words_of(facts.name) or names.rank_of_user(facts.name) is not None or is_time(facts)
+    kinds = ("text", "whole", "number")
+    return facts.kind in kinds and not known and (few or (_is_outcome(facts.name) and facts.kind != "text"))
 
 
 def _values(facts: Facts) -> str:
@@ -138,7 +149,8 @@ def _role(facts: Facts, positive_N: np.ndarray[Any, np.dtype[np.bool_]]) -> Role
         return Role(facts, "left out", "constant")
     if names.rank_of_label(facts.name) is not None and (facts.distinct <= 2 or facts.missing > 0):
         return Role(facts, "left out", "called like a label; known only after it")
-    if names.fits(facts.name, "afterwards") or names.fits(facts.name, "ratings"):
+    stamped = facts.number_V is not None and not facts.missing and is_time(facts)
+    if names.fits(facts.name, "ratings") or (names.fits(facts.name, "afterwards") and not stamped):
         return Role(facts, "left out", "by its name known only after the label")
     if names.fits(facts.name, "weights") and facts.number_V is not None and np.nanmin(facts.number_V) >= 0:
         return Role(facts, "weight", "numbers from 0 on and a name of weights")
@@ -183,6 +195,10 @@ def _feature(facts: Facts) -> Role:
         return Role(facts, "dense", "numbers with fractions")
     if facts.distinct == rows > 2 and not (counts and facts.kind == "whole"):
         return Role(facts, "left out", "one value a row")
+    if facts.distinct > 5 * FEW and names.means_time(facts.name) and not counts:
+        return Role(
+            facts, "left out", "called a time and not read as one: write 2024-05-01 13:45, or seconds since 1970"
+        )
     if user is not None and facts.distinct > 2:
         return Role(facts, "sparse", "called like users", user=user)
     if facts.kind == "text":
