@@ -120,7 +120,7 @@ label ; bit ; label
     Schema("avazu", """
 id ; unique ; out
 click ; bit 0.17 ; label
-hour ; yymmddhh ; sparse
+hour ; yymmddhh ; time
 C1 ; code 7 1001 ; sparse
 banner_pos ; code 7 ; sparse
 site_id,site_domain,site_category,app_id,app_domain,app_category,device_id,device_ip,device_model ; hex 800 ; sparse
@@ -319,7 +319,7 @@ ad_id ; big 900 ; sparse
 clicked ; bit 0.2 ; label
 uuid ; hex 700 ; sparse/user
 document_id ; big 600 ; sparse
-timestamp ; small_seconds ; out
+timestamp ; small_seconds ; time
 platform ; code 3 1 ; sparse
 geo_location ; pick US>CA>807 US>NY>501 GB ; sparse
 campaign_id,advertiser_id ; code 500 1 ; sparse"""),
@@ -419,7 +419,7 @@ clicked_items ; lists 900 ; sequence
 clicked_categories ; lists 60 ; sequence
 cover_embedding ; vector 8 ; dense""", parquet=True),
     Schema("criteo-attribution", """
-timestamp ; small_seconds ; out
+timestamp ; small_seconds ; time
 uid ; big 700 ; user
 campaign ; big 300 ; sparse
 conversion ; bit 0.05 ; out

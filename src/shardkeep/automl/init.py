@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from shardkeep.automl import names
-from shardkeep.automl.columns import Facts, look_at
-from shardkeep.automl.job_file import yaml_with_notes
+from shardkeep.automl.columns import look_at
+from shardkeep.automl.job_file import Keys, yaml_with_notes
 from shardkeep.automl.roles import Role, roles_of
 from shardkeep.automl.rules import RULES, Size
 from shardkeep.base.errors import UserError
@@ -31,8 +29,6 @@ from shardkeep.workers.data.sources.csv_dialect import dialect_of
 from shardkeep.workers.data.sources.excerpt import Excerpt, excerpt_of
 from shardkeep.workers.data_config import data_suffix
 
-FEWEST_TIMES = 20
-"""Distinct times from which the newest tenth of the rows can be cut off."""
 MOST_LENGTH = 100
 """Entries of a history that are kept at most."""
 
@@ -62,161 +58,133 @@ def refuse_existing(out: Path, *, force: bool) -> None:
         raise UserError(f"{out}: exists; --force replaces it, --out FILE names another")
 
 
-def write_job(plan: Plan, out: Path) -> None:
-    """Writes the job's file. Raises ConfigError where an override does not fit."""
-    text = plan.yaml(out.parent)
-    parse_config(text, folder=out.parent)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    atomic_write(out, text)
-
-
 @dataclass(frozen=True)
 class Plan:
-    """What `init` saw and chose. `data`: settings that say how the files are read."""
+    """What `init` saw and chose. `reading`: the keys of `data` that say how the files are read."""
 
     entries: Sequence[str]
     excerpt: Excerpt
     roles: Sequence[Role]
-    data: Mapping[str, Any]
+    reading: Mapping[str, Any]
     overrides: Sequence[Override]
 
     @property
     def name(self) -> str:
-        """The job's."""
+        """The job's, by its first file."""
         return re.sub(r"[^A-Za-z0-9._-]+", "-", Path(self.entries[0]).name.partition(".")[0]).strip("-")[:100] or "job"
-
-    @cached_property
-    def time(self) -> Role | None:
-        """The column of times."""
-        return next((role for role in self.roles if role.use == "time"), None)
 
     @property
     def size(self) -> Size:
         """What the rules go by."""
-        looked_up = [r.facts for r in self.roles if r.use in ("sparse", "sequence") or r.both]
-        rows = self.excerpt.num_rows
+        rows, time = self.excerpt.num_rows, next((role.facts for role in self.roles if role.use == "time"), None)
+        looked_up = (role.facts for role in self.roles if role.use in ("sparse", "sequence") or role.both)
         table_rows = sum(facts.distinct_of_all(rows) for facts in looked_up)
-        ordered = self.time is not None and _sorted(self.time.facts)
+        ordered = time is not None and time.number_V is not None and _grows(time.number_V[time.code_N])
         return Size(rows, table_rows, len(usable_cores()), limit_bytes(), ordered)
+
+    def write(self, out: Path) -> None:
+        """Writes the job's file. Raises ConfigError where an override does not fit."""
+        text = self.yaml(out.parent)
+        parse_config(text, folder=out.parent)
+        out.parent.mkdir(parents=True, exist_ok=True)
+        atomic_write(out, text)
 
     def yaml(self, folder: Path) -> str:
         """The job's file, for this folder."""
-        notes: dict[tuple[str, ...], str] = {}
-        data = {"train": [_from(folder, entry) for entry in self.entries], **self.data, **self._columns(notes)}
-        settings: dict[str, Any] = {"name": self.name, "servers": 0, "workers": 1, "threads": 1}
-        settings |= {"data": data, "model": {}, "tables": {"default": {}} | self._own_tables(data), "train": {}}
-        size = self.size
+        notes, size = dict[Keys, str](), self.size
+        data = {"train": [_from(folder, entry) for entry in self.entries], **self.reading, **self._columns(notes)}
+        own = [
+            ids for group in data.get("sequences", {}).values() for ids, table in group["ids"].items() if ids == table
+        ]
+        settings: dict[str, Any] = {"name": self.name, "servers": 0, "workers": 1, "threads": 1, "data": data}
+        settings |= {"model": {}, "tables": {"default": {}} | {name: {} for name in own}, "train": {}, "eval": {}}
         for key, rule, note in RULES:
             *above, last = key.split(".")
             node = settings
             for each in above:
-                node = node.setdefault(each, {})
+                node = node[each]
             if (value := rule(size)) is not None:
                 node[last] = value
                 notes |= {(*above, last): note} if note else {}
         settings = overridden(settings, self.overrides, JobConfig)
-        rows = f"{'' if self.excerpt.whole else 'about '}{self.excerpt.num_rows:,} rows"
-        head = f"# By `shardkeep init`: {rows}, {len(self.roles)} columns. docs/reference/config.md has every key.\n"
-        left = [f"#   {role.name}: {role.why}\n" for role in self.roles if role.use == "left out"]
-        return head + ("# Left out:\n" if left else "") + "".join(left) + yaml_with_notes(settings, notes)
+        if settings["data"]["split"]["by"] != "time":
+            settings["data"].pop("time", None)  # has no effect then
+        rows = f"{'' if self.excerpt.whole else 'about '}{self.excerpt.num_rows:,} rows, {len(self.roles)} columns"
+        left_out = [f"# left out: {role.name} ({role.why})\n" for role in self.roles if role.use == "left out"]
+        head = f"# By shardkeep init: {rows}. docs/reference/config.md has every key.\n"
+        return head + "".join(left_out) + yaml_with_notes(settings, notes)
 
-    def _columns(self, notes: dict[tuple[str, ...], str]) -> dict[str, Any]:
+    def _columns(self, notes: dict[Keys, str]) -> dict[str, Any]:
         """The part of `data` that the roles make."""
-        found: dict[str, Any] = {"split": self._split(notes)}
-        for use in ("label", "weight", "time"):
-            for role in self.roles:
-                if role.use == use:
-                    found[use] = {"column": role.name, **role.settings} if role.settings else role.name
-                    notes["data", use] = role.why
-        for use in ("dense", "sparse"):
-            chosen = [role for role in self.roles if role.use == use or (use == "sparse" and role.both)]
-            entries = [{"column": r.name, **r.settings} if r.settings and not r.both else r.name for r in chosen]
-            found |= {use: entries} if entries else {}
-            notes |= {("data", use, r.name): "few values: a number and a category" for r in chosen if r.both}
+        users = [name for _, name in sorted((role.user, role.name) for role in self.roles if role.user is not None)]
+        by = "time" if any(role.use == "time" for role in self.roles) else (*users, "random")[0]
+        notes["data", "split"] = {"time": "the newest rows", "random": "by chance"}.get(
+            by, "all rows of one on one side"
+        )
+        notes["data", "split"] += f"; or by: {', '.join(each for each in (*users[:1], 'random') if each != by)}"
+        found: dict[str, Any] = {"split": {"by": by, "eval": 0.1, "test": 0.1}}
+        for role in self.roles:
+            entry = {"column": role.name, **role.settings} if role.settings else role.name
+            if role.use in ("label", "weight", "time"):
+                found[role.use], notes["data", role.use] = entry, role.why
+            if role.use in ("dense", "sparse"):
+                found.setdefault(role.use, []).append(entry)
+            if role.both:
+                found.setdefault("sparse", []).append(role.name)
+                notes["data", "dense", role.name] = "few values: in sparse, too"
         return found | self._sequences()
-
-    def _split(self, notes: dict[tuple[str, ...], str]) -> dict[str, Any]:
-        users = sorted((role.user, role.name) for role in self.roles if role.user is not None)
-        by, note = "random", "rows by chance; or a column, whose values stay on one side"
-        if users:
-            by, note = users[0][1], "a user's rows stay on one side; or random"
-        if self.time is not None and self.time.facts.distinct >= FEWEST_TIMES:
-            by, note = "time", f"the newest rows; or {users[0][1] if users else 'random'}"
-        notes["data", "split"] = note
-        return {"by": by, "eval": 0.1, "test": 0.1}
 
     def _sequences(self) -> dict[str, Any]:
         """The groups of list columns that have one length in each row."""
-        groups: dict[bytes, list[Role]] = {}
+        groups: dict[str, list[Role]] = {}
         for role in self.roles:
-            if role.use == "sequence" and role.facts.length_N is not None:
-                groups.setdefault(role.facts.length_N.tobytes(), []).append(role)
+            if role.use == "sequence":
+                groups.setdefault(role.why, []).append(role)
         found: dict[str, Any] = {}
         for number, members in enumerate(groups.values(), 1):
-            length_N = members[0].facts.length_N
-            assert length_N is not None
             ids = [role for role in members if role.settings and "pooling" in role.settings]
             group: dict[str, Any] = {"ids": {role.name: self._table_of(role.name) for role in ids}}
             if numbers := [role.name for role in members if role not in ids]:
                 group["numbers"] = numbers
-            group["max_length"] = int(min(MOST_LENGTH, max(1, np.quantile(length_N, 0.95))))
+            longest = np.quantile(np.asarray(members[0].facts.length_N), 0.95)
+            group["max_length"] = int(min(MOST_LENGTH, max(1, longest)))
             group |= {key: value for key, value in (ids[0].settings or {}).items() if key == "separator"}
             found[f"history_{number}"] = group
         return {"sequences": found} if found else {}
 
     def _table_of(self, name: str) -> str:
         """The feature whose values a history has, by its name: `item_id` for `hist_item_ids`; or its own table."""
-        words = _stems(name)
+        stem = names.stem_of(name)
         features = [role.name for role in self.roles if role.use == "sparse" and role.facts.kind != "list"]
-        return next((each for each in features if words and _stems(each) == words), name)
-
-    def _own_tables(self, data: Mapping[str, Any]) -> dict[str, Any]:
-        groups = data.get("sequences", {}).values()
-        return {name: {} for group in groups for name, table in group["ids"].items() if name == table}
+        return next((each for each in features if stem and names.stem_of(each) == stem), name)
 
 
 def plan_of(entries: Sequence[str], *, label: str | None, overrides: Sequence[str]) -> Plan:
     """Reads an excerpt and chooses the roles. Raises DataError and ConfigError."""
-    known = [below_shell(Override.parse(text), JobConfig) for text in overrides]
     paths = find_files(Path.cwd(), entries, key="FILE", kind="")
     source = {"source": "parquet" if paths[0].suffix.lower() in PARQUET else "csv"}
     text = write_yaml({"data": {**source, "train": list(map(str, paths))}})
     config = parse_config(text, overrides, origin=str(paths[0])).data
-    found: dict[str, Any] = {} if all(map(data_suffix, entries)) else source
+    reading: dict[str, Any] = {} if all(map(data_suffix, entries)) else source
     if config.source == "csv":
-        found |= dialect_of(paths[0], config)
-    config = config.model_copy(update=found)
-    excerpt = excerpt_of(config, paths)
-    rules = ReadingRules(tuple(config.missing))
-    table = excerpt.table
-    columns = [
-        look_at(name, table.column(name).combine_chunks(), rules, decimal=config.decimal) for name in table.column_names
-    ]
-    positive = None if config.label is None else config.label.positive
-    wanted = label or (config.label.column if config.label else None)
-    roles = roles_of(columns, label=wanted, positive=positive, origin=str(paths[0]))
-    if marks := sorted({mark for role in roles if role.use in ("dense", "time") for mark in role.facts.marks}):
-        found["missing"] = [*config.missing, *marks]
-    return Plan(entries, excerpt, roles, found, known)
+        reading |= dialect_of(paths[0], config)
+    config = config.model_copy(update=reading)
+    excerpt, rules = excerpt_of(config, paths), ReadingRules(tuple(config.missing))
+    arrays = {name: excerpt.table.column(name).combine_chunks() for name in excerpt.table.column_names}
+    columns = [look_at(name, values, rules, decimal=config.decimal) for name, values in arrays.items()]
+    known = (config.label.column, config.label.positive) if config.label else (None, None)
+    roles = roles_of(columns, label=label or known[0], positive=known[1], origin=str(paths[0]))
+    if marks := {mark for role in roles if role.use in ("dense", "time") for mark in role.facts.marks}:
+        reading["missing"] = [*config.missing, *sorted(marks)]
+    return Plan(entries, excerpt, roles, reading, [below_shell(Override.parse(text), JobConfig) for text in overrides])
 
 
-def _sorted(facts: Facts) -> bool:
+def _grows(time_N: np.ndarray[Any, Any]) -> bool:
     """Whether times only grow from row to row, but for one in a thousand."""
-    if facts.number_V is None:
-        return False
-    time_N = facts.number_V[facts.code_N[facts.code_N >= 0]]
     return len(time_N) > 1 and float((np.diff(time_N) < 0).mean()) < 0.001
-
-
-def _stems(name: str) -> frozenset[str]:
-    """The words of a name that tell one id from another."""
-    besides = {"hist", "history", "seen", "past", "prev", "previous", "last", "list", "seq", "sequence", "clicked"}
-    return (
-        frozenset(word.rstrip("s") for word in names.words_of(name)) - besides - {"id", "idx", "index", "click", "of"}
-    )
 
 
 def _from(folder: Path, entry: str) -> str:
     """A file as a config in this folder names it."""
-    path = Path(entry).expanduser().absolute()
-    return os.path.relpath(path, folder.absolute()) if path.is_relative_to(folder.absolute()) else str(path)
+    path, folder = Path(entry).expanduser().absolute(), folder.absolute()
+    return str(path.relative_to(folder) if path.is_relative_to(folder) else path)

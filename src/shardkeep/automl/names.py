@@ -48,8 +48,9 @@ def rank_of_user(name: str) -> int | None:
 
 def means_time(name: str) -> bool:
     """Whether a name is one of times, such as `event_time` or `unixReviewTime`."""
-    words = words_of(name) or [""]
-    return words[-1] in _known()["times"] or words[0] in ("time", "timestamp", "date") or "timestamp" in words
+    words, known = words_of(name) or [""], _known()
+    first_or_last = words[-1] in known["times"] or words[0] in ("time", "date") or "timestamp" in words
+    return first_or_last and not set(words) & set(known["counted"])
 
 
 def means_number(name: str) -> bool | None:
@@ -59,3 +60,8 @@ def means_number(name: str) -> bool | None:
         return True
     telling = [word for word in reversed(words) if word in known["numbers"] or word in known["codes"]]
     return telling[0] in known["numbers"] if telling else None
+
+
+def stem_of(name: str) -> frozenset[str]:
+    """What tells ids of one kind from those of another: that of `hist_item_ids` is that of `item_id`."""
+    return frozenset(word.rstrip("s") for word in words_of(name)) - {*_known()["histories"], *_known()["keys"]}

@@ -19,6 +19,8 @@ from shardkeep.workers.data.conversion.chunk import Column, missing_column
 from shardkeep.workers.data.conversion.rules import ReadingRules
 
 Use = Literal["label", "weight", "time", "dense", "sparse", "sequence", "left out"]
+FEWEST_TIMES = 20
+"""Distinct times from which the newest tenth of the rows can be cut off."""
 KNOWS = 0.999
 """AUC from which a column alone knows the answer."""
 FEW, FEW_TEXTS = 200, 20
@@ -149,8 +151,7 @@ def _role(facts: Facts, positive_N: np.ndarray[Any, np.dtype[np.bool_]]) -> Role
         return Role(facts, "left out", "constant")
     if names.rank_of_label(facts.name) is not None and (facts.distinct <= 2 or facts.missing > 0):
         return Role(facts, "left out", "called like a label; known only after it")
-    stamped = facts.number_V is not None and not facts.missing and is_time(facts)
-    if names.fits(facts.name, "ratings") or (names.fits(facts.name, "afterwards") and not stamped):
+    if names.fits(facts.name, "ratings") or (names.fits(facts.name, "afterwards") and not is_time(facts)):
         return Role(facts, "left out", "by its name known only after the label")
     if names.fits(facts.name, "weights") and facts.number_V is not None and np.nanmin(facts.number_V) >= 0:
         return Role(facts, "weight", "numbers from 0 on and a name of weights")
@@ -162,16 +163,16 @@ def _role(facts: Facts, positive_N: np.ndarray[Any, np.dtype[np.bool_]]) -> Role
 
 
 def is_time(facts: Facts) -> bool:
-    """Whether a column has times that `data.time` reads, by kind and name."""
-    if facts.kind == "time":
-        return True
+    """Whether a column has times for `data.time`: by its kind, or numbers with a name of times that count from 1970 on,
+    only grow, or are called timestamp."""
+    if facts.number_V is None or facts.kind == "truth" or facts.missing or facts.distinct < FEWEST_TIMES:
+        return False
+    if facts.kind == "time" or not names.means_time(facts.name):
+        return facts.kind == "time"
     column = Column("", np.arange(len(facts.values)), "", facts.values)
-    return (
-        facts.number_V is not None
-        and facts.kind != "truth"
-        and names.means_time(facts.name)
-        and times.are_counts(column, ReadingRules(facts.marks))
-    )
+    number_N = facts.number_V[facts.code_N]
+    grows, stamped = bool((np.diff(number_N) >= 0).all()), "timestamp" in names.words_of(facts.name)
+    return times.are_counts(column, ReadingRules()) or grows or (stamped and facts.distinct > 5 * FEW)
 
 
 def _role_of_list(facts: Facts) -> Role:
@@ -191,14 +192,12 @@ def _feature(facts: Facts) -> Role:
     """A column of one value a row: numbers, categories or neither."""
     user, rows = names.rank_of_user(facts.name), int((facts.code_N >= 0).sum())
     counts = names.means_number(facts.name)
-    if facts.kind == "number":
-        return Role(facts, "dense", "numbers with fractions")
+    if facts.kind in ("number", "time"):
+        return Role(facts, "dense", "numbers with fractions" if facts.kind == "number" else "times")
     if facts.distinct == rows > 2 and not (counts and facts.kind == "whole"):
         return Role(facts, "left out", "one value a row")
-    if facts.distinct > 5 * FEW and names.means_time(facts.name) and not counts:
-        return Role(
-            facts, "left out", "called a time and not read as one: write 2024-05-01 13:45, or seconds since 1970"
-        )
+    if facts.kind == "text" and facts.distinct > 5 * FEW and names.means_time(facts.name):
+        return Role(facts, "left out", "called a time and not read as one; write it as 2024-05-01 13:45")
     if user is not None and facts.distinct > 2:
         return Role(facts, "sparse", "called like users", user=user)
     if facts.kind == "text":
@@ -241,7 +240,7 @@ def _grouped(roles: Sequence[Role]) -> list[Role]:
     found = {}
     for members in groups.values():
         if len(members) > 1 and any(role.use == "sparse" for role in members):
-            why = f"one length in each row with {', '.join(role.name for role in members[1:] or members)}"
+            why = f"a history: {', '.join(role.name for role in members)} have one length in each row"
             found |= {role.name: replace(role, use="sequence", why=why) for role in members}
     return [found.get(role.name, role) for role in roles]
 

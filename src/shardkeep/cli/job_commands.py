@@ -97,7 +97,7 @@ def _holds_data(path: Path) -> bool:
 
 def _job_of_file(file: Path, label: str | None, overrides: list[str], run_dir: Path | None) -> tuple[Path, Path]:
     """A new run folder with the job's file that `shardkeep init` writes: its path and the folder."""
-    from shardkeep.automl.init import plan_of, write_job
+    from shardkeep.automl.init import plan_of
     from shardkeep.automl.view import show
     from shardkeep.run.new_folder import default_run_dir, refuse_taken
     from shardkeep.view.screen import console
@@ -106,7 +106,7 @@ def _job_of_file(file: Path, label: str | None, overrides: list[str], run_dir: P
     folder = run_dir or default_run_dir(plan.name)
     refuse_taken(folder)
     show(plan, console())
-    write_job(plan, folder / "job.yaml")
+    plan.write(folder / "job.yaml")
     return folder / "job.yaml", folder
 
 
