@@ -166,21 +166,28 @@ def _separator_of(name: str, known: pa.Array) -> str:
 
 
 def auc_alone(facts: Facts, positive_N: NDArray[np.bool_]) -> float:
-    """The AUC of a column without the others: each row is scored by the mean label of its value, or of its bin of
-    numbers, in the other half of the rows."""
-    code_N = facts.code_N + 1
-    if facts.number_V is not None and facts.distinct > BINS:
-        edges_B = np.nanquantile(facts.number_V, np.linspace(0, 1, BINS))
-        code_N = np.where(code_N > 0, 1 + np.searchsorted(edges_B, facts.number_V[facts.code_N]), 0)
-    half_N, score_N = np.arange(len(code_N)) % 2, np.empty(len(code_N))
-    for half in (0, 1):
-        other_N = half_N != half
-        count_B = np.bincount(code_N[other_N], minlength=code_N.max() + 1)
-        sum_B = np.bincount(code_N[other_N], positive_N[other_N], minlength=code_N.max() + 1)
-        score_N[~other_N] = ((sum_B + positive_N.mean()) / (count_B + 1.0))[code_N[~other_N]]
+    """The AUC of a column without the others: of its numbers as they are, or of the mean label that the other half of
+    the rows has at the same value or in the same bin of numbers."""
+    code_N, score_N, alone = facts.code_N + 1, np.empty(len(facts.code_N)), 0.5
+    if facts.number_V is not None:
+        by_number = _auc(np.append(facts.number_V, -np.inf)[facts.code_N], positive_N)
+        alone = max(by_number, 1 - by_number)
+        bins = min(BINS, len(code_N) // 20)
+        if facts.distinct > bins:
+            edges_B = np.nanquantile(facts.number_V, np.linspace(0, 1, bins))
+            code_N = np.where(code_N > 0, 1 + np.searchsorted(edges_B, facts.number_V[facts.code_N]), 0)
+    odd_N, size = np.arange(len(code_N)) % 2 == 1, int(code_N.max()) + 1
+    for half_N in (odd_N, ~odd_N):
+        count_B = np.bincount(code_N[half_N], minlength=size)
+        sum_B = np.bincount(code_N[half_N], positive_N[half_N], minlength=size)
+        score_N[~half_N] = ((sum_B + positive_N.mean()) / (count_B + 1.0))[code_N[~half_N]]
+    return max(alone, _auc(score_N, positive_N))
+
+
+def _auc(score_N: Float64s, positive_N: NDArray[np.bool_]) -> float:
     _, rank_N, count_R = np.unique(score_N, return_inverse=True, return_counts=True)
     positive_R = np.bincount(rank_N, positive_N, minlength=len(count_R))
     negative_R = count_R - positive_R
     below_R = np.cumsum(negative_R) - negative_R
-    pairs = max(1.0, positive_R.sum() * negative_R.sum())
-    return float((positive_R * (below_R + negative_R / 2)).sum() / pairs)
+    pairs = max(1.0, float(positive_R.sum() * negative_R.sum()))
+    return float((positive_R * (below_R + negative_R / 2)).sum()) / pairs

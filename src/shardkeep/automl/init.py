@@ -163,7 +163,8 @@ def plan_of(entries: Sequence[str], *, label: str | None, overrides: Sequence[st
     """Reads an excerpt and chooses the roles. Raises DataError and ConfigError."""
     paths = find_files(Path.cwd(), entries, key="FILE", kind="")
     source = {"source": "parquet" if paths[0].suffix.lower() in PARQUET else "csv"}
-    text = write_yaml({"data": {**source, "train": list(map(str, paths))}})
+    named = {} if label is None else {"label": label}
+    text = write_yaml({"data": {**source, **named, "train": list(map(str, paths))}})
     config = parse_config(text, overrides, origin=str(paths[0])).data
     reading: dict[str, Any] = {} if all(map(data_suffix, entries)) else source
     if config.source == "csv":
@@ -173,7 +174,7 @@ def plan_of(entries: Sequence[str], *, label: str | None, overrides: Sequence[st
     arrays = {name: excerpt.table.column(name).combine_chunks() for name in excerpt.table.column_names}
     columns = [look_at(name, values, rules, decimal=config.decimal) for name, values in arrays.items()]
     known = (config.label.column, config.label.positive) if config.label else (None, None)
-    roles = roles_of(columns, label=label or known[0], positive=known[1], origin=str(paths[0]))
+    roles = roles_of(columns, label=known[0], positive=known[1], origin=str(paths[0]))
     if marks := {mark for role in roles if role.use in ("dense", "time") for mark in role.facts.marks}:
         reading["missing"] = [*config.missing, *sorted(marks)]
     return Plan(entries, excerpt, roles, reading, [below_shell(Override.parse(text), JobConfig) for text in overrides])

@@ -25,7 +25,7 @@ KNOWS = 0.999
 """AUC from which a column alone knows the answer."""
 FEW, FEW_TEXTS = 200, 20
 """Distinct whole numbers up to which each is looked up, too: examples/adult.yaml does so."""
-_TRUE = ("1", "1.0", "true", "True", "TRUE", "t", "yes", "Yes", "YES", "y", "Y", "click")
+_TRUE = ("true", "True", "TRUE", "t", "yes", "Yes", "YES", "y", "Y", "click")
 
 
 @dataclass(frozen=True)
@@ -47,8 +47,8 @@ class Role:
 
 
 def roles_of(columns: Sequence[Facts], *, label: str | None, positive: Any, origin: str) -> list[Role]:
-    """The role of each column, in their order. `label`: the one that the user names; `positive`: the values
-    that mean 1, if they are known. Raises DataError where no column can be the label, and where nothing is left to learn from."""
+    """The role of each column, in their order. `label`: the one that the user names; `positive`: the values that mean
+    1, if they are known. Raises DataError where no column can be the label, and where nothing is left to learn from."""
     target = _label(columns, label, positive, origin)
     codes_N = target.facts.code_N
     settings: Any = target.settings or {}
@@ -115,6 +115,7 @@ def _as_label(facts: Facts, positive: Any, origin: str, why: str) -> Role:
             return Role(facts, "label", why, settings=missing)
         rare = texts[int(np.bincount(facts.code_N[facts.code_N >= 0]).argmin())]
         one = next((text for text in texts if text in _TRUE), rare)
+        one = one if facts.number_V is None else texts[int(facts.number_V.argmax())]
         return Role(facts, "label", f"{why}; {one} means 1", settings={"positive": [one], **missing})
     if facts.number_V is None:
         shown = ", ".join(facts.examples())

@@ -74,12 +74,14 @@ def _of_csv(config: DataConfig, paths: Sequence[Path]) -> Iterator[tuple[Path, p
             tables = [pa.table(dict(chunk.columns)) for chunk in itertools.islice(chunks, 1)] + tables
             yield from ((path, table.slice(0, most // count), rows / len(tables)) for table in tables)
             continue
-        found, rows = list[pa.Table](), 0
+        found, rows, step = list[pa.Table](), 0, 1
         for chunk in itertools.islice(chunks, MOST_BLOCKS):  # compressed text cannot be entered in the middle
             rows += len(chunk)
-            found.append(_thinned(pa.table(dict(chunk.columns)), most // PARTS if compressed else most))
-        table = _thinned(pa.concat_tables(found), most) if found else pa.table({name: [] for name in names})
-        yield path, table, rows / (1.0 if next(chunks, None) is None else shares[-1])
+            found.append(_every(step, pa.table(dict(chunk.columns))))
+            if sum(map(len, found)) > 2 * most:
+                found, step = [_every(2, pa.concat_tables(found))], 2 * step
+        table = pa.concat_tables(found) if found else pa.table({name: [] for name in names})
+        yield path, _every(-(-len(table) // most), table), rows / (1.0 if next(chunks, None) is None else shares[-1])
 
 
 def _at_places(path: Path, size: int, count: int) -> Iterator[bytes]:
@@ -90,9 +92,7 @@ def _at_places(path: Path, size: int, count: int) -> Iterator[bytes]:
             yield file.read(PART_BYTES)
 
 
-def _thinned(table: pa.Table, most: int) -> pa.Table:
-    """Every row, or every second and so on, so that at most so many are left."""
-    step = -(-len(table) // most)
+def _every(step: int, table: pa.Table) -> pa.Table:
     return table if step <= 1 else table.take(list(range(0, len(table), step)))
 
 
