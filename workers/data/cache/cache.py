@@ -22,13 +22,12 @@ from shardkeep.workers.data.cache.entry import CacheEntry, Content, FileSet, rea
 from shardkeep.workers.data.cache.obtaining import found, obtained
 from shardkeep.workers.data.columnar import ColumnarWriter, by_time
 from shardkeep.workers.data.conversion.chunk import Chunk
-from shardkeep.workers.data.conversion.conversion import Converter
+from shardkeep.workers.data.conversion.conversion import Converter, Split
 from shardkeep.workers.data.conversion.inputs import Inputs, prior_fit
 from shardkeep.workers.data.conversion.item_values import item_values
 from shardkeep.workers.data.conversion.labels import check_matched, left_out
 from shardkeep.workers.data.conversion.layout import ColumnLayout, Fitted, PriorFit
 from shardkeep.workers.data.conversion.scaling import to_json
-from shardkeep.workers.data.conversion.split import Split
 from shardkeep.workers.data.input_files import check_once, find_files, place_of
 from shardkeep.workers.data.items import checked
 from shardkeep.workers.data.samples import Data, Dataset, Progress, content_fingerprint
@@ -130,7 +129,7 @@ def open_cached(
     parts = {name: part for entry in entries for name, part in entry.parts.items()}
     checksums = {name: checksum for entry in entries for name, checksum in entry.content.checksums.items()}
     own = [checksums[name] for name in (TRAIN, EVAL) if name in parts]
-    mark = content_fingerprint(layout.schema, own, to_json(trained.fitted.transform), trained.fitted.split)
+    mark = content_fingerprint(layout.schema, own, to_json(trained.fitted.transform))
     inputs = Inputs(layout, trained.fitted, reading).to_json()
     train: Dataset = parts[TRAIN] if layout.time is None else by_time(parts[TRAIN])
     source = _described(entries) + parts[TRAIN].histories()
@@ -206,8 +205,8 @@ def _obtain(job: Conversion, files: FileSet, fitted: Fitted | None, report: Prog
 
 def _write_parts(folder: Path, job: Conversion, files: FileSet, fitted: Fitted | None, progress: Progress) -> Content:
     """Converts all files of an entry."""
-    places = {str(path): place_of(path) for path in files.paths}
-    split = Split.of(job.config, job.layout, job.seed, places) if fitted is None else None
+    record, places = job.config.held_out(job.seed), {str(path): place_of(path) for path in files.paths}
+    split = Split(record, job.layout, places) if record is not None and fitted is None else None
     columns = job.layout.raw_columns()
     if split is not None:
         split.fit(lambda columns: _read_all(job, files.paths, progress, columns))
@@ -222,8 +221,7 @@ def _write_parts(folder: Path, job: Conversion, files: FileSet, fitted: Fitted |
             writer.close()
     checksums = {PARTS[side]: writer.checksum() for side, writer in writers.items()}
     reader = converter.reader
-    found = reader.fitted() if split is None else replace(reader.fitted(), split=split.kept)
-    return Content(found, checksums, converter.skipped, reader.notes(), converter.absent)
+    return Content(converter.fitted, checksums, converter.skipped, reader.notes(), converter.absent)
 
 
 def _named(paths: Sequence[Path]) -> str:
