@@ -69,6 +69,11 @@ def worded(random: Random, least: str, most: str) -> Values:
     return [" ".join(random.choice(words, random.integers(int(least), int(most)))) for _ in range(ROWS)]
 
 
+def gone(random: Random, share: float, values: Values) -> Values:
+    return [None if missing else value for missing, value in zip(random.random(ROWS) < share, values, strict=True)]
+
+
+GENRES = ["Drama", "Comedy", "War", "Film-Noir", "Sci-Fi"]
 MADE: dict[str, Callable[..., Values]] = {
     "bit": lambda r, share="0.3": list((r.random(ROWS) < float(share)).astype(int)),
     "code": lambda r, size, low="0": list(zipf(r, int(size)) + int(low)),
@@ -77,9 +82,7 @@ MADE: dict[str, Callable[..., Values]] = {
     "name": lambda r, prefix, size: [f"{prefix}{each}" for each in zipf(r, int(size))],
     "pick": lambda r, *words: [word.replace("_", " ") for word in r.choice(words, ROWS)],
     "count": lambda r, scale="3": list(np.floor(r.lognormal(float(scale), 1.5, ROWS)).astype(int) - 1),
-    "gaps": lambda r, scale="3": [
-        None if gone else int(each) for gone, each in zip(r.random(ROWS) < 0.3, r.lognormal(float(scale), 1.5, ROWS), strict=True)
-    ],
+    "gaps": lambda r, scale="3": gone(r, 0.3, list(map(int, r.lognormal(float(scale), 1.5, ROWS)))),
     "float": lambda r, scale="1": [round(each, 4) for each in r.lognormal(float(scale), 1, ROWS)],
     "row": lambda r: list(range(ROWS)),
     "unique": lambda r: [hexed(each) + hexed(each + 9) for each in range(ROWS)],
@@ -98,11 +101,11 @@ MADE: dict[str, Callable[..., Values]] = {
     "bars": lambda r, size: histories(r, int(size), "", "|"),
     "hats": lambda r, size: histories(r, int(size), "", "^"),
     "spaced": lambda r, size, prefix: histories(r, int(size), prefix, " "),
-    "genres": lambda r: ["|".join(sorted(r.choice(["Drama", "Comedy", "War", "Film-Noir", "Sci-Fi"], r.integers(1, 4), replace=False))) for _ in range(ROWS)],
+    "genres": lambda r: ["|".join(sorted(r.choice(GENRES, r.integers(1, 4), replace=False))) for _ in range(ROWS)],
     "tags": lambda r: [",".join(map(str, r.integers(10_000, 10_070, r.integers(1, 6)))) for _ in range(ROWS)],
     "vector": lambda r, width: [list(map(float, r.normal(size=int(width)))) for _ in range(ROWS)],
     "same": lambda r, value: [value] * ROWS,
-    "mostly": lambda r, size: [None if gone else int(each) for gone, each in zip(r.random(ROWS) < 0.95, zipf(r, int(size)), strict=True)],
+    "mostly": lambda r, size: gone(r, 0.95, list(map(int, zipf(r, int(size))))),
 }  # fmt: skip
 
 ADULT = "workclass,education,marital-status,occupation,relationship,race,native-country"

@@ -5,7 +5,7 @@ N = rows, V = distinct values, B = bins
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -81,62 +81,59 @@ def look_at(name: str, values: pa.Array, rules: ReadingRules, *, decimal: str = 
     if values.null_count == len(values):
         return Facts(name, "empty", np.full(len(values), -1), values.slice(0, 0))
     if not (is_text(values.type) or is_number(values.type) or pa.types.is_temporal(values.type)):
-        return Facts(name, "other", np.zeros(len(values), np.int64), pa.array([str(values[0])]))
+        return Facts(name, "other", np.zeros(len(values), np.int64), pa.array([str(values.type)]))
     encoded = values.dictionary_encode()
-    code_N, known = np.array(pc.fill_null(encoded.indices, -1), np.int64), encoded.dictionary
-    kind, number_V, marks = _read(known, rules, decimal)
+    code_N, known = np.array(pc.fill_null(encoded.indices, -1), np.int64), _readable(encoded.dictionary)
+    kind, number_V = _read(Column(name, np.arange(len(known)), name, known, decimal), rules)
     if kind == "text" and not inside and (separator := _separator_of(name, known)):
-        step = -(-len(values) // LIST_ROWS)
-        some = values.take(list(range(0, len(values), step)))
-        column = Column(name, np.arange(len(some)), name, some)
-        bracketed = separator[:1] == "["
-        lists = as_lists(column, rules, separator.removeprefix("["), brackets=bracketed)
-        return _of_lists(name, lists, rules, separator)
+        some = values.take(pa.array(np.arange(0, len(values), -(-len(values) // LIST_ROWS))))
+        column, brackets = Column(name, np.arange(len(some)), name, some), separator[0] == "["
+        return _of_lists(name, as_lists(column, rules, separator.lstrip("["), brackets=brackets), rules, separator)
+    marks = tuple(set(MARKS).intersection(known.to_pylist())) if number_V is not None and is_text(known.type) else ()
     if marks:
-        missing_V = np.isin(np.array(known.to_pylist(), object), marks)
-        code_N = np.where((code_N >= 0) & missing_V[code_N], -1, code_N)
+        code_N[np.isnan(np.append(number_V, 0.0))[code_N]] = -1
     return Facts(name, kind, code_N, known, number_V, marks)
 
 
-def _read(known: pa.Array, rules: ReadingRules, decimal: str) -> tuple[Kind, Float64s | None, tuple[str, ...]]:
-    """The kind of distinct values, their numbers, and the marks among them."""
-    if is_time(known.type):
-        return "time", times.seconds(Column("", np.arange(len(known)), "", known), rules), ()
-    if not is_text(known.type):
-        number_V = decode_numbers(Column("", np.arange(len(known)), "", known), ReadingRules())
-        return ("truth" if pa.types.is_boolean(known.type) else _kind_of(number_V)), number_V, ()
-    marked = pc.is_in(known, value_set=pa.array(MARKS, known.type))
-    column = Column("", np.arange(len(known)), "", pc.if_else(marked, None, known), decimal)
-    marks = tuple(str(mark) for mark in known.filter(marked))
-    if len(marks) == len(known):
-        return "text", None, ()
-    if (micros := times.parse(column.values)) is not None and not _all(known, r"^\d{1,6}$|^\d{9,}$"):
-        if not _all(known, r"^\d+$"):
-            return "time", np.array(pc.fill_null(micros, 0), np.float64) / 1e6, marks
-    if _all(known, r"^0\d+$", some=True):  # codes with zeros in front
-        return "text", None, ()
+def _readable(texts: pa.Array) -> pa.Array:
+    """Values, of texts those of UTF-8."""
     try:
-        number_V = decode_numbers(column, rules)
+        texts.validate(full=True)
+    except pa.ArrowInvalid:
+        return pa.array(
+            [None if text is None else text.decode("utf-8", "replace") for text in texts.cast("binary").to_pylist()]
+        )
+    return texts
+
+
+def _read(column: Column, rules: ReadingRules) -> tuple[Kind, Float64s | None]:
+    """The kind of distinct values, and their numbers."""
+    known, texts = column.values, is_text(column.values.type)
+    if texts:
+        marked = pc.is_in(known, value_set=pa.array(MARKS, known.type))
+        column = replace(column, values=pc.if_else(marked, None, known))
+        codes = pc.any(pc.match_substring_regex(column.values, r"^0\d+$")).as_py()  # with zeros in front
+        if codes or column.values.null_count == len(known):
+            return "text", None
+    try:
+        number_V = decode_numbers(column, rules if texts else ReadingRules())
     except DataError:
-        return "text", None, ()
-    truth = set(pc.ascii_lower(known).to_pylist()) <= {"true", "false"}
-    return ("truth" if truth else _kind_of(number_V)), number_V, marks
-
-
-def _kind_of(number_V: Float64s) -> Kind:
+        if is_time(known.type) or (texts and times.parse(column.values) is not None):
+            return "time", times.seconds(column, rules)
+        return "text", None
+    truth = texts and pc.any(pc.match_substring_regex(known, "(?i)^(true|false)$")).as_py()
     present_V = number_V[~np.isnan(number_V)]
-    return "whole" if (present_V == np.floor(present_V)).all() and (abs(present_V) < 2**53).all() else "number"
-
-
-def _all(texts: pa.Array, pattern: str, *, some: bool = False) -> bool:
-    match = pc.match_substring_regex(texts, pattern)
-    return bool((pc.any if some else pc.all)(match).as_py())
+    whole = (present_V == np.floor(present_V)).all() and (abs(present_V) < 2**53).all()
+    return "truth" if truth or pa.types.is_boolean(known.type) else "whole" if whole else "number", number_V
 
 
 def _of_lists(name: str, lists: pa.Array, rules: ReadingRules, separator: str | None = None) -> Facts:
     length_N = list_lengths(lists)
     column = Column(name, np.arange(len(lists)), name, lists)
-    entries = look_at(name, column.entries(lists, length_N).values, rules, inside=True)
+    try:
+        entries = look_at(name, column.entries(lists, length_N).values, rules, inside=True)
+    except DataError:  # structs
+        return Facts(name, "other", length_N * 0, pa.array([str(lists.type)]))
     kind: Kind = "list" if len(entries.values) else "empty"
     return Facts(name, kind, np.where(length_N > 0, 0, -1), entries.values, None, (), length_N, entries, separator)
 
@@ -149,18 +146,18 @@ def _separator_of(name: str, known: pa.Array) -> str:
         raise DataError(
             f"column {name}: {share:.0%} of its texts are lists in brackets, the others are not; write all in one way"
         )
-    if share >= 0.98:
-        return "[," if _all(known, ",", some=True) or not _all(known, " ", some=True) else "[ "
     some = known.slice(0, LIST_ROWS)
+    if share >= 0.98:
+        spaces, commas = (pc.any(pc.match_substring(some, mark)).as_py() for mark in " ,")
+        return "[ " if spaces and not commas else "[,"
     for mark in SEPARATORS:
         lists = pc.split_pattern(some, mark)
         length_V = np.array(pc.list_value_length(lists))
         if (length_V > 1).mean() < 0.1 or ((length_V == length_V[0]).all() and length_V[0] < 3):
             continue
         entries = pc.ascii_trim_whitespace(lists.flatten())
-        ids = mark != "," and (np.array(pc.match_substring_regex(entries, _ID)).mean() > 0.9)
-        recurring = len(entries) >= 3 * pc.count_distinct(entries).as_py()
-        if ids or (recurring and mark != " "):
+        ids = mark != "," and np.array(pc.match_substring_regex(entries, _ID)).mean() > 0.9
+        if ids or (mark != " " and len(entries) >= 3 * pc.count_distinct(entries).as_py()):
             return mark
     return ""
 

@@ -82,12 +82,13 @@ class Plan:
         ordered = time is not None and time.number_V is not None and _grows(time.number_V[time.code_N])
         return Size(rows, table_rows, len(usable_cores()), limit_bytes(), ordered)
 
-    def write(self, out: Path) -> None:
-        """Writes the job's file. Raises ConfigError where an override does not fit."""
+    def write(self, out: Path) -> Path:
+        """Writes the job's file, and returns its path. Raises ConfigError where an override does not fit."""
         text = self.yaml(out.parent)
         parse_config(text, folder=out.parent)
         out.parent.mkdir(parents=True, exist_ok=True)
         atomic_write(out, text)
+        return out
 
     def yaml(self, folder: Path) -> str:
         """The job's file, for this folder."""

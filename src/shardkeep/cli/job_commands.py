@@ -75,39 +75,34 @@ def train(
         raise UserError("shardkeep train requires either a CONFIG or --resume RUN")
     if model is not None and from_run is None:
         raise UserError(f"--model {model}: has no effect without --from RUN")
-    of_file = config is not None and _holds_data(config)
-    if label is not None and not of_file:
-        raise UserError(f"--label {label}: has no effect without a csv or parquet file in place of CONFIG")
     if resume is not None:
-        if from_run is not None:
-            raise UserError("--from: has no effect with --resume; the run has begun already")
+        if from_run is not None or label is not None:
+            option = "--label" if from_run is None else "--from"
+            raise UserError(f"{option}: has no effect with --resume; the run has begun already")
         _resume(resume, set_ or [], run_dir, log_format)
     elif config is not None:
         start = None if from_run is None else (from_run, model or "last")
-        if of_file:
-            config, run_dir, set_ = *_job_of_file(config, label, set_ or [], run_dir), None
+        config, set_, run_dir = _job_of_file(config, label, set_, run_dir)
         _run_job(config, set_, run_dir, code, start=start, log_format=log_format)
 
 
-def _holds_data(path: Path) -> bool:
-    from shardkeep.workers.data_config import data_suffix
-
-    return data_suffix(path.name) != ""
-
-
-def _job_of_file(file: Path, label: str | None, overrides: list[str], run_dir: Path | None) -> tuple[Path, Path]:
-    """A new run folder with the job's file that `shardkeep init` writes: its path and the folder."""
+def _job_of_file(
+    config: Path, label: str | None, overrides: list[str] | None, run_dir: Path | None
+) -> tuple[Path, list[str] | None, Path | None]:
+    """The three as they are, or of data the job's file that `shardkeep init` writes, and the new run folder with it."""
     from shardkeep.automl.init import plan_of
     from shardkeep.automl.view import show
     from shardkeep.run.new_folder import default_run_dir, refuse_taken
-    from shardkeep.view.screen import console
+    from shardkeep.workers.data_config import data_suffix
 
-    plan = plan_of([str(file)], label=label, overrides=overrides)
-    folder = run_dir or default_run_dir(plan.name)
-    refuse_taken(folder)
-    show(plan, console())
-    plan.write(folder / "job.yaml")
-    return folder / "job.yaml", folder
+    if not data_suffix(config.name):
+        if label is not None:
+            raise UserError(f"--label {label}: has no effect without a csv or parquet file in place of CONFIG")
+        return config, overrides, run_dir
+    plan = plan_of([str(config)], label=label, overrides=overrides or [])
+    refuse_taken(folder := run_dir or default_run_dir(plan.name))
+    show(plan)
+    return plan.write(folder / "job.yaml"), None, folder
 
 
 def _resume(run: Path, overrides: list[str], run_dir: Path | None, log_format: LogFormat) -> None:

@@ -44,11 +44,10 @@ def init(
     """Write a job's config for files of yours, and show what was seen and chosen."""
     from shardkeep.automl.init import plan_of, refuse_existing
     from shardkeep.automl.view import show
-    from shardkeep.view.screen import console
 
     refuse_existing(out, force=force)
     plan = plan_of([str(file) for file in files], label=label, overrides=set_ or [])
-    show(plan, console())
+    show(plan)
     plan.write(out)
     print(f"job       {out}; next: shardkeep train {shlex.quote(str(out))}")
 

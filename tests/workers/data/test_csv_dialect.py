@@ -49,7 +49,7 @@ def test_the_dialect_is_found(text: str, known: dict[str, Any], found: dict[str,
         ("a\n1\n2\n", "the delimiter is unclear, it is none of"),
         (
             "1,x,2\n2,y,3\n",
-            "the first line may be names or a row (1, x, 2: 1 is a number); name the 3 columns by --set",
+            "the first line may be names or a row (1, x, 2: 1 is a number); name the 3 columns by",
         ),
         ("u,x\nu,y\nv,x\n", "u stands below, too"),
     ],

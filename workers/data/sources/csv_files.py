@@ -130,10 +130,10 @@ class CsvForm:
         form: dict[str, Any] = {"delimiter": delimiter, "num_fields": num_fields, "header_lines": header_lines}
         with contextlib.suppress(OSError, ValueError, csv.Error), path.open("rb") as raw:
             stream = pa.input_stream(raw, compression=compression_of(path))
-            return check_lines(str(path), stream, self._dialect(), **form)
+            return check_lines(str(path), stream, self.dialect(), **form)
         return 0, 0
 
-    def _dialect(self) -> dict[str, Any]:
+    def dialect(self) -> dict[str, Any]:
         """As Python's csv has it; one byte represents a delimiter of several characters."""
         delimiter = self.delimiter if len(self.delimiter) == 1 else UNIT.decode()
         quoting = csv.QUOTE_NONE if self.quote is None else csv.QUOTE_MINIMAL
@@ -149,7 +149,7 @@ class CsvForm:
                 use_threads=False, block_size=BLOCK_BYTES, column_names=unique, skip_rows=lines
             ),
             parse_options=pacsv.ParseOptions(
-                delimiter=self._dialect()["delimiter"],
+                delimiter=self.dialect()["delimiter"],
                 quote_char=self.quote or False,
                 escape_char=self.escape or False,
                 newlines_in_values=bool(self.quote or self.escape),
@@ -167,7 +167,7 @@ class CsvForm:
         if not start.strip():
             raise DataError(f"{path}: is empty")
         start = start.removeprefix(b"\xef\xbb\xbf")
-        dialect = self._dialect()
+        dialect = self.dialect()
         text = start.replace(self.delimiter.encode(), dialect["delimiter"].encode()).decode("latin-1")
         reader = csv.reader(io.StringIO(text, newline=""), **dialect)
         try:
