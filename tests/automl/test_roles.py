@@ -68,7 +68,7 @@ def test_few_of_the_other_columns_of_public_data_sets_are_in_a_wrong_role(tmp_pa
     assert len(wrong) <= MOST_WRONG * total, f"{len(wrong)} of {total}: {wrong}"
 
 
-SHORT = ("avazu", "movielens-1m", "kuairand", "mind", "microvideo", "retailrocket", "criteo-uplift")
+SHORT = ("movielens-1m", "kuairand", "microvideo")
 
 
 @every("name", SHORT)
@@ -163,7 +163,7 @@ def test_a_list_column_of_two_kinds_is_refused(tmp_path: Path) -> None:
     mixed = clicks(tags=["[a, b]" if n % 2 else "a|b" for n in range(ROWS)])
     with pytest.raises(DataError, match="column tags: 50% of its texts are lists in brackets, the others are not"):
         plan(tmp_path / "a.csv", mixed)
-    for name, values in (("a.parquet", [[1]] * ROWS), ("b.parquet", [1] * ROWS)):
-        pq.write_table(clicks(tags=values), tmp_path / name)
+    pq.write_table(clicks(tags=[[1]] * ROWS), tmp_path / "a.parquet")
+    pq.write_table(clicks(tags=[1] * ROWS), tmp_path / "b.parquet")
     with pytest.raises(DataError, match=r"b.parquet, column tags: holds int64, and list<.*> in .*a.parquet"):
         plan_of([str(tmp_path / "a.parquet"), str(tmp_path / "b.parquet")], label=None, overrides=[])

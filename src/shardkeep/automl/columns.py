@@ -62,7 +62,7 @@ class Facts:
             return self.entries.distinct_of_all(round(num_rows * len(self.entries.code_N) / len(self.code_N)))
         count_V = np.bincount(self.code_N[self.code_N >= 0], minlength=1)
         once = int((count_V == 1).sum())
-        return round(self.distinct - once + once * max(1.0, num_rows / len(self.code_N)) ** 0.5)
+        return round(self.distinct + once * (float(max(1.0, num_rows / len(self.code_N))) ** 0.5 - 1))
 
     def examples(self) -> list[str]:
         """The most frequent values."""
@@ -90,7 +90,7 @@ def look_at(name: str, values: pa.Array, rules: ReadingRules, *, decimal: str = 
         column, brackets = Column(name, np.arange(len(some)), name, some), separator[0] == "["
         return _of_lists(name, as_lists(column, rules, separator.lstrip("["), brackets=brackets), rules, separator)
     marks = tuple(set(MARKS).intersection(known.to_pylist())) if number_V is not None and is_text(known.type) else ()
-    if marks:
+    if marks and number_V is not None:
         code_N[np.isnan(np.append(number_V, 0.0))[code_N]] = -1
     return Facts(name, kind, code_N, known, number_V, marks)
 

@@ -113,7 +113,8 @@ class Plan:
         rows = f"{'' if self.excerpt.whole else 'about '}{self.excerpt.num_rows:,} rows, {len(self.roles)} columns"
         left_out = [f"# left out: {role.name} ({role.why})\n" for role in self.roles if role.use == "left out"]
         head = f"# By shardkeep init: {rows}. docs/reference/config.md has every key.\n"
-        return head + "".join(left_out) + yaml_with_notes(settings, notes)
+        chosen = {keys: note for keys, note in notes.items() if keys not in [one.keys for one in self.overrides]}
+        return head + "".join(left_out) + yaml_with_notes(settings, chosen)
 
     def _columns(self, notes: dict[Keys, str]) -> dict[str, Any]:
         """The part of `data` that the roles make."""

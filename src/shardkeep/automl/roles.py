@@ -1,11 +1,11 @@
-"""Roles: what each column of a file is for, and why. Knows the words of the field (names.py), no data set.
+"""Roles: what each column of a file is for, and why. The rules of a role are one table; names.yaml has the words.
 
 N = rows, V = distinct values
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -14,6 +14,7 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 
 from shardkeep.automl import names
 from shardkeep.automl.columns import Facts, auc_alone
+from shardkeep.base.arrays import Float64s
 from shardkeep.base.errors import DataError
 from shardkeep.workers.data.conversion import times
 from shardkeep.workers.data.conversion.chunk import Column, missing_column
@@ -25,26 +26,33 @@ FEWEST_TIMES = 20
 KNOWS = 0.999
 """AUC from which a column alone knows the answer."""
 FEW, FEW_TEXTS = 200, 20
-"""Distinct whole numbers up to which each is looked up, too: examples/adult.yaml does so."""
+"""Distinct whole numbers up to which each is looked up, too (examples/adult.yaml does so), and texts of a label."""
 _TRUE = ("true", "True", "TRUE", "t", "yes", "Yes", "YES", "y", "Y", "click")
 
 
 @dataclass(frozen=True)
 class Role:
-    """What a column is used for, and why. `both`: its numbers are looked up, too. `user`: its values look like users,
-    the surest with 0. `settings`: what its entry in the config needs beside its name."""
+    """What a column is used for, and why. `settings`: what its entry in the config needs beside its name."""
 
     facts: Facts
     use: Use
-    why: str = ""
-    both: bool = False
-    user: int | None = None
+    why: str
     settings: Mapping[str, Any] | None = None
 
     @property
     def name(self) -> str:
         """That of the column."""
         return self.facts.name
+
+    @property
+    def both(self) -> bool:
+        """Whether the numbers of a dense column are looked up, too."""
+        return self.use == "dense" and self.facts.kind == "whole" and self.facts.distinct <= FEW
+
+    @property
+    def user(self) -> int | None:
+        """0 for what is surely a user; None = it is none."""
+        return names.rank_of_user(self.name) if self.use == "sparse" and self.facts.kind != "list" else None
 
 
 def roles_of(columns: Sequence[Facts], *, label: str | None, positive: Any, origin: str) -> list[Role]:
@@ -55,7 +63,7 @@ def roles_of(columns: Sequence[Facts], *, label: str | None, positive: Any, orig
     settings: Any = target.settings or {}
     positive_N = np.isin(codes_N, _positive_codes(target.facts, settings.get("positive")))
     roles = [target if facts is target.facts else _role(facts, positive_N) for facts in columns]
-    roles = _one_of_each(_grouped(roles))
+    roles = _grouped(_one_of_each(roles))
     if not any(role.use in ("dense", "sparse", "sequence") for role in roles):
         shown = "; ".join(f"{role.name}: {role.why}" for role in roles if role is not target)
         raise DataError(f"{origin}: all columns beside the label {target.name} are left out ({shown[:300] or 'none'})")
@@ -124,7 +132,7 @@ def _as_label(facts: Facts, positive: Any, origin: str, why: str) -> Role:
             f"{origin}: the label {facts.name} has {facts.distinct} texts ({shown}, ...); say which mean 1: "
             f"--set 'data.label.positive=[{facts.examples()[0]}]'"
         )
-    number_N = facts.number_V[facts.code_N[facts.code_N >= 0]]
+    number_N = _numbers(facts)
     edges_V = np.unique(number_N)[:-1]
     above = float(edges_V[int(np.argmin([abs((number_N > edge).mean() - 0.5) for edge in edges_V[:1000]]))])
     why = f"{why}; above {above:g} means 1"
@@ -140,28 +148,15 @@ def _positive_codes(facts: Facts, positive: Any) -> list[int]:
 
 
 def _role(facts: Facts, positive_N: np.ndarray[Any, np.dtype[np.bool_]]) -> Role:
-    """The role of a column that is not the label."""
-    if facts.kind == "empty":
-        return Role(facts, "left out", "empty")
-    if facts.kind == "other":
-        return Role(facts, "left out", "a struct or another type that is not read; flatten it")
-    if names.NAMELESS.fullmatch(facts.name):
-        return Role(facts, "left out", "an index without a name")
-    if facts.kind == "list":
-        return _role_of_list(facts)
-    if facts.distinct == 1 and not facts.missing:
-        return Role(facts, "left out", "constant")
-    if names.rank_of_label(facts.name) is not None and (facts.distinct <= 2 or facts.missing > 0):
-        return Role(facts, "left out", "called like a label; known only after it")
-    if names.fits(facts.name, "ratings") or (names.fits(facts.name, "afterwards") and not is_time(facts)):
-        return Role(facts, "left out", "by its name known only after the label")
-    if names.fits(facts.name, "weights") and facts.number_V is not None and np.nanmin(facts.number_V) >= 0:
-        return Role(facts, "weight", "numbers from 0 on and a name of weights")
-    if is_time(facts):
-        return Role(facts, "time", "times and a name of times")
-    if (auc := auc_alone(facts, positive_N)) > KNOWS:
+    """The role of a column that is not the label: the first of `ROLES` that fits."""
+    use, why = next((use, why) for fits, use, why in ROLES if fits(facts))
+    if facts.entries is not None and facts.length_N is not None:
+        cut = {} if facts.separator is None else {"separator": facts.separator.lstrip("[")}
+        vector = {"width": int(facts.length_N.max())} if use == "dense" else {**cut, "pooling": "mean"}
+        return Role(facts, use, why, None if use == "left out" else vector)
+    if use in ("dense", "sparse") and (auc := auc_alone(facts, positive_N)) > KNOWS:
         return Role(facts, "left out", f"alone it has an AUC of {auc:.4f}: it knows the answer")
-    return _feature(facts)
+    return Role(facts, use, why)
 
 
 def is_time(facts: Facts) -> bool:
@@ -171,93 +166,89 @@ def is_time(facts: Facts) -> bool:
         return False
     if facts.kind == "time" or not names.means_time(facts.name):
         return facts.kind == "time"
+    grows, stamped = bool((np.diff(_numbers(facts)) >= 0).all()), "timestamp" in names.words_of(facts.name)
     column = Column("", np.arange(len(facts.values)), "", facts.values)
-    number_N = facts.number_V[facts.code_N]
-    grows, stamped = bool((np.diff(number_N) >= 0).all()), "timestamp" in names.words_of(facts.name)
     return times.are_counts(column, ReadingRules()) or grows or (stamped and facts.distinct > 5 * FEW)
 
 
-def _role_of_list(facts: Facts) -> Role:
-    entries, cut = facts.entries, {} if facts.separator is None else {"separator": facts.separator.lstrip("[")}
-    assert entries is not None and facts.length_N is not None
-    widths = set(facts.length_N[facts.length_N > 0])
-    if entries.kind == "number":
-        if len(widths) != 1:
-            return Role(facts, "left out", "fractions in lists of several lengths", settings=cut)
-        return Role(facts, "dense", "a vector of one width", settings={"width": int(widths.pop())})
-    if entries.kind not in ("whole", "text", "truth", "time"):
-        return Role(facts, "left out", f"lists of {entries.kind}")
-    return Role(facts, "sparse", "several values a row", settings={**cut, "pooling": "mean"})
+def _numbers(facts: Facts) -> Float64s:
+    """Of the rows that have one."""
+    assert facts.number_V is not None
+    return facts.number_V[facts.code_N[facts.code_N >= 0]]
 
 
-def _feature(facts: Facts) -> Role:
-    """A column of one value a row: numbers, categories or neither."""
-    user, rows = names.rank_of_user(facts.name), int((facts.code_N >= 0).sum())
-    counts = names.means_number(facts.name)
-    if facts.kind in ("number", "time"):
-        return Role(facts, "dense", "numbers with fractions" if facts.kind == "number" else "times")
-    if facts.distinct == rows > 2 and not (counts and facts.kind == "whole"):
-        return Role(facts, "left out", "one value a row")
-    if facts.kind == "text" and facts.distinct > 5 * FEW and names.means_time(facts.name):
-        return Role(facts, "left out", "called a time and not read as one; write it as 2024-05-01 13:45")
-    if user is not None and facts.distinct > 2:
-        return Role(facts, "sparse", "called like users", user=user)
-    if facts.kind == "text":
-        return _role_of_text(facts, rows)
-    if facts.kind == "truth" or facts.distinct <= 2:
-        return Role(facts, "sparse", "two values")
-    if counts is None and (counts := _are_counts(facts)):
-        return Role(facts, "dense", "whole numbers, most of them small", both=facts.distinct <= FEW)
-    if counts:
-        return Role(facts, "dense", "whole numbers and a name of numbers", both=facts.distinct <= FEW)
-    return Role(facts, "sparse", "whole numbers that are codes")
+def _is_vector(facts: Facts) -> bool:
+    lists = facts.entries is not None and facts.entries.kind == "number" and facts.length_N is not None
+    return lists and len(set(facts.length_N[facts.code_N >= 0])) == 1  # type: ignore[index]
 
 
-def _role_of_text(facts: Facts, rows: int) -> Role:
-    words_V = np.array(pc.count_substring(facts.values, " ")) + 1
-    if (words_V.mean() >= 3 and facts.distinct > 0.3 * rows) or (words_V.mean() >= 8 and facts.distinct > 100):
-        return Role(facts, "left out", "free text")
-    return Role(facts, "sparse", "texts that recur")
+def _is_free(facts: Facts) -> bool:
+    """Whether texts are sentences: of three words that seldom recur, or of eight."""
+    words = 1 + pc.mean(pc.count_substring(facts.values, " ")).as_py()
+    return bool(
+        (words >= 3 and facts.distinct > 0.3 * (facts.code_N >= 0).sum()) or (words >= 8 and facts.distinct > 100)
+    )
 
 
 def _are_counts(facts: Facts) -> bool:
-    """Whether whole numbers without a telling name are counts: many small ones without gaps, a few far above."""
-    assert facts.number_V is not None
-    number_N = facts.number_V[facts.code_N[facts.code_N >= 0]]
+    """Whether whole numbers are counts: by their name, or many small ones without gaps and a few far above."""
+    if (told := names.means_number(facts.name)) is not None or facts.distinct < 3:
+        return bool(told) and facts.distinct > 2
+    number_N = _numbers(facts)
     low, middle, top = np.quantile(number_N, [0.02, 0.5, 1.0])
     small = len(np.unique(number_N[(number_N >= low) & (number_N <= middle)]))
     skewed = top - low > 5 * (middle - low + 1) and small > 0.5 * (middle - low)
     return bool(low >= -10 and middle < 10_000 and skewed and facts.distinct < 0.5 * (top - low))
 
 
+ROLES: tuple[tuple[Callable[[Facts], Any], Use, str], ...] = (
+    (lambda f: f.kind == "empty", "left out", "empty"),
+    (lambda f: f.kind == "other", "left out", "a struct or another type that is not read"),
+    (lambda f: names.NAMELESS.fullmatch(f.name), "left out", "an index without a name"),
+    (_is_vector, "dense", "a vector of one width"),
+    (lambda f: f.entries and f.entries.kind == "number", "left out", "fractions in lists of several lengths"),
+    (lambda f: f.kind == "list", "sparse", "several values a row"),
+    (lambda f: f.distinct == 1 and not f.missing, "left out", "constant"),
+    (lambda f: names.rank_of_label(f.name) is not None and (f.distinct <= 2 or f.missing > 0), "left out",
+     "called like a label; known only after it"),
+    (lambda f: names.fits(f.name, "ratings") or (names.fits(f.name, "afterwards") and not is_time(f)), "left out",
+     "by its name known only after the label"),
+    (lambda f: names.fits(f.name, "weights") and f.number_V is not None and np.nanmin(f.number_V) >= 0, "weight",
+     "numbers from 0 on and a name of weights"),
+    (is_time, "time", "times and a name of times"),
+    (lambda f: f.kind == "time", "dense", "times"),
+    (lambda f: f.kind == "number", "dense", "numbers with fractions"),
+    (lambda f: f.kind == "whole" and names.means_number(f.name) and f.distinct > 2, "dense", "a name of numbers"),
+    (lambda f: f.distinct == (f.code_N >= 0).sum() > 2, "left out", "one value a row"),
+    (lambda f: f.kind == "text" and f.distinct > 5 * FEW and names.means_time(f.name), "left out",
+     "called a time and not read as one; write it as 2024-05-01 13:45"),
+    (lambda f: names.rank_of_user(f.name) is not None and f.distinct > 2, "sparse", "called like users"),
+    (lambda f: f.kind == "text" and _is_free(f), "left out", "free text"),
+    (lambda f: f.kind == "text", "sparse", "texts that recur"),
+    (lambda f: f.kind == "whole" and _are_counts(f), "dense", "whole numbers, most of them small"),
+    (lambda f: True, "sparse", "two values, or whole numbers that are codes"),
+)  # fmt: skip
+"""In this order: whether it fits, the role, and why."""
+
+
+def _one_of_each(roles: Sequence[Role]) -> list[Role]:
+    """With one column of times, the one with the most values, and one of weights; another one is a number."""
+    stamps = [role for role in roles if role.use == "time"]
+    time = max(stamps, key=lambda role: (names.means_time(role.name), role.facts.distinct), default=None)
+    weight = next((role for role in roles if role.use == "weight"), None)
+    more = [role.name for role in roles if role.use in ("time", "weight") and role is not time and role is not weight]
+    return [Role(role.facts, "dense", f"another {role.use}") if role.name in more else role for role in roles]
+
+
 def _grouped(roles: Sequence[Role]) -> list[Role]:
     """With list columns that have one length in each row as parts of one sequence."""
-    lists = [role for role in roles if role.facts.kind == "list" and role.use in ("sparse", "left out")]
     groups: dict[tuple[Any, ...], list[Role]] = {}
-    for role in lists:
-        length_N = role.facts.length_N
-        assert length_N is not None
-        if length_N.max() > 1:
-            groups.setdefault((role.facts.separator, length_N.tobytes()), []).append(role)
-    found = {}
+    for role in roles:
+        if role.facts.length_N is not None and role.use != "dense" and role.facts.length_N.max() > 1:
+            groups.setdefault((role.facts.separator, role.facts.length_N.tobytes()), []).append(role)
+    found = dict[str, Role]()
     for members in groups.values():
         if len(members) > 1 and any(role.use == "sparse" for role in members):
             why = f"a history: {', '.join(role.name for role in members)} have one length in each row"
             found |= {role.name: replace(role, use="sequence", why=why) for role in members}
     return [found.get(role.name, role) for role in roles]
-
-
-def _one_of_each(roles: Sequence[Role]) -> list[Role]:
-    """With one column of times, the one with the most values, and one of weights; another time is a number."""
-    stamps = [role for role in roles if role.use == "time"]
-    named = [role for role in stamps if names.means_time(role.name)] or stamps
-    time = max(named, key=lambda role: role.facts.distinct, default=None)
-    weight = next((role for role in roles if role.use == "weight"), None)
-    found = []
-    for role in roles:
-        if role.use == "time" and role is not time:
-            role = Role(role.facts, "dense", f"another time beside {time.name if time else ''}")
-        if role.use == "weight" and role is not weight:
-            role = Role(role.facts, "dense", "another weight")
-        found.append(role)
-    return found

@@ -28,7 +28,7 @@ def dialect_of(path: Path, config: DataConfig) -> dict[str, Any]:
     if "delimiter" in given:
         fitting = {config.delimiter: _rows(text, config.delimiter, config)}
     else:
-        fitting = {mark: rows for mark in DELIMITERS if len((rows := _rows(text, mark, config) or [""])[0]) > 1}
+        fitting = {mark: rows for mark in DELIMITERS if len((rows := _rows(text, mark, config) or [[""]])[0]) > 1}
     if len(fitting) > 1:
         fitting.pop(" ", None)
     if len(fitting) != 1:

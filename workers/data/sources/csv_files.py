@@ -139,7 +139,9 @@ class CsvForm:
         quoting = csv.QUOTE_NONE if self.quote is None else csv.QUOTE_MINIMAL
         return {"delimiter": delimiter, "quotechar": self.quote or '"', "escapechar": self.escape, "quoting": quoting}
 
-    def _batches(self, bad: BlankRows, stream: Any, columns: Sequence[str], names: list[str], lines: int) -> Any:
+    def _batches(
+        self, bad: Callable[[Any], str], stream: Any, columns: Sequence[str], names: list[str], lines: int
+    ) -> Any:
         unique = [name if names.count(name) == 1 else f"{name}#{i}" for i, name in enumerate(names)]
         if len(self.delimiter) > 1:
             stream = OneByteDelimiter(stream, self.delimiter.encode())
@@ -223,7 +225,7 @@ class BlankRows:
         return "skip"
 
 
-def _quietly(open_batches: Callable[..., Any], bad: BlankRows, *args: Any) -> Iterator[pa.RecordBatch]:
+def _quietly(open_batches: Callable[..., Any], bad: Callable[[Any], str], *args: Any) -> Iterator[pa.RecordBatch]:
     """The batches. pyarrow hands a wrong row over as text; where it is no UTF-8, Python prints a traceback and pyarrow
     continues to the error, so nothing is lost by leaving that out."""
 
