@@ -5,6 +5,7 @@ N = rows, V = distinct values, B = bins
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -62,7 +63,7 @@ class Facts:
             return self.entries.distinct_of_all(round(num_rows * len(self.entries.code_N) / len(self.code_N)))
         count_V = np.bincount(self.code_N[self.code_N >= 0], minlength=1)
         once = int((count_V == 1).sum())
-        return round(self.distinct + once * (float(max(1.0, num_rows / len(self.code_N))) ** 0.5 - 1))
+        return round(self.distinct + once * (math.sqrt(max(1.0, num_rows / len(self.code_N))) - 1))
 
     def examples(self) -> list[str]:
         """The most frequent values."""

@@ -134,7 +134,8 @@ class Plan:
             if role.both:
                 found.setdefault("sparse", []).append(role.name)
                 notes["data", "dense", role.name] = "few values: in sparse, too"
-        return found | self._sequences()
+        order = ("split", "label", "weight", "time", "dense", "sparse")
+        return {key: found[key] for key in order if key in found} | self._sequences()
 
     def _sequences(self) -> dict[str, Any]:
         """The groups of list columns that have one length in each row."""

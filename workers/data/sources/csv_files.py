@@ -36,6 +36,8 @@ COMPRESSIONS = {
     ".lz4": ("lz4", b"\x04\x22\x4d\x18"),
 }
 _log = EventLog("data")
+_OnWrong = Callable[[Any], str]
+"""Says of a row with too many or too few fields whether it is an error or skipped."""
 
 
 def open_csv(
@@ -225,7 +227,7 @@ class BlankRows:
         return "skip"
 
 
-def _quietly(open_batches: Callable[..., Any], bad: Callable[[Any], str], *args: Any) -> Iterator[pa.RecordBatch]:
+def _quietly(open_batches: Callable[..., Any], bad: _OnWrong, *args: Any) -> Iterator[pa.RecordBatch]:
     """The batches. pyarrow hands a wrong row over as text; where it is no UTF-8, Python prints a traceback and pyarrow
     continues to the error, so nothing is lost by leaving that out."""
 
