@@ -84,7 +84,8 @@ def _label(columns: Sequence[Facts], wanted: str | None, positive: Any, origin: 
     pairs = [facts for facts in columns if facts.name in best or (not best and facts.distinct == 2)]
     if not pairs and (one := next((name for name in ranks if by_name[name].distinct == 1), None)):
         return _as_label(by_name[one], positive, origin, "")  # raises
-    rated = sorted(pairs or filter(_could_be_cut, columns), key=lambda facts: not _is_outcome(facts.name))[:12]
+    more = [] if best else [facts for facts in columns if _could_be_cut(facts)]
+    rated = sorted(pairs + more, key=lambda facts: (not _is_outcome(facts.name), facts.distinct > 2))[:12]
     if not rated:
         raise DataError(f"{origin}: has no column that could be a label: none has two values, or a few")
     why = f"{len(best)} columns could be the label" if best else "no column has two values and a name of labels"
@@ -97,11 +98,11 @@ def _is_outcome(name: str) -> bool:
 
 
 def _could_be_cut(facts: Facts) -> bool:
-    """Whether more than two values could be cut in two classes."""
+    """Whether a column of more than two values could be cut in two classes."""
     few = facts.distinct <= (FEW_TEXTS if facts.kind == "text" else FEW)
     known = "id" in names.words_of(facts.name) or names.rank_of_user(facts.name) is not None or is_time(facts)
-    kinds = ("text", "whole", "number")
-    return facts.kind in kinds and not known and (few or (_is_outcome(facts.name) and facts.kind != "text"))
+    cut = facts.kind in ("text", "whole", "number") and facts.distinct > 2
+    return cut and not known and (few or (_is_outcome(facts.name) and facts.kind != "text"))
 
 
 def _values(facts: Facts) -> str:

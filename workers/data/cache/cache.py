@@ -34,6 +34,7 @@ from shardkeep.workers.data.samples import Data, Dataset, Progress, content_fing
 from shardkeep.workers.data.sides import sides_of_model
 from shardkeep.workers.data_config import DataConfig
 from shardkeep.workers.model_config import RetrievalSettings
+from shardkeep.workers.split_config import PLACE
 
 TRAIN, EVAL, TEST = PARTS = "train.arrow", "eval.arrow", "test.arrow"
 """The file of each side."""
@@ -57,9 +58,10 @@ class Conversion:
     def training(self, paths: Sequence[Path], *, prior: bool = False) -> FileSet:
         """The entry of the training files, with the rows that are held out. `prior`: read as the model with which the
         job continues."""
-        split = [self.config.eval_fraction, self.seed] if self.config.eval_fraction else []
-        if self.config.split is not None and (record := self.config.held_out(self.seed)) is not None:
-            split = record.model_dump()
+        record = self.config.held_out(self.seed)
+        split: Any = [] if record is None else record.model_dump(mode="json")
+        if record is not None and record.by == PLACE:  # as before `data.split`
+            split = [record.eval, record.seed]
         marked = {"kept": self.prior.to_json()} if prior and self.prior is not None else {}
         return FileSet(paths, self._settings(paths) | {"split": split} | marked)
 
@@ -212,11 +214,11 @@ def _write_parts(folder: Path, job: Conversion, files: FileSet, fitted: Fitted |
         split.fit(lambda columns: _read_all(job, files.paths, progress, columns))
         columns = list(dict.fromkeys([*columns, *split.columns]))
     sides = split.sides if split is not None else [0 if fitted is None else 1]
-    converter = Converter(job.layout, fitted, job.prior)
+    converter = Converter(job.layout, fitted, job.prior, split)
     with contextlib.ExitStack() as sinks:
         writers = {n: ColumnarWriter(sinks.enter_context(pa.OSFile(str(folder / PARTS[n]), "wb"))) for n in sides}
         chunks = _read_all(job, files.paths, progress, columns)
-        converter.convert(chunks, writers, split=split, origin=_named(files.paths))
+        converter.convert(chunks, writers, origin=_named(files.paths))
         for writer in writers.values():
             writer.close()
     checksums = {PARTS[side]: writer.checksum() for side, writer in writers.items()}

@@ -60,7 +60,8 @@ class Split:
     @property
     def advice(self) -> str:
         """What a message about a side without rows or labels adds."""
-        alike = "; all rows have one value, so that none can be held out" if len(self._seen) == 1 else ""
+        one = len(self._seen) == 1 and self.record.by != PLACE
+        alike = "; all rows have one value, so that none can be held out" if one else ""
         return f" ({self.record}{alike})"
 
     def fit(self, read: Callable[[Sequence[str]], Iterable[Chunk]]) -> None:
@@ -117,9 +118,11 @@ def _plain_reader(layout: ColumnLayout, chunk: Chunk) -> RowReader:
         time=None,
         form=FORM,
     )
-    times = {name for name in layout.categories if pa.types.is_timestamp(chunk.column(name).values.type)}
-    kinds: dict[str, Kind] = {name: "times" if name in times else "texts" for name in layout.categories}
-    none = frozenset[str]()
+    stamps, none = (
+        {n for n in layout.categories if pa.types.is_timestamp(chunk.column(n).values.type)},
+        frozenset[str](),
+    )
+    kinds: dict[str, Kind] = {name: "times" if name in stamps else "texts" for name in layout.categories}
     return RowReader(layout, prior=PriorFit(FORM, none, none, none, kinds, {}))
 
 
@@ -153,14 +156,20 @@ def _borders(time_N: Float64s, record: SplitRecord) -> tuple[float | None, float
 class Converter:
     """Turns chunks into samples: those of `train` first, or with what an earlier conversion of `train` has fitted.
 
-    `prior`: the part that another model's training rows have fitted."""
+    `prior`: the part that another model's training rows have fitted. `split`: finds the side of each row."""
 
-    def __init__(self, layout: ColumnLayout, fitted: Fitted | None = None, prior: PriorFit | None = None) -> None:
+    def __init__(
+        self,
+        layout: ColumnLayout,
+        fitted: Fitted | None = None,
+        prior: PriorFit | None = None,
+        split: Split | None = None,
+    ) -> None:
         self.reader = RowReader(layout, fitted, prior)
         self.skipped = 0
         self._absent = Absent(layout.labels, layout.rules)
         self._labels = layout.labels
-        self._split: SplitRecord | None = None
+        self._split = split
         self._checked = layout.labels or (LabelColumn(column=NO_LABEL, kind="number"),)  # of which rows are counted
 
     @property
@@ -171,21 +180,16 @@ class Converter:
     @property
     def fitted(self) -> Fitted:
         """What the training rows have decided, and how they were chosen, where that depends on no file."""
-        return replace(self.reader.fitted(), split=self._split)
+        record = None if self._split is None or self._split.record.by == PLACE else self._split.record
+        return replace(self.reader.fitted(), split=record)
 
-    def convert(
-        self,
-        chunks: Iterable[Chunk],
-        writers: Mapping[int, ColumnarWriter],
-        *,
-        split: Split | None = None,
-        origin: str = "",
-    ) -> None:
-        """Writes every row to the writer of its side: that which `split` finds, or the only one.
+    def convert(self, chunks: Iterable[Chunk], writers: Mapping[int, ColumnarWriter], *, origin: str = "") -> None:
+        """Writes every row to the writer of its side: that which the split finds, or the only one.
 
         Only rows of training enter the statistics. `origin` names the input where it turns out to be empty.
         Raises DataError for what cannot be a sample.
         """
+        split = self._split
         checks = {side: [PartCheck(SIDES[side]) for _ in self._checked] for side in writers}
         row, unlabelled = 0, [Unlabelled(label) for label in self._labels]
         for chunk in itertools.chain.from_iterable(chunk.parts() for chunk in chunks):
@@ -208,8 +212,6 @@ class Converter:
         for one in unlabelled:
             one.finish(row)
             self.skipped += one.count if one.label.missing == "skip" else 0
-        if split is not None and split.record.by != PLACE:
-            self._split = split.record
         for part_checks in checks.values():
             self._finish(part_checks, split.advice if split is not None else "")
 

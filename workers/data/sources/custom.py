@@ -102,15 +102,15 @@ def _convert(config: DataConfig, parts: list[Mapping[str, Any]], seed: int) -> D
     prior = prior_fit(config)
     layout = _layout(config, parts[0])
     layout = layout if prior is None else replace(layout, form=prior.form)
-    converter = Converter(layout, prior=prior)
     chunks, record = [_chunk(config, part) for part in parts], config.held_out(seed)
     split = None if record is None else Split(record, layout)
+    converter = Converter(layout, None, prior, split)
     if split is not None:
         split.fit(lambda _: chunks)
     sinks = {side: pa.BufferOutputStream() for side in (split.sides if split is not None else range(len(parts)))}
     writers = {side: ColumnarWriter(sink) for side, sink in sinks.items()}
     for side, chunk in enumerate(chunks):
-        converter.convert([chunk], {side: writers[side]} if split is None else writers, split=split)
+        converter.convert([chunk], {side: writers[side]} if split is None else writers)
     for writer in writers.values():
         writer.close()
     check_matched(converter.absent, "the data", layout.labels)
