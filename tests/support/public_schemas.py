@@ -512,4 +512,105 @@ srch_destination_id ; code 700 ; sparse
 is_booking ; bit 0.08 ; label
 cnt ; count 0 ; dense/sparse
 hotel_cluster ; code 100 ; sparse"""),
+    Schema("bank-marketing", """
+age ; code 60 18 ; dense
+job ; pick admin blue-collar technician ; sparse
+marital ; pick married single ; sparse
+education ; pick primary secondary ; sparse
+default,housing,loan ; pick yes no ; sparse
+balance ; count 6 ; dense
+contact ; pick cellular telephone ; sparse
+day ; code 31 1 ; sparse/dense
+month ; pick jan feb mar ; sparse
+duration ; count 5 ; dense/out
+campaign ; count 1 ; dense/sparse
+pdays ; count 3 ; dense
+previous ; count 0 ; dense
+poutcome ; pick success failure other ; sparse
+y ; pick yes no ; label"""),
+    Schema("home-credit", """
+SK_ID_CURR ; row ; out
+TARGET ; bit 0.08 ; label
+NAME_CONTRACT_TYPE ; pick Cash Revolving ; sparse
+CODE_GENDER ; pick M F ; sparse
+FLAG_OWN_CAR,FLAG_OWN_REALTY ; pick Y N ; sparse
+CNT_CHILDREN ; code 5 ; dense
+AMT_INCOME_TOTAL,AMT_CREDIT ; float 12 ; dense
+DAYS_BIRTH ; count 9 ; dense
+DAYS_EMPLOYED ; count 7 ; dense
+OCCUPATION_TYPE ; pick Laborers Managers ; sparse
+WEEKDAY_APPR_PROCESS_START ; pick MONDAY TUESDAY ; sparse
+HOUR_APPR_PROCESS_START ; code 24 ; sparse
+REGION_RATING_CLIENT ; code 3 1 ; sparse/dense
+ORGANIZATION_TYPE ; name org 50 ; sparse
+EXT_SOURCE_1,EXT_SOURCE_2 ; float -1 ; dense"""),
+    Schema("ieee-fraud", """
+TransactionID ; row ; out
+isFraud ; bit 0.03 ; label
+TransactionDT ; small_seconds ; time
+TransactionAmt ; float 4 ; dense
+ProductCD ; pick W C R ; sparse
+card1 ; big 900 ; sparse
+card2 ; code 500 100 ; sparse
+card4 ; pick visa mastercard ; sparse
+addr1 ; code 300 100 ; sparse
+dist1 ; gaps 3 ; dense
+P_emaildomain ; pick gmail.com yahoo.com ; sparse
+C1,C2 ; count 1 ; dense
+D1,D2 ; gaps 4 ; dense
+M1,M2 ; pick T F ; sparse"""),
+    Schema("kkbox-songs", """
+msno ; hex 400 ; user
+song_id ; hex 800 ; sparse
+source_system_tab ; pick discover my_library ; sparse
+source_screen_name ; pick Local Search ; sparse
+source_type ; pick online local ; sparse
+target ; bit 0.5 ; label"""),
+    Schema("alimama-search", """
+instance_id ; unique ; out
+item_id ; big 700 ; sparse
+item_category_list ; name 7908382889764677758;57999 40 ; sparse
+item_brand_id,item_city_id ; big 300 ; sparse
+item_price_level,item_sales_level,item_collected_level,item_pv_level ; code 15 ; sparse
+user_id ; big 800 ; user
+user_gender_id ; code 3 ; sparse
+user_age_level ; code 8 1000 ; sparse
+user_occupation_id ; code 4 2002 ; sparse
+user_star_level ; code 11 3000 ; sparse
+context_id ; unique ; out
+context_timestamp ; seconds ; time
+context_page_id ; code 20 4001 ; sparse
+shop_id ; big 400 ; sparse
+shop_review_num_level ; code 25 ; sparse
+shop_review_positive_rate,shop_score_service ; float -1 ; dense
+is_trade ; bit 0.02 ; label"""),
+    Schema("telco-churn", """
+customerID ; unique ; out
+gender ; pick Male Female ; sparse
+SeniorCitizen ; bit ; sparse
+Partner,Dependents ; pick Yes No ; sparse
+tenure ; code 72 ; dense
+InternetService ; pick DSL Fiber No ; sparse
+Contract ; pick Month One Two ; sparse
+MonthlyCharges ; float 4 ; dense
+TotalCharges ; float 6 ; dense
+Churn ; pick Yes No ; label"""),
+    Schema("rees46", """
+event_time ; datetime ; time
+event_type ; pick view cart purchase ; label
+product_id ; big 600 ; sparse
+category_id ; big 200 ; sparse
+category_code ; pick electronics.smartphone apparel.shoes ; sparse
+brand ; name b 80 ; sparse
+price ; float 5 ; dense
+user_id ; big 500 ; user
+user_session ; hex 900 ; sparse""", asked=""),
+    Schema("santander-app", """
+ncodpers ; big 500 ; sparse/user
+fecha_dato ; date ; time
+age ; code 80 18 ; dense
+antiguedad ; code 200 ; dense/sparse
+renta ; float 11 ; dense
+segmento ; pick 01-TOP 02-PART ; sparse
+label ; bit ; label"""),
 )  # fmt: skip
