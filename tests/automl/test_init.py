@@ -60,7 +60,7 @@ def test_a_file_of_clicks_becomes_a_job_with_its_reasons() -> None:
     assert lines["clicked"].split()[-8:] == ["label", "two", "values", "and", "a", "name", "of", "labels"]
     assert " dense " in lines["price"] and " out " not in out
     text = Path("job.yaml").read_text(encoding="utf-8")
-    assert "split: {by: user, eval: 0.1, test: 0.1}        # all rows of one on one side; or by: random" in text
+    assert "split: {by: user, eval: 0.1, test: 0.1}        # users that training never sees; or by: random" in text
     config = load_config("job.yaml")
     assert config.data.label is not None and config.data.label.column == "clicked"
     assert [each.column for each in config.data.sparse] == ["user", "item", "tags", "age"]

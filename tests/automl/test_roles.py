@@ -96,7 +96,7 @@ def clicks(**columns: list[object]) -> pa.Table:
         ("a", [None] * ROWS, "empty"),
         ("a", [f"key{n}" for n in range(ROWS)], "one value a row"),
         ("Unnamed: 0", [n % 50 for n in range(ROWS)], "an index without a name"),
-        ("event", [["view", "tap"][n * n % 7 % 2] for n in range(ROWS)], "it knows the answer"),
+        ("state_code", [["view", "tap"][n * n % 7 % 2] for n in range(ROWS)], "it knows the answer"),
         ("score_7", [n * n % 7 % 2 + n / 10_000 for n in range(ROWS)], "it knows the answer"),
         ("note", [f"{n % 200} men went to mow a meadow number {n * n % 400}" for n in range(ROWS)], "free text"),
         ("parts", [[0.5] * (n % 4) for n in range(ROWS)], "fractions in lists of several lengths"),
@@ -130,6 +130,23 @@ def test_a_file_without_a_clear_label_or_columns_is_refused_in_one_line(
     with pytest.raises(DataError) as refused:
         plan(tmp_path / "a.csv", table, label)
     assert told in str(refused.value) and len(str(refused.value).splitlines()) == 1
+
+
+def test_hashes_of_64_bits_are_codes_and_what_means_a_missing_number_is_told(tmp_path: Path) -> None:
+    table = clicks(
+        hash=[n % 60 * 7**22 % 2**63 for n in range(ROWS)], price=["-" if n % 9 else f"{n}.5" for n in range(ROWS)]
+    )
+    found = plan(tmp_path / "a.parquet", table)
+    assert [role.use for role in found.roles[2:]] == ["sparse", "dense"]
+    assert "missing: ['', '?', NA, nan, NaN, 'null', '-']" in found.yaml(tmp_path)
+
+
+def test_texts_that_are_no_utf8_are_shown(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_bytes(
+        b"user,city,click\n" + b"".join(b"u%d,Z\xfcrich%d,%d\n" % (n % 7, n % 3, n % 2) for n in range(90))
+    )
+    found = plan_of([str(tmp_path / "a.csv")], label=None, overrides=[])
+    assert found.roles[1].use == "sparse" and found.roles[1].facts.examples()[0] == "Z\ufffdrich0"
 
 
 def test_a_label_of_texts_takes_the_values_that_mean_1(tmp_path: Path) -> None:

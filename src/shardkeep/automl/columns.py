@@ -124,7 +124,8 @@ def _read(column: Column, rules: ReadingRules) -> tuple[Kind, Float64s | None]:
         return "text", None
     truth = texts and pc.any(pc.match_substring_regex(known, "(?i)^(true|false)$")).as_py()
     present_V = number_V[~np.isnan(number_V)]
-    whole = (present_V == np.floor(present_V)).all() and (abs(present_V) < 2**53).all()
+    exact = not pa.types.is_floating(known.type) or (abs(present_V) < 2**53).all()
+    whole = exact and (present_V == np.floor(present_V)).all()
     return "truth" if truth or pa.types.is_boolean(known.type) else "whole" if whole else "number", number_V
 
 

@@ -120,10 +120,9 @@ class Plan:
         """The part of `data` that the roles make."""
         users = [name for _, name in sorted((role.user, role.name) for role in self.roles if role.user is not None)]
         by = "time" if any(role.use == "time" for role in self.roles) else (*users, "random")[0]
-        notes["data", "split"] = {"time": "the newest rows", "random": "by chance"}.get(
-            by, "all rows of one on one side"
-        )
-        notes["data", "split"] += f"; or by: {', '.join(each for each in (*users[:1], 'random') if each != by)}"
+        about = {"time": "the newest rows", "random": "rows by chance"}.get(by, "users that training never sees")
+        others = ", ".join(each for each in (*users[:1], "random") if each != by)
+        notes["data", "split"] = about + (f"; or by: {others}" if others else "")
         found: dict[str, Any] = {"split": {"by": by, "eval": 0.1, "test": 0.1}}
         for role in self.roles:
             entry = {"column": role.name, **role.settings} if role.settings else role.name

@@ -210,7 +210,7 @@ ROLES: tuple[tuple[Callable[[Facts], Any], Use, str], ...] = (
     (lambda f: f.entries and f.entries.kind == "number", "left out", "fractions in lists of several lengths"),
     (lambda f: f.kind == "list", "sparse", "several values a row"),
     (lambda f: f.distinct == 1 and not f.missing, "left out", "constant"),
-    (lambda f: names.rank_of_label(f.name) is not None and (f.distinct <= 2 or f.missing > 0), "left out",
+    (lambda f: names.rank_of_label(f.name) is not None and f.distinct <= 2, "left out",
      "called like a label; known only after it"),
     (lambda f: names.fits(f.name, "ratings") or (names.fits(f.name, "afterwards") and not is_time(f)), "left out",
      "by its name known only after the label"),
