@@ -91,9 +91,10 @@ def look_at(name: str, values: pa.Array, rules: ReadingRules, *, decimal: str = 
         column, brackets = Column(name, np.arange(len(some)), name, some), separator[0] == "["
         return _of_lists(name, as_lists(column, rules, separator.lstrip("["), brackets=brackets), rules, separator)
     marks = tuple(set(MARKS).intersection(known.to_pylist())) if number_V is not None and is_text(known.type) else ()
-    if marks and number_V is not None:
-        code_N[np.isnan(np.append(number_V, 0.0))[code_N]] = -1
-    return Facts(name, kind, code_N, known, number_V, marks)
+    if marks:
+        values = pc.if_else(pc.is_in(values, value_set=pa.array(marks, values.type)), None, values)
+        return replace(look_at(name, values, rules, decimal=decimal, inside=inside), marks=marks)
+    return Facts(name, kind, code_N, known, number_V)
 
 
 def _readable(texts: pa.Array) -> pa.Array:

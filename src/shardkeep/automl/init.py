@@ -177,7 +177,7 @@ def plan_of(entries: Sequence[str], *, label: str | None, overrides: Sequence[st
     columns = [look_at(name, values, rules, decimal=config.decimal) for name, values in arrays.items()]
     known = (config.label.column, config.label.positive) if config.label else (None, None)
     roles = roles_of(columns, label=known[0], positive=known[1], origin=str(paths[0]))
-    if marks := {mark for role in roles if role.use in ("dense", "time") for mark in role.facts.marks}:
+    if marks := {mark for role in roles if role.use != "left out" for mark in role.facts.marks}:
         reading["missing"] = [*config.missing, *sorted(marks)]
     return Plan(entries, excerpt, roles, reading, [below_shell(Override.parse(text), JobConfig) for text in overrides])
 
