@@ -97,7 +97,7 @@ def test_training_a_file_keeps_the_job_in_the_run_folder() -> None:
     code, out, error = invoke("train", "clicks.csv", "--label", "clicked", "--run-dir", "run", *BRIEF)
     assert code == 0, error + out
     job = Path("run/job.yaml").read_text(encoding="utf-8")
-    assert "every_steps: 2\n" in job and str(Path("clicks.csv").absolute()) in job
+    assert "every_steps: 2" in job and str(Path("clicks.csv").absolute()) in job
     assert load_config("run/job.yaml").data.split == load_config("run/config.yaml").data.split
 
 
