@@ -108,6 +108,13 @@ def test_python_gives_the_config_of_the_file() -> None:
     assert (config.train.epochs, config.servers, config.data.root) == (2, 0, str(Path.cwd()))
 
 
+def test_a_label_that_is_a_number_is_judged_by_its_error() -> None:
+    write_csv(Path("clicks.csv"), click_rows(400))
+    config = shardkeep.init("clicks.csv", label="age", overrides=["train.loss=mse"])
+    assert config.data.label is not None and (config.data.label.kind, config.data.label.positive) == ("number", None)
+    assert config.train.early_stopping is not None and config.train.early_stopping.metric == "mse"
+
+
 def test_a_time_that_does_not_split_is_left_out_of_the_job() -> None:
     config = shardkeep.init(histories(Path("clicks.parquet")), overrides=["data.split.by=user_id"])
     assert config.data.time is None and config.data.split is not None and config.data.split.by == "user_id"

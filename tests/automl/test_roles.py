@@ -101,6 +101,8 @@ def clicks(**columns: list[object]) -> pa.Table:
         ("note", [f"{n % 200} men went to mow a meadow number {n * n % 400}" for n in range(ROWS)], "free text"),
         ("parts", [[0.5] * (n % 4) for n in range(ROWS)], "fractions in lists of several lengths"),
         ("both", [{"x": 1}] * ROWS, "a struct"),
+        ("both", [[{"x": 1}]] * ROWS, "a struct"),
+        ("both", [float("inf") if n % 2 else n / 2 for n in range(ROWS)], "infinite numbers"),
     ],
     ids=lambda value: str(value)[:20],
 )
@@ -141,6 +143,24 @@ def test_hashes_of_64_bits_are_codes_and_what_means_a_missing_number_is_told(tmp
     assert "missing: ['', '?', NA, nan, NaN, 'null', '-']" in found.yaml(tmp_path)
     gaps = plan(tmp_path / "b.csv", clicks(click=["\\N" if n % 9 == 0 else str(n * n % 7 % 2) for n in range(ROWS)]))
     assert gaps.roles[1].settings == {"missing": "skip"} and "'null', \\N]" in gaps.yaml(tmp_path)
+
+
+@every(
+    ("values", "use"),
+    [
+        (pa.array([n % 5 for n in range(ROWS)]).cast(pa.decimal128(22, 2)), "sparse"),
+        (pa.array([n % 77 for n in range(ROWS)], pa.duration("s")), "sparse"),
+        (pa.array([2**64 - 1 - n % 7 for n in range(ROWS)], pa.uint64()), "sparse"),
+        (pa.array(["a", "b", "c", "d"] * (ROWS // 4)).dictionary_encode(), "sparse"),
+        (pa.array([b"\xff%d" % (n % 9) for n in range(ROWS)]), "sparse"),
+        (pa.array(range(ROWS), pa.timestamp("s", "Europe/Rome")), "time"),
+        (pa.array([n // 9 for n in range(ROWS)], pa.date32()), "time"),
+    ],
+    ids=lambda value: str(getattr(value, "type", value)),
+)
+def test_a_column_of_any_type_has_a_role(values: pa.Array, use: str, tmp_path: Path) -> None:
+    found = plan(tmp_path / "a.parquet", clicks().append_column("a", values))
+    assert found.roles[2].use == use, found.roles[2].why
 
 
 def test_texts_that_are_no_utf8_are_shown(tmp_path: Path) -> None:

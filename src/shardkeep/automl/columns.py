@@ -122,7 +122,7 @@ def _read(column: Column, rules: ReadingRules) -> tuple[Kind, Float64s | None]:
     except DataError:
         if is_time(known.type) or (texts and times.parse(column.values) is not None):
             return "time", times.seconds(column, rules)
-        return "text", None
+        return "text" if texts else "other", None  # infinite numbers
     truth = texts and pc.any(pc.match_substring_regex(known, "(?i)^(true|false)$")).as_py()
     present_V = number_V[~np.isnan(number_V)]
     exact = not pa.types.is_floating(known.type) or (abs(present_V) < 2**53).all()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +67,7 @@ class Plan:
     roles: Sequence[Role]
     reading: Mapping[str, Any]
     overrides: Sequence[Override]
+    metric: str
 
     @property
     def name(self) -> str:
@@ -80,7 +81,7 @@ class Plan:
         looked_up = (role.facts for role in self.roles if role.use in ("sparse", "sequence") or role.both)
         table_rows = sum(facts.distinct_of_all(rows) for facts in looked_up)
         ordered = time is not None and time.number_V is not None and _grows(time.number_V[time.code_N])
-        return Size(rows, table_rows, len(usable_cores()), limit_bytes(), ordered)
+        return Size(rows, table_rows, len(usable_cores()), limit_bytes(), ordered, self.metric)
 
     def write(self, out: Path) -> Path:
         """Writes the job's file, and returns its path. Raises ConfigError where an override does not fit."""
@@ -165,9 +166,10 @@ def plan_of(entries: Sequence[str], *, label: str | None, overrides: Sequence[st
     """Reads an excerpt and chooses the roles. Raises DataError and ConfigError."""
     paths = find_files(Path.cwd(), entries, key="FILE", kind="")
     source = {"source": "parquet" if paths[0].suffix.lower() in PARQUET else "csv"}
-    named = {} if label is None else {"label": label}
-    text = write_yaml({"data": {**source, **named, "train": list(map(str, paths))}})
-    config = parse_config(text, overrides, origin=str(paths[0])).data
+    target = {} if label is None else {"label": label}
+    text = write_yaml({"data": {**source, **target, "train": list(map(str, paths))}})
+    job = parse_config(text, overrides, origin=str(paths[0]))
+    config, numbers = job.data, job.train.loss.of_numbers
     reading: dict[str, Any] = {} if all(map(data_suffix, entries)) else source
     if config.source == "csv":
         reading |= dialect_of(paths[0], config)
@@ -175,11 +177,14 @@ def plan_of(entries: Sequence[str], *, label: str | None, overrides: Sequence[st
     excerpt, rules = excerpt_of(config, paths), ReadingRules(tuple(config.missing))
     arrays = {name: excerpt.table.column(name).combine_chunks() for name in excerpt.table.column_names}
     columns = [look_at(name, values, rules, decimal=config.decimal) for name, values in arrays.items()]
-    known = (config.label.column, config.label.positive) if config.label else (None, None)
-    roles = roles_of(columns, label=known[0], positive=known[1], origin=str(paths[0]))
+    named = config.label and config.label.column, config.label and config.label.positive
+    roles = roles_of(columns, label=named[0], positive=named[1], origin=str(paths[0]))
+    if numbers:  # the cut in two only serves to find columns that know the answer
+        roles = [replace(role, settings=None, why="numbers") if role.use == "label" else role for role in roles]
     if marks := {mark for role in roles if role.use != "left out" for mark in role.facts.marks}:
         reading["missing"] = [*config.missing, *sorted(marks)]
-    return Plan(entries, excerpt, roles, reading, [below_shell(Override.parse(text), JobConfig) for text in overrides])
+    known = [below_shell(Override.parse(text), JobConfig) for text in overrides]
+    return Plan(entries, excerpt, roles, reading, known, "mse" if numbers else "auc")
 
 
 def _grows(time_N: np.ndarray[Any, Any]) -> bool:

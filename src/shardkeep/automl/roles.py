@@ -136,7 +136,7 @@ def _as_label(facts: Facts, positive: Any, origin: str, why: str) -> Role:
     number_N = _numbers(facts)
     edges_V = np.unique(number_N)[:-1]
     above = float(edges_V[int(np.argmin([abs((number_N > edge).mean() - 0.5) for edge in edges_V[:1000]]))])
-    why = f"{why}; above {above:g} means 1"
+    why = f"{why}; above {above:g} means 1; or the number: train.loss: mse"
     return Role(facts, "label", why, settings={"positive": {"above": above}, **missing})
 
 
@@ -204,7 +204,7 @@ def _are_counts(facts: Facts) -> bool:
 
 ROLES: tuple[tuple[Callable[[Facts], Any], Use, str], ...] = (
     (lambda f: f.kind == "empty", "left out", "empty"),
-    (lambda f: f.kind == "other", "left out", "a struct or another type that is not read"),
+    (lambda f: f.kind == "other", "left out", "a struct, infinite numbers or another type that is not read"),
     (lambda f: names.NAMELESS.fullmatch(f.name), "left out", "an index without a name"),
     (_is_vector, "dense", "a vector of one width"),
     (lambda f: f.entries and f.entries.kind == "number", "left out", "fractions in lists of several lengths"),

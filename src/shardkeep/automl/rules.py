@@ -10,13 +10,14 @@ from typing import Any
 @dataclass(frozen=True)
 class Size:
     """What the rules go by. `table_rows`: distinct values of all categories, about. `memory_bytes`: those of the
-    machine. `ordered`: the rows are sorted by time."""
+    machine. `ordered`: the rows are sorted by time. `metric`: what chooses the best model."""
 
     rows: int
     table_rows: int
     cores: int
     memory_bytes: int
     ordered: bool
+    metric: str = "auc"
 
     @property
     def dim(self) -> int:
@@ -57,7 +58,7 @@ RULES: tuple[Rule, ...] = (
     # A public set of 202,000 rows: .954 after one epoch, .977 after 20 with early stopping.
     ("train.epochs", lambda s: max(2, min(20, 20_000_000 // max(1, s.rows))), "at most; early_stopping ends before"),
     # Five evaluations an epoch: the best of the first epoch counts where ids are learned by heart in the second.
-    ("train.early_stopping", lambda s: {"metric": "auc", "patience": 5}, "evaluations without a better one"),
+    ("train.early_stopping", lambda s: {"metric": s.metric, "patience": 5}, "evaluations without a better one"),
     # News clicks: .7398 as stored, by time; .7326 shuffled.
     ("train.order", lambda s: "stored" if s.ordered else None, "the rows are sorted by time; or shuffled"),
     ("eval.every_steps", lambda s: -(-s.epoch_steps // 5), "five times an epoch"),

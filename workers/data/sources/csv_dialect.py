@@ -24,6 +24,8 @@ def dialect_of(path: Path, config: DataConfig) -> dict[str, Any]:
     """The keys of `data` that say how a file is written, beside those that the config sets. Raises DataError where the
     text leaves a choice."""
     text = first_bytes(path, compression_of(path)).removeprefix(b"\xef\xbb\xbf").decode("latin-1")
+    if not text.strip():
+        raise DataError(f"{path}: is empty")
     given = config.model_fields_set
     if "delimiter" in given:
         fitting = {config.delimiter: _rows(text, config.delimiter, config)}
