@@ -102,6 +102,7 @@ def clicks(**columns: list[object]) -> pa.Table:
         ("parts", [[0.5] * (n % 4) for n in range(ROWS)], "fractions in lists of several lengths"),
         ("both", [{"x": 1}] * ROWS, "a struct"),
         ("both", [[{"x": 1}]] * ROWS, "a struct"),
+        ("both", [[[1, 2], [n]] for n in range(ROWS)], "lists of lists"),
         ("both", [float("inf") if n % 2 else n / 2 for n in range(ROWS)], "infinite numbers"),
     ],
     ids=lambda value: str(value)[:20],
@@ -149,8 +150,8 @@ def test_hashes_of_64_bits_are_codes_and_what_means_a_missing_number_is_told(tmp
     ("values", "use"),
     [
         (pa.array([n % 5 for n in range(ROWS)]).cast(pa.decimal128(22, 2)), "sparse"),
-        (pa.array([n % 77 for n in range(ROWS)], pa.duration("s")), "sparse"),
-        (pa.array([2**64 - 1 - n % 7 for n in range(ROWS)], pa.uint64()), "sparse"),
+        (pa.array([n % 77 for n in range(ROWS)], pa.duration("s")), "dense"),
+        (pa.array([2**64 - 1 - n % 9 for n in range(ROWS)], pa.uint64()), "sparse"),
         (pa.array(["a", "b", "c", "d"] * (ROWS // 4)).dictionary_encode(), "sparse"),
         (pa.array([b"\xff%d" % (n % 9) for n in range(ROWS)]), "sparse"),
         (pa.array(range(ROWS), pa.timestamp("s", "Europe/Rome")), "time"),

@@ -125,7 +125,7 @@ def _read(column: Column, rules: ReadingRules) -> tuple[Kind, Float64s | None]:
         return "text" if texts else "other", None  # infinite numbers
     truth = texts and pc.any(pc.match_substring_regex(known, "(?i)^(true|false)$")).as_py()
     present_V = number_V[~np.isnan(number_V)]
-    exact = not pa.types.is_floating(known.type) or (abs(present_V) < 2**53).all()
+    exact = (abs(present_V) < 2**53).all() if pa.types.is_floating(known.type) else not pa.types.is_temporal(known.type)
     whole = exact and (present_V == np.floor(present_V)).all()
     return "truth" if truth or pa.types.is_boolean(known.type) else "whole" if whole else "number", number_V
 
