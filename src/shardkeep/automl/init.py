@@ -177,7 +177,7 @@ def plan_of(entries: Sequence[str], *, label: str | None, overrides: Sequence[st
     excerpt, rules = excerpt_of(config, paths), ReadingRules(tuple(config.missing))
     arrays = {name: excerpt.table.column(name).combine_chunks() for name in excerpt.table.column_names}
     columns = [look_at(name, values, rules, decimal=config.decimal) for name, values in arrays.items()]
-    named = config.label and config.label.column, config.label and config.label.positive
+    named = (config.label.column, config.label.positive) if config.label else (None, None)
     roles = roles_of(columns, label=named[0], positive=named[1], origin=str(paths[0]))
     if numbers:  # the cut in two only serves to find columns that know the answer
         roles = [replace(role, settings=None, why="numbers") if role.use == "label" else role for role in roles]
