@@ -207,7 +207,7 @@ def _names(value: Any) -> list[str]:
     return [name for name in (value if isinstance(value, list) else [value]) if isinstance(name, str)]
 
 
-def _suffix(name: str) -> str:
+def data_suffix(name: str) -> str:
     """The suffix that says what a file holds; empty where it has none such."""
     path = PurePosixPath(name.lower())
     suffix = PurePosixPath(path.stem).suffix if path.suffix in _COMPRESSED else path.suffix
@@ -291,7 +291,7 @@ class DataConfig(Settings):
             return {**value, "source": "synthetic" if "synthetic" in value and "source" not in value else ""}
         if value.get("synthetic"):  # also with the values of the default
             raise ValueError(f"synthetic: has no effect beside files such as {names[0][:60]}; leave one of the two out")
-        suffixes = {_suffix(name) for name in names}
+        suffixes = {data_suffix(name) for name in names}
         sources = {_SUFFIXES.get(suffix, "") for suffix in suffixes}
         tabs = {"delimiter": "tab"} if suffixes == {".tsv"} and "delimiter" not in value else {}
         return {**value, "source": sources.pop() if len(sources) == 1 else "", **tabs}
@@ -300,7 +300,7 @@ class DataConfig(Settings):
     def _files_have_a_source(self) -> DataConfig:
         if self.source or not (names := [*self.train, *self.eval, *self.test]):
             return self
-        by_suffix = {_suffix(name): name[:60] for name in names}
+        by_suffix = {data_suffix(name): name[:60] for name in names}
         why = (
             f"{by_suffix['']!r} has no suffix that says it"
             if "" in by_suffix

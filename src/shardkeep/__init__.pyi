@@ -1,6 +1,7 @@
 """The public names: what is called, and the modules with the rest. `__init__.py` reads this file."""
 
 from shardkeep import callbacks as callbacks, config as config, errors as errors, nn as nn, torchrec as torchrec
+from shardkeep.automl.init import init as init
 from shardkeep.base.errors import ShardkeepError as ShardkeepError, UserError as UserError
 from shardkeep.config import JobConfig as JobConfig
 from shardkeep.engines import ray as ray

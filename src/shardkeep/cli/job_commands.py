@@ -18,6 +18,7 @@ from shardkeep.cli.options import (
     MODEL,
     Ask,
     Code,
+    Label,
     Log,
     ParentPipe,
     Run,
@@ -40,7 +41,8 @@ ORPHAN_STOP_S = 15.0
 
 
 def train(
-    config: Annotated[Path | None, path_argument(CONFIG_HELP, "CONFIG")] = None,
+    config: Annotated[Path | None, path_argument(f"{CONFIG_HELP} Or a csv or parquet file.", "CONFIG")] = None,
+    label: Label = None,
     set_: Set = None,
     run_dir: RunDir = None,
     resume: Annotated[
@@ -70,12 +72,33 @@ def train(
     if model is not None and from_run is None:
         raise UserError(f"--model {model}: has no effect without --from RUN")
     if resume is not None:
-        if from_run is not None:
-            raise UserError("--from: has no effect with --resume; the run has begun already")
+        if from_run is not None or label is not None:
+            option = "--label" if from_run is None else "--from"
+            raise UserError(f"{option}: has no effect with --resume; the run has begun already")
         _resume(resume, set_ or [], run_dir, log_format)
     elif config is not None:
         start = None if from_run is None else (from_run, model or "last")
+        config, set_, run_dir = _job_of_file(config, label, set_, run_dir)
         _run_job(config, set_, run_dir, code, start=start, log_format=log_format)
+
+
+def _job_of_file(
+    config: Path, label: str | None, overrides: list[str] | None, run_dir: Path | None
+) -> tuple[Path, list[str] | None, Path | None]:
+    """The three as they are, or of data the job's file that `shardkeep init` writes, and the new run folder with it."""
+    from shardkeep.automl.init import plan_of
+    from shardkeep.automl.view import show
+    from shardkeep.run.new_folder import default_run_dir, refuse_taken
+    from shardkeep.workers.data_config import data_suffix
+
+    if not data_suffix(config.name):
+        if label is not None:
+            raise UserError(f"--label {label}: has no effect without a csv or parquet file in place of CONFIG")
+        return config, overrides, run_dir
+    plan = plan_of([str(config)], label=label, overrides=overrides or [])
+    refuse_taken(folder := run_dir or default_run_dir(plan.name))
+    show(plan)
+    return plan.write(folder / "job.yaml"), None, folder
 
 
 def _resume(run: Path, overrides: list[str], run_dir: Path | None, log_format: LogFormat) -> None:

@@ -96,6 +96,10 @@ Config = Annotated[Path, path_argument(CONFIG_HELP, "CONFIG")]
 Set = Annotated[
     list[str] | None, typer.Option("--set", metavar="A.B=VALUE", help="Override a setting of the config; repeatable.")
 ]
+Label = Annotated[
+    str | None,
+    typer.Option("--label", metavar="COLUMN", help="The column to predict [default: by its name and two values]."),
+]
 Run = Annotated[Path | None, path_argument("Run folder [default: the newest in runs/].")]
 Runs = Annotated[
     list[Path] | None,

@@ -1,8 +1,9 @@
-"""Commands that run no job: config, estimate, sweep, cache, kernels, certs, version."""
+"""Commands that run no job: init, config, estimate, sweep, cache, kernels, certs, version."""
 
 from __future__ import annotations
 
 import json
+import shlex
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -10,7 +11,7 @@ from typing import Annotated
 import typer
 
 from shardkeep import __version__
-from shardkeep.cli.options import Config, Json, Set, load, path_argument, path_option
+from shardkeep.cli.options import Config, Json, Label, Set, load, path_argument, path_option
 
 
 def certs(
@@ -31,6 +32,24 @@ def certs(
 
     for made in make_certs(folder, host or [LOCAL], days=days):
         print(f"--tls {made}")
+
+
+def init(
+    files: Annotated[list[Path], path_argument("Files of csv or parquet, folders or patterns.", "FILE")],
+    label: Label = None,
+    out: Annotated[Path, path_option("File to write.", metavar="FILE")] = Path("job.yaml"),
+    force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
+    set_: Set = None,
+) -> None:
+    """Write a job's config for files of yours, and show what was seen and chosen."""
+    from shardkeep.automl.init import plan_of, refuse_existing
+    from shardkeep.automl.view import show
+
+    refuse_existing(out, force=force)
+    plan = plan_of([str(file) for file in files], label=label, overrides=set_ or [])
+    show(plan)
+    plan.write(out)
+    print(f"job       {out}; next: shardkeep train {shlex.quote(str(out))}")
 
 
 def config(config: Config, set_: Set = None) -> None:

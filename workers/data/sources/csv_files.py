@@ -36,6 +36,8 @@ COMPRESSIONS = {
     ".lz4": ("lz4", b"\x04\x22\x4d\x18"),
 }
 _log = EventLog("data")
+_OnWrong = Callable[[Any], str]
+"""Says of a row with too many or too few fields whether it is an error or skipped."""
 
 
 def open_csv(
@@ -43,17 +45,17 @@ def open_csv(
 ) -> Data:
     """The source `csv`. Raises DataError for what is wrong with the files, ConfigError for the settings."""
     refuse(config, ("synthetic", "options"))
-    form, config = _form(config), named_columns(config, lambda: header(config))
+    form, config = form_of(config), named_columns(config, lambda: header(config))
     layout = layout_of(config, labelled=items is None)
     return open_cached(config, layout, form.read, reading=form.reading(), seed=seed, progress=progress, items=items)
 
 
 def header(config: DataConfig) -> list[str]:
     """Names of all columns of the first file."""
-    return _form(config).names(first_file(config))
+    return form_of(config).names(first_file(config))
 
 
-def _form(config: DataConfig) -> CsvForm:
+def form_of(config: DataConfig) -> CsvForm:
     """Raises ConfigError for characters that do not go together."""
     delimiter, quote, escape = config.delimiter, config.quote, config.escape
     if len(delimiter) > 1:
@@ -81,12 +83,12 @@ class CsvForm:
 
     def names(self, path: Path) -> list[str]:
         """Names of all columns of a file."""
-        return self._header(path, _first_bytes(path, _compression(path)))[0]
+        return self._header(path, first_bytes(path, compression_of(path)))[0]
 
     def read(self, path: Path, columns: Sequence[str], progress: Callable[[float], None]) -> Iterator[Chunk]:
         """Yields the file's rows, the named columns only, as bytes; blank lines are no rows."""
-        compression = _compression(path)
-        names, lines = self._header(path, _first_bytes(path, compression))
+        compression = compression_of(path)
+        names, lines = self._header(path, first_bytes(path, compression))
         placed = columns_of_folders(path, columns, names)
         columns = [name for name in columns if name not in placed]
         for column in columns:
@@ -117,22 +119,31 @@ class CsvForm:
             if spanning:
                 _log.warning(f"{path}: {held:,} lines are {rows:,} rows (rows of several lines: {spanning:,})")
 
+    def rows_within(self, text: bytes, names: list[str]) -> pa.Table:
+        """The rows of some lines of a file, as bytes; those with too many or too few fields are left out."""
+        with contextlib.suppress(pa.ArrowInvalid):
+            stream = pa.BufferReader(text)
+            return pa.Table.from_batches(list(_quietly(self._batches, lambda _: "skip", stream, names, names, 0)))
+        return pa.table({name: pa.array([], pa.binary()) for name in names})
+
     def _check_lines(self, path: Path, num_fields: int, header_lines: int) -> tuple[int, int]:
         """As of `check_lines`; none of a file that cannot be read to its end. Raises DataError."""
         delimiter = self.delimiter.encode().decode("latin-1")
         form: dict[str, Any] = {"delimiter": delimiter, "num_fields": num_fields, "header_lines": header_lines}
         with contextlib.suppress(OSError, ValueError, csv.Error), path.open("rb") as raw:
-            stream = pa.input_stream(raw, compression=_compression(path))
-            return check_lines(str(path), stream, self._dialect(), **form)
+            stream = pa.input_stream(raw, compression=compression_of(path))
+            return check_lines(str(path), stream, self.dialect(), **form)
         return 0, 0
 
-    def _dialect(self) -> dict[str, Any]:
+    def dialect(self) -> dict[str, Any]:
         """As Python's csv has it; one byte represents a delimiter of several characters."""
         delimiter = self.delimiter if len(self.delimiter) == 1 else UNIT.decode()
         quoting = csv.QUOTE_NONE if self.quote is None else csv.QUOTE_MINIMAL
         return {"delimiter": delimiter, "quotechar": self.quote or '"', "escapechar": self.escape, "quoting": quoting}
 
-    def _batches(self, bad: BlankRows, stream: Any, columns: Sequence[str], names: list[str], lines: int) -> Any:
+    def _batches(
+        self, bad: Callable[[Any], str], stream: Any, columns: Sequence[str], names: list[str], lines: int
+    ) -> Any:
         unique = [name if names.count(name) == 1 else f"{name}#{i}" for i, name in enumerate(names)]
         if len(self.delimiter) > 1:
             stream = OneByteDelimiter(stream, self.delimiter.encode())
@@ -142,7 +153,7 @@ class CsvForm:
                 use_threads=False, block_size=BLOCK_BYTES, column_names=unique, skip_rows=lines
             ),
             parse_options=pacsv.ParseOptions(
-                delimiter=self._dialect()["delimiter"],
+                delimiter=self.dialect()["delimiter"],
                 quote_char=self.quote or False,
                 escape_char=self.escape or False,
                 newlines_in_values=bool(self.quote or self.escape),
@@ -160,7 +171,7 @@ class CsvForm:
         if not start.strip():
             raise DataError(f"{path}: is empty")
         start = start.removeprefix(b"\xef\xbb\xbf")
-        dialect = self._dialect()
+        dialect = self.dialect()
         text = start.replace(self.delimiter.encode(), dialect["delimiter"].encode()).decode("latin-1")
         reader = csv.reader(io.StringIO(text, newline=""), **dialect)
         try:
@@ -216,7 +227,7 @@ class BlankRows:
         return "skip"
 
 
-def _quietly(open_batches: Callable[..., Any], bad: BlankRows, *args: Any) -> Iterator[pa.RecordBatch]:
+def _quietly(open_batches: Callable[..., Any], bad: _OnWrong, *args: Any) -> Iterator[pa.RecordBatch]:
     """The batches. pyarrow hands a wrong row over as text; where it is no UTF-8, Python prints a traceback and pyarrow
     continues to the error, so nothing is lost by leaving that out."""
 
@@ -254,7 +265,8 @@ def _reason(error: Exception) -> str:
     return f"cannot be read ({text})"
 
 
-def _compression(path: Path) -> str | None:
+def compression_of(path: Path) -> str | None:
+    """How a file is compressed; None = it is not. Raises DataError."""
     try:
         with path.open("rb") as file:
             start = file.read(4)
@@ -268,7 +280,7 @@ def _compression(path: Path) -> str | None:
     return None
 
 
-def _first_bytes(path: Path, compression: str | None) -> bytes:
+def first_bytes(path: Path, compression: str | None) -> bytes:
     """The first MB of the text, unpacked. Raises DataError where it is not text."""
     try:
         with path.open("rb") as raw:

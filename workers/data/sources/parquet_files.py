@@ -22,6 +22,8 @@ from shardkeep.workers.model_config import RetrievalSettings
 
 BUFFER_BYTES = 1 << 20
 """Read at once of each column."""
+_OPTIONS = {"page_checksum_verification": True, "pre_buffer": False, "buffer_size": BUFFER_BYTES}
+"""pre_buffer, pyarrow's default, keeps the bytes of all columns that were read until the file is closed."""
 
 
 def open_parquet(
@@ -47,12 +49,36 @@ def column_names(path: Path) -> list[str]:
         raise _unreadable(path, error) from error
 
 
+def group_sizes(path: Path) -> list[tuple[int, int, int]]:
+    """Of each row group its number, its rows and its bytes before compression."""
+    try:
+        found = pq.read_metadata(path)
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise _unreadable(path, error) from error
+    groups = ((number, found.row_group(number)) for number in range(found.num_row_groups))
+    return [(number, group.num_rows, group.total_byte_size) for number, group in groups]
+
+
+def read_within(path: Path, group: int, *, rows: int, reach: int) -> pa.Table:
+    """At most `rows` rows of a row group, in eight slices all over its first `reach` rows."""
+    try:
+        with pq.ParquetFile(path, **_OPTIONS) as file:
+            check_columns(str(path), file.schema_arrow.names, file.schema_arrow)
+            size, step, found = max(1, rows // 8), max(1, -(-reach // rows)), list[pa.Table]()
+            for number, batch in enumerate(file.iter_batches(size, row_groups=[group])):
+                if number * size >= reach:
+                    break
+                if number % step == 0:
+                    found.append(pa.table([plain(values) for values in batch.columns], batch.schema.names))
+            return pa.concat_tables(found) if found else file.schema_arrow.empty_table()
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise _unreadable(path, error) from error
+
+
 def read_parquet(path: Path, columns: Sequence[str], progress: Callable[[float], None]) -> Iterator[Chunk]:
     """Yields the file's rows in batches of at most 65,536, the named columns only."""
     try:
-        # pre_buffer, pyarrow's default, keeps the bytes of all columns that were read until the file is closed
-        options = {"page_checksum_verification": True, "pre_buffer": False, "buffer_size": BUFFER_BYTES}
-        with pq.ParquetFile(path, **options) as file:
+        with pq.ParquetFile(path, **_OPTIONS) as file:
             placed = columns_of_folders(path, columns, file.schema_arrow.names)
             columns = [name for name in columns if name not in placed]
             check_columns(str(path), columns, file.schema_arrow)

@@ -1,0 +1,193 @@
+"""Facts: what the rows of an excerpt say about a column. Decides nothing.
+
+N = rows, V = distinct values, B = bins
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.compute as pc  # type: ignore[import-untyped]
+from numpy.typing import NDArray
+
+from shardkeep.base.arrays import Float64s, Ints
+from shardkeep.base.errors import DataError
+from shardkeep.workers.data.conversion import times
+from shardkeep.workers.data.conversion.chunk import Column
+from shardkeep.workers.data.conversion.decoding import as_lists, decode_numbers, list_lengths
+from shardkeep.workers.data.conversion.rules import ReadingRules, is_list, is_number, is_text, is_time
+
+Kind = Literal["empty", "whole", "number", "truth", "time", "text", "list", "other"]
+MARKS = ("\\N", "None", "none", "N/A", "n/a", "#N/A", "<NA>", "NaT", "NULL", "-")
+"""What some programs write for a missing number, beside the default of `data.missing`."""
+LIST_ROWS = 8192
+"""Of which the lists in a column of texts are cut: brackets take 30 us a row."""
+SEPARATORS = ("|", ";", "^", "\x01", "\x02", "#", ",", " ")
+BINS = 256
+_ID = r"^[\w.:-]*\d[\w.:-]*$"
+
+
+@dataclass(frozen=True)
+class Facts:
+    """One column. `code_N`: which of `values` a row has, -1 = none. `number_V`: the values of numbers and times, in
+    seconds. `marks`: texts among numbers that mean a missing one. Of lists: `length_N`, `entries`, and how texts are
+    cut."""
+
+    name: str
+    kind: Kind
+    code_N: Ints
+    values: pa.Array
+    number_V: Float64s | None = None
+    marks: tuple[str, ...] = ()
+    length_N: Ints | None = None
+    entries: Facts | None = None
+    separator: str | None = None
+
+    @property
+    def distinct(self) -> int:
+        """Distinct values, of lists those of their entries."""
+        return len(self.values) if self.entries is None else self.entries.distinct
+
+    @property
+    def missing(self) -> float:
+        """The share of rows without a value."""
+        return float((self.code_N < 0).mean())
+
+    def distinct_of_all(self, num_rows: int) -> int:
+        """About how many distinct values so many rows have (GEE, Charikar et al. 2000)."""
+        if self.entries is not None:
+            return self.entries.distinct_of_all(round(num_rows * len(self.entries.code_N) / len(self.code_N)))
+        count_V = np.bincount(self.code_N[self.code_N >= 0], minlength=1)
+        once = int((count_V == 1).sum())
+        return round(self.distinct + once * (math.sqrt(max(1.0, num_rows / len(self.code_N))) - 1))
+
+    def examples(self) -> list[str]:
+        """The most frequent values."""
+        count_V = np.bincount(self.code_N[self.code_N >= 0], minlength=len(self.values))
+        return [str(self.values[int(at)]) for at in np.argsort(-count_V, kind="stable")[:3] if len(self.values)]
+
+
+def look_at(name: str, values: pa.Array, rules: ReadingRules, *, decimal: str = ".", inside: bool = False) -> Facts:
+    """The facts of a column. `inside`: it has the entries of lists. Raises DataError for lists of two kinds."""
+    if is_list(values.type):
+        return _of_lists(name, values, rules)
+    if is_text(values.type):
+        values = rules.texts(values)
+    elif pa.types.is_floating(values.type):
+        values = pa.array(values.to_numpy(zero_copy_only=False), from_pandas=True)  # NaN is missing
+    if values.null_count == len(values):
+        return Facts(name, "empty", np.full(len(values), -1), values.slice(0, 0))
+    if not (is_text(values.type) or is_number(values.type) or pa.types.is_temporal(values.type)):
+        return Facts(name, "other", np.zeros(len(values), np.int64), pa.array([str(values.type)]))
+    encoded = values.dictionary_encode()
+    code_N, known = np.array(pc.fill_null(encoded.indices, -1), np.int64), _readable(encoded.dictionary)
+    kind, number_V = _read(Column(name, np.arange(len(known)), name, known, decimal), rules)
+    if kind == "text" and not inside and (separator := _separator_of(name, known)):
+        some = values.take(pa.array(np.arange(0, len(values), -(-len(values) // LIST_ROWS))))
+        column, brackets = Column(name, np.arange(len(some)), name, some), separator[0] == "["
+        return _of_lists(name, as_lists(column, rules, separator.lstrip("["), brackets=brackets), rules, separator)
+    marks = tuple(set(MARKS).intersection(known.to_pylist())) if number_V is not None and is_text(known.type) else ()
+    if marks:
+        values = pc.if_else(pc.is_in(values, value_set=pa.array(marks, values.type)), None, values)
+        return replace(look_at(name, values, rules, decimal=decimal, inside=inside), marks=marks)
+    return Facts(name, kind, code_N, known, number_V)
+
+
+def _readable(texts: pa.Array) -> pa.Array:
+    """Values, of texts those of UTF-8."""
+    try:
+        texts.validate(full=True)
+    except pa.ArrowInvalid:
+        return pa.array(
+            [None if text is None else text.decode("utf-8", "replace") for text in texts.cast("binary").to_pylist()]
+        )
+    return texts
+
+
+def _read(column: Column, rules: ReadingRules) -> tuple[Kind, Float64s | None]:
+    """The kind of distinct values, and their numbers."""
+    known, texts = column.values, is_text(column.values.type)
+    if texts:
+        marked = pc.is_in(known, value_set=pa.array(MARKS, known.type))
+        column = replace(column, values=pc.if_else(marked, None, known))
+        codes = pc.any(pc.match_substring_regex(column.values, r"^0\d+$")).as_py()  # with zeros in front
+        if codes or column.values.null_count == len(known):
+            return "text", None
+    try:
+        number_V = decode_numbers(column, rules if texts else ReadingRules())
+    except DataError:
+        if is_time(known.type) or (texts and times.parse(column.values) is not None):
+            return "time", times.seconds(column, rules)
+        return "text" if texts else "other", None  # infinite numbers
+    truth = texts and pc.any(pc.match_substring_regex(known, "(?i)^(true|false)$")).as_py()
+    present_V = number_V[~np.isnan(number_V)]
+    exact = (abs(present_V) < 2**53).all() if pa.types.is_floating(known.type) else not pa.types.is_temporal(known.type)
+    whole = exact and (present_V == np.floor(present_V)).all()
+    return "truth" if truth or pa.types.is_boolean(known.type) else "whole" if whole else "number", number_V
+
+
+def _of_lists(name: str, lists: pa.Array, rules: ReadingRules, separator: str | None = None) -> Facts:
+    length_N = list_lengths(lists)
+    column = Column(name, np.arange(len(lists)), name, lists)
+    try:
+        entries = look_at(name, column.entries(lists, length_N).values, rules, inside=True)
+    except DataError:  # structs
+        return Facts(name, "other", length_N * 0, pa.array([str(lists.type)]))
+    kind: Kind = "list" if len(entries.values) else "empty"
+    return Facts(name, kind, np.where(length_N > 0, 0, -1), entries.values, None, (), length_N, entries, separator)
+
+
+def _separator_of(name: str, known: pa.Array) -> str:
+    """What separates the entries of texts that are lists, with [ before it where they stand in brackets; "" = they are
+    none. Raises DataError where some are in brackets and some are not."""
+    share = pc.mean(pc.cast(pc.match_substring_regex(known, r"^\[.*\]$"), pa.float64())).as_py()
+    if 0.1 < share < 0.98:
+        raise DataError(
+            f"column {name}: {share:.0%} of its texts are lists in brackets, the others are not; write all in one way"
+        )
+    some = known.slice(0, LIST_ROWS)
+    if share >= 0.98:
+        spaces, commas = (pc.any(pc.match_substring(some, mark)).as_py() for mark in " ,")
+        return "[ " if spaces and not commas else "[,"
+    for mark in SEPARATORS:
+        lists = pc.split_pattern(some, mark)
+        length_V = np.array(pc.list_value_length(lists))
+        if (length_V > 1).mean() < 0.1 or ((length_V == length_V[0]).all() and length_V[0] < 3):
+            continue
+        entries = pc.ascii_trim_whitespace(lists.flatten())
+        ids = mark != "," and np.array(pc.match_substring_regex(entries, _ID)).mean() > 0.9
+        if ids or (mark != " " and len(entries) >= 3 * pc.count_distinct(entries).as_py()):
+            return mark
+    return ""
+
+
+def auc_alone(facts: Facts, positive_N: NDArray[np.bool_]) -> float:
+    """The AUC of a column without the others: of its numbers as they are, or of the mean label that the other half of
+    the rows has at the same value or in the same bin of numbers."""
+    code_N, score_N, alone = facts.code_N + 1, np.empty(len(facts.code_N)), 0.5
+    if facts.number_V is not None:
+        by_number = _auc(np.append(facts.number_V, -np.inf)[facts.code_N], positive_N)
+        alone = max(by_number, 1 - by_number)
+        bins = min(BINS, len(code_N) // 20)
+        if facts.distinct > bins:
+            edges_B = np.nanquantile(facts.number_V, np.linspace(0, 1, bins))
+            code_N = np.where(code_N > 0, 1 + np.searchsorted(edges_B, facts.number_V[facts.code_N]), 0)
+    odd_N, size = np.arange(len(code_N)) % 2 == 1, int(code_N.max()) + 1
+    for half_N in (odd_N, ~odd_N):
+        count_B = np.bincount(code_N[half_N], minlength=size)
+        sum_B = np.bincount(code_N[half_N], positive_N[half_N], minlength=size)
+        score_N[~half_N] = ((sum_B + positive_N.mean()) / (count_B + 1.0))[code_N[~half_N]]
+    return max(alone, _auc(score_N, positive_N))
+
+
+def _auc(score_N: Float64s, positive_N: NDArray[np.bool_]) -> float:
+    _, rank_N, count_R = np.unique(score_N, return_inverse=True, return_counts=True)
+    positive_R = np.bincount(rank_N, positive_N, minlength=len(count_R))
+    negative_R = count_R - positive_R
+    below_R = np.cumsum(negative_R) - negative_R
+    pairs = max(1.0, float(positive_R.sum() * negative_R.sum()))
+    return float((positive_R * (below_R + negative_R / 2)).sum()) / pairs

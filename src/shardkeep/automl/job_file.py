@@ -1,0 +1,45 @@
+"""The YAML of a job with comments, as `init` writes it: short values in one line, a comment behind its key."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from shardkeep.base.yaml_text import write_yaml
+
+WIDTH, COMMENTS_AT = 72, 48
+"""Characters of a value in one line; the column at which comments begin."""
+Keys = tuple[str, ...]
+
+
+def yaml_with_notes(settings: Mapping[str, Any], notes: Mapping[Keys, str]) -> str:
+    """The settings as YAML; `notes`: comments by the keys from the top."""
+    return "".join(f"{line}\n" for line in _lines(settings, notes, ()))
+
+
+def _lines(value: Any, notes: Mapping[Keys, str], above: Keys) -> Iterator[str]:
+    """The lines of a mapping, or of a list of columns."""
+    inner = "  " * len(above)
+    entries = value.items() if isinstance(value, Mapping) else ((_named(each), each) for each in value)
+    for key, below in entries:
+        keys, head = (*above, key), f"{inner}{_flow(key)}:" if isinstance(value, Mapping) else f"{inner}-"
+        told = any(other[: len(keys)] == keys and other != keys for other in notes)
+        text = f"{head} {_flow(below)}"
+        if (len(text) > WIDTH and isinstance(below, Mapping | list) and isinstance(value, Mapping)) or told:
+            yield _with_note(head, notes.get(keys, ""))
+            yield from _lines(below, notes, keys)
+        else:
+            yield _with_note(text, notes.get(keys, ""))
+
+
+def _with_note(text: str, note: str) -> str:
+    return f"{text:<{COMMENTS_AT}} # {note}" if note else text
+
+
+def _named(entry: Any) -> str:
+    return str(entry["column"] if isinstance(entry, Mapping) else entry)
+
+
+def _flow(value: Any) -> str:
+    """A value in one line."""
+    return write_yaml([value], default_flow_style=True, sort_keys=False, width=1 << 20).strip()[1:-1]

@@ -1,0 +1,256 @@
+"""Roles: what each column of a file is for, and why. The rules of a role are one table; names.yaml has the words.
+
+N = rows, V = distinct values
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow.compute as pc  # type: ignore[import-untyped]
+
+from shardkeep.automl import names
+from shardkeep.automl.columns import Facts, auc_alone
+from shardkeep.base.arrays import Float64s
+from shardkeep.base.errors import DataError
+from shardkeep.workers.data.conversion import times
+from shardkeep.workers.data.conversion.chunk import Column, missing_column
+from shardkeep.workers.data.conversion.rules import ReadingRules
+
+Use = Literal["label", "weight", "time", "dense", "sparse", "sequence", "left out"]
+FEWEST_TIMES = 20
+"""Distinct times from which the newest tenth of the rows can be cut off."""
+KNOWS = 0.999
+"""AUC from which a column alone knows the answer."""
+FEW, FEW_TEXTS = 200, 20
+"""Distinct whole numbers up to which each is looked up, too (examples/adult.yaml does so), and texts of a label."""
+_TRUE = ("true", "True", "TRUE", "t", "yes", "Yes", "YES", "y", "Y", "click")
+
+
+@dataclass(frozen=True)
+class Role:
+    """What a column is used for, and why. `settings`: what its entry in the config needs beside its name."""
+
+    facts: Facts
+    use: Use
+    why: str
+    settings: Mapping[str, Any] | None = None
+
+    @property
+    def name(self) -> str:
+        """That of the column."""
+        return self.facts.name
+
+    @property
+    def both(self) -> bool:
+        """Whether the numbers of a dense column are looked up, too."""
+        return self.use == "dense" and self.facts.kind == "whole" and self.facts.distinct <= FEW
+
+    @property
+    def user(self) -> int | None:
+        """0 for what is surely a user; None = it is none."""
+        return names.rank_of_user(self.name) if self.use == "sparse" and self.facts.kind != "list" else None
+
+
+def roles_of(columns: Sequence[Facts], *, label: str | None, positive: Any, origin: str) -> list[Role]:
+    """The role of each column, in their order. `label`: the one that the user names; `positive`: the values that mean
+    1, if they are known. Raises DataError where no column can be the label, and where nothing is left to learn from."""
+    target = _label(columns, label, positive, origin)
+    codes_N = target.facts.code_N
+    settings: Any = target.settings or {}
+    positive_N = np.isin(codes_N, _positive_codes(target.facts, settings.get("positive")))
+    roles = [target if facts is target.facts else _role(facts, positive_N) for facts in columns]
+    roles = _grouped(_one_of_each(roles))
+    if not any(role.use in ("dense", "sparse", "sequence") for role in roles):
+        shown = "; ".join(f"{role.name}: {role.why}" for role in roles if role is not target)
+        raise DataError(f"{origin}: all columns beside the label {target.name} are left out ({shown[:300] or 'none'})")
+    return roles
+
+
+def _label(columns: Sequence[Facts], wanted: str | None, positive: Any, origin: str) -> Role:
+    by_name = {facts.name: facts for facts in columns}
+    if wanted is not None:
+        if wanted not in by_name:
+            raise missing_column(origin, wanted, list(by_name))
+        return _as_label(by_name[wanted], positive, origin, "named by --label")
+    ranks = {facts.name: rank for facts in columns if (rank := names.rank_of_label(facts.name)) is not None}
+    fitting = [name for name in ranks if by_name[name].distinct == 2 and by_name[name].kind != "list"]
+    best = [name for name in fitting if ranks[name] == min(ranks[each] for each in fitting)]
+    if len(best) == 1:
+        return _as_label(by_name[best[0]], positive, origin, "two values and a name of labels")
+    pairs = [facts for facts in columns if facts.name in best or (not best and facts.distinct == 2)]
+    if not pairs and (one := next((name for name in ranks if by_name[name].distinct == 1), None)):
+        return _as_label(by_name[one], positive, origin, "")  # raises
+    more = [] if best else [facts for facts in columns if _could_be_cut(facts)]
+    rated = sorted(pairs + more, key=lambda facts: (not _is_outcome(facts.name), facts.distinct > 2))[:12]
+    if not rated:
+        raise DataError(f"{origin}: has no column that could be a label: none has two values, or a few")
+    why = f"{len(best)} columns could be the label" if best else "no column has two values and a name of labels"
+    shown = ", ".join(f"{facts.name} ({_values(facts)})" for facts in rated)
+    raise DataError(f"{origin}: {why}; candidates: {shown}; name one: --label {rated[0].name}")
+
+
+def _is_outcome(name: str) -> bool:
+    return names.rank_of_label(name) is not None or names.fits(name, "ratings") or names.fits(name, "afterwards")
+
+
+def _could_be_cut(facts: Facts) -> bool:
+    """Whether a column of more than two values could be cut in two classes."""
+    few = facts.distinct <= (FEW_TEXTS if facts.kind == "text" else FEW)
+    known = "id" in names.words_of(facts.name) or names.rank_of_user(facts.name) is not None or is_time(facts)
+    cut = facts.kind in ("text", "whole", "number") and facts.distinct > 2
+    return cut and not known and (few or (_is_outcome(facts.name) and facts.kind != "text"))
+
+
+def _values(facts: Facts) -> str:
+    if facts.distinct > 2 and facts.number_V is not None:
+        return f"{facts.distinct} values, {np.nanmin(facts.number_V):g} to {np.nanmax(facts.number_V):g}"
+    return ", ".join(sorted(facts.examples()))
+
+
+def _as_label(facts: Facts, positive: Any, origin: str, why: str) -> Role:
+    """A column as the label: two values, or numbers cut in two. Raises DataError."""
+    missing = {"missing": "skip"} if facts.missing else {}
+    if positive is not None:
+        return Role(facts, "label", why, settings={"positive": positive, **missing})
+    texts = list(map(str, facts.values.to_pylist()))
+    if facts.distinct < 2 or facts.kind == "list":
+        held = "lists" if facts.kind == "list" else f"one value in the rows read ({', '.join(texts) or 'none'})"
+        raise DataError(f"{origin}: the label {facts.name} has {held}; both classes are needed")
+    if facts.distinct == 2:
+        if facts.number_V is not None and set(facts.number_V) == {0.0, 1.0}:
+            return Role(facts, "label", why, settings=missing)
+        rare = texts[int(np.bincount(facts.code_N[facts.code_N >= 0]).argmin())]
+        one = next((text for text in texts if text in _TRUE), rare)
+        one = one if facts.number_V is None else texts[int(facts.number_V.argmax())]
+        return Role(facts, "label", f"{why}; {one} means 1", settings={"positive": [one], **missing})
+    if facts.number_V is None:
+        shown = ", ".join(facts.examples())
+        raise DataError(
+            f"{origin}: the label {facts.name} has {facts.distinct} texts ({shown}, ...); say which mean 1: "
+            f"--set 'data.label.positive=[{facts.examples()[0]}]'"
+        )
+    number_N = _numbers(facts)
+    edges_V = np.unique(number_N)[:-1]
+    above = float(edges_V[int(np.argmin([abs((number_N > edge).mean() - 0.5) for edge in edges_V[:1000]]))])
+    why = f"{why}; above {above:g} means 1; or the number: train.loss: mse"
+    return Role(facts, "label", why, settings={"positive": {"above": above}, **missing})
+
+
+def _positive_codes(facts: Facts, positive: Any) -> list[int]:
+    if isinstance(positive, Mapping) and facts.number_V is not None:
+        low, high = positive.get("above", -np.inf), positive.get("below", np.inf)
+        return [int(code) for code in np.flatnonzero((facts.number_V > low) & (facts.number_V < high))]
+    ones = [str(each) for each in positive] if isinstance(positive, list) else ["1", "1.0", "true", "True"]
+    return [code for code, value in enumerate(facts.values.to_pylist()) if str(value) in ones]
+
+
+def _role(facts: Facts, positive_N: np.ndarray[Any, np.dtype[np.bool_]]) -> Role:
+    """The role of a column that is not the label: the first of `ROLES` that fits."""
+    use, why = next((use, why) for fits, use, why in ROLES if fits(facts))
+    if facts.entries is not None and facts.length_N is not None:
+        cut = {} if facts.separator is None else {"separator": facts.separator.lstrip("[")}
+        vector = {"width": int(facts.length_N.max())} if use == "dense" else {**cut, "pooling": "mean"}
+        return Role(facts, use, why, None if use == "left out" else vector)
+    if use in ("dense", "sparse") and (auc := auc_alone(facts, positive_N)) > KNOWS:
+        return Role(facts, "left out", f"alone it has an AUC of {auc:.4f}: it knows the answer")
+    return Role(facts, use, why)
+
+
+def is_time(facts: Facts) -> bool:
+    """Whether a column has times for `data.time`: by its kind, or numbers with a name of times that count from 1970 on,
+    only grow, or are called timestamp."""
+    if facts.number_V is None or facts.kind == "truth" or facts.missing or facts.distinct < FEWEST_TIMES:
+        return False
+    if facts.kind == "time" or not names.means_time(facts.name):
+        return facts.kind == "time"
+    grows, stamped = bool((np.diff(_numbers(facts)) >= 0).all()), "timestamp" in names.words_of(facts.name)
+    column = Column("", np.arange(len(facts.values)), "", facts.values)
+    return times.are_counts(column, ReadingRules()) or grows or (stamped and facts.distinct > 5 * FEW)
+
+
+def _numbers(facts: Facts) -> Float64s:
+    """Of the rows that have one."""
+    assert facts.number_V is not None
+    return facts.number_V[facts.code_N[facts.code_N >= 0]]
+
+
+def _is_vector(facts: Facts) -> bool:
+    lists = facts.entries is not None and facts.entries.kind == "number" and facts.length_N is not None
+    return lists and len(set(facts.length_N[facts.code_N >= 0])) == 1  # type: ignore[index]
+
+
+def _is_free(facts: Facts) -> bool:
+    """Whether texts are sentences: of three words that seldom recur, or of eight."""
+    words = 1 + pc.mean(pc.count_substring(facts.values, " ")).as_py()
+    return bool(
+        (words >= 3 and facts.distinct > 0.3 * (facts.code_N >= 0).sum()) or (words >= 8 and facts.distinct > 100)
+    )
+
+
+def _are_counts(facts: Facts) -> bool:
+    """Whether whole numbers are counts: by their name, or many small ones without gaps and a few far above."""
+    if (told := names.means_number(facts.name)) is not None or facts.distinct < 3:
+        return bool(told) and facts.distinct > 2
+    number_N = _numbers(facts)
+    low, middle, top = np.quantile(number_N, [0.02, 0.5, 1.0])
+    small = len(np.unique(number_N[(number_N >= low) & (number_N <= middle)]))
+    skewed = top - low > 5 * (middle - low + 1) and small > 0.5 * (middle - low)
+    return bool(low >= -10 and middle < 10_000 and skewed and facts.distinct < 0.5 * (top - low))
+
+
+ROLES: tuple[tuple[Callable[[Facts], Any], Use, str], ...] = (
+    (lambda f: f.kind == "empty", "left out", "empty"),
+    (lambda f: f.kind == "other", "left out", "a struct, infinite numbers or another type that is not read"),
+    (lambda f: names.NAMELESS.fullmatch(f.name), "left out", "an index without a name"),
+    (_is_vector, "dense", "a vector of one width"),
+    (lambda f: f.entries and f.entries.kind == "number", "left out", "fractions in lists of several lengths"),
+    (lambda f: f.entries and f.entries.kind in ("list", "other"), "left out", "lists of lists, or of a type not read"),
+    (lambda f: f.kind == "list", "sparse", "several values a row"),
+    (lambda f: f.distinct == 1 and not f.missing, "left out", "constant"),
+    (lambda f: names.rank_of_label(f.name) is not None and f.distinct <= 2, "left out",
+     "called like a label; known only after it"),
+    (lambda f: names.fits(f.name, "ratings") or (names.fits(f.name, "afterwards") and not is_time(f)), "left out",
+     "by its name known only after the label"),
+    (lambda f: names.fits(f.name, "weights") and f.number_V is not None and np.nanmin(f.number_V) >= 0, "weight",
+     "numbers from 0 on and a name of weights"),
+    (is_time, "time", "times and a name of times"),
+    (lambda f: f.kind == "time", "dense", "times"),
+    (lambda f: f.kind == "number", "dense", "numbers with fractions, or durations"),
+    (lambda f: f.kind == "whole" and names.means_number(f.name) and f.distinct > 2, "dense", "a name of numbers"),
+    (lambda f: f.distinct == (f.code_N >= 0).sum() > 2, "left out", "one value a row"),
+    (lambda f: f.kind == "text" and f.distinct > 5 * FEW and names.means_time(f.name), "left out",
+     "called a time and not read as one; write it as 2024-05-01 13:45"),
+    (lambda f: names.rank_of_user(f.name) is not None and f.distinct > 2, "sparse", "called like users"),
+    (lambda f: f.kind == "text" and _is_free(f), "left out", "free text"),
+    (lambda f: f.kind == "text", "sparse", "texts that recur"),
+    (lambda f: f.kind == "whole" and _are_counts(f), "dense", "whole numbers, most of them small"),
+    (lambda f: True, "sparse", "two values, or whole numbers that are codes"),
+)  # fmt: skip
+"""In this order: whether it fits, the role, and why."""
+
+
+def _one_of_each(roles: Sequence[Role]) -> list[Role]:
+    """With one column of times, the one with the most values, and one of weights; another one is a number."""
+    stamps = [role for role in roles if role.use == "time"]
+    time = max(stamps, key=lambda role: (names.means_time(role.name), role.facts.distinct), default=None)
+    weight = next((role for role in roles if role.use == "weight"), None)
+    more = [role.name for role in roles if role.use in ("time", "weight") and role is not time and role is not weight]
+    return [Role(role.facts, "dense", f"another {role.use}") if role.name in more else role for role in roles]
+
+
+def _grouped(roles: Sequence[Role]) -> list[Role]:
+    """With list columns that have one length in each row as parts of one sequence."""
+    groups: dict[tuple[Any, ...], list[Role]] = {}
+    for role in roles:
+        if role.facts.length_N is not None and role.use != "dense" and role.facts.length_N.max() > 1:
+            groups.setdefault((role.facts.separator, role.facts.length_N.tobytes()), []).append(role)
+    found = dict[str, Role]()
+    for members in groups.values():
+        if len(members) > 1 and any(role.use == "sparse" for role in members):
+            why = f"a history: {', '.join(role.name for role in members)} have one length in each row"
+            found |= {role.name: replace(role, use="sequence", why=why) for role in members}
+    return [found.get(role.name, role) for role in roles]

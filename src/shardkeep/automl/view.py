@@ -1,0 +1,26 @@
+"""What `init` shows: a table of the columns, with each one's role and why."""
+
+from __future__ import annotations
+
+from rich.table import Table
+from rich.text import Text
+
+from shardkeep.automl.init import Plan
+from shardkeep.view.screen import console
+from shardkeep.view.text_tables import Trimmed
+
+
+def show(plan: Plan) -> None:
+    """Prints the table."""
+    table = Table("column", "kind", "distinct", "missing", "examples", "role", "why", box=None, padding=(0, 2, 0, 0))
+    about = "" if plan.excerpt.whole else "~"
+    for role in plan.roles:
+        facts = role.facts
+        examples = ", ".join(text if len(text) <= 16 else f"{text[:13]}..." for text in facts.examples())
+        distinct = f"{about}{facts.distinct_of_all(plan.excerpt.num_rows):,}"
+        use = "dense, sparse" if role.both else role.use
+        style = "dim" if role.use == "left out" else None
+        cells = (role.name, facts.kind, distinct, f"{facts.missing:.1%}", examples, use, role.why)
+        table.add_row(*map(Text, cells), style=style)
+    console().print(f"{about}{plan.excerpt.num_rows:,} rows, {len(plan.roles)} columns")
+    console().print(Trimmed(table))

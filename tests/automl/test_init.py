@@ -1,0 +1,173 @@
+"""`shardkeep init` and `shardkeep train FILE`: what they write and say, and that the job trains as it stands."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.parquet as pq  # type: ignore[import-untyped]
+import pytest
+from typer.testing import CliRunner
+
+import shardkeep
+from shardkeep.automl.init import plan_of
+from shardkeep.automl.rules import RULES, Size
+from shardkeep.base.errors import UserError
+from shardkeep.cli.main import app
+from shardkeep.config import load_config
+from tests.support.cases import every
+from tests.support.click_files import click_rows, write_csv
+
+BRIEF = ("--set", "train.max_steps=3", "--set", "eval.every_steps=2", "--set", "train.batch_size=16")
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def invoke(*arguments: str) -> tuple[int, str, str]:
+    done = CliRunner().invoke(app, list(arguments))
+    return done.exit_code, done.stdout, done.stderr
+
+
+def histories(path: Path, count: int = 600) -> Path:
+    """Clicks with times, histories, lists and vectors, sorted by time."""
+    random = np.random.default_rng(3)
+    lengths = random.integers(0, 6, count)
+    columns = {
+        "user_id": [f"u{n}" for n in random.integers(0, 40, count)],
+        "item_id": random.integers(0, 60, count),
+        "price": random.normal(9, 2, count),
+        "event_time": 1_700_000_000 + np.cumsum(random.integers(1, 60, count)),
+        "tags": [[f"t{n}" for n in random.integers(0, 9, 1 + n % 3)] for n in range(count)],
+        "hist_item_ids": [list(random.integers(0, 60, n)) for n in lengths],
+        "hist_price": [list(random.normal(9, 2, n)) for n in lengths],
+        "picture": [list(random.normal(size=4)) for _ in range(count)],
+        "clicked": random.integers(0, 2, count),
+    }
+    pq.write_table(pa.table(columns), path)
+    return path
+
+
+def test_a_file_of_clicks_becomes_a_job_with_its_reasons() -> None:
+    write_csv(Path("clicks.csv"), click_rows(800))
+    code, out, error = invoke("init", "clicks.csv")
+    assert (code, error) == (0, "")
+    lines = {line.split()[0]: line for line in out.splitlines() if line.strip()}
+    assert "800 rows, 6 columns" in out and lines["job"] == "job       job.yaml; next: shardkeep train job.yaml"
+    assert lines["clicked"].split()[-8:] == ["label", "two", "values", "and", "a", "name", "of", "labels"]
+    assert " dense " in lines["price"] and " out " not in out
+    text = Path("job.yaml").read_text(encoding="utf-8")
+    assert "split: {by: user, eval: 0.1, test: 0.1}        # users that training never sees; or by: random" in text
+    config = load_config("job.yaml")
+    assert config.data.label is not None and config.data.label.column == "clicked"
+    assert [each.column for each in config.data.sparse] == ["user", "item", "tags", "age"]
+    assert config.data.sparse[2].separator == "|"
+
+
+def test_a_job_of_lists_and_histories_sorted_by_time() -> None:
+    plan = plan_of([str(histories(Path("clicks.parquet")))], label=None, overrides=[])
+    text = plan.yaml(Path())
+    Path("job.yaml").write_text(text, encoding="utf-8")
+    data = load_config("job.yaml").data
+    assert (data.split and data.split.by, data.time) == ("time", "event_time") and "order: stored" in text
+    assert data.sequences["history_1"].ids == {"hist_item_ids": "item_id"}
+    assert [number.column for number in data.sequences["history_1"].numbers] == ["hist_price"]
+    assert [(each.column, each.width) for each in data.dense] == [("price", None), ("picture", 4)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["clicks.csv", "clicks.parquet"])
+def test_the_job_trains_as_it_stands(name: str) -> None:
+    if name.endswith("csv"):
+        write_csv(Path(name), click_rows(400))
+    else:
+        histories(Path(name), 400)
+    assert invoke("init", name, "--force")[0] == 0
+    code, out, error = invoke("train", "job.yaml", "--run-dir", f"run-{name}", *BRIEF)
+    assert code == 0, error + out
+    assert "\nAUC " in out and "\ntest " in out
+
+
+@pytest.mark.slow
+def test_training_a_file_keeps_the_job_in_the_run_folder() -> None:
+    write_csv(Path("clicks.csv"), click_rows(400))
+    code, out, error = invoke("train", "clicks.csv", "--label", "clicked", "--run-dir", "run", *BRIEF)
+    assert code == 0, error + out
+    job = Path("run/job.yaml").read_text(encoding="utf-8")
+    assert "every_steps: 2" in job and str(Path("clicks.csv").absolute()) in job
+    assert load_config("run/job.yaml").data.split == load_config("run/config.yaml").data.split
+
+
+def test_python_gives_the_config_of_the_file() -> None:
+    write_csv(Path("clicks.csv"), click_rows(400))
+    config = shardkeep.init("clicks.csv", label="clicked", overrides=["train.epochs=2"])
+    assert isinstance(config, shardkeep.JobConfig)
+    assert (config.train.epochs, config.servers, config.data.root) == (2, 0, str(Path.cwd()))
+
+
+def test_a_label_that_is_a_number_is_judged_by_its_error() -> None:
+    write_csv(Path("clicks.csv"), click_rows(400))
+    config = shardkeep.init("clicks.csv", label="age", overrides=["train.loss=mse"])
+    assert config.data.label is not None and (config.data.label.kind, config.data.label.positive) == ("number", None)
+    assert config.train.early_stopping is not None and config.train.early_stopping.metric == "mse"
+
+
+def test_a_time_that_does_not_split_is_left_out_of_the_job() -> None:
+    config = shardkeep.init(histories(Path("clicks.parquet")), overrides=["data.split.by=user_id"])
+    assert config.data.time is None and config.data.split is not None and config.data.split.by == "user_id"
+
+
+@every(
+    ("arguments", "told"),
+    [
+        (("init", "clicks.csv"), "error: job.yaml: exists; --force replaces it, --out FILE names another\n"),
+        (("init", "click.csv", "--out", "b.yaml"), "click.csv: no such file (FILE); did you mean clicks.csv?\n"),
+        (
+            ("init", "clicks.csv", "--force", "--set", "train.epoch=3"),
+            "train.epoch: unknown key; did you mean epochs?\n",
+        ),
+        (("train", "job.yaml", "--label", "a"), "--label a: has no effect without a csv or parquet file"),
+        (("init", "text.csv"), "error: job.yaml: exists"),
+    ],
+    ids=lambda value: str(value)[:50],
+)
+def test_bad_input_gets_one_line(arguments: tuple[str, ...], told: str) -> None:
+    write_csv(Path("clicks.csv"), click_rows(100))
+    Path("job.yaml").write_text("name: mine\n", encoding="utf-8")
+    code, _, error = invoke(*arguments)
+    assert code == 2 and told in error and len(error.splitlines()) == 1
+    assert Path("job.yaml").read_text(encoding="utf-8") == "name: mine\n"
+
+
+def size(rows: int, **changes: object) -> Size:
+    plain = {"table_rows": 1000, "cores": 2, "memory_bytes": 8 << 30, "ordered": False}
+    return Size(rows, **plain | changes)  # type: ignore[arg-type]
+
+
+@every(
+    ("key", "size", "value"),
+    [
+        ("servers", size(1000), 0),
+        ("servers", size(10**9, table_rows=10**9, cores=16), 4),
+        ("workers", size(10**9, table_rows=10**9, cores=16), 16),
+        ("train.batch_size", size(1000), 128),
+        ("train.batch_size", size(10**9), 2048),
+        ("train.epochs", size(200_000), 20),
+        ("train.epochs", size(10**9), 2),
+        ("train.order", size(1000), None),
+        ("train.order", size(1000, ordered=True), "stored"),
+        ("eval.every_steps", size(204_800), 64),
+    ],
+    ids=str,
+)
+def test_a_rule_follows_from_the_size(key: str, size: Size, value: object) -> None:
+    assert {rule: choose(size) for rule, choose, _ in RULES}[key] == value
+
+
+def test_a_broken_override_leaves_no_file() -> None:
+    write_csv(Path("clicks.csv"), click_rows(100))
+    with pytest.raises(UserError, match=r"train\.epochs"):
+        shardkeep.init("clicks.csv", overrides=["train.epochs=-1"])

@@ -1,0 +1,209 @@
+"""The role of each column: on public data sets from memory, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.csv as pacsv  # type: ignore[import-untyped]
+import pyarrow.parquet as pq  # type: ignore[import-untyped]
+import pytest
+
+from shardkeep.automl.init import Plan, plan_of
+from shardkeep.base.errors import DataError
+from tests.support.cases import every
+from tests.support.public_schemas import SCHEMAS, Schema
+
+MOST_WRONG = 0.03
+VITAL = {"label", "time", "user"}
+
+
+def plan(path: Path, table: pa.Table, label: str | None = None, *overrides: str) -> Plan:
+    (pq.write_table if path.suffix == ".parquet" else pacsv.write_csv)(table, path)
+    return plan_of([str(path)], label=label, overrides=overrides)
+
+
+def uses(found: Plan) -> dict[str, str]:
+    """The roles as a schema has them; the surest column of users is the user."""
+    users = sorted((role.user, role.name) for role in found.roles if role.user is not None)
+    roles = {role.name: "out" if role.use == "left out" else role.use for role in found.roles}
+    return roles | ({users[0][1]: "user"} if users else {})
+
+
+def of_schema(schema: Schema, path: Path) -> tuple[dict[str, str], str]:
+    """The roles that `init` chooses, and the error by which it first asks for the label."""
+    if schema.asked is None:
+        return uses(plan(path, schema.table())), ""
+    with pytest.raises(DataError) as asked:
+        plan(path, schema.table())
+    return uses(plan(path, schema.table(), schema.asked)) if schema.asked else {}, str(asked.value)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("schema", SCHEMAS, ids=lambda schema: schema.name)
+def test_label_time_and_user_of_a_public_data_set_are_right_or_asked_for(schema: Schema, tmp_path: Path) -> None:
+    check_vital(schema, tmp_path)
+
+
+def check_vital(schema: Schema, tmp_path: Path) -> tuple[int, list[str]]:
+    """Checks label, time and user; the number of other columns, and those in a wrong role."""
+    found, asked = of_schema(schema, tmp_path / f"data.{'parquet' if schema.parquet else 'csv'}")
+    expected = {name: role.split("/") for name, role in schema.roles().items()}
+    if asked and not schema.asked:
+        return 0, []
+    vital = {name for name in found if VITAL & {found[name], *expected[name]}}
+    assert {name: found[name] for name in vital if found[name] not in expected[name]} == {}
+    assert not schema.asked or f"candidates: {schema.asked} (" in asked or f", {schema.asked} (" in asked
+    others = found.keys() - vital
+    return len(others), [f"{schema.name}.{name}" for name in others if found[name] not in expected[name]]
+
+
+@pytest.mark.slow
+def test_few_of_the_other_columns_of_public_data_sets_are_in_a_wrong_role(tmp_path: Path) -> None:
+    assert len(SCHEMAS) >= 40
+    total, wrong = 0, list[str]()
+    for schema in SCHEMAS:
+        count, some = check_vital(schema, tmp_path)
+        total, wrong = total + count, wrong + some
+    assert len(wrong) <= MOST_WRONG * total, f"{len(wrong)} of {total}: {wrong}"
+
+
+SHORT = ("movielens-1m", "kuairand", "microvideo")
+
+
+@every("name", SHORT)
+def test_a_public_data_set_of_each_kind_is_right(name: str, tmp_path: Path) -> None:
+    schema = next(schema for schema in SCHEMAS if schema.name == name)
+    _, wrong = check_vital(schema, tmp_path)
+    assert len(wrong) <= 1
+
+
+ROWS = 400
+
+
+def clicks(**columns: list[object]) -> pa.Table:
+    plain: dict[str, list[object]] = {
+        "user": [n % 37 for n in range(ROWS)],
+        "click": [n * n % 7 % 2 for n in range(ROWS)],
+    }
+    return pa.table(plain | columns)
+
+
+@every(
+    ("column", "values", "why"),
+    [
+        ("a", ["x"] * ROWS, "constant"),
+        ("a", [None] * ROWS, "empty"),
+        ("a", [f"key{n}" for n in range(ROWS)], "one value a row"),
+        ("Unnamed: 0", [n % 50 for n in range(ROWS)], "an index without a name"),
+        ("state_code", [["view", "tap"][n * n % 7 % 2] for n in range(ROWS)], "it knows the answer"),
+        ("score_7", [n * n % 7 % 2 + n / 10_000 for n in range(ROWS)], "it knows the answer"),
+        ("note", [f"{n % 200} men went to mow a meadow number {n * n % 400}" for n in range(ROWS)], "free text"),
+        ("parts", [[0.5] * (n % 4) for n in range(ROWS)], "fractions in lists of several lengths"),
+        ("both", [{"x": 1}] * ROWS, "a struct"),
+        ("both", [[{"x": 1}]] * ROWS, "a struct"),
+        ("both", [[[1, 2], [n]] for n in range(ROWS)], "lists of lists"),
+        ("both", [float("inf") if n % 2 else n / 2 for n in range(ROWS)], "infinite numbers"),
+    ],
+    ids=lambda value: str(value)[:20],
+)
+def test_a_column_is_left_out_with_its_reason(column: str, values: list[object], why: str, tmp_path: Path) -> None:
+    found = {role.name: role for role in plan(tmp_path / "a.parquet", clicks(**{column: values})).roles}[column]
+    assert (found.use, why in found.why) == ("left out", True), found.why
+
+
+@every(
+    ("table", "label", "told"),
+    [
+        (clicks(item=[n % 50 for n in range(ROWS)]).drop(["click"]), None, "candidates: item (50 values, 0 to 49)"),
+        (clicks(item_id=[n % 50 for n in range(ROWS)]).drop(["click"]), None, "has no column that could be a label"),
+        (clicks(click=[1] * ROWS), None, "the label click has one value in the rows read (1); both classes are needed"),
+        (clicks(a=[1] * ROWS).drop(["user"]), None, "all columns beside the label click are left out (a: constant)"),
+        (clicks(), "clik", "has no column clik; did you mean click?"),
+        (clicks(stars=[n % 5 for n in range(ROWS)]).drop(["click"]), None, "candidates: stars (5 values, 0 to 4)"),
+        (clicks(a=["xyz"[n % 3] for n in range(ROWS)]), "a", "say which mean 1: --set 'data.label.positive=[x]'"),
+        (clicks(visit=[n % 2 for n in range(ROWS)], fraud=[n % 2 for n in range(ROWS)]).drop(["click"]), None,
+         "2 columns could be the label; candidates: visit (0, 1), fraud (0, 1); name one: --label visit"),
+    ],
+    ids=lambda value: str(value)[:40],
+)  # fmt: skip
+def test_a_file_without_a_clear_label_or_columns_is_refused_in_one_line(
+    table: pa.Table, label: str | None, told: str, tmp_path: Path
+) -> None:
+    with pytest.raises(DataError) as refused:
+        plan(tmp_path / "a.csv", table, label)
+    assert told in str(refused.value) and len(str(refused.value).splitlines()) == 1
+
+
+def test_hashes_of_64_bits_are_codes_and_what_means_a_missing_number_is_told(tmp_path: Path) -> None:
+    table = clicks(
+        hash=[n % 60 * 7**22 % 2**63 for n in range(ROWS)], price=["-" if n % 9 else f"{n}.5" for n in range(ROWS)]
+    )
+    found = plan(tmp_path / "a.parquet", table)
+    assert [role.use for role in found.roles[2:]] == ["sparse", "dense"]
+    assert "missing: ['', '?', NA, nan, NaN, 'null', '-']" in found.yaml(tmp_path)
+    gaps = plan(tmp_path / "b.csv", clicks(click=["\\N" if n % 9 == 0 else str(n * n % 7 % 2) for n in range(ROWS)]))
+    assert gaps.roles[1].settings == {"missing": "skip"} and "'null', \\N]" in gaps.yaml(tmp_path)
+
+
+@every(
+    ("values", "use"),
+    [
+        (pa.array([n % 5 for n in range(ROWS)]).cast(pa.decimal128(22, 2)), "sparse"),
+        (pa.array([n % 77 for n in range(ROWS)], pa.duration("s")), "dense"),
+        (pa.array([2**64 - 1 - n % 9 for n in range(ROWS)], pa.uint64()), "sparse"),
+        (pa.array(["a", "b", "c", "d"] * (ROWS // 4)).dictionary_encode(), "sparse"),
+        (pa.array([b"\xff%d" % (n % 9) for n in range(ROWS)]), "sparse"),
+        (pa.array(range(ROWS), pa.timestamp("s", "Europe/Rome")), "time"),
+        (pa.array([n // 9 for n in range(ROWS)], pa.date32()), "time"),
+    ],
+    ids=lambda value: str(getattr(value, "type", value)),
+)
+def test_a_column_of_any_type_has_a_role(values: pa.Array, use: str, tmp_path: Path) -> None:
+    found = plan(tmp_path / "a.parquet", clicks().append_column("a", values))
+    assert found.roles[2].use == use, found.roles[2].why
+
+
+def test_texts_that_are_no_utf8_are_shown(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_bytes(
+        b"user,city,click\n" + b"".join(b"u%d,Z\xfcrich%d,%d\n" % (n % 7, n % 3, n % 2) for n in range(90))
+    )
+    found = plan_of([str(tmp_path / "a.csv")], label=None, overrides=[])
+    assert found.roles[1].use == "sparse" and found.roles[1].facts.examples()[0] == "Z\ufffdrich0"
+
+
+def test_a_label_of_texts_takes_the_values_that_mean_1(tmp_path: Path) -> None:
+    table = clicks(event=[["view", "cart", "buy"][n % 3] for n in range(ROWS)]).drop(["click"])
+    found = plan(tmp_path / "a.csv", table, "event", "data.label.positive=[buy, cart]")
+    assert "label: {column: event, positive: [buy, cart]}" in found.yaml(tmp_path)
+
+
+def test_numbers_named_as_label_are_cut_in_two_halves(tmp_path: Path) -> None:
+    table = clicks(stars=[n % 5 for n in range(ROWS)]).drop(["click"])
+    assert "positive: {above: 2.0}" in plan(tmp_path / "a.csv", table, "stars").yaml(tmp_path) or "{above: 1.0}"
+
+
+@every(
+    ("values", "one"),
+    [
+        (["yes", "no"], "yes"),
+        (["n", "y"], "y"),
+        ([-1, 1], "1"),
+        ([1, 2], "2"),
+        (["often", "often", "seldom"], "seldom"),
+    ],
+    ids=str,
+)
+def test_one_of_two_values_means_1(values: list[object], one: str, tmp_path: Path) -> None:
+    table = clicks(click=[values[n * n % 7 % len(values)] for n in range(ROWS)])
+    assert plan(tmp_path / "a.csv", table).roles[1].settings == {"positive": [one]}
+
+
+def test_a_list_column_of_two_kinds_is_refused(tmp_path: Path) -> None:
+    mixed = clicks(tags=["[a, b]" if n % 2 else "a|b" for n in range(ROWS)])
+    with pytest.raises(DataError, match="column tags: 50% of its texts are lists in brackets, the others are not"):
+        plan(tmp_path / "a.csv", mixed)
+    pq.write_table(clicks(tags=[[1]] * ROWS), tmp_path / "a.parquet")
+    pq.write_table(clicks(tags=[1] * ROWS), tmp_path / "b.parquet")
+    with pytest.raises(DataError, match=r"b.parquet, column tags: holds int64, and list<.*> in .*a.parquet"):
+        plan_of([str(tmp_path / "a.parquet"), str(tmp_path / "b.parquet")], label=None, overrides=[])

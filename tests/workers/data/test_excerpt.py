@@ -1,0 +1,107 @@
+"""Excerpts of files: rows from all over them, in bounded memory, and how many rows there are."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.csv as pacsv  # type: ignore[import-untyped]
+import pyarrow.parquet as pq  # type: ignore[import-untyped]
+import pytest
+
+from shardkeep.base.errors import DataError
+from shardkeep.workers.data.sources import csv_files, excerpt as module
+from shardkeep.workers.data.sources.excerpt import excerpt_of
+from shardkeep.workers.data_config import DataConfig
+from tests.support.cases import every
+
+LARGE, MOST_ROWS = 40_000, 2_000
+
+
+@pytest.fixture
+def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MOST_ROWS", MOST_ROWS)
+    monkeypatch.setattr(module, "PART_BYTES", 1 << 13)
+    monkeypatch.setattr(csv_files, "BLOCK_BYTES", 1 << 18)
+
+
+def rows(count: int, start: int = 0) -> pa.Table:
+    number = np.arange(start, start + count)
+    return pa.table({"number": number, "text": [f"value {n % 1000} of the column" for n in number]})
+
+
+def write(path: Path, table: pa.Table) -> Path:
+    if path.suffix == ".parquet":
+        pq.write_table(table, path, row_group_size=12_000)
+        return path
+    with gzip.open(path, "wb", 1) if path.suffix == ".gz" else path.open("wb") as file:
+        pacsv.write_csv(table, file)
+    return path
+
+
+def excerpt(*paths: Path) -> tuple[pa.Table, int, bool]:
+    found = excerpt_of(DataConfig(train=list(map(str, paths))), paths)
+    return found.table, found.num_rows, found.whole
+
+
+@every("name", ["a.csv", "a.csv.gz", "a.parquet"])
+def test_a_small_file_is_read_as_a_whole(name: str, tmp_path: Path) -> None:
+    table, num_rows, whole = excerpt(write(tmp_path / name, rows(1234)))
+    assert (len(table), num_rows, whole) == (1234, 1234, True)
+    assert [int(n) for n in table["number"].to_pylist()] == list(range(1234))
+
+
+@pytest.mark.usefixtures("_small_parts")
+@every("name", ["a.csv", "a.csv.gz", "a.parquet"])
+def test_rows_come_from_all_over_a_large_file_in_its_order(name: str, tmp_path: Path) -> None:
+    table, num_rows, whole = excerpt(write(tmp_path / name, rows(LARGE)))
+    number_N = np.array(table["number"].to_pylist()).astype(int)
+    assert not whole and 1_000 < len(table) <= 1.2 * MOST_ROWS
+    assert (np.diff(number_N) > 0).all()
+    assert np.histogram(number_N, 8, (0, LARGE))[0].min() > len(table) / 30
+    assert num_rows == pytest.approx(LARGE, rel=0.02)
+
+
+def test_rows_of_several_files_and_of_their_folders(tmp_path: Path) -> None:
+    paths = []
+    for day in (1, 2, 3):
+        (tmp_path / f"dt={day}").mkdir()
+        paths.append(write(tmp_path / f"dt={day}" / "a.parquet", rows(100, day * 100)))
+    table, num_rows, whole = excerpt(*paths)
+    assert (num_rows, whole, table["dt"].to_pylist()) == (300, True, ["1"] * 100 + ["2"] * 100 + ["3"] * 100)
+
+
+@pytest.mark.usefixtures("_small_parts")
+def test_a_row_that_is_cut_or_wrong_inside_a_large_csv_is_left_out(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.csv", rows(LARGE))
+    with path.open("r+b") as file:
+        file.seek(path.stat().st_size - 1000)
+        file.write(b'","\n,,,,\n"')
+    table, _, _ = excerpt(path)
+    assert {len(each) > 10 for each in table["text"].to_pylist()} == {True}
+
+
+@every(
+    ("text", "told"),
+    [
+        (b"", "is empty"),
+        (b"a,b\n", "has no rows"),
+        (b"a,a\n1,2\n", "2 columns are called a"),
+        (b"a,b\n1,2\n1,2,3\n", "has 3 fields, expected 2"),
+    ],
+    ids=str,
+)
+def test_a_file_that_cannot_be_read_is_refused(text: bytes, told: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_bytes(text)
+    with pytest.raises(DataError, match=told):
+        excerpt(path)
+
+
+def test_a_damaged_parquet_file_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    path.write_bytes(b"PAR1 and nothing else")
+    with pytest.raises(DataError, match="cannot be read as parquet"):
+        excerpt(path)
