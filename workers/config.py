@@ -148,8 +148,8 @@ class TrainConfig(Settings):
     clip_norm: float | None = Field(None, gt=0.0, le=1e30)
     """Largest norm of the dense gradient, over all parameters; left out = no clipping."""
     order: Literal["shuffled", "stored", "time"] = "shuffled"
-    """Order of the samples: shuffled = a seeded random order, a new one per epoch; stored = that of files and rows;
-    time = one pass by `data.time`, or as stored without it, where each step is scored before it trains."""
+    """Order of the samples: shuffled = a seeded random order, a new one per epoch; stored = that of `data.time`, or of
+    files and rows without it; time = as stored, where each step of the first epoch is scored before it trains."""
     report_every_s: float = Field(2.0, gt=0.0, le=DAY_S)
     """Seconds between two lines of metrics.jsonl."""
     early_stopping: EarlyStoppingConfig | None = None
@@ -158,12 +158,6 @@ class TrainConfig(Settings):
     """When to lower the learning rates; left out = never. Multiplies those of `schedule`."""
     max_bad_steps: int = Field(20, ge=1, le=MOST_STEPS)
     """Consecutive steps with non-finite gradients after which the job fails."""
-
-    @model_validator(mode="after")
-    def _time_passes_once(self) -> TrainConfig:
-        if self.order == "time" and self.epochs != 1:
-            raise ValueError(f"epochs: {self.epochs} with order: time, which is one pass; allowed: 1")
-        return self
 
 
 CLASS_METRICS = ("auc", "gauc", "logloss", "normalized_entropy", "calibration", "calibration_buckets", "accuracy",
@@ -196,6 +190,9 @@ def asked_of(metrics: Sequence[str], *, numbers: bool) -> tuple[str, ...]:
     return own or (NUMBER_METRICS if numbers else DEFAULT_METRICS)
 
 
+_EVAL_DEFAULTS = (("exclude_seen", False), ("test", True))
+
+
 class EvalConfig(Settings):
     """Evaluation on the evaluation data."""
 
@@ -216,6 +213,8 @@ class EvalConfig(Settings):
     """gauc: the column of data.sparse whose values group the samples, such as the user."""
     exclude_seen: bool = False
     """Retrieval models: leave out the items of a sample's own lists, except its target."""
+    test: bool = True
+    """Score the test data (`data.test`, or those of `data.split`) once after training; false = leave them unread."""
 
     @field_validator("metrics")
     @classmethod
@@ -236,10 +235,10 @@ class EvalConfig(Settings):
         return self
 
     @model_serializer(mode="wrap")
-    def _without_exclude_seen(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Versions that know no retrieval read the settings of other models."""
+    def _without_later_keys(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Versions that know no retrieval, or test all jobs, read the settings of other jobs."""
         found: dict[str, Any] = handler(self)
-        return {key: value for key, value in found.items() if key != "exclude_seen" or value}
+        return {key: value for key, value in found.items() if (key, value) not in _EVAL_DEFAULTS}
 
     def asked(self, loss: LossConfig) -> tuple[str, ...]:
         """The metrics of a job with this loss."""

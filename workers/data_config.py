@@ -6,7 +6,14 @@ from collections.abc import Iterable
 from pathlib import PurePosixPath
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic import (
+    BeforeValidator,
+    Field,
+    SerializerFunctionWrapHandler,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
 from shardkeep.base.errors import ConfigError
 from shardkeep.base.plugging.plugs import Plug, by_name
@@ -19,6 +26,7 @@ from shardkeep.workers.label_config import (
     Threshold as Threshold,
     check_labels,
 )
+from shardkeep.workers.split_config import TIME, SplitConfig
 
 Scaling = Literal["none", "standard", "log", "log_standard"]
 _SOURCES = "shardkeep.workers.data.sources"
@@ -223,6 +231,9 @@ class DataConfig(Settings):
     eval_fraction: float = Field(0.0, ge=0.0, lt=1.0)
     """Share of the training rows held out for evaluation, by a seeded hash of the file's name and the row's number;
     only without `eval`."""
+    split: Annotated[SplitConfig, bare("by")] | None = None
+    """Rows of the training files held out for evaluation and test, by time, by a column's values or by chance; only
+    without `eval`, `test` and `eval_fraction`."""
     columns: list[str] | None = None
     """Names of all columns of a csv without a header; left out = the first line is the header."""
     delimiter: Delimiter = ","
@@ -245,7 +256,8 @@ class DataConfig(Settings):
     """Column of numbers from 0 on: each multiplies the loss of its sample in training, and its sample's part in all
     metrics; csv and parquet."""
     time: ColumnName | None = None
-    """Column of numbers, dates or times by which `train.order: time` sorts the training samples; csv and parquet."""
+    """Column of numbers, dates or times by which the training samples are sorted, for `train.order: time` and
+    `split: {by: time}`; csv, parquet and module:function."""
     dense: list[Annotated[DenseColumn, bare("column")]] = Field(default_factory=list)
     """Columns of numbers; criteo and synthetic have their own."""
     sparse: list[Annotated[SparseColumn, bare("column")]] = Field(default_factory=list)
@@ -302,6 +314,28 @@ class DataConfig(Settings):
             raise ValueError("label: is there beside labels; leave one of them out")
         check_labels(self.labels)
         return self
+
+    @model_validator(mode="after")
+    def _rows_are_held_out_once(self) -> DataConfig:
+        if self.split is None:
+            return self
+        for key in ("eval", "test", "eval_fraction"):
+            if getattr(self, key):
+                raise ValueError(f"split: is there beside {key}; leave one of the two out")
+        if self.split.by == TIME and self.time is None:
+            raise ValueError("split.by: time needs data.time, the column with the time of a row")
+        return self
+
+    @model_serializer(mode="wrap")
+    def _without_split(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Versions that know no split read the settings of other data."""
+        found: dict[str, Any] = handler(self)
+        return {key: value for key, value in found.items() if key != "split" or value is not None}
+
+    @property
+    def tests_split(self) -> bool:
+        """Whether rows of the training files are held out for the test."""
+        return self.split is not None and self.split.test > 0
 
     @property
     def targets(self) -> tuple[LabelColumn | TaskColumn, ...]:

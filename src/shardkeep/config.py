@@ -73,6 +73,7 @@ from shardkeep.workers.model_config import (
     RetrievalSettings,
     keys_of,
 )
+from shardkeep.workers.split_config import TIME
 
 if TYPE_CHECKING:
     from shardkeep.workers.data.schema import Schema
@@ -210,7 +211,8 @@ class JobConfig(Settings):
 
     @model_validator(mode="after")
     def _what_is_scored_later_needs_a_checkpoint(self) -> JobConfig:
-        for key, wanted in (("data.test", self.data.test), ("train.early_stopping", self.train.early_stopping)):
+        tested = "data.split.test" if self.data.tests_split else "data.test"
+        for key, wanted in ((tested, self.tested), ("train.early_stopping", self.train.early_stopping)):
             if wanted and not self.checkpoint.on:
                 raise ValueError(f"checkpoint.every_steps: off keeps no model for {key}; allowed: auto, or 1 or more")
         if self.data.test and self.data.source not in FILE_SOURCES:
@@ -282,9 +284,11 @@ class JobConfig(Settings):
 
     @model_validator(mode="after")
     def _time_is_an_order(self) -> JobConfig:
-        if self.data.time is not None and self.train.order != "time":
+        split = self.data.split
+        if self.data.time is not None and self.train.order != "time" and (split is None or split.by != TIME):
             raise ValueError(
-                f"data.time: has no effect with train.order: {self.train.order}; allowed: train.order: time, or no time"
+                f"data.time: has no effect with train.order: {self.train.order}; allowed: train.order: time, "
+                "data.split.by: time, or no time"
             )
         return self
 
@@ -312,6 +316,11 @@ class JobConfig(Settings):
                 "one weight; leave it out or set 1"
             )
         return self
+
+    @property
+    def tested(self) -> bool:
+        """Whether test data are scored after training."""
+        return self.eval.test and bool(self.data.test or self.data.tests_split)
 
     @property
     def evaluated(self) -> list[str]:
