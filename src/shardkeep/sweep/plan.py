@@ -19,7 +19,7 @@ from shardkeep.base.settings import Settings
 from shardkeep.base.yaml_text import YamlError, read_text, read_yaml, write_yaml
 from shardkeep.compression.recipes import BASELINES, RECIPES
 from shardkeep.config import JobConfig, load_config, of_model, parse_config
-from shardkeep.config_files.overrides import copied, merged
+from shardkeep.config_files.overrides import copied, flat, merged
 from shardkeep.config_files.paths import anchored
 from shardkeep.config_files.problems import explain, shown
 
@@ -322,17 +322,6 @@ def nested(settings: Mapping[str, Any], where: str) -> Nested:
         for parent in reversed(parents):
             one = {parent: one}
         found = merged(found, one)
-    return found
-
-
-def flat(settings: Mapping[str, Any], above: str = "") -> dict[str, Any]:
-    """Nested settings as dotted keys."""
-    found: dict[str, Any] = {}
-    for key, value in settings.items():
-        if isinstance(value, Mapping) and value:
-            found |= flat(value, f"{above}{key}.")
-        else:
-            found[f"{above}{key}"] = value
     return found
 
 

@@ -1,4 +1,4 @@
-"""What `shardkeep tune` searches: keys of the job with the values of each, from `--over` and from what suits a model."""
+"""What `shardkeep tune` searches: keys of the job with their values, from `--over` and from what suits a model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 from shardkeep.base.errors import ConfigError
 from shardkeep.base.yaml_text import YamlError, read_yaml
 from shardkeep.config import JobConfig
-from shardkeep.config_files.problems import shown
+from shardkeep.config_files.overrides import flat
 
 Values = CategoricalDistribution | FloatDistribution | IntDistribution
 """The values of a key. Those of a CategoricalDistribution are texts of YAML, as a shell has them."""
@@ -61,17 +61,6 @@ def space_of(load: Load, over: Sequence[str]) -> dict[str, Values]:
 def settings_of(job: JobConfig) -> dict[str, Any]:
     """All settings by dotted key, the default table's in full."""
     return flat({**job.model_dump(mode="json"), "tables": {"default": job.table("default").model_dump(mode="json")}})
-
-
-def flat(settings: Mapping[str, Any], above: str = "") -> dict[str, Any]:
-    """Nested settings as dotted keys."""
-    found: dict[str, Any] = {}
-    for key, value in settings.items():
-        if isinstance(value, Mapping) and value:
-            found |= flat(value, f"{above}{key}.")
-        else:
-            found[f"{above}{key}"] = value
-    return found
 
 
 def as_shown(values: Values) -> str:
