@@ -20,13 +20,13 @@ from shardkeep.cli.job_commands import report as report_page, scale, status, sto
 from shardkeep.cli.model_commands import evaluate, export, predict, serve
 from shardkeep.cli.role_commands import coordinator, fork_server, node, server, worker
 from shardkeep.cli.table_commands import export as export_table, show
-from shardkeep.cli.tool_commands import cache, certs, config, estimate, kernels, sweep, version
+from shardkeep.cli.tool_commands import cache, certs, config, estimate, kernels, sweep, tune, version
 
 Body = Callable[..., int | None]
 GROUPS: dict[str, tuple[Body, ...]] = {
     "Jobs on this machine": (train, status, view, stop, scale, with_),
     "A trained model": (evaluate, predict, export, serve),
-    "Before and beside a job": (config, estimate, report_page, sweep, cache, kernels),
+    "Before and beside a job": (config, estimate, report_page, sweep, tune, cache, kernels),
     "Several machines": (node, coordinator, server, worker, certs),
     "Other": (version,),
 }

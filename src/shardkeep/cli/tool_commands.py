@@ -1,4 +1,4 @@
-"""Commands that run no job: config, estimate, sweep, cache, kernels, certs, version."""
+"""Commands beside jobs: config, estimate, sweep, tune, cache, kernels, certs, version."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from typing import Annotated
 import typer
 
 from shardkeep import __version__
-from shardkeep.cli.options import Config, Json, Set, load, path_argument, path_option
+from shardkeep.base.errors import MissingPackage
+from shardkeep.base.plugging.packages import missing
+from shardkeep.cli.options import Config, Json, Set, count_option, load, path_argument, path_option
 
 
 def certs(
@@ -83,6 +85,37 @@ def sweep(
     from shardkeep.view.screen import console
 
     sweep_all(load_sweep(plan, metric), out=out, console=console())
+
+
+def tune(
+    config: Config,
+    trials: Annotated[int, count_option("Trials in all.")] = 30,
+    minutes: Annotated[
+        float | None, typer.Option(min=0.0, metavar="M", help="End after so many minutes of this start.")
+    ] = None,
+    over: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=VALUES",
+            help="Search this key, too, or other values of it: A,B,C, LOW..HIGH or log:LOW..HIGH; repeatable.",
+        ),
+    ] = None,
+    set_: Set = None,
+    out: Annotated[
+        Path | None,
+        path_option("Folder of trials and results; a search continues in it [default: runs/NAME-tune].", metavar="DIR"),
+    ] = None,
+) -> None:
+    """Search a job's settings by trials that stop early: writes the best config, its test metrics and a report."""
+    if words := missing("optuna"):
+        raise MissingPackage(f"shardkeep tune {words}")
+    from shardkeep.automl.tune.plan import plan_of
+    from shardkeep.automl.tune.tune import tune as search
+    from shardkeep.view.screen import console
+
+    path, job = load(config, set_)
+    plan = plan_of(path, set_ or [], over or [])
+    search(plan, out=out or Path("runs") / f"{job.name}-tune", trials=trials, minutes=minutes, console=console())
 
 
 def cache(
