@@ -19,74 +19,67 @@ from shardkeep.base.files import atomic_write
 from shardkeep.base.plugging.packages import missing
 from shardkeep.page.document import document, figure, section, table, wide_table
 
-CAPTIONS = {
-    "plot_intermediate_values": "The metric of each trial by its evaluations. A line that ends early was stopped.",
-    "plot_parallel_coordinate": "Each trial is a line through its settings; dark lines are the better ones.",
-}
-"""The pictures, by Optuna's function that draws each."""
+WORTH = "The share of each setting in what sets the best trials apart (PED-ANOVA, Watanabe et al., IJCAI 2023)."
+CURVES = "The metric of each trial by its evaluations. A line that ends early was stopped."
+PARALLEL = "Each trial is a line through its settings. Dark lines are better."
 
 
-def write_report(search: Search, path: Path, lines: Sequence[str]) -> None:
-    """Writes the report; `lines` on the best trial come first. Raises OSError."""
-    trials, every = search.finished, all_values(search)
-    worth = importance(every)
+def write_report(search: Search, path: Path, line: str) -> None:
+    """Writes the report, with `line` on the best trial first. Raises OSError."""
+    every = _all_completed(search)
+    worth = get_param_importances(every, evaluator=PedAnovaImportanceEvaluator()) if len(every.trials) > 1 else {}
+    head = ("trial", search.plan.metric, "s", *search.plan.space)
     parts = [
-        "<h1>shardkeep tune</h1>",
-        *(f'<p class="lead">{escape(line)}</p>' for line in lines),
-        section("What the settings are worth", table((), [(key, f"{share:.0%}") for key, share in worth.items()])),
-        "<p>The share of each setting in what separates the best trials from the others (PED-ANOVA, IJCAI 2023).</p>",
-        *pictures(search.study, every),
-        section("Trials", wide_table(("trial", search.metric, "seconds", *search.space), list(map(_row, trials)))),
+        f'<h1>{escape(search.plan.job.name)}: tuned</h1><p class="lead">{escape(line)}</p>',
+        section("Settings", f"<p>{WORTH}</p>", table((), [(key, f"{share:.0%}") for key, share in worth.items()])),
+        *_pictures(search, every),
+        section("Trials", wide_table(head, [_row(trial) for trial in search.ended])),
     ]
-    atomic_write(path, document("shardkeep tune", parts))
+    atomic_write(path, document(f"{search.plan.job.name}: tuned", parts))
 
 
 def outcome_text(trial: FrozenTrial) -> str:
-    """The metric of a trial, or why it has none."""
+    """The metric of a trial, or what became of it."""
     if CAUSE in trial.user_attrs:
         return f"failed: {trial.user_attrs[CAUSE]}"
-    value = "" if trial.value is None else f" {trial.value:.5f}"
-    return value.strip() if trial.state is TrialState.COMPLETE else f"stopped early{' at' if value else ''}{value}"
+    value = "" if trial.value is None else f"{trial.value:.5f}"
+    return value if trial.state is TrialState.COMPLETE else f"stopped early at {value or 'its start'}"
 
 
-def all_values(search: Search) -> optuna.Study:
-    """The trials that did not fail as if all had completed, those stopped early with their last value."""
+def _all_completed(search: Search) -> optuna.Study:
+    """The trials without those that failed, as if all had completed: a stopped one with its last value."""
     found = optuna.create_study(direction=search.study.direction)
-    known = [each for each in search.finished if each.value is not None and math.isfinite(each.value)]
-    found.add_trials([create_trial(params=t.params, distributions=t.distributions, value=t.value) for t in known])
+    for each in search.ended:
+        if each.value is not None and math.isfinite(each.value):
+            found.add_trial(create_trial(params=each.params, distributions=each.distributions, value=each.value))
     return found
 
 
-def importance(study: optuna.Study) -> dict[str, float]:
-    """The share of each setting in the difference of good trials; the largest first, {} = there are too few trials."""
-    if len(study.trials) < 2:
-        return {}
-    return get_param_importances(study, evaluator=PedAnovaImportanceEvaluator())
-
-
-def pictures(study: optuna.Study, every: optuna.Study) -> Iterator[str]:
-    """The pictures as HTML; without matplotlib, what to install."""
+def _pictures(search: Search, every: optuna.Study) -> Iterator[str]:
     if words := missing("matplotlib"):
         yield f"<p>{escape(f'The report has no plots: it {words}')}</p>"
-        return
-    if not every.trials:
-        return
-    import matplotlib
-    from matplotlib import pyplot
-    from optuna.visualization import matplotlib as plots
+    elif every.trials:
+        import matplotlib
+        from optuna.visualization.matplotlib import plot_intermediate_values, plot_parallel_coordinate
 
-    with matplotlib.rc_context({"backend": "Agg"}), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Optuna calls its plots experimental
-        for (name, caption), shown in zip(CAPTIONS.items(), (study, every), strict=True):
-            axes: Any = getattr(plots, name)(shown)
-            if (legend := axes.get_legend()) is not None:
-                legend.remove()
-            axes.set(title="", xlabel="evaluation") if shown is study else axes.set(title="")
-            axes.figure.set_size_inches(12.0, 5.0)
-            png = io.BytesIO()
-            axes.figure.savefig(png, dpi=110, bbox_inches="tight")
-            pyplot.close(axes.figure)
-            yield figure(caption, png.getvalue())
+        with matplotlib.rc_context({"backend": "Agg"}), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Optuna calls its plots experimental
+            axes = plot_intermediate_values(search.study)
+            axes.set(xlabel="evaluation", ylabel=search.plan.metric)
+            axes.legend().remove()
+            yield figure(CURVES, _png(axes))
+            yield figure(PARALLEL, _png(plot_parallel_coordinate(every, target_name=search.plan.metric)))
+
+
+def _png(axes: Any) -> bytes:
+    from matplotlib import pyplot
+
+    found = io.BytesIO()
+    axes.set(title="")
+    axes.figure.set_size_inches(13.0, 5.0)
+    axes.figure.savefig(found, dpi=100, bbox_inches="tight")
+    pyplot.close(axes.figure)
+    return found.getvalue()
 
 
 def _row(trial: FrozenTrial) -> Sequence[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
@@ -17,14 +17,10 @@ from shardkeep.config_files.overrides import flat
 
 Values = CategoricalDistribution | FloatDistribution | IntDistribution
 """The values of a key. Those of a CategoricalDistribution are texts of YAML, as a shell has them."""
-Load = Callable[[Sequence[str]], JobConfig]
-"""Reads the job with overrides KEY=VALUE. Raises ConfigError."""
-FORMS = "allowed: KEY=A,B,C, or a range KEY=LOW..HIGH or KEY=log:LOW..HIGH"
-_RANGE = re.compile(r"(log:)?\s*([^\s,.\[\]{}]*\.?[^\s,.\[\]{}]*)\.\.([^\s,\[\]{}]+)")
+_RANGE = re.compile(r"(log:)?([^\s,\[\]]+?)\.\.([^\s,\[\]]+)")
 _WHOLE = re.compile(r"[-+]?[0-9]+")
-ROW_RATES = {"adam": "log:1e-4..1e-2", "partial_rowwise_adam": "log:1e-4..1e-2", "lamb": "log:1e-4..1e-2"}
-"""Learning rates of rows by optimizer; of the others `log:0.01..0.3`."""
 DEFAULTS = (
+    "tables.default.optimizer.lr=log:1e-3..0.3",
     "tower.optimizer.lr=log:3e-4..1e-2",
     "tower.optimizer.weight_decay=0,1e-6,1e-5,1e-4",
     "tables.default.optimizer.weight_decay=0,1e-6,1e-5,1e-4",
@@ -39,23 +35,21 @@ DEFAULTS = (
     "model.attention.layers=1..3",
     "model.experts=4,8",
 )
-"""Searched where `--over` does not say otherwise and the job has the key."""
+"""Searched beside the job's own values where the job has the key and `--over` does not name it."""
 
 
-def space_of(load: Load, over: Sequence[str]) -> dict[str, Values]:
-    """The keys to search. Raises ConfigError: `--over` names no key of the job, or a value that it cannot have."""
-    job, own = load([]), dict(map(_parsed, over))
-    models = own.get("model.name")
-    names = list(models.choices) if isinstance(models, CategoricalDistribution) else [job.model.name]
-    for key, values in own.items():
-        if problem := _problem(load, key, values, names):
-            text = next(text for text in over if text.partition("=")[0] == key)
+def space_of(load: Callable[..., JobConfig], over: Sequence[str]) -> dict[str, Values]:
+    """The keys to search. `load`: the job with overrides. Raises ConfigError: `--over` names no key of the job, or a
+    value that it cannot have."""
+    own, job = dict(map(_parsed, over)), load()
+    named = own.get("model.name")
+    models = named.choices if isinstance(named, CategoricalDistribution) else [job.model.name]
+    for text, (key, values) in zip(over, map(_parsed, over), strict=True):
+        if problem := _problem(load, key, values, models):
             raise ConfigError(f"--over {text}: {problem}")
-    rates = ROW_RATES.get(job.table("default").optimizer.name, "log:0.01..0.3")
-    listed = map(_parsed, (f"tables.default.optimizer.lr={rates}", *DEFAULTS))
     known = settings_of(job)
-    default = {key: _including(values, known.get(key)) for key, values in listed if key not in own}
-    return {key: values for key, values in default.items() if not _problem(load, key, values, names)} | own
+    default = {key: _with(values, known.get(key)) for key, values in map(_parsed, DEFAULTS) if key not in own}
+    return own | {key: values for key, values in default.items() if not _problem(load, key, values, models)}
 
 
 def settings_of(job: JobConfig) -> dict[str, Any]:
@@ -63,69 +57,43 @@ def settings_of(job: JobConfig) -> dict[str, Any]:
     return flat({**job.model_dump(mode="json"), "tables": {"default": job.table("default").model_dump(mode="json")}})
 
 
-def as_shown(values: Values) -> str:
-    """The values as `--over` takes them."""
-    if isinstance(values, CategoricalDistribution):
-        return ",".join(map(str, values.choices))
-    return f"{'log:' if values.log else ''}{values.low}..{values.high}"
-
-
-def job_s_own(job: JobConfig, space: Mapping[str, Values]) -> dict[str, Any]:
-    """The values of the job as it stands, of the keys that may have them."""
-    known, own = settings_of(job), {}
-    for key, values in space.items():
-        value = known.get(key)
-        if isinstance(values, CategoricalDistribution):
-            own |= {key: _text(value)} if _text(value) in values.choices else {}
-        elif isinstance(value, int | float) and values.low <= value <= values.high:
-            own[key] = value
-    return own
-
-
-def _parsed(text: str) -> tuple[str, Values]:
-    """Raises ConfigError."""
-    key, equals, wanted = text.partition("=")
-    try:
-        if not (equals and key and wanted):
-            raise ValueError(f"is not of a form that is {FORMS}")
-        if found := _RANGE.fullmatch(wanted):
-            return key, _range(bool(found[1]), found[2], found[3])
-        choices = dict.fromkeys(map(_text, read_yaml(f"[{wanted}]")))
-        return key, CategoricalDistribution(list(choices))
-    except (ValueError, YamlError) as error:
-        raise ConfigError(f"--over {text}: {error}") from error
-
-
-def _range(log: bool, low: str, high: str) -> Values:
-    try:
-        if _WHOLE.fullmatch(low) and _WHOLE.fullmatch(high):
-            return IntDistribution(int(low), int(high), log=log)
-        return FloatDistribution(float(low), float(high), log=log)
-    except ValueError:
-        least = ", LOW above 0" if log else ""
-        raise ValueError(f"{low}..{high} is no range; allowed: two numbers LOW..HIGH, LOW below HIGH{least}") from None
-
-
-def _text(value: Any) -> str:
+def text_of(value: Any) -> str:
+    """A value as a shell has it."""
     whole = isinstance(value, float) and value.is_integer()
     return value if isinstance(value, str) else json.dumps(int(value) if whole else value)
 
 
-def _including(values: Values, own: Any) -> Values:
-    """The values of a default with the job's own."""
+def _parsed(text: str) -> tuple[str, Values]:
+    """The key and the values of KEY=VALUES. Raises ConfigError."""
+    key, _, values = text.partition("=")
+    try:
+        if not (key and values):
+            raise ValueError("is not of the form KEY=A,B,C, KEY=LOW..HIGH or KEY=log:LOW..HIGH")
+        if (found := _RANGE.fullmatch(values)) is None:
+            return key, CategoricalDistribution(list(dict.fromkeys(map(text_of, read_yaml(f"[{values}]")))))
+        log, *ends = found.groups()
+        if all(map(_WHOLE.fullmatch, ends)):
+            return key, IntDistribution(int(ends[0]), int(ends[1]), log=bool(log))
+        return key, FloatDistribution(float(ends[0]), float(ends[1]), log=bool(log))
+    except (ValueError, YamlError) as error:
+        raise ConfigError(f"--over {text}: {error}") from error
+
+
+def _with(values: Values, own: Any) -> Values:
+    """The values and the job's own."""
     if isinstance(values, CategoricalDistribution):
-        return CategoricalDistribution(list(dict.fromkeys([_text(own), *values.choices])))
+        return CategoricalDistribution(list(dict.fromkeys([text_of(own), *values.choices])))
     if not isinstance(own, int | float):
         return values
     return type(values)(min(values.low, own), max(values.high, own), log=values.log)  # type: ignore[arg-type]
 
 
-def _problem(load: Load, key: str, values: Values, names: Sequence[Any]) -> str:
-    """Why the job cannot have one of the values; "" = it can have all, with each of the models `names`."""
+def _problem(load: Callable[..., JobConfig], key: str, values: Values, models: Sequence[Any]) -> str:
+    """Why the job cannot have one of the values with one of the models; "" = it can have all."""
     ends = values.choices if isinstance(values, CategoricalDistribution) else (values.low, values.high)
-    for name, value in itertools.product([None] if key == "model.name" else names, ends):
+    for model, value in itertools.product(models, ends):
         try:
-            load([*([] if name is None else [f"model.name={name}"]), f"{key}={value}"])
+            load(*([] if key == "model.name" else [f"model.name={model}"]), f"{key}={value}")
         except ConfigError as error:
             return str(error).splitlines()[0].rpartition("--set ")[2].partition(": ")[2]
     return ""

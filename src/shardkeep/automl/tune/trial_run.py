@@ -1,11 +1,9 @@
-"""A trial that runs: a job of its own in a process of its own, what it says of itself, and what is left of it."""
+"""A trial that runs: a job of its own in a process of its own, and what it says of itself."""
 
 from __future__ import annotations
 
 import math
 import os
-import shutil
-from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from optuna.trial import Trial
@@ -21,47 +19,34 @@ from shardkeep.run.reader import RunReader
 
 
 class TrialRun:
-    """Starts the trial. Raises ConfigError where its settings do not go together, OSError.
-
-    out/jobs/N.yaml is its config, out/runs/N its run folder, out/logs/N.log what it printed."""
+    """Starts trial N by `shardkeep train jobs/N.yaml`. Raises ConfigError: its settings do not go together; OSError."""
 
     def __init__(self, plan: Plan, trial: Trial, out: Path, starter: Starter) -> None:
-        self.trial, self.run, self.evaluations = trial, run_of(out, trial.number), 0
-        config, job = plan.trial(trial.params), out / "jobs" / f"{trial.number}.yaml"
+        self.trial, self.run, self._metric, self._evaluations = trial, out / f"runs/{trial.number}", plan.metric, 0
+        config, job = plan.trial(trial.params), out / f"jobs/{trial.number}.yaml"
         atomic_write(job, config.to_yaml())
         code = ["--code", str(plan.code_folder)] if config.own_modules else []
-        arguments = [str(job), "--run-dir", str(self.run), *code]
-        environment = child_environment(os.environ, threads=worker_threads(config))
-        log = out / "logs" / f"{trial.number}.log"
-        self.child = starter.start(RoleCommand("train", trial.number, arguments, log, environment))
+        words, log = [str(job), "--run-dir", str(self.run), *code], out / f"logs/{trial.number}.log"
+        env = child_environment(os.environ, threads=worker_threads(config))
+        self.child = starter.start(RoleCommand("train", trial.number, words, log, env))
         self._tail = Tail(self.run / "metrics.jsonl")
 
-    def values(self, metric: str) -> Iterator[tuple[int, float]]:
-        """The evaluations since the last look: their numbers, from 1, and the metric."""
+    def loses(self) -> bool:
+        """Reports new evaluations. Whether the trial is to stop, as others are better."""
         for record in self._tail:
-            if isinstance(record, Evaluation) and (value := record.metrics.get(metric)) is not None:
-                self.evaluations += 1
-                yield self.evaluations, value
+            if isinstance(record, Evaluation) and (value := record.metrics.get(self._metric)) is not None:
+                self._evaluations += 1
+                self.trial.report(value, self._evaluations)
+                if self.trial.should_prune():
+                    return True
+        return False
 
-    def outcome(self, metric: str) -> tuple[float | None, str]:
+    def outcome(self) -> tuple[float | None, str]:
         """Of a trial that has ended: the metric of its model, or why there is none."""
         death, summary = self.child.death(), RunReader(self.run).last_summary() or {}
         scores = summary.get("best") or summary.get("eval") or {}
-        value = scores.get(metric)
+        value = scores.get(self._metric)
         if summary.get("status") == "completed" and value is not None and math.isfinite(value):
             return value, ""
         how = "" if death is None else death.last_words or death.how()
         return None, str(summary.get("message") or scores.get("note") or how)
-
-
-def run_of(out: Path, number: int) -> Path:
-    """The run folder of a trial."""
-    return out / "runs" / str(number)
-
-
-def tidy(out: Path, keep: Collection[int]) -> None:
-    """Deletes the checkpoints of all trials except some, and what they kept for recovery. Raises OSError."""
-    for run in (out / "runs").iterdir():
-        if run.name not in map(str, keep):
-            for name in ("checkpoints", "recovery"):
-                shutil.rmtree(run / name, ignore_errors=True)
