@@ -26,7 +26,7 @@ from shardkeep.workers.label_config import (
     Threshold as Threshold,
     check_labels,
 )
-from shardkeep.workers.split_config import TIME, SplitConfig
+from shardkeep.workers.split_config import PLACE, TIME, SplitConfig, SplitRecord
 
 Scaling = Literal["none", "standard", "log", "log_standard"]
 _SOURCES = "shardkeep.workers.data.sources"
@@ -331,6 +331,13 @@ class DataConfig(Settings):
         """Versions that know no split read the settings of other data."""
         found: dict[str, Any] = handler(self)
         return {key: value for key, value in found.items() if key != "split" or value is not None}
+
+    def held_out(self, seed: int) -> SplitRecord | None:
+        """How rows of the training files are held out; None = none are. `seed`: the job's."""
+        if self.split is None:
+            place = SplitRecord(by=PLACE, eval=self.eval_fraction, test=0.0, seed=seed)
+            return place if self.eval_fraction else None
+        return SplitRecord(**self.split.model_dump(), seed=0 if self.split.by == TIME else seed)
 
     @property
     def tests_split(self) -> bool:

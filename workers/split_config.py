@@ -11,17 +11,17 @@ from shardkeep.workers.label_config import ColumnName
 
 Share = Annotated[float, Field(ge=0.0, lt=1.0)]
 """Of all rows."""
-TIME, RANDOM = "time", "random"
-"""What `by` means besides a column."""
+TIME, RANDOM, PLACE = "time", "random", ""
+"""What `by` means besides a column; PLACE = name of the file and number of the row, of `data.eval_fraction`."""
 
 
 class SplitConfig(Settings):
     """Rows of the training files that are held out. Equal for the same table in any form and order of files."""
 
     by: ColumnName
-    """time = the newest rows by `data.time` are the test rows, the next newest the evaluation rows; random = by a seeded
-    hash of a row's values; or a column, such as the user, whose seeded hash decides: all rows of one value are on one
-    side."""
+    """time = the newest rows by `data.time` are for the test, the next newest for evaluation, equal times on one side;
+    random = by a seeded hash of a row's values; or a column, such as the user: by a seeded hash of its value, so that
+    all rows of one value are on one side."""
     eval: Share = 0.1
     """Share of the rows that evaluation visits."""
     test: Share = 0.1
@@ -33,5 +33,19 @@ class SplitConfig(Settings):
             raise ValueError(f"eval: {self.eval:g} and test: {self.test:g}; allowed: a sum above 0 and below 1")
         return self
 
+
+class SplitRecord(Settings):
+    """How a model's rows were split: one form for `data.split` and `data.eval_fraction`."""
+
+    by: str
+    eval: Share
+    test: Share
+    seed: int
+    borders: tuple[float | None, float | None] | None = None
+    """By time: the oldest times of evaluation and of the test; None = not known yet, or no such rows."""
+
     def __str__(self) -> str:
-        return f"by: {self.by}, eval: {self.eval:g}, test: {self.test:g}"
+        """The setting, for messages."""
+        if self.by == PLACE:
+            return f"data.eval_fraction: {self.eval}"
+        return f"data.split: {{by: {self.by}, eval: {self.eval:g}, test: {self.test:g}}}"

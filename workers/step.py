@@ -63,7 +63,7 @@ class Step:
     rewind: Rewind | LastStep | None = None
     """Keeps the tower's state at the start of each step; None = nothing does."""
     progressive: ProgressiveValidation | None = None
-    """Scores each step before it trains; None = nothing does."""
+    """Scores each step of the first epoch before it trains; None = nothing does."""
 
     def run(self, prepared: Prepared, pull: PullHandle, *, last: bool = False, lr_factor: float = 1.0) -> StepResult:
         """Waits for the rows, trains on them, updates the tower, pushes the rows' gradients.
@@ -72,7 +72,7 @@ class Step:
         watch, tower = self.tower.watch, self.tower
         watch.enter("pull_wait")
         rows = pull.result()
-        if self.progressive is not None:
+        if self.progressive is not None and not self.pipeline.slices.epoch(prepared.step):
             watch.enter("forward")
             with tower.whole():
                 self.progressive.score(prepared, rows)

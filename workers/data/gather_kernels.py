@@ -120,9 +120,22 @@ def gather_lists(
                 n += 1
 
 
-@kernel("void(uint64, int64[::1], float64, boolean[::1])")
-def hold_out(key: np.uint64, rows_N: NDArray[np.int64], share: float, out_N: NDArray[np.bool_]) -> None:
-    """Which rows, numbered from 1, are held out: a `share` of them, by splitmix64 of (key, row)."""
+@kernel("void(uint64, int64[::1], float64, float64, uint8[::1])")
+def part(key: np.uint64, values_N: NDArray[np.int64], held: float, tested: float, out_N: NDArray[np.uint8]) -> None:
+    """Parts rows by splitmix64 of (key, value): a share `held` becomes 1, a share `tested` 2, the rest 0."""
     for i in range(len(out_N)):
-        x = mix(key + np.uint64(rows_N[i] - 1) * GOLDEN)
-        out_N[i] = float(x >> np.uint64(11)) * 1.1102230246251565e-16 < share
+        x = mix(key + np.uint64(values_N[i]) * GOLDEN)
+        place = float(x >> np.uint64(11)) * 1.1102230246251565e-16
+        out_N[i] = 1 if place < held else 2 if place < held + tested else 0
+
+
+@kernel("void(uint64[::1], int64[::1], int64[::1])")
+def fold(hash_N: NDArray[np.uint64], lengths_N: NDArray[np.int64], values_V: NDArray[np.int64]) -> None:
+    """Mixes the values of each row, and how many they are, into its hash."""
+    v = 0
+    for i in range(len(hash_N)):
+        x = mix(hash_N[i] + np.uint64(lengths_N[i]) * GOLDEN)
+        for _ in range(lengths_N[i]):
+            x = mix(x + np.uint64(values_V[v]) * GOLDEN)
+            v += 1
+        hash_N[i] = x

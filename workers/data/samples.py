@@ -1,4 +1,4 @@
-"""Dataset, the one thing every source provides, and Data, a job's two of them, with their fingerprint and doubts about
+"""Dataset, the one thing every source provides, and Data, a job's own of them, with their fingerprint and doubts about
 their weights. No source is known here.
 
 B = rows asked for
@@ -24,6 +24,7 @@ from shardkeep.workers.label_config import LossConfig
 
 if TYPE_CHECKING:
     from shardkeep.workers.data.catalogue import Catalogue
+    from shardkeep.workers.split_config import SplitRecord
 
 MEAN_SAMPLES = 1 << 18
 LARGEST_RMS = 10.0
@@ -98,6 +99,7 @@ class Data:
         catalogue: the items of a retrieval job; None of any other.
         best_ranks: of the synthetic stream of retrieval only: the ranks of the first n evaluation samples' items in the
             best possible lists, int64 from 1 on.
+        test: what `data.split` holds out for the test; None = nothing.
     """
 
     train: Dataset
@@ -109,6 +111,7 @@ class Data:
     notes: tuple[str, ...] = ()
     catalogue: Catalogue | None = None
     best_ranks: Callable[[int], Ints] | None = None
+    test: Dataset | None = None
 
     @cached_property
     def label_means(self) -> tuple[float, ...]:
@@ -146,6 +149,7 @@ class Data:
         """One line: how many samples, columns and features, and where from."""
         schema = self.train.schema
         held = f" + {len(self.eval):,} for evaluation" if self.eval is not None else ", none for evaluation"
+        held += f" + {len(self.test):,} for the test" if self.test is not None else ""
         columns = f"{_counted(schema.num_dense, 'dense column')}, {_counted(len(schema.features), 'feature')}"
         columns += f", {_counted(len(schema.sequences), 'sequence')}" if schema.sequences else ""
         return f"{len(self.train):,} samples{held}; {columns}; {self.source}"
@@ -167,8 +171,13 @@ def fingerprint(train: Mapping[str, Any], held: Mapping[str, Any] | None) -> str
     return "-".join(xxhash.xxh3_64_hexdigest(json.dumps(p, sort_keys=True, default=str).encode()) for p in parts)
 
 
-def content_fingerprint(schema: Schema, checksums: Sequence[str], transform: Mapping[str, Sequence[float]]) -> str:
-    """That of stored samples: their checksums (train, maybe eval), the names of columns, the scaling.
+def content_fingerprint(
+    schema: Schema,
+    checksums: Sequence[str],
+    transform: Mapping[str, Sequence[float]],
+    split: SplitRecord | None = None,
+) -> str:
+    """That of stored samples: their checksums (train, maybe eval), the names of columns, the scaling, the split.
 
     Tables and pooling are the model's, not the data's. The part of each list that is kept is the data's.
     """
@@ -178,6 +187,7 @@ def content_fingerprint(schema: Schema, checksums: Sequence[str], transform: Map
         "transform": transform,
     }
     common |= {"labels": schema.labels} if schema.tasks else {}
+    common |= {} if split is None else {"split": split.model_dump()}
     if schema.sequences:
         kept = [[g.name, [c.name for c in g.ids], g.numbers, g.max_length, g.newest] for g in schema.sequences]
         common["sequences"] = kept

@@ -1,7 +1,7 @@
 """Progressive validation: each sample is scored by the model of its step, before the model trains on it.
 
 So one pass over samples in the order of time gives both a model and its quality on samples that it had not seen (Blum,
-Kalai and Langford, "Beating the Hold-Out", COLT 1999).
+Kalai and Langford, "Beating the Hold-Out", COLT 1999). Later epochs are not scored.
 """
 
 from __future__ import annotations

@@ -98,10 +98,12 @@ def evaluate(
 
 def predict(
     run: AnyModel,
-    data: Annotated[
-        list[str], typer.Option(metavar="FILE", help="File, folder or pattern with rows to score; repeatable.")
-    ],
     out: Annotated[Path, path_option("File to write: .parquet or .csv.")],
+    data: Annotated[
+        list[str] | None,
+        typer.Option(metavar="FILE", help="File, folder or pattern with rows to score; repeatable [or --split]."),
+    ] = None,
+    split: Annotated[Any, word_option("The run's own rows, in place of --data.", "eval", "train", "test")] = None,
     model: Model = "last",
     keep: Annotated[str, typer.Option(metavar="A,B", help="Columns of the input to write beside `score`.")] = "",
     top: Annotated[
@@ -114,6 +116,8 @@ def predict(
     amp: Arithmetic = None,
 ) -> None:
     """Score each row of files with the model of a run, in order."""
+    if (data is None) == (split is None):
+        raise typer.BadParameter("needs --data FILE or --split, one of them", param_hint="'--data'")
     if items and top is None:
         raise typer.BadParameter("needs --top K, which finds items", param_hint="'--items'")
     with ready_to_score(run) as screen:
@@ -123,7 +127,8 @@ def predict(
         told = partial(screen.working, "predict")
         names = [name for name in keep.split(",") if name]
         best = None if top is None else BestItems(top, input_files(items or []))
-        done = predict_files(run, input_files(data), out, which=model, keep=names, best=best, amp=amp, told=told)
+        files, kept = input_files(data or []), {"split": split, "keep": names}
+        done = predict_files(run, files, out, which=model, best=best, amp=amp, told=told, **kept)
     place = os.fsencode(out).decode(errors="replace")
     print(f"{done.rows:,} rows scored by the model of step {done.step:,} in {done.seconds:.1f} s, written to {place}")
     for line in unseen_lines(done.unseen):

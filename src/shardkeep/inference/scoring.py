@@ -10,18 +10,19 @@ import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
 
 from shardkeep.base.arrays import Floats, Ints
-from shardkeep.base.errors import UserError
+from shardkeep.base.errors import DataError, UserError
 from shardkeep.config import JobConfig
 from shardkeep.inference.export.manifest import is_export
 from shardkeep.inference.files import Told, as_texts, chunks_of_files, score_writer, weigh
 from shardkeep.inference.further_items import with_items
 from shardkeep.inference.loading import load_trained
+from shardkeep.inference.own_rows import Side, own_rows
 from shardkeep.inference.trained import LookedUp, Trained, computing_in, inputs_of, trained_of_checkpoint
 from shardkeep.run.origin.warm_start import continuing
 from shardkeep.run.trained import Which, checkpoint_of, config_of
@@ -40,7 +41,6 @@ from shardkeep.workers.metrics.ranks import evaluate_ranks
 from shardkeep.workers.model_config import RETRIEVAL
 from shardkeep.workers.prefetch import Prefetch
 
-Split = Literal["eval", "train", "test"]
 Item = TypeVar("Item")
 Scores = tuple[Floats | Ints, Floats, Ints, Floats]
 """Logits and labels (N, T), groups and weights (N,); empty = none. Of a retrieval model ranks (N, 1), not logits."""
@@ -70,22 +70,30 @@ def predict_files(
     out: Path,
     *,
     which: Which = "last",
+    split: Side | None = None,
     keep: Sequence[str] = (),
     best: BestItems | None = None,
     amp: Amp | None = None,
     told: Told = lambda _text, _share: None,
 ) -> Scored:
-    """Writes the score of each row of the files, in order, with the columns `keep` beside it; of a retrieval model the
-    `best` items. Raises UserError, DataError, CheckpointError, and JobError where the disk fails; `out` is complete or
-    as it was before."""
+    """Writes the score of each row of the files, or of a side of the run's own data, in order, with the columns `keep`
+    beside it; of a retrieval model the `best` items. Raises UserError, DataError, CheckpointError, and JobError where
+    the disk fails; `out` is complete or as it was before."""
     if out.exists() and any(out.samefile(path) for path in files):
         raise UserError(f"--out {out}: is one of the files to score")
+    if split is not None and is_export(run):
+        raise UserError(f"{run}: an export has no data of its own; allowed: --data FILE")
     trained = load_trained(run, which, amp=amp)
     inputs, answers = trained.inputs, _answers(trained, best, told)
-    assert inputs is not None
+    assert inputs is not None and trained.labelled_inputs is not None
+    chunks = (
+        chunks_of_files(files, inputs, told, extra=keep)
+        if split is None
+        else own_rows(trained.config, split, trained.labelled_inputs, told, extra=keep)
+    )
     began, rows, not_finite = time.monotonic(), 0, 0
     unseen = Unseen(trained.schema)
-    blocks = _looked_up(trained, chunks_of_files(files, inputs, told, extra=keep), unseen)
+    blocks = _looked_up(trained, chunks, unseen)
     with score_writer(out, answers.types, keep) as writer, contextlib.closing(_ahead(blocks)) as coming:
         scores: list[pa.RecordBatch] = []
         for found, chunk in coming:
@@ -156,7 +164,7 @@ def evaluate_run(
     run: Path,
     *,
     which: Which = "last",
-    split: Split = "eval",
+    split: Side = "eval",
     files: Sequence[Path] = (),
     by: str | None = None,
     amp: Amp | None = None,
@@ -184,17 +192,22 @@ def evaluate_run(
         unseen = Unseen(trained.schema)
         found = list(_of_files(trained, files, told, by, values, unseen))
     elif by is not None:
-        raise UserError(f"--by {by}: needs files; allowed: with --data FILE, or --split test")
+        allowed = "with --data FILE" if split == "test" else "with --data FILE, or --split test"
+        raise UserError(f"--by {by}: needs files; allowed: {allowed}")
     else:
         trained, dataset = _with_data(run, which, split, told, amp)
         unseen = Unseen(trained.schema)
-        found = list(_of_dataset(trained, dataset, told, trained.config.eval.max_samples, unseen))
+        most = None if split == "test" else trained.config.eval.max_samples
+        found = list(_of_dataset(trained, dataset, told, most, unseen))
     parts = _joined(trained, found)
     result = {"step": trained.step} | _metrics(trained, parts) | {"unseen": unseen.counts()}
-    weight = None if trained.inputs is None else trained.inputs.layout.weight
+    weight, notes = None if trained.inputs is None else trained.inputs.layout.weight, []
     if weight is not None and len(parts[3]) < len(parts[0]):
-        note = f"no file has the column of weights, {weight} (data.weight): all rows weigh the same"
-        result["note"] = "; ".join(filter(None, [note, result.get("note")]))
+        notes.append(f"no file has the column of weights, {weight} (data.weight): all rows weigh the same")
+    if trained_on := _trained_on(trained.config, files) if files else "these rows" if split == "train" else "":
+        notes.append(f"the model was trained on {trained_on}: its metrics on new rows are lower")
+    if notes:
+        result["note"] = "; ".join(filter(None, [*notes, result.get("note")]))
     if broken := _not_finite(parts[0]):
         result["not_finite"] = broken
     return result if by is None else result | {"by": {"column": by, "groups": _by_group(trained, parts, values)}}
@@ -206,10 +219,10 @@ def metrics_on(trained: Trained, dataset: Dataset, told: Told) -> dict[str, Any]
     return _metrics(trained, _joined(trained, found))
 
 
-def data_of(config: JobConfig, split: Split, told: Told) -> Dataset | None:
+def data_of(config: JobConfig, split: Side, told: Told) -> Dataset | None:
     """A job's own data, by name; None = it has no evaluation data. Raises DataError."""
     data = open_data(config.data, seed=config.seed, progress=told, items=config.items)
-    return data.eval if split == "eval" else data.train
+    return {"train": data.train, "eval": data.eval, "test": data.test}[split]
 
 
 def _not_finite(values_NT: Floats) -> int:
@@ -246,8 +259,20 @@ def _by_group(trained: Trained, parts: Sequence[Any], values: Sequence[pa.Array]
     return sorted(found, key=lambda group: -int(group["samples"]))
 
 
+def _trained_on(config: JobConfig, files: Sequence[Path]) -> str:
+    """Names the first of the files that is one of training, if one is."""
+    data = config.data
+    with contextlib.suppress(DataError):  # they may be gone
+        own = find_files(Path(data.root), data.train, key="data.train", kind=data.source) if data.train else []
+        seen = {path.resolve() for path in own}
+        return next((f"rows of {path.name}" for path in files if path.resolve() in seen), "")
+    return ""
+
+
 def _test_files(run: Path) -> list[Path]:
     data = config_of(run).data
+    if data.tests_split:
+        return []
     if not data.test:
         raise UserError(f"{run}: the job has no data.test; allowed: --data FILE, or --split eval")
     return find_files(Path(data.root), data.test, key="data.test", kind=data.source)
@@ -282,7 +307,7 @@ def _of_dataset(
         told("scoring", (start + len(batch)) / end)
 
 
-def _with_data(run: Path, which: Which, split: Split, told: Told, amp: Amp | None) -> tuple[Trained, Dataset]:
+def _with_data(run: Path, which: Which, split: Side, told: Told, amp: Amp | None) -> tuple[Trained, Dataset]:
     if is_export(run):
         raise UserError(f"{run}: an export has no data of its own; allowed: --data FILE")
     config = config_of(run)

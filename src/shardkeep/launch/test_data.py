@@ -16,10 +16,11 @@ from shardkeep.run.folder import RunFolder
 def score_test_data(config: JobConfig, folder: RunFolder, summary: dict[str, Any]) -> dict[str, Any]:
     """Adds `test` to summary.json by `shardkeep evaluate`, if the job has test data, or says why it is not there.
     Returns the summary."""
-    if not config.data.test:
+    if not config.tested:
         return summary
+    what = "data.test is" if config.data.test else "the test rows of data.split are"
     if summary["status"] != "completed":
-        return folder.amend({"message": f"{summary['message']}; so data.test is not scored"})
+        return folder.amend({"message": f"{summary['message']}; so {what} not scored"})
     model = "last" if config.train.early_stopping is None else "best"
     arguments = ("evaluate", str(folder.path), "--split", "test", "--model", model, "--json")
     env = child_environment(os.environ, threads=worker_threads(config))
@@ -27,6 +28,6 @@ def score_test_data(config: JobConfig, folder: RunFolder, summary: dict[str, Any
     if done.returncode:
         why = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1].removeprefix("error: ")
         again = f"shardkeep evaluate {folder.path} --split test --model {model}"
-        text = f"the model is trained, but data.test is not scored: {why}; `{again}` scores it"
+        text = f"the model is trained, but {what} not scored: {why}; `{again}` scores it"
         return folder.amend({"status": "incomplete", "message": text})
     return folder.amend({"test": json.loads(done.stdout)})

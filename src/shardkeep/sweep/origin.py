@@ -87,6 +87,7 @@ def _data(config: JobConfig) -> str:
         )
         return f"synthetic, {sizes}, {made.num_dense} dense columns, Zipf {made.zipf:g}, {made.ids} ids"
     held = f", {data.eval_fraction:g} of the rows held out" if data.eval_fraction else ""
+    held = f", {data.held_out(config.seed)}" if data.split is not None else held
     files = ", ".join([*data.train, *(f"{name} (evaluation)" for name in data.eval)])
     columns = f"{len(data.sparse)} features, {len(data.dense)} dense columns" if data.sparse else "its own columns"
     return f"{data.source}: {files or _settings(data.options)}{held}; {columns}"

@@ -22,12 +22,13 @@ from shardkeep.workers.data.cache.entry import CacheEntry, Content, FileSet, rea
 from shardkeep.workers.data.cache.obtaining import found, obtained
 from shardkeep.workers.data.columnar import ColumnarWriter, by_time
 from shardkeep.workers.data.conversion.chunk import Chunk
-from shardkeep.workers.data.conversion.conversion import Converter, HoldOut
+from shardkeep.workers.data.conversion.conversion import Converter
 from shardkeep.workers.data.conversion.inputs import Inputs, prior_fit
 from shardkeep.workers.data.conversion.item_values import item_values
 from shardkeep.workers.data.conversion.labels import check_matched, left_out
 from shardkeep.workers.data.conversion.layout import ColumnLayout, Fitted, PriorFit
 from shardkeep.workers.data.conversion.scaling import to_json
+from shardkeep.workers.data.conversion.split import Split
 from shardkeep.workers.data.input_files import check_once, find_files, place_of
 from shardkeep.workers.data.items import checked
 from shardkeep.workers.data.samples import Data, Dataset, Progress, content_fingerprint
@@ -35,7 +36,8 @@ from shardkeep.workers.data.sides import sides_of_model
 from shardkeep.workers.data_config import DataConfig
 from shardkeep.workers.model_config import RetrievalSettings
 
-TRAIN, EVAL = "train.arrow", "eval.arrow"
+TRAIN, EVAL, TEST = PARTS = "train.arrow", "eval.arrow", "test.arrow"
+"""The file of each side."""
 LARGE_BYTES = 1 << 28  # an entry of this size is worth a word
 
 Read = Callable[[Path, Sequence[str], Callable[[float], None]], Iterable[Chunk]]
@@ -54,9 +56,11 @@ class Conversion:
     prior: PriorFit | None
 
     def training(self, paths: Sequence[Path], *, prior: bool = False) -> FileSet:
-        """The entry of the training files, with the rows that `eval_fraction` holds out. `prior`: read as the model
-        with which the job continues."""
+        """The entry of the training files, with the rows that are held out. `prior`: read as the model with which the
+        job continues."""
         split = [self.config.eval_fraction, self.seed] if self.config.eval_fraction else []
+        if self.config.split is not None and (record := self.config.held_out(self.seed)) is not None:
+            split = record.model_dump()
         marked = {"kept": self.prior.to_json()} if prior and self.prior is not None else {}
         return FileSet(paths, self._settings(paths) | {"split": split} | marked)
 
@@ -126,11 +130,11 @@ def open_cached(
     parts = {name: part for entry in entries for name, part in entry.parts.items()}
     checksums = {name: checksum for entry in entries for name, checksum in entry.content.checksums.items()}
     own = [checksums[name] for name in (TRAIN, EVAL) if name in parts]
-    mark = content_fingerprint(layout.schema, own, to_json(trained.fitted.transform))
+    mark = content_fingerprint(layout.schema, own, to_json(trained.fitted.transform), trained.fitted.split)
     inputs = Inputs(layout, trained.fitted, reading).to_json()
     train: Dataset = parts[TRAIN] if layout.time is None else by_time(parts[TRAIN])
     source = _described(entries) + parts[TRAIN].histories()
-    data = Data(train, parts.get(EVAL), None, source, mark, inputs, tuple(trained.notes))
+    data = Data(train, parts.get(EVAL), None, source, mark, inputs, tuple(trained.notes), test=parts.get(TEST))
     return data if items is None else _with_catalogue(data, items, job, training, trained.fitted, report)
 
 
@@ -202,21 +206,24 @@ def _obtain(job: Conversion, files: FileSet, fitted: Fitted | None, report: Prog
 
 def _write_parts(folder: Path, job: Conversion, files: FileSet, fitted: Fitted | None, progress: Progress) -> Content:
     """Converts all files of an entry."""
-    share = job.config.eval_fraction
-    names = [TRAIN] if fitted is None else []
-    if fitted is not None or share:
-        names.append(EVAL)
+    places = {str(path): place_of(path) for path in files.paths}
+    split = Split.of(job.config, job.layout, job.seed, places) if fitted is None else None
+    columns = job.layout.raw_columns()
+    if split is not None:
+        split.fit(lambda columns: _read_all(job, files.paths, progress, columns))
+        columns = list(dict.fromkeys([*columns, *split.columns]))
+    sides = split.sides if split is not None else [0 if fitted is None else 1]
     converter = Converter(job.layout, fitted, job.prior)
     with contextlib.ExitStack() as sinks:
-        writers = {name: ColumnarWriter(sinks.enter_context(pa.OSFile(str(folder / name), "wb"))) for name in names}
-        chunks = _read_all(job, files.paths, progress, job.layout.raw_columns())
-        split = HoldOut(share, job.seed, {str(path): place_of(path) for path in files.paths})
-        converter.convert(chunks, writers.get(TRAIN), writers.get(EVAL), split=split, origin=_named(files.paths))
+        writers = {n: ColumnarWriter(sinks.enter_context(pa.OSFile(str(folder / PARTS[n]), "wb"))) for n in sides}
+        chunks = _read_all(job, files.paths, progress, columns)
+        converter.convert(chunks, writers, split=split, origin=_named(files.paths))
         for writer in writers.values():
             writer.close()
-    checksums = {name: writer.checksum() for name, writer in writers.items()}
+    checksums = {PARTS[side]: writer.checksum() for side, writer in writers.items()}
     reader = converter.reader
-    return Content(reader.fitted(), checksums, converter.skipped, reader.notes(), converter.absent)
+    found = reader.fitted() if split is None else replace(reader.fitted(), split=split.kept)
+    return Content(found, checksums, converter.skipped, reader.notes(), converter.absent)
 
 
 def _named(paths: Sequence[Path]) -> str:

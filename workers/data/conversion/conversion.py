@@ -1,4 +1,4 @@
-"""From chunks of raw columns to columnar samples: the split, statistics, checks. Knows no file format.
+"""From chunks of raw columns to columnar samples, side by side: statistics, checks. Knows no file format.
 
 N = rows of a chunk
 """
@@ -6,41 +6,19 @@ N = rows of a chunk
 from __future__ import annotations
 
 import itertools
-import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
-import xxhash
 
-from shardkeep.base.arrays import Bools
 from shardkeep.base.errors import DataError
 from shardkeep.workers.data.columnar import ColumnarWriter
 from shardkeep.workers.data.conversion.chunk import Chunk
 from shardkeep.workers.data.conversion.labels import Absent, LabelValues, PartCheck, Unlabelled, add_missing
 from shardkeep.workers.data.conversion.layout import ColumnLayout, Fitted, PriorFit
 from shardkeep.workers.data.conversion.reader import RowReader
-from shardkeep.workers.data.gather_kernels import hold_out
+from shardkeep.workers.data.conversion.split import SIDES, TRAIN, Split
 from shardkeep.workers.data.schema import NO_LABEL
 from shardkeep.workers.data_config import LabelColumn
-
-
-@dataclass(frozen=True)
-class HoldOut:
-    """Which rows are held out for evaluation: a share of them.
-
-    `places`: of each path the name that, with the seed and the row's number in the file, decides about a row."""
-
-    share: float = 0.0
-    seed: int = 0
-    places: Mapping[str, str] = field(default_factory=dict)
-
-    def held(self, chunk: Chunk) -> Bools:
-        """Which rows of a chunk are held out, bool (N,)."""
-        held_N = np.empty(len(chunk), np.bool_)
-        name = b"eval_fraction" + os.fsencode(self.places.get(chunk.path, ""))
-        hold_out(np.uint64(xxhash.xxh3_64_intdigest(name, seed=self.seed)), chunk.rows_N, self.share, held_N)
-        return held_N
 
 
 class Converter:
@@ -63,20 +41,17 @@ class Converter:
     def convert(
         self,
         chunks: Iterable[Chunk],
-        train: ColumnarWriter | None,
-        held: ColumnarWriter | None,
+        writers: Mapping[int, ColumnarWriter],
         *,
-        split: HoldOut = HoldOut(),
+        split: Split | None = None,
         origin: str = "",
     ) -> None:
-        """Writes every chunk: to `train`, or to `held`, or with both the rows that `split` holds out to `held`.
+        """Writes every row to the writer of its side: that which `split` finds, or the only one.
 
-        Only rows written to `train` enter the statistics. `origin` names the input where it turns out to be empty.
+        Only rows of training enter the statistics. `origin` names the input where it turns out to be empty.
         Raises DataError for what cannot be a sample.
         """
-        both = train is not None and held is not None
-        names = (("training", train), ("evaluation", held))
-        checks = {name: [PartCheck(name) for _ in self._checked] for name, writer in names if writer is not None}
+        checks = {side: [PartCheck(SIDES[side]) for _ in self._checked] for side in writers}
         row, unlabelled = 0, [Unlabelled(label) for label in self._labels]
         for chunk in itertools.chain.from_iterable(chunk.parts() for chunk in chunks):
             row += len(chunk)
@@ -85,21 +60,23 @@ class Converter:
             if add_missing(unlabelled, chunk, labels):
                 continue  # an error already: only counts
             kept_N = labels.kept(self._labels)
-            held_N = split.held(chunk) if both else np.full(len(chunk), train is None)
-            for writer, name, own_N in ((train, "training", ~held_N), (held, "evaluation", held_N)):
-                own_N = own_N & kept_N
-                if writer is not None and own_N.any():
+            side_N = np.full(len(chunk), min(writers)) if split is None else split.sides_of(chunk, labels.value_N)
+            for side, writer in writers.items():
+                own_N = (side_N == side) & kept_N
+                if own_N.any():
                     part = chunk.filter(own_N)
-                    rows = self.reader.rows(part, labels.value_N[own_N], learn=writer is train)
-                    self._check(checks[name], rows.label_N, part)
+                    rows = self.reader.rows(part, labels.value_N[own_N], learn=side == TRAIN)
+                    self._check(checks[side], rows.label_N, part)
                     writer.add(rows)
         if not row:
             raise DataError(f"{origin or 'the data'}: has no rows")
         for one in unlabelled:
             one.finish(row)
             self.skipped += one.count if one.label.missing == "skip" else 0
+        if split is not None:
+            split.check()
         for part_checks in checks.values():
-            self._finish(part_checks, f" (data.eval_fraction: {split.share})" if both else "")
+            self._finish(part_checks, f" ({split.record})" if split is not None else "")
 
     def _finish(self, checks: Sequence[PartCheck], advice: str) -> None:
         for check, label in zip(checks, self._checked, strict=True):

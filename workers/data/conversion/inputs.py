@@ -35,6 +35,7 @@ from shardkeep.workers.data_config import (
     TaskColumn,
 )
 from shardkeep.workers.label_config import check_labels
+from shardkeep.workers.split_config import SplitRecord
 
 
 def _float32(value: float) -> float:
@@ -130,6 +131,7 @@ class _Stored(_StoredLayout):
     origins: list[float]
     transform: _StoredTransform
     reading: Annotated[_Csv | _Typed, Field(discriminator="form")]
+    split: SplitRecord | None = None
 
     @model_validator(mode="after")
     def _parts_fit(self) -> _Stored:
@@ -222,6 +224,7 @@ class Inputs:
                 DenseTransform(own.fill_I[own_I], own.shift_I[own_I], own.factor_I[own_I]),
                 fitted.times & numbers,
                 fitted.brackets & (ids | numbers),
+                fitted.split,
             ),
             self.reading,
         )

@@ -23,6 +23,7 @@ from shardkeep.workers.data_config import (
     SparseColumn,
     TaskColumn,
 )
+from shardkeep.workers.split_config import SplitRecord
 
 
 @dataclass(frozen=True)
@@ -109,6 +110,7 @@ def layout_of(config: DataConfig, *, scale: Scaling = "standard", labelled: bool
             raise ConfigError(f"data.{key}: names column {twice[0]} twice; allowed: each column once")
         _refuse_labels(config, key, names)
     _refuse_labels(config, "weight", [config.weight])
+    _refuse_labels(config, "split.by", [config.split and config.split.by])
     if config.labels:
         _refuse_labels(config, "time", [config.time])
         _refuse_labels(config, "sparse.weights", [column.weights for column in config.sparse])
@@ -158,7 +160,8 @@ class Fitted:
 
     `lists`: the multi-valued features; `brackets`: those whose texts are lists in brackets. `kinds`: feature -> what it
     holds, where known. `times`: the columns of numbers that hold times. `origins`: per column of numbers, what is
-    subtracted before a number is stored (float64). `transform`: at reading.
+    subtracted before a number is stored (float64). `transform`: at reading. `split`: by what they were chosen among all
+    rows, where that needs no file.
     """
 
     lists: frozenset[str]
@@ -167,6 +170,7 @@ class Fitted:
     transform: DenseTransform
     times: frozenset[str] = frozenset()
     brackets: frozenset[str] = frozenset()
+    split: SplitRecord | None = None
 
     def to_json(self) -> dict[str, Any]:
         """JSON types, which `of_json` reads."""
@@ -177,6 +181,7 @@ class Fitted:
             "brackets": sorted(self.brackets),
             "origins": list(self.origins),
             "transform": to_json(self.transform),
+            **({} if self.split is None else {"split": self.split.model_dump(mode="json")}),
         }
 
     @classmethod
@@ -184,7 +189,8 @@ class Fitted:
         """Undoes `to_json`. Raises KeyError, TypeError or ValueError for anything else."""
         lists, times, brackets = (frozenset(record[name]) for name in ("lists", "times", "brackets"))
         kinds, origins = dict(record["kinds"]), tuple(record["origins"])
-        return cls(lists, kinds, origins, from_json(record["transform"]), times, brackets)
+        split = None if record.get("split") is None else SplitRecord.model_validate(record["split"])
+        return cls(lists, kinds, origins, from_json(record["transform"]), times, brackets, split)
 
 
 @dataclass(frozen=True)

@@ -107,7 +107,7 @@ class RowReader:
         if learn and self._teaching is not None:
             self._teaching.add([c.column for c in single], single_NF)
         weight_N = None if layout.weight is None else self._sample_weights(chunk)
-        time_N = self._times(chunk) if layout.time is not None and learn else None
+        time_N = self.times(chunk) if layout.time is not None and learn else None
         return DecodedRows(label_N, dense_NI, single_NF, lists, weight_N, time_N, numbers)
 
     def _find_lists(self, chunk: Chunk) -> frozenset[str]:
@@ -136,17 +136,6 @@ class RowReader:
             kind = self._kinds[column.name] = next((self._kinds[name] for name in sharing if name in self._kinds), own)
         return decode_ids(column, kind, self.rules, self._spellings.get(column.name))
 
-    def _times(self, chunk: Chunk) -> Float64s:
-        """Seconds since 1970, or plain numbers: the first rows decide."""
-        column = chunk.column(self.layout.time or "")
-        with column.named():
-            if self._time_counts is None:
-                dates = holds_times(column, self.rules)
-                self._time_counts = None if dates is None else dates or times.are_counts(column, self.rules)
-            time_N = (times.seconds if self._time_counts else decode_numbers)(column, self.rules)
-        column.check(np.isnan(time_N), "the time is missing; allowed: numbers, dates or times")
-        return time_N
-
     def _sample_weights(self, chunk: Chunk) -> Floats:
         column = chunk.column(self.layout.weight or "")
         with column.named():
@@ -158,6 +147,20 @@ class RowReader:
 
         column.check(~(weight_N >= 0) | np.isinf(weight_N), problem)
         return weight_N
+
+    def times(self, chunk: Chunk) -> Float64s:
+        """Seconds since 1970, or plain numbers, as the first rows decide. Raises DataError for a missing time."""
+        column = chunk.column(self.layout.time or "")
+        with column.named():
+            if self._time_counts is None:
+                dates = holds_times(column, self.rules)
+                column.check(
+                    np.full(len(chunk), dates is None), "the time is missing; allowed: numbers, dates or times"
+                )
+                self._time_counts = dates or times.are_counts(column, self.rules)
+            time_N = (times.seconds if self._time_counts else decode_numbers)(column, self.rules)
+        column.check(np.isnan(time_N), missing)
+        return time_N
 
     def labels(self, chunk: Chunk) -> Labels:
         """The labels of a chunk. Raises DataError."""

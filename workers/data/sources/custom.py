@@ -12,13 +12,14 @@ import pyarrow as pa  # type: ignore[import-untyped]
 
 from shardkeep.base.errors import ConfigError, DataError
 from shardkeep.base.plugging.modules import load_named
-from shardkeep.workers.data.columnar import ColumnarDataset, ColumnarWriter
+from shardkeep.workers.data.columnar import ColumnarDataset, ColumnarWriter, by_time
 from shardkeep.workers.data.conversion.chunk import Chunk, missing_column, plain
-from shardkeep.workers.data.conversion.conversion import Converter, HoldOut
+from shardkeep.workers.data.conversion.conversion import Converter
 from shardkeep.workers.data.conversion.inputs import Inputs, prior_fit
 from shardkeep.workers.data.conversion.labels import check_matched, left_out
 from shardkeep.workers.data.conversion.layout import ColumnLayout, layout_of
 from shardkeep.workers.data.conversion.scaling import to_json
+from shardkeep.workers.data.conversion.split import EVAL, TEST, TRAIN, Split
 from shardkeep.workers.data.samples import Data, Dataset, Progress, content_fingerprint, fingerprint
 from shardkeep.workers.data.schema import sample_inputs
 from shardkeep.workers.data_config import DIALECT, DataConfig, DenseColumn, LabelColumn, SparseColumn, refuse
@@ -30,13 +31,14 @@ def open_custom(config: DataConfig, *, seed: int, progress: Progress | None) -> 
     Arrays are held in memory, in every worker; an object with `schema`, `__len__` and `gather` is used as it is.
     Raises ConfigError where the function cannot be found, DataError for what it returns.
     """
-    refuse(config, ("synthetic", "train", "eval", *DIALECT, "cache", "weight", "time"))
+    refuse(config, ("synthetic", "train", "eval", *DIALECT, "cache", "weight"))
     function = load_named(config.source, setting="data.source", folder=Path(config.root))
     parts = [_call(function, config, split) for split in ("train", "eval")]
     if isinstance(parts[0], Dataset):
         return _own(config, parts)
-    if parts[1] is not None and config.eval_fraction:
-        raise ConfigError(f"data.eval_fraction: has no effect, {config.source} returns evaluation data of its own")
+    if parts[1] is not None and config.held_out(seed) is not None:
+        key = "split" if config.split is not None else "eval_fraction"
+        raise ConfigError(f"data.{key}: has no effect, {config.source} returns evaluation data of its own")
     arrays = [_arrays(config, part) for part in parts if part is not None]
     return _convert(config, arrays, seed)
 
@@ -51,7 +53,10 @@ def _call(function: Any, config: DataConfig, split: str) -> Any:
 
 
 def _own(config: DataConfig, parts: list[Any]) -> Data:
-    refuse(config, ("label", "labels", "dense", "sparse", "sequences", "scale", "missing", "eval_fraction"))
+    refuse(
+        config,
+        ("label", "labels", "dense", "sparse", "sequences", "scale", "missing", "eval_fraction", "split", "time"),
+    )
     train, held = parts
     if held is not None and not isinstance(held, Dataset):
         raise DataError(f"{config.source}: returned a dataset for train and {type(held).__name__} for eval")
@@ -99,26 +104,27 @@ def _convert(config: DataConfig, parts: list[Mapping[str, Any]], seed: int) -> D
     layout = _layout(config, parts[0])
     layout = layout if prior is None else replace(layout, form=prior.form)
     converter = Converter(layout, prior=prior)
-    share = config.eval_fraction
-    sinks = [pa.BufferOutputStream() for _ in range(2 if share else len(parts))]
-    writers = [ColumnarWriter(sink) for sink in sinks]
-    chunk, held = _chunk(config, parts[0]), writers[1] if share else None
-    converter.convert([chunk], writers[0], held, split=HoldOut(share, seed))
-    if len(parts) == 2:
-        converter.convert([_chunk(config, parts[1])], None, writers[1])
-    for writer in writers:
+    chunks, split = [_chunk(config, part) for part in parts], Split.of(config, layout, seed)
+    if split is not None:
+        split.fit(lambda _: chunks)
+    sinks = {side: pa.BufferOutputStream() for side in (split.sides if split is not None else range(len(parts)))}
+    writers = {side: ColumnarWriter(sink) for side, sink in sinks.items()}
+    for side, chunk in enumerate(chunks):
+        converter.convert([chunk], {side: writers[side]} if split is None else writers, split=split)
+    for writer in writers.values():
         writer.close()
     check_matched(converter.absent, "the data", layout.labels)
-    fitted = converter.reader.fitted()
-    datasets = [
-        ColumnarDataset(sink.getvalue(), schema=layout.schema, lists=fitted.lists, transform=fitted.transform)
-        for sink in sinks
-    ]
-    source = f"{config.source}{left_out(converter.skipped)}{datasets[0].histories()}"
-    mark = content_fingerprint(layout.schema, [writer.checksum() for writer in writers], to_json(fitted.transform))
-    inputs = Inputs(layout, fitted, {"form": "columns"}).to_json()
-    evaluation = datasets[1] if len(datasets) == 2 else None
-    return Data(datasets[0], evaluation, None, source, mark, inputs, tuple(converter.reader.notes()))
+    fitted = replace(converter.reader.fitted(), split=split and split.kept)
+    datasets = {
+        side: ColumnarDataset(sink.getvalue(), schema=layout.schema, lists=fitted.lists, transform=fitted.transform)
+        for side, sink in sinks.items()
+    }
+    source = f"{config.source}{left_out(converter.skipped)}{datasets[TRAIN].histories()}"
+    own = [writers[side].checksum() for side in (TRAIN, EVAL) if side in writers]
+    mark = content_fingerprint(layout.schema, own, to_json(fitted.transform), fitted.split)
+    inputs, notes = Inputs(layout, fitted, {"form": "columns"}).to_json(), tuple(converter.reader.notes())
+    train = datasets[TRAIN] if layout.time is None else by_time(datasets[TRAIN])
+    return Data(train, datasets.get(EVAL), None, source, mark, inputs, notes, test=datasets.get(TEST))
 
 
 def _layout(config: DataConfig, part: Mapping[str, Any]) -> ColumnLayout:
