@@ -72,9 +72,12 @@ def _parsed(text: str) -> tuple[str, Values]:
         if (found := _RANGE.fullmatch(values)) is None:
             return key, CategoricalDistribution(list(dict.fromkeys(map(text_of, read_yaml(f"[{values}]")))))
         log, *ends = found.groups()
+        low, high = map(float, ends)
+        if low > high or (log and low <= 0.0):
+            raise ValueError("allowed: LOW up to HIGH, and with log: above 0")
         if all(map(_WHOLE.fullmatch, ends)):
-            return key, IntDistribution(int(ends[0]), int(ends[1]), log=bool(log))
-        return key, FloatDistribution(float(ends[0]), float(ends[1]), log=bool(log))
+            return key, IntDistribution(int(low), int(high), log=bool(log))
+        return key, FloatDistribution(low, high, log=bool(log))
     except (ValueError, YamlError) as error:
         raise ConfigError(f"--over {text}: {error}") from error
 

@@ -166,7 +166,10 @@ class _Tuning:
         summary = folder.last_summary() or {}
         if "test" not in summary:
             atomic_write(folder.config_path, config.to_yaml())  # the trial's own leaves the test data unread
-            summary = score_test_data(config, folder, summary)
+            ready = {"status": "completed", "message": ""}  # also where an earlier try could not read the data
+            summary = score_test_data(
+                config, folder, summary | ready if "message" not in summary else folder.amend(ready)
+            )
         if summary["status"] != "completed":
             raise JobError(summary["message"])
         test = (summary.get("test") or {}).get(self._plan.metric)
