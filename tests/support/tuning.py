@@ -31,8 +31,8 @@ def write_job(folder: Path, *, rows: int = 300, **changes: Any) -> Path:
     return path
 
 
-def plan(folder: Path, over: Sequence[str] = (), *overrides: str, **changes: Any) -> Plan:
-    return plan_of(write_job(folder, **changes), overrides, over)
+def plan(folder: Path, over: Sequence[str] = (), *overrides: str, grid: bool = False, **changes: Any) -> Plan:
+    return plan_of(write_job(folder, **changes), overrides, over, grid=grid)
 
 
 def tune_command(folder: Path, trials: int, *more: str) -> list[str]:

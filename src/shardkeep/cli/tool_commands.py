@@ -71,7 +71,7 @@ def estimate(
 
 
 def sweep(
-    plan: Annotated[Path, path_argument("YAML file: base, grid or recipes, seeds.", "SWEEP")],
+    plan: Annotated[Path, path_argument("YAML file: base, recipes, seeds.", "SWEEP")],
     out: Annotated[
         Path, path_option("Folder of runs and results; an interrupted sweep continues in it.", metavar="DIR")
     ],
@@ -89,7 +89,7 @@ def sweep(
 
 def tune(
     config: Config,
-    trials: Annotated[int, count_option("Trials in all.")] = 30,
+    trials: Annotated[int | None, count_option("Trials in all [default: 30; with --grid every combination].")] = None,
     minutes: Annotated[
         float | None, typer.Option(min=0.0, metavar="M", help="End after so many minutes of this start.")
     ] = None,
@@ -100,6 +100,7 @@ def tune(
             help="Search this key, too, or other values of it: A,B,C, LOW..HIGH or log:LOW..HIGH; repeatable.",
         ),
     ] = None,
+    grid: Annotated[bool, typer.Option("--grid", help="Try every combination of --over, and nothing else.")] = False,
     set_: Set = None,
     out: Annotated[
         Path | None,
@@ -114,8 +115,9 @@ def tune(
     from shardkeep.view.screen import console
 
     path, job = load(config, set_)
-    plan = plan_of(path, set_ or [], over or [])
-    search(plan, out=out or Path("runs") / f"{job.name}-tune", trials=trials, minutes=minutes, console=console())
+    plan = plan_of(path, set_ or [], over or [], grid=grid)
+    count = trials or (len(plan.first()) if grid else 30)
+    search(plan, out=out or Path("runs") / f"{job.name}-tune", trials=count, minutes=minutes, console=console())
 
 
 def cache(

@@ -22,7 +22,7 @@ def out(tmp_path: Path) -> Path:
 
 def test_the_first_trial_is_the_job_as_it_stands(tmp_path: Path, out: Path) -> None:
     search = Search(plan(tmp_path), out)
-    assert search.ask().params.items() >= search.plan.own().items()
+    assert search.ask().params.items() >= search.plan.first()[0].items()
 
 
 def test_what_ended_stays_and_what_ran_runs_again_with_its_settings(tmp_path: Path, out: Path) -> None:
@@ -88,3 +88,17 @@ def test_a_trial_that_others_beat_at_the_same_evaluation_is_to_stop(tmp_path: Pa
         trial.report(value, 1)
         assert trial.should_prune() == stops
         search.end(trial)
+
+
+def test_a_grid_tries_every_combination_once_and_stops_none(tmp_path: Path, out: Path) -> None:
+    found = plan(tmp_path, ["model.dropout=0,0.1", "model.hidden=[4],[8],[8, 8]"], grid=True)
+    search = Search(found, out)
+    assert search.ask().params == {"model.dropout": "0", "model.hidden": "[4]"}
+    again, tried = Search(found, out), []  # the first was killed
+    for _ in range(6):
+        trial = again.ask()
+        trial.report(0.1 * trial.number, 1)
+        assert not trial.should_prune()
+        again.end(trial, 0.5)
+        tried.append((trial.params["model.dropout"], trial.params["model.hidden"]))
+    assert len(set(tried)) == len(found.first()) == 6

@@ -85,14 +85,29 @@ def test_models_that_are_searched_share_the_keys_that_all_of_them_have(tmp_path:
 def test_the_job_s_own_values_are_in_the_defaults_and_come_first(tmp_path: Path) -> None:
     tables = {"default": {"optimizer": {"name": "sgd", "lr": 2.5}, "dim": 5}}
     found = plan(tmp_path, ["model.dropout=0.1,0.2"], "tower.optimizer.lr=0.03", tables=tables)
-    assert found.own() == {
-        ROWS: 2.5,
-        "tower.optimizer.lr": 0.03,
-        "tower.optimizer.weight_decay": "0",
-        "tables.default.optimizer.weight_decay": "0",
-        "tables.default.init.scale": "null",
-        "tables.default.dim": "5",
-        "model.hidden": "[9, 5]",
-        "model.norm": "none",
-        "model.init": "dlrm",
-    }  # a dropout of 0 is none of the values that --over names
+    assert found.first() == [
+        {
+            ROWS: 2.5,
+            "tower.optimizer.lr": 0.03,
+            "tower.optimizer.weight_decay": "0",
+            "tables.default.optimizer.weight_decay": "0",
+            "tables.default.init.scale": "null",
+            "tables.default.dim": "5",
+            "model.hidden": "[9, 5]",
+            "model.norm": "none",
+            "model.init": "dlrm",
+        }
+    ]  # a dropout of 0 is none of the values that --over names
+
+
+@every(
+    ("over", "says"),
+    [
+        (["model.dropout=0..0.5"], "--over model.dropout=0..0.5: has no end of values for --grid; allowed: KEY=A,B,C"),
+        ([], "--grid: has nothing to combine; allowed: with --over KEY=A,B,C"),
+    ],
+)
+def test_a_grid_needs_lists(tmp_path: Path, over: list[str], says: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        plan(tmp_path, over, grid=True)
+    assert str(caught.value) == says

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 from optuna.distributions import CategoricalDistribution
 
-from shardkeep.automl.tune.space import Values, settings_of, space_of, text_of
+from shardkeep.automl.tune.space import DEFAULTS, Values, settings_of, space_of, text_of
 from shardkeep.config import JobConfig, load_config
 from shardkeep.config_files.overrides import flat
 from shardkeep.run.origin.code import code_of
@@ -21,12 +22,16 @@ IN_TRIALS = ("eval.test=false", "web.page=off", "web.metrics=off", "launch.affin
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A search over the settings of one job. `overrides`: KEY=VALUE over the file, for all trials and best.yaml."""
+    """A search over the settings of one job.
+
+    `overrides`: KEY=VALUE over the file, for all trials and best.yaml. `grid`: every combination of the space is tried.
+    """
 
     path: Path
     overrides: tuple[str, ...]
     space: Mapping[str, Values]
     job: JobConfig
+    grid: bool = False
 
     @property
     def metric(self) -> str:
@@ -60,13 +65,17 @@ class Plan:
         """The same as a trial runs it."""
         return self.chosen(params, *IN_TRIALS, *(["threads=1"] if self.job.threads == "auto" else []))
 
-    def own(self) -> dict[str, Any]:
-        """The settings of the job as it stands, as far as they are in the space."""
-        found = {key: value for key, value in settings_of(self.job).items() if key in self.space}
+    def first(self) -> list[dict[str, Any]]:
+        """The settings of the first trials: those of the job as it stands as far as they are in the space, or all."""
+        if self.grid:
+            lists = [values.choices for values in self.space.values() if isinstance(values, CategoricalDistribution)]
+            return [dict(zip(self.space, point, strict=True)) for point in itertools.product(*lists)]
+        known, own = settings_of(self.job), dict[str, Any]()
         for key, values in self.space.items():
-            if isinstance(values, CategoricalDistribution):
-                found[key] = text_of(found.get(key))
-        return {key: value for key, value in found.items() if _has(self.space[key], value)}
+            value, lists = known.get(key), isinstance(values, CategoricalDistribution)
+            if _has(values, value := text_of(value) if lists else value):
+                own[key] = value
+        return [own]
 
     def facts(self) -> dict[str, Any]:
         """By what a search that continues knows its own trials: all settings, what is searched, and the code."""
@@ -81,7 +90,7 @@ def _has(values: Values, value: Any) -> bool:
     return isinstance(value, int | float) and values.low <= value <= values.high
 
 
-def plan_of(path: Path, overrides: Sequence[str], over: Sequence[str]) -> Plan:
+def plan_of(path: Path, overrides: Sequence[str], over: Sequence[str], *, grid: bool = False) -> Plan:
     """Reads the job and what to search. Raises ConfigError."""
-    plan = Plan(path, tuple(overrides), {}, load_config(path, overrides))
-    return replace(plan, space=space_of(plan.load, over))
+    plan = Plan(path, tuple(overrides), {}, load_config(path, overrides), grid)
+    return replace(plan, space=space_of(plan.load, over, defaults=() if grid else DEFAULTS))

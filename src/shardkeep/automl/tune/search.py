@@ -30,7 +30,9 @@ class Search:
         self.plan, self._worst = plan, -math.inf * plan.sign
         self.study = optuna.create_study(
             storage=JournalStorage(JournalFileBackend(str(journal))),
-            pruner=optuna.pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=REDUCTION),
+            pruner=optuna.pruners.NopPruner()
+            if plan.grid
+            else optuna.pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=REDUCTION),
             study_name="tune",
             direction="maximize" if plan.sign > 0 else "minimize",
             load_if_exists=True,
@@ -39,7 +41,8 @@ class Search:
         self.study.sampler = optuna.samplers.TPESampler(seed=(plan.job.seed + drawn) % 2**32, constant_liar=True)
         facts, before = plan.facts(), self.study.user_attrs.get("plan")
         if before is None:
-            self.study.enqueue_trial(plan.own(), skip_if_exists=True)
+            for params in plan.first():
+                self.study.enqueue_trial(params, skip_if_exists=True)
             self.study.set_user_attr("plan", facts)
         elif key := next((key for key in {**before, **facts} if before.get(key) != facts.get(key)), None):
             was, now = before.get(key), facts.get(key)

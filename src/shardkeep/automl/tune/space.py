@@ -38,17 +38,21 @@ DEFAULTS = (
 """Searched beside the job's own values where the job has the key and `--over` does not name it."""
 
 
-def space_of(load: Callable[..., JobConfig], over: Sequence[str]) -> dict[str, Values]:
-    """The keys to search. `load`: the job with overrides. Raises ConfigError: `--over` names no key of the job, or a
-    value that it cannot have."""
+def space_of(load: Callable[..., JobConfig], over: Sequence[str], *, defaults: Sequence[str]) -> dict[str, Values]:
+    """The keys to search, without `defaults` lists alone. `load`: the job with overrides. Raises ConfigError: `--over`
+    names no key of the job, or a value that it cannot have."""
     own, job = dict(map(_parsed, over)), load()
     named = own.get("model.name")
     models = named.choices if isinstance(named, CategoricalDistribution) else [job.model.name]
     for text, (key, values) in zip(over, map(_parsed, over), strict=True):
         if problem := _problem(load, key, values, models):
             raise ConfigError(f"--over {text}: {problem}")
+        if not (defaults or isinstance(values, CategoricalDistribution)):
+            raise ConfigError(f"--over {text}: has no end of values for --grid; allowed: KEY=A,B,C")
+    if not (defaults or own):
+        raise ConfigError("--grid: has nothing to combine; allowed: with --over KEY=A,B,C")
     known = settings_of(job)
-    default = {key: _with(values, known.get(key)) for key, values in map(_parsed, DEFAULTS) if key not in own}
+    default = {key: _with(values, known.get(key)) for key, values in map(_parsed, defaults) if key not in own}
     return own | {key: values for key, values in default.items() if not _problem(load, key, values, models)}
 
 
