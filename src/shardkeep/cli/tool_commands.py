@@ -90,21 +90,15 @@ def sweep(
 def tune(
     config: Config,
     trials: Annotated[int | None, count_option("Trials in all [default: 30; with --grid every combination].")] = None,
-    minutes: Annotated[
-        float | None, typer.Option(min=0.0, metavar="M", help="End after so many minutes of this start.")
-    ] = None,
+    minutes: Annotated[float | None, typer.Option(min=0.0, metavar="M", help="End after so many minutes.")] = None,
     over: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="KEY=VALUES",
-            help="Search this key, too, or other values of it: A,B,C, LOW..HIGH or log:LOW..HIGH; repeatable.",
-        ),
+        typer.Option(metavar="KEY=VALUES", help="Search this key: A,B,C, LOW..HIGH or log:LOW..HIGH; repeatable."),
     ] = None,
     grid: Annotated[bool, typer.Option("--grid", help="Try every combination of --over, and nothing else.")] = False,
     set_: Set = None,
     out: Annotated[
-        Path | None,
-        path_option("Folder of trials and results; a search continues in it [default: runs/NAME-tune].", metavar="DIR"),
+        Path | None, path_option("Folder; a search continues in it [default: runs/NAME-tune].", metavar="DIR")
     ] = None,
 ) -> None:
     """Search a job's settings by trials that stop early: writes the best config, its test metrics and a report."""
@@ -115,9 +109,8 @@ def tune(
     from shardkeep.view.screen import console
 
     path, job = load(config, set_)
-    plan = plan_of(path, set_ or [], over or [], grid=grid)
-    count = trials or (len(plan.first()) if grid else 30)
-    search(plan, out=out or Path("runs") / f"{job.name}-tune", trials=count, minutes=minutes, console=console())
+    plan, folder = plan_of(path, set_ or [], over or [], grid=grid), out or Path("runs") / f"{job.name}-tune"
+    search(plan, out=folder, trials=len(plan.first()) if grid else trials, minutes=minutes, console=console())
 
 
 def cache(

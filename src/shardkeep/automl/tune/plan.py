@@ -22,10 +22,7 @@ IN_TRIALS = ("eval.test=false", "web.page=off", "web.metrics=off", "launch.affin
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A search over the settings of one job.
-
-    `overrides`: KEY=VALUE over the file, for all trials and best.yaml. `grid`: every combination of the space is tried.
-    """
+    """A search over a job's settings. `overrides`: over the file in all trials. `grid`: tries every combination."""
 
     path: Path
     overrides: tuple[str, ...]
@@ -70,12 +67,8 @@ class Plan:
         if self.grid:
             lists = [values.choices for values in self.space.values() if isinstance(values, CategoricalDistribution)]
             return [dict(zip(self.space, point, strict=True)) for point in itertools.product(*lists)]
-        known, own = settings_of(self.job), dict[str, Any]()
-        for key, values in self.space.items():
-            value, lists = known.get(key), isinstance(values, CategoricalDistribution)
-            if _has(values, value := text_of(value) if lists else value):
-                own[key] = value
-        return [own]
+        known = settings_of(self.job)
+        return [{key: own for key, values in self.space.items() if (own := _own(values, known.get(key))) is not None}]
 
     def facts(self) -> dict[str, Any]:
         """By what a search that continues knows its own trials: all settings, what is searched, and the code."""
@@ -84,10 +77,11 @@ class Plan:
         return flat(self.job.model_dump(mode="json")) | searched | code
 
 
-def _has(values: Values, value: Any) -> bool:
+def _own(values: Values, value: Any) -> Any:
+    """A value as trials have it; None = it is none of the values."""
     if isinstance(values, CategoricalDistribution):
-        return value in values.choices
-    return isinstance(value, int | float) and values.low <= value <= values.high
+        return text if (text := text_of(value)) in values.choices else None
+    return value if isinstance(value, int | float) and values.low <= value <= values.high else None
 
 
 def plan_of(path: Path, overrides: Sequence[str], over: Sequence[str], *, grid: bool = False) -> Plan:

@@ -18,7 +18,6 @@ from shardkeep.config_files.overrides import flat
 Values = CategoricalDistribution | FloatDistribution | IntDistribution
 """The values of a key. Those of a CategoricalDistribution are texts of YAML, as a shell has them."""
 _RANGE = re.compile(r"(log:)?([^\s,\[\]]+?)\.\.([^\s,\[\]]+)")
-_WHOLE = re.compile(r"[-+]?[0-9]+")
 DEFAULTS = (
     "tables.default.optimizer.lr=log:1e-3..0.3",
     "tower.optimizer.lr=log:3e-4..1e-2",
@@ -79,7 +78,7 @@ def _parsed(text: str) -> tuple[str, Values]:
         low, high = map(float, ends)
         if low > high or (log and low <= 0.0):
             raise ValueError("allowed: LOW up to HIGH, and with log: above 0")
-        if all(map(_WHOLE.fullmatch, ends)):
+        if all(end.lstrip("+-").isdecimal() for end in ends):
             return key, IntDistribution(int(low), int(high), log=bool(log))
         return key, FloatDistribution(low, high, log=bool(log))
     except (ValueError, YamlError) as error:

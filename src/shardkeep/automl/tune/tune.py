@@ -43,14 +43,10 @@ HOPELESS = 3
 
 
 def tune(plan: Plan, *, out: Path, trials: int, minutes: float | None, console: Console) -> None:
-    """Runs trials until there are `trials` in all, or this start has taken `minutes`. Blocks.
+    """Runs trials until there are `trials` in all, or this start has taken `minutes`. Blocks. The same call continues.
 
-    Raises:
-        UserError: The folder has another search, or no trial can start.
-        JobStopped: Somebody stopped it; the same call continues.
-        JobError: No trial completed, or the test data could not be scored.
-        OSError: The disk is full. What is done is kept.
-    """
+    Raises UserError (another search is in the folder, or no trial can start), JobStopped, JobError (no trial completed,
+    or the test data could not be scored), OSError (a full disk)."""
     screen, deadline = Screen(console), Deadline(math.inf if minutes is None else 60.0 * minutes)
     several = plan.trial({}).model_copy(update={"servers": 1})  # processes, which are forked where they can be
     with (
@@ -95,7 +91,7 @@ class _Tuning:
         finally:
             for each in self._running:
                 each.child.kill()
-        for each in self._running if deadline.over and not interrupts.count else ():
+        for each in self._running if not interrupts.count else ():
             self._search.end(each.trial)
         self._running.clear()
         self._keep_best()
