@@ -89,7 +89,7 @@ def sweep(
 
 def tune(
     config: Config,
-    trials: Annotated[int | None, count_option("Trials in all [default: 30; with --grid every combination].")] = None,
+    trials: Annotated[int, count_option("Trials in all, without --grid.")] = 30,
     minutes: Annotated[float | None, typer.Option(min=0.0, metavar="M", help="End after so many minutes.")] = None,
     over: Annotated[
         list[str] | None,

@@ -23,7 +23,7 @@ def holding(out: Path, *folders: str, what: str) -> Iterator[int]:
     change what is there."""
     check_unshared(out, what="--out")
     try:
-        for folder in folders:
+        for folder in ("", *folders):
             make_folder(out.absolute() / folder)
         lock = _lock(out / ".lock")
     except TimeoutError:

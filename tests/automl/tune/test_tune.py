@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import signal
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from shardkeep.base.errors import JobError, UserError
 from shardkeep.base.yaml_text import read_yaml
 from shardkeep.config import load_config
 from shardkeep.launch.out_folder import holding
-from tests.support.cluster import Cluster, within
+from tests.support.cluster import Cluster, Command, within
 from tests.support.full_disk import full_disk
 from tests.support.tuning import RATES, ended_in, plan, scored_in, search_in, tune_command, with_checkpoints, write_job
 
@@ -66,6 +67,10 @@ def test_what_best_yaml_has_trains_to_the_same_bits(tmp_path: Path, cluster: Clu
     assert (first["state_digest"], first["test"]) == (again["state_digest"], again["test"])
 
 
+def is_running(command: Command) -> bool:
+    return command.running
+
+
 @pytest.mark.slow
 @pytest.mark.chaos
 @pytest.mark.timeout(600)
@@ -79,7 +84,7 @@ def test_a_search_killed_twice_goes_on_with_the_same_command(
     known: list[int] = []
     for mark in marks:
         tuning = cluster.command(*command, fresh=True)
-        within(200, (tmp_path / "out" / mark).exists, mark)
+        within(200, (tmp_path / "out" / mark).exists, mark, partial(is_running, tuning))
         tuning.signal(signal.SIGKILL)
         tuning.end()
         ended = ended_in(tmp_path)

@@ -20,7 +20,7 @@ from shardkeep.base.plugging.packages import missing
 from shardkeep.page.document import document, figure, section, table, wide_table
 
 WORTH = "The share of each setting in what sets the best trials apart (PED-ANOVA, Watanabe et al., IJCAI 2023)."
-CURVES = "The metric of each trial by its evaluations. A line that ends early was stopped."
+CURVES = "The metric of each trial by its evaluations, with early stopping the best so far. Short lines were stopped."
 PARALLEL = "Each trial is a line through its settings. Dark lines are better."
 
 

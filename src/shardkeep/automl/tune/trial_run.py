@@ -22,7 +22,8 @@ class TrialRun:
     """Starts trial N by `shardkeep train jobs/N.yaml`. Raises ConfigError: its settings do not go together; OSError."""
 
     def __init__(self, plan: Plan, trial: Trial, out: Path, starter: Starter) -> None:
-        self.trial, self.run, self._metric, self._evaluations = trial, out / f"runs/{trial.number}", plan.metric, 0
+        self.trial, self.run, self._plan = trial, out / f"runs/{trial.number}", plan
+        self._values: list[float] = []
         config, job = plan.trial(trial.params), out / f"jobs/{trial.number}.yaml"
         atomic_write(job, config.to_yaml())
         code = ["--code", str(plan.code_folder)] if config.own_modules else []
@@ -32,11 +33,13 @@ class TrialRun:
         self._tail = Tail(self.run / "metrics.jsonl")
 
     def loses(self) -> bool:
-        """Reports new evaluations. Whether the trial is to stop, as others are better."""
+        """Reports new evaluations, each as it counts if it is the last. Whether others beat the trial by far."""
         for record in self._tail:
-            if isinstance(record, Evaluation) and (value := record.metrics.get(self._metric)) is not None:
-                self._evaluations += 1
-                self.trial.report(value, self._evaluations)
+            if isinstance(record, Evaluation) and (value := record.metrics.get(self._plan.metric)) is not None:
+                self._values.append(value)
+                best = max(self._values, key=lambda each: self._plan.sign * each)
+                stops = self._plan.job.train.early_stopping is not None
+                self.trial.report(best if stops else value, len(self._values))
                 if self.trial.should_prune():
                     return True
         return False
@@ -45,7 +48,7 @@ class TrialRun:
         """Of a trial that has ended: the metric of its model, or why there is none."""
         death, summary = self.child.death(), RunReader(self.run).last_summary() or {}
         scores = summary.get("best") or summary.get("eval") or {}
-        value = scores.get(self._metric)
+        value = scores.get(self._plan.metric)
         if summary.get("status") == "completed" and value is not None and math.isfinite(value):
             return value, ""
         how = "" if death is None else death.last_words or death.how()
