@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.shape import ROOT, Shape, library
 
-LINES = 73_159
+LINES = 73_458
 """Of all rooms and the package: what moves between them is not new."""
 CROWDED: dict[str, int] = {}
 LONG_FILES = {
@@ -21,7 +21,7 @@ LONG_FUNCTIONS = {
     "compression": 0,
     "src/shardkeep": 11,
 }
-LONG_SIGNATURES, WIDE_CLASSES = 13, 16
+LONG_SIGNATURES, WIDE_CLASSES = 14, 16
 
 
 def explained() -> set[str]:

@@ -334,15 +334,10 @@ class DataConfig(Settings):
 
     def held_out(self, seed: int) -> SplitRecord | None:
         """How rows of the training files are held out; None = none are. `seed`: the job's."""
-        if self.split is None:
-            place = SplitRecord(by=PLACE, eval=self.eval_fraction, test=0.0, seed=seed)
-            return place if self.eval_fraction else None
-        return SplitRecord(**self.split.model_dump(), seed=0 if self.split.by == TIME else seed)
-
-    @property
-    def tests_split(self) -> bool:
-        """Whether rows of the training files are held out for the test."""
-        return self.split is not None and self.split.test > 0
+        if self.split is not None:
+            return SplitRecord(**self.split.model_dump(), seed=0 if self.split.by == TIME else seed)
+        share = self.eval_fraction
+        return SplitRecord(by=PLACE, eval=share, test=0.0, seed=seed) if share else None
 
     @property
     def targets(self) -> tuple[LabelColumn | TaskColumn, ...]:

@@ -34,12 +34,10 @@ class SplitConfig(Settings):
         return self
 
 
-class SplitRecord(Settings):
+class SplitRecord(SplitConfig):
     """How a model's rows were split: one form for `data.split` and `data.eval_fraction`."""
 
     by: str
-    eval: Share
-    test: Share
     seed: int
     borders: tuple[float | None, float | None] | None = None
     """By time: the oldest times of evaluation and of the test; None = not known yet, or no such rows."""

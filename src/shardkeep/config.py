@@ -211,7 +211,7 @@ class JobConfig(Settings):
 
     @model_validator(mode="after")
     def _what_is_scored_later_needs_a_checkpoint(self) -> JobConfig:
-        tested = "data.split.test" if self.data.tests_split else "data.test"
+        tested = "data.test" if self.data.test else "data.split.test"
         for key, wanted in ((tested, self.tested), ("train.early_stopping", self.train.early_stopping)):
             if wanted and not self.checkpoint.on:
                 raise ValueError(f"checkpoint.every_steps: off keeps no model for {key}; allowed: auto, or 1 or more")
@@ -320,7 +320,7 @@ class JobConfig(Settings):
     @property
     def tested(self) -> bool:
         """Whether test data are scored after training."""
-        return self.eval.test and bool(self.data.test or self.data.tests_split)
+        return self.eval.test and bool(self.data.test or (self.data.split and self.data.split.test))
 
     @property
     def evaluated(self) -> list[str]:

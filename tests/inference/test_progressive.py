@@ -108,12 +108,9 @@ def test_of_labels_that_are_numbers_it_tells_errors(tmp_path: Path) -> None:
 
 
 def test_settings_that_do_not_go_together_are_refused(tmp_path: Path) -> None:
-    for job, text in (
-        (job_of(tmp_path, train={"epochs": 2}), "train.epochs: 2 with order: time, which is one pass; allowed: 1"),
-        (job_of(tmp_path, order="stored", data={"time": "age"}), "data.time: has no effect with train.order: stored"),
-    ):
-        with pytest.raises((ConfigError, ValueError), match=text.split(": ", 1)[1].split(";")[0]):
-            shardkeep.JobConfig.model_validate(job)
+    job = job_of(tmp_path, order="stored", data={"time": "age"})
+    with pytest.raises((ConfigError, ValueError), match=r"data.time: has no effect with train.order: stored"):
+        shardkeep.JobConfig.model_validate(job)
 
 
 @pytest.mark.parametrize("labels", [1, 2])

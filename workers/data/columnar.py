@@ -74,7 +74,7 @@ class ColumnarWriter:
 
     def add(self, rows: DecodedRows) -> None:
         """Appends rows; their arrays may be reused by the caller afterwards only after `close`."""
-        batch = _record_batch(rows)
+        batch = record_batch(rows)
         if self._writer is None:
             self._writer = pa.ipc.new_file(self._sink, batch.schema)
         self._waiting.append(batch)
@@ -109,7 +109,8 @@ class ColumnarWriter:
         self._num_waiting = len(rest)
 
 
-def _record_batch(rows: DecodedRows) -> pa.RecordBatch:
+def record_batch(rows: DecodedRows) -> pa.RecordBatch:
+    """The columns in which rows are stored."""
     columns: dict[str, pa.Array] = {"label": pa.array(rows.label_N)} if rows.label_N.ndim == 1 else {}
     if rows.weight_N is not None:
         columns["weight"] = pa.array(rows.weight_N)

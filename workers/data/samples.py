@@ -24,7 +24,6 @@ from shardkeep.workers.label_config import LossConfig
 
 if TYPE_CHECKING:
     from shardkeep.workers.data.catalogue import Catalogue
-    from shardkeep.workers.split_config import SplitRecord
 
 MEAN_SAMPLES = 1 << 18
 LARGEST_RMS = 10.0
@@ -171,13 +170,8 @@ def fingerprint(train: Mapping[str, Any], held: Mapping[str, Any] | None) -> str
     return "-".join(xxhash.xxh3_64_hexdigest(json.dumps(p, sort_keys=True, default=str).encode()) for p in parts)
 
 
-def content_fingerprint(
-    schema: Schema,
-    checksums: Sequence[str],
-    transform: Mapping[str, Sequence[float]],
-    split: SplitRecord | None = None,
-) -> str:
-    """That of stored samples: their checksums (train, maybe eval), the names of columns, the scaling, the split.
+def content_fingerprint(schema: Schema, checksums: Sequence[str], transform: Mapping[str, Sequence[float]]) -> str:
+    """That of stored samples: their checksums (train, maybe eval), the names of columns, the scaling.
 
     Tables and pooling are the model's, not the data's. The part of each list that is kept is the data's.
     """
@@ -187,7 +181,6 @@ def content_fingerprint(
         "transform": transform,
     }
     common |= {"labels": schema.labels} if schema.tasks else {}
-    common |= {} if split is None else {"split": split.model_dump()}
     if schema.sequences:
         kept = [[g.name, [c.name for c in g.ids], g.numbers, g.max_length, g.newest] for g in schema.sequences]
         common["sequences"] = kept

@@ -127,8 +127,8 @@ def predict(
         told = partial(screen.working, "predict")
         names = [name for name in keep.split(",") if name]
         best = None if top is None else BestItems(top, input_files(items or []))
-        files, kept = input_files(data or []), {"split": split, "keep": names}
-        done = predict_files(run, files, out, which=model, best=best, amp=amp, told=told, **kept)
+        rows = split or input_files(data or [])
+        done = predict_files(run, rows, out, which=model, keep=names, best=best, amp=amp, told=told)
     place = os.fsencode(out).decode(errors="replace")
     print(f"{done.rows:,} rows scored by the model of step {done.step:,} in {done.seconds:.1f} s, written to {place}")
     for line in unseen_lines(done.unseen):

@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Literal
 
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
@@ -19,15 +19,20 @@ import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
 from shardkeep.base.errors import DataError, JobError, UserError, first_line
 from shardkeep.base.files import check_out, replacing
+from shardkeep.config import JobConfig
 from shardkeep.workers.data.conversion.chunk import Chunk, Column
+from shardkeep.workers.data.conversion.conversion import Split
 from shardkeep.workers.data.conversion.inputs import Inputs
 from shardkeep.workers.data.conversion.rules import is_text
-from shardkeep.workers.data.input_files import PARQUET, find_files, partition_of
+from shardkeep.workers.data.input_files import PARQUET, find_files, partition_of, place_of
 from shardkeep.workers.data.sources.csv_files import CsvForm
 from shardkeep.workers.data.sources.parquet_files import column_names, read_parquet
 
 Told = Callable[[str, float], None]
 """Called with what is read and the share that is done, in [0, 1]."""
+Side = Literal["train", "eval", "test"]
+_SIDES: tuple[Side, ...] = ("train", "eval", "test")
+"""By their number in a split."""
 
 
 def input_files(entries: Sequence[str]) -> list[Path]:
@@ -52,6 +57,36 @@ def chunks_of_files(files: Sequence[Path], inputs: Inputs, told: Told, *, extra:
         read = read_parquet if path.suffix in PARQUET else _csv_form(path, inputs, columns).read
         yield from read(path, columns, share)
         done += size
+
+
+def own_rows(
+    config: JobConfig, side: Side, inputs: Inputs, told: Told, *, extra: Sequence[str] = ()
+) -> tuple[list[Path], Iterator[Chunk]]:
+    """The files of a run's own data that have the rows of a side, and these rows, in order: all rows of the side's own
+    files, or those of the training files that are on that side and have a label.
+
+    Args:
+        inputs: How the model's columns are read, its label included.
+        extra: Columns besides those of a sample.
+
+    Raises UserError where there are no such files or rows."""
+    data, record, number = config.data, inputs.fitted.split or config.data.held_out(config.seed), _SIDES.index(side)
+    entries: list[str] = getattr(data, side) or (data.train if record is not None else [])
+    files = find_files(Path(data.root), entries, key=f"data.{side}", kind=data.source) if entries else []
+    layout, places = replace(inputs.layout, time=data.time), {str(path): place_of(path) for path in files}
+    split = Split(record, layout, places) if record is not None and entries is data.train else None
+    if not files or (split is not None and number not in split.sides):
+        raise UserError(f"--split {side}: the job has no files of such rows; allowed: --data FILE, or another side")
+    columns = [*layout.raw_columns(), *(split.columns if split is not None else []), *extra]
+    chunks = chunks_of_files(files, inputs, told, extra=columns)
+    return files, chunks if split is None else _on_side(chunks, inputs, split, number)
+
+
+def _on_side(chunks: Iterator[Chunk], inputs: Inputs, split: Split, side: int) -> Iterator[Chunk]:
+    for whole in chunks:
+        chunk, label_N = inputs.labelled(whole)
+        if len(chunk) and (own_N := split.sides_of(chunk, label_N) == side).any():
+            yield chunk.filter(own_N)
 
 
 def weigh(files: Sequence[Path], inputs: Inputs) -> Inputs:

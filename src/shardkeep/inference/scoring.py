@@ -16,13 +16,12 @@ import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
 
 from shardkeep.base.arrays import Floats, Ints
-from shardkeep.base.errors import DataError, UserError
+from shardkeep.base.errors import UserError
 from shardkeep.config import JobConfig
 from shardkeep.inference.export.manifest import is_export
-from shardkeep.inference.files import Told, as_texts, chunks_of_files, score_writer, weigh
+from shardkeep.inference.files import Side, Told, as_texts, chunks_of_files, own_rows, score_writer, weigh
 from shardkeep.inference.further_items import with_items
 from shardkeep.inference.loading import load_trained
-from shardkeep.inference.own_rows import Side, own_rows
 from shardkeep.inference.trained import LookedUp, Trained, computing_in, inputs_of, trained_of_checkpoint
 from shardkeep.run.origin.warm_start import continuing
 from shardkeep.run.trained import Which, checkpoint_of, config_of
@@ -66,11 +65,10 @@ class Scored:
 
 def predict_files(
     run: Path,
-    files: Sequence[Path],
+    files: Sequence[Path] | Side,
     out: Path,
     *,
     which: Which = "last",
-    split: Side | None = None,
     keep: Sequence[str] = (),
     best: BestItems | None = None,
     amp: Amp | None = None,
@@ -79,18 +77,15 @@ def predict_files(
     """Writes the score of each row of the files, or of a side of the run's own data, in order, with the columns `keep`
     beside it; of a retrieval model the `best` items. Raises UserError, DataError, CheckpointError, and JobError where
     the disk fails; `out` is complete or as it was before."""
-    if out.exists() and any(out.samefile(path) for path in files):
-        raise UserError(f"--out {out}: is one of the files to score")
-    if split is not None and is_export(run):
-        raise UserError(f"{run}: an export has no data of its own; allowed: --data FILE")
     trained = load_trained(run, which, amp=amp)
     inputs, answers = trained.inputs, _answers(trained, best, told)
     assert inputs is not None and trained.labelled_inputs is not None
-    chunks = (
-        chunks_of_files(files, inputs, told, extra=keep)
-        if split is None
-        else own_rows(trained.config, split, trained.labelled_inputs, told, extra=keep)
-    )
+    if isinstance(files, str):
+        files, chunks = own_rows(trained.config, files, trained.labelled_inputs, told, extra=keep)
+    else:
+        chunks = chunks_of_files(files, inputs, told, extra=keep)
+    if out.exists() and any(out.samefile(path) for path in files):
+        raise UserError(f"--out {out}: is one of the files to score")
     began, rows, not_finite = time.monotonic(), 0, 0
     unseen = Unseen(trained.schema)
     blocks = _looked_up(trained, chunks, unseen)
@@ -204,8 +199,8 @@ def evaluate_run(
     weight, notes = None if trained.inputs is None else trained.inputs.layout.weight, []
     if weight is not None and len(parts[3]) < len(parts[0]):
         notes.append(f"no file has the column of weights, {weight} (data.weight): all rows weigh the same")
-    if trained_on := _trained_on(trained.config, files) if files else "these rows" if split == "train" else "":
-        notes.append(f"the model was trained on {trained_on}: its metrics on new rows are lower")
+    if split == "train" and not files:
+        notes.append("the model was trained on these rows: its metrics on new ones are lower")
     if notes:
         result["note"] = "; ".join(filter(None, [*notes, result.get("note")]))
     if broken := _not_finite(parts[0]):
@@ -259,19 +254,9 @@ def _by_group(trained: Trained, parts: Sequence[Any], values: Sequence[pa.Array]
     return sorted(found, key=lambda group: -int(group["samples"]))
 
 
-def _trained_on(config: JobConfig, files: Sequence[Path]) -> str:
-    """Names the first of the files that is one of training, if one is."""
-    data = config.data
-    with contextlib.suppress(DataError):  # they may be gone
-        own = find_files(Path(data.root), data.train, key="data.train", kind=data.source) if data.train else []
-        seen = {path.resolve() for path in own}
-        return next((f"rows of {path.name}" for path in files if path.resolve() in seen), "")
-    return ""
-
-
 def _test_files(run: Path) -> list[Path]:
     data = config_of(run).data
-    if data.tests_split:
+    if data.split is not None and data.split.test:
         return []
     if not data.test:
         raise UserError(f"{run}: the job has no data.test; allowed: --data FILE, or --split eval")

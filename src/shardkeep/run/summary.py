@@ -83,7 +83,7 @@ class BestEvaluation(Evaluation):
 
 
 class TestEvaluation(Evaluation):
-    """Metrics on `data.test`, scored once after training."""
+    """Metrics on the test data (`data.test`, or of `data.split`), scored once after training."""
 
     step: int = 0
     """Step of the model: the best one with `train.early_stopping`, otherwise the last."""
@@ -277,7 +277,7 @@ class Summary(_Part):
     progressive: Evaluation | None = None
     """Metrics of all samples, each scored before training on it; absent without `train.order: time`."""
     test: TestEvaluation | None = None
-    """Metrics on the test data; absent without `data.test`."""
+    """Metrics on the test data; absent without `data.test` or `data.split`."""
     bytes: Traffic = Traffic()
     """Traffic of this start."""
     sockets: dict[str, dict[str, int]] = {}

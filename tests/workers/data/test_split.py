@@ -17,8 +17,8 @@ from hypothesis import given, settings, strategies as st
 
 from shardkeep.base.errors import ConfigError, DataError
 from shardkeep.workers.data.conversion.chunk import Chunk
+from shardkeep.workers.data.conversion.conversion import Split
 from shardkeep.workers.data.conversion.layout import layout_of
-from shardkeep.workers.data.conversion.split import Split
 from shardkeep.workers.data.samples import Data, Dataset
 from shardkeep.workers.data.sources.registry import open_data
 from shardkeep.workers.data_config import DataConfig
@@ -196,9 +196,9 @@ def split_of(by: str, *, separator: str | None = None, **shares: float) -> Split
     tags: dict[str, Any] = {"column": "tags"} | ({} if separator is None else {"separator": separator})
     columns = {"dense": ["x"], "sparse": ["item", tags]} if by != "time" else {"dense": ["x"], "time": "ts"}
     config = DataConfig.model_validate({"train": "a.csv", "label": "y", "split": {"by": by, **shares}} | columns)
-    split = Split.of(config, layout_of(config), 3)
-    assert split is not None
-    return split
+    record = config.held_out(seed=3)
+    assert record is not None
+    return Split(record, layout_of(config))
 
 
 def chunk_with(columns: dict[str, pa.Array]) -> Chunk:
@@ -268,9 +268,13 @@ def _plain(folder: Path) -> Data:
     [
         ({"split": {"by": "usr"}}, None, "has no column usr; did you mean user?"),
         ({"split": {"by": "y"}}, None, "data.split.by: names y, which is the label"),
-        ({"split": {"by": "user"}}, ["0,1,7,1", "1,2,7,2"], "by: user: the column has one value in all rows"),
-        ({"split": {"by": "random"}}, ["1,1,7,1", "1,1,7,1"], "by: random: all columns have one value in all rows"),
-        ({"split": {"by": "time"}}, ["0,1,7,4", "1,2,8,4"], "by: time: column ts has one time in all rows"),
+        ({"split": {"by": "user"}}, ["0,1,7,1", "1,2,7,2"], "all rows have one value, so that none can be held out"),
+        ({"split": {"by": "random"}}, ["1,1,7,1", "1,1,7,1"], "all rows have one value, so"),
+        (
+            {"split": {"by": "time"}},
+            ["0,1,7,4", "1,2,8,4"],
+            "training data has no rows .*all rows have one",
+        ),
         ({"split": {"by": "time"}}, ["0,1,7,4", "1,2,8,", "1,2,8,"], "row 2, column ts: the time is missing"),
         (
             {"split": {"by": "time", "eval": 0.4, "test": 0.5}},

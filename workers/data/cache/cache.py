@@ -22,19 +22,19 @@ from shardkeep.workers.data.cache.entry import CacheEntry, Content, FileSet, rea
 from shardkeep.workers.data.cache.obtaining import found, obtained
 from shardkeep.workers.data.columnar import ColumnarWriter, by_time
 from shardkeep.workers.data.conversion.chunk import Chunk
-from shardkeep.workers.data.conversion.conversion import Converter
+from shardkeep.workers.data.conversion.conversion import Converter, Split
 from shardkeep.workers.data.conversion.inputs import Inputs, prior_fit
 from shardkeep.workers.data.conversion.item_values import item_values
 from shardkeep.workers.data.conversion.labels import check_matched, left_out
 from shardkeep.workers.data.conversion.layout import ColumnLayout, Fitted, PriorFit
 from shardkeep.workers.data.conversion.scaling import to_json
-from shardkeep.workers.data.conversion.split import Split
 from shardkeep.workers.data.input_files import check_once, find_files, place_of
 from shardkeep.workers.data.items import checked
 from shardkeep.workers.data.samples import Data, Dataset, Progress, content_fingerprint
 from shardkeep.workers.data.sides import sides_of_model
 from shardkeep.workers.data_config import DataConfig
 from shardkeep.workers.model_config import RetrievalSettings
+from shardkeep.workers.split_config import PLACE
 
 TRAIN, EVAL, TEST = PARTS = "train.arrow", "eval.arrow", "test.arrow"
 """The file of each side."""
@@ -58,9 +58,10 @@ class Conversion:
     def training(self, paths: Sequence[Path], *, prior: bool = False) -> FileSet:
         """The entry of the training files, with the rows that are held out. `prior`: read as the model with which the
         job continues."""
-        split = [self.config.eval_fraction, self.seed] if self.config.eval_fraction else []
-        if self.config.split is not None and (record := self.config.held_out(self.seed)) is not None:
-            split = record.model_dump()
+        record = self.config.held_out(self.seed)
+        split: Any = [] if record is None else record.model_dump(mode="json")
+        if record is not None and record.by == PLACE:  # as before `data.split`
+            split = [record.eval, record.seed]
         marked = {"kept": self.prior.to_json()} if prior and self.prior is not None else {}
         return FileSet(paths, self._settings(paths) | {"split": split} | marked)
 
@@ -130,7 +131,7 @@ def open_cached(
     parts = {name: part for entry in entries for name, part in entry.parts.items()}
     checksums = {name: checksum for entry in entries for name, checksum in entry.content.checksums.items()}
     own = [checksums[name] for name in (TRAIN, EVAL) if name in parts]
-    mark = content_fingerprint(layout.schema, own, to_json(trained.fitted.transform), trained.fitted.split)
+    mark = content_fingerprint(layout.schema, own, to_json(trained.fitted.transform))
     inputs = Inputs(layout, trained.fitted, reading).to_json()
     train: Dataset = parts[TRAIN] if layout.time is None else by_time(parts[TRAIN])
     source = _described(entries) + parts[TRAIN].histories()
@@ -206,24 +207,23 @@ def _obtain(job: Conversion, files: FileSet, fitted: Fitted | None, report: Prog
 
 def _write_parts(folder: Path, job: Conversion, files: FileSet, fitted: Fitted | None, progress: Progress) -> Content:
     """Converts all files of an entry."""
-    places = {str(path): place_of(path) for path in files.paths}
-    split = Split.of(job.config, job.layout, job.seed, places) if fitted is None else None
+    record, places = job.config.held_out(job.seed), {str(path): place_of(path) for path in files.paths}
+    split = Split(record, job.layout, places) if record is not None and fitted is None else None
     columns = job.layout.raw_columns()
     if split is not None:
         split.fit(lambda columns: _read_all(job, files.paths, progress, columns))
         columns = list(dict.fromkeys([*columns, *split.columns]))
     sides = split.sides if split is not None else [0 if fitted is None else 1]
-    converter = Converter(job.layout, fitted, job.prior)
+    converter = Converter(job.layout, fitted, job.prior, split)
     with contextlib.ExitStack() as sinks:
         writers = {n: ColumnarWriter(sinks.enter_context(pa.OSFile(str(folder / PARTS[n]), "wb"))) for n in sides}
         chunks = _read_all(job, files.paths, progress, columns)
-        converter.convert(chunks, writers, split=split, origin=_named(files.paths))
+        converter.convert(chunks, writers, origin=_named(files.paths))
         for writer in writers.values():
             writer.close()
     checksums = {PARTS[side]: writer.checksum() for side, writer in writers.items()}
     reader = converter.reader
-    found = reader.fitted() if split is None else replace(reader.fitted(), split=split.kept)
-    return Content(found, checksums, converter.skipped, reader.notes(), converter.absent)
+    return Content(converter.fitted, checksums, converter.skipped, reader.notes(), converter.absent)
 
 
 def _named(paths: Sequence[Path]) -> str:

@@ -110,7 +110,7 @@ def layout_of(config: DataConfig, *, scale: Scaling = "standard", labelled: bool
             raise ConfigError(f"data.{key}: names column {twice[0]} twice; allowed: each column once")
         _refuse_labels(config, key, names)
     _refuse_labels(config, "weight", [config.weight])
-    _refuse_labels(config, "split.by", [config.split and config.split.by])
+    _refuse_labels(config, "split.by", [None if config.split is None else config.split.by])
     if config.labels:
         _refuse_labels(config, "time", [config.time])
         _refuse_labels(config, "sparse.weights", [column.weights for column in config.sparse])

@@ -150,16 +150,14 @@ class RowReader:
 
     def times(self, chunk: Chunk) -> Float64s:
         """Seconds since 1970, or plain numbers, as the first rows decide. Raises DataError for a missing time."""
-        column = chunk.column(self.layout.time or "")
+        column, problem = chunk.column(self.layout.time or ""), "the time is missing; allowed: numbers, dates or times"
         with column.named():
             if self._time_counts is None:
                 dates = holds_times(column, self.rules)
-                column.check(
-                    np.full(len(chunk), dates is None), "the time is missing; allowed: numbers, dates or times"
-                )
+                column.check(np.full(len(chunk), dates is None), problem)
                 self._time_counts = dates or times.are_counts(column, self.rules)
             time_N = (times.seconds if self._time_counts else decode_numbers)(column, self.rules)
-        column.check(np.isnan(time_N), missing)
+        column.check(np.isnan(time_N), problem)
         return time_N
 
     def labels(self, chunk: Chunk) -> Labels:

@@ -14,12 +14,11 @@ from shardkeep.base.errors import ConfigError, DataError
 from shardkeep.base.plugging.modules import load_named
 from shardkeep.workers.data.columnar import ColumnarDataset, ColumnarWriter, by_time
 from shardkeep.workers.data.conversion.chunk import Chunk, missing_column, plain
-from shardkeep.workers.data.conversion.conversion import Converter
+from shardkeep.workers.data.conversion.conversion import EVAL, TEST, TRAIN, Converter, Split
 from shardkeep.workers.data.conversion.inputs import Inputs, prior_fit
 from shardkeep.workers.data.conversion.labels import check_matched, left_out
 from shardkeep.workers.data.conversion.layout import ColumnLayout, layout_of
 from shardkeep.workers.data.conversion.scaling import to_json
-from shardkeep.workers.data.conversion.split import EVAL, TEST, TRAIN, Split
 from shardkeep.workers.data.samples import Data, Dataset, Progress, content_fingerprint, fingerprint
 from shardkeep.workers.data.schema import sample_inputs
 from shardkeep.workers.data_config import DIALECT, DataConfig, DenseColumn, LabelColumn, SparseColumn, refuse
@@ -103,25 +102,26 @@ def _convert(config: DataConfig, parts: list[Mapping[str, Any]], seed: int) -> D
     prior = prior_fit(config)
     layout = _layout(config, parts[0])
     layout = layout if prior is None else replace(layout, form=prior.form)
-    converter = Converter(layout, prior=prior)
-    chunks, split = [_chunk(config, part) for part in parts], Split.of(config, layout, seed)
+    chunks, record = [_chunk(config, part) for part in parts], config.held_out(seed)
+    split = None if record is None else Split(record, layout)
+    converter = Converter(layout, None, prior, split)
     if split is not None:
         split.fit(lambda _: chunks)
     sinks = {side: pa.BufferOutputStream() for side in (split.sides if split is not None else range(len(parts)))}
     writers = {side: ColumnarWriter(sink) for side, sink in sinks.items()}
     for side, chunk in enumerate(chunks):
-        converter.convert([chunk], {side: writers[side]} if split is None else writers, split=split)
+        converter.convert([chunk], {side: writers[side]} if split is None else writers)
     for writer in writers.values():
         writer.close()
     check_matched(converter.absent, "the data", layout.labels)
-    fitted = replace(converter.reader.fitted(), split=split and split.kept)
+    fitted = converter.fitted
     datasets = {
         side: ColumnarDataset(sink.getvalue(), schema=layout.schema, lists=fitted.lists, transform=fitted.transform)
         for side, sink in sinks.items()
     }
     source = f"{config.source}{left_out(converter.skipped)}{datasets[TRAIN].histories()}"
     own = [writers[side].checksum() for side in (TRAIN, EVAL) if side in writers]
-    mark = content_fingerprint(layout.schema, own, to_json(fitted.transform), fitted.split)
+    mark = content_fingerprint(layout.schema, own, to_json(fitted.transform))
     inputs, notes = Inputs(layout, fitted, {"form": "columns"}).to_json(), tuple(converter.reader.notes())
     train = datasets[TRAIN] if layout.time is None else by_time(datasets[TRAIN])
     return Data(train, datasets.get(EVAL), None, source, mark, inputs, notes, test=datasets.get(TEST))
