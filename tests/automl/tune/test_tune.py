@@ -37,6 +37,8 @@ def test_the_best_of_the_trials_reads_the_test_data_once_and_no_other_keeps_a_mo
     search = search_in(tmp_path)
     best = search.best
     assert best is not None and len(search.ended) == 4
+    curves = [list(trial.intermediate_values.values()) for trial in search.ended]
+    assert all(curve == sorted(curve) for curve in curves)  # the best so far, which early stopping keeps
     assert with_checkpoints(tmp_path) == scored_in(tmp_path) == {str(best.number)}
     scored = json.loads((tmp_path / f"out/runs/{best.number}/summary.json").read_text())
     assert best.value == scored["best"]["auc"] and f"{scored['test']['auc']:.5f} on the test data" in printed
