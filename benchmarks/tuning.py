@@ -31,7 +31,7 @@ name: clicks
 servers: 0
 data: {train: [clicks.csv], eval_fraction: 0.1, label: click, dense: [price], sparse: [user, item, hour]}
 model: {name: dnn}
-train: {batch_size: 512, epochs: 2}
+train: {batch_size: 512, epochs: 2, report_every_s: 0.1}
 """
 
 
