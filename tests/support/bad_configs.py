@@ -30,6 +30,7 @@ def _labels(*others: str) -> str:
     return f"data: {{train: a.csv, labels: [clicked, {', '.join(others)}]}}"
 
 
+_SPLIT = "data: {train: a.csv, label: y, sparse: [user]"
 _TOWERS = "model: {name: two_tower, item: [a]}"
 BAD = (
     # YAML
@@ -175,5 +176,28 @@ BAD = (
         "number-of-retrieval",
         f"{_TOWERS}\ndata: {{train: a.csv, label: {{column: b, kind: number}}}}",
         "data.label.kind: number with model.name: two_tower, whose label is 0 or 1",
+    ),
+    Bad(
+        "split-and-eval",
+        f"{_SPLIT}, split: user, eval: b.csv}}",
+        "split: is there beside eval; leave one of the two out",
+    ),
+    Bad("split-and-test", f"{_SPLIT}, split: user, test: b.csv}}", "split: is there beside test"),
+    Bad("split-and-fraction", f"{_SPLIT}, split: user, eval_fraction: 0.1}}", "split: is there beside eval_fraction"),
+    Bad(
+        "split-of-all",
+        f"{_SPLIT}, split: {{by: user, eval: 0.5, test: 0.5}}}}",
+        "eval: 0.5 and test: 0.5; allowed: a sum",
+    ),
+    Bad("split-of-none", f"{_SPLIT}, split: {{by: user, eval: 0, test: 0}}}}", "eval: 0 and test: 0; allowed: a sum"),
+    Bad("split-above-one", f"{_SPLIT}, split: {{by: user, eval: 1.5}}}}", "data.split.eval: 1.5"),
+    Bad("split-below-zero", f"{_SPLIT}, split: {{by: user, test: -0.1}}}}", "data.split.test: -0.1"),
+    Bad("split-without-time", f"{_SPLIT}, split: time}}", "split.by: time needs data.time"),
+    Bad("split-by-nothing", f"{_SPLIT}, split: {{eval: 0.1}}}}", "data.split.by: is missing"),
+    Bad("split-by-users-with-time", f"{_SPLIT}, split: user, time: ts}}", "data.time: has no effect with train.order"),
+    Bad(
+        "split-without-model",
+        f"{_SPLIT}, split: user}}\ncheckpoint: {{every_steps: off}}",
+        "no model for data.split.test",
     ),
 )
