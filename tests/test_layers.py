@@ -57,7 +57,7 @@ FOLDERS = (  # of the package, lowest first
     "loop", "nn", "torchrec", "callbacks",
     "inference/export", "inference", "inference/protocol", "inference/server",
     "tables", "estimate", "sweep", "analysis",
-    "engines", "automl", "cli",
+    "engines", "automl/tune", "automl", "cli",
 )  # fmt: skip
 """A module imports from folders that stand before its own, from its own, and from folders above or below its own. "" is
 `shardkeep/` itself."""

@@ -162,12 +162,11 @@ def test_a_home_that_nobody_has_is_one_line(places: Path) -> None:
 # ---- sweeps ----
 
 
-@pytest.mark.parametrize("where", ["settings", "grid", "recipes"])
+@pytest.mark.parametrize("where", ["settings", "recipes"])
 def test_a_folder_in_a_sweep_file_starts_at_that_file(where: str, places: Path) -> None:
     job(places)
     changes: dict[str, Any] = {
         "settings": {"settings": {"data.root": "../days"}, "recipes": ["balanced"]},
-        "grid": {"grid": {"data.root": ["../days"]}},
         "recipes": {"recipes": [{"name": "mine", "settings": {"data.root": "../days"}}]},
     }
     (places / "sweeps").mkdir()

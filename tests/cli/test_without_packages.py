@@ -54,6 +54,7 @@ RIGHT: dict[str, tuple[list[str], int]] = {
 }
 LACKS = {
     "view": (["view", "run"], "the page needs starlette, uvicorn, httptools: pip install 'shardkeep[web]'"),
+    "tune": (["tune", "job.yaml"], "shardkeep tune needs optuna: pip install 'shardkeep[tune]'"),
     "certs": (["certs", "tls"], "shardkeep certs needs cryptography: pip install 'shardkeep[tls]'"),
     "serve": (
         ["serve", "run"],

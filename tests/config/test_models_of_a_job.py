@@ -63,7 +63,8 @@ def test_a_key_that_was_given_beside_the_name_is_refused(order: int) -> None:
 def test_models_of_the_demo_can_be_swept(tmp_path: Path) -> None:
     plan = tmp_path / "models.yaml"
     names = [name for name in MODELS if name not in RETRIEVAL]  # which have other metrics
-    plan.write_text(f"base: {DEMO}\ngrid: {{model.name: [{', '.join(names)}]}}\nseeds: [1]\n")
+    recipes = ", ".join(f"{{name: of-{name}, settings: {{model.name: {name}}}}}" for name in names)
+    plan.write_text(f"base: {DEMO}\nrecipes: [{recipes}]\nseeds: [1]\n")
     found = {run.config.model.name: run.config.model for run in load_sweep(plan).runs}
     hidden = getattr(load_config(DEMO).model, "hidden")  # noqa: B009 - not every model has it
     assert set(found) == set(names) and getattr(found["deepfm"], "hidden") == hidden  # noqa: B009

@@ -9,8 +9,8 @@ import pytest
 
 from shardkeep.base.errors import ConfigError
 from shardkeep.base.yaml_text import write_yaml
-from shardkeep.config_files.overrides import merged
-from shardkeep.sweep.plan import flat, load_sweep, nested
+from shardkeep.config_files.overrides import flat, merged
+from shardkeep.sweep.plan import load_sweep, nested
 from tests.support.cases import every
 from tests.support.sweep_runs import BASE, write_sweep
 
@@ -26,52 +26,12 @@ def test_recipes_times_seeds_run_seed_by_seed_with_the_baselines_first(tmp_path:
     ]  # fmt: skip
 
 
-def test_a_grid_is_every_combination_and_a_point_that_is_a_baseline_is_run_once(tmp_path: Path) -> None:
-    grid = {"compression.push.keep_rows": [1.0, 0.5], "train.batch_size": [50, 100]}
-    assert names(write_sweep(tmp_path, recipes=None, grid=grid, seeds=[7])) == [
-        "fp32-seed7",
-        "fp16-seed7",
-        "keep_rows=1.0,batch_size=100-seed7",
-        "keep_rows=0.5,batch_size=50-seed7",
-        "keep_rows=0.5,batch_size=100-seed7",
-    ]
-
-
-@every(
-    ("point", "name"),
-    [
-        ({"train.batch_size": 25}, "batch_size=25"),
-        ({"compression.push.values": "bf16"}, "values=bf16"),
-        ({"compression.push.values": "bf16", "compression.pull.values": "int8"}, "bf16,int8"),
-        ({"tables.default.dim": 8, "tables.sparse0.dim": 4}, "default.dim=8,sparse0.dim=4"),
-        ({"data.synthetic.table_sizes": [100, 1000, 10000, 100000]}, "table_sizes=_100,1000,1+40719754"),
-    ],
-    ids=lambda value: value if isinstance(value, str) else "",
-)
-def test_points_of_a_grid_have_short_names(tmp_path: Path, point: dict[str, object], name: str) -> None:
-    grid = {key: [value] for key, value in point.items()}
-    plan = load_sweep(write_sweep(tmp_path, recipes=None, grid=grid, seeds=[1]))
-    assert plan.variants[-1].name == name
-    assert len(name) <= 32
-
-
 def test_a_run_is_the_base_with_its_recipe_and_seed_and_nothing_else(tmp_path: Path) -> None:
     path = write_sweep(tmp_path, settings={"train.batch_size": 25}, seeds=[9])
     fp32, fp16 = (flat(run.config.model_dump(mode="json")) for run in load_sweep(path).runs)
     assert (fp32["seed"], fp32["train.batch_size"], fp32["data.root"]) == (9, 25, str(tmp_path.resolve()))
     changed = {"compression.push.values", "compression.pull.values", "compression.tower.name"}
     assert {key for key in fp32 if fp32[key] != fp16[key]} == changed
-
-
-def test_in_a_grid_the_base_may_compress_and_the_baselines_do_not(tmp_path: Path) -> None:
-    base = {**BASE, "compression": {"pull": {"values": "bf16"}}}
-    runs = load_sweep(write_sweep(tmp_path, base=base, recipes=None, grid={"compression.push.values": ["bf16"]})).runs
-    pulls = {run.variant.name: run.config.compression.pull.values for run in runs}
-    assert pulls == {"fp32": "fp32", "fp16": "fp16", "values=bf16": "bf16"}
-    base = {**BASE, "tables": {"user": {"compression": {"pull": {"values": "int8"}}}}}
-    runs = load_sweep(write_sweep(tmp_path, base=base, recipes=None, grid={"compression.pull.values": ["bf16"]})).runs
-    owns = {run.variant.name: run.config.table("user").compression is not None for run in runs}
-    assert owns == {"fp32": False, "fp16": False, "values=bf16": True}
 
 
 def test_the_base_can_be_a_file_beside_the_sweep_or_the_built_in_demo(tmp_path: Path) -> None:
@@ -107,8 +67,8 @@ def test_the_example_is_a_sweep() -> None:
         ({"seeds": []}, "seeds: [] runs nothing; allowed: a list of one or more seeds"),
         ({"seeds": [1, 2, 1]}, "seeds: 1 is there twice"),
         ({"seeds": None}, "seeds: is missing; allowed: a list"),
-        ({"recipes": None}, "grid, recipes: neither is there; allowed: one of the two"),
-        ({"grid": {"seed": [1]}}, "grid, recipes: both are there"),
+        ({"recipes": None}, "recipes: is missing; allowed: a list"),
+        ({"grid": {"seed": [1]}}, "grid: has moved: `shardkeep tune JOB --grid --over KEY=A,B`"),
         ({"recipe": ["safe"]}, "recipe: unknown key; did you mean recipes?"),
         ({"recipes": ["fp23"]}, "recipes.0: 'fp23' is no recipe; did you mean fp32?"),
         ({"recipes": ["zzz"]}, "recipes.0: 'zzz' is no recipe; there are fp32, fp16, lossless"),
@@ -122,13 +82,6 @@ def test_the_example_is_a_sweep() -> None:
             {"recipes": [{"name": "x", "settings": {"compression.push.keep_row": 0.5}}]},
             "x: compression.push.keep_row: unknown key; did you mean keep_rows?",
         ),
-        (
-            {"recipes": None, "grid": {"train.batch_sise": [1]}},
-            "train.batch_sise: unknown key; did you mean batch_size?",
-        ),
-        ({"recipes": None, "grid": {"train.batch_size": [0]}}, "batch_size=0: train.batch_size: 0 is not allowed"),
-        ({"recipes": None, "grid": {"train.batch_size": []}}, "grid.train.batch_size: [] is not allowed"),
-        ({"recipes": None, "grid": {"seed": [1, 2]}}, "grid: seed is no setting of a recipe"),
         ({"settings": {"train..x": 1}}, "settings: 'train..x' is not of the form a.b"),
         ({"settings": {"trian.x": 1}}, "settings: trian: unknown key; did you mean train?"),
         ({"base": 5}, "base: 5 is not allowed"),

@@ -1,4 +1,4 @@
-"""Commands that run no job: init, config, estimate, sweep, cache, kernels, certs, version."""
+"""Commands beside jobs: init, config, estimate, sweep, tune, cache, kernels, certs, version."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from typing import Annotated
 import typer
 
 from shardkeep import __version__
-from shardkeep.cli.options import Config, Json, Label, Set, load, path_argument, path_option
+from shardkeep.base.errors import MissingPackage
+from shardkeep.base.plugging.packages import missing
+from shardkeep.cli.options import Config, Json, Label, Set, count_option, load, path_argument, path_option
 
 
 def certs(
@@ -88,7 +90,7 @@ def estimate(
 
 
 def sweep(
-    plan: Annotated[Path, path_argument("YAML file: base, grid or recipes, seeds.", "SWEEP")],
+    plan: Annotated[Path, path_argument("YAML file: base, recipes, seeds.", "SWEEP")],
     out: Annotated[
         Path, path_option("Folder of runs and results; an interrupted sweep continues in it.", metavar="DIR")
     ],
@@ -102,6 +104,32 @@ def sweep(
     from shardkeep.view.screen import console
 
     sweep_all(load_sweep(plan, metric), out=out, console=console())
+
+
+def tune(
+    config: Config,
+    trials: Annotated[int, count_option("Trials in all, without --grid.")] = 30,
+    minutes: Annotated[float | None, typer.Option(min=0.0, metavar="M", help="End after so many minutes.")] = None,
+    over: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=VALUES", help="Search this key: A,B,C, LOW..HIGH or log:LOW..HIGH; repeatable."),
+    ] = None,
+    grid: Annotated[bool, typer.Option("--grid", help="Try every combination of --over, and nothing else.")] = False,
+    set_: Set = None,
+    out: Annotated[
+        Path | None, path_option("Folder; a search continues in it [default: runs/NAME-tune].", metavar="DIR")
+    ] = None,
+) -> None:
+    """Search a job's settings by trials that stop early: writes the best config, its test metrics and a report."""
+    if words := missing("optuna"):
+        raise MissingPackage(f"shardkeep tune {words}")
+    from shardkeep.automl.tune.plan import plan_of
+    from shardkeep.automl.tune.tune import tune as search
+    from shardkeep.view.screen import console
+
+    path, job = load(config, set_)
+    plan, folder = plan_of(path, set_ or [], over or [], grid=grid), out or Path("runs") / f"{job.name}-tune"
+    search(plan, out=folder, trials=len(plan.first()) if grid else trials, minutes=minutes, console=console())
 
 
 def cache(

@@ -97,3 +97,14 @@ def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]
 def copied(value: Mapping[str, Any]) -> dict[str, Any]:
     """A copy whose mappings are its own."""
     return {key: copied(below) if isinstance(below, Mapping) else below for key, below in value.items()}
+
+
+def flat(settings: Mapping[str, Any], above: str = "") -> dict[str, Any]:
+    """Nested settings as dotted keys."""
+    found: dict[str, Any] = {}
+    for key, value in settings.items():
+        if isinstance(value, Mapping) and value:
+            found |= flat(value, f"{above}{key}.")
+        else:
+            found[f"{above}{key}"] = value
+    return found

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import itertools
-import json
-import re
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,14 +15,12 @@ from shardkeep.base.settings import Settings
 from shardkeep.base.yaml_text import YamlError, read_text, read_yaml, write_yaml
 from shardkeep.compression.recipes import BASELINES, RECIPES
 from shardkeep.config import JobConfig, load_config, of_model, parse_config
-from shardkeep.config_files.overrides import copied, merged
+from shardkeep.config_files.overrides import copied, flat, merged
 from shardkeep.config_files.paths import anchored
 from shardkeep.config_files.problems import explain, shown
 
 Nested = dict[str, Any]
 DEMO = Path(__file__).parents[1] / "examples" / "demo.yaml"
-SHORT = 32
-"""Characters of the longest name of a point; recipes of the user's own may take 40."""
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9._=,+-]*$"
 
 
@@ -52,9 +46,7 @@ class SweepConfig(Settings):
     """The job that all runs share: the path of its YAML file (relative to this one), `demo`, or the job itself."""
     settings: Nested = Field(default_factory=dict)
     """Settings over the base for every run, nested or as a.b: value."""
-    grid: dict[str, Annotated[list[Any], Field(min_length=1)]] = Field(default_factory=dict)
-    """Keys of the job to lists of values: every combination is run."""
-    recipes: list[Annotated[RecipeEntry, BeforeValidator(_named)]] = Field(default_factory=list)
+    recipes: Annotated[list[Annotated[RecipeEntry, BeforeValidator(_named)]], Field(min_length=1)]
     """Shipped recipes by name, and own ones."""
     seeds: Annotated[list[Annotated[int, Field(ge=0, lt=2**63)]], Field(min_length=1)]
     """Seeds of the job; every recipe is run with each."""
@@ -64,7 +56,7 @@ class SweepConfig(Settings):
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """A recipe, or a point of the grid: what is run with every seed."""
+    """A recipe: what is run with every seed."""
 
     name: str
     purpose: str
@@ -124,7 +116,9 @@ def load_sweep(path: Path, metric: str | None = None) -> SweepPlan:
     except YamlError as error:
         raise ConfigError(f"{path}: {error}") from error
     if not isinstance(raw, dict):
-        raise ConfigError(f"{path}: holds {shown(raw)}; allowed: a mapping with base, seeds, and grid or recipes")
+        raise ConfigError(f"{path}: holds {shown(raw)}; allowed: a mapping with base, recipes and seeds")
+    if "grid" in raw:
+        raise ConfigError(f"{path}: grid: has moved: `shardkeep tune JOB --grid --over KEY=A,B` runs every combination")
     try:
         config = SweepConfig.model_validate(raw if metric is None else raw | {"metric": metric})
     except ValidationError as error:
@@ -146,44 +140,25 @@ def _first_compressed(base: Mapping[str, Any]) -> str | None:
     return next((name for name, table in base.get("tables", {}).items() if table.get("compression")), None)
 
 
-def _uncompressed(base: Mapping[str, Any]) -> dict[str, Any]:
-    """A job without compression, also of its tables."""
-    tables = {name: {**table, "compression": None} for name, table in base.get("tables", {}).items()}
-    return {**base, "compression": {}, **({"tables": tables} if _first_compressed(base) else {})}
-
-
 def _plan(sweep: SweepConfig, path: Path, text: str) -> SweepPlan:
-    if bool(sweep.grid) == bool(sweep.recipes):
-        both = "both are there" if sweep.grid else "neither is there"
-        raise ConfigError(f"grid, recipes: {both}; allowed: one of the two")
     if twice := [seed for seed in sweep.seeds if sweep.seeds.count(seed) > 1]:
         raise ConfigError(f"seeds: {twice[0]} is there twice; a run is made once")
     base, folder, name = _base(sweep, path)
-    own = list(_points(sweep.grid) if sweep.grid else _recipes(sweep.recipes))
-    if sweep.recipes and base.get("compression"):
+    if base.get("compression"):
         raise ConfigError(
             "base: sets compression, which recipes replace; leave it out, or make it a recipe with name and settings"
         )
-    if sweep.recipes and (table := _first_compressed(base)):
+    if table := _first_compressed(base):
         raise ConfigError(
             f"base: sets tables.{table}.compression, so that fp32 would not be plain; leave it out, or make it a recipe"
         )
-    plain = _uncompressed(base)
-    kept = [
-        (variant, _job(plain, variant, path.resolve().parent, sweep.metric)) for variant in map(_shipped, BASELINES)
-    ]
-    known = [config for _, config in kept]
-    for variant in (variant for variant in own if variant.name not in BASELINES):
-        config = _job(base, variant, path.resolve().parent, sweep.metric)
-        if not (sweep.grid and config in known):  # a point that is a baseline is run once
-            kept.append((variant, config))
-    _refuse_equal_names([variant.name for variant, _ in kept])
+    variants = (*map(_shipped, BASELINES), *(v for v in _recipes(sweep.recipes) if v.name not in BASELINES))
+    kept = [(variant, _job(base, variant, path.resolve().parent, sweep.metric)) for variant in variants]
     runs = [
         PlannedRun(variant, seed, config.model_copy(update={"seed": seed}), sweep.metric)
         for seed in sweep.seeds
         for variant, config in kept
     ]
-    variants = tuple(variant for variant, _ in kept)
     return SweepPlan(name, variants, tuple(sweep.seeds), tuple(runs), folder, path, text)
 
 
@@ -236,44 +211,6 @@ def _own(recipe: RecipeEntry, where: str) -> Variant:
     return Variant(recipe.name, f"as {recipe.like}, changed" if recipe.like else "of the sweep's own", settings)
 
 
-def _points(grid: Mapping[str, Sequence[Any]]) -> Iterator[Variant]:
-    """Every combination of the grid's values, the last key changing fastest."""
-    short = _short_names(list(grid))
-    for values in itertools.product(*grid.values()):
-        settings = nested(dict(zip(grid, values, strict=True)), "grid")
-        _refuse_seed(settings, "grid")
-        yield Variant(_point_name(short, dict(zip(grid, values, strict=True))), "a point of the grid", settings)
-
-
-def _point_name(short: Mapping[str, str], point: Mapping[str, Any]) -> str:
-    """`lr=0.1,rank=4`; of several keys, texts without theirs: `int8,fp16`. A longer one is cut and gets
-    a checksum. A function of the keys and the point alone, so that a grid may grow and its runs keep their names."""
-    alone = {key for key, value in point.items() if isinstance(value, str) and len(point) > 1}
-    words = [
-        _value_name(value) if key in alone else f"{short[key]}={_value_name(value)}" for key, value in point.items()
-    ]
-    name = re.sub(r"[^A-Za-z0-9._=,+-]+", "_", ",".join(words))
-    if len(name) <= SHORT:
-        return name
-    return f"{name[: SHORT - 9]}+{zlib.crc32(json.dumps(list(point.items())).encode()):08x}"
-
-
-def _short_names(keys: Sequence[str]) -> dict[str, str]:
-    """Each key by its last part, and where others end in the same by one part before it that they do not have:
-    `default.lr` and `tower.lr`. Where there is none, the whole key."""
-    split = {key: key.split(".") for key in keys}
-    found = {}
-    for key, (*before, last) in split.items():
-        others = [parts[:-1] for other, parts in split.items() if parts[-1] == last and other != key]
-        own = [part for part in reversed(before) if not any(part in parts for parts in others)]
-        found[key] = last if not others else f"{own[0]}.{last}" if own else key
-    return found
-
-
-def _value_name(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
-
-
 def _refuse_seed(settings: Mapping[str, Any], where: str) -> None:
     if "seed" in settings:
         raise ConfigError(f"{where}: seed is no setting of a recipe; list the seeds under `seeds`")
@@ -306,11 +243,6 @@ def _validated(raw: Nested, where: str) -> JobConfig:
         raise ConfigError(f"{where}: {explain(error, JobConfig)}") from error
 
 
-def _refuse_equal_names(names: Sequence[str]) -> None:
-    if twice := [name for name in names if names.count(name) > 1]:
-        raise ConfigError(f"grid: two points are called {twice[0]}; make them recipes with names of their own")
-
-
 def nested(settings: Mapping[str, Any], where: str) -> Nested:
     """`a.b: value` at the top as nested mappings, those that are nested already merged in. Raises ConfigError."""
     found: Nested = {}
@@ -322,17 +254,6 @@ def nested(settings: Mapping[str, Any], where: str) -> Nested:
         for parent in reversed(parents):
             one = {parent: one}
         found = merged(found, one)
-    return found
-
-
-def flat(settings: Mapping[str, Any], above: str = "") -> dict[str, Any]:
-    """Nested settings as dotted keys."""
-    found: dict[str, Any] = {}
-    for key, value in settings.items():
-        if isinstance(value, Mapping) and value:
-            found |= flat(value, f"{above}{key}.")
-        else:
-            found[f"{above}{key}"] = value
     return found
 
 

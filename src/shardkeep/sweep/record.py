@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from shardkeep.base.files import atomic_write
+from shardkeep.config_files.overrides import flat
 from shardkeep.sweep.compare import Comparison, against_fp32, all_pairs
 from shardkeep.sweep.origin import origin
-from shardkeep.sweep.plan import flat
 from shardkeep.sweep.results import DIRECTIONS, RecipeResult, Results, RunResult
 from shardkeep.sweep.student import CONFIDENCE, POWER, Estimate
 

@@ -2,29 +2,18 @@
 
 from __future__ import annotations
 
-import base64
-import html
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from html import escape
 from pathlib import Path
 
 from shardkeep.base.files import atomic_write
 from shardkeep.base.plugging.packages import missing
-from shardkeep.page.files import text_of
+from shardkeep.page.document import Row, document, figure, section, table, wide_table
 from shardkeep.sweep.compare import Comparison, against_fp32, all_pairs
 from shardkeep.sweep.origin import origin
 from shardkeep.sweep.plots import caption, write_plots
 from shardkeep.sweep.results import RecipeResult, Results, RunResult
 from shardkeep.sweep.student import Estimate
-
-STYLE = """
-main { max-width: 76rem; margin: 1rem auto 3rem; padding: 0 1.2rem; } .lead { font-size: 1.05rem; }
-.scroll table { width: auto; } .scroll :is(th, td):not(:first-child) { text-align: right; white-space: nowrap; }
-.scroll + figure, figure + figure { margin-top: 2rem; } img { max-width: 100%; background: #fff; border-radius: 6px; }
-figcaption { max-width: 75ch; font-size: .85rem; color: var(--muted); }
-"""
-"""Over the styles of the page."""
-
-Row = Sequence[str]
 
 
 def write_report(results: Results, out: Path, *, say: Callable[[str], None]) -> list[Path]:
@@ -51,32 +40,31 @@ def page(results: Results, plots: Mapping[str, Path]) -> str:
     against, stated = against_fp32(results), origin(results)
     settings = [(v.name, v.purpose, v.text) for v in results.plan.variants]
     parts = [
-        f"<h1>{_text(title)}</h1>",
-        f'<p class="lead">{_text(power_text(results))}</p>',
+        f"<h1>{escape(title)}</h1>",
+        f'<p class="lead">{escape(power_text(results))}</p>',
         _failed(results),
-        _section("The job", _table((), list(stated.job.items()))),
-        _section(
+        section("The job", table((), list(stated.job.items()))),
+        section(
             "Recipes",
-            _numbers(RECIPE_HEAD, [_recipe_row(recipe, against.get(recipe.name)) for recipe in results.recipes]),
-            f"<p>{_text(RULES)}</p>",
-            *(_figure(caption(results, name, at), path) for at, (name, path) in enumerate(plots.items(), 1)),
-            f"<p>{_text(lacking())}</p>",
+            wide_table(RECIPE_HEAD, [_recipe_row(recipe, against.get(recipe.name)) for recipe in results.recipes]),
+            f"<p>{escape(RULES)}</p>",
+            *(
+                figure(caption(results, name, at), path.read_bytes())
+                for at, (name, path) in enumerate(plots.items(), 1)
+            ),
+            f"<p>{escape(lacking())}</p>",
         ),
         _pairs(results),
-        _section("Settings", _table((), settings)),
-        _section("Runs", _numbers(RUN_HEAD, [_run_row(run) for run in results.runs])),
-        _section(
+        section("Settings", table((), settings)),
+        section("Runs", wide_table(RUN_HEAD, [_run_row(run) for run in results.runs])),
+        section(
             "How it was made",
-            _table((), list(stated.made.items())),
+            table((), list(stated.made.items())),
             "<p>To make it again, with the sweep file below and, where the commit is known, at that commit:</p>",
-            f"<pre>{_text(stated.command)}</pre><pre>{_text(stated.sweep_file)}</pre>",
+            f"<pre>{escape(stated.command)}</pre><pre>{escape(stated.sweep_file)}</pre>",
         ),
     ]
-    width = '<meta name="viewport" content="width=device-width, initial-scale=1">'
-    style = text_of("theme.css") + text_of("page.css") + STYLE
-    head = f'<meta charset="utf-8">{width}<title>{_text(title)}</title><style>{style}</style>'
-    body = "\n".join(filter(None, parts))
-    return f'<!doctype html>\n<html lang="en"><head>{head}</head><body><main>\n{body}\n</main></body></html>\n'
+    return document(title, parts)
 
 
 RULES = (
@@ -159,7 +147,7 @@ def _pairs(results: Results) -> str:
         "distinguished from none. summary.json has all of it under pairs."
     )
     head = ("AUC, row less column", *names)
-    return _section("Any two recipes", f"<p>{_text(words)}</p>", _numbers(head, rows))
+    return section("Any two recipes", f"<p>{escape(words)}</p>", wide_table(head, rows))
 
 
 def _pair_cell(known: Mapping[tuple[str, str], Comparison], row: str, column: str) -> str:
@@ -188,33 +176,8 @@ def _run_row(run: RunResult) -> Row:
 
 def _failed(results: Results) -> str:
     missing = [run for run in results.runs if not run.done]
-    lines = "".join(f"<li>{_text(run.planned.name)}: {_text(run.message or run.status)}</li>" for run in missing)
-    return _section("Not completed", f"<ul>{lines}</ul>") if missing else ""
-
-
-def _figure(words: str, path: Path) -> str:
-    data = base64.b64encode(path.read_bytes()).decode("ascii")
-    image = f'<img alt="{_text(words)}" src="data:image/png;base64,{data}">'
-    return f"<figure>{image}<figcaption>{_text(words)}</figcaption></figure>"
-
-
-def _section(title: str, *parts: str) -> str:
-    return "\n".join((f"<section><h2>{_text(title)}</h2>", *parts, "</section>"))
-
-
-def _table(head: Row, rows: Sequence[Row]) -> str:
-    first = "".join(f"<th>{_text(cell)}</th>" for cell in head)
-    body = "".join("<tr>" + "".join(f"<td>{_text(cell)}</td>" for cell in row) + "</tr>" for row in rows)
-    return f"<table>{f'<thead><tr>{first}</tr></thead>' if head else ''}<tbody>{body}</tbody></table>"
-
-
-def _numbers(head: Row, rows: Sequence[Row]) -> str:
-    """A table that may be wider than its box."""
-    return f'<div class="scroll">{_table(head, rows)}</div>'
-
-
-def _text(text: str) -> str:
-    return html.escape(text)
+    lines = "".join(f"<li>{escape(run.planned.name)}: {escape(run.message or run.status)}</li>" for run in missing)
+    return section("Not completed", f"<ul>{lines}</ul>") if missing else ""
 
 
 def _number(value: float | int | None, form: str) -> str:

@@ -16,25 +16,25 @@ import shlex
 import shutil
 import signal
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from rich.console import Console
 
 from shardkeep.base.errors import JobError, JobStopped, UserError
-from shardkeep.base.files import atomic_write, make_folder, owner_lock
-from shardkeep.base.machine.owners import check_unshared
-from shardkeep.base.machine.pids import start_of
+from shardkeep.base.files import atomic_write
 from shardkeep.base.machine.versions import commit, versions
 from shardkeep.config import JobConfig, stored_config
+from shardkeep.config_files.overrides import flat
 from shardkeep.core_plan import worker_threads
+from shardkeep.launch.out_folder import holding
 from shardkeep.launch.processes.children import SHARDKEEP, child_environment, last_words
 from shardkeep.launch.stopping.interrupts import Interrupts
 from shardkeep.records.lines import Tail
 from shardkeep.run.origin.code import PACKAGE, code_of
 from shardkeep.run.reader import RunReader
-from shardkeep.sweep.plan import PlannedRun, SweepPlan, flat
+from shardkeep.sweep.plan import PlannedRun, SweepPlan
 from shardkeep.sweep.record import write_results
 from shardkeep.sweep.report import write_report
 from shardkeep.sweep.results import Results, collect, read_summary
@@ -45,8 +45,6 @@ POLL_S = 0.1
 ORDERLY_S = 5.0
 """Seconds a run gets after Ctrl-C to stop; then a second request ends it at once."""
 AT_ONCE_S = 20.0
-ORPHAN_S = 60.0
-"""Seconds that a run gets to end whose sweep was killed: it notices on its own."""
 HOPELESS = 3
 """When none of the first so many runs has completed, the others are not tried."""
 
@@ -77,7 +75,7 @@ def sweep(plan: SweepPlan, *, out: Path, console: Console, train: Sequence[str] 
         JobError: Some runs failed; results of the others are written.
     """
     folder = SweepFolder(out)
-    with folder.held() as lock:
+    with holding(out, "runs", "jobs", "logs", what="sweep") as lock:
         done = [run for run in plan.runs if folder.is_done(run, plan.code_folder)]
         left = [run for run in plan.runs if run not in done]
         screen = SweepScreen(console, total=len(plan.runs))
@@ -163,34 +161,6 @@ class SweepFolder:
     def __init__(self, path: Path) -> None:
         self.path = path.absolute()
         self.runs = self.path / "runs"
-
-    @contextlib.contextmanager
-    def held(self) -> Iterator[int]:
-        """Keeps other sweeps out; a descriptor of the lock. Runs hold it too: it is free when those of a killed sweep
-        have ended. Raises UserError, also where others could change what is there."""
-        check_unshared(self.path, what="--out")
-        try:
-            for folder in (self.runs, self.path / "jobs", self.path / "logs"):
-                make_folder(folder)
-            lock = self._lock()
-        except TimeoutError:
-            raise UserError(f"--out {self.path}: another sweep is running in this folder") from None
-        except OSError as error:
-            raise UserError(f"--out {self.path}: cannot be written ({error.strerror or error})") from error
-        try:
-            yield lock
-        finally:
-            os.close(lock)
-
-    def _lock(self) -> int:
-        path = self.path / ".lock"
-        try:
-            return owner_lock(path, limit_s=0.0)
-        except TimeoutError:
-            holder = path.read_text(encoding="ascii", errors="replace").strip()
-            if holder.isdigit() and start_of(int(holder)):
-                raise
-            return owner_lock(path, limit_s=ORPHAN_S)
 
     def is_done(self, run: PlannedRun, code_folder: Path) -> bool:
         """Whether it completed with this very config and code. Raises UserError when it did with another."""

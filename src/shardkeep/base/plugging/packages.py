@@ -8,6 +8,7 @@ EXTRAS = {
     "cryptography": "tls",
     "httptools": "web",
     "matplotlib": "report",
+    "optuna": "tune",
     "prometheus_client": "web",
     "ray": "ray",
     "scipy": "report",

@@ -1,0 +1,90 @@
+"""The plan of a search: the job, what is set over it for all trials, and the config of each trial. Runs nothing."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from optuna.distributions import CategoricalDistribution
+
+from shardkeep.automl.tune.space import DEFAULTS, Values, settings_of, space_of, text_of
+from shardkeep.config import JobConfig, load_config
+from shardkeep.config_files.overrides import flat
+from shardkeep.run.origin.code import code_of
+from shardkeep.workers.config import sign_of
+
+IN_TRIALS = ("eval.test=false", "web.page=off", "web.metrics=off", "launch.affinity=none", "checkpoint.keep=1")
+"""What trials have besides: they leave the test data unread, and several run on one machine."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A search over a job's settings. `overrides`: over the file in all trials. `grid`: tries every combination."""
+
+    path: Path
+    overrides: tuple[str, ...]
+    space: Mapping[str, Values]
+    job: JobConfig
+    grid: bool = False
+
+    @property
+    def metric(self) -> str:
+        """By what trials are compared: that of `train.early_stopping`, else the first metric of an evaluation."""
+        stopping = self.job.train.early_stopping
+        return stopping.metric if stopping else next(name for name in self.job.evaluated if sign_of(name) is not None)
+
+    @property
+    def sign(self) -> int:
+        """1 = more of the metric is better, -1 = less."""
+        return sign_of(self.metric) or 1
+
+    @property
+    def code_folder(self) -> Path:
+        """Where the user's own modules are."""
+        return self.path.resolve().parent
+
+    def load(self, *overrides: str) -> JobConfig:
+        """The job with more overrides. Raises ConfigError."""
+        return load_config(self.path, [*self.overrides, *overrides])
+
+    def over(self, *overrides: str) -> Plan:
+        """With more that is set for all trials. Raises ConfigError."""
+        return replace(self, overrides=(*self.overrides, *overrides), job=self.load(*overrides))
+
+    def chosen(self, params: Mapping[str, Any], *besides: str) -> JobConfig:
+        """The job with the settings of a trial. Raises ConfigError where they do not go together."""
+        return self.load(*(f"{key}={value}" for key, value in params.items()), *besides)
+
+    def trial(self, params: Mapping[str, Any]) -> JobConfig:
+        """The same as a trial runs it."""
+        return self.chosen(params, *IN_TRIALS, *(["threads=1"] if self.job.threads == "auto" else []))
+
+    def first(self) -> list[dict[str, Any]]:
+        """The settings of the first trials: those of the job as it stands as far as they are in the space, or all."""
+        if self.grid:
+            lists = [values.choices for values in self.space.values() if isinstance(values, CategoricalDistribution)]
+            return [dict(zip(self.space, point, strict=True)) for point in itertools.product(*lists)]
+        known = settings_of(self.job)
+        return [{key: own for key, values in self.space.items() if (own := _own(values, known.get(key))) is not None}]
+
+    def facts(self) -> dict[str, Any]:
+        """By what a search that continues knows its own trials: all settings, what is searched, and the code."""
+        searched = {f"--over {key}": str(values) for key, values in self.space.items()}
+        code = {f"code of {name}": digest for name, digest in code_of(self.job, self.code_folder).items()}
+        return flat(self.job.model_dump(mode="json")) | searched | code
+
+
+def _own(values: Values, value: Any) -> Any:
+    """A value as trials have it; None = it is none of the values."""
+    if isinstance(values, CategoricalDistribution):
+        return text if (text := text_of(value)) in values.choices else None
+    return value if isinstance(value, int | float) and values.low <= value <= values.high else None
+
+
+def plan_of(path: Path, overrides: Sequence[str], over: Sequence[str], *, grid: bool = False) -> Plan:
+    """Reads the job and what to search. Raises ConfigError."""
+    plan = Plan(path, tuple(overrides), {}, load_config(path, overrides), grid)
+    return replace(plan, space=space_of(plan.load, over, defaults=() if grid else DEFAULTS))

@@ -1,0 +1,80 @@
+"""A search's trials in Optuna's journal, which outlives this process. Optuna samples, prunes and keeps them."""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+
+import optuna
+from optuna.storages.journal import JournalFileBackend, JournalStorage
+from optuna.trial import FrozenTrial, Trial, TrialState
+
+from shardkeep.automl.tune.plan import Plan
+from shardkeep.base.errors import UserError
+
+REDUCTION = 3
+"""Of the trials with 1, 3, 9, ... evaluations, one in so many goes on (Li et al., MLSys 2020)."""
+CAUSE = "cause"
+"""The attribute of a trial that failed: why."""
+
+
+class Search:
+    """Opens the trials of a plan in a folder, or begins with the job as it stands. What ran when its process was killed
+    runs again. Raises UserError where the folder has those of another plan. Every call may raise OSError."""
+
+    def __init__(self, plan: Plan, out: Path) -> None:
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
+        journal = out / "journal.log"
+        _mend(journal)
+        self.plan, self._worst = plan, -math.inf * plan.sign
+        self.study = optuna.create_study(
+            storage=JournalStorage(JournalFileBackend(str(journal))),
+            pruner=optuna.pruners.NopPruner()
+            if plan.grid
+            else optuna.pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=REDUCTION),
+            study_name="tune",
+            direction="maximize" if plan.sign > 0 else "minimize",
+            load_if_exists=True,
+        )
+        drawn = len(self.study.trials)  # another seed, so that it does not draw the same again
+        self.study.sampler = optuna.samplers.TPESampler(seed=(plan.job.seed + drawn) % 2**32, constant_liar=True)
+        facts, before = plan.facts(), self.study.user_attrs.get("plan")
+        if before is None:
+            for params in plan.first():
+                self.study.enqueue_trial(params, skip_if_exists=True)
+            self.study.set_user_attr("plan", facts)
+        elif key := next((key for key in {**before, **facts} if before.get(key) != facts.get(key)), None):
+            was, now = before.get(key), facts.get(key)
+            raise UserError(f"--out {out}: has trials with {key}={was!r}, now it is {now!r}; give --out a new folder")
+        for trial in self.study.get_trials(states=[TrialState.RUNNING]):
+            self.study.tell(trial.number, state=TrialState.FAIL)
+            self.study.enqueue_trial(trial.params)
+
+    def ask(self) -> Trial:
+        """The next trial, with its settings in `params`."""
+        return self.study.ask(dict(self.plan.space))
+
+    def end(self, trial: Trial, value: float | None = None, cause: str = "") -> None:
+        """Ends a trial: with the value of its model, early without one, or for a cause as worse than all others."""
+        if cause:
+            trial.set_user_attr(CAUSE, cause)
+            value = self._worst
+        self.study.tell(trial, value, state=TrialState.PRUNED if value is None else None)
+
+    @property
+    def ended(self) -> list[FrozenTrial]:
+        return self.study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.PRUNED))
+
+    @property
+    def best(self) -> FrozenTrial | None:
+        """The best of the trials that completed, the earliest of equals."""
+        done = [each for each in self.ended if each.state is TrialState.COMPLETE and CAUSE not in each.user_attrs]
+        return max(done, key=lambda trial: self.plan.sign * (trial.value or 0.0), default=None)
+
+
+def _mend(journal: Path) -> None:
+    """Takes away what a killed process left: half a line, and Optuna's lock, which that of the folder replaces."""
+    journal.with_name(f"{journal.name}.lock").unlink(missing_ok=True)
+    if journal.exists():
+        os.truncate(journal, journal.read_bytes().rfind(b"\n") + 1)

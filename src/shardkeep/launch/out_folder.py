@@ -1,0 +1,46 @@
+"""The folder of a command that runs many jobs: `--out` of `sweep` and `tune`. One command at a time is in it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from shardkeep.base.errors import UserError
+from shardkeep.base.files import make_folder, owner_lock
+from shardkeep.base.machine.owners import check_unshared
+from shardkeep.base.machine.pids import start_of
+
+ORPHAN_S = 60.0
+"""Seconds that a job gets to end whose command was killed: it notices on its own."""
+
+
+@contextlib.contextmanager
+def holding(out: Path, *folders: str, what: str) -> Iterator[int]:
+    """Makes `out` with `folders` in it, and keeps others out; a descriptor of the lock. Jobs may hold it too: it is
+    free when those of a killed command have ended. `what`: the command. Raises UserError, also where others could
+    change what is there."""
+    check_unshared(out, what="--out")
+    try:
+        for folder in ("", *folders):
+            make_folder(out.absolute() / folder)
+        lock = _lock(out / ".lock")
+    except TimeoutError:
+        raise UserError(f"--out {out}: another {what} is running in this folder") from None
+    except OSError as error:
+        raise UserError(f"--out {out}: cannot be written ({error.strerror or error})") from error
+    try:
+        yield lock
+    finally:
+        os.close(lock)
+
+
+def _lock(path: Path) -> int:
+    try:
+        return owner_lock(path, limit_s=0.0)
+    except TimeoutError:
+        holder = path.read_text(encoding="ascii", errors="replace").strip()
+        if holder.isdigit() and start_of(int(holder)):
+            raise
+        return owner_lock(path, limit_s=ORPHAN_S)

@@ -1,0 +1,104 @@
+"""The journal of a search: what a killed process leaves there, and what counts as best."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+from shardkeep.automl.tune.search import Search
+from shardkeep.base.errors import UserError
+from tests.support.tuning import numbers, plan
+
+LR = "tower.optimizer.lr"
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    (tmp_path / "out").mkdir()
+    return tmp_path / "out"
+
+
+def test_the_first_trial_is_the_job_as_it_stands(tmp_path: Path, out: Path) -> None:
+    search = Search(plan(tmp_path), out)
+    assert search.ask().params.items() >= search.plan.first()[0].items()
+
+
+def test_what_ended_stays_and_what_ran_runs_again_with_its_settings(tmp_path: Path, out: Path) -> None:
+    found = plan(tmp_path)
+    search = Search(found, out)
+    first, second, third = search.ask(), search.ask(), search.ask()
+    search.end(first, 0.7)
+    again = Search(found, out)
+    assert numbers(again.ended) == [0]
+    assert [again.ask().params for _ in range(2)] == [second.params, third.params]
+    assert again.ask().params not in (first.params, second.params, third.params)
+
+
+def test_a_process_killed_while_it_wrote_loses_half_a_line_and_no_trial(tmp_path: Path, out: Path) -> None:
+    found = plan(tmp_path)
+    search = Search(found, out)
+    search.end(search.ask(), 0.7)
+    with (out / "journal.log").open("ab") as file:
+        file.write(b'{"op_code":4,"half a li')
+    (out / "journal.log.lock").symlink_to("journal.log")  # Optuna's own lock, which it held
+    again = Search(found, out)
+    again.end(again.ask(), 0.8)
+    assert numbers(Search(found, out).ended) == [0, 1]
+
+
+def test_trials_of_another_job_are_refused_by_the_key_that_differs(tmp_path: Path, out: Path) -> None:
+    Search(plan(tmp_path), out)
+    with pytest.raises(UserError) as caught:
+        Search(plan(tmp_path, [], "train.epochs=9"), out)
+    wanted = f"--out {out}: has trials with train.epochs=4, now it is 9; give --out a new folder"
+    assert str(caught.value) == wanted
+    with pytest.raises(UserError, match=f"has trials with --over {LR}="):
+        Search(plan(tmp_path, [f"{LR}=0.1,0.2"]), out)
+
+
+def test_the_best_trial_completed_and_a_failed_one_is_worse_than_all(tmp_path: Path, out: Path) -> None:
+    search = Search(plan(tmp_path), out)
+    assert search.best is None
+    search.end(search.ask(), cause="it diverged")
+    assert search.best is None and search.ended[0].value == -math.inf
+    early, good, equal = (search.ask() for _ in range(3))
+    early.report(0.9, 1)
+    search.end(early)
+    search.end(good, 0.8)
+    search.end(equal, 0.8)
+    assert search.best is not None and search.best.number == good.number
+    assert search.ended[0].user_attrs == {"cause": "it diverged"}
+
+
+def test_less_is_better_where_the_metric_says_so(tmp_path: Path, out: Path) -> None:
+    search = Search(plan(tmp_path, train={"early_stopping": {"metric": "logloss"}}), out)
+    search.end(search.ask(), cause="it diverged")
+    for value in (0.5, 0.4, 0.6):
+        search.end(search.ask(), value)
+    assert search.best is not None and search.best.value == 0.4
+    assert search.ended[0].value == math.inf
+
+
+def test_a_trial_that_others_beat_at_the_same_evaluation_is_to_stop(tmp_path: Path, out: Path) -> None:
+    search = Search(plan(tmp_path), out)
+    for value, stops in ((0.7, False), (0.8, False), (0.6, True), (0.75, True)):
+        trial = search.ask()
+        trial.report(value, 1)
+        assert trial.should_prune() == stops
+        search.end(trial)
+
+
+def test_a_grid_tries_every_combination_once_and_stops_none(tmp_path: Path, out: Path) -> None:
+    found = plan(tmp_path, ["model.dropout=0,0.1", "model.hidden=[4],[8],[8, 8]"], grid=True)
+    search = Search(found, out)
+    assert search.ask().params == {"model.dropout": "0", "model.hidden": "[4]"}
+    again, tried = Search(found, out), []  # the first was killed
+    for _ in range(6):
+        trial = again.ask()
+        trial.report(0.1 * trial.number, 1)
+        assert not trial.should_prune()
+        again.end(trial, 0.5)
+        tried.append((trial.params["model.dropout"], trial.params["model.hidden"]))
+    assert len(set(tried)) == len(found.first()) == 6

@@ -1,0 +1,144 @@
+"""Whole searches: trials as real jobs, killed ones, those that fail, and what is left in the end."""
+
+from __future__ import annotations
+
+import io
+import json
+import signal
+from functools import partial
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from shardkeep.automl.tune.tune import tune
+from shardkeep.base.errors import JobError, UserError
+from shardkeep.base.yaml_text import read_yaml
+from shardkeep.config import load_config
+from shardkeep.launch.out_folder import holding
+from tests.support.cluster import Cluster, Command, within
+from tests.support.full_disk import full_disk
+from tests.support.tuning import RATES, ended_in, plan, scored_in, search_in, tune_command, with_checkpoints, write_job
+
+pytestmark = pytest.mark.waits_for_processes
+
+
+def run(folder: Path, trials: int, *over: str, minutes: float | None = None, **changes: object) -> str:
+    """Runs a search in this process, and returns what it printed."""
+    printed = io.StringIO()
+    found = plan(folder, over, **changes)
+    tune(found, out=folder / "out", trials=trials, minutes=minutes, console=Console(file=printed, width=1000))
+    return printed.getvalue()
+
+
+@pytest.mark.slow
+def test_the_best_of_the_trials_reads_the_test_data_once_and_no_other_keeps_a_model(tmp_path: Path) -> None:
+    printed = run(tmp_path, 4, RATES, rows=1000)
+    search = search_in(tmp_path)
+    best = search.best
+    assert best is not None and len(search.ended) == 4
+    curves = [list(trial.intermediate_values.values()) for trial in search.ended]
+    assert all(curve == sorted(curve) for curve in curves)  # the best so far, which early stopping keeps
+    assert with_checkpoints(tmp_path) == scored_in(tmp_path) == {str(best.number)}
+    scored = json.loads((tmp_path / f"out/runs/{best.number}/summary.json").read_text())
+    assert best.value == scored["best"]["auc"] and f"{scored['test']['auc']:.5f} on the test data" in printed
+    assert "4 of 4 trials, best " in printed and "0:00:00 left" in printed
+    job = load_config(tmp_path / "out" / "best.yaml")
+    assert job.tested and job == search.plan.over(f"eval.every_steps={job.eval.every_steps}").chosen(best.params)
+    assert (tmp_path / "out" / "report.html").stat().st_size > 10_000
+    (tmp_path / "test.csv").write_text("other,columns\n1,2\n")
+    assert f"{scored['test']['auc']:.5f} on the test data" in run_again(tmp_path, 4)  # without a look at the file
+
+
+def run_again(folder: Path, trials: int) -> str:
+    """The same search once more, of the files as they are."""
+    printed = io.StringIO()
+    tune(search_in(folder).plan, out=folder / "out", trials=trials, minutes=None, console=Console(file=printed))
+    return printed.getvalue()
+
+
+@pytest.mark.slow
+def test_what_best_yaml_has_trains_to_the_same_bits(tmp_path: Path, cluster: Cluster) -> None:
+    run(tmp_path, 2, RATES)
+    best = search_in(tmp_path).best
+    assert best is not None
+    ended = cluster.command("train", str(tmp_path / "out/best.yaml"), "--run-dir", str(tmp_path / "again")).end()
+    assert ended.code == 0, ended
+    runs = tmp_path / f"out/runs/{best.number}", tmp_path / "again"
+    first, again = (json.loads((path / "summary.json").read_text()) for path in runs)
+    assert (first["state_digest"], first["test"]) == (again["state_digest"], again["test"])
+
+
+def is_running(command: Command) -> bool:
+    return command.running
+
+
+@pytest.mark.slow
+@pytest.mark.chaos
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("marks", [("journal.log", "runs/0/metrics.jsonl"), ("jobs/1.yaml", "best.yaml")])
+def test_a_search_killed_twice_goes_on_with_the_same_command(
+    tmp_path: Path, cluster: Cluster, marks: tuple[str, str]
+) -> None:
+    """`marks`: the files after which it is killed."""
+    write_job(tmp_path, rows=1000)
+    command = tune_command(tmp_path, 4, "--over", RATES)
+    known: list[int] = []
+    for mark in marks:
+        tuning = cluster.command(*command, fresh=True)
+        within(200, (tmp_path / "out" / mark).exists, mark, partial(is_running, tuning))
+        tuning.signal(signal.SIGKILL)
+        tuning.end()
+        ended = ended_in(tmp_path)
+        assert ended[: len(known)] == known
+        known = ended
+    ended_well = cluster.command(*command, fresh=True).end(limit_s=400)
+    assert ended_well.code == 0, ended_well
+    search = search_in(tmp_path)
+    assert search.best is not None and len(search.ended) == 4
+    assert with_checkpoints(tmp_path) == scored_in(tmp_path) == {str(search.best.number)}
+
+
+@pytest.mark.slow
+def test_a_trial_that_diverges_counts_as_bad_with_its_cause(tmp_path: Path) -> None:
+    printed = run(tmp_path, 4, "tower.optimizer.lr=0.001,1e6", "train.max_bad_steps=1,2")
+    assert "failed: the gradients of" in printed and "were not finite" in printed
+    assert "were not finite" in (tmp_path / "out" / "report.html").read_text()
+    assert read_yaml((tmp_path / "out" / "best.yaml").read_text())["tower"]["optimizer"]["lr"] == 0.001
+
+
+@pytest.mark.slow
+def test_trials_that_run_when_the_time_is_over_stop_early(tmp_path: Path) -> None:
+    with pytest.raises(JobError, match="no trial completed"):
+        run(tmp_path, 4, minutes=0.0)
+    assert not with_checkpoints(tmp_path)
+
+
+@pytest.mark.slow
+def test_test_data_that_cannot_be_read_are_read_by_the_same_command_later(tmp_path: Path) -> None:
+    searching, right = plan(tmp_path, [RATES]), (tmp_path / "test.csv").read_bytes()
+    (tmp_path / "test.csv").write_text("other,columns\n1,2\n")
+    with pytest.raises(JobError, match=r"data\.test is not scored"):
+        tune(searching, out=tmp_path / "out", trials=2, minutes=None, console=Console(quiet=True))
+    (tmp_path / "test.csv").write_bytes(right)
+    assert "on the test data" in run_again(tmp_path, 2)
+
+
+@pytest.mark.slow
+def test_a_full_disk_ends_it_and_the_best_so_far_stays(tmp_path: Path) -> None:
+    run(tmp_path, 2, RATES)
+    best = (tmp_path / "out/best.yaml").read_bytes()
+    with pytest.raises(OSError, match="too large"), full_disk():
+        run_again(tmp_path, 4)
+    assert (tmp_path / "out/best.yaml").read_bytes() == best
+    run_again(tmp_path, 4)
+    assert ended_in(tmp_path) == [0, 1, 2, 3]
+
+
+def test_a_folder_with_another_search_at_work_is_refused(tmp_path: Path) -> None:
+    found = plan(tmp_path)
+    with (
+        holding(tmp_path / "out", what="search"),
+        pytest.raises(UserError, match="another search is running in this folder"),
+    ):
+        tune(found, out=tmp_path / "out", trials=1, minutes=None, console=Console(quiet=True))

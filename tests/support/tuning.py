@@ -1,0 +1,65 @@
+"""Searches in a folder: a job of clicks with test data of its own, its command, and what is left of it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import optuna
+from optuna.storages.journal import JournalFileBackend, JournalStorage
+from optuna.trial import FrozenTrial, TrialState
+
+from shardkeep.automl.tune.plan import Plan, plan_of
+from shardkeep.automl.tune.search import Search
+from shardkeep.base.yaml_text import write_yaml
+from tests.support.click_files import click_job, click_rows, write_csv
+
+RATES = "tower.optimizer.lr=0.0001,0.001,0.01"
+
+
+def write_job(folder: Path, *, rows: int = 300, **changes: Any) -> Path:
+    """job.yaml with four epochs and early stopping, and its files."""
+    job = click_job(write_csv(folder / "clicks.csv", click_rows(rows)))
+    write_csv(folder / "test.csv", click_rows(200, seed=8))
+    job["data"]["test"] = "test.csv"
+    job["train"] |= {"epochs": 4, "early_stopping": {"patience": 4}}
+    path = folder / "job.yaml"
+    path.write_text(write_yaml(job | changes))
+    return path
+
+
+def plan(folder: Path, over: Sequence[str] = (), *overrides: str, grid: bool = False, **changes: Any) -> Plan:
+    return plan_of(write_job(folder, **changes), overrides, over, grid=grid)
+
+
+def tune_command(folder: Path, trials: int, *more: str) -> list[str]:
+    return ["tune", str(folder / "job.yaml"), "--trials", str(trials), "--out", str(folder / "out"), *more]
+
+
+def search_in(folder: Path) -> Search:
+    """The search that a command has left, opened as the same command would."""
+    return Search(plan_of(folder / "job.yaml", [], [RATES]), folder / "out")
+
+
+def ended_in(folder: Path) -> list[int]:
+    """The trials that ended, of a search that may run or have been killed. Changes nothing."""
+    copy = shutil.copy(folder / "out" / "journal.log", folder / "journal.copy")
+    study = optuna.load_study(study_name="tune", storage=JournalStorage(JournalFileBackend(str(copy))))
+    return numbers(study.get_trials(states=[TrialState.COMPLETE, TrialState.PRUNED]))
+
+
+def with_checkpoints(folder: Path) -> set[str]:
+    return {run.parent.name for run in (folder / "out" / "runs").glob("*/checkpoints")}
+
+
+def scored_in(folder: Path) -> set[str]:
+    """The trials whose model has read the test data."""
+    summaries = (folder / "out" / "runs").glob("*/summary.json")
+    return {path.parent.name for path in summaries if "test" in json.loads(path.read_text())}
+
+
+def numbers(trials: Sequence[FrozenTrial]) -> list[int]:
+    return [trial.number for trial in trials]
