@@ -20,6 +20,7 @@ from shardkeep.workers.data.conversion import times
 from shardkeep.workers.data.conversion.chunk import Column
 from shardkeep.workers.data.conversion.decoding import as_lists, decode_numbers, list_lengths
 from shardkeep.workers.data.conversion.rules import ReadingRules, is_list, is_number, is_text, is_time
+from shardkeep.workers.metrics.quality import auc
 
 Kind = Literal["empty", "whole", "number", "truth", "time", "text", "list", "other"]
 MARKS = ("\\N", "None", "none", "N/A", "n/a", "#N/A", "<NA>", "NaT", "NULL", "-")
@@ -168,9 +169,12 @@ def _separator_of(name: str, known: pa.Array) -> str:
 def auc_alone(facts: Facts, positive_N: NDArray[np.bool_]) -> float:
     """The AUC of a column without the others: of its numbers as they are, or of the mean label that the other half of
     the rows has at the same value or in the same bin of numbers."""
+    if positive_N.all() or not positive_N.any():
+        return 0.5
     code_N, score_N, alone = facts.code_N + 1, np.empty(len(facts.code_N)), 0.5
+    label_N = positive_N.astype(np.float64)
     if facts.number_V is not None:
-        by_number = _auc(np.append(facts.number_V, -np.inf)[facts.code_N], positive_N)
+        by_number = auc(np.append(facts.number_V, -np.inf)[facts.code_N], label_N)
         alone = max(by_number, 1 - by_number)
         bins = min(BINS, len(code_N) // 20)
         if facts.distinct > bins:
@@ -181,13 +185,4 @@ def auc_alone(facts: Facts, positive_N: NDArray[np.bool_]) -> float:
         count_B = np.bincount(code_N[half_N], minlength=size)
         sum_B = np.bincount(code_N[half_N], positive_N[half_N], minlength=size)
         score_N[~half_N] = ((sum_B + positive_N.mean()) / (count_B + 1.0))[code_N[~half_N]]
-    return max(alone, _auc(score_N, positive_N))
-
-
-def _auc(score_N: Float64s, positive_N: NDArray[np.bool_]) -> float:
-    _, rank_N, count_R = np.unique(score_N, return_inverse=True, return_counts=True)
-    positive_R = np.bincount(rank_N, positive_N, minlength=len(count_R))
-    negative_R = count_R - positive_R
-    below_R = np.cumsum(negative_R) - negative_R
-    pairs = max(1.0, float(positive_R.sum() * negative_R.sum()))
-    return float((positive_R * (below_R + negative_R / 2)).sum()) / pairs
+    return max(alone, auc(score_N, label_N))

@@ -54,6 +54,7 @@ class Screen:
         self._next_line = 0.0
         self._redraws = not console.quiet and Console().is_jupyter
         self._drawn = 0  # characters of the line that a notebook shows of the progress
+        self._unseen: list[str] = []  # what the evaluation before told of ids without a row
         self._view = RunView()
 
     def phase(self, name: str, text: str) -> None:
@@ -89,8 +90,10 @@ class Screen:
             self._progress(record)
         elif isinstance(record, Evaluation):
             self.phase("evaluate", f"step {record.step or 0:,}  {quality(record.others)}")
-            for line in unseen_lines(record.unseen):
+            lines = unseen_lines(record.unseen)
+            for line in lines if lines != self._unseen else ():
                 self.phase("", line)
+            self._unseen = lines
         elif isinstance(record, ProgressiveEvent):
             samples = f"on {record.samples or 0:,} samples before training on them"
             self.phase("progressive", f"to step {record.step or 0:,}  {quality(record.others)}  {samples}")

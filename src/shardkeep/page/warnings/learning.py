@@ -119,9 +119,15 @@ def overfits(sight: Sight) -> list[Warning]:
     if found - loss <= max(OVERFIT * loss, OVERFIT_NOISE * noise):
         return []
     text = f"the loss is {found:.4f} on evaluation rows, {100 * (found / loss - 1):.0f} % above {loss:.4f} in training"
+    stops = "" if stops_early(sight) else "train.early_stopping, "
     return [Warning("warn", text, "The model overfits, or evaluation rows are of another kind, such as later ones. Set "
-                    "train.early_stopping, fewer epochs, weight_decay of tables and tower, model.dropout, a smaller "
-                    "dim, or admit.min_count.", "convergence")]  # fmt: skip
+                    f"{stops}fewer epochs, weight_decay of tables and tower, model.dropout, a smaller dim, or "
+                    "admit.min_count.", "convergence")]  # fmt: skip
+
+
+def stops_early(sight: Sight) -> bool:
+    """Whether the job ends by its evaluations."""
+    return bool((sight.config.get("train") or {}).get("early_stopping"))
 
 
 def aucs_of(sight: Sight) -> dict[str, list[tuple[int, float]]]:
@@ -181,7 +187,10 @@ def _moved(one: Sequence[float], other: Sequence[float]) -> bool:
 
 
 def falling_auc(sight: Sight) -> list[Warning]:
-    """An AUC below the best one of two evaluations or more ago: overfitting, if the training loss falls meanwhile."""
+    """An AUC below the best one of two evaluations or more ago: overfitting, if the training loss falls meanwhile. Not
+    of a job that stops early, which waits for this and keeps the best model."""
+    if stops_early(sight):
+        return []
     return [warning for name, aucs in aucs_of(sight).items() for warning in _falling(sight, name, aucs)]
 
 
