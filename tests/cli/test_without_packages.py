@@ -38,6 +38,7 @@ RIGHT: dict[str, tuple[list[str], int]] = {
     "stop": (["stop", "run"], 1),  # it has completed
     "scale": (["scale", "run", "--workers", "2"], 2),  # no such job runs
     "evaluate": (["evaluate", "run"], 0),
+    "init": (["init", "clicks.csv", "--out", "new.yaml"], 0),
     "predict": (["predict", "run", "--data", "clicks.csv", "--out", "scores.csv", "--keep", "user"], 0),
     "export": (["export", "run", "model"], 0),
     "tables": (["tables", "run"], 0),
@@ -54,6 +55,7 @@ RIGHT: dict[str, tuple[list[str], int]] = {
 }
 LACKS = {
     "view": (["view", "run"], "the page needs starlette, uvicorn, httptools: pip install 'shardkeep[web]'"),
+    "compare": (["compare", "run", "run"], "an interval of a difference needs scipy: pip install 'shardkeep[report]'"),
     "tune": (["tune", "job.yaml"], "shardkeep tune needs optuna: pip install 'shardkeep[tune]'"),
     "certs": (["certs", "tls"], "shardkeep certs needs cryptography: pip install 'shardkeep[tls]'"),
     "serve": (

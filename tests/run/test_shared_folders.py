@@ -12,12 +12,12 @@ import pytest
 from shardkeep.base.errors import ConfigError
 from shardkeep.base.files import atomic_write
 from shardkeep.config import parse_config
+from shardkeep.launch.out_folder import holding
 from shardkeep.launch.stopping import scale
 from shardkeep.member.access import endpoint_of
 from shardkeep.member.recovery_folder import kept_for_recovery
 from shardkeep.run.folder import RunFolder
 from shardkeep.run.origin.resume import plan_resume
-from shardkeep.sweep.sweep import SweepFolder
 from shardkeep.trust.endpoint import make_token
 from shardkeep.trust.tokens import keep_token
 from tests.support.owners import make_foreign
@@ -37,7 +37,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
 
 
 def sweeps_there(run: Path) -> None:
-    with SweepFolder(run).held():
+    with holding(run, what="sweep"):
         pass
 
 

@@ -418,7 +418,7 @@ def _summary(scene: Scene, config: JobConfig) -> Record:
         "samples_per_s": speed,
         "step_ms": step_ms,
         "step_share": {part: round(ms / step_ms["total"], 4) for part, ms in step_ms.items() if part != "total"},
-        "cpu_ms": {"steps": scene.done, "worker": 31.1, "server": 13.5 if scene.servers else 0.0},
+        "cpu_ms": {"steps": scene.done, "worker": 31.1, "waited": 0.4, "server": 13.5 if scene.servers else 0.0},
         "eval": evaluation and {k: v for k, v in evaluation.items() if k not in not_metrics},
         "bytes": traffic,
         "sockets": {},

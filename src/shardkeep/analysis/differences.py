@@ -51,7 +51,7 @@ def differences(scores: Sequence[EvaluationScores], names: Sequence[str]) -> Ite
         UserError: The rows are not the same: labels and weights tell them apart.
         MissingPackage: scipy is not installed."""
     if need := missing("scipy"):
-        raise MissingPackage(f"intervals of differences {need}")
+        raise MissingPackage(f"an interval of a difference {need}")
     first = scores[0]
     for other, name in zip(scores, names, strict=True):
         counts = f"{len(first.labels_NT):,} and {len(other.labels_NT):,} rows"

@@ -84,10 +84,10 @@ class CallbackCalls:
     def _end(self, folder: RunFolder, error: BaseException | None) -> None:
         if not self._started:
             return
-        from shardkeep.run.summary import Summary
+        from shardkeep.launch.trained_run import TrainedRun
 
         known = folder.summary() or {"status": "failed", "message": str(error)}
-        summary = Summary.model_validate({**known, "run_dir": str(folder.path)})
+        summary = TrainedRun.model_validate({**known, "run_dir": str(folder.path)})
         self._interrupts.tolerated = 0  # the job is over: Ctrl-C ends only callbacks
         for callback in self._started:
             self._call(callback, "on_end", summary)

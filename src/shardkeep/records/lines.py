@@ -43,7 +43,7 @@ def from_the_end(path: Path, *, most_bytes: int = TAIL_BYTES) -> Iterator[Record
         with contextlib.suppress(FileNotFoundError), each.open("rb") as file:
             size = file.seek(0, 2)
             file.seek(max(0, size - most_bytes))
-            for line in reversed(file.read().splitlines()):
+            for line in reversed(file.read(size).splitlines()):  # a device has no size, and maybe no end
                 if (record := parsed(line, record_of)) is not None:
                     yield record
             most_bytes -= min(size, most_bytes)
@@ -107,8 +107,8 @@ class Tail:
     def _rest(self, path: Path) -> bytes:
         whole = b""
         with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
-            file.seek(self._position)
-            added = file.read()
+            size = file.seek(0, 2)
+            added = file.read(size - file.seek(min(size, self._position)))
             whole = added[: added.rfind(b"\n") + 1]
         self._position += len(whole)
         self._last = whole[whole.rfind(b"\n", 0, -1) + 1 :] or self._last or b""
