@@ -74,19 +74,19 @@ def waits_for_samples(sight: Sight) -> list[Warning]:
 
 
 def large_tower(sight: Sight) -> list[Warning]:
-    """A dense model that takes most of a step."""
+    """A dense model that takes most of a step and has more parameters than the tables have rows."""
     rows = worker_steps(sight.records)
     total, dense = (
         sum(row["total"] for row in rows),
         sum(row["parts"].get(p, 0.0) for row in rows for p in DENSE_PARTS),
     )
-    if dense < DENSE_SHARE * total or not total:
-        return []
     summary = sight.records.summary or {}
-    parameters = (summary.get("tower") or {}).get("parameters")
+    parameters = (summary.get("tower") or {}).get("parameters") or 0
     held = sum(int(table["rows"]) for table in summary.get("tables") or ())
-    text = f"products, sums and updates of the dense model take {100 * dense / total:.0f} % of a step"
-    text += f": {parameters:,} parameters beside {held:,} rows" if parameters else ""
+    if dense < DENSE_SHARE * total or not total or parameters <= held:
+        return []
+    text = (f"products, sums and updates of the dense model take {100 * dense / total:.0f} % of a step: "
+            f"{parameters:,} parameters beside {held:,} rows")  # fmt: skip
     return [Warning("note", text, "A smaller model.hidden trains faster, and fewer workers have less to sum; compare "
                     "the AUC.", "steps")]  # fmt: skip
 
