@@ -202,7 +202,7 @@ def _are_counts(facts: Facts) -> bool:
     return bool(low >= -10 and middle < 10_000 and skewed and facts.distinct < 0.5 * (top - low))
 
 
-# Adult, dnn, official test, two seeds: fnlwgt (21,648 values of 32,561 rows) as dense .9302, left out .9296, sparse .9273.
+# Adult, dnn, official test, two seeds: fnlwgt (21,648 values in 32,561 rows) dense .9302, left out .9296, sparse .9273.
 ROLES: tuple[tuple[Callable[[Facts], Any], Use, str], ...] = (
     (lambda f: f.kind == "empty", "left out", "empty"),
     (lambda f: f.kind == "other", "left out", "a struct, infinite numbers or another type that is not read"),
