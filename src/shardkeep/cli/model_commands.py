@@ -269,7 +269,6 @@ def serve(
 
 def _table_of_groups(by: dict[str, Any]) -> Table:
     """The most frequent values of a column, with their metrics."""
-    from rich.markup import escape
     from rich.table import Table
 
     from shardkeep.view.screen import metric_name
@@ -278,10 +277,10 @@ def _table_of_groups(by: dict[str, Any]) -> Table:
     if len(groups) > MOST_GROUPS:
         title = f"the {MOST_GROUPS} most frequent of {len(groups):,} values; --json has all"
     names = [name for name in groups[0] if name not in ("value", "note", "calibration_buckets")] if groups else []
-    table = Table(escape(by["column"]), *map(metric_name, names), title=title, box=None)
+    table = Table(by["column"], *map(metric_name, names), title=title, box=None)
     for group in groups[:MOST_GROUPS]:
         shown = ["-" if group.get(name) is None else _number(group[name]) for name in names]
-        table.add_row("(missing)" if group["value"] is None else escape(group["value"]), *shown)
+        table.add_row("(missing)" if group["value"] is None else group["value"], *shown)
     return table
 
 

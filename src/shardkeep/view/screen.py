@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -32,11 +33,12 @@ PLAIN_EVERY_S = 5.0
 
 
 def console(*, quiet: bool = False) -> Console:
-    """Standard output, as wide as its terminal; in a notebook plain text, too."""
-    made = Console(highlight=False, quiet=quiet)
+    """Standard output, as wide as its terminal; in a notebook plain text, too. Brackets in texts mean nothing."""
+    made = Console(highlight=False, markup=False, quiet=quiet)
     if made.is_terminal:
         return made
-    return Console(highlight=False, quiet=quiet, width=PIPED_WIDTH, force_terminal=False, force_jupyter=False)
+    plain = functools.partial(Console, force_terminal=False, force_jupyter=False, width=PIPED_WIDTH)
+    return plain(highlight=False, markup=False, quiet=quiet)
 
 
 class Screen:
