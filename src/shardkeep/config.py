@@ -26,10 +26,17 @@ from shardkeep.compression.config import (
     TablePushConfig as TablePushConfig,
     TowerCompressionConfig as TowerCompressionConfig,
 )
-from shardkeep.compression.per_table import check_table, push_of
-from shardkeep.config_files.overrides import Override, blamed, copied, merged, overridden
+from shardkeep.config_files.overrides import Override, blamed, copied, overridden
 from shardkeep.config_files.paths import anchored, below_shell
 from shardkeep.config_files.problems import MOST_LINES, Problem, lines, problems_of, shown
+from shardkeep.config_rules import (
+    check_compression,
+    check_labels,
+    check_ranks,
+    evaluated_of,
+    with_kinds,
+    with_number_label,
+)
 from shardkeep.process_starts import LaunchConfig as LaunchConfig
 from shardkeep.ps.config import (
     ConsistencyConfig as ConsistencyConfig,
@@ -42,32 +49,24 @@ from shardkeep.ps.config import (
 )
 from shardkeep.ps.control.telemetry import record_interval_s
 from shardkeep.ps.server.table.initializers.config import InitConfig as InitConfig
-from shardkeep.ps.server.table.optimizers.rowwise_adagrad import RowwiseAdagradConfig
 from shardkeep.ps.server.table.policies.capacity import check_capacities
 from shardkeep.ps.server.table.policies.config import AdmitConfig as AdmitConfig, EvictConfig as EvictConfig
 from shardkeep.retrieval_settings import check_retrieval, loss_fits, with_sampled_loss
 from shardkeep.web_config import WebConfig as WebConfig
 from shardkeep.workers.config import (
     CLASS_METRICS,
-    METRICS,
     NUMBER_METRICS,
-    RANK_FORMS,
     CheckpointConfig as CheckpointConfig,
     EvalConfig as EvalConfig,
     ProfileConfig as ProfileConfig,
     TowerConfig as TowerConfig,
     TowerOptimizerConfig as TowerOptimizerConfig,
     TrainConfig as TrainConfig,
-    asked_of,
-    is_of_ranks,
-    sign_of,
 )
-from shardkeep.workers.data_config import FILE_SOURCES, DataConfig as DataConfig, TaskColumn
-from shardkeep.workers.label_config import LossConfig
+from shardkeep.workers.data_config import FILE_SOURCES, DataConfig as DataConfig
 from shardkeep.workers.model_config import (
     MODELS,
     ONE_LABEL,
-    RETRIEVAL,
     DlrmConfig,
     ModelConfig as ModelConfig,
     RetrievalSettings,
@@ -142,8 +141,8 @@ class JobConfig(Settings):
             if raw.get("consistency", {}) == {}:
                 found["consistency"] = {"mode": "sync"}
         if isinstance(tables := raw.get("tables"), Mapping):
-            found["tables"] = _with_kinds(tables)
-        return with_sampled_loss(_with_number_label(found))
+            found["tables"] = with_kinds(tables)
+        return with_sampled_loss(with_number_label(found))
 
     @model_validator(mode="before")  # the first: those below run before those above
     @classmethod
@@ -401,62 +400,6 @@ def _of_frozen(settings: Mapping[str, Any]) -> dict[str, Any]:
     return kept
 
 
-def check_compression(tables: Iterable[TableSpec], compression: CompressionConfig) -> None:
-    """Raises ValueError where a table does not go with what the job compresses."""
-    tables = list(tables)
-    for table in tables:
-        if table.compression is not None:
-            check_table(table.name, table.compression, compression)
-    check_decay(tables, compression.push)
-
-
-def check_decay(tables: Iterable[TableSpec], push: PushConfig) -> None:
-    """Raises ValueError where an update decays all rows of a table, but workers send only some of their gradients."""
-    for table in tables:
-        keep = push_of(table.compression, push).keep
-        if (keep < 1.0 or push.keep_values is not None) and table.optimizer.decays_all_rows:
-            own = table.compression is not None and table.compression.push.keep_rows is not None
-            where = f"tables.{table.name}.compression" if own else "compression"
-            key = f"{where}.push.{'keep_rows' if push.keep_values is None else 'keep_values'}"
-            raise ValueError(
-                f"tables.{table.name}.optimizer.weight_decay_on: table with {key}: {keep:g}, which sends gradients "
-                "later or never; allowed: touched, or no selection"
-            )
-
-
-def evaluated_of(labels: Sequence[TaskColumn], evaluation: EvalConfig) -> list[str]:
-    """Keys of the metrics of several labels."""
-    own = {each.column: asked_of(evaluation.metrics or (), numbers=each.objective.of_numbers) for each in labels}
-    return [f"{metric}/{name}" for name, metrics in own.items() for metric in metrics]
-
-
-def check_labels(labels: Sequence[TaskColumn], train: TrainConfig, evaluation: EvalConfig) -> None:
-    """Raises ValueError where a loss, a metric or a watched metric does not go with several labels."""
-    if train.loss != LossConfig():
-        raise ValueError(f"train.loss: {train.loss.name} with data.labels, whose labels have losses of their own")
-    of_numbers = [label.objective.of_numbers for label in labels]
-    wrong = [name for name in evaluation.metrics or () if name in CLASS_METRICS]
-    if all(of_numbers) and wrong:
-        raise ValueError(f"eval.metrics: {wrong[0]} needs labels of 0 and 1; allowed: {', '.join(NUMBER_METRICS)}")
-    asked = evaluated_of(labels, evaluation)
-    for key, watched in (("early_stopping", train.early_stopping), ("plateau", train.plateau)):
-        if watched is not None and watched.metric not in asked:
-            same = [each for each in asked if each.partition("/")[0] == watched.metric.partition("/")[0]]
-            allowed = ", ".join(same or [each for each in asked if sign_of(each) is not None])
-            raise ValueError(f"train.{key}.metric: {watched.metric} is not evaluated; allowed: {allowed}")
-
-
-def check_ranks(model: str, asked: Sequence[str], *, exclude_seen: bool) -> None:
-    """Raises ValueError where the metrics of retrieval models and those of labels are mixed up."""
-    ranks = model in RETRIEVAL
-    if wrong := [name for name in asked if is_of_ranks(name) != ranks]:
-        why = f"is of labels, and {model} finds items" if ranks else f"is of retrieval models ({', '.join(RETRIEVAL)})"
-        allowed = RANK_FORMS if ranks else ", ".join(METRICS)
-        raise ValueError(f"eval.metrics: {wrong[0]} {why}; allowed: {allowed}")
-    if exclude_seen and not ranks:
-        raise ValueError(f"eval.exclude_seen: has no effect with model.name: {model}; allowed: {', '.join(RETRIEVAL)}")
-
-
 def load_config(path: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> JobConfig:
     """Reads a YAML file and applies `a.b=value` overrides. A relative path in the file is relative to the file's folder
     (`data.train`, `eval`, `test` and `cache`: to `data.root`); one in an override is relative to the current folder.
@@ -563,40 +506,3 @@ def _validated(raw: dict[str, Any], folder: Path | None) -> JobConfig:
         data = {} if raw.get("data") is None else raw["data"]
         raw = {**raw, "data": {"root": str(folder.resolve()), **data} if isinstance(data, dict) else data}
     return JobConfig.model_validate(raw)
-
-
-def _with_number_label(raw: dict[str, Any]) -> dict[str, Any]:
-    """A label without a kind is a number if the loss needs numbers."""
-    train, data = raw.get("train"), raw.get("data")
-    loss = train.get("loss") if isinstance(train, Mapping) else None
-    name = loss.get("name") if isinstance(loss, Mapping) else loss
-    label = data.get("label") if isinstance(data, Mapping) else None
-    if name not in ("mse", "huber") or not label:
-        return raw
-    label = {"column": label} if isinstance(label, str) else label
-    if not isinstance(label, Mapping) or "kind" in label:
-        return raw
-    return {**raw, "data": {**raw["data"], "label": {**label, "kind": "number"}}}
-
-
-def _with_kinds(tables: Mapping[Any, Any]) -> dict[Any, Any]:
-    """An optimizer without a name changes some settings of the default table's, or of the built-in one."""
-    built_in = {"name": RowwiseAdagradConfig().name}
-    default = tables.get("default")
-    below = _full_optimizer(default, built_in) or built_in
-    return {
-        name: {**table, "optimizer": optimizer}
-        if (optimizer := _full_optimizer(table, built_in if name == "default" else below)) is not None
-        else table
-        for name, table in tables.items()
-    }
-
-
-def _full_optimizer(table: Any, below: Mapping[str, Any]) -> Any:
-    """A table's optimizer with its kind; None where the table has none to complete."""
-    optimizer = table.get("optimizer") if isinstance(table, Mapping) else None
-    if isinstance(optimizer, str):
-        return {"name": optimizer}
-    if not isinstance(optimizer, Mapping):
-        return None
-    return optimizer if "name" in optimizer else merged(below, optimizer)

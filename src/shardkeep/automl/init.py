@@ -108,13 +108,15 @@ class Plan:
             if (value := rule(size)) is not None:
                 node[last] = value
                 notes |= {(*above, last): note} if note else {}
-        settings = overridden(settings, self.overrides, JobConfig)
-        if settings["data"]["split"]["by"] != "time":
+        settings, given = overridden(settings, self.overrides, JobConfig), {one.keys for one in self.overrides}
+        split = settings["data"].get("split")
+        by = split.get("by") if isinstance(split, Mapping) else split
+        if by != "time" and ("data", "time") not in given:
             settings["data"].pop("time", None)  # has no effect then
         rows = f"{'' if self.excerpt.whole else 'about '}{self.excerpt.num_rows:,} rows, {len(self.roles)} columns"
         left_out = [f"# left out: {role.name} ({role.why})\n" for role in self.roles if role.use == "left out"]
         head = f"# By shardkeep init: {rows}. docs/reference/config.md has every key.\n"
-        chosen = {keys: note for keys, note in notes.items() if keys not in [one.keys for one in self.overrides]}
+        chosen = {keys: note for keys, note in notes.items() if keys not in given}
         return head + "".join(left_out) + yaml_with_notes(settings, chosen)
 
     def _columns(self, notes: dict[Keys, str]) -> dict[str, Any]:

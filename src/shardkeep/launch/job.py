@@ -284,7 +284,10 @@ def _show_end(config: JobConfig, run_dir: Path, folder: RunFolder, summary: dict
         screen.phase("best", text)
     elif config.checkpoint.on:
         screen.phase("resume", longer_line(config, folder.path))
-    screen.closing(summary, run_dir, RunState(folder.path).sections()["warnings"])
+    warnings: list[dict[str, Any]] = []
+    with contextlib.suppress(OSError):  # the job is complete, whatever became of its records
+        warnings = RunState(folder.path).sections()["warnings"]
+    screen.closing(summary, run_dir, warnings)
 
 
 def _position(resumed: Resumed | None) -> tuple[int, int]:

@@ -18,7 +18,8 @@ from shardkeep.base.errors import ConfigError, UserError
 from shardkeep.base.settings import DAY_S, first_problem
 from shardkeep.compression.config import CompressionConfig
 from shardkeep.compression.ledger import Ledger
-from shardkeep.config import JobConfig, check_compression
+from shardkeep.config import JobConfig
+from shardkeep.config_rules import check_compression
 from shardkeep.launch.machine import WORLD
 from shardkeep.loop.metering import Meter, NoMeter, StepMeter
 from shardkeep.loop.rejoining import Rejoining

@@ -1,0 +1,119 @@
+"""What settings of one room say of those of another: checks, and settings that follow from others. Needs no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from shardkeep.compression.config import CompressionConfig, PushConfig
+from shardkeep.compression.per_table import check_table, push_of
+from shardkeep.config_files.overrides import merged
+from shardkeep.ps.config import TableSpec
+from shardkeep.ps.server.table.optimizers.rowwise_adagrad import RowwiseAdagradConfig
+from shardkeep.workers.config import (
+    CLASS_METRICS,
+    METRICS,
+    NUMBER_METRICS,
+    RANK_FORMS,
+    EvalConfig,
+    TrainConfig,
+    asked_of,
+    is_of_ranks,
+    sign_of,
+)
+from shardkeep.workers.data_config import TaskColumn
+from shardkeep.workers.label_config import LossConfig
+from shardkeep.workers.model_config import RETRIEVAL
+
+
+def check_compression(tables: Iterable[TableSpec], compression: CompressionConfig) -> None:
+    """Raises ValueError where a table does not go with what the job compresses."""
+    tables = list(tables)
+    for table in tables:
+        if table.compression is not None:
+            check_table(table.name, table.compression, compression)
+    check_decay(tables, compression.push)
+
+
+def check_decay(tables: Iterable[TableSpec], push: PushConfig) -> None:
+    """Raises ValueError where an update decays all rows of a table, but workers send only some of their gradients."""
+    for table in tables:
+        keep = push_of(table.compression, push).keep
+        if (keep < 1.0 or push.keep_values is not None) and table.optimizer.decays_all_rows:
+            own = table.compression is not None and table.compression.push.keep_rows is not None
+            where = f"tables.{table.name}.compression" if own else "compression"
+            key = f"{where}.push.{'keep_rows' if push.keep_values is None else 'keep_values'}"
+            raise ValueError(
+                f"tables.{table.name}.optimizer.weight_decay_on: table with {key}: {keep:g}, which sends gradients "
+                "later or never; allowed: touched, or no selection"
+            )
+
+
+def evaluated_of(labels: Sequence[TaskColumn], evaluation: EvalConfig) -> list[str]:
+    """Keys of the metrics of several labels."""
+    own = {each.column: asked_of(evaluation.metrics or (), numbers=each.objective.of_numbers) for each in labels}
+    return [f"{metric}/{name}" for name, metrics in own.items() for metric in metrics]
+
+
+def check_labels(labels: Sequence[TaskColumn], train: TrainConfig, evaluation: EvalConfig) -> None:
+    """Raises ValueError where a loss, a metric or a watched metric does not go with several labels."""
+    if train.loss != LossConfig():
+        raise ValueError(f"train.loss: {train.loss.name} with data.labels, whose labels have losses of their own")
+    of_numbers = [label.objective.of_numbers for label in labels]
+    wrong = [name for name in evaluation.metrics or () if name in CLASS_METRICS]
+    if all(of_numbers) and wrong:
+        raise ValueError(f"eval.metrics: {wrong[0]} needs labels of 0 and 1; allowed: {', '.join(NUMBER_METRICS)}")
+    asked = evaluated_of(labels, evaluation)
+    for key, watched in (("early_stopping", train.early_stopping), ("plateau", train.plateau)):
+        if watched is not None and watched.metric not in asked:
+            same = [each for each in asked if each.partition("/")[0] == watched.metric.partition("/")[0]]
+            allowed = ", ".join(same or [each for each in asked if sign_of(each) is not None])
+            raise ValueError(f"train.{key}.metric: {watched.metric} is not evaluated; allowed: {allowed}")
+
+
+def check_ranks(model: str, asked: Sequence[str], *, exclude_seen: bool) -> None:
+    """Raises ValueError where the metrics of retrieval models and those of labels are mixed up."""
+    ranks = model in RETRIEVAL
+    if wrong := [name for name in asked if is_of_ranks(name) != ranks]:
+        why = f"is of labels, and {model} finds items" if ranks else f"is of retrieval models ({', '.join(RETRIEVAL)})"
+        allowed = RANK_FORMS if ranks else ", ".join(METRICS)
+        raise ValueError(f"eval.metrics: {wrong[0]} {why}; allowed: {allowed}")
+    if exclude_seen and not ranks:
+        raise ValueError(f"eval.exclude_seen: has no effect with model.name: {model}; allowed: {', '.join(RETRIEVAL)}")
+
+
+def with_number_label(raw: dict[str, Any]) -> dict[str, Any]:
+    """A label without a kind is a number if the loss needs numbers."""
+    train, data = raw.get("train"), raw.get("data")
+    loss = train.get("loss") if isinstance(train, Mapping) else None
+    name = loss.get("name") if isinstance(loss, Mapping) else loss
+    label = data.get("label") if isinstance(data, Mapping) else None
+    if name not in ("mse", "huber") or not label:
+        return raw
+    label = {"column": label} if isinstance(label, str) else label
+    if not isinstance(label, Mapping) or "kind" in label:
+        return raw
+    return {**raw, "data": {**raw["data"], "label": {**label, "kind": "number"}}}
+
+
+def with_kinds(tables: Mapping[Any, Any]) -> dict[Any, Any]:
+    """An optimizer without a name changes some settings of the default table's, or of the built-in one."""
+    built_in = {"name": RowwiseAdagradConfig().name}
+    default = tables.get("default")
+    below = _full_optimizer(default, built_in) or built_in
+    return {
+        name: {**table, "optimizer": optimizer}
+        if (optimizer := _full_optimizer(table, built_in if name == "default" else below)) is not None
+        else table
+        for name, table in tables.items()
+    }
+
+
+def _full_optimizer(table: Any, below: Mapping[str, Any]) -> Any:
+    """A table's optimizer with its kind; None where the table has none to complete."""
+    optimizer = table.get("optimizer") if isinstance(table, Mapping) else None
+    if isinstance(optimizer, str):
+        return {"name": optimizer}
+    if not isinstance(optimizer, Mapping):
+        return None
+    return optimizer if "name" in optimizer else merged(below, optimizer)
