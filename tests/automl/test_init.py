@@ -171,3 +171,11 @@ def test_a_broken_override_leaves_no_file() -> None:
     write_csv(Path("clicks.csv"), click_rows(100))
     with pytest.raises(UserError, match=r"train\.epochs"):
         shardkeep.init("clicks.csv", overrides=["train.epochs=-1"])
+
+
+@pytest.mark.parametrize("override", ["data.split=random", "data.split=null", "data.split.by=user", "data.time=null"])
+def test_a_setting_may_be_given_in_any_of_its_forms(override: str) -> None:
+    write_csv(Path("clicks.csv"), click_rows(400))
+    code, _, error = invoke("init", "clicks.csv", "--set", override)
+    assert (code, error) == (0, "")
+    assert load_config("job.yaml") == load_config("job.yaml", [override])

@@ -39,6 +39,12 @@ def test_a_job_in_one_process_fills_its_run_folder(tmp_path: Path) -> None:
     assert folder.metrics_path.exists()
 
 
+def test_records_that_cannot_be_read_at_the_end_cost_a_complete_job_nothing(tmp_path: Path) -> None:
+    (tmp_path / "run" / "telemetry.jsonl").mkdir(parents=True)
+    job = click_job(write_csv(tmp_path / "clicks.csv", click_rows(100)))
+    assert shardkeep.train(job, run_dir=tmp_path / "run", quiet=True).status == "completed"
+
+
 def test_a_model_that_is_nowhere_is_the_users_error_and_written_down(tmp_path: Path) -> None:
     config = tiny(servers=0, workers=1, model={"name": "no_such_module:tower"})
     with pytest.raises(UserError, match="no_such_module"):
