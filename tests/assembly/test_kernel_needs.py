@@ -42,6 +42,8 @@ COMMANDS = {
     "serve": ["serve", "{run}", "--model", "99"],  # there is none: it ends
     "estimate": ["estimate", "{folder}/job.yaml"],
     "train": ["train", "{folder}/job.yaml", "--run-dir", "{folder}/trained"],
+    "train a file": ["train", "{folder}/train.csv", "--run-dir", "{folder}/of-file"],
+    "init": ["init", "{folder}/train.csv", "--out", "{folder}/of-file.yaml"],
 }
 ROLES: tuple[Role, ...] = ("server", "worker")
 

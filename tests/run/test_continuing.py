@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
 from shardkeep.base.errors import JobError
+from shardkeep.base.files import atomic_write
 from shardkeep.config import JobConfig
 from shardkeep.run.folder import RunFolder
 from shardkeep.run.origin.continuing import way_in, way_of
+from shardkeep.run.reader import RunReader
 from tests.support.cases import every
 
 Found = tuple[dict[str, Any] | None, str | None, int | None]
@@ -120,6 +123,22 @@ def test_a_job_that_is_over_stays_over_until_it_is_resumed(folder: RunFolder, st
     assert (resumed.number(), resumed.summary()) == (4, None)
     assert way_in(JobConfig(), again(resumed)) == ("begin", 0)
     assert json.loads((folder.path / "summary-4.json").read_text())["status"] == status
+
+
+@pytest.mark.parametrize("status", ["killed", "stopped"])
+def test_nobody_who_waits_for_a_job_that_begins_again_sees_that_it_is_over(folder: RunFolder, status: str) -> None:
+    if status != "killed":
+        folder.finished(status, "why", None)
+    number, seen = again(folder).claim(), []
+
+    def write(path: Path, *given: Any, **options: Any) -> None:
+        atomic_write(path, *given, **options)
+        seen.append(RunReader(folder.path).summary())
+
+    with mock.patch("shardkeep.run.folder.atomic_write", write):
+        RunFolder.reopen(folder.path, JobConfig(), number=number)
+    assert seen and not any(seen)
+    assert json.loads((folder.path / "summary-0.json").read_text())["status"] == status
 
 
 def test_failures_are_counted_in_the_run_folder(folder: RunFolder) -> None:

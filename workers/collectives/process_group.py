@@ -214,7 +214,7 @@ def _begin_gather(packet: torch.Tensor, out: torch.Tensor, group: dist.ProcessGr
 
 
 def _is_of_the_group(error: RuntimeError) -> bool:
-    signs = ("gloo", "Connection", "onnection closed", "imed out", "NCCL", "socket")
+    signs = ("gloo", "Connection", "onnection closed", "pair closure", "imed out", "NCCL", "socket")
     return isinstance(error, dist.DistError) or any(sign in str(error) for sign in signs)
 
 

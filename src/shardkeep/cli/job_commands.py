@@ -86,15 +86,16 @@ def _job_of_file(
     config: Path, label: str | None, overrides: list[str] | None, run_dir: Path | None
 ) -> tuple[Path, list[str] | None, Path | None]:
     """The three as they are, or of data the job's file that `shardkeep init` writes, and the new run folder with it."""
-    from shardkeep.automl.init import plan_of
-    from shardkeep.automl.view import show
-    from shardkeep.run.new_folder import default_run_dir, refuse_taken
     from shardkeep.workers.data_config import data_suffix
 
     if not data_suffix(config.name):
         if label is not None:
             raise UserError(f"--label {label}: has no effect without a csv or parquet file in place of CONFIG")
         return config, overrides, run_dir
+    from shardkeep.automl.init import plan_of
+    from shardkeep.automl.view import show
+    from shardkeep.run.new_folder import default_run_dir, refuse_taken
+
     plan = plan_of([str(config)], label=label, overrides=overrides or [])
     refuse_taken(folder := run_dir or default_run_dir(plan.name))
     show(plan)

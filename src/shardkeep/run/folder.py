@@ -114,10 +114,10 @@ class RunFolder(RunReader):
             folder = cls(path, telemetry_bytes=config.telemetry.max_bytes, number=number)
             if folder.number():
                 folder.claim()  # so that nobody looks for the last coordinator
-            folder._settle_killed()
-            folder._starts.begin(step=step, samples=samples, summary=folder.last_summary())
-            if (summary := folder.last_summary()) is not None:
+            summary = folder.last_summary() or folder._summary_of_killed()
+            if summary is not None:
                 atomic_write(folder.path / f"summary-{summary['steps']}.json", to_json(summary, indent=2) + "\n")
+            folder._starts.begin(step=step, samples=samples, summary=summary)
             old = [name for name in folder.names() if number_of(name, "summary.json")]
             for name in (CLAIM, "members.json", "summary.json", *old):
                 (folder.path / name).unlink(missing_ok=True)
@@ -247,23 +247,8 @@ class RunFolder(RunReader):
 
     def finished(self, status: str, message: str, summary: Record | None) -> None:
         """Writes summary.json; keys the job could not fill are there, empty. A later call replaces it."""
-        wall_s = self._starts.wall_s()
-        elapsed = {"wall_s": time.monotonic() - self._start if wall_s is None else wall_s}
-        known = {**NO_SUMMARY, **self._starts.reached(), **elapsed, **(summary or {}), "status": status}
-        if self._coordinates:
-            own = {"role": "coordinator", "index": 0, "peak_rss_bytes": peak_rss_bytes()}
-            known |= {"processes": [own, *known["processes"]]}
-        unkept = [text + (f" ({n} times; this is the last)" if n > 1 else "") for n, text in self._unkept.values()]
-        known |= {"warnings": [*known["warnings"], *unkept]}
-        known |= {"recoveries": [*self._earlier_recoveries(), *known["recoveries"]]}
-        known |= self._starts.totals(known)
-        known |= {"versions": {**versions(), **known.get("versions", {})}}
-        known |= {"machine": {**machine(), **known.get("machine", {})}, "commit": commit()}
-        head = {"status": status, **({"message": message} if message else {})}
         with self._lock:
-            self._publish(
-                "summary.json", {**head, **{k: v for k, v in known.items() if k not in ("status", "message")}}
-            )
+            self._publish("summary.json", self._summary_of(status, message, summary))
             forget_standing(self.path, self.number() + 1)
 
     def amend(self, found: Record) -> dict[str, Any]:
@@ -278,15 +263,32 @@ class RunFolder(RunReader):
         for path in dict.fromkeys((self.path / name, numbered(self.path, name, self._number or self.number()))):
             atomic_write(path, to_json(record, indent=2) + "\n")
 
-    def _settle_killed(self) -> None:
-        """Writes the summary of a start that was killed before it could write one, from what it left."""
-        facts = None if self.last_summary() is not None else self._starts.killed()
-        if facts is not None:
-            standing: Record = {}
-            with contextlib.suppress(UserError):  # it is damaged
-                standing = self._standing().read() or {}
-            recoveries = (standing.get("recoveries") or {}).get("done", [])
-            self.finished("killed", "its processes were killed", {**facts, "recoveries": list(recoveries)})
+    def _summary_of(self, status: str, message: str, summary: Record | None) -> dict[str, Any]:
+        """A whole summary, with what this process and the folder know."""
+        wall_s = self._starts.wall_s()
+        elapsed = {"wall_s": time.monotonic() - self._start if wall_s is None else wall_s}
+        known = {**NO_SUMMARY, **self._starts.reached(), **elapsed, **(summary or {}), "status": status}
+        if self._coordinates:
+            own = {"role": "coordinator", "index": 0, "peak_rss_bytes": peak_rss_bytes()}
+            known |= {"processes": [own, *known["processes"]]}
+        unkept = [text + (f" ({n} times; this is the last)" if n > 1 else "") for n, text in self._unkept.values()]
+        known |= {"warnings": [*known["warnings"], *unkept]}
+        known |= {"recoveries": [*self._earlier_recoveries(), *known["recoveries"]]}
+        known |= self._starts.totals(known)
+        known |= {"versions": {**versions(), **known.get("versions", {})}}
+        known |= {"machine": {**machine(), **known.get("machine", {})}, "commit": commit()}
+        head = {"status": status, **({"message": message} if message else {})}
+        return {**head, **{k: v for k, v in known.items() if k not in ("status", "message")}}
+
+    def _summary_of_killed(self) -> dict[str, Any] | None:
+        """That of a start that was killed before it could write one, from what it left; None = there was no start."""
+        if (facts := self._starts.killed()) is None:
+            return None
+        standing: Record = {}
+        with contextlib.suppress(UserError):  # it is damaged
+            standing = self._standing().read() or {}
+        recoveries = (standing.get("recoveries") or {}).get("done", [])
+        return self._summary_of("killed", "its processes were killed", {**facts, "recoveries": list(recoveries)})
 
     def _earlier_recoveries(self) -> list[Any]:
         """Those of the starts before the job was resumed, which the last one's summary lists."""

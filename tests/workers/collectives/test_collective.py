@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from typing import Any
 from unittest import mock
 
@@ -304,6 +305,24 @@ def silent_rank_2(rank: Rank) -> Failure:
     return failure
 
 
+def _guarded_wait(collective: Collective, wait: Callable[[], object]) -> None:
+    with collective.guard("sum"):
+        wait()
+
+
+def silent_rank_2_with_two_questions_open(rank: Rank) -> list[Failure]:
+    """How both questions of the others fail; of one gloo says its deadline, of the other that a pair is closed."""
+    collective = rank.form()
+    process_group._set_pg_timeout(timedelta(seconds=0.3), dist.group.WORLD)
+    if rank.number == 2:
+        rank.store.wait(["has asked 0", "has asked 1"])
+        return []
+    waits = [collective.begin_all_reduce_sum(torch.ones(1)) for _ in range(2)]
+    failures = [failure_of(lambda wait=wait: _guarded_wait(collective, wait)) for wait in waits]  # type: ignore[misc]
+    rank.store.set(f"has asked {rank.number}", "")
+    return failures
+
+
 def rank_2_leaves_while_others_train(rank: Rank) -> tuple[Failure, int]:
     tower, collective = moved(rank)
     if rank.number == 2:
@@ -351,6 +370,7 @@ SCENARIOS: dict[str, Scenario] = {
     "unconnected": rank_2_dies_before_it_connects,
     "late": late_rank_2,
     "silent": silent_rank_2,
+    "two open": silent_rank_2_with_two_questions_open,
     "lost": rank_2_leaves_while_others_train,
     "left open": rank_0_leaves_with_a_question_open,
     "checked": trained_with_torchs_checks,
@@ -465,6 +485,12 @@ def test_a_silent_process_is_reported_when_the_deadline_is_over(processes):
     for rank, (kind, text, waited_s) in enumerate(processes["silent"][:2]):
         assert kind == "DeadlineExceeded" and waited_s < 20.0
         assert re.match(rf"worker {rank} of 3: barrier in generation \d+ failed after", text), text
+
+
+@pytest.mark.waits_for_processes
+def test_every_question_that_a_silent_process_leaves_open_fails_as_the_groups(processes):
+    for failures in processes["two open"][:2]:
+        assert {kind for kind, _, _ in failures} <= {"DeadlineExceeded", "MemberLost"} and len(failures) == 2
 
 
 @pytest.mark.waits_for_processes
