@@ -16,6 +16,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import xxhash
 
 from shardkeep.base.errors import ConfigError, DataError
+from shardkeep.workers.data_config import DataConfig
 
 PARQUET = (".parquet", ".pq", ".parq")
 PROBES, PROBE_BYTES = 8, 4096  # of a file's bytes, spread over it
@@ -214,3 +215,24 @@ def columns_of_folders(path: Path, columns: Sequence[str], names: Sequence[str])
     """The value of each of `columns` that a file with the columns `names` has only by its folders."""
     pairs = partition_of(path).items()
     return {key: pa.scalar(value, pa.string()) for key, value in pairs if key in columns and key not in names}
+
+
+def first_file(config: DataConfig) -> Path:
+    """The first training file: the one that says which columns there are."""
+    return files_of(config)[0][0]
+
+
+def files_of(config: DataConfig) -> tuple[list[Path], list[Path]]:
+    """Those of training and those of evaluation. Raises DataError, ConfigError."""
+    root = Path(config.root)
+    if config.eval and config.eval_fraction:
+        raise DataError("data.eval_fraction: has no effect with data.eval; leave one of the two out")
+    kind = config.source
+    roles = {"data.train": config.train, "data.eval": config.eval, "data.test": config.test}
+    files = {
+        key: find_files(root, entries, key=key, kind=kind)
+        for key, entries in roles.items()
+        if entries or key == "data.train"
+    }
+    check_once(files)  # those of data.test are read after training; a wrong name ends the job before it
+    return files["data.train"], files.get("data.eval", [])

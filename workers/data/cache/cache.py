@@ -15,7 +15,6 @@ from typing import Any
 import pyarrow as pa  # type: ignore[import-untyped]
 
 from shardkeep.base.arrays import Ints
-from shardkeep.base.errors import DataError
 from shardkeep.base.sizes import size_text
 from shardkeep.workers.data.cache.catalogues import obtain_catalogue
 from shardkeep.workers.data.cache.entry import CacheEntry, Content, FileSet, read_entry
@@ -28,7 +27,7 @@ from shardkeep.workers.data.conversion.item_values import item_values
 from shardkeep.workers.data.conversion.labels import check_matched, left_out
 from shardkeep.workers.data.conversion.layout import ColumnLayout, Fitted, PriorFit
 from shardkeep.workers.data.conversion.scaling import to_json
-from shardkeep.workers.data.input_files import check_once, find_files, place_of
+from shardkeep.workers.data.input_files import files_of, place_of
 from shardkeep.workers.data.items import checked
 from shardkeep.workers.data.samples import Data, Dataset, Progress, content_fingerprint
 from shardkeep.workers.data.sides import sides_of_model
@@ -117,7 +116,7 @@ def open_cached(
 
     Blocks while this or another process converts. Raises DataError for what is wrong with the input.
     """
-    files, held = _input_files(config)
+    files, held = files_of(config)
     prior = prior_fit(config)
     layout = layout if prior is None else replace(layout, form=prior.form)
     job = Conversion(config, layout, read, reading, seed, prior)
@@ -151,26 +150,6 @@ def _with_catalogue(
 
     catalogue = obtain_catalogue(job.config, files, fitted, data.train, sides, values_of, report)
     return checked(replace(data, catalogue=catalogue), sides)
-
-
-def first_file(config: DataConfig) -> Path:
-    """The first training file: the one that says which columns there are."""
-    return _input_files(config)[0][0]
-
-
-def _input_files(config: DataConfig) -> tuple[list[Path], list[Path]]:
-    root = Path(config.root)
-    if config.eval and config.eval_fraction:
-        raise DataError("data.eval_fraction: has no effect with data.eval; leave one of the two out")
-    kind = config.source
-    roles = {"data.train": config.train, "data.eval": config.eval, "data.test": config.test}
-    files = {
-        key: find_files(root, entries, key=key, kind=kind)
-        for key, entries in roles.items()
-        if entries or key == "data.train"
-    }
-    check_once(files)  # those of data.test are read after training; a wrong name ends the job before it
-    return files["data.train"], files.get("data.eval", [])
 
 
 def _described(entries: Sequence[CacheEntry]) -> str:

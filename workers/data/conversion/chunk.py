@@ -18,7 +18,9 @@ from numpy.typing import NDArray
 from shardkeep.base.arrays import Ints
 from shardkeep.base.errors import DataError
 from shardkeep.workers.data.conversion.rules import is_list
-from shardkeep.workers.data.gather_kernels import CHUNK_ROWS
+
+MOST_ROWS = 1 << 16
+"""What bounds the memory of a conversion."""
 
 
 @dataclass(frozen=True)
@@ -54,9 +56,9 @@ class Chunk:
         return self._map(self.rows_N[start:stop], lambda values: values.slice(start, stop - start))
 
     def parts(self) -> Iterator[Chunk]:
-        """The same rows in chunks of at most 65,536: what bounds the memory of a conversion."""
-        for start in range(0, len(self), CHUNK_ROWS):
-            yield self.slice(start, min(start + CHUNK_ROWS, len(self)))
+        """The same rows in chunks of at most `MOST_ROWS`."""
+        for start in range(0, len(self), MOST_ROWS):
+            yield self.slice(start, min(start + MOST_ROWS, len(self)))
 
     def _map(self, rows_N: Ints, part: Callable[[pa.Array], pa.Array]) -> Chunk:
         return Chunk(self.path, rows_N, {k: part(v) for k, v in self.columns.items()}, self.decimal)

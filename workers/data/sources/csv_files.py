@@ -17,10 +17,8 @@ import pyarrow.csv as pacsv  # type: ignore[import-untyped]
 
 from shardkeep.base.errors import ConfigError, DataError, first_line
 from shardkeep.base.logs.log import EventLog
-from shardkeep.workers.data.cache.cache import first_file, open_cached
 from shardkeep.workers.data.conversion.chunk import Chunk, missing_column
-from shardkeep.workers.data.conversion.layout import layout_of
-from shardkeep.workers.data.input_files import columns_of_folders
+from shardkeep.workers.data.input_files import columns_of_folders, first_file
 from shardkeep.workers.data.samples import Data, Progress
 from shardkeep.workers.data.sources.column_patterns import named_columns
 from shardkeep.workers.data.sources.csv_lines import CountedLines, check_lines
@@ -44,6 +42,10 @@ def open_csv(
     config: DataConfig, *, seed: int, progress: Progress | None, items: RetrievalSettings | None = None
 ) -> Data:
     """The source `csv`. Raises DataError for what is wrong with the files, ConfigError for the settings."""
+    # here: an excerpt of files is read without kernels
+    from shardkeep.workers.data.cache.cache import open_cached
+    from shardkeep.workers.data.conversion.layout import layout_of
+
     refuse(config, ("synthetic", "options"))
     form, config = form_of(config), named_columns(config, lambda: header(config))
     layout = layout_of(config, labelled=items is None)

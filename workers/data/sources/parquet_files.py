@@ -10,11 +10,8 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
 from shardkeep.base.errors import DataError
-from shardkeep.workers.data.cache.cache import first_file, open_cached
-from shardkeep.workers.data.conversion.chunk import Chunk, check_columns, plain
-from shardkeep.workers.data.conversion.layout import layout_of
-from shardkeep.workers.data.gather_kernels import CHUNK_ROWS
-from shardkeep.workers.data.input_files import columns_of_folders
+from shardkeep.workers.data.conversion.chunk import MOST_ROWS, Chunk, check_columns, plain
+from shardkeep.workers.data.input_files import columns_of_folders, first_file
 from shardkeep.workers.data.samples import Data, Progress
 from shardkeep.workers.data.sources.column_patterns import named_columns
 from shardkeep.workers.data_config import DIALECT, DataConfig, refuse
@@ -30,6 +27,10 @@ def open_parquet(
     config: DataConfig, *, seed: int, progress: Progress | None, items: RetrievalSettings | None = None
 ) -> Data:
     """The source `parquet`. Raises DataError for what is wrong with the files, ConfigError for the settings."""
+    # here: an excerpt of files is read without kernels
+    from shardkeep.workers.data.cache.cache import open_cached
+    from shardkeep.workers.data.conversion.layout import layout_of
+
     refuse(config, ("synthetic", "options", *DIALECT))
     config = named_columns(config, lambda: header(config))
     layout, reading = layout_of(config, labelled=items is None), {"form": "parquet"}
@@ -76,14 +77,14 @@ def read_within(path: Path, group: int, *, rows: int, reach: int) -> pa.Table:
 
 
 def read_parquet(path: Path, columns: Sequence[str], progress: Callable[[float], None]) -> Iterator[Chunk]:
-    """Yields the file's rows in batches of at most 65,536, the named columns only."""
+    """Yields the file's rows in batches of at most `MOST_ROWS`, the named columns only."""
     try:
         with pq.ParquetFile(path, **_OPTIONS) as file:
             placed = columns_of_folders(path, columns, file.schema_arrow.names)
             columns = [name for name in columns if name not in placed]
             check_columns(str(path), columns, file.schema_arrow)
             done, total = 0, file.metadata.num_rows or 1
-            for batch in file.iter_batches(CHUNK_ROWS, columns=columns, use_threads=False):
+            for batch in file.iter_batches(MOST_ROWS, columns=columns, use_threads=False):
                 rows_N = np.arange(done + 1, done + 1 + len(batch), dtype=np.int64)
                 done += len(batch)
                 progress(done / total)
