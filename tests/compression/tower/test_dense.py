@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
 import pytest
 import torch
 
-from shardkeep.base.errors import CorruptMessage
 from shardkeep.base.plugging.plugs import Plug
 from shardkeep.compression.config import FORMS, TowerCompressionConfig
 from shardkeep.compression.tower import formats as dense_values, powersgd as dense_powersgd
@@ -19,50 +18,14 @@ from shardkeep.compression.tower.exchange import DenseForm, Ranks, Sum
 from shardkeep.compression.tower.formats import BF16, FP16, FP32, INT8, VALUES
 from shardkeep.compression.tower.forms import (
     Rounded,
-    coded_bytes,
-    decode_positions,
-    encode_positions,
     num_values,
 )
 from shardkeep.compression.tower.residuals import Residuals
+from tests.support.dense_compression import CONFIGS, CPU, SHAPES, draw, members
 from tests.support.dense_sums import drive
 
-CPU = torch.device("cpu")
-SHAPES = {"wide": (40, 90), "bias": (40,), "tall": (130, 33), "one": (1,), "none": (0, 5)}
-CONFIGS: dict[str, dict[str, Any]] = {
-    "none": {"name": "none"},
-    "lossless": {"name": "lossless"},
-    "bf16": {"name": "bf16"},
-    "fp16": {"name": "fp16"},
-    "int8": {"name": "int8"},
-    "topk": {"name": "topk", "keep": 0.05},
-    "topk of int8": {"name": "topk", "keep": 0.02, "values": "int8"},
-    "powersgd": {"name": "powersgd"},
-    "powersgd of int8": {"name": "powersgd", "rank": 3, "values": "int8"},
-}
 OWING = ["int8", "topk", "topk of int8", "powersgd", "powersgd of int8"]
 """Those that send later what they did not send."""
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Tensors are small here: more threads only wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-def members(config: str, world_size: int, **others: Any) -> list[DenseCompression]:
-    settings = TowerCompressionConfig(**CONFIGS[config], **others)
-    return [DenseCompression(settings, SHAPES, CPU) for _ in range(world_size)]
-
-
-def draw(step: int, rank: int, size: float = 1.0) -> dict[str, torch.Tensor]:
-    drawn = torch.Generator().manual_seed(100 * step + rank)
-    grads = {name: torch.randn(shape, generator=drawn) * size for name, shape in SHAPES.items()}
-    grads["wide"] += torch.randn(40, 1, generator=drawn) @ torch.randn(1, 90, generator=drawn) * size
-    return grads
 
 
 def step_of(
@@ -315,183 +278,6 @@ def test_a_format_keeps_zeros_signs_and_ties_and_says_how_much_of_it_is_scales(f
     assert torch.equal(found == 0, values == 0) and len(set(found[64:128].tolist())) == 1
     both = fmt.decode(torch.stack([packet, fmt.encode(-values)]))
     assert both[0].equal(found) and both[1].equal(-found)
-
-
-@pytest.mark.parametrize(("name", "values"), [
-    ("topk", "fp16"), ("topk", "int8"), ("int8", None), ("powersgd", None), ("powersgd", "fp16"), ("powersgd", "int8"),
-])  # fmt: skip
-def test_bytes_are_what_the_formulas_say(name: str, values: str | None) -> None:
-    shapes = {"w": (512, 256), "b": (512,)}
-    ranks = [DenseCompression(TowerCompressionConfig(name=name, values=values), shapes, CPU) for _ in range(2)]  # type: ignore[arg-type]
-    grads = [torch.randn(shape) for shape in shapes.values()]
-    _, sent = drive([one.sum(list(shapes), grads, Ranks(rank, 2)) for rank, one in enumerate(ranks)])
-    if name == "topk":
-        kept = 1311  # 1 % of 131072, rounded up
-        assert sent["scales"] == 4
-        assert 8.0 < 8 * sent["indices"] / kept < 9.0
-        assert sent["all"] == 4 + (kept + 512) * (2 if values == "fp16" else 1) + sent["indices"]
-    elif name == "int8":
-        assert sent == {"scales": 2 * 131584 // 64, "all": 131584 + 2 * 131584 // 64}
-    elif values is None:
-        assert sent == {"all": 4 * (2 * (512 + 256) + 512)}
-    else:
-        count = 2 * (512 + 256) + 512
-        assert sent == {"scales": 2 * count // 64, "all": (2 if values == "fp16" else 1) * count + 2 * count // 64}
-
-
-def test_what_fills_up_the_blocks_of_small_parameters_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Four ranks, shards: 3 bytes and a scale each for 10 values, 25 and one for 100, not a block of 64."""
-    monkeypatch.setattr(dense_values, "ONE_ROUND_BYTES", 0)
-    shapes = {"a": (10,), "none": (0,), "b": (100,)}
-    ranks = [DenseCompression(TowerCompressionConfig(name="int8"), shapes, CPU) for _ in range(4)]
-    grads = [torch.randn(shape) for shape in shapes.values()]
-    totals, sent = drive([one.sum(list(shapes), grads, Ranks(rank, 4)) for rank, one in enumerate(ranks)])
-    assert sent == {"scales": 2 * 3 * 4, "all": 2 * 3 * (3 + 25 + 4)}
-    torch.testing.assert_close(totals[0], 4 * torch.cat(grads), rtol=0, atol=0.1)
-
-
-def test_top_k_of_few_values_sends_at_least_one_and_small_parameters_whole() -> None:
-    config = TowerCompressionConfig(name="topk", keep=1e-6)
-    ranks = [DenseCompression(config, {"big": (2000,), "small": (1023,)}, CPU) for _ in range(2)]
-    grads = [torch.arange(2000.0) - 1999.5, torch.ones(1023)]
-    totals, _ = drive([one.sum(["big", "small"], grads, Ranks(rank, 2)) for rank, one in enumerate(ranks)])
-    assert totals[0][:2000].nonzero().view(-1).tolist() == [0] and float(totals[0][0]) == pytest.approx(
-        -3999.0, rel=1e-3
-    )
-    assert totals[0][2000:].allclose(torch.full((1023,), 2.0), rtol=1e-3)
-
-
-def test_top_k_of_equal_values_sends_no_more_than_k() -> None:
-    ranks = [DenseCompression(TowerCompressionConfig(name="topk"), {"w": (5000,)}, CPU) for _ in range(2)]
-    totals, _ = drive([one.sum(["w"], [torch.ones(5000)], Ranks(rank, 2)) for rank, one in enumerate(ranks)])
-    assert int((totals[0] != 0).sum()) == 50
-
-
-@pytest.mark.parametrize(
-    ("num_values", "num_kept"), [(1, 1), (5, 5), (1000, 1), (1000, 10), (4096, 41), (131072, 1311), (7, 0)]
-)
-def test_positions_come_back_and_take_the_bytes_all_ranks_expect(num_values: int, num_kept: int) -> None:
-    for seed in range(3):
-        chosen = torch.randperm(num_values, generator=torch.Generator().manual_seed(seed))[:num_kept].sort().values
-        for positions in (chosen, torch.arange(num_kept), torch.arange(num_values - num_kept, num_values)):
-            packet = encode_positions(positions, num_values)
-            assert packet.numel() == coded_bytes(num_values, num_kept)
-            assert decode_positions(packet, num_values, num_kept).equal(positions)
-    if num_kept:
-        assert 8 * coded_bytes(num_values, num_kept) <= num_kept * (math.log2(num_values / num_kept) + 2.5) + 8
-
-
-def test_positions_of_a_damaged_packet_are_refused() -> None:
-    packet = encode_positions(torch.arange(0, 1000, 100), 1000)
-    with pytest.raises(CorruptMessage, match="bytes are not 10 positions of 1000"):
-        decode_positions(packet[:-1], 1000, 10)
-    assert packet.numel() == 11
-    for place in range(88):  # six low bits of each position, 25 bits with a one for each position, three that fill up
-        damaged = packet.clone()
-        damaged[place // 8] ^= 1 << place % 8
-        if 60 <= place < 85:
-            with pytest.raises(CorruptMessage, match=r"(9|11) positions came, not 10 of 1000"):
-                decode_positions(damaged, 1000, 10)
-        else:
-            expected = list(range(0, 1000, 100))
-            if place < 60:
-                expected[place // 6] ^= 1 << place % 6
-            assert decode_positions(damaged, 1000, 10).tolist() == expected
-
-
-def damage_of(how: int | str, packet: torch.Tensor, drawn: torch.Generator) -> torch.Tensor:
-    """`how`: a byte for all, "random", or "bit": one of them is wrong."""
-    if how == "random":
-        return torch.randint(0, 256, packet.shape, generator=drawn, dtype=torch.uint8)
-    if how == "bit":
-        damaged, place = packet.clone(), int(torch.randint(0, 8 * packet.shape[-1], (1,), generator=drawn))
-        damaged[..., place // 8] ^= 1 << place % 8
-        return damaged
-    return torch.full_like(packet, how)
-
-
-@pytest.mark.parametrize("how", [0, 127, 128, 255, "random", "bit"])
-@pytest.mark.parametrize("config", CONFIGS)
-def test_any_bytes_of_another_rank_are_numbers_or_refused_by_its_name(config: str, how: int | str) -> None:
-    drawn = torch.Generator().manual_seed(5)
-    num_values = sum(torch.Size(shape).numel() for shape in SHAPES.values())
-    for number in range(20 if isinstance(how, str) else 1):
-        one = members(config, 1)[0]
-        one.begin(number)
-        summing = one.sum(list(SHAPES), list(draw(number, 0).values()), Ranks(0, 2))
-        exchange, round_ = next(summing), 0
-        # damage in the first round often hides what it would do in the second
-        damaged_round = number % 2 if config == "lossless" or config.startswith("powersgd") else 0
-        try:
-            while True:
-                theirs = exchange.packets
-                if how != "bit" or round_ == damaged_round:
-                    theirs = damage_of(how, exchange.packets, drawn)
-                exchange, round_ = summing.send(torch.stack([exchange.packets, theirs])), round_ + 1
-        except StopIteration as done:
-            assert done.value.shape == (num_values,)
-        except CorruptMessage as error:
-            assert str(error).startswith("the dense gradient of worker 1: ") and "\n" not in str(error)
-            assert config == "lossless" or config.startswith("topk"), "only these have something to refuse"
-
-
-def top_k_of(*names: str) -> tuple[Sum, torch.Tensor]:
-    """Rank 0's sum of two, waiting for packets, and its own. Ten values are kept of `a` and `b`, `small` is whole."""
-    shapes = {"a": (2000,), "small": (7,), "b": (2000,)}
-    one = DenseCompression(TowerCompressionConfig(name="topk", keep=0.005, values="int8"), shapes, CPU)
-    drawn = torch.Generator().manual_seed(2)
-    one.begin(0)
-    summing = one.sum(names, [torch.randn(shapes[name], generator=drawn) for name in names], Ranks(0, 2))
-    return summing, next(summing).packets
-
-
-def top_k_total(theirs: torch.Tensor, *names: str) -> torch.Tensor:
-    """What rank 0 makes of its own packet and rank 1's."""
-    summing, mine = top_k_of(*names)
-    with pytest.raises(StopIteration) as done:
-        summing.send(torch.stack([mine, theirs]))
-    total: torch.Tensor = done.value.value
-    return total
-
-
-def test_top_k_refuses_positions_of_another_parameter() -> None:
-    names = ("a", "small", "b")
-    packet = top_k_of(*names)[1]
-    at = 2 * 3 + 2 * 10 + 7  # behind scales and values
-
-    def with_positions(changes: dict[int, int]) -> torch.Tensor:
-        positions = [*range(0, 2000, 200), *range(2007, 4007, 200)]
-        for place, position in changes.items():
-            positions[place] = position
-        coded = encode_positions(torch.tensor(positions), 4007)
-        return torch.cat([packet[:at], coded, packet[at + coded.numel() :]])
-
-    assert top_k_total(with_positions({}), *names).shape == (4007,)
-    for changes in ({10: 2006}, {9: 2006}, {9: 2008, 10: 2100}):  # of `small`, twice, and eleven of `b`
-        with pytest.raises(CorruptMessage, match=r"^the dense gradient of worker 1: positions \d+ to \d+ are not all"):
-            top_k_total(with_positions(changes), *names)
-
-
-def test_top_k_refuses_a_packet_cut_off_within_its_positions_at_any_byte() -> None:
-    packet = top_k_of("a", "b")[1]
-    begin, end = 2 * 2 + 2 * 10, 2 * 2 + 2 * 10 + coded_bytes(4000, 20)
-    for size in range(begin, end - 1):
-        cut = torch.cat([packet[:size], torch.zeros(packet.numel() - size, dtype=torch.uint8)])
-        with pytest.raises(CorruptMessage, match=r"^the dense gradient of worker 1: "):
-            top_k_total(cut, "a", "b")
-
-
-def test_positions_that_do_not_ascend_are_refused() -> None:
-    packet = encode_positions(torch.arange(0, 1000, 100), 1000)  # 10 of 1000: six low bits of each come first
-    twice = encode_positions(torch.tensor([5, 5, *range(200, 1000, 100)]), 1000)
-    backwards = encode_positions(torch.tensor([9, 5, *range(200, 1000, 100)]), 1000)
-    assert twice.numel() == backwards.numel() == packet.numel()
-    for damaged in (twice, backwards):
-        with pytest.raises(CorruptMessage, match="10 positions of 1000 are not in order"):
-            decode_positions(damaged, 1000, 10)
-    for size in range(packet.numel()):
-        with pytest.raises(CorruptMessage, match=f"^{size} bytes are not 10 positions of 1000$"):
-            decode_positions(packet[:size], 1000, 10)
 
 
 @pytest.mark.parametrize("config", OWING)

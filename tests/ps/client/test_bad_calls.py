@@ -1,0 +1,176 @@
+"""What a client refuses: gradients that do not fit, ids that cannot be placed, answers that are none."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+
+import numpy as np
+import pytest
+
+from shardkeep.base.arrays import Bytes
+from shardkeep.base.errors import CorruptMessage, ProtocolError, RemoteError, TransportError
+from shardkeep.compression.config import CompressionConfig
+from shardkeep.compression.ids.codes import IdFormat
+from shardkeep.ps.placement import server_of
+from shardkeep.ps.transport.metered import WorkerTraffic
+from shardkeep.ps.transport.transport import Handler
+from shardkeep.ps.wire.message import EMPTY, Kind, text_message
+from tests.support.cases import every
+from tests.support.clients import Held, Recorded, connect, ids_of, ones, services
+from tests.support.messages import Message, Section, pack
+
+BAD_PUSHES: dict[str, tuple[dict[str, np.ndarray], str]] = {
+    "too few rows": (
+        {"item": np.ones((1, 3), np.float32)},
+        r"table item: float32 gradients \(1, 3\); expected .* \(2, 3\)",
+    ),
+    "too many rows": ({"item": np.ones((3, 3), np.float32)}, r"gradients \(3, 3\)"),
+    "another dim": ({"item": np.ones((2, 4), np.float32)}, r"gradients \(2, 4\)"),
+    "float64": ({"item": np.ones((2, 3))}, "float64 gradients"),
+    "not contiguous": ({"item": np.ones((3, 2), np.float32).T}, "expected contiguous"),
+    "a table not asked for": (
+        {"user": np.ones((2, 4), np.float32)},
+        "gradients of table user, which the request has no",
+    ),
+}
+
+
+@every("name", BAD_PUSHES)
+@every("num_servers", [1, 2])
+def test_gradients_that_do_not_fit_are_refused_and_nothing_is_sent(name: str, num_servers: int) -> None:
+    grads, text = BAD_PUSHES[name]
+    recorded = [Recorded(shard) for shard in services(num_servers)]
+    traffic = WorkerTraffic()
+    client = connect(recorded, traffic=traffic)
+    request = client.request({"item": ids_of(1, 2)})
+    with pytest.raises(ProtocolError, match=text):
+        client.push(0, request, grads)
+    assert [server.asked for server in recorded] == [[]] * num_servers
+    assert traffic.ledger.totals()["total"] == 0
+
+
+def test_a_step_is_pushed_once() -> None:
+    client = connect([Held(services()[0])])
+    request = client.request({"item": ids_of(1)})
+    client.push(0, request, {})
+    with pytest.raises(ProtocolError, match="step 0 was pushed before"):
+        client.push(0, request, {})
+
+
+@pytest.mark.parametrize(
+    ("ids", "text"),
+    [
+        ({"users": ids_of(1)}, "table users is unknown; the tables are user, item"),
+        ({"user": np.array([1, 2], np.int32)}, r"table user: ids of int32 \(2,\); allowed: int64"),
+        ({"user": np.array([[1]], np.int64)}, r"ids of int64 \(1, 1\)"),
+    ],
+    ids=["unknown table", "int32", "a matrix"],
+)
+def test_ids_that_cannot_be_placed_are_refused(ids: dict[str, np.ndarray], text: str) -> None:
+    with pytest.raises(ProtocolError, match=text):
+        connect([services()[0].handle]).request(ids)
+
+
+def test_ids_out_of_order_are_refused_by_the_server() -> None:
+    client = connect([services()[0].handle])
+    with pytest.raises(RemoteError, match="server 0: table user: id 1 follows 2; ids must rise"):
+        client.pull(0, client.request({"user": ids_of(2, 1)})).result()
+
+
+def answering(packed: Bytes) -> Handler:
+    def handler(_message: Bytes) -> Future[Bytes]:
+        future: Future[Bytes] = Future()
+        future.set_result(packed)
+        return future
+
+    return handler
+
+
+def rows(*sections: Section) -> Bytes:
+    return pack(Message(Kind.ROWS, 0, 0, 0, sections))
+
+
+def values(count: int, bytes_each: int = 16) -> Bytes:
+    return np.zeros(count * bytes_each, np.uint8)
+
+
+BAD_ANSWERS: dict[str, tuple[Bytes, type[Exception], str]] = {
+    "an error": (text_message(Kind.ERROR, "out of paper"), RemoteError, "^server 0: out of paper$"),
+    "another kind": (pack(Message(Kind.ACK, 0, 0, 0)), ProtocolError, "server 0 answered ACK, expected ROWS"),
+    "no message": (np.arange(99, dtype=np.uint8), CorruptMessage, "^server 0 answered magic"),
+    "nothing": (EMPTY, CorruptMessage, "^server 0 answered 0 bytes are no message"),
+    "no tables": (
+        rows(),
+        CorruptMessage,
+        r"server 0 answered rows of 0 tables, asked for rows of 1 tables \(2 of table 0\)",
+    ),
+    "another table": (
+        rows(Section(1, 2, EMPTY, values(2))),
+        CorruptMessage,
+        r"answered rows of 1 tables \(2 of table 1\), asked for rows of 1 tables \(2 of table 0\)",
+    ),
+    "a row too few": (
+        rows(Section(0, 1, EMPTY, values(1))),
+        CorruptMessage,
+        r"answered rows of 1 tables \(1 of table 0\)",
+    ),
+    "a row too many": (
+        rows(Section(0, 3, EMPTY, values(3))),
+        CorruptMessage,
+        r"answered rows of 1 tables \(3 of table 0\)",
+    ),
+    "half a row": (rows(Section(0, 2, EMPTY, values(2, 13))), CorruptMessage, "26 bytes"),
+    "another format": (
+        rows(Section(0, 2, EMPTY, values(2), value_format=99)),
+        CorruptMessage,
+        "unknown value format 99",
+    ),
+    "ids": (
+        rows(Section(0, 2, values(1, 8), values(2))),
+        CorruptMessage,
+        "ROWS with 2 rows and 8 bytes of ids; allowed: all 2 rows that were requested, without ids",
+    ),
+    "names of rows": (
+        rows(Section(0, 2, EMPTY, values(2), id_format=IdFormat.MASK)),
+        CorruptMessage,
+        "ROWS with 2 rows and 0 bytes of ids; allowed: all 2 rows that were requested, without ids",
+    ),
+}
+
+
+@every("name", BAD_ANSWERS)
+def test_a_bad_answer_is_one_line(name: str) -> None:
+    packed, kind, text = BAD_ANSWERS[name]
+    client = connect([answering(packed)])
+    with pytest.raises(kind, match=text) as error:
+        client.pull(0, client.request({"user": ids_of(1, 2)})).result()
+    assert "\n" not in str(error.value)
+    assert not getattr(error.value, "retryable", False)
+
+
+@pytest.mark.parametrize("servers", [1, 2])
+def test_coded_rows_that_are_missing_without_a_name_are_refused(servers: int) -> None:
+    bad, good = (rows(Section(0, n, EMPTY, values(n))) for n in (1, 2))
+    ids = np.concatenate(
+        [[i for i in range(50) if server_of(np.array([i]), servers)[0] == s][:2] for s in range(servers)]
+    )
+    client = connect([answering(bad), answering(good)][:servers], compression=CompressionConfig(ids="coded"))
+    with pytest.raises(CorruptMessage, match="ROWS with 1 rows and 0 bytes of ids; allowed: all 2 rows"):
+        client.pull(0, client.request({"user": np.sort(ids)})).result()
+
+
+def test_a_push_that_a_server_refused_is_told_by_the_next_wait_and_again_by_every_other() -> None:
+    client = connect([answering(text_message(Kind.ERROR, "no room"))])
+    client.push(0, client.request({"item": ids_of(1)}), {"item": ones(ids_of(1), 1)})
+    for call in (client.wait_acknowledged, lambda: client.fence(1), lambda: client.push(3, client.request({}), {})):
+        with pytest.raises(RemoteError, match="server 0: no room"):
+            call()
+
+
+def test_a_server_that_closes_is_told_with_its_reason() -> None:
+    shard = services(mode="sync")[0]
+    client = connect([shard.handle], "sync")
+    client.push(0, client.request({}), {})
+    shard.close("the job is over")
+    with pytest.raises(TransportError, match="the job is over"):
+        client.pull(1, client.request({})).result()

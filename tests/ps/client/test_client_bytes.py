@@ -1,0 +1,175 @@
+"""Formats of rows and gradients as a client sends them, and every byte that is counted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from hypothesis import given, strategies as st
+
+from shardkeep.compression.config import CompressionConfig, PullConfig, PushConfig
+from shardkeep.compression.selection.shares import num_kept
+from shardkeep.compression.values.codec import value_codec
+from shardkeep.compression.values.registry import FORMATS as VALUE_FORMATS
+from shardkeep.compression.values.rounding import row_keys, table_key
+from shardkeep.ps.transport.metered import WorkerTraffic
+from shardkeep.ps.wire.admin import GetReport
+from shardkeep.ps.wire.message import Kind
+from tests.support.cases import every
+from tests.support.clients import Recorded, connect, ids_of, many, metered, services
+from tests.support.examples import examples
+from tests.support.messages import unpack
+from tests.support.one_table import pulled
+
+
+def messages(parts: dict[str, int]) -> int:
+    """The messages themselves, without what RPC adds."""
+    return sum(parts.values()) - parts.get("rpc", 0)
+
+
+def gaussian(num_rows: int, dim: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=(num_rows, dim)).astype(np.float32)
+
+
+FORMATS = ("fp32", "fp16", "bf16")
+
+
+@examples(40)
+@given(
+    keep=st.sampled_from([1.0, 0.5, 0.25, 0.01]),
+    push=st.sampled_from(FORMATS),
+    pull=st.sampled_from(FORMATS),
+    num_servers=st.integers(1, 3),
+    num_ids=st.integers(0, 60),
+    seed=st.integers(0, 99),
+)
+def test_every_format_keeps_signs_sends_the_largest_rows_and_counts_every_byte(
+    keep: float, push: str, pull: str, num_servers: int, num_ids: int, seed: int
+) -> None:
+    recorded = [Recorded(shard) for shard in services(num_servers, pull_values=pull)]
+    compression = CompressionConfig(push=PushConfig(keep_rows=keep, values=push), pull=PullConfig(values=pull))
+    traffic = WorkerTraffic()
+    client = connect(recorded, traffic=traffic, compression=compression)
+    ids = many(num_ids, seed)
+    grad = np.random.default_rng(seed).normal(size=(ids.size, 3)).astype(np.float32) + np.float32(0.01)
+    request = client.request({"item": ids, "user": ids[: ids.size // 2]})
+    client.pull(0, request).result()
+    client.push(0, request, {"item": grad})
+    after = client.pull(1, request).result()["item"]  # zeros - 1.0 * gradient, through both formats
+    client.wait_acknowledged()
+    sent = np.flatnonzero(after.any(axis=1))
+    codecs = value_codec(push), value_codec(pull)
+    assert sent.size == (num_kept(ids.size, keep) if ids.size else 0)
+    assert (np.sign(after[sent]) == -np.sign(grad[sent])).all()
+    carried = codecs[0].decode(codecs[0].encode(grad[sent]), 3)
+    assert (after[sent] == codecs[1].decode(codecs[1].encode(-carried), 3)).all()
+    norms = np.linalg.norm(grad, axis=1)
+    assert sent.size == ids.size or norms[sent].min() >= np.delete(norms, sent).max()
+    totals = traffic.ledger.totals()
+    assert messages(totals["push"]) == sum(server.num_bytes(Kind.PUSH) for server in recorded)
+    assert messages(totals["pull"]) == sum(server.num_bytes(Kind.PULL) for server in recorded)
+    assert totals["push"]["values"] == sent.size * codecs[0].row_bytes(3)
+    assert totals["push"]["ids"] == sent.size * 8
+
+
+@every("rounding", ["nearest", "stochastic"])
+@every("scale", ["pow2", "fp16"])
+@every("name", [name for name, entry in VALUE_FORMATS.items() if entry.config.scaled])
+def test_every_scaled_format_carries_rows_both_ways(name: str, scale: Any, rounding: Any) -> None:
+    recorded = [Recorded(shard) for shard in services(2, pull_values=name, pull_scale=scale)]
+    push, pull = PushConfig(values=name, scale=scale, rounding=rounding), PullConfig(values=name, scale=scale)
+    traffic = WorkerTraffic()
+    client = connect(recorded, traffic=traffic, compression=CompressionConfig(push=push, pull=pull), seed=5)
+    ids, codec = many(40), value_codec(name, scale)
+    request = client.request({"item": ids, "user": ids[::3]})
+    grads = {"item": gaussian(40, 3, seed=1), "user": gaussian(14, 4, seed=2)}
+    for step in (0, 1):
+        client.pull(step, request).result()
+        client.push(step, request, grads)
+    after = client.pull(2, request).result()["item"]
+    client.wait_acknowledged()
+    rows = np.zeros((40, 3), np.float32)
+    for step in (0, 1):
+        keys = row_keys(5, table_key("item"), ids, step) if rounding == "stochastic" else None
+        rows -= codec.decode(codec.encode(grads["item"], keys), 3)
+    assert np.array_equal(after, codec.decode(codec.encode(rows), 3))
+    totals = traffic.ledger.totals()
+    values = sum(totals[direction].get(part, 0) for direction in ("push", "pull") for part in ("values", "scales"))
+    assert values == 5 * (40 * codec.row_bytes(3) + 14 * codec.row_bytes(4))
+    assert client.compressor.counts.saturated == 0
+
+
+def test_what_two_workers_add_to_one_row_is_rounded_apart() -> None:
+    stochastic = CompressionConfig(push=PushConfig(values="int2", rounding="stochastic"))
+    sent = []
+    for rank in (0, 1, 0):
+        recorded = Recorded(services(workers=2)[0])
+        client = connect([recorded], rank=rank, compression=stochastic)
+        client.push(0, client.request({"item": many(40)}), {"item": gaussian(40, 3)})
+        sent.append(bytes(unpack(recorded.asked[0]).sections[-1].values))
+    assert sent[0] == sent[2] != sent[1]
+
+
+def test_reads_are_counted_as_pulled_bytes() -> None:
+    recorded = Recorded(services()[0])
+    traffic = WorkerTraffic()
+    client = connect([recorded], traffic=traffic)
+    client.read(client.request({"user": many(10)})).result()
+    assert messages(traffic.ledger.totals()["read"]) == recorded.num_bytes(Kind.READ) > 0
+
+
+def test_what_rpc_adds_is_counted_for_each_call_and_each_answer() -> None:
+    """503 bytes around 128 and 506 around 288 to the server, 419 around 208 and 418 around 40 back. The kernel counts
+    the same around messages of these sizes: tests/ps/rpc/test_envelope.py."""
+    recorded = Recorded(services()[0])
+    traffic = WorkerTraffic()
+    client = connect([recorded], traffic=traffic)
+    request = client.request({"user": many(10)})
+    client.pull(0, request).result()
+    client.push(0, request, {"user": np.ones((10, 4), np.float32)})
+    client.wait_acknowledged()
+    assert (recorded.sizes(Kind.PULL), recorded.sizes(Kind.PUSH)) == ([(128, 208)], [(288, 40)])
+    totals = traffic.ledger.totals()
+    assert (totals["pull"]["rpc"], totals["push"]["rpc"]) == (503 + 419, 506 + 418)
+    assert (totals["to_servers"], totals["from_servers"]) == (128 + 503 + 288 + 506, 208 + 419 + 40 + 418)
+    assert totals["total"] == totals["to_servers"] + totals["from_servers"]
+
+
+def test_steps_trained_again_are_counted_as_retries_and_questions_as_control() -> None:
+    recorded = Recorded(services()[0])
+    traffic = WorkerTraffic()
+    client = connect([recorded], traffic=traffic)
+    request = client.request({"user": many(10)})
+
+    def step(number: int) -> None:
+        client.pull(number, request).result()
+        client.push(number, request, {"user": np.ones((10, 4), np.float32)})
+        client.wait_acknowledged()
+
+    step(0)
+    step(1)
+    once = traffic.ledger.totals()
+    client.regroup(metered([recorded], traffic), 0, 1)
+    step(1)
+    step(2)
+    totals = traffic.ledger.totals()
+    for direction in ("pull", "push"):
+        assert totals[direction]["retries"] == sum(once[direction].values()) / 2
+        assert totals[direction]["values"] == once[direction]["values"] / 2 * 3
+    client.calls.ask(GetReport(), dict)
+    assert traffic.ledger.totals()["control"] > recorded.num_bytes(Kind.ASK) > 0
+
+
+@every("moments", [False, True])
+@every(("values", "saturated"), [("fp32", 0), ("fp16", 2), ("bf16", 0)])
+def test_values_beyond_a_16_bit_range_are_counted(values: str, saturated: int, moments: bool) -> None:
+    push = PushConfig(values=values, second_moment=moments, pool_rows=10 if moments else 0)
+    shard = services(push=push)[0]
+    client = connect([shard.handle], compression=CompressionConfig(push=push))
+    request = client.request({"item": ids_of(1, 2)})
+    grad = np.array([[1e6, 1.0, 0.0], [-7e5, 60000.0, -1e-3]], np.float32)
+    for step in range(2):
+        client.push(step, request, {"item": grad})
+    assert client.compressor.counts.saturated == 2 * saturated
+    client.wait_acknowledged()
+    assert np.isfinite(pulled(shard.tables[1], ids_of(1, 2))).all()

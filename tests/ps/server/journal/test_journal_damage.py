@@ -1,0 +1,207 @@
+"""Damage of a journal: torn ends are cut, anything else is refused, and a process that dies leaves whole records."""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from shardkeep.base.errors import JournalError
+from shardkeep.ps.server.journal.journal import Journal, RecordKind
+from tests.support.cases import every
+from tests.support.journals import appending, body_of, ended, filled, replayed, segments, steps
+
+
+def record_at(folder: Path, path: Path, number: int) -> int:
+    """Where the push of that number starts in a file that `filled` made with bodies of 100 bytes."""
+    return path.stat().st_size - (4 - number) * (32 + 104)
+
+
+def test_a_last_record_cut_anywhere_leaves_the_others_and_a_usable_journal(folder: Path) -> None:
+    path = filled(folder)
+    whole, last = path.read_bytes(), record_at(folder, path, 3)
+    for size in range(last, len(whole)):
+        path.write_bytes(whole[:size])
+        journal = Journal(folder, sync=size % 2 == 0)
+        found = [record.step for record in journal.replay() if record.entry is RecordKind.PUSH]
+        assert found == [0, 1, 2]
+        assert path.stat().st_size == journal.size_bytes == last
+        journal.begin(2, step=3, facts={})
+        journal.append(RecordKind.PUSH, rank=0, step=3)
+        journal.close()
+        assert steps(folder) == [0, 1, 2, 3]
+        segments(folder)[-1].unlink()
+
+
+def test_a_segment_cut_before_its_first_record_is_whole_counts_as_never_begun(folder: Path) -> None:
+    first = filled(folder, generation=1)
+    path = filled(folder, generation=2, num_steps=0)
+    whole = path.read_bytes()
+    for size in range(len(whole)):
+        path.write_bytes(whole[:size])
+        assert steps(folder) == [0, 1, 2, 3]
+        assert segments(folder) == [first]
+
+
+@pytest.mark.parametrize("zeros", [1, 31, 32, 4096, 100_001])
+def test_zeros_at_the_end_are_torn(folder: Path, zeros: int) -> None:
+    path = filled(folder)
+    whole = path.read_bytes()
+    path.write_bytes(whole + bytes(zeros))
+    assert steps(folder) == [0, 1, 2, 3]
+    assert path.read_bytes() == whole
+
+
+def test_a_last_segment_of_zeros_only_is_torn(folder: Path) -> None:
+    first = filled(folder)
+    filled(folder, generation=2).write_bytes(bytes(10_000))
+    assert steps(folder) == [0, 1, 2, 3]
+    assert segments(folder) == [first]
+
+
+def test_what_an_earlier_life_left_torn_is_cut_even_if_nobody_replays(folder: Path) -> None:
+    path = filled(folder)
+    path.write_bytes(path.read_bytes()[:-1])
+    filled(folder, generation=2, num_steps=1)
+    assert steps(folder) == [0, 1, 2, 0]
+
+
+@every("place", [*range(32), 32, 80, 32 + 99])
+def test_a_flipped_byte_is_cut_in_the_last_record_and_refused_in_an_earlier_one(tmp_path: Path, place: int) -> None:
+    """Every byte of the header, and of the body the first, one within and the last."""
+    path = filled(folder := tmp_path / "journal")
+    whole = path.read_bytes()
+    for number in (3, 1):
+        damaged = bytearray(whole)
+        damaged[record_at(folder, path, number) + place] ^= 0x10
+        path.write_bytes(damaged)
+        if number == 3:
+            assert steps(folder) == [0, 1, 2]
+            path.write_bytes(whole)
+            continue
+        offset = record_at(folder, path, 1)
+        advice = r"resume the job from its last checkpoint \(shardkeep train --resume\)"
+        with pytest.raises(JournalError, match=rf"{path.name}: damaged at byte {offset}; {advice}"):
+            replayed(folder)
+        assert path.read_bytes() == damaged
+
+
+def test_a_damaged_record_before_the_last_of_many_is_refused(folder: Path) -> None:
+    path = filled(folder, num_steps=20)
+    offset = record_at(folder, path, 2)  # of the last four
+    damaged = bytearray(path.read_bytes())
+    damaged[offset + 50] ^= 0x10
+    path.write_bytes(damaged)
+    with pytest.raises(JournalError, match=rf"{path.name}: damaged at byte {offset};"):
+        replayed(folder)
+
+
+def test_a_torn_tail_of_an_earlier_segment_is_refused(folder: Path) -> None:
+    path = filled(folder)
+    filled(folder, generation=2)
+    offset = record_at(folder, path, 3)
+    path.write_bytes(path.read_bytes()[:-1])
+    for _ in range(2):
+        with pytest.raises(JournalError, match=rf"g000001-000001.journal: damaged at byte {offset};"):
+            replayed(folder)
+    path.unlink()
+    assert steps(folder) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("damage", "text"),
+    [
+        (lambda whole: os.urandom(5000), "damaged at byte 0"),
+        (lambda whole: b"#" + whole[1:], "damaged at byte 0"),
+        (lambda whole: bytes(40) + whole[40:], "damaged at byte 0"),
+        (lambda whole: whole[:33] + bytes([whole[33] ^ 1]) + whole[34:], "damaged at byte 0"),
+    ],
+    ids=["garbage", "magic", "zeros for a header", "checksum"],
+)
+def test_a_file_that_is_no_segment_is_refused(folder: Path, damage: Callable[[bytes], bytes], text: str) -> None:
+    path = filled(folder)
+    damaged = damage(path.read_bytes())
+    path.write_bytes(damaged)
+    with pytest.raises(JournalError, match=rf"{path.name}: {text}"):
+        replayed(folder)
+    assert path.read_bytes() == damaged
+
+
+def test_a_segment_of_another_format_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shardkeep.ps.server.journal.segments.FORMAT", 7)
+    path = filled(folder)
+    monkeypatch.undo()
+    with pytest.raises(JournalError, match=rf"{path.name}: format 7; this version reads 1; resume the job"):
+        replayed(folder)
+
+
+def test_a_segment_under_the_name_of_another_is_refused(folder: Path) -> None:
+    path = filled(folder)
+    path.rename(path.with_name("g000002-000001.journal"))
+    with pytest.raises(JournalError, match=r"g000002-000001.journal: damaged at byte 0"):
+        replayed(folder)
+
+
+def test_other_files_are_left_alone(folder: Path) -> None:
+    filled(folder)
+    others = [folder / name for name in ("notes.txt", "g1-1.journal", "g000001-000001.journal.old")]
+    for path in others:
+        path.write_text("mine")
+    assert steps(folder) == [0, 1, 2, 3]
+    journal = Journal(folder, sync=False)
+    journal.clear()
+    journal.close()
+    assert [path.read_text() for path in others] == ["mine"] * 3
+
+
+@pytest.mark.waits_for_processes
+def test_what_was_appended_survives_a_kill_at_any_moment(folder: Path) -> None:
+    chance = random.Random(5)
+    for _ in range(3):
+        process = appending(folder)
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "0\n"
+            killer = threading.Timer(chance.uniform(0.0, 0.1), process.kill)
+            killer.start()
+            printed = [0, *ended(process)]
+        finally:
+            process.kill()
+        found = replayed(folder)
+        pushes = [(step, body) for entry, _, step, body in found if entry is RecordKind.PUSH]
+        assert len(printed) <= len(pushes) <= len(printed) + 1
+        assert [step for step, _ in pushes] == list(range(len(pushes)))
+        sizes = (0, 1, 4097, 300_000)
+        assert all(body == bytes([sizes[step % 4] % 251]) * sizes[step % 4] for step, body in pushes)
+        journal = Journal(folder, sync=False)
+        journal.clear()
+        journal.close()
+
+
+def test_damage_early_in_a_large_segment_is_found_in_time(folder: Path) -> None:
+    journal = Journal(folder, sync=False)
+    journal.begin(1, step=0, facts={})
+    for step in range(8):
+        journal.append(RecordKind.PUSH, rank=0, step=step, body=body_of(4 << 20, step))
+    journal.close()
+    path = segments(folder)[0]
+    start = time.process_time()
+    for size in (
+        path.stat().st_size,
+        path.stat().st_size - 7 * ((4 << 20) + 32),
+    ):  # the last one has no other behind it
+        with path.open("r+b") as file:
+            file.truncate(size)
+            file.seek(100)
+            file.write(b"\0\1\2\3")
+        if size < 8 << 20:
+            assert steps(folder) == []
+        else:
+            with pytest.raises(JournalError, match="damaged at byte"):
+                replayed(folder)
+    assert time.process_time() - start < 10.0

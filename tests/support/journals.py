@@ -1,0 +1,79 @@
+"""Journals for tests: some filled by this process, some by one that is killed as it appends."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from shardkeep.ps.server.journal.journal import Journal, JournalRecord, RecordKind
+
+LIMIT_S = 60.0
+
+
+def body_of(size: int, step: int = 0) -> npt.NDArray[np.uint8]:
+    return np.random.default_rng(step).integers(0, 256, size, dtype=np.uint8)
+
+
+def seen(record: JournalRecord) -> tuple[RecordKind, int, int, bytes]:
+    return record.entry, record.rank, record.step, record.body.tobytes()
+
+
+def replayed(folder: Path) -> list[tuple[RecordKind, int, int, bytes]]:
+    journal = Journal(folder, sync=False, lock_s=0)
+    try:
+        return [seen(record) for record in journal.replay()]
+    finally:
+        journal.close()
+
+
+def steps(folder: Path) -> list[int]:
+    """The steps of the pushes."""
+    return [step for entry, _, step, _ in replayed(folder) if entry is RecordKind.PUSH]
+
+
+def segments(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*.journal"))
+
+
+def filled(folder: Path, *, num_steps: int = 4, generation: int = 1, size: int = 100) -> Path:
+    """One segment of some pushes, left by a process that ended; its path."""
+    journal = Journal(folder, sync=False)
+    journal.begin(generation, step=0, facts={})
+    for step in range(num_steps):
+        journal.append(RecordKind.PUSH, rank=0, step=step, body=body_of(size, step))
+    journal.close()
+    return segments(folder)[-1]
+
+
+APPENDING = """
+import sys
+from pathlib import Path
+import numpy as np
+from shardkeep.ps.server.journal.journal import Journal, RecordKind
+
+journal = Journal(Path(sys.argv[1]), sync=False, segment_bytes=1 << 20)
+journal.begin(1, step=0, facts={})
+bodies = [np.full(size, size % 251, dtype=np.uint8) for size in (0, 1, 4097, 300_000)]
+for step in range(1_000_000):
+    journal.append(RecordKind.PUSH, rank=0, step=step, body=bodies[step % 4])
+    sys.stdout.write(f"{step}\\n")
+    sys.stdout.flush()
+"""
+
+
+def appending(folder: Path) -> subprocess.Popen[str]:
+    """A process that appends for ever and prints every step whose append returned."""
+    return subprocess.Popen([sys.executable, "-c", APPENDING, str(folder)], stdout=subprocess.PIPE, text=True)
+
+
+def ended(process: subprocess.Popen[str]) -> list[int]:
+    """The whole lines that a process which was killed has printed."""
+    assert process.stdout is not None
+    with process.stdout as out:
+        printed = out.read()
+    process.wait(LIMIT_S)
+    return [int(line) for line in printed.splitlines(keepends=True) if line.endswith("\n")]
