@@ -51,7 +51,7 @@ FOLDERS = (  # of the package, lowest first
     "workers/checkpoint",
     "workers/reporting", "workers/evaluation",
     "workers",
-    "config_files", "",
+    "config", "",
     "row_files", "run", "run/origin", "assembly", "view", "web", "metrics", "page", "page/warnings", "member", "roles",
     "launch/processes", "launch/stopping", "launch",
     "loop", "nn", "torchrec", "callbacks",
@@ -196,7 +196,7 @@ def test_no_modules_import_each_other() -> None:
 
 def test_an_upward_import_and_a_cycle_are_found() -> None:
     assert upward(
-        "src/shardkeep/roles/worker.py", ["src/shardkeep/launch/job.py", "ps/wire/ids.py", "src/shardkeep/config.py"]
+        "src/shardkeep/roles/worker.py", ["src/shardkeep/launch/job.py", "ps/wire/ids.py", "src/shardkeep/core_plan.py"]
     ) == ["src/shardkeep/roles/worker.py imports src/shardkeep/launch/job.py"]
     assert not upward("ps/wire/ids.py", ["ps/placement.py"]) and upward("ps/wire/ids.py", ["ps/rpc/group.py"])
     assert cycle_in({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": {"a"}}) == ["b", "c"]

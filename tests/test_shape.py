@@ -8,11 +8,10 @@ import pytest
 
 from tests.support.shape import ROOT, Shape, library
 
-LINES = 76_132
+LINES = 76_203
 """Of all rooms and the package: what moves between them is not new."""
 CROWDED: dict[str, int] = {}
 LONG_FILES = {
-    "src/shardkeep/config.py",
     "src/shardkeep/loop/client.py",
 }
 LONG_FUNCTIONS = {

@@ -9,9 +9,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
-from shardkeep.affinity import Pins
 from shardkeep.base.errors import ConfigError
 from shardkeep.base.machine.topology import Cores, Topology, read_topology, shown
+from shardkeep.config.affinity import Pins
 
 if TYPE_CHECKING:
     from shardkeep.config import JobConfig

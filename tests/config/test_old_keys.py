@@ -18,7 +18,7 @@ from shardkeep.base.errors import ConfigError
 from shardkeep.base.yaml_text import read_yaml, write_yaml
 from shardkeep.cli.main import app
 from shardkeep.config import JobConfig, parse_config, stored_config
-from shardkeep.config_files.overrides import merged
+from shardkeep.config.overrides import merged
 from shardkeep.page.state import changed_settings
 from shardkeep.ps.config import TableSpec
 from tests.support.cases import every

@@ -16,13 +16,13 @@ from typing import Any
 import psutil
 import pytest
 
-from shardkeep import process_starts
 from shardkeep.base.deadlines import Deadline
 from shardkeep.base.errors import ConfigError
+from shardkeep.config import launch
+from shardkeep.config.launch import LaunchConfig, forks
 from shardkeep.launch.processes.children import SHARDKEEP, Child, child_environment, end_all, wait_all
 from shardkeep.launch.processes.fork_server import ForkServer, NoFork
 from shardkeep.launch.processes.starter import RoleCommand, Starter
-from shardkeep.process_starts import LaunchConfig, forks
 from tests.support import role_probe
 from tests.support.import_path import IMPORT_PATH
 
@@ -289,7 +289,7 @@ def test_a_machine_that_cannot_fork_roles_spawns_them_or_says_why(
     platform: str, device: str, gpus: list[str], why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "platform", platform)
-    monkeypatch.setattr(process_starts, "GPUS", gpus)
+    monkeypatch.setattr(launch, "GPUS", gpus)
     assert not forks(LaunchConfig(start="auto"), servers=2, device=device)
     with pytest.raises(ConfigError, match=rf"^launch.start: fork_server, but {why}; allowed: auto or spawn$"):
         forks(LaunchConfig(start="fork_server"), servers=2, device=device)

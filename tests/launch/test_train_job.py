@@ -12,10 +12,10 @@ import pytest
 from rich.console import Console
 
 from shardkeep import core_plan
-from shardkeep.affinity import Cores
 from shardkeep.base.errors import JobError, JobStopped, UserError
 from shardkeep.base.machine.topology import Topology
 from shardkeep.config import JobConfig
+from shardkeep.config.affinity import Cores
 from shardkeep.launch.processes.children import Child
 from shardkeep.launch.processes.role_starts import RoleStarts, of_launcher
 from shardkeep.launch.processes.starter import RoleCommand, Starter

@@ -16,13 +16,13 @@ import pytest
 
 from shardkeep.base.errors import ConfigError
 from shardkeep.config import parse_config
+from shardkeep.config.web import WebConfig
 from shardkeep.page.of_job import kept_address, open_page, page_line, page_url
 from shardkeep.page.state import RunState
 from shardkeep.trust.certificates import make_certs
 from shardkeep.trust.view import view_token
 from shardkeep.web.access import Access
 from shardkeep.web.server import WebServer
-from shardkeep.web_config import WebConfig
 from tests.support.cases import every
 from tests.support.cluster import Cluster
 from tests.support.http_attacks import request
@@ -124,7 +124,7 @@ def test_a_page_that_is_restarted_has_the_same_address_and_another_job_s_port_is
 def test_a_page_that_nobody_opens_loads_nothing(tmp_path: Path) -> None:
     script = (
         "import sys; from pathlib import Path; from shardkeep.page.of_job import serve_page\n"
-        "from shardkeep.web_config import WebConfig; from shardkeep.web.server import WebServer\n"
+        "from shardkeep.config.web import WebConfig; from shardkeep.web.server import WebServer\n"
         "web = WebServer()\n"
         "assert serve_page(web, WebConfig(), Path(sys.argv[1]), 'token')\n"
         "print(sorted({'starlette', 'uvicorn', 'rich', 'yaml'} & set(sys.modules)))\n"

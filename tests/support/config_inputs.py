@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from shardkeep.config import JobConfig
-from shardkeep.config_files.schema import Schema, branches, schema_of
+from shardkeep.config.schema import Schema, branches, schema_of
 
 ODD: dict[str, Any] = {
     "nothing": None,

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from shardkeep.config.web import WebConfig
 from shardkeep.page.of_job import serve_page
 from shardkeep.web.server import WebServer
-from shardkeep.web_config import WebConfig
 from tests.support.browser import Visit
 from tests.support.cluster import Cluster, Command
 

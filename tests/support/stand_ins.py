@@ -16,9 +16,9 @@ from typing import Any
 import psutil
 from rich.console import Console
 
-from shardkeep.affinity import Pins, pin
 from shardkeep.base.errors import JobError
 from shardkeep.config import JobConfig
+from shardkeep.config.affinity import Pins, pin
 from shardkeep.launch.callback_calls import CallbackCalls
 from shardkeep.launch.processes.children import Child, child_environment
 from shardkeep.launch.processes.fork_server import ForkServer

@@ -9,7 +9,7 @@ import pytest
 
 from shardkeep.base.errors import ConfigError
 from shardkeep.base.yaml_text import write_yaml
-from shardkeep.config_files.overrides import flat, merged
+from shardkeep.config.overrides import flat, merged
 from shardkeep.sweep.plan import load_sweep, nested
 from tests.support.cases import every
 from tests.support.sweep_runs import BASE, write_sweep

@@ -21,8 +21,8 @@ from shardkeep.base.machine.limits import limit_bytes
 from shardkeep.base.machine.topology import usable_cores
 from shardkeep.base.yaml_text import write_yaml
 from shardkeep.config import JobConfig, parse_config
-from shardkeep.config_files.overrides import Override, overridden
-from shardkeep.config_files.paths import below_shell
+from shardkeep.config.overrides import Override, overridden
+from shardkeep.config.paths import below_shell
 from shardkeep.workers.data.conversion.rules import ReadingRules
 from shardkeep.workers.data.input_files import PARQUET, find_files
 from shardkeep.workers.data.sources.csv_dialect import dialect_of

@@ -52,7 +52,7 @@ class Settings(BaseModel):
 
 def first_problem(error: ValidationError) -> str:
     """What is wrong with stored settings, as one line: the keys from the top, and what pydantic says. For those that
-    a person wrote, see `config_files/problems.py`."""
+    a person wrote, see `config/problems.py`."""
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
     where = ".".join(map(str, first["loc"]))[:100]
     return " ".join(f"{where}{': ' if where else ''}{first['msg'].removeprefix('Value error, ')}".split())[:300]

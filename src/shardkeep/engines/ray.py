@@ -18,7 +18,7 @@ from shardkeep.base.errors import JobError, JobStopped, MissingPackage, UserErro
 from shardkeep.base.files import atomic_write, make_folder
 from shardkeep.base.plugging.packages import missing
 from shardkeep.config import JobConfig, load_config
-from shardkeep.config_files.paths import anchored
+from shardkeep.config.paths import anchored
 from shardkeep.ps.config import TableSpec
 from shardkeep.run.reader import RunReader
 from shardkeep.run.summary import Summary

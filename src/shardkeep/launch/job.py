@@ -15,12 +15,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shardkeep.affinity import pinned
 from shardkeep.base.errors import CheckpointError, JobError, JobStopped
 from shardkeep.base.logs.log import LogFormat
 from shardkeep.base.plugging.modules import search_last
 from shardkeep.config import JobConfig
-from shardkeep.config_files.paths import anchored
+from shardkeep.config.affinity import pinned
+from shardkeep.config.paths import anchored
 from shardkeep.core_plan import choose, start_lines
 from shardkeep.launch.callback_calls import CallbackCalls
 from shardkeep.launch.in_process_job import page_of, run_here

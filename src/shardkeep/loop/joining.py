@@ -19,7 +19,9 @@ from shardkeep.base.settings import DAY_S, first_problem
 from shardkeep.compression.config import CompressionConfig
 from shardkeep.compression.ledger import Ledger
 from shardkeep.config import JobConfig
-from shardkeep.config_rules import check_compression
+from shardkeep.config.launch import LaunchConfig
+from shardkeep.config.rules import check_compression
+from shardkeep.config.web import WebConfig
 from shardkeep.launch.machine import WORLD
 from shardkeep.loop.metering import Meter, NoMeter, StepMeter
 from shardkeep.loop.rejoining import Rejoining
@@ -28,7 +30,6 @@ from shardkeep.member.group import join_group
 from shardkeep.member.membership import Membership
 from shardkeep.member.metrics import MemberMetrics
 from shardkeep.page.of_job import page_line
-from shardkeep.process_starts import LaunchConfig
 from shardkeep.ps.client.row_client import RowClient
 from shardkeep.ps.config import (
     ConsistencyConfig,
@@ -47,7 +48,6 @@ from shardkeep.ps.transport.metered import LedgerMeter, MeteredTransport, Worker
 from shardkeep.ps.transport.transport import LocalTransport, Transport
 from shardkeep.run.checkpoints import check_needs_no_rows, checkpoints_of, resumed_from
 from shardkeep.trust.endpoint import Endpoint
-from shardkeep.web_config import WebConfig
 from shardkeep.workers.config import CheckpointConfig
 
 Tables = Sequence[TableSpec]

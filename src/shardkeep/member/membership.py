@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from shardkeep.affinity import own_cores
 from shardkeep.base.compiling.kernels import load_kernels
 from shardkeep.base.deadlines import Deadline
 from shardkeep.base.errors import (
@@ -30,6 +29,7 @@ from shardkeep.base.net.addresses import split_address
 from shardkeep.base.net.sockets import Counters, Watched
 from shardkeep.base.system_errors import in_words
 from shardkeep.config import JobConfig, parse_config
+from shardkeep.config.affinity import own_cores
 from shardkeep.member.departure import Departure, Leaving
 from shardkeep.ps.config import LivenessConfig
 from shardkeep.ps.control.grpc.client import ControlClient

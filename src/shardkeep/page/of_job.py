@@ -14,6 +14,7 @@ from shardkeep.base.errors import ConfigError, MissingPackage, UserError
 from shardkeep.base.files import atomic_write
 from shardkeep.base.net.addresses import is_loopback, split_address
 from shardkeep.base.plugging.packages import PAGE, missing
+from shardkeep.config.web import WebConfig
 from shardkeep.records.json_text import to_json
 from shardkeep.run.json_files import read_json
 from shardkeep.trust.tls import read_tls
@@ -22,7 +23,6 @@ from shardkeep.trust.view import view_token
 from shardkeep.web.access import Access
 from shardkeep.web.server import WebServer
 from shardkeep.web.site import Limits, Site, shown_url
-from shardkeep.web_config import WebConfig
 
 if TYPE_CHECKING:
     from shardkeep.page.state import RunState

@@ -15,9 +15,9 @@ from shardkeep.base.settings import Settings
 from shardkeep.base.yaml_text import YamlError, read_text, read_yaml, write_yaml
 from shardkeep.compression.recipes import BASELINES, RECIPES
 from shardkeep.config import JobConfig, load_config, of_model, parse_config
-from shardkeep.config_files.overrides import copied, flat, merged
-from shardkeep.config_files.paths import anchored
-from shardkeep.config_files.problems import explain, shown
+from shardkeep.config.overrides import copied, flat, merged
+from shardkeep.config.paths import anchored
+from shardkeep.config.problems import explain, shown
 
 Nested = dict[str, Any]
 DEMO = Path(__file__).parents[1] / "examples" / "demo.yaml"

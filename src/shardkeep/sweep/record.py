@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from shardkeep.base.files import atomic_write
-from shardkeep.config_files.overrides import flat
+from shardkeep.config.overrides import flat
 from shardkeep.sweep.compare import Comparison, against_fp32, all_pairs
 from shardkeep.sweep.origin import origin
 from shardkeep.sweep.results import DIRECTIONS, RecipeResult, Results, RunResult

@@ -26,7 +26,7 @@ from shardkeep.base.errors import JobError, JobStopped, UserError
 from shardkeep.base.files import atomic_write
 from shardkeep.base.machine.versions import commit, versions
 from shardkeep.config import JobConfig, stored_config
-from shardkeep.config_files.overrides import flat
+from shardkeep.config.overrides import flat
 from shardkeep.core_plan import worker_threads
 from shardkeep.launch.out_folder import holding
 from shardkeep.launch.processes.children import SHARDKEEP, child_environment, last_words

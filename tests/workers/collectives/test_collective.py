@@ -19,6 +19,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from shardkeep.base.errors import DeadlineExceeded, MemberLost, ShardkeepError
 from shardkeep.base.net.sockets import connections
@@ -313,7 +314,7 @@ def _guarded_wait(collective: Collective, wait: Callable[[], object]) -> None:
 def silent_rank_2_with_two_questions_open(rank: Rank) -> list[Failure]:
     """How both questions of the others fail; of one gloo says its deadline, of the other that a pair is closed."""
     collective = rank.form()
-    process_group._set_pg_timeout(timedelta(seconds=0.3), dist.group.WORLD)
+    _set_pg_timeout(timedelta(seconds=0.3), dist.group.WORLD)
     if rank.number == 2:
         rank.store.wait(["has asked 0", "has asked 1"])
         return []

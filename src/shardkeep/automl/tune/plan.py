@@ -12,7 +12,7 @@ from optuna.distributions import CategoricalDistribution
 
 from shardkeep.automl.tune.space import DEFAULTS, Values, settings_of, space_of, text_of
 from shardkeep.config import JobConfig, load_config
-from shardkeep.config_files.overrides import flat
+from shardkeep.config.overrides import flat
 from shardkeep.run.origin.code import code_of
 from shardkeep.workers.config import sign_of
 

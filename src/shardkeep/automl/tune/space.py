@@ -13,7 +13,7 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 from shardkeep.base.errors import ConfigError
 from shardkeep.base.yaml_text import YamlError, read_yaml
 from shardkeep.config import JobConfig
-from shardkeep.config_files.overrides import flat
+from shardkeep.config.overrides import flat
 
 Values = CategoricalDistribution | FloatDistribution | IntDistribution
 """The values of a key. Those of a CategoricalDistribution are texts of YAML, as a shell has them."""

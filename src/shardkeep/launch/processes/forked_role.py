@@ -13,9 +13,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from shardkeep.affinity import pin
 from shardkeep.base.machine.process_title import show_command
 from shardkeep.base.machine.topology import usable_cores
+from shardkeep.config.affinity import pin
 from shardkeep.launch.processes.children import SHARDKEEP
 
 BLAS_THREADS = "OPENBLAS_NUM_THREADS"

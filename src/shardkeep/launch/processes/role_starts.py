@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from shardkeep.affinity import Pins
 from shardkeep.config import JobConfig
+from shardkeep.config.affinity import Pins
 from shardkeep.core_plan import worker_threads
 from shardkeep.launch.processes.children import Child, child_environment
 from shardkeep.launch.processes.starter import RoleCommand, Starter

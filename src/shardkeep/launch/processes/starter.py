@@ -9,15 +9,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from shardkeep.affinity import pin
 from shardkeep.base.logs.log import LogFormat
 from shardkeep.base.machine.topology import Cores
 from shardkeep.config import JobConfig
+from shardkeep.config.affinity import pin
+from shardkeep.config.launch import forks
 from shardkeep.core_plan import worker_threads
 from shardkeep.launch.processes.children import SHARDKEEP, Child, ForkedProcess, child_environment
 from shardkeep.launch.processes.fork_server import LIBRARIES, ROLES, ForkServer, NoFork
 from shardkeep.launch.processes.role_output import RoleOutput, role_output
-from shardkeep.process_starts import forks
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from typing import Any, TypeVar, get_args, get_origin
 from pydantic import BaseModel
 
 from shardkeep.base.settings import Origin
-from shardkeep.config_files.overrides import Override
+from shardkeep.config.overrides import Override
 
 T = TypeVar("T")
 Keys = tuple[str, ...]

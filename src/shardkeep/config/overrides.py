@@ -11,8 +11,8 @@ from pydantic import BaseModel
 
 from shardkeep.base.errors import ConfigError
 from shardkeep.base.yaml_text import YamlError, read_yaml
-from shardkeep.config_files.problems import Problem, shown
-from shardkeep.config_files.schema import Schema, branches, child, schema_of
+from shardkeep.config.problems import Problem, shown
+from shardkeep.config.schema import Schema, branches, child, schema_of
 
 _SHORT_KEYS = ("name", "mode", "column")
 """Keys that a bare text may represent."""

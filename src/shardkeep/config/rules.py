@@ -7,7 +7,7 @@ from typing import Any
 
 from shardkeep.compression.config import CompressionConfig, PushConfig
 from shardkeep.compression.per_table import check_table, push_of
-from shardkeep.config_files.overrides import merged
+from shardkeep.config.overrides import merged
 from shardkeep.ps.config import TableSpec
 from shardkeep.ps.server.table.optimizers.rowwise_adagrad import RowwiseAdagradConfig
 from shardkeep.workers.config import (

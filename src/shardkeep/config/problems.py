@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from shardkeep.base.config.old_keys import RENAMED
-from shardkeep.config_files.schema import Schema, branches, child, kinds, schema_of
+from shardkeep.config.schema import Schema, branches, child, kinds, schema_of
 
 MOST_LINES = 20
 """Problems of one file that are shown."""

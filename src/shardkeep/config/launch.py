@@ -6,9 +6,9 @@ import sys
 from pathlib import Path
 from typing import Literal
 
-from shardkeep.affinity import AffinityConfig
 from shardkeep.base.errors import ConfigError
 from shardkeep.base.settings import Settings
+from shardkeep.config.affinity import AffinityConfig
 
 GPUS = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
 """The devices of CUDA, ROCm, and CUDA under WSL."""
