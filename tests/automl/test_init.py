@@ -16,6 +16,7 @@ from shardkeep.automl.rules import RULES, Size
 from shardkeep.base.errors import UserError
 from shardkeep.cli.main import app
 from shardkeep.config import load_config
+from shardkeep.run.reader import RunReader
 from tests.support.cases import every
 from tests.support.click_files import click_rows, write_csv
 
@@ -118,6 +119,19 @@ def test_a_label_that_is_a_number_is_judged_by_its_error() -> None:
 def test_a_time_that_does_not_split_is_left_out_of_the_job() -> None:
     config = shardkeep.init(histories(Path("clicks.parquet")), overrides=["data.split.by=user_id"])
     assert config.data.time is None and config.data.split is not None and config.data.split.by == "user_id"
+
+
+@every("parts", [("eval",), ("test",), ("eval", "test")], ids=" and ".join)
+def test_rows_that_are_in_files_of_their_own_are_not_held_out_again(parts: tuple[str, ...]) -> None:
+    for number, part in enumerate(("train", *parts)):
+        write_csv(Path(f"{part}.csv"), click_rows(400, seed=number))
+    given = [word for part in parts for word in ("--set", f"data.{part}=[{part}.csv]")]
+    run = "-".join(parts)
+    code, out, error = invoke("train", "train.csv", "--label", "clicked", "--run-dir", run, *given, *BRIEF)
+    assert code == 0, error + out
+    data = load_config(f"{run}/job.yaml").data
+    assert data.split is None and bool(data.eval) == (data.eval_fraction == 0.0) == ("eval" in parts)
+    assert bool((RunReader(run).summary() or {}).get("test")) == ("test" in parts)
 
 
 @every(

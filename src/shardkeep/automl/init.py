@@ -127,6 +127,8 @@ class Plan:
         others = ", ".join(each for each in (*users[:1], "random") if each != by)
         notes["data", "split"] = about + (f"; or by: {others}" if others else "")
         found: dict[str, Any] = {"split": {"by": by, "eval": 0.1, "test": 0.1}}
+        if given := {one.keys for one in self.overrides} & {("data", "eval"), ("data", "test")}:  # files of their own
+            found = {} if ("data", "eval") in given else {"eval_fraction": 0.1}
         for role in self.roles:
             entry = {"column": role.name, **role.settings} if role.settings else role.name
             if role.use in ("label", "weight", "time"):
@@ -136,7 +138,7 @@ class Plan:
             if role.both:
                 found.setdefault("sparse", []).append(role.name)
                 notes["data", "dense", role.name] = "few values: in sparse, too"
-        order = ("split", "label", "weight", "time", "dense", "sparse")
+        order = ("split", "eval_fraction", "label", "weight", "time", "dense", "sparse")
         return {key: found[key] for key in order if key in found} | self._sequences()
 
     def _sequences(self) -> dict[str, Any]:
