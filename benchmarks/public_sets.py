@@ -8,6 +8,8 @@ frappe     train.csv, validation.csv, test.csv and meta_app.csv of a log of app 
            other draws, so its AUC is not that of the tables of BARS
 ml-100k    ml-100k.inter, .user and .item (MovieLens 100K, as RecBole has it); a rating of 4 or 5 is 1; the newest
            tenth is the test, the tenth before it evaluates
+planted    the synthetic stream of shardkeep, of which no file is read; 200,000 rows train, 25,000 and 25,000 are held
+           out
 """
 
 from __future__ import annotations
@@ -21,13 +23,17 @@ from pathlib import Path
 import numpy as np
 
 from shardkeep.base.yaml_text import read_yaml
+from shardkeep.config import DataConfig
+from shardkeep.workers.data.sources.registry import open_data
+from shardkeep.workers.data_config import SyntheticConfig
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
-LABELS = {"adult": "salary", "census": "income", "frappe": "label", "ml-100k": "label"}
+LABELS = {"adult": "salary", "census": "income", "frappe": "label", "ml-100k": "label", "planted": "label"}
 LEFT_OUT = ("instance_weight",)
 """How many people a row of census stands for: no property of a person (docs/guide/data.md)."""
 PARTS = ("train", "eval", "test")
 NEGATIVES = 2
+PLANTED = [20_000, 5_000, 1_000, 300, 100, 50, 20, 10]
 Row = Sequence[str]
 Parts = tuple[list[str], Sequence[Sequence[Row]]]
 """The header, and the rows of each part."""
@@ -88,6 +94,15 @@ def ml_100k(folder: Path) -> Parts:
     return header.split(), [rows[start:end] for start, end in itertools.pairwise(ends)]
 
 
+def planted(_folder: Path) -> Parts:
+    source = SyntheticConfig(train_samples=250_000, num_dense=4, table_sizes=PLANTED, ids="numbered")
+    batch = open_data(DataConfig(source="synthetic", synthetic=source), seed=7).train.gather(np.arange(250_000))
+    columns = [batch.label_BT[:, 0].astype(int), *batch.dense_BI.T, *(ids.values_N for ids in batch.ids.values())]
+    rows = list(zip(*(map(str, column.tolist()) for column in columns), strict=True))
+    header = ["label", *(f"number_{at}" for at in range(4)), *(f"code_{at}" for at in range(len(PLANTED)))]
+    return header, (rows[:200_000], rows[200_000:225_000], rows[225_000:])
+
+
 def _rows(path: Path, separator: str = ",") -> list[list[str]]:
     lines = path.read_text(encoding="utf-8").splitlines()
     return [[cell.strip() for cell in line.split(separator)] for line in lines if line.strip()]
@@ -98,4 +113,10 @@ def _by_chance(rows: Sequence[Row], ends: Sequence[float]) -> list[list[Row]]:
     return [[rows[at] for at in part] for part in np.split(order, [int(end * len(rows)) for end in ends[:-1]])]
 
 
-SETS: dict[str, Callable[[Path], Parts]] = {"adult": adult, "census": census, "frappe": frappe, "ml-100k": ml_100k}
+SETS: dict[str, Callable[[Path], Parts]] = {
+    "adult": adult,
+    "census": census,
+    "frappe": frappe,
+    "ml-100k": ml_100k,
+    "planted": planted,
+}
