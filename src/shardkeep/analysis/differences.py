@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -56,13 +56,12 @@ def differences(scores: Sequence[EvaluationScores], names: Sequence[str]) -> Ite
     first = scores[0]
     targets = isinstance(first.asked, RankSettings)
     for other, name in zip(scores, names, strict=True):
-        counts = f"{len(first.labels_NT):,} and {len(other.labels_NT):,} rows"
-        pairs = [(first.labels_NT, other.labels_NT), (first.weights_N, other.weights_N)]
+        pairs: list[Any] = [(first.labels_NT, other.labels_NT), (first.weights_N, other.weights_N)]
         pairs += [(first.groups_N, other.groups_N)] if targets else []
         if not all(np.array_equal(one, two, equal_nan=True) for one, two in pairs):
-            advice = "allowed: the same --data FILE for all"
-            kind = "targets" if targets else "labels"
-            raise UserError(f"{names[0]} and {name} have other evaluation rows ({counts}, or other {kind}); {advice}")
+            counts = f"{len(first.labels_NT):,} and {len(other.labels_NT):,} rows"
+            why = f"{counts}, or other {'targets' if targets else 'labels'}); allowed: the same --data FILE for all"
+            raise UserError(f"{names[0]} and {name} have other evaluation rows ({why}")
     for other, name in zip(scores[1:], names[1:], strict=True):
         yield from ((f"{name} - {names[0]}", found) for by in (_by_delong, _by_bootstrap) for found in by(other, first))
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -51,24 +50,21 @@ def importance_of(rows: EvaluationRows, told: Told) -> dict[str, Any]:
         raise UserError(f"--importance: {metric} is undefined ({found.get('note', 'it is not evaluated')})")
     groups = [group.name for group in schema.sequences]
     columns = list(dict.fromkeys([*schema.dense, *(f.name for f in schema.features), *groups]))
-    lost: dict[str, list[float]] = {column: [] for column in columns}
+    lost = {column: list[float]() for column in columns}
     for repeat in range(REPEATS):
-        own = replace(rows, told=partial(_tell, told, repeat))
-        for column, scores in _permuted(own, columns, np.random.default_rng(repeat)):
+
+        def tell(_text: str, share: float, repeat: int = repeat) -> None:
+            told(f"importance, permutation {repeat + 1} of {REPEATS}", (repeat + share) / REPEATS)
+
+        for column, scores in _permuted(replace(rows, told=tell), columns, repeat):
             lost[column].append((sign_of(metric) or 1) * (value - scores.metrics()[metric]))
     worth = [{"column": column, "mean": fmean(each), "spread": stdev(each)} for column, each in lost.items()]
     return {"metric": metric, "value": value, "columns": sorted(worth, key=lambda one: -one["mean"])}
 
 
-def _tell(told: Told, repeat: int, _text: str, share: float) -> None:
-    told(f"importance, permutation {repeat + 1} of {REPEATS}", (repeat + share) / REPEATS)
-
-
-def _permuted(
-    rows: EvaluationRows, columns: Sequence[str], draw: np.random.Generator
-) -> Iterator[tuple[str, EvaluationScores]]:
+def _permuted(rows: EvaluationRows, columns: Sequence[str], repeat: int) -> Iterator[tuple[str, EvaluationScores]]:
     """The scores with each column permuted. Gathers every batch twice, for all columns, and holds all scores."""
-    parts: dict[str, list[Scores]] = {column: [] for column in columns}
+    draw, parts = np.random.default_rng(repeat), {column: list[Scores]() for column in columns}
     for dataset in rows.datasets:
         order_N = draw.permutation(rows.count(dataset))
         for rows_B in rows.blocks(dataset):

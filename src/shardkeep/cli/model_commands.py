@@ -84,10 +84,10 @@ def evaluate(
 
             torch.set_num_threads(worker_threads(rows.trained.config))  # as in training: more wait for each other
             rows = replace(rows, datasets=list(rows.datasets))  # read once, scored many times
-        found = rows.evaluate()
-        if importance:
-            found["importance"] = importance_of(rows, told)
+            found = rows.evaluate() | {"importance": importance_of(rows, told)}
             picture = write_picture(found["importance"], run)
+        else:
+            found = rows.evaluate()
     if as_json:
         print(json.dumps(found, indent=2))
     else:

@@ -316,9 +316,7 @@ def _by_group(scores: EvaluationScores, rows: EvaluationRows) -> list[dict[str, 
     groups = [text if text is None else text.decode(errors="backslashreplace") for text in texts]
     order_N = np.argsort(index_N, kind="stable")
     bounds = np.searchsorted(index_N[order_N], np.arange(len(groups) + 1))
-    found = []
-    for g, value in enumerate(groups):
-        found.append({"value": value} | scores.metrics(order_N[bounds[g] : bounds[g + 1]]))
+    found = [{"value": value} | scores.metrics(order_N[bounds[g] : bounds[g + 1]]) for g, value in enumerate(groups)]
     return sorted(found, key=lambda group: -int(group["samples"]))
 
 
