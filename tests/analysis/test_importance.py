@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +11,12 @@ import pytest
 import torch
 
 import shardkeep
-from shardkeep.analysis.importance import FILE, REPEATS, Permuted, importance_of, write_picture
+from shardkeep.analysis.importance import FILE, REPEATS, exchanged, importance_of, write_picture
+from shardkeep.base.arrays import Ints
 from shardkeep.inference.export.writing import export_run
 from shardkeep.inference.scoring import EvaluationRows, evaluation_rows
 from shardkeep.workers.data.batch import Batch, Ragged
-from shardkeep.workers.data.samples import gathered
+from shardkeep.workers.data.samples import Dataset, gathered
 from shardkeep.workers.data.schema import Feature, Schema, SequenceColumns
 from shardkeep.workers.metrics.quality import auc
 from tests.support.click_files import click_job, click_rows, write_csv
@@ -79,42 +80,48 @@ def test_a_permuted_sequence_keeps_its_columns_together() -> None:
         "history", (Feature("viewed", "item", "none"), Feature("where", "page", "none")), ("price",), 9
     )
     schema = Schema(("age",), (Feature("user", "user"),), sequences=(group,))
-    lengths_B, ids_N = np.array([2, 0, 1], np.int32), np.array([7, 8, 9])
-    batch = Batch(
-        np.array([[1.0], [2.0], [3.0]], np.float32),
-        {
-            "user": Ragged(np.array([1, 2, 3])),
-            "viewed": Ragged(ids_N, lengths_B),
-            "where": Ragged(ids_N + 10, lengths_B),
-        },
-        np.zeros((3, 1), np.float32),
-        numbers={"history": np.array([[0.7], [0.8], [0.9]], np.float32)},
-    )
 
-    class Small:
-        def __init__(self) -> None:
-            self.schema = schema
+    def batch_of(order_B: list[int], lengths: list[int], ids: list[int]) -> Batch:
+        lengths_B, ids_N = np.array(lengths, np.int32), np.array(ids)
+        columns = {"viewed": Ragged(ids_N, lengths_B), "where": Ragged(ids_N + 10, lengths_B)}
+        dense_BI = np.array([[1.0], [2.0], [3.0]], np.float32)[order_B]
+        numbers = {"history": (ids_N[:, None] / 10).astype(np.float32)}
+        user = Ragged(np.array([1, 2, 3])[order_B])
+        return Batch(dense_BI, {"user": user, **columns}, np.zeros((3, 1), np.float32), numbers=numbers)
 
-        def __len__(self) -> int:
-            return 3
-
-        def gather(self, rows_B: np.ndarray) -> Batch:  # rows 0, 1, 2 or 2, 0, 1
-            if rows_B.tolist() == [0, 1, 2]:
-                return batch
-            ids = {"viewed": np.array([9, 7, 8]), "where": np.array([19, 17, 18])}
-            lengths = np.array([1, 2, 0], np.int32)
-            moved = {name: Ragged(values_N, lengths) for name, values_N in ids.items()}
-            numbers = {"history": np.array([[0.9], [0.7], [0.8]], np.float32)}
-            user = Ragged(np.array([3, 1, 2]))
-            return Batch(batch.dense_BI[rows_B], {"user": user, **moved}, batch.label_BT, numbers=numbers)
-
-    found = Permuted(Small(), "history", np.array([2, 0, 1])).gather(np.arange(3))
+    own, other = batch_of([0, 1, 2], [2, 0, 1], [7, 8, 9]), batch_of([2, 0, 1], [1, 2, 0], [9, 7, 8])
+    found = exchanged(own, other, schema, "history")
     assert found.ids["viewed"].values_N.tolist() == [9, 7, 8] and found.ids["where"].values_N.tolist() == [19, 17, 18]
     assert found.numbers["history"][:, 0].tolist() == pytest.approx([0.9, 0.7, 0.8])
     assert found.ids["user"].values_N.tolist() == [1, 2, 3] and found.dense_BI[:, 0].tolist() == [1, 2, 3]
-    of_age = Permuted(Small(), "age", np.array([2, 0, 1])).gather(np.arange(3))
-    assert of_age.dense_BI[:, 0].tolist() == [3, 1, 2] and batch.dense_BI[:, 0].tolist() == [1, 2, 3]
+    of_age = exchanged(own, other, schema, "age")
+    assert of_age.dense_BI[:, 0].tolist() == [3, 1, 2] and own.dense_BI[:, 0].tolist() == [1, 2, 3]
     assert of_age.ids["viewed"].values_N.tolist() == [7, 8, 9]
+
+
+@dataclass(frozen=True)
+class Counted:
+    """A data set that notes how many samples were read of it."""
+
+    dataset: Dataset
+    reads: list[int]
+
+    @property
+    def schema(self) -> Schema:
+        return self.dataset.schema
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def gather(self, rows_B: Ints) -> Batch:
+        self.reads.append(len(rows_B))
+        return self.dataset.gather(rows_B)
+
+
+def test_the_number_of_columns_does_not_change_how_often_a_row_is_read(rows: EvaluationRows) -> None:
+    (dataset,), reads = list(rows.datasets), list[int]()
+    assert len(importance(replace(rows, datasets=[Counted(dataset, reads)]))["columns"]) == 5
+    assert sum(reads) == len(dataset) * (1 + 2 * REPEATS)
 
 
 def test_the_picture_is_in_the_run_folder_and_not_in_an_export(rows: EvaluationRows, run: Path, tmp_path: Path) -> None:

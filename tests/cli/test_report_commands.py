@@ -63,6 +63,14 @@ def test_runs_with_other_evaluation_rows_are_refused_in_a_line_and_compared_on_a
     assert (code, error) == (0, "") and "no difference shown" in out
 
 
+def test_rows_on_which_a_model_was_trained_are_told(folder: Path) -> None:
+    _, out, _ = invoke("evaluate", str(folder / "a"), "--data", str(folder / "train.csv"))
+    (note,) = [line.split(maxsplit=1)[1] for line in out.splitlines() if line.startswith("note")]
+    assert note == "the model was trained on rows of train.csv: its metrics on new ones are lower"
+    other = write_csv(folder / "other.csv", click_rows(50, seed=5))
+    assert "note" not in invoke("evaluate", str(folder / "a"), "--data", str(other))[1]
+
+
 def test_one_run_is_compared_with_nothing(folder: Path) -> None:
     code, _, error = invoke("compare", str(folder / "a"))
     assert code == 2 and error == "error: shardkeep compare requires two runs or more\n"

@@ -13,10 +13,11 @@ import pyarrow.parquet as pq
 import pytest
 
 import shardkeep
+from shardkeep.analysis.differences import differences
 from shardkeep.base.errors import CheckpointError, UserError
 from shardkeep.inference.export.manifest import read_manifest
 from shardkeep.inference.export.writing import Formats, export_run
-from shardkeep.inference.scoring import BestItems, evaluate_run, predict_files
+from shardkeep.inference.scoring import BestItems, evaluate_run, evaluation_rows, predict_files
 
 TOP = 5
 
@@ -136,6 +137,16 @@ def test_vectors_of_an_export_have_length_1_and_give_the_scores(exported: Path, 
 def test_number_formats_are_measured_by_ranks(run: Path, tmp_path: Path) -> None:
     manifest = export_run(run, tmp_path / "small", formats=Formats("int8", "int8"))
     assert manifest.cost is not None and {"recall@10", "mrr"} <= manifest.cost.keys()
+
+
+def test_runs_are_compared_on_rows_with_the_same_targets_only(run: Path, files: Path) -> None:
+    pq.write_table(rows(120, 5), files / "other.parquet")
+    own, same, other = (
+        evaluation_rows(run, files=each).scores() for each in ((), [files / "eval.parquet"], [files / "other.parquet"])
+    )
+    assert {each.metric for _, each in differences([own, same], ["a", "b"])} >= {"recall@10", "mrr"}
+    with pytest.raises(UserError, match=r"^a and b have other evaluation rows \(120 and 120 rows, or other targets\)"):
+        list(differences([own, other], ["a", "b"]))
 
 
 def test_an_export_without_its_items_is_damaged(run: Path, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 import shardkeep
 from shardkeep.base.errors import UserError
+from shardkeep.base.yaml_text import write_yaml
 from shardkeep.cli.main import app
 from shardkeep.inference.scoring import evaluate_run, predict_files
 from shardkeep.run.reader import RunReader
@@ -114,6 +115,15 @@ def test_a_split_may_not_change_when_a_job_continues(tmp_path: Path) -> None:
     (tmp_path / "clicks.csv").write_text((tmp_path / "clicks.csv").read_text().replace("u1,", "u200,"))
     changed = CliRunner().invoke(app, ["train", *options[:3], "train.max_steps=6"])
     assert changed.exit_code == 2 and "the training data are not those of" in changed.output
+
+
+def test_the_launcher_tells_shares_that_are_not_those_named(tmp_path: Path) -> None:
+    rows = [row | {"user": "u7" if n % 8 else f"v{n}"} for n, row in enumerate(click_rows(ROWS))]
+    write_csv(tmp_path / "clicks.csv", [row | {"hour": "1", "row": "1"} for row in rows], (*COLUMNS, "hour", "row"))
+    job = job_of(tmp_path, "user", eval=UNREAD, train={"batch_size": 32, "max_steps": 1})
+    (tmp_path / "job.yaml").write_text(write_yaml(job))
+    done = CliRunner().invoke(app, ["train", str(tmp_path / "job.yaml"), "--run-dir", str(tmp_path / "run")])
+    assert done.exit_code == 0 and done.output.count("data.split by user: evaluation has ") == 1, done.output
 
 
 def test_predict_takes_files_or_a_side(tmp_path: Path) -> None:

@@ -21,11 +21,13 @@ from shardkeep.base.errors import DataError
 from shardkeep.workers.data.batch import Batch, Ragged
 from shardkeep.workers.data.schema import Schema
 from shardkeep.workers.label_config import LossConfig
+from shardkeep.workers.split_config import SplitConfig
 
 if TYPE_CHECKING:
     from shardkeep.workers.data.catalogue import Catalogue
 
 MEAN_SAMPLES = 1 << 18
+FAR = 1.5
 LARGEST_RMS = 10.0
 """Root mean square of a feature's weights above which there is a warning: so many times as long are its pooled rows, as
 those of different ids are nearly orthogonal. Ratings of 1 to 5 have 3.3."""
@@ -152,6 +154,16 @@ class Data:
         columns = f"{_counted(schema.num_dense, 'dense column')}, {_counted(len(schema.features), 'feature')}"
         columns += f", {_counted(len(schema.sequences), 'sequence')}" if schema.sequences else ""
         return f"{len(self.train):,} samples{held}; {columns}; {self.source}"
+
+    def uneven(self, split: SplitConfig) -> str:
+        """One line where a side has `FAR` times its share of the rows, or so much less; "" = none has."""
+        sides = {"evaluation": (self.eval or (), split.eval), "the test": (self.test or (), split.test)}
+        total = len(self.train) + sum(len(side) for side, _ in sides.values())
+        shares = {name: (len(side) / total, named) for name, (side, named) in sides.items() if named}
+        if all(named / FAR <= share <= named * FAR for share, named in shares.values()):
+            return ""
+        told = [f"{name} has {share:.1%} of the rows, not {named:.0%}" for name, (share, named) in shares.items()]
+        return f"data.split by {split.by}: {', '.join(told)}; equal values stay together"
 
 
 def _mean(label_N: Float64s, weights_N: Floats | None, own_N: Bools) -> float:

@@ -108,18 +108,14 @@ class Evaluator:
 
     def _predict(self, first: int, end: int, unseen: Unseen) -> tuple[Floats, Floats, Ints, Floats]:
         """Logits and labels, float32 (N, T), groups and weights of samples [first, end). Counts values in `unseen`."""
-        weights: list[Floats] = [np.empty(0, np.float32)]
-        groups: list[Ints] = [np.empty(0, np.int64)]
         none_0T = np.empty((0, len(self._dataset.schema.labels)), np.float32)
-        logits: list[Floats] = [none_0T]
-        labels: list[Floats] = [none_0T]
+        found: list[tuple[Floats, Floats, Ints, Floats]] = []
+        found.append((none_0T, none_0T, np.empty(0, np.int64), np.empty(0, np.float32)))
         samples = samples_of(self._dataset, first, end, self._scorer.size)
         for batch, logits_BT in scored(samples, self._scorer, self._client, unseen):
-            logits.append(logits_BT)
-            labels.append(batch.label_BT)
-            groups.append(groups_of(batch, self._asked))
-            weights.append(weights_of(batch))
-        return np.concatenate(logits), np.concatenate(labels), np.concatenate(groups), np.concatenate(weights)
+            found.append((logits_BT, batch.label_BT, groups_of(batch, self._asked), weights_of(batch)))
+        logits, labels, groups, weights = map(np.concatenate, zip(*found, strict=True))
+        return logits, labels, groups, weights
 
 
 def samples_of(dataset: Dataset, first: int, end: int, size: int) -> Iterator[Batch]:

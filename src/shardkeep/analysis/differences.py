@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from shardkeep.inference.scoring import EvaluationScores
 from shardkeep.sweep.student import CONFIDENCE
 from shardkeep.view.screen import metric_name
 from shardkeep.workers.config import BASELINE, sign_of
+from shardkeep.workers.evaluation.retrieval import RankSettings
 from shardkeep.workers.metrics.quality import COUNTS
 
 RESAMPLES, RESAMPLED_ROWS = (100, 1000), 50_000_000
@@ -48,17 +49,19 @@ def differences(scores: Sequence[EvaluationScores], names: Sequence[str]) -> Ite
     samples, by a paired bootstrap with percentiles (Efron and Tibshirani, 1993).
 
     Raises:
-        UserError: The rows are not the same: labels and weights tell them apart.
+        UserError: The rows are not the same: labels, weights and the targets of retrieval tell them apart.
         MissingPackage: scipy is not installed."""
     if need := missing("scipy"):
         raise MissingPackage(f"an interval of a difference {need}")
     first = scores[0]
+    targets = isinstance(first.asked, RankSettings)
     for other, name in zip(scores, names, strict=True):
-        counts = f"{len(first.labels_NT):,} and {len(other.labels_NT):,} rows"
-        pairs = (first.labels_NT, other.labels_NT), (first.weights_N, other.weights_N)
+        pairs: list[Any] = [(first.labels_NT, other.labels_NT), (first.weights_N, other.weights_N)]
+        pairs += [(first.groups_N, other.groups_N)] if targets else []
         if not all(np.array_equal(one, two, equal_nan=True) for one, two in pairs):
-            advice = "allowed: the same --data FILE for all"
-            raise UserError(f"{names[0]} and {name} have other evaluation rows ({counts}, or other labels); {advice}")
+            counts = f"{len(first.labels_NT):,} and {len(other.labels_NT):,} rows"
+            why = f"{counts}, or other {'targets' if targets else 'labels'}); allowed: the same --data FILE for all"
+            raise UserError(f"{names[0]} and {name} have other evaluation rows ({why}")
     for other, name in zip(scores[1:], names[1:], strict=True):
         yield from ((f"{name} - {names[0]}", found) for by in (_by_delong, _by_bootstrap) for found in by(other, first))
 

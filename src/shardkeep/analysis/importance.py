@@ -5,23 +5,22 @@ when the column is permuted within the evaluation rows (Breiman, "Random Forests
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
 import numpy as np
 
-from shardkeep.base.arrays import Ints
 from shardkeep.base.errors import UserError
 from shardkeep.base.plugging.packages import missing
 from shardkeep.inference.export.manifest import is_export
 from shardkeep.inference.files import Told
-from shardkeep.inference.scoring import EvaluationRows
+from shardkeep.inference.scoring import EvaluationRows, EvaluationScores, Scores
 from shardkeep.workers.config import sign_of
 from shardkeep.workers.data.batch import Batch
-from shardkeep.workers.data.samples import Dataset, gathered
+from shardkeep.workers.data.samples import gathered
 from shardkeep.workers.data.schema import Schema
 
 REPEATS = 5
@@ -29,29 +28,14 @@ REPEATS = 5
 FILE = "importance.png"
 
 
-@dataclass(frozen=True)
-class Permuted:
-    """A data set in which row i has the value of row `order_N[i]` in one column, or in all columns of a sequence."""
-
-    dataset: Dataset
-    column: str
-    order_N: Ints
-
-    @property
-    def schema(self) -> Schema:
-        return self.dataset.schema
-
-    def __len__(self) -> int:
-        return len(self.order_N)
-
-    def gather(self, rows_B: Ints) -> Batch:
-        own, other = (gathered(self.dataset, rows) for rows in (rows_B, self.order_N[rows_B]))
-        group = [c.name for group in self.schema.sequences if group.name == self.column for c in group.ids]
-        names = {self.column, *group}
-        permuted_I = [name in names for name in self.schema.dense]
-        ids = {name: (other if name in names else own).ids[name] for name in own.ids}
-        numbers = {name: (other if name in names else own).numbers[name] for name in own.numbers}
-        return replace(own, dense_BI=np.where(permuted_I, other.dense_BI, own.dense_BI), ids=ids, numbers=numbers)
+def exchanged(own: Batch, other: Batch, schema: Schema, column: str) -> Batch:
+    """A batch with the values of another one in one column, or in all columns of a sequence."""
+    group = [c.name for group in schema.sequences if group.name == column for c in group.ids]
+    names = {column, *group}
+    other_I = [name in names for name in schema.dense]
+    ids = {name: (other if name in names else own).ids[name] for name in own.ids}
+    numbers = {name: (other if name in names else own).numbers[name] for name in own.numbers}
+    return replace(own, dense_BI=np.where(other_I, other.dense_BI, own.dense_BI), ids=ids, numbers=numbers)
 
 
 def importance_of(rows: EvaluationRows, told: Told) -> dict[str, Any]:
@@ -65,20 +49,30 @@ def importance_of(rows: EvaluationRows, told: Told) -> dict[str, Any]:
     if (value := found.get(metric)) is None:
         raise UserError(f"--importance: {metric} is undefined ({found.get('note', 'it is not evaluated')})")
     groups = [group.name for group in schema.sequences]
-    columns, worth = list(dict.fromkeys([*schema.dense, *(f.name for f in schema.features), *groups])), []
-    for at, column in enumerate(columns):
-        told(f"importance of {column}", at / len(columns))
-        lost = [(sign_of(metric) or 1) * (value - each.scores().metrics()[metric]) for each in _permuted(rows, column)]
-        worth.append({"column": column, "mean": fmean(lost), "spread": stdev(lost)})
+    columns = list(dict.fromkeys([*schema.dense, *(f.name for f in schema.features), *groups]))
+    lost = {column: list[float]() for column in columns}
+    for repeat in range(REPEATS):
+
+        def tell(_text: str, share: float, repeat: int = repeat) -> None:
+            told(f"importance, permutation {repeat + 1} of {REPEATS}", (repeat + share) / REPEATS)
+
+        for column, scores in _permuted(replace(rows, told=tell), columns, repeat):
+            lost[column].append((sign_of(metric) or 1) * (value - scores.metrics()[metric]))
+    worth = [{"column": column, "mean": fmean(each), "spread": stdev(each)} for column, each in lost.items()]
     return {"metric": metric, "value": value, "columns": sorted(worth, key=lambda one: -one["mean"])}
 
 
-def _permuted(rows: EvaluationRows, column: str) -> Iterator[EvaluationRows]:
-    for repeat in range(REPEATS):
-        draw = np.random.default_rng(repeat)
-        counts = [(each, min(len(each), rows.most or len(each))) for each in rows.datasets]
-        datasets = [Permuted(each, column, draw.permutation(count)) for each, count in counts]
-        yield replace(rows, datasets=datasets, told=lambda _text, _share: None)
+def _permuted(rows: EvaluationRows, columns: Sequence[str], repeat: int) -> Iterator[tuple[str, EvaluationScores]]:
+    """The scores with each column permuted. Gathers every batch twice, for all columns, and holds all scores."""
+    draw, parts = np.random.default_rng(repeat), {column: list[Scores]() for column in columns}
+    for dataset in rows.datasets:
+        order_N = draw.permutation(rows.count(dataset))
+        for rows_B in rows.blocks(dataset):
+            own, other = gathered(dataset, rows_B), gathered(dataset, order_N[rows_B])
+            for column, found in parts.items():
+                found.append(rows.scored(exchanged(own, other, dataset.schema, column), own))
+    for column, found in parts.items():
+        yield column, rows.joined(found)
 
 
 def write_picture(found: dict[str, Any], run: Path) -> Path | None:

@@ -77,13 +77,17 @@ def evaluate(
         told, files, picture = partial(screen.working, "evaluate"), input_files(data or []), None
         rows = evaluation_rows(run, which=model, split=split, files=files, by=by, amp=amp, told=told)
         if importance:
-            from shardkeep.analysis.importance import importance_of, write_picture
+            import torch
 
+            from shardkeep.analysis.importance import importance_of, write_picture
+            from shardkeep.core_plan import worker_threads
+
+            torch.set_num_threads(worker_threads(rows.trained.config))  # as in training: more wait for each other
             rows = replace(rows, datasets=list(rows.datasets))  # read once, scored many times
-        found = rows.evaluate()
-        if importance:
-            found["importance"] = importance_of(rows, told)
+            found = rows.evaluate() | {"importance": importance_of(rows, told)}
             picture = write_picture(found["importance"], run)
+        else:
+            found = rows.evaluate()
     if as_json:
         print(json.dumps(found, indent=2))
     else:

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import sys
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
@@ -17,7 +16,7 @@ import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
 
 from shardkeep.base.arrays import Floats, Ints
-from shardkeep.base.errors import UserError
+from shardkeep.base.errors import ConfigError, DataError, UserError
 from shardkeep.config import JobConfig
 from shardkeep.inference.export.manifest import is_export
 from shardkeep.inference.files import Side, Told, as_texts, chunks_of_files, own_rows, score_writer, weigh
@@ -32,6 +31,7 @@ from shardkeep.workers.data.conversion.chunk import Chunk
 from shardkeep.workers.data.input_files import advising, find_files
 from shardkeep.workers.data.samples import Dataset, batches, gathered
 from shardkeep.workers.data.sources.registry import open_data
+from shardkeep.workers.data_config import DataConfig
 from shardkeep.workers.embeddings.unseen import Counts, Unseen
 from shardkeep.workers.evaluation.evaluate import groups_of, weights_of
 from shardkeep.workers.evaluation.retrieval import RankSettings
@@ -42,7 +42,7 @@ from shardkeep.workers.prefetch import Prefetch
 
 Item = TypeVar("Item")
 Scores = tuple[Floats | Ints, Floats, Ints, Floats]
-"""Logits and labels (N, T), groups and weights (N,); empty = none. Of a retrieval model ranks (N, 1), not logits."""
+"""As of `EvaluationScores`."""
 AHEAD = 4
 """Blocks that are read and looked up while one is in the dense model."""
 
@@ -157,7 +157,8 @@ def _ahead(items: Iterator[Item]) -> Generator[Item, None, None]:
 @dataclass(frozen=True)
 class EvaluationScores:
     """What a model says of labelled rows, in their order: outputs (N, T), of a retrieval model ranks (N, 1), labels
-    (N, T), groups and weights (N,); empty = none. `asked`: metrics of the labels `names`."""
+    (N, T), groups, of a retrieval model the targets, and weights (N,); empty = none. `asked`: metrics of the labels
+    `names`."""
 
     outputs_NT: Floats
     labels_NT: Floats
@@ -186,7 +187,7 @@ class EvaluationScores:
 @dataclass(frozen=True)
 class EvaluationRows:
     """A model, and labelled rows for it: the first `most` of each data set, None = all. `values`: of the column `by`, a
-    part for each data set that was read. `seen`: The model was trained on them."""
+    part for each data set that was read. `seen`: those on which the model was trained, in words."""
 
     trained: Trained
     datasets: Iterable[Dataset]
@@ -194,13 +195,35 @@ class EvaluationRows:
     told: Told
     by: str | None = None
     values: Sequence[pa.Array] = ()
-    seen: bool = False
+    seen: str = ""
 
     def scores(self, unseen: Unseen | None = None) -> EvaluationScores:
         """Scores the rows. Counts values in `unseen`."""
+        batches = (gathered(each, rows_B) for each in self.datasets for rows_B in self.blocks(each))
+        return self.joined([self.scored(batch, batch, unseen) for batch in batches])
+
+    def count(self, dataset: Dataset) -> int:
+        """How many samples of a data set are scored."""
+        return min(len(dataset), self.most or len(dataset))
+
+    def blocks(self, dataset: Dataset) -> Iterator[Ints]:
+        """The numbers of these samples, in blocks of what the model takes at once."""
+        size, end = self.trained.blocks.size, self.count(dataset)
+        for start in range(0, end, size):
+            yield np.arange(start, min(start + size, end))
+            self.told("scoring", min(start + size, end) / end)
+
+    def scored(self, batch: Batch, own: Batch, unseen: Unseen | None = None) -> Scores:
+        """What the model says of a batch, with labels, groups and weights of `own`. Counts values in `unseen`."""
         trained = self.trained
-        parts = (_of_dataset(trained, each, self.told, self.most, unseen) for each in self.datasets)
-        found = list(itertools.chain.from_iterable(parts))
+        if trained.sides is None:
+            return trained.logits(batch, unseen), own.label_BT, groups_of(own, trained.asked), weights_of(own)
+        targets_B = own.ids[trained.sides.item.name].values_N
+        return trained.ranks(batch, unseen)[:, None], own.label_BT, targets_B, weights_of(own)
+
+    def joined(self, found: Sequence[Scores]) -> EvaluationScores:
+        """The scores of batches, one after the other."""
+        trained = self.trained
         none_0T, empty = np.empty((0, len(trained.schema.labels)), np.float32), np.empty(0, np.float32)
         start: Scores = (none_0T, none_0T, np.empty(0, np.int64), empty)
         outputs, labels, groups, weights = [np.concatenate(part) for part in zip(start, *found, strict=True)]
@@ -216,7 +239,7 @@ class EvaluationRows:
         if weight is not None and len(scores.weights_N) < len(scores.outputs_NT):
             notes.append(f"no file has the column of weights, {weight} (data.weight): all rows weigh the same")
         if self.seen:
-            notes.append("the model was trained on these rows: its metrics on new ones are lower")
+            notes.append(f"the model was trained on {self.seen}: its metrics on new ones are lower")
         if notes:
             result["note"] = "; ".join(filter(None, [*notes, result.get("note")]))
         if broken := _not_finite(scores.outputs_NT):
@@ -260,13 +283,14 @@ def evaluation_rows(
     if files:
         trained, values = load_trained(run, which, amp=amp), list[pa.Array]()
         rows = _of_files(trained, files, told, by, values)
-        return EvaluationRows(trained, rows, None, lambda _text, _share: None, by, values)
+        seen = _trained_on(trained.config.data, files)
+        return EvaluationRows(trained, rows, None, lambda _text, _share: None, by, values, seen)
     if by is not None:
         allowed = "with --data FILE" if split == "test" else "with --data FILE, or --split test"
         raise UserError(f"--by {by}: needs files; allowed: {allowed}")
     trained, dataset = _with_data(run, which, split, told, amp)
     most = None if split == "test" else trained.config.eval.max_samples
-    return EvaluationRows(trained, [dataset], most, told, seen=split == "train")
+    return EvaluationRows(trained, [dataset], most, told, seen="these rows" if split == "train" else "")
 
 
 def metrics_on(trained: Trained, dataset: Dataset, told: Told) -> dict[str, Any]:
@@ -292,9 +316,7 @@ def _by_group(scores: EvaluationScores, rows: EvaluationRows) -> list[dict[str, 
     groups = [text if text is None else text.decode(errors="backslashreplace") for text in texts]
     order_N = np.argsort(index_N, kind="stable")
     bounds = np.searchsorted(index_N[order_N], np.arange(len(groups) + 1))
-    found = []
-    for g, value in enumerate(groups):
-        found.append({"value": value} | scores.metrics(order_N[bounds[g] : bounds[g + 1]]))
+    found = [{"value": value} | scores.metrics(order_N[bounds[g] : bounds[g + 1]]) for g, value in enumerate(groups)]
     return sorted(found, key=lambda group: -int(group["samples"]))
 
 
@@ -305,6 +327,15 @@ def _test_files(run: Path) -> list[Path]:
     if not data.test:
         raise UserError(f"{run}: the job has no data.test; allowed: --data FILE, or --split eval")
     return find_files(Path(data.root), data.test, key="data.test", kind=data.source)
+
+
+def _trained_on(data: DataConfig, files: Sequence[Path]) -> str:
+    """The files that are training files of the job, in words; "" = none, or those are gone."""
+    own = set[Path]()
+    with contextlib.suppress(DataError, ConfigError):  # the source may have none
+        own = {path.resolve() for path in find_files(Path(data.root), data.train, key="data.train", kind=data.source)}
+    seen = [path.name for path in files if path.resolve() in own]
+    return f"rows of {seen[0]}{f' and {len(seen) - 1} more' if seen[1:] else ''}" if seen else ""
 
 
 def _of_files(
@@ -320,20 +351,6 @@ def _of_files(
             if by is not None:
                 values.append(as_texts(chunk.column(by), "for --by a column with one value a row"))
             yield inputs.samples(chunk, label_N)
-
-
-def _of_dataset(
-    trained: Trained, dataset: Dataset, told: Told, most: int | None, unseen: Unseen | None
-) -> Iterator[Scores]:
-    """Logits, or the ranks of targets, labels, groups and weights of the first `most` samples; None = of all."""
-    size = trained.blocks.size
-    end = min(len(dataset), most or len(dataset))
-    for start in range(0, end, size):
-        batch = gathered(dataset, np.arange(start, min(start + size, end)))
-        ranks = trained.sides is not None
-        outputs = trained.ranks(batch, unseen)[:, None] if ranks else trained.logits(batch, unseen)
-        yield outputs, batch.label_BT, groups_of(batch, trained.asked), weights_of(batch)
-        told("scoring", (start + len(batch)) / end)
 
 
 def _with_data(run: Path, which: Which, split: Side, told: Told, amp: Amp | None) -> tuple[Trained, Dataset]:

@@ -64,6 +64,22 @@ def test_rows_come_from_all_over_a_large_file_in_its_order(name: str, tmp_path: 
     assert num_rows == pytest.approx(LARGE, rel=0.02)
 
 
+@pytest.mark.usefixtures("_small_parts")
+def test_of_large_row_groups_only_their_first_pages_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "READ_BYTES", 1 << 20)
+    path, draw = tmp_path / "a.parquet", np.random.default_rng(0)
+    table = pa.table({f"x{k}": draw.random(200_000) for k in range(10)})
+    pq.write_table(table, path, row_group_size=200_000, use_dictionary=False, data_page_size=1 << 16)
+    before = bytes_read()
+    assert len(excerpt(path)[0]) > 1_000
+    assert bytes_read() - before < path.stat().st_size / 4
+
+
+def bytes_read() -> int:
+    """Those that this process has read of files and caches so far."""
+    return int(Path("/proc/self/io").read_text(encoding="ascii").split()[1])
+
+
 def test_rows_of_several_files_and_of_their_folders(tmp_path: Path) -> None:
     paths = []
     for day in (1, 2, 3):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import itertools
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -219,6 +220,21 @@ def test_a_share_is_about_that_of_the_rows(tmp_path: Path, by: str) -> None:
     assert data.eval is not None and data.test is not None
     assert abs(len(data.eval) - 4000) < 250 and abs(len(data.test) - 1000) < 130
     assert "for evaluation + " in data.describe() and "for the test" in data.describe()
+
+
+def test_shares_that_are_far_from_those_named_are_told_in_a_line(tmp_path: Path) -> None:
+    users = [0] * 4_000 + list(range(1, 1001))  # one of them has most rows
+    (tmp_path / "a.csv").write_text("y,x,user\n" + "".join(f"{i % 2},{i},{u}\n" for i, u in enumerate(users)))
+    config = {"root": str(tmp_path), "train": "a.csv", "label": "y", "dense": ["x"]}
+
+    def told(by: str) -> str:
+        settings = DataConfig.model_validate(config | {"split": {"by": by, "eval": 0.1, "test": 0.0}})
+        assert settings.split is not None
+        return open_data(settings, seed=9).uneven(settings.split)
+
+    assert told("random") == ""
+    held = re.fullmatch(r"data.split by user: evaluation has (.*)% of the rows, not 10%; equal values .*", told("user"))
+    assert held is not None and float(held[1]) < 4
 
 
 def test_scaling_is_that_of_the_training_rows(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ MOST_ROWS, MOST_BYTES = 1 << 17, 1 << 27
 PARTS, PART_BYTES = 16, 1 << 20
 """Places at which rows are read, and the text of a csv that is read at each."""
 MOST_FILES = 64
-READ_BYTES, MOST_BLOCKS = 1 << 28, 1 << 6
+READ_BYTES, MOST_BLOCKS = 1 << 27, 1 << 6
 """Of what must be read to come to a place: parquet decodes a row group from its start, compressed text unpacks."""
 T = TypeVar("T")
 
