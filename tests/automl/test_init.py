@@ -187,6 +187,14 @@ def test_a_broken_override_leaves_no_file() -> None:
         shardkeep.init("clicks.csv", overrides=["train.epochs=-1"])
 
 
+@every("model", ["lr", "fm", "autoint", "mine:Model"])
+def test_any_model_goes_without_the_settings_that_it_lacks(model: str) -> None:
+    write_csv(Path("clicks.csv"), click_rows(400))
+    code, _, error = invoke("init", "clicks.csv", "--set", f"model.name={model}", "--out", f"{model}.yaml")
+    assert (code, error) == (0, "")
+    assert load_config(f"{model}.yaml").model.name == model
+
+
 @pytest.mark.parametrize("override", ["data.split=random", "data.split=null", "data.split.by=user", "data.time=null"])
 def test_a_setting_may_be_given_in_any_of_its_forms(override: str) -> None:
     write_csv(Path("clicks.csv"), click_rows(400))

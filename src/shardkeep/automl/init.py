@@ -20,7 +20,7 @@ from shardkeep.base.files import atomic_write
 from shardkeep.base.machine.limits import limit_bytes
 from shardkeep.base.machine.topology import usable_cores
 from shardkeep.base.yaml_text import write_yaml
-from shardkeep.config import JobConfig, parse_config
+from shardkeep.config import JobConfig, fitted_to, parse_config
 from shardkeep.config.overrides import Override, overridden
 from shardkeep.config.paths import below_shell
 from shardkeep.workers.data.conversion.rules import ReadingRules
@@ -108,6 +108,9 @@ class Plan:
             if (value := rule(size)) is not None:
                 node[last] = value
                 notes |= {(*above, last): note} if note else {}
+        for one in self.overrides:
+            if one.keys == ("model", "name"):
+                settings, _ = fitted_to(settings, one.value)
         settings, given = overridden(settings, self.overrides, JobConfig), {one.keys for one in self.overrides}
         split = settings["data"].get("split")
         by = split.get("by") if isinstance(split, Mapping) else split

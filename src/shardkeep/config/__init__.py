@@ -24,6 +24,7 @@ from shardkeep.config.launch import (
     LaunchConfig as LaunchConfig,
 )
 from shardkeep.config.reading import (
+    fitted_to as fitted_to,
     load_config as load_config,
     of_model as of_model,
     parse_config as parse_config,

@@ -87,9 +87,17 @@ def _config_of(raw: dict[str, Any], overrides: Sequence[str], *, origin: str, fo
 
 def of_model(raw: Mapping[str, Any], name: Any) -> dict[str, Any]:
     """A job as the base of one with the model `name`: without keys that this model lacks, which a log line names."""
+    found, dropped = fitted_to(raw, name)
+    if dropped:
+        _log.warning(text := f"model.name: {name} goes without these keys: {', '.join(dropped)}", once=text)
+    return found
+
+
+def fitted_to(raw: Mapping[str, Any], name: Any) -> tuple[dict[str, Any], list[str]]:
+    """A job with the model `name`, without keys that this model lacks; and these keys."""
     found, model = copied(raw), raw.get("model")
     if not (isinstance(name, str) and (name in MODELS or ":" in name)):
-        return found
+        return found, []
     before = model.get("name", "dlrm") if isinstance(model, Mapping) else model or "dlrm"
     types, now = keys_of(before), keys_of(name)
     lacks: list[tuple[str, ...]] = [("model", key) for key in types if before != name and types[key] != now.get(key)]
@@ -98,11 +106,9 @@ def of_model(raw: Mapping[str, Any], name: Any) -> dict[str, Any]:
     if name == "lr":
         lacks += [("tables", table, "dim") for table in raw.get("tables") or ()]
     dropped = [".".join(keys) for keys in lacks if _without(found, keys)]
-    if dropped:
-        _log.warning(text := f"model.name: {name} goes without these keys: {', '.join(dropped)}", once=text)
     if isinstance(found.get("model"), dict):
         found["model"]["name"] = name
-    return found
+    return found, dropped
 
 
 def _without(node: Any, keys: Sequence[str]) -> bool:
