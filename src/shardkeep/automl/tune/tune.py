@@ -21,7 +21,7 @@ from optuna.trial import FrozenTrial, Trial
 from rich.console import Console
 
 from shardkeep.automl.tune.plan import Plan
-from shardkeep.automl.tune.prepare import prepare
+from shardkeep.automl.tune.prepare import for_this_machine, opened
 from shardkeep.automl.tune.report import outcome_text, write_report
 from shardkeep.automl.tune.search import CAUSE, Search
 from shardkeep.automl.tune.trial_run import TrialRun
@@ -49,19 +49,22 @@ def tune(plan: Plan, *, out: Path, trials: int, minutes: float | None, console: 
     or the test data could not be scored), OSError (a full disk)."""
     screen, deadline = Screen(console), Deadline(math.inf if minutes is None else 60.0 * minutes)
     several = plan.trial({}).model_copy(update={"servers": 1})  # processes, which are forked where they can be
-    with (
-        holding(out, "runs", "jobs", "logs", what="search"),
-        starting(several, partial(screen.phase, "start")) as starter,
-        Interrupts() as interrupts,
-    ):
+    with starting(several, partial(screen.phase, "start")) as starter, Interrupts() as interrupts:
         try:
-            search = Search(plan, out)
-            plan, at_once = prepare(plan, starter, screen)
-            screen.phase("tune", f"{trials} trials, {at_once} at once, by {plan.metric}: {', '.join(plan.space)}")
-            interrupts.tolerated, interrupts.notice = 1_000_000, "stopping; the trials that ended are kept"
-            tuning = _Tuning(plan, search, out, starter, screen)
-            tuning.run(trials, at_once, deadline, interrupts)
-            tuning.end(stopped=interrupts.count > 0)
+            plan = opened(plan, starter, screen)  # before there is a folder, as the data may refuse
+            with holding(out, "runs", "jobs", "logs", what="search"):
+                search = Search(plan, out)
+                if search.remark:
+                    screen.phase("code", search.remark)
+                screen.working("tune", "estimates what a trial needs", 0.0)
+                plan, at_once = for_this_machine(plan)
+                screen.end_bar()
+                many = f"{trials} trials" + (f", {done} of them done" if (done := len(search.ended)) else "")
+                screen.phase("tune", f"{many}, {at_once} at once, by {plan.metric}: {', '.join(plan.space)}")
+                interrupts.tolerated, interrupts.notice = 1_000_000, "stopping; the trials that ended are kept"
+                tuning = _Tuning(plan, search, out, starter, screen)
+                tuning.run(trials, at_once, deadline, interrupts)
+                tuning.end(stopped=interrupts.count > 0)
         finally:
             screen.end_bar()
 
@@ -158,9 +161,11 @@ class _Tuning:
 
     def _scored(self, best: FrozenTrial) -> str:
         """The line on the best trial, whose model has read the test data by then, once."""
-        folder, config = RunFolder(self._out / f"runs/{best.number}"), self._plan.chosen(best.params)
+        run, config = self._out / f"runs/{best.number}", self._plan.chosen(best.params)
+        folder = RunFolder(run)
         summary = folder.last_summary() or {}
         if "test" not in summary:
+            self._screen.working("tune", f"trial {best.number} reads the test data", 1.0)
             atomic_write(folder.config_path, config.to_yaml())  # the trial's own leaves the test data unread
             ready = {"status": "completed", "message": ""}  # also where an earlier try could not read the data
             summary = score_test_data(
@@ -171,4 +176,4 @@ class _Tuning:
         test = (summary.get("test") or {}).get(self._plan.metric)
         read = "" if test is None else f", {test:.5f} on the test data, which no other trial has read"
         text = f"trial {best.number}: {self._plan.metric} {best.value:.5f} on the evaluation data{read}"
-        return f"{text}; {self._out / 'best.yaml'} trains it, {folder.path} has the model"
+        return f"{text}; {self._out / 'best.yaml'} trains it, {run} has the model"
