@@ -26,7 +26,7 @@ from shardkeep.compression.config import (
     TablePushConfig as TablePushConfig,
     TowerCompressionConfig as TowerCompressionConfig,
 )
-from shardkeep.config_files.overrides import Override, blamed, copied, overridden
+from shardkeep.config_files.overrides import Override, blamed, copied, flat, overridden
 from shardkeep.config_files.paths import anchored, below_shell
 from shardkeep.config_files.problems import MOST_LINES, Problem, lines, problems_of, shown
 from shardkeep.config_rules import (
@@ -369,6 +369,11 @@ class JobConfig(Settings):
             return TableSpec(**merged)
         except ValidationError as error:  # a name that the data has
             raise ConfigError(f"tables.{name}: {problems_of(error, TableSpec)[0]}") from error
+
+    def all_settings(self) -> dict[str, Any]:
+        """Every setting by its dotted key, also those left out; each table's in full."""
+        tables = {name: self.table(name).model_dump(mode="json") for name in ("default", *self.tables)}
+        return flat({**self.model_dump(mode="json"), "tables": tables})
 
     def check_capacities(self, names: Iterable[str]) -> None:
         """Raises ConfigError for a table whose `max_bytes` is too small, without the weights that a model adds."""

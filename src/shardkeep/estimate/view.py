@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from shardkeep.base.sizes import size_text
+from shardkeep.base.sizes import counted, size_text
 from shardkeep.view.screen import PIPED_WIDTH, Screen
 from shardkeep.view.text_tables import Trimmed, bold, table_of, two_columns
 
@@ -59,7 +59,7 @@ def show_estimate(found: Part, console: Console) -> None:
         console.print(f"tower.pad_widths: {padding['multiple']} makes the tower's linear layers {gain}")
     console.print()
     console.print(_traffic(found))
-    console.print(f"in {_count(round(found['step']['calls']), 'call')} to servers")
+    console.print(f"in {counted(round(found['step']['calls']), 'call')} to servers")
     if len(found["step"]["tables"]) > 1:
         console.print()
         console.print(_table_traffic(found))
@@ -77,14 +77,14 @@ def _job_rows(found: Part) -> Iterator[tuple[str, str]]:
     job = found["job"]
     accumulated = f" x {job['accumulate']} micro-batches" if job["accumulate"] > 1 else ""
     batch = f"batches of {job['batch_size']:,}{accumulated} a worker"
-    yield "job", f"{job['name']}: {_count(job['servers'], 'server')}, {_count(job['workers'], 'worker')}, {batch}"
+    yield "job", f"{job['name']}: {counted(job['servers'], 'server')}, {counted(job['workers'], 'worker')}, {batch}"
     if "note" in found:
         yield "no data", f"{found['note']}; memory for a million rows of each table, no traffic"
         return
     drawn, step, tower = found["drawn"], found["step"], found["tower"]
     yield "steps", f"{job['steps']:,} of {job['step_samples']:,} samples; the data has {job['samples']:,}"
     more = "" if _rows_counted(found) else "; the tables have at least the rows of these"
-    yield "looked at", f"{drawn['samples']:,} samples in {_count(drawn['steps'], 'step')}{more}"
+    yield "looked at", f"{drawn['samples']:,} samples in {counted(drawn['steps'], 'step')}{more}"
     yield "ids", f"{step['ids_per_worker']:,.0f} a step and worker, {step['distinct_per_worker']:,.0f} of them distinct"
     if (unpooled := step.get("unpooled")) is not None:
         size = size_text(unpooled["bytes"])
@@ -192,7 +192,3 @@ def _journal_line(journal: Part) -> str:
     rate = journal["most_bytes_per_s"]
     most = "" if rate is None else f", at most {size_text(rate)} a second over these links"
     return f"the busiest server's journal grows by {size_text(journal['bytes_per_step'])} a step{most}"
-
-
-def _count(count: int, noun: str) -> str:
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"

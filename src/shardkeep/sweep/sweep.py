@@ -1,11 +1,8 @@
 """`shardkeep sweep`: runs the jobs of a plan one after the other by `shardkeep train`, and never one that is done.
 
-OUT/
-  jobs/NAME.yaml   the config of each run, resolved
-  runs/NAME/       the run folders
-  logs/NAME.log    what `shardkeep train` printed
-  results.csv summary.json    record.py
-  report.html plots/          report.py, plots.py
+OUT/                         with runs by name as jobs (launch/out_folder.py)
+  results.csv summary.json   record.py
+  report.html plots/         report.py, plots.py
 """
 
 from __future__ import annotations
@@ -26,12 +23,11 @@ from rich.console import Console
 
 from shardkeep.base.deadlines import Deadline
 from shardkeep.base.errors import JobError, JobStopped, UserError
-from shardkeep.base.files import atomic_write
 from shardkeep.base.machine.versions import commit, versions
 from shardkeep.config import JobConfig, stored_config
-from shardkeep.config_files.overrides import flat
+from shardkeep.config_files.overrides import first_difference
 from shardkeep.core_plan import worker_threads
-from shardkeep.launch.out_folder import holding
+from shardkeep.launch.out_folder import holding, job_arguments
 from shardkeep.launch.processes.children import SHARDKEEP, Child, child_environment, wait_all
 from shardkeep.launch.stopping.interrupts import Interrupts
 from shardkeep.records.lines import Tail
@@ -79,7 +75,7 @@ def sweep(plan: SweepPlan, *, out: Path, console: Console, train: Sequence[str] 
         JobError: Some runs failed; results of the others are written.
     """
     folder = SweepFolder(out)
-    with holding(out, "runs", "jobs", "logs", what="sweep") as lock:
+    with holding(out, what="sweep") as lock:
         done = [run for run in plan.runs if folder.is_done(run, plan.code_folder)]
         left = [run for run in plan.runs if run not in done]
         say = partial(console.print, soft_wrap=True, markup=False)
@@ -169,15 +165,17 @@ class SweepFolder:
         summary = read_summary(folder)
         if summary is None or summary.get("status") != "completed":
             return False
-        found, wanted = _compared(stored_config(folder)), _compared(run.config)
+        both = [_compared(config).model_dump(mode="json") for config in (stored_config(folder), run.config)]
+        differs = first_difference(*both)
         before, now = RunReader(folder).code, code_of(run.config, code_folder)
         file = next((name for name in {**before, **now} if before.get(name) != now.get(name)), None)
-        if found == wanted and file is None:
+        if differs is None and file is None:
             if (scores := summary.get("eval") or {}).get(run.key("auc")) is None:
                 why = scores.get(run.key("note"), "the job has no evaluation data")
                 raise UserError(f"--out {self.path}: {run.name} has no AUC, by which a sweep compares: {why}")
             return True
-        other = _difference(found, wanted) if found != wanted else _other_code(str(file), summary)
+        setting = "" if differs is None else "{}={!r}, but now the sweep says {!r}".format(*differs)
+        other = setting or _other_code(str(file), summary)
         raise UserError(
             f"--out {self.path}: {run.name} is done with {other}; give --out a new folder, or "
             f"delete {folder} to run it again"
@@ -185,15 +183,13 @@ class SweepFolder:
 
     def start(self, run: PlannedRun, number: int, train: Sequence[str], code_folder: Path, lock: int) -> Child:
         """Starts a run in a new folder; what an earlier attempt left is deleted. Raises UserError."""
-        job, target = self.path / "jobs" / f"{run.name}.yaml", self.runs / run.name
-        code = ["--code", str(code_folder)] if run.config.own_modules else []
         try:
-            if target.exists():
+            if (target := self.runs / run.name).exists():
                 shutil.rmtree(target)
-            atomic_write(job, run.config.to_yaml())
+            words = job_arguments(self.path, run.name, run.config, code_folder)
             with (log := self.path / "logs" / f"{run.name}.log").open("wb") as output:
                 process = subprocess.Popen(
-                    [*train, str(job), "--run-dir", str(target), *code, "--parent-pipe"],
+                    [*train, *words, "--parent-pipe"],
                     stdin=subprocess.PIPE,
                     stdout=output,
                     stderr=output,
@@ -217,13 +213,6 @@ def _compared(config: JobConfig) -> JobConfig:
     if config.data.source != "synthetic" or ":" in config.model.name:
         return config
     return config.model_copy(update={"data": config.data.model_copy(update={"root": "."})})
-
-
-def _difference(found: JobConfig, wanted: JobConfig) -> str:
-    """`train.batch_size=512, the sweep says 256`: the first setting that differs."""
-    before, now = (flat(config.model_dump(mode="json")) for config in (found, wanted))
-    key = next(key for key in {**before, **now} if before.get(key) != now.get(key))
-    return f"{key}={before.get(key)!r}, but now the sweep says {now.get(key)!r}"
 
 
 def _other_code(file: str, summary: Mapping[str, Any]) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 from optuna.distributions import CategoricalDistribution
 
-from shardkeep.automl.tune.space import DEFAULTS, Values, settings_of, space_of, text_of
+from shardkeep.automl.tune.space import DEFAULTS, Values, space_of, text_of
 from shardkeep.base.errors import ConfigError
 from shardkeep.base.machine.versions import commit, versions
 from shardkeep.config import JobConfig, load_config
@@ -70,7 +70,7 @@ class Plan:
         if self.grid:
             lists = [values.choices for values in self.space.values() if isinstance(values, CategoricalDistribution)]
             return [dict(zip(self.space, point, strict=True)) for point in itertools.product(*lists)]
-        known = settings_of(self.job)
+        known = self.job.all_settings()
         return [{key: own for key, values in self.space.items() if (own := _own(values, known.get(key))) is not None}]
 
     def facts(self) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from shardkeep.automl.tune.plan import Plan
 from shardkeep.base.config.old_keys import under_new_names
 from shardkeep.base.errors import UserError
 from shardkeep.config import load_config
-from shardkeep.config_files.overrides import flat
+from shardkeep.config_files.overrides import first_difference
 
 REDUCTION = 3
 """Of the trials with 1, 3, 9, ... evaluations, one in so many goes on (Li et al., MLSys 2020)."""
@@ -88,11 +88,10 @@ class Search:
 
 def _difference(plan: Plan, known: Mapping[str, Any]) -> str:
     """The first fact of a search that the plan has otherwise; "" = there is none."""
-    job = load_config(under_new_names(known["job"]))  # as the code of now reads it
-    before, now = (flat(each.model_dump(mode="json")) for each in (job, plan.job))
-    before, now = before | known["facts"], now | plan.facts()
-    key = next((key for key in {**before, **now} if before.get(key) != now.get(key)), None)
-    return "" if key is None else f"{key}={before.get(key)!r}, now it is {now.get(key)!r}"
+    before = load_config(under_new_names(known["job"]))  # as the code of now reads it
+    jobs = [job.model_dump(mode="json") for job in (before, plan.job)]
+    found = first_difference(jobs[0] | known["facts"], jobs[1] | plan.facts())
+    return "" if found is None else "{}={!r}, now it is {!r}".format(*found)
 
 
 def _mend(journal: Path) -> None:

@@ -1,10 +1,9 @@
 """`shardkeep tune`: searches the settings of a job by trials, several at once, and keeps the best model.
 
-OUT/
-  journal.log                     the trials, as Optuna keeps them (search.py)
-  best.yaml                       the best job so far; it trains as it stands
-  runs/N jobs/N.yaml logs/N.log   trial N: its run folder, its job, what it printed
-  report.html                     report.py
+OUT/            with trials by number as jobs (launch/out_folder.py)
+  journal.log   the trials, as Optuna keeps them (search.py)
+  best.yaml     the best job so far; it trains as it stands
+  report.html   report.py
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ def tune(plan: Plan, *, out: Path, trials: int, minutes: float | None, console: 
     with starting(several, partial(screen.phase, "start")) as starter, Interrupts() as interrupts:
         try:
             plan = opened(plan, starter, screen)  # before there is a folder, as the data may refuse
-            with holding(out, "runs", "jobs", "logs", what="search"):
+            with holding(out, what="search"):
                 search = Search(plan, out)
                 if search.remark:
                     screen.phase("code", search.remark)
@@ -80,6 +79,7 @@ class _Tuning:
     def run(self, trials: int, at_once: int, deadline: Deadline, interrupts: Interrupts) -> None:
         """Runs trials, `at_once` side by side. Those that run when the time is over stop early."""
         self._keep_best()
+        self._screen.working("tune", f"{self._before} of {trials} trials", self._before / trials)
         try:
             while not (interrupts.count or deadline.over):
                 while len(self._running) < at_once and len(self._search.ended) + len(self._running) < trials:
@@ -87,7 +87,7 @@ class _Tuning:
                 if not self._running:
                     break
                 time.sleep(POLL_S)
-                for each in [each for each in self._running if self._has_ended(each)]:
+                for each in filter(self._has_ended, tuple(self._running)):
                     self._running.remove(each)
                     self._keep_best()
                     self._show(each.trial.number, trials, deadline)
@@ -107,7 +107,7 @@ class _Tuning:
         if stopped:
             raise JobStopped(f"stopped after {len(self._search.ended)} trials; the same command continues")
         if best is None:
-            raise JobError(f"no trial completed; {report} has the cause of each")
+            raise JobError(f"no trial completed; {report} has what became of each")
         self._screen.end_bar()
         self._screen.phase("best", line)
         self._screen.phase("report", str(report))
@@ -155,9 +155,9 @@ class _Tuning:
         pace_s = (time.monotonic() - self._began) / (len(ended) - self._before)
         left_s = min(deadline.remaining_s, pace_s * (trials - len(ended)))
         score = "none yet" if best is None else f"{best.value:.5f} (trial {best.number})"
-        text = f"{len(ended)} of {trials} trials, best {score}, {clock_text(left_s)} left"
-        self._screen.phase("trial", f"{number}: {outcome_text(trial)}; {text}")
-        self._screen.working("tune", text, len(ended) / trials)
+        text = f"{len(ended)} of {trials} trials, best {score}"
+        self._screen.phase("trial", f"{number}: {outcome_text(trial)}; {text}, {clock_text(left_s)} left")
+        self._screen.working("tune", text, len(ended) / trials, left_s)
 
     def _scored(self, best: FrozenTrial) -> str:
         """The line on the best trial, whose model has read the test data by then, once."""
