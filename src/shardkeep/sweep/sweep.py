@@ -96,12 +96,7 @@ def sweep(plan: SweepPlan, *, out: Path, console: Console, train: Sequence[str] 
 
 
 def _run_all(
-    plan: SweepPlan,
-    left: Sequence[PlannedRun],
-    folder: SweepFolder,
-    console: Console,
-    train: Sequence[str],
-    lock: int,
+    plan: SweepPlan, left: Sequence[PlannedRun], folder: SweepFolder, console: Console, train: Sequence[str], lock: int
 ) -> list[Failure]:
     failures: list[Failure] = []
     completed, screen = len(plan.runs) - len(left), Screen(console)
@@ -113,17 +108,10 @@ def _run_all(
             number = plan.runs.index(run) + 1
             head = f"run {number}/{len(plan.runs)} {run.name}:"
             child = folder.start(run, number, train, plan.code_folder, lock)
-
-            def show(text: str, share: float, head: str = head, before: int = number - 1) -> None:
-                screen.working("sweep", f"{head} {text}", (before + share) / len(plan.runs))
-
-            show("starting", 0.0)
             if not console.is_terminal:
                 screen.phase(head, "started")
-            try:
-                _follow(child, Tail(folder.runs / run.name / "metrics.jsonl"), show, interrupts)
-            finally:
-                child.kill()
+            show = partial(_show, screen, head, number - 1, len(plan.runs))
+            _follow(child, Tail(folder.runs / run.name / "metrics.jsonl"), show, interrupts)
             if interrupts.count:
                 raise JobStopped(f"stopped with {completed} of {len(plan.runs)} runs done; the same command continues")
             if folder.is_done(run, plan.code_folder):
@@ -138,18 +126,27 @@ def _run_all(
     return failures
 
 
+def _show(screen: Screen, head: str, before: int, total: int, text: str, share: float) -> None:
+    """Of a run after so many others of `total`: what it does, and the share that is done."""
+    screen.working("sweep", f"{head} {text}", (before + share) / total)
+
+
 def _follow(child: Child, tail: Tail, show: Callable[[str, float], None], interrupts: Interrupts) -> None:
-    """Shows a run until it has ended. After Ctrl-C it gets its time to stop, and less to stop at once."""
-    while child.running and not interrupts.count:
-        time.sleep(POLL_S)
-        for record in tail:
-            if isinstance(record, Progress):
-                step, total = record.step or 0, record.total_steps or 0
-                show(f"step {step:,}/{total:,}  {record.samples_per_s or 0:,.0f} samples/s", step / max(1, total))
-    for patience_s in (ORDERLY_S, AT_ONCE_S):
-        if child.running:
-            os.kill(child.pid, signal.SIGINT)
-        wait_all([child], Deadline(patience_s))
+    """Shows a run until it has ended. After Ctrl-C it gets its time to stop, and then less to stop at once."""
+    show("starting", 0.0)
+    try:
+        while child.running and not interrupts.count:
+            time.sleep(POLL_S)
+            for record in tail:
+                if isinstance(record, Progress):
+                    step, total = record.step or 0, record.total_steps or 0
+                    show(f"step {step:,}/{total:,}  {record.samples_per_s or 0:,.0f} samples/s", step / max(1, total))
+        for patience_s in (ORDERLY_S, AT_ONCE_S):
+            if child.running:
+                os.kill(child.pid, signal.SIGINT)
+            wait_all([child], Deadline(patience_s))
+    finally:
+        child.kill()
 
 
 class SweepFolder:

@@ -33,6 +33,7 @@ from shardkeep.launch.processes.starter import Starter, starting
 from shardkeep.launch.stopping.interrupts import Interrupts
 from shardkeep.launch.test_data import score_test_data
 from shardkeep.run.folder import RunFolder
+from shardkeep.run.reader import RunReader
 from shardkeep.view.run_view import clock_text
 from shardkeep.view.screen import Screen
 
@@ -174,6 +175,13 @@ class _Tuning:
         if summary["status"] != "completed":
             raise JobError(summary["message"])
         test = (summary.get("test") or {}).get(self._plan.metric)
-        read = "" if test is None else f", {test:.5f} on the test data, which no other trial has read"
+        others = [each.name for each in run.parent.iterdir() if each.name != run.name and _has_read_test(each)]
+        before = f"trial {' and '.join(sorted(others))} has read before" if others else "no other trial has read"
+        read = "" if test is None else f", {test:.5f} on the test data, which {before}"
         text = f"trial {best.number}: {self._plan.metric} {best.value:.5f} on the evaluation data{read}"
         return f"{text}; {self._out / 'best.yaml'} trains it, {run} has the model"
+
+
+def _has_read_test(run: Path) -> bool:
+    """Whether it was the best of an earlier start."""
+    return "test" in (RunReader(run).last_summary() or {})
