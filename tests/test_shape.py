@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.shape import ROOT, Shape, library
 
-LINES = 76_252
+LINES = 76_210
 """Of all rooms and the package: what moves between them is not new."""
 CROWDED: dict[str, int] = {}
 LONG_FILES = {
@@ -18,7 +18,7 @@ LONG_FUNCTIONS = {
     "ps": 3,
     "workers": 0,
     "compression": 0,
-    "src/shardkeep": 11,
+    "src/shardkeep": 9,
 }
 LONG_SIGNATURES, WIDE_CLASSES = 13, 16
 

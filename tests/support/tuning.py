@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from optuna.trial import FrozenTrial, TrialState
 from shardkeep.automl.tune.plan import Plan, plan_of
 from shardkeep.automl.tune.search import Search
 from shardkeep.base.yaml_text import write_yaml
+from shardkeep.workers.data.sources.registry import open_data
 from tests.support.click_files import click_job, click_rows, write_csv
 
 RATES = "tower.optimizer.lr=0.0001,0.001,0.01"
@@ -41,7 +43,9 @@ def tune_command(folder: Path, trials: int, *more: str) -> list[str]:
 
 def search_in(folder: Path) -> Search:
     """The search that a command has left, opened as the same command would."""
-    return Search(plan_of(folder / "job.yaml", [], [RATES]), folder / "out")
+    plan = plan_of(folder / "job.yaml", [], [RATES])
+    data = open_data(plan.job.data, seed=plan.job.seed).fingerprint
+    return Search(replace(plan, data=data), folder / "out")
 
 
 def ended_in(folder: Path) -> list[int]:

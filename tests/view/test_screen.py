@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from shardkeep.estimate.view import table_of
 from shardkeep.records.lines import record_of
 from shardkeep.run.folder import NO_SUMMARY
 from shardkeep.view.run_view import RunView, clock_text
 from shardkeep.view.screen import Screen, closing_rows, console, metric_name, peak_memory, quality, step_parts
+from shardkeep.view.text_tables import table_of
 from tests.support.cases import every
 
 SUMMARY: dict[str, Any] = {
@@ -240,9 +240,6 @@ def test_the_closing_table_has_the_warnings_of_the_page() -> None:
 
 
 def test_brackets_of_names_and_values_are_shown_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
-    table = table_of("setting", "first")
-    table.add_row("data.train", "[/data/clicks.csv]")
-    table.add_row("[red]", "[link]x")
-    console().print(table)
+    console().print(table_of(("setting", "first"), [("data.train", "[/data/clicks.csv]"), ("[red]", "[link]x")]))
     shown = capsys.readouterr().out
     assert all(text in shown for text in ("[/data/clicks.csv]", "[red]", "[link]x"))

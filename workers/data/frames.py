@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
 
-from shardkeep.base.errors import DataError
+from shardkeep.base.errors import DataError, first_line
 
 
 def table_of(data: object, name: str) -> pa.Table:
@@ -28,7 +28,7 @@ def table_of(data: object, name: str) -> pa.Table:
         if hasattr(data, "__arrow_c_stream__") or hasattr(data, "__arrow_c_array__"):
             return pa.table(data)
     except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
-        raise DataError(f"{name}: cannot be read as columns ({str(error).splitlines()[0]})") from error
+        raise DataError(f"{name}: cannot be read as columns ({first_line(error)})") from error
     allowed = "a DataFrame, a dict of columns, a list of dicts, a pyarrow Table"
     raise DataError(f"{name}: is a {type(data).__name__}; allowed: {allowed}")
 

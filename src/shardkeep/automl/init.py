@@ -15,7 +15,6 @@ from shardkeep.automl.columns import look_at
 from shardkeep.automl.job_file import Keys, yaml_with_notes
 from shardkeep.automl.roles import Role, roles_of
 from shardkeep.automl.rules import RULES, Size
-from shardkeep.base.errors import UserError
 from shardkeep.base.files import atomic_write
 from shardkeep.base.machine.limits import limit_bytes
 from shardkeep.base.machine.topology import usable_cores
@@ -50,12 +49,6 @@ def init(
     entries = [files] if isinstance(files, str | Path) else files
     plan = plan_of([str(entry) for entry in entries], label=label, overrides=overrides)
     return parse_config(plan.yaml(Path.cwd()), folder=Path.cwd())
-
-
-def refuse_existing(out: Path, *, force: bool) -> None:
-    """Raises UserError where the job's file exists, unless `force`."""
-    if out.exists() and not force:
-        raise UserError(f"{out}: exists; --force replaces it, --out FILE names another")
 
 
 @dataclass(frozen=True)

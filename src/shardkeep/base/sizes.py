@@ -1,4 +1,4 @@
-"""Sizes in bytes as a person reads them: decimal units, one digit behind the point."""
+"""Sizes in bytes and numbers of things as a person reads them: decimal units, one digit behind the point."""
 
 from __future__ import annotations
 
@@ -9,3 +9,8 @@ def size_text(size: float) -> str:
         if size >= unit:
             return f"{size / unit:,.1f} {name}"
     return f"{size:,.0f} B"
+
+
+def counted(number: int, noun: str) -> str:
+    """Returns such as `1 seed` or `1,200 seeds`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

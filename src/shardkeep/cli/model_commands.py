@@ -97,9 +97,8 @@ def evaluate(
 
 
 def _show_evaluation(found: dict[str, Any], picture: Path | None) -> None:
-    from shardkeep.estimate.view import table_of
     from shardkeep.view.screen import console, metric_name
-    from shardkeep.view.text_tables import Trimmed, two_columns
+    from shardkeep.view.text_tables import Trimmed, table_of, two_columns
 
     groups, worth = found.pop("by", None), found.pop("importance", None)
     buckets = found.pop("calibration_buckets", None)
@@ -110,10 +109,9 @@ def _show_evaluation(found: dict[str, Any], picture: Path | None) -> None:
     if groups is not None:
         console().print(Trimmed(_table_of_groups(groups)))
     if worth is not None:
-        table = table_of("column", f"{metric_name(worth['metric'])} it is worth", "spread")
-        for one in worth["columns"]:
-            table.add_row(one["column"], f"{one['mean']:+.5f}", f"{one['spread']:.5f}")
-        console().print(Trimmed(table))
+        heads = ("column", f"{metric_name(worth['metric'])} it is worth", "spread")
+        of_columns = [(one["column"], f"{one['mean']:+.5f}", f"{one['spread']:.5f}") for one in worth["columns"]]
+        console().print(table_of(heads, of_columns))
     if picture is not None:
         print(f"picture  {picture}")
 

@@ -27,11 +27,10 @@ def compare(
     model: Model = "last",
 ) -> None:
     """Compare runs: results, settings that differ, and what metrics differ by on the same rows, with intervals."""
-    from shardkeep.estimate.view import table_of
     from shardkeep.page.comparison import compared
     from shardkeep.page.state import RunState
     from shardkeep.view.screen import console
-    from shardkeep.view.text_tables import Trimmed
+    from shardkeep.view.text_tables import table_of
 
     if len(runs) < 2:
         raise UserError("shardkeep compare requires two runs or more")
@@ -40,10 +39,7 @@ def compare(
     rows = _differences(states, [_scores_of(run, data or [], split, model) for run in runs])
     heads = ["result", *names], ["setting", *names], rows.pop(0)
     for head, lines in zip(heads, (found["results"], found["settings"], rows), strict=True):
-        table = table_of(*head)
-        for line in lines:
-            table.add_row(*line)
-        console().print(Trimmed(table))
+        console().print(table_of(head, lines))
         console().print()
 
 

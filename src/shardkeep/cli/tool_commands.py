@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from shardkeep import __version__
-from shardkeep.base.errors import MissingPackage
+from shardkeep.base.errors import MissingPackage, UserError
 from shardkeep.base.plugging.packages import missing
 from shardkeep.cli.options import Config, Json, Label, Set, count_option, load, path_argument, path_option
 
@@ -44,10 +44,11 @@ def init(
     set_: Set = None,
 ) -> None:
     """Write a job's config for files of yours, and show what was seen and chosen."""
-    from shardkeep.automl.init import plan_of, refuse_existing
+    from shardkeep.automl.init import plan_of
     from shardkeep.automl.view import show
 
-    refuse_existing(out, force=force)
+    if out.exists() and not force:
+        raise UserError(f"{out}: exists; --force replaces it, --out FILE names another")
     plan = plan_of([str(file) for file in files], label=label, overrides=set_ or [])
     show(plan)
     plan.write(out)

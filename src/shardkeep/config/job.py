@@ -18,6 +18,7 @@ from shardkeep.compression.config import (
 )
 from shardkeep.config.affinity import check_counts
 from shardkeep.config.launch import LaunchConfig
+from shardkeep.config.overrides import flat
 from shardkeep.config.problems import problems_of
 from shardkeep.config.retrieval import check_retrieval, with_sampled_loss
 from shardkeep.config.rules import (
@@ -354,6 +355,11 @@ class JobConfig(Settings):
             return TableSpec(**merged)
         except ValidationError as error:  # a name that the data has
             raise ConfigError(f"tables.{name}: {problems_of(error, TableSpec)[0]}") from error
+
+    def all_settings(self) -> dict[str, Any]:
+        """Every setting by its dotted key, also those left out; each table's in full."""
+        tables = {name: self.table(name).model_dump(mode="json") for name in ("default", *self.tables)}
+        return flat({**self.model_dump(mode="json"), "tables": tables})
 
     def check_capacities(self, names: Iterable[str]) -> None:
         """Raises ConfigError for a table whose `max_bytes` is too small, without the weights that a model adds."""

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
+from rich.text import Text
 
-from shardkeep.base.sizes import size_text
+from shardkeep.base.sizes import counted, size_text
 from shardkeep.view.screen import PIPED_WIDTH, Screen
-from shardkeep.view.text_tables import Trimmed, two_columns
+from shardkeep.view.text_tables import Trimmed, bold, table_of, two_columns
 
 Part = Mapping[str, Any]
 SHOWN_TABLES = 12
@@ -43,7 +43,7 @@ def show_estimate(found: Part, console: Console) -> None:
     """Prints an estimate as `shardkeep.estimate.estimate.estimate` returns it."""
     console.print(two_columns(list(_job_rows(found))))
     console.print()
-    console.print(Trimmed(_memory(found, console)))
+    console.print(_memory(found, console))
     for line in _policy_lines(found["tables"]):
         console.print(line, soft_wrap=True)
     if len(found["servers"]) > 1:
@@ -52,20 +52,20 @@ def show_estimate(found: Part, console: Console) -> None:
         return
     if "memory" in found["tower"]:
         console.print()
-        console.print(Trimmed(_tower_memory(found["tower"])))
+        console.print(_tower_memory(found["tower"]))
         console.print(_tower_line(found["tower"]))
     if padding := found["tower"]["padding"]:
         gain = f"{padding['gain']:.2f} times as fast here"
         console.print(f"tower.pad_widths: {padding['multiple']} makes the tower's linear layers {gain}")
     console.print()
-    console.print(Trimmed(_traffic(found)))
-    console.print(f"in {_count(round(found['step']['calls']), 'call')} to servers")
+    console.print(_traffic(found))
+    console.print(f"in {counted(round(found['step']['calls']), 'call')} to servers")
     if len(found["step"]["tables"]) > 1:
         console.print()
-        console.print(Trimmed(_table_traffic(found)))
+        console.print(_table_traffic(found))
     console.print()
     if found["links"]:
-        console.print(Trimmed(_links(found)))
+        console.print(_links(found))
         console.print(_bound_line(found))
         if (journal := found["journal"]) is not None:
             console.print(_journal_line(journal))
@@ -77,14 +77,14 @@ def _job_rows(found: Part) -> Iterator[tuple[str, str]]:
     job = found["job"]
     accumulated = f" x {job['accumulate']} micro-batches" if job["accumulate"] > 1 else ""
     batch = f"batches of {job['batch_size']:,}{accumulated} a worker"
-    yield "job", f"{job['name']}: {_count(job['servers'], 'server')}, {_count(job['workers'], 'worker')}, {batch}"
+    yield "job", f"{job['name']}: {counted(job['servers'], 'server')}, {counted(job['workers'], 'worker')}, {batch}"
     if "note" in found:
         yield "no data", f"{found['note']}; memory for a million rows of each table, no traffic"
         return
     drawn, step, tower = found["drawn"], found["step"], found["tower"]
     yield "steps", f"{job['steps']:,} of {job['step_samples']:,} samples; the data has {job['samples']:,}"
     more = "" if _rows_counted(found) else "; the tables have at least the rows of these"
-    yield "looked at", f"{drawn['samples']:,} samples in {_count(drawn['steps'], 'step')}{more}"
+    yield "looked at", f"{drawn['samples']:,} samples in {counted(drawn['steps'], 'step')}{more}"
     yield "ids", f"{step['ids_per_worker']:,.0f} a step and worker, {step['distinct_per_worker']:,.0f} of them distinct"
     if (unpooled := step.get("unpooled")) is not None:
         size = size_text(unpooled["bytes"])
@@ -95,25 +95,26 @@ def _job_rows(found: Part) -> Iterator[tuple[str, str]]:
     yield "tower", f"{tower['parameters']:,} parameters, {size_text(tower['bytes'])}"
 
 
-def _memory(found: Part, console: Console) -> Table:
+def _memory(found: Part, console: Console) -> Trimmed:
     """The tables' memory part by part, or as one sum where the terminal has no room for the parts."""
     whole = _memory_in(found, [part for part in PARTS if any(part in table for table in found["tables"])])
     needed = console.measure(whole, options=console.options.update(width=PIPED_WIDTH)).maximum
     return whole if needed <= console.width else _memory_in(found, PARTS[-1:])
 
 
-def _memory_in(found: Part, parts: Sequence[str]) -> Table:
+def _memory_in(found: Part, parts: Sequence[str]) -> Trimmed:
     tables = sorted(found["tables"], key=lambda t: -t["bytes"])
     unit, factor = ("MB", 1e6) if _sum(tables)["bytes"] >= 1e7 else ("kB", 1e3)
-    view = table_of(f"in {unit}: table", "dim", "rows", *(PART_NAMES.get(part, part) for part in parts), "bytes\na row")
     about = "" if _rows_counted(found) else ">="
-    for table in tables[:SHOWN_TABLES]:
-        view.add_row(table["name"], str(table["dim"]), *_sizes(table, about, factor, parts))
+    rows: list[Sequence[str | Text]] = [
+        (table["name"], str(table["dim"]), *_sizes(table, about, factor, parts)) for table in tables[:SHOWN_TABLES]
+    ]
     if rest := tables[SHOWN_TABLES:]:
-        view.add_row(f"{len(rest)} smaller", "", *_sizes(_sum(rest), about, factor, parts))
+        rows.append((f"{len(rest)} smaller", "", *_sizes(_sum(rest), about, factor, parts)))
     if len(tables) > 1:
-        view.add_row("all", "", *_sizes(_sum(tables), about, factor, parts), style="bold")
-    return view
+        rows.append(bold("all", "", *_sizes(_sum(tables), about, factor, parts)))
+    names = (PART_NAMES.get(part, part) for part in parts)
+    return table_of((f"in {unit}: table", "dim", "rows", *names, "bytes\na row"), rows)
 
 
 def _sizes(table: Part, about: str, factor: float, keys: Sequence[str]) -> list[str]:
@@ -126,14 +127,11 @@ def _sum(tables: Sequence[Part]) -> Part:
     return {key: sum(table.get(key, 0) for table in tables) for key in ("rows", *PARTS)}
 
 
-def _tower_memory(tower: Part) -> Table:
+def _tower_memory(tower: Part) -> Trimmed:
     """The dense model's memory of a worker by `tower.parallel`."""
     memory = tower["memory"]
-    view = table_of("of the tower in a worker", *memory)
-    for key, text in TOWER_PARTS.items():
-        sizes = [size_text(part[key]) for part in memory.values()]
-        view.add_row(text, *sizes, style="bold" if key == "peak" else None)
-    return view
+    rows = {key: (text, *(size_text(part[key]) for part in memory.values())) for key, text in TOWER_PARTS.items()}
+    return table_of(("of the tower in a worker", *memory), (rows | {"peak": bold(*rows["peak"])}).values())
 
 
 def _tower_line(tower: Part) -> str:
@@ -161,33 +159,28 @@ def _rows_counted(found: Part) -> bool:
     return bool(found.get("drawn", {}).get("rows_counted", True))
 
 
-def _traffic(found: Part) -> Table:
-    view = table_of("a step of all workers", "bytes", "bytes a sample")
+def _traffic(found: Part) -> Trimmed:
     samples = found["job"]["step_samples"]
-    for row in found["step"]["traffic"]:
-        view.add_row(row["text"], size_text(row["bytes"]), f"{row['bytes'] / samples:,.1f}")
-    view.add_row("all", size_text(found["bytes_per_step"]), f"{found['bytes_per_sample']:,.1f}", style="bold")
-    return view
+    parts = found["step"]["traffic"]
+    rows = [(part["text"], size_text(part["bytes"]), f"{part['bytes'] / samples:,.1f}") for part in parts]
+    total = bold("all", size_text(found["bytes_per_step"]), f"{found['bytes_per_sample']:,.1f}")
+    return table_of(("a step of all workers", "bytes", "bytes a sample"), [*rows, total])
 
 
-def _table_traffic(found: Part) -> Table:
-    view = table_of("of a table", "pulled", "pushed")
+def _table_traffic(found: Part) -> Trimmed:
     tables = sorted(found["step"]["tables"], key=lambda t: -t["pull_bytes"] - t["push_bytes"])
-    for table in tables[:SHOWN_TABLES]:
-        view.add_row(table["name"], *(size_text(table[key]) for key in ("pull_bytes", "push_bytes")))
+    shown = [(table["name"], [table]) for table in tables[:SHOWN_TABLES]]
     if rest := tables[SHOWN_TABLES:]:
-        sums = (size_text(sum(table[key] for table in rest)) for key in ("pull_bytes", "push_bytes"))
-        view.add_row(f"{len(rest)} with less", *sums)
-    return view
+        shown.append((f"{len(rest)} with less", rest))
+    sums = ("pull_bytes", "push_bytes")
+    rows = [(name, *(size_text(sum(table[key] for table in group)) for key in sums)) for name, group in shown]
+    return table_of(("of a table", "pulled", "pushed"), rows)
 
 
-def _links(found: Part) -> Table:
-    view = table_of(f"a link of {found['gbit_per_s']:g} Gbit/s each way", "in", "out", "at least")
-    for link in found["links"]:
-        view.add_row(
-            link["process"], size_text(link["in_bytes"]), size_text(link["out_bytes"]), f"{link['bound_ms']:,.3f} ms"
-        )
-    return view
+def _links(found: Part) -> Trimmed:
+    heads = (f"a link of {found['gbit_per_s']:g} Gbit/s each way", "in", "out", "at least")
+    sizes = ((link, size_text(link["in_bytes"]), size_text(link["out_bytes"])) for link in found["links"])
+    return table_of(heads, [(link["process"], *both, f"{link['bound_ms']:,.3f} ms") for link, *both in sizes])
 
 
 def _bound_line(found: Part) -> str:
@@ -199,15 +192,3 @@ def _journal_line(journal: Part) -> str:
     rate = journal["most_bytes_per_s"]
     most = "" if rate is None else f", at most {size_text(rate)} a second over these links"
     return f"the busiest server's journal grows by {size_text(journal['bytes_per_step'])} a step{most}"
-
-
-def table_of(first: str, *others: str) -> Table:
-    view = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    view.add_column(first, overflow="fold", max_width=40)  # names of tables may be long
-    for name in others:
-        view.add_column(name, justify="right", no_wrap=True)
-    return view
-
-
-def _count(count: int, noun: str) -> str:
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"

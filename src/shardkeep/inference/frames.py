@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
 
 from shardkeep.base.arrays import Ints
-from shardkeep.base.errors import DataError
+from shardkeep.base.errors import DataError, first_line
 from shardkeep.workers.data.conversion.categories import Kind, decode_ids
 from shardkeep.workers.data.conversion.chunk import Chunk, Column, check_columns, plain
 from shardkeep.workers.data.conversion.inputs import Inputs
@@ -32,7 +32,7 @@ def ids_of(values: object, kind: Kind | None, rules: ReadingRules) -> Ints:
     try:
         array = plain(array_of(values))
     except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
-        raise DataError(f"ids cannot be read ({str(error).splitlines()[0]})") from error
+        raise DataError(f"ids cannot be read ({first_line(error)})") from error
     column = Column("ids", np.arange(1, len(array) + 1), "ids", array)
     with column.named():
         return decode_ids(column, kind, rules)

@@ -14,7 +14,6 @@ from shardkeep.view.callback import Callback, check_callbacks
 
 if TYPE_CHECKING:
     from shardkeep.launch.trained_run import TrainedRun
-    from shardkeep.run.origin.warm_start import WarmStart
     from shardkeep.run.trained import Which
 
 
@@ -53,6 +52,7 @@ def train(
     """
     from shardkeep.launch.job import run_job
     from shardkeep.launch.trained_run import TrainedRun
+    from shardkeep.run.origin.warm_start import plan_warm_start
     from shardkeep.view.screen import console
 
     callbacks = check_callbacks(callbacks)
@@ -60,7 +60,7 @@ def train(
     job = config if isinstance(config, JobConfig) else load_config(config)
     path = Path(run_dir) if run_dir is not None else default_run_dir(job.name)
     job = with_frames(job, frames, path)
-    start = None if from_run is None else _warm_start(job, Path(from_run), model)
+    start = None if from_run is None else plan_warm_start(job, Path(from_run), model)
     summary = run_job(
         job,
         run_dir=path,
@@ -100,12 +100,6 @@ def resume(
     callbacks = check_callbacks(callbacks)
     done = job.resume(Path(run), overrides=overrides, console=console(quiet=quiet), callbacks=callbacks)
     return TrainedRun.model_validate(done)
-
-
-def _warm_start(config: JobConfig, run: Path, which: Which) -> WarmStart:
-    from shardkeep.run.origin.warm_start import plan_warm_start
-
-    return plan_warm_start(config, run, which)
 
 
 def _script_folder() -> Path:

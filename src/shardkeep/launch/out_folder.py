@@ -1,4 +1,10 @@
-"""The folder of a command that runs many jobs: `--out` of `sweep` and `tune`. One command at a time is in it."""
+"""The folder of a command that runs many jobs: `--out` of `sweep` and `tune`. One command at a time is in it.
+
+OUT/
+  jobs/NAME.yaml   the config of each job, resolved
+  runs/NAME/       the run folders
+  logs/NAME.log    what `shardkeep train` printed
+"""
 
 from __future__ import annotations
 
@@ -8,22 +14,23 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from shardkeep.base.errors import UserError
-from shardkeep.base.files import make_folder, owner_lock
+from shardkeep.base.files import atomic_write, make_folder, owner_lock
 from shardkeep.base.machine.owners import check_unshared
 from shardkeep.base.machine.pids import start_of
+from shardkeep.config import JobConfig
 
 ORPHAN_S = 60.0
 """Seconds that a job gets to end whose command was killed: it notices on its own."""
 
 
 @contextlib.contextmanager
-def holding(out: Path, *folders: str, what: str) -> Iterator[int]:
-    """Makes `out` with `folders` in it, and keeps others out; a descriptor of the lock. Jobs may hold it too: it is
-    free when those of a killed command have ended. `what`: the command. Raises UserError, also where others could
-    change what is there."""
+def holding(out: Path, *, what: str) -> Iterator[int]:
+    """Makes `out` with its folders, and keeps others out; a descriptor of the lock. Jobs may hold it too: it is free
+    when those of a killed command have ended. `what`: the command. Raises UserError, also where others could change
+    what is there."""
     check_unshared(out, what="--out")
     try:
-        for folder in ("", *folders):
+        for folder in ("jobs", "runs", "logs"):
             make_folder(out.absolute() / folder)
         lock = _lock(out / ".lock")
     except TimeoutError:
@@ -34,6 +41,14 @@ def holding(out: Path, *folders: str, what: str) -> Iterator[int]:
         yield lock
     finally:
         os.close(lock)
+
+
+def job_arguments(out: Path, name: str, config: JobConfig, code_folder: Path) -> list[str]:
+    """Writes a job's config. Returns what `shardkeep train` takes to run it in its folder. Raises OSError."""
+    job = out / f"jobs/{name}.yaml"
+    atomic_write(job, config.to_yaml())
+    code = ["--code", str(code_folder)] if config.own_modules else []
+    return [str(job), "--run-dir", str(out / f"runs/{name}"), *code]
 
 
 def _lock(path: Path) -> int:

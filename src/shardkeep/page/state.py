@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 from shardkeep.base.config.old_keys import under_new_names
 from shardkeep.base.errors import ShardkeepError, UserError
 from shardkeep.base.yaml_text import YamlError, read_yaml, write_yaml
+from shardkeep.config.overrides import flat
 from shardkeep.page import members, sections
 from shardkeep.page.checkpoints import CheckpointFolder
 from shardkeep.page.records import Json, RunRecords
@@ -58,12 +59,10 @@ class RunState:
         """Every setting with its value, of defaults too, as texts; of another version those of config.yaml."""
         from shardkeep.config import JobConfig
 
-        found = self._config
+        found = flat(self._config)
         with contextlib.suppress(ValueError, ShardkeepError):
-            config = JobConfig.model_validate(found)
-            tables = {name: config.table(name).model_dump(mode="json") for name in ("default", *config.tables)}
-            found = {**config.model_dump(mode="json"), "tables": tables}
-        return dict(_flat(found, "")) if found else {}
+            found = JobConfig.model_validate(self._config).all_settings()
+        return _texts(found)
 
     def sections(self) -> Json:
         """Reads what is new and returns the sections of the page by name."""
@@ -129,15 +128,13 @@ def changed_settings(text: str) -> list[list[str]] | None:
     except (ValueError, ShardkeepError):
         return None
     found = config.model_dump(mode="json", exclude_defaults=True, exclude={"data": {"root"}})
-    return [[key, value] for key, value in _flat(found, "")]
+    return [[key, text] for key, text in _texts(flat(found)).items()]
 
 
-def _flat(value: Any, key: str) -> Iterator[tuple[str, str]]:
-    if isinstance(value, Mapping) and value:
-        for name, below in value.items():
-            yield from _flat(below, f"{key}.{name}" if key else str(name))
-    else:
-        yield key, write_yaml(value, default_flow_style=True, width=10_000).removesuffix("...\n").strip()
+def _texts(settings: Mapping[str, Any]) -> dict[str, str]:
+    """The values as YAML on one line."""
+    texts = {key: write_yaml(value, default_flow_style=True, width=10_000) for key, value in settings.items()}
+    return {key: text.removesuffix("...\n").strip() for key, text in texts.items()}
 
 
 def _read(path: Path, most_bytes: int, *, end: bool = False) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from shardkeep.sweep.results import FP32, RecipeResult, Results
+from shardkeep.sweep.results import FP32, Results, paired
 from shardkeep.sweep.student import CONFIDENCE, Estimate, estimate, holm, p_value
 
 NO_LOSS = "cannot be distinguished from no loss"
@@ -72,18 +72,11 @@ def all_pairs(results: Results) -> list[Comparison]:
 
 
 def _family(results: Results, pairs: Sequence[tuple[str, str]] | itertools.combinations[Any]) -> list[Comparison]:
-    found = [(first, second, _difference(results.recipe(first), results.recipe(second))) for first, second in pairs]
+    runs = {recipe.name: recipe.runs for recipe in results.recipes}
+    found = [(first, second, estimate(list(paired(runs[first], runs[second]).values()))) for first, second in pairs]
     known = [(first, second, difference, p_value(difference)) for first, second, difference in found if difference]
     corrected = iter(holm([p for *_, p in known if p is not None]))
     return [
         Comparison(first, second, difference, p, None if p is None else next(corrected))
         for first, second, difference, p in known
     ]
-
-
-def _difference(first: RecipeResult, second: RecipeResult) -> Estimate | None:
-    """None where they share no seed."""
-    mine, other = (
-        {run.planned.seed: run.auc for run in recipe.runs if run.auc is not None} for recipe in (first, second)
-    )
-    return estimate([auc - other[seed] for seed, auc in mine.items() if seed in other])

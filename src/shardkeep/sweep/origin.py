@@ -11,6 +11,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from shardkeep.base.sizes import counted
 from shardkeep.config import JobConfig
 from shardkeep.sweep.plan import flow
 from shardkeep.sweep.results import FP32, Results
@@ -49,7 +50,7 @@ def _planned(config: JobConfig) -> dict[str, str]:
     named = {name: config.table(name) for name in config.tables if name != "default"}
     others = [f"{name}: dim {table.dim}, {_settings(table.optimizer)}" for name, table in named.items()]
     batch, threads = config.train.batch_size * config.train.accumulate, config.threads
-    each = "threads: auto" if threads == "auto" else f"{count(threads, 'thread')} each"
+    each = "threads: auto" if threads == "auto" else f"{counted(threads, 'thread')} each"
     return {
         "job": config.name,
         "data": _data(config),
@@ -57,7 +58,7 @@ def _planned(config: JobConfig) -> dict[str, str]:
         "rows": "; ".join([f"dim {rows.dim}", _settings(rows.optimizer), *others]),
         "tower": _settings(config.tower.optimizer),
         "batch": f"{batch:,} samples a worker and step, {batch * config.workers:,} in all",
-        "processes": f"{count(config.workers, 'worker')} with {each}, {count(config.servers, 'server')}",
+        "processes": f"{counted(config.workers, 'worker')} with {each}, {counted(config.servers, 'server')}",
         "consistency": _settings(config.consistency),
     }
 
@@ -68,9 +69,9 @@ def _trained(config: JobConfig, summary: Mapping[str, Any]) -> dict[str, str]:
     chosen = (summary.get("tower") or {}).get("chosen") or {}
     rows = sum(int(table["rows"]) for table in tables)
     return {
-        "steps": f"{_number(summary.get('steps'))} in {count(config.train.epochs, 'epoch')}",
+        "steps": f"{_number(summary.get('steps'))} in {counted(config.train.epochs, 'epoch')}",
         "samples": f"{_number(summary.get('samples'))} trained, {_number(scored.get('samples'))} for evaluation",
-        "tables": f"{count(len(tables), 'table')} with {rows:,} rows at the end",
+        "tables": f"{counted(len(tables), 'table')} with {rows:,} rows at the end",
         **{f"tower's {key}": str(value).partition(":")[0] for key, value in chosen.items()},
     }
 
@@ -81,7 +82,7 @@ def _data(config: JobConfig) -> str:
     if data.source == "synthetic":
         made = data.synthetic
         sizes = (
-            f"{count(len(made.table_sizes), 'table')} of {_range(made.table_sizes)} ids"
+            f"{counted(len(made.table_sizes), 'table')} of {_range(made.table_sizes)} ids"
             if made.table_sizes
             else "26 tables"
         )
@@ -102,7 +103,7 @@ def _made(results: Results) -> dict[str, str]:
         "date": " to ".join(dict.fromkeys((days[0], days[-1]))) if days else UNKNOWN,
         "runs": f"{len(done)} of {len(results.runs)} completed, seeds {', '.join(map(str, results.plan.seeds))}",
         "machine": _all(
-            f"{one['processor']}; {count(int(one['cores']), 'core')}, {one['memory_gb']} GB; {one['system']}"
+            f"{one['processor']}; {counted(int(one['cores']), 'core')}, {one['memory_gb']} GB; {one['system']}"
             for one in machines
             if {"processor", "cores", "memory_gb", "system"} <= set(one)
         ),
@@ -129,11 +130,6 @@ def _settings(model: BaseModel | Mapping[str, Any]) -> str:
 
 def _range(sizes: list[int]) -> str:
     return f"{min(sizes):,}" if min(sizes) == max(sizes) else f"{min(sizes):,} to {max(sizes):,}"
-
-
-def count(number: int, noun: str) -> str:
-    """`1 seed`, `1,200 seeds`."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def _number(value: Any) -> str:

@@ -122,22 +122,12 @@ def load_sweep(path: Path, metric: str | None = None) -> SweepPlan:
     try:
         config = SweepConfig.model_validate(raw if metric is None else raw | {"metric": metric})
     except ValidationError as error:
-        raise ConfigError(f"{path}: {_explained(error, raw)}") from error
+        nothing = "seeds: [] runs nothing; allowed: a list of one or more seeds" if raw.get("seeds") == [] else ""
+        raise ConfigError(f"{path}: {nothing or explain(error, SweepConfig)}") from error
     try:
         return _plan(config, path, text)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
-
-
-def _explained(error: ValidationError, raw: Mapping[str, Any]) -> str:
-    if raw.get("seeds") == []:
-        return "seeds: [] runs nothing; allowed: a list of one or more seeds"
-    return explain(error, SweepConfig)
-
-
-def _first_compressed(base: Mapping[str, Any]) -> str | None:
-    """The first table of a job that sets compression of its own."""
-    return next((name for name, table in base.get("tables", {}).items() if table.get("compression")), None)
 
 
 def _plan(sweep: SweepConfig, path: Path, text: str) -> SweepPlan:
@@ -148,7 +138,7 @@ def _plan(sweep: SweepConfig, path: Path, text: str) -> SweepPlan:
         raise ConfigError(
             "base: sets compression, which recipes replace; leave it out, or make it a recipe with name and settings"
         )
-    if table := _first_compressed(base):
+    if table := next((name for name, table in base.get("tables", {}).items() if table.get("compression")), None):
         raise ConfigError(
             f"base: sets tables.{table}.compression, so that fp32 would not be plain; leave it out, or make it a recipe"
         )
@@ -207,13 +197,9 @@ def _own(recipe: RecipeEntry, where: str) -> Variant:
     settings = nested(recipe.settings or {}, f"{where}.settings")
     if recipe.like is not None:
         settings = merged(_shipped(recipe.like, f"{where}.like").settings, settings)
-    _refuse_seed(settings, where)
-    return Variant(recipe.name, f"as {recipe.like}, changed" if recipe.like else "of the sweep's own", settings)
-
-
-def _refuse_seed(settings: Mapping[str, Any], where: str) -> None:
     if "seed" in settings:
         raise ConfigError(f"{where}: seed is no setting of a recipe; list the seeds under `seeds`")
+    return Variant(recipe.name, f"as {recipe.like}, changed" if recipe.like else "of the sweep's own", settings)
 
 
 def _job(base: Nested, variant: Variant, folder: Path, metric: str) -> JobConfig:

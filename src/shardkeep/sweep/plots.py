@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from shardkeep.base.files import atomic_write
 from shardkeep.base.plugging.packages import missing
+from shardkeep.base.sizes import counted
 from shardkeep.sweep.compare import against_fp32
-from shardkeep.sweep.origin import count
 from shardkeep.sweep.parts import COLOURS as PART_COLOURS, by_kind
 from shardkeep.sweep.results import FP32, CurvePoint, RecipeResult, Results
 from shardkeep.sweep.student import Estimate
@@ -82,8 +82,8 @@ def caption(results: Results, name: str, number: int) -> str:
     """The caption of a plot, the `number`-th that is shown."""
     plot = next(plot for plot in PLOTS if plot.name == name)
     config, seeds = results.plan.runs[0].config, len(results.plan.seeds)
-    members = f"{count(config.workers, 'worker')}, {count(config.servers, 'server')}"
-    job = f"{config.name}, {members}, {config.consistency.mode}, {count(seeds, 'seed')}"
+    members = f"{counted(config.workers, 'worker')}, {counted(config.servers, 'server')}"
+    job = f"{config.name}, {members}, {config.consistency.mode}, {counted(seeds, 'seed')}"
     return f"Figure {number}. {plot.title} ({job}). {plot.says}"
 
 

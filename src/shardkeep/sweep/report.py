@@ -8,7 +8,7 @@ from pathlib import Path
 
 from shardkeep.base.files import atomic_write
 from shardkeep.base.plugging.packages import missing
-from shardkeep.page.document import Row, document, figure, section, table, wide_table
+from shardkeep.page.document import document, figure, section, table, wide_table
 from shardkeep.sweep.compare import Comparison, against_fp32, all_pairs
 from shardkeep.sweep.origin import origin
 from shardkeep.sweep.plots import caption, write_plots
@@ -39,6 +39,9 @@ def page(results: Results, plots: Mapping[str, Path]) -> str:
     title = f"{results.plan.name}: bytes against AUC"
     against, stated = against_fp32(results), origin(results)
     settings = [(v.name, v.purpose, v.text) for v in results.plan.variants]
+    known = [(recipe, against.get(recipe.name)) for recipe in results.recipes]
+    recipes = [[text(*pair) for text in RECIPE_COLUMNS.values()] for pair in known]
+    runs = [[text(run) for text in RUN_COLUMNS.values()] for run in results.runs]
     parts = [
         f"<h1>{escape(title)}</h1>",
         f'<p class="lead">{escape(power_text(results))}</p>',
@@ -46,7 +49,7 @@ def page(results: Results, plots: Mapping[str, Path]) -> str:
         section("The job", table((), list(stated.job.items()))),
         section(
             "Recipes",
-            wide_table(RECIPE_HEAD, [_recipe_row(recipe, against.get(recipe.name)) for recipe in results.recipes]),
+            wide_table(list(RECIPE_COLUMNS), recipes),
             f"<p>{escape(RULES)}</p>",
             *(
                 figure(caption(results, name, at), path.read_bytes())
@@ -56,7 +59,7 @@ def page(results: Results, plots: Mapping[str, Path]) -> str:
         ),
         _pairs(results),
         section("Settings", table((), settings)),
-        section("Runs", wide_table(RUN_HEAD, [_run_row(run) for run in results.runs])),
+        section("Runs", wide_table(list(RUN_COLUMNS), runs)),
         section(
             "How it was made",
             table((), list(stated.made.items())),
@@ -74,11 +77,31 @@ RULES = (
     "interval is 95 % of the mean by Student's t, for each recipe on its own. p is two-sided, of the same differences, "
     "with Holm's correction over all recipes of the table; a loss is significant where p is below 0.05."
 )
-RECIPE_HEAD = (
-    "recipe", "seeds", "bytes per sample", "times fewer", "embeddings alone", "AUC", "logloss", "AUC less fp32's",
-    "95 % interval", "p (Holm)", "result", "could have shown",
-)  # fmt: skip
-RUN_HEAD = ("run", "status", "steps", "bytes per sample", "AUC", "logloss", "samples/s", "CPU us per sample", "seconds")
+RECIPE_COLUMNS: Mapping[str, Callable[[RecipeResult, Comparison | None], str]] = {
+    "recipe": lambda recipe, _: recipe.name,
+    "seeds": lambda recipe, _: str(len(recipe.runs)),
+    "bytes per sample": lambda recipe, _: _number(recipe.bytes_per_sample, ",.1f"),
+    "times fewer": lambda recipe, _: _number(recipe.times_fewer, ".2f"),
+    "embeddings alone": lambda recipe, _: _number(recipe.embedding_times_fewer, ".2f"),
+    "AUC": lambda recipe, _: _spread(recipe.auc),
+    "logloss": lambda recipe, _: _spread(recipe.logloss),
+    "AUC less fp32's": lambda _, against: _number(against.difference.mean if against else None, "+.5f"),
+    "95 % interval": lambda _, against: _interval(against.difference if against else None),
+    "p (Holm)": lambda _, against: _number(against.p_holm if against else None, ".3f"),
+    "result": lambda _, against: "" if against is None else against.verdict,
+    "could have shown": lambda _, against: _number(against.difference.shows if against else None, ".5f"),
+}
+RUN_COLUMNS: Mapping[str, Callable[[RunResult], str]] = {
+    "run": lambda run: run.planned.name,
+    "status": lambda run: run.status,
+    "steps": lambda run: _number(run.summary.get("steps"), ",d"),
+    "bytes per sample": lambda run: _number(run.bytes_per_sample if run.done else None, ",.1f"),
+    "AUC": lambda run: _number(run.auc, ".5f"),
+    "logloss": lambda run: _number(run.logloss, ".5f"),
+    "samples/s": lambda run: _number(run.summary.get("samples_per_s"), ",.0f"),
+    "CPU us per sample": lambda run: _number(run.cpu_s_per_sample and 1e6 * run.cpu_s_per_sample, ",.1f"),
+    "seconds": lambda run: _number(run.summary.get("wall_s"), ",.1f"),
+}
 
 
 def power_text(results: Results) -> str:
@@ -101,24 +124,6 @@ def power_text(results: Results) -> str:
     return (
         f"{text} Paired by seed, the smallest AUC loss that this comparison shows four times out of five is {spread}; "
         "a smaller one may be there unseen. That is of one recipe on its own: the correction for several shows less."
-    )
-
-
-def _recipe_row(recipe: RecipeResult, against: Comparison | None) -> Row:
-    found = None if against is None else against.difference
-    return (
-        recipe.name,
-        str(len(recipe.runs)),
-        _number(recipe.bytes_per_sample, ",.1f"),
-        _number(recipe.times_fewer, ".2f"),
-        _number(recipe.embedding_times_fewer, ".2f"),
-        _spread(recipe.auc),
-        _spread(recipe.logloss),
-        _number(found.mean if found else None, "+.5f"),
-        _interval(found),
-        _number(against.p_holm if against else None, ".3f"),
-        "" if against is None else against.verdict,
-        _number(found.shows if found else None, ".5f"),
     )
 
 
@@ -158,20 +163,6 @@ def _pair_cell(known: Mapping[tuple[str, str], Comparison], row: str, column: st
     mean = found.mean if pair.first == row else -found.mean
     half = "" if found.high is None else f" \N{PLUS-MINUS SIGN} {found.high - found.mean:.5f}"
     return f"{mean:+.5f}{half}{'*' if pair.told else ''}"
-
-
-def _run_row(run: RunResult) -> Row:
-    found = run.summary
-    figures = (
-        (found.get("steps"), ",d"),
-        (run.bytes_per_sample if run.done else None, ",.1f"),
-        (run.auc, ".5f"),
-        (run.logloss, ".5f"),
-        (found.get("samples_per_s"), ",.0f"),
-        (run.cpu_s_per_sample and 1e6 * run.cpu_s_per_sample, ",.1f"),
-        (found.get("wall_s"), ",.1f"),
-    )
-    return (run.planned.name, run.status, *(_number(value, form) for value, form in figures))
 
 
 def _failed(results: Results) -> str:

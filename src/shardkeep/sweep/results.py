@@ -162,9 +162,7 @@ class RecipeResult:
     @cached_property
     def losses(self) -> dict[int, float]:
         """The AUC losses of the seeds that fp32 has completed, too."""
-        before = {run.planned.seed: run.auc for run in self.fp32 if run.auc is not None}
-        found = [(run.planned.seed, run.auc) for run in self.runs if run.auc is not None]
-        return {seed: before[seed] - auc for seed, auc in found if seed in before}
+        return paired(self.fp32, self.runs)
 
     @cached_property
     def auc_loss(self) -> Estimate | None:
@@ -218,6 +216,12 @@ class Results:
             r.auc_loss.shows for r in self.recipes if r.name != FP32 and r.auc_loss and r.auc_loss.shows is not None
         ]
         return (min(found), max(found)) if found else None
+
+
+def paired(first: Sequence[RunResult], second: Sequence[RunResult]) -> dict[int, float]:
+    """AUC of the first runs less that of the second, by the seeds that both have."""
+    mine, other = ({run.planned.seed: run.auc for run in runs if run.auc is not None} for runs in (first, second))
+    return {seed: auc - other[seed] for seed, auc in mine.items() if seed in other}
 
 
 def collect(plan: SweepPlan, runs: Path, command: str = "") -> Results:

@@ -9,6 +9,8 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from shardkeep.base.plugging.packages import missing
 
 CONFIDENCE = 0.95
@@ -61,9 +63,8 @@ def p_value(found: Estimate) -> float | None:
 def holm(p_values: Sequence[float]) -> list[float]:
     """The p values of several comparisons, each as if it were the only one, after Holm's correction (Scandinavian
     Journal of Statistics 6, 1979): the chance that any of those at most a is wrong is at most a. In their order."""
-    order = sorted(range(len(p_values)), key=lambda at: p_values[at])
-    corrected, highest = [0.0] * len(p_values), 0.0
-    for rank, at in enumerate(order):
-        highest = max(highest, min(1.0, (len(p_values) - rank) * p_values[at]))
-        corrected[at] = highest
-    return corrected
+    order, corrected = np.argsort(p_values), np.empty(len(p_values))
+    scaled = np.sort(p_values) * np.arange(len(p_values), 0, -1)
+    corrected[order] = np.maximum.accumulate(np.minimum(scaled, 1.0))
+    found: list[float] = corrected.tolist()
+    return found

@@ -1,11 +1,8 @@
 """`shardkeep sweep`: runs the jobs of a plan one after the other by `shardkeep train`, and never one that is done.
 
-OUT/
-  jobs/NAME.yaml   the config of each run, resolved
-  runs/NAME/       the run folders
-  logs/NAME.log    what `shardkeep train` printed
-  results.csv summary.json    record.py
-  report.html plots/          report.py, plots.py
+OUT/                         with runs by name as jobs (launch/out_folder.py)
+  results.csv summary.json   record.py
+  report.html plots/         report.py, plots.py
 """
 
 from __future__ import annotations
@@ -16,29 +13,32 @@ import shlex
 import shutil
 import signal
 import subprocess
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from rich.console import Console
 
+from shardkeep.base.deadlines import Deadline
 from shardkeep.base.errors import JobError, JobStopped, UserError
-from shardkeep.base.files import atomic_write
 from shardkeep.base.machine.versions import commit, versions
 from shardkeep.config import JobConfig, stored_config
-from shardkeep.config.overrides import flat
+from shardkeep.config.overrides import first_difference
 from shardkeep.core_plan import worker_threads
-from shardkeep.launch.out_folder import holding
-from shardkeep.launch.processes.children import SHARDKEEP, child_environment, last_words
+from shardkeep.launch.out_folder import holding, job_arguments
+from shardkeep.launch.processes.children import SHARDKEEP, Child, child_environment, wait_all
 from shardkeep.launch.stopping.interrupts import Interrupts
 from shardkeep.records.lines import Tail
+from shardkeep.records.training import Progress
 from shardkeep.run.origin.code import PACKAGE, code_of
 from shardkeep.run.reader import RunReader
 from shardkeep.sweep.plan import PlannedRun, SweepPlan
 from shardkeep.sweep.record import write_results
 from shardkeep.sweep.report import write_report
 from shardkeep.sweep.results import Results, collect, read_summary
-from shardkeep.sweep.screen import SweepScreen
+from shardkeep.view.screen import Screen
 
 TRAIN = (*SHARDKEEP, "train")
 POLL_S = 0.1
@@ -75,84 +75,78 @@ def sweep(plan: SweepPlan, *, out: Path, console: Console, train: Sequence[str] 
         JobError: Some runs failed; results of the others are written.
     """
     folder = SweepFolder(out)
-    with holding(out, "runs", "jobs", "logs", what="sweep") as lock:
+    with holding(out, what="sweep") as lock:
         done = [run for run in plan.runs if folder.is_done(run, plan.code_folder)]
         left = [run for run in plan.runs if run not in done]
-        screen = SweepScreen(console, total=len(plan.runs))
+        say = partial(console.print, soft_wrap=True, markup=False)
         names, seeds = ", ".join(variant.name for variant in plan.variants), ", ".join(map(str, plan.seeds))
-        screen.say(f"{len(plan.runs)} runs into {out}: {names}; seeds {seeds}")
+        say(f"{len(plan.runs)} runs into {out}: {names}; seeds {seeds}")
         if done:
-            screen.say(f"{len(done)} of {len(plan.runs)} runs are done already")
+            say(f"{len(done)} of {len(plan.runs)} runs are done already")
         try:
-            failures = _run_all(plan, left, folder, screen, train, lock)
+            failures = _run_all(plan, left, folder, console, train, lock)
         finally:
-            screen.close()
-            screen.say("writing results and plots")
+            say("writing results and plots")
             results = collect(plan, folder.runs, shlex.join(["shardkeep", "sweep", str(plan.path), "--out", str(out)]))
             write_results(results, out)
-        screen.say(f"written: {', '.join(str(path) for path in write_report(results, out, say=screen.say))}")
+        say(f"written: {', '.join(str(path) for path in write_report(results, out, say=say))}")
     if failures:
         raise _verdict(failures, plan, completed=len(results.completed))
     return results
 
 
 def _run_all(
-    plan: SweepPlan,
-    left: Sequence[PlannedRun],
-    folder: SweepFolder,
-    screen: SweepScreen,
-    train: Sequence[str],
-    lock: int,
+    plan: SweepPlan, left: Sequence[PlannedRun], folder: SweepFolder, console: Console, train: Sequence[str], lock: int
 ) -> list[Failure]:
     failures: list[Failure] = []
-    completed = len(plan.runs) - len(left)
-    with Interrupts() as interrupts:
+    completed, screen = len(plan.runs) - len(left), Screen(console)
+    with Interrupts() as interrupts, contextlib.ExitStack() as stack:
+        stack.callback(screen.end_bar)
         interrupts.tolerated = 1_000_000
         interrupts.notice = "stopping the run; what is done is kept"
         for run in left:
             number = plan.runs.index(run) + 1
-            screen.begin(number, run.name)
-            process = folder.start(run, train, plan.code_folder, lock)
-            try:
-                code = _follow(process, Tail(folder.runs / run.name / "metrics.jsonl"), screen, interrupts)
-            finally:
-                _end(process)
+            head = f"run {number}/{len(plan.runs)} {run.name}:"
+            child = folder.start(run, number, train, plan.code_folder, lock)
+            if not console.is_terminal:
+                screen.phase(head, "started")
+            show = partial(_show, screen, head, number - 1, len(plan.runs))
+            _follow(child, Tail(folder.runs / run.name / "metrics.jsonl"), show, interrupts)
             if interrupts.count:
                 raise JobStopped(f"stopped with {completed} of {len(plan.runs)} runs done; the same command continues")
             if folder.is_done(run, plan.code_folder):
                 completed += 1
-                screen.ended(number, run.name, _outcome(folder, run), ok=True)
+                screen.phase(head, _outcome(folder, run))
                 continue
-            failures.append(Failure(run.name, code, folder.why(run, code)))
-            screen.ended(number, run.name, f"failed: {failures[-1].text}", ok=False)
+            failures.append(folder.failure(run, child))
+            screen.phase(head, f"failed: {failures[-1].text}")
             if not completed and len(failures) >= HOPELESS:
-                screen.say(f"none of the first {HOPELESS} runs has completed; the others are not tried")
+                console.print(f"none of the first {HOPELESS} runs has completed; the others are not tried")
                 break
     return failures
 
 
-def _follow(process: subprocess.Popen[bytes], tail: Tail, screen: SweepScreen, interrupts: Interrupts) -> int:
-    """Shows a run until it has ended, or, after Ctrl-C, has had its time to. Its exit code."""
-    while True:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            return process.wait(POLL_S)
-        for record in tail:
-            screen.record(record)
-        if interrupts.count:
-            for patience_s in (ORDERLY_S, AT_ONCE_S):
-                process.send_signal(signal.SIGINT)
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    return process.wait(patience_s)
-            return -signal.SIGKILL
+def _show(screen: Screen, head: str, before: int, total: int, text: str, share: float) -> None:
+    """Of a run after so many others of `total`: what it does, and the share that is done."""
+    screen.working("sweep", f"{head} {text}", (before + share) / total)
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Ends the run and its roles in every case."""
-    if process.poll() is None:
-        process.kill()
-        process.wait()
-    if process.stdin is not None:
-        process.stdin.close()
+def _follow(child: Child, tail: Tail, show: Callable[[str, float], None], interrupts: Interrupts) -> None:
+    """Shows a run until it has ended. After Ctrl-C it gets its time to stop, and then less to stop at once."""
+    show("starting", 0.0)
+    try:
+        while child.running and not interrupts.count:
+            time.sleep(POLL_S)
+            for record in tail:
+                if isinstance(record, Progress):
+                    step, total = record.step or 0, record.total_steps or 0
+                    show(f"step {step:,}/{total:,}  {record.samples_per_s or 0:,.0f} samples/s", step / max(1, total))
+        for patience_s in (ORDERLY_S, AT_ONCE_S):
+            if child.running:
+                os.kill(child.pid, signal.SIGINT)
+            wait_all([child], Deadline(patience_s))
+    finally:
+        child.kill()
 
 
 class SweepFolder:
@@ -168,48 +162,47 @@ class SweepFolder:
         summary = read_summary(folder)
         if summary is None or summary.get("status") != "completed":
             return False
-        found, wanted = _compared(stored_config(folder)), _compared(run.config)
+        both = [_compared(config).model_dump(mode="json") for config in (stored_config(folder), run.config)]
+        differs = first_difference(*both)
         before, now = RunReader(folder).code, code_of(run.config, code_folder)
         file = next((name for name in {**before, **now} if before.get(name) != now.get(name)), None)
-        if found == wanted and file is None:
+        if differs is None and file is None:
             if (scores := summary.get("eval") or {}).get(run.key("auc")) is None:
                 why = scores.get(run.key("note"), "the job has no evaluation data")
                 raise UserError(f"--out {self.path}: {run.name} has no AUC, by which a sweep compares: {why}")
             return True
-        other = _difference(found, wanted) if found != wanted else _other_code(str(file), summary)
+        setting = "" if differs is None else "{}={!r}, but now the sweep says {!r}".format(*differs)
+        other = setting or _other_code(str(file), summary)
         raise UserError(
             f"--out {self.path}: {run.name} is done with {other}; give --out a new folder, or "
             f"delete {folder} to run it again"
         )
 
-    def start(self, run: PlannedRun, train: Sequence[str], code_folder: Path, lock: int) -> subprocess.Popen[bytes]:
+    def start(self, run: PlannedRun, number: int, train: Sequence[str], code_folder: Path, lock: int) -> Child:
         """Starts a run in a new folder; what an earlier attempt left is deleted. Raises UserError."""
-        job, target = self.path / "jobs" / f"{run.name}.yaml", self.runs / run.name
-        code = ["--code", str(code_folder)] if run.config.own_modules else []
         try:
-            if target.exists():
+            if (target := self.runs / run.name).exists():
                 shutil.rmtree(target)
-            atomic_write(job, run.config.to_yaml())
-            with self._log(run).open("wb") as log:
-                return subprocess.Popen(
-                    [*train, str(job), "--run-dir", str(target), *code, "--parent-pipe"],
+            words = job_arguments(self.path, run.name, run.config, code_folder)
+            with (log := self.path / "logs" / f"{run.name}.log").open("wb") as output:
+                process = subprocess.Popen(
+                    [*train, *words, "--parent-pipe"],
                     stdin=subprocess.PIPE,
-                    stdout=log,
-                    stderr=log,
+                    stdout=output,
+                    stderr=output,
                     env=child_environment(os.environ, threads=worker_threads(run.config)),
                     start_new_session=True,  # Ctrl-C reaches the sweep alone
                     pass_fds=(lock,),
                 )
+            return Child("train", number, process, log=log)
         except OSError as error:
             raise UserError(f"--out {self.path}: cannot be written ({error.strerror or error})") from error
 
-    def why(self, run: PlannedRun, code: int) -> str:
-        """Why a run did not complete: what it said itself."""
-        summary = read_summary(self.runs / run.name) or {}
-        return str(summary.get("message") or last_words(self._log(run)) or f"exit code {code}")
-
-    def _log(self, run: PlannedRun) -> Path:
-        return self.path / "logs" / f"{run.name}.log"
+    def failure(self, run: PlannedRun, child: Child) -> Failure:
+        """Of a run that has ended: why it did not complete, as it said itself."""
+        summary, death = read_summary(self.runs / run.name) or {}, child.death()
+        code, words = (0, "") if death is None else (death.code, death.last_words)
+        return Failure(run.name, code, str(summary.get("message") or words or f"exit code {code}"))
 
 
 def _compared(config: JobConfig) -> JobConfig:
@@ -217,13 +210,6 @@ def _compared(config: JobConfig) -> JobConfig:
     if config.data.source != "synthetic" or ":" in config.model.name:
         return config
     return config.model_copy(update={"data": config.data.model_copy(update={"root": "."})})
-
-
-def _difference(found: JobConfig, wanted: JobConfig) -> str:
-    """`train.batch_size=512, the sweep says 256`: the first setting that differs."""
-    before, now = (flat(config.model_dump(mode="json")) for config in (found, wanted))
-    key = next(key for key in {**before, **now} if before.get(key) != now.get(key))
-    return f"{key}={before.get(key)!r}, but now the sweep says {now.get(key)!r}"
 
 
 def _other_code(file: str, summary: Mapping[str, Any]) -> str:

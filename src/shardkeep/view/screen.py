@@ -68,10 +68,11 @@ class Screen:
             self._drawn = 0
         self._console.print(line, soft_wrap=True)
 
-    def working(self, name: str, text: str, fraction: float) -> None:
-        """A phase that takes a while: drawn over itself on a terminal, not at all elsewhere."""
+    def working(self, name: str, text: str, fraction: float, left_s: float | None = None) -> None:
+        """A phase that takes a while: drawn over itself on a terminal, not at all elsewhere. `left_s`: the time left,
+        where it does not follow from the pace of `fraction`."""
         if self._console.is_terminal:
-            self._show_bar(name, text, done=int(1000 * fraction), total=1000, numbers="")
+            self._show_bar(name, text, done=int(1000 * fraction), total=1000, numbers="", left_s=left_s)
 
     def notice(self, text: str) -> str:
         """The text itself."""

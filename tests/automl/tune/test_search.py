@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -56,6 +57,35 @@ def test_trials_of_another_job_are_refused_by_the_key_that_differs(tmp_path: Pat
     assert str(caught.value) == wanted
     with pytest.raises(UserError, match=f"has trials with --over {LR}="):
         Search(plan(tmp_path, [f"{LR}=0.1,0.2"]), out)
+
+
+def test_trials_of_other_data_are_refused(tmp_path: Path, out: Path) -> None:
+    found = plan(tmp_path)
+    Search(replace(found, data="12-34"), out)
+    with pytest.raises(UserError, match="has trials with fingerprint of the data='12-34', now it is '12-35'"):
+        Search(replace(found, data="12-35"), out)
+
+
+def test_another_code_of_shardkeep_goes_on_and_is_told_and_another_one_of_the_user_is_refused(
+    tmp_path: Path, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, code = plan(tmp_path), {"shardkeep": "0123456789", "net.py": "a"}
+    monkeypatch.setattr("shardkeep.automl.tune.plan.code_of", lambda *_: code)
+    assert Search(found, out).remark == Search(found, out).remark == ""
+    code["shardkeep"] = "abcdefabcd"
+    remark = Search(found, out).remark
+    assert "(sources 01234567), now it is " in remark and "(sources abcdefab); its trials stay" in remark
+    code["net.py"] = "b"
+    with pytest.raises(UserError, match=r"has trials with code of net\.py='a', now it is 'b'"):
+        Search(found, out)
+
+
+def test_a_setting_that_the_library_has_gained_meanwhile_refuses_no_trial(tmp_path: Path, out: Path) -> None:
+    search = Search(plan(tmp_path), out)
+    stored = search.study.user_attrs["job"]
+    assert stored["train"].pop("report_every_s") > 0
+    search.study.set_user_attr("job", stored)
+    Search(plan(tmp_path), out)
 
 
 def test_the_best_trial_completed_and_a_failed_one_is_worse_than_all(tmp_path: Path, out: Path) -> None:

@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from shardkeep.automl.tune.plan import plan_of
 from shardkeep.automl.tune.tune import tune
 from shardkeep.base.errors import JobError, UserError
-from shardkeep.base.yaml_text import read_yaml
+from shardkeep.base.yaml_text import read_yaml, write_yaml
 from shardkeep.config import load_config
 from shardkeep.launch.out_folder import holding
 from tests.support.cluster import Cluster, Command, within
@@ -21,6 +22,9 @@ from tests.support.full_disk import full_disk
 from tests.support.tuning import RATES, ended_in, plan, scored_in, search_in, tune_command, with_checkpoints, write_job
 
 pytestmark = pytest.mark.waits_for_processes
+
+SPAWNED = {"servers": 1, "launch": {"start": "spawn"}}
+"""No fork server, which takes seconds to start."""
 
 
 def run(folder: Path, trials: int, *over: str, minutes: float | None = None, **changes: object) -> str:
@@ -48,6 +52,11 @@ def test_the_best_of_the_trials_reads_the_test_data_once_and_no_other_keeps_a_mo
     assert (tmp_path / "out" / "report.html").stat().st_size > 10_000
     (tmp_path / "test.csv").write_text("other,columns\n1,2\n")
     assert f"{scored['test']['auc']:.5f} on the test data" in run_again(tmp_path, 4)  # without a look at the file
+    other = tmp_path / f"out/runs/{1 - min(best.number, 1)}/summary.json"
+    other.write_text(json.dumps({"status": "completed", "test": scored["test"]}))
+    assert f"which trial {other.parent.name} has read before" in run_again(
+        tmp_path, 4
+    )  # as the best of an earlier start
 
 
 def run_again(folder: Path, trials: int) -> str:
@@ -136,9 +145,27 @@ def test_a_full_disk_ends_it_and_the_best_so_far_stays(tmp_path: Path) -> None:
 
 
 def test_a_folder_with_another_search_at_work_is_refused(tmp_path: Path) -> None:
-    found = plan(tmp_path)
+    found = plan(tmp_path, **SPAWNED)
     with (
         holding(tmp_path / "out", what="search"),
         pytest.raises(UserError, match="another search is running in this folder"),
     ):
         tune(found, out=tmp_path / "out", trials=1, minutes=None, console=Console(quiet=True))
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"eval_fraction": 0.0}, "the job has no evaluation data, by which trials are compared"),
+        ({"train": ["gone.csv"]}, "gone.csv"),
+    ],
+    ids=["evaluation", "files"],
+)
+def test_a_job_that_cannot_be_searched_leaves_no_folder(tmp_path: Path, changes: dict[str, object], says: str) -> None:
+    job = read_yaml(write_job(tmp_path, **SPAWNED).read_text())
+    del job["train"]["early_stopping"]
+    (tmp_path / "job.yaml").write_text(write_yaml(job | {"data": job["data"] | changes}))
+    found = plan_of(tmp_path / "job.yaml", [], [RATES])
+    with pytest.raises(UserError, match=says):
+        tune(found, out=tmp_path / "out", trials=1, minutes=None, console=Console(quiet=True))
+    assert not (tmp_path / "out").exists()

@@ -10,10 +10,11 @@ from typing import Any
 
 from optuna.distributions import CategoricalDistribution
 
-from shardkeep.automl.tune.space import DEFAULTS, Values, settings_of, space_of, text_of
+from shardkeep.automl.tune.space import DEFAULTS, Values, space_of, text_of
+from shardkeep.base.errors import ConfigError
+from shardkeep.base.machine.versions import commit, versions
 from shardkeep.config import JobConfig, load_config
-from shardkeep.config.overrides import flat
-from shardkeep.run.origin.code import code_of
+from shardkeep.run.origin.code import PACKAGE, code_of
 from shardkeep.workers.config import sign_of
 
 IN_TRIALS = ("eval.test=false", "web.page=off", "web.metrics=off", "launch.affinity=none", "checkpoint.keep=1")
@@ -22,13 +23,15 @@ IN_TRIALS = ("eval.test=false", "web.page=off", "web.metrics=off", "launch.affin
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A search over a job's settings. `overrides`: over the file in all trials. `grid`: tries every combination."""
+    """A search over a job's settings. `overrides`: over the file in all trials. `grid`: tries every combination.
+    `data`: the fingerprint of the samples, once they are open."""
 
     path: Path
     overrides: tuple[str, ...]
     space: Mapping[str, Values]
     job: JobConfig
     grid: bool = False
+    data: str = ""
 
     @property
     def metric(self) -> str:
@@ -67,14 +70,23 @@ class Plan:
         if self.grid:
             lists = [values.choices for values in self.space.values() if isinstance(values, CategoricalDistribution)]
             return [dict(zip(self.space, point, strict=True)) for point in itertools.product(*lists)]
-        known = settings_of(self.job)
+        known = self.job.all_settings()
         return [{key: own for key, values in self.space.items() if (own := _own(values, known.get(key))) is not None}]
 
     def facts(self) -> dict[str, Any]:
-        """By what a search that continues knows its own trials: all settings, what is searched, and the code."""
+        """What decides the results of trials besides the code of shardkeep, apart from the job."""
         searched = {f"--over {key}": str(values) for key, values in self.space.items()}
-        code = {f"code of {name}": digest for name, digest in code_of(self.job, self.code_folder).items()}
-        return flat(self.job.model_dump(mode="json")) | searched | code
+        own = {f"code of {name}": digest for name, digest in self._code.items() if name != PACKAGE}
+        return searched | own | {"fingerprint of the data": self.data}
+
+    @property
+    def library(self) -> str:
+        """The code of shardkeep, for a person."""
+        return f"{commit() or versions()[PACKAGE]} (sources {self._code[PACKAGE][:8]})"
+
+    @property
+    def _code(self) -> Mapping[str, str]:
+        return code_of(self.job, self.code_folder)
 
 
 def _own(values: Values, value: Any) -> Any:
@@ -87,4 +99,6 @@ def _own(values: Values, value: Any) -> Any:
 def plan_of(path: Path, overrides: Sequence[str], over: Sequence[str], *, grid: bool = False) -> Plan:
     """Reads the job and what to search. Raises ConfigError."""
     plan = Plan(path, tuple(overrides), {}, load_config(path, overrides), grid)
+    if plan.job.checkpoint.dir is not None:
+        raise ConfigError("checkpoint.dir: all trials would share it; leave it out, each trial has a folder of its own")
     return replace(plan, space=space_of(plan.load, over, defaults=() if grid else DEFAULTS))

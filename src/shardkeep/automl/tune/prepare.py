@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+from dataclasses import replace
 from functools import partial
 
 from shardkeep.assembly.kernel_needs import compile_of_job
@@ -23,11 +24,9 @@ TABLES_SHARE = 0.25
 """Of the machine's memory for the tables of all trials at once: some have wider rows than the job."""
 
 
-def prepare(plan: Plan, starter: Starter, screen: Screen) -> tuple[Plan, int]:
-    """The plan with what follows from data and machine, and the number of trials at once. Raises UserError."""
+def opened(plan: Plan, starter: Starter, screen: Screen) -> Plan:
+    """The plan with its data's fingerprint: compiles and converts what all trials share. Raises UserError."""
     job = plan.job
-    if job.checkpoint.dir is not None:
-        raise ConfigError("checkpoint.dir: all trials would share it; leave it out, each trial has a folder of its own")
     if job.own_modules:
         search_last(plan.code_folder)
     starter.load(compile_of_job(job, partial(screen.phase, "kernels")))
@@ -36,8 +35,14 @@ def prepare(plan: Plan, starter: Starter, screen: Screen) -> tuple[Plan, int]:
     if data.eval is None:
         raise ConfigError("the job has no evaluation data, by which trials are compared; allowed: data.split, or eval")
     screen.phase("data", data.describe())
+    return replace(plan, data=data.fingerprint)
+
+
+def for_this_machine(plan: Plan) -> tuple[Plan, int]:
+    """The plan with what follows from its steps and the machine, and the number of trials at once. Takes seconds."""
     from shardkeep.estimate.estimate import estimate  # after compiling: this import loads kernels
 
+    job = plan.job
     needs = estimate(job, gbit_per_s=1.0)
     steps, tables_bytes = needs["job"]["steps"], sum(table["bytes"] for table in needs["tables"])
     most = int(TABLES_SHARE * limit_bytes() / max(1, tables_bytes))

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import optuna
 from optuna.storages.journal import JournalFileBackend, JournalStorage
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from shardkeep.automl.tune.plan import Plan
+from shardkeep.base.config.old_keys import under_new_names
 from shardkeep.base.errors import UserError
+from shardkeep.config import load_config
+from shardkeep.config.overrides import first_difference
 
 REDUCTION = 3
 """Of the trials with 1, 3, 9, ... evaluations, one in so many goes on (Li et al., MLSys 2020)."""
@@ -39,14 +44,22 @@ class Search:
         )
         drawn = len(self.study.trials)  # another seed, so that it does not draw the same again
         self.study.sampler = optuna.samplers.TPESampler(seed=(plan.job.seed + drawn) % 2**32, constant_liar=True)
-        facts, before = plan.facts(), self.study.user_attrs.get("plan")
-        if before is None:
+        known = self.study.user_attrs
+        if "facts" not in known:
             for params in plan.first():
                 self.study.enqueue_trial(params, skip_if_exists=True)
-            self.study.set_user_attr("plan", facts)
-        elif key := next((key for key in {**before, **facts} if before.get(key) != facts.get(key)), None):
-            was, now = before.get(key), facts.get(key)
-            raise UserError(f"--out {out}: has trials with {key}={was!r}, now it is {now!r}; give --out a new folder")
+            for key, value in (
+                ("library", plan.library),
+                ("job", plan.job.model_dump(mode="json")),
+                ("facts", plan.facts()),
+            ):
+                self.study.set_user_attr(key, value)
+        elif other := _difference(plan, known):
+            raise UserError(f"--out {out}: has trials with {other}; give --out a new folder")
+        self.remark = ""
+        """On trials by another code of shardkeep; "" = there are none."""
+        if (library := known.get("library", plan.library)) != plan.library:
+            self.remark = f"the search began with shardkeep {library}, now it is {plan.library}; its trials stay"
         for trial in self.study.get_trials(states=[TrialState.RUNNING]):
             self.study.tell(trial.number, state=TrialState.FAIL)
             self.study.enqueue_trial(trial.params)
@@ -71,6 +84,14 @@ class Search:
         """The best of the trials that completed, the earliest of equals."""
         done = [each for each in self.ended if each.state is TrialState.COMPLETE and CAUSE not in each.user_attrs]
         return max(done, key=lambda trial: self.plan.sign * (trial.value or 0.0), default=None)
+
+
+def _difference(plan: Plan, known: Mapping[str, Any]) -> str:
+    """The first fact of a search that the plan has otherwise; "" = there is none."""
+    before = load_config(under_new_names(known["job"]))  # as the code of now reads it
+    jobs = [job.model_dump(mode="json") for job in (before, plan.job)]
+    found = first_difference(jobs[0] | known["facts"], jobs[1] | plan.facts())
+    return "" if found is None else "{}={!r}, now it is {!r}".format(*found)
 
 
 def _mend(journal: Path) -> None:

@@ -10,10 +10,9 @@ from typing import Any
 
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
-from shardkeep.base.errors import ConfigError
+from shardkeep.base.errors import ConfigError, first_line
 from shardkeep.base.yaml_text import YamlError, read_yaml
 from shardkeep.config import JobConfig
-from shardkeep.config.overrides import flat
 
 Values = CategoricalDistribution | FloatDistribution | IntDistribution
 """The values of a key. Those of a CategoricalDistribution are texts of YAML, as a shell has them."""
@@ -50,14 +49,9 @@ def space_of(load: Callable[..., JobConfig], over: Sequence[str], *, defaults: S
             raise ConfigError(f"--over {text}: has no end of values for --grid; allowed: KEY=A,B,C")
     if not (defaults or own):
         raise ConfigError("--grid: has nothing to combine; allowed: with --over KEY=A,B,C")
-    known = settings_of(job)
+    known = job.all_settings()
     default = {key: _with(values, known.get(key)) for key, values in map(_parsed, defaults) if key not in own}
     return own | {key: values for key, values in default.items() if not _problem(load, key, values, models)}
-
-
-def settings_of(job: JobConfig) -> dict[str, Any]:
-    """All settings by dotted key, the default table's in full."""
-    return flat({**job.model_dump(mode="json"), "tables": {"default": job.table("default").model_dump(mode="json")}})
 
 
 def text_of(value: Any) -> str:
@@ -101,5 +95,5 @@ def _problem(load: Callable[..., JobConfig], key: str, values: Values, models: S
         try:
             load(*([] if key == "model.name" else [f"model.name={model}"]), f"{key}={value}")
         except ConfigError as error:
-            return str(error).splitlines()[0].rpartition("--set ")[2].partition(": ")[2]
+            return first_line(error).rpartition("--set ")[2].partition(": ")[2]
     return ""

@@ -9,8 +9,8 @@ from pathlib import Path
 from optuna.trial import Trial
 
 from shardkeep.automl.tune.plan import Plan
-from shardkeep.base.files import atomic_write
 from shardkeep.core_plan import worker_threads
+from shardkeep.launch.out_folder import job_arguments
 from shardkeep.launch.processes.children import child_environment
 from shardkeep.launch.processes.starter import RoleCommand, Starter
 from shardkeep.records.lines import Tail
@@ -24,10 +24,8 @@ class TrialRun:
     def __init__(self, plan: Plan, trial: Trial, out: Path, starter: Starter) -> None:
         self.trial, self.run, self._plan = trial, out / f"runs/{trial.number}", plan
         self._values: list[float] = []
-        config, job = plan.trial(trial.params), out / f"jobs/{trial.number}.yaml"
-        atomic_write(job, config.to_yaml())
-        code = ["--code", str(plan.code_folder)] if config.own_modules else []
-        words, log = [str(job), "--run-dir", str(self.run), *code], out / f"logs/{trial.number}.log"
+        config, log = plan.trial(trial.params), out / f"logs/{trial.number}.log"
+        words = job_arguments(out, str(trial.number), config, plan.code_folder)
         env = child_environment(os.environ, threads=worker_threads(config))
         self.child = starter.start(RoleCommand("train", trial.number, words, log, env))
         self._tail = Tail(self.run / "metrics.jsonl")

@@ -1,10 +1,9 @@
 """`shardkeep tune`: searches the settings of a job by trials, several at once, and keeps the best model.
 
-OUT/
-  journal.log                     the trials, as Optuna keeps them (search.py)
-  best.yaml                       the best job so far; it trains as it stands
-  runs/N jobs/N.yaml logs/N.log   trial N: its run folder, its job, what it printed
-  report.html                     report.py
+OUT/            with trials by number as jobs (launch/out_folder.py)
+  journal.log   the trials, as Optuna keeps them (search.py)
+  best.yaml     the best job so far; it trains as it stands
+  report.html   report.py
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from optuna.trial import FrozenTrial, Trial
 from rich.console import Console
 
 from shardkeep.automl.tune.plan import Plan
-from shardkeep.automl.tune.prepare import prepare
+from shardkeep.automl.tune.prepare import for_this_machine, opened
 from shardkeep.automl.tune.report import outcome_text, write_report
 from shardkeep.automl.tune.search import CAUSE, Search
 from shardkeep.automl.tune.trial_run import TrialRun
@@ -34,6 +33,7 @@ from shardkeep.launch.processes.starter import Starter, starting
 from shardkeep.launch.stopping.interrupts import Interrupts
 from shardkeep.launch.test_data import score_test_data
 from shardkeep.run.folder import RunFolder
+from shardkeep.run.reader import RunReader
 from shardkeep.view.run_view import clock_text
 from shardkeep.view.screen import Screen
 
@@ -49,19 +49,22 @@ def tune(plan: Plan, *, out: Path, trials: int, minutes: float | None, console: 
     or the test data could not be scored), OSError (a full disk)."""
     screen, deadline = Screen(console), Deadline(math.inf if minutes is None else 60.0 * minutes)
     several = plan.trial({}).model_copy(update={"servers": 1})  # processes, which are forked where they can be
-    with (
-        holding(out, "runs", "jobs", "logs", what="search"),
-        starting(several, partial(screen.phase, "start")) as starter,
-        Interrupts() as interrupts,
-    ):
+    with starting(several, partial(screen.phase, "start")) as starter, Interrupts() as interrupts:
         try:
-            search = Search(plan, out)
-            plan, at_once = prepare(plan, starter, screen)
-            screen.phase("tune", f"{trials} trials, {at_once} at once, by {plan.metric}: {', '.join(plan.space)}")
-            interrupts.tolerated, interrupts.notice = 1_000_000, "stopping; the trials that ended are kept"
-            tuning = _Tuning(plan, search, out, starter, screen)
-            tuning.run(trials, at_once, deadline, interrupts)
-            tuning.end(stopped=interrupts.count > 0)
+            plan = opened(plan, starter, screen)  # before there is a folder, as the data may refuse
+            with holding(out, what="search"):
+                search = Search(plan, out)
+                if search.remark:
+                    screen.phase("code", search.remark)
+                screen.working("tune", "estimates what a trial needs", 0.0)
+                plan, at_once = for_this_machine(plan)
+                screen.end_bar()
+                many = f"{trials} trials" + (f", {done} of them done" if (done := len(search.ended)) else "")
+                screen.phase("tune", f"{many}, {at_once} at once, by {plan.metric}: {', '.join(plan.space)}")
+                interrupts.tolerated, interrupts.notice = 1_000_000, "stopping; the trials that ended are kept"
+                tuning = _Tuning(plan, search, out, starter, screen)
+                tuning.run(trials, at_once, deadline, interrupts)
+                tuning.end(stopped=interrupts.count > 0)
         finally:
             screen.end_bar()
 
@@ -77,6 +80,7 @@ class _Tuning:
     def run(self, trials: int, at_once: int, deadline: Deadline, interrupts: Interrupts) -> None:
         """Runs trials, `at_once` side by side. Those that run when the time is over stop early."""
         self._keep_best()
+        self._screen.working("tune", f"{self._before} of {trials} trials", self._before / trials)
         try:
             while not (interrupts.count or deadline.over):
                 while len(self._running) < at_once and len(self._search.ended) + len(self._running) < trials:
@@ -84,7 +88,7 @@ class _Tuning:
                 if not self._running:
                     break
                 time.sleep(POLL_S)
-                for each in [each for each in self._running if self._has_ended(each)]:
+                for each in filter(self._has_ended, tuple(self._running)):
                     self._running.remove(each)
                     self._keep_best()
                     self._show(each.trial.number, trials, deadline)
@@ -104,7 +108,7 @@ class _Tuning:
         if stopped:
             raise JobStopped(f"stopped after {len(self._search.ended)} trials; the same command continues")
         if best is None:
-            raise JobError(f"no trial completed; {report} has the cause of each")
+            raise JobError(f"no trial completed; {report} has what became of each")
         self._screen.end_bar()
         self._screen.phase("best", line)
         self._screen.phase("report", str(report))
@@ -152,15 +156,17 @@ class _Tuning:
         pace_s = (time.monotonic() - self._began) / (len(ended) - self._before)
         left_s = min(deadline.remaining_s, pace_s * (trials - len(ended)))
         score = "none yet" if best is None else f"{best.value:.5f} (trial {best.number})"
-        text = f"{len(ended)} of {trials} trials, best {score}, {clock_text(left_s)} left"
-        self._screen.phase("trial", f"{number}: {outcome_text(trial)}; {text}")
-        self._screen.working("tune", text, len(ended) / trials)
+        text = f"{len(ended)} of {trials} trials, best {score}"
+        self._screen.phase("trial", f"{number}: {outcome_text(trial)}; {text}, {clock_text(left_s)} left")
+        self._screen.working("tune", text, len(ended) / trials, left_s)
 
     def _scored(self, best: FrozenTrial) -> str:
         """The line on the best trial, whose model has read the test data by then, once."""
-        folder, config = RunFolder(self._out / f"runs/{best.number}"), self._plan.chosen(best.params)
+        run, config = self._out / f"runs/{best.number}", self._plan.chosen(best.params)
+        folder = RunFolder(run)
         summary = folder.last_summary() or {}
         if "test" not in summary:
+            self._screen.working("tune", f"trial {best.number} reads the test data", 1.0)
             atomic_write(folder.config_path, config.to_yaml())  # the trial's own leaves the test data unread
             ready = {"status": "completed", "message": ""}  # also where an earlier try could not read the data
             summary = score_test_data(
@@ -169,6 +175,13 @@ class _Tuning:
         if summary["status"] != "completed":
             raise JobError(summary["message"])
         test = (summary.get("test") or {}).get(self._plan.metric)
-        read = "" if test is None else f", {test:.5f} on the test data, which no other trial has read"
+        others = [each.name for each in run.parent.iterdir() if each.name != run.name and _has_read_test(each)]
+        before = f"trial {' and '.join(sorted(others))} has read before" if others else "no other trial has read"
+        read = "" if test is None else f", {test:.5f} on the test data, which {before}"
         text = f"trial {best.number}: {self._plan.metric} {best.value:.5f} on the evaluation data{read}"
-        return f"{text}; {self._out / 'best.yaml'} trains it, {folder.path} has the model"
+        return f"{text}; {self._out / 'best.yaml'} trains it, {run} has the model"
+
+
+def _has_read_test(run: Path) -> bool:
+    """Whether it was the best of an earlier start."""
+    return "test" in (RunReader(run).last_summary() or {})

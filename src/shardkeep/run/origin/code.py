@@ -17,7 +17,7 @@ from shardkeep.config import JobConfig
 PACKAGE = "shardkeep"
 """The name of all of shardkeep's sources, which have one digest: edits without a commit count, too."""
 _IMPORT = re.compile(r"^\s*(?:from|import)\s+(.+)", re.MULTILINE)
-_ROOT = Path(__file__).resolve().parents[1]
+_ROOT = Path(__file__).resolve().parents[2]
 
 
 def code_of(config: JobConfig, folder: Path | None) -> dict[str, str]:
