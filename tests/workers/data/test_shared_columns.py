@@ -1,4 +1,4 @@
-"""Columns that jobs of the same files share in the cache: they are those of a conversion of its own, to the last bit."""
+"""Columns that jobs of the same files share in the cache: as of a conversion of its own, to the last bit."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from shardkeep.workers.data_config import DataConfig
 from shardkeep.workers.model_config import TwoTowerConfig
 from tests.support.cases import every
 
-ROWS = {"train": 700, "held": 90}
+ROWS = {"train": 400, "held": 60}
 DENSE = ["x", {"column": "z", "scale": "log"}, {"column": "v", "width": 3}, {"column": "q", "fill": 0.0}, "same"]
 
 
@@ -175,7 +175,7 @@ def test_another_label_weight_or_time_is_converted_alone(
 def test_a_label_that_cannot_be_one_has_its_error(kind: tuple[str, Path], tmp_path: Path, label: str) -> None:
     _opened(_config(kind, tmp_path))
     before = sorted(tmp_path.iterdir())
-    with pytest.raises(DataError, match="column [kz]: the label is"):
+    with pytest.raises(DataError, match=r"column [kz]: the label is"):
         _opened(_config(kind, tmp_path, label=label, dense=DENSE[:1]))
     assert [path for path in sorted(tmp_path.iterdir()) if path.is_dir()] == [p for p in before if p.is_dir()]
 
@@ -191,7 +191,7 @@ def test_a_label_that_cannot_be_one_has_its_error(kind: tuple[str, Path], tmp_pa
         ({"split": {"by": "c"}}, {"split": {"by": "c", "eval": 0.3}}),
         ({"eval_fraction": 0.1}, {"eval_fraction": 0.2}),
         ({"dense": DENSE[1:]}, {}),
-        ({"missing": ["7"]}, {"dense": DENSE[1:]}),
+        ({"missing": ["", "7"]}, {"dense": DENSE[1:]}),
         ({"scale": "none"}, {"dense": DENSE[1:]}),
         ({"dense": [{"column": "x", "fill": 1.0}]}, {"dense": ["x"]}),
     ],
@@ -239,10 +239,9 @@ def test_any_jobs_one_after_the_other_see_what_each_alone_would(
 
 
 def test_rows_of_several_chunks_are_shared(tmp_path: Path) -> None:
-    pq.write_table(
-        pa.table({k: v for k, v in _columns(70_000, 0).items() if k in "xzqcdyt" or k == "y2"}),
-        tmp_path / "train.parquet",
-    )
+    rows = np.arange(70_000)
+    table = {"x": rows / 3, "z": rows % 11, "q": -rows, "c": rows % 7, "d": rows % 5, "y": rows % 2, "y2": rows % 3 % 2}
+    pq.write_table(pa.table(table | {"t": -rows}), tmp_path / "train.parquet")
     files = ("parquet", tmp_path)
     wide: dict[str, Any] = {"dense": ["x", "z", "q"], "sparse": ["c", "d"], "sequences": {}}
     _opened(_config(files, tmp_path / "shared", **wide))
@@ -311,6 +310,19 @@ def test_a_damaged_or_foreign_entry_is_not_shared(
     own, _ = _opened(_config(kind, tmp_path / "own", dense=DENSE[1:]))
     assert _all(data) == _all(own) and told
     assert len(_opened(_config(kind, tmp_path / "shared"))[0].train) == ROWS["train"]
+
+
+def test_evaluation_rows_are_stored_as_other_training_rows_decide(tmp_path: Path) -> None:
+    (tmp_path / "e.csv").write_text("x,z,y\n1e9,1,0\n2e9,2,1\n")
+    for name, first in (("a", 1), ("b", 10**9)):
+        (tmp_path / f"{name}.csv").write_text(f"x,z,y\n{first},0,0\n{first + 2},5,1\n")
+
+    def opened(name: str, dense: list[str], cache: str) -> Data:
+        files = {"root": str(tmp_path), "train": f"{name}.csv", "eval": "e.csv", "cache": cache}
+        return open_data(DataConfig.model_validate(files | {"label": "y", "dense": dense}), seed=0)
+
+    opened("a", ["x", "z"], "shared")
+    assert _all(opened("b", ["x"], "shared")) == _all(opened("b", ["x"], "own"))
 
 
 def test_a_changed_file_is_converted_for_each(tmp_path: Path) -> None:
