@@ -173,9 +173,9 @@ class ColumnarDataset:
         self._places = {kind: (len(at[kind]), places_I) for kind, places_I in places.items()}
         batches, self._words = _opened(content)
         beside, words = (batches, self._words) if targets is None else _opened(targets)
-        self._batches = list(zip(batches, beside, strict=True))
+        self._contents = content, content if targets is None else targets
         self._num_samples = sum(map(len, batches))
-        self._check()
+        self._check(batches, beside)
         self._starts = _starts(batches, self._words, schema.sequences)
         if targets is not None:
             kept = {name: at for name, at in self._starts.items() if name not in TARGETS}
@@ -222,7 +222,7 @@ class ColumnarDataset:
         lists = [f"{kind}:{feature.name}" for feature in self._schema.features for kind in ("ids", "weights")]
         lists += [f"ids:{column.name}" for group in self._schema.sequences for column in group.ids]
         lists += [f"numbers:{name}" for group in self._schema.sequences for name in group.numbers]
-        for batch, beside in self._batches:
+        for batch, beside in zip(*(_opened(content)[0] for content in self._contents), strict=True):
             columns = {name: beside[name] for name in beside.schema.names if name in TARGETS}
             for kind, (width, place_I) in self._places.items():
                 if len(place_I):
@@ -296,10 +296,9 @@ class ColumnarDataset:
         gather_lists(self._halves, starts, values, value_starts, rows_B, kept, out_N)
         return out_N
 
-    def _check(self) -> None:
-        batch, beside = self._batches[0]
-        fields = [field for field in batch.schema if field.name not in TARGETS]
-        fields += [field for field in beside.schema if field.name in TARGETS]
+    def _check(self, batches: list[pa.RecordBatch], beside: list[pa.RecordBatch]) -> None:
+        fields = [field for field in batches[0].schema if field.name not in TARGETS]
+        fields += [field for field in beside[0].schema if field.name in TARGETS]
         types = {field.name: field.type for field in fields}
         expected = {"label": pa.float32() if types.get("label") == pa.float32() else pa.uint8()}
         if self._schema.tasks:
@@ -316,7 +315,7 @@ class ColumnarDataset:
         expected |= {f"numbers:{name}": pa.list_(pa.float32()) for group in groups for name in group.numbers}
         if types | expected != types or len(types) != len(fields):
             raise ValueError("the columns are not those of the config")
-        if any(len(batch) != len(beside) for batch, beside in self._batches):
+        if [len(batch) for batch in batches] != [len(batch) for batch in beside]:
             raise ValueError("the labels are not those of the same rows")
 
 
