@@ -16,6 +16,7 @@ from shardkeep.base.sizes import size_text
 from shardkeep.cli.cache import cache_lines
 from shardkeep.config import load_config
 from shardkeep.workers.data.sources.registry import open_data
+from shardkeep.workers.data_config import DataConfig
 
 CONFIG = """
 name: t
@@ -116,6 +117,43 @@ def test_entries_that_no_job_has_read_for_days_go_where_asked_for(job: Path) -> 
     assert not list(job.parent.glob(".shardkeep-cache/a-*")) and _entry(job, "b").is_dir()
     _shown(job.parent, clean=True, unused_days=0.0)
     assert not [p for p in (job.parent / ".shardkeep-cache").iterdir() if p.is_dir()]
+
+
+def test_room_that_entries_share_counts_once_and_is_freed_with_the_last_of_them(tmp_path: Path) -> None:
+    rows = "".join(f"{i},{i % 7},{i % 2},{i % 3 % 2}\n" for i in range(20_000))
+    (tmp_path / "a.csv").write_text("x,z,y,y2\n" + rows)
+    cache = tmp_path / ".shardkeep-cache"
+
+    def opened(dense: list[str], label: str) -> None:
+        data = {"root": str(tmp_path), "train": "a.csv", "label": label, "dense": dense}
+        open_data(DataConfig.model_validate(data), seed=0)
+
+    def room() -> int:
+        return sum({p.stat().st_ino: p.stat().st_size for p in cache.glob("*/*")}.values())
+
+    opened(["x", "z"], "y")
+    alone = room()
+    opened(["x"], "y")
+    opened(["z"], "y2")
+    assert room() < alone + 20_000 + 10_000  # a byte for each other label, and what describes the entries
+    assert _shown(cache).startswith(f"{cache}: {size_text(room())}")
+    names = sorted(cache.glob("a-*"), key=lambda path: path.stat().st_ctime_ns)
+    for entry in names[:2]:
+        os.utime(entry / "meta.json", (0, 0))
+    before = room()
+    shown = _shown(cache, clean=True, unused_days=1.0)
+    assert shown.count("(removed)") == 2 and shown.endswith(f"{size_text(before - room())} removed")
+    assert before - room() < 10_000 and [path for path in names if path.exists()] == names[2:]
+    opened(["z"], "y2")
+    before = room()
+    assert _shown(cache, clean=True, unused_days=0.0).endswith(f"{size_text(before)} removed") and room() == 0
+
+
+def test_an_entry_with_rows_of_a_test_is_shown(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("x,y\n" + "".join(f"{i},{i % 2}\n" for i in range(400)))
+    data = {"root": str(tmp_path), "train": "a.csv", "label": "y", "dense": ["x"], "split": {"by": "random"}}
+    open_data(DataConfig.model_validate(data), seed=0)
+    assert "a-" in _shown(tmp_path)
 
 
 def test_a_job_that_reads_an_entry_marks_it_used(job: Path) -> None:

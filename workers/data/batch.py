@@ -1,4 +1,5 @@
-"""Batch: the samples of one step as plain arrays; what every source yields and every model's input starts from.
+"""Batch: the samples of one step as plain arrays; what every source yields and every model's input starts from. And
+DecodedRows: what of a file's rows is stored.
 
 B = batch, I = dense inputs, T = labels, N = ids of one feature over the whole batch, S = numbers of a sequence
 """
@@ -9,8 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
-from shardkeep.base.arrays import Floats, Int32s, Ints
+from shardkeep.base.arrays import Float64s, Floats, Int32s, Ints
 
 
 @dataclass(frozen=True)
@@ -76,3 +78,31 @@ class Batch:
         ids = {name: ragged.slice(start, stop) for name, ragged in self.ids.items()}
         weight_B = None if self.weight_B is None else self.weight_B[start:stop]
         return Batch(self.dense_BI[start:stop], ids, self.label_BT[start:stop], weight_B)
+
+
+@dataclass(frozen=True)
+class Lists:
+    """A multi-valued feature or a column of a sequence, N rows: ids, how many each row has, and maybe their weights."""
+
+    ids_V: Ints
+    lengths_N: Ints
+    weights_V: Floats | None = None
+
+
+@dataclass(frozen=True)
+class DecodedRows:
+    """Decoded rows. dense_NI: float32, nan = missing; single_NF: int64, row-major; label_N: uint8 or float32, of
+    several labels float32 (N, T), nan = the row has no such label; weight_N: float32, None = all 1; time_N: float64,
+    None = no order but the rows' own; numbers: of each column of numbers beside the ids of a sequence, float32 (V,),
+    nan = missing, and how many each row has."""
+
+    label_N: NDArray[np.uint8] | NDArray[np.float32]
+    dense_NI: Floats
+    single_NF: Ints
+    lists: Mapping[str, Lists]
+    weight_N: Floats | None = None
+    time_N: Float64s | None = None
+    numbers: Mapping[str, tuple[Floats, Ints]] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.label_N)

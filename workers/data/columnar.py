@@ -7,7 +7,7 @@ B = rows asked for, C = chunks, F = single-valued features, I = dense columns, N
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from shardkeep.base.arrays import Float64s, Floats, Int32s, Ints
-from shardkeep.workers.data.batch import Batch, Ragged
+from shardkeep.workers.data.batch import Batch, DecodedRows, Ragged
 from shardkeep.workers.data.gather_kernels import (
     ALL,
     CHUNK_ROWS,
@@ -26,39 +26,15 @@ from shardkeep.workers.data.gather_kernels import (
     gather_lengths,
     gather_lists,
 )
-from shardkeep.workers.data.samples import Dataset
+from shardkeep.workers.data.samples import Dataset, Ordered
 from shardkeep.workers.data.schema import Schema, SequenceColumns
 
 _SCALARS = ("label", "weight", "time")
 """Columns of one number in each row."""
-
-
-@dataclass(frozen=True)
-class Lists:
-    """A multi-valued feature or a column of a sequence, N rows: ids, how many each row has, and maybe their weights."""
-
-    ids_V: Ints
-    lengths_N: Ints
-    weights_V: Floats | None = None
-
-
-@dataclass(frozen=True)
-class DecodedRows:
-    """Decoded rows. dense_NI: float32, nan = missing; single_NF: int64, row-major; label_N: uint8 or float32, of
-    several labels float32 (N, T), nan = the row has no such label; weight_N: float32, None = all 1; time_N: float64,
-    None = no order but the rows' own; numbers: of each column of numbers beside the ids of a sequence, float32 (V,),
-    nan = missing, and how many each row has."""
-
-    label_N: NDArray[np.uint8] | NDArray[np.float32]
-    dense_NI: Floats
-    single_NF: Ints
-    lists: Mapping[str, Lists]
-    weight_N: Floats | None = None
-    time_N: Float64s | None = None
-    numbers: Mapping[str, tuple[Floats, Ints]] = field(default_factory=dict)
-
-    def __len__(self) -> int:
-        return len(self.label_N)
+TARGETS = (*_SCALARS, "labels")
+"""What a row teaches and counts: columns that may be in a file of their own."""
+Stored = Mapping[str, Sequence[str]]
+"""What lies side by side in a file, in its order: the columns of `dense` and those of `single`."""
 
 
 class ColumnarWriter:
@@ -72,13 +48,13 @@ class ColumnarWriter:
         self._num_waiting = 0
         self._hash = xxhash.xxh3_128()
 
-    def add(self, rows: DecodedRows) -> None:
+    def add(self, rows: DecodedRows | pa.RecordBatch) -> None:
         """Appends rows; their arrays may be reused by the caller afterwards only after `close`."""
-        batch = record_batch(rows)
+        batch = rows if isinstance(rows, pa.RecordBatch) else record_batch(rows)
         if self._writer is None:
             self._writer = pa.ipc.new_file(self._sink, batch.schema)
         self._waiting.append(batch)
-        self._num_waiting += len(rows)
+        self._num_waiting += len(batch)
         if self._num_waiting >= CHUNK_ROWS:
             self._flush(self._num_waiting - self._num_waiting % CHUNK_ROWS)
 
@@ -109,6 +85,15 @@ class ColumnarWriter:
         self._num_waiting = len(rest)
 
 
+def checksum(dataset: ColumnarDataset) -> str:
+    """As `ColumnarWriter.checksum` of a file that holds these samples alone. Reads all of them."""
+    writer = ColumnarWriter(pa.MockOutputStream())
+    for batch in dataset.chunks():
+        writer.add(batch)
+    writer.close()
+    return writer.checksum()
+
+
 def record_batch(rows: DecodedRows) -> pa.RecordBatch:
     """The columns in which rows are stored."""
     columns: dict[str, pa.Array] = {"label": pa.array(rows.label_N)} if rows.label_N.ndim == 1 else {}
@@ -116,7 +101,7 @@ def record_batch(rows: DecodedRows) -> pa.RecordBatch:
         columns["weight"] = pa.array(rows.weight_N)
     if rows.time_N is not None:
         columns["time"] = pa.array(rows.time_N)
-    labels: dict[str, NDArray[Any]] = {} if columns else {"labels": rows.label_N}
+    labels: dict[str, NDArray[Any]] = {} if "label" in columns else {"labels": rows.label_N}
     for name, matrix in (labels | {"dense": rows.dense_NI, "single": rows.single_NF}).items():
         if matrix.shape[1]:
             flat = pa.array(np.ascontiguousarray(matrix).reshape(-1))
@@ -155,35 +140,48 @@ class DenseTransform:
             start_C = np.arange(0, max(num_rows, 1), CHUNK_ROWS, dtype=np.int64) * width
             rows_N = np.arange(num_rows, dtype=np.int64)
             flat = stored_NI.reshape(-1)
-            gather_dense(flat, start_C, rows_N, self.fill_I, self.shift_I, self.factor_I, out_NI)
+            places_I, fill_I = np.arange(width), self.fill_I
+            gather_dense(flat, start_C, width, places_I, rows_N, fill_I, self.shift_I, self.factor_I, out_NI)
         return out_NI
 
 
 class ColumnarDataset:
     """Samples in Arrow IPC bytes, memory-mapped or in memory; `gather` copies nothing but the batch itself."""
 
-    def __init__(self, content: pa.Buffer, *, schema: Schema, lists: frozenset[str], transform: DenseTransform) -> None:
+    def __init__(
+        self,
+        content: pa.Buffer,
+        *,
+        schema: Schema,
+        lists: frozenset[str],
+        transform: DenseTransform,
+        stored: Stored | None = None,
+        targets: pa.Buffer | None = None,
+    ) -> None:
         """`lists`: the multi-valued features. `transform`: of the dense columns, then the numbers of each sequence.
-        Raises ValueError or ArrowInvalid where `content` does not fit."""
+        `stored`: of `content`, None = as `schema`. `targets`: the `TARGETS` of its rows, None = those in it.
+        Raises ValueError or ArrowInvalid where the bytes do not fit."""
         self._schema = schema
         ends = np.cumsum([schema.num_dense, *(len(group.numbers) for group in schema.sequences)]).tolist()
         self._transform, *parts = [transform.of(a, b) for a, b in zip([0, *ends], ends, strict=False)]
         self._transforms = dict(zip(schema.sequences, parts, strict=True))
         self._single = [f.name for f in schema.features if f.name not in lists]
         self._lists = lists
-        reader = pa.ipc.open_file(content)
-        batches = [reader.get_batch(i) for i in range(reader.num_record_batches)]
-        if any(len(batch) != CHUNK_ROWS for batch in batches[:-1]) or not batches:
-            raise ValueError("the record batches are not of 65,536 rows")
-        self._num_samples = sum(len(batch) for batch in batches)
-        words = np.frombuffer(content, np.int64, content.size // 8)
-        self._words = words
-        self._halves = words.view(np.int32)
-        self._floats = words.view(np.float32)
-        types = {field.name: field.type for field in batches[0].schema}
-        self._labels = self._floats if types.get("label") == pa.float32() else words.view(np.uint8)
-        self._check(batches[0])
-        self._starts = _starts(batches, words, schema.sequences)
+        own = {"dense": schema.dense, "single": self._single}
+        at = {kind: {name: i for i, name in enumerate(names)} for kind, names in (stored or own).items()}
+        places = {kind: np.array([at[kind][name] for name in names], np.int64) for kind, names in own.items()}
+        self._places = {kind: (len(at[kind]), places_I) for kind, places_I in places.items()}
+        batches, self._words = _opened(content)
+        beside, words = (batches, self._words) if targets is None else _opened(targets)
+        self._contents = content, content if targets is None else targets
+        self._num_samples = sum(map(len, batches))
+        self._check(batches, beside)
+        self._starts = _starts(batches, self._words, schema.sequences)
+        if targets is not None:
+            kept = {name: at for name, at in self._starts.items() if name not in TARGETS}
+            self._starts = kept | _starts(beside, words, ())
+        self._halves = self._words.view(np.int32)
+        self._targets = words.view(np.uint8 if pa.uint8() in beside[0].schema.types else np.float32)
 
     @property
     def schema(self) -> Schema:
@@ -197,7 +195,9 @@ class ColumnarDataset:
         if len(rows_B) and not 0 <= rows_B.min() <= rows_B.max() < self._num_samples:
             raise IndexError(f"a row is outside [0, {self._num_samples})")
         label_BT = self._gather_labels(rows_B)
-        weight_B = self._gather_scalars("weight", self._floats, rows_B) if "weight" in self._starts else None
+        weight_B = (
+            self._gather_scalars("weight", self._targets.view(np.float32), rows_B) if "weight" in self._starts else None
+        )
         single = self._gather_single(rows_B)
         ids = {
             f.name: self._gather_list(f.name, rows_B) if f.name in self._lists else single[f.name]
@@ -206,12 +206,29 @@ class ColumnarDataset:
         numbers: dict[str, Floats] = {}
         for group in self._schema.sequences:
             self._gather_sequence(group, rows_B, ids, numbers)
-        return Batch(self._gather_dense(rows_B), ids, label_BT, weight_B, numbers)
+        dense_BI = np.empty((len(rows_B), self._schema.num_dense), np.float32)
+        if self._schema.num_dense:
+            stored, t = (self._words.view(np.float32), self._starts["dense"], *self._places["dense"]), self._transform
+            gather_dense(*stored, rows_B, t.fill_I, t.shift_I, t.factor_I, dense_BI)
+        return Batch(dense_BI, ids, label_BT, weight_B, numbers)
 
     def times(self) -> Float64s:
         """The time of each sample, float64 (len,), a fresh array. Raises KeyError where none was written."""
-        floats = self._words.view(np.float64)
+        floats = self._targets.view(np.float64)
         return np.concatenate([floats[at : at + n] for at, n in _chunks(self._starts["time"], self._num_samples)])
+
+    def chunks(self) -> Iterator[pa.RecordBatch]:
+        """The samples as a file of these columns alone holds them."""
+        lists = [f"{kind}:{feature.name}" for feature in self._schema.features for kind in ("ids", "weights")]
+        lists += [f"ids:{column.name}" for group in self._schema.sequences for column in group.ids]
+        lists += [f"numbers:{name}" for group in self._schema.sequences for name in group.numbers]
+        for batch, beside in zip(*(_opened(content)[0] for content in self._contents), strict=True):
+            columns = {name: beside[name] for name in beside.schema.names if name in TARGETS}
+            for kind, (width, place_I) in self._places.items():
+                if len(place_I):
+                    matrix = np.asarray(batch[kind].flatten()).reshape(-1, width)[:, place_I]
+                    columns[kind] = pa.FixedSizeListArray.from_arrays(pa.array(matrix.reshape(-1)), len(place_I))
+            yield pa.record_batch(columns | {name: batch[name] for name in lists if name in batch.schema.names})
 
     def histories(self) -> str:
         """How many of its sequences are cut and empty, in words behind those that say where the samples come from."""
@@ -227,11 +244,12 @@ class ColumnarDataset:
 
     def _gather_labels(self, rows_B: Ints) -> Floats:
         if not self._schema.tasks:
-            return self._gather_scalars("label", self._labels, rows_B)[:, None]
+            return self._gather_scalars("label", self._targets, rows_B)[:, None]
         num_labels = len(self._schema.labels)
         nan_T, zero_T, one_T = (np.full(num_labels, value, np.float32) for value in (np.nan, 0.0, 1.0))
-        label_BT = np.empty((len(rows_B), num_labels), np.float32)
-        gather_dense(self._floats, self._starts["labels"], rows_B, nan_T, zero_T, one_T, label_BT)
+        label_BT, place_T = np.empty((len(rows_B), num_labels), np.float32), np.arange(num_labels)
+        stored = self._targets.view(np.float32), self._starts["labels"], num_labels, place_T
+        gather_dense(*stored, rows_B, nan_T, zero_T, one_T, label_BT)
         return label_BT
 
     def _gather_scalars(self, name: str, values: NDArray[Any], rows_B: Ints) -> Floats:
@@ -239,25 +257,18 @@ class ColumnarDataset:
         gather_labels(values, self._starts[name], rows_B, out_B)
         return out_B
 
-    def _gather_dense(self, rows_B: Ints) -> Floats:
-        dense_BI = np.empty((len(rows_B), self._schema.num_dense), np.float32)
-        if self._schema.num_dense:
-            t = self._transform
-            gather_dense(self._floats, self._starts["dense"], rows_B, t.fill_I, t.shift_I, t.factor_I, dense_BI)
-        return dense_BI
-
     def _gather_single(self, rows_B: Ints) -> dict[str, Ragged]:
         ids_FB = np.empty((len(self._single), len(rows_B)), np.int64)
         if self._single:
-            gather_ids(self._words, self._starts["single"], rows_B, ids_FB)
+            gather_ids(self._words, self._starts["single"], *self._places["single"], rows_B, ids_FB)
         return {name: Ragged(ids_FB[f]) for f, name in enumerate(self._single)}
 
     def _gather_list(self, name: str, rows_B: Ints) -> Ragged:
         lengths_B, total = self._gather_lengths(name, rows_B, ALL)
-        values_N = self._gather_entries(f"ids:{name}", self._words, rows_B, ALL, total)
+        values_N = self._gather_entries(f"ids:{name}", rows_B, ALL, total)
         weights_N: Floats | None = None
         if f"weights:{name}" in self._starts:
-            weights_N = self._gather_entries(f"weights:{name}", self._floats, rows_B, ALL, total)
+            weights_N = self._gather_entries(f"weights:{name}", rows_B, ALL, total)
         return Ragged(values_N, lengths_B, weights_N)
 
     def _gather_sequence(
@@ -267,12 +278,10 @@ class ColumnarDataset:
         lengths_B, total = self._gather_lengths(group.ids[0].name, rows_B, group.max_length)
         kept = group.max_length if group.newest == "last" else -group.max_length
         for column in group.ids:
-            values_N = self._gather_entries(f"ids:{column.name}", self._words, rows_B, kept, total)
+            values_N = self._gather_entries(f"ids:{column.name}", rows_B, kept, total)
             ids[column.name] = Ragged(values_N, lengths_B)
         if group.numbers:
-            stored = [
-                self._gather_entries(f"numbers:{name}", self._floats, rows_B, kept, total) for name in group.numbers
-            ]
+            stored = [self._gather_entries(f"numbers:{name}", rows_B, kept, total) for name in group.numbers]
             numbers[group.name] = self._transforms[group].inputs(np.stack(stored, axis=1))
 
     def _gather_lengths(self, name: str, rows_B: Ints, most: int) -> tuple[Int32s, int]:
@@ -280,54 +289,40 @@ class ColumnarDataset:
         lengths_B = np.empty(len(rows_B), np.int32)
         return lengths_B, gather_lengths(self._halves, self._starts[f"ids:{name}"], rows_B, most, lengths_B)
 
-    def _gather_entries(self, name: str, values: NDArray[Any], rows_B: Ints, kept: int, total: int) -> NDArray[Any]:
+    def _gather_entries(self, name: str, rows_B: Ints, kept: int, total: int) -> NDArray[Any]:
+        values: NDArray[Any] = self._words if name.startswith("ids:") else self._words.view(np.float32)
         out_N = np.empty(total, values.dtype)
         starts, value_starts = self._starts[name], self._starts[f"{name}.values"]
         gather_lists(self._halves, starts, values, value_starts, rows_B, kept, out_N)
         return out_N
 
-    def _check(self, batch: pa.RecordBatch) -> None:
-        expected = {"label": pa.float32() if self._labels is self._floats else pa.uint8()}
+    def _check(self, batches: list[pa.RecordBatch], beside: list[pa.RecordBatch]) -> None:
+        fields = [field for field in batches[0].schema if field.name not in TARGETS]
+        fields += [field for field in beside[0].schema if field.name in TARGETS]
+        types = {field.name: field.type for field in fields}
+        expected = {"label": pa.float32() if types.get("label") == pa.float32() else pa.uint8()}
         if self._schema.tasks:
             expected = {"labels": pa.list_(pa.float32(), len(self._schema.labels))}
         optional = {"weight": pa.float32(), "time": pa.float64()}
         optional |= {f"weights:{name}": pa.list_(pa.float32()) for name in self._lists}
-        expected |= {name: kind for name, kind in optional.items() if name in batch.schema.names}
-        if self._schema.num_dense:
-            expected["dense"] = pa.list_(pa.float32(), self._schema.num_dense)
-        if self._single:
-            expected["single"] = pa.list_(pa.int64(), len(self._single))
+        expected |= {name: kind for name, kind in optional.items() if name in types}
+        for kind, (width, place_I) in self._places.items():
+            if len(place_I):
+                expected[kind] = pa.list_(pa.float32() if kind == "dense" else pa.int64(), width)
         groups = self._schema.sequences
         id_lists = [*self._lists, *(column.name for group in groups for column in group.ids)]
         expected |= {f"ids:{name}": pa.list_(pa.int64()) for name in id_lists}
         expected |= {f"numbers:{name}": pa.list_(pa.float32()) for group in groups for name in group.numbers}
-        columns = {field.name: field.type for field in batch.schema}
-        if columns != expected or len(batch.schema) != len(columns):
+        if types | expected != types or len(types) != len(fields):
             raise ValueError("the columns are not those of the config")
+        if [len(batch) for batch in batches] != [len(batch) for batch in beside]:
+            raise ValueError("the labels are not those of the same rows")
 
 
 def _chunks(start_C: Ints, num_samples: int) -> Iterator[tuple[int, int]]:
     """Where a column of each chunk begins, and the chunk's rows."""
     for chunk, start in enumerate(start_C.tolist()):
         yield start, min(CHUNK_ROWS, num_samples - chunk * CHUNK_ROWS)
-
-
-class Ordered:
-    """The samples of a data set in another order. order_N: int64, which of its samples comes when."""
-
-    def __init__(self, dataset: Dataset, order_N: Ints) -> None:
-        self._dataset = dataset
-        self._order_N = order_N
-
-    @property
-    def schema(self) -> Schema:
-        return self._dataset.schema
-
-    def __len__(self) -> int:
-        return len(self._order_N)
-
-    def gather(self, rows_B: NDArray[np.int64]) -> Batch:
-        return self._dataset.gather(self._order_N[rows_B])
 
 
 def by_time(dataset: ColumnarDataset) -> Dataset:
@@ -338,6 +333,15 @@ def by_time(dataset: ColumnarDataset) -> Dataset:
     if (time_N[1:] >= time_N[:-1]).all():
         return dataset
     return Ordered(dataset, np.argsort(time_N, kind="stable").astype(np.int64))
+
+
+def _opened(content: pa.Buffer) -> tuple[list[pa.RecordBatch], Ints]:
+    """The chunks of a file, and all of it as words. Raises ValueError for chunks of another size."""
+    reader = pa.ipc.open_file(content)
+    batches = [reader.get_batch(i) for i in range(reader.num_record_batches)]
+    if any(len(batch) != CHUNK_ROWS for batch in batches[:-1]) or not batches:
+        raise ValueError("the record batches are not of 65,536 rows")
+    return batches, np.frombuffer(content, np.int64, content.size // 8)
 
 
 def _starts(batches: list[pa.RecordBatch], words: Ints, groups: Sequence[SequenceColumns]) -> dict[str, Ints]:

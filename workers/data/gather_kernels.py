@@ -19,39 +19,45 @@ ALL = 1 << 31
 
 
 @kernel(
-    "void(Array(float32, 1, 'C', readonly=True), int64[::1], int64[::1], float32[::1], float32[::1], float32[::1],"
-    " float32[:,::1])"
+    "void(Array(float32, 1, 'C', readonly=True), int64[::1], int64, int64[::1], int64[::1], float32[::1], float32[::1],"
+    " float32[::1], float32[:,::1])"
 )
 def gather_dense(
     floats: NDArray[np.float32],
     start_C: NDArray[np.int64],
+    width: int,
+    place_I: NDArray[np.int64],
     rows_B: NDArray[np.int64],
     fill_I: NDArray[np.float32],
     shift_I: NDArray[np.float32],
     factor_I: NDArray[np.float32],
     out_BI: NDArray[np.float32],
 ) -> None:
-    """out = fill where the stored number is nan, else (stored - shift) * factor."""
-    width = out_BI.shape[1]
+    """out = fill where the stored number is nan, else (stored - shift) * factor. A row has `width` numbers side by
+    side, of which those at the places are read."""
     for b in range(len(rows_B)):
         row = rows_B[b]
         at = start_C[row >> CHUNK_BITS] + (row & CHUNK_MASK) * width
-        for i in range(width):
-            x = floats[at + i]
+        for i in range(len(place_I)):
+            x = floats[at + place_I[i]]
             out_BI[b, i] = fill_I[i] if np.isnan(x) else (x - shift_I[i]) * factor_I[i]
 
 
-@kernel("void(Array(int64, 1, 'C', readonly=True), int64[::1], int64[::1], int64[:,::1])")
+@kernel("void(Array(int64, 1, 'C', readonly=True), int64[::1], int64, int64[::1], int64[::1], int64[:,::1])")
 def gather_ids(
-    words: NDArray[np.int64], start_C: NDArray[np.int64], rows_B: NDArray[np.int64], out_FB: NDArray[np.int64]
+    words: NDArray[np.int64],
+    start_C: NDArray[np.int64],
+    width: int,
+    place_F: NDArray[np.int64],
+    rows_B: NDArray[np.int64],
+    out_FB: NDArray[np.int64],
 ) -> None:
-    """Single-valued features: the F ids of a row lie side by side in the cache."""
-    width = out_FB.shape[0]
+    """Single-valued features, whose ids lie in the cache as the numbers of `gather_dense`."""
     for b in range(len(rows_B)):
         row = rows_B[b]
         at = start_C[row >> CHUNK_BITS] + (row & CHUNK_MASK) * width
-        for f in range(width):
-            out_FB[f, b] = words[at + f]
+        for f in range(len(place_F)):
+            out_FB[f, b] = words[at + place_F[f]]
 
 
 @kernel(

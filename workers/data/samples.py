@@ -57,6 +57,24 @@ class Dataset(Protocol):
         ...
 
 
+class Ordered:
+    """The samples of a data set in another order. order_N: int64, which of its samples comes when."""
+
+    def __init__(self, dataset: Dataset, order_N: Ints) -> None:
+        self._dataset = dataset
+        self._order_N = order_N
+
+    @property
+    def schema(self) -> Schema:
+        return self._dataset.schema
+
+    def __len__(self) -> int:
+        return len(self._order_N)
+
+    def gather(self, rows_B: NDArray[np.int64]) -> Batch:
+        return self._dataset.gather(self._order_N[rows_B])
+
+
 def gathered(dataset: Dataset, rows_B: NDArray[np.int64]) -> Batch:
     """`dataset.gather`. Raises DataError if the labels are not (B, T): a dataset of the user's own can be wrong."""
     batch, names = dataset.gather(rows_B), dataset.schema.labels

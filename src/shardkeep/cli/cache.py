@@ -32,7 +32,7 @@ def cache_lines(where: Path | None, *, clean: bool = False, unused_days: float |
     for folder, entries in held.items():
         yield f"{folder}: {size_text(sum(entry.size_bytes for entry in entries))}"
         gone = {entry.path for entry in remove(entries, unused_days=unused_days)} if clean else set()
-        freed += sum(entry.size_bytes for entry in entries if entry.path in gone)
+        freed += sum(entry.size_bytes for entry in entries) - sum(entry.size_bytes for entry in contents(folder))
         yield from (f"  {_line(entry, removed=entry.path in gone)}" for entry in entries)
     useless = [entry.size_bytes for entries in held.values() for entry in entries if entry.useless]
     if clean:

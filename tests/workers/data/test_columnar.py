@@ -8,7 +8,8 @@ import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
 import pytest
 
-from shardkeep.workers.data.columnar import ColumnarDataset, ColumnarWriter, DecodedRows, DenseTransform, Lists
+from shardkeep.workers.data.batch import DecodedRows, Lists
+from shardkeep.workers.data.columnar import ColumnarDataset, ColumnarWriter, DenseTransform
 from shardkeep.workers.data.schema import Feature, Schema, SequenceColumns
 from tests.support.cases import every
 

@@ -38,6 +38,14 @@ def _open(folder: Path, labels: list[Any], kind: str = "parquet", **settings: An
     return open_data(DataConfig.model_validate(base | settings), seed=0)
 
 
+@pytest.mark.parametrize("scalar", ["weight", "time"])
+def test_labels_stand_beside_a_weight_or_a_time(tmp_path: Path, scalar: str) -> None:
+    _write(tmp_path)
+    alone = _open(tmp_path, ["clicked", "bought"]).train.gather(np.arange(6))
+    both = _open(tmp_path, ["clicked", "bought"], **{scalar: "x"}).train.gather(np.arange(6))
+    assert np.array_equal(both.label_BT, alone.label_BT) and (both.weight_B is not None) == (scalar == "weight")
+
+
 def _labels(data: Data) -> list[list[float]]:
     found: list[list[float]] = data.train.gather(np.arange(len(data.train))).label_BT.tolist()
     return found

@@ -17,8 +17,9 @@ import pyarrow as pa  # type: ignore[import-untyped]
 from shardkeep.base.arrays import Ints
 from shardkeep.base.sizes import size_text
 from shardkeep.workers.data.cache.catalogues import obtain_catalogue
-from shardkeep.workers.data.cache.entry import CacheEntry, Content, FileSet, read_entry
+from shardkeep.workers.data.cache.entry import BESIDE, CacheEntry, Content, FileSet, read_entry
 from shardkeep.workers.data.cache.obtaining import found, obtained
+from shardkeep.workers.data.cache.sharing import Other, link, others, parted, with_checksums
 from shardkeep.workers.data.columnar import ColumnarWriter, by_time
 from shardkeep.workers.data.conversion.chunk import Chunk
 from shardkeep.workers.data.conversion.conversion import Converter, Split
@@ -33,7 +34,7 @@ from shardkeep.workers.data.samples import Data, Dataset, Progress, content_fing
 from shardkeep.workers.data.sides import sides_of_model
 from shardkeep.workers.data_config import DataConfig
 from shardkeep.workers.model_config import RetrievalSettings
-from shardkeep.workers.split_config import PLACE
+from shardkeep.workers.split_config import RANDOM, TIME
 
 TRAIN, EVAL, TEST = PARTS = "train.arrow", "eval.arrow", "test.arrow"
 """The file of each side."""
@@ -57,48 +58,41 @@ class Conversion:
     def training(self, paths: Sequence[Path], *, prior: bool = False) -> FileSet:
         """The entry of the training files, with the rows that are held out. `prior`: read as the model with which the
         job continues."""
-        record = self.config.held_out(self.seed)
-        split: Any = [] if record is None else record.model_dump(mode="json")
-        if record is not None and record.by == PLACE:  # as before `data.split`
-            split = [record.eval, record.seed]
+        record, settings = self.config.held_out(self.seed), self._settings(paths)
+        _, features, labels = parted(settings)
+        chosen = {RANDOM: [*sorted(features), labels], TIME: self.layout.time}  # by which columns
+        split = [] if record is None else [record.model_dump(mode="json"), chosen.get(record.by)]
         marked = {"kept": self.prior.to_json()} if prior and self.prior is not None else {}
-        return FileSet(paths, self._settings(paths) | {"split": split} | marked)
+        return FileSet(paths, settings | {"split": split} | marked)
 
     def evaluation(self, paths: Sequence[Path], fitted: Fitted) -> FileSet:
         """The entry of the evaluation files. Their scaling is not part of it, except the origins of stored numbers."""
-        known = {key: value for key, value in fitted.to_json().items() if key != "transform"}
-        return FileSet(paths, self._settings(paths) | known)
+        return FileSet(paths, self._settings(paths, PriorFit.of(self.layout, fitted)))
 
-    def _settings(self, paths: Sequence[Path]) -> dict[str, Any]:
-        layout = self.layout
+    def _settings(self, paths: Sequence[Path], known: PriorFit | None = None) -> dict[str, Any]:
+        """`known`: what decides, beside the settings of a column, how it is read."""
+        layout, read = self.layout, (lambda *_: []) if known is None else known.of_columns
+        labels = [label.model_dump(exclude={"loss", "weight"}) for label in layout.labels]
         # max_length and newest change nothing that is stored; a table says of which columns the ids are read alike
         groups = [
             {"ids": {name: layout.sharing[name] for name in group.ids}, "separator": group.separator}
-            | {"numbers": [number.model_dump() for number in group.numbers]}
+            | {"numbers": [number.model_dump() for number in group.numbers], "read": read(*group.columns)}
             for group in layout.sequences.values()
         ]
-        scalars = {"weight": layout.weight, "time": layout.time}
-        return {key: name for key, name in scalars.items() if name is not None} | {
+        return {
             "places": [place_of(path) for path in paths],
             "form": layout.form,
             "reading": self.reading,
-            **_of_labels(layout),
-            "dense": [c.model_dump() for c in layout.dense],
-            "sparse": [c.model_dump(exclude={"table", "pooling"}) for c in layout.sparse],
+            "labels": labels,
+            "weight": layout.weight,
+            "time": layout.time,
+            "skipping": labels if any(label.missing == "skip" for label in layout.labels) else [],
+            "dense": [[c.model_dump(), read(*(n.column for n in c.numbers()))] for c in layout.dense],
+            "sparse": [[c.model_dump(exclude={"table", "pooling"}), read(c.column)] for c in layout.sparse],
             "scale": layout.scale,
             "missing": layout.missing,
-            **({"sequences": groups} if groups else {}),
+            "sequences": groups,
         }
-
-
-def _of_labels(layout: ColumnLayout) -> dict[str, Any]:
-    """The settings of labels that their stored values depend on."""
-    if layout.tasks:
-        return {"labels": [label.model_dump(exclude={"loss", "weight"}) for label in layout.tasks]}
-    if not layout.labels:
-        return {"label": None}
-    label = layout.labels[0]
-    return {"label": label.model_dump(exclude={"kind"} if label.kind == "class" else None)}
 
 
 def open_cached(
@@ -122,33 +116,33 @@ def open_cached(
     job = Conversion(config, layout, read, reading, seed, prior)
     report = progress or (lambda _text, _share: None)
     training, entry = _training(job, files, report)
-    entries, trained = [entry], entry.content
+    entries, trained, fitted = [entry], entry.content, entry.content.inputs.fitted
     if held:
-        entries.append(_obtain(job, job.evaluation(held, trained.fitted), trained.fitted, report))
+        entries.append(_obtain(job, job.evaluation(held, fitted), fitted, report))
     absent = [value for value in trained.absent if all(value in e.content.absent for e in entries)]
     check_matched(absent, "the data", layout.labels)
     parts = {name: part for entry in entries for name, part in entry.parts.items()}
     checksums = {name: checksum for entry in entries for name, checksum in entry.content.checksums.items()}
     own = [checksums[name] for name in (TRAIN, EVAL) if name in parts]
-    mark = content_fingerprint(layout.schema, own, to_json(trained.fitted.transform))
-    inputs = Inputs(layout, trained.fitted, reading).to_json()
+    mark = content_fingerprint(layout.schema, own, to_json(fitted.transform))
+    inputs, notes = Inputs(layout, fitted, reading), tuple(note for _, note in trained.notes)
     train: Dataset = parts[TRAIN] if layout.time is None else by_time(parts[TRAIN])
     source = _described(entries) + parts[TRAIN].histories()
-    data = Data(train, parts.get(EVAL), None, source, mark, inputs, tuple(trained.notes), test=parts.get(TEST))
-    return data if items is None else _with_catalogue(data, items, job, training, trained.fitted, report)
+    data = Data(train, parts.get(EVAL), None, source, mark, inputs.to_json(), notes, test=parts.get(TEST))
+    return data if items is None else _with_catalogue(data, items, job, training, inputs, report)
 
 
 def _with_catalogue(
-    data: Data, model: RetrievalSettings, job: Conversion, files: FileSet, fitted: Fitted, report: Progress
+    data: Data, model: RetrievalSettings, job: Conversion, files: FileSet, inputs: Inputs, report: Progress
 ) -> Data:
     """The samples with the catalogue of the training files, which are told of by `files`."""
     sides = sides_of_model(model, data.train.schema)
     columns = [sides.item.name, *([] if sides.predicted is None else [sides.predicted.ids[0].name])]
 
     def values_of(ids_M: Ints) -> pa.Array:
-        return item_values(_read_all(job, files.paths, report, columns), columns, job.layout, fitted, ids_M)
+        return item_values(_read_all(job, files.paths, report, columns), columns, job.layout, inputs.fitted, ids_M)
 
-    catalogue = obtain_catalogue(job.config, files, fitted, data.train, sides, values_of, report)
+    catalogue = obtain_catalogue(job.config, files, inputs, data.train, sides, values_of, report)
     return checked(replace(data, catalogue=catalogue), sides)
 
 
@@ -168,7 +162,7 @@ def _training(job: Conversion, paths: Sequence[Path], report: Progress) -> tuple
     files = job.training(paths)
     if job.prior is not None:
         entry = found(job.config, files, lambda folder: read_entry(folder, files, job.layout.schema, None))
-        if entry is None or not job.prior.agrees(entry.content.fitted, job.layout):
+        if entry is None or not job.prior.agrees(entry.content.inputs.fitted, job.layout):
             files = job.training(paths, prior=True)
     return files, _obtain(job, files, None, report)
 
@@ -185,7 +179,32 @@ def _obtain(job: Conversion, files: FileSet, fitted: Fitted | None, report: Prog
 
 
 def _write_parts(folder: Path, job: Conversion, files: FileSet, fitted: Fitted | None, progress: Progress) -> Content:
-    """Converts all files of an entry."""
+    """Shares the columns of another entry where one has them, else converts all."""
+    for other in others(job.config, files):
+        try:
+            return _share(folder, other, job, files, fitted, progress)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):  # damaged, or on another disk
+            for path in folder.iterdir():
+                path.unlink()
+    return _convert(folder, job, files, fitted, progress)
+
+
+def _share(at: Path, other: Other, job: Conversion, files: FileSet, fitted: Fitted | None, report: Progress) -> Content:
+    """Links the files of another entry, and converts labels, weights and times where they are other ones."""
+    content = link(other, job.layout.schema, at)
+    inputs = replace(content.inputs, layout=job.layout, fitted=fitted or content.inputs.fitted)
+    if other[0]:
+        bare = replace(job.layout, dense=(), sparse=(), sequences={})
+        own = None if fitted is None else inputs.only(bare.schema).fitted
+        fresh = _convert(at, replace(job, layout=bare), files, own, report, BESIDE)
+        content = replace(content, skipped=fresh.skipped, absent=fresh.absent)
+    return with_checksums(replace(content, inputs=inputs), job.layout.schema, at)
+
+
+def _convert(
+    folder: Path, job: Conversion, files: FileSet, fitted: Fitted | None, progress: Progress, end: str = ""
+) -> Content:
+    """Converts all files of an entry. `end`: of the names of what is written."""
     record, places = job.config.held_out(job.seed), {str(path): place_of(path) for path in files.paths}
     split = Split(record, job.layout, places) if record is not None and fitted is None else None
     columns = job.layout.raw_columns()
@@ -195,14 +214,16 @@ def _write_parts(folder: Path, job: Conversion, files: FileSet, fitted: Fitted |
     sides = split.sides if split is not None else [0 if fitted is None else 1]
     converter = Converter(job.layout, fitted, job.prior, split)
     with contextlib.ExitStack() as sinks:
-        writers = {n: ColumnarWriter(sinks.enter_context(pa.OSFile(str(folder / PARTS[n]), "wb"))) for n in sides}
+        paths = {side: str(folder / f"{PARTS[side]}{end}") for side in sides}
+        writers = {side: ColumnarWriter(sinks.enter_context(pa.OSFile(path, "wb"))) for side, path in paths.items()}
         chunks = _read_all(job, files.paths, progress, columns)
         converter.convert(chunks, writers, origin=_named(files.paths))
         for writer in writers.values():
             writer.close()
     checksums = {PARTS[side]: writer.checksum() for side, writer in writers.items()}
-    reader = converter.reader
-    return Content(converter.fitted, checksums, converter.skipped, reader.notes(), converter.absent)
+    reader, inputs, schema = converter.reader, Inputs(job.layout, converter.fitted, job.reading), job.layout.schema
+    stored = {"dense": schema.dense, "single": [f.name for f in schema.features if f.name not in reader.lists]}
+    return Content(inputs, checksums, stored, converter.skipped, reader.notes(), converter.absent)
 
 
 def _named(paths: Sequence[Path]) -> str:

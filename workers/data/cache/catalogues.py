@@ -11,7 +11,7 @@ from shardkeep.base.arrays import Ints
 from shardkeep.workers.data.cache.entry import Content, FileSet, read_files
 from shardkeep.workers.data.cache.obtaining import obtained
 from shardkeep.workers.data.catalogue import Catalogue
-from shardkeep.workers.data.conversion.layout import Fitted
+from shardkeep.workers.data.conversion.inputs import Inputs
 from shardkeep.workers.data.items import make_catalogue
 from shardkeep.workers.data.samples import Dataset, Progress
 from shardkeep.workers.data.sides import Sides
@@ -23,7 +23,7 @@ FILE = "catalogue.arrow"
 def obtain_catalogue(
     config: DataConfig,
     training: FileSet,
-    fitted: Fitted,
+    inputs: Inputs,
     dataset: Dataset,
     sides: Sides,
     values_of: Callable[[Ints], pa.Array],
@@ -39,7 +39,7 @@ def obtain_catalogue(
     def write(folder: Path) -> Content:
         report("counting items", 0.0)
         catalogue = make_catalogue(dataset, sides, values_of)
-        return Content(fitted, {FILE: catalogue.write(folder / FILE)}, 0, (), ())
+        return Content(inputs, {FILE: catalogue.write(folder / FILE)}, {}, 0, (), ())
 
     return obtained(
         config,

@@ -12,7 +12,7 @@ import os
 import stat
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,13 +21,16 @@ import xxhash
 
 from shardkeep.base.files import atomic_write
 from shardkeep.workers.data.cache.folders import trusted
-from shardkeep.workers.data.columnar import ColumnarDataset
+from shardkeep.workers.data.columnar import ColumnarDataset, Stored
+from shardkeep.workers.data.conversion.inputs import Inputs
 from shardkeep.workers.data.conversion.layout import Fitted
+from shardkeep.workers.data.conversion.teaching import Note
 from shardkeep.workers.data.input_files import Identity, identity
 from shardkeep.workers.data.schema import Schema
 
-FORMAT = 6  # a new number makes every older entry a stranger
+FORMAT = 7  # a new number makes every older entry a stranger
 META = "meta.json"
+BESIDE = ".targets"  # ends the name of a file whose labels, weights and times stand in place of those of a side
 E = TypeVar("E")
 
 
@@ -50,12 +53,14 @@ class FileSet:
 class Content:
     """What a conversion has written, and what the training rows have decided."""
 
-    fitted: Fitted
+    inputs: Inputs
     checksums: Mapping[str, str]
-    """Of the values in each file, by its name."""
+    """Of the values of each side, by the name of its file."""
+    stored: Stored
+    """What lies side by side in its files."""
     skipped: int
     """Rows left out because their label is missing."""
-    notes: Sequence[str]
+    notes: Sequence[Note]
     """What a person should know of the columns."""
     absent: Sequence[str]
     """Values of `label.positive` that no row has."""
@@ -77,9 +82,10 @@ def write_entry(folder: Path, files: FileSet, inputs: Sequence[Identity], conten
         "format": FORMAT,
         "settings": files.settings,
         "inputs": inputs,
-        "sizes": {name: (folder / name).stat().st_size for name in content.checksums},
+        "sizes": {path.name: path.stat().st_size for path in sorted(folder.iterdir())},
         "checksums": content.checksums,
-        **content.fitted.to_json(),
+        "model": content.inputs.to_json(),
+        "stored": content.stored,
         "skipped": content.skipped,
         "notes": content.notes,
         "absent": content.absent,
@@ -87,7 +93,8 @@ def write_entry(folder: Path, files: FileSet, inputs: Sequence[Identity], conten
     }
     atomic_write(folder / META, json.dumps(meta, indent=1))
     for path in folder.iterdir():
-        path.chmod(stat.S_IMODE(path.stat().st_mode) & ~0o022)
+        if (mode := stat.S_IMODE(path.stat().st_mode)) & 0o022:
+            path.chmod(mode & ~0o022)
     folder.chmod(folder.parent.stat().st_mode & 0o755)  # mkdtemp's is for one user only
 
 
@@ -96,15 +103,36 @@ def read_entry(folder: Path, files: FileSet, schema: Schema, fitted: Fitted | No
     scaling."""
 
     def read(meta: Mapping[str, Any], mapped: Mapping[str, pa.Buffer]) -> CacheEntry:
-        own = fitted or Fitted.of_json(meta)
-        parts = {
-            name: ColumnarDataset(content, schema=schema, lists=own.lists, transform=own.transform)
-            for name, content in mapped.items()
-        }
-        content = Content(own, meta["checksums"], meta["skipped"], meta["notes"], meta["absent"])
-        return CacheEntry(folder, content, parts, sum(meta["sizes"].values()))
+        content = content_of(meta)
+        if fitted is not None:
+            content = replace(content, inputs=replace(content.inputs, fitted=fitted))
+        return CacheEntry(folder, content, samples_of(mapped, content, schema), sum(meta["sizes"].values()))
 
     return read_files(folder, files, read)
+
+
+def content_of(meta: Mapping[str, Any]) -> Content:
+    """What an entry says of its content. Raises KeyError or ValueError."""
+    said = (meta[name] for name in ("checksums", "stored", "skipped", "notes", "absent"))
+    return Content(Inputs.of_json(meta["model"]), *said)
+
+
+def samples_of(mapped: Mapping[str, pa.Buffer], content: Content, schema: Schema) -> dict[str, ColumnarDataset]:
+    """The samples of each side in the files of an entry. Raises KeyError or ValueError for others."""
+    fitted = content.inputs.fitted
+    form: dict[str, Any] = {"schema": schema, "lists": fitted.lists, "transform": fitted.transform}
+    return {
+        name: ColumnarDataset(mapped[name], **form, stored=content.stored, targets=mapped.get(f"{name}{BESIDE}"))
+        for name in content.checksums
+    }
+
+
+def mapped_files(folder: Path, sizes: Mapping[str, int]) -> dict[str, pa.Buffer]:
+    """The content of files of an entry. Raises OSError or ValueError where one may be another than was written."""
+    mapped = {name: pa.memory_map(str(folder / name)).read_buffer() for name in sizes if trusted(folder / name)}
+    if {name: content.size for name, content in mapped.items()} != dict(sizes):
+        raise ValueError(f"{folder}: is not as it was written")
+    return mapped
 
 
 def read_files(
@@ -119,14 +147,7 @@ def read_files(
         identities = [identity(path, of=len(files.paths)) for path in files.paths]
         if meta["settings"] != json.loads(json.dumps(files.settings)) or meta["inputs"] != identities:
             return None
-        mapped: dict[str, pa.Buffer] = {}
-        for name, size in meta["sizes"].items():
-            if not trusted(folder / name):
-                return None
-            mapped[name] = pa.memory_map(str(folder / name)).read_buffer()
-            if mapped[name].size != size:
-                return None
-        entry = read(meta, mapped)
+        entry = read(meta, mapped_files(folder, meta["sizes"]))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None  # pa.ArrowInvalid is a ValueError
     with contextlib.suppress(OSError):

@@ -21,7 +21,7 @@ from shardkeep.workers.data_config import DataConfig
 BESIDE_DATA = ".shardkeep-cache"
 NAME = re.compile(r"(?P<entry>[^/]*-[0-9a-f]{16}(-[0-9]+)?)")
 PART = re.compile(rf"\.{NAME.pattern}\.[a-z0-9_]{{8}}")  # as mkdtemp makes them
-FILES = ("meta.json", ".meta.json.", "train.arrow", "eval.arrow", "catalogue.arrow", ".catalogue.arrow.")
+FILES = ("meta.json", ".meta.json.", "train.arrow", "eval.arrow", "test.arrow", "catalogue.arrow", ".catalogue.arrow.")
 
 
 def cache_folders(config: DataConfig, first: Path) -> list[Path]:

@@ -16,7 +16,8 @@ import xxhash
 
 from shardkeep.base.arrays import Bytes, Float64s, Ints
 from shardkeep.base.errors import DataError
-from shardkeep.workers.data.columnar import ColumnarWriter, DecodedRows, record_batch
+from shardkeep.workers.data.batch import DecodedRows
+from shardkeep.workers.data.columnar import ColumnarWriter, record_batch
 from shardkeep.workers.data.conversion.categories import Kind, decode_ids
 from shardkeep.workers.data.conversion.chunk import Chunk
 from shardkeep.workers.data.conversion.decoding import list_lengths

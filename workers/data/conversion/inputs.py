@@ -203,27 +203,30 @@ class Inputs:
         return [name for name in layout.raw_columns() if name not in layout.label_columns]
 
     def only(self, schema: Schema) -> Inputs:
-        """Those of some columns: `schema` has no others than this one's."""
+        """Those of some columns, in the order of `schema`, which has no others than this one's."""
         layout, fitted = self.layout, self.fitted
         ids = {column.name for column in schema.looked_up}
-        numbers = {*schema.dense, *(name for group in schema.sequences for name in group.numbers)}
-        own_I = [i for i, column in enumerate(layout.scaled) if column.column in numbers]
+        numbers = (*schema.dense, *(name for group in schema.sequences for name in group.numbers))
+        at = {column.column: i for i, column in enumerate(layout.scaled)}
+        own_I = [at[name] for name in numbers]
         sequences = {
             group.name: layout.sequences[group.name].model_copy(update={"ids": {c.name: c.table for c in group.ids}})
             for group in schema.sequences  # a table may have been called by a feature that is left out
         }
-        dense = tuple(column for column in layout.dense if column.numbers()[0].column in numbers)
-        sparse = tuple(column for column in layout.sparse if column.column in ids)
+        first = {column.numbers()[0].column: column for column in layout.dense}
+        dense = tuple(first[name] for name in schema.dense if name in first)
+        named = {column.column: column for column in layout.sparse}
+        sparse = tuple(named[feature.name] for feature in schema.features)
         own = fitted.transform
         return Inputs(
             replace(layout, dense=dense, sparse=sparse, sequences=sequences),
             Fitted(
                 fitted.lists & ids,
-                {name: fitted.kinds[read] for name in ids if (read := self._read_as(name)) is not None},
+                {c.name: fitted.kinds[read] for c in schema.looked_up if (read := self._read_as(c.name)) is not None},
                 tuple(fitted.origins[i] for i in own_I),
                 DenseTransform(own.fill_I[own_I], own.shift_I[own_I], own.factor_I[own_I]),
-                fitted.times & numbers,
-                fitted.brackets & (ids | numbers),
+                fitted.times & set(numbers),
+                fitted.brackets & {*ids, *numbers},
                 fitted.split,
             ),
             self.reading,

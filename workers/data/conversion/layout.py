@@ -214,6 +214,11 @@ class PriorFit:
         lists = fitted.lists.union(*(group.columns for group in layout.sequences.values()))
         return cls(layout.form, layout.categories, lists, fitted.brackets, fitted.kinds, scales)
 
+    def of_columns(self, *names: str) -> list[Any]:
+        """What is decided of columns, but their scaling."""
+        read = [[name in self.lists, name in self.brackets, self.kinds.get(name)] for name in names]
+        return [*read, *(astuple(self.dense[name])[:2] for name in names if name in self.dense)]
+
     def agrees(self, fitted: Fitted, layout: ColumnLayout) -> bool:
         """Whether other training rows have decided the same of these columns."""
         other = PriorFit.of(layout, fitted)

@@ -13,7 +13,7 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 
 from shardkeep.base.arrays import Float64s, Floats, Ints
 from shardkeep.base.errors import ConfigError
-from shardkeep.workers.data.columnar import DecodedRows, Lists
+from shardkeep.workers.data.batch import DecodedRows, Lists
 from shardkeep.workers.data.conversion import times
 from shardkeep.workers.data.conversion.categories import decode_ids, kind_of
 from shardkeep.workers.data.conversion.chunk import Chunk, Column
@@ -32,7 +32,7 @@ from shardkeep.workers.data.conversion.layout import ColumnLayout, Fitted, Prior
 from shardkeep.workers.data.conversion.rules import ReadingRules, is_list, is_text
 from shardkeep.workers.data.conversion.scaling import ColumnScaler, transform_of
 from shardkeep.workers.data.conversion.sequences import sequence_entries
-from shardkeep.workers.data.conversion.teaching import Teaching
+from shardkeep.workers.data.conversion.teaching import Note, Teaching
 from shardkeep.workers.data_config import DenseColumn, SequenceConfig, SparseColumn
 
 
@@ -71,13 +71,14 @@ class RowReader:
         """The multi-valued features; none before the first chunk."""
         return self._lists or frozenset()
 
-    def notes(self) -> list[str]:
+    def notes(self) -> list[Note]:
         """What a person should know of the training columns: a line each."""
         notes = [] if self._teaching is None else self._teaching.notes(self._scalers)
         for name, spellings in self._spellings.items():
             if spellings.pair is not None:
                 one, other = (text.decode("utf-8", "replace")[:40] for text in spellings.pair)
-                notes.append(f"column {name}: {one!r} and {other!r} are two categories; write one value in one way")
+                text = f"column {name}: {one!r} and {other!r} are two categories; write one value in one way"
+                notes.append((f"sparse:{name}", text))
         return notes
 
     def rows(self, chunk: Chunk, label_N: LabelValues, *, learn: bool) -> DecodedRows:

@@ -13,6 +13,8 @@ from shardkeep.base.arrays import Ints
 from shardkeep.workers.data.conversion.hashing import MISSING_ID
 from shardkeep.workers.data.conversion.scaling import ColumnScaler
 
+Note = tuple[str, str]
+"""A column, as `dense:NAME` or `sparse:NAME`, and a line about it."""
 FEWEST_ROWS = 100
 """So many rows without a value twice mean that the column numbers its rows."""
 
@@ -37,20 +39,19 @@ class Teaching:
             if name in self._constant and (ids_N != self._first[name]).any():
                 self._constant.discard(name)
 
-    def notes(self, dense: Sequence[ColumnScaler]) -> list[str]:
+    def notes(self, dense: Sequence[ColumnScaler]) -> list[Note]:
         """A line for each column that cannot teach."""
-        notes = []
+        notes = list[Note]()
         for name in self._first:
             if name in self._constant:
                 value = "is empty" if self._first[name] == MISSING_ID else "has the same value in all rows"
-                notes.append(f"column {name}: {value}; it teaches nothing, leave it out")
+                notes.append((f"sparse:{name}", f"column {name}: {value}; it teaches nothing, leave it out"))
             elif name in self._numbering:
                 count = self._numbering[name]
-                notes.append(
-                    f"column {name}: the first {count:,} rows have {count:,} values; it names rows, leave it out"
-                )
+                text = f"column {name}: the first {count:,} rows have {count:,} values; it names rows, leave it out"
+                notes.append((f"sparse:{name}", text))
         for column in dense:
             if column.is_constant:
                 value = "has the same number in all rows" if column.is_known else "is empty"
-                notes.append(f"column {column.name}: {value}; it counts as 0")
+                notes.append((f"dense:{column.name}", f"column {column.name}: {value}; it counts as 0"))
         return notes

@@ -122,9 +122,9 @@ def _convert(config: DataConfig, parts: list[Mapping[str, Any]], seed: int) -> D
     source = f"{config.source}{left_out(converter.skipped)}{datasets[TRAIN].histories()}"
     own = [writers[side].checksum() for side in (TRAIN, EVAL) if side in writers]
     mark = content_fingerprint(layout.schema, own, to_json(fitted.transform))
-    inputs, notes = Inputs(layout, fitted, {"form": "columns"}).to_json(), tuple(converter.reader.notes())
+    inputs, notes = Inputs(layout, fitted, {"form": "columns"}).to_json(), [n for _, n in converter.reader.notes()]
     train = datasets[TRAIN] if layout.time is None else by_time(datasets[TRAIN])
-    return Data(train, datasets.get(EVAL), None, source, mark, inputs, notes, test=datasets.get(TEST))
+    return Data(train, datasets.get(EVAL), None, source, mark, inputs, tuple(notes), test=datasets.get(TEST))
 
 
 def _layout(config: DataConfig, part: Mapping[str, Any]) -> ColumnLayout:

@@ -1,0 +1,374 @@
+"""Columns that jobs of the same files share in the cache: as of a conversion of its own, to the last bit."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.csv as pacsv  # type: ignore[import-untyped]
+import pyarrow.parquet as pq  # type: ignore[import-untyped]
+import pytest
+from hypothesis import HealthCheck, given, settings as hypothesis_settings, strategies as st
+
+from shardkeep.base.errors import DataError
+from shardkeep.workers.data.samples import Data, Dataset
+from shardkeep.workers.data.sources.registry import open_data
+from shardkeep.workers.data_config import DataConfig
+from shardkeep.workers.model_config import TwoTowerConfig
+from tests.support.cases import every
+
+ROWS = {"train": 400, "held": 60}
+DENSE = ["x", {"column": "z", "scale": "log"}, {"column": "v", "width": 3}, {"column": "q", "fill": 0.0}, "same"]
+
+
+def _columns(num_rows: int, seed: int) -> dict[str, Any]:
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(0, 4, num_rows)
+    return {
+        "x": rng.normal(size=num_rows),
+        "z": rng.normal(size=num_rows) * 1e6 + 1e9,
+        "v": rng.normal(size=(num_rows, 3)).tolist(),
+        "q": pa.array(rng.normal(size=num_rows), mask=rng.random(num_rows) < 0.1),
+        "same": np.ones(num_rows),
+        "c": rng.integers(0, 50, num_rows),
+        "d": rng.choice(["a", "b", "US", "us"], num_rows),
+        "m": [rng.integers(0, 9, length).astype(str).tolist() for length in lengths],
+        "wm": [[0.5] * length for length in lengths],
+        "s1": [rng.integers(0, 9, length).tolist() for length in lengths],
+        "s2": [rng.normal(size=length).tolist() for length in lengths],
+        "y": rng.integers(0, 2, num_rows),
+        "y2": rng.integers(0, 2, num_rows),
+        "k": pa.array(rng.integers(0, 2, num_rows), mask=rng.random(num_rows) < 0.1),
+        "w": rng.random(num_rows),
+        "t": rng.integers(1_600_000_000, 1_700_000_000, num_rows),
+    }
+
+
+def _as_texts(values: pa.ChunkedArray) -> Any:
+    if not pa.types.is_list(values.type):
+        return values
+    return ["|".join(map(str, row)) for row in values.to_pylist()]
+
+
+@pytest.fixture(scope="module", params=["csv", "parquet"])
+def kind(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+    """The form of the files, and a folder with those."""
+    folder = tmp_path_factory.mktemp(request.param)
+    for seed, (name, num_rows) in enumerate(ROWS.items()):
+        table = pa.table(_columns(num_rows, seed))
+        pq.write_table(table, folder / f"{name}.parquet", row_group_size=300)
+        texts = {name: _as_texts(values) for name, values in zip(table.column_names, table.columns, strict=True)}
+        pacsv.write_csv(pa.table(texts), folder / f"{name}.csv")
+    return request.param, folder
+
+
+def _config(kind: tuple[str, Path], cache: Path, **changes: Any) -> DataConfig:
+    form, folder = kind
+    cut = {"separator": "|"} if form == "csv" else {}
+    base = {
+        "root": str(folder),
+        "cache": str(cache),
+        "train": f"train.{form}",
+        "label": "y",
+        "dense": DENSE,
+        "sparse": ["c", "d", {"column": "m", "pooling": "weighted", "weights": "wm", **cut}],
+        "sequences": {"seen": {"ids": {"s1": "c"}, "numbers": ["s2"], "max_length": 2, **cut}},
+    }
+    held = {"eval": f"held.{form}"} if changes.pop("held", False) else {}
+    return DataConfig.model_validate({k: v for k, v in (base | held | changes).items() if v is not None})
+
+
+def _samples(dataset: Dataset | None) -> list[Any]:
+    if dataset is None:
+        return []
+    batch = dataset.gather(np.arange(len(dataset))[::-1])
+    parts = [batch.dense_BI, batch.label_BT, batch.weight_B, *batch.numbers.values()]
+    parts += [part for ids in batch.ids.values() for part in (ids.values_N, ids.lengths_B, ids.weights_N)]
+    return [dataset.schema, [None if part is None else part.tobytes() for part in parts]]
+
+
+def _all(data: Data) -> list[Any]:
+    """What a job sees of its data; notes in any order."""
+    parts = [_samples(part) for part in (data.train, data.eval, data.test)]
+    return [data.fingerprint, parts, data.inputs, sorted(data.notes), data.source.partition(";")[2]]
+
+
+def _opened(config: DataConfig, **more: Any) -> tuple[Data, list[str]]:
+    told: list[str] = []
+    return open_data(config, seed=3, progress=lambda text, _: told.append(text), **more), told
+
+
+def _own_bytes(cache: Path) -> int:
+    """Of the columns that no entry shares."""
+    return sum(p.stat().st_size for p in cache.glob("*/*.arrow*") if p.stat().st_nlink == 1)
+
+
+FEWER: list[dict[str, Any]] = [
+    {"dense": DENSE[1:]},
+    {"dense": [DENSE[3], DENSE[0]]},
+    {"dense": [DENSE[0], DENSE[2]]},
+    {"dense": []},
+    {"sparse": ["c", "d"]},
+    {"sparse": ["d", "c"]},
+    {"sequences": {}},
+    {"dense": DENSE[::-1], "sparse": ["d", "c"]},
+    {"sparse": [], "sequences": {}},
+    {"sparse": [{"column": "c", "table": "other"}, "d"], "sequences": {}},
+]
+SPLITS: list[dict[str, Any]] = [
+    {},
+    {"held": True},
+    {"eval_fraction": 0.2},
+    {"split": {"by": "time"}, "time": "t"},
+    {"split": {"by": "c", "test": 0.2}},
+    {"label": {"column": "k", "missing": "skip"}},
+    {"weight": "w", "time": "t"},
+    {"label": None, "labels": ["y", {"column": "k", "missing": "mask"}]},
+]
+
+
+@every(("first", "split"), list(enumerate(SPLITS)))
+def test_fewer_columns_or_another_order_convert_and_store_nothing(
+    kind: tuple[str, Path], tmp_path: Path, first: int, split: dict[str, Any]
+) -> None:
+    _opened(_config(kind, tmp_path / "shared", **split))
+    for number, fewer in enumerate(FEWER[first % 5 :: 5]):  # of all pairs, a fifth
+        data, told = _opened(_config(kind, tmp_path / "shared", **split, **fewer))
+        own, _ = _opened(_config(kind, tmp_path / f"own{number}", **split, **fewer))
+        assert _all(data) == _all(own), fewer
+        assert not told and _own_bytes(tmp_path / "shared") == 0, fewer
+
+
+TARGETS: list[dict[str, Any]] = [
+    {"label": "y2"},
+    {"label": {"column": "d", "positive": ["a", "us"]}, "sparse": ["c"], "sequences": {}},
+    {"label": {"column": "x", "kind": "number"}, "dense": DENSE[1:]},
+    {"label": None, "labels": ["y2", "y"]},
+    {"label": None, "labels": ["y2", {"column": "k", "missing": "mask"}], "weight": "w"},
+    {"weight": "w"},
+    {"time": "t"},
+    {"label": "y2", "weight": "t", "dense": DENSE[1:], "time": "t"},
+]
+
+
+@every(("first", "split"), list(enumerate(SPLITS[:3] + SPLITS[4:5])))
+def test_another_label_weight_or_time_is_converted_alone(
+    kind: tuple[str, Path], tmp_path: Path, first: int, split: dict[str, Any]
+) -> None:
+    for number, targets in enumerate(TARGETS[first::4]):
+        shared, settings = tmp_path / f"shared{number}", split | targets
+        _opened(_config(kind, shared, **split))
+        data, told = _opened(_config(kind, shared, **settings))
+        own, _ = _opened(_config(kind, tmp_path / f"own{number}", **settings))
+        again, none = _opened(_config(kind, shared, **settings))
+        assert _all(data) == _all(own) == _all(again), targets
+        assert told and not none and _own_bytes(shared) < 40 * sum(ROWS.values()), targets
+
+
+@pytest.mark.parametrize("label", ["k", "z"])
+def test_a_label_that_cannot_be_one_has_its_error(kind: tuple[str, Path], tmp_path: Path, label: str) -> None:
+    _opened(_config(kind, tmp_path))
+    before = sorted(tmp_path.iterdir())
+    with pytest.raises(DataError, match=r"column [kz]: the label is"):
+        _opened(_config(kind, tmp_path, label=label, dense=DENSE[:1]))
+    assert [path for path in sorted(tmp_path.iterdir()) if path.is_dir()] == [p for p in before if p.is_dir()]
+
+
+def test_a_value_of_another_label_that_no_row_has_is_told(kind: tuple[str, Path], tmp_path: Path) -> None:
+    _opened(_config(kind, tmp_path))
+    with pytest.raises(DataError, match=r"positive: no row of the data has 'none'"):
+        _opened(_config(kind, tmp_path, label={"column": "d", "positive": ["a", "none"]}, sparse=["c"]))
+
+
+def test_labels_that_leave_out_as_many_other_rows_share_nothing(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("x,y,k\n1,,0\n2,0,\n3,1,1\n4,0,0\n")
+    for label, rows in (("y", [2.0, 3.0, 4.0]), ("k", [1.0, 3.0, 4.0])):
+        skipping = {"column": label, "missing": "skip"}
+        config = {"root": str(tmp_path), "train": "a.csv", "label": skipping, "dense": ["x"], "scale": "none"}
+        data = open_data(DataConfig.model_validate(config), seed=0)
+        assert data.train.gather(np.arange(3)).dense_BI[:, 0].tolist() == rows
+
+
+@every(
+    "changes",
+    [
+        ({"label": {"column": "k", "missing": "skip"}}, {"label": "y"}),
+        ({"label": "y"}, {"label": {"column": "k", "missing": "skip"}}),
+        ({"split": {"by": "random"}}, {"split": {"by": "random"}, "dense": DENSE[1:]}),
+        ({"split": {"by": "random"}}, {"split": {"by": "random"}, "label": "y2"}),
+        ({"split": {"by": "time"}, "time": "t"}, {"split": {"by": "time"}, "time": "w"}),
+        ({"split": {"by": "c"}}, {"split": {"by": "c", "eval": 0.3}}),
+        ({"eval_fraction": 0.1}, {"eval_fraction": 0.2}),
+        ({"dense": DENSE[1:]}, {}),
+        ({"missing": ["", "7"]}, {"dense": DENSE[1:]}),
+        ({"scale": "none"}, {"dense": DENSE[1:]}),
+        ({"dense": [{"column": "x", "fill": 1.0}]}, {"dense": ["x"]}),
+    ],
+)
+def test_other_rows_rules_and_more_columns_are_converted(
+    kind: tuple[str, Path], tmp_path: Path, changes: tuple[dict[str, Any], dict[str, Any]]
+) -> None:
+    before, after = changes
+    _opened(_config(kind, tmp_path / "shared", **before))
+    data, told = _opened(_config(kind, tmp_path / "shared", **after))
+    own, _ = _opened(_config(kind, tmp_path / "own", **after))
+    assert _all(data) == _all(own) and told
+
+
+def test_another_order_of_columns_moves_no_row_of_a_random_split(kind: tuple[str, Path], tmp_path: Path) -> None:
+    split = {"by": "random", "test": 0.2}
+    first, _ = _opened(_config(kind, tmp_path, split=split))
+    data, told = _opened(_config(kind, tmp_path, split=split, dense=DENSE[::-1]))
+    own, _ = _opened(_config(kind, tmp_path / "own", split=split, dense=DENSE[::-1]))
+    assert _all(data) == _all(own) != _all(first) and not told
+
+
+@hypothesis_settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    jobs=st.lists(
+        st.tuples(
+            st.permutations(DENSE).flatmap(lambda all_: st.integers(0, len(all_)).map(lambda n: list(all_[:n]))),
+            st.permutations(["c", "d"]),
+            st.sampled_from(["y", "y2"]),
+            st.sampled_from([None, "w"]),
+        ),
+        min_size=2,
+        max_size=4,
+    )
+)
+def test_any_jobs_one_after_the_other_see_what_each_alone_would(
+    kind: tuple[str, Path], tmp_path_factory: pytest.TempPathFactory, jobs: list[Any]
+) -> None:
+    folder = tmp_path_factory.mktemp("jobs")
+    for number, (dense, sparse, label, weight) in enumerate(jobs):
+        changes = {"dense": dense, "sparse": sparse, "label": label, "weight": weight, "sequences": {}}
+        data, _ = _opened(_config(kind, folder / "shared", **changes))
+        own, _ = _opened(_config(kind, folder / f"own{number}", **changes))
+        assert _all(data) == _all(own)
+
+
+def test_rows_of_several_chunks_are_shared(tmp_path: Path) -> None:
+    rows = np.arange(70_000)
+    table = {"x": rows / 3, "z": rows % 11, "q": -rows, "c": rows % 7, "d": rows % 5, "y": rows % 2, "y2": rows % 3 % 2}
+    pq.write_table(pa.table(table | {"t": -rows}), tmp_path / "train.parquet")
+    files = ("parquet", tmp_path)
+    wide: dict[str, Any] = {"dense": ["x", "z", "q"], "sparse": ["c", "d"], "sequences": {}}
+    _opened(_config(files, tmp_path / "shared", **wide))
+    for changes in ({"dense": ["q", "x"]}, {"sparse": ["d"], "label": "y2", "time": "t"}):
+        data, _ = _opened(_config(files, tmp_path / "shared", **wide | changes))
+        own, _ = _opened(_config(files, tmp_path / "own", **wide | changes))
+        assert _all(data) == _all(own)
+    assert _own_bytes(tmp_path / "shared") < 70_000 * 10
+
+
+def test_a_job_that_continues_a_model_reads_fewer_columns_as_that_model(kind: tuple[str, Path], tmp_path: Path) -> None:
+    first, _ = _opened(_config(kind, tmp_path / "shared"))
+    fitted = json.loads(json.dumps(first.inputs))
+    fitted["transform"]["shift_I"][0] = 5.0
+    for cache in ("shared", "own"):
+        _opened(_config(kind, tmp_path / cache, fitted=fitted))
+    for fewer in FEWER[:3]:
+        data, _ = _opened(_config(kind, tmp_path / "shared", fitted=fitted, **fewer))
+        own, _ = _opened(_config(kind, tmp_path / f"own{len(str(fewer))}", fitted=fitted, **fewer))
+        assert _all(data) == _all(own), fewer
+
+
+def test_fewer_features_of_a_user_leave_the_catalogue_as_it_is(kind: tuple[str, Path], tmp_path: Path) -> None:
+    def opened(cache: str, **changes: Any) -> tuple[Data, list[str]]:
+        config = _config(kind, tmp_path / cache, label=None, sequences={}, **changes)
+        return _opened(config, items=TwoTowerConfig(item=["d"]))
+
+    opened("shared")
+    data, _ = opened("shared", sparse=["d"], dense=["x"])
+    own, _ = opened("own", sparse=["d"], dense=["x"])
+    assert _all(data) == _all(own) and data.catalogue is not None and own.catalogue is not None
+    assert data.catalogue.values == own.catalogue.values
+    assert np.array_equal(data.catalogue.ids_M, own.catalogue.ids_M)
+
+
+# Entries that cannot be shared
+
+
+@every("damage", ["truncated", "zeros", "gone", "meta", "version", "others can write it", "of another disk"])
+def test_a_damaged_or_foreign_entry_is_not_shared(
+    kind: tuple[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str
+) -> None:
+    _opened(_config(kind, tmp_path / "shared"))
+    (file,) = (tmp_path / "shared").glob("*/train.arrow")
+    meta, content = file.with_name("meta.json"), file.read_bytes()
+    if damage == "truncated":
+        file.write_bytes(content[:-100])
+    elif damage == "zeros":
+        file.write_bytes(bytes(len(content)))
+    elif damage == "gone":
+        file.unlink()
+    elif damage == "meta":
+        meta.write_text(meta.read_text().replace('"dense"', '"sparse"'))
+    elif damage == "version":
+        meta.write_text(json.dumps(json.loads(meta.read_text()) | {"format": 6}))
+    elif damage == "others can write it":
+        file.chmod(0o666)
+
+    def no_link(*_: Any) -> None:
+        raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
+
+    with monkeypatch.context() as patch:
+        if damage == "of another disk":
+            patch.setattr(os, "link", no_link)
+        data, told = _opened(_config(kind, tmp_path / "shared", dense=DENSE[1:]))
+    own, _ = _opened(_config(kind, tmp_path / "own", dense=DENSE[1:]))
+    assert _all(data) == _all(own) and told
+    assert len(_opened(_config(kind, tmp_path / "shared"))[0].train) == ROWS["train"]
+
+
+def test_evaluation_rows_are_stored_as_other_training_rows_decide(tmp_path: Path) -> None:
+    (tmp_path / "e.csv").write_text("x,z,y\n1e9,1,0\n2e9,2,1\n")
+    for name, first in (("a", 1), ("b", 10**9)):
+        (tmp_path / f"{name}.csv").write_text(f"x,z,y\n{first},0,0\n{first + 2},5,1\n")
+
+    def opened(name: str, dense: list[str], cache: str) -> Data:
+        files = {"root": str(tmp_path), "train": f"{name}.csv", "eval": "e.csv", "cache": cache}
+        return open_data(DataConfig.model_validate(files | {"label": "y", "dense": dense}), seed=0)
+
+    opened("a", ["x", "z"], "shared")
+    assert _all(opened("b", ["x"], "shared")) == _all(opened("b", ["x"], "own"))
+
+
+def test_a_changed_file_is_converted_for_each(tmp_path: Path) -> None:
+    def opened(dense: list[str]) -> Data:
+        config = {"root": str(tmp_path), "train": "a.csv", "label": "y", "dense": dense, "scale": "none"}
+        return open_data(DataConfig.model_validate(config), seed=0)
+
+    for first, dense in ((1, ["x", "z"]), (5, ["x"]), (7, ["x"])):
+        (tmp_path / "a.csv").write_text(f"x,z,y\n{first},2,0\n3,4,1\n")
+        assert opened(dense).train.gather(np.arange(2)).dense_BI[:, 0].tolist() == [first, 3.0]
+
+
+def test_an_entry_stays_whole_when_the_one_it_shares_with_goes(kind: tuple[str, Path], tmp_path: Path) -> None:
+    _opened(_config(kind, tmp_path))
+    (first,) = (path for path in tmp_path.iterdir() if path.is_dir())
+    before = _all(_opened(_config(kind, tmp_path, dense=DENSE[1:], label="y2"))[0])
+    for path in (*first.iterdir(), first):
+        path.rmdir() if path.is_dir() else path.unlink()
+    data, told = _opened(_config(kind, tmp_path, dense=DENSE[1:], label="y2"))
+    assert _all(data) == before and not told
+    for label in ("y2", "y"):  # in a file beside the others
+        fewer, _ = _opened(_config(kind, tmp_path, dense=DENSE[2:], label=label))
+        own, _ = _opened(_config(kind, tmp_path / "own", dense=DENSE[2:], label=label))
+        assert _all(fewer) == _all(own)
+    assert _all(_opened(_config(kind, tmp_path, dense=DENSE[1:], label="y2"))[0]) == before
+
+
+def test_jobs_that_begin_at_once_see_what_each_alone_would(kind: tuple[str, Path], tmp_path: Path) -> None:
+    changes = [{}, *({"label": label, "dense": DENSE[n:]} for n in (1, 2) for label in ("y", "y2"))]
+    expected = [_all(_opened(_config(kind, tmp_path / f"own{n}", **c))[0]) for n, c in enumerate(changes)]
+    with ThreadPoolExecutor(6) as pool:
+        found = pool.map(lambda n: _all(_opened(_config(kind, tmp_path / "shared", **changes[n % 5]))[0]), range(15))
+        assert [expected[n % 5] for n in range(15)] == list(found)
+    assert len(list((tmp_path / "shared").glob("*/meta.json"))) == 5
