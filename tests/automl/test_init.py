@@ -134,6 +134,20 @@ def test_rows_that_are_in_files_of_their_own_are_not_held_out_again(parts: tuple
     assert bool((RunReader(run).summary() or {}).get("test")) == ("test" in parts)
 
 
+def test_files_with_names_of_held_out_rows_are_not_silently_trained_on() -> None:
+    files = ["train.csv", "my_test.csv", "val.csv", "latest.csv"]
+    for number, name in enumerate(files):
+        write_csv(Path(name), click_rows(100, seed=number))
+    told = (
+        "note      the job also trains on my_test.csv, val.csv; "
+        "instead: init train.csv latest.csv --set 'data.test=[my_test.csv]' --set 'data.eval=[val.csv]'"
+    )
+    _, out, _ = invoke("init", *files, "--label", "clicked")
+    assert told in " ".join(out.split("\n"))
+    for alone in (["my_test.csv"], ["train.csv", "latest.csv"]):
+        assert "note" not in invoke("init", *alone, "--label", "clicked", "--force")[1]
+
+
 @every(
     ("arguments", "told"),
     [
