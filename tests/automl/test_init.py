@@ -126,12 +126,28 @@ def test_rows_that_are_in_files_of_their_own_are_not_held_out_again(parts: tuple
     for number, part in enumerate(("train", *parts)):
         write_csv(Path(f"{part}.csv"), click_rows(400, seed=number))
     given = [word for part in parts for word in ("--set", f"data.{part}=[{part}.csv]")]
+    assert invoke("init", "train.csv", *given, "--force")[0] == 0
+    assert all(f"{part}: [{part}.csv]" in Path("job.yaml").read_text(encoding="utf-8") for part in parts)
     run = "-".join(parts)
     code, out, error = invoke("train", "train.csv", "--label", "clicked", "--run-dir", run, *given, *BRIEF)
     assert code == 0, error + out
     data = load_config(f"{run}/job.yaml").data
     assert data.split is None and bool(data.eval) == (data.eval_fraction == 0.0) == ("eval" in parts)
     assert bool((RunReader(run).summary() or {}).get("test")) == ("test" in parts)
+
+
+def test_files_with_names_of_held_out_rows_are_not_silently_trained_on() -> None:
+    files = ["train.csv", "my_test.csv", "val.csv", "latest.csv"]
+    for number, name in enumerate(files):
+        write_csv(Path(name), click_rows(100, seed=number))
+    told = (
+        "note      the job also trains on my_test.csv, val.csv; "
+        "instead: init train.csv latest.csv --set 'data.test=[my_test.csv]' --set 'data.eval=[val.csv]'"
+    )
+    _, out, _ = invoke("init", *files, "--label", "clicked")
+    assert told in " ".join(out.split("\n"))
+    for alone in (["my_test.csv"], ["train.csv", "latest.csv"]):
+        assert "note" not in invoke("init", *alone, "--label", "clicked", "--force")[1]
 
 
 @every(

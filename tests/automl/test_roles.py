@@ -124,6 +124,8 @@ def test_a_column_is_left_out_with_its_reason(column: str, values: list[object],
         (clicks(a=["xyz"[n % 3] for n in range(ROWS)]), "a", "say which mean 1: --set 'data.label.positive=[x]'"),
         (clicks(visit=[n % 2 for n in range(ROWS)], fraud=[n % 2 for n in range(ROWS)]).drop(["click"]), None,
          "2 columns could be the label; candidates: visit (0, 1), fraud (0, 1); name one: --label visit"),
+        (clicks(**{"Sent back?": ["a\nb", "c"] * (ROWS // 2), "a": [*"wxyz"] * (ROWS // 4)}).drop(["click"]), None,
+         "candidates: Sent back? (a b, c), a (w, x, y, ...); name one: --label 'Sent back?'"),
     ],
     ids=lambda value: str(value)[:40],
 )  # fmt: skip
@@ -188,6 +190,7 @@ def test_numbers_named_as_label_are_cut_in_two_halves(tmp_path: Path) -> None:
     [
         (["yes", "no"], "yes"),
         (["n", "y"], "y"),
+        (["Ja", "Ja", "Nein"], "Ja"),
         ([-1, 1], "1"),
         ([1, 2], "2"),
         (["often", "often", "seldom"], "seldom"),

@@ -67,8 +67,14 @@ def test_rows_on_which_a_model_was_trained_are_told(folder: Path) -> None:
     _, out, _ = invoke("evaluate", str(folder / "a"), "--data", str(folder / "train.csv"))
     (note,) = [line.split(maxsplit=1)[1] for line in out.splitlines() if line.startswith("note")]
     assert note == "the model was trained on rows of train.csv: its metrics on new ones are lower"
-    other = write_csv(folder / "other.csv", click_rows(50, seed=5))
-    assert "note" not in invoke("evaluate", str(folder / "a"), "--data", str(other))[1]
+    both = [str(folder / name) for name in "ab"]
+    _, out, _ = invoke("compare", *both, "--data", str(folder / "train.csv"))
+    assert [line for line in out.splitlines() if line.startswith("note")] == [
+        f"note: {name} was trained on rows of train.csv: its metrics on new ones are lower" for name in "ab"
+    ]
+    other = str(write_csv(folder / "other.csv", click_rows(50, seed=5)))
+    assert "note" not in invoke("evaluate", both[0], "--data", other)[1]
+    assert "note" not in invoke("compare", *both, "--data", other)[1]
 
 
 def test_one_run_is_compared_with_nothing(folder: Path) -> None:

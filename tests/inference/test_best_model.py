@@ -49,6 +49,17 @@ def test_a_job_ends_two_evaluations_after_its_best_one_and_keeps_that_model(tmp_
     assert evaluate_run(tmp_path / "run", which="best") == summary.to_dict()["best"]
 
 
+def test_whoever_uses_the_newest_model_of_a_job_that_stopped_early_reads_which_one_is_better(tmp_path: Path) -> None:
+    run, data = str(tmp_path / "run"), str(tmp_path / "train.csv")
+    summary = shardkeep.train(job_of(tmp_path), run_dir=run, quiet=True)
+    assert summary.best is not None
+    line = f"step {summary.best.step:,} was better on the evaluation rows: --model best uses it"
+    for command in (["evaluate", run], ["predict", run, "--data", data, "--out", str(tmp_path / "scores.csv")]):
+        assert line in CliRunner().invoke(app, command).stdout, command
+        assert "was better" not in CliRunner().invoke(app, [*command, "--model", "best"]).stdout
+    assert "was better" not in CliRunner().invoke(app, ["evaluate", run, "--json"]).stdout
+
+
 def test_a_job_that_is_resumed_in_the_middle_of_its_patience_ends_where_it_would_have(tmp_path: Path) -> None:
     whole = shardkeep.train(job_of(tmp_path), run_dir=tmp_path / "whole", quiet=True)
     assert whole.best is not None

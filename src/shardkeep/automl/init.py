@@ -105,6 +105,9 @@ class Plan:
             if one.keys == ("model", "name"):
                 settings, _ = fitted_to(settings, one.value)
         settings, given = overridden(settings, self.overrides, JobConfig), {one.keys for one in self.overrides}
+        for part in ("eval", "test"):
+            if isinstance(entries := settings["data"].get(part), list):
+                settings["data"][part] = [_from(folder, entry) for entry in entries]
         split = settings["data"].get("split")
         by = split.get("by") if isinstance(split, Mapping) else split
         if by != "time" and ("data", "time") not in given:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from shlex import quote
 from typing import Any, Literal
 
 import numpy as np
@@ -27,7 +28,7 @@ KNOWS = 0.999
 """AUC from which a column alone knows the answer."""
 FEW, FEW_TEXTS = 200, 20
 """Distinct whole numbers up to which each is looked up, too (examples/adult.yaml does so), and texts of a label."""
-_TRUE = ("true", "True", "TRUE", "t", "yes", "Yes", "YES", "y", "Y", "click")
+_TRUE = ("true", "True", "TRUE", "t", "yes", "Yes", "YES", "y", "Y", "ja", "Ja", "JA", "click")
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,7 @@ def _label(columns: Sequence[Facts], wanted: str | None, positive: Any, origin: 
         raise DataError(f"{origin}: has no column that could be a label: none has two values, or a few")
     why = f"{len(best)} columns could be the label" if best else "no column has two values and a name of labels"
     shown = ", ".join(f"{facts.name} ({_values(facts)})" for facts in rated)
-    raise DataError(f"{origin}: {why}; candidates: {shown}; name one: --label {rated[0].name}")
+    raise DataError(f"{origin}: {why}; candidates: {shown}; name one: --label {quote(rated[0].name)}")
 
 
 def _is_outcome(name: str) -> bool:
@@ -108,7 +109,8 @@ def _could_be_cut(facts: Facts) -> bool:
 def _values(facts: Facts) -> str:
     if facts.distinct > 2 and facts.number_V is not None:
         return f"{facts.distinct} values, {np.nanmin(facts.number_V):g} to {np.nanmax(facts.number_V):g}"
-    return ", ".join(sorted(facts.examples()))
+    shown = [" ".join(example.split())[:20] for example in facts.examples()]
+    return ", ".join(sorted(shown) + ["..."] * (facts.distinct > 3))
 
 
 def _as_label(facts: Facts, positive: Any, origin: str, why: str) -> Role:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 from rich.table import Table
 from rich.text import Text
 
 from shardkeep.automl.init import Plan
 from shardkeep.view.screen import console
 from shardkeep.view.text_tables import Trimmed
+
+HELD_OUT = re.compile(r"(?i)(^|[_.-])(test|eval|val|valid|validation|holdout)([_.-]|$)")
+"""Names of files that are not for training."""
 
 
 def show(plan: Plan) -> None:
@@ -24,3 +30,10 @@ def show(plan: Plan) -> None:
         table.add_row(*map(Text, cells), style=style)
     console().print(f"{about}{plan.excerpt.num_rows:,} rows, {len(plan.roles)} columns")
     console().print(Trimmed(table))
+    held = [entry for entry in plan.entries if HELD_OUT.search(Path(entry).stem)]
+    if 0 < len(held) < len(plan.entries):
+        others = " ".join(entry for entry in plan.entries if entry not in held)
+        sets = (f" --set 'data.{'eval' if 'val' in entry.lower() else 'test'}=[{entry}]'" for entry in held)
+        console().print(
+            Text(f"note      the job also trains on {', '.join(held)}; instead: init {others}{''.join(sets)}")
+        )

@@ -32,6 +32,7 @@ from shardkeep.cli.options import (
     path_option,
     word_option,
 )
+from shardkeep.run.reader import RunReader
 from shardkeep.view.unseen_lines import unseen_lines
 
 if TYPE_CHECKING:
@@ -91,18 +92,26 @@ def evaluate(
     if as_json:
         print(json.dumps(found, indent=2))
     else:
-        _show_evaluation(found, picture)
+        _show_evaluation(found, picture, _better(run, model, found["step"]))
     if not_finite := found.get("not_finite", 0):
         raise JobError(f"{not_finite:,} predictions are not finite (NaN or infinite)")
 
 
-def _show_evaluation(found: dict[str, Any], picture: Path | None) -> None:
+def _better(run: Path, model: Any, step: int) -> list[str]:
+    """The line that names the best model of a run, where the newest one was used and early stopping found it worse."""
+    best = (RunReader(run).summary() or {}).get("best") if model == "last" else None
+    if not best or best["step"] >= step:
+        return []
+    return [f"step {best['step']:,} was better on the evaluation rows: --model best uses it"]
+
+
+def _show_evaluation(found: dict[str, Any], picture: Path | None, hints: list[str]) -> None:
     from shardkeep.view.screen import console, metric_name
     from shardkeep.view.text_tables import Trimmed, table_of, two_columns
 
     groups, worth = found.pop("by", None), found.pop("importance", None)
     buckets = found.pop("calibration_buckets", None)
-    lines = [("", line) for line in unseen_lines(found.pop("unseen"))]
+    lines = [("", line) for line in [*hints, *unseen_lines(found.pop("unseen"))]]
     rows = [(metric_name(name), _number(value)) for name, value in found.items() if value is not None]
     rows += [("bucket", "  ".join(f"{k} {_number(v)}" for k, v in bucket.items())) for bucket in buckets or ()]
     console().print(two_columns(rows + lines))
@@ -151,7 +160,7 @@ def predict(
         done = predict_files(run, rows, out, which=model, keep=names, best=best, amp=amp, told=told)
     place = os.fsencode(out).decode(errors="replace")
     print(f"{done.rows:,} rows scored by the model of step {done.step:,} in {done.seconds:.1f} s, written to {place}")
-    for line in unseen_lines(done.unseen):
+    for line in [*_better(run, model, done.step), *unseen_lines(done.unseen)]:
         print(line)
     if done.not_finite:
         raise JobError(f"{done.not_finite:,} predictions in {out} are not finite (NaN or infinite)")

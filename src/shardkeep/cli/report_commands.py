@@ -71,7 +71,11 @@ def _scores_of(run: Path, data: Sequence[str] = (), split: Any = "eval", model: 
         from shardkeep.inference.scoring import evaluation_rows
 
         told = partial(screen.working, "evaluate")
-        return evaluation_rows(run, which=model, split=split, files=input_files(data), told=told).scores()
+        rows = evaluation_rows(run, which=model, split=split, files=input_files(data), told=told)
+        scores = rows.scores()
+    if rows.seen:
+        print(f"note: {run.name} was trained on {rows.seen}: its metrics on new ones are lower")
+    return scores
 
 
 def _differences(states: Sequence[RunState], scores: Sequence[EvaluationScores]) -> list[list[str]]:

@@ -31,6 +31,7 @@ def dialect(folder: Path, text: str, **known: Any) -> dict[str, Any]:
         ("a, b, c\n1, 2, 3\n", {}, {}),
         ('a,b\n"x, y",2\n"u\nv",3\n', {}, {}),
         ("a;price\n1;2,5\n2;\n3;1,25\n", {}, {"delimiter": ";", "decimal": ","}),
+        ("a;price\n1;2,5\n2;1.234,50\n", {}, {"delimiter": ";", "decimal": ","}),
         ("a;price\n1;2,5\n2;\n", {"decimal": "."}, {"delimiter": ";"}),
         ("1,x\n2,y\n", {"columns": ["a", "b"]}, {}),
         ("a;b,c\n1;2,3\n", {"delimiter": ","}, {}),

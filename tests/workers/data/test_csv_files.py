@@ -121,8 +121,9 @@ def test_a_tab_may_be_written_in_three_ways(tmp_path: Path, delimiter: str) -> N
 
 
 def test_numbers_may_have_a_decimal_comma(tmp_path: Path) -> None:
-    content = "x;c;y\n1,5;red;0\n-2,25e1;blue;1\n"
-    assert _dense(_open(tmp_path, content, delimiter=";", decimal=",", scale="none")) == [[1.5], [-22.5]]
+    content = "x;c;y\n1,5;red;0\n-2,25e1;blue;1\n-1.234.567,5;red;0\n"
+    dense = _dense(_open(tmp_path, content, delimiter=";", decimal=",", scale="none"))
+    assert dense == [[1.5], [-22.5], [-1234567.5]]
 
 
 def test_true_and_false_are_one_and_zero(tmp_path: Path) -> None:

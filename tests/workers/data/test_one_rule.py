@@ -140,13 +140,18 @@ def test_times_of_float32_are_refused() -> None:
         "2024-05-01T02:00:00+02:00",
         "2024-05-01 00:00:00+00",
         "2024-05-01T00:00:00Z",
+        "01.05.2024",
+        "01.05.2024 00:00",
+        "01.05.2024 00:00:00 UTC",
     ],
 )
 def test_writings_of_one_instant_are_one_instant(text: str) -> None:
     assert times.micros(column([text, None]), RULES).to_pylist() == [1_714_521_600_000_000, None]
 
 
-@every("text", ["05/01/2024 00:00", "Wed, 01 May 2024 00:00:00 GMT", "yesterday", "2024-13-01"])
+@every(
+    "text", ["05/01/2024 00:00", "Wed, 01 May 2024 00:00:00 GMT", "yesterday", "2024-13-01", "05.13.2024", "01.05.24"]
+)
 def test_other_writings_are_refused_with_the_forms_that_are_read(text: str) -> None:
     with pytest.raises(DataError, match=r"row 2, column at: .* is no time; read are: 2024-05-01"):
         times.micros(column(["2024-05-01", text]), RULES)

@@ -18,7 +18,7 @@ from shardkeep.workers.data.conversion import times
 from shardkeep.workers.data.conversion.chunk import Column, shown_text
 from shardkeep.workers.data.conversion.rules import ReadingRules, is_list, is_number, is_text, is_time, number_of
 
-COMMA_NUMBER = re.compile(rb"[+-]?[0-9]+,[0-9]+")
+COMMA_NUMBER = re.compile(rb"[+-]?([0-9]+|[0-9]{1,3}(\.[0-9]{3})+),[0-9]+")
 VECTORS = "; of a list of N numbers, each a dense input: {column: NAME, width: N}"
 _BRACKETS = re.compile(rb"\[(.*)\]|\{(.*)\}|\(([^()]*)\)", re.DOTALL)
 _WORD = re.compile(rb"\[([^\s'\"\[\]{},;|]+)\]")
@@ -222,6 +222,8 @@ def _of_temporal(column: Column, rules: ReadingRules) -> pa.Array:
 def _parse(column: Column, rules: ReadingRules) -> pa.Array:
     texts = rules.texts(column.values)
     if column.decimal != ".":
+        grouped = pc.match_substring_regex(texts, r"^[+-]?\d{1,3}(\.\d{3})+,\d+$")
+        texts = pc.if_else(grouped, pc.replace_substring(texts, ".", ""), texts)  # 1.234,50
         texts = pc.replace_substring(texts, column.decimal, ".", max_replacements=1)
     numbers = _numbers_of_texts(texts)
     if numbers is None and rules.form == 1 and (micros := times.parse(texts)) is not None:

@@ -15,10 +15,13 @@ from shardkeep.workers.data.conversion.rules import ReadingRules, is_text, is_ti
 
 READ = (
     "2024-05-01, 2024-05-01 13:45, with T, seconds and up to 9 digits of a second, and with Z, UTC, GMT or +02:00 in "
-    "all rows or in none; or seconds, milliseconds, microseconds or nanoseconds since 1970, from 1973 to 2286"
+    "all rows or in none; 01.05.2024 in place of 2024-05-01; or seconds, milliseconds, microseconds or nanoseconds "
+    "since 1970, from 1973 to 2286"
 )
 """The writings of times, for error messages."""
 _ZONE = r"(?i)\s*(utc|gmt)$"
+_DAY_FIRST = r"^(\d\d)\.(\d\d)\.(\d{4})( |$)"
+"""As in Germany. With points nobody writes the month first; with strokes both are written, and neither is read."""
 _BANDS = np.array([1e8, 1e10, 1e11, 1e13, 1e14, 1e16, 1e17, 1e19])
 """From 1973 to 2286 in seconds, milliseconds, microseconds and nanoseconds: none reaches into another."""
 _PER_MICRO = np.array([1e-6, 1e-3, 1.0, 1e3])
@@ -53,7 +56,8 @@ def seconds(column: Column, rules: ReadingRules) -> Float64s:
 
 def parse(texts: pa.Array) -> pa.Array | None:
     """Texts of dates or times as int64 microseconds; None where one is anything else."""
-    zoned = pc.replace_substring_regex(texts, _ZONE, "Z")
+    dates = pc.replace_substring_regex(texts, _DAY_FIRST, r"\3-\2-\1\4")
+    zoned = pc.replace_substring_regex(dates, _ZONE, "Z")
     for kind in (pa.timestamp("us"), pa.timestamp("ns")):  # years 1 to 9999, or nine digits of a second
         for zone in (None, "UTC"):
             try:
