@@ -194,6 +194,16 @@ def test_a_loss_that_exploded_and_fell_to_that_of_a_constant_prediction_blames_t
     assert not learning.exploded_loss(sight(tmp_path / "run", *losses([1.3, 0.7, *[0.6] * 9]), config=BCE))
 
 
+def test_probabilities_that_are_worse_than_their_average(tmp_path: Path) -> None:
+    def found(step: int, entropy: float | None) -> list[Warning]:
+        record = {"time": at(0), "kind": "eval", "step": step, "auc": 0.63, "normalized_entropy": entropy}
+        return learning.worse_than_average(sight(tmp_path / "run", record))
+
+    (told,) = found(630, 1.6503)
+    assert told.text.startswith("normalized entropy is 1.65 at step 630")
+    assert not found(630, 0.99) and not found(50, 1.65) and not found(630, None)
+
+
 def test_a_model_that_guesses_twice_in_a_row(tmp_path: Path) -> None:
     found = only(learning.guessing, sight(tmp_path / "run", *evaluated(0.5, 0.5, 0.4998)))
     assert (found.level, found.text) == ("bad", "after 200 steps AUC is 0.4998: the model guesses")

@@ -86,7 +86,7 @@ class Plan:
 
     def yaml(self, folder: Path) -> str:
         """The job's file, for this folder."""
-        notes, size = dict[Keys, str](), self.size
+        notes, size, given = dict[Keys, str](), self.size, {one.keys for one in self.overrides}
         data = {"train": [_from(folder, entry) for entry in self.entries], **self.reading, **self._columns(notes)}
         own = [
             ids for group in data.get("sequences", {}).values() for ids, table in group["ids"].items() if ids == table
@@ -98,13 +98,13 @@ class Plan:
             node = settings
             for each in above:
                 node = node[each]
-            if (value := rule(size)) is not None:
+            if (value := rule(size)) is not None and (*above, last, "name") not in given:  # of another kind then
                 node[last] = value
                 notes |= {(*above, last): note} if note else {}
         for one in self.overrides:
             if one.keys == ("model", "name"):
                 settings, _ = fitted_to(settings, one.value)
-        settings, given = overridden(settings, self.overrides, JobConfig), {one.keys for one in self.overrides}
+        settings = overridden(settings, self.overrides, JobConfig)
         for part in ("eval", "test"):
             if isinstance(entries := settings["data"].get(part), list):
                 settings["data"][part] = [_from(folder, entry) for entry in entries]

@@ -11,6 +11,7 @@ from shardkeep.page.warnings.learning import (
     rising_loss,
     stuck_loss,
     too_good,
+    worse_than_average,
     worse_than_guessing,
 )
 from shardkeep.page.warnings.processes import failed, memory, no_step, old_checkpoint, recovering, restarts, silent
@@ -27,7 +28,7 @@ def told(sight: Sight) -> list[Warning]:
 CHECKS: tuple[Check, ...] = (
     failed, recovering, no_step, not_finite, rising_loss, worse_than_guessing, exploded_loss, guessing, slow_worker,
     overfits, waits, waits_for_samples, waits_for_cores, slower, memory, silent, restarts, old_checkpoint, falling_auc,
-    too_good, large_tower, stuck_loss, told,
+    worse_than_average, too_good, large_tower, stuck_loss, told,
 )  # fmt: skip
 _ORDER: dict[Level, int] = {"bad": 0, "warn": 1, "note": 2}
 

@@ -20,6 +20,8 @@ OF_LOSS = {"bce": "logloss", "mse": "mse"}
 """The metric of an evaluation that is the loss of training."""
 AUC_GUESSING = 0.52
 """A model with a lower AUC does not rank better than chance."""
+WORSE_THAN_AVERAGE = 1.02
+"""A normalized entropy from here on is worse than always predicting the average of the evaluation rows, which has 1."""
 AUC_TOO_GOOD = 0.9999
 """No model of clicks ranks so well: a feature tells the label."""
 CONSTANT_LOSS = math.log(2)
@@ -149,6 +151,18 @@ def guessing(sight: Sight) -> list[Warning]:
         for name, aucs in aucs_of(sight).items()
         if len(aucs) >= 2 and max(auc for _, auc in aucs[-2:]) < AUC_GUESSING and aucs[-1][0] >= 100
     ]  # fmt: skip
+
+
+def worse_than_average(sight: Sight) -> list[Warning]:
+    """Probabilities on evaluation rows that are worse than their average, though the ranks may be good."""
+    newest = sight.records.evaluations[-1] if sight.records.evaluations else None
+    entropy = None if newest is None else newest.metrics.get("normalized_entropy")
+    if newest is None or entropy is None or entropy < WORSE_THAN_AVERAGE or (newest.step or 0) < 100:
+        return []
+    text = f"normalized entropy is {entropy:.2f} at step {newest.step:,}: always predicting the average scores better"
+    return [Warning("warn", text, "Ranks may still be right, probabilities are not. Stop by the loss "
+                    "(train.early_stopping.metric: logloss), or set weight_decay or lower learning rates.",
+                    "convergence")]  # fmt: skip
 
 
 def too_good(sight: Sight) -> list[Warning]:
