@@ -203,6 +203,17 @@ def test_a_broken_override_leaves_no_file() -> None:
         shardkeep.init("clicks.csv", overrides=["train.epochs=-1"])
 
 
+DECAY = "tables.default.optimizer"
+
+
+@every("override", [f"{DECAY}.weight_decay=0", f"{DECAY}.name=ftrl", f"{DECAY}.lr=0.01", "model=lr", "model=dnn"])
+def test_a_setting_that_a_rule_has_another_opinion_of_may_be_given(override: str) -> None:
+    write_csv(Path("clicks.csv"), click_rows(400))
+    code, _, error = invoke("init", "clicks.csv", "--set", override, "--force")
+    assert (code, error) == (0, "")
+    assert load_config("job.yaml") == load_config("job.yaml", [override])
+
+
 @every("model", ["lr", "fm", "autoint", "mine:Model"])
 def test_any_model_goes_without_the_settings_that_it_lacks(model: str) -> None:
     write_csv(Path("clicks.csv"), click_rows(400))

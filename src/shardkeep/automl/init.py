@@ -14,7 +14,7 @@ from shardkeep.automl import names
 from shardkeep.automl.columns import look_at
 from shardkeep.automl.job_file import Keys, yaml_with_notes
 from shardkeep.automl.roles import Role, roles_of
-from shardkeep.automl.rules import RULES, Size
+from shardkeep.automl.rules import DECAY, RULES, Size
 from shardkeep.base.files import atomic_write
 from shardkeep.base.machine.limits import limit_bytes
 from shardkeep.base.machine.topology import usable_cores
@@ -98,11 +98,12 @@ class Plan:
             node = settings
             for each in above:
                 node = node[each]
-            if (value := rule(size)) is not None and (*above, last, "name") not in given:  # of another kind then
+            chosen_here = {keys[-1] for keys in given if keys[:-1] == (*above, last)}
+            if (value := rule(size)) is not None and not chosen_here & {"name", *DECAY}:  # another optimizer or decay
                 node[last] = value
                 notes |= {(*above, last): note} if note else {}
         for one in self.overrides:
-            if one.keys == ("model", "name"):
+            if one.keys in (("model",), ("model", "name")):
                 settings, _ = fitted_to(settings, one.value)
         settings = overridden(settings, self.overrides, JobConfig)
         for part in ("eval", "test"):

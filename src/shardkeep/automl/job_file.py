@@ -23,7 +23,8 @@ def _lines(value: Any, notes: Mapping[Keys, str], above: Keys) -> Iterator[str]:
     entries = value.items() if isinstance(value, Mapping) else ((_named(each), each) for each in value)
     for key, below in entries:
         keys, head = (*above, key), f"{inner}{_flow(key)}:" if isinstance(value, Mapping) else f"{inner}-"
-        told = bool(below) and any(other[: len(keys)] == keys and other != keys for other in notes)
+        parts = below if isinstance(below, Mapping | list) else ()
+        told = bool(parts) and any(other[: len(keys)] == keys and other != keys for other in notes)
         text = f"{head} {_flow(below)}"
         if (len(text) > WIDTH and isinstance(below, Mapping | list) and isinstance(value, Mapping)) or told:
             yield _with_note(head, notes.get(keys, ""))
