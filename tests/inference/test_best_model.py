@@ -11,8 +11,10 @@ from typer.testing import CliRunner
 import shardkeep
 from shardkeep.base.errors import ConfigError, DataError, JobError, UserError
 from shardkeep.cli.main import app
+from shardkeep.inference.export.writing import export_run
 from shardkeep.inference.scoring import evaluate_run
 from shardkeep.run.next_steps import resume_line
+from shardkeep.run.origin.warm_start import plan_warm_start
 from shardkeep.run.reader import RunReader
 from tests.support.click_files import click_job, click_rows, write_csv
 from tests.support.records import records_in
@@ -49,15 +51,17 @@ def test_a_job_ends_two_evaluations_after_its_best_one_and_keeps_that_model(tmp_
     assert evaluate_run(tmp_path / "run", which="best") == summary.to_dict()["best"]
 
 
-def test_whoever_uses_the_newest_model_of_a_job_that_stopped_early_reads_which_one_is_better(tmp_path: Path) -> None:
-    run, data = str(tmp_path / "run"), str(tmp_path / "train.csv")
+def test_whatever_uses_a_job_that_stopped_early_takes_its_best_model_unless_told(tmp_path: Path) -> None:
+    run, data, export = tmp_path / "run", str(tmp_path / "train.csv"), tmp_path / "export"
     summary = shardkeep.train(job_of(tmp_path), run_dir=run, quiet=True)
     assert summary.best is not None
-    line = f"step {summary.best.step:,} was better on the evaluation rows: --model best uses it"
-    for command in (["evaluate", run], ["predict", run, "--data", data, "--out", str(tmp_path / "scores.csv")]):
-        assert line in CliRunner().invoke(app, command).stdout, command
-        assert "was better" not in CliRunner().invoke(app, [*command, "--model", "best"]).stdout
-    assert "was better" not in CliRunner().invoke(app, ["evaluate", run, "--json"]).stdout
+    command = ["predict", str(run), "--data", data, "--out", str(tmp_path / "scores.csv")]
+    assert f"by the model of step {summary.best.step:,} in" in CliRunner().invoke(app, command).stdout
+    assert f"by the model of step {summary.steps:,} in" in CliRunner().invoke(app, [*command, "--model", "last"]).stdout
+    export_run(run, export)
+    assert shardkeep.load(run).step == shardkeep.load(export).step == evaluate_run(run)["step"] == summary.best.step
+    assert shardkeep.load(run, "last").step == summary.steps
+    assert plan_warm_start(job_of(tmp_path), run).checkpoint.step == summary.best.step
 
 
 def test_a_job_that_is_resumed_in_the_middle_of_its_patience_ends_where_it_would_have(tmp_path: Path) -> None:

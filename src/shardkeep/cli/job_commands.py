@@ -52,7 +52,7 @@ def train(
         Path | None, path_option("Begin with the rows and the dense model of this run.", "--from", metavar="RUN")
     ] = None,
     model: Annotated[
-        str | None, typer.Option("--model", metavar=MODEL, help="Checkpoint of --from; left out = the newest one.")
+        str | None, typer.Option("--model", metavar=MODEL, help="Checkpoint of --from; left out = auto.")
     ] = None,
     code: Code = None,
     log_format: Log = LogFormat.TEXT,
@@ -77,7 +77,7 @@ def train(
             raise UserError(f"{option}: has no effect with --resume; the run has begun already")
         _resume(resume, set_ or [], run_dir, log_format)
     elif config is not None:
-        start = None if from_run is None else (from_run, model or "last")
+        start = None if from_run is None else (from_run, model or "auto")
         config, set_, run_dir = _job_of_file(config, label, set_, run_dir)
         _run_job(config, set_, run_dir, code, start=start, log_format=log_format)
 

@@ -32,7 +32,6 @@ from shardkeep.cli.options import (
     path_option,
     word_option,
 )
-from shardkeep.run.reader import RunReader
 from shardkeep.view.unseen_lines import unseen_lines
 
 if TYPE_CHECKING:
@@ -58,7 +57,7 @@ def ready_to_score(run: Path) -> Iterator[Screen]:
 def evaluate(
     run: AnyModel,
     data: Data = None,
-    model: Model = "last",
+    model: Model = "auto",
     split: Split = "eval",
     by: Annotated[
         str | None,
@@ -92,26 +91,18 @@ def evaluate(
     if as_json:
         print(json.dumps(found, indent=2))
     else:
-        _show_evaluation(found, picture, _better(run, model, found["step"]))
+        _show_evaluation(found, picture)
     if not_finite := found.get("not_finite", 0):
         raise JobError(f"{not_finite:,} predictions are not finite (NaN or infinite)")
 
 
-def _better(run: Path, model: Any, step: int) -> list[str]:
-    """The line that names the best model of a run, where the newest one was used and early stopping found it worse."""
-    best = (RunReader(run).summary() or {}).get("best") if model == "last" else None
-    if not best or best["step"] >= step:
-        return []
-    return [f"step {best['step']:,} was better on the evaluation rows: --model best uses it"]
-
-
-def _show_evaluation(found: dict[str, Any], picture: Path | None, hints: list[str]) -> None:
+def _show_evaluation(found: dict[str, Any], picture: Path | None) -> None:
     from shardkeep.view.screen import console, metric_name
     from shardkeep.view.text_tables import Trimmed, table_of, two_columns
 
     groups, worth = found.pop("by", None), found.pop("importance", None)
     buckets = found.pop("calibration_buckets", None)
-    lines = [("", line) for line in [*hints, *unseen_lines(found.pop("unseen"))]]
+    lines = [("", line) for line in unseen_lines(found.pop("unseen"))]
     rows = [(metric_name(name), _number(value)) for name, value in found.items() if value is not None]
     rows += [("bucket", "  ".join(f"{k} {_number(v)}" for k, v in bucket.items())) for bucket in buckets or ()]
     console().print(two_columns(rows + lines))
@@ -133,7 +124,7 @@ def predict(
         typer.Option(metavar="FILE", help="File, folder or pattern with rows to score; repeatable [or --split]."),
     ] = None,
     split: Annotated[Any, word_option("The run's own rows, in place of --data.", "eval", "train", "test")] = None,
-    model: Model = "last",
+    model: Model = "auto",
     keep: Annotated[str, typer.Option(metavar="A,B", help="Columns of the input to write beside `score`.")] = "",
     top: Annotated[
         int | None,
@@ -160,7 +151,7 @@ def predict(
         done = predict_files(run, rows, out, which=model, keep=names, best=best, amp=amp, told=told)
     place = os.fsencode(out).decode(errors="replace")
     print(f"{done.rows:,} rows scored by the model of step {done.step:,} in {done.seconds:.1f} s, written to {place}")
-    for line in [*_better(run, model, done.step), *unseen_lines(done.unseen)]:
+    for line in unseen_lines(done.unseen):
         print(line)
     if done.not_finite:
         raise JobError(f"{done.not_finite:,} predictions in {out} are not finite (NaN or infinite)")
@@ -169,7 +160,7 @@ def predict(
 def export(
     run: TrainedRun,
     out: Annotated[Path, path_argument("Folder: new, or an export to replace.", "OUT")],
-    model: Model = "last",
+    model: Model = "auto",
     rows: Annotated[str, word_option("Number format of rows.", "fp32", "fp16", "int8")] = "fp32",
     tower: Annotated[str, word_option("Number format of the dense model's matrices.", "fp32", "int8")] = "fp32",
     with_program: Annotated[
@@ -207,7 +198,7 @@ def serve(
         str | None,
         typer.Option(metavar="NAME", help="Name of the model for clients [default: the job's, or the folder's]."),
     ] = None,
-    which: Model = "last",
+    which: Model = "auto",
     follow: Annotated[
         Path | None,
         path_option("Serve the newest checkpoint of this run, which may be training, or start later.", metavar="RUN"),
@@ -235,7 +226,7 @@ def serve(
     tls: TlsFolder = None,
 ) -> int:
     """Serve a model by the Open Inference Protocol v2, over gRPC and HTTP."""
-    if follow is not None and which != "last":
+    if follow is not None and which not in ("auto", "last"):
         raise typer.BadParameter(
             f"{str(which)!r} with --follow, which serves the newest; allowed: last", param_hint="'--model'"
         )

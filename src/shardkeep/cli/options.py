@@ -56,10 +56,10 @@ def launched_index() -> int:
 
 
 def which_checkpoint(text: str | int) -> Any:
-    """The checkpoint that `--model` names: last, best, or a step."""
-    if text in ("last", "best") or str(text).isdecimal():
+    """The checkpoint that `--model` names: auto, last, best, or a step."""
+    if text in ("auto", "last", "best") or str(text).isdecimal():
         return int(text) if str(text).isdecimal() else text
-    raise typer.BadParameter(f"{text!r}; allowed: last, best, or the step of a checkpoint")
+    raise typer.BadParameter(f"{text!r}; allowed: auto, last, best, or the step of a checkpoint")
 
 
 def path_argument(help: str, metavar: str = "RUN") -> Any:
@@ -115,14 +115,14 @@ Split = Annotated[Any, word_option("The run's own data, where --data is not give
 Arithmetic = Annotated[
     Any, word_option("Arithmetic of the dense model [default: the job's tower.amp].", "auto", "off", "bf16", "fp16")
 ]
-MODEL = "last|best|STEP"
+MODEL = "auto|last|best|STEP"
 Model = Annotated[
     Any,
     typer.Option(
         "--model",
         parser=which_checkpoint,
         metavar=MODEL,
-        help="Checkpoint: the newest one, the best by train.early_stopping, or of a step.",
+        help="Checkpoint: the newest one, the best by train.early_stopping, or of a step; auto = the best, if any.",
     ),
 ]
 RunDir = Annotated[Path | None, path_option("New folder of the run [default: runs/NAME-DATE].", metavar="DIR")]

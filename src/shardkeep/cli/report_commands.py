@@ -24,7 +24,7 @@ def compare(
     runs: Annotated[list[Path], path_argument("Run folders; all others are compared with the first.")],
     data: Data = None,
     split: Split = "eval",
-    model: Model = "last",
+    model: Model = "auto",
 ) -> None:
     """Compare runs: results, settings that differ, and what metrics differ by on the same rows, with intervals."""
     from shardkeep.page.comparison import compared
@@ -65,7 +65,7 @@ def report(
     print(f"report  {html}", flush=True)
 
 
-def _scores_of(run: Path, data: Sequence[str] = (), split: Any = "eval", model: Any = "last") -> EvaluationScores:
+def _scores_of(run: Path, data: Sequence[str] = (), split: Any = "eval", model: Any = "auto") -> EvaluationScores:
     with ready_to_score(run) as screen:
         from shardkeep.inference.files import input_files
         from shardkeep.inference.scoring import evaluation_rows

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 def show(
     run: TrainedRun,
-    model: Model = "last",
+    model: Model = "auto",
     table: Annotated[str | None, typer.Option(metavar="NAME", help="Show this table alone, with its top rows.")] = None,
     top: Annotated[int, typer.Option(min=1, max=100_000, metavar="N", help="Number of top rows with --table.")] = 20,
     as_json: Json = False,
@@ -62,7 +62,7 @@ def export(
         typer.Option("--format", metavar="parquet|npy|safetensors", help="Left out = that of --out, else parquet."),
     ] = None,
     out: Annotated[Path | None, path_option("File to write [default: the table's name in the current folder].")] = None,
-    model: Model = "last",
+    model: Model = "auto",
 ) -> None:
     """Write the ids and rows of one table to a file. The job may still run."""
     with ready_to_score(run) as screen:

@@ -11,7 +11,7 @@ from shardkeep.run.trained import Which
 from shardkeep.workers.config import Amp
 
 
-def load_trained(path: Path, which: Which = "last", *, verify: bool = False, amp: Amp | None = None) -> Trained:
+def load_trained(path: Path, which: Which = "auto", *, verify: bool = False, amp: Amp | None = None) -> Trained:
     """The model of a run or an export. Blocks while the rows of a run load.
 
     Args:
@@ -23,7 +23,7 @@ def load_trained(path: Path, which: Which = "last", *, verify: bool = False, amp
     """
     if not is_export(path):
         return trained_of_run(path, which, amp)
-    if which != "last":
+    if which not in ("auto", "last"):
         raise UserError(f"--model {which}: {path} is an export, which has one model; allowed: last")
     from shardkeep.inference.export.opening import open_export
 

@@ -38,13 +38,14 @@ class Predictor:
 
     @classmethod
     def load(
-        cls, path: str | Path, model: Which = "last", *, verify: bool = False, amp: Amp | None = None
+        cls, path: str | Path, model: Which = "auto", *, verify: bool = False, amp: Amp | None = None
     ) -> Predictor:
         """Loads the model of a run or an export. `shardkeep.load` is the same.
 
         Args:
             path: The run folder, of a job that may still be running, or the folder of `shardkeep export`.
-            model: Of a run: "last" = the newest checkpoint, "best" = that of the best evaluation, or the step of one.
+            model: Of a run: "last" = the newest checkpoint, "best" = that of the best evaluation, or the step of one;
+                "auto" = the best where early stopping found one, and else the last.
             verify: Of an export: read all of its files and compare their checksums first.
             amp: Arithmetic of the dense model, as `tower.amp`: "bf16" is faster on CPUs that compute in it and changes
                 scores in the third digit; None = that of the job.
@@ -190,7 +191,7 @@ load = Predictor.load
 
 def _again(path: Path, step: int, amp: Amp) -> Predictor:
     """The model of a predictor that was pickled. Raises UserError where the folder has it no longer."""
-    predictor = load(path, "last" if is_export(path) else step, amp=amp)
+    predictor = load(path, "auto" if is_export(path) else step, amp=amp)
     if predictor.step != step:
         raise UserError(f"{path}: holds the model of step {predictor.step}; the pickled predictor had that of {step}")
     return predictor

@@ -68,7 +68,7 @@ def predict_files(
     files: Sequence[Path] | Side,
     out: Path,
     *,
-    which: Which = "last",
+    which: Which = "auto",
     keep: Sequence[str] = (),
     best: BestItems | None = None,
     amp: Amp | None = None,
@@ -251,8 +251,8 @@ def evaluate_run(run: Path, **where: Any) -> dict[str, Any]:
     """The metrics of a run's model on the rows that `evaluation_rows` finds. Raises as that.
 
     Returns:
-        `step` of the checkpoint, and what the trainer's evaluation reports: of the run's evaluation data and its last
-        checkpoint the same numbers. `not_finite`: the number of predictions that are not finite, if there are any.
+        `step` of the checkpoint, and what the trainer's evaluation reports: of the run's evaluation data and the
+        same step the same numbers. `not_finite`: the number of predictions that are not finite, if there are any.
     """
     return evaluation_rows(run, **where).evaluate()
 
@@ -261,7 +261,7 @@ def evaluate_run(run: Path, **where: Any) -> dict[str, Any]:
 def evaluation_rows(
     run: Path,
     *,
-    which: Which = "last",
+    which: Which = "auto",
     split: Side = "eval",
     files: Sequence[Path] = (),
     by: str | None = None,

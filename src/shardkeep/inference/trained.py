@@ -260,7 +260,7 @@ def computing_in(config: JobConfig, amp: Amp | None) -> JobConfig:
     return config.model_copy(update={"tower": tower})
 
 
-def trained_of_run(run: Path, which: Which = "last", amp: Amp | None = None) -> Trained:
+def trained_of_run(run: Path, which: Which = "auto", amp: Amp | None = None) -> Trained:
     """The model of a run. Blocks while rows load. Raises UserError, ConfigError and CheckpointError.
 
     A job that runs may delete the checkpoint that is read. The newer one is read then."""

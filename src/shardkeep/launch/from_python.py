@@ -23,7 +23,7 @@ def train(
     run_dir: str | Path | None = None,
     quiet: bool = False,
     from_run: str | Path | None = None,
-    model: Which = "last",
+    model: Which = "auto",
     callbacks: Sequence[Callback] = (),
     **frames: Unpack[Frames],
 ) -> TrainedRun:

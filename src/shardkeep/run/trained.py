@@ -15,8 +15,9 @@ from shardkeep.run.checkpoints import checkpoints_of
 from shardkeep.run.reader import RunReader, check_ours
 
 T = TypeVar("T")
-Which = Literal["last", "best"] | int
-"""A checkpoint of a run: the newest one, that of the best evaluation, or that of a step."""
+Which = Literal["auto", "last", "best"] | int
+"""A checkpoint of a run: the newest one, that of the best evaluation, or that of a step. "auto" is the best where
+`train.early_stopping` has found one, and the newest else: the model whose test metrics training tells."""
 
 
 def config_of(run: Path) -> JobConfig:
@@ -42,9 +43,9 @@ def checkpoint_of(config: JobConfig, run: Path, which: Which) -> Checkpoint:
         own = "; a loop of your own writes them by client.checkpoint" if not config.data.source else ""
         hint = own or ("; checkpoint.every_steps is off" if not config.checkpoint.on else "")
         raise UserError(f"{run}: has no complete checkpoint in {checkpoints.folder}{hint}")
-    step = steps[-1] if which == "last" else checkpoints.load(steps[-1]).facts.get("best_step") or 0
-    if isinstance(which, int):
-        step = which
+    best = 0 if config.train.early_stopping is None else checkpoints.load(steps[-1]).facts.get("best_step") or 0
+    newest = {"auto": best or steps[-1], "last": steps[-1], "best": best}
+    step = which if isinstance(which, int) else newest[which]
     if which == "best" and config.train.early_stopping is None:
         raise UserError("--model best: the job has no train.early_stopping, which keeps the best model; allowed: last")
     if step not in steps:

@@ -65,7 +65,7 @@ def export_run(
     run: Path,
     out: Path,
     *,
-    which: Which = "last",
+    which: Which = "auto",
     formats: Formats = Formats(),
     with_program: bool = False,
     told: Told = lambda _text, _share: None,

@@ -50,7 +50,7 @@ class WarmStart:
         return {"from": origin, "samples": 0, "versions": versions(), "inputs": inputs}
 
 
-def plan_warm_start(config: JobConfig, run: Path, which: Which = "last") -> WarmStart:
+def plan_warm_start(config: JobConfig, run: Path, which: Which = "auto") -> WarmStart:
     """Finds the checkpoint, and checks that its model is that of the job. Raises UserError (no such run or checkpoint)
     and ConfigError (a setting that differs)."""
     if not config.checkpoint.on:
