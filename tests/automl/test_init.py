@@ -136,6 +136,13 @@ def test_rows_that_are_in_files_of_their_own_are_not_held_out_again(parts: tuple
     assert bool((RunReader(run).summary() or {}).get("test")) == ("test" in parts)
 
 
+@every("part", ["eval", "test"])
+def test_a_file_of_held_out_rows_that_is_not_there_writes_no_job(part: str) -> None:
+    write_csv(Path("train.csv"), click_rows(400))
+    code, _, error = invoke("init", "train.csv", "--label", "clicked", "--set", f"data.{part}=[late.csv]")
+    assert (code, Path("job.yaml").exists()) == (2, False) and f"late.csv: no such file (data.{part})" in error
+
+
 def test_files_with_names_of_held_out_rows_are_not_silently_trained_on() -> None:
     files = ["train.csv", "my_test.csv", "val.csv", "latest.csv"]
     for number, name in enumerate(files):

@@ -23,7 +23,7 @@ from shardkeep.config import JobConfig, fitted_to, parse_config
 from shardkeep.config.overrides import Override, overridden
 from shardkeep.config.paths import below_shell
 from shardkeep.workers.data.conversion.rules import ReadingRules
-from shardkeep.workers.data.input_files import PARQUET, find_files
+from shardkeep.workers.data.input_files import PARQUET, files_of, find_files
 from shardkeep.workers.data.sources.csv_dialect import dialect_of
 from shardkeep.workers.data.sources.excerpt import Excerpt, excerpt_of
 from shardkeep.workers.data_config import data_suffix
@@ -77,9 +77,10 @@ class Plan:
         return Size(rows, table_rows, len(usable_cores()), limit_bytes(), ordered, self.metric)
 
     def write(self, out: Path) -> Path:
-        """Writes the job's file, and returns its path. Raises ConfigError where an override does not fit."""
+        """Writes the job's file, and returns its path. Raises ConfigError where an override does not fit, and DataError
+        where a file that it names is not there."""
         text = self.yaml(out.parent)
-        parse_config(text, folder=out.parent)
+        files_of(parse_config(text, folder=out.parent).data)
         out.parent.mkdir(parents=True, exist_ok=True)
         atomic_write(out, text)
         return out

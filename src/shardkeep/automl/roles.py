@@ -24,8 +24,8 @@ from shardkeep.workers.data.conversion.rules import ReadingRules
 Use = Literal["label", "weight", "time", "dense", "sparse", "sequence", "left out"]
 FEWEST_TIMES = 20
 """Distinct times from which the newest tenth of the rows can be cut off."""
-KNOWS = 0.999
-"""AUC from which a column alone knows the answer."""
+KNOWS, TELLS = 0.999, 0.9
+"""AUC from which a column alone knows the answer, and from which it may have come after it."""
 FEW, FEW_TEXTS = 200, 20
 """Distinct whole numbers up to which each is looked up, too (examples/adult.yaml does so), and texts of a label."""
 _TRUE = ("true", "True", "TRUE", "t", "yes", "Yes", "YES", "y", "Y", "ja", "Ja", "JA", "click")
@@ -157,8 +157,10 @@ def _role(facts: Facts, positive_N: np.ndarray[Any, np.dtype[np.bool_]]) -> Role
         cut = {} if facts.separator is None else {"separator": facts.separator.lstrip("[")}
         vector = {"width": int(facts.length_N.max())} if use == "dense" else {**cut, "pooling": "mean"}
         return Role(facts, use, why, None if use == "left out" else vector)
-    if use in ("dense", "sparse") and (auc := auc_alone(facts, positive_N)) > KNOWS:
-        return Role(facts, "left out", f"alone it has an AUC of {auc:.4f}: it knows the answer")
+    if use in ("dense", "sparse") and (auc := auc_alone(facts, positive_N)) > TELLS:
+        if auc > KNOWS:
+            return Role(facts, "left out", f"alone it has an AUC of {auc:.4f}: it knows the answer")
+        why += f"; alone it has an AUC of {auc:.2f}: is it known before the label?"
     return Role(facts, use, why)
 
 
