@@ -53,7 +53,7 @@ def trained(side: str, shape: str, steps: tuple[int, int], checkout: Path | None
             command, capture_output=True, text=True, timeout=LIMIT_S, check=False, env={**os.environ, **path}
         )
         if done.returncode:
-            raise RuntimeError(f"{side}, {shape}: exit code {done.returncode}\n{done.stderr[-3000:]}")
+            raise RuntimeError(f"{side}, {shape}: exit code {done.returncode}\n{done.stderr[-30_000:]}")
         figures: harness.Figures = json.loads(output.read_text())
     return figures
 
