@@ -93,7 +93,7 @@ def test_a_bounded_job_shows_its_phases_and_its_result(cluster: Cluster) -> None
     assert {"train", "evaluate", "AUC", "logloss", "bytes", "speed", "run"} <= set(lines)
 
 
-@pytest.mark.slow  # test_api.py has trainers and servers by hand
+@pytest.mark.slow  # loop/test_served.py has trainers and servers by hand
 def test_roles_started_by_hand_train_an_async_job(cluster: Cluster) -> None:
     config = {**TINY, "consistency": {"mode": "async"}}
     coordinator, address, folder = cluster.coordinator(config, fresh=True)

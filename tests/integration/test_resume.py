@@ -6,58 +6,31 @@ import functools
 import shutil
 import signal
 import threading
-import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
-from shardkeep.base.deadlines import Deadline
 from shardkeep.base.errors import CheckpointError, ConfigError, MemberLost, UserError
-from shardkeep.cli.main import app
-from shardkeep.config import JobConfig, parse_config
+from shardkeep.config import JobConfig
 from shardkeep.ps.checkpoints.folder import Checkpoint, Checkpoints
 from shardkeep.ps.checkpoints.owner import Hold, owner_here
 from shardkeep.ps.server.snapshot import writer as snapshot_writer
 from shardkeep.run.folder import RunFolder
 from shardkeep.run.origin.resume import newest, plan_resume
 from shardkeep.workers.data.batch import Batch
-from shardkeep.workers.data.samples import Data
-from tests.support.cluster import Cluster, gone, records, within
-from tests.support.golden import STEPS, TRAINED, Golden
+from tests.support.cluster import Cluster, within
+from tests.support.golden import TRAINED
 from tests.support.local_job import LocalJob
+from tests.support.resumed_jobs import drawn_data, job_config
 from tests.support.samples import ArrayDataset, as_data, draw
-
-TOWERS = {"sgd": "{name: sgd, lr: 0.01, momentum: 0.9}", "adam": "{name: adam, lr: 0.01, schedule: {warmup_steps: 12}}"}
-
-
-def job_config(servers: int, workers: int, *, tower: str = "adam", mode: str = "sync", **more: object) -> JobConfig:
-    return parse_config(
-        f"""
-        seed: 3
-        servers: {servers}
-        workers: {workers}
-        consistency: {{mode: {mode}}}
-        model: {{name: dlrm, bottom: [8], hidden: [8]}}
-        tables: {{default: {{dim: 4, optimizer: {{name: adam, lr: 0.01}}}}, b: {{dim: 6}}}}
-        tower: {{compile: off, optimizer: {TOWERS[tower]}}}
-        train: {{batch_size: 8, epochs: 2}}
-        checkpoint: {{every_steps: 3, keep: 100}}
-        """,
-        [f"{key.replace('__', '.')}={value}" for key, value in more.items()],
-    )
 
 
 def trained(config: JobConfig, folder: Path, resumed: Checkpoint | None = None) -> dict[str, Any]:
     return LocalJob(config, drawn_data(), checkpoints=Checkpoints(folder), resumed=resumed).run()
-
-
-def drawn_data() -> Data:
-    return as_data(draw(100, pooling="mean"), draw(30, seed=1, pooling="mean"))
 
 
 @dataclass(frozen=True)
@@ -312,58 +285,12 @@ def test_a_folder_with_later_checkpoints_of_another_run_is_refused(undisturbed: 
 
 
 def test_other_data_or_another_seed_are_refused(tmp_path: Path, undisturbed: Run) -> None:
-    checkpoint = undisturbed(1, 1).checkpoints.load(26)
+    kept = undisturbed(1, 1).checkpoints.load(26)
     with pytest.raises(ConfigError, match=r"seed: 4; the checkpoint .* was taken with 3$"):
-        trained(job_config(1, 1, seed=4), tmp_path, checkpoint)
+        trained(job_config(1, 1, seed=4), tmp_path, kept)
     told = r"data: the training data are not those of .*step-00000026 \(99 samples now, 100 then\); put those back$"
     with pytest.raises(ConfigError, match=told):
-        LocalJob(job_config(1, 1), as_data(draw(99)), resumed=checkpoint)
-
-
-def marked(fingerprint: str) -> Data:
-    return replace(drawn_data(), fingerprint=fingerprint)
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
-    """At step 9 of a job on data `aaaa-eeee`, 100 samples."""
-    checkpoints = Checkpoints(tmp_path_factory.mktemp("marked"))
-    LocalJob(job_config(1, 1), marked("aaaa-eeee"), checkpoints).run()
-    return checkpoints.load(9)
-
-
-def test_other_data_of_as_many_samples_are_refused_until_they_are_accepted(
-    tmp_path: Path, checkpoint: Checkpoint
-) -> None:
-    told = (
-        r"\(fingerprint bbbb now, aaaa then; 100 samples now, 100 then\); put those back, or --set data.accept=bbbb to "
-    )
-    for config in (job_config(1, 1), job_config(1, 1, data__accept="cccc")):
-        with pytest.raises(ConfigError, match=told):
-            LocalJob(config, marked("bbbb-eeee"), resumed=checkpoint)
-    accepted = job_config(1, 1, data__accept="bbbb")
-    LocalJob(accepted, marked("bbbb-eeee"), Checkpoints(tmp_path / "after"), checkpoint).run()
-    assert {folder.name for _, folder in Checkpoints(tmp_path / "after").complete()} >= {"step-00000012"}
-    assert Checkpoints(tmp_path / "after").load(26).facts["data"] == "bbbb-eeee"
-
-
-def test_with_more_samples_the_epoch_goes_on_at_the_same_position(checkpoint: Checkpoint) -> None:
-    more = replace(as_data(draw(130, pooling="mean")), fingerprint="bbbb")
-    assert LocalJob(job_config(1, 1, data__accept="bbbb"), more, resumed=checkpoint).run()["samples"] == 2 * 130
-
-
-def test_other_evaluation_data_are_told_and_trained_beside(
-    checkpoint: Checkpoint, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level("INFO", logger="shardkeep")
-    LocalJob(job_config(1, 1), marked("aaaa-ffff"), resumed=checkpoint)
-    told = [getattr(record, "fields", {}).get("why", "") for record in caplog.records]
-    assert any("the evaluation data are not those of step-00000009" in text for text in told)
-
-
-def test_a_checkpoint_of_an_earlier_version_which_noted_no_fingerprint_is_gone_on_from(checkpoint: Checkpoint) -> None:
-    facts = {key: value for key, value in checkpoint.facts.items() if key != "data"}
-    LocalJob(job_config(1, 1), marked("bbbb-eeee"), resumed=replace(checkpoint, facts=facts))
+        LocalJob(job_config(1, 1), as_data(draw(99)), resumed=kept)
 
 
 def test_a_run_does_not_resume_from_the_checkpoints_of_another_run(tmp_path: Path, undisturbed: Run) -> None:
@@ -377,9 +304,6 @@ def test_a_run_does_not_resume_from_the_checkpoints_of_another_run(tmp_path: Pat
     assert newest(config, tmp_path / "second").step == 26
     shutil.rmtree(tmp_path / "second")  # or renamed
     assert newest(config, tmp_path / "first").step == 26
-
-
-# ---- real processes ----
 
 
 @pytest.mark.slow  # the next test and tests/ps/checkpoints/test_owner.py have its parts
@@ -400,37 +324,6 @@ def test_a_folder_of_checkpoints_is_one_jobs_at_a_time_and_a_killed_jobs_no_more
     steps = found.complete()[-1][0] + 20
     again = cluster.command("train", "--resume", str(folder.path), "--set", f"train.max_steps={steps}").end()
     assert (again.code, again.err) == (0, "")
-
-
-@pytest.mark.slow
-@pytest.mark.waits_for_processes
-def test_a_job_of_which_every_process_was_killed_goes_on_to_the_same_model(
-    cluster: Cluster, tmp_path: Path, golden: Golden
-) -> None:
-    """The golden job is profiled and uses sockets, this one not: that changes no bit either."""
-    config = {**TRAINED, "checkpoint": {**TRAINED["checkpoint"], "full_every": 20}}
-    job, folder = cluster.job(config, name="killed")
-    members = cluster.training(folder)
-    found = Checkpoints(folder.path / "checkpoints")
-    deadline = Deadline(60.0)
-    while len(found.complete()) < 2:  # the second is an increment; what the job prints comes late on a busy machine
-        deadline.check("two checkpoints")
-        time.sleep(0.01)
-    with pytest.raises(ConfigError, match=rf"belongs to another job that runs \(run folder {folder.path}, process "):
-        Hold(found.folder, owner_here("other", str(tmp_path / "other")))
-    for process in (job.process, *members.values()):
-        process.send_signal(signal.SIGKILL)
-    assert not gone(members.values(), limit_s=90)
-    kept = found.latest()
-    assert kept is not None and 0 < kept.step < STEPS
-    assert kept.base is not None  # an increment
-    ended = cluster.command("train", "--resume", str(folder.path), "--set", "servers=1", fresh=True).end()
-    assert (ended.code, ended.err) == (0, "")
-    assert f"at step {kept.step} from step-{kept.step:08d}; changed: servers=1\n" in ended.out
-    summary = folder.summary() or {}
-    assert (summary["status"], summary["steps"], summary["samples"]) == ("completed", STEPS, 100 * STEPS)
-    assert summary["state_digest"] == golden.summary["state_digest"]
-    assert [r for r in records(folder) if r["kind"] == "event" and "resumed at step" in str(r.get("text"))]
 
 
 def test_what_a_run_cannot_go_on_with_is_refused_in_one_line(tmp_path: Path, undisturbed: Run) -> None:
@@ -454,26 +347,3 @@ def test_what_a_run_cannot_go_on_with_is_refused_in_one_line(tmp_path: Path, und
     (run / "summary.json").write_text("{")
     with pytest.raises(UserError, match=r"summary.json: is damaged: "):
         plan_resume(run)
-
-
-@pytest.mark.waits_for_processes
-def test_a_job_that_is_done_is_not_resumed(golden: Golden) -> None:
-    before = golden.summary
-    again = CliRunner().invoke(app, ["train", "--resume", str(golden.folder.path)])
-    text = f"--resume {golden.folder.path}: the job is done at step 400; raise train.epochs or train.max_steps"
-    assert (again.exit_code, again.stdout, again.stderr) == (2, "", f"error: {text}\n")
-    assert golden.summary == before
-
-
-@pytest.mark.slow
-@pytest.mark.waits_for_processes
-def test_ctrl_c_leaves_a_checkpoint_of_the_step_it_stopped_at(cluster: Cluster, golden: Golden) -> None:
-    job, folder = cluster.job({**TRAINED, "checkpoint": {"every_steps": 1_000_000}}, name="stopped")
-    cluster.training(folder)
-    job.signal(signal.SIGINT)
-    ended = job.end()
-    step = int(ended.err.split("stopped at step ")[1].split(":")[0])
-    kept = Checkpoints(folder.path / "checkpoints").latest()
-    assert kept is not None and kept.step == step > 0
-    assert cluster.command("train", "--resume", str(folder.path)).end().code == 0
-    assert (folder.summary() or {})["state_digest"] == golden.summary["state_digest"]

@@ -1,38 +1,21 @@
-"""The Python API: loops of the user's own over EmbeddingClient, train from a script, the user's own modules."""
+"""Loops of the user's own over EmbeddingClient, in one process."""
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
 import torch
 from torch import nn
 
-from shardkeep import EmbeddingClient, Lookup, TableSpec, connect
-from shardkeep.base.errors import ConfigError, DataError, JobError, ShardkeepError, UserError
-from shardkeep.base.files import atomic_write
-from shardkeep.compression.config import CompressionConfig
+from shardkeep import EmbeddingClient, Lookup
+from shardkeep.base.errors import ConfigError, DataError, ShardkeepError, UserError
 from shardkeep.config import TableConfig
-from shardkeep.launch.processes.children import SHARDKEEP
-from shardkeep.run.folder import RunFolder
-from shardkeep.trust.endpoint import make_token
-from tests.support.cluster import Command
-from tests.support.import_path import IMPORT_PATH
+from tests.support.two_tables import TABLES
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 MODES = ("sync", "bounded", "async")
-SGD = {"name": "sgd", "lr": 0.5}
-TABLES = [TableSpec(name="user", dim=4, optimizer=SGD), TableSpec(name="item", dim=3)]
 
 
 @pytest.fixture
@@ -47,17 +30,6 @@ def train_step(client: EmbeddingClient, ids: Any, table: str = "user") -> Lookup
     rows[table].sum().backward()
     client.apply(rows)
     return rows
-
-
-def some_steps(client: EmbeddingClient, first: int = 0, count: int = 4) -> None:
-    for step in range(first, first + count):
-        ids = torch.arange(6).reshape(2, 3) * (step + 1) - 4
-        rows = client.lookup({"user": ids, "item": ids.flatten()})
-        ((rows["user"] ** 2).sum() + rows["item"].sum() * step).backward()
-        client.apply(rows)
-
-
-# ---- a loop in this process ----
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -139,9 +111,6 @@ def test_rows_whose_gradient_is_not_finite_are_left_out_and_counted(client: Embe
     after = client.read({"user": torch.tensor([1, 2])})["user"]
     assert torch.equal(after[0], before[0]) and not torch.equal(after[1], before[1])
     assert client.dropped_rows == 1 and client.summary()["dropped_rows"] == 1
-
-
-# ---- mistakes ----
 
 
 @pytest.mark.parametrize(
@@ -241,246 +210,3 @@ def test_settings_that_cannot_be_are_refused(tables: Any, settings: dict[str, An
     for start in (EmbeddingClient.local, lambda *a, **k: EmbeddingClient.serve(*a, **k).__enter__()):
         with pytest.raises(ConfigError, match=text):
             start(tables, **settings)
-
-
-# ---- processes ----
-
-
-def _local_digest() -> str:
-    with EmbeddingClient.local(TABLES, seed=5, consistency="sync") as client:
-        some_steps(client)
-        return str(client.summary(digest=True)["state_digest"])
-
-
-def shardkeep_children() -> list[psutil.Process]:
-    """Processes of a job that this one started; other tests leave multiprocessing's resource tracker behind."""
-    return [child for child in psutil.Process().children(recursive=True) if SHARDKEEP[-1] in child.cmdline()]
-
-
-@pytest.mark.slow
-@pytest.mark.waits_for_processes
-def test_a_script_serves_twice_and_without_restarts_a_server_that_dies_ends_its_loop_with_its_name(
-    tmp_path: Path,
-) -> None:
-    before = shardkeep_children()  # the stand-ins' fork server, if other tests ran
-    expected = _local_digest()
-    with EmbeddingClient.serve(TABLES, servers=1, seed=5, consistency="sync", run_dir=tmp_path / "first") as client:
-        some_steps(client)
-        assert client.summary(digest=True)["state_digest"] == expected
-    summary = RunFolder(tmp_path / "first").summary()
-    assert summary is not None and (summary["status"], summary["steps"]) == ("completed", 4)
-    assert summary["state_digest"] is None  # closing scans no rows
-
-    run = tmp_path / "second"
-    with (
-        pytest.raises(JobError) as told,
-        EmbeddingClient.serve(TABLES, servers=2, seed=5, consistency="sync", run_dir=run, restarts=0) as client,
-    ):
-        some_steps(client)
-        assert client.summary(digest=True)["state_digest"] == expected
-        pid = next(m["pid"] for m in RunFolder(run).member_list() if (m["role"], m["index"]) == ("server", 1))
-        os.kill(pid, signal.SIGKILL)
-        while True:  # a lookup fails, within the client's own deadline
-            some_steps(client, client.step)
-    assert f"server 1 (pid {pid}) ended: killed by SIGKILL" in str(told.value)
-    assert shardkeep_children() == before
-
-
-@pytest.mark.slow
-@pytest.mark.waits_for_processes
-@pytest.mark.parametrize("compression", [None, {"ids": "coded", "push": {"keep_rows": 0.5, "pool_rows": 64}}])
-def test_a_loop_goes_on_with_equal_bits_when_a_server_or_the_coordinator_dies(
-    tmp_path: Path, compression: Any, caplog: Any
-) -> None:
-    settings = {"seed": 5, "consistency": "sync", "compression": compression and CompressionConfig(**compression)}
-    with EmbeddingClient.local(TABLES, **settings) as client:
-        some_steps(client, count=40)
-        expected = client.summary(digest=True)["state_digest"]
-    with EmbeddingClient.serve(TABLES, servers=2, run_dir=tmp_path / "run", **settings) as client:
-        for number, (role, index) in enumerate((("server", 1), ("server", 0), ("coordinator", 0), ("", 0))):
-            some_steps(client, 10 * number, count=10)
-            members = {(m["role"], m["index"]): m["pid"] for m in RunFolder(tmp_path / "run").member_list()}
-            if role == "coordinator":
-                (pid,) = [p.pid for p in shardkeep_children() if "coordinator" in p.cmdline()]
-                os.kill(pid, signal.SIGKILL)
-            elif role:
-                os.kill(members[role, index], signal.SIGKILL)
-        found = client.summary(digest=True)
-    assert (found["state_digest"], found["steps"]) == (expected, 40)
-    told = [record.getMessage() for record in caplog.records if "starting another" in record.getMessage()]
-    assert [text.split(" (pid")[0] for text in told] == ["server 1", "server 0", "coordinator 0"]
-    recoveries = (RunFolder(tmp_path / "run").summary() or {})["recoveries"]
-    assert [record["lost_steps"] for record in recoveries] == [0, 0, 0]
-
-
-@pytest.mark.slow
-@pytest.mark.waits_for_processes
-def test_a_loop_that_raises_while_a_server_is_replaced_ends_within_seconds(tmp_path: Path) -> None:
-    with (
-        pytest.raises(ValueError, match="the loop's own"),
-        EmbeddingClient.serve(TABLES, servers=1, consistency="sync", run_dir=tmp_path / "run") as client,
-    ):
-        some_steps(client)
-        os.kill(RunFolder(tmp_path / "run").member_list()[0]["pid"], signal.SIGKILL)
-        time.sleep(0.3)
-        began = time.monotonic()
-        raise ValueError("the loop's own")
-    assert time.monotonic() - began < 60
-    assert not shardkeep_children()
-
-
-@pytest.mark.slow
-@pytest.mark.waits_for_processes
-@pytest.mark.parametrize(("start", "forked"), [("auto", sys.platform == "linux"), ("spawn", False)])
-def test_tables_are_served_by_forked_or_spawned_processes_without_a_run_folder_of_the_users_own(
-    tmp_path: Path, monkeypatch: Any, start: str, forked: bool
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    before = shardkeep_children()
-    settings = {"launch": {"start": start}}
-    with EmbeddingClient.serve(TABLES, servers=1, seed=5, consistency="sync", **settings) as client:
-        some_steps(client)
-        assert client.summary(digest=True)["state_digest"] == _local_digest()
-        roles = [child.cmdline() for child in shardkeep_children() if child not in before]
-        assert any("fork-server" in words for words in roles) == forked and len(roles) == 2 + forked, roles
-    assert shardkeep_children() == before
-
-
-TRAINER = """
-import sys, torch
-from shardkeep import connect
-run, index = sys.argv[1], int(sys.argv[2])
-with connect(run, index=index) as client:
-    for step in range(4):
-        rows = client.lookup({"user": torch.arange(6) + index})
-        (rows["user"] ** 2).sum().backward()
-        client.apply(rows, scale=0.5)
-    seen = client.read({"user": torch.arange(8)})["user"].numpy().tobytes().hex()
-    print(seen, client.summary(digest=True)["state_digest"])
-"""
-
-
-@pytest.mark.waits_for_processes
-def test_trainers_connect_by_hand_to_servers_started_by_hand(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Trainer 0 is this process."""
-    config = tmp_path / "job.yaml"
-    config.write_text(
-        "servers: 1\nworkers: 2\nseed: 5\nconsistency: {mode: sync}\n"
-        "tables: {user: {dim: 4, optimizer: {name: sgd, lr: 0.5}}}\n"
-    )
-    run = tmp_path / "run"
-    coordinator = Command("coordinator", str(config), "--run-dir", str(run))
-    roles = [coordinator]
-    monkeypatch.setattr(sys, "argv", ["trainer", str(run), "0"])
-    try:
-        coordinator.line("{")
-        roles.append(Command("server", "--coordinator", str(run), "--index", "0", "--run-dir", str(tmp_path)))
-        with ThreadPoolExecutor(1) as pool:
-            other = pool.submit(_python, "-c", TRAINER, str(run), "1", cwd=tmp_path)
-            exec(TRAINER, {})
-        assert [role.end().code for role in roles] == [0, 0]
-    finally:
-        for role in roles:
-            role.kill()
-    assert capsys.readouterr().out.strip() == other.result() == _both_trainers_in_one()
-
-
-def _both_trainers_in_one() -> str:
-    with EmbeddingClient.local(TABLES[:1], seed=5, consistency="sync") as client:
-        for _ in range(4):
-            lookups = [client.lookup({"user": torch.arange(6) + index}) for index in range(2)]
-            for rows in lookups:
-                (rows["user"] ** 2).sum().backward()
-            client.apply(*lookups, scale=0.5)
-        seen = client.read({"user": torch.arange(8)})["user"].numpy().tobytes().hex()
-        return f"{seen} {client.summary(digest=True)['state_digest']}"
-
-
-SCRIPT = """
-from shardkeep import JobConfig, train
-job = JobConfig.model_validate({
-    "name": "scripted", "servers": %d, "workers": 1,
-    "data": {"source": "my_source:sessions", "options": {"rows": 2000}},
-    "model": {"name": "my_model:GatedSum", "options": {"width": 8}},
-    "tables": {"default": {"dim": 4}},
-    "tower": {"compile": "off"}, "train": {"batch_size": 256},
-})
-summary = train(job, quiet=True)
-print(summary.status, summary.steps, 0.5 < summary.eval.auc < 1.0)
-"""
-
-
-def _examples_in(folder: Path) -> None:
-    for name in ("custom_model/my_model.py", "custom_source/my_source.py"):
-        source = ROOT / "examples" / name
-        (folder / source.name).write_text(source.read_text())
-
-
-@pytest.mark.slow  # the notebook below runs the same lines
-@pytest.mark.waits_for_processes
-def test_a_script_trains_modules_that_lie_beside_it_from_any_folder(tmp_path: Path) -> None:
-    beside, elsewhere = tmp_path / "code", tmp_path / "elsewhere"
-    beside.mkdir()
-    elsewhere.mkdir()
-    _examples_in(beside)
-    (beside / "script.py").write_text(SCRIPT % 1)  # no `if __name__ == "__main__"`: roles start by exec
-    assert _python(str(beside / "script.py"), cwd=elsewhere) == "completed 8 True"
-
-
-def test_a_notebook_trains_modules_of_the_current_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    _examples_in(tmp_path)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delattr(sys.modules["__main__"], "__file__", raising=False)  # a notebook is no file
-    try:
-        exec(SCRIPT % 0, {})
-    finally:
-        for module in ("my_model", "my_source"):
-            sys.modules.pop(module, None)
-    printed = capsys.readouterr()
-    assert (printed.out.splitlines()[-1], printed.err) == ("completed 8 True", "")
-
-
-@pytest.mark.slow  # test_own_modules.py has roles that import such modules
-@pytest.mark.waits_for_processes
-def test_a_job_file_finds_the_modules_beside_it_though_the_data_lie_elsewhere(tmp_path: Path) -> None:
-    _examples_in(tmp_path)
-    config = tmp_path / "job.yaml"
-    source = (ROOT / "examples" / "custom_source" / "job.yaml").read_text()
-    assert "model: {name: dlrm, bottom: [16], hidden: [64, 32]}" in source
-    config.write_text(source.replace("{name: dlrm, bottom: [16], hidden: [64, 32]}", "{name: my_model:GatedSum}"))
-    data = tmp_path / "data"
-    data.mkdir()
-    settings = ("servers=1", "workers=1", "data.options.rows=2000", f"data.root={data}", "train.epochs=1")
-    sets = [part for setting in settings for part in ("--set", setting)]
-    command = Command("train", str(config), *sets, "--run-dir", str(tmp_path / "run"), cwd=data)
-    try:
-        ended = command.end()
-        assert ended.code == 0, command.printed()
-    finally:
-        command.kill()
-
-
-def _python(*arguments: str, cwd: Path) -> str:
-    """Runs a user's script; what it printed last. Nothing may be printed to stderr."""
-    command = [sys.executable, *arguments]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": IMPORT_PATH}
-    done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=100)
-    assert done.returncode == 0 and not done.stderr, done.stdout + done.stderr
-    return done.stdout.strip().splitlines()[-1]
-
-
-def test_connect_names_the_address_where_nobody_answers(tmp_path: Path) -> None:
-    atomic_write(tmp_path / "token", make_token(), private=True)
-    with pytest.raises(ShardkeepError, match=r"127\.0\.0\.1:9"):
-        connect("127.0.0.1:9", index=0, tables=TABLES, token_file=tmp_path / "token", timeout_s=0.3)
-
-
-def test_connect_wants_a_token_and_a_flag_for_an_address_that_others_reach() -> None:
-    with pytest.raises(UserError, match="the job's token is needed"):
-        connect("127.0.0.1:9", index=0, tables=TABLES)
-    with pytest.raises(ConfigError, match=r"^advertise 10\.9\.0\.2: other .* insecure_data_plane=True$"):
-        connect("127.0.0.1:9", index=0, tables=TABLES, advertise="10.9.0.2")

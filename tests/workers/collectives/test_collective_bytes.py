@@ -1,4 +1,4 @@
-"""How many bytes collective calls count; test_collective.py compares them with the kernel's counters."""
+"""How many bytes collective calls count; test_processes.py compares them with the kernel's counters."""
 
 from __future__ import annotations
 
