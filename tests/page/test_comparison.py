@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from shardkeep.base.yaml_text import read_text, read_yaml, write_yaml
 from shardkeep.page.comparison import DASH, compared
 from shardkeep.page.state import RunState
 from tests.support.simulated_runs import Scene, write_simulated_run
@@ -25,6 +26,17 @@ def test_a_setting_that_one_run_leaves_out_has_the_value_of_its_default(tmp_path
     _, settings = results_of(*runs)
     assert settings["compression.push.values"] == ["fp32", "int8"] and "default" not in str(settings)
     assert "name" not in settings and "data.root" not in settings and "seed" not in settings
+
+
+def test_long_values_are_shown_from_where_they_differ(tmp_path: Path) -> None:
+    runs = [write_simulated_run(tmp_path / name, Scene()) for name in "ab"]
+    for run, width in zip(runs, (8, 16), strict=True):
+        config = read_yaml(read_text(run / "config.yaml"))
+        config["model"]["hidden"] = [64] * 40 + [width] + [4] * 40
+        (run / "config.yaml").write_text(write_yaml(config))
+    _, settings = results_of(*runs)
+    assert all(text.startswith("...") and text.endswith("...") and len(text) <= 66 for text in settings["model.hidden"])
+    assert [f" {width}, 4" in text for text, width in zip(settings["model.hidden"], (8, 16), strict=True)] == [True] * 2
 
 
 def test_metrics_of_test_data_stand_beside_those_of_the_evaluation(tmp_path: Path) -> None:

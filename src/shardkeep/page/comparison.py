@@ -16,6 +16,8 @@ OF_SPEED = re.compile(r"(model|tables|tower|compression|consistency|threads|trai
 """Settings that decide what a step does."""
 OWN = ("name", "data.root")
 """Settings that differ without a meaning."""
+WIDEST = 60
+"""Characters of a setting's value."""
 Rows = list[list[str]]
 """Each a name and a text for each run."""
 
@@ -24,8 +26,23 @@ def compared(runs: Sequence[RunState], sections: Sequence[Json]) -> dict[str, Ro
     """`results`, and the `settings` that differ, with the values of defaults. `sections`: of each run."""
     settings = [run.settings for run in runs]
     keys = [key for key in dict.fromkeys(key for one in settings for key in one) if key not in OWN]
-    rows = [[key, *(one.get(key, DASH) for one in settings)] for key in keys]
-    return {"results": _results(sections), "settings": [row for row in rows if len(set(row[1:])) > 1]}
+    rows = {key: [one.get(key, DASH) for one in settings] for key in keys}
+    differ = [[key, *_from_where_they_differ(texts)] for key, texts in rows.items() if len(set(texts)) > 1]
+    return {"results": _results(sections), "settings": differ}
+
+
+def _from_where_they_differ(texts: Sequence[str]) -> list[str]:
+    """Values; of long ones, such as lists of columns, what is around the first difference."""
+    if max(map(len, texts)) <= WIDEST:
+        return list(texts)
+    letters = enumerate(zip(*texts, strict=False))
+    same = next((at for at, each in letters if len(set(each)) > 1), min(map(len, texts)))
+    start = max(0, same - WIDEST // 3)
+    parts = [text[start : start + WIDEST] for text in texts]
+    return [
+        f"{'...' * bool(start)}{part}{'...' * (start + WIDEST < len(text))}"
+        for part, text in zip(parts, texts, strict=True)
+    ]
 
 
 def _results(sections: Sequence[Json]) -> Rows:
