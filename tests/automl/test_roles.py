@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.csv as pacsv  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
@@ -118,6 +119,15 @@ def test_a_column_that_almost_tells_the_label_is_kept_with_a_question(tmp_path: 
     found = {role.name: role for role in plan(tmp_path / "a.parquet", table).roles}
     assert found["device"].use == "sparse" and "is it known before the label?" in found["device"].why
     assert "known before" not in found["other"].why
+
+
+def test_an_id_that_tells_much_by_what_is_popular_is_no_question(tmp_path: Path) -> None:
+    random = np.random.default_rng(1)
+    click, other = random.random(20 * ROWS) < 0.5, random.random(20 * ROWS) < 0.04
+    items = 300 * (click ^ other) + random.integers(0, 300, len(click))
+    table = pa.table({"click": click.astype(int), "item": [f"item{item}" for item in items]})
+    shown = {role.name: role for role in plan(tmp_path / "a.parquet", table).roles}["item"]
+    assert shown.use == "sparse" and "known before" not in shown.why
 
 
 @every(

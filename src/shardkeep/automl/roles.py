@@ -160,7 +160,8 @@ def _role(facts: Facts, positive_N: np.ndarray[Any, np.dtype[np.bool_]]) -> Role
     if use in ("dense", "sparse") and (auc := auc_alone(facts, positive_N)) > TELLS:
         if auc > KNOWS:
             return Role(facts, "left out", f"alone it has an AUC of {auc:.4f}: it knows the answer")
-        why += f"; alone it has an AUC of {auc:.2f}: is it known before the label?"
+        if use == "dense" or facts.distinct <= FEW:  # many ids may be as telling by what is popular
+            why += f"; alone it has an AUC of {auc:.2f}: is it known before the label?"
     return Role(facts, use, why)
 
 
