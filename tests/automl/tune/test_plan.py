@@ -27,6 +27,18 @@ def test_trials_share_cores_where_the_job_takes_all(tmp_path: Path) -> None:
     assert (job.threads, job.launch.affinity.wanted) == (1, False)
 
 
+@pytest.mark.parametrize(
+    ("epochs", "every", "first"),
+    [(20, 62, 5), (20, "epoch", 1), (2, 62, 1), (6, 62, 3), (1, 10, 3), (1, 62, 1)],
+    ids=str,
+)
+def test_a_trial_may_stop_after_an_epoch_or_sooner_where_there_are_few_evaluations(
+    epochs: int, every: str | int, first: int, tmp_path: Path
+) -> None:
+    found = plan(tmp_path, train={"epochs": epochs, "batch_size": 8}, eval={"every_steps": every})
+    assert found.first_look(steps=310 * epochs) == first
+
+
 def test_settings_that_do_not_go_together_are_the_trial_s_error(tmp_path: Path) -> None:
     model = {"bottom": [7], "hidden": [9], "norm": "batch"}
     found = plan(tmp_path, ["model.norm=none,batch", "model.sync_norm=true,false"], model=model)

@@ -111,12 +111,15 @@ def test_less_is_better_where_the_metric_says_so(tmp_path: Path, out: Path) -> N
     assert search.ended[0].value == math.inf
 
 
-def test_a_trial_that_others_beat_at_the_same_evaluation_is_to_stop(tmp_path: Path, out: Path) -> None:
+@pytest.mark.parametrize("first", [1, 5])
+def test_a_trial_that_others_beat_at_the_same_evaluation_is_to_stop(first: int, tmp_path: Path, out: Path) -> None:
     search = Search(plan(tmp_path), out)
+    search.halve(first)
     for value, stops in ((0.7, False), (0.8, False), (0.6, True), (0.75, True)):
         trial = search.ask()
-        trial.report(value, 1)
-        assert trial.should_prune() == stops
+        for evaluation in range(1, first + 1):
+            trial.report(value, evaluation)
+            assert trial.should_prune() == (stops and evaluation == first)
         search.end(trial)
 
 
@@ -125,6 +128,7 @@ def test_a_grid_tries_every_combination_once_and_stops_none(tmp_path: Path, out:
     search = Search(found, out)
     assert search.ask().params == {"model.dropout": "0", "model.hidden": "[4]"}
     again, tried = Search(found, out), []  # the first was killed
+    again.halve(1)
     for _ in range(6):
         trial = again.ask()
         trial.report(0.1 * trial.number, 1)

@@ -17,6 +17,9 @@ from shardkeep.config import JobConfig, load_config
 from shardkeep.run.origin.code import PACKAGE, code_of
 from shardkeep.workers.config import sign_of
 
+REDUCTION = 3
+"""Of the trials with 1, 3, 9, ... times as many evaluations as at the first look, one in so many goes on (Li et al.,
+MLSys 2020)."""
 IN_TRIALS = ("eval.test=false", "web.page=off", "web.metrics=off", "launch.affinity=none", "checkpoint.keep=1")
 """What trials have besides: they leave the test data unread, and several run on one machine."""
 
@@ -64,6 +67,13 @@ class Plan:
     def trial(self, params: Mapping[str, Any]) -> JobConfig:
         """The same as a trial runs it."""
         return self.chosen(params, *IN_TRIALS, *(["threads=1"] if self.job.threads == "auto" else []))
+
+    def first_look(self, steps: int) -> int:
+        """After how many evaluations a trial of so many steps may stop early: those of an epoch, as its beginning
+        favours high rates, or a ninth of all."""
+        every, epochs = self.job.eval.every_steps, self.job.train.epochs
+        evaluations = epochs if every == "epoch" else steps // every
+        return max(1, min(evaluations // epochs, evaluations // REDUCTION**2))
 
     def first(self) -> list[dict[str, Any]]:
         """The settings of the first trials: those of the job as it stands as far as they are in the space, or all."""

@@ -38,8 +38,9 @@ def opened(plan: Plan, starter: Starter, screen: Screen) -> Plan:
     return replace(plan, data=data.fingerprint)
 
 
-def for_this_machine(plan: Plan) -> tuple[Plan, int]:
-    """The plan with what follows from its steps and the machine, and the number of trials at once. Takes seconds."""
+def for_this_machine(plan: Plan) -> tuple[Plan, int, int]:
+    """The plan with what follows from its steps and the machine, the number of trials at once, and the evaluations
+    after which a trial may stop early. Takes seconds."""
     from shardkeep.estimate.estimate import estimate  # after compiling: this import loads kernels
 
     job = plan.job
@@ -55,4 +56,5 @@ def for_this_machine(plan: Plan) -> tuple[Plan, int]:
     topology, job = read_topology(), plan.job
     cores = topology.quota_cores or len(topology.cores)
     threads = job.workers * (1 if job.threads == "auto" else worker_threads(job)) + job.servers
-    return plan, max(1, min(cores // threads, most, len(topology.gpu_nodes) or cores))
+    at_once = max(1, min(cores // threads, most, len(topology.gpu_nodes) or cores))
+    return plan, at_once, plan.first_look(steps)

@@ -12,14 +12,12 @@ import optuna
 from optuna.storages.journal import JournalFileBackend, JournalStorage
 from optuna.trial import FrozenTrial, Trial, TrialState
 
-from shardkeep.automl.tune.plan import Plan
+from shardkeep.automl.tune.plan import REDUCTION, Plan
 from shardkeep.base.config.old_keys import under_new_names
 from shardkeep.base.errors import UserError
 from shardkeep.config import load_config
 from shardkeep.config.overrides import first_difference
 
-REDUCTION = 3
-"""Of the trials with 1, 3, 9, ... evaluations, one in so many goes on (Li et al., MLSys 2020)."""
 CAUSE = "cause"
 """The attribute of a trial that failed: why."""
 
@@ -35,9 +33,7 @@ class Search:
         self.plan, self._worst = plan, -math.inf * plan.sign
         self.study = optuna.create_study(
             storage=JournalStorage(JournalFileBackend(str(journal))),
-            pruner=optuna.pruners.NopPruner()
-            if plan.grid
-            else optuna.pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=REDUCTION),
+            pruner=optuna.pruners.NopPruner(),
             study_name="tune",
             direction="maximize" if plan.sign > 0 else "minimize",
             load_if_exists=True,
@@ -63,6 +59,11 @@ class Search:
         for trial in self.study.get_trials(states=[TrialState.RUNNING]):
             self.study.tell(trial.number, state=TrialState.FAIL)
             self.study.enqueue_trial(trial.params)
+
+    def halve(self, first: int) -> None:
+        """Stops trials early from now on, after `first` evaluations at the soonest. Those of a grid go to their end."""
+        if not self.plan.grid:
+            self.study.pruner = optuna.pruners.SuccessiveHalvingPruner(first, reduction_factor=REDUCTION)
 
     def ask(self) -> Trial:
         """The next trial, with its settings in `params`."""

@@ -57,7 +57,8 @@ def tune(plan: Plan, *, out: Path, trials: int, minutes: float | None, console: 
                 if search.remark:
                     screen.phase("code", search.remark)
                 screen.working("tune", "estimates what a trial needs", 0.0)
-                plan, at_once = for_this_machine(plan)
+                plan, at_once, first = for_this_machine(plan)
+                search.halve(first)
                 screen.end_bar()
                 many = f"{trials} trials" + (f", {done} of them done" if (done := len(search.ended)) else "")
                 screen.phase("tune", f"{many}, {at_once} at once, by {plan.metric}: {', '.join(plan.space)}")
