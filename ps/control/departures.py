@@ -160,6 +160,7 @@ class Departures:
         job = self._job
         saved = job.recoveries.saved_step or -1  # may be the checkpoint of the end, later than any heartbeat
         step = max([saved, *(seat.step for seat in job.members.seats("worker"))])
+        step = step if step >= 0 else int(job.events.progress.get("step", -1))  # told before a heartbeat was
         where = f"at step {step}" if step >= 0 else "before the first step"
         why = {"stopped_by": job.life.now.message}
         job.events.closing = why | ({"steps": step} if step >= 0 else {}) | job.events.figures

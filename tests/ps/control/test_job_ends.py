@@ -122,6 +122,16 @@ def test_stop_lets_workers_leave_in_order() -> None:
     ]
 
 
+def test_a_stop_tells_the_step_of_a_record_that_came_before_any_heartbeat() -> None:
+    job = Job()
+    job.form()
+    job.coordinator.report(token="worker-0-100", sequence=1, kind="progress", record={"step": 3})
+    job.coordinator.stop("Ctrl-C")
+    for worker in (0, 1):
+        job.leave("worker", worker, 1, "stopped")
+    assert job.state.message == "stopped at step 3: Ctrl-C"
+
+
 def test_stop_before_anybody_came_ends_the_job_at_once() -> None:
     job = Job()
     assert job.coordinator.stop("changed my mind").message == "stopped before the first step: changed my mind"
