@@ -44,8 +44,8 @@ def checkpoint_of(config: JobConfig, run: Path, which: Which) -> Checkpoint:
         hint = own or ("; checkpoint.every_steps is off" if not config.checkpoint.on else "")
         raise UserError(f"{run}: has no complete checkpoint in {checkpoints.folder}{hint}")
     best = 0 if config.train.early_stopping is None else checkpoints.load(steps[-1]).facts.get("best_step") or 0
-    newest = {"auto": best or steps[-1], "last": steps[-1], "best": best}
-    step = which if isinstance(which, int) else newest[which]
+    named = {"auto": best or steps[-1], "last": steps[-1], "best": best}
+    step = which if isinstance(which, int) else named[which]
     if which == "best" and config.train.early_stopping is None:
         raise UserError("--model best: the job has no train.early_stopping, which keeps the best model; allowed: last")
     if step not in steps:
