@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import socket
 import threading
+import time
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
@@ -19,6 +20,7 @@ from shardkeep.web.access import Access
 from shardkeep.web.routes import Routes, reply_of
 from shardkeep.web.server import WebServer
 from shardkeep.web.site import Limits, Site
+from tests.support.cases import every
 from tests.support.http_get import LIMIT_S, get
 
 PATIENT_S = 0.5
@@ -75,6 +77,15 @@ def rest(connection: socket.socket, size: int | None = None) -> int:
     return count
 
 
+def until(connection: socket.socket, end: bytes) -> None:
+    """Reads until what came ends so. Raises ConnectionError."""
+    seen = b""
+    while not seen.endswith(end):
+        seen += (part := connection.recv(1 << 16))
+        if not part:
+            raise ConnectionError(seen)
+
+
 def test_each_address_of_one_server_has_its_own_routes_and_its_own_token(web: WebServer) -> None:
     open_one = web.open("127.0.0.1:0", metrics_site(Access(), {"/metrics": lambda: (b"figures", "text/plain")}))
     guarded = web.open("127.0.0.1:0", metrics_site(Access("t" * 40), {"/sd": lambda: (b"[]", "text/plain")}))
@@ -112,6 +123,33 @@ def test_replies_that_run_end_with_the_server() -> None:
         web.close()
         assert rest(connection) < 10_000 * len(CHUNK)
     assert "web" not in {thread.name for thread in threading.enumerate()}
+
+
+@every("head", ["POST /quick HTTP/1.1", "POST /quick HTTP/1.1\r\nConnection: close", "POST /quick HTTP/1.0"])
+def test_a_refused_client_that_still_sends_is_not_reset(web: WebServer, head: str) -> None:
+    part, parts = bytes(1 << 18), 20
+    with socket.create_connection(split_address(web.open("127.0.0.1:0", Stream(1).site())), LIMIT_S) as connection:
+        connection.sendall(f"{head}\r\nHost: here\r\nContent-Length: {len(part) * parts}\r\n\r\n".encode())
+        connection.sendall(part)
+        until(connection, b"allowed: GET\n")
+        for _ in range(parts - 1):
+            connection.sendall(part)
+            time.sleep(PATIENT_S / parts / 2)
+        if head.endswith("1.1"):
+            connection.sendall(b"GET /quick HTTP/1.1\r\nHost: here\r\n\r\n")
+            until(connection, b"quick")
+        else:
+            assert connection.recv(1) == b""
+
+
+def test_a_refused_client_that_never_ends_is_dropped(web: WebServer) -> None:
+    with socket.create_connection(split_address(web.open("127.0.0.1:0", Stream(1).site())), LIMIT_S) as connection:
+        connection.sendall(b"POST /quick HTTP/1.1\r\nHost: here\r\nContent-Length: 9999999\r\n\r\n")
+        until(connection, b"allowed: GET\n")
+        with pytest.raises(ConnectionError):
+            while True:
+                connection.sendall(b"more")
+                time.sleep(0.01)
 
 
 def test_an_address_whose_routes_cannot_be_made_is_closed_and_the_others_stay(web: WebServer) -> None:

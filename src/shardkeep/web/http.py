@@ -9,7 +9,7 @@ import ssl
 import time
 from email.utils import formatdate
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -114,6 +114,8 @@ class _Protocol(HttpToolsProtocol):
     """None = a request is being answered."""
     _head_bytes = 0
     """-1 = outside of a head."""
+    _ends = False
+    """The request was answered before its end, and the connection closes with that."""
     _deadline: asyncio.TimerHandle | None = None
 
     def __init__(self, config: uvicorn.Config, state: _State, limits: Limits) -> None:
@@ -122,6 +124,7 @@ class _Protocol(HttpToolsProtocol):
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
+        self._replies = cast("asyncio.Transport", _Replies(self))
         self._wait()
         if len(self.connections) > self._limits.connections:
             waiting = [one for one in self.connections if isinstance(one, _Protocol) and one is not self]
@@ -148,11 +151,25 @@ class _Protocol(HttpToolsProtocol):
         self._head_bytes, self._waits_since = -1, None
         self._set_deadline(False)
         super().on_headers_complete()
+        self.cycle.transport = self._replies
+
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        if self._ends:
+            self.transport.close()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
         if self.cycle.response_complete:  # no request follows that came with this one
             self._wait()
+            if self.cycle.more_body:
+                self._head_bytes = -1
+
+    def end(self) -> None:
+        """Closes the connection behind the request. A client that still sends would be reset, and lose the reply."""
+        self._ends = self.cycle.more_body
+        if not self._ends:
+            self.transport.close()
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -177,3 +194,11 @@ class _Protocol(HttpToolsProtocol):
         if self._deadline is not None:
             self._deadline.cancel()
         self._deadline = self.loop.call_later(self._limits.wait_s, self.drop) if on else None
+
+
+class _Replies:
+    """The transport as replies see it, whose last one ends the connection."""
+
+    def __init__(self, connection: _Protocol) -> None:
+        self.write, self.is_closing = connection.transport.write, connection.transport.is_closing
+        self.close = connection.end
