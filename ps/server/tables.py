@@ -3,7 +3,7 @@
 A row is created in `apply`, by the first gradient of its id. One table's storage is in table/table.py.
 Knows no message and no gate.
 """
-# S = sections, T = tables, V = ids of all sections
+# S = sections, T = tables, A = tables whose every row decays, V = ids of all sections
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from shardkeep.ps.config import TableSpec
 from shardkeep.ps.jagged import NO_PUSHES, FoundSlots, Gradients, SectionIds
 from shardkeep.ps.placement import BUCKETS
 from shardkeep.ps.server.snapshot.snapshot import Snapshot
-from shardkeep.ps.server.table import pre_image_kernels, row_kernels, table_kernels
+from shardkeep.ps.server.table import row_kernels, table_kernels
 from shardkeep.ps.server.table.changed_rows import ChangedRows
 from shardkeep.ps.server.table.descriptor_kernels import DESCRIPTOR_DTYPE
 from shardkeep.ps.server.table.optimizers.optimizer import RowUpdate
@@ -35,6 +35,9 @@ if TYPE_CHECKING:  # their kernels take a fifth of a second
     from shardkeep.ps.server.table.policies.admission import Admission
     from shardkeep.ps.server.table.policies.eviction import Eviction
 
+MOST_ROWS = 1_000_000
+"""Of a table whose every row decays, on one server: each update reads and writes all of them."""
+NO_SLOTS = np.empty(0, dtype=np.int64)
 FEW_ROWS = 4096  # for which one kernel call under all locks costs less than one for each lock
 MOST_LOCKS = 4
 """The number of RPC threads: each can work on other tables. A machine with fewer cores has fewer locks."""
@@ -64,7 +67,6 @@ class Tables(Sequence[Table]):
         ]
         specs = [spec for spec, _ in held]
         self._packed = any(table.layout.precision for table in self._tables)
-        self._decaying = [t for t, spec in enumerate(specs) if spec.optimizer.decays_all_rows]
         self.dims_T: Ints = self._descriptors["dim"].copy()
         self._widths_T: Ints = self.dims_T + np.array([spec.name in moments for spec in specs], dtype=np.int64)
         """Values of a row's gradient."""
@@ -81,6 +83,9 @@ class Tables(Sequence[Table]):
         lock_of = dict(zip([spec.name for spec in specs], locks, strict=False))
         self._lock_T = [lock_of[table.counts_for or table.spec.name] for table in self._tables]
         """A table that counts ids for another one has its lock."""
+        decaying_T = np.array([spec.optimizer.decays_all_rows for spec in specs], dtype=np.bool_)
+        by_lock = [np.flatnonzero(decaying_T & (np.array(self._lock_T) == lock)) for lock in range(count)]
+        self._decaying = [tables_A for tables_A in by_lock if tables_A.size]
         self.changed = ChangedRows([table.changed for table in self._tables])
         self._snapshot: Snapshot | None = None
         self._has_policies = any(spec.admit or spec.evict for spec in specs)
@@ -141,16 +146,17 @@ class Tables(Sequence[Table]):
     def _apply(self, gradients: Gradients, update: RowUpdate) -> None:
         """Updates the rows that are there, then those that admission adds, under the locks of the tables: no other push
         comes between."""
-        updated: list[tuple[SectionIds, Ints]] = []
-        scalars_SK = self._scalars(gradients.sections.tables_S, update)
+        updated: list[Ints] = []
+        scalars_TK = self._scalars(update)
+        scalars_SK = scalars_TK[gradients.sections.tables_S]
         for part, ids, where in self._parts(gradients.sections, self._widths_T, changing=True):
             own = gradients.part(part, ids, where)
             slots_V, absent_S = self._update_rows(own, scalars_SK[part], update)
-            updated.append((own.sections, slots_V))
+            updated.append(slots_V)
             if absent_S.any():
                 self._admit(own, slots_V, absent_S, scalars_SK[part])
         if self._decaying:
-            self._decay_others(updated, update)
+            self._decay_others(gradients.sections, np.concatenate([NO_SLOTS, *updated]), scalars_TK, update)
 
     def _update_rows(self, gradients: Gradients, scalars_SK: Floats, update: RowUpdate) -> tuple[Ints, Ints]:
         """Makes room, then updates rows of tables whose locks the caller holds. Returns their slots, and the number of
@@ -208,16 +214,23 @@ class Tables(Sequence[Table]):
                 yield t, self._expired_slots[begin:end]
             begin = end
 
-    def _decay_others(self, updated: Sequence[tuple[SectionIds, Ints]], update: RowUpdate) -> None:
-        """Updates the rows that are not in `updated`, with gradient 0, of tables whose every row decays."""
-        for t, scalars_K in zip(self._decaying, self._scalars(np.array(self._decaying), update), strict=True):
-            touched = [_slots_of(t, sections, slots_V) for sections, slots_V in updated]
-            touched_U = np.concatenate([np.empty(0, dtype=np.int64), *touched])
-            with self.locked(t):
-                self._note_step(np.array([t]), update)
-                for slots_U in slots_besides(self._tables[t], touched_U):
-                    self._make_pre_image_room(np.array([t]), np.array([slots_U.size]))
-                    decay_rows(self._tables[t], slots_U, scalars_K)
+    def _decay_others(self, sections: SectionIds, slots_V: Ints, scalars_TK: Floats, update: RowUpdate) -> None:
+        """Updates the rows that are not in `slots_V`, with gradient 0, of tables whose every row decays."""
+        for tables_A in self._decaying:
+            with self.locked(*tables_A.tolist()):
+                rows_A = self._descriptors["count"][tables_A]
+                if (rows_A > MOST_ROWS).any():
+                    raise self._too_large_to_decay(tables_A[rows_A.argmax()])
+                self._note_step(tables_A, update)
+                self._make_pre_image_room(tables_A, rows_A)
+                updated = sections.tables_S, sections.starts_S1, slots_V
+                table_kernels.decay_others(self._descriptors, tables_A, *updated, scalars_TK)
+
+    def _too_large_to_decay(self, t: int) -> JobError:
+        return JobError(
+            f"table {self[t].spec.name}: {self[t].num_rows} rows on one server with optimizer.weight_decay_on: table; "
+            f"allowed: {MOST_ROWS}; set weight_decay_on: touched, or use more servers"
+        )
 
     def _open_policies(self) -> tuple[dict[int, Admission], dict[int, Eviction]]:
         """What decides on new rows, and on rows that go, by table."""
@@ -275,13 +288,14 @@ class Tables(Sequence[Table]):
                         slice(int(values_S1[first]), int(values_S1[end])),
                     )
 
-    def _scalars(self, tables_S: Ints, update: RowUpdate) -> Floats:
-        """The arguments of the optimizers' kernels for an update, one row per section."""
+    def _scalars(self, update: RowUpdate) -> Floats:
+        """The arguments of the optimizers' kernels for an update, one row per table."""
         by_optimizer = [np.array(optimizer.scalars(update), dtype=np.float32) for optimizer in self._optimizers]
         scalars_CK = np.zeros((len(by_optimizer), max(map(len, by_optimizer), default=0)), dtype=np.float32)
         for c, scalars in enumerate(by_optimizer):
             scalars_CK[c, : scalars.size] = scalars
-        return scalars_CK[self._optimizer_T[tables_S]]
+        scalars_TK: Floats = scalars_CK[self._optimizer_T]
+        return scalars_TK
 
     def _finite(self, gradients: Gradients) -> Gradients:
         """The gradients without the rows that are not finite. Works table by table, because this is rare."""
@@ -349,13 +363,6 @@ def _pushes_of(sections: SectionIds, pushes: Sequence[Gradients]) -> Floats:
     return pushes_V
 
 
-def _slots_of(t: int, sections: SectionIds, slots_V: Ints) -> Ints:
-    """The slots of a table's rows; of rows that were left out, none."""
-    first, end = sections.starts_S1[np.searchsorted(sections.tables_S, [t, t + 1])].tolist()
-    slots_U: Ints = slots_V[first:end]
-    return slots_U[slots_U >= 0]
-
-
 def sum_of(widths_T: Ints, a: Gradients, b: Gradients) -> Gradients:
     """The sum of two pushes, row by row, as a + b. `widths_T`: values of a row's gradient."""
     rows = a.sections.ids_V.size + b.sections.ids_V.size
@@ -371,30 +378,3 @@ def sum_of(widths_T: Ints, a: Gradients, b: Gradients) -> Gradients:
     tables, starts = tables[:count], starts[: count + 1]
     size = int((np.diff(starts) * widths_T[tables]).sum())
     return Gradients(SectionIds(tables, starts, ids[: starts[-1]]), values[:size])
-
-
-MOST_ROWS = 1_000_000
-"""Rows of such a table on one server: each update reads and writes all of them."""
-ROWS_AT_ONCE = 8192
-
-
-def slots_besides(table: Table, touched_U: Ints) -> Iterator[Ints]:
-    """Yields the slots of all rows except `touched_U`, some at a time. Raises JobError if the table has too many."""
-    if table.num_rows > MOST_ROWS:
-        raise JobError(
-            f"table {table.spec.name}: {table.num_rows} rows on one server with optimizer.weight_decay_on: table; "
-            f"allowed: {MOST_ROWS}; set weight_decay_on: touched, or use more servers"
-        )
-    others_N = np.ones(table.num_rows, dtype=np.bool_)
-    others_N[touched_U] = False
-    slots = np.flatnonzero(others_N)
-    for begin in range(0, slots.size, ROWS_AT_ONCE):
-        yield slots[begin : begin + ROWS_AT_ONCE]
-
-
-def decay_rows(table: Table, slots_U: Ints, scalars_K: Floats) -> None:
-    """One optimizer update with gradient 0. First keeps pre-images of the rows, for which there is room."""
-    if table.descriptor["images"]["rows"]:
-        pre_image_kernels.keep(table.descriptor, slots_U)
-    zeros_UD = np.zeros((slots_U.size, table.spec.dim), dtype=np.float32)
-    table_kernels.update(table.descriptor, slots_U, zeros_UD, scalars_K)

@@ -41,9 +41,10 @@ class PreImages:
         return 4 * self.records.width * self.count
 
     def make_room(self, rows: int) -> None:
-        """Makes room for the copies of so many rows."""
-        if self.count + rows > self.records.capacity:
-            self.records.reserve(self.count + rows)
+        """Makes room for the copies of so many rows that change, of those in the snapshot."""
+        needed = min(self.count + rows, self.num_rows)
+        if needed > self.records.capacity:
+            self.records.reserve(needed)
             self._images["blocks"] = self.records.blocks
 
     def take_over(self) -> tuple[Records, int]:

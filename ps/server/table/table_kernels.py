@@ -3,7 +3,7 @@
 The callers keep alive what the tables' descriptors (descriptor_kernels.py) have addresses of, have made room for new
 rows, and hold the tables' locks.
 """
-# S = sections, V = ids of all sections, D = embedding dim
+# S = sections, V = ids of all sections, A = tables whose every row decays, D = embedding dim
 
 from __future__ import annotations
 
@@ -30,6 +30,9 @@ from shardkeep.ps.server.table.descriptor_kernels import (
 from shardkeep.ps.server.table.index_kernels import find, find_or_add
 from shardkeep.ps.server.table.pre_image_kernels import keep
 from shardkeep.ps.server.table.row_kernels import gather, initialise, mark_new, merge_sum
+
+ROWS_AT_ONCE = 1024
+"""Of a table that decays."""
 
 
 def _call(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -186,6 +189,36 @@ def apply(
         else:
             update_section(table, ids_U, slots_U, pulled, grad_UD, scalars_SK[s])
         at = end
+
+
+@kernel(void(TABLE, INTS, FLOATS))
+def decay(table: Descriptor, slots_U: Ints, scalars: Rows) -> None:
+    """One optimizer update with gradient 0."""
+    if table.images.rows:
+        keep(table, slots_U)
+    update(table, slots_U, np.zeros((slots_U.size, table.dim), np.float32), scalars)
+
+
+@kernel(void(TABLES, INTS, INTS, INTS, INTS, ROWS))
+def decay_others(
+    tables: Descriptors, tables_A: Ints, tables_S: Ints, starts_S1: Ints, slots_V: Ints, scalars_TK: Rows
+) -> None:
+    """Decays the rows of some tables, except those in `slots_V`, where -1 is no row. There is room for pre-images."""
+    slots_U = np.empty(ROWS_AT_ONCE, np.int64)
+    for a in range(tables_A.size):
+        table: Descriptor = tables[tables_A[a]]
+        others_N = np.ones(table.count, np.bool_)
+        for s in range(np.searchsorted(tables_S, tables_A[a]), np.searchsorted(tables_S, tables_A[a], "right")):
+            for i in range(starts_S1[s], starts_S1[s + 1]):
+                if slots_V[i] >= 0:
+                    others_N[slots_V[i]] = False
+        count = 0
+        for slot in range(table.count):
+            slots_U[count] = slot
+            count += others_N[slot]
+            if count == ROWS_AT_ONCE or (count and slot + 1 == table.count):
+                decay(table, slots_U[:count], scalars_TK[tables_A[a]])
+                count = 0
 
 
 @kernel(int64(INTS, INTS, INTS, INTS, FLOATS, INTS, INTS, INTS, FLOATS, INTS, INTS, INTS, FLOATS))
