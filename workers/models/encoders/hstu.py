@@ -11,6 +11,7 @@ from torch import nn
 from shardkeep.workers.embeddings.sequence import Sequence, SequenceShape
 from shardkeep.workers.encoder_config import HstuEncoderConfig
 from shardkeep.workers.models.encoders.attention import Places, attended, check_heads, mixed, scores_of
+from shardkeep.workers.models.layers.dropout import Dropout
 from shardkeep.workers.models.layers.hidden import HiddenOptions
 
 
@@ -52,7 +53,7 @@ class HstuLayer(nn.Module):
         self.queries, self.keys = options.linear(width, 2 * width), options.linear(width, 2 * width)
         self.out = options.linear(width, width)
         self.distance = nn.Parameter(torch.zeros(heads, places))
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
 
     def forward(self, x_NE: torch.Tensor, sequence: Sequence, *, newest: bool) -> torch.Tensor:
         """The outputs of all entries, (N, E), or of the newest of each sample, (B, E)."""

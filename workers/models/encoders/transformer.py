@@ -10,6 +10,7 @@ from torch import nn
 from shardkeep.workers.embeddings.sequence import Sequence, SequenceShape
 from shardkeep.workers.encoder_config import TransformerEncoderConfig
 from shardkeep.workers.models.encoders.attention import Places, attended, check_heads, softmax_attention
+from shardkeep.workers.models.layers.dropout import Dropout
 from shardkeep.workers.models.layers.hidden import HiddenOptions
 
 
@@ -48,7 +49,7 @@ class TransformerLayer(nn.Module):
         self.out = options.linear(width, width)
         self.hidden = nn.Sequential(options.linear(width, hidden), nn.LeakyReLU(), options.linear(hidden, width))
         self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2))
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
 
     def forward(self, x_NE: torch.Tensor, sequence: Sequence, *, newest: bool) -> torch.Tensor:
         """The outputs of all entries, (N, E), or of the newest of each sample, (B, E)."""

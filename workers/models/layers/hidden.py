@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from shardkeep.workers.models.layers.dropout import Dropout
 from shardkeep.workers.models.layers.norms import BatchNorm, Dice, Statistics
 
 NORMS: dict[str, Callable[[int], nn.Module]] = {"batch": BatchNorm, "layer": nn.LayerNorm}
@@ -94,7 +95,7 @@ class HiddenOptions:
             layers.append(NORMS[self.norm](width))
         layers.append(ACTIVATIONS[self.activation](width))
         if self.dropout:
-            layers.append(nn.Dropout(self.dropout))
+            layers.append(Dropout(self.dropout))
         if not any(isinstance(layer, _MEASURING) for layer in layers):
             return nn.Sequential(*layers)
         block = _Measured(*layers)

@@ -13,6 +13,7 @@ from torch import nn
 
 from shardkeep.workers.embeddings.sequence import SequenceShape
 from shardkeep.workers.models.encoders.attention import Places
+from shardkeep.workers.models.layers.dropout import Dropout
 from shardkeep.workers.models.layers.hidden import HiddenOptions
 from shardkeep.workers.models.retrieval.vectors import VectorModel
 
@@ -59,7 +60,7 @@ class NextItem(VectorModel):
         self.group, self.item, self.beside = entries.group, entries.item, tuple(column for column, _ in beside)
         numbers = entries.shape.numbers + sum(other for _, other in beside)
         self.places = Places(replace(entries.shape, ids={self.column: width}, numbers=numbers), options)
-        self.dropout, self.layers = nn.Dropout(options.dropout), nn.ModuleList(layers)
+        self.dropout, self.layers = Dropout(options.dropout), nn.ModuleList(layers)
         self.norm = nn.Identity() if cosine else nn.LayerNorm(width)
 
     def users(self, dense_BI: torch.Tensor, inputs: Mapping[str, Any]) -> torch.Tensor:

@@ -12,6 +12,7 @@ from torch import nn
 
 from shardkeep.workers.embeddings.sequence import Sequence
 from shardkeep.workers.models.encoders.attention import attended, check_heads, softmax_attention
+from shardkeep.workers.models.layers.dropout import Dropout
 from shardkeep.workers.models.layers.hidden import HiddenOptions
 from shardkeep.workers.models.retrieval.next_item import ItemList, NextItem
 
@@ -47,7 +48,7 @@ class SasRecLayer(nn.Module):
         self.keys = options.linear(width, 2 * width, bias=False)
         self.hidden = nn.Sequential(options.linear(width, hidden), nn.ReLU(), options.linear(hidden, width))
         self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2))
-        self.dropout = nn.Dropout(options.dropout)
+        self.dropout = Dropout(options.dropout)
 
     def forward(self, x_NE: torch.Tensor, sequence: Sequence, *, newest: bool) -> torch.Tensor:
         """The outputs of all entries, (N, E), or of the newest of each sample, (B, E)."""
