@@ -136,6 +136,12 @@ def test_rows_that_are_in_files_of_their_own_are_not_held_out_again(parts: tuple
     assert bool((RunReader(run).summary() or {}).get("test")) == ("test" in parts)
 
 
+@every(("given", "steps"), [((), 8), (("data.test=[rows.csv]",), 9), (("data.eval=[rows.csv]",), 10)])
+def test_an_epoch_has_five_evaluations(given: tuple[str, ...], steps: int) -> None:
+    write_csv(Path("rows.csv"), click_rows(6400))
+    assert shardkeep.init("rows.csv", overrides=given).eval.every_steps == steps
+
+
 @every("part", ["eval", "test"])
 def test_a_file_of_held_out_rows_that_is_not_there_writes_no_job(part: str) -> None:
     write_csv(Path("train.csv"), click_rows(400))
@@ -191,12 +197,15 @@ def size(rows: int, **changes: object) -> Size:
         ("servers", size(10**9, table_rows=10**9, cores=16), 4),
         ("workers", size(10**9, table_rows=10**9, cores=16), 16),
         ("train.batch_size", size(1000), 128),
+        ("train.batch_size", size(80_000), 256),
+        ("train.batch_size", size(200_000), 1024),
         ("train.batch_size", size(10**9), 2048),
         ("train.epochs", size(200_000), 20),
         ("train.epochs", size(10**9), 2),
         ("train.order", size(1000), None),
         ("train.order", size(1000, ordered=True), "stored"),
-        ("eval.every_steps", size(204_800), 64),
+        ("eval.every_steps", size(204_800), 32),
+        ("eval.every_steps", size(204_800, trained=1.0), 40),
     ],
     ids=str,
 )
