@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from shardkeep.base.errors import DataError
-from shardkeep.workers.data.conversion.decoding import COMMA_NUMBER
+from shardkeep.workers.data.conversion.decoding import COMMA_NUMBER, CURRENCY
 from shardkeep.workers.data.conversion.rules import number_of
 from shardkeep.workers.data.sources.csv_files import compression_of, first_bytes, form_of
 from shardkeep.workers.data_config import DataConfig
@@ -69,4 +69,8 @@ def _like_a_row(top: Sequence[str], columns: Sequence[Sequence[str]]) -> str:
 
 
 def _with_commas(column: Sequence[str]) -> bool:
-    return all(COMMA_NUMBER.fullmatch(field.encode("latin-1")) for field in column if field) and any(column)
+    """Whether all fields have a decimal comma, and of amounts with a currency some, beside whole ones."""
+    fields = [field.encode("latin-1") for field in column if field]
+    texts = [CURRENCY.sub(b"", field).strip(b" \xc2\xa0\xe2\x80\xaf") for field in fields]
+    commas = [text for text in texts if texts == fields or not text.replace(b".", b"").isdigit()]
+    return bool(commas) and all(map(COMMA_NUMBER.fullmatch, commas))
