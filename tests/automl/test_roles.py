@@ -103,6 +103,7 @@ def clicks(**columns: list[object]) -> pa.Table:
         ("parts", [[0.5] * (n % 4) for n in range(ROWS)], "fractions in lists of several lengths"),
         ("both", [{"x": 1}] * ROWS, "a struct"),
         ("both", [[{"x": 1}]] * ROWS, "a struct"),
+        ("both", [f'[{{"a": 1, "b": {n % 4}}}]' for n in range(ROWS)], "a struct, JSON"),
         ("both", [[[1, 2], [n]] for n in range(ROWS)], "lists of lists"),
         ("both", [float("inf") if n % 2 else n / 2 for n in range(ROWS)], "infinite numbers"),
     ],
@@ -212,6 +213,16 @@ def test_what_databases_write_for_a_missing_value_is_none_of_any_column(tmp_path
     facts = {role.name: role.facts for role in found.roles}
     assert [(facts[name].distinct, facts[name].missing) for name in ("city", "tags")] == [(3, 0.2), (7, 0.2)]
     assert "missing: ['', '?', NA, nan, NaN, 'null', \\N]" in found.yaml(tmp_path)
+
+
+def test_arrays_of_a_database_are_lists(tmp_path: Path) -> None:
+    table = clicks(tags=[f"{{{n % 4},{n % 7}}}" for n in range(ROWS)])
+    found = plan(tmp_path / "a.csv", table).roles[2]
+    assert (found.facts.kind, found.facts.distinct, found.settings) == (
+        "list",
+        7,
+        {"separator": ",", "pooling": "mean"},
+    )
 
 
 def test_a_label_of_texts_takes_the_values_that_mean_1(tmp_path: Path) -> None:

@@ -98,8 +98,7 @@ def look_at(name: str, values: pa.Array, rules: ReadingRules, *, decimal: str = 
     kind, number_V = _read(Column(name, np.arange(len(known)), name, known, decimal), rules)
     if kind == "text" and not inside and (separator := _separator_of(name, known)):
         some = values.take(pa.array(np.arange(0, len(values), -(-len(values) // LIST_ROWS))))
-        column, brackets = Column(name, np.arange(len(some)), name, some), separator[0] == "["
-        return _of_lists(name, as_lists(column, rules, separator.lstrip("["), brackets=brackets), rules, separator)
+        return _of_lists(name, some, rules, separator)
     if number_V is not None and is_text(known.type) and (marks := tuple({*MARKS}.intersection(known.to_pylist()))):
         values = pc.if_else(pc.is_in(values, value_set=pa.array(marks, values.type)), None, values)
         return replace(look_at(name, values, rules, decimal=decimal, inside=inside), marks=marks)
@@ -144,13 +143,14 @@ def _read(column: Column, rules: ReadingRules) -> tuple[Kind, Float64s | None]:
     return "truth" if truth or pa.types.is_boolean(known.type) else "whole" if whole else "number", number_V
 
 
-def _of_lists(name: str, lists: pa.Array, rules: ReadingRules, separator: str | None = None) -> Facts:
-    length_N = list_lengths(lists)
-    column = Column(name, np.arange(len(lists)), name, lists)
+def _of_lists(name: str, values: pa.Array, rules: ReadingRules, separator: str | None = None) -> Facts:
+    column, mark = Column(name, np.arange(len(values)), name, values), separator and separator.lstrip("[")
     try:
+        lists = as_lists(column, rules, mark, brackets=mark != separator)
+        length_N = list_lengths(lists)
         entries = look_at(name, column.entries(lists, length_N).values, rules, inside=True)
-    except DataError:  # structs
-        return Facts(name, "other", length_N * 0, pa.array([str(lists.type)]))
+    except DataError:  # structs, JSON
+        return Facts(name, "other", np.zeros(len(values), np.int64), pa.array([str(values.type)]))
     kind: Kind = "list" if len(entries.values) else "empty"
     return Facts(name, kind, np.where(length_N > 0, 0, -1), entries.values, None, (), length_N, entries, separator)
 
@@ -158,7 +158,7 @@ def _of_lists(name: str, lists: pa.Array, rules: ReadingRules, separator: str | 
 def _separator_of(name: str, known: pa.Array) -> str:
     """What separates the entries of texts that are lists, with [ before it where they stand in brackets; "" = they are
     none. Raises DataError where some are in brackets and some are not."""
-    share = pc.mean(pc.cast(pc.match_substring_regex(known, r"^\[.*\]$"), pa.float64())).as_py()
+    share = pc.mean(pc.cast(pc.match_substring_regex(known, r"^(\[.*\]|\{[^:]*\})$"), pa.float64())).as_py()
     if 0.1 < share < 0.98:
         raise DataError(
             f"column {name}: {share:.0%} of its texts are lists in brackets, the others are not; write all in one way"

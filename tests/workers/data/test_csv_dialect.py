@@ -33,6 +33,8 @@ def dialect(folder: Path, text: str, **known: Any) -> dict[str, Any]:
         ("a;price\n1;2,5\n2;\n3;1,25\n", {}, {"delimiter": ";", "decimal": ","}),
         ("a;price\n1;2,5\n2;1.234,50\n", {}, {"delimiter": ";", "decimal": ","}),
         ("a;price\n1;2,5 EUR\n2;1.234 EUR\n3;7 EUR\n", {}, {"delimiter": ";", "decimal": ","}),
+        ("a;price\n1;2,5\n2;-21\n3;7\n", {}, {"delimiter": ";", "decimal": ","}),
+        ("a;tags\n1;2,5\n2;21\n3;7,8,9\n", {}, {"delimiter": ";"}),
         ("a;price\n1;2 EUR\n2;1.234 EUR\n", {}, {"delimiter": ";"}),
         ("a;price\n1;2,5\n2;\n", {"decimal": "."}, {"delimiter": ";"}),
         ("1,x\n2,y\n", {"columns": ["a", "b"]}, {}),

@@ -44,7 +44,7 @@ def dialect_of(path: Path, config: DataConfig) -> dict[str, Any]:
             f"{path}: the first line may be names or a row ({', '.join(top)[:60]}: {like}); name the {len(top)} "
             "columns by --set 'data.columns=[NAME, NAME, ...]'"
         )
-    commas = mark != "," and "decimal" not in given and any(map(_with_commas, columns))
+    commas = mark != "," and "decimal" not in given and any(_with_commas(each, whole=mark == ";") for each in columns)
     return ({"delimiter": mark} if mark != config.delimiter else {}) | ({"decimal": ","} if commas else {})
 
 
@@ -68,9 +68,9 @@ def _like_a_row(top: Sequence[str], columns: Sequence[Sequence[str]]) -> str:
     return f"{field} stands below, too" if (field := next(again, None)) else ""
 
 
-def _with_commas(column: Sequence[str]) -> bool:
-    """Whether all fields have a decimal comma, and of amounts with a currency some, beside whole ones."""
+def _with_commas(column: Sequence[str], *, whole: bool) -> bool:
+    """Whether all fields have a decimal comma; of amounts, and with `whole` of numbers, some may have none."""
     fields = [field.encode("latin-1") for field in column if field]
     texts = [CURRENCY.sub(b"", field).strip(b" \xc2\xa0\xe2\x80\xaf") for field in fields]
-    commas = [text for text in texts if texts == fields or not text.replace(b".", b"").isdigit()]
+    commas = [text for text in texts if not (whole or texts != fields) or not text.translate(None, b"-.").isdigit()]
     return bool(commas) and all(map(COMMA_NUMBER.fullmatch, commas))
