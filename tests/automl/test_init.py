@@ -68,6 +68,19 @@ def test_a_file_of_clicks_becomes_a_job_with_its_reasons() -> None:
     assert config.data.sparse[2].separator == "|"
 
 
+def test_columns_of_latin_1_are_named_with_what_to_do() -> None:
+    lines = [
+        f"K{n % 7};{['Köln', 'Bonn'][n % 3 % 2]};{n % 40},50 €;{'ja' if n * n % 7 % 2 else 'nein'}" for n in range(90)
+    ]
+    Path("a.csv").write_bytes("\r\n".join(["Kunde;Stadt;Betrag;Klick", *lines]).encode("cp1252"))
+    code, out, error = invoke("init", "a.csv")
+    told = "note      Stadt, Betrag: some texts are Windows-1252 or Latin-1, not UTF-8; score such files"
+    assert (code, error) == (0, "") and told in " ".join(out.split("\n")) and "Köln" in out
+    assert [each.column for each in load_config("job.yaml").data.dense] == ["Betrag"]
+    Path("a.csv").write_text(Path("a.csv").read_text(encoding="cp1252"), encoding="utf-8")
+    assert "note" not in invoke("init", "a.csv", "--force")[1]
+
+
 def test_a_job_of_lists_and_histories_sorted_by_time() -> None:
     plan = plan_of([str(histories(Path("clicks.parquet")))], label=None, overrides=[])
     text = plan.yaml(Path())

@@ -103,6 +103,7 @@ def clicks(**columns: list[object]) -> pa.Table:
         ("parts", [[0.5] * (n % 4) for n in range(ROWS)], "fractions in lists of several lengths"),
         ("both", [{"x": 1}] * ROWS, "a struct"),
         ("both", [[{"x": 1}]] * ROWS, "a struct"),
+        ("both", [f'[{{"a": 1, "b": {n % 4}}}]' for n in range(ROWS)], "a struct, JSON"),
         ("both", [[[1, 2], [n]] for n in range(ROWS)], "lists of lists"),
         ("both", [float("inf") if n % 2 else n / 2 for n in range(ROWS)], "infinite numbers"),
     ],
@@ -184,12 +185,44 @@ def test_a_column_of_any_type_has_a_role(values: pa.Array, use: str, tmp_path: P
     assert found.roles[2].use == use, found.roles[2].why
 
 
-def test_texts_that_are_no_utf8_are_shown(tmp_path: Path) -> None:
+def test_texts_of_latin_1_are_shown(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_bytes(
         b"user,city,click\n" + b"".join(b"u%d,Z\xfcrich%d,%d\n" % (n % 7, n % 3, n % 2) for n in range(90))
     )
     found = plan_of([str(tmp_path / "a.csv")], label=None, overrides=[])
-    assert found.roles[1].use == "sparse" and found.roles[1].facts.examples()[0] == "Z\ufffdrich0"
+    assert found.roles[1].use == "sparse" and found.roles[1].facts.examples()[0] == "Zürich0"
+
+
+@every(
+    ("name", "use"),
+    [("Kunde", "user"), ("Kunden-Nr", "user"), ("Nutzer", "user"), ("Datum", "time"), ("Zeit", "time"),
+     ("Artikelnummer", "sparse"), ("Menge", "dense"), ("Anzahl Besuche", "dense"), ("Betrag", "dense")],
+    ids=str,
+)  # fmt: skip
+def test_german_names_have_the_roles_of_english_ones(name: str, use: str, tmp_path: Path) -> None:
+    values = [n + 1_700_000_000 if use == "time" else n * n % 97 for n in range(ROWS)]
+    table = pa.table({name: values, "Klick": [n * n % 7 % 2 for n in range(ROWS)], "x": [n % 9 for n in range(ROWS)]})
+    found = uses(plan(tmp_path / "a.csv", table))
+    assert (found[name], found["Klick"]) == (use, "label")
+
+
+def test_what_databases_write_for_a_missing_value_is_none_of_any_column(tmp_path: Path) -> None:
+    texts = ["\\N" if n % 5 == 0 else "abc"[n % 3] for n in range(ROWS)]
+    lists = ["\\N" if n % 5 == 0 else f"[{n % 4}, {n % 7}]" for n in range(ROWS)]
+    found = plan(tmp_path / "a.csv", clicks(city=texts, tags=lists))
+    facts = {role.name: role.facts for role in found.roles}
+    assert [(facts[name].distinct, facts[name].missing) for name in ("city", "tags")] == [(3, 0.2), (7, 0.2)]
+    assert "missing: ['', '?', NA, nan, NaN, 'null', \\N]" in found.yaml(tmp_path)
+
+
+def test_arrays_of_a_database_are_lists(tmp_path: Path) -> None:
+    table = clicks(tags=[f"{{{n % 4},{n % 7}}}" for n in range(ROWS)])
+    found = plan(tmp_path / "a.csv", table).roles[2]
+    assert (found.facts.kind, found.facts.distinct, found.settings) == (
+        "list",
+        7,
+        {"separator": ",", "pooling": "mean"},
+    )
 
 
 def test_a_label_of_texts_takes_the_values_that_mean_1(tmp_path: Path) -> None:

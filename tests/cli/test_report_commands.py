@@ -77,6 +77,11 @@ def test_rows_on_which_a_model_was_trained_are_told(folder: Path) -> None:
     assert "note" not in invoke("compare", *both, "--data", other)[1]
 
 
+def test_equal_runs_are_compared_without_an_empty_table(folder: Path) -> None:
+    code, out, error = invoke("compare", str(folder / "a"), str(folder / "a"))
+    assert (code, error) == (0, "") and "\nno setting differs\n" in out and "-0.00000" not in out
+
+
 def test_one_run_is_compared_with_nothing(folder: Path) -> None:
     code, _, error = invoke("compare", str(folder / "a"))
     assert code == 2 and error == "error: shardkeep compare requires two runs or more\n"

@@ -39,13 +39,15 @@ def test_long_values_are_shown_from_where_they_differ(tmp_path: Path) -> None:
     assert [f" {width}, 4" in text for text, width in zip(settings["model.hidden"], (8, 16), strict=True)] == [True] * 2
 
 
-def test_metrics_of_test_data_stand_beside_those_of_the_evaluation(tmp_path: Path) -> None:
+def test_metrics_of_test_data_and_of_the_best_model_stand_beside_the_last_ones(tmp_path: Path) -> None:
     runs = [write_simulated_run(tmp_path / name, Scene(seed=seed)) for seed, name in enumerate("ab")]
     summary = json.loads((runs[1] / "summary.json").read_text())
     summary["test"] = {"step": 9, "auc": 0.71234, "logloss": 0.5, "samples": 10}
+    summary["best"] = {"step": 9, "auc": 0.81234, "samples": 10}
     for name in ("summary.json", "summary.1.json"):
         (runs[1] / name).write_text(json.dumps(summary))
     results, _ = results_of(*runs)
+    assert results["best AUC"] == [DASH, "0.8123"] and DASH not in results["AUC"]
     assert results["test AUC"] == [DASH, "0.7123"] and results["AUC"][1] == f"{summary['eval']['auc']:.4f}"
     assert results["samples"][1] == f"{summary['samples']:,}" and results["state"] == ["completed"] * 2
 

@@ -375,12 +375,26 @@ def test_a_large_dense_model_has_its_parameters_beside_the_rows(tmp_path: Path) 
     assert not steps.large_tower(sight(tmp_path / "small", short, summary=summary))
 
 
-@pytest.mark.parametrize(("waited_ms", "warned"), [(49.0, False), (310.0, True)])
-def test_threads_that_wait_for_a_core_are_told_from_those_that_wait_for_others(
-    tmp_path: Path, waited_ms: float, warned: bool
+@pytest.mark.parametrize(
+    ("waited_ms", "wall_s", "warned"), [(49.0, 90.0, False), (310.0, 59.0, False), (310.0, 90.0, True)]
+)
+def test_threads_that_wait_for_a_core_are_told_of_runs_that_are_not_short(
+    tmp_path: Path, waited_ms: float, wall_s: float, warned: bool
 ) -> None:
-    summary = {"status": "completed", "cpu_ms": {"waited": waited_ms, "worker": 200.0}, "step_ms": {"total": 100.0}}
+    cpu = {"waited": waited_ms, "worker": 200.0}
+    summary = {"status": "completed", "wall_s": wall_s, "cpu_ms": cpu, "step_ms": {"total": 100.0}}
     found = steps.waits_for_cores(sight(tmp_path / "run", summary=summary))
-    text = "the threads of a worker wait 310.0 ms for a core in a step of 100.0 ms"
+    text = (
+        "the threads of a worker wait 310.0 ms for a core in a step of 100.0 ms: more threads run than there are cores"
+    )
     assert [warning.text for warning in found] == ([text] if warned else [])
     assert not steps.waits_for_cores(sight(tmp_path / "old", summary={"status": "completed", "cpu_ms": {}}))
+
+
+def test_a_job_of_one_thread_is_not_advised_to_set_fewer(tmp_path: Path) -> None:
+    summary = {"status": "completed", "wall_s": 90.0, "cpu_ms": {"waited": 310.0}, "step_ms": {"total": 100.0}}
+    config = {"servers": 0, "workers": 1, "threads": 1}
+    alone = only(steps.waits_for_cores, sight(tmp_path / "one", summary=summary, config=config))
+    assert alone.advice == "Other programs take its cores."
+    more = only(steps.waits_for_cores, sight(tmp_path / "two", summary=summary, config=config | {"threads": 2}))
+    assert more.advice.startswith("Set fewer threads or workers")

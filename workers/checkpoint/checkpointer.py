@@ -93,7 +93,7 @@ class Checkpointer:
         chosen = self.plan.interval.choose(step, self.collective)
         if chosen is not None and not self.collective.rank:
             more = (step // chosen + 1) * chosen < total_steps
-            text = f"one every {chosen:,} steps from here on" if more else "after the last step"
+            text = f"one every {chosen:,} steps from here on" if more else "a regular one after the last step only"
             self._writer.records.append({"step": step, "every_steps": chosen, "text": text})
         return self.plan.interval.ends(step)
 

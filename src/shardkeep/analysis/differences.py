@@ -40,8 +40,8 @@ class Difference(NamedTuple):
         gain = self.value * (sign_of(self.metric) or 0)
         says = ("higher" if self.value > 0 else "lower") if not gain else "better" if gain > 0 else "worse"
         says = "no difference shown" if self.low <= 0.0 <= self.high else says
-        interval = f"{self.low:+.5f} to {self.high:+.5f}"
-        return [metric_name(self.metric), run, f"{self.value:+.5f}", interval, says, self.by]
+        interval = f"{self.low:+z.5f} to {self.high:+z.5f}"
+        return [metric_name(self.metric), run, f"{self.value:+z.5f}", interval, says, self.by]
 
 
 def differences(scores: Sequence[EvaluationScores], names: Sequence[str]) -> Iterator[tuple[str, Difference]]:

@@ -6,6 +6,7 @@ N = rows, V = distinct values, B = bins
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -23,8 +24,9 @@ from shardkeep.workers.data.conversion.rules import ReadingRules, is_list, is_nu
 from shardkeep.workers.metrics.quality import auc
 
 Kind = Literal["empty", "whole", "number", "truth", "time", "text", "list", "other"]
-MARKS = ("\\N", "None", "none", "N/A", "n/a", "#N/A", "<NA>", "NaT", "NULL", "-")
-"""What some programs write for a missing number, beside the default of `data.missing`."""
+SURE = ("\\N", "NULL", "<NA>", "#N/A", "NaT")
+MARKS = (*SURE, "None", "none", "N/A", "n/a", "-")
+"""What some programs write for a missing value of any kind, and of a number, beside the default of `data.missing`."""
 LIST_ROWS = 8192
 """Of which the lists in a column of texts are cut: brackets take 30 us a row."""
 SEPARATORS = ("|", ";", "^", "\x01", "\x02", "#", ",", " ")
@@ -36,7 +38,7 @@ _ID = r"^[\w.:-]*\d[\w.:-]*$"
 class Facts:
     """One column. `code_N`: which of `values` a row has, -1 = none. `number_V`: the values of numbers and times, in
     seconds. `marks`: texts among numbers that mean a missing one. Of lists: `length_N`, `entries`, and how texts are
-    cut."""
+    cut. `utf8`: whether all texts are."""
 
     name: str
     kind: Kind
@@ -47,6 +49,7 @@ class Facts:
     length_N: Ints | None = None
     entries: Facts | None = None
     separator: str | None = None
+    utf8: bool = True
 
     @property
     def distinct(self) -> int:
@@ -72,6 +75,12 @@ class Facts:
         return [str(self.values[int(at)]) for at in np.argsort(-count_V, kind="stable")[:3] if len(self.values)]
 
 
+def sure_marks(columns: Iterable[pa.Array]) -> set[str]:
+    """Those of `SURE` that stand in a column of texts."""
+    texts = (values for values in columns if is_text(values.type))
+    return {mark for values in texts for mark in SURE if pc.index(values, pa.scalar(mark, values.type)).as_py() >= 0}
+
+
 def look_at(name: str, values: pa.Array, rules: ReadingRules, *, decimal: str = ".", inside: bool = False) -> Facts:
     """The facts of a column. `inside`: it has the entries of lists. Raises DataError for lists of two kinds."""
     if is_list(values.type):
@@ -89,24 +98,27 @@ def look_at(name: str, values: pa.Array, rules: ReadingRules, *, decimal: str = 
     kind, number_V = _read(Column(name, np.arange(len(known)), name, known, decimal), rules)
     if kind == "text" and not inside and (separator := _separator_of(name, known)):
         some = values.take(pa.array(np.arange(0, len(values), -(-len(values) // LIST_ROWS))))
-        column, brackets = Column(name, np.arange(len(some)), name, some), separator[0] == "["
-        return _of_lists(name, as_lists(column, rules, separator.lstrip("["), brackets=brackets), rules, separator)
-    marks = tuple(set(MARKS).intersection(known.to_pylist())) if number_V is not None and is_text(known.type) else ()
-    if marks:
+        return _of_lists(name, some, rules, separator)
+    if number_V is not None and is_text(known.type) and (marks := tuple({*MARKS}.intersection(known.to_pylist()))):
         values = pc.if_else(pc.is_in(values, value_set=pa.array(marks, values.type)), None, values)
         return replace(look_at(name, values, rules, decimal=decimal, inside=inside), marks=marks)
-    return Facts(name, kind, code_N, known, number_V)
+    return Facts(name, kind, code_N, known, number_V, utf8=known is encoded.dictionary)
 
 
 def _readable(texts: pa.Array) -> pa.Array:
-    """Values, of texts those of UTF-8."""
+    """Values as they are, or those of texts that are no UTF-8 by Windows-1252, which has Latin-1 in it."""
     try:
         texts.validate(full=True)
     except pa.ArrowInvalid:
-        return pa.array(
-            [None if text is None else text.decode("utf-8", "replace") for text in texts.cast("binary").to_pylist()]
-        )
+        return pa.array([None if text is None else _shown(text) for text in texts.cast("binary").to_pylist()])
     return texts
+
+
+def _shown(text: bytes) -> str:
+    try:
+        return text.decode("utf-8")
+    except UnicodeDecodeError:
+        return text.decode("cp1252", "replace")
 
 
 def _read(column: Column, rules: ReadingRules) -> tuple[Kind, Float64s | None]:
@@ -131,13 +143,14 @@ def _read(column: Column, rules: ReadingRules) -> tuple[Kind, Float64s | None]:
     return "truth" if truth or pa.types.is_boolean(known.type) else "whole" if whole else "number", number_V
 
 
-def _of_lists(name: str, lists: pa.Array, rules: ReadingRules, separator: str | None = None) -> Facts:
-    length_N = list_lengths(lists)
-    column = Column(name, np.arange(len(lists)), name, lists)
+def _of_lists(name: str, values: pa.Array, rules: ReadingRules, separator: str | None = None) -> Facts:
+    column, mark = Column(name, np.arange(len(values)), name, values), separator and separator.lstrip("[")
     try:
+        lists = as_lists(column, rules, mark, brackets=mark != separator)
+        length_N = list_lengths(lists)
         entries = look_at(name, column.entries(lists, length_N).values, rules, inside=True)
-    except DataError:  # structs
-        return Facts(name, "other", length_N * 0, pa.array([str(lists.type)]))
+    except DataError:  # structs, JSON
+        return Facts(name, "other", np.zeros(len(values), np.int64), pa.array([str(values.type)]))
     kind: Kind = "list" if len(entries.values) else "empty"
     return Facts(name, kind, np.where(length_N > 0, 0, -1), entries.values, None, (), length_N, entries, separator)
 
@@ -145,7 +158,7 @@ def _of_lists(name: str, lists: pa.Array, rules: ReadingRules, separator: str | 
 def _separator_of(name: str, known: pa.Array) -> str:
     """What separates the entries of texts that are lists, with [ before it where they stand in brackets; "" = they are
     none. Raises DataError where some are in brackets and some are not."""
-    share = pc.mean(pc.cast(pc.match_substring_regex(known, r"^\[.*\]$"), pa.float64())).as_py()
+    share = pc.mean(pc.cast(pc.match_substring_regex(known, r"^(\[.*\]|\{[^:]*\})$"), pa.float64())).as_py()
     if 0.1 < share < 0.98:
         raise DataError(
             f"column {name}: {share:.0%} of its texts are lists in brackets, the others are not; write all in one way"

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from shardkeep.automl import names
-from shardkeep.automl.columns import look_at
+from shardkeep.automl.columns import look_at, sure_marks
 from shardkeep.automl.job_file import Keys, yaml_with_notes
 from shardkeep.automl.roles import Role, roles_of
 from shardkeep.automl.rules import DECAY, RULES, Size
@@ -181,15 +181,16 @@ def plan_of(entries: Sequence[str], *, label: str | None, overrides: Sequence[st
     if config.source == "csv":
         reading |= dialect_of(paths[0], config)
     config = config.model_copy(update=reading)
-    excerpt, rules = excerpt_of(config, paths), ReadingRules(tuple(config.missing))
+    excerpt = excerpt_of(config, paths)
     arrays = {name: excerpt.table.column(name).combine_chunks() for name in excerpt.table.column_names}
+    rules = ReadingRules((*config.missing, *sorted(sure_marks(arrays.values()) - {*config.missing})))
     columns = [look_at(name, values, rules, decimal=config.decimal) for name, values in arrays.items()]
     named = (config.label.column, config.label.positive) if config.label else (None, None)
     roles = roles_of(columns, label=named[0], positive=named[1], origin=str(paths[0]))
     if numbers:  # the cut in two only serves to find columns that know the answer
         roles = [replace(role, settings=None, why="numbers") if role.use == "label" else role for role in roles]
-    if marks := {mark for role in roles if role.use != "left out" for mark in role.facts.marks}:
-        reading["missing"] = [*config.missing, *sorted(marks)]
+    missing = [*rules.missing, *sorted({mark for role in roles if role.use != "left out" for mark in role.facts.marks})]
+    reading |= {"missing": missing} if len(missing) > len(config.missing) else {}
     known = [below_shell(Override.parse(text), JobConfig) for text in overrides]
     return Plan(entries, excerpt, roles, reading, known, "mse" if numbers else "auc")
 

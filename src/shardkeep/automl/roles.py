@@ -210,7 +210,7 @@ def _are_counts(facts: Facts) -> bool:
 # Adult, dnn, official test, two seeds: fnlwgt (21,648 values in 32,561 rows) dense .9302, left out .9296, sparse .9273.
 ROLES: tuple[tuple[Callable[[Facts], Any], Use, str], ...] = (
     (lambda f: f.kind == "empty", "left out", "empty"),
-    (lambda f: f.kind == "other", "left out", "a struct, infinite numbers or another type that is not read"),
+    (lambda f: f.kind == "other", "left out", "a struct, JSON, infinite numbers or another type that is not read"),
     (lambda f: names.NAMELESS.fullmatch(f.name), "left out", "an index without a name"),
     (_is_vector, "dense", "a vector of one width"),
     (lambda f: f.entries and f.entries.kind == "number", "left out", "fractions in lists of several lengths"),

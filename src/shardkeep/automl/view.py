@@ -30,6 +30,9 @@ def show(plan: Plan) -> None:
         table.add_row(*map(Text, cells), style=style)
     console().print(f"{about}{plan.excerpt.num_rows:,} rows, {len(plan.roles)} columns")
     console().print(Trimmed(table))
+    if foreign := [role.name for role in plan.roles if not (role.facts.entries or role.facts).utf8]:
+        what = f"{', '.join(foreign)}: some texts are Windows-1252 or Latin-1, not UTF-8; score such files, or convert"
+        console().print(Text(f"note      {what} all before (iconv -f WINDOWS-1252 -t UTF-8)"))
     held = [entry for entry in plan.entries if HELD_OUT.search(Path(entry).stem)]
     if 0 < len(held) < len(plan.entries):
         others = " ".join(entry for entry in plan.entries if entry not in held)

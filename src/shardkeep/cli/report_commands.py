@@ -39,7 +39,7 @@ def compare(
     rows = _differences(states, [_scores_of(run, data or [], split, model) for run in runs])
     heads = ["result", *names], ["setting", *names], rows.pop(0)
     for head, lines in zip(heads, (found["results"], found["settings"], rows), strict=True):
-        console().print(table_of(head, lines))
+        console().print(table_of(head, lines) if lines else f"no {head[0]} differs")
         console().print()
 
 

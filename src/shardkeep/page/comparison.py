@@ -54,15 +54,15 @@ def _results(sections: Sequence[Json]) -> Rows:
     def count(name: str, key: str) -> list[str]:
         return row(name, lambda run: run["overview"][key], ",.0f")
 
-    scores = {(part, m["key"]): m["name"] for part in ("evaluation", "test") for one in views for m in one[part]}
+    names = {(part, m["key"]): m["name"] for part in ("evaluation", "best", "test") for one in views for m in one[part]}
     return [
         row("state", lambda run: run["overview"]["state"]),
         count("steps", "step"),
         count("samples", "samples"),
         count("speed, samples/s", "samples_per_s"),
         *_scaling(sections),
-        *(row(f"{'test ' * (part == 'test')}{name}", partial(_score, part, key), ".4f")
-          for (part, key), name in scores.items()),
+        *(row(f"{part.removeprefix('evaluation')} {name}".strip(), partial(_score, part, key), ".4f")
+          for (part, key), name in names.items()),
         row("sent for training", lambda run: _sent(run, run["overview"]["bytes"])),
         row("bytes a sample", lambda run: _sent(run, run["bytes"]["per_sample"])),
         row("longest own work of a step, ms", lambda run: run["steps"][0]["own"] if run["steps"] else None, ",.1f"),

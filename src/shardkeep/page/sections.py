@@ -54,7 +54,7 @@ def overview(records: RunRecords, state: str, config: Mapping[str, Any]) -> Json
         "left_s": None if ended else view.left_s,
         "evaluation": scores(evaluation),
         "best_auc": number(evaluation.get("best_auc")),
-        "test": scores(summary.get("test") or {}),
+        **{part: scores(summary.get(part) or {}) for part in ("best", "test")},
         "bytes": sum(d["bytes"] for d in spent["directions"] if d["name"] in DIRECTIONS) or None,
         "fp32_bytes": sum(d["fp32"] or 0 for d in spent["directions"]) or None,
         "loop": own_loop(config),

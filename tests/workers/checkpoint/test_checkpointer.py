@@ -120,8 +120,8 @@ def test_waiting_for_a_slower_worker_is_not_holding_up(tmp_path: Path, monkeypat
 @pytest.mark.parametrize(
     ("steps", "step_s", "text"),
     [
-        (60, 0.01, "after the last step"),
-        (99, 60.0, "after the last step"),
+        (60, 0.01, "a regular one after the last step only"),
+        (99, 60.0, "a regular one after the last step only"),
         (101, 60.0, "one every 100 steps from here on"),
     ],
 )

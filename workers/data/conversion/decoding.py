@@ -19,6 +19,9 @@ from shardkeep.workers.data.conversion.chunk import Column, shown_text
 from shardkeep.workers.data.conversion.rules import ReadingRules, is_list, is_number, is_text, is_time, number_of
 
 COMMA_NUMBER = re.compile(rb"[+-]?([0-9]+|[0-9]{1,3}(\.[0-9]{3})+),[0-9]+")
+_CODES = rb"(?<![A-Za-z])(?:EUR|Euro|USD|GBP|CHF|JPY|CNY|PLN|SEK|INR|BRL)(?![A-Za-z])"
+CURRENCY = re.compile(rb"\$|\xe2\x82\xac|\xc2[\xa3\xa5]|(?<![\x80-\x9f\xa1-\xff])[\x80\xa3-\xa5]|" + _CODES)
+_SPACES = r"(?:\s|\xc2?\xa0|\xe2\x80\xaf)*"
 VECTORS = "; of a list of N numbers, each a dense input: {column: NAME, width: N}"
 _BRACKETS = re.compile(rb"\[(.*)\]|\{(.*)\}|\(([^()]*)\)", re.DOTALL)
 _WORD = re.compile(rb"\[([^\s'\"\[\]{},;|]+)\]")
@@ -220,11 +223,13 @@ def _of_temporal(column: Column, rules: ReadingRules) -> pa.Array:
 
 
 def _parse(column: Column, rules: ReadingRules) -> pa.Array:
-    texts = rules.texts(column.values)
-    if column.decimal != ".":
-        grouped = pc.match_substring_regex(texts, r"^[+-]?\d{1,3}(\.\d{3})+,\d+$")
-        texts = pc.if_else(grouped, pc.replace_substring(texts, ".", ""), texts)  # 1.234,50
-        texts = pc.replace_substring(texts, column.decimal, ".", max_replacements=1)
+    texts, point = rules.texts(column.values), column.decimal
+    if (amounts := _without_currency(texts)) is not None or point != ".":
+        texts, group = texts if amounts is None else amounts, "." if point == "," else ","
+        decimals = rf"\{point}\d+" if amounts is None else rf"(\{point}\d+)?"  # 1.234 EUR is 1234
+        grouped = pc.match_substring_regex(texts, rf"^[+-]?\d{{1,3}}(\{group}\d{{3}})+{decimals}$")
+        texts = pc.if_else(grouped, pc.replace_substring(texts, group, ""), texts)  # 1.234,50
+        texts = pc.replace_substring(texts, point, ".", max_replacements=1)
     numbers = _numbers_of_texts(texts)
     if numbers is None and rules.form == 1 and (micros := times.parse(texts)) is not None:
         numbers = pc.divide(micros.cast(pa.float64(), safe=False), 1e6)
@@ -235,10 +240,23 @@ def _parse(column: Column, rules: ReadingRules) -> pa.Array:
             hint = "; see data.decimal" if COMMA_NUMBER.fullmatch(text) else f"; times that are read: {times.READ}"
             if text[:1] in (b"[", b"("):
                 hint = VECTORS
+            elif CURRENCY.search(text):
+                hint = "; amounts in one column have one currency, in its first row, too"
             elif times.parse(texts.slice(index, 1)) is not None:
                 hint = "; the rows before hold numbers, and one column holds either"
             raise column.error(index, f"{shown_text(text)} is not a number; allowed: numbers, or data.missing{hint}")
     raise AssertionError("each text alone is a number, all together are not")
+
+
+def _without_currency(texts: pa.Array) -> pa.Array | None:
+    """Amounts such as `84,50 EUR`, `$1,234` or `-€ 5` as texts of numbers; None = the first text has no currency. Texts
+    of another one stay as they are."""
+    first = next((text.as_py() for text in pc.drop_null(texts).slice(0, 1).cast(pa.binary())), b"")
+    if (mark := CURRENCY.search(first)) is None:
+        return None
+    sign = "".join(rf"\x{byte:02x}" for byte in mark[0])
+    pattern = rf"^([+-]?)(?:{sign})?{_SPACES}([+-]?[0-9.,]+){_SPACES}(?:{sign})?$"
+    return ReadingRules().texts(pc.replace_substring_regex(texts.cast(pa.binary()), pattern, r"\1\2"))
 
 
 def _numbers_of_texts(texts: pa.Array) -> pa.Array | None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from shardkeep.base.errors import DataError
-from shardkeep.workers.data.conversion.decoding import COMMA_NUMBER
+from shardkeep.workers.data.conversion.decoding import COMMA_NUMBER, CURRENCY
 from shardkeep.workers.data.conversion.rules import number_of
 from shardkeep.workers.data.sources.csv_files import compression_of, first_bytes, form_of
 from shardkeep.workers.data_config import DataConfig
@@ -44,7 +44,7 @@ def dialect_of(path: Path, config: DataConfig) -> dict[str, Any]:
             f"{path}: the first line may be names or a row ({', '.join(top)[:60]}: {like}); name the {len(top)} "
             "columns by --set 'data.columns=[NAME, NAME, ...]'"
         )
-    commas = mark != "," and "decimal" not in given and any(map(_with_commas, columns))
+    commas = mark != "," and "decimal" not in given and any(_with_commas(each, whole=mark == ";") for each in columns)
     return ({"delimiter": mark} if mark != config.delimiter else {}) | ({"decimal": ","} if commas else {})
 
 
@@ -68,5 +68,9 @@ def _like_a_row(top: Sequence[str], columns: Sequence[Sequence[str]]) -> str:
     return f"{field} stands below, too" if (field := next(again, None)) else ""
 
 
-def _with_commas(column: Sequence[str]) -> bool:
-    return all(COMMA_NUMBER.fullmatch(field.encode("latin-1")) for field in column if field) and any(column)
+def _with_commas(column: Sequence[str], *, whole: bool) -> bool:
+    """Whether all fields have a decimal comma; of amounts, and with `whole` of numbers, some may have none."""
+    fields = [field.encode("latin-1") for field in column if field]
+    texts = [CURRENCY.sub(b"", field).strip(b" \xc2\xa0\xe2\x80\xaf") for field in fields]
+    commas = [text for text in texts if not (whole or texts != fields) or not text.translate(None, b"-.").isdigit()]
+    return bool(commas) and all(map(COMMA_NUMBER.fullmatch, commas))

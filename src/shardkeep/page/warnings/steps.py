@@ -15,8 +15,8 @@ SPEED_SHARE = 0.6
 DENSE_SHARE = 0.6
 """A dense model is large if its products, sums and updates take this share of a step."""
 DENSE_PARTS = ("forward", "backward", "dense_reduce", "optimizer")
-CORE_SHARE = 0.5
-"""Threads wait for cores if they do so for this share of a step, all threads of a worker together."""
+CORE_SHARE, CORE_WAIT_S = 0.5, 60.0
+"""Threads of a worker wait for cores if they do so for this share of a step, in a run of at least so many seconds."""
 
 
 def waits(sight: Sight) -> list[Warning]:
@@ -95,11 +95,12 @@ def waits_for_cores(sight: Sight) -> list[Warning]:
     """Threads of workers that are ready to run and have no core, as the summary says."""
     summary = sight.records.summary or {}
     waited, total = (summary.get("cpu_ms") or {}).get("waited"), (summary.get("step_ms") or {}).get("total")
-    if not waited or not total or waited < CORE_SHARE * total:
+    if not waited or not total or waited < CORE_SHARE * total or (summary.get("wall_s") or 0.0) < CORE_WAIT_S:
         return []
     text = f"the threads of a worker wait {waited:,.1f} ms for a core in a step of {total:,.1f} ms"
-    return [Warning("warn", text, "More threads run than there are cores: those of other programs, or of this job. Set "
-                    "fewer threads or workers.", "steps")]  # fmt: skip
+    alone = [sight.config.get(key) for key in ("servers", "workers", "threads")] == [0, 1, 1]
+    advice = "Other programs take its cores." if alone else "Set fewer threads or workers, or end other programs."
+    return [Warning("warn", f"{text}: more threads run than there are cores", advice, "steps")]
 
 
 def slower(sight: Sight) -> list[Warning]:
