@@ -335,7 +335,7 @@ class DataConfig(Settings):
     def held_out(self, seed: int) -> SplitRecord | None:
         """How rows of the training files are held out; None = none are. `seed`: the job's."""
         if self.split is not None:
-            return SplitRecord(**self.split.model_dump(), seed=0 if self.split.by == TIME else seed)
+            return SplitRecord(**{"seed": 0 if self.split.by == TIME else seed} | self.split.model_dump())
         share = self.eval_fraction
         return SplitRecord(by=PLACE, eval=share, test=0.0, seed=seed) if share else None
 

@@ -180,6 +180,12 @@ def test_files_with_names_of_held_out_rows_are_not_silently_trained_on() -> None
     ("arguments", "told"),
     [
         (("init", "clicks.csv"), "error: job.yaml: exists; --force replaces it, --out FILE names another\n"),
+        (
+            ("init", "clicks.csv", "--force", "--out", "clicks.csv"),
+            "--out clicks.csv: is called like data; name a file",
+        ),
+        (("init", "clicks.csv", "--force", "--out", "new.tsv.gz"), "--out new.tsv.gz: is called like data; name a fi"),
+        (("init", "clicks.csv", "--force", "--out", "."), "error: --out .: is a folder; name a file of YAML\n"),
         (("init", "click.csv", "--out", "b.yaml"), "click.csv: no such file (FILE); did you mean clicks.csv?\n"),
         (
             ("init", "clicks.csv", "--force", "--set", "train.epoch=3"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 import shardkeep
-from shardkeep.base.errors import ConfigError, DataError, JobError, UserError
+from shardkeep.base.errors import ConfigError, DataError, JobError, ShardkeepError, UserError
 from shardkeep.cli.main import app
 from shardkeep.inference.export.writing import export_run
 from shardkeep.inference.scoring import evaluate_run
@@ -62,6 +64,69 @@ def test_whatever_uses_a_job_that_stopped_early_takes_its_best_model_unless_told
     assert shardkeep.load(run).step == shardkeep.load(export).step == evaluate_run(run)["step"] == summary.best.step
     assert shardkeep.load(run, "last").step == summary.steps
     assert plan_warm_start(job_of(tmp_path), run).checkpoint.step == summary.best.step
+
+
+def damage(folder: Path, kind: str) -> None:
+    """Spoils a checkpoint."""
+    if kind == "gone":
+        shutil.rmtree(folder)
+    elif kind == "no manifest":
+        (folder / "manifest.json").unlink()
+    elif kind == "half a manifest":
+        (folder / "manifest.json").write_bytes((folder / "manifest.json").read_bytes()[:99])
+    elif kind == "no rows":
+        shutil.rmtree(folder / "server-0")
+    else:
+        file = next(path for path in sorted((folder / "tower").iterdir()))
+        file.write_bytes(file.read_bytes()[:-3] + b"..." * (kind == "other bytes"))
+
+
+def test_a_best_model_that_is_gone_or_damaged_is_an_error_of_a_line_and_never_another_model(tmp_path: Path) -> None:
+    run, data, job = tmp_path / "run", str(tmp_path / "train.csv"), job_of(tmp_path)
+    summary = shardkeep.train(job, run_dir=run, quiet=True)
+    assert summary.best is not None
+    best, kept = run / f"checkpoints/step-{summary.best.step:08d}", shutil.copytree(run, tmp_path / "kept")
+    commands = {
+        "evaluate": ["evaluate", str(run)],
+        "predict": ["predict", str(run), "--data", data, "--out", str(tmp_path / "scores.csv")],
+        "export": ["export", str(run), str(tmp_path / "export")],
+        "serve": ["serve", str(run), "--listen", "127.0.0.1:0", "--http", "off"],
+        "compare": ["compare", str(run), str(kept)],
+    }
+    for kind in ("gone", "no manifest", "half a manifest", "no rows", "cut", "other bytes"):
+        damage(best, kind)
+        all_ = [*commands.values(), [*commands["evaluate"], "--model", "best"]]
+        for words in all_ if kind == "gone" else [commands["predict"]]:
+            done = CliRunner().invoke(app, words)
+            assert done.exit_code in (1, 2) and done.stderr.count("\n") == 1, (kind, words, done.output)
+            assert ("last" in done.stderr or kind == "other bytes") and summary.best.step in numbers_in(done.stderr)
+        with pytest.raises(ShardkeepError, match=str(summary.best.step)):
+            shardkeep.load(run)
+        if kind != "other bytes":  # found when they are read
+            with pytest.raises(ShardkeepError, match=str(summary.best.step)):
+                plan_warm_start(job, run)
+        assert shardkeep.load(run, "last").step == summary.steps
+        assert not (tmp_path / "export").exists()
+        shutil.rmtree(best, ignore_errors=True)
+        shutil.copytree(kept / best.relative_to(run), best)
+    assert shardkeep.load(run).step == summary.best.step
+
+
+def numbers_in(text: str) -> set[int]:
+    return set(map(int, re.findall(r"\d+", text)))
+
+
+def test_before_the_first_evaluation_there_is_no_best_model_and_the_last_one_is_taken(tmp_path: Path) -> None:
+    run, job = tmp_path / "run", job_of(tmp_path, max_steps=20)
+    often = job.model_copy(update={"checkpoint": job.checkpoint.model_copy(update={"every_steps": 4, "keep": 20})})
+    shardkeep.train(often, run_dir=run, quiet=True)
+    for path in (run / "checkpoints").glob("step-*"):
+        if int(path.name[5:]) > 8:  # as if it was killed then
+            shutil.rmtree(path)
+    assert shardkeep.load(run).step == 8
+    done = CliRunner().invoke(app, ["evaluate", str(run), "--model", "best"])
+    error = "error: --model best: no evaluation has found the best one; allowed: last, 4, 8\n"
+    assert (done.exit_code, done.stderr) == (2, error)
 
 
 def test_a_job_that_is_resumed_in_the_middle_of_its_patience_ends_where_it_would_have(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from shardkeep.base.yaml_text import write_yaml
 from shardkeep.cli.main import app
 from shardkeep.inference.scoring import evaluate_run, predict_files
 from shardkeep.run.reader import RunReader
+from tests.support.cases import every
 from tests.support.click_files import COLUMNS, click_job, click_rows, write_csv
 
 ROWS = 400
@@ -62,6 +63,24 @@ def test_each_side_can_be_evaluated_and_predicted(tmp_path: Path, by: str) -> No
     trained = evaluate_run(run, split="train")
     assert trained["samples"] == len(sides["train"])
     assert trained["note"].startswith("the model was trained on these rows")
+
+
+@every("change", ["older rows are added", "newer rows are added", "training rows come again", "in another order"])
+def test_rows_of_training_never_become_test_rows_when_the_file_changes(change: str, tmp_path: Path) -> None:
+    run, file = tmp_path / "run", tmp_path / "clicks.csv"
+    train(job_of(tmp_path, eval=UNREAD), run)
+    before = {side: evaluate_run(run, split=side) for side in ("eval", "test")}
+    head, *lines = file.read_text().splitlines()
+    hours = {"older rows are added": -9, "newer rows are added": 900, "training rows come again": 5}
+    added = [
+        f"{line.rsplit(',', 2)[0]},{hours[change]},{n + ROWS}" for n, line in enumerate(lines[:99] * (change in hours))
+    ]
+    file.write_text("\n".join([head, *(lines + added)[::-1]]) + "\n")
+    of_test = 40 + (len(added) if "newer" in change else 0)
+    assert len(predicted(run, "test", tmp_path / "test.csv")) == evaluate_run(run, split="test")["samples"] == of_test
+    assert evaluate_run(run)["logloss"] == pytest.approx(before["eval"]["logloss"], rel=1e-5)
+    if "newer" not in change:
+        assert evaluate_run(run, split="test")["logloss"] == pytest.approx(before["test"]["logloss"], rel=1e-5)
 
 
 def test_without_eval_test_the_test_rows_stay_unread_until_somebody_asks(tmp_path: Path) -> None:

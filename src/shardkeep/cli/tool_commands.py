@@ -46,7 +46,10 @@ def init(
     """Write a job's config for files of yours, and show what was seen and chosen."""
     from shardkeep.automl.init import plan_of
     from shardkeep.automl.view import show
+    from shardkeep.workers.data_config import data_suffix
 
+    if out.is_dir() or out in files or data_suffix(out.name):
+        raise UserError(f"--out {out}: is {'a folder' if out.is_dir() else 'called like data'}; name a file of YAML")
     if out.exists() and not force:
         raise UserError(f"{out}: exists; --force replaces it, --out FILE names another")
     plan = plan_of([str(file) for file in files], label=label, overrides=set_ or [])

@@ -39,6 +39,7 @@ from shardkeep.workers.metrics.quality import MetricSettings, evaluate_labels
 from shardkeep.workers.metrics.ranks import evaluate_ranks
 from shardkeep.workers.model_config import RETRIEVAL
 from shardkeep.workers.prefetch import Prefetch
+from shardkeep.workers.split_config import SplitRecord
 
 Item = TypeVar("Item")
 Scores = tuple[Floats | Ints, Floats, Ints, Floats]
@@ -298,9 +299,13 @@ def metrics_on(trained: Trained, dataset: Dataset, told: Told) -> dict[str, Any]
     return EvaluationRows(trained, [dataset], trained.config.eval.max_samples, told).scores().metrics()
 
 
-def data_of(config: JobConfig, split: Side, told: Told) -> Dataset | None:
-    """A job's own data, by name; None = it has no evaluation data. Raises DataError."""
+def data_of(config: JobConfig, split: Side, told: Told, record: SplitRecord | None = None) -> Dataset | None:
+    """A job's own data, by name; None = it has no evaluation data. `record`: how training parted them; files that
+    changed since are parted at its borders. Raises DataError."""
     data = open_data(config.data, seed=config.seed, progress=told, items=config.items)
+    if record is not None and record.borders and (data.inputs or {}).get("split") != record.model_dump(mode="json"):
+        parted = config.data.model_copy(update={"split": record})
+        data = open_data(parted, seed=config.seed, progress=told, items=config.items)
     return {"train": data.train, "eval": data.eval, "test": data.test}[split]
 
 
@@ -359,7 +364,7 @@ def _with_data(run: Path, which: Which, split: Side, told: Told, amp: Amp | None
     config = config_of(run)
     checkpoint = checkpoint_of(config, run, which)
     inputs = inputs_of(checkpoint)
-    dataset = data_of(continuing(config, checkpoint), split, told)
+    dataset = data_of(continuing(config, checkpoint), split, told, None if inputs is None else inputs.fitted.split)
     if dataset is None:
         raise UserError(f"{run}: the job has no evaluation data; allowed: --data FILE, or --split train")
     return trained_of_checkpoint(computing_in(config, amp), checkpoint, dataset.schema, inputs, run=run), dataset

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal, TypeVar
 
-from shardkeep.base.errors import UserError
+from shardkeep.base.errors import CheckpointError, UserError
 from shardkeep.base.files import use_newest
 from shardkeep.base.plugging.modules import search_last
 from shardkeep.config import JobConfig, stored_config
@@ -49,15 +49,16 @@ def checkpoint_of(config: JobConfig, run: Path, which: Which) -> Checkpoint:
     if which == "best" and config.train.early_stopping is None:
         raise UserError("--model best: the job has no train.early_stopping, which keeps the best model; allowed: last")
     if step not in steps:
-        found = "" if which == step else f" ({step})"
-        raise UserError(f"--model {which}: there is no checkpoint of that step{found}; allowed: last, {_listed(steps)}")
-    checkpoint = checkpoints.load(step)
-    checkpoint.check_sizes()
+        gone = f"the best one (step {step}) is gone" if step else "no evaluation has found the best one"
+        why = "there is no checkpoint of that step" if which == step else gone
+        raise UserError(f"--model {which}: {why}; allowed: last, {', '.join(map(str, steps[-10:]))}")
+    try:
+        checkpoint = checkpoints.load(step)
+        checkpoint.check_sizes()
+    except CheckpointError as error:
+        other = "; or name another model: --model last" if step == best != steps[-1] else ""
+        raise CheckpointError(f"{error}{other}") from error
     return checkpoint
-
-
-def _listed(steps: list[int]) -> str:
-    return ", ".join(map(str, steps[-10:]))
 
 
 def with_checkpoint(run: Path, which: Which, use: Callable[[Checkpoint], T]) -> tuple[Checkpoint, T]:

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from shardkeep.automl.tune.search import Search
+from shardkeep.automl.tune.space import space_of
 from shardkeep.base.errors import UserError
+from tests.support.cases import every
 from tests.support.tuning import numbers, plan
 
 LR = "tower.optimizer.lr"
@@ -47,6 +49,32 @@ def test_a_process_killed_while_it_wrote_loses_half_a_line_and_no_trial(tmp_path
     again = Search(found, out)
     again.end(again.ask(), 0.8)
     assert numbers(Search(found, out).ended) == [0, 1]
+
+
+@every("damage", ["blank", "half a line", "another writer's", "no text"])
+def test_a_journal_that_is_damaged_before_its_end_is_refused_in_a_line(tmp_path: Path, damage: str) -> None:
+    found, journal = plan(tmp_path), tmp_path / "journal.log"
+    Search(found, tmp_path).ask()
+    lines = journal.read_bytes().splitlines(keepends=True)
+    bad = {"blank": b"\n", "half a line": lines[3][:9] + b"\n", "another writer's": b"[1]\n", "no text": b"\xff\n"}
+    journal.write_bytes(b"".join([*lines[:3], bad[damage], *lines[3:]]))
+    with pytest.raises(UserError) as caught:
+        Search(found, tmp_path)
+    assert str(caught.value).startswith(f"{journal}: damaged (") and "\n" not in str(caught.value)
+    assert str(caught.value).endswith("); give --out a new folder")
+
+
+def test_no_two_trials_have_the_same_settings_while_there_are_others(tmp_path: Path, out: Path) -> None:
+    whole = plan(tmp_path)
+    over = ["model.dropout=0,0.1", "tables.default.dim=4..6", f"{LR}=0.01,0.010"]
+    found = replace(whole, space=space_of(whole.load, over, defaults=["model.layers=1..3"]))  # which dlrm lacks
+    assert len(list(found.combinations())) == 6 and not list(whole.combinations())
+    for trials in (4, 3):  # the second start goes on
+        search = Search(found, out)
+        for _ in range(trials):
+            search.end(search.ask(), 0.5, "diverged" if trials == 3 else "")
+    tried = [tuple(trial.params.values()) for trial in search.ended]
+    assert len(set(tried[:6])) == 6 and tried[6] in tried[:6]
 
 
 def test_trials_of_another_job_are_refused_by_the_key_that_differs(tmp_path: Path, out: Path) -> None:

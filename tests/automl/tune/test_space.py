@@ -53,6 +53,15 @@ def test_a_wrong_key_or_value_is_one_line_before_any_trial(tmp_path: Path, text:
     assert line.startswith(f"--over {text}: ") and says in line and "\n" not in line, line
 
 
+def test_a_key_that_is_named_twice_is_refused_unless_both_say_the_same(tmp_path: Path) -> None:
+    assert (
+        plan(tmp_path, ["model.dropout=0,0.1", "model.dropout=0,0.10"]).space
+        == plan(tmp_path, ["model.dropout=0,0.1"]).space
+    )
+    with pytest.raises(ConfigError, match=r"^--over model.dropout=0,0.1: names a key twice$"):
+        plan(tmp_path, ["model.dropout=0,0.1", "model.dropout=0..0.5"])
+
+
 @every(
     ("model", "has", "lacks"),
     [

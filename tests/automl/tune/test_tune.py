@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import signal
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 from rich.console import Console
 
 from shardkeep.automl.tune.plan import plan_of
+from shardkeep.automl.tune.space import space_of
 from shardkeep.automl.tune.tune import tune
 from shardkeep.base.errors import JobError, UserError
 from shardkeep.base.yaml_text import read_yaml, write_yaml
@@ -114,6 +116,16 @@ def test_a_trial_that_diverges_counts_as_bad_with_its_cause(tmp_path: Path) -> N
     assert "failed: the gradients of" in printed and "were not finite" in printed
     assert "were not finite" in (tmp_path / "out" / "report.html").read_text()
     assert read_yaml((tmp_path / "out" / "best.yaml").read_text())["tower"]["optimizer"]["lr"] == 0.001
+
+
+@pytest.mark.slow
+def test_a_search_ends_when_all_settings_were_tried(tmp_path: Path) -> None:
+    found, printed = plan(tmp_path, **SPAWNED), io.StringIO()
+    found = replace(found, space=space_of(found.load, [RATES], defaults=["model.layers=1..3"]))  # which dlrm lacks
+    tune(found, out=tmp_path / "out", trials=30, minutes=None, console=Console(file=printed, width=1000))
+    assert "3 trials, " in printed.getvalue() and "3 of 3 trials, best " in printed.getvalue()
+    jobs = [load_config(path).tower.optimizer.lr for path in (tmp_path / "out/jobs").iterdir()]
+    assert sorted(jobs) == [0.0001, 0.001, 0.01]
 
 
 @pytest.mark.slow

@@ -22,6 +22,7 @@ from shardkeep.workers.data.sources.registry import open_data
 from shardkeep.workers.data_config import DataConfig
 from shardkeep.workers.model_config import TwoTowerConfig
 from tests.support.cases import every
+from tests.support.full_disk import full_disk
 
 ROWS = {"train": 400, "held": 60}
 DENSE = ["x", {"column": "z", "scale": "log"}, {"column": "v", "width": 3}, {"column": "q", "fill": 0.0}, "same"]
@@ -325,6 +326,30 @@ def test_a_damaged_or_foreign_entry_is_not_shared(
     own, _ = _opened(_config(kind, tmp_path / "own", dense=DENSE[1:]))
     assert _all(data) == _all(own) and told
     assert len(_opened(_config(kind, tmp_path / "shared"))[0].train) == ROWS["train"]
+
+
+def test_a_full_disk_is_an_error_of_a_line_and_the_next_job_is_right(kind: tuple[str, Path], tmp_path: Path) -> None:
+    for number, changes in enumerate([{}, {"dense": DENSE[1:]}, {"label": "y2"}, {"label": "y2", "weight": "w"}]):
+        config = _config(kind, tmp_path / "shared", **changes)
+        with full_disk(), pytest.raises(DataError) as caught:
+            _opened(config)
+        assert "the cache cannot be written (" in str(caught.value) and "\n" not in str(caught.value)
+        assert len(list((tmp_path / "shared").glob("[!.]*"))) == number and not list((tmp_path / "shared").glob(".*/"))
+        own, _ = _opened(_config(kind, tmp_path / f"own{number}", **changes))
+        assert _all(_opened(config)[0]) == _all(own)
+
+
+@every("label", ["y", "y2"])
+def test_a_file_that_several_entries_share_is_written_again_for_each_when_it_is_cut(
+    kind: tuple[str, Path], tmp_path: Path, label: str
+) -> None:
+    configs = [_config(kind, tmp_path / "shared", **changes) for changes in ({}, {"dense": DENSE[1:], "label": label})]
+    before = [_all(_opened(config)[0]) for config in configs]
+    file = next((tmp_path / "shared").glob("*/train.arrow"))
+    assert file.stat().st_nlink == 2
+    os.truncate(file, file.stat().st_size // 2)
+    assert [_all(_opened(config)[0]) for config in configs] == before
+    assert all(not _opened(config)[1] for config in configs)
 
 
 def test_evaluation_rows_are_stored_as_other_training_rows_decide(tmp_path: Path) -> None:

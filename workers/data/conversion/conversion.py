@@ -66,10 +66,10 @@ class Split:
         return f" ({self.record}{alike})"
 
     def fit(self, read: Callable[[Sequence[str]], Iterable[Chunk]]) -> None:
-        """Finds the borders of a split by time; of another one does nothing. `read`: reads columns of all rows.
+        """Finds the borders of a split by time, unless they are known. `read`: reads columns of all rows.
 
         Holds 16 bytes a row meanwhile. Raises DataError for a missing time."""
-        if self.record.by == TIME:
+        if self.record.by == TIME and self.record.borders is None:
             chunks = itertools.chain.from_iterable(chunk.parts() for chunk in read(self.columns))
             borders = _borders(np.concatenate([np.empty(0), *map(self._times, chunks)]), self.record)
             self.record = self.record.model_copy(update={"borders": borders})

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from optuna.distributions import CategoricalDistribution
+from optuna.distributions import CategoricalDistribution, IntDistribution
 
 from shardkeep.automl.tune.space import DEFAULTS, Values, space_of, text_of
 from shardkeep.base.errors import ConfigError
@@ -75,11 +75,19 @@ class Plan:
         evaluations = epochs if every == "epoch" else steps // every
         return max(1, min(evaluations // epochs, evaluations // REDUCTION**2))
 
+    def combinations(self) -> Iterator[dict[str, Any]]:
+        """All settings that trials can have; none where a range of fractions has no end of them."""
+        lists: list[Iterable[Any]] = [
+            each.choices if isinstance(each, CategoricalDistribution)
+            else range(each.low, each.high + 1) if isinstance(each, IntDistribution) else ()
+            for each in self.space.values()
+        ]  # fmt: skip
+        return (dict(zip(self.space, point, strict=True)) for point in itertools.product(*lists))
+
     def first(self) -> list[dict[str, Any]]:
         """The settings of the first trials: those of the job as it stands as far as they are in the space, or all."""
         if self.grid:
-            lists = [values.choices for values in self.space.values() if isinstance(values, CategoricalDistribution)]
-            return [dict(zip(self.space, point, strict=True)) for point in itertools.product(*lists)]
+            return list(self.combinations())
         known = self.job.all_settings()
         return [{key: own for key, values in self.space.items() if (own := _own(values, known.get(key))) is not None}]
 

@@ -14,7 +14,7 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 
 from shardkeep.automl.tune.plan import REDUCTION, Plan
 from shardkeep.base.config.old_keys import under_new_names
-from shardkeep.base.errors import UserError
+from shardkeep.base.errors import UserError, first_line
 from shardkeep.config import load_config
 from shardkeep.config.overrides import first_difference
 
@@ -31,13 +31,16 @@ class Search:
         journal = out / "journal.log"
         _mend(journal)
         self.plan, self._worst = plan, -math.inf * plan.sign
-        self.study = optuna.create_study(
-            storage=JournalStorage(JournalFileBackend(str(journal))),
-            pruner=optuna.pruners.NopPruner(),
-            study_name="tune",
-            direction="maximize" if plan.sign > 0 else "minimize",
-            load_if_exists=True,
-        )
+        try:
+            self.study = optuna.create_study(
+                storage=JournalStorage(JournalFileBackend(str(journal))),
+                pruner=optuna.pruners.NopPruner(),
+                study_name="tune",
+                direction="maximize" if plan.sign > 0 else "minimize",
+                load_if_exists=True,
+            )
+        except (ValueError, TypeError, KeyError, AssertionError) as error:  # a line that Optuna did not write
+            raise UserError(f"{journal}: damaged ({first_line(error)}); give --out a new folder") from error
         drawn = len(self.study.trials)  # another seed, so that it does not draw the same again
         self.study.sampler = optuna.samplers.TPESampler(seed=(plan.job.seed + drawn) % 2**32, constant_liar=True)
         known = self.study.user_attrs
@@ -66,8 +69,15 @@ class Search:
             self.study.pruner = optuna.pruners.SuccessiveHalvingPruner(first, reduction_factor=REDUCTION)
 
     def ask(self) -> Trial:
-        """The next trial, with its settings in `params`."""
-        return self.study.ask(dict(self.plan.space))
+        """The next trial, with its settings in `params`. Those that the sampler draws again give way to new ones."""
+        had = [each.params for each in self.study.trials if each.state not in (TrialState.FAIL, TrialState.WAITING)]
+        space: dict[str, Any] = dict(self.plan.space)
+        trial = self.study.ask(space)
+        if trial.params in had and (fresh := next((p for p in self.plan.combinations() if p not in had), None)):
+            self.study.tell(trial, state=TrialState.FAIL)
+            self.study.enqueue_trial(fresh)
+            return self.study.ask(space)
+        return trial
 
     def end(self, trial: Trial, value: float | None = None, cause: str = "") -> None:
         """Ends a trial: with the value of its model, early without one, or for a cause as worse than all others."""

@@ -43,7 +43,7 @@ def space_of(load: Callable[..., JobConfig], over: Sequence[str], *, defaults: S
     named = own.get("model.name")
     models = named.choices if isinstance(named, CategoricalDistribution) else [job.model.name]
     for text, (key, values) in zip(over, map(_parsed, over), strict=True):
-        if problem := _problem(load, key, values, models):
+        if problem := "names a key twice" if own[key] != values else _problem(load, key, values, models):
             raise ConfigError(f"--over {text}: {problem}")
         if not (defaults or isinstance(values, CategoricalDistribution)):
             raise ConfigError(f"--over {text}: has no end of values for --grid; allowed: KEY=A,B,C")

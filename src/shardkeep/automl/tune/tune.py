@@ -9,6 +9,7 @@ OUT/            with trials by number as jobs (launch/out_folder.py)
 from __future__ import annotations
 
 import errno
+import itertools
 import math
 import os
 import shutil
@@ -60,6 +61,7 @@ def tune(plan: Plan, *, out: Path, trials: int, minutes: float | None, console: 
                 plan, at_once, first = for_this_machine(plan)
                 search.halve(first)
                 screen.end_bar()
+                trials = sum(1 for _ in itertools.islice(plan.combinations(), trials)) or trials  # no more differ
                 many = f"{trials} trials" + (f", {done} of them done" if (done := len(search.ended)) else "")
                 screen.phase("tune", f"{many}, {at_once} at once, by {plan.metric}: {', '.join(plan.space)}")
                 interrupts.tolerated, interrupts.notice = 1_000_000, "stopping; the trials that ended are kept"

@@ -161,7 +161,7 @@ def _cost(
 ) -> dict[str, float] | None:
     """What the number formats changed of the metrics on the job's evaluation data; None = there are none."""
     try:
-        dataset = data_of(continuing(config, checkpoint), "eval", told)
+        dataset = data_of(continuing(config, checkpoint), "eval", told, inputs.fitted.split)
     except (ShardkeepError, OSError):
         dataset = None
     if dataset is None:
