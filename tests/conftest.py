@@ -86,6 +86,15 @@ def stand_ins(own_state: Path) -> Iterator[StandIns]:
     starter.close()
 
 
+@pytest.fixture(autouse=True, scope="module")
+def forked_launchers() -> Iterator[None]:
+    """What launchers in a test's own process start is forked from the preloaded process. A module can replace this."""
+    from tests.support.forked_launchers import forked_launchers
+
+    with forked_launchers():
+        yield
+
+
 @pytest.fixture(autouse=True)
 def own_log() -> Iterator[None]:
     """The log as it was, after a test that ran the main of a role, which configures it for its process."""

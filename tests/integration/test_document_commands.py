@@ -25,8 +25,7 @@ from tests.support.builds import build, copied, dependencies
 from tests.support.cases import every
 from tests.support.cluster import Cluster
 from tests.support.environments import empty_environment, linked
-from tests.support.forked import SHARDKEEP
-from tests.support.scripts import SCRIPT
+from tests.support.forked import SCRIPT, SHARDKEEP
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = ("README.md", *sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("docs/guide/*.md")))

@@ -13,11 +13,12 @@ import psutil
 import pytest
 
 from shardkeep.run.folder import RunFolder
+from tests.support.cluster import Cluster
 from tests.support.import_path import IMPORT_PATH
 
 pytestmark = [pytest.mark.waits_for_processes, pytest.mark.timeout(600)]
 LIMIT_S = 200.0
-WITH = (sys.executable, "-m", "shardkeep", "with", "--run-dir", "run", "--servers", "1", "--")
+WITH = ("with", "--run-dir", "run", "--servers", "1", "--")
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2")
 SCRIPT = """
 import os, signal, sys, torch, shardkeep
@@ -52,11 +53,13 @@ def ended(folder: Path, client: str, way: str) -> Ends:
     """How a script ends that leaves its client open."""
     folder.mkdir()
     (folder / "train.py").write_text(SCRIPT.format(client=CLIENTS[client]))
-    before = (*WITH, *TORCHRUN) if client == "connect" else (sys.executable,)
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": IMPORT_PATH}
-    return subprocess.run(
-        [*before, "train.py", way], cwd=folder, env=environment, capture_output=True, text=True, timeout=LIMIT_S
-    )
+    if client == "connect":
+        with Cluster(folder) as cluster:
+            done = cluster.command(*WITH, *TORCHRUN, "train.py", way, cwd=folder, env=environment).end()
+            return Ends((), done.code, done.out, done.err)
+    command = [sys.executable, "train.py", way]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=LIMIT_S)
 
 
 def code_of(done: Ends, client: str) -> int:

@@ -11,7 +11,7 @@ from torch import nn
 from shardkeep import EmbeddingClient, TableSpec
 from shardkeep.nn import EmbeddingBagCollection
 from tests.support.cluster import Command
-from tests.support.scripts import SCRIPT
+from tests.support.forked import SCRIPT
 
 pytestmark = [pytest.mark.waits_for_processes, pytest.mark.slow, pytest.mark.timeout(300)]
 STEPS, BATCH, LR = 12, 16, 0.4

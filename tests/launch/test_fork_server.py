@@ -34,6 +34,11 @@ LIMIT_S = 90.0
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.fixture(autouse=True, scope="module")
+def forked_launchers() -> None:
+    """Nothing: the fork server here is started by exec, as that of a user."""
+
+
 def environment(threads: int = 1) -> dict[str, str]:
     inherited = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
     each_role_sets = {"TORCH_CPP_LOG_LEVEL": "ERROR"}

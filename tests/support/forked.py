@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import json
 import multiprocessing
 import os
 import select
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -35,6 +36,9 @@ PRELOADED = [
     "shardkeep.cli.main",
     "shardkeep.launch.job",
     "shardkeep.launch.train_job",
+    "shardkeep.loop.with_command",
+    "shardkeep.nn",
+    "shardkeep.sweep.sweep",
     "shardkeep.view.screen",
     "shardkeep.launch.processes.fork_server",
     "shardkeep.ps.control.grpc.server",
@@ -54,6 +58,7 @@ WITHOUT_THREADS = {"TORCH_CPP_LOG_LEVEL": "ERROR", "JE_ARROW_MALLOC_CONF": "back
 """For that process alone."""
 _POSSIBLE = sys.platform == "linux"
 SHARDKEEP = "shardkeep.cli.main:main"
+SCRIPT = "tests.support.scripts:main"
 
 
 def fork_context() -> Any:
@@ -130,10 +135,7 @@ class Forked:
         return code
 
     def wait(self, timeout: float | None = None) -> int:
-        self._process.join(timeout)
-        if (code := self.poll()) is None:
-            raise subprocess.TimeoutExpired(str(self.pid), timeout or 0.0)
-        return code
+        return waited(self._process, timeout)
 
     def send_signal(self, number: int) -> None:
         if self.poll() is None:
@@ -143,29 +145,104 @@ class Forked:
         self.send_signal(signal.SIGKILL)
 
 
-class ForkedServer:
-    """A launcher's fork server, forked from it; the part of `subprocess.Popen` that `ForkServer` needs."""
+class Child:
+    """A child that this process forks; the part of `subprocess.Popen` that launchers need."""
 
-    def __init__(self, command: Sequence[str], *, stderr: Any, env: Mapping[str, str], pass_fds: Sequence[int]) -> None:
-        self._code: int | None = None
+    def __init__(self, act: Callable[[], NoReturn], stdin: IO[bytes] | None = None) -> None:
+        self.stdin = stdin
+        self.returncode: int | None = None
         self.pid = os.fork()
         if not self.pid:
-            _redirect(os.open(os.devnull, os.O_RDONLY), stderr.fileno(), stderr.fileno())
-            _close_all_but(*pass_fds)
-            _become(SHARDKEEP, command, command[3:], env)
+            act()
 
-    def kill(self) -> None:
-        if self._code is None:
-            os.kill(self.pid, signal.SIGKILL)
+    def poll(self) -> int | None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.wait(0.0)
+        return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        if self._code is None:
+        if self.returncode is None:
             ended = os.pidfd_open(self.pid)
             with os.fdopen(ended):
                 if not select.select([ended], [], [], timeout)[0]:
-                    raise subprocess.TimeoutExpired("fork-server", timeout or 0.0)
-            self._code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
-        return self._code
+                    raise subprocess.TimeoutExpired(str(self.pid), timeout or 0.0)
+            self.returncode = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        if self.returncode is None:
+            os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+def _forked_server(
+    command: Sequence[str], *, stderr: IO[Any], env: Mapping[str, str], pass_fds: Sequence[int], **_same: Any
+) -> Child:
+    """A launcher's fork server, forked from it."""
+
+    def act() -> NoReturn:
+        redirect(os.open(os.devnull, os.O_RDONLY), stderr.fileno(), stderr.fileno())
+        close_all_but(*pass_fds)
+        os.setsid()
+        become(SHARDKEEP, command, command[3:], env)
+
+    return Child(act)
+
+
+def _forked_run(
+    command: Sequence[str], *, stdout: IO[Any], env: Mapping[str, str], pass_fds: Sequence[int], **_same: Any
+) -> Child:
+    """A run of a sweep, forked from it: it has called no library with threads."""
+    reads, writes = os.pipe()
+
+    def act() -> NoReturn:
+        redirect(reads, stdout.fileno(), stdout.fileno())
+        close_all_but(*pass_fds)
+        os.setsid()
+        become(SHARDKEEP, command, command[3:], env)
+
+    child = Child(act, os.fdopen(writes, "wb", buffering=0))
+    os.close(reads)
+    return child
+
+
+class StandBy:
+    """What becomes the Python command of a `shardkeep with`: forked from it before it has a thread."""
+
+    def __init__(self) -> None:
+        reads, self._writes = os.pipe()
+        self._child = Child(lambda: self._wait(reads))
+        os.close(reads)
+
+    def start(self, command: Sequence[str], *, env: Mapping[str, str]) -> Child | subprocess.Popen[bytes]:
+        """As `subprocess.Popen`."""
+        if command[0] != sys.executable or command[1] == "-c":
+            return subprocess.Popen(command, env=env)
+        with os.fdopen(self._writes, "w", encoding="utf-8") as pipe:
+            json.dump([list(command), dict(env)], pipe)
+        return self._child
+
+    def _wait(self, reads: int) -> NoReturn:
+        os.close(self._writes)
+        with os.fdopen(reads, encoding="utf-8") as pipe:
+            given = pipe.read()
+        if not given:
+            os._exit(0)
+        command, env = json.loads(given)
+        become(SCRIPT, command, command[1:], env)
+
+
+def waited(process: Any, timeout: float | None) -> int:
+    """The exit code of a process of multiprocessing. Raises TimeoutExpired."""
+    process.join(timeout)
+    if process.exitcode is None:
+        raise subprocess.TimeoutExpired(str(process.pid), timeout or 0.0)
+    return int(process.exitcode)
 
 
 def _text(end: Connection, mode: str = "r") -> IO[Any]:
@@ -176,24 +253,31 @@ def _text(end: Connection, mode: str = "r") -> IO[Any]:
 def _run(main: str, arguments: list[str], cwd: str, env: dict[str, str], ends: Sequence[Connection]) -> NoReturn:
     """The forked process."""
     os.chdir(cwd)
-    _redirect(*(end.fileno() for end in ends))
-    _close_all_but()
-    _fork_servers_from_here()
-    _become(main, [sys.executable, "-m", main.partition(":")[0], *arguments], arguments, env)
+    redirect(*(end.fileno() for end in ends))
+    close_all_but()
+    os.setsid()
+    _fork_from_here(arguments)
+    become(main, [sys.executable, "-m", main.partition(":")[0], *arguments], arguments, env)
 
 
-def _fork_servers_from_here() -> None:
-    """Makes a launcher in this process fork its fork server: this process has imported what it would import."""
+def _fork_from_here(arguments: Sequence[str]) -> None:
+    """Makes a launcher in this process fork what it would start: this process has imported what that would import."""
     from shardkeep.launch.processes import fork_server
+    from shardkeep.loop import with_command
+    from shardkeep.sweep import sweep
 
-    def start(command: Sequence[str], *, stderr: Any, env: Any, pass_fds: Any, **_same: Any) -> ForkedServer:
-        return ForkedServer(command, stderr=stderr, env=env, pass_fds=pass_fds)
+    sweep.subprocess = subprocess_with(Popen=_forked_run)  # type: ignore[assignment, attr-defined]
+    fork_server.subprocess = subprocess_with(Popen=_forked_server)  # type: ignore[assignment, attr-defined]
+    if "with" in arguments[:1]:
+        with_command.subprocess = subprocess_with(Popen=StandBy().start)  # type: ignore[assignment, attr-defined]
 
-    names = {name: getattr(subprocess, name) for name in ("DEVNULL", "TimeoutExpired")}
-    fork_server.subprocess = SimpleNamespace(**names, Popen=start)  # type: ignore[assignment, attr-defined]
+
+def subprocess_with(**other: Callable[..., Any]) -> SimpleNamespace:
+    """The module `subprocess` for a launcher, except these."""
+    return SimpleNamespace(**{**vars(subprocess), **other})
 
 
-def _become(main: str, command: Sequence[str], arguments: Sequence[str], env: Mapping[str, str]) -> NoReturn:
+def become(main: str, command: Sequence[str], arguments: Sequence[str], env: Mapping[str, str]) -> NoReturn:
     """Runs `main` as a process that exec started, and ends with its exit code.
 
     Args:
@@ -208,7 +292,6 @@ def _become(main: str, command: Sequence[str], arguments: Sequence[str], env: Ma
 
     code = 1
     try:
-        os.setsid()
         os.environ.clear()
         os.environ.update(env)
         show_command(command)
@@ -231,7 +314,7 @@ def _become(main: str, command: Sequence[str], arguments: Sequence[str], env: Ma
         os._exit(code)
 
 
-def _redirect(*descriptors: int) -> None:
+def redirect(*descriptors: int) -> None:
     """Makes the descriptors this process's input, output and error output."""
     for number, descriptor in enumerate(descriptors):
         os.dup2(descriptor, number)
@@ -240,7 +323,7 @@ def _redirect(*descriptors: int) -> None:
     sys.stderr = os.fdopen(2, "w", 1, encoding="utf-8", errors="backslashreplace", closefd=False)
 
 
-def _close_all_but(*kept: int) -> None:
+def close_all_but(*kept: int) -> None:
     low = 3
     for number in sorted(kept):
         os.closerange(low, number)

@@ -1,7 +1,7 @@
 """What fresh processes import and compile: `python -m tests.support.kernel_loads FOLDER CONFIGS COMMANDS ROLE...`.
 
-Each role's module, job and command gets a process of its own, forked from this one, which has imported libraries
-only: for roles no more than torch and numba.
+Each role's module, job and command gets a process of its own, forked from this one, which has imported no kernel: for
+roles torch and numba alone, for the others also PRELOADED.
 """
 
 from __future__ import annotations
@@ -18,6 +18,19 @@ from pathlib import Path
 from typing import Any
 
 from shardkeep.base.compiling.sources import kernel_modules
+
+PRELOADED = (
+    "torch._dynamo",
+    "torch.export",
+    "torch.testing",
+    "numpy.ma",
+    "pyarrow.parquet",
+    "grpc",
+    "rich.console",
+    "shardkeep.cli.main",
+    "shardkeep.config",
+    "shardkeep.launch.train_job",
+)
 
 
 @dataclass(frozen=True)
@@ -122,14 +135,17 @@ def in_fork(path: Path, act: Callable[[], list[str]]) -> None:
 
 
 def main() -> None:
-    import numba  # noqa: F401
     import torch  # noqa: F401
+    from numba.core.registry import cpu_target
 
     folder, jobs, commands = Path(sys.argv[1]), json.loads(sys.argv[2]), json.loads(sys.argv[3])
     for role in sys.argv[4:]:
         in_fork(folder / f"{role}.json", lambda role=role: load_role(role))  # type: ignore[misc]
-    for name in ("torch._dynamo", "torch.export", "pyarrow.parquet", "grpc", "pydantic", "rich.console"):
+    for name in PRELOADED:
         importlib.import_module(name)
+    cpu_target.typing_context.refresh()  # as the first kernel does: 1 CPU s a process
+    cpu_target.target_context.refresh()
+    assert not sys.modules.keys() & set(kernel_modules()), "a kernel is loaded before any process looks"
     for name, arguments in commands.items():
         in_fork(folder / f"{name}.json", lambda arguments=arguments: run_command(arguments))  # type: ignore[misc]
     for name, text in jobs.items():

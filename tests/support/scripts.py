@@ -9,11 +9,14 @@ import runpy
 import sys
 from pathlib import Path
 
-SCRIPT = "tests.support.scripts:main"
-
 
 def main() -> None:
-    """Runs the script that the first argument names, as `python` would."""
+    """Runs the script that the first argument names, or the module behind `-m`, as `python` would."""
+    if sys.argv[1] == "-m":
+        sys.argv = sys.argv[2:]
+        sys.path.insert(0, str(Path.cwd()))
+        runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+        return
     sys.argv = sys.argv[1:]
     sys.path.insert(0, str(Path(sys.argv[0]).resolve().parent))
     runpy.run_path(sys.argv[0], run_name="__main__")

@@ -96,14 +96,14 @@ def test_a_search_killed_twice_goes_on_with_the_same_command(
     command = tune_command(tmp_path, 4, "--over", RATES)
     known: list[int] = []
     for mark in marks:
-        tuning = cluster.command(*command, fresh=True)
+        tuning = cluster.command(*command)
         within(200, (tmp_path / "out" / mark).exists, mark, partial(is_running, tuning))
         tuning.signal(signal.SIGKILL)
         tuning.end()
         ended = ended_in(tmp_path)
         assert ended[: len(known)] == known
         known = ended
-    ended_well = cluster.command(*command, fresh=True).end(limit_s=400)
+    ended_well = cluster.command(*command).end(limit_s=400)
     assert ended_well.code == 0, ended_well
     search = search_in(tmp_path)
     assert search.best is not None and len(search.ended) == 4

@@ -103,7 +103,7 @@ def test_more_threads_score_the_same(tmp_path: Path) -> None:
     run, columns = trained(tmp_path, model={"name": "dlrm", "bottom": [64], "hidden": [512, 512]}), texts(1500)
     expected_N, threads = shardkeep.load(run).predict(columns), dict[int, int]()
     for count in (1, 4):
-        command = Command("serve", str(run), *FREE, "--name", "clicks", "--threads", str(count), fresh=True)
+        command = Command("serve", str(run), *FREE, "--name", "clicks", "--threads", str(count))
         try:
             with grpc.insecure_channel(addresses(command)[0]) as channel:
                 for rows in (1, 200, 1500):  # in the event loop, there too, and in the scoring thread
@@ -123,7 +123,7 @@ def test_a_checkpoint_that_cannot_be_followed_is_a_line_with_the_reason(run: Pat
     shutil.copytree(run, broken)
     rows = next((broken / "checkpoints").rglob("rows-*.safetensors"))
     rows.write_bytes(rows.read_bytes()[:100])
-    command = Command("serve", str(run), *FREE, "--follow", str(broken), fresh=True)
+    command = Command("serve", str(run), *FREE, "--follow", str(broken))
     try:
         web, deadline = addresses(command)[1], Deadline(60.0)
         while not deadline.over:
@@ -189,7 +189,7 @@ def test_an_address_that_is_taken_ends_it_with_2_and_one_line(run: Path, protoco
             ("--listen", "127.0.0.1:0", "--http", used) if protocol == "http" else ("--listen", used, "--http", "off")
         )
         # gRPC of the process that others are forked from prints its own errors
-        code, line = one_line(Command("serve", str(run), *where, fresh=True))
+        code, line = one_line(Command("serve", str(run), *where, fresh=protocol == "grpc"))
         assert code == 2 and f"cannot listen on {used}" in line, line
 
 
