@@ -1,17 +1,31 @@
 """A Python script in a forked process: `Command("train.py", ..., main=SCRIPT)`.
 
-Not for a script that leaves something to the end of its interpreter.
+It ends as `python` does, except that nothing is destroyed after its last exit function.
 """
 
 from __future__ import annotations
 
+import atexit
 import runpy
 import sys
+import threading
 from pathlib import Path
 
 
 def main() -> None:
     """Runs the script that the first argument names, or the module behind `-m`, as `python` would."""
+    atexit._clear()  # those of the process that this one was forked from
+    try:
+        _run()
+    except Exception as error:
+        sys.last_value = error
+        raise
+    finally:
+        threading._shutdown()  # type: ignore[attr-defined]
+        atexit._run_exitfuncs()
+
+
+def _run() -> None:
     if sys.argv[1] == "-m":
         sys.argv = sys.argv[2:]
         sys.path.insert(0, str(Path.cwd()))
