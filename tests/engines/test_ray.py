@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -160,6 +161,7 @@ def test_the_programs_of_the_guide_run_as_they_stand(cluster: RayCluster) -> Non
         program.communicate(timeout=LIMIT_S)
     summary = RunReader(cluster.head.shared / "runs" / "ray-loop").summary() or {}
     assert (summary["status"], summary["steps"]) == ("completed", 60)
+    shutil.rmtree(cluster.head.shared / "tuned", ignore_errors=True)  # of an earlier try
     with cluster.program(files["ray_tune.py"]) as program:
         trial, auc, *_ = said(program, "best")
     assert 0.5 < float(auc) <= 1.0

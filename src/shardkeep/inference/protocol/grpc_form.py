@@ -153,7 +153,7 @@ def _contents(told: Description, part: bytes) -> Values:
         raise invalid(f"input {told.name}: has {held}; expected: {told.count} {field}")
     if told.datatype == BYTES:
         return list(values)
-    found = np.array(values)
+    found = np.array(values, np.uint64 if field == "uint64_contents" else None)  # by itself numpy may take float64
     dtype = NUMBERS[told.datatype]
     if dtype.kind in "iu" and found.size:
         limits = np.iinfo(dtype)
