@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 LOOPS := $(VENV)/.loops # what only the long tests need: TorchRec, Lightning, transformers, tensorboard, tritonclient, nbclient
 ENGINES := .venv-engines/.installed # Slurm, Ray, and the schemas of other engines
-PARALLEL := -n 3 # on two cores: tests with processes often wait
+PARALLEL := --workers 3 # on two cores: tests with processes often wait
 PYTEST ?= # more options of pytest
 
 .PHONY: demo test test-long coverage chaos check site clean

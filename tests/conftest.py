@@ -1,4 +1,4 @@
-"""For all tests: they leave nothing in the user's own files, and they run in parallel with `-n`."""
+"""For all tests: they leave nothing in the user's own files, and they run in parallel with `--workers`."""
 
 from __future__ import annotations
 
@@ -17,46 +17,51 @@ if TYPE_CHECKING:
     from tests.support.stand_ins import StandIns
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--workers", type=int, default=0, help="processes that run the tests; 0 = this one")
+
+
 def pytest_configure(config: pytest.Config) -> None:
-    """With `-n`, compiles all kernels before the workers start: each of them would compile or wait for the others."""
-    if not getattr(config.option, "numprocesses", None) or config.option.collectonly:
+    """With workers, compiles all kernels before the collection imports them."""
+    if not config.option.workers or config.option.collectonly:
         return
     from shardkeep.base.compiling.kernels import compile_kernels, kernel_modules
-    from tests.support import parallel
+    from tests.support import forked, parallel
 
-    parallel.prepare(config)
+    parallel.prepare()
+    forked.fork_context()  # imports for all workers, beside the collection
     compile_kernels(kernel_modules(), lambda count: print(f"compiling {count} modules of kernels", flush=True))
 
 
-@pytest.hookimpl(tryfirst=True, optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    from tests.support.parallel import Groups
-
-    return Groups(config, log)
-
-
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Marks the property tests: the long run repeats them with all their examples. A failed test of processes runs once
-    more; pyproject.toml limits how many may."""
+    """Marks the property tests."""
     if getattr(getattr(item, "obj", None), "is_hypothesis_test", False):
         item.add_marker("property")
-    if item.get_closest_marker("waits_for_processes"):
-        item.add_marker(pytest.mark.flaky(reruns=1))
 
 
 def pytest_collection(session: pytest.Session) -> None:
-    if "PYTEST_XDIST_WORKER" in os.environ:
+    if session.config.option.workers:
         from tests.support import parallel
 
         parallel.begin_collection(session.config)
 
 
 @pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    if "PYTEST_XDIST_WORKER" in os.environ:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.option.workers:
         from tests.support import parallel
 
         parallel.arrange(items)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop(session: pytest.Session) -> bool | None:
+    if not session.config.option.workers or session.config.option.collectonly:
+        return None
+    from tests.support import parallel
+
+    parallel.run(session, session.config.option.workers)
+    return True
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -71,7 +76,7 @@ def own_state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.fixture(scope="session")
 def golden(tmp_path_factory: pytest.TempPathFactory) -> Golden:
     """A completed job of real processes, for reading. It runs once."""
-    from tests.support.golden import run_golden  # here, for the controller of `-n`: it imports no torch
+    from tests.support.golden import run_golden
 
     return run_golden(tmp_path_factory)
 

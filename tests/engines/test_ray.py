@@ -29,7 +29,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.waits_for_processes,
     pytest.mark.timeout(400),
-    pytest.mark.xdist_group("ray"),
+    pytest.mark.group("ray"),
     pytest.mark.skipif(REASON is not None, reason=str(REASON)),
 ]
 

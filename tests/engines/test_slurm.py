@@ -25,7 +25,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.waits_for_processes,
     pytest.mark.timeout(600),
-    pytest.mark.xdist_group("slurm"),
+    pytest.mark.group("slurm"),
     pytest.mark.skipif(REASON is not None, reason=str(REASON)),
 ]
 ROOT = Path(__file__).resolve().parents[2]

@@ -29,7 +29,7 @@ pytestmark = [
     pytest.mark.timeout(600),
     pytest.mark.skipif(os.geteuid() != 0 or shutil.which("ip") is None, reason="needs root and ip"),
 ]
-IN_TURN = pytest.mark.xdist_group("network namespaces")
+IN_TURN = pytest.mark.group("network namespaces")
 """Of the tests with namespaces, whose names are fixed."""
 SPACES = {"skA": "10.77.0.1", "skB": "10.77.0.2"}
 

@@ -91,7 +91,7 @@ def run_forked(text: str, folder: Path, environment: Mapping[str, str]) -> None:
 def of_its_own(page: str) -> Any:
     """A page as a parameter: any test worker may take it, those with many commands first."""
     count = "".join(commands(page)).count("\n")
-    return pytest.param(page, marks=[pytest.mark.xdist_group(page), pytest.mark.timeout(600 + 60 * count)])
+    return pytest.param(page, marks=[pytest.mark.group(page), pytest.mark.timeout(600 + 60 * count)])
 
 
 @pytest.mark.slow

@@ -72,6 +72,25 @@ def fork_context() -> Any:
     return context
 
 
+def adopt_preloaded() -> None:
+    """In a process forked from the one that started the preloaded process: takes commands from it. Only its parent may
+    ask the system whether it still runs, as `ensure_running` does."""
+    forkserver.ensure_running = forkserver._forkserver.ensure_running = lambda: None  # type: ignore[attr-defined]
+
+
+def end_preloaded() -> None:
+    """Waits for the preloaded process, which ends when no command of it runs; one that hangs is given 10 s."""
+    own: Any = forkserver._forkserver  # type: ignore[attr-defined]
+    if own._forkserver_pid is None:
+        return
+    os.close(own._forkserver_alive_fd)
+    with os.fdopen(os.pidfd_open(own._forkserver_pid)) as ended:
+        if not select.select([ended], [], [], 10.0)[0]:
+            os.kill(own._forkserver_pid, signal.SIGKILL)
+    os.waitpid(own._forkserver_pid, 0)
+    own._forkserver_pid = own._forkserver_alive_fd = None
+
+
 def started(
     arguments: Sequence[str],
     *,

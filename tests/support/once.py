@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,8 +15,6 @@ def once(folders: pytest.TempPathFactory, name: str, make: Callable[[Path], Any]
     """What `make` returns of an empty folder, as JSON gives it back. The first worker that comes here calls it; the
     others wait for it. If it raises, the next one calls it again."""
     base = folders.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        base = base.parent  # each worker has a folder below it
     path = base / f"{name}.json"
     with (base / f"{name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
