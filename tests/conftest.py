@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-import os
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +23,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """With workers, compiles all kernels before the collection imports them."""
+    from tests.support.examples import draw_alike
+
+    draw_alike()
     if not config.option.workers or config.option.collectonly:
         return
     from shardkeep.base.compiling.kernels import compile_kernels, kernel_modules
@@ -66,11 +69,23 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
 
 @pytest.fixture(autouse=True, scope="session")
 def own_state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Tokens of the tests' jobs."""
+    """Tokens of the tests' jobs, and a folder for temporary files that no other process uses."""
     path = tmp_path_factory.mktemp("state")
+    temporary = tmp_path_factory.mktemp("t")  # short: sockets lie in it
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_STATE_HOME", str(path))
+        patch.setenv("TMPDIR", str(temporary))
+        patch.setattr(tempfile, "tempdir", str(temporary))
         yield path
+
+
+@pytest.fixture(autouse=True)
+def leaves_nothing(own_state: Path) -> Iterator[None]:
+    """Fails a test that leaves listeners, processes, temporary files or another state of its process."""
+    from tests.support.leftovers import none_left
+
+    with none_left():
+        yield
 
 
 @pytest.fixture(scope="session")
