@@ -1,34 +1,32 @@
-# make demo | test | test-long | coverage | chaos | check | site | clean. Needs Python 3.11 or newer and nothing else; everything goes into .venv.
+# make demo | test [LONG=1] | coverage | chaos | check | site | clean. Needs Python 3.11 or newer and nothing else; everything goes into .venv.
 PYTHON ?= $(firstword $(foreach p,python3 python3.13 python3.12 python3.11 python3.14,$(if $(shell $(p) -c 'import sys; print(sys.version_info >= (3, 11) or "")' 2>/dev/null),$(p))))
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-LOOPS := $(VENV)/.loops # what only the long tests need: TorchRec, Lightning, transformers, tensorboard, tritonclient, nbclient
+LOOPS := $(VENV)/.loops # what the long tests need besides: TorchRec, Lightning, transformers, tensorboard, tritonclient, nbclient
 ENGINES := .venv-engines/.installed # Slurm, Ray, and the schemas of other engines
 PARALLEL := --workers 3 # on two cores: tests with processes often wait
 PYTEST ?= # more options of pytest
 
-.PHONY: demo test test-long coverage chaos check site clean
+.PHONY: demo test coverage chaos check site clean
 
 demo: $(STAMP)
 	@$(BIN)/shardkeep train examples/demo.yaml
 
-test: $(STAMP)
-	@$(BIN)/python -m pytest $(PARALLEL) $(PYTEST)
-
-test-long: $(LOOPS) $(ENGINES)
+test: $(if $(LONG),$(LOOPS) $(ENGINES),$(STAMP))
+ifdef LONG
 	@scripts/install-test-tools
-	@SHARDKEEP_LONG_TESTS=1 $(BIN)/python -m pytest $(PARALLEL) $(PYTEST) -m "(slow or chaos or property) and not gpu" --timeout 1500
+	@SHARDKEEP_LONG_TESTS=1 $(BIN)/python -m pytest $(PARALLEL) $(PYTEST) -m "not chaos and not gpu" --timeout 1500
+else
+	@$(BIN)/python -m pytest $(PARALLEL) $(PYTEST)
+endif
 
 coverage: $(STAMP)
 	@scripts/coverage $(PARALLEL) $(PYTEST)
 
-chaos: $(LOOPS)
-	@RANDOM_KILLS=200 $(BIN)/python -m pytest tests/integration/test_chaos.py tests/integration/test_chaos_system.py -m "chaos or not chaos"
-	@SHARDED_KILLS=20 $(BIN)/python -m pytest tests/integration/test_sharded_tower.py -m "slow"
-	@LOOP_ENDS=20 $(BIN)/python -m pytest tests/integration/test_loop_ends.py -m "slow"
-	@$(BIN)/python -m pytest $(PARALLEL) -m "soak" --timeout 1500
-	@LOOP_KILLS=50 $(BIN)/python -m pytest tests/integration/test_loop_recovery.py -m "chaos"
+chaos: $(LOOPS) $(ENGINES)
+	@scripts/install-test-tools
+	@$(BIN)/python scripts/chaos $(PARALLEL) $(PYTEST)
 
 site: $(LOOPS)
 	@$(BIN)/python -m sphinx -q -W --keep-going -c docs . build/site && echo "build/site/README.html"

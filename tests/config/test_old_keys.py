@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 import shardkeep
-from shardkeep.base.config.old_keys import KEYS, ZEROS
+from shardkeep.base.config.old_keys import KEYS, ZEROS, under_new_names
 from shardkeep.base.errors import ConfigError
 from shardkeep.base.yaml_text import read_yaml, write_yaml
 from shardkeep.cli.main import app
@@ -115,7 +115,9 @@ def test_each_command_reads_a_run_folder_of_before(run: Path, tmp_path: Path) ->
     assert "bf16" in done("tables", str(run), "--table", "C1")
     assert "completed" in done("status", str(run))
     done("report", str(run), "--html", str(tmp_path / "report.html"))
-    assert "tables.default.dtype" in str(changed_settings((run / "config.yaml").read_text()))
+    assert "tables.default.dtype" in str(
+        changed_settings(under_new_names(read_yaml((run / "config.yaml").read_text())))
+    )
     done("evaluate", str(run))
     done("export", str(run), str(tmp_path / "out"))
     assert shardkeep.load(tmp_path / "out").step == shardkeep.load(run).step == 8

@@ -46,7 +46,7 @@ class RunState:
         with contextlib.suppress(YamlError):
             found = read_yaml(text)
             self._config = under_new_names(found) if isinstance(found, Mapping) else {}
-        self._config_section = {"text": text, "changed": changed_settings(text)}
+        self._config_section = {"text": text, "changed": changed_settings(self._config) if self._config else None}
         self._checkpoints = CheckpointFolder(self.records.reader.path, self._config)
         self._looked_at, self._there = 0.0, True
 
@@ -118,13 +118,13 @@ class RunState:
         return self._there
 
 
-def changed_settings(text: str) -> list[list[str]] | None:
+def changed_settings(resolved: Mapping[str, Any]) -> list[list[str]] | None:
     """Settings of a resolved config that differ from the defaults, as pairs of key and value; None = the config is of
     another version."""
     from shardkeep.config import JobConfig
 
     try:
-        config = JobConfig.model_validate(under_new_names(read_yaml(text)))
+        config = JobConfig.model_validate(resolved)
     except (ValueError, ShardkeepError):
         return None
     found = config.model_dump(mode="json", exclude_defaults=True, exclude={"data": {"root"}})
