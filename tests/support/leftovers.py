@@ -18,6 +18,8 @@ from pathlib import Path
 _DUMPABLE = 3  # PR_GET_DUMPABLE of <sys/prctl.h>
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)
 _OF_PYTEST = {"PYTEST_CURRENT_TEST", "PYTEST_VERSION"}
+_OF_ROLES = {"GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "GRPC_ENABLE_FORK_SUPPORT", "GRPC_VERBOSITY"}
+"""What a role that runs in the test's own process sets for its process."""
 END_S = 5.0
 """What a closed server or a killed process may take to go."""
 
@@ -41,7 +43,7 @@ class State:
             process["dumpable"] = libc.prctl(_DUMPABLE)
         process |= {number.name: signal.getsignal(number) for number in _SIGNALS}
         return cls(
-            {name: value for name, value in os.environ.items() if name not in _OF_PYTEST},
+            {name: value for name, value in os.environ.items() if name not in _OF_PYTEST | _OF_ROLES},
             process,
             dict(_listeners()),
             dict(_children()),
