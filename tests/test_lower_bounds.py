@@ -54,7 +54,7 @@ def test_the_lower_bound_of_torch_is_the_version_that_the_tests_use() -> None:
     assert pinned in (bounds()["torch"], f"{bounds()['torch']}.0")
 
 
-@pytest.mark.soak
+@pytest.mark.chaos
 @pytest.mark.waits_for_processes
 @pytest.mark.timeout(1500)
 @pytest.mark.skipif(

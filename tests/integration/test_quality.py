@@ -215,7 +215,7 @@ ADULT_AUC = {
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=IN_LONG.get(name, [pytest.mark.soak])) for name in PUBLISHED],
+    [pytest.param(name, marks=IN_LONG.get(name, [pytest.mark.chaos])) for name in PUBLISHED],
 )
 def test_every_model_reaches_its_golden_auc_on_adult(tmp_path: Path, name: str) -> None:
     settings = [

@@ -20,6 +20,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)
 _OF_PYTEST = {"PYTEST_CURRENT_TEST", "PYTEST_VERSION"}
 _OF_ROLES = {"GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "GRPC_ENABLE_FORK_SUPPORT", "GRPC_VERBOSITY"}
 """What a role that runs in the test's own process sets for its process."""
+_OWN = Path("/proc/self")
 END_S = 5.0
 """What a closed server or a killed process may take to go."""
 
@@ -47,7 +48,7 @@ class State:
             process,
             dict(_listeners()),
             dict(_children()),
-            dict.fromkeys(os.listdir(tempfile.gettempdir())),
+            dict.fromkeys(path.name for path in Path(tempfile.gettempdir()).iterdir()),
         )
 
     def changes(self, later: State) -> list[str]:
@@ -82,21 +83,21 @@ def _umask() -> int:
 
 def _listeners() -> Iterator[tuple[str, str]]:
     """Sockets of this process that wait for connections, by inode."""
-    for number in os.listdir("/proc/self/fd") if sys.platform == "linux" else ():
+    for number in _OWN.joinpath("fd").iterdir() if _OWN.exists() else ():
         with contextlib.suppress(OSError):
-            name = os.readlink(f"/proc/self/fd/{number}")
+            name = str(number.readlink())
             if not name.startswith("socket:"):
                 continue
-            with socket.socket(fileno=os.dup(int(number))) as copy:
+            with socket.socket(fileno=os.dup(int(number.name))) as copy:
                 if copy.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
                     yield name, str(copy.getsockname())
 
 
 def _children() -> Iterator[tuple[int, str]]:
     """Processes that this one started and that run, except those of multiprocessing that live as long as it."""
-    for thread in os.listdir("/proc/self/task") if sys.platform == "linux" else ():
+    for thread in _OWN.joinpath("task").iterdir() if _OWN.exists() else ():
         with contextlib.suppress(OSError):
-            for pid in Path(f"/proc/self/task/{thread}/children").read_text().split():
+            for pid in thread.joinpath("children").read_text().split():
                 command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
                 if command and "multiprocessing." not in command:  # a zombie has none
                     yield int(pid), command

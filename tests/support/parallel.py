@@ -1,4 +1,4 @@
-"""`--workers N`: one process collects all tests, then forks workers that take groups of them in turn, the longest first.
+"""`--workers N`: one process collects all tests, then forks workers that take groups in turn, the longest first.
 
 pytest-xdist would collect once for each worker, 13 CPU s each, and could not hand one preloaded process to all. A
 worker that dies fails the test that it ran, and another takes its place. Linux only.
@@ -341,7 +341,7 @@ def _become_worker(session: pytest.Session, parent: Connection) -> None:
         capture.stop_global_capturing()  # the file is the parent's
         capture.start_global_capturing()
     plugins.unregister(name="terminalreporter")
-    unseen = open(os.devnull, "w")  # noqa: SIM115 # until the process ends
+    unseen = Path(os.devnull).open("w")  # noqa: SIM115 # until the process ends
     reporter = pytest.TerminalReporter(config, unseen)
     reporter.pytest_sessionstart(session)
     plugins.register(reporter, "terminalreporter")
