@@ -99,5 +99,6 @@ def _children() -> Iterator[tuple[int, str]]:
         with contextlib.suppress(OSError):
             for pid in thread.joinpath("children").read_text().split():
                 command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-                if command and "multiprocessing." not in command:  # a zombie has none
+                ended = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] in "ZX"
+                if not ended and "multiprocessing." not in command:
                     yield int(pid), command
