@@ -21,6 +21,8 @@ LONG_FUNCTIONS = {
     "src/shardkeep": 9,
 }
 LONG_SIGNATURES, WIDE_CLASSES = 13, 16
+TEST_LINES, DEFAULT_CASES, LONG_TESTS = 79_950, 6_476, 220
+"""Of all files below tests/; of `make test`; functions marked slow, which CI runs besides."""
 
 
 def explained() -> set[str]:
@@ -32,6 +34,22 @@ def explained() -> set[str]:
 
 def test_the_library_has_no_more_lines_than_it_had() -> None:
     assert sum(library().lines.values()) <= LINES
+
+
+def test_the_tests_have_no_more_lines_than_they_had() -> None:
+    assert (
+        sum(len(path.read_text(encoding="utf-8").splitlines()) for path in (ROOT / "tests").rglob("*.py")) <= TEST_LINES
+    )
+
+
+def test_the_tests_have_no_more_cases_than_they_had(request: pytest.FixtureRequest) -> None:
+    """Counts what this run collected, so it needs a run of all tests."""
+    config = request.config
+    if config.args_source is pytest.Config.ArgsSource.ARGS or config.option.keyword:
+        pytest.skip("only some tests were collected")
+    slow = [item for item in request.session.items if item.get_closest_marker("slow")]
+    assert len(request.session.items) - len(slow) <= DEFAULT_CASES
+    assert len({item.nodeid.partition("[")[0] for item in slow}) <= LONG_TESTS
 
 
 def test_no_folder_becomes_crowded() -> None:
