@@ -13,7 +13,7 @@ from tests.support.tables import SPECS as ALL_LAWS, ByTable, gradients
 
 SPECS = (*ALL_LAWS, TableSpec(name="empty", dim=5), TableSpec(name="one row", dim=2, optimizer={"name": "adam"}))  # type: ignore[arg-type]
 EMPTY, ONE_ROW = len(SPECS) - 2, len(SPECS) - 1
-IDS = 3000
+IDS = 1500
 State = list[tuple[np.ndarray, np.ndarray, np.ndarray]]
 
 

@@ -6,7 +6,6 @@ from collections.abc import Collection
 from typing import Any
 
 import numpy as np
-import pytest
 from hypothesis import given, strategies as st
 
 from shardkeep.compression.config import CompressionConfig
@@ -17,7 +16,7 @@ from shardkeep.ps.transport.metered import LedgerMeter, MeteredTransport, Worker
 from shardkeep.ps.transport.transport import LocalTransport
 from shardkeep.ps.wire.message import MOST_PULLS, Kind
 from tests.support.cases import every
-from tests.support.examples import LONG, examples
+from tests.support.examples import examples
 from tests.support.posted import Posted
 
 EXACT: dict[str, Any] = {"optimizer": {"name": "sgd", "lr": 1.0}, "init": {"name": "zeros"}}
@@ -121,7 +120,7 @@ def test_a_push_of_several_pulls_refers_to_all_of_them() -> None:
     assert not job.traffic.ledger.totals()["push"].get("ids", 0)  # all by reference: no byte
 
 
-@pytest.mark.parametrize("mode", ["bounded", "async"])
+@every("mode", ["bounded", "async"])
 def test_pushes_that_overtake_each_other_refer_to_their_own_pulls(mode: str) -> None:
     job = Job(FORMS["coded"], mode=mode, kinds=(Kind.PULL, Kind.PUSH))
     pulls = [job.pull(step, ids) for step, ids in enumerate((LEFT, RIGHT))]
@@ -160,7 +159,7 @@ def test_results_come_in_any_order_with_a_cache(form: str, servers: int, order: 
 
 def test_lookups_that_no_push_follows_leave_nothing_behind() -> None:
     job = Job(FORMS["coded"], mode="async")
-    for number in range(10_000 if LONG else 2_000):
+    for number in range(4 * MOST_PULLS):
         pull = job.pull(0, LEFT, for_push=False) if number % 2 else job.pull(0, {"f": np.array([number])})
         job.deliver()
         pull.result()
@@ -189,7 +188,7 @@ def some_ids(draw: Any) -> Ids:
     }
 
 
-@examples(120)
+@examples(80)
 @given(
     data=st.data(),
     form=st.sampled_from(list(FORMS)),
