@@ -20,6 +20,7 @@ from shardkeep.ps.rpc.group import connect_store
 from shardkeep.trust.endpoint import Endpoint
 from tests.support.control_job import ListSink
 from tests.support.names import know_names
+from tests.support.ports import reserved_port
 
 LIMIT_S = 20.0
 SOON_S = 10.0  # a tenth of what gRPC may wait between two looks of its own, and of what members wait for one
@@ -37,10 +38,9 @@ def serve() -> Iterator[Serve]:
 
 
 @pytest.fixture
-def port() -> int:
-    """A port that is free on every address of this machine."""
-    with socket.create_server(("", 0)) as taken:
-        return int(taken.getsockname()[1])
+def port() -> Iterator[int]:
+    with reserved_port() as port:
+        yield port
 
 
 def test_a_coordinator_that_returns_at_another_address_of_its_name_is_found_soon(
