@@ -16,6 +16,7 @@ import pytest
 from shardkeep.base.errors import CheckpointError
 from shardkeep.ps.checkpoints.folder import Checkpoints, FileRecord
 from shardkeep.ps.checkpoints.probe import check_shared, check_token, write_token
+from tests.support.cases import every
 
 
 def written(checkpoints: Checkpoints, step: int, content: bytes = b"rows") -> FileRecord:
@@ -162,7 +163,7 @@ def test_a_file_that_was_written_elsewhere_is_not_committed(checkpoints: Checkpo
     assert checkpoints.latest() is None
 
 
-@pytest.mark.parametrize(
+@every(
     ("damage", "text"),
     [
         (lambda path: path.unlink(), "cannot be read"),
@@ -171,7 +172,8 @@ def test_a_file_that_was_written_elsewhere_is_not_committed(checkpoints: Checkpo
     ],
     ids=["gone", "shorter", "another byte"],
 )
-def test_a_damaged_file_is_named(checkpoints: Checkpoints, damage: object, text: str) -> None:
+def test_a_damaged_file_is_named(tmp_path: Path, damage: object, text: str) -> None:
+    checkpoints = Checkpoints(tmp_path)
     saved(checkpoints, 1)
     checkpoint = checkpoints.load(1)
     damage(checkpoint.folder / "server-0" / "rows")  # type: ignore[operator]
@@ -211,8 +213,9 @@ CHANGES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("change", CHANGES)
-def test_a_manifest_that_was_changed_is_refused_by_name(checkpoints: Checkpoints, change: str) -> None:
+@every("change", CHANGES)
+def test_a_manifest_that_was_changed_is_refused_by_name(tmp_path: Path, change: str) -> None:
+    checkpoints = Checkpoints(tmp_path)
     checkpoints.commit(1, [written(checkpoints, 1)], {"samples": 13_000})
     path = checkpoints.load(1).folder / "manifest.json"
     changed = json.loads(path.read_text()) | CHANGES[change]
@@ -362,8 +365,9 @@ def test_what_an_increment_written_again_builds_on_is_kept(checkpoints: Checkpoi
     assert len(list(checkpoints.folder.glob("*step-*"))) == 3
 
 
-@pytest.mark.parametrize("change", ["lost", "written again"])
-def test_an_increment_on_what_is_not_there_any_more_is_not_committed(checkpoints: Checkpoints, change: str) -> None:
+@every("change", ["lost", "written again"])
+def test_an_increment_on_what_is_not_there_any_more_is_not_committed(tmp_path: Path, change: str) -> None:
+    checkpoints = Checkpoints(tmp_path)
     saved(checkpoints, 1)
     base = checkpoints.load(1)
     if change == "lost":
@@ -390,8 +394,9 @@ def test_a_lost_file_of_a_base_is_named_with_the_folder_to_delete(checkpoints: C
     assert steps(checkpoints) == [1]
 
 
-@pytest.mark.parametrize("base", [{"step": 2, "id": ""}, {"step": 7, "id": ""}, {"id": ""}, []])
-def test_a_base_that_cannot_be_one_is_a_damaged_manifest(checkpoints: Checkpoints, base: object) -> None:
+@every("base", [{"step": 2, "id": ""}, {"step": 7, "id": ""}, {"id": ""}, []])
+def test_a_base_that_cannot_be_one_is_a_damaged_manifest(tmp_path: Path, base: object) -> None:
+    checkpoints = Checkpoints(tmp_path)
     saved(checkpoints, 2)
     manifest = checkpoints.load(2).folder / "manifest.json"
     fields = json.loads(manifest.read_text()) | {"format": 2, "base": base}

@@ -18,6 +18,7 @@ from shardkeep.ps.placement import BUCKETS, bucket_of, keys_of, server_of
 from shardkeep.ps.server.snapshot import files as snapshot
 from shardkeep.ps.server.snapshot.files import load_snapshots, write_snapshot
 from shardkeep.ps.server.tables import Tables
+from tests.support.cases import every
 from tests.support.marked_tables import EMPTY, IDS, SPECS
 from tests.support.one_table import exported
 from tests.support.tables import gradients
@@ -67,9 +68,9 @@ def by_id(block: RowBlock) -> list[np.ndarray]:
     return [column[order] for column in block[:3]]
 
 
-@pytest.mark.parametrize("part_bytes", [20_000, 8 << 20], ids=["many parts", "one part"])
-@pytest.mark.parametrize("increments", [0, 3])
-@pytest.mark.parametrize("servers", [1, 3])
+@every("part_bytes", [20_000, 8 << 20], ids=["many parts", "one part"])
+@every("increments", [0, 3])
+@every("servers", [1, 3])
 def test_the_rows_are_those_that_a_server_would_load(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, servers: int, increments: int, part_bytes: int
 ) -> None:
@@ -139,8 +140,8 @@ def test_an_unknown_table_is_named_with_those_that_there_are(tmp_path: Path) -> 
         stream_rows(chain(tmp_path), "users")
 
 
-@pytest.mark.parametrize("harm", ["flipped", "truncated", "gone"])
-@pytest.mark.parametrize("which", ["full", "increment"])
+@every("harm", ["flipped", "truncated", "gone"])
+@every("which", ["full", "increment"])
 def test_a_damaged_file_anywhere_in_a_chain_is_named(tmp_path: Path, which: str, harm: str) -> None:
     last = chain(tmp_path, increments=1)
     path = next(last.chain[0 if which == "full" else 1].folder.glob("server-0/rows-*"))

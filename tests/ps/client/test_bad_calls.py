@@ -57,7 +57,7 @@ def test_a_step_is_pushed_once() -> None:
         client.push(0, request, {})
 
 
-@pytest.mark.parametrize(
+@every(
     ("ids", "text"),
     [
         ({"users": ids_of(1)}, "table users is unknown; the tables are user, item"),
@@ -148,7 +148,7 @@ def test_a_bad_answer_is_one_line(name: str) -> None:
     assert not getattr(error.value, "retryable", False)
 
 
-@pytest.mark.parametrize("servers", [1, 2])
+@every("servers", [1, 2])
 def test_coded_rows_that_are_missing_without_a_name_are_refused(servers: int) -> None:
     bad, good = (rows(Section(0, n, EMPTY, values(n))) for n in (1, 2))
     ids = np.concatenate(

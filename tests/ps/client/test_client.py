@@ -38,7 +38,7 @@ def test_rows_come_back_in_the_order_of_the_ids_from_any_number_of_servers(num_s
         assert (server_of(exported(shard.tables[0])[0], num_servers) == server).all()
 
 
-@pytest.mark.parametrize("mode", ["sync", "bounded", "async"])
+@every("mode", ["sync", "bounded", "async"])
 def test_tables_without_ids_and_steps_without_tables_are_fine(mode: str) -> None:
     shards = services(2, mode)
     client = connect([shard.handle for shard in shards], mode)
@@ -76,7 +76,7 @@ def test_what_the_server_holds_is_not_changed_through_pulled_rows() -> None:
     assert (client.read(request).result()["user"] == before).all()
 
 
-@pytest.mark.parametrize(("mode", "window"), [("sync", 1), ("bounded", 3), ("async", 3)])
+@every(("mode", "window"), [("sync", 1), ("bounded", 3), ("async", 3)])
 def test_a_push_waits_when_a_window_of_pushes_is_not_acknowledged(mode: str, window: int) -> None:
     held = Held(services()[0])
     client = connect([held], mode, timeout_s=SOON_S - 1.0)

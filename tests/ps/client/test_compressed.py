@@ -116,7 +116,7 @@ def sums_of(table: str, steps: int = STEPS) -> dict[int, np.ndarray]:
     return total
 
 
-@pytest.mark.parametrize("last", [False, True])
+@every("last", [False, True])
 def test_the_push_of_what_was_held_back_is_counted_apart(last: bool) -> None:
     job = Job(servers=2, push={"keep_rows": 0.2, "pool_rows": 2000})
     job.run(last=last)
@@ -223,7 +223,7 @@ def test_nothing_is_dropped(push: dict[str, Any]) -> None:
         np.testing.assert_allclose(-delivered.get(id_, np.zeros(8)) + of_table_a, total, atol=1e-5 + 2 * lost**0.5)
 
 
-@pytest.mark.parametrize("keep", [{"keep_rows": 0.1}, {"keep_values": 0.05}, {"keep_values": 0.05, "dgc": {}}])
+@every("keep", [{"keep_rows": 0.1}, {"keep_values": 0.05}, {"keep_values": 0.05, "dgc": {}}])
 def test_one_worker_takes_what_four_have_not_sent(keep: dict[str, Any]) -> None:
     push = keep | {"pool_rows": 60}
     states = []

@@ -19,10 +19,11 @@ from shardkeep.ps.client.compressor import Compressor
 from shardkeep.ps.client.row_memory import RowMemory
 from shardkeep.ps.config import TableSpec
 from shardkeep.ps.jagged import Catalog, JaggedIds, JaggedRows
+from tests.support.cases import every
 
 CATALOG = Catalog([TableSpec(name="a", dim=8)])
 IDS = np.arange(40)
-with_and_without_a_pool = pytest.mark.parametrize("pool_rows", [0, 100], ids=["no pool", "pool"])
+with_and_without_a_pool = every("pool_rows", [0, 100], ids=["no pool", "pool"])
 
 
 def last_rows(grad_UD: np.ndarray, keep: float, key: int) -> np.ndarray:
@@ -66,12 +67,13 @@ import json, sys
 import numpy as np
 from shardkeep.base.compiling.sources import kernel_modules
 from shardkeep.compression.selection.registry import selector
+from tests.support.cases import every
 selector(sys.argv[1]).load()(np.ones((40, 8), np.float32), 0.25, 7)
 print(json.dumps([name for name in kernel_modules() if name in sys.modules]))
 """
 
 
-@pytest.mark.parametrize("name", SELECTORS)
+@every("name", SELECTORS)
 def test_a_selector_loads_the_kernels_that_the_registry_names_and_no_other(name: str) -> None:
     command = [sys.executable, "-c", LOADED, name]
     done = subprocess.run(command, capture_output=True, text=True, check=True)

@@ -184,7 +184,7 @@ def stops_the_job(_method: str, _message: bytes, context: Any) -> bytes:
     return b""
 
 
-@pytest.mark.parametrize("behave", [empty, forged, stops_the_job])
+@every("behave", [empty, forged, stops_the_job])
 def test_a_port_that_is_not_the_coordinators_gets_no_token_and_is_not_believed(
     behave: Callable[[str, bytes, Any], bytes],
 ) -> None:
@@ -264,7 +264,7 @@ def test_a_token_that_others_can_read_or_change_is_refused_like_ssh_does(tmp_pat
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
-@pytest.mark.parametrize(("owner", "fits"), [(12345, False), (0, True)], ids=["a stranger's", "one's own"])
+@every(("owner", "fits"), [(12345, False), (0, True)], ids=["a stranger's", "one's own"])
 def test_a_token_of_another_user_is_refused(tmp_path: Path, owner: int, fits: bool) -> None:
     path = tmp_path / "token"
     atomic_write(path, make_token(), private=True)

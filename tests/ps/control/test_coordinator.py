@@ -80,7 +80,7 @@ def test_another_protocol_is_refused_and_both_versions_are_named() -> None:
         Job().register("worker", 0, protocol=9, shardkeep="3.0")
 
 
-@pytest.mark.parametrize("package", ["shardkeep", "torch"])
+@every("package", ["shardkeep", "torch"])
 def test_another_version_is_refused_and_both_are_named(package: str) -> None:
     with pytest.raises(ProtocolError, match=rf"worker 0 runs {package} 0.9, the coordinator "):
         Job().register("worker", 0, **{package: "0.9"})

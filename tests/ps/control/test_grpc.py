@@ -264,9 +264,7 @@ def test_an_answer_in_another_form_is_told_as_another_version(start: Callable[..
         channel.call("Status", pb.StatusRequest(), pb.JoinReply, timeout_s=LIMIT_S)
 
 
-@pytest.mark.parametrize(
-    ("index", "kind"), [(9, ConfigError), (0, PlaceRefused)], ids=["no such place", "place is taken"]
-)
+@every(("index", "kind"), [(9, ConfigError), (0, PlaceRefused)], ids=["no such place", "place is taken"])
 def test_refusals_keep_their_kind_over_the_wire(
     start: Callable[..., Cluster], index: int, kind: type[ShardkeepError]
 ) -> None:
@@ -280,7 +278,7 @@ def test_refusals_keep_their_kind_over_the_wire(
 GARBAGE = [b"\x00" * 4096, b"GET / HTTP/1.1\r\n\r\n", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\xff" * 4096]
 
 
-@pytest.mark.parametrize("garbage", GARBAGE, ids=["zeros", "http", "broken frames"])
+@every("garbage", GARBAGE, ids=["zeros", "http", "broken frames"])
 def test_garbage_on_the_port_does_not_harm_the_coordinator(start: Callable[..., Cluster], garbage: bytes) -> None:
     cluster = start()
     host, port = cluster.address.split(":")

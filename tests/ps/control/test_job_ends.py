@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
-
 from shardkeep.base.errors import (
     JobStopped,
     UserError,
 )
 from shardkeep.ps.control.coordinator import STOP_PATIENCE_S
 from shardkeep.ps.control.records import Record, Role
+from tests.support.cases import every
 from tests.support.control_job import Job, ListSink
 
 
@@ -34,7 +33,7 @@ def test_a_job_without_a_summary_is_not_completed() -> None:
     assert job.state.state == "failed"
 
 
-@pytest.mark.parametrize(
+@every(
     ("role", "code", "told"),
     [
         ("worker", 1, "worker 1 (pid 100 on 10.0.0.7) failed (exit code 1): no memory"),
@@ -96,7 +95,7 @@ def test_a_launchers_news_of_a_death_needs_no_lease() -> None:
     )
 
 
-@pytest.mark.parametrize("pid", [77, 100], ids=["another process", "it left before"])
+@every("pid", [77, 100], ids=["another process", "it left before"])
 def test_a_death_that_is_no_news_changes_nothing(pid: int) -> None:
     job = Job()
     job.form()

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
-
 from shardkeep.base.errors import ConfigError
 from shardkeep.ps.control.records import (
     PROTOCOL_VERSION,
@@ -150,7 +148,7 @@ def admission(job: Recovering, role: str, index: int, pid: int) -> Registration:
     return job.coordinator.register(Hello(member, f"{role}-{index}-{pid}", PROTOCOL_VERSION, VERSIONS))
 
 
-@pytest.mark.parametrize("taken_over", [False, True], ids=["one coordinator", "another coordinator"])
+@every("taken_over", [False, True], ids=["one coordinator", "another coordinator"])
 def test_a_replacement_hears_where_the_one_before_kept_its_state(taken_over: bool) -> None:
     job = Recovering()
     kept = RecoveryFolder("one", "/a/recovery/J/server-0")

@@ -19,6 +19,7 @@ from shardkeep.ps.control.job import CoordinatedJob as JobParts, JobDeadlines, J
 from shardkeep.ps.control.membership import heartbeat_s, silent_s
 from shardkeep.ps.control.records import JobState, Offer, Record
 from shardkeep.ps.rpc.group import ARRIVAL_LIMIT_S, arrival_limit_s
+from tests.support.cases import every
 from tests.support.control_job import TABLES, Job, ListSink
 from tests.support.recovering import Recovering, take_over
 
@@ -123,7 +124,7 @@ def test_a_change_that_concerns_no_waiting_call_wakes_none() -> None:
     together(wait, change)
 
 
-@pytest.mark.parametrize("workers", [2, 40])
+@every("workers", [2, 40])
 def test_the_persisted_state_has_the_tables_of_all_workers_once(workers: int) -> None:
     job = Job(workers=workers)
     for role, index in job.names:
@@ -168,7 +169,7 @@ class Recording(Coordinator):
         return super().heartbeat(token, wait_s=wait_s, **told)
 
 
-@pytest.mark.parametrize(("members", "wait_s"), [(3, 1.0), (300, 3.0), (9000, 5.0)])
+@every(("members", "wait_s"), [(3, 1.0), (300, 3.0), (9000, 5.0)])
 def test_a_member_waits_with_its_heartbeats_as_its_job_is_large(members: int, wait_s: float) -> None:
     coordinator = Recording()
     with ControlServer(coordinator) as server, ControlClient(server.endpoint, role="worker", index=0) as client:

@@ -18,6 +18,7 @@ from shardkeep.ps.control.grpc.server import ControlServer, StoreHost
 from shardkeep.ps.control.job import JobDeadlines, JobSpec
 from shardkeep.ps.rpc.group import connect_store
 from shardkeep.trust.endpoint import Endpoint
+from tests.support.cases import every
 from tests.support.control_job import ListSink
 from tests.support.names import know_names
 from tests.support.ports import reserved_port
@@ -111,16 +112,17 @@ def test_who_answers_nobody_is_named_with_the_addresses_that_were_tried(
         client.register(wait_s=0.3)
 
 
-@pytest.mark.parametrize("listens", ["127.0.0.1", "::1", "127.0.0.2"])
+@every("listens", ["127.0.0.1", "::1", "127.0.0.2"])
 def test_every_address_of_a_name_is_tried(
     listens: str, serve: Serve, port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     know_names(monkeypatch, {"coord": ["::1", "127.0.0.1", "127.0.0.2"]})
-    serve(join_address(listens, port))
+    server = serve(join_address(listens, port))
     assert fetch_status(Endpoint(f"coord:{port}", TOKEN)).state == "forming"
+    server.stop()
 
 
-@pytest.mark.parametrize("listens", ["127.0.0.1", "::1", "localhost"])
+@every("listens", ["127.0.0.1", "::1", "localhost"])
 def test_the_store_tells_the_address_at_which_it_listens(listens: str) -> None:
     host = StoreHost(bind=listens)
     with closing(host):

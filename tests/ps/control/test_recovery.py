@@ -138,7 +138,7 @@ def test_a_group_that_is_lost_again_and_again_without_a_step_fails_the_job() -> 
     )
 
 
-@pytest.mark.parametrize(("role", "index"), [("worker", 1), ("server", 0)])
+@every(("role", "index"), [("worker", 1), ("server", 0)])
 def test_one_that_leaves_on_a_signal_is_replaced_at_once_and_its_launcher_may_be_late(role: Role, index: int) -> None:
     job = Recovering()
     job.form()
@@ -184,7 +184,7 @@ def test_one_that_leaves_on_a_signal_while_the_job_stops_is_no_failure() -> None
     assert job.state.state == "stopped"
 
 
-@pytest.mark.parametrize("taken_over", [False, True])
+@every("taken_over", [False, True])
 def test_a_replacement_that_reads_other_training_data_fails_the_job_as_the_users_mistake(taken_over: bool) -> None:
     job = Recovering()
     job.data = "aaaa-eeee"
@@ -348,7 +348,7 @@ def test_recoveries_without_restarts_are_off() -> None:
     assert ListSink().kept is None
 
 
-@pytest.mark.parametrize("registered", [False, True], ids=["before it registers", "in place of a dead one"])
+@every("registered", [False, True], ids=["before it registers", "in place of a dead one"])
 def test_a_member_that_nobody_starts_again_fails_the_job(registered: bool) -> None:
     job = Recovering()
     if registered:

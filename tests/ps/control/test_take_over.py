@@ -7,6 +7,7 @@ import json
 import pytest
 
 from shardkeep.base.errors import UserError
+from tests.support.cases import every
 from tests.support.recovering import Recovering, checkpoint, held, take_over, told
 
 
@@ -146,7 +147,7 @@ def test_what_cannot_be_taken_over_is_refused_in_one_line() -> None:
         Recovering().another({"job": "x", "protocol_version": 5})
 
 
-@pytest.mark.parametrize("told", [None, 4, 6])
+@every("told", [None, 4, 6])
 def test_what_a_coordinator_of_another_version_kept_is_refused_by_its_protocol(told: int | None) -> None:
     job = Recovering()
     job.form()

@@ -43,7 +43,7 @@ def tls(certs: Path, name: str) -> Tls | None:
     }[name]
 
 
-@pytest.mark.parametrize("member", ["ours", "another host of ours"])
+@every("member", ["ours", "another host of ours"])
 def test_members_with_a_certificate_of_the_same_authority_are_let_in(certs: Path, member: str) -> None:
     with ControlServer(Job().coordinator, tls=tls(certs, "ours")) as server:
         here = Endpoint(server.address, server.endpoint.token, tls(certs, member))
@@ -54,7 +54,7 @@ def test_members_with_a_certificate_of_the_same_authority_are_let_in(certs: Path
             fetch_status(Endpoint(server.address, "t" * 64, here.tls))
 
 
-@pytest.mark.parametrize(
+@every(
     ("coordinator", "member", "kind", "text"),
     [
         ("ours", "theirs", UserError, r"is not trusted to be the coordinator \(CERTIFICATE_VERIFY_FAILED\)"),

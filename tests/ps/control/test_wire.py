@@ -33,13 +33,13 @@ def test_a_formation_survives_the_wire_bit_for_bit(
     assert from_message(pb.Formation.FromString(bytes_), Formation) == formation
 
 
-@pytest.mark.parametrize("exit_code", [None, 0, 2], ids=str)
+@every("exit_code", [None, 0, 2], ids=str)
 def test_a_job_state_survives_the_wire(exit_code: int | None) -> None:
     job = JobState("failed", "so it is", exit_code, True, 3, 17)
     assert from_message(to_message(job, pb.JobState), JobState) == job
 
 
-@pytest.mark.parametrize("summary", [None, {}, {"steps": 3}], ids=str)
+@every("summary", [None, {}, {"steps": 3}], ids=str)
 def test_a_status_survives_the_wire(summary: dict[str, int] | None) -> None:
     member = MemberStatus("server", 0, "h", 1, "joined", 0.5, -1, "serving")
     status = JobStatus("training", "", None, 1, (member,), {"step": 1}, {"auc": 0.5}, summary, ({"seq": 1}, {"seq": 2}))

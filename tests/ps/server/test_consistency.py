@@ -11,6 +11,7 @@ import pytest
 from shardkeep.base.errors import ProtocolError
 from shardkeep.ps.config import ConsistencyConfig
 from shardkeep.ps.server.consistency import BoundedGate, ConsistencyGate, SyncGate, Work, open_gate
+from tests.support.cases import every
 
 
 def drain(gate: ConsistencyGate[Any]) -> list[Work[Any]]:
@@ -39,7 +40,7 @@ def test_every_mode_of_the_config_has_a_gate() -> None:
 # ---- sync ----
 
 
-@pytest.mark.parametrize("order", list(itertools.permutations(range(3))), ids=str)
+@every("order", list(itertools.permutations(range(3))), ids=str)
 def test_a_step_is_applied_in_rank_order_when_all_pulls_of_the_next_are_here(order: tuple[int, ...]) -> None:
     gate = sync(3, start_step=5)
     assert gate.admits(5) and not gate.admits(6)
@@ -87,7 +88,7 @@ def test_a_repeated_pull_of_the_running_step_is_admitted() -> None:
     assert gate.admits(1)
 
 
-@pytest.mark.parametrize("staged", [True, False], ids=["staged", "applied"])
+@every("staged", [True, False], ids=["staged", "applied"])
 def test_a_duplicate_push_is_refused_quietly_in_sync(staged: bool) -> None:
     gate = sync(1)
     assert gate.push(0, 0, "first")
@@ -119,7 +120,7 @@ def test_what_breaks_the_order_of_sync_is_an_error_that_changes_nothing() -> Non
 # ---- bounded and async ----
 
 
-@pytest.mark.parametrize("bound", [0, 1, 3])
+@every("bound", [0, 1, 3])
 def test_a_pull_waits_for_the_slowest_rank_up_to_the_bound(bound: int) -> None:
     gate = bounded(2, bound)
     for step in range(10):
@@ -171,7 +172,7 @@ def test_async_admits_everything_and_measures_what_it_admits() -> None:
     assert gate.staleness(100) == 100
 
 
-@pytest.mark.parametrize("seed", range(5))
+@every("seed", range(5))
 def test_random_arrivals_are_each_applied_once_and_the_watermark_never_lies(seed: int) -> None:
     rng = np.random.default_rng(seed)
     pushes = [(rank, step) for rank in range(3) for step in range(20)] * 2

@@ -63,7 +63,7 @@ def test_pulls_and_reads_of_unknown_ids_create_no_rows() -> None:
     assert [t["rows"] for t in report(service)["tables"]] == [0, 0]
 
 
-@pytest.mark.parametrize("values", ["fp32", "fp16", "bf16"])
+@every("values", ["fp32", "fp16", "bf16"])
 def test_rows_and_gradients_travel_in_the_format_that_was_asked_for(values: str) -> None:
     service = make_service(compression=CompressionConfig(pull=PullConfig(values=values)))
     exact = make_service()
@@ -173,7 +173,7 @@ def stale_pulls(service: ShardService) -> list[Future[Bytes]]:
     return futures
 
 
-@pytest.mark.parametrize("bound", [0, 2, 5])
+@every("bound", [0, 2, 5])
 def test_bounded_holds_its_bound_while_the_application_of_pushes_is_delayed(bound: int) -> None:
     service = make_service(staleness=bound)
     futures = stale_pulls(service)
@@ -349,7 +349,7 @@ def test_a_push_that_cannot_be_applied_ends_the_service_with_its_reason() -> Non
         pull(service, 0, wanted(0)).result(timeout=LIMIT_S)
 
 
-@pytest.mark.parametrize("second_moment", [False, True])
+@every("second_moment", [False, True])
 def test_a_push_has_second_moments_where_the_job_says_so_and_nowhere_else(second_moment: bool) -> None:
     push_config = PushConfig(second_moment=second_moment, pool_rows=1 if second_moment else 0)
     service = make_service(compression=CompressionConfig(push=push_config))

@@ -5,12 +5,12 @@ from __future__ import annotations
 from concurrent.futures import Future
 
 import numpy as np
-import pytest
 
 from shardkeep.base.arrays import Bytes
 from shardkeep.base.errors import TransportError
 from shardkeep.ps.transport.metered import LedgerMeter, MeteredTransport, Parts, WorkerTraffic
 from shardkeep.ps.wire.message import EMPTY, Kind, text_message
+from tests.support.cases import every
 from tests.support.messages import Message, Section, pack
 
 LIMIT_S = 90.0
@@ -68,7 +68,7 @@ def test_the_answer_to_a_push_and_a_pull_in_one_call_is_the_pulls() -> None:
     assert booked.entries == [("push", 3, False), ("pull", 4, False), ("pull", 4, True)]
 
 
-@pytest.mark.parametrize("at_once", [True, False])
+@every("at_once", [True, False])
 def test_a_failure_reaches_the_caller_and_no_answer_is_booked(at_once: bool) -> None:
     later, booked, lost = Later(), Booked(), TransportError("server 0 was lost")
     if at_once:
@@ -79,7 +79,7 @@ def test_a_failure_reaches_the_caller_and_no_answer_is_booked(at_once: bool) -> 
     assert future.exception(0) is lost and booked.entries == [("read", 0, False)]
 
 
-@pytest.mark.parametrize("at_once", [True, False])
+@every("at_once", [True, False])
 def test_an_answer_that_is_no_message_reaches_the_caller_unbooked(at_once: bool) -> None:
     later, booked = Later(), Booked()
     if at_once:

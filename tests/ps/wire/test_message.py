@@ -164,7 +164,7 @@ def test_every_truncation_is_corrupt() -> None:
             unpack(push()[:length].copy())
 
 
-@pytest.mark.parametrize("extra", [1, 8, 4096])
+@every("extra", [1, 8, 4096])
 def test_bytes_too_many_are_corrupt(extra: int) -> None:
     with pytest.raises(CorruptMessage):
         unpack(np.concatenate([push(), np.zeros(extra, np.uint8)]))
@@ -290,7 +290,7 @@ def test_more_sections_than_any_job_has_are_refused_at_both_ends() -> None:
     assert len(unpack(claiming(65536, SHORT + bytes(65536 + 4), 0)).sections) == 65536
 
 
-@pytest.mark.parametrize("at", [HEADER + 6, HEADER + 8 + 33, -1], ids=["directory", "ids", "values"])
+@every("at", [HEADER + 6, HEADER + 8 + 33, -1], ids=["directory", "ids", "values"])
 def test_padding_that_is_not_zero_is_corrupt(at: int) -> None:
     odd = Section(0, 3, array(bytes(33)), array(bytes(36)))
     buffer = pack(Message(Kind.PUSH, 1, 2, 3, (odd,)))

@@ -13,11 +13,13 @@ import pytest
 
 from shardkeep.base.errors import JournalError
 from shardkeep.ps.server.journal.journal import Journal, RecordKind
+from tests.support.cases import every
 from tests.support.journals import LIMIT_S, appending, body_of, ended, filled, replayed, seen, segments, steps
 
 
-@pytest.mark.parametrize("sync", [False, True], ids=["process", "machine"])
-def test_records_come_back_in_order_over_generations_and_rolls(folder: Path, sync: bool) -> None:
+@every("sync", [False, True], ids=["process", "machine"])
+def test_records_come_back_in_order_over_generations_and_rolls(tmp_path: Path, sync: bool) -> None:
+    folder = tmp_path / "journal"
     expected = []
     for generation in (2, 3, 10):
         journal = Journal(folder, sync=sync)
@@ -163,8 +165,9 @@ def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
         Journal(tmp_path / "file" / "journal", sync=False)
 
 
-@pytest.mark.parametrize("again", [False, True], ids=["written now", "of an earlier life"])
-def test_segments_of_steps_that_are_over_are_forgotten(folder: Path, again: bool) -> None:
+@every("again", [False, True], ids=["written now", "of an earlier life"])
+def test_segments_of_steps_that_are_over_are_forgotten(tmp_path: Path, again: bool) -> None:
+    folder = tmp_path / "journal"
     journal = Journal(folder, sync=False)
     journal.begin(1, step=0, facts={"seed": 1})
     for base in (0, 10, 5):  # the third segment's steps are lower than the second's

@@ -48,8 +48,9 @@ def test_a_segment_cut_before_its_first_record_is_whole_counts_as_never_begun(fo
         assert segments(folder) == [first]
 
 
-@pytest.mark.parametrize("zeros", [1, 31, 32, 4096, 100_001])
-def test_zeros_at_the_end_are_torn(folder: Path, zeros: int) -> None:
+@every("zeros", [1, 31, 32, 4096, 100_001])
+def test_zeros_at_the_end_are_torn(tmp_path: Path, zeros: int) -> None:
+    folder = tmp_path / "journal"
     path = filled(folder)
     whole = path.read_bytes()
     path.write_bytes(whole + bytes(zeros))
@@ -113,7 +114,7 @@ def test_a_torn_tail_of_an_earlier_segment_is_refused(folder: Path) -> None:
     assert steps(folder) == [0, 1, 2, 3]
 
 
-@pytest.mark.parametrize(
+@every(
     ("damage", "text"),
     [
         (lambda whole: os.urandom(5000), "damaged at byte 0"),
@@ -123,7 +124,8 @@ def test_a_torn_tail_of_an_earlier_segment_is_refused(folder: Path) -> None:
     ],
     ids=["garbage", "magic", "zeros for a header", "checksum"],
 )
-def test_a_file_that_is_no_segment_is_refused(folder: Path, damage: Callable[[bytes], bytes], text: str) -> None:
+def test_a_file_that_is_no_segment_is_refused(tmp_path: Path, damage: Callable[[bytes], bytes], text: str) -> None:
+    folder = tmp_path / "journal"
     path = filled(folder)
     damaged = damage(path.read_bytes())
     path.write_bytes(damaged)

@@ -12,21 +12,24 @@ from typing import Any
 import pytest
 
 from shardkeep.ps.server.journal.journal import GIVEN_UP, Journal, RecordKind
+from tests.support.cases import every
 from tests.support.journals import body_of, replayed, segments, steps
+
+WRITEV = os.writev
 
 
 class Quota:
     """A disk on which `left` more bytes fit; takes at most `most` of a write, as the system may."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, left: int, most: int = 1 << 30) -> None:
-        self.left, self.most, self._writev = left, most, os.writev
+        self.left, self.most = left, most
         monkeypatch.setattr(os, "writev", self)
 
     def __call__(self, descriptor: int, parts: list[memoryview]) -> int:
         data = b"".join(parts)[: min(self.left, self.most)]
         if not data:
             raise OSError(errno.ENOSPC, "No space left on device")
-        written = self._writev(descriptor, [data])
+        written = WRITEV(descriptor, [data])
         self.left -= written
         return written
 
@@ -38,11 +41,12 @@ WRITES: dict[str, Callable[[Journal], None]] = {
 }
 
 
-@pytest.mark.parametrize("left", [0, 5, 32, 33, 79])
-@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
+@every("left", [0, 5, 32, 33, 79])
+@every("write", WRITES.values(), ids=WRITES)
 def test_a_full_disk_gives_the_journal_up_once_until_a_roll_finds_room(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, left: int, write: Callable[[Journal], None]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left: int, write: Callable[[Journal], None]
 ) -> None:
+    folder = tmp_path / "journal"
     told: list[str] = []
     journal = Journal(folder, sync=False, on_given_up=told.append)
     journal.begin(1, step=0, facts={})
@@ -67,10 +71,11 @@ def test_a_full_disk_gives_the_journal_up_once_until_a_roll_finds_room(
 REFUSED = {"full": errno.ENOSPC, "quota": errno.EDQUOT, "broken": errno.EIO, "read-only": errno.EROFS}
 
 
-@pytest.mark.parametrize("number", REFUSED.values(), ids=REFUSED)
+@every("number", REFUSED.values(), ids=REFUSED)
 def test_a_journal_that_no_file_can_be_made_for_is_given_up(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, number: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
+    folder = tmp_path / "journal"
     told: list[str] = []
     journal = Journal(folder, sync=True, on_given_up=told.append)
     journal.begin(1, step=0, facts={})

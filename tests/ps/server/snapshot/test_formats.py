@@ -15,6 +15,7 @@ from shardkeep.ps.checkpoints.row_stream import count_rows, stream_rows
 from shardkeep.ps.config import TableSpec
 from shardkeep.ps.server.snapshot.files import load_snapshots, write_snapshot
 from shardkeep.ps.server.tables import Tables
+from tests.support.cases import every
 from tests.support.one_table import applied
 
 PLAIN = TableSpec(name="t", dim=2)
@@ -51,14 +52,14 @@ def loaded(spec: TableSpec, checkpoint: Checkpoint) -> list[int]:
     return [table.digest() for table in tables]
 
 
-@pytest.mark.parametrize("name", KINDS)
+@every("name", KINDS)
 def test_only_tables_with_policies_have_the_new_format(tmp_path: Path, name: str) -> None:
     more, number = KINDS[name]
     checkpoint, _ = saved(TableSpec(name="t", dim=2, **more), tmp_path)
     assert json.loads((checkpoint.folder / "server-0" / "snapshot.json").read_text()).get("format") == number
 
 
-@pytest.mark.parametrize("name", KINDS)
+@every("name", KINDS)
 def test_an_index_without_a_number_is_read_as_the_old_format(tmp_path: Path, name: str) -> None:
     spec = TableSpec(name="t", dim=2, **KINDS[name][0])
     checkpoint, digests = saved(spec, tmp_path)
@@ -74,7 +75,7 @@ def test_an_index_that_an_old_version_wrote_is_read(tmp_path: Path) -> None:
     assert loaded(PLAIN, old) == digests and count_rows(old, "t") == IDS.size
 
 
-@pytest.mark.parametrize("number", [3, "2", 0])
+@every("number", [3, "2", 0])
 def test_an_unknown_format_is_refused_in_one_line_that_says_what_to_do(tmp_path: Path, number: object) -> None:
     checkpoint = changed(saved(PLAIN, tmp_path)[0], format=number)
     text = rf"snapshot\.json: format {number!r}; this version reads 1 to 2; use the version of shardkeep that wrote it"
@@ -87,7 +88,7 @@ def test_an_unknown_format_is_refused_in_one_line_that_says_what_to_do(tmp_path:
         count_rows(checkpoint, "t")
 
 
-@pytest.mark.parametrize("name", KINDS)
+@every("name", KINDS)
 def test_a_server_says_whether_its_increments_may_remove_rows(tmp_path: Path, name: str) -> None:
     spec = TableSpec(name="t", dim=2, **KINDS[name][0])
     snapshot = Tables([spec], seed=1).snapshot()

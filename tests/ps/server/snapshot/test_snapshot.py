@@ -16,6 +16,7 @@ from shardkeep.ps.server.snapshot import files as snapshot
 from shardkeep.ps.server.snapshot.files import load_snapshots, write_snapshot
 from shardkeep.ps.server.table.optimizers.registry import OPTIMIZERS
 from shardkeep.ps.server.tables import Tables
+from tests.support.cases import every
 from tests.support.one_table import OneTable, applied, ids_in, pulled
 
 SPECS = [
@@ -54,8 +55,8 @@ def digests(shards: list[Tables]) -> list[int]:
     return [sum(tables[t].digest() for tables in shards) % (1 << 128) for t in range(len(SPECS))]
 
 
-@pytest.mark.parametrize("file_bytes", [1 << 10, 64 << 20], ids=["many files", "one file"])
-@pytest.mark.parametrize(("then", "now"), [(1, 1), (2, 2), (3, 1), (1, 3), (2, 5), (5, 2)])
+@every("file_bytes", [1 << 10, 64 << 20], ids=["many files", "one file"])
+@every(("then", "now"), [(1, 1), (2, 2), (3, 1), (1, 3), (2, 5), (5, 2)])
 def test_any_number_of_servers_goes_on_with_the_same_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, then: int, now: int, file_bytes: int
 ) -> None:
@@ -76,7 +77,7 @@ def test_any_number_of_servers_goes_on_with_the_same_rows(
         assert len(checkpoint.files) > 6 * then
 
 
-@pytest.mark.parametrize("optimizer", sorted(OPTIMIZERS))
+@every("optimizer", sorted(OPTIMIZERS))
 def test_every_optimizer_goes_on_with_its_slots(tmp_path: Path, optimizer: str) -> None:
     spec, ids = TableSpec(name="t", dim=5, optimizer={"name": optimizer}), np.arange(-40, 40)  # type: ignore[arg-type]
     grads = np.random.default_rng(3).normal(size=(4, ids.size, 5)).astype(np.float32)
@@ -114,7 +115,7 @@ def test_another_number_of_servers_reads_only_what_holds_its_rows(
     assert 0 < len(opened) < 0.4 * len(checkpoint.files)
 
 
-@pytest.mark.parametrize(
+@every(
     ("spec", "text"),
     [
         (TableSpec(name="user", dim=8, optimizer={"name": "adam"}), "table user has dim 4, optimizer adam"),  # type: ignore[arg-type]
@@ -142,7 +143,7 @@ def test_a_flipped_bit_is_found_before_a_row_is_used(tmp_path: Path) -> None:
     assert [table.num_rows for table in tables] == [0] * 4
 
 
-@pytest.mark.parametrize("now", [3, 2])
+@every("now", [3, 2])
 def test_a_server_that_loads_alone_has_its_own_counts(tmp_path: Path, now: int) -> None:
     """The others keep theirs. Of another number of servers all load, and the first has the counts of all."""
     checkpoint = saved(tmp_path, 3, rows=100)

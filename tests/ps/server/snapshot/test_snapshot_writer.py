@@ -18,6 +18,7 @@ from shardkeep.ps.server.snapshot import walk
 from shardkeep.ps.server.snapshot.files import load_snapshots
 from shardkeep.ps.server.tables import Tables
 from shardkeep.ps.wire.message import Kind
+from tests.support.cases import every
 from tests.support.services import IDS, LIMIT_S, TABLES, answer, gradient, make_service, pull, push, wanted
 from tests.support.snapshots import ask, loaded, saved, told
 
@@ -76,8 +77,9 @@ def test_training_goes_on_between_mark_and_answer(service: ShardService, checkpo
     assert read.digests() == before != service.tables.digests()
 
 
-@pytest.mark.parametrize("mode", ["sync", "bounded"])
-def test_a_mark_needs_its_step_boundary(checkpoints: Checkpoints, mode: str) -> None:
+@every("mode", ["sync", "bounded"])
+def test_a_mark_needs_its_step_boundary(tmp_path: Path, mode: str) -> None:
+    checkpoints = Checkpoints(tmp_path)
     service = make_service(mode, checkpoints=checkpoints)
     push(service, 0, gradient(0))
     wrong = 1 if mode == "sync" else 0  # staged, or applied

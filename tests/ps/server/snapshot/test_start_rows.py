@@ -18,6 +18,7 @@ from shardkeep.ps.server.snapshot import start_rows
 from shardkeep.ps.server.snapshot.files import load_snapshots
 from shardkeep.ps.server.snapshot.start_rows import StartRows, write_start_rows
 from shardkeep.ps.server.tables import Tables
+from tests.support.cases import every
 from tests.support.one_table import exported
 
 
@@ -27,8 +28,8 @@ def given(ids: np.ndarray, rows: np.ndarray, chunk: int = 97, optimizer: str = "
     return StartRows(spec, ids.size, lambda: iter(chunks), "the test")
 
 
-@pytest.mark.parametrize("range_bytes", [500, 32 << 20], ids=["many ranges", "one range"])
-@pytest.mark.parametrize("servers", [1, 3])
+@every("range_bytes", [500, 32 << 20], ids=["many ranges", "one range"])
+@every("servers", [1, 3])
 def test_given_rows_are_loaded_by_any_number_of_servers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, servers: int, range_bytes: int
 ) -> None:

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any, get_args
 
 import numpy as np
-import pytest
 import torch
 
 from shardkeep.base.plugging.plugs import Plug
@@ -49,7 +48,7 @@ def update(table: OneTable, ids: np.ndarray, grad: np.ndarray, squares: np.ndarr
     table_kernels.update(table.descriptor, slots, np.column_stack([grad, squares]), scalars_of(table, step))
 
 
-@pytest.mark.parametrize("plug", OPTIMIZERS.values(), ids=OPTIMIZERS)
+@every("plug", OPTIMIZERS.values(), ids=OPTIMIZERS)
 def test_an_optimizer_has_one_name_and_a_kernel_of_all_optimizers_signature(plug: Plug[Any, Any]) -> None:
     assert get_args(plug.config.model_fields["name"].annotation) == (plug.name,)
     (signature,) = plug.load().signatures
@@ -301,7 +300,7 @@ def test_partial_rowwise_adam_takes_a_rows_mean_square_as_it_is_given() -> None:
     assert_close(exported(table)[2][:, dim], 0.001 * squares, 1e-6)
 
 
-@pytest.mark.parametrize("name", ["lars_sgd", "lamb"])
+@every("name", ["lars_sgd", "lamb"])
 def test_a_row_of_zeros_stays_zero_where_its_norm_scales_the_step(name: str) -> None:
     table = OneTable(TableSpec(name="t", dim=DIM, optimizer={"name": name}, init="zeros"), seed=3)
     table.apply(all_ids(), np.ones((NUM_IDS, DIM), np.float32), step=0)

@@ -12,6 +12,7 @@ from shardkeep.ps.server import pages
 from shardkeep.ps.server.pages import LARGE, SMALL, Pages
 from shardkeep.ps.server.table import layout_kernels
 from shardkeep.ps.server.table.records import Records
+from tests.support.cases import every
 from tests.support.one_table import OneIndex, ids_in
 
 
@@ -53,13 +54,13 @@ def test_only_the_records_written_are_counted() -> None:
     assert 0 <= records.size_bytes(50_000) - 50_000 * 80 <= SMALL + records.addresses.nbytes
 
 
-@pytest.mark.parametrize("width", [0, 1, 19])
+@every("width", [0, 1, 19])
 def test_a_record_has_an_even_number_of_words(width: int) -> None:
     with pytest.raises(ValueError, match=f"width {width}: a record has an even number of words"):
         Records(width)
 
 
-@pytest.mark.parametrize("page_bytes", [SMALL, LARGE])
+@every("page_bytes", [SMALL, LARGE])
 def test_pages_are_zeros_from_the_start_of_a_page(page_bytes: int) -> None:
     array = Pages(100_000, np.uint64, page_bytes=page_bytes).array
     assert array.shape == (100_000,) and not array.any()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 import numpy as np
-import pytest
 import xxhash
 
 from shardkeep.ps.config import TableSpec
@@ -96,7 +95,7 @@ def test_uniform_values_lie_between_low_and_high() -> None:
     assert abs(rows.std() / (3 / np.sqrt(12)) - 1) < 0.01
 
 
-@pytest.mark.parametrize("low", [100.0, -101.0, 0.1])
+@every("low", [100.0, -101.0, 0.1])
 def test_uniform_values_stay_within_bounds_that_float32_rounds(low: float) -> None:
     rows = initial_rows({"name": "uniform", "low": low, "high": low + 1e-4}, many_ids(40_000))
     assert rows.min() >= np.float32(low) and rows.max() <= np.float32(low + 1e-4)
@@ -168,7 +167,7 @@ def test_consecutive_ids_get_unrelated_values() -> None:
 # ---- apply ----
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf], ids=str)
+@every("bad", [np.nan, np.inf, -np.inf], ids=str)
 def test_a_row_with_a_non_finite_gradient_is_skipped_and_counted(bad: float) -> None:
     table, expected = make_table("adam"), make_table("adam")
     grad = gradients(IDS.size)
