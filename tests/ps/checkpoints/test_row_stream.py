@@ -68,9 +68,7 @@ def by_id(block: RowBlock) -> list[np.ndarray]:
     return [column[order] for column in block[:3]]
 
 
-@every("part_bytes", [20_000, 8 << 20], ids=["many parts", "one part"])
-@every("increments", [0, 3])
-@every("servers", [1, 3])
+@every(("servers", "increments", "part_bytes"), [(1, 3, 20_000), (3, 3, 8 << 20), (3, 0, 20_000), (1, 0, 8 << 20)])
 def test_the_rows_are_those_that_a_server_would_load(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, servers: int, increments: int, part_bytes: int
 ) -> None:

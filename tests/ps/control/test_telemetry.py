@@ -18,7 +18,7 @@ from shardkeep.ps.control.records import Record
 from shardkeep.ps.control.telemetry import TelemetryRecords, record_interval_s
 from shardkeep.records.telemetry import check_record
 from tests.support.cases import every
-from tests.support.control_job import Job, ListSink
+from tests.support.control_job import Job, ListSink, formed
 
 LIMIT_S = 90.0
 RECORD: Record = {"time": "2026-01-01T00:00:00.000", "every_s": 5.0, "step": 7}
@@ -109,8 +109,7 @@ def test_the_interval_grows_with_the_members(every_s: float, members: tuple[int,
     ],
 )
 def test_a_garbage_record_is_refused_with_its_sender_and_its_key(change: dict[str, Any], key: str) -> None:
-    job = Job()
-    job.form()
+    job = formed(Job())
     with pytest.raises(ProtocolError, match=rf"^worker 0 \(pid .*\) reported telemetry with {key}; allowed: "):
         job.coordinator.report("worker-0-100", sequence=1, kind="telemetry", record=RECORD | change)
     assert job.sink.of("telemetry") == [] and job.coordinator.status().telemetry == ()
@@ -124,8 +123,7 @@ def test_a_record_may_lack_keys_and_have_others() -> None:
 
 
 def test_status_has_the_newest_record_of_each_process_and_the_sink_has_all() -> None:
-    job = Job()
-    job.form()
+    job = formed(Job())
     for sequence, step in enumerate((7, 8), start=1):
         for token in ("worker-1-100", "worker-0-100", "server-0-100"):
             job.coordinator.report(token, sequence=sequence, kind="telemetry", record=RECORD | {"step": step})
@@ -142,8 +140,7 @@ def test_status_has_the_newest_record_of_each_process_and_the_sink_has_all() -> 
 
 
 def test_a_member_cannot_speak_for_another() -> None:
-    job = Job()
-    job.form()
+    job = formed(Job())
     false = {"role": "coordinator", "index": 9, "pid": 1, "host": "elsewhere", "kind": "eval"}
     job.coordinator.report("worker-1-100", sequence=1, kind="telemetry", record=RECORD | false)
     (record,) = job.coordinator.status().telemetry
@@ -157,8 +154,7 @@ def test_telemetry_saves_no_state() -> None:
             super().standing(record)
             self.calls.append(("standing", 0))
 
-    job = Job(sink=Saves())
-    job.form()
+    job = formed(Job(sink=Saves()))
     before = len(job.sink.of("standing"))
     job.coordinator.report("worker-0-100", sequence=1, kind="telemetry", record=RECORD)
     assert len(job.sink.of("standing")) == before
