@@ -6,7 +6,7 @@ import socket
 import stat
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -157,34 +157,41 @@ def test_a_host_that_is_no_name_is_refused(tmp_path: Path, host: str) -> None:
     assert not (tmp_path / "new").exists()
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return make_certs(tmp_path, [LOCAL], days=2)[0]
-
-
-def test_a_file_that_is_missing_is_named(folder: Path) -> None:
+def no_certificate(folder: Path, certs: Path) -> None:
     (folder / "cert.pem").unlink()
-    with pytest.raises(ConfigError, match=r"cert\.pem: cannot be read \(No such file"):
-        read_tls(folder)
 
 
-def test_a_key_that_others_can_read_is_refused(folder: Path) -> None:
+def open_key(folder: Path, certs: Path) -> None:
     (folder / "key.pem").chmod(0o644)
-    with pytest.raises(ConfigError, match=r"key\.pem: others can read or change it \(mode 0644\)"):
-        read_tls(folder)
 
 
-@pytest.mark.parametrize("name", ["ca.pem", "cert.pem", "key.pem"])
-def test_a_file_that_is_not_what_its_name_says_is_refused_when_it_is_read(folder: Path, name: str) -> None:
-    (folder / name).write_text("no PEM")
-    with pytest.raises(ConfigError, match=rf"{folder}.*: (holds no certificate|cert.pem and key.pem are no)"):
-        read_tls(folder)
-
-
-def test_the_key_of_another_certificate_is_refused(folder: Path, certs: Path) -> None:
+def another_key(folder: Path, certs: Path) -> None:
     (folder / "key.pem").write_bytes((certs / "ours/localhost/key.pem").read_bytes())
-    with pytest.raises(ConfigError, match=r"cert\.pem and key\.pem are no certificate and its plain key"):
+
+
+def no_pem(name: str) -> Callable[[Path, Path], None]:
+    return lambda folder, certs: (folder / name).write_text("no PEM") and None
+
+
+@every(
+    ("damage", "text"),
+    [
+        (no_certificate, r"cert\.pem: cannot be read \(No such file"),
+        (open_key, r"key\.pem: others can read or change it \(mode 0644\)"),
+        (another_key, r"cert\.pem and key\.pem are no certificate and its plain key"),
+        (no_pem("ca.pem"), "holds no certificate"),
+        (no_pem("cert.pem"), "cert.pem and key.pem are no"),
+        (no_pem("key.pem"), "cert.pem and key.pem are no"),
+    ],
+)
+def test_a_folder_whose_files_are_not_what_they_should_be_is_refused_when_it_is_read(
+    tmp_path: Path, certs: Path, damage: Callable[[Path, Path], None], text: str
+) -> None:
+    (folder,) = make_certs(tmp_path, [LOCAL], days=2)
+    damage(folder, certs)
+    with pytest.raises(ConfigError, match=text) as refused:
         read_tls(folder)
+    assert str(folder) in str(refused.value)
 
 
 def test_a_host_that_is_given_twice_is_refused_by_name(tmp_path: Path) -> None:
