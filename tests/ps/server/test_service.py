@@ -15,6 +15,7 @@ from shardkeep.base.errors import TransportError
 from shardkeep.compression.config import CompressionConfig, PullConfig, PushConfig
 from shardkeep.compression.values.codec import value_codec
 from shardkeep.ps.server.consistency import BoundedGate
+from shardkeep.ps.server.figures import shard_record
 from shardkeep.ps.server.service import ShardService
 from shardkeep.ps.server.tables import Tables
 from shardkeep.ps.wire.message import EMPTY, Kind, text_message
@@ -358,3 +359,25 @@ def test_a_push_has_second_moments_where_the_job_says_so_and_nowhere_else(second
     reply = answer(push(service, 0, Section(0, IDS.size, raw(IDS), values, value_format=other)))
     assert "table user: a push differs from compression.push.second_moment of the job" in text_of(reply)
     assert report(service)["digest"] == report(make_service())["digest"]
+
+
+# ---- telemetry records ----
+
+
+def figures(requests: int, seconds: float, **more: Any) -> dict[str, Any]:
+    return {"requests": requests, "request_s": seconds, "request_histogram": {}, **more}
+
+
+def test_counts_that_a_table_without_policies_never_has_are_left_out() -> None:
+    plain = {"name": "a", "rows": 0, "bytes": 0, "created": 0, "removed": 0, "refused": 0, "candidates": 0}
+    ruled = {"name": "b", "rows": 3, "bytes": 9, "created": 5, "removed": 2, "refused": 0, "candidates": 4}
+    record = shard_record(figures(0, 0.0, tables=[plain, ruled]), figures(0, 0.0))
+    assert record["tables"] == [
+        {"name": "a", "rows": 0, "bytes": 0, "created": 0},
+        {"name": "b", "rows": 3, "bytes": 9, "created": 5, "removed": 2, "candidates": 4},
+    ]
+
+
+def test_the_time_of_a_request_is_that_since_the_last_record() -> None:
+    assert shard_record(figures(30, 5.1, pulls=7), figures(10, 5.0)) == {"pulls": 7, "request_ms": 5.0}
+    assert shard_record(figures(10, 5.0), figures(10, 5.0)) == {"request_ms": None}, "there was no service yet"

@@ -1,23 +1,30 @@
-"""Snapshots: what one number of servers wrote, any other number reads back, bit for bit."""
+"""Snapshots: what one number of servers wrote, any other number reads back, bit for bit; rows from outside as one; their
+formats."""
 
 from __future__ import annotations
 
+import json
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from shardkeep.base.errors import CheckpointError
+from shardkeep.base.errors import CheckpointError, DataError
 from shardkeep.ps.checkpoints import row_stream
-from shardkeep.ps.checkpoints.folder import Checkpoint, Checkpoints
+from shardkeep.ps.checkpoints.folder import Checkpoint, Checkpoints, FileRecord
+from shardkeep.ps.checkpoints.index import indexes
+from shardkeep.ps.checkpoints.row_stream import count_rows, stream_rows
 from shardkeep.ps.config import TableSpec
-from shardkeep.ps.placement import buckets_of, server_of
-from shardkeep.ps.server.snapshot import files as snapshot
+from shardkeep.ps.placement import bucket_of, buckets_of, server_of
+from shardkeep.ps.server.snapshot import files as snapshot, start_rows
 from shardkeep.ps.server.snapshot.files import load_snapshots, write_snapshot
+from shardkeep.ps.server.snapshot.start_rows import StartRows, write_start_rows
 from shardkeep.ps.server.table.optimizers.registry import OPTIMIZERS
 from shardkeep.ps.server.tables import Tables
 from tests.support.cases import every
-from tests.support.one_table import OneTable, applied, ids_in, pulled
+from tests.support.one_table import OneTable, applied, exported, ids_in, pulled
 
 SPECS = [
     TableSpec(name="user", dim=4, optimizer={"name": "adam"}),  # type: ignore[arg-type]
@@ -153,3 +160,144 @@ def test_a_server_that_loads_alone_has_its_own_counts(tmp_path: Path, now: int) 
         load_snapshots(tables, checkpoint, shard=shard, num_shards=now)
         found.append([table.skipped_rows for table in tables])
     assert found == ([[0, 0, 2, 3], [10, 0, 12, 13], [20, 0, 22, 23]] if now == 3 else [[30, 0, 36, 39], [0] * 4])
+
+
+# ---- rows from outside: sorted through temporary files ----
+
+
+def given(ids: np.ndarray, rows: np.ndarray, chunk: int = 97, optimizer: str = "adam") -> StartRows:
+    spec = TableSpec(name="t", dim=rows.shape[1], optimizer={"name": optimizer})  # type: ignore[arg-type]
+    chunks = [(ids[at : at + chunk], rows[at : at + chunk]) for at in range(0, ids.size, chunk)]
+    return StartRows(spec, ids.size, lambda: iter(chunks), "the test")
+
+
+@every("range_bytes", [500, 32 << 20], ids=["many ranges", "one range"])
+@every("servers", [1, 3])
+def test_given_rows_are_loaded_by_any_number_of_servers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, servers: int, range_bytes: int
+) -> None:
+    monkeypatch.setattr(start_rows, "RANGE_BYTES", range_bytes)
+    monkeypatch.setattr(start_rows, "PART_BYTES", 2000)
+    monkeypatch.setattr(start_rows, "FILE_BYTES", 20_000)
+    rng = np.random.default_rng(0)
+    ids = np.unique(np.concatenate([rng.integers(-(2**63), 2**63 - 1, 3000), [-1, 0, 2**63 - 1]]))
+    rows = rng.normal(size=(ids.size, 3)).astype(np.float32)
+    order = rng.permutation(ids.size)
+    checkpoints = Checkpoints(tmp_path)
+    partial = checkpoints.begin(0)
+    one = given(ids[order], rows[order])
+    start = checkpoints.commit(0, write_start_rows([one], partial, shard=0), {})
+    assert sorted(path.suffix for path in start.folder.glob("server-0/*")) == [
+        ".json",
+        *[".safetensors"] * (len(start.files) - 1),
+    ]
+    ((_, index),) = indexes(start)
+    bounds = [(first, end) for _, _, first, end, _ in index["parts"]]
+    assert all(first < end <= later for (first, end), (later, _) in pairwise(bounds)), "a server reads its parts alone"
+    found = []
+    for shard in range(servers):
+        tables = Tables([one.spec], seed=0)
+        load_snapshots(tables, start, shard=shard, num_shards=servers)
+        found.append(exported(tables[0]))
+    together = np.concatenate([ids_N for ids_N, _, _ in found])
+    order = np.argsort(together)
+    assert np.array_equal(together[order], ids)
+    assert np.array_equal(np.concatenate([rows_ND for _, rows_ND, _ in found])[order], rows)
+    assert not np.concatenate([slots for _, _, slots in found]).any()
+
+
+def test_an_id_that_comes_twice_in_different_chunks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(start_rows, "RANGE_BYTES", 500)
+    ids = np.append(np.arange(1000), 7)
+    with pytest.raises(DataError, match=r"the test, rows 8 and 1001: both have id 7; allowed: one row an id"):
+        write_start_rows([given(ids, np.ones((1001, 2), np.float32))], Checkpoints(tmp_path).begin(0), shard=0)
+
+
+def test_all_rows_in_one_bucket_are_one_part(tmp_path: Path) -> None:
+    many = np.arange(400_000)
+    ids = many[bucket_of(many) == 1234]
+    checkpoints = Checkpoints(tmp_path)
+    files = write_start_rows([given(ids, np.ones((ids.size, 2), np.float32))], checkpoints.begin(0), shard=0)
+    start = checkpoints.commit(0, files, {})
+    (block,) = stream_rows(start, "t", [(0, 4096)])
+    assert ids.size > 50 and np.array_equal(np.sort(block.ids_N), ids)
+
+
+# ---- format numbers ----
+
+
+PLAIN = TableSpec(name="t", dim=2)
+KINDS: dict[str, tuple[dict[str, Any], int | None]] = {
+    "no policy": ({}, None),
+    "evict": ({"evict": {"ttl_steps": 9}}, 2),
+    "min_count": ({"admit": {"min_count": 2}}, 2),
+    "probability": ({"admit": {"probability": 0.9}}, 2),
+}
+FIFTY = np.arange(50, dtype=np.int64)
+
+
+def saved_alone(spec: TableSpec, folder: Path) -> tuple[Checkpoint, list[int]]:
+    """A checkpoint of one server, and the digests of its tables."""
+    tables, checkpoints = Tables([spec], seed=1), Checkpoints(folder)
+    for step in range(2):
+        applied(tables[0], FIFTY, np.ones((FIFTY.size, 2), np.float32), step=step)
+    files = write_snapshot(tables.snapshot(), checkpoints.begin(2), shard=0)
+    return checkpoints.commit(2, files, {}), [table.digest() for table in tables]
+
+
+def changed(checkpoint: Checkpoint, **fields: Any) -> Checkpoint:
+    """The checkpoint with other fields in its index; None = without the field."""
+    path = checkpoint.folder / "server-0" / "snapshot.json"
+    index = {**json.loads(path.read_text()), **fields}
+    path.write_text(json.dumps({key: value for key, value in index.items() if value is not None}))
+    files = [FileRecord.of(checkpoint.folder, checkpoint.folder / file.path) for file in checkpoint.files]
+    return Checkpoint(checkpoint.folder, checkpoint.step, tuple(files), {}, checkpoint.id)
+
+
+def loaded_digests(spec: TableSpec, checkpoint: Checkpoint) -> list[int]:
+    tables = Tables([spec], seed=1)
+    load_snapshots(tables, checkpoint, shard=0, num_shards=1)
+    return [table.digest() for table in tables]
+
+
+@every("name", KINDS)
+def test_only_tables_with_policies_have_the_new_format(tmp_path: Path, name: str) -> None:
+    more, number = KINDS[name]
+    checkpoint, _ = saved_alone(TableSpec(name="t", dim=2, **more), tmp_path)
+    assert json.loads((checkpoint.folder / "server-0" / "snapshot.json").read_text()).get("format") == number
+
+
+@every("name", KINDS)
+def test_an_index_without_a_number_is_read_as_the_old_format(tmp_path: Path, name: str) -> None:
+    spec = TableSpec(name="t", dim=2, **KINDS[name][0])
+    checkpoint, digests = saved_alone(spec, tmp_path)
+    assert loaded_digests(spec, changed(checkpoint, format=None)) == digests
+
+
+def test_an_index_that_an_old_version_wrote_is_read(tmp_path: Path) -> None:
+    """Its tables have no key of policies and of precision."""
+    checkpoint, digests = saved_alone(PLAIN, tmp_path)
+    index = json.loads((checkpoint.folder / "server-0" / "snapshot.json").read_text())
+    spec = {key: index["tables"][0]["spec"][key] for key in ("name", "dim", "optimizer", "init")}
+    old = changed(checkpoint, tables=[{"spec": spec, "skipped_rows": 0}])
+    assert loaded_digests(PLAIN, old) == digests and count_rows(old, "t") == FIFTY.size
+
+
+@every("number", [3, "2", 0])
+def test_an_unknown_format_is_refused_in_one_line_that_says_what_to_do(tmp_path: Path, number: object) -> None:
+    checkpoint = changed(saved_alone(PLAIN, tmp_path)[0], format=number)
+    text = rf"snapshot\.json: format {number!r}; this version reads 1 to 2; use the version of shardkeep that wrote it"
+    with pytest.raises(CheckpointError, match=text) as refused:
+        loaded_digests(PLAIN, checkpoint)
+    assert "\n" not in str(refused.value)
+    with pytest.raises(CheckpointError, match=text):
+        list(stream_rows(checkpoint, "t"))
+    with pytest.raises(CheckpointError, match=text):
+        count_rows(checkpoint, "t")
+
+
+@every("name", KINDS)
+def test_a_server_says_whether_its_increments_may_remove_rows(tmp_path: Path, name: str) -> None:
+    spec = TableSpec(name="t", dim=2, **KINDS[name][0])
+    snapshot = Tables([spec], seed=1).snapshot()
+    assert snapshot.removes == (name in ("evict", "min_count"))  # counts that are forgotten are rows, too
