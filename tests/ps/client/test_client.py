@@ -8,14 +8,13 @@ import pytest
 from shardkeep.base.errors import DeadlineExceeded
 from shardkeep.compression.config import CompressionConfig
 from shardkeep.ps.client.row_client import RowClient
-from shardkeep.ps.config import ConsistencyConfig, TableSpec
+from shardkeep.ps.config import TableSpec
 from shardkeep.ps.placement import server_of
-from shardkeep.ps.server.service import ShardService
 from shardkeep.ps.server.table.initializers.config import InitConfig
 from shardkeep.ps.transport.transport import LocalTransport
 from shardkeep.ps.wire.admin import GetReport
 from tests.support.cases import every
-from tests.support.clients import TABLES, Held, connect, ids_of, many, ones, services
+from tests.support.clients import TABLES, Held, connect, ids_of, many, ones, servers_of, services
 from tests.support.held_gate import HeldGate
 from tests.support.one_table import OneTable, exported
 
@@ -159,14 +158,9 @@ LAW_IDS = np.unique(np.random.default_rng(4).integers(-(2**63), 2**63 - 1, 500))
 
 
 def rows_over(servers: int, ids: str) -> dict[str, np.ndarray]:
-    compression, mode = CompressionConfig(ids=ids), ConsistencyConfig()
-    services = [
-        ShardService(shard=s, tables=BY_LAW, consistency=mode, num_workers=1, seed=9, compression=compression)
-        for s in range(servers)
-    ]
-    client = RowClient(
-        LocalTransport([service.handle for service in services]), tables=BY_LAW, compression=compression, seed=9
-    )
+    compression = CompressionConfig(ids=ids)
+    handlers = [service.handle for service in servers_of(BY_LAW, servers, seed=9, compression=compression)]
+    client = RowClient(LocalTransport(handlers), tables=BY_LAW, compression=compression, seed=9)
     rows = client.pull(0, client.request(dict.fromkeys(LAWS, LAW_IDS))).result()
     return {name: rows[name].copy() for name in LAWS}
 

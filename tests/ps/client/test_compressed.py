@@ -18,11 +18,11 @@ from shardkeep.ps.client.row_memory import RowMemory
 from shardkeep.ps.config import ConsistencyConfig, TableSpec
 from shardkeep.ps.jagged import Catalog, JaggedIds, JaggedRows
 from shardkeep.ps.server.journal.journal import Journal
-from shardkeep.ps.server.service import ShardService
 from shardkeep.ps.transport.metered import LedgerMeter, MeteredTransport, WorkerTraffic
 from shardkeep.ps.transport.transport import Handler, LocalTransport
 from shardkeep.ps.wire.message import REFERENCE, Kind, read
 from tests.support.cases import every
+from tests.support.clients import servers_of
 from tests.support.one_table import exported
 
 SGD = {"name": "sgd", "lr": 1.0}
@@ -41,12 +41,7 @@ class Job:
     def __init__(self, *, servers: int = 1, mode: str = "bounded", **compression: Any) -> None:
         self.compression = CompressionConfig(**compression)
         consistency = ConsistencyConfig(mode=mode)
-        self.services = [
-            ShardService(shard=s, tables=TABLES, consistency=consistency, num_workers=1, seed=3,
-                compression=self.compression,
-            )
-            for s in range(servers)
-        ]  # fmt: skip
+        self.services = servers_of(TABLES, servers, mode=mode, compression=self.compression)
         self.messages: list[Bytes] = []
         self.traffic = WorkerTraffic()
         transport = LocalTransport([self.listening(service.handle) for service in self.services])

@@ -15,6 +15,7 @@ from shardkeep.ps.server.service import ShardService
 from shardkeep.ps.transport.transport import LocalTransport
 from shardkeep.ps.wire.message import Kind
 from tests.support.cases import every
+from tests.support.clients import servers_of
 from tests.support.messages import Message, pack, unpack
 from tests.support.one_table import pulled
 
@@ -23,10 +24,7 @@ IDS = np.array([1, 5, 9], np.int64)
 
 
 def make(mode: str = "bounded", num_servers: int = 1, generation: int = 0) -> tuple[RowClient, list[ShardService]]:
-    consistency = ConsistencyConfig(mode=mode)
-    services = [
-        ShardService(shard=s, tables=[SPEC], consistency=consistency, num_workers=1, seed=1) for s in range(num_servers)
-    ]
+    consistency, services = ConsistencyConfig(mode=mode), servers_of([SPEC], num_servers, mode=mode)
     transport = LocalTransport([service.handle for service in services])
     return RowClient(transport, tables=[SPEC], consistency=consistency, generation=generation), services
 

@@ -11,11 +11,11 @@ from hypothesis import given, strategies as st
 from shardkeep.compression.config import CompressionConfig
 from shardkeep.ps.client.row_client import PullHandle, RowClient
 from shardkeep.ps.config import ConsistencyConfig, TableSpec
-from shardkeep.ps.server.service import ShardService
 from shardkeep.ps.transport.metered import LedgerMeter, MeteredTransport, WorkerTraffic
 from shardkeep.ps.transport.transport import LocalTransport
 from shardkeep.ps.wire.message import MOST_PULLS, Kind
 from tests.support.cases import every
+from tests.support.clients import servers_of
 from tests.support.examples import examples
 from tests.support.posted import Posted
 
@@ -39,12 +39,7 @@ class Job:
     ) -> None:
         compression, consistency = CompressionConfig.model_validate(form), ConsistencyConfig(mode=mode)
         tables = [*TABLES, FROZEN]
-        self.services = [
-            ShardService(
-                shard=s, tables=tables, consistency=consistency, num_workers=1, seed=1, compression=compression
-            )
-            for s in range(servers)
-        ]
+        self.services = servers_of(tables, servers, mode=mode, seed=1, compression=compression)
         self.posted = [Posted(service, kinds) for service in self.services]
         self.traffic = WorkerTraffic()
         transport = MeteredTransport(LocalTransport(self.posted), LedgerMeter(self.traffic))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import Future
-from typing import Any
 
 import numpy as np
 import pytest
@@ -21,6 +20,7 @@ from shardkeep.ps.transport.transport import Handler, LocalTransport
 from shardkeep.ps.wire.ids import ROW_BITS, read_row_bits, row_bit_bytes, write_row_bits
 from shardkeep.ps.wire.message import EMPTY, Kind, allocate, read
 from tests.support.cases import every
+from tests.support.clients import ids_of, servers_of
 from tests.support.examples import examples
 from tests.support.messages import Message, Section, pack, unpack
 
@@ -28,20 +28,9 @@ TABLES = (TableSpec(name="user", dim=4), TableSpec(name="item", dim=3))
 SYNC = ConsistencyConfig(mode="sync")
 
 
-def ids_of(*ids: int) -> np.ndarray:
-    return np.array(ids, dtype=np.int64)
-
-
 def job(num_servers: int, coding: str) -> tuple[list[ShardService], CompressionConfig]:
     compression = CompressionConfig(ids=coding)
-    settings: dict[str, Any] = {
-        "tables": TABLES,
-        "consistency": SYNC,
-        "num_workers": 1,
-        "seed": 3,
-        "compression": compression,
-    }
-    return [ShardService(shard=shard, **settings) for shard in range(num_servers)], compression
+    return servers_of(TABLES, num_servers, mode="sync", compression=compression), compression
 
 
 def connect(handlers: list[Handler], compression: CompressionConfig) -> RowClient:
@@ -225,9 +214,7 @@ class LateServer:
 def connected(*, measures_waits: bool) -> RowClient:
     """A client of two servers. The second is late."""
     consistency = ConsistencyConfig(mode="bounded", staleness=1)
-    first, second = (
-        ShardService(shard=s, tables=[SPEC], consistency=consistency, num_workers=1, seed=1) for s in range(2)
-    )
+    first, second = servers_of([SPEC], 2, consistency=consistency)
     transport = LocalTransport([first.handle, LateServer(second)])
     return RowClient(transport, tables=[SPEC], consistency=consistency, measures_waits=measures_waits)
 

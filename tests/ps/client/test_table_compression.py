@@ -22,6 +22,7 @@ from shardkeep.ps.server.service import ShardService
 from shardkeep.ps.transport.metered import LedgerMeter, MeteredTransport, WorkerTraffic
 from shardkeep.ps.transport.transport import LocalTransport
 from tests.support.cases import every
+from tests.support.clients import servers_of
 from tests.support.one_table import exported
 
 ADAGRAD = {"name": "rowwise_adagrad", "lr": 0.1}
@@ -53,13 +54,9 @@ class Job:
         both: dict[str, Any] = {"consistency": ConsistencyConfig(mode=mode), "seed": 3}
         both["compression"] = CompressionConfig(**job)
         self.journals = [] if journal is None else [Journal(journal / str(s), sync=False) for s in range(servers)]
-        self.services = [
-            ShardService(
-                shard=s, tables=specs, num_workers=workers, journal=self.journals[s] if self.journals else None, **both
-            )
-            for s in range(servers)
-        ]
-        for service in self.services if self.journals else []:
+        self.services = servers_of(specs, servers, num_workers=workers, **both)
+        for service, kept in zip(self.services, self.journals, strict=False):
+            service.applier.journal = kept
             service.life.begin(0, 0)
         self.traffic = WorkerTraffic()
         transport = LocalTransport([service.handle for service in self.services])

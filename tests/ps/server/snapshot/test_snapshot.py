@@ -1,5 +1,4 @@
-"""Snapshots: what one number of servers wrote, any other number reads back, bit for bit; rows from outside as one; their
-formats."""
+"""Snapshots: what one number of servers wrote, any other number reads back, bit for bit; rows from outside; formats."""
 
 from __future__ import annotations
 
