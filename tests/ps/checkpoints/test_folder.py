@@ -264,7 +264,7 @@ def test_a_process_that_does_not_see_the_folder_is_told(checkpoints: Checkpoints
             check_token(folder, wrong)
 
 
-def test_a_damaged_token_is_that_of_another_folder(tmp_path: Path) -> None:
+def test_a_damaged_token_is_that_of_another_folder_and_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
     token = write_token(tmp_path)
     (probe,) = tmp_path.iterdir()
     probe.write_bytes(b"\xff" + token.encode())
@@ -273,8 +273,6 @@ def test_a_damaged_token_is_that_of_another_folder(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="is another folder"):
         check_shared(tmp_path, token, writes=False)
 
-
-def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(CheckpointError, match=r"file/below: cannot keep checkpoints: .* \(Not a directory\)"):
         write_token(tmp_path / "file" / "below")

@@ -111,7 +111,7 @@ def test_in_sync_a_pull_is_sent_only_when_every_server_has_acknowledged_the_push
     assert late.pulls == [0, 1]
 
 
-def test_a_fence_waits_for_acknowledgements() -> None:
+def test_a_fence_waits_for_acknowledgements_and_acknowledged_pushes_are_forgotten() -> None:
     held = Held(services()[0])
     client = connect([held], timeout_s=SOON_S - 1.0)
     request = client.request({"item": ids_of(1)})
@@ -121,8 +121,6 @@ def test_a_fence_waits_for_acknowledgements() -> None:
     held.acknowledge(0)
     client.fence(1)
 
-
-def test_acknowledged_pushes_are_forgotten() -> None:
     client = connect([services()[0].handle])
     request = client.request({"item": ids_of(1)})
     for step in range(50):

@@ -89,15 +89,13 @@ def test_any_other_call_sends_a_push_that_rides(call: str) -> None:
     assert service.report()["pushes"] == 1 and (pulled(service.tables[0], IDS) == -1).all()
 
 
-def test_a_refused_push_answers_for_both_and_nothing_is_pulled() -> None:
+def test_a_refused_push_answers_for_both_and_raises_when_rows_are_wanted() -> None:
     _, (service,) = make()
     bad = pack(Message(Kind.PUSH, 7, 0, 0))
     answer = service.handle(bad, pack(Message(Kind.PULL, 0, 0, 1))).result(90)
     assert unpack(answer).kind is Kind.ERROR
     assert service.report()["pulls"] == 0
 
-
-def test_an_exchange_that_is_refused_raises_when_its_rows_are_wanted() -> None:
     client, _ = make(generation=3)
     request = client.request({"t": IDS})
     pull = client.exchange(0, request, {"t": np.ones((3, 4), np.float32)}, 1, request)

@@ -60,7 +60,7 @@ def test_a_read_says_for_each_id_whether_it_has_a_row(num_servers: int, coding: 
     assert rows["user"].shape == (user.size, 4) and np.isfinite(rows["item"]).all()
 
 
-def test_a_read_of_no_ids_says_nothing_of_rows() -> None:
+def test_a_read_of_no_ids_and_a_pull_say_nothing_of_rows() -> None:
     services, compression = job(2, "raw")
     client = connect([service.handle for service in services], compression)
     pulled = client.read(client.request({}))
@@ -69,8 +69,6 @@ def test_a_read_of_no_ids_says_nothing_of_rows() -> None:
     reply = unpack(services[0].handle(pack(Message(Kind.READ, 0, 0, 0))).result(0))
     assert (reply.kind, reply.sections) == (Kind.ROWS, ())
 
-
-def test_the_answer_to_a_pull_has_no_bits() -> None:
     services, compression = job(1, "raw")
     client = connect([services[0].handle], compression)
     train(client, user=ids_of(1, 2))
@@ -226,7 +224,7 @@ def test_a_pull_that_waits_for_a_late_server_counts_for_that_server() -> None:
     assert list(client.waits.seconds) == [1] and LATE_S / 2 < client.waits.seconds[1] < 100 * LATE_S
 
 
-def test_evaluation_and_the_end_of_training_count_for_no_step() -> None:
+def test_nothing_is_measured_of_evaluation_and_the_end_of_training_nor_unasked() -> None:
     client = connected(measures_waits=True)
     request = client.request({"user": TWENTY})
     client.read(request).result()
@@ -234,8 +232,6 @@ def test_evaluation_and_the_end_of_training_count_for_no_step() -> None:
     client.fence(1)
     assert client.waits is not None and client.waits.seconds == {}
 
-
-def test_nothing_is_measured_unless_somebody_asks_for_it() -> None:
     client = connected(measures_waits=False)
     client.pull(0, client.request({"user": TWENTY})).result()
     assert client.waits is None

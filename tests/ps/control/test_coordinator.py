@@ -62,12 +62,10 @@ def test_who_does_not_fit_is_refused_by_what_does_not(name: str) -> None:
         Job().register(role, index, **more)
 
 
-def test_no_servers_is_told_as_none() -> None:
+def test_a_place_is_refused_that_is_none_or_a_live_members_or_of_a_job_that_is_over() -> None:
     with pytest.raises(ConfigError, match="allowed: none"):
         Job(servers=0).register("server", 0)
 
-
-def test_a_place_is_refused_while_a_live_member_holds_it_and_when_the_job_is_over() -> None:
     job = Job()
     for _ in range(2):  # a repeated registration is none
         job.register("worker", 0)
@@ -104,11 +102,17 @@ def test_a_quota_that_slows_the_coordinator_is_named_beside_a_silent_member(tmp_
     assert "sent no heartbeat for 15 s" in job.state.message and job.state.message.endswith(f"; {why}")
 
 
-def test_a_lost_server_is_told_with_the_step_of_the_job() -> None:
+def test_a_lost_member_is_told_with_the_step_of_the_job_and_before_its_first() -> None:
     job = formed(Job())
     job.pass_time(1, alive=[("worker", 0), ("worker", 1)], step=40)
     job.coordinator.lost("server", 0, pid=100, reason="killed by SIGKILL")
     assert job.state.message == "server 0 (pid 100 on 10.0.0.7) ended: killed by SIGKILL, the job was at step 40"
+
+    job = Job()
+    job.register("server", 0)
+    job.pass_time(16)
+    assert job.state.message.startswith("server 0 (pid 100 on 10.0.0.7) sent no heartbeat")
+    assert job.state.message.endswith("last seen before its first step")
 
 
 def test_leases_hold_while_the_coordinator_itself_stood_still() -> None:
@@ -119,14 +123,6 @@ def test_leases_hold_while_the_coordinator_itself_stood_still() -> None:
     assert job.state.state == "training"
     job.pass_time(6)
     assert job.state.state == "failed"
-
-
-def test_a_lease_also_ends_before_the_job_has_formed() -> None:
-    job = Job()
-    job.register("server", 0)
-    job.pass_time(16)
-    assert job.state.message.startswith("server 0 (pid 100 on 10.0.0.7) sent no heartbeat")
-    assert job.state.message.endswith("last seen before its first step")
 
 
 def test_a_job_that_does_not_form_in_time_names_who_is_missing() -> None:
@@ -256,7 +252,7 @@ def test_reports_of_an_unknown_kind_a_second_summary_and_an_unknown_member_are_r
         job.coordinator.heartbeat("somebody")
 
 
-def test_status_shows_every_member_with_age_step_and_phase() -> None:
+def test_status_shows_every_member_and_workers_meet_where_all_have_come_as_far() -> None:
     job = formed(Job())
     job.coordinator.heartbeat("worker-1-100", step=3, phase="train")
     job.now += 4
@@ -264,8 +260,6 @@ def test_status_shows_every_member_with_age_step_and_phase() -> None:
     worker = members["worker", 1]
     assert (worker.step, worker.phase, worker.age_s, worker.condition) == (3, "train", 4.0, "joined")
 
-
-def test_workers_meet_where_all_have_come_as_far() -> None:
     job = formed(Job(servers=1, workers=2))
     assert job.coordinator.meet("worker-0-100", 1)[1] == (1,)
     assert job.coordinator.meet("worker-1-100", 1)[1] == ()

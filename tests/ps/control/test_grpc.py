@@ -255,20 +255,16 @@ def test_an_address_that_is_none_is_a_config_error(address: str) -> None:
         ControlClient(Endpoint(address, TOKEN), role="worker", index=0)
 
 
-def test_a_port_in_use_is_refused_instead_of_shared(start: Callable[..., Cluster]) -> None:
+def test_a_port_in_use_another_protocol_and_another_form_are_refused(start: Callable[..., Cluster]) -> None:
     cluster = start()
     with pytest.raises(ConfigError, match=f"cannot listen on {cluster.address}"):
         ControlServer(cluster.coordinator, cluster.address)
 
-
-def test_another_protocol_is_refused_over_the_wire_too(start: Callable[..., Cluster]) -> None:
     cluster = start()
     client = ControlClient(cluster.endpoint, role="worker", index=0, protocol_version=7, versions={"shardkeep": "9.9"})
     with client, pytest.raises(ProtocolError, match=r"protocol 7 \(shardkeep 9.9\).*speaks 5 \(shardkeep "):
         client.register()
 
-
-def test_an_answer_in_another_form_is_told_as_another_version(start: Callable[..., Cluster]) -> None:
     cluster = start()
     channel = ControlChannel(cluster.endpoint)
     with closing(channel), pytest.raises(ProtocolError, match="answers Status in another form"):
@@ -300,7 +296,7 @@ def test_garbage_on_the_port_does_not_harm_the_coordinator(start: Callable[..., 
     assert fetch_status(cluster.endpoint).state == "training"
 
 
-def test_a_call_that_is_no_message_is_answered_with_an_error(start: Callable[..., Cluster]) -> None:
+def test_a_call_that_is_no_message_and_a_service_of_another_kind_are_errors(start: Callable[..., Cluster]) -> None:
     cluster = start()
     with grpc.insecure_channel(cluster.address) as channel:
         raw = channel.unary_unary(REGISTER)
@@ -309,8 +305,6 @@ def test_a_call_that_is_no_message_is_answered_with_an_error(start: Callable[...
             raw(b"\xff" * 64, timeout=LIMIT_S, metadata=proof.headers())
     assert fetch_status(cluster.endpoint).state == "forming"
 
-
-def test_a_service_of_another_kind_is_told_as_a_protocol_error() -> None:
     with ThreadPoolExecutor(1) as pool:
         other = grpc.server(pool)
         port = other.add_insecure_port("127.0.0.1:0")
@@ -330,7 +324,7 @@ def test_a_bug_in_the_coordinator_is_an_error_and_not_silence(
     assert "control call failed" in caplog.text
 
 
-def test_reports_arrive_in_order_and_before_the_leave(start: Callable[..., Cluster]) -> None:
+def test_reports_of_numbers_of_any_kind_arrive_in_order_and_before_the_leave(start: Callable[..., Cluster]) -> None:
     cluster = start(servers=0, workers=1)
     (worker,) = cluster.form()
     for step in range(100):
@@ -338,6 +332,20 @@ def test_reports_arrive_in_order_and_before_the_leave(start: Callable[..., Clust
     worker.report("summary", {"steps": 100})
     assert worker.leave(0).state == "completed"
     assert [call[1]["step"] for call in cluster.sink.of("progress")] == list(range(100))
+
+    import numpy as np
+    import torch
+
+    cluster = start(servers=0, workers=1)
+    (worker,) = cluster.form()
+    worker.report("progress", {"loss": np.float32(0.5), "auc": torch.tensor(0.25), "counts": np.arange(2)})
+    worker.leave(1)
+    record = cluster.sink.of("progress")[0][1]
+    assert (record["loss"], record["auc"], record["counts"]) == (0.5, 0.25, [0, 1])
+    with pytest.raises(TypeError, match="is not JSON"):
+        worker.report("progress", {"loss": object()})
+    with pytest.raises(ValueError, match="allowed: progress"):
+        worker.report("gossip", {})
 
 
 def test_a_report_is_kept_until_a_coordinator_takes_it(start: Callable[..., Cluster]) -> None:
@@ -363,22 +371,6 @@ def test_a_call_that_is_cut_off_is_a_transport_error(start: Callable[..., Cluste
     with pytest.raises(TransportError, match=f"coordinator .*at {cluster.address}") as cut:
         joining.result(LIMIT_S)
     assert cut.value.retryable  # RemoteError is not: it is an answer
-
-
-def test_numpy_and_tensor_scalars_may_stand_in_a_report(start: Callable[..., Cluster]) -> None:
-    import numpy as np
-    import torch
-
-    cluster = start(servers=0, workers=1)
-    (worker,) = cluster.form()
-    worker.report("progress", {"loss": np.float32(0.5), "auc": torch.tensor(0.25), "counts": np.arange(2)})
-    worker.leave(1)
-    record = cluster.sink.of("progress")[0][1]
-    assert (record["loss"], record["auc"], record["counts"]) == (0.5, 0.25, [0, 1])
-    with pytest.raises(TypeError, match="is not JSON"):
-        worker.report("progress", {"loss": object()})
-    with pytest.raises(ValueError, match="allowed: progress"):
-        worker.report("gossip", {})
 
 
 def test_a_whole_coordinator_serves_one_job_with_a_real_store() -> None:

@@ -39,7 +39,7 @@ def test_a_member_that_leaves_too_early_fails_the_job(role: Role, code: int, tol
     assert (job.state.state, job.state.exit_code) == ("failed", 1)
 
 
-def test_a_user_error_of_one_member_is_the_exit_code_and_text_of_the_job() -> None:
+def test_the_first_failure_stays_and_a_users_error_is_the_exit_code_and_text() -> None:
     job = Job()
     job.register("worker", 0)
     job.leave("worker", 0, 2, "day_0.tsv row 7 column I3: 'x' is no number")
@@ -48,8 +48,6 @@ def test_a_user_error_of_one_member_is_the_exit_code_and_text_of_the_job() -> No
     assert str(error) == "day_0.tsv row 7 column I3: 'x' is no number"
     assert job.state.exit_code == 2
 
-
-def test_the_first_failure_stays() -> None:
     job = formed(Job())
     job.leave("worker", 0, 1, "first")
     job.leave("worker", 1, 2, "second")
@@ -89,7 +87,7 @@ def test_a_death_that_is_no_news_changes_nothing(pid: int) -> None:
     assert job.state.state == "training"
 
 
-def test_stop_lets_workers_leave_in_order() -> None:
+def test_a_stop_lets_workers_leave_in_order_and_tells_the_step() -> None:
     job = formed(Job())
     job.pass_time(1, alive=job.names, step=12)
     assert job.coordinator.stop("Ctrl-C").state == "stopping"
@@ -102,8 +100,6 @@ def test_stop_lets_workers_leave_in_order() -> None:
         ("finished", "stopped", "stopped at step 12: Ctrl-C", {"stopped_by": "Ctrl-C", "steps": 12})
     ]
 
-
-def test_a_stop_tells_the_step_of_a_record_that_came_before_any_heartbeat() -> None:
     job = formed(Job())
     job.coordinator.report(token="worker-0-100", sequence=1, kind="progress", record={"step": 3})
     job.coordinator.stop("Ctrl-C")
@@ -123,15 +119,13 @@ def test_a_stop_before_the_job_has_formed() -> None:
     assert (state.state, formation) == ("stopping", None)
 
 
-def test_stop_does_not_wait_for_a_worker_that_died() -> None:
+def test_a_stop_waits_neither_for_the_dead_nor_for_ever_for_one_that_is_stuck() -> None:
     job = formed(Job())
     job.coordinator.stop("enough")
     job.leave("worker", 0)
     job.pass_time(16)
     assert job.state.state == "stopped"
 
-
-def test_stop_does_not_wait_for_ever_for_a_worker_that_is_stuck() -> None:
     job = formed(Job())
     job.coordinator.stop("enough")
     job.pass_time(int(STOP_PATIENCE_S), alive=job.names)

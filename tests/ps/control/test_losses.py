@@ -78,15 +78,13 @@ def test_a_job_goes_back_by_as_many_steps_as_it_may(
     assert job.state.state == ("training" if goes_on else "failed")
 
 
-def test_after_a_checkpoint_that_failed_a_period_is_a_period() -> None:
+def test_a_period_is_one_after_a_failed_checkpoint_and_for_another_coordinator() -> None:
     job = formed(Recovering(losses=Losses(None, 20)))
     checkpoint(job, 20)
     no_checkpoint(job, 40, sequence=2)
     reborn(job, held(20, 20), step=45)
     assert job.state.state == "failed" and "allows 20, of one checkpoint period" in job.state.message
 
-
-def test_a_period_that_was_worked_out_counts_also_for_another_coordinator() -> None:
     job = formed(Recovering(losses=Losses(None, None)))
     period(job, 400, sequence=1)
     take_over(job)
@@ -113,13 +111,11 @@ def test_the_last_worker_with_the_tower_and_a_server_dead_at_once_end_a_job_that
     assert job.state.state == "failed" and "worker 0 came back without its tower states; 31 steps" in job.state.message
 
 
-def test_members_that_hold_all_lose_nothing_whatever_the_checkpoints() -> None:
+def test_members_that_hold_all_lose_nothing_and_nobody_goes_back_to_a_deleted_checkpoint() -> None:
     job = formed(Recovering(losses=Losses(0, 0)))
     reborn(job, held(31, 31), step=31)
     assert (job.state.state, told(job)[0]["step"]) == ("training", 31)
 
-
-def test_a_checkpoint_that_somebody_deleted_is_not_gone_back_to() -> None:
     job = formed(Recovering(losses=Losses(100, 20)))
     checkpoint(job, 20)
     checkpoint(job, 40, sequence=2)

@@ -91,7 +91,9 @@ def test_a_name_that_comes_late_is_waited_for_and_said_once(
         assert client.register(wait_s=SOON_S) == "name: job\n"
 
 
-def test_a_single_call_to_a_name_of_nobody_says_so_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_of_nobody_is_told_at_once_and_who_answers_nobody_with_the_addresses_that_were_tried(
+    monkeypatch: pytest.MonkeyPatch, port: int
+) -> None:
     know_names(monkeypatch, {"coord": []})
     why = (
         r"the coordinator at coord:7071 cannot be reached: the name coord has no address \(Name or service not known\)"
@@ -99,10 +101,6 @@ def test_a_single_call_to_a_name_of_nobody_says_so_at_once(monkeypatch: pytest.M
     with pytest.raises(TransportError, match=f"^{why}$"):
         fetch_status(Endpoint("coord:7071", TOKEN))
 
-
-def test_who_answers_nobody_is_named_with_the_addresses_that_were_tried(
-    port: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
     know_names(monkeypatch, {"debian": ["127.0.1.1", "::1"]})
     told = rf"answered at debian:{port} \(127\.0\.1\.1\) \(::1\) within"
     with (

@@ -37,13 +37,19 @@ def test_a_death_ends_the_generation_and_its_replacement_forms_the_next() -> Non
     assert [r["generation"] for r in summary["recoveries"]] == [2]
 
 
-def test_a_member_that_loses_the_others_brings_all_together_again_without_any_death() -> None:
+def test_a_lost_group_forms_again_without_any_death_unless_a_worker_left() -> None:
     job = formed(Recovering())
     assert job.come_back("worker", 1, why="server 0 was lost after 0.1 s: ECONNRESET") is None
     assert job.state.state == "recovering" and "worker 1" in job.state.message and "ECONNRESET" in job.state.message
     assert job.come_back("worker", 0) is None
     formation = job.come_back("server", 0)
     assert formation is not None and formation.generation == 2
+
+    job = formed(Recovering())
+    job.leave("worker", 1)
+    assert job.come_back("worker", 0, why="EOF") is None
+    assert job.state.state == "failed"
+    assert job.state.message.startswith("worker 0 (pid 100 on 10.0.0.7) lost the others: EOF; worker 1 (pid 100 on")
 
 
 def test_a_death_is_told_as_the_cause_though_its_symptom_came_first() -> None:
@@ -66,7 +72,7 @@ def test_one_that_dies_while_the_others_wait_for_it_is_waited_for_again() -> Non
     assert formation is not None and formation.lacking == (1,) and formation.source == 0
 
 
-def test_as_many_deaths_in_a_row_as_allowed_and_one_more_without_a_step_between() -> None:
+def test_as_many_deaths_or_departures_in_a_row_as_allowed_and_one_more_unless_a_step_is_between() -> None:
     job = formed(Recovering(restarts=2))
     job.coordinator.heartbeat("worker-0-100", step=7)
     job.kill("server", 0)
@@ -77,8 +83,14 @@ def test_as_many_deaths_in_a_row_as_allowed_and_one_more_without_a_step_between(
     assert job.state.state == "failed"
     assert job.state.message.endswith("it died 3 times without one more trained step (recovery.restarts: 2)")
 
+    job = formed(Recovering(restarts=1))
+    job.leave("worker", 1, 143, "left on SIGTERM")
+    job.recover(killed=("worker", 1))
+    job.coordinator.leave("worker-1-200", code=143, message="left on SIGTERM")
+    assert job.state.state == "failed"
+    assert "worker 1 (pid 200 on 10.0.0.7) left on SIGTERM" in job.state.message
+    assert job.state.message.endswith("it died 2 times without one more trained step (recovery.restarts: 1)")
 
-def test_a_step_in_between_forgives_deaths() -> None:
     job = formed(Recovering(restarts=1))
     for number in range(5):
         job.coordinator.heartbeat("worker-0-100", step=number)
@@ -111,16 +123,6 @@ def test_one_that_leaves_on_a_signal_is_replaced_at_once_and_its_launcher_may_be
     assert [(note["lost"], note["lost_index"]) for note in notes] == [(role, index)]
     job.kill(role, index)  # its launcher comes late with it
     assert job.state.state == "training"
-
-
-def test_one_that_leaves_again_and_again_without_a_step_fails_the_job_as_deaths_do() -> None:
-    job = formed(Recovering(restarts=1))
-    job.leave("worker", 1, 143, "left on SIGTERM")
-    job.recover(killed=("worker", 1))
-    job.coordinator.leave("worker-1-200", code=143, message="left on SIGTERM")
-    assert job.state.state == "failed"
-    assert "worker 1 (pid 200 on 10.0.0.7) left on SIGTERM" in job.state.message
-    assert job.state.message.endswith("it died 2 times without one more trained step (recovery.restarts: 1)")
 
 
 def test_without_restarts_the_first_that_dies_or_leaves_on_a_signal_fails_the_job_by_its_name() -> None:
@@ -211,7 +213,7 @@ def test_one_that_was_taken_for_dead_is_refused_when_it_wakes_up() -> None:
         job.come_back("worker", 1)
 
 
-def test_a_replacement_may_come_before_the_lease_ends_if_the_others_miss_the_one_before() -> None:
+def test_a_replacement_may_come_before_the_lease_ends_if_a_member_is_missed_or_silent() -> None:
     job = formed(Recovering())
     with pytest.raises(UserError, match="worker 1 is already in the job"):
         job.register("worker", 1, pid=200)
@@ -222,8 +224,6 @@ def test_a_replacement_may_come_before_the_lease_ends_if_the_others_miss_the_one
     job.register("worker", 1, pid=200)
     assert job.state.state == "recovering"
 
-
-def test_a_newcomer_takes_the_place_of_a_member_that_is_silent_while_the_job_trains() -> None:
     job = formed(Recovering())
     with pytest.raises(UserError, match="worker 1 is already in the job"):
         job.register("worker", 1, pid=200)
@@ -275,14 +275,6 @@ def test_a_worker_that_left_before_the_summary_cannot_be_waited_for(victim: tupl
         f"worker 1 (pid 100 on 10.0.0.7) {how}"
     )
     assert len(job.sink.of("finished")) == 1
-
-
-def test_a_group_that_is_lost_after_a_worker_left_cannot_form_again() -> None:
-    job = formed(Recovering())
-    job.leave("worker", 1)
-    assert job.come_back("worker", 0, why="EOF") is None
-    assert job.state.state == "failed"
-    assert job.state.message.startswith("worker 0 (pid 100 on 10.0.0.7) lost the others: EOF; worker 1 (pid 100 on")
 
 
 @every("registered", [False, True], ids=["before it registers", "in place of a dead one"])

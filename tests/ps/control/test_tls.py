@@ -111,15 +111,13 @@ def answering_late(address: str, delay_s: float) -> Iterator[str]:
                 end.close()
 
 
-def test_a_slow_network_gets_the_time_that_it_needs_to_connect(certs: Path) -> None:
+def test_a_slow_network_gets_its_time_and_a_member_that_is_hung_up_on_is_told_of_tls(certs: Path) -> None:
     with (
         ControlServer(Job().coordinator, tls=tls(certs, "ours")) as server,
         answering_late(server.address, delay_s=0.2) as address,
     ):
         assert fetch_status(Endpoint(address, server.endpoint.token, tls(certs, "ours"))).members == ()
 
-
-def test_a_member_that_is_hung_up_on_is_told_of_tls_when_its_patience_ends(certs: Path) -> None:
     with ControlServer(Job().coordinator, tls=tls(certs, "ours")) as server:
         plain = Endpoint(server.address, server.endpoint.token)
         with (

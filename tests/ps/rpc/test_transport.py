@@ -222,19 +222,15 @@ def test_a_member_that_does_not_come_is_named_in_time_and_the_others_can_try_aga
 # ---- without a peer ----
 
 
-def test_a_closed_local_transport_says_so() -> None:
+def test_a_closed_transport_a_late_reply_and_a_store_of_nobody_are_one_line() -> None:
     transport = local_twin(0)
     transport.close()
     with pytest.raises(TransportError, match="server 0 cannot be reached: the transport is closed"):
         transport.send(0, question(), timeout_s=1.0).result(LIMIT_S)
 
-
-def test_waiting_in_process_has_a_deadline_that_names_the_peer() -> None:
     with pytest.raises(DeadlineExceeded, match=r"server 3 did not answer within 0\.\d s"):
         wait_for_reply(Future(), peer="server 3", timeout_s=0.05)
 
-
-def test_a_store_that_nobody_hosts_is_one_line() -> None:
     told = "the coordinator's store at 127.0.0.1:{} cannot be reached"
     with reserved_port() as port, pytest.raises(TransportError, match=told.format(port)) as error:
         connect_store("127.0.0.1", port, timeout_s=1.0)

@@ -47,7 +47,7 @@ def read(service: ShardService, table: int = 0, ids: np.ndarray = IDS) -> np.nda
 # ---- pull, push, read, ask ----
 
 
-def test_rows_come_back_section_by_section_and_pushes_change_them() -> None:
+def test_rows_come_back_section_by_section_and_only_pushes_change_and_create_them() -> None:
     service = make_service()
     first = answer(pull(service, 0, wanted(0, IDS[:2]), wanted(1)))
     assert [(s.table, s.rows, s.ids.size, s.values.size) for s in first.sections] == [(0, 2, 0, 32), (1, 4, 0, 48)]
@@ -56,8 +56,6 @@ def test_rows_come_back_section_by_section_and_pushes_change_them() -> None:
     assert answer(push(service, 0, gradient(1))).kind is Kind.ACK
     assert np.allclose(read(service, 1), before - np.float32(0.05))
 
-
-def test_pulls_and_reads_of_unknown_ids_create_no_rows() -> None:
     service = make_service("sync")
     rows_of(pull(service, 0, wanted(0)))
     read(service)
@@ -187,14 +185,12 @@ def test_bounded_holds_its_bound_while_the_application_of_pushes_is_delayed(boun
     assert sum(seen.values()) == 10 and max(int(s) for s in seen) <= bound
 
 
-def test_without_the_gate_the_same_delay_exceeds_the_bound() -> None:
+def test_without_the_gate_the_same_delay_exceeds_the_bound_and_async_never_parks() -> None:
     service = make_service(staleness=2)
     service.applier.gate = BoundedGate(num_workers=1, start_step=0, bound=None)
     futures = stale_pulls(service)
     assert max(answer(future).value for future in futures) == 9
 
-
-def test_async_never_parks() -> None:
     assert all(future.done() for future in stale_pulls(make_service("async")))
 
 
@@ -368,7 +364,7 @@ def figures(requests: int, seconds: float, **more: Any) -> dict[str, Any]:
     return {"requests": requests, "request_s": seconds, "request_histogram": {}, **more}
 
 
-def test_counts_that_a_table_without_policies_never_has_are_left_out() -> None:
+def test_a_telemetry_record_has_the_time_of_a_request_and_the_counts_that_a_table_can_have() -> None:
     plain = {"name": "a", "rows": 0, "bytes": 0, "created": 0, "removed": 0, "refused": 0, "candidates": 0}
     ruled = {"name": "b", "rows": 3, "bytes": 9, "created": 5, "removed": 2, "refused": 0, "candidates": 4}
     record = shard_record(figures(0, 0.0, tables=[plain, ruled]), figures(0, 0.0))
@@ -377,7 +373,5 @@ def test_counts_that_a_table_without_policies_never_has_are_left_out() -> None:
         {"name": "b", "rows": 3, "bytes": 9, "created": 5, "removed": 2, "candidates": 4},
     ]
 
-
-def test_the_time_of_a_request_is_that_since_the_last_record() -> None:
     assert shard_record(figures(30, 5.1, pulls=7), figures(10, 5.0)) == {"pulls": 7, "request_ms": 5.0}
     assert shard_record(figures(10, 5.0), figures(10, 5.0)) == {"request_ms": None}, "there was no service yet"

@@ -182,7 +182,7 @@ def test_checkpoints_hold_all_rows_as_they_were_whatever_decays_meanwhile(
         assert same(state(read), before) and not same(state(tables), before)
 
 
-def test_a_table_with_too_many_rows_is_refused_in_one_line() -> None:
+def test_a_table_with_too_many_rows_and_a_loop_with_selection_are_refused_in_one_line() -> None:
     tables = Tables([TableSpec(name="t", dim=1, optimizer=OPTIMIZERS["sgd"])], seed=1)
     tables.apply([gradients({0: (np.arange(1_000_000), np.zeros((1_000_000, 1), np.float32))})], step=0)
     with pytest.raises(ShardkeepError) as caught:
@@ -192,8 +192,6 @@ def test_a_table_with_too_many_rows_is_refused_in_one_line() -> None:
         "set weight_decay_on: touched, or use more servers"
     )
 
-
-def test_a_loop_with_selection_is_refused_in_one_line() -> None:
     table = TableSpec(name="t", dim=4, optimizer=OPTIMIZERS["adam"])
     selecting = CompressionConfig(push={"keep_rows": 0.1, "pool_rows": 9})
     with pytest.raises(

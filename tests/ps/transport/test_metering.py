@@ -50,7 +50,7 @@ def message(kind: Kind, step: int = 0) -> Bytes:
     return pack(Message(kind, 0, 0, step, (Section(0, 2, np.zeros(16, np.uint8), EMPTY),)))
 
 
-def test_an_answer_is_booked_before_its_future_is_done() -> None:
+def test_an_answer_is_booked_before_its_future_is_done_and_after_two_messages_as_the_pulls() -> None:
     later, booked = Later(), Booked()
     booked.future = MeteredTransport(later, booked).send(0, message(Kind.PULL, 3), timeout_s=LIMIT_S)
     assert booked.entries == [("pull", 3, False)] and not booked.future.done()
@@ -59,8 +59,6 @@ def test_an_answer_is_booked_before_its_future_is_done() -> None:
     assert booked.was_done is False and booked.future.result(0) is rows
     assert booked.entries == [("pull", 3, False), ("pull", 3, True)]
 
-
-def test_the_answer_to_a_push_and_a_pull_in_one_call_is_the_pulls() -> None:
     booked, rows = Booked(), pack(Message(Kind.ROWS, 0, 0, 4))
     later = Later()
     later.answer.set_result(rows)

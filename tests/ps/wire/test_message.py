@@ -83,7 +83,7 @@ def test_ids_and_values_start_at_multiples_of_eight_bytes_have_no_gaps_and_are_v
     assert packed.size % 8 == 0
 
 
-def test_padding_is_zero_whatever_the_memory_held_before() -> None:
+def test_the_bytes_on_the_wire_are_these_and_padding_is_zero() -> None:
     odd = Section(0, 1, array(b"\xff" * 3), array(b"\xff" * 5))
     for _ in range(50):
         np.full(4096, 255, np.uint8)
@@ -92,8 +92,6 @@ def test_padding_is_zero_whatever_the_memory_held_before() -> None:
             "3c00010101000003 0500000000000000 ffffffffffff0000 ffffffffffffffff ffff000000000000"
         )
 
-
-def test_the_bytes_on_the_wire_are_these() -> None:
     first = Section(table=0, rows=1, ids=array(b"\x07" + bytes(7)), values=array(b"\x01\x02\x03"), value_format=1)
     packed = pack(Message(Kind.PUSH, generation=3, rank=5, step=9, sections=(first,), value=-1))
     assert bytes(packed).hex(" ", 8) == (

@@ -116,15 +116,13 @@ def test_a_row_is_kept_though_the_pull_of_its_push_did_not_find_it(tmp_path: Pat
     assert same(state(read_back(tables, mark, tmp_path)), before)
 
 
-def test_each_of_two_marks_in_a_row_has_its_own_instant(tmp_path: Path) -> None:
+def test_each_mark_has_its_own_instant_and_drops_the_one_before_it(tmp_path: Path) -> None:
     tables, rng = filled(), np.random.default_rng(2)
     for number in range(2):
         before, mark = state(tables), tables.snapshot()
         tables.apply([gradients(random_push(rng))], step=1)
         assert same(state(read_back(tables, mark, tmp_path / str(number))), before)
 
-
-def test_a_mark_drops_the_one_before_it(tmp_path: Path) -> None:
     tables, rng = filled(), np.random.default_rng(3)
     first = tables.snapshot()
     tables.apply([gradients(random_push(rng))], step=1)

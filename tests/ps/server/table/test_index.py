@@ -183,16 +183,7 @@ def test_finding_changes_nothing() -> None:
     assert (len(index), index.size_bytes) == (100, before)
 
 
-def test_a_callers_own_kernel_call_adds_as_the_index_does() -> None:
-    index, slots_U = OneIndex(), np.empty(5, dtype=np.int64)
-    for ids_U in (spread(0, 5), spread(5, 10)):
-        index.make_room(ids_U.size)
-        index_kernels.find_or_add(index.descriptor, ids_U, slots_U)
-    assert slots_U.tolist() == [5, 6, 7, 8, 9]
-    assert index.find(spread(0, 10)).tolist() == list(range(10))
-
-
-def test_there_is_room_for_as_many_rows_as_the_index_says() -> None:
+def test_there_is_room_for_as_many_rows_as_the_index_says_and_more_than_it_can_name_are_an_error() -> None:
     index, rooms = OneIndex(), set[int]()
     for start in range(0, 100_000, 500):
         index.find_or_add(spread(start, start + 500))
@@ -204,8 +195,6 @@ def test_there_is_room_for_as_many_rows_as_the_index_says() -> None:
         rooms.add(room)
     assert 0 in rooms and len(rooms) > 3
 
-
-def test_a_table_with_more_rows_than_an_index_can_name_is_an_error() -> None:
     index = OneIndex()
     index.descriptor["count"] = MAX_ROWS
     with pytest.raises(JobError, match="a table gets 3000000001 rows on one server; allowed: 3000000000"):

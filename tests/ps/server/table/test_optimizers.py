@@ -307,7 +307,7 @@ def test_a_row_of_zeros_stays_zero_where_its_norm_scales_the_step(name: str) -> 
     assert (table.pull(all_ids()) == 0.0).all()
 
 
-def test_lars_without_gradient_and_decay_moves_a_row_by_its_momentum_alone() -> None:
+def test_lars_moves_a_row_by_its_momentum_alone_and_ftrl_with_l1_makes_exact_zeros() -> None:
     table = make_table({"name": "lars_sgd", "lr": 10.0})
     before, zeros = table.pull(all_ids()), np.zeros((NUM_IDS, DIM), np.float32)
     table.apply(all_ids(), zeros, step=0)
@@ -317,8 +317,6 @@ def test_lars_without_gradient_and_decay_moves_a_row_by_its_momentum_alone() -> 
     table.apply(all_ids(), zeros, step=2)
     assert np.allclose(table.pull(all_ids()) - once, 0.9 * (once - before), rtol=1e-4, atol=1e-7)
 
-
-def test_ftrl_with_l1_makes_weights_exactly_zero() -> None:
     table = make_table({"name": "ftrl", "l1": 5.0})
     table.apply(all_ids(), np.full((NUM_IDS, DIM), 0.1, np.float32), step=0)
     assert (table.pull(all_ids()) == 0.0).all()

@@ -153,14 +153,12 @@ def test_values_beyond_the_range_become_the_largest_number(rows: str) -> None:
     assert (rows_ND[:, 0] == np.float32(LARGEST[rows])).all() and (rows_ND[:, 1] == -np.float32(LARGEST[rows])).all()
 
 
-def test_fp16_rows_hold_values_down_to_the_smallest_subnormal() -> None:
+def test_the_smallest_fp16_values_stay_and_int8_rows_of_zeros_and_of_the_largest_are_finite() -> None:
     table = table_of(spec_of("fp16", dim=4))
     values = np.array([[2.0**-24, -(2.0**-20), 2.0**-14, 5.5e-6]], np.float32)
     table.load(np.array([1]), values)
     assert np.array_equal(table.pull(np.array([1])), values.astype(np.float16).astype(np.float32))
 
-
-def test_int8_rows_of_zeros_and_of_the_largest_numbers_are_finite() -> None:
     table = table_of(spec_of("int8", dim=4))
     values = np.array([[0.0] * 4, [3.4e38, -3.4e38, 1e38, 0.0], [1e-40] * 4, [127.0, -127.0, 1.0, 0.0]], np.float32)
     table.load(np.arange(4), values)

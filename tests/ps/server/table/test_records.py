@@ -29,12 +29,18 @@ def test_records_keep_their_content_while_they_grow() -> None:
     assert records.size_bytes(len(index)) <= 8 * ids.size + LARGE + 1024
 
 
-def test_a_record_never_moves() -> None:
+def test_a_record_never_moves_and_only_those_written_are_counted() -> None:
     records = Records(20)
     records.reserve(10)
     first = layout_kernels.start_of(records.blocks, 9)
     records.reserve(2_000_000)
     assert layout_kernels.start_of(records.blocks, 9) == first
+
+    records = Records(20)
+    records.reserve(50_000)
+    assert records.size_bytes(0) == records.addresses.nbytes
+    assert records.size_bytes(1) == records.addresses.nbytes + SMALL
+    assert 0 <= records.size_bytes(50_000) - 50_000 * 80 <= SMALL + records.addresses.nbytes
 
 
 def test_records_do_not_overlap_where_blocks_and_regions_meet() -> None:
@@ -47,14 +53,6 @@ def test_records_do_not_overlap_where_blocks_and_regions_meet() -> None:
             block  # the last of each: all is ours
         )
         assert layout_kernels.record(records.blocks, block << records.shift)[0] == 0
-
-
-def test_only_the_records_written_are_counted() -> None:
-    records = Records(20)
-    records.reserve(50_000)
-    assert records.size_bytes(0) == records.addresses.nbytes
-    assert records.size_bytes(1) == records.addresses.nbytes + SMALL
-    assert 0 <= records.size_bytes(50_000) - 50_000 * 80 <= SMALL + records.addresses.nbytes
 
 
 @every("width", [0, 1, 19])

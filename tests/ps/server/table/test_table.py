@@ -47,7 +47,7 @@ def test_a_pull_never_changes_the_table(dim: int) -> None:
     assert (table.num_rows, table.size_bytes, table.digest()) == state
 
 
-def test_initial_values_depend_on_seed_name_id_and_column_alone() -> None:
+def test_initial_values_depend_on_seed_name_id_and_column_alone_and_rows_start_from_them() -> None:
     rows = make_table().pull(IDS)
     assert (rows == make_table().pull(IDS)).all()
     assert (rows[2:4] == make_table("adam").pull(IDS[2:4])).all()
@@ -55,17 +55,32 @@ def test_initial_values_depend_on_seed_name_id_and_column_alone() -> None:
     assert not (rows == make_table(name="u").pull(IDS)).any()
     assert np.unique(rows).size == rows.size
 
-
-def test_a_row_starts_from_the_value_that_a_pull_showed() -> None:
     table = make_table("sgd")
     shown = table.pull(IDS)
     table.apply(IDS, np.zeros((IDS.size, 5), np.float32), step=0)
     assert table.num_rows == IDS.size
     assert (table.pull(IDS) == shown).all()
 
+    rows = make_table().pull(np.arange(40_000, dtype=np.int64))[:, 0]
+    assert abs(np.corrcoef(rows[:-1], rows[1:])[0, 1]) < 0.025
 
-def test_every_law_of_the_config_has_a_number() -> None:
+
+def test_every_law_has_a_number_and_gives_values_by_its_parameters() -> None:
     assert set(INITIALIZERS) == set(InitConfig.model_fields["name"].annotation.__args__)
+
+    assert (initial_rows({"name": "constant", "value": -0.3}, IDS) == np.float32(-0.3)).all()
+
+    rows = initial_rows({"name": "uniform", "low": 2.0, "high": 5.0}, many_ids(40_000))
+    assert rows.min() >= 2.0 and rows.max() <= 5.0
+    assert rows.min() < 2.001 and rows.max() > 4.999
+    assert abs(rows.mean() - 3.5) < 5 * (3 / np.sqrt(12)) / np.sqrt(rows.size)
+    assert abs(rows.std() / (3 / np.sqrt(12)) - 1) < 0.01
+
+    rows = initial_rows({"name": "normal", "mean": -1.0, "std": 0.25}, many_ids(40_000)).astype(np.float64)
+    scaled = (rows + 1.0) / 0.25
+    assert abs(scaled.mean()) < 5 / np.sqrt(rows.size)
+    assert abs(scaled.std() - 1) < 0.01
+    assert abs((scaled**3).mean()) < 0.05 and abs((scaled**4).mean() - 3) < 0.1
 
 
 def test_initial_values_follow_their_law() -> None:
@@ -87,30 +102,10 @@ def initial_rows(init: dict[str, object], ids: np.ndarray) -> np.ndarray:
     return OneTable(TableSpec(name="t", dim=5, init=init), seed=1).pull(ids)
 
 
-def test_uniform_values_lie_between_low_and_high() -> None:
-    rows = initial_rows({"name": "uniform", "low": 2.0, "high": 5.0}, many_ids(40_000))
-    assert rows.min() >= 2.0 and rows.max() <= 5.0
-    assert rows.min() < 2.001 and rows.max() > 4.999
-    assert abs(rows.mean() - 3.5) < 5 * (3 / np.sqrt(12)) / np.sqrt(rows.size)
-    assert abs(rows.std() / (3 / np.sqrt(12)) - 1) < 0.01
-
-
 @every("low", [100.0, -101.0, 0.1])
 def test_uniform_values_stay_within_bounds_that_float32_rounds(low: float) -> None:
     rows = initial_rows({"name": "uniform", "low": low, "high": low + 1e-4}, many_ids(40_000))
     assert rows.min() >= np.float32(low) and rows.max() <= np.float32(low + 1e-4)
-
-
-def test_normal_values_have_the_mean_and_the_standard_deviation() -> None:
-    rows = initial_rows({"name": "normal", "mean": -1.0, "std": 0.25}, many_ids(40_000)).astype(np.float64)
-    scaled = (rows + 1.0) / 0.25
-    assert abs(scaled.mean()) < 5 / np.sqrt(rows.size)
-    assert abs(scaled.std() - 1) < 0.01
-    assert abs((scaled**3).mean()) < 0.05 and abs((scaled**4).mean() - 3) < 0.1
-
-
-def test_a_constant_is_every_value() -> None:
-    assert (initial_rows({"name": "constant", "value": -0.3}, IDS) == np.float32(-0.3)).all()
 
 
 @every(
@@ -157,11 +152,6 @@ def test_the_default_values_are_those_of_earlier_versions() -> None:
             angles += [np.float32(radius * math.cos(angle)), np.float32(radius * math.sin(angle))]
         assert uniform[i].tolist() == expected[:5]
         assert np.allclose(normal[i], angles[:5], rtol=1e-6, atol=0)
-
-
-def test_consecutive_ids_get_unrelated_values() -> None:
-    rows = make_table().pull(np.arange(40_000, dtype=np.int64))[:, 0]
-    assert abs(np.corrcoef(rows[:-1], rows[1:])[0, 1]) < 0.025
 
 
 # ---- apply ----
