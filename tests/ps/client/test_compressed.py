@@ -141,7 +141,7 @@ def test_a_push_refers_to_its_pull_and_says_so_in_the_message() -> None:
     assert job.traffic.ledger.totals()["push"]["masks"] > 0
 
 
-def test_a_push_of_fewer_rows_than_were_pulled_is_the_same_by_reference() -> None:
+def test_fewer_rows_than_were_pulled_are_the_same_by_reference_and_others_travel_with_their_ids() -> None:
     found = []
     for ids in ("raw", "coded"):
         job = Job(servers=2, ids=ids)
@@ -155,8 +155,6 @@ def test_a_push_of_fewer_rows_than_were_pulled_is_the_same_by_reference() -> Non
         found.append(job.digest())
     assert found[0] == found[1]
 
-
-def test_rows_that_no_pull_asked_for_travel_with_their_ids() -> None:
     found = []
     for ids in ("raw", "coded"):
         job = Job(servers=2, ids=ids)
@@ -169,7 +167,7 @@ def test_rows_that_no_pull_asked_for_travel_with_their_ids() -> None:
     assert found[0] == found[1]
 
 
-def test_a_reference_to_an_unknown_pull_is_refused_and_changes_nothing() -> None:
+def test_a_push_by_reference_counts_once_and_one_to_an_unknown_pull_changes_nothing() -> None:
     job = Job(ids="coded")
     job.step(0)
     job.client.fence(1)
@@ -182,8 +180,6 @@ def test_a_reference_to_an_unknown_pull_is_refused_and_changes_nothing() -> None
         job.client.wait_acknowledged()
     assert job.digest() == before
 
-
-def test_a_push_by_reference_that_comes_twice_counts_once() -> None:
     job, other = Job(ids="coded"), Job(ids="coded")
     job.step(0)
     push = next(buffer for buffer in job.messages if read(buffer).kind is Kind.PUSH)

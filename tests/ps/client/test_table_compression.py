@@ -195,7 +195,7 @@ def test_a_tables_own_settings_do_what_the_same_settings_of_the_job_do(
     assert single.digests()["big"] != whole.digests()["big"]
 
 
-def test_every_byte_of_a_push_is_counted_as_what_it_is() -> None:
+def test_every_byte_is_counted_as_what_it_is_and_each_table_is_rounded_as_it_says() -> None:
     """By hand, in one step: rows of 8 values as int8 with a scale of one byte and a second moment, rows of 8 as
     float32, a tenth of the rows of 6 values as int4 with a scale of two bytes and a second moment."""
     own = {"small": compressed(WHOLE), "wide": compressed({"values": "int4", "scale": "fp16", "keep_rows": 0.1})}
@@ -210,8 +210,6 @@ def test_every_byte_of_a_push_is_counted_as_what_it_is() -> None:
     assert sent["values"] == 40 * 8 + 10 * 8 * 4 + 3 * 3
     assert (sent["scales"], sent["moments"]) == (40 * 1 + 3 * 2, 40 + 3)
 
-
-def test_every_byte_of_pulled_rows_is_counted_and_each_table_is_rounded_as_it_says() -> None:
     own = {"small": compressed(pull={"values": "fp32"}), "wide": compressed(pull={"values": "fp16"})}
     job = Job(own, {"pull": {"values": "int8"}})
     exact = Job({}, {})

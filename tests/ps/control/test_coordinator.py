@@ -125,7 +125,7 @@ def test_leases_hold_while_the_coordinator_itself_stood_still() -> None:
     assert job.state.state == "failed"
 
 
-def test_a_job_that_does_not_form_in_time_names_who_is_missing() -> None:
+def test_a_job_that_does_not_form_in_time_after_the_last_newcomer_names_who_is_missing() -> None:
     job = Job()
     job.register("worker", 0)
     job.register("server", 0)
@@ -139,8 +139,6 @@ def test_a_job_that_does_not_form_in_time_names_who_is_missing() -> None:
         "server 0 (pid 100 on 10.0.0.7) (registered, not ready), worker 1 (not started)"
     )
 
-
-def test_the_time_to_form_counts_from_the_last_newcomer() -> None:
     job = Job()
     alive: list[tuple[Role, int]] = []
     for role, index in job.names:

@@ -277,8 +277,6 @@ def test_nobody_learns_what_a_superseded_coordinator_made_of_the_job() -> None:
     assert job.coordinator.state == before and not sink.of("finished")
     assert not job.coordinator.wait_over(0.0)
 
-
-def test_a_superseded_coordinator_forms_no_group_and_fails_none() -> None:
     sink = SupersededSink()
     job = Job(sink=sink, workers=1)
     for role, index in job.names:

@@ -52,7 +52,7 @@ def test_a_lost_group_forms_again_without_any_death_unless_a_worker_left() -> No
     assert job.state.message.startswith("worker 0 (pid 100 on 10.0.0.7) lost the others: EOF; worker 1 (pid 100 on")
 
 
-def test_a_death_is_told_as_the_cause_though_its_symptom_came_first() -> None:
+def test_a_death_is_the_cause_though_its_symptom_came_first_and_one_more_is_waited_for() -> None:
     job = formed(Recovering())
     job.come_back("worker", 1, why="EOF")
     job.kill("server", 0)
@@ -61,8 +61,6 @@ def test_a_death_is_told_as_the_cause_though_its_symptom_came_first() -> None:
     (record,) = told(job)
     assert record["cause"].startswith("server 0 (pid 100 on 10.0.0.7) ended: killed by SIGKILL")
 
-
-def test_one_that_dies_while_the_others_wait_for_it_is_waited_for_again() -> None:
     job = formed(Recovering())
     job.kill("server", 0)
     job.workers_come_back()
@@ -178,7 +176,7 @@ def test_all_workers_together_may_not_change_the_data_of_a_job_either() -> None:
     assert job.coordinator.state.exit_code == 2
 
 
-def test_a_member_that_is_not_replaced_in_time_fails_the_job() -> None:
+def test_a_member_is_replaced_in_a_time_that_counts_from_the_last_one_that_came_or_was_lost() -> None:
     job = formed(Recovering(replace_timeout_s=10.0))
     job.kill("server", 0)
     job.pass_time(10, alive=[("worker", 0), ("worker", 1)])
@@ -188,8 +186,6 @@ def test_a_member_that_is_not_replaced_in_time_fails_the_job() -> None:
     assert "did not form within 10 s (recovery.replace_timeout_s)" in job.state.message
     assert "server 0 (not replaced)" in job.state.message
 
-
-def test_the_time_for_a_replacement_counts_from_the_last_one_that_came_or_was_lost() -> None:
     job = formed(Recovering(servers=2, replace_timeout_s=10.0))
     job.kill("server", 0)
     workers = [("worker", 0), ("worker", 1)]

@@ -15,7 +15,7 @@ from tests.support.control_job import formed
 from tests.support.recovering import Recovering, checkpoint, held, report_lost, take_over, told
 
 
-def test_what_a_dead_worker_had_not_sent_is_told_in_numbers() -> None:
+def test_what_a_dead_worker_had_not_sent_is_told_in_numbers_also_by_another_coordinator() -> None:
     job = formed(Recovering())
     job.coordinator.heartbeat("worker-1-100", step=4, unsent_rows=1234)
     job.kill("worker", 1)
@@ -25,6 +25,14 @@ def test_what_a_dead_worker_had_not_sent_is_told_in_numbers() -> None:
     records = told(job)
     assert [record["lost_unsent_rows"] for record in records] == [1234, 0]
     assert records[0]["text"].endswith("unsent gradient of 1,234 rows is lost") and "lost" not in records[1]["text"]
+
+    job = formed(Recovering())
+    job.coordinator.heartbeat("worker-1-100", step=4, unsent_rows=1234)
+    job.kill("worker", 1)
+    take_over(job)
+    job.recover(killed=("worker", 1))
+    records = told(job)
+    assert [record["lost_unsent_rows"] for record in records] == [0, 1234]
 
 
 def test_without_a_common_step_all_go_back_to_the_last_checkpoint() -> None:
@@ -124,16 +132,6 @@ def test_who_died_before_the_first_generation_is_not_told_with_a_later_death() -
 # ---- after a take-over ----
 
 
-def test_it_is_told_too_when_the_coordinator_dies_meanwhile() -> None:
-    job = formed(Recovering())
-    job.coordinator.heartbeat("worker-1-100", step=4, unsent_rows=1234)
-    job.kill("worker", 1)
-    take_over(job)
-    job.recover(killed=("worker", 1))
-    records = told(job)
-    assert [record["lost_unsent_rows"] for record in records] == [0, 1234]
-
-
 def test_causes_outlive_the_coordinator() -> None:
     job = formed(Recovering(servers=2))
     job.kill("server", 0)
@@ -151,7 +149,7 @@ def test_causes_outlive_the_coordinator() -> None:
     assert "; so did server 0 before; training resumes" in recovery["text"]
 
 
-def test_a_death_that_another_coordinator_hears_of_first_is_told_with_the_step_that_it_knows() -> None:
+def test_another_coordinator_tells_of_a_death_and_of_a_lost_group_what_is_known() -> None:
     job = formed(Recovering())
     job.coordinator.heartbeat("worker-0-100", step=12)
     checkpoint(job, 10)
@@ -160,8 +158,6 @@ def test_a_death_that_another_coordinator_hears_of_first_is_told_with_the_step_t
     job.kill("server", 0)
     assert job.state.message.endswith("killed by SIGKILL, the job was at step 12 or later")
 
-
-def test_how_a_group_was_lost_outlives_the_coordinator() -> None:
     job = formed(Recovering())
     job.come_back("worker", 1, why="ECONNRESET")
     take_over(job)

@@ -124,7 +124,7 @@ def test_sync_gives_the_bits_of_one_process_for_any_order_of_arrival(num_workers
     assert report(service)["staleness"] == {"0": 6 * num_workers}
 
 
-def test_a_sync_pull_waits_for_the_other_rank_and_a_repeated_one_is_answered_at_once() -> None:
+def test_a_sync_pull_waits_for_the_other_rank_and_what_comes_twice_counts_once() -> None:
     service = make_service("sync", num_workers=2)
     for rank in (0, 1):
         push(service, 0, gradient(0), rank=rank)
@@ -134,8 +134,6 @@ def test_a_sync_pull_waits_for_the_other_rank_and_a_repeated_one_is_answered_at_
     assert (rows_of(first) == rows_of(again)).all()
     assert (rows_of(pull(service, 1, wanted(0))) == rows_of(first)).all()
 
-
-def test_a_sync_push_that_came_twice_is_applied_once() -> None:
     service, once = make_service("sync"), make_service("sync")
     push(once, 0, gradient(0))
     for _ in range(2):

@@ -67,7 +67,7 @@ def test_an_answer_is_booked_before_its_future_is_done_and_after_two_messages_as
 
 
 @every("at_once", [True, False])
-def test_a_failure_reaches_the_caller_and_no_answer_is_booked(at_once: bool) -> None:
+def test_a_failure_and_an_answer_that_is_no_message_reach_the_caller_and_are_not_booked(at_once: bool) -> None:
     later, booked, lost = Later(), Booked(), TransportError("server 0 was lost")
     if at_once:
         later.answer.set_exception(lost)
@@ -76,9 +76,6 @@ def test_a_failure_reaches_the_caller_and_no_answer_is_booked(at_once: bool) -> 
         later.answer.set_exception(lost)
     assert future.exception(0) is lost and booked.entries == [("read", 0, False)]
 
-
-@every("at_once", [True, False])
-def test_an_answer_that_is_no_message_reaches_the_caller_unbooked(at_once: bool) -> None:
     later, booked = Later(), Booked()
     if at_once:
         later.answer.set_result(GARBAGE)
@@ -88,7 +85,7 @@ def test_an_answer_that_is_no_message_reaches_the_caller_unbooked(at_once: bool)
     assert future.result(0) is GARBAGE and booked.entries == [("read", 0, False)]
 
 
-def test_questions_are_control_whatever_step_is_under_way() -> None:
+def test_questions_are_control_and_a_late_answer_of_a_lost_generation_is_no_retry() -> None:
     traffic, later = WorkerTraffic(), Later()
     later.answer.set_result(text_message(Kind.ANSWER, "{}"))
     MeteredTransport(later, LedgerMeter(traffic)).send(0, text_message(Kind.ASK, "{}"), timeout_s=LIMIT_S)
@@ -96,8 +93,6 @@ def test_questions_are_control_whatever_step_is_under_way() -> None:
     assert totals["control"] == totals["total"] == totals["to_servers"] + totals["from_servers"]
     assert totals["to_servers"] > 0 and totals["from_servers"] > 0
 
-
-def test_a_late_answer_of_a_lost_generation_is_no_retry() -> None:
     traffic, later = WorkerTraffic(), Later()
     future = MeteredTransport(later, LedgerMeter(traffic)).send(0, message(Kind.PULL, 3), timeout_s=LIMIT_S)
     after = LedgerMeter(traffic)

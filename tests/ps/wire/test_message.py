@@ -119,7 +119,7 @@ def test_columns_that_say_the_same_of_all_sections_come_back(rows: list[int], ta
         assert read(pack(message)).ids_at_S1[0] == (HEADER + directory + 7) // 8 * 8
 
 
-def test_a_directory_of_many_tables_is_small() -> None:
+def test_a_directory_of_many_tables_is_small_and_a_read_only_or_unaligned_buffer_is_read() -> None:
     rows = np.arange(100, 126)
     columns = {"tables_S": np.arange(26), "rows_S": rows, "value_bytes_S": rows * 10, "value_formats_S": 4}
     raw = allocate(Kind.PUSH, generation=0, rank=0, step=0, id_bytes_S=rows * 8, **columns)
@@ -129,8 +129,6 @@ def test_a_directory_of_many_tables_is_small() -> None:
     )
     assert coded.ids_at_S1[0] < HEADER + 90
 
-
-def test_a_read_only_or_unaligned_buffer_is_read_as_well() -> None:
     packed = pack(Message(Kind.PULL, 0, 0, 4, (Section(0, 1, array(bytes(8)), EMPTY),)))
     shifted = np.empty(packed.size + 1, np.uint8)[1:]
     shifted[:] = packed
@@ -143,8 +141,13 @@ def test_text_comes_back(text: str) -> None:
     assert text_of(unpack(text_message(Kind.ANSWER, text, generation=2, rank=1))) == text
 
 
-def test_text_that_is_no_utf8_is_still_a_line() -> None:
+def test_text_that_is_no_utf8_is_still_a_line_and_an_unknown_kind_is_named() -> None:
     assert text_of(Message(Kind.ERROR, 0, 0, 0, (Section(0, 0, EMPTY, array(b"bad \xff")),))) == "bad �"
+
+    buffer = push()
+    buffer[3] = 77
+    with pytest.raises(CorruptMessage, match="unknown kind of message 77"):
+        unpack(buffer)
 
 
 # ---- hostile bytes ----
@@ -156,10 +159,16 @@ def push() -> Bytes:
     return pack(Message(Kind.PUSH, 1, 2, 3, (first, Section(1, 1, array(bytes(8)), array(bytes(6))))))
 
 
-def test_every_truncation_is_corrupt() -> None:
+def test_every_truncation_and_more_sections_than_any_job_has_are_refused() -> None:
     for length in range(push().size):
         with pytest.raises(CorruptMessage):
             unpack(push()[:length].copy())
+
+    with pytest.raises(ProtocolError, match="a message of 65537 sections; allowed: 65536"):
+        allocate(Kind.PUSH, generation=0, rank=0, step=0, tables_S=np.arange(65537), rows_S=np.zeros(65537, np.int64))
+    with pytest.raises(CorruptMessage, match="with 65537 sections"):
+        unpack(claiming(65537, SHORT + bytes(65537 + 4)))
+    assert len(unpack(claiming(65536, SHORT + bytes(65536 + 4), 0)).sections) == 65536
 
 
 @every("extra", [1, 8, 4096])
@@ -280,14 +289,6 @@ def test_what_is_wrong_with_a_directory_is_said(count: int, directory: bytes, te
         unpack(claiming(count, directory, area))
 
 
-def test_more_sections_than_any_job_has_are_refused_at_both_ends() -> None:
-    with pytest.raises(ProtocolError, match="a message of 65537 sections; allowed: 65536"):
-        allocate(Kind.PUSH, generation=0, rank=0, step=0, tables_S=np.arange(65537), rows_S=np.zeros(65537, np.int64))
-    with pytest.raises(CorruptMessage, match="with 65537 sections"):
-        unpack(claiming(65537, SHORT + bytes(65537 + 4)))
-    assert len(unpack(claiming(65536, SHORT + bytes(65536 + 4), 0)).sections) == 65536
-
-
 @every("at", [HEADER + 6, HEADER + 8 + 33, -1], ids=["directory", "ids", "values"])
 def test_padding_that_is_not_zero_is_corrupt(at: int) -> None:
     odd = Section(0, 3, array(bytes(33)), array(bytes(36)))
@@ -328,11 +329,4 @@ def test_a_lie_about_size_allocates_nothing(field: str) -> None:
 )
 def test_what_is_no_message_is_named(buffer: Bytes, text: str) -> None:
     with pytest.raises(CorruptMessage, match=text):
-        unpack(buffer)
-
-
-def test_an_unknown_kind_is_named() -> None:
-    buffer = push()
-    buffer[3] = 77
-    with pytest.raises(CorruptMessage, match="unknown kind of message 77"):
         unpack(buffer)

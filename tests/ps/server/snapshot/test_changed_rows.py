@@ -53,7 +53,7 @@ def pushed(tables: Tables, seed: int, count: int = 3) -> list[ByTable]:
 # ---- the bits ----
 
 
-def test_the_rows_of_every_push_are_noted_and_no_others() -> None:
+def test_the_rows_of_every_push_are_noted_until_a_checkpoint_with_them_is_complete() -> None:
     tables = followed()
     pushes = pushed(tables, 1)
     bad = (np.array([2, 4]), np.full((2, SPECS[0].dim), np.nan, np.float32))
@@ -61,6 +61,18 @@ def test_the_rows_of_every_push_are_noted_and_no_others() -> None:
     mark = tables.snapshot("base")
     assert not mark.full
     assert noted(mark) == ids_of(*pushes)
+
+    tables = followed()
+    first = pushed(tables, 1)
+    tables.snapshot("base")
+    second = pushed(tables, 2)
+    assert noted(tables.snapshot("base")) == ids_of(*first, *second)  # nobody said that the one before is complete
+    third = pushed(tables, 3)
+    assert noted(tables.snapshot("base")) == ids_of(*first, *second, *third)
+    tables.changed.complete("next")
+    fourth = pushed(tables, 4)
+    assert tables.snapshot("base").full
+    assert noted(tables.snapshot("next")) == ids_of(*fourth)
 
 
 def test_bits_stay_when_a_table_grows() -> None:
@@ -75,20 +87,6 @@ def test_bits_stay_when_a_table_grows() -> None:
     assert bits.size >= table.num_rows == 450_000
     expected = [begin + i for begin in (0, 200_000, 400_000) for i in range(10)]
     assert ids_in(table.records, table.num_rows)[bits[: table.num_rows]].tolist() == expected
-
-
-def test_what_was_handed_over_comes_back_unless_its_checkpoint_is_complete() -> None:
-    tables = followed()
-    first = pushed(tables, 1)
-    tables.snapshot("base")
-    second = pushed(tables, 2)
-    assert noted(tables.snapshot("base")) == ids_of(*first, *second)  # nobody said that the one before is complete
-    third = pushed(tables, 3)
-    assert noted(tables.snapshot("base")) == ids_of(*first, *second, *third)
-    tables.changed.complete("next")
-    fourth = pushed(tables, 4)
-    assert tables.snapshot("base").full
-    assert noted(tables.snapshot("next")) == ids_of(*fourth)
 
 
 @every("base", ["", "another"])
@@ -215,7 +213,7 @@ def test_rows_that_did_not_change_before_the_mark_are_not_kept_after_it(tmp_path
 
 
 @every("damaged", ["full", "increment"])
-def test_a_damaged_file_anywhere_in_a_chain_is_named(tmp_path: Path, damaged: str) -> None:
+def test_a_damaged_file_anywhere_in_a_chain_is_found_before_a_row_is_used(tmp_path: Path, damaged: str) -> None:
     tables = filled()
     job = Job(tmp_path, [tables])
     whole = job.saved()
@@ -225,5 +223,7 @@ def test_a_damaged_file_anywhere_in_a_chain_is_named(tmp_path: Path, damaged: st
     content = bytearray(path.read_bytes())
     content[-5] ^= 16
     path.write_bytes(bytes(content))
+    loaded = Tables(SPECS, seed=7)
     with pytest.raises(CheckpointError, match=f"{path}: damaged: its checksum is wrong"):
-        job.loaded()
+        load_snapshots(loaded, increment, shard=0, num_shards=1)
+    assert not any(table.num_rows for table in loaded)

@@ -137,18 +137,6 @@ def test_tables_that_are_not_the_same_are_refused(tmp_path: Path, spec: TableSpe
         load_snapshots(tables, checkpoint, shard=0, num_shards=1)
 
 
-def test_a_flipped_bit_is_found_before_a_row_is_used(tmp_path: Path) -> None:
-    checkpoint = saved(tmp_path, 1, rows=100)
-    path = next(checkpoint.folder.glob("server-0/rows-*"))
-    content = bytearray(path.read_bytes())
-    content[-5] ^= 16
-    path.write_bytes(bytes(content))
-    tables = tables_of(0, 1)
-    with pytest.raises(CheckpointError, match=f"{path}: damaged: its checksum is wrong"):
-        load_snapshots(tables, checkpoint, shard=0, num_shards=1)
-    assert [table.num_rows for table in tables] == [0] * 4
-
-
 @every("now", [3, 2])
 def test_a_server_that_loads_alone_has_its_own_counts(tmp_path: Path, now: int) -> None:
     """The others keep theirs. Of another number of servers all load, and the first has the counts of all."""

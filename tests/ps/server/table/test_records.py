@@ -79,8 +79,6 @@ def test_pages_given_back_leave_zeros_and_their_neighbours_alone() -> None:
     assert pages.GIVE_BACK is None or not kept[2:5].any()
     assert memory.give_back(5 * SMALL, 5 * SMALL // 8 + 3) == 0
 
-
-def test_pages_behind_the_first_items_are_given_back_with_the_last_that_was_touched() -> None:
     memory = Pages(10 * SMALL // 8, np.uint64, page_bytes=SMALL)
     memory.array[:] = 7
     per_page, system = SMALL // 8, pages.GIVE_BACK is not None
