@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
 from hypothesis import given, strategies as st
 
+from shardkeep.base.arrays import Bytes
 from shardkeep.compression.config import CompressionConfig
 from shardkeep.ps.client.row_client import PullHandle, RowClient
 from shardkeep.ps.config import ConsistencyConfig, TableSpec
+from shardkeep.ps.server.service import ShardService
 from shardkeep.ps.transport.metered import LedgerMeter, MeteredTransport, WorkerTraffic
 from shardkeep.ps.transport.transport import LocalTransport
-from shardkeep.ps.wire.message import MOST_PULLS, Kind
+from shardkeep.ps.wire.message import MOST_PULLS, Kind, read
 from tests.support.cases import every
 from tests.support.clients import servers_of
 from tests.support.examples import examples
-from tests.support.posted import Posted
 
 EXACT: dict[str, Any] = {"optimizer": {"name": "sgd", "lr": 1.0}, "init": {"name": "zeros"}}
 TABLES = [TableSpec(name="a", dim=4, **EXACT), TableSpec(name="b", dim=2, **EXACT)]
@@ -29,6 +31,26 @@ FORMS: dict[str, dict[str, Any]] = {
     "coded cache": {"ids": "coded", "pull": {"cache_rows": 100, "lease": 2}},
 }
 Ids = dict[str, np.ndarray]
+
+
+class Posted:
+    """A server's handler. Messages of some kinds wait until they are delivered; others arrive at once."""
+
+    def __init__(self, service: ShardService, kinds: Collection[Kind] = (Kind.PULL,)) -> None:
+        self.waiting: list[tuple[Bytes, Future[Bytes]]] = []
+        self._service, self._kinds = service, kinds
+
+    def __call__(self, message: Bytes, then: Bytes | None = None) -> Future[Bytes]:
+        if read(message).kind not in self._kinds:
+            return self._service.handle(message, then)
+        reply: Future[Bytes] = Future()
+        self.waiting.append((message, reply))
+        return reply
+
+    def deliver(self, place: int) -> None:
+        """Delivers one of the messages that wait, and its answer."""
+        message, reply = self.waiting.pop(place)
+        reply.set_result(self._service.handle(message).result(90))
 
 
 class Job:

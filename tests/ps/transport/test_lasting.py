@@ -27,7 +27,7 @@ from shardkeep.ps.transport.transport import Handler, LocalTransport
 from shardkeep.ps.wire.message import Kind, step_of, text_message
 from tests.support.cases import every
 
-SERVERS, RANKS, STEPS, KILLS, LIMIT_S = 2, 2, 60, 6, 60.0
+SERVERS, RANKS, STEPS, KILLS, LIMIT_S = 2, 2, 40, 5, 60.0
 EXACT: dict[str, Any] = {"optimizer": {"name": "sgd", "lr": 0.5}, "init": {"name": "zeros"}}
 TABLES = [TableSpec(name="item", dim=4, **EXACT), TableSpec(name="tag", dim=2, **EXACT)]
 PLAIN = CompressionConfig()
