@@ -76,9 +76,14 @@ def test_servers_get_alike_many_ids(ids: np.ndarray, num_servers: int) -> None:
     assert np.abs(counts - share).max() <= ids.size / BUCKETS + 5 * np.sqrt(share)
 
 
-def test_one_server_splits_without_a_copy() -> None:
+def test_the_rule_is_this_one_for_ever_and_one_server_splits_without_a_copy() -> None:
     ids_U = np.arange(10, dtype=np.int64)
     assert np.shares_memory(split(jagged(ids_U), 1).ids_of(0, ids_U), ids_U)
+
+    # Checkpoints and running jobs rely on it: a change is a change of format.
+    ids = np.array([0, 1, 2, -1, INT64.min, INT64.max, 123456789], dtype=np.int64)
+    assert bucket_of(ids).tolist() == [0, 1385, 3517, 2893, 604, 1446, 3873]
+    assert server_of(ids, 3).tolist() == [0, 1, 2, 2, 0, 1, 2]
 
 
 @examples()
@@ -102,13 +107,6 @@ def test_rows_taken_for_the_servers_and_put_back_are_the_same_rows(
         parts.put_rows(server, ids.layout, rows, back)
     assert (back == (values.astype(np.float16).astype(np.float32) if halves else values)).all()
     assert parts.counts_ST.sum(0).tolist() == [by_table[name].size for name in catalog.names]
-
-
-def test_the_rule_is_this_one_for_ever() -> None:
-    """Checkpoints and running jobs rely on it: a change is a change of format."""
-    ids = np.array([0, 1, 2, -1, INT64.min, INT64.max, 123456789], dtype=np.int64)
-    assert bucket_of(ids).tolist() == [0, 1385, 3517, 2893, 604, 1446, 3873]
-    assert server_of(ids, 3).tolist() == [0, 1, 2, 2, 0, 1, 2]
 
 
 def mix(x: int) -> int:

@@ -28,6 +28,13 @@ def consistency(mode: str) -> ConsistencyConfig:
     return ConsistencyConfig(mode=mode)
 
 
+def servers_of(
+    tables: Sequence[TableSpec], count: int = 1, *, mode: str = "bounded", **settings: Any
+) -> list[ShardService]:
+    settings = {"consistency": consistency(mode), "num_workers": 1, "seed": 3} | settings
+    return [ShardService(shard=shard, tables=tables, **settings) for shard in range(count)]
+
+
 def services(
     count: int = 1,
     mode: str = "bounded",
@@ -36,19 +43,9 @@ def services(
     workers: int = 1,
     push: PushConfig | None = None,
 ) -> list[ShardService]:
-    return [
-        ShardService(
-            shard=shard,
-            tables=TABLES,
-            consistency=consistency(mode),
-            num_workers=workers,
-            seed=3,
-            compression=CompressionConfig(
-                pull=PullConfig(values=pull_values, scale=pull_scale), push=push or PushConfig()
-            ),
-        )
-        for shard in range(count)
-    ]
+    pull = PullConfig(values=pull_values, scale=pull_scale)
+    compression = CompressionConfig(pull=pull, push=push or PushConfig())
+    return servers_of(TABLES, count, mode=mode, num_workers=workers, compression=compression)
 
 
 def metered(handlers: Sequence[Handler], traffic: WorkerTraffic) -> MeteredTransport:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from shardkeep.base.machine.limits import Limit
 from shardkeep.ps.config import TableSpec
@@ -108,3 +108,12 @@ class Job:
     @property
     def state(self) -> JobState:
         return self.coordinator.state
+
+
+J = TypeVar("J", bound=Job)
+
+
+def formed(job: J) -> J:
+    """The job, once all its members have joined."""
+    job.form()
+    return job

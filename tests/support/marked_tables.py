@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
+from shardkeep.ps.checkpoints.folder import Checkpoint, Checkpoints
 from shardkeep.ps.config import TableSpec
+from shardkeep.ps.server.snapshot.files import load_snapshots, write_snapshot
 from shardkeep.ps.server.tables import Tables
 from tests.support.one_table import exported
 from tests.support.tables import SPECS as ALL_LAWS, ByTable, gradients
 
 SPECS = (*ALL_LAWS, TableSpec(name="empty", dim=5), TableSpec(name="one row", dim=2, optimizer={"name": "adam"}))  # type: ignore[arg-type]
 EMPTY, ONE_ROW = len(SPECS) - 2, len(SPECS) - 1
-IDS = 3000
+IDS = 1500
 State = list[tuple[np.ndarray, np.ndarray, np.ndarray]]
 
 
@@ -43,6 +46,27 @@ def state(tables: Tables) -> State:
 
 def same(a: State, b: State) -> bool:
     return all(np.array_equal(x, y) for one, other in zip(a, b, strict=True) for x, y in zip(one, other, strict=True))
+
+
+def checkpointed(
+    shards: Sequence[Tables], checkpoints: Checkpoints, step: int, base: Checkpoint | None = None, **more: Any
+) -> Checkpoint:
+    """A checkpoint of all rows of some servers, or an increment on another. `more`: as for `Checkpoints.commit`."""
+    partial = checkpoints.begin(step)
+    marks = [tables.snapshot("" if base is None else base.id) for tables in shards]
+    files = [file for s, mark in enumerate(marks) for file in write_snapshot(mark, partial, shard=s)]
+    done = checkpoints.commit(step, files, {}, base=base, **more)
+    for tables in shards:
+        tables.changed.complete(done.id)
+    return done
+
+
+def loaded(specs: Sequence[TableSpec], checkpoint: Checkpoint, servers: int = 1, seed: int = 7) -> list[Tables]:
+    """The tables of so many servers, with the rows of a checkpoint."""
+    found = [Tables(specs, seed=seed) for _ in range(servers)]
+    for shard, tables in enumerate(found):
+        load_snapshots(tables, checkpoint, shard=shard, num_shards=servers)
+    return found
 
 
 class Between:

@@ -40,7 +40,10 @@ class Job:
     ) -> None:
         init = init or {"name": "normal", "std": 0.5}
         tables = (TableSpec(name="t", dim=DIM, optimizer=optimizer, init=init, **table),)
-        consistency, compression = ConsistencyConfig(mode=mode), compression or CompressionConfig()
+        self.consistency = consistency = ConsistencyConfig(mode=mode)
+        compression = compression or CompressionConfig()
+        self._folder, self.replayed_pushes = journals, 0
+        """Found in the journal that was replayed last."""
         self.journals = [] if journals is None else [Journal(journals / str(s), sync=False) for s in range(servers)]
         self.services = [
             ShardService(
@@ -98,6 +101,20 @@ class Job:
 
     def rows(self, ids: np.ndarray = IDS) -> np.ndarray:
         return self.clients[0].read(self.clients[0].request({"t": ids})).result()["t"].copy()
+
+    def replayed(self, server: int = 0) -> ShardService:
+        """A server that replays what a killed one had in its journal."""
+        assert self._folder is not None
+        self.journals[server].close()
+        journal = Journal(self._folder / str(server), sync=False)
+        tables = list(self.clients[0].tables.values())
+        service = ShardService(
+            shard=server, tables=tables, consistency=self.consistency, num_workers=len(self.clients), seed=1,
+            journal=journal,
+        )  # fmt: skip
+        self.replayed_pushes = service.life.replay(journal.replay())
+        service.applier.advance()
+        return service
 
     @property
     def digests(self) -> list[dict[str, int]]:

@@ -82,13 +82,22 @@ class Recovering(Job):
         token, tables = f"{role}-{index}-{pid}", TABLES if role == "worker" else ()
         return self.coordinator.join(token, Offer(tables, self.data, span), after=after, why=why)[1]
 
+    def workers_come_back(self, span: ResumeRange = THREE_OR_FOUR, *, after: int = 1) -> None:
+        """The first two, none of which completes the group."""
+        for index in (0, 1):
+            assert self.come_back("worker", index, span, after=after) is None
+
+    def replaced(self, role: str, index: int, span: ResumeRange = THREE_OR_FOUR, *, pid: int = 200) -> Formation | None:
+        """Another process takes a place."""
+        self.register(role, index, pid=pid)
+        return self.come_back(role, index, span, pid=pid, after=0)
+
     def recover(self, *, killed: tuple[str, int] = ("server", 0), pid: int = 200, after: int = 1) -> Formation:
         """One death, one replacement; the new formation."""
         formation = None
         for role, index in self.names:
             if (role, index) == killed:
-                self.register(role, index, pid=pid)
-                formation = self.come_back(role, index, pid=pid, after=0)
+                formation = self.replaced(role, index, pid=pid)
             else:
                 formation = self.come_back(role, index, after=after)
         assert formation is not None

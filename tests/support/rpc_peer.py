@@ -33,6 +33,7 @@ class Peer:
         self._process = started(
             [json.dumps(settings)], env=environment, cwd=ROOT, main=f"{__name__}:main", stderr=self._errors
         )
+        self.killed = False
         self._answers: queue.Queue[str] = queue.Queue()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -66,9 +67,11 @@ class Peer:
         return self._errors.read()
 
     def kill(self) -> None:
-        """SIGKILL, and the end of the process seen."""
+        """SIGKILL, and the end of the process seen; nothing is left of it here."""
+        self.killed = True
         self._process.kill()
         self._process.wait(LIMIT_S)
+        self._close_pipes()
 
     def close(self) -> int:
         """Ends the process by the end of its pipe, else by force; its exit code."""
@@ -78,9 +81,13 @@ class Peer:
             return self._process.wait(LIMIT_S)
         finally:
             self.kill()
-            self._reader.join(LIMIT_S)
-            self._process.stdout.close()
-            self._errors.close()
+
+    def _close_pipes(self) -> None:
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.close()
+        self._reader.join(LIMIT_S)
+        self._process.stdout.close()
+        self._errors.close()
 
     def _read(self) -> None:
         assert self._process.stdout is not None

@@ -16,6 +16,7 @@ import pytest
 from shardkeep.base.errors import CheckpointError
 from shardkeep.ps.checkpoints.folder import Checkpoints, FileRecord
 from shardkeep.ps.checkpoints.probe import check_shared, check_token, write_token
+from tests.support.cases import every
 
 
 def written(checkpoints: Checkpoints, step: int, content: bytes = b"rows") -> FileRecord:
@@ -162,7 +163,7 @@ def test_a_file_that_was_written_elsewhere_is_not_committed(checkpoints: Checkpo
     assert checkpoints.latest() is None
 
 
-@pytest.mark.parametrize(
+@every(
     ("damage", "text"),
     [
         (lambda path: path.unlink(), "cannot be read"),
@@ -171,7 +172,8 @@ def test_a_file_that_was_written_elsewhere_is_not_committed(checkpoints: Checkpo
     ],
     ids=["gone", "shorter", "another byte"],
 )
-def test_a_damaged_file_is_named(checkpoints: Checkpoints, damage: object, text: str) -> None:
+def test_a_damaged_file_is_named(tmp_path: Path, damage: object, text: str) -> None:
+    checkpoints = Checkpoints(tmp_path)
     saved(checkpoints, 1)
     checkpoint = checkpoints.load(1)
     damage(checkpoint.folder / "server-0" / "rows")  # type: ignore[operator]
@@ -200,34 +202,40 @@ def test_a_truncated_manifest_is_one_line(checkpoints: Checkpoints) -> None:
             checkpoints.latest()
 
 
-CHANGES: dict[str, dict[str, Any]] = {
-    "the data position": {"facts": {"samples": 13_001}},
-    "a fact more": {"facts": {"samples": 13_000, "seed": 1}},
-    "no files": {"files": []},
-    "the step": {"step": 2},
-    "the format, to one without a checksum": {"format": 1},
-    "the checksum": {"checksum": "0" * 32},
-    "no checksum": {"checksum": None},
+WRONG = r"damaged \(its checksum is wrong\); delete step-00000002 to resume"
+NO_BASE = r"damaged \([^\n]*\); delete step-00000002 to resume"
+UNCHECKED = {"format": 2, "checksum": None}
+CHANGES: dict[str, tuple[dict[str, Any], str]] = {
+    "the data position": ({"facts": {"samples": 13_001}}, WRONG),
+    "a fact more": ({"facts": {"samples": 20, "seed": 1}}, WRONG),
+    "no files": ({"files": []}, WRONG),
+    "the step": ({"step": 3}, WRONG),
+    "the format, to one without a checksum": ({"format": 1}, WRONG),
+    "the checksum": ({"checksum": "0" * 32}, WRONG),
+    "no checksum": ({"checksum": None}, WRONG),
+    "a newer format": ({"format": 9}, "format 9; this version reads 1 to 5; use the version"),
+    "a base that is itself": (UNCHECKED | {"base": {"step": 2, "id": ""}}, NO_BASE),
+    "a later base": (UNCHECKED | {"base": {"step": 7, "id": ""}}, NO_BASE),
+    "a base without a step": (UNCHECKED | {"base": {"id": ""}}, NO_BASE),
+    "a base of another type": (UNCHECKED | {"base": []}, NO_BASE),
 }
 
 
-@pytest.mark.parametrize("change", CHANGES)
-def test_a_manifest_that_was_changed_is_refused_by_name(checkpoints: Checkpoints, change: str) -> None:
-    checkpoints.commit(1, [written(checkpoints, 1)], {"samples": 13_000})
-    path = checkpoints.load(1).folder / "manifest.json"
-    changed = json.loads(path.read_text()) | CHANGES[change]
-    path.write_text(json.dumps({key: value for key, value in changed.items() if value is not None}))
-    text = r"step-00000001/manifest\.json: damaged \(its checksum is wrong\); delete step-00000001 to resume"
-    with pytest.raises(CheckpointError, match=text):
-        checkpoints.latest()
+def change_manifest(checkpoints: Checkpoints, step: int, changes: dict[str, Any]) -> None:
+    """Writes other fields; None = without the field."""
+    path = checkpoints.load(step).folder / "manifest.json"
+    fields = json.loads(path.read_text()) | changes
+    path.write_text(json.dumps({key: value for key, value in reversed(fields.items()) if value is not None}))
 
 
-def test_a_manifest_in_another_layout_of_the_same_json_is_the_same(checkpoints: Checkpoints) -> None:
-    saved(checkpoints, 1)
-    path = checkpoints.load(1).folder / "manifest.json"
-    fields = json.loads(path.read_text())
-    path.write_text(json.dumps(dict(reversed(fields.items()))))
-    assert checkpoints.load(1).facts == {"samples": 10}
+@every("name", CHANGES)
+def test_a_manifest_that_was_changed_is_refused_by_name(tmp_path: Path, name: str) -> None:
+    checkpoints, (change, text) = Checkpoints(tmp_path), CHANGES[name]
+    saved(checkpoints, 2)
+    change_manifest(checkpoints, 2, change)
+    for read in (lambda: checkpoints.load(2), *([checkpoints.latest] if text is not NO_BASE else [])):
+        with pytest.raises(CheckpointError, match=rf"step-00000002(/manifest\.json)?: {text}"):
+            read()
 
 
 def test_a_folder_under_the_name_of_another_step_is_refused(checkpoints: Checkpoints) -> None:
@@ -237,22 +245,15 @@ def test_a_folder_under_the_name_of_another_step_is_refused(checkpoints: Checkpo
         checkpoints.latest()
 
 
-def test_a_manifest_of_an_earlier_version_which_has_no_checksum_is_read(checkpoints: Checkpoints) -> None:
+@every("changes", [{}, {"format": 1, "checksum": None}], ids=["another layout", "an earlier version"])
+def test_a_manifest_in_another_layout_or_of_a_version_without_checksums_is_read(
+    tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    checkpoints = Checkpoints(tmp_path)
     saved(checkpoints, 1)
-    path = checkpoints.load(1).folder / "manifest.json"
-    fields = json.loads(path.read_text()) | {"format": 1}
-    del fields["checksum"]
-    path.write_text(json.dumps(fields))
+    change_manifest(checkpoints, 1, changes)
     latest = checkpoints.latest()
     assert latest is not None and latest.facts == {"samples": 10}
-
-
-def test_a_manifest_of_another_format_is_named(checkpoints: Checkpoints) -> None:
-    saved(checkpoints, 1)
-    manifest = checkpoints.load(1).folder / "manifest.json"
-    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"format": 9}))
-    with pytest.raises(CheckpointError, match="format 9; this version reads 1 to 5; use the version"):
-        checkpoints.latest()
 
 
 def test_a_process_that_does_not_see_the_folder_is_told(checkpoints: Checkpoints, tmp_path: Path) -> None:
@@ -263,7 +264,7 @@ def test_a_process_that_does_not_see_the_folder_is_told(checkpoints: Checkpoints
             check_token(folder, wrong)
 
 
-def test_a_damaged_token_is_that_of_another_folder(tmp_path: Path) -> None:
+def test_a_damaged_token_is_that_of_another_folder_and_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
     token = write_token(tmp_path)
     (probe,) = tmp_path.iterdir()
     probe.write_bytes(b"\xff" + token.encode())
@@ -272,8 +273,6 @@ def test_a_damaged_token_is_that_of_another_folder(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="is another folder"):
         check_shared(tmp_path, token, writes=False)
 
-
-def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(CheckpointError, match=r"file/below: cannot keep checkpoints: .* \(Not a directory\)"):
         write_token(tmp_path / "file" / "below")
@@ -362,8 +361,9 @@ def test_what_an_increment_written_again_builds_on_is_kept(checkpoints: Checkpoi
     assert len(list(checkpoints.folder.glob("*step-*"))) == 3
 
 
-@pytest.mark.parametrize("change", ["lost", "written again"])
-def test_an_increment_on_what_is_not_there_any_more_is_not_committed(checkpoints: Checkpoints, change: str) -> None:
+@every("change", ["lost", "written again"])
+def test_an_increment_on_what_is_not_there_any_more_is_not_committed(tmp_path: Path, change: str) -> None:
+    checkpoints = Checkpoints(tmp_path)
     saved(checkpoints, 1)
     base = checkpoints.load(1)
     if change == "lost":
@@ -388,14 +388,3 @@ def test_a_lost_file_of_a_base_is_named_with_the_folder_to_delete(checkpoints: C
         latest.check_sizes()
     shutil.rmtree(checkpoints.load(2).folder)
     assert steps(checkpoints) == [1]
-
-
-@pytest.mark.parametrize("base", [{"step": 2, "id": ""}, {"step": 7, "id": ""}, {"id": ""}, []])
-def test_a_base_that_cannot_be_one_is_a_damaged_manifest(checkpoints: Checkpoints, base: object) -> None:
-    saved(checkpoints, 2)
-    manifest = checkpoints.load(2).folder / "manifest.json"
-    fields = json.loads(manifest.read_text()) | {"format": 2, "base": base}
-    del fields["checksum"]
-    manifest.write_text(json.dumps(fields))
-    with pytest.raises(CheckpointError, match=r"manifest.json: damaged \([^\n]*\); delete step-00000002 to resume"):
-        checkpoints.load(2)

@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
@@ -21,6 +20,7 @@ import pytest
 
 from shardkeep.base.errors import CheckpointError, ConfigError
 from shardkeep.ps.checkpoints.owner import Hold, Owner, last_owner, owner_here
+from tests.support.cases import every
 
 HOLD = """
 import sys, time
@@ -31,6 +31,8 @@ print("held", flush=True)
 time.sleep(60)
 """
 LONG_S = 60.0
+FOR_EVER_S = 1000.0
+"""Above the time limit of a test: nobody waits for it."""
 
 
 def held(folder: Path, job: str, *, watch_s: float = 0.1, beat_s: float = LONG_S) -> Hold:
@@ -52,43 +54,33 @@ def holder(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
         process.kill()
 
 
-@pytest.fixture
-def no_locks(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> None:
-        raise OSError(errno.ENOSYS, "Function not implemented")
-
-    monkeypatch.setattr(fcntl, "flock", refuse)
+def without_locks(*_: object) -> None:
+    raise OSError(errno.ENOSYS, "Function not implemented")
 
 
 def test_the_second_of_two_jobs_is_refused_with_the_first_ones_name(
     tmp_path: Path, holder: subprocess.Popen[str]
 ) -> None:
-    started = time.monotonic()
     told = rf"{tmp_path} belongs to another job that runs \(run folder /runs/first, process {holder.pid} on .*\); allow"
     with pytest.raises(ConfigError, match=told):
-        held(tmp_path, "second", watch_s=LONG_S)
-    assert time.monotonic() - started < LONG_S / 2
+        held(tmp_path, "second", watch_s=FOR_EVER_S)
 
 
 def test_a_killed_job_of_this_host_blocks_nobody(tmp_path: Path, holder: subprocess.Popen[str]) -> None:
     holder.send_signal(signal.SIGKILL)
     holder.wait(90)
-    started = time.monotonic()
-    hold = held(tmp_path, "second", watch_s=LONG_S)
-    assert time.monotonic() - started < LONG_S / 2
+    hold = held(tmp_path, "second", watch_s=FOR_EVER_S)
     owner = last_owner(tmp_path)
     assert owner is not None and (owner.run, owner.pid) == ("/runs/second", os.getpid())
     hold.check()
 
 
-def test_a_job_that_ended_in_order_blocks_nobody_even_on_another_host(tmp_path: Path) -> None:
-    elsewhere(tmp_path, over=True)
-    held(tmp_path, "second", watch_s=LONG_S).check()
-
-
-def test_a_job_on_another_host_is_dead_when_its_counter_stands_still(tmp_path: Path) -> None:
-    elsewhere(tmp_path)
-    held(tmp_path, "second").check()
+@every(("facts", "watch_s"), [({"over": True}, LONG_S), ({}, 0.1)], ids=["it ended", "its counter stands still"])
+def test_a_job_on_another_host_that_is_over_blocks_nobody(
+    tmp_path: Path, facts: dict[str, object], watch_s: float
+) -> None:
+    elsewhere(tmp_path, **facts)
+    held(tmp_path, "second", watch_s=watch_s).check()
     assert [path.name for path in tmp_path.glob("owner-*")] == ["owner-000005.json"]
 
 
@@ -112,8 +104,8 @@ def test_a_job_on_another_host_whose_counter_grows_keeps_the_folder(tmp_path: Pa
         thread.join()
 
 
-@pytest.mark.usefixtures("no_locks")
-def test_without_locks_the_counter_decides(tmp_path: Path) -> None:
+def test_without_locks_the_counter_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fcntl, "flock", without_locks)
     first = held(tmp_path, "first", beat_s=0.01)
     with pytest.raises(ConfigError, match="belongs to another job that runs"):
         held(tmp_path, "second", watch_s=LONG_S)
@@ -121,12 +113,12 @@ def test_without_locks_the_counter_decides(tmp_path: Path) -> None:
     held(tmp_path, "second", watch_s=LONG_S).check()
 
 
-@pytest.mark.parametrize("locks", [True, False], ids=["with locks", "without locks"])
+@every("locks", [True, False], ids=["with locks", "without locks"])
 def test_of_many_jobs_that_start_at_the_same_time_one_gets_the_folder(
-    tmp_path: Path, request: pytest.FixtureRequest, locks: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, locks: bool
 ) -> None:
     if not locks:
-        request.getfixturevalue("no_locks")
+        monkeypatch.setattr(fcntl, "flock", without_locks)
     elsewhere(tmp_path)  # dead: all of them wait for its counter and then take its place
     together = threading.Barrier(8)
 
@@ -180,22 +172,21 @@ def test_the_replacement_of_a_process_takes_the_folder_from_one_that_stands_stil
         zombie.check()
 
 
-def test_a_folder_that_was_deleted_is_taken_again(tmp_path: Path) -> None:
-    folder = tmp_path / "checkpoints"
-    hold = held(folder, "first")
-    shutil.rmtree(folder)
-    hold.check()
-    with pytest.raises(ConfigError, match="belongs to another job"):
-        held(folder, "second", watch_s=LONG_S)
-
-
-def test_a_deleted_folder_that_another_job_took_is_not_written_to(tmp_path: Path) -> None:
+@every("by_another", [False, True])
+def test_a_deleted_folder_is_taken_again_and_not_written_to_once_another_job_has_it(
+    tmp_path: Path, by_another: bool
+) -> None:
     folder = tmp_path / "checkpoints"
     first = held(folder, "first")
     shutil.rmtree(folder)
-    held(folder, "second")
-    with pytest.raises(CheckpointError, match="run folder /runs/second"):
+    if by_another:
+        held(folder, "second")
+        with pytest.raises(CheckpointError, match="run folder /runs/second"):
+            first.check()
+    else:
         first.check()
+        with pytest.raises(ConfigError, match="belongs to another job"):
+            held(folder, "second", watch_s=LONG_S)
 
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:

@@ -16,9 +16,9 @@ from shardkeep.ps.checkpoints.folder import Checkpoint, Checkpoints
 from shardkeep.ps.checkpoints.row_stream import RowBlock, count_rows, stream_rows
 from shardkeep.ps.placement import BUCKETS, bucket_of, keys_of, server_of
 from shardkeep.ps.server.snapshot import files as snapshot
-from shardkeep.ps.server.snapshot.files import load_snapshots, write_snapshot
 from shardkeep.ps.server.tables import Tables
-from tests.support.marked_tables import EMPTY, IDS, SPECS
+from tests.support.cases import every
+from tests.support.marked_tables import EMPTY, IDS, SPECS, checkpointed, loaded
 from tests.support.one_table import exported
 from tests.support.tables import gradients
 
@@ -32,18 +32,6 @@ def pushed(shards: list[Tables], ids: np.ndarray, step: int) -> None:
         tables.apply([gradients(parts)], step=step)
 
 
-def saved(checkpoints: Checkpoints, shards: list[Tables], base: Checkpoint | None = None) -> Checkpoint:
-    """A checkpoint of all rows, or an increment on another."""
-    step = 1 if base is None else base.step + 1
-    partial = checkpoints.begin(step)
-    marks = [tables.snapshot("" if base is None else base.id) for tables in shards]
-    files = [file for s, mark in enumerate(marks) for file in write_snapshot(mark, partial, shard=s)]
-    done = checkpoints.commit(step, files, {}, base=base)
-    for tables in shards:
-        tables.changed.complete(done.id)
-    return done
-
-
 def chain(folder: Path, *, servers: int = 1, increments: int = 0) -> Checkpoint:
     """A checkpoint of IDS rows in each table and increments of 50 rows, old and new ones, on it."""
     shards = [Tables(SPECS, seed=7) for _ in range(servers)]
@@ -51,10 +39,10 @@ def chain(folder: Path, *, servers: int = 1, increments: int = 0) -> Checkpoint:
         tables.changed.follow("")
     pushed(shards, np.arange(0, 2 * IDS, 2), 0)
     checkpoints = Checkpoints(folder)
-    last = saved(checkpoints, shards)
+    last = checkpointed(shards, checkpoints, 1)
     for step in range(increments):
         pushed(shards, np.sort(np.random.default_rng(step).choice(3 * IDS, 50, replace=False)), step + 1)
-        last = saved(checkpoints, shards, last)
+        last = checkpointed(shards, checkpoints, step + 2, last)
     return last
 
 
@@ -67,9 +55,7 @@ def by_id(block: RowBlock) -> list[np.ndarray]:
     return [column[order] for column in block[:3]]
 
 
-@pytest.mark.parametrize("part_bytes", [20_000, 8 << 20], ids=["many parts", "one part"])
-@pytest.mark.parametrize("increments", [0, 3])
-@pytest.mark.parametrize("servers", [1, 3])
+@every(("servers", "increments", "part_bytes"), [(1, 3, 20_000), (3, 3, 8 << 20), (3, 0, 20_000), (1, 0, 8 << 20)])
 def test_the_rows_are_those_that_a_server_would_load(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, servers: int, increments: int, part_bytes: int
 ) -> None:
@@ -77,11 +63,10 @@ def test_the_rows_are_those_that_a_server_would_load(
     monkeypatch.setattr(snapshot, "FILE_BYTES", 8 * part_bytes)
     monkeypatch.setattr(row_stream, "BLOCK_BYTES", part_bytes)
     last = chain(tmp_path, servers=servers, increments=increments)
-    loaded = Tables(SPECS, seed=7)
-    load_snapshots(loaded, last, shard=0, num_shards=1)
+    (tables,) = loaded(SPECS, last)
     for t, spec in enumerate(SPECS):
         blocks = list(stream_rows(last, spec.name))
-        whole, expected = joined(blocks), exported(loaded[t])
+        whole, expected = joined(blocks), exported(tables[t])
         for found, wanted in zip(by_id(whole), expected, strict=True):
             assert np.array_equal(found, wanted)
         keys = keys_of(whole.ids_N)
@@ -139,8 +124,8 @@ def test_an_unknown_table_is_named_with_those_that_there_are(tmp_path: Path) -> 
         stream_rows(chain(tmp_path), "users")
 
 
-@pytest.mark.parametrize("harm", ["flipped", "truncated", "gone"])
-@pytest.mark.parametrize("which", ["full", "increment"])
+@every("harm", ["flipped", "truncated", "gone"])
+@every("which", ["full", "increment"])
 def test_a_damaged_file_anywhere_in_a_chain_is_named(tmp_path: Path, which: str, harm: str) -> None:
     last = chain(tmp_path, increments=1)
     path = next(last.chain[0 if which == "full" else 1].folder.glob("server-0/rows-*"))

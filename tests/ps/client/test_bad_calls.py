@@ -49,15 +49,26 @@ def test_gradients_that_do_not_fit_are_refused_and_nothing_is_sent(name: str, nu
     assert traffic.ledger.totals()["total"] == 0
 
 
-def test_a_step_is_pushed_once() -> None:
+def test_a_step_pushed_again_ids_out_of_order_and_a_closed_server_are_told() -> None:
     client = connect([Held(services()[0])])
     request = client.request({"item": ids_of(1)})
     client.push(0, request, {})
     with pytest.raises(ProtocolError, match="step 0 was pushed before"):
         client.push(0, request, {})
 
+    client = connect([services()[0].handle])
+    with pytest.raises(RemoteError, match="server 0: table user: id 1 follows 2; ids must rise"):
+        client.pull(0, client.request({"user": ids_of(2, 1)})).result()
 
-@pytest.mark.parametrize(
+    shard = services(mode="sync")[0]
+    client = connect([shard.handle], "sync")
+    client.push(0, client.request({}), {})
+    shard.close("the job is over")
+    with pytest.raises(TransportError, match="the job is over"):
+        client.pull(1, client.request({})).result()
+
+
+@every(
     ("ids", "text"),
     [
         ({"users": ids_of(1)}, "table users is unknown; the tables are user, item"),
@@ -69,12 +80,6 @@ def test_a_step_is_pushed_once() -> None:
 def test_ids_that_cannot_be_placed_are_refused(ids: dict[str, np.ndarray], text: str) -> None:
     with pytest.raises(ProtocolError, match=text):
         connect([services()[0].handle]).request(ids)
-
-
-def test_ids_out_of_order_are_refused_by_the_server() -> None:
-    client = connect([services()[0].handle])
-    with pytest.raises(RemoteError, match="server 0: table user: id 1 follows 2; ids must rise"):
-        client.pull(0, client.request({"user": ids_of(2, 1)})).result()
 
 
 def answering(packed: Bytes) -> Handler:
@@ -148,7 +153,7 @@ def test_a_bad_answer_is_one_line(name: str) -> None:
     assert not getattr(error.value, "retryable", False)
 
 
-@pytest.mark.parametrize("servers", [1, 2])
+@every("servers", [1, 2])
 def test_coded_rows_that_are_missing_without_a_name_are_refused(servers: int) -> None:
     bad, good = (rows(Section(0, n, EMPTY, values(n))) for n in (1, 2))
     ids = np.concatenate(
@@ -165,12 +170,3 @@ def test_a_push_that_a_server_refused_is_told_by_the_next_wait_and_again_by_ever
     for call in (client.wait_acknowledged, lambda: client.fence(1), lambda: client.push(3, client.request({}), {})):
         with pytest.raises(RemoteError, match="server 0: no room"):
             call()
-
-
-def test_a_server_that_closes_is_told_with_its_reason() -> None:
-    shard = services(mode="sync")[0]
-    client = connect([shard.handle], "sync")
-    client.push(0, client.request({}), {})
-    shard.close("the job is over")
-    with pytest.raises(TransportError, match="the job is over"):
-        client.pull(1, client.request({})).result()

@@ -6,10 +6,15 @@ import numpy as np
 import pytest
 
 from shardkeep.base.errors import DeadlineExceeded
+from shardkeep.compression.config import CompressionConfig
+from shardkeep.ps.client.row_client import RowClient
+from shardkeep.ps.config import TableSpec
 from shardkeep.ps.placement import server_of
+from shardkeep.ps.server.table.initializers.config import InitConfig
+from shardkeep.ps.transport.transport import LocalTransport
 from shardkeep.ps.wire.admin import GetReport
 from tests.support.cases import every
-from tests.support.clients import TABLES, Held, connect, ids_of, many, ones, services
+from tests.support.clients import TABLES, Held, connect, ids_of, many, ones, servers_of, services
 from tests.support.held_gate import HeldGate
 from tests.support.one_table import OneTable, exported
 
@@ -38,7 +43,7 @@ def test_rows_come_back_in_the_order_of_the_ids_from_any_number_of_servers(num_s
         assert (server_of(exported(shard.tables[0])[0], num_servers) == server).all()
 
 
-@pytest.mark.parametrize("mode", ["sync", "bounded", "async"])
+@every("mode", ["sync", "bounded", "async"])
 def test_tables_without_ids_and_steps_without_tables_are_fine(mode: str) -> None:
     shards = services(2, mode)
     client = connect([shard.handle for shard in shards], mode)
@@ -56,7 +61,7 @@ def test_tables_without_ids_and_steps_without_tables_are_fine(mode: str) -> None
     assert (client.read(client.request({"item": ids_of(7)})).result()["item"] == -1.0).all()
 
 
-def test_gradients_may_be_reused_as_soon_as_push_returns() -> None:
+def test_gradients_may_be_reused_after_a_push_and_pulled_rows_changed() -> None:
     shard = services(1, "sync")[0]
     client = connect([shard.handle], "sync")
     request = client.request({"item": ids_of(1, 2)})
@@ -66,8 +71,6 @@ def test_gradients_may_be_reused_as_soon_as_push_returns() -> None:
     grad[:] = 777.0
     assert (client.pull(1, request).result()["item"] == -1.0).all()
 
-
-def test_what_the_server_holds_is_not_changed_through_pulled_rows() -> None:
     client = connect([services()[0].handle])
     request = client.request({"user": ids_of(1)})
     rows = client.pull(0, request).result()["user"]
@@ -76,7 +79,7 @@ def test_what_the_server_holds_is_not_changed_through_pulled_rows() -> None:
     assert (client.read(request).result()["user"] == before).all()
 
 
-@pytest.mark.parametrize(("mode", "window"), [("sync", 1), ("bounded", 3), ("async", 3)])
+@every(("mode", "window"), [("sync", 1), ("bounded", 3), ("async", 3)])
 def test_a_push_waits_when_a_window_of_pushes_is_not_acknowledged(mode: str, window: int) -> None:
     held = Held(services()[0])
     client = connect([held], mode, timeout_s=SOON_S - 1.0)
@@ -106,7 +109,7 @@ def test_in_sync_a_pull_is_sent_only_when_every_server_has_acknowledged_the_push
     assert late.pulls == [0, 1]
 
 
-def test_a_fence_waits_for_acknowledgements() -> None:
+def test_a_fence_waits_for_acknowledgements_and_acknowledged_pushes_are_forgotten() -> None:
     held = Held(services()[0])
     client = connect([held], timeout_s=SOON_S - 1.0)
     request = client.request({"item": ids_of(1)})
@@ -116,8 +119,6 @@ def test_a_fence_waits_for_acknowledgements() -> None:
     held.acknowledge(0)
     client.fence(1)
 
-
-def test_acknowledged_pushes_are_forgotten() -> None:
     client = connect([services()[0].handle])
     request = client.request({"item": ids_of(1)})
     for step in range(50):
@@ -137,3 +138,34 @@ def test_the_histogram_counts_each_pull_that_asked_for_rows_once() -> None:
     client.read(request).result()
     assert client.pulls.staleness_seen == {0: 1, 1: 1, 2: 1}
     held.release()
+
+
+# ---- initial rows ----
+
+
+LAWS = {
+    "uniform": {"name": "uniform", "low": -0.2, "high": 0.7},
+    "normal": {"name": "normal", "mean": 0.5, "std": 0.01},
+    "constant": {"name": "constant", "value": 0.25},
+    "scaled": {"name": "normal", "scale": 0.1},
+}
+BY_LAW = tuple(TableSpec(name=name, dim=5, init=InitConfig(**law)) for name, law in LAWS.items())
+LAW_IDS = np.unique(np.random.default_rng(4).integers(-(2**63), 2**63 - 1, 500))
+
+
+def rows_over(servers: int, ids: str) -> dict[str, np.ndarray]:
+    compression = CompressionConfig(ids=ids)
+    handlers = [service.handle for service in servers_of(BY_LAW, servers, seed=9, compression=compression)]
+    client = RowClient(LocalTransport(handlers), tables=BY_LAW, compression=compression, seed=9)
+    rows = client.pull(0, client.request(dict.fromkeys(LAWS, LAW_IDS))).result()
+    return {name: rows[name].copy() for name in LAWS}
+
+
+@every("ids", ["raw", "coded"])
+@every("servers", [1, 3])
+def test_initial_rows_are_equal_over_any_number_of_servers(servers: int, ids: str) -> None:
+    expected, found = rows_over(2, "raw"), rows_over(servers, ids)
+    for name in LAWS:
+        assert found[name].tobytes() == expected[name].tobytes()
+    assert (found["constant"] == 0.25).all()
+    assert abs(found["normal"].mean() - 0.5) < 0.01

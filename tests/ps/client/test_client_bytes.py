@@ -110,17 +110,15 @@ def test_what_two_workers_add_to_one_row_is_rounded_apart() -> None:
     assert sent[0] == sent[2] != sent[1]
 
 
-def test_reads_are_counted_as_pulled_bytes() -> None:
+def test_reads_are_counted_as_pulled_bytes_and_what_rpc_adds_for_each_call_and_answer() -> None:
     recorded = Recorded(services()[0])
     traffic = WorkerTraffic()
     client = connect([recorded], traffic=traffic)
     client.read(client.request({"user": many(10)})).result()
     assert messages(traffic.ledger.totals()["read"]) == recorded.num_bytes(Kind.READ) > 0
 
-
-def test_what_rpc_adds_is_counted_for_each_call_and_each_answer() -> None:
-    """503 bytes around 128 and 506 around 288 to the server, 419 around 208 and 418 around 40 back. The kernel counts
-    the same around messages of these sizes: tests/ps/rpc/test_envelope.py."""
+    # 503 bytes around 128 and 506 around 288 to the server, 419 around 208 and 418 around 40 back. The kernel counts
+    # the same around messages of these sizes: tests/ps/rpc/test_envelope.py.
     recorded = Recorded(services()[0])
     traffic = WorkerTraffic()
     client = connect([recorded], traffic=traffic)

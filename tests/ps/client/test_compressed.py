@@ -18,11 +18,11 @@ from shardkeep.ps.client.row_memory import RowMemory
 from shardkeep.ps.config import ConsistencyConfig, TableSpec
 from shardkeep.ps.jagged import Catalog, JaggedIds, JaggedRows
 from shardkeep.ps.server.journal.journal import Journal
-from shardkeep.ps.server.service import ShardService
 from shardkeep.ps.transport.metered import LedgerMeter, MeteredTransport, WorkerTraffic
 from shardkeep.ps.transport.transport import Handler, LocalTransport
 from shardkeep.ps.wire.message import REFERENCE, Kind, read
 from tests.support.cases import every
+from tests.support.clients import servers_of
 from tests.support.one_table import exported
 
 SGD = {"name": "sgd", "lr": 1.0}
@@ -41,12 +41,7 @@ class Job:
     def __init__(self, *, servers: int = 1, mode: str = "bounded", **compression: Any) -> None:
         self.compression = CompressionConfig(**compression)
         consistency = ConsistencyConfig(mode=mode)
-        self.services = [
-            ShardService(shard=s, tables=TABLES, consistency=consistency, num_workers=1, seed=3,
-                compression=self.compression,
-            )
-            for s in range(servers)
-        ]  # fmt: skip
+        self.services = servers_of(TABLES, servers, mode=mode, compression=self.compression)
         self.messages: list[Bytes] = []
         self.traffic = WorkerTraffic()
         transport = LocalTransport([self.listening(service.handle) for service in self.services])
@@ -116,7 +111,7 @@ def sums_of(table: str, steps: int = STEPS) -> dict[int, np.ndarray]:
     return total
 
 
-@pytest.mark.parametrize("last", [False, True])
+@every("last", [False, True])
 def test_the_push_of_what_was_held_back_is_counted_apart(last: bool) -> None:
     job = Job(servers=2, push={"keep_rows": 0.2, "pool_rows": 2000})
     job.run(last=last)
@@ -146,7 +141,7 @@ def test_a_push_refers_to_its_pull_and_says_so_in_the_message() -> None:
     assert job.traffic.ledger.totals()["push"]["masks"] > 0
 
 
-def test_a_push_of_fewer_rows_than_were_pulled_is_the_same_by_reference() -> None:
+def test_fewer_rows_than_were_pulled_are_the_same_by_reference_and_others_travel_with_their_ids() -> None:
     found = []
     for ids in ("raw", "coded"):
         job = Job(servers=2, ids=ids)
@@ -160,8 +155,6 @@ def test_a_push_of_fewer_rows_than_were_pulled_is_the_same_by_reference() -> Non
         found.append(job.digest())
     assert found[0] == found[1]
 
-
-def test_rows_that_no_pull_asked_for_travel_with_their_ids() -> None:
     found = []
     for ids in ("raw", "coded"):
         job = Job(servers=2, ids=ids)
@@ -174,7 +167,7 @@ def test_rows_that_no_pull_asked_for_travel_with_their_ids() -> None:
     assert found[0] == found[1]
 
 
-def test_a_reference_to_an_unknown_pull_is_refused_and_changes_nothing() -> None:
+def test_a_push_by_reference_counts_once_and_one_to_an_unknown_pull_changes_nothing() -> None:
     job = Job(ids="coded")
     job.step(0)
     job.client.fence(1)
@@ -187,8 +180,6 @@ def test_a_reference_to_an_unknown_pull_is_refused_and_changes_nothing() -> None
         job.client.wait_acknowledged()
     assert job.digest() == before
 
-
-def test_a_push_by_reference_that_comes_twice_counts_once() -> None:
     job, other = Job(ids="coded"), Job(ids="coded")
     job.step(0)
     push = next(buffer for buffer in job.messages if read(buffer).kind is Kind.PUSH)
@@ -223,7 +214,7 @@ def test_nothing_is_dropped(push: dict[str, Any]) -> None:
         np.testing.assert_allclose(-delivered.get(id_, np.zeros(8)) + of_table_a, total, atol=1e-5 + 2 * lost**0.5)
 
 
-@pytest.mark.parametrize("keep", [{"keep_rows": 0.1}, {"keep_values": 0.05}, {"keep_values": 0.05, "dgc": {}}])
+@every("keep", [{"keep_rows": 0.1}, {"keep_values": 0.05}, {"keep_values": 0.05, "dgc": {}}])
 def test_one_worker_takes_what_four_have_not_sent(keep: dict[str, Any]) -> None:
     push = keep | {"pool_rows": 60}
     states = []

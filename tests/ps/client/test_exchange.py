@@ -15,6 +15,7 @@ from shardkeep.ps.server.service import ShardService
 from shardkeep.ps.transport.transport import LocalTransport
 from shardkeep.ps.wire.message import Kind
 from tests.support.cases import every
+from tests.support.clients import servers_of
 from tests.support.messages import Message, pack, unpack
 from tests.support.one_table import pulled
 
@@ -23,10 +24,7 @@ IDS = np.array([1, 5, 9], np.int64)
 
 
 def make(mode: str = "bounded", num_servers: int = 1, generation: int = 0) -> tuple[RowClient, list[ShardService]]:
-    consistency = ConsistencyConfig(mode=mode)
-    services = [
-        ShardService(shard=s, tables=[SPEC], consistency=consistency, num_workers=1, seed=1) for s in range(num_servers)
-    ]
+    consistency, services = ConsistencyConfig(mode=mode), servers_of([SPEC], num_servers, mode=mode)
     transport = LocalTransport([service.handle for service in services])
     return RowClient(transport, tables=[SPEC], consistency=consistency, generation=generation), services
 
@@ -91,15 +89,13 @@ def test_any_other_call_sends_a_push_that_rides(call: str) -> None:
     assert service.report()["pushes"] == 1 and (pulled(service.tables[0], IDS) == -1).all()
 
 
-def test_a_refused_push_answers_for_both_and_nothing_is_pulled() -> None:
+def test_a_refused_push_answers_for_both_and_raises_when_rows_are_wanted() -> None:
     _, (service,) = make()
     bad = pack(Message(Kind.PUSH, 7, 0, 0))
     answer = service.handle(bad, pack(Message(Kind.PULL, 0, 0, 1))).result(90)
     assert unpack(answer).kind is Kind.ERROR
     assert service.report()["pulls"] == 0
 
-
-def test_an_exchange_that_is_refused_raises_when_its_rows_are_wanted() -> None:
     client, _ = make(generation=3)
     request = client.request({"t": IDS})
     pull = client.exchange(0, request, {"t": np.ones((3, 4), np.float32)}, 1, request)

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
-import pytest
 from hypothesis import given, strategies as st
 
+from shardkeep.base.arrays import Bytes
 from shardkeep.compression.config import CompressionConfig
 from shardkeep.ps.client.row_client import PullHandle, RowClient
 from shardkeep.ps.config import ConsistencyConfig, TableSpec
 from shardkeep.ps.server.service import ShardService
 from shardkeep.ps.transport.metered import LedgerMeter, MeteredTransport, WorkerTraffic
 from shardkeep.ps.transport.transport import LocalTransport
-from shardkeep.ps.wire.message import MOST_PULLS, Kind
+from shardkeep.ps.wire.message import MOST_PULLS, Kind, read
 from tests.support.cases import every
-from tests.support.examples import LONG, examples
-from tests.support.posted import Posted
+from tests.support.clients import servers_of
+from tests.support.examples import examples
 
 EXACT: dict[str, Any] = {"optimizer": {"name": "sgd", "lr": 1.0}, "init": {"name": "zeros"}}
 TABLES = [TableSpec(name="a", dim=4, **EXACT), TableSpec(name="b", dim=2, **EXACT)]
@@ -32,6 +33,26 @@ FORMS: dict[str, dict[str, Any]] = {
 Ids = dict[str, np.ndarray]
 
 
+class Posted:
+    """A server's handler. Messages of some kinds wait until they are delivered; others arrive at once."""
+
+    def __init__(self, service: ShardService, kinds: Collection[Kind] = (Kind.PULL,)) -> None:
+        self.waiting: list[tuple[Bytes, Future[Bytes]]] = []
+        self._service, self._kinds = service, kinds
+
+    def __call__(self, message: Bytes, then: Bytes | None = None) -> Future[Bytes]:
+        if read(message).kind not in self._kinds:
+            return self._service.handle(message, then)
+        reply: Future[Bytes] = Future()
+        self.waiting.append((message, reply))
+        return reply
+
+    def deliver(self, place: int) -> None:
+        """Delivers one of the messages that wait, and its answer."""
+        message, reply = self.waiting.pop(place)
+        reply.set_result(self._service.handle(message).result(90))
+
+
 class Job:
     """One worker, and servers that the test delivers pulls to, and pushes if they are among `kinds`."""
 
@@ -40,12 +61,7 @@ class Job:
     ) -> None:
         compression, consistency = CompressionConfig.model_validate(form), ConsistencyConfig(mode=mode)
         tables = [*TABLES, FROZEN]
-        self.services = [
-            ShardService(
-                shard=s, tables=tables, consistency=consistency, num_workers=1, seed=1, compression=compression
-            )
-            for s in range(servers)
-        ]
+        self.services = servers_of(tables, servers, mode=mode, seed=1, compression=compression)
         self.posted = [Posted(service, kinds) for service in self.services]
         self.traffic = WorkerTraffic()
         transport = MeteredTransport(LocalTransport(self.posted), LedgerMeter(self.traffic))
@@ -121,7 +137,7 @@ def test_a_push_of_several_pulls_refers_to_all_of_them() -> None:
     assert not job.traffic.ledger.totals()["push"].get("ids", 0)  # all by reference: no byte
 
 
-@pytest.mark.parametrize("mode", ["bounded", "async"])
+@every("mode", ["bounded", "async"])
 def test_pushes_that_overtake_each_other_refer_to_their_own_pulls(mode: str) -> None:
     job = Job(FORMS["coded"], mode=mode, kinds=(Kind.PULL, Kind.PUSH))
     pulls = [job.pull(step, ids) for step, ids in enumerate((LEFT, RIGHT))]
@@ -160,7 +176,7 @@ def test_results_come_in_any_order_with_a_cache(form: str, servers: int, order: 
 
 def test_lookups_that_no_push_follows_leave_nothing_behind() -> None:
     job = Job(FORMS["coded"], mode="async")
-    for number in range(10_000 if LONG else 2_000):
+    for number in range(4 * MOST_PULLS):
         pull = job.pull(0, LEFT, for_push=False) if number % 2 else job.pull(0, {"f": np.array([number])})
         job.deliver()
         pull.result()
@@ -189,7 +205,7 @@ def some_ids(draw: Any) -> Ids:
     }
 
 
-@examples(120)
+@examples(80)
 @given(
     data=st.data(),
     form=st.sampled_from(list(FORMS)),

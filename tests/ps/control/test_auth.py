@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
+import resource
+import socket
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from shardkeep.base.errors import ConfigError, ProtocolError, RemoteError, UserError
+from shardkeep.base.errors import ConfigError, ProtocolError, RemoteError, ShardkeepError, UserError
 from shardkeep.base.files import atomic_write
 from shardkeep.proto import control_pb2 as pb
 from shardkeep.ps.control.grpc.channel import ControlChannel
@@ -73,16 +80,16 @@ def test_no_call_is_answered_without_a_token(server: ControlServer, method: str)
     assert server.coordinator.status() == before
 
 
-@pytest.mark.parametrize("name", STRANGERS)
-def test_a_job_is_not_stopped_by_who_has_not_just_its_token(server: ControlServer, name: str) -> None:
-    with grpc.insecure_channel(server.address) as channel:
+@every("name", STRANGERS)
+def test_a_job_is_not_stopped_by_who_has_not_just_its_token(name: str) -> None:
+    with ControlServer(Job().coordinator) as server, grpc.insecure_channel(server.address) as channel:
         with pytest.raises(grpc.RpcError) as refused:
             channel.unary_unary(STOP)(b"", timeout=LIMIT_S, metadata=headers(server, name))
         assert refused.value.code() == grpc.StatusCode.UNAUTHENTICATED
         assert server.coordinator.state.state == "forming"
         right = Call.make(server.endpoint.token, STOP, b"").headers()
         channel.unary_unary(STOP)(b"", timeout=LIMIT_S, metadata=right)
-    assert server.coordinator.state.state in ("stopping", "stopped")
+        assert server.coordinator.state.state in ("stopping", "stopped")
 
 
 def test_members_and_people_with_a_wrong_token_are_told_so_in_one_line(server: ControlServer) -> None:
@@ -184,7 +191,7 @@ def stops_the_job(_method: str, _message: bytes, context: Any) -> bytes:
     return b""
 
 
-@pytest.mark.parametrize("behave", [empty, forged, stops_the_job])
+@every("behave", [empty, forged, stops_the_job])
 def test_a_port_that_is_not_the_coordinators_gets_no_token_and_is_not_believed(
     behave: Callable[[str, bytes, Any], bytes],
 ) -> None:
@@ -243,6 +250,62 @@ def test_who_sits_between_can_change_neither_call_nor_answer_nor_refusal(server:
     assert server.coordinator.state.state == "forming"
 
 
+# ---- more strangers than the coordinator may open files for ----
+
+
+DESCRIPTORS, CROWD = 128, 400
+TOKEN = "t" * 32
+COORDINATOR = f"""
+import json, resource, sys
+resource.setrlimit(resource.RLIMIT_NOFILE, ({DESCRIPTORS}, {DESCRIPTORS}))
+from shardkeep.ps.control.grpc.server import ControlServer
+from tests.support.control_job import Job
+with ControlServer(Job().coordinator, token={TOKEN!r}) as server:
+    print(json.dumps(server.address), flush=True)
+    for line in sys.stdin:
+        open("/dev/null").close()
+        print("opened", flush=True)
+"""
+
+
+@pytest.fixture
+def coordinator() -> Iterator[tuple[subprocess.Popen[str], Endpoint]]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", COORDINATOR], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    yield process, Endpoint(json.loads(process.stdout.readline()), TOKEN)
+    process.kill()
+    process.communicate()
+
+
+@pytest.mark.waits_for_processes
+def test_members_get_in_and_files_can_be_opened_while_strangers_hold_connections(
+    coordinator: tuple[subprocess.Popen[str], Endpoint],
+) -> None:
+    process, endpoint = coordinator
+    assert process.stdin is not None and process.stdout is not None
+    if resource.getrlimit(resource.RLIMIT_NOFILE)[0] < 2 * CROWD:
+        pytest.skip("this process itself may hold too few connections")
+    host, _, port = endpoint.address.rpartition(":")
+    with contextlib.ExitStack() as held:
+        for _ in range(CROWD):
+            stranger = held.enter_context(socket.socket())
+            stranger.setblocking(False)
+            stranger.connect_ex((host, int(port)))
+        end = time.monotonic() + LIMIT_S
+        while True:  # those that got in first keep others out until they had the time to speak
+            try:
+                assert fetch_status(endpoint, timeout_s=LIMIT_S).state == "forming"
+                break
+            except ShardkeepError as error:
+                assert error.retryable and time.monotonic() < end, error
+            time.sleep(0.05)
+        process.stdin.write("\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == "opened\n"
+
+
 # ---- where a token lies ----
 
 
@@ -264,7 +327,7 @@ def test_a_token_that_others_can_read_or_change_is_refused_like_ssh_does(tmp_pat
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
-@pytest.mark.parametrize(("owner", "fits"), [(12345, False), (0, True)], ids=["a stranger's", "one's own"])
+@every(("owner", "fits"), [(12345, False), (0, True)], ids=["a stranger's", "one's own"])
 def test_a_token_of_another_user_is_refused(tmp_path: Path, owner: int, fits: bool) -> None:
     path = tmp_path / "token"
     atomic_write(path, make_token(), private=True)
@@ -279,12 +342,9 @@ def test_a_token_of_another_user_is_refused(tmp_path: Path, owner: int, fits: bo
 @every("text", ["", "short", "x" * 31, "a b" * 20, "ä" * 40, "x" * 600], ids=lambda text: text[:9])
 def test_what_is_no_token_is_refused_and_not_shown(tmp_path: Path, text: str) -> None:
     path = tmp_path / "token"
+    with pytest.raises(ConfigError, match=r"/token: cannot be read \(No such file or directory\)"):
+        read_token(path)
     atomic_write(path, text, private=True)
     with pytest.raises(ConfigError, match="holds no token; allowed: one line of 32 to 512") as refused:
         read_token(path)
     assert not text or text not in str(refused.value)
-
-
-def test_a_token_that_is_not_there_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"/none: cannot be read \(No such file or directory\)"):
-        read_token(tmp_path / "none")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,7 +22,7 @@ from shardkeep.ps.control.records import Formation, JobState, Role
 from shardkeep.ps.server.table.optimizers.adam import AdamConfig
 from tests.support.cases import every
 from tests.support.control_groups import Groups
-from tests.support.control_job import TABLES, Job
+from tests.support.control_job import TABLES, Job, formed
 
 
 def test_members_form_a_generation_once_all_have_joined() -> None:
@@ -40,63 +41,44 @@ def test_members_form_a_generation_once_all_have_joined() -> None:
     assert job.sink.of("members") == [("members", 1, ["server 0", "worker 0", "worker 1"])]
 
 
-def test_registration_hands_out_the_config_and_may_be_repeated() -> None:
-    job = Job()
-    job.register("worker", 1)
-    job.register("worker", 1)
-    assert len(job.coordinator.status().members) == 1
+REFUSED: dict[str, tuple[Role, int, dict[str, Any], type[ShardkeepError], str]] = {
+    "too high": ("worker", 2, {}, ConfigError, r"^worker index 2: the job has 2 workers; allowed: 0\.\.1$"),
+    "negative": ("worker", -1, {}, ConfigError, r"^worker index -1: the job has 2 workers; allowed: 0\.\.1$"),
+    "server": ("server", 1, {}, ConfigError, r"^server index 1: the job has 1 servers; allowed: 0\.\.0$"),
+    "role": ("chief", 0, {}, ProtocolError, "^unknown role 'chief'; allowed: server, worker$"),  # type: ignore[dict-item]
+    "protocol": (
+        "worker", 0, {"protocol": 9, "shardkeep": "3.0"}, ProtocolError,
+        r"speaks control protocol 9 \(shardkeep 3.0\).*speaks 5 \(shardkeep 1.0\)",
+    ),
+    "version": ("worker", 0, {"shardkeep": "0.9"}, ProtocolError, "worker 0 runs shardkeep 0.9, the coordinator "),
+    "torch": ("worker", 0, {"torch": "0.9"}, ProtocolError, "worker 0 runs torch 0.9, the coordinator "),
+}  # fmt: skip
 
 
-@every(
-    ("role", "index", "kind", "told"),
-    [
-        ("worker", 2, ConfigError, "worker index 2: the job has 2 workers; allowed: 0..1"),
-        ("worker", -1, ConfigError, "worker index -1: the job has 2 workers; allowed: 0..1"),
-        ("server", 1, ConfigError, "server index 1: the job has 1 servers; allowed: 0..0"),
-        ("chief", 0, ProtocolError, "unknown role 'chief'; allowed: server, worker"),
-    ],
-    ids=["too high", "negative", "server", "role"],
-)
-def test_a_place_that_does_not_exist_is_refused(role: Role, index: int, kind: type[ShardkeepError], told: str) -> None:
-    with pytest.raises(kind) as refused:
-        Job().register(role, index)
-    assert str(refused.value) == told
+@every("name", REFUSED)
+def test_who_does_not_fit_is_refused_by_what_does_not(name: str) -> None:
+    role, index, more, kind, told = REFUSED[name]
+    with pytest.raises(kind, match=told):
+        Job().register(role, index, **more)
 
 
-def test_no_servers_is_told_as_none() -> None:
+def test_a_place_is_refused_that_is_none_or_a_live_members_or_of_a_job_that_is_over() -> None:
     with pytest.raises(ConfigError, match="allowed: none"):
         Job(servers=0).register("server", 0)
 
-
-def test_a_place_held_by_a_live_member_is_refused() -> None:
     job = Job()
-    job.register("worker", 0)
+    for _ in range(2):  # a repeated registration is none
+        job.register("worker", 0)
+    assert len(job.coordinator.status().members) == 1
     with pytest.raises(UserError, match=r"worker 0 is already in the job \(worker 0 \(pid 100 on 10.0.0.7\)\)"):
         job.register("worker", 0, pid=200)
-
-
-def test_another_protocol_is_refused_and_both_versions_are_named() -> None:
-    with pytest.raises(ProtocolError, match=r"speaks control protocol 9 \(shardkeep 3.0\).*speaks 5 \(shardkeep 1.0\)"):
-        Job().register("worker", 0, protocol=9, shardkeep="3.0")
-
-
-@pytest.mark.parametrize("package", ["shardkeep", "torch"])
-def test_another_version_is_refused_and_both_are_named(package: str) -> None:
-    with pytest.raises(ProtocolError, match=rf"worker 0 runs {package} 0.9, the coordinator "):
-        Job().register("worker", 0, **{package: "0.9"})
-
-
-def test_nobody_registers_once_the_job_is_over() -> None:
-    job = Job()
-    job.register("worker", 0)
     job.leave("worker", 0, 1, "it broke")
     with pytest.raises(JobError, match=r"worker 1 comes too late: the job is failed: .*it broke"):
         job.register("worker", 1)
 
 
 def test_a_member_that_is_silent_for_its_lease_fails_the_job_by_name() -> None:
-    job = Job()
-    job.form()
+    job = formed(Job())
     others: list[tuple[Role, int]] = [("server", 0), ("worker", 0)]
     job.pass_time(10, alive=[*others, ("worker", 1)], step=40)
     job.pass_time(15, alive=others, step=41)
@@ -113,25 +95,28 @@ def test_a_member_that_is_silent_for_its_lease_fails_the_job_by_name() -> None:
 def test_a_quota_that_slows_the_coordinator_is_named_beside_a_silent_member(tmp_path: Path) -> None:
     groups = Groups(tmp_path, "0::/", {"all": ("/", "")})
     groups.write({"all/cpu.max": "10000 100000", "all/cpu.stat": "nr_periods 9\nnr_throttled 3"})
-    job = Job(quota=Limit("cpu", groups.root))
-    job.form()
+    job = formed(Job(quota=Limit("cpu", groups.root)))
     groups.write({"all/cpu.stat": "nr_periods 99\nnr_throttled 93"})
     job.pass_time(16, alive=[("server", 0), ("worker", 0)])
     why = f"the cpu limit of 10000 100000 was reached ({groups.path('all')}/cpu.max: raise it, or run fewer processes)"
     assert "sent no heartbeat for 15 s" in job.state.message and job.state.message.endswith(f"; {why}")
 
 
-def test_a_lost_server_is_told_with_the_step_of_the_job() -> None:
-    job = Job()
-    job.form()
+def test_a_lost_member_is_told_with_the_step_of_the_job_and_before_its_first() -> None:
+    job = formed(Job())
     job.pass_time(1, alive=[("worker", 0), ("worker", 1)], step=40)
     job.coordinator.lost("server", 0, pid=100, reason="killed by SIGKILL")
     assert job.state.message == "server 0 (pid 100 on 10.0.0.7) ended: killed by SIGKILL, the job was at step 40"
 
+    job = Job()
+    job.register("server", 0)
+    job.pass_time(16)
+    assert job.state.message.startswith("server 0 (pid 100 on 10.0.0.7) sent no heartbeat")
+    assert job.state.message.endswith("last seen before its first step")
+
 
 def test_leases_hold_while_the_coordinator_itself_stood_still() -> None:
-    job = Job()
-    job.form()
+    job = formed(Job())
     job.now += 600
     job.coordinator.tick()
     job.pass_time(10)
@@ -140,15 +125,7 @@ def test_leases_hold_while_the_coordinator_itself_stood_still() -> None:
     assert job.state.state == "failed"
 
 
-def test_a_lease_also_ends_before_the_job_has_formed() -> None:
-    job = Job()
-    job.register("server", 0)
-    job.pass_time(16)
-    assert job.state.message.startswith("server 0 (pid 100 on 10.0.0.7) sent no heartbeat")
-    assert job.state.message.endswith("last seen before its first step")
-
-
-def test_a_job_that_does_not_form_in_time_names_who_is_missing() -> None:
+def test_a_job_that_does_not_form_in_time_after_the_last_newcomer_names_who_is_missing() -> None:
     job = Job()
     job.register("worker", 0)
     job.register("server", 0)
@@ -162,8 +139,6 @@ def test_a_job_that_does_not_form_in_time_names_who_is_missing() -> None:
         "server 0 (pid 100 on 10.0.0.7) (registered, not ready), worker 1 (not started)"
     )
 
-
-def test_the_time_to_form_counts_from_the_last_newcomer() -> None:
     job = Job()
     alive: list[tuple[Role, int]] = []
     for role, index in job.names:
@@ -220,33 +195,32 @@ def test_workers_that_read_other_training_data_than_the_first_fail_the_job_as_th
     assert state.message.startswith(told)
 
 
-def test_other_evaluation_data_are_told_and_form_a_group() -> None:
+@every(("first", "second", "told"), [("aaaa-eeee", "aaaa-ffff", ["ffff"]), ("", "aaaa", [])])
+def test_other_evaluation_data_are_told_and_form_a_group_as_data_without_a_fingerprint_do(
+    first: str, second: str, told: list[str]
+) -> None:
     job = Job(servers=0)
-    _, formation = joined_with(job, "aaaa-eeee", "aaaa-ffff")
-    assert formation is not None and formation.data == "aaaa-eeee"
-    told = [call[1]["text"] for call in job.sink.of("event") if call[1].get("phase") == "data"]
-    assert len(told) == 1 and "worker 1 (pid 100 on 10.0.0.7) reads other evaluation data (fingerprint ffff)" in told[0]
-
-
-def test_a_worker_that_does_not_know_its_data_s_fingerprint_joins_any_group() -> None:
-    _, formation = joined_with(Job(servers=0), "", "aaaa")
-    assert formation is not None and formation.data == "aaaa"
+    _, formation = joined_with(job, first, second)
+    assert formation is not None and formation.data == (first or second)
+    texts = [call[1]["text"] for call in job.sink.of("event") if call[1].get("phase") == "data"]
+    assert len(texts) == len(told)
+    for text, fingerprint in zip(texts, told, strict=True):
+        assert f"worker 1 (pid 100 on 10.0.0.7) reads other evaluation data (fingerprint {fingerprint})" in text
 
 
 def test_a_job_without_tables_forms_unless_one_worker_has_some() -> None:
-    for tables, formed in ((), True), (TABLES, False):
+    for tables, forms in ((), True), (TABLES, False):
         job = Job(servers=0, workers=2)
         for index in range(2):
             job.register("worker", index)
         job.join("worker", 0, ())
         state, formation = job.join("worker", 1, tables)
-        assert (formation is not None) == formed
-        assert formed or "worker 1 has table user, worker 0 has not" in state.message
+        assert (formation is not None) == forms
+        assert forms or "worker 1 has table user, worker 0 has not" in state.message
 
 
 def test_reports_reach_the_sink_once_and_in_order() -> None:
-    job = Job()
-    job.form()
+    job = formed(Job())
     tell = job.coordinator.report
     for sequence, kind, record in [
         (1, "phase", {"phase": "train"}),
@@ -266,33 +240,25 @@ def test_reports_reach_the_sink_once_and_in_order() -> None:
     assert numbers == sorted(set(numbers))
 
 
-def test_a_report_of_an_unknown_kind_or_a_second_summary_is_refused() -> None:
-    job = Job()
-    job.form()
+def test_reports_of_an_unknown_kind_a_second_summary_and_an_unknown_member_are_refused() -> None:
+    job = formed(Job())
     with pytest.raises(ProtocolError, match="reported a 'gossip'; allowed: progress, eval"):
         job.coordinator.report("worker-0-100", sequence=1, kind="gossip", record={})
     with pytest.raises(ProtocolError, match="only worker 0"):
         job.coordinator.report("worker-1-100", sequence=1, kind="summary", record={})
-
-
-def test_an_unknown_token_is_refused() -> None:
     with pytest.raises(PlaceLost, match="does not know this member"):
-        Job().coordinator.heartbeat("somebody")
+        job.coordinator.heartbeat("somebody")
 
 
-def test_status_shows_every_member_with_age_step_and_phase() -> None:
-    job = Job()
-    job.form()
+def test_status_shows_every_member_and_workers_meet_where_all_have_come_as_far() -> None:
+    job = formed(Job())
     job.coordinator.heartbeat("worker-1-100", step=3, phase="train")
     job.now += 4
     members = {(m.role, m.index): m for m in job.coordinator.status().members}
     worker = members["worker", 1]
     assert (worker.step, worker.phase, worker.age_s, worker.condition) == (3, "train", 4.0, "joined")
 
-
-def test_workers_meet_where_all_have_come_as_far() -> None:
-    job = Job(servers=1, workers=2)
-    job.form()
+    job = formed(Job(servers=1, workers=2))
     assert job.coordinator.meet("worker-0-100", 1)[1] == (1,)
     assert job.coordinator.meet("worker-1-100", 1)[1] == ()
     assert job.coordinator.meet("worker-1-100", 2)[1] == (0,)

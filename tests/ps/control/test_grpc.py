@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing
@@ -26,8 +27,10 @@ from shardkeep.base.errors import (
 from shardkeep.proto import control_pb2 as pb
 from shardkeep.ps.config import TableSpec
 from shardkeep.ps.control.coordinator import Coordinator
+from shardkeep.ps.control.grpc import heartbeat
 from shardkeep.ps.control.grpc.channel import ControlChannel
 from shardkeep.ps.control.grpc.client import ControlClient, fetch_status, report_death, request_stop
+from shardkeep.ps.control.grpc.quiet_grpc import grpc
 from shardkeep.ps.control.grpc.server import ControlServer, Stopping, serve_job
 from shardkeep.ps.control.job import JobDeadlines, JobSpec
 from shardkeep.ps.control.records import Formation, Offer, Role
@@ -35,6 +38,7 @@ from shardkeep.trust.endpoint import Endpoint
 from shardkeep.trust.proof import Call
 from tests.support.cases import every
 from tests.support.control_job import TABLES, ListSink
+from tests.support.ports import reserved_port
 
 LIMIT_S = 90.0
 TOKEN = "t" * 32
@@ -44,13 +48,23 @@ REGISTER = "/shardkeep.control.Control/Register"
 class Cluster:
     """A coordinator that serves, and clients of it that are closed at the end."""
 
-    def __init__(self, stack: ExitStack, *, servers: int = 1, workers: int = 2, lease_s: float = 15.0) -> None:
-        self._stack = stack
+    def __init__(
+        self,
+        stack: ExitStack,
+        *,
+        servers: int = 1,
+        workers: int = 2,
+        lease_s: float = 15.0,
+        patience_s: float | None = LIMIT_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._stack, self._patience_s = stack, patience_s
         self.sink = ListSink()
         self.coordinator = Coordinator(
             JobSpec("name: job\n", servers, workers, JobDeadlines(lease_s=lease_s, form_s=60.0)),
             open_store=lambda generation: ("0.0.0.0", 4000),
             sink=self.sink,
+            clock=clock,
         )
         self.server = ControlServer(self.coordinator)
         stack.enter_context(self.server)
@@ -67,7 +81,7 @@ class Cluster:
     def member(self, role: Role, index: int) -> ControlClient:
         client = self.client(role, index)
         client.register()
-        client.start_heartbeats()
+        client.start_heartbeats(patience_s=self._patience_s)
         return client
 
     def join(self, client: ControlClient, tables: tuple[TableSpec, ...] = TABLES) -> Future[Formation]:
@@ -136,32 +150,39 @@ def test_a_failure_wakes_every_member_at_once_and_joins_raise_it(start: Callable
             future.result(LIMIT_S)
 
 
-def test_a_failure_is_heard_sooner_than_a_heartbeat_lasts(start: Callable[..., Cluster]) -> None:
-    cluster = start(lease_s=400.0)
+def test_a_failure_is_heard_sooner_than_a_heartbeat_lasts(
+    start: Callable[..., Cluster], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(heartbeat, "heartbeat_s", lambda _members: 10 * LIMIT_S)
+    cluster = start(lease_s=100 * LIMIT_S)
     members = cluster.form()
     for member in members:
         _until(lambda member=member: member.state.generation == 1)
-    heard = threading.Event()
-
-    def listen() -> None:
-        members[0].failed.wait(LIMIT_S)
-        heard.set()
-
-    threading.Thread(target=listen, daemon=True).start()
     members[1].leave(1, "no memory")
-    assert heard.wait(0.8)  # a poll lasts a second
+    assert members[0].failed.wait(LIMIT_S)
 
 
 def test_a_member_that_falls_silent_is_lost_by_name(start: Callable[..., Cluster]) -> None:
-    cluster = start(lease_s=1.0)
-    server, *_, silent = cluster.form()
+    """By a clock that goes on once all others were heard: a slow machine loses nobody else."""
+    now = [0.0]
+    cluster = start(lease_s=1.0, clock=lambda: now[0])
+    server, _, silent = cluster.form()
     silent.close()
+
+    def others_heard() -> bool:
+        members = fetch_status(cluster.endpoint).members
+        return all(member.age_s == 0.0 for member in members if (member.role, member.index) != ("worker", 1))
+
+    for _ in range(3):
+        now[0] += 0.4
+        cluster.coordinator.tick()
+        _until(lambda: server.failed.is_set() or others_heard())
     assert server.failed.wait(LIMIT_S)
     with pytest.raises(MemberLost, match=rf"worker 1 \(pid {os.getpid()} on 127.0.0.1\) sent no heartbeat for 1 s"):
         server.check()
 
 
-def test_the_death_of_a_process_is_told_by_its_launcher(start: Callable[..., Cluster]) -> None:
+def test_the_death_of_a_process_and_a_stop_reach_all_members(start: Callable[..., Cluster]) -> None:
     cluster = start()
     server, *_ = cluster.form()
     state = report_death(cluster.endpoint, role="worker", index=0, pid=os.getpid(), reason="killed by SIGKILL")
@@ -169,8 +190,6 @@ def test_the_death_of_a_process_is_told_by_its_launcher(start: Callable[..., Clu
     assert server.failed.wait(LIMIT_S)
     assert "ended: killed by SIGKILL" in server.state.message
 
-
-def test_a_stop_reaches_workers_and_ends_the_job(start: Callable[..., Cluster]) -> None:
     cluster = start()
     server, first, second = cluster.form()
     assert request_stop(cluster.endpoint, "Ctrl-C").state == "stopping"
@@ -183,8 +202,8 @@ def test_a_stop_reaches_workers_and_ends_the_job(start: Callable[..., Cluster]) 
     assert fetch_status(cluster.endpoint).exit_code == 1
 
 
-def test_a_member_gives_up_on_a_coordinator_that_is_gone(start: Callable[..., Cluster]) -> None:
-    cluster = start(servers=0, workers=1, lease_s=1.0)
+def test_a_member_gives_up_on_a_coordinator_that_is_gone_or_does_not_know_it(start: Callable[..., Cluster]) -> None:
+    cluster = start(servers=0, workers=1, lease_s=1.0, patience_s=None)
     worker = cluster.member("worker", 0)
     cluster.server.stop()
     assert worker.failed.wait(LIMIT_S) and worker.over.is_set()
@@ -192,8 +211,6 @@ def test_a_member_gives_up_on_a_coordinator_that_is_gone(start: Callable[..., Cl
         worker.check()
     assert worker.leave(1, "lost it").state == "failed"  # does not mask the failure
 
-
-def test_a_member_unknown_to_a_restarted_coordinator_fails_at_once(start: Callable[..., Cluster]) -> None:
     cluster = start(servers=0, workers=1)
     stranger = cluster.client("worker", 0)
     stranger.lease_s = 15.0
@@ -203,39 +220,29 @@ def test_a_member_unknown_to_a_restarted_coordinator_fails_at_once(start: Callab
 
 
 def test_registration_waits_for_a_coordinator_to_appear() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-    with ControlClient(_at(port), role="worker", index=0) as client, ThreadPoolExecutor(1) as pool:
+    spec = JobSpec("name: late\n", 0, 1, JobDeadlines(lease_s=15.0, form_s=60.0))
+    late = Coordinator(spec, open_store=lambda generation: ("127.0.0.1", 1), sink=ListSink())
+    with (
+        reserved_port() as port,
+        ControlClient(_at(port), role="worker", index=0) as client,
+        ThreadPoolExecutor(1) as pool,
+    ):
         registering = pool.submit(client.register)
         with pytest.raises(TransportError):
             fetch_status(_at(port), timeout_s=0.2)
-        sink = ListSink()
-        late = Coordinator(
-            JobSpec("name: late\n", 0, 1, JobDeadlines(lease_s=15.0, form_s=60.0)),
-            open_store=lambda generation: ("127.0.0.1", 1),
-            sink=sink,
-        )
         with ControlServer(late, f"127.0.0.1:{port}", token=TOKEN):
             assert registering.result(LIMIT_S) == "name: late\n"
 
 
-def test_nobody_at_the_address_is_one_clear_line() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-    with (
-        ControlClient(_at(port), role="worker", index=0, timeout_s=0.5) as client,
-        pytest.raises(DeadlineExceeded, match=rf"no coordinator answered at 127.0.0.1:{port} within 0.\d s"),
-    ):
-        client.register()
-
-
-def test_a_peer_that_accepts_and_never_answers_does_not_hang_a_member() -> None:
-    with (
-        socket.create_server(("127.0.0.1", 0)) as silent,
-        ControlClient(_at(silent.getsockname()[1]), role="worker", index=0, timeout_s=0.5) as client,
-        pytest.raises(DeadlineExceeded),
-    ):
-        client.register()
+def test_nobody_at_an_address_or_a_peer_that_never_answers_is_one_clear_line_and_no_member_hangs() -> None:
+    told = r"no coordinator answered at 127.0.0.1:{} within 0.\d s"
+    with reserved_port() as nobody, socket.create_server(("127.0.0.1", 0)) as silent:
+        for port, text in ((nobody, told.format(nobody)), (silent.getsockname()[1], None)):
+            with (
+                ControlClient(_at(port), role="worker", index=0, timeout_s=0.5) as client,
+                pytest.raises(DeadlineExceeded, match=text),
+            ):
+                client.register()
 
 
 @every("address", ["nowhere", "host:", ":1", "host:0", "host:65536", "host:x", "::1:80", ""])
@@ -244,29 +251,23 @@ def test_an_address_that_is_none_is_a_config_error(address: str) -> None:
         ControlClient(Endpoint(address, TOKEN), role="worker", index=0)
 
 
-def test_a_port_in_use_is_refused_instead_of_shared(start: Callable[..., Cluster]) -> None:
+def test_a_port_in_use_another_protocol_and_another_form_are_refused(start: Callable[..., Cluster]) -> None:
     cluster = start()
     with pytest.raises(ConfigError, match=f"cannot listen on {cluster.address}"):
         ControlServer(cluster.coordinator, cluster.address)
 
-
-def test_another_protocol_is_refused_over_the_wire_too(start: Callable[..., Cluster]) -> None:
     cluster = start()
     client = ControlClient(cluster.endpoint, role="worker", index=0, protocol_version=7, versions={"shardkeep": "9.9"})
     with client, pytest.raises(ProtocolError, match=r"protocol 7 \(shardkeep 9.9\).*speaks 5 \(shardkeep "):
         client.register()
 
-
-def test_an_answer_in_another_form_is_told_as_another_version(start: Callable[..., Cluster]) -> None:
     cluster = start()
     channel = ControlChannel(cluster.endpoint)
     with closing(channel), pytest.raises(ProtocolError, match="answers Status in another form"):
         channel.call("Status", pb.StatusRequest(), pb.JoinReply, timeout_s=LIMIT_S)
 
 
-@pytest.mark.parametrize(
-    ("index", "kind"), [(9, ConfigError), (0, PlaceRefused)], ids=["no such place", "place is taken"]
-)
+@every(("index", "kind"), [(9, ConfigError), (0, PlaceRefused)], ids=["no such place", "place is taken"])
 def test_refusals_keep_their_kind_over_the_wire(
     start: Callable[..., Cluster], index: int, kind: type[ShardkeepError]
 ) -> None:
@@ -280,7 +281,7 @@ def test_refusals_keep_their_kind_over_the_wire(
 GARBAGE = [b"\x00" * 4096, b"GET / HTTP/1.1\r\n\r\n", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\xff" * 4096]
 
 
-@pytest.mark.parametrize("garbage", GARBAGE, ids=["zeros", "http", "broken frames"])
+@every("garbage", GARBAGE, ids=["zeros", "http", "broken frames"])
 def test_garbage_on_the_port_does_not_harm_the_coordinator(start: Callable[..., Cluster], garbage: bytes) -> None:
     cluster = start()
     host, port = cluster.address.split(":")
@@ -291,9 +292,7 @@ def test_garbage_on_the_port_does_not_harm_the_coordinator(start: Callable[..., 
     assert fetch_status(cluster.endpoint).state == "training"
 
 
-def test_a_call_that_is_no_message_is_answered_with_an_error(start: Callable[..., Cluster]) -> None:
-    from shardkeep.ps.control.grpc.quiet_grpc import grpc
-
+def test_a_call_that_is_no_message_and_a_service_of_another_kind_are_errors(start: Callable[..., Cluster]) -> None:
     cluster = start()
     with grpc.insecure_channel(cluster.address) as channel:
         raw = channel.unary_unary(REGISTER)
@@ -301,10 +300,6 @@ def test_a_call_that_is_no_message_is_answered_with_an_error(start: Callable[...
             proof = Call.make(cluster.endpoint.token, REGISTER, b"\xff" * 64)
             raw(b"\xff" * 64, timeout=LIMIT_S, metadata=proof.headers())
     assert fetch_status(cluster.endpoint).state == "forming"
-
-
-def test_a_service_of_another_kind_is_told_as_a_protocol_error() -> None:
-    from shardkeep.ps.control.grpc.quiet_grpc import grpc
 
     with ThreadPoolExecutor(1) as pool:
         other = grpc.server(pool)
@@ -325,7 +320,7 @@ def test_a_bug_in_the_coordinator_is_an_error_and_not_silence(
     assert "control call failed" in caplog.text
 
 
-def test_reports_arrive_in_order_and_before_the_leave(start: Callable[..., Cluster]) -> None:
+def test_reports_of_numbers_of_any_kind_arrive_in_order_and_before_the_leave(start: Callable[..., Cluster]) -> None:
     cluster = start(servers=0, workers=1)
     (worker,) = cluster.form()
     for step in range(100):
@@ -333,6 +328,20 @@ def test_reports_arrive_in_order_and_before_the_leave(start: Callable[..., Clust
     worker.report("summary", {"steps": 100})
     assert worker.leave(0).state == "completed"
     assert [call[1]["step"] for call in cluster.sink.of("progress")] == list(range(100))
+
+    import numpy as np
+    import torch
+
+    cluster = start(servers=0, workers=1)
+    (worker,) = cluster.form()
+    worker.report("progress", {"loss": np.float32(0.5), "auc": torch.tensor(0.25), "counts": np.arange(2)})
+    worker.leave(1)
+    record = cluster.sink.of("progress")[0][1]
+    assert (record["loss"], record["auc"], record["counts"]) == (0.5, 0.25, [0, 1])
+    with pytest.raises(TypeError, match="is not JSON"):
+        worker.report("progress", {"loss": object()})
+    with pytest.raises(ValueError, match="allowed: progress"):
+        worker.report("gossip", {})
 
 
 def test_a_report_is_kept_until_a_coordinator_takes_it(start: Callable[..., Cluster]) -> None:
@@ -358,30 +367,6 @@ def test_a_call_that_is_cut_off_is_a_transport_error(start: Callable[..., Cluste
     with pytest.raises(TransportError, match=f"coordinator .*at {cluster.address}") as cut:
         joining.result(LIMIT_S)
     assert cut.value.retryable  # RemoteError is not: it is an answer
-
-
-def test_a_refused_report_shows_when_the_member_leaves(start: Callable[..., Cluster]) -> None:
-    cluster = start()
-    _, _, second = cluster.form()
-    second.report("summary", {})
-    with pytest.raises(ProtocolError, match="only worker 0"):
-        second.leave(0)
-
-
-def test_numpy_and_tensor_scalars_may_stand_in_a_report(start: Callable[..., Cluster]) -> None:
-    import numpy as np
-    import torch
-
-    cluster = start(servers=0, workers=1)
-    (worker,) = cluster.form()
-    worker.report("progress", {"loss": np.float32(0.5), "auc": torch.tensor(0.25), "counts": np.arange(2)})
-    worker.leave(1)
-    record = cluster.sink.of("progress")[0][1]
-    assert (record["loss"], record["auc"], record["counts"]) == (0.5, 0.25, [0, 1])
-    with pytest.raises(TypeError, match="is not JSON"):
-        worker.report("progress", {"loss": object()})
-    with pytest.raises(ValueError, match="allowed: progress"):
-        worker.report("gossip", {})
 
 
 def test_a_whole_coordinator_serves_one_job_with_a_real_store() -> None:
@@ -414,12 +399,17 @@ def test_a_whole_coordinator_serves_one_job_with_a_real_store() -> None:
     assert sink.of("finished")[0][2] == "stopped before the first step: a signal stopped the coordinator"
 
 
-def test_a_taken_place_after_an_early_leave_is_told(start: Callable[..., Cluster]) -> None:
-    cluster = start()
-    _, _, second = cluster.form()
-    second.leave(0)
-    with pytest.raises(JobError, match="worker 1 was in the job already"):
-        cluster.client("worker", 1).register()
+def test_a_refused_report_shows_when_its_member_leaves_and_the_place_of_one_that_left_stays_taken(
+    start: Callable[..., Cluster],
+) -> None:
+    cluster = start(workers=3)
+    _, _, second, third = cluster.form()
+    second.report("summary", {})
+    with pytest.raises(ProtocolError, match="only worker 0"):
+        second.leave(0)
+    third.leave(0)
+    with pytest.raises(JobError, match="worker 2 was in the job already"):
+        cluster.client("worker", 2).register()
 
 
 def _at(port: int) -> Endpoint:

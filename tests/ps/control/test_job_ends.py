@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import pytest
-
-from shardkeep.base.errors import (
-    JobStopped,
-    UserError,
-)
+from shardkeep.base.errors import JobStopped, UserError
 from shardkeep.ps.control.coordinator import STOP_PATIENCE_S
-from shardkeep.ps.control.records import Record, Role
-from tests.support.control_job import Job, ListSink
+from shardkeep.ps.control.records import Role
+from tests.support.cases import every
+from tests.support.control_job import Job, formed
 
 
 def test_a_job_is_completed_when_all_workers_left_and_the_summary_is_there() -> None:
-    job = Job()
-    job.form()
+    job = formed(Job())
     job.summary()
     assert job.leave("worker", 0).state == "training"
     assert job.leave("worker", 1).state == "completed"
@@ -24,17 +19,13 @@ def test_a_job_is_completed_when_all_workers_left_and_the_summary_is_there() -> 
     assert not job.coordinator.wait_drained(0.0)
     job.leave("server", 0)
     assert job.coordinator.wait_drained(0.0)
-
-
-def test_a_job_without_a_summary_is_not_completed() -> None:
-    job = Job()
-    job.form()
+    job = formed(Job())
     job.leave("worker", 0)
     assert job.leave("worker", 1).message == "all workers are done, but worker 0 reported no summary"
     assert job.state.state == "failed"
 
 
-@pytest.mark.parametrize(
+@every(
     ("role", "code", "told"),
     [
         ("worker", 1, "worker 1 (pid 100 on 10.0.0.7) failed (exit code 1): no memory"),
@@ -43,19 +34,12 @@ def test_a_job_without_a_summary_is_not_completed() -> None:
     ids=["worker fails", "server goes"],
 )
 def test_a_member_that_leaves_too_early_fails_the_job(role: Role, code: int, told: str) -> None:
-    job = Job()
-    job.form()
+    job = formed(Job())
     assert job.leave(role, 1 if role == "worker" else 0, code, "no memory").message == told
     assert (job.state.state, job.state.exit_code) == ("failed", 1)
 
 
-def test_a_worker_that_leaves_before_the_job_has_formed_fails_it() -> None:
-    job = Job()
-    job.register("worker", 0)
-    assert job.leave("worker", 0).message.endswith("left before the job was done")
-
-
-def test_a_user_error_of_one_member_is_the_exit_code_and_text_of_the_job() -> None:
+def test_the_first_failure_stays_and_a_users_error_is_the_exit_code_and_text() -> None:
     job = Job()
     job.register("worker", 0)
     job.leave("worker", 0, 2, "day_0.tsv row 7 column I3: 'x' is no number")
@@ -64,10 +48,7 @@ def test_a_user_error_of_one_member_is_the_exit_code_and_text_of_the_job() -> No
     assert str(error) == "day_0.tsv row 7 column I3: 'x' is no number"
     assert job.state.exit_code == 2
 
-
-def test_the_first_failure_stays() -> None:
-    job = Job()
-    job.form()
+    job = formed(Job())
     job.leave("worker", 0, 1, "first")
     job.leave("worker", 1, 2, "second")
     assert "first" in job.state.message and job.state.exit_code == 1
@@ -75,8 +56,7 @@ def test_the_first_failure_stays() -> None:
 
 
 def test_the_cause_replaces_a_symptom_that_was_heard_first() -> None:
-    job = Job()
-    job.form()
+    job = formed(Job())
     job.leave("worker", 0, 1, "worker 1 closed the connection", symptom=True)
     assert "closed the connection" in job.state.message
     job.leave("server", 0, 1, "also lost it", symptom=True)
@@ -89,17 +69,17 @@ def test_the_cause_replaces_a_symptom_that_was_heard_first() -> None:
     assert last[2:] == (job.state.message, None)
 
 
-def test_a_launchers_news_of_a_death_needs_no_lease() -> None:
+def test_who_leaves_or_dies_before_the_job_has_formed_fails_it() -> None:
     job = Job()
-    assert "worker 1 ended before it registered: exit code 3" in (
-        job.coordinator.lost("worker", 1, reason="exit code 3").message
-    )
+    job.register("worker", 0)
+    assert job.leave("worker", 0).message.endswith("left before the job was done")
+    died = Job().coordinator.lost("worker", 1, reason="exit code 3")  # a launcher's news need no lease
+    assert "worker 1 ended before it registered: exit code 3" in died.message
 
 
-@pytest.mark.parametrize("pid", [77, 100], ids=["another process", "it left before"])
+@every("pid", [77, 100], ids=["another process", "it left before"])
 def test_a_death_that_is_no_news_changes_nothing(pid: int) -> None:
-    job = Job()
-    job.form()
+    job = formed(Job())
     job.summary()
     if pid == 100:
         job.leave("worker", 1)
@@ -107,9 +87,8 @@ def test_a_death_that_is_no_news_changes_nothing(pid: int) -> None:
     assert job.state.state == "training"
 
 
-def test_stop_lets_workers_leave_in_order() -> None:
-    job = Job()
-    job.form()
+def test_a_stop_lets_workers_leave_in_order_and_tells_the_step() -> None:
+    job = formed(Job())
     job.pass_time(1, alive=job.names, step=12)
     assert job.coordinator.stop("Ctrl-C").state == "stopping"
     assert isinstance(job.state.error(), JobStopped)
@@ -121,10 +100,7 @@ def test_stop_lets_workers_leave_in_order() -> None:
         ("finished", "stopped", "stopped at step 12: Ctrl-C", {"stopped_by": "Ctrl-C", "steps": 12})
     ]
 
-
-def test_a_stop_tells_the_step_of_a_record_that_came_before_any_heartbeat() -> None:
-    job = Job()
-    job.form()
+    job = formed(Job())
     job.coordinator.report(token="worker-0-100", sequence=1, kind="progress", record={"step": 3})
     job.coordinator.stop("Ctrl-C")
     for worker in (0, 1):
@@ -132,24 +108,25 @@ def test_a_stop_tells_the_step_of_a_record_that_came_before_any_heartbeat() -> N
     assert job.state.message == "stopped at step 3: Ctrl-C"
 
 
-def test_stop_before_anybody_came_ends_the_job_at_once() -> None:
+def test_a_stop_before_the_job_has_formed() -> None:
     job = Job()
-    assert job.coordinator.stop("changed my mind").message == "stopped before the first step: changed my mind"
-    assert job.coordinator.stop("again").message == "stopped before the first step: changed my mind"
+    for reason in ("changed my mind", "again"):
+        assert job.coordinator.stop(reason).message == "stopped before the first step: changed my mind"
+    job = Job()
+    job.register("worker", 0)
+    job.coordinator.stop("enough")
+    state, formation = job.join("worker", 0)
+    assert (state.state, formation) == ("stopping", None)
 
 
-def test_stop_does_not_wait_for_a_worker_that_died() -> None:
-    job = Job()
-    job.form()
+def test_a_stop_waits_neither_for_the_dead_nor_for_ever_for_one_that_is_stuck() -> None:
+    job = formed(Job())
     job.coordinator.stop("enough")
     job.leave("worker", 0)
     job.pass_time(16)
     assert job.state.state == "stopped"
 
-
-def test_stop_does_not_wait_for_ever_for_a_worker_that_is_stuck() -> None:
-    job = Job()
-    job.form()
+    job = formed(Job())
     job.coordinator.stop("enough")
     job.pass_time(int(STOP_PATIENCE_S), alive=job.names)
     assert job.state.state == "stopping"
@@ -159,8 +136,7 @@ def test_stop_does_not_wait_for_ever_for_a_worker_that_is_stuck() -> None:
 
 
 def test_a_stop_with_a_limit_is_over_in_time_and_names_the_last_checkpoint() -> None:
-    job = Job()
-    job.form()
+    job = formed(Job())
     job.pass_time(1, alive=job.names, step=130)
     record = {"phase": "checkpoint", "step": 100, "bytes": 9}
     job.coordinator.report("worker-0-100", sequence=1, kind="phase", record=record)
@@ -173,25 +149,3 @@ def test_a_stop_with_a_limit_is_over_in_time_and_names_the_last_checkpoint() -> 
     job.pass_time(1, alive=[("server", 0), ("worker", 0)], step=130)
     late = "2 members did not leave in 22 s; the last checkpoint is that of step 100"
     assert job.state.message == f"stopped at step 130: Ctrl-C ({late})"
-
-
-def test_a_member_in_a_stopping_job_gets_no_formation() -> None:
-    job = Job()
-    job.register("worker", 0)
-    job.coordinator.stop("enough")
-    state, formation = job.join("worker", 0)
-    assert (state.state, formation) == ("stopping", None)
-
-
-def test_a_summary_that_cannot_be_written_fails_the_job_with_its_reason() -> None:
-    class FullDisk(ListSink):
-        def finished(self, status: str, message: str, summary: Record | None) -> None:
-            raise OSError("No space left on device")
-
-    job = Job(sink=FullDisk())
-    job.form()
-    job.summary()
-    for index in range(2):
-        job.leave("worker", index)
-    assert job.state.message == "the run folder cannot be written: No space left on device"
-    assert job.state.state == "failed"

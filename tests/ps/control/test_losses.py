@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
-
 from shardkeep.base.errors import ConfigError
 from shardkeep.ps.control.records import (
     PROTOCOL_VERSION,
@@ -19,7 +17,7 @@ from shardkeep.ps.control.records import (
 )
 from shardkeep.ps.control.recovery import Losses
 from tests.support.cases import every
-from tests.support.control_job import TABLES, VERSIONS
+from tests.support.control_job import TABLES, VERSIONS, formed
 from tests.support.recovering import Recovering, checkpoint, held, take_over, told
 
 JOURNAL = "server 0 came back without its journal, which was kept in /a/recovery/J/server-0 on one"
@@ -34,8 +32,7 @@ def reborn(
     job.kill("server", 0)
     for index, other in enumerate(others or (held(step - 3, step),) * 2):
         job.come_back("worker", index, other)
-    job.register("server", 0, pid=200)
-    job.come_back("server", 0, span, after=0, pid=200)
+    job.replaced("server", 0, span)
 
 
 def period(job: Recovering, steps: int, *, sequence: int) -> None:
@@ -49,8 +46,7 @@ def no_checkpoint(job: Recovering, step: int, *, sequence: int) -> None:
 
 
 def test_a_server_without_its_journal_ends_a_job_that_keeps_no_checkpoint() -> None:
-    job = Recovering(losses=Losses(None, 0))
-    job.form()
+    job = formed(Recovering(losses=Losses(None, 0)))
     reborn(job, replace(held(0, 0), why=JOURNAL), step=31)
     assert (job.state.state, job.state.exit_code) == ("failed", 1)
     assert job.state.message == (
@@ -76,25 +72,20 @@ def test_a_server_without_its_journal_ends_a_job_that_keeps_no_checkpoint() -> N
 def test_a_job_goes_back_by_as_many_steps_as_it_may(
     most: int | None, every: int | None, step: int, goes_on: bool
 ) -> None:
-    job = Recovering(losses=Losses(most, every))
-    job.form()
+    job = formed(Recovering(losses=Losses(most, every)))
     checkpoint(job, 20)
     reborn(job, held(20, 20), step=step)
     assert job.state.state == ("training" if goes_on else "failed")
 
 
-def test_after_a_checkpoint_that_failed_a_period_is_a_period() -> None:
-    job = Recovering(losses=Losses(None, 20))
-    job.form()
+def test_a_period_is_one_after_a_failed_checkpoint_and_for_another_coordinator() -> None:
+    job = formed(Recovering(losses=Losses(None, 20)))
     checkpoint(job, 20)
     no_checkpoint(job, 40, sequence=2)
     reborn(job, held(20, 20), step=45)
     assert job.state.state == "failed" and "allows 20, of one checkpoint period" in job.state.message
 
-
-def test_a_period_that_was_worked_out_counts_also_for_another_coordinator() -> None:
-    job = Recovering(losses=Losses(None, None))
-    job.form()
+    job = formed(Recovering(losses=Losses(None, None)))
     period(job, 400, sequence=1)
     take_over(job)
     reborn(job, held(0, 0), step=700)
@@ -104,36 +95,28 @@ def test_a_period_that_was_worked_out_counts_also_for_another_coordinator() -> N
 def test_a_server_that_goes_on_alone_from_too_old_rows_ends_the_job() -> None:
     span = ResumeRange(0, 2**62, holds=True, saved=20, lost_from=20, why=JOURNAL)
     for most, state in ((11, "training"), (10, "failed")):
-        job = Recovering(losses=Losses(most, 20))
-        job.form()
+        job = formed(Recovering(losses=Losses(most, 20)))
         reborn(job, span, step=31)
         assert job.state.state == state
     assert f"{JOURNAL}; 11 steps would be lost by going back to the checkpoint of step 20" in job.state.message
 
 
 def test_the_last_worker_with_the_tower_and_a_server_dead_at_once_end_a_job_that_would_begin_again() -> None:
-    job = Recovering(workers=1, losses=Losses(None, 0))
-    job.form()
+    job = formed(Recovering(workers=1, losses=Losses(None, 0)))
     job.coordinator.heartbeat("worker-0-100", step=31)
     job.kill("server", 0)
     job.kill("worker", 0)
-    job.register("server", 0, pid=200)
-    job.come_back("server", 0, held(31, 31), after=0, pid=200)
-    job.register("worker", 0, pid=200)
-    job.come_back("worker", 0, ResumeRange(why="worker 0 came back without its tower states"), after=0, pid=200)
+    job.replaced("server", 0, held(31, 31))
+    job.replaced("worker", 0, ResumeRange(why="worker 0 came back without its tower states"))
     assert job.state.state == "failed" and "worker 0 came back without its tower states; 31 steps" in job.state.message
 
 
-def test_members_that_hold_all_lose_nothing_whatever_the_checkpoints() -> None:
-    job = Recovering(losses=Losses(0, 0))
-    job.form()
+def test_members_that_hold_all_lose_nothing_and_nobody_goes_back_to_a_deleted_checkpoint() -> None:
+    job = formed(Recovering(losses=Losses(0, 0)))
     reborn(job, held(31, 31), step=31)
     assert (job.state.state, told(job)[0]["step"]) == ("training", 31)
 
-
-def test_a_checkpoint_that_somebody_deleted_is_not_gone_back_to() -> None:
-    job = Recovering(losses=Losses(100, 20))
-    job.form()
+    job = formed(Recovering(losses=Losses(100, 20)))
     checkpoint(job, 20)
     checkpoint(job, 40, sequence=2)
     reborn(job, replace(held(20, 20), saved=20), step=45)
@@ -150,7 +133,7 @@ def admission(job: Recovering, role: str, index: int, pid: int) -> Registration:
     return job.coordinator.register(Hello(member, f"{role}-{index}-{pid}", PROTOCOL_VERSION, VERSIONS))
 
 
-@pytest.mark.parametrize("taken_over", [False, True], ids=["one coordinator", "another coordinator"])
+@every("taken_over", [False, True], ids=["one coordinator", "another coordinator"])
 def test_a_replacement_hears_where_the_one_before_kept_its_state(taken_over: bool) -> None:
     job = Recovering()
     kept = RecoveryFolder("one", "/a/recovery/J/server-0")
@@ -170,18 +153,15 @@ def test_a_replacement_hears_where_the_one_before_kept_its_state(taken_over: boo
 
 
 def test_a_refused_replacement_leaves_its_place_to_another() -> None:
-    job = Recovering(restarts=1)
-    job.form()
+    job = formed(Recovering(restarts=1))
     job.coordinator.heartbeat("worker-0-100", step=4)
     job.kill("server", 0)
     for pid in (200, 201, 202):
         job.register("server", 0, pid=pid)
         job.coordinator.leave(f"server-0-{pid}", code=2, message="server 0 cannot be replaced", refused=True)
         assert job.state.state == "recovering"
-    for index in (0, 1):
-        job.come_back("worker", index)
-    job.register("server", 0, pid=300)
-    assert job.come_back("server", 0, pid=300, after=0) is not None
+    job.workers_come_back()
+    assert job.replaced("server", 0, pid=300) is not None
 
 
 # ---- the folder that all may share ----
@@ -203,8 +183,7 @@ def test_checkpoints_go_to_the_coordinators_folder_when_all_members_see_it_and_s
     another = admission(job, "server", 0, 200)
     assert another.formation is not None and another.formation.checkpoints == SHARED.folder
     assert another.shared is None
-    for index in (0, 1):
-        job.come_back("worker", index)
+    job.workers_come_back()
     again = job.come_back("server", 0, pid=200, after=0)
     assert again is not None and again.checkpoints == SHARED.folder
 

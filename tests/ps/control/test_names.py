@@ -18,8 +18,10 @@ from shardkeep.ps.control.grpc.server import ControlServer, StoreHost
 from shardkeep.ps.control.job import JobDeadlines, JobSpec
 from shardkeep.ps.rpc.group import connect_store
 from shardkeep.trust.endpoint import Endpoint
+from tests.support.cases import every
 from tests.support.control_job import ListSink
 from tests.support.names import know_names
+from tests.support.ports import reserved_port
 
 LIMIT_S = 20.0
 SOON_S = 10.0  # a tenth of what gRPC may wait between two looks of its own, and of what members wait for one
@@ -37,10 +39,9 @@ def serve() -> Iterator[Serve]:
 
 
 @pytest.fixture
-def port() -> int:
-    """A port that is free on every address of this machine."""
-    with socket.create_server(("", 0)) as taken:
-        return int(taken.getsockname()[1])
+def port() -> Iterator[int]:
+    with reserved_port() as port:
+        yield port
 
 
 def test_a_coordinator_that_returns_at_another_address_of_its_name_is_found_soon(
@@ -90,7 +91,9 @@ def test_a_name_that_comes_late_is_waited_for_and_said_once(
         assert client.register(wait_s=SOON_S) == "name: job\n"
 
 
-def test_a_single_call_to_a_name_of_nobody_says_so_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_of_nobody_is_told_at_once_and_who_answers_nobody_with_the_addresses_that_were_tried(
+    monkeypatch: pytest.MonkeyPatch, port: int
+) -> None:
     know_names(monkeypatch, {"coord": []})
     why = (
         r"the coordinator at coord:7071 cannot be reached: the name coord has no address \(Name or service not known\)"
@@ -98,10 +101,6 @@ def test_a_single_call_to_a_name_of_nobody_says_so_at_once(monkeypatch: pytest.M
     with pytest.raises(TransportError, match=f"^{why}$"):
         fetch_status(Endpoint("coord:7071", TOKEN))
 
-
-def test_who_answers_nobody_is_named_with_the_addresses_that_were_tried(
-    port: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
     know_names(monkeypatch, {"debian": ["127.0.1.1", "::1"]})
     told = rf"answered at debian:{port} \(127\.0\.1\.1\) \(::1\) within"
     with (
@@ -111,16 +110,17 @@ def test_who_answers_nobody_is_named_with_the_addresses_that_were_tried(
         client.register(wait_s=0.3)
 
 
-@pytest.mark.parametrize("listens", ["127.0.0.1", "::1", "127.0.0.2"])
+@every("listens", ["127.0.0.1", "::1", "127.0.0.2"])
 def test_every_address_of_a_name_is_tried(
     listens: str, serve: Serve, port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     know_names(monkeypatch, {"coord": ["::1", "127.0.0.1", "127.0.0.2"]})
-    serve(join_address(listens, port))
+    server = serve(join_address(listens, port))
     assert fetch_status(Endpoint(f"coord:{port}", TOKEN)).state == "forming"
+    server.stop()
 
 
-@pytest.mark.parametrize("listens", ["127.0.0.1", "::1", "localhost"])
+@every("listens", ["127.0.0.1", "::1", "localhost"])
 def test_the_store_tells_the_address_at_which_it_listens(listens: str) -> None:
     host = StoreHost(bind=listens)
     with closing(host):

@@ -8,40 +8,10 @@ import pytest
 
 from shardkeep.base.errors import JobError, PlaceLost, UserError
 from shardkeep.ps.control.records import ResumeRange, Role
-from shardkeep.ps.control.recovery import Losses, Recoveries, ResumePoint, agreed_start
+from shardkeep.ps.control.recovery import Losses
 from tests.support.cases import every
-from tests.support.control_job import ListSink
+from tests.support.control_job import formed
 from tests.support.recovering import Recovering, checkpoint, held, take_over, told
-
-
-def part(step: int) -> ResumeRange:
-    return ResumeRange(step, step, holds=True, part=True)
-
-
-@every(
-    ("servers", "workers", "start"),
-    [
-        ([held(5, 5), held(5, 6)], [held(4, 6), held(3, 5)], ResumePoint(5, 0)),
-        ([held(5, 5)], [held(5, 6), held(3, 4)], ResumePoint(5, 0, (1,))),  # killed while it kept the state of step 5
-        ([held(5, 6), held(6, 6)], [held(4, 6), held(5, 7)], ResumePoint(6, 0)),
-        ([held(0, 9)], [ResumeRange(), held(5, 11)], ResumePoint(9, 1, (0,))),
-        ([held(0, 9)], [held(5, 8), ResumeRange(), ResumeRange()], ResumePoint(8, 0, (1, 2))),
-        ([held(0, 9)], [held(5, 8), held(6, 9)], ResumePoint(9, 1, (0,))),
-        ([held(0, 0)], [held(0, 0)], ResumePoint(0, 0)),
-        ([held(4, 4), held(6, 6)], [held(3, 7)], None),  # a server came back from an older checkpoint
-        ([held(5, 5)], [held(6, 8)], None),
-        ([held(5, 5)], [ResumeRange()], None),  # nobody holds a tower
-        ([], [held(2, 3)], ResumePoint(3, 0)),
-        ([held(4, 6)], [part(5), part(5)], ResumePoint(5, 0)),
-        ([held(4, 6)], [part(5), part(6)], None),  # one rank finished the step, and no other has its part
-        ([held(4, 6)], [part(5), ResumeRange()], None),
-        ([held(4, 4)], [part(5), part(5)], None),
-    ],
-)
-def test_a_generation_begins_at_the_last_step_at_which_all_can(
-    servers: list[ResumeRange], workers: list[ResumeRange], start: ResumePoint | None
-) -> None:
-    assert agreed_start(dict(enumerate(servers)), dict(enumerate(workers))) == start
 
 
 def test_a_death_ends_the_generation_and_its_replacement_forms_the_next() -> None:
@@ -56,7 +26,7 @@ def test_a_death_ends_the_generation_and_its_replacement_forms_the_next() -> Non
     assert (again.generation, again.start_step, again.source, again.lacking) == (2, 4, 0, ())
     assert not again.restores and [m.pid for m in again.members] == [200, 100, 100]
     assert (job.state.state, job.state.message) == ("training", "")
-    (record,) = [c[1] for c in job.sink.of("event") if c[1].get("phase") == "recovery"]
+    (record,) = told(job)
     assert (record["step"], record["generation"], record["went_back"], record["lost_steps"]) == (4, 2, False, 0)
     assert record["text"].startswith("server 0 (pid 100 on 10.0.0.7) ended: killed by SIGKILL, the job was at step 4; ")
     job.summary()
@@ -67,44 +37,41 @@ def test_a_death_ends_the_generation_and_its_replacement_forms_the_next() -> Non
     assert [r["generation"] for r in summary["recoveries"]] == [2]
 
 
-def test_a_member_that_loses_the_others_brings_all_together_again_without_any_death() -> None:
-    job = Recovering()
-    job.form()
+def test_a_lost_group_forms_again_without_any_death_unless_a_worker_left() -> None:
+    job = formed(Recovering())
     assert job.come_back("worker", 1, why="server 0 was lost after 0.1 s: ECONNRESET") is None
     assert job.state.state == "recovering" and "worker 1" in job.state.message and "ECONNRESET" in job.state.message
     assert job.come_back("worker", 0) is None
     formation = job.come_back("server", 0)
     assert formation is not None and formation.generation == 2
 
+    job = formed(Recovering())
+    job.leave("worker", 1)
+    assert job.come_back("worker", 0, why="EOF") is None
+    assert job.state.state == "failed"
+    assert job.state.message.startswith("worker 0 (pid 100 on 10.0.0.7) lost the others: EOF; worker 1 (pid 100 on")
 
-def test_a_death_is_told_as_the_cause_though_its_symptom_came_first() -> None:
-    job = Recovering()
-    job.form()
+
+def test_a_death_is_the_cause_though_its_symptom_came_first_and_one_more_is_waited_for() -> None:
+    job = formed(Recovering())
     job.come_back("worker", 1, why="EOF")
     job.kill("server", 0)
     assert job.state.message.startswith("server 0 (pid 100 on 10.0.0.7) ended: killed by SIGKILL")
     job.recover()
-    (record,) = [c[1] for c in job.sink.of("event") if c[1].get("phase") == "recovery"]
+    (record,) = told(job)
     assert record["cause"].startswith("server 0 (pid 100 on 10.0.0.7) ended: killed by SIGKILL")
 
-
-def test_one_that_dies_while_the_others_wait_for_it_is_waited_for_again() -> None:
-    job = Recovering()
-    job.form()
+    job = formed(Recovering())
     job.kill("server", 0)
-    for index in (0, 1):
-        assert job.come_back("worker", index) is None
+    job.workers_come_back()
     job.kill("worker", 1)
-    job.register("server", 0, pid=200)
-    assert job.come_back("server", 0, after=0, pid=200) is None  # without worker 1 there is no group
-    job.register("worker", 1, pid=300)
-    formation = job.come_back("worker", 1, ResumeRange(), after=0, pid=300)
+    assert job.replaced("server", 0) is None  # without worker 1 there is no group
+    formation = job.replaced("worker", 1, ResumeRange(), pid=300)
     assert formation is not None and formation.lacking == (1,) and formation.source == 0
 
 
-def test_as_many_deaths_in_a_row_as_allowed_and_one_more_without_a_step_between() -> None:
-    job = Recovering(restarts=2)
-    job.form()
+def test_as_many_deaths_or_departures_in_a_row_as_allowed_and_one_more_unless_a_step_is_between() -> None:
+    job = formed(Recovering(restarts=2))
     job.coordinator.heartbeat("worker-0-100", step=7)
     job.kill("server", 0)
     job.recover(pid=201)
@@ -114,10 +81,15 @@ def test_as_many_deaths_in_a_row_as_allowed_and_one_more_without_a_step_between(
     assert job.state.state == "failed"
     assert job.state.message.endswith("it died 3 times without one more trained step (recovery.restarts: 2)")
 
+    job = formed(Recovering(restarts=1))
+    job.leave("worker", 1, 143, "left on SIGTERM")
+    job.recover(killed=("worker", 1))
+    job.coordinator.leave("worker-1-200", code=143, message="left on SIGTERM")
+    assert job.state.state == "failed"
+    assert "worker 1 (pid 200 on 10.0.0.7) left on SIGTERM" in job.state.message
+    assert job.state.message.endswith("it died 2 times without one more trained step (recovery.restarts: 1)")
 
-def test_a_step_in_between_forgives_deaths() -> None:
-    job = Recovering(restarts=1)
-    job.form()
+    job = formed(Recovering(restarts=1))
     for number in range(5):
         job.coordinator.heartbeat("worker-0-100", step=number)
         job.kill("server", 0, pid=100 if not number else 200 + number - 1)
@@ -126,8 +98,7 @@ def test_a_step_in_between_forgives_deaths() -> None:
 
 
 def test_a_group_that_is_lost_again_and_again_without_a_step_fails_the_job() -> None:
-    job = Recovering(restarts=1)
-    job.form()
+    job = formed(Recovering(restarts=1))
     for after in (1, 2, 3):
         for role, index in job.names:
             job.come_back(role, index, after=after)
@@ -138,10 +109,9 @@ def test_a_group_that_is_lost_again_and_again_without_a_step_fails_the_job() -> 
     )
 
 
-@pytest.mark.parametrize(("role", "index"), [("worker", 1), ("server", 0)])
+@every(("role", "index"), [("worker", 1), ("server", 0)])
 def test_one_that_leaves_on_a_signal_is_replaced_at_once_and_its_launcher_may_be_late(role: Role, index: int) -> None:
-    job = Recovering()
-    job.form()
+    job = formed(Recovering())
     job.coordinator.heartbeat("worker-1-100", step=30, phase="training")
     assert job.leave(role, index, 143, "left on SIGTERM").state == "recovering"
     where = "last seen at step 30 (training)" if role == "worker" else "the job was at step 30"
@@ -153,29 +123,21 @@ def test_one_that_leaves_on_a_signal_is_replaced_at_once_and_its_launcher_may_be
     assert job.state.state == "training"
 
 
-def test_one_that_leaves_again_and_again_without_a_step_fails_the_job_as_deaths_do() -> None:
-    job = Recovering(restarts=1)
-    job.form()
-    job.leave("worker", 1, 143, "left on SIGTERM")
-    job.recover(killed=("worker", 1))
-    job.coordinator.leave("worker-1-200", code=143, message="left on SIGTERM")
-    assert job.state.state == "failed"
-    assert "worker 1 (pid 200 on 10.0.0.7) left on SIGTERM" in job.state.message
-    assert job.state.message.endswith("it died 2 times without one more trained step (recovery.restarts: 1)")
-
-
-def test_without_restarts_one_that_leaves_on_a_signal_fails_the_job_by_its_name() -> None:
-    job = Recovering(restarts=0)
-    job.form()
+def test_without_restarts_the_first_that_dies_or_leaves_on_a_signal_fails_the_job_by_its_name() -> None:
+    job = formed(Recovering(restarts=0))
     job.come_back("worker", 0, why="EOF")
     state = job.leave("worker", 1, 143, "left on SIGTERM")
     assert (state.state, state.lost) == ("failed", True)
     assert state.message == "worker 1 (pid 100 on 10.0.0.7) left on SIGTERM, last seen before its first step"
+    job = formed(Recovering(restarts=0))
+    job.kill("worker", 1)
+    assert job.state.state == "failed"
+    with pytest.raises(JobError):
+        job.register("worker", 1, pid=200)
 
 
 def test_one_that_leaves_on_a_signal_while_the_job_stops_is_no_failure() -> None:
-    job = Recovering()
-    job.form()
+    job = formed(Recovering())
     job.coordinator.stop("Ctrl-C")
     job.leave("server", 0, 143, "left on SIGTERM")
     job.leave("worker", 0, 143, "left on SIGTERM")
@@ -184,7 +146,7 @@ def test_one_that_leaves_on_a_signal_while_the_job_stops_is_no_failure() -> None
     assert job.state.state == "stopped"
 
 
-@pytest.mark.parametrize("taken_over", [False, True])
+@every("taken_over", [False, True])
 def test_a_replacement_that_reads_other_training_data_fails_the_job_as_the_users_mistake(taken_over: bool) -> None:
     job = Recovering()
     job.data = "aaaa-eeee"
@@ -209,16 +171,13 @@ def test_all_workers_together_may_not_change_the_data_of_a_job_either() -> None:
     job.form()
     job.kill("server", 0)
     job.data = "bbbb"
-    job.come_back("worker", 0)
-    job.come_back("worker", 1)
-    job.register("server", 0, pid=200)
-    assert job.come_back("server", 0, pid=200, after=0) is None
+    job.workers_come_back()
+    assert job.replaced("server", 0) is None
     assert job.coordinator.state.exit_code == 2
 
 
-def test_a_member_that_is_not_replaced_in_time_fails_the_job() -> None:
-    job = Recovering(replace_timeout_s=10.0)
-    job.form()
+def test_a_member_is_replaced_in_a_time_that_counts_from_the_last_one_that_came_or_was_lost() -> None:
+    job = formed(Recovering(replace_timeout_s=10.0))
     job.kill("server", 0)
     job.pass_time(10, alive=[("worker", 0), ("worker", 1)])
     assert job.state.state == "recovering"
@@ -227,10 +186,7 @@ def test_a_member_that_is_not_replaced_in_time_fails_the_job() -> None:
     assert "did not form within 10 s (recovery.replace_timeout_s)" in job.state.message
     assert "server 0 (not replaced)" in job.state.message
 
-
-def test_the_time_for_a_replacement_counts_from_the_last_one_that_came_or_was_lost() -> None:
-    job = Recovering(servers=2, replace_timeout_s=10.0)
-    job.form()
+    job = formed(Recovering(servers=2, replace_timeout_s=10.0))
     job.kill("server", 0)
     workers = [("worker", 0), ("worker", 1)]
     job.pass_time(8, alive=[("server", 1), *workers])
@@ -244,8 +200,7 @@ def test_the_time_for_a_replacement_counts_from_the_last_one_that_came_or_was_lo
 
 
 def test_one_that_was_taken_for_dead_is_refused_when_it_wakes_up() -> None:
-    job = Recovering()
-    job.form()
+    job = formed(Recovering())
     job.pass_time(20, alive=[("server", 0), ("worker", 0)])
     assert job.state.state == "recovering"
     with pytest.raises(PlaceLost, match=r"worker 1 .* was declared dead, and the job continued without it"):
@@ -254,9 +209,8 @@ def test_one_that_was_taken_for_dead_is_refused_when_it_wakes_up() -> None:
         job.come_back("worker", 1)
 
 
-def test_a_replacement_may_come_before_the_lease_ends_if_the_others_miss_the_one_before() -> None:
-    job = Recovering()
-    job.form()
+def test_a_replacement_may_come_before_the_lease_ends_if_a_member_is_missed_or_silent() -> None:
+    job = formed(Recovering())
     with pytest.raises(UserError, match="worker 1 is already in the job"):
         job.register("worker", 1, pid=200)
     job.come_back("worker", 0)
@@ -266,10 +220,7 @@ def test_a_replacement_may_come_before_the_lease_ends_if_the_others_miss_the_one
     job.register("worker", 1, pid=200)
     assert job.state.state == "recovering"
 
-
-def test_a_newcomer_takes_the_place_of_a_member_that_is_silent_while_the_job_trains() -> None:
-    job = Recovering()
-    job.form()
+    job = formed(Recovering())
     with pytest.raises(UserError, match="worker 1 is already in the job"):
         job.register("worker", 1, pid=200)
     job.pass_time(4, alive=[("server", 0), ("worker", 0)])
@@ -279,8 +230,7 @@ def test_a_newcomer_takes_the_place_of_a_member_that_is_silent_while_the_job_tra
 
 
 def test_trainers_that_all_start_again_begin_at_the_last_checkpoint() -> None:
-    job = Recovering(losses=Losses(most=10**9))
-    job.form()
+    job = formed(Recovering(losses=Losses(most=10**9)))
     checkpoint(job, 20)
     job.coordinator.heartbeat("worker-0-100", step=27)
     job.pass_time(4, alive=[("server", 0)])
@@ -294,8 +244,7 @@ def test_trainers_that_all_start_again_begin_at_the_last_checkpoint() -> None:
 
 
 def test_once_the_summary_is_in_no_death_matters() -> None:
-    job = Recovering()
-    job.form()
+    job = formed(Recovering())
     job.summary()
     job.kill("server", 0)
     assert job.state.state == "training"
@@ -307,8 +256,7 @@ def test_once_the_summary_is_in_no_death_matters() -> None:
 @every("victim", [("worker", 0), ("server", 0)], ids=["worker 0", "server 0"])
 @every("left", ["before the death", "after the death"])
 def test_a_worker_that_left_before_the_summary_cannot_be_waited_for(victim: tuple[Role, int], left: str) -> None:
-    job = Recovering()
-    job.form()
+    job = formed(Recovering())
     if left == "before the death":
         job.leave("worker", 1)
     job.kill(*victim)
@@ -325,30 +273,7 @@ def test_a_worker_that_left_before_the_summary_cannot_be_waited_for(victim: tupl
     assert len(job.sink.of("finished")) == 1
 
 
-def test_a_group_that_is_lost_after_a_worker_left_cannot_form_again() -> None:
-    job = Recovering()
-    job.form()
-    job.leave("worker", 1)
-    assert job.come_back("worker", 0, why="EOF") is None
-    assert job.state.state == "failed"
-    assert job.state.message.startswith("worker 0 (pid 100 on 10.0.0.7) lost the others: EOF; worker 1 (pid 100 on")
-
-
-def test_without_restarts_the_first_death_fails_the_job() -> None:
-    job = Recovering(restarts=0)
-    job.form()
-    job.kill("worker", 1)
-    assert job.state.state == "failed"
-    with pytest.raises(JobError):
-        job.register("worker", 1, pid=200)
-
-
-def test_recoveries_without_restarts_are_off() -> None:
-    assert not Recoveries(0, 0).on
-    assert ListSink().kept is None
-
-
-@pytest.mark.parametrize("registered", [False, True], ids=["before it registers", "in place of a dead one"])
+@every("registered", [False, True], ids=["before it registers", "in place of a dead one"])
 def test_a_member_that_nobody_starts_again_fails_the_job(registered: bool) -> None:
     job = Recovering()
     if registered:
@@ -362,8 +287,7 @@ def test_a_member_that_nobody_starts_again_fails_the_job(registered: bool) -> No
 
 @every("over", ["another has its place", "it left", "the job stops", "all steps are trained"])
 def test_a_process_that_the_job_does_not_need_fails_no_job_when_nobody_starts_it_again(over: str) -> None:
-    job = Recovering()
-    job.form()
+    job = formed(Recovering())
     if over == "it left":
         job.leave("worker", 1)
     elif over == "the job stops":

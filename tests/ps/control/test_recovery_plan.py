@@ -1,4 +1,4 @@
-"""The decision of a recovery: where it begins, what it loses, when it is refused."""
+"""The decision of a recovery, without a job: where it begins, what it loses, when it is refused."""
 
 from __future__ import annotations
 
@@ -7,12 +7,42 @@ from collections.abc import Sequence
 from hypothesis import given, strategies as st
 
 from shardkeep.ps.control.records import ResumeRange
-from shardkeep.ps.control.recovery import Losses, RecoveryPlan, ResumePoint, plan_recovery
+from shardkeep.ps.control.recovery import Losses, Recoveries, RecoveryPlan, ResumePoint, agreed_start, plan_recovery
 from tests.support.cases import every
 from tests.support.examples import examples
 from tests.support.recovering import held
 
 CAUSE = "server 0 died"
+
+
+def part(step: int) -> ResumeRange:
+    return ResumeRange(step, step, holds=True, part=True)
+
+
+@every(
+    ("servers", "workers", "start"),
+    [
+        ([held(5, 5), held(5, 6)], [held(4, 6), held(3, 5)], ResumePoint(5, 0)),
+        ([held(5, 5)], [held(5, 6), held(3, 4)], ResumePoint(5, 0, (1,))),  # killed while it kept the state of step 5
+        ([held(5, 6), held(6, 6)], [held(4, 6), held(5, 7)], ResumePoint(6, 0)),
+        ([held(0, 9)], [ResumeRange(), held(5, 11)], ResumePoint(9, 1, (0,))),
+        ([held(0, 9)], [held(5, 8), ResumeRange(), ResumeRange()], ResumePoint(8, 0, (1, 2))),
+        ([held(0, 9)], [held(5, 8), held(6, 9)], ResumePoint(9, 1, (0,))),
+        ([held(0, 0)], [held(0, 0)], ResumePoint(0, 0)),
+        ([held(4, 4), held(6, 6)], [held(3, 7)], None),  # a server came back from an older checkpoint
+        ([held(5, 5)], [held(6, 8)], None),
+        ([held(5, 5)], [ResumeRange()], None),  # nobody holds a tower
+        ([], [held(2, 3)], ResumePoint(3, 0)),
+        ([held(4, 6)], [part(5), part(5)], ResumePoint(5, 0)),
+        ([held(4, 6)], [part(5), part(6)], None),  # one rank finished the step, and no other has its part
+        ([held(4, 6)], [part(5), ResumeRange()], None),
+        ([held(4, 4)], [part(5), part(5)], None),
+    ],
+)
+def test_a_generation_begins_at_the_last_step_at_which_all_can(
+    servers: list[ResumeRange], workers: list[ResumeRange], start: ResumePoint | None
+) -> None:
+    assert agreed_start(dict(enumerate(servers)), dict(enumerate(workers))) == start
 
 
 def planned(
@@ -74,3 +104,7 @@ def test_a_plan_begins_where_every_server_can_and_its_source_has_the_tower(
         assert all(one.first <= start.step <= one.last for one in servers)
         assert start.source == having[0]
         assert start.lacking == tuple(i for i in range(len(workers)) if i not in having)
+
+
+def test_recoveries_without_restarts_are_off() -> None:
+    assert not Recoveries(0, 0).on

@@ -6,7 +6,7 @@ import socket
 import stat
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -43,7 +43,7 @@ def tls(certs: Path, name: str) -> Tls | None:
     }[name]
 
 
-@pytest.mark.parametrize("member", ["ours", "another host of ours"])
+@every("member", ["ours", "another host of ours"])
 def test_members_with_a_certificate_of_the_same_authority_are_let_in(certs: Path, member: str) -> None:
     with ControlServer(Job().coordinator, tls=tls(certs, "ours")) as server:
         here = Endpoint(server.address, server.endpoint.token, tls(certs, member))
@@ -54,7 +54,7 @@ def test_members_with_a_certificate_of_the_same_authority_are_let_in(certs: Path
             fetch_status(Endpoint(server.address, "t" * 64, here.tls))
 
 
-@pytest.mark.parametrize(
+@every(
     ("coordinator", "member", "kind", "text"),
     [
         ("ours", "theirs", UserError, r"is not trusted to be the coordinator \(CERTIFICATE_VERIFY_FAILED\)"),
@@ -111,15 +111,13 @@ def answering_late(address: str, delay_s: float) -> Iterator[str]:
                 end.close()
 
 
-def test_a_slow_network_gets_the_time_that_it_needs_to_connect(certs: Path) -> None:
+def test_a_slow_network_gets_its_time_and_a_member_that_is_hung_up_on_is_told_of_tls(certs: Path) -> None:
     with (
         ControlServer(Job().coordinator, tls=tls(certs, "ours")) as server,
         answering_late(server.address, delay_s=0.2) as address,
     ):
         assert fetch_status(Endpoint(address, server.endpoint.token, tls(certs, "ours"))).members == ()
 
-
-def test_a_member_that_is_hung_up_on_is_told_of_tls_when_its_patience_ends(certs: Path) -> None:
     with ControlServer(Job().coordinator, tls=tls(certs, "ours")) as server:
         plain = Endpoint(server.address, server.endpoint.token)
         with (
@@ -157,34 +155,41 @@ def test_a_host_that_is_no_name_is_refused(tmp_path: Path, host: str) -> None:
     assert not (tmp_path / "new").exists()
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return make_certs(tmp_path, [LOCAL], days=2)[0]
-
-
-def test_a_file_that_is_missing_is_named(folder: Path) -> None:
+def no_certificate(folder: Path, certs: Path) -> None:
     (folder / "cert.pem").unlink()
-    with pytest.raises(ConfigError, match=r"cert\.pem: cannot be read \(No such file"):
-        read_tls(folder)
 
 
-def test_a_key_that_others_can_read_is_refused(folder: Path) -> None:
+def open_key(folder: Path, certs: Path) -> None:
     (folder / "key.pem").chmod(0o644)
-    with pytest.raises(ConfigError, match=r"key\.pem: others can read or change it \(mode 0644\)"):
-        read_tls(folder)
 
 
-@pytest.mark.parametrize("name", ["ca.pem", "cert.pem", "key.pem"])
-def test_a_file_that_is_not_what_its_name_says_is_refused_when_it_is_read(folder: Path, name: str) -> None:
-    (folder / name).write_text("no PEM")
-    with pytest.raises(ConfigError, match=rf"{folder}.*: (holds no certificate|cert.pem and key.pem are no)"):
-        read_tls(folder)
-
-
-def test_the_key_of_another_certificate_is_refused(folder: Path, certs: Path) -> None:
+def another_key(folder: Path, certs: Path) -> None:
     (folder / "key.pem").write_bytes((certs / "ours/localhost/key.pem").read_bytes())
-    with pytest.raises(ConfigError, match=r"cert\.pem and key\.pem are no certificate and its plain key"):
+
+
+def no_pem(name: str) -> Callable[[Path, Path], None]:
+    return lambda folder, certs: (folder / name).write_text("no PEM") and None
+
+
+@every(
+    ("damage", "text"),
+    [
+        (no_certificate, r"cert\.pem: cannot be read \(No such file"),
+        (open_key, r"key\.pem: others can read or change it \(mode 0644\)"),
+        (another_key, r"cert\.pem and key\.pem are no certificate and its plain key"),
+        (no_pem("ca.pem"), "holds no certificate"),
+        (no_pem("cert.pem"), "cert.pem and key.pem are no"),
+        (no_pem("key.pem"), "cert.pem and key.pem are no"),
+    ],
+)
+def test_a_folder_whose_files_are_not_what_they_should_be_is_refused_when_it_is_read(
+    tmp_path: Path, certs: Path, damage: Callable[[Path, Path], None], text: str
+) -> None:
+    (folder,) = make_certs(tmp_path, [LOCAL], days=2)
+    damage(folder, certs)
+    with pytest.raises(ConfigError, match=text) as refused:
         read_tls(folder)
+    assert str(folder) in str(refused.value)
 
 
 def test_a_host_that_is_given_twice_is_refused_by_name(tmp_path: Path) -> None:

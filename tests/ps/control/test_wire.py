@@ -1,11 +1,18 @@
-"""Records survive protobuf, every error has its status code, and the committed stubs match control.proto."""
+"""Records survive protobuf and any other bytes do no harm, every error has its status code, and the committed stubs
+match control.proto."""
 
 from __future__ import annotations
 
+import contextlib
+import json
 import runpy
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from google.protobuf.message import DecodeError, Message
+from hypothesis import example, given, strategies as st
 
 from shardkeep.base import errors
 from shardkeep.base.errors import ProtocolError, ShardkeepError
@@ -13,13 +20,39 @@ from shardkeep.proto import control_pb2 as pb
 from shardkeep.ps.config import TableSpec
 from shardkeep.ps.control.grpc.messages import from_message, to_message
 from shardkeep.ps.control.grpc.statuses import CODES, code_of
-from shardkeep.ps.control.records import Formation, Hello, JobState, JobStatus, Member, MemberStatus
+from shardkeep.ps.control.record_forms import record_from_json
+from shardkeep.ps.control.records import (
+    Formation,
+    Hello,
+    JobState,
+    JobStatus,
+    Member,
+    MemberStatus,
+    Offer,
+    Registration,
+    ResumeRange,
+)
 from shardkeep.ps.server.table.optimizers.ftrl import FtrlConfig
 from shardkeep.ps.server.table.optimizers.registry import OPTIMIZERS as REGISTRY, RowOptimizerConfig
 from shardkeep.ps.server.table.optimizers.sgd import SgdConfig
 from tests.support.cases import every
+from tests.support.control_job import TABLES, VERSIONS, Job
+from tests.support.examples import examples
 
 MEMBER = Member("worker", 3, "10.1.2.3", 4242)
+STATUS = JobStatus(
+    "training", "", None, 1, (MemberStatus("server", 0, "h", 1, "joined", 0.5, -1, "serving"),),
+    {"step": 1}, {"auc": 0.5}, {}, ({"seq": 1}, {"seq": 2}),
+)  # fmt: skip
+RECORDS: dict[str, tuple[Any, type[Message]]] = {
+    "hello": (Hello(MEMBER, "token", 1, VERSIONS), pb.RegisterRequest),
+    "table": (TABLES[0], pb.Table),
+    "offer": (Offer(TABLES, "1f-2e", ResumeRange(3, 9, lost_from=4)), pb.Offer),
+    "admission": (Registration("name: job", 4.0, "job", Formation(1, "h", 4000, (MEMBER,), TABLES)), pb.RegisterReply),
+    "formation": (Formation(1, "h", 4000, (MEMBER,), TABLES, lacking=(1, 2), checkpoints=""), pb.Formation),
+    "job": (JobState("failed", "so it is", 1, True, 2, 3), pb.JobState),
+    "status": (STATUS, pb.StatusReply),
+}
 OPTIMIZERS = [SgdConfig(lr=1 / 3), FtrlConfig(l1=1e-7), *(entry.config() for entry in REGISTRY.values())]
 
 
@@ -33,39 +66,39 @@ def test_a_formation_survives_the_wire_bit_for_bit(
     assert from_message(pb.Formation.FromString(bytes_), Formation) == formation
 
 
-@pytest.mark.parametrize("exit_code", [None, 0, 2], ids=str)
-def test_a_job_state_survives_the_wire(exit_code: int | None) -> None:
+@every("exit_code", [None, 0, 2], ids=str)
+@every("summary", [None, {}, {"steps": 3}], ids=str)
+def test_a_job_state_and_a_status_survive_the_wire(exit_code: int | None, summary: dict[str, int] | None) -> None:
     job = JobState("failed", "so it is", exit_code, True, 3, 17)
     assert from_message(to_message(job, pb.JobState), JobState) == job
-
-
-@pytest.mark.parametrize("summary", [None, {}, {"steps": 3}], ids=str)
-def test_a_status_survives_the_wire(summary: dict[str, int] | None) -> None:
-    member = MemberStatus("server", 0, "h", 1, "joined", 0.5, -1, "serving")
-    status = JobStatus("training", "", None, 1, (member,), {"step": 1}, {"auc": 0.5}, summary, ({"seq": 1}, {"seq": 2}))
+    status = replace(STATUS, exit_code=exit_code, summary=summary)
     assert from_message(to_message(status, pb.StatusReply), JobStatus) == status
-
-
-def test_a_hello_survives_the_wire() -> None:
-    hello = Hello(MEMBER, "token", 1, {"torch": "2.13.0"})
-    assert from_message(to_message(hello, pb.RegisterRequest), Hello) == hello
 
 
 @every("text", ["", "{", "[1]", '{"lr": -1}'], ids=["empty", "broken", "list", "value"])
 def test_a_table_of_another_kind_is_refused(text: str) -> None:
+    sent = pb.Table(name="t", dim=4, optimizer_json=text, init_json="{}", dtype="fp32", state_dtype="fp32")
     with pytest.raises(ProtocolError):
-        from_message(
-            pb.Table(name="t", dim=4, optimizer_json=text, init_json="{}", dtype="fp32", state_dtype="fp32"), TableSpec
-        )
+        from_message(sent, TableSpec)
 
 
-def test_the_precision_of_a_table_survives_the_wire_and_another_one_is_refused() -> None:
+def test_a_table_arrives_as_it_was_sent_and_a_strange_one_is_refused() -> None:
     table = TableSpec(name="t", dim=4, optimizer={"name": "adam"}, dtype="int8", state_dtype="bf16")  # type: ignore[arg-type]
     sent = to_message(table, pb.Table)
     assert from_message(sent, TableSpec) == table
     sent.dtype = "int3"
     with pytest.raises(ProtocolError, match="TableSpec 't' is not understood"):
         from_message(sent, TableSpec)
+
+    compression = {"push": {"values": "int8", "scale": "fp16", "keep_rows": 0.1}, "pull": {"values": "fp16"}}
+    tables = [TableSpec(name="f", dim=4, freeze=True), TableSpec(name="c", dim=4, compression=compression)]
+    for table in tables:
+        assert from_message(to_message(table, pb.Table), TableSpec) == table
+    strange = pb.Table(
+        name="t", dim=4, optimizer_json='{"name": "sgd"}', init_json="{}", compression_json='{"push": 1}'
+    )
+    with pytest.raises(ProtocolError, match="'t' is not understood"):
+        from_message(strange, TableSpec)
 
 
 EXCEPTIONS = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, ShardkeepError)]
@@ -91,3 +124,72 @@ def test_codes_that_grpc_makes_itself_stand_for_none_of_our_refusals(name: str) 
 def test_the_committed_stubs_match_the_proto() -> None:
     script = Path(__file__).parents[3] / "scripts" / "gen-proto"
     assert runpy.run_path(str(script))["drifted"]() == []
+
+
+# ---- bytes that nobody of ours would send: a record, or one of our own errors ----
+
+
+@st.composite
+def mutated(draw: Any, whole: bytes) -> bytes:
+    found = bytearray(whole)
+    for _ in range(draw(st.integers(1, 3))):
+        at = draw(st.integers(0, max(len(found) - 1, 0)))
+        found[at : at + draw(st.integers(0, 4))] = draw(st.binary(max_size=8))
+    return bytes(found)
+
+
+@examples(240)
+@given(name=st.sampled_from(sorted(RECORDS)), data=st.data())
+def test_a_decoder_gives_a_record_or_a_protocol_error(name: str, data: st.DataObject) -> None:
+    known, kind = RECORDS[name]
+    whole = to_message(known, kind)
+    assert from_message(whole, type(known)) == known
+    content = data.draw(st.one_of(mutated(whole.SerializeToString()), st.binary(max_size=80)))
+    with contextlib.suppress(DecodeError):  # what gRPC answers on its own
+        parsed = kind.FromString(content)
+        with contextlib.suppress(ProtocolError):
+            sent = to_message(from_message(parsed, type(known)), kind)
+            again = to_message(from_message(sent, type(known)), kind)
+            assert again == sent or "nan" in str(sent)  # what it holds can be sent on
+
+
+JSON = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.floats(), st.integers(-(2**70), 2**70), st.text(max_size=8)),
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=6), inner, max_size=3)),
+    max_leaves=8,
+)
+TEXTS = st.one_of(
+    st.text(max_size=60),
+    JSON.map(json.dumps),
+    st.sampled_from(["[" * 3000, '{"a":' * 3000, "9" * 5000, '{"a":' + "9" * 5000 + "}"]),
+)
+
+
+@examples(120)
+@given(text=TEXTS)
+def test_a_record_is_an_object_or_a_protocol_error(text: str) -> None:
+    with contextlib.suppress(ProtocolError):
+        assert isinstance(record_from_json(text), dict)
+
+
+@examples(80)
+@given(optimizer=TEXTS, init=TEXTS, name=st.text(max_size=8), dim=st.integers(0, 2**32 - 1))
+@example(TABLES[0].optimizer.model_dump_json(), TABLES[0].init.model_dump_json(), "user", 8)
+def test_a_table_of_any_content_is_a_table_or_a_protocol_error(optimizer: str, init: str, name: str, dim: int) -> None:
+    with contextlib.suppress(ProtocolError):
+        sent = pb.Table(name=name, dim=dim, optimizer_json=optimizer, init_json=init, dtype="fp32", state_dtype="fp32")
+        table = from_message(sent, TableSpec)
+        assert (table.name, table.dim) == (name, dim)
+        assert from_message(to_message(table, pb.Table), TableSpec) == table
+
+
+@examples(80)
+@given(data=st.data())
+def test_a_coordinator_refuses_a_strange_registration_with_an_error_of_ours(data: st.DataObject) -> None:
+    job = Job()
+    whole = to_message(Hello(MEMBER, "token", 1, VERSIONS), pb.RegisterRequest).SerializeToString()
+    with contextlib.suppress(DecodeError):
+        request = pb.RegisterRequest.FromString(data.draw(mutated(whole)))
+        with contextlib.suppress(ShardkeepError):
+            job.coordinator.register(from_message(request, Hello))
+    assert job.state.state == "forming" and len(job.coordinator.status().members) <= 1

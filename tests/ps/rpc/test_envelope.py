@@ -1,108 +1,151 @@
-"""What torch RPC adds to a message, as computed and as the kernel counts it on the sockets."""
+"""How bytes move between two processes: what torch RPC adds to a message, as computed and as the kernel counts it on
+the sockets, and what comes out of the sender's memory instead."""
 
 from __future__ import annotations
 
 import sys
-import time
+import weakref
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from shardkeep.base.arrays import Bytes
-from shardkeep.base.deadlines import wait_for_reply
+from shardkeep.base.errors import TransportError
 from shardkeep.base.net.sockets import Counters, connections
 from shardkeep.ps.client.row_client import RowClient
 from shardkeep.ps.config import ConsistencyConfig, TableSpec
-from shardkeep.ps.control.grpc.server import StoreHost
-from shardkeep.ps.rpc.group import RpcGroup, connect_store
+from shardkeep.ps.rpc.group import RpcGroup
 from shardkeep.ps.transport.metered import LedgerMeter, MeteredTransport, WorkerTraffic, answer_bytes, call_bytes
-from shardkeep.ps.wire.message import Kind
-from tests.support.messages import Message, Section, pack
-from tests.support.rpc_peer import Peer
+from shardkeep.ps.wire.message import EMPTY, Kind
+from tests.support.messages import Message, Section, pack, unpack
+from tests.support.rpc_groups import LIMIT_S, Pair, reply
 
 pytestmark = [
     pytest.mark.waits_for_processes,
     pytest.mark.skipif(sys.platform != "linux", reason="the kernel tells its counters on Linux"),
 ]
 
-LIMIT_S = 90.0
-GENERATION = 12
 CALLS = 5
+NUM_IDS, DIM = 300_000, 16
 SERVICE: dict[str, Any] = {
-    "tables": [{"name": "item", "dim": 4}],
+    "tables": [{"name": "item", "dim": 4}, {"name": "large", "dim": DIM}],
     "consistency": {"mode": "bounded"},
     "num_workers": 1,
     "seed": 5,
 }
 
 
-@pytest.fixture(scope="module")
-def transport(store_host: StoreHost) -> Iterator[RpcGroup]:
-    peer = Peer(store_host.open(0)[1], service=SERVICE)
-    peer.tell("form", generation=GENERATION)
-    transport = RpcGroup.form(
-        connect_store(*store_host.open(0), timeout_s=LIMIT_S), generation=GENERATION, role="worker", index=0,
-        num_servers=1, num_workers=1, host="127.0.0.1", timeout_s=LIMIT_S, same_host="sockets",
-    )  # fmt: skip
-    assert peer.answer() == "formed"
-    yield transport
-    transport.close()
-    assert peer.close() == 0
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    pair = Pair(SERVICE)
+    yield pair
+    pair.close()
 
 
-def message(kind: Kind, step: int, num_ids: int) -> Bytes:
+def message(kind: Kind, step: int, num_ids: int, generation: int = 1) -> Bytes:
     ids = np.arange(num_ids, dtype=np.int64)
     grad = np.ones(num_ids * 4 * (kind is Kind.PUSH), np.float32)
-    return pack(Message(kind, GENERATION, 0, step, (Section(0, num_ids, ids.view(np.uint8), grad.view(np.uint8)),)))
+    return pack(Message(kind, generation, 0, step, (Section(0, num_ids, ids.view(np.uint8), grad.view(np.uint8)),)))
 
 
 def counted(transport: RpcGroup) -> Counters:
-    """On this process's connections to the server, once nothing moves any more."""
-    before = None
-    while True:
-        ports = transport.server_ports
-        now = sum((seen for (_, peer), seen in connections().items() if peer[1] in ports), Counters())
-        if before is not None and (now.sent, now.received) == (before.sent, before.received):
-            return now
-        before = now
-        time.sleep(0.02)
+    """On this process's connections to the server. What was answered has been sent and received."""
+    ports = transport.server_ports
+    return sum((seen for (_, peer), seen in connections().items() if peer[1] in ports), Counters())
 
 
-@pytest.mark.parametrize("num_ids", [1, 4, 11, 12, 23, 24, 4000, 4092, 8200, 100_000])
-def test_a_call_and_its_answer_take_just_the_bytes_that_are_computed(transport: RpcGroup, num_ids: int) -> None:
-    question = message(Kind.READ, 0, num_ids)
-    before = counted(transport)
-    for _ in range(CALLS):
-        answer = wait_for_reply(transport.send(0, question, timeout_s=LIMIT_S), peer="server 0", timeout_s=LIMIT_S)
-    after = counted(transport)
-    assert (after.sent - before.sent) / CALLS == question.size + call_bytes(0, GENERATION, question.size)
-    assert (after.received - before.received) / CALLS == answer.size + answer_bytes(answer.size)
+def test_a_call_and_its_answer_take_just_the_bytes_that_are_computed(pair: Pair) -> None:
+    group = pair.form("sockets")
+    for num_ids in (1, 4, 11, 12, 23, 24, 4000, 4092, 8200, 100_000):
+        question = message(Kind.READ, 0, num_ids)
+        before = counted(group.transport)
+        for _ in range(CALLS):
+            answer = reply(group.send(question))
+        after = counted(group.transport)
+        assert (after.sent - before.sent) / CALLS == question.size + call_bytes(0, 1, question.size), num_ids
+        assert (after.received - before.received) / CALLS == answer.size + answer_bytes(answer.size), num_ids
 
 
-def test_two_messages_share_a_call(transport: RpcGroup) -> None:
-    before, sent = counted(transport), 0
+def test_two_messages_share_a_call(pair: Pair) -> None:
+    group = pair.form("sockets")
+    before, sent = counted(group.transport), 0
     for step, num_ids in enumerate((1, 12, 5000, 50_000)):
         parts = message(Kind.PUSH, step, num_ids), message(Kind.PULL, step + 1, num_ids)
-        wait_for_reply(transport.send(0, *parts, timeout_s=LIMIT_S), peer="server 0", timeout_s=LIMIT_S)
-        sent += sum(part.size for part in parts) + call_bytes(0, GENERATION, *(part.size for part in parts))
-    assert counted(transport).sent - before.sent == sent
+        reply(group.transport.send(0, *parts, timeout_s=LIMIT_S))
+        sent += sum(part.size for part in parts) + call_bytes(0, 1, *(part.size for part in parts))
+    assert counted(group.transport).sent - before.sent == sent
 
 
-@pytest.mark.parametrize("num_ids", [10, 4000])
-def test_the_ledger_of_a_client_holds_just_the_bytes_of_its_connections(transport: RpcGroup, num_ids: int) -> None:
-    table, mode = TableSpec(**SERVICE["tables"][0]), ConsistencyConfig(**SERVICE["consistency"])
-    traffic = WorkerTraffic()
+def test_the_ledger_of_a_client_holds_just_the_bytes_of_its_connections(pair: Pair) -> None:
+    tables, mode = [TableSpec(**table) for table in SERVICE["tables"]], ConsistencyConfig(**SERVICE["consistency"])
+    transport, traffic = pair.form("sockets").transport, WorkerTraffic()
     metered = MeteredTransport(transport, LedgerMeter(traffic))
-    client = RowClient(metered, tables=[table], generation=GENERATION, consistency=mode)
+    client = RowClient(metered, tables=tables, generation=1, consistency=mode)
     before = counted(transport)
-    request = client.request({"item": np.arange(num_ids, dtype=np.int64) ** 3})
-    for step in range(3):
+    for step, num_ids in enumerate((10, 10, 4000, 4000)):
+        request = client.request({"item": np.arange(num_ids, dtype=np.int64) ** 3})
         client.pull(step, request).result()
         client.push(step, request, {"item": np.ones((num_ids, 4), np.float32)})
-    client.wait_acknowledged()
-    after, totals = counted(transport), traffic.ledger.totals()
-    assert (totals["to_servers"], totals["from_servers"]) == (
-        after.sent - before.sent, after.received - before.received,
-    )  # fmt: skip
+        client.wait_acknowledged()
+        after, totals = counted(transport), traffic.ledger.totals()
+        moved = after.sent - before.sent, after.received - before.received
+        assert (totals["to_servers"], totals["from_servers"]) == moved
+
+
+# ---- out of the sender's memory ----
+
+
+def large(generation: int = 1) -> Bytes:
+    """A read of 19 MB of rows."""
+    ids = np.arange(NUM_IDS, dtype=np.int64) * 977
+    return pack(Message(Kind.READ, generation, 0, 0, (Section(1, NUM_IDS, ids.view(np.uint8), EMPTY),)))
+
+
+def memory_is_readable() -> bool:
+    """As far as a test can tell: Yama may forbid it to all but root."""
+    scope = Path("/proc/sys/kernel/yama/ptrace_scope")
+    return not scope.exists() or scope.read_text().strip() in "01"
+
+
+@pytest.mark.skipif(not memory_is_readable(), reason="the system does not let processes read each other's memory")
+def test_memory_spares_the_sockets_the_bytes_and_brings_the_same(pair: Pair) -> None:
+    rows, moved = [], []
+    for generation, same_host in ((1, "memory"), (2, "sockets")):
+        group = pair.form(same_host)
+        before = counted(group.transport)
+        rows.append(bytes(unpack(reply(group.send(large(generation)))).sections[0].values))
+        after = counted(group.transport)
+        moved.append((after.sent - before.sent, after.received - before.received))
+        group.leave()
+    assert rows[0] == rows[1] and len(rows[0]) == NUM_IDS * 4 * DIM
+    assert max(moved[0]) < 10_000
+    assert moved[1][0] > NUM_IDS * 8 and moved[1][1] > NUM_IDS * 4 * DIM
+
+
+def test_a_server_killed_while_its_memory_is_read_is_lost_in_one_line(pair: Pair) -> None:
+    group = pair.form()
+    answers = [group.send(large()) for _ in range(40)]
+    answers[0].result(LIMIT_S)
+    pair.peer.kill()
+    with pytest.raises(TransportError, match=r"^server 0 was lost after \d+\.\d s: [^\n]+$"):
+        for answer in answers:
+            assert len(unpack(answer.result(LIMIT_S)).sections[0].values) == NUM_IDS * 4 * DIM
+
+
+def test_a_message_that_a_peer_may_still_read_outlives_its_group(pair: Pair) -> None:
+    """Else the peer, which lives on, could take what the memory holds next for the message."""
+    group, message = pair.form(), large()
+    reference = weakref.ref(message)
+    answer = group.send(message)
+    del message
+    group.transport.close()
+    with pytest.raises(TransportError):
+        answer.result(LIMIT_S)
+    del answer
+    assert reference() is not None
+    group.leave()
+    pair.form().leave()
+    assert reference() is None

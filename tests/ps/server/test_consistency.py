@@ -11,6 +11,7 @@ import pytest
 from shardkeep.base.errors import ProtocolError
 from shardkeep.ps.config import ConsistencyConfig
 from shardkeep.ps.server.consistency import BoundedGate, ConsistencyGate, SyncGate, Work, open_gate
+from tests.support.cases import every
 
 
 def drain(gate: ConsistencyGate[Any]) -> list[Work[Any]]:
@@ -39,7 +40,7 @@ def test_every_mode_of_the_config_has_a_gate() -> None:
 # ---- sync ----
 
 
-@pytest.mark.parametrize("order", list(itertools.permutations(range(3))), ids=str)
+@every("order", list(itertools.permutations(range(3))), ids=str)
 def test_a_step_is_applied_in_rank_order_when_all_pulls_of_the_next_are_here(order: tuple[int, ...]) -> None:
     gate = sync(3, start_step=5)
     assert gate.admits(5) and not gate.admits(6)
@@ -54,7 +55,7 @@ def test_a_step_is_applied_in_rank_order_when_all_pulls_of_the_next_are_here(ord
     assert gate.admits(6) and not gate.admits(7)
 
 
-def test_ranks_may_be_a_push_apart() -> None:
+def test_in_sync_ranks_may_be_a_push_apart_pulls_may_repeat_and_work_is_handed_out_once() -> None:
     gate = sync(2)
     gate.push(0, 0, "a")
     gate.arrive(0, 1)
@@ -64,8 +65,14 @@ def test_ranks_may_be_a_push_apart() -> None:
     gate.arrive(1, 1)
     assert [work.step for work in drain(gate)] == [0]
 
+    gate = sync(2)
+    for rank in (0, 1):
+        gate.push(rank, 0, "")
+        gate.arrive(rank, 1)
+    drain(gate)
+    gate.arrive(0, 1)
+    assert gate.admits(1)
 
-def test_work_is_handed_out_once_and_nothing_is_admitted_before_it_is_done() -> None:
     gate = sync(1)
     gate.push(0, 0, "a")
     gate.arrive(0, 1)
@@ -77,17 +84,7 @@ def test_work_is_handed_out_once_and_nothing_is_admitted_before_it_is_done() -> 
     assert gate.admits(1)
 
 
-def test_a_repeated_pull_of_the_running_step_is_admitted() -> None:
-    gate = sync(2)
-    for rank in (0, 1):
-        gate.push(rank, 0, "")
-        gate.arrive(rank, 1)
-    drain(gate)
-    gate.arrive(0, 1)
-    assert gate.admits(1)
-
-
-@pytest.mark.parametrize("staged", [True, False], ids=["staged", "applied"])
+@every("staged", [True, False], ids=["staged", "applied"])
 def test_a_duplicate_push_is_refused_quietly_in_sync(staged: bool) -> None:
     gate = sync(1)
     assert gate.push(0, 0, "first")
@@ -119,7 +116,7 @@ def test_what_breaks_the_order_of_sync_is_an_error_that_changes_nothing() -> Non
 # ---- bounded and async ----
 
 
-@pytest.mark.parametrize("bound", [0, 1, 3])
+@every("bound", [0, 1, 3])
 def test_a_pull_waits_for_the_slowest_rank_up_to_the_bound(bound: int) -> None:
     gate = bounded(2, bound)
     for step in range(10):
@@ -131,7 +128,7 @@ def test_a_pull_waits_for_the_slowest_rank_up_to_the_bound(bound: int) -> None:
     assert not gate.admits(2 + bound)
 
 
-def test_a_push_counts_when_it_is_applied_not_when_it_came() -> None:
+def test_pushes_count_when_they_are_applied_and_have_no_gap_and_async_admits_everything() -> None:
     gate = bounded(1, 0)
     gate.push(0, 0, "")
     work = gate.take()
@@ -140,8 +137,6 @@ def test_a_push_counts_when_it_is_applied_not_when_it_came() -> None:
     gate.done(work)
     assert gate.admits(1)
 
-
-def test_pushes_of_one_rank_out_of_order_count_when_there_is_no_gap() -> None:
     gate = bounded(1, 0, start_step=10)
     for step in (12, 11):
         assert gate.push(0, step, "")
@@ -150,6 +145,10 @@ def test_pushes_of_one_rank_out_of_order_count_when_there_is_no_gap() -> None:
     gate.push(0, 10, "")
     drain(gate)
     assert gate.staleness(13) == 0
+
+    gate = bounded(3, None)
+    assert gate.admits(100)
+    assert gate.staleness(100) == 100
 
 
 def test_a_duplicate_push_is_refused_quietly_whether_waiting_or_applied() -> None:
@@ -165,13 +164,7 @@ def test_a_duplicate_push_is_refused_quietly_whether_waiting_or_applied() -> Non
     assert gate.push(0, 2, "")
 
 
-def test_async_admits_everything_and_measures_what_it_admits() -> None:
-    gate = bounded(3, None)
-    assert gate.admits(100)
-    assert gate.staleness(100) == 100
-
-
-@pytest.mark.parametrize("seed", range(5))
+@every("seed", range(5))
 def test_random_arrivals_are_each_applied_once_and_the_watermark_never_lies(seed: int) -> None:
     rng = np.random.default_rng(seed)
     pushes = [(rank, step) for rank in range(3) for step in range(20)] * 2

@@ -10,9 +10,6 @@ import pytest
 
 from shardkeep.base.errors import ProtocolError, RemoteError
 from shardkeep.compression.config import CompressionConfig
-from shardkeep.ps.config import ConsistencyConfig
-from shardkeep.ps.server.journal.journal import Journal
-from shardkeep.ps.server.service import ShardService
 from shardkeep.ps.server.table.optimizers.registry import OPTIMIZERS as REGISTRY
 from shardkeep.ps.wire.message import FLUSH, Kind, lr_factor_of, push_value, read
 from tests.support.cases import every
@@ -162,14 +159,8 @@ def test_a_replay_applies_the_factors_and_the_shares(
 ) -> None:
     optimizer = {"name": "adagrad", "lr": 0.1, "weight_decay": 0.05}
     killed = Job(mode, optimizer, workers=2, compression=compression, journals=tmp_path).train(FACTORS)
-    killed.journals[0].close()  # as a kill does
-    journal = Journal(tmp_path / "0", sync=False)
-    consistency = ConsistencyConfig(mode=mode)
-    tables = list(killed.clients[0].tables.values())
-    other = ShardService(shard=0, tables=tables, consistency=consistency, num_workers=2, seed=1, journal=journal)
-    assert other.life.replay(journal.replay()) == 2 * len(FACTORS)
-    other.applier.advance()
-    assert [other.tables.digests()] == killed.digests
+    assert [killed.replayed().tables.digests()] == killed.digests
+    assert killed.replayed_pushes == 2 * len(FACTORS)
     assert killed.digests != Job(mode, optimizer, workers=2, compression=compression).train([1.0] * 6).digests
 
 
@@ -180,12 +171,5 @@ def test_a_replayed_push_that_is_only_staged_keeps_its_factor(tmp_path: Path) ->
     request = first.request({"t": IDS})
     first.pull(1, request)
     first.push(1, request, first.gradients(1, request), lr_factor=0.25)
-    job.journals[0].close()
-    journal = Journal(tmp_path / "0", sync=False)
-    tables = list(first.tables.values())
-    other = ShardService(
-        shard=0, tables=tables, consistency=ConsistencyConfig(mode="sync"), num_workers=2, seed=1, journal=journal
-    )
-    other.life.replay(journal.replay())
-    message = answer(other.handle(pack(Message(Kind.PUSH, 0, 1, 1, ()))))
+    message = answer(job.replayed().handle(pack(Message(Kind.PUSH, 0, 1, 1, ()))))
     assert message.kind is Kind.ERROR and "worker 0 pushed lr_factor 0.25, worker 1 1" in text_of(message)

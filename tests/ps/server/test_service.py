@@ -15,6 +15,7 @@ from shardkeep.base.errors import TransportError
 from shardkeep.compression.config import CompressionConfig, PullConfig, PushConfig
 from shardkeep.compression.values.codec import value_codec
 from shardkeep.ps.server.consistency import BoundedGate
+from shardkeep.ps.server.figures import shard_record
 from shardkeep.ps.server.service import ShardService
 from shardkeep.ps.server.tables import Tables
 from shardkeep.ps.wire.message import EMPTY, Kind, text_message
@@ -46,7 +47,7 @@ def read(service: ShardService, table: int = 0, ids: np.ndarray = IDS) -> np.nda
 # ---- pull, push, read, ask ----
 
 
-def test_rows_come_back_section_by_section_and_pushes_change_them() -> None:
+def test_rows_come_back_section_by_section_and_only_pushes_change_and_create_them() -> None:
     service = make_service()
     first = answer(pull(service, 0, wanted(0, IDS[:2]), wanted(1)))
     assert [(s.table, s.rows, s.ids.size, s.values.size) for s in first.sections] == [(0, 2, 0, 32), (1, 4, 0, 48)]
@@ -55,15 +56,13 @@ def test_rows_come_back_section_by_section_and_pushes_change_them() -> None:
     assert answer(push(service, 0, gradient(1))).kind is Kind.ACK
     assert np.allclose(read(service, 1), before - np.float32(0.05))
 
-
-def test_pulls_and_reads_of_unknown_ids_create_no_rows() -> None:
     service = make_service("sync")
     rows_of(pull(service, 0, wanted(0)))
     read(service)
     assert [t["rows"] for t in report(service)["tables"]] == [0, 0]
 
 
-@pytest.mark.parametrize("values", ["fp32", "fp16", "bf16"])
+@every("values", ["fp32", "fp16", "bf16"])
 def test_rows_and_gradients_travel_in_the_format_that_was_asked_for(values: str) -> None:
     service = make_service(compression=CompressionConfig(pull=PullConfig(values=values)))
     exact = make_service()
@@ -125,7 +124,7 @@ def test_sync_gives_the_bits_of_one_process_for_any_order_of_arrival(num_workers
     assert report(service)["staleness"] == {"0": 6 * num_workers}
 
 
-def test_a_sync_pull_waits_for_the_other_rank_and_a_repeated_one_is_answered_at_once() -> None:
+def test_a_sync_pull_waits_for_the_other_rank_and_what_comes_twice_counts_once() -> None:
     service = make_service("sync", num_workers=2)
     for rank in (0, 1):
         push(service, 0, gradient(0), rank=rank)
@@ -135,8 +134,6 @@ def test_a_sync_pull_waits_for_the_other_rank_and_a_repeated_one_is_answered_at_
     assert (rows_of(first) == rows_of(again)).all()
     assert (rows_of(pull(service, 1, wanted(0))) == rows_of(first)).all()
 
-
-def test_a_sync_push_that_came_twice_is_applied_once() -> None:
     service, once = make_service("sync"), make_service("sync")
     push(once, 0, gradient(0))
     for _ in range(2):
@@ -173,7 +170,7 @@ def stale_pulls(service: ShardService) -> list[Future[Bytes]]:
     return futures
 
 
-@pytest.mark.parametrize("bound", [0, 2, 5])
+@every("bound", [0, 2, 5])
 def test_bounded_holds_its_bound_while_the_application_of_pushes_is_delayed(bound: int) -> None:
     service = make_service(staleness=bound)
     futures = stale_pulls(service)
@@ -186,14 +183,12 @@ def test_bounded_holds_its_bound_while_the_application_of_pushes_is_delayed(boun
     assert sum(seen.values()) == 10 and max(int(s) for s in seen) <= bound
 
 
-def test_without_the_gate_the_same_delay_exceeds_the_bound() -> None:
+def test_without_the_gate_the_same_delay_exceeds_the_bound_and_async_never_parks() -> None:
     service = make_service(staleness=2)
     service.applier.gate = BoundedGate(num_workers=1, start_step=0, bound=None)
     futures = stale_pulls(service)
     assert max(answer(future).value for future in futures) == 9
 
-
-def test_async_never_parks() -> None:
     assert all(future.done() for future in stale_pulls(make_service("async")))
 
 
@@ -349,7 +344,7 @@ def test_a_push_that_cannot_be_applied_ends_the_service_with_its_reason() -> Non
         pull(service, 0, wanted(0)).result(timeout=LIMIT_S)
 
 
-@pytest.mark.parametrize("second_moment", [False, True])
+@every("second_moment", [False, True])
 def test_a_push_has_second_moments_where_the_job_says_so_and_nowhere_else(second_moment: bool) -> None:
     push_config = PushConfig(second_moment=second_moment, pool_rows=1 if second_moment else 0)
     service = make_service(compression=CompressionConfig(push=push_config))
@@ -358,3 +353,23 @@ def test_a_push_has_second_moments_where_the_job_says_so_and_nowhere_else(second
     reply = answer(push(service, 0, Section(0, IDS.size, raw(IDS), values, value_format=other)))
     assert "table user: a push differs from compression.push.second_moment of the job" in text_of(reply)
     assert report(service)["digest"] == report(make_service())["digest"]
+
+
+# ---- telemetry records ----
+
+
+def figures(requests: int, seconds: float, **more: Any) -> dict[str, Any]:
+    return {"requests": requests, "request_s": seconds, "request_histogram": {}, **more}
+
+
+def test_a_telemetry_record_has_the_time_of_a_request_and_the_counts_that_a_table_can_have() -> None:
+    plain = {"name": "a", "rows": 0, "bytes": 0, "created": 0, "removed": 0, "refused": 0, "candidates": 0}
+    ruled = {"name": "b", "rows": 3, "bytes": 9, "created": 5, "removed": 2, "refused": 0, "candidates": 4}
+    record = shard_record(figures(0, 0.0, tables=[plain, ruled]), figures(0, 0.0))
+    assert record["tables"] == [
+        {"name": "a", "rows": 0, "bytes": 0, "created": 0},
+        {"name": "b", "rows": 3, "bytes": 9, "created": 5, "removed": 2, "candidates": 4},
+    ]
+
+    assert shard_record(figures(30, 5.1, pulls=7), figures(10, 5.0)) == {"pulls": 7, "request_ms": 5.0}
+    assert shard_record(figures(10, 5.0), figures(10, 5.0)) == {"request_ms": None}, "there was no service yet"

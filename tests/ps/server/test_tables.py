@@ -73,7 +73,7 @@ def test_a_sum_of_parts_equals_one_update_with_the_joined_gradient(optimizer: st
     assert summed[0].digest() == expected.digest()
 
 
-def test_the_order_of_parts_decides_the_bits_of_a_sum() -> None:
+def test_the_order_of_parts_decides_the_bits_of_a_sum_and_no_parts_change_nothing() -> None:
     one = np.array([4], dtype=np.int64)
     parts = [of_one_table(one, np.full((1, 4), v, np.float32)) for v in (1.0, 1e8, -1e8)]
     forward, backward = Tables(SPECS, seed=1), Tables(SPECS, seed=1)
@@ -81,15 +81,13 @@ def test_the_order_of_parts_decides_the_bits_of_a_sum() -> None:
     backward.apply(parts[::-1], step=0)
     assert forward.digests() != backward.digests()
 
-
-def test_no_pushes_or_empty_ones_change_nothing() -> None:
     tables = Tables(SPECS, seed=1)
     tables.apply([], step=0)
     tables.apply([gradients({}), gradients({0: (np.empty(0, np.int64), np.empty((0, 4)))})], step=0)
     assert [table.num_rows for table in tables] == [0] * len(SPECS)
 
 
-def test_rows_that_are_not_finite_are_left_alone_and_counted() -> None:
+def test_rows_that_are_not_finite_are_left_alone_with_their_second_moments_and_counted() -> None:
     tables, clean = Tables(SPECS, seed=1), Tables(SPECS, seed=1)
     ids = np.arange(4)
     grads = {t: np.ones((4, SPECS[t].dim), np.float32) for t in (0, 2, 4)}
@@ -99,6 +97,13 @@ def test_rows_that_are_not_finite_are_left_alone_and_counted() -> None:
     clean.apply([gradients({t: (ids[kept[t]], grads[t][kept[t]]) for t in grads})], step=0)
     assert tables.digests() == clean.digests()
     assert [table.skipped_rows for table in tables] == [1, 0, 0, 0, 2, 0]
+
+    tables = Tables(SPECS, seed=5, moments=["a"])
+    grads = np.array([[1, 1, 1, 1, 0.5], [np.nan, 1, 1, 1, 7.0], [2, 2, 2, 2, 0.25]], np.float32)
+    tables.apply([gradients({0: (np.array([3, 5, 9]), grads)})], step=0)
+    ids, _, slots = exported(tables[0])
+    assert ids.tolist() == [3, 9]
+    np.testing.assert_allclose(slots[:, 0], [0.5, 0.25])
 
 
 @examples(40)
@@ -164,22 +169,11 @@ def test_a_second_moment_beside_the_gradient_takes_the_place_of_its_own_square()
     np.testing.assert_allclose(cancelled, 0.125)
 
 
-def test_second_moments_of_several_pushes_add_up() -> None:
+def test_second_moments_of_pushes_add_up_and_one_equal_to_the_own_square_changes_nothing() -> None:
     a, b = np.array([3.0, -1.0, 0.5, 2.0]), np.array([1.0, 1.0, 1.0, 1.0])
     _, both = slots_after(0, [(a, 0.25), (b, 0.5)])
     np.testing.assert_allclose(both, [0.75])
 
-
-def test_rows_that_are_not_finite_leave_with_their_second_moments() -> None:
-    tables = Tables(SPECS, seed=5, moments=["a"])
-    grads = np.array([[1, 1, 1, 1, 0.5], [np.nan, 1, 1, 1, 7.0], [2, 2, 2, 2, 0.25]], np.float32)
-    tables.apply([gradients({0: (np.array([3, 5, 9]), grads)})], step=0)
-    ids, _, slots = exported(tables[0])
-    assert ids.tolist() == [3, 9]
-    np.testing.assert_allclose(slots[:, 0], [0.5, 0.25])
-
-
-def test_a_second_moment_equal_to_the_own_square_changes_nothing_for_rowwise_adagrad() -> None:
     grad = np.array([3.0, -1.0, 0.5, 2.0])
     plain, told = slots_after(0, [(grad, None)]), slots_after(0, [(grad, float(np.mean(grad**2)))])
     np.testing.assert_allclose(plain[0], told[0], rtol=1e-6)

@@ -14,14 +14,11 @@ from shardkeep.base.errors import ConfigError, ShardkeepError
 from shardkeep.compression.config import CompressionConfig
 from shardkeep.loop.client import EmbeddingClient
 from shardkeep.ps.checkpoints.folder import Checkpoints
-from shardkeep.ps.config import ConsistencyConfig, TableSpec
-from shardkeep.ps.server.journal.journal import Journal
-from shardkeep.ps.server.service import ShardService
+from shardkeep.ps.config import TableSpec
 from shardkeep.ps.server.snapshot import walk
-from shardkeep.ps.server.snapshot.files import load_snapshots, write_snapshot
 from shardkeep.ps.server.tables import Tables
 from tests.support.cases import every
-from tests.support.marked_tables import Between, same, state
+from tests.support.marked_tables import Between, checkpointed, loaded, same, state
 from tests.support.push_job import DIM, IDS, Job, gradient
 from tests.support.tables import gradients
 
@@ -37,7 +34,7 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
     "rmsprop": {"name": "rmsprop", "lr": 0.01, **ALL},
     "adadelta": {"name": "adadelta", "lr": 1.0, **ALL},
 }
-every_optimizer = pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
+every_optimizer = every("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
 
 
 class RowwiseAdagrad(torch.optim.Optimizer):
@@ -97,22 +94,9 @@ def totals(job: Job) -> int:
     return sum(found["t"] for found in job.digests) % (1 << 128)
 
 
-def service_of(job: Job, folder: Path, *, workers: int) -> ShardService:
-    """A server that replays what a killed one had in its journal."""
-    job.journals[0].close()
-    journal = Journal(folder / "0", sync=False)
-    mode = ConsistencyConfig(mode="sync")
-    tables = list(job.clients[0].tables.values())
-    service = ShardService(shard=0, tables=tables, consistency=mode, num_workers=workers, seed=1, journal=journal)
-    service.life.replay(journal.replay())
-    service.applier.advance()
-    return service
-
-
 @every_optimizer
-@pytest.mark.parametrize("servers", [1, 3])
-def test_a_sync_job_trains_as_one_process_with_dense_gradients(optimizer: dict[str, Any], servers: int) -> None:
-    job = Job("sync", optimizer, workers=2, servers=servers)
+def test_a_sync_job_trains_as_one_process_with_dense_gradients(optimizer: dict[str, Any]) -> None:
+    job = Job("sync", optimizer, workers=2, servers=1)
     dense = torch.nn.Parameter(torch.from_numpy(job.rows().astype(np.float64)))
     name, lr = optimizer["name"], optimizer["lr"]
     reference = DENSE[name]([dense], lr=lr, weight_decay=optimizer["weight_decay"])
@@ -156,7 +140,7 @@ def test_a_row_decays_from_the_update_on_that_creates_it() -> None:
 @every_optimizer
 def test_a_replay_of_the_journal_decays_the_same_rows(tmp_path: Path, optimizer: dict[str, Any]) -> None:
     killed = trained(Job("sync", optimizer, workers=2, journals=tmp_path))
-    assert [service_of(killed, tmp_path, workers=2).tables.digests()] == killed.digests
+    assert [killed.replayed().tables.digests()] == killed.digests
 
 
 @every_optimizer
@@ -165,7 +149,7 @@ def test_checkpoints_hold_all_rows_as_they_were_whatever_decays_meanwhile(
 ) -> None:
     monkeypatch.setattr(walk, "ROWS_AT_ONCE", 300)
     specs = [TableSpec(name="t", dim=DIM, optimizer=optimizer), TableSpec(name="u", dim=3, optimizer=optimizer)]
-    tables, ids = Tables(specs, seed=7), np.arange(9000)
+    tables, ids = Tables(specs, seed=7), np.arange(3000)
     tables.changed.follow("")
     for t, spec in enumerate(specs):
         tables.apply([gradients({t: (ids, np.ones((ids.size, spec.dim), np.float32))})], step=0)
@@ -173,17 +157,14 @@ def test_checkpoints_hold_all_rows_as_they_were_whatever_decays_meanwhile(
     monkeypatch.setattr(walk, "time", Between(lambda: tables.apply([few], step=1)))
     checkpoints, base = Checkpoints(tmp_path), None
     for step in (1, 2):
-        before, partial = state(tables), checkpoints.begin(step)
-        mark = tables.snapshot("" if base is None else base.id)
-        assert mark.full == (base is None)
-        base = checkpoints.commit(step, write_snapshot(mark, partial, shard=0), {}, base=base)
-        tables.changed.complete(base.id)
-        read = Tables(specs, seed=7)
-        load_snapshots(read, base, shard=0, num_shards=1)
+        before = state(tables)
+        base = checkpointed([tables], checkpoints, step, base)
+        assert len(base.chain) == step  # the second is an increment
+        (read,) = loaded(specs, base)
         assert same(state(read), before) and not same(state(tables), before)
 
 
-def test_a_table_with_too_many_rows_is_refused_in_one_line() -> None:
+def test_a_table_with_too_many_rows_and_a_loop_with_selection_are_refused_in_one_line() -> None:
     tables = Tables([TableSpec(name="t", dim=1, optimizer=OPTIMIZERS["sgd"])], seed=1)
     tables.apply([gradients({0: (np.arange(1_000_000), np.zeros((1_000_000, 1), np.float32))})], step=0)
     with pytest.raises(ShardkeepError) as caught:
@@ -193,8 +174,6 @@ def test_a_table_with_too_many_rows_is_refused_in_one_line() -> None:
         "set weight_decay_on: touched, or use more servers"
     )
 
-
-def test_a_loop_with_selection_is_refused_in_one_line() -> None:
     table = TableSpec(name="t", dim=4, optimizer=OPTIMIZERS["adam"])
     selecting = CompressionConfig(push={"keep_rows": 0.1, "pool_rows": 9})
     with pytest.raises(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 import threading
-import time
+from collections.abc import Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -25,8 +25,9 @@ from shardkeep.ps.server.service import ShardService
 from shardkeep.ps.transport.lasting import LastingTransport
 from shardkeep.ps.transport.transport import Handler, LocalTransport
 from shardkeep.ps.wire.message import Kind, step_of, text_message
+from tests.support.cases import every
 
-SERVERS, RANKS, STEPS, KILLS = 2, 2, 150, 12
+SERVERS, RANKS, STEPS, KILLS, LIMIT_S = 2, 2, 40, 5, 60.0
 EXACT: dict[str, Any] = {"optimizer": {"name": "sgd", "lr": 0.5}, "init": {"name": "zeros"}}
 TABLES = [TableSpec(name="item", dim=4, **EXACT), TableSpec(name="tag", dim=2, **EXACT)]
 PLAIN = CompressionConfig()
@@ -35,11 +36,29 @@ LATER = CompressionConfig.model_validate({"ids": "coded", "push": {"keep_rows": 
 CODINGS = {"plain": PLAIN, "coded": CODED, "top_k": LATER}
 
 
+class Sent:
+    """The messages of all trainers, each with a copy from when it was sent."""
+
+    def __init__(self) -> None:
+        self.messages: list[tuple[Bytes, Bytes]] = []
+        self._more = threading.Condition()
+
+    def add(self, *messages: Bytes | None) -> None:
+        with self._more:
+            self.messages += [(message, message.copy()) for message in messages if message is not None]
+            self._more.notify_all()
+
+    def reach(self, count: int, limit_s: float = LIMIT_S) -> bool:
+        """Waits until there are so many messages."""
+        with self._more:
+            return self._more.wait_for(lambda: len(self.messages) >= count, limit_s)
+
+
 class Wire:
     """A transport of one generation. `cut` lets later messages vanish, or arrive without an answer."""
 
-    def __init__(self, handlers: list[Handler], chance: random.Random, drawn: list[tuple[Bytes, Bytes]]) -> None:
-        self._drawn = drawn
+    def __init__(self, handlers: list[Handler], chance: random.Random, sent: Sent) -> None:
+        self._sent = sent
         self.num_servers = len(handlers)
         self._inner, self._chance = LocalTransport(handlers), chance
         self._lock = threading.Lock()
@@ -51,7 +70,7 @@ class Wire:
         with self._lock:
             cut = self._cut
             self._open.append(reply)
-        self._drawn += [(part, part.copy()) for part in (message, then) if part is not None]
+        self._sent.add(message, then)
         arrived = message.copy()  # as a network would
         if not (cut and self._chance.random() < 0.5):
             found = self._inner.send(server, arrived, None if then is None else then.copy(), timeout_s=timeout_s)
@@ -86,8 +105,7 @@ class Cluster:
         self._folder, self._chance = folder, random.Random(seed)
         self._consistency = ConsistencyConfig.model_validate({"mode": mode})
         self._generation = 1
-        self.drawn: list[tuple[Bytes, Bytes]] = []
-        """What was sent, and how it was when it was sent."""
+        self.sent = Sent()
         self._journals = [self._journal(shard) for shard in range(SERVERS)]
         self.services = [self._service(shard) for shard in range(SERVERS)]
         for service in self.services:
@@ -111,12 +129,13 @@ class Cluster:
         return ShardService(shard=shard, journal=self._journals[shard], generation=0, **settings)
 
     def _wire(self) -> Wire:
-        return Wire([service.handle for service in self.services], self._chance, self.drawn)
+        return Wire([service.handle for service in self.services], self._chance, self.sent)
 
     def kill(self, shard: int) -> None:
         for wire in self._wires:
             wire.cut()
-        time.sleep(self._chance.uniform(0.0, 0.004))  # some messages arrive, and their answers do not
+        some = len(self.sent.messages) + self._chance.randint(0, 4)
+        self.sent.reach(some, limit_s=0.004)  # some messages arrive, and their answers do not
         for service in self.services:
             service.life.suspend("the generation is lost")
         self._journals[shard].close()
@@ -158,39 +177,48 @@ def train(cluster: Cluster, rank: int, errors: list[BaseException]) -> None:
         errors.append(error)
 
 
-def trained(cluster: Cluster, kills: int, chance: random.Random) -> list[str]:
+def trained(cluster: Cluster, kills: Sequence[int] = (), chance: random.Random | None = None) -> list[str]:
+    """The digests after training; a server dies when so many messages are sent."""
     errors: list[BaseException] = []
     threads = [threading.Thread(target=train, args=(cluster, rank, errors)) for rank in range(RANKS)]
     for thread in threads:
         thread.start()
-    for _ in range(kills):
-        time.sleep(chance.uniform(0.0, 0.03))
+    for count in kills:
+        assert chance is not None and cluster.sent.reach(count), errors
         cluster.kill(chance.randrange(SERVERS))
     for thread in threads:
-        thread.join(60)
+        thread.join(LIMIT_S)
         assert not thread.is_alive()
     assert not errors, errors[0]
     return cluster.digests()
 
 
-IN_TURN = [(0, "bounded", "plain"), (0, "sync", "coded"), (0, "bounded", "top_k")]
-EVERY_ONE = itertools.product((0, 1, 2), ("sync", "bounded"), CODINGS)
-
-
-@pytest.mark.parametrize(
-    ("seed", "mode", "coding"),
-    [*IN_TURN, *(pytest.param(*c, marks=pytest.mark.slow) for c in EVERY_ONE if c not in IN_TURN)],
-)
-def test_servers_that_die_change_no_bit(tmp_path: Path, mode: str, coding: str, seed: int) -> None:
+def check_deaths(folder: Path, seed: int, mode: str, coding: str) -> None:
     chance, compression = random.Random(seed), CODINGS[coding]
-    undisturbed = trained(Cluster(tmp_path / "one", mode, compression, seed), 0, chance)
-    disturbed = Cluster(tmp_path / "two", mode, compression, seed)
-    assert trained(disturbed, KILLS, chance) == undisturbed
-    assert all(np.array_equal(message, as_sent) for message, as_sent in disturbed.drawn)
+    one = Cluster(folder / "one", mode, compression, seed)
+    undisturbed = trained(one)
+    kills = sorted(chance.sample(range(len(one.sent.messages)), KILLS))
+    disturbed = Cluster(folder / "two", mode, compression, seed)
+    assert trained(disturbed, kills, chance) == undisturbed
+    assert all(np.array_equal(message, as_sent) for message, as_sent in disturbed.sent.messages)
 
 
-@pytest.mark.parametrize("mode", ["sync", "bounded"])
-@pytest.mark.parametrize("compression", [PLAIN, CODED], ids=["plain", "coded"])
+IN_TURN = [(0, "bounded", "plain"), (0, "sync", "coded"), (0, "bounded", "top_k")]
+
+
+@every(("seed", "mode", "coding"), IN_TURN)
+def test_servers_that_die_change_no_bit(tmp_path: Path, seed: int, mode: str, coding: str) -> None:
+    check_deaths(tmp_path, seed, mode, coding)
+
+
+@pytest.mark.chaos
+@every(("seed", "mode", "coding"), itertools.product(range(5), ("sync", "bounded"), CODINGS))
+def test_servers_that_die_in_any_mode_change_no_bit(tmp_path: Path, seed: int, mode: str, coding: str) -> None:
+    check_deaths(tmp_path, seed, mode, coding)
+
+
+@every("mode", ["sync", "bounded"])
+@every("compression", [PLAIN, CODED], ids=["plain", "coded"])
 def test_a_server_that_dies_between_two_pulls_and_their_push_changes_no_bit(
     tmp_path: Path, mode: str, compression: CompressionConfig
 ) -> None:
@@ -222,7 +250,7 @@ def refusing(message: Bytes, then: Bytes | None = None) -> Future[Bytes]:
     return reply
 
 
-@pytest.mark.parametrize("compression", [PLAIN, CODED], ids=["push", "pull"])
+@every("compression", [PLAIN, CODED], ids=["push", "pull"])
 def test_what_servers_refuse_of_answered_calls_is_an_error(tmp_path: Path, compression: CompressionConfig) -> None:
     cluster = Cluster(tmp_path, "sync", compression, 0)
     client, transport = cluster.clients[0], cluster.transports[0]

@@ -5,12 +5,12 @@ from __future__ import annotations
 from concurrent.futures import Future
 
 import numpy as np
-import pytest
 
 from shardkeep.base.arrays import Bytes
 from shardkeep.base.errors import TransportError
 from shardkeep.ps.transport.metered import LedgerMeter, MeteredTransport, Parts, WorkerTraffic
 from shardkeep.ps.wire.message import EMPTY, Kind, text_message
+from tests.support.cases import every
 from tests.support.messages import Message, Section, pack
 
 LIMIT_S = 90.0
@@ -50,7 +50,7 @@ def message(kind: Kind, step: int = 0) -> Bytes:
     return pack(Message(kind, 0, 0, step, (Section(0, 2, np.zeros(16, np.uint8), EMPTY),)))
 
 
-def test_an_answer_is_booked_before_its_future_is_done() -> None:
+def test_an_answer_is_booked_before_its_future_is_done_and_after_two_messages_as_the_pulls() -> None:
     later, booked = Later(), Booked()
     booked.future = MeteredTransport(later, booked).send(0, message(Kind.PULL, 3), timeout_s=LIMIT_S)
     assert booked.entries == [("pull", 3, False)] and not booked.future.done()
@@ -59,8 +59,6 @@ def test_an_answer_is_booked_before_its_future_is_done() -> None:
     assert booked.was_done is False and booked.future.result(0) is rows
     assert booked.entries == [("pull", 3, False), ("pull", 3, True)]
 
-
-def test_the_answer_to_a_push_and_a_pull_in_one_call_is_the_pulls() -> None:
     booked, rows = Booked(), pack(Message(Kind.ROWS, 0, 0, 4))
     later = Later()
     later.answer.set_result(rows)
@@ -68,8 +66,8 @@ def test_the_answer_to_a_push_and_a_pull_in_one_call_is_the_pulls() -> None:
     assert booked.entries == [("push", 3, False), ("pull", 4, False), ("pull", 4, True)]
 
 
-@pytest.mark.parametrize("at_once", [True, False])
-def test_a_failure_reaches_the_caller_and_no_answer_is_booked(at_once: bool) -> None:
+@every("at_once", [True, False])
+def test_a_failure_and_an_answer_that_is_no_message_reach_the_caller_and_are_not_booked(at_once: bool) -> None:
     later, booked, lost = Later(), Booked(), TransportError("server 0 was lost")
     if at_once:
         later.answer.set_exception(lost)
@@ -78,9 +76,6 @@ def test_a_failure_reaches_the_caller_and_no_answer_is_booked(at_once: bool) -> 
         later.answer.set_exception(lost)
     assert future.exception(0) is lost and booked.entries == [("read", 0, False)]
 
-
-@pytest.mark.parametrize("at_once", [True, False])
-def test_an_answer_that_is_no_message_reaches_the_caller_unbooked(at_once: bool) -> None:
     later, booked = Later(), Booked()
     if at_once:
         later.answer.set_result(GARBAGE)
@@ -90,7 +85,7 @@ def test_an_answer_that_is_no_message_reaches_the_caller_unbooked(at_once: bool)
     assert future.result(0) is GARBAGE and booked.entries == [("read", 0, False)]
 
 
-def test_questions_are_control_whatever_step_is_under_way() -> None:
+def test_questions_are_control_and_a_late_answer_of_a_lost_generation_is_no_retry() -> None:
     traffic, later = WorkerTraffic(), Later()
     later.answer.set_result(text_message(Kind.ANSWER, "{}"))
     MeteredTransport(later, LedgerMeter(traffic)).send(0, text_message(Kind.ASK, "{}"), timeout_s=LIMIT_S)
@@ -98,8 +93,6 @@ def test_questions_are_control_whatever_step_is_under_way() -> None:
     assert totals["control"] == totals["total"] == totals["to_servers"] + totals["from_servers"]
     assert totals["to_servers"] > 0 and totals["from_servers"] > 0
 
-
-def test_a_late_answer_of_a_lost_generation_is_no_retry() -> None:
     traffic, later = WorkerTraffic(), Later()
     future = MeteredTransport(later, LedgerMeter(traffic)).send(0, message(Kind.PULL, 3), timeout_s=LIMIT_S)
     after = LedgerMeter(traffic)

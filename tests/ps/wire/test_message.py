@@ -83,7 +83,7 @@ def test_ids_and_values_start_at_multiples_of_eight_bytes_have_no_gaps_and_are_v
     assert packed.size % 8 == 0
 
 
-def test_padding_is_zero_whatever_the_memory_held_before() -> None:
+def test_the_bytes_on_the_wire_are_these_and_padding_is_zero() -> None:
     odd = Section(0, 1, array(b"\xff" * 3), array(b"\xff" * 5))
     for _ in range(50):
         np.full(4096, 255, np.uint8)
@@ -92,8 +92,6 @@ def test_padding_is_zero_whatever_the_memory_held_before() -> None:
             "3c00010101000003 0500000000000000 ffffffffffff0000 ffffffffffffffff ffff000000000000"
         )
 
-
-def test_the_bytes_on_the_wire_are_these() -> None:
     first = Section(table=0, rows=1, ids=array(b"\x07" + bytes(7)), values=array(b"\x01\x02\x03"), value_format=1)
     packed = pack(Message(Kind.PUSH, generation=3, rank=5, step=9, sections=(first,), value=-1))
     assert bytes(packed).hex(" ", 8) == (
@@ -121,7 +119,7 @@ def test_columns_that_say_the_same_of_all_sections_come_back(rows: list[int], ta
         assert read(pack(message)).ids_at_S1[0] == (HEADER + directory + 7) // 8 * 8
 
 
-def test_a_directory_of_many_tables_is_small() -> None:
+def test_a_directory_of_many_tables_is_small_and_a_read_only_or_unaligned_buffer_is_read() -> None:
     rows = np.arange(100, 126)
     columns = {"tables_S": np.arange(26), "rows_S": rows, "value_bytes_S": rows * 10, "value_formats_S": 4}
     raw = allocate(Kind.PUSH, generation=0, rank=0, step=0, id_bytes_S=rows * 8, **columns)
@@ -131,8 +129,6 @@ def test_a_directory_of_many_tables_is_small() -> None:
     )
     assert coded.ids_at_S1[0] < HEADER + 90
 
-
-def test_a_read_only_or_unaligned_buffer_is_read_as_well() -> None:
     packed = pack(Message(Kind.PULL, 0, 0, 4, (Section(0, 1, array(bytes(8)), EMPTY),)))
     shifted = np.empty(packed.size + 1, np.uint8)[1:]
     shifted[:] = packed
@@ -145,8 +141,13 @@ def test_text_comes_back(text: str) -> None:
     assert text_of(unpack(text_message(Kind.ANSWER, text, generation=2, rank=1))) == text
 
 
-def test_text_that_is_no_utf8_is_still_a_line() -> None:
+def test_text_that_is_no_utf8_is_still_a_line_and_an_unknown_kind_is_named() -> None:
     assert text_of(Message(Kind.ERROR, 0, 0, 0, (Section(0, 0, EMPTY, array(b"bad \xff")),))) == "bad �"
+
+    buffer = push()
+    buffer[3] = 77
+    with pytest.raises(CorruptMessage, match="unknown kind of message 77"):
+        unpack(buffer)
 
 
 # ---- hostile bytes ----
@@ -158,13 +159,19 @@ def push() -> Bytes:
     return pack(Message(Kind.PUSH, 1, 2, 3, (first, Section(1, 1, array(bytes(8)), array(bytes(6))))))
 
 
-def test_every_truncation_is_corrupt() -> None:
+def test_every_truncation_and_more_sections_than_any_job_has_are_refused() -> None:
     for length in range(push().size):
         with pytest.raises(CorruptMessage):
             unpack(push()[:length].copy())
 
+    with pytest.raises(ProtocolError, match="a message of 65537 sections; allowed: 65536"):
+        allocate(Kind.PUSH, generation=0, rank=0, step=0, tables_S=np.arange(65537), rows_S=np.zeros(65537, np.int64))
+    with pytest.raises(CorruptMessage, match="with 65537 sections"):
+        unpack(claiming(65537, SHORT + bytes(65537 + 4)))
+    assert len(unpack(claiming(65536, SHORT + bytes(65536 + 4), 0)).sections) == 65536
 
-@pytest.mark.parametrize("extra", [1, 8, 4096])
+
+@every("extra", [1, 8, 4096])
 def test_bytes_too_many_are_corrupt(extra: int) -> None:
     with pytest.raises(CorruptMessage):
         unpack(np.concatenate([push(), np.zeros(extra, np.uint8)]))
@@ -282,15 +289,7 @@ def test_what_is_wrong_with_a_directory_is_said(count: int, directory: bytes, te
         unpack(claiming(count, directory, area))
 
 
-def test_more_sections_than_any_job_has_are_refused_at_both_ends() -> None:
-    with pytest.raises(ProtocolError, match="a message of 65537 sections; allowed: 65536"):
-        allocate(Kind.PUSH, generation=0, rank=0, step=0, tables_S=np.arange(65537), rows_S=np.zeros(65537, np.int64))
-    with pytest.raises(CorruptMessage, match="with 65537 sections"):
-        unpack(claiming(65537, SHORT + bytes(65537 + 4)))
-    assert len(unpack(claiming(65536, SHORT + bytes(65536 + 4), 0)).sections) == 65536
-
-
-@pytest.mark.parametrize("at", [HEADER + 6, HEADER + 8 + 33, -1], ids=["directory", "ids", "values"])
+@every("at", [HEADER + 6, HEADER + 8 + 33, -1], ids=["directory", "ids", "values"])
 def test_padding_that_is_not_zero_is_corrupt(at: int) -> None:
     odd = Section(0, 3, array(bytes(33)), array(bytes(36)))
     buffer = pack(Message(Kind.PUSH, 1, 2, 3, (odd,)))
@@ -330,11 +329,4 @@ def test_a_lie_about_size_allocates_nothing(field: str) -> None:
 )
 def test_what_is_no_message_is_named(buffer: Bytes, text: str) -> None:
     with pytest.raises(CorruptMessage, match=text):
-        unpack(buffer)
-
-
-def test_an_unknown_kind_is_named() -> None:
-    buffer = push()
-    buffer[3] = 77
-    with pytest.raises(CorruptMessage, match="unknown kind of message 77"):
         unpack(buffer)

@@ -17,6 +17,7 @@ from shardkeep.ps.server.journal.journal import Journal
 from shardkeep.ps.server.service import ShardService
 from shardkeep.ps.server.snapshot.files import load_snapshots
 from shardkeep.ps.wire.message import Kind
+from tests.support.cases import every
 from tests.support.messages import Message, pack, text_of
 from tests.support.one_table import exported
 from tests.support.services import IDS, answer, gradient, make_service, wanted
@@ -71,15 +72,14 @@ class Server:
         return dict(self.service.report()["digest"])
 
 
-@pytest.fixture(params=["sync", "bounded", "async"])
-def mode(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
+in_every_mode = every("mode", ["sync", "bounded", "async"])
 
 
 def undisturbed(tmp_path: Path, mode: str, steps: int) -> dict[str, str]:
     return Server(tmp_path / "undisturbed", mode).begin(0).train(0, steps - 1).digest
 
 
+@in_every_mode
 def test_a_replacement_has_all_that_was_acknowledged_and_goes_on_to_the_same_rows(tmp_path: Path, mode: str) -> None:
     other = Server(tmp_path / "killed", mode).begin(0).train(0, 4).replaced()
     assert other.service.life.resume_range[1] == 5
@@ -87,7 +87,8 @@ def test_a_replacement_has_all_that_was_acknowledged_and_goes_on_to_the_same_row
     assert other.digest == undisturbed(tmp_path, mode, 10)
 
 
-@pytest.mark.parametrize("segment_bytes", [1, 300, 700])
+@in_every_mode
+@every("segment_bytes", [1, 300, 700])
 def test_segments_that_roll_in_the_middle_of_a_step_change_nothing(
     tmp_path: Path, mode: str, segment_bytes: int
 ) -> None:
@@ -147,6 +148,7 @@ def test_a_journal_with_a_gap_is_refused(tmp_path: Path) -> None:
         other.service.life.replay(other.journal.replay())
 
 
+@in_every_mode
 def test_a_suspended_service_answers_nobody_until_the_next_generation(tmp_path: Path, mode: str) -> None:
     server = Server(tmp_path / "one", mode).begin(0).train(0, 1)
     waiting = server.pull(9, 0) if mode == "bounded" else None
@@ -161,6 +163,7 @@ def test_a_suspended_service_answers_nobody_until_the_next_generation(tmp_path: 
     assert server.train(2, 9).digest == undisturbed(tmp_path, mode, 10)
 
 
+@in_every_mode
 def test_a_push_that_the_journal_cannot_take_is_refused_and_may_come_again(
     tmp_path: Path, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -177,6 +180,7 @@ def test_a_push_that_the_journal_cannot_take_is_refused_and_may_come_again(
     assert server.train(2, 9).replaced().digest == undisturbed(tmp_path, mode, 10)
 
 
+@in_every_mode
 def test_what_a_checkpoint_holds_is_not_done_again(tmp_path: Path, mode: str) -> None:
     server = Server(tmp_path / "killed", mode).begin(0).train(0, 4)
     rows = [exported(table) for table in server.service.tables]
@@ -191,6 +195,7 @@ def test_what_a_checkpoint_holds_is_not_done_again(tmp_path: Path, mode: str) ->
     assert other.begin(7, generation=2).train(7, 9).digest == undisturbed(tmp_path, mode, 10)
 
 
+@in_every_mode
 def test_a_replacement_knows_what_changed_since_the_increment_that_it_began_with(tmp_path: Path, mode: str) -> None:
     checkpoints = Checkpoints(tmp_path / "checkpoints")
     server = Server(tmp_path / "killed", mode, checkpoints=checkpoints)

@@ -13,11 +13,13 @@ import pytest
 
 from shardkeep.base.errors import JournalError
 from shardkeep.ps.server.journal.journal import Journal, RecordKind
+from tests.support.cases import every
 from tests.support.journals import LIMIT_S, appending, body_of, ended, filled, replayed, seen, segments, steps
 
 
-@pytest.mark.parametrize("sync", [False, True], ids=["process", "machine"])
-def test_records_come_back_in_order_over_generations_and_rolls(folder: Path, sync: bool) -> None:
+@every("sync", [False, True], ids=["process", "machine"])
+def test_records_come_back_in_order_over_generations_and_rolls(tmp_path: Path, sync: bool) -> None:
+    folder = tmp_path / "journal"
     expected = []
     for generation in (2, 3, 10):
         journal = Journal(folder, sync=sync)
@@ -163,8 +165,9 @@ def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
         Journal(tmp_path / "file" / "journal", sync=False)
 
 
-@pytest.mark.parametrize("again", [False, True], ids=["written now", "of an earlier life"])
-def test_segments_of_steps_that_are_over_are_forgotten(folder: Path, again: bool) -> None:
+@every("again", [False, True], ids=["written now", "of an earlier life"])
+def test_segments_of_steps_that_are_over_are_forgotten(tmp_path: Path, again: bool) -> None:
+    folder = tmp_path / "journal"
     journal = Journal(folder, sync=False)
     journal.begin(1, step=0, facts={"seed": 1})
     for base in (0, 10, 5):  # the third segment's steps are lower than the second's
@@ -219,19 +222,6 @@ def test_the_newest_segment_is_never_forgotten(journal: Journal, folder: Path) -
     assert [path.name for path in segments(folder)] == ["g000001-000002.journal"]
 
 
-def test_a_cleared_journal_starts_anew(journal: Journal, folder: Path) -> None:
-    journal.begin(5, step=9, facts={})
-    journal.append(RecordKind.PUSH, rank=0, step=9)
-    journal.clear()
-    assert (segments(folder), journal.size_bytes, list(journal.replay())) == ([], 0, [])
-    with pytest.raises(JournalError, match="no segment is open"):
-        journal.append(RecordKind.PUSH, rank=0, step=0)
-    journal.begin(1, step=0, facts={})
-    journal.append(RecordKind.PUSH, rank=0, step=0)
-    journal.close()
-    assert steps(folder) == [0]
-
-
 def test_a_damaged_journal_takes_nothing_until_it_is_cleared(folder: Path) -> None:
     filled(folder).write_bytes(os.urandom(1000))
     journal = Journal(folder, sync=False)
@@ -242,8 +232,19 @@ def test_a_damaged_journal_takes_nothing_until_it_is_cleared(folder: Path) -> No
     journal.close()
 
 
-def test_a_lower_generation_cannot_follow(journal: Journal) -> None:
+def test_a_lower_generation_cannot_follow_until_the_journal_is_cleared(journal: Journal, folder: Path) -> None:
     journal.begin(3, step=0, facts={})
     with pytest.raises(JournalError, match="holds generation 3; 2 cannot follow it"):
         journal.begin(2, step=0, facts={})
     journal.append(RecordKind.PUSH, rank=0, step=0)
+
+    journal.begin(5, step=9, facts={})
+    journal.append(RecordKind.PUSH, rank=0, step=9)
+    journal.clear()
+    assert (segments(folder), journal.size_bytes, list(journal.replay())) == ([], 0, [])
+    with pytest.raises(JournalError, match="no segment is open"):
+        journal.append(RecordKind.PUSH, rank=0, step=0)
+    journal.begin(1, step=0, facts={})
+    journal.append(RecordKind.PUSH, rank=0, step=0)
+    journal.close()
+    assert steps(folder) == [0]

@@ -22,6 +22,10 @@ def record_at(folder: Path, path: Path, number: int) -> int:
     return path.stat().st_size - (4 - number) * (32 + 104)
 
 
+def flipped(content: bytes, place: int) -> bytes:
+    return content[:place] + bytes([content[place] ^ 0x10]) + content[place + 1 :]
+
+
 def test_a_last_record_cut_anywhere_leaves_the_others_and_a_usable_journal(folder: Path) -> None:
     path = filled(folder)
     whole, last = path.read_bytes(), record_at(folder, path, 3)
@@ -48,20 +52,16 @@ def test_a_segment_cut_before_its_first_record_is_whole_counts_as_never_begun(fo
         assert segments(folder) == [first]
 
 
-@pytest.mark.parametrize("zeros", [1, 31, 32, 4096, 100_001])
-def test_zeros_at_the_end_are_torn(folder: Path, zeros: int) -> None:
-    path = filled(folder)
+@every("zeros", [1, 31, 32, 4096, 100_001])
+def test_zeros_at_the_end_and_a_last_segment_of_zeros_only_are_torn(tmp_path: Path, zeros: int) -> None:
+    path = filled(tmp_path)
     whole = path.read_bytes()
     path.write_bytes(whole + bytes(zeros))
-    assert steps(folder) == [0, 1, 2, 3]
+    assert steps(tmp_path) == [0, 1, 2, 3]
     assert path.read_bytes() == whole
-
-
-def test_a_last_segment_of_zeros_only_is_torn(folder: Path) -> None:
-    first = filled(folder)
-    filled(folder, generation=2).write_bytes(bytes(10_000))
-    assert steps(folder) == [0, 1, 2, 3]
-    assert segments(folder) == [first]
+    filled(tmp_path, generation=2).write_bytes(bytes(zeros))
+    assert steps(tmp_path) == [0, 1, 2, 3]
+    assert segments(tmp_path) == [path]
 
 
 def test_what_an_earlier_life_left_torn_is_cut_even_if_nobody_replays(folder: Path) -> None:
@@ -77,8 +77,7 @@ def test_a_flipped_byte_is_cut_in_the_last_record_and_refused_in_an_earlier_one(
     path = filled(folder := tmp_path / "journal")
     whole = path.read_bytes()
     for number in (3, 1):
-        damaged = bytearray(whole)
-        damaged[record_at(folder, path, number) + place] ^= 0x10
+        damaged = flipped(whole, record_at(folder, path, number) + place)
         path.write_bytes(damaged)
         if number == 3:
             assert steps(folder) == [0, 1, 2]
@@ -94,9 +93,7 @@ def test_a_flipped_byte_is_cut_in_the_last_record_and_refused_in_an_earlier_one(
 def test_a_damaged_record_before_the_last_of_many_is_refused(folder: Path) -> None:
     path = filled(folder, num_steps=20)
     offset = record_at(folder, path, 2)  # of the last four
-    damaged = bytearray(path.read_bytes())
-    damaged[offset + 50] ^= 0x10
-    path.write_bytes(damaged)
+    path.write_bytes(flipped(path.read_bytes(), offset + 50))
     with pytest.raises(JournalError, match=rf"{path.name}: damaged at byte {offset};"):
         replayed(folder)
 
@@ -113,38 +110,31 @@ def test_a_torn_tail_of_an_earlier_segment_is_refused(folder: Path) -> None:
     assert steps(folder) == [0, 1, 2, 3]
 
 
-@pytest.mark.parametrize(
-    ("damage", "text"),
+def other_format(path: Path) -> bytes:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("shardkeep.ps.server.journal.segments.FORMAT", 7)
+        return filled(path.with_name("other")).read_bytes()
+
+
+@every(
+    ("damaged", "text"),
     [
-        (lambda whole: os.urandom(5000), "damaged at byte 0"),
-        (lambda whole: b"#" + whole[1:], "damaged at byte 0"),
-        (lambda whole: bytes(40) + whole[40:], "damaged at byte 0"),
-        (lambda whole: whole[:33] + bytes([whole[33] ^ 1]) + whole[34:], "damaged at byte 0"),
+        (lambda _: os.urandom(5000), "damaged at byte 0"),
+        (lambda path: b"#" + path.read_bytes()[1:], "damaged at byte 0"),
+        (lambda path: bytes(40) + path.read_bytes()[40:], "damaged at byte 0"),
+        (lambda path: flipped(path.read_bytes(), 33), "damaged at byte 0"),
+        (lambda path: filled(path.with_name("other"), generation=2).read_bytes(), "damaged at byte 0"),
+        (other_format, "format 7; this version reads 1; resume the job"),
     ],
-    ids=["garbage", "magic", "zeros for a header", "checksum"],
+    ids=["garbage", "magic", "zeros for a header", "checksum", "the name of another segment", "another format"],
 )
-def test_a_file_that_is_no_segment_is_refused(folder: Path, damage: Callable[[bytes], bytes], text: str) -> None:
-    path = filled(folder)
-    damaged = damage(path.read_bytes())
-    path.write_bytes(damaged)
+def test_a_file_that_is_no_segment_is_refused(tmp_path: Path, damaged: Callable[[Path], bytes], text: str) -> None:
+    path = filled(tmp_path)
+    content = damaged(path)
+    path.write_bytes(content)
     with pytest.raises(JournalError, match=rf"{path.name}: {text}"):
-        replayed(folder)
-    assert path.read_bytes() == damaged
-
-
-def test_a_segment_of_another_format_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shardkeep.ps.server.journal.segments.FORMAT", 7)
-    path = filled(folder)
-    monkeypatch.undo()
-    with pytest.raises(JournalError, match=rf"{path.name}: format 7; this version reads 1; resume the job"):
-        replayed(folder)
-
-
-def test_a_segment_under_the_name_of_another_is_refused(folder: Path) -> None:
-    path = filled(folder)
-    path.rename(path.with_name("g000002-000001.journal"))
-    with pytest.raises(JournalError, match=r"g000002-000001.journal: damaged at byte 0"):
-        replayed(folder)
+        replayed(tmp_path)
+    assert path.read_bytes() == content
 
 
 def test_other_files_are_left_alone(folder: Path) -> None:

@@ -1,32 +1,42 @@
-"""Limits of a journal: full disks, quotas, broken files, and its own size."""
+"""Limits of a journal: full disks, quotas, broken files, its own size, and how much of its files stays in memory."""
 
 from __future__ import annotations
 
+import ctypes
 import errno
+import mmap
 import os
 import resource
+import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from shardkeep.ps.server.journal import segments as segment_files
 from shardkeep.ps.server.journal.journal import GIVEN_UP, Journal, RecordKind
+from shardkeep.ps.server.journal.segments import WriteBehind
+from tests.support.cases import every
 from tests.support.journals import body_of, replayed, segments, steps
+
+WRITEV = os.writev
 
 
 class Quota:
     """A disk on which `left` more bytes fit; takes at most `most` of a write, as the system may."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, left: int, most: int = 1 << 30) -> None:
-        self.left, self.most, self._writev = left, most, os.writev
+        self.left, self.most = left, most
         monkeypatch.setattr(os, "writev", self)
 
     def __call__(self, descriptor: int, parts: list[memoryview]) -> int:
         data = b"".join(parts)[: min(self.left, self.most)]
         if not data:
             raise OSError(errno.ENOSPC, "No space left on device")
-        written = self._writev(descriptor, [data])
+        written = WRITEV(descriptor, [data])
         self.left -= written
         return written
 
@@ -38,11 +48,12 @@ WRITES: dict[str, Callable[[Journal], None]] = {
 }
 
 
-@pytest.mark.parametrize("left", [0, 5, 32, 33, 79])
-@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
+@every("left", [0, 5, 32, 33, 79])
+@every("write", WRITES.values(), ids=WRITES)
 def test_a_full_disk_gives_the_journal_up_once_until_a_roll_finds_room(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, left: int, write: Callable[[Journal], None]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left: int, write: Callable[[Journal], None]
 ) -> None:
+    folder = tmp_path / "journal"
     told: list[str] = []
     journal = Journal(folder, sync=False, on_given_up=told.append)
     journal.begin(1, step=0, facts={})
@@ -67,10 +78,11 @@ def test_a_full_disk_gives_the_journal_up_once_until_a_roll_finds_room(
 REFUSED = {"full": errno.ENOSPC, "quota": errno.EDQUOT, "broken": errno.EIO, "read-only": errno.EROFS}
 
 
-@pytest.mark.parametrize("number", REFUSED.values(), ids=REFUSED)
+@every("number", REFUSED.values(), ids=REFUSED)
 def test_a_journal_that_no_file_can_be_made_for_is_given_up(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, number: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
+    folder = tmp_path / "journal"
     told: list[str] = []
     journal = Journal(folder, sync=True, on_given_up=told.append)
     journal.begin(1, step=0, facts={})
@@ -141,3 +153,147 @@ def test_a_journal_above_its_limit_is_given_up_and_takes_no_more(tmp_path: Path)
     journal.append(RecordKind.PUSH, rank=0, step=0, body=body_of(1000))
     journal.close()
     assert steps(tmp_path) == [0] and len(told) == 1
+
+
+# ---- write-behind: which parts of a growing file stay in memory ----
+
+
+KIB, MIB = 1 << 10, 1 << 20
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux drops pages on request")
+
+
+def resident(path: Path) -> list[bool]:
+    """Whether each page of the file is in memory."""
+    size = path.stat().st_size
+    with path.open("rb") as file, mmap.mmap(file.fileno(), size, access=mmap.ACCESS_COPY) as mapping:
+        pages = (ctypes.c_ubyte * -(-size // mmap.PAGESIZE))()
+        start = ctypes.c_char.from_buffer(mapping)
+        failed = ctypes.CDLL(None).mincore(ctypes.c_void_p(ctypes.addressof(start)), ctypes.c_size_t(size), pages)
+        del start
+    if failed:
+        pytest.skip("mincore does not tell")
+    return [bool(page & 1) for page in pages]
+
+
+def append(path: Path, size: int) -> tuple[int, int]:
+    """The file's size before and after; what is appended is on disk, so that it may go."""
+    with path.open("ab") as file:
+        before = file.tell()
+        file.write(os.urandom(size))
+        file.flush()
+        os.fsync(file.fileno())
+    return before, before + size
+
+
+@linux
+def test_the_last_bytes_stay_in_memory_and_those_before_go(tmp_path: Path) -> None:
+    path, behind = tmp_path / "log", WriteBehind(chunk_bytes=256 * KIB, kept_bytes=MIB)
+    append(path, 64)
+    if not all(resident(path)):
+        pytest.skip("this file system has no page cache")
+    for _ in range(40):  # 4 MiB and 64 bytes, in pieces that end anywhere
+        behind.grew(path, *append(path, 4 * MIB // 40))
+    behind.close(None)
+    pages = resident(path)
+    kept = sum(pages) * mmap.PAGESIZE
+    if kept == len(pages) * mmap.PAGESIZE:
+        pytest.skip("this file system drops nothing")
+    assert not any(pages[: 2 * MIB // mmap.PAGESIZE])
+    assert 0 < kept <= 2 * MIB and pages[-1]
+
+
+@linux
+def test_the_end_of_a_file_that_grows_no_more_goes_too(tmp_path: Path) -> None:
+    behind, paths = WriteBehind(chunk_bytes=256 * KIB, kept_bytes=256 * KIB), [tmp_path / f"{n}" for n in range(3)]
+    for path in paths:
+        behind.grew(path, *append(path, 300 * KIB))
+        behind.ended(path, 300 * KIB)
+    behind.close(None)
+    first = resident(paths[0])
+    if all(first):
+        pytest.skip("this file system drops nothing")
+    assert not any(first)
+
+
+def test_a_chunk_is_told_when_it_is_there_and_again_when_enough_has_come_after_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[tuple[str, int, int]] = []
+    monkeypatch.setattr(segment_files, "let_go", lambda path, start, size: told.append((path.name, start, size)))
+    behind = WriteBehind(chunk_bytes=100, kept_bytes=250)
+    for before, size in ((0, 90), (90, 210), (210, 299), (299, 310)):
+        behind.grew(tmp_path / "a", before, size)
+    behind.ended(tmp_path / "a", 330)
+    behind.grew(tmp_path / "b", 0, 700)  # more at once than is kept
+    behind.grew(tmp_path / "b", 700, 800)
+    behind.ended(tmp_path / "c", 99)  # too little to be worth a word
+    behind.close(None)
+    assert told == [
+        ("a", 0, 200), ("a", 200, 100), ("a", 0, 200), ("a", 300, 30), ("b", 0, 700), ("a", 200, 100), ("a", 300, 30),
+        ("b", 700, 100), ("b", 0, 700),
+    ]  # fmt: skip
+
+
+def test_without_another_thread_pages_stay_and_the_journal_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    journal = Journal(tmp_path, sync=False, segment_bytes=12 * MIB)
+    journal.begin(1, step=0, facts={})
+    monkeypatch.setattr(threading.Thread, "start", start)
+    for step in range(30):
+        journal.append(RecordKind.PUSH, rank=0, step=step, body=np.full(MIB, step, np.uint8))
+    journal.close()
+    monkeypatch.undo()
+    again = Journal(tmp_path, sync=False)
+    assert [record.step for record in again.replay() if record.entry is RecordKind.PUSH] == list(range(30))
+    again.close()
+
+
+def test_a_file_that_was_deleted_or_never_was_fails_nobody(tmp_path: Path) -> None:
+    behind = WriteBehind(chunk_bytes=64 * KIB, kept_bytes=0)
+    path = tmp_path / "log"
+    behind.grew(path, *append(path, 100 * KIB))
+    path.unlink()
+    behind.grew(path, 100 * KIB, 200 * KIB)
+    behind.grew(tmp_path / "none" / "log", 0, MIB)
+    behind.grew(path, *append(path, 100 * KIB))
+    behind.close(None)
+    assert path.stat().st_size == 100 * KIB
+
+
+def test_a_system_without_such_hints_is_told_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "posix_fadvise", raising=False)
+    behind = WriteBehind(chunk_bytes=64 * KIB, kept_bytes=0)
+    behind.grew(tmp_path / "log", *append(tmp_path / "log", MIB))
+    behind.close(None)
+    assert (tmp_path / "log").stat().st_size == MIB
+
+
+@linux
+@pytest.mark.parametrize("sync", [False, True])
+def test_a_journal_out_of_memory_is_read_again_as_it_was_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sync: bool
+) -> None:
+    told: list[int] = []
+    real = os.posix_fadvise
+
+    def advise(descriptor: int, at: int, size: int, how: int) -> None:
+        told.append(size)
+        real(descriptor, at, size, how)
+
+    monkeypatch.setattr(os, "posix_fadvise", advise)
+    bodies = [np.frombuffer(os.urandom(MIB), np.uint8) for _ in range(60)]
+    journal = Journal(tmp_path, sync=sync, segment_bytes=24 * MIB)
+    journal.begin(1, step=0, facts={})
+    for step, body in enumerate(bodies):
+        journal.append(RecordKind.PUSH, rank=0, step=step, body=body)
+    journal.close()
+    again = Journal(tmp_path, sync=sync)
+    found = [record.body for record in again.replay() if record.entry is RecordKind.PUSH]
+    again.close()
+    assert len(found) == len(bodies) and all(map(np.array_equal, found, bodies))
+    assert sum(told) > 85 * MIB  # each part is advised once when it is written, those before the last 32 MiB again

@@ -23,6 +23,7 @@ from shardkeep.ps.server.snapshot.walk import Spill, bucket_order
 from shardkeep.ps.server.table.records import Records
 from shardkeep.ps.server.table.row_kernels import write_words
 from shardkeep.ps.server.tables import Tables
+from tests.support.cases import every
 from tests.support.marked_tables import EMPTY, ONE_ROW, SPECS, Between, filled, random_push, same, state
 from tests.support.one_table import applied
 from tests.support.tables import gradients, sections
@@ -37,8 +38,11 @@ def read_back(tables: Tables, mark: Snapshot, folder: Path) -> Tables:
     return read
 
 
-@pytest.mark.parametrize("kept_bytes", [24 << 20, 10_000], ids=["in memory", "spilled"])
-@pytest.mark.parametrize("found", [False, True], ids=["ids looked up", "slots of the pull"])
+@every(
+    ("kept_bytes", "found"),
+    [(24 << 20, True), (10_000, False)],
+    ids=["in memory, slots of the pull", "spilled, ids looked up"],
+)
 def test_a_snapshot_is_the_state_at_the_mark_whatever_is_pushed_between_any_two_batches(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept_bytes: int, found: bool
 ) -> None:
@@ -76,12 +80,16 @@ def test_a_snapshot_is_the_state_at_the_mark_while_threads_push(
     monkeypatch.setattr(walk, "LIMIT_BYTES", 50_000)
     monkeypatch.setattr(walk, "ROWS_AT_ONCE", 64)
     mark, over, counts = tables.snapshot(), threading.Event(), [0, 0, 0]
+    all_push = threading.Event()
+    monkeypatch.setattr(walk, "time", Between(lambda: all_push.wait(90)))
 
     def push(i: int) -> None:
         rng = np.random.default_rng(i)
         while not over.is_set():
             tables.apply([gradients(random_push(rng, most=100))], step=1)
             counts[i] += 1
+            if min(counts) > 1:
+                all_push.set()
 
     threads = [threading.Thread(target=push, args=(i,)) for i in range(3)]
     for thread in threads:
@@ -108,15 +116,13 @@ def test_a_row_is_kept_though_the_pull_of_its_push_did_not_find_it(tmp_path: Pat
     assert same(state(read_back(tables, mark, tmp_path)), before)
 
 
-def test_each_of_two_marks_in_a_row_has_its_own_instant(tmp_path: Path) -> None:
+def test_each_mark_has_its_own_instant_and_drops_the_one_before_it(tmp_path: Path) -> None:
     tables, rng = filled(), np.random.default_rng(2)
     for number in range(2):
         before, mark = state(tables), tables.snapshot()
         tables.apply([gradients(random_push(rng))], step=1)
         assert same(state(read_back(tables, mark, tmp_path / str(number))), before)
 
-
-def test_a_mark_drops_the_one_before_it(tmp_path: Path) -> None:
     tables, rng = filled(), np.random.default_rng(3)
     first = tables.snapshot()
     tables.apply([gradients(random_push(rng))], step=1)
@@ -127,7 +133,7 @@ def test_a_mark_drops_the_one_before_it(tmp_path: Path) -> None:
     assert same(state(read_back(tables, second, tmp_path / "second")), before)
 
 
-@pytest.mark.parametrize("at", [0, 3], ids=["first part", "later part"])
+@every("at", [0, 3], ids=["first part", "later part"])
 def test_a_snapshot_that_fails_gives_its_memory_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int) -> None:
     tables, rng = filled(), np.random.default_rng(4)
     add, calls = ArrayFile.add, [0]

@@ -1,22 +1,30 @@
-"""Snapshots: what one number of servers wrote, any other number reads back, bit for bit."""
+"""Snapshots: what one number of servers wrote, any other number reads back, bit for bit; rows from outside; formats."""
 
 from __future__ import annotations
 
+import json
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from shardkeep.base.errors import CheckpointError
+from shardkeep.base.errors import CheckpointError, DataError
 from shardkeep.ps.checkpoints import row_stream
-from shardkeep.ps.checkpoints.folder import Checkpoint, Checkpoints
+from shardkeep.ps.checkpoints.folder import Checkpoint, Checkpoints, FileRecord
+from shardkeep.ps.checkpoints.index import indexes
+from shardkeep.ps.checkpoints.row_stream import count_rows, stream_rows
 from shardkeep.ps.config import TableSpec
-from shardkeep.ps.placement import buckets_of, server_of
-from shardkeep.ps.server.snapshot import files as snapshot
-from shardkeep.ps.server.snapshot.files import load_snapshots, write_snapshot
+from shardkeep.ps.placement import bucket_of, buckets_of, server_of
+from shardkeep.ps.server.snapshot import files as snapshot, start_rows
+from shardkeep.ps.server.snapshot.files import load_snapshots
+from shardkeep.ps.server.snapshot.start_rows import StartRows, write_start_rows
 from shardkeep.ps.server.table.optimizers.registry import OPTIMIZERS
 from shardkeep.ps.server.tables import Tables
-from tests.support.one_table import OneTable, applied, ids_in, pulled
+from tests.support.cases import every
+from tests.support.marked_tables import checkpointed, loaded
+from tests.support.one_table import OneTable, applied, exported, ids_in, pulled
 
 SPECS = [
     TableSpec(name="user", dim=4, optimizer={"name": "adam"}),  # type: ignore[arg-type]
@@ -43,19 +51,18 @@ def tables_of(shard: int, num_shards: int, *, rows: int = 0) -> Tables:
 
 
 def saved(folder: Path, num_shards: int, *, rows: int) -> Checkpoint:
-    checkpoints = Checkpoints(folder)
-    partial = checkpoints.begin(2)
     shards = [tables_of(shard, num_shards, rows=rows) for shard in range(num_shards)]
-    files = [file for s, tables in enumerate(shards) for file in write_snapshot(tables.snapshot(), partial, shard=s)]
-    return checkpoints.commit(2, files, {})
+    return checkpointed(shards, Checkpoints(folder), 2)
 
 
 def digests(shards: list[Tables]) -> list[int]:
     return [sum(tables[t].digest() for tables in shards) % (1 << 128) for t in range(len(SPECS))]
 
 
-@pytest.mark.parametrize("file_bytes", [1 << 10, 64 << 20], ids=["many files", "one file"])
-@pytest.mark.parametrize(("then", "now"), [(1, 1), (2, 2), (3, 1), (1, 3), (2, 5), (5, 2)])
+@every(
+    ("then", "now", "file_bytes"),
+    [(1, 1, 64 << 20), (2, 2, 1 << 10), (3, 1, 1 << 10), (1, 3, 1 << 10), (2, 5, 64 << 20), (5, 2, 64 << 20)],
+)
 def test_any_number_of_servers_goes_on_with_the_same_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, then: int, now: int, file_bytes: int
 ) -> None:
@@ -76,17 +83,14 @@ def test_any_number_of_servers_goes_on_with_the_same_rows(
         assert len(checkpoint.files) > 6 * then
 
 
-@pytest.mark.parametrize("optimizer", sorted(OPTIMIZERS))
+@every("optimizer", sorted(OPTIMIZERS))
 def test_every_optimizer_goes_on_with_its_slots(tmp_path: Path, optimizer: str) -> None:
     spec, ids = TableSpec(name="t", dim=5, optimizer={"name": optimizer}), np.arange(-40, 40)  # type: ignore[arg-type]
     grads = np.random.default_rng(3).normal(size=(4, ids.size, 5)).astype(np.float32)
     trained, read, fresh = (Tables([spec], seed=7) for _ in range(3))
     for step in range(3):
         applied(trained[0], ids, grads[step], step=step)
-    checkpoints = Checkpoints(tmp_path)
-    partial = checkpoints.begin(3)
-    checkpoint = checkpoints.commit(3, write_snapshot(trained.snapshot(), partial, shard=0), {})
-    load_snapshots(read, checkpoint, shard=0, num_shards=1)
+    load_snapshots(read, checkpointed([trained], Checkpoints(tmp_path), 3), shard=0, num_shards=1)
     fresh[0].load(ids, pulled(trained[0], ids), np.zeros((ids.size, fresh[0].layout.num_slots), np.float32))
     assert read.digests() == trained.digests()
     for tables in (trained, read, fresh):
@@ -96,8 +100,7 @@ def test_every_optimizer_goes_on_with_its_slots(tmp_path: Path, optimizer: str) 
 
 
 def test_tables_without_a_row_are_fine(tmp_path: Path) -> None:
-    checkpoint = saved(tmp_path, 2, rows=0)
-    tables = tables_of(0, 1)
+    checkpoint, tables = saved(tmp_path, 2, rows=0), tables_of(0, 1)
     load_snapshots(tables, checkpoint, shard=0, num_shards=1)
     assert [table.num_rows for table in tables] == [0] * 4
 
@@ -114,7 +117,7 @@ def test_another_number_of_servers_reads_only_what_holds_its_rows(
     assert 0 < len(opened) < 0.4 * len(checkpoint.files)
 
 
-@pytest.mark.parametrize(
+@every(
     ("spec", "text"),
     [
         (TableSpec(name="user", dim=8, optimizer={"name": "adam"}), "table user has dim 4, optimizer adam"),  # type: ignore[arg-type]
@@ -130,19 +133,7 @@ def test_tables_that_are_not_the_same_are_refused(tmp_path: Path, spec: TableSpe
         load_snapshots(tables, checkpoint, shard=0, num_shards=1)
 
 
-def test_a_flipped_bit_is_found_before_a_row_is_used(tmp_path: Path) -> None:
-    checkpoint = saved(tmp_path, 1, rows=100)
-    path = next(checkpoint.folder.glob("server-0/rows-*"))
-    content = bytearray(path.read_bytes())
-    content[-5] ^= 16
-    path.write_bytes(bytes(content))
-    tables = tables_of(0, 1)
-    with pytest.raises(CheckpointError, match=f"{path}: damaged: its checksum is wrong"):
-        load_snapshots(tables, checkpoint, shard=0, num_shards=1)
-    assert [table.num_rows for table in tables] == [0] * 4
-
-
-@pytest.mark.parametrize("now", [3, 2])
+@every("now", [3, 2])
 def test_a_server_that_loads_alone_has_its_own_counts(tmp_path: Path, now: int) -> None:
     """The others keep theirs. Of another number of servers all load, and the first has the counts of all."""
     checkpoint = saved(tmp_path, 3, rows=100)
@@ -152,3 +143,134 @@ def test_a_server_that_loads_alone_has_its_own_counts(tmp_path: Path, now: int) 
         load_snapshots(tables, checkpoint, shard=shard, num_shards=now)
         found.append([table.skipped_rows for table in tables])
     assert found == ([[0, 0, 2, 3], [10, 0, 12, 13], [20, 0, 22, 23]] if now == 3 else [[30, 0, 36, 39], [0] * 4])
+
+
+# ---- rows from outside: sorted through temporary files ----
+
+
+def given(ids: np.ndarray, rows: np.ndarray, chunk: int = 97, optimizer: str = "adam") -> StartRows:
+    spec = TableSpec(name="t", dim=rows.shape[1], optimizer={"name": optimizer})  # type: ignore[arg-type]
+    chunks = [(ids[at : at + chunk], rows[at : at + chunk]) for at in range(0, ids.size, chunk)]
+    return StartRows(spec, ids.size, lambda: iter(chunks), "the test")
+
+
+@every("range_bytes", [500, 32 << 20], ids=["many ranges", "one range"])
+@every("servers", [1, 3])
+def test_given_rows_are_loaded_by_any_number_of_servers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, servers: int, range_bytes: int
+) -> None:
+    monkeypatch.setattr(start_rows, "RANGE_BYTES", range_bytes)
+    monkeypatch.setattr(start_rows, "PART_BYTES", 2000)
+    monkeypatch.setattr(start_rows, "FILE_BYTES", 20_000)
+    rng = np.random.default_rng(0)
+    ids = np.unique(np.concatenate([rng.integers(-(2**63), 2**63 - 1, 3000), [-1, 0, 2**63 - 1]]))
+    rows = rng.normal(size=(ids.size, 3)).astype(np.float32)
+    order = rng.permutation(ids.size)
+    checkpoints = Checkpoints(tmp_path)
+    partial = checkpoints.begin(0)
+    one = given(ids[order], rows[order])
+    start = checkpoints.commit(0, write_start_rows([one], partial, shard=0), {})
+    assert sorted(path.suffix for path in start.folder.glob("server-0/*")) == [
+        ".json",
+        *[".safetensors"] * (len(start.files) - 1),
+    ]
+    ((_, index),) = indexes(start)
+    bounds = [(first, end) for _, _, first, end, _ in index["parts"]]
+    assert all(first < end <= later for (first, end), (later, _) in pairwise(bounds)), "a server reads its parts alone"
+    found = []
+    for shard in range(servers):
+        tables = Tables([one.spec], seed=0)
+        load_snapshots(tables, start, shard=shard, num_shards=servers)
+        found.append(exported(tables[0]))
+    together = np.concatenate([ids_N for ids_N, _, _ in found])
+    order = np.argsort(together)
+    assert np.array_equal(together[order], ids)
+    assert np.array_equal(np.concatenate([rows_ND for _, rows_ND, _ in found])[order], rows)
+    assert not np.concatenate([slots for _, _, slots in found]).any()
+
+
+def test_an_id_that_comes_twice_in_different_chunks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(start_rows, "RANGE_BYTES", 500)
+    ids = np.append(np.arange(1000), 7)
+    with pytest.raises(DataError, match=r"the test, rows 8 and 1001: both have id 7; allowed: one row an id"):
+        write_start_rows([given(ids, np.ones((1001, 2), np.float32))], Checkpoints(tmp_path).begin(0), shard=0)
+
+
+def test_all_rows_in_one_bucket_are_one_part(tmp_path: Path) -> None:
+    many = np.arange(400_000)
+    ids = many[bucket_of(many) == 1234]
+    checkpoints = Checkpoints(tmp_path)
+    files = write_start_rows([given(ids, np.ones((ids.size, 2), np.float32))], checkpoints.begin(0), shard=0)
+    start = checkpoints.commit(0, files, {})
+    (block,) = stream_rows(start, "t", [(0, 4096)])
+    assert ids.size > 50 and np.array_equal(np.sort(block.ids_N), ids)
+
+
+# ---- format numbers ----
+
+
+PLAIN = TableSpec(name="t", dim=2)
+KINDS: dict[str, tuple[dict[str, Any], int | None]] = {
+    "no policy": ({}, None),
+    "evict": ({"evict": {"ttl_steps": 9}}, 2),
+    "min_count": ({"admit": {"min_count": 2}}, 2),
+    "probability": ({"admit": {"probability": 0.9}}, 2),
+}
+FIFTY = np.arange(50, dtype=np.int64)
+
+
+def saved_alone(spec: TableSpec, folder: Path) -> tuple[Checkpoint, list[int]]:
+    """A checkpoint of one server, and the digests of its tables."""
+    tables, checkpoints = Tables([spec], seed=1), Checkpoints(folder)
+    for step in range(2):
+        applied(tables[0], FIFTY, np.ones((FIFTY.size, 2), np.float32), step=step)
+    return checkpointed([tables], checkpoints, 2), [table.digest() for table in tables]
+
+
+def changed(checkpoint: Checkpoint, **fields: Any) -> Checkpoint:
+    """The checkpoint with other fields in its index; None = without the field."""
+    path = checkpoint.folder / "server-0" / "snapshot.json"
+    index = {**json.loads(path.read_text()), **fields}
+    path.write_text(json.dumps({key: value for key, value in index.items() if value is not None}))
+    files = [FileRecord.of(checkpoint.folder, checkpoint.folder / file.path) for file in checkpoint.files]
+    return Checkpoint(checkpoint.folder, checkpoint.step, tuple(files), {}, checkpoint.id)
+
+
+def loaded_digests(spec: TableSpec, checkpoint: Checkpoint) -> list[int]:
+    (tables,) = loaded([spec], checkpoint, seed=1)
+    return [table.digest() for table in tables]
+
+
+@every("name", KINDS)
+def test_only_tables_with_policies_have_the_new_format_and_an_index_without_a_number_is_of_the_old(
+    tmp_path: Path, name: str
+) -> None:
+    more, number = KINDS[name]
+    spec = TableSpec(name="t", dim=2, **more)
+    removes = name in ("evict", "min_count")  # counts that are forgotten are rows, too
+    assert Tables([spec], seed=1).snapshot().removes == removes
+    checkpoint, digests = saved_alone(spec, tmp_path)
+    assert json.loads((checkpoint.folder / "server-0" / "snapshot.json").read_text()).get("format") == number
+    assert loaded_digests(spec, changed(checkpoint, format=None)) == digests
+
+
+def test_an_index_that_an_old_version_wrote_is_read(tmp_path: Path) -> None:
+    """Its tables have no key of policies and of precision."""
+    checkpoint, digests = saved_alone(PLAIN, tmp_path)
+    index = json.loads((checkpoint.folder / "server-0" / "snapshot.json").read_text())
+    spec = {key: index["tables"][0]["spec"][key] for key in ("name", "dim", "optimizer", "init")}
+    old = changed(checkpoint, tables=[{"spec": spec, "skipped_rows": 0}])
+    assert loaded_digests(PLAIN, old) == digests and count_rows(old, "t") == FIFTY.size
+
+
+@every("number", [3, "2", 0])
+def test_an_unknown_format_is_refused_in_one_line_that_says_what_to_do(tmp_path: Path, number: object) -> None:
+    checkpoint = changed(saved_alone(PLAIN, tmp_path)[0], format=number)
+    text = rf"snapshot\.json: format {number!r}; this version reads 1 to 2; use the version of shardkeep that wrote it"
+    with pytest.raises(CheckpointError, match=text) as refused:
+        loaded_digests(PLAIN, checkpoint)
+    assert "\n" not in str(refused.value)
+    with pytest.raises(CheckpointError, match=text):
+        list(stream_rows(checkpoint, "t"))
+    with pytest.raises(CheckpointError, match=text):
+        count_rows(checkpoint, "t")

@@ -18,6 +18,7 @@ from shardkeep.ps.server.snapshot import walk
 from shardkeep.ps.server.snapshot.files import load_snapshots
 from shardkeep.ps.server.tables import Tables
 from shardkeep.ps.wire.message import Kind
+from tests.support.cases import every
 from tests.support.services import IDS, LIMIT_S, TABLES, answer, gradient, make_service, pull, push, wanted
 from tests.support.snapshots import ask, loaded, saved, told
 
@@ -27,13 +28,17 @@ def checkpoints(tmp_path: Path) -> Checkpoints:
     return Checkpoints(tmp_path)
 
 
-@pytest.fixture
-def service(checkpoints: Checkpoints) -> ShardService:
-    """At step 1, with rows in the first table."""
+def at_step_1(checkpoints: Checkpoints) -> ShardService:
+    """A server with rows in the first table."""
     service = make_service(checkpoints=checkpoints)
     push(service, 0, gradient(0))
     checkpoints.begin(1)
     return service
+
+
+@pytest.fixture
+def service(checkpoints: Checkpoints) -> ShardService:
+    return at_step_1(checkpoints)
 
 
 class Held:
@@ -76,8 +81,9 @@ def test_training_goes_on_between_mark_and_answer(service: ShardService, checkpo
     assert read.digests() == before != service.tables.digests()
 
 
-@pytest.mark.parametrize("mode", ["sync", "bounded"])
-def test_a_mark_needs_its_step_boundary(checkpoints: Checkpoints, mode: str) -> None:
+@every("mode", ["sync", "bounded"])
+def test_a_mark_needs_its_step_boundary(tmp_path: Path, mode: str) -> None:
+    checkpoints = Checkpoints(tmp_path)
     service = make_service(mode, checkpoints=checkpoints)
     push(service, 0, gradient(0))
     wrong = 1 if mode == "sync" else 0  # staged, or applied
@@ -88,12 +94,15 @@ def test_a_mark_needs_its_step_boundary(checkpoints: Checkpoints, mode: str) -> 
     assert told(ask(service, ask="mark", step=1)) == (Kind.ANSWER, "{}")
 
 
-def test_a_snapshot_needs_a_mark_of_its_step(service: ShardService) -> None:
+def test_a_snapshot_needs_a_mark_of_its_step_and_a_folder(service: ShardService) -> None:
     for step in (1, 2):
         expected = (Kind.ERROR, f"cannot write the snapshot of step {step}: no snapshot was taken at that step")
         assert told(ask(service, ask="snapshot", step=step)) == expected
         if step == 1:
             told(ask(service, ask="mark", step=1))
+    homeless = make_service()
+    assert told(ask(homeless, ask="mark", step=0)) == (Kind.ANSWER, "{}")
+    assert told(ask(homeless, ask="snapshot", step=0)) == (Kind.ERROR, "this server has no folder for checkpoints")
 
 
 def test_one_snapshot_at_a_time(service: ShardService, held: Held) -> None:
@@ -105,13 +114,6 @@ def test_one_snapshot_at_a_time(service: ShardService, held: Held) -> None:
     held.go_on.set()
     assert told(snapshot)[0] is Kind.ANSWER
     assert told(ask(service, ask="mark", step=1)) == (Kind.ANSWER, "{}")
-
-
-def test_a_server_without_a_folder_says_so() -> None:
-    text = "this server has no folder for checkpoints"
-    service = make_service()
-    assert told(ask(service, ask="mark", step=0)) == (Kind.ANSWER, "{}")
-    assert told(ask(service, ask="snapshot", step=0)) == (Kind.ERROR, text)
 
 
 def test_a_snapshot_goes_to_another_folder_and_is_loaded_from_there(service: ShardService, tmp_path: Path) -> None:
@@ -202,10 +204,10 @@ def test_a_folder_that_cannot_be_written_is_told_and_the_mark_given_back(
 # ---- increments ----
 
 
-@pytest.mark.parametrize("how", ["disk", "unmark", "close", "another mark", "another server"])
-def test_an_increment_after_one_that_failed_has_the_changes_of_both(
-    service: ShardService, checkpoints: Checkpoints, how: str
-) -> None:
+@every("how", ["disk", "unmark", "close", "another mark", "another server"])
+def test_an_increment_after_one_that_failed_has_the_changes_of_both(tmp_path: Path, how: str) -> None:
+    checkpoints = Checkpoints(tmp_path)
+    service = at_step_1(checkpoints)
     service.tables.changed.follow("")
     base = saved(service, checkpoints, 1)
     push(service, 1, gradient(0, IDS[:1]))

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any, get_args
 
 import numpy as np
-import pytest
 import torch
 
 from shardkeep.base.plugging.plugs import Plug
@@ -49,7 +48,7 @@ def update(table: OneTable, ids: np.ndarray, grad: np.ndarray, squares: np.ndarr
     table_kernels.update(table.descriptor, slots, np.column_stack([grad, squares]), scalars_of(table, step))
 
 
-@pytest.mark.parametrize("plug", OPTIMIZERS.values(), ids=OPTIMIZERS)
+@every("plug", OPTIMIZERS.values(), ids=OPTIMIZERS)
 def test_an_optimizer_has_one_name_and_a_kernel_of_all_optimizers_signature(plug: Plug[Any, Any]) -> None:
     assert get_args(plug.config.model_fields["name"].annotation) == (plug.name,)
     (signature,) = plug.load().signatures
@@ -301,14 +300,14 @@ def test_partial_rowwise_adam_takes_a_rows_mean_square_as_it_is_given() -> None:
     assert_close(exported(table)[2][:, dim], 0.001 * squares, 1e-6)
 
 
-@pytest.mark.parametrize("name", ["lars_sgd", "lamb"])
+@every("name", ["lars_sgd", "lamb"])
 def test_a_row_of_zeros_stays_zero_where_its_norm_scales_the_step(name: str) -> None:
     table = OneTable(TableSpec(name="t", dim=DIM, optimizer={"name": name}, init="zeros"), seed=3)
     table.apply(all_ids(), np.ones((NUM_IDS, DIM), np.float32), step=0)
     assert (table.pull(all_ids()) == 0.0).all()
 
 
-def test_lars_without_gradient_and_decay_moves_a_row_by_its_momentum_alone() -> None:
+def test_lars_moves_a_row_by_its_momentum_alone_and_ftrl_with_l1_makes_exact_zeros() -> None:
     table = make_table({"name": "lars_sgd", "lr": 10.0})
     before, zeros = table.pull(all_ids()), np.zeros((NUM_IDS, DIM), np.float32)
     table.apply(all_ids(), zeros, step=0)
@@ -318,8 +317,6 @@ def test_lars_without_gradient_and_decay_moves_a_row_by_its_momentum_alone() -> 
     table.apply(all_ids(), zeros, step=2)
     assert np.allclose(table.pull(all_ids()) - once, 0.9 * (once - before), rtol=1e-4, atol=1e-7)
 
-
-def test_ftrl_with_l1_makes_weights_exactly_zero() -> None:
     table = make_table({"name": "ftrl", "l1": 5.0})
     table.apply(all_ids(), np.full((NUM_IDS, DIM), 0.1, np.float32), step=0)
     assert (table.pull(all_ids()) == 0.0).all()

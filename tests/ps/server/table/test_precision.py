@@ -64,12 +64,12 @@ def expected_after(spec: TableSpec, before: Tables, ids: np.ndarray, grads: np.n
 
 
 def pairwise() -> Iterator[tuple[str, str, str, int]]:
-    """Every optimizer with every precision and every dim, and every precision with every dim."""
-    for (number, name), (turn, (rows, state)) in itertools.product(
-        enumerate(sorted(OPTIMIZERS)), enumerate(PRECISIONS)
-    ):
-        if state == "fp32" or name not in WITHOUT_BF16_STATE:
-            yield name, rows, state, DIMS[(number + turn) % 3]
+    """Every optimizer with half of the precisions, and every precision with every dim."""
+    for number, name in enumerate(sorted(OPTIMIZERS)):
+        fitting = [p for p in PRECISIONS if p[1] == "fp32" or name not in WITHOUT_BF16_STATE]
+        for turn, (rows, state) in enumerate(fitting):
+            if (number + turn) % 2 == 0:
+                yield name, rows, state, DIMS[(number + turn // 2) % 3]
 
 
 @every(("optimizer", "rows", "state", "dim"), pairwise())
@@ -78,7 +78,7 @@ def test_every_optimizer_updates_float32_values_and_rounds_them_once(
 ) -> None:
     spec, rng = spec_of(rows, state, dim=dim, optimizer=optimizer), np.random.default_rng(5)
     tables = Tables([spec], seed=SEED)
-    for step in range(6):
+    for step in range(3):
         ids = np.unique(rng.integers(-(2**63), 2**63 - 1, 5) if step % 2 else rng.integers(0, 90, 70))
         grads = rng.normal(size=(ids.size, dim)).astype(np.float32)
         expected_UD, expected_US = expected_after(spec, tables, ids, grads, step)
@@ -89,7 +89,7 @@ def test_every_optimizer_updates_float32_values_and_rounds_them_once(
         np.testing.assert_array_equal(slots_NS[mine], expected_US)
 
 
-@pytest.mark.parametrize("rows", ROWS)
+@every("rows", ROWS)
 def test_the_mean_over_many_ids_is_the_exact_value(rows: str) -> None:
     count, dim = 40_000, 5
     values = np.array([1.0, 0.3337, -0.12345, 1e-3, -3e-5], np.float32)
@@ -132,7 +132,7 @@ def test_equal_keys_round_alike_and_others_do_not() -> None:
     assert not (first == first[:, :1]).all(), "columns have numbers of their own"
 
 
-@pytest.mark.parametrize("rows", ROWS)
+@every("rows", ROWS)
 def test_the_order_of_updates_within_a_push_and_its_size_change_no_bit(rows: str) -> None:
     """Rows are decoded some at a time."""
     rng, ids = np.random.default_rng(0), np.arange(1000)
@@ -144,24 +144,21 @@ def test_the_order_of_updates_within_a_push_and_its_size_change_no_bit(rows: str
     assert one.digests() == two.digests()
 
 
-@pytest.mark.parametrize("rows", ["fp16", "bf16"])
+@every("rows", ["fp16", "bf16"])
 def test_values_beyond_the_range_become_the_largest_number(rows: str) -> None:
-    lr = {"fp16": 1e6, "bf16": 1e6}[rows]
-    table = Tables([spec_of(rows, dim=3, optimizer={"name": "sgd", "lr": lr}, init={"name": "zeros"})], seed=SEED)
+    table = Tables([spec_of(rows, dim=3, optimizer={"name": "sgd", "lr": 1e6}, init={"name": "zeros"})], seed=SEED)
     applied(table, np.arange(500), np.full((500, 3), [-3e38, 3e38, 1e-9], np.float32), 0)
     rows_ND = exported(table[0])[1]
     assert np.isfinite(rows_ND).all()
     assert (rows_ND[:, 0] == np.float32(LARGEST[rows])).all() and (rows_ND[:, 1] == -np.float32(LARGEST[rows])).all()
 
 
-def test_fp16_rows_hold_values_down_to_the_smallest_subnormal() -> None:
+def test_the_smallest_fp16_values_stay_and_int8_rows_of_zeros_and_of_the_largest_are_finite() -> None:
     table = table_of(spec_of("fp16", dim=4))
     values = np.array([[2.0**-24, -(2.0**-20), 2.0**-14, 5.5e-6]], np.float32)
     table.load(np.array([1]), values)
     assert np.array_equal(table.pull(np.array([1])), values.astype(np.float16).astype(np.float32))
 
-
-def test_int8_rows_of_zeros_and_of_the_largest_numbers_are_finite() -> None:
     table = table_of(spec_of("int8", dim=4))
     values = np.array([[0.0] * 4, [3.4e38, -3.4e38, 1e38, 0.0], [1e-40] * 4, [127.0, -127.0, 1.0, 0.0]], np.float32)
     table.load(np.arange(4), values)
@@ -181,7 +178,7 @@ def test_a_pull_of_an_absent_id_is_its_float32_initial_value(rows: str, state: s
 
 
 @every(("rows", "state"), PRECISIONS)
-@every("dim", [1, 2, 3, 7, 16], ids=lambda dim: f"dim {dim}")
+@every("dim", [1, 2, 7, 16], ids=lambda dim: f"dim {dim}")
 def test_loaded_rows_are_rounded_to_the_nearest_value_and_then_stay(rows: str, state: str, dim: int) -> None:
     spec, ids = spec_of(rows, state, dim=dim), np.arange(200)
     table, rng = table_of(spec), np.random.default_rng(1)
@@ -256,7 +253,7 @@ def test_a_row_takes_the_bytes_that_its_precision_says(rows: str) -> None:
     assert both.row_bytes - RowLayout.of(spec_of(rows, "fp32", dim=64, optimizer="adam")).row_bytes == -4 * 64
 
 
-@pytest.mark.parametrize("optimizer", WITHOUT_BF16_STATE)
+@every("optimizer", WITHOUT_BF16_STATE)
 def test_bf16_state_of_an_optimizer_that_gains_nothing_by_it_is_refused_by_name(optimizer: str) -> None:
     with pytest.raises(
         ValidationError, match=rf"state_dtype: bf16 with optimizer\.name: {optimizer}, which .*; allowed: fp32"

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import mmap
 from itertools import pairwise
+from typing import Any
 
+import numba
 import numpy as np
 import pytest
 
 from shardkeep.ps.server import pages
 from shardkeep.ps.server.pages import LARGE, SMALL, Pages
 from shardkeep.ps.server.table import layout_kernels
+from shardkeep.ps.server.table.descriptor_kernels import record_dtype
 from shardkeep.ps.server.table.records import Records
+from tests.support.cases import every
 from tests.support.one_table import OneIndex, ids_in
 
 
@@ -25,12 +29,18 @@ def test_records_keep_their_content_while_they_grow() -> None:
     assert records.size_bytes(len(index)) <= 8 * ids.size + LARGE + 1024
 
 
-def test_a_record_never_moves() -> None:
+def test_a_record_never_moves_and_only_those_written_are_counted() -> None:
     records = Records(20)
     records.reserve(10)
     first = layout_kernels.start_of(records.blocks, 9)
     records.reserve(2_000_000)
     assert layout_kernels.start_of(records.blocks, 9) == first
+
+    records = Records(20)
+    records.reserve(50_000)
+    assert records.size_bytes(0) == records.addresses.nbytes
+    assert records.size_bytes(1) == records.addresses.nbytes + SMALL
+    assert 0 <= records.size_bytes(50_000) - 50_000 * 80 <= SMALL + records.addresses.nbytes
 
 
 def test_records_do_not_overlap_where_blocks_and_regions_meet() -> None:
@@ -45,21 +55,13 @@ def test_records_do_not_overlap_where_blocks_and_regions_meet() -> None:
         assert layout_kernels.record(records.blocks, block << records.shift)[0] == 0
 
 
-def test_only_the_records_written_are_counted() -> None:
-    records = Records(20)
-    records.reserve(50_000)
-    assert records.size_bytes(0) == records.addresses.nbytes
-    assert records.size_bytes(1) == records.addresses.nbytes + SMALL
-    assert 0 <= records.size_bytes(50_000) - 50_000 * 80 <= SMALL + records.addresses.nbytes
-
-
-@pytest.mark.parametrize("width", [0, 1, 19])
+@every("width", [0, 1, 19])
 def test_a_record_has_an_even_number_of_words(width: int) -> None:
     with pytest.raises(ValueError, match=f"width {width}: a record has an even number of words"):
         Records(width)
 
 
-@pytest.mark.parametrize("page_bytes", [SMALL, LARGE])
+@every("page_bytes", [SMALL, LARGE])
 def test_pages_are_zeros_from_the_start_of_a_page(page_bytes: int) -> None:
     array = Pages(100_000, np.uint64, page_bytes=page_bytes).array
     assert array.shape == (100_000,) and not array.any()
@@ -77,8 +79,6 @@ def test_pages_given_back_leave_zeros_and_their_neighbours_alone() -> None:
     assert pages.GIVE_BACK is None or not kept[2:5].any()
     assert memory.give_back(5 * SMALL, 5 * SMALL // 8 + 3) == 0
 
-
-def test_pages_behind_the_first_items_are_given_back_with_the_last_that_was_touched() -> None:
     memory = Pages(10 * SMALL // 8, np.uint64, page_bytes=SMALL)
     memory.array[:] = 7
     per_page, system = SMALL // 8, pages.GIVE_BACK is not None
@@ -120,3 +120,40 @@ def test_a_system_that_takes_no_memory_back_or_no_advice_still_has_pages(monkeyp
         index.find_or_add(part)
     assert (index.find(ids) == ids).all()
     assert index.size_bytes >= index.entries.nbytes
+
+
+# ---- classes of typed fields as records that kernels read and write ----
+
+
+class Inner:
+    first: np.float32
+    count: int
+
+
+class Outer:
+    on: bool
+    key: np.uint64
+    share: float
+    inner: Inner
+
+
+def test_each_field_has_its_type_and_a_class_is_a_record_inside() -> None:
+    dtype = record_dtype(Outer)
+    kinds = {name: dtype[name] for name in dtype.names or ()}
+    assert kinds == {"on": np.bool_, "key": np.uint64, "share": np.float64, "inner": record_dtype(Inner)}
+    assert record_dtype(Inner).names == ("first", "count") and record_dtype(Inner)["count"] == np.int64
+
+
+def test_a_kernel_reads_and_writes_the_fields_of_one_record_of_an_array() -> None:
+    record = numba.from_dtype(record_dtype(Outer))
+
+    @numba.njit([numba.void(record, numba.int64)])  # type: ignore[untyped-decorator]
+    def add(outer: Any, more: int) -> None:
+        outer.inner.count += more
+        outer.on = outer.key == np.uint64(2**64 - 1)
+
+    records = np.zeros(3, record_dtype(Outer))
+    records["key"][1] = 2**64 - 1
+    add(records[1], 5)
+    add(records[2], 7)
+    assert records["inner"]["count"].tolist() == [0, 5, 7] and records["on"].tolist() == [False, True, False]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 import numpy as np
-import pytest
 import xxhash
 
 from shardkeep.ps.config import TableSpec
@@ -48,7 +47,7 @@ def test_a_pull_never_changes_the_table(dim: int) -> None:
     assert (table.num_rows, table.size_bytes, table.digest()) == state
 
 
-def test_initial_values_depend_on_seed_name_id_and_column_alone() -> None:
+def test_initial_values_depend_on_seed_name_id_and_column_alone_and_rows_start_from_them() -> None:
     rows = make_table().pull(IDS)
     assert (rows == make_table().pull(IDS)).all()
     assert (rows[2:4] == make_table("adam").pull(IDS[2:4])).all()
@@ -56,17 +55,32 @@ def test_initial_values_depend_on_seed_name_id_and_column_alone() -> None:
     assert not (rows == make_table(name="u").pull(IDS)).any()
     assert np.unique(rows).size == rows.size
 
-
-def test_a_row_starts_from_the_value_that_a_pull_showed() -> None:
     table = make_table("sgd")
     shown = table.pull(IDS)
     table.apply(IDS, np.zeros((IDS.size, 5), np.float32), step=0)
     assert table.num_rows == IDS.size
     assert (table.pull(IDS) == shown).all()
 
+    rows = make_table().pull(np.arange(40_000, dtype=np.int64))[:, 0]
+    assert abs(np.corrcoef(rows[:-1], rows[1:])[0, 1]) < 0.025
 
-def test_every_law_of_the_config_has_a_number() -> None:
+
+def test_every_law_has_a_number_and_gives_values_by_its_parameters() -> None:
     assert set(INITIALIZERS) == set(InitConfig.model_fields["name"].annotation.__args__)
+
+    assert (initial_rows({"name": "constant", "value": -0.3}, IDS) == np.float32(-0.3)).all()
+
+    rows = initial_rows({"name": "uniform", "low": 2.0, "high": 5.0}, many_ids(40_000))
+    assert rows.min() >= 2.0 and rows.max() <= 5.0
+    assert rows.min() < 2.001 and rows.max() > 4.999
+    assert abs(rows.mean() - 3.5) < 5 * (3 / np.sqrt(12)) / np.sqrt(rows.size)
+    assert abs(rows.std() / (3 / np.sqrt(12)) - 1) < 0.01
+
+    rows = initial_rows({"name": "normal", "mean": -1.0, "std": 0.25}, many_ids(40_000)).astype(np.float64)
+    scaled = (rows + 1.0) / 0.25
+    assert abs(scaled.mean()) < 5 / np.sqrt(rows.size)
+    assert abs(scaled.std() - 1) < 0.01
+    assert abs((scaled**3).mean()) < 0.05 and abs((scaled**4).mean() - 3) < 0.1
 
 
 def test_initial_values_follow_their_law() -> None:
@@ -88,30 +102,10 @@ def initial_rows(init: dict[str, object], ids: np.ndarray) -> np.ndarray:
     return OneTable(TableSpec(name="t", dim=5, init=init), seed=1).pull(ids)
 
 
-def test_uniform_values_lie_between_low_and_high() -> None:
-    rows = initial_rows({"name": "uniform", "low": 2.0, "high": 5.0}, many_ids(40_000))
-    assert rows.min() >= 2.0 and rows.max() <= 5.0
-    assert rows.min() < 2.001 and rows.max() > 4.999
-    assert abs(rows.mean() - 3.5) < 5 * (3 / np.sqrt(12)) / np.sqrt(rows.size)
-    assert abs(rows.std() / (3 / np.sqrt(12)) - 1) < 0.01
-
-
-@pytest.mark.parametrize("low", [100.0, -101.0, 0.1])
+@every("low", [100.0, -101.0, 0.1])
 def test_uniform_values_stay_within_bounds_that_float32_rounds(low: float) -> None:
     rows = initial_rows({"name": "uniform", "low": low, "high": low + 1e-4}, many_ids(40_000))
     assert rows.min() >= np.float32(low) and rows.max() <= np.float32(low + 1e-4)
-
-
-def test_normal_values_have_the_mean_and_the_standard_deviation() -> None:
-    rows = initial_rows({"name": "normal", "mean": -1.0, "std": 0.25}, many_ids(40_000)).astype(np.float64)
-    scaled = (rows + 1.0) / 0.25
-    assert abs(scaled.mean()) < 5 / np.sqrt(rows.size)
-    assert abs(scaled.std() - 1) < 0.01
-    assert abs((scaled**3).mean()) < 0.05 and abs((scaled**4).mean() - 3) < 0.1
-
-
-def test_a_constant_is_every_value() -> None:
-    assert (initial_rows({"name": "constant", "value": -0.3}, IDS) == np.float32(-0.3)).all()
 
 
 @every(
@@ -160,15 +154,10 @@ def test_the_default_values_are_those_of_earlier_versions() -> None:
         assert np.allclose(normal[i], angles[:5], rtol=1e-6, atol=0)
 
 
-def test_consecutive_ids_get_unrelated_values() -> None:
-    rows = make_table().pull(np.arange(40_000, dtype=np.int64))[:, 0]
-    assert abs(np.corrcoef(rows[:-1], rows[1:])[0, 1]) < 0.025
-
-
 # ---- apply ----
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf], ids=str)
+@every("bad", [np.nan, np.inf, -np.inf], ids=str)
 def test_a_row_with_a_non_finite_gradient_is_skipped_and_counted(bad: float) -> None:
     table, expected = make_table("adam"), make_table("adam")
     grad = gradients(IDS.size)
@@ -180,7 +169,7 @@ def test_a_row_with_a_non_finite_gradient_is_skipped_and_counted(bad: float) -> 
     assert table.digest() == expected.digest()
 
 
-def test_read_only_and_strided_input_is_accepted() -> None:
+def test_read_only_strided_and_empty_input_is_accepted() -> None:
     table, expected = make_table(), make_table()
     grad = gradients(IDS.size)
     frozen_ids, frozen = np.frombuffer(IDS.tobytes(), np.int64), np.frombuffer(grad.tobytes(), np.float32)
@@ -188,6 +177,12 @@ def test_read_only_and_strided_input_is_accepted() -> None:
     expected.apply(np.repeat(IDS, 2)[::2], np.asfortranarray(grad), step=0)
     assert table.digest() == expected.digest()
     assert (table.pull(frozen_ids) == expected.pull(IDS)).all()
+
+    ids, rows, slots = exported(make_table("adam"))
+    assert (ids.shape, rows.shape, slots.shape) == ((0,), (0, 5), (0, 10))
+    table = make_table("adam")
+    table.load(ids, rows, slots)
+    assert table.num_rows == 0
 
 
 # ---- digest, export, load ----
@@ -245,14 +240,6 @@ def test_an_exported_table_loads_to_the_same_state_and_trains_on_alike(optimizer
     for one in (table, copy):
         one.apply(ids[::2], gradients(ids[::2].size, dim, 8), step=1)
     assert copy.digest() == table.digest()
-
-
-def test_an_empty_table_exports_and_loads() -> None:
-    ids, rows, slots = exported(make_table("adam"))
-    assert (ids.shape, rows.shape, slots.shape) == ((0,), (0, 5), (0, 10))
-    table = make_table("adam")
-    table.load(ids, rows, slots)
-    assert table.num_rows == 0
 
 
 def test_many_rows_cross_blocks_without_losing_a_value() -> None:

@@ -1,4 +1,5 @@
-"""A job of hundreds of members: one write for many calls, tables stored once, fewer heartbeats, no needless wakes."""
+"""What a coordinator writes of a job, and when: in a transaction, once for many calls of hundreds of members. Few wakes
+and heartbeats."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from shardkeep.base.errors import Superseded
 from shardkeep.proto import control_pb2 as pb
 from shardkeep.ps.control.coordinator import Coordinator
 from shardkeep.ps.control.grpc.client import ControlClient
@@ -17,9 +19,10 @@ from shardkeep.ps.control.grpc.messages import from_message, to_message
 from shardkeep.ps.control.grpc.server import ControlServer
 from shardkeep.ps.control.job import CoordinatedJob as JobParts, JobDeadlines, JobSpec
 from shardkeep.ps.control.membership import heartbeat_s, silent_s
-from shardkeep.ps.control.records import JobState, Offer, Record
+from shardkeep.ps.control.records import JobState, Member, Offer, Record
 from shardkeep.ps.rpc.group import ARRIVAL_LIMIT_S, arrival_limit_s
-from tests.support.control_job import TABLES, Job, ListSink
+from tests.support.cases import every
+from tests.support.control_job import TABLES, Job, ListSink, formed
 from tests.support.recovering import Recovering, take_over
 
 LIMIT_S = 30.0
@@ -123,7 +126,7 @@ def test_a_change_that_concerns_no_waiting_call_wakes_none() -> None:
     together(wait, change)
 
 
-@pytest.mark.parametrize("workers", [2, 40])
+@every("workers", [2, 40])
 def test_the_persisted_state_has_the_tables_of_all_workers_once(workers: int) -> None:
     job = Job(workers=workers)
     for role, index in job.names:
@@ -149,11 +152,14 @@ def test_workers_that_join_with_tables_of_their_own_are_told_apart_after_a_take_
     assert "tables differ" in job.state.message
 
 
-def test_many_members_send_heartbeats_less_often_and_are_silent_later() -> None:
+def test_many_members_have_more_time_between_heartbeats_and_for_the_first_call() -> None:
     assert (heartbeat_s(6), silent_s(6)) == (1.0, 3.0)
     assert 4.0 < heartbeat_s(500) <= 5.0
     for members in (1, 500, 10_000):
         assert heartbeat_s(members) + 1.0 < silent_s(members) < SPEC.deadlines.doubt_s
+
+    assert arrival_limit_s(4) == pytest.approx(ARRIVAL_LIMIT_S, abs=0.1)
+    assert arrival_limit_s(500) > ARRIVAL_LIMIT_S + 2 * 85e-6 * 500**2
 
 
 class Recording(Coordinator):
@@ -168,7 +174,7 @@ class Recording(Coordinator):
         return super().heartbeat(token, wait_s=wait_s, **told)
 
 
-@pytest.mark.parametrize(("members", "wait_s"), [(3, 1.0), (300, 3.0), (9000, 5.0)])
+@every(("members", "wait_s"), [(3, 1.0), (300, 3.0), (9000, 5.0)])
 def test_a_member_waits_with_its_heartbeats_as_its_job_is_large(members: int, wait_s: float) -> None:
     coordinator = Recording()
     with ControlServer(coordinator) as server, ControlClient(server.endpoint, role="worker", index=0) as client:
@@ -177,6 +183,106 @@ def test_a_member_waits_with_its_heartbeats_as_its_job_is_large(members: int, wa
         assert coordinator.waits.get(timeout=LIMIT_S) == wait_s
 
 
-def test_the_time_for_a_workers_first_call_grows_with_the_group() -> None:
-    assert arrival_limit_s(4) == pytest.approx(ARRIVAL_LIMIT_S, abs=0.1)
-    assert arrival_limit_s(500) > ARRIVAL_LIMIT_S + 2 * 85e-6 * 500**2
+# ---- transactions: what a call changes is written once, before anybody learns of it ----
+
+
+class CountingSink(ListSink):
+    """Counts the saves of the persisted state, and has no room for a summary on request."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.saves = 0
+        self.full = False
+
+    def standing(self, record: Record) -> None:
+        self.saves += 1
+        super().standing(record)
+
+    def finished(self, status: str, message: str, summary: Record | None) -> None:
+        super().finished(status, message, summary)
+        if self.full:
+            raise OSError("No space left on device")
+
+
+def test_a_call_saves_once_what_it_changes_and_writes_a_summary_in_its_place_at_the_end() -> None:
+    sink = CountingSink()
+    job = formed(Job(sink=sink))
+    before = sink.saves
+    job.coordinator.lost("server", 0, reason="killed by SIGKILL")
+    assert job.state.state == "failed" and sink.saves == before  # a job that is over has a summary in its place
+    assert len(sink.of("finished")) == 1
+
+    sink = CountingSink()
+    job = formed(Job(sink=sink))
+    before = sink.saves
+    for step in range(5):
+        job.coordinator.heartbeat("worker-0-100", step=step)
+        job.coordinator.tick()
+    assert sink.saves == before
+
+    sink = CountingSink()
+    job = Job(sink=sink)
+    job.register("server", 0)
+    job.register("server", 0)
+    assert sink.saves == 1 and sink.kept is not None
+    assert [seat["token"] for seat in sink.kept["seats"]] == ["server-0-100"]
+
+
+def test_a_job_whose_summary_cannot_be_written_is_not_completed() -> None:
+    sink = CountingSink()
+    job = formed(Job(sink=sink))
+    job.summary()
+    job.leave("worker", 0)
+    sink.full = True
+    assert job.leave("worker", 1).state == "failed"
+    assert job.state.message == "the run folder cannot be written: No space left on device"
+    sink.full = False
+    job.coordinator.tick()
+    assert [call[1] for call in sink.of("finished")] == ["completed", "failed"]
+
+
+class SupersededSink(ListSink):
+    """Of a coordinator that another one has replaced, from some moment on."""
+
+    superseded = False
+
+    def _check(self) -> None:
+        if self.superseded:
+            raise Superseded("another coordinator leads")
+
+    def standing(self, record: Record) -> None:
+        self._check()
+        super().standing(record)
+
+    def event(self, record: Record) -> None:
+        self._check()
+        super().event(record)
+
+    def members(self, generation: int, members: tuple[Member, ...]) -> None:
+        self._check()
+        super().members(generation, members)
+
+
+def test_nobody_learns_what_a_superseded_coordinator_made_of_the_job() -> None:
+    sink = SupersededSink()
+    job = formed(Job(sink=sink))
+    sink.superseded = True
+    before = job.coordinator.state
+    with pytest.raises(Superseded):
+        job.coordinator.lost("server", 0, reason="killed by SIGKILL")  # the job would fail
+    with pytest.raises(Superseded):
+        job.coordinator.stop("enough")
+    with pytest.raises(Superseded):
+        job.pass_time(20)  # all leases are over
+    assert job.coordinator.state == before and not sink.of("finished")
+    assert not job.coordinator.wait_over(0.0)
+
+    sink = SupersededSink()
+    job = Job(sink=sink, workers=1)
+    for role, index in job.names:
+        job.register(role, index)
+    job.join("server", 0)
+    sink.superseded = True
+    with pytest.raises(Superseded):
+        job.join("worker", 0)
+    assert job.coordinator.state.state == "forming"

@@ -1,0 +1,253 @@
+"""What recoveries cost, as a job tells it: steps, updates, and who died. What another coordinator knows of them, of the
+members and of the end of a job whose coordinator died."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime, timedelta
+
+import pytest
+
+from shardkeep.base.errors import UserError
+from shardkeep.ps.control.records import ANY_STEP, ResumeRange, Role
+from tests.support.cases import every
+from tests.support.control_job import formed
+from tests.support.recovering import Recovering, checkpoint, held, report_lost, take_over, told
+
+
+def test_what_a_dead_worker_had_not_sent_is_told_in_numbers_also_by_another_coordinator() -> None:
+    job = formed(Recovering())
+    job.coordinator.heartbeat("worker-1-100", step=4, unsent_rows=1234)
+    job.kill("worker", 1)
+    job.recover(killed=("worker", 1))
+    job.kill("worker", 1, pid=200)
+    job.recover(killed=("worker", 1), pid=300, after=2)
+    records = told(job)
+    assert [record["lost_unsent_rows"] for record in records] == [1234, 0]
+    assert records[0]["text"].endswith("unsent gradient of 1,234 rows is lost") and "lost" not in records[1]["text"]
+
+    job = formed(Recovering())
+    job.coordinator.heartbeat("worker-1-100", step=4, unsent_rows=1234)
+    job.kill("worker", 1)
+    take_over(job)
+    job.recover(killed=("worker", 1))
+    records = told(job)
+    assert [record["lost_unsent_rows"] for record in records] == [0, 1234]
+
+
+def test_without_a_common_step_all_go_back_to_the_last_checkpoint() -> None:
+    job = formed(Recovering())
+    checkpoint(job, 20)
+    job.coordinator.heartbeat("worker-0-100", step=31)
+    job.kill("server", 0)
+    job.workers_come_back(held(28, 31))
+    formation = job.replaced("server", 0, held(20, 20))
+    assert formation is not None and formation.restores and formation.start_step == 20
+    (record,) = told(job)
+    assert (record["went_back"], record["lost_steps"]) == (True, 11)
+
+
+def test_steps_that_were_lost_before_are_not_lost_again() -> None:
+    job = formed(Recovering())
+    checkpoint(job, 20)
+    for number, step in enumerate((31, 24)):
+        job.coordinator.heartbeat("worker-0-100", step=step)
+        job.kill("server", 0, 100 + number)
+        job.workers_come_back(held(step - 3, step), after=number + 1)
+        formation = job.replaced("server", 0, held(20, 20), pid=101 + number)
+        assert formation is not None and (formation.start_step, formation.generation) == (20, number + 2)
+        job.coordinator.heartbeat("worker-0-100", step=step)  # of before: it has not begun to train again
+    assert [record["lost_steps"] for record in told(job)] == [11, 4]
+
+
+def test_a_server_alone_that_lost_updates_is_told_in_numbers() -> None:
+    job = formed(Recovering(servers=2))
+    checkpoint(job, 20)
+    job.coordinator.heartbeat("worker-0-100", step=31)
+    job.kill("server", 1)
+    for role, index in (("server", 0), ("worker", 0), ("worker", 1)):
+        job.come_back(role, index, held(28, 31))
+    job.register("server", 1, pid=200)
+    report_lost(job, "server-1-200", 20)
+    assert job.come_back("server", 1, ResumeRange(0, ANY_STEP, holds=True, saved=20), after=0, pid=200) is not None
+    (record,) = told(job)
+    assert (record["went_back"], record["step"], record["lost_steps"]) == (False, 31, 11)
+    assert [(d["role"], d["index"], d["lost_from"]) for d in record["died"]] == [("server", 1, 20)]
+    assert record["text"].endswith("; server 1 lost its updates since step 20")
+
+
+def test_lost_updates_that_are_told_late_are_in_the_summary_too() -> None:
+    job = formed(Recovering(servers=2))
+    job.coordinator.heartbeat("worker-0-100", step=31)
+    job.kill("server", 1)
+    job.kill("worker", 1)
+    for role, index in (("server", 0), ("worker", 0)):
+        job.come_back(role, index, held(28, 31))
+    replaced: list[tuple[Role, int]] = [("server", 1), ("worker", 1)]
+    for role, index in replaced:
+        job.replaced(role, index, ResumeRange(0, ANY_STEP, holds=role == "server"))
+    assert job.state.state == "training"
+    report_lost(job, "server-1-200", 20)
+    take_over(job)
+    record = job.recoveries()["done"][0]
+    assert record["lost_steps"] == 11
+    assert [(d["role"], d["index"], d["lost_from"]) for d in record["died"]] == [("server", 1, 20), ("worker", 1, None)]
+
+
+def test_a_record_tells_when_it_was_and_all_who_died() -> None:
+    job = formed(Recovering())
+    job.kill("server", 0)
+    job.workers_come_back()
+    job.kill("worker", 1)
+    replaced: list[tuple[Role, int]] = [("server", 0), ("worker", 1)]
+    for role, index in replaced:
+        job.replaced(role, index)
+    (record,) = told(job)
+    assert [(d["role"], d["index"]) for d in record["died"]] == [("server", 0), ("worker", 1)]
+    assert [d["cause"].split(":")[0] for d in record["died"]] == [
+        "server 0 (pid 100 on 10.0.0.7) ended",
+        "worker 1 (pid 100 on 10.0.0.7) ended",
+    ]
+    assert record["cause"] == record["died"][1]["cause"]
+    assert abs(datetime.now() - datetime.fromisoformat(record["time"])) < timedelta(minutes=5)
+
+
+def test_who_died_before_the_first_generation_is_not_told_with_a_later_death() -> None:
+    job = Recovering()
+    job.register("server", 0)
+    job.kill("server", 0)
+    job.replaced("server", 0, pid=101)
+    for index in (0, 1):
+        job.register("worker", index)
+        job.come_back("worker", index, after=0)
+    assert job.state.state == "training"
+    job.come_back("worker", 0, why="ECONNRESET")
+    assert "ECONNRESET" in job.state.message
+    job.come_back("worker", 1)
+    job.come_back("server", 0, after=1, pid=101)
+    (record,) = told(job)
+    assert record["died"] == [] and "ECONNRESET" in record["cause"]
+
+
+# ---- after a take-over ----
+
+
+def test_causes_outlive_the_coordinator() -> None:
+    job = formed(Recovering(servers=2))
+    job.kill("server", 0)
+    job.kill("server", 1)
+    take_over(job)
+    for role, index in (("worker", 0), ("worker", 1)):
+        job.come_back(role, index)
+    for index in (0, 1):
+        job.replaced("server", index)
+    restart, recovery = told(job)
+    assert restart["text"].startswith("the coordinator was restarted while the job was recovering: server 1 (pid 100")
+    assert [d["role"] for d in restart["died"]] == ["coordinator"]
+    assert [(d["role"], d["index"]) for d in recovery["died"]] == [("server", 0), ("server", 1)]
+    assert recovery["text"].startswith("server 1 (pid 100 on 10.0.0.7) ended: killed by SIGKILL")
+    assert "; so did server 0 before; training resumes" in recovery["text"]
+
+
+def test_another_coordinator_tells_of_a_death_and_of_a_lost_group_what_is_known() -> None:
+    job = formed(Recovering())
+    job.coordinator.heartbeat("worker-0-100", step=12)
+    checkpoint(job, 10)
+    job.coordinator.heartbeat("worker-0-100", step=57)
+    take_over(job)
+    job.kill("server", 0)
+    assert job.state.message.endswith("killed by SIGKILL, the job was at step 12 or later")
+
+    job = formed(Recovering())
+    job.come_back("worker", 1, why="ECONNRESET")
+    take_over(job)
+    for role, index in job.names:
+        job.come_back(role, index)
+    assert told(job)[1]["text"].startswith(
+        "worker 1 (pid 100 on 10.0.0.7) lost the others: ECONNRESET; training resumes"
+    )
+
+
+def test_a_job_that_does_not_form_again_under_another_coordinator_says_why() -> None:
+    job = formed(Recovering(replace_timeout_s=10.0))
+    job.kill("server", 0)
+    take_over(job)
+    job.pass_time(11, alive=[("worker", 0), ("worker", 1)])
+    assert job.state.state == "failed"
+    assert job.state.message.startswith("server 0 (pid 100 on 10.0.0.7) ended: killed by SIGKILL, last seen before")
+    assert "; the job did not form within 10 s (recovery.replace_timeout_s)" in job.state.message
+
+
+def test_a_coordinators_restart_is_recorded_at_the_step_that_it_is_told() -> None:
+    job = formed(Recovering())
+    job.coordinator.heartbeat("worker-0-100", step=12)
+    take_over(job)
+    (record,) = told(job)
+    assert record["step"] is None and record["text"] == "the coordinator was restarted; training resumed meanwhile"
+    job.coordinator.heartbeat("server-0-100", step=0)  # where the generation began
+    job.coordinator.heartbeat("worker-1-100", step=57)
+    take_over(job)
+    job.coordinator.heartbeat("worker-1-100", step=80)
+    assert [record["step"] for record in job.recoveries()["done"]] == [57, 80]
+
+
+def test_a_step_that_was_told_to_the_coordinator_before_is_none_of_after_going_back() -> None:
+    job = formed(Recovering(workers=1))
+    checkpoint(job, 20)
+    job.coordinator.heartbeat("worker-0-100", step=31)
+    job.kill("server", 0)
+    job.come_back("worker", 0, held(28, 31))
+    assert job.replaced("server", 0, held(20, 20)) is not None
+    take_over(job)
+    job.coordinator.heartbeat("worker-0-100", step=31)
+    assert job.recoveries()["reached"] == 20
+    job.coordinator.heartbeat("worker-0-100", step=22)
+    assert (job.recoveries()["reached"], job.coordinator.status().members[1].step) == (22, 22)
+
+
+def test_another_coordinator_takes_over_with_all_places_and_the_summary() -> None:
+    job = formed(Recovering())
+    job.coordinator.heartbeat("worker-0-100", step=12)
+    job.kill("server", 0)
+    job.recover()
+    name, version = job.coordinator.id, job.state.version
+    take_over(job)
+    assert (job.state.state, job.state.generation, job.coordinator.id) == ("training", 2, name)
+    assert job.state.version > version  # so that every member learns of it at once
+    assert job.coordinator.heartbeat("worker-1-100").state == "training"
+    job.kill("worker", 1)
+    for role, index, pid in (("server", 0, 200), ("worker", 0, 100)):
+        job.come_back(role, index, after=2, pid=pid)
+    formation = job.replaced("worker", 1, pid=300)
+    assert formation is not None and formation.generation == 3
+    assert [r["cause"].split(" (")[0] for r in job.recoveries()["done"]] == [
+        "server 0",
+        "the coordinator was restarted",
+        "worker 1",
+    ]
+
+
+def test_a_job_that_was_stopping_has_its_time_to_stop_after_a_take_over_too() -> None:
+    job = Recovering()
+    job.now = 10_000.0
+    job.form()
+    job.coordinator.stop("enough")
+    take_over(job)
+    job.pass_time(20, alive=job.names)
+    assert job.state.state == "stopping"
+    for index in (0, 1):
+        job.leave("worker", index)
+    assert job.state.state == "stopped"
+
+
+def test_what_cannot_be_taken_over_is_refused_in_one_line() -> None:
+    with pytest.raises(UserError, match=r"the coordinator.s stored state of the job is damaged \(KeyError"):
+        Recovering().another({"job": "x", "protocol_version": 5})
+
+
+@every("told", [None, 4, 6])
+def test_what_a_coordinator_of_another_version_kept_is_refused_by_its_protocol(told: int | None) -> None:
+    job = formed(Recovering())
+    kept = {**json.loads(json.dumps(job.sink.kept)), "protocol_version": told}
+    with pytest.raises(UserError, match=f"control protocol {told or 'before 5'}, and this shardkeep speaks 5"):
+        job.another(kept)
