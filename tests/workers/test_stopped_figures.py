@@ -6,7 +6,7 @@ import pytest
 
 from shardkeep.base.errors import JobStopped
 from shardkeep.config import parse_config
-from tests.support.local_job import LocalJob
+from tests.support.local_job import LocalJob, Worker, in_threads
 from tests.support.samples import as_data, draw
 
 CONFIG = """
@@ -20,8 +20,12 @@ train: {batch_size: 8, epochs: 100000}  # the ranks look about twice a second wh
 
 def test_a_stopped_job_tells_its_samples_times_and_bytes() -> None:
     job = LocalJob(parse_config(CONFIG), as_data(draw(160)))
-    with pytest.raises(JobStopped):
-        job.run(lambda step: step >= 4)
+
+    def train(worker: Worker) -> None:
+        with pytest.raises(JobStopped):
+            worker.generation.train(lambda step: step >= 4)
+
+    in_threads([lambda w=worker: train(w) for worker in job.workers])  # to the end of both
     (figures,) = [record["figures"] for kind, record in job.records if kind == "event" and "figures" in record]
     assert 4 <= figures["steps"] < 1_000_000 and figures["samples"] == 16 * figures["steps"]
     assert figures["bytes"]["push"]["values"] > 0 and figures["bytes"]["per_sample"] > 0
