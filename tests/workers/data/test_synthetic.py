@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import numpy as np
@@ -70,7 +69,7 @@ def probability(dataset: SyntheticDataset, rows: np.ndarray) -> np.ndarray:
 def test_labels_are_drawn_with_the_teachers_probability() -> None:
     train = _stream().train
     assert isinstance(train, SyntheticDataset)
-    rows = np.arange(100_000)
+    rows = np.arange(40_000)
     chance, label = probability(train, rows), train.gather(rows).label_BT[:, 0]
     for low in np.arange(0.0, 1.0, 0.1):
         inside = (chance >= low) & (chance < low + 0.1)
@@ -86,13 +85,10 @@ def test_a_seed_has_the_same_teacher_in_every_version() -> None:
 
 
 def test_the_best_auc_is_that_of_the_teachers_probabilities() -> None:
-    from torchmetrics.functional.classification import binary_auroc
-
     data = _stream(eval_samples=5000)
     assert isinstance(data.eval, SyntheticDataset) and data.best_auc is not None
     rows = np.arange(3000)
-    label = torch.from_numpy(data.eval.gather(rows).label_BT[:, 0]).int()
-    expected = float(binary_auroc(torch.from_numpy(probability(data.eval, rows)), label))
+    expected = _auc(probability(data.eval, rows), data.eval.gather(rows).label_BT[:, 0])
     assert data.best_auc(3000) == pytest.approx((expected,), abs=1e-6)
     assert 0.75 < data.best_auc(5000)[0] < 0.9
 
@@ -156,7 +152,7 @@ def test_each_label_of_a_chain_happens_after_the_one_before_it() -> None:
 def test_labels_of_a_chain_are_drawn_with_the_chances_of_its_logits() -> None:
     train = _stream(task="tasks", table_sizes=[50] * 8, num_dense=2).train
     assert isinstance(train, SyntheticDataset)
-    rows = np.arange(100_000)
+    rows = np.arange(40_000)
     chance_BT, label_BT = probability(train, rows), train.gather(rows).label_BT
     for chance, label in zip(chance_BT.T, label_BT.T, strict=True):
         for low in (0.0, 0.1, 0.3, 0.6):
@@ -227,12 +223,6 @@ def test_a_row_outside_the_stream_is_refused() -> None:
         _stream(train_samples=10).train.gather(np.array([10]))
 
 
-def test_one_core_makes_samples_faster_than_a_trainer_takes_them() -> None:
-    train, rows = _stream().train, np.arange(20_000)
-    best = min(_timed(lambda: train.gather(rows)) for _ in range(5))
-    assert 20_000 / best > 100_000  # 350,000 and more on an idle core
-
-
 @pytest.mark.slow
 def test_a_dlrm_comes_near_the_teacher_and_a_linear_model_does_not() -> None:
     data = _stream(seed=7, eval_samples=50_000, train_samples=1_200_000)
@@ -246,12 +236,6 @@ def test_a_linear_model_stays_behind_even_with_small_tables_and_much_data() -> N
     data = _stream(table_sizes=[20] * 8, train_samples=150_000, eval_samples=30_000)
     assert data.best_auc is not None
     assert data.best_auc(30_000)[0] - _trained_auc(data, dim=1, seed=7) > 0.02
-
-
-def _timed(call: object) -> float:
-    start = time.perf_counter()
-    call()  # type: ignore[operator]
-    return time.perf_counter() - start
 
 
 def _trained_auc(data: Data, *, dim: int, seed: int) -> float:

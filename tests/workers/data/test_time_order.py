@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime as dt
-import time
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ import pyarrow.parquet as pq  # type: ignore[import-untyped]
 import pytest
 
 from shardkeep.base.errors import ConfigError, DataError
-from shardkeep.workers.data.conversion import times
 from shardkeep.workers.data.samples import Data
 from shardkeep.workers.data.sources.registry import open_data
 from shardkeep.workers.data_config import DataConfig
@@ -51,15 +49,15 @@ def test_samples_come_by_time_and_equal_times_in_their_order(tmp_path: Path, sta
 def test_the_order_goes_across_chunks_and_files_of_different_units(tmp_path: Path) -> None:
     start = np.datetime64("2026-01-01T00:00:00", "s")
     rng = np.random.default_rng(0)
-    second_N = rng.permutation(150_000)
-    for name, part_N, unit in (("a", second_N[:90_000], "ms"), ("b", second_N[90_000:], "ns")):
+    second_N = rng.permutation(80_000)
+    for name, part_N, unit in (("a", second_N[:70_000], "ms"), ("b", second_N[70_000:], "ns")):
         times = pa.array((start + part_N).astype(f"datetime64[{unit}]"))
         table = pa.table({"x": pa.array(part_N.astype(np.float32)), "y": pa.array(part_N % 2), "ts": times})
         pq.write_table(table, tmp_path / f"{name}.parquet")
     config = BASE | {"root": str(tmp_path), "train": ["a.parquet", "b.parquet"], "eval_fraction": 0.1}
     data = open_data(DataConfig.model_validate(config), seed=0)
     found = _order(data)
-    assert len(found) > 130_000 and found == sorted(found)
+    assert len(found) > 70_000 and found == sorted(found)
     assert data.eval is not None and not set(found) & set(data.eval.gather(np.arange(100)).dense_BI[:, 0].tolist())
 
 
@@ -76,18 +74,6 @@ def test_evaluation_files_need_no_order_of_their_own(tmp_path: Path) -> None:
     data = _opened(tmp_path, ["0,0,5", "1,1,4"], eval="e.csv")
     assert _order(data) == [1.0, 0.0]
     assert data.eval is not None and data.eval.gather(np.arange(2)).dense_BI[:, 0].tolist() == [7.0, 8.0]
-
-
-def test_counts_as_texts_take_no_longer_to_try_as_dates_than_dates_do() -> None:
-    second_N = np.arange(1_700_000_000, 1_700_100_000)
-    dates, counts = (pa.array(each) for each in (np.datetime_as_string(second_N.astype("M8[s]")), second_N.astype(str)))
-
-    def cpu_s(texts: pa.Array) -> float:
-        began = time.process_time()
-        assert (times.parse(texts) is None) == (texts is counts)
-        return time.process_time() - began
-
-    assert min(cpu_s(counts) for _ in range(3)) < 2 * min(cpu_s(dates) for _ in range(3))
 
 
 def test_a_missing_or_wrong_time_is_named(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ LAYERS: dict[str, Any] = {
 }
 
 
-def trained(splits: list[tuple[int, int]], *, steps: int = 5, **layers: Any) -> list[Found]:
+def trained(splits: list[tuple[int, int]], *, steps: int = 2, **layers: Any) -> list[Found]:
     """Parameters, gradients of a feature, running statistics and digest of each rank after some steps."""
 
     def work(collective: Collective) -> Found:
@@ -38,18 +38,21 @@ def trained(splits: list[tuple[int, int]], *, steps: int = 5, **layers: Any) -> 
     return run_ranks(ThreadCollective.group(len(splits)), work)
 
 
+SPLITS = [
+    [(0, 12), (12, 24)], [(0, 20), (20, 24)], [(0, 0), (0, 24)], [(0, 23), (23, 24)], [(0, 9), (9, 9), (9, 24)]
+]  # fmt: skip
+
+
 @every("layers", LAYERS.values(), ids=LAYERS)
-@every(
-    "splits",
-    [[(0, 12), (12, 24)], [(0, 20), (20, 24)], [(0, 0), (0, 24)], [(0, 23), (23, 24)], [(0, 9), (9, 9), (9, 24)]],
-)
-def test_ranks_train_as_one_with_all_samples(splits: list[tuple[int, int]], layers: dict[str, Any]) -> None:
-    (whole,), ranks = trained([(0, 24)], **layers), trained(splits, **layers)
-    for rank in ranks:
-        torch.testing.assert_close(rank[0], whole[0], rtol=1e-4, atol=1e-6)
-        torch.testing.assert_close(rank[2], whole[2], rtol=1e-4, atol=1e-6)
-        assert rank[3] == ranks[0][3]
-    torch.testing.assert_close(torch.cat([rank[1] for rank in ranks], dim=1), whole[1], rtol=1e-3, atol=1e-6)
+def test_ranks_train_as_one_with_all_samples_and_again_with_the_same_bits(layers: dict[str, Any]) -> None:
+    (whole,) = trained([(0, 24)], **layers)
+    for splits in SPLITS:
+        ranks = trained(splits, **layers)
+        for rank in ranks:
+            torch.testing.assert_close(rank[0], whole[0], rtol=1e-4, atol=1e-6)
+            torch.testing.assert_close(rank[2], whole[2], rtol=1e-4, atol=1e-6)
+            assert rank[3] == ranks[0][3], splits
+        torch.testing.assert_close(torch.cat([rank[1] for rank in ranks], dim=1), whole[1], rtol=1e-3, atol=1e-6)
     assert [rank[3] for rank in trained(splits, **layers)] == [rank[3] for rank in ranks]
 
 
@@ -71,7 +74,7 @@ def test_it_is_off_by_default_and_on_for_all_layers() -> None:
     assert len(SyncedLayers(seeded_model(norm="batch", activation="dice", sync_norm=True))) == 6
 
 
-@pytest.mark.parametrize(
+@every(
     ("changes", "text"),
     [
         ({"model": {"sync_norm": True}}, "sync_norm: has no effect; allowed with norm: batch or activation: dice"),
