@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import json
 import math
 from typing import Any
 
@@ -15,9 +17,13 @@ from shardkeep.workers.reporting.counters import StepCounters
 from shardkeep.workers.reporting.figures import Record, worker_record
 from shardkeep.workers.step import StepResult
 from shardkeep.workers.timing.clock import Stopwatch
+from tests.support.cases import every
 from tests.support.configs import TINY
 from tests.support.local_job import LocalJob
 from tests.support.step_losses import Loss
+
+DATA = {"train_samples": 600, "eval_samples": 100, "num_dense": 3, "table_sizes": [50, 90, 3000]}
+SMALL: dict[str, Any] = TINY | {"data": {"synthetic": DATA}}
 
 
 class Watched:
@@ -113,9 +119,19 @@ def test_the_time_between_two_generations_is_no_step() -> None:
     assert job.counts.figures()["step_histogram"]["0.025"] == 1
 
 
+@functools.cache
+def finished_once(changes: str) -> tuple[dict[str, Any], list[Record]]:
+    return finished(**json.loads(changes))
+
+
+def uncompressed(**changes: Any) -> dict[str, Any]:
+    """The summary of a job that several tests compare with."""
+    return finished_once(json.dumps(changes))[0]
+
+
 def finished(**changes: Any) -> tuple[dict[str, Any], list[Record]]:
     """The summary of a job in this process, and the last record of each worker."""
-    config = JobConfig.model_validate({**TINY, "consistency": {"mode": "sync"}, **changes})
+    config = JobConfig.model_validate({**SMALL, "consistency": {"mode": "sync"}, **changes})
     job = LocalJob(config, open_data(config.data, seed=config.seed))
     summary = job.run()
     last = [record for kind, record in job.records if kind == "telemetry"]
@@ -142,7 +158,7 @@ def test_the_last_records_add_up_to_the_summary_and_fp32_is_what_was_sent() -> N
     assert all(record["unsent_share"] is None and not record["unsent_rows"] for record in last)
 
 
-@pytest.mark.parametrize(
+@every(
     ("push", "unsent"),
     [
         ({"values": "fp16", "keep_rows": 0.25, "pool_rows": 5000}, True),
@@ -152,7 +168,7 @@ def test_the_last_records_add_up_to_the_summary_and_fp32_is_what_was_sent() -> N
     ids=["pool", "no pool", "format only"],
 )
 def test_fp32_without_compression_is_what_an_uncompressed_job_sends(push: dict[str, Any], unsent: bool) -> None:
-    plain, _ = finished()
+    plain = uncompressed()
     compressed, last = finished(compression={"push": push, "pull": {"values": "fp16"}})
     for way in ("push", "pull"):
         values = sum(record["fp32_bytes"][way] for record in last)
@@ -163,14 +179,14 @@ def test_fp32_without_compression_is_what_an_uncompressed_job_sends(push: dict[s
 
 
 def test_a_tower_that_is_compressed_counts_a_plain_sum_of_each_step() -> None:
-    plain, _ = finished(consistency={"mode": "bounded"})
+    plain = uncompressed(consistency={"mode": "bounded"})
     _, last = finished(consistency={"mode": "bounded"}, compression={"tower": {"name": "int8"}})
     counted = sum(record["fp32_bytes"]["tower"] for record in last)
     assert counted == pytest.approx(sum(plain["bytes"]["tower"].values()), rel=0.35)
 
 
 def test_without_telemetry_nothing_counts_and_nothing_is_reported() -> None:
-    config = JobConfig.model_validate({**TINY, "telemetry": {"every_s": "off"}})
+    config = JobConfig.model_validate({**SMALL, "telemetry": {"every_s": "off"}})
     job = LocalJob(config, open_data(config.data, seed=config.seed))
     job.run()
     assert all(kind != "telemetry" for kind, _ in job.records)
