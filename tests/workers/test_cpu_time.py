@@ -7,6 +7,7 @@ import pytest
 from shardkeep.config import parse_config
 from shardkeep.workers.data.sources.registry import open_data
 from shardkeep.workers.timing.cpu_time import CpuMeter
+from tests.support.cases import every
 from tests.support.local_job import LocalJob
 
 
@@ -78,7 +79,7 @@ def test_nothing_counted_is_nothing_told(cpu: CpuMeter) -> None:
     assert cpu.mean_ms() == {}
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@every("workers", [1, 2])
 def test_an_evaluation_tells_the_bytes_of_training_of_all_workers(workers: int) -> None:
     config = parse_config(
         f"""

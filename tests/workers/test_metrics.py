@@ -10,6 +10,7 @@ import torch
 
 from shardkeep.workers.collectives.collective import ThreadCollective
 from shardkeep.workers.metrics.quality import MetricSettings, evaluate_over_workers, evaluate_predictions
+from tests.support.cases import every
 from tests.support.ranks import run_ranks
 
 
@@ -24,7 +25,7 @@ def drawn(num_samples, seed=0, ties=False):
     return (np.round(logits, 1) if ties else logits), labels
 
 
-@pytest.mark.parametrize("ties", [False, True], ids=["distinct", "ties"])
+@every("ties", [False, True], ids=["distinct", "ties"])
 def test_auc_equals_torchmetrics(ties):
     from torchmetrics.functional.classification import binary_auroc  # here: with matplotlib, half a second
 
@@ -71,7 +72,7 @@ def test_huge_logits_stay_finite():
     assert result["logloss"] == pytest.approx(1e4 / 3) and result["calibration"] == pytest.approx(2.0)
 
 
-@pytest.mark.parametrize(
+@every(
     ("logits", "labels", "note"),
     [
         ([], [], "no samples"),
@@ -86,7 +87,7 @@ def test_a_metric_that_is_not_defined_is_none_and_says_why(logits, labels, note)
     assert result["auc"] is None and result["note"] == note
 
 
-@pytest.mark.parametrize("split", [(500, 500), (1, 999), (0, 1000)], ids=str)
+@every("split", [(500, 500), (1, 999), (0, 1000)], ids=str)
 def test_merged_over_workers_equals_all_samples_at_one(split):
     logits, labels = drawn(1000)
     first = split[0]
@@ -95,7 +96,7 @@ def test_merged_over_workers_equals_all_samples_at_one(split):
     assert results == [evaluate_predictions(logits, labels)] * 2
 
 
-@pytest.mark.parametrize("split", [(500, 500), (0, 1000)], ids=str)
+@every("split", [(500, 500), (0, 1000)], ids=str)
 def test_two_labels_have_metrics_of_their_own(split):
     both = [drawn(1000, seed=seed) for seed in (1, 2)]
     logits, labels = (np.stack(columns, axis=1) for columns in zip(*both, strict=True))
@@ -115,7 +116,7 @@ def asked_for(*metrics, **settings):
     return MetricSettings(metrics=metrics, **settings)
 
 
-@pytest.mark.parametrize("threshold", [0.2, 0.5])
+@every("threshold", [0.2, 0.5])
 def test_accuracy_precision_and_recall_are_those_of_torchmetrics(threshold):
     from torchmetrics.functional import classification as tm
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from shardkeep.workers.metrics.ranks import evaluate_ranks
+from tests.support.cases import every
 
 RANKS = np.array([1, 0, 3, 11, 2])
 NO_WEIGHTS = np.empty(0, np.float32)
@@ -37,7 +38,7 @@ def test_a_sample_of_weight_3_counts_as_3() -> None:
     assert found["weights"] == 7.0
 
 
-@pytest.mark.parametrize(
+@every(
     ("ranks", "weights", "note"),
     [([], [], "no samples"), ([1, 2], [0, 0], "the weights of all 2 samples are 0")],
     ids=["no sample", "no weight"],

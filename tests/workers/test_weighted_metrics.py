@@ -12,6 +12,7 @@ from shardkeep.workers.collectives.collective import Collective, Solo, ThreadCol
 from shardkeep.workers.config import METRICS
 from shardkeep.workers.metrics.binned import BinnedScores
 from shardkeep.workers.metrics.quality import MetricSettings, evaluate_over_workers, evaluate_predictions
+from tests.support.cases import every
 from tests.support.ranks import run_ranks
 
 CLASSES = MetricSettings(tuple(sorted(METRICS.keys() - {"calibration_buckets"})), 0.3, "user")
@@ -31,7 +32,7 @@ def whole(seed: int = 0) -> Any:
     return np.random.default_rng(seed).integers(0, 6, 2000).astype(np.float32)
 
 
-@pytest.mark.parametrize("seed", range(5))
+@every("seed", range(5))
 def test_a_sample_of_a_whole_weight_counts_as_so_many_rows(seed: int) -> None:
     logits, labels, groups, _ = drawn(seed=seed)
     weights = whole(seed)
@@ -110,7 +111,7 @@ def test_buckets_hold_equal_numbers_of_rows_and_weighted_means() -> None:
     assert buckets[-1]["label"] == pytest.approx(np.average(labels[last], weights=weights[last].astype(np.float64)))
 
 
-@pytest.mark.parametrize(
+@every(
     ("weights", "note", "defined"),
     [
         ([0, 0, 0, 0], "the weights of all 4 samples are 0", ()),
@@ -137,8 +138,8 @@ def test_what_the_weights_leave_undefined_is_none_and_says_why(
     assert (of_numbers["mse"] is None) == (not any(weights))
 
 
-@pytest.mark.parametrize("split", [(900, 1100), (0, 2000)], ids=str)
-@pytest.mark.parametrize("names", [["click"], ["click", "buy"]], ids=["one label", "two labels"])
+@every("split", [(900, 1100), (0, 2000)], ids=str)
+@every("names", [["click"], ["click", "buy"]], ids=["one label", "two labels"])
 def test_weights_of_all_workers_are_merged_as_their_samples_are(split: tuple[int, int], names: list[str]) -> None:
     logits, labels, groups, weights = drawn()
     columns = [(logits, labels), (-logits, 1 - labels)][: len(names)]
@@ -158,7 +159,7 @@ def test_weights_of_all_workers_are_merged_as_their_samples_are(split: tuple[int
     assert run_ranks(ThreadCollective.group(2), rank) == [expected] * 2
 
 
-@pytest.mark.parametrize("asked", [MetricSettings(), NUMBERS], ids=["classes", "numbers"])
+@every("asked", [MetricSettings(), NUMBERS], ids=["classes", "numbers"])
 def test_metrics_in_bins_are_weighted_too(asked: MetricSettings) -> None:
     logits, labels, _, weights = drawn(20_000)
     scores = BinnedScores(["click"], numbers=asked.numbers)
@@ -172,7 +173,7 @@ def test_metrics_in_bins_are_weighted_too(asked: MetricSettings) -> None:
     assert nothing.total(Solo()) == dict.fromkeys(asked.metrics) | {"samples": 9}
 
 
-@pytest.mark.parametrize("numbers", [False, True], ids=["classes", "numbers"])
+@every("numbers", [False, True], ids=["classes", "numbers"])
 def test_bins_of_a_version_without_weights_are_taken_as_they_were_meant(numbers: bool) -> None:
     logits, labels, _, _ = drawn()
     scores, resumed = (BinnedScores(["click"], numbers=numbers) for _ in range(2))

@@ -6,10 +6,11 @@ import pytest
 from torch.distributed import DistStoreError, HashStore
 
 from shardkeep.workers.collectives.process_group import agreed_backend
+from tests.support.cases import every
 from tests.support.local_job import in_threads
 
 
-@pytest.mark.parametrize(
+@every(
     ("usable", "agreed"),
     [
         (("gloo", "gloo"), "gloo"),

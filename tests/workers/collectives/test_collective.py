@@ -15,6 +15,7 @@ from shardkeep.workers.collectives.collective import (
 from shardkeep.workers.collectives.operations import (
     all_gather,
 )
+from tests.support.cases import every
 from tests.support.collective_calls import EXPECTED, WORLD, every_call
 from tests.support.ranks import run_ranks
 
@@ -45,7 +46,7 @@ def test_a_wait_that_runs_out_names_the_missing_rank():
         first.barrier()
 
 
-@pytest.mark.parametrize("how", ["abort", "close"])
+@every("how", ["abort", "close"])
 def test_a_member_that_leaves_wakes_those_who_wait(how):
     first, second = ThreadCollective.group(2, timeout_s=60.0)
     failures: list[BaseException] = []

@@ -5,13 +5,13 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 
-import pytest
 import torch
 
 from shardkeep.workers.collectives import stop_vote
 from shardkeep.workers.collectives.collective import Solo, ThreadCollective
 from shardkeep.workers.collectives.operations import all_gather
 from shardkeep.workers.collectives.stop_vote import StopVote
+from tests.support.cases import every
 from tests.support.ranks import run_ranks
 
 STEPS = 60
@@ -38,9 +38,7 @@ def stopped_at(
     return STEPS
 
 
-@pytest.mark.parametrize(
-    ("asked_at", "stops_at"), [(0, 1), (5, 6), (FIRST - 1, FIRST), (LAST - 1, LAST), (LAST + 5, LAST + 6)]
-)
+@every(("asked_at", "stops_at"), [(0, 1), (5, 6), (FIRST - 1, FIRST), (LAST - 1, LAST), (LAST + 5, LAST + 6)])
 def test_all_stop_a_step_after_one_was_asked(asked_at: int, stops_at: int) -> None:
     def work(collective: ThreadCollective) -> int:
         return stopped_at(collective, asked_at if collective.rank == 1 else None, 0, steps_of(0.3))

@@ -222,7 +222,7 @@ def test_rows_are_found_across_chunks_and_files(tmp_path: Path) -> None:
     assert int(batch.ids["m"].lengths_B.sum()) == len(batch.ids["m"].values_N)
 
 
-@pytest.mark.parametrize("row", [-1, 40, 2**40])
+@every("row", [-1, 40, 2**40])
 def test_a_row_outside_the_data_is_refused(tmp_path: Path, row: int) -> None:
     _write(tmp_path)
     train = open_data(_config(tmp_path), seed=0).train

@@ -12,6 +12,7 @@ import pytest
 from shardkeep.base.errors import DataError
 from shardkeep.workers.data.sources.registry import open_data
 from shardkeep.workers.data_config import DataConfig
+from tests.support.cases import every
 from tests.support.owners import STRANGER, make_foreign
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
@@ -140,7 +141,7 @@ def test_a_temporary_cache_that_others_can_write_is_not_used(data: Path, tmp_pat
     assert planted.stat().st_mode & 0o777 == 0o700
 
 
-@pytest.mark.parametrize(
+@every(
     ("cache", "why"),
     [
         ("a.csv", "it is no folder"),
@@ -153,7 +154,8 @@ def test_a_temporary_cache_that_others_can_write_is_not_used(data: Path, tmp_pat
     ids=["file", "below a file", "loop", "deep", "proc", "device"],
 )
 def test_a_cache_that_can_be_no_folder_is_refused(data: Path, cache: str, why: str) -> None:
-    (data / "loop").symlink_to(data / "loop")
+    if not (data / "loop").is_symlink():
+        (data / "loop").symlink_to(data / "loop")
     with pytest.raises(DataError, match=why) as caught:
         _open(data, cache=cache)
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 600

@@ -15,6 +15,7 @@ from shardkeep.workers.data.conversion.hashing import MISSING_ID, hash_text
 from shardkeep.workers.data.samples import Data
 from shardkeep.workers.data.sources.registry import open_data
 from shardkeep.workers.data_config import DataConfig
+from tests.support.cases import every
 
 
 def _line(label: int, seed: int) -> str:
@@ -70,7 +71,7 @@ def test_a_line_with_a_missing_field_is_named(tmp_path: Path) -> None:
         _open(tmp_path)
 
 
-@pytest.mark.parametrize(
+@every(
     ("settings", "expected"),
     [({"label": "x"}, "data.label: has no effect"), ({"sparse": ["C27"]}, "criteo has no column C27")],
 )

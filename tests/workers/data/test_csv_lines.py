@@ -102,12 +102,13 @@ REVIEWS = {
 }
 
 
-@pytest.mark.parametrize("newline", ["\n", "\r\n"], ids=["unix", "windows"])
-@pytest.mark.parametrize("quoting", [csv.QUOTE_MINIMAL, csv.QUOTE_ALL], ids=["where needed", "all"])
-@pytest.mark.parametrize("case", REVIEWS)
+@every("newline", ["\n", "\r\n"], ids=["unix", "windows"])
+@every("quoting", [csv.QUOTE_MINIMAL, csv.QUOTE_ALL], ids=["where needed", "all"])
+@every("case", REVIEWS)
 def test_texts_with_commas_quotes_and_line_ends_are_read_and_told(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, case: str, quoting: int, newline: str
 ) -> None:
+    caplog.clear()
     texts = [text.replace("\n", newline) for text in REVIEWS[case]]
     content = written(texts, quoting=quoting)
     with caplog.at_level(logging.WARNING):

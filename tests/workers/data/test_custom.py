@@ -15,6 +15,7 @@ from shardkeep.workers.data.conversion.hashing import hash_text
 from shardkeep.workers.data.samples import Data
 from shardkeep.workers.data.sources.registry import open_data
 from shardkeep.workers.data_config import DataConfig
+from tests.support.cases import every
 
 CODE = """
 import numpy as np
@@ -93,7 +94,7 @@ def test_a_dict_of_arrays_is_a_data_set(folder: Path) -> None:
     assert batch.label_BT.tolist() == [[1.0], [0.0]]
 
 
-@pytest.mark.parametrize("dense", [[], [{"column": "v", "width": 3}, "x"]], ids=["all", "named"])
+@every("dense", [[], [{"column": "v", "width": 3}, "x"]], ids=["all", "named"])
 def test_an_array_of_two_dimensions_is_a_dense_vector(folder: Path, dense: list[Any]) -> None:
     data = _open(folder, "vectors", dense=dense)
     assert data.train.schema.dense == ("v[0]", "v[1]", "v[2]", "x")
@@ -140,7 +141,7 @@ def test_an_object_with_gather_is_used_as_it_is(folder: Path) -> None:
     assert len(train) == 3 and train.gather(np.array([2])).ids["u"].values_N.tolist() == [2]
 
 
-@pytest.mark.parametrize(
+@every(
     ("name", "settings", "kind", "expected"),
     [
         ("nothing", {}, ConfigError, "data.source: module 'my_data' has no 'nothing'"),

@@ -6,10 +6,10 @@ import gzip
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from shardkeep.config import load_config
 from shardkeep.workers.data.sources.registry import open_data
+from tests.support.cases import every
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 
@@ -20,7 +20,7 @@ ADULT_HEADER = (
 ADULT_ROW = "{}, State-gov, 77516, Bachelors, 13, Never-married, ?, Husband, White, Male, 0, 0, 40, Cuba, {}\n"
 
 
-@pytest.mark.parametrize("name", ["demo", "adult", "census"])
+@every("name", ["demo", "adult", "census"])
 def test_every_example_is_a_valid_config(name: str) -> None:
     assert load_config(EXAMPLES / f"{name}.yaml").name == name
 

@@ -105,7 +105,7 @@ def test_rows_of_a_source_of_ones_own_are_left_out_too(tmp_path: Path) -> None:
 NUMBERS = ["3.5", "-2", "0", "1e3", "0.1", "1"]
 
 
-@pytest.mark.parametrize("form", ["csv", "parquet"])
+@every("form", ["csv", "parquet"])
 def test_labels_that_are_numbers_keep_their_float32_values(tmp_path: Path, form: str) -> None:
     label = {"column": "y", "kind": "number"}
     if form == "csv":
@@ -159,7 +159,7 @@ def _weighted(folder: Path, weights: list[str], form: str, **settings: Any) -> D
     return open_data(DataConfig.model_validate(base | {"weight": "w"} | settings), seed=0)
 
 
-@pytest.mark.parametrize("form", ["csv", "parquet"])
+@every("form", ["csv", "parquet"])
 def test_weights_of_samples_are_gathered_and_no_pattern_takes_their_column(tmp_path: Path, form: str) -> None:
     weights = ["0.5", "2", "0", "1e3"]
     for _ in range(2):  # converted, then from the cache

@@ -45,15 +45,13 @@ def labels(data: Data) -> list[float]:
 # Labels
 
 
-@pytest.mark.parametrize(
-    "texts", [["4.0", "4.50", "5", "3.5"], ["4", "4.5", "5.00", "0"], ["4e0", "45e-1", "+5", "-4"]]
-)
+@every("texts", [["4.0", "4.50", "5", "3.5"], ["4", "4.5", "5.00", "0"], ["4e0", "45e-1", "+5", "-4"]])
 def test_listed_numbers_are_compared_as_numbers(tmp_path: Path, texts: list[str]) -> None:
     lines = ["y,u", *(f"{text},a" for text in texts)]
     assert labels(opened(tmp_path, lines, label={"column": "y", "positive": [4, 4.5, 5]})) == [1, 1, 1, 0]
 
 
-@pytest.mark.parametrize("missing", ["4", "4.0"])
+@every("missing", ["4", "4.0"])
 def test_a_listed_number_is_not_missing_in_another_writing(tmp_path: Path, missing: str) -> None:
     rows = ["y,u", "4.0,a", "5,b", "4,a"]
     data = opened(tmp_path, rows, label={"column": "y", "positive": [4]}, missing=[missing])
@@ -65,14 +63,14 @@ def test_listed_texts_are_compared_as_texts(tmp_path: Path) -> None:
     assert labels(opened(tmp_path, lines, label={"column": "y", "positive": ["4", "like"]})) == [0, 1, 1]
 
 
-@pytest.mark.parametrize("positive", [["yes", "Yes"], [1, 7]])
+@every("positive", [["yes", "Yes"], [1, 7]])
 def test_a_listed_value_that_no_row_has_is_refused(tmp_path: Path, positive: list[Any]) -> None:
     lines = ["y,u", "yes,a", "1,a", "no,a"]
     with pytest.raises(DataError, match=r"data\.label\.positive: no row of .* has '(Yes|7)'"):
         opened(tmp_path, lines, label={"column": "y", "positive": positive})
 
 
-@pytest.mark.parametrize(
+@every(
     "bounds, expected",
     [({"above": 5}, [0, 0, 1, 1]), ({"below": 5}, [1, 0, 0, 0]), ({"above": 4.9, "below": 6}, [0, 1, 0, 0])],
     ids=["above", "below", "both"],
@@ -82,7 +80,7 @@ def test_a_threshold_decides_without_its_bound(tmp_path: Path, bounds: dict[str,
     assert labels(opened(tmp_path, lines, label={"column": "y", "positive": bounds})) == expected
 
 
-@pytest.mark.parametrize("bounds", [{}, {"above": 5, "below": 5}, {"over": 5}])
+@every("bounds", [{}, {"above": 5, "below": 5}, {"over": 5}])
 def test_a_threshold_that_means_nothing_is_refused(bounds: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="positive"):
         DataConfig.model_validate({"label": {"column": "y", "positive": bounds}})
@@ -116,7 +114,7 @@ def test_a_count_is_one_instant_in_each_type_that_holds_it(kind: Any) -> None:
         assert times.micros(column(pa.array([count, None], kind)), RULES).to_pylist() == [expected, None]
 
 
-@pytest.mark.parametrize("exact", [False, True], ids=["dense", "category"])
+@every("exact", [False, True], ids=["dense", "category"])
 def test_an_instant_beyond_64_bits_of_microseconds_is_refused(exact: bool) -> None:
     far = column(pa.array([10**14], pa.timestamp("s")))
     with pytest.raises(DataError, match=r"column at: .*out of bounds"), far.named():
@@ -157,7 +155,7 @@ def test_other_writings_are_refused_with_the_forms_that_are_read(text: str) -> N
         times.micros(column(["2024-05-01", text]), RULES)
 
 
-@pytest.mark.parametrize("other", ["2024-05-01T00:00:00Z", "1714521600"])
+@every("other", ["2024-05-01T00:00:00Z", "1714521600"])
 def test_texts_of_two_sorts_are_refused(other: str) -> None:
     with pytest.raises(DataError, match=r"row [12], column at: .* read are"):
         times.micros(column(["2024-05-01T00:00:00", other]), RULES)
@@ -221,7 +219,7 @@ def test_a_column_that_was_constant_counts_as_zero_whatever_it_becomes(tmp_path:
     assert not samples.gather(np.arange(3)).dense_BI.any()
 
 
-@pytest.mark.parametrize("pooling", ["mean", "max"])
+@every("pooling", ["mean", "max"])
 def test_pooling_where_each_row_has_one_value_is_refused(tmp_path: Path, pooling: str) -> None:
     with pytest.raises(ConfigError, match=f"u: pooling: {pooling} has no effect"):
         opened(tmp_path, ["y,u", "0,a", "1,b"], sparse=[{"column": "u", "pooling": pooling}])

@@ -11,6 +11,7 @@ from shardkeep.base.errors import DataError
 from shardkeep.config import parse_config
 from shardkeep.workers.data.batch import Batch
 from shardkeep.workers.data.samples import Data
+from tests.support.cases import every
 from tests.support.local_job import LocalJob
 from tests.support.samples import ArrayDataset, draw
 
@@ -39,7 +40,7 @@ class TwoLabels:
         return dataclasses.replace(batch, label_BT=np.repeat(batch.label_BT, 2, axis=1))
 
 
-@pytest.mark.parametrize("wrong", ["train", "eval"])
+@every("wrong", ["train", "eval"])
 def test_labels_that_the_schema_does_not_name_are_refused(wrong: str) -> None:
     parts = {"train": draw(16), "eval": draw(16, seed=1)}
     job = LocalJob(parse_config(CONFIG), Data(**parts | {wrong: TwoLabels(parts[wrong])}))

@@ -18,6 +18,7 @@ from shardkeep.workers.data.sides import sides_of_model
 from shardkeep.workers.data.sources.registry import columns_of_files, open_data
 from shardkeep.workers.data_config import DataConfig
 from shardkeep.workers.model_config import RetrievalSettings, SasRecConfig, TwoTowerConfig
+from tests.support.cases import every
 from tests.support.history_files import ROWS, history_config, write_csv, write_parquet
 
 PARTS = [write_parquet, write_csv]
@@ -41,7 +42,7 @@ def _counts(data: Data) -> dict[Any, int]:
     return dict(zip(data.catalogue.values.to_pylist(), data.catalogue.counts_M.tolist(), strict=True))
 
 
-@pytest.mark.parametrize("write", PARTS, ids=["parquet", "csv"])
+@every("write", PARTS, ids=["parquet", "csv"])
 def test_items_have_the_values_of_the_files_and_the_features_of_their_last_row(tmp_path: Path, write: Any) -> None:
     rows = ROWS | {"item": ["a", "b", "c", "a", "b", "a"], "category": ["x", "y", "x", "y", "x", "z"]}
     data = _open(write(tmp_path / f"a.{write.__name__[6:]}", rows))
@@ -63,7 +64,7 @@ def test_with_a_label_the_rows_of_1_alone_are_counted(tmp_path: Path) -> None:
     assert data.train.gather(np.arange(6)).label_BT[:, 0].tolist() == ROWS["clicked"]
 
 
-@pytest.mark.parametrize("write", PARTS, ids=["parquet", "csv"])
+@every("write", PARTS, ids=["parquet", "csv"])
 def test_entries_that_are_kept_are_items_too(tmp_path: Path, write: Any) -> None:
     path = write(tmp_path / f"a.{write.__name__[6:]}", NEXT_ROWS | {"item": ["d", "b", "c", "a", "b", "c"]})
     # kept of [a b c a b] are [c a b]: a and b are predicted; [c ? a]: a; [? b]: b
@@ -73,7 +74,7 @@ def test_entries_that_are_kept_are_items_too(tmp_path: Path, write: Any) -> None
     assert len(list(tmp_path.joinpath(".shardkeep-cache").glob("*/catalogue.arrow"))) == 2
 
 
-@pytest.mark.parametrize(
+@every(
     ("values", "expected"),
     [
         (pa.array([5, 2**62, -3, 5, 5, -3]), [5, -3, 2**62]),
@@ -137,7 +138,7 @@ def test_data_with_labels_keep_their_cache_and_fingerprint(tmp_path: Path) -> No
     assert len(list(tmp_path.joinpath(".shardkeep-cache").glob("*/train.arrow"))) == 1
 
 
-@pytest.mark.parametrize("write", PARTS, ids=["parquet", "csv"])
+@every("write", PARTS, ids=["parquet", "csv"])
 def test_inputs_without_a_label_read_rows_that_have_none(tmp_path: Path, write: Any) -> None:
     path = write(tmp_path / f"a.{write.__name__[6:]}", {name: ROWS[name] for name in ROWS if name != "clicked"})
     stored = _open(path).inputs
@@ -162,7 +163,7 @@ def test_held_out_rows_are_in_no_count_and_a_part_without_rows_is_an_error(tmp_p
         )
 
 
-@pytest.mark.parametrize(
+@every(
     ("settings", "model", "why"),
     [
         ({}, TwoTowerConfig(), "model.item: is missing; .* allowed: item, category"),
@@ -205,7 +206,7 @@ def test_evaluation_data_without_a_known_item_are_an_error(tmp_path: Path) -> No
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("source", ["criteo", "tests.support.samples:draw"])
+@every("source", ["criteo", "tests.support.samples:draw"])
 def test_a_source_without_raw_values_is_refused(source: str) -> None:
     config = DataConfig.model_validate({"source": source})
     with pytest.raises(ConfigError, match=r"two_tower needs a catalogue of items.*csv, parquet, synthetic"):

@@ -12,6 +12,7 @@ from shardkeep.base.errors import DataError
 from shardkeep.workers.data.samples import Data
 from shardkeep.workers.data.sources.registry import open_data
 from shardkeep.workers.data_config import DataConfig
+from tests.support.cases import every
 
 
 def _write(path: Path, first: int, count: int = 200) -> Path:
@@ -44,7 +45,7 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize(
+@every(
     ("files", "why"),
     [
         ({"train": ["days"], "eval": ["days/2.csv"]}, "days/2.csv: is in data.train and in data.eval; a file has one"),

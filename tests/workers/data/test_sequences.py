@@ -60,7 +60,7 @@ def drawn(lengths: list[int]) -> Rows:
     return {"clicked": [i % 2 for i in range(len(lengths))], **single, **lists, "seen_age": ages}
 
 
-@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+@every("suffix", ["csv", "parquet"])
 def test_a_history_is_the_newest_entries_of_its_lists(tmp_path: Path, suffix: str) -> None:
     write = write_csv if suffix == "csv" else write_parquet
     batch = all_rows(open_histories(write(tmp_path / f"a.{suffix}", ROWS)))
@@ -144,7 +144,7 @@ def test_a_missing_field_beside_lists_of_one_entry_is_one_missing_entry(tmp_path
     assert np.array_equal(batch.ids["seen_category"].lengths_B, [1, 0])
 
 
-@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+@every("suffix", ["csv", "parquet"])
 def test_lists_of_other_lengths_in_one_row_are_refused(tmp_path: Path, suffix: str) -> None:
     rows = dict(ROWS) | {"seen_age": [[1.0], [], [1.0, 2.0, 3.0, 4.0, 5.0], [7.0, 8.0], None, [None, 0.5]]}
     path = (write_csv if suffix == "csv" else write_parquet)(tmp_path / f"a.{suffix}", rows)

@@ -38,7 +38,7 @@ def _open(folder: Path, labels: list[Any], kind: str = "parquet", **settings: An
     return open_data(DataConfig.model_validate(base | settings), seed=0)
 
 
-@pytest.mark.parametrize("scalar", ["weight", "time"])
+@every("scalar", ["weight", "time"])
 def test_labels_stand_beside_a_weight_or_a_time(tmp_path: Path, scalar: str) -> None:
     _write(tmp_path)
     alone = _open(tmp_path, ["clicked", "bought"]).train.gather(np.arange(6))

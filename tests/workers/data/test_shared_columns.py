@@ -280,7 +280,9 @@ def test_rows_of_several_chunks_are_shared(tmp_path: Path) -> None:
     assert _own_bytes(tmp_path / "shared") < 70_000 * 10
 
 
-def test_a_job_that_continues_a_model_reads_fewer_columns_as_that_model(files: tuple[str, Path], tmp_path: Path) -> None:
+def test_a_job_that_continues_a_model_reads_fewer_columns_as_that_model(
+    files: tuple[str, Path], tmp_path: Path
+) -> None:
     first, _ = _opened(_config(files, tmp_path / "shared"))
     fitted = json.loads(json.dumps(first.inputs))
     fitted["transform"]["shift_I"][0] = 5.0

@@ -105,7 +105,7 @@ def sides(data: Data) -> list[list[int]]:
     return [rows_of(part) for part in (data.train, data.eval, data.test)]
 
 
-@pytest.mark.parametrize("by", RULES)
+@every("by", RULES)
 def test_the_same_rows_in_any_form_and_order_of_files_are_on_the_same_sides(folder: Path, by: str) -> None:
     table = table_of()
     mixed = table.take(np.random.default_rng(1).permutation(len(table)))
@@ -211,7 +211,7 @@ def chunk_of(hours: list[int]) -> Chunk:
     return chunk_with({"ts": times, "y": pa.array([0] * len(hours))})
 
 
-@pytest.mark.parametrize("by", ["random", "user"])
+@every("by", ["random", "user"])
 def test_a_share_is_about_that_of_the_rows(tmp_path: Path, by: str) -> None:
     lines = [f"{i % 2},{i},{i // 2}" for i in range(20_000)]
     (tmp_path / "a.csv").write_text("\n".join(["y,x,user", *lines]) + "\n")

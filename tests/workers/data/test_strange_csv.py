@@ -152,7 +152,7 @@ def test_a_file_that_is_no_table_is_refused_by_name(tmp_path: Path, case: str) -
 
 
 WRONG_ROWS = {
-    "a field too few": ("1,a,0\n2,b\n", 2, "has 2 fields, expected 3"),
+    "a field too few": ("1,a,0\n2,b\n", 2, r"has 2 fields, expected 3 \('2,b'\)"),
     "a field too many": ("1,a,0\n2,b,1,9\n", 2, "has 4 fields, expected 3"),
     "a trailing delimiter": ("1,a,0,\n2,b,1,\n", 1, "has 4 fields, expected 3"),
     "an unquoted delimiter": ("1,a,0\n2,b,c,1\n", 2, "has 4 fields"),
@@ -171,6 +171,8 @@ WRONG_ROWS = {
     "a label in words": ("1,a,0\n2,b,yes\n", 2, "column y: 'yes' is not a number.*data.label.positive"),
     "an infinite label": ("1,a,0\n2,b,inf\n", 2, "column y: is infinite"),
     "a label of -1": ("1,a,1\n2,b,-1\n", 2, "column y: the label is -1"),
+    "a number after a date": ("2020-01-01,a,0\n5,b,1\n", 2, "column x: '5' is no time"),
+    "a word after a truth value": ("true,a,0\nno,b,1\n", 2, "column x: 'no' is not a number"),
 }  # fmt: skip
 
 
@@ -181,6 +183,31 @@ def test_a_wrong_row_is_named(tmp_path: Path, case: str, capfd: pytest.CaptureFi
     line = refusal(tmp_path, {"a.csv": content}, **BOTH)
     assert re.search(f"^{tmp_path}/a.csv, row {number}(:|,) ?.*{why}", line), line
     assert capfd.readouterr().err == ""
+
+
+NAMED = {"columns": ["x", "c", "y"]}
+
+
+@every(
+    ("content", "settings", "why"),
+    [
+        ("x,c,y\n1,a,yes\n2,b,no\n", {"label": {"column": "y", "positive": ["Yes"]}},
+         "class 0 .*'yes', 'no'.*data.label.positive"),
+        ("x,c,y\n1,a,0\n1,2\n", NAMED, "row 2: has 2 fields"),
+        ("1,2\n", NAMED, "row 1: has 2 fields with delimiter .*, expected 3"),
+        ("x;c;y\n1,5;a;0\n", {"delimiter": ";"}, "'1,5' is not a number.*data.decimal"),
+        (",x,c,y\n0,1,a,0\n", {"sparse": ["*"]}, r"sparse: \* matches column 1 .* has no name"),
+        ("x,c,y,\n1,a,0,\n", {"dense": ["*"]}, r"dense: \* matches column 4 .* has no name"),
+        ("x,c,w,y\n1,a;b,1,0\n",
+         {"sparse": [{"column": "c", "separator": ";", "pooling": "weighted", "weights": "w"}]},
+         "row 1, column w: holds 1 weights for 2 ids of c"),
+    ],
+)  # fmt: skip
+def test_what_the_config_does_not_find_in_a_file_is_named(
+    tmp_path: Path, content: str, settings: dict[str, Any], why: str
+) -> None:
+    line = refusal(tmp_path, {"a.csv": content.encode()}, **BOTH | settings)
+    assert re.search(why, line), line
 
 
 VALUES: dict[str, float | str] = {

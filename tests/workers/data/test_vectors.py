@@ -101,7 +101,7 @@ def test_what_is_no_vector_of_the_width_is_named_with_its_row(tmp_path: Path, va
     assert re.search(why, refusal(tmp_path, _parquet(values), **V))
 
 
-@pytest.mark.parametrize(
+@every(
     "files",
     [_parquet(pa.array(ROWS)), _csv(["[1, 2, 3]", "[4, 5, 6]"])],
     ids=["lists", "texts"],
@@ -151,7 +151,7 @@ def test_a_number_called_like_one_of_a_vector_is_refused(tmp_path: Path) -> None
         _open(tmp_path, dense=["v[1]", {"column": "v", "width": 2}])
 
 
-@pytest.mark.parametrize("width", [4, 100_000])
+@every("width", [4, 100_000])
 def test_stored_inputs_whose_vectors_do_not_fit_are_refused(tmp_path: Path, width: int) -> None:
     (tmp_path / "a.parquet").write_bytes(_parquet(pa.array([[1, 2, 3], [4, 5, 6]]))["a.parquet"])
     record = json.loads(json.dumps(_open(tmp_path, **V).inputs))

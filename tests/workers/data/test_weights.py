@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from shardkeep.config import parse_config
 from shardkeep.workers.data.samples import Data, doubtful_weights
 from shardkeep.workers.data.sources.registry import open_data
@@ -24,7 +22,7 @@ def weighted(folder: Path, weights: str) -> Data:
     return open_data(DataConfig.model_validate(config), seed=0)
 
 
-@pytest.mark.parametrize(("weights", "rms"), [("38;52;17", "38.5"), ("-900;900;0", "735"), ("0.01;0.01;17.4", "10")])
+@every(("weights", "rms"), [("38;52;17", "38.5"), ("-900;900;0", "735"), ("0.01;0.01;17.4", "10")])
 def test_weights_of_ages_are_doubtful(tmp_path: Path, weights: str, rms: str) -> None:
     (text,) = doubtful_weights(weighted(tmp_path, weights).train)
     assert text.startswith(f"feature tags: its weights have a root mean square of {rms}, so its pooled rows are ")

@@ -132,9 +132,7 @@ def test_a_packet_that_is_none_ends_the_backward_pass_with_a_line_that_names_its
 
 @pytest.mark.waits_for_processes
 @every("case", CASES)
-def test_the_sender_hears_that_the_other_left_and_both_go_on_in_another_generation(
-    processes: Found, case: str
-) -> None:
+def test_the_sender_hears_that_the_other_left_and_both_go_on_in_another_generation(processes: Found, case: str) -> None:
     (_, digest), ((kind, text), other_digest) = processes[case]
     assert kind == "MemberLost" and "\n" not in text  # and not DeadlineExceeded: it waited for no deadline
     assert text.startswith("worker 1 of 2: the sum of the dense gradients in generation"), text

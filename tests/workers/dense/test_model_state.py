@@ -11,6 +11,7 @@ from torch import nn
 
 from shardkeep.workers.collectives.collective import ThreadCollective
 from shardkeep.workers.dense.state import ModelState, share_buffers
+from tests.support.cases import every
 from tests.support.ranks import run_ranks
 
 
@@ -80,7 +81,7 @@ def run(model: nn.Module) -> None:
     model(torch.ones(1, 3))
 
 
-@pytest.mark.parametrize(
+@every(
     ("make", "change"),
     [
         (plain, in_place),

@@ -14,6 +14,7 @@ from torch.autograd import forward_ad
 
 from shardkeep.base.errors import UserError
 from shardkeep.workers.dense import compile as compiling, onednn
+from tests.support.cases import every
 from tests.support.towers import CPU, batch, part_of, tower_of, train, values_of
 
 pytestmark = pytest.mark.skipif(onednn.why_not(CPU) is not None, reason="this torch has no oneDNN")
@@ -43,9 +44,10 @@ def products(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     return made
 
 
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("shape", [(5, 37), (1, 37), (129, 37), (4, 3, 37), (2, 1, 3, 37)])
+@every("bias", [True, False])
+@every("shape", [(5, 37), (1, 37), (129, 37), (4, 3, 37), (2, 1, 3, 37)])
 def test_outputs_and_gradients_are_torch_s(shape: tuple[int, ...], bias: bool, products: list[Any]) -> None:
+    products.clear()
     plain, ours = layers(bias=bias)
     values = torch.randn(shape)
     both = []
@@ -76,7 +78,7 @@ def test_inputs_and_weights_that_want_no_gradient_get_none(products: list[Any]) 
     assert products[2:] == [(5, 21), (5, 37)] and inputs.grad is not None
 
 
-@pytest.mark.parametrize(
+@every(
     "inputs", [torch.empty(0, 37), torch.randn(37), torch.randn(5, 37, dtype=torch.float64)], ids=["empty", "1", "f64"]
 )
 def test_what_onednn_does_not_take_is_torch_s(inputs: torch.Tensor, products: list[Any]) -> None:
@@ -177,7 +179,7 @@ def test_a_tower_by_onednn_repeats_itself_bit_for_bit() -> None:
     assert len(digests) == 1
 
 
-@pytest.mark.parametrize(
+@every(
     ("helps", "config", "chosen"),
     [
         (True, {}, "onednn: MKL leaves AVX-512 unused here"),
@@ -191,6 +193,7 @@ def test_a_tower_by_onednn_repeats_itself_bit_for_bit() -> None:
 def test_auto_takes_onednn_where_it_helps(
     helps: bool, config: dict[str, str], chosen: str | None, monkeypatch: pytest.MonkeyPatch, products: list[Any]
 ) -> None:
+    products.clear()
     monkeypatch.setattr(onednn, "helps", lambda: helps)
     tower = tower_of(config=config)
     assert tower.chosen.get("linear") == chosen

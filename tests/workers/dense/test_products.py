@@ -12,6 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from shardkeep.workers.dense import onednn
 from shardkeep.workers.dense.products import Products
+from tests.support.cases import every
 from tests.support.towers import CPU, batch, part_of, tower_of, train, values_of
 
 B, C, H = 6, 5, 7  # samples, columns, hidden
@@ -53,7 +54,7 @@ FORMS = {
 }
 
 
-@pytest.mark.parametrize(("make", "around", "expected"), FORMS.values(), ids=FORMS)
+@every(("make", "around", "expected"), FORMS.values(), ids=FORMS)
 def test_the_products_are_counted_by_their_shapes(make, around, expected):
     if make is by_onednn and onednn.why_not(CPU):
         pytest.skip("no oneDNN here")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -13,6 +12,7 @@ from shardkeep.workers.collectives.collective import ThreadCollective
 from shardkeep.workers.dense.loss import TaskLoss, joint_logits
 from shardkeep.workers.label_config import TaskColumn
 from shardkeep.workers.metrics.outputs import joint_outputs
+from tests.support.cases import every
 from tests.support.ranks import run_ranks
 from tests.support.towers import FEATURES, batch, model_config, part_of, seeded_model, tower_of, values_of
 
@@ -65,7 +65,7 @@ def test_loss_and_gradients_are_those_of_the_formulas() -> None:
     torch.testing.assert_close(own.grad.double(), exact.grad, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("missing", [slice(None), slice(0, 1)], ids=["all labels", "one label"])
+@every("missing", [slice(None), slice(0, 1)], ids=["all labels", "one label"])
 def test_a_label_that_no_sample_has_adds_zero_with_a_graph(missing: slice) -> None:
     logits, label_BT = drawn(CHAIN)
     label_BT = label_BT.nan_to_num(0.0)
@@ -81,7 +81,7 @@ def test_a_label_that_no_sample_has_adds_zero_with_a_graph(missing: slice) -> No
         assert loss == 0 and not logits.grad.any()
 
 
-@pytest.mark.parametrize("size", [0.0, 1.0, 20.0, 90.0, 1e4])
+@every("size", [0.0, 1.0, 20.0, 90.0, 1e4])
 def test_joint_logits_stay_exact_where_probabilities_end(size: float) -> None:
     """At 90 and beyond, 1 - p is 0 in float32, and the logit of a product has no other form."""
     logits = torch.tensor([[a * size, b * size] for a in (-1.0, 0.5, 1.0) for b in (-1.0, 0.25, 1.0)])
@@ -112,7 +112,7 @@ def three_outputs(seed: int = 0) -> nn.Module:
     return build_model(config, num_dense=3, features=FEATURES, default_dim=8, labels=("t0", "t1", "t2"))
 
 
-@pytest.mark.parametrize("splits", [[(0, 12), (12, 24)], [(0, 24), (24, 24)], [(0, 3), (3, 24)]])
+@every("splits", [[(0, 12), (12, 24)], [(0, 24), (24, 24)], [(0, 3), (3, 24)]])
 def test_ranks_together_train_several_labels_as_one_worker(splits: list[tuple[int, int]]) -> None:
     def steps(tower: Any, start: int, stop: int) -> torch.Tensor:
         for step in range(3):

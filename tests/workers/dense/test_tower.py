@@ -18,6 +18,7 @@ from shardkeep.ps.checkpoints.folder import Checkpoints
 from shardkeep.workers.checkpoint.tower_state import load_tower, save_tower, tower_state
 from shardkeep.workers.collectives.collective import ThreadCollective
 from shardkeep.workers.config import LossConfig
+from tests.support.cases import every
 from tests.support.ranks import run_ranks
 from tests.support.towers import (
     FP16,
@@ -37,8 +38,8 @@ SPLITS = {
 }
 
 
-@pytest.mark.parametrize("splits", SPLITS.values(), ids=SPLITS)
-@pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
+@every("splits", SPLITS.values(), ids=SPLITS)
+@every("optimizer", ["sgd", "adam", "adamw"])
 def test_ranks_together_train_as_one_worker_on_the_joined_batch(splits, optimizer):
     config = {"optimizer": {"name": optimizer, "lr": 0.01, "weight_decay": 0.01}}
     alone = tower_of(config=config)
@@ -74,7 +75,7 @@ MEANS = {
 }
 
 
-@pytest.mark.parametrize("name", MEANS)
+@every("name", MEANS)
 def test_one_worker_trains_as_a_plain_pytorch_loop(name):
     loss_name, _, delta = name.partition(" of ")
     config = LossConfig(name=loss_name, delta=float(delta) if delta else None)
@@ -93,7 +94,7 @@ def test_one_worker_trains_as_a_plain_pytorch_loop(name):
     torch.testing.assert_close(values_of(tower), plain_values, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", MEANS)
+@every("name", MEANS)
 def test_factors_of_samples_multiply_their_losses(name):
     loss_name, _, delta = name.partition(" of ")
     config = LossConfig(name=loss_name, delta=float(delta) if delta else None)
@@ -142,7 +143,7 @@ def test_logits_of_fewer_labels_than_the_data_have_are_refused():
         tower.backward(dense, leaves, label.repeat(1, 2), 1 / 8)
 
 
-@pytest.mark.parametrize("world_size", [1, 2])
+@every("world_size", [1, 2])
 def test_accumulated_micro_batches_equal_one_batch(world_size):
     splits = [(0, 24)] if world_size == 1 else [(0, 16), (16, 24)]
 
@@ -173,7 +174,7 @@ def test_a_gradient_that_is_not_finite_skips_the_dense_update_on_all_ranks():
     assert run_ranks(ThreadCollective.group(2), work) == [(False, True, 1.0, True)] * 2
 
 
-@pytest.mark.parametrize("where", ["dense gradient", "rows"])
+@every("where", ["dense gradient", "rows"])
 def test_an_overflow_on_one_rank_skips_the_step_on_both_and_halves_the_scale(where):
     def work(collective: ThreadCollective) -> list[Any]:
         tower = tower_of(collective=collective, config=FP16)
@@ -267,7 +268,7 @@ def test_dropout_depends_on_seed_and_step_and_leaves_the_global_generator_alone(
     assert digest(1) == first and digest(2) != first
 
 
-@pytest.mark.parametrize("amp", ["off", "fp16"])
+@every("amp", ["off", "fp16"])
 def test_a_loaded_state_goes_on_bit_for_bit(amp):
     config = {"amp": amp}
     straight, other = tower_of(config=config), tower_of(model=seeded_model(9), config=config)
@@ -280,7 +281,7 @@ def test_a_loaded_state_goes_on_bit_for_bit(amp):
     assert other.digest_bytes() == straight.digest_bytes()
 
 
-@pytest.mark.parametrize("amp", ["off", "fp16"])
+@every("amp", ["off", "fp16"])
 def test_a_saved_tower_goes_on_bit_for_bit(amp, tmp_path):
     config = {"amp": amp}
     straight, other = tower_of(config=config), tower_of(model=seeded_model(9), config=config)

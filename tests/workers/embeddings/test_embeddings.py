@@ -430,7 +430,7 @@ def test_rows_and_gradients_of_another_shape_are_refused() -> None:
 KEYED = Schema(dense=(), features=tuple(Feature(*each) for each in (("a", "users"), ("b", "items"), ("c", "users"))))
 
 
-@pytest.mark.parametrize("longest", [1, 3], ids=["one id each", "bags"])
+@every("longest", [1, 3], ids=["one id each", "bags"])
 def test_ids_in_one_array_have_the_plan_of_their_features(longest: int) -> None:
     rng = np.random.default_rng(longest)
     lengths_FB = rng.integers(min(longest, 1) if longest == 1 else 0, longest + 1, (3, 5)).astype(np.int32)
@@ -451,7 +451,7 @@ def test_ids_in_one_array_have_the_plan_of_their_features(longest: int) -> None:
         np.testing.assert_array_equal(ours, theirs)
 
 
-@pytest.mark.parametrize("lengths", [[[1, 1], [1, 1], [1, 2]], [[2, 1], [2, 1], [1, -1]]], ids=["sum", "sign"])
+@every("lengths", [[[1, 1], [1, 1], [1, 2]], [[2, 1], [2, 1], [1, -1]]], ids=["sum", "sign"])
 def test_lengths_that_do_not_fit_the_ids_in_one_array_are_refused(lengths: list[list[int]]) -> None:
     with pytest.raises(DataError, match="6 ids with lengths of"):
         Embeddings(KEYED, TABLES).plan_keyed(ids(1, 2, 3, 4, 5, 6), np.array(lengths, dtype=np.int32))

@@ -65,7 +65,7 @@ LENGTHS = {
 }
 
 
-@pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS.keys())
+@every("lengths", LENGTHS.values(), ids=LENGTHS.keys())
 def test_rows_and_their_gradients_have_the_bits_of_torchs_embedding(lengths: list[int]) -> None:
     batch = batch_of(lengths)
     plan = EMBEDDINGS.plan(batch)

@@ -17,6 +17,7 @@ from shardkeep.workers.data.batch import Batch
 from shardkeep.workers.data.catalogue import Catalogue
 from shardkeep.workers.embeddings.layer import Embeddings
 from shardkeep.workers.evaluation.retrieval import ItemModel, Ranking, RankSettings, RetrievalEvaluator
+from tests.support.cases import every
 from tests.support.histories import Histories
 from tests.support.item_models import DIM, SEED, SIDES, TABLES, SeenModel, catalogue_of, client_of, scorer_of
 from tests.support.ranks import run_ranks
@@ -90,7 +91,7 @@ def test_metrics_are_those_of_all_scores() -> None:
     assert found["mrr"] == pytest.approx((1 / positive).mean())
 
 
-@pytest.mark.parametrize(("ranks", "size"), [(1, 90), (2, 16), (3, 7)])
+@every(("ranks", "size"), [(1, 90), (2, 16), (3, 7)])
 def test_metrics_do_not_depend_on_batches_and_ranks(ranks: int, size: int) -> None:
     assert evaluated(ranks, size) == evaluated()
 

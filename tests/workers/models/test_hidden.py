@@ -59,7 +59,7 @@ def test_dice_is_the_papers_formula():
     torch.testing.assert_close(dice(x)[0], p * x + (1 - p) * torch.tensor([0.1, -0.4, 0.9]) * x)
 
 
-@pytest.mark.parametrize("layer", [BatchNorm(4), Dice(4)], ids=["batch norm", "dice"])
+@every("layer", [BatchNorm(4), Dice(4)], ids=["batch norm", "dice"])
 def test_fewer_than_two_samples_use_the_running_statistics_and_leave_them_alone(layer):
     run(layer, 2.0 * drawn(20, 4) + 1.0)
     before = {name: value.clone() for name, value in layer.named_buffers()}
@@ -107,7 +107,7 @@ def test_an_mlp_is_its_layers_one_after_the_other(norm, activation):
     torch.testing.assert_close(mlp(x), expected)
 
 
-@pytest.mark.parametrize("activation", ["relu", "dice"])
+@every("activation", ["relu", "dice"])
 def test_recomputation_observes_a_batch_once_and_changes_no_bit(activation):
     results = []
     for checkpointing in (False, True):
@@ -156,7 +156,7 @@ def test_a_skipped_step_takes_the_running_statistics_back():
     assert all(not torch.equal(value, before[name]) for name, value in floats_of(tower).items())
 
 
-@pytest.mark.parametrize("splits", [[(0, 12), (12, 24)], [(0, 24), (24, 24)], [(0, 0), (0, 24)]])
+@every("splits", [[(0, 12), (12, 24)], [(0, 24), (24, 24)], [(0, 0), (0, 24)]])
 def test_rank_0s_running_statistics_are_the_models(splits):
     def work(collective):
         tower = tower_of(model=models[collective.rank], collective=collective)

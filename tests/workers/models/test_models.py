@@ -209,7 +209,7 @@ def test_an_option_that_the_model_does_not_use_is_refused_by_name(settings, said
     assert said in str(refused.value) and "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize(
+@every(
     ("settings", "said"),
     [
         (

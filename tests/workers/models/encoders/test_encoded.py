@@ -159,7 +159,7 @@ def test_a_class_of_the_users_gets_the_sequences(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("encoder", ENCODERS)
+@every("encoder", ENCODERS)
 def test_a_model_becomes_a_program_for_any_number_of_entries(encoder: str) -> None:
     model = sequence_model(encoder=encoder).eval()
     batch, any_number = torch.export.Dim("batch", min=2), torch.export.Dim.DYNAMIC
