@@ -1,4 +1,4 @@
-"""A worker's figures and the records that are made of them."""
+"""A worker's figures and the records that are made of them, also where a job is stopped."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from shardkeep.base.errors import JobStopped
 from shardkeep.compression.ledger import merge_totals
-from shardkeep.config import JobConfig
+from shardkeep.config import JobConfig, parse_config
 from shardkeep.records.telemetry import check_record
 from shardkeep.workers.data.sources.registry import open_data
 from shardkeep.workers.reporting.counters import StepCounters
@@ -19,7 +20,8 @@ from shardkeep.workers.step import StepResult
 from shardkeep.workers.timing.clock import Stopwatch
 from tests.support.cases import every
 from tests.support.configs import TINY
-from tests.support.local_job import LocalJob
+from tests.support.local_job import LocalJob, Worker, in_threads
+from tests.support.samples import as_data, draw
 from tests.support.step_losses import Loss
 
 DATA = {"train_samples": 600, "eval_samples": 100, "num_dense": 3, "table_sizes": [50, 90, 3000]}
@@ -198,3 +200,39 @@ def test_telemetry_changes_no_bit_of_the_model() -> None:
     without, last = finished(telemetry={"every_s": "off"})
     assert with_records["state_digest"] == without["state_digest"] and last == []
     assert with_records["bytes"]["fp32"] == without["bytes"]["fp32"]
+
+
+CONFIG = """
+workers: 2
+model: {name: dlrm, bottom: [8], hidden: [8]}
+tables: {default: {dim: 4}}
+tower: {compile: off}
+train: {batch_size: 8, epochs: 100000}  # the ranks look about twice a second whether to stop
+"""
+
+
+def test_a_stopped_job_tells_its_samples_times_and_bytes() -> None:
+    job = LocalJob(parse_config(CONFIG), as_data(draw(160)))
+
+    def train(worker: Worker) -> None:
+        with pytest.raises(JobStopped):
+            worker.generation.train(lambda step: step >= 4)
+
+    in_threads([lambda w=worker: train(w) for worker in job.workers])  # to the end of both
+    (figures,) = [record["figures"] for kind, record in job.records if kind == "event" and "figures" in record]
+    assert 4 <= figures["steps"] < 1_000_000 and figures["samples"] == 16 * figures["steps"]
+    assert figures["bytes"]["push"]["values"] > 0 and figures["bytes"]["per_sample"] > 0
+    fp32, sent = (
+        figures["bytes"]["fp32"],
+        {way: sum(figures["bytes"][way].values()) for way in ("push", "pull", "tower")},
+    )
+    assert fp32.keys() == sent.keys() and (fp32["push"], fp32["tower"]) == (sent["push"], sent["tower"])
+    assert fp32["pull"] >= sent["pull"], "the rows of the next step may not have come"
+    assert figures["samples_per_s"] > 0 and figures["step_ms"]["total"] > 0
+
+
+def test_the_choices_of_the_tower_are_reported_once_and_by_rank_0_alone() -> None:
+    config = CONFIG.replace("epochs: 100000", "epochs: 1, max_steps: 5")
+    job = LocalJob(parse_config(config), as_data(draw(160)))
+    job.run()
+    assert [record["phase"] for kind, record in job.records if kind == "phase"].count("tower") == 1

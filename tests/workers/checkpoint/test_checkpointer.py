@@ -1,4 +1,4 @@
-"""A worker's part in checkpoints: who must see their folder, and for how long training is held up."""
+"""A worker's part in checkpoints: their interval, who must see their folder, how long training is held up."""
 
 from __future__ import annotations
 
@@ -14,8 +14,11 @@ from shardkeep.config import JobConfig, parse_config
 from shardkeep.ps.checkpoints.folder import Checkpoints
 from shardkeep.ps.server.snapshot import writer as snapshot_writer
 from shardkeep.workers.checkpoint import checkpointer, interval, writer
+from shardkeep.workers.checkpoint.interval import AUTO_AFTER_STEPS, CheckpointInterval
+from shardkeep.workers.collectives.collective import Solo, ThreadCollective
 from tests.support.cases import every
 from tests.support.local_job import LocalJob
+from tests.support.ranks import run_ranks
 from tests.support.samples import as_data, draw
 
 SLOW_S = 0.4
@@ -175,3 +178,23 @@ def test_every_file_of_a_checkpoint_can_be_read_by_the_same_people(tmp_path: Pat
     assert any(path.suffix == ".safetensors" for path in files)
     assert {stat.S_IMODE(path.stat().st_mode) for path in files} == {stat.S_IMODE(manifest.stat().st_mode)}
     assert not [path.name for path in files if "token" in path.name]
+
+
+def test_a_newcomer_takes_the_interval_that_another_rank_has_chosen() -> None:
+    knows, newcomer = (CheckpointInterval(None, lambda: [0]) for _ in range(2))
+    knows.enter(0, rank=0)
+    chosen = knows.choose(AUTO_AFTER_STEPS, Solo())
+    assert chosen is not None and knows.ends(chosen) and not newcomer.ends(chosen)
+    run_ranks(ThreadCollective.group(2), lambda ranks: (newcomer, knows)[ranks.rank].share(ranks))
+    assert newcomer.ends(chosen) and not newcomer.ends(chosen + 1)
+    assert newcomer.choose(10**6, Solo()) is None
+
+
+def test_an_open_interval_is_chosen_from_the_steps_of_its_generation() -> None:
+    interval = CheckpointInterval(None, lambda: [0])
+    interval.enter(10, rank=0)
+    assert interval.choose(10 + AUTO_AFTER_STEPS - 1, Solo()) is None
+    run_ranks(ThreadCollective.group(1), interval.share)
+    interval.enter(200, rank=0)  # another generation, before any choice
+    assert interval.choose(200 + AUTO_AFTER_STEPS - 1, Solo()) is None
+    assert interval.choose(200 + AUTO_AFTER_STEPS, Solo()) is not None
