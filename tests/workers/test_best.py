@@ -65,13 +65,10 @@ def test_a_watched_metric_that_is_undefined_is_an_error_at_once_that_names_it_an
     )
 
 
-def test_what_an_earlier_version_left_undefined_is_the_worst() -> None:
+def test_undefined_values_of_an_earlier_version_are_the_worst_and_without_stopping_nothing_is_recorded() -> None:
     best = best_of()
     best.load([[10, {"auc": None}], [20, {"auc": 0.6}], [30, {"auc": None}]])
     assert (best.step, best.ends) == (20, False)
-
-
-def test_without_early_stopping_nothing_is_recorded() -> None:
     best = EvaluationHistory(None)
     best.add(10, {"auc": 0.6})
     assert (best.step, best.ends, best.metrics(), best.facts()) == (None, False, None, {})
@@ -88,13 +85,10 @@ def test_a_step_that_is_evaluated_again_counts_once_and_a_job_that_goes_back_for
     assert best.metrics() == {"step": 30, "auc": 0.65}
 
 
-def test_facts_of_a_checkpoint_give_the_same_best() -> None:
+def test_a_checkpoint_or_a_file_of_the_process_before_gives_the_same_best(tmp_path: Path) -> None:
     best, other = best_of(0.6, 0.7, 0.69), best_of()
     other.load(best.facts()["evaluations"])
     assert other.facts() == best.facts() and best.facts()["best_step"] == 20
-
-
-def test_a_replacement_finds_what_the_process_before_it_left(tmp_path: Path) -> None:
     best = best_of(0.6)
     best.keep_in(tmp_path / "evaluations.json")
     best.add(20, {"auc": 0.7})

@@ -59,18 +59,15 @@ def test_another_process_finds_what_was_kept(tmp_path: Path) -> None:
     other = tower_of(config=ADAM)
     found.take_back(other, 4)
     assert train(other, 1, found).digest_bytes() == train(tower_of(config=ADAM), 5).digest_bytes()
-
-
-def test_the_first_state_of_an_optimizer_without_slots_is_kept_too(tmp_path: Path) -> None:
-    rewind, tower = Rewind(tmp_path, depth=4), tower_of(config=ADAM)
-    rewind.keep(tower)
+    rewind, tower = Rewind(tmp_path / "first", depth=4), tower_of(config=ADAM)
+    rewind.keep(tower)  # its optimizer has no slots yet
     train(tower, 2, rewind)
     rewind.take_back(tower, 0)
     assert train(tower, 2).digest_bytes() == train(tower_of(config=ADAM), 2).digest_bytes()
 
 
-def test_a_state_that_was_not_kept_is_no_state(tmp_path: Path) -> None:
-    rewind = Rewind(tmp_path, depth=2)
+def test_a_state_that_was_not_kept_is_no_state_and_a_gap_ends_the_span(tmp_path: Path) -> None:
+    rewind = Rewind(tmp_path / "kept", depth=2)
     assert rewind.resume_range() is None
     train(tower_of(), 3, rewind)
     with pytest.raises(KeyError):
@@ -78,13 +75,10 @@ def test_a_state_that_was_not_kept_is_no_state(tmp_path: Path) -> None:
     rewind.forget_after(2)
     assert rewind.resume_range() == (2, 2)
     rewind.clear()
-    assert rewind.resume_range() is None and Rewind(tmp_path, depth=2).resume_range() is None
+    assert rewind.resume_range() is None and Rewind(tmp_path / "kept", depth=2).resume_range() is None
     rewind.delete()
-    assert not tmp_path.exists()
-
-
-def test_a_gap_ends_the_span(tmp_path: Path) -> None:
-    rewind, tower = Rewind(tmp_path, depth=8), tower_of()
+    assert not (tmp_path / "kept").exists()
+    rewind, tower = Rewind(tmp_path / "gap", depth=8), tower_of()
     train(tower, 2, rewind)
     train(tower, 1)
     train(tower, 2, rewind)
@@ -126,17 +120,15 @@ def test_a_damaged_state_is_not_taken_and_an_older_one_is(
     assert rewind.resume_range() == (3, 5)
 
 
-@every("size", [0, 20, 50, -1])
-def test_a_state_that_is_cut_off_is_not_taken(tmp_path: Path, size: int) -> None:
-    newest = with_states(tmp_path)
-    newest.write_bytes(newest.read_bytes()[:size])
-    assert Rewind(tmp_path, depth=3).resume_range() == (3, 4)
-
-
-def test_a_state_that_is_damaged_while_its_process_lives_is_refused(tmp_path: Path) -> None:
-    rewind, tower = Rewind(tmp_path, depth=3), tower_of(config=ADAM)
+def test_a_state_that_is_cut_off_or_damaged_meanwhile_is_not_taken(tmp_path: Path) -> None:
+    newest = with_states(tmp_path / "cut")
+    content = newest.read_bytes()
+    for size in (0, 20, 50, -1):
+        newest.write_bytes(content[:size])
+        assert Rewind(tmp_path / "cut", depth=3).resume_range() == (3, 4), size
+    rewind, tower = Rewind(tmp_path / "lives", depth=3), tower_of(config=ADAM)
     train(tower, 5, rewind)
-    with (tmp_path / "tower-2.state").open("r+b") as file:
+    with (tmp_path / "lives" / "tower-2.state").open("r+b") as file:
         file.seek(-9, 2)
         file.write(b"\x55")
     with pytest.raises(CheckpointError, match=r"tower-2\.state: damaged: the checksum of the kept state is wrong"):

@@ -23,11 +23,13 @@ from tests.support.ranks import run_ranks
 
 
 def test_ranks_as_threads_get_what_each_call_promises():
-    for _ in range(20):
+    for _ in range(5):
         assert run_ranks(ThreadCollective.group(WORLD), every_call) == [EXPECTED] * WORLD
 
 
-def test_one_worker_alone_gets_its_own_values():
+def test_one_worker_alone_gets_its_own_values_and_stops_at_once():
+    assert stopped_at(Solo(), 7) == 7
+    assert stopped_at(Solo(), None) == STEPS
     assert every_call(Solo())[2:5] == [[1.0, 0.0], [7], {"on": True, "why": "ä"}]
     assert all_gather(Solo(), torch.ones(2), purpose="agreements").shape == (1, 2)
 
@@ -157,8 +159,3 @@ def test_who_is_asked_at_the_last_step_still_ends_in_order() -> None:
         return all_gather(collective, torch.tensor([collective.rank]), purpose="agreements").tolist()
 
     assert run_ranks(group, work) == [[[0], [1]]] * 2
-
-
-def test_one_worker_stops_at_once() -> None:
-    assert stopped_at(Solo(), 7) == 7
-    assert stopped_at(Solo(), None) == STEPS

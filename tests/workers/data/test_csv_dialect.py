@@ -100,21 +100,12 @@ def test_amounts_are_numbers(texts: list[str], decimal: str, encoding: str, numb
         assert read(texts, decimal, encoding) == numbers
 
 
-def test_a_missing_amount_is_missing() -> None:
+def test_what_is_missing_or_has_no_currency_is_read_and_what_is_no_amount_refused() -> None:
     assert np.isnan(read(["", "3 EUR"], ",")).tolist() == [True, False]
-
-
-def test_amounts_of_two_currencies_are_no_numbers() -> None:
-    with pytest.raises(
-        DataError, match=r"row 2, column price: '3 USD' is not a number; .*one column have one currency"
+    assert read(["1.234", "1,5"], ",") == [1.234, 1.5]  # a number without a currency keeps its only point
+    for texts, why in (
+        (["84,50 EUR", "3 USD"], r"row 2, column price: '3 USD' is not a number; .*one column have one currency"),
+        (["Mädchen 5"], r"'Mädchen 5' is not a number; allowed: numbers, or data.missing; times"),
     ):
-        read(["84,50 EUR", "3 USD"], ",")
-
-
-def test_a_text_with_a_byte_of_a_currency_is_no_amount() -> None:
-    with pytest.raises(DataError, match=r"'Mädchen 5' is not a number; allowed: numbers, or data.missing; times"):
-        read(["Mädchen 5"], ",")
-
-
-def test_a_number_without_a_currency_keeps_its_only_point() -> None:
-    assert read(["1.234", "1,5"], ",") == [1.234, 1.5]
+        with pytest.raises(DataError, match=why):
+            read(texts, ",")

@@ -129,13 +129,10 @@ def test_arrays_of_several_labels_are_read_as_columns_of_files_are(folder: Path)
     assert two[0] != two[1] and data.inputs is not None and data.inputs["form"] == 3
 
 
-def test_columns_of_the_config_choose_and_describe(folder: Path) -> None:
+def test_columns_and_options_of_the_config_choose_and_describe(folder: Path) -> None:
     data = _open(folder, dense=["age"], sparse=[{"column": "tags", "table": "t", "pooling": "mean"}], scale="standard")
     assert data.train.schema.dense == ("age",) and data.train.schema.tables() == ("t",)
     assert abs(float(data.train.gather(np.arange(6)).dense_BI.mean())) < 1e-6
-
-
-def test_options_reach_the_function_and_eval_may_be_missing(folder: Path) -> None:
     data = _open(folder, options={"rows": 400, "held": False}, eval_fraction=0.5)
     assert data.eval is not None and len(data.train) + len(data.eval) == 400
     assert _open(folder, options={"held": False}).eval is None
@@ -187,14 +184,11 @@ def test_mistakes_are_told_in_one_line(
         _open(folder, name, **settings)
 
 
-def test_an_error_inside_the_users_code_keeps_its_traceback(folder: Path) -> None:
+def test_an_error_inside_the_users_code_keeps_its_traceback_and_a_missing_module_is_named(folder: Path) -> None:
     with pytest.raises(TypeError, match="inside"):
         _open(folder, "broken")
-
-
-def test_a_module_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="module 'no_such' cannot be imported"):
-        open_data(DataConfig(source="no_such:f", root=str(tmp_path)), seed=0)
+        open_data(DataConfig(source="no_such:f", root=str(folder)), seed=0)
 
 
 CONFIG = """

@@ -183,43 +183,29 @@ def test_files_of_their_own_are_read_in_every_role(root: Path) -> None:
     assert data.eval is not None and (len(data.train), len(data.eval)) == (200, 200)
 
 
-def test_a_new_file_moves_no_row_of_another_one_into_evaluation(root: Path) -> None:
+def test_rows_keep_their_role_when_files_come_move_or_grow(root: Path) -> None:
     before = _held(root, train=["days"])
     assert 80 < len(before) < 160
-    _write(root / "days" / "0.csv", 5000)
-    after = _held(root, train=["days"])
-    assert before == {x for x in after if x < 5000} < after
-
-
-def test_rows_keep_their_role_when_the_folder_is_moved(root: Path) -> None:
-    before = _held(root, train=["days"])
     (root / "days").rename(root / "moved")
     assert before == _held(root, train=["moved/*.csv"])
-
-
-def test_rows_keep_their_role_when_rows_are_appended(root: Path) -> None:
-    before = _held(root, train=["days"])
-    _write(root / "days" / "1.csv", 0, 300)
-    after = _held(root, train=["days"])
+    _write(root / "moved" / "0.csv", 5000)
+    after = _held(root, train=["moved"])
+    assert before == {x for x in after if x < 5000} < after
+    (root / "moved" / "0.csv").unlink()
+    _write(root / "moved" / "1.csv", 0, 300)
+    after = _held(root, train=["moved"])
     assert before == {x for x in after if not 200 <= x < 300} < after
 
 
-def test_files_hold_out_rows_of_different_numbers(root: Path) -> None:
+def test_files_of_different_names_or_partitions_hold_out_different_rows(root: Path) -> None:
     held = _held(root, train=["days"])
     assert {x for x in held if x < 1000} != {x - 1000 for x in held if x >= 1000}
-
-
-def test_files_of_one_name_in_different_partitions_hold_out_different_rows(tmp_path: Path) -> None:
+    named, linked = (_held(root, train=[name]) for name in ("days/1.csv", "soft.csv"))
+    assert named != linked and _held(root, train=["days/1.csv"]) == named, "a link is split by its own name"
     for day in range(30):
-        _write(tmp_path / "log" / f"dt={day}" / "part-0.csv", 1000 * day, 10)
-    held = _held(tmp_path, train=["log"])
+        _write(root / "log" / f"dt={day}" / "part-0.csv", 1000 * day, 10)
+    held = _held(root, train=["log"])
     assert 60 < len(held) < 120 and len({x % 1000 for x in held}) == 10
-
-
-def test_a_file_under_another_name_is_split_by_that_name(root: Path) -> None:
-    named = _held(root, train=["days/1.csv"])
-    linked = _held(root, train=["soft.csv"])
-    assert named != linked and _held(root, train=["days/1.csv"]) == named
 
 
 # Partitions: folders called KEY=VALUE are columns of the files in them.
@@ -270,17 +256,15 @@ def test_every_role_of_a_column_may_be_one_of_a_partition(tmp_path: Path, form: 
 
 
 @every(("form", "write"), FORMS)
-def test_a_partition_may_hold_the_time(tmp_path: Path, form: str, write: Write) -> None:
-    _partition(tmp_path, form, write, ("dt=2024-05-02", "dt=2024-05-01"))
-    assert _numbers(_opened(tmp_path, form, train=["log/dt=2024-05-02", "log/dt=2024-05-01"], time="dt")) == [
-        [2, 3, 0, 1]
-    ]
-
-
-@every(("form", "write"), FORMS)
-def test_a_column_of_the_file_comes_before_that_of_its_folder(tmp_path: Path, form: str, write: Write) -> None:
-    _partition(tmp_path, form, write, country=["US", "IT"])
-    assert _ids(_opened(tmp_path, form, sparse=["country"]), "country")[:2] == [hash_text(b"US"), hash_text(b"IT")]
+def test_a_partition_may_hold_the_time_and_a_column_of_the_file_comes_first(
+    tmp_path: Path, form: str, write: Write
+) -> None:
+    _partition(tmp_path, form, write, ("dt=2024-05-02", "dt=2024-05-01"), country=["US", "IT"])
+    by_time = _opened(tmp_path, form, train=["log/dt=2024-05-02", "log/dt=2024-05-01"], time="dt")
+    assert _numbers(by_time) == [[2, 3, 0, 1]]
+    _partition(tmp_path, form, write, ("country=DE",), country=["US", "IT"])
+    found = _ids(_opened(tmp_path, form, train=["log/country=DE"], sparse=["country"]), "country")
+    assert found == [hash_text(b"US"), hash_text(b"IT")]
 
 
 def test_values_are_read_as_they_were_written(tmp_path: Path) -> None:

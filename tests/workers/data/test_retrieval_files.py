@@ -52,16 +52,17 @@ def test_items_have_the_values_of_the_files_and_the_features_of_their_last_row(t
     assert categories_M.tolist() == [hash_text(text) for text in (b"z", b"x", b"x")]
 
 
-def test_samples_without_a_label_have_label_1(tmp_path: Path) -> None:
-    data = _open(write_parquet(tmp_path / "a.parquet", ROWS))
-    batch = data.train.gather(np.arange(6))
-    assert data.train.schema.labels == ("label",) and batch.label_BT.tolist() == [[1.0]] * 6
-
-
-def test_with_a_label_the_rows_of_1_alone_are_counted(tmp_path: Path) -> None:
-    data = _open(write_parquet(tmp_path / "a.parquet", ROWS), label="clicked")
+def test_rows_of_label_1_alone_are_counted_and_without_a_label_all_have_it(tmp_path: Path) -> None:
+    path = write_parquet(tmp_path / "a.parquet", ROWS)
+    data = _open(path)
+    assert data.train.schema.labels == ("label",)
+    assert data.train.gather(np.arange(6)).label_BT.tolist() == [[1.0]] * 6
+    data = _open(path, label="clicked")
     assert _counts(data) == {"b": 2, "c": 1}
     assert data.train.gather(np.arange(6)).label_BT[:, 0].tolist() == ROWS["clicked"]
+    before = open_data(history_config(path), seed=0)
+    assert before.catalogue is None and before.fingerprint == data.fingerprint and before.inputs == data.inputs
+    assert len(list(tmp_path.joinpath(".shardkeep-cache").glob("*/train.arrow"))) == 2
 
 
 @every("write", PARTS, ids=["parquet", "csv"])
@@ -130,14 +131,6 @@ def test_a_damaged_catalogue_is_made_again(tmp_path: Path) -> None:
     assert _counts(_open(path)) == counts
 
 
-def test_data_with_labels_keep_their_cache_and_fingerprint(tmp_path: Path) -> None:
-    path = write_parquet(tmp_path / "a.parquet", ROWS)
-    before = open_data(history_config(path), seed=0)
-    after = _open(path, label="clicked")
-    assert before.catalogue is None and before.fingerprint == after.fingerprint and before.inputs == after.inputs
-    assert len(list(tmp_path.joinpath(".shardkeep-cache").glob("*/train.arrow"))) == 1
-
-
 @every("write", PARTS, ids=["parquet", "csv"])
 def test_inputs_without_a_label_read_rows_that_have_none(tmp_path: Path, write: Any) -> None:
     path = write(tmp_path / f"a.{write.__name__[6:]}", {name: ROWS[name] for name in ROWS if name != "clicked"})
@@ -191,23 +184,16 @@ def test_columns_that_are_no_items_are_refused_before_the_data_are_converted(
 def test_a_column_of_vectors_is_all_its_numbers(tmp_path: Path) -> None:
     path = write_parquet(tmp_path / "a.parquet", ROWS | {"image": [[float(i), -i] for i in range(6)]})
     data = _open(path, TwoTowerConfig(item=["item", "image"]), dense=[{"column": "image", "width": 2, "scale": "none"}])
-    assert data.catalogue is not None and data.catalogue.items.dense_BI.tolist() == [
-        [5.0, -5.0],
-        [3.0, -3.0],
-        [4.0, -4.0],
-    ]
+    assert data.catalogue is not None
+    assert data.catalogue.items.dense_BI.tolist() == [[5.0, -5.0], [3.0, -3.0], [4.0, -4.0]]
 
 
-def test_evaluation_data_without_a_known_item_are_an_error(tmp_path: Path) -> None:
+def test_data_without_a_known_item_are_refused(tmp_path: Path) -> None:
     path = write_parquet(tmp_path / "a.parquet", ROWS)
     held = write_parquet(tmp_path / "b.parquet", ROWS | {"item": [f" {each}?" for each in ROWS["item"]]})
     with pytest.raises(DataError, match=r"data\.eval: none of its 6 rows has an item .* recall would be 0") as caught:
         _open(path, eval=[str(held)])
     assert "\n" not in str(caught.value)
-
-
-@every("source", ["criteo", "tests.support.samples:draw"])
-def test_a_source_without_raw_values_is_refused(source: str) -> None:
-    config = DataConfig.model_validate({"source": source})
-    with pytest.raises(ConfigError, match=r"two_tower needs a catalogue of items.*csv, parquet, synthetic"):
-        open_data(config, seed=0, items=TWO_TOWER)
+    for source in ("criteo", "tests.support.samples:draw"):
+        with pytest.raises(ConfigError, match=r"two_tower needs a catalogue of items.*csv, parquet, synthetic"):
+            open_data(DataConfig.model_validate({"source": source}), seed=0, items=TWO_TOWER)

@@ -92,19 +92,18 @@ def test_fewer_columns_and_another_scale_may_be_named(tmp_path: Path) -> None:
     assert data.train.schema.tables() == ("t",)
 
 
-def test_a_line_with_a_missing_field_is_named(tmp_path: Path) -> None:
-    (tmp_path / "train.txt").write_text(TEXT + TEXT.splitlines()[0].rpartition("\t")[0] + "\n")
-    with pytest.raises(DataError, match=r"train.txt, row 7: has 39 fields, expected 40"):
-        _open(tmp_path)
-
-
 @every(
     ("settings", "expected"),
     [({"label": "x"}, "data.label: has no effect"), ({"sparse": ["C27"]}, "criteo has no column C27")],
 )
-def test_settings_it_could_only_ignore_are_refused(tmp_path: Path, settings: dict[str, Any], expected: str) -> None:
+def test_settings_it_could_only_ignore_and_lines_with_a_missing_field_are_refused(
+    tmp_path: Path, settings: dict[str, Any], expected: str
+) -> None:
     with pytest.raises(ConfigError, match=expected):
         _open(tmp_path, **settings)
+    (tmp_path / "train.txt").write_text(TEXT + TEXT.splitlines()[0].rpartition("\t")[0] + "\n")
+    with pytest.raises(DataError, match=r"train.txt, row 7: has 39 fields, expected 40"):
+        _open(tmp_path)
 
 
 EXAMPLES = Path(__file__).parents[3] / "examples"

@@ -23,15 +23,10 @@ from tests.support.ranks import run_ranks
 from tests.support.step_losses import Loss
 from tests.support.towers import FEATURES, batch, model_config, part_of, seeded_model, tower_of, values_of
 
-DEVICES = [
-    "cpu",
-    pytest.param(
-        "cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")]
-    ),
-]
+ON_A_GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")]
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=ON_A_GPU)])
 def test_the_sum_has_the_bits_of_python_numbers_added_in_order(device: str) -> None:
     losses = torch.rand(1000, generator=torch.Generator().manual_seed(0)) * 1e3 / 3
     found, expected = LossSum(torch.device(device), 300, 700), 0.0
@@ -44,13 +39,10 @@ def test_the_sum_has_the_bits_of_python_numbers_added_in_order(device: str) -> N
     assert found.ready and float(found) == float(found)
 
 
-def test_a_loss_on_a_cpu_waits_for_nothing_and_one_that_is_not_finite_stays_so() -> None:
+def test_a_loss_on_a_cpu_waits_for_nothing_and_without_samples_is_zero() -> None:
     found = LossSum(torch.device("cpu"), 1, 1)
     found.add(torch.tensor(math.inf))
-    assert found.ready and math.isinf(float(found))
-
-
-def test_a_rank_without_samples_has_a_loss_of_zero() -> None:
+    assert found.ready and math.isinf(float(found)), "one that is not finite stays so"
     found = LossSum(torch.device("cpu"), 0, 5)
     found.add(torch.tensor(0.0))
     assert float(found) == 0.0

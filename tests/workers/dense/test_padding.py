@@ -18,7 +18,7 @@ from shardkeep.workers.models.registry import build_model, row_dim
 from tests.support.cases import every
 from tests.support.towers import CPU, FEATURES, RANKING, batch, model_config, part_of, seeded_model, tower_of, train
 
-LIBRARIES = ["torch", pytest.param("onednn", marks=pytest.mark.skipif(onednn.why_not(CPU) is not None, reason="none"))]
+LIBRARIES = ["torch", *(["onednn"] if onednn.why_not(CPU) is None else [])]
 
 
 def close(mine: torch.Tensor, theirs: torch.Tensor, rel: float = 1e-6) -> bool:
@@ -29,9 +29,9 @@ def padded_tower(multiple: int | str, model: nn.Module | None = None, **config: 
     return tower_of(model=model or seeded_model(hidden=[37, 21]), config={"pad_widths": multiple, **config})
 
 
-@pytest.mark.parametrize("library", LIBRARIES)
-@pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
-@pytest.mark.parametrize(
+@every("library", LIBRARIES)
+@every("bias", [True, False], ids=["bias", "no bias"])
+@every(
     ("inputs", "outputs", "multiple", "widths"),
     [(37, 21, 8, (40, 24)), (40, 21, 8, (40, 24)), (37, 24, 8, (40, 24)), (37, 1, 16, (48, 1)), (5, 70, 32, (5, 96))],
     ids=["both", "outputs", "inputs", "one output", "few inputs"],
