@@ -32,13 +32,15 @@ def test_a_row_is_the_same_in_any_batch_and_any_run() -> None:
         assert np.array_equal(ragged.values_N, whole.ids[name].values_N[[70, 3]])
 
 
-def test_seeds_and_parts_give_other_samples_of_the_same_shape() -> None:
+def test_seeds_and_parts_give_other_samples_of_the_same_shape_and_a_row_beyond_is_refused() -> None:
     data, other = _stream(), _stream(seed=8)
     assert data.eval is not None
     batches = [d.gather(np.arange(50)) for d in (data.train, data.eval, other.train)]
     assert len({b.dense_BI.tobytes() for b in batches}) == 3
     assert {b.dense_BI.shape for b in batches} == {(50, 13)}
     assert data.train.schema == data.eval.schema == other.train.schema
+    with pytest.raises(IndexError):
+        _stream(train_samples=10).train.gather(np.array([10]))
 
 
 def test_the_default_has_criteos_shape() -> None:
@@ -77,11 +79,12 @@ def test_labels_are_drawn_with_the_teachers_probability() -> None:
             assert abs(float(label[inside].mean() - chance[inside].mean())) < 0.05
 
 
-def test_a_seed_has_the_same_teacher_in_every_version() -> None:
+def test_a_seed_has_the_same_teacher_and_fingerprint_in_every_version() -> None:
     train = _stream().train
     assert isinstance(train, SyntheticDataset)
     expected = [0.2537839052925829, 0.3945076998706604, 0.006677560057740297, 0.03440954690375432]
     assert probability(train, np.arange(4)) == pytest.approx(expected, rel=1e-5)
+    assert _stream().fingerprint == "3b80e37933ff4aeb-5d2c90168f2e0315"  # before there were tasks
 
 
 def test_the_best_auc_is_that_of_the_teachers_probabilities() -> None:
@@ -91,10 +94,6 @@ def test_the_best_auc_is_that_of_the_teachers_probabilities() -> None:
     expected = _auc(probability(data.eval, rows), data.eval.gather(rows).label_BT[:, 0])
     assert data.best_auc(3000) == pytest.approx((expected,), abs=1e-6)
     assert 0.75 < data.best_auc(5000)[0] < 0.9
-
-
-def test_clicks_have_the_fingerprint_that_they_had_before_there_were_tasks() -> None:
-    assert _stream().fingerprint == "3b80e37933ff4aeb-5d2c90168f2e0315"
 
 
 def test_a_label_tells_whether_the_category_occurs_in_the_history() -> None:
@@ -216,11 +215,6 @@ def test_settings_it_could_only_ignore_are_refused(setting: str, value: object) 
     config = DataConfig.model_validate({"source": "synthetic", setting: value})
     with pytest.raises(ConfigError, match=rf"data.{setting}: has no effect"):
         open_data(config, seed=0)
-
-
-def test_a_row_outside_the_stream_is_refused() -> None:
-    with pytest.raises(IndexError):
-        _stream(train_samples=10).train.gather(np.array([10]))
 
 
 @pytest.mark.slow

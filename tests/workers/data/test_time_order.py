@@ -47,6 +47,10 @@ def test_samples_come_by_time_and_equal_times_in_their_order(tmp_path: Path, sta
 
 
 def test_the_order_goes_across_chunks_and_files_of_different_units(tmp_path: Path) -> None:
+    days = pa.array([dt.date(2026, 5, 2), dt.date(1969, 5, 2), dt.date(2026, 5, 1)])
+    pq.write_table(pa.table({"x": [0.0, 1.0, 2.0], "y": [0, 1, 0], "ts": days}), tmp_path / "days.parquet")
+    config = DataConfig.model_validate(BASE | {"root": str(tmp_path), "train": "days.parquet"})
+    assert _order(open_data(config, seed=0)) == [1.0, 2.0, 0.0]
     start = np.datetime64("2026-01-01T00:00:00", "s")
     rng = np.random.default_rng(0)
     second_N = rng.permutation(80_000)
@@ -61,14 +65,6 @@ def test_the_order_goes_across_chunks_and_files_of_different_units(tmp_path: Pat
     assert data.eval is not None and not set(found) & set(data.eval.gather(np.arange(100)).dense_BI[:, 0].tolist())
 
 
-def test_dates_of_parquet_are_times(tmp_path: Path) -> None:
-    days = [dt.date(2026, 5, 2), dt.date(1969, 5, 2), dt.date(2026, 5, 1)]
-    table = pa.table({"x": pa.array([0.0, 1.0, 2.0]), "y": pa.array([0, 1, 0]), "ts": pa.array(days)})
-    pq.write_table(table, tmp_path / "a.parquet")
-    data = open_data(DataConfig.model_validate(BASE | {"root": str(tmp_path), "train": "a.parquet"}), seed=0)
-    assert _order(data) == [1.0, 2.0, 0.0]
-
-
 def test_evaluation_files_need_no_order_of_their_own(tmp_path: Path) -> None:
     (tmp_path / "e.csv").write_text("x,y,ts\n7,0,2\n8,1,1\n")
     data = _opened(tmp_path, ["0,0,5", "1,1,4"], eval="e.csv")
@@ -76,17 +72,19 @@ def test_evaluation_files_need_no_order_of_their_own(tmp_path: Path) -> None:
     assert data.eval is not None and data.eval.gather(np.arange(2)).dense_BI[:, 0].tolist() == [7.0, 8.0]
 
 
-def test_a_missing_or_wrong_time_is_named(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"a.csv, row 2, column ts: the time is missing; allowed: numbers, dates"):
-        _opened(tmp_path, ["0,0,5", "1,1,"])
-    with pytest.raises(DataError, match=r"row 1, column ts: 'soon' is not a number"):
-        _opened(tmp_path, ["0,0,soon", "1,1,4"])
-    with pytest.raises(DataError, match=r"has no column when; it has: x, y, ts"):
-        _opened(tmp_path, ["0,0,5", "1,1,4"], time="when")
-
-
-def test_sources_without_files_of_columns_refuse_it() -> None:
-    with pytest.raises(ConfigError, match=r"data.time: has no effect with source: criteo"):
-        open_data(DataConfig.model_validate({"source": "criteo", "train": "a.txt", "time": "ts"}), seed=0)
-    with pytest.raises(ConfigError, match=r"data.time: has no effect with source: synthetic"):
-        open_data(DataConfig.model_validate({"source": "synthetic", "time": "ts"}), seed=0)
+@every(
+    ("lines", "settings", "why"),
+    [
+        (["0,0,5", "1,1,"], {}, r"a.csv, row 2, column ts: the time is missing; allowed: numbers, dates"),
+        (["0,0,soon", "1,1,4"], {}, r"row 1, column ts: 'soon' is not a number"),
+        (["0,0,5", "1,1,4"], {"time": "when"}, r"has no column when; it has: x, y, ts"),
+        ([], {"source": "criteo", "label": None, "dense": []}, r"data.time: has no effect with source: criteo"),
+        ([], {"source": "synthetic", "train": [], "label": None, "dense": [], "scale": None},
+         r"data.time: has no effect with source: synthetic"),
+    ],
+)  # fmt: skip
+def test_a_time_that_cannot_be_read_is_refused(
+    tmp_path: Path, lines: list[str], settings: dict[str, Any], why: str
+) -> None:
+    with pytest.raises((ConfigError, DataError), match=why):
+        _opened(tmp_path, lines, **settings)

@@ -101,14 +101,10 @@ def test_it_is_the_models_own(make: Callable[[], nn.Module], change: Callable[[n
     assert in_values(state.get()) == in_values(model.state_dict())
 
 
-def test_a_hook_runs_every_time() -> None:
+def test_a_hook_or_a_state_dict_of_the_instances_own_is_asked_every_time() -> None:
     state = ModelState(hooked())
     assert [int(state.get()["calls"]) for _ in range(3)] == [0, 1, 2]
-
-
-def test_a_state_dict_of_the_instances_own_is_asked_for() -> None:
-    model = plain()
-    answers = iter([{"n": 1}, {"n": 2}])
+    model, answers = plain(), iter([{"n": 1}, {"n": 2}])
     model.state_dict = lambda: next(answers)  # type: ignore[method-assign, assignment, misc]
     state = ModelState(model)
     assert [state.get(), state.get()] == [{"n": 1}, {"n": 2}]
