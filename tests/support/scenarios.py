@@ -108,13 +108,13 @@ def played(scenarios: Mapping[str, Scenario], world_size: int, *, limit_s: float
 
 
 def _next(results: Any, members: list[Any], deadline: float) -> tuple[str, int, Any, str | None]:
-    """The next result. Raises queue.Empty when the time is over, or all processes have ended."""
+    """The next result. Raises queue.Empty when the time is over, one process was killed, or all have ended."""
     while True:
-        alive = any(member.is_alive() for member in members)
+        ended = [member.exitcode for member in members if member.exitcode is not None]
         try:
             result: tuple[str, int, Any, str | None] = results.get(timeout=1.0)
         except queue.Empty:
-            if not alive or time.monotonic() > deadline:
+            if any(ended) or len(ended) == len(members) or time.monotonic() > deadline:
                 raise
         else:
             return result

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import shutil
 import tempfile
 import weakref
 from collections.abc import Callable
@@ -15,12 +17,12 @@ from shardkeep.ps.checkpoints.folder import Checkpoint, Checkpoints
 from shardkeep.ps.transport.metered import LedgerMeter, WorkerTraffic
 from shardkeep.workers.checkpoint.tower_state import adopt_tower, load_tower, save_tower, tower_state
 from shardkeep.workers.collectives.metered import MeteredCollective
-from shardkeep.workers.collectives.process_group import ProcessCollective
 from shardkeep.workers.dense.shards import Shards
 from shardkeep.workers.dense.state import broadcast
 from shardkeep.workers.dense.tower import Tower
 from shardkeep.workers.model_config import keys_of
 from shardkeep.workers.models.registry import build_model, row_dim
+from tests.support.scenarios import Rank, Scenario
 from tests.support.towers import (
     CPU,
     FEATURES,
@@ -73,21 +75,22 @@ def whole_values(tower: Tower) -> torch.Tensor:
     return torch.cat([gathered(t).reshape(-1).float() for t in tensors]).clone()
 
 
-def case(collective: Any, name: str) -> list[torch.Tensor]:
-    """The values of towers after five steps of a case, with ddp and with fsdp, and gradients of rows."""
+def case(rank: Rank, name: str) -> Any:
+    """The values of towers after three steps of a case, with ddp and with fsdp, and gradients of rows."""
+    collective = rank.form()
     given, found = {"micro": 1, "splits": SPLITS, **CASES[name]}, []
     micro, splits = given.pop("micro"), given.pop("splits")
     for parallel in ("ddp", "fsdp"):
         tower = joined(collective, parallel, **given)
-        grads = train(tower, splits, micro=micro)
+        grads = train(tower, splits, micro=micro, steps=3)
         found += [whole_values(tower), torch.stack([grad.sum() for grad in grads])]
-    return found
+    return as_arrays(found)
 
 
-def every_model(collective: Any) -> dict[str, list[torch.Tensor]]:
+def every_model(rank: Rank) -> Any:
     """Of each stock model, each module that may be a block being one: the gradients of its parameters summed by FSDP,
     and those of a whole model over all samples."""
-    found = {}
+    collective, found = rank.form(), {}
     for name in RANKING:
         dims = {feature: row_dim(name, dim) for feature, dim in FEATURES.items()}
         settings = {"hidden": [6, 4]} if "hidden" in keys_of(name) else {}
@@ -109,11 +112,12 @@ def every_model(collective: Any) -> dict[str, list[torch.Tensor]]:
         models[1](dense[mine], own).square().sum().backward()
         summed = [shards.gathered(p.grad) for p in models[1].parameters()]
         found[name] = [torch.cat([grad.reshape(-1) for grad in each]) for each in (plain, summed)]
-    return found
+    return as_arrays(found)
 
 
-def overflowing(collective: Any) -> tuple[list[bool], list[float]]:
+def overflowing(rank: Rank) -> tuple[list[bool], list[float]]:
     """fp16 where the gradients of one rank overflow in one step, and the rows of the other in the next."""
+    collective = rank.form()
     tower, applied, scales = joined(collective, "fsdp", config={"amp": "fp16"}), [], []
     for step in range(4):
         dense, leaves, label = part_of(batch(step, 24), *SPLITS[collective.rank])
@@ -125,9 +129,15 @@ def overflowing(collective: Any) -> tuple[list[bool], list[float]]:
     return applied, scales
 
 
-def states(collective: Any, folder: Path) -> dict[str, Any]:
+def states(rank: Rank) -> Any:
     """A checkpoint of three steps, and the values after two more: of this tower, of others that load it, of one that
     begins with its model."""
+    collective = rank.form()
+    if rank.number:
+        folder = Path(rank.store.get("folder").decode())  # waits for rank 0
+    else:
+        folder = Path(tempfile.mkdtemp())
+        rank.store.set("folder", str(folder))
     model = wide_model(norm="batch")
     freed = weakref.ref(next(iter(model.parameters())))
     tower = joined(collective, "fsdp", model=model)
@@ -152,7 +162,10 @@ def states(collective: Any, folder: Path) -> dict[str, Any]:
     alone = tower_of(model=wide_model(7, norm="batch"))
     load_tower(alone, saved)
     found["alone"] = whole_values(alone)
-    return found
+    collective.barrier(purpose="agreements")  # the other rank has read the files
+    if not rank.number:
+        shutil.rmtree(folder)
+    return as_arrays(found)
 
 
 def saved_by(tower: Tower, folder: Path, step: int) -> Checkpoint:
@@ -165,8 +178,9 @@ def saved_by(tower: Tower, folder: Path, step: int) -> Checkpoint:
     return checkpoints.load(step)
 
 
-def scores(collective: Any) -> list[torch.Tensor]:
+def scores(rank: Rank) -> Any:
     """The logits of a tower in shards where rank 1 predicts nothing at first, and after a step."""
+    collective = rank.form()
     tower, found = joined(collective, "fsdp"), []
     plain = tower_of(model=wide_model(0))
     dense, rows, _ = batch(0, 24)
@@ -176,65 +190,58 @@ def scores(collective: Any) -> list[torch.Tensor]:
     with tower.whole():
         found += [tower.predict(dense, rows) for _ in range(collective.rank)]
     train(tower, SPLITS, first=1, steps=1)
-    return [*found, whole_values(tower)]
+    return as_arrays([*found, whole_values(tower)])
 
 
-def sent(collective: Any) -> dict[str, int]:
+def sent(rank: Rank) -> dict[str, int]:
     """The bytes of a step by class of the ledger."""
     traffic = WorkerTraffic()
-    tower = joined(MeteredCollective(collective, LedgerMeter(traffic)), "fsdp")
+    tower = joined(MeteredCollective(rank.form(), LedgerMeter(traffic)), "fsdp")
     before = dict(traffic.ledger.totals()["tower"])
     train(tower, SPLITS, steps=1)
     return {part: size - before.get(part, 0) for part, size in traffic.ledger.totals()["tower"].items()}
 
 
-def next_generation(store: Any, rank: int) -> dict[str, Any]:
+def next_generation(rank: Rank) -> Any:
     """A tower whose group is lost in a step, then formed again: its values beside those of an undisturbed one."""
-    first = ProcessCollective(store, rank=rank, world_size=WORLD, generation=2, timeout_s=100.0)
+    first = rank.form()
     tower = joined(first, "fsdp", model={"norm": "batch"})
     train(tower, SPLITS, steps=2)
-    dense, leaves, label = part_of(batch(2, 24), *SPLITS[rank])
+    dense, leaves, label = part_of(batch(2, 24), *SPLITS[rank.number])
     tower.backward(dense, leaves, label, 1 / 24)  # the step is not finished
     first.close()
-    second = ProcessCollective(store, rank=rank, world_size=WORLD, generation=3, timeout_s=100.0)
+    second = rank.form()
     tower.join(second)
     straight = joined(second, "fsdp", model={"norm": "batch"})
     train(straight, SPLITS, steps=2)
     for each in (tower, straight):
         train(each, SPLITS, first=2, steps=2)
-    found = {"disturbed": whole_values(tower), "straight": whole_values(straight)}
-    second.close()
-    return found
+    return as_arrays({"disturbed": whole_values(tower), "straight": whole_values(straight)})
 
 
-def group_of_one(store: Any) -> list[torch.Tensor]:
-    """The values of towers that train alone, with ddp and with fsdp in a group of one rank."""
-    collective = ProcessCollective(store, rank=0, world_size=1, generation=4, timeout_s=100.0)
+def group_of_one(rank: Rank) -> Any:
+    """The values of towers that train alone, with ddp and with fsdp in a group of one rank. Rank 1 has none."""
+    if rank.number:
+        return None
+    rank.world_size = 1
+    collective = rank.form()
     towers = [joined(collective, parallel, clip_norm=0.05) for parallel in ("ddp", "fsdp")]
     for tower in towers:
         train(tower, [(0, 24)], micro=2)
     assert towers[1].shards is not None
-    found = [whole_values(tower) for tower in towers]
-    collective.close()
-    return found
+    return as_arrays([whole_values(tower) for tower in towers])
 
 
-def in_a_process(rank: int, store: Any) -> dict[str, Any]:
-    """All of it."""
-    collective = ProcessCollective(store, rank=rank, world_size=WORLD, generation=1, timeout_s=100.0)
-    found: dict[str, Any] = {name: case(collective, name) for name in CASES}
-    if not rank:
-        store.set("folder", tempfile.mkdtemp())
-    folder = Path(store.get("folder").decode())
-    found |= {
-        "models": every_model(collective),
-        "overflow": overflowing(collective),
-        "states": states(collective, folder),
-    }
-    found |= {"scores": scores(collective), "sent": sent(collective)}
-    collective.close()
-    found |= {"generations": next_generation(store, rank)}
-    return as_arrays(found | ({} if rank else {"one": group_of_one(store)}))
+SCENARIOS: dict[str, Scenario] = {
+    **{name: functools.partial(case, name=name) for name in CASES},
+    "models": every_model,
+    "overflow": overflowing,
+    "states": states,
+    "scores": scores,
+    "sent": sent,
+    "generations": next_generation,
+    "one": group_of_one,
+}
 
 
 def as_arrays(value: Any) -> Any:

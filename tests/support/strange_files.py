@@ -63,7 +63,7 @@ def refusal(folder: Path, files: Mapping[str, bytes], **settings: Any) -> str:
         rows = read(folder, files, **settings)
     except (DataError, ConfigError) as error:
         line = str(error)
-        assert "\n" not in line and len(line) < 1000, line
+        assert "\n" not in line and len(line) < 1000 and error.exit_code == 2, line
         return line
     raise AssertionError(f"nothing was refused: {rows}")
 

@@ -13,6 +13,7 @@ from shardkeep.base.errors import ConfigError
 from shardkeep.workers.collectives.collective import ThreadCollective
 from shardkeep.workers.config import EarlyStoppingConfig, PlateauConfig
 from shardkeep.workers.evaluation.history import EvaluationHistory
+from tests.support.cases import every
 from tests.support.ranks import run_ranks
 
 
@@ -24,7 +25,7 @@ def best_of(*values: float | None, **settings: Any) -> EvaluationHistory:
     return best
 
 
-@pytest.mark.parametrize(
+@every(
     ("best", "step", "ends"),
     [
         (best_of(), None, False),
@@ -44,8 +45,8 @@ def test_the_best_evaluation_and_whether_the_job_ends(best: EvaluationHistory, s
     assert (best.step, best.ends) == (step, ends)
 
 
-@pytest.mark.parametrize("label", ["", "/like"])
-@pytest.mark.parametrize("key", ["early_stopping", "plateau"])
+@every("label", ["", "/like"])
+@every("key", ["early_stopping", "plateau"])
 def test_a_watched_metric_that_is_undefined_is_an_error_at_once_that_names_it_and_the_cause(
     key: str, label: str
 ) -> None:
@@ -64,13 +65,10 @@ def test_a_watched_metric_that_is_undefined_is_an_error_at_once_that_names_it_an
     )
 
 
-def test_what_an_earlier_version_left_undefined_is_the_worst() -> None:
+def test_undefined_values_of_an_earlier_version_are_the_worst_and_without_stopping_nothing_is_recorded() -> None:
     best = best_of()
     best.load([[10, {"auc": None}], [20, {"auc": 0.6}], [30, {"auc": None}]])
     assert (best.step, best.ends) == (20, False)
-
-
-def test_without_early_stopping_nothing_is_recorded() -> None:
     best = EvaluationHistory(None)
     best.add(10, {"auc": 0.6})
     assert (best.step, best.ends, best.metrics(), best.facts()) == (None, False, None, {})
@@ -87,13 +85,10 @@ def test_a_step_that_is_evaluated_again_counts_once_and_a_job_that_goes_back_for
     assert best.metrics() == {"step": 30, "auc": 0.65}
 
 
-def test_facts_of_a_checkpoint_give_the_same_best() -> None:
+def test_a_checkpoint_or_a_file_of_the_process_before_gives_the_same_best(tmp_path: Path) -> None:
     best, other = best_of(0.6, 0.7, 0.69), best_of()
     other.load(best.facts()["evaluations"])
     assert other.facts() == best.facts() and best.facts()["best_step"] == 20
-
-
-def test_a_replacement_finds_what_the_process_before_it_left(tmp_path: Path) -> None:
     best = best_of(0.6)
     best.keep_in(tmp_path / "evaluations.json")
     best.add(20, {"auc": 0.7})
@@ -113,8 +108,8 @@ def test_ranks_take_the_evaluations_of_the_one_that_has_most() -> None:
     assert run_ranks(ThreadCollective.group(3), work) == [best_of(0.6, 0.7).facts()] * 3
 
 
-@pytest.mark.parametrize(("metric", "mode"), [("auc", "max"), ("logloss", "min")])
-@pytest.mark.parametrize(("patience", "min_delta"), [(1, 0.0), (2, 0.0), (3, 0.02)])
+@every(("metric", "mode"), [("auc", "max"), ("logloss", "min")])
+@every(("patience", "min_delta"), [(1, 0.0), (2, 0.0), (3, 0.02)])
 def test_the_learning_rate_factor_is_that_of_torch(metric: str, mode: Any, patience: int, min_delta: float) -> None:
     values = (0.5 + np.random.default_rng(5).normal(0, 0.05, 60)).tolist()
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)

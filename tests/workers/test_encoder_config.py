@@ -22,20 +22,14 @@ def schema(*features: Feature, columns: str = "item") -> Schema:
     return Schema((), features, sequences=(group,))
 
 
-def test_a_column_is_compared_with_the_feature_of_its_table() -> None:
+def test_a_column_is_compared_with_the_feature_of_its_table_or_the_one_that_is_named() -> None:
     found = targets_of(model_config("din"), schema_of())
     assert found == {"seen": {"seen_item": "item", "seen_category": "category"}}
     assert targets_of(model_config("dnn"), schema_of()) == {"seen": {}}
     assert targets_of(model_config("dnn", encoder="hstu"), schema_of(features=["user"])) == {"seen": {}}
     assert targets_of(model_config("lr"), schema_of()) == {"seen": {}}
-
-
-def test_a_column_without_a_target_may_stand_beside_one_that_has_it() -> None:
-    data = schema(Feature("item", "item"), columns="item action")
-    assert targets_of(model_config("din"), data) == {"seen": {"seen_item": "item"}}
-
-
-def test_a_target_is_chosen_by_name_among_several_features_and_weighted_lists_are_none() -> None:
+    beside = schema(Feature("item", "item"), columns="item action")
+    assert targets_of(model_config("din"), beside) == {"seen": {"seen_item": "item"}}, "action has no target"
     several = schema(Feature("item", "item"), Feature("basket", "item"))
     encoder = {"name": "din", "target": {"seen_item": "basket"}}
     assert targets_of(model_config("dnn", encoder=encoder), several) == {"seen": {"seen_item": "basket"}}
@@ -101,18 +95,20 @@ def test_a_setting_that_no_encoder_takes_is_refused_by_name(settings: dict[str, 
     assert said in str(refused.value) and "\n" not in str(refused.value)
 
 
-def test_statistics_of_an_encoder_may_be_synced() -> None:
-    assert model_config("dnn", sync_norm=True, encoder="din").syncs_norm
-
-
 def test_a_config_without_an_encoder_is_written_as_before_there_were_encoders() -> None:
     assert "encoder" not in DlrmConfig().model_dump() and "encoder" not in parse_config("model: dnn").to_yaml()
     config = parse_config("model: {name: dnn, encoder: {name: din, hidden: [3]}}")
     assert parse_config(config.to_yaml()) == config and "hidden: [3]" in config.to_yaml().replace("\n    - 3", " [3]")
+    assert model_config("dnn", sync_norm=True, encoder="din").syncs_norm
 
 
-def test_the_name_of_a_model_may_change_to_one_with_another_encoder() -> None:
-    text = "model: {name: dnn, hidden: [4], encoder: {name: hstu, layers: 1}}"
-    assert parse_config(text, ["model.name=dlrm"]).model.model_dump()["encoder"]["name"] == "hstu"
-    assert parse_config(text, ["model.name=din"]).model.model_dump()["encoder"]["name"] == "din"
-    assert parse_config("model: {name: dnn}", ["model.encoder=din"]).model.model_dump()["encoder"]["name"] == "din"
+@every(
+    ("before", "change", "encoder"),
+    [
+        ("{name: dnn, hidden: [4], encoder: {name: hstu, layers: 1}}", "name=dlrm", "hstu"),
+        ("{name: dnn, hidden: [4], encoder: {name: hstu, layers: 1}}", "name=din", "din"),
+        ("{name: dnn}", "encoder=din", "din"),
+    ],
+)
+def test_the_name_of_a_model_may_change_to_one_with_another_encoder(before: str, change: str, encoder: str) -> None:
+    assert parse_config(f"model: {before}", [f"model.{change}"]).model.model_dump()["encoder"]["name"] == encoder

@@ -1,77 +1,171 @@
-"""Quality metrics against torchmetrics, against definitions, and merged over workers."""
+"""Quality metrics, of ranks too: against definitions, weighted against repeated rows, merged over workers, in bins."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from shardkeep.workers.collectives.collective import ThreadCollective
+from shardkeep.workers.collectives.collective import Collective, Solo, ThreadCollective
+from shardkeep.workers.config import METRICS
+from shardkeep.workers.metrics.binned import BinnedScores
 from shardkeep.workers.metrics.quality import MetricSettings, evaluate_over_workers, evaluate_predictions
+from shardkeep.workers.metrics.ranks import evaluate_ranks
+from tests.support.cases import every
 from tests.support.ranks import run_ranks
 
+CLASSES = MetricSettings(tuple(sorted(METRICS.keys() - {"calibration_buckets"})), 0.3, "user")
+NUMBERS = MetricSettings(("mse", "rmse", "mae"), numbers=True)
 
-def over_workers(logits, labels, names, collective):
-    return evaluate_over_workers(logits, labels, names=names, collective=collective)
+
+def asked_for(*metrics: str, **settings: Any) -> MetricSettings:
+    return MetricSettings(metrics=metrics, **settings)
 
 
-def drawn(num_samples, seed=0, ties=False):
+def drawn(count: int = 2000, seed: int = 0) -> tuple[Any, Any, Any, Any]:
+    """Logits with ties, labels, groups, and weights, a tenth of them 0."""
     rng = np.random.default_rng(seed)
-    labels = (rng.random(num_samples) < 0.3).astype(np.float32)
-    logits = (rng.normal(size=num_samples) + labels - 1.0).astype(np.float32)
-    return (np.round(logits, 1) if ties else logits), labels
+    labels = (rng.random(count) < 0.3).astype(np.float32)
+    logits = np.round(rng.normal(size=count) + labels - 1.0, 1).astype(np.float32)
+    weights = rng.lognormal(0, 2, count) * (rng.random(count) < 0.9)
+    return logits, labels, rng.integers(0, count // 8, count), weights.astype(np.float32)
 
 
-@pytest.mark.parametrize("ties", [False, True], ids=["distinct", "ties"])
-def test_auc_equals_torchmetrics(ties):
-    from torchmetrics.functional.classification import binary_auroc  # here: with matplotlib, half a second
-
-    logits, labels = drawn(5000, ties=ties)
-    probabilities = torch.sigmoid(torch.from_numpy(logits).double())
-    expected = float(binary_auroc(probabilities, torch.from_numpy(labels).long(), thresholds=None))
-    assert evaluate_predictions(logits, labels)["auc"] == pytest.approx(expected, abs=1e-6)
+def auc_of_pairs(logits: Any, labels: Any, weights: Any) -> float:
+    """The share of the pairs' weights in the right order."""
+    positive = labels == 1
+    difference = logits[positive][:, None] - logits[~positive][None, :]
+    pairs = weights[positive].astype(np.float64)[:, None] * weights[~positive][None, :]
+    return float((pairs * ((difference > 0) + 0.5 * (difference == 0))).sum() / pairs.sum())
 
 
-def test_auc_is_the_share_of_pairs_in_the_right_order():
-    logits, labels = drawn(200, ties=True)
-    difference = logits[labels == 1][:, None] - logits[labels == 0][None, :]
-    expected = float(((difference > 0) + 0.5 * (difference == 0)).mean())
-    assert evaluate_predictions(logits, labels)["auc"] == pytest.approx(expected, abs=1e-15)
+def test_auc_is_the_share_of_the_pairs_weights_in_the_right_order() -> None:
+    logits, labels, _, weights = drawn(400)
+    found, plain = (evaluate_predictions(logits, labels, weights_N=w)["auc"] for w in (weights, None))
+    assert found == pytest.approx(auc_of_pairs(logits, labels, weights), abs=1e-13)
+    assert plain == pytest.approx(auc_of_pairs(logits, labels, np.ones(400)), abs=1e-15)
+    assert abs(found - plain) > 1e-3
+    distinct = np.random.default_rng(1).permutation(400).astype(np.float32)
+    found = evaluate_predictions(distinct, labels)["auc"]
+    assert found == pytest.approx(auc_of_pairs(distinct, labels, np.ones(400)), abs=1e-15)
+    large = evaluate_predictions(np.array([100.0, 200.0]), np.array([0.0, 1.0]))
+    assert large["auc"] == 1.0, "equal as probabilities"
 
 
-def test_auc_tells_large_logits_apart_that_are_equal_as_probabilities():
-    assert evaluate_predictions(np.array([100.0, 200.0]), np.array([0.0, 1.0]))["auc"] == 1.0
+@every("weighted", [False, True])
+@every("threshold", [0.2, 0.5])
+def test_means_follow_their_definitions(weighted: bool, threshold: float) -> None:
+    logits, labels, groups, weights = drawn()
+    w = weights.astype(np.float64) if weighted else np.ones(2000)
+    x, y = logits.astype(np.float64), labels.astype(np.float64)
+    p, rate = 1 / (1 + np.exp(-x)), np.average(y, weights=w)
+    loss = np.average(-np.where(y == 1, np.log(p), np.log(1 - p)), weights=w)
+    called = p >= threshold
+    expected = {
+        "logloss": loss,
+        "normalized_entropy": loss / -(rate * np.log(rate) + (1 - rate) * np.log(1 - rate)),
+        "calibration": (w * p).sum() / (w * y).sum(),
+        "accuracy": np.average(called == y, weights=w),
+        "precision": w[called & (y == 1)].sum() / w[called].sum(),
+        "recall": w[called & (y == 1)].sum() / w[y == 1].sum(),
+        "mse": np.average((p - y) ** 2, weights=w),
+        "rmse": np.average((p - y) ** 2, weights=w) ** 0.5,
+        "mae": np.average(abs(p - y), weights=w),
+    }
+    asked, given = replace(CLASSES, threshold=threshold), weights if weighted else None
+    found = evaluate_predictions(logits, labels, groups, asked, given)
+    assert {name: found[name] for name in expected} == pytest.approx(expected, rel=1e-12)
+    assert found["samples"] == 2000 and "note" not in found and ("weights" in found) == weighted
+    if weighted:
+        scaled = evaluate_predictions(logits, labels, groups, asked, weights * np.float32(2.0**-40))
+        assert scaled == pytest.approx(found | {"weights": scaled["weights"]}, rel=1e-12)
 
 
-def test_logloss_entropy_and_calibration_follow_their_definitions():
-    logits, labels = drawn(3000)
-    p = 1 / (1 + np.exp(-logits.astype(np.float64)))
-    result = evaluate_predictions(logits, labels)
-    logloss = -np.mean(np.where(labels == 1, np.log(p), np.log(1 - p)))
-    rate = labels.mean(dtype=np.float64)
-    assert result["logloss"] == pytest.approx(logloss, rel=1e-12)
-    assert result["normalized_entropy"] == pytest.approx(
-        logloss / -(rate * np.log(rate) + (1 - rate) * np.log(1 - rate)), rel=1e-9
-    )
-    assert result["calibration"] == pytest.approx(p.sum() / labels.sum(), rel=1e-9)
-    assert result["samples"] == 3000 and "note" not in result
-
-
-def test_predicting_the_base_rate_has_normalized_entropy_and_calibration_one():
+def test_predicting_the_base_rate_has_normalized_entropy_and_calibration_one() -> None:
     labels = np.array([1, 0, 0, 0], np.float32)
     result = evaluate_predictions(np.full(4, np.log(0.25 / 0.75)), labels)
     assert result["normalized_entropy"] == pytest.approx(1.0) and result["calibration"] == pytest.approx(1.0)
     assert result["auc"] == 0.5
 
 
-def test_huge_logits_stay_finite():
+def test_huge_logits_stay_finite() -> None:
     result = evaluate_predictions(np.array([1e4, -1e4, 1e4]), np.array([1.0, 0.0, 0.0]))
     assert result["logloss"] == pytest.approx(1e4 / 3) and result["calibration"] == pytest.approx(2.0)
 
 
-@pytest.mark.parametrize(
+def test_errors_are_of_probabilities_or_of_values() -> None:
+    logits, labels, _, _ = drawn(500)
+    p = 1 / (1 + np.exp(-logits.astype(np.float64)))
+    for predictions, numbers in ((p, False), (logits.astype(np.float64), True)):
+        asked = asked_for("mse", "rmse", "mae", "r2", numbers=numbers)
+        found = evaluate_predictions(logits, labels, asked=replace(asked, label_means=(0.25,)) if numbers else asked)
+        assert found["mse"] == pytest.approx(np.mean((predictions - labels) ** 2))
+        assert found["rmse"] == pytest.approx(found["mse"] ** 0.5)
+        assert found["mae"] == pytest.approx(np.abs(predictions - labels).mean())
+        assert found["r2"] == pytest.approx(1.0 - np.mean((predictions - labels) ** 2) / labels.astype(float).var())
+    assert found["baseline_mse"] == pytest.approx(np.mean((0.25 - labels) ** 2)) and "baseline_r2" not in found
+    assert "note" not in evaluate_predictions(logits, np.full(500, 2.5), asked=asked_for("mse", numbers=True))
+
+
+@every("weighted", [False, True])
+def test_auc_by_group_is_the_mean_over_groups_with_both_classes_by_their_weight(weighted: bool) -> None:
+    logits, labels, groups, weights = drawn()
+    given = weights if weighted else np.ones(2000, np.float32)
+    total, summed = 0.0, 0.0
+    for group in np.unique(groups):
+        part = groups == group
+        if (own := evaluate_predictions(logits[part], labels[part], weights_N=given[part])["auc"]) is not None:
+            total += own * float(given[part].sum())
+            summed += float(given[part].sum())
+    found = evaluate_predictions(logits, labels, groups, CLASSES, given if weighted else None)
+    assert found["gauc"] == pytest.approx(total / summed) and 0 < summed < given.sum()
+    assert evaluate_predictions(logits, labels, np.arange(2000), CLASSES)["gauc"] is None
+
+
+def test_buckets_hold_equal_numbers_of_rows_in_order_and_weighted_means() -> None:
+    logits, labels, _, weights = drawn(1005)
+    order, asked = np.argsort(logits, kind="stable"), asked_for("calibration_buckets")
+    last = order[-100:]
+    buckets = evaluate_predictions(logits, labels, asked=asked)["calibration_buckets"]
+    assert [bucket["samples"] for bucket in buckets] == [101] * 5 + [100] * 5
+    assert [bucket["prediction"] for bucket in buckets] == sorted(bucket["prediction"] for bucket in buckets)
+    assert buckets[-1]["label"] == pytest.approx(labels[last].mean())
+    weights[order[:101]] = 0.0
+    buckets = evaluate_predictions(logits, labels, asked=asked, weights_N=weights)["calibration_buckets"]
+    assert [bucket["samples"] for bucket in buckets] == [101] * 4 + [100] * 5  # the first weighs nothing
+    assert buckets[-1]["label"] == pytest.approx(np.average(labels[last], weights=weights[last].astype(np.float64)))
+
+
+@every("seed", range(5))
+def test_a_sample_of_a_whole_weight_counts_as_so_many_rows(seed: int) -> None:
+    logits, labels, groups, _ = drawn(seed=seed)
+    weights = np.random.default_rng(seed).integers(0, 6, 2000).astype(np.float32)
+    often = [np.repeat(values, weights.astype(int)) for values in (logits, labels, groups)]
+    found = evaluate_predictions(logits, labels, groups, CLASSES, weights)
+    repeated = evaluate_predictions(*often, CLASSES)
+    assert found == pytest.approx(repeated | {"samples": 2000, "weights": weights.sum()}, rel=1e-12)
+    assert found["auc"] == repeated["auc"] and found["gauc"] is not None
+    found = evaluate_predictions(logits, labels, asked=NUMBERS, weights_N=weights)
+    repeated = evaluate_predictions(*often[:2], asked=NUMBERS)
+    assert found == pytest.approx(repeated | {"samples": 2000, "weights": found["weights"]})
+
+
+def test_weights_of_one_give_the_bits_of_no_weights() -> None:
+    logits, labels, groups, _ = drawn()
+    for asked in (CLASSES, NUMBERS, asked_for("calibration_buckets")):
+        plain = evaluate_predictions(logits, labels, groups, asked)
+        ones = evaluate_predictions(logits, labels, groups, asked, np.ones(2000, np.float32))
+        assert "weights" not in plain and ones == plain | {"weights": 2000.0}
+
+
+# What is not defined
+
+
+@every(
     ("logits", "labels", "note"),
     [
         ([], [], "no samples"),
@@ -81,121 +175,136 @@ def test_huge_logits_stay_finite():
     ],
     ids=["empty", "only ones", "only zeros", "not finite"],
 )
-def test_a_metric_that_is_not_defined_is_none_and_says_why(logits, labels, note):
+def test_a_metric_that_is_not_defined_is_none_and_says_why(logits: Any, labels: Any, note: str) -> None:
     result = evaluate_predictions(np.array(logits), np.array(labels))
     assert result["auc"] is None and result["note"] == note
 
 
-@pytest.mark.parametrize("split", [(500, 500), (1, 999), (0, 1000)], ids=str)
-def test_merged_over_workers_equals_all_samples_at_one(split):
-    logits, labels = drawn(1000)
-    first = split[0]
-    parts = [(logits[:first], labels[:first]), (logits[first:], labels[first:])]
-    results = run_ranks(ThreadCollective.group(2), lambda c: over_workers(*parts[c.rank], ["label"], c))
-    assert results == [evaluate_predictions(logits, labels)] * 2
+@every(
+    ("weights", "note", "defined"),
+    [
+        ([0, 0, 0, 0], "the weights of all 4 samples are 0", ()),
+        ([1, 2, 0, 0], "all 2 labels whose weight is above 0 are 0; AUC needs both classes", ("logloss",)),
+        ([0, 0, 3, 0], "all 1 labels whose weight is above 0 are 1; AUC needs both classes",
+         ("calibration", "logloss")),
+        ([1e-38, 1e38, 1e38, 1e-38], None, ("auc", "calibration", "logloss", "normalized_entropy")),
+        ([1e-38, 1e-38, 1e38, 1e38], None, ("auc", "calibration", "logloss")),
+    ],
+    ids=["no weight", "only zeros weigh", "only ones weigh", "far apart", "a class that hardly weighs"],
+)  # fmt: skip
+def test_what_the_weights_leave_undefined_is_none_and_says_why(
+    weights: list[float], note: str | None, defined: tuple[str, ...]
+) -> None:
+    logits, labels = np.array([0.1, 0.2, 0.3, 0.1]), np.array([0, 0, 1, 1])
+    found = evaluate_predictions(logits, labels, weights_N=np.array(weights, np.float32))
+    assert found.get("note") == note
+    names = ("auc", "calibration", "logloss", "normalized_entropy")
+    assert tuple(name for name in names if found[name] is not None) == defined
+    of_numbers = evaluate_predictions(logits, labels, asked=NUMBERS, weights_N=np.array(weights, np.float32))
+    assert (of_numbers["mse"] is None) == (not any(weights))
 
 
-@pytest.mark.parametrize("split", [(500, 500), (0, 1000)], ids=str)
-def test_two_labels_have_metrics_of_their_own(split):
-    both = [drawn(1000, seed=seed) for seed in (1, 2)]
-    logits, labels = (np.stack(columns, axis=1) for columns in zip(*both, strict=True))
-    first = split[0]
-    parts = [(logits[:first], labels[:first]), (logits[first:], labels[first:])]
-    names = ["click", "buy"]
-    results = run_ranks(ThreadCollective.group(2), lambda c: over_workers(*parts[c.rank], names, c))
-    expected = {"samples": 1000}
-    for name, (own_logits, own_labels) in zip(names, both, strict=True):
-        metrics = evaluate_predictions(own_logits, own_labels)
-        expected |= {f"{key}/{name}": value for key, value in metrics.items() if key != "samples"}
-    assert results == [expected] * 2
-    assert expected["auc/click"] != expected["auc/buy"]
-
-
-def asked_for(*metrics, **settings):
-    return MetricSettings(metrics=metrics, **settings)
-
-
-@pytest.mark.parametrize("threshold", [0.2, 0.5])
-def test_accuracy_precision_and_recall_are_those_of_torchmetrics(threshold):
-    from torchmetrics.functional import classification as tm
-
-    logits, labels = drawn(2000)
-    asked = asked_for("accuracy", "precision", "recall", threshold=threshold)
-    found = evaluate_predictions(logits, labels, asked=asked)
-    p, y = torch.sigmoid(torch.from_numpy(logits).double()), torch.from_numpy(labels).long()
-    for name, function in (
-        ("accuracy", tm.binary_accuracy),
-        ("precision", tm.binary_precision),
-        ("recall", tm.binary_recall),
-    ):
-        assert found[name] == pytest.approx(float(function(p, y, threshold=threshold)), abs=1e-6), name
-
-
-def test_errors_are_of_probabilities_or_of_values():
-    from torchmetrics.functional import r2_score
-
-    logits, labels = drawn(500)
-    p = 1 / (1 + np.exp(-logits.astype(np.float64)))
-    for predictions, numbers in ((p, False), (logits.astype(np.float64), True)):
-        found = evaluate_predictions(logits, labels, asked=asked_for("mse", "rmse", "mae", numbers=numbers))
-        assert found["mse"] == pytest.approx(np.mean((predictions - labels) ** 2))
-        assert found["rmse"] == pytest.approx(found["mse"] ** 0.5)
-        assert found["mae"] == pytest.approx(np.abs(predictions - labels).mean())
-        asked = replace(asked_for("mse", "r2", numbers=numbers), label_means=(0.25,) if numbers else ())
-        found = evaluate_predictions(logits, labels, asked=asked)
-        assert found["r2"] == pytest.approx(float(r2_score(torch.tensor(predictions), torch.tensor(labels))))
-    assert found["baseline_mse"] == pytest.approx(np.mean((0.25 - labels) ** 2)) and "baseline_r2" not in found
-    assert "note" not in evaluate_predictions(logits, np.full(500, 2.5), asked=asked_for("mse", numbers=True))
-
-
-def test_auc_by_group_is_the_mean_over_groups_with_both_classes():
-    logits, labels = drawn(3000, ties=True)
-    groups = np.random.default_rng(1).integers(-5, 300, 3000)
-    found = evaluate_predictions(logits, labels, groups, asked_for("gauc", group_by="user"))
-    total, samples = 0.0, 0
-    for group in np.unique(groups):
-        part = groups == group
-        if 0 < labels[part].sum() < part.sum():
-            total += part.sum() * evaluate_predictions(logits[part], labels[part])["auc"]
-            samples += part.sum()
-    assert found["gauc"] == pytest.approx(total / samples, rel=1e-12)
-    assert 0 < samples < 3000
-    lonely = evaluate_predictions(logits, labels, np.arange(3000), asked_for("gauc", group_by="user"))
-    assert lonely["gauc"] is None
-
-
-def test_buckets_of_calibration_hold_equal_numbers_of_samples_in_order():
-    logits, labels = drawn(1005)
-    (buckets,) = [evaluate_predictions(logits, labels, asked=asked_for("calibration_buckets"))["calibration_buckets"]]
-    assert [bucket["samples"] for bucket in buckets] == [101] * 5 + [100] * 5
-    assert [bucket["prediction"] for bucket in buckets] == sorted(bucket["prediction"] for bucket in buckets)
-    last = np.argsort(logits, kind="stable")[-100:]
-    assert buckets[-1]["label"] == pytest.approx(labels[last].mean())
-
-
-def test_what_has_no_positives_has_no_precision_and_no_recall():
-    asked = asked_for("accuracy", "precision", "recall", "auc")
-    found = evaluate_predictions(np.full(3, -9.0), np.zeros(3), asked=asked)
+def test_what_has_no_predicted_positive_has_no_precision_and_says_why() -> None:
+    asked, logits = asked_for("accuracy", "precision", "recall", "auc"), np.full(3, -9.0)
+    found = evaluate_predictions(logits, np.zeros(3), asked=asked)
     assert (found["accuracy"], found["precision"], found["recall"], found["auc"]) == (1.0, None, None, None)
     assert found["note"] == "all 3 labels are 0; AUC needs both classes"
-
-
-def test_what_both_classes_leave_undefined_says_why_too():
     labels, groups = np.array([0.0, 1.0, 1.0]), np.array([1, 2, 2])
-    found = evaluate_predictions(np.full(3, -9.0), labels, asked=asked_for("auc", "precision"))
+    found = evaluate_predictions(logits, labels, asked=asked_for("auc", "precision"))
     assert found["precision"] is None and found["note"] == "no sample is predicted positive; precision needs one"
-    found = evaluate_predictions(np.full(3, -9.0), labels, groups, asked=asked_for("gauc"))
+    found = evaluate_predictions(logits, labels, groups, asked=asked_for("gauc"))
     assert found["gauc"] is None and found["note"] == "no group has labels of both classes; GAUC needs one"
 
 
-def test_groups_of_all_workers_are_evaluated_together():
-    logits, labels = drawn(400)
-    groups = np.arange(400) % 7
-    asked = asked_for("gauc", "mse", group_by="user")
+# Merged over workers, and in bins
 
-    def rank(collective):
-        part = slice(0, 150) if collective.rank == 0 else slice(150, None)
-        parts = logits[part, None], labels[part, None], groups[part]
-        return evaluate_over_workers(*parts, names=["label"], collective=collective, asked=asked)
 
-    assert run_ranks(ThreadCollective.group(2), rank) == [evaluate_predictions(logits, labels, groups, asked)] * 2
+@every("split", [500, 1, 0], ids=str)
+@every("names", [["click"], ["click", "buy"]], ids=["one label", "two labels"])
+@every("weighted", [False, True])
+def test_samples_of_all_workers_are_evaluated_together(split: int, names: list[str], weighted: bool) -> None:
+    logits, labels, groups, weights = drawn(1000)
+    columns = [(logits, labels), drawn(1000, seed=2)[:2]][: len(names)]
+    matrices = [np.stack(each, axis=1) for each in zip(*columns, strict=True)]
+
+    def rank(collective: Collective) -> dict[str, Any]:
+        own = slice(0, split) if collective.rank == 0 else slice(split, None)
+        parts = [values[own] for values in (*matrices, groups, *([weights] if weighted else []))]
+        return evaluate_over_workers(*parts, names=names, collective=collective, asked=CLASSES)
+
+    alone = [evaluate_predictions(*column, groups, CLASSES, weights if weighted else None) for column in columns]
+    expected = alone[0]
+    if len(names) == 2:
+        expected = {k: v for k, v in alone[0].items() if k in ("samples", "weights")}
+        for name, metrics in zip(names, alone, strict=True):
+            expected |= {f"{key}/{name}": value for key, value in metrics.items() if key not in expected}
+        assert expected["auc/click"] != expected["auc/buy"]
+    assert run_ranks(ThreadCollective.group(2), rank) == [expected] * 2
+
+
+@every("asked", [MetricSettings(), NUMBERS], ids=["classes", "numbers"])
+def test_metrics_in_bins_are_weighted_too(asked: MetricSettings) -> None:
+    logits, labels, _, weights = drawn(20_000)
+    scores = BinnedScores(["click"], numbers=asked.numbers)
+    for part in np.array_split(np.arange(20_000), 7):
+        scores.add(logits[part, None], labels[part, None], weights[part])
+    exact = evaluate_predictions(logits, labels, None, asked, weights)
+    del exact["weights"]
+    assert scores.total(Solo()) == pytest.approx(exact, abs=1e-5)
+    nothing = BinnedScores(["click"], numbers=asked.numbers)
+    nothing.add(logits[:9, None], labels[:9, None], np.zeros(9, np.float32))
+    assert nothing.total(Solo()) == dict.fromkeys(asked.metrics) | {"samples": 9}
+
+
+@every("numbers", [False, True], ids=["classes", "numbers"])
+def test_bins_of_a_version_without_weights_are_taken_as_they_were_meant(numbers: bool) -> None:
+    logits, labels, _, _ = drawn()
+    scores, resumed = (BinnedScores(["click"], numbers=numbers) for _ in range(2))
+    scores.add(logits[:, None], labels[:, None])
+    before = np.delete(scores.state().numpy(), 7, axis=-1)  # without the sum of weights
+    resumed.load([torch.from_numpy(before)])
+    assert resumed.total(Solo()) == scores.total(Solo())
+
+
+# Of ranks
+
+RANKS = np.array([1, 0, 3, 11, 2])
+NO_WEIGHTS = np.empty(0, np.float32)
+ASKED = ("recall@1", "recall@10", "ndcg@2", "ndcg@10", "mrr")
+
+
+def test_metrics_are_means_of_the_gains_of_each_rank() -> None:
+    found = evaluate_ranks(RANKS, NO_WEIGHTS, ASKED)
+    assert found == {
+        "recall@1": pytest.approx(1 / 5),
+        "recall@10": pytest.approx(3 / 5),
+        "ndcg@2": pytest.approx((1 + 1 / math.log2(3)) / 5),
+        "ndcg@10": pytest.approx((1 + 1 / math.log2(4) + 1 / math.log2(3)) / 5),
+        "mrr": pytest.approx((1 + 1 / 3 + 1 / 11 + 1 / 2) / 5),
+        "samples": 5,
+        "unknown_targets": 1,
+    }
+    weights = np.array([3, 1, 0, 2, 1], np.float32)
+    weighted = evaluate_ranks(RANKS, weights, ASKED)
+    repeated = evaluate_ranks(np.repeat(RANKS, weights.astype(int)), NO_WEIGHTS, ASKED)
+    assert [weighted[name] for name in ASKED] == pytest.approx([repeated[name] for name in ASKED])
+    assert weighted["weights"] == 7.0
+
+
+@every(
+    ("ranks", "weights", "note"),
+    [([], [], "no samples"), ([1, 2], [0, 0], "the weights of all 2 samples are 0")],
+    ids=["no sample", "no weight"],
+)
+def test_without_samples_or_weight_no_metric_has_a_value(ranks: list[int], weights: list[int], note: str) -> None:
+    found = evaluate_ranks(np.array(ranks, np.int64), np.array(weights, np.float32), ASKED)
+    assert all(found[name] is None for name in ASKED) and found["note"] == note
+
+
+def test_a_sample_without_a_target_does_not_count_and_one_of_an_unknown_item_is_a_miss() -> None:
+    found = evaluate_ranks(np.array([1, -1, 5]), np.array([1, 9, 3], np.float32), ("recall@1",))
+    assert found["recall@1"] == 0.25 and found["samples"] == 2 and found["weights"] == 4.0
+    found = evaluate_ranks(np.array([0, 0, -1]), NO_WEIGHTS, ASKED)
+    assert {found[name] for name in ASKED} == {0.0} and found["unknown_targets"] == 2
+    assert found["note"] == "none of the 2 samples has an item that the model knows"
+    assert "note" not in evaluate_ranks(np.array([0, 9]), NO_WEIGHTS, ASKED)

@@ -88,26 +88,17 @@ def test_a_servers_trace_goes_from_the_first_steps_first_message_to_the_last_ste
     assert ranges(tmp_path / "a.json") == found
 
 
-def test_a_job_that_ends_before_the_first_profiled_step_says_so(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_trace_that_cannot_be_had_is_told_and_ends_no_job(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     profile = Profile(ProfileConfig(start=5, steps=2), tmp_path / "a.json")
-    with caplog.at_level(logging.WARNING):
-        profile.close()
-        profile.close()
-    assert [r.getMessage() for r in caplog.records] == ["no profile: none of its steps was trained"]
-    assert not (tmp_path / "a.json").exists()
-
-
-def test_a_trace_that_cannot_be_written_is_told_and_ends_no_job(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
     (tmp_path / "profile").write_text("a file where the folder should be")
     watch = Stopwatch(observer=Profile(ProfileConfig(steps=1), trace_path(tmp_path, "worker", 0)))
     with caplog.at_level(logging.WARNING):
+        profile.close()
+        profile.close()
         take_steps(watch, 3)
         watch.end()
-    assert [r.getMessage() for r in caplog.records] == ["the profile is lost"]
+    told = ["no profile: none of its steps was trained", "the profile is lost"]
+    assert [r.getMessage() for r in caplog.records] == told and not (tmp_path / "a.json").exists()
 
 
 def test_steps_that_the_job_does_not_have_are_refused() -> None:

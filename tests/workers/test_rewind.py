@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
-import signal
-import subprocess
-import sys
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +20,8 @@ from shardkeep.workers.dense.state import joined, split
 from shardkeep.workers.dense.tower import Tower, share
 from shardkeep.workers.metrics.binned import BinnedScores
 from shardkeep.workers.rewind import LastStep, Rewind
+from tests.support.cases import every
+from tests.support.forked import fork_context
 from tests.support.ranks import run_ranks
 from tests.support.towers import batch, part_of, seeded_model, tower_of
 
@@ -37,7 +38,7 @@ def train(tower: Tower, steps: int, rewind: Rewind | None = None) -> Tower:
     return tower
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@every("optimizer", ["sgd", "adam"])
 def test_going_back_and_training_again_gives_the_same_bits(tmp_path: Path, optimizer: str) -> None:
     config = {"optimizer": {"name": optimizer, "lr": 0.01}}
     rewind, tower = Rewind(tmp_path, depth=4), tower_of(config=config)
@@ -58,18 +59,15 @@ def test_another_process_finds_what_was_kept(tmp_path: Path) -> None:
     other = tower_of(config=ADAM)
     found.take_back(other, 4)
     assert train(other, 1, found).digest_bytes() == train(tower_of(config=ADAM), 5).digest_bytes()
-
-
-def test_the_first_state_of_an_optimizer_without_slots_is_kept_too(tmp_path: Path) -> None:
-    rewind, tower = Rewind(tmp_path, depth=4), tower_of(config=ADAM)
-    rewind.keep(tower)
+    rewind, tower = Rewind(tmp_path / "first", depth=4), tower_of(config=ADAM)
+    rewind.keep(tower)  # its optimizer has no slots yet
     train(tower, 2, rewind)
     rewind.take_back(tower, 0)
     assert train(tower, 2).digest_bytes() == train(tower_of(config=ADAM), 2).digest_bytes()
 
 
-def test_a_state_that_was_not_kept_is_no_state(tmp_path: Path) -> None:
-    rewind = Rewind(tmp_path, depth=2)
+def test_a_state_that_was_not_kept_is_no_state_and_a_gap_ends_the_span(tmp_path: Path) -> None:
+    rewind = Rewind(tmp_path / "kept", depth=2)
     assert rewind.resume_range() is None
     train(tower_of(), 3, rewind)
     with pytest.raises(KeyError):
@@ -77,13 +75,10 @@ def test_a_state_that_was_not_kept_is_no_state(tmp_path: Path) -> None:
     rewind.forget_after(2)
     assert rewind.resume_range() == (2, 2)
     rewind.clear()
-    assert rewind.resume_range() is None and Rewind(tmp_path, depth=2).resume_range() is None
+    assert rewind.resume_range() is None and Rewind(tmp_path / "kept", depth=2).resume_range() is None
     rewind.delete()
-    assert not tmp_path.exists()
-
-
-def test_a_gap_ends_the_span(tmp_path: Path) -> None:
-    rewind, tower = Rewind(tmp_path, depth=8), tower_of()
+    assert not (tmp_path / "kept").exists()
+    rewind, tower = Rewind(tmp_path / "gap", depth=8), tower_of()
     train(tower, 2, rewind)
     train(tower, 1)
     train(tower, 2, rewind)
@@ -107,10 +102,11 @@ def with_states(folder: Path) -> Path:
     return folder / "tower-2.state"
 
 
-@pytest.mark.parametrize("part", DAMAGES)
+@every("part", DAMAGES)
 def test_a_damaged_state_is_not_taken_and_an_older_one_is(
     tmp_path: Path, part: str, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.clear()
     newest = with_states(tmp_path)
     damaged(newest, DAMAGES[part])
     rewind, other = Rewind(tmp_path, depth=3), tower_of(config=ADAM)
@@ -124,17 +120,15 @@ def test_a_damaged_state_is_not_taken_and_an_older_one_is(
     assert rewind.resume_range() == (3, 5)
 
 
-@pytest.mark.parametrize("size", [0, 20, 50, -1])
-def test_a_state_that_is_cut_off_is_not_taken(tmp_path: Path, size: int) -> None:
-    newest = with_states(tmp_path)
-    newest.write_bytes(newest.read_bytes()[:size])
-    assert Rewind(tmp_path, depth=3).resume_range() == (3, 4)
-
-
-def test_a_state_that_is_damaged_while_its_process_lives_is_refused(tmp_path: Path) -> None:
-    rewind, tower = Rewind(tmp_path, depth=3), tower_of(config=ADAM)
+def test_a_state_that_is_cut_off_or_damaged_meanwhile_is_not_taken(tmp_path: Path) -> None:
+    newest = with_states(tmp_path / "cut")
+    content = newest.read_bytes()
+    for size in (0, 20, 50, -1):
+        newest.write_bytes(content[:size])
+        assert Rewind(tmp_path / "cut", depth=3).resume_range() == (3, 4), size
+    rewind, tower = Rewind(tmp_path / "lives", depth=3), tower_of(config=ADAM)
     train(tower, 5, rewind)
-    with (tmp_path / "tower-2.state").open("r+b") as file:
+    with (tmp_path / "lives" / "tower-2.state").open("r+b") as file:
         file.seek(-9, 2)
         file.write(b"\x55")
     with pytest.raises(CheckpointError, match=r"tower-2\.state: damaged: the checksum of the kept state is wrong"):
@@ -161,26 +155,29 @@ def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
         Rewind(tmp_path / "file" / "kept", depth=2)
 
 
-KILLED = """
-import sys
-from pathlib import Path
-from tests.workers.test_rewind import ADAM, train
-from tests.support.towers import tower_of
-from shardkeep.workers.rewind import Rewind
-rewind, tower = Rewind(Path(sys.argv[1]), depth=3), tower_of(config=ADAM)
-for _ in range(100_000):
-    train(tower, 1, rewind)
-    print(tower.step, flush=True)
-"""
+def keep_all(folder: Path, told: Connection) -> None:
+    """Trains without an end in a process of its own, and tells each step whose state was kept."""
+    torch.set_num_threads(1)
+    rewind, tower = Rewind(folder, depth=3), tower_of(config=ADAM)
+    while True:
+        train(tower, 1, rewind)
+        told.send(tower.step)
 
 
+@pytest.mark.waits_for_processes
 def test_a_process_that_is_killed_leaves_whole_states_only(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", KILLED, str(tmp_path)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
-        assert child.stdout is not None
-        told = [int(child.stdout.readline()) for _ in range(30)]
-        child.send_signal(signal.SIGKILL)
-        told += [int(line) for line in child.stdout.read().splitlines()]
+    context = fork_context()
+    heard, tell = context.Pipe(duplex=False)
+    child = context.Process(target=keep_all, args=(tmp_path, tell))
+    child.start()
+    tell.close()
+    with heard:
+        told = [heard.recv() for _ in range(12)]
+        child.kill()
+        child.join()
+        with contextlib.suppress(EOFError, OSError):  # the end, perhaps within a message
+            while True:
+                told.append(heard.recv())
     rewind, other = Rewind(tmp_path, depth=3), tower_of(config=ADAM)
     span = rewind.resume_range()
     assert span is not None and span[1] >= told[-1] and span[1] - span[0] >= 1
@@ -189,7 +186,7 @@ def test_a_process_that_is_killed_leaves_whole_states_only(tmp_path: Path) -> No
         assert other.digest_bytes() == train(tower_of(config=ADAM), step).digest_bytes()
 
 
-@pytest.mark.parametrize("source", [0, 2])
+@every("source", [0, 2])
 def test_ranks_that_lack_the_state_take_that_of_the_source(source: int) -> None:
     trained = train(tower_of(config=ADAM), 3).state_dict()
 

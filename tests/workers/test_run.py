@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import shutil
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from shardkeep.config import JobConfig, parse_config
 from shardkeep.ps.checkpoints.folder import Checkpoint, Checkpoints
 from shardkeep.workers.data.samples import Data
 from shardkeep.workers.generation import Link
+from tests.support.cases import every
 from tests.support.local_job import LocalJob
 from tests.support.samples import as_data, draw
 
@@ -50,16 +52,18 @@ def is_closed(link: Link) -> bool:
     return isinstance(future.exception(timeout=90.0), TransportError)
 
 
-@pytest.fixture(scope="module", params=[1, 2], ids=["one worker", "two workers"])
-def undisturbed(request: pytest.FixtureRequest) -> tuple[int, dict[str, Any]]:
-    return request.param, LocalJob(job_config(request.param), data_of(request.param)).run()
+@functools.cache
+def undisturbed(workers: int) -> dict[str, Any]:
+    """The summary of such a job."""
+    return LocalJob(job_config(workers), data_of(workers)).run()
 
 
-@pytest.mark.parametrize("lost", [0, LOST], ids=["before the first step", "before a later step"])
+@every("workers", [1, 2])
+@every("lost", [0, LOST], ids=["before the first step", "before a later step"])
 def test_the_same_processes_continue_to_the_model_of_an_undisturbed_job(
-    tmp_path: Path, undisturbed: tuple[int, dict[str, Any]], lost: int
+    tmp_path: Path, workers: int, lost: int
 ) -> None:
-    workers, whole = undisturbed
+    whole = undisturbed(workers)
     job = LocalJob(job_config(workers), data_of(workers), rewinds=tmp_path)
     job.lose(before=lost)
     assert is_closed(job.workers[0].generation.link)
@@ -74,9 +78,9 @@ def test_the_same_processes_continue_to_the_model_of_an_undisturbed_job(
     assert summary["bytes"]["per_sample"] == pytest.approx(whole["bytes"]["per_sample"], rel=0.2)
 
 
-@pytest.mark.parametrize(("replaced", "source"), [(0, 1), (1, 0)])
+@every(("replaced", "source"), [(0, 1), (1, 0)])
 def test_a_newcomer_takes_the_tower_of_another_and_changes_no_bit(tmp_path: Path, replaced: int, source: int) -> None:
-    whole = LocalJob(job_config(), data_of()).run()
+    whole = undisturbed(2)
     job = LocalJob(job_config(), data_of(), rewinds=tmp_path)
     job.lose(before=LOST)
     job.continue_at(LOST, source=source, replaced=(replaced,))
@@ -120,7 +124,7 @@ def test_a_step_that_a_lost_generation_sent_counts_as_a_retry(tmp_path: Path) ->
 def checkpoint(tmp_path: Path) -> Checkpoint:
     """Of step 3, taken by one worker; two continue from it."""
     folder = tmp_path / "checkpoints"
-    LocalJob(job_config(1, checkpoint__every_steps=3, checkpoint__keep=9), data_of(), Checkpoints(folder)).run()
+    LocalJob(job_config(1, checkpoint__every_steps=3, train__max_steps=3), data_of(), Checkpoints(folder)).run()
     return Checkpoints(folder).load(3)
 
 

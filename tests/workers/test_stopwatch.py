@@ -1,16 +1,21 @@
-"""The parts of a step: they add up, a nested one gives its time back, and what is not a step counts nowhere."""
+"""The parts of a step, and CPU time: they add up, a nested one gives its time back, what is no step counts nowhere."""
 
 from __future__ import annotations
 
 import contextlib
 import threading
-import time
+from collections.abc import Iterator
 
 import pytest
 
+from shardkeep.config import parse_config
+from shardkeep.workers.data.sources.registry import open_data
 from shardkeep.workers.reporting.counters import WARM_UP_STEPS, StepCounters
 from shardkeep.workers.step import StepResult
 from shardkeep.workers.timing.clock import PARTS, Part, Stopwatch
+from shardkeep.workers.timing.cpu_time import CpuMeter
+from tests.support.cases import every
+from tests.support.local_job import LocalJob
 from tests.support.step_losses import Loss
 
 RESULT = StepResult(loss=Loss(0.5), applied=True, dropped_rows=0, staleness=0)
@@ -49,37 +54,28 @@ def test_the_parts_add_up_to_the_time_between_the_first_and_the_last(clock: Cloc
     with watch.within("dense_reduce"):
         clock.spend(3.0)
     clock.spend(1.0)
+    with watch.within(None):
+        clock.spend(5.0)  # within no part: not counted
+    clock.spend(0.25)
+    with pytest.raises(ValueError, match="gloo"), watch.within("dense_reduce"):
+        raise ValueError("gloo")  # gives the time back
+    clock.spend(0.125)
     watch.enter(None)
     clock.spend(7.0)
-    assert spent(watch) == {"data": 2.0, "forward": 1.5, "dense_reduce": 3.0}
+    assert spent(watch) == {"data": 2.0, "forward": 1.875, "dense_reduce": 3.0}
 
 
-def test_what_is_within_no_part_is_not_counted_and_the_part_goes_on(clock: Clock) -> None:
+def test_what_is_excluded_is_no_part_and_no_training_and_the_part_goes_on(clock: Clock) -> None:
     watch = Stopwatch(clock)
     watch.enter("other")
-    with watch.within(None):
-        clock.spend(5.0)
-    clock.spend(1.0)
+    before = watch.now()
+    with contextlib.suppress(KeyError), watch.excluded():
+        clock.spend(4.0)
+        watch.enter("lookup")  # of an evaluation's own
+        raise KeyError
+    clock.spend(0.5)
     watch.enter(None)
-    assert spent(watch) == {"other": 1.0}
-
-
-def test_a_part_that_raises_gives_the_time_back(clock: Clock) -> None:
-    watch = Stopwatch(clock)
-    watch.enter("backward")
-    with pytest.raises(ValueError, match="gloo"), watch.within("dense_reduce"):
-        raise ValueError("gloo")
-    clock.spend(1.0)
-    watch.enter(None)
-    assert spent(watch) == {"backward": 1.0}
-
-
-def test_a_switch_costs_microseconds() -> None:
-    watch = Stopwatch()
-    began = time.process_time()
-    for _ in range(10_000):
-        watch.enter("data")
-    assert (time.process_time() - began) / 10_000 < 20e-6
+    assert spent(watch) == {"other": 0.5} and watch.now() == before + 0.5
 
 
 class Seen:
@@ -97,7 +93,7 @@ class Seen:
         self.told.append(str(part))
 
     @contextlib.contextmanager
-    def nested(self, name: str):  # type: ignore[no-untyped-def]
+    def nested(self, name: str) -> Iterator[None]:
         self.told.append(f"({name}")
         yield
         self.told.append(")")
@@ -121,10 +117,7 @@ def test_an_observer_sees_steps_and_parts_and_its_time_is_nobodys(clock: Clock) 
     watch.end()
     assert seen.told == ["None", "step 3", "other", "backward", "(dense_reduce", "(prepare", ")", "None", "close"]
     assert spent(watch) == {}
-
-
-def test_without_an_observer_nothing_is_excluded(clock: Clock) -> None:
-    watch = Stopwatch(clock)
+    watch = Stopwatch(clock)  # without an observer nothing is excluded
     before = watch.now()
     watch.begin(0)
     clock.spend(1.0)
@@ -132,17 +125,11 @@ def test_without_an_observer_nothing_is_excluded(clock: Clock) -> None:
     assert spent(watch) == {"other": 1.0} and watch.now() == before + 1.0
 
 
-def test_what_is_excluded_is_no_part_and_no_training_and_the_part_goes_on(clock: Clock) -> None:
-    watch = Stopwatch(clock)
-    watch.enter("other")
-    before = watch.now()
-    with contextlib.suppress(KeyError), watch.excluded():
-        clock.spend(4.0)
-        watch.enter("lookup")  # of an evaluation's own
-        raise KeyError
-    clock.spend(0.5)
-    watch.enter(None)
-    assert spent(watch) == {"other": 0.5} and watch.now() == before + 0.5
+def take_step(counters: StepCounters, clock: Clock, ms: float) -> None:
+    counters.watch.enter("forward")
+    clock.spend(ms / 1e3)
+    counters.watch.enter(None)
+    counters.step_done(10, RESULT)
 
 
 def test_rates_are_of_training_alone(clock: Clock) -> None:
@@ -154,13 +141,6 @@ def test_rates_are_of_training_alone(clock: Clock) -> None:
     assert counters.samples_per_s() == pytest.approx(100.0)
     assert not counters.report_due(0.3)
     assert counters.report()["samples_per_s"] == pytest.approx(100.0)
-
-
-def take_step(counters: StepCounters, clock: Clock, ms: float) -> None:
-    counters.watch.enter("forward")
-    clock.spend(ms / 1e3)
-    counters.watch.enter(None)
-    counters.step_done(10, RESULT)
 
 
 def test_a_record_has_the_mean_of_its_own_interval_and_the_summary_that_of_the_steady_state(clock: Clock) -> None:
@@ -177,3 +157,88 @@ def test_a_record_has_the_mean_of_its_own_interval_and_the_summary_that_of_the_s
     assert counters.report()["step_ms"]["total"] == 0.0  # no step since
     take_step(counters, clock, 3.0)
     assert counters.step_ms()["total"] == 2.0
+
+
+# CPU time of training: stretches between evaluations, the servers' beside this process's.
+
+
+class Clocks:
+    """CPU seconds as a test sets them."""
+
+    def __init__(self) -> None:
+        self.worker, self.servers, self.waited = 0.0, [0.0, 0.0], 0.0
+
+    def pass_by(self, worker: float, *servers: float) -> None:
+        self.worker += worker
+        self.waited += worker / 2
+        self.servers = [before + more for before, more in zip(self.servers, servers, strict=True)]
+
+
+@pytest.fixture
+def clocks() -> Clocks:
+    return Clocks()
+
+
+@pytest.fixture
+def cpu(clocks: Clocks) -> CpuMeter:
+    return CpuMeter(lambda: clocks.servers, clock=lambda: clocks.worker, waits=lambda: clocks.waited)
+
+
+def test_what_passes_between_stretches_or_is_excluded_is_not_counted(cpu: CpuMeter, clocks: Clocks) -> None:
+    with cpu.excluded(5):  # it does not run: it does not begin to
+        clocks.pass_by(100.0, 100.0, 100.0)  # imports, compiling
+    assert not cpu.running
+    cpu.stop(5)
+    assert cpu.mean_ms() == {}, "nothing counted is nothing told"
+    cpu.start(10)
+    clocks.pass_by(0.8, 0.2, 0.4)
+    cpu.stop(20)
+    clocks.pass_by(50.0, 50.0, 50.0)  # evaluation
+    cpu.start(21)
+    clocks.pass_by(0.5, 0.1, 0.1)
+    with cpu.excluded(23):
+        clocks.pass_by(50.0, 50.0, 50.0)
+    clocks.pass_by(0.2, 0.0, 0.1)
+    cpu.stop(26)
+    assert cpu.mean_ms() == pytest.approx({"steps": 15, "worker": 100.0, "server": 30.0, "waited": 50.0})
+
+
+def test_a_stretch_with_a_replaced_server_is_left_out(cpu: CpuMeter, clocks: Clocks) -> None:
+    cpu.start(0)
+    clocks.pass_by(1.0, 1.0, 0.5)
+    cpu.stop(10)
+    cpu.start(10)
+    clocks.pass_by(9.0, 9.0, 0.1)
+    clocks.servers[0] = 0.0
+    cpu.stop(20)
+    cpu.start(20)
+    cpu.drop()
+    cpu.stop(30)
+    assert cpu.mean_ms() == {"steps": 10, "worker": 100.0, "server": 75.0, "waited": 50.0}
+
+
+@every("workers", [1, 2])
+def test_an_evaluation_tells_the_bytes_of_training_of_all_workers(workers: int) -> None:
+    config = parse_config(
+        f"""
+        servers: 2
+        workers: {workers}
+        data: {{synthetic: {{train_samples: 600, eval_samples: 100, num_dense: 2, table_sizes: [40, 90]}}}}
+        model: {{bottom: [4], hidden: [4]}}
+        tables: {{default: {{dim: 4}}}}
+        tower: {{compile: off}}
+        train: {{batch_size: {30 // workers}}}
+        eval: {{every_steps: 8}}
+        """
+    )
+    job = LocalJob(config, open_data(config.data, seed=config.seed))
+    summary = job.run()
+    records = [record for kind, record in job.records if kind == "eval"]
+    assert [(r["step"], r["train_samples"]) for r in records] == [(8, 240), (16, 480), (20, 600)]
+    totals = [r["train_bytes"]["total"] for r in records]
+    assert 0 < totals[0] < totals[1] < totals[2]
+    counted = {direction: sum(summary["bytes"][direction].values()) for direction in ("push", "pull", "tower")}
+    assert records[-1]["train_bytes"] == counted | {"total": sum(counted.values())}
+    assert (counted["tower"] > 0) == (workers > 1)
+    assert summary["cpu_ms"]["steps"] == 10 and summary["cpu_ms"]["worker"] > 0
+    assert summary["cpu_ms"]["server"] == 0.0  # in this process: counted with the worker

@@ -1,10 +1,9 @@
-"""A worker's part in checkpoints: who must see their folder, and for how long training is held up."""
+"""A worker's part in checkpoints: their interval, who must see their folder, how long training is held up."""
 
 from __future__ import annotations
 
 import stat
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,11 @@ from shardkeep.config import JobConfig, parse_config
 from shardkeep.ps.checkpoints.folder import Checkpoints
 from shardkeep.ps.server.snapshot import writer as snapshot_writer
 from shardkeep.workers.checkpoint import checkpointer, interval, writer
+from shardkeep.workers.checkpoint.interval import AUTO_AFTER_STEPS, CheckpointInterval
+from shardkeep.workers.collectives.collective import Solo, ThreadCollective
+from tests.support.cases import every
 from tests.support.local_job import LocalJob
+from tests.support.ranks import run_ranks
 from tests.support.samples import as_data, draw
 
 SLOW_S = 0.4
@@ -38,17 +41,6 @@ def job(folder: Path, workers: int) -> LocalJob:
     return LocalJob(job_config(workers), as_data(draw(100)), checkpoints=Checkpoints(folder))
 
 
-def slowly(monkeypatch: pytest.MonkeyPatch, place: Any, name: str) -> None:
-    """Has a function take its time, as with much to write or a slow disk."""
-    real = getattr(place, name)
-
-    def slow(*args: Any, **more: Any) -> Any:
-        time.sleep(SLOW_S)
-        return real(*args, **more)
-
-    monkeypatch.setattr(place, name, slow)
-
-
 class Clock:
     """Time that passes when a test sets it."""
 
@@ -68,7 +60,7 @@ def held_s(job: LocalJob) -> list[float]:
     return [float(r["held_s"]) for r in records]
 
 
-@pytest.mark.parametrize("rank", [1, 2])
+@every("rank", [1, 2])
 def test_a_worker_that_does_not_see_the_folder_is_told_before_the_first_step(tmp_path: Path, rank: int) -> None:
     job(tmp_path / "here", 3).run()
     elsewhere = {rank: Checkpoints(tmp_path / "elsewhere")}
@@ -77,24 +69,49 @@ def test_a_worker_that_does_not_see_the_folder_is_told_before_the_first_step(tmp
         run.run()
 
 
-@pytest.mark.parametrize("workers", [1, 2])
 def test_gathering_what_ranks_have_not_sent_counts_as_holding_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    slowly(monkeypatch, checkpointer, "rank_state")
-    run = job(tmp_path, workers)
-    run.run()
-    assert min(held_s(run)) >= SLOW_S
+    clock, rank_state = Clock(monkeypatch), checkpointer.rank_state
+
+    def slow(*args: Any) -> Any:
+        clock.now += SLOW_S
+        return rank_state(*args)
+
+    monkeypatch.setattr(checkpointer, "rank_state", slow)
+    for workers in (1, 2):
+        run = job(tmp_path / str(workers), workers)
+        run.run()
+        assert min(held_s(run)) >= 0.999 * SLOW_S
 
 
 def test_waiting_for_the_checkpoint_before_counts_as_holding_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    slowly(monkeypatch, snapshot_writer, "write_snapshot")
+    """A checkpoint is written while the next one waits for it, or the end of training."""
+    clock, waited, write_snapshot = Clock(monkeypatch), threading.Condition(), snapshot_writer.write_snapshot
     run = job(tmp_path, 2)
+    leader: Any = run.workers[0].checkpoints
+    wait_for_writer, waits, writes = leader.wait_for_writer, [], []
+
+    def slow(*args: Any, **more: Any) -> Any:
+        with waited:
+            writes.append(1)
+            if len(writes) % len(run.services) == 0:  # the last server; a checkpoint waits twice before it begins
+                assert waited.wait_for(lambda: len(waits) > 2 * len(writes) // len(run.services), 60.0)
+                clock.now += SLOW_S
+        return write_snapshot(*args, **more)
+
+    def wait() -> None:
+        with waited:
+            waits.append(1)
+            waited.notify_all()
+        wait_for_writer()
+
+    monkeypatch.setattr(snapshot_writer, "write_snapshot", slow)
+    leader.wait_for_writer = wait
     run.run()
-    first, *later = held_s(run)
-    assert first < SLOW_S and min(later) > SLOW_S / 2
+    assert len(writes) == 3 * len(run.services) and held_s(run) == pytest.approx([0.0, SLOW_S, SLOW_S])
 
 
 def test_waiting_for_a_slower_worker_is_not_holding_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,7 +134,7 @@ def test_waiting_for_a_slower_worker_is_not_holding_up(tmp_path: Path, monkeypat
     assert held_s(run) == [0.0] * 3
 
 
-@pytest.mark.parametrize(
+@every(
     ("steps", "step_s", "text"),
     [
         (60, 0.01, "a regular one after the last step only"),
@@ -161,3 +178,23 @@ def test_every_file_of_a_checkpoint_can_be_read_by_the_same_people(tmp_path: Pat
     assert any(path.suffix == ".safetensors" for path in files)
     assert {stat.S_IMODE(path.stat().st_mode) for path in files} == {stat.S_IMODE(manifest.stat().st_mode)}
     assert not [path.name for path in files if "token" in path.name]
+
+
+def test_a_newcomer_takes_the_interval_that_another_rank_has_chosen() -> None:
+    knows, newcomer = (CheckpointInterval(None, lambda: [0]) for _ in range(2))
+    knows.enter(0, rank=0)
+    chosen = knows.choose(AUTO_AFTER_STEPS, Solo())
+    assert chosen is not None and knows.ends(chosen) and not newcomer.ends(chosen)
+    run_ranks(ThreadCollective.group(2), lambda ranks: (newcomer, knows)[ranks.rank].share(ranks))
+    assert newcomer.ends(chosen) and not newcomer.ends(chosen + 1)
+    assert newcomer.choose(10**6, Solo()) is None
+
+
+def test_an_open_interval_is_chosen_from_the_steps_of_its_generation() -> None:
+    interval = CheckpointInterval(None, lambda: [0])
+    interval.enter(10, rank=0)
+    assert interval.choose(10 + AUTO_AFTER_STEPS - 1, Solo()) is None
+    run_ranks(ThreadCollective.group(1), interval.share)
+    interval.enter(200, rank=0)  # another generation, before any choice
+    assert interval.choose(200 + AUTO_AFTER_STEPS - 1, Solo()) is None
+    assert interval.choose(200 + AUTO_AFTER_STEPS, Solo()) is not None

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 
 from shardkeep.compression.tower.exchange import Exchange
@@ -21,6 +20,7 @@ from shardkeep.workers.collectives.operations import (
     exchange_packets,
     gather_arrays,
 )
+from tests.support.cases import every
 from tests.support.ranks import run_ranks
 
 PACKET = torch.zeros(50, dtype=torch.uint8)
@@ -60,7 +60,7 @@ def test_one_worker_sends_nothing() -> None:
     assert traffic.ledger.totals()["tower"] == {} and not traffic.ledger.totals()["total"]
 
 
-@pytest.mark.parametrize(
+@every(
     ("world", "num_bytes", "payload", "headers"),  # headers as read from the kernel, of a mean rank
     [
         (2, 4, 4, 144),
@@ -86,7 +86,7 @@ def test_an_empty_buffer_is_not_sent() -> None:
     assert collective_bytes.all_gather(3, 0) == {}
 
 
-@pytest.mark.parametrize(
+@every(
     ("purpose", "direction", "parts"),
     [
         ("gradients", "tower", {"values", "indices", "framing"}),

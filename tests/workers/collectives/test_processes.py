@@ -40,16 +40,15 @@ from shardkeep.workers.collectives.operations import (
 )
 from shardkeep.workers.collectives.process_group import ProcessCollective
 from shardkeep.workers.dense import gradients as reduce
+from tests.support.cases import every
 from tests.support.collective_calls import EXPECTED, WORLD, every_call
 from tests.support.ranks import run_ranks
-from tests.support.scenarios import Found, Rank, Scenario, played
+from tests.support.scenarios import LIMIT_S, Found, Rank, Scenario, played
 from tests.support.towers import Forgetful, seeded_model, tower_of, train
 
 pytestmark = pytest.mark.waits_for_processes
 
 SPLITS = [(0, 13), (13, 18), (18, 24)]
-
-
 INT8 = TowerCompressionConfig(name="int8")
 
 
@@ -154,7 +153,8 @@ def bytes_on_the_wire(rank: Rank) -> tuple[int, int]:
     broadcast_object(collective, {"why": "ä" * 1000} if rank.number == 2 else None, source=2, purpose="agreements")
     gather_arrays(collective, np.ones(1000 * rank.number), purpose="metrics")
     collective.barrier(purpose="agreements")
-    time.sleep(0.2)  # nobody sends any more
+    rank.store.set(f"sent {rank.number}", "")
+    rank.store.wait([f"sent {other}" for other in range(WORLD)])  # nobody sends any more
     found = traffic.ledger.totals()["total"], kernel_sent() - at_first
     formed.barrier()  # the connections of a rank that leaves are gone
     return found
@@ -187,10 +187,10 @@ def rank_2_dies_before_it_connects(rank: Rank) -> Failure:
 
 def late_rank_2(rank: Rank) -> float:
     """The sum that the others wait for, longer than they had to connect."""
-    with mock.patch.object(process_group, "MESH_S", 0.5):
+    with mock.patch.object(process_group, "MESH_S", 2.0):
         collective = rank.form()
     if rank.number == 2:
-        time.sleep(1.2)
+        time.sleep(2.5)
     total = torch.tensor([float(rank.number)])
     all_reduce_sum(collective, total, purpose="agreements")
     return total.item()
@@ -292,15 +292,20 @@ def test_ranks_with_and_without_a_gpu_form_one_group_over_gloo(processes):
     assert processes["mixed"] == [("gloo", float(sum(range(WORLD))))] * WORLD
 
 
-def test_processes_in_sync_mode_train_bit_for_bit_as_threads(processes):
-    models = [seeded_model(rank) for rank in range(WORLD)]
+def threads(**settings: Any) -> list[bytes]:
+    """The digests of ranks that are threads."""
 
     def work(collective: ThreadCollective) -> bytes:
-        tower = tower_of(model=models[collective.rank], collective=collective)
+        tower = tower_of(model=models[collective.rank], collective=collective, **settings)
         train(tower, SPLITS, micro=2)
         return tower.digest_bytes()
 
-    expected = run_ranks(ThreadCollective.group(WORLD), work)
+    models = [seeded_model(rank) for rank in range(WORLD)]
+    return run_ranks(ThreadCollective.group(WORLD), work)
+
+
+def test_processes_in_sync_mode_train_bit_for_bit_as_threads(processes):
+    expected = threads()
     assert [digest for digest, _ in processes["sync"]] == expected
     assert processes["moved"] == expected  # a generation more on the way
     assert [digest for digest, _ in processes["shards"]] == expected
@@ -308,21 +313,14 @@ def test_processes_in_sync_mode_train_bit_for_bit_as_threads(processes):
 
 def test_shards_of_int8_are_added_by_processes_as_by_threads(processes, monkeypatch):
     monkeypatch.setattr(dense_values, "ONE_ROUND_BYTES", 0)
-    models = [seeded_model(rank) for rank in range(WORLD)]
-
-    def work(collective: ThreadCollective) -> bytes:
-        tower = tower_of(model=models[collective.rank], collective=collective, compression=INT8)
-        train(tower, SPLITS, micro=2)
-        return tower.digest_bytes()
-
-    assert [digest for digest, _ in processes["int8"]] == run_ranks(ThreadCollective.group(WORLD), work)
+    assert [digest for digest, _ in processes["int8"]] == threads(compression=INT8)
 
 
 def test_the_checks_of_torchs_debug_level_detail_end_no_worker(processes):
     assert processes["checked"] == processes["sync"]
 
 
-@pytest.mark.parametrize("case", ["bounded", "ring", "forgetful"])
+@every("case", ["bounded", "ring", "forgetful"])
 def test_replicas_are_equal_in_every_mode_and_with_parameters_left_out(processes, case):
     assert len({digest for digest, _ in processes[case]}) == 1
 
@@ -360,7 +358,7 @@ def test_listeners_are_bound_to_loopback_only(processes):
 
 def test_a_rank_that_dies_before_it_connects_holds_up_the_others_for_no_step_timeout(processes):
     for kind, text, waited_s in processes["unconnected"][:2]:
-        assert kind in ("DeadlineExceeded", "MemberLost") and waited_s < 10.0, text
+        assert kind in ("DeadlineExceeded", "MemberLost") and waited_s < LIMIT_S, text
         assert "forming the group in generation" in text
 
 
@@ -370,7 +368,7 @@ def test_ranks_that_are_connected_wait_for_each_other_to_the_deadline_of_a_call(
 
 def test_a_silent_process_is_reported_when_the_deadline_is_over(processes):
     for rank, (kind, text, waited_s) in enumerate(processes["silent"][:2]):
-        assert kind == "DeadlineExceeded" and waited_s < 20.0
+        assert kind == "DeadlineExceeded" and waited_s < LIMIT_S
         assert re.match(rf"worker {rank} of 3: barrier in generation \d+ failed after", text), text
 
 
@@ -381,17 +379,16 @@ def test_every_question_that_a_silent_process_leaves_open_fails_as_the_groups(pr
 
 def test_a_rank_whom_nobody_met_says_so_and_meets_the_others_in_the_next_generation(processes):
     ((kind, text, waited_s), number), *_ = processes["alone"]
-    assert kind == "DeadlineExceeded" and waited_s < 20.0
+    assert kind == "DeadlineExceeded" and waited_s < LIMIT_S
     assert text.startswith(f"worker 0 of 3: forming the group in generation {number - 1} failed after"), text
     assert [of_all for _, of_all in processes["alone"]] == [number] * WORLD
 
 
 def test_a_process_that_goes_away_during_the_backward_pass_is_reported_at_once(processes):
-    for rank, ((kind, text, waited_s), number) in enumerate(processes["lost"][:2]):
-        assert kind == "MemberLost" and "\n" not in text and waited_s < 20.0
+    for rank, ((kind, text, _), number) in enumerate(processes["lost"][:2]):
+        assert kind == "MemberLost" and "\n" not in text  # and not DeadlineExceeded: it waited for no deadline
         assert text.startswith(f"worker {rank} of 3: the sum of the dense gradients in generation {number}"), text
 
 
 def test_a_process_that_leaves_with_a_question_open_is_reported_at_once(processes):
-    for kind, _, elapsed_s in processes["left open"][1:]:
-        assert kind == "MemberLost" and elapsed_s < 10.0
+    assert [kind for kind, _, _ in processes["left open"][1:]] == ["MemberLost"] * 2

@@ -113,7 +113,7 @@ def ids_of(reader: RowReader, fields: list[str]) -> list[int]:
     return [int(number) for number in rows.lists["tags"].ids_V.view(np.uint64)]
 
 
-@pytest.mark.parametrize(
+@every(
     ("separator", "trained", "means"),
     [(",", ["[a, b]", "[c]"], "a"), ("|", ["[UNK]", "a|b"], "[a]"), ("|", ["a|b"], "[a]")],
     ids=["lists", "words in brackets", "no brackets"],

@@ -19,6 +19,7 @@ from shardkeep.workers.data.conversion.hashing import MISSING_ID
 from shardkeep.workers.data.items import ItemCounts, make_catalogue
 from shardkeep.workers.data.schema import Feature, Schema, SequenceColumns
 from shardkeep.workers.data.sides import sides_of
+from tests.support.cases import every
 
 SEEN = SequenceColumns("seen", (Feature("seen_item", "item", "none"),), (), 3)
 SCHEMA = Schema(
@@ -100,9 +101,7 @@ def test_counts_are_the_same_for_parts_of_any_size() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    "values", [pa.array(["b", "a", "é", "d"]), pa.array([2**62, 1, -1, 0])], ids=["texts", "integers"]
-)
+@every("values", [pa.array(["b", "a", "é", "d"]), pa.array([2**62, 1, -1, 0])], ids=["texts", "integers"])
 def test_a_file_holds_all_of_a_catalogue(tmp_path: Path, values: pa.Array) -> None:
     catalogue = replace(_made(Samples([7, 3, 3, 9, 7, 5])), values=values)
     checksum = catalogue.write(tmp_path / "catalogue.arrow")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import numpy as np
@@ -22,6 +23,7 @@ NONE = np.zeros(3, np.float32)
 TRANSFORM = DenseTransform(NONE, NONE, np.ones(3, np.float32))
 
 
+@functools.cache
 def _content() -> tuple[pa.Buffer, DecodedRows]:
     rng = np.random.default_rng(0)
     lengths_N = rng.integers(0, 4, COUNT)

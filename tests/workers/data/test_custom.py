@@ -1,7 +1,8 @@
-"""The user's own source: module:function."""
+"""The user's own source: module:function, arrays or a data set, whose labels must be those of its schema."""
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,10 +12,15 @@ import numpy as np
 import pytest
 
 from shardkeep.base.errors import ConfigError, DataError, ShardkeepError
+from shardkeep.config import parse_config
+from shardkeep.workers.data.batch import Batch
 from shardkeep.workers.data.conversion.hashing import hash_text
 from shardkeep.workers.data.samples import Data
 from shardkeep.workers.data.sources.registry import open_data
 from shardkeep.workers.data_config import DataConfig
+from tests.support.cases import every
+from tests.support.local_job import LocalJob
+from tests.support.samples import ArrayDataset, draw
 
 CODE = """
 import numpy as np
@@ -93,7 +99,7 @@ def test_a_dict_of_arrays_is_a_data_set(folder: Path) -> None:
     assert batch.label_BT.tolist() == [[1.0], [0.0]]
 
 
-@pytest.mark.parametrize("dense", [[], [{"column": "v", "width": 3}, "x"]], ids=["all", "named"])
+@every("dense", [[], [{"column": "v", "width": 3}, "x"]], ids=["all", "named"])
 def test_an_array_of_two_dimensions_is_a_dense_vector(folder: Path, dense: list[Any]) -> None:
     data = _open(folder, "vectors", dense=dense)
     assert data.train.schema.dense == ("v[0]", "v[1]", "v[2]", "x")
@@ -123,13 +129,10 @@ def test_arrays_of_several_labels_are_read_as_columns_of_files_are(folder: Path)
     assert two[0] != two[1] and data.inputs is not None and data.inputs["form"] == 3
 
 
-def test_columns_of_the_config_choose_and_describe(folder: Path) -> None:
+def test_columns_and_options_of_the_config_choose_and_describe(folder: Path) -> None:
     data = _open(folder, dense=["age"], sparse=[{"column": "tags", "table": "t", "pooling": "mean"}], scale="standard")
     assert data.train.schema.dense == ("age",) and data.train.schema.tables() == ("t",)
     assert abs(float(data.train.gather(np.arange(6)).dense_BI.mean())) < 1e-6
-
-
-def test_options_reach_the_function_and_eval_may_be_missing(folder: Path) -> None:
     data = _open(folder, options={"rows": 400, "held": False}, eval_fraction=0.5)
     assert data.eval is not None and len(data.train) + len(data.eval) == 400
     assert _open(folder, options={"held": False}).eval is None
@@ -140,7 +143,7 @@ def test_an_object_with_gather_is_used_as_it_is(folder: Path) -> None:
     assert len(train) == 3 and train.gather(np.array([2])).ids["u"].values_N.tolist() == [2]
 
 
-@pytest.mark.parametrize(
+@every(
     ("name", "settings", "kind", "expected"),
     [
         ("nothing", {}, ConfigError, "data.source: module 'my_data' has no 'nothing'"),
@@ -181,11 +184,43 @@ def test_mistakes_are_told_in_one_line(
         _open(folder, name, **settings)
 
 
-def test_an_error_inside_the_users_code_keeps_its_traceback(folder: Path) -> None:
+def test_an_error_inside_the_users_code_keeps_its_traceback_and_a_missing_module_is_named(folder: Path) -> None:
     with pytest.raises(TypeError, match="inside"):
         _open(folder, "broken")
-
-
-def test_a_module_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="module 'no_such' cannot be imported"):
-        open_data(DataConfig(source="no_such:f", root=str(tmp_path)), seed=0)
+        open_data(DataConfig(source="no_such:f", root=str(folder)), seed=0)
+
+
+CONFIG = """
+servers: 1
+workers: 1
+model: {name: dlrm, bottom: [8], hidden: [8]}
+tables: {default: {dim: 4}}
+tower: {compile: off}
+train: {batch_size: 8}
+"""
+
+
+class TwoLabels:
+    """The samples of a dataset, with two columns of labels where its schema names one."""
+
+    def __init__(self, dataset: ArrayDataset) -> None:
+        self.schema = dataset.schema
+        self.dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def gather(self, rows_B: np.ndarray) -> Batch:
+        batch = self.dataset.gather(rows_B)
+        return dataclasses.replace(batch, label_BT=np.repeat(batch.label_BT, 2, axis=1))
+
+
+@every("wrong", ["train", "eval"])
+def test_labels_that_the_schema_does_not_name_are_refused(wrong: str) -> None:
+    parts = {"train": draw(16), "eval": draw(16, seed=1)}
+    job = LocalJob(parse_config(CONFIG), Data(**parts | {wrong: TwoLabels(parts[wrong])}))
+    with pytest.raises(
+        DataError, match=r"returned labels \(\d+, 2\); expected \(\d+, 1\): its schema has the labels label"
+    ):
+        job.run()

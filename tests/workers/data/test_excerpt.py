@@ -100,24 +100,17 @@ def test_a_row_that_is_cut_or_wrong_inside_a_large_csv_is_left_out(tmp_path: Pat
 
 
 @every(
-    ("text", "told"),
+    ("name", "text", "told"),
     [
-        (b"", "is empty"),
-        (b"a,b\n", "has no rows"),
-        (b"a,a\n1,2\n", "2 columns are called a"),
-        (b"a,b\n1,2\n1,2,3\n", "has 3 fields, expected 2"),
+        ("a.csv", b"", "is empty"),
+        ("a.csv", b"a,b\n", "has no rows"),
+        ("a.csv", b"a,a\n1,2\n", "2 columns are called a"),
+        ("a.csv", b"a,b\n1,2\n1,2,3\n", "has 3 fields, expected 2"),
+        ("a.parquet", b"PAR1 and nothing else", "cannot be read as parquet"),
     ],
     ids=str,
 )
-def test_a_file_that_cannot_be_read_is_refused(text: bytes, told: str, tmp_path: Path) -> None:
-    path = tmp_path / "a.csv"
-    path.write_bytes(text)
+def test_a_file_that_cannot_be_read_is_refused(name: str, text: bytes, told: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(text)
     with pytest.raises(DataError, match=told):
-        excerpt(path)
-
-
-def test_a_damaged_parquet_file_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "a.parquet"
-    path.write_bytes(b"PAR1 and nothing else")
-    with pytest.raises(DataError, match="cannot be read as parquet"):
-        excerpt(path)
+        excerpt(tmp_path / name)

@@ -44,45 +44,37 @@ def labels(data: Data) -> list[float]:
 
 # Labels
 
+THREE = ["4", "5.0", "6", "1e3"]
 
-@pytest.mark.parametrize(
-    "texts", [["4.0", "4.50", "5", "3.5"], ["4", "4.5", "5.00", "0"], ["4e0", "45e-1", "+5", "-4"]]
+
+@every(
+    ("texts", "positive", "settings", "expected"),
+    [
+        (["4.0", "4.50", "5", "3.5"], [4, 4.5, 5], {}, [1, 1, 1, 0]),
+        (["4", "4.5", "5.00", "0"], [4, 4.5, 5], {}, [1, 1, 1, 0]),
+        (["4e0", "45e-1", "+5", "-4"], [4, 4.5, 5], {}, [1, 1, 1, 0]),
+        (["4.0", "5", "4"], [4], {"missing": ["4"]}, [1, 0, 1]),  # a listed number is not missing
+        (["4.0", "5", "4"], [4], {"missing": ["4.0"]}, [1, 0, 1]),
+        (["4.0", "4", "like"], ["4", "like"], {}, [0, 1, 1]),  # texts are compared as texts
+        (THREE, {"above": 5}, {}, [0, 0, 1, 1]),  # without the bound
+        (THREE, {"below": 5}, {}, [1, 0, 0, 0]),
+        (THREE, {"above": 4.9, "below": 6}, {}, [0, 1, 0, 0]),
+    ],
 )
-def test_listed_numbers_are_compared_as_numbers(tmp_path: Path, texts: list[str]) -> None:
-    lines = ["y,u", *(f"{text},a" for text in texts)]
-    assert labels(opened(tmp_path, lines, label={"column": "y", "positive": [4, 4.5, 5]})) == [1, 1, 1, 0]
+def test_labels_are_compared_by_the_type_of_what_is_listed(
+    tmp_path: Path, texts: list[str], positive: Any, settings: dict[str, Any], expected: list[int]
+) -> None:
+    lines = ["y,u", *(f"{text},{n}" for n, text in enumerate(texts))]
+    assert labels(opened(tmp_path, lines, label={"column": "y", "positive": positive}, **settings)) == expected
 
 
-@pytest.mark.parametrize("missing", ["4", "4.0"])
-def test_a_listed_number_is_not_missing_in_another_writing(tmp_path: Path, missing: str) -> None:
-    rows = ["y,u", "4.0,a", "5,b", "4,a"]
-    data = opened(tmp_path, rows, label={"column": "y", "positive": [4]}, missing=[missing])
-    assert labels(data) == [1.0, 0.0, 1.0]
-
-
-def test_listed_texts_are_compared_as_texts(tmp_path: Path) -> None:
-    lines = ["y,u", "4.0,a", "4,a", "like,a"]
-    assert labels(opened(tmp_path, lines, label={"column": "y", "positive": ["4", "like"]})) == [0, 1, 1]
-
-
-@pytest.mark.parametrize("positive", [["yes", "Yes"], [1, 7]])
+@every("positive", [["yes", "Yes"], [1, 7]])
 def test_a_listed_value_that_no_row_has_is_refused(tmp_path: Path, positive: list[Any]) -> None:
-    lines = ["y,u", "yes,a", "1,a", "no,a"]
     with pytest.raises(DataError, match=r"data\.label\.positive: no row of .* has '(Yes|7)'"):
-        opened(tmp_path, lines, label={"column": "y", "positive": positive})
+        opened(tmp_path, ["y,u", "yes,a", "1,a", "no,a"], label={"column": "y", "positive": positive})
 
 
-@pytest.mark.parametrize(
-    "bounds, expected",
-    [({"above": 5}, [0, 0, 1, 1]), ({"below": 5}, [1, 0, 0, 0]), ({"above": 4.9, "below": 6}, [0, 1, 0, 0])],
-    ids=["above", "below", "both"],
-)
-def test_a_threshold_decides_without_its_bound(tmp_path: Path, bounds: dict[str, float], expected: list[int]) -> None:
-    lines = ["y,u", "4,a", "5.0,a", "6,a", "1e3,a"]
-    assert labels(opened(tmp_path, lines, label={"column": "y", "positive": bounds})) == expected
-
-
-@pytest.mark.parametrize("bounds", [{}, {"above": 5, "below": 5}, {"over": 5}])
+@every("bounds", [{}, {"above": 5, "below": 5}, {"over": 5}])
 def test_a_threshold_that_means_nothing_is_refused(bounds: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="positive"):
         DataConfig.model_validate({"label": {"column": "y", "positive": bounds}})
@@ -116,14 +108,11 @@ def test_a_count_is_one_instant_in_each_type_that_holds_it(kind: Any) -> None:
         assert times.micros(column(pa.array([count, None], kind)), RULES).to_pylist() == [expected, None]
 
 
-@pytest.mark.parametrize("exact", [False, True], ids=["dense", "category"])
-def test_an_instant_beyond_64_bits_of_microseconds_is_refused(exact: bool) -> None:
+def test_an_instant_beyond_64_bits_of_microseconds_and_times_of_float32_are_refused() -> None:
     far = column(pa.array([10**14], pa.timestamp("s")))
-    with pytest.raises(DataError, match=r"column at: .*out of bounds"), far.named():
-        times.micros(far, RULES, exact=exact)
-
-
-def test_times_of_float32_are_refused() -> None:
+    for exact in (False, True):  # dense, a category
+        with pytest.raises(DataError, match=r"column at: .*out of bounds"), far.named():
+            times.micros(far, RULES, exact=exact)
     with pytest.raises(DataError, match="holds float; allowed: times"):
         times.seconds(column(pa.array([1_714_521_600.0], pa.float32())), RULES)
 
@@ -150,17 +139,13 @@ def test_writings_of_one_instant_are_one_instant(text: str) -> None:
 
 
 @every(
-    "text", ["05/01/2024 00:00", "Wed, 01 May 2024 00:00:00 GMT", "yesterday", "2024-13-01", "05.13.2024", "01.05.24"]
-)
-def test_other_writings_are_refused_with_the_forms_that_are_read(text: str) -> None:
-    with pytest.raises(DataError, match=r"row 2, column at: .* is no time; read are: 2024-05-01"):
-        times.micros(column(["2024-05-01", text]), RULES)
-
-
-@pytest.mark.parametrize("other", ["2024-05-01T00:00:00Z", "1714521600"])
-def test_texts_of_two_sorts_are_refused(other: str) -> None:
-    with pytest.raises(DataError, match=r"row [12], column at: .* read are"):
-        times.micros(column(["2024-05-01T00:00:00", other]), RULES)
+    "text",
+    ["05/01/2024 00:00", "Wed, 01 May 2024 00:00:00 GMT", "yesterday", "2024-13-01", "05.13.2024", "01.05.24",
+     "2024-05-01T00:00:00Z", "1714521600"],
+)  # fmt: skip
+def test_other_writings_than_the_first_are_refused_with_the_forms_that_are_read(text: str) -> None:
+    with pytest.raises(DataError, match=r"row [12], column at: .* read are: 2024-05-01"):
+        times.micros(column(["2024-05-01T00:00:00", text]), RULES)
 
 
 @every("unit", ["s", "ms", "us", "ns"])
@@ -221,7 +206,7 @@ def test_a_column_that_was_constant_counts_as_zero_whatever_it_becomes(tmp_path:
     assert not samples.gather(np.arange(3)).dense_BI.any()
 
 
-@pytest.mark.parametrize("pooling", ["mean", "max"])
+@every("pooling", ["mean", "max"])
 def test_pooling_where_each_row_has_one_value_is_refused(tmp_path: Path, pooling: str) -> None:
     with pytest.raises(ConfigError, match=f"u: pooling: {pooling} has no effect"):
         opened(tmp_path, ["y,u", "0,a", "1,b"], sparse=[{"column": "u", "pooling": pooling}])

@@ -18,6 +18,7 @@ from shardkeep.workers.data.sides import sides_of_model
 from shardkeep.workers.data.sources.registry import columns_of_files, open_data
 from shardkeep.workers.data_config import DataConfig
 from shardkeep.workers.model_config import RetrievalSettings, SasRecConfig, TwoTowerConfig
+from tests.support.cases import every
 from tests.support.history_files import ROWS, history_config, write_csv, write_parquet
 
 PARTS = [write_parquet, write_csv]
@@ -41,7 +42,7 @@ def _counts(data: Data) -> dict[Any, int]:
     return dict(zip(data.catalogue.values.to_pylist(), data.catalogue.counts_M.tolist(), strict=True))
 
 
-@pytest.mark.parametrize("write", PARTS, ids=["parquet", "csv"])
+@every("write", PARTS, ids=["parquet", "csv"])
 def test_items_have_the_values_of_the_files_and_the_features_of_their_last_row(tmp_path: Path, write: Any) -> None:
     rows = ROWS | {"item": ["a", "b", "c", "a", "b", "a"], "category": ["x", "y", "x", "y", "x", "z"]}
     data = _open(write(tmp_path / f"a.{write.__name__[6:]}", rows))
@@ -51,19 +52,20 @@ def test_items_have_the_values_of_the_files_and_the_features_of_their_last_row(t
     assert categories_M.tolist() == [hash_text(text) for text in (b"z", b"x", b"x")]
 
 
-def test_samples_without_a_label_have_label_1(tmp_path: Path) -> None:
-    data = _open(write_parquet(tmp_path / "a.parquet", ROWS))
-    batch = data.train.gather(np.arange(6))
-    assert data.train.schema.labels == ("label",) and batch.label_BT.tolist() == [[1.0]] * 6
-
-
-def test_with_a_label_the_rows_of_1_alone_are_counted(tmp_path: Path) -> None:
-    data = _open(write_parquet(tmp_path / "a.parquet", ROWS), label="clicked")
+def test_rows_of_label_1_alone_are_counted_and_without_a_label_all_have_it(tmp_path: Path) -> None:
+    path = write_parquet(tmp_path / "a.parquet", ROWS)
+    data = _open(path)
+    assert data.train.schema.labels == ("label",)
+    assert data.train.gather(np.arange(6)).label_BT.tolist() == [[1.0]] * 6
+    data = _open(path, label="clicked")
     assert _counts(data) == {"b": 2, "c": 1}
     assert data.train.gather(np.arange(6)).label_BT[:, 0].tolist() == ROWS["clicked"]
+    before = open_data(history_config(path), seed=0)
+    assert before.catalogue is None and before.fingerprint == data.fingerprint and before.inputs == data.inputs
+    assert len(list(tmp_path.joinpath(".shardkeep-cache").glob("*/train.arrow"))) == 2
 
 
-@pytest.mark.parametrize("write", PARTS, ids=["parquet", "csv"])
+@every("write", PARTS, ids=["parquet", "csv"])
 def test_entries_that_are_kept_are_items_too(tmp_path: Path, write: Any) -> None:
     path = write(tmp_path / f"a.{write.__name__[6:]}", NEXT_ROWS | {"item": ["d", "b", "c", "a", "b", "c"]})
     # kept of [a b c a b] are [c a b]: a and b are predicted; [c ? a]: a; [? b]: b
@@ -73,7 +75,7 @@ def test_entries_that_are_kept_are_items_too(tmp_path: Path, write: Any) -> None
     assert len(list(tmp_path.joinpath(".shardkeep-cache").glob("*/catalogue.arrow"))) == 2
 
 
-@pytest.mark.parametrize(
+@every(
     ("values", "expected"),
     [
         (pa.array([5, 2**62, -3, 5, 5, -3]), [5, -3, 2**62]),
@@ -129,15 +131,7 @@ def test_a_damaged_catalogue_is_made_again(tmp_path: Path) -> None:
     assert _counts(_open(path)) == counts
 
 
-def test_data_with_labels_keep_their_cache_and_fingerprint(tmp_path: Path) -> None:
-    path = write_parquet(tmp_path / "a.parquet", ROWS)
-    before = open_data(history_config(path), seed=0)
-    after = _open(path, label="clicked")
-    assert before.catalogue is None and before.fingerprint == after.fingerprint and before.inputs == after.inputs
-    assert len(list(tmp_path.joinpath(".shardkeep-cache").glob("*/train.arrow"))) == 1
-
-
-@pytest.mark.parametrize("write", PARTS, ids=["parquet", "csv"])
+@every("write", PARTS, ids=["parquet", "csv"])
 def test_inputs_without_a_label_read_rows_that_have_none(tmp_path: Path, write: Any) -> None:
     path = write(tmp_path / f"a.{write.__name__[6:]}", {name: ROWS[name] for name in ROWS if name != "clicked"})
     stored = _open(path).inputs
@@ -162,7 +156,7 @@ def test_held_out_rows_are_in_no_count_and_a_part_without_rows_is_an_error(tmp_p
         )
 
 
-@pytest.mark.parametrize(
+@every(
     ("settings", "model", "why"),
     [
         ({}, TwoTowerConfig(), "model.item: is missing; .* allowed: item, category"),
@@ -190,23 +184,16 @@ def test_columns_that_are_no_items_are_refused_before_the_data_are_converted(
 def test_a_column_of_vectors_is_all_its_numbers(tmp_path: Path) -> None:
     path = write_parquet(tmp_path / "a.parquet", ROWS | {"image": [[float(i), -i] for i in range(6)]})
     data = _open(path, TwoTowerConfig(item=["item", "image"]), dense=[{"column": "image", "width": 2, "scale": "none"}])
-    assert data.catalogue is not None and data.catalogue.items.dense_BI.tolist() == [
-        [5.0, -5.0],
-        [3.0, -3.0],
-        [4.0, -4.0],
-    ]
+    assert data.catalogue is not None
+    assert data.catalogue.items.dense_BI.tolist() == [[5.0, -5.0], [3.0, -3.0], [4.0, -4.0]]
 
 
-def test_evaluation_data_without_a_known_item_are_an_error(tmp_path: Path) -> None:
+def test_data_without_a_known_item_are_refused(tmp_path: Path) -> None:
     path = write_parquet(tmp_path / "a.parquet", ROWS)
     held = write_parquet(tmp_path / "b.parquet", ROWS | {"item": [f" {each}?" for each in ROWS["item"]]})
     with pytest.raises(DataError, match=r"data\.eval: none of its 6 rows has an item .* recall would be 0") as caught:
         _open(path, eval=[str(held)])
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("source", ["criteo", "tests.support.samples:draw"])
-def test_a_source_without_raw_values_is_refused(source: str) -> None:
-    config = DataConfig.model_validate({"source": source})
-    with pytest.raises(ConfigError, match=r"two_tower needs a catalogue of items.*csv, parquet, synthetic"):
-        open_data(config, seed=0, items=TWO_TOWER)
+    for source in ("criteo", "tests.support.samples:draw"):
+        with pytest.raises(ConfigError, match=r"two_tower needs a catalogue of items.*csv, parquet, synthetic"):
+            open_data(DataConfig.model_validate({"source": source}), seed=0, items=TWO_TOWER)

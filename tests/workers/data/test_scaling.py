@@ -80,27 +80,22 @@ def test_statistics_of_a_split_are_those_of_its_training_rows(tmp_path: Path) ->
     assert abs(held.mean()) > 1e-4
 
 
-def test_a_constant_column_becomes_zero_and_a_huge_one_keeps_its_digits(tmp_path: Path) -> None:
+def test_constant_and_huge_columns_keep_what_they_can(tmp_path: Path) -> None:
     constant = _open(tmp_path, [7.0] * 4)
     assert constant.train.gather(np.arange(4)).dense_BI.tolist() == [[0.0]] * 4
     stamps = 1.7e9 + np.arange(100.0)
-    data = _open(tmp_path, stamps.tolist())
-    found = data.train.gather(np.arange(100)).dense_BI[:, 0]
+    found = _open(tmp_path, stamps.tolist()).train.gather(np.arange(100)).dense_BI[:, 0]
     assert found == pytest.approx(_standard(stamps, stamps), rel=1e-4, abs=1e-5)
-
-
-def test_the_logarithm_makes_numbers_beyond_float32_usable(tmp_path: Path) -> None:
     found = _open(tmp_path, [1e200, 1.0], scale="log").train.gather(np.arange(2)).dense_BI[:, 0]
-    assert found == pytest.approx(np.log1p([1e200, 1.0]), rel=1e-6)
+    assert found == pytest.approx(np.log1p([1e200, 1.0]), rel=1e-6), "beyond float32"
 
 
 def test_statistics_span_chunks(tmp_path: Path) -> None:
-    values = np.concatenate([np.full(70_000, -1.0), np.linspace(0, 1000, 70_000)])
-    found = _open(tmp_path, values.tolist()).train.gather(np.array([0, 139_999])).dense_BI[:, 0]
+    values = np.concatenate([np.full(66_000, -1.0), np.linspace(0, 1000, 20_000)])
+    found = _open(tmp_path, values.tolist()).train.gather(np.array([0, 85_999])).dense_BI[:, 0]
     assert found == pytest.approx(_standard(values, values)[[0, -1]], rel=1e-4)
 
 
 def test_the_hash_of_texts_never_changes() -> None:
     assert hash_text(b"") == MISSING_ID == 0x2D06800538D394C2
-    assert hash_text(b"red") == hash_text(b"red")
     assert hash_text(b"y") == 2822446240451570149

@@ -38,7 +38,7 @@ def _open(folder: Path, labels: list[Any], kind: str = "parquet", **settings: An
     return open_data(DataConfig.model_validate(base | settings), seed=0)
 
 
-@pytest.mark.parametrize("scalar", ["weight", "time"])
+@every("scalar", ["weight", "time"])
 def test_labels_stand_beside_a_weight_or_a_time(tmp_path: Path, scalar: str) -> None:
     _write(tmp_path)
     alone = _open(tmp_path, ["clicked", "bought"]).train.gather(np.arange(6))
@@ -82,68 +82,51 @@ def test_means_count_the_samples_that_have_the_label(tmp_path: Path) -> None:
     np.testing.assert_allclose(data.conditional_means, [3 / 6, 2 / 3, 16.75 / 4])
 
 
-def test_a_given_label_masks_where_it_is_not_one(tmp_path: Path) -> None:
-    _write(tmp_path)
-    labels = ["clicked", {"column": "bought", "given": "clicked"}]
-    _equal(_open(tmp_path, labels), CLICKED, [1, NAN, 0, 1, NAN, NAN])
+GIVEN, AFTER = {"column": "bought", "given": "clicked"}, {"column": "bought", "after": "clicked"}
+MASKED = {"missing": "mask"}
 
 
-def test_a_label_that_is_missing_outside_of_its_condition_is_no_error(tmp_path: Path) -> None:
-    _write(tmp_path, bought=[1, None, 0, 1, None, None])
-    _equal(_open(tmp_path, ["clicked", {"column": "bought", "given": "clicked"}]), CLICKED, [1, NAN, 0, 1, NAN, NAN])
-    _write(tmp_path, bought=[1, None, None, 1, None, None])
-    why = r"a.parquet, row 3, column bought: the label is missing \(1 of 6 rows\); data.labels.bought.missing: mask"
-    with pytest.raises(DataError, match=why):
-        _open(tmp_path, ["clicked", {"column": "bought", "given": "clicked"}])
-
-
-def test_a_label_after_one_that_is_zero_is_refused_or_masked(tmp_path: Path) -> None:
-    _write(tmp_path, bought=[1, 0, 0, 1, 1, 0])
-    after = {"column": "bought", "after": "clicked"}
-    why = r"a.parquet, row 5, column bought: is 1 and clicked is 0, .*allowed: missing: mask, or mend the data"
-    with pytest.raises(DataError, match=why):
-        _open(tmp_path, ["clicked", after])
-    _equal(_open(tmp_path, ["clicked", after | {"missing": "mask"}]), CLICKED, [1, 0, 0, 1, NAN, 0])
-
-
-def test_the_first_label_may_leave_rows_out(tmp_path: Path) -> None:
-    _write(tmp_path, clicked=[1, None, 1, 0, None, 0])
-    data = _open(tmp_path, [{"column": "clicked", "missing": "skip"}, "bought"])
-    _equal(data, [1, 1, 0, 0], [1, 0, 1, 0])
-    assert "2 rows left out, their label is missing" in data.describe()
-
-
-def test_a_missing_label_is_an_error_that_names_it(tmp_path: Path) -> None:
-    _write(tmp_path)
-    labels = ["clicked", {"column": "seconds", "loss": "mse"}]
-    why = r"a.parquet, row 2, column seconds: the label is missing \(2 of 6 rows\); data.labels.seconds.missing: mask"
-    with pytest.raises(DataError, match=why):
-        _open(tmp_path, labels)
+@every(
+    ("columns", "labels", "found"),
+    [
+        ({}, ["clicked", GIVEN], [CLICKED, [1, NAN, 0, 1, NAN, NAN]]),
+        # one that is missing outside of its condition is no error
+        ({"bought": [1, None, 0, 1, None, None]}, ["clicked", GIVEN], [CLICKED, [1, NAN, 0, 1, NAN, NAN]]),
+        ({"bought": [1, 0, 0, 1, 1, 0]}, ["clicked", AFTER | MASKED], [CLICKED, [1, 0, 0, 1, NAN, 0]]),
+        ({"clicked": [1, None, 1, 0, None, 0]}, [{"column": "clicked", "missing": "skip"}, "bought"],
+         [[1, 1, 0, 0], [1, 0, 1, 0]]),
+    ],
+    ids=["given", "missing where it is not given", "after", "rows left out"],
+)  # fmt: skip
+def test_labels_are_masked_or_their_rows_left_out(
+    tmp_path: Path, columns: Any, labels: list[Any], found: list[list[float]]
+) -> None:
+    _write(tmp_path, **columns)
+    data = _open(tmp_path, labels)
+    _equal(data, *found)
+    assert ("2 rows left out, their label is missing" in data.describe()) == (len(found[0]) == 4)
 
 
 @every(
     ("columns", "label", "why"),
     [
+        ({"bought": [1, None, None, 1, None, None]}, GIVEN,
+         r"a.parquet, row 3, column bought: the label is missing \(1 of 6 rows\); data.labels.bought.missing: mask"),
+        ({"bought": [1, 0, 0, 1, 1, 0]}, AFTER,
+         r"a.parquet, row 5, column bought: is 1 and clicked is 0, .*allowed: missing: mask, or mend the data"),
+        ({}, {"column": "seconds", "loss": "mse"},
+         r"a.parquet, row 2, column seconds: the label is missing \(2 of 6 rows\); data.labels.seconds.missing: mask"),
         ({"bought": [0] * 6}, "bought", "label column bought: all 6 rows of the training data are class 0"),
-        (
-            {"bought": [1, 0, 1, 1, 0, 0]},
-            {"column": "bought", "given": "clicked"},
-            "label column bought: all 3 rows of the training data are class 1",
-        ),
-        (
-            {"bought": [None] * 6},
-            {"column": "bought", "missing": "mask"},
-            r"column bought: the label is missing \(6 of 6 rows\)",
-        ),
+        ({"bought": [1, 0, 1, 1, 0, 0]}, GIVEN, "label column bought: all 3 rows of the training data are class 1"),
+        ({"bought": [None] * 6}, {"column": "bought"} | MASKED,
+         r"column bought: the label is missing \(6 of 6 rows\)"),
         ({}, {"column": "seconds"}, "data.labels.seconds.positive, or data.labels.seconds.loss: mse for numbers"),
-        (
-            {},
-            {"column": "bought", "positive": ["1", "yes"]},
-            "data.labels.bought.positive: no row of the data has 'yes'",
-        ),
+        ({}, {"column": "bought", "positive": ["1", "yes"]},
+         "data.labels.bought.positive: no row of the data has 'yes'"),
     ],
-    ids=["one class", "one class where it is given", "nowhere", "a number", "a value that no row has"],
-)
+    ids=["missing where it is given", "one after zero", "missing", "one class", "one class where it is given",
+         "nowhere", "a number", "a value that no row has"],
+)  # fmt: skip
 def test_a_label_that_cannot_be_learned_is_named(tmp_path: Path, columns: Any, label: Any, why: str) -> None:
     _write(tmp_path, **columns)
     with pytest.raises(DataError, match=why):
@@ -151,24 +134,22 @@ def test_a_label_that_cannot_be_learned_is_named(tmp_path: Path, columns: Any, l
 
 
 @every(
-    ("settings", "why"),
-    [
-        ({"dense": ["x", "bought"]}, "data.dense: names bought, which is a label"),
-        ({"sparse": ["clicked"]}, "data.sparse: names clicked, which is a label"),
-        ({"weight": "bought"}, "data.weight: names bought, which is a label"),
-        ({"time": "clicked"}, "data.time: names clicked, which is a label"),
-    ],
-)
-def test_a_label_of_another_use_is_named(tmp_path: Path, settings: dict[str, Any], why: str) -> None:
+    ("settings", "use"),
+    [({"dense": ["x", "bought"]}, "dense"), ({"sparse": ["bought"]}, "sparse"), ({"weight": "bought"}, "weight"),
+     ({"time": "bought"}, "time")],
+)  # fmt: skip
+def test_a_label_of_another_use_is_named(tmp_path: Path, settings: dict[str, Any], use: str) -> None:
     _write(tmp_path)
-    with pytest.raises(ConfigError, match=why):
+    with pytest.raises(ConfigError, match=f"data.{use}: names bought, which is a label"):
         _open(tmp_path, ["clicked", "bought"], **settings)
 
 
-def test_a_pattern_of_columns_leaves_all_labels_out(tmp_path: Path) -> None:
-    _write(tmp_path)
+def test_a_pattern_of_columns_leaves_all_labels_out_and_other_labels_are_other_data(tmp_path: Path) -> None:
+    _write(tmp_path, returned=CLICKED)
     data = _open(tmp_path, ["clicked", "bought"], dense=["*"], sparse=[])
-    assert data.train.schema.dense == ("x", "seconds")
+    assert data.train.schema.dense == ("x", "seconds", "returned")
+    one, other = (_open(tmp_path, ["bought", name]) for name in ("returned", "clicked"))
+    assert one.fingerprint != other.fingerprint
 
 
 def test_the_inputs_of_several_labels_have_a_form_that_older_readers_refuse(tmp_path: Path) -> None:
@@ -188,9 +169,3 @@ def test_the_inputs_of_several_labels_have_a_form_that_older_readers_refuse(tmp_
     assert one.inputs is not None and one.inputs["form"] == 2 and "labels" not in one.inputs
     with pytest.raises(ValueError, match="label: is missing, or is not of this form"):
         Inputs.of_json(record | {"form": 2})
-
-
-def test_other_labels_are_other_data(tmp_path: Path) -> None:
-    _write(tmp_path, returned=CLICKED, again=CLICKED)
-    one, other = (_open(tmp_path, ["bought", name]) for name in ("returned", "again"))
-    assert one.fingerprint != other.fingerprint

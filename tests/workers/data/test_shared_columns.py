@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -57,16 +58,28 @@ def _as_texts(values: pa.ChunkedArray) -> Any:
     return ["|".join(map(str, row)) for row in values.to_pylist()]
 
 
-@pytest.fixture(scope="module", params=["csv", "parquet"])
-def kind(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
-    """The form of the files, and a folder with those."""
-    folder = tmp_path_factory.mktemp(request.param)
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Files of both forms."""
+    folder = tmp_path_factory.mktemp("files")
     for seed, (name, num_rows) in enumerate(ROWS.items()):
         table = pa.table(_columns(num_rows, seed))
         pq.write_table(table, folder / f"{name}.parquet", row_group_size=300)
         texts = {name: _as_texts(values) for name, values in zip(table.column_names, table.columns, strict=True)}
         pacsv.write_csv(pa.table(texts), folder / f"{name}.csv")
+    return folder
+
+
+@pytest.fixture(params=["csv", "parquet"])
+def kind(request: pytest.FixtureRequest, folder: Path) -> tuple[str, Path]:
+    """A form of the files, and their folder."""
     return request.param, folder
+
+
+@pytest.fixture
+def files(folder: Path) -> tuple[str, Path]:
+    """Those of one form, for what does not depend on it."""
+    return "parquet", folder
 
 
 def _config(kind: tuple[str, Path], cache: Path, **changes: Any) -> DataConfig:
@@ -105,6 +118,15 @@ def _opened(config: DataConfig, **more: Any) -> tuple[Data, list[str]]:
     return open_data(config, seed=3, progress=lambda text, _: told.append(text), **more), told
 
 
+def _alike(files: tuple[str, Path], folder: Path, **changes: Any) -> list[str]:
+    """Opens with the cache that jobs share, `folder/shared`, and with one of its own, which give the same; returns what
+    was told of the former."""
+    data, told = _opened(_config(files, folder / "shared", **changes))
+    own, _ = _opened(_config(files, Path(tempfile.mkdtemp(dir=folder)), **changes))
+    assert _all(data) == _all(own), changes
+    return told
+
+
 def _own_bytes(cache: Path) -> int:
     """Of the columns that no entry shares."""
     return sum(p.stat().st_size for p in cache.glob("*/*.arrow*") if p.stat().st_nlink == 1)
@@ -136,14 +158,12 @@ SPLITS: list[dict[str, Any]] = [
 
 @every(("first", "split"), list(enumerate(SPLITS)))
 def test_fewer_columns_or_another_order_convert_and_store_nothing(
-    kind: tuple[str, Path], tmp_path: Path, first: int, split: dict[str, Any]
+    folder: Path, tmp_path: Path, first: int, split: dict[str, Any]
 ) -> None:
+    kind = ("csv", "parquet")[first % 2], folder
     _opened(_config(kind, tmp_path / "shared", **split))
-    for number, fewer in enumerate(FEWER[first % 5 :: 5]):  # of all pairs, a fifth
-        data, told = _opened(_config(kind, tmp_path / "shared", **split, **fewer))
-        own, _ = _opened(_config(kind, tmp_path / f"own{number}", **split, **fewer))
-        assert _all(data) == _all(own), fewer
-        assert not told and _own_bytes(tmp_path / "shared") == 0, fewer
+    for fewer in FEWER[first::8]:  # each once
+        assert not _alike(kind, tmp_path, **split, **fewer) and _own_bytes(tmp_path / "shared") == 0, fewer
 
 
 TARGETS: list[dict[str, Any]] = [
@@ -160,31 +180,33 @@ TARGETS: list[dict[str, Any]] = [
 
 @every(("first", "split"), list(enumerate(SPLITS[:3] + SPLITS[4:5])))
 def test_another_label_weight_or_time_is_converted_alone(
-    kind: tuple[str, Path], tmp_path: Path, first: int, split: dict[str, Any]
+    folder: Path, tmp_path: Path, first: int, split: dict[str, Any]
 ) -> None:
     for number, targets in enumerate(TARGETS[first::4]):
-        shared, settings = tmp_path / f"shared{number}", split | targets
-        _opened(_config(kind, shared, **split))
-        data, told = _opened(_config(kind, shared, **settings))
-        own, _ = _opened(_config(kind, tmp_path / f"own{number}", **settings))
-        again, none = _opened(_config(kind, shared, **settings))
-        assert _all(data) == _all(own) == _all(again), targets
-        assert told and not none and _own_bytes(shared) < 40 * sum(ROWS.values()), targets
+        kind, caches = (("csv", "parquet")[(first + number) % 2], folder), tmp_path / str(number)
+        caches.mkdir()
+        _opened(_config(kind, caches / "shared", **split))
+        assert _alike(kind, caches, **split | targets), targets
+        assert not _opened(_config(kind, caches / "shared", **split | targets))[1], targets
+        assert _own_bytes(caches / "shared") < 40 * sum(ROWS.values()), targets
 
 
-@pytest.mark.parametrize("label", ["k", "z"])
-def test_a_label_that_cannot_be_one_has_its_error(kind: tuple[str, Path], tmp_path: Path, label: str) -> None:
+@every(
+    ("changes", "why"),
+    [
+        ({"label": "k", "dense": DENSE[:1]}, r"column k: the label is"),
+        ({"label": "z", "dense": DENSE[:1]}, r"column z: the label is"),
+        ({"label": {"column": "d", "positive": ["a", "none"]}, "sparse": ["c"]}, "positive: no row .* has 'none'"),
+    ],
+)
+def test_a_label_that_cannot_be_one_has_its_error(
+    kind: tuple[str, Path], tmp_path: Path, changes: dict[str, Any], why: str
+) -> None:
     _opened(_config(kind, tmp_path))
-    before = sorted(tmp_path.iterdir())
-    with pytest.raises(DataError, match=r"column [kz]: the label is"):
-        _opened(_config(kind, tmp_path, label=label, dense=DENSE[:1]))
-    assert [path for path in sorted(tmp_path.iterdir()) if path.is_dir()] == [p for p in before if p.is_dir()]
-
-
-def test_a_value_of_another_label_that_no_row_has_is_told(kind: tuple[str, Path], tmp_path: Path) -> None:
-    _opened(_config(kind, tmp_path))
-    with pytest.raises(DataError, match=r"positive: no row of the data has 'none'"):
-        _opened(_config(kind, tmp_path, label={"column": "d", "positive": ["a", "none"]}, sparse=["c"]))
+    before = {path for path in tmp_path.iterdir() if path.is_dir()}
+    with pytest.raises(DataError, match=why):
+        _opened(_config(kind, tmp_path, **changes))
+    assert {path for path in tmp_path.iterdir() if path.is_dir()} == before or "none" in why
 
 
 def test_labels_that_leave_out_as_many_other_rows_share_nothing(tmp_path: Path) -> None:
@@ -197,7 +219,7 @@ def test_labels_that_leave_out_as_many_other_rows_share_nothing(tmp_path: Path) 
 
 
 @every(
-    "changes",
+    ("before", "after"),
     [
         ({"label": {"column": "k", "missing": "skip"}}, {"label": "y"}),
         ({"label": "y"}, {"label": {"column": "k", "missing": "skip"}}),
@@ -213,81 +235,65 @@ def test_labels_that_leave_out_as_many_other_rows_share_nothing(tmp_path: Path) 
     ],
 )
 def test_other_rows_rules_and_more_columns_are_converted(
-    kind: tuple[str, Path], tmp_path: Path, changes: tuple[dict[str, Any], dict[str, Any]]
+    files: tuple[str, Path], tmp_path: Path, before: dict[str, Any], after: dict[str, Any]
 ) -> None:
-    before, after = changes
-    _opened(_config(kind, tmp_path / "shared", **before))
-    data, told = _opened(_config(kind, tmp_path / "shared", **after))
-    own, _ = _opened(_config(kind, tmp_path / "own", **after))
-    assert _all(data) == _all(own) and told
+    _opened(_config(files, tmp_path / "shared", **before))
+    assert _alike(files, tmp_path, **after)
 
 
-def test_another_order_of_columns_moves_no_row_of_a_random_split(kind: tuple[str, Path], tmp_path: Path) -> None:
+def test_another_order_of_columns_moves_no_row_of_a_random_split(files: tuple[str, Path], tmp_path: Path) -> None:
     split = {"by": "random", "test": 0.2}
-    first, _ = _opened(_config(kind, tmp_path, split=split))
-    data, told = _opened(_config(kind, tmp_path, split=split, dense=DENSE[::-1]))
-    own, _ = _opened(_config(kind, tmp_path / "own", split=split, dense=DENSE[::-1]))
-    assert _all(data) == _all(own) != _all(first) and not told
+    first, _ = _opened(_config(files, tmp_path / "shared", split=split))
+    assert not _alike(files, tmp_path, split=split, dense=DENSE[::-1])
+    assert _all(_opened(_config(files, tmp_path / "shared", split=split, dense=DENSE[::-1]))[0]) != _all(first)
 
 
-@hypothesis_settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    jobs=st.lists(
-        st.tuples(
-            st.permutations(DENSE).flatmap(lambda all_: st.integers(0, len(all_)).map(lambda n: list(all_[:n]))),
-            st.permutations(["c", "d"]),
-            st.sampled_from(["y", "y2"]),
-            st.sampled_from([None, "w"]),
-        ),
-        min_size=2,
-        max_size=4,
-    )
+JOB = st.tuples(
+    st.permutations(DENSE).flatmap(lambda all_: st.integers(0, len(all_)).map(lambda n: list(all_[:n]))),
+    st.permutations(["c", "d"]),
+    st.sampled_from(["y", "y2"]),
+    st.sampled_from([None, "w"]),
 )
+
+
+@hypothesis_settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(jobs=st.lists(JOB, min_size=2, max_size=4))
 def test_any_jobs_one_after_the_other_see_what_each_alone_would(
     kind: tuple[str, Path], tmp_path_factory: pytest.TempPathFactory, jobs: list[Any]
 ) -> None:
     folder = tmp_path_factory.mktemp("jobs")
-    for number, (dense, sparse, label, weight) in enumerate(jobs):
-        changes = {"dense": dense, "sparse": sparse, "label": label, "weight": weight, "sequences": {}}
-        data, _ = _opened(_config(kind, folder / "shared", **changes))
-        own, _ = _opened(_config(kind, folder / f"own{number}", **changes))
-        assert _all(data) == _all(own)
+    for dense, sparse, label, weight in jobs:
+        _alike(kind, folder, dense=dense, sparse=sparse, label=label, weight=weight, sequences={})
 
 
 def test_rows_of_several_chunks_are_shared(tmp_path: Path) -> None:
     rows = np.arange(70_000)
     table = {"x": rows / 3, "z": rows % 11, "q": -rows, "c": rows % 7, "d": rows % 5, "y": rows % 2, "y2": rows % 3 % 2}
     pq.write_table(pa.table(table | {"t": -rows}), tmp_path / "train.parquet")
-    files = ("parquet", tmp_path)
-    wide: dict[str, Any] = {"dense": ["x", "z", "q"], "sparse": ["c", "d"], "sequences": {}}
+    files, wide = ("parquet", tmp_path), {"dense": ["x", "z", "q"], "sparse": ["c", "d"], "sequences": {}}
     _opened(_config(files, tmp_path / "shared", **wide))
     for changes in ({"dense": ["q", "x"]}, {"sparse": ["d"], "label": "y2", "time": "t"}):
-        data, _ = _opened(_config(files, tmp_path / "shared", **wide | changes))
-        own, _ = _opened(_config(files, tmp_path / "own", **wide | changes))
-        assert _all(data) == _all(own)
+        _alike(files, tmp_path, **wide | changes)
     assert _own_bytes(tmp_path / "shared") < 70_000 * 10
 
 
-def test_a_job_that_continues_a_model_reads_fewer_columns_as_that_model(kind: tuple[str, Path], tmp_path: Path) -> None:
-    first, _ = _opened(_config(kind, tmp_path / "shared"))
+def test_a_job_that_continues_a_model_reads_fewer_columns_as_that_model(
+    files: tuple[str, Path], tmp_path: Path
+) -> None:
+    first, _ = _opened(_config(files, tmp_path / "shared"))
     fitted = json.loads(json.dumps(first.inputs))
     fitted["transform"]["shift_I"][0] = 5.0
-    for cache in ("shared", "own"):
-        _opened(_config(kind, tmp_path / cache, fitted=fitted))
-    for fewer in FEWER[:3]:
-        data, _ = _opened(_config(kind, tmp_path / "shared", fitted=fitted, **fewer))
-        own, _ = _opened(_config(kind, tmp_path / f"own{len(str(fewer))}", fitted=fitted, **fewer))
-        assert _all(data) == _all(own), fewer
+    for fewer in ({}, *FEWER[:3]):
+        _alike(files, tmp_path, fitted=fitted, **fewer)
 
 
-def test_fewer_features_of_a_user_leave_the_catalogue_as_it_is(kind: tuple[str, Path], tmp_path: Path) -> None:
-    def opened(cache: str, **changes: Any) -> tuple[Data, list[str]]:
-        config = _config(kind, tmp_path / cache, label=None, sequences={}, **changes)
-        return _opened(config, items=TwoTowerConfig(item=["d"]))
+def test_fewer_features_of_a_user_leave_the_catalogue_as_it_is(files: tuple[str, Path], tmp_path: Path) -> None:
+    def opened(cache: str, **changes: Any) -> Data:
+        config = _config(files, tmp_path / cache, label=None, sequences={}, **changes)
+        return _opened(config, items=TwoTowerConfig(item=["d"]))[0]
 
     opened("shared")
-    data, _ = opened("shared", sparse=["d"], dense=["x"])
-    own, _ = opened("own", sparse=["d"], dense=["x"])
+    data, own = (opened(cache, sparse=["d"], dense=["x"]) for cache in ("shared", "own"))
     assert _all(data) == _all(own) and data.catalogue is not None and own.catalogue is not None
     assert data.catalogue.values == own.catalogue.values
     assert np.array_equal(data.catalogue.ids_M, own.catalogue.ids_M)
@@ -298,9 +304,9 @@ def test_fewer_features_of_a_user_leave_the_catalogue_as_it_is(kind: tuple[str, 
 
 @every("damage", ["truncated", "zeros", "gone", "meta", "version", "others can write it", "of another disk"])
 def test_a_damaged_or_foreign_entry_is_not_shared(
-    kind: tuple[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str
+    files: tuple[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str
 ) -> None:
-    _opened(_config(kind, tmp_path / "shared"))
+    _opened(_config(files, tmp_path / "shared"))
     (file,) = (tmp_path / "shared").glob("*/train.arrow")
     meta, content = file.with_name("meta.json"), file.read_bytes()
     if damage == "truncated":
@@ -322,28 +328,24 @@ def test_a_damaged_or_foreign_entry_is_not_shared(
     with monkeypatch.context() as patch:
         if damage == "of another disk":
             patch.setattr(os, "link", no_link)
-        data, told = _opened(_config(kind, tmp_path / "shared", dense=DENSE[1:]))
-    own, _ = _opened(_config(kind, tmp_path / "own", dense=DENSE[1:]))
-    assert _all(data) == _all(own) and told
-    assert len(_opened(_config(kind, tmp_path / "shared"))[0].train) == ROWS["train"]
+        assert _alike(files, tmp_path, dense=DENSE[1:])
+    assert len(_opened(_config(files, tmp_path / "shared"))[0].train) == ROWS["train"]
 
 
-def test_a_full_disk_is_an_error_of_a_line_and_the_next_job_is_right(kind: tuple[str, Path], tmp_path: Path) -> None:
+def test_a_full_disk_is_an_error_of_a_line_and_the_next_job_is_right(files: tuple[str, Path], tmp_path: Path) -> None:
     for number, changes in enumerate([{}, {"dense": DENSE[1:]}, {"label": "y2"}, {"label": "y2", "weight": "w"}]):
-        config = _config(kind, tmp_path / "shared", **changes)
         with full_disk(), pytest.raises(DataError) as caught:
-            _opened(config)
+            _opened(_config(files, tmp_path / "shared", **changes))
         assert "the cache cannot be written (" in str(caught.value) and "\n" not in str(caught.value)
         assert len(list((tmp_path / "shared").glob("[!.]*"))) == number and not list((tmp_path / "shared").glob(".*/"))
-        own, _ = _opened(_config(kind, tmp_path / f"own{number}", **changes))
-        assert _all(_opened(config)[0]) == _all(own)
+        _alike(files, tmp_path, **changes)
 
 
 @every("label", ["y", "y2"])
 def test_a_file_that_several_entries_share_is_written_again_for_each_when_it_is_cut(
-    kind: tuple[str, Path], tmp_path: Path, label: str
+    files: tuple[str, Path], tmp_path: Path, label: str
 ) -> None:
-    configs = [_config(kind, tmp_path / "shared", **changes) for changes in ({}, {"dense": DENSE[1:], "label": label})]
+    configs = [_config(files, tmp_path / "shared", **changes) for changes in ({}, {"dense": DENSE[1:], "label": label})]
     before = [_all(_opened(config)[0]) for config in configs]
     file = next((tmp_path / "shared").glob("*/train.arrow"))
     assert file.stat().st_nlink == 2
@@ -366,34 +368,31 @@ def test_evaluation_rows_are_stored_as_other_training_rows_decide(tmp_path: Path
 
 
 def test_a_changed_file_is_converted_for_each(tmp_path: Path) -> None:
-    def opened(dense: list[str]) -> Data:
-        config = {"root": str(tmp_path), "train": "a.csv", "label": "y", "dense": dense, "scale": "none"}
-        return open_data(DataConfig.model_validate(config), seed=0)
-
     for first, dense in ((1, ["x", "z"]), (5, ["x"]), (7, ["x"])):
         (tmp_path / "a.csv").write_text(f"x,z,y\n{first},2,0\n3,4,1\n")
-        assert opened(dense).train.gather(np.arange(2)).dense_BI[:, 0].tolist() == [first, 3.0]
+        config = {"root": str(tmp_path), "train": "a.csv", "label": "y", "dense": dense, "scale": "none"}
+        train = open_data(DataConfig.model_validate(config), seed=0).train
+        assert train.gather(np.arange(2)).dense_BI[:, 0].tolist() == [first, 3.0]
 
 
-def test_an_entry_stays_whole_when_the_one_it_shares_with_goes(kind: tuple[str, Path], tmp_path: Path) -> None:
-    _opened(_config(kind, tmp_path))
-    (first,) = (path for path in tmp_path.iterdir() if path.is_dir())
-    before = _all(_opened(_config(kind, tmp_path, dense=DENSE[1:], label="y2"))[0])
+def test_an_entry_stays_whole_when_the_one_it_shares_with_goes(files: tuple[str, Path], tmp_path: Path) -> None:
+    shared, changes = tmp_path / "shared", {"dense": DENSE[1:], "label": "y2"}
+    _opened(_config(files, shared))
+    (first,) = (path for path in shared.iterdir() if path.is_dir())
+    before = _all(_opened(_config(files, shared, **changes))[0])
     for path in (*first.iterdir(), first):
         path.rmdir() if path.is_dir() else path.unlink()
-    data, told = _opened(_config(kind, tmp_path, dense=DENSE[1:], label="y2"))
+    data, told = _opened(_config(files, shared, **changes))
     assert _all(data) == before and not told
     for label in ("y2", "y"):  # in a file beside the others
-        fewer, _ = _opened(_config(kind, tmp_path, dense=DENSE[2:], label=label))
-        own, _ = _opened(_config(kind, tmp_path / "own", dense=DENSE[2:], label=label))
-        assert _all(fewer) == _all(own)
-    assert _all(_opened(_config(kind, tmp_path, dense=DENSE[1:], label="y2"))[0]) == before
+        _alike(files, tmp_path, dense=DENSE[2:], label=label)
+    assert _all(_opened(_config(files, shared, **changes))[0]) == before
 
 
-def test_jobs_that_begin_at_once_see_what_each_alone_would(kind: tuple[str, Path], tmp_path: Path) -> None:
+def test_jobs_that_begin_at_once_see_what_each_alone_would(files: tuple[str, Path], tmp_path: Path) -> None:
     changes = [{}, *({"label": label, "dense": DENSE[n:]} for n in (1, 2) for label in ("y", "y2"))]
-    expected = [_all(_opened(_config(kind, tmp_path / f"own{n}", **c))[0]) for n, c in enumerate(changes)]
+    expected = [_all(_opened(_config(files, tmp_path / f"own{n}", **c))[0]) for n, c in enumerate(changes)]
     with ThreadPoolExecutor(6) as pool:
-        found = pool.map(lambda n: _all(_opened(_config(kind, tmp_path / "shared", **changes[n % 5]))[0]), range(15))
+        found = pool.map(lambda n: _all(_opened(_config(files, tmp_path / "shared", **changes[n % 5]))[0]), range(15))
         assert [expected[n % 5] for n in range(15)] == list(found)
     assert len(list((tmp_path / "shared").glob("*/meta.json"))) == 5

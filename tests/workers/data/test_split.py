@@ -105,7 +105,7 @@ def sides(data: Data) -> list[list[int]]:
     return [rows_of(part) for part in (data.train, data.eval, data.test)]
 
 
-@pytest.mark.parametrize("by", RULES)
+@every("by", RULES)
 def test_the_same_rows_in_any_form_and_order_of_files_are_on_the_same_sides(folder: Path, by: str) -> None:
     table = table_of()
     mixed = table.take(np.random.default_rng(1).permutation(len(table)))
@@ -122,7 +122,7 @@ def test_the_same_rows_in_any_form_and_order_of_files_are_on_the_same_sides(fold
     assert (other == expected) == (by == "time")
 
 
-def test_by_time_the_newest_rows_are_the_test_and_equal_times_are_on_one_side(tmp_path: Path) -> None:
+def test_equal_times_or_values_are_on_one_side_and_the_newest_rows_are_the_test(tmp_path: Path) -> None:
     table = table_of()
     pq.write_table(table, tmp_path / "a.parquet")
     hours = np.array([(time - START) // dt.timedelta(hours=1) for time in table["ts"].to_pylist()])
@@ -131,11 +131,6 @@ def test_by_time_the_newest_rows_are_the_test_and_equal_times_are_on_one_side(tm
     assert [train.max(), held.min(), held.max(), test.min()] == [69, 70, 89, 90]
     order = [hours[int(x)] for x in data.train.gather(np.arange(len(data.train))).dense_BI[:, 0]]
     assert order == sorted(order)
-
-
-def test_of_a_column_all_rows_of_a_value_are_on_one_side(tmp_path: Path) -> None:
-    table = table_of()
-    pq.write_table(table, tmp_path / "a.parquet")
     users = np.array(table["user"])
     parts = [set(users[rows].tolist()) for rows in sides(opened(tmp_path, ["a.parquet"], "user"))]
     assert not (parts[0] & parts[1] or parts[0] & parts[2] or parts[1] & parts[2])
@@ -211,29 +206,25 @@ def chunk_of(hours: list[int]) -> Chunk:
     return chunk_with({"ts": times, "y": pa.array([0] * len(hours))})
 
 
-@pytest.mark.parametrize("by", ["random", "user"])
-def test_a_share_is_about_that_of_the_rows(tmp_path: Path, by: str) -> None:
-    lines = [f"{i % 2},{i},{i // 2}" for i in range(20_000)]
-    (tmp_path / "a.csv").write_text("\n".join(["y,x,user", *lines]) + "\n")
-    config = {"root": str(tmp_path), "train": "a.csv", "label": "y", "dense": ["x"]}
-    data = open_data(DataConfig.model_validate(config | {"split": {"by": by, "eval": 0.2, "test": 0.05}}), seed=9)
-    assert data.eval is not None and data.test is not None
-    assert abs(len(data.eval) - 4000) < 250 and abs(len(data.test) - 1000) < 130
-    assert "for evaluation + " in data.describe() and "for the test" in data.describe()
-
-
-def test_shares_that_are_far_from_those_named_are_told_in_a_line(tmp_path: Path) -> None:
-    users = [0] * 4_000 + list(range(1, 1001))  # one of them has most rows
-    (tmp_path / "a.csv").write_text("y,x,user\n" + "".join(f"{i % 2},{i},{u}\n" for i, u in enumerate(users)))
+def test_shares_are_about_those_of_the_rows_or_told_in_a_line(tmp_path: Path) -> None:
     config = {"root": str(tmp_path), "train": "a.csv", "label": "y", "dense": ["x"]}
 
-    def told(by: str) -> str:
-        settings = DataConfig.model_validate(config | {"split": {"by": by, "eval": 0.1, "test": 0.0}})
+    def written(users: list[int], by: str, **shares: float) -> tuple[Data, str]:
+        (tmp_path / "a.csv").write_text("y,x,user\n" + "".join(f"{i % 2},{i},{u}\n" for i, u in enumerate(users)))
+        settings = DataConfig.model_validate(config | {"split": {"by": by, **shares}})
         assert settings.split is not None
-        return open_data(settings, seed=9).uneven(settings.split)
+        data = open_data(settings, seed=9)
+        return data, data.uneven(settings.split)
 
-    assert told("random") == ""
-    held = re.fullmatch(r"data.split by user: evaluation has (.*)% of the rows, not 10%; equal values .*", told("user"))
+    for by in ("random", "user"):
+        data, told = written([i // 2 for i in range(10_000)], by, eval=0.2, test=0.05)
+        assert data.eval is not None and data.test is not None and told == ""
+        assert abs(len(data.eval) - 2000) < 180 and abs(len(data.test) - 500) < 90
+        assert "for evaluation + " in data.describe() and "for the test" in data.describe()
+    users = [0] * 4_000 + list(range(1, 1001))  # one of them has most rows
+    assert written(users, "random", eval=0.1, test=0.0)[1] == ""
+    told = written(users, "user", eval=0.1, test=0.0)[1]
+    held = re.fullmatch(r"data.split by user: evaluation has (.*)% of the rows, not 10%; equal values .*", told)
     assert held is not None and float(held[1]) < 4
 
 

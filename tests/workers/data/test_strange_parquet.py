@@ -112,6 +112,11 @@ def test_numbers_of_any_type_are_dense_columns_and_labels(tmp_path: Path, kind: 
     assert (rows.dense, rows.labels) == ([[1.0], [2.0], [4.0]], [0.0, 1.0, 1.0])
 
 
+@every("values", [pa.array([1.5, float("nan"), None, 2.0]), ["1.5", "NA", "?", " 2 "]], ids=["floats", "texts"])
+def test_missing_numbers_of_floats_and_texts_are_filled(tmp_path: Path, values: Any) -> None:
+    assert read(tmp_path, _with(values), **DENSE).dense == [[1.5], [-5.0], [-5.0], [2.0]]
+
+
 @every("kind", [kind for kind in (*NUMBERS, *TEXTS) if kind not in NANOSECONDS])
 def test_values_of_any_type_are_categories(tmp_path: Path, kind: str) -> None:
     """Of times the microseconds."""
@@ -166,6 +171,15 @@ WRONG: dict[str, tuple[Callable[[], Any], dict[str, Any], str]] = {
         lambda: pa.array([0, 1, 2, 3], pa.timestamp("ns")), SPARSE, "column v: holds timestamp.ns.*lose data"
     ),
     "labels in words": (lambda: ["no", "yes", "no", "yes"], LABEL, "row 1, column v: 'no' is not a number.*positive"),
+    "a float32 that is too large": (
+        lambda: pa.array([0.0, 1.0, 2.0**24 + 2, 2.0], pa.float32()), SPARSE,
+        "row 3, column v: 16777218 has lost digits as float; store the column as int64",
+    ),
+    "20 digits": (lambda: pa.array([2**63] * 4, pa.decimal128(20, 0)), SPARSE, "is beyond 64 bits; store .* as text"),
+    "half a label": (lambda: [0.0, 1.0, 0.5, 0.0], LABEL, "row 3, column v: the label is 0.5"),
+    "a separator of numbers": (
+        lambda: [1, 2, 3, 4], {"sparse": [{"column": "v", "separator": ";"}]}, "holds int64; allowed: texts"
+    ),
     "one class": (lambda: [1, 1, 1, 1], LABEL, "label column v: all 4 rows of the training data are class 1"),
 }  # fmt: skip
 
@@ -193,6 +207,10 @@ EXACT: dict[str, tuple[Callable[[], Any], list[Any]]] = {
     "nanoseconds": (
         lambda: pa.array([1_700_000_000_000_001_000, 1_700_000_000_000_002_000, 0, None], pa.timestamp("ns")),
         [1_700_000_000_000_001, 1_700_000_000_000_002, 0, MISSING_ID],
+    ),
+    "floats with gaps": (lambda: pa.array([3.0, float("nan"), None, 7.0]), [3, MISSING_ID, MISSING_ID, 7]),
+    "spaces and marks": (
+        lambda: [" a ", "?", "", "b"], [hash_text(b"a"), MISSING_ID, MISSING_ID, hash_text(b"b")]
     ),
     "long texts": (
         lambda: ["x" * 70_000, "x" * 70_001, "", " "],

@@ -40,7 +40,7 @@ def test_a_row_is_the_same_in_any_batch_and_parts_and_seeds_differ() -> None:
 
 
 def test_the_best_ranks_are_those_by_the_frequencies_of_many_walks() -> None:
-    data = _stream(table_sizes=[100], train_samples=60_000)
+    data = _stream(table_sizes=[100], train_samples=30_000)
     walks, best = _walks(data), data.best_ranks
     before_N, after_N = walks[:, :-1].reshape(-1), walks[:, 1:].reshape(-1)
     names, index_N = np.unique(np.concatenate([before_N, after_N]), return_inverse=True)
@@ -52,7 +52,7 @@ def test_the_best_ranks_are_those_by_the_frequencies_of_many_walks() -> None:
     last_B = np.searchsorted(names, batch.ids["seen_item"].values_N.reshape(2_000, -1)[:, -1])
     item_B = np.searchsorted(names, batch.ids["item"].values_N)
     ranks_B = 1 + (counts[last_B] > counts[last_B, item_B][:, None]).sum(axis=1)
-    assert np.abs(ranks_B - best(2_000)).mean() < 0.1  # the order of rare pairs is one of chance
+    assert np.abs(ranks_B - best(2_000)).mean() < 0.15  # the order of rare pairs is one of chance
     assert 0.5 < (best(2_000) == 1).mean() < 0.62 and best(50).tolist() == best(2_000)[:50].tolist()
 
 

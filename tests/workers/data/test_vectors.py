@@ -101,14 +101,10 @@ def test_what_is_no_vector_of_the_width_is_named_with_its_row(tmp_path: Path, va
     assert re.search(why, refusal(tmp_path, _parquet(values), **V))
 
 
-@pytest.mark.parametrize(
-    "files",
-    [_parquet(pa.array(ROWS)), _csv(["[1, 2, 3]", "[4, 5, 6]"])],
-    ids=["lists", "texts"],
-)
-def test_a_list_without_a_width_is_refused_by_a_line_that_names_it(tmp_path: Path, files: dict[str, bytes]) -> None:
-    for dense in ("v", "*"):
-        assert "{column: NAME, width: N}" in refusal(tmp_path, files, dense=[dense])
+def test_a_list_without_a_width_is_refused_by_a_line_that_names_it(tmp_path: Path) -> None:
+    for files in (_parquet(pa.array(ROWS)), _csv(["[1, 2, 3]", "[4, 5, 6]"])):
+        for dense in ("v", "*"):
+            assert "{column: NAME, width: N}" in refusal(tmp_path, files, dense=[dense])
 
 
 def _open(folder: Path, **settings: Any) -> Data:
@@ -140,21 +136,13 @@ def test_a_pattern_gives_each_of_its_columns_the_width(tmp_path: Path) -> None:
     assert data.train.schema.dense == ("v[0]", "w[0]") and _inputs(data) == [[1, 3], [2, 4]]
 
 
-def test_a_model_reads_the_column_of_vectors_once(tmp_path: Path) -> None:
+def test_inputs_have_the_column_of_vectors_once_and_all_its_numbers(tmp_path: Path) -> None:
     (tmp_path / "a.parquet").write_bytes(_parquet(pa.array([[1, 2, 3], [4, 5, 6]]))["a.parquet"])
-    data = _open(tmp_path, **V, sparse=["v"])
-    assert Inputs.of_json(json.loads(json.dumps(data.inputs))).columns() == ["v"]
-
-
-def test_a_number_called_like_one_of_a_vector_is_refused(tmp_path: Path) -> None:
+    record = json.loads(json.dumps(_open(tmp_path, **V, sparse=["v"]).inputs))
+    assert Inputs.of_json(record).columns() == ["v"]
+    for width in (4, 100_000):
+        wide = [record["dense"][0] | {"width": width, "column": f"v{c}"} for c in range(2000)]
+        with pytest.raises(ValueError, match=f"origins has 3 numbers for {2000 * width} dense columns"):
+            Inputs.of_json(record | {"dense": wide})
     with pytest.raises(ConfigError, match=r"data.dense: names column v\[1\] twice"):
         _open(tmp_path, dense=["v[1]", {"column": "v", "width": 2}])
-
-
-@pytest.mark.parametrize("width", [4, 100_000])
-def test_stored_inputs_whose_vectors_do_not_fit_are_refused(tmp_path: Path, width: int) -> None:
-    (tmp_path / "a.parquet").write_bytes(_parquet(pa.array([[1, 2, 3], [4, 5, 6]]))["a.parquet"])
-    record = json.loads(json.dumps(_open(tmp_path, **V).inputs))
-    record["dense"] = [record["dense"][0] | {"width": width, "column": f"v{c}"} for c in range(2000)]
-    with pytest.raises(ValueError, match=f"origins has 3 numbers for {2000 * width} dense columns"):
-        Inputs.of_json(record)

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch._inductor.config  # reads CXX when it is imported, which a test sets
 from torch import nn
 
 from shardkeep.base.errors import JobError, UserError
@@ -21,6 +20,7 @@ from shardkeep.workers.dense import compile as compiling
 from shardkeep.workers.dense.tower import share
 from shardkeep.workers.embeddings.inputs import leaves_of
 from tests.support import histories
+from tests.support.cases import every
 from tests.support.ranks import run_ranks
 from tests.support.towers import CPU, Small, batch, part_of, seeded_model, tower_of, train, values_of
 
@@ -31,7 +31,7 @@ def test_compile_on_without_a_compiler_is_a_user_error(monkeypatch):
         tower_of(config={"compile": "on"})
 
 
-@pytest.mark.parametrize(
+@every(
     ("wish", "device", "sync", "chosen"),
     [
         ("auto", "cpu", False, "off: on this CPU compiling made steps 1 to 29 % slower in fp32"),
@@ -62,7 +62,7 @@ REASONS = {
 }
 
 
-@pytest.mark.parametrize("kind", FLAGS)
+@every("kind", FLAGS)
 def test_compile_auto_is_off_on_each_kind_of_cpu_for_a_reason_of_its_own(monkeypatch, kind):
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: FLAGS[kind])
     for dtype, reason in (
@@ -97,29 +97,47 @@ def test_compile_auto_goes_on_eager_where_a_rank_has_no_compiler(monkeypatch):
     assert all(re.match("off: compiling failed: (the package triton|there is no C)", said) for _, said in found)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")  # inductor's own imports
-@pytest.mark.skipif(compiling.why_no_compiler(CPU) is not None, reason="torch.compile cannot run here")
-@pytest.mark.parametrize("make", [Small, pytest.param(seeded_model, marks=pytest.mark.slow)], ids=["small", "dlrm"])
-def test_a_compiled_tower_trains_as_the_eager_one_and_never_recompiles(make):
-    import torch._dynamo.config
-
-    model = make()
+def check_equal_training(model: nn.Module) -> None:
+    """Of a compiled tower and an eager one, with a batch that is not full at the end."""
     eager = tower_of(model=copy.deepcopy(model), batch_size=12)
     compiled = tower_of(model=model, config={"compile": "on"}, batch_size=12)
     train(eager, [(0, 24)], micro=2)
     train(eager, [(0, 23)], micro=2, steps=1)
     state = torch.get_rng_state()
-    torch._dynamo.reset()  # other towers are compiled from the same function
-    with torch._dynamo.config.patch(error_on_recompile=True):
-        train(compiled, [(0, 24)], micro=2)
-        train(compiled, [(0, 23)], micro=2, steps=1)  # 11 samples: eager
+    train(compiled, [(0, 24)], micro=2)
+    train(compiled, [(0, 23)], micro=2, steps=1)  # 11 samples: eager
     assert compiled.compilation.compile_s > 0 and compiled.compilation.switch.enabled
     assert torch.equal(torch.get_rng_state(), state)
     torch.testing.assert_close(values_of(compiled), values_of(eager), rtol=1e-4, atol=1e-5)
     products, (before, after) = compiled.compilation.products, compiled.compilation.rss_bytes
     assert products.per_sample == eager.compilation.products.per_sample > 0, "counted by an eager run on zeros"
     assert products.flops == eager.compilation.products.flops and eager.compilation.rss_bytes is None
-    assert 0 < before < after
+    assert 0 < before <= after
+
+
+def test_a_tower_that_compiles_trains_as_the_eager_one_and_runs_full_batches_alone_compiled(monkeypatch):
+    sizes: list[int] = []
+
+    def compile_nothing(run: Any, **options: Any) -> Any:
+        assert options == {"mode": None, "dynamic": False}
+        return lambda dense_BI, embeddings: sizes.append(len(dense_BI)) or run(dense_BI, embeddings)
+
+    monkeypatch.setattr(torch, "compile", compile_nothing)
+    monkeypatch.setattr(compiling, "why_no_compiler", lambda _device: None)
+    check_equal_training(seeded_model(norm="batch"))  # its statistics stay as they were when it is compiled
+    assert sizes == [12] * (1 + 5 * 2 + 1), "the zeros, five steps of two micro-batches, and 12 of the last 23"
+
+
+@pytest.mark.slow  # 20 s of CPU time in the compiler
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")  # inductor's own imports
+@pytest.mark.skipif(compiling.why_no_compiler(CPU) is not None, reason="torch.compile cannot run here")
+@every("make", [Small, seeded_model], ids=["small", "dlrm"])
+def test_a_compiled_tower_trains_as_the_eager_one_and_never_recompiles(make):
+    import torch._dynamo.config
+
+    torch._dynamo.reset()  # other towers are compiled from the same function
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        check_equal_training(make())
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,15 +20,15 @@ from shardkeep.compression.tower.exchange import Ranks
 from shardkeep.ps.transport.metered import LedgerMeter, WorkerTraffic
 from shardkeep.workers.collectives.collective import Collective, ThreadCollective
 from shardkeep.workers.collectives.metered import MeteredCollective
-from shardkeep.workers.collectives.process_group import ProcessCollective
 from shardkeep.workers.dense.compile import why_no_compiler
 from shardkeep.workers.dense.gradients import BucketSums, sum_bucket
 from shardkeep.workers.dense.tower import Tower, share
 from shardkeep.workers.rewind import Rewind
+from tests.support.cases import every
 from tests.support.dense_sums import drive
 from tests.support.layers import FORMS, SPLITS, Layers, build
-from tests.support.processes import in_processes
 from tests.support.ranks import run_ranks
+from tests.support.scenarios import Found, Rank, Scenario, played
 from tests.support.towers import CPU, FP16, Small, batch, part_of, tower_of, train, values_of
 
 WORLD = 2
@@ -144,37 +145,39 @@ def bytes_of(grads: dict[str, torch.Tensor | None]) -> bytes:
     return b"".join(b"-" if grad is None else grad.contiguous().numpy().tobytes() for grad in grads.values())
 
 
-def in_a_process(rank: int, store: Any) -> dict[Any, Any]:
-    collective = ProcessCollective(store, rank=rank, world_size=WORLD, generation=1, timeout_s=100.0)
-    found: dict[Any, Any] = {}
-    for form in FORMS:
-        found[form] = five_steps(collective, form)
-    found["bounded"] = five_steps(collective, "none", sync=False)
-    found["forgetful"] = five_steps(collective, "topk", forgetful=True)
-    for form in OWING:
-        found["overflow", form] = overflowing(collective, form)
-    for form in FORMS:
-        for option in OPTIONS:
-            found[option, form] = gradients(form, option, collective)
-    collective.close()
-    return found
+def trained(rank: Rank, form: str, **others: Any) -> tuple[bytes, dict[str, int]]:
+    return five_steps(rank.form(), form, **others)
 
 
-def compiled_in_a_process(rank: int, store: Any) -> dict[Any, Any]:
-    collective = ProcessCollective(store, rank=rank, world_size=WORLD, generation=1, timeout_s=100.0)
-    tower = tower_of(
-        model=Small(), collective=collective, compression=FORMS["int8"], config={"compile": "on"}, batch_size=12
-    )
+def overflowed(rank: Rank, form: str) -> tuple[bytes, list[bool], bool, bool]:
+    return overflowing(rank.form(), form)
+
+
+def hooked(rank: Rank, option: str) -> dict[str, tuple[list[bytes], list[bytes], set[int]]]:
+    collective = rank.form()
+    return {form: gradients(form, option, collective) for form in FORMS}
+
+
+def compiled(rank: Rank) -> tuple[bytes, bool, bool]:
+    settings: dict[str, Any] = {"compression": FORMS["int8"], "config": {"compile": "on"}, "batch_size": 12}
+    tower = tower_of(model=Small(), collective=rank.form(), **settings)
     train(tower, [(0, 12), (12, 24)])
-    found = tower.digest_bytes(), tower.compilation.switch.enabled, tower.sums.by_ddp
-    collective.close()
-    return {"found": found}
+    return tower.digest_bytes(), tower.compilation.switch.enabled, tower.sums.by_ddp
+
+
+SCENARIOS: dict[str, Scenario] = {
+    **{form: functools.partial(trained, form=form) for form in FORMS},
+    "bounded": functools.partial(trained, form="none", sync=False),
+    "forgetful": functools.partial(trained, form="topk", forgetful=True),
+    **{f"overflow of {form}": functools.partial(overflowed, form=form) for form in OWING},
+    **{option: functools.partial(hooked, option=option) for option in OPTIONS},
+}
 
 
 @pytest.fixture(scope="module")
-def processes() -> Iterator[list[dict[Any, Any]]]:
-    """What each of two processes found, in rank order."""
-    with in_processes(in_a_process, WORLD, limit_s=150) as found:
+def processes() -> Iterator[Found]:
+    """What each of two processes found, by scenario."""
+    with played(SCENARIOS, WORLD, limit_s=150) as found:
         yield found
 
 
@@ -193,49 +196,49 @@ def threads(work: Any, *args: Any, **others: Any) -> list[Any]:
 
 
 @pytest.mark.waits_for_processes
-@pytest.mark.parametrize("form", FORMS)
-def test_processes_train_with_each_form_bit_for_bit_as_threads(processes, form):
-    expected = threads(five_steps, form)
-    assert [found[form][0] for found in processes] == [digest for digest, _ in expected]
-    assert len({digest for digest, _ in expected}) == 1
+def test_processes_train_with_each_form_bit_for_bit_as_threads(processes):
     plain = threads(five_steps, "none")[0][0]
-    assert (expected[0][0] == plain) == (form in {"none", "lossless"})
+    for form in FORMS:
+        expected = threads(five_steps, form)
+        assert [digest for digest, _ in processes[form]] == [digest for digest, _ in expected], form
+        assert len({digest for digest, _ in expected}) == 1, form
+        assert (expected[0][0] == plain) == (form in {"none", "lossless"}), form
 
 
 @pytest.mark.waits_for_processes
 def test_the_bytes_of_each_form_are_counted_by_what_they_are(processes):
-    sent = {form: processes[0][form][1] for form in FORMS}
+    sent = {form: processes[form][0][1] for form in FORMS}
     values = sum(p.numel() for p in Layers().parameters())
     assert sent["none"] == {"values": 5 * 4 * values + 6}  # and one byte a parameter: whether it is used
     assert sent["bf16"] == {"values": 5 * 2 * values + 6}
     assert sent["int8"].keys() == {"values", "scales"} and sent["topk"].keys() == {"values", "scales", "indices"}
     first_two = 2 * sent["int8"]["scales"] // 5  # fp16 has int8's blocks
     assert sent["topk"]["scales"] == first_two + 3 * 2 * 6  # steps, bytes, parameters
-    assert all(processes[1][form][1] == sent[form] for form in FORMS)
+    assert all(processes[form][1][1] == sent[form] for form in FORMS)
 
 
 @pytest.mark.waits_for_processes
 def test_replicas_are_equal_outside_sync_mode_and_with_parameters_left_out(processes):
     for case in ("bounded", "forgetful"):
-        assert len({found[case][0] for found in processes}) == 1
-    assert processes[0]["forgetful"][0] == threads(five_steps, "topk", forgetful=True)[0][0]
+        assert len({digest for digest, _ in processes[case]}) == 1
+    assert processes["forgetful"][0][0] == threads(five_steps, "topk", forgetful=True)[0][0]
 
 
 @pytest.mark.waits_for_processes
-@pytest.mark.parametrize("form", OWING)
+@every("form", OWING)
 def test_overflow_steps_are_skipped_by_all_and_keep_the_residual(processes, form):
     expected = threads(overflowing, form)
-    assert [found["overflow", form] for found in processes] == expected
+    assert processes[f"overflow of {form}"] == expected
     assert expected[0] == expected[1] == (expected[0][0], [True, True, True, False, False, True], True, True)
 
 
 @pytest.mark.waits_for_processes
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("option", OPTIONS)
+@every("option", OPTIONS)
+@every("form", FORMS)
 def test_the_hook_gives_the_same_bits_under_every_option_of_ddp(processes, option, form):
     """Buckets rebuilt, gradients accumulated under no_sync, the loss scale changed, one step not applied."""
-    for found in processes:
-        grads, expected, buckets = found[option, form]
+    for found in processes[option]:
+        grads, expected, buckets = found[form]
         assert grads == expected and max(buckets) > 1
     assert option != "view" or len(buckets) > 1, "buckets were rebuilt on the way"
 
@@ -244,8 +247,9 @@ def test_the_hook_gives_the_same_bits_under_every_option_of_ddp(processes, optio
 @pytest.mark.waits_for_processes
 @pytest.mark.skipif(why_no_compiler(CPU) is not None, reason="torch.compile cannot run here")
 def test_replicas_of_a_compiled_tower_are_equal():
-    with in_processes(compiled_in_a_process, WORLD, limit_s=250) as (first, second):
-        assert first["found"] == second["found"] and first["found"][1:] == (True, True)
+    with played({"compiled": compiled}, WORLD, limit_s=250) as processes:
+        first, second = processes["compiled"]
+    assert first == second and first[1:] == (True, True)
 
 
 def test_a_hook_that_gets_no_bucket_says_which_setting_is_at_fault():
@@ -264,7 +268,7 @@ def steps(tower: Tower, number: int, rewind: Rewind | None = None) -> Tower:
     return tower
 
 
-@pytest.mark.parametrize("form", OWING)
+@every("form", OWING)
 def test_going_back_brings_back_the_residual_of_each_rank(form, tmp_path: Path):
     def work(collective: ThreadCollective) -> list[bool]:
         tower, rewind = build(collective, form), Rewind(tmp_path / str(collective.rank), depth=5)
@@ -299,7 +303,7 @@ def test_a_newcomer_owes_nothing_and_takes_the_guesses_of_the_others():
     assert ours and all(theirs[name].equal(guess) for name, guess in ours.items())
 
 
-@pytest.mark.parametrize("form", FORMS)
+@every("form", FORMS)
 def test_a_tower_tells_what_it_owes_beside_the_gradients_of_its_last_steps(form):
     def work(collective: ThreadCollective) -> tuple[bool, dict[str, float], float, list[float]]:
         tower, norms = build(collective, form), list[float]()
@@ -339,7 +343,7 @@ def test_a_state_without_compression_is_loaded_as_one_that_owes_nothing():
     assert not any(kept.any() for kept in owed(tower).values())
 
 
-@pytest.mark.parametrize("form", OWING)
+@every("form", OWING)
 def test_a_compressed_tower_learns_as_the_uncompressed_one(form):
     def work(collective: ThreadCollective, name: str) -> torch.Tensor:
         tower = build(collective, name, config={"optimizer": {"name": "sgd", "lr": 1.0}})

@@ -11,6 +11,7 @@ from torch import nn
 
 from shardkeep.workers.collectives.collective import ThreadCollective
 from shardkeep.workers.dense.state import ModelState, share_buffers
+from tests.support.cases import every
 from tests.support.ranks import run_ranks
 
 
@@ -80,7 +81,7 @@ def run(model: nn.Module) -> None:
     model(torch.ones(1, 3))
 
 
-@pytest.mark.parametrize(
+@every(
     ("make", "change"),
     [
         (plain, in_place),
@@ -100,14 +101,10 @@ def test_it_is_the_models_own(make: Callable[[], nn.Module], change: Callable[[n
     assert in_values(state.get()) == in_values(model.state_dict())
 
 
-def test_a_hook_runs_every_time() -> None:
+def test_a_hook_or_a_state_dict_of_the_instances_own_is_asked_every_time() -> None:
     state = ModelState(hooked())
     assert [int(state.get()["calls"]) for _ in range(3)] == [0, 1, 2]
-
-
-def test_a_state_dict_of_the_instances_own_is_asked_for() -> None:
-    model = plain()
-    answers = iter([{"n": 1}, {"n": 2}])
+    model, answers = plain(), iter([{"n": 1}, {"n": 2}])
     model.state_dict = lambda: next(answers)  # type: ignore[method-assign, assignment, misc]
     state = ModelState(model)
     assert [state.get(), state.get()] == [{"n": 1}, {"n": 2}]

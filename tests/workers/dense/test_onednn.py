@@ -14,6 +14,7 @@ from torch.autograd import forward_ad
 
 from shardkeep.base.errors import UserError
 from shardkeep.workers.dense import compile as compiling, onednn
+from tests.support.cases import every
 from tests.support.towers import CPU, batch, part_of, tower_of, train, values_of
 
 pytestmark = pytest.mark.skipif(onednn.why_not(CPU) is not None, reason="this torch has no oneDNN")
@@ -43,9 +44,10 @@ def products(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     return made
 
 
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("shape", [(5, 37), (1, 37), (129, 37), (4, 3, 37), (2, 1, 3, 37)])
+@every("bias", [True, False])
+@every("shape", [(5, 37), (1, 37), (129, 37), (4, 3, 37), (2, 1, 3, 37)])
 def test_outputs_and_gradients_are_torch_s(shape: tuple[int, ...], bias: bool, products: list[Any]) -> None:
+    products.clear()
     plain, ours = layers(bias=bias)
     values = torch.randn(shape)
     both = []
@@ -76,7 +78,7 @@ def test_inputs_and_weights_that_want_no_gradient_get_none(products: list[Any]) 
     assert products[2:] == [(5, 21), (5, 37)] and inputs.grad is not None
 
 
-@pytest.mark.parametrize(
+@every(
     "inputs", [torch.empty(0, 37), torch.randn(37), torch.randn(5, 37, dtype=torch.float64)], ids=["empty", "1", "f64"]
 )
 def test_what_onednn_does_not_take_is_torch_s(inputs: torch.Tensor, products: list[Any]) -> None:
@@ -85,13 +87,9 @@ def test_what_onednn_does_not_take_is_torch_s(inputs: torch.Tensor, products: li
     assert torch.equal(ours(inputs), plain(inputs)) and not products
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
         ours(torch.randn(5, 36, dtype=inputs.dtype))
-
-
-def test_under_autocast_torch_multiplies(products: list[Any]) -> None:
-    plain, ours = layers()
-    inputs = torch.randn(5, 37)
+    ours, inputs = layers()[1], torch.randn(5, 37)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert ours(inputs).dtype == torch.bfloat16 and torch.equal(ours(inputs), plain(inputs))
+        assert ours(inputs).dtype == torch.bfloat16 and torch.equal(ours(inputs), layers()[0](inputs))
     assert not products
 
 
@@ -139,13 +137,11 @@ def test_a_gradient_of_the_gradient_is_torch_s() -> None:
         assert 0.0 < (mine - theirs).norm() + 1e-9 <= 1e-5 * theirs.norm()
 
 
-def test_a_layer_with_a_forward_of_its_own_keeps_it() -> None:
+def test_layers_with_a_forward_of_their_own_and_of_other_kinds_are_left_alone() -> None:
     layer = nn.Linear(3, 2)
     layer.forward = lambda inputs: inputs  # type: ignore[method-assign]
     assert onednn.use_for(nn.Sequential(layer)) == 0 and layer(torch.ones(1)) == 1
 
-
-def test_layers_of_other_kinds_are_left_alone() -> None:
     class Own(nn.Linear):
         def forward(self, input: torch.Tensor) -> torch.Tensor:
             return 2.0 * F.linear(input, self.weight, self.bias)
@@ -156,28 +152,19 @@ def test_layers_of_other_kinds_are_left_alone() -> None:
 # ---- the tower's choice ----
 
 
-def test_the_same_steps_with_either_library() -> None:
-    def trained(linear: str) -> torch.Tensor:
+def test_the_same_steps_with_either_library_and_the_same_bits_again() -> None:
+    def trained(linear: str) -> tuple[torch.Tensor, bytes]:
         tower = tower_of(config={"linear": linear, "optimizer": {"name": "sgd", "lr": 0.5}})
         before = values_of(tower).clone()
         train(tower, [(0, 24)], steps=5)
-        return values_of(tower) - before
+        return values_of(tower) - before, tower.digest_bytes()
 
-    ours, plain = trained("onednn"), trained("torch")
-    assert plain.norm() > 0.1
+    (ours, digest), (plain, _), (_, again) = trained("onednn"), trained("torch"), trained("onednn")
+    assert plain.norm() > 0.1 and digest == again
     assert (ours - plain).norm() < 1e-5 * plain.norm()
 
 
-def test_a_tower_by_onednn_repeats_itself_bit_for_bit() -> None:
-    digests = set()
-    for _ in range(3):
-        tower = tower_of(config={"linear": "onednn"})
-        train(tower, [(0, 24)], steps=5)
-        digests.add(tower.digest_bytes())
-    assert len(digests) == 1
-
-
-@pytest.mark.parametrize(
+@every(
     ("helps", "config", "chosen"),
     [
         (True, {}, "onednn: MKL leaves AVX-512 unused here"),
@@ -191,6 +178,7 @@ def test_a_tower_by_onednn_repeats_itself_bit_for_bit() -> None:
 def test_auto_takes_onednn_where_it_helps(
     helps: bool, config: dict[str, str], chosen: str | None, monkeypatch: pytest.MonkeyPatch, products: list[Any]
 ) -> None:
+    products.clear()
     monkeypatch.setattr(onednn, "helps", lambda: helps)
     tower = tower_of(config=config)
     assert tower.chosen.get("linear") == chosen

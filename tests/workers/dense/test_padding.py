@@ -15,9 +15,10 @@ from shardkeep.workers.dense.scorer import Scorer
 from shardkeep.workers.dense.tower import Tower
 from shardkeep.workers.model_config import keys_of
 from shardkeep.workers.models.registry import build_model, row_dim
+from tests.support.cases import every
 from tests.support.towers import CPU, FEATURES, RANKING, batch, model_config, part_of, seeded_model, tower_of, train
 
-LIBRARIES = ["torch", pytest.param("onednn", marks=pytest.mark.skipif(onednn.why_not(CPU) is not None, reason="none"))]
+LIBRARIES = ["torch", *(["onednn"] if onednn.why_not(CPU) is None else [])]
 
 
 def close(mine: torch.Tensor, theirs: torch.Tensor, rel: float = 1e-6) -> bool:
@@ -28,9 +29,9 @@ def padded_tower(multiple: int | str, model: nn.Module | None = None, **config: 
     return tower_of(model=model or seeded_model(hidden=[37, 21]), config={"pad_widths": multiple, **config})
 
 
-@pytest.mark.parametrize("library", LIBRARIES)
-@pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
-@pytest.mark.parametrize(
+@every("library", LIBRARIES)
+@every("bias", [True, False], ids=["bias", "no bias"])
+@every(
     ("inputs", "outputs", "multiple", "widths"),
     [(37, 21, 8, (40, 24)), (40, 21, 8, (40, 24)), (37, 24, 8, (40, 24)), (37, 1, 16, (48, 1)), (5, 70, 32, (5, 96))],
     ids=["both", "outputs", "inputs", "one output", "few inputs"],
@@ -65,7 +66,7 @@ def test_whole_multiples_and_layers_with_a_forward_of_their_own_stay_as_they_are
     assert [("forward" in vars(layer)) for layer in model] == [False, True, True, False]
 
 
-@pytest.mark.parametrize("name", RANKING)
+@every("name", RANKING)
 def test_every_stock_model_trains_as_without(name: str) -> None:
     dims = {feature: row_dim(name, dim) for feature, dim in FEATURES.items()}
     found = []
@@ -103,7 +104,7 @@ def test_without_the_setting_nothing_is_padded_or_stored() -> None:
     assert "pad_widths" not in tower_of().chosen
 
 
-@pytest.mark.parametrize("amp", ["bf16", "fp16"])
+@every("amp", ["bf16", "fp16"])
 def test_under_autocast_scores_differ_by_its_rounding(amp: str) -> None:
     losses = []
     for multiple in ("off", 8):

@@ -15,9 +15,9 @@ from shardkeep.estimate.tower import sharded_bytes
 from shardkeep.workers.collectives.collective import Solo, ThreadCollective
 from shardkeep.workers.dense.shards import BLOCK_VALUES, Shards, blocks_of
 from tests.support.cases import every
-from tests.support.processes import in_processes
 from tests.support.ranks import run_ranks
-from tests.support.sharded import CASES, SPLITS, WORLD, in_a_process, wide_model
+from tests.support.scenarios import Found, played
+from tests.support.sharded import CASES, SCENARIOS, SPLITS, WORLD, wide_model
 from tests.support.towers import RANKING, seeded_model, tower_of, train, values_of
 
 pytestmark = pytest.mark.waits_for_processes
@@ -25,9 +25,9 @@ TOLERANCE = 1e-4
 
 
 @pytest.fixture(scope="module")
-def processes() -> Iterator[list[dict[Any, Any]]]:
-    """What each of two processes found, in rank order."""
-    with in_processes(in_a_process, WORLD, limit_s=250) as found:
+def processes() -> Iterator[Found]:
+    """What each of two processes found, by scenario."""
+    with played(SCENARIOS, WORLD, limit_s=250) as found:
         yield found
 
 
@@ -35,69 +35,61 @@ def assert_close(found: Any, expected: Any) -> None:
     np.testing.assert_allclose(found, expected, rtol=TOLERANCE, atol=TOLERANCE * np.abs(expected).max())
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_a_tower_in_shards_trains_as_one_with_ddp(processes: Any, case: str) -> None:
-    for found in processes:
-        ddp, ddp_rows, fsdp, fsdp_rows = found[case]
+@every("case", CASES)
+def test_a_tower_in_shards_trains_as_one_with_ddp(processes: Found, case: str) -> None:
+    for ddp, ddp_rows, fsdp, fsdp_rows in processes[case]:
         assert_close(fsdp, ddp)
         assert_close(fsdp_rows, ddp_rows)
-    assert np.array_equal(processes[0][case][2], processes[1][case][2])
+    assert np.array_equal(processes[case][0][2], processes[case][1][2])
 
 
-def test_every_stock_model_has_blocks_that_can_be_gathered_alone(processes: Any) -> None:
-    for found in processes:
-        assert found["models"].keys() == set(RANKING)
-        for name, (plain, summed) in found["models"].items():
+def test_every_stock_model_has_blocks_that_can_be_gathered_alone(processes: Found) -> None:
+    for models in processes["models"]:
+        assert models.keys() == set(RANKING)
+        for name, (plain, summed) in models.items():
             np.testing.assert_allclose(summed, plain, rtol=1e-3, atol=1e-5 * np.abs(plain).max(), err_msg=name)
 
 
-def test_an_overflow_on_one_rank_skips_the_step_on_all(processes: Any) -> None:
-    applied, scales = processes[0]["overflow"]
+def test_an_overflow_on_one_rank_skips_the_step_on_all(processes: Found) -> None:
+    first, second = processes["overflow"]
+    applied, scales = first
     assert applied == [True, False, False, True] and scales[0] > scales[1] > scales[2] == scales[3]
-    assert processes[1]["overflow"] == processes[0]["overflow"]
+    assert second == first
 
 
-def test_a_checkpoint_is_whole_and_loads_as_shards_with_ddp_and_alone(processes: Any) -> None:
-    for found in processes:
-        states = found["states"]
+def test_a_checkpoint_is_whole_and_loads_as_shards_with_ddp_and_alone(processes: Found) -> None:
+    for states in processes["states"]:
         for other in ("ddp", "fsdp", "alone"):
             np.testing.assert_array_equal(states[other], states["values"], err_msg=other)
         for other in states["after"][1:]:
             assert_close(other, states["after"][0])
+        assert states["new"] == [], "another run begins with its model"
+        np.testing.assert_array_equal(states["adopted"], states["values"])
+        assert states["freed"], "whole parameters go once they are split"
 
 
-def test_a_disk_that_refuses_a_checkpoint_keeps_no_rank_waiting(processes: Any) -> None:
-    assert [found["states"]["refused"] for found in processes] == [True, False]
+def test_a_disk_that_refuses_a_checkpoint_keeps_no_rank_waiting(processes: Found) -> None:
+    assert [states["refused"] for states in processes["states"]] == [True, False]
 
 
-def test_a_tower_in_shards_begins_with_the_model_of_another_run(processes: Any) -> None:
-    for found in processes:
-        assert found["states"]["new"] == []
-        np.testing.assert_array_equal(found["states"]["adopted"], found["states"]["values"])
-
-
-def test_whole_parameters_are_freed_once_they_are_split(processes: Any) -> None:
-    assert [found["states"]["freed"] for found in processes] == [True, True]
-
-
-def test_ranks_predict_different_numbers_of_batches(processes: Any) -> None:
-    sharded, plain, *_, first = processes[0]["scores"]
+def test_ranks_predict_different_numbers_of_batches(processes: Found) -> None:
+    (sharded, plain, *_, first), (*_, last) = processes["scores"]
     np.testing.assert_array_equal(sharded, plain)
-    np.testing.assert_array_equal(processes[1]["scores"][-1], first)
+    np.testing.assert_array_equal(last, first)
 
 
-def test_a_tower_outlives_a_group_that_is_lost_in_the_middle_of_a_step(processes: Any) -> None:
-    for found in processes:
-        np.testing.assert_array_equal(found["generations"]["disturbed"], found["generations"]["straight"])
+def test_a_tower_outlives_a_group_that_is_lost_in_the_middle_of_a_step(processes: Found) -> None:
+    for found in processes["generations"]:
+        np.testing.assert_array_equal(found["disturbed"], found["straight"])
 
 
-def test_all_bytes_of_shards_are_counted_as_estimated(processes: Any) -> None:
-    for found in processes:
-        assert found["sent"]["values"] == pytest.approx(sharded_bytes(wide_model(), WORLD, 1), rel=0.01)
+def test_all_bytes_of_shards_are_counted_as_estimated(processes: Found) -> None:
+    for found in processes["sent"]:
+        assert found["values"] == pytest.approx(sharded_bytes(wide_model(), WORLD, 1), rel=0.01)
 
 
-def test_one_rank_trains_in_a_group_of_its_own(processes: Any) -> None:
-    ddp, fsdp = processes[0]["one"]
+def test_one_rank_trains_in_a_group_of_its_own(processes: Found) -> None:
+    ddp, fsdp = processes["one"][0]
     assert_close(fsdp, ddp)
 
 

@@ -18,6 +18,7 @@ from shardkeep.ps.checkpoints.folder import Checkpoints
 from shardkeep.workers.checkpoint.tower_state import load_tower, save_tower, tower_state
 from shardkeep.workers.collectives.collective import ThreadCollective
 from shardkeep.workers.config import LossConfig
+from tests.support.cases import every
 from tests.support.ranks import run_ranks
 from tests.support.towers import (
     FP16,
@@ -37,9 +38,11 @@ SPLITS = {
 }
 
 
-@pytest.mark.parametrize("splits", SPLITS.values(), ids=SPLITS)
-@pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
-def test_ranks_together_train_as_one_worker_on_the_joined_batch(splits, optimizer):
+@every(
+    ("optimizer", "splits"),
+    [("adam", SPLITS["two even"]), ("adamw", SPLITS["two ragged"]), ("sgd", SPLITS["three, one without samples"])],
+)
+def test_ranks_together_train_as_one_worker_on_the_joined_batch(optimizer, splits):
     config = {"optimizer": {"name": optimizer, "lr": 0.01, "weight_decay": 0.01}}
     alone = tower_of(config=config)
     alone_grads = train(alone, [(0, 24)])
@@ -57,13 +60,7 @@ def test_ranks_together_train_as_one_worker_on_the_joined_batch(splits, optimize
     for step, expected in enumerate(alone_grads):
         joined = torch.cat([ranks[r][1][step] for r, (i, j) in enumerate(splits) if j > i])
         torch.testing.assert_close(joined, expected, rtol=1e-4, atol=1e-6)
-
-
-def test_a_rank_without_samples_leaves_a_gradient_of_exact_zeros():
-    def work(collective: ThreadCollective) -> torch.Tensor:
-        return train(tower_of(collective=collective), [(0, 24), (24, 24)])[0]
-
-    assert not run_ranks(ThreadCollective.group(2), work)[1].any()
+        assert not any(ranks[r][1][step].any() for r, (i, j) in enumerate(splits) if i == j)
 
 
 MEANS = {
@@ -74,8 +71,8 @@ MEANS = {
 }
 
 
-@pytest.mark.parametrize("name", MEANS)
-def test_one_worker_trains_as_a_plain_pytorch_loop(name):
+@every("name", MEANS)
+def test_one_worker_trains_as_a_plain_pytorch_loop_and_factors_multiply_the_losses_of_samples(name):
     loss_name, _, delta = name.partition(" of ")
     config = LossConfig(name=loss_name, delta=float(delta) if delta else None)
     tower, plain = tower_of(loss=config), seeded_model()
@@ -91,15 +88,8 @@ def test_one_worker_trains_as_a_plain_pytorch_loop(name):
         torch.testing.assert_close(loss, mean.detach())
     plain_values = nn.utils.parameters_to_vector(plain.parameters()).detach()
     torch.testing.assert_close(values_of(tower), plain_values, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("name", MEANS)
-def test_factors_of_samples_multiply_their_losses(name):
-    loss_name, _, delta = name.partition(" of ")
-    config = LossConfig(name=loss_name, delta=float(delta) if delta else None)
     dense, leaves, label = part_of(batch(0, 24), 0, 24)
-    factors_B = torch.rand(24)
-    tower, plain = tower_of(loss=config), seeded_model()
+    factors_B, tower, plain = torch.rand(24), tower_of(loss=config), seeded_model()
     loss = tower.backward(dense, leaves, label, 1 / 24, factors_B)
     own = {feature: leaf.detach().clone().requires_grad_() for feature, leaf in leaves.items()}
     expected = (MEANS[name](plain(dense, own), label, reduction="none") * factors_B[:, None]).mean()
@@ -135,14 +125,23 @@ def test_the_losses_of_two_labels_add_up_and_none_is_mixed_with_the_other():
     torch.testing.assert_close(model.linear.weight.grad, plain.linear.weight.grad)
 
 
-def test_logits_of_fewer_labels_than_the_data_have_are_refused():
-    tower = tower_of()
+class Flat(nn.Linear):
+    def forward(self, dense: torch.Tensor, _rows: dict[str, torch.Tensor]) -> torch.Tensor:
+        return super().forward(dense).squeeze(1)
+
+
+@every(
+    ("make", "labels", "shapes"),
+    [(seeded_model, 2, r"\(8, 1\); expected \(8, 2\)"), (lambda: Flat(3, 1), 1, r"\(8,\); expected \(8, 1\)")],
+    ids=["fewer labels", "another shape"],
+)
+def test_logits_of_another_shape_than_the_labels_are_the_users_error(make, labels, shapes):
     dense, leaves, label = part_of(batch(0, 8), 0, 8)
-    with pytest.raises(UserError, match=r"forward returned logits \(8, 1\); expected \(8, 2\)"):
-        tower.backward(dense, leaves, label.repeat(1, 2), 1 / 8)
+    with pytest.raises(UserError, match=f"forward returned logits {shapes}"):
+        tower_of(model=make()).backward(dense, leaves, label.repeat(1, labels), 1 / 8)
 
 
-@pytest.mark.parametrize("world_size", [1, 2])
+@every("world_size", [1, 2])
 def test_accumulated_micro_batches_equal_one_batch(world_size):
     splits = [(0, 24)] if world_size == 1 else [(0, 16), (16, 24)]
 
@@ -173,7 +172,7 @@ def test_a_gradient_that_is_not_finite_skips_the_dense_update_on_all_ranks():
     assert run_ranks(ThreadCollective.group(2), work) == [(False, True, 1.0, True)] * 2
 
 
-@pytest.mark.parametrize("where", ["dense gradient", "rows"])
+@every("where", ["dense gradient", "rows"])
 def test_an_overflow_on_one_rank_skips_the_step_on_both_and_halves_the_scale(where):
     def work(collective: ThreadCollective) -> list[Any]:
         tower = tower_of(collective=collective, config=FP16)
@@ -267,31 +266,19 @@ def test_dropout_depends_on_seed_and_step_and_leaves_the_global_generator_alone(
     assert digest(1) == first and digest(2) != first
 
 
-@pytest.mark.parametrize("amp", ["off", "fp16"])
-def test_a_loaded_state_goes_on_bit_for_bit(amp):
+@every("amp", ["off", "fp16"])
+def test_a_loaded_or_saved_state_goes_on_bit_for_bit(amp, tmp_path):
     config = {"amp": amp}
-    straight, other = tower_of(config=config), tower_of(model=seeded_model(9), config=config)
+    straight, loaded, saved = (tower_of(model=seeded_model(seed), config=config) for seed in (0, 9, 8))
     train(straight, [(0, 24)], steps=3)
-    other.load_state_dict(copy.deepcopy(straight.state_dict()))
-    assert other.digest_bytes() == straight.digest_bytes()
-    for tower in (straight, other):
-        tower.backward(*part_of(batch(3, 24), 0, 24), 1 / 24)
-        tower.update(3)
-    assert other.digest_bytes() == straight.digest_bytes()
-
-
-@pytest.mark.parametrize("amp", ["off", "fp16"])
-def test_a_saved_tower_goes_on_bit_for_bit(amp, tmp_path):
-    config = {"amp": amp}
-    straight, other = tower_of(config=config), tower_of(model=seeded_model(9), config=config)
-    train(straight, [(0, 24)], steps=3)
+    loaded.load_state_dict(copy.deepcopy(straight.state_dict()))
     checkpoints = Checkpoints(tmp_path)
-    files = save_tower(tower_state(straight), checkpoints.begin(3))
-    load_tower(other, checkpoints.commit(3, files, {}))
-    for tower in (straight, other):
+    load_tower(saved, checkpoints.commit(3, save_tower(tower_state(straight), checkpoints.begin(3)), {}))
+    assert loaded.digest_bytes() == saved.digest_bytes() == straight.digest_bytes()
+    for tower in (straight, loaded, saved):
         tower.backward(*part_of(batch(3, 24), 0, 24), 1 / 24)
         tower.update(3)
-    assert other.digest_bytes() == straight.digest_bytes()
+    assert loaded.digest_bytes() == saved.digest_bytes() == straight.digest_bytes()
 
 
 def test_tied_weights_are_saved(tmp_path):
@@ -340,13 +327,3 @@ def test_emulated_bf16_is_said_once_and_auto_never_chooses_it(monkeypatch, caplo
     assert sum("off is faster" in record.getMessage() for record in caplog.records) == 1
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True})
     assert tower_of(config={"amp": "auto"}).chosen["amp"].startswith("bf16: ")
-
-
-def test_a_model_whose_logits_have_another_shape_is_the_users_error() -> None:
-    class Flat(nn.Linear):
-        def forward(self, dense: torch.Tensor, _rows: dict[str, torch.Tensor]) -> torch.Tensor:  # type: ignore[override]
-            return super().forward(dense).squeeze(1)
-
-    dense, leaves, label = part_of(batch(0, 6), 0, 6)
-    with pytest.raises(UserError, match=r"forward returned logits \(6,\); expected \(6, 1\)"):
-        tower_of(model=Flat(3, 1)).backward(dense, leaves, label, 1.0, last=True)

@@ -277,18 +277,6 @@ def test_micro_batches_add_up_to_the_batch(cuts: list[int]) -> None:
         np.testing.assert_allclose(grads[table], expected[table], rtol=1e-6, atol=1e-6)
 
 
-def test_a_part_of_a_batch_is_the_plan_of_those_samples_alone() -> None:
-    batch = random_batch(9, seed=11)
-    rows = random_rows(EMBEDDINGS.plan(batch))
-    part = EMBEDDINGS.lookup(EMBEDDINGS.plan(batch), rows, slice(4, None))
-    alone = EMBEDDINGS.plan(batch.slice(4, 9))
-    mine = {
-        table: rows[table][np.searchsorted(EMBEDDINGS.plan(batch).unique[table], alone.unique[table])] for table in rows
-    }
-    for name, leaf in EMBEDDINGS.lookup(alone, mine).items():
-        assert torch.equal(leaf, part[name])
-
-
 def test_tensors_come_to_the_host_in_one_transfer_and_in_their_shapes() -> None:
     drawn = torch.Generator().manual_seed(0)
     tensors = [torch.randn(4, 3, generator=drawn).T, torch.empty(0, 5), torch.randn(2, 2, generator=drawn)]
@@ -314,7 +302,7 @@ def test_a_cuda_device_gives_the_bits_of_the_host() -> None:
     assert all(np.array_equal(results[1][table], results[0][table]) for table in TABLES)
 
 
-def test_collecting_twice_gives_equal_bits() -> None:
+def test_collecting_twice_gives_equal_bits_and_a_leaf_that_is_not_used_adds_nothing() -> None:
     plan = EMBEDDINGS.plan(random_batch(500, seed=2))
     leaves = EMBEDDINGS.lookup(plan, random_rows(plan))
     backward(leaves, random_targets(500))
@@ -322,35 +310,23 @@ def test_collecting_twice_gives_equal_bits() -> None:
     EMBEDDINGS.collect(plan, leaves, first)
     EMBEDDINGS.collect(plan, leaves, second)
     assert all(np.array_equal(first[t], second[t]) for t in first)
+    leaves, grads = EMBEDDINGS.lookup(plan, random_rows(plan)), JaggedRows.zeros(plan.unique)
+    leaves["single"].sum().backward()
+    EMBEDDINGS.collect(plan, leaves, grads)
+    assert grads["users"].any() and not grads["items"].any()
 
 
-def test_lookup_copies_rows_and_takes_read_only_ones() -> None:
+def test_lookup_copies_read_only_rows_and_serves_evaluation_without_gradients() -> None:
     plan = EMBEDDINGS.plan(random_batch(6, seed=3))
     rows = random_rows(plan)
     for rows_UD in rows.values():
         rows_UD.flags.writeable = False
-    leaves = EMBEDDINGS.lookup(plan, rows)
-    assert not any(np.shares_memory(leaf.detach().numpy(), r) for leaf in leaves.values() for r in rows.values())
-
-
-def test_lookup_serves_evaluation_without_gradients() -> None:
-    plan = EMBEDDINGS.plan(random_batch(6, seed=3))
-    rows = random_rows(plan)
     expected = {name: leaf.detach() for name, leaf in EMBEDDINGS.lookup(plan, rows).items()}
+    assert not any(np.shares_memory(leaf.numpy(), r) for leaf in expected.values() for r in rows.values())
     for context in (torch.no_grad(), torch.inference_mode()):
         with context:
             leaves = EMBEDDINGS.lookup(plan, rows)
             assert all(torch.equal(leaves[name], expected[name]) for name in expected)
-
-
-def test_a_leaf_that_the_model_did_not_use_adds_nothing() -> None:
-    plan = EMBEDDINGS.plan(random_batch(6, seed=3))
-    leaves = EMBEDDINGS.lookup(plan, random_rows(plan))
-    leaves["single"].sum().backward()
-    grads = JaggedRows.zeros(plan.unique)
-    EMBEDDINGS.collect(plan, leaves, grads)
-    assert grads["users"].any()
-    assert not grads["items"].any()
 
 
 def test_a_batch_without_samples_needs_no_rows() -> None:
@@ -407,12 +383,9 @@ def test_a_batch_that_does_not_fit_itself_is_refused_by_name(name: str, ragged: 
         EMBEDDINGS.plan(batch_of(good, 2))
 
 
-def test_a_feature_of_an_unknown_table_is_refused() -> None:
+def test_unknown_tables_and_rows_and_gradients_of_another_shape_are_refused() -> None:
     with pytest.raises(ConfigError, match="feature colour names table paint; known: items, users"):
         Embeddings(Schema((), (Feature("colour", "paint"),)), TABLES)
-
-
-def test_rows_and_gradients_of_another_shape_are_refused() -> None:
     plan = EMBEDDINGS.plan(random_batch(4, seed=0))
     rows = random_rows(plan)
     with pytest.raises(ProtocolError, match="table items: float32 rows"):
@@ -430,7 +403,7 @@ def test_rows_and_gradients_of_another_shape_are_refused() -> None:
 KEYED = Schema(dense=(), features=tuple(Feature(*each) for each in (("a", "users"), ("b", "items"), ("c", "users"))))
 
 
-@pytest.mark.parametrize("longest", [1, 3], ids=["one id each", "bags"])
+@every("longest", [1, 3], ids=["one id each", "bags"])
 def test_ids_in_one_array_have_the_plan_of_their_features(longest: int) -> None:
     rng = np.random.default_rng(longest)
     lengths_FB = rng.integers(min(longest, 1) if longest == 1 else 0, longest + 1, (3, 5)).astype(np.int32)
@@ -451,7 +424,7 @@ def test_ids_in_one_array_have_the_plan_of_their_features(longest: int) -> None:
         np.testing.assert_array_equal(ours, theirs)
 
 
-@pytest.mark.parametrize("lengths", [[[1, 1], [1, 1], [1, 2]], [[2, 1], [2, 1], [1, -1]]], ids=["sum", "sign"])
+@every("lengths", [[[1, 1], [1, 1], [1, 2]], [[2, 1], [2, 1], [1, -1]]], ids=["sum", "sign"])
 def test_lengths_that_do_not_fit_the_ids_in_one_array_are_refused(lengths: list[list[int]]) -> None:
     with pytest.raises(DataError, match="6 ids with lengths of"):
         Embeddings(KEYED, TABLES).plan_keyed(ids(1, 2, 3, 4, 5, 6), np.array(lengths, dtype=np.int32))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import pytest
 import torch
 
 from shardkeep.workers.embeddings.sequence import Sequence
@@ -104,9 +103,7 @@ def test_distances_count_from_the_newest_entry(lengths: tuple[int, ...]) -> None
     assert sequence.distances().tolist() == [n for length in lengths for n in reversed(range(length))]
 
 
-@pytest.mark.parametrize(
-    "operation", [Sequence.padded, Sequence.summed, Sequence.newest], ids=["padded", "summed", "newest"]
-)
+@every("operation", [Sequence.padded, Sequence.summed, Sequence.newest], ids=["padded", "summed", "newest"])
 def test_no_bit_of_a_sample_depends_on_the_samples_beside_it(
     operation: Callable[[Sequence, torch.Tensor], torch.Tensor],
 ) -> None:

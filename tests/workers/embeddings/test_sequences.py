@@ -65,7 +65,7 @@ LENGTHS = {
 }
 
 
-@pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS.keys())
+@every("lengths", LENGTHS.values(), ids=LENGTHS.keys())
 def test_rows_and_their_gradients_have_the_bits_of_torchs_embedding(lengths: list[int]) -> None:
     batch = batch_of(lengths)
     plan = EMBEDDINGS.plan(batch)
@@ -121,25 +121,15 @@ def test_a_model_gets_a_sequence_for_each_group_and_features_as_ever() -> None:
     assert shape.ids == {"seen_item": 5, "seen_kind": 3} and (shape.numbers, shape.max_length) == (2, LONGEST)
 
 
-def test_rows_of_frozen_tables_take_no_gradient() -> None:
+def test_rows_of_frozen_tables_take_no_gradient_and_other_numbers_of_entries_are_refused() -> None:
     embeddings = Embeddings(SCHEMA, TABLES | {"kind": TableSpec(name="kind", dim=3, freeze=True)})
     plan = embeddings.plan(batch_of([2, 1]))
     leaves = embeddings.lookup(plan, rows_of(plan))
-    assert {name: leaf.requires_grad for name, leaf in leaves.items()} == {
-        "item": True,
-        "tags": False,
-        "seen_item": True,
-        "seen_kind": False,
-        "in_cart": True,
-    }
-
-
-def test_a_gradient_of_another_number_of_entries_is_refused() -> None:
-    plan = EMBEDDINGS.plan(batch_of([2, 1]))
-    leaves = EMBEDDINGS.lookup(plan, rows_of(plan))
+    trained = {"item": True, "tags": False, "seen_item": True, "seen_kind": False, "in_cart": True}
+    assert {name: leaf.requires_grad for name, leaf in leaves.items()} == trained
     leaves["seen_item"].square().sum().backward()
     with pytest.raises(ProtocolError, match=r"seen_item: .* \(3, 5\); the part is torch.float32 \(2, 5\)"):
-        EMBEDDINGS.collect(plan, leaves, JaggedRows.zeros(plan.unique), slice(0, 1))
+        embeddings.collect(plan, leaves, JaggedRows.zeros(plan.unique), slice(0, 1))
 
 
 def test_unseen_ids_of_sequences_are_counted_up_to_a_sample() -> None:

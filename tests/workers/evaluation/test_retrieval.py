@@ -17,6 +17,7 @@ from shardkeep.workers.data.batch import Batch
 from shardkeep.workers.data.catalogue import Catalogue
 from shardkeep.workers.embeddings.layer import Embeddings
 from shardkeep.workers.evaluation.retrieval import ItemModel, Ranking, RankSettings, RetrievalEvaluator
+from tests.support.cases import every
 from tests.support.histories import Histories
 from tests.support.item_models import DIM, SEED, SIDES, TABLES, SeenModel, catalogue_of, client_of, scorer_of
 from tests.support.ranks import run_ranks
@@ -90,7 +91,7 @@ def test_metrics_are_those_of_all_scores() -> None:
     assert found["mrr"] == pytest.approx((1 / positive).mean())
 
 
-@pytest.mark.parametrize(("ranks", "size"), [(1, 90), (2, 16), (3, 7)])
+@every(("ranks", "size"), [(1, 90), (2, 16), (3, 7)])
 def test_metrics_do_not_depend_on_batches_and_ranks(ranks: int, size: int) -> None:
     assert evaluated(ranks, size) == evaluated()
 
@@ -100,28 +101,21 @@ def test_a_model_whose_vectors_are_all_equal_has_no_recall() -> None:
     assert found["recall@5"] == 0.0 and found["mrr"] == pytest.approx(1 / len(catalogue_of(DATA)))
 
 
-def test_a_target_that_the_catalogue_lacks_is_a_miss() -> None:
+def test_what_counts_of_a_sample() -> None:
     data = AllPositive(90, seed=4)
-    lost = int(data.gather(np.arange(1)).ids["item"].values_N[0])
+    plain, without = (evaluated(data=data, exclude_seen=seen) for seen in (False, True))
+    assert without["mrr"] > plain["mrr"], "what a sample has seen is left out but for its target"
+    assert without["samples"] == plain["samples"] == 90
+    lost = int(data.gather(np.arange(1)).ids["item"].values_N[0])  # a target that the catalogue lacks is a miss
     found = evaluated(data=data, catalogue=catalogue_of(data, without=lost))
     count = int((data.gather(np.arange(90)).ids["item"].values_N == lost).sum())
     assert found["unknown_targets"] == count and found["samples"] == 90
-
-
-def test_what_a_sample_has_seen_is_left_out_but_for_its_target() -> None:
-    data = AllPositive(90, seed=4)
-    plain, without = (evaluated(data=data, exclude_seen=seen) for seen in (False, True))
-    assert without["mrr"] > plain["mrr"] and without["samples"] == plain["samples"]
+    data.weighted = True  # a weight of 0 does not count
+    found = evaluated(data=data)
+    assert found["weights"] == 90.0 and found["mrr"] != plain["mrr"]
 
 
 def test_the_best_possible_recall_stands_beside_each_recall() -> None:
     found = evaluated(best_ranks=lambda count: np.arange(1, count + 1))
     assert found["best_recall@1"] == 1 / len(DATA) and found["best_recall@5"] == 5 / len(DATA)
     assert "best_mrr" not in found and "best_recall@1" not in evaluated()
-
-
-def test_samples_of_weight_0_do_not_count() -> None:
-    data = AllPositive(90, seed=4)
-    data.weighted = True
-    found = evaluated(data=data)
-    assert found["weights"] == 90.0 and found["mrr"] != evaluated(data=AllPositive(90, seed=4))["mrr"]

@@ -40,7 +40,7 @@ def inputs(num_samples=6, num_dense=5, features=FEATURES, name="dlrm"):
 
 @every("name", RANKING)
 @every("num_dense", [5, 0], ids=["dense", "no dense"])
-def test_a_model_gives_one_logit_a_sample_and_gradients_reach_all_parameters_and_embeddings(name, num_dense):
+def test_a_model_gives_one_logit_a_sample_from_a_mean_and_gradients_reach_all_parameters_and_rows(name, num_dense):
     model = made(name, num_dense=num_dense)
     dense, leaves = inputs(num_samples=64, num_dense=num_dense, name=name)
     logits = model(dense, leaves)
@@ -48,38 +48,26 @@ def test_a_model_gives_one_logit_a_sample_and_gradients_reach_all_parameters_and
     logits.square().sum().backward()
     for key, value in [*model.named_parameters(), *leaves.items()]:
         assert value.grad is not None and value.grad.abs().sum() > 0, key
-
-
-@every("name", RANKING)
-@every("num_dense", [5, 0], ids=["dense", "no dense"])
-def test_a_model_that_starts_at_a_mean_adds_it_to_every_output(name, num_dense):
-    model, (dense, leaves) = made(name, num_dense=num_dense).eval(), inputs(num_dense=num_dense, name=name)
-    start_at(model, [0.0])
+    start_at(model.eval(), [0.0])
     before = model(dense, leaves)
     start_at(model, [2.5])
     torch.testing.assert_close(model(dense, leaves), before + 2.5)
 
 
 @every("name", RANKING)
-def test_every_feature_and_dense_column_changes_the_logit(name):
+def test_every_feature_and_dense_column_changes_the_logit_and_samples_do_not_mix(name):
     model = made(name)
     dense, leaves = inputs(num_samples=64, name=name)
     before = model(dense, leaves)
+    alone = model(dense[2:3], {n: v[2:3] for n, v in leaves.items()})
+    torch.testing.assert_close(alone, before[2:3])
+    assert model(dense, {n: torch.zeros_like(v) for n, v in leaves.items()}).isfinite().all(), "bags may be absent"
     for feature in FEATURES:
         assert not torch.equal(before, model(dense, leaves | {feature: leaves[feature] + 1.0})), feature
     for column in range(5):
         other = dense.clone()
         other[:, column] += 1.0
         assert not torch.equal(before, model(other, leaves)), column
-
-
-@every("name", RANKING)
-def test_samples_do_not_mix_and_absent_bags_are_finite(name):
-    model = made(name)
-    dense, leaves = inputs(name=name)
-    alone = model(dense[2:3], {n: v[2:3] for n, v in leaves.items()})
-    torch.testing.assert_close(alone, model(dense, leaves)[2:3])
-    assert model(dense, {n: torch.zeros_like(v) for n, v in leaves.items()}).isfinite().all()
 
 
 @every("name", RANKING)
@@ -123,8 +111,10 @@ def test_dot_interaction_is_the_first_vector_beside_the_lower_triangle_of_the_pr
 
 
 def test_dot_interaction_by_torch_operators_gives_the_same():
-    vectors = [torch.randn(40, 12) for _ in range(6)]
+    vectors = [torch.randn(70, 12) for _ in range(6)]
     interaction = DotInteraction(6)
+    for first in (1, 31, 64):  # wherever a sample stands
+        assert torch.equal(interaction([v[first:] for v in vectors]), interaction(vectors)[first:])
     torch.testing.assert_close(interaction(vectors)[:, 12:], interaction.products(vectors))
     wide = interaction([v.double() for v in vectors])  # not float32: no kernels
     torch.testing.assert_close(interaction(vectors).double(), wide, rtol=1e-5, atol=1e-5)
@@ -132,13 +122,6 @@ def test_dot_interaction_by_torch_operators_gives_the_same():
         halves = interaction(vectors)[:, 12:]
         assert torch.equal(halves, interaction.products(vectors).float())
     assert not torch.equal(halves, interaction.products(vectors))  # the kernels would give these
-
-
-def test_dot_interaction_of_a_sample_does_not_depend_on_where_it_stands():
-    vectors = [torch.randn(70, 12) for _ in range(6)]
-    whole = DotInteraction(6)(vectors)
-    for first in (1, 31, 64):
-        assert torch.equal(DotInteraction(6)([v[first:] for v in vectors]), whole[first:])
 
 
 def test_dot_interaction_takes_vectors_and_gradients_that_lie_apart_in_memory():
@@ -153,13 +136,10 @@ def test_dot_interaction_takes_vectors_and_gradients_that_lie_apart_in_memory():
     assert all(torch.equal(vector.grad, twin.grad) for vector, twin in zip(vectors, twins, strict=True))
 
 
-def test_the_gradients_of_dot_interaction_are_taken_without_a_copy():
+def test_dot_interaction_of_one_vector_is_itself_and_gradients_are_taken_without_a_copy():
     vectors = [torch.randn(9, 8).requires_grad_() for _ in range(3)]
     DotInteraction(3)(vectors).sum().backward()
     assert [v.grad.data_ptr() - vectors[0].grad.data_ptr() for v in vectors] == [0, 9 * 8 * 4, 2 * 9 * 8 * 4]
-
-
-def test_nothing_but_the_dense_columns_interacts_with_nothing():
     first = torch.randn(5, 4).requires_grad_()
     joined = DotInteraction(1)([first])
     assert torch.equal(joined, first)
@@ -209,7 +189,7 @@ def test_an_option_that_the_model_does_not_use_is_refused_by_name(settings, said
     assert said in str(refused.value) and "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize(
+@every(
     ("settings", "said"),
     [
         (

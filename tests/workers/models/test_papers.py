@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from itertools import combinations
 
-import pytest
 import torch
 import torch.nn.functional as F
 
 from shardkeep.workers.models.registry import build_model, row_dim
+from tests.support.cases import every
 from tests.support.towers import model_config
 
 DIM = 4
@@ -77,188 +77,209 @@ def dot_pairs(vectors):
     return sum(u @ v for u, v in combinations(vectors, 2))
 
 
-@pytest.mark.parametrize("num_dense", [DENSE, 0], ids=["dense", "no dense"])
-class TestEveryModel:
-    def test_lr(self, num_dense):
-        model, dense, leaves, p = built("lr", num_dense=num_dense)
-        assert all(leaf.shape == (B, 1) for leaf in leaves.values())
-        agrees(model, dense, leaves, lambda b: p["bias"] + first_order(p, "first_order", dense, leaves, b))
+@every("num_dense", [DENSE, 0], ids=["dense", "no dense"])
+def test_lr(num_dense):
+    model, dense, leaves, p = built("lr", num_dense=num_dense)
+    assert all(leaf.shape == (B, 1) for leaf in leaves.values())
+    agrees(model, dense, leaves, lambda b: p["bias"] + first_order(p, "first_order", dense, leaves, b))
 
-    def test_fm(self, num_dense):
-        model, dense, leaves, p = built("fm", num_dense=num_dense)
 
-        def expected(b):
-            pairs = dot_pairs(fields(p, dense, leaves, b, weight=1))
-            return p["bias"] + first_order(p, "first_order", dense, leaves, b) + pairs
+@every("num_dense", [DENSE, 0], ids=["dense", "no dense"])
+def test_fm(num_dense):
+    model, dense, leaves, p = built("fm", num_dense=num_dense)
 
-        agrees(model, dense, leaves, expected)
+    def expected(b):
+        pairs = dot_pairs(fields(p, dense, leaves, b, weight=1))
+        return p["bias"] + first_order(p, "first_order", dense, leaves, b) + pairs
 
-    def test_dnn(self, num_dense):
-        model, dense, leaves, p = built("dnn", num_dense=num_dense, hidden=[7, 3])
-        agrees(model, dense, leaves, lambda b: affine(p, "logit", mlp(p, "top", joined(dense, leaves, b))))
+    agrees(model, dense, leaves, expected)
 
-    def test_wide_deep(self, num_dense):
-        model, dense, leaves, p = built("wide_deep", num_dense=num_dense, hidden=[7, 3])
 
-        def expected(b):
-            deep = affine(p, "logit", mlp(p, "deep", joined(dense, leaves, b, weight=1)))
-            return deep + first_order(p, "wide", dense, leaves, b)
+@every("num_dense", [DENSE, 0], ids=["dense", "no dense"])
+def test_dnn(num_dense):
+    model, dense, leaves, p = built("dnn", num_dense=num_dense, hidden=[7, 3])
+    agrees(model, dense, leaves, lambda b: affine(p, "logit", mlp(p, "top", joined(dense, leaves, b))))
 
-        agrees(model, dense, leaves, expected)
 
-    def test_deepfm(self, num_dense):
-        model, dense, leaves, p = built("deepfm", num_dense=num_dense, hidden=[7, 3])
+@every("num_dense", [DENSE, 0], ids=["dense", "no dense"])
+def test_wide_deep(num_dense):
+    model, dense, leaves, p = built("wide_deep", num_dense=num_dense, hidden=[7, 3])
 
-        def expected(b):
-            deep = affine(p, "logit", mlp(p, "deep", joined(dense, leaves, b, weight=1)))
-            pairs = dot_pairs(fields(p, dense, leaves, b, weight=1))
-            return deep + first_order(p, "first_order", dense, leaves, b) + pairs
+    def expected(b):
+        deep = affine(p, "logit", mlp(p, "deep", joined(dense, leaves, b, weight=1)))
+        return deep + first_order(p, "wide", dense, leaves, b)
 
-        agrees(model, dense, leaves, expected)
+    agrees(model, dense, leaves, expected)
 
-    def test_xdeepfm(self, num_dense):
-        model, dense, leaves, p = built("xdeepfm", num_dense=num_dense, hidden=[7, 3], cin=[3, 2])
 
-        def expected(b):
-            x0 = before = fields(p, dense, leaves, b, weight=1)
-            pooled = []
-            for k, width in enumerate([3, 2]):
-                weight = p[f"cin.layers.{k}.weight"].view(width, len(before), len(x0))
-                before = [
-                    sum(weight[h, i, j] * before[i] * x0[j] for i in range(len(before)) for j in range(len(x0)))
-                    for h in range(width)
-                ]
-                pooled += [vector.sum() for vector in before]
-            deep = affine(p, "logit", mlp(p, "deep", joined(dense, leaves, b, weight=1)))
-            cin = affine(p, "cin_logit", torch.stack(pooled))
-            return deep + cin + first_order(p, "first_order", dense, leaves, b)
+@every("num_dense", [DENSE, 0], ids=["dense", "no dense"])
+def test_deepfm(num_dense):
+    model, dense, leaves, p = built("deepfm", num_dense=num_dense, hidden=[7, 3])
 
-        agrees(model, dense, leaves, expected)
+    def expected(b):
+        deep = affine(p, "logit", mlp(p, "deep", joined(dense, leaves, b, weight=1)))
+        pairs = dot_pairs(fields(p, dense, leaves, b, weight=1))
+        return deep + first_order(p, "first_order", dense, leaves, b) + pairs
 
-    def test_dlrm(self, num_dense):
-        model, dense, leaves, p = built(
-            "dlrm", num_dense=num_dense, hidden=[7, 3], **({"bottom": [5]} if num_dense else {})
-        )
+    agrees(model, dense, leaves, expected)
 
-        def expected(b):
-            vectors = [
-                v if (w := p.get(f"projections.layers.{n}.weight")) is None else w @ v
-                for n, v in enumerate(vectors_of(leaves, b, weight=0))
+
+@every("num_dense", [DENSE, 0], ids=["dense", "no dense"])
+def test_xdeepfm(num_dense):
+    model, dense, leaves, p = built("xdeepfm", num_dense=num_dense, hidden=[7, 3], cin=[3, 2])
+
+    def expected(b):
+        x0 = before = fields(p, dense, leaves, b, weight=1)
+        pooled = []
+        for k, width in enumerate([3, 2]):
+            weight = p[f"cin.layers.{k}.weight"].view(width, len(before), len(x0))
+            before = [
+                sum(weight[h, i, j] * before[i] * x0[j] for i in range(len(before)) for j in range(len(x0)))
+                for h in range(width)
             ]
-            first = mlp(p, "bottom", dense[b]) if num_dense else sum(vectors)
-            z = [first, *vectors] if num_dense else vectors
-            products = [z[i] @ z[j] for i in range(len(z)) for j in range(i)]
-            return affine(p, "logit", mlp(p, "top", torch.cat([first, torch.stack(products)])))
+            pooled += [vector.sum() for vector in before]
+        deep = affine(p, "logit", mlp(p, "deep", joined(dense, leaves, b, weight=1)))
+        cin = affine(p, "cin_logit", torch.stack(pooled))
+        return deep + cin + first_order(p, "first_order", dense, leaves, b)
 
-        agrees(model, dense, leaves, expected)
+    agrees(model, dense, leaves, expected)
 
-    @pytest.mark.parametrize("structure", ["stacked", "parallel"])
-    @pytest.mark.parametrize("rank", [None, 2])
-    def test_dcn_v2(self, num_dense, structure, rank):
-        settings = {"structure": structure, "cross_rank": rank, "cross_layers": 2}
-        model, dense, leaves, p = built("dcn_v2", num_dense=num_dense, hidden=[7, 3], **settings)
 
-        def expected(b):
-            x0 = x = joined(dense, leaves, b)
-            for k in range(2):
-                name = f"crosses.{k}.weight"
-                crossed = affine(p, name, x) if rank is None else affine(p, f"{name}.1", affine(p, f"{name}.0", x))
-                x = x0 * crossed + x
-            if structure == "stacked":
-                return affine(p, "logit", mlp(p, "top", x))
-            return affine(p, "logit", torch.cat([x, mlp(p, "top", x0)]))
+@every("num_dense", [DENSE, 0], ids=["dense", "no dense"])
+def test_dlrm(num_dense):
+    model, dense, leaves, p = built(
+        "dlrm", num_dense=num_dense, hidden=[7, 3], **({"bottom": [5]} if num_dense else {})
+    )
 
-        agrees(model, dense, leaves, expected)
+    def expected(b):
+        vectors = [
+            v if (w := p.get(f"projections.layers.{n}.weight")) is None else w @ v
+            for n, v in enumerate(vectors_of(leaves, b, weight=0))
+        ]
+        first = mlp(p, "bottom", dense[b]) if num_dense else sum(vectors)
+        z = [first, *vectors] if num_dense else vectors
+        products = [z[i] @ z[j] for i in range(len(z)) for j in range(i)]
+        return affine(p, "logit", mlp(p, "top", torch.cat([first, torch.stack(products)])))
 
-    @pytest.mark.parametrize("top", [[7, 3], []], ids=["with an MLP", "attention only"])
-    def test_autoint(self, num_dense, top):
-        attention = {"layers": 2, "heads": 2, "dim": 6}
-        model, dense, leaves, p = built("autoint", num_dense=num_dense, hidden=top, attention=attention)
+    agrees(model, dense, leaves, expected)
 
-        def expected(b):
-            e = fields(p, dense, leaves, b, weight=0)
-            for k in range(2):
-                query, key, value, residual = (
-                    p[f"attention.{k}.{n}.weight"] for n in ("query", "key", "value", "residual")
-                )
-                outputs = []
-                for m in e:
-                    heads = []
-                    for h in (slice(0, 3), slice(3, 6)):
-                        alpha = torch.stack([(query[h] @ m) @ (key[h] @ other) for other in e]).exp()
-                        alpha = alpha / alpha.sum()
-                        heads.append(sum(a * (value[h] @ other) for a, other in zip(alpha, e, strict=True)))
-                    outputs.append((torch.cat(heads) + residual @ m).clamp(min=0))
-                e = outputs
-            logit = affine(p, "logit", torch.cat(e))
-            return logit + affine(p, "deep.1", mlp(p, "deep.0", joined(dense, leaves, b))) if top else logit
 
-        agrees(model, dense, leaves, expected)
+@every("num_dense", [DENSE, 0], ids=["dense", "no dense"])
+@every("structure", ["stacked", "parallel"])
+@every("rank", [None, 2])
+def test_dcn_v2(num_dense, structure, rank):
+    settings = {"structure": structure, "cross_rank": rank, "cross_layers": 2}
+    model, dense, leaves, p = built("dcn_v2", num_dense=num_dense, hidden=[7, 3], **settings)
 
-    @pytest.mark.parametrize("bilinear", ["all", "each", "interaction"])
-    def test_fibinet(self, num_dense, bilinear):
-        model, dense, leaves, p = built("fibinet", num_dense=num_dense, hidden=[7, 3], bilinear=bilinear, reduction=2)
+    def expected(b):
+        x0 = x = joined(dense, leaves, b)
+        for k in range(2):
+            name = f"crosses.{k}.weight"
+            crossed = affine(p, name, x) if rank is None else affine(p, f"{name}.1", affine(p, f"{name}.0", x))
+            x = x0 * crossed + x
+        if structure == "stacked":
+            return affine(p, "logit", mlp(p, "top", x))
+        return affine(p, "logit", torch.cat([x, mlp(p, "top", x0)]))
 
-        def products(number, e):
-            weight, found = p[f"pairs.{number}.weight"], []
-            for pair, (i, j) in enumerate(combinations(range(len(e)), 2)):
-                found.append((e[i] @ weight[{"all": 0, "each": i, "interaction": pair}[bilinear]]) * e[j])
-            return found
+    agrees(model, dense, leaves, expected)
 
-        def expected(b):
-            e = fields(p, dense, leaves, b, weight=1)
-            z = torch.stack([vector.mean() for vector in e])
-            a = (p["excite.weight"] @ (p["squeeze.weight"] @ z).clamp(min=0)).clamp(min=0)
-            weighted = [scale * vector for scale, vector in zip(a, e, strict=True)]
-            deep = affine(p, "logit", mlp(p, "deep", torch.cat([*products(0, e), *products(1, weighted)])))
-            return deep + first_order(p, "first_order", dense, leaves, b)
 
-        assert len(p["squeeze.weight"]) == (len(FEATURES) + num_dense) // 2
-        agrees(model, dense, leaves, expected)
+@every("num_dense", [DENSE, 0], ids=["dense", "no dense"])
+@every("top", [[7, 3], []], ids=["with an MLP", "attention only"])
+def test_autoint(num_dense, top):
+    attention = {"layers": 2, "heads": 2, "dim": 6}
+    model, dense, leaves, p = built("autoint", num_dense=num_dense, hidden=top, attention=attention)
 
-    @pytest.mark.parametrize("structure", ["serial", "parallel"])
-    def test_masknet(self, num_dense, structure):
-        mask = {"ratio": 2.0} | ({"blocks": 2, "dim": 5} if structure == "parallel" else {})
-        model, dense, leaves, p = built("masknet", num_dense=num_dense, hidden=[7, 3], structure=structure, mask=mask)
+    def expected(b):
+        e = fields(p, dense, leaves, b, weight=0)
+        for k in range(2):
+            query, key, value, residual = (
+                p[f"attention.{k}.{n}.weight"] for n in ("query", "key", "value", "residual")
+            )
+            outputs = []
+            for m in e:
+                heads = []
+                for h in (slice(0, 3), slice(3, 6)):
+                    alpha = torch.stack([(query[h] @ m) @ (key[h] @ other) for other in e]).exp()
+                    alpha = alpha / alpha.sum()
+                    heads.append(sum(a * (value[h] @ other) for a, other in zip(alpha, e, strict=True)))
+                outputs.append((torch.cat(heads) + residual @ m).clamp(min=0))
+            e = outputs
+        logit = affine(p, "logit", torch.cat(e))
+        return logit + affine(p, "deep.1", mlp(p, "deep.0", joined(dense, leaves, b))) if top else logit
 
-        def block(number, e, x):
-            name = f"blocks.{number}"
-            inner = affine(p, f"{name}.mask.0", e).clamp(min=0)
-            assert len(inner) == 2 * len(x)
-            y = p[f"{name}.hidden.blocks.0.0.weight"] @ (affine(p, f"{name}.mask.2", inner) * x)
-            norm = (p[f"{name}.hidden.blocks.0.1.{key}"] for key in ("weight", "bias"))
-            return F.layer_norm(y, y.shape, *norm).clamp(min=0)
+    agrees(model, dense, leaves, expected)
 
-        def expected(b):
-            e = joined(dense, leaves, b)
-            normed = [
-                F.layer_norm(v, v.shape, p[f"norms.{n}.weight"], p[f"norms.{n}.bias"])
-                for n, v in enumerate(vectors_of(leaves, b, weight=0))
-            ]
-            x = torch.cat([dense[b], *normed])
-            if structure == "parallel":
-                return affine(p, "logit", mlp(p, "top", torch.cat([block(k, e, x) for k in range(2)])))
-            return affine(p, "logit", block(1, e, block(0, e, x)))
 
-        agrees(model, dense, leaves, expected)
+@every("num_dense", [DENSE, 0], ids=["dense", "no dense"])
+@every("bilinear", ["all", "each", "interaction"])
+def test_fibinet(num_dense, bilinear):
+    model, dense, leaves, p = built("fibinet", num_dense=num_dense, hidden=[7, 3], bilinear=bilinear, reduction=2)
 
-    @pytest.mark.parametrize("heads", [1, 3])
-    @pytest.mark.parametrize("context", [["tag", "item"], []], ids=["features", "learned"])
-    def test_finalmlp(self, num_dense, heads, context):
-        settings = {"second_hidden": [8, 9], "fusion_heads": heads, "gates": {"hidden": [5], "second": context}}
-        model, dense, leaves, p = built("finalmlp", num_dense=num_dense, hidden=[7, 6], **settings)
+    def products(number, e):
+        weight, found = p[f"pairs.{number}.weight"], []
+        for pair, (i, j) in enumerate(combinations(range(len(e)), 2)):
+            found.append((e[i] @ weight[{"all": 0, "each": i, "interaction": pair}[bilinear]]) * e[j])
+        return found
 
-        def expected(b):
-            x, outputs = joined(dense, leaves, b), []
-            for k, names in enumerate([[], context]):
-                seen = torch.cat([leaves[n][b] for n in names]) if names else p[f"gates.{k}.learned"][0]
-                hidden = mlp(p, f"gates.{k}.mlp.0", seen)
-                gate = 2 / (1 + torch.exp(-affine(p, f"gates.{k}.mlp.1", hidden)))
-                outputs.append(mlp(p, f"streams.{k}", gate * x))
-            first, second = outputs
-            total = affine(p, "first", first) + affine(p, "second", second)
-            for h, (u, v) in enumerate(zip(first.chunk(heads), second.chunk(heads), strict=True)):
-                total = total + u @ p["fusion"][h] @ v
-            return total
+    def expected(b):
+        e = fields(p, dense, leaves, b, weight=1)
+        z = torch.stack([vector.mean() for vector in e])
+        a = (p["excite.weight"] @ (p["squeeze.weight"] @ z).clamp(min=0)).clamp(min=0)
+        weighted = [scale * vector for scale, vector in zip(a, e, strict=True)]
+        deep = affine(p, "logit", mlp(p, "deep", torch.cat([*products(0, e), *products(1, weighted)])))
+        return deep + first_order(p, "first_order", dense, leaves, b)
 
-        agrees(model, dense, leaves, expected)
+    assert len(p["squeeze.weight"]) == (len(FEATURES) + num_dense) // 2
+    agrees(model, dense, leaves, expected)
+
+
+@every("num_dense", [DENSE, 0], ids=["dense", "no dense"])
+@every("structure", ["serial", "parallel"])
+def test_masknet(num_dense, structure):
+    mask = {"ratio": 2.0} | ({"blocks": 2, "dim": 5} if structure == "parallel" else {})
+    model, dense, leaves, p = built("masknet", num_dense=num_dense, hidden=[7, 3], structure=structure, mask=mask)
+
+    def block(number, e, x):
+        name = f"blocks.{number}"
+        inner = affine(p, f"{name}.mask.0", e).clamp(min=0)
+        assert len(inner) == 2 * len(x)
+        y = p[f"{name}.hidden.blocks.0.0.weight"] @ (affine(p, f"{name}.mask.2", inner) * x)
+        norm = (p[f"{name}.hidden.blocks.0.1.{key}"] for key in ("weight", "bias"))
+        return F.layer_norm(y, y.shape, *norm).clamp(min=0)
+
+    def expected(b):
+        e = joined(dense, leaves, b)
+        normed = [
+            F.layer_norm(v, v.shape, p[f"norms.{n}.weight"], p[f"norms.{n}.bias"])
+            for n, v in enumerate(vectors_of(leaves, b, weight=0))
+        ]
+        x = torch.cat([dense[b], *normed])
+        if structure == "parallel":
+            return affine(p, "logit", mlp(p, "top", torch.cat([block(k, e, x) for k in range(2)])))
+        return affine(p, "logit", block(1, e, block(0, e, x)))
+
+    agrees(model, dense, leaves, expected)
+
+
+@every("num_dense", [DENSE, 0], ids=["dense", "no dense"])
+@every("heads", [1, 3])
+@every("context", [["tag", "item"], []], ids=["features", "learned"])
+def test_finalmlp(num_dense, heads, context):
+    settings = {"second_hidden": [8, 9], "fusion_heads": heads, "gates": {"hidden": [5], "second": context}}
+    model, dense, leaves, p = built("finalmlp", num_dense=num_dense, hidden=[7, 6], **settings)
+
+    def expected(b):
+        x, outputs = joined(dense, leaves, b), []
+        for k, names in enumerate([[], context]):
+            seen = torch.cat([leaves[n][b] for n in names]) if names else p[f"gates.{k}.learned"][0]
+            hidden = mlp(p, f"gates.{k}.mlp.0", seen)
+            gate = 2 / (1 + torch.exp(-affine(p, f"gates.{k}.mlp.1", hidden)))
+            outputs.append(mlp(p, f"streams.{k}", gate * x))
+        first, second = outputs
+        total = affine(p, "first", first) + affine(p, "second", second)
+        for h, (u, v) in enumerate(zip(first.chunk(heads), second.chunk(heads), strict=True)):
+            total = total + u @ p["fusion"][h] @ v
+        return total
+
+    agrees(model, dense, leaves, expected)

@@ -8,6 +8,7 @@ import torch
 from shardkeep.base.errors import UserError
 from shardkeep.workers.model_config import ONE_LABEL, keys_of
 from shardkeep.workers.models.registry import build_model, row_dim, start_at
+from tests.support.cases import every
 from tests.support.towers import RANKING, model_config
 
 B, DENSE, DIM = 5, 2, 4
@@ -47,7 +48,7 @@ def test_mmoe_is_equations_6_and_7_of_the_paper() -> None:
             torch.testing.assert_close(model(dense, leaves)[b, t], (layer.weight @ hidden + layer.bias)[0])
 
 
-@pytest.mark.parametrize("levels", [1, 3])
+@every("levels", [1, 3])
 def test_ple_is_equations_1_to_7_of_the_paper(levels: int) -> None:
     settings = {"levels": levels, "shared_experts": 2, "task_experts": 3, "hidden": [7, 6], "task_hidden": []}
     model, dense, leaves = built("ple", **settings)
@@ -68,7 +69,7 @@ def test_ple_is_equations_1_to_7_of_the_paper(levels: int) -> None:
             torch.testing.assert_close(model(dense, leaves)[b, t], (layer.weight @ own[t] + layer.bias)[0])
 
 
-@pytest.mark.parametrize("name", SEVERAL)
+@every("name", SEVERAL)
 def test_a_model_has_an_output_for_each_label_that_starts_where_it_is_told(name: str) -> None:
     model, dense, leaves = built(name)
     before = model(dense, leaves)
@@ -83,28 +84,22 @@ def test_a_model_has_an_output_for_each_label_that_starts_where_it_is_told(name:
     torch.testing.assert_close(shift[0], torch.tensor([3.0, -2.0, 50.0], dtype=torch.float64))
 
 
-@pytest.mark.parametrize("name", [name for name in SEVERAL if name not in ("mmoe", "ple")])
-def test_labels_share_all_but_the_last_layer(name: str) -> None:
-    one, several = (dict(built(name, labels)[0].named_parameters()) for labels in (("a",), LABELS))
-    assert one.keys() == several.keys()
-    wider = {n for n in one if one[n].shape != several[n].shape}
-    assert wider and all(several[n].numel() == len(LABELS) * one[n].numel() for n in wider)
+@every("name", [name for name in SEVERAL if name not in ("mmoe", "ple")])
+def test_labels_share_all_but_the_last_layer_and_each_output_is_that_of_a_model_of_this_label(name: str) -> None:
+    (several, dense, leaves), (one, _, _) = built(name), built(name, ("a",))
+    state, like = dict(several.named_parameters()), dict(one.named_parameters())
+    assert state.keys() == like.keys()
+    wider = {n for n in like if like[n].shape != state[n].shape}
+    assert wider and all(state[n].numel() == len(LABELS) * like[n].numel() for n in wider)
     assert not any(n.startswith(("wide.", "first_order.", "fields.", "joined.", "crosses.")) for n in wider)
+    own = one.state_dict()
+    one.load_state_dict({
+        key: value[1].reshape(own[key].shape) if key in wider else value for key, value in several.state_dict().items()
+    })  # fmt: skip
+    torch.testing.assert_close(one(dense, leaves)[:, 0], several(dense, leaves)[:, 1])
 
 
-def test_each_output_is_that_of_a_model_of_this_label_alone() -> None:
-    for name in [n for n in SEVERAL if n not in ("mmoe", "ple")]:
-        several, dense, leaves = built(name)
-        one, _, _ = built(name, ("a",))
-        state = {}
-        for key, value in several.state_dict().items():
-            like = one.state_dict()[key]
-            state[key] = value if value.shape == like.shape else value[1].reshape(like.shape)
-        one.load_state_dict(state)
-        torch.testing.assert_close(one(dense, leaves)[:, 0], several(dense, leaves)[:, 1], msg=name)
-
-
-@pytest.mark.parametrize("name", ONE_LABEL)
+@every("name", ONE_LABEL)
 def test_a_model_without_a_last_layer_refuses_several_labels(name: str) -> None:
     assert "hidden" not in keys_of(name)
     with pytest.raises(UserError, match=f"model.name: {name} predicts one label; the data has a, b, c"):

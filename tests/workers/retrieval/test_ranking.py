@@ -57,22 +57,15 @@ def test_ranks_do_not_depend_on_the_size_of_blocks(monkeypatch: pytest.MonkeyPat
     assert ItemIndex(items_ME).ranks(users_BE, targets_B).tolist() == whole.tolist()
 
 
-def test_equal_vectors_rank_the_target_last() -> None:
-    items_ME = np.ones((70, 5), np.float32)
-    ranks_B = ItemIndex(items_ME).ranks(np.ones((3, 5), np.float32), np.array([0, 33, 69]))
+def test_a_target_is_ranked_last_among_equals_and_behind_what_is_no_number() -> None:
+    ranks_B = ItemIndex(np.ones((70, 5), np.float32)).ranks(np.ones((3, 5), np.float32), np.array([0, 33, 69]))
     assert ranks_B.tolist() == [70, 70, 70]
-
-
-def test_scores_that_are_no_numbers_count_against_the_target() -> None:
     items_ME = np.eye(4, dtype=np.float32)
     items_ME[3] = np.nan
     index = ItemIndex(items_ME)
     assert index.ranks(np.ones((2, 4), np.float32), np.array([0, 3])).tolist() == [4, 4]
     assert index.top(np.ones((1, 4), np.float32), 4).places_BK.tolist() == [[0, 1, 2, -1]]
-
-
-def test_no_item_gives_no_rank_and_no_best_item() -> None:
-    index = ItemIndex(np.empty((0, 4), np.float32))
+    index = ItemIndex(np.empty((0, 4), np.float32))  # no item gives no rank and no best item
     assert index.ranks(np.ones((2, 4), np.float32), np.array([-1, -1])).tolist() == [0, 0]
     assert index.top(np.ones((2, 4), np.float32), 3).places_BK.tolist() == [[-1] * 3] * 2
 
@@ -95,10 +88,7 @@ def test_the_best_items_of_several_blocks_are_those_of_one(monkeypatch: pytest.M
     parts = ItemIndex(items_ME).top(users_BE, 20, left_of(lists), size=4)
     assert parts.places_BK.tolist() == whole.places_BK.tolist()
     assert not {1, 5, 99, 516} & {*whole.places_BK[0].tolist()} and 0 not in whole.places_BK[2:]
-
-
-def test_items_that_are_left_out_leave_fewer_best_ones() -> None:
-    best = ItemIndex(vectors(5, 3, 1)).top(vectors(1, 3, 2), 4, left_of([[0, 1, 4]]))
+    best = ItemIndex(vectors(5, 3, 1)).top(vectors(1, 3, 2), 4, left_of([[0, 1, 4]]))  # fewer are left
     assert sorted(best.places_BK[0].tolist()) == [-1, -1, 2, 3]
     assert np.isneginf(best.scores_BK[0, 2:]).all() and best.places_BK[0, 2:].tolist() == [-1, -1]
 

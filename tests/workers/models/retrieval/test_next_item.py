@@ -143,24 +143,20 @@ def test_a_samples_loss_is_that_of_its_entries_among_the_items(name: str, simila
 
 
 @every("name", NAMES)
-def test_gradients_reach_all_parameters_and_rows(name: str) -> None:
+def test_gradients_reach_all_parameters_and_rows_and_are_finite_for_few_entries(name: str) -> None:
     model, sides = vector_model(name, list_schema(numbers=2, columns=("item", "category")))
     dense, inputs = users_of(sides)
     inputs = with_candidates(inputs, candidates_of(sides, [n % 9 for n in range(sum(LENGTHS))]))
     model(dense, inputs).square().sum().backward()
     for key, value in [*model.named_parameters(), *enumerate(rows_of(inputs))]:
         assert value.grad is not None and value.grad.abs().sum() > 0, key
-
-
-@every("name", NAMES)
-@every("lengths", [(0, 0, 0), (1, 1, 1)], ids=["all empty", "all of length 1"])
-def test_few_entries_give_every_parameter_a_finite_gradient(name: str, lengths: tuple[int, ...]) -> None:
-    model, sides = vector_model(name, list_schema(numbers=1))
-    dense, inputs = users_of(sides, lengths)
-    losses = model(dense, with_candidates(inputs, candidates_of(sides, [0] * sum(lengths))))
-    losses.sum().backward()
-    assert losses.any() == any(lengths)
-    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+    for lengths in ((0, 0, 0), (1, 1, 1)):
+        model, sides = vector_model(name, list_schema(numbers=1))
+        dense, inputs = users_of(sides, lengths)
+        losses = model(dense, with_candidates(inputs, candidates_of(sides, [0] * sum(lengths))))
+        losses.sum().backward()
+        assert losses.any() == any(lengths)
+        assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
 
 
 @every("name", NAMES)
@@ -177,22 +173,18 @@ def test_a_query_depends_on_no_later_entry_and_on_no_other_sample(name: str) -> 
 
 
 @every("name", NAMES)
-def test_a_users_vector_is_the_query_that_predicts_the_item(name: str) -> None:
+def test_a_users_vector_is_the_query_that_predicts_the_item_and_an_items_its_row(name: str) -> None:
     model, sides = made(name)
     dense, inputs = users_of(sides)
     queries = model.queries(dense, inputs)
     expected = inputs["seen"].newest(queries)
     torch.testing.assert_close(model.eval().users(dense, inputs), expected)
     assert not expected[0].any()
-
-
-@every("name", NAMES)
-def test_dropout_acts_in_training_only(name: str) -> None:
-    model, sides = made(name, dropout=0.5)
-    dense, inputs = users_of(sides)
-    assert not torch.equal(model.users(dense, inputs), model.users(dense, inputs))
-    model.eval()
-    assert torch.equal(model.users(dense, inputs), model.users(dense, inputs))
+    candidates = candidates_of(sides, [])
+    assert torch.equal(model.items(candidates.dense_CI, candidates.inputs), candidates.inputs["item"])
+    dropping = made(name, dropout=0.5)[0]
+    assert not torch.equal(dropping.users(dense, inputs), dropping.users(dense, inputs))
+    assert torch.equal(dropping.eval().users(dense, inputs), dropping.users(dense, inputs)), "in training only"
 
 
 @every("name", NAMES)
@@ -210,13 +202,6 @@ def test_a_sample_has_its_bits_beside_any_others(name: str) -> None:
         flipped = Sequence(ids, sequence.numbers[order], lengths_B, sequence.max_length)
         found_BE = model.users(dense, {"seen": flipped})[:16]
         assert torch.equal(found_BE.flip(0), model.users(dense, {"seen": sequence})[:16])
-
-
-@every("name", NAMES)
-def test_items_are_their_rows(name: str) -> None:
-    model, sides = made(name)
-    candidates = candidates_of(sides, [])
-    assert torch.equal(model.items(candidates.dense_CI, candidates.inputs), candidates.inputs["item"])
 
 
 @every("name", NAMES)

@@ -1,7 +1,8 @@
-"""The loss of several labels beside a transcription in float64: weights, missing labels, labels after others."""
+"""The loss of a step, read late without being lost; of several labels beside a transcription in float64."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -11,10 +12,85 @@ from torch import nn
 
 from shardkeep.workers.collectives.collective import ThreadCollective
 from shardkeep.workers.dense.loss import TaskLoss, joint_logits
+from shardkeep.workers.dense.loss_sum import LossSum
 from shardkeep.workers.label_config import TaskColumn
 from shardkeep.workers.metrics.outputs import joint_outputs
+from shardkeep.workers.reporting.counters import StepCounters
+from shardkeep.workers.step import StepResult
+from shardkeep.workers.timing.clock import Stopwatch
+from tests.support.cases import every
 from tests.support.ranks import run_ranks
+from tests.support.step_losses import Loss
 from tests.support.towers import FEATURES, batch, model_config, part_of, seeded_model, tower_of, values_of
+
+ON_A_GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")]
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=ON_A_GPU)])
+def test_the_sum_has_the_bits_of_python_numbers_added_in_order(device: str) -> None:
+    losses = torch.rand(1000, generator=torch.Generator().manual_seed(0)) * 1e3 / 3
+    found, expected = LossSum(torch.device(device), 300, 700), 0.0
+    for loss in losses.to(device):
+        found.add(loss)
+    for loss in losses.tolist():
+        expected += loss
+    found.send()
+    assert float(found) == expected * 700 / 300
+    assert found.ready and float(found) == float(found)
+
+
+def test_a_loss_on_a_cpu_waits_for_nothing_and_without_samples_is_zero() -> None:
+    found = LossSum(torch.device("cpu"), 1, 1)
+    found.add(torch.tensor(math.inf))
+    assert found.ready and math.isinf(float(found)), "one that is not finite stays so"
+    found = LossSum(torch.device("cpu"), 0, 5)
+    found.add(torch.tensor(0.0))
+    assert float(found) == 0.0
+
+
+def trained(counters: StepCounters, *losses: Loss) -> None:
+    for loss in losses:
+        counters.step_done(8, StepResult(loss, applied=True, dropped_rows=0, staleness=0))
+
+
+def test_a_loss_that_is_there_is_counted_with_its_step() -> None:
+    counters = StepCounters(Stopwatch())
+    trained(counters, Loss(1.0), Loss(3.0))
+    assert (counters.counts.losses, counters.counts.loss_sum) == (2, 4.0)
+
+
+def test_a_loss_that_a_device_still_computes_is_read_one_step_late() -> None:
+    counters = StepCounters(Stopwatch())
+    trained(counters, Loss(1.0, ready=False))
+    assert (counters.counts.steps, counters.counts.losses) == (1, 0)
+    trained(counters, Loss(math.nan, ready=False))
+    assert (counters.counts.losses, counters.counts.loss_sum, counters.counts.bad_losses) == (1, 1.0, 0)
+    trained(counters, Loss(2.0, ready=False))
+    assert (counters.counts.losses, counters.counts.loss_sum, counters.counts.bad_losses) == (2, 1.0, 1)
+
+
+def test_a_report_has_the_losses_of_all_its_steps_however_late_they_are() -> None:
+    records = []
+    for ready in (True, False):
+        counters = StepCounters(Stopwatch(lambda: 0.0))
+        trained(counters, *(Loss(value, ready) for value in (1.0, 4.0)))
+        first = counters.report()
+        trained(counters, Loss(0.5, ready))
+        records.append([first, counters.report(), counters.report()])
+    assert records[0] == records[1]
+    assert [record["loss"] for record in records[0]] == [2.5, 0.5, None]
+
+
+def test_a_loss_before_the_end_of_a_generation_is_counted_once() -> None:
+    counters = StepCounters(Stopwatch())
+    trained(counters, Loss(1.0, ready=False))
+    counters.enter(0)  # the step is trained again
+    assert (counters.counts.losses, counters.counts.samples) == (1, 0)
+    trained(counters, Loss(1.0, ready=False))
+    counters.settle()
+    counters.settle()
+    assert (counters.counts.losses, counters.counts.loss_sum) == (2, 2.0)
+
 
 NAN = float("nan")
 
@@ -65,7 +141,7 @@ def test_loss_and_gradients_are_those_of_the_formulas() -> None:
     torch.testing.assert_close(own.grad.double(), exact.grad, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("missing", [slice(None), slice(0, 1)], ids=["all labels", "one label"])
+@every("missing", [slice(None), slice(0, 1)], ids=["all labels", "one label"])
 def test_a_label_that_no_sample_has_adds_zero_with_a_graph(missing: slice) -> None:
     logits, label_BT = drawn(CHAIN)
     label_BT = label_BT.nan_to_num(0.0)
@@ -81,7 +157,7 @@ def test_a_label_that_no_sample_has_adds_zero_with_a_graph(missing: slice) -> No
         assert loss == 0 and not logits.grad.any()
 
 
-@pytest.mark.parametrize("size", [0.0, 1.0, 20.0, 90.0, 1e4])
+@every("size", [0.0, 1.0, 20.0, 90.0, 1e4])
 def test_joint_logits_stay_exact_where_probabilities_end(size: float) -> None:
     """At 90 and beyond, 1 - p is 0 in float32, and the logit of a product has no other form."""
     logits = torch.tensor([[a * size, b * size] for a in (-1.0, 0.5, 1.0) for b in (-1.0, 0.25, 1.0)])
@@ -112,7 +188,7 @@ def three_outputs(seed: int = 0) -> nn.Module:
     return build_model(config, num_dense=3, features=FEATURES, default_dim=8, labels=("t0", "t1", "t2"))
 
 
-@pytest.mark.parametrize("splits", [[(0, 12), (12, 24)], [(0, 24), (24, 24)], [(0, 3), (3, 24)]])
+@every("splits", [[(0, 12), (12, 24)], [(0, 24), (24, 24)], [(0, 3), (3, 24)]])
 def test_ranks_together_train_several_labels_as_one_worker(splits: list[tuple[int, int]]) -> None:
     def steps(tower: Any, start: int, stop: int) -> torch.Tensor:
         for step in range(3):
