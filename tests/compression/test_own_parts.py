@@ -8,8 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
+from tests.support.cases import every
 from tests.support.import_path import IMPORT_PATH
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -73,7 +72,7 @@ def blocks(heading: str) -> list[str]:
     return re.findall(r"```python\n(.*?)```", section.split("\n## ")[0], re.DOTALL)
 
 
-@pytest.mark.parametrize(
+@every(
     ("heading", "registry", "check"),
     [("A codec of your own", "FORMATS", CODEC), ("A selector of your own", "SELECTORS", SELECTOR)],
     ids=["codec", "selector"],

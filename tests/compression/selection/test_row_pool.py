@@ -12,6 +12,7 @@ from shardkeep.compression.selection.row_pool import RowPool
 from shardkeep.compression.selection.selected import Selected
 from shardkeep.compression.selection.shares import num_kept
 from shardkeep.compression.values.codec import value_codec
+from tests.support.cases import every
 
 D, IDS, T = 4, 40, 3
 NO_ROWS = np.zeros(T + 1, dtype=np.int64), np.empty(0, np.int64), np.empty((0, D), np.float32)
@@ -91,10 +92,10 @@ def same_state(left: dict[str, np.ndarray], right: dict[str, np.ndarray]) -> boo
     return left.keys() == right.keys() and all(np.array_equal(left[name], right[name]) for name in left)
 
 
-@pytest.mark.parametrize("codec", list(CODECS_TRIED))
-@pytest.mark.parametrize("max_age", [0, 1, 4])
-@pytest.mark.parametrize("capacity", [1, 9, 30, 120])
-@pytest.mark.parametrize("keep", [1e-9, 0.2, 1.0])
+@every("codec", list(CODECS_TRIED))
+@every("max_age", [0, 1, 4])
+@every("capacity", [1, 9, 30, 120])
+@every("keep", [1e-9, 0.2, 1.0])
 def test_delivered_and_residual_and_lost_are_all_that_came_in(
     keep: float, capacity: int, max_age: int, codec: str
 ) -> None:
@@ -137,7 +138,7 @@ def test_lost_rounding_errors_are_counted_by_their_squares() -> None:
     assert residuals(pool)[0, 2].tolist() == [2.0] * D  # the first row got the only slot
 
 
-@pytest.mark.parametrize("codec", list(CODECS_TRIED))
+@every("codec", list(CODECS_TRIED))
 def test_gradients_of_any_size_are_conserved_up_to_float32_rounding(codec: str) -> None:
     pool = new_pool(T * IDS)
     came = delivered = np.zeros((T, IDS, D))
@@ -152,7 +153,7 @@ def test_gradients_of_any_size_are_conserved_up_to_float32_rounding(codec: str) 
     assert pool.slots.lost_rows == 0
 
 
-@pytest.mark.parametrize("max_age", [0, 3])
+@every("max_age", [0, 3])
 def test_with_enough_slots_it_does_what_the_plain_algorithm_does(max_age: int) -> None:
     pool = new_pool(T * IDS)
     rest, squares = np.zeros((T, IDS, D), np.float32), np.zeros((T, IDS), np.float32)
@@ -226,7 +227,7 @@ def test_a_step_without_rows_and_tables_without_rows_are_fine() -> None:
     assert (one.starts_T1.tolist(), one.ids_K.tolist()) == ([0, 0, 0, 1], [-(2**63)])
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf], ids=str)
+@every("bad", [np.nan, np.inf, -np.inf], ids=str)
 def test_a_row_that_is_not_finite_is_left_out_counted_and_never_touches_its_residual(bad: float) -> None:
     pool = new_pool()
     starts_T1, ids_V = np.array([0, 3, 3, 3]), np.array([4, 5, 6])
@@ -338,7 +339,7 @@ def test_the_squares_are_of_all_unsent_gradients_not_of_their_sum() -> None:
     assert (last.ids_K.tolist(), last.squares_K.tolist()) == ([2], [12.0])
 
 
-@pytest.mark.parametrize("capacity", [5, 40, 200])
+@every("capacity", [5, 40, 200])
 def test_a_run_again_after_a_rewind_gives_the_same_bits(capacity: int) -> None:
     pool = new_pool(capacity, history=6)
     made = steps(30, seed=5, dyadic=False)
@@ -386,7 +387,7 @@ def test_a_rewind_forgets_an_open_selection_and_refuses_steps_too_old() -> None:
         never.slots.rewind(0)
 
 
-@pytest.mark.parametrize(
+@every(
     ("change", "message"),
     [
         ({"ids_V": np.array([2, 2, 1])}, "id 2 at position 1 follows 2; ids are sorted and unique"),
@@ -428,7 +429,7 @@ def test_only_the_last_selection_can_be_committed_and_must_be() -> None:
         pool.commit(selected, selected.rows_KD)
 
 
-@pytest.mark.parametrize(("dim", "capacity"), [(1, 3), (7, 50), (64, 1000)])
+@every(("dim", "capacity"), [(1, 3), (7, 50), (64, 1000)])
 def test_rows_of_any_width_go_through_a_crowded_pool(dim: int, capacity: int) -> None:
     rng = np.random.default_rng(3)
     pool = RowPool(num_tables=1, dim=dim, capacity=capacity, cache=False, history=2)

@@ -9,6 +9,7 @@ from hypothesis.extra.numpy import arrays
 
 from shardkeep.compression.selection.largest_rows import largest
 from shardkeep.compression.selection.threshold_kernels import mark_largest
+from tests.support.cases import every
 from tests.support.examples import examples
 
 anything = st.floats(width=32, allow_nan=True, allow_infinity=True, allow_subnormal=True)
@@ -25,7 +26,7 @@ def test_any_bits_are_chosen_as_a_stable_sort_of_magnitudes_would(values_N: np.n
     assert np.array_equal(largest(values_N, count), by_sorting(values_N, count))
 
 
-@pytest.mark.parametrize("spread", ["one bin", "one value but the last", "many octaves"])
+@every("spread", ["one bin", "one value but the last", "many octaves"])
 def test_large_inputs_are_chosen_exactly(spread: str) -> None:
     rng = np.random.default_rng(0)
     values_N = {
@@ -41,7 +42,7 @@ def test_all_negative_values_are_chosen_by_magnitude() -> None:
     assert largest(np.array([-1, -9, -3, -7], dtype=np.float32), 2).tolist() == [1, 3]
 
 
-@pytest.mark.parametrize("value", [0.0, -2.0], ids=str)
+@every("value", [0.0, -2.0], ids=str)
 def test_of_equal_values_exactly_as_many_as_asked_for_the_first_ones(value: float) -> None:
     assert largest(np.full(100, value, dtype=np.float32), 3).tolist() == [0, 1, 2]
 
@@ -66,7 +67,7 @@ def test_a_negative_key_is_never_taken() -> None:
     assert marks_N.tolist() == [1, 7, 1, 7, 1]
 
 
-@pytest.mark.parametrize("wrong", [np.zeros(3), np.zeros((3, 1), np.float32), np.zeros(6, np.float32)[::2]], ids=str)
+@every("wrong", [np.zeros(3), np.zeros((3, 1), np.float32), np.zeros(6, np.float32)[::2]], ids=str)
 def test_values_of_another_form_are_refused(wrong: np.ndarray) -> None:
     with pytest.raises(TypeError, match="contiguous float32"):
         largest(wrong, 1)

@@ -13,6 +13,7 @@ from hypothesis.extra.numpy import arrays
 from shardkeep.compression.selection.largest_rows import largest_rows
 from shardkeep.compression.selection.random_rows import random_rows
 from shardkeep.compression.selection.shares import keep_at, num_kept
+from tests.support.cases import every
 from tests.support.examples import examples
 
 
@@ -47,7 +48,7 @@ def test_all_rows_are_kept_with_a_share_of_one() -> None:
     assert largest_rows(column(3, 1, 2), 1.0).tolist() == [0, 1, 2]
 
 
-@pytest.mark.parametrize(
+@every(
     ("num_rows", "keep", "expected"),
     [(100, 0.07, 7), (10, 0.25, 3), (128, 0.001, 1), (3, 0.999, 3), (0, 0.5, 0), (1000, 0.001, 1)],
 )
@@ -62,12 +63,12 @@ def test_norms_do_not_overflow_or_vanish() -> None:
     assert largest_rows(column(2e-30, 3e-30, 1e-30), 0.3).tolist() == [1]
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf], ids=str)
+@every("bad", [np.nan, np.inf, -np.inf], ids=str)
 def test_a_row_that_is_not_finite_is_seen_not_hidden(bad: float) -> None:
     assert largest_rows(column(1, 1e30, bad, 2), 0.25).tolist() == [2]
 
 
-@pytest.mark.parametrize("keep", [0.0, -0.1, 1.1, math.nan])
+@every("keep", [0.0, -0.1, 1.1, math.nan])
 def test_a_share_out_of_range_is_refused(keep: float) -> None:
     with pytest.raises(ValueError, match=r"allowed: above 0, up to 1"):
         largest_rows(column(1, 2), keep)
