@@ -13,6 +13,7 @@ from shardkeep.compression.selection.selected import Selected
 from shardkeep.compression.selection.shares import num_kept
 from shardkeep.compression.values.codec import value_codec
 from tests.support.cases import every
+from tests.support.pairs import cases_of
 
 D, IDS, T = 4, 40, 3
 NO_ROWS = np.zeros(T + 1, dtype=np.int64), np.empty(0, np.int64), np.empty((0, D), np.float32)
@@ -92,10 +93,13 @@ def same_state(left: dict[str, np.ndarray], right: dict[str, np.ndarray]) -> boo
     return left.keys() == right.keys() and all(np.array_equal(left[name], right[name]) for name in left)
 
 
-@every("codec", list(CODECS_TRIED))
-@every("max_age", [0, 1, 4])
-@every("capacity", [1, 9, 30, 120])
-@every("keep", [1e-9, 0.2, 1.0])
+@every(("keep", "capacity", "max_age", "codec"), [
+    (float(case["keep"]), int(case["capacity"]), int(case["max_age"]), case["codec"])
+    for case in cases_of({
+        "keep": ["1e-9", "0.2", "1.0"], "capacity": ["1", "9", "30", "120"], "max_age": ["0", "1", "4"],
+        "codec": [*CODECS_TRIED],
+    })
+])  # fmt: skip
 def test_delivered_and_residual_and_lost_are_all_that_came_in(
     keep: float, capacity: int, max_age: int, codec: str
 ) -> None:

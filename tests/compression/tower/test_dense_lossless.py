@@ -102,8 +102,8 @@ def test_any_bytes_decode_to_something_or_are_refused(code: bytes, num_values: i
 
 
 def test_a_bomb_is_refused_before_it_has_grown() -> None:
-    bomb = encode_floats(np.zeros(4 << 24, np.uint8))
-    assert len(bomb) < 100_000
+    bomb = encode_floats(np.zeros(4 << 20, np.uint8))
+    assert len(bomb) < 10_000
     with pytest.raises(CorruptMessage, match="are not 77 coded float32s"):
         decode_floats(bomb, 77)
 

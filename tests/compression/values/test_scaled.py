@@ -51,14 +51,6 @@ def test_a_row_is_its_scale_and_its_bits_filled_up_to_bytes(codec: ValueCodec, d
     assert codec.row_bytes(dim) == codec.scale_bytes + math.ceil(dim * BITS[codec.name] / 8)
 
 
-def test_sizes_at_16_values() -> None:
-    sizes = {(c.name, c.scale_bytes): c.row_bytes(16) for c in CODECS}
-    assert (sizes["int8", 1], sizes["int8", 2]) == (17, 18)
-    assert (sizes["int4", 1], sizes["int4", 2]) == (9, 10)
-    assert (sizes["int2", 1], sizes["sign", 1], sizes["sign", 2]) == (5, 3, 4)
-    assert (sizes["fp8-e4m3", 1], sizes["fp16-block", 1]) == (17, 33)
-
-
 # ---- against plain arithmetic ----
 
 
