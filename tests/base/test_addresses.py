@@ -8,12 +8,11 @@ import pytest
 
 from shardkeep.base.errors import ConfigError
 from shardkeep.base.net.addresses import check_exposed, check_listen, is_loopback, resolve
+from tests.support.cases import every
 from tests.support.names import know_names
 
 
-@pytest.mark.parametrize(
-    "host", ["0.0.0.0", "::", "10.9.0.1", "node1", "8.8.8.8", "far", "both", "127.0.0.1.example.org"]
-)
+@every("host", ["0.0.0.0", "::", "10.9.0.1", "node1", "8.8.8.8", "far", "both", "127.0.0.1.example.org"])
 def test_an_address_that_others_may_reach_must_be_accepted(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
     names = {"node1": [], "127.0.0.1.example.org": [], "far": ["10.9.0.1"], "both": ["127.0.0.1", "10.9.0.1"]}
     know_names(monkeypatch, names)
@@ -22,7 +21,7 @@ def test_an_address_that_others_may_reach_must_be_accepted(host: str, monkeypatc
     check_exposed("--listen", host, accepted=True)
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "127.3.2.1", "localhost", "::1", "debian"])
+@every("host", ["127.0.0.1", "127.3.2.1", "localhost", "::1", "debian"])
 def test_loopback_needs_no_acceptance(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
     know_names(monkeypatch, {"debian": ["127.0.1.1"]})
     check_exposed("--listen", host, accepted=False)
@@ -38,7 +37,7 @@ def test_a_host_has_its_addresses_of_ipv4_first(monkeypatch: pytest.MonkeyPatch)
     assert resolve("both") == ("10.77.0.1", "fd77::1", "fd77::2")
 
 
-@pytest.mark.parametrize("host", ["nobody", "a" * 64 + ".b"], ids=["no address", "no name"])
+@every("host", ["nobody", "a" * 64 + ".b"], ids=["no address", "no name"])
 def test_a_host_without_an_address_says_why(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
     know_names(monkeypatch, {"nobody": []})
     with pytest.raises(OSError) as none:

@@ -46,7 +46,7 @@ def test_a_host_that_is_not_this_machine_s_is_refused_with_the_reason(host: str,
         listening_socket(host, 0, backlog=1)
 
 
-@pytest.mark.parametrize("second", ["127.0.0.1", "0.0.0.0", "::"])
+@every("second", ["127.0.0.1", "0.0.0.0", "::"])
 def test_a_port_that_is_taken_is_refused_on_every_address_that_includes_it(second: str) -> None:
     with listening_socket("127.0.0.1", 0, backlog=1) as first:
         port = first.getsockname()[1]

@@ -8,6 +8,7 @@ import torch
 
 from shardkeep.base.errors import UserError
 from shardkeep.base.machine.memory import memory_errors
+from tests.support.cases import every
 
 
 def test_an_allocation_that_fails_says_how_much_was_asked() -> None:
@@ -17,7 +18,7 @@ def test_an_allocation_that_fails_says_how_much_was_asked() -> None:
         np.empty(10**15, np.float32)
 
 
-@pytest.mark.parametrize("error", [RuntimeError("a shape"), ValueError("a value")], ids=["runtime", "value"])
+@every("error", [RuntimeError("a shape"), ValueError("a value")], ids=["runtime", "value"])
 def test_other_errors_stay_what_they_are(error: Exception) -> None:
     with pytest.raises(type(error), match=r"^a ") as caught, memory_errors("us"):
         raise error

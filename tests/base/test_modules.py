@@ -11,6 +11,7 @@ import pytest
 
 from shardkeep.base.errors import ConfigError
 from shardkeep.base.plugging.modules import load_named, search_last
+from tests.support.cases import every
 
 
 @pytest.fixture
@@ -49,7 +50,7 @@ def test_nothing_is_searched_where_the_module_is_on_the_import_path_already(fold
     assert str(folder.parent) not in sys.path
 
 
-@pytest.mark.parametrize(
+@every(
     ("name", "hidden_by"),
     [("queue:Queue", "Python's own module"), ("colorsys:Net", "Python's own module"), ("yaml:Net", "the module /")],
     ids=["loaded", "not loaded", "installed"],
@@ -64,7 +65,7 @@ def test_a_file_with_the_name_of_another_module_is_refused_by_name(folder: Path,
         load_named(name, setting="model.name")
 
 
-@pytest.mark.parametrize(
+@every(
     ("name", "said"),
     [
         ("theirs_none:Net", "module 'theirs_none' cannot be imported (looked in FOLDER last): ModuleNotFoundError: "),
@@ -79,7 +80,7 @@ def test_what_cannot_be_loaded_is_named_in_one_line(folder: Path, name: str, sai
     assert "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize("at", [".", "..", "theirs_b.py"], ids=["the folder", "the one above", "a module in it"])
+@every("at", [".", "..", "theirs_b.py"], ids=["the folder", "the one above", "a module in it"])
 def test_a_folder_that_others_can_write_is_not_searched(folder: Path, at: str) -> None:
     (folder / at).resolve().chmod(0o777)
     with pytest.raises(ConfigError, match=r"folder of your modules .* can be written by other users \(mode 0777\)"):
