@@ -52,7 +52,7 @@ def test_a_wrong_affinity_is_one_line(text: str, line: str) -> None:
     assert str(caught.value) == f"config: {line}"
 
 
-@pytest.mark.parametrize("value", ["none", "auto", "{workers: [[0], [1]], servers: [[1, 0]]}"])
+@every("value", ["none", "auto", "{workers: [[0], [1]], servers: [[1, 0]]}"])
 def test_an_affinity_is_set_on_the_command_line_and_reads_back_equal(value: str) -> None:
     config = parse_config("", [f"launch.affinity={value}"])
     assert parse_config(config.to_yaml()) == config

@@ -76,7 +76,7 @@ def test_relative_data_is_found_beside_the_file(tmp_path: Path) -> None:
     assert load_config(tmp_path / "job.yaml").data.root == str(tmp_path / "files")
 
 
-@pytest.mark.parametrize("key", ["data.root", "checkpoint.dir"])
+@every("key", ["data.root", "checkpoint.dir"])
 def test_a_relative_folder_is_below_the_file_that_names_it_or_below_the_shell_that_overrides_it(
     key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -393,7 +393,7 @@ def test_the_page_of_all_settings_has_not_drifted(monkeypatch: pytest.MonkeyPatc
     assert not ended.value.code
 
 
-@pytest.mark.parametrize(
+@every(
     "path", sorted(set((ROOT / "examples").glob("*.yaml")) - {ROOT / "examples" / "sweep.yaml"}), ids=lambda p: p.name
 )
 def test_every_example_is_a_valid_config(path: Path) -> None:

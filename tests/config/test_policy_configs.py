@@ -83,7 +83,7 @@ def test_a_column_with_the_name_of_the_counts_of_another_is_refused(tmp_path: Pa
         shardkeep.train(config, run_dir=tmp_path / "run", quiet=True)
 
 
-@pytest.mark.parametrize("servers", [0, 2])
+@every("servers", [0, 2])
 def test_too_few_bytes_for_the_tables_of_the_data_are_refused_before_a_process_starts(
     tmp_path: Path, servers: int
 ) -> None:

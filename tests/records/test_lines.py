@@ -12,6 +12,7 @@ import pytest
 from shardkeep.records.lines import newest, newest_of_each
 from shardkeep.records.training import Evaluation, Progress
 from shardkeep.view.run_view import RunView
+from tests.support.cases import every
 
 
 def at(seconds: float, **more: Any) -> str:
@@ -32,7 +33,7 @@ def test_a_file_that_is_missing_empty_or_cut_says_nothing(path: Path) -> None:
     assert RunView.of(path.parent).step_s is None
 
 
-@pytest.mark.parametrize(
+@every(
     ("steps", "step_s"),
     [
         ([(0, 10), (10, 20), (30, 40)], 1.0),

@@ -16,6 +16,7 @@ import pytest
 from shardkeep.page.records import RunRecords
 from shardkeep.records.lines import Tail, earlier, newest_of_each
 from shardkeep.records.telemetry_file import TelemetryFile
+from tests.support.cases import every
 from tests.support.records import records_in
 
 MEGABYTE = 1_000_000
@@ -147,7 +148,7 @@ def small_disk(path: Path, *, size: int) -> Iterator[Path]:
         subprocess.run(["umount", "-l", str(path)], check=True, timeout=30)
 
 
-@pytest.mark.parametrize("kill_at", [40, 60, 300])
+@every("kill_at", [40, 60, 300])
 def test_a_kill_at_any_time_leaves_whole_records_and_the_next_process_goes_on(path: Path, kill_at: int) -> None:
     with subprocess.Popen([sys.executable, "-c", APPENDING, str(path)], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 from typer.testing import CliRunner
 
 from shardkeep.base.yaml_text import write_yaml
@@ -16,6 +15,7 @@ from shardkeep.ps.checkpoints.folder import Checkpoints
 from shardkeep.ps.config import TableSpec
 from shardkeep.ps.server.snapshot.files import load_snapshots, write_snapshot
 from shardkeep.ps.server.tables import Tables
+from tests.support.cases import every
 from tests.support.click_files import click_job, click_rows, write_csv
 from tests.support.tables import gradients
 
@@ -47,7 +47,7 @@ def resumed(run: Path, *settings: str) -> tuple[int, str]:
     return invoke("train", "--resume", str(run), *changes)
 
 
-@pytest.mark.parametrize("named", [True, False], ids=["a named table", "a table of the default"])
+@every("named", [True, False], ids=["a named table", "a table of the default"])
 def test_rules_that_a_resume_switches_on_hold_for_the_rows_of_before(tmp_path: Path, named: bool) -> None:
     run, before = stopped_run(tmp_path, {"user": {}} if named else {})
     evict, admit = f"tables.user.evict={json.dumps(EVICT)}", f"tables.user.admit={json.dumps(ADMIT)}"
@@ -72,7 +72,7 @@ def test_other_settings_of_a_table_stay_refused(tmp_path: Path) -> None:
         assert code == 2 and "may not change when a job continues" in error and "tables.TABLE.evict" in error
 
 
-@pytest.mark.parametrize("later", [{"ttl_steps": 1000}, None], ids=["still on", "off"])
+@every("later", [{"ttl_steps": 1000}, None], ids=["still on", "off"])
 def test_a_servers_part_with_all_rows_in_an_increment_ends_the_rows_that_it_lacks(
     tmp_path: Path, later: dict[str, Any] | None
 ) -> None:

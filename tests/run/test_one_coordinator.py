@@ -13,6 +13,7 @@ from shardkeep.config import JobConfig
 from shardkeep.ps.control.records import Member
 from shardkeep.run.folder import RunFolder
 from shardkeep.run.reader import RunReader
+from tests.support.cases import every
 
 MEMBERS = [Member("server", 0, "127.0.0.1", 11)]
 
@@ -33,8 +34,12 @@ class Late(RunFolder):
 
 @pytest.fixture
 def first(tmp_path: Path) -> RunFolder:
+    return led(tmp_path / "run")
+
+
+def led(path: Path) -> RunFolder:
     """Of coordinator 1, which leads a job."""
-    folder = RunFolder.create(tmp_path / "run", JobConfig())
+    folder = RunFolder.create(path, JobConfig())
     folder.claim()
     folder.standing({"job": "first"})
     folder.coordinator("127.0.0.1:1000", pid=1)
@@ -64,8 +69,9 @@ WRITES: dict[str, Callable[[RunFolder], object]] = {
 }
 
 
-@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
-def test_the_older_coordinator_writes_nothing(first: RunFolder, write: Callable[[RunFolder], object]) -> None:
+@every("write", WRITES.values(), ids=WRITES)
+def test_the_older_coordinator_writes_nothing(tmp_path: Path, write: Callable[[RunFolder], object]) -> None:
+    first = led(tmp_path)
     second = succeed(first)
     second.finished("completed", "", None)
     before = contents(first.path)
@@ -74,10 +80,11 @@ def test_the_older_coordinator_writes_nothing(first: RunFolder, write: Callable[
     assert contents(first.path) == before
 
 
-@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
+@every("write", WRITES.values(), ids=WRITES)
 def test_a_late_write_changes_nothing_that_another_process_acts_on(
-    first: RunFolder, write: Callable[[RunFolder], object]
+    tmp_path: Path, write: Callable[[RunFolder], object]
 ) -> None:
+    first = led(tmp_path)
     older = Late(first.path)
     assert older.claim() == 2  # of a machine that does not see what happens from here on
     younger = succeed(first)
@@ -109,8 +116,9 @@ def test_nobody_learns_of_a_state_that_the_successor_may_not_have_read(first: Ru
     assert json.loads((first.path / "standing.2.json").read_text())["standing"] == {"job": "late"}
 
 
-@pytest.mark.parametrize("elsewhere", [False, True], ids=["own", "of another machine"])
-def test_a_launcher_writes_for_its_own_coordinator_alone(first: RunFolder, elsewhere: bool) -> None:
+@every("elsewhere", [False, True], ids=["own", "of another machine"])
+def test_a_launcher_writes_for_its_own_coordinator_alone(tmp_path: Path, elsewhere: bool) -> None:
+    first = led(tmp_path)
     launcher = RunFolder(first.path)
     (first.path / "recovery").mkdir()
     if elsewhere:

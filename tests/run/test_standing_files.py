@@ -11,6 +11,7 @@ import pytest
 from shardkeep.base.errors import UserError
 from shardkeep.run.folder import RunFolder
 from shardkeep.run.state_files import NAMES, StandingFiles
+from tests.support.cases import every
 
 RECORD = {"job": "j\u00f6b", "seats": [{"token": "t", "step": 3, "seconds": 0.1}], "summary": None}
 
@@ -34,29 +35,30 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
 }
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> RunFolder:
+def of_a_dead_coordinator(path: Path) -> RunFolder:
     """Of a job whose coordinator listened and then died."""
-    folder = RunFolder(tmp_path / "run")
+    folder = RunFolder(path)
     folder.standing({"job": "before"})
     folder.standing(RECORD)
     return folder
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+@every("name", NAMES)
+@every("damage", DAMAGES.values(), ids=DAMAGES)
 def test_another_coordinator_goes_on_with_the_file_that_is_whole(
-    folder: RunFolder, damage: Callable[[Path], object], name: str
+    tmp_path: Path, damage: Callable[[Path], object], name: str
 ) -> None:
+    folder = of_a_dead_coordinator(tmp_path)
     damage(folder.path / name)
     assert folder.take_over() == RECORD
 
 
-@pytest.mark.parametrize("second", DAMAGES.values(), ids=DAMAGES)
-@pytest.mark.parametrize("first", [DAMAGES["cut"], DAMAGES["gone"]], ids=["cut", "gone"])
+@every("second", DAMAGES.values(), ids=DAMAGES)
+@every("first", [DAMAGES["cut"], DAMAGES["gone"]], ids=["cut", "gone"])
 def test_without_any_whole_file_one_line_names_them(
-    folder: RunFolder, first: Callable[[Path], object], second: Callable[[Path], object]
+    tmp_path: Path, first: Callable[[Path], object], second: Callable[[Path], object]
 ) -> None:
+    folder = of_a_dead_coordinator(tmp_path)
     for name, damage in zip(NAMES, (first, second), strict=True):
         damage(folder.path / name)
     with pytest.raises(UserError, match=r"^no coordinator can take over, .*standing(-copy)?\.json") as caught:
@@ -64,7 +66,8 @@ def test_without_any_whole_file_one_line_names_them(
     assert "\n" not in str(caught.value)
 
 
-def test_the_files_are_private_and_go_when_the_job_is_over(folder: RunFolder) -> None:
+def test_the_files_are_private_and_go_when_the_job_is_over(tmp_path: Path) -> None:
+    folder = of_a_dead_coordinator(tmp_path)
     assert [stat.S_IMODE((folder.path / name).stat().st_mode) for name in NAMES] == [0o600, 0o600]
     assert folder.has_standing
     folder.finished("completed", "", None)

@@ -153,7 +153,7 @@ def test_nothing_is_pulled_or_on_servers_where_there_are_none() -> None:
     assert not {"bytes per sample", "staleness"} & rows.keys()
 
 
-@pytest.mark.parametrize(("width", "elapsed"), [(120, True), (80, False)], ids=["wide", "narrow"])
+@every(("width", "elapsed"), [(120, True), (80, False)], ids=["wide", "narrow"])
 def test_the_clocks_behind_the_bar_say_what_they_count(width: int, elapsed: bool) -> None:
     out = io.StringIO()
     view = Screen(Console(file=out, force_terminal=True, width=width, color_system=None))
@@ -201,7 +201,7 @@ def test_the_time_left_is_that_of_the_mean_step_and_counts_anew_when_a_job_goes_
     assert clock_text(3661.4) == "1:01:01"
 
 
-@pytest.mark.parametrize("width", [80, 200])
+@every("width", [80, 200])
 def test_a_bar_with_large_numbers_fits_the_terminal(width: int) -> None:
     out = io.StringIO()
     view = Screen(Console(file=out, force_terminal=True, width=width, color_system=None))
