@@ -48,8 +48,11 @@ def resumed(run: Path, *settings: str) -> tuple[int, str]:
 
 
 @every("named", [True, False], ids=["a named table", "a table of the default"])
-def test_rules_that_a_resume_switches_on_hold_for_the_rows_of_before(tmp_path: Path, named: bool) -> None:
+def test_rules_that_a_resume_switches_on_hold_for_the_rows_of_before_and_other_settings_are_refused(tmp_path: Path, named: bool) -> None:
     run, before = stopped_run(tmp_path, {"user": {}} if named else {})
+    for setting in ("tables.user.dim=5", "tables.user.dtype=int8", "tables.item.dim=5"):
+        code, error = resumed(run, setting)
+        assert code == 2 and "may not change when a job continues" in error and "tables.TABLE.evict" in error
     evict, admit = f"tables.user.evict={json.dumps(EVICT)}", f"tables.user.admit={json.dumps(ADMIT)}"
     assert resumed(run, evict, admit)[0] == 0
     table = user_table(run)
@@ -63,13 +66,6 @@ def test_rules_that_a_resume_switches_off_leave_the_rows_that_are_there(tmp_path
     assert resumed(run, "tables.user.evict=null", "tables.user.admit=null")[0] == 0
     table = user_table(run)
     assert table["rows"] > before["rows"] + 20 and not {"evicted_rows", "admitted_rows", "candidates"} & set(table)
-
-
-def test_other_settings_of_a_table_stay_refused(tmp_path: Path) -> None:
-    run, _ = stopped_run(tmp_path, {"user": {}})
-    for setting in ("tables.user.dim=5", "tables.user.dtype=int8", "tables.item.dim=5"):
-        code, error = resumed(run, setting)
-        assert code == 2 and "may not change when a job continues" in error and "tables.TABLE.evict" in error
 
 
 @every("later", [{"ttl_steps": 1000}, None], ids=["still on", "off"])

@@ -31,7 +31,7 @@ ODD: dict[str, Any] = {
     "empty-mapping": {},
     "unknown-key": {"no_such_key": {"name": "adam"}},
     "number-key": {1: 2},
-    "many": ["x"] * 300,
+    "many": ["x"] * 60,
 }
 
 
