@@ -63,6 +63,7 @@ def test_a_file_with_the_name_of_another_module_is_refused_by_name(folder: Path,
     search_last(folder)
     with pytest.raises(ConfigError, match=said):
         load_named(name, setting="model.name")
+    sys.path.remove(str(folder))
 
 
 @every(
@@ -82,7 +83,10 @@ def test_what_cannot_be_loaded_is_named_in_one_line(folder: Path, name: str, sai
 
 @every("at", [".", "..", "theirs_b.py"], ids=["the folder", "the one above", "a module in it"])
 def test_a_folder_that_others_can_write_is_not_searched(folder: Path, at: str) -> None:
-    (folder / at).resolve().chmod(0o777)
+    place = (folder / at).resolve()
+    mode = place.stat().st_mode
+    place.chmod(0o777)
     with pytest.raises(ConfigError, match=r"folder of your modules .* can be written by other users \(mode 0777\)"):
         load_named("theirs_a:Net", setting="model.name", folder=folder)
     assert str(folder) not in sys.path and "theirs_a" not in sys.modules
+    place.chmod(mode)

@@ -48,7 +48,9 @@ def resumed(run: Path, *settings: str) -> tuple[int, str]:
 
 
 @every("named", [True, False], ids=["a named table", "a table of the default"])
-def test_rules_that_a_resume_switches_on_hold_for_the_rows_of_before_and_other_settings_are_refused(tmp_path: Path, named: bool) -> None:
+def test_rules_that_a_resume_switches_on_hold_for_rows_of_before_and_other_changes_are_refused(
+    tmp_path: Path, named: bool
+) -> None:
     run, before = stopped_run(tmp_path, {"user": {}} if named else {})
     for setting in ("tables.user.dim=5", "tables.user.dtype=int8", "tables.item.dim=5"):
         code, error = resumed(run, setting)

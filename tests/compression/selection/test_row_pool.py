@@ -197,15 +197,6 @@ def test_a_message_has_the_chosen_the_forced_and_the_overflow() -> None:
             pool.commit(selected, selected.rows_KD)
 
 
-def test_signs_survive_selection_and_deferral() -> None:
-    pool = new_pool()
-    starts_T1, ids_V = np.array([0, 2, 2, 2]), np.array([1, 2])
-    pool.commit(first := pool.select(0, starts_T1, ids_V, column(-5, -1), keep=0.5), first.rows_KD)
-    assert first.rows_KD[:, 0].tolist() == [-5]
-    second = pool.select(1, starts_T1, ids_V, column(1, -2), keep=0.5)
-    assert (second.ids_K.tolist(), second.rows_KD[:, 0].tolist()) == ([2], [-3])
-
-
 def column(*values: float) -> np.ndarray:
     return np.repeat(np.array(values, dtype=np.float32)[:, None], D, axis=1)
 
