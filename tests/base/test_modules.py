@@ -1,16 +1,25 @@
-"""The user's own modules: found last, and only where nobody else could have put them."""
+"""The user's own modules: found last, and only where nobody else could have put them. The plugs of every registry."""
 
 from __future__ import annotations
 
+import importlib.util
 import queue
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from shardkeep.base.errors import ConfigError
 from shardkeep.base.plugging.modules import load_named, search_last
+from shardkeep.base.plugging.plugs import Plug
+from shardkeep.compression.config import FORMS
+from shardkeep.compression.selection.registry import SELECTORS
+from shardkeep.compression.values.registry import FORMATS
+from shardkeep.workers.config import LOSSES, METRICS
+from shardkeep.workers.data_config import SOURCES
+from shardkeep.workers.model_config import MODELS
 from tests.support.cases import every
 
 
@@ -90,3 +99,15 @@ def test_a_folder_that_others_can_write_is_not_searched(folder: Path, at: str) -
         load_named("theirs_a:Net", setting="model.name", folder=folder)
     assert str(folder) not in sys.path and "theirs_a" not in sys.modules
     place.chmod(mode)
+
+
+# ---- plugs of registries ----
+
+
+REGISTRIES: tuple[dict[str, Plug[Any, Any]], ...] = (FORMATS, SELECTORS, FORMS, SOURCES, MODELS, LOSSES, METRICS)
+
+
+@every(("name", "plug"), [item for registry in REGISTRIES for item in registry.items()])
+def test_a_plug_has_its_name_its_code_and_its_kernels(name: str, plug: Plug[Any, Any]) -> None:
+    assert plug.name == name and callable(plug.load())
+    assert all(importlib.util.find_spec(module) is not None for module in plug.kernels)
