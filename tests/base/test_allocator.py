@@ -1,4 +1,4 @@
-"""Memory of a process: the allocator where it needs the same buffers again and again, and what the system does not give."""
+"""Memory of a process that needs the same buffers again and again, and memory that the system does not give."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""One coordinator leads a run folder: the one with the highest number, also for a machine that sees the folder late. What
-it keeps for the one that takes over."""
+"""One coordinator leads a run folder: the one with the highest number, also for a machine that sees the folder late.
+
+What it keeps for the one that takes over.
+"""
 
 from __future__ import annotations
 

@@ -133,30 +133,6 @@ def test_delivered_and_residual_and_lost_are_all_that_came_in(
     assert pool.slots.num_unsent == 0 or codec != "fp32"  # rounding errors have no age
 
 
-def test_lost_rounding_errors_are_counted_by_their_squares() -> None:
-    pool = new_pool(1)
-    starts_T1, ids_V = np.array([0, 3, 3, 3]), np.array([2, 5, 7])
-    selected = pool.select(0, starts_T1, ids_V, np.full((3, D), 3.0, np.float32), keep=1.0)
-    pool.commit(selected, np.full((3, D), 1.0, np.float32))
-    assert (pool.slots.num_unsent, pool.slots.lost_rows, pool.slots.lost_squares) == (1, 2, 2 * 4.0 * D)
-    assert residuals(pool)[0, 2].tolist() == [2.0] * D  # the first row got the only slot
-
-
-@every("codec", list(CODECS_TRIED))
-def test_gradients_of_any_size_are_conserved_up_to_float32_rounding(codec: str) -> None:
-    pool = new_pool(T * IDS)
-    came = delivered = np.zeros((T, IDS, D))
-    scale = np.zeros((T, IDS, D))
-    for number, step in enumerate(steps(60, dyadic=False)):
-        selected = pool.select(number, step.starts_T1, step.ids_V, step.grad_VD, keep=0.1)
-        decoded_KD = CODECS_TRIED[codec](selected.rows_KD)
-        pool.commit(selected, decoded_KD)
-        came, scale = came + step.as_dense(), scale + np.abs(step.as_dense())
-        delivered = delivered + dense(selected.starts_T1, selected.ids_K, decoded_KD)
-        assert (np.abs(delivered + residuals(pool) - came) <= 1e-6 * scale).all()
-    assert pool.slots.lost_rows == 0
-
-
 @every("max_age", [0, 3])
 def test_with_enough_slots_it_does_what_the_plain_algorithm_does(max_age: int) -> None:
     pool = new_pool(T * IDS)
