@@ -180,7 +180,7 @@ def column(*values: float) -> np.ndarray:
 def send(
     pool: RowPool, step: int, rows: dict[int, float], *, keep: float, max_age: int = 0, decoded: float | None = None
 ) -> Selected:
-    """Selects of rows of the first table, each of one value, and commits what is selected, or one value in its place."""
+    """Selects of rows of the first table, each of one value, and commits those, or one value instead."""
     starts_T1 = np.array([0, *[len(rows)] * T])
     ids_V = np.array(list(rows), dtype=np.int64)
     selected = pool.select(step, starts_T1, ids_V, column(*rows.values()), keep=keep, max_age=max_age)
