@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings, strategies as st
 
 from tests.support.cases import every
 
@@ -37,3 +38,17 @@ def test_a_failure_names_its_case() -> None:
 def test_no_cases_are_a_mistake() -> None:
     with pytest.raises(ValueError, match="no cases"):
         every("number", [])
+
+
+def test_each_example_of_a_property_is_checked_for_all_cases() -> None:
+    seen: list[tuple[str, int]] = []
+
+    @settings(max_examples=5, database=None)
+    @given(number=st.integers(0, 9))
+    @every("text", ["a", "b"])
+    def check(text: str, number: int) -> None:
+        seen.append((text, number))
+
+    check()
+    assert [text for text, _ in seen] == ["a", "b"] * (len(seen) // 2) and seen
+    assert [number for _, number in seen[::2]] == [number for _, number in seen[1::2]]

@@ -1,4 +1,4 @@
-"""Addresses: what a host means now, what needs a word of acceptance, and where nobody could listen."""
+"""Addresses: what a host means now, what needs a word of acceptance, where nobody could listen, and sockets that do."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ import socket
 import pytest
 
 from shardkeep.base.errors import ConfigError
-from shardkeep.base.net.addresses import check_exposed, check_listen, is_loopback, resolve
+from shardkeep.base.net.addresses import check_exposed, check_listen, is_loopback, listening_socket, resolve
+from tests.support.cases import every
 from tests.support.names import know_names
 
 
-@pytest.mark.parametrize(
-    "host", ["0.0.0.0", "::", "10.9.0.1", "node1", "8.8.8.8", "far", "both", "127.0.0.1.example.org"]
-)
+@every("host", ["0.0.0.0", "::", "10.9.0.1", "node1", "8.8.8.8", "far", "both", "127.0.0.1.example.org"])
 def test_an_address_that_others_may_reach_must_be_accepted(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
     names = {"node1": [], "127.0.0.1.example.org": [], "far": ["10.9.0.1"], "both": ["127.0.0.1", "10.9.0.1"]}
     know_names(monkeypatch, names)
@@ -22,7 +21,7 @@ def test_an_address_that_others_may_reach_must_be_accepted(host: str, monkeypatc
     check_exposed("--listen", host, accepted=True)
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "127.3.2.1", "localhost", "::1", "debian"])
+@every("host", ["127.0.0.1", "127.3.2.1", "localhost", "::1", "debian"])
 def test_loopback_needs_no_acceptance(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
     know_names(monkeypatch, {"debian": ["127.0.1.1"]})
     check_exposed("--listen", host, accepted=False)
@@ -38,7 +37,7 @@ def test_a_host_has_its_addresses_of_ipv4_first(monkeypatch: pytest.MonkeyPatch)
     assert resolve("both") == ("10.77.0.1", "fd77::1", "fd77::2")
 
 
-@pytest.mark.parametrize("host", ["nobody", "a" * 64 + ".b"], ids=["no address", "no name"])
+@every("host", ["nobody", "a" * 64 + ".b"], ids=["no address", "no name"])
 def test_a_host_without_an_address_says_why(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
     know_names(monkeypatch, {"nobody": []})
     with pytest.raises(OSError) as none:
@@ -57,3 +56,49 @@ def test_a_machine_s_name_that_only_the_machine_reaches_is_no_place_to_listen(mo
         check_listen("nobody", 7070)
     for host in ("127.0.0.1", "::1", "localhost", "0.0.0.0", "::", "far", socket.gethostbyname("localhost")):
         check_listen(host, 7070)
+
+
+# ---- sockets that listen ----
+
+
+@every(
+    ("host", "reached"),
+    [
+        ("127.0.0.1", ["127.0.0.1"]),
+        ("::1", ["::1"]),
+        ("0.0.0.0", ["127.0.0.1"]),
+        ("::", ["127.0.0.1", "::1"]),
+    ],
+)
+def test_a_socket_is_reached_by_its_host(host: str, reached: list[str]) -> None:
+    with listening_socket(host, 0, backlog=4) as listener:
+        for peer in reached:
+            with socket.create_connection((peer, listener.getsockname()[1]), timeout=90):
+                connection, _ = listener.accept()
+                assert connection.proto == socket.IPPROTO_TCP, "asyncio then sends without a delay"
+                connection.close()
+        for peer in {"127.0.0.1", "::1"} - {*reached}:
+            with pytest.raises(OSError):
+                socket.create_connection((peer, listener.getsockname()[1]), timeout=90)
+
+
+@every(
+    ("host", "why"),
+    [
+        ("192.0.2.77", "Cannot assign requested address"),
+        ("2001:db8::77", "Cannot assign requested address"),
+        ("nowhere.invalid", "Name or service not known|Temporary failure in name resolution"),
+        ("a" * 64 + ".b", "that is no host"),
+    ],
+)
+def test_a_host_that_is_not_this_machine_s_is_refused_with_the_reason(host: str, why: str) -> None:
+    with pytest.raises(ConfigError, match=f"cannot listen on .*:0: ({why})$"):
+        listening_socket(host, 0, backlog=1)
+
+
+@every("second", ["127.0.0.1", "0.0.0.0", "::"])
+def test_a_port_that_is_taken_is_refused_on_every_address_that_includes_it(second: str) -> None:
+    with listening_socket("127.0.0.1", 0, backlog=1) as first:
+        port = first.getsockname()[1]
+        with pytest.raises(ConfigError, match="Address already in use"):
+            listening_socket(second, port, backlog=1)

@@ -14,6 +14,7 @@ import pytest
 from shardkeep.base.deadlines import Deadline
 from shardkeep.base.errors import CheckpointError, DeadlineExceeded
 from shardkeep.base.files import atomic_write, file_lock, fill, replacing, use_newest
+from tests.support.cases import every
 
 
 def test_an_atomic_write_replaces_the_file_and_leaves_no_other(tmp_path: Path) -> None:
@@ -64,8 +65,8 @@ def test_a_deadline_names_what_was_waited_for_and_how_long() -> None:
         deadline.check("server 1")
 
 
-@pytest.mark.parametrize("call", [True, False], ids=["posix_fallocate", "without it"])
-@pytest.mark.parametrize("size", [0, 1, 3 << 20])
+@every("call", [True, False], ids=["posix_fallocate", "without it"])
+@every("size", [0, 1, 3 << 20])
 def test_a_file_gets_its_size_without_holes(tmp_path: Path, monkeypatch: Any, size: int, call: bool) -> None:
     if not call:  # as on macOS
         monkeypatch.delattr(os, "posix_fallocate", raising=False)

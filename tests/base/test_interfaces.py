@@ -91,8 +91,9 @@ def test_loopback_is_refused_where_the_coordinator_may_be_on_another_machine(adv
         announced(advertise, coordinator=["10.77.0.2", "fd77::2"])
 
 
-@pytest.mark.parametrize("advertise", ["fd77::1", "10.78.0.3"])
+@every("advertise", ["fd77::1", "10.78.0.3"])
 def test_torch_s_own_choice_of_an_address_is_told(advertise: str, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.clear()
     announced("10.77.0.1", coordinator=["10.77.0.2"])
     assert not caplog.records
     announced(advertise, coordinator=["10.77.0.2"])
@@ -107,7 +108,7 @@ def test_a_name_that_is_loopback_here_stands_for_the_way_to_the_coordinator(monk
         assert announced(ROUTE, coordinator=["192.0.2.9", coordinator]) == own
 
 
-@pytest.mark.parametrize("advertise", ["127.0.0.1", "localhost", "own"])
+@every("advertise", ["127.0.0.1", "localhost", "own"])
 def test_any_other_host_is_announced_as_it_is(advertise: str) -> None:
     assert check_advertised("--advertise", advertise, accepted=True) == advertise
 
@@ -116,14 +117,14 @@ def test_a_name_that_is_loopback_here_is_announced_to_nobody_else_without_accept
     assert check_advertised("--advertise", "debian", accepted=False) == "debian"
 
 
-@pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
+@every("address", ["127.0.0.1", "::1"])
 def test_the_way_to_an_address_begins_at_an_own_one(address: str) -> None:
     assert route_to(address) == address
     assert route_to("no", address) == address
     assert route_to("no") is None
 
 
-@pytest.mark.parametrize(("name", "shown"), [("own", "own"), ("debian", "10.77.0.1"), ("no", "10.77.0.1")])
+@every(("name", "shown"), [("own", "own"), ("debian", "10.77.0.1"), ("no", "10.77.0.1")])
 def test_who_listens_on_all_addresses_is_called_by_what_others_reach(
     name: str, shown: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -105,7 +105,7 @@ def test_an_old_kill_is_not_the_cause_of_a_later_death(tmp_path: Path) -> None:
     assert limit_met(limits, killed=True) == ""
 
 
-@pytest.mark.parametrize("version", [1, 2])
+@every("version", [1, 2])
 def test_the_limit_of_processes_is_named(tmp_path: Path, version: int) -> None:
     top = "all" if version == 2 else "pids"
     groups = Groups(tmp_path, "0::/x" if version == 2 else "8:pids:/x\n4:memory:/x", ONE if version == 2 else V1)
@@ -117,7 +117,7 @@ def test_the_limit_of_processes_is_named(tmp_path: Path, version: int) -> None:
     assert limit_met(limits, killed=False).startswith(expected)
 
 
-@pytest.mark.parametrize("version", [1, 2])
+@every("version", [1, 2])
 def test_a_cpu_quota_that_held_processes_up_of_late_is_named(tmp_path: Path, version: int) -> None:
     top, name = ("all", "cpu.max") if version == 2 else ("cpu", "cpu.cfs_quota_us")
     groups = Groups(tmp_path, "0::/x" if version == 2 else "1:cpu,cpuacct:/x", ONE if version == 2 else V1)

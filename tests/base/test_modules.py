@@ -1,16 +1,26 @@
-"""The user's own modules: found last, and only where nobody else could have put them."""
+"""The user's own modules: found last, and only where nobody else could have put them. The plugs of every registry."""
 
 from __future__ import annotations
 
+import importlib.util
 import queue
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from shardkeep.base.errors import ConfigError
 from shardkeep.base.plugging.modules import load_named, search_last
+from shardkeep.base.plugging.plugs import Plug
+from shardkeep.compression.config import FORMS
+from shardkeep.compression.selection.registry import SELECTORS
+from shardkeep.compression.values.registry import FORMATS
+from shardkeep.workers.config import LOSSES, METRICS
+from shardkeep.workers.data_config import SOURCES
+from shardkeep.workers.model_config import MODELS
+from tests.support.cases import every
 
 
 @pytest.fixture
@@ -49,7 +59,7 @@ def test_nothing_is_searched_where_the_module_is_on_the_import_path_already(fold
     assert str(folder.parent) not in sys.path
 
 
-@pytest.mark.parametrize(
+@every(
     ("name", "hidden_by"),
     [("queue:Queue", "Python's own module"), ("colorsys:Net", "Python's own module"), ("yaml:Net", "the module /")],
     ids=["loaded", "not loaded", "installed"],
@@ -62,9 +72,10 @@ def test_a_file_with_the_name_of_another_module_is_refused_by_name(folder: Path,
     search_last(folder)
     with pytest.raises(ConfigError, match=said):
         load_named(name, setting="model.name")
+    sys.path.remove(str(folder))
 
 
-@pytest.mark.parametrize(
+@every(
     ("name", "said"),
     [
         ("theirs_none:Net", "module 'theirs_none' cannot be imported (looked in FOLDER last): ModuleNotFoundError: "),
@@ -79,9 +90,24 @@ def test_what_cannot_be_loaded_is_named_in_one_line(folder: Path, name: str, sai
     assert "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize("at", [".", "..", "theirs_b.py"], ids=["the folder", "the one above", "a module in it"])
+@every("at", [".", "..", "theirs_b.py"], ids=["the folder", "the one above", "a module in it"])
 def test_a_folder_that_others_can_write_is_not_searched(folder: Path, at: str) -> None:
-    (folder / at).resolve().chmod(0o777)
+    place = (folder / at).resolve()
+    mode = place.stat().st_mode
+    place.chmod(0o777)
     with pytest.raises(ConfigError, match=r"folder of your modules .* can be written by other users \(mode 0777\)"):
         load_named("theirs_a:Net", setting="model.name", folder=folder)
     assert str(folder) not in sys.path and "theirs_a" not in sys.modules
+    place.chmod(mode)
+
+
+# ---- plugs of registries ----
+
+
+REGISTRIES: tuple[dict[str, Plug[Any, Any]], ...] = (FORMATS, SELECTORS, FORMS, SOURCES, MODELS, LOSSES, METRICS)
+
+
+@every(("name", "plug"), [item for registry in REGISTRIES for item in registry.items()])
+def test_a_plug_has_its_name_its_code_and_its_kernels(name: str, plug: Plug[Any, Any]) -> None:
+    assert plug.name == name and callable(plug.load())
+    assert all(importlib.util.find_spec(module) is not None for module in plug.kernels)

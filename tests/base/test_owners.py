@@ -58,7 +58,7 @@ def test_a_group_may_write_only_where_it_has_nobody_else(tmp_path: Path) -> None
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to a group")
-@pytest.mark.parametrize(("name", "trusted"), [("root", True), ("team", False)], ids=["own name", "other name"])
+@every(("name", "trusted"), [("root", True), ("team", False)], ids=["own name", "other name"])
 def test_a_group_without_known_members_is_private_only_under_the_users_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, trusted: bool
 ) -> None:
@@ -113,8 +113,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "a" / "b"
 
 
-@pytest.mark.parametrize("at", ["", "missing", "missing/too"])
+@every("at", ["", "missing", "missing/too"])
 def test_what_others_could_change_or_replace_is_refused_in_one_line(folder: Path, at: str) -> None:
+    folder.parent.chmod(0o755)
     check_unshared(folder / at, what="--resume")
     folder.parent.chmod(0o777)
     with pytest.raises(ConfigError, match=rf"^--resume {folder / at}: {folder.parent} can be written by") as refused:

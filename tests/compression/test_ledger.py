@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from shardkeep.compression.ledger import DIRECTIONS, PARTS, Ledger, merge_totals
+from tests.support.cases import every
 
 WAYS = {"to_servers": 0, "from_servers": 0, "between_workers": 0}
 NOTHING = {"push": {}, "pull": {}, "tower": {}, "read": {}, "control": 0, **WAYS, "total": 0}
@@ -113,7 +114,7 @@ def test_totals_never_hold_half_of_what_another_thread_adds() -> None:
     assert set(seen) <= {(0, 0), (5, 5)}
 
 
-@pytest.mark.parametrize(("direction", "num_bytes"), [("sideways", 1), ("push", -1)])
+@every(("direction", "num_bytes"), [("sideways", 1), ("push", -1)])
 def test_what_cannot_be_is_refused(direction: str, num_bytes: int) -> None:
     with pytest.raises(ValueError, match=r"allowed: 0 or more of push, pull, tower, read, control"):
         Ledger().add(direction, "ids", num_bytes)

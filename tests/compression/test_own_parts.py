@@ -8,8 +8,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from tests.support.import_path import IMPORT_PATH
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -73,26 +71,22 @@ def blocks(heading: str) -> list[str]:
     return re.findall(r"```python\n(.*?)```", section.split("\n## ")[0], re.DOTALL)
 
 
-@pytest.mark.parametrize(
-    ("heading", "registry", "check"),
-    [("A codec of your own", "FORMATS", CODEC), ("A selector of your own", "SELECTORS", SELECTOR)],
-    ids=["codec", "selector"],
-)
-def test_the_example_of_the_documents_works_as_it_stands(
-    tmp_path: Path, heading: str, registry: str, check: str
-) -> None:
-    module, line = blocks(heading)
-    own = tmp_path / module.splitlines()[0].removeprefix("# compression/")
+def test_the_examples_of_the_documents_work_as_they_stand(tmp_path: Path) -> None:
+    for heading, registry in (("A codec of your own", "FORMATS"), ("A selector of your own", "SELECTORS")):
+        add_to_registry(tmp_path, registry, *blocks(heading))
+    environment = {**os.environ, "PYTHONPATH": IMPORT_PATH, "PYTHONWARNINGS": "error"}
+    command = [sys.executable, "-c", f"{INSTALLED}{CODEC}{SELECTOR}", str(tmp_path)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def add_to_registry(folder: Path, registry: str, module: str, line: str) -> None:
+    """Puts a module, and the file of its registry with a line for it, where they come before those of the library."""
+    own = folder / module.splitlines()[0].removeprefix("# compression/")
     own.parent.mkdir()
     own.write_text(module)
     at, entry = line.splitlines()
     file = at.removeprefix("# compression/").removesuffix(f", in {registry}")
     before, after = (ROOT / "compression" / file).read_text().split(f"\n{registry}: ")
     after = after.replace("\n)", f"\n    {entry},\n)", 1)
-    (tmp_path / file).write_text(f"{before}\n{registry}: {after}")
-    code = f"{INSTALLED}{check}"
-    environment = {**os.environ, "PYTHONPATH": IMPORT_PATH, "PYTHONWARNINGS": "error"}
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path)], env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    (folder / file).write_text(f"{before}\n{registry}: {after}")

@@ -6,11 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from shardkeep.compression.recipes import BASELINES, RECIPES
 from shardkeep.config import JobConfig
 from shardkeep.sweep.plan import flat
+from tests.support.cases import every
 
 
 def test_the_recipes_that_the_documents_name_are_shipped() -> None:
@@ -19,7 +18,7 @@ def test_the_recipes_that_the_documents_name_are_shipped() -> None:
     assert BASELINES == ("fp32", "fp16")
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@every("name", RECIPES)
 def test_every_recipe_is_a_job(name: str) -> None:
     JobConfig.model_validate(RECIPES[name].settings)
 

@@ -22,6 +22,7 @@ FOREIGN = re.compile(
 """Words of Python, pydantic and PyYAML."""
 LIMIT_S = 5.0
 MOST_BYTES = 100_000_000
+MULTIPLIES = re.compile(r"laughs|alias|deep|merge|10-|2-64|65537")
 
 
 def refused(text: str, settings: tuple[str, ...] = ()) -> str | None:
@@ -50,8 +51,9 @@ def test_a_wrong_config_is_told_in_plain_lines(bad: Bad) -> None:
     assert message is not None and bad.says in message
 
 
-def test_odd_values_of_every_setting_are_refused_in_plain_lines_or_accepted() -> None:
-    cases = list(inputs())
+@pytest.mark.parametrize("values_per_place", [1, pytest.param(3, marks=pytest.mark.slow)])
+def test_odd_values_of_every_setting_are_refused_in_plain_lines_or_accepted(values_per_place: int) -> None:
+    cases = list(inputs(values_per_place))
     assert len(cases) > 400
     names = set()
     for name, place, text in cases:
@@ -66,7 +68,7 @@ def test_odd_values_of_every_setting_are_refused_in_plain_lines_or_accepted() ->
 
 def test_several_odd_settings_at_once_are_told_at_once() -> None:
     draw = random.Random(7)
-    texts = [text for _, place, text in inputs() if len(place.keys) > 1 and not place.known]
+    texts = [text for _, place, text in inputs(1) if len(place.keys) > 1 and not place.known]
     chosen = {text.split(":")[0]: text for text in draw.sample(texts, len(texts))}
     message = refused("".join(chosen.values()))
     assert message is not None
@@ -76,7 +78,7 @@ def test_several_odd_settings_at_once_are_told_at_once() -> None:
 def test_a_config_that_would_multiply_costs_little_memory() -> None:
     tracemalloc.start()
     try:
-        for bad in BAD:
+        for bad in (bad for bad in BAD if MULTIPLIES.search(bad.name)):
             with pytest.raises(ConfigError):
                 parse_config(bad.text, bad.settings)
         assert tracemalloc.get_traced_memory()[1] < MOST_BYTES

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
+import runpy
 import sys
 import time
 from pathlib import Path
@@ -76,7 +76,7 @@ def test_relative_data_is_found_beside_the_file(tmp_path: Path) -> None:
     assert load_config(tmp_path / "job.yaml").data.root == str(tmp_path / "files")
 
 
-@pytest.mark.parametrize("key", ["data.root", "checkpoint.dir"])
+@every("key", ["data.root", "checkpoint.dir"])
 def test_a_relative_folder_is_below_the_file_that_names_it_or_below_the_shell_that_overrides_it(
     key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -386,14 +386,14 @@ def test_every_setting_has_a_description() -> None:
     assert not [line for line in text.splitlines() if line.startswith("| `") and line.endswith("|  |")]
 
 
-def test_the_page_of_all_settings_has_not_drifted() -> None:
-    done = subprocess.run(
-        [sys.executable, ROOT / "scripts" / "gen-config-docs", "--check"], capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
+def test_the_page_of_all_settings_has_not_drifted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["gen-config-docs", "--check"])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(ROOT / "scripts" / "gen-config-docs"), run_name="__main__")
+    assert not ended.value.code
 
 
-@pytest.mark.parametrize(
+@every(
     "path", sorted(set((ROOT / "examples").glob("*.yaml")) - {ROOT / "examples" / "sweep.yaml"}), ids=lambda p: p.name
 )
 def test_every_example_is_a_valid_config(path: Path) -> None:
@@ -407,8 +407,8 @@ def test_a_config_of_many_columns_is_read_back_as_members_read_it() -> None:
 
 
 def test_thousands_of_problems_take_no_longer_than_reading_them() -> None:
-    text = f"data: {{synthetic: {{table_sizes: [{', '.join(['0'] * 20_000)}]}}}}"
+    text = f"data: {{synthetic: {{table_sizes: [{', '.join(['0'] * 5_000)}]}}}}"
     began = time.process_time()
-    with pytest.raises(ConfigError, match=r"and 19981 more problems$"):
+    with pytest.raises(ConfigError, match=r"and 4981 more problems$"):
         parse_config(text, ["train.epochs=0"])
-    assert time.process_time() - began < 12.0
+    assert time.process_time() - began < 3.0

@@ -1,4 +1,7 @@
-"""Threads and cores of a job's processes on recorded machines. How machines are read: tests/base/test_topology.py."""
+"""The setting of cores, and the threads and cores of a job's processes on recorded machines.
+
+How machines are read: tests/base/test_topology.py. Pinned jobs: tests/integration/test_affinity.py.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ import pytest
 from shardkeep import core_plan
 from shardkeep.base.errors import ConfigError
 from shardkeep.base.machine.topology import Topology, read_topology
-from shardkeep.config import JobConfig
+from shardkeep.config import JobConfig, parse_config
 from shardkeep.core_plan import (
     choose,
     describe,
@@ -260,3 +263,61 @@ def test_lists_are_used_in_turn() -> None:
     pins = choose(job(2, 3, affinity={"workers": [[1, 0], [2]]}), flat(0, 1, 2, 3))
     assert pins == {("worker", 0): (0, 1), ("worker", 1): (2,), ("worker", 2): (0, 1)}
     assert describe(pins) == "worker 0 on cores 0-1; worker 1 on core 2; worker 2 on cores 0-1"
+
+
+# ---- the setting ----
+
+
+ALLOWED = "allowed: none, auto, or cores by role, as in {workers: [[0], [1]], servers: [[2, 3]]}"
+
+
+@every(
+    ("text", "line"),
+    [
+        ("launch: {affinity: sometimes}", f"launch.affinity: 'sometimes' is not allowed; {ALLOWED}"),
+        ("launch: {affinity: [[0]]}", f"launch.affinity: [[0]] is not allowed; {ALLOWED}"),
+        ("launch: {affinity: {worker: [[0]]}}", "launch.affinity.worker: unknown key; did you mean workers?"),
+        (
+            "launch: {affinity: {workers: [[0], []]}}",
+            "launch.affinity.workers: [[0], []] is not allowed: a list is empty; allowed: at least one core in each",
+        ),
+        (
+            "launch: {affinity: {servers: [[0, 0]]}}",
+            "launch.affinity.servers: [[0, 0]] is not allowed: [0, 0]; "
+            "allowed: numbers of cores from 0, each once in a list",
+        ),
+        (
+            "launch: {affinity: {servers: [[-1]]}}",
+            "launch.affinity.servers: [[-1]] is not allowed: [-1]; "
+            "allowed: numbers of cores from 0, each once in a list",
+        ),
+        (
+            "launch: {affinity: {workers: [0]}}",
+            "launch.affinity.workers.0: 0 is not allowed; allowed: a list, each a whole number",
+        ),
+        (
+            "launch: {affinity: {auto: true, workers: [[0]]}}",
+            "launch.affinity: auto chooses the cores; allowed: auto, or lists of cores",
+        ),
+        (
+            "{servers: 1, launch: {affinity: {servers: [[0], [1]]}}}",
+            "launch.affinity.servers: lists of cores for 2, there are 1; allowed: at most one list for each",
+        ),
+    ],
+    ids=["word", "list", "unknown-role", "empty", "twice", "negative", "flat", "both", "too-many"],
+)
+def test_a_wrong_affinity_is_one_line(text: str, line: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_config(text)
+    assert str(caught.value) == f"config: {line}"
+
+
+@every("value", ["none", "auto", "{workers: [[0], [1]], servers: [[1, 0]]}"])
+def test_an_affinity_is_set_on_the_command_line_and_reads_back_equal(value: str) -> None:
+    config = parse_config("", [f"launch.affinity={value}"])
+    assert parse_config(config.to_yaml()) == config
+    assert config.launch.affinity.wanted == (value != "none")
+
+
+def test_nothing_is_pinned_by_default() -> None:
+    assert not JobConfig().launch.affinity.wanted

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,18 +28,28 @@ CHANGED: dict[str, Any] = {
 }  # fmt: skip
 
 
-@every(("before", "name"), list(itertools.product([*MODELS, "own:Net"], [*MODELS, "own:Other"])))
-def test_the_name_of_a_model_may_change_from_any_base(before: str, name: str) -> None:
+MODELS_OF_ALL = [*MODELS, "own:Net"]
+
+
+@pytest.mark.parametrize("distances", [(0, 1, 6, 11), pytest.param(range(len(MODELS_OF_ALL)), marks=pytest.mark.slow)])
+def test_the_name_of_a_model_may_change_from_any_base(distances: Sequence[int]) -> None:
+    """Of the pairs of models, those that are so far apart in the list, or all."""
+    for number, before in enumerate(MODELS_OF_ALL):
+        for distance in distances:
+            check_change(before, MODELS_OF_ALL[(number + distance) % len(MODELS_OF_ALL)].replace("Net", "Other"))
+
+
+def check_change(before: str, name: str) -> None:
     changed = CHANGED | ({"encoder": {}} if before in ("din", "bst") else {})
     changed |= {"hidden": 7} if before == "sasrec" else {}
     base = {key: changed.get(key, {}) for key in keys_of(before)}
     text = write_yaml({"model": {"name": before, **base}, "tables": {"default": {"dim": 1 if before == "lr" else 8}}})
     model = parse_config(text, [f"model.name={name}"]).model
-    assert model.name == name
+    assert model.name == name, before
     kept = {key for key in base if keys_of(name).get(key) == keys_of(before)[key]}
     assert {key for key in kept if getattr(model, key) != parse_config(text).model.model_dump()[key]} <= {
         "attention", "mask", "gates", "encoder",
-    }  # fmt: skip
+    }, (before, name)  # fmt: skip
 
 
 def test_what_a_model_lacks_is_dropped_with_one_line(caplog: pytest.LogCaptureFixture) -> None:

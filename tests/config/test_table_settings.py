@@ -1,14 +1,24 @@
-"""Frozen tables and tables with compression of their own: what does not go together is one line that names it."""
+"""Settings of tables: frozen ones, compression of their own, admission and eviction. What does not go together, or
+changes nothing, is one line that names it."""
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+from typing import Any
+
 import pytest
 
-from shardkeep import EmbeddingClient, TableSpec
+import shardkeep
+from shardkeep import EmbeddingClient
 from shardkeep.base.errors import ConfigError
 from shardkeep.compression.per_table import Numbers, pull_of, push_of
 from shardkeep.config import CompressionConfig, TableCompressionConfig, parse_config
+from shardkeep.estimate.estimate import estimate
+from shardkeep.ps.config import TableSpec
+from shardkeep.ps.server.table.policies.config import EvictConfig
 from tests.support.cases import every
+from tests.support.click_files import click_job, click_rows, write_csv
 
 DECAY = "optimizer: {name: sgd, weight_decay: 0.1, weight_decay_on: table}"
 BAD = {
@@ -82,3 +92,99 @@ def test_a_table_takes_from_the_job_what_it_leaves_out() -> None:
     assert pull_of(config.table("whole").compression, config.compression.pull) == Numbers("fp16")
     frozen = config.table("frozen").compression
     assert frozen is not None and frozen.push.keep_rows is None
+
+
+# ---- admission and eviction ----
+
+
+ROWS = 262_144
+
+
+def parsed(table: dict[str, Any]) -> TableSpec:
+    config = parse_config(json.dumps({"data": {"synthetic": {}}, "tables": {"C1": table}}))
+    assert parse_config(config.to_yaml()) == config
+    return config.table("C1")
+
+
+@every(
+    ("table", "says"),
+    [
+        ({"evict": {"ttl_steps": 9, "policy": "lru"}}, "policy: lru changes nothing"),
+        ({"evict": {"ttl_steps": 9, "decay": 0.5}}, "decay: 0.5 changes nothing"),
+        ({"evict": {"max_rows": ROWS, "policy": "lru", "decay": 0.5}}, "decay: 0.5 changes nothing"),
+        ({"evict": {"ttl_steps": 9, "decay_steps": 5}}, "decay_steps: 5 changes nothing"),
+        ({"evict": {"max_rows": ROWS, "sweep_steps": 5}}, "sweep_steps: 5 changes nothing"),
+        ({"evict": {"ttl_steps": 9, "pinned": [1 << 63]}}, "evict.pinned"),
+        ({"evict": {"ttl_steps": 9, "pinned": [-(1 << 63) - 1]}}, "evict.pinned"),
+        ({"evict": {"max_rows": ROWS - 1}}, "evict.max_rows"),
+        ({"evict": {"policy": "lru"}}, "no rule"),
+        ({"evict": {}}, "no rule"),
+        ({"admit": {"probability": 0.5, "window_steps": 5}}, "window_steps: 5 without min_count"),
+        ({"admit": {}}, "admits every id"),
+        (
+            {"evict": {"max_bytes": 1000}},
+            "tables.C1.evict.max_bytes: 1000, rows of 99 bytes; allowed: 26064604 or more",
+        ),
+        ({"dim": 4, "dtype": "fp16", "evict": {"max_bytes": 1000}}, "rows of 43 bytes; allowed: 11384540 or more"),
+    ],
+)
+def test_a_setting_without_effect_is_refused_by_name(table: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        parsed(table)
+    assert says in str(refused.value) and len(str(refused.value).splitlines()) == 1, str(refused.value)
+
+
+@every(
+    "table",
+    [
+        {"evict": {"ttl_steps": 9, "sweep_steps": 5, "pinned": [(1 << 63) - 1, -(1 << 63)]}},
+        {"evict": {"delete_below": 0.1, "decay": 0.5, "decay_steps": 5}},
+        {"evict": {"max_rows": ROWS, "decay": 0.5}},
+        {"evict": {"max_rows": ROWS, "policy": "lru", "delete_below": 0.1, "decay": 0.5}},
+        {"evict": {"max_bytes": 26_064_604}},
+        {"admit": {"min_count": 2, "window_steps": 5}},
+        {"admit": {"probability": 0.5}},
+    ],
+)
+def test_settings_that_go_together_are_accepted_and_read_again(table: dict[str, Any]) -> None:
+    (kind,) = table
+    assert getattr(parsed(table), kind).model_dump(include=set(table[kind]), mode="json") == table[kind]
+
+
+def test_a_column_with_the_name_of_the_counts_of_another_is_refused(tmp_path: Path) -> None:
+    csv = write_csv(tmp_path / "train.csv", click_rows(100))
+    csv.write_text(csv.read_text().replace("item", "user (counts)", 1))
+    job = click_job(csv, tables={"default": {"dim": 4}, "user": {"admit": {"min_count": 2}}})
+    job["data"]["sparse"] = ["user", "user (counts)"]
+    config = shardkeep.JobConfig.model_validate(job)
+    with pytest.raises(
+        ConfigError, match=r"tables\.user\.admit\.min_count: its ids are counted in a table user \(counts\)"
+    ):
+        shardkeep.train(config, run_dir=tmp_path / "run", quiet=True)
+
+
+@every("servers", [0, 2])
+def test_too_few_bytes_for_the_tables_of_the_data_are_refused_before_a_process_starts(
+    tmp_path: Path, servers: int
+) -> None:
+    """The rule is of `default`, so the data say which tables have it."""
+    csv = write_csv(tmp_path / "train.csv", click_rows(100))
+    job = click_job(csv, servers=servers, tables={"default": {"dim": 4, "evict": {"max_bytes": 5000}}})
+    config = shardkeep.JobConfig.model_validate(job)
+    says = r"tables\.\w+\.evict\.max_bytes: 5000, rows of 51 bytes; allowed: \d+ or more"
+    with pytest.raises(ConfigError, match=says) as refused:
+        shardkeep.train(config, run_dir=tmp_path / "run", quiet=True)
+    assert "\n" not in str(refused.value) and not list(tmp_path.glob("run/logs/server*"))
+    with pytest.raises(ConfigError, match=says):
+        estimate(config, gbit_per_s=10.0)
+
+
+def test_a_row_of_lr_is_one_weight_whatever_the_dim() -> None:
+    job = {"data": {"synthetic": {}}, "model": "lr", "tables": {"C1": {"evict": {"max_bytes": 12_000_000}}}}
+    assert parse_config(json.dumps(job)).table("C1").evict is not None
+
+
+def test_a_loop_of_ones_own_is_told_of_too_few_bytes() -> None:
+    spec = TableSpec(name="t", dim=4, evict=EvictConfig(max_bytes=5000))
+    with pytest.raises(ConfigError, match=r"tables\.t\.evict\.max_bytes: 5000"):
+        shardkeep.EmbeddingClient.local([spec])

@@ -18,6 +18,7 @@ from shardkeep.member.access import check_coordinator, coordinator_address, endp
 from shardkeep.run.folder import RunFolder
 from shardkeep.trust.endpoint import make_token, read_token
 from shardkeep.trust.tokens import keep_token, put_token, token_of, token_path
+from tests.support.cases import every
 
 
 @pytest.fixture
@@ -96,7 +97,7 @@ def test_a_home_that_cannot_be_looked_into_is_named(
             call(folder.path)
 
 
-@pytest.mark.parametrize(("home", "fits"), [("/home/somebody", True), ("~", False)])
+@every(("home", "fits"), [("/home/somebody", True), ("~", False)])
 def test_a_relative_state_folder_is_none(
     folder: RunFolder, monkeypatch: pytest.MonkeyPatch, home: str, fits: bool
 ) -> None:
@@ -138,7 +139,7 @@ def test_an_address_alone_needs_a_token_file_and_that_goes_before_the_folders(
         endpoint_of("127.0.0.1:8")
 
 
-@pytest.mark.parametrize(
+@every(
     ("name", "error"),
     [
         ("runs/first", "--coordinator runs/first: there is no folder runs"),

@@ -9,9 +9,8 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-import pytest
-
 from shardkeep.launch.processes.children import LEAVE
+from tests.support.cases import every
 
 LIMIT_S = 90.0
 ROLE = """
@@ -47,8 +46,21 @@ STUCK = f"""
 """
 
 
-SHELTERED = """from shardkeep.launch.processes.children import end_with_parent
-end_with_parent(patience_s=0, admit=departure.admit)"""
+SHELTERED = """
+import signal
+from shardkeep.launch.processes.children import end_with_parent
+def caught(number, frame, handle=signal.getsignal(signal.SIGTERM)):
+    handle(number, frame)
+    os.write(1, f"caught {departure.asked}\\n".encode())
+for number in (signal.SIGTERM, signal.SIGINT):
+    signal.signal(number, caught)
+def admit():
+    os.write(1, b"admitted\\n")
+    departure.admit()
+departure.when_asked = lambda: os.write(1, b"asked\\n")
+end_with_parent(patience_s=0, admit=admit)
+"""
+"""The role says of each signal whether it is asked to leave by now."""
 
 
 @contextmanager
@@ -64,7 +76,7 @@ def role(work: str, *, sheltered: bool = False) -> Iterator[subprocess.Popen[str
         process.communicate()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@every("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_role_that_waits_leaves_at_once_with_the_code_of_the_signal(number: signal.Signals) -> None:
     with role(WAITING) as process:
         process.send_signal(number)
@@ -98,16 +110,14 @@ def test_a_second_signal_ends_a_stuck_role_without_a_word() -> None:
         assert (process.returncode, out) == (143, "")
 
 
-@pytest.mark.parametrize("asked", [True, False], ids=["asked", "launcher killed"])
+@every("asked", [True, False], ids=["asked", "launcher killed"])
 def test_a_sheltered_role_heeds_no_signal_before_its_launcher_asks_or_is_gone_and_no_second_one(asked: bool) -> None:
     work = STEPS.replace('print("step done"', 'time.sleep(0.5); print("step done"')
     with role(work, sheltered=True) as process:
-        assert process.stdin is not None
-        for _ in range(3):
-            process.send_signal(signal.SIGTERM)
-            process.send_signal(signal.SIGINT)
-        with pytest.raises(subprocess.TimeoutExpired):
-            process.wait(2.0)
+        assert process.stdin is not None and process.stdout is not None
+        for number in (signal.SIGTERM, signal.SIGINT) * 3:
+            process.send_signal(number)
+            assert process.stdout.readline() == "caught False\n"
         if asked:
             process.stdin.write(LEAVE.decode())
             process.stdin.flush()
@@ -118,5 +128,6 @@ def test_a_sheltered_role_heeds_no_signal_before_its_launcher_asks_or_is_gone_an
             process.send_signal(signal.SIGTERM)
             with suppress(subprocess.TimeoutExpired):
                 process.wait(0.1)
-        assert process.stdout is not None
-        assert (process.returncode, process.stdout.read()) == (143, "step done\nin order left on SIGTERM\n")
+        lines = [line for line in process.stdout.read().splitlines() if not line.startswith("caught")]
+        assert lines == ["admitted", "asked", "step done", "in order left on SIGTERM"]
+        assert process.returncode == 143

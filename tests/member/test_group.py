@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -21,30 +22,40 @@ from shardkeep.member.group import join_store
 from shardkeep.ps.control.grpc.server import StoreHost
 from shardkeep.ps.rpc import group as rpc_group
 from shardkeep.ps.rpc.group import RpcGroup, connect_store
+from tests.support.cases import every
 
 LONG_S = 120.0
 SOON_S = 20.0  # far less than LONG_S, on a busy machine too
 CONFIG: Any = SimpleNamespace(liveness=SimpleNamespace(form_timeout_s=LONG_S))
 
 
-@pytest.fixture
-def host() -> StoreHost:
-    return StoreHost()
-
-
 def formation(port: int) -> Any:
     return SimpleNamespace(generation=1, restores=False, start_step=0, store_host="127.0.0.1", store_port=port)
 
 
-def after(delay_s: float, call: Callable[[], object]) -> None:
-    threading.Timer(delay_s, call).start()
+@contextlib.contextmanager
+def closed_after(wait: Callable[[], object], host: StoreHost) -> Iterator[None]:
+    """Closes the store of a generation once `wait` returns; what forms a group inside is woken, and says that it
+    failed."""
+
+    def close() -> None:
+        wait()
+        host.close()
+
+    closing = threading.Thread(target=close)
+    closing.start()
+    began = time.monotonic()
+    with pytest.raises(TransportError, match="the group of generation 1 was not formed within"):
+        yield
+    closing.join()
+    assert time.monotonic() - began < SOON_S
 
 
-def form(store: Any, role: str = "worker") -> RpcGroup:
+def form(store: Any) -> RpcGroup:
     return RpcGroup.form(
         store,
         generation=1,
-        role=role,
+        role="worker",
         index=0,
         num_servers=1,
         num_workers=1,
@@ -57,11 +68,10 @@ def form(store: Any, role: str = "worker") -> RpcGroup:
 def test_nobody_tries_to_reach_the_closed_store_of_a_lost_generation() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-    began, lost = time.monotonic(), threading.Event()
-    after(0.2, lost.set)
+    asked = itertools.count()
     with pytest.raises(TransportError, match=f"store at 127.0.0.1:{port} cannot be reached"):
-        join_store(CONFIG, formation(port), lambda _generation: lost.is_set())
-    assert 0.2 <= time.monotonic() - began < SOON_S
+        join_store(CONFIG, formation(port), lambda _generation: next(asked) == 3)
+    assert next(asked) == 4
 
 
 def test_a_store_that_opens_late_is_reached() -> None:
@@ -83,29 +93,28 @@ def test_a_store_that_opens_late_is_reached() -> None:
     assert store.get("key") == b"value" and next(asked) >= 3
 
 
-@pytest.mark.parametrize("died", ["before it came", "before it listened"])
-def test_the_end_of_the_store_wakes_a_member_that_waits_for_one_that_died(host: StoreHost, died: str) -> None:
-    store = connect_store(*host.open(1), timeout_s=LONG_S)
+@every("died", ["before it came", "before it listened"])
+def test_the_end_of_the_store_wakes_a_member_that_waits_for_one_that_died(died: str) -> None:
+    host = StoreHost()
+    place = host.open(1)
+    store, other = (connect_store(*place, timeout_s=LONG_S) for _ in range(2))
     store.set_timeout(timedelta(seconds=1))  # torch waits so long for the name of one that said that it is here
     if died == "before it listened":
         PrefixStore("rpc/1", store).set("server 0", "is here")
-    began = time.monotonic()
-    after(0.3, host.close)
-    with pytest.raises(TransportError, match="the group of generation 1 was not formed within"):
+    with closed_after(lambda: other.wait(["rpc/1/worker 0"]), host):
         form(store)
-    assert time.monotonic() - began < SOON_S
 
 
-def test_the_end_of_the_store_wakes_a_worker_whose_server_does_not_answer(host: StoreHost) -> None:
+def test_the_end_of_the_store_wakes_a_worker_whose_server_does_not_answer() -> None:
+    host, called = StoreHost(), threading.Event()
     store = connect_store(*host.open(1), timeout_s=LONG_S)
-    began = time.monotonic()
-    after(0.3, host.close)
     PrefixStore("rpc/1", store).set("server 0", "is here")
-    agent = mock.Mock(rpc_async=mock.Mock(return_value=torch.futures.Future()))
-    with (
-        mock.patch.object(rpc_group, "rpc", agent),
-        pytest.raises(TransportError, match="the group of generation 1 was not formed within"),
-    ):
+
+    def never_answered(*_call: Any, **_options: Any) -> torch.futures.Future[Any]:
+        assert not called.is_set()
+        called.set()
+        return torch.futures.Future()
+
+    agent = mock.Mock(rpc_async=never_answered)
+    with mock.patch.object(rpc_group, "rpc", agent), closed_after(called.wait, host):
         form(store)
-    assert time.monotonic() - began < SOON_S
-    agent.rpc_async.assert_called_once()

@@ -14,6 +14,7 @@ from shardkeep.ps.control.grpc.client import ControlClient
 from shardkeep.ps.control.grpc.server import ControlServer
 from shardkeep.run.checkpoints import checkpoints_of, owned
 from shardkeep.run.folder import RunFolder
+from tests.support.cases import every
 from tests.support.control_job import VERSIONS, Job
 
 
@@ -49,7 +50,7 @@ def test_a_resumed_run_begins_without_what_the_killed_one_kept(tmp_path: Path) -
     assert not (folder.path / "recovery").exists()
 
 
-@pytest.mark.parametrize("named", [True, False], ids=["named", "left out"])
+@every("named", [True, False], ids=["named", "left out"])
 def test_no_other_job_writes_to_a_jobs_checkpoints_whether_or_not_its_config_names_the_folder(
     tmp_path: Path, named: bool
 ) -> None:

@@ -13,6 +13,7 @@ from shardkeep.ps.control.grpc.client import ControlClient, request_stop
 from shardkeep.ps.control.records import TERMINATED
 from shardkeep.run.folder import RunFolder
 from shardkeep.run.reader import RunReader
+from tests.support.cases import every
 from tests.support.cluster import Cluster, Command, within
 
 pytestmark = pytest.mark.waits_for_processes
@@ -82,7 +83,7 @@ def test_a_completed_job_ends_at_once_with_0(cluster: Cluster, run: RunReader) -
     assert run.number() == 3 and (run.summary() or {})["status"] == "completed"
 
 
-@pytest.mark.parametrize("option", [("--take-over",), ("--start-step", "3")], ids=["take over", "start step"])
+@every("option", [("--take-over",), ("--start-step", "3")], ids=["take over", "start step"])
 def test_continue_is_given_alone(cluster: Cluster, option: tuple[str, ...]) -> None:
     ended = cluster.continued(JOB, *option).end()
     assert (ended.code, ended.err) == (2, "error: --continue: excludes --take-over and --start-step\n")

@@ -38,7 +38,7 @@ def read(path: Path) -> tuple[np.ndarray, np.ndarray]:
     return np.concatenate([ids for ids, _ in chunks]), np.concatenate([rows for _, rows in chunks])
 
 
-@pytest.mark.parametrize("form", FORMS)
+@every("form", FORMS)
 def test_what_a_form_writes_it_reads_back(tmp_path: Path, form: str) -> None:
     ids, rows = read(written(tmp_path / f"user{FORMS[form].suffix}"))
     assert np.array_equal(ids, IDS) and np.array_equal(rows, ROWS)
@@ -57,7 +57,7 @@ def test_the_libraries_of_each_form_read_it(tmp_path: Path) -> None:
         assert np.array_equal(ids, IDS) and np.array_equal(rows, ROWS) and rows.dtype == np.float32
 
 
-@pytest.mark.parametrize("form", FORMS)
+@every("form", FORMS)
 def test_a_file_larger_than_a_chunk_is_read_in_chunks(tmp_path: Path, form: str) -> None:
     ids, rows = np.arange(150_000), np.random.default_rng(0).normal(size=(150_000, 2)).astype(np.float32)
     path = written(tmp_path / f"x{FORMS[form].suffix}", ids, rows, block=70_000)
@@ -66,14 +66,14 @@ def test_a_file_larger_than_a_chunk_is_read_in_chunks(tmp_path: Path, form: str)
     assert np.array_equal(found[0], ids) and np.array_equal(found[1], rows)
 
 
-@pytest.mark.parametrize("form", FORMS)
+@every("form", FORMS)
 def test_a_table_without_rows_is_a_file_without_rows(tmp_path: Path, form: str) -> None:
     path = written(tmp_path / f"x{FORMS[form].suffix}", IDS[:0], ROWS[:0])
     file = open_rows(path, key="rows")
     assert (file.rows, file.dim) == (0, 3) and not sum(ids.size for ids, _ in file.chunks())
 
 
-@pytest.mark.parametrize("name", ["user.npy", "user.ids.npy", "user.rows.npy"])
+@every("name", ["user.npy", "user.ids.npy", "user.rows.npy"])
 def test_either_file_of_a_pair_names_both(tmp_path: Path, name: str) -> None:
     written(tmp_path / "user.npy")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["user.ids.npy", "user.rows.npy"]
@@ -202,7 +202,7 @@ def test_a_truncated_file_is_named(tmp_path: Path, form: str, size: int | str) -
     assert str(path) in str(caught.value) and "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("form", FORMS)
+@every("form", FORMS)
 def test_flipped_bytes_never_end_in_a_traceback(tmp_path: Path, form: str) -> None:
     rng = np.random.default_rng(0)
     for path in FORMS[form].files(written(tmp_path / f"x{FORMS[form].suffix}")):

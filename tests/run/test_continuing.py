@@ -84,8 +84,12 @@ def kept(state: str) -> dict[str, Any]:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> RunFolder:
+    return begun(tmp_path / "run")
+
+
+def begun(path: Path) -> RunFolder:
     """Of a coordinator that has just begun a job."""
-    folder = RunFolder.create(tmp_path / "run", JobConfig())
+    folder = RunFolder.create(path, JobConfig())
     folder.claim()
     return folder
 
@@ -110,8 +114,9 @@ def test_a_killed_job_is_taken_over_and_one_that_was_stopping_is_resumed(folder:
     assert way_in(job, again(folder)) == ("begin", 0)
 
 
-@pytest.mark.parametrize("status", ["completed", "stopped", "failed"])
-def test_a_job_that_is_over_stays_over_until_it_is_resumed(folder: RunFolder, status: str) -> None:
+@every("status", ["completed", "stopped", "failed"])
+def test_a_job_that_is_over_stays_over_until_it_is_resumed(tmp_path: Path, status: str) -> None:
+    folder = begun(tmp_path)
     folder.finished(status, "why", {"stopped_by": "SIGTERM", "steps": 4})
     for _ in range(3):  # each start claims a number, and ends before it resumes
         folder = again(folder)
@@ -125,8 +130,9 @@ def test_a_job_that_is_over_stays_over_until_it_is_resumed(folder: RunFolder, st
     assert json.loads((folder.path / "summary-4.json").read_text())["status"] == status
 
 
-@pytest.mark.parametrize("status", ["killed", "stopped"])
-def test_nobody_who_waits_for_a_job_that_begins_again_sees_that_it_is_over(folder: RunFolder, status: str) -> None:
+@every("status", ["killed", "stopped"])
+def test_nobody_who_waits_for_a_job_that_begins_again_sees_that_it_is_over(tmp_path: Path, status: str) -> None:
+    folder = begun(tmp_path)
     if status != "killed":
         folder.finished(status, "why", None)
     number, seen = again(folder).claim(), []

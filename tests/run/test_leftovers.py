@@ -19,6 +19,7 @@ from shardkeep.member.recovery_folder import kept_for_recovery
 from shardkeep.run.folder import RunFolder
 from shardkeep.run.leftovers import GONE_S, clean, note_run
 from shardkeep.trust.tokens import keep_token
+from tests.support.cases import every
 
 NOBODY = 2**22 + 1
 """A number that no process has (PID_MAX_LIMIT)."""
@@ -55,14 +56,16 @@ def test_of_a_job_whose_launcher_was_killed_neither_token_nor_recovery_stays(tmp
     assert not list(tokens.iterdir()) and not (folder.path / "recovery").exists()
 
 
-@pytest.mark.parametrize(
+@every(
     ("missing", "age_s", "stays"),
     [("a/run", 2 * GONE_S, False), ("a/run", 0.0, True), ("a/run/config.yaml", 0.0, True), ("a", 2 * GONE_S, True)],
     ids=["deleted", "gone since now", "empty since now", "its volume, too"],
 )
 def test_the_token_of_a_run_folder_that_is_missing_goes_after_days_if_the_folder_above_is_there(
-    missing: str, age_s: float, stays: bool, tmp_path: Path, tokens: Path
+    missing: str, age_s: float, stays: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    tokens = tmp_path / "state" / "shardkeep" / "tokens"
     folder = run(tmp_path / "a", "run")
     token = folder.token_path
     then = time.time() - age_s

@@ -23,6 +23,7 @@ from shardkeep.ps.control.records import Member
 from shardkeep.run.folder import RunFolder
 from shardkeep.run.next_steps import check_start, continue_arguments, origin_line, resume_line
 from shardkeep.trust.tokens import keep_token
+from tests.support.cases import every
 
 NOBODY = 2**22 + 1
 """A number that no process has (PID_MAX_LIMIT)."""
@@ -89,7 +90,7 @@ def test_a_coordinator_that_is_started_again_as_a_new_one_is_told_the_same(folde
     assert "delete" not in done.stderr and files(folder.path) == before
 
 
-@pytest.mark.parametrize("saved", [True, False], ids=["a checkpoint", "no checkpoint"])
+@every("saved", [False, True], ids=["no checkpoint", "a checkpoint"])
 def test_status_of_a_killed_job_names_the_command_that_resumes_it_or_says_that_there_is_none(
     folder: RunFolder, saved: bool
 ) -> None:
@@ -158,7 +159,7 @@ def test_a_start_at_a_checkpoint_of_another_run_says_so_and_starts(folder: RunFo
     assert origin_line(config, tmp_path / "another") is None
 
 
-@pytest.mark.parametrize(
+@every(
     ("name", "error"),
     [("nowhere", "there is no such folder"), ("empty", "is not a run folder"), ("x" * 300, "cannot be read")],
     ids=["missing", "no run", "a name that no folder can have"],

@@ -1,18 +1,24 @@
-"""One coordinator leads a run folder: the one with the highest number, also for a machine that sees the folder late."""
+"""One coordinator leads a run folder: the one with the highest number, also for a machine that sees the folder late.
+
+What it keeps for the one that takes over.
+"""
 
 from __future__ import annotations
 
 import json
+import stat
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from shardkeep.base.errors import Superseded
+from shardkeep.base.errors import Superseded, UserError
 from shardkeep.config import JobConfig
 from shardkeep.ps.control.records import Member
 from shardkeep.run.folder import RunFolder
 from shardkeep.run.reader import RunReader
+from shardkeep.run.state_files import NAMES, StandingFiles
+from tests.support.cases import every
 
 MEMBERS = [Member("server", 0, "127.0.0.1", 11)]
 
@@ -33,8 +39,12 @@ class Late(RunFolder):
 
 @pytest.fixture
 def first(tmp_path: Path) -> RunFolder:
+    return led(tmp_path / "run")
+
+
+def led(path: Path) -> RunFolder:
     """Of coordinator 1, which leads a job."""
-    folder = RunFolder.create(tmp_path / "run", JobConfig())
+    folder = RunFolder.create(path, JobConfig())
     folder.claim()
     folder.standing({"job": "first"})
     folder.coordinator("127.0.0.1:1000", pid=1)
@@ -64,8 +74,9 @@ WRITES: dict[str, Callable[[RunFolder], object]] = {
 }
 
 
-@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
-def test_the_older_coordinator_writes_nothing(first: RunFolder, write: Callable[[RunFolder], object]) -> None:
+@every("write", WRITES.values(), ids=WRITES)
+def test_the_older_coordinator_writes_nothing(tmp_path: Path, write: Callable[[RunFolder], object]) -> None:
+    first = led(tmp_path)
     second = succeed(first)
     second.finished("completed", "", None)
     before = contents(first.path)
@@ -74,10 +85,11 @@ def test_the_older_coordinator_writes_nothing(first: RunFolder, write: Callable[
     assert contents(first.path) == before
 
 
-@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
+@every("write", WRITES.values(), ids=WRITES)
 def test_a_late_write_changes_nothing_that_another_process_acts_on(
-    first: RunFolder, write: Callable[[RunFolder], object]
+    tmp_path: Path, write: Callable[[RunFolder], object]
 ) -> None:
+    first = led(tmp_path)
     older = Late(first.path)
     assert older.claim() == 2  # of a machine that does not see what happens from here on
     younger = succeed(first)
@@ -109,8 +121,9 @@ def test_nobody_learns_of_a_state_that_the_successor_may_not_have_read(first: Ru
     assert json.loads((first.path / "standing.2.json").read_text())["standing"] == {"job": "late"}
 
 
-@pytest.mark.parametrize("elsewhere", [False, True], ids=["own", "of another machine"])
-def test_a_launcher_writes_for_its_own_coordinator_alone(first: RunFolder, elsewhere: bool) -> None:
+@every("elsewhere", [False, True], ids=["own", "of another machine"])
+def test_a_launcher_writes_for_its_own_coordinator_alone(tmp_path: Path, elsewhere: bool) -> None:
+    first = led(tmp_path)
     launcher = RunFolder(first.path)
     (first.path / "recovery").mkdir()
     if elsewhere:
@@ -180,3 +193,67 @@ def test_people_find_copies_without_a_number(first: RunFolder) -> None:
     second.finished("completed", "", None)
     for name in ("coordinator", "summary"):
         assert (first.path / f"{name}.json").read_bytes() == (first.path / f"{name}.2.json").read_bytes()
+
+
+# ---- what a coordinator keeps for the one that takes over ----
+
+
+RECORD = {"job": "j\u00f6b", "seats": [{"token": "t", "step": 3, "seconds": 0.1}], "summary": None}
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[content.index(b"job")] ^= 1
+    path.write_bytes(content)
+
+
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    "empty": lambda path: path.write_bytes(b""),
+    "cut": lambda path: path.write_bytes(path.read_bytes()[:40]),
+    "cut by a byte": lambda path: path.write_bytes(path.read_bytes()[:-1]),
+    "garbage": lambda path: path.write_bytes(bytes(range(256))),
+    "one bit": flip,
+    "no checksum": lambda path: path.write_text('{"job": "x"}\n'),
+    "a list": lambda path: path.write_text("[]"),
+    "a folder": lambda path: (path.unlink(), path.mkdir()),
+    "gone": Path.unlink,
+}
+
+
+def of_a_dead_coordinator(path: Path) -> RunFolder:
+    """Of a job whose coordinator listened and then died."""
+    folder = RunFolder(path)
+    folder.standing({"job": "before"})
+    folder.standing(RECORD)
+    return folder
+
+
+@every("name", NAMES)
+@every("damage", DAMAGES.values(), ids=DAMAGES)
+def test_another_coordinator_goes_on_with_the_file_that_is_whole(
+    tmp_path: Path, damage: Callable[[Path], object], name: str
+) -> None:
+    folder = of_a_dead_coordinator(tmp_path)
+    damage(folder.path / name)
+    assert folder.take_over() == RECORD
+
+
+@every("second", DAMAGES.values(), ids=DAMAGES)
+@every("first", [DAMAGES["cut"], DAMAGES["gone"]], ids=["cut", "gone"])
+def test_without_any_whole_file_one_line_names_them(
+    tmp_path: Path, first: Callable[[Path], object], second: Callable[[Path], object]
+) -> None:
+    folder = of_a_dead_coordinator(tmp_path)
+    for name, damage in zip(NAMES, (first, second), strict=True):
+        damage(folder.path / name)
+    with pytest.raises(UserError, match=r"^no coordinator can take over, .*standing(-copy)?\.json") as caught:
+        folder.take_over()
+    assert "\n" not in str(caught.value)
+
+
+def test_the_files_are_private_and_go_when_the_job_is_over(tmp_path: Path) -> None:
+    folder = of_a_dead_coordinator(tmp_path)
+    assert [stat.S_IMODE((folder.path / name).stat().st_mode) for name in NAMES] == [0o600, 0o600]
+    assert folder.has_standing
+    folder.finished("completed", "", None)
+    assert (folder.has_standing, StandingFiles(folder.path, 0).read()) == (False, None)

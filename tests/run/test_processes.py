@@ -19,6 +19,7 @@ from shardkeep.config import JobConfig
 from shardkeep.ps.control.records import Member, Role
 from shardkeep.run.folder import RunFolder
 from shardkeep.run.processes import living
+from tests.support.cases import every
 
 LOCAL = "127.0.0.1:7"
 
@@ -39,14 +40,14 @@ def member(role: Role, pid: int, *, host: str = "127.0.0.1", started: str | None
     return Member(role, 0, host, pid, start_of(pid) if started is None else started)
 
 
-@pytest.mark.parametrize("pid", [os.getpid(), os.getppid()], ids=["itself", "the one above"])
+@every("pid", [os.getpid(), os.getppid()], ids=["itself", "the one above"])
 def test_a_process_does_not_take_itself_for_a_leftover(folder: RunFolder, pid: int) -> None:
     folder.coordinator(LOCAL, pid=pid)
     folder.members(1, [member("server", pid), member("worker", pid)])
     assert living(folder) == []
 
 
-@pytest.mark.parametrize(
+@every(
     ("host", "there"),
     [("127.0.0.1", True), ("127.0.1.1", True), ("10.9.0.1", True), ("10.9.0.2", False)],
     ids=["here", "Debian's", "ours", "elsewhere"],
@@ -60,7 +61,7 @@ def test_a_member_is_there_only_if_its_host_is_this_machine(
     assert [found["pid"] for found in living(folder)] == ([role] if there else [])
 
 
-@pytest.mark.parametrize(
+@every(
     ("change", "there"), [({}, True), ({"pid_space": "another"}, False), ({"pid_space": ""}, True)],
     ids=["here", "another container", "of an earlier version"],
 )  # fmt: skip

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ValidationError
 import shardkeep
 from shardkeep.run.folder import NO_SUMMARY
 from shardkeep.run.summary import Summary
+from tests.support.cases import every
 from tests.support.golden import Golden
 
 JOB: dict[str, Any] = {
@@ -51,7 +52,7 @@ def test_every_key_of_a_job_of_processes_is_described(golden: Golden) -> None:
     assert golden.summary and not list(unknown(Summary.model_validate(golden.summary)))
 
 
-@pytest.mark.parametrize("changes", [{}, COMPRESSED], ids=["plain", "compressed"])
+@every("changes", [{}, COMPRESSED], ids=["plain", "compressed"])
 def test_train_returns_what_summary_json_holds(tmp_path: Path, changes: dict[str, Any]) -> None:
     summary = trained(tmp_path, **changes)
     written = json.loads((tmp_path / "run" / "summary.json").read_text(encoding="utf-8"))

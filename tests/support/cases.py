@@ -14,7 +14,8 @@ Check = Callable[..., None]
 def every(names: str | tuple[str, ...], cases: Iterable[Any], ids: Any = None) -> Callable[[Check], Check]:
     """Decorates a test with a loop over its cases, which are written as for `parametrize`. A failure names its case.
 
-    Cases share the test's fixtures, but each has a folder of its own in `tmp_path`.
+    Cases share the test's fixtures, but each has a folder of its own in `tmp_path`. It stands on itself for a product,
+    and below `@given` in a property test, where each example is checked for all cases.
     """
     arguments = [name.strip() for name in names.split(",")] if isinstance(names, str) else list(names)
     rows = list(cases)
@@ -35,7 +36,7 @@ def every(names: str | tuple[str, ...], cases: Iterable[Any], ids: Any = None) -
                     error.add_note(f"case: {label!r:.300}")
                     raise
 
-        rest = [parameter for name, parameter in parameters.items() if name not in arguments]
+        rest = [each.replace(kind=each.KEYWORD_ONLY) for name, each in parameters.items() if name not in arguments]
         over_all.__signature__ = inspect.Signature(rest)  # type: ignore[attr-defined]
         return over_all
 

@@ -31,9 +31,8 @@ ODD: dict[str, Any] = {
     "empty-mapping": {},
     "unknown-key": {"no_such_key": {"name": "adam"}},
     "number-key": {1: 2},
-    "many": ["x"] * 300,
+    "many": ["x"] * 60,
 }
-VALUES_PER_PLACE = 3
 
 
 @dataclass(frozen=True)
@@ -56,11 +55,11 @@ class Place:
         return yaml.safe_dump(raw, allow_unicode=True, sort_keys=False)
 
 
-def inputs() -> Iterator[tuple[str, Place, str]]:
+def inputs(values_per_place: int) -> Iterator[tuple[str, Place, str]]:
     """(name, place, text) of configs: at every place some odd values, all of them in turn."""
     values = itertools.cycle(ODD)
     for number, place in enumerate(places()):
-        for name in itertools.islice(values, VALUES_PER_PLACE if place.known else 1):
+        for name in itertools.islice(values, values_per_place if place.known else 1):
             yield f"{number}-{'.'.join(map(str, place.keys))}-{name}", place, place.text(ODD[name])
 
 

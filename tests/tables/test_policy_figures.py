@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 
 import numpy as np
-import pytest
 from typer.testing import CliRunner
 
 import shardkeep
@@ -19,6 +18,7 @@ from shardkeep.ps.server.table.policies.config import AdmitConfig, EvictConfig
 from shardkeep.ps.server.tables import Tables
 from shardkeep.tables.counters import Bin, Histogram
 from shardkeep.tables.figures import figures_of
+from tests.support.cases import every
 from tests.support.click_files import click_job, click_rows, write_csv
 from tests.support.tables import gradients
 
@@ -118,7 +118,7 @@ def test_counted_ids_are_those_without_a_row_through_increments(tmp_path: Path) 
     assert found.policy_counts == {"admitted_rows": 1, "refused_rows": 4, "candidates": 3}
 
 
-@pytest.mark.parametrize(
+@every(
     ("numbers", "bins"),
     [([0.0, 0.5], [(0, 1, 2)]), ([1, 3, 3, 16], [(1, 2, 1), (2, 4, 2), (4, 8, 0), (8, 16, 0), (16, 32, 1)]), ([], [])],
 )

@@ -25,6 +25,7 @@ from shardkeep.row_files.registry import FORMS, open_rows
 from shardkeep.run.trained import with_checkpoint
 from shardkeep.tables.export import export_table
 from shardkeep.tables.figures import Norms, figures_of
+from tests.support.cases import every
 from tests.support.click_files import click_job, click_rows, write_csv
 
 
@@ -72,9 +73,7 @@ def test_the_figures_are_those_of_the_summary_and_of_the_rows(run: Path, tmp_pat
         assert table["not_finite"] == 0 and "top" not in table
 
 
-@pytest.mark.parametrize(
-    ("table", "by"), [("user", "squared_gradients"), ("item", "norm"), ("tags", "squared_gradients")]
-)
+@every(("table", "by"), [("user", "squared_gradients"), ("item", "norm"), ("tags", "squared_gradients")])
 def test_one_table_has_its_top_rows(run: Path, table: str, by: str) -> None:
     code, out, _ = invoke("tables", str(run), "--table", table, "--top", "5", "--json")
     (found,) = json.loads(out)["tables"]
@@ -145,7 +144,7 @@ def test_of_equal_rows_those_with_the_smaller_ids_are_the_top(tmp_path: Path, mo
 # ---- export ----
 
 
-@pytest.mark.parametrize("form", FORMS)
+@every("form", FORMS)
 def test_an_export_has_every_row_as_the_predictor_has_it(run: Path, tmp_path: Path, form: str) -> None:
     out = tmp_path / f"x{FORMS[form].suffix}"
     code, said, error = invoke("tables", "export", str(run), "--table", "user", "--format", form, "--out", str(out))
@@ -163,7 +162,7 @@ def test_the_default_file_is_named_after_the_table(run: Path, tmp_path: Path, mo
     assert sorted(path.name for path in tmp_path.iterdir()) == ["item.parquet", "item.safetensors"]
 
 
-@pytest.mark.parametrize(
+@every(
     ("arguments", "text"),
     [
         (("tables", "/nowhere"), "error: /nowhere: there is no such folder"),
@@ -197,7 +196,7 @@ def test_wrong_arguments_are_one_line(
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("form", FORMS)
+@every("form", FORMS)
 def test_an_export_that_fails_leaves_the_older_file(run: Path, tmp_path: Path, form: str) -> None:
     shutil.copytree(run, tmp_path / "run")
     files = FORMS[form].files(tmp_path / f"x{FORMS[form].suffix}")
@@ -213,7 +212,7 @@ def test_an_export_that_fails_leaves_the_older_file(run: Path, tmp_path: Path, f
     assert len(list(tmp_path.iterdir())) == 1 + len(files)
 
 
-@pytest.mark.parametrize("form", FORMS)
+@every("form", FORMS)
 def test_an_export_is_the_same_file_for_any_cut_of_the_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
 ) -> None:

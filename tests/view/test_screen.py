@@ -1,9 +1,12 @@
-"""What a person sees of a job, where there is a terminal and where there is none."""
+"""What a person sees of a job, where there is a terminal and where there is none; what a log collector gets of it."""
 
 from __future__ import annotations
 
 import io
+import json
+import logging
 import re
+from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -11,10 +14,12 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from shardkeep.base.logs.log import ROOT, LogFormat, configure
 from shardkeep.records.lines import record_of
 from shardkeep.run.folder import NO_SUMMARY
 from shardkeep.view.run_view import RunView, clock_text
 from shardkeep.view.screen import Screen, closing_rows, console, metric_name, peak_memory, quality, step_parts
+from shardkeep.view.screen_log import LAUNCHER, ScreenLog
 from shardkeep.view.text_tables import table_of
 from tests.support.cases import every
 
@@ -153,7 +158,7 @@ def test_nothing_is_pulled_or_on_servers_where_there_are_none() -> None:
     assert not {"bytes per sample", "staleness"} & rows.keys()
 
 
-@pytest.mark.parametrize(("width", "elapsed"), [(120, True), (80, False)], ids=["wide", "narrow"])
+@every(("width", "elapsed"), [(120, True), (80, False)], ids=["wide", "narrow"])
 def test_the_clocks_behind_the_bar_say_what_they_count(width: int, elapsed: bool) -> None:
     out = io.StringIO()
     view = Screen(Console(file=out, force_terminal=True, width=width, color_system=None))
@@ -201,7 +206,7 @@ def test_the_time_left_is_that_of_the_mean_step_and_counts_anew_when_a_job_goes_
     assert clock_text(3661.4) == "1:01:01"
 
 
-@pytest.mark.parametrize("width", [80, 200])
+@every("width", [80, 200])
 def test_a_bar_with_large_numbers_fits_the_terminal(width: int) -> None:
     out = io.StringIO()
     view = Screen(Console(file=out, force_terminal=True, width=width, color_system=None))
@@ -243,3 +248,44 @@ def test_brackets_of_names_and_values_are_shown_as_they_are(capsys: pytest.Captu
     console().print(table_of(("setting", "first"), [("data.train", "[/data/clicks.csv]"), ("[red]", "[link]x")]))
     shown = capsys.readouterr().out
     assert all(text in shown for text in ("[/data/clicks.csv]", "[red]", "[link]x"))
+
+
+# ---- its log ----
+
+
+@pytest.fixture
+def out() -> Iterator[io.StringIO]:
+    logger = logging.getLogger(ROOT)
+    before = (logger.handlers[:], logger.level, logger.propagate)
+    stream = io.StringIO()
+    configure(*LAUNCHER, stream=stream, form=LogFormat.JSON)
+    yield stream
+    logger.handlers[:], logger.level, logger.propagate = before
+
+
+def test_phases_and_records_are_events_with_their_values(out: io.StringIO) -> None:
+    heard: list[Any] = []
+    view = ScreenLog(listener=heard.append)
+    records = [
+        {"time": "now", "kind": "progress", "role": "worker", "index": 0, "step": 5, "loss": 0.5},
+        {"kind": "phase", "phase": "checkpoint", "step": 5, "text": "step 5 is kept"},
+        {"kind": "event", "text": "worker 1 registered"},
+    ]
+    view.phase("start", "one process")
+    view.working("data", "converting", 0.5)
+    for record in records:
+        view.record(record_of(record))
+    view.end_bar()
+    view.closing({"status": "completed", "steps": 5, "eval": {"auc": 0.75}, "bytes": {}}, Path("runs/a"))
+    found = [json.loads(line) for line in out.getvalue().splitlines()]
+    assert [(each["event"], each["step"], each["fields"]) for each in found] == [
+        ("start", None, {"text": "one process"}),
+        ("progress", 5, {"role": "worker", "index": 0, "loss": 0.5}),
+        ("checkpoint", 5, {"text": "step 5 is kept"}),
+        ("closing", None, {"run": "runs/a", "status": "completed", "steps": 5, "eval": {"auc": 0.75}}),
+    ]
+    assert [record.to_dict() for record in heard] == records
+
+
+def test_the_notice_of_a_signal_handler_is_an_object() -> None:
+    assert json.loads(ScreenLog().notice("stopping"))["event"] == "stopping"

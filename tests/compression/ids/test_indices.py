@@ -18,6 +18,7 @@ from shardkeep.compression.ids.codes import (
     encode_ids,
     encode_subsets,
 )
+from tests.support.cases import every
 from tests.support.examples import examples
 from tests.support.id_codes import LEAST, MOST, Section, coded, coded_subsets, column, decoded, flat, rows
 
@@ -35,20 +36,16 @@ sections = st.lists(st.one_of(spread, dense), max_size=4)
 # ---- what is coded comes back ----
 
 
-@examples(60)
+@examples(80)
 @given(sections)
-def test_ids_come_back_and_are_never_longer_than_raw(parts: list[list[int]]) -> None:
+def test_ids_come_back_in_the_shortest_format_of_all_which_is_as_long_as_the_formula_says(
+    parts: list[list[int]],
+) -> None:
     code = coded(*parts)
     assert decoded(code, rows(parts)) == flat(parts)[1].tolist()
-    assert (code.sizes_S <= 8 * rows(parts)).all() and code.area.size == code.sizes_S.sum()
-
-
-@examples(60)
-@given(st.one_of(spread, dense))
-def test_the_format_is_the_shortest_of_all_and_as_long_as_the_formula_says(part: list[int]) -> None:
-    code = coded(part)
-    lengths = id_lengths(part)
-    assert (code.sizes_S[0], code.formats_S[0]) == min((length, tag) for tag, length in lengths.items())
+    assert code.area.size == code.sizes_S.sum()
+    for part, size, format_ in zip(parts, code.sizes_S, code.formats_S, strict=True):
+        assert (size, format_) == min((length, tag) for tag, length in id_lengths(part).items())
 
 
 def id_lengths(part: Section) -> dict[IdFormat, int]:
@@ -85,7 +82,7 @@ def elias_fano_length(sums: Section, room: int) -> int:
     return -(-(len(sums) * (width + 1) + (sums[-1] >> width)) // 8)
 
 
-@pytest.mark.parametrize(
+@every(
     ("part", "format_", "size"),
     [
         ([], IdFormat.RAW, 0),
@@ -139,7 +136,7 @@ def test_a_read_only_area_at_any_address_and_ids_in_steps_are_taken() -> None:
     assert (decode_ids(code.formats_S, column([ids_V.size]), code.sizes_S, shifted, 10**6) == ids_V).all()
 
 
-@pytest.mark.parametrize("mean_gap", [4, 10, 100, 1000, 30_000])
+@every("mean_gap", [4, 10, 100, 1000, 30_000])
 def test_evenly_spread_ids_cost_at_most_015_bits_more_than_the_bound(mean_gap: int) -> None:
     count = 2000
     ids = np.sort(np.random.default_rng(mean_gap).choice(mean_gap * count, count, replace=False))
@@ -165,7 +162,7 @@ def test_zipf_ids_of_shuffled_tables_cost_little_more_than_evenly_spread_ones() 
     assert decoded(code, rows(parts)) == [id_ for part in parts for id_ in part]
 
 
-@pytest.mark.parametrize(
+@every(
     ("starts", "ids", "text"),
     [
         ([0, 2], [4, 4], "id 4 follows 4"),
@@ -237,7 +234,7 @@ def subset_lengths(part: Section, universe: int) -> dict[IdFormat, int]:
     return found
 
 
-@pytest.mark.parametrize(
+@every(
     ("part", "universe", "format_", "size"),
     [
         ([], 0, IdFormat.ALL, 0),
@@ -259,7 +256,7 @@ def test_each_format_of_a_subset_is_chosen_somewhere(
     assert decoded_subsets(code, column([len(part)]), column([universe])) == list(part)
 
 
-@pytest.mark.parametrize("keep", [0.02, 0.25, 0.5, 0.75, 0.98])
+@every("keep", [0.02, 0.25, 0.5, 0.75, 0.98])
 def test_a_random_choice_costs_little_more_than_its_entropy(keep: float) -> None:
     chosen = np.flatnonzero(np.random.default_rng(3).random(20_000) < keep)
     code = encode_subsets(column([0, chosen.size]), chosen, column([20_000]))
@@ -267,7 +264,7 @@ def test_a_random_choice_costs_little_more_than_its_entropy(keep: float) -> None
     assert 8 * code.area.size / 20_000 < 1.05 * entropy
 
 
-@pytest.mark.parametrize(("part", "universe"), [([-1], 4), ([4], 4), ([], -1)], ids=["below", "above", "no universe"])
+@every(("part", "universe"), [([-1], 4), ([4], 4), ([], -1)], ids=["below", "above", "no universe"])
 def test_a_position_outside_is_refused(part: list[int], universe: int) -> None:
     with pytest.raises(ValueError, match="section 1: a position is outside"):
         coded_subsets([[0], part], [1, universe])

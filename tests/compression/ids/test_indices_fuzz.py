@@ -13,6 +13,7 @@ import pytest
 from shardkeep.base.arrays import Bytes, Ints
 from shardkeep.base.errors import CorruptMessage
 from shardkeep.compression.ids.codes import CodedIds, IdFormat, decode_ids, decode_subsets, encode_ids, encode_subsets
+from tests.support.cases import every
 from tests.support.id_codes import LEAST, MOST, coded, coded_subsets, column, decoded, rows
 
 ID_FORMATS = [IdFormat.RAW, IdFormat.RANGE, IdFormat.BITMAP, IdFormat.RICE, IdFormat.ELIAS_FANO]
@@ -51,7 +52,7 @@ def check_rising(rows_S: Ints, ids_V: Ints) -> None:
     assert rising.all()
 
 
-@pytest.mark.parametrize("what", CASES)
+@every("what", CASES)
 def test_every_truncation_of_every_section_is_corrupt(what: str) -> None:
     code, rows_S, decode = CASES[what]
     ends = np.cumsum(code.sizes_S)
@@ -67,7 +68,7 @@ def test_every_truncation_of_every_section_is_corrupt(what: str) -> None:
             decode(code.formats_S, rows_S, code.sizes_S, code.area[:-cut])
 
 
-@pytest.mark.parametrize("what", CASES)
+@every("what", CASES)
 def test_bytes_that_are_left_over_are_corrupt(what: str) -> None:
     code, rows_S, decode = CASES[what]
     longer = np.concatenate([code.area, np.zeros(1, np.uint8)])
@@ -81,7 +82,7 @@ def test_bytes_that_are_left_over_are_corrupt(what: str) -> None:
             decode(code.formats_S, rows_S, sizes_S, np.insert(code.area, ends[s], 0))
 
 
-@pytest.mark.parametrize("what", CASES)
+@every("what", CASES)
 def test_a_section_has_one_number_of_rows_unless_it_is_a_range(what: str) -> None:
     code, rows_S, decode = CASES[what]
     counts = [-1, *range(400), 2**31, 2**40, 2**62, 2**63 - 1]
@@ -105,7 +106,7 @@ def counts_of(format_: IdFormat, count: int) -> list[int]:
     return [count]
 
 
-@pytest.mark.parametrize("what", CASES)
+@every("what", CASES)
 def test_every_flip_of_every_bit_is_corrupt_or_another_valid_set(what: str) -> None:
     code, rows_S, decode = CASES[what]
     sent_V = decode(code.formats_S, rows_S, code.sizes_S, code.area)
@@ -121,7 +122,7 @@ def test_every_flip_of_every_bit_is_corrupt_or_another_valid_set(what: str) -> N
             assert not np.array_equal(found_V, sent_V), f"bit {bit} means nothing"
 
 
-@pytest.mark.parametrize("what", CASES)
+@every("what", CASES)
 def test_random_bytes_are_corrupt_or_a_valid_set(what: str) -> None:
     rng = np.random.default_rng(7)
     formats = ID_FORMATS if what == "ids" else SUBSET_FORMATS
@@ -171,7 +172,7 @@ LAST = varint(2 * MOST)
 ONES = b"\xff" * 8
 
 
-@pytest.mark.parametrize(
+@every(
     ("content", "format_", "count", "text"),
     [
         (b"", 5, 0, "0 ids as format 5 in 0 bytes: the format is unknown"),
@@ -222,7 +223,7 @@ def test_what_is_wrong_with_a_section_is_said(content: bytes, format_: int, coun
         one(content, format_, count)
 
 
-@pytest.mark.parametrize(
+@every(
     ("content", "format_", "count", "text"),
     [
         (b"", IdFormat.RAW, 0, "positions as RAW in 0 bytes: the format is unknown"),
@@ -257,7 +258,7 @@ def decode_claim(format_: IdFormat, claim: int, limit: int) -> npt.NDArray[np.in
     return decode_subsets(*columns, column([2**41]), limit)
 
 
-@pytest.mark.parametrize("format_", IdFormat)
+@every("format_", IdFormat)
 def test_a_claim_of_many_rows_in_few_bytes_takes_no_memory(format_: IdFormat) -> None:
     unlimited = {IdFormat.RANGE, IdFormat.ALL}
     tracemalloc.start()

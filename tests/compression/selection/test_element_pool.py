@@ -9,6 +9,7 @@ import pytest
 
 from shardkeep.compression.selection.element_pool import Dgc, ElementPool, Selected
 from shardkeep.compression.selection.shares import num_kept
+from tests.support.cases import every
 
 D, T, IDS = 3, 2, 12
 EVERY_ROW = np.array([0, IDS, 2 * IDS]), np.tile(np.arange(IDS), T)
@@ -42,9 +43,9 @@ def coarse(rows_KD: np.ndarray) -> np.ndarray:
     return np.round(rows_KD).astype(np.float32)
 
 
-@pytest.mark.parametrize("rounding", ["exact", "coarse"])
-@pytest.mark.parametrize("capacity", [1, 7, 24])
-@pytest.mark.parametrize("keep", [1e-9, 0.1, 1.0])
+@every("rounding", ["exact", "coarse"])
+@every("capacity", [1, 7, 24])
+@every("keep", [1e-9, 0.1, 1.0])
 def test_delivered_and_residual_are_all_that_came_in(keep: float, capacity: int, rounding: str) -> None:
     pool, rng = new_pool(capacity), np.random.default_rng(0)
     balance = np.zeros((T, IDS, D))
@@ -71,8 +72,8 @@ def test_delivered_and_residual_are_all_that_came_in(keep: float, capacity: int,
     assert pool.slots.num_unsent == 0
 
 
-@pytest.mark.parametrize("masking", [True, False])
-@pytest.mark.parametrize("nesterov", [True, False])
+@every("masking", [True, False])
+@every("nesterov", [True, False])
 def test_dgc_does_what_the_plain_recurrence_does(nesterov: bool, masking: bool) -> None:
     dgc = Dgc(momentum=0.75, nesterov=nesterov, masking=masking)
     pool, rng = new_pool(dgc=dgc), np.random.default_rng(1)
@@ -160,7 +161,7 @@ def test_a_row_without_a_slot_or_that_loses_it_is_sent_whole() -> None:
     assert strong.num_overflow == 1
 
 
-@pytest.mark.parametrize("capacity", [3, 50])
+@every("capacity", [3, 50])
 def test_a_run_again_after_a_rewind_or_a_load_gives_the_same_bits(capacity: int) -> None:
     dgc = Dgc(momentum=0.9)
     pool, other = new_pool(capacity, dgc, history=4), new_pool(capacity, dgc)

@@ -12,6 +12,8 @@ from shardkeep.compression.selection.row_pool import RowPool
 from shardkeep.compression.selection.selected import Selected
 from shardkeep.compression.selection.shares import num_kept
 from shardkeep.compression.values.codec import value_codec
+from tests.support.cases import every
+from tests.support.pairs import cases_of
 
 D, IDS, T = 4, 40, 3
 NO_ROWS = np.zeros(T + 1, dtype=np.int64), np.empty(0, np.int64), np.empty((0, D), np.float32)
@@ -91,10 +93,13 @@ def same_state(left: dict[str, np.ndarray], right: dict[str, np.ndarray]) -> boo
     return left.keys() == right.keys() and all(np.array_equal(left[name], right[name]) for name in left)
 
 
-@pytest.mark.parametrize("codec", list(CODECS_TRIED))
-@pytest.mark.parametrize("max_age", [0, 1, 4])
-@pytest.mark.parametrize("capacity", [1, 9, 30, 120])
-@pytest.mark.parametrize("keep", [1e-9, 0.2, 1.0])
+@every(("keep", "capacity", "max_age", "codec"), [
+    (float(case["keep"]), int(case["capacity"]), int(case["max_age"]), case["codec"])
+    for case in cases_of({
+        "keep": ["1e-9", "0.2", "1.0"], "capacity": ["1", "9", "30", "120"], "max_age": ["0", "1", "4"],
+        "codec": [*CODECS_TRIED],
+    })
+])  # fmt: skip
 def test_delivered_and_residual_and_lost_are_all_that_came_in(
     keep: float, capacity: int, max_age: int, codec: str
 ) -> None:
@@ -128,31 +133,7 @@ def test_delivered_and_residual_and_lost_are_all_that_came_in(
     assert pool.slots.num_unsent == 0 or codec != "fp32"  # rounding errors have no age
 
 
-def test_lost_rounding_errors_are_counted_by_their_squares() -> None:
-    pool = new_pool(1)
-    starts_T1, ids_V = np.array([0, 3, 3, 3]), np.array([2, 5, 7])
-    selected = pool.select(0, starts_T1, ids_V, np.full((3, D), 3.0, np.float32), keep=1.0)
-    pool.commit(selected, np.full((3, D), 1.0, np.float32))
-    assert (pool.slots.num_unsent, pool.slots.lost_rows, pool.slots.lost_squares) == (1, 2, 2 * 4.0 * D)
-    assert residuals(pool)[0, 2].tolist() == [2.0] * D  # the first row got the only slot
-
-
-@pytest.mark.parametrize("codec", list(CODECS_TRIED))
-def test_gradients_of_any_size_are_conserved_up_to_float32_rounding(codec: str) -> None:
-    pool = new_pool(T * IDS)
-    came = delivered = np.zeros((T, IDS, D))
-    scale = np.zeros((T, IDS, D))
-    for number, step in enumerate(steps(60, dyadic=False)):
-        selected = pool.select(number, step.starts_T1, step.ids_V, step.grad_VD, keep=0.1)
-        decoded_KD = CODECS_TRIED[codec](selected.rows_KD)
-        pool.commit(selected, decoded_KD)
-        came, scale = came + step.as_dense(), scale + np.abs(step.as_dense())
-        delivered = delivered + dense(selected.starts_T1, selected.ids_K, decoded_KD)
-        assert (np.abs(delivered + residuals(pool) - came) <= 1e-6 * scale).all()
-    assert pool.slots.lost_rows == 0
-
-
-@pytest.mark.parametrize("max_age", [0, 3])
+@every("max_age", [0, 3])
 def test_with_enough_slots_it_does_what_the_plain_algorithm_does(max_age: int) -> None:
     pool = new_pool(T * IDS)
     rest, squares = np.zeros((T, IDS, D), np.float32), np.zeros((T, IDS), np.float32)
@@ -192,48 +173,43 @@ def test_a_message_has_the_chosen_the_forced_and_the_overflow() -> None:
             pool.commit(selected, selected.rows_KD)
 
 
-def test_signs_survive_selection_and_deferral() -> None:
-    pool = new_pool()
-    starts_T1, ids_V = np.array([0, 2, 2, 2]), np.array([1, 2])
-    pool.commit(first := pool.select(0, starts_T1, ids_V, column(-5, -1), keep=0.5), first.rows_KD)
-    assert first.rows_KD[:, 0].tolist() == [-5]
-    second = pool.select(1, starts_T1, ids_V, column(1, -2), keep=0.5)
-    assert (second.ids_K.tolist(), second.rows_KD[:, 0].tolist()) == ([2], [-3])
-
-
 def column(*values: float) -> np.ndarray:
     return np.repeat(np.array(values, dtype=np.float32)[:, None], D, axis=1)
 
 
+def send(
+    pool: RowPool, step: int, rows: dict[int, float], *, keep: float, max_age: int = 0, decoded: float | None = None
+) -> Selected:
+    """Selects of rows of the first table, each of one value, and commits those, or one value instead."""
+    starts_T1 = np.array([0, *[len(rows)] * T])
+    ids_V = np.array(list(rows), dtype=np.int64)
+    selected = pool.select(step, starts_T1, ids_V, column(*rows.values()), keep=keep, max_age=max_age)
+    pool.commit(selected, selected.rows_KD if decoded is None else np.full_like(selected.rows_KD, decoded))
+    return selected
+
+
 def test_rows_of_a_share_that_rounds_to_none_are_one_and_of_ties_the_first() -> None:
     pool = new_pool()
-    starts_T1, ids_V = np.array([0, 0, 4, 4]), np.arange(4)
-    selected = pool.select(0, starts_T1, ids_V, column(-1, 1, -1, 1), keep=1e-9)
-    assert selected.ids_K.tolist() == [0]
-    pool.commit(selected, selected.rows_KD)
-    zeros = pool.select(1, starts_T1, ids_V + 10, column(0, 0, 0, 0), keep=0.5)
-    assert zeros.ids_K.tolist() == [10, 11]
-    pool.commit(zeros, zeros.rows_KD)
+    assert send(pool, 0, {0: -1, 1: 1, 2: -1, 3: 1}, keep=1e-9).ids_K.tolist() == [0]
+    assert send(pool, 1, dict.fromkeys(range(10, 14), 0), keep=0.5).ids_K.tolist() == [10, 11]
     assert pool.slots.num_unsent == 3  # a gradient of zeros takes no slot
 
 
 def test_a_step_without_rows_and_tables_without_rows_are_fine() -> None:
     pool = new_pool()
-    empty = pool.select(0, *NO_ROWS, keep=0.5)
+    empty = send(pool, 0, {}, keep=0.5)
     assert (empty.ids_K.size, empty.starts_T1.tolist(), empty.rows_KD.shape) == (0, [0] * (T + 1), (0, D))
-    pool.commit(empty, empty.rows_KD)
     one = pool.select(1, np.array([0, 0, 0, 1]), np.array([-(2**63)]), column(2), keep=0.5)
     assert (one.starts_T1.tolist(), one.ids_K.tolist()) == ([0, 0, 0, 1], [-(2**63)])
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf], ids=str)
+@every("bad", [np.nan, np.inf, -np.inf], ids=str)
 def test_a_row_that_is_not_finite_is_left_out_counted_and_never_touches_its_residual(bad: float) -> None:
     pool = new_pool()
-    starts_T1, ids_V = np.array([0, 3, 3, 3]), np.array([4, 5, 6])
-    pool.commit(first := pool.select(0, starts_T1, ids_V, column(3, 2, 1), keep=0.3), first.rows_KD)
+    send(pool, 0, {4: 3, 5: 2, 6: 1}, keep=0.3)
     grad_VD = column(1, 1, 1)
     grad_VD[[1, 0], [2, 1]] = bad
-    second = pool.select(1, starts_T1, ids_V, grad_VD, keep=1.0)
+    second = pool.select(1, np.array([0, 3, 3, 3]), np.array([4, 5, 6]), grad_VD, keep=1.0)
     assert (second.num_bad, second.ids_K.tolist()) == (2, [6])
     pool.commit(second, second.rows_KD)
     assert residuals(pool)[0, 5].tolist() == [2.0] * D
@@ -242,35 +218,27 @@ def test_a_row_that_is_not_finite_is_left_out_counted_and_never_touches_its_resi
 
 def test_a_sum_that_overflows_counts_as_not_finite() -> None:
     pool = new_pool()
-    starts_T1, ids_V = np.array([0, 2, 2, 2]), np.array([1, 2])
-    pool.commit(first := pool.select(0, starts_T1, ids_V, column(3e38, 2e38), keep=0.5), first.rows_KD)
-    second = pool.select(1, starts_T1, ids_V, column(1, 3e38), keep=1.0)
+    send(pool, 0, {1: 3e38, 2: 2e38}, keep=0.5)
+    second = send(pool, 1, {1: 1, 2: 3e38}, keep=1.0)
     assert (second.num_bad, second.ids_K.tolist()) == (1, [1])
     assert np.isfinite(second.squares_K).all()
-    pool.commit(second, second.rows_KD)
     assert residuals(pool)[0, 2].tolist() == column(2e38)[0].tolist()
 
 
 def test_a_decoded_row_that_is_not_finite_leaves_no_residual_and_is_seen() -> None:
     pool = new_pool()
-    selected = pool.select(0, np.array([0, 1, 1, 1]), np.array([1]), column(1), keep=1.0)
-    pool.commit(selected, column(np.inf))
+    send(pool, 0, {1: 1}, keep=1.0, decoded=np.inf)
     assert (pool.slots.num_unsent, pool.slots.lost_rows, pool.slots.lost_squares) == (0, 1, np.inf)
 
 
 def test_no_residual_gets_older_than_the_age_allows_and_ages_are_reported() -> None:
     pool = new_pool()
-    ids_V = np.arange(20)
-    starts_T1 = np.array([0, 0, 20, 20])
-    pool.commit(first := pool.select(0, starts_T1, ids_V, column(*range(1, 21)), keep=0.05), first.rows_KD)
-    for number in (1, 2):
-        pool.commit(none := pool.select(number, *NO_ROWS, keep=0.5, max_age=3), none.rows_KD)
-        assert none.ids_K.size == 0
-    rows = column(9)
-    due = pool.select(3, np.array([0, 0, 1, 1]), np.array([4]), rows, keep=1.0, max_age=3)
+    send(pool, 0, {id_: id_ + 1 for id_ in range(20)}, keep=0.05)
+    for step in (1, 2):
+        assert send(pool, step, {}, keep=0.5, max_age=3).ids_K.size == 0
+    due = send(pool, 3, {4: 9}, keep=1.0, max_age=3)
     assert due.ids_K.tolist() == list(range(19))
     assert set(due.ages_K.tolist()) == {3}
-    pool.commit(due, due.rows_KD)
     assert pool.slots.num_unsent == 0
     mass = pool.slots.sums[1:]
     assert mass[0] == pytest.approx(20 * np.sqrt(D))
@@ -280,41 +248,34 @@ def test_no_residual_gets_older_than_the_age_allows_and_ages_are_reported() -> N
 
 def test_a_rounding_error_has_no_age() -> None:
     pool = new_pool()
-    pool.commit(pool.select(0, np.array([0, 1, 1, 1]), np.array([1]), column(3), keep=1.0, max_age=2), column(1))
-    for number in range(1, 6):
-        pool.commit(none := pool.select(number, *NO_ROWS, keep=0.5, max_age=2), none.rows_KD)
-        assert none.ids_K.size == 0
+    send(pool, 0, {1: 3}, keep=1.0, max_age=2, decoded=1)
+    for step in range(1, 6):
+        assert send(pool, step, {}, keep=0.5, max_age=2).ids_K.size == 0
     assert residuals(pool)[0, 1].tolist() == [2.0] * D
 
 
 def test_of_a_new_row_and_the_least_residual_the_smaller_one_is_sent() -> None:
     pool = new_pool(2)
-    starts_T1 = np.array([0, 3, 3, 3])
-    pool.commit(a := pool.select(0, starts_T1, np.array([1, 2, 3]), column(9, 2, 4), keep=0.1), a.rows_KD)
-    weak = pool.select(1, starts_T1, np.array([4, 5, 6]), column(9, 1, 1.5), keep=0.1)
+    send(pool, 0, {1: 9, 2: 2, 3: 4}, keep=0.1)
+    weak = send(pool, 1, {4: 9, 5: 1, 6: 1.5}, keep=0.1)
     assert (weak.ids_K.tolist(), weak.num_overflow) == ([4, 5, 6], 2)
-    pool.commit(weak, weak.rows_KD)
-    strong = pool.select(2, np.array([0, 2, 2, 2]), np.array([7, 8]), column(9, 3), keep=0.1)
+    strong = send(pool, 2, {7: 9, 8: 3}, keep=0.1)
     assert (strong.ids_K.tolist(), strong.num_overflow) == ([2, 7], 1)
     assert strong.rows_KD[:, 0].tolist() == [2, 9]
-    pool.commit(strong, strong.rows_KD)
     assert sorted(pool.slots.state()["ids"].tolist()) == [3, 8]
 
 
 def test_a_residual_of_this_steps_rows_is_never_given_away() -> None:
     pool = new_pool(1)
-    starts_T1 = np.array([0, 2, 2, 2])
-    pool.commit(a := pool.select(0, starts_T1, np.array([1, 2]), column(9, 1), keep=0.1), a.rows_KD)
-    both = pool.select(1, np.array([0, 3, 3, 3]), np.array([1, 2, 3]), column(5, 1, 3), keep=0.1)
-    assert both.ids_K.tolist() == [1, 3]
-    pool.commit(both, both.rows_KD)
+    send(pool, 0, {1: 9, 2: 1}, keep=0.1)
+    assert send(pool, 1, {1: 5, 2: 1, 3: 3}, keep=0.1).ids_K.tolist() == [1, 3]
     assert residuals(pool)[0, 2, 0] == 2.0
 
 
 def test_a_rounding_error_is_lost_when_its_slot_is_wanted() -> None:
     pool = new_pool(1)
-    pool.commit(pool.select(0, np.array([0, 1, 1, 1]), np.array([1]), column(3), keep=1.0), column(2.5))
-    selected = pool.select(1, np.array([0, 2, 2, 2]), np.array([2, 3]), column(9, 1), keep=0.1)
+    send(pool, 0, {1: 3}, keep=1.0, decoded=2.5)
+    selected = send(pool, 1, {2: 9, 3: 1}, keep=0.1)
     assert (selected.ids_K.tolist(), pool.slots.lost_rows, pool.slots.lost_squares) == ([2], 1, 0.25 * D)
 
 
@@ -329,16 +290,13 @@ def test_the_caller_can_choose_the_rows() -> None:
 
 def test_the_squares_are_of_all_unsent_gradients_not_of_their_sum() -> None:
     pool = new_pool()
-    starts_T1, ids_V = np.array([0, 2, 2, 2]), np.array([1, 2])
-    for number in range(3):
-        selected = pool.select(number, starts_T1, ids_V, column(90, 2), keep=0.5)
-        pool.commit(selected, selected.rows_KD - 1)
-        assert selected.squares_K.tolist() == [8100.0]
-    last = pool.select(3, *NO_ROWS, keep=0.5, max_age=1)
+    for step in range(3):
+        assert send(pool, step, {1: 90, 2: 2}, keep=0.5, decoded=89).squares_K.tolist() == [8100.0]
+    last = send(pool, 3, {}, keep=0.5, max_age=1)
     assert (last.ids_K.tolist(), last.squares_K.tolist()) == ([2], [12.0])
 
 
-@pytest.mark.parametrize("capacity", [5, 40, 200])
+@every("capacity", [5, 40, 200])
 def test_a_run_again_after_a_rewind_gives_the_same_bits(capacity: int) -> None:
     pool = new_pool(capacity, history=6)
     made = steps(30, seed=5, dyadic=False)
@@ -386,7 +344,7 @@ def test_a_rewind_forgets_an_open_selection_and_refuses_steps_too_old() -> None:
         never.slots.rewind(0)
 
 
-@pytest.mark.parametrize(
+@every(
     ("change", "message"),
     [
         ({"ids_V": np.array([2, 2, 1])}, "id 2 at position 1 follows 2; ids are sorted and unique"),
@@ -428,7 +386,7 @@ def test_only_the_last_selection_can_be_committed_and_must_be() -> None:
         pool.commit(selected, selected.rows_KD)
 
 
-@pytest.mark.parametrize(("dim", "capacity"), [(1, 3), (7, 50), (64, 1000)])
+@every(("dim", "capacity"), [(1, 3), (7, 50), (64, 1000)])
 def test_rows_of_any_width_go_through_a_crowded_pool(dim: int, capacity: int) -> None:
     rng = np.random.default_rng(3)
     pool = RowPool(num_tables=1, dim=dim, capacity=capacity, cache=False, history=2)

@@ -7,6 +7,7 @@ import pytest
 
 from shardkeep.compression.selection.row_pool import RowPool
 from shardkeep.compression.selection.slots import State, merge
+from tests.support.cases import every
 
 D, TABLES, IDS = 5, 2, 60
 
@@ -46,7 +47,7 @@ def total(state: dict[str, np.ndarray]) -> np.ndarray:
     return out
 
 
-@pytest.mark.parametrize("capacity", [7, 30, 200])
+@every("capacity", [7, 30, 200])
 def test_a_loaded_pool_goes_on_bit_for_bit(capacity: int) -> None:
     straight, resumed = new_pool(capacity), new_pool(capacity)
     train(straight, 0, 12)
@@ -126,7 +127,7 @@ def test_merged_states_add_up_by_table_and_id() -> None:
     train(one, 12, 15)
 
 
-@pytest.mark.parametrize("workers", [1, 2, 5])
+@every("workers", [1, 2, 5])
 def test_dealt_out_rows_are_all_there_and_once(workers: int) -> None:
     pool = new_pool()
     train(pool, 0, 10)

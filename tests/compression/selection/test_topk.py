@@ -1,4 +1,4 @@
-"""Selection of rows and elements: the largest, a known number of them, the same ones every time."""
+"""Selection of values and rows: the largest, exactly as many as asked for, the same ones every time."""
 
 from __future__ import annotations
 
@@ -10,30 +10,66 @@ import torch
 from hypothesis import given, strategies as st
 from hypothesis.extra.numpy import arrays
 
-from shardkeep.compression.selection.largest_rows import largest_rows
+from shardkeep.compression.selection.largest_rows import largest, largest_rows
 from shardkeep.compression.selection.random_rows import random_rows
 from shardkeep.compression.selection.shares import keep_at, num_kept
+from shardkeep.compression.selection.threshold_kernels import mark_largest
+from tests.support.cases import every
 from tests.support.examples import examples
+
+anything = st.floats(width=32, allow_nan=True, allow_infinity=True, allow_subnormal=True)
+
+
+# ---- values ----
+
+
+def by_sorting(values_N: np.ndarray, count: int) -> np.ndarray:
+    magnitudes = values_N.view(np.uint32) & np.uint32(0x7FFFFFFF)
+    return np.sort(np.argsort(~magnitudes, kind="stable")[:count])
+
+
+@examples(100)
+@given(values_N=arrays(np.float32, st.integers(0, 80), elements=anything), count=st.integers(0, 90))
+def test_any_bits_are_chosen_as_a_stable_sort_of_magnitudes_would(values_N: np.ndarray, count: int) -> None:
+    assert np.array_equal(largest(values_N, count), by_sorting(values_N, count))
+
+
+@every("spread", ["one bin", "one value but the last", "many octaves"])
+def test_large_inputs_are_chosen_exactly(spread: str) -> None:
+    rng = np.random.default_rng(0)
+    values_N = {
+        "one bin": 1 + rng.random(20_000) / 16,
+        "one value but the last": np.append(np.full(19_999, -0.5), 0.25),
+        "many octaves": rng.standard_cauchy(20_000) ** 5,
+    }[spread].astype(np.float32)
+    for count in (1, 7, 200, 19_999, 20_000):
+        assert np.array_equal(largest(values_N, count), by_sorting(values_N, count))
+
+
+def test_what_is_not_finite_is_seen_first() -> None:
+    values_N = np.array([3e38, -np.inf, 1, np.nan, np.inf], dtype=np.float32)
+    assert largest(values_N, 1).tolist() == [3]
+    assert largest(values_N, 3).tolist() == [1, 3, 4]
+
+
+def test_a_negative_key_is_never_taken() -> None:
+    keys_N = np.array([5, -1, 3, -(2**31), 4], dtype=np.int32)
+    marks_N = np.array([0, 7, 0, 7, 0], dtype=np.uint8)
+    assert mark_largest(keys_N, 4, marks_N) == 3
+    assert marks_N.tolist() == [1, 7, 1, 7, 1]
+
+
+@every("wrong", [np.zeros(3), np.zeros((3, 1), np.float32), np.zeros(6, np.float32)[::2]], ids=str)
+def test_values_of_another_form_are_refused(wrong: np.ndarray) -> None:
+    with pytest.raises(TypeError, match="contiguous float32"):
+        largest(wrong, 1)
+
+
+# ---- rows ----
 
 
 def column(*values: float) -> np.ndarray:
     return np.array(values, dtype=np.float32).reshape(-1, 1)
-
-
-def test_selected_rows_keep_their_signs() -> None:
-    grad_UD = np.array([[-3, 1], [0.5, 0], [2, -4], [0, 0]], dtype=np.float32)
-    positions = largest_rows(grad_UD, 0.5)
-    assert positions.dtype == np.int64
-    assert grad_UD[positions].tolist() == [[-3, 1], [2, -4]]
-
-
-def test_negative_rows_are_as_large_as_positive_ones() -> None:
-    assert largest_rows(column(-1, -5, -2, -4), 0.5).tolist() == [1, 3]
-
-
-def test_of_equal_rows_the_first_are_taken() -> None:
-    assert largest_rows(column(1, 2, 2, -2, 2, 1), 0.5).tolist() == [1, 2, 3]
-    assert largest_rows(np.zeros((6, 4), np.float32), 0.5).tolist() == [0, 1, 2]
 
 
 def test_at_least_one_row_is_kept_and_none_of_none() -> None:
@@ -41,13 +77,10 @@ def test_at_least_one_row_is_kept_and_none_of_none() -> None:
     assert largest_rows(np.empty((0, 16), np.float32), 0.1).tolist() == []
     assert largest_rows(np.empty((0, 16), np.float32), 1.0).tolist() == []
     assert largest_rows(column(7), 0.1).tolist() == [0]
-
-
-def test_all_rows_are_kept_with_a_share_of_one() -> None:
     assert largest_rows(column(3, 1, 2), 1.0).tolist() == [0, 1, 2]
 
 
-@pytest.mark.parametrize(
+@every(
     ("num_rows", "keep", "expected"),
     [(100, 0.07, 7), (10, 0.25, 3), (128, 0.001, 1), (3, 0.999, 3), (0, 0.5, 0), (1000, 0.001, 1)],
 )
@@ -62,12 +95,12 @@ def test_norms_do_not_overflow_or_vanish() -> None:
     assert largest_rows(column(2e-30, 3e-30, 1e-30), 0.3).tolist() == [1]
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf], ids=str)
+@every("bad", [np.nan, np.inf, -np.inf], ids=str)
 def test_a_row_that_is_not_finite_is_seen_not_hidden(bad: float) -> None:
     assert largest_rows(column(1, 1e30, bad, 2), 0.25).tolist() == [2]
 
 
-@pytest.mark.parametrize("keep", [0.0, -0.1, 1.1, math.nan])
+@every("keep", [0.0, -0.1, 1.1, math.nan])
 def test_a_share_out_of_range_is_refused(keep: float) -> None:
     with pytest.raises(ValueError, match=r"allowed: above 0, up to 1"):
         largest_rows(column(1, 2), keep)
@@ -75,13 +108,14 @@ def test_a_share_out_of_range_is_refused(keep: float) -> None:
 
 @examples(200)
 @given(
-    grad_UD=arrays(np.float32, st.tuples(st.integers(1, 60), st.integers(1, 3)), elements=st.integers(-3, 3)),
+    grad_UD=arrays(np.float32, st.tuples(st.integers(1, 20), st.integers(1, 3)), elements=st.integers(-3, 3)),
     keep=st.floats(0.01, 1.0),
 )
 def test_selection_equals_a_stable_sort_by_norm(grad_UD: np.ndarray, keep: float) -> None:
     norms = (grad_UD.astype(np.float64) ** 2).sum(axis=1)
     expected = np.sort(np.argsort(-norms, kind="stable")[: num_kept(len(grad_UD), keep)])
-    assert np.array_equal(largest_rows(grad_UD, keep), expected)
+    positions = largest_rows(grad_UD, keep)
+    assert positions.dtype == np.int64 and np.array_equal(positions, expected)
 
 
 def rows(count: int) -> np.ndarray:

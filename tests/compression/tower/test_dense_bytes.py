@@ -17,11 +17,12 @@ from shardkeep.compression.tower.forms import (
     decode_positions,
     encode_positions,
 )
+from tests.support.cases import every
 from tests.support.dense_compression import CONFIGS, CPU, SHAPES, draw, members
 from tests.support.dense_sums import drive
 
 
-@pytest.mark.parametrize(("name", "values"), [
+@every(("name", "values"), [
     ("topk", "fp16"), ("topk", "int8"), ("int8", None), ("powersgd", None), ("powersgd", "fp16"), ("powersgd", "int8"),
 ])  # fmt: skip
 def test_bytes_are_what_the_formulas_say(name: str, values: str | None) -> None:
@@ -71,9 +72,7 @@ def test_top_k_of_equal_values_sends_no_more_than_k() -> None:
     assert int((totals[0] != 0).sum()) == 50
 
 
-@pytest.mark.parametrize(
-    ("num_values", "num_kept"), [(1, 1), (5, 5), (1000, 1), (1000, 10), (4096, 41), (131072, 1311), (7, 0)]
-)
+@every(("num_values", "num_kept"), [(1, 1), (5, 5), (1000, 1), (1000, 10), (4096, 41), (131072, 1311), (7, 0)])
 def test_positions_come_back_and_take_the_bytes_all_ranks_expect(num_values: int, num_kept: int) -> None:
     for seed in range(3):
         chosen = torch.randperm(num_values, generator=torch.Generator().manual_seed(seed))[:num_kept].sort().values
@@ -114,8 +113,8 @@ def damage_of(how: int | str, packet: torch.Tensor, drawn: torch.Generator) -> t
     return torch.full_like(packet, how)
 
 
-@pytest.mark.parametrize("how", [0, 127, 128, 255, "random", "bit"])
-@pytest.mark.parametrize("config", CONFIGS)
+@every("how", [0, 127, 128, 255, "random", "bit"])
+@every("config", CONFIGS)
 def test_any_bytes_of_another_rank_are_numbers_or_refused_by_its_name(config: str, how: int | str) -> None:
     drawn = torch.Generator().manual_seed(5)
     num_values = sum(torch.Size(shape).numel() for shape in SHAPES.values())

@@ -23,6 +23,7 @@ from shardkeep.compression.tower.lossless import (
     encode_length,
     most_bytes,
 )
+from tests.support.cases import every
 from tests.support.dense_sums import drive
 from tests.support.examples import examples
 
@@ -67,7 +68,7 @@ def test_random_bits_of_many_values_grow_by_a_thousandth() -> None:
     assert len(coded_and_back(bits_N)) < 4.004 * len(bits_N)
 
 
-@pytest.mark.parametrize(
+@every(
     ("zeros", "spread", "least", "most"),
     [(0.0, 0.0, 26, 27), (0.0, 1.0, 27, 28), (0.5, 0.0, 14, 16), (1.0, 0.0, 0, 0.1)],
 )
@@ -79,7 +80,7 @@ def test_a_gradient_takes_its_mantissas_and_few_bits_more(
     assert np.array_equal(decode_floats(code, 12_800), gradient(200, 64, zeros=zeros, spread=spread))
 
 
-@pytest.mark.parametrize("zeros", [0.0, 0.5])
+@every("zeros", [0.0, 0.5])
 def test_a_code_cut_off_at_any_byte_is_refused_and_what_follows_it_is_not_looked_at(zeros: float) -> None:
     values = gradient(77, zeros=zeros)
     code = encode_floats(values)
@@ -101,8 +102,8 @@ def test_any_bytes_decode_to_something_or_are_refused(code: bytes, num_values: i
 
 
 def test_a_bomb_is_refused_before_it_has_grown() -> None:
-    bomb = encode_floats(np.zeros(4 << 24, np.uint8))
-    assert len(bomb) < 100_000
+    bomb = encode_floats(np.zeros(4 << 20, np.uint8))
+    assert len(bomb) < 10_000
     with pytest.raises(CorruptMessage, match="are not 77 coded float32s"):
         decode_floats(bomb, 77)
 
@@ -178,7 +179,7 @@ def test_a_code_with_any_bit_wrong_is_refused_unless_it_is_the_code_of_as_many_o
             assert int(np.unpackbits(decoded ^ values).sum()) == 1
 
 
-@pytest.mark.parametrize("world_size", [2, 4])
+@every("world_size", [2, 4])
 def test_a_sum_has_the_bits_of_fp32_and_takes_fewer_bytes(world_size: int) -> None:
     grads = [torch.from_numpy(gradient(40_000, zeros=0.1).view(np.float32)).roll(7 * r) for r in range(world_size)]
     found = {}

@@ -9,6 +9,7 @@ from hypothesis import given, strategies as st
 from shardkeep.base.errors import CorruptMessage
 from shardkeep.compression.values.codec import value_codec
 from shardkeep.compression.values.elements import MASKS, POSITIONS, decode, encode, size_bytes
+from tests.support.cases import every
 from tests.support.examples import examples
 
 FP32 = value_codec("fp32")
@@ -20,9 +21,9 @@ def made(num_rows: int, dim: int, share: float, seed: int = 0) -> tuple[np.ndarr
     return np.where(mask_KD, rng.normal(size=(num_rows, dim)), 0).astype(np.float32), mask_KD
 
 
-@pytest.mark.parametrize("codec", ["fp32", "fp16", "bf16"])
 @examples(60)
 @given(num_rows=st.integers(0, 40), dim=st.integers(1, 20), share=st.floats(0, 1), seed=st.integers(0, 9))
+@every("codec", ["fp32", "fp16", "bf16"])
 def test_elements_come_back_with_their_signs_and_places(
     codec: str, num_rows: int, dim: int, share: float, seed: int
 ) -> None:
@@ -35,7 +36,7 @@ def test_elements_come_back_with_their_signs_and_places(
     assert np.array_equal(decoded_KD, expected)
 
 
-@pytest.mark.parametrize(
+@every(
     ("num_rows", "dim", "elements", "form", "size"),
     [
         (10, 16, 10, POSITIONS, 5 + 10 * 1 + 40),
@@ -62,7 +63,7 @@ def test_zeros_and_numbers_that_are_not_finite_travel_as_they_are() -> None:
     assert mask_KD.all()
 
 
-@pytest.mark.parametrize("share", [0.02, 0.5], ids=["positions", "masks"])
+@every("share", [0.02, 0.5], ids=["positions", "masks"])
 def test_a_packet_that_is_cut_or_longer_is_refused(share: float) -> None:
     rows_KD, mask_KD = made(30, 9, share)
     packet = encode(rows_KD, mask_KD, FP32)
@@ -74,7 +75,7 @@ def test_a_packet_that_is_cut_or_longer_is_refused(share: float) -> None:
         decode(np.append(packet, np.uint8(0)), 30, 9, FP32)
 
 
-@pytest.mark.parametrize(
+@every(
     "packet",
     [
         [],

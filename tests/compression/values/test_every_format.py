@@ -9,17 +9,17 @@ from hypothesis import given, strategies as st
 from shardkeep.base.errors import CorruptMessage
 from shardkeep.compression.values.codec import ValueCodec, value_codec
 from shardkeep.compression.values.registry import FORMATS
+from shardkeep.compression.values.scaled import BLOCK
+from tests.support.cases import every
 from tests.support.examples import examples
 
-CASES = [
-    pytest.param(
-        value_codec(tag), stochastic, id=f"{name}, {scale or 'no scale'}, {'stochastic' * stochastic or 'nearest'}"
-    )
+CASES = {
+    f"{name}, {scale or 'no scale'}, {'stochastic' * stochastic or 'nearest'}": (value_codec(tag), stochastic)
     for name, entry in FORMATS.items()
     for tag, scale in entry.config.tags().items()
     for stochastic in ((False, True) if entry.config.rounds else (False,))
-]
-every_format = pytest.mark.parametrize(("codec", "stochastic"), CASES)
+}
+every_format = every(("codec", "stochastic"), CASES.values(), ids=CASES)
 
 
 def gaussian(num_rows: int, dim: int) -> np.ndarray:
@@ -32,15 +32,15 @@ def keys(num_rows: int, stochastic: bool) -> np.ndarray | None:
 
 def there_and_back(codec: ValueCodec, rows_KD: np.ndarray, stochastic: bool) -> np.ndarray:
     encoded = codec.encode(rows_KD, keys(len(rows_KD), stochastic))
-    assert encoded.dtype == np.uint8 and encoded.nbytes == len(rows_KD) * codec.row_bytes(rows_KD.shape[1])
+    assert encoded.dtype == np.uint8 and encoded.flags.c_contiguous
+    assert encoded.shape == (len(rows_KD), codec.row_bytes(rows_KD.shape[1]))
     decoded = codec.decode(encoded, rows_KD.shape[1])
     assert (decoded.dtype, decoded.shape) == (np.float32, rows_KD.shape)
     return decoded
 
 
 @every_format
-@pytest.mark.parametrize("dim", [1, 3, 16, 65])
-@pytest.mark.parametrize("num_rows", [0, 1, 5])
+@every(("num_rows", "dim"), [(0, 1), (1, 3), (5, 16), (5, 65)])
 def test_rows_come_back_in_their_shape(codec: ValueCodec, stochastic: bool, num_rows: int, dim: int) -> None:
     there_and_back(codec, gaussian(num_rows, dim), stochastic)
 
@@ -56,47 +56,73 @@ def test_a_decoded_row_is_nearer_than_zeros_and_points_the_same_way(codec: Value
 
 @every_format
 def test_a_row_of_zeros_stays_one(codec: ValueCodec, stochastic: bool) -> None:
-    assert not there_and_back(codec, np.zeros((3, 9), np.float32), stochastic).any()
+    rows_KD = np.zeros((3, 9), np.float32)
+    rows_KD[1] = 1.0
+    rows_KD[2] = -0.0
+    decoded_KD = there_and_back(codec, rows_KD, stochastic)
+    assert not decoded_KD[[0, 2]].any() and decoded_KD[1].any()
+    assert codec.scale_bytes == 0 or not np.signbit(decoded_KD[2]).any()
 
 
 @every_format
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@every("bad", [np.nan, -np.nan, np.inf, -np.inf])
 def test_a_row_that_is_not_finite_does_not_come_back_finite(codec: ValueCodec, stochastic: bool, bad: float) -> None:
     rows_KD = gaussian(4, 9)
     rows_KD[1, 8] = bad
-    decoded = there_and_back(codec, rows_KD, stochastic)
-    assert not np.isfinite(decoded[1]).all() and np.isfinite(decoded[[0, 2, 3]]).all()
+    rows_KD[2] = bad
+    decoded_KD = there_and_back(codec, rows_KD, stochastic)
+    assert not np.isfinite(decoded_KD[[1, 2]]).all(axis=1).any() and np.isfinite(decoded_KD[[0, 3]]).all()
+    assert codec.scale_bytes == 0 or np.isnan(decoded_KD[[1, 2]]).all()  # the whole row says so
 
 
 @every_format
-def test_the_bits_of_a_row_do_not_depend_on_the_rows_beside_it(codec: ValueCodec, stochastic: bool) -> None:
-    rows_KD, keys_K = gaussian(300, 5), keys(300, stochastic)
-    encoded = codec.encode(rows_KD, keys_K).reshape(300, -1)
-    order = np.random.default_rng(1).permutation(300)
-    again = codec.encode(rows_KD[order], None if keys_K is None else keys_K[order]).reshape(300, -1)
-    assert np.array_equal(again, encoded[order])
-    assert np.array_equal(codec.encode(rows_KD, keys_K).reshape(300, -1), encoded)
+def test_the_bits_of_a_row_depend_on_the_row_and_its_key_alone(codec: ValueCodec, stochastic: bool) -> None:
+    count = BLOCK // 8 + 50  # two blocks
+    rows_KD, keys_K = gaussian(count, 5), keys(count, stochastic)
+    encoded = codec.encode(rows_KD, keys_K)
+    order = np.random.default_rng(1).permutation(count)
+    for mine in (order, order[:9], np.arange(count - 7, count), np.arange(count)):
+        again = codec.encode(rows_KD[mine], None if keys_K is None else keys_K[mine])
+        assert np.array_equal(again, encoded[mine])
+    part = np.ascontiguousarray(encoded[order[:9]])  # as it is split among servers
+    assert np.array_equal(codec.decode(part, 5), codec.decode(encoded, 5)[order[:9]])
+    if keys_K is not None:
+        assert (codec.encode(rows_KD, keys_K[::-1].copy()) != encoded).any()
 
 
-@every_format
-@examples(20)
-@given(data=st.data(), num_rows=st.integers(0, 5), dim=st.integers(1, 20))
-def test_random_bytes_decode_and_wrong_sizes_are_refused(
-    codec: ValueCodec, stochastic: bool, data: st.DataObject, num_rows: int, dim: int
+@examples(60)
+@given(content=st.binary(min_size=1, max_size=100), num_rows=st.integers(0, 5), dim=st.integers(1, 20))
+@every("codec", [codec for codec, stochastic in CASES.values() if not stochastic])
+def test_any_bytes_of_the_right_size_decode_and_others_are_refused(
+    codec: ValueCodec, content: bytes, num_rows: int, dim: int
 ) -> None:
-    size = num_rows * codec.row_bytes(dim)
-    encoded = np.frombuffer(data.draw(st.binary(min_size=size, max_size=size)), np.uint8)
+    encoded = np.resize(np.frombuffer(content, np.uint8), num_rows * codec.row_bytes(dim))
     assert codec.decode(encoded, dim).shape == (num_rows, dim)
-    longer = np.append(encoded, np.uint8(0))
-    if longer.size % codec.row_bytes(dim):
-        with pytest.raises(CorruptMessage, match="bytes"):
-            codec.decode(longer, dim)
+    for wrong in (encoded[:-1], np.append(encoded, np.uint8(0))):
+        if wrong.size % codec.row_bytes(dim):
+            with pytest.raises(CorruptMessage, match=f"no rows of {codec.row_bytes(dim)} bytes"):
+                codec.decode(wrong, dim)
 
 
 @every_format
-def test_read_only_bytes_and_rows_work(codec: ValueCodec, stochastic: bool) -> None:
+def test_read_only_flat_and_unaligned_rows_and_bytes_decode_alike(codec: ValueCodec, stochastic: bool) -> None:
     rows_KD = gaussian(6, 4)
-    expected = there_and_back(codec, rows_KD, stochastic)
+    expected_KD = there_and_back(codec, rows_KD, stochastic)
     rows_KD.flags.writeable = False
-    frozen = np.frombuffer(codec.encode(rows_KD, keys(6, stochastic)).tobytes(), np.uint8)
-    assert np.array_equal(codec.decode(frozen, 4), expected)
+    encoded = codec.encode(rows_KD, keys(6, stochastic))
+    frozen = np.frombuffer(encoded.tobytes(), dtype=np.uint8)
+    shifted = np.empty(encoded.size + 1, dtype=np.uint8)[1:]
+    shifted[:] = frozen
+    for given_bytes in (frozen, shifted, frozen.reshape(2, -1)):
+        decoded_KD = codec.decode(given_bytes, 4)
+        assert decoded_KD.flags.aligned and np.array_equal(decoded_KD, expected_KD)
+
+
+@every_format
+def test_rows_and_keys_of_another_form_are_refused(codec: ValueCodec, stochastic: bool) -> None:
+    for wrong in (np.zeros((2, 2)), np.zeros(4, np.float32), np.zeros((4, 4), np.float32)[:, ::2]):
+        with pytest.raises(TypeError, match="C-contiguous float32"):
+            codec.encode(wrong, keys(len(wrong), stochastic))
+    for wrong_K in (np.array([3]), np.zeros(2, np.uint64)):
+        with pytest.raises(TypeError, match="keys of"):
+            codec.encode(gaussian(1, 2), wrong_K)

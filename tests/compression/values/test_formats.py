@@ -13,6 +13,7 @@ from shardkeep.base.plugging.plugs import Plug
 from shardkeep.compression.config import ValueFormat
 from shardkeep.compression.values.codec import value_codec
 from shardkeep.compression.values.registry import FORMATS, Format
+from tests.support.cases import every
 
 TAGS = {  # never to be changed: what is on the wire and in journals
     ("fp32", None): 0, ("fp16", None): 1, ("bf16", None): 2,
@@ -59,9 +60,7 @@ def test_a_format_of_one_kind_of_scale_has_that_one_by_default(monkeypatch: pyte
     assert value_codec.__wrapped__("wide").tag == 125
 
 
-@pytest.mark.parametrize(
-    "tags", [{}, {"plain": 1, "pow2": 2}, {"plain": 128}, {"pow2": 3, "fp16": -1}, {"pow2": 5, "fp16": 5}], ids=str
-)
+@every("tags", [{}, {"plain": 1, "pow2": 2}, {"plain": 128}, {"pow2": 3, "fp16": -1}, {"pow2": 5, "fp16": 5}], ids=str)
 def test_a_line_with_tags_that_cannot_be_is_refused(tags: dict[str, int]) -> None:
     with pytest.raises(ValueError, match="allowed: plain, or one or both of pow2 and fp16"):
         Format(**tags)

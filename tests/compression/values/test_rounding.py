@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 
 import numpy as np
-import pytest
 
 from shardkeep.compression.values.rounding import WorkerKeys, row_keys, table_key
 from shardkeep.compression.values.rounding_kernels import fill_random, stochastic
+from tests.support.cases import every
 
 IDS = np.array([-5, 0, 1, 2, 3, 2**40, -(2**63), 2**63 - 1], np.int64)
 
@@ -67,7 +67,7 @@ def test_random_bits_are_what_they_were() -> None:
     ]
 
 
-@pytest.mark.parametrize("dim", [1, 16, 33])
+@every("dim", [1, 16, 33])
 def test_random_bits_are_even_and_independent_of_neighbours(dim: int) -> None:
     keys_K = row_keys(3, 4, np.arange(200_000 // dim, dtype=np.int64), 5)
     random_KP = np.empty((keys_K.size, dim), np.uint32)
@@ -88,7 +88,7 @@ KEYS = {
     "counted": np.arange(20_000, dtype=np.uint64),
     "counted from bit 32 on": np.arange(20_000, dtype=np.uint64) << np.uint64(32),
 }
-every_keys = pytest.mark.parametrize("keys_K", list(KEYS.values()), ids=list(KEYS))
+every_keys = every("keys_K", list(KEYS.values()), ids=list(KEYS))
 
 
 @every_keys
@@ -128,13 +128,13 @@ def test_keys_whose_halves_change_places_give_uncorrelated_bits(keys_K: np.ndarr
     assert_apart(drawn(keys_K, 1), drawn(swapped_K, 1), "swapped")
 
 
-@pytest.mark.parametrize("value", [0.0, 1.0, -1.0, 126.0, 127.0, -127.0])
-@pytest.mark.parametrize("random", [0, 2**31, 2**32 - 1])
+@every("value", [0.0, 1.0, -1.0, 126.0, 127.0, -127.0])
+@every("random", [0, 2**31, 2**32 - 1])
 def test_an_integer_stays_at_any_random_number(value: float, random: int) -> None:
     assert stochastic(np.float32(value), np.uint32(random)) == value
 
 
-@pytest.mark.parametrize("value", [0.25, -0.25, 0.999, 126.5, -126.5, 2.0**-20, -(2.0**-20)])
+@every("value", [0.25, -0.25, 0.999, 126.5, -126.5, 2.0**-20, -(2.0**-20)])
 def test_as_many_random_numbers_round_up_as_the_fraction_says(value: float) -> None:
     fraction = float(np.float32(value)) % 1
     least = round(2**24 * (1 - fraction)) << 8  # from this random number on it is rounded up
