@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 import shardkeep
 from shardkeep.inference.protocol.datatypes import Values
 from tests.support.click_files import COLUMNS, click_job, click_rows, write_csv
+from tests.support.once import once
 from tests.support.serving import datatype_of
 
 FEATURES = tuple(name for name in COLUMNS if name != "clicked")
@@ -20,6 +24,12 @@ def trained(folder: Path, run: str = "run", **changes: Any) -> Path:
     job = click_job(write_csv(folder / "train.csv", click_rows(1500)), **changes)
     shardkeep.train(shardkeep.JobConfig.model_validate(job), run_dir=folder / run, quiet=True)
     return folder / run
+
+
+def trained_once(folders: pytest.TempPathFactory, **changes: Any) -> Path:
+    """As `trained`, once for each config in a test run. Only to be read: all workers and modules share the folder."""
+    config = hashlib.sha256(json.dumps(changes, sort_keys=True).encode()).hexdigest()[:16]
+    return Path(once(folders, f"clicks-{config}", lambda folder: str(trained(folder, **changes))))
 
 
 def texts(count: int, seed: int = 3) -> dict[str, list[str]]:
