@@ -1,4 +1,4 @@
-"""A served model over gRPC and HTTP: equal to Predictor, in every form of a request, and it counts values without a row."""
+"""A served model over gRPC and HTTP: equal to Predictor, in every form of a request. Values without a row are counted."""
 
 from __future__ import annotations
 
