@@ -19,3 +19,9 @@ def clicks(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def predictor(clicks: Path) -> shardkeep.Predictor:
     return shardkeep.load(clicks)
+
+
+@pytest.fixture(scope="session")
+def increments(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with 13 checkpoints; of four in a row three are increments."""
+    return trained_once(tmp_path_factory, checkpoint={"every_steps": 3, "keep": 1000, "full_every": 4})

@@ -1,4 +1,4 @@
-"""A served model over gRPC and HTTP: equal to Predictor, in every form of a request. Values without a row are counted."""
+"""A served model over gRPC and HTTP: equal to Predictor in every form. Values without a row are counted."""
 
 from __future__ import annotations
 
