@@ -146,4 +146,5 @@ def test_lines_that_nobody_reads_do_not_end_the_following(run: Path, later: list
     with following(served, Follower(run), every_s=0.001, told=closed):
         for checkpoint in later[:2]:
             publish(run, checkpoint)
-            until(lambda step=step_of(checkpoint): served.current.predictor.step == step)  # type: ignore[misc]
+            step = step_of(checkpoint)
+            until(lambda step=step: served.current.predictor.step == step)  # type: ignore[misc]
