@@ -50,7 +50,7 @@ def row_file(path: Path, ids: np.ndarray, dim: int = 4, seed: int = 0) -> np.nda
 def job_of(folder: Path, init: dict[str, Any] | None, **changes: Any) -> shardkeep.JobConfig:
     data = folder / "train.csv"
     if not data.exists():
-        write_csv(data, click_rows(260))
+        write_csv(data, click_rows(200))
     entry = {} if init is None else {"item": {"init": init}}
     tables = {"default": {"dim": 4, "optimizer": {"name": "rowwise_adagrad", "initial_accumulator": 0.25}}, **entry}
     return shardkeep.JobConfig.model_validate(click_job(data, tables=tables) | changes)
@@ -152,7 +152,7 @@ def test_the_ids_that_the_data_have_are_counted(
 def test_numbers_in_the_file_and_texts_in_the_data_are_refused_and_so_is_the_reverse(tmp_path: Path) -> None:
     path = tmp_path / "rows.parquet"
     row_file(path, np.arange(40, 140))
-    text = f"tables.item.init.path: {path}: 0 of 100 ids are in the training data; 10 of them are there as "
+    text = f"tables.item.init.path: {path}: 0 of 100 ids are in the training data; 9 of them are there as "
     with pytest.raises(DataError) as caught:
         train(job_of(tmp_path, from_file(path)), tmp_path / "run")
     csv = "texts, as every value of a CSV is: store the ids as texts in a Parquet file"
