@@ -20,6 +20,7 @@ from shardkeep.inference.scoring import evaluate_run, predict_files
 from shardkeep.inference.server.served_model import ServedModel
 from shardkeep.workers.metrics.quality import auc
 from tests.support.label_files import job_of, rows_of
+from tests.support.served_clicks import as_json
 from tests.support.serving import Server, raw_request, scores_of
 
 SCORES = ["score_clicked", "score_bought", "score_seconds", "score_bought_given_clicked"]
@@ -74,10 +75,21 @@ def test_an_export_and_a_server_say_the_same(run: Path, tmp_path: Path) -> None:
     tensors = {name: [v.encode() for v in columns[name]] for name in ("user", "item", "tags")}
     tensors |= {name: np.array(columns[name]) for name in ("price", "age")}
     with Server(ServedModel(Predictor.load(tmp_path / "export"))) as server:
-        reply = server.infer(raw_request(tensors))
+        reply = server.infer(request := raw_request(tensors))
         assert [output.name for output in reply.outputs] == SCORES
-        for p in range(len(SCORES)):
-            np.testing.assert_allclose(scores_of(reply, p), expected_NP[:, p], atol=1e-6)
+        status, plain = server.post(as_json(tensors))
+        assert status == 200 and [output["name"] for output in plain["outputs"]] == SCORES
+        status, binary = server.post_binary(tensors)
+        assert status == 200 and list(binary) == SCORES
+        for p, name in enumerate(SCORES):
+            for scores_N in (scores_of(reply, p), plain["outputs"][p]["data"], binary[name]):
+                np.testing.assert_allclose(scores_N, expected_NP[:, p], atol=1e-6)
+        request.outputs.add(name="score_bought")
+        (only,) = server.infer(request).outputs
+        assert only.name == "score_bought"
+        np.testing.assert_allclose(scores_of(server.infer(request)), expected_NP[:, 1], atol=1e-6)
+        request.outputs.add(name="score")
+        assert "output score: unknown; the model has score_clicked, score_bought, " in server.refusal(request)[1]
 
 
 def test_number_formats_cost_what_they_change_of_each_label(run: Path, tmp_path: Path) -> None:

@@ -1,5 +1,5 @@
-"""Served models with several values a row, weights of values, and several labels: in every form and protocol the scores
-are those of Predictor."""
+"""Served models with several values a row and weights of values: in every form and protocol the scores are those of
+Predictor."""
 
 from __future__ import annotations
 
@@ -13,20 +13,12 @@ import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 import pytest
-import torch
-from torch import nn
 
 import shardkeep
-from shardkeep.assembly.model import table_specs
-from shardkeep.inference.export.opening import Program
 from shardkeep.inference.export.writing import export_run
 from shardkeep.inference.predictor import Predictor
 from shardkeep.inference.protocol.datatypes import Values
 from shardkeep.inference.server.served_model import ServedModel
-from shardkeep.inference.trained import LoadedRows, Trained
-from shardkeep.run.trained import checkpoint_of, config_of
-from shardkeep.workers.data.schema import Schema
-from shardkeep.workers.embeddings.layer import Embeddings
 from tests.support.cases import every
 from tests.support.click_files import click_job
 from tests.support.served_clicks import as_json
@@ -279,60 +271,3 @@ def test_weights_that_do_not_fit_their_values_are_refused(server: Server, run: P
     assert refused(server, without).startswith(
         "input seen_weight, or seen_weight.values and seen_weight.lengths: is missing"
     )
-
-
-class TwoLabels(nn.Module):
-    """Logits of two labels."""
-
-    def __init__(self, num_inputs: int) -> None:
-        super().__init__()
-        self.layer = nn.Linear(num_inputs, 2)
-
-    def forward(self, dense_BI: torch.Tensor, embeddings: dict[str, torch.Tensor]) -> torch.Tensor:
-        logits_BT: torch.Tensor = self.layer(torch.cat([dense_BI, *embeddings.values()], dim=1))
-        return logits_BT
-
-
-def two_labels(run: Path) -> Predictor:
-    """The run's rows and inputs, with a dense model of two labels: no file has two labels."""
-    config = config_of(run)
-    checkpoint, one = checkpoint_of(config, run, "last"), shardkeep.load(run)
-    columns = one.inputs.layout.schema
-    schema = Schema(columns.dense, columns.features, ("bought", "returned"))
-    rows = LoadedRows(table_specs(config, schema), checkpoint, seed=config.seed)
-
-    def dense(embeddings: Embeddings) -> Program:
-        torch.manual_seed(4)
-        width = schema.num_dense + sum(embeddings.feature_dims.values())
-        return Program(TwoLabels(width).eval(), torch.device("cpu"))
-
-    return Predictor(Trained(config, one.step, schema, one.inputs, rows, dense))
-
-
-@pytest.mark.parametrize("run", ["csv"], indirect=True, scope="module")
-def test_several_labels_are_several_outputs(run: Path) -> None:
-    predictor = two_labels(run)
-    case = case_of(run, 50)
-    expected_NT = predictor.predict(case.rows)
-    assert expected_NT.shape == (50, 2) and np.abs(expected_NT[:, 0] - expected_NT[:, 1]).max() > 0.01
-    names = ["score_bought", "score_returned"]
-    with Server(ServedModel(predictor)) as server:
-        for form, columns in case.forms.items():
-            reply = server.infer(raw_request(columns))
-            assert [output.name for output in reply.outputs] == names
-            status, plain = server.post(as_json(columns))
-            assert status == 200 and [output["name"] for output in plain["outputs"]] == names
-            status, binary = server.post_binary(columns)
-            assert status == 200 and list(binary) == names
-            for t, name in enumerate(names):
-                found = (scores_of(reply, t), np.array(plain["outputs"][t]["data"], np.float32), binary[name])
-                for scores_N in found:
-                    assert np.abs(scores_N - expected_NT[:, t]).max() < 1e-6, (form, name)
-        request = raw_request(next(iter(case.forms.values())))
-        request.outputs.add(name="score_returned")
-        (only,) = server.infer(request).outputs
-        assert (
-            only.name == "score_returned" and np.abs(scores_of(server.infer(request)) - expected_NT[:, 1]).max() < 1e-6
-        )
-        request.outputs.add(name="score")
-        assert "output score: unknown; the model has score_bought, score_returned" in server.refusal(request)[1]
