@@ -276,7 +276,7 @@ def test_kill_9_while_exporting_leaves_the_old_export_whole(run: Path, whole: Pa
     assert len(list(out.iterdir())) == 2  # the half written files are gone
 
 
-@pytest.mark.slow
+@pytest.mark.chaos  # truncated files and changed manifests are in the default run
 def test_each_flipped_byte_is_refused_by_name(whole: Path, tmp_path: Path) -> None:
     chance = random.Random(0)
     files = sorted(path.relative_to(whole) for path in whole.rglob("*") if path.is_file())
