@@ -48,6 +48,12 @@ def job(**more: Any) -> JobConfig:
     return JobConfig.model_validate({**JOB, **more})
 
 
+def shown(found: dict[str, Any], width: int = 100) -> str:
+    text = io.StringIO()
+    show_estimate(found, Console(file=text, width=width, color_system=None))
+    return text.getvalue()
+
+
 SYNC = {"consistency": {"mode": "sync"}}
 
 
@@ -107,9 +113,8 @@ def test_each_tables_part_of_a_step_is_told() -> None:
     assert c2["pull_bytes"] == pytest.approx(unique[1] * (8 + 12 * 2))
     assert sum(unique) == pytest.approx(2 * found["step"]["distinct_per_worker"], rel=0.05)
     assert [table["rows"] == 0 for table in found["tables"]] == [True, False, False]
-    text = io.StringIO()
-    show_estimate(found, Console(file=text, width=100))
-    assert "of a table" in text.getvalue() and "0 B" in text.getvalue().split("of a table")[1]
+    text = shown(found)
+    assert "of a table" in text and "0 B" in text.split("of a table")[1]
 
 
 def steps_bytes(summary: dict[str, Any]) -> int:
@@ -129,9 +134,7 @@ def test_the_rows_of_sequences_are_told_and_the_ids_of_each_rank() -> None:
     config = job(data=data, model={"name": "din", "hidden": [4]}, tables={"default": {"dim": 8}}, train=train)
     found = estimate(config, gbit_per_s=10.0)
     assert found["step"]["unpooled"] == {"ids": 32 * 30, "bytes": 32 * 30 * 8 * 4}
-    shown = io.StringIO()
-    show_estimate(found, Console(file=shown, width=120))
-    assert "960 ids a micro-batch, whose rows take 30.7 kB, and their gradients as much" in shown.getvalue()
+    assert "960 ids a micro-batch, whose rows take 30.7 kB, and their gradients as much" in shown(found, 120)
     summary = LocalJob(config, open_data(config.data, seed=config.seed)).run()
     assert summary["ids_per_step"] == {"by_rank": [64 * 31.0] * 2, "largest_over_mean": 1.0}
     assert "unpooled" not in estimate(job(), gbit_per_s=10.0)["step"]
@@ -182,11 +185,10 @@ def test_rows_are_those_of_the_drawn_samples_and_the_text_says_so(monkeypatch: p
     assert (whole["drawn"]["rows_counted"], part["drawn"]["rows_counted"]) == (True, False)
     for some, all_ in zip(part["tables"], whole["tables"], strict=True):
         assert 0 < some["rows"] <= all_["rows"]
-    text = io.StringIO()
-    show_estimate(part, Console(file=text, width=100))
-    assert "the tables have at least the rows of these" in text.getvalue()
-    assert "each server: at least " in text.getvalue()
-    assert f">={part['tables'][2]['rows']:,}" in text.getvalue()
+    text = shown(part)
+    assert "the tables have at least the rows of these" in text
+    assert "each server: at least " in text
+    assert f">={part['tables'][2]['rows']:,}" in text
 
 
 def test_the_slower_way_of_a_link_sets_the_pace() -> None:
@@ -267,14 +269,12 @@ def test_a_wrong_setting_is_one_line_and_code_2(path: str) -> None:
 
 @every("width", [50, 200])
 def test_no_figure_is_cut_on_any_terminal(width: int) -> None:
-    out = io.StringIO()
     found = {**estimate(job(), gbit_per_s=10.0)}
     long = "a_table_with_a_long_name" * 3
     found["tables"] = [{**found["tables"][0], "name": long}, *found["tables"][1:]]
-    show_estimate(found, Console(file=out, width=width, color_system=None))
-    assert "\u2026" not in out.getvalue() and max(map(len, out.getvalue().splitlines())) <= width
-    assert f"{found['tables'][0]['rows']:,}" in out.getvalue()
-    assert ("slots" in out.getvalue()) == (width == 200)
+    text = shown(found, width)
+    assert "\u2026" not in text and max(map(len, text.splitlines())) <= width
+    assert f"{found['tables'][0]['rows']:,}" in text and ("slots" in text) == (width == 200)
 
 
 def test_without_data_there_is_the_memory_of_a_million_rows_of_each_table(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from shardkeep.inference.server.settings import ServerSettings
 from shardkeep.proto import inference_pb2 as pb
 from tests.support.cases import every
 from tests.support.served_clicks import as_json, as_typed, texts
-from tests.support.serving import Server, call_on, raw_request, scores_of
+from tests.support.serving import Server, call_on, datatype_of, raw_request, scores_of
 
 ROWS = 5
 LENGTHS = [len([t for t in text.split("|") if t]) for text in texts(ROWS)["tags"]]
@@ -122,9 +122,14 @@ def test_a_wrong_message_gets_one_line(server: Server, message: bytes, code: str
     assert found == code and text in details and "\n" not in details and len(details) <= 1000
 
 
-def _input(**changes: Any) -> dict[str, Any]:
+def of_input(**changes: Any) -> bytes:
+    """A body with one input; None = left out."""
     told = {"name": "user", "datatype": "BYTES", "shape": [1], "data": ["u1"]} | changes
-    return {name: value for name, value in told.items() if value is not None}
+    return json.dumps({"inputs": [{name: value for name, value in told.items() if value is not None}]}).encode()
+
+
+def of_binary(size: Any) -> bytes:
+    return of_input(data=None, parameters={"binary_data_size": size})
 
 
 BODIES: list[tuple[bytes, str]] = [
@@ -134,27 +139,21 @@ BODIES: list[tuple[bytes, str]] = [
     (b"[]", "the body: a list; allowed: a JSON object"),
     (b"{}", "inputs: is missing; allowed: a JSON list"),
     (b'{"inputs": [7]}', "an input: 7; allowed: a JSON object"),
-    (json.dumps({"inputs": [_input(name=3)]}).encode(), "an input has the name 3"),
-    (json.dumps({"inputs": [_input(shape=[1.5])]}).encode(), "input user: shape a list; allowed: [N] or [N, 1]"),
-    (json.dumps({"inputs": [_input(shape=[True])]}).encode(), "input user: shape a list; allowed: [N] or [N, 1]"),
-    (json.dumps({"inputs": [_input(data=[1])]}).encode(), "input user: data of BYTES; allowed: texts"),
-    (json.dumps({"inputs": [_input(data=None)]}).encode(), "input user: data is null"),
-    (json.dumps({"inputs": [_input(data=["a", "b"])]}).encode(), "input user: data has 2 elements; expected: 1"),
-    (json.dumps({"inputs": [_input(datatype="INT8", data=[300])]}).encode(), "a number that INT8 does not"),
-    (json.dumps({"inputs": [_input(datatype="INT64", data=[2**70])]}).encode(), "a number that INT64 does not"),
-    (json.dumps({"inputs": [_input(datatype="INT64", data=[1.5])]}).encode(), "1.5 in data of INT64; allowed: int"),
-    (json.dumps({"inputs": [_input(parameters={"binary_data_size": 9})]}).encode(), "has data and binary_data_size"),
-    (
-        json.dumps({"inputs": [_input(data=None, parameters={"binary_data_size": 9})]}).encode(),
-        "binary_data_size 9; 0 bytes are left",
-    ),
-    (
-        json.dumps({"inputs": [_input(data=None, parameters={"binary_data_size": 10**30})]}).encode(),
-        f"binary_data_size {10**30}; 0 bytes are left",
-    ),
-    (json.dumps({"inputs": [_input(data=None, parameters=3)]}).encode(), "parameters of an input: 3; allowed"),
-    (json.dumps({"inputs": [], "id": 3}).encode(), "id: 3; allowed: a text"),
-    (json.dumps({"inputs": []}).encode(), "input price: is missing"),
+    (of_input(name=3), "an input has the name 3"),
+    (of_input(shape=[1.5]), "input user: shape a list; allowed: [N] or [N, 1]"),
+    (of_input(shape=[True]), "input user: shape a list; allowed: [N] or [N, 1]"),
+    (of_input(data=[1]), "input user: data of BYTES; allowed: texts"),
+    (of_input(data=None), "input user: data is null"),
+    (of_input(data=["a", "b"]), "input user: data has 2 elements; expected: 1"),
+    (of_input(datatype="INT8", data=[300]), "a number that INT8 does not"),
+    (of_input(datatype="INT64", data=[2**70]), "a number that INT64 does not"),
+    (of_input(datatype="INT64", data=[1.5]), "1.5 in data of INT64; allowed: int"),
+    (of_input(parameters={"binary_data_size": 9}), "has data and binary_data_size"),
+    (of_binary(9), "binary_data_size 9; 0 bytes are left"),
+    (of_binary(10**30), f"binary_data_size {10**30}; 0 bytes are left"),
+    (of_input(data=None, parameters=3), "parameters of an input: 3; allowed"),
+    (b'{"inputs": [], "id": 3}', "id: 3; allowed: a text"),
+    (b'{"inputs": []}', "input price: is missing"),
 ]
 
 
@@ -224,19 +223,15 @@ def test_damaged_messages_never_end_the_server(server: Server, count: int) -> No
 
 @pytest.mark.parametrize("count", [100, pytest.param(1000, marks=pytest.mark.chaos)])
 def test_damaged_bodies_never_end_the_server(server: Server, count: int) -> None:
-    random = np.random.default_rng(6)
+    random, statuses = np.random.default_rng(6), set()
     inputs, behind = [], b""
     for name, values in columns().items():
         raw = pack(values)
-        datatype = (
-            "BYTES" if isinstance(values, list) else {"i4": "INT32", "i8": "INT64", "f8": "FP64"}[values.dtype.str[1:]]
-        )
-        parameters = {"binary_data_size": len(raw)}
-        inputs.append({"name": name, "datatype": datatype, "shape": [len(values)], "parameters": parameters})
+        described = {"name": name, "datatype": datatype_of(values), "shape": [len(values)]}
+        inputs.append(described | {"parameters": {"binary_data_size": len(raw)}})
         behind += raw
     head = json.dumps({"inputs": inputs}).encode()
     headers = {"Inference-Header-Content-Length": str(len(head))}
-    statuses = set()
     for _ in range(count):
         statuses.add(server.http("POST", "/v2/models/clicks/infer", damaged(head + behind, random), headers)[0])
     assert statuses <= {200, 400} and 400 in statuses
