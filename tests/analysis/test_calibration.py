@@ -12,6 +12,7 @@ from shardkeep.analysis.calibration import BINS, quality_of
 from shardkeep.base.arrays import Floats
 from shardkeep.inference.scoring import EvaluationScores
 from shardkeep.workers.metrics.quality import MetricSettings
+from tests.support.cases import every
 
 
 def scores_of(chances_N: Floats, labels_N: Floats, **changes: Any) -> EvaluationScores:
@@ -42,7 +43,7 @@ def test_the_shares_of_each_label_are_in_the_bins_of_their_probabilities() -> No
     assert all(len(bins) == BINS for bins in found["scores"].values())
 
 
-@pytest.mark.parametrize("why", ["numbers", "no rows", "not finite"])
+@every("why", ["numbers", "no rows", "not finite"])
 def test_other_scores_have_no_plots(why: str) -> None:
     whole = scores_of(np.array([0.2, 0.6], np.float32), np.array([0, 1], np.float32))
     changed = {

@@ -8,6 +8,7 @@ import pytest
 from shardkeep.analysis.delong import auc_difference
 from shardkeep.base.arrays import Bools, Float64s
 from shardkeep.workers.metrics.quality import auc
+from tests.support.cases import every
 
 MADE_UP = 100
 BAND = (89, 100)
@@ -35,7 +36,7 @@ def made_up(seed: int, samples: int, *, ties: int | None = None) -> tuple[Float6
     return (first_N, second_N, positive_N) if ties is None else (first_N.round(ties), second_N.round(ties), positive_N)
 
 
-@pytest.mark.parametrize("ties", [None, 0], ids=["no ties", "many ties"])
+@every("ties", [None, 0], ids=["no ties", "many ties"])
 def test_midranks_give_what_the_kernel_of_each_pair_gives(ties: int | None) -> None:
     for seed in range(5):
         first_N, second_N, positive_N = made_up(seed, 40, ties=ties)

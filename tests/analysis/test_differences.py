@@ -11,6 +11,7 @@ from shardkeep.base.arrays import Floats
 from shardkeep.base.errors import UserError
 from shardkeep.inference.scoring import EvaluationScores
 from shardkeep.workers.metrics.quality import MetricSettings
+from tests.support.cases import every
 
 
 def scores_of(
@@ -63,7 +64,7 @@ def test_the_bootstrap_s_interval_of_a_mean_is_about_that_of_its_standard_error(
     assert (found.high - found.low) / (2 * 1.96 * error) == pytest.approx(1.0, abs=0.12)
 
 
-@pytest.mark.slow
+@pytest.mark.chaos
 def test_about_95_of_100_bootstraps_have_the_true_difference(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shardkeep.analysis.differences.RESAMPLES", (200, 200))
     inside = 0
@@ -86,7 +87,7 @@ def test_weighted_samples_have_no_delong_but_a_bootstrap_of_the_weighted_auc() -
     assert found[0].value == pytest.approx(pair[0].metrics()["auc"] - pair[1].metrics()["auc"])
 
 
-@pytest.mark.parametrize(
+@every(
     ("other", "why"),
     [
         ((np.zeros(399, np.float32), np.zeros(399, np.float32)), "400 and 399 rows"),
@@ -107,7 +108,7 @@ def test_all_runs_are_compared_with_the_first() -> None:
     assert [each.texts(pair)[:2] for pair, each in found] == [["AUC", "b - a"], ["AUC", "c - a"]]
 
 
-@pytest.mark.parametrize(
+@every(
     ("metric", "low", "high", "says"),
     [
         ("auc", 0.001, 0.003, "better"),

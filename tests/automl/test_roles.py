@@ -40,12 +40,6 @@ def of_schema(schema: Schema, path: Path) -> tuple[dict[str, str], str]:
     return uses(plan(path, schema.table(), schema.asked)) if schema.asked else {}, str(asked.value)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("schema", SCHEMAS, ids=lambda schema: schema.name)
-def test_label_time_and_user_of_a_public_data_set_are_right_or_asked_for(schema: Schema, tmp_path: Path) -> None:
-    check_vital(schema, tmp_path)
-
-
 def check_vital(schema: Schema, tmp_path: Path) -> tuple[int, list[str]]:
     """Checks label, time and user; the number of other columns, and those in a wrong role."""
     found, asked = of_schema(schema, tmp_path / f"data.{'parquet' if schema.parquet else 'csv'}")
@@ -53,14 +47,14 @@ def check_vital(schema: Schema, tmp_path: Path) -> tuple[int, list[str]]:
     if asked and not schema.asked:
         return 0, []
     vital = {name for name in found if VITAL & {found[name], *expected[name]}}
-    assert {name: found[name] for name in vital if found[name] not in expected[name]} == {}
+    assert {name: found[name] for name in vital if found[name] not in expected[name]} == {}, schema.name
     assert not schema.asked or f"candidates: {schema.asked} (" in asked or f", {schema.asked} (" in asked
     others = found.keys() - vital
     return len(others), [f"{schema.name}.{name}" for name in others if found[name] not in expected[name]]
 
 
 @pytest.mark.slow
-def test_few_of_the_other_columns_of_public_data_sets_are_in_a_wrong_role(tmp_path: Path) -> None:
+def test_label_time_and_user_of_public_data_sets_are_right_or_asked_for_and_few_others_wrong(tmp_path: Path) -> None:
     assert len(SCHEMAS) >= 40
     total, wrong = 0, list[str]()
     for schema in SCHEMAS:
@@ -69,13 +63,9 @@ def test_few_of_the_other_columns_of_public_data_sets_are_in_a_wrong_role(tmp_pa
     assert len(wrong) <= MOST_WRONG * total, f"{len(wrong)} of {total}: {wrong}"
 
 
-SHORT = ("movielens-1m", "kuairand", "microvideo")
-
-
-@every("name", SHORT)
+@every("name", ["movielens-1m", "microvideo"])
 def test_a_public_data_set_of_each_kind_is_right(name: str, tmp_path: Path) -> None:
-    schema = next(schema for schema in SCHEMAS if schema.name == name)
-    _, wrong = check_vital(schema, tmp_path)
+    _, wrong = check_vital(next(schema for schema in SCHEMAS if schema.name == name), tmp_path)
     assert len(wrong) <= 1
 
 

@@ -25,6 +25,7 @@ from shardkeep.ps.config import TableSpec
 from shardkeep.ps.server.table.optimizers.adam import AdamConfig
 from shardkeep.workers.data.sampling import StepSlices
 from shardkeep.workers.data.sources.registry import open_data
+from tests.support.cases import every
 from tests.support.local_job import LocalJob
 from tests.support.one_table import OneTable
 
@@ -47,20 +48,38 @@ def job(**more: Any) -> JobConfig:
     return JobConfig.model_validate({**JOB, **more})
 
 
-@pytest.mark.parametrize(
+def shown(found: dict[str, Any], width: int = 100) -> str:
+    text = io.StringIO()
+    show_estimate(found, Console(file=text, width=width, color_system=None))
+    return text.getvalue()
+
+
+SYNC = {"consistency": {"mode": "sync"}}
+
+
+@every(
     "more",
     [
         {},
-        {"consistency": {"mode": "sync"}, "servers": 3},
+        {**SYNC, "servers": 3, "train": {"batch_size": 32, "accumulate": 3}},
         {"compression": {"push": {"keep_rows": 0.3, "values": "fp16"}, "pull": {"values": "bf16"}}},
         {"servers": 0, "workers": 1},
-        {"train": {"batch_size": 16, "accumulate": 5, "epochs": 2}},
         {"train": {"batch_size": 64, "max_steps": 7}},
-        {"workers": 6, "consistency": {"mode": "sync"}},
     ],
-    ids=["bounded", "sync", "compressed", "in one process", "accumulated", "cut short", "more than are played"],
 )
 def test_the_estimate_agrees_with_what_the_job_reports(more: dict[str, Any]) -> None:
+    check_estimate(more)
+
+
+@pytest.mark.slow
+@every("more", [{"workers": 6, **SYNC}, {"train": {"batch_size": 16, "accumulate": 5, "epochs": 2}}])
+def test_the_estimate_agrees_with_a_job_of_more_workers_than_are_played_and_with_one_of_two_epochs(
+    more: dict[str, Any],
+) -> None:
+    check_estimate(more)
+
+
+def check_estimate(more: dict[str, Any]) -> None:
     config = job(**more)
     found = estimate(config, gbit_per_s=10.0)
     summary = LocalJob(config, open_data(config.data, seed=config.seed)).run()
@@ -94,9 +113,8 @@ def test_each_tables_part_of_a_step_is_told() -> None:
     assert c2["pull_bytes"] == pytest.approx(unique[1] * (8 + 12 * 2))
     assert sum(unique) == pytest.approx(2 * found["step"]["distinct_per_worker"], rel=0.05)
     assert [table["rows"] == 0 for table in found["tables"]] == [True, False, False]
-    text = io.StringIO()
-    show_estimate(found, Console(file=text, width=100))
-    assert "of a table" in text.getvalue() and "0 B" in text.getvalue().split("of a table")[1]
+    text = shown(found)
+    assert "of a table" in text and "0 B" in text.split("of a table")[1]
 
 
 def steps_bytes(summary: dict[str, Any]) -> int:
@@ -104,7 +122,7 @@ def steps_bytes(summary: dict[str, Any]) -> int:
     return sum(sum(summary["bytes"][direction].values()) for direction in ("pull", "push", "tower"))
 
 
-@pytest.mark.parametrize(("mode", "calls"), [("bounded", 6), ("sync", 12)])
+@every(("mode", "calls"), [("bounded", 6), ("sync", 12)])
 def test_a_push_takes_the_next_pull_along_where_the_mode_allows_it(mode: str, calls: int) -> None:
     found = estimate(job(servers=3, consistency={"mode": mode}), gbit_per_s=10.0)
     assert found["step"]["calls"] == pytest.approx(calls, rel=0.05)
@@ -116,9 +134,7 @@ def test_the_rows_of_sequences_are_told_and_the_ids_of_each_rank() -> None:
     config = job(data=data, model={"name": "din", "hidden": [4]}, tables={"default": {"dim": 8}}, train=train)
     found = estimate(config, gbit_per_s=10.0)
     assert found["step"]["unpooled"] == {"ids": 32 * 30, "bytes": 32 * 30 * 8 * 4}
-    shown = io.StringIO()
-    show_estimate(found, Console(file=shown, width=120))
-    assert "960 ids a micro-batch, whose rows take 30.7 kB, and their gradients as much" in shown.getvalue()
+    assert "960 ids a micro-batch, whose rows take 30.7 kB, and their gradients as much" in shown(found, 120)
     summary = LocalJob(config, open_data(config.data, seed=config.seed)).run()
     assert summary["ids_per_step"] == {"by_rank": [64 * 31.0] * 2, "largest_over_mean": 1.0}
     assert "unpooled" not in estimate(job(), gbit_per_s=10.0)["step"]
@@ -130,7 +146,7 @@ def test_the_ids_of_a_step_are_those_of_the_data() -> None:
     assert 64 < step["distinct_per_worker"] < 64 * 3
 
 
-@pytest.mark.parametrize("rows", [1000, 70_000, 400_000])
+@every("rows", [1000, 70_000])
 def test_a_tables_bytes_are_those_of_a_table(rows: int) -> None:
     spec = TableSpec(name="t", dim=10, optimizer=AdamConfig())
     table = OneTable(spec, seed=1)
@@ -167,13 +183,12 @@ def test_rows_are_those_of_the_drawn_samples_and_the_text_says_so(monkeypatch: p
     monkeypatch.setattr("shardkeep.estimate.dry_run.DRAWN_SAMPLES", 1000)
     part = estimate(job(), gbit_per_s=10.0)
     assert (whole["drawn"]["rows_counted"], part["drawn"]["rows_counted"]) == (True, False)
-    for some, every in zip(part["tables"], whole["tables"], strict=True):
-        assert 0 < some["rows"] <= every["rows"]
-    text = io.StringIO()
-    show_estimate(part, Console(file=text, width=100))
-    assert "the tables have at least the rows of these" in text.getvalue()
-    assert "each server: at least " in text.getvalue()
-    assert f">={part['tables'][2]['rows']:,}" in text.getvalue()
+    for some, all_ in zip(part["tables"], whole["tables"], strict=True):
+        assert 0 < some["rows"] <= all_["rows"]
+    text = shown(part)
+    assert "the tables have at least the rows of these" in text
+    assert "each server: at least " in text
+    assert f">={part['tables'][2]['rows']:,}" in text
 
 
 def test_the_slower_way_of_a_link_sets_the_pace() -> None:
@@ -195,7 +210,7 @@ def test_the_slower_way_of_a_link_sets_the_pace() -> None:
     assert (worker["in_bytes"], worker["out_bytes"], worker["bound_ms"]) == (6e6, 3.5e6, 6.0)
 
 
-@pytest.mark.parametrize("speed", [0.0, -1.0, float("inf"), float("nan")])
+@every("speed", [0.0, -1.0, float("inf"), float("nan")])
 def test_a_bandwidth_that_is_none_is_refused(speed: float) -> None:
     with pytest.raises(ConfigError, match=r"--gbit-per-s .*: allowed: a number above 0"):
         estimate(job(), gbit_per_s=speed)
@@ -252,16 +267,14 @@ def test_a_wrong_setting_is_one_line_and_code_2(path: str) -> None:
     assert (code, out, error.count("\n")) == (2, "", 1) and "cross_layers" in error
 
 
-@pytest.mark.parametrize("width", [50, 200], ids=["narrow", "wide"])
+@every("width", [50, 200])
 def test_no_figure_is_cut_on_any_terminal(width: int) -> None:
-    out = io.StringIO()
     found = {**estimate(job(), gbit_per_s=10.0)}
     long = "a_table_with_a_long_name" * 3
     found["tables"] = [{**found["tables"][0], "name": long}, *found["tables"][1:]]
-    show_estimate(found, Console(file=out, width=width, color_system=None))
-    assert "\u2026" not in out.getvalue() and max(map(len, out.getvalue().splitlines())) <= width
-    assert f"{found['tables'][0]['rows']:,}" in out.getvalue()
-    assert ("slots" in out.getvalue()) == (width == 200)
+    text = shown(found, width)
+    assert "\u2026" not in text and max(map(len, text.splitlines())) <= width
+    assert f"{found['tables'][0]['rows']:,}" in text and ("slots" in text) == (width == 200)
 
 
 def test_without_data_there_is_the_memory_of_a_million_rows_of_each_table(tmp_path: Path) -> None:
@@ -277,6 +290,7 @@ def test_without_data_there_is_the_memory_of_a_million_rows_of_each_table(tmp_pa
     assert "links" not in found
 
 
+@pytest.mark.slow
 def test_a_wrong_config_is_read_before_any_kernel_is_compiled(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "shardkeep", "estimate", str(tmp_path / "absent.yaml")]
     env = os.environ | {"XDG_CACHE_HOME": str(tmp_path / "cache"), "HOME": str(tmp_path)}

@@ -16,8 +16,14 @@ from shardkeep.estimate.padding import padding_gain, timed
 from shardkeep.estimate.view import show_estimate
 from shardkeep.workers.dense.amp import MixedPrecision
 from shardkeep.workers.dense.products import Products
+from tests.support.cases import every
 
 DATA = {"synthetic": {"train_samples": 4000, "eval_samples": 10, "num_dense": 3, "table_sizes": [50]}}
+
+
+@pytest.fixture(autouse=True)
+def _few_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shardkeep.estimate.padding.LIMIT_S", 0.0)
 
 
 def job(**more: Any) -> JobConfig:
@@ -37,7 +43,7 @@ def of_products(seconds: dict[int, float]) -> Any:
     return seconds_of
 
 
-@pytest.mark.parametrize(
+@every(
     ("padded_s", "wide_s", "told"),
     [(0.8, 0.9, {"multiple": 8, "gain": 2.0 / 1.8}), (0.98, 0.7, {"multiple": 32, "gain": 2.0 / 1.7}), (0.98, 2.0, {})],
     ids=["8", "32", "less than 3 %"],

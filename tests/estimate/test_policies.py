@@ -18,6 +18,7 @@ from shardkeep.workers.data.batch import Batch, Ragged
 from shardkeep.workers.data.schema import Feature, Schema
 from shardkeep.workers.data.sources.registry import open_data
 from shardkeep.workers.embeddings.plan import Planner
+from tests.support.cases import every
 from tests.support.local_job import LocalJob
 from tests.support.one_table import OneTable
 
@@ -40,7 +41,7 @@ def steps_of(count: int) -> list[np.ndarray]:
     return [(random.random(1000) ** 4 * 200_000).astype(np.int64) for _ in range(count)]
 
 
-@pytest.mark.parametrize("passes", [1, 2])
+@every("passes", [1, 2])
 def test_ids_below_the_bar_of_pushes_get_no_row(passes: int) -> None:
     steps = steps_of(64)
     pushes = Counter(int(i) for ids_N in steps for i in np.unique(ids_N))

@@ -16,6 +16,7 @@ from shardkeep.config import JobConfig
 from shardkeep.estimate.estimate import estimate
 from shardkeep.estimate.tower import MATTERS_FROM, PAYS_FROM, sharded_bytes, tower_memory
 from shardkeep.estimate.view import show_estimate
+from tests.support.cases import every
 
 RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results" / "2026-11-27-fsdp-memory.json"
 PROCESS_MB = 330
@@ -59,9 +60,7 @@ def test_the_table_says_from_which_size_on_shards_pay() -> None:
     assert found["tower"]["fsdp_pays_from"] == PAYS_FROM == 50_000_000
 
 
-@pytest.mark.parametrize(
-    ("least", "workers", "there"), [(1, 2, True), (1, 1, False), (MATTERS_FROM, 2, False)], ids=["large", "1", "small"]
-)
+@every(("least", "workers", "there"), [(1, 2, True), (1, 1, False), (MATTERS_FROM, 2, False)])
 def test_only_a_large_tower_of_several_workers_has_the_table(
     least: int, workers: int, there: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

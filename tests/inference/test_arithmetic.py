@@ -19,7 +19,7 @@ from shardkeep.inference.predictor import Predictor
 from shardkeep.inference.scoring import evaluate_run
 from tests.support.cases import every
 from tests.support.click_files import click_job, click_rows, write_csv
-from tests.support.served_clicks import texts, trained
+from tests.support.served_clicks import texts
 
 OWN = """
 from torch import nn
@@ -35,14 +35,9 @@ ROWS = texts(50)
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return trained(tmp_path_factory.mktemp("arithmetic"))
-
-
-@pytest.fixture(scope="module")
-def exported(run: Path) -> Path:
-    export_run(run, run.parent / "export")
-    return run.parent / "export"
+def exported(clicks: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    export_run(clicks, path := tmp_path_factory.mktemp("arithmetic") / "export")
+    return path
 
 
 def near(scores_N: np.ndarray, expected_N: np.ndarray) -> bool:
@@ -50,40 +45,40 @@ def near(scores_N: np.ndarray, expected_N: np.ndarray) -> bool:
     return 1e-7 < np.abs(scores_N - expected_N).max() < 0.03
 
 
-def test_a_run_an_export_and_a_follower_compute_in_bf16_alike(run: Path, exported: Path) -> None:
-    bf16_N = shardkeep.load(run, amp="bf16").predict(ROWS)
-    assert near(bf16_N, shardkeep.load(run).predict(ROWS))
+def test_a_run_an_export_and_a_follower_compute_in_bf16_alike(clicks: Path, exported: Path) -> None:
+    bf16_N = shardkeep.load(clicks, amp="bf16").predict(ROWS)
+    assert near(bf16_N, shardkeep.load(clicks).predict(ROWS))
     np.testing.assert_array_equal(shardkeep.load(exported, amp="bf16").predict(ROWS), bf16_N)
-    followed = Follower(run, amp="bf16").look()
+    followed = Follower(clicks, amp="bf16").look()
     assert followed is not None
     np.testing.assert_array_equal(Predictor(followed.trained).predict(ROWS), bf16_N)
 
 
 @every("amp", ["bf16", "off"])
-def test_a_pickled_predictor_computes_as_before(run: Path, amp: str) -> None:
-    model = shardkeep.load(run, amp=amp)
+def test_a_pickled_predictor_computes_as_before(clicks: Path, amp: str) -> None:
+    model = shardkeep.load(clicks, amp=amp)
     again: Predictor = pickle.loads(pickle.dumps(model))
     np.testing.assert_array_equal(again.predict(ROWS), model.predict(ROWS))
     assert again.trained.config.tower.amp == amp
 
 
-def test_the_commands_take_it(run: Path, tmp_path: Path) -> None:
-    found, data = [], run.parent / "train.csv"
+def test_the_commands_take_it(clicks: Path, tmp_path: Path) -> None:
+    found, data = [], clicks.parent / "train.csv"
     for amp in ("off", "bf16"):
         out = tmp_path / f"{amp}.csv"
-        command = ["predict", str(run), "--data", str(data), "--out", str(out), "--amp", amp]
+        command = ["predict", str(clicks), "--data", str(data), "--out", str(out), "--amp", amp]
         assert CliRunner().invoke(app, command).exit_code == 0
         with out.open(newline="") as file:
             found.append(np.array([float(row["score"]) for row in csv.DictReader(file)]))
     assert near(*found)
-    own, files = evaluate_run(run, amp="bf16"), evaluate_run(run, files=[data], amp="bf16")
-    for bf16, fp32 in ((own, evaluate_run(run)), (files, evaluate_run(run, files=[data]))):
+    own, files = evaluate_run(clicks, amp="bf16"), evaluate_run(clicks, files=[data], amp="bf16")
+    for bf16, fp32 in ((own, evaluate_run(clicks)), (files, evaluate_run(clicks, files=[data]))):
         assert bf16["logloss"] != fp32["logloss"] and abs(bf16["auc"] - fp32["auc"]) < 0.01
 
 
 def test_a_program_computes_as_it_was_exported(tmp_path: Path) -> None:
     (tmp_path / "one_layer.py").write_text(OWN)
-    job = click_job(write_csv(tmp_path / "train.csv", click_rows(300)), model={"name": "one_layer:Net"})
+    job = click_job(write_csv(tmp_path / "train.csv", click_rows(100)), model={"name": "one_layer:Net"})
     job["data"]["root"] = str(tmp_path)
     shardkeep.train(shardkeep.JobConfig.model_validate(job), run_dir=tmp_path / "run", quiet=True)
     export_run(tmp_path / "run", tmp_path / "export")

@@ -18,6 +18,7 @@ from shardkeep.inference.scoring import evaluate_run
 from shardkeep.run.next_steps import resume_line
 from shardkeep.run.origin.warm_start import plan_warm_start
 from shardkeep.run.reader import RunReader
+from tests.support.cases import every
 from tests.support.click_files import click_job, click_rows, write_csv
 from tests.support.records import records_in
 
@@ -25,45 +26,78 @@ EPOCHS = 12
 
 
 def job_of(folder: Path, **train: Any) -> shardkeep.JobConfig:
-    """Overfits within some epochs: the dense model is too large for 600 rows."""
+    """Overfits within some epochs: the dense model is too large for 300 rows."""
     data = folder / "train.csv"
     if not data.exists():
-        write_csv(data, click_rows(600))
+        write_csv(data, click_rows(300))
     job = click_job(data, model={"bottom": [32], "hidden": [64, 64]})
+    job["data"]["test"] = [str(write_csv(folder / "test.csv", click_rows(200, seed=21)))]
     job["checkpoint"] = {"every_steps": 1000, "keep": 1}
     job["tables"] = {"default": {"dim": 8, "optimizer": {"name": "adagrad", "lr": 0.1}}}
     job["train"] = {"batch_size": 32, "epochs": EPOCHS, "early_stopping": {"metric": "logloss", "patience": 2}} | train
     return shardkeep.JobConfig.model_validate(job)
 
 
+def without_test(job: shardkeep.JobConfig, **groups: dict[str, Any]) -> shardkeep.JobConfig:
+    settings = job.model_dump(mode="json")
+    del settings["data"]["test"]
+    return shardkeep.JobConfig.model_validate(settings | {key: settings[key] | new for key, new in groups.items()})
+
+
 def evaluations(run: Path) -> list[tuple[int, float]]:
     return [(r["step"], r["logloss"]) for r in records_in(run / "metrics.jsonl") if r["kind"] == "eval"]
 
 
-def test_a_job_ends_two_evaluations_after_its_best_one_and_keeps_that_model(tmp_path: Path) -> None:
-    summary = shardkeep.train(job_of(tmp_path), run_dir=tmp_path / "run", quiet=True)
-    found = evaluations(tmp_path / "run")
+def summary_of(run: Path) -> shardkeep.callbacks.Summary:
+    return shardkeep.callbacks.Summary.model_validate(RunReader(run).summary())
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a job that stopped early, with its files and its `run`."""
+    folder = tmp_path_factory.mktemp("stopped")
+    shardkeep.train(job_of(folder), run_dir=folder / "run", quiet=True)
+    return folder
+
+
+@pytest.fixture
+def run(stopped: Path, tmp_path: Path) -> Path:
+    """A copy of its run."""
+    return shutil.copytree(stopped / "run", tmp_path / "run")
+
+
+def test_a_job_ends_two_evaluations_after_its_best_one_and_keeps_that_model(run: Path) -> None:
+    summary, found = summary_of(run), evaluations(run)
     best_step, best_value = min(found, key=lambda each: each[1])
     assert summary.status == "completed" and len(found) < EPOCHS
     assert [step for step, _ in found][-3] == best_step and summary.steps == found[-1][0]
     assert summary.best is not None and (summary.best.step, summary.best.logloss) == (best_step, best_value)
     assert summary.eval is not None and summary.eval.logloss == found[-1][1] > best_value
-    kept = sorted(path.name for path in (tmp_path / "run" / "checkpoints").glob("step-*"))
+    kept = sorted(path.name for path in (run / "checkpoints").glob("step-*"))
     assert kept == [f"step-{best_step:08d}", f"step-{summary.steps:08d}"]
-    assert evaluate_run(tmp_path / "run", which="best") == summary.to_dict()["best"]
+    assert evaluate_run(run, which="best") == summary.to_dict()["best"]
 
 
-def test_whatever_uses_a_job_that_stopped_early_takes_its_best_model_unless_told(tmp_path: Path) -> None:
-    run, data, export = tmp_path / "run", str(tmp_path / "train.csv"), tmp_path / "export"
-    summary = shardkeep.train(job_of(tmp_path), run_dir=run, quiet=True)
+def test_test_data_are_scored_once_at_the_end_by_the_best_model(run: Path, stopped: Path) -> None:
+    summary = summary_of(run)
+    assert summary.best is not None and summary.test is not None
+    assert (summary.test.step, summary.test.samples) == (summary.best.step, 200)
+    found = evaluate_run(run, which="best", files=[stopped / "test.csv"])
+    assert summary.to_dict()["test"] == found == evaluate_run(run, which="best", split="test")
+
+
+def test_whatever_uses_a_job_that_stopped_early_takes_its_best_model_unless_told(
+    run: Path, stopped: Path, tmp_path: Path
+) -> None:
+    summary, export = summary_of(run), tmp_path / "export"
     assert summary.best is not None
-    command = ["predict", str(run), "--data", data, "--out", str(tmp_path / "scores.csv")]
+    command = ["predict", str(run), "--data", str(stopped / "train.csv"), "--out", str(tmp_path / "scores.csv")]
     assert f"by the model of step {summary.best.step:,} in" in CliRunner().invoke(app, command).stdout
     assert f"by the model of step {summary.steps:,} in" in CliRunner().invoke(app, [*command, "--model", "last"]).stdout
     export_run(run, export)
     assert shardkeep.load(run).step == shardkeep.load(export).step == evaluate_run(run)["step"] == summary.best.step
     assert shardkeep.load(run, "last").step == summary.steps
-    assert plan_warm_start(job_of(tmp_path), run).checkpoint.step == summary.best.step
+    assert plan_warm_start(job_of(stopped), run).checkpoint.step == summary.best.step
 
 
 def damage(folder: Path, kind: str) -> None:
@@ -81,11 +115,12 @@ def damage(folder: Path, kind: str) -> None:
         file.write_bytes(file.read_bytes()[:-3] + b"..." * (kind == "other bytes"))
 
 
-def test_a_best_model_that_is_gone_or_damaged_is_an_error_of_a_line_and_never_another_model(tmp_path: Path) -> None:
-    run, data, job = tmp_path / "run", str(tmp_path / "train.csv"), job_of(tmp_path)
-    summary = shardkeep.train(job, run_dir=run, quiet=True)
+def test_a_best_model_that_is_gone_or_damaged_is_an_error_of_a_line_and_never_another_model(
+    run: Path, stopped: Path, tmp_path: Path
+) -> None:
+    summary, job, kept, data = summary_of(run), job_of(stopped), stopped / "run", str(stopped / "train.csv")
     assert summary.best is not None
-    best, kept = run / f"checkpoints/step-{summary.best.step:08d}", shutil.copytree(run, tmp_path / "kept")
+    best = run / f"checkpoints/step-{summary.best.step:08d}"
     commands = {
         "evaluate": ["evaluate", str(run)],
         "predict": ["predict", str(run), "--data", data, "--out", str(tmp_path / "scores.csv")],
@@ -117,34 +152,31 @@ def numbers_in(text: str) -> set[int]:
 
 
 def test_before_the_first_evaluation_there_is_no_best_model_and_the_last_one_is_taken(tmp_path: Path) -> None:
-    run, job = tmp_path / "run", job_of(tmp_path, max_steps=20)
-    often = job.model_copy(update={"checkpoint": job.checkpoint.model_copy(update={"every_steps": 4, "keep": 20})})
+    run = tmp_path / "run"
+    often = without_test(job_of(tmp_path, max_steps=7), checkpoint={"every_steps": 3, "keep": 20})
     shardkeep.train(often, run_dir=run, quiet=True)
-    for path in (run / "checkpoints").glob("step-*"):
-        if int(path.name[5:]) > 8:  # as if it was killed then
-            shutil.rmtree(path)
-    assert shardkeep.load(run).step == 8
+    shutil.rmtree(run / "checkpoints/step-00000007")  # as if it was killed before its evaluation
+    assert shardkeep.load(run).step == 6
     done = CliRunner().invoke(app, ["evaluate", str(run), "--model", "best"])
-    error = "error: --model best: no evaluation has found the best one; allowed: last, 4, 8\n"
+    error = "error: --model best: no evaluation has found the best one; allowed: last, 3, 6\n"
     assert (done.exit_code, done.stderr) == (2, error)
 
 
-def test_a_job_that_is_resumed_in_the_middle_of_its_patience_ends_where_it_would_have(tmp_path: Path) -> None:
-    whole = shardkeep.train(job_of(tmp_path), run_dir=tmp_path / "whole", quiet=True)
+def test_a_job_that_is_resumed_in_the_middle_of_its_patience_ends_where_it_would_have(
+    stopped: Path, tmp_path: Path
+) -> None:
+    whole, between = summary_of(stopped / "run"), [step for step, _ in evaluations(stopped / "run")][-2]
     assert whole.best is not None
-    between = [step for step, _ in evaluations(tmp_path / "whole")][-2]
-    shardkeep.train(job_of(tmp_path, max_steps=between), run_dir=tmp_path / "cut", quiet=True)
+    shardkeep.train(job_of(stopped, max_steps=between), run_dir=tmp_path / "cut", quiet=True)
     more = ["--set", f"train.max_steps={whole.steps + 500}"]
     done = CliRunner().invoke(app, ["train", "--resume", str(tmp_path / "cut"), *more])
     assert done.exit_code == 0, done.output
-    summary = shardkeep.callbacks.Summary.model_validate(RunReader(tmp_path / "cut").summary())
+    summary = summary_of(tmp_path / "cut")
     assert (summary.steps, summary.best, summary.state_digest) == (whole.steps, whole.best, whole.state_digest)
 
 
-def test_a_job_that_stopped_early_says_so_on_resume_and_trains_on_with_more_patience(tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    shardkeep.train(job_of(tmp_path), run_dir=run, quiet=True)
-    before = shardkeep.callbacks.Summary.model_validate(RunReader(run).summary())
+def test_a_job_that_stopped_early_says_so_on_resume_and_trains_on_with_more_patience(run: Path) -> None:
+    before = summary_of(run)
     assert before.best is not None
     text = (
         f"--resume {run}: training stopped early at step {before.steps}: logloss has not improved in 2 evaluations "
@@ -153,90 +185,75 @@ def test_a_job_that_stopped_early_says_so_on_resume_and_trains_on_with_more_pati
     for overrides in ([], ["--set", "train.epochs=50"]):
         again = CliRunner().invoke(app, ["train", "--resume", str(run), *overrides])
         assert (again.exit_code, again.stderr) == (2, f"error: {text}\n")
-    assert shardkeep.callbacks.Summary.model_validate(RunReader(run).summary()) == before
+    assert summary_of(run) == before
     longer = shardkeep.resume(run, overrides=["train.early_stopping.patience=3"], quiet=True)
     assert longer.steps > before.steps and longer.best == before.best
     assert len(evaluations(run)) == len({step for step, _ in evaluations(run)})
 
 
 def test_a_resume_without_a_step_left_keeps_the_metrics_and_shows_no_times(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = tmp_path / "run"
-    before = shardkeep.train(job_of(tmp_path), run_dir=run, quiet=True)
+    before = summary_of(run)
     (run / "summary.json").unlink()  # killed after its last checkpoint
     shardkeep.resume(run)
-    after = shardkeep.callbacks.Summary.model_validate(RunReader(run).summary())
+    after = summary_of(run)
     assert after.eval is not None and (after.eval, after.best, after.steps) == (before.eval, before.best, before.steps)
     assert "mean step" not in capsys.readouterr().out
 
 
-def test_without_early_stopping_there_is_no_best(tmp_path: Path) -> None:
-    summary = shardkeep.train(job_of(tmp_path, early_stopping=None, epochs=1), run_dir=tmp_path / "run", quiet=True)
-    assert summary.best is None and "best" not in summary.to_dict()
+def test_without_early_stopping_there_is_no_best(clicks: Path) -> None:
+    assert summary_of(clicks).best is None and "best" not in summary_of(clicks).to_dict()
     with pytest.raises(UserError, match=r"--model best: the job has no train.early_stopping"):
-        shardkeep.load(tmp_path / "run", "best")
-
-
-def test_test_data_are_scored_once_at_the_end_by_the_best_model(tmp_path: Path) -> None:
-    job = job_of(tmp_path).model_dump(mode="json")
-    job["data"]["test"] = [str(write_csv(tmp_path / "test.csv", click_rows(200, seed=21)))]
-    summary = shardkeep.train(shardkeep.JobConfig.model_validate(job), run_dir=tmp_path / "run", quiet=True)
-    assert summary.best is not None and summary.test is not None
-    assert (summary.test.step, summary.test.samples) == (summary.best.step, 200)
-    found = evaluate_run(tmp_path / "run", which="best", files=[tmp_path / "test.csv"])
-    assert summary.to_dict()["test"] == found == evaluate_run(tmp_path / "run", which="best", split="test")
+        shardkeep.load(clicks, "best")
 
 
 @pytest.mark.slow
 def test_test_data_that_cannot_be_scored_leave_the_model_and_are_an_error(tmp_path: Path) -> None:
-    job = job_of(tmp_path, early_stopping=None, epochs=1).model_dump(mode="json")
-    bad = write_csv(tmp_path / "test.csv", [row | {"price": "cheap"} for row in click_rows(3)])
-    job["data"]["test"] = [str(bad)]
+    job = job_of(tmp_path, early_stopping=None, epochs=1)
+    write_csv(tmp_path / "test.csv", [row | {"price": "cheap"} for row in click_rows(3)])
     with pytest.raises(
         JobError, match=r"the model is trained, but data.test is not scored: .*test.csv, row 1, column price"
     ):
-        shardkeep.train(shardkeep.JobConfig.model_validate(job), run_dir=tmp_path / "run")
-    summary = shardkeep.callbacks.Summary.model_validate(RunReader(tmp_path / "run").summary())
+        shardkeep.train(job, run_dir=tmp_path / "run")
+    summary = summary_of(tmp_path / "run")
     assert summary.status == "incomplete" and summary.test is None
     shardkeep.load(tmp_path / "run")
-    assert resume_line(tmp_path / "run") == "nothing to resume: step-00000016 has all steps"
-    with pytest.raises(UserError, match="the job is done at step 16"):
+    step = summary.steps
+    assert resume_line(tmp_path / "run") == f"nothing to resume: step-{step:08d} has all steps"
+    with pytest.raises(UserError, match=f"the job is done at step {step}"):
         shardkeep.resume(tmp_path / "run", quiet=True)
 
 
-@pytest.mark.slow
+@pytest.mark.chaos
 def test_test_data_are_scored_in_a_folder_that_holds_another_package_of_the_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "shardkeep").mkdir()
     (tmp_path / "shardkeep" / "__main__.py").write_text("raise SystemExit('error: not this one')")
     monkeypatch.chdir(tmp_path)
-    job = job_of(tmp_path, early_stopping=None, epochs=1).model_dump(mode="json")
-    job["data"]["test"] = [str(write_csv(tmp_path / "test.csv", click_rows(200, seed=21)))]
-    summary = shardkeep.train(shardkeep.JobConfig.model_validate(job), run_dir=tmp_path / "run", quiet=True)
+    job = job_of(tmp_path, early_stopping=None, epochs=1)
+    summary = shardkeep.train(job, run_dir=tmp_path / "run", quiet=True)
     assert summary.test is not None and summary.test.samples == 200
 
 
-@pytest.mark.parametrize(
+@every(
     ("changes", "text"),
     [
         ({"data": {"test": ["/nowhere.csv"]}}, "/nowhere.csv: no such file .data.test."),
         ({"data": {"eval_fraction": 0.0}}, "train.early_stopping: needs data.eval or data.eval_fraction"),
     ],
-    ids=["no test file", "no evaluation data"],
 )
 def test_what_is_missing_for_it_ends_the_job_before_its_first_step(
     tmp_path: Path, changes: dict[str, dict[str, Any]], text: str
 ) -> None:
-    job = job_of(tmp_path).model_dump(mode="json")
-    for group, values in changes.items():
-        job[group] |= values
     with pytest.raises((UserError, DataError, ConfigError), match=text):
-        shardkeep.train(shardkeep.JobConfig.model_validate(job), run_dir=tmp_path / "run", quiet=True)
+        job = job_of(tmp_path).model_dump(mode="json")
+        config = shardkeep.JobConfig.model_validate(job | {key: job[key] | new for key, new in changes.items()})
+        shardkeep.train(config, run_dir=tmp_path / "run", quiet=True)
 
 
-@pytest.mark.parametrize(
+@every(
     ("changes", "text"),
     [
         ({"data": {"test": "a.csv", "train": "b.csv"}}, "checkpoint.every_steps: off keeps no model for data.test"),
@@ -249,7 +266,6 @@ def test_what_is_missing_for_it_ends_the_job_before_its_first_step(
             "data.test: has no eff",
         ),
     ],
-    ids=["test", "early stopping", "stream"],
 )
 def test_settings_that_do_not_go_together_are_refused(changes: dict[str, Any], text: str) -> None:
     with pytest.raises(ValueError, match=text):

@@ -19,8 +19,7 @@ from shardkeep.base.errors import CheckpointError, DataError, ShardkeepError
 from shardkeep.inference.export.writing import export_run
 from shardkeep.inference.server.served_model import ServedModel
 from tests.support.cases import every
-from tests.support.examples import LONG
-from tests.support.served_clicks import texts, trained
+from tests.support.served_clicks import texts
 
 Record = dict[str, Any]
 Place = tuple[Any, ...]
@@ -38,10 +37,9 @@ ANSWERS_MAY_CHANGE = {
 
 
 @pytest.fixture(scope="module")
-def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("crafted")
-    export_run(trained(folder), folder / "out")
-    return folder / "out"
+def out(clicks: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    export_run(clicks, path := tmp_path_factory.mktemp("crafted") / "out")
+    return path
 
 
 def resealed(out: Path, to: Path, change: Any) -> Path:
@@ -169,11 +167,12 @@ def copied(value: Any) -> Any:
     return json.loads(json.dumps(value))
 
 
-def test_no_change_of_a_manifest_gives_a_raw_error(out: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("count", [100, pytest.param(6000, marks=pytest.mark.chaos)])
+def test_no_change_of_a_manifest_gives_a_raw_error(out: Path, tmp_path: Path, count: int) -> None:
     columns, outcomes = texts(20), {"same": 0, "changed": 0, "refused": 0, "refused later": 0}
     expected = shardkeep.load(out).predict(columns)
     crafted = tmp_path / "crafted"
-    for seed in range(6000 if LONG else 600):
+    for seed in range(count):
         chance, where = random.Random(seed), list[Place]()
         shutil.rmtree(crafted, ignore_errors=True)
 
@@ -197,4 +196,4 @@ def test_no_change_of_a_manifest_gives_a_raw_error(out: Path, tmp_path: Path) ->
         same = np.array_equal(scores, expected)
         assert same or any(place[:n] in ANSWERS_MAY_CHANGE for place in where for n in (1, 2)), where
         outcomes["same" if same else "changed"] += 1
-    assert outcomes["same"] > 20 and outcomes["refused"] > 200, outcomes
+    assert outcomes["same"] > count // 30 and outcomes["refused"] > count // 3, outcomes

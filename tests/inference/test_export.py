@@ -1,34 +1,41 @@
-"""Exports beside the runs that they are of: equal scores, small formats, replacing, and damage of every kind."""
+"""Exports beside the runs that they are of: equal scores, formats, replacing, damage of every kind, a full disk."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
 import random
+import resource
 import shutil
 import signal
 import subprocess
 import sys
 import zipfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from typer.testing import CliRunner
 
 import shardkeep
 from shardkeep.base.errors import CheckpointError, ShardkeepError, UserError
+from shardkeep.cli.main import app
 from shardkeep.inference.export import opening, writing
 from shardkeep.inference.export.manifest import read_manifest
 from shardkeep.inference.export.rows import write_rows
 from shardkeep.inference.export.tower import write_tower
 from shardkeep.inference.export.writing import Formats, export_run
 from shardkeep.inference.scoring import evaluate_run
-from tests.support.click_files import COLUMNS, click_job, click_rows, write_csv
+from tests.support.cases import every
+from tests.support.click_files import click_job, click_rows, write_csv
+from tests.support.forked import SCRIPT, started
+from tests.support.served_clicks import texts
 
-FEATURES = tuple(name for name in COLUMNS if name != "clicked")
 MODELS: dict[str, dict[str, Any]] = {
     "lr": {},
     "fm": {},
@@ -56,34 +63,41 @@ class Net(nn.Module):
 """
 
 
-def columns_of(rows: list[dict[str, str]]) -> dict[str, list[str]]:
-    return {name: [row[name] for row in rows] for name in FEATURES}
-
-
-ROWS = columns_of(click_rows(230, seed=8) + [row | {"user": "stranger"} for row in click_rows(3, seed=9)])
+ROWS = {name: [*column, "stranger" if name == "user" else column[0]] for name, column in texts(230, seed=8).items()}
 
 
 def trained(folder: Path, **settings: Any) -> Path:
     """A run, in a folder with its train.csv."""
-    job = click_job(write_csv(folder / "train.csv", click_rows(1500))) | settings
+    job = click_job(write_csv(folder / "train.csv", click_rows(400))) | settings
     job["data"]["root"] = str(folder)  # where a model of one's own is looked for
     shardkeep.train(shardkeep.JobConfig.model_validate(job), run_dir=folder / "run", quiet=True)
     return folder / "run"
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return trained(tmp_path_factory.mktemp("export"))
+def run(clicks: Path) -> Path:
+    return clicks
 
 
 @pytest.fixture(scope="module")
-def out(run: Path) -> Path:
-    out = run.parent / "whole"
-    export_run(run, out)
-    return out
+def whole(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An export; copy it to change it."""
+    export_run(run, path := tmp_path_factory.mktemp("export") / "whole")
+    return path
 
 
-OFTEN = ("lr", "deepfm", "dlrm")
+@pytest.fixture
+def out(whole: Path, tmp_path: Path) -> Path:
+    """An export of the test's own."""
+    shutil.copytree(whole, tmp_path / "out")
+    return tmp_path / "out"
+
+
+def contents(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+OFTEN = ("lr", "deepfm")
 """Models that the default tests export; the long tests export all."""
 
 
@@ -104,17 +118,17 @@ def test_an_export_scores_as_its_run_bit_for_bit(tmp_path: Path, name: str) -> N
     assert found.columns and found.step == read_manifest(out).step
 
 
-def test_rows_of_ids_with_and_without_a_row_are_those_of_the_run(run: Path, out: Path) -> None:
+def test_rows_of_ids_with_and_without_a_row_are_those_of_the_run(run: Path, whole: Path) -> None:
     ids = ["u1", "nobody", "u2", "u1"]
-    assert np.array_equal(shardkeep.load(out).rows("user", ids), shardkeep.load(run).rows("user", ids))
+    assert np.array_equal(shardkeep.load(whole).rows("user", ids), shardkeep.load(run).rows("user", ids))
 
 
-@pytest.mark.parametrize(("rows", "most"), [("fp16", 2e-3), ("int8", 2e-2)])
+@every(("rows", "most"), [("fp16", 2e-3), ("int8", 2e-2)])
 def test_smaller_formats_cost_little_and_the_manifest_says_how_much(
-    run: Path, out: Path, tmp_path: Path, rows: Any, most: float
+    run: Path, whole: Path, tmp_path: Path, rows: Any, most: float
 ) -> None:
     small = export_run(run, tmp_path / "small", formats=Formats(rows, "int8"))
-    expected, found = shardkeep.load(out), shardkeep.load(tmp_path / "small", verify=True)
+    expected, found = shardkeep.load(whole), shardkeep.load(tmp_path / "small", verify=True)
     assert np.abs(found.predict(ROWS) - expected.predict(ROWS)).max() < 0.05
     exact, stored = expected.rows("user", ROWS["user"]), found.rows("user", ROWS["user"])
     assert 0 < np.abs(stored - exact).max() < most * np.abs(exact).max()
@@ -153,16 +167,14 @@ def test_a_model_of_ones_own_becomes_a_program_without_pickles(tmp_path: Path) -
         read_program(program)
 
 
-@pytest.mark.slow
+@pytest.mark.chaos  # the retrieval model of test_retrieval.py has one
 def test_a_stock_model_may_have_a_program_too(run: Path, tmp_path: Path) -> None:
     export_run(run, tmp_path / "out", with_program=True)
     assert next((tmp_path / "out").glob("files-*/tower.pt2"))
     assert np.array_equal(shardkeep.load(tmp_path / "out").predict(ROWS), shardkeep.load(run).predict(ROWS))
 
 
-def test_a_new_export_takes_the_place_of_an_old_one_that_is_open(run: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    export_run(run, out)
+def test_a_new_export_takes_the_place_of_an_old_one_that_is_open(run: Path, out: Path) -> None:
     old = shardkeep.load(out)
     expected = old.predict(ROWS)
     export_run(run, out, formats=Formats("fp16", "fp32"))
@@ -170,29 +182,60 @@ def test_a_new_export_takes_the_place_of_an_old_one_that_is_open(run: Path, tmp_
     assert len(list(out.iterdir())) == 2 and not np.array_equal(shardkeep.load(out).predict(ROWS), expected)
 
 
-def test_a_full_disk_or_a_foreign_folder_leaves_what_is_there(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+WRITERS = {"write_rows": "table-0.rows.safetensors", "write_tower": "tower.safetensors", "write_program": "tower.pt2"}
+
+
+@contextlib.contextmanager
+def small_files(size_bytes: int) -> Iterator[None]:
+    """No file of this process grows beyond that: the system's own error comes from the real writers."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def full_in(writer: str, size_bytes: int) -> Callable[..., Any]:
+    """The writer of an export's files, on a disk that becomes full meanwhile."""
+    real = getattr(writing, writer)
+
+    def write(*arguments: Any) -> Any:
+        with small_files(size_bytes):
+            return real(*arguments)
+
+    return write
+
+
+@every(
+    ("writer", "size_bytes"),
+    [("write_rows", 0), ("write_rows", 1000), ("write_tower", 0), ("write_tower", 1000), ("write_program", 1000)],
+)
+def test_a_disk_that_is_full_leaves_the_older_export_whole_and_of_a_first_one_nothing(
+    run: Path, whole: Path, tmp_path: Path, writer: str, size_bytes: int
 ) -> None:
-    out = tmp_path / "out"
-    export_run(run, out)
-    before = sorted(path.name for path in out.iterdir())
+    shutil.copytree(whole, out := tmp_path / "out")
+    before, program = contents(out), ["--with-program"] * (writer == "write_program")
+    for folder in (out,) if program else (out, tmp_path / "first"):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(writing, writer, full_in(writer, size_bytes))
+            done = CliRunner().invoke(app, ["export", str(run), str(folder), *program])
+        assert done.exit_code == 1 and "Traceback" not in done.output
+        (line,) = [line for line in done.output.splitlines() if line.startswith("error: ")]
+        assert WRITERS[writer] in line and "File too large" in line
+    assert contents(out) == before and not (tmp_path / "first").exists()
+    assert np.array_equal(shardkeep.load(out, verify=True).predict(ROWS), shardkeep.load(whole).predict(ROWS))
 
-    def full(*_: Any) -> None:
-        raise OSError(28, "No space left on device")
 
-    with monkeypatch.context() as patch, pytest.raises(OSError, match="No space"):
-        patch.setattr("shardkeep.inference.export.writing.write_tower", full)
+def test_a_manifest_that_cannot_be_written_leaves_the_older_export_whole(
+    run: Path, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = contents(out)
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="File too large"):
+        patch.setattr(writing, "commit", full_in("commit", 100))
         export_run(run, out)
-    assert sorted(path.name for path in out.iterdir()) == before
+    assert contents(out) == before
     shardkeep.load(out, verify=True)
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "thesis.txt").touch()
-    with pytest.raises(UserError, match="is a folder of something else"):
-        export_run(run, tmp_path / "mine")
-    with pytest.raises(UserError, match="is a file"):
-        export_run(run, tmp_path / "mine" / "thesis.txt")
-    with pytest.raises(UserError, match="has no manifest"):
-        read_manifest(tmp_path / "mine")
 
 
 def test_a_folder_without_file_locks_is_an_error_and_nothing_is_left(
@@ -207,94 +250,98 @@ def test_a_folder_without_file_locks_is_an_error_and_nothing_is_left(
     assert not (tmp_path / "out").exists()
 
 
+KILLED = """
+import pathlib, sys, shardkeep.inference.export.writing as writing
+writing.records_of = lambda *_: (print("ready", flush=True), sys.stdin.read())
+writing.export_run(pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]))
+"""
+
+
 @pytest.mark.waits_for_processes
-def test_kill_9_while_exporting_leaves_the_old_export_whole(run: Path, out: Path, tmp_path: Path) -> None:
-    mine = tmp_path / "out"
-    shutil.copytree(out, mine)
-    script = (
-        "import sys, pathlib, shardkeep.inference.export.writing as w\n"
-        "w.records_of = lambda *_: (print('ready', flush=True), sys.stdin.read())\n"
-        "w.export_run(pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]))"
-    )
-    process = subprocess.Popen(
-        [sys.executable, "-c", script, str(run), str(mine)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    assert process.stdout is not None and process.stdin is not None
+def test_kill_9_while_exporting_leaves_the_old_export_whole(run: Path, whole: Path, out: Path, tmp_path: Path) -> None:
+    (tmp_path / "export.py").write_text(KILLED)
+    process = started([str(tmp_path / "export.py"), str(run), str(out)], env=os.environ, main=SCRIPT)
+    assert process.stdin is not None and process.stdout is not None and process.stderr is not None
     try:
         assert process.stdout.readline() == "ready\n"
-        os.kill(process.pid, signal.SIGKILL)
+        process.send_signal(signal.SIGKILL)
     finally:
         process.kill()
         process.wait(90)
-        process.stdout.close()
-        process.stdin.close()
-    assert np.array_equal(shardkeep.load(mine, verify=True).predict(ROWS), shardkeep.load(out).predict(ROWS))
-    export_run(run, mine)
-    assert len(list(mine.iterdir())) == 2  # the half written files are gone
+        for stream in (process.stdin, process.stdout, process.stderr):
+            stream.close()
+    assert np.array_equal(shardkeep.load(out, verify=True).predict(ROWS), shardkeep.load(whole).predict(ROWS))
+    assert len(list(out.iterdir())) > 2
+    export_run(run, out)
+    assert len(list(out.iterdir())) == 2  # the half written files are gone
 
 
-@pytest.mark.slow
-def test_each_flipped_byte_is_refused_by_name(out: Path, tmp_path: Path) -> None:
+@pytest.mark.chaos  # truncated files and changed manifests are in the default run
+def test_each_flipped_byte_is_refused_by_name(whole: Path, tmp_path: Path) -> None:
     chance = random.Random(0)
-    files = sorted(path.relative_to(out) for path in out.rglob("*") if path.is_file())
+    files = sorted(path.relative_to(whole) for path in whole.rglob("*") if path.is_file())
     for number in range(200):
         name = files[number % len(files)]
-        content = bytearray((out / name).read_bytes())
+        content = bytearray((whole / name).read_bytes())
         at = chance.randrange(len(content))
         content[at] ^= 1 << chance.randrange(8)
         damaged = tmp_path / str(number)
-        shutil.copytree(out, damaged, copy_function=os.link)
+        shutil.copytree(whole, damaged, copy_function=os.link)
         (damaged / name).unlink()
         (damaged / name).write_bytes(content)
         with pytest.raises(ShardkeepError, match=name.name):
             shardkeep.load(damaged, verify=True)
 
 
-def test_each_truncated_file_is_refused_by_name(out: Path, tmp_path: Path) -> None:
-    for number, path in enumerate(sorted(path for path in out.rglob("*") if path.is_file())):
-        for keep in (0, 7, path.stat().st_size // 2, path.stat().st_size - 1):
-            damaged = tmp_path / f"{number}-{keep}"
-            shutil.copytree(out, damaged)
-            file = damaged / path.relative_to(out)
-            os.truncate(file, keep)
+def test_each_truncated_file_is_refused_by_name(out: Path) -> None:
+    for file in sorted(path for path in out.rglob("*") if path.is_file()):
+        content = file.read_bytes()
+        for keep in (0, 7, len(content) // 2, len(content) - 1):
+            file.write_bytes(content[:keep])
             with pytest.raises(ShardkeepError, match=file.name):
-                shardkeep.load(damaged)
-
-
-def test_a_damaged_header_or_index_is_refused_without_reading_all(out: Path, tmp_path: Path) -> None:
-    for name, at in (("table-0.rows.safetensors", 20), ("table-0.index.safetensors", -5)):
-        damaged = tmp_path / name
-        shutil.copytree(out, damaged)
-        file = next(damaged.glob(f"files-*/{name}"))
-        content = bytearray(file.read_bytes())
-        content[at] ^= 1
+                shardkeep.load(out)
         file.write_bytes(content)
-        with pytest.raises(CheckpointError, match=name):
-            shardkeep.load(damaged)
+    shardkeep.load(out)
 
 
-@pytest.mark.parametrize("name", ["checkpoint", "site", "backup"])
-def test_folders_that_only_resemble_an_export_are_left_alone(run: Path, tmp_path: Path, name: str) -> None:
+@every(("name", "at"), [("table-0.rows.safetensors", 20), ("table-0.index.safetensors", -5)])
+def test_a_damaged_header_or_index_is_refused_without_reading_all(
+    whole: Path, tmp_path: Path, name: str, at: int
+) -> None:
+    damaged = shutil.copytree(whole, tmp_path / "damaged")
+    file = next(damaged.glob(f"files-*/{name}"))
+    content = bytearray(file.read_bytes())
+    content[at] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(CheckpointError, match=name):
+        shardkeep.load(damaged)
+
+
+@every("name", ["checkpoint", "site", "backup", "thesis"])
+def test_folders_and_files_that_are_no_export_are_left_alone(run: Path, tmp_path: Path, name: str) -> None:
     other = tmp_path / name
     if name == "checkpoint":
         shutil.copytree(next((run / "checkpoints").glob("step-*")), other)
     else:
         (other / "files-2024").mkdir(parents=True)
         (other / "files-2024" / "photo.jpg").touch()
+        (other / "thesis.txt").touch()
         if name == "site":
             (other / "manifest.json").write_text('{"name": "my site"}')
     before = sorted(str(path) for path in other.rglob("*"))
     with pytest.raises(UserError, match="is a folder of something else"):
         export_run(run, other)
     assert sorted(str(path) for path in other.rglob("*")) == before
+    if name == "thesis":
+        with pytest.raises(UserError, match="is a file"):
+            export_run(run, other / "thesis.txt")
+        with pytest.raises(UserError, match="has no manifest"):
+            read_manifest(other)
 
 
 def test_an_interrupt_after_the_manifest_leaves_the_new_export(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Path, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    out = tmp_path / "out"
-    export_run(run, out)
-
     def interrupted(*_: Any) -> None:
         raise KeyboardInterrupt
 
@@ -321,11 +368,9 @@ def test_two_exports_into_one_folder_do_not_meet(run: Path, tmp_path: Path, monk
 
 
 def test_an_export_that_is_replaced_while_it_opens_opens_again(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Path, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    out, mapped = tmp_path / "out", opening.map_rows
-    export_run(run, out)
-    replaced = []
+    mapped, replaced = opening.map_rows, []
 
     def replace_first(*arguments: Any) -> Any:
         if not replaced:

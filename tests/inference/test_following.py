@@ -13,54 +13,50 @@ import pytest
 import shardkeep
 from shardkeep.base.errors import CheckpointError, UserError
 from shardkeep.inference import following, trained as model_reading
-from shardkeep.inference.following import Follower
+from shardkeep.inference.following import Followed, Follower
 from shardkeep.inference.predictor import Predictor
 from shardkeep.ps.checkpoints.folder import Checkpoints
-from tests.support.click_files import COLUMNS, click_job, click_rows, write_csv
+from tests.support.served_clicks import begun, publish, texts, trained
 
-ROWS = {
-    name: [row[name] for row in click_rows(150, seed=8)] + ["", "x"] * (name == "user") + ["1", "2"] * (name != "user")
-    for name in COLUMNS
-    if name != "clicked"
-}
+ROWS = {name: [*column, "x" if name == "user" else "2"] for name, column in texts(150, seed=8).items()}
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run with many checkpoints: of three in a row two are increments."""
-    folder = tmp_path_factory.mktemp("following")
-    job = click_job(write_csv(folder / "train.csv", click_rows(3000)))
-    job["checkpoint"] = {"every_steps": 5, "keep": 1000, "full_every": 4}
-    shardkeep.train(shardkeep.JobConfig.model_validate(job), run_dir=folder / "run", quiet=True)
-    return folder / "run"
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return tmp_path / "run"
 
 
-def copied(trained: Path, run: Path) -> tuple[Path, list[Path]]:
-    """A copy of the run without checkpoints, and these, oldest first."""
-    shutil.copytree(trained, run, ignore=shutil.ignore_patterns("step-*"))
-    return run, [path for _, path in Checkpoints(trained / "checkpoints").complete()]
+@pytest.fixture
+def checkpoints(increments: Path, run: Path) -> list[Path]:
+    """Those of `run`, which has none yet."""
+    return begun(increments, run)
 
 
-def publish(checkpoint: Path, run: Path) -> None:
-    """As a job does it: by a rename."""
-    hidden = run / "checkpoints" / f".{checkpoint.name}"
-    shutil.copytree(checkpoint, hidden)
-    hidden.rename(run / "checkpoints" / checkpoint.name)
+def check_as_loaded(found: Followed | None, run: Path) -> np.ndarray:
+    """Whether a model scores as the one that is loaded whole; its scores."""
+    assert found is not None
+    scores_N = Predictor(found.trained).predict(ROWS)
+    assert np.array_equal(scores_N, shardkeep.load(run, found.trained.step).predict(ROWS))
+    return scores_N
+
+
+def rows_of(checkpoint: Path) -> Path:
+    """A file of rows."""
+    return next(checkpoint.rglob("rows-*.safetensors"))
 
 
 def test_a_checkpoint_that_the_job_deletes_while_it_is_read_gives_way_to_the_newer_one(
-    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Path, checkpoints: list[Path], increments: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run, _ = copied(trained, tmp_path / "run")
-    steps = Checkpoints(trained / "checkpoints")
+    steps = Checkpoints(increments / "checkpoints")
     first, second = [path for step, path in steps.complete() if len(steps.load(step).chain) == 1][:2]
-    publish(first, run)
+    publish(run, first)
     load_snapshots, tables = model_reading.load_snapshots, []
 
     def while_the_job_goes_on(*arguments: Any, **options: Any) -> None:
         tables.append(arguments)
         if len(tables) == 1:
-            publish(second, run)
+            publish(run, second)
             shutil.rmtree(run / "checkpoints" / first.name)
         load_snapshots(*arguments, **options)
 
@@ -69,64 +65,53 @@ def test_a_checkpoint_that_the_job_deletes_while_it_is_read_gives_way_to_the_new
     assert len(tables) == 2
 
 
-def test_each_checkpoint_becomes_the_model_that_loading_it_gives(trained: Path, tmp_path: Path) -> None:
-    run, checkpoints = copied(trained, tmp_path / "run")
+def test_each_checkpoint_becomes_the_model_that_loading_it_gives(run: Path, checkpoints: list[Path]) -> None:
     follower = Follower(run)
     assert follower.look() is None
     fulls, scores = [], []
     for number, checkpoint in enumerate(checkpoints):
-        publish(checkpoint, run)
-        if number % 5 == 4:
+        publish(run, checkpoint)
+        if number % 5 == 2:
             continue  # a slow follower sees two at once
         found = follower.look()
         assert found is not None and follower.look() is None
         fulls.append(found.full)
-        model = Predictor(found.trained)
-        scores.append(model.predict(ROWS))
-        assert np.array_equal(scores[-1], shardkeep.load(run, found.trained.step).predict(ROWS))
-    assert fulls.count(True) <= len(fulls) // 3 and len(fulls) > 10
+        scores.append(check_as_loaded(found, run))
+    assert fulls.count(True) <= 4 and len(fulls) > 8
     assert all(not np.array_equal(a, b) for a, b in itertools.pairwise(scores))
 
 
-def test_many_increments_become_one_layer(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_increments_become_one_layer(run: Path, checkpoints: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(following, "MOST_LAYERS", 2)
-    run, checkpoints = copied(trained, tmp_path / "run")
     follower, last = Follower(run), None
     for checkpoint in checkpoints[:8]:
-        publish(checkpoint, run)
+        publish(run, checkpoint)
         last = follower.look()
         assert last is not None
-    assert last is not None
-    assert np.array_equal(Predictor(last.trained).predict(ROWS), shardkeep.load(run).predict(ROWS))
+    check_as_loaded(last, run)
 
 
 def test_a_base_that_is_pruned_meanwhile_is_left_out_until_the_next_full_checkpoint(
-    trained: Path, tmp_path: Path
+    run: Path, checkpoints: list[Path]
 ) -> None:
-    run, checkpoints = copied(trained, tmp_path / "run")
-    for checkpoint in checkpoints[:3]:
-        publish(checkpoint, run)
-    follower = Follower(run)
-    rows = next((run / "checkpoints" / checkpoints[0].name).rglob("rows-*.safetensors"))
+    publish(run, *checkpoints[:3])
+    follower, rows = Follower(run), rows_of(run / "checkpoints" / checkpoints[0].name)
     kept = rows.read_bytes()
     rows.unlink()
     with pytest.raises((CheckpointError, OSError), match=rows.name):
         follower.look()
     rows.write_bytes(kept)
     assert follower.look() is None  # not yet
-    for checkpoint in checkpoints[3:5]:
-        publish(checkpoint, run)
+    publish(run, *checkpoints[3:5])
     found = follower.look()
     assert found is not None and found.full
-    assert np.array_equal(Predictor(found.trained).predict(ROWS), shardkeep.load(run).predict(ROWS))
+    check_as_loaded(found, run)
 
 
-def test_a_checkpoint_that_cannot_be_read_is_tried_again_after_a_while(trained: Path, tmp_path: Path) -> None:
-    run, checkpoints = copied(trained, tmp_path / "run")
-    publish(checkpoints[0], run)
-    now_s = [100.0]
+def test_a_checkpoint_that_cannot_be_read_is_tried_again_after_a_while(run: Path, checkpoints: list[Path]) -> None:
+    publish(run, checkpoints[0])
+    now_s, rows = [100.0], rows_of(run / "checkpoints")
     follower = Follower(run, clock=lambda: now_s[0])
-    rows = next((run / "checkpoints").rglob("rows-*.safetensors"))
     kept = rows.read_bytes()
     rows.write_bytes(kept[:-1])
     for _ in range(2):
@@ -136,30 +121,24 @@ def test_a_checkpoint_that_cannot_be_read_is_tried_again_after_a_while(trained: 
         assert follower.look() is None
         now_s[0] += 0.2
     rows.write_bytes(kept)
-    found = follower.look()
-    assert found is not None
-    assert np.array_equal(Predictor(found.trained).predict(ROWS), shardkeep.load(run).predict(ROWS))
+    check_as_loaded(follower.look(), run)
     now_s[0] += 10 * following.AGAIN_S
     assert follower.look() is None  # it is the one that is known
 
 
-def test_a_newer_checkpoint_does_not_wait_for_one_that_cannot_be_read(trained: Path, tmp_path: Path) -> None:
-    run, checkpoints = copied(trained, tmp_path / "run")
-    for checkpoint in checkpoints[:4]:
-        publish(checkpoint, run)
+def test_a_newer_checkpoint_does_not_wait_for_one_that_cannot_be_read(run: Path, checkpoints: list[Path]) -> None:
+    publish(run, *checkpoints[:4])
     follower = Follower(run, clock=lambda: 100.0)
-    next((run / "checkpoints" / checkpoints[3].name).rglob("rows-*.safetensors")).unlink()
+    rows_of(run / "checkpoints" / checkpoints[3].name).unlink()
     with pytest.raises((CheckpointError, OSError)):
         follower.look()
-    publish(checkpoints[4], run)
+    publish(run, checkpoints[4])
     found = follower.look()
     assert found is not None and found.trained.step == Checkpoints(run / "checkpoints").last_step()
 
 
-def test_a_model_that_could_not_be_used_is_given_once_more(trained: Path, tmp_path: Path) -> None:
-    run, checkpoints = copied(trained, tmp_path / "run")
-    for checkpoint in checkpoints[:2]:
-        publish(checkpoint, run)
+def test_a_model_that_could_not_be_used_is_given_once_more(run: Path, checkpoints: list[Path]) -> None:
+    publish(run, *checkpoints[:2])
     now_s = [100.0]
     follower = Follower(run, clock=lambda: now_s[0])
     first = follower.look()
@@ -168,13 +147,11 @@ def test_a_model_that_could_not_be_used_is_given_once_more(trained: Path, tmp_pa
     now_s[0] += following.AGAIN_S + 0.1
     again = follower.look()
     assert again is not None and again.full and again.trained.step == first.trained.step
-    assert np.array_equal(Predictor(again.trained).predict(ROWS), shardkeep.load(run).predict(ROWS))
+    check_as_loaded(again, run)
 
 
-def test_a_job_that_went_back_is_followed(trained: Path, tmp_path: Path) -> None:
-    run, checkpoints = copied(trained, tmp_path / "run")
-    for checkpoint in checkpoints[:3]:
-        publish(checkpoint, run)
+def test_a_job_that_went_back_is_followed(run: Path, checkpoints: list[Path]) -> None:
+    publish(run, *checkpoints[:3])
     follower = Follower(run)
     assert follower.look() is not None
     shutil.rmtree(run / "checkpoints" / checkpoints[2].name)
@@ -190,33 +167,28 @@ def test_only_runs_can_be_followed(tmp_path: Path) -> None:
             Follower(path)
 
 
-def test_a_run_may_begin_later(trained: Path, tmp_path: Path) -> None:
-    path = tmp_path / "later"
-    follower = Follower(path)
-    assert follower.look() is None and follower.awaited() == f"{path} does not exist yet"
-    path.mkdir()
-    assert follower.look() is None and follower.awaited() == f"{path} does not exist yet"
-    path.rmdir()
-    _, checkpoints = copied(trained, path)
-    assert follower.look() is None and follower.awaited() == f"{path} has no checkpoint yet"
-    publish(checkpoints[0], path)
+def test_a_run_may_begin_later(increments: Path, run: Path) -> None:
+    follower = Follower(run)
+    assert follower.look() is None and follower.awaited() == f"{run} does not exist yet"
+    run.mkdir()
+    assert follower.look() is None and follower.awaited() == f"{run} does not exist yet"
+    run.rmdir()
+    checkpoints = begun(increments, run)
+    assert follower.look() is None and follower.awaited() == f"{run} has no checkpoint yet"
+    publish(run, checkpoints[0])
     found = follower.look()
     assert found is not None and found.trained.step > 0 and follower.awaited() is None
 
 
-def test_rows_that_go_return_to_their_initial_value_in_the_model_that_follows(tmp_path: Path) -> None:
+def test_rows_that_go_return_to_their_initial_value_in_the_model_that_follows(tmp_path: Path, run: Path) -> None:
     evict = {"ttl_steps": 4, "sweep_steps": 2}
     tables = {"default": {"dim": 4, "evict": evict}, "user": {"evict": evict, "admit": {"min_count": 2}}}
-    job = click_job(write_csv(tmp_path / "train.csv", click_rows(3000)), tables=tables)
-    job["checkpoint"] = {"every_steps": 5, "keep": 1000, "full_every": 4}
-    shardkeep.train(shardkeep.JobConfig.model_validate(job), run_dir=tmp_path / "whole", quiet=True)
-    run, checkpoints = copied(tmp_path / "whole", tmp_path / "run")
-    follower, removed = Follower(run), 0
+    often = {"every_steps": 6, "keep": 1000, "full_every": 4}
+    checkpoints, removed = begun(trained(tmp_path, "whole", tables=tables, checkpoint=often), run), 0
+    follower = Follower(run)
     for checkpoint in checkpoints:
-        publish(checkpoint, run)
+        publish(run, checkpoint)
         found = follower.look()
-        assert found is not None
-        removed += not found.full and any(checkpoint.rglob("removed.safetensors"))
-        whole = shardkeep.load(run, found.trained.step)
-        assert np.array_equal(Predictor(found.trained).predict(ROWS), whole.predict(ROWS))
-    assert removed > 5
+        check_as_loaded(found, run)
+        removed += found is not None and not found.full and any(checkpoint.rglob("removed.safetensors"))
+    assert removed > 2

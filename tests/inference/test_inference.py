@@ -24,27 +24,13 @@ from tests.support.click_files import COLUMNS, click_job, click_rows, write_csv
 FEATURES = tuple(name for name in COLUMNS if name != "clicked")
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """train.csv and a run that was trained on it."""
-    folder = tmp_path_factory.mktemp("inference")
-    job = click_job(write_csv(folder / "train.csv", click_rows(1500)))
-    shardkeep.train(shardkeep.JobConfig.model_validate(job), run_dir=folder / "run", quiet=True)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def predictor(folder: Path) -> shardkeep.Predictor:
-    return shardkeep.load(folder / "run")
-
-
 def columns_of(rows: list[dict[str, str]]) -> dict[str, list[str]]:
     return {name: [row[name] for row in rows] for name in FEATURES}
 
 
-def test_evaluate_gives_the_numbers_of_the_trainers_last_evaluation(folder: Path) -> None:
-    summary = json.loads((folder / "run" / "summary.json").read_text())
-    found = evaluate_run(folder / "run")
+def test_evaluate_gives_the_numbers_of_the_trainers_last_evaluation(clicks: Path) -> None:
+    summary = json.loads((clicks / "summary.json").read_text())
+    found = evaluate_run(clicks)
     assert found == {"step": summary["steps"]} | summary["eval"] and 0.0 < found["auc"] < 1.0
 
 
@@ -60,27 +46,27 @@ def test_a_row_has_the_same_bits_at_every_place_and_beside_every_other(predictor
 
 
 def test_evaluate_of_files_scores_what_predict_does(
-    folder: Path, predictor: shardkeep.Predictor, tmp_path: Path
+    clicks: Path, predictor: shardkeep.Predictor, tmp_path: Path
 ) -> None:
     rows = click_rows(300, seed=9)
     file = write_csv(tmp_path / "new.csv", rows)
-    found = evaluate_run(folder / "run", files=[file])
+    found = evaluate_run(clicks, files=[file])
     scores_N = predictor.predict(columns_of(rows)).astype(np.float64)
     clicked_N = np.array([int(row["clicked"]) for row in rows])
     expected = -np.where(clicked_N == 1, np.log(scores_N), np.log1p(-scores_N)).mean()
     assert found["samples"] == 300 and found["logloss"] == pytest.approx(expected, rel=1e-6)
 
 
-@pytest.mark.parametrize("out", ["scores.csv", "scores.parquet"])
+@every("out", ["scores.csv", "scores.parquet"])
 def test_predict_writes_every_score_in_order_beside_kept_columns(
-    folder: Path, predictor: shardkeep.Predictor, tmp_path: Path, out: str
+    clicks: Path, predictor: shardkeep.Predictor, tmp_path: Path, out: str
 ) -> None:
     rows = click_rows(130, seed=10)
     files = [
         write_csv(tmp_path / "a.csv", rows[:100], FEATURES),  # no label, and columns in another order
         write_csv(tmp_path / "b.csv", rows[100:], tuple(reversed(FEATURES))),
     ]
-    done = predict_files(folder / "run", files, tmp_path / out, keep=["item", "user"])
+    done = predict_files(clicks, files, tmp_path / out, keep=["item", "user"])
     table = pacsv.read_csv(tmp_path / out) if out.endswith("csv") else pq.read_table(tmp_path / out)
     assert table.column_names == ["item", "user", "score"] and done.rows == table.num_rows == 130
     assert table["user"].to_pylist() == [row["user"] for row in rows]
@@ -90,11 +76,11 @@ def test_predict_writes_every_score_in_order_beside_kept_columns(
 
 
 def test_unknown_values_have_initial_rows_and_are_counted(
-    folder: Path, predictor: shardkeep.Predictor, tmp_path: Path
+    clicks: Path, predictor: shardkeep.Predictor, tmp_path: Path
 ) -> None:
     rows = [row | {"user": f"stranger {i}", "tags": "t1|new|new"} for i, row in enumerate(click_rows(20, seed=11))]
     file = write_csv(tmp_path / "new.csv", rows)
-    done = predict_files(folder / "run", [file], tmp_path / "scores.csv")
+    done = predict_files(clicks, [file], tmp_path / "scores.csv")
     assert done.unseen == {"user": [20, 20], "item": [0, 20], "tags": [40, 60]}
     first, again = predictor.rows("user", ["stranger 1", "stranger 2", "u1"]), predictor.rows("user", ["stranger 1"])
     assert first.shape == (3, 4) and np.array_equal(first[:1], again) and not np.array_equal(first[0], first[1])
@@ -136,14 +122,14 @@ def test_wrong_data_is_one_line(predictor: shardkeep.Predictor, data: Any, text:
     assert "\n" not in str(error.value)
 
 
-def test_an_error_in_the_middle_leaves_the_old_scores(folder: Path, tmp_path: Path) -> None:
+def test_an_error_in_the_middle_leaves_the_old_scores(clicks: Path, tmp_path: Path) -> None:
     good, bad = write_csv(tmp_path / "good.csv", click_rows(60)), tmp_path / "bad.csv"
     write_csv(bad, [row | {"price": "cheap"} for row in click_rows(3)])
     out = tmp_path / "scores.csv"
-    predict_files(folder / "run", [good], out)
+    predict_files(clicks, [good], out)
     before = out.read_bytes()
     with pytest.raises(DataError, match=r"bad.csv, row 1, column price: 'cheap' is not a number"):
-        predict_files(folder / "run", [good, bad], out)
+        predict_files(clicks, [good, bad], out)
     assert out.read_bytes() == before
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bad.csv", "good.csv", "scores.csv"]
 
@@ -165,21 +151,21 @@ def test_an_error_in_the_middle_leaves_the_old_scores(folder: Path, tmp_path: Pa
     ids=["suffix", "folder", "input", "keep", "step", "no run", "table"],
 )
 def test_wrong_calls_are_one_line(
-    folder: Path, tmp_path: Path, call: Callable[[Path, Path, Path], object], text: str
+    clicks: Path, tmp_path: Path, call: Callable[[Path, Path, Path], object], text: str
 ) -> None:
     file = write_csv(tmp_path / "data.csv", click_rows(5))
     with pytest.raises(UserError, match=text) as error:
-        call(folder / "run", file, tmp_path)
+        call(clicks, file, tmp_path)
     assert "\n" not in str(error.value)
     assert [path.name for path in tmp_path.iterdir()] == ["data.csv"]
 
 
-def test_a_missing_label_is_an_error_of_evaluate_alone(folder: Path, tmp_path: Path) -> None:
+def test_a_missing_label_is_an_error_of_evaluate_alone(clicks: Path, tmp_path: Path) -> None:
     rows = click_rows(5)
     file = write_csv(tmp_path / "data.csv", [*rows, rows[0] | {"clicked": ""}])
     with pytest.raises(DataError, match=r"data.csv, row 6, column clicked: the label is missing"):
-        evaluate_run(folder / "run", files=[file])
-    assert predict_files(folder / "run", [file], tmp_path / "scores.csv").rows == 6
+        evaluate_run(clicks, files=[file])
+    assert predict_files(clicks, [file], tmp_path / "scores.csv").rows == 6
 
 
 def test_a_run_without_a_checkpoint_says_so_and_one_of_a_stream_has_columns(tmp_path: Path) -> None:
@@ -195,8 +181,8 @@ def test_a_run_without_a_checkpoint_says_so_and_one_of_a_stream_has_columns(tmp_
     assert evaluate_run(tmp_path / "stream") | {"best_auc": told["best_auc"]} == told | {"step": summary.steps}
 
 
-def test_a_damaged_checkpoint_is_named(folder: Path, tmp_path: Path) -> None:
-    shutil.copytree(folder / "run", tmp_path / "run")
+def test_a_damaged_checkpoint_is_named(clicks: Path, tmp_path: Path) -> None:
+    shutil.copytree(clicks, tmp_path / "run")
     (file,) = (tmp_path / "run" / "checkpoints").glob("step-*/tower/tower.safetensors")
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
@@ -205,12 +191,12 @@ def test_a_damaged_checkpoint_is_named(folder: Path, tmp_path: Path) -> None:
         shardkeep.load(tmp_path / "run")
 
 
-def test_a_predictor_is_pickled_by_its_folder_and_step(folder: Path, tmp_path: Path) -> None:
-    predictor = shardkeep.load(folder / "run")
+def test_a_predictor_is_pickled_by_its_folder_and_step(clicks: Path, tmp_path: Path) -> None:
+    predictor = shardkeep.load(clicks)
     rows = {name: [None] for name in predictor.columns}
     again = pickle.loads(pickle.dumps(predictor))
     assert again.step == predictor.step and np.array_equal(again.predict(rows), predictor.predict(rows))
-    shutil.copytree(folder / "run", tmp_path / "run")
+    shutil.copytree(clicks, tmp_path / "run")
     pickled = pickle.dumps(shardkeep.load(tmp_path / "run"))
     shutil.rmtree(tmp_path / "run")
     with pytest.raises(UserError, match="there is no such folder"):

@@ -13,6 +13,7 @@ import shardkeep
 from shardkeep.cli.main import app
 from shardkeep.inference.export.writing import Formats, export_run
 from shardkeep.inference.scoring import evaluate_run
+from tests.support.cases import every
 from tests.support.click_files import COLUMNS, click_job, click_rows, write_csv
 
 ROWS = {
@@ -32,7 +33,7 @@ TABLE_PRECISIONS = {"item": {"rows": "fp16", "state": "bf16"}, "tags": {"rows": 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("packed")
-    job = click_job(write_csv(folder / "train.csv", click_rows(1500)), tables=TABLES)
+    job = click_job(write_csv(folder / "train.csv", click_rows(400)), tables=TABLES)
     shardkeep.train(shardkeep.JobConfig.model_validate(job), run_dir=folder / "run", quiet=True)
     return folder / "run"
 
@@ -73,7 +74,7 @@ def test_the_figures_of_tables_have_the_bytes_of_their_precision(run: Path) -> N
         assert figures[name]["bytes"] == {"rows": rows * row_bytes, "optimizer": rows * slot_bytes}
 
 
-@pytest.mark.parametrize("precision", ["fp32", "int8"])
+@every("precision", ["fp32", "int8"])
 def test_a_job_may_begin_with_rows_of_another_precision(run: Path, tmp_path: Path, precision: str) -> None:
     job = click_job(run.parent / "train.csv", tables={**TABLES, "default": {"dim": 6, "dtype": precision}})
     job["train"] = {"batch_size": 32, "max_steps": 1}

@@ -37,6 +37,7 @@ SEEN = np.array([hash_text(str(item).encode()) for item in range(50)])
 """Ids of items in the data; a CSV has texts."""
 STRANGERS = np.arange(10_000, 10_100)
 """Ids that are not."""
+SHORT = {"max_steps": 1, "batch_size": 32}
 
 
 def row_file(path: Path, ids: np.ndarray, dim: int = 4, seed: int = 0) -> np.ndarray:
@@ -49,7 +50,7 @@ def row_file(path: Path, ids: np.ndarray, dim: int = 4, seed: int = 0) -> np.nda
 def job_of(folder: Path, init: dict[str, Any] | None, **changes: Any) -> shardkeep.JobConfig:
     data = folder / "train.csv"
     if not data.exists():
-        write_csv(data, click_rows(400))
+        write_csv(data, click_rows(200))
     entry = {} if init is None else {"item": {"init": init}}
     tables = {"default": {"dim": 4, "optimizer": {"name": "rowwise_adagrad", "initial_accumulator": 0.25}}, **entry}
     return shardkeep.JobConfig.model_validate(click_job(data, tables=tables) | changes)
@@ -63,74 +64,70 @@ def from_file(path: Path, **law: float) -> dict[str, Any]:
     return {"name": "file", "path": str(path), **law}
 
 
+def still(optimizer: str = "sgd", **entries: dict[str, Any]) -> dict[str, Any]:
+    """Tables whose rows stay as they begin."""
+    return {"default": {"dim": 4, "optimizer": {"name": optimizer, "lr": 1e-30}}} | entries
+
+
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a completed job that began with a file of the items' rows: `rows.parquet`, `train.csv`, `run`."""
+    folder = tmp_path_factory.mktemp("begun")
+    row_file(folder / "rows.parquet", SEEN)
+    train(job_of(folder, from_file(folder / "rows.parquet")), folder / "run")
+    return folder
+
+
 def test_ids_of_the_file_begin_with_its_rows_and_others_by_the_usual_law(tmp_path: Path) -> None:
+    """Texts of the file are the texts of the data; its whole numbers are ids."""
     rows = row_file(tmp_path / "rows.parquet", np.concatenate([SEEN[::2], STRANGERS]))
-    init = from_file(tmp_path / "rows.parquet", low=-0.01, high=0.02)
-    lazy = {"default": {"dim": 4, "optimizer": {"name": "sgd", "lr": 1e-30}}, "item": {"init": init}}
-    train(job_of(tmp_path, None, tables=lazy), tmp_path / "run")
-    usual = {**lazy, "item": {"init": {"low": -0.01, "high": 0.02}}}
+    texts, law = [f"u{number}" for number in range(0, 200, 2)], {"low": -0.01, "high": 0.02}
+    user_rows = np.random.default_rng(0).normal(size=(100, 4)).astype(np.float32)
+    pq.write_table(pa.table({"id": texts, "row": list(user_rows)}), tmp_path / "users.parquet")
+    item, user = from_file(tmp_path / "rows.parquet", **law), from_file(tmp_path / "users.parquet", **law)
+    train(job_of(tmp_path, None, tables=still(item={"init": item}, user={"init": user})), tmp_path / "run")
+    usual = still(item={"init": law}, user={"init": law})
     train(job_of(tmp_path, None, tables=usual), tmp_path / "usual")
     found, expected = shardkeep.load(tmp_path / "run"), shardkeep.load(tmp_path / "usual")
     assert np.array_equal(found.rows("item", np.concatenate([SEEN[::2], STRANGERS])), rows)
-    for ids in (SEEN[1::2], STRANGERS + 5000):  # trained ones, and ids without a row
-        assert np.array_equal(found.rows("item", ids), expected.rows("item", ids))
-    assert np.array_equal(found.rows("user", [1, 2]), expected.rows("user", [1, 2]))
-    assert np.array_equal(found.rows("user", ["u1"]), expected.rows("user", ["u1"]))
+    assert np.array_equal(found.rows("user", texts), user_rows)
+    others = (("item", SEEN[1::2]), ("item", STRANGERS + 5000), ("user", ["u1", "u3", "nobody"]), ("tags", ["t1"]))
+    for table, ids in others:  # trained ones, and ids without a row
+        assert np.array_equal(found.rows(table, ids), expected.rows(table, ids))
 
 
-def test_a_job_with_a_file_repeats_and_differs_from_one_without(tmp_path: Path) -> None:
-    row_file(tmp_path / "rows.parquet", SEEN)
-    config = job_of(tmp_path, from_file(tmp_path / "rows.parquet"))
-    one, two = (train(config, tmp_path / name) for name in ("one", "two"))
-    assert one.state_digest == two.state_digest
-    assert one.state_digest != train(job_of(tmp_path, None), tmp_path / "without").state_digest
-    (event,) = [r for r in records_in(tmp_path / "one" / "metrics.jsonl") if "began" in r.get("text", "")]
-    assert event["text"] == f"began with 50 rows of table item from {tmp_path}/rows.parquet"
-
-
-def test_the_file_may_go_once_the_job_has_begun(tmp_path: Path) -> None:
-    row_file(tmp_path / "rows.parquet", SEEN)
-    config = job_of(tmp_path, from_file(tmp_path / "rows.parquet"))
-    whole = train(config, tmp_path / "whole")
-    shutil.copytree(tmp_path / "whole", tmp_path / "again")
-    (tmp_path / "rows.parquet").unlink()
-    for path in (tmp_path / "again" / "checkpoints").glob("step-*[1-9]*"):  # died before a checkpoint of its own
+def test_a_job_with_a_file_repeats_when_the_file_has_gone_once_it_had_begun(begun: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(begun / "run", tmp_path / "run")
+    rows, summary = begun / "rows.parquet", RunReader(run).summary() or {}
+    for path in (run / "checkpoints").glob("step-*[1-9]*"):  # died before a checkpoint of its own
         path.rename(path.with_name(f".{path.name}"))
-    (tmp_path / "again" / "summary.json").unlink()
-    done = CliRunner().invoke(app, ["train", "--resume", str(tmp_path / "again")])
+    (run / "summary.json").unlink()
+    hidden = rows.rename(begun / "gone")
+    try:
+        done = CliRunner().invoke(app, ["train", "--resume", str(run)])
+    finally:
+        hidden.rename(rows)
     assert done.exit_code == 0 and "at step 0 from step-00000000" in done.output
-    assert (RunReader(tmp_path / "again").summary() or {})["state_digest"] == whole.state_digest
-    assert evaluate_run(tmp_path / "whole")["auc"] == whole.eval.auc  # type: ignore[union-attr]
+    assert (RunReader(run).summary() or {})["state_digest"] == summary["state_digest"]
+    assert evaluate_run(run)["auc"] == summary["eval"]["auc"]
+    without = train(job_of(begun, None), tmp_path / "without")
+    assert without.state_digest != summary["state_digest"]
+    (event,) = [r for r in records_in(begun / "run" / "metrics.jsonl") if "began" in r.get("text", "")]
+    assert event["text"] == f"began with 50 rows of table item from {rows}"
 
 
-def test_an_export_of_a_run_is_the_start_of_another_job(tmp_path: Path) -> None:
-    train(job_of(tmp_path, None), tmp_path / "first")
+def test_an_export_of_a_run_is_the_start_of_another_job(begun: Path, tmp_path: Path) -> None:
+    entries = {}
     for name in ("user", "item"):
-        out = str(tmp_path / f"{name}.parquet")
-        assert (
-            CliRunner()
-            .invoke(app, ["tables", "export", str(tmp_path / "first"), "--table", name, "--out", out])
-            .exit_code
-            == 0
-        )
-    lazy = {"dim": 4, "optimizer": {"name": "sgd", "lr": 1e-30}}
-    tables = {"default": lazy, **{name: {"init": from_file(tmp_path / f"{name}.parquet")} for name in ("user", "item")}}
-    train(job_of(tmp_path, None, tables=tables), tmp_path / "second")
-    first, second = (shardkeep.load(tmp_path / name) for name in ("first", "second"))
+        out = tmp_path / f"{name}.parquet"
+        command = ["tables", "export", str(begun / "run"), "--table", name, "--out", str(out)]
+        assert CliRunner().invoke(app, command).exit_code == 0
+        entries[name] = {"init": from_file(out)}
+    train(job_of(begun, None, tables=still(**entries)), tmp_path / "second")
+    first, second = (shardkeep.load(run) for run in (begun / "run", tmp_path / "second"))
     users = [f"u{number}" for number in range(200)]
     assert np.array_equal(first.rows("item", SEEN), second.rows("item", SEEN))
-    there = np.abs(first.rows("user", users) - second.rows("user", users)).max(axis=1) == 0
-    assert there.all()
-
-
-def test_texts_of_a_file_are_the_texts_of_the_data(tmp_path: Path) -> None:
-    texts = [f"u{number}" for number in range(200)]
-    rows = np.random.default_rng(0).normal(size=(200, 4)).astype(np.float32)
-    pq.write_table(pa.table({"id": texts, "row": list(rows)}), tmp_path / "users.parquet")
-    lazy = {"default": {"dim": 4, "optimizer": {"name": "sgd", "lr": 1e-30}}}
-    tables = {**lazy, "user": {"init": from_file(tmp_path / "users.parquet")}}
-    train(job_of(tmp_path, None, tables=tables), tmp_path / "run")
-    assert np.array_equal(shardkeep.load(tmp_path / "run").rows("user", texts), rows)
+    assert np.array_equal(first.rows("user", users), second.rows("user", users))
 
 
 def rows_line(printed: str) -> str:
@@ -138,7 +135,7 @@ def rows_line(printed: str) -> str:
     return line
 
 
-@pytest.mark.parametrize(
+@every(
     ("ids", "warning", "known"),
     [(np.concatenate([SEEN[:20], STRANGERS]), "", 20), (STRANGERS, "warning: ", 0)],
     ids=["some", "none"],
@@ -147,7 +144,7 @@ def test_the_ids_that_the_data_have_are_counted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], ids: np.ndarray, warning: str, known: int
 ) -> None:
     row_file(tmp_path / "rows.parquet", ids)
-    shardkeep.train(job_of(tmp_path, from_file(tmp_path / "rows.parquet")), run_dir=tmp_path / "run")
+    shardkeep.train(job_of(tmp_path, from_file(tmp_path / "rows.parquet"), train=SHORT), run_dir=tmp_path / "run")
     expected = f"{warning}{ids.size} rows of table item from {tmp_path / 'rows.parquet'}; {known} of {ids.size} ids"
     assert rows_line(capsys.readouterr().out) == f"rows      {expected} are in the training data"
 
@@ -155,7 +152,7 @@ def test_the_ids_that_the_data_have_are_counted(
 def test_numbers_in_the_file_and_texts_in_the_data_are_refused_and_so_is_the_reverse(tmp_path: Path) -> None:
     path = tmp_path / "rows.parquet"
     row_file(path, np.arange(40, 140))
-    text = f"tables.item.init.path: {path}: 0 of 100 ids are in the training data; 10 of them are there as "
+    text = f"tables.item.init.path: {path}: 0 of 100 ids are in the training data; 9 of them are there as "
     with pytest.raises(DataError) as caught:
         train(job_of(tmp_path, from_file(path)), tmp_path / "run")
     csv = "texts, as every value of a CSV is: store the ids as texts in a Parquet file"
@@ -163,7 +160,7 @@ def test_numbers_in_the_file_and_texts_in_the_data_are_refused_and_so_is_the_rev
     job = job_of(tmp_path, from_file(path)).model_dump(mode="json")
     pq.write_table(pacsv.read_csv(tmp_path / "train.csv"), tmp_path / "train.parquet")
     job["data"] |= {"source": "parquet", "train": [str(tmp_path / "train.parquet")]}
-    train(shardkeep.JobConfig.model_validate(job), tmp_path / "numbers")
+    train(shardkeep.JobConfig.model_validate(job | {"train": SHORT}), tmp_path / "numbers")
     rows = pq.read_table(path)
     pq.write_table(rows.set_column(0, "id", rows["id"].cast(pa.string())), path)
     with pytest.raises(DataError) as caught:
@@ -177,17 +174,14 @@ def test_of_large_data_some_samples_of_all_parts_are_looked_at(
     monkeypatch.setattr(id_matches, "MOST_SAMPLES", 60)
     monkeypatch.setattr(id_matches, "BLOCK", 20)
     row_file(tmp_path / "rows.parquet", SEEN)
-    shardkeep.train(job_of(tmp_path, from_file(tmp_path / "rows.parquet")), run_dir=tmp_path / "run")
+    shardkeep.train(job_of(tmp_path, from_file(tmp_path / "rows.parquet"), train=SHORT), run_dir=tmp_path / "run")
     found = re.search(r"; (\d+) of 50 ids are in 60 training samples$", rows_line(capsys.readouterr().out))
     assert found is not None and 20 < int(found[1]) < 50
 
 
 def test_the_optimizer_of_given_rows_is_new(tmp_path: Path) -> None:
     row_file(tmp_path / "rows.parquet", np.concatenate([SEEN, STRANGERS]))
-    train(
-        job_of(tmp_path, from_file(tmp_path / "rows.parquet"), train={"max_steps": 1, "batch_size": 32}),
-        tmp_path / "run",
-    )
+    train(job_of(tmp_path, from_file(tmp_path / "rows.parquet"), train=SHORT), tmp_path / "run")
     start = Checkpoints(tmp_path / "run" / "checkpoints")
     (block,) = stream_rows(start.load(start.last_step()), "item")
     untouched = np.isin(block.ids_N, STRANGERS)
@@ -198,31 +192,31 @@ def test_the_optimizer_of_given_rows_is_new(tmp_path: Path) -> None:
 # ---- models whose rows have a first-order weight ----
 
 
-@pytest.mark.parametrize("dim", [4, 5], ids=["vectors alone", "with the weight"])
-def test_a_model_with_first_order_weights_takes_rows_with_and_without_them(tmp_path: Path, dim: int) -> None:
-    rows = row_file(tmp_path / "rows.parquet", SEEN, dim)
-    tables = {"default": {"dim": 4, "optimizer": {"name": "sgd", "lr": 1e-30}}}
-    model: dict[str, Any] = {"model": {"name": "deepfm", "hidden": [8]}}
-    named = {**tables, "item": {"init": from_file(tmp_path / "rows.parquet")}}
-    train(job_of(tmp_path, None, tables=named, **model), tmp_path / "run")
-    train(job_of(tmp_path, None, tables=tables, **model), tmp_path / "without")
-    found, usual = (shardkeep.load(tmp_path / name).rows("item", SEEN) for name in ("run", "without"))
-    assert np.array_equal(found[:, :dim], rows) and found.shape == (50, 5)
-    assert np.array_equal(found[:, dim:], usual[:, dim:])
+def test_a_model_with_first_order_weights_takes_rows_with_and_without_them(tmp_path: Path) -> None:
+    model: dict[str, Any] = {"model": {"name": "deepfm", "hidden": [8]}, "train": SHORT}
+    train(job_of(tmp_path, None, tables=still(), **model), tmp_path / "without")
+    usual = shardkeep.load(tmp_path / "without").rows("item", SEEN)
+    for dim in (4, 5):  # vectors alone, and with the weight
+        path = tmp_path / f"{dim}.parquet"
+        rows = row_file(path, SEEN, dim)
+        train(job_of(tmp_path, None, tables=still(item={"init": from_file(path)}), **model), tmp_path / f"run-{dim}")
+        found = shardkeep.load(tmp_path / f"run-{dim}").rows("item", SEEN)
+        assert np.array_equal(found[:, :dim], rows) and found.shape == (50, 5)
+        assert np.array_equal(found[:, dim:], usual[:, dim:])
 
 
 # ---- together with another run ----
 
 
-@pytest.mark.parametrize("full_every", [1, 3], ids=["all rows", "increment"])
+@every("full_every", [1, 3])
 def test_a_run_gives_its_tables_and_the_file_a_new_one(tmp_path: Path, full_every: int) -> None:
-    before = click_job(write_csv(tmp_path / "train.csv", click_rows(400)))
+    before = click_job(write_csv(tmp_path / "train.csv", click_rows(200)))
     before["checkpoint"] = {"every_steps": 4, "full_every": full_every}
     before["data"]["sparse"] = ["user", {"column": "tags", "separator": "|"}]
     train(shardkeep.JobConfig.model_validate(before), tmp_path / "first")
     rows = row_file(tmp_path / "rows.parquet", SEEN)
-    lazy = {"default": {"dim": 4, "optimizer": {"name": "rowwise_adagrad", "lr": 1e-30}}}
-    after = click_job(tmp_path / "train.csv", tables={**lazy, "item": {"init": from_file(tmp_path / "rows.parquet")}})
+    tables = still("rowwise_adagrad", item={"init": from_file(tmp_path / "rows.parquet")})
+    after = click_job(tmp_path / "train.csv", tables=tables)
     after["data"]["sparse"] = [*before["data"]["sparse"], "item"]
     train(shardkeep.JobConfig.model_validate(after), tmp_path / "second", from_run=tmp_path / "first")
     first, second = (shardkeep.load(tmp_path / name) for name in ("first", "second"))
@@ -232,14 +226,17 @@ def test_a_run_gives_its_tables_and_the_file_a_new_one(tmp_path: Path, full_ever
     assert np.array_equal(second.rows("user", ["u1", "u2"]), first.rows("user", ["u1", "u2"]))
 
 
-def test_the_next_day_begins_with_the_run_and_not_with_the_file_again(tmp_path: Path) -> None:
-    row_file(tmp_path / "rows.parquet", SEEN)
-    config = job_of(tmp_path, from_file(tmp_path / "rows.parquet"))
-    train(config, tmp_path / "monday")
-    (tmp_path / "rows.parquet").unlink()
-    train(config, tmp_path / "tuesday", from_run=tmp_path / "monday")
+def test_the_next_day_begins_with_the_run_and_not_with_the_file_again(begun: Path, tmp_path: Path) -> None:
+    shutil.copy(begun / "train.csv", tmp_path)
+    gone = from_file(begun / "rows.parquet")
+    monday = shutil.copytree(begun / "run", tmp_path / "monday")
+    hidden = (begun / "rows.parquet").rename(begun / "gone")
+    try:
+        train(job_of(tmp_path, gone), tmp_path / "tuesday", from_run=monday)
+    finally:
+        hidden.rename(begun / "rows.parquet")
     with pytest.raises(ConfigError, match=r"tables\.item\.init: .* was trained with .*rows\.parquet"):
-        train(job_of(tmp_path, None), tmp_path / "other", from_run=tmp_path / "monday")
+        train(job_of(tmp_path, None), tmp_path / "other", from_run=monday)
 
 
 # ---- what does not fit ----
@@ -279,35 +276,21 @@ def test_a_file_that_does_not_fit_is_named_and_there_is_no_run(
     assert "\n" not in str(caught.value) and not (tmp_path / "run").exists()
 
 
+IN_USER = "tables: {{user: {{init: {}}}}}"
+
+
 @every(
     ("text", "error"),
     [
-        ("{name: file}", "tables.user.init: no other key with name: file; allowed: path, or path and scale, or"),
-        ("{name: file, path: a.npy, std: 1}", "std: 1, path: a.npy with name: file"),
-        ("{path: a.npy}", "path: a.npy with name: uniform"),
-        ("{name: file, path: ''}", "tables.user.init.path"),
+        (IN_USER.format("{name: file}"), "tables.user.init: no other key with name: file; allowed: path, or path and"),
+        (IN_USER.format("{name: file, path: a.npy, std: 1}"), "std: 1, path: a.npy with name: file"),
+        (IN_USER.format("{path: a.npy}"), "path: a.npy with name: uniform"),
+        (IN_USER.format("{name: file, path: ''}"), "tables.user.init.path"),
+        ("tables: {default: {init: {name: file, path: a}}}", "tables.default.init.name: file; allowed in the entry"),
+        (IN_USER.format("{name: file, path: a}") + "\ncheckpoint: {every_steps: off}", "checkpoint.every_steps: off"),
     ],
 )
 def test_settings_that_do_not_go_together_are_refused(text: str, error: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        parse_config(f"tables: {{user: {{init: {text}}}}}")
-    assert error in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("text", "error"),
-    [
-        (
-            "tables: {default: {init: {name: file, path: a.npy}}}",
-            "tables.default.init.name: file; allowed in the entry",
-        ),
-        (
-            "tables: {user: {init: {name: file, path: a.npy}}}\ncheckpoint: {every_steps: off}",
-            "checkpoint.every_steps: off",
-        ),
-    ],
-)
-def test_what_a_job_with_a_file_needs_is_said(text: str, error: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse_config(text)
     assert error in str(caught.value)

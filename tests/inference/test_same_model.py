@@ -17,7 +17,6 @@ from shardkeep.base.errors import DataError
 from shardkeep.inference.scoring import predict_files
 from shardkeep.inference.server.served_model import ServedModel
 from tests.support import logical_forms as forms
-from tests.support.examples import LONG
 from tests.support.logical_tables import LogicalTable, data_settings, separators_of, tables
 from tests.support.serving import Server, scores_of
 
@@ -50,7 +49,7 @@ def scores_of_file(run: Path, path: Path, out: Path) -> np.ndarray[Any, Any]:
 
 @settings(
     deadline=None,
-    max_examples=6 if LONG else 3,
+    max_examples=3,
     derandomize=True,
     database=None,
     phases=[Phase.generate],

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
 import pytest
-from hypothesis import HealthCheck, given, strategies as st
+from hypothesis import HealthCheck, given, seed, settings, strategies as st
 
 from shardkeep.base.errors import DataError
 from shardkeep.inference.files import chunks_of_files
@@ -29,7 +29,6 @@ from shardkeep.workers.data.samples import Data
 from shardkeep.workers.data.sources.registry import open_data
 from shardkeep.workers.data_config import DataConfig
 from tests.support import logical_forms as forms
-from tests.support.examples import LONG, examples
 from tests.support.logical_tables import (
     LogicalColumn,
     LogicalTable,
@@ -43,8 +42,12 @@ from tests.support.logical_tables import (
     weights_of,
 )
 
-SETTINGS = examples(100 if LONG else 80, suppress_health_check=list(HealthCheck))
-"""20 tables in the default run."""
+FIXED = 29
+"""Of 40 seeds the one whose 8 tables have most pairs of a column's role and type."""
+
+
+def drawn(count: int, **more: Any) -> settings:
+    return settings(deadline=None, database=None, suppress_health_check=list(HealthCheck), max_examples=count, **more)
 
 
 @dataclass(frozen=True)
@@ -280,20 +283,44 @@ def check_before(rows: Rows, trained: Trained, where: str, count: int) -> None:
             assert ragged.values_N.tolist() == quick.ids[name].values_N.tolist(), f"{where}: {name}"
 
 
-@pytest.mark.timeout(1200)  # 100 tables in a long run
-@given(table=tables(), seed=st.integers(0, 2**32))
-@SETTINGS
-def test_a_table_gives_equal_batches_in_every_form(table: LogicalTable, seed: int) -> None:
-    choose = random.Random(seed)
+def check_table(table: LogicalTable, number: int) -> None:
+    choose = random.Random(number)
     with tempfile.TemporaryDirectory() as name:
         rows = set()
         for trained in trained_forms(table, Path(name), choose):
             reference = check_training(trained, table)
             check_batch(reference, table, trained, trained.form, reference)
-            if choose.random() < 0.4:  # of 20 tables, 60 trained models
+            if choose.random() < 0.4:  # of 8 tables, about 20 trained models
                 check_forms(table, trained, reference, Path(name), choose)
             rows.add(tuple(len(set(reference.ids[c.name].values_N.tolist())) for c in table.of("id", "list")))
         assert len(rows) == 1 or _spellings_differ(table), f"rows a table differ: {rows}"
+
+
+TABLES = given(table=tables(), number=st.integers(0, 2**32))
+
+
+@seed(FIXED)
+@TABLES
+@drawn(8)
+def test_a_table_gives_equal_batches_in_every_form(table: LogicalTable, number: int) -> None:
+    check_table(table, number)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@seed(FIXED + 1)
+@TABLES
+@drawn(40)
+def test_forty_tables_give_equal_batches_in_every_form(table: LogicalTable, number: int) -> None:
+    check_table(table, number)
+
+
+@pytest.mark.chaos
+@pytest.mark.timeout(1200)
+@TABLES
+@drawn(100, print_blob=True)
+def test_a_hundred_tables_at_random_give_equal_batches_in_every_form(table: LogicalTable, number: int) -> None:
+    check_table(table, number)
 
 
 def _spellings_differ(table: LogicalTable) -> bool:

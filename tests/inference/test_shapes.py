@@ -56,7 +56,7 @@ def _trained(folder: Path, **data: Any) -> Path:
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("vectors")
-    pq.write_table(_table(1000, 1), folder / "train.parquet")
+    pq.write_table(_table(400, 1), folder / "train.parquet")
     return _trained(folder)
 
 
@@ -94,7 +94,7 @@ def test_another_width_is_refused_with_its_row(predictor: shardkeep.Predictor) -
         predictor.predict({"price": [1], "user": [1], "v": [1]})
 
 
-@pytest.mark.parametrize("name", ["new.parquet", "new.csv"])
+@every("name", ["new.parquet", "new.csv"])
 def test_files_of_vectors_are_scored_like_frames(
     run: Path, predictor: shardkeep.Predictor, tmp_path: Path, name: str
 ) -> None:
@@ -192,7 +192,7 @@ def _partitions(folder: Path, count: int, seed: int) -> pa.Table:
 
 
 def test_partitions_are_scored_kept_and_grouped(tmp_path: Path) -> None:
-    _partitions(tmp_path / "log", 1000, 1)
+    _partitions(tmp_path / "log", 400, 1)
     run = _trained(tmp_path, train=[str(tmp_path / "log")], sparse=["user", "country"])
     table = _partitions(tmp_path / "new", 80, 2)
     keys = list(zip(table["price"].to_pylist(), table["user"].to_pylist(), strict=True))

@@ -18,7 +18,8 @@ from shardkeep.run.reader import RunReader
 from tests.support.cases import every
 from tests.support.click_files import COLUMNS, click_job, click_rows, write_csv
 
-ROWS = 400
+ROWS = 200
+HELD = ROWS // 10
 UNREAD = {"test": False}
 
 
@@ -43,51 +44,54 @@ def predicted(run: Path, side: Any, out: Path, keep: str = "row") -> list[Any]:
     return found
 
 
-@pytest.mark.slow
-def test_the_test_rows_are_scored_once_after_training(tmp_path: Path) -> None:
-    summary = train(job_of(tmp_path), tmp_path / "run")
-    assert summary.test is not None and summary.test.samples == 40
-    assert summary.to_dict()["test"] == evaluate_run(tmp_path / "run", split="test")
-
-
-@pytest.mark.parametrize("by", ["time", "user", "random"])
+@every("by", ["time", "user", "random"])
 def test_each_side_can_be_evaluated_and_predicted(tmp_path: Path, by: str) -> None:
-    run = tmp_path / "run"
-    summary = train(job_of(tmp_path, by, eval=UNREAD), run)
+    run, tested = tmp_path / "run", by == "random"
+    summary = train(job_of(tmp_path, by, eval={"test": tested}), run)
     sides = {side: predicted(run, side, tmp_path / f"{side}.csv") for side in ("train", "eval", "test")}
     assert sorted(row for rows in sides.values() for row in rows) == list(range(ROWS))
     assert summary.eval is not None and len(sides["eval"]) == summary.eval.samples
-    assert len(sides["test"]) == evaluate_run(run, split="test")["samples"]
+    of_test = evaluate_run(run, split="test")
+    assert len(sides["test"]) == of_test["samples"]
+    assert summary.to_dict().get("test") == (of_test if tested else None)  # scored once, after training
     if by == "time":
-        assert (sides["eval"], sides["test"]) == (list(range(320, 360)), list(range(360, 400)))
+        assert sides["eval"] == list(range(ROWS - 2 * HELD, ROWS - HELD))
+        assert sides["test"] == list(range(ROWS - HELD, ROWS))
     trained = evaluate_run(run, split="train")
     assert trained["samples"] == len(sides["train"])
     assert trained["note"].startswith("the model was trained on these rows")
 
 
-@every("change", ["older rows are added", "newer rows are added", "training rows come again", "in another order"])
-def test_rows_of_training_never_become_test_rows_when_the_file_changes(change: str, tmp_path: Path) -> None:
+HOURS = {
+    "older rows are added": -9,
+    "newer rows are added": 900,
+    "training rows come again": 5,
+    "in another order": None,
+}
+
+
+def test_rows_of_training_never_become_test_rows_when_the_file_changes(tmp_path: Path) -> None:
     run, file = tmp_path / "run", tmp_path / "clicks.csv"
     train(job_of(tmp_path, eval=UNREAD), run)
     before = {side: evaluate_run(run, split=side) for side in ("eval", "test")}
     head, *lines = file.read_text().splitlines()
-    hours = {"older rows are added": -9, "newer rows are added": 900, "training rows come again": 5}
-    added = [
-        f"{line.rsplit(',', 2)[0]},{hours[change]},{n + ROWS}" for n, line in enumerate(lines[:99] * (change in hours))
-    ]
-    file.write_text("\n".join([head, *(lines + added)[::-1]]) + "\n")
-    of_test = 40 + (len(added) if "newer" in change else 0)
-    assert len(predicted(run, "test", tmp_path / "test.csv")) == evaluate_run(run, split="test")["samples"] == of_test
-    assert evaluate_run(run)["logloss"] == pytest.approx(before["eval"]["logloss"], rel=1e-5)
-    if "newer" not in change:
-        assert evaluate_run(run, split="test")["logloss"] == pytest.approx(before["test"]["logloss"], rel=1e-5)
+    for change, hour in HOURS.items():
+        more = lines[: 49 * (hour is not None)]
+        added = [f"{line.rsplit(',', 2)[0]},{hour},{n + ROWS}" for n, line in enumerate(more)]
+        file.write_text("\n".join([head, *(lines + added)[::-1]]) + "\n")
+        of_test = HELD + (len(added) if "newer" in change else 0)
+        found = evaluate_run(run, split="test")
+        assert len(predicted(run, "test", tmp_path / "test.csv")) == found["samples"] == of_test, change
+        assert evaluate_run(run)["logloss"] == pytest.approx(before["eval"]["logloss"], rel=1e-5), change
+        if "newer" not in change:
+            assert found["logloss"] == pytest.approx(before["test"]["logloss"], rel=1e-5), change
 
 
 def test_without_eval_test_the_test_rows_stay_unread_until_somebody_asks(tmp_path: Path) -> None:
     run = tmp_path / "run"
     summary = train(job_of(tmp_path, eval=UNREAD), run)
     assert summary.test is None and "test" not in summary.to_dict()
-    assert evaluate_run(run, split="test")["samples"] == 40
+    assert evaluate_run(run, split="test")["samples"] == HELD
     without = train(job_of(tmp_path, eval=UNREAD, checkpoint={"every_steps": "off"}), tmp_path / "without")
     assert without.state_digest == summary.state_digest
 
@@ -118,7 +122,7 @@ def test_an_order_of_time_takes_several_epochs_and_scores_the_first_before_train
     one = train(job_of(tmp_path, train=order, eval=UNREAD), tmp_path / "one").to_dict()
     two = train(job_of(tmp_path, train=order | {"epochs": 2}, eval=UNREAD), tmp_path / "two").to_dict()
     assert two["steps"] == 2 * one["steps"] and two["progressive"] == one["progressive"]
-    assert two["progressive"]["samples"] == 320
+    assert two["progressive"]["samples"] == ROWS - 2 * HELD
     options = ["train", "--resume", str(tmp_path / "one"), "--set", "train.epochs=2"]
     more = CliRunner().invoke(app, options)
     assert more.exit_code == 0, more.output
@@ -137,7 +141,7 @@ def test_a_split_may_not_change_when_a_job_continues(tmp_path: Path) -> None:
 
 
 def test_the_launcher_tells_shares_that_are_not_those_named(tmp_path: Path) -> None:
-    rows = [row | {"user": "u7" if n % 8 else f"v{n}"} for n, row in enumerate(click_rows(ROWS))]
+    rows = [row | {"user": "u7" if n % 8 else f"v{n}"} for n, row in enumerate(click_rows(2 * ROWS))]
     write_csv(tmp_path / "clicks.csv", [row | {"hour": "1", "row": "1"} for row in rows], (*COLUMNS, "hour", "row"))
     job = job_of(tmp_path, "user", eval=UNREAD, train={"batch_size": 32, "max_steps": 1})
     (tmp_path / "job.yaml").write_text(write_yaml(job))

@@ -7,11 +7,13 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import pytest
 from typer.testing import CliRunner
 
 import shardkeep
 from shardkeep.cli.main import app
 from shardkeep.inference.scoring import evaluate_run, predict_files
+from shardkeep.run.reader import RunReader
 from shardkeep.view.unseen_lines import unseen_lines
 from shardkeep.workers.data.sources.registry import open_data
 from tests.support.cases import every
@@ -37,9 +39,9 @@ def expected(train: list[Row], scored: list[Row], *, least: int = 1) -> dict[str
     return found
 
 
-def rows_of_both() -> tuple[list[Row], list[Row]]:
+def rows_of_both(count: int) -> tuple[list[Row], list[Row]]:
     """Rows of training, and rows to score with new users, new tags and the missing user, who is new too."""
-    train, scored = click_rows(320), click_rows(151, seed=9)
+    train, scored = click_rows(count), click_rows(151, seed=9)
     for n, row in enumerate(scored):
         if n % 3 == 0:
             row["user"] = f"stranger {n}" if n % 2 else ""
@@ -47,35 +49,44 @@ def rows_of_both() -> tuple[list[Row], list[Row]]:
     return train, scored
 
 
-def job_of(folder: Path, **changes: Any) -> tuple[shardkeep.JobConfig, list[Row], list[Row]]:
-    train, scored = rows_of_both()
+def job_of(folder: Path, count: int = 320, **changes: Any) -> tuple[shardkeep.JobConfig, list[Row], list[Row]]:
+    train, scored = rows_of_both(count)
     job = click_job(write_csv(folder / "train.csv", train)) | changes
     job["data"] = {key: value for key, value in job["data"].items() if key != "eval_fraction"}
     job["data"]["eval"] = str(write_csv(folder / "eval.csv", scored))
     return shardkeep.JobConfig.model_validate(job), train, scored
 
 
-@every("ids", ["raw", "coded"])
-@every("mode", ["sync", "bounded"])
+@every(("mode", "ids"), [("sync", "raw"), ("bounded", "coded")])
 def test_two_workers_and_two_servers_count_what_one_process_counts(tmp_path: Path, mode: str, ids: str) -> None:
     config, train, scored = job_of(tmp_path, servers=2, workers=2, consistency={"mode": mode}, compression={"ids": ids})
     job = LocalJob(config, open_data(config.data, seed=config.seed))
     assert job.run()["eval"]["unseen"] == expected(train, scored)
 
 
-def test_training_evaluate_predict_and_predictor_count_the_same(tmp_path: Path) -> None:
-    config, train, scored = job_of(tmp_path)
-    summary = shardkeep.train(config, run_dir=tmp_path / "run", quiet=True)
-    wanted = expected(train, scored)
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of `job_of` by the command, whose output is beside it."""
+    folder = tmp_path_factory.mktemp("unseen")
+    config, _, _ = job_of(folder)
+    (folder / "job.yaml").write_text(config.to_yaml())
+    done = CliRunner().invoke(app, ["train", str(folder / "job.yaml"), "--run-dir", str(folder / "run")])
+    assert done.exit_code == 0
+    (folder / "printed").write_text(done.output)
+    return folder / "run"
+
+
+def test_training_evaluate_predict_and_predictor_count_the_same(run: Path, tmp_path: Path) -> None:
+    train, scored = rows_of_both(320)
+    wanted, file = expected(train, scored), run.parent / "eval.csv"
     assert wanted["user"][0] > 40 and wanted["tags"][0] > 10
-    assert summary.eval is not None and summary.eval.unseen == wanted
-    assert evaluate_run(tmp_path / "run")["unseen"] == wanted
-    file = tmp_path / "eval.csv"
-    assert evaluate_run(tmp_path / "run", files=[file])["unseen"] == wanted
-    assert evaluate_run(tmp_path / "run", files=[file], by="item")["unseen"] == wanted
-    assert evaluate_run(tmp_path / "run", split="train")["unseen"] == expected(train, train)
-    assert predict_files(tmp_path / "run", [file], tmp_path / "scores.csv").unseen == wanted
-    predictor = shardkeep.load(tmp_path / "run")
+    assert (RunReader(run).summary() or {})["eval"]["unseen"] == wanted
+    assert evaluate_run(run)["unseen"] == wanted
+    assert evaluate_run(run, files=[file])["unseen"] == wanted
+    assert evaluate_run(run, files=[file], by="item")["unseen"] == wanted
+    assert evaluate_run(run, split="train")["unseen"] == expected(train, train)
+    assert predict_files(run, [file], tmp_path / "scores.csv").unseen == wanted
+    predictor = shardkeep.load(run)
     assert {missing for missing, _ in predictor.unseen.values()} == {0}
     columns = {name: [row[name] for row in scored] for name in COLUMNS if name != "clicked"}
     for times in (1, 2):
@@ -83,9 +94,28 @@ def test_training_evaluate_predict_and_predictor_count_the_same(tmp_path: Path) 
         assert predictor.unseen == {name: [times * a, times * b] for name, (a, b) in wanted.items()}
 
 
+def test_all_commands_tell_it_alike(run: Path, tmp_path: Path) -> None:
+    wanted, file = expected(*rows_of_both(320)), str(run.parent / "eval.csv")
+    told = unseen_lines(wanted)
+    assert [line.split(":")[0] for line in told] == ["user", "tags"]
+    printed = [(run.parent / "printed").read_text()]
+    for command in (
+        ["evaluate", str(run)],
+        ["evaluate", str(run), "--data", file, "--by", "item"],
+        ["predict", str(run), "--data", file, "--out", str(tmp_path / "scores.csv")],
+    ):
+        done = CliRunner().invoke(app, command)
+        assert done.exit_code == 0, command
+        printed.append(done.output)
+    for output in printed:
+        assert [line.strip() for line in output.splitlines() if line.endswith("have no row")] == told, output
+    done = CliRunner().invoke(app, ["evaluate", str(run), "--json"])
+    assert json.loads(done.stdout)["unseen"] == wanted
+
+
 def test_an_id_that_was_trained_and_not_admitted_has_no_row(tmp_path: Path) -> None:
     admit = {"default": {"dim": 4, "admit": {"min_count": 2}}}
-    config, train, scored = job_of(tmp_path, tables=admit, train={"batch_size": 1})
+    config, train, scored = job_of(tmp_path, 100, tables=admit, train={"batch_size": 1})
     summary = shardkeep.train(config, run_dir=tmp_path / "run", quiet=True)
     wanted = expected(train, scored, least=2)
     assert wanted["user"][0] > expected(train, scored)["user"][0]
@@ -100,23 +130,3 @@ def test_lines_begin_at_a_share_the_largest_first_and_end_at_a_number() -> None:
     ]
     lines = unseen_lines({f"c{n:02}": [n, 100] for n in range(20)})
     assert len(lines) == 11 and lines[0].startswith("c19: 19 of 100") and lines[-1] == "and 9 more"
-
-
-def test_all_commands_tell_it_alike(tmp_path: Path) -> None:
-    config, train, scored = job_of(tmp_path)
-    run, file = tmp_path / "run", str(tmp_path / "eval.csv")
-    told = unseen_lines(expected(train, scored))
-    assert [line.split(":")[0] for line in told] == ["user", "tags"]
-    (tmp_path / "job.yaml").write_text(config.to_yaml())
-    commands = [
-        ("train", str(tmp_path / "job.yaml"), "--run-dir", str(run)),
-        ("evaluate", str(run)),
-        ("evaluate", str(run), "--data", file, "--by", "item"),
-        ("predict", str(run), "--data", file, "--out", str(tmp_path / "scores.csv")),
-    ]
-    for command in commands:
-        done = CliRunner().invoke(app, list(command))
-        lines = [line.strip() for line in done.output.splitlines()]
-        assert done.exit_code == 0 and [line for line in lines if line.endswith("have no row")] == told, command
-    done = CliRunner().invoke(app, ["evaluate", str(run), "--json"])
-    assert json.loads(done.stdout)["unseen"] == expected(train, scored)

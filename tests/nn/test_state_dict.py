@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.support.import_path import IMPORT_PATH
+from tests.support.cluster import Cluster
+from tests.support.forked import SCRIPT
 
-SCRIPT = """
+TRAIN = """
 import copy, sys, torch
 from torch import nn
 from shardkeep import EmbeddingClient, TableSpec
@@ -26,27 +24,21 @@ with EmbeddingClient.local([TableSpec(name="item", dim=4)]) as client:
 WRITE = 'torch.save(model.state_dict(), "model.pt")'
 
 
+@pytest.mark.waits_for_processes
 @pytest.mark.parametrize(
     ("lines", "warnings"),
     [
         (f"torch.save([dict(a=1), model.state_dict()], 'other.pt'); {WRITE}; {WRITE}", 1),
-        pytest.param(
-            f"client.save('rows', {{'model': copy.deepcopy(model.state_dict())}}); {WRITE}", 0, marks=pytest.mark.slow
-        ),
+        (f"client.save('rows', {{'model': copy.deepcopy(model.state_dict())}}); {WRITE}", 0),
     ],
     ids=["without rows", "rows saved"],
 )
-def test_a_state_dict_that_is_written_without_the_rows_warns_once(tmp_path: Path, lines: str, warnings: int) -> None:
-    environment = {**os.environ, "PYTHONPATH": IMPORT_PATH}
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT.replace("{lines}", lines)],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
-    assert done.returncode == 0, done.stderr
-    assert len(done.stderr.splitlines()) == warnings, done.stderr
+def test_a_state_dict_that_is_written_without_the_rows_warns_once(
+    cluster: Cluster, tmp_path: Path, lines: str, warnings: int
+) -> None:
+    (tmp_path / "train.py").write_text(TRAIN.replace("{lines}", lines))
+    ended = cluster.command("train.py", main=SCRIPT, cwd=tmp_path).end()
+    assert ended.code == 0, ended.err
+    assert len(ended.err.splitlines()) == warnings, ended.err
     for name in ("client.checkpoint", "client.save", "shardkeep.torchrec.save(model, FILE)"):
-        assert done.stderr.count(name) == warnings
+        assert ended.err.count(name) == warnings

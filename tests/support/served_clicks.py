@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 import shardkeep
 from shardkeep.inference.protocol.datatypes import Values
+from shardkeep.ps.checkpoints.folder import Checkpoints
 from tests.support.click_files import COLUMNS, click_job, click_rows, write_csv
+from tests.support.once import once
 from tests.support.serving import datatype_of
 
 FEATURES = tuple(name for name in COLUMNS if name != "clicked")
@@ -20,6 +26,26 @@ def trained(folder: Path, run: str = "run", **changes: Any) -> Path:
     job = click_job(write_csv(folder / "train.csv", click_rows(1500)), **changes)
     shardkeep.train(shardkeep.JobConfig.model_validate(job), run_dir=folder / run, quiet=True)
     return folder / run
+
+
+def trained_once(folders: pytest.TempPathFactory, **changes: Any) -> Path:
+    """As `trained`, once for each config in a test run. Only to be read: all workers and modules share the folder."""
+    config = hashlib.sha256(json.dumps(changes, sort_keys=True).encode()).hexdigest()[:16]
+    return Path(once(folders, f"clicks-{config}", lambda folder: str(trained(folder, **changes))))
+
+
+def begun(whole: Path, run: Path) -> list[Path]:
+    """Makes a copy of a run as it was before its first checkpoint. Returns the checkpoints, oldest first."""
+    shutil.copytree(whole, run, ignore=shutil.ignore_patterns("step-*"))
+    return [path for _, path in Checkpoints(whole / "checkpoints").complete()]
+
+
+def publish(run: Path, *checkpoints: Path) -> None:
+    """Adds checkpoints to a run, each by a rename, as a job does."""
+    for checkpoint in checkpoints:
+        hidden = run / "checkpoints" / f".{checkpoint.name}"
+        shutil.copytree(checkpoint, hidden)
+        hidden.rename(run / "checkpoints" / checkpoint.name)
 
 
 def texts(count: int, seed: int = 3) -> dict[str, list[str]]:

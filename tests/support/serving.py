@@ -61,6 +61,14 @@ class Server:
     def infer(self, request: Any, **options: Any) -> pb.ModelInferResponse:
         return self.call("ModelInfer", request, pb.ModelInferResponse, **options)  # type: ignore[no-any-return]
 
+    def refusal(self, request: Any, method: str = "ModelInfer", **options: Any) -> tuple[str, str]:
+        """The code and the text of a call over gRPC that fails."""
+        try:
+            self.call(method, request, pb.ModelInferResponse, **options)
+        except grpc.RpcError as error:
+            return error.code().name, error.details()  # type: ignore[attr-defined]
+        raise AssertionError("the call is answered")
+
     def http(
         self, method: str, path: str, body: bytes | None = None, headers: Mapping[str, str] | None = None
     ) -> tuple[int, Mapping[str, str], bytes]:

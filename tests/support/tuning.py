@@ -1,4 +1,6 @@
-"""Searches in a folder: a job of clicks with test data of its own, its command, and what is left of it."""
+"""Searches in a folder: a job of clicks with test data of its own, its command, and what is left of it.
+
+Optuna takes a second to import, so functions import it."""
 
 from __future__ import annotations
 
@@ -7,17 +9,16 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import optuna
-from optuna.storages.journal import JournalFileBackend, JournalStorage
-from optuna.trial import FrozenTrial, TrialState
-
-from shardkeep.automl.tune.plan import Plan, plan_of
-from shardkeep.automl.tune.search import Search
 from shardkeep.base.yaml_text import write_yaml
-from shardkeep.workers.data.sources.registry import open_data
 from tests.support.click_files import click_job, click_rows, write_csv
+
+if TYPE_CHECKING:
+    from optuna.trial import FrozenTrial
+
+    from shardkeep.automl.tune.plan import Plan
+    from shardkeep.automl.tune.search import Search
 
 RATES = "tower.optimizer.lr=0.0001,0.001,0.01"
 
@@ -34,7 +35,20 @@ def write_job(folder: Path, *, rows: int = 300, **changes: Any) -> Path:
 
 
 def plan(folder: Path, over: Sequence[str] = (), *overrides: str, grid: bool = False, **changes: Any) -> Plan:
+    from shardkeep.automl.tune.plan import plan_of
+
     return plan_of(write_job(folder, **changes), overrides, over, grid=grid)
+
+
+def quick_plan(folder: Path, *overrides: str, **changes: Any) -> Plan:
+    """A plan that tries two values and no defaults, which are read with the job again and again."""
+    return plan(folder, ["model.dropout=0,0.1"], *overrides, grid=True, **changes)
+
+
+def open_search(plan: Plan, out: Path) -> Search:
+    from shardkeep.automl.tune.search import Search
+
+    return Search(plan, out)
 
 
 def tune_command(folder: Path, trials: int, *more: str) -> list[str]:
@@ -43,13 +57,20 @@ def tune_command(folder: Path, trials: int, *more: str) -> list[str]:
 
 def search_in(folder: Path) -> Search:
     """The search that a command has left, opened as the same command would."""
+    from shardkeep.automl.tune.plan import plan_of
+    from shardkeep.workers.data.sources.registry import open_data
+
     plan = plan_of(folder / "job.yaml", [], [RATES])
     data = open_data(plan.job.data, seed=plan.job.seed).fingerprint
-    return Search(replace(plan, data=data), folder / "out")
+    return open_search(replace(plan, data=data), folder / "out")
 
 
 def ended_in(folder: Path) -> list[int]:
     """The trials that ended, of a search that may run or have been killed. Changes nothing."""
+    import optuna
+    from optuna.storages.journal import JournalFileBackend, JournalStorage
+    from optuna.trial import TrialState
+
     copy = shutil.copy(folder / "out" / "journal.log", folder / "journal.copy")
     study = optuna.load_study(study_name="tune", storage=JournalStorage(JournalFileBackend(str(copy))))
     return numbers(study.get_trials(states=[TrialState.COMPLETE, TrialState.PRUNED]))

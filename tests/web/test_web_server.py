@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import socket
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 
 import pytest
 from starlette.requests import Request
@@ -23,22 +24,55 @@ from shardkeep.web.site import Limits, Site
 from tests.support.cases import every
 from tests.support.http_get import LIMIT_S, get
 
-PATIENT_S = 0.5
+PATIENT_S = 5.0
 LIMITS = Limits(connections=8, per_s=100, burst=10, backlog=10, head_bytes=4096, wait_s=PATIENT_S)
 CHUNK = bytes(1 << 16)
 
 
+class Clock(asyncio.SelectorEventLoop):
+    """The event loop of a server, whose time stands still until a test turns it."""
+
+    def __init__(self) -> None:
+        self._now_s, self._begin_s = 0.0, math.inf
+        super().__init__()
+
+    def time(self) -> float:
+        return self._now_s + max(0.0, time.monotonic() - self._begin_s)
+
+    def turn(self, seconds: float) -> None:
+        self._now_s += seconds
+        self.call_soon_threadsafe(lambda: None)  # wakes the loop
+
+    def let_go(self) -> None:
+        """From now on it has the time of everybody."""
+        self._begin_s = time.monotonic()
+        self.turn(0.0)
+
+
 @pytest.fixture
-def web() -> Iterator[WebServer]:
+def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
+    """That of the test's `web`."""
+    with contextlib.closing(Clock()) as clock:
+        monkeypatch.setattr("shardkeep.web.server.asyncio.new_event_loop", lambda: clock)
+        yield clock
+
+
+@pytest.fixture
+def web(request: pytest.FixtureRequest) -> Iterator[WebServer]:
+    clock = request.getfixturevalue("clock") if "clock" in request.fixturenames else None
     with contextlib.closing(WebServer()) as web:
         yield web
+        if clock is not None:
+            clock.let_go()
 
 
 class Stream:
-    """A reply of so many chunks. `over` is set at its end, and when its client has gone."""
+    """A reply of so many chunks. `over` is set at its end, and when its client has gone.
 
-    def __init__(self, chunks: int, pause_s: float = 0.0) -> None:
-        self._chunks, self._pause_s = chunks, pause_s
+    `between`: called after each chunk, in the server's loop."""
+
+    def __init__(self, chunks: int, between: Callable[[], None] = lambda: None) -> None:
+        self._chunks, self._between = chunks, between
         self.over = threading.Event()
 
     def site(self) -> Site:
@@ -52,7 +86,8 @@ class Stream:
         try:
             for _ in range(self._chunks):
                 yield CHUNK
-                await asyncio.sleep(self._pause_s)
+                self._between()
+                await asyncio.sleep(0)
         finally:
             self.over.set()
 
@@ -103,21 +138,22 @@ def test_a_server_without_an_address_has_no_thread(web: WebServer) -> None:
     assert "web" not in {thread.name for thread in threading.enumerate()}
 
 
-def test_a_client_that_takes_nothing_is_dropped(web: WebServer) -> None:
+def test_a_client_that_takes_nothing_is_dropped(web: WebServer, clock: Clock) -> None:
     stream = Stream(chunks=10_000)
     with sent(web.open("127.0.0.1:0", stream.site()), "/stream") as slow:
-        assert stream.over.wait(LIMIT_S)
+        while not stream.over.wait(0.01):
+            clock.turn(PATIENT_S / 2)
         assert 0 < rest(slow) < 10_000 * len(CHUNK)
 
 
-def test_a_reply_may_take_longer_than_a_client(web: WebServer) -> None:
-    stream = Stream(chunks=12, pause_s=PATIENT_S / 4)
+def test_a_reply_may_take_longer_than_a_client(web: WebServer, clock: Clock) -> None:
+    stream = Stream(chunks=12, between=lambda: clock.turn(PATIENT_S / 4))
     with sent(web.open("127.0.0.1:0", stream.site()), "/quick", "/stream") as connection:
         assert rest(connection, 12 * len(CHUNK)) >= 12 * len(CHUNK)
 
 
 def test_replies_that_run_end_with_the_server() -> None:
-    stream, web = Stream(chunks=10_000, pause_s=0.1), WebServer()
+    stream, web = Stream(chunks=10_000), WebServer()
     with sent(web.open("127.0.0.1:0", stream.site()), "/stream") as connection:
         assert connection.recv(1)
         web.close()
@@ -126,7 +162,7 @@ def test_replies_that_run_end_with_the_server() -> None:
 
 
 @every("head", ["POST /quick HTTP/1.1", "POST /quick HTTP/1.1\r\nConnection: close", "POST /quick HTTP/1.0"])
-def test_a_refused_client_that_still_sends_is_not_reset(web: WebServer, head: str) -> None:
+def test_a_refused_client_that_still_sends_is_not_reset(web: WebServer, clock: Clock, head: str) -> None:
     part, parts = bytes(1 << 18), 20
     with socket.create_connection(split_address(web.open("127.0.0.1:0", Stream(1).site())), LIMIT_S) as connection:
         connection.sendall(f"{head}\r\nHost: here\r\nContent-Length: {len(part) * parts}\r\n\r\n".encode())
@@ -134,7 +170,7 @@ def test_a_refused_client_that_still_sends_is_not_reset(web: WebServer, head: st
         until(connection, b"allowed: GET\n")
         for _ in range(parts - 1):
             connection.sendall(part)
-            time.sleep(PATIENT_S / parts / 2)
+        clock.turn(PATIENT_S / 2)
         if head.endswith("1.1"):
             connection.sendall(b"GET /quick HTTP/1.1\r\nHost: here\r\n\r\n")
             until(connection, b"quick")
@@ -142,14 +178,14 @@ def test_a_refused_client_that_still_sends_is_not_reset(web: WebServer, head: st
             assert connection.recv(1) == b""
 
 
-def test_a_refused_client_that_never_ends_is_dropped(web: WebServer) -> None:
+def test_a_refused_client_that_never_ends_is_dropped(web: WebServer, clock: Clock) -> None:
     with socket.create_connection(split_address(web.open("127.0.0.1:0", Stream(1).site())), LIMIT_S) as connection:
         connection.sendall(b"POST /quick HTTP/1.1\r\nHost: here\r\nContent-Length: 9999999\r\n\r\n")
         until(connection, b"allowed: GET\n")
-        with pytest.raises(ConnectionError):
-            while True:
-                connection.sendall(b"more")
-                time.sleep(0.01)
+        connection.sendall(b"more")
+        clock.turn(PATIENT_S)
+        with contextlib.suppress(ConnectionError):
+            assert connection.recv(1) == b""
 
 
 def test_an_address_whose_routes_cannot_be_made_is_closed_and_the_others_stay(web: WebServer) -> None:

@@ -1,19 +1,134 @@
-"""The configs of a search: that of a trial, and that of best.yaml."""
+"""What a search tries: the values of `--over`, defaults that the job's model has, and the configs that come of it."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from shardkeep.base.errors import ConfigError
-from tests.support.tuning import plan
+from tests.support.cases import every
+from tests.support.tuning import plan, quick_plan
 
+if TYPE_CHECKING:
+    from shardkeep.automl.tune.plan import Plan
+
+ROWS = "tables.default.optimizer.lr"
 PARAMS = {"tower.optimizer.lr": 0.02, "model.hidden": "[4, 4]", "tables.default.dim": 6, "model.norm": "batch"}
 
 
-def test_a_trial_is_the_job_with_its_settings_and_leaves_the_test_data_unread(tmp_path: Path) -> None:
-    found = plan(tmp_path)
+def test_over_names_the_values_of_a_key(tmp_path: Path) -> None:
+    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+
+    over = {
+        "model.dropout=0,0.1,1e-3,0.1": CategoricalDistribution(["0", "0.1", "0.001"]),
+        "model.hidden=[8],[16, 4]": CategoricalDistribution(["[8]", "[16, 4]"]),
+        "model.norm=none,layer": CategoricalDistribution(["none", "layer"]),
+        "train.clip_norm=null,1.0": CategoricalDistribution(["null", "1"]),
+        "train.batch_size=16,32": CategoricalDistribution(["16", "32"]),
+        "tower.optimizer.lr=log:1e-4..1e-2": FloatDistribution(1e-4, 1e-2, log=True),
+        "tower.optimizer.weight_decay=0..0.5": FloatDistribution(0.0, 0.5),
+        "tables.default.dim=1..8": IntDistribution(1, 8),
+        "eval.every_steps=log:1..64": IntDistribution(1, 64, log=True),
+    }
+    space = plan(tmp_path, list(over)).space
+    assert {text: space[text.partition("=")[0]] for text in over} == over
+
+
+@every(
+    ("text", "says"),
+    [
+        ("model.dropuot=0,0.1", "model.dropuot: unknown key with name: dlrm; did you mean dropout?"),
+        ("tower.optimiser.lr=1,2", "tower.optimiser: unknown key; did you mean optimizer?"),
+        ("model.cross_layers=1..3", "model.cross_layers: unknown key with name: dlrm"),
+        ("model.dropout=0,2", "model.dropout: 2 is not allowed; allowed: a number of at least 0 and below 1"),
+        ("model.dropout=0.5..1", "model.dropout: 1.0 is not allowed"),
+        ("tables.default.dim=0..8", "tables.default.dim: 0 is not allowed"),
+        ("model.dropout=0.5..0.1", "allowed: LOW up to HIGH, and with log: above 0"),
+        ("tower.optimizer.lr=log:0..1", "allowed: LOW up to HIGH, and with log: above 0"),
+        ("tower.optimizer.lr=a..b", "could not convert"),
+        ("model.dropout", "is not of the form KEY=A,B,C, KEY=LOW..HIGH or KEY=log:LOW..HIGH"),
+        ("model.hidden=[8],[4", "a bracket is not closed"),
+    ],
+)
+def test_a_wrong_key_or_value_is_one_line_before_any_trial(tmp_path: Path, text: str, says: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        plan(tmp_path, [text])
+    line = str(caught.value)
+    assert line.startswith(f"--over {text}: ") and says in line and "\n" not in line, line
+
+
+def test_a_key_that_is_named_twice_is_refused_unless_both_say_the_same(tmp_path: Path) -> None:
+    assert (
+        plan(tmp_path, ["model.dropout=0,0.1", "model.dropout=0,0.10"]).space
+        == plan(tmp_path, ["model.dropout=0,0.1"]).space
+    )
+    with pytest.raises(ConfigError, match=r"^--over model.dropout=0,0.1: names a key twice$"):
+        plan(tmp_path, ["model.dropout=0,0.1", "model.dropout=0..0.5"])
+
+
+@every(
+    ("model", "has", "lacks"),
+    [
+        ("dnn", {"model.hidden", "model.dropout", "model.norm", "tables.default.dim"}, {"model.cross_layers"}),
+        ("dcn_v2", {"model.cross_layers"}, {"model.attention.layers"}),
+        ("autoint", {"model.attention.layers"}, {"model.cross_layers"}),
+        ("masknet", {"model.hidden"}, {"model.norm"}),
+    ],
+)
+def test_defaults_are_the_keys_that_the_model_has(tmp_path: Path, model: str, has: set[str], lacks: set[str]) -> None:
+    space = plan(tmp_path, model={"name": model}).space
+    assert has | {ROWS, "tower.optimizer.lr"} <= space.keys() and not lacks & space.keys()
+
+
+def test_rows_of_one_weight_have_no_width(tmp_path: Path) -> None:
+    assert not {"tables.default.dim", "model.hidden"} & plan(tmp_path, model="lr", tables={}).space.keys()
+
+
+def test_defaults_that_a_setting_of_the_job_excludes_are_left_out(tmp_path: Path) -> None:
+    tables = {"default": {"optimizer": "adadelta", "init": {"name": "normal", "std": 0.1}}}
+    space = plan(tmp_path, tables=tables).space
+    assert "tables.default.init.scale" not in space and ROWS in space
+
+
+def test_models_that_are_searched_share_the_keys_that_all_of_them_have(tmp_path: Path) -> None:
+    space = plan(tmp_path, ["model.name=dnn,masknet"]).space
+    assert "model.hidden" in space and "model.norm" not in space
+
+
+def test_the_job_s_own_values_are_in_the_defaults_and_come_first(tmp_path: Path) -> None:
+    tables = {"default": {"optimizer": {"name": "sgd", "lr": 2.5}, "dim": 5}}
+    found = plan(tmp_path, ["model.dropout=0.1,0.2"], "tower.optimizer.lr=0.03", tables=tables)
+    assert found.first() == [
+        {
+            ROWS: 2.5,
+            "tower.optimizer.lr": 0.03,
+            "tower.optimizer.weight_decay": "0",
+            "tables.default.optimizer.weight_decay": "0",
+            "tables.default.init.scale": "null",
+            "tables.default.dim": "5",
+            "model.hidden": "[9, 5]",
+            "model.norm": "none",
+            "model.init": "dlrm",
+        }
+    ]  # a dropout of 0 is none of the values that --over names
+
+
+@every(
+    ("over", "says"),
+    [
+        (["model.dropout=0..0.5"], "--over model.dropout=0..0.5: has no end of values for --grid; allowed: KEY=A,B,C"),
+        ([], "--grid: has nothing to combine; allowed: with --over KEY=A,B,C"),
+    ],
+)
+def test_a_grid_needs_lists(tmp_path: Path, over: list[str], says: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        plan(tmp_path, over, grid=True)
+    assert str(caught.value) == says
+
+
+def test_a_trial_is_the_job_with_its_settings_and_leaves_the_test_data_unread(found: Plan) -> None:
     chosen, trial = found.chosen(PARAMS), found.trial(PARAMS)
     for job in (chosen, trial):
         assert (job.tower.optimizer.lr, job.model.hidden, job.table("default").dim) == (0.02, [4, 4], 6)  # type: ignore[union-attr]
@@ -23,30 +138,26 @@ def test_a_trial_is_the_job_with_its_settings_and_leaves_the_test_data_unread(tm
 
 
 def test_trials_share_cores_where_the_job_takes_all(tmp_path: Path) -> None:
-    job = plan(tmp_path, [], "threads=auto", "launch.affinity=auto").trial({})
+    job = quick_plan(tmp_path, "threads=auto", "launch.affinity=auto").trial({})
     assert (job.threads, job.launch.affinity.wanted) == (1, False)
 
 
-@pytest.mark.parametrize(
-    ("epochs", "every", "first"),
-    [(20, 62, 5), (20, "epoch", 1), (2, 62, 1), (6, 62, 3), (1, 10, 3), (1, 62, 1)],
-    ids=str,
-)
+@every(("epochs", "steps", "first"), [(20, 62, 5), (20, "epoch", 1), (2, 62, 1), (6, 62, 3), (1, 10, 3), (1, 62, 1)])
 def test_a_trial_may_stop_after_an_epoch_or_sooner_where_there_are_few_evaluations(
-    epochs: int, every: str | int, first: int, tmp_path: Path
+    epochs: int, steps: str | int, first: int, tmp_path: Path
 ) -> None:
-    found = plan(tmp_path, train={"epochs": epochs, "batch_size": 8}, eval={"every_steps": every})
+    found = quick_plan(tmp_path, train={"epochs": epochs, "batch_size": 8}, eval={"every_steps": steps})
     assert found.first_look(steps=310 * epochs) == first
 
 
 def test_settings_that_do_not_go_together_are_the_trial_s_error(tmp_path: Path) -> None:
     model = {"bottom": [7], "hidden": [9], "norm": "batch"}
-    found = plan(tmp_path, ["model.norm=none,batch", "model.sync_norm=true,false"], model=model)
+    found = plan(tmp_path, ["model.norm=none,batch", "model.sync_norm=true,false"], grid=True, model=model)
     with pytest.raises(ConfigError, match="sync_norm: has no effect"):
         found.trial({"model.norm": "none", "model.sync_norm": "true"})
 
 
-@pytest.mark.parametrize(
+@every(
     ("changes", "metric", "sign"),
     [
         ({}, "auc", 1),
@@ -58,5 +169,5 @@ def test_settings_that_do_not_go_together_are_the_trial_s_error(tmp_path: Path) 
 def test_the_metric_is_that_of_early_stopping_or_the_first(
     tmp_path: Path, changes: dict[str, object], metric: str, sign: int
 ) -> None:
-    found = plan(tmp_path, **changes)
+    found = quick_plan(tmp_path, **changes)
     assert (found.metric, found.sign) == (metric, sign)

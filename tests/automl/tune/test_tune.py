@@ -8,22 +8,41 @@ import signal
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from rich.console import Console
 
-from shardkeep.automl.tune.plan import plan_of
-from shardkeep.automl.tune.space import space_of
-from shardkeep.automl.tune.tune import tune
 from shardkeep.base.errors import JobError, UserError
 from shardkeep.base.yaml_text import read_yaml, write_yaml
 from shardkeep.config import load_config
 from shardkeep.launch.out_folder import holding
+from tests.support.cases import every
 from tests.support.cluster import Cluster, Command, within
 from tests.support.full_disk import full_disk
-from tests.support.tuning import RATES, ended_in, plan, scored_in, search_in, tune_command, with_checkpoints, write_job
+from tests.support.tuning import (
+    RATES,
+    ended_in,
+    plan,
+    quick_plan,
+    scored_in,
+    search_in,
+    tune_command,
+    with_checkpoints,
+    write_job,
+)
+
+if TYPE_CHECKING:
+    from shardkeep.automl.tune.plan import Plan
 
 pytestmark = pytest.mark.waits_for_processes
+
+
+def tune(found: Plan, **options: Any) -> None:
+    from shardkeep.automl.tune.tune import tune
+
+    tune(found, **options)
+
 
 SPAWNED = {"servers": 1, "launch": {"start": "spawn"}}
 """No fork server, which takes seconds to start."""
@@ -68,7 +87,7 @@ def run_again(folder: Path, trials: int) -> str:
     return printed.getvalue()
 
 
-@pytest.mark.slow
+@pytest.mark.chaos
 def test_what_best_yaml_has_trains_to_the_same_bits(tmp_path: Path, cluster: Cluster) -> None:
     run(tmp_path, 2, RATES)
     best = search_in(tmp_path).best
@@ -84,7 +103,6 @@ def is_running(command: Command) -> bool:
     return command.running
 
 
-@pytest.mark.slow
 @pytest.mark.chaos
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("marks", [("journal.log", "runs/0/metrics.jsonl"), ("jobs/1.yaml", "best.yaml")])
@@ -120,6 +138,8 @@ def test_a_trial_that_diverges_counts_as_bad_with_its_cause(tmp_path: Path) -> N
 
 @pytest.mark.slow
 def test_a_search_ends_when_all_settings_were_tried(tmp_path: Path) -> None:
+    from shardkeep.automl.tune.space import space_of
+
     found, printed = plan(tmp_path, **SPAWNED), io.StringIO()
     found = replace(found, space=space_of(found.load, [RATES], defaults=["model.layers=1..3"]))  # which dlrm lacks
     tune(found, out=tmp_path / "out", trials=30, minutes=None, console=Console(file=printed, width=1000))
@@ -128,14 +148,14 @@ def test_a_search_ends_when_all_settings_were_tried(tmp_path: Path) -> None:
     assert sorted(jobs) == [0.0001, 0.001, 0.01]
 
 
-@pytest.mark.slow
+@pytest.mark.chaos
 def test_trials_that_run_when_the_time_is_over_stop_early(tmp_path: Path) -> None:
     with pytest.raises(JobError, match="no trial completed"):
         run(tmp_path, 4, minutes=0.0)
     assert not with_checkpoints(tmp_path)
 
 
-@pytest.mark.slow
+@pytest.mark.chaos
 def test_test_data_that_cannot_be_read_are_read_by_the_same_command_later(tmp_path: Path) -> None:
     searching, right = plan(tmp_path, [RATES]), (tmp_path / "test.csv").read_bytes()
     (tmp_path / "test.csv").write_text("other,columns\n1,2\n")
@@ -145,7 +165,7 @@ def test_test_data_that_cannot_be_read_are_read_by_the_same_command_later(tmp_pa
     assert "on the test data" in run_again(tmp_path, 2)
 
 
-@pytest.mark.slow
+@pytest.mark.chaos
 def test_a_full_disk_ends_it_and_the_best_so_far_stays(tmp_path: Path) -> None:
     run(tmp_path, 2, RATES)
     best = (tmp_path / "out/best.yaml").read_bytes()
@@ -157,7 +177,7 @@ def test_a_full_disk_ends_it_and_the_best_so_far_stays(tmp_path: Path) -> None:
 
 
 def test_a_folder_with_another_search_at_work_is_refused(tmp_path: Path) -> None:
-    found = plan(tmp_path, **SPAWNED)
+    found = quick_plan(tmp_path, **SPAWNED)
     with (
         holding(tmp_path / "out", what="search"),
         pytest.raises(UserError, match="another search is running in this folder"),
@@ -165,19 +185,20 @@ def test_a_folder_with_another_search_at_work_is_refused(tmp_path: Path) -> None
         tune(found, out=tmp_path / "out", trials=1, minutes=None, console=Console(quiet=True))
 
 
-@pytest.mark.parametrize(
+@every(
     ("changes", "says"),
     [
         ({"eval_fraction": 0.0}, "the job has no evaluation data, by which trials are compared"),
         ({"train": ["gone.csv"]}, "gone.csv"),
     ],
-    ids=["evaluation", "files"],
 )
 def test_a_job_that_cannot_be_searched_leaves_no_folder(tmp_path: Path, changes: dict[str, object], says: str) -> None:
+    from shardkeep.automl.tune.plan import plan_of
+
     job = read_yaml(write_job(tmp_path, **SPAWNED).read_text())
     del job["train"]["early_stopping"]
     (tmp_path / "job.yaml").write_text(write_yaml(job | {"data": job["data"] | changes}))
-    found = plan_of(tmp_path / "job.yaml", [], [RATES])
+    found = plan_of(tmp_path / "job.yaml", [], [RATES], grid=True)
     with pytest.raises(UserError, match=says):
         tune(found, out=tmp_path / "out", trials=1, minutes=None, console=Console(quiet=True))
     assert not (tmp_path / "out").exists()

@@ -19,23 +19,17 @@ import pytest
 import shardkeep
 from shardkeep.base.errors import DataError
 from shardkeep.inference.protocol.datatypes import NUMBERS, Values
-from shardkeep.inference.server.served_model import ServedModel
+from shardkeep.inference.server.served_model import Loaded, ServedModel
 from shardkeep.inference.server.settings import ServerSettings
 from shardkeep.proto import inference_pb2 as pb
 from tests.support.cases import every
-from tests.support.examples import LONG
-from tests.support.served_clicks import as_bytes, as_json, as_typed, texts, trained
+from tests.support.served_clicks import as_bytes, as_json, as_typed, texts
 from tests.support.serving import Server, call_on, raw_request, scores_of
 
 ROWS = 5
 LIMIT_S = 90.0
 MOST_CPU_S = 10.0
 Columns = dict[str, Values]
-
-
-@pytest.fixture(scope="module")
-def predictor(tmp_path_factory: pytest.TempPathFactory) -> shardkeep.Predictor:
-    return shardkeep.load(trained(tmp_path_factory.mktemp("attacks")))
 
 
 @pytest.fixture(scope="module")
@@ -52,11 +46,8 @@ def _answers_afterwards(server: Server) -> Iterator[None]:
 
 
 def refusal(server: Server, request: Any) -> str:
-    with pytest.raises(grpc.RpcError) as raised:
-        server.infer(request)
-    assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT  # type: ignore[attr-defined]
-    details: str = raised.value.details()  # type: ignore[attr-defined]
-    assert details.isprintable() and len(details) <= 1000
+    code, details = server.refusal(request)
+    assert code == "INVALID_ARGUMENT" and details.isprintable() and len(details) <= 1000
     return details
 
 
@@ -77,7 +68,7 @@ def test_what_clients_write_comes_back_as_one_printable_line(server: Server, nam
 
 def test_an_output_is_requested_once(server: Server) -> None:
     request = raw_request(as_typed(texts(ROWS)))
-    for _ in range(100_000):
+    for _ in range(20_000):
         request.outputs.add(name="score")
     assert refusal(server, request) == "output score: is requested twice"
     status, reply = server.post(as_json(as_typed(texts(ROWS))), outputs=[{"name": "score"}] * 1000)
@@ -85,7 +76,7 @@ def test_an_output_is_requested_once(server: Server) -> None:
 
 
 def test_many_inputs_of_which_the_last_is_a_double_are_refused_at_once(server: Server) -> None:
-    request = raw_request({f"c{number}": [b""] for number in range(60_000)} | {"last": [b""]})
+    request = raw_request({f"c{number}": [b""] for number in range(40_000)} | {"last": [b""]})
     request.inputs.add().CopyFrom(request.inputs[-2])
     request.raw_input_contents.append(request.raw_input_contents[-1])
     began = time.process_time()
@@ -93,26 +84,32 @@ def test_many_inputs_of_which_the_last_is_a_double_are_refused_at_once(server: S
     assert time.process_time() - began < MOST_CPU_S
 
 
-@pytest.mark.timeout(600)
-def test_a_row_of_a_million_values_does_not_keep_probes_waiting(server: Server, predictor: shardkeep.Predictor) -> None:
-    columns = texts(1) | {"tags": ["|".join(f"t{number}" for number in range(1_000_000))]}
-    request = raw_request(as_bytes(columns))
+def test_a_row_of_very_many_values_does_not_keep_probes_waiting(
+    server: Server, predictor: shardkeep.Predictor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    columns = texts(1) | {"tags": ["|".join(f"t{number}" for number in range(100_000))]}
+    begun, go, answers = threading.Event(), threading.Event(), Loaded.answers
+
+    def held(*arguments: Any) -> Any:
+        begun.set()
+        assert go.wait(LIMIT_S)
+        return answers(*arguments)
+
+    monkeypatch.setattr(Loaded, "answers", held)
     with grpc.insecure_channel(server.addresses.grpc) as channel:
         stub = channel.unary_unary(
             "/inference.GRPCInferenceService/ModelInfer",
             request_serializer=pb.ModelInferRequest.SerializeToString,
             response_deserializer=pb.ModelInferResponse.FromString,
         )
-        first, longest_s, over = time.monotonic(), 0.0, threading.Event()
-        waiting = stub.future(request, timeout=300)
-        waiting.add_done_callback(lambda _: over.set())
-        while not over.wait(0.05):  # probes without a pause would starve the server, which is in this process
-            began = time.monotonic()
+        waiting = stub.future(raw_request(as_bytes(columns)), timeout=LIMIT_S)
+        assert begun.wait(LIMIT_S)
+        for _ in range(3):
             assert server.http("GET", "/v2/health/live")[0] == 200
-            longest_s = max(longest_s, time.monotonic() - began)
-        whole_s = time.monotonic() - first
+            assert server.call("ServerLive", b"", pb.ServerLiveResponse).live
+        assert not waiting.done()
+        go.set()
         assert np.abs(scores_of(waiting.result()) - predictor.predict(columns)).max() < 1e-6
-    assert longest_s < 0.5 * whole_s
 
 
 def sent(address: str, content: bytes) -> bytes:
@@ -142,7 +139,7 @@ HEADS = {
 }
 
 
-@pytest.mark.parametrize("content", HEADS.values(), ids=list(HEADS))
+@every("content", HEADS.values(), ids=list(HEADS))
 def test_a_wrong_head_ends_its_connection(server: Server, content: bytes, capfd: pytest.CaptureFixture[str]) -> None:
     answer = sent(str(server.addresses.http), content)
     assert answer == b"closed" or answer.startswith(b"HTTP/1.1 400 ")
@@ -207,12 +204,13 @@ def odd_columns(columns: Columns, chance: np.random.Generator) -> Columns:
     return found
 
 
-def test_odd_columns_are_scored_or_refused_and_never_a_failure_of_the_server(server: Server) -> None:
+@pytest.mark.parametrize("count", [100, pytest.param(3000, marks=pytest.mark.chaos)])
+def test_odd_columns_are_scored_or_refused_and_never_a_failure_of_the_server(server: Server, count: int) -> None:
     chance, outcomes = np.random.default_rng(8), Counter[str]()
     forms = [as_typed(texts(ROWS)), as_bytes(texts(ROWS)), as_typed(texts(300))]
     expected = [scores_of(server.infer(raw_request(form))).copy() for form in forms]
     with grpc.insecure_channel(server.addresses.grpc) as channel:
-        for _ in range(3000 if LONG else 200):
+        for _ in range(count):
             columns = odd_columns(forms[int(chance.integers(0, len(forms)))], chance)
             try:
                 call_on(channel, "ModelInfer", raw_request(columns), pb.ModelInferResponse)

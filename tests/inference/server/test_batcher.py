@@ -23,18 +23,9 @@ from shardkeep.inference.server.metrics import NoMetrics
 from shardkeep.inference.server.served_model import Loaded, ServedModel
 from shardkeep.inference.server.settings import Limits
 from shardkeep.inference.server.signature import Rows
-from tests.support.served_clicks import as_bytes, as_typed, texts, trained
+from tests.support.cases import every
+from tests.support.served_clicks import as_bytes, as_typed, texts, trained, trained_once
 from tests.support.serving import LIMIT_S, datatype_of
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return trained(tmp_path_factory.mktemp("batcher"))
-
-
-@pytest.fixture(scope="module")
-def predictor(folder: Path) -> shardkeep.Predictor:
-    return shardkeep.load(folder)
 
 
 def rows_of(loaded: Loaded, columns: dict[str, Values]) -> Rows:
@@ -54,7 +45,7 @@ def in_a_loop(served: ServedModel, limits: Limits, body: Callable[[Batcher], Awa
     asyncio.run(whole())
 
 
-@pytest.mark.parametrize("form", [as_bytes, as_typed], ids=["texts", "typed"])
+@every("form", [as_bytes, as_typed], ids=["texts", "typed"])
 def test_the_direct_conversion_gives_the_batch_of_the_general_one(predictor: shardkeep.Predictor, form: Any) -> None:
     loaded = Loaded.of(predictor)
     columns = texts(64)
@@ -184,8 +175,10 @@ def test_a_client_that_is_gone_costs_no_scores(predictor: shardkeep.Predictor) -
     in_a_loop(served, Limits(delay_s=0.01), body)
 
 
-def test_a_replaced_model_serves_the_next_batch(folder: Path, predictor: shardkeep.Predictor, tmp_path: Path) -> None:
-    other = shardkeep.load(trained(tmp_path, seed=9))
+def test_a_replaced_model_serves_the_next_batch(
+    predictor: shardkeep.Predictor, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    other = shardkeep.load(trained_once(tmp_path_factory, seed=9))
     served, columns = ServedModel(predictor, made_at=1.0), texts(5)
 
     async def body(batcher: Batcher) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import threading
 import time
 from collections.abc import Callable
@@ -17,75 +16,29 @@ from shardkeep.base.deadlines import Deadline
 from shardkeep.inference.following import AGAIN_S, Follower
 from shardkeep.inference.server.follow import following
 from shardkeep.inference.server.served_model import ServedModel
-from shardkeep.ps.checkpoints.folder import Checkpoints
-from tests.support.click_files import COLUMNS, click_job, click_rows, write_csv
-from tests.support.served_clicks import trained
+from tests.support.served_clicks import as_bytes, begun, publish, texts, trained
 from tests.support.serving import Server, raw_request, scores_of
 
-TEXTS: Any = {name: [row[name].encode() for row in click_rows(20, seed=8)] for name in COLUMNS if name != "clicked"}
+COLUMNS = texts(20, seed=8)
+REQUEST = raw_request(as_bytes(COLUMNS))
 LIMIT_S = 60.0
 
 
-def test_requests_see_each_checkpoint_of_a_run_and_none_fails(tmp_path: Path) -> None:
-    job = click_job(write_csv(tmp_path / "train.csv", click_rows(1500)))
-    job["checkpoint"] = {"every_steps": 10, "keep": 100, "full_every": 3}
-    shardkeep.train(shardkeep.JobConfig.model_validate(job), run_dir=tmp_path / "whole", quiet=True)
-    run = tmp_path / "run"
-    shutil.copytree(tmp_path / "whole", run, ignore=shutil.ignore_patterns("step-*"))
-    checkpoints = Checkpoints(tmp_path / "whole" / "checkpoints").complete()
-    first, *later = checkpoints
-    shutil.copytree(first[1], run / "checkpoints" / first[1].name)
-    served = ServedModel(shardkeep.load(run))
-    with Server(served) as server, following(served, Follower(run), every_s=0.01):
-        for step, folder in later:
-            hidden = run / "checkpoints" / f".{folder.name}"
-            shutil.copytree(folder, hidden)
-            hidden.rename(run / "checkpoints" / folder.name)
-            deadline = Deadline(LIMIT_S)
-            while (reply := server.infer(raw_request(TEXTS))).model_version != str(step):
-                assert not deadline.over
-            expected = shardkeep.load(tmp_path / "whole", step).predict(
-                {name: [text.decode() for text in texts] for name, texts in TEXTS.items()}
-            )
-            assert np.abs(scores_of(reply) - expected).max() < 1e-6
-            assert time.time() - served.current.made_at < LIMIT_S
-        metrics = server.http("GET", "/metrics")[2].decode()
-    assert f"shardkeep_serve_model_step {float(later[-1][0])}" in metrics
-
-
-def test_a_run_of_other_columns_is_not_served(tmp_path: Path) -> None:
-    for name, sparse in (("served", ["user", "item"]), ("other", ["user"])):
-        job = click_job(write_csv(tmp_path / "train.csv", click_rows(300)))
-        job["data"]["sparse"] = sparse
-        shardkeep.train(shardkeep.JobConfig.model_validate(job), run_dir=tmp_path / name, quiet=True)
-    served = ServedModel(shardkeep.load(tmp_path / "served"))
-    before, follower = served.current, Follower(tmp_path / "other")
-    with following(served, follower, every_s=0.01):
-        until(lambda: served.num_missed == 1)
-    assert served.current is before and follower.step
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run with a few checkpoints."""
-    changes = {"every_steps": 10, "keep": 100, "full_every": 3}
-    return trained(tmp_path_factory.mktemp("whole"), checkpoint=changes)
-
-
 @pytest.fixture
-def run(whole: Path, tmp_path: Path) -> Path:
-    """A copy of it that has only the first checkpoint."""
-    shutil.copytree(whole, tmp_path / "run", ignore=shutil.ignore_patterns("step-*"))
-    publish(whole, tmp_path / "run", 0)
+def run(tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
-def publish(whole: Path, run: Path, number: int) -> int:
-    """Adds a checkpoint. Returns its step."""
-    step, folder = Checkpoints(whole / "checkpoints").complete()[number]
-    shutil.copytree(folder, run / "checkpoints" / f".{folder.name}")
-    (run / "checkpoints" / f".{folder.name}").rename(run / "checkpoints" / folder.name)
-    return step
+@pytest.fixture
+def later(increments: Path, run: Path) -> list[Path]:
+    """The checkpoints of `run` behind its first, which it has."""
+    first, *later = begun(increments, run)
+    publish(run, first)
+    return later
+
+
+def step_of(checkpoint: Path) -> int:
+    return int(checkpoint.name.removeprefix("step-"))
 
 
 def until(true: Callable[[], bool]) -> None:
@@ -94,8 +47,32 @@ def until(true: Callable[[], bool]) -> None:
         assert not deadline.over
 
 
+def test_requests_see_each_checkpoint_of_a_run_and_none_fails(increments: Path, run: Path, later: list[Path]) -> None:
+    served = ServedModel(shardkeep.load(run))
+    with Server(served) as server, following(served, Follower(run), every_s=0.01):
+        for checkpoint in later[:5]:
+            publish(run, checkpoint)
+            deadline = Deadline(LIMIT_S)
+            while (reply := server.infer(REQUEST)).model_version != str(step_of(checkpoint)):
+                assert not deadline.over
+            expected = shardkeep.load(increments, step_of(checkpoint)).predict(COLUMNS)
+            assert np.abs(scores_of(reply) - expected).max() < 1e-6
+            assert time.time() - served.current.made_at < LIMIT_S
+        metrics = server.http("GET", "/metrics")[2].decode()
+    assert f"shardkeep_serve_model_step {float(step_of(later[4]))}" in metrics
+
+
+def test_a_run_of_other_columns_is_not_served(predictor: shardkeep.Predictor, tmp_path: Path) -> None:
+    data = {"train": str(tmp_path / "train.csv"), "label": "clicked", "dense": ["price"], "sparse": ["user"]}
+    served = ServedModel(predictor)
+    before, follower = served.current, Follower(trained(tmp_path, data=data))
+    with following(served, follower, every_s=0.01):
+        until(lambda: served.num_missed == 1)
+    assert served.current is before and follower.step
+
+
 def test_an_error_of_any_kind_while_following_is_logged_and_counted_and_ends_nothing(
-    whole: Path, run: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    run: Path, later: list[Path], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     served, follower = ServedModel(shardkeep.load(run)), Follower(run)
     asked, errors = threading.Event(), [RuntimeError("a bug"), OSError(5, "Input/output error"), MemoryError()]
@@ -111,16 +88,18 @@ def test_an_error_of_any_kind_while_following_is_logged_and_counted_and_ends_not
     with Server(served) as server, following(served, follower, every_s=0.001):
         assert asked.wait(LIMIT_S)
         until(lambda: served.num_missed == 3)
-        assert scores_of(server.infer(raw_request(TEXTS))).shape == (20,)
-        step = publish(whole, run, 1)
-        until(lambda: server.infer(raw_request(TEXTS)).model_version == str(step))
+        assert scores_of(server.infer(REQUEST)).shape == (20,)
+        publish(run, later[0])
+        until(lambda: server.infer(REQUEST).model_version == str(step_of(later[0])))
         assert "shardkeep_serve_follow_errors_total 3.0\n" in server.http("GET", "/metrics")[2].decode()
     lines = [str(vars(record).get("fields")) for record in caplog.records]
     assert len([line for line in lines if "RuntimeError: a bug" in line]) == 1
     assert any("Input/output error" in line for line in lines) and any("MemoryError" in line for line in lines)
 
 
-def test_a_damaged_checkpoint_leaves_the_older_model_and_is_served_once_it_is_whole(whole: Path, run: Path) -> None:
+def test_a_damaged_checkpoint_leaves_the_older_model_and_is_served_once_it_is_whole(
+    run: Path, later: list[Path]
+) -> None:
     served, now_s = ServedModel(shardkeep.load(run)), [0.0]
     before, lines = served.current, list[str]()
     follower = Follower(run, clock=lambda: now_s[0])
@@ -131,7 +110,7 @@ def test_a_damaged_checkpoint_leaves_the_older_model_and_is_served_once_it_is_wh
         until(lambda: served.num_missed == 1)
         now_s[0] += AGAIN_S + 1
         until(lambda: served.num_missed == 2)
-        assert served.current is before and scores_of(server.infer(raw_request(TEXTS))).shape == (20,)
+        assert served.current is before and scores_of(server.infer(REQUEST)).shape == (20,)
         rows.write_bytes(kept)
         now_s[0] += AGAIN_S + 1
         until(lambda: bool(lines))
@@ -139,7 +118,9 @@ def test_a_damaged_checkpoint_leaves_the_older_model_and_is_served_once_it_is_wh
         assert "shardkeep_serve_follow_errors_total 2.0\n" in server.http("GET", "/metrics")[2].decode()
 
 
-def test_a_model_for_which_there_is_no_memory_is_tried_again(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_for_which_there_is_no_memory_is_tried_again(
+    run: Path, later: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     served, now_s, replace = ServedModel(shardkeep.load(run)), [0.0], ServedModel.replace
     before, scarce = served.current, [True]
 
@@ -156,13 +137,14 @@ def test_a_model_for_which_there_is_no_memory_is_tried_again(run: Path, monkeypa
         until(lambda: served.current is not before)
 
 
-def test_lines_that_nobody_reads_do_not_end_the_following(whole: Path, run: Path) -> None:
+def test_lines_that_nobody_reads_do_not_end_the_following(run: Path, later: list[Path]) -> None:
     served = ServedModel(shardkeep.load(run))
 
     def closed(_line: str) -> None:
         raise BrokenPipeError
 
     with following(served, Follower(run), every_s=0.001, told=closed):
-        for number in (1, 2):
-            step = publish(whole, run, number)
+        for checkpoint in later[:2]:
+            publish(run, checkpoint)
+            step = step_of(checkpoint)
             until(lambda step=step: served.current.predictor.step == step)  # type: ignore[misc]

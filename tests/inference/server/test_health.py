@@ -11,10 +11,9 @@ import grpc
 import pytest
 
 import shardkeep
-from shardkeep.inference.server.serve import ServerSettings
 from shardkeep.inference.server.served_model import ServedModel
+from shardkeep.inference.server.settings import ServerSettings
 from shardkeep.web.access import Access
-from tests.support.served_clicks import trained
 from tests.support.serving import LIMIT_S, Server
 
 health = pytest.importorskip("grpc_health.v1.health_pb2")
@@ -22,15 +21,14 @@ stubs = pytest.importorskip("grpc_health.v1.health_pb2_grpc")
 reflection = pytest.importorskip("grpc_reflection.v1alpha.reflection_pb2")
 reflecting = pytest.importorskip("grpc_reflection.v1alpha.reflection_pb2_grpc")
 SERVICE = "inference.GRPCInferenceService"
-TOKEN = "t" * 40
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> ServedModel:
-    return ServedModel(shardkeep.load(trained(tmp_path_factory.mktemp("health"))))
+def served(predictor: shardkeep.Predictor) -> ServedModel:
+    return ServedModel(predictor)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def channel(served: ServedModel) -> Iterator[grpc.Channel]:
     with Server(served) as server, grpc.insecure_channel(server.addresses.grpc) as channel:
         yield channel
@@ -40,15 +38,16 @@ def check(channel: grpc.Channel, service: str = "") -> Any:
     return stubs.HealthStub(channel).Check(health.HealthCheckRequest(service=service), timeout=LIMIT_S).status
 
 
-@pytest.mark.parametrize("service", ["", SERVICE])
-def test_a_server_that_listens_is_serving(channel: grpc.Channel, service: str) -> None:
-    assert check(channel, service) == health.HealthCheckResponse.SERVING
-
-
-def test_the_health_of_an_unknown_service_is_not_found(channel: grpc.Channel) -> None:
+def code_of(call: Any) -> grpc.StatusCode:
+    """The code of a call that fails."""
     with pytest.raises(grpc.RpcError) as raised:
-        check(channel, "other")
-    assert raised.value.code() is grpc.StatusCode.NOT_FOUND  # type: ignore[attr-defined]
+        call()
+    return raised.value.code()  # type: ignore[attr-defined, no-any-return]
+
+
+def test_a_server_that_listens_is_serving_and_no_service_of_another_name(channel: grpc.Channel) -> None:
+    assert check(channel) == check(channel, SERVICE) == health.HealthCheckResponse.SERVING
+    assert code_of(lambda: check(channel, "other")) is grpc.StatusCode.NOT_FOUND
 
 
 def test_a_watcher_learns_that_the_server_stops(served: ServedModel) -> None:
@@ -73,16 +72,14 @@ def test_reflection_names_the_calls_of_the_protocol(channel: grpc.Channel) -> No
 
 def test_of_a_server_with_a_token_strangers_may_ask_for_its_health_alone(served: ServedModel, tmp_path: Path) -> None:
     (tmp_path / "token").touch(mode=0o600)
-    (tmp_path / "token").write_text(TOKEN)
+    (tmp_path / "token").write_text("t" * 40)
     settings = ServerSettings("127.0.0.1:0", None, Access.read(tmp_path / "token", None))
     with Server(served, settings) as server, grpc.insecure_channel(server.addresses.grpc) as channel:
         assert check(channel) == health.HealthCheckResponse.SERVING
         watch = stubs.HealthStub(channel).Watch(health.HealthCheckRequest(), timeout=LIMIT_S)
         info = reflecting.ServerReflectionStub(channel).ServerReflectionInfo(iter([]), timeout=LIMIT_S)
         for call in (watch, info):
-            with pytest.raises(grpc.RpcError) as raised:
-                next(call)
-            assert raised.value.code() is grpc.StatusCode.UNAUTHENTICATED  # type: ignore[attr-defined]
+            assert code_of(lambda call=call: next(call)) is grpc.StatusCode.UNAUTHENTICATED
 
 
 def test_without_the_extra_a_server_serves_and_has_no_health(
@@ -90,7 +87,5 @@ def test_without_the_extra_a_server_serves_and_has_no_health(
 ) -> None:
     monkeypatch.setitem(sys.modules, "grpc_health.v1", None)
     with Server(served) as server, grpc.insecure_channel(server.addresses.grpc) as channel:
-        with pytest.raises(grpc.RpcError) as raised:
-            check(channel)
-        assert raised.value.code() is grpc.StatusCode.UNIMPLEMENTED  # type: ignore[attr-defined]
+        assert code_of(lambda: check(channel)) is grpc.StatusCode.UNIMPLEMENTED
         assert server.http("GET", "/v2/health/ready")[0] == 200

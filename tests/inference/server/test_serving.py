@@ -1,9 +1,11 @@
-"""A served model over gRPC and HTTP: equal to Predictor, in every form of a request."""
+"""A served model over gRPC and HTTP: equal to Predictor in every form. Values without a row are counted."""
 
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,13 +16,8 @@ from shardkeep.inference.protocol.datatypes import pack
 from shardkeep.inference.server.served_model import ServedModel
 from shardkeep.proto import inference_pb2 as pb
 from tests.support.cases import every
-from tests.support.served_clicks import as_bytes, as_json, as_typed, texts, trained
+from tests.support.served_clicks import as_bytes, as_json, as_typed, texts
 from tests.support.serving import Server, datatype_of, raw_request, scores_of
-
-
-@pytest.fixture(scope="module")
-def predictor(tmp_path_factory: pytest.TempPathFactory) -> shardkeep.Predictor:
-    return shardkeep.load(trained(tmp_path_factory.mktemp("serving")))
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +26,7 @@ def server(predictor: shardkeep.Predictor) -> Iterator[Server]:
         yield server
 
 
-@every("count", [1, 7, 100, 300, 1500])
+@every("count", [1, 7, 100, 1500])
 @every("form", [as_bytes, as_typed], ids=["texts", "typed"])
 def test_scores_over_grpc_are_those_of_predict(
     server: Server, predictor: shardkeep.Predictor, count: int, form: Any
@@ -40,7 +37,7 @@ def test_scores_over_grpc_are_those_of_predict(
     assert scores_N.shape == expected_N.shape and np.abs(scores_N - expected_N).max() < 1e-6
 
 
-@pytest.mark.parametrize("form", [as_bytes, as_typed], ids=["texts", "typed"])
+@every("form", [as_bytes, as_typed], ids=["texts", "typed"])
 def test_scores_over_http_are_those_of_predict(server: Server, predictor: shardkeep.Predictor, form: Any) -> None:
     columns = texts(40)
     status, reply = server.post(as_json(form(columns)), id="a7")
@@ -105,3 +102,47 @@ def test_the_servers_and_the_models_descriptions(server: Server, predictor: shar
     assert server.call("ServerMetadata", b"", pb.ServerMetadataResponse).version == shardkeep.__version__
     for path in ("/v2/health/live", "/v2/health/ready", "/v2/models/clicks/ready", "/v2"):
         assert server.http("GET", path)[0] == 200
+
+
+def columns_of(count: int) -> dict[str, list[str]]:
+    """Every other user is a stranger, and so is one tag of each row."""
+    columns = texts(count)
+    columns["user"] = [f"stranger {n}" if n % 2 else "u1" for n in range(count)]
+    columns["tags"] = ["t1|new|new"] * count
+    return columns
+
+
+def samples(server: Server, name: str) -> dict[str, float]:
+    """The values of a counter, by feature."""
+    text = server.http("GET", "/metrics")[2].decode()
+    lines = [line for line in text.splitlines() if line.startswith(f"shardkeep_serve_{name}_total{{")]
+    return {line.split('"')[1]: float(line.rsplit(" ", 1)[1]) for line in lines}
+
+
+@every("form", [as_bytes, as_typed], ids=["texts", "typed"])
+@every("count", [1, 5, 300])
+def test_metrics_count_the_values_of_requests_and_not_the_rows_that_fill_up_a_batch(
+    clicks: Path, count: int, form: Any
+) -> None:
+    columns, predictor = columns_of(count), shardkeep.load(clicks)
+    predictor.predict(columns)
+    with Server(ServedModel(shardkeep.load(clicks))) as server:
+        assert samples(server, "values") == {"user": 0, "item": 0, "tags": 0}
+        server.infer(raw_request(form(columns)))
+        missing, values = samples(server, "values_without_row"), samples(server, "values")
+    assert missing == {"user": count // 2, "item": predictor.unseen["item"][0], "tags": 2 * count}
+    assert values == {"user": count, "item": count, "tags": 3 * count}
+    assert {name: [missing[name], values[name]] for name in values} == predictor.unseen
+
+
+def test_counts_outlive_a_replaced_model_and_are_logged(clicks: Path, caplog: pytest.LogCaptureFixture) -> None:
+    served = ServedModel(shardkeep.load(clicks))
+    with caplog.at_level(logging.WARNING), Server(served) as server:
+        server.infer(raw_request(as_bytes(columns_of(10))))
+        served.replace(shardkeep.load(clicks))
+        server.infer(raw_request(as_bytes(columns_of(10))))
+        assert samples(server, "values_without_row") == {"user": 10, "item": 0, "tags": 40}
+    fields = [record.__dict__["fields"] for record in caplog.records if record.message == "values without a row"]
+    assert fields == [
+        {"features": "tags: 40 of 60 values (66.7 %) have no row; user: 10 of 20 values (50 %) have no row"}
+    ]

@@ -50,25 +50,16 @@ def test_every_form_of_tritonclients_requests_has_the_scores_of_predict(tmp_path
             assert len(found["facts"]["errors"]) == 2 and all("is missing" in e for e in found["facts"]["errors"])
 
 
-@pytest.mark.slow
 @pytest.mark.waits_for_processes
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("major", ["6", "7"])
+@pytest.mark.parametrize(
+    "major", [pytest.param("7", marks=pytest.mark.slow), pytest.param("6", marks=pytest.mark.chaos)]
+)
 def test_a_job_and_the_code_of_serving_run_with_both_versions_of_protobuf(major: str, tmp_path: Path) -> None:
     """tritonclient and MLflow need one below 7; alone, pip installs the newest."""
     other = tmp_path / "protobuf"
-    install = [
-        sys.executable,
-        "-m",
-        "pip",
-        "install",
-        "-q",
-        "--no-deps",
-        "--target",
-        str(other),
-        f"protobuf=={major}.*",
-    ]
-    done = subprocess.run(install, capture_output=True, text=True, timeout=200, check=False)
+    install = ["-m", "pip", "install", "-q", "--no-deps", "--target", str(other), f"protobuf=={major}.*"]
+    done = subprocess.run([sys.executable, *install], capture_output=True, text=True, timeout=200, check=False)
     if done.returncode:
         pytest.skip(f"protobuf {major} cannot be installed: {(done.stderr.strip().splitlines() or ['?'])[-1]}")
     path = os.pathsep.join([str(other), str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])

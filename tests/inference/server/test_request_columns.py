@@ -1,7 +1,8 @@
-"""Sequences in requests are cut as in training, whichever way a request is converted."""
+"""Columns of requests: numbers at their limits, headings that are known, and sequences cut as in training."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,13 +12,18 @@ import pytest
 
 from shardkeep.base.errors import DataError
 from shardkeep.inference.columns import input_columns
+from shardkeep.inference.protocol import grpc_form, json_form
+from shardkeep.inference.protocol.datatypes import NUMBERS as DATATYPES
+from shardkeep.inference.recent import Recent
 from shardkeep.inference.server.request_ids import Conversion
 from shardkeep.inference.server.signature import Column, Jagged, Rows, Signature
+from shardkeep.proto import inference_pb2 as pb
 from shardkeep.workers.data.batch import Batch
 from shardkeep.workers.data.conversion.inputs import Inputs
 from tests.support.cases import every
 from tests.support.history_files import ROWS, open_histories, write_csv, write_parquet
 
+WHOLE = [name for name, dtype in DATATYPES.items() if dtype.kind in "iu"]
 NUMBERS = [{"column": "seen_age", "scale": "log_standard", "fill": 2.0}]
 
 
@@ -113,7 +119,7 @@ def test_a_request_whose_lists_differ_in_length_is_refused(tmp_path: Path) -> No
         next(Conversion(inputs).general(asked, lambda rows: rows))
 
 
-@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+@every("suffix", ["csv", "parquet"])
 def test_a_signature_has_the_tensors_of_a_sequence(tmp_path: Path, suffix: str) -> None:
     inputs = inputs_of((write_csv if suffix == "csv" else write_parquet)(tmp_path / f"a.{suffix}", ROWS), {})
     tensors = {tensor.name: tensor.datatype for tensor in Signature(inputs, ["clicked"]).inputs}
@@ -124,3 +130,41 @@ def test_a_signature_has_the_tensors_of_a_sequence(tmp_path: Path, suffix: str) 
         kinds = {"seen_item": "BYTES", "seen_category": "BYTES", "seen_age": "FP64"}
         pairs = [((f"{name}.values", kind), (f"{name}.lengths", "INT32")) for name, kind in kinds.items()]
         assert [*tensors.items()][2:] == [tensor for pair in pairs for tensor in pair]
+
+
+@every("datatype", WHOLE)
+def test_the_limits_beside_0_are_no_other_numbers(datatype: str) -> None:
+    limits = np.iinfo(DATATYPES[datatype])
+    sent = [0, int(limits.max), int(limits.max) - 1, int(limits.min)]
+    request = pb.ModelInferRequest(model_name="m")
+    described = request.inputs.add(name="x", datatype=datatype, shape=[len(sent)])
+    width = "64" if datatype.endswith("64") else ""
+    field = f"{'u' * datatype.startswith('U')}int{width}_contents"
+    getattr(described.contents, field).extend(sent)
+    by_grpc = grpc_form.RequestReader().read(request.SerializeToString())
+    body = {"inputs": [{"name": "x", "datatype": datatype, "shape": [len(sent)], "data": sent}]}
+    by_json = json_form.RequestReader().read(json.dumps(body).encode(), None, model="m", version="")
+    for (values,) in (by_grpc.values, by_json.values):
+        assert isinstance(values, np.ndarray) and values.tolist() == sent
+
+
+def test_a_value_is_made_once_and_a_full_memory_begins_again() -> None:
+    made: list[int] = []
+
+    def of(key: int) -> str:
+        made.append(key)
+        return str(key)
+
+    recent = Recent(of, 2, lambda key, value: key != 9 and value != "8")
+    assert [recent[key] for key in (1, 2, 1, 9, 9, 8, 8, 2)] == ["1", "2", "1", "9", "9", "8", "8", "2"]
+    assert made == [1, 2, 9, 9, 8, 8]
+    assert recent[3] == "3" and dict(recent) == {3: "3"}
+
+
+def test_headings_of_equal_requests_are_one_key_whoever_has_read_them() -> None:
+    inputs = [{"name": "price", "datatype": "FP64", "shape": [2], "data": [1.0, 2.0]}]
+    body, other = (json.dumps({"inputs": inputs, "id": id}).encode() for id in ("a", "b"))
+    headings = [json_form.RequestReader().read(each, None, model="m", version="").heading for each in (body, other)]
+    wider = json.dumps({"inputs": [inputs[0] | {"shape": [2, 1]}]}).encode()
+    headings.append(json_form.RequestReader().read(wider, None, model="m", version="").heading)
+    assert len(set(headings)) == 2 and headings[0] == headings[1]
