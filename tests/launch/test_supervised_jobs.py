@@ -8,7 +8,6 @@ import re
 import signal
 import socket
 import stat
-from typing import Any
 
 import psutil
 import pytest

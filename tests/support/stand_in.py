@@ -40,6 +40,7 @@ from shardkeep.ps.config import TableSpec
 from shardkeep.ps.control.grpc.client import ControlClient
 from shardkeep.ps.control.membership import Seat, Seats
 from shardkeep.ps.control.records import ANY_STEP, Formation, Offer, ResumeRange, Role
+from shardkeep.run.reader import RunReader
 
 PLAN, GO = "stand-ins.json", "go"
 LEASE_S = 150.0
@@ -189,7 +190,9 @@ class StandIn:
                 return over
             leave_if_due(control, self._departure, lambda: None)
             time.sleep(self._step_s)  # what a step takes
-            if self._step != self._hold or (self._run / GO).exists():
+            if self._step == self._hold and not (self._run / GO).exists():
+                self._sign("held", formation)
+            else:
                 self._step += 1
                 control.update(step=self._step, phase="training")
                 self._report(control, [self._step])
@@ -223,14 +226,11 @@ class StandIn:
 
     def _sign(self, what: str, formation: Formation) -> None:
         """Lets the others know that this worker has come so far."""
-        self._signature(what, formation, self._index).touch()
+        _signature(self._run, what, formation.generation, self._index).touch()
 
     def _signed(self, what: str, formation: Formation, indices: Sequence[int]) -> bool:
         """Whether these workers have come so far."""
-        return all(self._signature(what, formation, index).exists() for index in indices)
-
-    def _signature(self, what: str, formation: Formation, index: int) -> Path:
-        return self._run / f"generation-{formation.generation}-{what}-{index}"
+        return all(_signature(self._run, what, formation.generation, index).exists() for index in indices)
 
     def _act(self, at: int | str, until: threading.Event | None = None) -> None:
         """What the plan has for this moment, as often as it says."""
@@ -249,6 +249,17 @@ class StandIn:
             os.kill(os.getpid(), -what)
         else:
             raise (UserError if what == UserError.exit_code else JobError)("no such column")
+
+
+def all_hold(run: RunReader) -> bool:
+    """Whether all workers of the current generation hold, so that none is ahead of another."""
+    workers = [member for member in run.member_list() if member["role"] == "worker"]
+    return bool(workers) and all(_signature(run.path, "held", w["generation"], w["index"]).exists() for w in workers)
+
+
+def _signature(run: Path, what: str, generation: int, index: int) -> Path:
+    """The file by which a worker lets others know that it has come so far."""
+    return run / f"generation-{generation}-{what}-{index}"
 
 
 def _ended(control: ControlClient, formation: Formation) -> bool | None:

@@ -30,7 +30,7 @@ from shardkeep.run.folder import RunFolder
 from shardkeep.view.callback import Callback, StartEvent
 from shardkeep.view.screen import Screen
 from tests.support import stand_in
-from tests.support.cluster import records, within
+from tests.support.cluster import members_in, records, within
 from tests.support.import_path import IMPORT_PATH
 
 LIMIT_S = 90.0
@@ -46,7 +46,13 @@ class StandIns(Starter):
         if sys.platform == "linux":
             self._forks = ForkServer(self._env, main=f"{stand_in.__name__}:main")
             self._forks.load(
-                ["shardkeep.cli.main", "shardkeep.roles.coordinator", "grpc._channel", "grpc._server", stand_in.__name__]
+                [
+                    "shardkeep.cli.main",
+                    "shardkeep.roles.coordinator",
+                    "grpc._channel",
+                    "grpc._server",
+                    stand_in.__name__,
+                ]
             )
 
     def start(self, command: RoleCommand) -> Child:
@@ -126,7 +132,7 @@ class Job:
         return self.members()
 
     def members(self) -> dict[str, psutil.Process]:
-        return {f"{m['role']} {m['index']}": psutil.Process(m["pid"]) for m in self.folder.member_list()}
+        return members_in(self.folder)
 
     def go(self) -> None:
         """Lets the workers continue where they hold."""
