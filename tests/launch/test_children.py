@@ -22,6 +22,8 @@ from shardkeep.launch.processes.children import (
     wait_all,
 )
 from shardkeep.launch.processes.starter import RoleCommand, Starter
+from tests.support.cases import every
+from tests.support.cluster import gone, kill
 
 LIMIT_S = 90.0
 
@@ -74,25 +76,23 @@ def test_a_child_ends_when_its_launcher_is_killed(tmp_path: Path) -> None:
     launcher.kill()
     launcher.wait()
     launcher.stdout.close()
-    try:
-        child.wait(timeout=LIMIT_S)
-    except psutil.NoSuchProcess:
-        pass
-    finally:
-        if child.is_running() and child.status() != psutil.STATUS_ZOMBIE:
-            child.kill()
-            pytest.fail("the child outlived its launcher")
+    alive = gone([child], limit_s=LIMIT_S)
+    kill(alive)
+    assert not alive
     assert "the launcher is gone" in (tmp_path / "coordinator-0.log").read_text()
 
 
-@pytest.mark.parametrize(
+OBJECTS = "".join(printed_line("worker", 0, text) + "\n" for text in ("error: data.path: no such file", "bye"))
+
+
+@every(
     ("log", "expected"),
     [
         ("worker/0 - start\nerror: no such column\nbye\n", "no such column"),
         ("Traceback\n  File x\nValueError: bad\n\n", "ValueError: bad"),
+        (OBJECTS, "data.path: no such file"),
         ("", ""),
     ],
-    ids=["error-line", "last-line", "empty"],
 )
 def test_the_last_words_of_a_log_are_its_error_or_its_last_line(tmp_path: Path, log: str, expected: str) -> None:
     (tmp_path / "log").write_text(log)
@@ -112,10 +112,3 @@ def test_children_get_fixed_threads_and_the_import_path_of_the_user_as_it_is() -
     assert env["GRPC_ENABLE_FORK_SUPPORT"] == "0"
     assert env["PYTHONPATH"] == "mine" and env["HOME"] == "h"
     assert "PYTHONPATH" not in child_environment({}, threads=3)
-
-
-def test_the_last_error_of_a_log_of_objects_is_its_last_words(tmp_path: Path) -> None:
-    log = tmp_path / "worker-0.log"
-    texts = ("error: data.path: no such file", "bye")
-    log.write_text("".join(printed_line("worker", 0, text) + "\n" for text in texts))
-    assert last_words(log) == "data.path: no such file"

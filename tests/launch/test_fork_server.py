@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,8 @@ from shardkeep.launch.processes.children import SHARDKEEP, Child, child_environm
 from shardkeep.launch.processes.fork_server import ForkServer, NoFork
 from shardkeep.launch.processes.starter import RoleCommand, Starter
 from tests.support import role_probe
+from tests.support.cases import every
+from tests.support.cluster import gone, kill, stalled
 from tests.support.import_path import IMPORT_PATH
 
 pytestmark = [
@@ -48,14 +50,14 @@ def environment(threads: int = 1) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[ForkServer]:
-    started = fork_server()
+    started = fork_server(modules=["numpy.random", "tests.support.role_probe"])
     yield started
     started.close()
 
 
-def fork_server(threads: int = 1) -> ForkServer:
+def fork_server(threads: int = 1, modules: Sequence[str] = ("tests.support.role_probe",)) -> ForkServer:
     started = ForkServer(environment(threads), main="tests.support.role_probe:main")
-    started.load(["numpy.random", "tests.support.role_probe"])
+    started.load(modules)
     return started
 
 
@@ -96,9 +98,9 @@ def log(tmp_path: Path) -> Path:
     return tmp_path / "forked.log"
 
 
-@pytest.mark.parametrize("threads", [1, 3])
-def test_a_forked_role_equals_a_spawned_one(threads: int, tmp_path: Path, log: Path) -> None:
-    server = fork_server(threads)
+def test_a_forked_role_equals_a_spawned_one(tmp_path: Path, log: Path) -> None:
+    threads = 3
+    server = fork_server(threads, ["numpy.random", "tests.support.role_probe"])
     children = [
         forked(server, log, "wait", "a path with a space", threads=threads),
         spawned(tmp_path / "spawned.log", "wait", "a path with a space", threads=threads),
@@ -139,7 +141,7 @@ def test_a_forked_role_runs_on_its_cores(server: ForkServer, log: Path) -> None:
     end(child)
 
 
-@pytest.mark.parametrize(
+@every(
     ("act", "code"),
     [
         (["return"], 0),
@@ -150,9 +152,11 @@ def test_a_forked_role_runs_on_its_cores(server: ForkServer, log: Path) -> None:
         (["signal", "15"], -signal.SIGTERM),
         (["signal", "2"], -signal.SIGINT),
     ],
-    ids=["return", "done", "code", "exception", "killed", "terminated", "interrupted"],
 )
-def test_the_launcher_sees_how_a_forked_role_ends(server: ForkServer, log: Path, act: list[str], code: int) -> None:
+def test_the_launcher_sees_how_a_forked_role_ends(
+    server: ForkServer, tmp_path: Path, act: list[str], code: int
+) -> None:
+    log = tmp_path / "forked.log"
     child = forked(server, log, *act)
     assert wait_all([child], Deadline(LIMIT_S))
     death = child.death()
@@ -169,7 +173,7 @@ def test_the_end_of_a_forked_role_is_that_of_its_group(server: ForkServer, log: 
     while not (below := psutil.Process(child.pid).children()):
         deadline.check("the grandchild")
     child.kill()
-    assert not [p for p in psutil.wait_procs(below, LIMIT_S)[1] if p.status() != psutil.STATUS_ZOMBIE]
+    assert not gone(below, limit_s=LIMIT_S)
 
 
 def test_two_threads_may_fork_roles_at_once(server: ForkServer, tmp_path: Path) -> None:
@@ -178,63 +182,55 @@ def test_two_threads_may_fork_roles_at_once(server: ForkServer, tmp_path: Path) 
 
     def codes(number: int) -> list[int]:
         mine, log = (server, other)[number], tmp_path / f"{number}.log"
-        children = [forked(mine, log, "exit", "3") for _ in range(20)]
+        children = [forked(mine, log, "exit", "3") for _ in range(5)]
         assert wait_all(children, Deadline(LIMIT_S))
         found = [death.code for child in children if (death := child.death())]
         end(*children)
         return found
 
     with ThreadPoolExecutor(2) as pool:
-        assert list(pool.map(codes, range(2))) == [[3] * 20] * 2
+        assert list(pool.map(codes, range(2))) == [[3] * 5] * 2
     other.close()
 
 
-def test_roles_outlive_the_fork_server_and_their_ends_are_seen(log: Path) -> None:
-    server = fork_server()
+def test_roles_outlive_the_fork_server_whose_death_is_reported_once_and_others_are_started_by_exec(
+    tmp_path: Path, log: Path
+) -> None:
+    server, said = fork_server(), list[str]()
+    starter = Starter(server, said.append)
+    assert starter.ready(LIMIT_S)
     first, second = forked(server, log, "wait"), forked(server, log.with_name("2.log"), "wait")
     facts_of(first, log)
     os.kill(server.pid, signal.SIGKILL)
-    psutil.wait_procs([psutil.Process(server.pid)], LIMIT_S)
+    os.waitid(os.P_PID, server.pid, os.WEXITED | os.WNOWAIT)  # its launcher reads how it ended
     assert first.running and second.running
     first.terminate()
     assert wait_all([first], Deadline(LIMIT_S))
     death = first.death()
     assert death is not None and death.code == -signal.SIGTERM
-    end(first, second)
-    server.close()
-
-
-def test_a_dead_fork_server_is_reported_once_and_roles_are_started_by_exec(tmp_path: Path) -> None:
-    (tmp_path / "job.yaml").write_text("seed: no number")
-    server, said = fork_server(), list[str]()
-    starter = Starter(server, said.append)
-    assert starter.ready(LIMIT_S)
-    os.kill(server.pid, signal.SIGKILL)
     children = [
-        starter.start(RoleCommand("coordinator", i, [str(tmp_path / "job.yaml")], tmp_path / f"{i}.log", environment()))
-        for i in range(2)
+        starter.start(RoleCommand("nobody", index, [], tmp_path / f"{index}.log", environment()))  # a wrong command
+        for index in range(2)
     ]
     assert wait_all(children, Deadline(LIMIT_S))
     assert [death.code for child in children if (death := child.death())] == [2, 2]
     pid = server.pid
     assert said == [f"fork server 0 (pid {pid}) ended: killed by SIGKILL; roles are started by exec from now on"]
-    end(*children)
+    end(first, second, *children)
     starter.close()
 
 
-@pytest.mark.parametrize(
+@every(
     ("module", "why"),
     [
-        ("pyarrow", r"the fork server has \d threads; only a process with one can be forked"),
+        ("tests.support.threaded", "the fork server has 2 threads; only a process with one can be forked"),
         ("tests.absent", "exit code 1: ModuleNotFoundError: No module named 'tests.absent'"),
     ],
-    ids=["threads", "import error"],
 )
-def test_a_server_that_cannot_fork_says_why(module: str, why: str, log: Path) -> None:
-    server = fork_server()
-    server.load([module])
+def test_a_server_that_cannot_fork_says_why(module: str, why: str, tmp_path: Path) -> None:
+    server = fork_server(modules=[module])
     with pytest.raises(NoFork, match=why):
-        forked(server, log, "exit", "0")
+        forked(server, tmp_path / "forked.log", "exit", "0")
     server.close()
 
 
@@ -247,10 +243,8 @@ def test_a_role_that_is_forked_too_late_ends_at_once(log: Path) -> None:
     server = fork_server()
     server.ready()
     process = psutil.Process(server.pid)
-    process.suspend()
-    with pytest.raises(NoFork, match="does not answer"):
+    with stalled(process), pytest.raises(NoFork, match="does not answer"):
         forked(server, log, "wait", limit_s=0.1)
-    process.resume()
     server.load([])
     server.ready()  # it has forked by then
     deadline = Deadline(LIMIT_S)
@@ -267,28 +261,32 @@ def files_of(process: psutil.Process) -> list[Any]:
         return []
 
 
-@pytest.mark.parametrize(
+@every(
     ("start", "servers", "device", "chosen"),
-    [("auto", 2, "cpu", True), ("spawn", 2, "cpu", False), ("fork_server", 2, "cpu", True), ("auto", 2, "cuda", False),
-     ("auto", 0, "cpu", False)],
-)  # fmt: skip
+    [
+        ("auto", 2, "cpu", True),
+        ("spawn", 2, "cpu", False),
+        ("fork_server", 2, "cpu", True),
+        ("auto", 2, "cuda", False),
+        ("auto", 0, "cpu", False),
+    ],
+)
 def test_roles_are_forked_where_it_is_possible_and_wanted(start: Any, servers: int, device: str, chosen: bool) -> None:
     assert forks(LaunchConfig(start=start), servers=servers, device=device) == chosen
 
 
-@pytest.mark.parametrize(("servers", "device"), [(2, "cuda"), (0, "cpu")])
+@every(("servers", "device"), [(2, "cuda"), (0, "cpu")])
 def test_a_fork_server_where_none_is_possible_is_an_error(servers: int, device: str) -> None:
     with pytest.raises(ConfigError, match=r"launch.start: fork_server, but .*; allowed: auto or spawn"):
         forks(LaunchConfig(start="fork_server"), servers=servers, device=device)
 
 
-@pytest.mark.parametrize(
+@every(
     ("platform", "device", "gpus", "why"),
     [
         ("darwin", "cpu", [], "it needs Linux, and this is darwin"),
         ("linux", "auto", [__file__], r"this machine has a GPU that towers may use \(tower.device: auto\)"),
     ],
-    ids=["macOS", "GPU"],
 )
 def test_a_machine_that_cannot_fork_roles_spawns_them_or_says_why(
     platform: str, device: str, gpus: list[str], why: str, monkeypatch: pytest.MonkeyPatch
@@ -304,40 +302,28 @@ LAUNCHER = """
 import sys, time
 from pathlib import Path
 from tests.launch.test_fork_server import fork_server, forked
-server = fork_server()
+server, importing = fork_server(), fork_server(modules=["tests.support.endless_import"])
 server.ready()
 child = forked(server, Path(sys.argv[1]), "wait")
-print(server.pid, child.pid, flush=True)
-time.sleep(600)
-"""
-
-
-IMPORTING = """
-import sys, time
-from pathlib import Path
-from tests.launch.test_fork_server import fork_server
-server = fork_server()
-server.load(["tests.support.endless_import"])
-while not Path(sys.argv[1]).exists():
+while not Path(sys.argv[2]).exists():
     time.sleep(0.01)
-print(server.pid, flush=True)
+print(server.pid, child.pid, importing.pid, flush=True)
 time.sleep(600)
 """
 
 
-@pytest.mark.parametrize("launcher_code", [LAUNCHER, IMPORTING], ids=["with a role", "inside an import"])
-def test_server_and_roles_end_with_a_launcher_that_is_killed(
-    launcher_code: str, log: Path, monkeypatch: pytest.MonkeyPatch
+def test_roles_and_servers_also_one_inside_an_import_end_with_a_launcher_that_is_killed(
+    log: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("IMPORT_BEGAN", str(log))
-    command = [sys.executable, "-c", launcher_code, str(log)]
+    monkeypatch.setenv("IMPORT_BEGAN", str(log.with_name("importing")))
+    command = [sys.executable, "-c", LAUNCHER, str(log), os.environ["IMPORT_BEGAN"]]
     launcher = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
     assert launcher.stdout is not None
     processes = [psutil.Process(int(pid)) for pid in launcher.stdout.readline().split()]
+    assert len(processes) == 3
     launcher.kill()
     launcher.wait()
     launcher.stdout.close()
-    alive = [p for p in psutil.wait_procs(processes, LIMIT_S)[1] if p.status() != psutil.STATUS_ZOMBIE]
-    for process in alive:
-        process.kill()
+    alive = gone(processes, limit_s=LIMIT_S)
+    kill(alive)
     assert not alive

@@ -13,8 +13,9 @@ import pytest
 import shardkeep
 from shardkeep.base.errors import ConfigError, DataError, UserError
 from shardkeep.config import JobConfig, load_config
+from tests.support.cases import every
 
-ROWS = 600
+ROWS = 300
 JOB: dict[str, Any] = {
     "name": "frame",
     "servers": 0,
@@ -42,21 +43,26 @@ def rows(table: dict[str, Any]) -> list[dict[str, Any]]:
     return [dict(zip(table, row, strict=True)) for row in zip(*table.values(), strict=True)]
 
 
-@pytest.mark.parametrize("form", [pa.table, dict, rows], ids=["Arrow", "columns", "rows"])
-def test_a_frame_of_any_form_trains_the_bits_of_a_file(tmp_path: Path, form: Any) -> None:
+def test_a_frame_of_any_form_trains_the_bits_of_a_file(tmp_path: Path) -> None:
     train, held = columns(), columns(seed=1)
     for name, table in (("train", train), ("held", held)):
         pq.write_table(pa.table(table), tmp_path / f"{name}.parquet")
     files = {"train": ["train.parquet"], "eval": ["held.parquet"], "root": str(tmp_path)}
     of_file = shardkeep.train({**JOB, "data": {**JOB["data"], **files}}, run_dir=tmp_path / "file", quiet=True)
-    run = shardkeep.train(JOB, train=form(train), eval=form(held), run_dir=tmp_path / "frame", quiet=True)
-    assert run.state_digest == of_file.state_digest and run.eval == of_file.eval
-    assert run.steps == ROWS // 50 and run.run_dir == tmp_path / "frame"
-    assert shardkeep.load(run.run_dir).predict(form(held)).shape == (ROWS,)
+    forms: dict[str, Any] = {"Arrow": pa.table, "columns": dict, "rows": rows}
+    for name, form in forms.items():
+        run = shardkeep.train(JOB, train=form(train), eval=form(held), run_dir=tmp_path / name, quiet=True)
+        assert run.state_digest == of_file.state_digest and run.eval == of_file.eval, name
+        assert run.steps == ROWS // 50 and run.run_dir == tmp_path / name
+        assert shardkeep.load(run.run_dir).predict(form(held)).shape == (ROWS,)
 
 
-def test_a_run_of_a_frame_is_resumed_from_its_own_folder(tmp_path: Path) -> None:
+def test_a_run_of_a_frame_keeps_its_data_and_is_resumed_from_them(tmp_path: Path) -> None:
     run = shardkeep.train(JobConfig.model_validate(JOB), train=columns(), run_dir=tmp_path / "run", quiet=True)
+    before = (run.run_dir / "data" / "train.parquet").read_bytes()
+    with pytest.raises(UserError, match="holds a run already"):
+        shardkeep.train(JOB, train=columns(seed=2), run_dir=tmp_path / "run", quiet=True)
+    assert (run.run_dir / "data" / "train.parquet").read_bytes() == before
     longer = shardkeep.resume(run.run_dir, overrides=["train.epochs=2"], quiet=True)
     assert longer.steps == 2 * run.steps
     assert "<html" in str(longer.report())
@@ -68,7 +74,7 @@ def test_a_config_may_be_a_mapping(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert job.data.source == "csv" and Path(job.data.root) == tmp_path
 
 
-@pytest.mark.parametrize(
+@every(
     ("config", "frame", "error", "text"),
     [
         ({**JOB, "data": {**JOB["data"], "train": "x.csv"}}, columns(), ConfigError, "leave one of them out"),
@@ -86,11 +92,3 @@ def test_what_cannot_be_trained_is_one_line(
         shardkeep.train(config, train=frame, run_dir=tmp_path / "run", quiet=True)
     assert "\n" not in str(raised.value)
     assert not (tmp_path / "run" / "config.yaml").exists()
-
-
-def test_a_folder_that_holds_a_run_keeps_its_data(tmp_path: Path) -> None:
-    run = shardkeep.train(JOB, train=columns(), run_dir=tmp_path / "run", quiet=True)
-    before = (run.run_dir / "data" / "train.parquet").read_bytes()
-    with pytest.raises(UserError, match="holds a run already"):
-        shardkeep.train(JOB, train=columns(seed=2), run_dir=tmp_path / "run", quiet=True)
-    assert (run.run_dir / "data" / "train.parquet").read_bytes() == before

@@ -13,6 +13,7 @@ import shardkeep
 from shardkeep.base.errors import JobError, UserError
 from shardkeep.cli.main import app
 from shardkeep.run.folder import RunFolder
+from tests.support.cases import every
 from tests.support.click_files import click_job, click_rows, write_csv
 from tests.support.cluster import within
 
@@ -45,14 +46,7 @@ def test_records_that_cannot_be_read_at_the_end_cost_a_complete_job_nothing(tmp_
     assert shardkeep.train(job, run_dir=tmp_path / "run", quiet=True).status == "completed"
 
 
-def test_a_model_that_is_nowhere_is_the_users_error_and_written_down(tmp_path: Path) -> None:
-    config = tiny(servers=0, workers=1, model={"name": "no_such_module:tower"})
-    with pytest.raises(UserError, match="no_such_module"):
-        shardkeep.train(config, run_dir=tmp_path / "run", quiet=True)
-    assert (RunFolder(tmp_path / "run").summary() or {})["status"] == "failed"
-
-
-@pytest.mark.parametrize("place", ["file/run", "run"], ids=["the run folder", "the token's folder"])
+@every("place", ["file/run", "run"], ids=["the run folder", "the token's folder"])
 def test_a_place_that_cannot_be_written_is_refused_before_data_are_converted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
@@ -101,9 +95,12 @@ def test_a_job_that_fails_says_where_it_lies_and_how_to_resume_it(
     assert done.exit_code == 0 and (RunFolder(run).summary() or {})["steps"] == 80
 
 
-def test_a_job_that_fails_without_a_checkpoint_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_model_that_is_nowhere_is_the_users_error_and_there_is_no_checkpoint_to_resume_from(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     config = tiny(servers=0, workers=1, model={"name": "no_such_module:tower"})
-    with pytest.raises(UserError):
+    with pytest.raises(UserError, match="no_such_module"):
         shardkeep.train(config, run_dir=tmp_path / "run")
+    assert (RunFolder(tmp_path / "run").summary() or {})["status"] == "failed"
     (text,) = told(capsys.readouterr().out, "resume")
     assert text == f"nothing to resume from: no complete checkpoint in {tmp_path / 'run' / 'checkpoints'}"

@@ -71,7 +71,7 @@ def test_what_says_no_machine_is_refused_in_one_line(environment: dict[str, str]
     assert str(caught.value).startswith(text) and "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
+@every(
     ("environment", "index"),
     [
         ({"RANK": "3", "SLURM_PROCID": "1"}, 3),
@@ -85,7 +85,7 @@ def test_the_index_of_a_process_comes_from_the_launcher(environment: dict[str, s
     assert index_of(7, environment) == 7
 
 
-@pytest.mark.parametrize("value", ["-1", "one", "²"])
+@every("value", ["-1", "one", "²"])
 def test_a_launcher_s_index_that_is_no_number_is_refused_by_name(value: str) -> None:
     with pytest.raises(UserError, match=f"RANK={value} is not a whole number"):
         index_of(None, {"RANK": value})
@@ -105,7 +105,7 @@ def test_no_other_file_names_a_variable_of_a_launcher() -> None:
     assert not [path for path in files if any(prefix in path.read_text(encoding="utf-8") for prefix in prefixes)]
 
 
-@pytest.mark.parametrize(
+@every(
     ("head", "route", "address"),
     [
         ("10.0.0.1", "10.0.0.2", "10.0.0.2"),

@@ -47,7 +47,7 @@ def in_the_way(folder: Path, *steps: int) -> list[Path]:
     return found
 
 
-@pytest.mark.parametrize("processes", [{}, pytest.param({"servers": 1}, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("processes", [{}, pytest.param({"servers": 1}, marks=pytest.mark.chaos)])
 def test_a_job_whose_last_checkpoint_cannot_be_written_is_incomplete(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], processes: dict[str, int]
 ) -> None:

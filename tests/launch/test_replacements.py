@@ -140,7 +140,7 @@ def test_a_take_over_before_the_first_formation_offers_the_folder_that_members_k
     assert shared_folder(config, tmp_path, start_step=0, standing={"formation": {}}) is None
 
 
-@pytest.mark.parametrize(("origin", "needed_by"), [(30, "--start-step 30"), (0, None)], ids=["resumed", "new"])
+@every(("origin", "needed_by"), [(30, "--start-step 30"), (0, None)], ids=["resumed", "new"])
 def test_a_take_over_of_a_resumed_job_needs_the_folder_as_its_start_did(
     origin: int, needed_by: str | None, tmp_path: Path
 ) -> None:
@@ -149,7 +149,7 @@ def test_a_take_over_of_a_resumed_job_needs_the_folder_as_its_start_did(
     assert (None if shared is None else shared.needed_by) == needed_by
 
 
-@pytest.mark.parametrize("damage", [None, "", "x" * 16], ids=["gone", "empty", "no number"])
+@every("damage", [None, "", "x" * 16], ids=["gone", "empty", "no number"])
 def test_a_take_over_signs_a_folder_whose_number_is_lost(damage: str | None, tmp_path: Path) -> None:
     config = parse_config("servers: 2")
     before = shared_folder(config, tmp_path, start_step=0)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import signal
 from itertools import count
 
-import pytest
-
 from shardkeep.base.exit_codes import code_of_leaving
 from shardkeep.launch.processes.children import Death
 from shardkeep.launch.restart_policy import Restarts, Vacancy
@@ -60,7 +58,7 @@ def test_deaths_without_one_more_step_wait_twice_as_long_each_up_to_eight_second
     assert delays == [0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 8.0, 8.0]
 
 
-@pytest.mark.parametrize("limit", [0, 1, 3])
+@every("limit", [0, 1, 3])
 def test_a_member_may_die_as_often_as_restarts_says_without_one_more_step(limit: int) -> None:
     restarts = Restarts(limit, Clock())
     assert [die(restarts, step=None) for _ in range(limit + 1)] == [True] * limit + [False]

@@ -21,6 +21,7 @@ import psutil
 
 from shardkeep.base.yaml_text import write_yaml
 from shardkeep.run.folder import RunFolder
+from shardkeep.run.reader import RunReader
 from tests.support.forked import SHARDKEEP, Forked, program, started
 
 LIMIT_S = 200.0
@@ -239,6 +240,15 @@ def records(folder: RunFolder) -> list[dict[str, Any]]:
     except FileNotFoundError:
         return []
     return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+
+
+def members_in(folder: RunReader) -> dict[str, psutil.Process]:
+    """The processes of the current generation that still run, by `role index`."""
+    found = {}
+    for member in folder.member_list():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            found[f"{member['role']} {member['index']}"] = psutil.Process(member["pid"])
+    return found
 
 
 def kinds(folder: RunFolder) -> set[str]:

@@ -19,7 +19,7 @@ from shardkeep.launch.machine import Machine
 from shardkeep.launch.node import NodeOptions, run_node
 from shardkeep.run.reader import RunReader
 from tests.support import stand_in
-from tests.support.cluster import Cluster, Command, kill, records, within
+from tests.support.cluster import Cluster, Command, kill, members_in, records, within
 
 LIMIT_S = 150.0
 LOOPBACK = "127.0.0.1"
@@ -70,12 +70,14 @@ class Machines:
         """Lets stand-ins continue where they hold."""
         (self.run.path / stand_in.GO).touch()
 
+    def end_lease(self, *members: str) -> None:
+        """Has the coordinator of stand-ins declare these dead."""
+        for member in members:
+            stand_in.end_lease(self.run.path, member)
+
     def members(self) -> dict[str, psutil.Process]:
         """The processes of the current generation by `role index`."""
-        found = {}
-        for member in self.run.member_list():
-            with contextlib.suppress(psutil.NoSuchProcess):
-                found[f"{member['role']} {member['index']}"] = psutil.Process(member["pid"])
+        found = members_in(self.run)
         self._seen |= {process.pid: process for process in found.values()}
         return found
 
@@ -93,6 +95,11 @@ class Machines:
     def training(self, step: int = 1) -> dict[str, psutil.Process]:
         """Waits for a step; the processes then."""
         self.until(lambda: self.step() >= step, f"no step {step}")
+        return self.members()
+
+    def held(self) -> dict[str, psutil.Process]:
+        """Waits until all stand-ins for workers hold; the processes then."""
+        self.until(lambda: stand_in.all_hold(self.run), "not all workers hold")
         return self.members()
 
     def until(self, true: Any, otherwise: str) -> None:

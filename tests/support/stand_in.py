@@ -8,9 +8,11 @@ summary.
 
 STEP is a number, `start`, `formed`, `gathered` (all workers have trained the last step), `reported` (the coordinator
 has the summary) or `failed`. A deed is an error's exit code, minus a signal's number, `crash` (exit code 1 without a
-word to the coordinator) or `wait`: for ever, and after the last step for the stop. The coordinator is the real one,
-with a store that nobody meets in. {"coordinator 0": {"after": "ROLE INDEX", "times": N}} lets it start after deeds of
-another role.
+word to the coordinator) or `wait`: for ever, and after the last step for the stop.
+
+The coordinator is the real one, with a store that nobody meets in. The leases of these jobs last (`LEASE_S`);
+`end_lease` ends that of one member. {"coordinator 0": {"after": "ROLE INDEX", "times": N}} lets the coordinator start
+after deeds of another role.
 """
 
 from __future__ import annotations
@@ -36,9 +38,13 @@ from shardkeep.member.departure import Departure, Leaving
 from shardkeep.member.membership import Membership, leave_if_due
 from shardkeep.ps.config import TableSpec
 from shardkeep.ps.control.grpc.client import ControlClient
+from shardkeep.ps.control.membership import Seat, Seats
 from shardkeep.ps.control.records import ANY_STEP, Formation, Offer, ResumeRange, Role
+from shardkeep.run.reader import RunReader
 
 PLAN, GO = "stand-ins.json", "go"
+LEASE_S = 150.0
+"""Of all members: a busy machine starves none of them so long."""
 POLL_S = 0.01
 SUMMARY = {"steps": 0, "samples": 0, "state_digest": "0" * 64}
 TABLES = (TableSpec(name="user", dim=8),)
@@ -65,6 +71,7 @@ def coordinate() -> None:
     from shardkeep.cli.main import main as real
 
     run = Path(sys.argv[sys.argv.index("--run-dir") + 1])
+    watch_for_ends_of_leases(run)
     awaited = plan_of(run).get("coordinator 0")
     if awaited is not None:
         deadline = Deadline(90.0)
@@ -72,6 +79,26 @@ def coordinate() -> None:
             deadline.check("the deeds of another role")
             time.sleep(0.02)
     real()
+
+
+def end_lease(run: Path, member: str) -> None:
+    """Makes the coordinator see the end of the member's lease, once: it declares that process dead and no other."""
+    (run / f"{member.replace(' ', '-')}.silent").touch()
+
+
+def watch_for_ends_of_leases(run: Path) -> None:
+    """In the coordinator's process."""
+    expired = Seats.expired
+
+    def expired_or_silent(seats: Seats, now: float) -> list[Seat]:
+        for seat in seats.present():
+            silent = run / f"{seat.member.role}-{seat.member.index}.silent"
+            if silent.exists():
+                silent.unlink()
+                seat.last_seen = now - 2 * seats.lease_s
+        return expired(seats, now)
+
+    Seats.expired = expired_or_silent  # type: ignore[method-assign]
 
 
 def plan_of(run: Path) -> dict[str, Any]:
@@ -163,7 +190,9 @@ class StandIn:
                 return over
             leave_if_due(control, self._departure, lambda: None)
             time.sleep(self._step_s)  # what a step takes
-            if self._step != self._hold or (self._run / GO).exists():
+            if self._step == self._hold and not (self._run / GO).exists():
+                self._sign("held", formation)
+            else:
                 self._step += 1
                 control.update(step=self._step, phase="training")
                 self._report(control, [self._step])
@@ -197,14 +226,11 @@ class StandIn:
 
     def _sign(self, what: str, formation: Formation) -> None:
         """Lets the others know that this worker has come so far."""
-        self._signature(what, formation, self._index).touch()
+        _signature(self._run, what, formation.generation, self._index).touch()
 
     def _signed(self, what: str, formation: Formation, indices: Sequence[int]) -> bool:
         """Whether these workers have come so far."""
-        return all(self._signature(what, formation, index).exists() for index in indices)
-
-    def _signature(self, what: str, formation: Formation, index: int) -> Path:
-        return self._run / f"generation-{formation.generation}-{what}-{index}"
+        return all(_signature(self._run, what, formation.generation, index).exists() for index in indices)
 
     def _act(self, at: int | str, until: threading.Event | None = None) -> None:
         """What the plan has for this moment, as often as it says."""
@@ -223,6 +249,17 @@ class StandIn:
             os.kill(os.getpid(), -what)
         else:
             raise (UserError if what == UserError.exit_code else JobError)("no such column")
+
+
+def all_hold(run: RunReader) -> bool:
+    """Whether all workers of the current generation hold, so that none is ahead of another."""
+    workers = [member for member in run.member_list() if member["role"] == "worker"]
+    return bool(workers) and all(_signature(run.path, "held", w["generation"], w["index"]).exists() for w in workers)
+
+
+def _signature(run: Path, what: str, generation: int, index: int) -> Path:
+    """The file by which a worker lets others know that it has come so far."""
+    return run / f"generation-{generation}-{what}-{index}"
 
 
 def _ended(control: ControlClient, formation: Formation) -> bool | None:

@@ -30,7 +30,7 @@ from shardkeep.run.folder import RunFolder
 from shardkeep.view.callback import Callback, StartEvent
 from shardkeep.view.screen import Screen
 from tests.support import stand_in
-from tests.support.cluster import kinds, within
+from tests.support.cluster import members_in, records, within
 from tests.support.import_path import IMPORT_PATH
 
 LIMIT_S = 90.0
@@ -46,7 +46,13 @@ class StandIns(Starter):
         if sys.platform == "linux":
             self._forks = ForkServer(self._env, main=f"{stand_in.__name__}:main")
             self._forks.load(
-                [stand_in.__name__, "shardkeep.cli.main", "shardkeep.ps.control.grpc.server", "shardkeep.run.storage"]
+                [
+                    "shardkeep.cli.main",
+                    "shardkeep.roles.coordinator",
+                    "grpc._channel",
+                    "grpc._server",
+                    stand_in.__name__,
+                ]
             )
 
     def start(self, command: RoleCommand) -> Child:
@@ -85,8 +91,9 @@ class Job:
         callbacks: Sequence[Callback] = (),
         **config: Any,
     ) -> None:
-        """`config`: of the job, with one server and two workers where it does not say."""
-        self.config = JobConfig.model_validate({"servers": 1, "workers": 2, **config})
+        """`config`: of the job, with one server, two workers and lasting leases where it does not say."""
+        liveness = {"lease_s": stand_in.LEASE_S, **config.pop("liveness", {})}
+        self.config = JobConfig.model_validate({"servers": 1, "workers": 2, "liveness": liveness, **config})
         self.folder = RunFolder.create(folder, self.config)
         self.interrupts = Interrupts()
         (folder / stand_in.PLAN).write_text(json.dumps({"steps": 5, "step_s": 0.01, **plan}))
@@ -119,14 +126,32 @@ class Job:
     def wait(self, limit_s: float) -> None:
         self._thread.join(limit_s)
 
-    def training(self) -> dict[str, psutil.Process]:
-        """Waits for the first step; the processes by `role index`."""
-        self.until(lambda: "progress" in kinds(self.folder), "no step")
-        return {f"{m['role']} {m['index']}": psutil.Process(m["pid"]) for m in self.folder.member_list()}
+    def training(self, step: int = 1) -> dict[str, psutil.Process]:
+        """Waits for a step; the processes of the current generation by `role index`."""
+        self.until(lambda: self.last_step >= step, f"no step {step}")
+        return self.members()
+
+    def members(self) -> dict[str, psutil.Process]:
+        return members_in(self.folder)
 
     def go(self) -> None:
         """Lets the workers continue where they hold."""
         (self.folder.path / stand_in.GO).touch()
+
+    def end_lease(self, member: str) -> None:
+        stand_in.end_lease(self.folder.path, member)
+
+    @property
+    def recoveries(self) -> list[dict[str, Any]]:
+        return [record for record in records(self.folder) if record.get("phase") == "recovery"]
+
+    @property
+    def last_step(self) -> int:
+        return max((r["step"] for r in records(self.folder) if r["kind"] == "progress"), default=0)
+
+    def recovered(self, victim: str) -> None:
+        """Waits until the group has formed again after the death of a member."""
+        self.until(lambda: any(victim in recovery["text"] for recovery in self.recoveries), f"no recovery of {victim}")
 
     def until(self, true: Callable[[], bool], otherwise: str) -> None:
         within(LIMIT_S, true, otherwise, lambda: self.running)

@@ -119,9 +119,13 @@ def main() -> int:
     return 0
 
 
+def script() -> None:
+    sys.exit(main())
+
+
 def _lines(path: Path) -> list[str]:
     return path.read_text().split() if path.exists() else []
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    script()

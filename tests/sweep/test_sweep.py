@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,9 @@ from shardkeep.cli.main import app
 from shardkeep.sweep.plan import load_sweep
 from shardkeep.sweep.results import Results, read_summary
 from shardkeep.sweep.sweep import sweep
+from tests.support.cases import every
 from tests.support.forked import started
+from tests.support.forked_sweeps import forked_runs, started_sweep
 from tests.support.sweep_runs import BASE, TRAIN, write_run, write_sweep
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -59,15 +62,16 @@ class Sweeps:
 
 
 @pytest.fixture
-def sweeps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sweeps:
+def sweeps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sweeps]:
     monkeypatch.setitem(sys.modules, "matplotlib", None)  # what plots show is tested elsewhere
-    return Sweeps(tmp_path)
+    with forked_runs():
+        yield Sweeps(tmp_path)
 
 
 ALL = ["fp32-seed1", "fp16-seed1", "fp32-seed2", "fp16-seed2"]
 
 
-def test_all_runs_are_made_once_and_never_again(sweeps: Sweeps) -> None:
+def test_all_runs_are_made_once_and_another_seed_or_recipe_runs_only_what_is_new(sweeps: Sweeps) -> None:
     results = sweeps.run()
     assert sweeps.started() == ALL
     assert [run.status for run in results.runs] == ["completed"] * 4
@@ -79,12 +83,6 @@ def test_all_runs_are_made_once_and_never_again(sweeps: Sweeps) -> None:
     assert "4 of 4 runs are done already" in sweeps.printed
     assert [row["status"] for row in sweeps.rows()] == ["completed"] * 4
     assert [row["run"] for row in sweeps.rows()] == [f"runs/{name}" for name in ALL]  # no path of this machine
-
-
-@pytest.mark.slow
-def test_another_seed_or_recipe_runs_only_what_is_new(sweeps: Sweeps) -> None:
-    sweeps.run()
-    sweeps.started()
     own = {"name": "few", "settings": {"compression.push.keep_rows": 0.5}}
     sweeps.run(recipes=["fp32", own], seeds=[1, 2, 3])
     assert sweeps.started() == ["few-seed1", "few-seed2", "fp32-seed3", "fp16-seed3", "few-seed3"]
@@ -106,12 +104,11 @@ def test_a_failed_run_is_listed_stops_no_other_and_is_tried_again(sweeps: Sweeps
     assert sweeps.started() == ["fp16-seed1"]
 
 
-@pytest.mark.parametrize(
-    ("as_user", "kind"), [(True, UserError), pytest.param(False, JobError, marks=pytest.mark.slow)]
-)
+@every(("as_user", "kind"), [(True, UserError), (False, JobError)])
 def test_when_the_first_runs_all_fail_the_others_are_not_tried(
-    sweeps: Sweeps, as_user: bool, kind: type[Exception]
+    tmp_path: Path, sweeps: Sweeps, as_user: bool, kind: type[Exception]
 ) -> None:
+    sweeps = Sweeps(tmp_path)
     sweeps.tell("fail", *ALL)
     if as_user:  # as a data file that is not there: exit code 2
         sweeps.tell("as-user")
@@ -160,13 +157,11 @@ def test_runs_of_other_own_code_are_refused_and_the_file_is_named(sweeps: Sweeps
     assert sweeps.started() == []
 
 
-@pytest.mark.parametrize(
-    ("before", "says"),
-    [("0123", "another code of shardkeep: 0123, now "), pytest.param(None, "9.9, now ", marks=pytest.mark.slow)],
-)
+@every(("before", "says"), [("0123", "another code of shardkeep: 0123, now "), (None, "9.9, now ")])
 def test_runs_of_other_code_of_shardkeep_are_refused_with_both_commits(
-    sweeps: Sweeps, before: str | None, says: str
+    tmp_path: Path, sweeps: Sweeps, before: str | None, says: str
 ) -> None:
+    sweeps = Sweeps(tmp_path)
     sweeps.run(seeds=[1])
     run = sweeps.out / "runs" / "fp32-seed1"
     facts = json.loads((run / "code.json").read_text())
@@ -192,24 +187,22 @@ def test_a_run_without_the_metric_that_decides_ends_the_sweep_with_its_cause(swe
         sweeps.run()
 
 
-def test_a_sweep_on_made_data_may_be_moved(sweeps: Sweeps) -> None:
-    sweeps.run(seeds=[1])
+@every(
+    ("settings", "refused"),
+    [({}, ""), ({"model.name": "net:Net"}, r"fp32-seed1 is done with data\.root=")],
+    ids=["made data", "a model of its own, which is imported from the sweep's folder"],
+)
+def test_a_sweep_may_be_moved_unless_it_reads_its_folder(
+    tmp_path: Path, sweeps: Sweeps, settings: dict[str, str], refused: str
+) -> None:
+    sweeps = Sweeps(tmp_path)
+    sweeps.run(settings=settings, seeds=[1])
     sweeps.started()
     sweeps.folder /= "elsewhere"
     sweeps.folder.mkdir()
-    sweeps.run(seeds=[1])
+    with pytest.raises(UserError, match=refused) if refused else contextlib.nullcontext():
+        sweeps.run(settings=settings, seeds=[1])
     assert sweeps.started() == []
-
-
-@pytest.mark.slow
-def test_one_with_a_model_of_its_own_may_not(sweeps: Sweeps) -> None:
-    """It is imported from the sweep's folder."""
-    own = {"model.name": "net:Net"}
-    sweeps.run(settings=own, seeds=[1])
-    sweeps.folder /= "elsewhere"
-    sweeps.folder.mkdir()
-    with pytest.raises(UserError, match=r"fp32-seed1 is done with data\.root="):
-        sweeps.run(settings=own, seeds=[1])
 
 
 def test_a_folder_that_cannot_be_made_is_the_users_error(tmp_path: Path) -> None:
@@ -220,22 +213,16 @@ def test_a_folder_that_cannot_be_made_is_the_users_error(tmp_path: Path) -> None
 
 def start_again(folder: Path) -> None:
     """The same sweep in another process: one reads code once. Raises UserError with what it printed."""
-    process = start(folder)
-    printed, _ = process.communicate(timeout=100)
-    if process.returncode == 2:
+    code, printed = ended(started_sweep(folder))
+    if code == 2:
         raise UserError(printed)
 
 
-def start(folder: Path) -> subprocess.Popen[str]:
-    code = (
-        "import sys; from pathlib import Path; from rich.console import Console\n"
-        "from shardkeep.sweep.sweep import sweep;"
-        "from shardkeep.sweep.plan import load_sweep; from shardkeep.base.errors import ShardkeepError\n"
-        f"try: sweep(load_sweep(Path({str(folder / 'sweep.yaml')!r})), out=Path({str(folder / 'out')!r}), "
-        f"console=Console(), train={TRAIN!r})\n"
-        "except ShardkeepError as error: print(error); sys.exit(error.exit_code)"
-    )
-    return subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+def ended(process: Any) -> tuple[int, str]:
+    """The exit code of a sweep, and what it printed."""
+    with process.stdin, process.stdout, process.stderr:
+        printed = process.stdout.read()
+        return process.wait(100), printed
 
 
 def wait_for(path: Path, limit_s: float = 150.0) -> None:
@@ -249,12 +236,12 @@ def wait_for(path: Path, limit_s: float = 150.0) -> None:
 def test_a_killed_sweep_leaves_nothing_running_and_the_next_goes_on(sweeps: Sweeps) -> None:
     sweeps.tell("hang", "fp32-seed2")
     write_sweep(sweeps.folder)
-    first = start(sweeps.folder)
+    first = started_sweep(sweeps.folder)
     wait_for(sweeps.out / "runs" / "fp32-seed2")
     with pytest.raises(UserError, match="another sweep is running in this folder"):
         sweeps.run()
     first.kill()
-    first.communicate()
+    ended(first)
     sweeps.tell("hang")
     sweeps.run()  # waits for the run that the killed one had started: it ends with its stdin
     assert (sweeps.out / "orphan-ended").exists()
@@ -266,11 +253,11 @@ def test_a_killed_sweep_leaves_nothing_running_and_the_next_goes_on(sweeps: Swee
 def test_ctrl_c_ends_the_run_and_keeps_what_is_done(sweeps: Sweeps) -> None:
     sweeps.tell("hang", "fp16-seed1")
     write_sweep(sweeps.folder)
-    process = start(sweeps.folder)
+    process = started_sweep(sweeps.folder)
     wait_for(sweeps.out / "runs" / "fp16-seed1")
     process.send_signal(signal.SIGINT)
-    printed, _ = process.communicate(timeout=60)
-    assert process.returncode == 1
+    code, printed = ended(process)
+    assert code == 1
     assert "stopped with 1 of 4 runs done; the same command continues" in printed
     assert [row["status"] for row in sweeps.rows()] == ["completed", "missing", "missing", "missing"]
 
@@ -289,7 +276,7 @@ JOB: dict[str, Any] = {
 
 
 @pytest.mark.waits_for_processes
-@pytest.mark.parametrize("servers", [0, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("servers", [0, pytest.param(1, marks=pytest.mark.slow)], ids=["one process", "processes"])
 def test_a_job_whose_sweep_is_gone_stops(tmp_path: Path, servers: int) -> None:
     data = {"synthetic": {**JOB["data"]["synthetic"], "train_samples": 10**8}}
     (tmp_path / "job.yaml").write_text(json.dumps({**JOB, "servers": servers, "data": data}))
@@ -309,7 +296,7 @@ def test_a_job_whose_sweep_is_gone_stops(tmp_path: Path, servers: int) -> None:
 
 
 @pytest.mark.waits_for_processes
-@pytest.mark.timeout(400)  # 6 s of CPU, but a busy machine takes minutes
+@pytest.mark.slow
 def test_a_real_job_is_run_and_its_ledger_curve_and_cpu_time_are_told(sweeps: Sweeps) -> None:
     plan = load_sweep(write_sweep(sweeps.folder, base=JOB, seeds=[3]))
     fp16 = plan.runs[1]
@@ -324,8 +311,11 @@ def test_a_real_job_is_run_and_its_ledger_curve_and_cpu_time_are_told(sweeps: Sw
     assert sweeps.rows()[0]["status"] == "completed"
 
 
-@pytest.mark.parametrize(("seeds", "code", "said"), [([], 2, "error: "), ([1], 0, "")])
-def test_the_command_s_exit_code_and_its_one_line(sweeps: Sweeps, seeds: list[int], code: int, said: str) -> None:
+@every(("seeds", "code", "said"), [([], 2, "error: "), ([1], 0, "")])
+def test_the_command_s_exit_code_and_its_one_line(
+    tmp_path: Path, sweeps: Sweeps, seeds: list[int], code: int, said: str
+) -> None:
+    sweeps = Sweeps(tmp_path)
     path = write_sweep(sweeps.folder, seeds=seeds)
     for run in load_sweep(path).runs if seeds else ():
         write_run(sweeps.out / "runs" / run.name, run.config.to_yaml(), auc=0.8)

@@ -1,0 +1,5 @@
+"""A module whose import starts a thread."""
+
+import threading
+
+threading.Thread(target=threading.Event().wait, daemon=True).start()
