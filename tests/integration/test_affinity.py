@@ -37,7 +37,7 @@ def cores_of_threads(process: psutil.Process) -> set[int]:
     return set().union(*(os.sched_getaffinity(thread.id) for thread in process.threads()))
 
 
-@pytest.mark.slow  # with stand-ins: tests/launch/test_supervised_stops.py
+@pytest.mark.chaos  # with stand-ins: tests/launch/test_supervised_stops.py
 def test_each_process_of_a_job_runs_on_the_cores_it_was_given(cluster: Cluster) -> None:
     first, second = CORES[:2]
     asked = f"launch.affinity={{workers: [[{first}]], servers: [[{second}], [{second}, {first}]]}}"
@@ -54,7 +54,7 @@ def test_each_process_of_a_job_runs_on_the_cores_it_was_given(cluster: Cluster) 
     assert f"affinity server 0 on core {second}; server 1 on cores {first}-{second}; worker 0 on core {first} " in said
 
 
-@pytest.mark.slow
+@pytest.mark.chaos
 def test_auto_says_what_it_chose_on_the_screen_and_in_the_summary(cluster: Cluster) -> None:
     few = {**ENDLESS, "servers": 1, "train": TRAIN}
     job, folder = cluster.job(few, "--set", "launch.affinity=auto")

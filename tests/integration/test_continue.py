@@ -12,7 +12,7 @@ from shardkeep.run.reader import RunReader
 from tests.support.cluster import Cluster, Command, gone, kill, within
 from tests.support.golden import STEPS, TRAINED, Golden
 
-pytestmark = [pytest.mark.waits_for_processes, pytest.mark.slow]
+pytestmark = [pytest.mark.waits_for_processes, pytest.mark.chaos]
 ROLES = [("server", 0), ("server", 1), ("worker", 0), ("worker", 1)]
 
 

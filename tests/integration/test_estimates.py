@@ -29,7 +29,7 @@ def test_a_job_moves_as_many_bytes_per_sample_as_was_estimated(golden: Golden) -
     agrees(estimate(JobConfig.model_validate(golden.config), gbit_per_s=10.0), golden.summary)
 
 
-@pytest.mark.slow
+@pytest.mark.chaos
 def test_the_demo_moves_as_many_bytes_per_sample_as_was_estimated(tmp_path: Path) -> None:
     settings = [word for setting in SMALL for word in ("--set", setting)]
     with Cluster(tmp_path) as cluster:

@@ -100,7 +100,7 @@ def test_the_config_of_a_job_without_these_settings_needs_none_of_the_packages(c
     assert ended.code == 0 and "page: auto" in ended.out, ended.err
 
 
-@pytest.mark.slow
+@pytest.mark.chaos
 def test_a_resume_waits_for_processes_of_the_start_before_that_still_listen(cluster: Cluster) -> None:
     config = {**LASTING, "servers": 1, "workers": 1, "checkpoint": {"every_steps": 20}}
     job, folder = cluster.job({**config, "web": {"metrics": free_address(), "page": free_address()}})

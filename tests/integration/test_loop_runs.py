@@ -84,7 +84,7 @@ def test_what_needs_the_dense_model_says_what_the_run_is_for(run: Path, use: Cal
         assert way in text
 
 
-@pytest.mark.slow
+@pytest.mark.chaos
 @pytest.mark.parametrize("command", ["export RUN OUT", "evaluate RUN", "predict RUN --data F --out o.csv", "serve RUN"])
 def test_commands_say_it_in_one_line(run: Path, tmp_path: Path, command: str) -> None:
     (tmp_path / "f.csv").write_text("a\n1\n")
@@ -98,7 +98,7 @@ def test_commands_say_it_in_one_line(run: Path, tmp_path: Path, command: str) ->
     assert len([line for line in done.err.splitlines() if line.startswith("error: ")]) == 1
 
 
-@pytest.mark.slow
+@pytest.mark.chaos
 def test_a_run_without_a_checkpoint_says_how_a_loop_writes_one(tmp_path: Path) -> None:
     with EmbeddingClient.serve(TABLES, servers=1, run_dir=tmp_path / "run", quiet=True) as client:
         steps(client, 1)

@@ -16,7 +16,7 @@ from tests.support.cluster import Cluster, within
 from tests.support.configs import ENDLESS
 from tests.support.http_get import get
 
-pytestmark = [pytest.mark.waits_for_processes, pytest.mark.slow]
+pytestmark = [pytest.mark.waits_for_processes, pytest.mark.chaos]
 JOB = {**ENDLESS, "servers": 1, "workers": 1, "telemetry": {"every_s": 0.5}, "web": {"metrics": "127.0.0.1:0"}}
 
 

@@ -18,7 +18,7 @@ from tests.support.cluster import Cluster, gone, records
 from tests.support.golden import STEPS, TRAINED, Golden
 
 
-@pytest.mark.slow
+@pytest.mark.chaos
 @pytest.mark.waits_for_processes
 def test_a_job_of_which_every_process_was_killed_goes_on_to_the_same_model(
     cluster: Cluster, tmp_path: Path, golden: Golden
@@ -58,7 +58,7 @@ def test_a_job_that_is_done_is_not_resumed(golden: Golden) -> None:
     assert golden.summary == before
 
 
-@pytest.mark.slow
+@pytest.mark.chaos
 @pytest.mark.waits_for_processes
 def test_ctrl_c_leaves_a_checkpoint_of_the_step_it_stopped_at(cluster: Cluster, golden: Golden) -> None:
     job, folder = cluster.job({**TRAINED, "checkpoint": {"every_steps": 1_000_000}}, name="stopped")

@@ -69,7 +69,7 @@ def test_a_job_in_one_process_stops_with_a_checkpoint_and_a_second_stop_says_so(
     assert (again.code, again.out, again.err) == (1, "", text)
 
 
-@pytest.mark.slow
+@pytest.mark.chaos
 def test_a_job_in_one_process_that_was_stopped_twice_ends_with_the_bits_of_an_undisturbed_one(cluster: Cluster) -> None:
     config = {
         **TINY,
@@ -136,7 +136,7 @@ def test_roles_by_hand_are_stopped_over_tls_with_a_token_file(cluster: Cluster, 
     assert resume[:2] == ["shardkeep", "coordinator"] and "--continue" in resume
 
 
-@pytest.mark.slow
+@pytest.mark.chaos
 def test_roles_by_hand_are_stopped_by_the_address_of_their_coordinator(cluster: Cluster) -> None:
     coordinator, address, folder = cluster.coordinator({**LASTING, "workers": 1})
     members = [cluster.role(role, 0, address) for role in ("server", "worker")]
@@ -149,7 +149,7 @@ def test_roles_by_hand_are_stopped_by_the_address_of_their_coordinator(cluster: 
     assert newest(folder) == int(found[1])
 
 
-@pytest.mark.slow
+@pytest.mark.chaos
 def test_a_job_that_does_not_stop_in_time_is_said_to_stop_still(cluster: Cluster) -> None:
     job, folder = cluster.job(LASTING)
     members = cluster.training(folder)

@@ -37,7 +37,7 @@ def last_step(folder: RunFolder) -> int:
     return max(record["step"] for record in records(folder) if record["kind"] == "progress")
 
 
-@pytest.mark.slow  # test_supervised_jobs.py has the coordinator's ports, tests/ps/rpc/test_strangers.py the members'
+@pytest.mark.chaos  # test_supervised_jobs.py has the coordinator's ports, tests/ps/rpc/test_strangers.py the members'
 @pytest.mark.skipif(sys.platform != "linux", reason="without socket filters garbage kills torch RPC")
 def test_a_job_outlives_garbage_on_every_port_and_shows_its_token_to_nobody(cluster: Cluster) -> None:
     job, folder = cluster.job(ENDLESS)
@@ -147,7 +147,7 @@ def test_a_coordinator_listens_wider_with_the_flag_and_its_token_lies_ready(clus
 DESCRIPTORS, STRANGERS = 1024, 1500
 
 
-@pytest.mark.slow  # a minute on a busy machine; test_crowd.py and test_descriptors.py have its parts
+@pytest.mark.chaos  # a minute on a busy machine; test_crowd.py and test_descriptors.py have its parts
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the kernel does not tell who has said nothing")
 def test_a_job_finishes_while_more_strangers_hold_connections_than_it_may_open_files(cluster: Cluster) -> None:
     """From the first moment on, while the group forms, to the ports of the coordinator; then to those of members."""

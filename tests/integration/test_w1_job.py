@@ -18,7 +18,7 @@ from w1_job import Moment, shardkeep_job
 SHORT = {"dim": 4, "workers": 1, "seconds": 0.5, "warm_up_s": 0.1, "batch": 64}
 
 
-@pytest.mark.slow
+@pytest.mark.chaos
 @pytest.mark.waits_for_processes
 @pytest.mark.parametrize("servers", [0, 1])
 def test_a_job_is_measured_in_all_its_processes_and_ended(servers: int) -> None:

@@ -20,7 +20,7 @@ from tests.support.configs import ENDLESS
 from tests.support.http_get import get
 from tests.support.pages import PageAddress
 
-pytestmark = [pytest.mark.waits_for_processes, pytest.mark.slow]
+pytestmark = pytest.mark.waits_for_processes
 JOB: dict[str, Any] = {**ENDLESS, "workers": 1, "telemetry": {"every_s": 0.5}}
 NAME = named_host("0.0.0.0")
 
@@ -44,6 +44,7 @@ OWN, OWN_6 = (next(iter(own_hosts(family)), "") for family in (socket.AF_INET, s
     ],
 )
 @pytest.mark.parametrize("servers", [0, 1], ids=["one process", "processes"])
+@pytest.mark.chaos
 def test_who_shows_the_view_token_reaches_page_and_metrics_of_every_process(
     cluster: Cluster, servers: int, listen: str, shown: str, hosts: list[str]
 ) -> None:

@@ -200,6 +200,12 @@ class Cluster:
         place = ("--coordinator", address, "--index", str(index), "--token-file", token, "--run-dir", kept)
         return self.command(role, *place, *arguments, **options)
 
+    def folder(self, name: str) -> Path:
+        """An empty folder beside the runs."""
+        path = self._folder / name
+        path.mkdir()
+        return path
+
     def write(self, config: dict[str, Any], name: str = "run") -> Path:
         path = self._folder / f"{name}.yaml"
         path.write_text(write_yaml(patient(config)))
