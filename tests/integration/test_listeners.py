@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.cases import every
 from tests.support.cluster import Cluster, Ended, gone, stalled, within
 from tests.support.configs import LASTING, TINY
 
@@ -36,12 +37,13 @@ def refused(ended: Ended, tmp_path: Path, text: str) -> None:
     assert not (tmp_path / "run" / "config.yaml").exists()
 
 
-@pytest.mark.parametrize(("setting", "servers"), [("web.metrics", 1), ("web.page", 0)])
+@every(("setting", "servers"), [("web.metrics", 1), ("web.page", 0)])
 def test_train_refuses_a_port_that_is_taken_before_it_prepares_data(
     cluster: Cluster, tmp_path: Path, taken: str, setting: str, servers: int
 ) -> None:
-    job, _ = cluster.job(listening(setting, taken, servers=servers))
-    refused(job.end(), tmp_path, f"{setting}: cannot listen on {taken}: Address already in use")
+    path, place = str(cluster.write(listening(setting, taken, servers=servers))), str(tmp_path / "run")
+    ended = cluster.command("train", path, "--run-dir", place).end()
+    refused(ended, tmp_path, f"{setting}: cannot listen on {taken}: Address already in use")
 
 
 def test_a_coordinator_by_hand_refuses_a_port_that_is_taken_before_it_makes_a_folder(
@@ -73,7 +75,7 @@ def test_one_port_for_metrics_and_the_page_is_refused(cluster: Cluster, tmp_path
     refused(job.end(), tmp_path, f"web.page: cannot listen on {free}: Address already in use")
 
 
-@pytest.mark.parametrize(
+@every(
     ("command", "setting", "package", "text"),
     [
         ("config", "web.metrics", "prometheus_client", "web.metrics: needs prometheus_client: {install}; or off"),

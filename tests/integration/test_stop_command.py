@@ -116,7 +116,7 @@ def test_a_job_of_processes_that_was_stopped_twice_ends_with_the_bits_of_an_undi
     assert (folder.summary() or {})["state_digest"] == golden.summary["state_digest"]
 
 
-@pytest.mark.slow
+@pytest.mark.chaos
 def test_roles_by_hand_are_stopped_over_tls_with_a_token_file(cluster: Cluster, tmp_path: Path) -> None:
     (here,) = make_certs(tmp_path / "tls", [LOCAL], days=2)
     token = tmp_path / "secret"

@@ -29,7 +29,12 @@ TRAINED: dict[str, Any] = {
     "checkpoint": {"every_steps": 40, "keep": 2},
 }
 """What it trains. A test that ends a job early resumes it and compares the digest with the golden job's."""
-GOLDEN = {**TRAINED, "transport": {"same_host": "sockets"}, "profile": {"start": 5, "steps": 4}}
+GOLDEN = {
+    **TRAINED,
+    "transport": {"same_host": "sockets"},
+    "profile": {"start": 5, "steps": 4},
+    "telemetry": {"every_s": 0.05},
+}
 
 
 @dataclass(frozen=True)
