@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -35,23 +34,6 @@ ENDLESS: dict[str, Any] = {
 def cores_of_threads(process: psutil.Process) -> set[int]:
     """Every core that some thread of the process may use."""
     return set().union(*(os.sched_getaffinity(thread.id) for thread in process.threads()))
-
-
-@pytest.mark.chaos  # with stand-ins: tests/launch/test_supervised_stops.py
-def test_each_process_of_a_job_runs_on_the_cores_it_was_given(cluster: Cluster) -> None:
-    first, second = CORES[:2]
-    asked = f"launch.affinity={{workers: [[{first}]], servers: [[{second}], [{second}, {first}]]}}"
-    job, folder = cluster.job(ENDLESS, "--set", asked)
-    found = {name: cores_of_threads(process) for name, process in cluster.training(folder).items()}
-    assert found == {
-        "coordinator 0": set(CORES),
-        "worker 0": {first},
-        "server 0": {second},
-        "server 1": {first, second},
-    }
-    job.signal(signal.SIGINT)
-    said = " ".join(job.end().out.split())
-    assert f"affinity server 0 on core {second}; server 1 on cores {first}-{second}; worker 0 on core {first} " in said
 
 
 @pytest.mark.chaos

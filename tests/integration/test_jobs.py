@@ -12,7 +12,6 @@ import psutil
 import pytest
 
 from shardkeep.config import JobConfig
-from shardkeep.ps.checkpoints.folder import Checkpoints
 from shardkeep.run.folder import NO_SUMMARY, RunFolder
 from shardkeep.workers.data.sources.registry import open_data
 from tests.support.cluster import Cluster, Ended, gone, kinds, listening, records
@@ -77,18 +76,6 @@ def test_a_sync_job_has_the_model_of_one_in_this_process_whatever_the_servers_an
     parsed = JobConfig.model_validate({**TINY, "consistency": {"mode": "sync"}})
     here = LocalJob(parsed, open_data(parsed.data, seed=parsed.seed)).run()
     assert summary["state_digest"] == here["state_digest"]
-
-
-@pytest.mark.chaos  # loop/test_served.py has trainers and servers by hand
-def test_roles_started_by_hand_train_an_async_job(cluster: Cluster) -> None:
-    config = {**TINY, "consistency": {"mode": "async"}}
-    coordinator, address, folder = cluster.coordinator(config, fresh=True)
-    members = [cluster.role(role, i, address, fresh=not i) for role in ("worker", "server") for i in (1, 0)]
-    endings = [command.end() for command in [*members, coordinator]]
-    assert [ended.code for ended in endings] == [0] * 5
-    check_completed(Ended(0, "", ""), folder, config)
-    assert Checkpoints(folder.path / "checkpoints").last_step() == (folder.summary() or {})["steps"]
-    assert not [line for ended in endings for line in ended.err.splitlines() if "level=" in line or "arn" in line]
 
 
 def test_a_killed_process_ends_the_job_and_one_line_names_it(cluster: Cluster) -> None:

@@ -142,12 +142,6 @@ def test_every_model_learns_the_planted_csv(planted: Planted, name: str) -> None
     assert planted.best_auc - _auc(planted.train(f"model={MODELS[name]}")) < 0.035
 
 
-@pytest.mark.chaos
-def test_a_job_whose_rows_do_not_move_stays_far_behind(planted: Planted) -> None:
-    frozen = planted.train("tables.default.optimizer={name: sgd, lr: 1.0e-9}", "train.epochs=2")
-    assert planted.best_auc - _auc(frozen) > 0.05
-
-
 @pytest.mark.parametrize(
     "optimizer",
     marked(
@@ -184,15 +178,6 @@ def test_a_quarter_of_the_rows_in_fp16_still_learns(planted: Planted, plain: dic
     sparse = planted.train("compression.push={keep_rows: 0.25, values: fp16}")
     assert planted.best_auc - _auc(sparse) < 0.025
     assert sparse["bytes"]["push"]["values"] < 0.2 * plain["bytes"]["push"]["values"]
-
-
-@pytest.mark.chaos
-def test_four_micro_batches_learn_what_one_batch_of_their_samples_learns(
-    planted: Planted, plain: dict[str, Any]
-) -> None:
-    split = planted.train("train.batch_size=32", "train.accumulate=4")
-    assert split["steps"] == plain["steps"]
-    assert split["eval"]["logloss"] == pytest.approx(plain["eval"]["logloss"], abs=1e-4)
 
 
 @pytest.mark.slow

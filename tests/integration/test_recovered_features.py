@@ -22,7 +22,7 @@ from tests.support.golden import STEPS
 from tests.support.hurt import Hurt, in_turn
 from tests.support.records import records_in
 
-pytestmark = [pytest.mark.waits_for_processes, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.waits_for_processes, pytest.mark.timeout(600)]
 IDS = np.arange(0, 3000, 2)
 ROWS = np.random.default_rng(0).normal(scale=0.1, size=(IDS.size, 8)).astype(np.float32)
 SERVERS = in_turn(
@@ -66,6 +66,7 @@ def whole_and_hurt(
     return found
 
 
+@pytest.mark.slow
 def test_compressed_gradients_and_frozen_rows_outlive_deaths_of_servers(cluster: Cluster, tmp_path: Path) -> None:
     """Residual pool, second moments, stochastic rounding, coded ids, an int8 tower, settings of single tables. What a
     worker has not sent dies with it."""
@@ -90,6 +91,7 @@ def test_compressed_gradients_and_frozen_rows_outlive_deaths_of_servers(cluster:
     assert np.array_equal(ids_N, IDS) and np.array_equal(rows_ND, ROWS), "frozen rows are those of the file"
 
 
+@pytest.mark.slow
 def test_policies_packed_rows_and_scores_of_the_stream_outlive_deaths(cluster: Cluster, tmp_path: Path) -> None:
     """Admission, eviction, rows of int8 and fp16 with a state of bf16, progressive validation, increments."""
     tables = {
@@ -137,6 +139,7 @@ def check_policies(summary: dict[str, Any]) -> None:
 EVERY, PATIENCE = 30, 4
 
 
+@pytest.mark.slow
 def test_a_warm_start_whole_decay_early_stopping_and_a_synced_norm_outlive_deaths_before_any_checkpoint(
     cluster: Cluster, tmp_path: Path
 ) -> None:
@@ -162,6 +165,28 @@ def test_a_warm_start_whole_decay_early_stopping_and_a_synced_norm_outlive_death
         assert {r["lr_factor"] for r in records if r.get("phase") == "plateau"} == {0.3, 0.09}
     ids_N, _ = rows_at_end(tmp_path / "of three", "C3")
     assert set(IDS.tolist()) <= set(ids_N.tolist())
+
+
+@pytest.mark.chaos
+def test_a_job_without_journals_goes_back_to_the_model_that_it_began_with(cluster: Cluster, tmp_path: Path) -> None:
+    config = {**JOB, "checkpoint": {"every_steps": 1000}, "recovery": {"journal": "off"}}
+    hurt_job(cluster, {**config, "seed": 4}, [], name="before")
+    jobs = {"whole": [], "hurt": [Hurt("server 0", "push received", 120)]}
+    begun = ("--from", str(tmp_path / "before"))
+    whole, hurt = (hurt_job(cluster, config, hurts, *begun, name=name) for name, hurts in jobs.items())
+    assert hurt["state_digest"] == whole["state_digest"]
+    assert [recovery["step"] for recovery in hurt["recoveries"]] == [0]
+
+
+@pytest.mark.chaos
+def test_roles_that_are_started_by_hand_begin_with_the_rows_of_a_file_too(cluster: Cluster, tmp_path: Path) -> None:
+    tables = {"default": {"dim": 8}, "C3": {"init": {"name": "file", "path": write_rows(tmp_path)}}}
+    config = {**JOB, "tables": tables, "servers": 1, "workers": 1, "train": {**JOB["train"], "batch_size": 100}}
+    whole = hurt_job(cluster, config, [], name="launched")
+    coordinator, address, folder = cluster.coordinator(config, name="by hand")
+    roles = [cluster.role(role, 0, address) for role in ("server", "worker")]
+    assert [command.end().code for command in (*roles, coordinator)] == [0, 0, 0]
+    assert (folder.summary() or {})["state_digest"] == whole["state_digest"]
 
 
 def rows_at_end(run: Path, table: str) -> tuple[np.ndarray, np.ndarray]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import shutil
-import signal
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,8 +22,6 @@ from shardkeep.run.folder import RunFolder
 from shardkeep.run.origin.resume import newest, plan_resume
 from shardkeep.workers.data.batch import Batch
 from tests.support.cases import every
-from tests.support.cluster import Cluster, within
-from tests.support.golden import TRAINED
 from tests.support.local_job import LocalJob
 from tests.support.resumed_jobs import drawn_data, job_config
 from tests.support.samples import ArrayDataset, as_data, draw
@@ -303,26 +300,6 @@ def test_a_run_does_not_resume_from_the_checkpoints_of_another_run(tmp_path: Pat
     assert newest(config, tmp_path / "second").step == 26
     shutil.rmtree(tmp_path / "second")  # or renamed
     assert newest(config, tmp_path / "first").step == 26
-
-
-@pytest.mark.chaos  # the next test and tests/ps/checkpoints/test_owner.py have its parts
-@pytest.mark.waits_for_processes
-def test_a_folder_of_checkpoints_is_one_jobs_at_a_time_and_a_killed_jobs_no_more(
-    cluster: Cluster, tmp_path: Path
-) -> None:
-    found = Checkpoints(tmp_path / "shared")
-    config = {**TRAINED, "servers": 0, "workers": 1, "checkpoint": {"every_steps": 20, "dir": str(found.folder)}}
-    first, folder = cluster.job({**config, "train": {**TRAINED["train"], "epochs": 1000}}, name="first")
-    within(60.0, lambda: bool(found.complete()), "no checkpoint", lambda: first.running)
-    refused = cluster.job(config, name="second")[0].end()
-    assert refused.code == 2
-    told = f"checkpoint.dir: {found.folder} belongs to another job that runs (run folder {folder.path}, process "
-    assert f"{told}{first.pid} on " in refused.err
-    first.signal(signal.SIGKILL)
-    first.process.wait(90)
-    steps = found.complete()[-1][0] + 20
-    again = cluster.command("train", "--resume", str(folder.path), "--set", f"train.max_steps={steps}").end()
-    assert (again.code, again.err) == (0, "")
 
 
 def test_what_a_run_cannot_go_on_with_is_refused_in_one_line(tmp_path: Path, undisturbed: Run) -> None:

@@ -16,7 +16,7 @@ from shardkeep.run.folder import RunFolder
 from shardkeep.trust.certificates import LOCAL, make_certs
 from shardkeep.trust.endpoint import make_token
 from tests.support.cluster import Cluster, Command, gone, records, within
-from tests.support.configs import LASTING, TINY
+from tests.support.configs import LASTING
 from tests.support.golden import STEPS, TRAINED, Golden
 
 pytestmark = pytest.mark.waits_for_processes
@@ -67,32 +67,6 @@ def test_a_job_in_one_process_stops_with_a_checkpoint_and_a_second_stop_says_so(
     again = cluster.command("stop", str(folder.path)).end()
     text = f"error: {folder.path}: no job runs here; it stopped at step {step}: shardkeep stop\n"
     assert (again.code, again.out, again.err) == (1, "", text)
-
-
-@pytest.mark.chaos
-def test_a_job_in_one_process_that_was_stopped_twice_ends_with_the_bits_of_an_undisturbed_one(cluster: Cluster) -> None:
-    config = {
-        **TINY,
-        "servers": 0,
-        "workers": 1,
-        "train": {**TINY["train"], "epochs": 60},
-        "eval": {"every_steps": "epoch"},
-    }
-    config["checkpoint"] = {"every_steps": 1_000_000}
-    whole, whole_folder = cluster.job(config, name="whole")
-    assert whole.end().code == 0
-    job, folder = cluster.job(config)
-    begun(folder, job)
-    stopped(cluster, folder)
-    assert job.end().code == 1
-    job = resumed(cluster, folder)
-    job.signal(signal.SIGTERM)
-    assert job.end().code == 1
-    assert cluster.command("train", "--resume", str(folder.path)).end().code == 0
-    summary = folder.summary() or {}
-    assert [start["status"] for start in summary["starts"]] == ["stopped", "stopped", "completed"]
-    assert summary["steps"] == 39 * 60
-    assert summary["state_digest"] == (whole_folder.summary() or {})["state_digest"]
 
 
 @pytest.mark.slow

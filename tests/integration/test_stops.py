@@ -2,40 +2,18 @@
 
 from __future__ import annotations
 
-import re
 import signal
 from pathlib import Path
 
 import pytest
 
-from tests.support.cluster import Cluster, gone, records, stalled, within
-from tests.support.configs import LASTING, TINY
+from tests.support.cluster import Cluster, records, within
+from tests.support.configs import TINY
 
 pytestmark = pytest.mark.waits_for_processes
 
 EVALUATED = 60_000
 """So many that Ctrl-C comes before they are evaluated."""
-
-
-@pytest.mark.chaos
-@pytest.mark.parametrize("before", [(), (signal.SIGINT,)], ids=["SIGTERM", "SIGTERM after Ctrl-C"])
-def test_a_job_that_cannot_stop_in_its_grace_ends_anyway_and_names_the_last_checkpoint(
-    cluster: Cluster, before: tuple[signal.Signals, ...]
-) -> None:
-    config = {**LASTING, "checkpoint": {"every_steps": 10}, "liveness": {"lease_s": 150.0, "grace_s": 6.0}}
-    job, folder = cluster.job(config)
-    members = cluster.training(folder)
-    checkpoints = folder.path / "checkpoints"
-    within(60, lambda: any(checkpoints.glob("step-*")), "no checkpoint", lambda: job.running)
-    with stalled(members["worker 0"]):
-        for number in (*before, signal.SIGTERM):
-            job.signal(number)
-        ended = job.end(limit_s=90)  # the lease is 150 s
-    assert ended.code == 1
-    why = r"it did not end within 6 s of SIGTERM \(liveness.grace_s\); the last checkpoint is that of step \d+0"
-    assert re.fullmatch(rf"stopped at step \d+; {why}\n", ended.err), ended.err
-    assert (folder.summary() or {})["status"] == "stopped"
-    assert not gone(members.values(), limit_s=0)
 
 
 @pytest.mark.chaos
@@ -64,30 +42,6 @@ def test_roles_by_hand_that_are_asked_to_leave_are_replaced_by_hand(cluster: Clu
     assert ended.code == 1 and "stopped at step" in ended.err
     assert [command.end(limit_s=90).code for command in members.values()] == [1, 1, 1]
     assert list((tmp_path / "checkpoints").glob("step-*"))
-
-
-@pytest.mark.chaos  # who asks is refused in tests/launch/test_scale.py
-def test_roles_by_hand_are_not_scaled_and_train_on(cluster: Cluster, tmp_path: Path) -> None:
-    config = {**TINY, "servers": 1, "workers": 1, "train": {**TINY["train"], "epochs": 100}}
-    config["checkpoint"] = {"every_steps": 1_000_000, "dir": str(tmp_path / "checkpoints")}
-    coordinator, address, folder = cluster.coordinator(config)
-    members = [cluster.role(role, 0, address) for role in ("server", "worker")]
-    cluster.training(folder)
-    asked = cluster.command("scale", str(folder.path), "--workers", "2").end()
-    assert (asked.code, asked.out) == (2, "")
-    assert "no `shardkeep train` runs this job" in asked.err and asked.err.count("\n") == 1
-    assert not (folder.path / "scale.json").exists()
-    reached = max(r["step"] for r in records(folder) if r["kind"] == "progress")
-    within(
-        30,
-        lambda: max(r["step"] for r in records(folder) if r["kind"] == "progress") > reached,
-        "no step after it",
-        lambda: coordinator.running,
-    )
-    coordinator.signal(signal.SIGINT)
-    for command in (coordinator, *members):
-        command.end()
-    assert (folder.summary() or {})["status"] == "stopped"
 
 
 def test_ctrl_c_after_the_last_step_leaves_a_completed_job(cluster: Cluster) -> None:
