@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import socket
 import sys
@@ -14,9 +15,16 @@ import pytest
 from tests.support.cases import every
 from tests.support.cluster import Cluster, Ended, gone, stalled, within
 from tests.support.configs import LASTING, TINY
+from tests.support.reserved import reserved_address
 
 pytestmark = pytest.mark.waits_for_processes
 JOB = {**TINY, "servers": 1, "workers": 1}
+
+
+@pytest.fixture
+def held() -> Iterator[contextlib.ExitStack]:
+    with contextlib.ExitStack() as stack:
+        yield stack
 
 
 @pytest.fixture
@@ -63,16 +71,10 @@ def test_servers_around_a_command_do_not_start_where_a_port_is_taken(
     refused(ended, tmp_path, f"web.metrics: cannot listen on {taken}: Address already in use")
 
 
-def free_address() -> str:
-    """Where nobody listens."""
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        return f"127.0.0.1:{found.getsockname()[1]}"
-
-
 def test_one_port_for_metrics_and_the_page_is_refused(cluster: Cluster, tmp_path: Path) -> None:
-    free = free_address()
-    job, _ = cluster.job({**JOB, "web": {"metrics": free, "page": free}})
-    refused(job.end(), tmp_path, f"web.page: cannot listen on {free}: Address already in use")
+    with reserved_address() as free:
+        job, _ = cluster.job({**JOB, "web": {"metrics": free, "page": free}})
+        refused(job.end(), tmp_path, f"web.page: cannot listen on {free}: Address already in use")
 
 
 @every(
@@ -103,9 +105,12 @@ def test_the_config_of_a_job_without_these_settings_needs_none_of_the_packages(c
 
 
 @pytest.mark.chaos
-def test_a_resume_waits_for_processes_of_the_start_before_that_still_listen(cluster: Cluster) -> None:
+def test_a_resume_waits_for_processes_of_the_start_before_that_still_listen(
+    cluster: Cluster, held: contextlib.ExitStack
+) -> None:
     config = {**LASTING, "servers": 1, "workers": 1, "checkpoint": {"every_steps": 20}}
-    job, folder = cluster.job({**config, "web": {"metrics": free_address(), "page": free_address()}})
+    web = {name: held.enter_context(reserved_address()) for name in ("metrics", "page")}
+    job, folder = cluster.job({**config, "web": web})
     members = cluster.training(folder)
     within(60, lambda: any((folder.path / "checkpoints").glob("step-*/manifest.json")), "none", lambda: job.running)
     with stalled(members["coordinator 0"]):  # it would end with its launcher

@@ -5,12 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from shardkeep.run.folder import RunFolder
-from tests.support.cluster import Cluster, Command
+from tests.support.cluster import LEASE_S, Cluster, Command
 from tests.support.golden import STEPS, TRAINED
 from tests.support.hurt import MAIN, Hurt, environment, missed
 
-LEASE_S = 150.0
-"""No busy machine keeps a member silent for so long. Who is to be declared dead is named: tests/support/hurt.py."""
 JOB: dict[str, Any] = {
     **TRAINED,
     "train": {**TRAINED["train"], "report_every_s": 0.02},
