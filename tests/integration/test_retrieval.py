@@ -44,14 +44,14 @@ def job(
     return LocalJob(job_config(model, servers, workers, **more), data)
 
 
-@pytest.mark.parametrize("model", [TWO_TOWER, SASREC, HSTU], ids=["two_tower", "sasrec", "hstu"])
+@every("model", [TWO_TOWER, SASREC, HSTU])
 def test_a_job_has_the_same_bits_with_any_servers(model: str) -> None:
     one, three = job(model, 1).run(), job(model, 3).run()
     assert one["state_digest"] == three["state_digest"]
     assert one["state_digest"] != job(model, 1, seed=4).run()["state_digest"]
 
 
-@pytest.mark.parametrize("model", [TWO_TOWER, SASREC], ids=["two_tower", "sasrec"])
+@every("model", [TWO_TOWER, SASREC])
 def test_two_workers_of_micro_batches_have_the_same_bits_with_any_servers(model: str) -> None:
     settings = {"train__accumulate": 2, "train__batch_size": 4}
     found = {job(model, servers, 2, negatives=0.4, **settings).run()["state_digest"] for servers in (1, 2)}

@@ -332,8 +332,9 @@ def _strike(hurt: Hurt, folder: Path, first: Callable[[], object]) -> None:
         os.kill(pid, signal.Signals[hurt.signal])
     if hurt.signal == "SIGKILL" or (hurt.signal == "SIGSTOP" and hurt.silent):
         threading.Event().wait()
-    elif hurt.signal == "SIGSTOP":
+    if hurt.signal == "SIGSTOP":
         threading.Event().wait(0.2)  # the test may let it continue
+    _STRUCK.release()
 
 
 def _companions(hurt: Hurt, folder: Path) -> list[psutil.Process] | None:
