@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -37,24 +36,7 @@ def cores_of_threads(process: psutil.Process) -> set[int]:
     return set().union(*(os.sched_getaffinity(thread.id) for thread in process.threads()))
 
 
-@pytest.mark.slow  # with stand-ins: tests/launch/test_supervised_stops.py
-def test_each_process_of_a_job_runs_on_the_cores_it_was_given(cluster: Cluster) -> None:
-    first, second = CORES[:2]
-    asked = f"launch.affinity={{workers: [[{first}]], servers: [[{second}], [{second}, {first}]]}}"
-    job, folder = cluster.job(ENDLESS, "--set", asked)
-    found = {name: cores_of_threads(process) for name, process in cluster.training(folder).items()}
-    assert found == {
-        "coordinator 0": set(CORES),
-        "worker 0": {first},
-        "server 0": {second},
-        "server 1": {first, second},
-    }
-    job.signal(signal.SIGINT)
-    said = " ".join(job.end().out.split())
-    assert f"affinity server 0 on core {second}; server 1 on cores {first}-{second}; worker 0 on core {first} " in said
-
-
-@pytest.mark.slow
+@pytest.mark.chaos
 def test_auto_says_what_it_chose_on_the_screen_and_in_the_summary(cluster: Cluster) -> None:
     few = {**ENDLESS, "servers": 1, "train": TRAIN}
     job, folder = cluster.job(few, "--set", "launch.affinity=auto")

@@ -1,11 +1,12 @@
 """Faults of the system around a job: a network that is cut or loses packets, a disk that is full or slow. They need
-root, strace, and the commands of Linux for namespaces and mounts; part of `make chaos`."""
+root, strace, and the commands of Linux for namespaces and mounts. CI fills a disk, `make chaos` does the rest."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import shutil
+import signal
 import subprocess
 import time
 from collections.abc import Iterator
@@ -17,14 +18,13 @@ import pytest
 from shardkeep.ps.checkpoints.folder import Checkpoints
 from shardkeep.ps.control.grpc.client import fetch_status
 from shardkeep.run.folder import RunFolder
-from tests.support.chaos import JOB, SHORT_STEPS, completed
+from tests.support.chaos import JOB, completed
 from tests.support.cluster import Cluster, Command, within
-from tests.support.faults import Fault, play
 from tests.support.golden import STEPS
+from tests.support.hurt import MAIN as HURT, Hurt, environment, missed, pid_of
 from tests.support.in_namespace import MAIN, inside
 
 pytestmark = [
-    pytest.mark.chaos,
     pytest.mark.waits_for_processes,
     pytest.mark.timeout(600),
     pytest.mark.skipif(os.geteuid() != 0 or shutil.which("ip") is None, reason="needs root and ip"),
@@ -83,6 +83,7 @@ def member(cluster: Cluster, role: str, space: str, address: str) -> Command:
     return cluster.role(role, 0, address, *place, main=MAIN, env=inside(space))
 
 
+@pytest.mark.chaos
 @IN_TURN
 @pytest.mark.parametrize(("cut_s", "replaced"), [(1.5, False), (9.0, True)])
 def test_a_cut_network_is_outlived(cluster: Cluster, spaces: None, cut_s: float, replaced: bool) -> None:
@@ -90,7 +91,7 @@ def test_a_cut_network_is_outlived(cluster: Cluster, spaces: None, cut_s: float,
         **JOB,
         "servers": 1,
         "workers": 1,
-        "train": {**JOB["train"], "max_steps": 400},
+        "train": {**JOB["train"], "epochs": 2},
         "transport": {"same_host": "sockets"},
         "liveness": {"lease_s": 4.0, "step_timeout_s": 5.0},
         "checkpoint": {"every_steps": "off"},
@@ -117,6 +118,7 @@ def dropped(space: str, link: str) -> int:
     return int(told.split("dropped ")[1].split(",")[0])
 
 
+@pytest.mark.chaos
 @IN_TURN
 def test_packets_that_are_lost_change_no_bit(cluster: Cluster, spaces: None) -> None:
     """A queue of four packets: what does not fit is thrown away, in bursts, and TCP sends it again."""
@@ -125,10 +127,10 @@ def test_packets_that_are_lost_change_no_bit(cluster: Cluster, spaces: None) -> 
         "servers": 1,
         "workers": 1,
         "transport": {"same_host": "sockets"},
-        "train": {**JOB["train"], "batch_size": 100, "max_steps": SHORT_STEPS},
+        "train": {**JOB["train"], "batch_size": 100},
         "checkpoint": {"every_steps": "off"},
     }
-    whole = completed(*cluster.job(config, name="whole"), steps=SHORT_STEPS)
+    whole = completed(*cluster.job(config, name="whole"))
     links = {"skA": "vethA", "skB": "vethB"}
     for space, link in links.items():
         shaper = ("tbf", "rate", "20mbit", "burst", "3000", "limit", "6000")
@@ -140,18 +142,19 @@ def test_packets_that_are_lost_change_no_bit(cluster: Cluster, spaces: None) -> 
     assert summary["state_digest"] == whole["state_digest"] and not summary["recoveries"]
 
 
+@pytest.mark.chaos
 @pytest.mark.skipif(shutil.which("strace") is None, reason="needs strace")
-def test_a_disk_that_takes_its_time_loses_nothing(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_a_disk_that_takes_its_time_loses_nothing(cluster: Cluster, tmp_path: Path) -> None:
     """Every fsync of every process takes 50 ms, each acknowledged push waits for one, and a server dies on the way."""
     config: dict[str, Any] = {**JOB, "recovery": {"journal": "fsync"}, "train": {**JOB["train"], "max_steps": 100}}
-    with Cluster(tmp_path_factory.mktemp("whole")) as another:
-        whole = completed(*another.job(config), steps=100)
+    whole = completed(*cluster.job(config, name="whole"), steps=100)
     calls = "fsync,fdatasync"
     quiet = ("-f", "--seccomp-bpf", "-qq", "-o", "/dev/null")  # stops at no other call of the system
     slow = ("strace", *quiet, "-e", f"trace={calls}", "-e", f"inject={calls}:delay_enter=50000")
-    job, folder = cluster.job(config, prefix=slow)
-    assert not play(job, folder, [Fault.kill("server 1", at=40)], limit_s=200)
+    hurts = [Hurt("server 1", "push received", 80)]
+    job, folder = cluster.job(config, prefix=slow, env=environment(tmp_path, hurts), main=HURT)
     summary = completed(job, folder, steps=100)
+    assert not missed(tmp_path, hurts)
     assert summary["state_digest"] == whole["state_digest"]
     assert summary["step_ms"]["total"] > 50  # the whole run's may be more: the disk of a busy machine is slow itself
     assert len(summary["recoveries"]) == 1
@@ -168,27 +171,30 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         run("umount", "-l", str(path))
 
 
+@pytest.mark.slow
 def test_a_disk_that_is_full_for_a_while_costs_no_step_and_no_bit(
-    cluster: Cluster, small_disk: Path, tmp_path_factory: pytest.TempPathFactory
+    cluster: Cluster, small_disk: Path, tmp_path: Path
 ) -> None:
-    config = {**JOB, "checkpoint": {"every_steps": 30}}  # nearly all steps are left when the disk is filled
-    with Cluster(tmp_path_factory.mktemp("whole")) as another:
-        whole = completed(*another.job(config))
+    """It is filled while a worker is stopped at step 60, and has room again two checkpoints later."""
+    config = {**JOB, "checkpoint": {"every_steps": 20}, "train": {**JOB["train"], "epochs": 2}}
+    whole = completed(*cluster.job(config, name="whole"), steps=2 * STEPS)
     folder = RunFolder(small_disk / "run")
-    job = cluster.command("train", str(cluster.write(config)), "--run-dir", str(folder.path))
+    stall = Hurt("worker 1", "pushing", 120, "SIGSTOP", silent=False)
+    place = (str(cluster.write(config)), "--run-dir", str(folder.path))
+    job = cluster.command("train", *place, env=environment(tmp_path, [stall]), main=HURT)
+    within(200, lambda: not missed(tmp_path, [stall]), "not stopped", lambda: job.running)
     within(200, lambda: bool(checkpoints(folder)), "no checkpoint", lambda: job.running)
-    coordinator = folder.endpoint()
-    assert coordinator is not None
     filler = small_disk / "filler"
     for size in (1 << 20, 1 << 12):
         with contextlib.suppress(OSError), filler.open("ab", buffering=0) as file:
             while file.write(bytes(size)):
                 pass
-    full_at = fetch_status(coordinator).progress["step"]
-    assert full_at < STEPS - 50
-    within(200, lambda: fetch_status(coordinator).progress["step"] > full_at + 20, "no step", lambda: job.running)
+    os.kill(pid_of(tmp_path, "worker 1"), signal.SIGCONT)
+    coordinator = folder.endpoint()
+    assert coordinator is not None
+    within(200, lambda: fetch_status(coordinator).progress["step"] > 110, "no step", lambda: job.running)
     filler.unlink()
-    summary = completed(job, folder)
+    summary = completed(job, folder, steps=2 * STEPS)
     assert summary["state_digest"] == whole["state_digest"] and not summary["recoveries"]
     assert any("No space left on device" in text for text in summary["warnings"])
 

@@ -89,7 +89,7 @@ def test_a_plain_process_is_the_only_trainer_and_declares_its_tables_later(tmp_p
     assert (RunFolder(tmp_path / "run").summary() or {})["status"] == "completed"
 
 
-@pytest.mark.slow
+@pytest.mark.chaos
 def test_shard_declares_the_tables_of_a_client_without_any_in_all_trainers(tmp_path: Path) -> None:
     pytest.importorskip("torchrec")
     done = ended(tmp_path, SHARDED, sys.executable, "-m", *FORKED, "torchrec")
@@ -99,7 +99,7 @@ def test_shard_declares_the_tables_of_a_client_without_any_in_all_trainers(tmp_p
     assert done.out.count("step 1 [('items', 0.1)]") == 2
 
 
-@pytest.mark.slow
+@pytest.mark.chaos
 def test_a_process_without_a_number_is_none_of_several_trainers(tmp_path: Path) -> None:
     script = "import shardkeep; shardkeep.connect(tables=[shardkeep.TableSpec(name='item', dim=4)])"
     done = ended(tmp_path, script, *("env", "-u", "RANK", sys.executable))

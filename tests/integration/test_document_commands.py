@@ -88,13 +88,17 @@ def run_forked(text: str, folder: Path, environment: Mapping[str, str]) -> None:
             assert command.end(limit_s=LIMIT_S).code == 0, f"{line}\n{command.printed()[-6000:]}"
 
 
+IN_CI = {"README.md", *(f"docs/guide/{name}.md" for name in ("start", "data", "predict", "tables", "own-loop"))}
+"""The pages that CI follows; `make chaos` follows all."""
+
+
 def of_its_own(page: str) -> Any:
     """A page as a parameter: any test worker may take it, those with many commands first."""
     count = "".join(commands(page)).count("\n")
-    return pytest.param(page, marks=[pytest.mark.group(page), pytest.mark.timeout(600 + 60 * count)])
+    often = pytest.mark.slow if page in IN_CI else pytest.mark.chaos
+    return pytest.param(page, marks=[pytest.mark.group(page), pytest.mark.timeout(600 + 60 * count), often])
 
 
-@pytest.mark.slow
 @pytest.mark.waits_for_processes
 @pytest.mark.parametrize("page", [of_its_own(page) for page in PAGES if commands(page)])
 def test_the_commands_of_a_page_run_as_they_stand(

@@ -10,6 +10,7 @@ from shardkeep.compression.recipes import RECIPES
 from shardkeep.config import JobConfig, parse_config
 from shardkeep.ps.placement import server_of
 from shardkeep.workers.data.batch import Batch, Ragged
+from tests.support.cases import every
 from tests.support.local_job import LocalJob, in_threads
 from tests.support.one_table import pulled
 from tests.support.reference import Reference
@@ -126,11 +127,11 @@ def relative(ours: np.ndarray, expected: np.ndarray, before: np.ndarray) -> floa
     return float(max(difference - last_bits, 0.0) / np.linalg.norm(expected.astype(np.float64)))
 
 
-POOLED = [(optimizer, pooling) for optimizer in OPTIMIZERS for pooling in ("sum", "mean", "weighted")]
+POOLED = dict(zip(OPTIMIZERS, ("sum", "max", "mean", "weighted", "mean"), strict=True))
 
 
-@pytest.mark.parametrize("steps", [15, pytest.param(100, marks=pytest.mark.slow)])
-@pytest.mark.parametrize(("optimizer", "pooling"), [*POOLED, ("adagrad", "max")])
+@pytest.mark.parametrize("steps", [15, pytest.param(100, marks=pytest.mark.chaos)])
+@every(("optimizer", "pooling"), POOLED.items())
 def test_each_step_of_one_worker_is_the_plain_pytorch_step(optimizer: str, pooling: str, steps: int) -> None:
     both = SideBySide(job_config(1, 1, optimizer), draw(800, pooling=pooling))
     errors = [both.step(step) for step in range(steps)]
@@ -138,9 +139,8 @@ def test_each_step_of_one_worker_is_the_plain_pytorch_step(optimizer: str, pooli
     assert max(tower for _, tower in errors) < 1e-6
 
 
-@pytest.mark.parametrize("epochs", [2, pytest.param(5, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("workers", [2, 3])
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("epochs", [2, pytest.param(5, marks=pytest.mark.chaos)])
+@every(("optimizer", "workers"), zip(OPTIMIZERS, (2, 3, 2, 3, 2), strict=True))
 def test_steps_of_several_workers_are_the_plain_step_on_the_joined_ragged_batch(
     optimizer: str, workers: int, epochs: int
 ) -> None:
@@ -179,24 +179,23 @@ def test_a_free_run_agrees_with_the_plain_loop_in_loss() -> None:
     assert np.mean(losses[-10:]) < np.mean(losses[:10])
 
 
-@pytest.mark.parametrize("workers", [1, 2, 3])
-def test_the_digest_depends_neither_on_the_number_of_servers_nor_on_the_run(workers: int) -> None:
+@every("workers", [1, 3])
+def test_the_digest_does_not_depend_on_the_number_of_servers(workers: int) -> None:
     data = as_data(draw(100, pooling="mean"), draw(30, seed=1, pooling="mean"))
     config = {"eval__every_steps": 3, "train__epochs": 2}
-    summaries = [LocalJob(job_config(s, workers, **config), data).run() for s in (1, 3, 3)]
+    summaries = [LocalJob(job_config(s, workers, **config), data).run() for s in (1, 3)]
     assert len({s["state_digest"] for s in summaries}) == 1
     assert len({s["eval"]["auc"] for s in summaries}) == 1
     assert all(s["staleness"] == {"0": s["steps"] * workers} for s in summaries)
 
 
-@pytest.mark.parametrize("workers", [1, 3])
-def test_the_lossless_recipe_has_the_bits_of_fp32_and_sends_less(workers: int) -> None:
+def test_the_lossless_recipe_has_the_bits_of_fp32_and_sends_less() -> None:
     data = as_data(draw(200, pooling="mean"))
     plain, coded = (
         LocalJob(
             job_config(
                 2,
-                workers,
+                3,
                 "adam",
                 "adam",
                 compression=yaml.safe_dump(RECIPES[name].settings["compression"], default_flow_style=True),

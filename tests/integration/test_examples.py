@@ -13,7 +13,7 @@ import pytest
 from tests.support.cluster import Cluster
 from tests.support.forked import SCRIPT, SHARDKEEP
 
-pytestmark = [pytest.mark.waits_for_processes, pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.waits_for_processes, pytest.mark.chaos, pytest.mark.timeout(240)]
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 AROUND = ("with", "--servers", "2", "--run-dir", "run", "--")

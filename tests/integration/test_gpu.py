@@ -13,9 +13,9 @@ from torch.nn import functional as F
 
 from shardkeep import EmbeddingClient, TableSpec
 from shardkeep.workers.collectives.process_group import ProcessCollective
-from tests.support.chaos import SHORT, SHORT_STEPS, completed
+from tests.support.chaos import JOB, hurt_job
 from tests.support.cluster import Cluster, kinds, records
-from tests.support.faults import Fault, play
+from tests.support.hurt import Hurt, in_turn
 from tests.support.label_files import job_of as job_of_labels, rows_of
 from tests.support.sharded import whole_values
 from tests.support.towers import batch, seeded_model, tower_of
@@ -26,7 +26,7 @@ pytestmark = [
     pytest.mark.timeout(200),
 ]
 DEMO: dict[str, Any] = {
-    **SHORT,
+    **JOB,
     "servers": 1,
     "workers": 1,
     "data": {"synthetic": {"train_samples": 60_000, "eval_samples": 20_000}},
@@ -110,20 +110,17 @@ def test_several_labels_on_a_gpu_train_as_on_a_cpu(cluster: Cluster, tmp_path: P
 
 
 def test_a_death_of_the_worker_or_the_server_changes_no_bit_in_sync(cluster: Cluster) -> None:
-    config = job_of({**SHORT, "workers": 1, "train": {**SHORT["train"], "batch_size": 100}}, "cuda")
+    config = job_of({**JOB, "workers": 1, "train": {**JOB["train"], "batch_size": 100}}, "cuda")
     whole, again = (summary_of(cluster, config, name)["state_digest"] for name in ("whole", "again"))
     assert whole == again
-    job, folder = cluster.job(config, fresh=True)
-    assert not play(job, folder, [Fault.kill("worker 0", at=30), Fault.kill("server 1", at=90)], limit_s=100)
-    assert completed(job, folder, steps=SHORT_STEPS)["state_digest"] == whole
+    hurts = in_turn(Hurt("worker 0", "pushing", 60), Hurt("server 1", "push received", 60))
+    assert hurt_job(cluster, config, hurts, fresh=True)["state_digest"] == whole
 
 
 def test_two_workers_share_a_gpu_over_gloo_and_a_death_changes_no_bit(cluster: Cluster) -> None:
-    config = job_of(SHORT, "cuda")
+    config = job_of(JOB, "cuda")
     whole = summary_of(cluster, config, "whole")["state_digest"]
-    job, folder = cluster.job(config, fresh=True)
-    assert not play(job, folder, [Fault.kill("worker 1", at=60)], limit_s=100)
-    assert completed(job, folder, steps=SHORT_STEPS)["state_digest"] == whole
+    assert hurt_job(cluster, config, [Hurt("worker 1", "pushing", 120)], fresh=True)["state_digest"] == whole
 
 
 def test_a_run_of_a_gpu_is_evaluated_and_resumed_without_one(cluster: Cluster) -> None:

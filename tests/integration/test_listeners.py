@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import socket
 import sys
@@ -11,11 +12,19 @@ from typing import Any
 
 import pytest
 
+from tests.support.cases import every
 from tests.support.cluster import Cluster, Ended, gone, stalled, within
 from tests.support.configs import LASTING, TINY
+from tests.support.reserved import reserved_address
 
 pytestmark = pytest.mark.waits_for_processes
 JOB = {**TINY, "servers": 1, "workers": 1}
+
+
+@pytest.fixture
+def held() -> Iterator[contextlib.ExitStack]:
+    with contextlib.ExitStack() as stack:
+        yield stack
 
 
 @pytest.fixture
@@ -36,12 +45,13 @@ def refused(ended: Ended, tmp_path: Path, text: str) -> None:
     assert not (tmp_path / "run" / "config.yaml").exists()
 
 
-@pytest.mark.parametrize(("setting", "servers"), [("web.metrics", 1), ("web.page", 0)])
+@every(("setting", "servers"), [("web.metrics", 1), ("web.page", 0)])
 def test_train_refuses_a_port_that_is_taken_before_it_prepares_data(
     cluster: Cluster, tmp_path: Path, taken: str, setting: str, servers: int
 ) -> None:
-    job, _ = cluster.job(listening(setting, taken, servers=servers))
-    refused(job.end(), tmp_path, f"{setting}: cannot listen on {taken}: Address already in use")
+    path, place = str(cluster.write(listening(setting, taken, servers=servers))), str(tmp_path / "run")
+    ended = cluster.command("train", path, "--run-dir", place).end()
+    refused(ended, tmp_path, f"{setting}: cannot listen on {taken}: Address already in use")
 
 
 def test_a_coordinator_by_hand_refuses_a_port_that_is_taken_before_it_makes_a_folder(
@@ -61,19 +71,13 @@ def test_servers_around_a_command_do_not_start_where_a_port_is_taken(
     refused(ended, tmp_path, f"web.metrics: cannot listen on {taken}: Address already in use")
 
 
-def free_address() -> str:
-    """Where nobody listens."""
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        return f"127.0.0.1:{found.getsockname()[1]}"
-
-
 def test_one_port_for_metrics_and_the_page_is_refused(cluster: Cluster, tmp_path: Path) -> None:
-    free = free_address()
-    job, _ = cluster.job({**JOB, "web": {"metrics": free, "page": free}})
-    refused(job.end(), tmp_path, f"web.page: cannot listen on {free}: Address already in use")
+    with reserved_address() as free:
+        job, _ = cluster.job({**JOB, "web": {"metrics": free, "page": free}})
+        refused(job.end(), tmp_path, f"web.page: cannot listen on {free}: Address already in use")
 
 
-@pytest.mark.parametrize(
+@every(
     ("command", "setting", "package", "text"),
     [
         ("config", "web.metrics", "prometheus_client", "web.metrics: needs prometheus_client: {install}; or off"),
@@ -100,10 +104,13 @@ def test_the_config_of_a_job_without_these_settings_needs_none_of_the_packages(c
     assert ended.code == 0 and "page: auto" in ended.out, ended.err
 
 
-@pytest.mark.slow
-def test_a_resume_waits_for_processes_of_the_start_before_that_still_listen(cluster: Cluster) -> None:
+@pytest.mark.chaos
+def test_a_resume_waits_for_processes_of_the_start_before_that_still_listen(
+    cluster: Cluster, held: contextlib.ExitStack
+) -> None:
     config = {**LASTING, "servers": 1, "workers": 1, "checkpoint": {"every_steps": 20}}
-    job, folder = cluster.job({**config, "web": {"metrics": free_address(), "page": free_address()}})
+    web = {name: held.enter_context(reserved_address()) for name in ("metrics", "page")}
+    job, folder = cluster.job({**config, "web": web})
     members = cluster.training(folder)
     within(60, lambda: any((folder.path / "checkpoints").glob("step-*/manifest.json")), "none", lambda: job.running)
     with stalled(members["coordinator 0"]):  # it would end with its launcher

@@ -52,7 +52,7 @@ def test_the_error_of_a_role_by_hand_is_an_object(cluster: Cluster) -> None:
     assert found["event"].startswith("--coordinator nowhere: is neither HOST:PORT nor a folder")
 
 
-@pytest.mark.slow
+@pytest.mark.chaos
 def test_every_line_of_a_job_with_a_recovery_is_an_object(cluster: Cluster) -> None:
     config = {**LASTING, "servers": 2}
     job, folder = cluster.job(config, *JSON)
@@ -74,7 +74,7 @@ def test_every_line_of_a_job_with_a_recovery_is_an_object(cluster: Cluster) -> N
     assert logs(folder).keys() == {"coordinator-0", "server-0", "server-1", "worker-0", "worker-1"}
 
 
-@pytest.mark.slow
+@pytest.mark.chaos
 def test_the_traceback_of_a_model_is_one_object_and_its_words_are_the_jobs(cluster: Cluster, tmp_path: Path) -> None:
     (tmp_path / "broken.py").write_text(
         "from torch import nn\n\nclass Broken(nn.Module):\n"
@@ -90,7 +90,7 @@ def test_the_traceback_of_a_model_is_one_object_and_its_words_are_the_jobs(clust
     logs(folder)
 
 
-@pytest.mark.parametrize("start", ["fork_server", pytest.param("spawn", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("start", ["fork_server", pytest.param("spawn", marks=pytest.mark.chaos)])
 def test_lines_that_libraries_write_past_python_are_objects_and_the_last_one_is_the_jobs_error(
     cluster: Cluster, tmp_path: Path, start: str
 ) -> None:
@@ -114,7 +114,7 @@ def test_lines_that_libraries_write_past_python_are_objects_and_the_last_one_is_
     }
 
 
-@pytest.mark.slow
+@pytest.mark.chaos
 def test_the_roles_own_lines_outlive_their_launcher(cluster: Cluster) -> None:
     job, folder = cluster.job({**ENDLESS, "workers": 1}, *JSON)
     members = cluster.training(folder)
@@ -122,14 +122,3 @@ def test_the_roles_own_lines_outlive_their_launcher(cluster: Cluster) -> None:
     assert not gone(members.values(), limit_s=60)
     for name, objects in logs(folder).items():
         assert "the launcher is gone; ending" in [each["event"] for each in objects], name
-
-
-@pytest.mark.slow
-def test_roles_by_hand_log_objects_and_the_coordinator_prints_its_address(cluster: Cluster) -> None:
-    config = {**TINY, "servers": 1, "workers": 1}
-    coordinator, address, folder = cluster.coordinator(config, trust=JSON)
-    members = [cluster.role(role, 0, address, *JSON) for role in ("server", "worker")]
-    ended = [command.end() for command in (*members, coordinator)]
-    assert [each.code for each in ended] == [0, 0, 0]
-    assert all(parsed(each.err) for each in ended)
-    assert json.loads(ended[-1].out)["run_dir"] == str(folder.path)

@@ -13,6 +13,7 @@ from shardkeep import EmbeddingClient, TableSpec, UserError
 from shardkeep.base.errors import CheckpointError
 from shardkeep.inference.export.writing import export_run
 from shardkeep.inference.scoring import evaluate_run
+from tests.support.cases import every
 from tests.support.cluster import Command
 
 pytestmark = [pytest.mark.waits_for_processes, pytest.mark.timeout(300)]
@@ -37,10 +38,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(
+@every(
     ("below", "step"),
     [("", 4), ("checkpoints", 4), ("checkpoints/step-00000004", 4), ("checkpoints/step-00000002", 2)],
-    ids=["the run", "its checkpoints", "the last step", "an earlier step"],
 )
 def test_a_loop_loads_a_run_its_checkpoints_and_a_step(run: Path, below: str, step: int) -> None:
     with EmbeddingClient.local(TABLES, consistency="sync") as plain, EmbeddingClient.local(TABLES) as client:
@@ -74,7 +74,7 @@ USES: dict[str, Callable[[Path], object]] = {
 }
 
 
-@pytest.mark.parametrize("use", USES.values(), ids=USES)
+@every("use", USES.values(), ids=USES)
 def test_what_needs_the_dense_model_says_what_the_run_is_for(run: Path, use: Callable[[Path], object]) -> None:
     with pytest.raises(UserError) as told:
         use(run)
@@ -84,7 +84,7 @@ def test_what_needs_the_dense_model_says_what_the_run_is_for(run: Path, use: Cal
         assert way in text
 
 
-@pytest.mark.slow
+@pytest.mark.chaos
 @pytest.mark.parametrize("command", ["export RUN OUT", "evaluate RUN", "predict RUN --data F --out o.csv", "serve RUN"])
 def test_commands_say_it_in_one_line(run: Path, tmp_path: Path, command: str) -> None:
     (tmp_path / "f.csv").write_text("a\n1\n")
@@ -98,7 +98,7 @@ def test_commands_say_it_in_one_line(run: Path, tmp_path: Path, command: str) ->
     assert len([line for line in done.err.splitlines() if line.startswith("error: ")]) == 1
 
 
-@pytest.mark.slow
+@pytest.mark.chaos
 def test_a_run_without_a_checkpoint_says_how_a_loop_writes_one(tmp_path: Path) -> None:
     with EmbeddingClient.serve(TABLES, servers=1, run_dir=tmp_path / "run", quiet=True) as client:
         steps(client, 1)

@@ -96,7 +96,7 @@ def test_a_killed_server_is_in_the_records_and_on_the_page_and_no_bit_changes(tm
     assert not [w for w in seen["warnings"] if "shardkeep train" in w["advice"] or w["level"] == "bad"]
 
 
-@pytest.mark.slow
+@pytest.mark.chaos
 def test_without_telemetry_a_loop_makes_no_record(tmp_path: Path) -> None:
     settings = {**OFTEN, "telemetry": {"every_s": "off"}}
     with EmbeddingClient.serve(TABLES, servers=1, run_dir=tmp_path / "run", **settings, quiet=True) as client:
@@ -151,7 +151,7 @@ with shardkeep.connect(tables=[TableSpec(name="user", dim=4)]) as client:
 """
 
 
-@pytest.mark.slow  # torchrun starts two trainers
+@pytest.mark.chaos  # torchrun starts two trainers
 def test_the_records_of_all_trainers_under_torchrun_add_up_to_the_summary(cluster: Cluster, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     run = tmp_path / "run"

@@ -16,7 +16,7 @@ import pytest
 from tests.support.cluster import Cluster, records, within
 from tests.support.configs import LASTING
 
-pytestmark = [pytest.mark.slow, pytest.mark.waits_for_processes, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.chaos, pytest.mark.waits_for_processes, pytest.mark.timeout(300)]
 NO_NAMESPACE = not shutil.which("unshare") or subprocess.run(["unshare", "-m", "true"], capture_output=True).returncode
 
 

@@ -13,7 +13,7 @@ from shardkeep.nn import EmbeddingBagCollection
 from tests.support.cluster import Command
 from tests.support.forked import SCRIPT
 
-pytestmark = [pytest.mark.waits_for_processes, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.waits_for_processes, pytest.mark.timeout(300)]
 STEPS, BATCH, LR = 12, 16, 0.4
 SGD = {"name": "sgd", "lr": LR}
 
@@ -68,7 +68,9 @@ def samples(step: int) -> dict[str, torch.Tensor]:
     return {"user": user, "tags": tags, "label": (user % 2).float()}
 
 
-@pytest.mark.parametrize("way", ["ahead", "plain"])
+@pytest.mark.parametrize(
+    "way", [pytest.param("ahead", marks=pytest.mark.slow), pytest.param("plain", marks=pytest.mark.chaos)]
+)
 def test_two_trainers_end_with_the_model_of_one(tmp_path: Path, way: str) -> None:
     tables = [TableSpec(name=name, dim=4, optimizer=SGD) for name in ("user", "tag")]
     with EmbeddingClient.local(tables, seed=5, consistency="sync") as client:

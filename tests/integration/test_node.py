@@ -1,4 +1,4 @@
-"""`shardkeep node` on two machines that are commands here, with real roles: the model of an undisturbed job."""
+"""`shardkeep node` on two machines that are commands here, with real roles: the model of the golden job."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import pytest
 
 from tests.support.cluster import gone
 from tests.support.golden import Golden
+from tests.support.hurt import MAIN, Hurt, environment, in_turn, missed
 from tests.support.machines import Machines
 
 pytestmark = [pytest.mark.waits_for_processes, pytest.mark.timeout(600)]
@@ -31,27 +32,28 @@ def assert_as_golden(job: Machines, golden: Golden) -> None:
 
 
 @pytest.mark.slow
-def test_whatever_is_killed_no_step_is_lost_and_the_model_is_that_of_train(job: Machines, golden: Golden) -> None:
-    nodes = job.all()
-    for victim in ("server 1", "worker 1", "coordinator 0", "node 1", "node 0"):
-        number, recovered = job.run.number(), len(job.recoveries())
-        members = job.training(job.step() + 10)
-        if victim.startswith("node"):
-            rank = int(victim[-1])
-            nodes[rank].process.kill()
-            nodes[rank] = job.start(rank)
-        else:
-            members[victim].kill()
-        if victim == "coordinator 0":
-            job.until(lambda number=number: job.run.number() > number, "no other coordinator")
-        else:
-            job.until(lambda known=recovered: len(job.recoveries()) > known, f"no recovery of {victim}")
+def test_whatever_is_killed_no_step_is_lost_and_the_model_is_that_of_train(
+    job: Machines, golden: Golden, tmp_path: Path
+) -> None:
+    hurts = in_turn(
+        Hurt("server 1", "push received", 30),
+        Hurt("worker 1", "pushing", 30),
+        Hurt("coordinator 0", "progress", 3),
+        Hurt("server 2", "push received", 30, companions=("node 1",)),
+        Hurt("server 0", "push received", 30, companions=("node 0",)),
+    )
+    options: dict[str, Any] = {"env": environment(tmp_path, hurts), "main": MAIN}
+    nodes = [job.start(rank, **options) for rank in (1, 0)][::-1]
+    for rank in (1, 0):
+        assert nodes[rank].end().code == -signal.SIGKILL
+        nodes[rank] = job.start(rank, **options)
     assert job.end(nodes) == [0, 0]
+    assert not missed(tmp_path, hurts)
     assert [recovery["lost_steps"] for recovery in job.summary["recoveries"]] == [0] * len(job.recoveries())
     assert_as_golden(job, golden)
 
 
-@pytest.mark.slow
+@pytest.mark.chaos
 def test_a_machine_and_then_the_job_leave_and_come_again_with_the_model_of_train(job: Machines, golden: Golden) -> None:
     first, second = job.all()
     job.training(20)
@@ -77,7 +79,7 @@ def _lacks_namespaces() -> str:
     return done.stderr.strip() if done.returncode else ""
 
 
-@pytest.mark.slow
+@pytest.mark.chaos
 @pytest.mark.skipif(bool(_lacks_namespaces()), reason=_lacks_namespaces())
 def test_as_process_1_of_a_container_it_leaves_at_sigterm_and_continues(job: Machines, golden: Golden) -> None:
     def start() -> Any:

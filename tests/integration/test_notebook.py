@@ -14,7 +14,7 @@ nbformat = pytest.importorskip("nbformat")
 nbclient = pytest.importorskip("nbclient")
 pytest.importorskip("ipykernel")
 start_new_kernel = pytest.importorskip("jupyter_client.manager").start_new_kernel
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.chaos, pytest.mark.timeout(400)]
 NOTEBOOK = Path(__file__).parents[2] / "examples" / "first_hour.ipynb"
 
 

@@ -26,7 +26,7 @@ class Net(nn.Module):
 """
 
 
-@pytest.mark.slow
+@pytest.mark.chaos
 def test_a_job_with_a_model_of_its_own_trains_beside_files_named_like_pythons_own_modules(
     cluster: Cluster, tmp_path: Path
 ) -> None:

@@ -44,7 +44,7 @@ def reached(config: JobConfig, folder: Path, metric: str) -> float:
     return float(found[metric] / found[f"best_{metric}"])
 
 
-@pytest.mark.slow
+@pytest.mark.chaos
 def test_a_run_keeps_its_catalogue_and_tells_the_best_possible_recall(tmp_path: Path) -> None:
     config = job(TOWERS, 2000, max_steps=1)
     summary = train(config, run_dir=tmp_path / "run", quiet=True).to_dict()
@@ -57,7 +57,7 @@ def test_a_run_keeps_its_catalogue_and_tells_the_best_possible_recall(tmp_path: 
     assert np.isfinite(summary["eval"]["recall@50"])
 
 
-@pytest.mark.slow
+@pytest.mark.chaos
 @pytest.mark.timeout(1200)
 def test_the_correction_finds_popular_items_that_the_loss_without_it_ranks_too_low(tmp_path: Path) -> None:
     losses = {name: {"name": "sampled_softmax", "correction": name} for name in ("log_q", "none")}

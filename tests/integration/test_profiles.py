@@ -115,7 +115,7 @@ def test_a_job_in_one_process_leaves_one_trace_that_shows_the_messages_too(tmp_p
     assert [(p["role"], p["index"]) for p in summary["processes"]] == [("worker", 0)]
 
 
-@pytest.mark.slow
+@pytest.mark.chaos
 def test_roles_by_hand_write_their_traces_where_they_are_told_or_stand(cluster: Cluster, tmp_path: Path) -> None:
     coordinator, address, folder = cluster.coordinator(CONFIG)
     there, here = tmp_path / "there", tmp_path / "here"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import socket
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from tests.support.cluster import Cluster, Command
 from tests.support.configs import TINY, TRAIN
 from tests.support.http_get import get
 from tests.support.prometheus import PROGRAM, Prometheus
+from tests.support.reserved import reserved_address
 
 pytestmark = [
     pytest.mark.waits_for_processes,
@@ -32,7 +32,6 @@ JOB: dict[str, Any] = {
     "checkpoint": {"every_steps": 150},
     "compression": {"push": {"keep_rows": 0.25}},
     "tables": {"C2": {"admit": {"min_count": 3}, "evict": {"ttl_steps": 200}}},
-    "liveness": {"lease_s": 4.0},
     "telemetry": {"every_s": 1.0},
 }
 PROCESSES = 5
@@ -51,12 +50,6 @@ def panels() -> dict[str, str]:
     return found
 
 
-def free_port() -> int:
-    """A port for a coordinator that is replaced: the next one needs the same."""
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        return int(listening.getsockname()[1])
-
-
 def addresses(job: Command) -> tuple[str, Path]:
     """The URL of the targets and the file with the view token, as the screen of `shardkeep train` has them."""
     line = job.line("metrics ")
@@ -66,7 +59,12 @@ def addresses(job: Command) -> tuple[str, Path]:
 
 
 def test_prometheus_finds_every_process_and_fills_every_panel_over_a_recovery(cluster: Cluster, tmp_path: Path) -> None:
-    job, folder = cluster.job({**JOB, "web": {"metrics": f"127.0.0.1:{free_port()}"}})
+    with reserved_address() as address:  # a coordinator that replaces another needs the same one
+        check_over_a_recovery(cluster, tmp_path, address)
+
+
+def check_over_a_recovery(cluster: Cluster, tmp_path: Path, address: str) -> None:
+    job, folder = cluster.job({**JOB, "web": {"metrics": address}})
     targets, credentials = addresses(job)
     with Prometheus(tmp_path / "prometheus", targets, credentials, MONITORING / "alerts.yaml") as prometheus:
         members = cluster.training(folder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from shardkeep import train
 from shardkeep.config import load_config, parse_config
 from shardkeep.workers.data.sources.registry import open_data
+from tests.support.cases import every
 from tests.support.local_job import LocalJob
 from tests.support.teacher import YAML, write_planted_csv
 
@@ -30,8 +32,7 @@ PUBLISHED = MODELS | {
 }
 
 
-IN_LONG = {"dlrm": [], "dcn_v2": [pytest.mark.slow], "finalmlp": [pytest.mark.slow]}
-"""The marks of models on real data; all others repeat what these show."""
+SLOW = [pytest.mark.slow]
 
 
 class Planted:
@@ -99,22 +100,31 @@ ONE_PASS: dict[str, tuple[float, list[str]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ONE_PASS)
+IN_DEFAULT = {"dcn_v2", "adagrad", "adam", "frozen rows", "int8 and int4"}
+
+
+def marked(names: Iterable[str], often: Mapping[str, list[pytest.MarkDecorator]]) -> list[Any]:
+    """The names as parameters, with their marks; all others belong to `make chaos`."""
+    return [pytest.param(name, marks=often.get(name, [pytest.mark.chaos])) for name in names]
+
+
+@pytest.mark.parametrize("name", marked(ONE_PASS, {key: [] for key in IN_DEFAULT}))
 def test_one_pass_over_the_planted_csv_reaches_its_golden_auc(planted: Planted, name: str) -> None:
     golden_auc, settings = ONE_PASS[name]
     assert _auc(planted.train("train.epochs=1", *settings)) == pytest.approx(golden_auc, abs=0.01)
 
 
-def test_four_micro_batches_of_one_pass_learn_what_one_batch_of_their_samples_learns(planted: Planted) -> None:
+def test_four_micro_batches_of_some_steps_learn_what_one_batch_of_their_samples_learns(planted: Planted) -> None:
     whole, split = (
-        planted.train("train.epochs=1", *more) for more in ([], ["train.batch_size=32", "train.accumulate=4"])
+        planted.train("train.max_steps=40", *more) for more in ([], ["train.batch_size=32", "train.accumulate=4"])
     )
     assert split["steps"] == whole["steps"]
     assert split["eval"]["logloss"] == pytest.approx(whole["eval"]["logloss"], abs=1e-4)
 
 
 def test_activation_checkpointing_changes_no_bit(planted: Planted) -> None:
-    plain, spared = (planted.train("train.epochs=1", *more) for more in ([], ["model.activation_checkpointing=true"]))
+    changes = ([], ["model.activation_checkpointing=true"])
+    plain, spared = (planted.train("train.max_steps=40", *more) for more in changes)
     assert spared["state_digest"] == plain["state_digest"]
 
 
@@ -127,29 +137,24 @@ def test_a_dlrm_comes_near_the_teacher_of_a_planted_csv(planted: Planted, plain:
     assert 0.9 < plain["eval"]["calibration"] < 1.1
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in MODELS if name != "dlrm"])
+@pytest.mark.parametrize("name", marked([name for name in MODELS if name != "dlrm"], {"dcn_v2": SLOW}))
 def test_every_model_learns_the_planted_csv(planted: Planted, name: str) -> None:
     assert planted.best_auc - _auc(planted.train(f"model={MODELS[name]}")) < 0.035
 
 
-@pytest.mark.slow
-def test_a_job_whose_rows_do_not_move_stays_far_behind(planted: Planted) -> None:
-    frozen = planted.train("tables.default.optimizer={name: sgd, lr: 1.0e-9}", "train.epochs=2")
-    assert planted.best_auc - _auc(frozen) > 0.05
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "optimizer",
-    ["{name: sgd, lr: 1.0}", "{name: adagrad, lr: 0.1}", "{name: adam, lr: 0.01}", "{name: ftrl, lr: 0.3}"],
+    marked(
+        ["{name: sgd, lr: 1.0}", "{name: adagrad, lr: 0.1}", "{name: adam, lr: 0.01}", "{name: ftrl, lr: 0.3}"],
+        {"{name: adam, lr: 0.01}": SLOW},
+    ),
     ids=["sgd", "adagrad", "adam", "ftrl"],
 )
 def test_every_row_optimizer_learns_the_planted_csv(planted: Planted, optimizer: str) -> None:
     assert planted.best_auc - _auc(planted.train(f"tables.default.optimizer={optimizer}")) < 0.025
 
 
-@pytest.mark.slow
+@pytest.mark.chaos
 @pytest.mark.parametrize(
     "settings",
     [
@@ -168,20 +173,11 @@ def test_formats_schedules_and_clipping_cost_little(
     assert abs(_auc(planted.train(*settings)) - _auc(plain)) < 0.006
 
 
-@pytest.mark.slow
+@pytest.mark.chaos
 def test_a_quarter_of_the_rows_in_fp16_still_learns(planted: Planted, plain: dict[str, Any]) -> None:
     sparse = planted.train("compression.push={keep_rows: 0.25, values: fp16}")
     assert planted.best_auc - _auc(sparse) < 0.025
     assert sparse["bytes"]["push"]["values"] < 0.2 * plain["bytes"]["push"]["values"]
-
-
-@pytest.mark.slow
-def test_four_micro_batches_learn_what_one_batch_of_their_samples_learns(
-    planted: Planted, plain: dict[str, Any]
-) -> None:
-    split = planted.train("train.batch_size=32", "train.accumulate=4")
-    assert split["steps"] == plain["steps"]
-    assert split["eval"]["logloss"] == pytest.approx(plain["eval"]["logloss"], abs=1e-4)
 
 
 @pytest.mark.slow
@@ -213,10 +209,7 @@ ADULT_AUC = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=IN_LONG.get(name, [pytest.mark.chaos])) for name in PUBLISHED],
-)
+@pytest.mark.parametrize("name", marked(PUBLISHED, {"dlrm": SLOW, "finalmlp": SLOW}))
 def test_every_model_reaches_its_golden_auc_on_adult(tmp_path: Path, name: str) -> None:
     settings = [
         f"data.root={_real('adult', 'adult.data')}",
@@ -229,7 +222,7 @@ def test_every_model_reaches_its_golden_auc_on_adult(tmp_path: Path, name: str) 
     assert _auc(summary) == pytest.approx(ADULT_AUC[name], abs=0.003)
 
 
-@pytest.mark.slow
+@pytest.mark.chaos
 def test_census_reaches_its_target_in_one_pass(tmp_path: Path) -> None:
     root = _real("census_income_kdd", "census-income.test.gz")
     settings = [f"data.root={root}", f"data.cache={tmp_path / 'cache'}", "servers=0", "workers=1", "train.epochs=1"]
@@ -239,7 +232,7 @@ def test_census_reaches_its_target_in_one_pass(tmp_path: Path) -> None:
     assert _auc(summary) >= 0.945
 
 
-@pytest.mark.parametrize("amp", ["bf16", "fp16"])
+@every("amp", ["bf16", "fp16"])
 def test_a_forced_precision_trains_and_says_when_the_machine_emulates_it(planted: Planted, amp: str) -> None:
     plain, mixed = (planted.train("train.max_steps=40", *more) for more in ([], [f"tower.amp={amp}"]))
     assert mixed["eval"]["logloss"] == pytest.approx(plain["eval"]["logloss"], abs=0.01)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import shutil
-import signal
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,8 +21,7 @@ from shardkeep.ps.server.snapshot import writer as snapshot_writer
 from shardkeep.run.folder import RunFolder
 from shardkeep.run.origin.resume import newest, plan_resume
 from shardkeep.workers.data.batch import Batch
-from tests.support.cluster import Cluster, within
-from tests.support.golden import TRAINED
+from tests.support.cases import every
 from tests.support.local_job import LocalJob
 from tests.support.resumed_jobs import drawn_data, job_config
 from tests.support.samples import ArrayDataset, as_data, draw
@@ -56,8 +54,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return run
 
 
-@pytest.mark.parametrize("tower", ["sgd", "adam"])
-@pytest.mark.parametrize(("then", "now"), [(1, 1), (2, 1), (1, 3)])
+@every(("tower", "then", "now"), [("sgd", 1, 1), ("adam", 2, 1), ("adam", 1, 3)])
 def test_a_sync_job_ends_with_the_model_of_an_undisturbed_one(
     tmp_path: Path, undisturbed: Run, tower: str, then: int, now: int
 ) -> None:
@@ -76,8 +73,7 @@ COMPRESSED = (
 )
 
 
-@pytest.mark.parametrize("tower", ["int8", "topk", "powersgd"])
-@pytest.mark.parametrize(("then", "now"), [(1, 1), (2, 3)])
+@pytest.mark.parametrize(("tower", "then", "now"), [("int8", 2, 3), ("topk", 1, 1), ("powersgd", 1, 3)])
 def test_a_compressed_sync_job_goes_on_with_what_it_had_not_sent(
     tmp_path: Path, undisturbed: Run, then: int, now: int, tower: str
 ) -> None:
@@ -95,7 +91,7 @@ def test_a_compressed_sync_job_goes_on_with_what_it_had_not_sent(
     assert whole["state_digest"] != plain["state_digest"] and "unsent_norm" not in plain["tower"]
 
 
-@pytest.mark.parametrize("workers", [1, 3])
+@every("workers", [1, 3])
 def test_what_ranks_had_not_sent_is_shared_out_among_other_ranks(undisturbed: Run, workers: int) -> None:
     how = {"compression": COMPRESSED % "topk"}
     found = undisturbed(1, 2, **how).checkpoints.load(9)
@@ -118,7 +114,7 @@ def test_writing_checkpoints_changes_nothing(tmp_path: Path, undisturbed: Run) -
     assert not (tmp_path / "none").exists()
 
 
-@pytest.mark.parametrize(("then", "now"), [(2, 2), (2, 1), (1, 3)])
+@pytest.mark.parametrize(("then", "now"), [(2, 1), (1, 3)])
 def test_a_sync_job_goes_on_from_increments_and_writes_more(
     tmp_path: Path, undisturbed: Run, then: int, now: int
 ) -> None:
@@ -161,8 +157,7 @@ def test_an_increment_after_a_full_disk_is_on_the_last_complete_checkpoint(
     assert rest["state_digest"] == whole["state_digest"]
 
 
-@pytest.mark.parametrize("mode", ["sync", "bounded", "async"])
-@pytest.mark.parametrize("workers", [1, 3])
+@every(("mode", "workers"), [("sync", 1), ("bounded", 3), ("async", 1)])
 def test_other_workers_see_each_sample_that_is_left_exactly_once(
     tmp_path: Path, undisturbed: Run, monkeypatch: pytest.MonkeyPatch, mode: str, workers: int
 ) -> None:
@@ -174,8 +169,9 @@ def test_other_workers_see_each_sample_that_is_left_exactly_once(
         drawn.extend(rows_B.tolist() if len(self) == 100 else ())
         return gather(self, rows_B)
 
-    monkeypatch.setattr(ArrayDataset, "gather", noted)
-    summary = trained(job_config(1, workers, mode=mode), tmp_path, before.checkpoints.load(9))
+    with monkeypatch.context() as patch:
+        patch.setattr(ArrayDataset, "gather", noted)
+        summary = trained(job_config(1, workers, mode=mode), tmp_path, before.checkpoints.load(9))
     assert summary["samples"] == 200
     assert len(drawn) == 200 - 9 * 16 + 12  # 16 samples a step; the first epoch's last step has 4
     assert np.bincount(drawn, minlength=100).max() == 1
@@ -304,26 +300,6 @@ def test_a_run_does_not_resume_from_the_checkpoints_of_another_run(tmp_path: Pat
     assert newest(config, tmp_path / "second").step == 26
     shutil.rmtree(tmp_path / "second")  # or renamed
     assert newest(config, tmp_path / "first").step == 26
-
-
-@pytest.mark.slow  # the next test and tests/ps/checkpoints/test_owner.py have its parts
-@pytest.mark.waits_for_processes
-def test_a_folder_of_checkpoints_is_one_jobs_at_a_time_and_a_killed_jobs_no_more(
-    cluster: Cluster, tmp_path: Path
-) -> None:
-    found = Checkpoints(tmp_path / "shared")
-    config = {**TRAINED, "servers": 0, "workers": 1, "checkpoint": {"every_steps": 20, "dir": str(found.folder)}}
-    first, folder = cluster.job({**config, "train": {**TRAINED["train"], "epochs": 1000}}, name="first")
-    within(60.0, lambda: bool(found.complete()), "no checkpoint", lambda: first.running)
-    refused = cluster.job(config, name="second")[0].end()
-    assert refused.code == 2
-    told = f"checkpoint.dir: {found.folder} belongs to another job that runs (run folder {folder.path}, process "
-    assert f"{told}{first.pid} on " in refused.err
-    first.signal(signal.SIGKILL)
-    first.process.wait(90)
-    steps = found.complete()[-1][0] + 20
-    again = cluster.command("train", "--resume", str(folder.path), "--set", f"train.max_steps={steps}").end()
-    assert (again.code, again.err) == (0, "")
 
 
 def test_what_a_run_cannot_go_on_with_is_refused_in_one_line(tmp_path: Path, undisturbed: Run) -> None:

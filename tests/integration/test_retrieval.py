@@ -12,8 +12,9 @@ import yaml
 from shardkeep.config import JobConfig, parse_config
 from shardkeep.ps.checkpoints.folder import Checkpoints
 from tests.support.cases import every
+from tests.support.chaos import hurt_job
 from tests.support.cluster import Cluster
-from tests.support.faults import Fault, play
+from tests.support.hurt import Hurt, in_turn
 from tests.support.local_job import LocalJob
 from tests.support.retrieval import NEXT, TOWERS, data_of
 
@@ -43,14 +44,14 @@ def job(
     return LocalJob(job_config(model, servers, workers, **more), data)
 
 
-@pytest.mark.parametrize("model", [TWO_TOWER, SASREC, HSTU], ids=["two_tower", "sasrec", "hstu"])
+@every("model", [TWO_TOWER, SASREC, HSTU])
 def test_a_job_has_the_same_bits_with_any_servers(model: str) -> None:
     one, three = job(model, 1).run(), job(model, 3).run()
     assert one["state_digest"] == three["state_digest"]
     assert one["state_digest"] != job(model, 1, seed=4).run()["state_digest"]
 
 
-@pytest.mark.parametrize("model", [TWO_TOWER, SASREC], ids=["two_tower", "sasrec"])
+@every("model", [TWO_TOWER, SASREC])
 def test_two_workers_of_micro_batches_have_the_same_bits_with_any_servers(model: str) -> None:
     settings = {"train__accumulate": 2, "train__batch_size": 4}
     found = {job(model, servers, 2, negatives=0.4, **settings).run()["state_digest"] for servers in (1, 2)}
@@ -129,22 +130,20 @@ def _steps(job: LocalJob) -> list[Any]:
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.chaos  # a generation that is lost is above, deaths of processes are in test_recovered_features.py
+@pytest.mark.waits_for_processes
+@pytest.mark.timeout(600)
 def test_processes_have_the_same_bits_with_other_servers_and_after_kills(cluster: Cluster) -> None:
     config = {
         **yaml.safe_load(SETTINGS),
         "model": {"name": "sasrec", "layers": 1},
         "workers": 2,
         "data": {"source": "synthetic", "synthetic": {"task": "retrieval", "train_samples": 6000, "eval_samples": 300}},
-        "train": {"batch_size": 16, "accumulate": 2, "loss": {"negatives": {"batch": 20, "uniform": 30}}},
+        "train": {"batch_size": 25, "accumulate": 2, "loss": {"negatives": {"batch": 20, "uniform": 30}}},
         "checkpoint": {"every_steps": 40},
     }
-    undisturbed, folder = cluster.job({**config, "servers": 1}, name="one")
-    assert undisturbed.end(limit_s=200.0).code == 0
-    disturbed, other = cluster.job({**config, "servers": 2}, name="two")
-    faults = Fault.kill("server 0", at=20), Fault.kill("worker 1", "server 1", at=60)
-    assert not play(disturbed, other, faults, limit_s=300.0)
-    assert disturbed.end(limit_s=200.0).code == 0
-    expected, found = folder.summary(), other.summary()
+    hurts = in_turn(Hurt("server 0", "push received", 20), Hurt("worker 1", "pushing", 20, companions=("server 1",)))
+    expected = hurt_job(cluster, {**config, "servers": 1}, [], name="one", steps=60)
+    found = hurt_job(cluster, config | {"servers": 2, "liveness": {"lease_s": 150.0}}, hurts, steps=60)
     assert found["state_digest"] == expected["state_digest"] and found["eval"] == expected["eval"]
     assert len(found["recoveries"]) >= 2

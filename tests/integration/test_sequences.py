@@ -81,7 +81,9 @@ def test_a_server_scores_small_batches_as_files_are_scored(tmp_path: Path) -> No
     assert unseen.counts()["item"][1] == 50
 
 
-@pytest.mark.slow
+@pytest.mark.chaos
+@pytest.mark.waits_for_processes
+@pytest.mark.timeout(600)
 @every("workers", [1, 2])
 def test_processes_train_sequences_to_the_same_bits_and_evaluate_has_their_numbers(
     cluster: Cluster, workers: int

@@ -1,4 +1,5 @@
-"""`shardkeep stop` of running jobs, and SIGTERM in its place. Refusals: tests/launch/test_stop.py."""
+"""`shardkeep stop` and `shardkeep scale` of running jobs, and SIGTERM in place of stop. Refusals of who asks:
+tests/launch/test_stop.py."""
 
 from __future__ import annotations
 
@@ -9,15 +10,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from shardkeep.base.files import atomic_write
+from shardkeep.cli.main import app
 from shardkeep.ps.checkpoints.folder import Checkpoints
+from shardkeep.ps.control.grpc.client import fetch_status
 from shardkeep.run.folder import RunFolder
 from shardkeep.trust.certificates import LOCAL, make_certs
 from shardkeep.trust.endpoint import make_token
 from tests.support.cluster import Cluster, Command, gone, records, within
-from tests.support.configs import LASTING, TINY
+from tests.support.configs import LASTING
 from tests.support.golden import STEPS, TRAINED, Golden
+from tests.support.hurt import MAIN, Hurt, environment, missed
 
 pytestmark = pytest.mark.waits_for_processes
 ALONE = {**LASTING, "servers": 0, "workers": 1}
@@ -28,26 +33,14 @@ def begun(folder: RunFolder, job: Command) -> None:
     within(100, lambda: any(r["kind"] == "progress" for r in records(folder)), "no step", lambda: job.running)
 
 
-def resumed(cluster: Cluster, folder: RunFolder) -> Command:
-    """The stopped job, once it trains again."""
-
-    def steps() -> int:
-        return sum(record["kind"] == "progress" for record in records(folder))
-
-    before = steps()
-    job = cluster.command("train", "--resume", str(folder.path))
-    within(100, lambda: steps() > before, "no step", lambda: job.running)
-    return job
-
-
 def newest(folder: RunFolder) -> int:
     """The step of the newest complete checkpoint."""
     return Checkpoints(folder.path / "checkpoints").complete()[-1][0]
 
 
-def stopped(cluster: Cluster, folder: RunFolder, *arguments: str) -> tuple[int, list[str]]:
-    """Stops the job; the step where it stopped, which has a checkpoint, and the command that resumes it."""
-    ended = cluster.command("stop", str(folder.path), *arguments).end()
+def stopped(stop: Command, folder: RunFolder) -> tuple[int, list[str]]:
+    """The step where a job stopped, which has a checkpoint, and the command that resumes it."""
+    ended = stop.end()
     assert (ended.code, ended.err) == (0, ""), ended
     found = re.fullmatch(SAVED, ended.out.replace(",", ""))
     assert found is not None, ended.out
@@ -59,7 +52,7 @@ def stopped(cluster: Cluster, folder: RunFolder, *arguments: str) -> tuple[int, 
 def test_a_job_in_one_process_stops_with_a_checkpoint_and_a_second_stop_says_so(cluster: Cluster) -> None:
     job, folder = cluster.job(ALONE)
     begun(folder, job)
-    step, resume = stopped(cluster, folder)
+    step, resume = stopped(cluster.command("stop", str(folder.path)), folder)
     ended = job.end()
     assert (ended.code, ended.err) == (1, f"stopped at step {step}: shardkeep stop\n"), job.printed()
     assert resume == ["shardkeep", "train", "--resume", str(folder.path)]
@@ -70,53 +63,38 @@ def test_a_job_in_one_process_stops_with_a_checkpoint_and_a_second_stop_says_so(
 
 
 @pytest.mark.slow
-def test_a_job_in_one_process_that_was_stopped_twice_ends_with_the_bits_of_an_undisturbed_one(cluster: Cluster) -> None:
-    config = {
-        **TINY,
-        "servers": 0,
-        "workers": 1,
-        "train": {**TINY["train"], "epochs": 60},
-        "eval": {"every_steps": "epoch"},
-    }
-    config["checkpoint"] = {"every_steps": 1_000_000}
-    whole, whole_folder = cluster.job(config, name="whole")
-    assert whole.end().code == 0
-    job, folder = cluster.job(config)
-    begun(folder, job)
-    stopped(cluster, folder)
-    assert job.end().code == 1
-    job = resumed(cluster, folder)
-    job.signal(signal.SIGTERM)
-    assert job.end().code == 1
-    assert cluster.command("train", "--resume", str(folder.path)).end().code == 0
-    summary = folder.summary() or {}
-    assert [start["status"] for start in summary["starts"]] == ["stopped", "stopped", "completed"]
-    assert summary["steps"] == 39 * 60
-    assert summary["state_digest"] == (whole_folder.summary() or {})["state_digest"]
-
-
-@pytest.mark.slow
 def test_a_job_of_processes_that_was_stopped_twice_ends_with_the_bits_of_an_undisturbed_one(
     cluster: Cluster, golden: Golden
 ) -> None:
-    job, folder = cluster.job(TRAINED)
-    for by in ("stop", "SIGTERM"):
+    """Each time a worker is held 30 steps later, until the coordinator has the request."""
+    folder = RunFolder(cluster.folder("stopped") / "run")
+    starts = (str(cluster.write(TRAINED)), "--run-dir", str(folder.path)), ("--resume", str(folder.path))
+    for start, by in zip(starts, ("stop", "SIGTERM"), strict=True):
+        hurts, hold = cluster.folder(by), Hurt("worker 1", "pushing", 60, "SIGSTOP", silent=False)
+        job = cluster.command("train", *start, env=environment(hurts, [hold]), main=MAIN)
+        within(200, lambda: not missed(hurts, [hold]), "not held", lambda: job.running)  # noqa: B023
         members = cluster.training(folder)
         if by == "stop":
-            step, _ = stopped(cluster, folder)
-            assert 0 < step < STEPS
+            asked = cluster.command("stop", str(folder.path))
         else:
             job.signal(signal.SIGTERM)
+        coordinator = folder.endpoint()
+        assert coordinator is not None
+        stopping = lambda: fetch_status(coordinator).state == "stopping"  # noqa: B023, E731
+        within(100, stopping, "the job does not stop", lambda: job.running)  # noqa: B023
+        members["worker 1"].resume()
+        if by == "stop":
+            step, _ = stopped(asked, folder)
+            assert 0 < step < STEPS
         ended = job.end()
         assert ended.code == 1 and ended.err.startswith("stopped at step "), job.printed()
         assert ended.err.count("\n") == 1, job.printed()
         assert not gone(members.values(), limit_s=0)
-        job = resumed(cluster, folder)
-    assert job.end().code == 0
+    assert cluster.command("train", "--resume", str(folder.path)).end().code == 0
     assert (folder.summary() or {})["state_digest"] == golden.summary["state_digest"]
 
 
-@pytest.mark.slow
+@pytest.mark.chaos
 def test_roles_by_hand_are_stopped_over_tls_with_a_token_file(cluster: Cluster, tmp_path: Path) -> None:
     (here,) = make_certs(tmp_path / "tls", [LOCAL], days=2)
     token = tmp_path / "secret"
@@ -130,13 +108,13 @@ def test_roles_by_hand_are_stopped_over_tls_with_a_token_file(cluster: Cluster, 
     refused = cluster.command("stop", str(folder.path), "--token-file", str(token)).end()
     text = f"error: the coordinator at {address} uses TLS: add --tls {here}\n"
     assert (refused.code, refused.out, refused.err) == (2, "", text)
-    _, resume = stopped(cluster, folder, *trust)
+    _, resume = stopped(cluster.command("stop", str(folder.path), *trust), folder)
     assert [command.running for command in (coordinator, *members)] == [False] * 3
     assert [command.end().code for command in (coordinator, *members)] == [1] * 3
     assert resume[:2] == ["shardkeep", "coordinator"] and "--continue" in resume
 
 
-@pytest.mark.slow
+@pytest.mark.chaos
 def test_roles_by_hand_are_stopped_by_the_address_of_their_coordinator(cluster: Cluster) -> None:
     coordinator, address, folder = cluster.coordinator({**LASTING, "workers": 1})
     members = [cluster.role(role, 0, address) for role in ("server", "worker")]
@@ -149,7 +127,7 @@ def test_roles_by_hand_are_stopped_by_the_address_of_their_coordinator(cluster: 
     assert newest(folder) == int(found[1])
 
 
-@pytest.mark.slow
+@pytest.mark.chaos
 def test_a_job_that_does_not_stop_in_time_is_said_to_stop_still(cluster: Cluster) -> None:
     job, folder = cluster.job(LASTING)
     members = cluster.training(folder)
@@ -159,3 +137,24 @@ def test_a_job_that_does_not_stop_in_time_is_said_to_stop_still(cluster: Cluster
     text = "error: the job has not ended within 0.5 s (--timeout); it still stops, and the request stands\n"
     assert (late.code, late.out, late.err) == (1, "", text)
     assert job.end().code == 1
+
+
+@pytest.mark.slow  # with stand-ins: tests/launch/test_supervised_stops.py
+def test_a_running_job_is_scaled_up_and_down_and_loses_no_sample(cluster: Cluster) -> None:
+    train = {"batch_size": 50, "report_every_s": 0.05, "epochs": 6}
+    job, folder = cluster.job({**TRAINED, "train": train}, name="scaled")
+    cluster.training(folder)
+    asked = cluster.command("scale", str(folder.path), "--servers", "1", "--workers", "3").end()
+    assert (asked.code, asked.err) == (0, "")
+    assert asked.out == "the job stops with a checkpoint and resumes with workers=3, servers=1\n"
+    ended = job.end()
+    assert (ended.code, ended.err) == (0, ""), ended.out
+    assert "; changed: servers=1, workers=3\n" in ended.out
+    summary = folder.summary() or {}
+    assert (summary["status"], summary["samples"]) == ("completed", 120_000)
+    assert {(p["role"], p["index"]) for p in summary["processes"]} >= {("worker", 2), ("server", 0)}
+
+
+def test_a_job_that_is_over_is_not_scaled(golden: Golden) -> None:
+    asked = CliRunner().invoke(app, ["scale", str(golden.folder.path), "--workers", "2"])
+    assert asked.exit_code == 1 and "no job runs here; use shardkeep train --resume" in asked.stderr

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import re
-import shutil
 import signal
-import time
 from pathlib import Path
 
 import pytest
 
-from tests.support.cluster import Cluster, gone, records, stalled, within
-from tests.support.configs import LASTING, TINY
+from tests.support.cluster import Cluster, records, within
+from tests.support.configs import TINY
 
 pytestmark = pytest.mark.waits_for_processes
 
@@ -19,57 +16,7 @@ EVALUATED = 60_000
 """So many that Ctrl-C comes before they are evaluated."""
 
 
-@pytest.mark.slow  # with stand-ins: tests/launch/test_supervised_stops.py
-def test_ctrl_c_is_heard_by_the_coordinator_that_is_started_for_a_killed_one(cluster: Cluster) -> None:
-    job, folder = cluster.job(LASTING)
-    members = cluster.training(folder)
-    members["coordinator 0"].kill()
-    job.signal(signal.SIGINT)
-    ended = job.end(limit_s=60)
-    assert ended.code == 1
-    assert ended.err.startswith("stopped at step ") and ended.err.endswith(": Ctrl-C or SIGTERM\n"), job.printed()
-    assert ended.err.count("\n") == 1
-    assert (folder.summary() or {})["status"] == "stopped"
-    assert list((folder.path / "checkpoints").glob("step-*"))
-    assert not gone(members.values(), limit_s=0)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("before", [(), (signal.SIGINT,)], ids=["SIGTERM", "SIGTERM after Ctrl-C"])
-def test_a_job_that_cannot_stop_in_its_grace_ends_anyway_and_names_the_last_checkpoint(
-    cluster: Cluster, before: tuple[signal.Signals, ...]
-) -> None:
-    config = {**LASTING, "checkpoint": {"every_steps": 10}, "liveness": {"lease_s": 60.0, "grace_s": 6.0}}
-    job, folder = cluster.job(config)
-    members = cluster.training(folder)
-    checkpoints = folder.path / "checkpoints"
-    within(60, lambda: any(checkpoints.glob("step-*")), "no checkpoint", lambda: job.running)
-    with stalled(members["worker 0"]):
-        began = time.monotonic()
-        for number in (*before, signal.SIGTERM):
-            job.signal(number)
-        ended = job.end(limit_s=90)
-    assert 3 < time.monotonic() - began < 45  # the lease is 60 s
-    assert ended.code == 1
-    why = r"it did not end within 6 s of SIGTERM \(liveness.grace_s\); the last checkpoint is that of step \d+0"
-    assert re.fullmatch(rf"stopped at step \d+; {why}\n", ended.err), ended.err
-    assert (folder.summary() or {})["status"] == "stopped"
-    assert not gone(members.values(), limit_s=0)
-
-
-@pytest.mark.slow  # with stand-ins: tests/launch/test_supervised_stops.py
-def test_ctrl_c_before_the_coordinator_listens_is_heard_once_it_does(cluster: Cluster) -> None:
-    job, folder = cluster.job(LASTING)
-    within(60, folder.log_path("coordinator", 0).exists, "no coordinator", lambda: job.running)
-    assert folder.address() is None
-    job.signal(signal.SIGINT)
-    ended = job.end(limit_s=60)
-    assert ended.code == 1
-    # The coordinator may receive it after the group has formed and trained a little.
-    assert re.fullmatch(r"stopped (before the first step|at step \d+): Ctrl-C or SIGTERM\n", ended.err)
-
-
-@pytest.mark.slow
+@pytest.mark.chaos
 def test_roles_by_hand_that_are_asked_to_leave_are_replaced_by_hand(cluster: Cluster, tmp_path: Path) -> None:
     config = {**TINY, "servers": 1, "workers": 2, "train": {**TINY["train"], "epochs": 10_000}}
     config["checkpoint"] = {"every_steps": 1_000_000, "dir": str(tmp_path / "checkpoints")}
@@ -89,7 +36,7 @@ def test_roles_by_hand_that_are_asked_to_leave_are_replaced_by_hand(cluster: Clu
         ended = members[leaving].end(limit_s=90)
         assert (ended.code, ended.err.splitlines()[-1]) == (128 + code, f"left on {code.name}")
         members[leaving] = cluster.role(*leaving, address)
-        within(60, lambda n=number: recovered() == n, "no recovery", lambda: coordinator.running)
+        within(60, lambda n=number: recovered() >= n, "no recovery", lambda: coordinator.running)
     coordinator.signal(signal.SIGTERM)
     ended = coordinator.end(limit_s=90)
     assert ended.code == 1 and "stopped at step" in ended.err
@@ -97,55 +44,15 @@ def test_roles_by_hand_that_are_asked_to_leave_are_replaced_by_hand(cluster: Clu
     assert list((tmp_path / "checkpoints").glob("step-*"))
 
 
-@pytest.mark.slow  # who asks is refused in tests/launch/test_scale.py
-def test_roles_by_hand_are_not_scaled_and_train_on(cluster: Cluster, tmp_path: Path) -> None:
-    config = {**TINY, "servers": 1, "workers": 1, "train": {**TINY["train"], "epochs": 100}}
-    config["checkpoint"] = {"every_steps": 1_000_000, "dir": str(tmp_path / "checkpoints")}
-    coordinator, address, folder = cluster.coordinator(config)
-    members = [cluster.role(role, 0, address) for role in ("server", "worker")]
-    cluster.training(folder)
-    asked = cluster.command("scale", str(folder.path), "--workers", "2").end()
-    assert (asked.code, asked.out) == (2, "")
-    assert "no `shardkeep train` runs this job" in asked.err and asked.err.count("\n") == 1
-    assert not (folder.path / "scale.json").exists()
-    reached = max(r["step"] for r in records(folder) if r["kind"] == "progress")
-    within(
-        30,
-        lambda: max(r["step"] for r in records(folder) if r["kind"] == "progress") > reached,
-        "no step after it",
-        lambda: coordinator.running,
-    )
-    coordinator.signal(signal.SIGINT)
-    for command in (coordinator, *members):
-        command.end()
-    assert (folder.summary() or {})["status"] == "stopped"
-
-
-@pytest.mark.slow  # with stand-ins: tests/launch/test_supervised_stops.py
-def test_a_run_folder_that_is_removed_while_a_role_is_replaced_ends_the_job_with_one_line(cluster: Cluster) -> None:
-    job, folder = cluster.job(LASTING)
-    members = cluster.training(folder)
-    job.signal(signal.SIGSTOP)
-    members["worker 1"].kill()
-    shutil.rmtree(folder.path, ignore_errors=True)  # members may write there meanwhile
-    job.signal(signal.SIGCONT)
-    ended = job.end(limit_s=60)
-    assert ended.code == 1 and ended.err.count("\n") == 1 and "Traceback" not in job.printed(), job.printed()
-    assert not gone(members.values(), limit_s=90)
-
-
-@pytest.mark.parametrize(
-    "servers",
-    [pytest.param(1, id="in processes", marks=pytest.mark.slow), pytest.param(0, id="in this process")],
-)  # in processes with stand-ins: tests/launch/test_supervised_stops.py
-def test_ctrl_c_after_the_last_step_leaves_a_completed_job(cluster: Cluster, servers: int) -> None:
+def test_ctrl_c_after_the_last_step_leaves_a_completed_job(cluster: Cluster) -> None:
+    """In one process; of processes with stand-ins: tests/launch/test_supervised_stops.py."""
     data = {"synthetic": {**TINY["data"]["synthetic"], "eval_samples": EVALUATED}}
-    config = {**TINY, "servers": servers, "workers": max(servers, 1), "data": data, "checkpoint": {"every_steps": 1000}}
+    config = {**TINY, "servers": 0, "workers": 1, "data": data, "checkpoint": {"every_steps": 1000}}
     job, folder = cluster.job(config)
     within(60, lambda: any(r.get("step") == 39 for r in records(folder)), "no last step", lambda: job.running)
     job.signal(signal.SIGINT)
     ended = job.end()
-    notice = "" if servers else "stopping after the running step; press Ctrl-C again to end it at once\n"
+    notice = "stopping after the running step; press Ctrl-C again to end it at once\n"
     assert (ended.code, ended.err) == (0, notice), job.printed()
     summary = folder.summary() or {}
     assert (summary["status"], summary["steps"]) == ("completed", 39)

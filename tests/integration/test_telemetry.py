@@ -11,8 +11,11 @@ import pytest
 from shardkeep.compression.ledger import merge_totals
 from shardkeep.records.telemetry import check_record
 from shardkeep.run.folder import RunFolder
-from tests.support.cluster import Cluster, kinds, within
+from tests.support.chaos import JOB, hurt_job
+from tests.support.cluster import Cluster, kinds
 from tests.support.configs import TINY
+from tests.support.golden import Golden
+from tests.support.hurt import Hurt, in_turn
 from tests.support.records import records_in
 
 pytestmark = pytest.mark.waits_for_processes
@@ -55,11 +58,9 @@ def check_against(summary: dict[str, Any], records: list[dict[str, Any]], *, wor
         assert all(abs(part["total"] - sum(part.values()) / 2) < 0.01 for part in parts)
 
 
-def test_the_records_of_a_job_add_up_to_its_summary(cluster: Cluster) -> None:
-    config = {**TINY, "telemetry": OFTEN, "checkpoint": {"every_steps": 10}}
-    job, folder = cluster.job(config)
-    assert job.end().code == 0
-    records, summary = telemetry(folder), folder.summary() or {}
+def test_the_records_of_a_job_add_up_to_its_summary(golden: Golden) -> None:
+    folder = golden.folder
+    records, summary = telemetry(folder), golden.summary
     for record in records:
         check_record(record, "the file")
     check_against(summary, records, workers=2)
@@ -83,7 +84,7 @@ def test_a_job_in_one_process_writes_the_records_of_its_worker_and_its_server(cl
     assert len({record["pid"] for record in records}) == 1
 
 
-@pytest.mark.parametrize("servers", [0, 1])
+@pytest.mark.parametrize("servers", [0, pytest.param(1, marks=pytest.mark.chaos)])
 def test_without_an_interval_there_is_no_file(cluster: Cluster, servers: int) -> None:
     job, folder = cluster.job({**TINY, "servers": servers, "workers": 1, "telemetry": {"every_s": "off"}})
     assert job.end().code == 0
@@ -102,17 +103,12 @@ def test_a_disk_that_is_full_for_telemetry_ends_no_job(cluster: Cluster, servers
 
 
 @pytest.mark.slow  # a job that loses two processes
-def test_over_recoveries_the_summary_has_the_bytes_of_the_last_records(cluster: Cluster) -> None:
+def test_over_recoveries_the_summary_has_the_bytes_of_the_last_records(cluster: Cluster, tmp_path: Path) -> None:
     compressed = {"push": {"values": "fp16", "keep_rows": 0.25}, "pull": {"values": "fp16"}}
-    train = {"batch_size": 50, "epochs": 60, "report_every_s": 0.1}
-    job, folder = cluster.job({**TINY, "telemetry": OFTEN, "train": train, "compression": compressed})
-    members = cluster.training(folder)
-    for number, name in enumerate(("server 1", "worker 1"), start=1):
-        members[name].kill()
-        within(120, lambda n=number: recoveries(folder) == n, "no recovery", lambda: job.running)  # type: ignore[misc]
-    assert job.end().code == 0, job.printed()
-    summary, last = folder.summary() or {}, last_of(telemetry(folder), "worker")
-    assert len(summary["recoveries"]) == 2
+    hurts = in_turn(Hurt("server 1", "push received", 60), Hurt("worker 1", "pushing", 60))
+    summary = hurt_job(cluster, {**JOB, "telemetry": OFTEN, "compression": compressed}, hurts)
+    last = last_of(telemetry(RunFolder(tmp_path / "hurt")), "worker")
+    assert len(summary["recoveries"]) >= 2
     totals = merge_totals(record["bytes"] for record in last)
     for way in ("push", "pull", "tower"):
         assert totals[way] == summary["bytes"][way], way
@@ -120,17 +116,13 @@ def test_over_recoveries_the_summary_has_the_bytes_of_the_last_records(cluster: 
     assert sum(summary["bytes"]["push"].values()) < 0.7 * summary["bytes"]["fp32"]["push"]
 
 
-def recoveries(folder: RunFolder) -> int:
-    return sum(record.get("phase") == "recovery" for record in records_in(folder.metrics_path))
-
-
 def test_a_job_whose_telemetry_is_full_keeps_it_beside_its_own_records(cluster: Cluster, tmp_path: Path) -> None:
     steps = fill(tmp_path / "run" / "telemetry.jsonl", 990_000)
-    job, folder = cluster.job({**TINY, "telemetry": {**OFTEN, "max_bytes": 1_000_000}})
+    job, folder = cluster.job({**TINY, "servers": 0, "workers": 1, "telemetry": {**OFTEN, "max_bytes": 1_000_000}})
     assert job.end().code == 0
     assert sum(record["steps"] for record in records_in(folder.telemetry_path) if record.get("pid") == 1) == steps
     assert folder.telemetry_path.stat().st_size < 500_000
-    check_against(folder.summary() or {}, telemetry(folder), workers=2)
+    check_against(folder.summary() or {}, telemetry(folder), workers=1)
 
 
 def fill(path: Path, size: int) -> int:
@@ -142,7 +134,7 @@ def fill(path: Path, size: int) -> int:
     return size // len(line)
 
 
-@pytest.mark.slow  # two starts of a job
+@pytest.mark.chaos  # two starts of a job
 def test_a_resumed_job_appends_its_records(cluster: Cluster) -> None:
     config = {**TINY, "telemetry": OFTEN, "checkpoint": {"every_steps": 5}}
     job, folder = cluster.job(config)

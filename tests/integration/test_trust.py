@@ -7,6 +7,7 @@ test_transport.py (foreign functions); the test_fuzz.py of both planes.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import resource
 import signal
@@ -24,6 +25,7 @@ from shardkeep.base.net.interfaces import named_host
 from shardkeep.run.folder import RunFolder
 from shardkeep.trust.certificates import LOCAL, make_certs
 from shardkeep.trust.endpoint import make_token, read_token
+from tests.support.cases import every
 from tests.support.cluster import Cluster, gone, listening_ports, records, within
 from tests.support.configs import ENDLESS, TINY
 from tests.support.strangers import GARBAGE
@@ -37,7 +39,7 @@ def last_step(folder: RunFolder) -> int:
     return max(record["step"] for record in records(folder) if record["kind"] == "progress")
 
 
-@pytest.mark.slow  # test_supervised_jobs.py has the coordinator's ports, tests/ps/rpc/test_strangers.py the members'
+@pytest.mark.chaos  # test_supervised_jobs.py has the coordinator's ports, tests/ps/rpc/test_strangers.py the members'
 @pytest.mark.skipif(sys.platform != "linux", reason="without socket filters garbage kills torch RPC")
 def test_a_job_outlives_garbage_on_every_port_and_shows_its_token_to_nobody(cluster: Cluster) -> None:
     job, folder = cluster.job(ENDLESS)
@@ -74,15 +76,19 @@ def test_a_job_outlives_garbage_on_every_port_and_shows_its_token_to_nobody(clus
     assert not folder.token_path.exists()
 
 
+JSON = ("--log-format", "json")
+
+
 def test_roles_by_hand_with_tls_and_a_token_file_train_and_turn_strangers_away(
     cluster: Cluster, tmp_path: Path
 ) -> None:
+    """They log objects, and the coordinator prints its address as one."""
     (here,) = make_certs(tmp_path / "tls", [LOCAL], days=2)
     token = tmp_path / "secret"
     atomic_write(token, make_token(), private=True)
     trust = ("--token-file", str(token), "--tls", str(here))
     config = {**TINY, "servers": 1, "workers": 1, "train": {**TINY["train"], "epochs": 3}}
-    coordinator, address, folder = cluster.coordinator(config, trust=trust)
+    coordinator, address, folder = cluster.coordinator(config, trust=(*trust, *JSON))
     wrong, open_to_all = tmp_path / "wrong", tmp_path / "open"
     atomic_write(wrong, make_token(), private=True)
     atomic_write(open_to_all, token.read_text())
@@ -97,17 +103,22 @@ def test_roles_by_hand_with_tls_and_a_token_file_train_and_turn_strangers_away(
     asked = [(text, cluster.command("status", *arguments)) for text, arguments in refused.items()]
     stranger = cluster.command("server", "--index", "0", *where, "--token-file", str(wrong), "--tls", str(here))
     for text, command in asked:
-        ended = command.end()
-        assert text in ended.err and ended.err.count("\n") == 1 and not ended.out
-        assert ended.code == (1 if "hangs up" in text else 2)
-    ended = stranger.end()
-    assert ended.code == 2 and ended.err.startswith("error: ") and "wrong token" in ended.err
+        answer = command.end()
+        assert text in answer.err and answer.err.count("\n") == 1 and not answer.out
+        assert answer.code == (1 if "hangs up" in text else 2)
+    turned_away = stranger.end()
+    assert turned_away.code == 2 and turned_away.err.startswith("error: ") and "wrong token" in turned_away.err
     assert cluster.command("status", *where, *trust).end().code == 0
     assert cluster.command("status", str(folder.path), "--tls", str(here)).end().code == 0
 
     run = ("--coordinator", str(folder.path), "--tls", str(here))  # the same user's token for that folder
-    members = [cluster.command(role, "--index", "0", *run, "--run-dir", str(tmp_path)) for role in ("server", "worker")]
-    assert [command.end().code for command in [*members, coordinator]] == [0, 0, 0]
+    run = (*run, "--run-dir", str(tmp_path), *JSON)
+    members = [cluster.command(role, "--index", "0", *run) for role in ("server", "worker")]
+    ended = [command.end() for command in (*members, coordinator)]
+    assert [each.code for each in ended] == [0, 0, 0]
+    logged = [[json.loads(line) for line in each.err.splitlines()] for each in ended]
+    assert all(lines and all({"time", "event", "role"} <= line.keys() for line in lines) for lines in logged)
+    assert json.loads(ended[-1].out)["run_dir"] == str(folder.path)
     assert (folder.summary() or {})["status"] == "completed"
     secrets = (token.read_text(), (here / "key.pem").read_text().splitlines()[1])
     printed = "".join(command.printed() for command in [*members, coordinator, stranger])
@@ -121,7 +132,7 @@ OPEN = {
 }
 
 
-@pytest.mark.parametrize("role", OPEN)
+@every("role", OPEN)
 def test_an_address_that_others_reach_needs_a_flag_whatever_else_is_given(
     cluster: Cluster, tmp_path: Path, role: str
 ) -> None:
@@ -147,7 +158,7 @@ def test_a_coordinator_listens_wider_with_the_flag_and_its_token_lies_ready(clus
 DESCRIPTORS, STRANGERS = 1024, 1500
 
 
-@pytest.mark.slow  # a minute on a busy machine; test_crowd.py and test_descriptors.py have its parts
+@pytest.mark.chaos  # a minute on a busy machine; test_crowd.py and test_descriptors.py have its parts
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the kernel does not tell who has said nothing")
 def test_a_job_finishes_while_more_strangers_hold_connections_than_it_may_open_files(cluster: Cluster) -> None:
     """From the first moment on, while the group forms, to the ports of the coordinator; then to those of members."""

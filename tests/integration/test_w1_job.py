@@ -18,7 +18,7 @@ from w1_job import Moment, shardkeep_job
 SHORT = {"dim": 4, "workers": 1, "seconds": 0.5, "warm_up_s": 0.1, "batch": 64}
 
 
-@pytest.mark.slow
+@pytest.mark.chaos
 @pytest.mark.waits_for_processes
 @pytest.mark.parametrize("servers", [0, 1])
 def test_a_job_is_measured_in_all_its_processes_and_ended(servers: int) -> None:
@@ -31,6 +31,7 @@ def test_a_job_is_measured_in_all_its_processes_and_ended(servers: int) -> None:
     assert {child.pid for child in psutil.Process().children(recursive=True)} <= before
 
 
+@pytest.mark.chaos
 @pytest.mark.waits_for_processes
 def test_a_job_that_does_not_start_shows_why() -> None:
     with pytest.raises(RuntimeError, match=r"(?s)ended too early, exit code 2.*tables.default.dim: 0 is not allowed"):

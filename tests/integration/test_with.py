@@ -17,7 +17,7 @@ from tests.support.cluster import Command, Ended, kill
 from tests.support.forked_trainers import FORKED
 from tests.support.import_path import IMPORT_PATH
 
-pytestmark = [pytest.mark.waits_for_processes, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.waits_for_processes, pytest.mark.timeout(300)]
 
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
 Start = Callable[..., Command]
@@ -85,37 +85,40 @@ def servers(folder: Path) -> list[psutil.Process]:
     return [psutil.Process(m["pid"]) for m in RunFolder(folder / "run").member_list() if m["role"] == "server"]
 
 
+@pytest.mark.chaos
 def test_torchrun_trains_on_servers_that_start_and_end_with_it(tmp_path: Path, start: Start) -> None:
     job = start(*TORCHRUN, "--nproc-per-node", "2", "train.py", options=("--servers", "2"))
-    job.line("five", limit_s=60)
+    job.line("five")
     running = servers(tmp_path)
-    done = job.end(limit_s=60)
+    done = job.end()
     assert done.code == 0 and "20 steps of 2, 2 servers" in done.out
     assert "servers: 2, trainers: 2, run folder: " in done.err
     assert len(running) == 2 and not any(server.is_running() for server in running)
     assert (RunFolder(tmp_path / "run").summary() or {})["status"] == "completed"
 
 
+@pytest.mark.chaos
 def test_without_restarts_a_server_that_dies_ends_the_command_with_its_name(tmp_path: Path, start: Start) -> None:
     options = ("--servers", "1", "--set", "recovery.restarts=0")
     job = start(sys.executable, "train.py", steps=10_000_000, options=options)
-    job.line("five", limit_s=60)
+    job.line("five")
     (server,) = servers(tmp_path)
     kill([server])
-    done = job.end(limit_s=60)
+    done = job.end()
     assert done.code == 1
     assert done.err.splitlines()[-1].startswith(f"error: server 0 (pid {server.pid}) ended: killed by SIGKILL; logs: ")
 
 
+@pytest.mark.chaos
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_reaches_the_command_and_all_processes_end(
     tmp_path: Path, start: Start, number: signal.Signals
 ) -> None:
     job = start(sys.executable, "train.py", steps=10_000_000)
-    job.line("five", limit_s=60)
+    job.line("five")
     running = servers(tmp_path)
     job.process.send_signal(number)
-    done = job.end(limit_s=60)
+    done = job.end()
     assert done.code not in (0, 2) and len(running) == 2
     assert not any(server.is_running() for server in running)
 
@@ -123,20 +126,21 @@ def test_a_signal_reaches_the_command_and_all_processes_end(
 def stop(run: Path) -> Ended:
     command = Command("stop", str(run))
     try:
-        return command.end(limit_s=60)
+        return command.end()
     finally:
         command.kill()
 
 
+@pytest.mark.slow
 def test_a_loop_that_asks_writes_a_checkpoint_when_it_is_stopped_and_another_one_continues(
     tmp_path: Path, start: Start
 ) -> None:
     trainers = (sys.executable, "-m", *FORKED, "torch", "asking.py")
     job = start(*trainers, steps=10_000_000, PYTHONPATH=IMPORT_PATH)
-    job.line("five", limit_s=60)
+    job.line("five")
     running = servers(tmp_path)
     stopped = stop(tmp_path / "run")
-    done = job.end(limit_s=60)
+    done = job.end()
     assert done.code == 0, job.printed()
     ends = re.findall(r"from 0 to (\d+)", done.out)
     assert len(ends) == 2 and len({*ends}) == 1, "both trainers stop at one step"
@@ -151,17 +155,18 @@ def test_a_loop_that_asks_writes_a_checkpoint_when_it_is_stopped_and_another_one
     assert (summary["status"], summary["steps"]) == ("stopped", int(step))
     assert summary["tables"][0]["rows"] > 0 and len(running) == 2
     assert not any(server.is_running() for server in running)
-    again = start(*trainers, name="again", FROM=str(folder), PYTHONPATH=IMPORT_PATH).end(limit_s=90)
+    again = start(*trainers, name="again", FROM=str(folder), PYTHONPATH=IMPORT_PATH).end()
     assert again.code == 0 and f"from {step} to {int(step) + 20}" in again.out, again.err
     assert (RunFolder(tmp_path / "again").summary() or {})["status"] == "completed"
 
 
+@pytest.mark.chaos
 def test_a_loop_that_does_not_ask_ends_by_an_error_when_it_is_stopped(tmp_path: Path, start: Start) -> None:
     job = start(sys.executable, "train.py", steps=10_000_000)
-    job.line("five", limit_s=60)
+    job.line("five")
     running = servers(tmp_path)
     stopped = stop(tmp_path / "run")
-    done = job.end(limit_s=60)
+    done = job.end()
     assert done.code == 1 and done.err.rstrip().endswith("JobStopped: shardkeep stop"), done.err
     what, no_checkpoint = stopped.out.splitlines()
     assert (stopped.code, stopped.err) == (0, "") and re.fullmatch(r"stopped at step \d+: shardkeep stop", what)
@@ -170,6 +175,7 @@ def test_a_loop_that_does_not_ask_ends_by_an_error_when_it_is_stopped(tmp_path: 
     assert len(running) == 2 and not any(server.is_running() for server in running)
 
 
+@pytest.mark.chaos
 @pytest.mark.parametrize(
     ("command", "code", "text"),
     [
@@ -181,7 +187,7 @@ def test_a_loop_that_does_not_ask_ends_by_an_error_when_it_is_stopped(tmp_path: 
 )
 def test_how_a_command_ends_is_how_it_ends(start: Start, command: tuple[str, ...], code: int, text: str) -> None:
     options = ("--trainers", "3") if "train.py" in command else ()
-    done = start(*command, options=options).end(limit_s=90)
+    done = start(*command, options=options).end()
     assert done.code == code and text in done.err and "coordinator 0" not in done.err
 
 

@@ -1,27 +1,21 @@
-"""A job of a few seconds that outlives kills."""
+"""A job of a few seconds that outlives deaths."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from shardkeep.run.folder import RunFolder
-from tests.support.cluster import Command
+from tests.support.cluster import LEASE_S, Cluster, Command
 from tests.support.golden import STEPS, TRAINED
+from tests.support.hurt import MAIN, Hurt, environment, missed
 
 JOB: dict[str, Any] = {
     **TRAINED,
     "train": {**TRAINED["train"], "report_every_s": 0.02},
-    "checkpoint": {"every_steps": 130},
-    "liveness": {"lease_s": 4.0},
-}
-SHORT_STEPS = 200
-SHORT = {
-    **JOB,
-    "train": {**JOB["train"], "max_steps": SHORT_STEPS},
-    "eval": {"every_steps": 50},
     "checkpoint": {"every_steps": 65},
+    "liveness": {"lease_s": LEASE_S},
 }
-"""Half of it: 100 steps take 3 CPU s, a death 2."""
+"""Trains the model of the golden job. 100 steps take 3 CPU s, a death 2."""
 
 
 def completed(job: Command, folder: RunFolder, *, steps: int = STEPS, limit_s: float = 200.0) -> dict[str, Any]:
@@ -34,3 +28,30 @@ def completed(job: Command, folder: RunFolder, *, steps: int = STEPS, limit_s: f
     assert [server["applied_steps"] for server in servers] == [steps] * len(servers)
     assert not list((folder.path / "recovery").glob("*/*")), "a completed job leaves nothing for its recovery"
     return summary
+
+
+def hurt_job(
+    cluster: Cluster,
+    config: dict[str, Any],
+    hurts: list[Hurt],
+    *arguments: str,
+    name: str = "hurt",
+    steps: int = STEPS,
+    limit_s: float = 300.0,
+    fresh: bool = False,
+) -> dict[str, Any]:
+    """The summary of a job that outlives the hurts, all of which have happened. `arguments`: more of `train`.
+    `fresh`: as of Command."""
+    # A launcher asks a dead coordinator for the last step in vain: deaths within a second count as of one step.
+    config = {**config, "recovery": {"restarts": len(hurts) + 1, **config.get("recovery", {})}}
+    folder = cluster.folder(f"{name}-hurts")
+    job, run = cluster.job(config, *arguments, name=name, env=environment(folder, hurts), main=MAIN, fresh=fresh)
+    summary = completed(job, run, steps=steps, limit_s=limit_s)
+    assert not missed(folder, hurts), job.printed()
+    return summary
+
+
+def causes(summary: dict[str, Any]) -> str:
+    """Of all recoveries: who died, and how."""
+    deaths = [death["cause"] for recovery in summary["recoveries"] for death in recovery["died"]]
+    return "\n".join([*deaths, *(recovery["cause"] for recovery in summary["recoveries"])])

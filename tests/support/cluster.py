@@ -26,6 +26,8 @@ from tests.support.forked import SHARDKEEP, Forked, program, started
 
 LIMIT_S = 200.0
 STEP_TIMEOUT_S = 120.0  # other tests run beside: 30 s would end jobs that a busy machine only delays
+LEASE_S = 150.0
+"""No busy machine keeps a member silent for so long. Who is to be declared dead is named: tests/support/hurt.py."""
 POLL_S = 0.02
 
 
@@ -201,6 +203,12 @@ class Cluster:
         place = ("--coordinator", address, "--index", str(index), "--token-file", token, "--run-dir", kept)
         return self.command(role, *place, *arguments, **options)
 
+    def folder(self, name: str) -> Path:
+        """An empty folder beside the runs."""
+        path = self._folder / name
+        path.mkdir()
+        return path
+
     def write(self, config: dict[str, Any], name: str = "run") -> Path:
         path = self._folder / f"{name}.yaml"
         path.write_text(write_yaml(patient(config)))
@@ -229,8 +237,8 @@ class Cluster:
 
 
 def patient(config: dict[str, Any]) -> dict[str, Any]:
-    """A job's config with time for a busy machine, unless it sets `liveness.step_timeout_s` itself."""
-    return {**config, "liveness": {"step_timeout_s": STEP_TIMEOUT_S, **config.get("liveness", {})}}
+    """A job's config with time for a busy machine, unless its `liveness` says otherwise."""
+    return {**config, "liveness": {"step_timeout_s": STEP_TIMEOUT_S, "lease_s": LEASE_S, **config.get("liveness", {})}}
 
 
 def records(folder: RunFolder) -> list[dict[str, Any]]:

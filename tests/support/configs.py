@@ -25,7 +25,6 @@ ENDLESS = {
 LASTING: dict[str, Any] = {
     **ENDLESS,
     "checkpoint": {"every_steps": 1_000_000},
-    "liveness": {"lease_s": 4.0},
     "recovery": {},
 }
 """Recovers, and may write a checkpoint at its end: so it gets ten minutes to stop."""

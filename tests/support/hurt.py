@@ -1,11 +1,13 @@
 """`shardkeep` whose roles hurt themselves at an exact point: `Command("train", ..., main=MAIN)`.
 
 What is to happen is in the environment, because launchers hand it to their roles (`environment`). Each hurt happens
-once, in the first process of the member that comes to its point; a file says that it did.
+once, in the first process of the member that comes to its point; a file says that it did. A process that is stopped
+(SIGSTOP) counts as silent for longer than its lease from then on: the lease itself is longer than a busy machine takes.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import importlib
@@ -15,17 +17,27 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import psutil
+
+from shardkeep.base.files import atomic_write
 from tests.support.import_path import IMPORT_PATH
 
 MAIN = "tests.support.hurt:main"
 _VARIABLE = "SHARDKEEP_TEST_HURTS"
 Filter = Callable[..., bool]
+
+
+COMPANIONS_S = 60.0
+"""How long a hurt waits for companions that are being replaced."""
+POLL_S = 0.005
+LEASE = "the lease is over"
 
 
 @dataclass(frozen=True)
@@ -35,12 +47,30 @@ class Hurt:
     member: str
     """ROLE INDEX"""
     point: str
-    """A key of POINTS, or `torn`: half of a journal's record is written."""
+    """A key of POINTS; `torn`: half of a journal's record is written; LEASE: the coordinator declares the member dead,
+    which lives, once it has trained the step `times`."""
     times: int = 1
     signal: str = "SIGKILL"
+    after: str = ""
+    """The name of another hurt: calls count once that one has happened."""
+    companions: tuple[str, ...] = ()
+    """Other members, or `node RANK`, whose processes get the signal at the same time, wherever they are."""
+    number: int = 0
+    """Tells hurts apart that are alike otherwise."""
+    silent: bool = True
+    """Whether a stopped process counts as silent for too long at once; else its lease must end."""
 
     def __str__(self) -> str:
-        return "-".join((self.signal, *self.member.split(), self.point.replace(" ", "-")))
+        """Its name, which no other hurt of the job has."""
+        what = (self.signal, *self.member.split(), self.point.replace(" ", "-"), self.times, self.number)
+        return "-".join(map(str, what))
+
+
+def in_turn(*hurts: Hurt) -> list[Hurt]:
+    """Hurts each of which counts its calls from the one before on."""
+    numbered = [replace(hurt, number=number) for number, hurt in enumerate(hurts)]
+    names = ["", *map(str, numbered)]
+    return [replace(hurt, after=name) for name, hurt in zip(names, numbered, strict=False)]
 
 
 @dataclass(frozen=True)
@@ -119,7 +149,13 @@ POINTS: Mapping[str, Point] = {
     "checkpoint told": Point(f"{_COORDINATOR}.report", after=True, counts=_reports("phase")),
     "summary told": Point(f"{_COORDINATOR}.report", after=True, counts=_reports("summary")),
     "member left": Point(f"{_COORDINATOR}.leave", after=True),
+    "death told": Point(f"{_COORDINATOR}.lost", after=True),
 }
+EXPIRED, SILENT = (
+    "shardkeep.ps.control.membership:Seats.expired",
+    "shardkeep.launch.coordinator_line:CoordinatorLine.silent",
+)
+"""How a coordinator finds the members that are silent for too long, and a launcher its coordinator."""
 
 
 @dataclass(frozen=True)
@@ -144,6 +180,11 @@ def missed(folder: Path, hurts: Sequence[Hurt]) -> list[Hurt]:
     return [hurt for hurt in hurts if not (folder / str(hurt)).exists()]
 
 
+def end_lease(folder: Path, pid: int) -> None:
+    """From now on the job takes a process, of a member or the coordinator, for one that is silent for too long."""
+    (folder / f"silent-{pid}").touch()
+
+
 def strayed(folder: Path) -> Counter[str]:
     """What happened to messages, over all workers: sent, twice, lost; told after each hundred."""
     return sum((Counter(json.loads(path.read_text())) for path in folder.glob("astray-*")), Counter())
@@ -159,21 +200,37 @@ death would do for two."""
 def main() -> None:
     """`shardkeep`, with what the environment asks for."""
     told = json.loads(os.environ[_VARIABLE])
-    arguments = sys.argv[1:]
-    if arguments[0] == "train":
+    arguments, folder = sys.argv[1:], Path(told["folder"])
+    hurts = [Hurt(**hurt) for hurt in told["hurts"]]
+    if arguments[0] in ("train", "node"):
         _start_roles_from_here()
+        notice_silent_coordinators(folder)
+        if arguments[0] == "node":
+            _write_pid(folder, f"node {arguments[arguments.index('--rank') + 1]}")
     else:
         index = arguments[arguments.index("--index") + 1] if "--index" in arguments else "0"
         member = f"{arguments[0]} {index}"
-        for hurt in (Hurt(**h) for h in told["hurts"]):
-            if hurt.member == member and not (Path(told["folder"]) / str(hurt)).exists():
-                _set(hurt, Path(told["folder"]))
+        _write_pid(folder, member)
+        for hurt in hurts:
+            if hurt.member == member and hurt.point != LEASE and not (folder / str(hurt)).exists():
+                _set(hurt, folder)
+        if arguments[0] == "coordinator":
+            end_leases(folder, [hurt for hurt in hurts if hurt.point == LEASE])
         for astray in (Astray(**a) for a in told["astray"]):
             if f"worker {astray.worker}" == member:
-                _lead_astray(astray, Path(told["folder"]))
+                _lead_astray(astray, folder)
     from shardkeep.cli.main import app
 
     app(prog_name="shardkeep")
+
+
+def _write_pid(folder: Path, member: str) -> None:
+    atomic_write(folder / f"pid-{member}", str(os.getpid()))
+
+
+def pid_of(folder: Path, member: str) -> int:
+    """The process of `ROLE INDEX`, or of `node RANK`, that was started last."""
+    return int((folder / f"pid-{member}").read_text())
 
 
 def _start_roles_from_here() -> None:
@@ -191,18 +248,54 @@ def _start_roles_from_here() -> None:
     ForkServer.__init__ = functools.partialmethod(ForkServer.__init__, main=MAIN)  # type: ignore[method-assign, assignment]
 
 
+def end_leases(folder: Path, hurts: Sequence[Hurt] = ()) -> None:
+    """In a coordinator: a process of `end_lease`, and a member of `hurts` from its step on, is silent for too long."""
+
+    def wrap(expired: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
+        def found(self: Any, now: float) -> list[Any]:
+            for seat in self.present():
+                member = seat.member
+                due = [h for h in hurts if h.member == f"{member.role} {member.index}" and seat.step >= h.times]
+                named = [folder / str(hurt) for hurt in due if not (folder / str(hurt)).exists()]
+                if named or (folder / f"silent-{member.pid}").exists():
+                    seat.last_seen = min(seat.last_seen, now - self.lease_s - 1.0)
+                for path in named:
+                    path.touch()
+            return expired(self, now)
+
+        return found
+
+    _replace(EXPIRED, wrap)
+
+
+def notice_silent_coordinators(folder: Path) -> None:
+    """In a launcher: a coordinator of `end_lease` answers no more."""
+
+    def wrap(silent: Callable[..., bool]) -> Callable[..., bool]:
+        return lambda self, pid: silent(self, pid) or (folder / f"silent-{pid}").exists()
+
+    _replace(SILENT, wrap)
+
+
+class _Calls:
+    """Counts the calls of a point, and strikes at the one of a hurt."""
+
+    def __init__(self, hurt: Hurt, folder: Path) -> None:
+        self._hurt, self._folder, self._passed, self._counts = hurt, folder, 0, not hurt.after
+
+    def come(self, first: Callable[[], object] = lambda: None) -> None:
+        """`first`: what is done just before."""
+        self._counts = self._counts or (self._folder / self._hurt.after).exists()
+        self._passed += self._counts
+        if self._counts and self._passed == self._hurt.times:
+            _strike(self._hurt, self._folder, first)
+
+
 def _set(hurt: Hurt, folder: Path) -> None:
     """Puts the hurt into the code."""
-    passed = 0
-
-    def pass_by() -> None:
-        nonlocal passed
-        passed += 1
-        if passed == hurt.times:
-            _strike(hurt, folder)
-
+    calls = _Calls(hurt, folder)
     if hurt.point == "torn":
-        _replace(WRITE, lambda write_all: _tearing(write_all, hurt, folder))
+        _replace(WRITE, lambda write_all: _tearing(write_all, calls))
         return
     point = POINTS[hurt.point]
 
@@ -211,10 +304,10 @@ def _set(hurt: Hurt, folder: Path) -> None:
         def wrapped(*arguments: Any, **named: Any) -> Any:
             counts = point.counts(*arguments, **named)
             if counts and not point.after:
-                pass_by()
+                calls.come()
             result = function(*arguments, **named)
             if counts and point.after:
-                pass_by()
+                calls.come()
             return result
 
         return wrapped
@@ -222,25 +315,44 @@ def _set(hurt: Hurt, folder: Path) -> None:
     _replace(point.function, wrap)
 
 
-def _strike(hurt: Hurt, folder: Path) -> None:
-    """Sends the process its signal. This thread waits: a stop takes effect when another thread has looked at
-    it, and until then this one could write what it must not."""
+def _strike(hurt: Hurt, folder: Path, first: Callable[[], object]) -> None:
+    """Sends the process its signal. This thread waits after a kill and a stop: a stop takes effect when another thread
+    has looked at it, and until then this one could write what it must not."""
     _STRUCK.acquire()
     (folder / str(hurt)).touch()
-    os.kill(os.getpid(), signal.Signals[hurt.signal])
-    threading.Event().wait()
+    others = _companions(hurt, folder)
+    if others is None:
+        (folder / str(hurt)).unlink()  # a hurt that is missed
+        _STRUCK.release()
+        return
+    first()
+    for pid in (*(process.pid for process in others), os.getpid()):
+        if hurt.signal == "SIGSTOP" and hurt.silent:
+            end_lease(folder, pid)
+        os.kill(pid, signal.Signals[hurt.signal])
+    if hurt.signal == "SIGKILL" or (hurt.signal == "SIGSTOP" and hurt.silent):
+        threading.Event().wait()
+    if hurt.signal == "SIGSTOP":
+        threading.Event().wait(0.2)  # the test may let it continue
+    _STRUCK.release()
 
 
-def _tearing(write_all: Callable[..., int], hurt: Hurt, folder: Path) -> Callable[..., int]:
-    writes = 0
+def _companions(hurt: Hurt, folder: Path) -> list[psutil.Process] | None:
+    """The processes of the companions, once all of them live."""
+    end = time.monotonic() + COMPANIONS_S
+    while time.monotonic() < end:
+        with contextlib.suppress(FileNotFoundError, psutil.NoSuchProcess):
+            found = [psutil.Process(pid_of(folder, member)) for member in hurt.companions]
+            if all(process.status() != psutil.STATUS_ZOMBIE for process in found):
+                return found
+        time.sleep(POLL_S)
+    return None
 
+
+def _tearing(write_all: Callable[..., int], calls: _Calls) -> Callable[..., int]:
     def write(descriptor: int, parts: Sequence[Any]) -> int:
-        nonlocal writes
-        writes += 1
-        if writes == hurt.times:
-            whole = b"".join(bytes(part) for part in parts)
-            os.write(descriptor, whole[: len(whole) // 2])
-            _strike(hurt, folder)
+        whole = b"".join(bytes(part) for part in parts)
+        calls.come(lambda: os.write(descriptor, whole[: len(whole) // 2]))
         return write_all(descriptor, parts)
 
     return write
@@ -248,7 +360,7 @@ def _tearing(write_all: Callable[..., int], hurt: Hurt, folder: Path) -> Callabl
 
 def _lead_astray(astray: Astray, folder: Path) -> None:
     from shardkeep.ps.rpc.group import RpcGroup
-    from tests.support.faults import Unreliable
+    from tests.support.unreliable import Unreliable
 
     unreliable = Unreliable(seed=astray.worker, late_s=astray.late_s, lost=astray.lost)
     send = RpcGroup.send

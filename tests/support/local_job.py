@@ -19,6 +19,7 @@ from shardkeep.base.errors import MemberLost
 from shardkeep.config import JobConfig
 from shardkeep.ps.checkpoints.folder import Checkpoint, Checkpoints
 from shardkeep.ps.client.row_client import RowClient
+from shardkeep.ps.server.journal.journal import Journal
 from shardkeep.ps.server.service import ShardService
 from shardkeep.ps.transport.transport import LocalTransport, Transport
 from shardkeep.workers.checkpoint.checkpointer import Checkpointer
@@ -85,6 +86,8 @@ class LocalJob:
     """Where a rank looks for the checkpoints instead."""
     rewinds: Path | None = None
     """Where the workers keep the tower's last states; None = they keep none."""
+    journals: Path | None = None
+    """Where the servers keep their journals; None = they keep none."""
     connect: Callable[[list[ShardService]], Transport] = in_process
     """Makes a worker's transport."""
     services: list[ShardService] = field(default_factory=list)
@@ -94,13 +97,28 @@ class LocalJob:
     progress: Silent = field(default_factory=Silent)
 
     def __post_init__(self) -> None:
-        tables = table_specs(self.config, self.data.train.schema)
-        count = max(self.config.servers, 1)
-        kept = {"checkpoints": self.checkpoints, "resumed": self.resumed}
-        self.services = [build_service(self.config, tables, shard=s, generation=0, **kept) for s in range(count)]
+        self.services = [self._service(shard, self.resumed) for shard in range(max(self.config.servers, 1))]
+        for service in self.services if self.journals is not None else ():
+            service.life.begin(0, 0 if self.resumed is None else self.resumed.step)
         origin = origin_of(self.resumed, self.config, self.data)
         # A generation begins with a broadcast, so the ranks must enter side by side.
         self.workers = in_threads([lambda link=link: self._worker(link, origin) for link in self._links(0)])
+
+    def _service(self, shard: int, resumed: Checkpoint | None) -> ShardService:
+        journal = None if self.journals is None else Journal(self.journals / str(shard), sync=False)
+        tables = table_specs(self.config, self.data.train.schema)
+        kept: dict[str, Any] = {"checkpoints": self.checkpoints, "resumed": resumed, "journal": journal}
+        return build_service(self.config, tables, shard=shard, generation=0, **kept)
+
+    def replace_server(self, shard: int) -> None:
+        """Makes another server of what one that died has kept: the last checkpoint, and its journal after that."""
+        before = self.services[shard]
+        before.life.suspend("it died")
+        assert before.applier.journal is not None and self.checkpoints is not None
+        before.applier.journal.close()
+        service = self.services[shard] = self._service(shard, self.checkpoints.latest())
+        assert service.applier.journal is not None
+        service.life.replay(service.applier.journal.replay())
 
     def _links(self, number: int) -> list[Link]:
         ranks = ThreadCollective.group(self.config.workers) if self.config.workers > 1 else [Solo()]

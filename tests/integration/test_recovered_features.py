@@ -1,0 +1,199 @@
+"""Jobs in sync with all features that keep a state of their own: whoever dies, they end as undisturbed ones.
+
+Each job has several features at once. Take the state of one of them out of recovery, and a digest differs.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from shardkeep.ps.checkpoints.folder import Checkpoints
+from shardkeep.ps.checkpoints.row_stream import stream_rows
+from shardkeep.ps.placement import BUCKETS
+from tests.support.chaos import JOB, causes, hurt_job
+from tests.support.cluster import Cluster
+from tests.support.golden import STEPS
+from tests.support.hurt import Hurt, in_turn
+from tests.support.records import records_in
+
+pytestmark = [pytest.mark.waits_for_processes, pytest.mark.timeout(600)]
+IDS = np.arange(0, 3000, 2)
+ROWS = np.random.default_rng(0).normal(scale=0.1, size=(IDS.size, 8)).astype(np.float32)
+SERVERS = in_turn(
+    Hurt("server 1", "push received", 50),
+    Hurt("server 0", "applied", 20, "SIGSTOP"),
+    Hurt("coordinator 0", "progress", 3),
+    Hurt("server 1", "snapshotting", 2, companions=("server 0",)),
+)
+SERVERS_AGAIN = in_turn(
+    Hurt("server 2", "push staged", 50),
+    Hurt("server 0", "rows ready", 40, "SIGSTOP"),
+    Hurt("server 1", "push received", 40, "SIGTERM"),
+    Hurt("server 2", "applied", 20, companions=("coordinator 0",)),
+)
+WORKERS = in_turn(
+    Hurt("worker 1", "pushing", 50),
+    Hurt("worker 0", "pull sent", 40, companions=("worker 1", "server 1")),
+    Hurt("worker 1", "forming"),
+    Hurt("worker 0", "pushing", 40, "SIGTERM"),
+)
+
+
+def write_rows(folder: Path) -> str:
+    """A file of rows for a table to begin with."""
+    rows = pa.array(list(ROWS), pa.list_(pa.float32()))
+    pq.write_table(pa.table({"id": IDS, "row": rows}), folder / "rows.parquet")
+    return str(folder / "rows.parquet")
+
+
+def whole_and_hurt(
+    cluster: Cluster, config: dict[str, Any], first: list[Hurt], second: list[Hurt], *arguments: str, steps: int = STEPS
+) -> list[dict[str, Any]]:
+    """The summaries of a job, and of two that are hurt, the last with three servers. All have the same model."""
+    jobs = {"whole": (config, []), "hurt": (config, first), "of three": ({**config, "servers": 3}, second)}
+    found = [hurt_job(cluster, job, hurts, *arguments, name=name, steps=steps) for name, (job, hurts) in jobs.items()]
+    assert len({summary["state_digest"] for summary in found}) == 1
+    whole, *hurt = found
+    assert all(summary["eval"] == whole["eval"] for summary in hurt)
+    assert all(len(summary["recoveries"]) >= 2 for summary in hurt)
+    assert "left on SIGTERM" in causes(hurt[1])
+    return found
+
+
+@pytest.mark.slow
+def test_compressed_gradients_and_frozen_rows_outlive_deaths_of_servers(cluster: Cluster, tmp_path: Path) -> None:
+    """Residual pool, second moments, stochastic rounding, coded ids, an int8 tower, settings of single tables. What a
+    worker has not sent dies with it."""
+    compression = {
+        "ids": "coded",
+        "push": {"values": "int4", "keep_rows": 0.3, "pool_rows": 3000, "second_moment": True},
+        "pull": {"values": "int8"},
+        "tower": {"name": "int8"},
+    }
+    tables = {
+        "default": {"dim": 8},
+        "C1": {"compression": {"push": {"values": "fp32"}}},
+        "C2": {"compression": {"push": {"keep_rows": 0.1, "rounding": "stochastic"}, "pull": {"values": "fp16"}}},
+        "C3": {"freeze": True, "init": {"name": "file", "path": write_rows(tmp_path)}},
+    }
+    checkpoint = {"every_steps": 30, "full_every": 3, "keep": 3}
+    config = {**JOB, "compression": compression, "tables": tables, "checkpoint": checkpoint}
+    whole, *_ = whole_and_hurt(cluster, config, SERVERS, SERVERS_AGAIN)
+    assert whole["bytes"]["push"]["moments"] > 0 and whole["bytes"]["tower"]["values"] > 0
+    assert {table["name"]: table["rows"] for table in whole["tables"]}["C3"] == IDS.size
+    ids_N, rows_ND = rows_at_end(tmp_path / "of three", "C3")
+    assert np.array_equal(ids_N, IDS) and np.array_equal(rows_ND, ROWS), "frozen rows are those of the file"
+
+
+@pytest.mark.slow
+def test_policies_packed_rows_and_scores_of_the_stream_outlive_deaths(cluster: Cluster, tmp_path: Path) -> None:
+    """Admission, eviction, rows of int8 and fp16 with a state of bf16, progressive validation, increments."""
+    tables = {
+        "default": {"dim": 8, "dtype": "int8", "evict": {"ttl_steps": 2, "sweep_steps": 3}},
+        "C1": {"admit": {"min_count": 2, "window_steps": 5}},
+        "C2": {
+            "dtype": "fp16",
+            "optimizer": "adam",
+            "state_dtype": "bf16",
+            "admit": {"probability": 0.5},
+            "evict": {"delete_below": 0.9, "decay": 0.8, "decay_steps": 2, "sweep_steps": 4, "max_rows": 262_144},
+        },
+    }
+    config = {
+        **JOB,
+        "train": {**JOB["train"], "order": "time"},
+        "eval": {"every_steps": 40},
+        "checkpoint": {"every_steps": 25, "full_every": 4},
+        "tables": tables,
+    }
+    sweeps = [
+        Hurt("server 1", "rows go", 20),
+        Hurt("server 1", "rows gone", 20),
+        Hurt("server 1", "writing removed", 2),
+    ]
+    whole, *hurt = whole_and_hurt(cluster, config, in_turn(*sweeps, *SERVERS[1:]), WORKERS)
+    check_policies(whole)
+    assert whole["progressive"]["samples"] == whole["samples"] and whole["progressive"]["auc"] > 0.5
+    for name, summary in zip(("hurt", "of three"), hurt, strict=True):
+        assert summary["progressive"] == whole["progressive"]
+        records = [r for r in records_in(tmp_path / name / "metrics.jsonl") if r.get("phase") == "progressive"]
+        by_step = {r["step"]: r["samples"] for r in records}  # one may die with the worker that reports it
+        assert 3 <= len(by_step) <= 5 and set(by_step.values()) == {40 * 100}
+        same = [[{**t, "bytes": 0, "load_factor": 0} for t in one["tables"]] for one in (summary, whole)]
+        assert same[0] == same[1]
+
+
+def check_policies(summary: dict[str, Any]) -> None:
+    tables = {table["name"]: table for table in summary["tables"]}
+    assert all(table["evicted_rows"] > 50 for table in tables.values()), tables
+    assert tables["C1"]["refused_rows"] > 50 and tables["C1"]["candidates"] > 0
+    assert tables["C2"]["refused_rows"] > 50 and tables["C2"]["admitted_rows"] > 50
+
+
+EVERY, PATIENCE = 30, 4
+
+
+@pytest.mark.slow
+def test_a_warm_start_whole_decay_early_stopping_and_a_synced_norm_outlive_deaths_before_any_checkpoint(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    """Nothing but what the job began with is in a checkpoint: the rows of another run, some of them of a file."""
+    tables = {
+        "default": {"dim": 8, "optimizer": {"name": "adam", "weight_decay": 1e-3, "weight_decay_on": "table"}},
+        "C3": {"init": {"name": "file", "path": write_rows(tmp_path)}},
+    }
+    model = {**JOB["model"], "norm": "batch", "activation": "dice", "sync_norm": True}
+    config = {**JOB, "model": model, "tables": tables, "checkpoint": {"every_steps": 1000}}
+    before = hurt_job(cluster, {**config, "servers": 1, "seed": 4}, [], name="before")
+    stopping = {"metric": "logloss", "patience": PATIENCE, "min_delta": 1.0}  # the first evaluation stays the best
+    falling = {"metric": "auc", "patience": 2, "min_delta": 1.0, "factor": 0.3}
+    config["train"] = {**JOB["train"], "early_stopping": stopping, "plateau": falling}
+    config["eval"] = {"every_steps": EVERY}
+    whole, *hurt = whole_and_hurt(
+        cluster, config, SERVERS[:3], WORKERS, "--from", str(tmp_path / "before"), steps=EVERY * (PATIENCE + 1)
+    )
+    assert whole["state_digest"] != before["state_digest"] and whole["best"]["step"] == EVERY
+    for summary, name in zip(hurt, ("hurt", "of three"), strict=True):
+        assert summary["best"] == whole["best"]
+        records = records_in(tmp_path / name / "metrics.jsonl")
+        assert {r["lr_factor"] for r in records if r.get("phase") == "plateau"} == {0.3, 0.09}
+    ids_N, _ = rows_at_end(tmp_path / "of three", "C3")
+    assert set(IDS.tolist()) <= set(ids_N.tolist())
+
+
+@pytest.mark.chaos
+def test_a_job_without_journals_goes_back_to_the_model_that_it_began_with(cluster: Cluster, tmp_path: Path) -> None:
+    config = {**JOB, "checkpoint": {"every_steps": 1000}, "recovery": {"journal": "off"}}
+    hurt_job(cluster, {**config, "seed": 4}, [], name="before")
+    jobs = {"whole": [], "hurt": [Hurt("server 0", "push received", 120)]}
+    begun = ("--from", str(tmp_path / "before"))
+    whole, hurt = (hurt_job(cluster, config, hurts, *begun, name=name) for name, hurts in jobs.items())
+    assert hurt["state_digest"] == whole["state_digest"]
+    assert [recovery["step"] for recovery in hurt["recoveries"]] == [0]
+
+
+@pytest.mark.chaos
+def test_roles_that_are_started_by_hand_begin_with_the_rows_of_a_file_too(cluster: Cluster, tmp_path: Path) -> None:
+    tables = {"default": {"dim": 8}, "C3": {"init": {"name": "file", "path": write_rows(tmp_path)}}}
+    config = {**JOB, "tables": tables, "servers": 1, "workers": 1, "train": {**JOB["train"], "batch_size": 100}}
+    whole = hurt_job(cluster, config, [], name="launched")
+    coordinator, address, folder = cluster.coordinator(config, name="by hand")
+    roles = [cluster.role(role, 0, address) for role in ("server", "worker")]
+    assert [command.end().code for command in (*roles, coordinator)] == [0, 0, 0]
+    assert (folder.summary() or {})["state_digest"] == whole["state_digest"]
+
+
+def rows_at_end(run: Path, table: str) -> tuple[np.ndarray, np.ndarray]:
+    """Ids and rows of the last checkpoint, by id."""
+    last = Checkpoints(run / "checkpoints").latest()
+    assert last is not None
+    blocks = list(stream_rows(last, table, [(0, BUCKETS)]))
+    ids_N, rows_ND = (np.concatenate([getattr(block, name) for block in blocks]) for name in ("ids_N", "rows_ND"))
+    order = np.argsort(ids_N)
+    return ids_N[order], rows_ND[order]
