@@ -28,7 +28,7 @@ ALERTS = {
     "ShardkeepStalenessAtBound",
     "ShardkeepMemoryNearLimit",
 }
-needs_promtool = pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool: scripts/install-test-tools")
+needs_promtool = pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool: scripts/install-all")
 
 
 def rules() -> list[dict[str, Any]]:
