@@ -63,10 +63,6 @@ def test_one_process_sends_no_bytes(tmp_path: Path) -> None:
 def test_workers_are_compared_with_one_alone_whose_steps_do_the_same(tmp_path: Path) -> None:
     alone = Scene(workers=1, step_ms=20.0)
     scenes = {"one": alone, "two": Scene(workers=2, step_ms=25.0), "x": Scene(compression=True)}
-        "one": Scene(workers=1, step_ms=20.0),
-        "two": Scene(workers=2, step_ms=25.0),
-        "x": Scene(compression=True),
-    }
     results, _ = results_of(*[write_simulated_run(tmp_path / name, scene) for name, scene in scenes.items()])
     assert results["a worker's speed, beside one alone"] == ["100 %", "80 %", DASH]
     results, _ = results_of(tmp_path / "two", tmp_path / "x")

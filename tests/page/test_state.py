@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from shardkeep.base.errors import UserError
+from shardkeep.config import load_config
 from shardkeep.loop.joining import loop_config
 from shardkeep.page.records import RunRecords
 from shardkeep.page.series import Series, interpolate
@@ -82,7 +83,10 @@ def test_a_running_job_has_the_rates_of_its_newest_record_and_its_slow_worker_fi
 )
 def test_every_state_gives_every_section_as_json(tmp_path: Path, state: State, servers: int, workers: int) -> None:
     scene = Scene(state=state, servers=servers, workers=workers, steps=600)
-    seen = sections(write_simulated_run(tmp_path / "run", scene))
+    run = write_simulated_run(tmp_path / "run", scene)
+    assert load_config(run / "config.yaml").workers == workers
+    assert (run / "summary.json").exists() == (state in ("finished", "failed", "stopped"))
+    seen = sections(run)
     assert seen.keys() == SECTIONS
     json.dumps(seen, allow_nan=False)
 
