@@ -22,14 +22,14 @@ def results_of(*runs: Path) -> tuple[Rows, Rows]:
 
 
 def test_a_setting_that_one_run_leaves_out_has_the_value_of_its_default(tmp_path: Path) -> None:
-    runs = [write_simulated_run(tmp_path / name, Scene(compression=name == "b")) for name in "ab"]
+    runs = [write_simulated_run(tmp_path / name, Scene(compression=name == "b", steps=300)) for name in "ab"]
     _, settings = results_of(*runs)
     assert settings["compression.push.values"] == ["fp32", "int8"] and "default" not in str(settings)
     assert "name" not in settings and "data.root" not in settings and "seed" not in settings
 
 
 def test_long_values_are_shown_from_where_they_differ(tmp_path: Path) -> None:
-    runs = [write_simulated_run(tmp_path / name, Scene()) for name in "ab"]
+    runs = [write_simulated_run(tmp_path / name, Scene(steps=300)) for name in "ab"]
     for run, width in zip(runs, (8, 16), strict=True):
         config = read_yaml(read_text(run / "config.yaml"))
         config["model"]["hidden"] = [64] * 40 + [width] + [4] * 40
@@ -40,7 +40,7 @@ def test_long_values_are_shown_from_where_they_differ(tmp_path: Path) -> None:
 
 
 def test_metrics_of_test_data_and_of_the_best_model_stand_beside_the_last_ones(tmp_path: Path) -> None:
-    runs = [write_simulated_run(tmp_path / name, Scene(seed=seed)) for seed, name in enumerate("ab")]
+    runs = [write_simulated_run(tmp_path / name, Scene(seed=seed, steps=300)) for seed, name in enumerate("ab")]
     summary = json.loads((runs[1] / "summary.json").read_text())
     summary["test"] = {"step": 9, "auc": 0.71234, "logloss": 0.5, "samples": 10}
     summary["best"] = {"step": 9, "auc": 0.81234, "samples": 10}
@@ -53,19 +53,16 @@ def test_metrics_of_test_data_and_of_the_best_model_stand_beside_the_last_ones(t
 
 
 def test_one_process_sends_no_bytes(tmp_path: Path) -> None:
-    alone = write_simulated_run(tmp_path / "alone", Scene(servers=0, workers=1))
-    other = write_simulated_run(tmp_path / "other", Scene())
+    alone = write_simulated_run(tmp_path / "alone", Scene(servers=0, workers=1, steps=300))
+    other = write_simulated_run(tmp_path / "other", Scene(steps=300))
     results, _ = results_of(alone, other)
     for name in ("sent for training", "bytes a sample"):
         assert results[name][0] == DASH and results[name][1].split()[1] in ("B", "kB", "MB", "GB")
 
 
 def test_workers_are_compared_with_one_alone_whose_steps_do_the_same(tmp_path: Path) -> None:
-    scenes = {
-        "one": Scene(workers=1, step_ms=20.0),
-        "two": Scene(workers=2, step_ms=25.0),
-        "x": Scene(compression=True),
-    }
+    alone = Scene(workers=1, step_ms=20.0)
+    scenes = {"one": alone, "two": Scene(workers=2, step_ms=25.0), "x": Scene(compression=True)}
     results, _ = results_of(*[write_simulated_run(tmp_path / name, scene) for name, scene in scenes.items()])
     assert results["a worker's speed, beside one alone"] == ["100 %", "80 %", DASH]
     results, _ = results_of(tmp_path / "two", tmp_path / "x")

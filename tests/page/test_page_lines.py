@@ -13,47 +13,40 @@ from shardkeep import EmbeddingClient
 from shardkeep.page.of_job import page_line
 from shardkeep.ps.config import TableSpec
 from shardkeep.run.folder import RunFolder
+from tests.support import terminal
+from tests.support.cases import every
 from tests.support.cluster import Cluster, Command, within
 from tests.support.configs import TINY
 
 pytestmark = pytest.mark.waits_for_processes
 
-JOB = {**TINY, "web": {"page": "127.0.0.1:0"}, "train": {"batch_size": 50, "epochs": 100_000}}
-ALONE = {
-    **JOB,
-    "servers": 0,
-    "workers": 1,
-    "web": {**JOB["web"], "metrics": "127.0.0.1:0"},
-}  # whose token is kept in a file
-ON_TERMINAL = (sys.executable, "-c", "import pty, sys; pty.spawn(sys.argv[1:])")
+WATCHED = {**TINY, "web": {"page": "127.0.0.1:0"}, "train": {"batch_size": 50, "epochs": 100_000}}
+ALONE = {"servers": 0, "workers": 1, "web": {"page": "127.0.0.1:0", "metrics": "127.0.0.1:0"}}
+"""A job in one process, whose token is kept in a file."""
 
 Start = Callable[..., Command]
 
 
-def train(cluster: Cluster, config: dict[str, Any], run: Path, *arguments: str, **options: Any) -> Command:
-    return cluster.command("train", str(cluster.write(config)), "--run-dir", str(run), *arguments, **options)
+def train(cluster: Cluster, run: Path, *arguments: str, alone: bool = False, **options: Any) -> Command:
+    config = cluster.write({**WATCHED, **(ALONE if alone else {})})
+    return cluster.command("train", str(config), "--run-dir", str(run), *arguments, **options)
 
 
-def as_json(cluster: Cluster, config: dict[str, Any], run: Path, **options: Any) -> Command:
-    return train(cluster, config, run, "--log-format", "json", **options)
+def train_alone(cluster: Cluster, run: Path, *arguments: str, **options: Any) -> Command:
+    return train(cluster, run, *arguments, alone=True, **options)
 
 
-def coordinator(cluster: Cluster, config: dict[str, Any], run: Path, **options: Any) -> Command:
-    return cluster.command("coordinator", str(cluster.write(config)), "--run-dir", str(run), **options)
+def train_with_a_log_of_json(cluster: Cluster, run: Path, **options: Any) -> Command:
+    return train_alone(cluster, run, "--log-format", "json", **options)
 
 
-def around(cluster: Cluster, _config: dict[str, Any], run: Path, **options: Any) -> Command:
+def coordinator(cluster: Cluster, run: Path, **options: Any) -> Command:
+    return cluster.command("coordinator", str(cluster.write(WATCHED)), "--run-dir", str(run), **options)
+
+
+def around(cluster: Cluster, run: Path, **options: Any) -> Command:
     waits = (sys.executable, "-c", "import time; time.sleep(600)")
     return cluster.command("with", "--servers", "1", "--run-dir", str(run), "--", *waits, **options)
-
-
-COMMANDS = [
-    pytest.param(train, JOB, id="train"),
-    pytest.param(train, ALONE, id="train in one process"),
-    pytest.param(as_json, ALONE, id="train with a log of JSON"),
-    pytest.param(coordinator, JOB, id="coordinator"),
-    pytest.param(around, {}, id="with"),
-]
 
 
 def watched(command: Command, run: Path, text: str) -> list[str]:
@@ -64,12 +57,10 @@ def watched(command: Command, run: Path, text: str) -> list[str]:
     return [address.partition("?token=")[2], RunFolder(run).token_path.read_text().strip()]
 
 
-@pytest.mark.parametrize(("start", "config"), COMMANDS)
-def test_without_a_terminal_no_secret_is_printed_or_logged(
-    cluster: Cluster, tmp_path: Path, start: Start, config: dict[str, Any]
-) -> None:
+@pytest.mark.parametrize("start", [train, train_alone, train_with_a_log_of_json, coordinator, around])
+def test_without_a_terminal_no_secret_is_printed_or_logged(cluster: Cluster, tmp_path: Path, start: Start) -> None:
     run = tmp_path / "a run"
-    command = start(cluster, config, run)
+    command = start(cluster, run)
     secrets = watched(command, run, f"shardkeep view '{run}'")
     texts = {"printed": command.printed()}
     texts |= {
@@ -78,17 +69,15 @@ def test_without_a_terminal_no_secret_is_printed_or_logged(
     assert [name for name, text in texts.items() if any(secret in text for secret in secrets)] == []
 
 
-@pytest.mark.parametrize(("start", "config"), [case for case in COMMANDS if case.id != "train with a log of JSON"])
-def test_a_terminal_shows_the_whole_address(
-    cluster: Cluster, tmp_path: Path, start: Start, config: dict[str, Any]
-) -> None:
+@every("start", [train, train_alone, coordinator, around])
+def test_a_terminal_shows_the_whole_address(cluster: Cluster, tmp_path: Path, start: Start) -> None:
     run = tmp_path / "run"
-    command = start(cluster, config, run, prefix=ON_TERMINAL, env={"TERM": "dumb"})
+    command = start(cluster, run, main=terminal.MAIN)
     watched(command, run, "?token=")
     assert page_line(run) in command.printed()
+    command.kill()
 
 
-@pytest.mark.slow
 def test_a_loop_s_own_servers_keep_the_token_out_of_a_pipe(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     run = tmp_path / "run"
     with EmbeddingClient.serve([TableSpec(name="a", dim=4)], servers=1, run_dir=run) as client:

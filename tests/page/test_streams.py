@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 
 from shardkeep.page.state import RunState
 from shardkeep.page.streams import QUEUE_EVENTS, Streams, TooManyStreams
-from tests.support.seen_runs import NOON, progress
+from tests.support.seen_runs import NOON, append, progress
 
 EVERY_S = 0.01
 LIMIT_S = 90.0
@@ -26,12 +27,21 @@ def run(tmp_path: Path) -> Path:
 
 
 def add(run: Path, number: int) -> None:
-    with (run / "metrics.jsonl").open("a") as file:
-        file.write(json.dumps(progress(number, 10 * number)) + "\n")
+    append(run / "metrics.jsonl", progress(number, 10 * number))
 
 
 def streams(run: Path, **options: Any) -> Streams:
     return Streams([RunState(run, clock=lambda: NOON.timestamp() + 1)], every_s=EVERY_S, **options)
+
+
+def in_loop(check: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """Runs a test in an event loop of its own."""
+
+    @functools.wraps(check)
+    def run_check(**fixtures: Any) -> None:
+        asyncio.run(check(**fixtures))
+
+    return run_check
 
 
 async def event(events: AsyncGenerator[bytes, None]) -> tuple[str, dict[str, Any]]:
@@ -43,94 +53,82 @@ async def event(events: AsyncGenerator[bytes, None]) -> tuple[str, dict[str, Any
     return head.removeprefix("event: "), json.loads(data.removeprefix("data: "))
 
 
-def test_a_stream_begins_with_the_whole_state_and_goes_on_with_what_changed(run: Path) -> None:
-    async def body() -> None:
-        of_run = streams(run)
-        events = of_run.events()
-        name, whole = await event(events)
-        assert name == "state" and whole["runs"][0]["overview"]["step"] == 0
-        add(run, 7)
-        name, change = await event(events)
-        assert name == "change" and change["run"] == 0
-        assert change["sections"]["overview"]["step"] == 70
-        assert "config" not in change["sections"] and "tables" not in change["sections"]
-        await events.aclose()
-
-    asyncio.run(body())
+@in_loop
+async def test_a_stream_begins_with_the_whole_state_and_goes_on_with_what_changed(run: Path) -> None:
+    of_run = streams(run)
+    events = of_run.events()
+    name, whole = await event(events)
+    assert name == "state" and whole["runs"][0]["overview"]["step"] == 0
+    add(run, 7)
+    name, change = await event(events)
+    assert name == "change" and change["run"] == 0
+    assert change["sections"]["overview"]["step"] == 70
+    assert "config" not in change["sections"] and "tables" not in change["sections"]
+    await events.aclose()
 
 
-def test_of_a_curve_only_the_added_points_are_sent(run: Path) -> None:
-    async def body() -> None:
-        for number in range(1, 50):
-            add(run, number)
-        events = streams(run).events()
-        _, whole = await event(events)
-        rows = whole["runs"][0]["curves"]["training"]["rows"]
-        add(run, 50)
-        _, change = await event(events)
-        curve = change["sections"]["curves"]["training"]
-        assert len(curve["rows"]) == 1 and curve["keep"] == len(rows) == 50
-        assert curve["rows"][0][1] == 500
-        await events.aclose()
-
-    asyncio.run(body())
+@in_loop
+async def test_of_a_curve_only_the_added_points_are_sent(run: Path) -> None:
+    for number in range(1, 50):
+        add(run, number)
+    events = streams(run).events()
+    _, whole = await event(events)
+    rows = whole["runs"][0]["curves"]["training"]["rows"]
+    add(run, 50)
+    _, change = await event(events)
+    curve = change["sections"]["curves"]["training"]
+    assert len(curve["rows"]) == 1 and curve["keep"] == len(rows) == 50
+    assert curve["rows"][0][1] == 500
+    await events.aclose()
 
 
-def test_nothing_is_sent_and_no_folder_is_read_while_nothing_changes(run: Path) -> None:
-    async def body() -> None:
-        of_run = streams(run)
-        events = of_run.events()
-        await event(events)
-        waiting = asyncio.ensure_future(anext(events))
-        done, _ = await asyncio.wait({waiting}, timeout=20 * EVERY_S)
-        assert not done
-        waiting.cancel()
-
-    asyncio.run(body())
+@in_loop
+async def test_nothing_is_sent_and_no_folder_is_read_while_nothing_changes(run: Path) -> None:
+    of_run = streams(run)
+    events = of_run.events()
+    await event(events)
+    waiting = asyncio.ensure_future(anext(events))
+    done, _ = await asyncio.wait({waiting}, timeout=20 * EVERY_S)
+    assert not done
+    waiting.cancel()
 
 
-def test_a_client_that_takes_nothing_is_dropped_and_the_others_stay(run: Path) -> None:
-    async def body() -> None:
-        of_run = streams(run)
-        slow, quick = of_run.events(), of_run.events()
-        await event(slow)
-        await event(quick)
-        for number in range(1, QUEUE_EVENTS + 3):
-            add(run, number)
-            _, change = await event(quick)
-            assert change["sections"]["overview"]["step"] == 10 * number
-        taken = [piece async for piece in slow]
-        assert len(taken) < QUEUE_EVENTS
-        await quick.aclose()
-
-    asyncio.run(body())
+@in_loop
+async def test_a_client_that_takes_nothing_is_dropped_and_the_others_stay(run: Path) -> None:
+    of_run = streams(run)
+    slow, quick = of_run.events(), of_run.events()
+    await event(slow)
+    await event(quick)
+    for number in range(1, QUEUE_EVENTS + 3):
+        add(run, number)
+        _, change = await event(quick)
+        assert change["sections"]["overview"]["step"] == 10 * number
+    taken = [piece async for piece in slow]
+    assert len(taken) < QUEUE_EVENTS
+    await quick.aclose()
 
 
-def test_no_more_streams_than_allowed_are_open_at_once(run: Path) -> None:
-    async def body() -> None:
-        of_run = streams(run, most=2)
-        first, second, third = of_run.events(), of_run.events(), of_run.events()
-        await asyncio.gather(event(first), event(second))
-        with pytest.raises(TooManyStreams):
-            await anext(third)
-        await first.aclose()
-        fourth = of_run.events()
-        assert (await event(fourth))[0] == "state"
-        await asyncio.gather(second.aclose(), fourth.aclose())
-
-    asyncio.run(body())
+@in_loop
+async def test_no_more_streams_than_allowed_are_open_at_once(run: Path) -> None:
+    of_run = streams(run, most=2)
+    first, second, third = of_run.events(), of_run.events(), of_run.events()
+    await asyncio.gather(event(first), event(second))
+    with pytest.raises(TooManyStreams):
+        await anext(third)
+    await first.aclose()
+    fourth = of_run.events()
+    assert (await event(fourth))[0] == "state"
+    await asyncio.gather(second.aclose(), fourth.aclose())
 
 
-def test_the_last_state_is_sent_when_the_job_ends(run: Path) -> None:
-    async def body() -> None:
-        of_run = Streams([RunState(run)], every_s=3600)
-        events = of_run.events()
-        await event(events)
-        (run / "summary.json").write_text(json.dumps({"status": "completed", "steps": 90}))
-        await of_run.close()
-        _, change = await event(events)
-        assert (change["sections"]["overview"]["state"], change["sections"]["overview"]["step"]) == ("completed", 90)
-        with pytest.raises(StopAsyncIteration):
-            await anext(events)
-
-    asyncio.run(body())
+@in_loop
+async def test_the_last_state_is_sent_when_the_job_ends(run: Path) -> None:
+    of_run = Streams([RunState(run)], every_s=3600)
+    events = of_run.events()
+    await event(events)
+    (run / "summary.json").write_text(json.dumps({"status": "completed", "steps": 90}))
+    await of_run.close()
+    _, change = await event(events)
+    assert (change["sections"]["overview"]["state"], change["sections"]["overview"]["step"]) == ("completed", 90)
+    with pytest.raises(StopAsyncIteration):
+        await anext(events)

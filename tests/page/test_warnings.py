@@ -4,397 +4,299 @@ from __future__ import annotations
 
 import inspect
 import math
+from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
-
-import pytest
+from typing import Any
 
 from shardkeep.page.warnings import checks, learning, processes, steps
 from shardkeep.page.warnings.checks import warnings_of
-from shardkeep.page.warnings.warning import Check, Sight, Warning
-from tests.support.seen_runs import at, event, progress, sight, step_of, telemetry
+from shardkeep.page.warnings.learning import (
+    exploded_loss,
+    falling_auc,
+    guessing,
+    not_finite,
+    overfits,
+    rising_loss,
+    stuck_loss,
+    too_good,
+    worse_than_average,
+    worse_than_guessing,
+)  # fmt: skip
+from shardkeep.page.warnings.processes import failed, memory, no_step, old_checkpoint, recovering, restarts, silent
+from shardkeep.page.warnings.steps import large_tower, slow_worker, slower, waits, waits_for_cores, waits_for_samples
+from shardkeep.page.warnings.warning import Check
+from tests.support.cases import every
+from tests.support.seen_runs import Record, at, event, progress, sight, step_of, telemetry
+
+BCE = {"train": {"loss": {"name": "bce"}}}
+LOOP = {"data": {"source": ""}, **BCE}
 
 
-def only(check: Check, seen: Sight) -> Warning:
-    """The one warning of a check."""
-    (found,) = check(seen)
-    return found
+@dataclass(frozen=True)
+class Seen:
+    """What a check looks at, and what it says."""
+
+    check: Check
+    records: tuple[Record, ...]
+    sees: dict[str, Any]
+    text: str | tuple[str, ...] | None
+    level: str | None
+    advice: str | tuple[str, ...]
 
 
-def losses(values: list[float], *, every: int = 100) -> list[object]:
+def says(
+    check: Check,
+    text: str | tuple[str, ...] | None,
+    *records: Record,
+    level: str | None = None,
+    advice: str | tuple[str, ...] = (),
+    **sees: Any,
+) -> Seen:
+    """A check that gives one warning. `text`, `advice`: all of it, or parts of it; None = there is no warning.
+    `sees`: as of `sight`."""
+    return Seen(check, records, sees, text, level, advice)
+
+
+def silence(check: Check, *records: Record, **sees: Any) -> Seen:
+    return says(check, None, *records, **sees)
+
+
+def has(found: str, expected: str | tuple[str, ...]) -> bool:
+    return found == expected if isinstance(expected, str) else all(part in found for part in expected)
+
+
+def losses(values: list[float], *, every: int = 100) -> list[Record]:
     return [progress(i, every * (i + 1), loss) for i, loss in enumerate(values)]
 
 
-def test_a_job_without_records_has_no_warning(tmp_path: Path) -> None:
-    assert warnings_of(sight(tmp_path / "run", state="starting")) == []
-
-
-def test_a_failed_job_says_why(tmp_path: Path) -> None:
-    seen = sight(tmp_path / "run", state="failed", summary={"status": "failed", "message": "worker 0 ended"})
-    assert only(processes.failed, seen).text == "the job failed: worker 0 ended"
-    assert not processes.failed(sight(tmp_path / "other", state="completed"))
-
-
-def test_a_job_whose_processes_are_gone_says_how_to_resume(tmp_path: Path) -> None:
-    found = only(processes.failed, sight(tmp_path / "run", state="gone"))
-    assert "no process" in found.text and f"--resume {tmp_path / 'run'}" in found.advice
-
-
-def test_a_job_that_recovers_says_from_what(tmp_path: Path) -> None:
-    death = event(1, "server 1 ended: killed by SIGKILL", lost="server", lost_index=1)
-    found = only(processes.recovering, sight(tmp_path / "run", death, state="recovering"))
-    assert found.text == "the job recovers: server 1 ended: killed by SIGKILL"
-    assert found.advice == "Training resumes when all members are back."
-    assert not processes.recovering(sight(tmp_path / "run", death))
-
-
-def test_a_job_that_recovers_says_who_is_awaited_and_for_how_long(tmp_path: Path) -> None:
-    seen = sight(
-        tmp_path / "run",
-        event(1, "worker 0 ended", lost="worker", lost_index=0),
-        event(2, "generation 2 formed", tables=[]),
-        event(3, "server 1 ended", lost="server", lost_index=1),
-        event(10, "server 0 ended", lost="server", lost_index=0),
-        state="recovering",
-        now=70,
-        config={"recovery": {"replace_timeout_s": 900.0}},
-    )
-    advice = only(processes.recovering, seen).advice
-    assert advice == "Training resumes when all members are back, server 1, server 0 for 60 seconds of 900 s."
-
-
-@pytest.mark.parametrize(("now", "warned"), [(59, False), (130, True)])
-def test_no_step_for_a_minute_is_a_problem(tmp_path: Path, now: float, warned: bool) -> None:
-    seen = sight(tmp_path / "run", progress(0, 100), now=now)
-    assert [w.text for w in processes.no_step(seen)] == (["no step for 2 minutes"] if warned else [])
-
-
-def test_no_step_is_no_warning_once_the_job_has_ended(tmp_path: Path) -> None:
-    assert not processes.no_step(sight(tmp_path / "run", progress(0, 100), now=500, state="completed"))
-
-
-def test_a_process_without_a_record_for_several_intervals_is_named(tmp_path: Path) -> None:
-    records = telemetry(0, "server", 1), telemetry(40, "server", 0)
-    assert (
-        only(processes.silent, sight(tmp_path / "run", *records, now=41)).text == "server 1 sent nothing for 41 seconds"
-    )
-    assert not processes.silent(sight(tmp_path / "run", *records, now=15))
-
-
-def test_silence_is_measured_by_the_interval_of_the_records(tmp_path: Path) -> None:
-    assert not processes.silent(sight(tmp_path / "run", telemetry(0, "server", 1, every_s=30.0), now=100))
-
-
-def test_a_worker_that_waits_names_the_server(tmp_path: Path) -> None:
-    seen = sight(
-        tmp_path / "run",
-        step_of(0, pull_wait=5.0),
-        step_of(1, pull_wait=38.0, waits={"server 0": 30.0, "server 1": 8.0}),
-    )
-    assert only(steps.waits, seen).text == "worker 1 waits 38 % of its step for server 0"
-    assert not steps.waits(sight(tmp_path / "run", step_of(0, pull_wait=19.0)))
-
-
-def test_many_workers_that_wait_for_one_server_are_one_warning(tmp_path: Path) -> None:
-    workers = [step_of(i, pull_wait=30.0 + i, waits={"server 2": 30.0}) for i in range(5)]
-    assert (
-        only(steps.waits, sight(tmp_path / "run", *workers)).text
-        == "5 workers wait up to 34 % of their step for server 2"
-    )
-
-
-def test_a_slow_worker_is_found_by_its_own_work_not_by_its_step(tmp_path: Path) -> None:
-    workers = [step_of(0, dense_reduce=60.0, backward=30.0), step_of(1, dense_reduce=2.0, backward=88.0)]
-    found = only(steps.slow_worker, sight(tmp_path / "run", *workers))
-    assert found.text.startswith("worker 1 is slower") and "98.0 ms" in found.text and "backward" in found.text
-
-
-def test_equal_workers_and_a_single_one_are_not_slow(tmp_path: Path) -> None:
-    assert not steps.slow_worker(sight(tmp_path / "run", step_of(0), step_of(1, total=130.0)))
-    assert not steps.slow_worker(sight(tmp_path / "run", step_of(0)))
-
-
-def test_the_worker_that_waits_longest_for_samples_is_named(tmp_path: Path) -> None:
-    records = step_of(0, data=25.0), step_of(1, data=19.0), step_of(2, total=120.0, data=37.2)
-    (found,) = warnings_of(sight(tmp_path / "run", *records))
-    assert found.text == "worker 2 waits 31 % of its step for samples" and found.level == "warn"
-    assert found.advice == "Reading data is the bottleneck: check the disk, or convert the data once."
-
-
-@pytest.mark.parametrize(("waited_ms", "warned"), [(38.0, False), (40.0, True)])
-def test_a_wait_for_samples_is_a_share_of_the_step(tmp_path: Path, waited_ms: float, warned: bool) -> None:
-    found = warnings_of(sight(tmp_path / "run", step_of(0, total=200.0, data=waited_ms, pull_wait=30.0)))
-    assert [w.text for w in found] == (["worker 0 waits 20 % of its step for samples"] if warned else [])
-
-
-@pytest.mark.parametrize("module", [learning, processes, steps], ids=lambda module: module.__name__.split(".")[-1])
-def test_every_check_is_asked(module: ModuleType) -> None:
-    asked = {check.__name__ for check in checks.CHECKS}
-    functions = dict(inspect.getmembers(module, inspect.isfunction))
-    found = {name for name, each in functions.items() if each.__annotations__.get("return") == "list[Warning]"}
-    assert found and found <= asked
-
-
-@pytest.mark.parametrize(("age_min", "warned"), [(9, False), (41, True)])
-def test_an_old_checkpoint_has_its_age(tmp_path: Path, age_min: float, warned: bool) -> None:
-    seen = sight(tmp_path / "run", now=600 + 60 * age_min, checkpoints=[{"step": 1, "at": 300}, {"step": 2, "at": 600}])
-    found = [w.text for w in processes.old_checkpoint(seen)]
-    assert found == (["the newest checkpoint is 41 minutes old"] if warned else [])
-
-
-def test_a_checkpoint_that_is_written_each_hour_may_be_an_hour_old(tmp_path: Path) -> None:
-    rare = [{"step": 1, "at": 0}, {"step": 2, "at": 3600}]
-    assert not processes.old_checkpoint(sight(tmp_path / "run", now=3600 + 4000, checkpoints=rare))
-
-
-def test_a_loss_that_is_no_number_and_dropped_rows_blame_the_learning_rate(tmp_path: Path) -> None:
-    found = only(learning.not_finite, sight(tmp_path / "run", progress(0, 700, None, dropped_rows=1200)))
-    assert (
-        found.text
-        == "the loss is not finite at step 700; 1,200 rows of gradients were dropped because they were not finite"
-    )
-    assert "learning rate" in found.advice
-    assert not learning.not_finite(sight(tmp_path / "run", progress(0, 700, 0.4, dropped_rows=0)))
-
-
-def test_a_rising_loss_is_told_from_noise(tmp_path: Path) -> None:
-    falls = [0.6 - 0.01 * i for i in range(12)]
-    found = only(learning.rising_loss, sight(tmp_path / "run", *losses([*falls, 0.7, 0.9, 1.2, 1.5])))
-    assert found.text.startswith("the loss rises: 0.5") and found.text.endswith("1.2000 now")
-    noise = [0.45 + 0.01 * math.sin(7 * i) for i in range(30)]
-    assert not learning.rising_loss(sight(tmp_path / "run", *losses(noise)))
-
-
-def test_a_loss_above_guessing(tmp_path: Path) -> None:
-    found = only(learning.worse_than_guessing, sight(tmp_path / "run", *losses([0.9, 0.95, 1.0]), config=BCE))
-    assert "0.950" in found.text and "0.693" in found.text
-    assert not learning.worse_than_guessing(sight(tmp_path / "run", *losses([0.9, 0.95, 1.0])))
-    assert not learning.worse_than_guessing(sight(tmp_path / "run", *losses([0.6, 0.6, 0.6]), config=BCE))
-
-
-BCE = {"train": {"loss": {"name": "bce"}}}
-
-
-def evaluated(*aucs: float, every: int = 100) -> list[dict[str, object]]:
+def evaluated(*aucs: float, every: int = 100, name: str = "auc") -> list[Record]:
     """Records of evaluations."""
-    return [{"time": at(i), "kind": "eval", "step": every * i, "auc": auc} for i, auc in enumerate(aucs)]
+    return [{"time": at(i), "kind": "eval", "step": every * i, name: auc} for i, auc in enumerate(aucs)]
 
 
-def test_a_loss_that_exploded_and_fell_to_that_of_a_constant_prediction_blames_the_learning_rate(
-    tmp_path: Path,
-) -> None:
-    exploded = losses([4202.3, 104.1, *[0.63] * 9], every=4)
-    found = only(learning.exploded_loss, sight(tmp_path / "run", *exploded, config=BCE))
-    assert (found.level, found.text) == (
-        "bad", "the loss was 4,202.3 at step 4; a constant prediction of 0.5 has 0.693")  # fmt: skip
-    assert "learning rate" in found.advice
-    learned = sight(tmp_path / "run", *exploded, *evaluated(0.5, 0.7), config=BCE)
-    assert only(learning.exploded_loss, learned).level == "note"
-    assert not learning.exploded_loss(sight(tmp_path / "run", *exploded))
-    assert not learning.exploded_loss(sight(tmp_path / "run", *losses([1.3, 0.7, *[0.6] * 9]), config=BCE))
+def of_steps(seconds: float, step: int, **others: Any) -> Record:
+    """A progress record of a loop of the user's own, which reports no loss."""
+    return {"time": at(seconds), "kind": "progress", "step": step, "loop": True, "step_ms": {"total": 20.0}, **others}
 
 
-def test_probabilities_that_are_worse_than_their_average(tmp_path: Path) -> None:
-    def found(step: int, entropy: float | None) -> list[Warning]:
-        record = {"time": at(0), "kind": "eval", "step": step, "auc": 0.63, "normalized_entropy": entropy}
-        return learning.worse_than_average(sight(tmp_path / "run", record))
-
-    (told,) = found(630, 1.6503)
-    assert told.text.startswith("normalized entropy is 1.65 at step 630")
-    assert not found(630, 0.99) and not found(50, 1.65) and not found(630, None)
+def lost(seconds: float, role: str, index: int, text: str = "") -> Record:
+    return event(seconds, text or f"{role} {index} ended", lost=role, lost_index=index)
 
 
-def test_a_model_that_guesses_twice_in_a_row(tmp_path: Path) -> None:
-    found = only(learning.guessing, sight(tmp_path / "run", *evaluated(0.5, 0.5, 0.4998)))
-    assert (found.level, found.text) == ("bad", "after 200 steps AUC is 0.4998: the model guesses")
-    assert not learning.guessing(sight(tmp_path / "run", *evaluated(0.5, 0.5, 0.6)))
-    assert not learning.guessing(sight(tmp_path / "run", *evaluated(0.5, 0.5, every=50)))
-    assert not learning.guessing(sight(tmp_path / "run", *evaluated(0.5)))
+def recovery(seconds: float, **others: Any) -> Record:
+    return event(seconds, "it recovered", kind="phase", phase="recovery", **others)
 
 
-def test_an_auc_that_only_a_model_has_that_is_given_the_label(tmp_path: Path) -> None:
-    found = only(learning.too_good, sight(tmp_path / "run", *evaluated(0.8, 0.99995)))
-    assert (found.level, found.text) == ("warn", "AUC is 0.99995: a feature probably tells the label")
-    assert not learning.too_good(sight(tmp_path / "run", *evaluated(0.99995, 0.9999)))
+def entropy(step: int, value: float | None) -> Record:
+    return {"time": at(0), "kind": "eval", "step": step, "auc": 0.63, "normalized_entropy": value}
 
 
-def test_a_loss_that_has_not_moved(tmp_path: Path) -> None:
-    falling = [1.0 - 0.02 * i for i in range(20)]
-    still = [0.6 + 0.001 * (-1) ** i for i in range(22)]
-    found = only(learning.stuck_loss, sight(tmp_path / "run", *losses([*falling, *still], every=50)))
-    assert found.text == "the loss has not moved for 1,000 steps"
-    assert not learning.stuck_loss(sight(tmp_path / "run", *losses([1.0 - 0.01 * i for i in range(40)], every=50)))
-    assert not learning.stuck_loss(sight(tmp_path / "run", *losses(still[:4], every=50)))
+def of_evaluation(logloss: float, samples: int = 100_000) -> Record:
+    """A record of an evaluation after step 1,200."""
+    return {"time": at(20), "kind": "eval", "step": 1200, "auc": 0.7, "logloss": logloss, "samples": samples}
 
 
-def test_an_auc_that_falls(tmp_path: Path) -> None:
-    found = only(learning.falling_auc, sight(tmp_path / "run", *evaluated(0.7, 0.8, 0.79, 0.78)))
-    assert found.text == "AUC falls: 0.8000 at step 100, 0.7800 at step 300"
-    assert not learning.falling_auc(sight(tmp_path / "run", *evaluated(0.7, 0.78, 0.8, 0.799)))
+def shares(summary: Record) -> Record:
+    """A summary of a run that is not short, with what its steps took."""
+    return {"status": "completed", "wall_s": 90.0, "step_ms": {"total": 100.0}, **summary}
 
 
-def test_each_of_several_labels_has_its_own_warnings(tmp_path: Path) -> None:
-    aucs = {
-        "auc/clicked": (0.7, 0.71, 0.72, 0.73),
-        "auc/bought": (0.7, 0.8, 0.79, 0.78),
-        "auc/x": (0.5, 0.5, 0.5, 0.51),
-    }
-    records = [
-        {"time": at(i), "kind": "eval", "step": 100 * i} | {key: values[i] for key, values in aucs.items()}
-        for i in range(4)
-    ]
-    found = sight(tmp_path / "run", *records)
-    assert only(learning.falling_auc, found).text == "AUC/bought falls: 0.8000 at step 100, 0.7800 at step 300"
-    assert only(learning.guessing, found).text == "after 300 steps AUC/x is 0.5100: the model guesses"
-    several = BCE | {"data": {"labels": [{"column": "clicked"}, {"column": "bought"}]}}
-    assert not learning.worse_than_guessing(sight(tmp_path / "run", *losses([0.9, 0.95, 1.0]), config=several))
+def tower(parameters: int) -> Record:
+    return {"status": "completed", "tower": {"parameters": parameters},
+            "tables": [{"name": "a", "rows": 200}, {"name": "b", "rows": 1000}]}  # fmt: skip
 
 
-@pytest.mark.parametrize(("slope", "advice"), [(-0.01, "overfits"), (0.01, "learning rate")], ids=["falls", "rises"])
-def test_an_auc_that_falls_is_overfitting_only_while_the_training_loss_falls(
-    tmp_path: Path, slope: float, advice: str
-) -> None:
-    values = losses([0.5 + slope * i for i in range(12)], every=30)
-    found = only(learning.falling_auc, sight(tmp_path / "run", *values, *evaluated(0.7, 0.8, 0.79, 0.78)))
-    assert advice in found.advice
+KILLED = "server 1 (pid 7 on 127.0.0.1) ended: killed by SIGKILL, the job was at step 46"
+DIED = [{"role": "server", "index": 1, "cause": KILLED, "reason": "killed by SIGKILL"}]
+DEATH = event(1, "server 1 ended: killed by SIGKILL", lost="server", lost_index=1)
+AWAITED = (
+    lost(1, "worker", 0), event(2, "generation 2 formed", tables=[]), lost(3, "server", 1), lost(10, "server", 0)
+)  # fmt: skip
+RESTART = lost(0, "server", 1), recovery(3, cause="server 1 ended", died=[{"role": "server", "index": 1}])
+NEAR, FAR = (telemetry(0, "server", i, rss_bytes=rss, limit_bytes=100) for i, rss in enumerate((93, 50)))
+OLD, RARE = [{"step": 1, "at": 300}, {"step": 2, "at": 600}], [{"step": 1, "at": 0}, {"step": 2, "at": 3600}]
+SPEEDS = [progress(i, i, samples_per_s=rate) for i, rate in enumerate([900.0, *[1000.0] * 8, 400.0, 400.0, 400.0])]
+SLOW_LOOP = [of_steps(n, 10 * n, step_ms={"total": 10.0 if n < 12 else 50.0}) for n in range(1, 16)]
+FALLS, NOISE = [0.6 - 0.01 * i for i in range(12)], [0.45 + 0.01 * math.sin(7 * i) for i in range(30)]
+EXPLODED = losses([4202.3, 104.1, *[0.63] * 9], every=4)
+STILL = [0.6 + 0.001 * (-1) ** i for i in range(22)]
+FALLING = evaluated(0.7, 0.8, 0.79, 0.78)
+AUCS = {"clicked": (0.7, 0.71, 0.72, 0.73), "bought": (0.7, 0.8, 0.79, 0.78), "x": (0.5, 0.5, 0.5, 0.51)}
+LABELS: list[Record] = [
+    {"time": at(i), "kind": "eval", "step": 100 * i, **{f"auc/{name}": aucs[i] for name, aucs in AUCS.items()}}
+    for i in range(4)
+]
+TWO_LABELS = BCE | {"data": {"labels": [{"column": "clicked"}, {"column": "bought"}]}}
+TRAINED = losses([0.7] * 9 + [0.557, 0.558, 0.559])
+HELPS = ("train.early_stopping", "epochs", "weight_decay", "model.dropout", "dim", "admit.min_count")
+DENSE = step_of(0, forward=30.0, backward=30.0, optimizer=5.0, dense_reduce=5.0, pull_wait=10.0)
+CORES = shares({"cpu_ms": {"waited": 310.0, "worker": 200.0}})
+ONE_THREAD = {"servers": 0, "workers": 1, "threads": 1}
+
+SEEN = {
+    "a failed job": says(failed, "the job failed: worker 0 ended", state="failed",
+                         summary={"status": "failed", "message": "worker 0 ended"}),
+    "a completed job": silence(failed, state="completed"),
+    "processes that are gone": says(failed, ("no process",), state="gone", advice=("--resume ",)),
+    "a loop that is gone": says(failed, ("no process",), state="gone", config=LOOP, advice=("Start the loop again.",)),
+    "a recovery": says(recovering, "the job recovers: server 1 ended: killed by SIGKILL", DEATH, state="recovering",
+                       advice="Training resumes when all members are back."),
+    "a death of a job that trains": silence(recovering, DEATH),
+    "a recovery that waits for members": says(
+        recovering, (), *AWAITED, state="recovering", now=70, config={"recovery": {"replace_timeout_s": 900.0}},
+        advice="Training resumes when all members are back, server 1, server 0 for 60 seconds of 900 s."),
+    "a step 59 seconds ago": silence(no_step, progress(0, 100), now=59),
+    "a step 130 seconds ago": says(no_step, "no step for 2 minutes", progress(0, 100), now=130),
+    "a step before the end": silence(no_step, progress(0, 100), now=500, state="completed"),
+    "a process without a record": says(silent, "server 1 sent nothing for 41 seconds", telemetry(0, "server", 1),
+                                       telemetry(40, "server", 0), now=41),
+    "a record 15 seconds ago": silence(silent, telemetry(0, "server", 1), telemetry(40, "server", 0), now=15),
+    "records each 30 seconds": silence(silent, telemetry(0, "server", 1, every_s=30.0), now=100),
+    "a restart": says(restarts, "server 1 died and was restarted 3 minutes ago; 1 recovery so far", *RESTART, now=183,
+                      level="warn"),
+    "an old restart": says(restarts, (), *RESTART, now=4000, level="note"),
+    "no restart": silence(restarts),
+    "a restart after a signal": says(
+        restarts, ("server 1 died (killed by SIGKILL) and was restarted 3 minutes ago;",),
+        recovery(3, cause=KILLED, died=DIED), now=183),
+    "four recoveries within an hour": says(restarts, (), *(recovery(60 * i) for i in range(4)), now=300, level="bad"),
+    "a process near its limit": says(memory, "server 0 uses 93 % of its memory limit", NEAR, FAR),
+    "a process far from its limit": silence(memory, FAR),
+    "two near their limits": says(memory, "server 0, worker 0 use up to 96 % of their memory limits", NEAR,
+                                  telemetry(0, "worker", 0, rss_bytes=96, limit_bytes=100)),
+    "a checkpoint of 9 minutes": silence(old_checkpoint, now=1140, checkpoints=OLD),
+    "a checkpoint of 41 minutes": says(old_checkpoint, "the newest checkpoint is 41 minutes old", now=3060,
+                                       checkpoints=OLD),
+    "a checkpoint each hour": silence(old_checkpoint, now=7600, checkpoints=RARE),
+    "a warning of the job": says(checks.told, "worker 1 misses a column",
+                                 *(event(i, "warning: it", warning="worker 1 misses a column") for i in range(3))),
+    "a wait for a server": says(waits, "worker 1 waits 38 % of its step for server 0", step_of(0, pull_wait=5.0),
+                                step_of(1, pull_wait=38.0, waits={"server 0": 30.0, "server 1": 8.0})),
+    "a short wait for a server": silence(waits, step_of(0, pull_wait=19.0)),
+    "a wait of a loop": says(waits, (), step_of(0, pull_wait=50.0), config=LOOP, advice=("client.ahead",)),
+    "many that wait": says(waits, "5 workers wait up to 34 % of their step for server 2",
+                           *(step_of(i, pull_wait=30.0 + i, waits={"server 2": 30.0}) for i in range(5))),
+    "a slow worker": says(slow_worker, ("worker 1 is slower", "98.0 ms", "backward"),
+                          step_of(0, dense_reduce=60.0, backward=30.0), step_of(1, dense_reduce=2.0, backward=88.0)),
+    "equal workers": silence(slow_worker, step_of(0), step_of(1, total=130.0)),
+    "one worker": silence(slow_worker, step_of(0)),
+    "waits for samples": says(
+        warnings_of, "worker 2 waits 31 % of its step for samples", step_of(0, data=25.0), step_of(1, data=19.0),
+        step_of(2, total=120.0, data=37.2), level="warn",
+        advice="Reading data is the bottleneck: check the disk, or convert the data once."),
+    "a wait of 19 %": silence(warnings_of, step_of(0, total=200.0, data=38.0, pull_wait=30.0)),
+    "a wait of 20 %": says(warnings_of, "worker 0 waits 20 % of its step for samples",
+                           step_of(0, total=200.0, data=40.0, pull_wait=30.0)),
+    "a loop's wait for samples": says(waits_for_samples, (), step_of(0, data=50.0), config=LOOP,
+                                      advice=("read in more processes.",)),
+    "a job that became slower": says(slower, "the speed fell from 1,000 to 400 samples/s", *SPEEDS),
+    "two slow records": silence(slower, *SPEEDS[:10]),
+    "a slower loop": says(slower, "the speed fell from 100 to 20 steps/s", *SLOW_LOOP, config=LOOP),
+    "a large dense model": says(
+        large_tower, "products, sums and updates of the dense model take 70 % of a step: 1,234,567 parameters beside "
+        "1,200 rows", DENSE, summary=tower(1_234_567), level="note"),
+    "as many rows": silence(large_tower, DENSE, summary=tower(1_200)),
+    "short products": silence(large_tower, step_of(0, forward=30.0, backward=29.0), summary=tower(1_234_567)),
+    "threads that wait": says(
+        waits_for_cores, "the threads of a worker wait 310.0 ms for a core in a step of 100.0 ms: more threads run "
+        "than there are cores", summary=CORES),
+    "threads that wait shortly": silence(waits_for_cores, summary=CORES | {"cpu_ms": {"waited": 49.0}}),
+    "threads of a short run": silence(waits_for_cores, summary=CORES | {"wall_s": 59.0}),
+    "an old summary": silence(waits_for_cores, summary={"status": "completed", "cpu_ms": {}}),
+    "one thread": says(waits_for_cores, (), summary=CORES, config=ONE_THREAD, advice="Other programs take its cores."),
+    "two threads": says(waits_for_cores, (), summary=CORES, config=ONE_THREAD | {"threads": 2},
+                        advice=("Set fewer threads or workers",)),
+    "a loss that is no number": says(
+        not_finite, "the loss is not finite at step 700; 1,200 rows of gradients were dropped because they were not "
+        "finite", progress(0, 700, None, dropped_rows=1200), advice=("learning rate",)),
+    "a finite loss": silence(not_finite, progress(0, 700, 0.4, dropped_rows=0)),
+    "a loop without a loss": silence(not_finite, of_steps(1, 10), config=LOOP),
+    "a loop whose loss is no number": says(not_finite, (), of_steps(1, 10, loss=None), config=LOOP),
+    "a loop's dropped rows": says(not_finite, (), progress(1, 10, dropped_rows=3), config=LOOP,
+                                  advice=("clip gradients.",)),
+    "a rising loss": says(rising_loss, ("the loss rises: 0.5", "1.2000 now"), *losses([*FALLS, 0.7, 0.9, 1.2, 1.5])),
+    "noise": silence(rising_loss, *losses(NOISE)),
+    "a loss above guessing": says(worse_than_guessing, ("0.950", "0.693"), *losses([0.9, 0.95, 1.0]), config=BCE),
+    "a loss of another kind": silence(worse_than_guessing, *losses([0.9, 0.95, 1.0])),
+    "a loss below guessing": silence(worse_than_guessing, *losses([0.6, 0.6, 0.6]), config=BCE),
+    "a loss of two labels": silence(worse_than_guessing, *losses([0.9, 0.95, 1.0]), config=TWO_LABELS),
+    "a loss of a loop": silence(worse_than_guessing, *losses([2.0] * 4), config=LOOP),
+    "a loss that exploded": says(
+        exploded_loss, "the loss was 4,202.3 at step 4; a constant prediction of 0.5 has 0.693", *EXPLODED, config=BCE,
+        level="bad", advice=("learning rate",)),
+    "a loss that exploded and a model that learned": says(exploded_loss, (), *EXPLODED, *evaluated(0.5, 0.7),
+                                                          config=BCE, level="note"),
+    "a large loss of another kind": silence(exploded_loss, *EXPLODED),
+    "a large first loss": silence(exploded_loss, *losses([1.3, 0.7, *[0.6] * 9]), config=BCE),
+    "worse than their average": says(worse_than_average, ("normalized entropy is 1.65 at step 630",),
+                                     entropy(630, 1.6503)),
+    "better than their average": silence(worse_than_average, entropy(630, 0.99)),
+    "an early entropy": silence(worse_than_average, entropy(50, 1.65)),
+    "no entropy": silence(worse_than_average, entropy(630, None)),
+    "a model that guesses": says(guessing, "after 200 steps AUC is 0.4998: the model guesses",
+                                 *evaluated(0.5, 0.5, 0.4998), level="bad"),
+    "a model that learns": silence(guessing, *evaluated(0.5, 0.5, 0.6)),
+    "an early model": silence(guessing, *evaluated(0.5, 0.5, every=50)),
+    "one evaluation": silence(guessing, *evaluated(0.5)),
+    "a label that guesses": says(guessing, "after 300 steps AUC/x is 0.5100: the model guesses", *LABELS),
+    "an AUC too good": says(too_good, "AUC is 0.99995: a feature probably tells the label", *evaluated(0.8, 0.99995),
+                            level="warn"),
+    "a good AUC": silence(too_good, *evaluated(0.99995, 0.9999)),
+    "a loss that does not move": says(stuck_loss, "the loss has not moved for 1,000 steps",
+                                      *losses([*(1.0 - 0.02 * i for i in range(20)), *STILL], every=50)),
+    "a loss that moves": silence(stuck_loss, *losses([1.0 - 0.01 * i for i in range(40)], every=50)),
+    "few losses": silence(stuck_loss, *losses(STILL[:4], every=50)),
+    "an AUC that falls": says(falling_auc, "AUC falls: 0.8000 at step 100, 0.7800 at step 300", *FALLING),
+    "an AUC that fell once": silence(falling_auc, *evaluated(0.7, 0.78, 0.8, 0.799)),
+    "an AUC of a label that falls": says(falling_auc, "AUC/bought falls: 0.8000 at step 100, 0.7800 at step 300",
+                                         *LABELS),
+    "an AUC that falls with the loss": says(falling_auc, (), *losses([0.5 - 0.01 * i for i in range(12)], every=30),
+                                            *FALLING, advice=("overfits",)),
+    "an AUC that falls while the loss rises": says(
+        falling_auc, (), *losses([0.5 + 0.01 * i for i in range(12)], every=30), *FALLING, advice=("learning rate",)),
+    "overfitting": says(overfits, "the loss is 0.6540 on evaluation rows, 17 % above 0.5580 in training", *TRAINED,
+                        of_evaluation(0.654), config=BCE, level="warn", advice=HELPS),
+    "a loss within the margin": silence(overfits, *TRAINED, of_evaluation(0.58), config=BCE),
+    "a loss of few rows": silence(overfits, *TRAINED, of_evaluation(0.62, samples=900), config=BCE),
+    "no metric is the loss": silence(overfits, *TRAINED, of_evaluation(0.7),
+                                     config={"train": {"loss": {"name": "huber"}}}),
+    "no loss": silence(overfits, *TRAINED, of_evaluation(0.7)),
+    "a training loss that jumps": silence(overfits, *losses([0.7] * 9 + [0.45, 0.65, 0.57]), of_evaluation(0.65),
+                                          config=BCE),
+    "losses after the evaluation": silence(overfits, *losses([0.654] * 12 + [0.4] * 9), of_evaluation(0.654),
+                                           config=BCE),
+    "no records": silence(warnings_of, state="starting"),
+}  # fmt: skip
 
 
-def test_a_job_that_became_slower(tmp_path: Path) -> None:
-    rates = [900.0, *[1000.0] * 8, 400.0, 400.0, 400.0]
-    records = [progress(i, i, samples_per_s=rate) for i, rate in enumerate(rates)]
-    assert only(steps.slower, sight(tmp_path / "run", *records)).text == "the speed fell from 1,000 to 400 samples/s"
-    assert not steps.slower(sight(tmp_path / "run", *records[:10]))
+@every("seen", SEEN.values(), ids=SEEN)
+def test_what_is_wrong_gives_its_warning_and_what_is_not_gives_none(tmp_path: Path, seen: Seen) -> None:
+    found = seen.check(sight(tmp_path / "run", *seen.records, **seen.sees))
+    if seen.text is None:
+        assert found == []
+        return
+    (warning,) = found
+    assert has(warning.text, seen.text), warning
+    assert has(warning.advice, seen.advice), warning
+    assert seen.level in (None, warning.level), warning
+    if seen.sees.get("config") is LOOP:
+        assert "shardkeep train" not in warning.advice and "train." not in warning.advice
 
 
-def test_a_restarted_server_is_named_with_its_time(tmp_path: Path) -> None:
-    recovery = {"phase": "recovery", "cause": "server 1 ended", "died": [{"role": "server", "index": 1}]}
-    records = (
-        event(0, "server 1 ended", lost="server", lost_index=1),
-        event(3, "it recovered", **recovery, kind="phase"),
-    )
-    found = only(processes.restarts, sight(tmp_path / "run", *records, now=183))
-    assert (found.level, found.text) == ("warn", "server 1 died and was restarted 3 minutes ago; 1 recovery so far")
-    assert only(processes.restarts, sight(tmp_path / "run", *records, now=4000)).level == "note"
-    assert not processes.restarts(sight(tmp_path / "run"))
+def test_a_job_that_is_gone_is_resumed_from_its_own_folder(tmp_path: Path) -> None:
+    (warning,) = failed(sight(tmp_path / "run", state="gone"))
+    assert f"--resume {tmp_path / 'run'}" in warning.advice
 
 
-def test_a_restart_says_how_the_process_died(tmp_path: Path) -> None:
-    cause = "server 1 (pid 7 on 127.0.0.1) ended: killed by SIGKILL, the job was at step 46"
-    died = [{"role": "server", "index": 1, "cause": cause, "reason": "killed by SIGKILL"}]
-    recovery = event(3, "it recovered", kind="phase", phase="recovery", cause=cause, died=died)
-    found = only(processes.restarts, sight(tmp_path / "run", recovery, now=183))
-    assert found.text.startswith("server 1 died (killed by SIGKILL) and was restarted 3 minutes ago;")
-
-
-def test_four_recoveries_within_an_hour_are_a_problem(tmp_path: Path) -> None:
-    records = [event(60 * i, f"recovery {i}", kind="phase", phase="recovery") for i in range(4)]
-    assert only(processes.restarts, sight(tmp_path / "run", *records, now=300)).level == "bad"
-
-
-def test_a_process_near_its_memory_limit(tmp_path: Path) -> None:
-    near, far = (
-        telemetry(0, "server", 0, rss_bytes=93, limit_bytes=100),
-        telemetry(0, "server", 1, rss_bytes=50, limit_bytes=100),
-    )
-    assert only(processes.memory, sight(tmp_path / "run", near, far)).text == "server 0 uses 93 % of its memory limit"
-    assert not processes.memory(sight(tmp_path / "run", far))
-    other = telemetry(0, "worker", 0, rss_bytes=96, limit_bytes=100)
-    assert (
-        only(processes.memory, sight(tmp_path / "run", near, other)).text
-        == "server 0, worker 0 use up to 96 % of their memory limits"
-    )
-
-
-def test_warnings_of_the_job_itself_appear_once_each(tmp_path: Path) -> None:
-    records = [event(i, "warning: worker 1 misses a column", warning="worker 1 misses a column") for i in range(3)]
-    assert only(checks.told, sight(tmp_path / "run", *records)).text == "worker 1 misses a column"
+@every("module", [learning, processes, steps])
+def test_every_check_is_asked_and_has_a_case(module: Any) -> None:
+    functions = inspect.getmembers(module, inspect.isfunction)
+    found = {name for name, each in functions if each.__annotations__.get("return") == "list[Warning]"}
+    assert found and found <= {check.__name__ for check in checks.CHECKS}
+    assert found <= {seen.check.__name__ for seen in SEEN.values() if seen.text is not None}
 
 
 def test_the_worst_warning_comes_first(tmp_path: Path) -> None:
-    seen = sight(
-        tmp_path / "run",
-        event(0, "warning: a remark", warning="a remark"),
-        step_of(0, pull_wait=50.0),
-        progress(0, 10, None),
-        now=1,
-    )
-    assert [w.level for w in warnings_of(seen)] == ["bad", "warn", "note"]
-
-
-def of_evaluation(logloss: float, samples: int = 100_000, **others: object) -> dict[str, object]:
-    """A record of an evaluation after step 1,200."""
-    return {"time": at(20), "kind": "eval", "step": 1200, "auc": 0.7, "logloss": logloss, "samples": samples, **others}
-
-
-def test_a_loss_on_evaluation_rows_above_that_of_training_names_the_settings_that_help(tmp_path: Path) -> None:
-    training = losses([0.7] * 9 + [0.557, 0.558, 0.559])
-    found = only(learning.overfits, sight(tmp_path / "run", *training, of_evaluation(0.654), config=BCE))
-    assert found.text == "the loss is 0.6540 on evaluation rows, 17 % above 0.5580 in training"
-    assert found.level == "warn"
-    for setting in ("train.early_stopping", "epochs", "weight_decay", "model.dropout", "dim", "admit.min_count"):
-        assert setting in found.advice
-
-
-@pytest.mark.parametrize(
-    ("evaluation", "config"),
-    [
-        (of_evaluation(0.58), BCE),
-        (of_evaluation(0.62, samples=900), BCE),
-        (of_evaluation(0.7), {"train": {"loss": {"name": "huber"}}}),
-        (of_evaluation(0.7), {}),
-    ],
-    ids=["within the margin", "within the noise of few rows", "no metric is the loss", "no loss"],
-)
-def test_a_loss_on_evaluation_rows_that_is_not_clearly_above_is_no_warning(
-    tmp_path: Path, evaluation: dict[str, object], config: dict[str, object]
-) -> None:
-    training = losses([0.7] * 9 + [0.557, 0.558, 0.559])
-    assert not learning.overfits(sight(tmp_path / "run", *training, evaluation, config=config))
-
-
-def test_a_loss_of_training_that_jumps_is_noise(tmp_path: Path) -> None:
-    training = losses([0.7] * 9 + [0.45, 0.65, 0.57])
-    assert not learning.overfits(sight(tmp_path / "run", *training, of_evaluation(0.65), config=BCE))
-
-
-def test_only_losses_before_the_evaluation_are_compared_with_it(tmp_path: Path) -> None:
-    training = losses([0.654] * 12 + [0.4] * 9)
-    assert not learning.overfits(sight(tmp_path / "run", *training, of_evaluation(0.654), config=BCE))
-
-
-def test_a_large_dense_model_has_its_parameters_beside_the_rows(tmp_path: Path) -> None:
-    summary = {"status": "completed", "tower": {"parameters": 1_234_567}, "tables": [{"name": "a", "rows": 200},
-               {"name": "b", "rows": 1000}]}  # fmt: skip
-    record = step_of(0, forward=30.0, backward=30.0, optimizer=5.0, dense_reduce=5.0, pull_wait=10.0)
-    found = only(steps.large_tower, sight(tmp_path / "run", record, summary=summary))
-    assert (found.level, found.text) == ("note", "products, sums and updates of the dense model take 70 % of a step: "
-                                         "1,234,567 parameters beside 1,200 rows")  # fmt: skip
-    few = {**summary, "tower": {"parameters": 1_200}}
-    assert not steps.large_tower(sight(tmp_path / "few", record, summary=few))
-    short = step_of(0, forward=30.0, backward=29.0)
-    assert not steps.large_tower(sight(tmp_path / "small", short, summary=summary))
-
-
-@pytest.mark.parametrize(
-    ("waited_ms", "wall_s", "warned"), [(49.0, 90.0, False), (310.0, 59.0, False), (310.0, 90.0, True)]
-)
-def test_threads_that_wait_for_a_core_are_told_of_runs_that_are_not_short(
-    tmp_path: Path, waited_ms: float, wall_s: float, warned: bool
-) -> None:
-    cpu = {"waited": waited_ms, "worker": 200.0}
-    summary = {"status": "completed", "wall_s": wall_s, "cpu_ms": cpu, "step_ms": {"total": 100.0}}
-    found = steps.waits_for_cores(sight(tmp_path / "run", summary=summary))
-    text = (
-        "the threads of a worker wait 310.0 ms for a core in a step of 100.0 ms: more threads run than there are cores"
-    )
-    assert [warning.text for warning in found] == ([text] if warned else [])
-    assert not steps.waits_for_cores(sight(tmp_path / "old", summary={"status": "completed", "cpu_ms": {}}))
-
-
-def test_a_job_of_one_thread_is_not_advised_to_set_fewer(tmp_path: Path) -> None:
-    summary = {"status": "completed", "wall_s": 90.0, "cpu_ms": {"waited": 310.0}, "step_ms": {"total": 100.0}}
-    config = {"servers": 0, "workers": 1, "threads": 1}
-    alone = only(steps.waits_for_cores, sight(tmp_path / "one", summary=summary, config=config))
-    assert alone.advice == "Other programs take its cores."
-    more = only(steps.waits_for_cores, sight(tmp_path / "two", summary=summary, config=config | {"threads": 2}))
-    assert more.advice.startswith("Set fewer threads or workers")
+    remark = event(0, "warning: a remark", warning="a remark")
+    seen = sight(tmp_path / "run", remark, step_of(0, pull_wait=50.0), progress(0, 10, None), now=1)
+    assert [warning.level for warning in warnings_of(seen)] == ["bad", "warn", "note"]

@@ -1,6 +1,6 @@
 """Headless Chromium for tests of pages: what a page requests, what it logs, what axe-core finds, where the focus goes.
 
-scripts/install-browser installs what it needs, except Chromium itself. Without it, tests are skipped.
+scripts/install-all installs what it needs. Without it, tests are skipped.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Visit:
     def axe(self) -> list[str]:
         """The serious and critical findings of axe-core, each with the first elements."""
         if not AXE.exists():
-            pytest.skip("no axe-core: run make test LONG=1, or scripts/install-browser .venv")
+            pytest.skip("no axe-core: run make test LONG=1")
         self.page.evaluate(AXE.read_text(encoding="utf-8"))
         found = self.page.evaluate("axe.run(document, {resultTypes: ['violations']})")["violations"]
         grave = [finding for finding in found if finding["impact"] in ("serious", "critical")]
@@ -124,13 +124,11 @@ def chromium() -> Iterator[Chromium]:
     """Starts Chromium. Skips the test where it or playwright is missing."""
     program = next(filter(None, map(shutil.which, PROGRAMS)), None)
     if program is None:
-        pytest.skip(
-            f"none of {', '.join(PROGRAMS)} is installed: run make test LONG=1, or scripts/install-browser .venv"
-        )
+        pytest.skip(f"none of {', '.join(PROGRAMS)} is installed: run make test LONG=1")
     try:
         from playwright.sync_api import sync_playwright
     except ImportError:
-        pytest.skip("no playwright: run make test LONG=1, or scripts/install-browser .venv")
+        pytest.skip("no playwright: run make test LONG=1")
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
         try:

@@ -1,19 +1,23 @@
-"""Pages of run folders for tests: `shardkeep view` of them, and what a reader finds on the page."""
+"""Pages of run folders for tests, served in the test's own process, and what a reader finds on the page."""
 
 from __future__ import annotations
 
 import contextlib
 import re
+import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import datetime
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from shardkeep.config.web import WebConfig
-from shardkeep.page.of_job import serve_page
+from shardkeep.page.of_job import LIMITS, page_url, serve_page
+from shardkeep.page.state import RunState
+from shardkeep.web.access import Access
 from shardkeep.web.server import WebServer
+from shardkeep.web.site import Site
 from tests.support.browser import Visit
-from tests.support.cluster import Cluster, Command
 
 LIVE = "document.querySelector('#connection').className === 'live'"
 DRAWN = "!document.body.classList.contains('waiting')"
@@ -44,23 +48,18 @@ class PageAddress:
         return {"Authorization": f"Bearer {self.token}"}
 
 
-@dataclass(frozen=True)
-class View:
-    """A `shardkeep view` under way."""
-
-    command: Command
-    address: PageAddress
-
-
 @contextlib.contextmanager
-def viewed(cluster: Cluster, *runs: Path) -> Iterator[View]:
-    """Serves the pages of run folders until the end of the `with`."""
-    command = cluster.command("view", *map(str, runs))
-    line = command.line("page")
-    try:
-        yield View(command, PageAddress(line.split()[-1]))
-    finally:
-        command.kill()
+def viewed(*runs: Path, now: datetime | None = None) -> Iterator[PageAddress]:
+    """Serves the page of run folders until the end of the `with`. It accepts any number of connections per second.
+
+    `now`: The time at which the page sees the folders; None = the time of this machine."""
+    from shardkeep.page.app import page_app  # here: it loads starlette
+
+    clock = time.time if now is None else now.timestamp
+    states, access = [RunState(run, clock=clock) for run in runs], Access("0123456789abcdef" * 4)
+    site = Site(lambda: page_app(states, access), access, replace(LIMITS, per_s=1e6, burst=1000))
+    with contextlib.closing(WebServer()) as web:
+        yield PageAddress(page_url(web.open("127.0.0.1:0", site), access.token or ""))
 
 
 @contextlib.contextmanager

@@ -34,7 +34,7 @@ class Prometheus:
     """
 
     def __init__(self, folder: Path, targets: str, credentials: Path, *rules: Path) -> None:
-        assert PROGRAM is not None, "prometheus is not installed: scripts/install-test-tools"
+        assert PROGRAM is not None, "prometheus is not installed: scripts/install-all"
         folder.mkdir()
         access = {"authorization": {"type": "Bearer", "credentials_file": str(credentials)}}
         job = {

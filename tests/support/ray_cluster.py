@@ -1,6 +1,6 @@
 """A Ray cluster on hosts: the head on the first, which runs no task, and a node on each of the others.
 
-Ray has an environment of its own (scripts/install-engines). This process does not import it: its programs run on the
+Ray has an environment of its own (scripts/install-all). This process does not import it: its programs run on the
 first host.
 """
 
@@ -24,7 +24,7 @@ STORE_BYTES = 80_000_000
 
 def missing_ray() -> str | None:
     """Why there can be no Ray here, in one line; None if there can."""
-    return None if (ENVIRONMENT / "ray").exists() else "needs .venv-engines (scripts/install-engines)"
+    return None if (ENVIRONMENT / "ray").exists() else "needs .venv-engines (scripts/install-all)"
 
 
 class RayCluster:

@@ -1,4 +1,4 @@
-"""What a warning of the page looks at, from a few records that a test writes."""
+"""What the page and its warnings look at, from a few records that a test writes."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from shardkeep.page.records import RunRecords
+from shardkeep.page.state import RunState
 from shardkeep.page.warnings.warning import Sight
 
 NOON = datetime(2026, 11, 25, 12, 0, 0)
@@ -41,6 +42,27 @@ def step_of(index: int, *, total: float = 100.0, waits: Record | None = None, **
     return telemetry(0, "worker", index, steps=10, step_ms={"total": total, **parts}, wait_ms=waits or {})
 
 
+def append(path: Path, *records: Any, end: str = "\n") -> None:
+    """Adds lines to a file of records."""
+    with path.open("a", encoding="utf-8") as file:
+        file.write("\n".join(json.dumps(record) for record in records) + end)
+
+
+def write_records(run: Path, *records: Record) -> None:
+    """Writes a run folder's files of records."""
+    run.mkdir(exist_ok=True)
+    for name, kinds in (("metrics.jsonl", ("progress", "eval", "event", "phase")), ("telemetry.jsonl", ("telemetry",))):
+        chosen = [json.dumps(record) + "\n" for record in records if record["kind"] in kinds]
+        (run / name).write_text("".join(chosen), encoding="utf-8")
+
+
+def state_of(run: Path, *records: Record, now: float = 0.0, config: str = "name: job\n", **options: Any) -> RunState:
+    """The page's state of a run folder with these records, `now` seconds after noon. Options: as of RunState."""
+    write_records(run, *records)
+    (run / "config.yaml").write_text(config, encoding="utf-8")
+    return RunState(run, clock=lambda: NOON.timestamp() + now, **options)
+
+
 def sight(
     run: Path,
     *records: Record,
@@ -51,10 +73,7 @@ def sight(
     summary: Record | None = None,
 ) -> Sight:
     """What a warning looks at, `now` seconds after noon."""
-    run.mkdir(exist_ok=True)
-    for name, kinds in (("metrics.jsonl", ("progress", "eval", "event", "phase")), ("telemetry.jsonl", ("telemetry",))):
-        chosen = [json.dumps(record) + "\n" for record in records if record["kind"] in kinds]
-        (run / name).write_text("".join(chosen), encoding="utf-8")
+    write_records(run, *records)
     if summary is not None:
         (run / "summary.json").write_text(json.dumps(summary), encoding="utf-8")
     read = RunRecords(run)

@@ -55,7 +55,7 @@ PartitionName=main Nodes={nodes} Default=YES MaxTime=INFINITE OverTimeLimit=0 St
 def missing_program() -> str | None:
     """Why there can be no Slurm here, in one line; None if there can."""
     absent = [program for program in PROGRAMS if shutil.which(program) is None]
-    return f"needs {absent[0]} (scripts/install-engines)" if absent else None
+    return f"needs {absent[0]} (scripts/install-all)" if absent else None
 
 
 @dataclass(frozen=True)
