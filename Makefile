@@ -3,8 +3,8 @@ PYTHON ?= $(firstword $(foreach p,python3 python3.13 python3.12 python3.11 pytho
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-LOOPS := $(VENV)/.loops # what the long tests need besides: TorchRec, Lightning, transformers, tensorboard, tritonclient, nbclient
-ENGINES := .venv-engines/.installed # Slurm, Ray, and the schemas of other engines
+TOOLS := $(VENV)/.tools # what the long tests need besides: TorchRec, Lightning, Ray, Slurm, Prometheus, Chromium
+ENGINES := .venv-engines
 PARALLEL := --workers 3 # on two cores: tests with processes often wait
 PYTEST ?= # more options of pytest
 
@@ -13,9 +13,8 @@ PYTEST ?= # more options of pytest
 demo: $(STAMP)
 	@$(BIN)/shardkeep train examples/demo.yaml
 
-test: $(if $(LONG),$(LOOPS) $(ENGINES),$(STAMP))
+test: $(if $(LONG),$(TOOLS),$(STAMP))
 ifdef LONG
-	@scripts/install-test-tools
 	@SHARDKEEP_LONG_TESTS=1 $(BIN)/python -m pytest $(PARALLEL) $(PYTEST) -m "not chaos and not gpu" --timeout 1500
 else
 	@$(BIN)/python -m pytest $(PARALLEL) $(PYTEST)
@@ -24,11 +23,10 @@ endif
 coverage: $(STAMP)
 	@scripts/coverage $(PARALLEL) $(PYTEST)
 
-chaos: $(LOOPS) $(ENGINES)
-	@scripts/install-test-tools
+chaos: $(TOOLS)
 	@$(BIN)/python scripts/chaos $(PARALLEL) $(PYTEST)
 
-site: $(LOOPS)
+site: $(TOOLS)
 	@$(BIN)/python -m sphinx -q -W --keep-going -c docs . build/site && echo "build/site/README.html"
 
 check: $(STAMP)
@@ -38,14 +36,10 @@ $(STAMP): pyproject.toml constraints.txt scripts/install
 	@scripts/install "$(PYTHON)" $(VENV)
 	@touch $(STAMP)
 
-$(LOOPS): $(STAMP) scripts/install-loops
-	@scripts/install-loops $(VENV)
-	@touch $(LOOPS)
-
-$(ENGINES): $(STAMP) scripts/install-engines
-	@scripts/install-engines $(VENV) $(@D)
+$(TOOLS): $(STAMP) scripts/install-all
+	@scripts/install-all $(VENV) $(ENGINES)
 	@touch $@
 
 clean:
-	rm -rf $(VENV) .venv-engines build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(ENGINES) build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -21,7 +21,7 @@ pytestmark = [
     pytest.mark.waits_for_processes,
     pytest.mark.slow,
     pytest.mark.timeout(600),
-    pytest.mark.skipif(PROGRAM is None, reason="prometheus: scripts/install-test-tools"),
+    pytest.mark.skipif(PROGRAM is None, reason="prometheus: make test LONG=1"),
 ]
 MONITORING = Path(__file__).resolve().parents[2] / "examples" / "monitoring"
 JOB: dict[str, Any] = {
