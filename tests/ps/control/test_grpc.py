@@ -154,6 +154,7 @@ def test_a_failure_is_heard_sooner_than_a_heartbeat_lasts(
     start: Callable[..., Cluster], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(heartbeat, "heartbeat_s", lambda _members: 10 * LIMIT_S)
+    monkeypatch.setattr("shardkeep.ps.control.grpc.server.LONGEST_WAIT_S", 10 * LIMIT_S)
     cluster = start(lease_s=100 * LIMIT_S)
     members = cluster.form()
     for member in members:

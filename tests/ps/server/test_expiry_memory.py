@@ -15,12 +15,12 @@ from shardkeep.ps.checkpoints.folder import Checkpoints
 from shardkeep.ps.config import TableSpec
 from shardkeep.ps.placement import bucket_of, buckets_of
 from shardkeep.ps.server.pages import SMALL
-from shardkeep.ps.server.snapshot.files import load_snapshots, write_snapshot
 from shardkeep.ps.server.table import index
 from shardkeep.ps.server.table.initializers.config import InitConfig
 from shardkeep.ps.server.table.policies.config import AdmitConfig, EvictConfig
 from shardkeep.ps.server.tables import Tables
 from tests.support.cases import every
+from tests.support.marked_tables import checkpointed, loaded
 from tests.support.one_table import ids_in
 from tests.support.tables import gradients
 
@@ -68,12 +68,12 @@ IDS = np.arange(20_000, dtype=np.int64)
 BUCKET = bucket_of(IDS)
 
 
-@every("servers", [1, 2])
 def test_tables_hold_what_they_should_while_their_index_shrinks_and_grows(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, servers: int
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Waves of thousands of ids against a dict of last pushes, with increments in between, and a server that loads
     them."""
+    servers = 2
     monkeypatch.setattr(index, "SHRINK_FROM_BYTES", 3 * SMALL)
     monkeypatch.setattr(index, "MOVE_AT_LEAST", 16)
     spec = TableSpec(name="t", dim=2, init=InitConfig(name="zeros"), evict=EvictConfig(ttl_steps=3, sweep_steps=2))
@@ -98,14 +98,8 @@ def test_tables_hold_what_they_should_while_their_index_shrinks_and_grows(
         pulled = gradients({0: (ids[server_of_id == 0], np.empty((int((server_of_id == 0).sum()), 2), np.float32))})
         assert not shards[0].pull(pulled.sections, np.empty_like(pulled.values)).absent_S.any()
         if step % 7 == 3:
-            snapshots = [tables.snapshot("" if last is None else last.id) for tables in shards]
-            partial = checkpoints.begin(step)
-            files = [file for s, mark in enumerate(snapshots) for file in write_snapshot(mark, partial, shard=s)]
-            last = checkpoints.commit(step, files, {}, base=last, removes=True)
-            for tables in shards:
-                tables.changed.complete(last.id)
-            loaded = Tables([spec], seed=3)
-            load_snapshots(loaded, last, shard=0, num_shards=1)
-            assert loaded[0].digest() == sum(tables[0].digest() for tables in shards) % (1 << 128)
+            last = checkpointed(shards, checkpoints, step, last, removes=True)
+            (read,) = loaded([spec], last, seed=3)
+            assert read[0].digest() == sum(tables[0].digest() for tables in shards) % (1 << 128)
     falls = sum(b < a for a, b in pairwise(sizes))
     assert falls > 4 and max(sizes) > 3 * min(sizes[20:])

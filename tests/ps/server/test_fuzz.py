@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import struct
 import tracemalloc
@@ -138,9 +139,8 @@ def test_whatever_comes_is_answered_at_its_own_cost_and_a_refused_message_change
     check(busy(mode), content)
 
 
-@every("name", VALID)
-@every("mode", MODES)
-def test_every_message_cut_off_anywhere_is_refused(mode: str, name: str) -> None:
+@every(("name", "mode"), zip(VALID, itertools.cycle(MODES)))
+def test_every_message_cut_off_anywhere_is_refused(name: str, mode: str) -> None:
     whole = VALID[name].tobytes()
     service = make_service(mode)
     before = state(service)

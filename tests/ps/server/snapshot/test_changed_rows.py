@@ -16,7 +16,7 @@ from shardkeep.ps.server.snapshot.files import load_snapshots, write_snapshot
 from shardkeep.ps.server.snapshot.snapshot import Snapshot
 from shardkeep.ps.server.tables import Tables
 from tests.support.cases import every
-from tests.support.marked_tables import IDS, SPECS, Between, filled, random_push, same, state
+from tests.support.marked_tables import IDS, SPECS, Between, filled, loaded, random_push, same, state
 from tests.support.one_table import OneTable, ids_in
 from tests.support.tables import ByTable, gradients
 
@@ -126,11 +126,7 @@ class Job:
 
     def loaded(self, num_shards: int = 1) -> list[Tables]:
         assert self.last is not None
-        found = []
-        for shard in range(num_shards):
-            found.append(Tables(SPECS, seed=7))
-            load_snapshots(found[-1], self.checkpoints.load(self.last.step), shard=shard, num_shards=num_shards)
-        return found
+        return loaded(SPECS, self.checkpoints.load(self.last.step), num_shards)
 
 
 def rows_in(checkpoint: Checkpoint) -> int:
@@ -223,7 +219,7 @@ def test_a_damaged_file_anywhere_in_a_chain_is_found_before_a_row_is_used(tmp_pa
     content = bytearray(path.read_bytes())
     content[-5] ^= 16
     path.write_bytes(bytes(content))
-    loaded = Tables(SPECS, seed=7)
+    empty = Tables(SPECS, seed=7)
     with pytest.raises(CheckpointError, match=f"{path}: damaged: its checksum is wrong"):
-        load_snapshots(loaded, increment, shard=0, num_shards=1)
-    assert not any(table.num_rows for table in loaded)
+        load_snapshots(empty, increment, shard=0, num_shards=1)
+    assert not any(table.num_rows for table in empty)

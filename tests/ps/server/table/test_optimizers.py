@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any, get_args
@@ -237,8 +238,7 @@ CONFIGS: list[dict[str, Any]] = [
 ]
 
 
-@every("config", CONFIGS, ids=lambda c: " ".join(f"{k}={v}" for k, v in c.items() if k != "schedule"))
-@every("dim", [1, 7, 16], ids=lambda d: f"dim {d}")
+@every(("config", "dim"), zip(CONFIGS, itertools.cycle([1, 7, 16])))
 def test_fifty_sparse_steps_agree_with_the_formula_in_float64(config: dict[str, Any], dim: int) -> None:
     table = make_table(config, dim)
     c = table.spec.optimizer
