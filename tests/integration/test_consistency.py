@@ -26,7 +26,7 @@ from tests.support.messages import unpack
 from tests.support.samples import as_data, draw
 from tests.support.unreliable import UnreliableTransport
 
-STEPS = 24
+STEPS = 16
 LIMIT_S = 90.0
 
 
@@ -275,7 +275,7 @@ class _Lazy(Future[Bytes]):
         return super().result(timeout)
 
 
-@every(("mode", "staleness"), [("sync", None), ("bounded", 1), ("async", 0), ("async", 3)])
+@every(("mode", "staleness"), [("sync", None), ("bounded", 1), ("async", 3)])
 def test_a_worker_has_no_more_pushes_under_way_than_its_window(mode: str, staleness: int | None) -> None:
     job = make_job(job_config(mode, staleness))
     counted = [Counted(service) for service in job.services]
@@ -298,7 +298,7 @@ def test_messages_that_come_late_in_another_order_and_twice_count_once(
 
     job = make_job(job_config(mode, servers=servers), unreliable)
     summary = job.run()
-    assert sum(transport.twice for transport in made) > 10
+    assert sum(transport.twice for transport in made) > 5
     assert (summary["steps"], summary["samples"]) == (STEPS, STEPS * 8 * 2)
     assert [service.report()["applied_steps"] for service in job.services] == [STEPS] * servers
     assert [service.report()["pushes"] for service in job.services] == [STEPS * 2] * servers

@@ -14,7 +14,8 @@ import pytest
 from shardkeep.config import JobConfig
 from shardkeep.run.folder import NO_SUMMARY, RunFolder
 from shardkeep.workers.data.sources.registry import open_data
-from tests.support.cluster import Cluster, Ended, gone, kinds, listening, records
+from tests.support.cases import every
+from tests.support.cluster import Cluster, Ended, gone, kinds, listening, records, within
 from tests.support.configs import ENDLESS, TINY
 from tests.support.golden import STEPS, Golden
 from tests.support.local_job import LocalJob
@@ -108,9 +109,29 @@ def test_ctrl_c_stops_a_job_in_order(cluster: Cluster) -> None:
     assert not gone(members.values(), limit_s=0)
 
 
-@pytest.mark.parametrize("place", ["file/run", "/proc/run"], ids=["below-a-file", "where-nobody-may-write"])
+EVALUATED = 60_000
+"""So many that Ctrl-C comes before they are evaluated."""
+
+
+def test_ctrl_c_after_the_last_step_leaves_a_completed_job(cluster: Cluster) -> None:
+    """In one process; of processes with stand-ins: tests/launch/test_supervised_stops.py."""
+    data = {"synthetic": {**TINY["data"]["synthetic"], "eval_samples": EVALUATED}}
+    config = {**TINY, "servers": 0, "workers": 1, "data": data, "checkpoint": {"every_steps": 1000}}
+    job, folder = cluster.job(config)
+    within(60, lambda: any(r.get("step") == 39 for r in records(folder)), "no last step", lambda: job.running)
+    job.signal(signal.SIGINT)
+    ended = job.end()
+    notice = "stopping after the running step; press Ctrl-C again to end it at once\n"
+    assert (ended.code, ended.err) == (0, notice), job.printed()
+    summary = folder.summary() or {}
+    assert (summary["status"], summary["steps"]) == ("completed", 39)
+    assert summary["eval"]["samples"] == EVALUATED and summary["state_digest"]
+
+
+@every("place", ["file/run", "/proc/run"])
 def test_a_run_folder_that_cannot_be_made_is_one_line(cluster: Cluster, tmp_path: Path, place: str) -> None:
     (tmp_path / "file").write_text("")
+    """Below a file, and where nobody may write."""
     ended = cluster.command("train", str(cluster.write(TINY)), "--run-dir", place, cwd=tmp_path).end()
     assert ended.code == 2
     assert re.fullmatch(rf"error: --run-dir {place}: cannot be written \(.+\)\n", ended.err)

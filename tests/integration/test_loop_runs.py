@@ -14,7 +14,6 @@ from shardkeep.base.errors import CheckpointError
 from shardkeep.inference.export.writing import export_run
 from shardkeep.inference.scoring import evaluate_run
 from tests.support.cases import every
-from tests.support.cluster import Command
 
 pytestmark = [pytest.mark.waits_for_processes, pytest.mark.timeout(300)]
 TABLES = [TableSpec(name="item", dim=4)]
@@ -82,20 +81,6 @@ def test_what_needs_the_dense_model_says_what_the_run_is_for(run: Path, use: Cal
     assert "\n" not in text and "is of a loop of your own" in text
     for way in ("client.restore", "`shardkeep tables`", "shardkeep.torchrec.save(model.module, FILE)"):
         assert way in text
-
-
-@pytest.mark.chaos
-@pytest.mark.parametrize("command", ["export RUN OUT", "evaluate RUN", "predict RUN --data F --out o.csv", "serve RUN"])
-def test_commands_say_it_in_one_line(run: Path, tmp_path: Path, command: str) -> None:
-    (tmp_path / "f.csv").write_text("a\n1\n")
-    names = {"RUN": str(run), "OUT": "out", "F": "f.csv"}
-    called = Command(*(names.get(word, word) for word in command.split()), cwd=tmp_path)
-    try:
-        done = called.end(limit_s=100)
-    finally:
-        called.kill()
-    assert done.code == 2 and "is of a loop of your own" in done.err
-    assert len([line for line in done.err.splitlines() if line.startswith("error: ")]) == 1
 
 
 @pytest.mark.chaos

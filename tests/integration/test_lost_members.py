@@ -29,6 +29,7 @@ FEATURES: dict[str, dict[str, Any]] = {
         "tables__b__admit": "{min_count: 2, window_steps: 4}",
         "tables__b__evict": "{delete_below: 0.9, decay: 0.8, decay_steps: 2, sweep_steps: 2}",
         "checkpoint__full_every": 3,
+        "train__epochs": 2,
     },
     "packed rows, decay": {
         "tables__default__dtype": "int8",
@@ -43,7 +44,8 @@ FEATURES: dict[str, dict[str, Any]] = {
         "train__early_stopping": STOPPING,
     },
 }
-LOST_AT, SAVED_AT = 8, 6
+LOST_AT, SAVED_AT = 5, {"policies": 6}
+"""The first checkpoint is that of step 3; of step 6 with policies: an increment."""
 
 
 def end_of(job: LocalJob) -> tuple[str, dict[str, Any]]:
@@ -68,26 +70,23 @@ def server_lost(config: JobConfig, folder: Path, checkpoints: Checkpoints) -> Lo
     return job
 
 
-def everything_lost(config: JobConfig, folder: Path, checkpoints: Checkpoints) -> LocalJob:
-    """Another job begins with the last checkpoint."""
-    LocalJob(config, drawn_data(), checkpoints).lose(LOST_AT)
-    return LocalJob(config, drawn_data(), Checkpoints(folder / "again"), checkpoints.load(SAVED_AT))
-
-
 @pytest.fixture(scope="module")
 def plain() -> str:
     """The digest of the job without any of the features."""
-    return end_of(LocalJob(job_config(2, 2), drawn_data()))[0]
+    return end_of(LocalJob(job_config(2, 2, train__epochs=1), drawn_data()))[0]
 
 
 @pytest.mark.parametrize("feature", FEATURES)
 def test_whoever_is_lost_a_job_ends_with_the_bits_of_an_undisturbed_one(
     tmp_path: Path, plain: str, feature: str
 ) -> None:
-    config = job_config(2, 2, **FEATURES[feature])
-    undisturbed = end_of(LocalJob(config, drawn_data(), Checkpoints(tmp_path / "undisturbed")))
+    config = job_config(2, 2, **{"train__epochs": 1} | FEATURES[feature])
+    whole = Checkpoints(tmp_path / "undisturbed")
+    undisturbed = end_of(LocalJob(config, drawn_data(), whole))
     assert undisturbed[0] != plain, "the feature changes nothing"
-    losses = [worker_lost, server_lost, everything_lost]
+    again = LocalJob(config, drawn_data(), Checkpoints(tmp_path / "again"), whole.load(SAVED_AT.get(feature, 3)))
+    assert end_of(again) == undisturbed, "everything is lost but a checkpoint"
+    losses = [worker_lost, server_lost]
     for lost in losses[feature == "compression" :]:  # what a worker has not sent dies with it
         folder = tmp_path / lost.__name__
         folder.mkdir()

@@ -54,17 +54,16 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return run
 
 
-@every(("tower", "then", "now"), [("sgd", 1, 1), ("adam", 2, 1), ("adam", 1, 3)])
+@every(("tower", "then", "now", "step"), [("sgd", 1, 1, 9), ("adam", 2, 1, 3), ("adam", 1, 3, 9)])
 def test_a_sync_job_ends_with_the_model_of_an_undisturbed_one(
-    tmp_path: Path, undisturbed: Run, tower: str, then: int, now: int
+    tmp_path: Path, undisturbed: Run, tower: str, then: int, now: int, step: int
 ) -> None:
     before = undisturbed(then, 2, tower=tower)
     whole = before.summary
     assert [step for step, _ in before.checkpoints.complete()] == [3, 6, 9, 12, 14]
-    for step in (3, 9):
-        rest = trained(job_config(now, 2, tower=tower), tmp_path / f"from-{step}", before.checkpoints.load(step))
-        assert rest["state_digest"] == whole["state_digest"]
-        assert (rest["steps"], rest["samples"], rest["eval"]) == (14, 200, whole["eval"])
+    rest = trained(job_config(now, 2, tower=tower), tmp_path / "rest", before.checkpoints.load(step))
+    assert rest["state_digest"] == whole["state_digest"]
+    assert (rest["steps"], rest["samples"], rest["eval"]) == (14, 200, whole["eval"])
 
 
 COMPRESSED = (

@@ -56,7 +56,7 @@ def test_a_job_outlives_kills_of_servers_and_workers(cluster: Cluster) -> None:
 
 @pytest.mark.chaos
 def test_a_stopped_job_resumes_with_three_workers_and_with_ddp(cluster: Cluster, tmp_path: Path) -> None:
-    job, folder = cluster.job({**JOB, "train": {**JOB["train"], "max_steps": 80}})
+    job, folder = cluster.job({**JOB, "train": {**JOB["train"], "epochs": 2, "max_steps": 80}})
     assert job.end().code == 0
     for changes in (["workers=3", "train.max_steps=120"], ["tower.parallel=ddp", f"train.max_steps={STEPS}"]):
         settings = [part for change in changes for part in ("--set", change)]
