@@ -108,7 +108,7 @@ def hurt_at(member: str, points: dict[str, int], how: Sequence[str]) -> list[Hur
     ]
 
 
-@pytest.mark.xdist_group("hurt roles")
+@pytest.mark.group("hurt roles")
 @pytest.mark.slow
 @pytest.mark.parametrize("member", IN_CI)
 def test_a_hurt_at_each_point_of_a_role_changes_no_bit(cluster: Cluster, golden: Golden, member: str) -> None:
@@ -130,7 +130,7 @@ def test_a_hurt_at_each_point_changes_no_bit(
     check_undisturbed(hurt_job(cluster, JOB, hurt_at(member, points, how)), golden)
 
 
-@pytest.mark.xdist_group("a lease that ends")
+@pytest.mark.group("a lease that ends")
 @pytest.mark.slow  # the one job here whose lease ends by the clock
 def test_a_stalled_worker_is_replaced_when_its_lease_ends_and_never_wakes_up(cluster: Cluster, golden: Golden) -> None:
     stall = Hurt("worker 1", "pushing", 60, "SIGSTOP", silent=False)
@@ -153,7 +153,7 @@ def test_deaths_at_each_point_of_a_push_leave_each_step_applied_once(cluster: Cl
     check_nothing_lost(summary)
 
 
-@pytest.mark.xdist_group("messages astray")
+@pytest.mark.group("messages astray")
 @pytest.mark.parametrize(
     "mode", [pytest.param("sync", marks=pytest.mark.slow), pytest.param("bounded", marks=pytest.mark.chaos)]
 )

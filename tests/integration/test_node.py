@@ -31,7 +31,7 @@ def assert_as_golden(job: Machines, golden: Golden) -> None:
     assert job.summary["steps"] == golden.summary["steps"]
 
 
-@pytest.mark.xdist_group("node")
+@pytest.mark.group("node")
 @pytest.mark.slow
 def test_whatever_is_killed_no_step_is_lost_and_the_model_is_that_of_train(
     job: Machines, golden: Golden, tmp_path: Path

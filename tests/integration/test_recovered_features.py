@@ -66,7 +66,7 @@ def whole_and_hurt(
     return found
 
 
-@pytest.mark.xdist_group("recovery: compression")
+@pytest.mark.group("recovery: compression")
 @pytest.mark.slow
 def test_compressed_gradients_and_frozen_rows_outlive_deaths_of_servers(cluster: Cluster, tmp_path: Path) -> None:
     """Residual pool, second moments, stochastic rounding, coded ids, an int8 tower, settings of single tables. What a
@@ -92,7 +92,7 @@ def test_compressed_gradients_and_frozen_rows_outlive_deaths_of_servers(cluster:
     assert np.array_equal(ids_N, IDS) and np.array_equal(rows_ND, ROWS), "frozen rows are those of the file"
 
 
-@pytest.mark.xdist_group("recovery: policies")
+@pytest.mark.group("recovery: policies")
 @pytest.mark.slow
 def test_policies_packed_rows_and_scores_of_the_stream_outlive_deaths(cluster: Cluster, tmp_path: Path) -> None:
     """Admission, eviction, rows of int8 and fp16 with a state of bf16, progressive validation, increments."""
@@ -141,7 +141,7 @@ def check_policies(summary: dict[str, Any]) -> None:
 EVERY, PATIENCE = 30, 4
 
 
-@pytest.mark.xdist_group("recovery: warm start")
+@pytest.mark.group("recovery: warm start")
 @pytest.mark.slow
 def test_a_warm_start_whole_decay_early_stopping_and_a_synced_norm_outlive_deaths_before_any_checkpoint(
     cluster: Cluster, tmp_path: Path

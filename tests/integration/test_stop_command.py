@@ -62,7 +62,7 @@ def test_a_job_in_one_process_stops_with_a_checkpoint_and_a_second_stop_says_so(
     assert (again.code, again.out, again.err) == (1, "", text)
 
 
-@pytest.mark.xdist_group("stopped twice")
+@pytest.mark.group("stopped twice")
 @pytest.mark.slow
 def test_a_job_of_processes_that_was_stopped_twice_ends_with_the_bits_of_an_undisturbed_one(
     cluster: Cluster, golden: Golden

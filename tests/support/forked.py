@@ -24,6 +24,7 @@ from typing import IO, Any, NoReturn
 from unittest import mock
 
 from shardkeep.launch.processes.children import child_environment
+from tests.support.import_path import IMPORT_PATH
 
 PRELOADED = [
     "torch",
@@ -54,8 +55,12 @@ PRELOADED = [
     "tests.support.frozen_heap",  # the last
 ]
 """What one process imports for all commands and ranks of the session: no kernels, none that starts a thread."""
-WITHOUT_THREADS = {"TORCH_CPP_LOG_LEVEL": "ERROR", "JE_ARROW_MALLOC_CONF": "background_thread:false"}
-"""For that process alone."""
+OWN = {
+    "TORCH_CPP_LOG_LEVEL": "ERROR",
+    "JE_ARROW_MALLOC_CONF": "background_thread:false",
+    "PYTHONPATH": IMPORT_PATH,  # else it would import the checkout that is installed
+}
+"""Variables of that process alone."""
 _POSSIBLE = sys.platform == "linux"
 SHARDKEEP = "shardkeep.cli.main:main"
 SCRIPT = "tests.support.scripts:main"
@@ -67,7 +72,7 @@ def fork_context() -> Any:
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
-    with mock.patch.dict(os.environ, {**child_environment({}, threads=1), **WITHOUT_THREADS}):
+    with mock.patch.dict(os.environ, {**child_environment({}, threads=1), **OWN}):
         forkserver.ensure_running()  # libraries read at import what every role sets
     return context
 

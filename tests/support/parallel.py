@@ -93,14 +93,14 @@ def limit_s(item: pytest.Item) -> int:
 def group_of(item: pytest.Item) -> str:
     """The tests of one file share a group, because they share fixtures. All tests that read the golden job share one.
 
-    Any worker takes a long test that starts a job of its own, unless a marker names its group. Groups with a marker:
+    Any worker takes a long test of a job of processes, unless a marker names its group. Groups with a marker:
     pages of the documents, network namespaces.
     """
     named = item.get_closest_marker("group")
     if named:
         return str(named.args[0])
     fixtures = getattr(item, "fixturenames", ())
-    if is_long(item) and "cluster" in fixtures:
+    if is_long(item) and {"cluster", GOLDEN} & set(fixtures):
         return item.nodeid
     return GOLDEN if GOLDEN in fixtures else item.nodeid.split("::")[0]
 
