@@ -101,18 +101,6 @@ def test_a_kernel_is_compiled_for_its_signature_and_leaves_numbas_settings_alone
         total(np.ones(5, np.float64))
 
 
-def compiled_elsewhere(*modules: str) -> list[str]:
-    """Calls compile_kernels in a fresh process: what it said before it compiled, how many it did, whether numba
-    came."""
-    code = (
-        "import sys; from shardkeep.base.compiling.kernels import compile_kernels; "
-        f"print(compile_kernels({modules!r}, lambda count: print('compiling', count)), 'numba' in sys.modules)"
-    )
-    env = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run([sys.executable, "-c", code], env=env, cwd=ROOT, capture_output=True, text=True, check=True)
-    return done.stdout.split()
-
-
 def test_an_unknown_module_of_kernels_is_an_error() -> None:
     with pytest.raises(ModuleNotFoundError):
         kernels.compile_kernels(["shardkeep.ps.server.no_such_kernels"])
@@ -179,21 +167,26 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     forget_own()
 
 
-def imported_elsewhere() -> str:
-    """What a fresh process says on stderr that imports modules without having them compiled."""
-    code = "import caller_kernels; assert caller_kernels.twice(21) == 42"
+IMPORTED = "import caller_kernels; assert caller_kernels.twice(21) == 42"
+COMPILED = """
+import sys
+from shardkeep.base.compiling.kernels import compile_kernels
+print(compile_kernels(["caller_kernels"], lambda count: print("compiling", count)), "numba" in sys.modules)
+"""
+
+
+def test_kernels_are_compiled_once_which_a_process_says_once_and_then_not_even_imported(cache: Path) -> None:
+    first, second = elsewhere(IMPORTED, COMPILED), elsewhere(COMPILED, IMPORTED)
+    assert first.stderr.splitlines() == ["kernels   compiling, once for this installation; it may take a minute"]
+    assert first.stdout.split() == ["compiling", "2", "2", "True"]  # with the one that it imports
+    assert (second.stdout.split(), second.stderr) == (["0", "False"], "")
+
+
+def elsewhere(*parts: str) -> subprocess.CompletedProcess[str]:
+    """What a fresh process says."""
     env = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-c", code]
-    return subprocess.run(command, env=env, cwd=ROOT, stderr=subprocess.PIPE, text=True, check=True).stderr
-
-
-def test_kernels_are_compiled_once_which_each_process_says_once_and_then_not_even_imported(cache: Path) -> None:
-    assert imported_elsewhere().splitlines() == [  # of two modules
-        "kernels   compiling, once for this installation; it may take a minute"
-    ]
-    assert compiled_elsewhere("caller_kernels") == ["compiling", "2", "2", "True"]  # with the one that it imports
-    assert compiled_elsewhere("caller_kernels") == ["0", "False"]
-    assert imported_elsewhere() == ""
+    command = [sys.executable, "-c", "\n".join(parts)]
+    return subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, check=True)
 
 
 @pytest.fixture
@@ -271,6 +264,7 @@ def test_an_edit_of_a_caller_leaves_the_kernels_that_it_calls(cache: Path) -> No
     assert compile_own("caller_kernels") == (1, 441)
 
 
+@pytest.mark.slow
 def test_several_modules_are_compiled_by_other_processes(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "usable_cores", lambda: (0, 1))
     forget_own()
@@ -281,7 +275,7 @@ def test_several_modules_are_compiled_by_other_processes(cache: Path, monkeypatc
     assert len(list(cache.rglob("*.nbc"))) == 4  # each signature once
 
 
-@pytest.mark.slow  # starts two processes as the test before
+@pytest.mark.slow
 def test_an_error_of_a_module_that_another_process_compiles_is_raised(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
