@@ -40,14 +40,13 @@ WIDE = {"bottom": [8], "hidden": [300, 260]}
 """Of a tower with one block: its linear layer of 78,000 values."""
 CASES: dict[str, dict[str, Any]] = {
     "plain": {},
-    "clipped": {"clip_norm": 0.05},
-    "in micro-batches": {"micro": 3},
-    "one without samples": {"splits": [(0, 24), (24, 24)]},
-    "sgd": {"config": {"optimizer": {"name": "sgd", "lr": 0.1, "momentum": 0.9}}},
-    "activation checkpointing": {"model": {"activation_checkpointing": True}},
-    "batch norm": {"model": {"norm": "batch"}},
-    "bf16": {"config": {"amp": "bf16"}},
-    "padded": {"config": {"pad_widths": 8}},
+    "clipped, in micro-batches": {"clip_norm": 0.05, "micro": 3},
+    "sgd, one without samples": {
+        "splits": [(0, 24), (24, 24)],
+        "config": {"optimizer": {"name": "sgd", "lr": 0.1, "momentum": 0.9}},
+    },
+    "batch norm, activation checkpointing": {"model": {"norm": "batch", "activation_checkpointing": True}},
+    "bf16, padded": {"config": {"amp": "bf16", "pad_widths": 8}},
     "fp16": {"config": {"amp": "fp16"}},
 }
 

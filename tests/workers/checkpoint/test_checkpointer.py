@@ -60,13 +60,13 @@ def held_s(job: LocalJob) -> list[float]:
     return [float(r["held_s"]) for r in records]
 
 
-@every("rank", [1, 2])
-def test_a_worker_that_does_not_see_the_folder_is_told_before_the_first_step(tmp_path: Path, rank: int) -> None:
+def test_a_worker_that_does_not_see_the_folder_is_told_before_the_first_step(tmp_path: Path) -> None:
     job(tmp_path / "here", 3).run()
-    elsewhere = {rank: Checkpoints(tmp_path / "elsewhere")}
-    run = LocalJob(job_config(3), as_data(draw(100)), checkpoints=Checkpoints(tmp_path / "new"), elsewhere=elsewhere)
-    with pytest.raises(CheckpointError, match=r"elsewhere is not the folder .* must be storage that all members share"):
-        run.run()
+    for rank in (1, 2):
+        elsewhere, new = {rank: Checkpoints(tmp_path / f"elsewhere{rank}")}, Checkpoints(tmp_path / f"new{rank}")
+        run = LocalJob(job_config(3), as_data(draw(100)), checkpoints=new, elsewhere=elsewhere)
+        with pytest.raises(CheckpointError, match=r"elsewhere\d is not the folder .* must be storage that all members"):
+            run.run()
 
 
 def test_gathering_what_ranks_have_not_sent_counts_as_holding_up(

@@ -53,18 +53,34 @@ def test_a_list_of_texts_is_read_as_it_was_written(write: Callable[[Any], str], 
         assert read([write(row) for row in rows], separator) == rows
 
 
-@every("separator", [",", ", "])
-@every("field", ["[18, 25]", "(18, 25)", "{18,25}", "[18,\n 25]", "[ 18 , 25 ]", "['18', \"25\"]"])
-def test_numbers_in_brackets_are_the_entries(field: str, separator: str) -> None:
-    assert read([field, None], separator) == [["18", "25"], None]
+@every(
+    ("fields", "separator", "lists"),
+    [
+        *(
+            ([field, None], separator, [["18", "25"], None])
+            for field in ("[18, 25]", "(18, 25)", "{18,25}", "[18,\n 25]", "[ 18 , 25 ]", "['18', \"25\"]")
+            for separator in (",", ", ")
+        ),
+        (["[7]", "(7,)", "[]", "()", "{}"], ",", [["7"], ["7"], [], [], []]),
+        (["[18 25\n 28]", "[7]", "['a' 'b c']"], " ", [["18", "25", "28"], ["7"], ["a", "b c"]]),  # numpy's writing
+        # a text in parentheses where the separator is another, and words in brackets where no row is a list
+        (
+            ["(no genres listed)", "Drama|War", "(a)|(b)"],
+            "|",
+            [["(no genres listed)"], ["Drama", "War"], ["(a)", "(b)"]],
+        ),
+        *(
+            (fields, "|", [field and field.split("|") for field in fields])
+            for fields in (["a|b", "[UNK]", "c"], ["[UNK]", None], ["[UNK]", "[a]"], ["[UNK]|a", "[PAD]|b|[UNK]"])
+        ),
+    ],
+)
+def test_lists_are_told_from_texts_in_brackets(fields: list[str | None], separator: str, lists: list[Any]) -> None:
+    assert read(fields, separator) == lists
 
 
-def test_a_list_of_one_or_none_is_a_list() -> None:
-    assert read(["[7]", "(7,)", "[]", "()", "{}"], ",") == [["7"], ["7"], [], [], []]
-
-
-def test_numpys_writing_has_spaces() -> None:
-    assert read(["[18 25\n 28]", "[7]", "['a' 'b c']"], " ") == [["18", "25", "28"], ["7"], ["a", "b c"]]
+def test_models_of_before_cut_lists_in_brackets() -> None:
+    assert read(["[18, 25]"], ",", form=1) == [["[18", " 25]"]]
 
 
 @every("separator", [",", "|", " "])
@@ -78,30 +94,10 @@ def test_a_list_in_another_writing_is_read_entirely_or_refused(field: str, separ
         assert entries in (["18", "25"], ["a", "b"])
 
 
-def test_lists_beside_texts_without_brackets_are_refused() -> None:
-    with pytest.raises(DataError, match=r"row 2, column tags: '25' has no brackets, others have"):
-        read(["[18]", "25"], ",")
-
-
-def test_a_text_in_parentheses_is_a_text_where_the_separator_is_another() -> None:
-    assert read(["(no genres listed)", "Drama|War", "(a)|(b)"], "|") == [
-        ["(no genres listed)"],
-        ["Drama", "War"],
-        ["(a)", "(b)"],
-    ]
-
-
-def test_models_of_before_cut_lists_in_brackets() -> None:
-    assert read(["[18, 25]"], ",", form=1) == [["[18", " 25]"]]
-
-
-@every("fields", [["a|b", "[UNK]", "c"], ["[UNK]", None], ["[UNK]", "[a]"], ["[UNK]|a", "[PAD]|b|[UNK]"]], ids=str)
-def test_a_word_in_brackets_is_a_text_where_no_row_is_a_list(fields: list[str | None]) -> None:
-    assert read(fields, "|") == [field and field.split("|") for field in fields]
-
-
 @every("lists", ["[7]", "['a']", "[a|b]", "[]", "{a}", "[None]"])
 def test_a_word_in_brackets_is_a_list_beside_another(lists: str) -> None:
+    with pytest.raises(DataError, match=r"row 2, column tags: '25' has no brackets, others have"):
+        read(["[18]", "25"], ",")
     assert read(["[UNK]", lists], "|")[0] == ["UNK"]
     with pytest.raises(DataError, match="row 2, column tags: 'a' has no brackets, others have"):
         read(["[UNK]", "a", lists], "|")

@@ -72,13 +72,10 @@ def test_items_come_by_falling_count_then_by_id_with_the_features_of_their_last_
     assert catalogue.values.to_pylist() == ["item 3", "item 7", "item 5", "item 9"]
 
 
-def test_rows_of_label_0_and_missing_items_are_no_items() -> None:
+def test_rows_of_label_0_are_no_items_and_entries_of_lists_are() -> None:
     catalogue = _made(Samples([7, 3, MISSING_ID, 3, 9], labels=[1, 0, 1, 1, 0]))
     assert catalogue.ids_M.tolist() == [3, 7] and catalogue.counts_M.tolist() == [1, 1]
-
-
-def test_entries_of_lists_are_items_too_and_the_first_of_each_is_predicted_by_no_one() -> None:
-    lists = [[4, 7, 7], [], [8, MISSING_ID, 3], [9]]
+    lists = [[4, 7, 7], [], [8, MISSING_ID, 3], [9]]  # the first of each is predicted by no one
     catalogue = _made(Samples([7, 3, 3, 5], labels=[1, 1, 1, 0], lists=lists), ("item",), predicted=SEEN)
     assert dict(zip(catalogue.ids_M.tolist(), catalogue.counts_M.tolist(), strict=True)) == {3: 3, 7: 3, 4: 0, 8: 0}
 
@@ -93,12 +90,10 @@ def test_counts_are_the_same_for_parts_of_any_size() -> None:
     distinct, counts = np.unique(ids_N, return_counts=True)
     ids_M, counts_M, rows_M = parts.found()
     assert all((a == b).all() for a, b in zip(whole.found(), parts.found(), strict=True))
-    assert dict(zip(ids_M.tolist(), counts_M.tolist(), strict=True)) == dict(
-        zip(distinct.tolist(), counts.tolist(), strict=True)
-    )
-    assert (ids_N[rows_M] == ids_M).all() and all(
-        item not in ids_N[row + 1 :] for item, row in zip(ids_M, rows_M, strict=True)
-    )
+    found = dict(zip(ids_M.tolist(), counts_M.tolist(), strict=True))
+    assert found == dict(zip(distinct.tolist(), counts.tolist(), strict=True))
+    assert (ids_N[rows_M] == ids_M).all()
+    assert all(item not in ids_N[row + 1 :] for item, row in zip(ids_M, rows_M, strict=True))
 
 
 @every("values", [pa.array(["b", "a", "é", "d"]), pa.array([2**62, 1, -1, 0])], ids=["texts", "integers"])
@@ -120,7 +115,7 @@ def test_a_file_with_any_other_bytes_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "catalogue.arrow"
     _made(Samples([7, 3])).write(path)
     content = path.read_bytes()
-    flipped = [content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :] for at in range(0, len(content), 7)]
+    flipped = [content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :] for at in range(0, len(content), 23)]
     for damaged in (b"", content[:10], content[:100], content + b"x", bytes(len(content)), *flipped):
         path.write_bytes(damaged)
         with pytest.raises(ValueError, match="damaged, or no catalogue"):

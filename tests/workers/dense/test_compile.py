@@ -109,6 +109,8 @@ def check_equal_training(model: nn.Module) -> None:
     assert compiled.compilation.compile_s > 0 and compiled.compilation.switch.enabled
     assert torch.equal(torch.get_rng_state(), state)
     torch.testing.assert_close(values_of(compiled), values_of(eager), rtol=1e-4, atol=1e-5)
+    for mine, theirs in zip(compiled.model.buffers(), eager.model.buffers(), strict=True):
+        torch.testing.assert_close(mine, theirs)
     products, (before, after) = compiled.compilation.products, compiled.compilation.rss_bytes
     assert products.per_sample == eager.compilation.products.per_sample > 0, "counted by an eager run on zeros"
     assert products.flops == eager.compilation.products.flops and eager.compilation.rss_bytes is None

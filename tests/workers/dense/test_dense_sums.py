@@ -153,9 +153,18 @@ def overflowed(rank: Rank, form: str) -> tuple[bytes, list[bool], bool, bool]:
     return overflowing(rank.form(), form)
 
 
+HOOKED = {
+    "view": list(FORMS),
+    "plain": ["none", "bf16", "topk", "powersgd of int8"],
+    "static": ["lossless", "fp16", "int8", "powersgd"],
+    "unused": ["int8", "topk", "powersgd", "powersgd of int8"],
+}
+"""Forms by option: each form under two, those that owe under three."""
+
+
 def hooked(rank: Rank, option: str) -> dict[str, tuple[list[bytes], list[bytes], set[int]]]:
     collective = rank.form()
-    return {form: gradients(form, option, collective) for form in FORMS}
+    return {form: gradients(form, option, collective) for form in HOOKED[option]}
 
 
 def compiled(rank: Rank) -> tuple[bytes, bool, bool]:
@@ -234,13 +243,13 @@ def test_overflow_steps_are_skipped_by_all_and_keep_the_residual(processes, form
 
 @pytest.mark.waits_for_processes
 @every("option", OPTIONS)
-@every("form", FORMS)
-def test_the_hook_gives_the_same_bits_under_every_option_of_ddp(processes, option, form):
+def test_the_hook_gives_the_same_bits_under_every_option_of_ddp(processes, option):
     """Buckets rebuilt, gradients accumulated under no_sync, the loss scale changed, one step not applied."""
     for found in processes[option]:
-        grads, expected, buckets = found[form]
-        assert grads == expected and max(buckets) > 1
-    assert option != "view" or len(buckets) > 1, "buckets were rebuilt on the way"
+        assert list(found) == HOOKED[option]
+        for form, (grads, expected, buckets) in found.items():
+            assert grads == expected and max(buckets) > 1, form
+            assert option != "view" or len(buckets) > 1, "buckets were rebuilt on the way"
 
 
 @pytest.mark.slow  # 15 s of CPU time in the compiler
@@ -303,12 +312,12 @@ def test_a_newcomer_owes_nothing_and_takes_the_guesses_of_the_others():
     assert ours and all(theirs[name].equal(guess) for name, guess in ours.items())
 
 
-@every("form", FORMS)
+@every("form", ["none", "bf16", *OWING])
 def test_a_tower_tells_what_it_owes_beside_the_gradients_of_its_last_steps(form):
     def work(collective: ThreadCollective) -> tuple[bool, dict[str, float], float, list[float]]:
         tower, norms = build(collective, form), list[float]()
         nothing_yet = tower.unsent in ({}, {"norm": 0.0, "step_norm": 0.0})
-        for step in range(20):
+        for step in range(18):
             tower.backward(*part_of(batch(step, 24), *SPLITS[collective.rank]), 1 / 24)
             norms.append(tower.update(step).grad_norm)
         squares = sum(float(kept.double().square().sum()) for kept in owed(tower).values())
@@ -343,13 +352,14 @@ def test_a_state_without_compression_is_loaded_as_one_that_owes_nothing():
     assert not any(kept.any() for kept in owed(tower).values())
 
 
-@every("form", OWING)
-def test_a_compressed_tower_learns_as_the_uncompressed_one(form):
+def test_a_compressed_tower_learns_as_the_uncompressed_one():
     def work(collective: ThreadCollective, name: str) -> torch.Tensor:
         tower = build(collective, name, config={"optimizer": {"name": "sgd", "lr": 1.0}})
         train(tower, SPLITS, steps=25)
         return values_of(tower) - start
 
     start = values_of(tower_of(model=Layers(0)))
-    moved, found = threads(work, "none")[0], threads(work, form)[0]
-    assert 0.0 < float((found - moved).norm()) < 0.5 * float(moved.norm())
+    moved = threads(work, "none")[0]
+    for form in OWING:
+        found = threads(work, form)[0]
+        assert 0.0 < float((found - moved).norm()) < 0.5 * float(moved.norm()), form

@@ -268,7 +268,7 @@ SPLITS = [
 @every("layers", LAYERS.values(), ids=LAYERS)
 def test_ranks_train_as_one_with_all_samples_and_again_with_the_same_bits(layers: dict[str, Any]) -> None:
     (whole,) = trained([(0, 24)], **layers)
-    for splits in SPLITS:
+    for splits in SPLITS if layers == LAYERS["both, recomputed"] else SPLITS[2::2]:
         ranks = trained(splits, **layers)
         for rank in ranks:
             torch.testing.assert_close(rank[0], whole[0], rtol=1e-4, atol=1e-6)
