@@ -76,6 +76,7 @@ def test_the_commands_take_it(clicks: Path, tmp_path: Path) -> None:
         assert bf16["logloss"] != fp32["logloss"] and abs(bf16["auc"] - fp32["auc"]) < 0.01
 
 
+@pytest.mark.slow
 def test_a_program_computes_as_it_was_exported(tmp_path: Path) -> None:
     (tmp_path / "one_layer.py").write_text(OWN)
     job = click_job(write_csv(tmp_path / "train.csv", click_rows(100)), model={"name": "one_layer:Net"})

@@ -50,7 +50,7 @@ def until(true: Callable[[], bool]) -> None:
 def test_requests_see_each_checkpoint_of_a_run_and_none_fails(increments: Path, run: Path, later: list[Path]) -> None:
     served = ServedModel(shardkeep.load(run))
     with Server(served) as server, following(served, Follower(run), every_s=0.01):
-        for checkpoint in later[:5]:
+        for checkpoint in later[:3]:
             publish(run, checkpoint)
             deadline = Deadline(LIMIT_S)
             while (reply := server.infer(REQUEST)).model_version != str(step_of(checkpoint)):
@@ -59,7 +59,7 @@ def test_requests_see_each_checkpoint_of_a_run_and_none_fails(increments: Path, 
             assert np.abs(scores_of(reply) - expected).max() < 1e-6
             assert time.time() - served.current.made_at < LIMIT_S
         metrics = server.http("GET", "/metrics")[2].decode()
-    assert f"shardkeep_serve_model_step {float(step_of(later[4]))}" in metrics
+    assert f"shardkeep_serve_model_step {float(step_of(later[2]))}" in metrics
 
 
 def test_a_run_of_other_columns_is_not_served(predictor: shardkeep.Predictor, tmp_path: Path) -> None:

@@ -173,7 +173,7 @@ def without_weighted(columns: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("run", [*FORMS, *PLAIN], indirect=True, scope="module")
-@every("count", [1, 30, 300])
+@every("count", [1, 30])
 def test_every_form_over_every_protocol_has_the_scores_of_predict(server: Server, run: Path, count: int) -> None:
     case = case_of(run, count)
     expected_N = case.predictor.predict(case.rows)
