@@ -173,7 +173,7 @@ def test_an_entry_for_python_does_its_work_or_names_what_it_needs(folder: Path, 
     )
 
 
-@pytest.mark.slow
+@pytest.mark.chaos
 def test_a_process_that_was_started_without_packages_names_one(tmp_path: Path) -> None:
     """The others are forked from one that has imported much."""
     statement, line = next(iter(ENTRIES.items()))
