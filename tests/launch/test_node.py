@@ -239,16 +239,6 @@ def test_a_job_that_fails_ends_with_its_code_and_its_words_on_all_machines(
         assert [line for line in ended.err.splitlines() if line.startswith("error: ") and "no such column" in line]
 
 
-@pytest.mark.chaos  # that it ends: tests/launch/test_supervised_jobs.py; that all machines end: the test above
-@pytest.mark.parametrize("at", ["start", "formed"])
-def test_a_role_that_is_not_started_again_ends_the_job_at_once_on_all_machines(machines: Start, at: str) -> None:
-    job = machines({"hold": 0, "worker 1": {"at": at, "do": -9, "times": 9}}, recovery={"restarts": 2})
-    endings = [node.end() for node in job.all()]
-    assert [ended.code for ended in endings] == [1, 1]
-    for ended in endings:
-        assert "error: worker 1" in ended.err and "ended" in ended.err and "killed by SIGKILL" in ended.err
-
-
 @pytest.mark.chaos
 def test_servers_and_workers_may_have_machines_of_their_own(machines: Start) -> None:
     job = machines({})

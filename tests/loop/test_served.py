@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,6 @@ from shardkeep.run.folder import RunFolder
 from shardkeep.trust.endpoint import make_token
 from tests.support import forked
 from tests.support.cluster import Command, within
-from tests.support.import_path import IMPORT_PATH
 from tests.support.two_tables import TABLES
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -199,10 +197,10 @@ def _both_trainers_in_one() -> str:
         return f"{seen} {client.summary(digest=True)['state_digest']}\n"
 
 
-SCRIPT = """
+NOTEBOOK = """
 from shardkeep import JobConfig, train
 job = JobConfig.model_validate({
-    "name": "scripted", "servers": %d, "workers": 1,
+    "name": "scripted", "servers": 0, "workers": 1,
     "data": {"source": "my_source:sessions", "options": {"rows": 2000}},
     "model": {"name": "my_model:GatedSum", "options": {"width": 8}},
     "tables": {"default": {"dim": 4}},
@@ -219,17 +217,6 @@ def _examples_in(folder: Path) -> None:
         (folder / source.name).write_text(source.read_text())
 
 
-@pytest.mark.chaos  # the notebook below runs the same lines
-@pytest.mark.waits_for_processes
-def test_a_script_trains_modules_that_lie_beside_it_from_any_folder(tmp_path: Path) -> None:
-    beside, elsewhere = tmp_path / "code", tmp_path / "elsewhere"
-    beside.mkdir()
-    elsewhere.mkdir()
-    _examples_in(beside)
-    (beside / "script.py").write_text(SCRIPT % 1)  # no `if __name__ == "__main__"`: roles start by exec
-    assert _python(str(beside / "script.py"), cwd=elsewhere) == "completed 8 True"
-
-
 def test_a_notebook_trains_modules_of_the_current_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -237,41 +224,12 @@ def test_a_notebook_trains_modules_of_the_current_folder(
     monkeypatch.chdir(tmp_path)
     monkeypatch.delattr(sys.modules["__main__"], "__file__", raising=False)  # a notebook is no file
     try:
-        exec(SCRIPT % 0, {})
+        exec(NOTEBOOK, {})
     finally:
         for module in ("my_model", "my_source"):
             sys.modules.pop(module, None)
     printed = capsys.readouterr()
     assert (printed.out.splitlines()[-1], printed.err) == ("completed 8 True", "")
-
-
-@pytest.mark.chaos  # test_own_modules.py has roles that import such modules
-@pytest.mark.waits_for_processes
-def test_a_job_file_finds_the_modules_beside_it_though_the_data_lie_elsewhere(tmp_path: Path) -> None:
-    _examples_in(tmp_path)
-    config = tmp_path / "job.yaml"
-    source = (ROOT / "examples" / "custom_source" / "job.yaml").read_text()
-    assert "model: {name: dlrm, bottom: [16], hidden: [64, 32]}" in source
-    config.write_text(source.replace("{name: dlrm, bottom: [16], hidden: [64, 32]}", "{name: my_model:GatedSum}"))
-    data = tmp_path / "data"
-    data.mkdir()
-    settings = ("servers=1", "workers=1", "data.options.rows=2000", f"data.root={data}", "train.epochs=1")
-    sets = [part for setting in settings for part in ("--set", setting)]
-    command = Command("train", str(config), *sets, "--run-dir", str(tmp_path / "run"), cwd=data)
-    try:
-        ended = command.end()
-        assert ended.code == 0, command.printed()
-    finally:
-        command.kill()
-
-
-def _python(*arguments: str, cwd: Path) -> str:
-    """Runs a user's script; what it printed last. Nothing may be printed to stderr."""
-    command = [sys.executable, *arguments]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": IMPORT_PATH}
-    done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=100)
-    assert done.returncode == 0 and not done.stderr, done.stdout + done.stderr
-    return done.stdout.strip().splitlines()[-1]
 
 
 def test_connect_names_the_address_where_nobody_answers(tmp_path: Path) -> None:
