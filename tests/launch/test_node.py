@@ -192,8 +192,7 @@ def test_a_machine_whose_roles_were_declared_dead_starts_them_again(machines: St
     assert all(recovery["lost_steps"] == 0 for recovery in job.summary["recoveries"])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.chaos)])
+@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.slow), pytest.param(1, marks=pytest.mark.chaos)])
 def test_roles_leave_with_their_machine_and_not_when_a_platform_signals_every_process(
     machines: Start, rank: int
 ) -> None:
