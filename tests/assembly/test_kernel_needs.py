@@ -15,11 +15,9 @@ from shardkeep.base.compiling.sources import kernel_modules
 from shardkeep.config import parse_config
 from shardkeep.inference.export.writing import export_run
 from tests.support import kernel_loads
+from tests.support.cases import every
 from tests.support.click_files import click_job, click_rows, write_csv
 from tests.support.kernel_loads import Loads
-
-pytestmark = [pytest.mark.slow, pytest.mark.waits_for_processes]
-
 
 CONFIGS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -79,28 +77,26 @@ def loads(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Loads]:
     return {name: kernel_loads.read(folder, name, done.stderr) for name in (*ROLES, *CONFIGS, *COMMANDS)}
 
 
-@pytest.mark.parametrize("role", ROLES)
-def test_the_module_of_a_role_imports_the_kernels_that_every_such_role_needs(
-    role: Role, loads: dict[str, Loads]
-) -> None:
-    assert sorted(loads[role].kernels) == sorted(needed_kernels(None, role))
-
-
-@pytest.mark.parametrize(
+@pytest.mark.slow
+@pytest.mark.waits_for_processes
+@every(
     ("role", "suspects"),
     [
         ("server", ("torch._dynamo", "pyarrow", "shardkeep.workers.data.", "shardkeep.workers.models.")),
         ("worker", ("pyarrow", "sklearn", "rich")),
     ],
 )
-def test_the_module_of_a_role_imports_no_library_that_it_does_not_need(
+def test_the_module_of_a_role_imports_the_kernels_that_every_such_role_needs_and_no_library_besides(
     role: Role, suspects: tuple[str, ...], loads: dict[str, Loads]
 ) -> None:
+    assert sorted(loads[role].kernels) == sorted(needed_kernels(None, role))
     assert f"shardkeep.roles.{role}" in loads[role].modules
     assert loads[role].loaded(*suspects) == []
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.slow
+@pytest.mark.waits_for_processes
+@every("name", CONFIGS)
 def test_a_job_imports_the_kernels_that_its_config_names_and_compiles_none_in_a_step(
     name: str, loads: dict[str, Loads]
 ) -> None:
@@ -108,7 +104,9 @@ def test_a_job_imports_the_kernels_that_its_config_names_and_compiles_none_in_a_
     assert sorted(loads[name].kernels) == sorted(needed_kernels(parse_config(job(name)), *ROLES))
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.slow
+@pytest.mark.waits_for_processes
+@every("name", COMMANDS)
 def test_a_command_looks_which_kernels_are_compiled_before_it_loads_one(name: str, loads: dict[str, Loads]) -> None:
     assert loads[name].kernels_too_early == []
     assert bool(loads[name].kernels) == (name != "init"), "init needs none"

@@ -12,6 +12,8 @@ sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))
 import harness
 import opponents
 
+from tests.support.cases import every
+
 GOOD = {"samples_per_s": 5.0, "loss_first": 0.7, "loss_last": 0.6, "rows_changed": 1.0}
 
 
@@ -44,7 +46,7 @@ def test_a_missing_environment_says_how_to_install(tmp_path: Path, monkeypatch: 
         opponents.contestant("peer")(1.0)
 
 
-@pytest.mark.parametrize(
+@every(
     ("code", "text"),
     [
         ("raise SystemExit('error: worker1: it is lost\\nmore noise')", "exit status 1: worker1: it is lost"),

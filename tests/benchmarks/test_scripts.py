@@ -36,13 +36,13 @@ def test_a_script_writes_its_figures(tmp_path: Path) -> None:
     assert written["benchmark"] == "codecs" and written["results"]
 
 
-@pytest.mark.slow
+@pytest.mark.chaos
 @pytest.mark.waits_for_processes
 def test_start_up_runs_real_jobs(tmp_path: Path) -> None:
     assert smoke("start_up", tmp_path)["results"]["rounds"]["shardkeep --help"][0]["seconds"] > 0
 
 
-@pytest.mark.slow
+@pytest.mark.chaos
 @pytest.mark.waits_for_processes
 def test_scaling_runs_on_real_jobs(tmp_path: Path) -> None:
     points = smoke("scaling", tmp_path)["results"]["points"]

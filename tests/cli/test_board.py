@@ -148,7 +148,7 @@ def test_json_has_the_figures_of_a_running_job() -> None:
     ]
 
 
-@pytest.mark.parametrize(("status", "code"), [("completed", 0), ("stopped", 1), ("failed", 1)])
+@every(("status", "code"), [("completed", 0), ("stopped", 1), ("failed", 1)])
 def test_json_has_the_summary_of_a_job_that_is_over(tmp_path: Path, status: str, code: int) -> None:
     folder, out = RunFolder.create(tmp_path / "run", JobConfig()), list[str]()
     folder.finished(status, "so it is", {"steps": 7, "samples": 70})

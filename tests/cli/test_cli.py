@@ -19,6 +19,7 @@ from shardkeep.cli.main import app
 from shardkeep.trust.endpoint import make_token
 from tests.support.cases import every
 from tests.support.click_files import click_job, click_rows, write_csv
+from tests.support.cluster import Cluster
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -171,18 +172,18 @@ def test_status_of_a_coordinator_that_is_not_there_is_one_line_and_code_1(tmp_pa
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
-@pytest.mark.parametrize("form", ["text", pytest.param("json", marks=pytest.mark.slow)])
-def test_a_job_whose_output_is_on_a_full_device_is_completed(tmp_path: Path, form: str) -> None:
+@pytest.mark.waits_for_processes
+@every("form", ["text", "json"])
+def test_a_job_whose_output_is_on_a_full_device_is_completed(tmp_path: Path, cluster: Cluster, form: str) -> None:
     csv = write_csv(tmp_path / "train.csv", click_rows(200))
     (tmp_path / "job.yaml").write_text(write_yaml(click_job(csv)))
-    command = ["train", str(tmp_path / "job.yaml"), "--run-dir", str(tmp_path / "run"), "--log-format", form]
-    with Path("/dev/full").open("w") as full:
-        done = subprocess.run([sys.executable, "-m", "shardkeep", *command], stdout=full, stderr=full, timeout=300)
-    assert done.returncode == 0 and '"completed"' in (tmp_path / "run" / "summary.json").read_text()
+    words = ["train", str(tmp_path / "job.yaml"), "--run-dir", str(tmp_path / "run"), "--log-format", form]
+    assert cluster.command(*words, main="tests.support.full_output:main").end().code == 0
+    assert '"completed"' in (tmp_path / "run" / "summary.json").read_text()
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
-@pytest.mark.parametrize("arguments", [["version"], ["--help"], ["config", "--help"]], ids=" ".join)
+@every("arguments", [["version"], ["config", "--help"]], ids=" ".join)
 def test_output_on_a_full_device_is_one_line(arguments: list[str]) -> None:
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(

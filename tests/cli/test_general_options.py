@@ -32,9 +32,7 @@ def test_the_version_is_an_option_too() -> None:
     assert invoke("--version") == (0, f"{shardkeep.__version__}\n", "")
 
 
-@pytest.mark.parametrize(
-    "arguments", [("--debug", "status", "/nowhere"), ("status", "/nowhere", "--debug")], ids=["before", "after"]
-)
+@every("arguments", [("--debug", "status", "/nowhere"), ("status", "/nowhere", "--debug")], ids=["before", "after"])
 def test_debug_shows_a_traceback_before_and_after_the_command(arguments: tuple[str, ...]) -> None:
     code, _, error = invoke(*arguments)
     assert code == 2 and "Traceback" in error and error.endswith("error: /nowhere: there is no such folder\n")

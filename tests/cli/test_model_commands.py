@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 import shardkeep
 from shardkeep.cli.main import app
+from tests.support.cases import every
 from tests.support.click_files import click_job, click_rows, write_csv
 
 
@@ -63,7 +64,7 @@ def test_predict_says_what_it_wrote_and_what_it_does_not_know(run: str, tmp_path
     assert out_file.read_text().splitlines()[0] == '"item","score"' and out_file.read_text().count("\n") == 21
 
 
-@pytest.mark.parametrize(
+@every(
     ("arguments", "text"),
     [
         (("evaluate", "/nowhere"), "error: /nowhere: there is no such folder"),
@@ -82,7 +83,7 @@ def test_wrong_arguments_are_one_line(run: str, tmp_path: Path, arguments: tuple
     assert code == 2 and not out and text in error and error.count("\n") == 1
 
 
-@pytest.mark.parametrize("given", [("--model", "newest"), ("--split", "all")])
+@every("given", [("--model", "newest"), ("--split", "all")])
 def test_unknown_choices_name_what_is_allowed(run: str, given: tuple[str, str]) -> None:
     code, _, error = invoke("evaluate", run, *given)
     assert code == 2 and "allowed:" in error

@@ -24,6 +24,7 @@ from shardkeep.ps.control.grpc.server import ControlServer
 from shardkeep.ps.server.table.optimizers.adam import AdamConfig
 from shardkeep.run.folder import RunFolder
 from shardkeep.trust.tokens import put_token
+from tests.support.cases import every
 from tests.support.control_job import TABLES, Job
 from tests.support.recovering import Recovering
 
@@ -106,7 +107,7 @@ def test_tables_are_shown_of_a_long_job_and_after_a_take_over() -> None:
     assert "table item" in shown(job.coordinator)
 
 
-@pytest.mark.parametrize(
+@every(
     ("launched", "next_step"),
     [
         (True, "the process that started the job starts them"),

@@ -6,6 +6,7 @@ command; tests/integration/test_document_commands.py runs the README in an envir
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import sys
@@ -22,9 +23,11 @@ from shardkeep.cli.main import app
 from shardkeep.sweep.plan import load_sweep
 from shardkeep.sweep.sweep import sweep
 from tests.support.builds import ROOT, dependencies
+from tests.support.cases import every
 from tests.support.click_files import click_job, click_rows, write_csv
 from tests.support.cluster import Cluster, Ended
 from tests.support.configs import TINY
+from tests.support.forked_sweeps import forked_runs
 from tests.support.requirements import modules_beside
 from tests.support.sweep_runs import TRAIN, write_sweep
 
@@ -64,6 +67,8 @@ LACKS = {
         "pip install 'shardkeep[web]'; or say --http off",
     ),
 }
+BY_ITSELF = ("sweep", "node", "with")
+"""Commands of RIGHT that start processes."""
 ELSEWHERE = {"train", "coordinator", "server", "worker", "fork-server"}
 """Commands of the other tests here. Jobs start the last one."""
 
@@ -90,27 +95,36 @@ def test_every_command_is_tried() -> None:
     assert {*commands, *below} == {*RIGHT, *LACKS, *ELSEWHERE}
 
 
-@pytest.mark.parametrize("name", RIGHT)
-def test_a_command_does_its_work(folder: Path, cluster: Cluster, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_each_command_does_its_work_or_names_the_extra_that_it_needs(folder: Path, cluster: Cluster) -> None:
+    commands = {name: entry for name, entry in RIGHT.items() if name not in BY_ITSELF}
+    words = [arguments for arguments, _ in [*commands.values(), *LACKS.values()]]
+    several = {**without(*HIDDEN), "main": "tests.support.without_packages:several"}
+    printed = cluster.command(json.dumps(words), cwd=folder, **several).line("[")
+    ends = dict(zip([*commands, *LACKS], json.loads(printed), strict=True))
+    for name, (_, code) in commands.items():
+        assert ends[name][0] == code, (name, ends[name])
+    for name, (_, line) in LACKS.items():
+        assert ends[name] == [1, "", f"error: {line}\n"], name
+
+
+@pytest.mark.parametrize(
+    "name", [*(n for n in BY_ITSELF if n != "with"), pytest.param("with", marks=pytest.mark.chaos)]
+)
+def test_a_command_with_processes_does_its_work(
+    folder: Path, cluster: Cluster, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
     arguments, code = RIGHT[name]
     if name == "sweep":  # its jobs would not be without packages
         monkeypatch.setitem(sys.modules, "matplotlib", None)
-        sweep(
-            load_sweep(write_sweep(folder, seeds=[1])), out=folder / "sweep", console=Console(quiet=True), train=TRAIN
-        )
+        plan = load_sweep(write_sweep(folder, seeds=[1]))
+        with forked_runs():
+            sweep(plan, out=folder / "sweep", console=Console(quiet=True), train=TRAIN)
     ended = cluster.command(*arguments, cwd=folder, **without(*HIDDEN)).end()
     assert ended.code == code and "Traceback" not in ended.err, ended
     assert name != "sweep" or "pip install 'shardkeep[report]'" in ended.out
 
 
-@pytest.mark.parametrize("name", LACKS)
-def test_a_command_that_needs_an_extra_names_it(folder: Path, cluster: Cluster, name: str) -> None:
-    arguments, line = LACKS[name]
-    ended = cluster.command(*arguments, cwd=folder, **without(*HIDDEN)).end()
-    assert ended == Ended(1, "", f"error: {line}\n")
-
-
-@pytest.mark.parametrize("package", [name for name, extra in EXTRAS.items() if extra == "web"])
+@every("package", [name for name, extra in EXTRAS.items() if extra == "web"])
 def test_each_package_of_the_web_is_missed_by_its_name(folder: Path, cluster: Cluster, package: str) -> None:
     view, serve = (cluster.command(*LACKS[name][0], cwd=folder, **without(package)) for name in ("view", "serve"))
     line = f"needs {package}: pip install 'shardkeep[web]'"
@@ -136,33 +150,33 @@ def test_a_job_of_roles_trains(cluster: Cluster) -> None:
         assert ended.code == 0, ended
 
 
-@pytest.mark.parametrize(
-    ("statement", "line"),
-    [
-        pytest.param(
-            f"import shardkeep.callbacks.{name}",
-            f"shardkeep.callbacks.{name} needs {name}: pip install {name}",
-            marks=[] if name == "tensorboard" else pytest.mark.slow,
-        )
+ENTRIES = {
+    **{
+        f"import shardkeep.callbacks.{name}": f"shardkeep.callbacks.{name} needs {name}: pip install {name}"
         for name in ("lightning", "tensorboard", "transformers")
-    ]
-    + [
-        pytest.param(
-            "import torch, shardkeep.torchrec as t; t.tables_of(torch.nn.Linear(1, 1))",
-            "shardkeep.torchrec needs torchrec: pip install torchrec",
-            marks=pytest.mark.slow,
-        ),
-    ],
-)
-def test_an_entry_for_python_names_what_it_needs(statement: str, line: str) -> None:
+    },
+    "import torch, shardkeep.torchrec as t; t.tables_of(torch.nn.Linear(1, 1))": (
+        "shardkeep.torchrec needs torchrec: pip install torchrec"
+    ),
+}
+
+
+def test_an_entry_for_python_does_its_work_or_names_what_it_needs(folder: Path, cluster: Cluster) -> None:
+    """`predict` of a loaded model does."""
+    row = "{'user': ['u1'], 'item': [5], 'tags': ['t1'], 'price': [1.0], 'age': [30]}"
+    lines = ["import shardkeep", f"print(len(shardkeep.load('run').predict({row})))"]
+    for statement in ENTRIES:
+        lines += ["try:", f"  {statement}", "except shardkeep.errors.MissingPackage as error:", "  print(error)"]
+    script = {**without(*HIDDEN), "main": "tests.support.without_packages:script"}
+    assert cluster.command("\n".join(lines), cwd=folder, **script).end() == Ended(
+        0, "\n".join(["1", *ENTRIES.values(), ""]), ""
+    )
+
+
+@pytest.mark.chaos
+def test_a_process_that_was_started_without_packages_names_one(tmp_path: Path) -> None:
+    """The others are forked from one that has imported much."""
+    statement, line = next(iter(ENTRIES.items()))
     code = f"{HIDE}\ntry:\n  {statement}\nexcept shardkeep.errors.MissingPackage as error:\n  print(error)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, cwd=ROOT)
     assert (done.stdout, done.returncode) == (f"{line}\n", 0), done.stderr
-
-
-@pytest.mark.slow  # the command `predict` does the same
-def test_rows_are_scored_from_python(folder: Path) -> None:
-    row = "{'user': ['u1'], 'item': [5], 'tags': ['t1'], 'price': [1.0], 'age': [30]}"
-    code = f"{HIDE}\nprint(len(shardkeep.load({str(folder / 'run')!r}).predict({row})))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, cwd=ROOT)
-    assert (done.stdout, done.returncode) == ("1\n", 0), done.stderr

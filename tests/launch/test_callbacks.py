@@ -82,14 +82,23 @@ def test_a_callback_changes_no_bit_of_the_model(tmp_path: Path) -> None:
     assert train(tmp_path / "run", Notes(on_progress=draw, on_checkpoint=draw)).state_digest == alone.state_digest
 
 
+LONGER = {"train": {**TINY["train"], "epochs": 2}}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The model of two epochs without a stop."""
+    return train(tmp_path_factory.mktemp("whole") / "run", **LONGER).state_digest
+
+
 @pytest.mark.parametrize("method", ["on_progress", "on_evaluation", "on_checkpoint"])
 def test_an_error_of_a_callback_stops_the_job_with_a_checkpoint_and_train_raises_it(
-    tmp_path: Path, method: str, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, method: str, whole: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    error, longer = OSError("no\nspace"), {"train": {**TINY["train"], "epochs": 2}}
+    error = OSError("no\nspace")
     failing, other = Notes(**{method: fails(error, at=20)}), Notes()
     with pytest.raises(OSError) as caught:
-        shardkeep.train(tiny(**longer), run_dir=tmp_path / "run", callbacks=[failing, other])
+        shardkeep.train(tiny(**LONGER), run_dir=tmp_path / "run", callbacks=[failing, other])
     assert caught.value is error and caught.value.__cause__ is None
     for notes in (failing, other):
         notes.check_order()
@@ -102,7 +111,7 @@ def test_an_error_of_a_callback_stops_the_job_with_a_checkpoint_and_train_raises
     assert other.steps("on_checkpoint")[-1] == summary["steps"]
     assert other.of("on_end")[0].message == summary["message"]
     resumed = shardkeep.resume(tmp_path / "run", quiet=True)
-    assert resumed.steps == 2 * STEPS and resumed.state_digest == train(tmp_path / "whole", **longer).state_digest
+    assert resumed.steps == 2 * STEPS and resumed.state_digest == whole
 
 
 def test_an_error_at_the_last_step_leaves_a_completed_job(tmp_path: Path) -> None:

@@ -192,8 +192,7 @@ def test_a_machine_whose_roles_were_declared_dead_starts_them_again(machines: St
     assert all(recovery["lost_steps"] == 0 for recovery in job.summary["recoveries"])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.chaos)])
+@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.slow), pytest.param(1, marks=pytest.mark.chaos)])
 def test_roles_leave_with_their_machine_and_not_when_a_platform_signals_every_process(
     machines: Start, rank: int
 ) -> None:
@@ -237,16 +236,6 @@ def test_a_job_that_fails_ends_with_its_code_and_its_words_on_all_machines(
     assert [ended.code for ended in endings] == [code, code]
     for ended in endings:
         assert [line for line in ended.err.splitlines() if line.startswith("error: ") and "no such column" in line]
-
-
-@pytest.mark.chaos  # that it ends: tests/launch/test_supervised_jobs.py; that all machines end: the test above
-@pytest.mark.parametrize("at", ["start", "formed"])
-def test_a_role_that_is_not_started_again_ends_the_job_at_once_on_all_machines(machines: Start, at: str) -> None:
-    job = machines({"hold": 0, "worker 1": {"at": at, "do": -9, "times": 9}}, recovery={"restarts": 2})
-    endings = [node.end() for node in job.all()]
-    assert [ended.code for ended in endings] == [1, 1]
-    for ended in endings:
-        assert "error: worker 1" in ended.err and "ended" in ended.err and "killed by SIGKILL" in ended.err
 
 
 @pytest.mark.chaos

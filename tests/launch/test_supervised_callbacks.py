@@ -1,4 +1,4 @@
-"""Callbacks of jobs with processes: deaths, errors, callbacks that hang. Slow tests train, the others use stand-ins."""
+"""Callbacks of jobs with processes: deaths, errors, callbacks that hang. Long tests train, the others use stand-ins."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_an_error_stops_the_processes_and_the_message_names_it(jobs: Jobs) -> No
     assert summary["message"].endswith(": Notes.on_progress raised ValueError: no")
 
 
-@pytest.mark.slow
+@pytest.mark.chaos
 def test_what_a_callback_adds_to_the_environment_is_not_for_the_roles(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -102,7 +102,7 @@ def test_what_a_callback_adds_to_the_environment_is_not_for_the_roles(
     assert "formed in" in printed and "environment" not in printed  # as in: started by exec, seconds later
 
 
-@pytest.mark.slow
+@pytest.mark.chaos
 def test_a_job_that_is_scaled_starts_once_and_repeats_no_event(tmp_path: Path) -> None:
     def scale_once(event: Any) -> None:
         if event.step >= 20 and len(notes.of("on_evaluation")) == 1:
@@ -140,7 +140,7 @@ except shardkeep.errors.JobStopped as error:
 """
 
 
-@pytest.mark.slow
+@pytest.mark.chaos
 @pytest.mark.parametrize("servers", [0, 1], ids=["one process", "processes"])
 def test_a_second_ctrl_c_ends_a_callback_that_hangs(tmp_path: Path, servers: int) -> None:
     command = [sys.executable, "-c", HANGS, repr({**TINY, "servers": servers})]
@@ -162,7 +162,7 @@ def test_a_job_that_loses_its_workers_reports_what_an_undisturbed_one_reports(tm
         "eval": {"every_steps": 20},
         "checkpoint": {"every_steps": 40},
         "train": {"batch_size": 100, "report_every_s": 0.01},
-        "liveness": {"lease_s": 10.0},
+        "liveness": {"lease_s": 150.0},
     }
     job, victims = shardkeep.JobConfig.model_validate(config), ["worker 1", "worker 0"]
 

@@ -61,7 +61,7 @@ def test_a_completed_job_fills_its_run_folder_and_leaves_nobody(jobs: Jobs) -> N
     assert not job.folder.token_path.exists() and not (job.folder.path / "recovery").exists()
 
 
-# Worker 1 without restarts: the next test but one.
+# Worker 1 without restarts: the next test.
 @pytest.mark.parametrize("victim", ["coordinator 0", "server 0", "worker 0"])
 def test_without_restarts_a_killed_process_ends_the_job_and_the_line_names_it(jobs: Jobs, victim: str) -> None:
     notes = Notes()

@@ -10,6 +10,7 @@ import torch
 
 from shardkeep import EmbeddingClient, TableSpec
 from shardkeep.base.errors import UserError
+from tests.support.cases import every
 
 TABLES = [TableSpec(name="user", dim=4, optimizer={"name": "adagrad", "lr": 0.1})]
 
@@ -49,7 +50,7 @@ def test_in_sync_rows_ahead_are_those_of_lookups_bit_for_bit(client: EmbeddingCl
 
 
 @pytest.mark.waits_for_processes
-@pytest.mark.parametrize(("mode", "servers"), [("sync", 2), pytest.param("bounded", 1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("mode", "servers"), [("sync", 2), pytest.param("bounded", 1, marks=pytest.mark.chaos)])
 def test_rows_come_ahead_from_other_processes(mode: str, servers: int) -> None:
     with EmbeddingClient.serve(TABLES, servers=servers, seed=5, consistency=mode) as client:
         for _, rows in client.ahead(batches(), lambda ids: {"user": ids}):
@@ -129,7 +130,7 @@ def test_a_factor_multiplies_the_learning_rate_of_a_step() -> None:
     torch.testing.assert_close(found, [torch.full((1, 4), 0.4), torch.full((1, 4), 0.1)])
 
 
-@pytest.mark.parametrize("mode", ["bounded", "async"])
+@every("mode", ["bounded", "async"])
 def test_no_push_stays_behind_when_a_loop_with_rows_ahead_reads_or_ends(mode: str) -> None:
     with EmbeddingClient.local(TABLES, seed=5, consistency=mode) as client:
         for step, (ids, rows) in enumerate(client.ahead(batches(), lambda ids: {"user": ids})):

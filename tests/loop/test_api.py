@@ -13,6 +13,7 @@ from torch import nn
 from shardkeep import EmbeddingClient, Lookup
 from shardkeep.base.errors import ConfigError, DataError, ShardkeepError, UserError
 from shardkeep.config import TableConfig
+from tests.support.cases import every
 from tests.support.two_tables import TABLES
 
 MODES = ("sync", "bounded", "async")
@@ -32,7 +33,7 @@ def train_step(client: EmbeddingClient, ids: Any, table: str = "user") -> Lookup
     return rows
 
 
-@pytest.mark.parametrize("mode", MODES)
+@every("mode", MODES)
 def test_a_loop_equals_a_plain_embedding_with_sgd(mode: str) -> None:
     random = torch.Generator().manual_seed(1)
     plain, head = nn.Embedding(20, 4), nn.Linear(4, 1)
@@ -63,7 +64,7 @@ def test_any_whole_numbers_of_any_shape_are_ids(client: EmbeddingClient) -> None
     assert client.lookup({"user": torch.arange(6).reshape(2, 3).T})["user"].shape == (3, 2, 4)
 
 
-@pytest.mark.parametrize("mode", MODES)
+@every("mode", MODES)
 def test_read_sees_all_that_was_applied_and_stores_nothing(mode: str) -> None:
     with EmbeddingClient.local(TABLES, consistency=mode) as client:
         before = client.read({"user": torch.tensor([3])})["user"]
@@ -113,7 +114,7 @@ def test_rows_whose_gradient_is_not_finite_are_left_out_and_counted(client: Embe
     assert client.dropped_rows == 1 and client.summary()["dropped_rows"] == 1
 
 
-@pytest.mark.parametrize(
+@every(
     ("ids", "kind", "text"),
     [
         ({"user": torch.tensor([1.0])}, DataError, "table user: ids are float32; allowed: whole numbers"),
@@ -192,7 +193,7 @@ def test_a_misused_client_says_so_in_one_line(
     assert text in str(told.value) and "\n" not in str(told.value)
 
 
-@pytest.mark.parametrize(
+@every(
     ("tables", "settings", "text"),
     [
         ([], {}, "tables: is empty"),

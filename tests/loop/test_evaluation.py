@@ -11,6 +11,7 @@ from shardkeep import EmbeddingClient, TableSpec
 from shardkeep.base.errors import DeadlineExceeded
 from shardkeep.nn import EmbeddingBagCollection
 from shardkeep.workers.embeddings.loop_lookup import Lookup
+from tests.support.cases import every
 from tests.support.trainers import trainers
 
 TABLES = [TableSpec(name="user", dim=4, optimizer={"name": "adam", "lr": 0.1}), TableSpec(name="tag", dim=3)]
@@ -53,8 +54,8 @@ def seen_by(client: EmbeddingClient, form: str) -> dict[str, torch.Tensor]:
         return modules.eval()(EVERY)
 
 
-@pytest.mark.parametrize("servers", [1, 2])
-@pytest.mark.parametrize("form", ["read", "lookup", "modules"])
+@every("servers", [1, 2])
+@every("form", ["read", "lookup", "modules"])
 def test_in_sync_a_trainer_that_evaluates_alone_has_the_bits_of_one_process(form: str, servers: int) -> None:
     for steps in (0, 1, STEPS):
         clients = trainers(2, TABLES, "sync", servers=servers)
@@ -66,8 +67,8 @@ def test_in_sync_a_trainer_that_evaluates_alone_has_the_bits_of_one_process(form
                 assert all(torch.equal(found[name], expected[name]) for name in EVERY)
 
 
-@pytest.mark.parametrize("form", ["read", "lookup", "modules"])
-@pytest.mark.parametrize("mode", ["bounded", "async"])
+@every("form", ["read", "lookup", "modules"])
+@every("mode", ["bounded", "async"])
 def test_elsewhere_a_trainer_sees_what_it_has_applied_itself(mode: str, form: str) -> None:
     clients = trainers(2, TABLES, mode)
     for step in range(2):

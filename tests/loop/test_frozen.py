@@ -14,6 +14,7 @@ from shardkeep import EmbeddingClient, TableSpec, nn as snn
 from shardkeep.base.errors import ConfigError
 from shardkeep.compression.config import CompressionConfig
 from shardkeep.workers.embeddings.bags import Bag
+from tests.support.cases import every
 
 ADAGRAD = {"name": "adagrad", "lr": 0.1}
 FROZEN = TableSpec(name="frozen", dim=4, optimizer=ADAGRAD, freeze=True)
@@ -30,8 +31,8 @@ def rows_of(client: EmbeddingClient) -> dict[str, torch.Tensor]:
     return client.read({table.name: torch.arange(12) for table in client.tables})
 
 
-@pytest.mark.parametrize("mode", ["sync", "bounded", "async"])
-@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+@every("mode", ["sync", "bounded", "async"])
+@every("form", FORMS.values(), ids=FORMS)
 def test_a_frozen_table_changes_neither_its_rows_nor_those_of_the_others(form: dict[str, Any], mode: str) -> None:
     ends, fixed = [], torch.empty(0)
     for tables in ([FROZEN, TRAINED], [TRAINED, FROZEN], [TRAINED]):
@@ -83,7 +84,7 @@ def test_bags_of_frozen_tables_get_no_gradient_and_their_weights_do() -> None:
         assert {t["name"]: t["rows"] for t in client.summary()["tables"]} == {"frozen": 0, "trained": 3}
 
 
-@pytest.mark.parametrize("ahead", [False, True])
+@every("ahead", [False, True])
 def test_modules_over_frozen_tables_train_as_frozen_embeddings_of_torch(ahead: bool) -> None:
     """One module has a frozen and a trained table, another one only a frozen table."""
     tables = [TableSpec(name="a", dim=3, optimizer={"name": "sgd", "lr": 0.5}), TableSpec(name="b", dim=3, freeze=True)]
@@ -120,7 +121,7 @@ def test_a_model_of_frozen_rows_alone_trains_its_dense_part() -> None:
         assert head.weight.grad is not None and client.step == 0
 
 
-@pytest.mark.slow
+@pytest.mark.chaos
 @pytest.mark.waits_for_processes
 def test_pretrained_rows_of_a_frozen_table_stay_as_they_are() -> None:
     rows_ND = np.random.default_rng(0).normal(size=(12, 4)).astype(np.float32)
@@ -136,7 +137,7 @@ def test_pretrained_rows_of_a_frozen_table_stay_as_they_are() -> None:
         assert counts == {"frozen": 12, "trained": 20}
 
 
-@pytest.mark.parametrize(
+@every(
     ("settings", "says"),
     [
         ({"admit": {"min_count": 2}}, "admit"),

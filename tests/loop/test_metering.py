@@ -16,6 +16,7 @@ from shardkeep.loop.joining import join_local, loop_config
 from shardkeep.loop.metering import StepMeter
 from shardkeep.nn import EmbeddingBagCollection
 from shardkeep.records.telemetry import check_record
+from tests.support.cases import every
 from tests.support.metered_loops import Clock, Records, metered_client
 
 TABLES = [TableSpec(name="user", dim=4, optimizer={"name": "sgd", "lr": 0.5}), TableSpec(name="item", dim=3)]
@@ -80,8 +81,8 @@ def of_a_module(client: EmbeddingClient) -> None:
     EmbeddingBagCollection(client, {"f": "user"})({"f": IDS})["f"].square().sum().backward()
 
 
-@pytest.mark.parametrize("mode", ["sync", "bounded"])
-@pytest.mark.parametrize("one", [in_one_lookup, in_two_lookups, in_bags, requested_before, of_a_module])
+@every("mode", ["sync", "bounded"])
+@every("one", [in_one_lookup, in_two_lookups, in_bags, requested_before, of_a_module])
 def test_the_last_record_agrees_with_the_client(
     start: Start, one: Callable[[EmbeddingClient], None], mode: str
 ) -> None:
@@ -211,7 +212,7 @@ def test_dropped_rows_are_counted(start: Start) -> None:
     assert ended(client, records)["dropped_rows"] == 1
 
 
-@pytest.mark.parametrize(
+@every(
     ("given", "text"),
     [
         ({"loss": "high"}, "report: loss is 'high'; allowed: a number"),

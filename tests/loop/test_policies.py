@@ -12,6 +12,7 @@ import torch
 from shardkeep import EmbeddingClient, TableSpec
 from shardkeep.base.errors import ConfigError
 from shardkeep.compression.config import CompressionConfig, PullConfig, PushConfig
+from tests.support.cases import every
 
 POLICIES: dict[str, Any] = {"admit": {"min_count": 2}, "evict": {"ttl_steps": 2, "sweep_steps": 1}}
 
@@ -56,7 +57,7 @@ def test_rows_that_fill_sets_count_as_pushed_once() -> None:
         assert table["evicted_rows"] > 0
 
 
-@pytest.mark.parametrize("mode", ["sync", "bounded"])
+@every("mode", ["sync", "bounded"])
 def test_a_clock_decides_only_outside_of_sync(mode: str) -> None:
     table = spec_of(evict={"ttl_s": 60})
     if mode == "bounded":
@@ -101,7 +102,7 @@ def looked_up(client: EmbeddingClient, id_: int) -> torch.Tensor:
 GOING: dict[str, Any] = {"init": {"name": "zeros"}, "evict": {"ttl_steps": 2, "sweep_steps": 1}}
 
 
-@pytest.mark.slow
+@pytest.mark.chaos
 @pytest.mark.waits_for_processes
 def test_a_cached_row_lives_until_its_lease_ends_although_the_servers_have_let_it_go() -> None:
     lease, tables = 12, [spec_of(**GOING)]
@@ -120,7 +121,7 @@ def test_a_cached_row_lives_until_its_lease_ends_although_the_servers_have_let_i
         assert len(steps) >= 2 and max(steps) in (cached + lease - 1, cached + lease)
 
 
-@pytest.mark.slow
+@pytest.mark.chaos
 @pytest.mark.waits_for_processes
 @pytest.mark.parametrize("admit", [None, {"min_count": 3}], ids=["every id", "ids of three pushes"])
 def test_a_residual_that_comes_after_its_row_went_makes_it_again_or_is_refused(admit: dict[str, Any] | None) -> None:

@@ -13,6 +13,7 @@ from shardkeep import EmbeddingClient, TableSpec
 from shardkeep.base.errors import CheckpointError, UserError
 from shardkeep.compression.config import CompressionConfig
 from shardkeep.run.folder import RunFolder
+from tests.support.cases import every
 from tests.support.cluster import kill, within
 
 TABLES = [TableSpec(name="item", dim=4, optimizer={"name": "adam", "lr": 0.1}), TableSpec(name="tag", dim=2)]
@@ -32,7 +33,7 @@ def digest(client: EmbeddingClient) -> Any:
     return client.summary(digest=True)["state_digest"]
 
 
-@pytest.mark.parametrize("compression", [None, LATER], ids=["plain", "residuals"])
+@every("compression", [None, LATER], ids=["plain", "residuals"])
 def test_a_loop_that_is_loaded_ends_with_the_rows_of_one_that_went_on(tmp_path: Path, compression: Any) -> None:
     with EmbeddingClient.local(TABLES, consistency="sync", compression=compression) as client:
         some_steps(client, 6)
@@ -79,7 +80,7 @@ def test_what_cannot_be_saved_or_loaded_is_told(tmp_path: Path) -> None:
         client.restore(tmp_path / "saved")
 
 
-@pytest.mark.slow
+@pytest.mark.chaos
 @pytest.mark.waits_for_processes
 def test_a_checkpoint_is_of_any_number_of_servers(tmp_path: Path) -> None:
     with EmbeddingClient.local(TABLES, consistency="sync") as client:
@@ -143,7 +144,7 @@ def test_rows_that_do_not_fit_are_refused() -> None:
                 client.fill(rows)
 
 
-@pytest.mark.slow
+@pytest.mark.chaos
 @pytest.mark.waits_for_processes
 def test_a_server_that_dies_after_a_fill_has_the_rows_again(tmp_path: Path) -> None:
     with EmbeddingClient.serve(TABLES, servers=2, run_dir=tmp_path / "run") as client:
@@ -173,7 +174,7 @@ def test_a_loop_whose_last_checkpoint_cannot_be_written_trains_on_and_says_so_at
     assert summary["warnings"] == [f"no checkpoint at step 4: {summary['message'].partition(': ')[2]}"]
 
 
-@pytest.mark.slow
+@pytest.mark.chaos
 def test_a_last_checkpoint_that_failed_is_tried_again_when_the_client_closes(tmp_path: Path) -> None:
     run, place = tmp_path / "run", tmp_path / "run" / "checkpoints" / ".step-00000002"
     with EmbeddingClient.serve(TABLES, servers=1, run_dir=run, quiet=True) as client:
@@ -188,7 +189,7 @@ def test_a_last_checkpoint_that_failed_is_tried_again_when_the_client_closes(tmp
     assert [path.name for path in place.parent.glob("step-*")] == ["step-00000002"]
 
 
-@pytest.mark.slow
+@pytest.mark.chaos
 def test_a_run_folder_that_can_keep_no_checkpoint_costs_the_loop_its_checkpoints_alone(tmp_path: Path) -> None:
     run = tmp_path / "run"
     with (

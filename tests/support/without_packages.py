@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Iterable
@@ -34,3 +35,25 @@ def main() -> None:
     from shardkeep.cli.main import main
 
     main()
+
+
+def several() -> None:
+    """Several commands one after another. `sys.argv` has their arguments as JSON; prints the exit code, the output
+    and the error output of each."""
+    hide(os.environ["WITHOUT_PACKAGES"].split(","))
+    from typer.testing import CliRunner
+
+    from shardkeep.cli.main import app
+
+    ends = []
+    for arguments in json.loads(sys.argv[1]):
+        done = CliRunner().invoke(app, arguments)
+        expected = done.exception is None or isinstance(done.exception, SystemExit)
+        ends.append((done.exit_code if expected else repr(done.exception), done.stdout, done.stderr))
+    print(json.dumps(ends))
+
+
+def script() -> None:
+    """A script: `sys.argv` has its text."""
+    hide(os.environ["WITHOUT_PACKAGES"].split(","))
+    exec(sys.argv[1], {})

@@ -25,7 +25,7 @@ def test_the_interval_is_that_worked_out_by_hand() -> None:
 
 def test_the_interval_holds_the_mean_95_times_in_100_and_the_power_is_kept() -> None:
     rng, inside, seen = np.random.default_rng(5), 0, 0
-    draws = rng.normal(0.0, 1.0, (4000, 5))
+    draws = rng.normal(0.0, 1.0, (2000, 5))
     smallest = (2.7764 + 0.9410) / math.sqrt(5)  # with the true deviation
     for row in draws:
         found = estimate(row.tolist())
@@ -79,7 +79,7 @@ def test_several_comparisons_are_corrected_as_holm_says() -> None:
 
 def test_a_difference_where_there_is_none_is_told_once_in_twenty_families_at_most() -> None:
     rng, wrong = np.random.default_rng(3), 0
-    for _ in range(400):
+    for _ in range(200):
         found = [estimate(rng.normal(size=5).tolist()) for _ in range(6)]
         wrong += min(holm([p for one in found if one and (p := p_value(one)) is not None])) < 0.05
-    assert wrong / 400 == pytest.approx(0.045, abs=0.025)
+    assert wrong / 200 == pytest.approx(0.045, abs=0.025)

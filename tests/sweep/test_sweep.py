@@ -276,7 +276,7 @@ JOB: dict[str, Any] = {
 
 
 @pytest.mark.waits_for_processes
-@pytest.mark.parametrize("servers", [0, pytest.param(1, marks=pytest.mark.slow)], ids=["one process", "processes"])
+@pytest.mark.parametrize("servers", [0, pytest.param(1, marks=pytest.mark.chaos)], ids=["one process", "processes"])
 def test_a_job_whose_sweep_is_gone_stops(tmp_path: Path, servers: int) -> None:
     data = {"synthetic": {**JOB["data"]["synthetic"], "train_samples": 10**8}}
     (tmp_path / "job.yaml").write_text(json.dumps({**JOB, "servers": servers, "data": data}))

@@ -107,9 +107,7 @@ def test_a_mistake_is_one_clear_line(tmp_path: Path, changes: dict[str, Any], sa
     assert text.startswith(f"{path}: ") and said in text and "\n" not in text
 
 
-@pytest.mark.parametrize(
-    ("content", "said"), [("- 1\n", r"holds \[1\]"), ("a: [", "is not YAML"), (None, "cannot be read")]
-)
+@every(("content", "said"), [("- 1\n", r"holds \[1\]"), ("a: [", "is not YAML"), (None, "cannot be read")])
 def test_a_file_that_is_no_sweep_is_one_clear_line(tmp_path: Path, content: str | None, said: str) -> None:
     path = tmp_path / "x.yaml"
     if content is not None:
@@ -140,7 +138,7 @@ def test_a_sweep_over_several_labels_names_the_one_that_counts(tmp_path: Path) -
     assert (run.key("auc"), run.key("logloss"), run.key("note")) == ("auc/bought", "logloss/bought", "note/bought")
 
 
-@pytest.mark.parametrize("settings", [{"train.loss": "mse"}, {"eval.metrics": ["logloss"]}], ids=["loss", "metrics"])
+@every("settings", [{"train.loss": "mse"}, {"eval.metrics": ["logloss"]}], ids=["loss", "metrics"])
 def test_a_run_without_auc_cannot_be_compared(tmp_path: Path, settings: dict[str, object]) -> None:
     path = write_sweep(tmp_path, recipes=[{"name": "few", "settings": settings}])
     with pytest.raises(ConfigError, match="few: does not evaluate auc, by which a sweep compares"):

@@ -179,7 +179,7 @@ def test_without_the_extra_there_are_tables_and_a_line_that_says_so(
     assert not (tmp_path / "plots").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.chaos
 def test_plots_are_drawn_without_scipy(
     plan: SweepPlan, results: Results, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -187,7 +187,7 @@ def test_plots_are_drawn_without_scipy(
     assert set(write_plots(collect(plan, tmp_path), tmp_path)) == {plot.name for plot in PLOTS}
 
 
-@pytest.mark.slow
+@pytest.mark.chaos
 def test_plots_that_have_nothing_to_draw_are_left_out(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     plan = load_sweep(write_sweep(tmp_path, seeds=[1]))
