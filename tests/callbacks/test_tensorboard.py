@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import shardkeep
+from shardkeep.callbacks.tensorboard import TensorBoardCallback
 from tests.support.callbacks import Notes
 from tests.support.full_disk import FullMeanwhile
 
@@ -22,8 +23,10 @@ TINY: dict[str, Any] = {
     "checkpoint": {"every_steps": 20},
     "train": {"batch_size": 100, "report_every_s": 0.001},
 }
-needs_tensorboard = pytest.mark.skipif(importlib.util.find_spec("tensorboard") is None, reason="needs tensorboard")
-needs_warnings = pytest.mark.filterwarnings("ignore")  # of tensorboard's dependencies
+pytestmark = [
+    pytest.mark.skipif(importlib.util.find_spec("tensorboard") is None, reason="needs tensorboard"),
+    pytest.mark.filterwarnings("ignore"),  # of tensorboard's dependencies
+]
 
 
 def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
@@ -54,12 +57,8 @@ def same(found: dict[str, list[tuple[int, float]]], expected: dict[str, list[tup
     return read == pytest.approx(flat, rel=1e-6)
 
 
-@needs_tensorboard
-@needs_warnings
 def test_every_point_and_the_config_are_read_back(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    from shardkeep.callbacks.tensorboard import TensorBoardCallback
 
     config, notes = shardkeep.JobConfig.model_validate(TINY), Notes()
     shardkeep.train(config, run_dir=tmp_path / "run", quiet=True, callbacks=[notes, TensorBoardCallback()])
@@ -69,11 +68,7 @@ def test_every_point_and_the_config_are_read_back(tmp_path: Path) -> None:
     assert "batch_size: 100" in text.tensor_proto.string_val[0].decode()
 
 
-@needs_tensorboard
-@needs_warnings
 def test_points_of_steps_that_a_resume_repeats_are_shown_once(tmp_path: Path) -> None:
-    from shardkeep.callbacks.tensorboard import TensorBoardCallback
-
     def stop(event: Any) -> None:
         if event.step == 30:
             raise InterruptedError
@@ -90,25 +85,16 @@ def test_points_of_steps_that_a_resume_repeats_are_shown_once(tmp_path: Path) ->
     assert same(scalars(folder), {tag: kept[tag] + again[tag] for tag in kept})
 
 
-@needs_tensorboard
-@needs_warnings
 def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
-    from shardkeep.callbacks.tensorboard import TensorBoardCallback
-
     (tmp_path / "file").touch()
-    config = shardkeep.JobConfig.model_validate(TINY)
+    config, callback = shardkeep.JobConfig.model_validate(TINY), TensorBoardCallback(tmp_path / "file")
     with pytest.raises(shardkeep.UserError, match=r"^TensorBoardCallback: .*/file cannot be written \(File exists\)$"):
-        callbacks = [TensorBoardCallback(tmp_path / "file")]
-        shardkeep.train(config, run_dir=tmp_path / "run", quiet=True, callbacks=callbacks)
+        shardkeep.train(config, run_dir=tmp_path / "run", quiet=True, callbacks=[callback])
 
 
-@needs_tensorboard
-@needs_warnings
 def test_event_files_on_a_full_disk_are_given_up_with_one_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from shardkeep.callbacks.tensorboard import TensorBoardCallback
-
     config = shardkeep.JobConfig.model_validate({**TINY, "eval": {}, "checkpoint": {}})
     full = FullMeanwhile()
     callbacks = [full, TensorBoardCallback(tmp_path / "events", flush_s=0)]
