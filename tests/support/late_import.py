@@ -21,6 +21,7 @@ class Late:
 
 def late_import(name: str) -> Any:
     """The module `name`, imported when a name of it is used. Skips the test module where it is not installed."""
-    if importlib.util.find_spec(name.partition(".")[0]) is None:
-        pytest.skip(f"needs {name} (scripts/install-all)", allow_module_level=True)
+    library = name.partition(".")[0]
+    if importlib.util.find_spec(library) is None:
+        pytest.skip(f"needs {library} (scripts/install-all)", allow_module_level=True)
     return Late(name)
