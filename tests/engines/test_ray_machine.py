@@ -65,11 +65,11 @@ def test_a_wrong_input_comes_back_as_exit_code_2_with_its_line(cluster: Cluster,
 def test_only_a_signal_and_143_start_the_node_again(cluster: Cluster, tmp_path: Path) -> None:
     run = tmp_path / "run"
     actor = actor_of(cluster, WAITS, run)
-    killed = node_of(actor, run)
-    killed.kill()
-    left = node_of(actor, run, killed.pid)
+    left = node_of(actor, run)
+    left.terminate()  # it ends with 143
+    killed = node_of(actor, run, left.pid)
     (run / "summary.json").write_text(json.dumps({"status": "completed"}))
-    left.terminate()  # it ends with 143, and the next one with 0
+    killed.kill()  # the next one ends with 0
     code, _, summary = json.loads(actor.line("["))
     assert code == 0 and summary == {"status": "completed"}
 
