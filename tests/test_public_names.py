@@ -34,7 +34,7 @@ def test_importing_the_package_loads_none_of_its_modules() -> None:
     run("import sys, shardkeep; dir(shardkeep); assert not [m for m in sys.modules if m.startswith('shardkeep.')]")
 
 
-@pytest.mark.slow
+@pytest.mark.chaos
 def test_a_module_needs_no_import_of_its_own() -> None:
     uses = "shardkeep.nn.Jagged, shardkeep.torchrec.shard, shardkeep.callbacks.StartEvent, shardkeep.errors.Diverged"
     assert "Jagged" in run(f"import shardkeep; print({uses}, shardkeep.config.CompressionConfig, shardkeep.ray.train)")

@@ -13,7 +13,7 @@ import shardkeep
 from tests.support.builds import ROOT
 
 
-@pytest.mark.slow
+@pytest.mark.chaos
 @pytest.mark.timeout(900)
 def test_the_site_is_built_without_a_warning_and_has_every_public_name(tmp_path: Path) -> None:
     pytest.importorskip("furo")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +12,14 @@ from torch.utils.data import DataLoader
 
 from shardkeep import EmbeddingClient, SgdConfig, TableSpec, UserError
 from shardkeep.nn import EmbeddingBagCollection
+from tests.support.cases import every
+from tests.support.late_import import late_import
 from tests.support.metered_loops import metered_client
 
-if find_spec("lightning") is None:
-    pytest.skip("needs lightning", allow_module_level=True)
+lightning = late_import("lightning.pytorch")
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 TABLES = [TableSpec(name="user", dim=8, optimizer=SgdConfig(lr=0.1))]
 STEPS = 12
-
-
-def lightning() -> Any:
-    """The library. Its import takes 5 CPU seconds, so the collection does without."""
-    return import_module("lightning.pytorch")
 
 
 def data(count: int = STEPS) -> list[Any]:
@@ -35,7 +29,7 @@ def data(count: int = STEPS) -> list[Any]:
 
 
 def module_of(client: EmbeddingClient, *, with_optimizer: bool = False) -> Any:
-    class Module(lightning().LightningModule):  # type: ignore[misc, name-defined]
+    class Module(lightning.LightningModule):  # type: ignore[misc, name-defined]
         def __init__(self) -> None:
             super().__init__()
             torch.manual_seed(0)
@@ -60,7 +54,7 @@ def module_of(client: EmbeddingClient, *, with_optimizer: bool = False) -> Any:
 
 def fitted(client: EmbeddingClient, module: Any, batches: list[Any], ckpt_path: Any = None, **settings: Any) -> Any:
     quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
-    trainer = lightning().Trainer(**{"max_epochs": 1, "enable_checkpointing": False, **quiet, **settings})
+    trainer = lightning.Trainer(**{"max_epochs": 1, "enable_checkpointing": False, **quiet, **settings})
     trainer.fit(module, DataLoader(batches, batch_size=None), ckpt_path=ckpt_path)
     return trainer
 
@@ -77,7 +71,7 @@ def plain_loop(client: EmbeddingClient, module: Any, per_step: int = 1) -> None:
             module.optimizer.zero_grad()
 
 
-@pytest.mark.parametrize("per_step", [1, 2], ids=["each", "accumulated"])
+@every("per_step", [1, 2], ids=["each", "accumulated"])
 def test_logged_losses_and_validation_metrics_are_reported(tmp_path: Path, per_step: int) -> None:
     from shardkeep.callbacks.lightning import RowsCallback
 
@@ -91,7 +85,7 @@ def test_logged_losses_and_validation_metrics_are_reported(tmp_path: Path, per_s
     module.validation_step = validation_step
     callback = RowsCallback(client, tmp_path / "rows", close=True)
     settings = {"callbacks": [callback], "log_every_n_steps": 4, "accumulate_grad_batches": per_step}
-    trainer = lightning().Trainer(max_epochs=1, accelerator="cpu", logger=False, enable_checkpointing=False, **settings)
+    trainer = lightning.Trainer(max_epochs=1, accelerator="cpu", logger=False, enable_checkpointing=False, **settings)
     trainer.fit(module, *(DataLoader(data(count), batch_size=None) for count in (STEPS, 2)))
     (evaluation,) = records.of("eval")
     assert evaluation == {"step": STEPS // per_step, "val_hits": 0.5}
@@ -99,7 +93,7 @@ def test_logged_losses_and_validation_metrics_are_reported(tmp_path: Path, per_s
     assert counted == [pytest.approx(sum(module.losses[3::4]) / 3, abs=1e-5)]
 
 
-@pytest.mark.parametrize("per_step", [1, 2], ids=["each", "accumulated"])
+@every("per_step", [1, 2], ids=["each", "accumulated"])
 def test_losses_and_rows_are_those_of_a_plain_loop(per_step: int) -> None:
     found = []
     for lightnings in (False, True):
@@ -114,14 +108,12 @@ def test_losses_and_rows_are_those_of_a_plain_loop(per_step: int) -> None:
     assert found[0] == found[1]
 
 
-def test_bf16_trains() -> None:
+@pytest.mark.chaos
+def test_bf16_trains_and_a_skipped_step_pushes_nothing() -> None:
     with EmbeddingClient.local(TABLES) as client:
         module = module_of(client)
         fitted(client, module, data() * 5, precision="bf16-mixed")
         assert client.step == 5 * STEPS and module.losses[-1] < module.losses[0]
-
-
-def test_a_skipped_step_pushes_nothing() -> None:
     with EmbeddingClient.local(TABLES, consistency="sync") as client:
         module = module_of(client)
         step = module.training_step
@@ -141,7 +133,7 @@ def test_a_checkpoint_has_rows_and_model_of_one_step(tmp_path: Path) -> None:
         module = module_of(client)
         fitted(client, module, data(), max_epochs=3)
         expected = digest(client), module.top.weight.tolist()
-    keep = lightning().callbacks.ModelCheckpoint(tmp_path, every_n_epochs=1, save_top_k=-1, filename="{epoch}")
+    keep = lightning.callbacks.ModelCheckpoint(tmp_path, every_n_epochs=1, save_top_k=-1, filename="{epoch}")
     with EmbeddingClient.local(TABLES, consistency="sync") as client:
         callbacks = [keep, RowsCallback(client, tmp_path / "rows")]
         fitted(client, module_of(client), data(), callbacks=callbacks, enable_checkpointing=True, max_epochs=2)
@@ -155,6 +147,7 @@ def test_a_checkpoint_has_rows_and_model_of_one_step(tmp_path: Path) -> None:
         assert (digests[0], module.top.weight.tolist()) == expected
 
 
+@pytest.mark.chaos
 def test_a_checkpoint_without_rows_is_refused(tmp_path: Path) -> None:
     from shardkeep.callbacks.lightning import RowsCallback
 

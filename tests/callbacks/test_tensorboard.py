@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import pytest
 import shardkeep
 from tests.support.callbacks import Notes
 from tests.support.full_disk import FullMeanwhile
+from tests.support.late_import import Late, late_import
 
 TINY: dict[str, Any] = {
     "servers": 0,
@@ -22,8 +22,9 @@ TINY: dict[str, Any] = {
     "checkpoint": {"every_steps": 20},
     "train": {"batch_size": 100, "report_every_s": 0.001},
 }
-needs_tensorboard = pytest.mark.skipif(importlib.util.find_spec("tensorboard") is None, reason="needs tensorboard")
-needs_warnings = pytest.mark.filterwarnings("ignore")  # of tensorboard's dependencies
+late_import("tensorboard")
+ours = Late("shardkeep.callbacks.tensorboard")
+pytestmark = pytest.mark.filterwarnings("ignore")  # of tensorboard's dependencies
 
 
 def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
@@ -54,26 +55,18 @@ def same(found: dict[str, list[tuple[int, float]]], expected: dict[str, list[tup
     return read == pytest.approx(flat, rel=1e-6)
 
 
-@needs_tensorboard
-@needs_warnings
 def test_every_point_and_the_config_are_read_back(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    from shardkeep.callbacks.tensorboard import TensorBoardCallback
-
     config, notes = shardkeep.JobConfig.model_validate(TINY), Notes()
-    shardkeep.train(config, run_dir=tmp_path / "run", quiet=True, callbacks=[notes, TensorBoardCallback()])
+    shardkeep.train(config, run_dir=tmp_path / "run", quiet=True, callbacks=[notes, ours.TensorBoardCallback()])
     assert same(scalars(tmp_path / "run" / "tensorboard"), points(notes))
     events = EventAccumulator(str(tmp_path / "run" / "tensorboard")).Reload()
     (text,) = events.Tensors("config/text_summary")
     assert "batch_size: 100" in text.tensor_proto.string_val[0].decode()
 
 
-@needs_tensorboard
-@needs_warnings
 def test_points_of_steps_that_a_resume_repeats_are_shown_once(tmp_path: Path) -> None:
-    from shardkeep.callbacks.tensorboard import TensorBoardCallback
-
     def stop(event: Any) -> None:
         if event.step == 30:
             raise InterruptedError
@@ -81,37 +74,30 @@ def test_points_of_steps_that_a_resume_repeats_are_shown_once(tmp_path: Path) ->
     folder, config = tmp_path / "events", shardkeep.JobConfig.model_validate(TINY)
     first, second = Notes(on_evaluation=stop), Notes()
     with pytest.raises(InterruptedError):
-        shardkeep.train(config, run_dir=tmp_path / "run", quiet=True, callbacks=[TensorBoardCallback(folder), first])
+        shardkeep.train(
+            config, run_dir=tmp_path / "run", quiet=True, callbacks=[ours.TensorBoardCallback(folder), first]
+        )
     (tmp_path / "run" / "checkpoints" / "step-00000030").rename(tmp_path / "lost")  # as if it was killed before
-    shardkeep.resume(tmp_path / "run", quiet=True, callbacks=[second, TensorBoardCallback(folder)])
+    shardkeep.resume(tmp_path / "run", quiet=True, callbacks=[second, ours.TensorBoardCallback(folder)])
     assert second.of("on_start")[0].step == 20
     kept = {tag: [point for point in line if point[0] <= 20] for tag, line in points(first).items()}
     again = points(second)
     assert same(scalars(folder), {tag: kept[tag] + again[tag] for tag in kept})
 
 
-@needs_tensorboard
-@needs_warnings
 def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
-    from shardkeep.callbacks.tensorboard import TensorBoardCallback
-
     (tmp_path / "file").touch()
-    config = shardkeep.JobConfig.model_validate(TINY)
+    config, callback = shardkeep.JobConfig.model_validate(TINY), ours.TensorBoardCallback(tmp_path / "file")
     with pytest.raises(shardkeep.UserError, match=r"^TensorBoardCallback: .*/file cannot be written \(File exists\)$"):
-        callbacks = [TensorBoardCallback(tmp_path / "file")]
-        shardkeep.train(config, run_dir=tmp_path / "run", quiet=True, callbacks=callbacks)
+        shardkeep.train(config, run_dir=tmp_path / "run", quiet=True, callbacks=[callback])
 
 
-@needs_tensorboard
-@needs_warnings
 def test_event_files_on_a_full_disk_are_given_up_with_one_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from shardkeep.callbacks.tensorboard import TensorBoardCallback
-
     config = shardkeep.JobConfig.model_validate({**TINY, "eval": {}, "checkpoint": {}})
     full = FullMeanwhile()
-    callbacks = [full, TensorBoardCallback(tmp_path / "events", flush_s=0)]
+    callbacks = [full, ours.TensorBoardCallback(tmp_path / "events", flush_s=0)]
     summary = shardkeep.train(config, run_dir=tmp_path / "run", quiet=True, callbacks=callbacks)
     assert full.full and summary.status == "completed"
     (warning,) = [record.getMessage() for record in caplog.records if "events: " in record.getMessage()]

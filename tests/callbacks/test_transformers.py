@@ -11,10 +11,12 @@ from torch import nn
 
 from shardkeep import EmbeddingClient, SgdConfig, TableSpec, UserError
 from shardkeep.nn import EmbeddingBagCollection
+from tests.support.cases import every
+from tests.support.late_import import late_import
 from tests.support.metered_loops import metered_client
 
-transformers = pytest.importorskip("transformers")
-pytest.importorskip("accelerate")
+transformers = late_import("transformers")
+late_import("accelerate")
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 TABLES = [TableSpec(name="user", dim=8, optimizer=SgdConfig(lr=0.1))]
 BATCH, STEPS = 16, 12
@@ -86,7 +88,7 @@ def test_logged_losses_and_evaluations_are_reported(tmp_path: Path) -> None:
     assert loss == pytest.approx(sum(steps) / STEPS, abs=1e-3)
 
 
-@pytest.mark.parametrize("per_step", [1, 2], ids=["each", "accumulated"])
+@every("per_step", [1, 2], ids=["each", "accumulated"])
 def test_losses_and_rows_are_those_of_a_plain_loop(tmp_path: Path, per_step: int) -> None:
     found = []
     for theirs in (False, True):
@@ -126,19 +128,15 @@ def test_a_checkpoint_has_rows_and_model_of_one_step(tmp_path: Path) -> None:
         assert (digest(client), model.top.weight.tolist()) == expected
 
 
-def test_a_checkpoint_without_rows_is_refused(tmp_path: Path) -> None:
-    from shardkeep.callbacks.transformers import RowsCallback
-
-    with EmbeddingClient.local(TABLES) as client:
-        trained(Model(client), tmp_path, max_steps=4, save_strategy="steps", save_steps=4)
-    with EmbeddingClient.local(TABLES) as client, pytest.raises(UserError, match="checkpoint-4/rows: no rows"):
-        trained(Model(client), tmp_path, [RowsCallback(client)], resume=True)
-
-
-def test_the_client_is_closed_at_the_end_where_that_is_asked_for(tmp_path: Path) -> None:
+@pytest.mark.chaos
+def test_a_checkpoint_without_rows_is_refused_and_the_client_is_closed_where_that_is_asked_for(tmp_path: Path) -> None:
     from shardkeep.callbacks.transformers import RowsCallback
 
     client = EmbeddingClient.local(TABLES)
     trained(Model(client), tmp_path, [RowsCallback(client, close=True)], max_steps=2)
     with pytest.raises(UserError, match="the client is closed"):
         client.read({"user": torch.arange(2)})
+    with EmbeddingClient.local(TABLES) as client:
+        trained(Model(client), tmp_path, max_steps=4, save_strategy="steps", save_steps=4)
+    with EmbeddingClient.local(TABLES) as client, pytest.raises(UserError, match="checkpoint-4/rows: no rows"):
+        trained(Model(client), tmp_path, [RowsCallback(client)], resume=True)

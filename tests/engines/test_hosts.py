@@ -15,7 +15,7 @@ import pytest
 from tests.support.cluster import gone, within
 from tests.support.hosts import Host, hosts, missing
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(missing() is not None, reason=str(missing()))]
+pytestmark = [pytest.mark.chaos, pytest.mark.skipif(missing() is not None, reason=str(missing()))]
 ROOT = Path(__file__).resolve().parents[2]
 REACH = "import socket, sys; socket.create_connection((sys.argv[1], 7000), timeout=2).close()"
 LISTEN = (

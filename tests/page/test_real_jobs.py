@@ -140,7 +140,9 @@ def test_the_page_follows_a_job_over_a_killed_server_and_a_killed_coordinator_to
         assert number(tile(visit, "Step")) == summary["steps"]
         assert number(tile(visit, "AUC")) == pytest.approx(evaluations[-1]["auc"], abs=5e-5)
         assert number(tile(visit, "Recoveries")) == len(summary["recoveries"]) > 1
-        assert {row[0]: number(row[1]) > 0 for row in rows_of(visit, "tables")} == dict.fromkeys(("C1", "C2", "C3"), True)
+        assert {row[0]: number(row[1]) > 0 for row in rows_of(visit, "tables")} == dict.fromkeys(
+            ("C1", "C2", "C3"), True
+        )
         assert visit.hosts() == {address.netloc}
         unreachable = [problem for problem in visit.problems if "ERR_CONNECTION_REFUSED" in problem]
         assert [p for p in visit.problems if p not in unreachable and "ERR_INCOMPLETE_CHUNKED" not in p] == []

@@ -1,14 +1,20 @@
-"""Builds of this tree: a checkout of it, its sdist and its wheel."""
+"""Builds of this tree: a checkout of it, its sdist, its wheel, and the environment that a plain install makes."""
 
 from __future__ import annotations
 
 import shutil
 import subprocess
 import sys
+import tarfile
 import tomllib
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from tests.support.environments import Environment, empty_environment, linked
+from tests.support.once import once
 from tests.support.requirements import closure
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -48,3 +54,39 @@ def build(source: Path, kind: str, out: Path) -> Path:
 def dependencies() -> set[str]:
     """The distributions that a plain install of shardkeep brings here."""
     return closure(PROJECT["dependencies"])
+
+
+@dataclass(frozen=True)
+class Built:
+    """What tests of an installation share. Nobody writes into it."""
+
+    checkout: str
+    sdist: str
+    wheel: str
+    """Of the sdist, which holds folders and no links."""
+    dependencies: str
+    """A folder with what shardkeep needs, and nothing else."""
+    bare: str
+    """An environment with the wheel and its dependencies."""
+
+    @property
+    def environment(self) -> Environment:
+        return Environment(Path(self.bare))
+
+
+def built(folders: pytest.TempPathFactory) -> Built:
+    """Builds and installs this tree, once for all workers of a test run."""
+    return Built(**once(folders, "built", _build))
+
+
+def _build(folder: Path) -> dict[str, str]:
+    checkout = copied(folder / "home" / "shardkeep")
+    sdist = build(checkout, "sdist", folder / "dist")
+    with tarfile.open(sdist) as archive:
+        archive.extractall(folder / "unpacked", filter="data")
+    (source,) = (folder / "unpacked").iterdir()
+    wheel = build(source, "wheel", folder / "dist")
+    needed = linked(folder / "dependencies", dependencies())
+    bare = empty_environment(folder / "environment", needed)
+    bare.install(str(wheel))
+    return asdict(Built(*map(str, (checkout, sdist, wheel, needed, bare.folder))))

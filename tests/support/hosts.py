@@ -17,7 +17,12 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+import psutil
+
+if TYPE_CHECKING:
+    from shardkeep.run.reader import RunReader
 
 LIMIT_S = 120.0
 PORT = "eth0"
@@ -190,6 +195,13 @@ def _take_away(top: Path) -> None:
         kill(space.name)
         ip("netns", "del", space.name)
     shutil.rmtree(top)
+
+
+def worker_on(host: Host, run: RunReader) -> psutil.Process:
+    """The process of a job's worker on a host."""
+    pids = host.pids
+    workers = (member for member in run.member_list() if member["role"] == "worker")
+    return psutil.Process(next(member["pid"] for member in workers if member["pid"] in pids))
 
 
 if __name__ == "__main__":

@@ -62,14 +62,9 @@ class RayCluster:
             self.start_node(host)
 
     def start_node(self, host: Host) -> None:
-        """Starts a node, a second time if need be: Ray gives its processes 30 s, which is short on a busy machine."""
-        place = ("--address", self.env["RAY_ADDRESS"], "--num-cpus", str(CPUS), "--resources", f'{{"{host.name}": 1}}')
-        try:
-            self._ray(host, *place)
-        except AssertionError:
-            host.off()
-            host.on()
-            self._ray(host, *place)
+        self._ray(
+            host, "--address", self.env["RAY_ADDRESS"], "--num-cpus", str(CPUS), "--resources", f'{{"{host.name}": 1}}'
+        )
 
     def start_again(self, lost: Sequence[Host]) -> None:
         """Switches nodes on."""
@@ -98,9 +93,16 @@ class RayCluster:
         )
 
     def _ray(self, host: Host, *options: str) -> None:
+        """Starts Ray on a host, a second time if need be: Ray gives its processes 30 s, short on a busy machine."""
         place = ("--node-ip-address", host.address, "--object-store-memory", str(STORE_BYTES))
         where = ("--temp-dir", str(host.local / "ray"))
-        host.run(str(ENVIRONMENT / "ray"), "start", *options, *place, *where, env=self.env)
+        command = (str(ENVIRONMENT / "ray"), "start", *options, *place, *where)
+        try:
+            host.run(*command, env=self.env)
+        except AssertionError:
+            host.off()
+            host.on()
+            host.run(*command, env=self.env)
 
 
 @contextlib.contextmanager

@@ -30,6 +30,7 @@ def fail(run_dir):
     raise ValueError("of one trainer")
 
 FAULTS = {20: kill_server, 50: lambda run_dir: os.kill(os.getpid(), signal.SIGKILL), 80: fail}
+faulty, *steps = sys.argv[1:]
 
 def loop(config):
     run_dir = config["run"].run_dir
@@ -42,7 +43,7 @@ def loop(config):
             optimizer.load_state_dict(client.dense_state["optimizer"])
         while client.step < 100:
             fault = run_dir / f"fault-{client.step}"
-            if config["faults"] and client.rank == 1 and client.step in FAULTS and not fault.exists():
+            if client.rank == 1 and client.step in config["faults"] and not fault.exists():
                 fault.touch()
                 FAULTS[client.step](run_dir)
             ids = torch.randint(300, (64,), generator=torch.Generator().manual_seed(2 * client.step + client.rank))
@@ -60,15 +61,16 @@ def loop(config):
 
 ray.init(address="auto")
 config = shardkeep.JobConfig(consistency="sync", tables={"item": {"dim": 8}})
-for name in ("undisturbed", "faults"):
+for name in (f"undisturbed-{faulty}", faulty):
     with shardkeep.ray.servers(config, num=2, trainers=2, run_dir=name) as run:
         TorchTrainer(
             loop,
-            train_loop_config={"run": run, "faults": name == "faults"},
+            train_loop_config={"run": run, "faults": [*map(int, steps)] if name == faulty else []},
             scaling_config=ScalingConfig(num_workers=2),
             run_config=RunConfig(storage_path=f"{Path.cwd()}/results", name=name,
                                  failure_config=FailureConfig(max_failures=3)),
         ).fit()
-    print(name, Path(name, "result").read_text(), flush=True)
+    print(name.removesuffix(f"-{faulty}"), Path(name, "result").read_text(), flush=True)
 """
-"""Two trainers, undisturbed and then with three faults. Prints digest and loss of each."""
+"""Two trainers, undisturbed and then, in the run NAME, with the faults at STEP...: `NAME STEP...`. Prints digest and
+loss of each."""

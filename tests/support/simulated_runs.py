@@ -1,7 +1,7 @@
 """Run folders that look like those of real jobs, written in a moment: the same files with the same keys.
 
 For the page, its pictures and its tests. tests/support/simulated_telemetry.py has the figures of a process; a folder is
-the same for the same scene. tests/page/test_simulated_runs.py holds a folder against one of a real job.
+the same for the same scene. tests/page/test_real_jobs.py holds a folder against one of a real job.
 """
 
 from __future__ import annotations

@@ -15,8 +15,9 @@ import torch
 from tests.support.cluster import Command
 from tests.support.forked_trainers import FORKED
 from tests.support.import_path import IMPORT_PATH
+from tests.support.late_import import late_import
 
-pytest.importorskip("torchrec")
+late_import("torchrec")
 pytestmark = [
     pytest.mark.waits_for_processes,
     pytest.mark.slow,

@@ -11,8 +11,10 @@ import torch
 from shardkeep import EmbeddingClient, SgdConfig, UserError
 from shardkeep.nn import EmbeddingBagCollection
 from shardkeep.torchrec import load, shard, tables_of, unshard
+from tests.support.cases import every
+from tests.support.late_import import late_import
 
-torchrec = pytest.importorskip("torchrec")
+torchrec = late_import("torchrec")
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 ROWS, LR = 20, 0.1
 FEATURES = {"t0": ["f0", "shared"], "t1": ["f1"], "t2": ["shared"]}
@@ -44,14 +46,21 @@ def rows(*, need_indices: bool = False) -> Any:
 
 
 def kjt(
-    strides: list[int], inverse: list[list[int]] | None = None, *, weighted: bool = False, names: list[str] = KEYS
+    strides: list[int],
+    inverse: list[list[int]] | None = None,
+    *,
+    weighted: bool = False,
+    names: list[str] = KEYS,
+    other: bool = False,
+    seed: int = 5,
 ) -> Any:
-    """Of each key `strides` samples, some of them empty."""
-    random = torch.Generator().manual_seed(5)
+    """Of each key `strides` samples, some of them empty. `other`: there is a key first that no model has."""
+    random = torch.Generator().manual_seed(seed)
+    keys, strides = (["other", *KEYS], [strides[0], *strides]) if other else (KEYS, strides)
     lengths = torch.randint(0, 4, (sum(strides),), generator=random)
     count = int(lengths.sum())
     return torchrec.KeyedJaggedTensor(
-        keys=KEYS,
+        keys=keys,
         values=torch.randint(0, ROWS, (count,), generator=random),
         weights=torch.rand(count, generator=random) if weighted else None,
         lengths=lengths,
@@ -78,43 +87,45 @@ def both() -> Iterator[Callable[..., tuple[Any, Any]]]:
 
 
 INVERSE = [[0, 1, 1, 0], [1, 1, 0, 0], [0, 0, 0, 1]]
-REPEATS = {
+SAMPLES: dict[str, tuple[list[int], list[list[int]] | None]] = {
+    "no repeats": ([4, 4, 4], None),
     "each sample twice": ([2, 2, 2], INVERSE),
     "strides that differ": ([2, 3, 5], [[0, 1, 1, 0], [2, 1, 0, 0], [4, 0, 3, 1]]),
     "one key without repeats": ([4, 2, 2], [[0, 1, 2, 3], [1, 1, 0, 0], [0, 0, 0, 1]]),
 }
 
 
-@pytest.mark.parametrize(("strides", "inverse"), REPEATS.values(), ids=REPEATS)
-@pytest.mark.parametrize(("pooling", "weighted"), [("SUM", False), ("MEAN", False), ("SUM", True)])
-def test_samples_that_repeat_are_pooled_once_and_train_as_torchrecs_own(
-    both: Any, strides: list[int], inverse: list[list[int]], pooling: str, weighted: bool
+@every(("strides", "inverse"), SAMPLES.values(), ids=SAMPLES)
+@every(("pooling", "weighted"), [("SUM", False), ("MEAN", False), ("SUM", True)])
+def test_bags_train_as_torchrecs_own_and_samples_that_repeat_are_pooled_once(
+    both: Any, strides: list[int], inverse: list[list[int]] | None, pooling: str, weighted: bool
 ) -> None:
     plain, ours = both(bags, pooling, weighted=weighted)
     optimizer = torch.optim.SGD(plain.parameters(), lr=LR)
     factors = torch.arange(1, 17)
-    for _ in range(2):
-        features = kjt(strides, inverse, weighted=weighted)
+    for step in range(3):
+        features = kjt(strides, inverse, weighted=weighted, other=inverse is None, seed=step)
         expected, found = plain(features), ours(features).wait()
-        assert found.values().shape == (4, 16) and list(found.keys()) == list(expected.keys())
+        assert list(found.keys()) == list(expected.keys()) == ["f0", "shared@t0", "f1", "shared@t2"]
         torch.testing.assert_close(found.values(), expected.values())
-        (expected.values() * factors).square().mean().backward()
-        (found.values() * factors).square().mean().backward()
+        for each in (expected, found):
+            (each.values() * factors).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
-    with torch.no_grad():
-        torch.testing.assert_close(ours(features).wait().values(), plain(features).values())
     back = unshard(ours)
+    assert type(back) is torchrec.EmbeddingBagCollection
     for name, table in plain.embedding_bags.items():
         torch.testing.assert_close(back.embedding_bags[name].weight, table.weight)
 
 
-@pytest.mark.parametrize("need_indices", [False, True])
-@pytest.mark.parametrize("weighted", [False, True])
-def test_sequences_have_the_samples_of_each_key_as_torchrecs_own(both: Any, need_indices: bool, weighted: bool) -> None:
+@every(("need_indices", "weighted"), [(False, True), (True, False)])
+def test_sequences_train_as_torchrecs_own_with_the_samples_of_each_key(
+    both: Any, need_indices: bool, weighted: bool
+) -> None:
     plain, ours = both(rows, need_indices=need_indices)
-    for strides, inverse in [([3, 3, 3], None), *REPEATS.values()]:
-        features = kjt(strides, inverse, weighted=weighted)
+    optimizer = torch.optim.SGD(plain.parameters(), lr=LR)
+    for strides, inverse in SAMPLES.values():
+        features = kjt(strides, inverse, weighted=weighted, other=inverse is None)
         expected, found = plain(features), ours(features).wait()
         assert list(found) == list(expected)
         for name, each in expected.items():
@@ -122,6 +133,11 @@ def test_sequences_have_the_samples_of_each_key_as_torchrecs_own(both: Any, need
             torch.testing.assert_close(found[name].lengths(), each.lengths())
             ids, own = each.weights_or_none(), found[name].weights_or_none()
             assert (ids is None) == (own is None) and (ids is None or torch.equal(ids, own))
+        for out in (expected, found):
+            losses = [number * each.values().square().mean() for number, each in enumerate(out.values(), 1)]
+            torch.stack(losses).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
     assert unshard(ours).need_indices() is need_indices
 
 
@@ -143,21 +159,18 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize(("make", "text"), REFUSED.values(), ids=REFUSED)
-def test_what_no_model_can_take_is_refused_in_one_line(both: Any, make: Callable[[], Any], text: str) -> None:
+def test_what_no_model_can_take_is_refused_in_one_line(both: Any) -> None:
     _, ours = both(bags)
-    with pytest.raises(UserError, match=text) as told:
-        ours(make()).wait()
-    assert "\n" not in str(told.value)
+    _, weighing = both(bags, weighted=True)
+    refused = [(ours, make, text) for make, text in REFUSED.values()]
+    none = "feature f0: has no weights, and the collection is weighted"
+    for model, make, text in (*refused, (weighing, lambda: kjt([2, 2, 2]), none)):
+        with pytest.raises(UserError, match=text) as told:
+            model(make()).wait()
+        assert "\n" not in str(told.value)
 
 
-def test_a_weighted_collection_refuses_input_without_weights(both: Any) -> None:
-    _, ours = both(bags, weighted=True)
-    with pytest.raises(UserError, match="feature f0: has no weights, and the collection is weighted"):
-        ours(kjt([2, 2, 2])).wait()
-
-
-@pytest.mark.parametrize("form", ["dict", "collection"])
+@every("form", ["dict", "collection"])
 def test_feature_processors_see_each_sample_once(both: Any, form: str) -> None:
     """TorchRec's own module drops inverse_indices, so the samples are repeated by hand."""
     from torchrec.modules.feature_processor_ import PositionWeightedModule, PositionWeightedModuleCollection
@@ -183,7 +196,7 @@ def test_our_own_modules_apply_inverse_indices(both: Any) -> None:
         plain = bags()
         load(plain, client)
         own = EmbeddingBagCollection(client, {"f0": "t0", "f1": "t1"})
-        found = own(kjt([2, 3, 5], REPEATS["strides that differ"][1]))
-        expected = plain(kjt([2, 3, 5], REPEATS["strides that differ"][1]))
+        features = kjt(*SAMPLES["strides that differ"])
+        found, expected = own(features), plain(features)
         torch.testing.assert_close(found["f0"], expected["f0"])
         torch.testing.assert_close(found["f1"], expected["f1"])

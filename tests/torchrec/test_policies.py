@@ -13,8 +13,9 @@ from shardkeep import EmbeddingClient, SgdConfig, TableSpec
 from shardkeep.base.errors import ConfigError
 from shardkeep.config import AdmitConfig, EvictConfig
 from shardkeep.torchrec import load, save, shard, tables_of, unshard
+from tests.support.late_import import late_import
 
-torchrec = pytest.importorskip("torchrec")
+torchrec = late_import("torchrec")
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 ROWS = 40
 
@@ -99,6 +100,8 @@ def test_loaded_weights_count_as_one_push_and_a_saved_state_has_what_is_left(tmp
     assert not (weight == before).all(dim=1).any()
 
 
+@pytest.mark.chaos
+@pytest.mark.waits_for_processes
 def test_a_model_with_policies_trains_on_server_processes_as_in_its_own() -> None:
     evict, admit = EvictConfig(ttl_steps=2, sweep_steps=1), AdmitConfig(min_count=2)
     digests = []

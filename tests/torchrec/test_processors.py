@@ -11,8 +11,10 @@ from torch import nn
 
 from shardkeep import EmbeddingClient, SgdConfig
 from shardkeep.torchrec import load, save, shard, tables_of, unshard
+from tests.support.cases import every
+from tests.support.late_import import late_import
 
-torchrec = pytest.importorskip("torchrec")
+torchrec = late_import("torchrec")
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 LR, ROWS, STEPS = 0.1, 40, 6
 FEATURES = {"t0": ["f0", "shared"], "t1": ["shared"]}
@@ -70,8 +72,8 @@ def plain_losses(model: Model, form: str) -> list[float]:
     return found
 
 
-@pytest.mark.parametrize("ahead", [False, True], ids=["loop", "pipeline"])
-@pytest.mark.parametrize("form", ["dict", "collection"])
+@every("ahead", [False, True], ids=["loop", "pipeline"])
+@every("form", ["dict", "collection"])
 def test_position_weights_train_as_in_plain_pytorch(form: str, ahead: bool, tmp_path: Any) -> None:
     from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -28,13 +29,16 @@ from shardkeep import (
     TableSpec,
     UserError,
 )
-from shardkeep.torchrec import client_of, load, save, shard, tables_of, unshard
-from tests.support.builds import ROOT
+from shardkeep.torchrec import client_of, load, save, shard, tables_of
+from tests.support.cases import every
+from tests.support.import_path import IMPORT_PATH
+from tests.support.late_import import late_import
 
-torchrec = pytest.importorskip("torchrec")
+torchrec = late_import("torchrec")
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 LR = 0.1
 ROWS = 50
+AFTER = AdamConfig(lr=0.2, betas=(0.8, 0.99), eps_after_correction=True)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -50,92 +54,12 @@ def one_rank() -> Iterator[None]:
         del os.environ[name]
 
 
-def bag_configs(pooling: Any = None) -> list[Any]:
+def bag_configs() -> list[Any]:
     """Three tables; the feature `shared` is in two of them, and one table has two features."""
-    pooling = pooling or torchrec.PoolingType.SUM
-    made = [("t0", ["f0", "shared"]), ("t1", ["f1"]), ("t2", ["shared"])]
     return [
-        torchrec.EmbeddingBagConfig(
-            name=name, embedding_dim=8, num_embeddings=ROWS, feature_names=features, pooling=pooling
-        )
-        for name, features in made
+        torchrec.EmbeddingBagConfig(name=name, embedding_dim=8, num_embeddings=ROWS, feature_names=features)
+        for name, features in (("t0", ["f0", "shared"]), ("t1", ["f1"]), ("t2", ["shared"]))
     ]
-
-
-def kjt(seed: int, *, weighted: bool = False, count: int = 16) -> Any:
-    """Keys in another order than the model's, one key too many, empty bags."""
-    random = torch.Generator().manual_seed(seed)
-    keys = ["other", "f1", "shared", "f0"]
-    lengths = torch.randint(0, 4, (len(keys) * count,), generator=random)
-    values = torch.randint(0, ROWS, (int(lengths.sum()),), generator=random)
-    weights = torch.rand(values.numel(), generator=random) if weighted else None
-    return torchrec.KeyedJaggedTensor.from_lengths_sync(keys=keys, values=values, lengths=lengths, weights=weights)
-
-
-def taken_from(client: EmbeddingClient, own: Any) -> Any:
-    """A plain collection with the client's rows."""
-    held = own.embedding_bags if hasattr(own, "embedding_bags") else own.embeddings
-    with torch.no_grad():
-        for name, table in held.items():
-            table.weight.copy_(client.read({name: torch.arange(ROWS)})[name])
-    return own
-
-
-def value_of(out: Any) -> torch.Tensor:
-    """A loss that weighs every output differently."""
-    parts = out.to_dict().items() if hasattr(out, "to_dict") else out.items()
-    found = []
-    for n, (_, each) in enumerate(parts):
-        rows = each if isinstance(each, torch.Tensor) else each.values()
-        found.append(((n + 1) * rows * torch.arange(1, rows.shape[1] + 1)).square().mean())
-    return torch.stack(found).sum()
-
-
-@pytest.mark.parametrize(("pooling", "weighted"), [("SUM", False), ("MEAN", False), ("SUM", True)])
-def test_bags_train_as_torchrecs_own(pooling: str, weighted: bool) -> None:
-    configs = bag_configs(torchrec.PoolingType[pooling])
-
-    def made() -> Any:
-        return torchrec.EmbeddingBagCollection(configs, is_weighted=weighted)
-
-    with EmbeddingClient.local(tables_of(made(), optimizer=SgdConfig(lr=LR)), consistency="sync") as client:
-        plain, ours = taken_from(client, made()), shard(made(), client)
-        optimizer = torch.optim.SGD(plain.parameters(), lr=LR)
-        for step in range(5):
-            features = kjt(step, weighted=weighted)
-            expected, found = plain(features), ours(features).wait()
-            assert list(found.keys()) == list(expected.keys()) == ["f0", "shared@t0", "f1", "shared@t2"]
-            torch.testing.assert_close(found.values(), expected.values())
-            optimizer.zero_grad()
-            value_of(expected).backward()
-            optimizer.step()
-            value_of(found).backward()
-        assert client.step == 5
-        back = unshard(ours)
-        assert type(back) is torchrec.EmbeddingBagCollection
-        for name, table in plain.embedding_bags.items():
-            torch.testing.assert_close(back.embedding_bags[name].weight, table.weight)
-
-
-def test_sequences_train_as_torchrecs_own() -> None:
-    configs = [
-        torchrec.EmbeddingConfig(name="t0", embedding_dim=8, num_embeddings=ROWS, feature_names=["f0", "shared"]),
-        torchrec.EmbeddingConfig(name="t1", embedding_dim=8, num_embeddings=ROWS, feature_names=["f1"]),
-    ]
-    made = lambda: torchrec.EmbeddingCollection(tables=configs)  # noqa: E731
-    with EmbeddingClient.local(tables_of(made(), optimizer=SgdConfig(lr=LR)), consistency="sync") as client:
-        plain, ours = taken_from(client, made()), shard(made(), client)
-        optimizer = torch.optim.SGD(plain.parameters(), lr=LR)
-        for step in range(4):
-            expected, found = plain(kjt(step)), ours(kjt(step)).wait()
-            assert list(found) == list(expected)
-            for name, each in expected.items():
-                torch.testing.assert_close(found[name].values(), each.values())
-                torch.testing.assert_close(found[name].lengths(), each.lengths())
-            optimizer.zero_grad()
-            value_of(expected).backward()
-            optimizer.step()
-            value_of(found).backward()
 
 
 def dlrm() -> Any:
@@ -171,7 +95,7 @@ def test_dlrm_in_torchrecs_pipeline_has_plain_pytorchs_losses_to_the_last_bit() 
 
     with EmbeddingClient.local(tables_of(dlrm(), optimizer=SgdConfig(lr=LR)), consistency="sync") as client:
         plain = dlrm()
-        taken_from(client, plain.model.sparse_arch.embedding_bag_collection)
+        load(plain, client)
         optimizer = torch.optim.SGD(plain.parameters(), lr=LR)
         expected = []
         for batch in clicks():
@@ -223,6 +147,7 @@ print(client_of(model).num_servers, client_of(model).step)
 """
 
 
+@pytest.mark.chaos
 @pytest.mark.waits_for_processes
 @pytest.mark.parametrize(
     ("around", "printed"),
@@ -235,7 +160,7 @@ def test_a_script_without_a_client_gets_that_of_its_surroundings(
     script.write_text(ALONE)
     done = subprocess.run(
         [sys.executable, *around, str(script)],
-        env=os.environ | {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"},
+        env=os.environ | {"PYTHONPATH": IMPORT_PATH},
         cwd=tmp_path,
         capture_output=True,
         text=True,
@@ -244,21 +169,6 @@ def test_a_script_without_a_client_gets_that_of_its_surroundings(
     )
     assert done.returncode == 0, done.stderr
     assert printed in done.stdout and "not closed" not in done.stderr
-
-
-def test_ranks_without_servers_around_them_are_told_how_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(UserError, match=r"^connect: no run; start the script with `shardkeep with -- COMMAND`"):
-        shard(dlrm())
-
-
-def test_a_model_is_sharded_once() -> None:
-    with EmbeddingClient.local(tables_of(dlrm(), optimizer=SgdConfig(lr=LR))) as client:
-        model = shard(dlrm(), client)
-        with pytest.raises(UserError, match=r"^shard: the collections of this model are on servers already"):
-            shard(model, client)
-    with pytest.raises(UserError, match=r"^the model holds no collection on servers"):
-        client_of(dlrm())
 
 
 def test_a_grad_scalers_scale_is_taken_out_of_row_gradients() -> None:
@@ -293,67 +203,70 @@ def test_optimizers_in_backward_become_those_of_the_tables() -> None:
         tables_of(bags)
 
 
-def in_backward_spec(kind: type[torch.optim.Optimizer], **settings: Any) -> Any:
-    """The optimizer of a table that has a class in its backward pass."""
+MAPPED: dict[str, tuple[str, dict[str, Any], Any]] = {
+    "Adam": ("torch.Adam", {"lr": 0.2, "betas": (0.8, 0.99)}, AFTER),
+    "SparseAdam": ("torch.SparseAdam", {"lr": 0.2}, AdamConfig(lr=0.2)),
+    "their SGD": ("SGD", {"lr": 0.2}, SgdConfig(lr=0.2)),
+    "their Adagrad, with FBGEMM's eps": ("Adagrad", {"lr": 0.2}, AdagradConfig(lr=0.2, eps=1e-8)),
+    "Adagrad, with FBGEMM's eps": ("torch.Adagrad", {"lr": 0.2}, AdagradConfig(lr=0.2, eps=1e-8)),
+    "Adagrad with an eps": ("torch.Adagrad", {"lr": 0.2, "eps": 1e-10}, AdagradConfig(lr=0.2, eps=1e-10)),
+    "their Adam": ("Adam", {"learning_rate": 0.2, "beta1": 0.8, "beta2": 0.99}, AFTER),
+    "their Adam's defaults": ("Adam", {}, AdamConfig(lr=0.01, eps_after_correction=True)),
+    "their Adam with decay": ("Adam", {"weight_decay": 0.1}, "table t0: optimizer Adam with weight_decay=0.1"),
+    "Adam with amsgrad": ("torch.Adam", {"amsgrad": True}, "table t0: optimizer Adam with amsgrad=True"),
+    "RMSprop": ("torch.RMSprop", {"alpha": 0.9, "weight_decay": 0.1},
+                RmspropConfig(lr=0.01, alpha=0.9, weight_decay=0.1)),
+    "RMSprop with momentum": ("torch.RMSprop", {"momentum": 0.9}, "optimizer RMSprop with momentum=0.9"),
+    "Adadelta": ("torch.Adadelta", {"rho": 0.8}, AdadeltaConfig(lr=1.0, rho=0.8, eps=1e-6)),
+    "PartialRowWiseAdam": ("PartialRowWiseAdam", {"eps": 1e-6}, PartialRowwiseAdamConfig(lr=0.01, eps=1e-6)),
+    "PartialRowWiseAdam with decay": ("PartialRowWiseAdam", {"weight_decay": 0.1},
+                                      "PartialRowWiseAdam with weight_decay=0.1"),
+    "LarsSGD": ("LarsSGD", {"lr": 3.0, "weight_decay": 0.1}, LarsSgdConfig(lr=3.0, weight_decay=0.1)),
+    "LarsSGD with eta": ("LarsSGD", {"eta": 0.01, "momentum": 0.0}, LarsSgdConfig(lr=0.01, eta=0.01, momentum=0.0)),
+    "LAMB": ("LAMB", {"beta2": 0.99, "weight_decay": 0.1},
+             LambConfig(lr=0.01, betas=(0.9, 0.99), weight_decay=0.1)),
+}  # fmt: skip
+"""Optimizers in the backward pass: the class, of torch or of torchrec, its settings, a table's config or why not."""
+
+
+@every(("name", "settings", "expected"), MAPPED.values(), ids=MAPPED)
+def test_an_optimizer_in_backward_keeps_its_settings_and_its_defaults(
+    name: str, settings: dict[str, Any], expected: Any
+) -> None:
     from torch.distributed.optim import _apply_optimizer_in_backward as in_backward
+    from torchrec import optim
 
     bags = torchrec.EmbeddingBagCollection(bag_configs()[:1])
+    kind = getattr(torch.optim if name.startswith("torch.") else optim, name.removeprefix("torch."))
     in_backward(kind, bags.parameters(), settings)
-    return tables_of(bags)[0].optimizer
+    if isinstance(expected, str):
+        with pytest.raises(UserError, match=f"{re.escape(expected)}, which servers do not have"):
+            tables_of(bags)
+    else:
+        assert tables_of(bags)[0].optimizer == expected
 
 
-def test_adams_of_torch_and_torchrec_keep_the_place_of_their_eps() -> None:
-    from torchrec import optim
-
-    after = AdamConfig(lr=0.2, betas=(0.8, 0.99), eps_after_correction=True)
-    assert in_backward_spec(torch.optim.Adam, lr=0.2, betas=(0.8, 0.99)) == after
-    assert in_backward_spec(torch.optim.SparseAdam, lr=0.2) == AdamConfig(lr=0.2)
-    assert in_backward_spec(optim.SGD, lr=0.2) == SgdConfig(lr=0.2)
-    for kind in (optim.Adagrad, torch.optim.Adagrad):  # FBGEMM's eps in place of 1e-10
-        assert in_backward_spec(kind, lr=0.2) == AdagradConfig(lr=0.2, eps=1e-8)
-    assert in_backward_spec(torch.optim.Adagrad, lr=0.2, eps=1e-10) == AdagradConfig(lr=0.2, eps=1e-10)
-    assert in_backward_spec(optim.Adam, learning_rate=0.2, beta1=0.8, beta2=0.99) == after
-    assert in_backward_spec(optim.Adam) == AdamConfig(lr=0.01, eps_after_correction=True)
-    with pytest.raises(UserError, match=r"table t0: optimizer Adam with weight_decay=0\.1, which servers do not have"):
-        in_backward_spec(optim.Adam, weight_decay=0.1)
-    with pytest.raises(UserError, match=r"table t0: optimizer Adam with amsgrad=True, which servers do not have"):
-        in_backward_spec(torch.optim.Adam, amsgrad=True)
-
-
-def test_other_optimizers_of_torch_keep_its_defaults() -> None:
-    rmsprop = in_backward_spec(torch.optim.RMSprop, alpha=0.9, weight_decay=0.1)
-    assert rmsprop == RmspropConfig(lr=0.01, alpha=0.9, weight_decay=0.1)
-    assert in_backward_spec(torch.optim.Adadelta, rho=0.8) == AdadeltaConfig(lr=1.0, rho=0.8, eps=1e-6)
-    with pytest.raises(UserError, match=r"optimizer RMSprop with momentum=0\.9, which servers do not have"):
-        in_backward_spec(torch.optim.RMSprop, momentum=0.9)
-
-
-def test_optimizers_that_only_fbgemm_has_keep_its_defaults() -> None:
-    from torchrec import optim
-
-    assert in_backward_spec(optim.PartialRowWiseAdam, eps=1e-6) == PartialRowwiseAdamConfig(lr=0.01, eps=1e-6)
-    assert in_backward_spec(optim.LarsSGD, lr=3.0, weight_decay=0.1) == LarsSgdConfig(lr=3.0, weight_decay=0.1)
-    assert in_backward_spec(optim.LarsSGD, eta=0.01, momentum=0.0) == LarsSgdConfig(lr=0.01, eta=0.01, momentum=0.0)
-    assert in_backward_spec(optim.LAMB, beta2=0.99, weight_decay=0.1) == LambConfig(
-        lr=0.01, betas=(0.9, 0.99), weight_decay=0.1
-    )
-    with pytest.raises(UserError, match=r"PartialRowWiseAdam with weight_decay=0\.1, which servers do not have"):
-        in_backward_spec(optim.PartialRowWiseAdam, weight_decay=0.1)
-
-
-def test_what_cannot_be_mapped_is_named() -> None:
-    bags = torchrec.EmbeddingBagCollection(bag_configs())
-    with pytest.raises(
-        UserError, match="table t0: has no optimizer; allowed: apply_optimizer_in_backward, or tables_of"
+def test_what_cannot_be_mapped_or_sharded_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    bags, other = torchrec.EmbeddingBagCollection(bag_configs()), torch.nn.Linear(1, 1)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    dims = [TableSpec(name="t0", dim=8), TableSpec(name="t1", dim=4)]
+    with (
+        EmbeddingClient.local(dims) as client,
+        EmbeddingClient.local(tables_of(dlrm(), optimizer=SgdConfig(lr=LR))) as fitting,
     ):
-        tables_of(bags)
-    with pytest.raises(UserError, match="the model holds no EmbeddingBagCollection and no EmbeddingCollection"):
-        tables_of(torch.nn.Linear(1, 1))
-    with EmbeddingClient.local([TableSpec(name="t0", dim=8), TableSpec(name="t1", dim=4)]) as client:
-        with pytest.raises(UserError, match="table t1: its rows have 8 values, the client's 4"):
-            shard(bags, client)
-        with pytest.raises(UserError, match="table t2: the client has no such table; it has t0, t1"):
-            shard(bags, client, tables={"t1": "t0"})
+        model = shard(dlrm(), fitting)
+        refused: dict[str, Callable[[], Any]] = {
+            "table t0: has no optimizer; allowed: apply_optimizer_in_backward, or tables_of": lambda: tables_of(bags),
+            "the model holds no EmbeddingBagCollection and no EmbeddingCollection": lambda: tables_of(other),
+            "table t1: its rows have 8 values, the client's 4": lambda: shard(bags, client),
+            "table t2: the client has no such table; it has t0, t1": lambda: shard(bags, client, tables={"t1": "t0"}),
+            "^shard: the collections of this model are on servers already": lambda: shard(model, fitting),
+            "^the model holds no collection on servers": lambda: client_of(dlrm()),
+            "^connect: no run; start the script with `shardkeep with -- COMMAND`": lambda: shard(dlrm()),
+        }
+        for text, call in refused.items():
+            with pytest.raises(UserError, match=text):
+                call()
 
 
 class Outer(torch.nn.Module):
@@ -390,7 +303,7 @@ WRAPPED: dict[str, tuple[Callable[[torch.nn.Module], torch.nn.Module], str]] = {
 }
 
 
-@pytest.mark.parametrize(("wrap", "prefix"), WRAPPED.values(), ids=WRAPPED)
+@every(("wrap", "prefix"), WRAPPED.values(), ids=WRAPPED)
 def test_what_is_saved_has_the_names_of_a_plain_model_however_it_is_wrapped(
     tmp_path: Path, wrap: Callable[[torch.nn.Module], torch.nn.Module], prefix: str
 ) -> None:

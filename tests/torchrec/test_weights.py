@@ -12,8 +12,9 @@ from torch import nn
 from shardkeep import EmbeddingClient, SgdConfig, UserError
 from shardkeep.base.errors import CheckpointError
 from shardkeep.torchrec import load, save, shard, tables_of, unshard
+from tests.support.late_import import late_import
 
-torchrec = pytest.importorskip("torchrec")
+torchrec = late_import("torchrec")
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 ROWS = 40
 
@@ -90,20 +91,19 @@ def test_what_is_no_such_state_is_refused(tmp_path: Path) -> None:
     model = Model()
     (tmp_path / "garbage.pt").write_bytes(b"garbage")
     torch.save([1], tmp_path / "list.pt")
+    sharded: Any = nn.Parameter(torch.zeros(2, 4)).to_sparse()
+    states: list[tuple[type[Exception], str, Any]] = [
+        (UserError, "no table", nn.Linear(2, 2)),
+        (CheckpointError, r"nothing\.pt: No such file", tmp_path / "nothing.pt"),
+        (CheckpointError, r"garbage\.pt", tmp_path / "garbage.pt"),
+        (CheckpointError, r"list\.pt: holds a list", tmp_path / "list.pt"),
+        (UserError, "no table other", {"x.embedding_bags.other.weight": torch.zeros(2, 4)}),
+        (UserError, "is a dict; allowed: a whole tensor", {"embeddings.t0.weight": {"parts": sharded}}),
+    ]
     with client_of(model) as client:
-        with pytest.raises(UserError, match="no table"):
-            load(nn.Linear(2, 2), client)
-        with pytest.raises(CheckpointError, match=r"nothing\.pt: No such file"):
-            load(tmp_path / "nothing.pt", client)
-        with pytest.raises(CheckpointError, match=r"garbage\.pt"):
-            load(tmp_path / "garbage.pt", client)
-        with pytest.raises(CheckpointError, match=r"list\.pt: holds a list"):
-            load(tmp_path / "list.pt", client)
-        with pytest.raises(UserError, match="no table other"):
-            load({"x.embedding_bags.other.weight": torch.zeros(2, 4)}, client)
-        sharded: Any = nn.Parameter(torch.zeros(2, 4)).to_sparse()
-        with pytest.raises(UserError, match="is a dict; allowed: a whole tensor"):
-            load({"embeddings.t0.weight": {"parts": sharded}}, client)  # type: ignore[dict-item]
+        for kind, text, state in states:
+            with pytest.raises(kind, match=text):
+                load(state, client)
         with pytest.raises(UserError, match="no module of the model is on servers"):
             save(model, tmp_path / "x.pt")
         model = shard(model, client)
