@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import signal
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +15,7 @@ import pytest
 if TYPE_CHECKING:
     from shardkeep.run.reader import RunReader
     from tests.support.cluster import Cluster
+    from tests.support.forked_launchers import Template
     from tests.support.golden import Golden
     from tests.support.stand_ins import StandIns
 
@@ -71,11 +74,11 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
 def own_state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Tokens of the tests' jobs, and a folder for temporary files that no other process uses."""
     path = tmp_path_factory.mktemp("state")
-    temporary = tmp_path_factory.mktemp("t")  # short: sockets lie in it
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory(prefix="shardkeep-") as temporary:
+        Path(temporary).chmod(0o755)  # as /tmp, other users may pass
         patch.setenv("XDG_STATE_HOME", str(path))
-        patch.setenv("TMPDIR", str(temporary))
-        patch.setattr(tempfile, "tempdir", str(temporary))
+        patch.setenv("TMPDIR", temporary)
+        patch.setattr(tempfile, "tempdir", temporary)
         yield path
 
 
@@ -106,23 +109,34 @@ def stand_ins(own_state: Path) -> Iterator[StandIns]:
     starter.close()
 
 
+@pytest.fixture(autouse=True, scope="session")
+def template() -> Template | None:
+    """A child of this process, from which the fork servers of launchers in this process are forked."""
+    from tests.support.forked_launchers import Template
+
+    return Template() if sys.platform == "linux" else None
+
+
 @pytest.fixture(autouse=True, scope="module")
-def forked_launchers() -> Iterator[None]:
-    """What launchers in a test's own process start is forked from the preloaded process. A module can replace this."""
+def forked_launchers(template: Template | None) -> Iterator[None]:
+    """What launchers in a test's own process start is forked. A module can replace this."""
     from tests.support.forked_launchers import forked_launchers
 
-    with forked_launchers():
+    with forked_launchers(template):
         yield
 
 
 @pytest.fixture(autouse=True)
-def own_log() -> Iterator[None]:
-    """The log as it was, after a test that ran the main of a role, which configures it for its process."""
+def own_settings() -> Iterator[None]:
+    """The log and the handlers of signals as they were, after a test that ran a main, which sets them."""
     logger = logging.getLogger("shardkeep")
     handlers, level, propagate = list(logger.handlers), logger.level, logger.propagate
+    signals = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     yield
     logger.handlers[:], logger.propagate = handlers, propagate
     logger.setLevel(level)
+    for number, handler in signals.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture

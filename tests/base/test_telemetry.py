@@ -24,8 +24,10 @@ def test_the_commit_is_that_of_the_checkout_which_holds_the_code(tmp_path: Path)
     git(tmp_path, "add", "package")
     git(tmp_path, "commit", "-q", "-m", "Add it")
     head = git(tmp_path, "rev-parse", "HEAD")
+    commit.cache_clear()
     assert commit(code) == head
     (code / "versions.py").write_text("changed = True\n")
+    commit.cache_clear()
     assert commit(code) == f"{head}-dirty"
     assert commit(installed) is None  # an installed package inside somebody's repository
 

@@ -24,7 +24,9 @@ LIMIT_S = 60.0
 
 def actor_of(cluster: Cluster, config: str, run: Path) -> Command:
     run.mkdir()
-    return cluster.command(config, make_token(), str(run), main=MAIN)
+    temporary = run.with_name("temporary")
+    temporary.mkdir()
+    return cluster.command(config, make_token(), str(run), main=MAIN, env={"TMPDIR": str(temporary)})
 
 
 def node_of(actor: Command, run: Path, *but: int) -> psutil.Process:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -51,7 +52,8 @@ def test_figures_are_those_between_two_moments() -> None:
     }
 
 
-def test_the_jobs_samples_are_the_workloads_batches_in_order() -> None:
+def test_the_jobs_samples_are_the_workloads_batches_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # it keeps them there
     data = w1_data.ready(split="train", num_batches=2, seed=3)
     assert data is not None and w1_data.ready(split="eval", num_batches=2, seed=3) is None
     ids_NFB = workload.draw_ids(2, seed=3)

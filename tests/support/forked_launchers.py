@@ -1,60 +1,107 @@
-"""A launcher in the process of the tests: what it starts by exec is forked from the preloaded process of the session,
-which has imported what it would import: 6 CPU s a fork server, 5 a score of test data."""
+"""A launcher in the process of the tests: what it starts by exec is forked from a process that has imported what it
+would import: 6 CPU s a fork server, 5 a score of test data.
+
+The roles of a fork server become children of the launcher, so the server must be a descendant of the launcher's
+process. Hence each process that runs tests keeps a child without threads, the template of its fork servers.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import importlib
+import json
 import os
+import select
+import signal
+import socket
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import IO, Any, NoReturn
 from unittest import mock
 
 from shardkeep.launch import test_data
 from shardkeep.launch.processes import fork_server
-from tests.support.forked import (
-    SHARDKEEP,
-    Forked,
-    become,
-    close_all_but,
-    fork_context,
-    redirect,
-    subprocess_with,
-    waited,
-)
+from tests.support.forked import PRELOADED, SHARDKEEP, Forked, become, close_all_but, redirect, subprocess_with
+
+_PACKET_BYTES = 1 << 20
 
 
-class PreloadedServer:
+class Template:
+    """A child of this process that forks fork servers. Make it before this process has threads."""
+
+    def __init__(self) -> None:
+        self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        if not os.fork():
+            self._requests.close()
+            _fork_servers(theirs)
+        theirs.close()
+
+    def start(
+        self, command: Sequence[str], *, stderr: IO[Any], env: Mapping[str, str], pass_fds: Sequence[int], **_same: Any
+    ) -> TemplatedServer:
+        """As `subprocess.Popen` of a fork server."""
+        given = {"command": list(command), "cwd": str(Path.cwd()), "env": dict(env)}
+        return TemplatedServer(self._ask(given, [*pass_fds, stderr.fileno()]), self)
+
+    def exit_code(self, pid: int) -> int:
+        """Of a server that has ended."""
+        return self._ask({"ended": pid}, [])
+
+    def _ask(self, request: Mapping[str, Any], descriptors: Sequence[int]) -> int:
+        socket.send_fds(self._requests, [json.dumps(request).encode()], descriptors)
+        return int(self._requests.recv(100))
+
+
+class TemplatedServer:
     """A fork server; the part of `subprocess.Popen` that `ForkServer` needs."""
 
-    def __init__(
-        self, command: Sequence[str], *, stderr: IO[Any], env: Mapping[str, str], pass_fds: Sequence[int], **_same: Any
-    ) -> None:
-        (control,) = pass_fds
-        ends = [Connection(os.dup(each)) for each in (control, stderr.fileno())]
-        self._process = fork_context().Process(target=_serve, args=(list(command), str(Path.cwd()), dict(env), *ends))
-        self._process.start()
-        for end in ends:
-            end.close()
-        self.pid: int = self._process.pid
+    def __init__(self, pid: int, template: Template) -> None:
+        self.pid, self._template = pid, template
+        self._code: int | None = None
 
     def kill(self) -> None:
-        self._process.kill()
+        if self._code is None:
+            os.kill(self.pid, signal.SIGKILL)  # until `wait` it keeps its number
 
     def wait(self, timeout: float | None = None) -> int:
-        return waited(self._process, timeout)
+        if self._code is None:
+            with os.fdopen(os.pidfd_open(self.pid)) as ended:
+                if not select.select([ended], [], [], timeout)[0]:
+                    raise subprocess.TimeoutExpired(str(self.pid), timeout or 0.0)
+            self._code = self._template.exit_code(self.pid)
+        return self._code
 
 
-def _serve(command: list[str], cwd: str, env: dict[str, str], control: Connection, output: Connection) -> NoReturn:
+def _fork_servers(requests: socket.socket) -> NoReturn:
+    """The template: ends with its parent."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all
+    while True:
+        packet, descriptors, _, _ = socket.recv_fds(requests, _PACKET_BYTES, 2)
+        if not packet:
+            os._exit(0)
+        request = json.loads(packet)
+        if "ended" in request:
+            requests.send(str(os.waitstatus_to_exitcode(os.waitpid(request["ended"], 0)[1])).encode())
+            continue
+        for name in PRELOADED:
+            importlib.import_module(name)
+        pid = os.fork()
+        if not pid:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            _serve(request["command"], request["cwd"], request["env"], *descriptors)
+        requests.send(str(pid).encode())
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
+def _serve(command: list[str], cwd: str, env: dict[str, str], control: int, output: int) -> NoReturn:
     """The forked process."""
     os.chdir(cwd)
-    redirect(os.open(os.devnull, os.O_RDONLY), output.fileno(), output.fileno())
-    close_all_but(control.fileno())
-    command[-1] = str(control.fileno())
+    redirect(os.open(os.devnull, os.O_RDONLY), output, output)
+    close_all_but(control)
+    command[-1] = str(control)
     os.setsid()
     become(SHARDKEEP, command, command[3:], env)
 
@@ -70,13 +117,13 @@ def _run(command: Sequence[str], *, env: Mapping[str, str], **_same: Any) -> sub
 
 
 @contextlib.contextmanager
-def forked_launchers() -> Iterator[None]:
-    """Launchers inside the block start no Python; not on systems other than Linux."""
-    if sys.platform != "linux":
+def forked_launchers(template: Template | None) -> Iterator[None]:
+    """Launchers inside the block start no Python; without a template, on systems other than Linux, they do."""
+    if template is None:
         yield
         return
     with (
-        mock.patch.object(fork_server, "subprocess", subprocess_with(Popen=PreloadedServer)),
+        mock.patch.object(fork_server, "subprocess", subprocess_with(Popen=template.start)),
         mock.patch.object(test_data, "subprocess", subprocess_with(run=_run)),
     ):
         yield

@@ -19,7 +19,10 @@ _DUMPABLE = 3  # PR_GET_DUMPABLE of <sys/prctl.h>
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)
 _OF_PYTEST = {"PYTEST_CURRENT_TEST", "PYTEST_VERSION"}
 _OF_ROLES = {"GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "GRPC_ENABLE_FORK_SUPPORT", "GRPC_VERBOSITY"}
+_OF_ROLES |= {"TORCH_CPP_LOG_LEVEL", "KINETO_LOG_LEVEL"}
 """What a role that runs in the test's own process sets for its process."""
+_OF_LIBRARIES = ("pymp-", "torchinductor_")
+"""Folders that multiprocessing and torch keep as long as the process lives."""
 _OWN = Path("/proc/self")
 END_S = 5.0
 """What a closed server or a killed process may take to go."""
@@ -48,7 +51,7 @@ class State:
             process,
             dict(_listeners()),
             dict(_children()),
-            dict.fromkeys(path.name for path in Path(tempfile.gettempdir()).iterdir()),
+            dict.fromkeys(name for name in os.listdir(tempfile.gettempdir()) if not name.startswith(_OF_LIBRARIES)),  # noqa: PTH208
         )
 
     def changes(self, later: State) -> list[str]:
@@ -56,8 +59,9 @@ class State:
         found = []
         for each in fields(self):
             before, after = getattr(self, each.name), getattr(later, each.name)
-            gone = before.keys() - after.keys() if each.name in ("variables", "process") else set()
-            changed = gone | {key for key, value in after.items() if key not in before or before[key] != value}
+            changed = after.keys() - before.keys()
+            if each.name in ("variables", "process"):
+                changed |= {key for key in before if before[key] != after.get(key)}
             found += [f"{each.name}: {key} = {after.get(key)!r:.200}" for key in sorted(changed, key=str)]
         return found
 

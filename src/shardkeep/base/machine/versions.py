@@ -34,20 +34,12 @@ def _version(package: str) -> str:
         return "not installed"
 
 
+@functools.cache
 def commit(folder: Path | None = None) -> str | None:
     """The commit of the checkout that this code runs from, `-dirty` after it where tracked files differ; None where the
     code is in no checkout, an installed package inside somebody's repository included, or git cannot say.
-
-    `folder`: of the code; None = of this file, read once in a process: two runs of git take 10 ms."""
-    return _commit(folder) if folder else _own_commit()
-
-
-@functools.cache
-def _own_commit() -> str | None:
-    return _commit(Path(__file__).resolve().parent)
-
-
-def _commit(here: Path) -> str | None:
+    `folder`: of the code; None = of this file. Read once in a process: git takes 10 ms."""
+    here = folder or Path(__file__).resolve().parent
     if _git(here, "ls-files", "--error-unmatch", Path(__file__).name) is None:
         return None
     return _git(here, "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty")
