@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import signal
 import sys
@@ -74,7 +75,10 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
 def own_state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Tokens of the tests' jobs, and a folder for temporary files that no other process uses."""
     path = tmp_path_factory.mktemp("state")
-    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory(prefix="shardkeep-") as temporary:
+    own = tempfile.TemporaryDirectory(
+        prefix="shardkeep-", ignore_cleanup_errors=True
+    )  # of multiprocessing, which ends later
+    with pytest.MonkeyPatch.context() as patch, own as temporary:
         Path(temporary).chmod(0o755)  # as /tmp, other users may pass
         patch.setenv("XDG_STATE_HOME", str(path))
         patch.setenv("TMPDIR", temporary)
@@ -110,11 +114,15 @@ def stand_ins(own_state: Path) -> Iterator[StandIns]:
 
 
 @pytest.fixture(autouse=True, scope="session")
-def template() -> Template | None:
+def template() -> Iterator[Template | None]:
     """A child of this process, from which the fork servers of launchers in this process are forked."""
     from tests.support.forked_launchers import Template
 
-    return Template() if sys.platform == "linux" else None
+    if sys.platform != "linux":
+        yield None
+        return
+    with contextlib.closing(Template()) as template:
+        yield template
 
 
 @pytest.fixture(autouse=True, scope="module")

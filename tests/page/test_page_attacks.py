@@ -54,9 +54,8 @@ def page(tmp_path: Path) -> Iterator[PageAddress]:
         yield address
 
 
-@pytest.fixture
-def growth() -> Callable[[], int]:
-    """The bytes by which this process has grown."""
+def growth_from_now() -> Callable[[], int]:
+    """The bytes by which this process, which is client and server, will have grown."""
     process = psutil.Process()
     before = process.memory_info().rss
     return lambda: int(process.memory_info().rss) - before
@@ -142,18 +141,18 @@ def test_a_viewer_cannot_change_anything(page: PageAddress) -> None:
         assert request(page.place, target, method=method, headers=page.bearer).status == 405
 
 
-def test_long_heads_and_garbage_end_their_connection_alone_and_are_not_kept(
-    page: PageAddress, growth: Callable[[], int]
-) -> None:
+def test_long_heads_and_garbage_end_their_connection_alone_and_are_not_kept(page: PageAddress) -> None:
     long = (
         b"GET /" + b"a" * (8 << 20) + b" HTTP/1.1\r\n\r\n",
         b"GET / HTTP/1.1\r\nA: " + b"b" * (8 << 20) + b"\r\n\r\n",
         b"GET / HTTP/1.1\r\n" + b"A: b\r\n" * (1 << 20) + b"\r\n",
     )
+    body = b"x" * (32 << 20)
+    growth = growth_from_now()
     for sent in long:
         assert send(page.place, sent).status in (0, 400, 401, 414, 431)
     for target in ("/", "/state", "/ready"):
-        reply = request(page.place, target, method="POST", body=b"x" * (32 << 20))
+        reply = request(page.place, target, method="POST", body=body)
         assert reply.status in (0, 200, 401, 405, 413), target
     for sent in garbage(seed=1, count=60):
         throw(page.place, sent)
@@ -173,9 +172,8 @@ def test_connections_that_send_nothing_or_half_a_request_do_not_keep_others_out(
 
 
 @pytest.mark.chaos
-def test_500_streams_are_bounded_and_those_without_the_token_are_closed(
-    page: PageAddress, growth: Callable[[], int]
-) -> None:
+def test_500_streams_are_bounded_and_those_without_the_token_are_closed(page: PageAddress) -> None:
+    growth = growth_from_now()
     with Streams(page.place, "/events", {"Connection": "close"}, count=100) as streams:
         streams.read(LIMIT_S)  # or until all are closed
         assert set(streams.statuses.values()) == {401} and streams.closed == 100

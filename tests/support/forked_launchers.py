@@ -45,6 +45,10 @@ class Template:
         given = {"command": list(command), "cwd": str(Path.cwd()), "env": dict(env)}
         return TemplatedServer(self._ask(given, [*pass_fds, stderr.fileno()]), self)
 
+    def close(self) -> None:
+        """Ends it."""
+        self._requests.close()
+
     def exit_code(self, pid: int) -> int:
         """Of a server that has ended."""
         return self._ask({"ended": pid}, [])

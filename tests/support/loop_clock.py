@@ -28,8 +28,12 @@ class TurnedLoop(asyncio.SelectorEventLoop):
 
     def turn(self, seconds: float) -> None:
         """Lets time pass, and waits until the server has done what is due. From another thread."""
-        self.call_soon_threadsafe(setattr, self, "_now", self._now + seconds)
+        self.pass_by(seconds)
         self.settle()
+
+    def pass_by(self, seconds: float) -> None:
+        """Lets time pass. From another thread."""
+        self.call_soon_threadsafe(setattr, self, "_now", self._now + seconds)
 
     def settle(self) -> None:
         """Waits until the server has done all that it can do without time passing. From another thread."""
@@ -42,7 +46,15 @@ class TurnedLoop(asyncio.SelectorEventLoop):
 @contextlib.contextmanager
 def turned_server() -> Iterator[tuple[WebServer, TurnedLoop]]:
     """A web server whose thread has such a loop, from its first address to the end of the `with`."""
-    loop = TurnedLoop()
-    with pytest.MonkeyPatch.context() as patch, contextlib.closing(WebServer()) as web:
+    loop, web = TurnedLoop(), WebServer()
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr("asyncio.new_event_loop", lambda: loop)
-        yield web, loop
+        try:
+            yield web, loop
+        finally:
+            end = threading.Thread(target=web.close)
+            end.start()
+            while end.is_alive():  # it gives connections some seconds
+                with contextlib.suppress(RuntimeError):  # the loop has ended
+                    loop.pass_by(1.0)
+                end.join(0.01)
