@@ -18,7 +18,7 @@ import pytest
 @pytest.fixture(scope="module")
 def opened():
     yield
-    open("module.txt", "a").write("closed")
+    with open("module.txt", "a") as file: file.write("closed")
 
 def test_before(opened): pass
 def test_that_dies(opened): os._exit(3)
@@ -44,7 +44,7 @@ def test_each_test_runs_once_and_a_worker_that_dies_fails_its_own(tmp_path: Path
     (tmp_path / "test_fails.py").write_text(FAILS)
     command = [sys.executable, "-m", "pytest", "-c", str(ROOT / "pyproject.toml"), f"--rootdir={tmp_path}"]
     command += ["-p", "tests.conftest", "-p", "no:cacheprovider", "--workers", "2", str(tmp_path)]
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}
     ended = subprocess.run(command, capture_output=True, text=True, timeout=250, cwd=tmp_path, env=env)
     printed = ended.stdout + ended.stderr
     assert ended.returncode == 1 and "2 failed, 5 passed, 1 error" in printed, printed

@@ -21,10 +21,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from tests.support.builds import build, copied, dependencies
+from tests.support.builds import built
 from tests.support.cases import every
 from tests.support.cluster import Cluster
-from tests.support.environments import empty_environment, linked
 from tests.support.forked import SCRIPT, SHARDKEEP
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -57,13 +56,6 @@ def commands(page: str) -> list[str]:
 def path() -> dict[str, str]:
     """A PATH with the programs of this environment."""
     return {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-
-
-def bare_environment(folder: Path) -> Mapping[str, str]:
-    """The variables of an environment after the README's plain install."""
-    environment = empty_environment(folder / "environment", linked(folder / "dependencies", dependencies()))
-    environment.install(str(build(copied(folder / "shardkeep"), "wheel", folder / "dist")))
-    return environment.variables()
 
 
 def run_by_bash(text: str, folder: Path, environment: Mapping[str, str]) -> None:
@@ -105,7 +97,8 @@ def test_the_commands_of_a_page_run_as_they_stand(
     page: str, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     readme = page == "README.md"
-    environment = bare_environment(tmp_path_factory.mktemp("bare")) if readme else os.environ | path()
+    environment = dict(built(tmp_path_factory).environment.variables()) if readme else os.environ | path()
+    environment["TMPDIR"] = str(tmp_path_factory.mktemp("temporary"))
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     for block in blocks(page):
         if FILE.fullmatch(block.info):

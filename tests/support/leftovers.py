@@ -19,8 +19,8 @@ _DUMPABLE = 3  # PR_GET_DUMPABLE of <sys/prctl.h>
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)
 _OF_PYTEST = {"PYTEST_CURRENT_TEST", "PYTEST_VERSION"}
 _OF_ROLES = {"GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "GRPC_ENABLE_FORK_SUPPORT", "GRPC_VERBOSITY"}
-_OF_ROLES |= {"TORCH_CPP_LOG_LEVEL", "KINETO_LOG_LEVEL"}
-"""What a role that runs in the test's own process sets for its process."""
+_OF_ROLES |= {"TORCH_CPP_LOG_LEVEL", "KINETO_LOG_LEVEL", "_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR"}
+"""What a role in the test's own process, or torch in it, sets for the process."""
 _OF_LIBRARIES = ("pymp-", "torchinductor_")
 """Folders that multiprocessing and torch keep as long as the process lives."""
 _OWN = Path("/proc/self")

@@ -171,11 +171,9 @@ class Run:
         self._workers[ours] = Worker(pid, ours, list(tests))
 
     def _read(self, worker: Worker) -> None:
-        try:
+        kind, given = "died", ()
+        with contextlib.suppress(EOFError):
             kind, *given = worker.messages.recv()
-        except EOFError:
-            self._died(worker)
-            return
         getattr(self, f"_{kind}")(worker, *given)
 
     def _next(self, worker: Worker) -> None:

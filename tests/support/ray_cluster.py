@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -108,5 +109,9 @@ class RayCluster:
 @contextlib.contextmanager
 def ray_cluster(count: int, env: Mapping[str, str] | None = None, *, patience_s: int = 5) -> Iterator[RayCluster]:
     """A cluster of `count` nodes."""
-    with hosts(count + 1) as made, started(RayCluster(made, env or {}, patience_s=patience_s)) as cluster:
-        yield cluster
+    own = tempfile.TemporaryDirectory(
+        ignore_cleanup_errors=True
+    )  # of nodes that are killed; its path is short enough for sockets
+    with own as temporary, hosts(count + 1) as made:
+        with started(RayCluster(made, {"TMPDIR": temporary, **(env or {})}, patience_s=patience_s)) as cluster:
+            yield cluster
