@@ -109,9 +109,8 @@ class RayCluster:
 @contextlib.contextmanager
 def ray_cluster(count: int, env: Mapping[str, str] | None = None, *, patience_s: int = 5) -> Iterator[RayCluster]:
     """A cluster of `count` nodes."""
-    own = tempfile.TemporaryDirectory(
-        ignore_cleanup_errors=True
-    )  # of nodes that are killed; its path is short enough for sockets
-    with own as temporary, hosts(count + 1) as made:
-        with started(RayCluster(made, {"TMPDIR": temporary, **(env or {})}, patience_s=patience_s)) as cluster:
-            yield cluster
+    with contextlib.ExitStack() as stack:
+        temporary = stack.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True))  # short: for sockets
+        made = stack.enter_context(hosts(count + 1))
+        own = {"TMPDIR": temporary, **(env or {})}
+        yield stack.enter_context(started(RayCluster(made, own, patience_s=patience_s)))
