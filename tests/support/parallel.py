@@ -43,29 +43,30 @@ def prepare() -> None:
 def begin_collection(config: pytest.Config) -> None:
     """Modules and tests live until the end: the garbage collector would search them in vain, 2 CPU s."""
     gc.disable()
-    if config.args_source is pytest.Config.ArgsSource.ARGS or _rewritten(config):
+    modules = sorted((config.rootpath / "tests").rglob("test_*.py"), reverse=True)
+    if config.args_source is pytest.Config.ArgsSource.ARGS or _is_rewritten(modules[0]):
         return
     if not (pid := os.fork()):
-        _import_backwards(config)
+        _import_in_turn(config, modules)
     config.add_cleanup(lambda: os.waitpid(pid, 0))
 
 
-def _rewritten(config: pytest.Config) -> bool:
-    """Whether this pytest has imported the tests of this checkout before."""
-    return any((config.rootpath / "tests" / "__pycache__").glob("test_*-pytest-*.pyc"))
+def _is_rewritten(path: Path) -> bool:
+    """Whether this pytest has imported a test module before."""
+    tag = f"{sys.implementation.cache_tag}-pytest-{pytest.__version__}"
+    return (path.parent / "__pycache__" / f"{path.stem}.{tag}.pyc").exists()
 
 
-def _import_backwards(config: pytest.Config) -> NoReturn:
-    """Imports the test modules from the last to the first, while the parent collects from the first on.
+def _import_in_turn(config: pytest.Config, modules: Sequence[Path]) -> NoReturn:
+    """Imports the test modules from the last to the first, until the parent has come there from the first on.
 
     pytest rewrites the asserts of each module and keeps the result in a file, 20 CPU s in a fresh clone. An import that
     fails is left to the collection, which reports it."""
-    for path in sorted((config.rootpath / "tests").rglob("test_*.py"), reverse=True):
+    for path in modules:
+        if _is_rewritten(path):
+            break
         with contextlib.suppress(Exception, pytest.skip.Exception):
-            name = ".".join(path.relative_to(config.rootpath).with_suffix("").parts)
-            if name in sys.modules or Path(importlib.util.cache_from_source(str(path))).exists():
-                break
-            importlib.import_module(name)
+            importlib.import_module(".".join(path.relative_to(config.rootpath).with_suffix("").parts))
     os._exit(0)
 
 
