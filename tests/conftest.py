@@ -26,18 +26,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """With workers, compiles all kernels before the collection imports them."""
     from tests.support.examples import draw_alike
 
     draw_alike()
-    if not config.option.workers or config.option.collectonly:
-        return
-    from shardkeep.base.compiling.kernels import compile_kernels, kernel_modules
-    from tests.support import forked, parallel
+    if config.option.workers and not config.option.collectonly:
+        from tests.support.parallel import Workers
 
-    parallel.prepare()
-    forked.fork_context()  # imports for all workers, beside the collection
-    compile_kernels(kernel_modules(), lambda count: print(f"compiling {count} modules of kernels", flush=True))
+        config.pluginmanager.register(Workers(config.option.workers))
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -52,38 +47,12 @@ def pytest_itemcollected(item: pytest.Item) -> None:
         item.add_marker("property")
 
 
-def pytest_collection(session: pytest.Session) -> None:
-    if session.config.option.workers:
-        from tests.support import parallel
-
-        parallel.begin_collection(session.config)
-
-
-@pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if config.option.workers:
-        from tests.support import parallel
-
-        parallel.arrange(items)
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtestloop(session: pytest.Session) -> bool | None:
-    if not session.config.option.workers or session.config.option.collectonly:
-        return None
-    from tests.support import parallel
-
-    parallel.run(session, session.config.option.workers)
-    return True
-
-
 @pytest.fixture(autouse=True, scope="session")
 def own_state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Tokens of the tests' jobs, and a folder for temporary files that no other process uses."""
     path = tmp_path_factory.mktemp("state")
-    own = tempfile.TemporaryDirectory(
-        prefix="shardkeep-", ignore_cleanup_errors=True
-    )  # of multiprocessing, which ends later
+    # What multiprocessing keeps in it ends after this fixture.
+    own = tempfile.TemporaryDirectory(prefix="shardkeep-", ignore_cleanup_errors=True)
     with pytest.MonkeyPatch.context() as patch, own as temporary:
         Path(temporary).chmod(0o755)  # as /tmp, other users may pass
         patch.setenv("XDG_STATE_HOME", str(path))

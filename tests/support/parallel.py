@@ -32,23 +32,49 @@ END_S = 30
 """What a worker may take to end its fixtures after an interrupt."""
 
 
-def prepare() -> None:
-    """Before any test module is imported."""
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # the workers share the cores
-    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # else each process that compiles starts others
-    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # hundreds of processes import the same files
-    sys.dont_write_bytecode = False
+class Workers:
+    """The plugin of pytest behind `--workers`. Made before any test module is imported."""
 
+    def __init__(self, count: int) -> None:
+        """Compiles all kernels, before the collection imports them."""
+        from shardkeep.base.compiling.kernels import compile_kernels, kernel_modules
+        from tests.support.forked import fork_context
 
-def begin_collection(config: pytest.Config) -> None:
-    """Modules and tests live until the end: the garbage collector would search them in vain, 2 CPU s."""
-    gc.disable()
-    modules = sorted((config.rootpath / "tests").rglob("test_*.py"), reverse=True)
-    if config.args_source is pytest.Config.ArgsSource.ARGS or _is_rewritten(modules[0]):
-        return
-    if not (pid := os.fork()):
-        _import_in_turn(config, modules)
-    config.add_cleanup(lambda: os.waitpid(pid, 0))
+        self._count = count
+        os.environ.setdefault("OMP_NUM_THREADS", "1")  # the workers share the cores
+        os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # else each process that compiles starts others
+        os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # hundreds of processes import the same files
+        sys.dont_write_bytecode = False
+        fork_context()  # imports for all workers, beside the collection
+        compile_kernels(kernel_modules(), lambda count: print(f"compiling {count} modules of kernels", flush=True))
+
+    def pytest_collection(self, session: pytest.Session) -> None:
+        """Modules and tests live until the end: the garbage collector would search them in vain, 2 CPU s."""
+        gc.disable()
+        config = session.config
+        modules = sorted((config.rootpath / "tests").rglob("test_*.py"), reverse=True)
+        if config.args_source is pytest.Config.ArgsSource.ARGS or _is_rewritten(modules[0]):
+            return
+        if not (pid := os.fork()):
+            _import_in_turn(config, modules)
+        config.add_cleanup(lambda: os.waitpid(pid, 0))
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        arrange(items)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        """Runs the collected tests. At the end prints the CPU seconds of each folder."""
+        if session.testsfailed and not session.config.option.continue_on_collection_errors:
+            raise session.Interrupted(f"{session.testsfailed} errors during collection")
+        gc.enable()
+        gc.collect()
+        gc.freeze()
+        tests = Run(session, self._count)
+        tests.until_end()
+        _print_costs(session.config, tests.cpu_s)
+        return True
 
 
 def _is_rewritten(path: Path) -> bool:
@@ -239,18 +265,6 @@ class Run:
             os.close(pidfd)
             worker.messages.close()
         self._workers.clear()
-
-
-def run(session: pytest.Session, count: int) -> None:
-    """Runs the collected tests in `count` workers. At the end prints the CPU seconds of each folder."""
-    if session.testsfailed and not session.config.option.continue_on_collection_errors:
-        raise session.Interrupted(f"{session.testsfailed} errors during collection")
-    gc.enable()
-    gc.collect()
-    gc.freeze()
-    tests = Run(session, count)
-    tests.until_end()
-    _print_costs(session.config, tests.cpu_s)
 
 
 def cpu_s() -> float:
