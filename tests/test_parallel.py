@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 DIES = """
 import os
+import time
 import pytest
 
 @pytest.fixture(scope="module")
@@ -21,7 +23,12 @@ def opened():
     with open("module.txt", "a") as file: file.write("closed")
 
 def test_before(opened): pass
-def test_that_dies(opened): os._exit(3)
+def test_that_dies(opened):
+    if pid := os.fork():  # the child holds the pipe of the worker
+        with open("left.pid", "w") as file: file.write(str(pid))
+        os._exit(3)
+    time.sleep(300)
+    os._exit(0)
 def test_after(opened): assert not os.path.exists("module.txt")
 """
 FAILS = """
@@ -45,8 +52,13 @@ def test_each_test_runs_once_and_a_worker_that_dies_fails_its_own(tmp_path: Path
     command = [sys.executable, "-m", "pytest", "-c", str(ROOT / "pyproject.toml"), f"--rootdir={tmp_path}"]
     command += ["-p", "tests.conftest", "-p", "no:cacheprovider", "--workers", "2", str(tmp_path)]
     env = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=250, cwd=tmp_path, env=env)
-    printed = ended.stdout + ended.stderr
+    with (tmp_path / "printed.txt").open("w+") as output:  # no pipe, which the process that is left would hold
+        try:
+            ended = subprocess.run(command, stdout=output, stderr=output, timeout=250, cwd=tmp_path, env=env)
+        finally:
+            os.kill(int((tmp_path / "left.pid").read_text()), signal.SIGKILL)
+        output.seek(0)
+        printed = output.read()
     assert ended.returncode == 1 and "2 failed, 5 passed, 1 error" in printed, printed
     assert "the worker that ran this test ended with exit code 3" in printed
     assert re.search(r"FAILED test_fails.py::test_each\[1\]", printed)

@@ -214,21 +214,26 @@ def _forked_server(
     return Child(act)
 
 
-def _forked_run(
-    command: Sequence[str], *, stdout: IO[Any], env: Mapping[str, str], pass_fds: Sequence[int], **_same: Any
-) -> Child:
-    """A run of a sweep, forked from it: it has called no library with threads."""
-    reads, writes = os.pipe()
+def forked_run(main: str) -> Callable[..., Child]:
+    """Starts runs of a sweep, forked from it, as it has called no library with threads; `main`: what a run does."""
 
-    def act() -> NoReturn:
-        redirect(reads, stdout.fileno(), stdout.fileno())
-        close_all_but(*pass_fds)
-        os.setsid()
-        become(SHARDKEEP, command, command[3:], env)
+    def start(
+        command: Sequence[str], *, stdout: IO[Any], env: Mapping[str, str], pass_fds: Sequence[int], **_same: Any
+    ) -> Child:
+        reads, writes = os.pipe()
 
-    child = Child(act, os.fdopen(writes, "wb", buffering=0))
-    os.close(reads)
-    return child
+        def act() -> NoReturn:
+            redirect(reads, stdout.fileno(), stdout.fileno())
+            close_all_but(*pass_fds)
+            os.setsid()
+            signal.signal(signal.SIGINT, signal.default_int_handler)  # not the sweep's
+            become(main, command, command[3:], env)
+
+        child = Child(act, os.fdopen(writes, "wb", buffering=0))
+        os.close(reads)
+        return child
+
+    return start
 
 
 class StandBy:
@@ -286,7 +291,7 @@ def _fork_from_here(arguments: Sequence[str]) -> None:
     from shardkeep.loop import with_command
     from shardkeep.sweep import sweep
 
-    sweep.subprocess = subprocess_with(Popen=_forked_run)  # type: ignore[assignment, attr-defined]
+    sweep.subprocess = subprocess_with(Popen=forked_run(SHARDKEEP))  # type: ignore[assignment, attr-defined]
     fork_server.subprocess = subprocess_with(Popen=_forked_server)  # type: ignore[assignment, attr-defined]
     if "with" in arguments[:1]:
         with_command.subprocess = subprocess_with(Popen=StandBy().start)  # type: ignore[assignment, attr-defined]

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,11 +20,11 @@ from shardkeep.sweep import sweep
 from shardkeep.sweep.plan import load_sweep
 from tests.support.forked import (
     SHARDKEEP,
-    Child,
     Forked,
     become,
     close_all_but,
     fork_context,
+    forked_run,
     redirect,
     started,
     subprocess_with,
@@ -97,29 +96,12 @@ def main() -> None:
     """The sweep below the folder in `sys.argv`; its runs are forked from here."""
     folder = Path(sys.argv[1])
     if sys.platform == "linux":
-        sweep.subprocess = subprocess_with(Popen=_forked_run)  # type: ignore[assignment, attr-defined]
+        sweep.subprocess = subprocess_with(Popen=forked_run(STAND_IN))  # type: ignore[assignment, attr-defined]
     try:
         sweep.sweep(load_sweep(folder / "sweep.yaml"), out=folder / "out", console=Console(width=200), train=TRAIN)
     except ShardkeepError as error:
         print(error)
         sys.exit(error.exit_code)
-
-
-def _forked_run(
-    command: Sequence[str], *, stdout: IO[Any], env: Mapping[str, str], pass_fds: Sequence[int], **_same: Any
-) -> Child:
-    reads, writes = os.pipe()
-
-    def act() -> NoReturn:
-        redirect(reads, stdout.fileno(), stdout.fileno())
-        close_all_but(*pass_fds)
-        os.setsid()
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # not the sweep's
-        become(STAND_IN, command, command[3:], env)
-
-    child = Child(act, os.fdopen(writes, "wb", buffering=0))
-    os.close(reads)
-    return child
 
 
 if __name__ == "__main__":

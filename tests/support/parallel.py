@@ -153,6 +153,7 @@ class Worker:
     """A forked process, as its parent sees it."""
 
     pid: int
+    pidfd: int
     messages: Connection
     tests: list[int] = field(default_factory=list)
     """Of its group, those that have not begun."""
@@ -176,9 +177,10 @@ class Run:
         """Raises what ends a session early."""
         try:
             while self._workers:
-                for messages in wait(list(self._workers)):
-                    assert isinstance(messages, Connection)
-                    self._read(self._workers[messages])
+                ready = wait([end for worker in self._workers.values() for end in (worker.messages, worker.pidfd)])
+                for worker in list(self._workers.values()):
+                    if worker.messages in ready or worker.pidfd in ready:
+                        self._read(worker)
                 if self._session.shouldfail:
                     raise self._session.Failed(self._session.shouldfail)
                 if self._session.shouldstop:
@@ -195,12 +197,14 @@ class Run:
                 other.close()
             _work(self._session, theirs)
         theirs.close()
-        self._workers[ours] = Worker(pid, ours, list(tests))
+        self._workers[ours] = Worker(pid, os.pidfd_open(pid), ours, list(tests))
 
     def _read(self, worker: Worker) -> None:
+        """Handles a message, or the death of a worker, whose end of the pipe a process that it left may hold open."""
         kind, given = "died", ()
-        with contextlib.suppress(EOFError):
-            kind, *given = worker.messages.recv()
+        with contextlib.suppress(EOFError, OSError):
+            if worker.messages.poll():
+                kind, *given = worker.messages.recv()
         getattr(self, f"_{kind}")(worker, *given)
 
     def _next(self, worker: Worker) -> None:
@@ -226,9 +230,7 @@ class Run:
 
     def _leaves(self, worker: Worker, error: str) -> None:
         """A worker has ended its fixtures."""
-        del self._workers[worker.messages]
-        worker.messages.close()
-        os.waitpid(worker.pid, 0)
+        self._forget(worker)
         if error:
             self._fail(self._items[-1].nodeid, f"at the end of a worker:\n{error}", when="teardown")
 
@@ -236,9 +238,7 @@ class Run:
         worker.error = error
 
     def _died(self, worker: Worker) -> None:
-        del self._workers[worker.messages]
-        worker.messages.close()
-        code = os.waitstatus_to_exitcode(os.waitpid(worker.pid, 0)[1])
+        code = self._forget(worker)
         how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
         if worker.current is None:
             raise self._session.Failed(f"a worker ended {how} outside of a test\n{worker.error}")
@@ -246,6 +246,13 @@ class Run:
         self._fail(nodeid, f"the worker that ran this test ended {how}\n{worker.error}", when="call")
         if worker.tests or self._groups:
             self._start(worker.tests)
+
+    def _forget(self, worker: Worker) -> int:
+        """Waits for the end of a worker; its exit code."""
+        del self._workers[worker.messages]
+        worker.messages.close()
+        os.close(worker.pidfd)
+        return os.waitstatus_to_exitcode(os.waitpid(worker.pid, 0)[1])
 
     def _fail(self, nodeid: str, words: str, *, when: str) -> None:
         place = (nodeid.split("::")[0], 0, nodeid)
@@ -257,14 +264,10 @@ class Run:
         for worker in self._workers.values():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(worker.pid, signal.SIGINT)
-        for worker in self._workers.values():
-            pidfd = os.pidfd_open(worker.pid)
-            if not wait([pidfd], END_S):
+        for worker in list(self._workers.values()):
+            if not wait([worker.pidfd], END_S):
                 os.kill(worker.pid, signal.SIGKILL)
-            os.waitpid(worker.pid, 0)
-            os.close(pidfd)
-            worker.messages.close()
-        self._workers.clear()
+            self._forget(worker)
 
 
 def cpu_s() -> float:
@@ -284,8 +287,8 @@ def _print_costs(config: pytest.Config, costs: Counter[str]) -> None:
     end_preloaded()
     costs["forked commands"] = cpu_s() - costs.total()
     reporter: Any = config.pluginmanager.getplugin("terminalreporter")
-    told = ", ".join(f"{folder} {seconds:.0f}" for folder, seconds in costs.most_common() if seconds >= 0.5)
-    reporter.write_line(f"\nCPU s: {cpu_s():.0f} = {told}")
+    figures = ", ".join(f"{folder} {seconds:.0f}" for folder, seconds in costs.most_common() if seconds >= 0.5)
+    reporter.write_line(f"\nCPU s: {cpu_s():.0f} = {figures}")
 
 
 def _groups(items: Sequence[pytest.Item]) -> list[list[int]]:
