@@ -11,7 +11,7 @@ import pytest
 
 from shardkeep.base.net.sockets import Counters, Ends, Watched, connections
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the kernel tells its counters on Linux")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux reports the counters of a socket")
 
 
 @contextlib.contextmanager

@@ -194,8 +194,8 @@ def test_metrics_of_each_value_of_a_column(clicks: Path, tmp_path: Path) -> None
     assert {"value": value} | alone == {"step": found["step"], "unseen": alone["unseen"]} | groups[1]
     shown = CliRunner().invoke(app, ["evaluate", str(clicks), "--data", str(new), "--by", "item"])
     assert shown.exit_code == 0 and "the 20 most frequent of 51 values; --json has all" in shown.output
-    told = CliRunner().invoke(app, ["evaluate", str(clicks), "--data", str(new), "--by", "item", "--json"])
-    assert json.loads(told.stdout) == found
+    as_json = CliRunner().invoke(app, ["evaluate", str(clicks), "--data", str(new), "--by", "item", "--json"])
+    assert json.loads(as_json.stdout) == found
     refused = CliRunner().invoke(app, ["evaluate", str(clicks), "--by", "item"])
     assert refused.exit_code == 2 and "--by item: needs files" in refused.output
     columns = {"clicked": [1, 0], "user": ["u1", "u2"], "item": [1, 2], "tags": [["t1"], []]}

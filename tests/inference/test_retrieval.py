@@ -51,7 +51,7 @@ def scores_of(trained: Trained, samples: Takes, count: int) -> np.ndarray:
 
 @every("name", SCHEMAS)
 def test_the_best_items_of_users_are_those_of_all_scores(name: str) -> None:
-    """An index of one's own gets the vectors of users, from their columns alone."""
+    """A custom index receives the vectors of users, from their columns alone."""
     schema = SCHEMAS[name]
     samples = Takes(schema, 300)
     trained = untrained(schema, samples=samples)

@@ -96,8 +96,8 @@ def test_training_evaluate_predict_and_predictor_count_the_same(run: Path, tmp_p
 
 def test_all_commands_tell_it_alike(run: Path, tmp_path: Path) -> None:
     wanted, file = expected(*rows_of_both(320)), str(run.parent / "eval.csv")
-    told = unseen_lines(wanted)
-    assert [line.split(":")[0] for line in told] == ["user", "tags"]
+    unseen = unseen_lines(wanted)
+    assert [line.split(":")[0] for line in unseen] == ["user", "tags"]
     printed = [(run.parent / "printed").read_text()]
     for command in (
         ["evaluate", str(run)],
@@ -108,7 +108,7 @@ def test_all_commands_tell_it_alike(run: Path, tmp_path: Path) -> None:
         assert done.exit_code == 0, command
         printed.append(done.output)
     for output in printed:
-        assert [line.strip() for line in output.splitlines() if line.endswith("have no row")] == told, output
+        assert [line.strip() for line in output.splitlines() if line.endswith("have no row")] == unseen, output
     done = CliRunner().invoke(app, ["evaluate", str(run), "--json"])
     assert json.loads(done.stdout)["unseen"] == wanted
 

@@ -71,11 +71,11 @@ def test_training_and_every_way_to_evaluate_give_the_weighted_figures(folder: Pa
     run, summary = folder / "run", RunReader(folder / "run").summary() or {}
     for name, file in (("eval", "eval.csv"), ("test", "test.csv")):
         predict_files(run, [folder / file], folder / "scores.csv", keep=["clicked", "w"])
-        expected, told = as_computed(folder / "scores.csv"), summary[name]
-        assert {key: told[key] for key in expected} == pytest.approx(expected, rel=1e-5)
-        assert told["samples"] == (200 if name == "eval" else 240)
+        expected, reported = as_computed(folder / "scores.csv"), summary[name]
+        assert {key: reported[key] for key in expected} == pytest.approx(expected, rel=1e-5)
+        assert reported["samples"] == (200 if name == "eval" else 240)
         own = evaluate_run(run, split="eval" if name == "eval" else "test")
-        assert {key: own[key] for key in METRICS} == {key: told[key] for key in METRICS}
+        assert {key: own[key] for key in METRICS} == {key: reported[key] for key in METRICS}
         assert evaluate_run(run, files=[folder / file]) == own
     again, of_file = evaluate_run(run, split="train"), evaluate_run(run, files=[folder / "train.csv"])
     assert again.pop("note").startswith("the model was trained on these rows")

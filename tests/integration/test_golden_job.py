@@ -18,7 +18,7 @@ WAYS = (
 )
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="the kernel tells its counters on Linux")
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux reports the counters of a socket")
 def test_the_ledger_agrees_with_the_sockets_counters(golden: Golden) -> None:
     counted, sockets = golden.summary["bytes"], golden.summary["sockets"]
     for way, group, field in WAYS:
@@ -36,5 +36,5 @@ def test_it_moved_as_many_bytes_per_sample_as_was_estimated(golden: Golden) -> N
     found, summary = estimate(JobConfig.model_validate(golden.config), gbit_per_s=10.0), golden.summary
     assert found["bytes_per_sample"] == pytest.approx(summary["bytes"]["per_sample"], rel=0.05)
     assert [t["rows"] for t in found["tables"]] == [t["rows"] for t in summary["tables"]]
-    told, held = (sum(t["bytes"] for t in tables) for tables in (found["tables"], summary["tables"]))
-    assert told == pytest.approx(held, rel=0.25)
+    reported, held = (sum(t["bytes"] for t in tables) for tables in (found["tables"], summary["tables"]))
+    assert reported == pytest.approx(held, rel=0.25)

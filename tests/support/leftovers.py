@@ -18,11 +18,22 @@ from pathlib import Path
 _DUMPABLE = 3  # PR_GET_DUMPABLE of <sys/prctl.h>
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)
 _OF_PYTEST = {"PYTEST_CURRENT_TEST", "PYTEST_VERSION"}
-_OF_ROLES = {"GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "GRPC_ENABLE_FORK_SUPPORT", "GRPC_VERBOSITY"}
-_OF_ROLES |= {"TORCH_CPP_LOG_LEVEL", "KINETO_LOG_LEVEL", "_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR"}
-"""What a role in the test's own process, or torch in it, sets for the process."""
-_OF_LIBRARIES = ("pymp-", "torchinductor_")
-"""Folders that multiprocessing and torch keep as long as the process lives."""
+_OF_LIBRARIES = (
+    "TORCH",
+    "_TORCH",
+    "TRITON_",
+    "GLOO_",
+    "TP_",
+    "GRPC_",
+    "KINETO_",
+    "KMP_",
+    "CUDA_",
+    "MKL_",
+    "TOKENIZERS_",
+)
+"""Beginnings of variables that a library, or a role for it, sets when it is first used in a process."""
+_FOLDERS = ("pymp-", "torchinductor_", "matplotlib-", "triton")
+"""Folders that libraries keep as long as the process lives."""
 _OWN = Path("/proc/self")
 END_S = 5.0
 """What a closed server or a killed process may take to go."""
@@ -47,11 +58,11 @@ class State:
             process["dumpable"] = libc.prctl(_DUMPABLE)
         process |= {number.name: signal.getsignal(number) for number in _SIGNALS}
         return cls(
-            {name: value for name, value in os.environ.items() if name not in _OF_PYTEST | _OF_ROLES},
+            {name: value for name, value in os.environ.items() if not _may_stay(name)},
             process,
             dict(_listeners()),
             dict(_children()),
-            dict.fromkeys(name for name in os.listdir(tempfile.gettempdir()) if not name.startswith(_OF_LIBRARIES)),  # noqa: PTH208
+            dict.fromkeys(name for name in os.listdir(tempfile.gettempdir()) if not name.startswith(_FOLDERS)),  # noqa: PTH208
         )
 
     def changes(self, later: State) -> list[str]:
@@ -77,6 +88,10 @@ def none_left() -> Iterator[None]:
         while (left := before.changes(State.now())) and time.monotonic() < end:
             time.sleep(0.05)
         assert not left, "the test leaves " + "; ".join(left)
+
+
+def _may_stay(variable: str) -> bool:
+    return variable in _OF_PYTEST or variable.startswith(_OF_LIBRARIES)
 
 
 def _umask() -> int:

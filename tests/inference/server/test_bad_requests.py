@@ -124,8 +124,8 @@ def test_a_wrong_message_gets_one_line(server: Server, message: bytes, code: str
 
 def of_input(**changes: Any) -> bytes:
     """A body with one input; None = left out."""
-    told = {"name": "user", "datatype": "BYTES", "shape": [1], "data": ["u1"]} | changes
-    return json.dumps({"inputs": [{name: value for name, value in told.items() if value is not None}]}).encode()
+    fields = {"name": "user", "datatype": "BYTES", "shape": [1], "data": ["u1"]} | changes
+    return json.dumps({"inputs": [{name: value for name, value in fields.items() if value is not None}]}).encode()
 
 
 def of_binary(size: Any) -> bytes:

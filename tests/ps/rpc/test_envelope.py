@@ -25,7 +25,7 @@ from tests.support.rpc_groups import LIMIT_S, Pair, reply
 
 pytestmark = [
     pytest.mark.waits_for_processes,
-    pytest.mark.skipif(sys.platform != "linux", reason="the kernel tells its counters on Linux"),
+    pytest.mark.skipif(sys.platform != "linux", reason="only Linux reports the counters of a socket"),
 ]
 
 CALLS = 5

@@ -325,7 +325,7 @@ def test_replicas_are_equal_in_every_mode_and_with_parameters_left_out(processes
     assert len({digest for digest, _ in processes[case]}) == 1
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="the kernel tells its counters on Linux")
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux reports the counters of a socket")
 def test_what_is_counted_as_sent_is_what_the_kernel_saw(processes):
     counted, seen = map(sum, zip(*processes["wire"], strict=True))
     assert seen > 30e6
