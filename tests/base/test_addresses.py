@@ -63,12 +63,7 @@ def test_a_machine_s_name_that_only_the_machine_reaches_is_no_place_to_listen(mo
 
 @every(
     ("host", "reached"),
-    [
-        ("127.0.0.1", ["127.0.0.1"]),
-        ("::1", ["::1"]),
-        ("0.0.0.0", ["127.0.0.1"]),
-        ("::", ["127.0.0.1", "::1"]),
-    ],
+    [("127.0.0.1", ["127.0.0.1"]), ("::1", ["::1"]), ("0.0.0.0", ["127.0.0.1"]), ("::", ["127.0.0.1", "::1"])],
 )
 def test_a_socket_is_reached_by_its_host(host: str, reached: list[str]) -> None:
     with listening_socket(host, 0, backlog=4) as listener:

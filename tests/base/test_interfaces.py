@@ -10,14 +10,7 @@ import pytest
 
 from shardkeep.base.errors import ConfigError
 from shardkeep.base.net import interfaces
-from shardkeep.base.net.interfaces import (
-    ROUTE,
-    announced,
-    check_advertised,
-    named_host,
-    own_address,
-    route_to,
-)
+from shardkeep.base.net.interfaces import ROUTE, announced, check_advertised, named_host, own_address, route_to
 from tests.support.cases import every
 from tests.support.names import know_names
 

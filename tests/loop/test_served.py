@@ -78,10 +78,7 @@ def test_a_script_serves_twice_and_without_restarts_a_server_that_dies_ends_its_
 @pytest.mark.waits_for_processes
 @pytest.mark.parametrize(
     "compression",
-    [
-        pytest.param(None, marks=pytest.mark.chaos),
-        {"ids": "coded", "push": {"keep_rows": 0.5, "pool_rows": 64}},
-    ],
+    [pytest.param(None, marks=pytest.mark.chaos), {"ids": "coded", "push": {"keep_rows": 0.5, "pool_rows": 64}}],
     ids=["plain", "compressed"],
 )
 def test_a_loop_goes_on_with_equal_bits_when_a_server_or_the_coordinator_dies(
