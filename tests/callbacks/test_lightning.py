@@ -108,24 +108,6 @@ def test_losses_and_rows_are_those_of_a_plain_loop(per_step: int) -> None:
     assert found[0] == found[1]
 
 
-@pytest.mark.chaos
-def test_bf16_trains_and_a_skipped_step_pushes_nothing() -> None:
-    with EmbeddingClient.local(TABLES) as client:
-        module = module_of(client)
-        fitted(client, module, data() * 5, precision="bf16-mixed")
-        assert client.step == 5 * STEPS and module.losses[-1] < module.losses[0]
-    with EmbeddingClient.local(TABLES, consistency="sync") as client:
-        module = module_of(client)
-        step = module.training_step
-
-        def two_of_three(batch: Any, batch_idx: int) -> torch.Tensor | None:
-            return step(batch, batch_idx) if batch_idx % 3 else None
-
-        module.training_step = two_of_three
-        fitted(client, module, data())
-        assert client.step == len(module.losses) == 8
-
-
 def test_a_checkpoint_has_rows_and_model_of_one_step(tmp_path: Path) -> None:
     from shardkeep.callbacks.lightning import RowsCallback
 

@@ -30,8 +30,7 @@ def offsets_of(lengths: torch.Tensor) -> torch.Tensor:
     return torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
 
 
-@every("pooling", ["sum", "mean", "max"])
-@every("form", ["lengths", "offsets", "numpy"])
+@every(("pooling", "form"), [("sum", "lengths"), ("mean", "offsets"), ("max", "numpy")])
 def test_bags_pool_and_train_as_embedding_bag_does(pooling: Any, form: str) -> None:
     with EmbeddingClient.local(TABLES, consistency="sync") as client:
         plain = nn.EmbeddingBag(9, 4, mode=pooling, include_last_offset=True)
@@ -118,17 +117,6 @@ def test_a_table_that_the_loss_does_not_use_is_not_updated() -> None:
         rows["item"].sum().backward()
         client.apply(rows)
         assert [table["rows"] > 0 for table in client.summary()["tables"]] == [True, False]
-
-
-def test_bags_come_ahead() -> None:
-    with EmbeddingClient.local(TABLES, consistency="sync") as client:
-        for (_, lengths), rows in client.ahead(
-            [bags_of(5, step) for step in range(6)], lambda batch: {"item": Bag(batch[0], batch[1])}
-        ):
-            assert rows["item"].shape == (len(lengths), 4)
-            rows["item"].sum().backward()
-            client.apply(rows)
-        assert client.step == 6
 
 
 @every(

@@ -54,8 +54,7 @@ def seen_by(client: EmbeddingClient, form: str) -> dict[str, torch.Tensor]:
         return modules.eval()(EVERY)
 
 
-@every("servers", [1, 2])
-@every("form", ["read", "lookup", "modules"])
+@every(("form", "servers"), [("read", 2), ("lookup", 1), ("modules", 2)])
 def test_in_sync_a_trainer_that_evaluates_alone_has_the_bits_of_one_process(form: str, servers: int) -> None:
     for steps in (0, 1, STEPS):
         clients = trainers(2, TABLES, "sync", servers=servers)
@@ -67,8 +66,7 @@ def test_in_sync_a_trainer_that_evaluates_alone_has_the_bits_of_one_process(form
                 assert all(torch.equal(found[name], expected[name]) for name in EVERY)
 
 
-@every("form", ["read", "lookup", "modules"])
-@every("mode", ["bounded", "async"])
+@every(("mode", "form"), [("bounded", "read"), ("async", "lookup"), ("bounded", "modules")])
 def test_elsewhere_a_trainer_sees_what_it_has_applied_itself(mode: str, form: str) -> None:
     clients = trainers(2, TABLES, mode)
     for step in range(2):

@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-import shardkeep
-from tests.support.click_files import click_job, click_rows, write_csv
 from tests.support.cluster import Cluster
 from tests.support.forked import SCRIPT
 
@@ -72,21 +70,6 @@ with shardkeep.EmbeddingClient.local(TABLES) as client:
     else:
         lines = lines_of_forked(cluster, tmp_path, "torch.set_num_threads(2)" + code)
     assert lines == ["2", "2 3"]
-
-
-@pytest.mark.chaos
-def test_a_predictor_that_has_predicted_answers_the_same_in_forks(tmp_path: Path) -> None:
-    code = """
-predictor = shardkeep.load(sys.argv[1])
-data = {name: ["1"] * 400 for name in predictor.columns}
-expected = predictor.predict(data)
-for _ in range(2):
-    forked(lambda: (predictor.predict(data) == expected).all())
-print((predictor.predict(data) == expected).all())
-"""
-    job = click_job(write_csv(tmp_path / "train.csv", click_rows(300)))
-    shardkeep.train(shardkeep.JobConfig.model_validate(job), run_dir=tmp_path / "run", quiet=True)
-    assert lines_of(code, str(tmp_path / "run")) == ["True"] * 3
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ import torch
 
 from shardkeep import EmbeddingClient, TableSpec
 from shardkeep.base.errors import ConfigError
-from shardkeep.compression.config import CompressionConfig, PullConfig, PushConfig
+from shardkeep.compression.config import CompressionConfig, PushConfig
 from tests.support.cases import every
 
 POLICIES: dict[str, Any] = {"admit": {"min_count": 2}, "evict": {"ttl_steps": 2, "sweep_steps": 1}}
@@ -92,33 +92,7 @@ def stepped(client: EmbeddingClient, *ids: int, gradients: Sequence[float] = (1.
     return values
 
 
-def looked_up(client: EmbeddingClient, id_: int) -> torch.Tensor:
-    """The values with which a step trains; it pushes nothing."""
-    rows = client.lookup({"t": torch.tensor([id_])})
-    client.apply()
-    return rows["t"].detach()  # type: ignore[union-attr, no-any-return]
-
-
 GOING: dict[str, Any] = {"init": {"name": "zeros"}, "evict": {"ttl_steps": 2, "sweep_steps": 1}}
-
-
-@pytest.mark.chaos
-@pytest.mark.waits_for_processes
-def test_a_cached_row_lives_until_its_lease_ends_although_the_servers_have_let_it_go() -> None:
-    lease, tables = 12, [spec_of(**GOING)]
-    compression = CompressionConfig(pull=PullConfig(cache_rows=100, lease=lease))
-    with EmbeddingClient.serve(tables, servers=2, consistency="bounded", compression=compression) as client:
-        while not stepped(client, 7).any():  # until a row with a push is in the cache
-            assert client.step < 3 * lease
-        cached = client.step - 1
-        while client.read({"t": torch.tensor([7])})["t"].any():  # reads past the cache
-            stepped(client, 8)
-            assert client.step < cached + lease - 2, "the row has not gone while its lease is valid"
-        steps = []
-        while looked_up(client, 7).any():
-            steps.append(client.step - 1)
-            assert client.step < cached + 2 * lease
-        assert len(steps) >= 2 and max(steps) in (cached + lease - 1, cached + lease)
 
 
 @pytest.mark.chaos

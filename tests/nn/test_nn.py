@@ -110,17 +110,21 @@ def test_a_model_trains_as_with_embedding_bags(client: EmbeddingClient, form: st
     assert client.step == 4 and not list(bags.parameters()) and not bags.state_dict()
 
 
-def test_weights_of_the_input_multiply_the_rows(client: EmbeddingClient) -> None:
+def test_weights_multiply_the_rows_and_plain_tensors_are_bags_and_a_factor_scales_gradients(
+    client: EmbeddingClient,
+) -> None:
     bags, plain = EmbeddingBagCollection(client, FEATURES, weighted=True), Plain(client, mode="sum")
     features = batch(1, weighted=True)
     torch.testing.assert_close(bags(Keyed(features)), plain(features))
-
-
-def test_plain_tensors_are_features_of_equal_numbers_of_ids(client: EmbeddingClient) -> None:
-    bags = EmbeddingBagCollection(client, {"user": "user", "seen": "item"})
-    rows = bags({"user": torch.tensor([1, 2]), "seen": torch.tensor([[1, 2, 3], [4, 4, 4]])})
-    table = client.read({"item": torch.arange(5)})["item"]
-    torch.testing.assert_close(rows["seen"].detach(), torch.stack([table[1] + table[2] + table[3], 3 * table[4]]))
+    with EmbeddingClient.local(TABLES) as other:
+        bags = EmbeddingBagCollection(other, {"user": "user", "seen": "item"}, scale=lambda: 0.5)
+        before = other.read({"item": torch.arange(5)})["item"]
+        rows = bags({"user": torch.tensor([1, 2]), "seen": torch.tensor([[1, 2, 3], [4, 4, 4]])})
+        expected = torch.stack([before[1] + before[2] + before[3], 3 * before[4]])
+        torch.testing.assert_close(rows["seen"].detach(), expected)
+        rows["seen"].sum().backward()
+        counts = torch.tensor([0, 1, 1, 1, 3])[:, None]
+        torch.testing.assert_close(other.read({"item": torch.arange(5)})["item"], before - 0.5 * LR * counts)
 
 
 def test_sequences_keep_a_row_for_each_id_and_train(client: EmbeddingClient) -> None:
@@ -195,13 +199,6 @@ def test_with_an_optimizer_several_backward_passes_are_one_step(client: Embeddin
     torch.testing.assert_close(after[1:3], before[1:3] - 2 * 3 * LR)
     optimizer.step()  # without samples: an empty step
     assert client.step == 3
-
-
-def test_a_factor_scales_the_gradients(client: EmbeddingClient) -> None:
-    bags = EmbeddingBagCollection(client, {"user": "user"}, scale=lambda: 0.5)
-    before = client.read({"user": torch.tensor([1])})["user"]
-    bags({"user": torch.tensor([1])})["user"].sum().backward()
-    torch.testing.assert_close(client.read({"user": torch.tensor([1])})["user"], before - 0.5 * LR)
 
 
 def test_a_backward_pass_that_raises_is_followed_by_a_good_one(client: EmbeddingClient) -> None:
@@ -287,10 +284,11 @@ def test_rows_of_a_collection_come_and_go_by_the_rules_of_their_table() -> None:
         assert (figures["evicted_rows"], figures["admitted_rows"], figures["refused_rows"]) == (1, 2, 4)
 
 
-@every("pooling", ["sum", "mean", "max"])
-def test_joined_rows_train_as_the_rows_of_each_feature(pooling: Any) -> None:
-    """Also where the keys stand in another order than the features."""
-    with EmbeddingClient.local(TABLES, seed=3) as one, EmbeddingClient.local(TABLES, seed=3) as other:
+@every(("pooling", "freeze"), [("sum", False), ("mean", True), ("max", False)])
+def test_joined_rows_train_as_the_rows_of_each_feature(pooling: Any, freeze: bool) -> None:
+    """Also where the keys stand in another order than the features, and where a table is frozen."""
+    tables = [TABLES[0], TABLES[1].model_copy(update={"freeze": freeze})]
+    with EmbeddingClient.local(tables, seed=3) as one, EmbeddingClient.local(tables, seed=3) as other:
         joined = EmbeddingBagCollection(one, FEATURES, pooling=pooling, joined=True)
         apart = EmbeddingBagCollection(other, FEATURES, pooling=pooling)
         for step in range(3):
@@ -302,11 +300,3 @@ def test_joined_rows_train_as_the_rows_of_each_feature(pooling: Any) -> None:
             (side_by_side.square() * weights).sum().backward()
             (rows.square() * weights).sum().backward()
         assert one.summary(digest=True)["state_digest"] == other.summary(digest=True)["state_digest"]
-
-
-def test_joined_rows_are_those_of_each_feature_where_a_table_is_frozen() -> None:
-    tables = [TABLES[0], TABLES[1].model_copy(update={"freeze": True})]
-    with EmbeddingClient.local(tables, seed=3) as client:
-        collection = EmbeddingBagCollection(client, FEATURES, joined=True)
-        rows = torch.cat(list(collection(batch(0)).values()), dim=1)
-        torch.testing.assert_close(collection.joined(Keyed(batch(0))), rows, rtol=0, atol=0)
