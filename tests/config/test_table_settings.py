@@ -122,18 +122,6 @@ def test_settings_that_go_together_are_accepted_and_read_again(table: dict[str, 
     assert getattr(config.table("C1"), kind).model_dump(include=set(table[kind]), mode="json") == table[kind]
 
 
-def test_a_column_with_the_name_of_the_counts_of_another_is_refused(tmp_path: Path) -> None:
-    csv = write_csv(tmp_path / "train.csv", click_rows(100))
-    csv.write_text(csv.read_text().replace("item", "user (counts)", 1))
-    job = click_job(csv, tables={"default": {"dim": 4}, "user": {"admit": {"min_count": 2}}})
-    job["data"]["sparse"] = ["user", "user (counts)"]
-    config = shardkeep.JobConfig.model_validate(job)
-    with pytest.raises(
-        ConfigError, match=r"tables\.user\.admit\.min_count: its ids are counted in a table user \(counts\)"
-    ):
-        shardkeep.train(config, run_dir=tmp_path / "run", quiet=True)
-
-
 def test_too_few_bytes_for_the_tables_of_the_data_are_refused_before_a_process_starts(tmp_path: Path) -> None:
     """The rule is of `default`, so the data say which tables have it."""
     csv = write_csv(tmp_path / "train.csv", click_rows(100))
