@@ -243,17 +243,6 @@ def test_several_modules_are_compiled_by_other_processes(cache: Path, monkeypatc
     assert len(list(cache.rglob("*.nbc"))) == 4  # each signature once
 
 
-@pytest.mark.slow
-def test_an_error_of_a_module_that_another_process_compiles_is_raised(
-    cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(kernels, "usable_cores", lambda: (0, 1))
-    edit(cache.parent / "callee_kernels.py", "return number", "return nosuch")
-    forget_own()
-    with pytest.raises(Exception, match="nosuch"):
-        kernels.compile_kernels(["caller_kernels", "tiny_kernels"])
-
-
 def test_kernels_that_another_process_has_not_compiled_yet_are_never_stale(cache: Path) -> None:
     compile_own("caller_kernels")
     edit(cache.parent / "callee_kernels.py", "return number", "return 1234+1")
