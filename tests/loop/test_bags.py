@@ -95,30 +95,6 @@ def test_weights_may_come_when_the_rows_are_there() -> None:
             client.pool(short)
 
 
-def test_features_share_a_table_and_a_step_has_bags_and_ids() -> None:
-    digests = []
-    values, lengths = bags_of(5, 4)
-    for together in (True, False):
-        with EmbeddingClient.local(TABLES, seed=1, consistency="sync") as client:
-            bags = {"seen": Bag(values, lengths, table="item"), "bought": Bag(values.flip(0), lengths, table="item")}
-            pooled = [client.pool(bags)] if together else [client.pool({name: bag}) for name, bag in bags.items()]
-            users = client.lookup({"user": torch.tensor([3, 4])})
-            named = {name: tensor for part in pooled for name, tensor in part.items()}
-            (named["seen"].sum() + named["bought"].sum() + users["user"].sum()).backward()
-            client.apply(*pooled, users)
-            digests.append(client.summary(digest=True)["state_digest"])
-    assert digests[0] == digests[1]
-
-
-def test_a_table_that_the_loss_does_not_use_is_not_updated() -> None:
-    values, lengths = bags_of(5, 4)
-    with EmbeddingClient.local(TABLES) as client:
-        rows = client.pool({"item": Bag(values, lengths), "user": Bag(values, lengths)})
-        rows["item"].sum().backward()
-        client.apply(rows)
-        assert [table["rows"] > 0 for table in client.summary()["tables"]] == [True, False]
-
-
 @every(
     ("bags", "text"),
     [

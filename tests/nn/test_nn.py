@@ -247,32 +247,6 @@ def test_misuse_is_told_in_one_line(client: EmbeddingClient) -> None:
         loss.backward()
 
 
-def test_rows_of_a_collection_come_and_go_by_the_rules_of_their_table() -> None:
-    policies = {"admit": {"min_count": 2}, "evict": {"ttl_steps": 2, "sweep_steps": 1}}
-    table = TableSpec(name="item", dim=4, optimizer={"name": "sgd", "lr": LR}, **policies)  # type: ignore[arg-type]
-    with EmbeddingClient.local([table], consistency="sync") as client:
-        pooled, rows = EmbeddingBagCollection(client, {"a": "item"}), EmbeddingCollection(client, {"b": "item"})
-        initial = client.read({"item": torch.arange(9)})["item"]
-
-        def step(*ids: int) -> None:
-            ids_B1 = torch.tensor(ids).reshape(-1, 1)
-            (pooled({"a": ids_B1})["a"].sum() + rows({"b": ids_B1})["b"].values().sum()).backward()
-
-        def changed() -> list[int]:
-            read = client.read({"item": torch.arange(9)})["item"]
-            return (read != initial).any(dim=1).nonzero()[:, 0].tolist()  # type: ignore[no-any-return]
-
-        step(1, 2)  # both collections have them in the same step: one push
-        assert changed() == []
-        step(1, 3)
-        assert changed() == [1]
-        for _ in range(4):
-            step(5)
-        assert changed() == [5]
-        (figures,) = client.summary()["tables"]
-        assert (figures["evicted_rows"], figures["admitted_rows"], figures["refused_rows"]) == (1, 2, 4)
-
-
 @every(("pooling", "freeze"), [("sum", False), ("mean", True), ("max", False)])
 def test_joined_rows_train_as_the_rows_of_each_feature(pooling: Any, freeze: bool) -> None:
     """Also where the keys stand in another order than the features, and where a table is frozen."""

@@ -124,22 +124,3 @@ def test_the_page_follows_a_job_over_a_killed_server_and_a_killed_coordinator_to
     ours = [json.loads(line) for line in (simulated / "metrics.jsonl").read_text().splitlines()]
     of_loss = [record for record in ours if record.get("phase") in ("lost", "recovering", "recovery")]
     assert len(of_loss) == 3 and [record for record in of_loss if shape(record) not in real] == []
-
-
-@pytest.mark.chaos
-@pytest.mark.waits_for_processes
-def test_the_page_of_a_job_in_one_process_shows_its_last_state_when_it_has_ended(
-    browser: Chromium, cluster: Cluster
-) -> None:
-    alone = {"servers": 0, "workers": 1, "web": {**WATCHED["web"], "metrics": "127.0.0.1:0"}}
-    job, folder = cluster.job({**WATCHED, **alone})  # whose token is kept in a file
-    job.line("page")
-    with browser.visit() as visit:
-        visit.open(page_line(folder.path) or "")
-        visit.wait(DRAWN, limit_s=60)
-        visit.wait(f"{STATE} === 'training'", limit_s=60)
-        job.signal(signal.SIGINT)
-        visit.wait(f"{STATE} === 'stopped'", limit_s=200)
-        assert job.end().code == 1, job.printed()
-        assert number(tile(visit, "Step")) == (folder.summary() or {})["steps"]
-        assert "this is its last state" in visit.text("#connection")

@@ -111,9 +111,8 @@ def write_simulated_run(folder: Path, scene: Scene) -> Path:
     config = config_of(scene)
     (folder / "config.yaml").write_text(config.to_yaml())
     (folder / ".lock").touch()
-    start = {"from_step": 0, "from_samples": 0, "clock": {"boot": "simulated", "monotonic": 1000.0}}
     _write_lines(folder / "code.json", [{"digests": {"shardkeep": "0123456789abcdef"}}])
-    (folder / "starts.json").write_text(json.dumps([{"began": _time(scene.began), **start}]))
+    (folder / "starts.json").write_text(json.dumps([{"began": _time(scene.began), **RECORDED["starts"]}]))
     if scene.state == "begun":
         return folder
     if scene.servers:
@@ -191,8 +190,8 @@ def _records(scene: Scene) -> Iterator[Record]:
         yield _formed(scene, scene.began + timedelta(seconds=4), 1)
     yield _record("tower", scene.at(0))
     for step in scene.every(round(5000 / scene.step_ms), end=scene.state in STATUS):
-        facts = {"total_steps": scene.steps, "staleness": _staleness(step), "step_ms": _step_ms(scene, 0)}
-        yield _record("progress", scene.at(step), **_trained(scene, step), **facts)
+        facts = _trained(scene, step) | {"total_steps": scene.steps, "step_ms": _step_ms(scene, 0)}
+        yield _record("progress", scene.at(step), **facts)
     for step in scene.evaluated():
         yield _record("eval", scene.at(step + 0.5), **_evaluation(scene, step))
     for step in scene.checkpoints():
@@ -251,22 +250,24 @@ def _telemetry(scene: Scene) -> Iterator[Record]:
         generation = (2 if again else 1) if scene.servers else 0
         for place, (role, index) in enumerate(reporters):
             at = scene.at(step) + timedelta(seconds=every_s * place / len(reporters) / 2)
-            head = {"index": index, "pid": scene.pid(role, index, generation), "host": "127.0.0.1", "every_s": every_s}
-            own: Record = {}
+            head = {"index": index, "pid": scene.pid(role, index, generation), "generation": generation}
+            own: Record = {"every_s": every_s}
             if role == "worker":
-                own = _of_worker(scene, index, step, steps=round(every_s * 1000 / scene.step_ms))
+                own |= _of_worker(scene, index, step) | {"steps": round(every_s * 1000 / scene.step_ms)}
             if role == "server":
-                own = _of_server(scene, step, since=scene.lost_at if again and index == scene.lost_server else 0)
-            yield _record(role, at, **head, generation=generation, **own)
+                own |= _of_server(scene, step, since=scene.lost_at if again and index == scene.lost_server else 0)
+            yield _record(role, at, **head, **own)
 
 
-def _of_worker(scene: Scene, worker: int, step: int, *, steps: int) -> Record:
-    times = _step_ms(scene, worker)
+def _of_worker(scene: Scene, worker: int, step: int) -> Record:
+    times, sent = _step_ms(scene, worker), _bytes(scene, step)
     waits = {f"server {i}": times["pull_wait"] / scene.servers for i in range(scene.servers)}
-    sent = _bytes(scene, step)
-    fp32 = {"push": 2_246_400 * step, "pull": 2_246_400 * step, "tower": sum(sent["tower"].values())}
-    counts = {"steps": steps, "step_ms": times, "wait_ms": waits, "bytes": sent, "fp32_bytes": fp32}
-    return {**_trained(scene, step), **counts, "staleness": _staleness(step)}
+    return _trained(scene, step) | {"step_ms": times, "wait_ms": waits, "bytes": sent, "fp32_bytes": _fp32(step)}
+
+
+def _fp32(steps: int) -> Record:
+    """The bytes of so many steps without compression."""
+    return {"push": 2_246_400 * steps, "pull": 2_246_400 * steps, "tower": 0}
 
 
 def _of_server(scene: Scene, step: int, *, since: int) -> Record:
@@ -311,10 +312,6 @@ def _step_ms(scene: Scene, worker: int) -> dict[str, float]:
             parts["dense_reduce"] += 0.6 * parts[name]
             parts[name] *= 0.4
     return {"total": scene.step_ms, **parts}
-
-
-def _staleness(step: int, workers: int = 1) -> dict[str, int]:
-    return {"0": workers, "1": workers, "2": max(0, step - 2) * workers}
 
 
 def _bytes(scene: Scene, step: int, workers: int = 1) -> Record:
@@ -366,40 +363,29 @@ def _write_logs(folder: Path, scene: Scene, records: list[Record]) -> None:
 
 
 def _summary(scene: Scene) -> Record:
-    sent = _bytes(scene, scene.done, scene.workers)
-    samples = scene.done * BATCH_SIZE * scene.workers
-    fp32 = {way: 2_246_400 * scene.done * scene.workers for way in ("push", "pull")}
-    slowest = _step_ms(scene, scene.slow_worker or 0)
+    status, steps, sent = STATUS[scene.state], scene.done, _bytes(scene, scene.done, scene.workers)
+    samples = steps * BATCH_SIZE * scene.workers
     totals: Record = {
         "samples": samples,
         "wall_s": (scene.now - scene.began).total_seconds(),
         "samples_per_s": scene.samples_per_s,
-        "step_ms": slowest,
-        "bytes": {**sent, "per_sample": sent["total"] / samples, "fp32": {**fp32, "tower": 0}},
+        "step_ms": _step_ms(scene, scene.slow_worker or 0),
+        "bytes": {**sent, "per_sample": sent["total"] / samples, "fp32": _fp32(steps * scene.workers)},
     }
-    status, steps = STATUS[scene.state], scene.done
     recoveries = [] if scene.lost_server is None else [_recovery(scene, scene.lost_server)]
-    told = [{k: v for k, v in each.items() if k not in ("kind", "phase", "role", "index")} for each in recoveries]
-    evaluation = {**RECORDED["eval"], **_evaluation(scene, scene.evaluated()[-1])}
-    metrics = {k: v for k, v in evaluation.items() if k not in ("kind", "role", "index", "step")}
-    start = {"began": _time(scene.began), "from_step": 0, "to_step": steps, "status": status, **totals}
+    evaluation = RECORDED["eval"] | _evaluation(scene, scene.evaluated()[-1])
+    of_records = ("kind", "phase", "role", "index", "step", "train_samples", "train_bytes")
     members = [("coordinator", 0), *sorted(scene.members)] if scene.servers else scene.members
-    processes = [{**RECORDED[f"process {role}"], "role": role, "index": index} for role, index in members]
-    for process in processes:
-        if process["role"] == "worker":
-            process["step_ms"] = _step_ms(scene, process["index"])
-        if process["role"] == "server":
-            process["applied_steps"] = steps
+    processes = [RECORDED[f"process {role}"] | {"role": role, "index": index} for role, index in members]
+    start = {"began": _time(scene.began), "from_step": 0, "to_step": steps, "status": status, **totals}
     return {
         **RECORDED["summary"],
         **({} if scene.state == "finished" else {"message": _message(scene)}),
         "status": status,
         "steps": steps,
         **totals,
-        "eval": {k: v for k, v in metrics.items() if k not in ("train_samples", "train_bytes")},
-        "staleness": _staleness(steps, scene.workers),
-        "recoveries": told,
-        "ids_per_step": {"by_rank": [26.0 * BATCH_SIZE] * scene.workers, "largest_over_mean": 1.0},
+        "eval": {key: value for key, value in evaluation.items() if key not in of_records},
+        "recoveries": [{k: v for k, v in each.items() if k == "step" or k not in of_records} for each in recoveries],
         "tables": [
             {**table, "rows": table["rows"] * max(1, scene.servers), "load_factor": 0.4}
             for table in _tables(scene, steps)
