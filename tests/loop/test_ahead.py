@@ -51,8 +51,9 @@ def test_in_sync_rows_ahead_are_those_of_lookups_bit_for_bit(depth: int) -> None
         assert client.step == 12 and digest_of(client) == plain_digest()
 
 
+@pytest.mark.chaos
 @pytest.mark.waits_for_processes
-@pytest.mark.parametrize(("mode", "servers"), [("sync", 2), pytest.param("bounded", 1, marks=pytest.mark.chaos)])
+@pytest.mark.parametrize(("mode", "servers"), [("sync", 2), ("bounded", 1)])
 def test_rows_come_ahead_from_other_processes(mode: str, servers: int) -> None:
     with EmbeddingClient.serve(TABLES, servers=servers, seed=5, consistency=mode) as client:
         for _, rows in client.ahead(batches(), lambda ids: {"user": ids}):

@@ -72,24 +72,6 @@ def test_what_cannot_be_saved_or_loaded_is_told(tmp_path: Path) -> None:
         client.restore(tmp_path / "saved")
 
 
-@pytest.mark.chaos
-@pytest.mark.waits_for_processes
-def test_a_checkpoint_is_of_any_number_of_servers(tmp_path: Path) -> None:
-    with EmbeddingClient.local(TABLES, consistency="sync") as client:
-        some_steps(client, 9)
-        expected = digest(client)
-    with EmbeddingClient.serve(TABLES, servers=3, consistency="sync", run_dir=tmp_path / "first") as client:
-        some_steps(client, 3)
-        client.checkpoint(STATE)
-        some_steps(client, 3)
-        client.checkpoint(STATE)
-    with EmbeddingClient.serve(TABLES, servers=2, consistency="sync", run_dir=tmp_path / "second") as client:
-        client.restore(tmp_path / "first" / "checkpoints")
-        assert client.step == 6
-        some_steps(client, 3)
-        assert digest(client) == expected
-
-
 @pytest.mark.slow
 @pytest.mark.waits_for_processes
 def test_a_server_that_dies_after_a_load_or_a_fill_has_the_rows_again(tmp_path: Path) -> None:
