@@ -84,6 +84,15 @@ def test_a_loop_that_ends_early_continues_with_lookups(client: EmbeddingClient) 
     assert digest_of(client) == plain_digest()
 
 
+def test_a_batch_may_be_skipped_by_an_empty_step(client: EmbeddingClient) -> None:
+    for ids, rows in client.ahead(batches(), lambda ids: {"user": ids}):
+        if ids[0] % 2:
+            client.apply()
+        else:
+            train(client, rows)
+    assert client.step == 12
+
+
 def test_a_loop_out_of_step_is_told_so(client: EmbeddingClient) -> None:
     with pytest.raises(UserError, match=r"ahead: step 0 was not ended; call apply for every batch, without rows to"):
         for _, rows in client.ahead(batches(), lambda ids: {"user": ids}):
