@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from shardkeep.base.errors import ConfigError
 from shardkeep.base.yaml_text import write_yaml
-from shardkeep.config import JobConfig, load_config, parse_config
-from shardkeep.sweep.plan import load_sweep
+from shardkeep.config import JobConfig, parse_config
 from shardkeep.workers.label_config import NegativesConfig
-from shardkeep.workers.model_config import MODELS, RETRIEVAL, TwoTowerConfig, keys_of
+from shardkeep.workers.model_config import MODELS, TwoTowerConfig, keys_of
 
-DEMO = Path(__file__).parents[2] / "examples" / "demo.yaml"
 CHANGED: dict[str, Any] = {
     "cin": [4], "bottom": [5], "hidden": [7], "structure": "parallel", "cross_layers": 2, "cross_rank": 3,
     "attention": {"dim": 8}, "bilinear": "all", "reduction": 2, "mask": {"ratio": 2.0}, "second_hidden": [6],
@@ -67,16 +64,6 @@ def test_a_key_that_was_given_beside_the_name_is_refused() -> None:
             parse_config("model: {bottom: [4]}", given)
         said = "--set model.cross_layers=2: model.cross_layers: unknown key with name: deepfm"
         assert str(refused.value).startswith(said) and "\n" not in str(refused.value)
-
-
-def test_models_of_the_demo_can_be_swept(tmp_path: Path) -> None:
-    plan = tmp_path / "models.yaml"
-    names = [name for name in MODELS if name not in RETRIEVAL]  # which have other metrics
-    recipes = ", ".join(f"{{name: of-{name}, settings: {{model.name: {name}}}}}" for name in names)
-    plan.write_text(f"base: {DEMO}\nrecipes: [{recipes}]\nseeds: [1]\n")
-    found = {run.config.model.name: run.config.model for run in load_sweep(plan).runs}
-    hidden = getattr(load_config(DEMO).model, "hidden")  # noqa: B009 - not every model has it
-    assert set(found) == set(names) and getattr(found["deepfm"], "hidden") == hidden  # noqa: B009
 
 
 def test_a_retrieval_model_has_its_loss_without_a_word_and_may_be_given_as_its_class() -> None:
