@@ -214,9 +214,9 @@ def test_a_long_run_has_a_bounded_number_of_points_that_stay_and_its_newest_one(
     assert [row[0] for row in rows] == sorted(row[0] for row in rows)
 
 
-@every(("x", "y"), [(0, 0), (5, 50), (10, 100), (15, 100), (11, 100), (21, None), (-1, None)])
+@every(("x", "y"), [(0, 0), (5, 50), (10, 100), (15, 200), (11, 120), (20, 300), (21, None), (-1, None)])
 def test_interpolation(x: float, y: float | None) -> None:
-    assert interpolate(x, [(0, 0), (10, 100), (20, 100)]) == y
+    assert interpolate(x, [(0, 0), (10, 100), (20, 300)]) == y
 
 
 def test_the_time_line_has_lives_deaths_and_recoveries(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """Run folders that look like those of real jobs, in any state, written in a moment.
 
-recorded_run.json has what a real job wrote, a record of each kind, without what depends on a scene. A folder is the
+recorded_run.json has a record of each kind as a real job writes it, without what depends on a scene. A folder is the
 same for the same scene. tests/page/test_real_jobs.py holds its files and keys against those of a real job.
 """
 
