@@ -8,8 +8,8 @@ import selectors
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -52,53 +52,38 @@ for line in sys.stdin:
 """
 
 
-@pytest.fixture
-def crowded() -> Iterator[tuple[subprocess.Popen[str], int]]:
-    process = subprocess.Popen(
-        [sys.executable, "-c", CROWDED], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    assert process.stdout is not None
-    port, soft = json.loads(process.stdout.readline())
-    assert soft == 128
-    yield process, port
-    process.kill()
-    process.communicate()
-
-
 @linux
 @pytest.mark.waits_for_processes
-def test_files_are_written_and_who_talks_stays_while_hundreds_connect_and_say_nothing(
-    crowded: tuple[subprocess.Popen[str], int], tmp_path: Path
-) -> None:
-    process, port = crowded
-    assert process.stdin is not None and process.stdout is not None
-    with contextlib.ExitStack() as stack:
+def test_files_are_written_and_who_talks_stays_while_hundreds_connect_and_say_nothing(tmp_path: Path) -> None:
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with (
+        subprocess.Popen([sys.executable, "-c", CROWDED], **pipes) as process,
+        contextlib.ExitStack() as stack,
+        selectors.DefaultSelector() as waiting,
+    ):
+        stack.callback(process.kill)
+        assert process.stdin is not None and process.stdout is not None
+        port, soft = json.loads(process.stdout.readline())
+        assert soft == 128
         talker = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=LIMIT_S))
         talker.sendall(b"first")
         assert talker.recv(64) == b"first"
-        strangers = [stack.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(200)]
+        for _ in range(200):
+            stranger = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+            waiting.register(stranger, selectors.EVENT_READ)
         process.stdin.write(f"{tmp_path / 'file'}\n")
         process.stdin.flush()
         assert process.stdout.readline() == "written\n"
         assert (tmp_path / "file").read_text() == "written"
-        _wait_until_ended(strangers, 100)  # they are hung up on in turn, as they get in
-        talker.sendall(b"again")
-        assert talker.recv(64) == b"again"
-
-
-def _wait_until_ended(connections: list[socket.socket], count: int) -> None:
-    with selectors.DefaultSelector() as open_ones:
-        for one in connections:
-            open_ones.register(one, selectors.EVENT_READ)
-        ended = 0
-        while ended < count:
-            ready = open_ones.select(LIMIT_S)
-            assert ready, f"{ended} of {count} ended"
+        while len(waiting.get_map()) > 100:  # they are hung up on in turn, as they get in
+            ready = waiting.select(LIMIT_S)
+            assert ready, f"{len(waiting.get_map())} are still connected"
             for key, _ in ready:
                 with contextlib.suppress(ConnectionError):
                     assert key.fileobj.recv(1) == b""  # type: ignore[union-attr]
-                open_ones.unregister(key.fileobj)
-            ended += len(ready)
+                waiting.unregister(key.fileobj)
+        talker.sendall(b"again")
+        assert talker.recv(64) == b"again"
 
 
 @linux

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import os
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,23 +16,20 @@ from shardkeep.base.files import atomic_write, file_lock, fill, replacing, use_n
 from tests.support.cases import every
 
 
-def test_an_atomic_write_replaces_the_file_and_leaves_no_other(tmp_path: Path) -> None:
+def test_an_atomic_write_replaces_the_file_or_keeps_the_old_one_and_leaves_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     atomic_write(tmp_path / "a.json", "old")
     atomic_write(tmp_path / "a.json", b"new")
-    assert [p.name for p in tmp_path.iterdir()] == ["a.json"]
-    assert (tmp_path / "a.json").read_text() == "new"
-
-
-def test_a_failed_write_keeps_the_old_file_and_leaves_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    atomic_write(tmp_path / "a.json", "old")
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("a.json", "new")]
 
     def full(_descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("shardkeep.base.files.os.fsync", full)
     with pytest.raises(OSError, match="No space"):
-        atomic_write(tmp_path / "a.json", "new")
-    assert [p.read_text() for p in tmp_path.iterdir()] == ["old"]
+        atomic_write(tmp_path / "a.json", "newer")
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["new"]
 
 
 def test_a_lock_lets_one_in_at_a_time_and_tells_who_waits(tmp_path: Path) -> None:
@@ -65,8 +61,7 @@ def test_a_deadline_names_what_was_waited_for_and_how_long() -> None:
         deadline.check("server 1")
 
 
-@every("call", [True, False], ids=["posix_fallocate", "without it"])
-@every("size", [0, 1, 3 << 20])
+@every(("size", "call"), [(0, True), (1, False), (3 << 20, True), (3 << 20, False)])
 def test_a_file_gets_its_size_without_holes(tmp_path: Path, monkeypatch: Any, size: int, call: bool) -> None:
     if not call:  # as on macOS
         monkeypatch.delattr(os, "posix_fallocate", raising=False)
@@ -92,27 +87,20 @@ def test_files_take_their_names_together_or_stay_as_they_were(tmp_path: Path) ->
     assert [path.read_text() for path in sorted(tmp_path.iterdir())] == ["new", "new"]
 
 
-def test_what_is_replaced_while_it_is_read_is_read_again() -> None:
-    names = iter(["old", "new", "new"])
-    assert use_newest(lambda: next(names), unless("old")) == ("new", 3)
-
-
-def test_what_is_damaged_is_read_once_and_what_is_always_replaced_five_times() -> None:
+def test_what_is_replaced_while_it_is_read_is_read_again_at_most_five_times() -> None:
     reads: list[str] = []
-    with pytest.raises(CheckpointError, match="old is damaged"):
-        use_newest(lambda: "old", unless("old", reads))
-    numbers = map(str, itertools.count())
-    with pytest.raises(CheckpointError, match="8 is damaged"):
-        use_newest(lambda: next(numbers), unless("012345678", reads))
-    assert reads == ["old", "0", "2", "4", "6", "8"]
 
-
-def unless(damaged: str, reads: list[str] | None = None) -> Callable[[str], int]:
-    def use(name: str) -> int:
-        if reads is not None:
-            reads.append(name)
+    def use(name: str, damaged: str) -> int:
+        reads.append(name)
         if name in damaged:
             raise CheckpointError(f"{name} is damaged")
         return len(name)
 
-    return use
+    names = iter(["old", "new", "new"])
+    assert use_newest(lambda: next(names), lambda name: use(name, "old")) == ("new", 3)
+    with pytest.raises(CheckpointError, match="old is damaged"):
+        use_newest(lambda: "old", lambda name: use(name, "old"))
+    numbers = map(str, itertools.count())
+    with pytest.raises(CheckpointError, match="8 is damaged"):
+        use_newest(lambda: next(numbers), lambda name: use(name, "012345678"))
+    assert reads == ["old", "new", "old", "0", "2", "4", "6", "8"]

@@ -32,9 +32,9 @@ V1 = {"memory": ("/", "memory"), "pids": ("/", "pids"), "cpu": ("/", "cpu,cpuacc
         ("0::/", {"a b": ("/", "")}, {"a b/memory.max": "2000000"}, 2_000_000),
         ("4:cpu:/x\n0::/x", ONE, {"all/x/memory.max": "max"}, None),
         ("garbage\n0::", ONE, {"all/memory.max": "no number"}, None),
+        ("", {}, {}, None),
     ],
-    ids=["a container", "a group around", "the least", "version 1", "version 1 from within", "a nested group",
-         "a group outside of the view", "a space", "no limit", "garbage"],
+
 )  # fmt: skip
 def test_the_limit_is_the_least_of_the_control_groups_and_the_machine(
     tmp_path: Path, lines: str, mounts: dict[str, tuple[str, str]], files: dict[str, str], limit: int | None
@@ -45,43 +45,31 @@ def test_the_limit_is_the_least_of_the_control_groups_and_the_machine(
     assert limit_bytes(groups.root) == (whole if limit is None else limit)
 
 
-def test_without_files_of_control_groups_no_limit_is_named(tmp_path: Path) -> None:
-    assert limit_bytes(tmp_path) == int(psutil.virtual_memory().total)
-    assert limit_met([Limit("memory", tmp_path), Limit("pids", tmp_path)], killed=True) == ""
-
-
-@every("nested", ["", "/pod"], ids=["own group", "a group around"])
-@every("version", [1, 2])
+@every(("version", "limited"), [(1, "/pod/x"), (1, "/pod"), (2, "/pod/x"), (2, "/pod")])
 def test_a_process_that_the_memory_limit_killed_is_told_from_one_that_a_person_killed(
-    tmp_path: Path, version: int, nested: str
+    tmp_path: Path, version: int, limited: str
 ) -> None:
-    own = "/pod/x"
+    """The limit is of the process's own group, or of the one around it."""
     top = "all" if version == 2 else "memory"
-    lines = f"0::{own}" if version == 2 else f"4:memory:{own}\n0::/"
-    groups = Groups(tmp_path, lines, ONE if version == 2 else V1)
+    own, place = f"{top}/pod/x", f"{top}{limited}"
+    groups = Groups(tmp_path, "0::/pod/x" if version == 2 else "4:memory:/pod/x\n0::/", ONE if version == 2 else V1)
 
     def state(killed: int, full: int) -> None:
-        limited = f"{top}{nested or own}"
         if version == 2:
             events = f"low 0\nhigh 0\nmax {9 * full}\noom %d\noom_kill {killed}\noom_group_kill 0"
-            around = {f"{limited}/memory.events": events % full} if nested else {}
-            inside = {f"{top}{own}/memory.events": events % (0 if nested else full)}
-            groups.write({f"{limited}/memory.max": "520000000"} | around | inside)
+            counts = {f"{own}/memory.events": events % 0} | {f"{place}/memory.events": events % full}
+            groups.write({f"{place}/memory.max": "520000000"} | counts)
         else:
-            groups.write(
-                {
-                    f"{top}{own}/memory.oom_control": f"oom_kill_disable 0\nunder_oom 0\noom_kill {killed}",
-                    f"{limited}/memory.limit_in_bytes": "520000000",
-                    f"{limited}/memory.failcnt": str(full),
-                }
-            )
+            control = f"oom_kill_disable 0\nunder_oom 0\noom_kill {killed}"
+            counts = {f"{own}/memory.oom_control": control, f"{place}/memory.failcnt": str(full)}
+            groups.write({f"{place}/memory.limit_in_bytes": "520000000"} | counts)
 
     state(killed=3, full=8)
     limits = [Limit("memory", groups.root), Limit("pids", groups.root)]
     assert limit_met(limits, killed=True) == "", "before this process began"
     state(killed=5, full=9)
-    place = groups.path(f"{top}{nested or own}/memory.{'max' if version == 2 else 'limit_in_bytes'}")
-    expected = f"the memory limit of 520.0 MB was reached ({place}: "
+    file = groups.path(f"{place}/memory.{'max' if version == 2 else 'limit_in_bytes'}")
+    expected = f"the memory limit of 520.0 MB was reached ({file}: "
     assert limit_met(limits, killed=False).startswith(expected), "it lost a process of its own"
     assert [limit_met(limits, killed=True).startswith(expected) for _ in range(3)] == [True, True, False]
 

@@ -18,7 +18,6 @@ import pytest
 
 from shardkeep.base.logs.json_log import PrintedLines, json_line, printed_line, printed_text
 from shardkeep.base.logs.log import ROOT, EventLog, LogFormat, configure, print_json
-from tests.support.cases import every
 
 
 @pytest.fixture
@@ -49,14 +48,14 @@ def parsed(stream: io.StringIO) -> list[dict[str, Any]]:
 
 
 def test_a_line_is_member_step_event_and_fields(lines: io.StringIO) -> None:
+    logging.getLogger(ROOT).debug("off unless asked for")
     EventLog("tower").info("chosen", step=3, compile="off", why="too short", seconds=1.23456789)
-    pattern = r'worker/1 3 chosen compile=off why="too short" seconds=1\.23457 at=\d{4}-\d\d-\d\dT[\d:.]+\n'
-    assert re.fullmatch(pattern, lines.getvalue())
-
-
-def test_an_event_without_a_step_has_a_dash_and_a_warning_says_so(lines: io.StringIO) -> None:
     EventLog().warning("odd", text="a\nb")
-    assert lines.getvalue().startswith('worker/1 - odd level=warning text="a b" at=')
+    first, second = lines.getvalue().splitlines()
+    assert re.fullmatch(
+        r'worker/1 3 chosen compile=off why="too short" seconds=1\.23457 at=\d{4}-\d\d-\d\dT[\d:.]+', first
+    )
+    assert second.startswith('worker/1 - odd level=warning text="a b" at=')
 
 
 def test_the_same_warning_is_written_once_per_cause(lines: io.StringIO) -> None:
@@ -66,28 +65,19 @@ def test_the_same_warning_is_written_once_per_cause(lines: io.StringIO) -> None:
     assert [line.split()[4] for line in lines.getvalue().splitlines()] == ["cause=a", "cause=b"]
 
 
-def test_debug_is_off_unless_asked_for(lines: io.StringIO) -> None:
-    logging.getLogger(ROOT).debug("detail")
-    assert lines.getvalue() == ""
-
-
 def test_an_event_is_one_object_with_every_key(objects: io.StringIO) -> None:
     EventLog("tower").info("chosen", step=3, why="too\nshort", seconds=1.5, rate=float("nan"), path=ROOT, text=None)
     EventLog("tower").warning("odd")
-    first, second = parsed(objects)
-    assert (first["level"], first["step"], first["event"], first["exception"]) == ("info", 3, "chosen", None)
-    assert first["fields"] == {"why": "too\nshort", "seconds": 1.5, "rate": "nan", "path": ROOT, "text": None}
-    assert (second["level"], second["step"], second["fields"]) == ("warning", None, {})
-
-
-def test_an_exception_is_in_the_object_of_its_event(objects: io.StringIO) -> None:
     try:
         raise ValueError("no\nway")
     except ValueError:
         logging.getLogger(f"{ROOT}.control").exception("call failed")
-    (found,) = parsed(objects)
-    assert found["event"] == "call failed" and found["level"] == "error"
-    assert found["exception"].startswith("Traceback") and found["exception"].endswith("ValueError: no\nway")
+    first, second, third = parsed(objects)
+    assert (first["level"], first["step"], first["event"], first["exception"]) == ("info", 3, "chosen", None)
+    assert first["fields"] == {"why": "too\nshort", "seconds": 1.5, "rate": "nan", "path": ROOT, "text": None}
+    assert (second["level"], second["step"], second["fields"]) == ("warning", None, {})
+    assert third["event"] == "call failed" and third["level"] == "error"
+    assert third["exception"].startswith("Traceback") and third["exception"].endswith("ValueError: no\nway")
 
 
 def test_whatever_is_printed_becomes_objects_and_a_traceback_one(
@@ -142,12 +132,9 @@ def test_lines_of_several_threads_do_not_mix(objects: io.StringIO) -> None:
     )
 
 
-@every("text", ["error: no such file", "warning: odd", "so it is", '{"a": 1}'])
-def test_a_printed_line_is_read_back(text: str) -> None:
-    assert printed_text(printed_line("worker", 1, text)) == text
-
-
-def test_an_event_with_fields_is_no_printed_error() -> None:
+def test_a_printed_line_is_read_back_and_an_event_with_fields_is_no_printed_error() -> None:
+    for text in ("error: no such file", "warning: odd", "so it is", '{"a": 1}'):
+        assert printed_text(printed_line("worker", 1, text)) == text
     assert printed_text(json_line("worker", 1, "ending", level="error", fields={"reason": "x"})) == "ending"
     assert printed_text('{"address": 1}') == '{"address": 1}'
     assert printed_text("[1]") == "[1]"

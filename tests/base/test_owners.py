@@ -15,24 +15,20 @@ from tests.support.cases import every
 from tests.support.owners import STRANGER, make_foreign
 
 
-def test_what_is_ours_alone_is_trusted(tmp_path: Path) -> None:
+def test_what_is_ours_alone_is_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     assert why_distrusted(tmp_path / "file") is None
     assert why_distrusted(tmp_path, above=True) is None
     assert why_distrusted("/") is None
-
-
-def test_a_path_of_another_user_is_not_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "file").write_text("")
+    with pytest.raises(FileNotFoundError):
+        why_distrusted(tmp_path / "none")
+    (tmp_path / "file").chmod(0o646)
+    assert "can be written by other users (mode 0646)" in str(why_distrusted(tmp_path / "file"))
     make_foreign(tmp_path, monkeypatch)
     assert f"{tmp_path}/file belongs to another user (uid " in str(why_distrusted(tmp_path / "file"))
 
 
-@every(
-    ("mode", "trusted"),
-    [(0o755, True), (0o757, False), (0o777, False), (0o1777, True)],
-    ids=["own", "others", "all", "sticky"],
-)
+@every(("mode", "trusted"), [(0o755, True), (0o757, False), (0o777, False), (0o1777, True)])
 def test_a_folder_that_others_can_write_needs_the_sticky_bit(tmp_path: Path, mode: int, trusted: bool) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "file").write_text("")
@@ -42,32 +38,17 @@ def test_a_folder_that_others_can_write_needs_the_sticky_bit(tmp_path: Path, mod
     assert why_distrusted(tmp_path / "a" / "file") is None
 
 
-def test_a_file_that_others_can_write_is_not_trusted(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    (tmp_path / "file").chmod(0o646)
-    assert "can be written by other users (mode 0646)" in str(why_distrusted(tmp_path / "file"))
-
-
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to a group")
-def test_a_group_may_write_only_where_it_has_nobody_else(tmp_path: Path) -> None:
+def test_a_group_may_write_only_where_it_has_nobody_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     (tmp_path / "file").chmod(0o664)
     assert why_distrusted(tmp_path / "file") is None  # root's own group
     os.chown(tmp_path / "file", 0, STRANGER)
     assert "mode 0664" in str(why_distrusted(tmp_path / "file"))
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to a group")
-@every(("name", "trusted"), [("root", True), ("team", False)], ids=["own name", "other name"])
-def test_a_group_without_known_members_is_private_only_under_the_users_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, trusted: bool
-) -> None:
-    (tmp_path / "file").write_text("")
-    (tmp_path / "file").chmod(0o664)
-    os.chown(tmp_path / "file", 0, STRANGER)
-    group = grp.struct_group((name, "x", STRANGER, []))  # a directory service may not list its users
-    monkeypatch.setattr(grp, "getgrgid", lambda _: group)
-    assert (why_distrusted(tmp_path / "file") is None) == trusted
+    for name, trusted in (("root", True), ("team", False)):
+        group = grp.struct_group((name, "x", STRANGER, []))  # a directory service may not list its users
+        monkeypatch.setattr(grp, "getgrgid", lambda _, group=group: group)
+        assert (why_distrusted(tmp_path / "file") is None) == trusted
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
@@ -85,11 +66,6 @@ def test_a_link_is_as_trusted_as_the_link_and_what_it_leads_to(tmp_path: Path) -
     (tmp_path / "other").symlink_to(tmp_path / "ours" / "file")
     os.chown(tmp_path / "other", STRANGER, STRANGER, follow_symlinks=False)
     assert "other belongs" in str(why_distrusted(tmp_path / "other"))
-
-
-def test_a_path_that_is_not_there_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError):
-        why_distrusted(tmp_path / "none")
 
 
 def test_every_folder_on_the_way_of_a_link_counts(tmp_path: Path) -> None:
@@ -113,29 +89,23 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "a" / "b"
 
 
-@every("at", ["", "missing", "missing/too"])
-def test_what_others_could_change_or_replace_is_refused_in_one_line(folder: Path, at: str) -> None:
-    folder.parent.chmod(0o755)
-    check_unshared(folder / at, what="--resume")
+def test_what_others_could_change_or_replace_is_refused_in_one_line(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    paths = [folder, folder / "missing", folder / "missing" / "too", Path("new")]
+    for path in paths:
+        check_unshared(path, what="--resume")
     folder.parent.chmod(0o777)
-    with pytest.raises(ConfigError, match=rf"^--resume {folder / at}: {folder.parent} can be written by") as refused:
-        check_unshared(folder / at, what="--resume")
-    assert "\n" not in str(refused.value) and all(str(file) in str(refused.value) for file in lists())
-
-
-def test_a_folder_that_takes_files_of_others_is_refused_but_not_what_is_ours_in_it(folder: Path) -> None:
+    for path in paths:
+        with pytest.raises(ConfigError, match=rf"^--resume {path}: {folder.parent} can be written by") as refused:
+            check_unshared(path, what="--resume")
+        assert "\n" not in str(refused.value) and all(str(file) in str(refused.value) for file in lists())
+    folder.parent.chmod(0o755)
     folder.chmod(0o1777)
     check_unshared(folder / "new", what="--run-dir")
     with pytest.raises(ConfigError, match="takes files of other users"):
         check_unshared(folder, what="--run-dir")
-
-
-def test_a_relative_path_is_checked_up_to_the_root(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(folder)
-    check_unshared("new", what="--run-dir")
-    folder.parent.chmod(0o777)
-    with pytest.raises(ConfigError, match=r"^--run-dir new: "):
-        check_unshared("new", what="--run-dir")
 
 
 def test_folders_that_a_person_lists_are_trusted_whoever_can_change_them(folder: Path) -> None:

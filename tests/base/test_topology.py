@@ -46,15 +46,13 @@ def test_a_recorded_machine_is_read_as_it_is(
     assert found.cores == usable_cores(tmp_path)
 
 
-def test_cores_with_one_cache_follow_each_other(tmp_path: Path) -> None:
-    shuffled = replace(SERVER, l3=["0,2,4,6,16,18,20,22", "1,3,5,7,17,19,21,23"])
-    first = [siblings[0] for siblings in read_topology(shuffled.write(tmp_path)).nodes[0]]
-    assert first == [0, 2, 4, 6, 1, 3, 5, 7]
-
-
-def test_siblings_that_may_not_be_used_are_left_out(tmp_path: Path) -> None:
-    found = read_topology(replace(SERVER, allowed="4,18-20,24").write(tmp_path))
-    assert found.nodes == {0: [(4, 20), (18,), (19,)], 1: [(24,)]}
+def test_shared_caches_siblings_that_may_not_be_used_and_large_quotas_are_heeded(tmp_path: Path) -> None:
+    caches = replace(SERVER, l3=["0,2,4,6,16,18,20,22", "1,3,5,7,17,19,21,23"]).write(tmp_path / "caches")
+    assert [siblings[0] for siblings in read_topology(caches).nodes[0]] == [0, 2, 4, 6, 1, 3, 5, 7]
+    some = replace(SERVER, allowed="4,18-20,24").write(tmp_path / "some")
+    assert read_topology(some).nodes == {0: [(4, 20), (18,), (19,)], 1: [(24,)]}
+    whole = replace(CONTAINER, groups={"all/cpu.max": "800000 100000"}).write(tmp_path / "whole")
+    assert read_topology(whole).quota_cores is None, "a quota of all cores limits nothing"
 
 
 @every(
@@ -114,11 +112,6 @@ def test_the_quota_is_the_least_of_the_control_groups(
     assert cpu_quota(tmp_path) == (None if quota is None else (quota[0], groups.path(quota[1])))
 
 
-def test_a_quota_of_all_cores_or_more_limits_nothing(tmp_path: Path) -> None:
-    machine = replace(CONTAINER, groups={"all/cpu.max": "800000 100000"})
-    assert read_topology(machine.write(tmp_path)).quota_cores is None
-
-
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="needs a system that tells a process's cores")
 def test_the_cores_of_this_process_are_those_of_the_system() -> None:
     assert set(usable_cores()) == os.sched_getaffinity(0)
@@ -131,8 +124,4 @@ def test_the_cores_of_this_process_are_those_of_the_system() -> None:
 )
 def test_a_list_of_the_kernel_is_read_or_tells_nothing(text: str, numbers: set[int]) -> None:
     assert numbers_of(text) == numbers
-
-
-def test_cores_are_written_as_runs_and_read_back() -> None:
-    assert shown([3, 0, 1, 2, 6]) == "0-3,6"
-    assert numbers_of("0-3,6") == {0, 1, 2, 3, 6}
+    assert numbers_of(shown([3, 0, 1, 2, 6])) == {0, 1, 2, 3, 6} and shown([3, 0, 1, 2, 6]) == "0-3,6"

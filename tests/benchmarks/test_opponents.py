@@ -28,20 +28,16 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "peer.py"
 
 
-def test_an_opponents_figures_come_without_those_of_the_check(script: Path) -> None:
+def test_an_opponent_gets_its_options_and_its_figures_come_without_those_of_the_check(
+    script: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     script.write_text(f"print('noise')\nprint('''{json.dumps(GOOD)}''')")
     assert opponents.contestant("peer", dim=16)(1.0) == {"samples_per_s": 5.0}
-
-
-def test_an_opponent_gets_its_options_and_each_run_another_seed(script: Path) -> None:
     script.write_text("import sys, json\nprint(json.dumps({part: 1.0 for part in sys.argv[1:]}))")
     run = opponents.contestant("peer", warm_up=2.0, cores=[0, 1])
     assert list(run(3.0)) == ["--warm-up", "2.0", "--cores", "0,1", "--seconds", "3.0", "--seed", "1"]
-    assert list(run(3.0))[-1] == "2"
-
-
-def test_a_missing_environment_says_how_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(opponents, "ROOT", tmp_path)
+    assert list(run(3.0))[-1] == "2", "each run has another seed"
+    monkeypatch.setattr(opponents, "ROOT", script.parent / "elsewhere")
     with pytest.raises(harness.CannotRun, match="benchmarks/peers/install makes it"):
         opponents.contestant("peer")(1.0)
 
@@ -52,22 +48,18 @@ def test_a_missing_environment_says_how_to_install(tmp_path: Path, monkeypatch: 
         ("raise SystemExit('error: worker1: it is lost\\nmore noise')", "exit status 1: worker1: it is lost"),
         ("raise SystemExit(3)", "exit status 3: no word of why"),
         ("pass", "exit status 0: no word of why"),
+        ("import threading\nthreading.Event().wait()", "not done after 2 s"),
         (f"print('''{json.dumps(GOOD | {'loss_last': 0.7})}''')", r"its loss went from 0\.7000 to 0\.7000"),
         (f"print('''{json.dumps(GOOD | {'loss_last': float('nan')})}''')", "its loss went from 0.7000 to nan"),
         (f"print('''{json.dumps(GOOD | {'rows_changed': 0.5})}''')", "only 50% of the rows changed"),
     ],
-    ids=["fails", "fails in silence", "gives nothing", "loss stays", "loss is no number", "rows stay"],
 )
-def test_an_opponent_that_fails_is_one_clear_line(script: Path, code: str, text: str) -> None:
+def test_an_opponent_that_fails_or_hangs_is_one_clear_line(
+    script: Path, monkeypatch: pytest.MonkeyPatch, code: str, text: str
+) -> None:
+    monkeypatch.setattr(opponents, "LIMIT_S", 1.0)
     script.write_text(code)
     with pytest.raises(harness.CannotRun, match=text):
-        opponents.contestant("peer")(1.0)
-
-
-def test_an_opponent_that_hangs_is_ended(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(opponents, "LIMIT_S", 1.0)
-    script.write_text("import threading\nthreading.Event().wait()")
-    with pytest.raises(harness.CannotRun, match="not done after 2 s"):
         opponents.contestant("peer")(1.0)
 
 

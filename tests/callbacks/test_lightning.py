@@ -108,30 +108,12 @@ def test_losses_and_rows_are_those_of_a_plain_loop(per_step: int) -> None:
     assert found[0] == found[1]
 
 
-@pytest.mark.chaos
-def test_bf16_trains_and_a_skipped_step_pushes_nothing() -> None:
-    with EmbeddingClient.local(TABLES) as client:
-        module = module_of(client)
-        fitted(client, module, data() * 5, precision="bf16-mixed")
-        assert client.step == 5 * STEPS and module.losses[-1] < module.losses[0]
-    with EmbeddingClient.local(TABLES, consistency="sync") as client:
-        module = module_of(client)
-        step = module.training_step
-
-        def two_of_three(batch: Any, batch_idx: int) -> torch.Tensor | None:
-            return step(batch, batch_idx) if batch_idx % 3 else None
-
-        module.training_step = two_of_three
-        fitted(client, module, data())
-        assert client.step == len(module.losses) == 8
-
-
 def test_a_checkpoint_has_rows_and_model_of_one_step(tmp_path: Path) -> None:
     from shardkeep.callbacks.lightning import RowsCallback
 
     with EmbeddingClient.local(TABLES, consistency="sync") as client:
         module = module_of(client)
-        fitted(client, module, data(), max_epochs=3)
+        fitted(client, module, data(), max_epochs=3).save_checkpoint(tmp_path / "bare.ckpt")
         expected = digest(client), module.top.weight.tolist()
     keep = lightning.callbacks.ModelCheckpoint(tmp_path, every_n_epochs=1, save_top_k=-1, filename="{epoch}")
     with EmbeddingClient.local(TABLES, consistency="sync") as client:
@@ -145,15 +127,6 @@ def test_a_checkpoint_has_rows_and_model_of_one_step(tmp_path: Path) -> None:
         client_close()
         assert client.step == 3 * STEPS
         assert (digests[0], module.top.weight.tolist()) == expected
-
-
-@pytest.mark.chaos
-def test_a_checkpoint_without_rows_is_refused(tmp_path: Path) -> None:
-    from shardkeep.callbacks.lightning import RowsCallback
-
-    with EmbeddingClient.local(TABLES) as client:
-        trainer = fitted(client, module_of(client), data(2))
-        trainer.save_checkpoint(tmp_path / "bare.ckpt")
     with EmbeddingClient.local(TABLES) as client, pytest.raises(UserError, match="the checkpoint has no rows"):
         rows = RowsCallback(client, tmp_path)
-        fitted(client, module_of(client), data(), callbacks=[rows], ckpt_path=tmp_path / "bare.ckpt", max_epochs=2)
+        fitted(client, module_of(client), data(), callbacks=[rows], ckpt_path=tmp_path / "bare.ckpt", max_epochs=4)

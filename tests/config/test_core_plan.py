@@ -14,7 +14,7 @@ import pytest
 
 from shardkeep import core_plan
 from shardkeep.base.errors import ConfigError
-from shardkeep.base.machine.topology import Topology, read_topology
+from shardkeep.base.machine.topology import Topology, read_topology, shown
 from shardkeep.config import JobConfig, parse_config
 from shardkeep.core_plan import (
     choose,
@@ -45,81 +45,51 @@ def flat(*cores: int) -> Topology:
 
 
 @every(
-    ("cores", "servers", "workers", "threads", "expected"),
+    ("cores", "asked", "expected"),
     [
-        ([0, 1], 1, 1, 1, "worker 0 on core 0; server 0 on core 1"),
-        ([0, 1], 2, 2, 1, "worker 0 on core 0; worker 1 on core 1"),
-        ([0, 1], 1, 4, 1, "worker 0 on core 0; worker 1 on core 1; worker 2 on core 0; worker 3 on core 1"),
-        ([4, 5, 6, 9], 1, 1, 2, "worker 0 on cores 4-6; server 0 on core 9"),
-        (
-            range(8),
-            2,
-            2,
-            1,
-            "worker 0 on cores 0-1; worker 1 on cores 2-3; server 0 on cores 4-5; server 1 on cores 6-7",
-        ),
-        ([0, 1], 0, 1, 1, "nobody is pinned"),
-        ([0], 1, 1, 4, "worker 0 on core 0"),
+        ([0, 1], job(1, 1), "worker 0 on core 0; server 0 on core 1"),
+        ([0, 1], job(2, 2), "worker 0 on core 0; worker 1 on core 1"),
+        ([0, 1], job(1, 4), "worker 0 on core 0; worker 1 on core 1; worker 2 on core 0; worker 3 on core 1"),
+        ([4, 5, 6, 9], job(1, 1, 2), "worker 0 on cores 4-6; server 0 on core 9"),
+        (range(4), job(1, 2), "worker 0 on cores 0-1; worker 1 on core 2; server 0 on core 3"),
+        ([0, 1], job(0, 1), "nobody is pinned"),
+        ([0], job(1, 1, 4), "worker 0 on core 0"),
     ],
-    ids=["a-core-each", "too-few", "far-too-few", "threads", "left-over", "one-process", "one-core"],
 )
 def test_auto_gives_cores_of_their_own_where_they_suffice_else_pins_workers(
-    cores: list[int], servers: int, workers: int, threads: int, expected: str
+    cores: list[int], asked: JobConfig, expected: str
 ) -> None:
-    pins = choose(job(servers, workers, threads), flat(*cores))
-    assert describe(pins) == expected
-    own = [core for chosen in pins.values() for core in chosen]
-    if len(cores) >= workers * threads + servers and servers:
-        assert sorted(own) == sorted(cores)  # each core once
+    assert describe(choose(asked, flat(*cores))) == expected
 
 
 @every(
-    ("machine", "asked", "expected"),
+    ("machine", "asked", "workers", "servers"),
     [
-        (LAPTOP, job(1, 1), "worker 0 on cores 0-3; server 0 on cores 4-7"),
-        (
-            LAPTOP,
-            job(2, 2),
-            "worker 0 on cores 0-1; worker 1 on cores 2-3; server 0 on cores 4-5; server 1 on cores 6-7",
-        ),
-        (
-            LAPTOP,
-            job(2, 4),
-            "worker 0 on cores 0-1; worker 1 on cores 2-3; worker 2 on cores 4-5; worker 3 on cores 6-7",
-        ),
-        (LAPTOP, job(2, 2, "auto"), "worker 0 on cores 0-3; worker 1 on cores 4-7"),
-        (VM, job(2, 2, "auto"), "worker 0 on cores 0-1; worker 1 on cores 2-3"),
-        (LAPTOP, job(1, 1, 6), "worker 0 on cores 0-4,6"),
-        (
-            SERVER,
-            job(2, 2, "auto"),
-            "worker 0 on cores 0-6,16-22; worker 1 on cores 8-14,24-30; "
-            "server 0 on cores 7,23; server 1 on cores 15,31",
-        ),
-        (
-            SERVER,
-            job(1, 2, 8),
-            "worker 0 on cores 0-7,16-23; worker 1 on cores 8-15,24-31; server 0 on cores 0-7,16-23",
-        ),
-        (
-            SERVER,
-            job(3, 2, 4),
-            "worker 0 on cores 0-4,16-20; worker 1 on cores 8-13,24-29; "
-            "server 0 on cores 5-6,21-22; server 1 on cores 14-15,30-31; server 2 on cores 7,23",
-        ),
-        (SERVER, job(1, 1, 4), "worker 0 on cores 0-5,16-21; server 0 on cores 6-7,22-23"),
-        (SERVER, job(0, 1), "worker 0 on cores 0-7,16-23"),
-        (SERVER, job(1, 1, 20), "worker 0 on cores 0-19"),
-        (CONTAINER, job(1, 1), "nobody is pinned"),
-        (OLD_CONTAINER, job(1, 1), "nobody is pinned"),
-        (VM, job(1, 1), "worker 0 on cores 0-1; server 0 on cores 2-3"),
-        (NOTHING, job(1, 1), "worker 0 on core 0"),
+        (LAPTOP, job(1, 1), ["0-3"], ["4-7"]),
+        (LAPTOP, job(2, 2), ["0-1", "2-3"], ["4-5", "6-7"]),
+        (LAPTOP, job(2, 4), ["0-1", "2-3", "4-5", "6-7"], []),
+        (LAPTOP, job(2, 2, "auto"), ["0-3", "4-7"], []),
+        (LAPTOP, job(1, 1, 6), ["0-4,6"], []),
+        (SERVER, job(2, 2, "auto"), ["0-6,16-22", "8-14,24-30"], ["7,23", "15,31"]),
+        (SERVER, job(1, 2, 8), ["0-7,16-23", "8-15,24-31"], ["0-7,16-23"]),
+        (SERVER, job(3, 2, 4), ["0-4,16-20", "8-13,24-29"], ["5-6,21-22", "14-15,30-31", "7,23"]),
+        (SERVER, job(1, 1, 4), ["0-5,16-21"], ["6-7,22-23"]),
+        (SERVER, job(0, 1), ["0-7,16-23"], []),
+        (SERVER, job(1, 1, 20), ["0-19"], []),
+        (VM, job(2, 2, "auto"), ["0-1", "2-3"], []),
+        (VM, job(1, 1), ["0-1"], ["2-3"]),
+        (CONTAINER, job(1, 1), [], []),
+        (OLD_CONTAINER, job(1, 1), [], []),
+        (NOTHING, job(1, 1), ["0"], []),
     ],
 )
 def test_auto_pins_workers_within_a_node_with_servers_beside_them_and_siblings_last(
-    tmp_path: Path, machine: Recorded, asked: JobConfig, expected: str
+    tmp_path: Path, machine: Recorded, asked: JobConfig, workers: list[str], servers: list[str]
 ) -> None:
-    assert describe(choose(asked, read_topology(machine.write(tmp_path)))) == expected
+    pins = choose(asked, read_topology(machine.write(tmp_path)))
+    expected = {("worker", index): cores for index, cores in enumerate(workers)}
+    expected |= {("server", index): cores for index, cores in enumerate(servers)}
+    assert {role: shown(cores) for role, cores in pins.items()} == expected
 
 
 @every(
@@ -229,11 +199,7 @@ def test_the_start_names_what_threads_were_chosen_by(
     monkeypatch.setattr(core_plan, "read_topology", lambda: topology)
     lines = dict(start_lines(job(1, 1, "auto", affinity="none")))
     assert list(lines) == ["threads"] and lines["threads"].endswith(f" for each worker, of {text}")
-
-
-def test_the_start_says_nothing_of_cores_where_nobody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(core_plan, "read_topology", lambda: flat(0, 1))
-    assert not list(start_lines(job(2, 2, affinity="none")))
+    assert list(start_lines(job(1, 1, affinity="none"))) == [], "nobody asked"
 
 
 def test_the_start_says_why_a_quota_pins_nobody_and_warns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -242,12 +208,6 @@ def test_the_start_says_why_a_quota_pins_nobody_and_warns(tmp_path: Path, monkey
     lines = dict(start_lines(job(2, 2)))
     assert lines["affinity"] == "nobody is pinned (a quota is time on all cores)"
     assert lines["warning"].startswith("2 threads of workers share a quota of 1.5 cores ")
-
-
-def test_a_core_that_is_not_there_is_named_with_those_that_are() -> None:
-    with pytest.raises(ConfigError) as caught:
-        choose(job(2, 2, affinity={"workers": [[0], [3]]}), flat(0, 1, 2, 5))
-    assert str(caught.value) == "launch.affinity.workers: there is no core 3 to use; allowed: 0-2,5"
 
 
 def test_a_platform_that_pins_nothing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -259,65 +219,17 @@ def test_a_platform_that_pins_nothing_is_told(monkeypatch: pytest.MonkeyPatch) -
     assert choose(job(1, 1, affinity="none")) == {}
 
 
-def test_lists_are_used_in_turn() -> None:
-    pins = choose(job(2, 3, affinity={"workers": [[1, 0], [2]]}), flat(0, 1, 2, 3))
-    assert pins == {("worker", 0): (0, 1), ("worker", 1): (2,), ("worker", 2): (0, 1)}
-    assert describe(pins) == "worker 0 on cores 0-1; worker 1 on core 2; worker 2 on cores 0-1"
-
-
-# ---- the setting ----
-
-
-ALLOWED = "allowed: none, auto, or cores by role, as in {workers: [[0], [1]], servers: [[2, 3]]}"
-
-
-@every(
-    ("text", "line"),
-    [
-        ("launch: {affinity: sometimes}", f"launch.affinity: 'sometimes' is not allowed; {ALLOWED}"),
-        ("launch: {affinity: [[0]]}", f"launch.affinity: [[0]] is not allowed; {ALLOWED}"),
-        ("launch: {affinity: {worker: [[0]]}}", "launch.affinity.worker: unknown key; did you mean workers?"),
-        (
-            "launch: {affinity: {workers: [[0], []]}}",
-            "launch.affinity.workers: [[0], []] is not allowed: a list is empty; allowed: at least one core in each",
-        ),
-        (
-            "launch: {affinity: {servers: [[0, 0]]}}",
-            "launch.affinity.servers: [[0, 0]] is not allowed: [0, 0]; "
-            "allowed: numbers of cores from 0, each once in a list",
-        ),
-        (
-            "launch: {affinity: {servers: [[-1]]}}",
-            "launch.affinity.servers: [[-1]] is not allowed: [-1]; "
-            "allowed: numbers of cores from 0, each once in a list",
-        ),
-        (
-            "launch: {affinity: {workers: [0]}}",
-            "launch.affinity.workers.0: 0 is not allowed; allowed: a list, each a whole number",
-        ),
-        (
-            "launch: {affinity: {auto: true, workers: [[0]]}}",
-            "launch.affinity: auto chooses the cores; allowed: auto, or lists of cores",
-        ),
-        (
-            "{servers: 1, launch: {affinity: {servers: [[0], [1]]}}}",
-            "launch.affinity.servers: lists of cores for 2, there are 1; allowed: at most one list for each",
-        ),
-    ],
-    ids=["word", "list", "unknown-role", "empty", "twice", "negative", "flat", "both", "too-many"],
-)
-def test_a_wrong_affinity_is_one_line(text: str, line: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        parse_config(text)
-    assert str(caught.value) == f"config: {line}"
-
-
 @every("value", ["none", "auto", "{workers: [[0], [1]], servers: [[1, 0]]}"])
 def test_an_affinity_is_set_on_the_command_line_and_reads_back_equal(value: str) -> None:
     config = parse_config("", [f"launch.affinity={value}"])
     assert parse_config(config.to_yaml()) == config
-    assert config.launch.affinity.wanted == (value != "none")
+    assert config.launch.affinity.wanted == (value != "none") and not JobConfig().launch.affinity.wanted
 
 
-def test_nothing_is_pinned_by_default() -> None:
-    assert not JobConfig().launch.affinity.wanted
+def test_lists_are_used_in_turn_and_a_core_that_is_not_there_is_named() -> None:
+    pins = choose(job(2, 3, affinity={"workers": [[1, 0], [2]]}), flat(0, 1, 2, 3))
+    assert pins == {("worker", 0): (0, 1), ("worker", 1): (2,), ("worker", 2): (0, 1)}
+    assert describe(pins) == "worker 0 on cores 0-1; worker 1 on core 2; worker 2 on cores 0-1"
+    with pytest.raises(ConfigError) as caught:
+        choose(job(2, 2, affinity={"workers": [[0], [3]]}), flat(0, 1, 2, 5))
+    assert str(caught.value) == "launch.affinity.workers: there is no core 3 to use; allowed: 0-2,5"

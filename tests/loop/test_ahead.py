@@ -10,6 +10,7 @@ import torch
 
 from shardkeep import EmbeddingClient, TableSpec
 from shardkeep.base.errors import UserError
+from shardkeep.config import ConsistencyConfig
 from tests.support.cases import every
 
 TABLES = [TableSpec(name="user", dim=4, optimizer={"name": "adagrad", "lr": 0.1})]
@@ -42,15 +43,17 @@ def plain_digest() -> str:
         return digest_of(client)
 
 
-@pytest.mark.parametrize("depth", [1, 2, 5])
-def test_in_sync_rows_ahead_are_those_of_lookups_bit_for_bit(client: EmbeddingClient, depth: int) -> None:
-    for _, rows in client.ahead(batches(), lambda ids: {"user": ids}, depth=depth):
-        train(client, rows)
-    assert client.step == 12 and digest_of(client) == plain_digest()
+@every("depth", [1, 2, 5])
+def test_in_sync_rows_ahead_are_those_of_lookups_bit_for_bit(depth: int) -> None:
+    with EmbeddingClient.local(TABLES, seed=5, consistency="sync") as client:
+        for _, rows in client.ahead(batches(), lambda ids: {"user": ids}, depth=depth):
+            train(client, rows)
+        assert client.step == 12 and digest_of(client) == plain_digest()
 
 
+@pytest.mark.chaos
 @pytest.mark.waits_for_processes
-@pytest.mark.parametrize(("mode", "servers"), [("sync", 2), pytest.param("bounded", 1, marks=pytest.mark.chaos)])
+@pytest.mark.parametrize(("mode", "servers"), [("sync", 2), ("bounded", 1)])
 def test_rows_come_ahead_from_other_processes(mode: str, servers: int) -> None:
     with EmbeddingClient.serve(TABLES, servers=servers, seed=5, consistency=mode) as client:
         for _, rows in client.ahead(batches(), lambda ids: {"user": ids}):
@@ -61,10 +64,7 @@ def test_rows_come_ahead_from_other_processes(mode: str, servers: int) -> None:
 
 
 def test_in_bounded_pulls_leave_while_earlier_steps_train() -> None:
-    consistency = {"mode": "bounded", "staleness": 2}
-    from shardkeep.config import ConsistencyConfig
-
-    with EmbeddingClient.local(TABLES, consistency=ConsistencyConfig.model_validate(consistency)) as client:
+    with EmbeddingClient.local(TABLES, consistency=ConsistencyConfig(mode="bounded", staleness=2)) as client:
         pending = [client.prefetch({"user": torch.tensor([number])}) for number in range(4)]
         assert [each.pull is not None for each in pending] == [True, True, True, False]
         train(client, pending[0].result())
@@ -108,25 +108,18 @@ def test_a_loop_out_of_step_is_told_so(client: EmbeddingClient) -> None:
         client.prefetch({"usr": torch.tensor([1])})
 
 
-def test_a_read_that_is_not_fresh_waits_for_nobody(client: EmbeddingClient) -> None:
-    ids = {"user": torch.tensor([1])}
-    before = client.read(ids, fresh=False)["user"]
-    rows = client.lookup(ids)
-    rows["user"].sum().backward()
-    client.apply(rows)
-    assert torch.equal(client.read(ids, fresh=False)["user"], before)  # staged, until the next step's pull
-    assert not torch.equal(client.read(ids)["user"], before)
-
-
-def test_a_factor_multiplies_the_learning_rate_of_a_step() -> None:
-    found = []
+def test_a_read_that_is_not_fresh_waits_for_nobody_and_a_factor_multiplies_the_learning_rate() -> None:
+    found, ids = [], {"user": torch.tensor([1])}
     for factor in (1.0, 0.25):
-        with EmbeddingClient.local([TableSpec(name="user", dim=4, optimizer={"name": "sgd", "lr": 0.4})]) as client:
-            before = client.read({"user": torch.tensor([1])})["user"]
-            rows = client.lookup({"user": torch.tensor([1])})
+        with EmbeddingClient.local(
+            [TableSpec(name="user", dim=4, optimizer={"name": "sgd", "lr": 0.4})], consistency="sync"
+        ) as client:
+            before = client.read(ids, fresh=False)["user"]
+            rows = client.lookup(ids)
             rows["user"].sum().backward()
             client.apply(rows, lr_factor=factor)
-            found.append(before - client.read({"user": torch.tensor([1])})["user"])
+            assert torch.equal(client.read(ids, fresh=False)["user"], before)  # staged, until the next step's pull
+            found.append(before - client.read(ids)["user"])
     torch.testing.assert_close(found, [torch.full((1, 4), 0.4), torch.full((1, 4), 0.1)])
 
 

@@ -30,8 +30,7 @@ def offsets_of(lengths: torch.Tensor) -> torch.Tensor:
     return torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
 
 
-@every("pooling", ["sum", "mean", "max"])
-@every("form", ["lengths", "offsets", "numpy"])
+@every(("pooling", "form"), [("sum", "lengths"), ("mean", "offsets"), ("max", "numpy")])
 def test_bags_pool_and_train_as_embedding_bag_does(pooling: Any, form: str) -> None:
     with EmbeddingClient.local(TABLES, consistency="sync") as client:
         plain = nn.EmbeddingBag(9, 4, mode=pooling, include_last_offset=True)
@@ -94,41 +93,6 @@ def test_weights_may_come_when_the_rows_are_there() -> None:
         short = {"tags": Bag(values, lengths, weights=lambda: torch.ones(1), table="item")}
         with pytest.raises(ShardkeepError, match=rf"feature tags: 1 weights for {values.numel()} ids"):
             client.pool(short)
-
-
-def test_features_share_a_table_and_a_step_has_bags_and_ids() -> None:
-    digests = []
-    values, lengths = bags_of(5, 4)
-    for together in (True, False):
-        with EmbeddingClient.local(TABLES, seed=1, consistency="sync") as client:
-            bags = {"seen": Bag(values, lengths, table="item"), "bought": Bag(values.flip(0), lengths, table="item")}
-            pooled = [client.pool(bags)] if together else [client.pool({name: bag}) for name, bag in bags.items()]
-            users = client.lookup({"user": torch.tensor([3, 4])})
-            named = {name: tensor for part in pooled for name, tensor in part.items()}
-            (named["seen"].sum() + named["bought"].sum() + users["user"].sum()).backward()
-            client.apply(*pooled, users)
-            digests.append(client.summary(digest=True)["state_digest"])
-    assert digests[0] == digests[1]
-
-
-def test_a_table_that_the_loss_does_not_use_is_not_updated() -> None:
-    values, lengths = bags_of(5, 4)
-    with EmbeddingClient.local(TABLES) as client:
-        rows = client.pool({"item": Bag(values, lengths), "user": Bag(values, lengths)})
-        rows["item"].sum().backward()
-        client.apply(rows)
-        assert [table["rows"] > 0 for table in client.summary()["tables"]] == [True, False]
-
-
-def test_bags_come_ahead() -> None:
-    with EmbeddingClient.local(TABLES, consistency="sync") as client:
-        for (_, lengths), rows in client.ahead(
-            [bags_of(5, step) for step in range(6)], lambda batch: {"item": Bag(batch[0], batch[1])}
-        ):
-            assert rows["item"].shape == (len(lengths), 4)
-            rows["item"].sum().backward()
-            client.apply(rows)
-        assert client.step == 6
 
 
 @every(

@@ -2,21 +2,44 @@
 
 from __future__ import annotations
 
+import contextlib
 from concurrent.futures import ThreadPoolExecutor, wait
+from typing import Any
 
 import pytest
 import torch
 
 from shardkeep import EmbeddingClient, TableSpec
 from shardkeep.base.errors import DeadlineExceeded
+from shardkeep.loop.joining import Joined
+from shardkeep.loop.metering import NoMeter
+from shardkeep.loop.saving import LoopCheckpoints
 from shardkeep.nn import EmbeddingBagCollection
+from shardkeep.ps.client.row_client import RowClient
+from shardkeep.ps.config import ConsistencyConfig
+from shardkeep.ps.server.service import ShardService
+from shardkeep.ps.transport.metered import WorkerTraffic
+from shardkeep.ps.transport.transport import LocalTransport
 from shardkeep.workers.embeddings.loop_lookup import Lookup
 from tests.support.cases import every
-from tests.support.trainers import trainers
 
 TABLES = [TableSpec(name="user", dim=4, optimizer={"name": "adam", "lr": 0.1}), TableSpec(name="tag", dim=3)]
 EVERY = {name: torch.arange(40) for name in ("user", "tag")}
 STEPS, SOON_S = 5, 0.05
+
+
+def trainers(mode: str, *, servers: int = 2, timeout_s: float = 20.0) -> list[EmbeddingClient]:
+    """Two trainers of a loop and their servers, in this process."""
+    given: dict[str, Any] = {"tables": TABLES, "consistency": ConsistencyConfig(mode=mode), "seed": 5, "num_workers": 2}
+    services = [ShardService(shard=shard, **given) for shard in range(servers)]
+    clients = []
+    for rank in range(2):
+        rows = RowClient(LocalTransport([each.handle for each in services]), rank=rank, timeout_s=timeout_s, **given)
+        saving = LoopCheckpoints(rows, None, None, num_trainers=2, seed=5)
+        ending = contextlib.ExitStack()
+        joined = Joined(rows, WorkerTraffic().ledger, ending, saving, NoMeter(), num_trainers=2)
+        clients.append(EmbeddingClient(joined))
+    return clients
 
 
 def ids_of(step: int, rank: int) -> dict[str, torch.Tensor]:
@@ -54,11 +77,10 @@ def seen_by(client: EmbeddingClient, form: str) -> dict[str, torch.Tensor]:
         return modules.eval()(EVERY)
 
 
-@every("servers", [1, 2])
-@every("form", ["read", "lookup", "modules"])
+@every(("form", "servers"), [("read", 2), ("lookup", 1), ("modules", 2)])
 def test_in_sync_a_trainer_that_evaluates_alone_has_the_bits_of_one_process(form: str, servers: int) -> None:
     for steps in (0, 1, STEPS):
-        clients = trainers(2, TABLES, "sync", servers=servers)
+        clients = trainers("sync", servers=servers)
         train(clients, steps)
         expected = trained_in_one_process(steps)
         for client in reversed(clients):
@@ -67,10 +89,9 @@ def test_in_sync_a_trainer_that_evaluates_alone_has_the_bits_of_one_process(form
                 assert all(torch.equal(found[name], expected[name]) for name in EVERY)
 
 
-@every("form", ["read", "lookup", "modules"])
-@every("mode", ["bounded", "async"])
+@every(("mode", "form"), [("bounded", "read"), ("async", "lookup"), ("bounded", "modules")])
 def test_elsewhere_a_trainer_sees_what_it_has_applied_itself(mode: str, form: str) -> None:
-    clients = trainers(2, TABLES, mode)
+    clients = trainers(mode)
     for step in range(2):
         clients[0].apply(backward(clients[0].lookup(ids_of(step, 0))), scale=0.5)
     found, expected = seen_by(clients[0], form), trained_in_one_process(2, both=False)
@@ -78,7 +99,7 @@ def test_elsewhere_a_trainer_sees_what_it_has_applied_itself(mode: str, form: st
 
 
 def test_training_goes_on_after_one_trainer_has_evaluated_alone_at_any_step() -> None:
-    clients = trainers(2, TABLES, "sync")
+    clients = trainers("sync")
     for step in range(STEPS):
         coming = [client.prefetch(ids_of(step, rank)) for rank, client in enumerate(clients)]
         clients[step % 2].read(EVERY)
@@ -91,7 +112,7 @@ def test_training_goes_on_after_one_trainer_has_evaluated_alone_at_any_step() ->
 
 
 def test_in_sync_a_read_waits_for_the_step_of_a_slower_trainer() -> None:
-    clients = trainers(2, TABLES, "sync")
+    clients = trainers("sync")
     train(clients, 2)
     coming = [client.prefetch(ids_of(2, rank)) for rank, client in enumerate(clients)]
     lookups = [backward(each.result()) for each in coming]
@@ -105,7 +126,7 @@ def test_in_sync_a_read_waits_for_the_step_of_a_slower_trainer() -> None:
 
 
 def test_in_sync_a_read_ends_at_its_deadline_when_another_trainer_does_not_push() -> None:
-    clients = trainers(2, TABLES, "sync", timeout_s=SOON_S - 1.0)
+    clients = trainers("sync", timeout_s=SOON_S - 1.0)
     coming = [client.prefetch(ids_of(0, rank)) for rank, client in enumerate(clients)]
     clients[0].apply(backward(coming[0].result()))
     with pytest.raises(DeadlineExceeded, match="server 0 did not answer within"):

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import shardkeep
 from shardkeep import EmbeddingClient, TableSpec, nn as snn
-from shardkeep.base.errors import ConfigError
 from shardkeep.compression.config import CompressionConfig
 from shardkeep.workers.embeddings.bags import Bag
 from tests.support.cases import every
@@ -31,8 +29,7 @@ def rows_of(client: EmbeddingClient) -> dict[str, torch.Tensor]:
     return client.read({table.name: torch.arange(12) for table in client.tables})
 
 
-@every("mode", ["sync", "bounded", "async"])
-@every("form", FORMS.values(), ids=FORMS)
+@every(("form", "mode"), zip(FORMS.values(), ("sync", "bounded", "sync", "async"), strict=True), ids=FORMS)
 def test_a_frozen_table_changes_neither_its_rows_nor_those_of_the_others(form: dict[str, Any], mode: str) -> None:
     ends, fixed = [], torch.empty(0)
     for tables in ([FROZEN, TRAINED], [TRAINED, FROZEN], [TRAINED]):
@@ -119,38 +116,6 @@ def test_a_model_of_frozen_rows_alone_trains_its_dense_part() -> None:
         for _ in range(20):  # more steps than may be under way
             head(module(module.prefetch({"f": torch.arange(5)}))["f"]).sum().backward()
         assert head.weight.grad is not None and client.step == 0
-
-
-@pytest.mark.chaos
-@pytest.mark.waits_for_processes
-def test_pretrained_rows_of_a_frozen_table_stay_as_they_are() -> None:
-    rows_ND = np.random.default_rng(0).normal(size=(12, 4)).astype(np.float32)
-    with EmbeddingClient.serve([FROZEN, TRAINED], servers=2, consistency="sync") as client:
-        client.fill({"frozen": torch.from_numpy(rows_ND)})
-        for _ in range(3):
-            rows = client.lookup({"frozen": torch.arange(20), "trained": torch.arange(20)})
-            (rows["frozen"] * rows["trained"]).sum().backward()
-            client.apply(rows)
-        found = client.read({"frozen": torch.arange(12)})["frozen"]
-        assert np.array_equal(found.numpy(), rows_ND)
-        counts = {table["name"]: table["rows"] for table in client.summary()["tables"]}
-        assert counts == {"frozen": 12, "trained": 20}
-
-
-@every(
-    ("settings", "says"),
-    [
-        ({"admit": {"min_count": 2}}, "admit"),
-        ({"evict": {"ttl_steps": 5}}, "evict"),
-        ({"optimizer": {"name": "sgd", "weight_decay": 0.1, "weight_decay_on": "table"}}, "weight_decay_on"),
-    ],
-)
-def test_what_changes_rows_does_not_go_with_a_frozen_table(settings: dict[str, Any], says: str) -> None:
-    with pytest.raises(ValueError, match=f"{says}.*freeze: true"):
-        TableSpec(name="t", freeze=True, **settings)
-    job = {"data": {"train": ["x.csv"], "label": "y"}, "tables": {"t": {"freeze": True, **settings}}}
-    with pytest.raises((ConfigError, ValueError), match=f"{says}.*freeze: true"):
-        shardkeep.JobConfig.model_validate(job)
 
 
 def test_a_frozen_table_takes_no_admission_and_no_expiry_from_the_default_table() -> None:

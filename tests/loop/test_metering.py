@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -17,31 +17,15 @@ from shardkeep.loop.metering import StepMeter
 from shardkeep.nn import EmbeddingBagCollection
 from shardkeep.records.telemetry import check_record
 from tests.support.cases import every
-from tests.support.metered_loops import Clock, Records, metered_client
+from tests.support.metered_loops import Records, metered_client
 
 TABLES = [TableSpec(name="user", dim=4, optimizer={"name": "sgd", "lr": 0.5}), TableSpec(name="item", dim=3)]
 IDS = torch.tensor([[1, 2], [2, 9]])
-Start = Callable[..., tuple[EmbeddingClient, Records, Clock]]
 
 
-@pytest.fixture
-def start() -> Iterator[Start]:
-    """Starts a metered client in this process."""
-    clients = []
-
-    def started(**settings: Any) -> tuple[EmbeddingClient, Records, Clock]:
-        found = metered_client(TABLES, **settings)
-        clients.append(found[0])
-        return found
-
-    yield started
-    for client in clients:
-        client.close()
-
-
-def step(client: EmbeddingClient, ids: Any = IDS) -> None:
-    rows = client.lookup({"user": ids})
-    rows["user"].square().sum().backward()
+def step(client: EmbeddingClient, ids: Any = IDS, table: str = "user") -> None:
+    rows = client.lookup({table: ids})
+    rows[table].square().sum().backward()
     client.apply(rows)
 
 
@@ -51,10 +35,6 @@ def ended(client: EmbeddingClient, records: Records) -> dict[str, Any]:
     found: dict[str, Any] = records.of("telemetry")[-1]
     check_record(found, "worker 0")
     return found
-
-
-def in_one_lookup(client: EmbeddingClient) -> None:
-    step(client)
 
 
 def in_two_lookups(client: EmbeddingClient) -> None:
@@ -70,27 +50,18 @@ def in_bags(client: EmbeddingClient) -> None:
     client.apply(rows)
 
 
-def requested_before(client: EmbeddingClient) -> None:
-    pending = client.prefetch({"user": IDS})
-    rows = pending.result()
-    rows["user"].square().sum().backward()
-    client.apply(rows)
-
-
 def of_a_module(client: EmbeddingClient) -> None:
     EmbeddingBagCollection(client, {"f": "user"})({"f": IDS})["f"].square().sum().backward()
 
 
 @every("mode", ["sync", "bounded"])
-@every("one", [in_one_lookup, in_two_lookups, in_bags, requested_before, of_a_module])
-def test_the_last_record_agrees_with_the_client(
-    start: Start, one: Callable[[EmbeddingClient], None], mode: str
-) -> None:
-    client, records, _ = start(consistency=mode)
+@every("one", [step, in_two_lookups, in_bags, of_a_module])
+def test_the_last_record_agrees_with_the_client(one: Callable[[EmbeddingClient], None], mode: str) -> None:
+    client, records, _ = metered_client(TABLES, consistency=mode, seed=5)
     for _ in range(7):
         one(client)
     client.read({"item": torch.arange(3)})
-    summary = client.summary()
+    summary = client.summary(digest=True)
     record = ended(client, records)
     assert (record["step"], record["steps"], record["generation"]) == (7, 7, 0)
     for way in ("push", "read") if mode == "sync" else ("push", "read", "pull"):  # in sync, closing is an empty pull
@@ -99,12 +70,17 @@ def test_the_last_record_agrees_with_the_client(
     assert record["fp32_bytes"] == {**sent, "tower": 0}, "nothing is compressed"
     assert record["ids"] == 4 * 7 and record["unique_ids"] == (4 if one is in_two_lookups else 3) * 7
     assert sum(record["staleness"].values()) == sum(summary["staleness"].values()) > 0
+    with EmbeddingClient.local(TABLES, consistency=mode, seed=5) as plain:
+        for _ in range(7):
+            one(plain)
+        assert plain.summary(digest=True)["state_digest"] == summary["state_digest"], "no bit depends on the meter"
 
 
-def test_compressed_bytes_are_beside_those_of_fp32(start: Start) -> None:
+def test_compressed_bytes_are_beside_those_of_fp32() -> None:
     bytes_of = []
     for values in ("fp32", "bf16"):
-        client, records, _ = start(compression=CompressionConfig(pull={"values": values}, push={"values": values}))
+        compression = CompressionConfig(pull={"values": values}, push={"values": values})
+        client, records, _ = metered_client(TABLES, compression=compression)
         for _ in range(5):
             step(client, torch.arange(100))
         bytes_of.append(ended(client, records))
@@ -113,17 +89,8 @@ def test_compressed_bytes_are_beside_those_of_fp32(start: Start) -> None:
         assert packed == plain == sum(bytes_of[0]["bytes"][way].values()) > sum(bytes_of[1]["bytes"][way].values())
 
 
-def test_no_bit_depends_on_the_meter(start: Start) -> None:
-    client, _, _ = start(consistency="sync", seed=5)
-    with EmbeddingClient.local(TABLES, consistency="sync", seed=5) as plain:
-        for number in range(9):
-            for each in (client, plain):
-                step(each, IDS + number)
-        assert client.summary(digest=True)["state_digest"] == plain.summary(digest=True)["state_digest"]
-
-
-def test_the_parts_of_a_step_are_those_of_the_clients_calls(start: Start) -> None:
-    client, records, clock = start()
+def test_the_parts_of_a_step_are_those_of_the_clients_calls() -> None:
+    client, records, clock = metered_client(TABLES)
     clock.add(100.0)  # building a model is no step
     for batch, rows in client.ahead(clock.slow([IDS] * 4, seconds=0.5), lambda ids: {"user": ids}, depth=1):
         assert batch is IDS
@@ -135,8 +102,8 @@ def test_the_parts_of_a_step_are_those_of_the_clients_calls(start: Start) -> Non
     assert record["step_ms"]["total"] == pytest.approx(750.0), "no time passes in the client's calls"
 
 
-def test_an_evaluation_between_two_steps_belongs_to_none(start: Start) -> None:
-    client, records, clock = start()
+def test_an_evaluation_between_two_steps_belongs_to_none() -> None:
+    client, records, clock = metered_client(TABLES)
     for number in range(4):
         step(client)
         clock.add(0.01)
@@ -150,27 +117,20 @@ def test_an_evaluation_between_two_steps_belongs_to_none(start: Start) -> None:
     assert record["step_ms"]["total"] == pytest.approx(10.0), "40 ms of the loop, 30 s of the evaluation"
 
 
-def test_a_read_within_a_step_is_a_wait_of_this_step(start: Start) -> None:
-    client, records, clock = start(read_s=0.03)
+def test_a_read_within_a_step_is_a_wait_of_this_step_and_one_between_steps_of_none() -> None:
+    client, records, clock = metered_client(TABLES, read_s=0.03)
     rows = client.lookup({"user": IDS})
     client.read({"item": torch.arange(3)})
     clock.add(0.02)
     rows["user"].sum().backward()
     client.apply(rows)
+    client.read({"item": torch.arange(3)})
     times = ended(client, records)["step_ms"]
     assert [times[part] for part in ("pull_wait", "other", "total")] == pytest.approx([30.0, 20.0, 50.0])
 
 
-def test_a_read_between_two_steps_is_a_wait_of_none(start: Start) -> None:
-    client, records, _ = start(read_s=0.03)
-    for _ in range(2):
-        step(client)
-        client.read({"item": torch.arange(3)})
-    assert ended(client, records)["step_ms"]["total"] == 0
-
-
-def test_loss_samples_and_evaluations_are_what_the_loop_reports(start: Start) -> None:
-    client, records, clock = start(report_every_s=1.0)
+def test_loss_samples_and_evaluations_are_what_the_loop_reports() -> None:
+    client, records, clock = metered_client(TABLES, report_every_s=1.0)
     for number in range(6):
         clock.add(0.5)
         step(client)
@@ -187,29 +147,21 @@ def test_loss_samples_and_evaluations_are_what_the_loop_reports(start: Start) ->
     assert all("total_steps" not in each and each["step_ms"]["total"] > 0 for each in progress)
 
 
-def test_a_loop_that_reports_nothing_has_records_without_loss_and_samples(start: Start) -> None:
-    client, records, _ = start()
-    step(client)
+def test_a_loop_without_a_finite_loss_has_records_without_it() -> None:
+    client, records, _ = metered_client(TABLES)
+    rows = client.lookup({"user": torch.tensor([1, 2])})
+    (rows["user"] * torch.tensor([[float("nan")], [1.0]])).sum().backward()
+    client.apply(rows)
     record = ended(client, records)
     assert record["loss"] is None and not {"samples", "samples_per_s"} & set(record)
+    assert record["dropped_rows"] == 1
     (progress,) = records.of("progress")
     assert not {"loss", "samples", "samples_per_s"} & set(progress)
-
-
-def test_a_loss_that_is_not_finite_is_no_mean(start: Start) -> None:
-    client, records, _ = start()
+    client, records, _ = metered_client(TABLES)
     for loss in (1.0, float("nan")):
         step(client)
         client.report(loss=loss)
     assert ended(client, records)["loss"] is None
-
-
-def test_dropped_rows_are_counted(start: Start) -> None:
-    client, records, _ = start()
-    rows = client.lookup({"user": torch.tensor([1, 2])})
-    (rows["user"] * torch.tensor([[float("nan")], [1.0]])).sum().backward()
-    client.apply(rows)
-    assert ended(client, records)["dropped_rows"] == 1
 
 
 @every(
@@ -225,16 +177,12 @@ def test_dropped_rows_are_counted(start: Start) -> None:
     ],
 )
 def test_a_wrong_report_is_refused_in_one_line(given: dict[str, Any], text: str) -> None:
-    with EmbeddingClient.local(TABLES) as client, pytest.raises(UserError, match=text) as told:
-        client.report(**given)
-    assert "\n" not in str(told.value)
-
-
-def test_a_local_client_takes_a_report_and_has_no_page() -> None:
     with EmbeddingClient.local(TABLES) as client:
-        step(client)
         client.report(loss=1.0, samples=2, eval={"auc": 0.5})
         assert client.page is None
+        with pytest.raises(UserError, match=text) as told:
+            client.report(**given)
+    assert "\n" not in str(told.value)
 
 
 def test_samples_are_those_of_all_trainers() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from shardkeep import EmbeddingClient, TableSpec
+from shardkeep.compression.config import CompressionConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 MOST_FILES = 25
@@ -55,10 +56,7 @@ def test_a_plain_step_runs_through_few_files_and_none_of_a_feature_that_is_off()
 
 
 def test_the_count_sees_a_feature_that_is_on() -> None:
-    from shardkeep.compression.config import CompressionConfig
-
     tables = [TableSpec(name="t", optimizer={"name": "sgd", "lr": 0.1})]
     compression = CompressionConfig.model_validate({"push": {"values": "bf16"}})
     with EmbeddingClient.local(tables, compression=compression) as client:
-        files = files_of_a_step(client, tables)
-    assert {"ps/client/compressor.py", "compression/values/floats.py"} <= files
+        assert {"ps/client/compressor.py", "compression/values/floats.py"} <= files_of_a_step(client, tables)

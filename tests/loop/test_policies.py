@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,6 @@ import torch
 
 from shardkeep import EmbeddingClient, TableSpec
 from shardkeep.base.errors import ConfigError
-from shardkeep.compression.config import CompressionConfig, PullConfig, PushConfig
 from tests.support.cases import every
 
 POLICIES: dict[str, Any] = {"admit": {"min_count": 2}, "evict": {"ttl_steps": 2, "sweep_steps": 1}}
@@ -77,75 +75,3 @@ def test_a_table_with_the_name_of_the_counts_of_another_is_refused() -> None:
     tables = [spec_of(admit={"min_count": 2}), spec_of("t (counts)")]
     with pytest.raises(ConfigError, match=r"^tables\.t\.admit\.min_count: its ids are counted in a table t \(counts\)"):
         EmbeddingClient.local(tables)
-
-
-# ---- what a trainer keeps of rows that went ----
-
-
-def stepped(client: EmbeddingClient, *ids: int, gradients: Sequence[float] = (1.0,)) -> torch.Tensor:
-    """One step with these ids, which servers have applied. Returns the values with which it trained."""
-    rows = client.lookup({"t": torch.tensor(ids)})
-    values = rows["t"].detach().clone()  # type: ignore[union-attr]
-    (rows["t"] * torch.tensor(gradients).reshape(-1, 1)).sum().backward()  # type: ignore[operator]
-    client.apply(rows)
-    client.read({"t": torch.tensor([0])})
-    return values
-
-
-def looked_up(client: EmbeddingClient, id_: int) -> torch.Tensor:
-    """The values with which a step trains; it pushes nothing."""
-    rows = client.lookup({"t": torch.tensor([id_])})
-    client.apply()
-    return rows["t"].detach()  # type: ignore[union-attr, no-any-return]
-
-
-GOING: dict[str, Any] = {"init": {"name": "zeros"}, "evict": {"ttl_steps": 2, "sweep_steps": 1}}
-
-
-@pytest.mark.chaos
-@pytest.mark.waits_for_processes
-def test_a_cached_row_lives_until_its_lease_ends_although_the_servers_have_let_it_go() -> None:
-    lease, tables = 12, [spec_of(**GOING)]
-    compression = CompressionConfig(pull=PullConfig(cache_rows=100, lease=lease))
-    with EmbeddingClient.serve(tables, servers=2, consistency="bounded", compression=compression) as client:
-        while not stepped(client, 7).any():  # until a row with a push is in the cache
-            assert client.step < 3 * lease
-        cached = client.step - 1
-        while client.read({"t": torch.tensor([7])})["t"].any():  # reads past the cache
-            stepped(client, 8)
-            assert client.step < cached + lease - 2, "the row has not gone while its lease is valid"
-        steps = []
-        while looked_up(client, 7).any():
-            steps.append(client.step - 1)
-            assert client.step < cached + 2 * lease
-        assert len(steps) >= 2 and max(steps) in (cached + lease - 1, cached + lease)
-
-
-@pytest.mark.chaos
-@pytest.mark.waits_for_processes
-@pytest.mark.parametrize("admit", [None, {"min_count": 3}], ids=["every id", "ids of three pushes"])
-def test_a_residual_that_comes_after_its_row_went_makes_it_again_or_is_refused(admit: dict[str, Any] | None) -> None:
-    """The gradient of 7 is the smallest, so that it waits at the worker until it is the oldest."""
-    age, more = 9, {} if admit is None else {"admit": admit}
-    push = PushConfig(keep_rows=0.5, pool_rows=100, max_age=age)
-    tables, compression = [spec_of(**GOING, **more)], CompressionConfig(push=push)
-    with EmbeddingClient.serve(tables, servers=2, consistency="sync", compression=compression) as client:
-        for _ in range(3):
-            stepped(client, 7)  # alone, so it is sent
-        assert client.read({"t": torch.tensor([7])})["t"].any()
-        stepped(client, 7, 8, gradients=(0.001, 5.0))  # 7 waits
-        waits = client.step
-        while client.read({"t": torch.tensor([7])})["t"].any():
-            stepped(client, 8)
-            assert client.step < waits + age - 1, "the row has not gone while its gradient waits"
-        before = dict(client.summary()["tables"][0])
-        while client.step < waits + age + 1:
-            stepped(client, 8)
-        after, values = client.summary()["tables"][0], client.read({"t": torch.tensor([7])})["t"][0].tolist()
-        assert before["evicted_rows"] == 1
-        if admit is None:
-            assert values == pytest.approx([-0.001 * 0.05] * 2, rel=1e-3)  # the late gradient alone
-            assert after["rows"] == before["rows"] + 1
-        else:
-            assert values == [0.0, 0.0]
-            assert after["refused_rows"] == before["refused_rows"] + 1 and after["rows"] == before["rows"]

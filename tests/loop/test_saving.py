@@ -36,26 +36,18 @@ def digest(client: EmbeddingClient) -> Any:
 @every("compression", [None, LATER], ids=["plain", "residuals"])
 def test_a_loop_that_is_loaded_ends_with_the_rows_of_one_that_went_on(tmp_path: Path, compression: Any) -> None:
     with EmbeddingClient.local(TABLES, consistency="sync", compression=compression) as client:
-        some_steps(client, 6)
-        client.save(tmp_path / "saved", STATE)
+        for number in range(2):
+            some_steps(client, 3)
+            client.save(tmp_path / "saved", STATE | {"number": number})
         some_steps(client, 6)
         expected = digest(client)
     with EmbeddingClient.local(TABLES, consistency="sync", compression=compression) as client:
         found = client.restore(tmp_path / "saved")
         assert client.step == 6 and client.dense_state is found
         assert torch.equal(found["model"]["weight"], torch.arange(3.0))
-        assert (found["steps"], found[5]) == ([1, None, "two"], {"exp": 0.5})
+        assert (found["steps"], found[5], found["number"]) == ([1, None, "two"], {"exp": 0.5}, 1)
         some_steps(client, 6)
         assert digest(client) == expected
-
-
-def test_the_newest_of_several_is_loaded(tmp_path: Path) -> None:
-    with EmbeddingClient.local(TABLES) as client:
-        for number in range(3):
-            some_steps(client, 2)
-            client.save(tmp_path / "saved", {"number": number})
-    with EmbeddingClient.local(TABLES) as client:
-        assert client.restore(tmp_path / "saved") == {"number": 2} and client.step == 6
 
 
 def test_what_cannot_be_saved_or_loaded_is_told(tmp_path: Path) -> None:
@@ -80,39 +72,29 @@ def test_what_cannot_be_saved_or_loaded_is_told(tmp_path: Path) -> None:
         client.restore(tmp_path / "saved")
 
 
-@pytest.mark.chaos
-@pytest.mark.waits_for_processes
-def test_a_checkpoint_is_of_any_number_of_servers(tmp_path: Path) -> None:
-    with EmbeddingClient.local(TABLES, consistency="sync") as client:
-        some_steps(client, 9)
-        expected = digest(client)
-    with EmbeddingClient.serve(TABLES, servers=3, consistency="sync", run_dir=tmp_path / "first") as client:
-        some_steps(client, 3)
-        client.checkpoint(STATE)
-        some_steps(client, 3)
-        client.checkpoint(STATE)
-    with EmbeddingClient.serve(TABLES, servers=2, consistency="sync", run_dir=tmp_path / "second") as client:
-        client.restore(tmp_path / "first" / "checkpoints")
-        assert client.step == 6
-        some_steps(client, 3)
-        assert digest(client) == expected
-
-
 @pytest.mark.slow
 @pytest.mark.waits_for_processes
-def test_a_server_that_dies_after_a_load_has_the_loaded_rows_again(tmp_path: Path) -> None:
+def test_a_server_that_dies_after_a_load_or_a_fill_has_the_rows_again(tmp_path: Path) -> None:
+    def kill_a_server(run: str) -> None:
+        server = next(m for m in RunFolder(tmp_path / run).member_list() if m["role"] == "server")
+        kill([psutil.Process(server["pid"])])
+
     with EmbeddingClient.local(TABLES, consistency="sync") as client:
         some_steps(client, 4)
         client.save(tmp_path / "saved")
         some_steps(client, 6)
         expected = digest(client)
-    with EmbeddingClient.serve(TABLES, servers=2, consistency="sync", run_dir=tmp_path / "run") as client:
+    with EmbeddingClient.serve(TABLES, servers=2, consistency="sync", run_dir=tmp_path / "loaded") as client:
         client.restore(tmp_path / "saved")
         for _ in range(2):
-            server = next(m for m in RunFolder(tmp_path / "run").member_list() if m["role"] == "server")
-            kill([psutil.Process(server["pid"])])
+            kill_a_server("loaded")
             some_steps(client, 3)
         assert client.step == 10 and digest(client) == expected
+    with EmbeddingClient.serve(TABLES, servers=2, run_dir=tmp_path / "filled") as client:
+        client.fill(ROWS)
+        kill_a_server("filled")
+        found = client.read({"item": torch.arange(80), "tag": torch.arange(7)})
+        assert torch.equal(found["item"], ROWS["item"]) and torch.equal(found["tag"], ROWS["tag"].float())
 
 
 ROWS = {"item": torch.arange(320.0).view(80, 4) / 320, "tag": torch.randn(7, 2, dtype=torch.float64)}
@@ -142,17 +124,6 @@ def test_rows_that_do_not_fit_are_refused() -> None:
         ):
             with pytest.raises(UserError, match=why):
                 client.fill(rows)
-
-
-@pytest.mark.chaos
-@pytest.mark.waits_for_processes
-def test_a_server_that_dies_after_a_fill_has_the_rows_again(tmp_path: Path) -> None:
-    with EmbeddingClient.serve(TABLES, servers=2, run_dir=tmp_path / "run") as client:
-        client.fill(ROWS)
-        server = next(m for m in RunFolder(tmp_path / "run").member_list() if m["role"] == "server")
-        kill([psutil.Process(server["pid"])])
-        found = client.read({"item": torch.arange(80), "tag": torch.arange(7)})
-        assert torch.equal(found["item"], ROWS["item"]) and torch.equal(found["tag"], ROWS["tag"].float())
 
 
 def test_a_loop_whose_last_checkpoint_cannot_be_written_trains_on_and_says_so_at_its_end(tmp_path: Path) -> None:
@@ -187,17 +158,3 @@ def test_a_last_checkpoint_that_failed_is_tried_again_when_the_client_closes(tmp
         place.unlink()
     assert (RunFolder(run).summary() or {})["status"] == "completed"
     assert [path.name for path in place.parent.glob("step-*")] == ["step-00000002"]
-
-
-@pytest.mark.chaos
-def test_a_run_folder_that_can_keep_no_checkpoint_costs_the_loop_its_checkpoints_alone(tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    with (
-        pytest.raises(CheckpointError, match="the last checkpoint is not saved"),
-        EmbeddingClient.serve(TABLES, servers=1, run_dir=run, quiet=True) as client,
-    ):
-        (run / "checkpoints").touch()  # no folder
-        for _ in (1, 2):
-            some_steps(client, 1)
-            client.checkpoint(STATE)
-        assert client.step == 2

@@ -110,30 +110,21 @@ def test_a_model_trains_as_with_embedding_bags(client: EmbeddingClient, form: st
     assert client.step == 4 and not list(bags.parameters()) and not bags.state_dict()
 
 
-def test_weights_of_the_input_multiply_the_rows(client: EmbeddingClient) -> None:
+def test_weights_multiply_the_rows_and_plain_tensors_are_bags_and_a_factor_scales_gradients(
+    client: EmbeddingClient,
+) -> None:
     bags, plain = EmbeddingBagCollection(client, FEATURES, weighted=True), Plain(client, mode="sum")
     features = batch(1, weighted=True)
     torch.testing.assert_close(bags(Keyed(features)), plain(features))
-
-
-def test_plain_tensors_are_features_of_equal_numbers_of_ids(client: EmbeddingClient) -> None:
-    bags = EmbeddingBagCollection(client, {"user": "user", "seen": "item"})
-    rows = bags({"user": torch.tensor([1, 2]), "seen": torch.tensor([[1, 2, 3], [4, 4, 4]])})
-    table = client.read({"item": torch.arange(5)})["item"]
-    torch.testing.assert_close(rows["seen"].detach(), torch.stack([table[1] + table[2] + table[3], 3 * table[4]]))
-
-
-def test_sequences_keep_a_row_for_each_id_and_train(client: EmbeddingClient) -> None:
-    sequences = EmbeddingCollection(client, FEATURES)
-    before = client.read({"item": torch.arange(9)})["item"]
-    features = batch(2)
-    rows = sequences(features)
-    assert torch.equal(rows["seen"].values().detach(), before[features["seen"].values()])
-    assert torch.equal(rows["bought"].lengths(), features["bought"].lengths())
-    (rows["seen"].values().sum() + 2 * rows["bought"].values().sum()).backward()
-    counts = [torch.bincount(features[name].values(), minlength=9)[:, None] for name in ("seen", "bought")]
-    after = client.read({"item": torch.arange(9)})["item"]
-    torch.testing.assert_close(after, before - LR * (counts[0] + 2 * counts[1]))
+    with EmbeddingClient.local(TABLES) as other:
+        bags = EmbeddingBagCollection(other, {"user": "user", "seen": "item"}, scale=lambda: 0.5)
+        before = other.read({"item": torch.arange(5)})["item"]
+        rows = bags({"user": torch.tensor([1, 2]), "seen": torch.tensor([[1, 2, 3], [4, 4, 4]])})
+        expected = torch.stack([before[1] + before[2] + before[3], 3 * before[4]])
+        torch.testing.assert_close(rows["seen"].detach(), expected)
+        rows["seen"].sum().backward()
+        counts = torch.tensor([0, 1, 1, 1, 3])[:, None]
+        torch.testing.assert_close(other.read({"item": torch.arange(5)})["item"], before - 0.5 * LR * counts)
 
 
 def test_sequences_train_with_the_bits_of_torchs_embedding_whatever_the_samples_of_each_feature(
@@ -144,6 +135,8 @@ def test_sequences_train_with_the_bits_of_torchs_embedding_whatever_the_samples_
     features = {"user": jagged(2, 1), "seen": jagged(6, 2, most=5), "bought": jagged(0, 3)}
     rows = sequences(features)
     values_ND = nn.functional.embedding(features["seen"].values(), weight_VD)
+    assert torch.equal(rows["seen"].values(), values_ND)
+    assert torch.equal(rows["seen"].lengths(), features["seen"].lengths())
     for found_ND in (rows["seen"].values(), values_ND):
         (found_ND * torch.arange(0.1, len(found_ND))[:, None].sin()).sum().backward()
     assert weight_VD.grad is not None and [len(rows[name].lengths()) for name in FEATURES] == [2, 6, 0]
@@ -195,13 +188,6 @@ def test_with_an_optimizer_several_backward_passes_are_one_step(client: Embeddin
     torch.testing.assert_close(after[1:3], before[1:3] - 2 * 3 * LR)
     optimizer.step()  # without samples: an empty step
     assert client.step == 3
-
-
-def test_a_factor_scales_the_gradients(client: EmbeddingClient) -> None:
-    bags = EmbeddingBagCollection(client, {"user": "user"}, scale=lambda: 0.5)
-    before = client.read({"user": torch.tensor([1])})["user"]
-    bags({"user": torch.tensor([1])})["user"].sum().backward()
-    torch.testing.assert_close(client.read({"user": torch.tensor([1])})["user"], before - 0.5 * LR)
 
 
 def test_a_backward_pass_that_raises_is_followed_by_a_good_one(client: EmbeddingClient) -> None:
@@ -261,36 +247,11 @@ def test_misuse_is_told_in_one_line(client: EmbeddingClient) -> None:
         loss.backward()
 
 
-def test_rows_of_a_collection_come_and_go_by_the_rules_of_their_table() -> None:
-    policies = {"admit": {"min_count": 2}, "evict": {"ttl_steps": 2, "sweep_steps": 1}}
-    table = TableSpec(name="item", dim=4, optimizer={"name": "sgd", "lr": LR}, **policies)  # type: ignore[arg-type]
-    with EmbeddingClient.local([table], consistency="sync") as client:
-        pooled, rows = EmbeddingBagCollection(client, {"a": "item"}), EmbeddingCollection(client, {"b": "item"})
-        initial = client.read({"item": torch.arange(9)})["item"]
-
-        def step(*ids: int) -> None:
-            ids_B1 = torch.tensor(ids).reshape(-1, 1)
-            (pooled({"a": ids_B1})["a"].sum() + rows({"b": ids_B1})["b"].values().sum()).backward()
-
-        def changed() -> list[int]:
-            read = client.read({"item": torch.arange(9)})["item"]
-            return (read != initial).any(dim=1).nonzero()[:, 0].tolist()  # type: ignore[no-any-return]
-
-        step(1, 2)  # both collections have them in the same step: one push
-        assert changed() == []
-        step(1, 3)
-        assert changed() == [1]
-        for _ in range(4):
-            step(5)
-        assert changed() == [5]
-        (figures,) = client.summary()["tables"]
-        assert (figures["evicted_rows"], figures["admitted_rows"], figures["refused_rows"]) == (1, 2, 4)
-
-
-@every("pooling", ["sum", "mean", "max"])
-def test_joined_rows_train_as_the_rows_of_each_feature(pooling: Any) -> None:
-    """Also where the keys stand in another order than the features."""
-    with EmbeddingClient.local(TABLES, seed=3) as one, EmbeddingClient.local(TABLES, seed=3) as other:
+@every(("pooling", "freeze"), [("sum", False), ("mean", True), ("max", False)])
+def test_joined_rows_train_as_the_rows_of_each_feature(pooling: Any, freeze: bool) -> None:
+    """Also where the keys stand in another order than the features, and where a table is frozen."""
+    tables = [TABLES[0], TABLES[1].model_copy(update={"freeze": freeze})]
+    with EmbeddingClient.local(tables, seed=3) as one, EmbeddingClient.local(tables, seed=3) as other:
         joined = EmbeddingBagCollection(one, FEATURES, pooling=pooling, joined=True)
         apart = EmbeddingBagCollection(other, FEATURES, pooling=pooling)
         for step in range(3):
@@ -302,11 +263,3 @@ def test_joined_rows_train_as_the_rows_of_each_feature(pooling: Any) -> None:
             (side_by_side.square() * weights).sum().backward()
             (rows.square() * weights).sum().backward()
         assert one.summary(digest=True)["state_digest"] == other.summary(digest=True)["state_digest"]
-
-
-def test_joined_rows_are_those_of_each_feature_where_a_table_is_frozen() -> None:
-    tables = [TABLES[0], TABLES[1].model_copy(update={"freeze": True})]
-    with EmbeddingClient.local(tables, seed=3) as client:
-        collection = EmbeddingBagCollection(client, FEATURES, joined=True)
-        rows = torch.cat(list(collection(batch(0)).values()), dim=1)
-        torch.testing.assert_close(collection.joined(Keyed(batch(0))), rows, rtol=0, atol=0)

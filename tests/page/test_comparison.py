@@ -21,15 +21,10 @@ def results_of(*runs: Path) -> tuple[Rows, Rows]:
     return results, settings
 
 
-def test_a_setting_that_one_run_leaves_out_has_the_value_of_its_default(tmp_path: Path) -> None:
+def test_settings_have_defaults_where_a_run_leaves_them_out_and_long_values_from_where_they_differ(
+    tmp_path: Path,
+) -> None:
     runs = [write_simulated_run(tmp_path / name, Scene(compression=name == "b", steps=300)) for name in "ab"]
-    _, settings = results_of(*runs)
-    assert settings["compression.push.values"] == ["fp32", "int8"] and "default" not in str(settings)
-    assert "name" not in settings and "data.root" not in settings and "seed" not in settings
-
-
-def test_long_values_are_shown_from_where_they_differ(tmp_path: Path) -> None:
-    runs = [write_simulated_run(tmp_path / name, Scene(steps=300)) for name in "ab"]
     for run, width in zip(runs, (8, 16), strict=True):
         config = read_yaml(read_text(run / "config.yaml"))
         config["model"]["hidden"] = [64] * 40 + [width] + [4] * 40
@@ -37,6 +32,8 @@ def test_long_values_are_shown_from_where_they_differ(tmp_path: Path) -> None:
     _, settings = results_of(*runs)
     assert all(text.startswith("...") and text.endswith("...") and len(text) <= 66 for text in settings["model.hidden"])
     assert [f" {width}, 4" in text for text, width in zip(settings["model.hidden"], (8, 16), strict=True)] == [True] * 2
+    assert settings["compression.push.values"] == ["fp32", "int8"] and "default" not in str(settings)
+    assert "name" not in settings and "data.root" not in settings and "seed" not in settings
 
 
 def test_metrics_of_test_data_and_of_the_best_model_stand_beside_the_last_ones(tmp_path: Path) -> None:
@@ -52,23 +49,21 @@ def test_metrics_of_test_data_and_of_the_best_model_stand_beside_the_last_ones(t
     assert results["samples"][1] == f"{summary['samples']:,}" and results["state"] == ["completed"] * 2
 
 
-def test_one_process_sends_no_bytes(tmp_path: Path) -> None:
-    alone = write_simulated_run(tmp_path / "alone", Scene(servers=0, workers=1, steps=300))
-    other = write_simulated_run(tmp_path / "other", Scene(steps=300))
-    results, _ = results_of(alone, other)
+def test_workers_are_compared_with_one_alone_whose_steps_do_the_same(tmp_path: Path) -> None:
+    scenes = {
+        "one": Scene(workers=1, step_ms=20.0, steps=300),
+        "two": Scene(workers=2, step_ms=25.0, steps=300),
+        "x": Scene(compression=True, steps=300),
+        "alone": Scene(servers=0, workers=1, steps=300),
+        "begun": Scene(state="begun", steps=300),
+    }
+    runs = {name: write_simulated_run(tmp_path / name, scene) for name, scene in scenes.items()}
+    results, _ = results_of(runs["one"], runs["two"], runs["x"])
+    assert results["a worker's speed, beside one alone"] == ["100 %", "80 %", DASH]
+    results, _ = results_of(runs["two"], runs["x"])
+    assert "a worker's speed, beside one alone" not in results
+    results, _ = results_of(runs["alone"], runs["two"])
     for name in ("sent for training", "bytes a sample"):
         assert results[name][0] == DASH and results[name][1].split()[1] in ("B", "kB", "MB", "GB")
-
-
-def test_workers_are_compared_with_one_alone_whose_steps_do_the_same(tmp_path: Path) -> None:
-    alone = Scene(workers=1, step_ms=20.0)
-    scenes = {"one": alone, "two": Scene(workers=2, step_ms=25.0), "x": Scene(compression=True)}
-    results, _ = results_of(*[write_simulated_run(tmp_path / name, scene) for name, scene in scenes.items()])
-    assert results["a worker's speed, beside one alone"] == ["100 %", "80 %", DASH]
-    results, _ = results_of(tmp_path / "two", tmp_path / "x")
-    assert "a worker's speed, beside one alone" not in results
-
-
-def test_a_run_without_a_step_has_dashes(tmp_path: Path) -> None:
-    results, _ = results_of(*[write_simulated_run(tmp_path / name, Scene(state="begun")) for name in "ab"])
+    results, _ = results_of(runs["begun"], runs["begun"])
     assert results["longest own work of a step, ms"] == [DASH, DASH] and results["recoveries"] == ["0", "0"]

@@ -11,14 +11,12 @@ import ssl
 import subprocess
 import sys
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
-from shardkeep.base.errors import ConfigError
-from shardkeep.config import parse_config
 from shardkeep.config.web import WebConfig
-from shardkeep.page.of_job import kept_address, open_page, page_line, page_url
-from shardkeep.page.state import RunState
+from shardkeep.page.of_job import kept_address, open_page, page_line
 from shardkeep.trust.certificates import make_certs
 from shardkeep.trust.view import view_token
 from shardkeep.web.access import Access
@@ -85,24 +83,17 @@ def test_a_report_is_one_file_with_nothing_to_load(cluster: Cluster, tmp_path: P
     assert stored["logs"][0]["server-0"].startswith("<script>alert")
 
 
-def test_the_page_is_configured_by_its_address() -> None:
-    for listen in ("auto", "off", "127.0.0.1:0", "[::1]:8080"):
-        assert parse_config(f"data: {{source: synthetic}}\nweb: {{page: '{listen}'}}").web.page == listen
-    with pytest.raises(ConfigError, match=r"web.page.*allowed: auto, off, or HOST:PORT"):
-        parse_config("data: {source: synthetic}\nweb: {page: somewhere}")
-
-
 def test_a_page_that_is_restarted_has_the_same_address_and_another_job_s_port_is_not_taken(tmp_path: Path) -> None:
-    write_simulated_run(tmp_path / "run", Scene(steps=300))
-    run = tmp_path / "run"
+    run = write_simulated_run(tmp_path / "run", Scene(steps=300))
+    token = view_token("a token")
     with served_page(WebConfig(), run, "a token") as first:
-        assert first is not None and first.endswith(view_token("a token"))
+        assert first is not None and first.endswith(token)
         assert page_line(run, "a token") == first
     with served_page(WebConfig(), run, "a token") as second:
         assert second == first
         assert request(PageAddress(second).place, "/state", headers=PageAddress(second).bearer).status == 200
-    kept = kept_address(run)
-    assert kept is not None
+    assert not [path for path in run.rglob("*") if path.is_file() and token.encode() in path.read_bytes()]
+    assert kept_address(run) is not None
     with socket.create_server(PageAddress(first).place), served_page(WebConfig(), run, "a token") as third:
         assert third is not None and third != first
     with served_page(WebConfig(page="off"), run, "a token") as none:
@@ -124,29 +115,18 @@ def test_a_page_that_nobody_opens_loads_nothing(tmp_path: Path) -> None:
     assert "starlette" not in done.stdout and "uvicorn" not in done.stdout
 
 
-def test_the_token_of_the_page_is_in_no_file_of_the_run_folder(tmp_path: Path) -> None:
-    run = write_simulated_run(tmp_path / "run", Scene(steps=300))
-    token = "fedcba9876543210"
-    with contextlib.closing(WebServer()) as web:
-        page = PageAddress(page_url(open_page(web, "127.0.0.1:0", Access(token), lambda: [RunState(run)]), token))
-        assert request(page.place, "/state", headers=page.bearer).status == 200
-    assert not [path for path in run.rglob("*") if path.is_file() and b"fedcba9876543210" in path.read_bytes()]
-
-
 def test_with_certificates_a_page_that_other_machines_reach_is_https(tmp_path: Path) -> None:
-    run = write_simulated_run(tmp_path / "run", Scene(steps=300))
+    run = write_simulated_run(tmp_path / "run", Scene(state="begun"))
     (certificates,) = make_certs(tmp_path / "certs", ["localhost,127.0.0.1"], days=1)
     with served_page(WebConfig(page="0.0.0.0:0"), run, "a token", tls=certificates) as url:
         assert url is not None and url.startswith("https://")
-        port, headers = int(url.split(":")[2].split("/")[0]), PageAddress(url).bearer
+        address, port = PageAddress(url), urlsplit(url).port
         trusting = ssl.create_default_context(cafile=str(certificates / "ca.pem"))
-        connection = http.client.HTTPSConnection("localhost", port, timeout=90, context=trusting)
-        connection.request("GET", "/state", headers=headers)
-        assert connection.getresponse().status == 200
-        connection.close()
-        cookie = http.client.HTTPSConnection("localhost", port, timeout=90, context=trusting)
-        cookie.request("GET", f"/?token={PageAddress(url).token}")
-        assert "secure" in (cookie.getresponse().getheader("set-cookie") or "").lower()
-        cookie.close()
+        for path, headers, status in (("/state", address.bearer, 200), (f"/?token={address.token}", {}, 303)):
+            with contextlib.closing(http.client.HTTPSConnection("localhost", port, timeout=90, context=trusting)) as to:
+                to.request("GET", path, headers=headers)
+                reply = to.getresponse()
+                assert reply.status == status
+        assert "secure" in (reply.getheader("set-cookie") or "").lower()
     with served_page(WebConfig(page="127.0.0.1:0"), run, "a token", tls=certificates) as url:
         assert url is not None and url.startswith("http://")

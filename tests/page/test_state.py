@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from datetime import datetime
 from pathlib import Path
@@ -11,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from shardkeep.base.errors import UserError
 from shardkeep.config import load_config
 from shardkeep.loop.joining import loop_config
 from shardkeep.page.records import RunRecords
@@ -21,8 +19,7 @@ from shardkeep.records.lines import Tail
 from shardkeep.records.telemetry_file import TelemetryFile
 from tests.support.cases import every
 from tests.support.seen_runs import NOON, Record, append, at, event, progress, state_of, telemetry
-from tests.support.simulated_runs import STATES, Scene, State, write_simulated_run
-from tests.support.simulated_telemetry import FLOPS_PER_S
+from tests.support.simulated_runs import RECORDED, STATES, Scene, State, write_simulated_run
 
 SECTIONS = {
     "overview", "warnings", "curves", "steps", "tables", "bytes", "staleness", "members", "timeline", "checkpoints",
@@ -32,7 +29,7 @@ SECTIONS = {
 
 def live(**changes: Any) -> Scene:
     """A scene whose last record is a moment old."""
-    return Scene(now=datetime.now(), coordinator_pid=os.getpid(), **{"state": "running", **changes})
+    return Scene(now=datetime.now(), state="running", **changes)
 
 
 def sections(run: Path) -> dict[str, Any]:
@@ -47,14 +44,11 @@ def test_a_finished_run_agrees_with_its_summary(tmp_path: Path) -> None:
     assert (overview["step"], overview["samples"]) == (summary["steps"], summary["samples"])
     assert overview["samples_per_s"] == summary["samples_per_s"]
     assert {m["key"]: m["value"] for m in overview["evaluation"]}["auc"] == summary["eval"]["auc"]
-    assert {d["name"]: d["bytes"] for d in seen["bytes"]["directions"]} == {
-        name: sum(parts.values()) if isinstance(parts, dict) else parts
-        for name, parts in summary["bytes"].items()
-        if name in ("push", "pull", "tower", "read", "control")
-    }
-    assert {row["name"]: row["rows"] for row in seen["tables"]["rows"]} == {
-        t["name"]: t["rows"] for t in summary["tables"]
-    }
+    sent = {name: sum(summary["bytes"][name].values()) for name in ("push", "pull", "tower", "read")}
+    shown = {direction["name"]: direction["bytes"] for direction in seen["bytes"]["directions"]}
+    assert shown == sent | {"control": summary["bytes"]["control"]}
+    tables = {table["name"]: table["rows"] for table in summary["tables"]}
+    assert {row["name"]: row["rows"] for row in seen["tables"]["rows"]} == tables
     assert overview["recoveries"] == len(summary["recoveries"]) == 1
     assert seen["dense"]["choices"].startswith("amp ")
     rates = ("flops_per_s", "flops_per_s_alone")
@@ -69,7 +63,7 @@ def test_a_running_job_has_the_rates_of_its_newest_record_and_its_slow_worker_fi
     steps = state.sections()["steps"]
     assert steps[0]["index"] == 2 and steps[0]["ratio"] > 1.4 > steps[1]["ratio"]
     assert sorted(row["index"] for row in steps) == [0, 1, 2, 3]
-    assert state.sections()["dense"]["flops_per_s"] == FLOPS_PER_S
+    assert state.sections()["dense"]["flops_per_s"] == RECORDED["worker"]["flops_per_s"]
     compiled = {"flops_per_s": 7e9, "compile_s": 13.5, "compile_rss_bytes": 300_000_000}
     append(run / "telemetry.jsonl", telemetry(0, "worker", 0, **compiled), telemetry(0, "worker", 1, flops_per_s=9e9))
     found = state.sections()["dense"]
@@ -220,9 +214,9 @@ def test_a_long_run_has_a_bounded_number_of_points_that_stay_and_its_newest_one(
     assert [row[0] for row in rows] == sorted(row[0] for row in rows)
 
 
-@every(("x", "y"), [(0, 0), (5, 50), (10, 100), (15, 100), (11, 100), (21, None), (-1, None)])
+@every(("x", "y"), [(0, 0), (5, 50), (10, 100), (15, 200), (11, 120), (20, 300), (21, None), (-1, None)])
 def test_interpolation(x: float, y: float | None) -> None:
-    assert interpolate(x, [(0, 0), (10, 100), (20, 100)]) == y
+    assert interpolate(x, [(0, 0), (10, 100), (20, 300)]) == y
 
 
 def test_the_time_line_has_lives_deaths_and_recoveries(tmp_path: Path) -> None:
@@ -248,12 +242,6 @@ def test_events_of_an_earlier_version_are_shown_as_they_are(tmp_path: Path) -> N
     state = state_of(tmp_path, *(event(at, text) for at, text in enumerate(texts)), lost, serving=True).sections()
     assert [mark["text"] for mark in state["timeline"]["marks"]] == [*texts, "server 0 died"]
     assert state["timeline"]["spans"] == [] and state["overview"]["state"] == "recovering"
-
-
-def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
-    for folder, text in ((tmp_path, "is not a run folder"), (tmp_path / "nothing", "there is no such folder")):
-        with pytest.raises(UserError, match=text):
-            RunState(folder)
 
 
 def test_a_log_is_its_end_and_only_of_a_process_of_the_run(tmp_path: Path) -> None:

@@ -55,42 +55,23 @@ async def event(events: AsyncGenerator[bytes, None]) -> tuple[str, dict[str, Any
 
 @in_loop
 async def test_a_stream_begins_with_the_whole_state_and_goes_on_with_what_changed(run: Path) -> None:
-    of_run = streams(run)
-    events = of_run.events()
-    name, whole = await event(events)
-    assert name == "state" and whole["runs"][0]["overview"]["step"] == 0
-    add(run, 7)
-    name, change = await event(events)
-    assert name == "change" and change["run"] == 0
-    assert change["sections"]["overview"]["step"] == 70
-    assert "config" not in change["sections"] and "tables" not in change["sections"]
-    await events.aclose()
-
-
-@in_loop
-async def test_of_a_curve_only_the_added_points_are_sent(run: Path) -> None:
     for number in range(1, 50):
         add(run, number)
     events = streams(run).events()
-    _, whole = await event(events)
+    name, whole = await event(events)
     rows = whole["runs"][0]["curves"]["training"]["rows"]
+    assert name == "state" and whole["runs"][0]["overview"]["step"] == 490
+    waiting = asyncio.ensure_future(anext(events))
+    done, _ = await asyncio.wait({waiting}, timeout=20 * EVERY_S)
+    assert not done, "nothing changes"
     add(run, 50)
-    _, change = await event(events)
+    change = json.loads((await waiting).decode().split("data: ")[1])
+    assert change["run"] == 0 and change["sections"]["overview"]["step"] == 500
+    assert "config" not in change["sections"] and "tables" not in change["sections"]
     curve = change["sections"]["curves"]["training"]
     assert len(curve["rows"]) == 1 and curve["keep"] == len(rows) == 50
     assert curve["rows"][0][1] == 500
     await events.aclose()
-
-
-@in_loop
-async def test_nothing_is_sent_and_no_folder_is_read_while_nothing_changes(run: Path) -> None:
-    of_run = streams(run)
-    events = of_run.events()
-    await event(events)
-    waiting = asyncio.ensure_future(anext(events))
-    done, _ = await asyncio.wait({waiting}, timeout=20 * EVERY_S)
-    assert not done
-    waiting.cancel()
 
 
 @in_loop

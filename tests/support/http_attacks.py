@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import random
-import selectors
 import socket
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 Address = tuple[str, int]
@@ -82,63 +81,3 @@ def throw(address: Address, sent: bytes) -> None:
     """Sends bytes and hangs up."""
     with contextlib.suppress(OSError), socket.create_connection(address, timeout=LIMIT_S) as connection:
         connection.sendall(sent)
-
-
-class Streams:
-    """Many open event streams of one client. Use in a `with`.
-
-    `slow`: the first so many are never read, so the server's buffers fill.
-    """
-
-    def __init__(self, address: Address, target: str, headers: Mapping[str, str], *, count: int, slow: int = 0) -> None:
-        fields = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
-        self._request = f"GET {target} HTTP/1.1\r\nHost: {address[0]}:{address[1]}\r\n{fields}\r\n".encode()
-        self._address, self._count, self._slow = address, count, slow
-        self._sockets: list[socket.socket] = []
-        self._selector = selectors.DefaultSelector()
-        self.statuses: dict[int, int] = {}
-        """Status of each stream that is read, by its number."""
-        self.received = 0
-        self.closed = 0
-
-    def __enter__(self) -> Streams:
-        for number in range(self._count):
-            connection = socket.socket()
-            self._sockets.append(connection)
-            if number < self._slow:
-                connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            connection.settimeout(LIMIT_S)
-            connection.connect(self._address)
-            connection.sendall(self._request)
-            if number >= self._slow:
-                self._selector.register(connection, selectors.EVENT_READ, number)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._selector.close()
-        for connection in self._sockets:
-            connection.close()
-
-    def read(self, seconds: float) -> None:
-        """Reads what comes for so many seconds."""
-        end = time.monotonic() + seconds
-        while (left := end - time.monotonic()) > 0:
-            if not self._selector.get_map():
-                return
-            self._take(key for key, _ in self._selector.select(left))
-
-    def _take(self, keys: Iterable[selectors.SelectorKey]) -> None:
-        for key in keys:
-            connection = key.fileobj
-            assert isinstance(connection, socket.socket)
-            try:
-                piece = connection.recv(1 << 16)
-            except ConnectionError:
-                piece = b""
-            if not piece:
-                self._selector.unregister(connection)
-                self.closed += 1
-                continue
-            self.received += len(piece)
-            if key.data not in self.statuses and piece.startswith(b"HTTP/"):
-                self.statuses[key.data] = int(piece.split(b" ", 2)[1])

@@ -1,10 +1,8 @@
-"""GET requests as a person or a program sends them, and what they cost an endpoint in this process."""
+"""GET requests as a person or a program sends them."""
 
 from __future__ import annotations
 
 import ssl
-import threading
-import time
 import urllib.error
 import urllib.request
 from dataclasses import dataclass
@@ -32,10 +30,3 @@ def get(url: str, token: str | None = None, *, tls: ssl.SSLContext | None = None
             return Got(reply.status, reply.read(), dict(reply.headers))
     except urllib.error.HTTPError as error:
         return Got(error.code, error.read(), dict(error.headers))
-
-
-def endpoint_cpu_s() -> float:
-    """CPU seconds that the thread of the web server has had."""
-    (thread,) = [thread for thread in threading.enumerate() if thread.name == "web"]
-    assert thread.ident is not None
-    return time.clock_gettime(time.pthread_getcpuclockid(thread.ident))

@@ -170,27 +170,6 @@ def test_what_no_model_can_take_is_refused_in_one_line(both: Any) -> None:
         assert "\n" not in str(told.value)
 
 
-@every("form", ["dict", "collection"])
-def test_feature_processors_see_each_sample_once(both: Any, form: str) -> None:
-    """TorchRec's own module drops inverse_indices, so the samples are repeated by hand."""
-    from torchrec.modules.feature_processor_ import PositionWeightedModule, PositionWeightedModuleCollection
-    from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
-
-    def made() -> Any:
-        if form == "collection":
-            processors: Any = PositionWeightedModuleCollection(dict.fromkeys(KEYS, 4))
-        else:
-            processors = {name: PositionWeightedModule(max_feature_length=4) for name in KEYS}
-        return FeatureProcessedEmbeddingBagCollection(bags(weighted=True), processors)
-
-    plain, ours = both(made)
-    expected = plain(kjt([2, 2, 2])).to_dict()
-    found = ours(kjt([2, 2, 2], INVERSE)).wait().to_dict()
-    for key, rows in expected.items():
-        inverse = INVERSE[KEYS.index(key.split("@")[0])]
-        torch.testing.assert_close(found[key], rows[inverse])
-
-
 def test_our_own_modules_apply_inverse_indices(both: Any) -> None:
     with EmbeddingClient.local(tables_of(bags(), optimizer=SgdConfig(lr=LR)), consistency="sync") as client:
         plain = bags()

@@ -60,9 +60,8 @@ def batches(form: str, steps: int = STEPS) -> Iterator[Any]:
         yield Batch(torch.zeros(16, 1), features, torch.zeros(16))
 
 
-def plain_losses(model: Model, form: str) -> list[float]:
-    optimizer = torch.optim.SGD(model.parameters(), lr=LR)
-    found = []
+def losses_of(model: Any, form: str) -> list[float]:
+    optimizer, found = torch.optim.SGD(model.parameters(), lr=LR), []
     for batch in batches(form):
         optimizer.zero_grad()
         loss, _ = model(batch)
@@ -72,8 +71,7 @@ def plain_losses(model: Model, form: str) -> list[float]:
     return found
 
 
-@every("ahead", [False, True], ids=["loop", "pipeline"])
-@every("form", ["dict", "collection"])
+@every(("form", "ahead"), [("dict", False), ("collection", True)])
 def test_position_weights_train_as_in_plain_pytorch(form: str, ahead: bool, tmp_path: Any) -> None:
     from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
 
@@ -83,20 +81,13 @@ def test_position_weights_train_as_in_plain_pytorch(form: str, ahead: bool, tmp_
         model = shard(Model(form), client)
         names = [name for name, _ in model.named_parameters()]
         assert names and all("_feature_processors" in name or "top" in name for name in names)
-        optimizer = torch.optim.SGD(model.parameters(), lr=LR)
-        found = []
         if ahead:
-            pipeline = TrainPipelineSparseDist(model, optimizer, torch.device("cpu"))
-            coming = batches(form)
+            optimizer = torch.optim.SGD(model.parameters(), lr=LR)
+            pipeline, coming = TrainPipelineSparseDist(model, optimizer, torch.device("cpu")), batches(form)
             found = [pipeline.progress(coming).item() for _ in range(STEPS)]
         else:
-            for batch in batches(form):
-                optimizer.zero_grad()
-                loss, _ = model(batch)
-                loss.backward()
-                optimizer.step()
-                found.append(loss.item())
-        assert found == pytest.approx(plain_losses(plain, form), rel=1e-6) and client.step == STEPS
+            found = losses_of(model, form)
+        assert found == pytest.approx(losses_of(plain, form), rel=1e-6) and client.step == STEPS
         expected = plain.state_dict()
         moved = [name for name in expected if "position_weight" in name]
         assert moved and all(not torch.equal(expected[name], torch.ones(6)) for name in moved)
@@ -105,12 +96,3 @@ def test_position_weights_train_as_in_plain_pytorch(form: str, ahead: bool, tmp_
             assert state.keys() == expected.keys()
             for name, weight in expected.items():
                 torch.testing.assert_close(state[name], weight, rtol=1e-5, atol=1e-6, msg=name)
-
-
-def test_processors_of_two_trainers_are_left_to_ddp() -> None:
-    with EmbeddingClient.local(tables_of(Model("dict"), optimizer=SgdConfig(lr=LR))) as client:
-        bags: Any = shard(Model("dict"), client).bags
-        assert not list(bags.sharded_parameter_names())
-        with torch.no_grad():  # reads rows, makes no step
-            batch = next(batches("dict"))
-            assert bags(batch.sparse_features).wait().values().shape == (16, 24) and client.step == 0

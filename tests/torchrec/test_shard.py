@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import re
 import socket
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -31,7 +29,6 @@ from shardkeep import (
 )
 from shardkeep.torchrec import client_of, load, save, shard, tables_of
 from tests.support.cases import every
-from tests.support.import_path import IMPORT_PATH
 from tests.support.late_import import late_import
 
 torchrec = late_import("torchrec")
@@ -130,45 +127,6 @@ def test_the_fused_optimizers_learning_rate_is_honoured() -> None:
         for lr, factor in ((0.0, 2.0**-126), (LR * 1e-39, 2.0**-126), (3 * LR, 3.0)):  # servers take no smaller factor
             sharded.fused_optimizer.param_groups[0]["lr"] = lr
             assert sharded.fused_optimizer.factor == pytest.approx(factor)
-
-
-ALONE = """
-import torch
-from torch.distributed.optim import _apply_optimizer_in_backward as in_backward
-from shardkeep.torchrec import client_of, shard
-from tests.torchrec.test_shard import clicks, dlrm
-
-model = dlrm()
-in_backward(torch.optim.SGD, model.model.sparse_arch.embedding_bag_collection.parameters(), {"lr": 0.1})
-model = shard(model)
-for batch in clicks(3):
-    model(batch)[0].backward()
-print(client_of(model).num_servers, client_of(model).step)
-"""
-
-
-@pytest.mark.chaos
-@pytest.mark.waits_for_processes
-@pytest.mark.parametrize(
-    ("around", "printed"),
-    [([], "2 3\n"), (["-m", "shardkeep", "with", "--servers", "1", "--", sys.executable], "1 3\n")],
-)
-def test_a_script_without_a_client_gets_that_of_its_surroundings(
-    around: list[str], printed: str, tmp_path: Path
-) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(ALONE)
-    done = subprocess.run(
-        [sys.executable, *around, str(script)],
-        env=os.environ | {"PYTHONPATH": IMPORT_PATH},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert printed in done.stdout and "not closed" not in done.stderr
 
 
 def test_a_grad_scalers_scale_is_taken_out_of_row_gradients() -> None:

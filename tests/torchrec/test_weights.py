@@ -80,8 +80,7 @@ def test_tables_may_have_other_names_on_the_servers() -> None:
     model = Model()
     specs = tables_of(model, optimizer=SgdConfig(lr=0.1))
     renamed = {spec.name: f"server_{spec.name}" for spec in specs}
-    specs = [spec.model_copy(update={"name": renamed[spec.name]}) for spec in specs]
-    with EmbeddingClient.local(specs) as client:
+    with EmbeddingClient.local([spec.model_copy(update={"name": renamed[spec.name]}) for spec in specs]) as client:
         load(model.state_dict(), client, tables=renamed)
         found = unshard(shard(Model(), client, tables=renamed)).state_dict()
         assert torch.equal(found["bags.embedding_bags.t1.weight"], model.bags.embedding_bags["t1"].weight)

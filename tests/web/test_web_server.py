@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
 import socket
 import threading
-import time
 from collections.abc import AsyncIterator, Callable, Iterator
 
 import pytest
@@ -23,47 +21,18 @@ from shardkeep.web.server import WebServer
 from shardkeep.web.site import Limits, Site
 from tests.support.cases import every
 from tests.support.http_get import LIMIT_S, get
+from tests.support.loop_clock import turned_server
 
 PATIENT_S = 5.0
 LIMITS = Limits(connections=8, per_s=100, burst=10, backlog=10, head_bytes=4096, wait_s=PATIENT_S)
 CHUNK = bytes(1 << 16)
 
 
-class Clock(asyncio.SelectorEventLoop):
-    """The event loop of a server, whose time stands still until a test turns it."""
-
-    def __init__(self) -> None:
-        self._now_s, self._begin_s = 0.0, math.inf
-        super().__init__()
-
-    def time(self) -> float:
-        return self._now_s + max(0.0, time.monotonic() - self._begin_s)
-
-    def turn(self, seconds: float) -> None:
-        self._now_s += seconds
-        self.call_soon_threadsafe(lambda: None)  # wakes the loop
-
-    def let_go(self) -> None:
-        """From now on it has the time of everybody."""
-        self._begin_s = time.monotonic()
-        self.turn(0.0)
-
-
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
-    """That of the test's `web`."""
-    with contextlib.closing(Clock()) as clock:
-        monkeypatch.setattr("shardkeep.web.server.asyncio.new_event_loop", lambda: clock)
-        yield clock
-
-
-@pytest.fixture
-def web(request: pytest.FixtureRequest) -> Iterator[WebServer]:
-    clock = request.getfixturevalue("clock") if "clock" in request.fixturenames else None
+def web() -> Iterator[WebServer]:
     with contextlib.closing(WebServer()) as web:
+        assert "web" not in {thread.name for thread in threading.enumerate()}, "no address, no thread"
         yield web
-        if clock is not None:
-            clock.let_go()
 
 
 class Stream:
@@ -121,6 +90,11 @@ def until(connection: socket.socket, end: bytes) -> None:
             raise ConnectionError(seen)
 
 
+def posted(web: WebServer) -> socket.socket:
+    """A connection to an address whose routes take no POST."""
+    return socket.create_connection(split_address(web.open("127.0.0.1:0", Stream(1).site())), LIMIT_S)
+
+
 def test_each_address_of_one_server_has_its_own_routes_and_its_own_token(web: WebServer) -> None:
     open_one = web.open("127.0.0.1:0", metrics_site(Access(), {"/metrics": lambda: (b"figures", "text/plain")}))
     guarded = web.open("127.0.0.1:0", metrics_site(Access("t" * 40), {"/sd": lambda: (b"[]", "text/plain")}))
@@ -134,43 +108,40 @@ def test_each_address_of_one_server_has_its_own_routes_and_its_own_token(web: We
     assert [thread.name for thread in threading.enumerate()].count("web") == 1
 
 
-def test_a_server_without_an_address_has_no_thread(web: WebServer) -> None:
-    assert "web" not in {thread.name for thread in threading.enumerate()}
-
-
-def test_a_client_that_takes_nothing_is_dropped(web: WebServer, clock: Clock) -> None:
+def test_a_client_that_takes_nothing_is_dropped() -> None:
     stream = Stream(chunks=10_000)
-    with sent(web.open("127.0.0.1:0", stream.site()), "/stream") as slow:
+    with turned_server() as (web, loop), sent(web.open("127.0.0.1:0", stream.site()), "/stream") as slow:
         while not stream.over.wait(0.01):
-            clock.turn(PATIENT_S / 2)
+            loop.turn(PATIENT_S / 2)
         assert 0 < rest(slow) < 10_000 * len(CHUNK)
 
 
-def test_a_reply_may_take_longer_than_a_client(web: WebServer, clock: Clock) -> None:
-    stream = Stream(chunks=12, between=lambda: clock.turn(PATIENT_S / 4))
-    with sent(web.open("127.0.0.1:0", stream.site()), "/quick", "/stream") as connection:
-        assert rest(connection, 12 * len(CHUNK)) >= 12 * len(CHUNK)
+def test_a_reply_may_take_longer_than_a_client() -> None:
+    with turned_server() as (web, loop):
+        stream = Stream(chunks=12, between=lambda: loop.pass_by(PATIENT_S / 4))
+        with sent(web.open("127.0.0.1:0", stream.site()), "/quick", "/stream") as connection:
+            assert rest(connection, 12 * len(CHUNK)) >= 12 * len(CHUNK)
 
 
 def test_replies_that_run_end_with_the_server() -> None:
-    stream, web = Stream(chunks=10_000), WebServer()
-    with sent(web.open("127.0.0.1:0", stream.site()), "/stream") as connection:
-        assert connection.recv(1)
-        web.close()
+    with contextlib.ExitStack() as opened:
+        with turned_server() as (web, _):
+            connection = opened.enter_context(sent(web.open("127.0.0.1:0", Stream(10_000).site()), "/stream"))
+            assert connection.recv(1)
         assert rest(connection) < 10_000 * len(CHUNK)
     assert "web" not in {thread.name for thread in threading.enumerate()}
 
 
 @every("head", ["POST /quick HTTP/1.1", "POST /quick HTTP/1.1\r\nConnection: close", "POST /quick HTTP/1.0"])
-def test_a_refused_client_that_still_sends_is_not_reset(web: WebServer, clock: Clock, head: str) -> None:
+def test_a_refused_client_that_still_sends_is_not_reset(head: str) -> None:
     part, parts = bytes(1 << 18), 20
-    with socket.create_connection(split_address(web.open("127.0.0.1:0", Stream(1).site())), LIMIT_S) as connection:
+    with turned_server() as (web, loop), posted(web) as connection:
         connection.sendall(f"{head}\r\nHost: here\r\nContent-Length: {len(part) * parts}\r\n\r\n".encode())
         connection.sendall(part)
         until(connection, b"allowed: GET\n")
         for _ in range(parts - 1):
             connection.sendall(part)
-        clock.turn(PATIENT_S / 2)
+        loop.pass_by(PATIENT_S / 2)
         if head.endswith("1.1"):
             connection.sendall(b"GET /quick HTTP/1.1\r\nHost: here\r\n\r\n")
             until(connection, b"quick")
@@ -178,14 +149,14 @@ def test_a_refused_client_that_still_sends_is_not_reset(web: WebServer, clock: C
             assert connection.recv(1) == b""
 
 
-def test_a_refused_client_that_never_ends_is_dropped(web: WebServer, clock: Clock) -> None:
-    with socket.create_connection(split_address(web.open("127.0.0.1:0", Stream(1).site())), LIMIT_S) as connection:
+def test_a_refused_client_that_never_ends_is_dropped() -> None:
+    with turned_server() as (web, loop), posted(web) as connection:
         connection.sendall(b"POST /quick HTTP/1.1\r\nHost: here\r\nContent-Length: 9999999\r\n\r\n")
         until(connection, b"allowed: GET\n")
         connection.sendall(b"more")
         connection.settimeout(0.05)
         for _ in range(1000):  # the server may read `more` after a turn
-            clock.turn(PATIENT_S)
+            loop.turn(PATIENT_S)
             with contextlib.suppress(TimeoutError):
                 with contextlib.suppress(ConnectionError):
                     assert connection.recv(1) == b""
