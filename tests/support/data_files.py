@@ -1,10 +1,8 @@
-"""Writes files of data, opens them as a job does, and shows what became of them: rows, or the line that refuses them."""
+"""Writes files of data, opens them as a job does, and shows what became of them: rows, or the line that refuses."""
 
 from __future__ import annotations
 
-import contextlib
-import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,8 +17,6 @@ from shardkeep.workers.data.batch import Batch
 from shardkeep.workers.data.samples import Data, Dataset
 from shardkeep.workers.data.sources.registry import open_data
 from shardkeep.workers.data_config import DataConfig
-
-LIMIT_S = 90.0  # a file that takes so long is a hang
 
 
 @dataclass(frozen=True)
@@ -55,8 +51,7 @@ def opened(folder: Path, files: Mapping[str, Any] = {}, *, seed: int = 0, **sett
     base: dict[str, Any] = {"root": str(folder), "train": next(iter(files), "a.csv"), "label": "y", "scale": "none"}
     if "source" not in settings and files:
         base["source"] = "parquet" if next(iter(files)).endswith(".parquet") else "csv"
-    with _limited():
-        return open_data(DataConfig.model_validate(base | settings), seed=seed, **more)
+    return open_data(DataConfig.model_validate(base | settings), seed=seed, **more)
 
 
 def batch_of(dataset: Dataset | None) -> Batch:
@@ -102,17 +97,3 @@ def refusal(folder: Path, files: Mapping[str, Any] = {}, **settings: Any) -> str
         assert "\n" not in line and len(line) < 1000 and error.exit_code == 2, line
         return line
     raise AssertionError(f"nothing was refused: {rows}")
-
-
-@contextlib.contextmanager
-def _limited() -> Iterator[None]:
-    def late(_number: int, _frame: object) -> None:
-        raise TimeoutError(f"the file is not read after {LIMIT_S:g} s")
-
-    before = signal.signal(signal.SIGALRM, late)
-    signal.setitimer(signal.ITIMER_REAL, LIMIT_S)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)

@@ -11,34 +11,30 @@ import pytest
 from shardkeep.base.errors import ConfigError
 from shardkeep.workers.data.sources.registry import open_data
 from shardkeep.workers.data_config import DataConfig
+from tests.support.data_files import opened
 
 LINES = [f"{i}.5,{i % 7},{i % 3}|{i % 5},{i % 2}" for i in range(40)]
 
 
 def _mark(folder: Path, lines: list[str] = LINES, *, held: list[str] | None = None, seed: int = 0, **more: Any) -> str:
-    folder.mkdir(exist_ok=True, parents=True)
-    (folder / "a.csv").write_text("\n".join(["x,c,m,y", *lines]))
+    files = {"a.csv": "\n".join(["x,c,m,y", *lines])}
     if held is not None:
-        (folder / "b.csv").write_text("\n".join(["x,c,m,y", *held]))
-        more["eval"] = "b.csv"
-    columns = {"label": "y", "dense": ["x"], "sparse": ["c", {"column": "m", "separator": "|"}]}
-    config = {"root": str(folder), "train": "a.csv"} | columns | more
-    return open_data(DataConfig.model_validate(config), seed=seed).fingerprint
+        files["b.csv"] = "\n".join(["x,c,m,y", *held])
+        more = {"eval": "b.csv"} | more
+    columns = {"dense": ["x"], "sparse": ["c", {"column": "m", "separator": "|"}], "scale": None}
+    return opened(folder, files, seed=seed, **columns | more).fingerprint
 
 
-def test_equal_content_has_one_fingerprint_at_any_path_and_time(tmp_path: Path) -> None:
+def test_equal_content_has_one_fingerprint_at_any_path_and_time_and_in_several_files(tmp_path: Path) -> None:
     mark = _mark(tmp_path / "one")
     assert mark and mark == _mark(tmp_path / "two", seed=5)
     os.utime(tmp_path / "one" / "a.csv", ns=(1, 1))
     assert mark == _mark(tmp_path / "one")
     tables = [{"column": "c", "table": "t"}, {"column": "m", "separator": "|", "pooling": "mean"}]
     assert mark == _mark(tmp_path / "one", sparse=tables), "tables and pooling do not count"
-
-
-def test_one_file_or_two_with_the_same_rows_are_the_same_content(tmp_path: Path) -> None:
-    mark = _mark(tmp_path, scale="none")
-    (tmp_path / "b.csv").write_text("\n".join(["x,c,m,y", *LINES[10:]]))
-    assert mark == _mark(tmp_path, LINES[:10], train=["a.csv", "b.csv"], scale="none")
+    mark = _mark(tmp_path / "one", scale="none")
+    parts = {"held": LINES[10:], "eval": [], "train": ["a.csv", "b.csv"]}
+    assert mark == _mark(tmp_path / "one", LINES[:10], scale="none", **parts)
 
 
 def test_any_other_value_order_or_scaling_has_another_fingerprint(tmp_path: Path) -> None:
