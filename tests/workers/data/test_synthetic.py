@@ -6,13 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from numpy.typing import NDArray
 
 from shardkeep.base.arrays import Ints
 from shardkeep.base.errors import ConfigError
 from shardkeep.workers.data.samples import Data
-from shardkeep.workers.data.sampling import StepSlices
 from shardkeep.workers.data.sources.registry import open_data
 from shardkeep.workers.data.sources.synthetic import SyntheticDataset
 from shardkeep.workers.data.sources.synthetic_clicks import DEFAULT_SIZES
@@ -191,81 +188,6 @@ def test_settings_that_a_stream_could_only_ignore_are_refused(settings: dict[str
 def test_data_settings_that_a_stream_does_not_have_are_refused(settings: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         open_data(DataConfig.model_validate({"synthetic": {"task": "tasks"}} | settings), seed=0)
-
-
-@pytest.mark.slow
-def test_a_dlrm_comes_near_the_teacher_and_a_linear_model_does_not() -> None:
-    data = _stream(seed=7, eval_samples=50_000, train_samples=1_200_000)
-    assert data.best_auc is not None
-    best = data.best_auc(50_000)[0]
-    assert best - _trained_auc(data, dim=16, seed=7) < 0.02
-    assert best - _trained_auc(data, dim=1, seed=7) > 0.02
-
-
-def test_a_linear_model_stays_behind_even_with_small_tables_and_much_data() -> None:
-    data = _stream(table_sizes=[20] * 8, train_samples=120_000, eval_samples=20_000)
-    assert data.best_auc is not None
-    assert data.best_auc(20_000)[0] - _trained_auc(data, dim=1, seed=7) > 0.02
-
-
-def _trained_auc(data: Data, *, dim: int, seed: int) -> float:
-    """One pass of a small torch model: logistic regression for dim 1, else a DLRM. Ids share 2^18 buckets a feature."""
-    torch.manual_seed(seed)
-    names = list(data.train.gather(np.arange(1)).ids)
-    model = _Model(data.train.schema.num_dense, len(names), dim)
-    dense = [p for n, p in model.named_parameters() if n != "table.weight"]
-    optimizers = [
-        torch.optim.Adagrad(model.table.parameters(), lr=0.1),
-        torch.optim.Adam(dense, lr=0.02 if dim == 1 else 2e-3),
-    ]
-    slices = StepSlices(len(data.train), batch_size=4096, seed=seed)
-    with torch.sparse.check_sparse_tensor_invariants(False):  # type: ignore[no-untyped-call]
-        for step in range(slices.num_steps):
-            logits, labels = model.run(data.train, slices.rows(step, 0), names)
-            loss = torch.nn.functional.binary_cross_entropy_with_logits(logits, labels)
-            for optimizer in optimizers:
-                optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
-            for optimizer in optimizers:
-                optimizer.step()
-    assert data.eval is not None
-    with torch.no_grad():
-        parts = [
-            model.run(data.eval, np.arange(at, min(at + 8192, len(data.eval))), names)
-            for at in range(0, len(data.eval), 8192)
-        ]
-    return auc(torch.cat([p[0] for p in parts]).numpy(), torch.cat([p[1] for p in parts]).numpy())
-
-
-class _Model(torch.nn.Module):
-    def __init__(self, num_dense: int, num_features: int, dim: int) -> None:
-        super().__init__()
-        self.table = torch.nn.Embedding(num_features << 18, dim, sparse=True)
-        torch.nn.init.uniform_(self.table.weight, -0.05 * (dim > 1), 0.05 * (dim > 1))
-        self.dim = dim
-        count = num_features + 1
-        rows = torch.tril_indices(count, count, -1)
-        self.pairs = rows[0] * count + rows[1]
-        self.bottom = torch.nn.Sequential(*_layers(num_dense, 64), *_layers(64, dim))
-        self.top = torch.nn.Sequential(*_layers(dim + len(self.pairs), 128), *_layers(128, 64), torch.nn.Linear(64, 1))
-        self.linear = torch.nn.Linear(num_dense, 1)
-
-    def run(self, dataset: object, rows: NDArray[np.int64], names: list[str]) -> tuple[torch.Tensor, torch.Tensor]:
-        batch = dataset.gather(rows)  # type: ignore[attr-defined]
-        codes = np.stack([batch.ids[name].values_N for name in names], 1).view(np.uint64) >> np.uint64(46)
-        places = codes.astype(np.int64) + (np.arange(len(names)) << 18)
-        rows_BFD, dense = self.table(torch.from_numpy(places)), torch.from_numpy(batch.dense_BI)
-        labels = torch.from_numpy(batch.label_BT[:, 0])
-        if self.dim == 1:
-            return self.linear(dense)[:, 0] + rows_BFD.sum((1, 2)), labels
-        bottom = self.bottom(dense)
-        stack = torch.cat([bottom[:, None], rows_BFD], 1)
-        pairs = torch.bmm(stack, stack.transpose(1, 2)).flatten(1).index_select(1, self.pairs)
-        return self.top(torch.cat([bottom, pairs], 1))[:, 0], labels
-
-
-def _layers(width: int, out: int) -> tuple[torch.nn.Module, torch.nn.Module]:
-    return torch.nn.Linear(width, out), torch.nn.ReLU()
 
 
 def test_numbered_ids_are_the_hashed_ones_under_other_names() -> None:
