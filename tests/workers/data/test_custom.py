@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,14 +12,14 @@ import pytest
 
 from shardkeep.base.errors import ConfigError, DataError, ShardkeepError
 from shardkeep.config import parse_config
-from shardkeep.workers.data.batch import Batch
 from shardkeep.workers.data.conversion.hashing import hash_text
 from shardkeep.workers.data.samples import Data
+from shardkeep.workers.data.schema import Feature, Schema
 from shardkeep.workers.data.sources.registry import open_data
 from shardkeep.workers.data_config import DataConfig
 from tests.support.cases import every
 from tests.support.local_job import LocalJob
-from tests.support.samples import ArrayDataset, draw
+from tests.support.samples import ArrayDataset
 
 CODE = """
 import numpy as np
@@ -184,26 +183,15 @@ train: {batch_size: 8}
 """
 
 
-class TwoLabels:
-    """The samples of a dataset, with two columns of labels where its schema names one."""
-
-    def __init__(self, dataset: ArrayDataset) -> None:
-        self.schema = dataset.schema
-        self.dataset = dataset
-
-    def __len__(self) -> int:
-        return len(self.dataset)
-
-    def gather(self, rows_B: np.ndarray) -> Batch:
-        batch = self.dataset.gather(rows_B)
-        return dataclasses.replace(batch, label_BT=np.repeat(batch.label_BT, 2, axis=1))
+def samples(num_labels: int) -> ArrayDataset:
+    """A schema of one label, and columns of so many."""
+    schema, ids = Schema(("x",), (Feature("a", "a"),)), {"a": (np.arange(16), np.arange(17), None)}
+    return ArrayDataset(schema, np.zeros((16, 1), np.float32), ids, np.zeros((16, num_labels), np.float32))
 
 
 @every("wrong", ["train", "eval"])
 def test_labels_that_the_schema_does_not_name_are_refused(wrong: str) -> None:
-    parts = {"train": draw(16), "eval": draw(16, seed=1)}
-    job = LocalJob(parse_config(CONFIG), Data(**parts | {wrong: TwoLabels(parts[wrong])}))
-    with pytest.raises(
-        DataError, match=r"returned labels \(\d+, 2\); expected \(\d+, 1\): its schema has the labels label"
-    ):
+    job = LocalJob(parse_config(CONFIG), Data(**{"train": samples(1), "eval": samples(1)} | {wrong: samples(2)}))
+    why = r"returned labels \(\d+, 2\); expected \(\d+, 1\): its schema has the labels label"
+    with pytest.raises(DataError, match=why):
         job.run()
