@@ -121,7 +121,6 @@ def test_python_gives_the_config_of_the_file() -> None:
     config = shardkeep.init("clicks.csv", label="clicked", overrides=["train.epochs=2"])
     assert isinstance(config, shardkeep.JobConfig)
     assert (config.train.epochs, config.servers, config.data.root) == (2, 0, str(Path.cwd()))
-
     with pytest.raises(UserError, match=r"train\.epochs"):
         shardkeep.init("clicks.csv", overrides=["train.epochs=-1"])
     assert not Path("job.yaml").exists()

@@ -71,37 +71,30 @@ def sweeps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sweeps]:
 ALL = ["fp32-seed1", "fp16-seed1", "fp32-seed2", "fp16-seed2"]
 
 
-def test_all_runs_are_made_once_and_another_seed_or_recipe_runs_only_what_is_new(sweeps: Sweeps) -> None:
+def test_runs_are_made_once_a_failed_one_again_and_of_another_seed_or_recipe_only_what_is_new(sweeps: Sweeps) -> None:
+    sweeps.tell("fail", "fp16-seed1")
+    with pytest.raises(JobError) as caught:
+        sweeps.run()
+    assert sweeps.started() == ALL, "a failed run stops no other"
+    failed = "1 of 4 runs failed (fp16-seed1: this run fails on purpose); the same command tries them again"
+    assert str(caught.value) == failed
+    printed = sweeps.printed.splitlines()
+    assert printed[0] == f"4 runs into {sweeps.out}: fp32, fp16; seeds 1, 2"
+    assert "run 2/4 fp16-seed1: failed: this run fails on purpose" in printed
+    assert "run 4/4 fp16-seed2: AUC 0.7920, 138.0 bytes per sample, 2.0 s" in printed
+    assert [row["status"] for row in sweeps.rows()] == ["completed", "missing", "completed", "completed"]
+    assert "fp16-seed1" in (sweeps.out / "report.html").read_text().split("Not completed")[1].split("</ul>")[0]
+    sweeps.tell("fail")
     results = sweeps.run()
-    assert sweeps.started() == ALL
-    assert [run.status for run in results.runs] == ["completed"] * 4
-    assert sweeps.printed.splitlines()[0] == f"4 runs into {sweeps.out}: fp32, fp16; seeds 1, 2"
-    assert "run 2/4 fp16-seed1: AUC 0.7910, 138.0 bytes per sample, 2.0 s" in sweeps.printed.splitlines()
-    assert all((sweeps.out / name).exists() for name in ("results.csv", "summary.json", "report.html"))
+    assert sweeps.started() == ["fp16-seed1"] and [run.status for run in results.runs] == ["completed"] * 4
     sweeps.run()
-    assert sweeps.started() == []
-    assert "4 of 4 runs are done already" in sweeps.printed
+    assert sweeps.started() == [] and "4 of 4 runs are done already" in sweeps.printed
+    assert all((sweeps.out / name).exists() for name in ("results.csv", "summary.json", "report.html"))
     assert [row["status"] for row in sweeps.rows()] == ["completed"] * 4
     assert [row["run"] for row in sweeps.rows()] == [f"runs/{name}" for name in ALL]  # no path of this machine
     own = {"name": "few", "settings": {"compression.push.keep_rows": 0.5}}
     sweeps.run(recipes=["fp32", own], seeds=[1, 2, 3])
     assert sweeps.started() == ["few-seed1", "few-seed2", "fp32-seed3", "fp16-seed3", "few-seed3"]
-
-
-def test_a_failed_run_is_listed_stops_no_other_and_is_tried_again(sweeps: Sweeps) -> None:
-    sweeps.tell("fail", "fp16-seed1")
-    with pytest.raises(JobError) as caught:
-        sweeps.run()
-    assert sweeps.started() == ALL
-    assert str(caught.value) == (
-        "1 of 4 runs failed (fp16-seed1: this run fails on purpose); the same command tries them again"
-    )
-    assert "run 2/4 fp16-seed1: failed: this run fails on purpose" in sweeps.printed.splitlines()
-    assert [row["status"] for row in sweeps.rows()] == ["completed", "missing", "completed", "completed"]
-    assert "fp16-seed1" in (sweeps.out / "report.html").read_text().split("Not completed")[1].split("</ul>")[0]
-    sweeps.tell("fail")
-    sweeps.run()
-    assert sweeps.started() == ["fp16-seed1"]
 
 
 @every(("as_user", "kind"), [(True, UserError), (False, JobError)])
