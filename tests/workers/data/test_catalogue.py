@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,35 +34,32 @@ SCHEMA = Schema(
 )
 
 
+@dataclass(frozen=True)
 class Samples:
     """Samples in memory: users 0, 1, 2 ... of the items, where item i costs i + row / 100."""
 
-    def __init__(
-        self, items: Sequence[int], labels: Sequence[int] | None = None, lists: Sequence[list[int]] = ()
-    ) -> None:
-        self.schema = SCHEMA if not lists else replace(SCHEMA, sequences=(SEEN,))
-        self._items = np.array(items, np.int64)
-        self._labels = np.array(labels or [1] * len(items), np.float32)
-        self._lists = lists
+    items: Sequence[int]
+    labels: Sequence[int] = ()
+    lists: Sequence[list[int]] = ()
+
+    @property
+    def schema(self) -> Schema:
+        return replace(SCHEMA, sequences=(SEEN,)) if self.lists else SCHEMA
 
     def __len__(self) -> int:
-        return len(self._items)
+        return len(self.items)
 
     def gather(self, rows_B: Ints) -> Batch:
-        items_B = self._items[rows_B]
+        items_B, count = np.array(self.items, np.int64)[rows_B], len(rows_B)
         dense_BI = np.stack([rows_B, items_B + rows_B / 100], axis=1).astype(np.float32)
-        tags = Ragged(
-            np.repeat(items_B * 10, 2), np.full(len(rows_B), 2, np.int32), np.tile(np.float32([1, 2]), len(rows_B))
-        )
+        tags = Ragged(np.repeat(items_B * 10, 2), np.full(count, 2, np.int32), np.tile(np.float32([1, 2]), count))
         ids = {"user": Ragged(rows_B), "item": Ragged(items_B), "tags": tags}
-        if self._lists:
-            own = [self._lists[row] for row in rows_B]
-            flat, lengths_B = (
-                np.array([each for one in own for each in one], np.int64),
-                np.array(list(map(len, own)), np.int32),
-            )
-            ids["seen_item"] = Ragged(flat, lengths_B)
-        return Batch(dense_BI, ids, self._labels[rows_B][:, None])
+        if self.lists:
+            own = [self.lists[row] for row in rows_B]
+            flat_N = np.array([entry for entries in own for entry in entries], np.int64)
+            ids["seen_item"] = Ragged(flat_N, np.array(list(map(len, own)), np.int32))
+        labels = np.array(self.labels or [1] * len(self.items), np.float32)
+        return Batch(dense_BI, ids, labels[rows_B][:, None])
 
 
 def _made(samples: Samples, item: Sequence[str] = ("item", "price", "tags"), **changes: Any) -> Catalogue:

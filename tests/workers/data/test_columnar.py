@@ -70,14 +70,6 @@ def _with_offsets(name: str, offsets: Callable[[np.ndarray], None]) -> pa.Buffer
     return pa.py_buffer(bytes(writable))
 
 
-def test_intact_content_is_read_as_it_was_written() -> None:
-    content, rows = _content()
-    batch = _open(content).gather(np.arange(COUNT))
-    assert np.array_equal(batch.ids["w"].values_N, rows.lists["w"].ids_V)
-    assert np.array_equal(batch.ids["w"].weights_N, rows.lists["w"].weights_V)
-    assert np.array_equal(batch.dense_BI, rows.dense_NI)
-
-
 @every("name", ["ids:m", "ids:w", "weights:w", "ids:s", "ids:t", "numbers:n"])
 @every(
     "damage",

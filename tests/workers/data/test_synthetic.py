@@ -12,7 +12,6 @@ from shardkeep.base.errors import ConfigError
 from shardkeep.workers.data.samples import Data
 from shardkeep.workers.data.sources.registry import open_data
 from shardkeep.workers.data.sources.synthetic import SyntheticDataset
-from shardkeep.workers.data.sources.synthetic_clicks import DEFAULT_SIZES
 from shardkeep.workers.data_config import DataConfig, SyntheticConfig
 from shardkeep.workers.metrics.quality import auc
 from shardkeep.workers.model_config import SasRecConfig
@@ -38,16 +37,6 @@ def test_a_row_is_the_same_in_any_batch_and_any_run_and_parts_and_seeds_give_oth
     assert data.train.schema == data.eval.schema == other.train.schema
     with pytest.raises(IndexError):
         _stream(train_samples=10).train.gather(np.array([10]))
-
-
-def test_the_default_has_criteos_shape() -> None:
-    batch = _stream().train.gather(np.arange(20_000))
-    assert batch.dense_BI.dtype == np.float32 and batch.dense_BI.flags.c_contiguous
-    assert abs(float(batch.dense_BI.mean())) < 0.01 and abs(float(batch.dense_BI.std()) - 1) < 0.01
-    assert list(batch.ids) == [f"C{i}" for i in range(1, 27)]
-    assert (DEFAULT_SIZES[0], DEFAULT_SIZES[-1]) == (100, 1_000_000)
-    assert len(np.unique(batch.ids["C1"].values_N)) == 100
-    assert set(np.unique(batch.label_BT)) == {0.0, 1.0}
 
 
 def test_ids_follow_the_zipf_law_and_do_not_show_their_rank() -> None:
