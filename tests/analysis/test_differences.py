@@ -81,7 +81,8 @@ def clicks(seed: int, samples: int = 400, *, noise: float = 1.0) -> tuple[Floats
     return (logits_N + noise * np.random.default_rng(seed).normal(size=samples)).astype(np.float32), labels_N
 
 
-def test_auc_has_the_interval_of_delong_and_logloss_that_of_a_bootstrap() -> None:
+def test_auc_has_the_interval_of_delong_and_logloss_that_of_a_bootstrap(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shardkeep.analysis.differences.RESAMPLES", (200, 200))
     (one_N, labels_N), (other_N, _) = clicks(1, noise=0.2), clicks(2, noise=2.0)
     found = {each.metric: each for each in between(scores_of(one_N, labels_N), scores_of(other_N, labels_N))}
     value, error = auc_difference(one_N, other_N, labels_N > 0.5)
@@ -117,7 +118,8 @@ def test_about_95_of_100_bootstraps_have_the_true_difference(monkeypatch: pytest
     assert 88 <= inside <= 100
 
 
-def test_weighted_samples_have_no_delong_but_a_bootstrap_of_the_weighted_auc() -> None:
+def test_weighted_samples_have_no_delong_but_a_bootstrap_of_the_weighted_auc(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shardkeep.analysis.differences.RESAMPLES", (50, 50))
     (one_N, labels_N), (other_N, _) = clicks(1, noise=0.2), clicks(2, noise=2.0)
     weights_N = np.where(np.arange(len(labels_N)) % 2, 1.0, 3.0).astype(np.float32)
     pair = [scores_of(logits_N, labels_N, weights_N) for logits_N in (one_N, other_N)]

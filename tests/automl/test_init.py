@@ -222,8 +222,8 @@ def test_a_rule_follows_from_the_size(key: str, size: Size, value: object) -> No
 
 
 DECAY = "tables.default.optimizer"
-SPLIT = ("data.split=random", "data.split=null", "data.split.by=user", "data.time=null")
-MODELS = ("model=lr", "model=dnn", "model.name=fm", "model.name=autoint", "model.name=mine:Model")
+SPLIT = ("data.split=random", "data.split=null", "data.split.by=user")
+MODELS = ("model=lr", "model.name=fm", "model.name=autoint", "model.name=mine:Model")
 
 
 @every("override", [f"{DECAY}.weight_decay=0", f"{DECAY}.name=ftrl", f"{DECAY}.lr=0.01", *MODELS, *SPLIT])

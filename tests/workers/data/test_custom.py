@@ -26,12 +26,12 @@ import numpy as np
 from shardkeep.workers.data.batch import Batch, Ragged
 from shardkeep.workers.data.schema import Feature, Schema
 
-def arrays(split, rows=6, held=True):
+def arrays(split, rows=6, held=True, last=1):
     if split == "eval" and not held:
         return None
     n = rows if split == "train" else 4
     return {
-        "label": np.arange(n) % 2,
+        "label": [*(np.arange(n - 1) % 2).tolist(), last],
         "dense": {"age": np.arange(n) * 1.0, "hour": np.arange(n)},
         "sparse": {"city": ["a", "b"] * (n // 2), "tags": [[1, 2]] * n, "hour": np.arange(n)},
     }
@@ -45,14 +45,19 @@ def histories(split):
 
 class Own:
     schema = Schema((), (Feature("u", "u"),))
+    def __init__(self, rows):
+        self.rows = rows
     def __len__(self):
-        return 3
+        return self.rows
     def gather(self, rows_B):
         n = len(rows_B)
         return Batch(np.zeros((n, 0), np.float32), {"u": Ragged(rows_B)}, np.ones((n, 1), np.float32))
 
-def own(split):
-    return Own()
+def own(split, rows=3, mark=None):
+    made = Own(rows)
+    if mark is not None:
+        made.fingerprint = (lambda: mark["call"]) if isinstance(mark, dict) else mark
+    return made
 
 def funnel(split, names=("clicked", "bought", "seconds")):
     columns = {"clicked": [1, 0, 1, 1], "bought": [1, 0, 0, None], "seconds": np.array([2.0, np.nan, 3.5, 4.0])}
@@ -134,9 +139,20 @@ def test_columns_and_options_of_the_config_choose_and_describe(folder: Path) -> 
     assert _open(folder, options={"held": False}).eval is None
 
 
-def test_an_object_with_gather_is_used_as_it_is(folder: Path) -> None:
+def test_an_object_with_gather_is_used_as_it_is_and_a_source_known_by_its_arrays_or_what_it_states(
+    folder: Path,
+) -> None:
+    def mark(name: str, **options: Any) -> str:
+        return _open(folder, name, options=options).fingerprint
+
     train = _open(folder, "own").train
     assert len(train) == 3 and train.gather(np.array([2])).ids["u"].values_N.tolist() == [2]
+    assert mark("arrays", last=0) == mark("arrays", last=0.0) != mark("arrays", last=1)
+    assert mark("own", rows=3) != mark("own", rows=4)
+    assert mark("own", rows=3, mark="a") == mark("own", rows=4, mark="a") != mark("own", rows=3, mark="b")
+    assert mark("own", rows=3, mark={"call": "a"}) == mark("own", rows=3, mark="a")
+    with pytest.raises(ConfigError, match="fingerprint is a list; allowed: a text or whole number"):
+        mark("own", mark=["a"])
 
 
 @every(

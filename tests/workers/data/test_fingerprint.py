@@ -6,9 +6,6 @@ import os
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from shardkeep.base.errors import ConfigError
 from shardkeep.workers.data.sources.registry import open_data
 from shardkeep.workers.data_config import DataConfig
 from tests.support.data_files import opened
@@ -75,40 +72,3 @@ def test_the_synthetic_stream_is_known_by_its_settings_and_seed() -> None:
     marks = [mark(), mark(1), mark(zipf=1.1), mark(num_dense=3), mark(train_samples=9), mark(ids="numbered")]
     assert len({m.split("-")[0] for m in marks}) == len(marks)
     assert mark().split("-")[0] == mark(eval_samples=9).split("-")[0]
-
-
-OWN = """
-import numpy as np
-from shardkeep.workers.data.schema import Schema
-
-def arrays(split, last):
-    return {"label": [0, 1, last], "dense": {"x": [1.0, 2.0, 3.0]}} if split == "train" else None
-
-class Own:
-    schema = Schema(("x",), ())
-    def __init__(self, rows): self.rows = rows
-    def __len__(self): return self.rows
-    def gather(self, rows_B): raise AssertionError("opening reads no samples")
-
-def own(split, rows, mark=None):
-    made = Own(rows)
-    if mark is not None:
-        made.fingerprint = (lambda: mark["call"]) if isinstance(mark, dict) else mark
-    return made if split == "train" else None
-"""
-
-
-def test_a_source_of_ones_own_is_known_by_its_arrays_or_by_what_it_states(tmp_path: Path) -> None:
-    module = f"own_{os.getpid()}_marks"
-    (tmp_path / f"{module}.py").write_text(OWN)
-
-    def mark(name: str, **options: Any) -> str:
-        config = DataConfig(source=f"{module}:{name}", root=str(tmp_path), options=options)
-        return open_data(config, seed=0).fingerprint
-
-    assert mark("arrays", last=0) == mark("arrays", last=0.0) != mark("arrays", last=1)
-    assert mark("own", rows=3) != mark("own", rows=4)
-    assert mark("own", rows=3, mark="a") == mark("own", rows=4, mark="a") != mark("own", rows=3, mark="b")
-    assert mark("own", rows=3, mark={"call": "a"}) == mark("own", rows=3, mark="a")
-    with pytest.raises(ConfigError, match="fingerprint is a list; allowed: a text or whole number"):
-        mark("own", rows=3, mark=["a"])

@@ -202,17 +202,19 @@ DATES: dict[str, float | str] = {
 FIRST = {text: f"1970-01-01 00:00:00{'Z' if text.endswith('Z') else ''}" for text in DATES}
 
 
-@every(("text", "expected"), [*VALUES.items(), *DATES.items()])
-def test_a_number_is_read_to_the_digit_and_a_date_to_the_second_or_refused(
-    tmp_path: Path, text: str, expected: float | str
+@every("texts", [VALUES, *({text: expected} for text, expected in DATES.items())])
+def test_numbers_are_read_to_the_digit_and_dates_to_the_second_or_refused(
+    tmp_path: Path, texts: dict[str, float | str]
 ) -> None:
-    is_date = DATES.get(text) == expected
-    files = {"a.csv": f"x,c,y\n{FIRST[text] if is_date else 8},a,0\n{text},b,1\n"}
-    if isinstance(expected, float):
-        assert read(tmp_path, files, **BOTH).dense == [[0.0 if is_date else 8.0], [float(np.float32(expected))]]
-    else:
-        line = refusal(tmp_path, files, **BOTH)
-        assert re.search(f"a.csv, row 2, column x: .*({expected})", line), line
+    first = FIRST[next(iter(texts))] if texts is not VALUES else "8"
+    head, zero = f"x,c,y\n{first},a,0\n", 8.0 if texts is VALUES else 0.0
+    numbers = {text: expected for text, expected in texts.items() if isinstance(expected, float)}
+    if numbers:
+        rows = read(tmp_path, {"a.csv": head + "".join(f"{text},b,1\n" for text in numbers)}, **BOTH)
+        assert rows.dense == [[zero], *([float(np.float32(number))] for number in numbers.values())]
+    for text in texts.keys() - numbers.keys():
+        line = refusal(tmp_path, {"a.csv": f"{head}{text},b,1\n"}, **BOTH)
+        assert re.search(f"a.csv, row 2, column x: .*({texts[text]})", line), line
 
 
 @every(
@@ -236,10 +238,11 @@ LISTS: dict[str, list[str]] = {
 }  # fmt: skip
 
 
-@every("text", LISTS)
-def test_lists_are_cut_at_their_separator(tmp_path: Path, text: str) -> None:
-    rows = read(tmp_path, {"a.csv": f"x,c,y\n1,{text},0\n2,z,1\n"}, sparse=[{"column": "c", "separator": "|"}])
-    assert rows.ids["c"] == [[hash_text(t.encode()) for t in LISTS[text]], [hash_text(b"z")]]
+def test_lists_are_cut_at_their_separator(tmp_path: Path) -> None:
+    lines = [f"1,{text},{number % 2}" for number, text in enumerate(LISTS)]
+    column = {"column": "c", "separator": "|"}
+    rows = read(tmp_path, {"a.csv": "\n".join(["x,c,y", *lines])}, sparse=[column])
+    assert rows.ids["c"] == [[hash_text(text.encode()) for text in texts] for texts in LISTS.values()]
 
 
 @every(
