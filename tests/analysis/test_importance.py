@@ -1,4 +1,4 @@
-"""Importance: what the metric loses when a column is permuted, beside a plain transcription on a small data set."""
+"""Importance of columns, beside a plain transcription on a small data set, and the points of plots of calibration."""
 
 from __future__ import annotations
 
@@ -11,14 +11,16 @@ import pytest
 import torch
 
 import shardkeep
+from shardkeep.analysis.calibration import BINS, quality_of
 from shardkeep.analysis.importance import FILE, REPEATS, exchanged, importance_of, write_picture
-from shardkeep.base.arrays import Ints
+from shardkeep.base.arrays import Floats, Ints
 from shardkeep.inference.export.writing import export_run
-from shardkeep.inference.scoring import EvaluationRows, evaluation_rows
+from shardkeep.inference.scoring import EvaluationRows, EvaluationScores, evaluation_rows
 from shardkeep.workers.data.batch import Batch, Ragged
 from shardkeep.workers.data.samples import Dataset, gathered
 from shardkeep.workers.data.schema import Feature, Schema, SequenceColumns
-from shardkeep.workers.metrics.quality import auc
+from shardkeep.workers.metrics.quality import MetricSettings, auc
+from tests.support.cases import every
 from tests.support.click_files import click_job, click_rows, write_csv
 
 
@@ -38,19 +40,22 @@ def rows(run: Path) -> EvaluationRows:
     return evaluation_rows(run)
 
 
+@pytest.fixture(scope="module")
+def found(rows: EvaluationRows) -> dict[str, Any]:
+    return importance(rows)
+
+
 def importance(rows: EvaluationRows) -> dict[str, Any]:
     return importance_of(rows, lambda _text, _share: None)
 
 
-def test_the_column_that_decides_is_worth_most(rows: EvaluationRows) -> None:
-    found = importance(rows)
+def test_the_column_that_decides_is_worth_most_as_a_loop_over_permuted_columns_finds(
+    rows: EvaluationRows, found: dict[str, Any]
+) -> None:
     first, *others = found["columns"]
     assert (found["metric"], first["column"]) == ("auc", "user") and first["mean"] > 0.3 and first["spread"] > 0
     assert all(abs(other["mean"]) < first["mean"] / 3 for other in others)
     assert {one["column"] for one in found["columns"]} == {"user", "item", "tags", "price", "age"}
-
-
-def test_importance_is_what_a_loop_over_permuted_columns_finds(rows: EvaluationRows) -> None:
     (dataset,), trained = list(rows.datasets), rows.trained
     batch, lost = gathered(dataset, np.arange(len(dataset))), []
     base = auc(trained.logits(batch)[:, 0], batch.label_BT[:, 0])
@@ -59,7 +64,6 @@ def test_importance_is_what_a_loop_over_permuted_columns_finds(rows: EvaluationR
         permuted = Ragged(batch.ids["user"].values_N[order_N])
         logits_NT = trained.logits(replace(batch, ids={**batch.ids, "user": permuted}))
         lost.append(base - auc(logits_NT[:, 0], batch.label_BT[:, 0]))
-    found = importance(rows)
     expected = {"column": "user", "mean": pytest.approx(np.mean(lost)), "spread": pytest.approx(np.std(lost, ddof=1))}
     assert (found["value"], found["columns"][0]) == (base, expected)
 
@@ -124,10 +128,56 @@ def test_the_number_of_columns_does_not_change_how_often_a_row_is_read(rows: Eva
     assert sum(reads) == len(dataset) * (1 + 2 * REPEATS)
 
 
-def test_the_picture_is_in_the_run_folder_and_not_in_an_export(rows: EvaluationRows, run: Path, tmp_path: Path) -> None:
-    found = importance(rows)
+def test_the_picture_is_in_the_run_folder_and_not_in_an_export(
+    found: dict[str, Any], run: Path, tmp_path: Path
+) -> None:
     picture = write_picture(found, run)
     assert picture == run / FILE and picture.read_bytes().startswith(b"\x89PNG")
     exported = tmp_path / "model"
     export_run(run, exported, told=lambda _text, _share: None)
     assert write_picture(found, exported) is None and not (exported / FILE).exists()
+
+
+# Calibration, from scores of evaluation rows
+
+
+def scores_of(chances_N: Floats, labels_N: Floats, **changes: Any) -> EvaluationScores:
+    logits_NT = np.log(chances_N / (1 - chances_N)).astype(np.float32)[:, None]
+    none, empty = np.empty(0, np.int64), np.empty(0, np.float32)
+    return replace(EvaluationScores(logits_NT, labels_N[:, None], none, empty, MetricSettings()), **changes)
+
+
+def test_a_model_that_is_right_has_points_on_the_diagonal() -> None:
+    draw = np.random.default_rng(0)
+    chances_N = draw.uniform(0.01, 0.99, 20_000).astype(np.float32)
+    labels_N = (draw.random(20_000) < chances_N).astype(np.float32)
+    found = quality_of(scores_of(chances_N, labels_N))
+    assert found is not None and len(found["calibration"]) == 10
+    assert all(abs(share - chance) < 0.04 for chance, share in found["calibration"])
+    high = quality_of(scores_of(chances_N**0.5, labels_N))
+    assert high is not None and all(share < chance for chance, share in high["calibration"])
+
+
+def test_the_shares_of_each_label_are_in_the_bins_of_their_probabilities() -> None:
+    chances_N, labels_N = np.array([0.11, 0.12, 0.93, 0.11], np.float32), np.array([0, 0, 0, 1], np.float32)
+    found = quality_of(scores_of(chances_N, labels_N))
+    assert found is not None
+    shares = {label: {round(x, 3): share for x, share in bins if share} for label, bins in found["scores"].items()}
+    assert shares == {"0": {0.125: pytest.approx(2 / 3), 0.925: pytest.approx(1 / 3)}, "1": {0.125: 1.0}}
+    weighted = quality_of(scores_of(chances_N, labels_N, weights_N=np.array([1, 1, 2, 1], np.float32)))
+    assert weighted is not None and max(share for _, share in weighted["scores"]["0"]) == pytest.approx(0.5)
+    assert all(len(bins) == BINS for bins in found["scores"].values())
+
+
+@every(
+    "changes",
+    [
+        {"asked": MetricSettings(numbers=True)},
+        {"outputs_NT": np.empty((0, 1), np.float32), "labels_NT": np.empty((0, 1), np.float32)},
+        {"outputs_NT": np.array([[np.nan], [1.0]], np.float32)},
+    ],
+    ids=["numbers", "no rows", "not finite"],
+)
+def test_other_scores_have_no_plots(changes: dict[str, Any]) -> None:
+    whole = scores_of(np.array([0.2, 0.6], np.float32), np.array([0, 1], np.float32))
+    assert quality_of(whole) is not None and quality_of(replace(whole, **changes)) is None

@@ -64,7 +64,8 @@ def test_label_time_and_user_of_public_data_sets_are_right_or_asked_for_and_few_
 
 
 @every("name", ["movielens-1m", "microvideo"])
-def test_a_public_data_set_of_each_kind_is_right(name: str, tmp_path: Path) -> None:
+def test_a_public_data_set_of_each_kind_is_right(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.support.public_schemas.ROWS", 600)
     _, wrong = check_vital(next(schema for schema in SCHEMAS if schema.name == name), tmp_path)
     assert len(wrong) <= 1
 
@@ -97,22 +98,18 @@ def clicks(**columns: list[object]) -> pa.Table:
         ("both", [[[1, 2], [n]] for n in range(ROWS)], "lists of lists"),
         ("both", [float("inf") if n % 2 else n / 2 for n in range(ROWS)], "infinite numbers"),
     ],
-    ids=lambda value: str(value)[:20],
 )
 def test_a_column_is_left_out_with_its_reason(column: str, values: list[object], why: str, tmp_path: Path) -> None:
     found = {role.name: role for role in plan(tmp_path / "a.parquet", clicks(**{column: values})).roles}[column]
     assert (found.use, why in found.why) == ("left out", True), found.why
 
 
-def test_a_column_that_almost_tells_the_label_is_kept_with_a_question(tmp_path: Path) -> None:
+def test_a_column_that_almost_tells_the_label_is_kept_with_a_question_unless_it_is_popular(tmp_path: Path) -> None:
     told = [n * n % 7 % 2 if n % 20 else n // 20 % 2 for n in range(ROWS)]  # right in 39 of 40 rows
     table = clicks(device=told, other=[n * 7 % 13 for n in range(ROWS)])
     found = {role.name: role for role in plan(tmp_path / "a.parquet", table).roles}
     assert found["device"].use == "sparse" and "is it known before the label?" in found["device"].why
     assert "known before" not in found["other"].why
-
-
-def test_an_id_that_tells_much_by_what_is_popular_is_no_question(tmp_path: Path) -> None:
     random = np.random.default_rng(1)
     click, other = random.random(20 * ROWS) < 0.5, random.random(20 * ROWS) < 0.04
     items = 300 * (click ^ other) + random.integers(0, 300, len(click))
@@ -136,7 +133,6 @@ def test_an_id_that_tells_much_by_what_is_popular_is_no_question(tmp_path: Path)
         (clicks(**{"Sent back?": ["a\nb", "c"] * (ROWS // 2), "a": [*"wxyz"] * (ROWS // 4)}).drop(["click"]), None,
          "candidates: Sent back? (a b, c), a (w, x, y, ...); name one: --label 'Sent back?'"),
     ],
-    ids=lambda value: str(value)[:40],
 )  # fmt: skip
 def test_a_file_without_a_clear_label_or_columns_is_refused_in_one_line(
     table: pa.Table, label: str | None, told: str, tmp_path: Path
@@ -168,26 +164,16 @@ def test_hashes_of_64_bits_are_codes_and_what_means_a_missing_number_is_told(tmp
         (pa.array(range(ROWS), pa.timestamp("s", "Europe/Rome")), "time"),
         (pa.array([n // 9 for n in range(ROWS)], pa.date32()), "time"),
     ],
-    ids=lambda value: str(getattr(value, "type", value)),
 )
 def test_a_column_of_any_type_has_a_role(values: pa.Array, use: str, tmp_path: Path) -> None:
     found = plan(tmp_path / "a.parquet", clicks().append_column("a", values))
     assert found.roles[2].use == use, found.roles[2].why
 
 
-def test_texts_of_latin_1_are_shown(tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_bytes(
-        b"user,city,click\n" + b"".join(b"u%d,Z\xfcrich%d,%d\n" % (n % 7, n % 3, n % 2) for n in range(90))
-    )
-    found = plan_of([str(tmp_path / "a.csv")], label=None, overrides=[])
-    assert found.roles[1].use == "sparse" and found.roles[1].facts.examples()[0] == "Zürich0"
-
-
 @every(
     ("name", "use"),
     [("Kunde", "user"), ("Kunden-Nr", "user"), ("Nutzer", "user"), ("Datum", "time"), ("Zeit", "time"),
      ("Artikelnummer", "sparse"), ("Menge", "dense"), ("Anzahl Besuche", "dense"), ("Betrag", "dense")],
-    ids=str,
 )  # fmt: skip
 def test_german_names_have_the_roles_of_english_ones(name: str, use: str, tmp_path: Path) -> None:
     values = [n + 1_700_000_000 if use == "time" else n * n % 97 for n in range(ROWS)]
@@ -196,7 +182,7 @@ def test_german_names_have_the_roles_of_english_ones(name: str, use: str, tmp_pa
     assert (found[name], found["Klick"]) == (use, "label")
 
 
-def test_what_databases_write_for_a_missing_value_is_none_of_any_column(tmp_path: Path) -> None:
+def test_what_databases_write_for_a_missing_value_or_an_array_is_known(tmp_path: Path) -> None:
     texts = ["\\N" if n % 5 == 0 else "abc"[n % 3] for n in range(ROWS)]
     lists = ["\\N" if n % 5 == 0 else f"[{n % 4}, {n % 7}]" for n in range(ROWS)]
     found = plan(tmp_path / "a.csv", clicks(city=texts, tags=lists))
@@ -204,40 +190,24 @@ def test_what_databases_write_for_a_missing_value_is_none_of_any_column(tmp_path
     assert [(facts[name].distinct, facts[name].missing) for name in ("city", "tags")] == [(3, 0.2), (7, 0.2)]
     assert "missing: ['', '?', NA, nan, NaN, 'null', \\N]" in found.yaml(tmp_path)
 
-
-def test_arrays_of_a_database_are_lists(tmp_path: Path) -> None:
-    table = clicks(tags=[f"{{{n % 4},{n % 7}}}" for n in range(ROWS)])
-    found = plan(tmp_path / "a.csv", table).roles[2]
-    assert (found.facts.kind, found.facts.distinct, found.settings) == (
-        "list",
-        7,
-        {"separator": ",", "pooling": "mean"},
-    )
+    arrays = plan(tmp_path / "a.csv", clicks(tags=[f"{{{n % 4},{n % 7}}}" for n in range(ROWS)])).roles[2]
+    assert (arrays.facts.kind, arrays.facts.distinct) == ("list", 7)
+    assert arrays.settings == {"separator": ",", "pooling": "mean"}
 
 
-def test_a_label_of_texts_takes_the_values_that_mean_1(tmp_path: Path) -> None:
+def test_a_label_takes_the_texts_that_mean_1_and_numbers_are_cut_in_two_halves(tmp_path: Path) -> None:
     table = clicks(event=[["view", "cart", "buy"][n % 3] for n in range(ROWS)]).drop(["click"])
     found = plan(tmp_path / "a.csv", table, "event", "data.label.positive=[buy, cart]")
     assert "label: {column: event, positive: [buy, cart]}" in found.yaml(tmp_path)
-
-
-def test_numbers_named_as_label_are_cut_in_two_halves(tmp_path: Path) -> None:
     table = clicks(stars=[n % 5 for n in range(ROWS)]).drop(["click"])
-    assert "positive: {above: 2.0}" in plan(tmp_path / "a.csv", table, "stars").yaml(tmp_path) or "{above: 1.0}"
+    assert "positive: {above: 1.0}" in plan(tmp_path / "a.csv", table, "stars").yaml(tmp_path)
 
 
 @every(
     ("values", "one"),
-    [
-        (["yes", "no"], "yes"),
-        (["n", "y"], "y"),
-        (["Ja", "Ja", "Nein"], "Ja"),
-        ([-1, 1], "1"),
-        ([1, 2], "2"),
-        (["often", "often", "seldom"], "seldom"),
-    ],
-    ids=str,
-)
+    [(["yes", "no"], "yes"), (["n", "y"], "y"), (["Ja", "Ja", "Nein"], "Ja"), ([-1, 1], "1"), ([1, 2], "2"),
+     (["often", "often", "seldom"], "seldom")],
+)  # fmt: skip
 def test_one_of_two_values_means_1(values: list[object], one: str, tmp_path: Path) -> None:
     table = clicks(click=[values[n * n % 7 % len(values)] for n in range(ROWS)])
     assert plan(tmp_path / "a.csv", table).roles[1].settings == {"positive": [one]}

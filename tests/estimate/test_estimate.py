@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -18,25 +19,29 @@ from typer.testing import CliRunner
 from shardkeep.base.errors import ConfigError
 from shardkeep.cli.main import app
 from shardkeep.config import JobConfig
-from shardkeep.estimate.dry_run import DRAWN_SAMPLES, PLAYED_STEPS, Played, TableRows, drawn_steps
+from shardkeep.estimate.dry_run import DRAWN_SAMPLES, PLAYED_STEPS, Played, Seen, TableRows, drawn_steps
 from shardkeep.estimate.estimate import estimate, links_of, memory_of, table_bytes
 from shardkeep.estimate.view import show_estimate
 from shardkeep.ps.config import TableSpec
+from shardkeep.ps.jagged import Catalog
 from shardkeep.ps.server.table.optimizers.adam import AdamConfig
+from shardkeep.ps.server.table.policies.config import AdmitConfig, EvictConfig
+from shardkeep.workers.data.batch import Batch, Ragged
 from shardkeep.workers.data.sampling import StepSlices
+from shardkeep.workers.data.schema import Feature, Schema
 from shardkeep.workers.data.sources.registry import open_data
+from shardkeep.workers.embeddings.plan import Planner
 from tests.support.cases import every
 from tests.support.local_job import LocalJob
 from tests.support.one_table import OneTable
 
+DATA = {"synthetic": {"train_samples": 4100, "eval_samples": 100, "num_dense": 3, "table_sizes": [50, 900, 90_000]}}
 JOB: dict[str, Any] = {
     "name": "small",
     "seed": 3,
     "servers": 2,
     "workers": 2,
-    "data": {
-        "synthetic": {"train_samples": 4100, "eval_samples": 100, "num_dense": 3, "table_sizes": [50, 900, 90_000]}
-    },
+    "data": DATA,
     "model": {"bottom": [8], "hidden": [8]},
     "tables": {"default": {"dim": 8}, "C2": {"dim": 12, "optimizer": {"name": "adam"}}},
     "tower": {"compile": "off"},
@@ -46,6 +51,16 @@ JOB: dict[str, Any] = {
 
 def job(**more: Any) -> JobConfig:
     return JobConfig.model_validate({**JOB, **more})
+
+
+def estimated(**more: Any) -> dict[str, Any]:
+    return estimate(job(**more), gbit_per_s=10.0)
+
+
+@pytest.fixture(scope="module")
+def plain() -> dict[str, Any]:
+    """The estimate of the job as it stands."""
+    return estimated()
 
 
 def shown(found: dict[str, Any], width: int = 100) -> str:
@@ -63,8 +78,7 @@ SYNC = {"consistency": {"mode": "sync"}}
         {},
         {**SYNC, "servers": 3, "train": {"batch_size": 32, "accumulate": 3}},
         {"compression": {"push": {"keep_rows": 0.3, "values": "fp16"}, "pull": {"values": "bf16"}}},
-        {"servers": 0, "workers": 1},
-        {"train": {"batch_size": 64, "max_steps": 7}},
+        {"servers": 0, "workers": 1, "train": {"batch_size": 64, "max_steps": 7}},
     ],
 )
 def test_the_estimate_agrees_with_what_the_job_reports(more: dict[str, Any]) -> None:
@@ -106,7 +120,7 @@ def test_each_tables_part_of_a_step_is_told() -> None:
         "C1": {"freeze": True},
         "C2": {"dim": 12, "compression": {"push": {"values": "int8"}, "pull": {"values": "fp16"}}},
     }
-    found = estimate(job(tables=settings), gbit_per_s=10.0)
+    found = estimated(tables=settings)
     c1, c2, c3 = found["step"]["tables"]
     unique = [c1["pull_bytes"] / (8 + 8 * 4), c2["push_bytes"] / (8 + 12 + 1), c3["push_bytes"] / (8 + 8 * 4)]
     assert c1["push_bytes"] == 0.0 and c3["pull_bytes"] == pytest.approx(c3["push_bytes"])
@@ -122,13 +136,14 @@ def steps_bytes(summary: dict[str, Any]) -> int:
     return sum(sum(summary["bytes"][direction].values()) for direction in ("pull", "push", "tower"))
 
 
-@every(("mode", "calls"), [("bounded", 6), ("sync", 12)])
-def test_a_push_takes_the_next_pull_along_where_the_mode_allows_it(mode: str, calls: int) -> None:
-    found = estimate(job(servers=3, consistency={"mode": mode}), gbit_per_s=10.0)
-    assert found["step"]["calls"] == pytest.approx(calls, rel=0.05)
+def test_a_push_takes_the_next_pull_along_where_the_mode_allows_it(plain: dict[str, Any]) -> None:
+    for mode, calls in (("bounded", 6), ("sync", 12)):
+        step = estimated(servers=3, consistency={"mode": mode})["step"]
+        assert step["calls"] == pytest.approx(calls, rel=0.05)
+    assert step["ids_per_worker"] == pytest.approx(64 * 3) and 64 < step["distinct_per_worker"] < 64 * 3
 
 
-def test_the_rows_of_sequences_are_told_and_the_ids_of_each_rank() -> None:
+def test_the_rows_of_sequences_are_told_and_the_ids_of_each_rank(plain: dict[str, Any]) -> None:
     data = {"synthetic": {"task": "sequences", "table_sizes": [100], "train_samples": 512, "eval_samples": 50}}
     train = {"batch_size": 32, "accumulate": 2}
     config = job(data=data, model={"name": "din", "hidden": [4]}, tables={"default": {"dim": 8}}, train=train)
@@ -137,26 +152,26 @@ def test_the_rows_of_sequences_are_told_and_the_ids_of_each_rank() -> None:
     assert "960 ids a micro-batch, whose rows take 30.7 kB, and their gradients as much" in shown(found, 120)
     summary = LocalJob(config, open_data(config.data, seed=config.seed)).run()
     assert summary["ids_per_step"] == {"by_rank": [64 * 31.0] * 2, "largest_over_mean": 1.0}
-    assert "unpooled" not in estimate(job(), gbit_per_s=10.0)["step"]
+    assert "unpooled" not in plain["step"]
 
 
-def test_the_ids_of_a_step_are_those_of_the_data() -> None:
-    step = estimate(job(), gbit_per_s=10.0)["step"]
-    assert step["ids_per_worker"] == pytest.approx(64 * 3)
-    assert 64 < step["distinct_per_worker"] < 64 * 3
-
-
-@every("rows", [1000, 70_000])
-def test_a_tables_bytes_are_those_of_a_table(rows: int) -> None:
-    spec = TableSpec(name="t", dim=10, optimizer=AdamConfig())
+@every(
+    ("spec", "rows"),
+    [*((TableSpec(name="t", dim=10, optimizer=AdamConfig()), rows) for rows in (1000, 70_000)),
+     (TableSpec(name="t", dim=5, evict=EvictConfig(ttl_steps=9)), 70_000)],
+)  # fmt: skip
+def test_a_tables_bytes_are_those_of_a_table(spec: TableSpec, rows: int) -> None:
     table = OneTable(spec, seed=1)
-    for start in range(0, rows, 500):
-        ids = np.arange(start, start + 500, dtype=np.int64)
-        table.apply(ids, np.ones((500, 10), np.float32), step=0)
+    for ids in np.array_split(np.arange(rows, dtype=np.int64), rows // 1000):
+        table.apply(ids, np.ones((ids.size, spec.dim), np.float32), step=0)
     told = table_bytes(spec, rows)
     assert told["bytes"] == pytest.approx(table.size_bytes, rel=0.15)
-    assert (told["weights"], told["slots"], told["ids"]) == (rows * 40, rows * 80, rows * 8)
     assert told["weights"] + told["slots"] + told["ids"] + told["index"] <= told["bytes"]
+    assert (told["weights"], told["ids"]) == (rows * 4 * spec.dim, rows * 8)
+    assert told["slots"] == (rows * 80 if spec.dim == 10 else told["slots"])
+    plain_bytes = table_bytes(spec.model_copy(update={"evict": None}), rows)
+    assert "counters" not in plain_bytes and told.get("counters", 0) == (rows * 8 if spec.evict else 0)
+    assert told["bytes"] - plain_bytes["bytes"] == pytest.approx(told.get("counters", 0), abs=5000)
 
 
 def test_a_server_holds_its_share_of_every_table() -> None:
@@ -178,12 +193,13 @@ def test_all_steps_of_a_small_data_set_are_drawn_and_a_spread_of_a_large_one() -
     assert drawn_steps(StepSlices(100 * DRAWN_SAMPLES, batch_size=2 * DRAWN_SAMPLES), steps=50) == [0]
 
 
-def test_rows_are_those_of_the_drawn_samples_and_the_text_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = estimate(job(), gbit_per_s=10.0)
+def test_rows_are_those_of_the_drawn_samples_and_the_text_says_so(
+    monkeypatch: pytest.MonkeyPatch, plain: dict[str, Any]
+) -> None:
     monkeypatch.setattr("shardkeep.estimate.dry_run.DRAWN_SAMPLES", 1000)
-    part = estimate(job(), gbit_per_s=10.0)
-    assert (whole["drawn"]["rows_counted"], part["drawn"]["rows_counted"]) == (True, False)
-    for some, all_ in zip(part["tables"], whole["tables"], strict=True):
+    part = estimated()
+    assert (plain["drawn"]["rows_counted"], part["drawn"]["rows_counted"]) == (True, False)
+    for some, all_ in zip(part["tables"], plain["tables"], strict=True):
         assert 0 < some["rows"] <= all_["rows"]
     text = shown(part)
     assert "the tables have at least the rows of these" in text
@@ -194,17 +210,9 @@ def test_rows_are_those_of_the_drawn_samples_and_the_text_says_so(monkeypatch: p
 def test_the_slower_way_of_a_link_sets_the_pace() -> None:
     bytes_s = {"pull": [1e6, 2e6], "pull answer": [6e6, 5e6], "push": [1e6, 2e6]}
     played = Played(
-        steps=1,
-        samples=1,
-        rows={},
-        counted=True,
-        ids=1.0,
-        unique=1.0,
-        unpooled={},
-        calls=4.0,
-        bytes_S={name: np.array(sizes) for name, sizes in bytes_s.items()},
-        table_bytes={},
-    )
+        steps=1, samples=1, rows={}, counted=True, ids=1.0, unique=1.0, unpooled={}, calls=4.0,
+        bytes_S={name: np.array(sizes) for name, sizes in bytes_s.items()}, table_bytes={},
+    )  # fmt: skip
     server, worker = links_of(played, {"reduce_bytes_per_worker": 500_000}, job(), 8.0)
     assert (server["in_bytes"], server["out_bytes"], server["bound_ms"]) == (4e6, 6e6, 6.0)
     assert (worker["in_bytes"], worker["out_bytes"], worker["bound_ms"]) == (6e6, 3.5e6, 6.0)
@@ -243,20 +251,14 @@ def test_the_command_prints_tables_or_json_and_starts_no_process(path: str, monk
     assert (code, error, found["gbit_per_s"], len(found["servers"])) == (0, "", 20.0, 5)
 
 
-def test_the_journal_of_the_busiest_server_grows_by_what_is_pushed_to_it(path: str) -> None:
-    found = estimate(job(), gbit_per_s=10.0)
-    pushed = {row["class"]: row["bytes"] for row in found["step"]["traffic"]}["push"]
-    size, rate = found["journal"]["bytes_per_step"], found["journal"]["most_bytes_per_s"]
-    assert pushed / 2 <= size < pushed and rate == pytest.approx(size * 1e3 / found["bound_ms"])
-    assert "the busiest server's journal grows by" in invoke(path)[1]
-    for none in ("recovery.journal=off", "recovery.restarts=0"):
-        assert "journal" not in invoke(path, "--set", none)[1]
-
-
-def test_one_process_has_no_links(path: str) -> None:
-    code, out, _ = invoke(path, "--set", "servers=0", "--set", "workers=1")
-    assert code == 0
-    assert "servers: 0: nothing travels between processes" in out
+def test_the_journal_of_the_busiest_server_grows_by_what_is_pushed_to_it(plain: dict[str, Any]) -> None:
+    pushed = {row["class"]: row["bytes"] for row in plain["step"]["traffic"]}["push"]
+    size, rate = plain["journal"]["bytes_per_step"], plain["journal"]["most_bytes_per_s"]
+    assert pushed / 2 <= size < pushed and rate == pytest.approx(size * 1e3 / plain["bound_ms"])
+    assert "the busiest server's journal grows by" in shown(plain)
+    for none in ({"journal": "off"}, {"restarts": 0}):
+        assert "journal" not in shown(estimated(recovery=none))
+    assert "servers: 0: nothing travels between processes" in shown(estimated(servers=0, workers=1))
 
 
 def test_a_wrong_setting_is_one_line_and_code_2(path: str) -> None:
@@ -268,13 +270,11 @@ def test_a_wrong_setting_is_one_line_and_code_2(path: str) -> None:
 
 
 @every("width", [50, 200])
-def test_no_figure_is_cut_on_any_terminal(width: int) -> None:
-    found = {**estimate(job(), gbit_per_s=10.0)}
+def test_no_figure_is_cut_on_any_terminal(width: int, plain: dict[str, Any]) -> None:
     long = "a_table_with_a_long_name" * 3
-    found["tables"] = [{**found["tables"][0], "name": long}, *found["tables"][1:]]
-    text = shown(found, width)
+    text = shown({**plain, "tables": [{**plain["tables"][0], "name": long}, *plain["tables"][1:]]}, width)
     assert "\u2026" not in text and max(map(len, text.splitlines())) <= width
-    assert f"{found['tables'][0]['rows']:,}" in text and ("slots" in text) == (width == 200)
+    assert f"{plain['tables'][0]['rows']:,}" in text and ("slots" in text) == (width == 200)
 
 
 def test_without_data_there_is_the_memory_of_a_million_rows_of_each_table(tmp_path: Path) -> None:
@@ -298,3 +298,54 @@ def test_a_wrong_config_is_read_before_any_kernel_is_compiled(tmp_path: Path) ->
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == f"error: {tmp_path}/absent.yaml: cannot be read (No such file or directory)\n"
     assert not list(tmp_path.rglob("*.nb?"))
+
+
+# Tables with policies: ids that get a row, ids that are only counted, capacities
+
+
+def rows_of(steps: list[np.ndarray], admit: AdmitConfig | None, *, passes: int = 1) -> TableRows:
+    table = TableSpec(name="t", dim=4, admit=admit)
+    planner, seen = Planner(Schema((), (Feature("f", "t"),)), Catalog([table])), Seen([table], passes=passes)
+    for ids_N in steps:
+        size = ids_N.size
+        batch = Batch(np.zeros((size, 0), np.float32), {"f": Ragged(ids_N)}, np.zeros((size, 1), np.float32))
+        seen.add([planner.plan(batch)])
+    return seen.rows(1)["t"]
+
+
+@every("passes", [1, 2])
+def test_rows_are_those_of_the_ids_above_the_bar_of_pushes_or_as_many_as_chance_lets_expect(passes: int) -> None:
+    random = np.random.default_rng(5)
+    steps = [(random.random(1000) ** 4 * 200_000).astype(np.int64) for _ in range(64)]
+    pushes = Counter(int(i) for ids_N in steps for i in np.unique(ids_N))
+    found = rows_of(steps, AdmitConfig(min_count=3), passes=passes)
+    rows = sum(count * passes >= 3 for count in pushes.values())
+    assert 0 < rows < len(pushes)
+    assert found.rows == rows and found.candidates == len(pushes) - rows
+    if passes == 1:
+        expected = sum(1 - 0.7**count for count in pushes.values())
+        assert rows_of(steps, AdmitConfig(probability=0.3)).rows == pytest.approx(expected)
+
+
+def test_a_table_has_no_more_rows_than_its_capacity() -> None:
+    tables = [
+        TableSpec(name="a", dim=4, evict=EvictConfig(max_rows=262_144)),
+        TableSpec(name="b", dim=4, evict=EvictConfig(max_bytes=30_000_000)),
+        TableSpec(name="c", dim=4),
+    ]
+    rows = dict.fromkeys("abc", TableRows(5e6, np.array([0.5, 0.5])))
+    found = {table["name"]: table for table in memory_of(tables, rows)["tables"]}
+    assert found["a"]["rows"] == found["a"]["capacity"] == 262_144
+    assert found["b"]["rows"] == found["b"]["capacity"] and 25e6 < found["b"]["bytes"] < 36e6
+    assert found["c"]["rows"] == 5_000_000 and "capacity" not in found["c"]
+
+
+def test_the_rows_and_counted_ids_are_those_of_a_job() -> None:
+    tables = {"default": {"dim": 8, "evict": {"ttl_steps": 1000}}, "C3": {"admit": {"min_count": 2}}}
+    config = job(workers=1, tables=tables, **SYNC)
+    found = {table["name"]: table for table in estimate(config, gbit_per_s=1.0)["tables"]}
+    summary = LocalJob(config, open_data(config.data, seed=config.seed)).run()
+    for table in summary["tables"]:
+        told = found[table["name"]]
+        assert told["rows"] == table["rows"] and told.get("candidates") == table.get("candidates")
+    assert found["C3"]["candidates"] > 100

@@ -42,6 +42,13 @@ def read(path: Path) -> tuple[np.ndarray, np.ndarray]:
 def test_what_a_form_writes_it_reads_back(tmp_path: Path, form: str) -> None:
     ids, rows = read(written(tmp_path / f"user{FORMS[form].suffix}"))
     assert np.array_equal(ids, IDS) and np.array_equal(rows, ROWS)
+    file = open_rows(written(tmp_path / f"x{FORMS[form].suffix}", IDS[:0], ROWS[:0]), key="rows")
+    assert (file.rows, file.dim) == (0, 3) and not sum(ids.size for ids, _ in file.chunks())
+    ids, rows = np.arange(150_000), np.random.default_rng(0).normal(size=(150_000, 2)).astype(np.float32)
+    path = written(tmp_path / f"large{FORMS[form].suffix}", ids, rows, block=70_000)
+    assert len(list(open_rows(path, key="rows").chunks())) >= 3
+    found = read(path)
+    assert np.array_equal(found[0], ids) and np.array_equal(found[1], rows)
 
 
 def test_the_libraries_of_each_form_read_it(tmp_path: Path) -> None:
@@ -55,22 +62,6 @@ def test_the_libraries_of_each_form_read_it(tmp_path: Path) -> None:
         (np.load(tmp_path / "x.ids.npy"), np.load(tmp_path / "x.rows.npy")),
     ):
         assert np.array_equal(ids, IDS) and np.array_equal(rows, ROWS) and rows.dtype == np.float32
-
-
-@every("form", FORMS)
-def test_a_file_larger_than_a_chunk_is_read_in_chunks(tmp_path: Path, form: str) -> None:
-    ids, rows = np.arange(150_000), np.random.default_rng(0).normal(size=(150_000, 2)).astype(np.float32)
-    path = written(tmp_path / f"x{FORMS[form].suffix}", ids, rows, block=70_000)
-    assert len(list(open_rows(path, key="rows").chunks())) >= 3
-    found = read(path)
-    assert np.array_equal(found[0], ids) and np.array_equal(found[1], rows)
-
-
-@every("form", FORMS)
-def test_a_table_without_rows_is_a_file_without_rows(tmp_path: Path, form: str) -> None:
-    path = written(tmp_path / f"x{FORMS[form].suffix}", IDS[:0], ROWS[:0])
-    file = open_rows(path, key="rows")
-    assert (file.rows, file.dim) == (0, 3) and not sum(ids.size for ids, _ in file.chunks())
 
 
 @every("name", ["user.npy", "user.ids.npy", "user.rows.npy"])
@@ -89,65 +80,51 @@ CATEGORIES = pa.dictionary(pa.int32(), pa.string())
 LISTS = pa.array(ROWS.tolist(), pa.list_(pa.float32()))
 
 
-def test_a_parquet_file_of_pandas_is_read_with_its_other_columns(tmp_path: Path) -> None:
-    ids, rows = read(parquet(tmp_path / "x.parquet", pa.array(range(5), pa.int32()), LISTS, name=["a"] * 5))
-    assert ids.tolist() == [0, 1, 2, 3, 4] and np.array_equal(rows, ROWS)
-
-
 @every("kind", [pa.string(), pa.large_string(), pa.binary(), CATEGORIES])
 def test_texts_become_the_ids_that_the_data_give_them(tmp_path: Path, kind: Any) -> None:
     texts = ["u1", "", "ü", "7", " u2 "]
     ids, _ = read(parquet(tmp_path / "x.parquet", pa.array(texts).cast(kind), LISTS))
     assert ids.tolist() == [hash_text(text.strip().encode()) for text in texts]
+    ids, rows = read(parquet(tmp_path / "x.parquet", pa.array(range(5), pa.int32()), LISTS, name=["a"] * 5))
+    assert ids.tolist() == [0, 1, 2, 3, 4] and np.array_equal(rows, ROWS), "other columns do not matter"
 
 
-def bad_parquet(path: Path, kind: str) -> Path:
-    ids, rows = pa.array(range(5)), ROWS.tolist()
-    made: dict[str, Any] = {
-        "float ids": (pa.array(np.arange(5.0)), LISTS),
-        "double rows": (ids, pa.array(rows, pa.list_(pa.float64()))),
-        "numbers": (ids, pa.array(np.arange(5, dtype=np.float32))),
-        "ragged": (ids, pa.array([*rows[:4], [1.0]], pa.list_(pa.float32()))),
-        "a row is missing": (ids, pa.array([None, *rows[1:]], pa.list_(pa.float32()))),
-        "an id is missing": (pa.array([None, 1, 2, 3, 4]), LISTS),
-        "a value is missing": (ids, pa.array([rows[0], [1.0, 2.0, None], *rows[2:]], pa.list_(pa.float32()))),
-        "large ids": (pa.array([1, 2**63 - 1, 2**64 - 1, 2, 3], pa.uint64()), LISTS),
-        "not finite": (ids, pa.array([*rows[:4], [1.0, float("nan"), 2.0]], pa.list_(pa.float32()))),
-    }
-    return parquet(path, *made[kind])
+NUMBERS, VALUES = pa.array(range(5)), ROWS.tolist()
+FLOATS = pa.list_(pa.float32())
 
 
 @every(
-    ("kind", "text"),
+    ("ids", "rows", "text"),
     [
-        ("float ids", "id is double; allowed: int64, or texts"),
-        ("double rows", "row is list<.*double>; allowed: lists of float32"),
-        ("numbers", "row is float; allowed: lists of float32"),
-        ("ragged", "x.parquet, row 5: has 1 values, the first row 3"),
-        ("a row is missing", "x.parquet, row 1: row is missing"),
-        ("an id is missing", "x.parquet, row 1: id is missing"),
-        ("a value is missing", "x.parquet, row 2: a value is missing"),
-        (
-            "large ids",
-            "x.parquet, row 3: id 18446744073709551615 does not fit int64; allowed: at most 9223372036854775807",
-        ),
-        ("not finite", "x.parquet, row 5: id 4 has the value nan"),
+        (pa.array(np.arange(5.0)), LISTS, "id is double; allowed: int64, or texts"),
+        (NUMBERS, pa.array(VALUES, pa.list_(pa.float64())), "row is list<.*double>; allowed: lists of float32"),
+        (NUMBERS, pa.array(np.arange(5, dtype=np.float32)), "row is float; allowed: lists of float32"),
+        (NUMBERS, pa.array([*VALUES[:4], [1.0]], FLOATS), "x.parquet, row 5: has 1 values, the first row 3"),
+        (NUMBERS, pa.array([None, *VALUES[1:]], FLOATS), "x.parquet, row 1: row is missing"),
+        (pa.array([None, 1, 2, 3, 4]), LISTS, "x.parquet, row 1: id is missing"),
+        (NUMBERS, pa.array([VALUES[0], [1.0, 2.0, None], *VALUES[2:]], FLOATS), "x.parquet, row 2: a value is missing"),
+        (pa.array([1, 2**63 - 1, 2**64 - 1, 2, 3], pa.uint64()), LISTS,
+         "x.parquet, row 3: id 18446744073709551615 does not fit int64; allowed: at most 9223372036854775807"),
+        (NUMBERS, pa.array([*VALUES[:4], [1.0, float("nan"), 2.0]], FLOATS),
+         "x.parquet, row 5: id 4 has the value nan"),
     ],
-)
-def test_a_parquet_file_that_does_not_fit_is_named_with_what_is_wrong(tmp_path: Path, kind: str, text: str) -> None:
+)  # fmt: skip
+def test_a_parquet_file_that_does_not_fit_is_named_with_what_is_wrong(
+    tmp_path: Path, ids: pa.Array, rows: pa.Array, text: str
+) -> None:
     with pytest.raises(DataError, match=text) as caught:
-        read(bad_parquet(tmp_path / "x.parquet", kind))
+        read(parquet(tmp_path / "x.parquet", ids, rows))
     assert str(tmp_path / "x.parquet") in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_an_error_names_the_row_over_all_chunks_and_the_text_of_its_id(tmp_path: Path) -> None:
-    rows = np.ones((150_000, 2), np.float32)
-    rows[140_000, 1] = np.inf
-    texts = [f" u{number}\n" for number in range(150_000)]
-    with pytest.raises(DataError, match=r"x\.parquet, row 140001: id 'u140000' has the value inf$"):
-        read(parquet(tmp_path / "x.parquet", pa.array(texts), pa.array(list(rows), pa.list_(pa.float32()))))
-    with pytest.raises(DataError, match=r"x\.rows\.npy, row 140001: id 140000 has the value inf$"):
-        read(written(tmp_path / "x.npy", np.arange(150_000), rows))
+    rows = np.ones((80_000, 2), np.float32)
+    rows[70_000, 1] = np.inf
+    texts = [f" u{number}\n" for number in range(80_000)]
+    with pytest.raises(DataError, match=r"x\.parquet, row 70001: id 'u70000' has the value inf$"):
+        read(parquet(tmp_path / "x.parquet", pa.array(texts), pa.array(list(rows), FLOATS)))
+    with pytest.raises(DataError, match=r"x\.rows\.npy, row 70001: id 70000 has the value inf$"):
+        read(written(tmp_path / "x.npy", np.arange(80_000), rows))
 
 
 @every(

@@ -7,12 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa  # type: ignore[import-untyped]
-import pyarrow.parquet as pq  # type: ignore[import-untyped]
-
 from shardkeep.workers.data.samples import Data
 from shardkeep.workers.data.sources.registry import open_data
 from shardkeep.workers.data_config import DataConfig
+from tests.support.data_files import write_file
 
 Rows = Mapping[str, Sequence[Any]]
 SEEN: dict[str, Any] = {
@@ -32,8 +30,7 @@ ROWS: Rows = {
 
 
 def write_parquet(path: Path, rows: Rows) -> Path:
-    pq.write_table(pa.table({name: list(values) for name, values in rows.items()}), path)
-    return path
+    return write_file(path, dict(rows))
 
 
 def write_csv(path: Path, rows: Rows, separator: str = "|") -> Path:

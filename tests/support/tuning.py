@@ -4,7 +4,6 @@ Optuna takes a second to import, so functions import it."""
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
@@ -45,14 +44,17 @@ def quick_plan(folder: Path, *overrides: str, **changes: Any) -> Plan:
     return plan(folder, ["model.dropout=0,0.1"], *overrides, grid=True, **changes)
 
 
+def space(plan: Plan, *over: str) -> dict[str, Any]:
+    """What `--over` names; as defaults a key that the model lacks."""
+    from shardkeep.automl.tune.space import space_of
+
+    return space_of(plan.load, over, defaults=["model.layers=1..3"])
+
+
 def open_search(plan: Plan, out: Path) -> Search:
     from shardkeep.automl.tune.search import Search
 
     return Search(plan, out)
-
-
-def tune_command(folder: Path, trials: int, *more: str) -> list[str]:
-    return ["tune", str(folder / "job.yaml"), "--trials", str(trials), "--out", str(folder / "out"), *more]
 
 
 def search_in(folder: Path) -> Search:
@@ -74,16 +76,6 @@ def ended_in(folder: Path) -> list[int]:
     copy = shutil.copy(folder / "out" / "journal.log", folder / "journal.copy")
     study = optuna.load_study(study_name="tune", storage=JournalStorage(JournalFileBackend(str(copy))))
     return numbers(study.get_trials(states=[TrialState.COMPLETE, TrialState.PRUNED]))
-
-
-def with_checkpoints(folder: Path) -> set[str]:
-    return {run.parent.name for run in (folder / "out" / "runs").glob("*/checkpoints")}
-
-
-def scored_in(folder: Path) -> set[str]:
-    """The trials whose model has read the test data."""
-    summaries = (folder / "out" / "runs").glob("*/summary.json")
-    return {path.parent.name for path in summaries if "test" in json.loads(path.read_text())}
 
 
 def numbers(trials: Sequence[FrozenTrial]) -> list[int]:

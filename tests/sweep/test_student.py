@@ -11,8 +11,6 @@ import pytest
 from shardkeep.sweep.student import Estimate, estimate, holm, p_value
 from tests.support.cases import every
 
-TABLE = {(0.975, 1): 12.7062, (0.975, 4): 2.7764, (0.95, 5): 2.0150, (0.995, 3): 5.8409}  # of any textbook
-
 
 def test_the_interval_is_that_worked_out_by_hand() -> None:
     found = estimate([1.0, 2.0, 3.0, 4.0, 5.0])  # deviation sqrt(2.5), error sqrt(0.5), t of 4 is 2.7764
@@ -25,14 +23,14 @@ def test_the_interval_is_that_worked_out_by_hand() -> None:
 
 def test_the_interval_holds_the_mean_95_times_in_100_and_the_power_is_kept() -> None:
     rng, inside, seen = np.random.default_rng(5), 0, 0
-    draws = rng.normal(0.0, 1.0, (2000, 5))
+    draws = rng.normal(0.0, 1.0, (1000, 5))
     smallest = (2.7764 + 0.9410) / math.sqrt(5)  # with the true deviation
     for row in draws:
         found = estimate(row.tolist())
         assert found is not None and found.low is not None and found.high is not None
         inside += found.low <= 0.0 <= found.high
         seen += found.low + smallest > 0.0  # the same values around a true mean of `smallest`
-    assert inside / len(draws) == pytest.approx(0.95, abs=0.01)
+    assert inside / len(draws) == pytest.approx(0.95, abs=0.02)
     assert seen / len(draws) == pytest.approx(0.8, abs=0.06)  # the normal approximation of the noncentral t
 
 
@@ -43,30 +41,31 @@ def test_without_scipy_there_are_means_and_deviations_alone(monkeypatch: pytest.
     assert p_value(Estimate(3, 2.0, 1.0)) is None
 
 
-def test_one_value_has_no_interval_and_none_no_mean() -> None:
+def test_one_value_has_no_interval_none_no_mean_and_equal_values_a_certain_p_value() -> None:
     one = estimate([0.25])
     assert one is not None
     assert (one.mean, one.deviation, one.low, one.high, one.shows) == (0.25, None, None, None, None)
     assert estimate([]) is None
+    for values, expected in (([0.01, 0.01], 0.0), ([0.0, 0.0], 1.0), ([0.5], None)):
+        found = estimate(values)
+        assert found is not None and p_value(found) == expected
 
 
-@every(("probability", "freedom"), TABLE)
-def test_the_p_value_at_a_quantile_of_the_table_is_both_tails(probability: float, freedom: int) -> None:
+@every(
+    ("probability", "freedom", "quantile"),
+    [(0.975, 1, 12.7062), (0.975, 4, 2.7764), (0.95, 5, 2.0150), (0.995, 3, 5.8409)],  # of any textbook
+)
+def test_the_p_value_at_a_quantile_of_the_table_is_both_tails(
+    probability: float, freedom: int, quantile: float
+) -> None:
     rng = np.random.default_rng(freedom)
     spread = rng.normal(size=freedom + 1)
     spread = (spread - spread.mean()) / spread.std(ddof=1)
-    mean = TABLE[probability, freedom] / math.sqrt(freedom + 1)
+    mean = quantile / math.sqrt(freedom + 1)
     for sign in (1, -1):
         found = estimate((spread + sign * mean).tolist())
         assert found is not None
         assert p_value(found) == pytest.approx(2 * (1 - probability), rel=1e-3)
-
-
-def test_equal_values_have_a_certain_p_value_and_one_value_has_none() -> None:
-    for values, expected in (([0.01, 0.01], 0.0), ([0.0, 0.0], 1.0), ([0.5], None)):
-        found = estimate(values)
-        assert found is not None
-        assert p_value(found) == expected
 
 
 def test_several_comparisons_are_corrected_as_holm_says() -> None:
@@ -79,7 +78,7 @@ def test_several_comparisons_are_corrected_as_holm_says() -> None:
 
 def test_a_difference_where_there_is_none_is_told_once_in_twenty_families_at_most() -> None:
     rng, wrong = np.random.default_rng(3), 0
-    for _ in range(200):
+    for _ in range(100):
         found = [estimate(rng.normal(size=5).tolist()) for _ in range(6)]
         wrong += min(holm([p for one in found if one and (p := p_value(one)) is not None])) < 0.05
-    assert wrong / 200 == pytest.approx(0.045, abs=0.025)
+    assert wrong / 100 == pytest.approx(0.045, abs=0.03)

@@ -71,37 +71,30 @@ def sweeps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sweeps]:
 ALL = ["fp32-seed1", "fp16-seed1", "fp32-seed2", "fp16-seed2"]
 
 
-def test_all_runs_are_made_once_and_another_seed_or_recipe_runs_only_what_is_new(sweeps: Sweeps) -> None:
+def test_runs_are_made_once_a_failed_one_again_and_of_another_seed_or_recipe_only_what_is_new(sweeps: Sweeps) -> None:
+    sweeps.tell("fail", "fp16-seed1")
+    with pytest.raises(JobError) as caught:
+        sweeps.run()
+    assert sweeps.started() == ALL, "a failed run stops no other"
+    failed = "1 of 4 runs failed (fp16-seed1: this run fails on purpose); the same command tries them again"
+    assert str(caught.value) == failed
+    printed = sweeps.printed.splitlines()
+    assert printed[0] == f"4 runs into {sweeps.out}: fp32, fp16; seeds 1, 2"
+    assert "run 2/4 fp16-seed1: failed: this run fails on purpose" in printed
+    assert "run 4/4 fp16-seed2: AUC 0.7920, 138.0 bytes per sample, 2.0 s" in printed
+    assert [row["status"] for row in sweeps.rows()] == ["completed", "missing", "completed", "completed"]
+    assert "fp16-seed1" in (sweeps.out / "report.html").read_text().split("Not completed")[1].split("</ul>")[0]
+    sweeps.tell("fail")
     results = sweeps.run()
-    assert sweeps.started() == ALL
-    assert [run.status for run in results.runs] == ["completed"] * 4
-    assert sweeps.printed.splitlines()[0] == f"4 runs into {sweeps.out}: fp32, fp16; seeds 1, 2"
-    assert "run 2/4 fp16-seed1: AUC 0.7910, 138.0 bytes per sample, 2.0 s" in sweeps.printed.splitlines()
-    assert all((sweeps.out / name).exists() for name in ("results.csv", "summary.json", "report.html"))
+    assert sweeps.started() == ["fp16-seed1"] and [run.status for run in results.runs] == ["completed"] * 4
     sweeps.run()
-    assert sweeps.started() == []
-    assert "4 of 4 runs are done already" in sweeps.printed
+    assert sweeps.started() == [] and "4 of 4 runs are done already" in sweeps.printed
+    assert all((sweeps.out / name).exists() for name in ("results.csv", "summary.json", "report.html"))
     assert [row["status"] for row in sweeps.rows()] == ["completed"] * 4
     assert [row["run"] for row in sweeps.rows()] == [f"runs/{name}" for name in ALL]  # no path of this machine
     own = {"name": "few", "settings": {"compression.push.keep_rows": 0.5}}
     sweeps.run(recipes=["fp32", own], seeds=[1, 2, 3])
     assert sweeps.started() == ["few-seed1", "few-seed2", "fp32-seed3", "fp16-seed3", "few-seed3"]
-
-
-def test_a_failed_run_is_listed_stops_no_other_and_is_tried_again(sweeps: Sweeps) -> None:
-    sweeps.tell("fail", "fp16-seed1")
-    with pytest.raises(JobError) as caught:
-        sweeps.run()
-    assert sweeps.started() == ALL
-    assert str(caught.value) == (
-        "1 of 4 runs failed (fp16-seed1: this run fails on purpose); the same command tries them again"
-    )
-    assert "run 2/4 fp16-seed1: failed: this run fails on purpose" in sweeps.printed.splitlines()
-    assert [row["status"] for row in sweeps.rows()] == ["completed", "missing", "completed", "completed"]
-    assert "fp16-seed1" in (sweeps.out / "report.html").read_text().split("Not completed")[1].split("</ul>")[0]
-    sweeps.tell("fail")
-    sweeps.run()
-    assert sweeps.started() == ["fp16-seed1"]
 
 
 @every(("as_user", "kind"), [(True, UserError), (False, JobError)])
@@ -115,17 +108,6 @@ def test_when_the_first_runs_all_fail_the_others_are_not_tried(
     with pytest.raises(kind, match="fp32-seed1: this run fails on purpose"):
         sweeps.run()
     assert sweeps.started() == ALL[:3]
-
-
-def test_another_base_in_the_same_folder_is_refused_and_named(sweeps: Sweeps) -> None:
-    sweeps.run(seeds=[1])
-    before = sweeps.rows()
-    with pytest.raises(UserError) as caught:
-        sweeps.run(settings={"train.batch_size": 25}, seeds=[1])
-    assert "fp32-seed1 is done with train.batch_size=50, but now the sweep says 25; give --out a new" in str(
-        caught.value
-    )
-    assert sweeps.rows() == before
 
 
 def test_runs_of_other_own_code_are_refused_and_the_file_is_named(sweeps: Sweeps) -> None:
@@ -150,47 +132,42 @@ def test_runs_of_other_own_code_are_refused_and_the_file_is_named(sweeps: Sweeps
     assert "2 of 2 runs are done already" in sweeps.printed
     for edited in files.keys() - {"plots.py"}:
         (sweeps.folder / edited).write_text(files[edited] + "# edited\n")
-        refused = f"fp32-seed1 is done with another {edited} than there is now; give --out a new"
-        with pytest.raises(UserError, match=refused):
-            start_again(sweeps.folder)
+        code, printed = ended(started_sweep(sweeps.folder))  # in another process: one reads code once
+        assert code == 2 and f"fp32-seed1 is done with another {edited} than there is now; give --out a new" in printed
         (sweeps.folder / edited).write_text(files[edited])
     assert sweeps.started() == []
 
 
-@every(("before", "says"), [("0123", "another code of shardkeep: 0123, now "), (None, "9.9, now ")])
-def test_runs_of_other_code_of_shardkeep_are_refused_with_both_commits(
-    tmp_path: Path, sweeps: Sweeps, before: str | None, says: str
+def test_runs_of_another_base_or_code_of_shardkeep_or_without_the_metric_that_decides_are_refused(
+    sweeps: Sweeps,
 ) -> None:
-    sweeps = Sweeps(tmp_path)
     sweeps.run(seeds=[1])
-    run = sweeps.out / "runs" / "fp32-seed1"
-    facts = json.loads((run / "code.json").read_text())
-    facts["digests"]["shardkeep"] = "of another commit"
-    (run / "code.json").write_text(json.dumps(facts))
-    summary = json.loads((run / "summary.json").read_text()) | {"commit": before, "versions": {"shardkeep": "9.9"}}
-    (run / "summary.json").write_text(json.dumps(summary))
-    with pytest.raises(UserError, match=f"fp32-seed1 is done with .*{says}"):
-        sweeps.run(seeds=[1])
+    before, run = sweeps.rows(), sweeps.out / "runs" / "fp32-seed1"
+
+    def refused(why: str, settings: Any = None, **facts: Any) -> None:
+        """With these facts in the summary of the run."""
+        summary = json.loads((run / "summary.json").read_text()) | facts
+        (run / "summary.json").write_text(json.dumps(summary))
+        with pytest.raises(UserError, match=f"fp32-seed1 {why}"):
+            sweeps.run(settings=settings, seeds=[1])
+
+    base = "is done with train.batch_size=50, but now the sweep says 25; give --out a new"
+    refused(base, {"train.batch_size": 25})
+    assert sweeps.rows() == before
+    no_auc = {"auc": None, "note": "all 9 labels are 0; AUC needs both classes"}
+    refused("has no AUC, by which a sweep compares: all 9 labels are 0", eval=no_auc)
+    code = json.loads((run / "code.json").read_text())
+    code["digests"]["shardkeep"] = "of another commit"
+    (run / "code.json").write_text(json.dumps(code))
+    for commit, says in (("0123", "another code of shardkeep: 0123, now "), (None, "9.9, now ")):
+        refused(f"is done with .*{says}", commit=commit, versions={"shardkeep": "9.9"})
     (run / "code.json").unlink()  # of an earlier version
-    with pytest.raises(UserError, match=f"fp32-seed1 is done with .*{says}"):
-        sweeps.run(seeds=[1])
-
-
-def test_a_run_without_the_metric_that_decides_ends_the_sweep_with_its_cause(sweeps: Sweeps) -> None:
-    sweeps.run(seeds=[1])
-    path = sweeps.out / "runs" / "fp32-seed1" / "summary.json"
-    summary = json.loads(path.read_text()) | {
-        "eval": {"auc": None, "note": "all 9 labels are 0; AUC needs both classes"}
-    }
-    path.write_text(json.dumps(summary))
-    with pytest.raises(UserError, match="fp32-seed1 has no AUC, by which a sweep compares: all 9 labels are 0"):
-        sweeps.run()
+    refused("is done with .*9.9, now ")
 
 
 @every(
     ("settings", "refused"),
     [({}, ""), ({"model.name": "net:Net"}, r"fp32-seed1 is done with data\.root=")],
-    ids=["made data", "a model of its own, which is imported from the sweep's folder"],
 )
 def test_a_sweep_may_be_moved_unless_it_reads_its_folder(
     tmp_path: Path, sweeps: Sweeps, settings: dict[str, str], refused: str
@@ -203,19 +180,6 @@ def test_a_sweep_may_be_moved_unless_it_reads_its_folder(
     with pytest.raises(UserError, match=refused) if refused else contextlib.nullcontext():
         sweeps.run(settings=settings, seeds=[1])
     assert sweeps.started() == []
-
-
-def test_a_folder_that_cannot_be_made_is_the_users_error(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(UserError, match=r"--out .*file/out: cannot be written"):
-        sweep(load_sweep(write_sweep(tmp_path)), out=tmp_path / "file" / "out", console=Console(quiet=True))
-
-
-def start_again(folder: Path) -> None:
-    """The same sweep in another process: one reads code once. Raises UserError with what it printed."""
-    code, printed = ended(started_sweep(folder))
-    if code == 2:
-        raise UserError(printed)
 
 
 def ended(process: Any) -> tuple[int, str]:
@@ -323,3 +287,6 @@ def test_the_command_s_exit_code_and_its_one_line(
     assert (done.exit_code, len(done.stderr.splitlines())) == (code, int(bool(said)))
     assert done.stderr.startswith(said)
     assert ("2 of 2 runs are done already" in done.stdout) == (code == 0)
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match=r"--out .*file/out: cannot be written"):
+        sweep(load_sweep(write_sweep(tmp_path)), out=tmp_path / "file" / "out", console=Console(quiet=True))

@@ -6,8 +6,11 @@ import csv
 import html
 import json
 import re
+import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -30,22 +33,38 @@ AUCS = {
 VALUES = {"fp32": 100_000, "fp16": 50_000, "few": 1_000}
 
 
-@pytest.fixture
-def plan(tmp_path: Path) -> SweepPlan:
+def planned(folder: Path, **changes: Any) -> SweepPlan:
     own = {"name": "few", "settings": {"compression.push.keep_rows": 0.5}}
-    return load_sweep(write_sweep(tmp_path, recipes=["fp16", own], seeds=[1, 2, 3, 4, 5]))
+    return load_sweep(write_sweep(folder, **{"recipes": ["fp16", own], "seeds": [1, 2, 3, 4, 5]} | changes))
 
 
-@pytest.fixture
-def results(plan: SweepPlan, tmp_path: Path) -> Results:
+def made(plan: SweepPlan, folder: Path, auc: Callable[[str, int], float] = lambda *_: 0.8, **facts: Any) -> Results:
+    """The results of runs by hand, all of them. `auc`: by recipe and seed."""
     for run in plan.runs:
-        auc = AUCS[run.variant.name][run.seed - 1]
-        ages = {"0": 0.5, "4": 0.5} if run.variant.name == "few" else None
-        write_run(tmp_path / run.name, run.config.to_yaml(), auc=auc, value_bytes=VALUES[run.variant.name], ages=ages)
-    return collect(plan, tmp_path, "shardkeep sweep sweep.yaml --out out")
+        write_run(folder / run.name, run.config.to_yaml(), auc=auc(run.variant.name, run.seed), **facts)
+    return collect(plan, folder)
 
 
-def test_losses_are_paired_by_seed_with_the_interval_of_student(results: Results) -> None:
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The sweep file and the runs of `results`."""
+    folder = tmp_path_factory.mktemp("sweep")
+    for run in planned(folder).runs:
+        name = run.variant.name
+        ages = {"0": 0.5, "4": 0.5} if name == "few" else None
+        facts: dict[str, Any] = {"auc": AUCS[name][run.seed - 1], "value_bytes": VALUES[name], "ages": ages}
+        write_run(folder / run.name, run.config.to_yaml(), **facts)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def results(folder: Path) -> Results:
+    return collect(load_sweep(folder / "sweep.yaml"), folder, "shardkeep sweep sweep.yaml --out out")
+
+
+def test_losses_are_paired_by_seed_with_the_interval_of_student_and_bytes_are_those_of_training(
+    results: Results,
+) -> None:
     loss = results.recipe("fp16").auc_loss
     assert loss is not None and loss.low is not None and loss.high is not None
     assert loss.mean == pytest.approx(0.003)
@@ -55,24 +74,19 @@ def test_losses_are_paired_by_seed_with_the_interval_of_student(results: Results
     assert same is not None and same.deviation == pytest.approx(0.0, abs=1e-12)
     assert same.mean == pytest.approx(0.010)
     assert results.seed_noise is not None and results.seed_noise.deviation == pytest.approx(0.0031623, abs=1e-7)
-
-
-def test_a_seed_that_fp32_has_not_done_is_in_no_pair(plan: SweepPlan, tmp_path: Path) -> None:
-    for run in plan.runs:
-        if run.name != "fp32-seed5":
-            write_run(tmp_path / run.name, run.config.to_yaml(), auc=AUCS[run.variant.name][run.seed - 1])
-    found = collect(plan, tmp_path).recipe("fp16")
-    assert found.auc is not None and found.auc_loss is not None
-    assert (found.auc.count, found.auc_loss.count) == (5, 4)
-    assert found.auc_loss.mean == pytest.approx(0.0025)
-
-
-def test_bytes_are_those_of_training_against_fp32_s(results: Results) -> None:
     few = results.recipe("few")
     assert results.recipe("fp32").bytes_per_sample == pytest.approx((2 * 108_500 + 20_000 + 1_000) / 1000)
     assert few.bytes_per_sample == pytest.approx((2 * 9_500 + 20_000 + 1_000) / 1000)
     assert few.times_fewer == pytest.approx(238 / 40)
     assert few.embedding_times_fewer == pytest.approx(108.5 / 9.5)
+
+
+def test_a_seed_that_fp32_has_not_done_is_in_no_pair(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path / "runs", ignore=shutil.ignore_patterns("fp32-seed5"))
+    found = collect(load_sweep(folder / "sweep.yaml"), tmp_path / "runs").recipe("fp16")
+    assert found.auc is not None and found.auc_loss is not None
+    assert (found.auc.count, found.auc_loss.count) == (5, 4)
+    assert found.auc_loss.mean == pytest.approx(0.0025)
 
 
 def test_the_table_has_a_line_per_run_with_every_part_of_the_ledger(results: Results, tmp_path: Path) -> None:
@@ -105,13 +119,13 @@ def test_the_table_has_a_line_per_run_with_every_part_of_the_ledger(results: Res
 def test_how_old_gradients_are(
     tmp_path: Path, settings: dict[str, object], ages: dict[str, float], delivered: float | None
 ) -> None:
-    plan = load_sweep(write_sweep(tmp_path, recipes=[{"name": "own", "settings": settings}], seeds=[1]))
-    for run in plan.runs:
-        write_run(tmp_path / run.name, run.config.to_yaml(), auc=0.8, ages=ages)
-    assert collect(plan, tmp_path).recipe("own").runs[0].delivered_age == delivered
+    plan = planned(tmp_path, recipes=[{"name": "own", "settings": settings}], seeds=[1])
+    assert made(plan, tmp_path, ages=ages).recipe("own").runs[0].delivered_age == delivered
 
 
-def test_what_the_comparison_could_show_comes_first(results: Results, tmp_path: Path) -> None:
+def test_what_the_comparison_could_show_comes_first_and_any_two_recipes_stand_in_both_files(
+    results: Results, tmp_path: Path
+) -> None:
     write_results(results, tmp_path)
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert next(iter(summary)) == "comparison"
@@ -122,34 +136,56 @@ def test_what_the_comparison_could_show_comes_first(results: Results, tmp_path: 
     assert "over 5 seeds is 0.8040 with a standard deviation of 0.00316" in text and "to 0.00263" in text
     body = page(results, {})
     assert body.index("four times out of five") < body.index("<table")
+    pairs = {(pair.first, pair.second): pair for pair in all_pairs(results)}
+    assert list(pairs) == [("fp32", "fp16"), ("fp32", "few"), ("fp16", "few")]
+    assert pairs["fp16", "few"].difference.mean == pytest.approx(0.007)
+    assert pairs["fp32", "fp16"].p_holm == pairs["fp32", "fp16"].p
+    assert summary["comparison"]["correction"] == "Holm"
+    assert [(pair["recipe"], pair["against"]) for pair in summary["pairs"]] == list(pairs)
+    assert summary["pairs"][2]["auc_difference"] == pytest.approx(0.007)
+    fp16 = summary["recipes"][1]
+    assert (fp16["verdict"], fp16["logloss"]["count"]) == ("lower AUC", 5)
+    assert fp16["auc"]["deviation"] == pytest.approx(0.0015811, abs=1e-7)
+    assert "<td>fp16</td><td>-0.00300 \N{PLUS-MINUS SIGN} 0.00196*</td><td></td>" in body  # row less column
+    assert "<td>0.80100 \N{PLUS-MINUS SIGN} 0.00158</td>" in body
+    found = against_fp32(results)
+    assert list(found) == ["fp16", "few"]
+    assert found["fp16"].difference.mean == pytest.approx(-0.003)
+    assert (found["fp16"].p, found["few"].p) == (pytest.approx(0.013236, abs=1e-5), pytest.approx(0.0, abs=1e-9))
+    assert found["fp16"].p_holm == found["fp16"].p  # the larger of two
+    assert [comparison.verdict for comparison in found.values()] == ["lower AUC", "lower AUC"]
 
 
-def test_one_seed_says_that_nothing_is_known_of_the_noise(tmp_path: Path) -> None:
-    plan = load_sweep(write_sweep(tmp_path, seeds=[1]))
-    for run in plan.runs:
-        write_run(tmp_path / run.name, run.config.to_yaml(), auc=0.8)
-    assert "no difference below can be distinguished from chance" in power_text(collect(plan, tmp_path))
+def test_one_seed_says_that_nothing_is_known_of_the_noise_nor_of_any_pair(tmp_path: Path) -> None:
+    plan = planned(tmp_path, recipes=["fp16"], seeds=[1])
+    results = made(plan, tmp_path)
+    assert "no difference below can be distinguished from chance" in power_text(results)
+    (pair,) = all_pairs(results)
+    assert (pair.p, pair.p_holm, pair.told, pair.verdict) == (None, None, False, "one seed: no conclusion")
     assert "nothing can be compared" in power_text(collect(plan, tmp_path / "empty"))
 
 
-def test_a_report_of_nothing_done_is_still_a_report(plan: SweepPlan, tmp_path: Path) -> None:
-    said: list[str] = []
-    empty = collect(plan, tmp_path / "none")
+def test_a_report_of_nothing_done_is_still_a_report_in_which_names_of_the_users_are_text(tmp_path: Path) -> None:
+    empty = collect(planned(tmp_path), tmp_path / "none")
     write_results(empty, tmp_path)
-    write_report(empty, tmp_path, say=said.append)
-    assert "15" not in said
+    write_report(empty, tmp_path, say=lambda _: None)
     assert (tmp_path / "report.html").read_text().count("<li>") == 15
+    own = {"name": "few", "settings": {"model.name": "a.module:tower", "model.options": {"label": "<b>&"}}}
+    text = page(collect(planned(tmp_path, recipes=[own]), tmp_path), {})
+    assert "<b>" not in text and "&lt;b&gt;&amp;" in text
 
 
-def test_the_page_needs_no_network_and_holds_every_plot(results: Results, tmp_path: Path) -> None:
+def test_the_page_needs_no_network_and_holds_every_plot(
+    results: Results, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("matplotlib")
+    monkeypatch.setattr("shardkeep.sweep.plots.FORMATS", ("png", "svg"))  # each takes its time
     written = write_report(results, tmp_path, say=pytest.fail)
     assert written[-1] == tmp_path / "plots"
-    heads = {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}
     for plot in PLOTS:
-        for form in FORMATS:
+        for form, head in (("png", b"\x89PNG"), ("svg", b"<?xml")):
             picture = (tmp_path / "plots" / f"{plot.name}.{form}").read_bytes()
-            assert picture.startswith(heads[form]) and len(picture) > 5000
+            assert picture.startswith(head) and len(picture) > 5000
     text = (tmp_path / "report.html").read_text()
     captions = (tmp_path / "plots" / "captions.txt").read_text()
     for number, plot in enumerate(PLOTS, 1):
@@ -161,13 +197,12 @@ def test_the_page_needs_no_network_and_holds_every_plot(results: Results, tmp_pa
 
 
 def test_without_the_extra_there_are_tables_and_a_line_that_says_so(
-    plan: SweepPlan, results: Results, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in ("matplotlib", "scipy"):
         monkeypatch.setitem(sys.modules, module, None)
     said: list[str] = []
-    without = collect(plan, tmp_path)
-    write_report(without, tmp_path, say=said.append)
+    write_report(collect(load_sweep(folder / "sweep.yaml"), folder), tmp_path, say=said.append)
     assert said == [
         "the report has no plots, no intervals and p values: it needs matplotlib, scipy: "
         "pip install 'shardkeep[report]'; the same command adds them"
@@ -180,85 +215,31 @@ def test_without_the_extra_there_are_tables_and_a_line_that_says_so(
 
 
 @pytest.mark.chaos
-def test_plots_are_drawn_without_scipy(
-    plan: SweepPlan, results: Results, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_plots_are_drawn_without_scipy_and_those_that_have_nothing_to_draw_are_left_out(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "scipy", None)
-    assert set(write_plots(collect(plan, tmp_path), tmp_path)) == {plot.name for plot in PLOTS}
-
-
-@pytest.mark.chaos
-def test_plots_that_have_nothing_to_draw_are_left_out(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    plan = load_sweep(write_sweep(tmp_path, seeds=[1]))
+    plan = planned(tmp_path, recipes=["fp16"], seeds=[1])
     run = plan.runs[1]
     write_run(tmp_path / run.name, run.config.to_yaml(), auc=0.8)  # fp16 alone: no pair, no target
     assert set(write_plots(collect(plan, tmp_path), tmp_path)) == {"ledger", "curves"}
+    monkeypatch.setitem(sys.modules, "scipy", None)
+    results = collect(load_sweep(folder / "sweep.yaml"), folder)
+    assert set(write_plots(results, tmp_path)) == {plot.name for plot in PLOTS}
+    assert FORMATS == ("png", "svg", "pdf")
+    assert all((tmp_path / "plots" / f"{plot.name}.pdf").read_bytes().startswith(b"%PDF") for plot in PLOTS)
 
 
-def test_names_of_the_users_are_text_in_the_page(tmp_path: Path) -> None:
-    own = {"name": "few", "settings": {"model.name": "a.module:tower", "model.options": {"label": "<b>&"}}}
-    text = page(collect(load_sweep(write_sweep(tmp_path, recipes=[own])), tmp_path), {})
-    assert "<b>" not in text and "&lt;b&gt;&amp;" in text
-
-
-def test_the_front_is_what_no_other_point_beats() -> None:
-    assert pareto_front([(3.0, 1.0), (1.0, 5.0), (2.0, 6.0), (2.0, 2.0), (4.0, 1.0)]) == [
-        (1.0, 5.0),
-        (2.0, 2.0),
-        (3.0, 1.0),
-    ]
-
-
-def test_recipes_are_compared_with_fp32_under_one_correction(results: Results) -> None:
-    found = against_fp32(results)
-    assert list(found) == ["fp16", "few"]
-    assert found["fp16"].difference.mean == pytest.approx(-0.003)
-    assert (found["fp16"].p, found["few"].p) == (pytest.approx(0.013236, abs=1e-5), pytest.approx(0.0, abs=1e-9))
-    assert found["fp16"].p_holm == found["fp16"].p  # the larger of two
-    assert [comparison.verdict for comparison in found.values()] == ["lower AUC", "lower AUC"]
-
-
-def test_any_two_recipes_are_compared_and_stand_in_both_files(results: Results, tmp_path: Path) -> None:
-    pairs = {(pair.first, pair.second): pair for pair in all_pairs(results)}
-    assert list(pairs) == [("fp32", "fp16"), ("fp32", "few"), ("fp16", "few")]
-    assert pairs["fp16", "few"].difference.mean == pytest.approx(0.007)
-    assert pairs["fp32", "fp16"].p_holm == pairs["fp32", "fp16"].p
-    write_results(results, tmp_path)
-    summary = json.loads((tmp_path / "summary.json").read_text())
-    assert summary["comparison"]["correction"] == "Holm"
-    assert [(pair["recipe"], pair["against"]) for pair in summary["pairs"]] == list(pairs)
-    assert summary["pairs"][2]["auc_difference"] == pytest.approx(0.007)
-    fp16 = summary["recipes"][1]
-    assert (fp16["verdict"], fp16["logloss"]["count"]) == ("lower AUC", 5)
-    assert fp16["auc"]["deviation"] == pytest.approx(0.0015811, abs=1e-7)
-    text = page(results, {})
-    assert "<td>fp16</td><td>-0.00300 \N{PLUS-MINUS SIGN} 0.00196*</td><td></td>" in text  # row less column
-    assert "<td>0.80100 \N{PLUS-MINUS SIGN} 0.00158</td>" in text
-
-
-def test_a_recipe_that_loses_nothing_that_shows_cannot_be_told_from_one_that_loses_nothing(
-    plan: SweepPlan, tmp_path: Path
-) -> None:
-    for run in plan.runs:
-        noise = {"fp32": 0.0, "fp16": 0.001, "few": 0.0003}[run.variant.name] * (-1) ** run.seed
-        write_run(tmp_path / run.name, run.config.to_yaml(), auc=0.8 + noise)
-    results = collect(plan, tmp_path)
+def test_a_recipe_that_loses_nothing_that_shows_cannot_be_told_from_one_that_loses_nothing(tmp_path: Path) -> None:
+    noise = {"fp32": 0.0, "fp16": 0.001, "few": 0.0003}
+    results = made(planned(tmp_path), tmp_path, lambda name, seed: 0.8 + noise[name] * (-1) ** seed)
     assert {comparison.verdict for comparison in against_fp32(results).values()} == {NO_LOSS}
     text = page(results, {})
     assert text.count("<td>cannot be distinguished from no loss</td>") == 2
     assert "shown no loss" not in text and "shown no loss" not in " ".join(plot.says for plot in PLOTS)
 
 
-def test_one_seed_tells_nothing_of_any_pair(tmp_path: Path) -> None:
-    plan = load_sweep(write_sweep(tmp_path, seeds=[1]))
-    for run in plan.runs:
-        write_run(tmp_path / run.name, run.config.to_yaml(), auc=0.8)
-    (pair,) = all_pairs(collect(plan, tmp_path))
-    assert (pair.p, pair.p_holm, pair.told, pair.verdict) == (None, None, False, "one seed: no conclusion")
-
-
-def test_the_report_states_what_a_paper_needs(results: Results, tmp_path: Path) -> None:
+def test_the_report_states_what_a_paper_needs(results: Results, folder: Path, tmp_path: Path) -> None:
     write_results(results, tmp_path)
     origin = json.loads((tmp_path / "summary.json").read_text())["origin"]
     assert origin["command"] == "shardkeep sweep sweep.yaml --out out"
@@ -282,7 +263,7 @@ def test_the_report_states_what_a_paper_needs(results: Results, tmp_path: Path) 
         "samples": "1,000 trained, 100 for evaluation",
         "tables": "1 table with 50 rows at the end",
     }
-    assert origin["sweep_file"] == (tmp_path / "sweep.yaml").read_text()
+    assert origin["sweep_file"] == (folder / "sweep.yaml").read_text()
     text = page(results, {})
     for value in (*origin["job"].values(), *origin["made"].values(), origin["command"]):
         assert html.escape(value) in text
@@ -297,23 +278,14 @@ def test_every_part_of_the_ledger_has_one_of_ten_kinds_with_a_colour_of_its_own(
     assert by_kind({("tower", "values"): 5.0, ("push", "ids"): 0.0}) == {"tower: values": 5.0}
 
 
-def test_a_recipe_that_would_squeeze_the_others_is_off_the_scale() -> None:
+def test_points_have_a_front_a_scale_and_a_side_and_curves_are_averaged_at_the_steps_that_all_have() -> None:
+    front = [(1.0, 5.0), (2.0, 2.0), (3.0, 1.0)]
+    assert pareto_front([(3.0, 1.0), (1.0, 5.0), (2.0, 6.0), (2.0, 2.0), (4.0, 1.0)]) == front
     assert off_scale({"fp32": 0.0, "a": 0.001, "b": 0.004, "wild": 0.05}) == {"wild"}
     assert off_scale({"fp32": 0.0, "a": 0.001, "b": 0.004}) == set()
     assert off_scale({"fp32": 0.0, "a": 0.5}) == set()
-
-
-def test_points_at_one_place_are_drawn_side_by_side() -> None:
     assert side_by_side([1.0, 1.0, 100.0]) == {1.0: [-0.5, 0.5], 100.0: [0.0]}
-    assert side_by_side([100.0, 101.0, 102.0, 1000.0]) == {
-        100.0: [-1.0],
-        101.0: [0.0],
-        102.0: [1.0],
-        1000.0: [0.0],
-    }
-    assert side_by_side([]) == {}
-
-
-def test_curves_are_averaged_at_the_steps_that_all_have() -> None:
+    beside = {100.0: [-1.0], 101.0: [0.0], 102.0: [1.0], 1000.0: [0.0]}
+    assert side_by_side([100.0, 101.0, 102.0, 1000.0]) == beside and side_by_side([]) == {}
     curves = [[CurvePoint(5, 50, 100, 0.6), CurvePoint(10, 100, 200, 0.8)], [CurvePoint(10, 100, 400, 0.7)]]
     assert mean_curve(curves) == [(300.0, pytest.approx(0.75))]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from shardkeep.base.errors import ConfigError
 from tests.support.cases import every
-from tests.support.tuning import plan, quick_plan
+from tests.support.tuning import plan, space
 
 if TYPE_CHECKING:
     from shardkeep.automl.tune.plan import Plan
@@ -18,7 +18,7 @@ ROWS = "tables.default.optimizer.lr"
 PARAMS = {"tower.optimizer.lr": 0.02, "model.hidden": "[4, 4]", "tables.default.dim": 6, "model.norm": "batch"}
 
 
-def test_over_names_the_values_of_a_key(tmp_path: Path) -> None:
+def test_over_names_the_values_of_a_key(found: Plan) -> None:
     from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
     over = {
@@ -32,8 +32,7 @@ def test_over_names_the_values_of_a_key(tmp_path: Path) -> None:
         "tables.default.dim=1..8": IntDistribution(1, 8),
         "eval.every_steps=log:1..64": IntDistribution(1, 64, log=True),
     }
-    space = plan(tmp_path, list(over)).space
-    assert {text: space[text.partition("=")[0]] for text in over} == over
+    assert space(found, *over) == {text.partition("=")[0]: values for text, values in over.items()}
 
 
 @every(
@@ -52,49 +51,40 @@ def test_over_names_the_values_of_a_key(tmp_path: Path) -> None:
         ("model.hidden=[8],[4", "a bracket is not closed"),
     ],
 )
-def test_a_wrong_key_or_value_is_one_line_before_any_trial(tmp_path: Path, text: str, says: str) -> None:
+def test_a_wrong_key_or_value_is_one_line_before_any_trial(found: Plan, text: str, says: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        plan(tmp_path, [text])
+        space(found, text)
     line = str(caught.value)
     assert line.startswith(f"--over {text}: ") and says in line and "\n" not in line, line
 
 
-def test_a_key_that_is_named_twice_is_refused_unless_both_say_the_same(tmp_path: Path) -> None:
-    assert (
-        plan(tmp_path, ["model.dropout=0,0.1", "model.dropout=0,0.10"]).space
-        == plan(tmp_path, ["model.dropout=0,0.1"]).space
-    )
+def test_a_key_that_is_named_twice_is_refused_unless_both_say_the_same(found: Plan) -> None:
+    once = space(found, "model.dropout=0,0.1")
+    assert space(found, "model.dropout=0,0.1", "model.dropout=0,0.10") == once
     with pytest.raises(ConfigError, match=r"^--over model.dropout=0,0.1: names a key twice$"):
-        plan(tmp_path, ["model.dropout=0,0.1", "model.dropout=0..0.5"])
+        space(found, "model.dropout=0,0.1", "model.dropout=0..0.5")
+
+
+ADADELTA = {"default": {"optimizer": "adadelta", "init": {"name": "normal", "std": 0.1}}}
 
 
 @every(
-    ("model", "has", "lacks"),
+    ("over", "changes", "has", "lacks"),
     [
-        ("dnn", {"model.hidden", "model.dropout", "model.norm", "tables.default.dim"}, {"model.cross_layers"}),
-        ("dcn_v2", {"model.cross_layers"}, {"model.attention.layers"}),
-        ("autoint", {"model.attention.layers"}, {"model.cross_layers"}),
-        ("masknet", {"model.hidden"}, {"model.norm"}),
+        ([], {"model": {"name": "dcn_v2"}},
+         {ROWS, "tower.optimizer.lr", "model.hidden", "model.dropout", "model.norm", "tables.default.dim",
+          "model.cross_layers"}, {"model.attention.layers"}),
+        ([], {"model": {"name": "autoint"}}, {ROWS, "model.attention.layers"}, {"model.cross_layers"}),
+        (["model.name=dnn,masknet"], {}, {"model.hidden"}, {"model.norm"}),  # what both have
+        ([], {"model": "lr", "tables": {}}, {ROWS}, {"tables.default.dim", "model.hidden"}),  # rows of one weight
+        ([], {"tables": ADADELTA}, {ROWS}, {"tables.default.init.scale"}),  # excluded by a setting of the job
     ],
-)
-def test_defaults_are_the_keys_that_the_model_has(tmp_path: Path, model: str, has: set[str], lacks: set[str]) -> None:
-    space = plan(tmp_path, model={"name": model}).space
-    assert has | {ROWS, "tower.optimizer.lr"} <= space.keys() and not lacks & space.keys()
-
-
-def test_rows_of_one_weight_have_no_width(tmp_path: Path) -> None:
-    assert not {"tables.default.dim", "model.hidden"} & plan(tmp_path, model="lr", tables={}).space.keys()
-
-
-def test_defaults_that_a_setting_of_the_job_excludes_are_left_out(tmp_path: Path) -> None:
-    tables = {"default": {"optimizer": "adadelta", "init": {"name": "normal", "std": 0.1}}}
-    space = plan(tmp_path, tables=tables).space
-    assert "tables.default.init.scale" not in space and ROWS in space
-
-
-def test_models_that_are_searched_share_the_keys_that_all_of_them_have(tmp_path: Path) -> None:
-    space = plan(tmp_path, ["model.name=dnn,masknet"]).space
-    assert "model.hidden" in space and "model.norm" not in space
+)  # fmt: skip
+def test_defaults_are_the_keys_that_the_job_has(
+    tmp_path: Path, over: list[str], changes: dict[str, Any], has: set[str], lacks: set[str]
+) -> None:
+    keys = plan(tmp_path, over, **changes).space.keys()
+    assert has <= keys and not lacks & keys
 
 
 def test_the_job_s_own_values_are_in_the_defaults_and_come_first(tmp_path: Path) -> None:
@@ -135,19 +125,16 @@ def test_a_trial_is_the_job_with_its_settings_and_leaves_the_test_data_unread(fo
     assert (chosen.tested, trial.tested) == (True, False)
     assert (trial.web.has_page, trial.checkpoint.keep) == (False, 1)
     assert chosen.checkpoint.keep == 3
-
-
-def test_trials_share_cores_where_the_job_takes_all(tmp_path: Path) -> None:
-    job = quick_plan(tmp_path, "threads=auto", "launch.affinity=auto").trial({})
-    assert (job.threads, job.launch.affinity.wanted) == (1, False)
+    job = found.over("threads=auto", "launch.affinity=auto").trial({})
+    assert (job.threads, job.launch.affinity.wanted) == (1, False), "trials share cores where the job takes all"
 
 
 @every(("epochs", "steps", "first"), [(20, 62, 5), (20, "epoch", 1), (2, 62, 1), (6, 62, 3), (1, 10, 3), (1, 62, 1)])
 def test_a_trial_may_stop_after_an_epoch_or_sooner_where_there_are_few_evaluations(
-    epochs: int, steps: str | int, first: int, tmp_path: Path
+    found: Plan, epochs: int, steps: str | int, first: int
 ) -> None:
-    found = quick_plan(tmp_path, train={"epochs": epochs, "batch_size": 8}, eval={"every_steps": steps})
-    assert found.first_look(steps=310 * epochs) == first
+    job = found.over(f"train.epochs={epochs}", "train.batch_size=8", f"eval.every_steps={steps}")
+    assert job.first_look(steps=310 * epochs) == first
 
 
 def test_settings_that_do_not_go_together_are_the_trial_s_error(tmp_path: Path) -> None:
@@ -158,16 +145,15 @@ def test_settings_that_do_not_go_together_are_the_trial_s_error(tmp_path: Path) 
 
 
 @every(
-    ("changes", "metric", "sign"),
+    ("overrides", "metric", "sign"),
     [
-        ({}, "auc", 1),
-        ({"train": {"early_stopping": {"metric": "logloss"}}}, "logloss", -1),
-        ({"train": {}, "eval": {"metrics": ["calibration", "logloss", "auc"]}}, "logloss", -1),
+        ([], "auc", 1),
+        (["train.early_stopping.metric=logloss"], "logloss", -1),
+        (["train.early_stopping=null", "eval.metrics=[calibration, logloss, auc]"], "logloss", -1),
     ],
-    ids=["default", "early stopping", "first that can be compared"],
 )
-def test_the_metric_is_that_of_early_stopping_or_the_first(
-    tmp_path: Path, changes: dict[str, object], metric: str, sign: int
+def test_the_metric_is_that_of_early_stopping_or_the_first_that_can_be_compared(
+    found: Plan, overrides: list[str], metric: str, sign: int
 ) -> None:
-    found = quick_plan(tmp_path, **changes)
-    assert (found.metric, found.sign) == (metric, sign)
+    job = found.over(*overrides)
+    assert (job.metric, job.sign) == (metric, sign)

@@ -12,7 +12,7 @@ import pytest
 
 from shardkeep.base.errors import UserError
 from tests.support.cases import every
-from tests.support.tuning import numbers, open_search, plan, quick_plan
+from tests.support.tuning import numbers, open_search, plan, space
 
 if TYPE_CHECKING:
     from shardkeep.automl.tune.plan import Plan
@@ -21,14 +21,10 @@ if TYPE_CHECKING:
 LR = "tower.optimizer.lr"
 
 
-def test_the_first_trial_is_the_job_as_it_stands(found: Plan, out: Path) -> None:
-    search = open_search(found, out)
-    assert search.ask().params.items() >= search.plan.first()[0].items()
-
-
 def test_what_ended_stays_and_what_ran_runs_again_with_its_settings(found: Plan, out: Path) -> None:
     search = open_search(found, out)
     first, second, third = search.ask(), search.ask(), search.ask()
+    assert first.params.items() >= found.first()[0].items(), "the first is the job as it stands"
     search.end(first, 0.7)
     again = open_search(found, out)
     assert numbers(again.ended) == [0]
@@ -47,15 +43,14 @@ def test_a_process_killed_while_it_wrote_loses_half_a_line_and_no_trial(found: P
     assert numbers(open_search(found, out).ended) == [0, 1]
 
 
-@every("damage", ["blank", "half a line", "another writer's", "no text"])
+@every("damage", [b"\n", b"", b"[1]\n", b"\xff\n"], ids=["blank", "half a line", "another writer's", "no text"])
 def test_a_journal_that_is_damaged_before_its_end_is_refused_in_a_line(
-    found: Plan, tmp_path: Path, damage: str
+    found: Plan, tmp_path: Path, damage: bytes
 ) -> None:
     journal = tmp_path / "journal.log"
     open_search(found, tmp_path).ask()
     lines = journal.read_bytes().splitlines(keepends=True)
-    bad = {"blank": b"\n", "half a line": lines[3][:9] + b"\n", "another writer's": b"[1]\n", "no text": b"\xff\n"}
-    journal.write_bytes(b"".join([*lines[:3], bad[damage], *lines[3:]]))
+    journal.write_bytes(b"".join([*lines[:3], damage or lines[3][:9] + b"\n", *lines[3:]]))
     with pytest.raises(UserError) as caught:
         open_search(found, tmp_path)
     assert str(caught.value).startswith(f"{journal}: damaged (") and "\n" not in str(caught.value)
@@ -63,10 +58,8 @@ def test_a_journal_that_is_damaged_before_its_end_is_refused_in_a_line(
 
 
 def test_no_two_trials_have_the_same_settings_while_there_are_others(found: Plan, out: Path) -> None:
-    from shardkeep.automl.tune.space import space_of
-
     over = ["model.dropout=0,0.1", "tables.default.dim=4..6", f"{LR}=0.01,0.010"]
-    few = replace(found, space=space_of(found.load, over, defaults=["model.layers=1..3"]))  # which dlrm lacks
+    few = replace(found, space=space(found, *over))
     assert len(list(few.combinations())) == 6 and not list(found.combinations())
     for trials in (4, 3):  # the second start goes on
         search = open_search(few, out)
@@ -76,34 +69,27 @@ def test_no_two_trials_have_the_same_settings_while_there_are_others(found: Plan
     assert len(set(tried[:6])) == 6 and tried[6] in tried[:6]
 
 
-def test_trials_of_another_job_are_refused_by_the_key_that_differs(tmp_path: Path, out: Path) -> None:
-    open_search(plan(tmp_path), out)
-    with pytest.raises(UserError) as caught:
-        open_search(plan(tmp_path, [], "train.epochs=9"), out)
-    wanted = f"--out {out}: has trials with train.epochs=4, now it is 9; give --out a new folder"
-    assert str(caught.value) == wanted
-    with pytest.raises(UserError, match=f"has trials with --over {LR}="):
-        open_search(plan(tmp_path, [f"{LR}=0.1,0.2"]), out)
-
-
-def test_trials_of_other_data_are_refused(found: Plan, out: Path) -> None:
-    open_search(replace(found, data="12-34"), out)
-    with pytest.raises(UserError, match="has trials with fingerprint of the data='12-34', now it is '12-35'"):
-        open_search(replace(found, data="12-35"), out)
-
-
-def test_another_code_of_shardkeep_goes_on_and_is_told_and_another_one_of_the_user_is_refused(
-    found: Plan, out: Path, monkeypatch: pytest.MonkeyPatch
+def test_trials_of_another_job_or_of_other_data_or_code_are_refused_by_what_differs(
+    found: Plan, tmp_path: Path, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     code = {"shardkeep": "0123456789", "net.py": "a"}
     monkeypatch.setattr("shardkeep.automl.tune.plan.code_of", lambda *_: code)
-    assert open_search(found, out).remark == open_search(found, out).remark == ""
+    first = replace(found, data="12-34")
+    assert open_search(first, out).remark == open_search(first, out).remark == ""
+    with pytest.raises(UserError) as caught:
+        open_search(first.over("train.epochs=9"), out)
+    wanted = f"--out {out}: has trials with train.epochs=4, now it is 9; give --out a new folder"
+    assert str(caught.value) == wanted
+    with pytest.raises(UserError, match=f"has trials with --over {LR}="):
+        open_search(replace(first, space=found.space | space(found, f"{LR}=0.1,0.2")), out)
+    with pytest.raises(UserError, match="has trials with fingerprint of the data='12-34', now it is '12-35'"):
+        open_search(replace(found, data="12-35"), out)
     code["shardkeep"] = "abcdefabcd"
-    remark = open_search(found, out).remark
+    remark = open_search(first, out).remark  # that of the library goes on
     assert "(sources 01234567), now it is " in remark and "(sources abcdefab); its trials stay" in remark
     code["net.py"] = "b"
     with pytest.raises(UserError, match=r"has trials with code of net\.py='a', now it is 'b'"):
-        open_search(found, out)
+        open_search(first, out)
 
 
 def test_a_setting_that_the_library_has_gained_meanwhile_refuses_no_trial(found: Plan, out: Path) -> None:
@@ -128,8 +114,8 @@ def test_the_best_trial_completed_and_a_failed_one_is_worse_than_all(found: Plan
     assert search.ended[0].user_attrs == {"cause": "it diverged"}
 
 
-def test_less_is_better_where_the_metric_says_so(tmp_path: Path, out: Path) -> None:
-    search = open_search(quick_plan(tmp_path, train={"early_stopping": {"metric": "logloss"}}), out)
+def test_less_is_better_where_the_metric_says_so(found: Plan, out: Path) -> None:
+    search = open_search(found.over("train.early_stopping.metric=logloss"), out)
     search.end(search.ask(), cause="it diverged")
     for value in (0.5, 0.4, 0.6):
         search.end(search.ask(), value)

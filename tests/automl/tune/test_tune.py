@@ -18,17 +18,15 @@ from shardkeep.base.yaml_text import read_yaml, write_yaml
 from shardkeep.config import load_config
 from shardkeep.launch.out_folder import holding
 from tests.support.cases import every
-from tests.support.cluster import Cluster, Command, within
+from tests.support.cluster import Cluster, within
 from tests.support.full_disk import full_disk
 from tests.support.tuning import (
     RATES,
     ended_in,
     plan,
     quick_plan,
-    scored_in,
     search_in,
-    tune_command,
-    with_checkpoints,
+    space,
     write_job,
 )
 
@@ -36,6 +34,16 @@ if TYPE_CHECKING:
     from shardkeep.automl.tune.plan import Plan
 
 pytestmark = pytest.mark.waits_for_processes
+
+
+def with_checkpoints(folder: Path) -> set[str]:
+    return {run.parent.name for run in (folder / "out" / "runs").glob("*/checkpoints")}
+
+
+def scored_in(folder: Path) -> set[str]:
+    """The trials whose model has read the test data."""
+    summaries = (folder / "out" / "runs").glob("*/summary.json")
+    return {path.parent.name for path in summaries if "test" in json.loads(path.read_text())}
 
 
 def tune(found: Plan, **options: Any) -> None:
@@ -75,9 +83,8 @@ def test_the_best_of_the_trials_reads_the_test_data_once_and_no_other_keeps_a_mo
     assert f"{scored['test']['auc']:.5f} on the test data" in run_again(tmp_path, 4)  # without a look at the file
     other = tmp_path / f"out/runs/{1 - min(best.number, 1)}/summary.json"
     other.write_text(json.dumps({"status": "completed", "test": scored["test"]}))
-    assert f"which trial {other.parent.name} has read before" in run_again(
-        tmp_path, 4
-    )  # as the best of an earlier start
+    told = run_again(tmp_path, 4)
+    assert f"which trial {other.parent.name} has read before" in told  # as the best of an earlier start
 
 
 def run_again(folder: Path, trials: int) -> str:
@@ -99,10 +106,6 @@ def test_what_best_yaml_has_trains_to_the_same_bits(tmp_path: Path, cluster: Clu
     assert (first["state_digest"], first["test"]) == (again["state_digest"], again["test"])
 
 
-def is_running(command: Command) -> bool:
-    return command.running
-
-
 @pytest.mark.chaos
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("marks", [("journal.log", "runs/0/metrics.jsonl"), ("jobs/1.yaml", "best.yaml")])
@@ -111,11 +114,12 @@ def test_a_search_killed_twice_goes_on_with_the_same_command(
 ) -> None:
     """`marks`: the files after which it is killed."""
     write_job(tmp_path, rows=1000)
-    command = tune_command(tmp_path, 4, "--over", RATES)
+    out = ["--out", str(tmp_path / "out")]
+    command = ["tune", str(tmp_path / "job.yaml"), "--trials", "4", *out, "--over", RATES]
     known: list[int] = []
     for mark in marks:
         tuning = cluster.command(*command)
-        within(200, (tmp_path / "out" / mark).exists, mark, partial(is_running, tuning))
+        within(200, (tmp_path / "out" / mark).exists, mark, partial(getattr, tuning, "running"))
         tuning.signal(signal.SIGKILL)
         tuning.end()
         ended = ended_in(tmp_path)
@@ -129,23 +133,19 @@ def test_a_search_killed_twice_goes_on_with_the_same_command(
 
 
 @pytest.mark.slow
-def test_a_trial_that_diverges_counts_as_bad_with_its_cause(tmp_path: Path) -> None:
-    printed = run(tmp_path, 4, "tower.optimizer.lr=0.001,1e6", "train.max_bad_steps=1,2")
-    assert "failed: the gradients of" in printed and "were not finite" in printed
-    assert "were not finite" in (tmp_path / "out" / "report.html").read_text()
-    assert read_yaml((tmp_path / "out" / "best.yaml").read_text())["tower"]["optimizer"]["lr"] == 0.001
-
-
-@pytest.mark.slow
-def test_a_search_ends_when_all_settings_were_tried(tmp_path: Path) -> None:
-    from shardkeep.automl.tune.space import space_of
-
-    found, printed = plan(tmp_path, **SPAWNED), io.StringIO()
-    found = replace(found, space=space_of(found.load, [RATES], defaults=["model.layers=1..3"]))  # which dlrm lacks
+def test_a_search_ends_when_all_settings_were_tried_and_a_trial_that_diverges_counts_as_bad_with_its_cause(
+    tmp_path: Path,
+) -> None:
+    found, printed = quick_plan(tmp_path, **SPAWNED), io.StringIO()
+    over = "tower.optimizer.lr=0.0001,0.001,1e6", "train.max_bad_steps=1,2"
+    found = replace(found, grid=False, space=space(found, *over))
     tune(found, out=tmp_path / "out", trials=30, minutes=None, console=Console(file=printed, width=1000))
-    assert "3 trials, " in printed.getvalue() and "3 of 3 trials, best " in printed.getvalue()
+    assert "6 trials, " in printed.getvalue() and "6 of 6 trials, best " in printed.getvalue()
     jobs = [load_config(path).tower.optimizer.lr for path in (tmp_path / "out/jobs").iterdir()]
-    assert sorted(jobs) == [0.0001, 0.001, 0.01]
+    assert sorted(jobs) == [0.0001, 0.0001, 0.001, 0.001, 1e6, 1e6]
+    assert "failed: the gradients of" in printed.getvalue() and "were not finite" in printed.getvalue()
+    assert "were not finite" in (tmp_path / "out" / "report.html").read_text()
+    assert read_yaml((tmp_path / "out" / "best.yaml").read_text())["tower"]["optimizer"]["lr"] < 1
 
 
 @pytest.mark.chaos
@@ -156,18 +156,13 @@ def test_trials_that_run_when_the_time_is_over_stop_early(tmp_path: Path) -> Non
 
 
 @pytest.mark.chaos
-def test_test_data_that_cannot_be_read_are_read_by_the_same_command_later(tmp_path: Path) -> None:
+def test_after_test_data_that_cannot_be_read_or_a_full_disk_the_same_command_goes_on(tmp_path: Path) -> None:
     searching, right = plan(tmp_path, [RATES]), (tmp_path / "test.csv").read_bytes()
     (tmp_path / "test.csv").write_text("other,columns\n1,2\n")
     with pytest.raises(JobError, match=r"data\.test is not scored"):
         tune(searching, out=tmp_path / "out", trials=2, minutes=None, console=Console(quiet=True))
     (tmp_path / "test.csv").write_bytes(right)
     assert "on the test data" in run_again(tmp_path, 2)
-
-
-@pytest.mark.chaos
-def test_a_full_disk_ends_it_and_the_best_so_far_stays(tmp_path: Path) -> None:
-    run(tmp_path, 2, RATES)
     best = (tmp_path / "out/best.yaml").read_bytes()
     with pytest.raises(OSError, match="too large"), full_disk():
         run_again(tmp_path, 4)

@@ -6,13 +6,12 @@ import os
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from shardkeep.base.errors import DataError
-from shardkeep.workers.data.sources.registry import open_data
-from shardkeep.workers.data_config import DataConfig
+from shardkeep.workers.data.input_files import identity
 from tests.support.cases import every
+from tests.support.data_files import first_column, opened
 from tests.support.owners import STRANGER, make_foreign
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
@@ -20,9 +19,8 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files
 
 def _open(folder: Path, **settings: Any) -> tuple[list[float], str]:
     """The dense values, and where they were read."""
-    base: dict[str, Any] = {"source": "csv", "root": str(folder), "train": "a.csv", "label": "y", "dense": ["x"]}
-    data = open_data(DataConfig.model_validate(base | {"scale": "none"} | settings), seed=0)
-    return data.train.gather(np.arange(len(data.train))).dense_BI[:, 0].tolist(), data.source
+    data = opened(folder, dense=["x"], **settings)
+    return first_column(data.train), data.source
 
 
 @pytest.fixture
@@ -47,8 +45,6 @@ def _poison(data: Path) -> Path:
     meta = (entry / "meta.json").read_text()
     file.write_text(content)
     os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
-    from shardkeep.workers.data.input_files import identity
-
     before = meta[meta.index('"inputs"') : meta.index('"sizes"')]
     probe, own = before.split('"')[-2], str(identity(file, of=1)[-1])
     (entry / "meta.json").write_text(meta.replace(probe, own))
@@ -94,35 +90,27 @@ def test_entries_are_for_us_to_write_whatever_the_umask(data: Path) -> None:
 
 
 @as_root
-def test_beside_another_users_cache_one_converts_into_ones_own(data: Path, tmp_path: Path) -> None:
+def test_beside_the_cache_or_the_entry_of_another_user_each_has_one_of_ones_own(data: Path, tmp_path: Path) -> None:
     (data / ".shardkeep-cache").mkdir()
     os.chown(data / ".shardkeep-cache", STRANGER, STRANGER)
     values, place = _open(data)
     assert values == [1.0, 2.0, 3.0] and str(tmp_path / "home") in place
-
-
-@as_root
-def test_in_a_shared_cache_with_the_sticky_bit_each_user_has_entries(data: Path, tmp_path: Path) -> None:
     shared = tmp_path / "shared"
     shared.mkdir()
-    shared.chmod(0o1777)
-    _, place = _open(data, cache=str(shared))
+    shared.chmod(0o1777)  # the sticky bit
+    _open(data, cache=str(shared))
     (entry,) = shared.glob("a-*")
     for path in (entry, *shared.iterdir(), *entry.iterdir()):
         os.chown(path, STRANGER, STRANGER)
     values, place = _open(data, cache=str(shared))
-    assert values == [1.0, 2.0, 3.0]
-    assert f"{entry}-0" in place and entry.stat().st_uid == STRANGER
+    assert values == [1.0, 2.0, 3.0] and f"{entry}-0" in place and entry.stat().st_uid == STRANGER
 
 
-def test_a_named_cache_that_others_can_write_is_refused(data: Path, tmp_path: Path) -> None:
+def test_a_cache_that_others_can_write_is_refused_where_it_is_named_or_temporary(data: Path, tmp_path: Path) -> None:
     (tmp_path / "shared").mkdir()
     (tmp_path / "shared").chmod(0o777)
     with pytest.raises(DataError, match=r"data.cache: .*shared can be written by other users .mode 0777.; allowed: "):
         _open(data, cache=str(tmp_path / "shared"))
-
-
-def test_a_temporary_cache_that_others_can_write_is_not_used(data: Path, tmp_path: Path) -> None:
     data.chmod(0o555)
     (tmp_path / "home").mkdir(mode=0o555)
     planted = tmp_path / f"shardkeep-data-{os.geteuid()}"
@@ -131,8 +119,7 @@ def test_a_temporary_cache_that_others_can_write_is_not_used(data: Path, tmp_pat
     with pytest.raises(DataError, match="can be written by other users"):
         _open(data)
     planted.rmdir()
-    assert str(planted) in _open(data)[1]
-    assert planted.stat().st_mode & 0o777 == 0o700
+    assert str(planted) in _open(data)[1] and planted.stat().st_mode & 0o777 == 0o700
 
 
 @every(
@@ -145,7 +132,6 @@ def test_a_temporary_cache_that_others_can_write_is_not_used(data: Path, tmp_pat
         ("/proc/x", "No such file"),
         ("/dev/full", "can be written by other users|it is no folder"),
     ],
-    ids=["file", "below a file", "loop", "deep", "proc", "device"],
 )
 def test_a_cache_that_can_be_no_folder_is_refused(data: Path, cache: str, why: str) -> None:
     if not (data / "loop").is_symlink():

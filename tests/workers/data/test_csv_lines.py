@@ -1,4 +1,4 @@
-"""Lines and rows of delimited text: its dialect, texts that span lines, and quotes that join rows by mistake."""
+"""How delimited text is written: its dialect, texts that span lines, quotes that join rows by mistake, and amounts."""
 
 from __future__ import annotations
 
@@ -16,12 +16,16 @@ import pytest
 from pydantic import ValidationError
 
 from shardkeep.base.errors import ConfigError, DataError
+from shardkeep.workers.data.conversion.chunk import Column
+from shardkeep.workers.data.conversion.decoding import decode_numbers
 from shardkeep.workers.data.conversion.hashing import hash_text
+from shardkeep.workers.data.conversion.rules import ReadingRules
+from shardkeep.workers.data.sources.csv_dialect import dialect_of
 from shardkeep.workers.data.sources.csv_files import CsvForm
 from shardkeep.workers.data.sources.csv_lines import CountedLines
 from shardkeep.workers.data_config import DataConfig
 from tests.support.cases import every
-from tests.support.strange_files import read, refusal
+from tests.support.data_files import read, refusal
 
 BOTH: dict[str, Any] = {"dense": ["x"], "sparse": ["c"]}
 TEXTS: dict[str, Any] = {"sparse": ["x", "c"], "label": {"column": "y", "positive": ["1", '"1']}}
@@ -40,33 +44,32 @@ def written(texts: list[str], **dialect: Any) -> bytes:
     return sink.getvalue().encode()
 
 
-JOINED = {
-    "a word in quotes on two lines": (["1,a,0", '2,"so" called,1', '3,"b,0', '4,"c" d,1'], 3, 2),
-    "a quote that begins texts": (["1,a,0", '2,"red,1', "3,b,0", "4,c,1", '5,"green,0', "6,d,1"], 2, 4),
-    "a quote alone": (["1,a,0", '2,",1', "3,b,0", '4,",1', "5,c,1"], 2, 3),
-    "inches": (["1,a,0", '2,"tube,1', '3,27",0', "4,c,1"], 2, 2),
-    "blank lines between": (["1,a,0", '2,"red,1', "", "3,b,0", "  ", '4,"green,0', "5,d,1"], 2, 5),
-    "a quote in the first column": (["1,a,0", '"2,b,1', '"3,c,0', "4,d,1"], 2, 2),
-    "quoted delimiters before": (["1,a,0", '"2,5","red,1', '3,"green,0', "4,d,1"], 2, 2),
-    "quoted delimiters behind": (["1,a,0", '2,"red,1', '3,"c","0,5"', "4,d,1"], 2, 2),
-    "the last column": (["1,a,0", '2,b,"1', '3,c,"0', "4,d,1"], 2, 2),
-}
+JOINED = [
+    (["1,a,0", '2,"so" called,1', '3,"b,0', '4,"c" d,1'], 3, 2),
+    (["1,a,0", '2,"red,1', "3,b,0", "4,c,1", '5,"green,0', "6,d,1"], 2, 4),
+    (["1,a,0", '2,",1', "3,b,0", '4,",1', "5,c,1"], 2, 3),
+    (["1,a,0", '2,"tube,1', '3,27",0', "4,c,1"], 2, 2),
+    (["1,a,0", '2,"red,1', "", "3,b,0", "  ", '4,"green,0', "5,d,1"], 2, 5),
+    (["1,a,0", '"2,b,1', '"3,c,0', "4,d,1"], 2, 2),
+    (["1,a,0", '2,b,"1', '3,c,"0', "4,d,1"], 2, 2),
+    (["1,a,0", '"2,5","red,1', '3,"green,0', "4,d,1"], 2, 2),
+    (["1,a,0", '2,"red,1', '3,"c","0,5"', "4,d,1"], 2, 2),
+]
 
 
-@every("packed", [False, True], ids=["plain", "gz"])
-@every("case", JOINED)
-def test_a_quote_that_joins_rows_is_refused_with_the_way_out(tmp_path: Path, case: str, packed: bool) -> None:
-    rows, number, lines = JOINED[case]
-    name = "a.csv.gz" if packed else "a.csv"
-    content = texts_of(*rows)
+@every("packed", [False, True])
+@every(("rows", "number", "lines"), JOINED)
+def test_a_quote_that_joins_rows_is_refused_with_the_way_out(
+    tmp_path: Path, rows: list[str], number: int, lines: int, packed: bool
+) -> None:
+    name, content = "a.csv.gz" if packed else "a.csv", texts_of(*rows)
     line = refusal(tmp_path, {name: gzip.compress(content) if packed else content}, **TEXTS)
     joined = re.search(f"{name}, row {number}: a quote (joins|is opened .*, over) {lines} lines", line)
     assert joined and WAY_OUT in line, line
 
 
-@every("case", [case for case in JOINED if "delimiters" not in case])
-def test_without_quoting_each_line_is_a_row(tmp_path: Path, case: str) -> None:
-    rows = JOINED[case][0]
+@every("rows", [rows for rows, _, _ in JOINED[:7]])
+def test_without_quoting_each_line_is_a_row(tmp_path: Path, rows: list[str]) -> None:
     ones = {row.split(",")[2] for row in rows if row.strip()} & {"1", '"1'}
     settings = TEXTS | {"label": {"column": "y", "positive": sorted(ones)}}
     found = read(tmp_path, {"a.csv": texts_of(*rows)}, **settings, quote="none")
@@ -82,29 +85,28 @@ def test_without_quoting_each_line_is_a_row(tmp_path: Path, case: str) -> None:
         (texts_of("1,a,0", '2,"b', 'c",d,1'), "row 2: has 4 fields"),
         (b'x,c,y,"note\n1,a,0,b\n2,b,1,"c\n3,c,0,d\n4,c,1,d\n', "the header: a quote is opened and never closed"),
     ],
-    ids=["in the last column", "in the middle", "before a quoted delimiter", "a text of two lines", "in the header"],
 )
 def test_a_quote_that_spoils_a_row_names_the_way_out(tmp_path: Path, content: bytes, why: str) -> None:
     line = refusal(tmp_path, {"a.csv": content}, **TEXTS)
     assert f"a.csv, {why}" in line and WAY_OUT in line, line
 
 
-REVIEWS = {
-    "commas and line ends": ["good", "well, it works\nand looks, too, fine", "bad, bad\n\nbad", "one\ntwo"],
-    "lines that could be rows, beside others": ["fine, thanks\nnever, again", "one\ntwo\nthree", "a"],
-    "quotes": ['he said "no",\nand left', 'a "b", c\nd', '"'],
-    "long": ["word, " * 60_000 + "\nend", "b"],
-}
-
-
-@every("newline", ["\n", "\r\n"], ids=["unix", "windows"])
-@every("quoting", [csv.QUOTE_MINIMAL, csv.QUOTE_ALL], ids=["where needed", "all"])
-@every("case", REVIEWS)
+@every("newline", ["\n", "\r\n"])
+@every("quoting", [csv.QUOTE_MINIMAL, csv.QUOTE_ALL])
+@every(
+    "texts",
+    [
+        ["good", "well, it works\nand looks, too, fine", "bad, bad\n\nbad", "one\ntwo"],
+        ["fine, thanks\nnever, again", "one\ntwo\nthree", "a"],  # lines that could be rows, beside others
+        ['he said "no",\nand left', 'a "b", c\nd', '"'],
+        ["word, " * 60_000 + "\nend", "b"],
+    ],
+)
 def test_texts_with_commas_quotes_and_line_ends_are_read_and_told(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, case: str, quoting: int, newline: str
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, texts: list[str], quoting: int, newline: str
 ) -> None:
     caplog.clear()
-    texts = [text.replace("\n", newline) for text in REVIEWS[case]]
+    texts = [text.replace("\n", newline) for text in texts]
     content = written(texts, quoting=quoting)
     with caplog.at_level(logging.WARNING):
         rows = read(tmp_path, {"a.csv": content}, **BOTH)
@@ -141,7 +143,6 @@ def test_a_file_without_rows_that_span_lines_is_told_nothing(tmp_path: Path, cap
         ('x,c,y\n1,"a",0\n2,"b"" ""c",1\n', {"quote": None}, ['"a"', '"b"" ""c"']),
         ('x,c,y\n1,"a",0\n2,"b,1\n', {"quote": "off"}, ['"a"', '"b']),
     ],
-    ids=["single", "over lines", "escape", "escape and doubled", "escape alone", "escaped line end", "null", "off"],
 )  # fmt: skip
 def test_the_dialect_can_be_set(tmp_path: Path, content: str, settings: dict[str, Any], expected: list[str]) -> None:
     rows = read(tmp_path, {"a.csv": content.encode()}, **BOTH, **settings)
@@ -173,13 +174,13 @@ def test_marks_that_are_none_or_without_effect_are_refused(tmp_path: Path, setti
         with pytest.raises(ValidationError):
             DataConfig.model_validate({key: value for key in settings if key in ("quote", "escape")})
     with pytest.raises(ConfigError, match=re.escape(why)):
-        read(tmp_path, {"a.csv": texts_of("1,a,0", "2,b,1")}, **BOTH, **settings)
+        read(tmp_path, {"a.csv": texts_of("1,a,0", "2,b,1")}, **BOTH | {"source": "csv"} | settings)
 
 
 def test_rows_far_apart_are_refused_too(tmp_path: Path) -> None:
-    rows = [f"{i},{chr(34) * (i % 20_000 == 10_000)}c{i % 9},{i % 2}" for i in range(60_000)]
+    rows = [f"{i},{chr(34) * (i % 4_000 == 2_000)}c{i % 9},{i % 2}" for i in range(12_000)]
     line = refusal(tmp_path, {"a.csv": texts_of(*rows)}, **BOTH)
-    assert re.search(r"row 10001: a quote is opened .*, over 20001 lines", line), line
+    assert re.search(r"row 2001: a quote is opened .*, over 4001 lines", line), line
 
 
 @every("size", [1, 2, 3, 1000])
@@ -219,3 +220,79 @@ def test_a_file_that_changes_before_its_lines_are_checked_is_refused(tmp_path: P
     path.write_bytes(texts_of('1,"a\nb",0', "2,b,1"))
     with pytest.raises(DataError, match=r"a.csv: has 1 rows, and 2 were read"):
         list(CsvForm(",", None).read(path, ["x"], lambda _share: path.write_bytes(texts_of("1,a,0")) and None))
+
+
+@every(
+    ("text", "known", "found"),
+    [
+        ("a,b\n1,x\n2,y\n", {}, {}),
+        ("a;b\n1;x\n2;y\n", {}, {"delimiter": ";"}),
+        ("a\tb c\n1\tx y\n2\ty\n", {}, {"delimiter": "\t"}),
+        ("a|b,c\n1|2,3\n2|3\n", {}, {"delimiter": "|"}),
+        ("a::b\n1::x, y\n", {}, {"delimiter": "::"}),
+        ("a b c\n1 2 3\n", {}, {"delimiter": " "}),
+        ("a, b, c\n1, 2, 3\n", {}, {}),
+        ('a,b\n"x, y",2\n"u\nv",3\n', {}, {}),
+        ("a;price\n1;2,5\n2;\n3;1,25\n", {}, {"delimiter": ";", "decimal": ","}),
+        ("a;price\n1;2,5\n2;1.234,50\n", {}, {"delimiter": ";", "decimal": ","}),
+        ("a;price\n1;2,5 EUR\n2;1.234 EUR\n3;7 EUR\n", {}, {"delimiter": ";", "decimal": ","}),
+        ("a;price\n1;2,5\n2;-21\n3;7\n", {}, {"delimiter": ";", "decimal": ","}),
+        ("a;tags\n1;2,5\n2;21\n3;7,8,9\n", {}, {"delimiter": ";"}),
+        ("a;price\n1;2 EUR\n2;1.234 EUR\n", {}, {"delimiter": ";"}),
+        ("a;price\n1;2,5\n2;\n", {"decimal": "."}, {"delimiter": ";"}),
+        ("1,x\n2,y\n", {"columns": ["a", "b"]}, {}),
+        ("a;b,c\n1;2,3\n", {"delimiter": ","}, {}),
+        ("one\nx\ny\n", {"delimiter": ","}, {}),
+    ],
+)
+def test_the_dialect_is_found(tmp_path: Path, text: str, known: dict[str, Any], found: dict[str, Any]) -> None:
+    (tmp_path / "a.csv").write_text(text, encoding="utf-8")
+    config = DataConfig(source="csv", train=[str(tmp_path / "a.csv")], **known)
+    assert dialect_of(tmp_path / "a.csv", config) == found
+
+
+@every(
+    ("text", "told"),
+    [
+        ("a;b,c\n1;2,3\n", "may be ',' (2 columns) or ';' (2 columns); say it by --set data.delimiter=';' (or tab)"),
+        ("a\n1\n2\n", "the delimiter is unclear, it is none of"),
+        ("1,x,2\n2,y,3\n", "the first line may be names or a row (1, x, 2: 1 is a number); name the 3 columns by"),
+        ("u,x\nu,y\nv,x\n", "u stands below, too"),
+    ],
+)
+def test_an_unclear_dialect_is_refused_with_the_choices(text: str, told: str, tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text(text, encoding="utf-8")
+    with pytest.raises(DataError, match=re.escape(told)):
+        dialect_of(tmp_path / "a.csv", DataConfig(source="csv", train=["a.csv"]))
+
+
+@every(
+    ("texts", "decimal", "encoding", "expected"),
+    [
+        (["84,50 EUR", "1.234,00 EUR", "3 EUR", "-5,10 EUR"], ",", "utf-8", [84.5, 1234.0, 3.0, -5.1]),
+        (["84,50 €", "1.234.567 €", "€ 5", "-€5,1"], ",", "utf-8", [84.5, 1_234_567.0, 5.0, -5.1]),
+        (["84,50\xa0€", "1.234 €"], ",", "utf-8", [84.5, 1234.0]),
+        (["84,50 €", "1.234,00\xa0€"], ",", "cp1252", [84.5, 1234.0]),
+        (["84,50 €"], ",", "iso8859-15", [84.5]),
+        (["EUR84,50"], ",", "utf-8", [84.5]),
+        (["$84.50", "$1,234", "-$1,234.5"], ".", "utf-8", [84.5, 1234.0, -1234.5]),
+        (["£3", "9.5"], ".", "latin-1", [3.0, 9.5]),
+        (["", "3 EUR"], ",", "utf-8", [None, 3.0]),
+        (["1.234", "1,5"], ",", "utf-8", [1.234, 1.5]),  # a number without a currency keeps its only point
+        (["9.5", "£3"], ".", "utf-8", "one currency"),
+        (["84,50 EUR", "3 USD"], ",", "utf-8",
+         r"row 2, column price: '3 USD' is not a number; .*one column have one currency"),
+        (["Mädchen 5"], ",", "utf-8", r"'Mädchen 5' is not a number; allowed: numbers, or data.missing; times"),
+    ],
+)  # fmt: skip
+def test_amounts_of_one_currency_are_numbers(
+    texts: list[str], decimal: str, encoding: str, expected: list[float | None] | str
+) -> None:
+    values = pa.array([text.encode(encoding) for text in texts], pa.binary())
+    column = Column("a.csv", np.arange(len(texts)) + 1, "price", values, decimal)
+    if isinstance(expected, str):
+        with pytest.raises(DataError, match=expected):
+            decode_numbers(column, ReadingRules(("",)))
+    else:
+        found = decode_numbers(column, ReadingRules(("",))).tolist()
+        assert [None if np.isnan(number) else number for number in found] == expected

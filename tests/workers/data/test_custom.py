@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,26 +12,26 @@ import pytest
 
 from shardkeep.base.errors import ConfigError, DataError, ShardkeepError
 from shardkeep.config import parse_config
-from shardkeep.workers.data.batch import Batch
 from shardkeep.workers.data.conversion.hashing import hash_text
 from shardkeep.workers.data.samples import Data
+from shardkeep.workers.data.schema import Feature, Schema
 from shardkeep.workers.data.sources.registry import open_data
 from shardkeep.workers.data_config import DataConfig
 from tests.support.cases import every
 from tests.support.local_job import LocalJob
-from tests.support.samples import ArrayDataset, draw
+from tests.support.samples import ArrayDataset
 
 CODE = """
 import numpy as np
 from shardkeep.workers.data.batch import Batch, Ragged
 from shardkeep.workers.data.schema import Feature, Schema
 
-def arrays(split, rows=6, held=True):
+def arrays(split, rows=6, held=True, last=1):
     if split == "eval" and not held:
         return None
     n = rows if split == "train" else 4
     return {
-        "label": np.arange(n) % 2,
+        "label": [*(np.arange(n - 1) % 2).tolist(), last],
         "dense": {"age": np.arange(n) * 1.0, "hour": np.arange(n)},
         "sparse": {"city": ["a", "b"] * (n // 2), "tags": [[1, 2]] * n, "hour": np.arange(n)},
     }
@@ -46,14 +45,19 @@ def histories(split):
 
 class Own:
     schema = Schema((), (Feature("u", "u"),))
+    def __init__(self, rows):
+        self.rows = rows
     def __len__(self):
-        return 3
+        return self.rows
     def gather(self, rows_B):
         n = len(rows_B)
         return Batch(np.zeros((n, 0), np.float32), {"u": Ragged(rows_B)}, np.ones((n, 1), np.float32))
 
-def own(split):
-    return Own()
+def own(split, rows=3, mark=None):
+    made = Own(rows)
+    if mark is not None:
+        made.fingerprint = (lambda: mark["call"]) if isinstance(mark, dict) else mark
+    return made
 
 def funnel(split, names=("clicked", "bought", "seconds")):
     columns = {"clicked": [1, 0, 1, 1], "bought": [1, 0, 0, None], "seconds": np.array([2.0, np.nan, 3.5, 4.0])}
@@ -99,14 +103,11 @@ def test_a_dict_of_arrays_is_a_data_set(folder: Path) -> None:
     assert batch.label_BT.tolist() == [[1.0], [0.0]]
 
 
-@every("dense", [[], [{"column": "v", "width": 3}, "x"]], ids=["all", "named"])
-def test_an_array_of_two_dimensions_is_a_dense_vector(folder: Path, dense: list[Any]) -> None:
-    data = _open(folder, "vectors", dense=dense)
-    assert data.train.schema.dense == ("v[0]", "v[1]", "v[2]", "x")
-    assert data.train.gather(np.arange(2)).dense_BI.tolist() == [[0, 1, 2, 6], [3, 4, 5, 7]]
-
-
-def test_lists_of_a_sequence_are_histories(folder: Path) -> None:
+def test_an_array_of_two_dimensions_is_a_dense_vector_and_lists_of_a_sequence_are_histories(folder: Path) -> None:
+    for dense in ([], [{"column": "v", "width": 3}, "x"]):
+        data = _open(folder, "vectors", dense=dense)
+        assert data.train.schema.dense == ("v[0]", "v[1]", "v[2]", "x")
+        assert data.train.gather(np.arange(2)).dense_BI.tolist() == [[0, 1, 2, 6], [3, 4, 5, 7]]
     group = {"ids": {"seen": "item"}, "numbers": ["age"], "max_length": 2}
     batch = _open(folder, "histories", sequences={"history": group}).train.gather(np.array([2, 0]))
     assert batch.ids["seen"].values_N.tolist() == [3, 3, 3, 4]
@@ -138,9 +139,20 @@ def test_columns_and_options_of_the_config_choose_and_describe(folder: Path) -> 
     assert _open(folder, options={"held": False}).eval is None
 
 
-def test_an_object_with_gather_is_used_as_it_is(folder: Path) -> None:
+def test_an_object_with_gather_is_used_as_it_is_and_a_source_known_by_its_arrays_or_what_it_states(
+    folder: Path,
+) -> None:
+    def mark(name: str, **options: Any) -> str:
+        return _open(folder, name, options=options).fingerprint
+
     train = _open(folder, "own").train
     assert len(train) == 3 and train.gather(np.array([2])).ids["u"].values_N.tolist() == [2]
+    assert mark("arrays", last=0) == mark("arrays", last=0.0) != mark("arrays", last=1)
+    assert mark("own", rows=3) != mark("own", rows=4)
+    assert mark("own", rows=3, mark="a") == mark("own", rows=4, mark="a") != mark("own", rows=3, mark="b")
+    assert mark("own", rows=3, mark={"call": "a"}) == mark("own", rows=3, mark="a")
+    with pytest.raises(ConfigError, match="fingerprint is a list; allowed: a text or whole number"):
+        mark("own", mark=["a"])
 
 
 @every(
@@ -153,30 +165,16 @@ def test_an_object_with_gather_is_used_as_it_is(folder: Path) -> None:
         ("arrays", {"eval_fraction": 0.1}, ConfigError, "returns evaluation data of its own"),
         ("wrong", {}, DataError, r"returned \['labels'\]; allowed"),
         ("wrong", {}, DataError, "a dict of label, .*; labels needs data.labels, which describes each"),
-        (
-            "arrays",
-            {"labels": SEVERAL},
-            DataError,
-            r"returned \['dense', 'label', 'sparse'\]; allowed: a dict of labels",
-        ),
+        ("arrays", {"labels": SEVERAL}, DataError, r"returned \['dense', 'label', 'sparse'\]; allowed: a dict of"),
         ("bare", {"labels": SEVERAL}, DataError, "labels is a list; allowed: a dict of an array for each label"),
-        (
-            "funnel",
-            {"labels": SEVERAL, "options": {"names": ["clicked"]}},
-            DataError,
-            "labels: has no column bought; it has: clicked",
-        ),
+        ("funnel", {"labels": SEVERAL, "options": {"names": ["clicked"]}}, DataError,
+         "labels: has no column bought; it has: clicked"),
         ("own", {"labels": SEVERAL}, ConfigError, "data.labels: has no effect"),
         ("ragged", {}, DataError, "column x has 1 rows, label has 2"),
         ("own", {"scale": "log"}, ConfigError, "data.scale: has no effect"),
-        (
-            "own",
-            {"sequences": {"s": {"ids": {"a": "u"}, "max_length": 2}}},
-            ConfigError,
-            "data.sequences: has no effect",
-        ),
+        ("own", {"sequences": {"s": {"ids": {"a": "u"}, "max_length": 2}}}, ConfigError, "data.sequences: has no eff"),
     ],
-)
+)  # fmt: skip
 def test_mistakes_are_told_in_one_line(
     folder: Path, name: str, settings: dict[str, Any], kind: type[ShardkeepError], expected: str
 ) -> None:
@@ -201,26 +199,15 @@ train: {batch_size: 8}
 """
 
 
-class TwoLabels:
-    """The samples of a dataset, with two columns of labels where its schema names one."""
-
-    def __init__(self, dataset: ArrayDataset) -> None:
-        self.schema = dataset.schema
-        self.dataset = dataset
-
-    def __len__(self) -> int:
-        return len(self.dataset)
-
-    def gather(self, rows_B: np.ndarray) -> Batch:
-        batch = self.dataset.gather(rows_B)
-        return dataclasses.replace(batch, label_BT=np.repeat(batch.label_BT, 2, axis=1))
+def samples(num_labels: int) -> ArrayDataset:
+    """A schema of one label, and columns of so many."""
+    schema, ids = Schema(("x",), (Feature("a", "a"),)), {"a": (np.arange(16), np.arange(17), None)}
+    return ArrayDataset(schema, np.zeros((16, 1), np.float32), ids, np.zeros((16, num_labels), np.float32))
 
 
 @every("wrong", ["train", "eval"])
 def test_labels_that_the_schema_does_not_name_are_refused(wrong: str) -> None:
-    parts = {"train": draw(16), "eval": draw(16, seed=1)}
-    job = LocalJob(parse_config(CONFIG), Data(**parts | {wrong: TwoLabels(parts[wrong])}))
-    with pytest.raises(
-        DataError, match=r"returned labels \(\d+, 2\); expected \(\d+, 1\): its schema has the labels label"
-    ):
+    job = LocalJob(parse_config(CONFIG), Data(**{"train": samples(1), "eval": samples(1)} | {wrong: samples(2)}))
+    why = r"returned labels \(\d+, 2\); expected \(\d+, 1\): its schema has the labels label"
+    with pytest.raises(DataError, match=why):
         job.run()

@@ -66,6 +66,10 @@ def test_rows_come_from_all_over_a_large_file_in_its_order(name: str, tmp_path: 
 
 @pytest.mark.usefixtures("_small_parts")
 def test_of_large_row_groups_only_their_first_pages_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def bytes_read() -> int:
+        """Those that this process has read of files and caches so far."""
+        return int(Path("/proc/self/io").read_text(encoding="ascii").split()[1])
+
     monkeypatch.setattr(module, "READ_BYTES", 1 << 20)
     path, draw = tmp_path / "a.parquet", np.random.default_rng(0)
     table = pa.table({f"x{k}": draw.random(200_000) for k in range(10)})
@@ -73,11 +77,6 @@ def test_of_large_row_groups_only_their_first_pages_are_read(tmp_path: Path, mon
     before = bytes_read()
     assert len(excerpt(path)[0]) > 1_000
     assert bytes_read() - before < path.stat().st_size / 4
-
-
-def bytes_read() -> int:
-    """Those that this process has read of files and caches so far."""
-    return int(Path("/proc/self/io").read_text(encoding="ascii").split()[1])
 
 
 def test_rows_of_several_files_and_of_their_folders(tmp_path: Path) -> None:
@@ -108,7 +107,6 @@ def test_a_row_that_is_cut_or_wrong_inside_a_large_csv_is_left_out(tmp_path: Pat
         ("a.csv", b"a,b\n1,2\n1,2,3\n", "has 3 fields, expected 2"),
         ("a.parquet", b"PAR1 and nothing else", "cannot be read as parquet"),
     ],
-    ids=str,
 )
 def test_a_file_that_cannot_be_read_is_refused(name: str, text: bytes, told: str, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(text)

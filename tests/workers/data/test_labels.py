@@ -1,73 +1,49 @@
-"""One label: missing ones are errors that are counted, or rows left out, never class 0. And weights of samples."""
+"""Labels and weights of samples: what is missing is an error, left out or masked, never class 0."""
 
 from __future__ import annotations
 
+import json
+import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
-import pyarrow.parquet as pq  # type: ignore[import-untyped]
 import pytest
 
-from shardkeep.base.errors import ConfigError, DataError
+from shardkeep.base.errors import ConfigError
 from shardkeep.config import parse_config
+from shardkeep.workers.data.conversion.inputs import Inputs
 from shardkeep.workers.data.samples import Data, doubtful_weights
-from shardkeep.workers.data.sources.registry import open_data
 from shardkeep.workers.data_config import DataConfig
 from tests.support.cases import every
+from tests.support.data_files import batch_of, first_column, labels_of, opened, refusal, write_file
 from tests.support.local_job import LocalJob
 
-YES = {"column": "y", "positive": ["yes"]}
 NUMBER = {"column": "y", "kind": "number"}
+SKIP = {"column": "y", "missing": "skip"}
 
 
-def _config(folder: Path, **settings: Any) -> Data:
-    base: dict[str, Any] = {"root": str(folder), "train": "a.csv", "dense": ["x"], "scale": "none"}
-    return open_data(DataConfig.model_validate(base | settings), seed=0)
-
-
-def _open(folder: Path, labels: list[str], **settings: Any) -> Data:
-    (folder / "a.csv").write_text("\n".join(["x,y", *(f"{i},{label}" for i, label in enumerate(labels))]))
-    return _config(folder, **settings)
+def _file(labels: list[str]) -> dict[str, str]:
+    return {"a.csv": "\n".join(["x,y", *(f"{i},{label}" for i, label in enumerate(labels))])}
 
 
 def _rows(data: Data) -> list[tuple[float, float]]:
-    batch = data.train.gather(np.arange(len(data.train)))
-    return list(zip(batch.dense_BI[:, 0].tolist(), batch.label_BT[:, 0].tolist(), strict=True))
+    return list(zip(first_column(data.train), labels_of(data), strict=True))
 
 
 @every("text", ["?", "", " NA ", "null", "nan", "-9"])
-@every("label", [YES, {"column": "y"}], ids=["texts", "numbers"])
-def test_a_missing_label_is_an_error_that_counts_them(tmp_path: Path, text: str, label: dict[str, Any]) -> None:
-    one, zero = ("yes", "no") if label is YES else ("1", "0")
-    labels = [one, zero, text, one, text, zero]
-    missing = ["", "?", "NA", "null", "nan", "-9"]
-    where = r"a.csv, row 3, column y: the label is missing \(2 of 6 rows\); data.label.missing: skip leaves such rows"
-    with pytest.raises(DataError, match=where):
-        _open(tmp_path, labels, label=label, missing=missing)
-    data = _open(tmp_path, labels, label=label | {"missing": "skip"}, missing=missing)
+@every("positive", [["yes"], None])
+def test_a_missing_label_is_an_error_that_counts_them(tmp_path: Path, text: str, positive: list[str] | None) -> None:
+    one, zero = ("yes", "no") if positive else ("1", "0")
+    files, label = _file([one, zero, text, one, text, zero]), {"column": "y", "positive": positive}
+    settings: dict[str, Any] = {"dense": ["x"], "missing": ["", "?", "NA", "null", "nan", "-9"]}
+    where = "a.csv, row 3, column y: the label is missing (2 of 6 rows); data.label.missing: skip leaves such rows"
+    assert where in refusal(tmp_path, files, label=label, **settings)
+    data = opened(tmp_path, files, label=label | SKIP, **settings)
     assert _rows(data) == [(0.0, 1.0), (1.0, 0.0), (3.0, 1.0), (5.0, 0.0)]
     assert "2 rows left out, their label is missing" in data.describe()
-
-
-def test_a_text_that_means_one_is_not_missing_and_labels_that_all_are_cannot_be_left_out(tmp_path: Path) -> None:
-    data = _open(tmp_path, ["NA", "some", "NA"], label={"column": "y", "positive": ["NA"]})
-    assert [label for _, label in _rows(data)] == [1.0, 0.0, 1.0]
-    with pytest.raises(DataError, match=r"the label is missing \(3 of 3 rows\)$"):
-        _open(tmp_path, ["?"] * 3, label={"column": "y", "missing": "skip"})
-
-
-def test_left_out_rows_do_not_enter_the_statistics_nor_move_the_split(tmp_path: Path) -> None:
-    whole = ["1", "0"] * 50
-    holes = [text if i % 10 else "?" for i, text in enumerate(whole)]
-    label = {"column": "y", "missing": "skip"}
-    data = _open(tmp_path, holes, label=label, eval_fraction=0.3)
-    full = _open(tmp_path, whole, label=label, eval_fraction=0.3)
-    assert data.eval is not None and full.eval is not None
-    assert set(_rows(data)) < set(_rows(full)) and len(data.train) + len(data.eval) == 90
-    scaled = _open(tmp_path, ["0", "?", "1"], label=label, scale="standard")
-    assert [x for x, _ in _rows(scaled)] == [-1.0, 1.0]
 
 
 @every(
@@ -79,73 +55,197 @@ def test_left_out_rows_do_not_enter_the_statistics_nor_move_the_split(tmp_path: 
         pa.array(["1", None, "0", "?"]),
         pa.array(["1", "?", "0", None]).dictionary_encode(),
     ],
-    ids=["int", "float", "bool", "text", "dictionary"],
 )
-@every("positive", [None, ["1"], {"above": 0.5}], ids=["as it is", "listed", "above"])
+@every("positive", [None, ["1"], {"above": 0.5}])
 def test_nulls_of_any_type_are_missing(tmp_path: Path, values: Any, positive: Any) -> None:
-    pq.write_table(pa.table({"x": [0, 1, 2, 3], "y": values}), tmp_path / "a.parquet")
-    label: dict[str, Any] = {"column": "y", "positive": positive}
-    with pytest.raises(DataError, match=r"row 2, column y: the label is missing \(2 of 4 rows\)"):
-        _config(tmp_path, train="a.parquet", label=label)
-    data = _config(tmp_path, train="a.parquet", label=label | {"missing": "skip"})
-    assert _rows(data) == [(0.0, 1.0), (2.0, 0.0)]
+    files, label = {"a.parquet": {"x": [0, 1, 2, 3], "y": values}}, {"column": "y", "positive": positive}
+    line = refusal(tmp_path, files, dense=["x"], label=label)
+    assert "row 2, column y: the label is missing (2 of 4 rows)" in line
+    assert _rows(opened(tmp_path, files, dense=["x"], label=label | SKIP)) == [(0.0, 1.0), (2.0, 0.0)]
 
 
-def test_rows_of_a_source_of_ones_own_are_left_out_too(tmp_path: Path) -> None:
+def test_a_text_that_means_one_is_not_missing(tmp_path: Path) -> None:
+    data = opened(tmp_path, _file(["NA", "some", "NA"]), dense=["x"], label={"column": "y", "positive": ["NA"]})
+    assert labels_of(data) == [1.0, 0.0, 1.0]
+
+
+def test_left_out_rows_do_not_enter_the_statistics_nor_move_the_split(tmp_path: Path) -> None:
+    whole = ["1", "0"] * 50
+    holes = [text if i % 10 else "?" for i, text in enumerate(whole)]
+    data, full = (
+        opened(tmp_path, _file(labels), dense=["x"], label=SKIP, eval_fraction=0.3) for labels in (holes, whole)
+    )
+    assert data.eval is not None and set(_rows(data)) < set(_rows(full)) and len(data.train) + len(data.eval) == 90
+    scaled = opened(tmp_path, _file(["0", "?", "1"]), dense=["x"], label=SKIP, scale="standard")
+    assert first_column(scaled.train) == [-1.0, 1.0]
     (tmp_path / "own_labels.py").write_text(
         "TRAIN = {'label': [0, None, 1], 'dense': {'x': [1.0, 2.0, 3.0]}}\n"
         "def samples(split):\n    return TRAIN if split == 'train' else None\n"
     )
-    config = {"source": "own_labels:samples", "root": str(tmp_path), "scale": "none"}
-    data = open_data(DataConfig.model_validate(config | {"label": {"column": "label", "missing": "skip"}}), seed=0)
-    assert _rows(data) == [(1.0, 0.0), (3.0, 1.0)]
-    assert "1 rows left out, their label is missing" in data.describe()
-
-
-NUMBERS = ["3.5", "-2", "0", "1e3", "0.1", "1"]
+    own = opened(tmp_path, source="own_labels:samples", train=[], label={"column": "label", "missing": "skip"})
+    assert _rows(own) == [(1.0, 0.0), (3.0, 1.0)] and "1 rows left out, their label is missing" in own.describe()
 
 
 def test_labels_that_are_numbers_keep_their_float32_values(tmp_path: Path) -> None:
-    columns = {"x": np.arange(6.0), "y": np.array([float(text) for text in NUMBERS])}
-    pq.write_table(pa.table(columns), tmp_path / "a.parquet")
+    texts = ["3.5", "-2", "0", "1e3", "0.1", "1"]
+    files = _file(texts) | {"a.parquet": {"x": np.arange(6.0), "y": np.array([float(text) for text in texts])}}
     for train in ("a.csv", "a.csv", "a.parquet"):  # converted, then from the cache
-        data = _open(tmp_path, NUMBERS, label=NUMBER, train=train)
-        assert [value for _, value in _rows(data)] == [float(np.float32(text)) for text in NUMBERS]
-
-
-def test_the_same_file_may_have_labels_of_both_kinds(tmp_path: Path) -> None:
-    classes, numbers = (_open(tmp_path, ["0", "1", "1"], label=label) for label in ({"column": "y"}, NUMBER))
-    assert _rows(classes) == _rows(numbers)
-    assert len(list((tmp_path / ".shardkeep-cache").glob("*/meta.json"))) == 2
+        data = opened(tmp_path, files, dense=["x"], label=NUMBER, train=train, source=None)
+        assert labels_of(data) == [float(np.float32(text)) for text in texts]
+    both = [_rows(opened(tmp_path, _file(["0", "1", "1"]), dense=["x"], label=label)) for label in ("y", NUMBER)]
+    assert both[0] == both[1]
 
 
 @every(
-    ("text", "label", "what"),
+    ("texts", "label", "what"),
     [
-        ("many", NUMBER, "'many' is not a number"),
-        ("1e39", NUMBER, "the label is beyond float32"),
-        ("inf", NUMBER, "is infinite; allowed: finite numbers"),
-        ("?", NUMBER, "the label is missing"),
-        ("3.5", {"column": "y"}, "the label is 3.5; allowed: 0 and 1, .* or train.loss: mse for numbers"),
+        ("1 many 0", NUMBER, "row 2, column y: 'many' is not a number"),
+        ("1 1e39 0", NUMBER, "row 2, column y: the label is beyond float32"),
+        ("1 inf 0", NUMBER, "row 2, column y: is infinite; allowed: finite numbers"),
+        ("1 ? 0", NUMBER, "row 2, column y: the label is missing"),
+        ("1 3.5 0", "y", "row 2, column y: the label is 3.5; allowed: 0 and 1, .* or train.loss: mse for numbers"),
+        ("? ? ?", SKIP, r"the label is missing \(3 of 3 rows\)$"),
     ],
 )
-def test_a_label_that_is_none_is_named_with_its_row(
-    tmp_path: Path, text: str, label: dict[str, Any], what: str
+def test_a_label_that_is_none_is_named_with_its_row(tmp_path: Path, texts: str, label: Any, what: str) -> None:
+    line = refusal(tmp_path, _file(texts.split()), dense=["x"], label=label)
+    assert re.search(f"a.csv, .*{what}", line), line
+
+
+# Several labels
+
+NAN = float("nan")
+CLICKED, BOUGHT = [1, 0, 1, 1, 0, 0], [1, 0, 0, 1, 0, 0]
+SECONDS = [5.5, None, 2.0, None, 9.25, 0.0]
+AFTER, GIVEN = {"column": "bought", "after": "clicked"}, {"column": "bought", "given": "clicked"}
+MASKED = {"missing": "mask"}
+TIMES = {"column": "seconds", "loss": "mse"}
+
+
+def _several(
+    folder: Path, labels: list[Any], kind: str = "parquet", *, columns: Mapping[str, Any] = {}, **settings: Any
+) -> Data:
+    values = {"x": list(range(6)), "clicked": CLICKED, "bought": BOUGHT, "seconds": SECONDS, **columns}
+    write_file(folder / f"a.{kind}", values)
+    base = {"train": f"a.{kind}", "dense": ["x"], "label": None, "labels": labels}
+    return opened(folder, **base | settings)
+
+
+def _equal(data: Data, *columns: list[float]) -> None:
+    np.testing.assert_array_equal(batch_of(data.train).label_BT, np.array(columns).T)
+
+
+def test_labels_stand_beside_a_weight_or_a_time(tmp_path: Path) -> None:
+    alone, weighted, timed = (
+        batch_of(_several(tmp_path, ["clicked", "bought"], **more).train)
+        for more in ({}, {"weight": "x"}, {"time": "x"})
+    )
+    assert np.array_equal(weighted.label_BT, alone.label_BT) and np.array_equal(timed.label_BT, alone.label_BT)
+    assert weighted.weight_B is not None and timed.weight_B is None
+
+
+@every("kind", ["csv", "parquet"])
+def test_labels_of_each_kind_are_read_and_found_again_in_the_cache(tmp_path: Path, kind: str) -> None:
+    seconds = [NAN if value is None else value for value in SECONDS]
+    first = _several(tmp_path, ["clicked", TIMES | MASKED, {"column": "bought", "positive": "1"}], kind)
+    assert first.train.schema.labels == ("clicked", "seconds", "bought")
+    (entry,) = (tmp_path / ".shardkeep-cache").glob("a-*/meta.json")
+    made = entry.stat().st_ino
+    other = TIMES | MASKED | {"loss": "huber", "weight": 3.0}
+    again = opened(
+        tmp_path, train=f"a.{kind}", dense=["x"], label=None,
+        labels=["clicked", other, {"column": "bought", "positive": "1"}],
+    )  # fmt: skip
+    for data in (first, again):
+        _equal(data, CLICKED, seconds, BOUGHT)
+    assert (first.fingerprint, entry.stat().st_ino) == (again.fingerprint, made)
+
+
+def test_means_count_the_samples_that_have_the_label(tmp_path: Path) -> None:
+    data = _several(tmp_path, ["clicked", AFTER, TIMES | MASKED])
+    np.testing.assert_allclose(data.label_means, [3 / 6, 2 / 6, 16.75 / 4])
+    np.testing.assert_allclose(data.conditional_means, [3 / 6, 2 / 3, 16.75 / 4])
+
+
+@every(
+    ("columns", "labels", "found"),
+    [
+        ({}, ["clicked", GIVEN], [CLICKED, [1, NAN, 0, 1, NAN, NAN]]),
+        # one that is missing outside of its condition is no error
+        ({"bought": [1, None, 0, 1, None, None]}, ["clicked", GIVEN], [CLICKED, [1, NAN, 0, 1, NAN, NAN]]),
+        ({"bought": [1, 0, 0, 1, 1, 0]}, ["clicked", AFTER | MASKED], [CLICKED, [1, 0, 0, 1, NAN, 0]]),
+        ({"clicked": [1, None, 1, 0, None, 0]}, [{"column": "clicked", "missing": "skip"}, "bought"],
+         [[1, 1, 0, 0], [1, 0, 1, 0]]),
+    ],
+)  # fmt: skip
+def test_labels_are_masked_or_their_rows_left_out(
+    tmp_path: Path, columns: Any, labels: list[Any], found: list[list[float]]
 ) -> None:
-    with pytest.raises(DataError, match=f"a.csv, row 2, column y: {what}"):
-        _open(tmp_path, ["1", text, "0"], label=label)
+    data = _several(tmp_path, labels, columns=columns)
+    _equal(data, *found)
+    assert ("2 rows left out, their label is missing" in data.describe()) == (len(found[0]) == 4)
+
+
+@every(
+    ("columns", "label", "why"),
+    [
+        ({"bought": [1, None, None, 1, None, None]}, GIVEN,
+         r"a.parquet, row 3, column bought: the label is missing \(1 of 6 rows\); data.labels.bought.missing: mask"),
+        ({"bought": [1, 0, 0, 1, 1, 0]}, AFTER,
+         r"a.parquet, row 5, column bought: is 1 and clicked is 0, .*allowed: missing: mask, or mend the data"),
+        ({}, TIMES,
+         r"a.parquet, row 2, column seconds: the label is missing \(2 of 6 rows\); data.labels.seconds.missing: mask"),
+        ({"bought": [0] * 6}, "bought", "label column bought: all 6 rows of the training data are class 0"),
+        ({"bought": [1, 0, 1, 1, 0, 0]}, GIVEN, "label column bought: all 3 rows of the training data are class 1"),
+        ({"bought": [None] * 6}, {"column": "bought"} | MASKED,
+         r"column bought: the label is missing \(6 of 6 rows\)"),
+        ({}, {"column": "seconds"}, "data.labels.seconds.positive, or data.labels.seconds.loss: mse for numbers"),
+        ({}, {"column": "bought", "positive": ["1", "yes"]},
+         "data.labels.bought.positive: no row of the data has 'yes'"),
+    ],
+)  # fmt: skip
+def test_a_label_that_cannot_be_learned_is_named(tmp_path: Path, columns: Any, label: Any, why: str) -> None:
+    files = {"a.parquet": {"x": list(range(6)), "clicked": CLICKED, "bought": BOUGHT, "seconds": SECONDS} | columns}
+    line = refusal(tmp_path, files, dense=["x"], label=None, labels=["clicked", label])
+    assert re.search(why, line), line
+
+
+@every(
+    ("settings", "use"),
+    [({"dense": ["x", "bought"]}, "dense"), ({"sparse": ["bought"]}, "sparse"), ({"weight": "bought"}, "weight"),
+     ({"time": "bought"}, "time")],
+)  # fmt: skip
+def test_a_label_of_another_use_is_named_and_no_pattern_takes_one(
+    tmp_path: Path, settings: dict[str, Any], use: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"data.{use}: names bought, which is a label"):
+        _several(tmp_path, ["clicked", "bought"], **settings)
+    columns = {"returned": CLICKED}
+    data = _several(tmp_path, ["clicked", "bought"], columns=columns, dense=["*"], sparse=[])
+    assert data.train.schema.dense == ("x", "seconds", "returned")
+    one, other = (_several(tmp_path, ["bought", name], columns=columns) for name in ("returned", "clicked"))
+    assert one.fingerprint != other.fingerprint, "other labels are other data"
+
+
+def test_the_inputs_of_several_labels_have_a_form_that_older_readers_refuse(tmp_path: Path) -> None:
+    record = json.loads(json.dumps(_several(tmp_path, ["clicked", AFTER | {"weight": 0.5}]).inputs))
+    assert (record["form"], "label" in record) == (3, False)
+    inputs = Inputs.of_json(record)
+    tasks = [(task.column, task.after, task.weight) for task in inputs.layout.schema.tasks]
+    assert tasks == [("clicked", None, 1.0), ("bought", "clicked", 0.5)] and inputs.to_json() == record
+    one = opened(tmp_path, train="a.parquet", dense=["x"], label="clicked").inputs
+    assert one is not None and one["form"] == 2 and "labels" not in one
+    with pytest.raises(ValueError, match="label: is missing, or is not of this form"):
+        Inputs.of_json(record | {"form": 2})
 
 
 # Weights of samples
 
 
 def _weighted(folder: Path, weights: list[str], form: str, **settings: Any) -> Data:
-    rows = [f"{i},{i % 2},{weight}" for i, weight in enumerate(weights)]
-    (folder / "a.csv").write_text("\n".join(["x,y,w", *rows]))
-    columns = {"x": np.arange(float(len(weights))), "y": np.arange(len(weights)) % 2}
     numbers = [None if weight == "" else float(weight) for weight in weights]
-    pq.write_table(pa.table(columns | {"w": numbers}), folder / "a.parquet")
-    return _config(folder, **{"train": f"a.{form}", "label": "y", "dense": ["*"], "weight": "w"} | settings)
+    columns = {"x": np.arange(float(len(weights))), "y": np.arange(len(weights)) % 2, "w": numbers}
+    return opened(folder, {f"a.{form}": columns}, **{"dense": ["*"], "weight": "w"} | settings)
 
 
 @every("form", ["csv", "parquet"])
@@ -159,27 +259,24 @@ def test_weights_of_samples_are_gathered_and_no_pattern_takes_their_column(tmp_p
         part = batch.slice(1, 3)
         assert part.weight_B is not None and part.weight_B.tolist() == [0.5, 0.0]
     plain = _weighted(tmp_path, weights, form, weight=None, dense=["x"])
-    assert plain.train.gather(np.array([0])).weight_B is None
-    assert plain.fingerprint != data.fingerprint
+    assert plain.train.gather(np.array([0])).weight_B is None and plain.fingerprint != data.fingerprint
 
 
 @every("form", ["csv", "parquet"])
-@every(("text", "what"), [("-0.5", "is -0.5"), ("", "is missing")], ids=["negative", "missing"])
+@every(("text", "what"), [("-0.5", "is -0.5"), ("", "is missing")])
 def test_a_weight_that_is_none_is_named_with_its_row(tmp_path: Path, form: str, text: str, what: str) -> None:
-    with pytest.raises(DataError, match=f"a.{form}, row 3, column w: the weight {what}; allowed: numbers from 0 on"):
-        _weighted(tmp_path, ["1", "1", text, "1"], form)
+    columns = {"x": [0, 1, 2, 3], "y": [0, 1, 0, 1], "w": [1, 1, float(text) if text else None, 1]}
+    line = refusal(tmp_path, {f"a.{form}": columns}, dense=["x"], weight="w")
+    assert re.search(f"a.{form}, row 3, column w: the weight {what}; allowed: numbers from 0 on", line), line
 
 
-def test_the_label_is_no_weight_and_a_stream_has_none() -> None:
-    config = {"source": "csv", "train": "a.csv", "label": "y", "dense": ["x"], "weight": "y"}
-    for settings, what in (
-        (config, "names y, which is the label"),
-        ({"source": "synthetic", "weight": "w"}, "has no effect with source: synthetic"),
-    ):
-        with pytest.raises(ConfigError, match=f"data.weight: {what}"):
-            open_data(DataConfig.model_validate(settings), seed=0)
+def test_the_label_is_no_weight_and_a_stream_has_none(tmp_path: Path) -> None:
+    line = refusal(tmp_path, _file(["0", "1"]), dense=["x"], weight="y")
+    assert "data.weight: names y, which is the label" in line
+    line = refusal(tmp_path, source="synthetic", train=[], label=None, scale=None, root=".", weight="w")
+    assert "data.weight: has no effect with source: synthetic" in line
     with pytest.raises(ValueError, match="positive: has no effect with kind: number"):
-        DataConfig.model_validate({"source": "csv", "train": "a.csv", "label": YES | {"kind": "number"}})
+        DataConfig.model_validate({"train": "a.csv", "label": NUMBER | {"positive": ["yes"]}})
 
 
 # Weights of entries
@@ -188,9 +285,8 @@ def test_the_label_is_no_weight_and_a_stream_has_none() -> None:
 def _entries(folder: Path, weights: str) -> Data:
     """200 samples; of three tags each, with these weights, and every fifth one without any."""
     lines = ["tags,w,y", *(f"a;b;{i % 9},{weights},{i % 2}" if i % 5 else f",,{i % 2}" for i in range(200))]
-    (folder / "a.csv").write_text("\n".join(lines))
     column: dict[str, Any] = {"column": "tags", "separator": ";", "pooling": "weighted", "weights": "w"}
-    return _config(folder, label="y", dense=[], sparse=[column])
+    return opened(folder, {"a.csv": "\n".join(lines)}, sparse=[column])
 
 
 @every(

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
-import pyarrow.parquet as pq  # type: ignore[import-untyped]
 import pytest
 
 from shardkeep.base.errors import ConfigError, DataError
@@ -20,9 +19,10 @@ from shardkeep.workers.data.conversion.hashing import MISSING_ID
 from shardkeep.workers.data.conversion.inputs import Inputs
 from shardkeep.workers.data.conversion.rules import ReadingRules
 from shardkeep.workers.data.samples import Data
-from shardkeep.workers.data.sources.registry import open_data
 from shardkeep.workers.data_config import DataConfig
+from tests.support import data_files
 from tests.support.cases import every
+from tests.support.data_files import labels_of, write_file
 
 RULES = ReadingRules(("", "nan"))
 
@@ -33,13 +33,8 @@ def column(values: Any) -> Column:
 
 
 def opened(folder: Path, lines: list[str], **settings: Any) -> Data:
-    (folder / "log.csv").write_text("\n".join(lines) + "\n")
-    config = {"root": str(folder), "train": "log.csv", "label": "y", "sparse": ["u"]} | settings
-    return open_data(DataConfig.model_validate(config), seed=1)
-
-
-def labels(data: Data) -> list[float]:
-    return data.train.gather(np.arange(len(data.train))).label_BT[:, 0].tolist()
+    content = {"log.csv": "\n".join(lines) + "\n"}
+    return data_files.opened(folder, content, seed=1, **{"sparse": ["u"], "scale": None} | settings)
 
 
 # Labels
@@ -65,19 +60,16 @@ def test_labels_are_compared_by_the_type_of_what_is_listed(
     tmp_path: Path, texts: list[str], positive: Any, settings: dict[str, Any], expected: list[int]
 ) -> None:
     lines = ["y,u", *(f"{text},{n}" for n, text in enumerate(texts))]
-    assert labels(opened(tmp_path, lines, label={"column": "y", "positive": positive}, **settings)) == expected
+    assert labels_of(opened(tmp_path, lines, label={"column": "y", "positive": positive}, **settings)) == expected
 
 
-@every("positive", [["yes", "Yes"], [1, 7]])
-def test_a_listed_value_that_no_row_has_is_refused(tmp_path: Path, positive: list[Any]) -> None:
-    with pytest.raises(DataError, match=r"data\.label\.positive: no row of .* has '(Yes|7)'"):
-        opened(tmp_path, ["y,u", "yes,a", "1,a", "no,a"], label={"column": "y", "positive": positive})
-
-
-@every("bounds", [{}, {"above": 5, "below": 5}, {"over": 5}])
-def test_a_threshold_that_means_nothing_is_refused(bounds: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match="positive"):
-        DataConfig.model_validate({"label": {"column": "y", "positive": bounds}})
+def test_a_positive_value_that_no_row_has_and_a_threshold_that_means_nothing_are_refused(tmp_path: Path) -> None:
+    for positive in (["yes", "Yes"], [1, 7]):
+        with pytest.raises(DataError, match=r"data\.label\.positive: no row of .* has '(Yes|7)'"):
+            opened(tmp_path, ["y,u", "yes,a", "1,a", "no,a"], label={"column": "y", "positive": positive})
+    for bounds in ({}, {"above": 5, "below": 5}, {"over": 5}):
+        with pytest.raises(ValueError, match="positive"):
+            DataConfig.model_validate({"label": {"column": "y", "positive": bounds}})
 
 
 # Times
@@ -101,7 +93,7 @@ def test_a_count_of_no_unit_is_refused_with_the_forms_that_are_read(count: int) 
             times.micros(column(array), RULES)
 
 
-@every("kind", [pa.int32(), pa.uint32(), pa.int64(), pa.uint64(), pa.float64()], ids=str)
+@every("kind", [pa.int32(), pa.uint32(), pa.int64(), pa.uint64(), pa.float64()])
 def test_a_count_is_one_instant_in_each_type_that_holds_it(kind: Any) -> None:
     for count in (1_713_206_700, *([1_713_206_700_123] if kind.bit_width == 64 else [])):
         expected = count * 10**6 if count < 10**10 else count * 1000
@@ -119,21 +111,10 @@ def test_an_instant_beyond_64_bits_of_microseconds_and_times_of_float32_are_refu
 
 @every(
     "text",
-    [
-        "2024-05-01",
-        "2024-05-01 00:00",
-        "2024-05-01T00:00:00",
-        "2024-05-01 00:00:00 UTC",
-        "2024-05-01 00:00:00 GMT",
-        "2024-05-01 00:00:00.000000123",
-        "2024-05-01T02:00:00+02:00",
-        "2024-05-01 00:00:00+00",
-        "2024-05-01T00:00:00Z",
-        "01.05.2024",
-        "01.05.2024 00:00",
-        "01.05.2024 00:00:00 UTC",
-    ],
-)
+    ["2024-05-01", "2024-05-01 00:00", "2024-05-01T00:00:00", "2024-05-01 00:00:00 UTC", "2024-05-01 00:00:00 GMT",
+     "2024-05-01 00:00:00.000000123", "2024-05-01T02:00:00+02:00", "2024-05-01 00:00:00+00", "2024-05-01T00:00:00Z",
+     "01.05.2024", "01.05.2024 00:00", "01.05.2024 00:00:00 UTC"],
+)  # fmt: skip
 def test_writings_of_one_instant_are_one_instant(text: str) -> None:
     assert times.micros(column([text, None]), RULES).to_pylist() == [1_714_521_600_000_000, None]
 
@@ -151,10 +132,8 @@ def test_other_writings_than_the_first_are_refused_with_the_forms_that_are_read(
 @every("unit", ["s", "ms", "us", "ns"])
 def test_a_dense_time_is_read_alike_in_each_unit_of_training_and_after(tmp_path: Path, unit: str) -> None:
     stamps = np.array(["2024-05-01", "2024-05-02", "2024-05-05"], "datetime64[D]")
-    table = {"y": [0, 1, 0], "u": ["a", "b", "a"]}
-    pq.write_table(pa.table(table | {"at": stamps.astype(f"datetime64[{unit}]")}), tmp_path / "log.parquet")
-    config = {"root": str(tmp_path), "train": "log.parquet", "label": "y", "dense": ["at"], "sparse": ["u"]}
-    data = open_data(DataConfig.model_validate(config), seed=1)
+    table = {"y": [0, 1, 0], "u": ["a", "b", "a"], "at": stamps.astype(f"datetime64[{unit}]")}
+    data = data_files.opened(tmp_path, {"log.parquet": table}, dense=["at"], sparse=["u"], scale=None)
     inputs = Inputs.of_json(data.inputs)
     expected = data.train.gather(np.arange(3)).dense_BI.tolist()
     seconds_N = stamps.astype("datetime64[s]").astype(np.int64)
@@ -166,18 +145,19 @@ def test_a_dense_time_is_read_alike_in_each_unit_of_training_and_after(tmp_path:
 
 
 def test_the_first_rows_decide_for_all_files(tmp_path: Path) -> None:
-    (tmp_path / "b.csv").write_text("y,u,at\n1,a,5\n")
-    with pytest.raises(DataError, match=r"b\.csv, row 1, column at: 5.* is no time"):
-        opened(tmp_path, ["y,u,at", "0,a,2024-05-01", "1,a,2024-05-02"], train=["log.csv", "b.csv"], dense=["at"])
-    (tmp_path / "b.csv").write_text("y,u,at\n1,a,2024-05-01\n")
-    with pytest.raises(DataError, match=r"b\.csv, row 1, column at: .* the rows before hold numbers"):
-        opened(tmp_path, ["y,u,at", "0,a,5", "1,a,6"], train=["log.csv", "b.csv"], dense=["at"])
+    for first, second, why in (
+        (["0,a,2024-05-01", "1,a,2024-05-02"], "5", "5.* is no time"),
+        (["0,a,5", "1,a,6"], "2024-05-01", ".* the rows before hold numbers"),
+    ):
+        write_file(tmp_path / "b.csv", f"y,u,at\n1,a,{second}\n")
+        with pytest.raises(DataError, match=rf"b\.csv, row 1, column at: {why}"):
+            opened(tmp_path, ["y,u,at", *first], train=["log.csv", "b.csv"], dense=["at"])
 
 
 # Columns that cannot teach, and settings without effect
 
 
-@every("pair", [("US", "us"), ("01", "1"), ("+7", "7"), ("007", "07")], ids=str)
+@every("pair", [("US", "us"), ("01", "1"), ("+7", "7"), ("007", "07")])
 def test_two_spellings_are_told_once(tmp_path: Path, pair: tuple[str, str]) -> None:
     lines = ["y,u,v", *(f"{n % 2},{pair[n % 2]},{n}" for n in range(8)), *(f"{n % 2},de,{n}" for n in range(8))]
     (note,) = [note for note in opened(tmp_path, lines).notes if "column u" in note]
@@ -226,12 +206,9 @@ def test_texts_are_no_lists_for_a_model_of_lists() -> None:
         inputs.samples(Chunk("new", np.arange(1, 3), {"u": pa.array(["a|b", ""])}))
 
 
-def test_a_decimal_is_the_number_of_its_text() -> None:
+def test_a_decimal_is_the_number_of_its_text_and_the_largest_number_of_64_bits_no_mark() -> None:
     texts = [f"{n * 7919 % 1_000_003 / 1000:.3f}" for n in range(2000)]
     decimals = pa.array([Decimal(text) for text in texts], pa.decimal128(20, 3))
     assert decode_numbers(column(decimals), RULES).tolist() == [float(text) for text in texts]
-
-
-def test_the_largest_number_of_64_bits_is_no_mark() -> None:
     found = decode_ids(column(pa.array([2**64 - 1, 1], pa.uint64())), "numbers", ReadingRules(("-1", "1")))
     assert found.tolist() == [-1, MISSING_ID]

@@ -41,7 +41,7 @@ def test_any_number_of_workers_sees_the_same_samples_in_a_step(world_size: int) 
         assert joined.tolist() == alone.rows(step, 0).tolist()
 
 
-def test_seeds_and_epochs_give_other_orders_and_the_same_seed_the_same() -> None:
+def test_seeds_and_epochs_give_other_orders_in_which_neighbours_are_not_those_of_the_data() -> None:
     def order(seed: int, epoch: int) -> list[int]:
         return list(StepSlices(500, batch_size=500, epochs=2, seed=seed).rows(epoch, 0))
 
@@ -49,9 +49,6 @@ def test_seeds_and_epochs_give_other_orders_and_the_same_seed_the_same() -> None
     assert order(1, 0) != order(1, 1)
     assert order(1, 0) != order(2, 0)
     assert order(1, 0) != list(range(500))
-
-
-def test_neighbours_in_the_order_are_not_neighbours_in_the_data() -> None:
     rows = StepSlices(100_003, batch_size=100_003, seed=9).rows(0, 0).astype(np.float64)
     place = np.arange(len(rows))
     assert abs(np.corrcoef(place, rows)[0, 1]) < 0.02
@@ -60,14 +57,11 @@ def test_neighbours_in_the_order_are_not_neighbours_in_the_data() -> None:
     assert thirds.min() > 2700 and thirds.max() < 3300
 
 
-def test_without_shuffle_rows_come_in_order() -> None:
+def test_without_shuffle_rows_come_in_order_and_short_steps_are_counted() -> None:
     slices = StepSlices(10, batch_size=2, world_size=2, shuffle=False)
     assert [slices.rows(step, rank).tolist() for step in range(3) for rank in (0, 1)] == [
         [0, 1], [2, 3], [4, 5], [6, 7], [8], [9],
     ]  # fmt: skip
-
-
-def test_short_steps_are_counted_and_a_rank_may_get_no_sample_in_the_last_one() -> None:
     slices = StepSlices(5, batch_size=2, world_size=2)
     assert slices.samples(1) == 1
     assert [len(slices.rows(1, rank)) for rank in (0, 1)] == [1, 0]
@@ -97,19 +91,15 @@ def test_a_job_that_goes_on_with_any_number_of_workers_visits_what_is_left_exact
             seen[slices.epoch(step)] += [row for part in parts for row in part]
     assert all(sorted(rows) == list(range(num_samples)) for rows in seen.values())
     assert then.samples_before(then.num_steps) == epochs * num_samples
-    assert (
-        sum(then.ends_epoch(step) for step in range(at, then.num_steps))
-        + sum(before.ends_epoch(step) for step in range(at))
-        == epochs
-    )
+    ends = [before.ends_epoch(step) for step in range(at)]
+    assert sum(ends) + sum(then.ends_epoch(step) for step in range(at, then.num_steps)) == epochs
 
 
 def test_a_job_that_goes_on_with_as_many_workers_takes_the_same_steps() -> None:
-    whole = StepSlices(103, batch_size=5, world_size=2, epochs=3, seed=4)
+    shape = {"batch_size": 5, "world_size": 2, "epochs": 3, "seed": 4}
+    whole = StepSlices(103, **shape)
     for at in (1, 10, 11, 12, 30, 33):
-        rest = StepSlices(
-            103, batch_size=5, world_size=2, epochs=3, seed=4, origin=StepOrigin(at, whole.samples_before(at))
-        )
+        rest = StepSlices(103, **shape, origin=StepOrigin(at, whole.samples_before(at)))
         assert rest.num_steps == whole.num_steps == 33
         for step in range(at, 33):
             assert rest.epoch(step) == whole.epoch(step)

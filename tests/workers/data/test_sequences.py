@@ -20,11 +20,12 @@ from shardkeep.workers.data.schema import Feature, Schema, SequenceColumns, samp
 from shardkeep.workers.data.sources.parquet_files import read_parquet
 from shardkeep.workers.data.sources.registry import columns_of_files
 from tests.support.cases import every
+from tests.support.data_files import batch_of
 from tests.support.history_files import ROWS, Rows, history_config, open_histories, write_csv, write_parquet
 
 
 def all_rows(data: Data) -> Batch:
-    return data.train.gather(np.arange(len(data.train)))
+    return batch_of(data.train)
 
 
 def texts_of(entries: list[Any]) -> list[int]:
@@ -60,10 +61,10 @@ def drawn(lengths: list[int]) -> Rows:
     return {"clicked": [i % 2 for i in range(len(lengths))], **single, **lists, "seen_age": ages}
 
 
-@every("suffix", ["csv", "parquet"])
-def test_a_history_is_the_newest_entries_of_its_lists(tmp_path: Path, suffix: str) -> None:
-    write = write_csv if suffix == "csv" else write_parquet
-    batch = all_rows(open_histories(write(tmp_path / f"a.{suffix}", ROWS)))
+@every(("file", "write"), [("a.csv", write_csv), ("a.parquet", write_parquet)])
+def test_a_history_is_the_newest_entries_of_its_lists(tmp_path: Path, file: str, write: Any) -> None:
+    data = open_histories(write(tmp_path / file, ROWS))
+    batch = all_rows(data)
     expected = {name: kept(ROWS, name, 3) for name in ("seen_item", "seen_category")}
     for name, lists in expected.items():
         ids = batch.ids[name]
@@ -73,12 +74,14 @@ def test_a_history_is_the_newest_entries_of_its_lists(tmp_path: Path, suffix: st
     ages = [mean if age is None else age for entries in kept(ROWS, "seen_age", 3) for age in entries]
     assert np.allclose(batch.numbers["seen"][:, 0], ages, rtol=1e-6)
     assert list(batch.ids) == ["item", "category", "seen_item", "seen_category"]
-
-
-def test_a_person_learns_how_many_histories_are_cut_and_empty(tmp_path: Path) -> None:
-    rows = drawn([0, 4, 3, 9] * 16_500)  # two chunks
-    told = open_histories(write_parquet(tmp_path / "a.parquet", rows)).describe()
-    assert told.endswith("; seen: 50.0% of the histories are cut to 3, 25.0% are empty")
+    assert data.fingerprint == open_histories(write_parquet(tmp_path / "b.parquet", ROWS)).fingerprint
+    path = write(tmp_path / file, dict(ROWS) | {"seen_age": [[1.0], [], [1.0, 2.0, 3.0, 4.0, 5.0], [7.0], None, [2.0]]})
+    with pytest.raises(DataError) as error:
+        open_histories(path)
+    assert str(error.value) == (
+        f"{path}, row 4, column seen_age: has 1 entries, and seen_item has 3; "
+        "the lists of a sequence have one length in each row"
+    )
 
 
 @every("most", [1, 15, 16, 17, 50, 65_536])
@@ -89,12 +92,16 @@ def test_lists_of_any_length_are_cut(tmp_path: Path, most: int) -> None:
         check_cut(all_rows(open_histories(write_parquet(tmp_path / "a.parquet", rows), seen)), rows, most)
 
 
-def test_rows_are_found_across_chunks_in_any_order(tmp_path: Path) -> None:
-    rows = drawn(np.random.default_rng(1).integers(0, 6, 66_000).tolist())
-    train = open_histories(write_parquet(tmp_path / "a.parquet", rows)).train
-    asked = np.array([65_999, 65_536, 0, 65_535, 7, 7, *range(65_000, 65_900)])
-    check_cut(train.gather(asked), {name: [values[i] for i in asked] for name, values in rows.items()}, 3)
-    assert len(train.gather(asked[:0]).numbers["seen"]) == 0
+def test_rows_are_found_across_chunks_in_any_order_and_it_is_told_how_many_are_cut_and_empty(tmp_path: Path) -> None:
+    lengths = [0, 4, 3, 9] * 16_400
+    np.random.default_rng(1).shuffle(lengths)
+    rows = drawn([*lengths, 5, 3, 0, 1])
+    data = open_histories(write_parquet(tmp_path / "a.parquet", rows))
+    told = data.describe()
+    assert told.endswith("; seen: 50.0% of the histories are cut to 3, 25.0% are empty")
+    asked = np.array([65_603, 65_536, 0, 65_535, 7, 7, *range(65_000, 65_500)])
+    check_cut(data.train.gather(asked), {name: [values[i] for i in asked] for name, values in rows.items()}, 3)
+    assert len(data.train.gather(asked[:0]).numbers["seen"]) == 0
 
 
 def test_lists_that_begin_with_the_newest_entry_are_reversed(tmp_path: Path) -> None:
@@ -117,38 +124,18 @@ def test_only_what_is_stored_decides_about_the_cache_and_all_that_is_read_about_
     assert len(list((tmp_path / ".shardkeep-cache").glob("a-*"))) == 2
 
 
-def test_files_of_both_kinds_have_one_fingerprint(tmp_path: Path) -> None:
-    files = write_csv(tmp_path / "a.csv", ROWS), write_parquet(tmp_path / "a.parquet", ROWS)
-    assert len({open_histories(path).fingerprint for path in files}) == 1
-
-
-def test_texts_in_brackets_are_lists(tmp_path: Path) -> None:
+def test_texts_in_brackets_are_lists_and_a_missing_field_beside_them_is_one_missing_entry(tmp_path: Path) -> None:
     rows = ["0,a,\"['a', 'b']\",\"[1.5, null]\"", "1,b,[],[]", "0,b,\"['c']\",[2]"]
     (tmp_path / "a.csv").write_text("\n".join(["clicked,item,seen_item,seen_age", *rows]))
     seen = {"ids": {"seen_item": "item"}, "separator": ","}
     batch = all_rows(open_histories(tmp_path / "a.csv", seen, sparse=["item"]))
     assert batch.ids["seen_item"].values_N.tolist() == texts_of(["a", "b", "c"])
     assert batch.numbers["seen"][:, 0].tolist() == [1.5, 1.75, 2.0]
-
-
-def test_a_missing_field_beside_lists_of_one_entry_is_one_missing_entry(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("clicked,item,category,seen_item,seen_category,seen_age\n0,a,x,,x,2\n1,b,y,NA,,\n")
     batch = all_rows(open_histories(tmp_path / "a.csv"))
     assert batch.ids["seen_item"].values_N.tolist() == [MISSING_ID]
     assert batch.ids["seen_category"].values_N.tolist() == texts_of(["x"])
     assert np.array_equal(batch.ids["seen_category"].lengths_B, [1, 0])
-
-
-@every("suffix", ["csv", "parquet"])
-def test_lists_of_other_lengths_in_one_row_are_refused(tmp_path: Path, suffix: str) -> None:
-    rows = dict(ROWS) | {"seen_age": [[1.0], [], [1.0, 2.0, 3.0, 4.0, 5.0], [7.0, 8.0], None, [None, 0.5]]}
-    path = (write_csv if suffix == "csv" else write_parquet)(tmp_path / f"a.{suffix}", rows)
-    with pytest.raises(DataError) as error:
-        open_histories(path)
-    assert str(error.value) == (
-        f"{path}, row 4, column seen_age: has 2 entries, and seen_item has 3; "
-        "the lists of a sequence have one length in each row"
-    )
 
 
 @every(
@@ -158,7 +145,6 @@ def test_lists_of_other_lengths_in_one_row_are_refused(tmp_path: Path, suffix: s
         ({"ids": {"seen_itm": "item"}}, r"has no column seen_itm; did you mean seen_item\?"),
         ({"numbers": ["seen_category"]}, "row 1, column seen_category: 'x' is not a number"),
     ],
-    ids=["no separator", "no column", "no numbers"],
 )
 def test_what_a_sequence_cannot_be_read_from_is_refused(tmp_path: Path, seen: dict[str, Any], says: str) -> None:
     path = write_csv(tmp_path / "a.csv", ROWS)
@@ -169,7 +155,7 @@ def test_what_a_sequence_cannot_be_read_from_is_refused(tmp_path: Path, seen: di
         open_histories(path)
 
 
-@every(("item", "entry"), [(str, int), (int, str), (int, float)], ids=["texts", "numbers", "numbers with gaps"])
+@every(("item", "entry"), [(str, int), (int, str), (int, float)])
 def test_a_history_has_the_ids_of_the_feature_whose_table_it_shares(tmp_path: Path, item: Any, entry: Any) -> None:
     rows = {
         "clicked": [0, 1, 0],
@@ -191,7 +177,9 @@ def test_columns_are_named_by_their_features(tmp_path: Path) -> None:
     assert [feature.name for feature in features] == ["item", "category"], "a pattern leaves those of sequences out"
 
 
-def test_numbers_are_scaled_by_the_entries_of_the_training_rows(tmp_path: Path) -> None:
+def test_numbers_are_scaled_by_the_entries_of_the_training_rows_or_as_the_model_does_that_a_job_continues(
+    tmp_path: Path,
+) -> None:
     rows = drawn([3, 5, 0, 2])
     train, held = tmp_path / "a.parquet", tmp_path / "b.parquet"
     write_parquet(train, rows)
@@ -204,6 +192,9 @@ def test_numbers_are_scaled_by_the_entries_of_the_training_rows(tmp_path: Path) 
     assert data.eval is not None
     held_NS = data.eval.gather(np.arange(4)).numbers["seen"]
     assert np.allclose(held_NS, (np.log1p(100.0) - logs.mean()) / logs.std(), rtol=1e-5)
+    other = {"numbers": numbers, "max_length": 2}
+    kept_NS, fresh_NS = (all_rows(open_histories(held, other, fitted=f)).numbers["seen"] for f in (data.inputs, None))
+    assert np.allclose(kept_NS, held_NS[:1]) and not fresh_NS.any()
 
 
 def test_several_sequences_keep_their_lengths_apart(tmp_path: Path) -> None:
@@ -225,7 +216,7 @@ def test_several_sequences_keep_their_lengths_apart(tmp_path: Path) -> None:
     assert np.allclose(numbers_NS[:, 1], (numbers_NS[:, 0] - ages.mean()) / ages.std(), atol=1e-5)
 
 
-def test_the_record_of_a_model_gives_the_samples_of_its_training(tmp_path: Path) -> None:
+def test_the_record_of_a_model_gives_the_samples_of_its_training_in_its_form(tmp_path: Path) -> None:
     path = write_parquet(tmp_path / "a.parquet", ROWS)
     data = open_histories(path)
     assert data.inputs is not None and data.inputs["form"] == 3
@@ -237,10 +228,6 @@ def test_the_record_of_a_model_gives_the_samples_of_its_training(tmp_path: Path)
     assert np.array_equal(again.numbers["seen"], batch.numbers["seen"])
     for name, ids in batch.ids.items():
         assert np.array_equal(again.ids[name].values_N, ids.values_N)
-
-
-def test_records_with_and_without_sequences_have_a_form_each(tmp_path: Path) -> None:
-    path = write_parquet(tmp_path / "a.parquet", ROWS)
     plain = open_histories(path, sequences={}).inputs
     assert plain is not None and plain["form"] == 2 and "sequences" not in plain
     record: Any = open_histories(path, fitted=plain | {"form": 1}).inputs  # a model of before keeps its rules
@@ -248,16 +235,6 @@ def test_records_with_and_without_sequences_have_a_form_each(tmp_path: Path) -> 
     record["sequences"]["seen"]["ids"]["item"] = "item"
     with pytest.raises(ValueError, match="sequences: column 'item' is there twice"):
         Inputs.of_json(record)
-
-
-def test_a_job_that_continues_reads_numbers_as_its_model_does(tmp_path: Path) -> None:
-    rows = drawn([3, 5, 0, 2])
-    other = dict(rows) | {"seen_age": [[age + 100.0 for age in ages] for ages in rows["seen_age"]]}
-    first, second = write_parquet(tmp_path / "a.parquet", rows), write_parquet(tmp_path / "b.parquet", other)
-    numbers = {"numbers": [{"column": "seen_age", "scale": "standard"}]}
-    record = open_histories(first, numbers).inputs
-    kept_NS, fresh_NS = (all_rows(open_histories(second, numbers, fitted=f)).numbers["seen"] for f in (record, None))
-    assert kept_NS.min() > 100.0 and abs(fresh_NS.mean()) < 1.0
 
 
 @every(
@@ -274,7 +251,6 @@ def test_a_job_that_continues_reads_numbers_as_its_model_does(tmp_path: Path) ->
             r"data\.sequences\.bought: names seen_item, which is in data\.sequences\.seen",
         ),
     ],
-    ids=["dense", "sparse", "label", "weight", "time", "feature", "sequence"],
 )
 def test_a_column_of_a_sequence_is_nothing_else(tmp_path: Path, settings: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigError, match=says):

@@ -33,13 +33,10 @@ def test_slices_of_a_ragged_batch_hold_their_own_ids_and_weights() -> None:
     assert batch.slice(0, 4) is batch
 
 
-def test_tables_are_named_in_order_of_first_use() -> None:
+def test_tables_are_named_in_order_of_first_use_and_a_feature_without_one_has_its_own() -> None:
     schema = Schema(("x",), (Feature("a", "t2"), Feature("b", "t1"), Feature("c", "t2")))
     assert schema.tables() == ("t2", "t1")
     assert schema.num_dense == 1
-
-
-def test_a_feature_without_a_table_has_its_own() -> None:
     columns = [SparseColumn(column="a"), SparseColumn(column="b", table="users", pooling="mean")]
     assert features_of(columns) == (Feature("a", "a", "sum"), Feature("b", "users", "mean"))
 
@@ -67,11 +64,7 @@ def test_the_item_that_follows_a_list_is_the_feature_of_its_table(name: str, set
     assert found.item == ITEM and found.users.features == () and found.users.sequences == list_schema().sequences
 
 
-def two_lists() -> Schema:
-    schema = list_schema()
-    return replace(schema, sequences=(*schema.sequences, SequenceColumns("bought", schema.sequences[0].ids, (), 3)))
-
-
+BOUGHT = SequenceColumns("bought", list_schema().sequences[0].ids, (), 3)
 FOLLOWS = "the item that follows seen_item is one column of table item; allowed:"
 GROUPS = "model.name: sasrec takes one group of data.sequences; the data has"
 OTHERS = "model.name: sasrec takes seen and item alone, not age, price, user, category; allowed: two_tower"
@@ -81,17 +74,14 @@ OTHERS = "model.name: sasrec takes seen and item alone, not age, price, user, ca
     ("schema", "settings", "said"),
     [
         (Schema((), (ITEM,)), {}, f"{GROUPS} none"),
-        (two_lists(), {}, f"{GROUPS} seen, bought"),
+        (replace(list_schema(), sequences=(*list_schema().sequences, BOUGHT)), {}, f"{GROUPS} seen, bought"),
         (replace(list_schema(), features=()), {}, f"model.item: no column; {FOLLOWS} none"),
-        (
-            replace(list_schema(), features=(ITEM, Feature("other", "item"))),
-            {},
-            f"model.item: item, other; {FOLLOWS} item, other",
-        ),
+        (replace(list_schema(), features=(ITEM, Feature("other", "item"))), {},
+         f"model.item: item, other; {FOLLOWS} item, other"),
         (list_schema(), {"item": ["itm"]}, f"model.item: itm; {FOLLOWS} item"),
         (two_sided_schema(), {}, OTHERS),
     ],
-)
+)  # fmt: skip
 def test_columns_that_a_model_of_lists_does_not_take_are_refused(schema: Any, settings: Any, said: str) -> None:
     with pytest.raises(ConfigError) as refused:
         sides("sasrec", schema, **settings)

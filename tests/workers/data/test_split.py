@@ -1,4 +1,4 @@
-"""`data.split`: rows of the training files held out for evaluation and test, by time, by a column or by chance."""
+"""`data.split` and `data.time`: rows held out by time, by a column or by chance, and training samples in an order."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import datetime as dt
 import itertools
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,23 +16,15 @@ import pyarrow.parquet as pq  # type: ignore[import-untyped]
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from shardkeep.base.errors import ConfigError, DataError
 from shardkeep.workers.data.conversion.chunk import Chunk
 from shardkeep.workers.data.conversion.conversion import Split
 from shardkeep.workers.data.conversion.layout import layout_of
 from shardkeep.workers.data.samples import Data, Dataset
-from shardkeep.workers.data.sources.registry import open_data
 from shardkeep.workers.data_config import DataConfig
 from tests.support.cases import every
+from tests.support.data_files import first_column, opened, refusal, write_file
 
 START = dt.datetime(2026, 1, 1)
-COLUMNS: dict[str, Any] = {
-    "label": "y",
-    "dense": ["x", "price"],
-    "sparse": ["item", {"column": "tags", "separator": "|"}],
-    "scale": "none",
-}
-RULES = ("time", "user", "random")
 CODE = """
 import pyarrow.parquet as pq
 
@@ -62,77 +54,62 @@ def table_of(count: int = 300) -> pa.Table:
     )
 
 
-def texts_of(table: pa.Table) -> dict[str, list[str]]:
-    """The same table as a CSV has it."""
+def as_csv(table: pa.Table) -> str:
     columns = {name: table[name].to_pylist() for name in table.column_names}
     columns["tags"] = ["|".join(tags) for tags in columns["tags"]]
     columns["ts"] = [time.isoformat(" ") for time in columns["ts"]]
-    return {name: ["" if v is None else str(v) for v in values] for name, values in columns.items()}
+    rows = (["" if value is None else str(value) for value in row] for row in zip(*columns.values(), strict=True))
+    return "\n".join([",".join(columns), *map(",".join, rows)]) + "\n"
 
 
-def write_csv(path: Path, table: pa.Table) -> None:
-    columns = texts_of(table)
-    path.write_text("\n".join([",".join(columns), *map(",".join, zip(*columns.values(), strict=True))]) + "\n")
-
-
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    yield tmp_path
-    sys.modules.pop("my_frames", None)
-
-
-def opened(folder: Path, train: Sequence[str], by: str, *, seed: int = 0, **changes: Any) -> Data:
+def split(folder: Path, train: Sequence[str], by: str, *, seed: int = 0, **changes: Any) -> Data:
     """`train`: files, or module:function."""
-    own = ":" in train[0]
-    config = COLUMNS | {"root": str(folder)} | ({"source": train[0]} if own else {"train": list(train)})
-    if own:
-        config["sparse"] = ["item", "tags"]
-        config["label"] = "label"
-    elif train[0].endswith("parquet"):
-        config["sparse"] = ["item", "tags"]
-    config |= {"split": {"by": by}} | ({"time": "ts"} if by == "time" else {}) | changes
-    return open_data(DataConfig.model_validate(config), seed=seed)
+    tags: Any = {"column": "tags", "separator": "|"} if train[0].endswith("csv") else "tags"
+    config: dict[str, Any] = {"train": list(train), "dense": ["x", "price"], "sparse": ["item", tags]}
+    if ":" in train[0]:
+        config |= {"source": train[0], "train": [], "label": "label"}
+    return opened(
+        folder, seed=seed, **config | {"split": {"by": by}} | ({"time": "ts"} if by == "time" else {}) | changes
+    )
 
 
 def rows_of(dataset: Dataset | None) -> list[int]:
-    assert dataset is not None
-    numbers: list[float] = dataset.gather(np.arange(len(dataset))).dense_BI[:, 0].tolist()
-    return sorted(map(int, numbers))
+    return sorted(map(int, first_column(dataset)))
 
 
 def sides(data: Data) -> list[list[int]]:
     return [rows_of(part) for part in (data.train, data.eval, data.test)]
 
 
-@every("by", RULES)
-def test_the_same_rows_in_any_form_and_order_of_files_are_on_the_same_sides(folder: Path, by: str) -> None:
+@every("by", ["time", "user", "random"])
+def test_the_same_rows_in_any_form_and_order_of_files_are_on_the_same_sides(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by: str
+) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
     table = table_of()
     mixed = table.take(np.random.default_rng(1).permutation(len(table)))
-    write_csv(folder / "all.csv", table)
-    write_csv(folder / "b.csv", mixed.slice(0, 120))
-    write_csv(folder / "a.csv", mixed.slice(120))
-    pq.write_table(mixed, folder / "mixed.parquet", row_group_size=50)
-    (folder / "my_frames.py").write_text(f"FILE = {str(folder / 'mixed.parquet')!r}\n{CODE}")
-    expected = sides(opened(folder, ["all.csv"], by))
+    for name, part in (("all", table), ("b", mixed.slice(0, 120)), ("a", mixed.slice(120))):
+        write_file(tmp_path / f"{name}.csv", as_csv(part))
+    pq.write_table(mixed, tmp_path / "mixed.parquet", row_group_size=50)
+    (tmp_path / f"frames_by_{by}.py").write_text(f"FILE = {str(tmp_path / 'mixed.parquet')!r}\n{CODE}")
+    expected = sides(split(tmp_path, ["all.csv"], by))
     assert sorted(itertools.chain(*expected)) == list(range(300)) and min(map(len, expected)) > 10
-    for train in (["b.csv", "a.csv"], ["a.csv", "b.csv"], ["mixed.parquet"], ["my_frames:columns"]):
-        assert sides(opened(folder, train, by)) == expected
-    other = sides(opened(folder, ["all.csv"], by, seed=1))
-    assert (other == expected) == (by == "time")
+    for train in (["b.csv", "a.csv"], ["a.csv", "b.csv"], ["mixed.parquet"], [f"frames_by_{by}:columns"]):
+        assert sides(split(tmp_path, train, by)) == expected
+    assert (sides(split(tmp_path, ["all.csv"], by, seed=1)) == expected) == (by == "time")
 
 
 def test_equal_times_or_values_are_on_one_side_and_the_newest_rows_are_the_test(tmp_path: Path) -> None:
     table = table_of()
     pq.write_table(table, tmp_path / "a.parquet")
     hours = np.array([(time - START) // dt.timedelta(hours=1) for time in table["ts"].to_pylist()])
-    data = opened(tmp_path, ["a.parquet"], "time", split={"by": "time", "eval": 0.2, "test": 0.1})
+    data = split(tmp_path, ["a.parquet"], "time", split={"by": "time", "eval": 0.2, "test": 0.1})
     train, held, test = (hours[rows] for rows in sides(data))
     assert [train.max(), held.min(), held.max(), test.min()] == [69, 70, 89, 90]
-    order = [hours[int(x)] for x in data.train.gather(np.arange(len(data.train))).dense_BI[:, 0]]
+    order = [hours[int(x)] for x in first_column(data.train)]
     assert order == sorted(order)
     users = np.array(table["user"])
-    parts = [set(users[rows].tolist()) for rows in sides(opened(tmp_path, ["a.parquet"], "user"))]
+    parts = [set(users[rows].tolist()) for rows in sides(split(tmp_path, ["a.parquet"], "user"))]
     assert not (parts[0] & parts[1] or parts[0] & parts[2] or parts[1] & parts[2])
 
 
@@ -207,14 +184,13 @@ def chunk_of(hours: list[int]) -> Chunk:
 
 
 def test_shares_are_about_those_of_the_rows_or_told_in_a_line(tmp_path: Path) -> None:
-    config = {"root": str(tmp_path), "train": "a.csv", "label": "y", "dense": ["x"]}
-
     def written(users: list[int], by: str, **shares: float) -> tuple[Data, str]:
-        (tmp_path / "a.csv").write_text("y,x,user\n" + "".join(f"{i % 2},{i},{u}\n" for i, u in enumerate(users)))
-        settings = DataConfig.model_validate(config | {"split": {"by": by, **shares}})
-        assert settings.split is not None
-        data = open_data(settings, seed=9)
-        return data, data.uneven(settings.split)
+        files = {"a.csv": "y,x,user\n" + "".join(f"{i % 2},{i},{u}\n" for i, u in enumerate(users))}
+        shares_by: Any = {"by": by, **shares}
+        data = opened(tmp_path, files, dense=["x"], split=shares_by, seed=9)
+        record = DataConfig.model_validate({"train": "a.csv", "split": shares_by}).split
+        assert record is not None
+        return data, data.uneven(record)
 
     for by in ("random", "user"):
         data, told = written([i // 2 for i in range(10_000)], by, eval=0.2, test=0.05)
@@ -229,82 +205,105 @@ def test_shares_are_about_those_of_the_rows_or_told_in_a_line(tmp_path: Path) ->
 
 
 def test_scaling_is_that_of_the_training_rows(tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_text("y,x,ts\n" + "".join(f"{i % 2},{i},{i}\n" for i in range(100)))
-    data = opened(tmp_path, ["a.csv"], "time", dense=["x"], sparse=[], scale="standard")
-    train = data.train.gather(np.arange(80)).dense_BI[:, 0]
-    assert abs(train.mean()) < 1e-6 and train.std() == pytest.approx(1.0)
+    files = {"a.csv": "y,x,ts\n" + "".join(f"{i % 2},{i},{i}\n" for i in range(100))}
+    write_file(tmp_path / "a.csv", files["a.csv"])
+    train = np.array(first_column(split(tmp_path, ["a.csv"], "time", dense=["x"], sparse=[], scale="standard").train))
+    assert len(train) == 80 and abs(train.mean()) < 1e-6 and train.std() == pytest.approx(1.0)
 
 
 def test_of_eval_fraction_no_bit_changes(tmp_path: Path) -> None:
-    for name in ("a", "b"):
-        lines = [f"{i * 0.25},{(i * 7) % 13},{(i // 3) % 2}" for i in range(100)]
-        (tmp_path / f"{name}.csv").write_text("\n".join(["x,u,y", *lines]) + "\n")
-    config = {"root": str(tmp_path), "train": ["a.csv", "b.csv"], "label": "y", "dense": ["x"], "sparse": ["u"]}
-    marks = [open_data(DataConfig.model_validate(config | {"eval_fraction": 0.3}), seed=s).fingerprint for s in (0, 5)]
+    lines = [f"{i * 0.25},{(i * 7) % 13},{(i // 3) % 2}" for i in range(100)]
+    files = {name: "\n".join(["x,u,y", *lines]) + "\n" for name in ("a.csv", "b.csv")}
+    settings: dict[str, Any] = {"train": ["a.csv", "b.csv"], "dense": ["x"], "sparse": ["u"], "scale": None}
+    marks = [opened(tmp_path, files, **settings, eval_fraction=0.3, seed=seed).fingerprint for seed in (0, 5)]
     assert marks == ["027049a0bbafbefe-19f59854596d8891", "2607a55f0b2c48df-0b2f64e29542681c"]  # before `data.split`
 
 
 def test_a_split_is_in_the_cache_the_fingerprint_and_the_record_of_inputs(tmp_path: Path) -> None:
     pq.write_table(table_of(), tmp_path / "a.parquet")
-    found = {}
-    for name, changes in {
-        "user": {},
-        "seed": {"seed": 1},
-        "share": {"split": {"by": "user", "eval": 0.1, "test": 0.2}},
-        "random": {"split": "random"},
-    }.items():
-        data = opened(tmp_path, ["a.parquet"], "user", **changes)
+    found = []
+    for changes in ({}, {"seed": 1}, {"split": {"by": "user", "eval": 0.1, "test": 0.2}}, {"split": "random"}):
+        data = split(tmp_path, ["a.parquet"], "user", **changes)  # type: ignore[arg-type]
         assert data.inputs is not None
-        found[name] = data.fingerprint, str(data.inputs["split"])
-    assert len({mark for mark, _ in found.values()}) == len({record for _, record in found.values()}) == 4
+        found.append((data.fingerprint, str(data.inputs["split"])))
+    assert len({mark for mark, _ in found}) == len({record for _, record in found}) == 4
+    assert split(tmp_path, ["a.parquet"], "user").fingerprint == found[0][0]
+    by_time = {split(tmp_path, ["a.parquet"], "time", seed=seed).fingerprint for seed in (0, 1)}
+    assert "split" not in (split(tmp_path, ["a.parquet"], "", split=None).inputs or {})
     entries = [path for path in (tmp_path / ".shardkeep-cache").iterdir() if path.is_dir()]
-    assert len(entries) == 4
-    again = opened(tmp_path, ["a.parquet"], "user")
-    assert again.fingerprint == found["user"][0] and "split" not in (_plain(tmp_path).inputs or {})
-    by_time = {opened(tmp_path, ["a.parquet"], "time", seed=seed).fingerprint for seed in (0, 1)}
-    assert len(by_time) == 1 and len([p for p in (tmp_path / ".shardkeep-cache").iterdir() if p.is_dir()]) == 6
-
-
-def _plain(folder: Path) -> Data:
-    config = COLUMNS | {"root": str(folder), "train": "a.parquet", "sparse": ["item", "tags"]}
-    return open_data(DataConfig.model_validate(config), seed=0)
+    assert len(by_time) == 1 and len(entries) == 6
 
 
 @every(
     ("changes", "lines", "text"),
     [
-        ({"split": {"by": "usr"}}, None, "has no column usr; did you mean user?"),
-        ({"split": {"by": "y"}}, None, "data.split.by: names y, which is the label"),
-        ({"split": {"by": "user"}}, ["0,1,7,1", "1,2,7,2"], "all rows have one value, so that none can be held out"),
-        ({"split": {"by": "random"}}, ["1,1,7,1", "1,1,7,1"], "all rows have one value, so"),
-        (
-            {"split": {"by": "time"}},
-            ["0,1,7,4", "1,2,8,4"],
-            "training data has no rows .*all rows have one",
-        ),
-        ({"split": {"by": "time"}}, ["0,1,7,4", "1,2,8,", "1,2,8,"], "row 2, column ts: the time is missing"),
-        (
-            {"split": {"by": "time", "eval": 0.4, "test": 0.5}},
-            ["0,1,7,1", "1,2,8,2"],
-            r"the training data has no rows \(data.split: \{by: time, eval: 0.4, test: 0.5\}\)",
-        ),
-        ({"split": {"by": "user"}}, ["0,1,7,1", "1,2,8,2"], "data has no rows .data.split: .by: user"),
-        ({"split": {"by": "x"}}, ["0,1.5,7,1", "1,2,8,2"], "data has no rows"),
+        ({"split": {"by": "usr"}}, "0,1,7,1 1,2,8,2", r"has no column usr; did you mean user\?"),
+        ({"split": {"by": "y"}}, "0,1,7,1 1,2,8,2", "data.split.by: names y, which is the label"),
+        ({"split": {"by": "user"}}, "0,1,7,1 1,2,7,2", "all rows have one value, so that none can be held out"),
+        ({"split": {"by": "random"}}, "1,1,7,1 1,1,7,1", "all rows have one value, so"),
+        ({"split": {"by": "time"}}, "0,1,7,4 1,2,8,4", "training data has no rows .*all rows have one"),
+        ({"split": {"by": "time"}}, "0,1,7,4 1,2,8, 1,2,8,", "row 2, column ts: the time is missing"),
+        ({"split": {"by": "time", "eval": 0.4, "test": 0.5}}, "0,1,7,1 1,2,8,2",
+         r"the training data has no rows \(data.split: \{by: time, eval: 0.4, test: 0.5\}\)"),
+        ({"split": {"by": "user"}}, "0,1,7,1 1,2,8,2", "data has no rows .data.split: .by: user"),
+        ({"split": {"by": "x"}}, "0,1.5,7,1 1,2,8,2", "data has no rows"),
+        ({"time": "ts"}, "0,1,7,4 1,2,8,", "row 2, column ts: the time is missing; allowed: numbers, dates"),
+        ({"time": "ts"}, "0,1,7,soon 1,2,8,4", "row 1, column ts: 'soon' is not a number"),
+        ({"time": "when"}, "0,1,7,4 1,2,8,4", "has no column when; it has: y, x, user, ts"),
+        ({"source": "criteo", "label": None, "dense": [], "time": "ts"}, "", "data.time: has no effect with"),
+        ({"source": "synthetic", "train": [], "label": None, "dense": [], "scale": None, "root": ".", "time": "ts"}, "",
+         "data.time: has no effect with source: synthetic"),
     ],
-    ids=["unknown", "label", "one value", "one row", "one time", "no time", "no training", "few users", "number"],
-)
-def test_what_cannot_be_split_is_one_line(
-    tmp_path: Path, changes: dict[str, Any], lines: list[str] | None, text: str
+)  # fmt: skip
+def test_what_cannot_be_split_or_ordered_is_one_line(
+    tmp_path: Path, changes: dict[str, Any], lines: str, text: str
 ) -> None:
-    (tmp_path / "a.csv").write_text("\n".join(["y,x,user,ts", *(lines or ["0,1,7,1", "1,2,8,2"])]) + "\n")
-    label = {"column": "y", "kind": "number"}
-    with pytest.raises((ConfigError, DataError), match=text) as error:
-        opened(tmp_path, ["a.csv"], str(changes["split"]["by"]), label=label, dense=["x"], sparse=[], **changes)
-    assert "\n" not in str(error.value)
+    files = {"a.csv": "\n".join(["y,x,user,ts", *lines.split()]) + "\n"}
+    settings = {"label": {"column": "y", "kind": "number"}, "dense": ["x"]} | changes
+    if changes.get("split", {}).get("by") == "time":
+        settings["time"] = "ts"
+    line = refusal(tmp_path, files, **settings)
+    assert re.search(text, line), line
 
 
-def test_own_code_with_evaluation_data_of_its_own_refuses_it(folder: Path) -> None:
+def test_own_code_with_evaluation_data_of_its_own_refuses_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
     code = "def arrays(split):\n    return {'label': [0, 1], 'dense': {'x': [1.0, 2.0]}}\n"
-    (folder / "my_frames.py").write_text(code)
-    with pytest.raises(ConfigError, match=r"data.split: has no effect, my_frames:arrays returns evaluation data"):
-        open_data(DataConfig(source="my_frames:arrays", root=str(folder), split={"by": "random"}), seed=0)  # type: ignore[arg-type]
+    (tmp_path / "own_arrays.py").write_text(code)
+    line = refusal(tmp_path, source="own_arrays:arrays", train=[], label=None, split={"by": "random"})
+    assert "data.split: has no effect, own_arrays:arrays returns evaluation data" in line
+
+
+# Training samples in an order
+
+
+@every(
+    "stamps",
+    [
+        ["30", "4.5", "200", "4.5"],
+        ["2026-03-01", "2025-12-31", "2026-10-01", "2025-12-31"],
+        ["2026-01-01 09:00:00", "2026-01-01T08:59:59.5", "2026-01-02", "2026-01-01T08:59:59.5"],
+        ["1790000000000000000", "1780000000000000000", "1800000000000000000", "1780000000000000000"],
+    ],
+)
+def test_samples_come_by_time_equal_times_in_their_order_and_evaluation_files_as_they_are(
+    tmp_path: Path, stamps: list[str]
+) -> None:
+    text = "\n".join(["x,y,ts", *(f"{x},{x % 2},{stamp}" for x, stamp in enumerate(stamps))])
+    data = opened(tmp_path, {"a.csv": text, "e.csv": text}, dense=["x"], time="ts", eval="e.csv")
+    assert (first_column(data.train), first_column(data.eval)) == ([1.0, 3.0, 0.0, 2.0], [0.0, 1.0, 2.0, 3.0])
+    assert first_column(opened(tmp_path, {"a.csv": text}, dense=["x"]).train) == [0.0, 1.0, 2.0, 3.0]
+
+
+def test_the_order_goes_across_chunks_and_files_of_different_units(tmp_path: Path) -> None:
+    days = pa.array([dt.date(2026, 5, 2), dt.date(1969, 5, 2), dt.date(2026, 5, 1)])
+    files = {"days.parquet": {"x": [0.0, 1.0, 2.0], "y": [0, 1, 0], "ts": days}}
+    assert first_column(opened(tmp_path, files, dense=["x"], time="ts").train) == [1.0, 2.0, 0.0]
+    second_N = np.random.default_rng(0).permutation(80_000)
+    for name, part_N, unit in (("a", second_N[:70_000], "ms"), ("b", second_N[70_000:], "ns")):
+        times = pa.array((np.datetime64("2026-01-01T00:00:00", "s") + part_N).astype(f"datetime64[{unit}]"))
+        columns = {"x": pa.array(part_N.astype(np.float32)), "y": pa.array(part_N % 2), "ts": times}
+        write_file(tmp_path / f"{name}.parquet", columns)
+    data = opened(tmp_path, train=["a.parquet", "b.parquet"], dense=["x"], time="ts", eval_fraction=0.1)
+    found = first_column(data.train)
+    assert len(found) > 70_000 and found == sorted(found) and not set(found) & set(first_column(data.eval))

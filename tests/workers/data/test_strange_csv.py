@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import bz2
 import gzip
-import io
-import itertools
 import re
-import tarfile
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -20,81 +16,61 @@ from shardkeep.base.errors import ConfigError, DataError
 from shardkeep.workers.data.conversion.hashing import MISSING_ID, hash_text
 from shardkeep.workers.data.sources import csv_files
 from tests.support.cases import every
-from tests.support.strange_files import read, refusal
+from tests.support.data_files import read, refusal
+from tests.support.pairs import cases_of
 
-GOOD = "x,c,y\n1,a,0\n2,b,1\n"
+TABLE = b"x,c,y\n1,a,0\n2,b,1\n"
 BOTH: dict[str, Any] = {"dense": [{"column": "x", "fill": -1.0}], "sparse": ["c"]}
 
 # One table in many forms. Its texts hold the characters by which forms differ.
 TEXTS = ["red", "Grün", "a b", "0", "", "naïve café", "x" * 300]
 NUMBERS = [1.0, -2.5, 3e10, 0.0, -1.0, 1e-3, 7.0]
 LABELS = [0, 1, 1, 0, 1, 0, 1]
-
-
-def _form(delimiter: str, newline: str, quote: str, encoding: str, end: str) -> bytes:
-    rows = [["x", "c", "y"]]
-    for number, text, label in zip(NUMBERS, TEXTS, LABELS, strict=True):
-        shown = "" if number == -1.0 else repr(number)
-        rows.append([shown, f"{quote}{text}{quote}", str(label)])
-    return (newline.join(delimiter.join(row) for row in rows) + end).encode(encoding)
-
-
+NEWLINES, QUOTES = ["\n", "\r\n"], ["", '"']
 FORMS = [
-    *itertools.product([",", ";", "\t", "|"], ["\n", "\r\n"], ["", '"'], ["utf-8-sig", "latin-1"], ["\n"]),
-    *itertools.product(["::", "<>"], ["\n", "\r\n"], [""], ["utf-8", "utf-8-sig"], ["\n"]),
-    *itertools.product([","], ["\n", "\r\n", "\r"], ["", '"'], ["utf-8"], ["", "\n", "\n\n \n"]),
+    *cases_of({"delimiter": [*",;\t|"], "newline": NEWLINES, "quote": QUOTES, "encoding": ["utf-8-sig", "latin-1"]}),
+    *cases_of({"delimiter": ["::", "<>"], "newline": NEWLINES, "encoding": ["utf-8", "utf-8-sig"]}),
+    *cases_of({"newline": [*NEWLINES, "\r"], "quote": QUOTES, "end": ["", "\n", "\n\n \n"]}),
 ]
 
 
-@every("form", FORMS, ids=repr)
-def test_one_table_in_many_forms_is_one_table(tmp_path: Path, form: tuple[str, str, str, str, str]) -> None:
-    delimiter, newline, quote, encoding, end = form
-    content = _form(delimiter, newline, quote, encoding, end if newline == "\n" else end.replace("\n", newline))
-    rows = read(tmp_path, {"a.csv": content}, **BOTH, delimiter=delimiter)
-    plain = "utf-8" if encoding == "utf-8-sig" else encoding
-    assert rows.dense == [[float(np.float32(number))] for number in NUMBERS]
-    assert rows.ids["c"] == [hash_text(text.encode(plain)) if text else MISSING_ID for text in TEXTS]
-    assert rows.labels == LABELS
+@every("form", FORMS)
+def test_one_table_in_many_forms_is_one_table(tmp_path: Path, form: dict[str, str]) -> None:
+    plain = {"delimiter": ",", "quote": "", "encoding": "utf-8", "end": "\n"} | form
+    delimiter, newline, quote, encoding, end = (
+        plain[each] for each in ("delimiter", "newline", "quote", "encoding", "end")
+    )
+    lines = [delimiter.join(["x", "c", "y"])]
+    for number, text, label in zip(NUMBERS, TEXTS, LABELS, strict=True):
+        lines.append(delimiter.join(["" if number == -1.0 else repr(number), f"{quote}{text}{quote}", str(label)]))
+    content = newline.join(lines) + end.replace("\n", newline)
+    rows = read(tmp_path, {"a.csv": content.encode(encoding)}, **BOTH, delimiter=delimiter)
+    assert rows.dense == [[float(np.float32(number))] for number in NUMBERS] and rows.labels == LABELS
+    encoded = [text.encode(encoding.removesuffix("-sig")) for text in TEXTS]
+    assert rows.ids["c"] == [hash_text(text) if text else MISSING_ID for text in encoded]
 
 
-def _packed(name: str, content: bytes) -> bytes:
+def _packed(name: str) -> bytes:
     sink = pa.BufferOutputStream()
     with pa.CompressedOutputStream(sink, name) as stream:
-        stream.write(content)
+        stream.write(TABLE)
     return bytes(sink.getvalue())
 
 
-TABLE = GOOD.encode()
-PACKED = {
-    "a.csv.gz": gzip.compress(TABLE),
-    "a.csv": gzip.compress(TABLE),
-    "two.csv.gz": gzip.compress(TABLE[:10]) + gzip.compress(TABLE[10:]),
-    "a.csv.bz2": bz2.compress(TABLE),
-    "a.csv.zst": _packed("zstd", TABLE),
-    "a.csv.lz4": _packed("lz4", TABLE),
-}
-
-
-@every("name", PACKED)
-def test_packed_files_are_read_by_their_content(tmp_path: Path, name: str) -> None:
-    rows = read(tmp_path, {name: PACKED[name]}, **BOTH)
+@every(
+    ("name", "content"),
+    [
+        ("a.csv.gz", gzip.compress(TABLE)),
+        ("a.csv", gzip.compress(TABLE)),
+        ("two.csv.gz", gzip.compress(TABLE[:10]) + gzip.compress(TABLE[10:])),
+        ("a.csv.bz2", bz2.compress(TABLE)),
+        ("a.csv.zst", _packed("zstd")),
+        ("a.csv.lz4", _packed("lz4")),
+    ],
+)
+def test_packed_files_are_read_by_their_content(tmp_path: Path, name: str, content: bytes) -> None:
+    rows = read(tmp_path, {name: content}, **BOTH)
     assert (rows.dense, rows.labels) == ([[1.0], [2.0]], [0.0, 1.0])
-
-
-def _zip() -> bytes:
-    sink = io.BytesIO()
-    with zipfile.ZipFile(sink, "w") as archive:
-        archive.writestr("a.csv", GOOD)
-    return sink.getvalue()
-
-
-def _tar() -> bytes:
-    sink = io.BytesIO()
-    with tarfile.open(fileobj=sink, mode="w") as archive:
-        member = tarfile.TarInfo("a.csv")
-        member.size = len(TABLE)
-        archive.addfile(member, io.BytesIO(TABLE))
-    return sink.getvalue()
 
 
 LONG = gzip.compress(("x,c,y\n" + "".join(f"{i},c{i * 7919 % 997},{i % 2}\n" for i in range(3000))).encode())
@@ -107,15 +83,13 @@ NO_TABLES: dict[str, tuple[str, bytes, str]] = {
     "a header without newline": ("a.csv", b"x,c,y", "has no rows"),
     "a header and blank lines": ("a.csv", b"x,c,y\n\n  \n\n", "has no rows"),
     "one class": ("a.csv", b"x,c,y\n1,a,1\n2,b,1\n", "column y: all 2 rows of the training data are class 1"),
-    "utf-16": ("a.csv", GOOD.encode("utf-16"), "is text in UTF-16"),
-    "utf-16 big": ("a.csv", b"\xfe\xff" + GOOD.encode("utf-16-be"), "is text in UTF-16"),
-    "utf-16 without a mark": ("a.csv", GOOD.encode("utf-16-le"), "is binary"),
-    "utf-32": ("a.csv", GOOD.encode("utf-32"), "UTF-16|is binary"),
+    "utf-16": ("a.csv", TABLE.decode().encode("utf-16"), "is text in UTF-16"),
+    "utf-16 big": ("a.csv", b"\xfe\xff" + TABLE.decode().encode("utf-16-be"), "is text in UTF-16"),
+    "utf-16 without a mark": ("a.csv", TABLE.decode().encode("utf-16-le"), "is binary"),
     "a NUL in the header": ("a.csv", b"x\0,c,y\n1,a,0\n2,b,1\n", r"is binary, not delimited text \(byte 1 is 0\)"),
     "a NUL in a value": ("a.csv", b"x,c,y\n1\x00,a,0\n2,b,1\n", r"is binary, not delimited text \(byte 7 is 0\)"),
-    "zip": ("a.csv", _zip(), "is a zip archive or a spreadsheet"),
-    "tar": ("a.csv", _tar(), "is binary"),
-    "tar.gz": ("a.csv.gz", gzip.compress(_tar()), "is binary"),
+    "zip": ("a.csv", b"PK\x03\x04" + bytes(30), "is a zip archive or a spreadsheet"),
+    "zeros in gz": ("a.csv.gz", gzip.compress(bytes(512)), "is binary"),
     "gz in gz": ("a.csv.gz", gzip.compress(gzip.compress(TABLE)), "has no column|is binary"),
     "parquet": ("a.csv", b"PAR1" + bytes(100), "is a parquet file; use data.source: parquet"),
     "gz by name only": ("a.csv.gz", TABLE, "ends in .gz but does not hold gzip data"),
@@ -130,9 +104,7 @@ NO_TABLES: dict[str, tuple[str, bytes, str]] = {
     "a cut bz2": ("a.csv.bz2", bz2.compress(TABLE)[:-10], "truncated or damaged|cannot be read"),
     "html": ("a.csv", b"<!DOCTYPE html>\n<html><body>404</body></html>\n", "has no column [xy]"),
     "json lines": ("a.csv", b'{"x": 1, "c": "a", "y": 0}\n', "has no column|cannot be read"),
-    "png": ("a.csv", b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", "is binary"),
-    "another delimiter": ("a.csv", GOOD.replace(",", ";").encode(), "is data.delimiter ';', not ','"),
-    "no header": ("a.csv", b"1,a,0\n2,b,1\n", "has no column [xy]; it has: 1, a, 0"),
+    "another delimiter": ("a.csv", TABLE.replace(b",", b";"), "is data.delimiter ';', not ','"),
     "a comment on top": ("a.csv", b"# made on Monday\n" + TABLE, "has no column [xy]"),
     "a title on top": ("a.csv", b"Clicks of May\n" + TABLE, "has no column [xy]"),
     "a quote left open in the header": ("a.csv", b'x,"c,y\n1,a,0\n', "has no column y; it has: x, 'c,y.+n1,a,0'"),
@@ -185,28 +157,27 @@ def test_a_wrong_row_is_named(tmp_path: Path, case: str, capfd: pytest.CaptureFi
     assert capfd.readouterr().err == ""
 
 
-NAMED = {"columns": ["x", "c", "y"]}
-
-
 @every(
     ("content", "settings", "why"),
     [
         ("x,c,y\n1,a,yes\n2,b,no\n", {"label": {"column": "y", "positive": ["Yes"]}},
          "class 0 .*'yes', 'no'.*data.label.positive"),
-        ("x,c,y\n1,a,0\n1,2\n", NAMED, "row 2: has 2 fields"),
-        ("1,2\n", NAMED, "row 1: has 2 fields with delimiter .*, expected 3"),
+        ("x,c,y\n1,a,0\n1,2\n", {"columns": ["x", "c", "y"]}, "row 2: has 2 fields"),
+        ("1,2\n", {"columns": ["x", "c", "y"]}, "row 1: has 2 fields with delimiter .*, expected 3"),
         ("x;c;y\n1,5;a;0\n", {"delimiter": ";"}, "'1,5' is not a number.*data.decimal"),
         (",x,c,y\n0,1,a,0\n", {"sparse": ["*"]}, r"sparse: \* matches column 1 .* has no name"),
         ("x,c,y,\n1,a,0,\n", {"dense": ["*"]}, r"dense: \* matches column 4 .* has no name"),
         ("x,c,w,y\n1,a;b,1,0\n",
          {"sparse": [{"column": "c", "separator": ";", "pooling": "weighted", "weights": "w"}]},
          "row 1, column w: holds 1 weights for 2 ids of c"),
+        ("x,c,y\n1,a,>50K\n2,b,<=50K\n", {"eval": "b.csv", "label": {"column": "y", "positive": [">50K"]}},
+         r"evaluation data are class 0 .*'>50K\.'"),
     ],
 )  # fmt: skip
 def test_what_the_config_does_not_find_in_a_file_is_named(
     tmp_path: Path, content: str, settings: dict[str, Any], why: str
 ) -> None:
-    line = refusal(tmp_path, {"a.csv": content.encode()}, **BOTH | settings)
+    line = refusal(tmp_path, {"a.csv": content, "b.csv": "x,c,y\n1,a,>50K.\n2,b,<=50K.\n"}, **BOTH | settings)
     assert re.search(why, line), line
 
 
@@ -224,69 +195,40 @@ VALUES: dict[str, float | str] = {
     "--1": "is not a number", "1\u00a0": "is not a number", "\ufffd": "is not a number", "[1]": "is not a number",
     "x" * 5000: "is not a number", "'1'": "is not a number", "½": "is not a number", "1\x0b": 1.0,
 }  # fmt: skip
+DATES: dict[str, float | str] = {
+    "2024-01-01": 1704067200.0, "2024-01-01T00:00:01": 1704067201.0, "2024-01-01 00:00:00Z": 1704067200.0,
+    "1969-12-31": -86400.0, "2024-02-30": "is no time", "2024-13-01": "is no time", "24-01-01": "is no time",
+}  # fmt: skip
+FIRST = {text: f"1970-01-01 00:00:00{'Z' if text.endswith('Z') else ''}" for text in DATES}
 
 
-@every("text", VALUES, ids=lambda text: repr(text[:20]))
-def test_a_number_is_read_to_the_digit_or_refused(tmp_path: Path, text: str) -> None:
-    files = {"a.csv": f"x,c,y\n8,a,0\n{text},b,1\n".encode()}
-    expected = VALUES[text]
-    if isinstance(expected, float):
-        rows = read(tmp_path, files, **BOTH)
-        assert rows.dense == [[8.0], [float(np.float32(expected))]]
-    else:
-        line = refusal(tmp_path, files, **BOTH)
-        assert re.search(f"a.csv, row 2, column x: .*({expected})", line), line
-
-
-DATES = {
-    "2024-01-01": 1704067200.0,
-    "2024-01-01T00:00:01": 1704067201.0,
-    "2024-01-01 00:00:00Z": 1704067200.0,
-    "1969-12-31": -86400.0,
-    "2024-02-30": "is no time",
-    "2024-13-01": "is no time",
-    "24-01-01": "is no time",
-}
-
-
-@every("text", DATES)
-def test_dates_are_seconds_or_refused(tmp_path: Path, text: str) -> None:
-    zone = "Z" if text.endswith("Z") else ""
-    files = {"a.csv": f"x,c,y\n1970-01-01 00:00:00{zone},a,0\n{text},b,1\n".encode()}
-    expected = DATES[text]
-    if isinstance(expected, float):
-        assert read(tmp_path, files, **BOTH).dense == [[0.0], [float(np.float32(expected))]]
-    else:
-        assert re.search(f"column x: .*{expected}", refusal(tmp_path, files, **BOTH))
+@every("texts", [VALUES, *({text: expected} for text, expected in DATES.items())])
+def test_numbers_are_read_to_the_digit_and_dates_to_the_second_or_refused(
+    tmp_path: Path, texts: dict[str, float | str]
+) -> None:
+    first = FIRST[next(iter(texts))] if texts is not VALUES else "8"
+    head, zero = f"x,c,y\n{first},a,0\n", 8.0 if texts is VALUES else 0.0
+    numbers = {text: expected for text, expected in texts.items() if isinstance(expected, float)}
+    if numbers:
+        rows = read(tmp_path, {"a.csv": head + "".join(f"{text},b,1\n" for text in numbers)}, **BOTH)
+        assert rows.dense == [[zero], *([float(np.float32(number))] for number in numbers.values())]
+    for text in texts.keys() - numbers.keys():
+        line = refusal(tmp_path, {"a.csv": f"{head}{text},b,1\n"}, **BOTH)
+        assert re.search(f"a.csv, row 2, column x: .*({texts[text]})", line), line
 
 
 @every(
-    "text",
-    ["1", "1.0", "18446744073709551617", "1e5", "inf", "nan2", "\x01\x02", "a;b|c", "Ü", "\U0001f600",
-     "'", "=A1+1", "x" * 9000],
-    ids=lambda text: repr(text[:12]),
+    ("field", "text"),
+    [
+        *((text, text) for text in ("1", "1.0", "18446744073709551617", "1e5", "inf", "nan2", "\x01\x02", "a;b|c", "Ü",
+                                    "\U0001f600", "'", "=A1+1", "x" * 9000)),
+        (" a ", "a"), ('"a ""word"""', 'a "word"'), ('"a,b"', "a,b"), ('"two\nlines"', "two\nlines"),
+        ('"two\r\nlines"', "two\r\nlines"), ('"\n"', ""), ('" a "', "a"), ('""""', '"'),
+    ],
 )  # fmt: skip
-def test_any_text_is_a_category(tmp_path: Path, text: str) -> None:
-    rows = read(tmp_path, {"a.csv": f"x,c,y\n1,{text},0\n2, {text} ,1\n".encode()}, **BOTH)
-    assert rows.ids["c"] == [hash_text(text.encode())] * 2
-
-
-QUOTED = {
-    'a ""word""': 'a "word"',
-    "a,b": "a,b",
-    "two\nlines": "two\nlines",
-    "two\r\nlines": "two\r\nlines",
-    "\n": "",
-    " a ": "a",
-    '""': '"',
-}
-
-
-@every("text", QUOTED, ids=repr)
-def test_a_quoted_field_holds_anything(tmp_path: Path, text: str) -> None:
-    rows = read(tmp_path, {"a.csv": f'x,c,y\n1,"{text}",0\n2,b,1\n'.encode()}, **BOTH)
-    expected = QUOTED[text]
-    assert rows.ids["c"] == [hash_text(expected.encode()) if expected else MISSING_ID, hash_text(b"b")]
+def test_any_text_is_a_category_and_a_quoted_field_holds_anything(tmp_path: Path, field: str, text: str) -> None:
+    rows = read(tmp_path, {"a.csv": f"x,c,y\n1,{field},0\n2,b,1\n"}, **BOTH)
+    assert rows.ids["c"] == [hash_text(text.encode()) if text else MISSING_ID, hash_text(b"b")]
     assert rows.labels == [0.0, 1.0]
 
 
@@ -296,57 +238,50 @@ LISTS: dict[str, list[str]] = {
 }  # fmt: skip
 
 
-@every("text", LISTS, ids=repr)
-def test_lists_are_cut_at_their_separator(tmp_path: Path, text: str) -> None:
-    files = {"a.csv": f"x,c,y\n1,{text},0\n2,z,1\n".encode()}
-    rows = read(tmp_path, files, sparse=[{"column": "c", "separator": "|"}])
-    assert rows.ids["c"] == [[hash_text(t.encode()) for t in LISTS[text]], [hash_text(b"z")]]
+def test_lists_are_cut_at_their_separator(tmp_path: Path) -> None:
+    lines = [f"1,{text},{number % 2}" for number, text in enumerate(LISTS)]
+    column = {"column": "c", "separator": "|"}
+    rows = read(tmp_path, {"a.csv": "\n".join(["x,c,y", *lines])}, sparse=[column])
+    assert rows.ids["c"] == [[hash_text(text.encode()) for text in texts] for texts in LISTS.values()]
 
 
-OTHERS = {
-    "columns in another order": (b"y,x,c\n1,5,z\n", None),
-    "more columns": (b"q,x,c,y\n9,5,z,1\n", None),
-    "a header only": (b"x,c,y\n", None),
-    "a column less": (b"x,y\n5,1\n", "has no column c"),
-    "nothing": (b"", "is empty"),
-    "no header": (b"5,z,1\n", "has no column [xy]"),
-    "a wrong value": (b"x,c,y\nfive,z,1\n", "row 1, column x: 'five' is not a number"),
-    "a missing label": (b"x,c,y\n5,z,1\n6,z,?\n", "row 2, column y: the label is missing .1 of 4 rows."),
-}  # fmt: skip
-
-
-@every("case", OTHERS)
-def test_a_second_file_may_differ_in_form_only(tmp_path: Path, case: str) -> None:
-    content, why = OTHERS[case]
-    files = {"a.csv": TABLE, "b.csv": content}
+@every(
+    ("content", "why"),
+    [
+        ("y,x,c\n1,5,z\n", None),
+        ("q,x,c,y\n9,5,z,1\n", None),
+        ("x,c,y\n", None),
+        ("x,y\n5,1\n", "has no column c"),
+        ("", "is empty"),
+        ("5,z,1\n", "has no column [xy]"),
+        ("x,c,y\nfive,z,1\n", "row 1, column x: 'five' is not a number"),
+        ("x,c,y\n5,z,1\n6,z,?\n", "row 2, column y: the label is missing .1 of 4 rows."),
+    ],
+)
+def test_a_second_file_may_differ_in_form_only(tmp_path: Path, content: str, why: str | None) -> None:
+    files, settings = {"a.csv": TABLE, "b.csv": content}, BOTH | {"train": ["a.csv", "b.csv"]}
     if why is None:
-        rows = read(tmp_path, files, **BOTH, train=["a.csv", "b.csv"])
-        more = [[5.0]] if content.count(b"\n") > 1 else []
-        assert rows.dense == [[1.0], [2.0], *more]
+        assert read(tmp_path, files, **settings).dense == [[1.0], [2.0], *([[5.0]] if "5" in content else [])]
     else:
-        line = refusal(tmp_path, files, **BOTH, train=["a.csv", "b.csv"])
+        line = refusal(tmp_path, files, **settings)
         assert str(tmp_path / "b.csv") in line and re.search(why, line), line
 
 
 @every(
-    ("names", "settings", "values"),
+    "names",
     [
-        (["x", "c", "y"] + [f"u{i}" for i in range(3000)], {}, [[1.0], [2.0]]),
-        (["x", "c", "y", "u", "u"], {}, [[1.0], [2.0]]),
-        (["x", "c", "y", "", ""], {}, [[1.0], [2.0]]),
-        ([" x ", '"c"', "y "], {}, [[1.0], [2.0]]),
-        (["x", "c", "y", "n" * 70_000], {}, [[1.0], [2.0]]),
-        (["größe", "c", "y"], {"dense": ["größe"]}, [[1.0], [2.0]]),
+        ["x", "c", "y"] + [f"u{i}" for i in range(3000)],
+        ["x", "c", "y", "u", "u"],
+        ["x", "c", "y", "", ""],
+        [" x ", '"c"', "y "],
+        ["x", "c", "y", "n" * 70_000],
     ],
-    ids=["3000 columns", "an unused name twice", "no names", "spaces and quotes", "a long name", "umlauts"],
+    ids=["3000 columns", "an unused name twice", "no names", "spaces and quotes", "a long name"],
 )
-def test_headers_of_many_kinds(
-    tmp_path: Path, names: list[str], settings: dict[str, Any], values: list[list[float]]
-) -> None:
+def test_headers_of_many_kinds(tmp_path: Path, names: list[str]) -> None:
     rest = ["0"] * (len(names) - 3)
     lines = [names, ["1", "a", "0", *rest], ["2", "b", "1", *rest]]
-    content = "\n".join(",".join(line) for line in lines).encode()
-    assert read(tmp_path, {"a.csv": content}, **BOTH | settings).dense == values
+    assert read(tmp_path, {"a.csv": "\n".join(",".join(line) for line in lines)}, **BOTH).dense == [[1.0], [2.0]]
 
 
 def test_a_row_longer_than_a_block_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -358,10 +293,9 @@ def test_a_row_longer_than_a_block_is_refused(tmp_path: Path, monkeypatch: pytes
 @every("kind", ["plain", "gz"])
 def test_a_damaged_file_is_refused_or_read_and_nothing_else(tmp_path: Path, kind: str) -> None:
     """Cut, flipped and inserted bytes, by a seed: 30 files of each kind."""
-    rng = np.random.default_rng(5)
+    rng, refused = np.random.default_rng(5), 0
     text = "x,c,y\n" + "".join(f"{i / 7:.3f},c{i % 9},{i % 2}\n" for i in range(100))
     good = gzip.compress(text.encode(), mtime=0) if kind == "gz" else text.encode()
-    outcomes = {"read": 0, "refused": 0}
     for number in range(30):
         bad = bytearray(good)
         at = int(rng.integers(0, len(bad)))
@@ -373,8 +307,7 @@ def test_a_damaged_file_is_refused_or_read_and_nothing_else(tmp_path: Path, kind
             bad[at:at] = rng.bytes(int(rng.integers(1, 20)))
         try:
             read(tmp_path, {"a.csv": bytes(bad)}, **BOTH)
-            outcomes["read"] += 1
         except (DataError, ConfigError) as error:
             assert "\n" not in str(error) and "a.csv" in str(error)
-            outcomes["refused"] += 1
-    assert outcomes["refused"] >= (29 if kind == "gz" else 15), outcomes
+            refused += 1
+    assert refused >= (29 if kind == "gz" else 15)
