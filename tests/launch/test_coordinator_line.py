@@ -28,13 +28,6 @@ def folder(tmp_path: Path) -> RunFolder:
     return RunFolder.create(tmp_path / "run", JobConfig())
 
 
-@pytest.fixture
-def job() -> Recovering:
-    job = Recovering()
-    job.form()
-    return job
-
-
 @contextlib.contextmanager
 def line_to(folder: RunFolder, address: str) -> Iterator[CoordinatorLine]:
     folder.coordinator(address, pid=1)
@@ -42,28 +35,30 @@ def line_to(folder: RunFolder, address: str) -> Iterator[CoordinatorLine]:
         yield line
 
 
-def test_a_death_is_reported_again_until_a_coordinator_on_its_way_back_hears_it(
-    folder: RunFolder, job: Recovering
-) -> None:
-    token = keep_token(folder.path)
+def test_a_death_is_reported_again_until_a_coordinator_on_its_way_back_hears_it(folder: RunFolder) -> None:
+    job, token = Recovering(), keep_token(folder.path)
+    job.form()
     with socket.create_server(("127.0.0.1", 0)) as nobody:
         nobody.settimeout(LIMIT_S)
         address = f"127.0.0.1:{nobody.getsockname()[1]}"
         with line_to(folder, address) as line:
+            folder.progress({"kind": "progress", "step": 7})
+            folder.progress({"kind": "progress", "step": 12})
             line.report(KILLED, final=False)
             for _ in range(2):  # each report is hung up on
                 nobody.accept()[0].close()
             assert not line.settled(KILLED.pid)
             nobody.close()
+            assert line.step() == 12  # of a coordinator that is dead: the last one that it has recorded
             with ControlServer(job.coordinator, address, token=token):
                 within(LIMIT_S, lambda: line.settled(KILLED.pid), "not heard", lambda: True)
     assert line.heard(KILLED)
     assert "killed by SIGKILL" in job.state.message
 
 
-def test_a_death_after_the_verdict_reaches_the_coordinator_that_was_found_before(
-    folder: RunFolder, job: Recovering
-) -> None:
+def test_a_death_after_the_verdict_reaches_the_coordinator_that_was_found_before(folder: RunFolder) -> None:
+    job = Recovering()
+    job.form()
     with (
         ControlServer(job.coordinator, token=keep_token(folder.path)) as server,
         line_to(folder, server.address) as line,
@@ -74,14 +69,3 @@ def test_a_death_after_the_verdict_reaches_the_coordinator_that_was_found_before
         line.report(KILLED, final=False)
         within(LIMIT_S, lambda: line.heard(KILLED), "not heard", lambda: True)
     assert "no such column" in job.state.message
-
-
-def test_the_last_step_of_a_coordinator_that_is_dead_is_the_one_that_it_has_recorded(folder: RunFolder) -> None:
-    keep_token(folder.path)
-    with socket.create_server(("127.0.0.1", 0)) as nobody:
-        address = f"127.0.0.1:{nobody.getsockname()[1]}"
-    with line_to(folder, address) as line:
-        assert line.step() is None
-        folder.progress({"kind": "progress", "step": 7})
-        folder.progress({"kind": "progress", "step": 12})
-        assert line.step() == 12

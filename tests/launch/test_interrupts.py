@@ -2,66 +2,44 @@
 
 from __future__ import annotations
 
-import signal
+import json
 import subprocess
 import sys
 
-from shardkeep.launch.stopping.interrupts import Interrupts
-from tests.support.cases import every
-
+CASES = {
+    "late": ("SIGTERM", 0.1, 60.0, "interrupted 2 True True False"),
+    "in time": ("SIGTERM", 60.0, 0.0, "in time 1 True False False"),
+    "without a limit": ("SIGTERM", None, 0.2, "in time 1 True False False"),
+    "Ctrl-C has none": ("SIGINT", 0.1, 0.4, "in time 1 False False False"),
+    "SIGTERM after Ctrl-C": ("SIGINT SIGTERM", 60.0, 0.0, "in time 2 True False False"),
+    "late after Ctrl-C": ("SIGINT SIGTERM", 0.1, 60.0, "interrupted 3 True True False"),
+    "two SIGTERM": ("SIGTERM SIGTERM", 60.0, 0.0, "in time 2 True False False"),
+    "two Ctrl-C": ("SIGINT SIGINT", 60.0, 60.0, "interrupted 2 False False True"),
+    "Ctrl-C after SIGTERM": ("SIGTERM SIGINT", 60.0, 60.0, "interrupted 2 True False True"),
+}
 JOB = """
-import os, signal, threading
+import json, os, signal, sys, threading
 from shardkeep.launch.stopping.interrupts import Interrupts
-with Interrupts() as interrupts:
-    interrupts.tolerated, interrupts.grace_s = 1, {grace_s}
-    try:
-        for number in "{numbers}".split():
-            os.kill(os.getpid(), signal.Signals[number])
-        threading.Event().wait({wait_s})
-        print("in time", interrupts.count, interrupts.terminated, interrupts.late)
-    except KeyboardInterrupt:
-        print("interrupted", interrupts.count, interrupts.terminated, interrupts.late)
+
+def job(numbers, grace_s, wait_s):
+    with Interrupts() as interrupts:
+        interrupts.tolerated, interrupts.grace_s = 1, grace_s
+        try:
+            for number in numbers.split():
+                os.kill(os.getpid(), signal.Signals[number])
+            threading.Event().wait(wait_s)
+            end = "in time"
+        except KeyboardInterrupt:
+            end = "interrupted"
+        print(end, interrupts.count, interrupts.terminated, interrupts.late, interrupts.at_once)
+
+for numbers, grace_s, wait_s in json.loads(sys.argv[1]):
+    job(numbers, grace_s, wait_s)
 """
 
 
-@every(
-    ("numbers", "grace_s", "wait_s", "told"),
-    [
-        ("SIGTERM", 0.1, 60.0, "interrupted 2 True True"),
-        ("SIGTERM", 60.0, 0.0, "in time 1 True False"),
-        ("SIGTERM", None, 0.2, "in time 1 True False"),
-        ("SIGINT", 0.1, 0.4, "in time 1 False False"),
-        ("SIGINT SIGTERM", 60.0, 0.0, "in time 2 True False"),
-        ("SIGINT SIGTERM", 0.1, 60.0, "interrupted 3 True True"),
-        ("SIGTERM SIGTERM", 60.0, 0.0, "in time 2 True False"),
-        ("SIGINT SIGINT", 60.0, 60.0, "interrupted 2 False False"),
-        ("SIGTERM SIGINT", 60.0, 60.0, "interrupted 2 True False"),
-    ],
-    ids=[
-        "late",
-        "in time",
-        "without a limit",
-        "Ctrl-C has none",
-        "SIGTERM after Ctrl-C",
-        "late after Ctrl-C",
-        "two SIGTERM",
-        "two Ctrl-C",
-        "Ctrl-C after SIGTERM",
-    ],
-)
-def test_sigterm_interrupts_once_its_grace_is_over(numbers: str, grace_s: float, wait_s: float, told: str) -> None:
-    script = JOB.format(numbers=numbers, grace_s=grace_s, wait_s=wait_s)
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
-    assert (done.stdout.strip(), done.stderr) == (told, "")
-
-
-@every(
-    ("numbers", "at_once"),
-    [("SIGINT SIGTERM", False), ("SIGTERM SIGTERM", False), ("SIGINT SIGINT", True), ("SIGTERM SIGINT", True)],
-)
-def test_only_a_second_ctrl_c_asks_for_the_end_at_once(numbers: str, at_once: bool) -> None:
-    with Interrupts() as interrupts:
-        interrupts.tolerated = 10
-        for number in numbers.split():
-            signal.raise_signal(signal.Signals[number])
-        assert (interrupts.count, interrupts.at_once) == (2, at_once)
+def test_sigterm_interrupts_once_its_grace_is_over_and_a_second_ctrl_c_at_once() -> None:
+    command = [sys.executable, "-c", JOB, json.dumps([case[:3] for case in CASES.values()])]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert dict(zip(CASES, done.stdout.splitlines(), strict=True)) == {name: case[3] for name, case in CASES.items()}
+    assert done.stderr == ""

@@ -1,4 +1,7 @@
-"""`shardkeep stop` of jobs that nobody runs, or whose coordinator is gone. Of running ones: test_stop_command.py."""
+"""`shardkeep stop` and `shardkeep scale` of jobs that nobody runs, or whose coordinator is gone.
+
+Of running ones: test_supervised_stops.py, tests/integration/test_stop_command.py and test_scale.py.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from shardkeep.base.errors import ConfigError, JobError, UserError
+from shardkeep.base.errors import ConfigError, JobError, TransportError, UserError
 from shardkeep.config import parse_config
-from shardkeep.launch.stopping import stop
+from shardkeep.launch.stopping import scale, stop
 from shardkeep.launch.stopping.interrupts import Interrupts
 from shardkeep.launch.stopping.stop import ask_coordinator, heard, stop_at, stop_run
 from shardkeep.ps.control.grpc.server import ControlServer
@@ -17,18 +20,20 @@ from shardkeep.run.folder import RunFolder
 from shardkeep.trust.tokens import keep_token
 from tests.support.control_job import Job
 
-COMMAND = ["shardkeep", "coordinator", "config.yaml", "--take-over"]
-
 
 @pytest.fixture
 def folder(tmp_path: Path) -> RunFolder:
-    return RunFolder.create(tmp_path / "run", parse_config("{servers: 1, workers: 1}"))
+    return RunFolder.create(tmp_path / "run", parse_config("{servers: 1, workers: 1, checkpoint: {every_steps: 5}}"))
 
 
-def nobody() -> str:
-    """An address where nobody listens."""
+def lead(folder: RunFolder, *options: str) -> str:
+    """Has a coordinator that is gone, at an address where nobody listens."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        return f"127.0.0.1:{taken.getsockname()[1]}"
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+    command = ["shardkeep", "coordinator", "config.yaml", "--take-over", *options]
+    folder.coordinator(address, pid=1, command=command)
+    keep_token(folder.path)
+    return address
 
 
 def refusal(run: Path, kind: type[Exception]) -> str:
@@ -38,49 +43,33 @@ def refusal(run: Path, kind: type[Exception]) -> str:
     return str(caught.value).removeprefix(str(run))
 
 
-def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
+def test_a_folder_without_a_run_or_one_that_others_can_change_is_refused(folder: RunFolder, tmp_path: Path) -> None:
     assert refusal(tmp_path / "none", UserError) == ": there is no such folder"
     assert refusal(tmp_path, UserError) == ": is not a run folder (it has no config.yaml)"
-
-
-def test_a_job_that_is_over_is_said_to_be_over_and_how(folder: RunFolder) -> None:
-    folder.finished("failed", "worker 1 ended", None)
-    assert refusal(folder.path, JobError) == ": no job runs here; it failed: worker 1 ended"
-
-
-def test_a_job_whose_processes_were_killed_is_not_stopped(folder: RunFolder) -> None:
-    with folder.held():
-        pass
-    assert refusal(folder.path, JobError).startswith(": no process of this job is left; nothing to resume from: ")
-
-
-def test_a_run_folder_that_others_can_change_is_refused(folder: RunFolder) -> None:
     folder.path.chmod(0o777)
     assert "allowed: what only you and root can change" in refusal(folder.path, ConfigError)
 
 
-def test_a_coordinator_that_is_dead_is_named_with_what_helps(folder: RunFolder) -> None:
-    assert refusal(folder.path, JobError) == ": no coordinator has listened in this folder yet"
-    address = nobody()
-    folder.coordinator(address, pid=1, command=COMMAND)
-    keep_token(folder.path)
-    text = f"the coordinator does not answer at {address}; `shardkeep status {folder.path}` says what to do"
-    assert refusal(folder.path, JobError) == text
+def test_a_job_that_is_over_or_whose_processes_were_killed_is_said_to_be_so(folder: RunFolder) -> None:
+    with folder.held():
+        pass
+    assert refusal(folder.path, JobError).startswith(": no process of this job is left; nothing to resume from: ")
+    folder.finished("failed", "worker 1 ended", None)
+    assert refusal(folder.path, JobError) == ": no job runs here; it failed: worker 1 ended"
 
 
-def test_a_coordinator_with_tls_is_not_called_dead(folder: RunFolder) -> None:
-    folder.coordinator(nobody(), pid=1, command=[*COMMAND, "--tls", "/tls/10.9.0.1"])
-    keep_token(folder.path)
-    assert "uses TLS: add --tls /tls/10.9.0.1" in refusal(folder.path, UserError)
-
-
-def test_a_launcher_that_was_killed_while_its_job_stops_is_not_waited_for(
+def test_a_coordinator_that_is_dead_is_named_with_what_helps_and_one_with_tls_is_not_called_dead(
     folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    assert refusal(folder.path, JobError) == ": no coordinator has listened in this folder yet"
+    address = lead(folder)
+    text = f"the coordinator does not answer at {address}; `shardkeep status {folder.path}` says what to do"
+    assert refusal(folder.path, JobError) == text
+    lead(folder, "--tls", "/tls/10.9.0.1")
+    assert "uses TLS: add --tls /tls/10.9.0.1" in refusal(folder.path, UserError)
+    lead(folder)
     monkeypatch.setattr(stop, "ASK_S", 0.5)
-    folder.coordinator(nobody(), pid=1)
-    keep_token(folder.path)
-    with folder.held():
+    with folder.held():  # by a launcher that is killed while its job stops
         assert "does not answer" in refusal(folder.path, JobError)
 
 
@@ -109,3 +98,18 @@ def test_a_request_to_an_earlier_start_of_a_job_in_one_process_is_dropped(tmp_pa
     (tmp_path / "stop.json").write_text("{}")
     with heard(tmp_path, interrupts):
         assert not (tmp_path / "stop.json").exists() and not interrupts.count
+
+
+def test_a_job_without_a_launcher_is_not_asked_to_scale_and_what_no_coordinator_heard_is_not_done_later(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scale, "ASK_S", 0.5)
+    lead(folder)
+    nobody = r"no `shardkeep train` runs this job, so nothing would resume it with workers=2; if you started the roles"
+    with pytest.raises(UserError, match=nobody):
+        scale.ask(folder.path, workers=2, servers=None)
+    with folder.held(), pytest.raises(TransportError, match=r"coordinator.*127\.0\.0\.1"):
+        scale.ask(folder.path, workers=2, servers=None)
+    assert scale.taken(folder.path) is None
+    with pytest.raises(UserError, match=nobody):
+        scale.ask(folder.path, workers=2, servers=None)

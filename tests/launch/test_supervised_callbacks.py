@@ -17,10 +17,11 @@ from shardkeep.run.folder import RunFolder
 from tests.support.callbacks import Notes, fails
 from tests.support.cluster import gone, records, within
 from tests.support.records import records_in
-from tests.support.stand_ins import Jobs
+from tests.support.stand_ins import Start
 
 pytestmark = pytest.mark.waits_for_processes
 TINY: dict[str, Any] = {
+    "servers": 1,
     "workers": 1,
     "data": {"synthetic": {"train_samples": 4000, "eval_samples": 500, "num_dense": 3, "table_sizes": [50, 90]}},
     "model": {"bottom": [8], "hidden": [8]},
@@ -30,7 +31,7 @@ TINY: dict[str, Any] = {
 STEPS = 20
 
 
-def test_deaths_repeat_and_lose_no_event(jobs: Jobs) -> None:
+def test_deaths_lose_no_event_and_repeat_none(start: Start) -> None:
     victims = {4: "coordinator 0", 8: "server 0", 12: "worker 1"}
 
     def kill(event: Any) -> None:
@@ -38,16 +39,16 @@ def test_deaths_repeat_and_lose_no_event(jobs: Jobs) -> None:
             job.members()[victims.pop(event.step)].kill()
 
     notes = Notes(on_progress=kill)
-    job = jobs.start({"steps": STEPS, "step_s": 0.05}, callbacks=[notes])
+    job = start({"steps": STEPS, "step_s": 0.05}, callbacks=[notes])
     assert job.end()["steps"] == STEPS and not victims
     notes.check_order()
     assert notes.steps("on_progress") == list(range(1, STEPS + 1))
 
 
-def test_records_of_repeated_steps_are_in_the_run_folder_and_reported_once(jobs: Jobs) -> None:
+def test_records_of_repeated_steps_are_in_the_run_folder_and_reported_once(start: Start) -> None:
     notes = Notes()
     plan = {f"worker {index}": {"at": at, "do": -signal.SIGKILL} for index, at in ((1, 5), (0, 12))}
-    job = jobs.start({"steps": STEPS, **plan}, callbacks=[notes])
+    job = start({"steps": STEPS, **plan}, callbacks=[notes])
     job.end()
     notes.check_order()
     reported = [r["step"] for r in records_in(job.folder.metrics_path) if r["kind"] == "progress"]
@@ -55,7 +56,7 @@ def test_records_of_repeated_steps_are_in_the_run_folder_and_reported_once(jobs:
     assert notes.steps("on_progress") == sorted(set(reported))
 
 
-def test_a_callback_that_blocks_delays_a_replacement_and_ends_no_job(jobs: Jobs) -> None:
+def test_a_callback_that_blocks_delays_a_replacement_and_ends_no_job(start: Start) -> None:
     def kill_and_wait(event: Any) -> None:
         if event.step == 5:
             job.members()["worker 1"].kill()
@@ -68,16 +69,16 @@ def test_a_callback_that_blocks_delays_a_replacement_and_ends_no_job(jobs: Jobs)
             within(90, known, "the coordinator does not know of the death", lambda: True)
 
     notes = Notes(on_progress=kill_and_wait)
-    job = jobs.start({"steps": STEPS, "step_s": 0.05}, callbacks=[notes])
+    job = start({"steps": STEPS, "step_s": 0.05}, callbacks=[notes])
     assert job.end()["status"] == "completed"
     notes.check_order()
     assert notes.steps("on_progress")[-1] == STEPS
 
 
-def test_an_error_stops_the_processes_and_the_message_names_it(jobs: Jobs) -> None:
+def test_an_error_stops_the_processes_and_the_message_names_it(start: Start) -> None:
     error, other = ValueError("no"), Notes()
     failing = Notes(on_progress=fails(error, at=5))
-    job = jobs.start({"steps": 1_000_000}, callbacks=[failing, other])
+    job = start({"steps": 1_000_000}, callbacks=[failing, other])
     members = job.training()
     with pytest.raises(ValueError) as caught:
         job.end()
@@ -91,32 +92,23 @@ def test_an_error_stops_the_processes_and_the_message_names_it(jobs: Jobs) -> No
 
 
 @pytest.mark.chaos
-def test_what_a_callback_adds_to_the_environment_is_not_for_the_roles(
+def test_a_job_that_is_scaled_starts_once_repeats_no_event_and_its_roles_lack_what_a_callback_adds_to_the_environment(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = {**TINY, "servers": 1}
-    notes = Notes(on_start=lambda _: monkeypatch.setenv("SET_BY_A_CALLBACK", "1"))
-    shardkeep.train(shardkeep.JobConfig.model_validate(config), run_dir=tmp_path / "run", callbacks=[notes])
-    notes.check_order()
-    printed = capsys.readouterr().out
-    assert "formed in" in printed and "environment" not in printed  # as in: started by exec, seconds later
-
-
-@pytest.mark.chaos
-def test_a_job_that_is_scaled_starts_once_and_repeats_no_event(tmp_path: Path) -> None:
     def scale_once(event: Any) -> None:
         if event.step >= 20 and len(notes.of("on_evaluation")) == 1:
             scale.ask(tmp_path / "run", workers=2, servers=None)
 
-    notes = Notes(on_evaluation=scale_once)
+    notes = Notes(on_evaluation=scale_once, on_start=lambda _: monkeypatch.setenv("SET_BY_A_CALLBACK", "1"))
     train = {**TINY["train"], "epochs": 5}
-    config = {**TINY, "servers": 1, "train": train, "checkpoint": {"every_steps": 1000}, "eval": {"every_steps": 20}}
-    job = shardkeep.JobConfig.model_validate(config)
-    summary = shardkeep.train(job, run_dir=tmp_path / "run", quiet=True, callbacks=[notes])
+    config = {**TINY, "train": train, "checkpoint": {"every_steps": 1000}, "eval": {"every_steps": 20}}
+    summary = shardkeep.train(config, run_dir=tmp_path / "run", callbacks=[notes])
     assert [start.status for start in summary.starts] == ["stopped", "completed"]
     notes.check_order()
     samples = [event.samples for event in notes.of("on_progress")]
     assert samples == sorted(samples) and samples[-1] == 20_000
+    printed = capsys.readouterr().out
+    assert "formed in" in printed and "environment" not in printed  # as in: started by exec, seconds later
 
 
 HANGS = """
@@ -133,8 +125,7 @@ class Hangs(shardkeep.Callback):
         print(f"end {summary.status}")
 
 try:
-    config = shardkeep.JobConfig.model_validate(eval(sys.argv[1]))
-    shardkeep.train(config, run_dir="run", quiet=True, callbacks=[Hangs()])
+    shardkeep.train(eval(sys.argv[1]), run_dir="run", quiet=True, callbacks=[Hangs()])
 except shardkeep.errors.JobStopped as error:
     print(error)
 """
@@ -150,32 +141,31 @@ def test_a_second_ctrl_c_ends_a_callback_that_hangs(tmp_path: Path, servers: int
     assert (end, stopped[:16]) == ("end stopped", "stopped at step ")
 
 
-@pytest.mark.slow
+@pytest.mark.chaos  # the tests above, with real roles
 def test_a_job_that_loses_its_workers_reports_what_an_undisturbed_one_reports(tmp_path: Path) -> None:
-    config: dict[str, Any] = {
-        "servers": 1,
+    data = {"synthetic": {**TINY["data"]["synthetic"], "train_samples": 24_000}}
+    config = {
+        **TINY,
         "workers": 2,
         "consistency": "sync",
-        "data": {"synthetic": {"train_samples": 24_000, "eval_samples": 500, "num_dense": 3, "table_sizes": [50, 90]}},
-        "model": {"bottom": [8], "hidden": [8]},
-        "tower": {"compile": "off"},
+        "data": data,
         "eval": {"every_steps": 20},
         "checkpoint": {"every_steps": 40},
         "train": {"batch_size": 100, "report_every_s": 0.01},
         "liveness": {"lease_s": 150.0},
     }
-    job, victims = shardkeep.JobConfig.model_validate(config), ["worker 1", "worker 0"]
+    victims = {25: "worker 1", 50: "worker 0"}
 
     def kill(event: Any) -> None:
-        if victims and event.step >= 50 - 25 * (len(victims) - 1):
-            victim = victims.pop(0)
-            folder = RunFolder(tmp_path / "run")
-            (pid,) = [m["pid"] for m in folder.member_list() if f"{m['role']} {m['index']}" == victim]
+        if victims and event.step >= min(victims):
+            victim = victims.pop(min(victims))
+            members = RunFolder(tmp_path / "run").member_list()
+            (pid,) = [m["pid"] for m in members if f"{m['role']} {m['index']}" == victim]
             psutil.Process(pid).kill()
 
     whole, notes = Notes(), Notes(on_progress=kill)
-    undisturbed = shardkeep.train(job, run_dir=tmp_path / "whole", quiet=True, callbacks=[whole])
-    summary = shardkeep.train(job, run_dir=tmp_path / "run", quiet=True, callbacks=[notes])
+    undisturbed = shardkeep.train(config, run_dir=tmp_path / "whole", quiet=True, callbacks=[whole])
+    summary = shardkeep.train(config, run_dir=tmp_path / "run", quiet=True, callbacks=[notes])
     assert not victims and summary.recoveries and summary.state_digest == undisturbed.state_digest
     for each in (whole, notes):
         each.check_order()

@@ -18,29 +18,21 @@ from tests.support.cases import every
 from tests.support.control_job import VERSIONS, Job
 
 
-def end_of_a_server(folder: Path, server: ControlServer, *, before_it_leaves: object = None) -> Path:
-    """What a server kept that ended with an error."""
-    control = ControlClient(server.endpoint, role="server", index=0, timeout_s=1.0, versions=VERSIONS)
-    with pytest.raises(JobError), kept_while_useful(control, folder), Membership(control):
-        kept = kept_for_recovery(folder, control.job, "server", 0)
-        if callable(before_it_leaves):
-            before_it_leaves()
-        raise JobError("a disk is full")
-    return kept
-
-
-def test_a_member_of_a_failed_job_leaves_nothing_behind(tmp_path: Path) -> None:
+@every("silent", [False, True], ids=["it fails the job", "its coordinator is silent"])
+def test_a_server_that_fails_leaves_only_what_another_coordinator_needs(tmp_path: Path, silent: bool) -> None:
     job = Job()
-    with ControlServer(job.coordinator) as server:
-        end_of_a_server(tmp_path, server)
-    assert job.state.state == "failed"
-    assert not (tmp_path / "recovery").exists()
-
-
-def test_a_member_whose_coordinator_is_silent_leaves_what_another_coordinator_needs(tmp_path: Path) -> None:
-    server = ControlServer(Job().coordinator).start()
-    kept = end_of_a_server(tmp_path, server, before_it_leaves=server.stop)
-    assert kept.is_dir()
+    server = ControlServer(job.coordinator).start()
+    control = ControlClient(server.endpoint, role="server", index=0, timeout_s=1.0, versions=VERSIONS)
+    with pytest.raises(JobError), kept_while_useful(control, tmp_path), Membership(control):
+        kept = kept_for_recovery(tmp_path, control.job, "server", 0)
+        if silent:
+            server.stop()
+        raise JobError("a disk is full")
+    if silent:
+        assert kept.is_dir()
+    else:
+        server.stop()
+        assert job.state.state == "failed" and not (tmp_path / "recovery").exists()
 
 
 def test_a_resumed_run_begins_without_what_the_killed_one_kept(tmp_path: Path) -> None:
