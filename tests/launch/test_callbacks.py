@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import random
+import signal
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -145,13 +147,16 @@ def test_the_error_of_the_job_comes_before_one_of_on_end_and_a_mistake_in_the_co
     assert uncalled.calls == []
 
 
-def test_early_stopping_ends_the_events(tmp_path: Path) -> None:
-    notes = Notes()
-    stopping = {"metric": "auc", "patience": 1, "min_delta": 1.0}
-    train(tmp_path / "run", notes, train={**TINY["train"], "early_stopping": stopping})
-    notes.check_order()
-    assert notes.steps("on_evaluation") == [10, 20] and max(notes.steps("on_progress")) <= 20
-    assert notes.of("on_end")[0].best.step == 10 and notes.steps("on_checkpoint") == [10, 20]
+def test_a_second_ctrl_c_ends_a_callback_that_hangs(tmp_path: Path) -> None:
+    def hang(_: Any) -> None:
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+        threading.Event().wait(100)
+
+    notes = Notes(on_progress=hang)
+    with pytest.raises(JobStopped, match=r"^stopped at step "):
+        train(tmp_path / "run", notes)
+    assert notes.methods == ["on_start", "on_progress", "on_end"] and notes.of("on_end")[0].status == "stopped"
 
 
 class Misspelt(shardkeep.Callback):
@@ -194,9 +199,24 @@ def started(tmp_path: Path, *callbacks: Any, interrupts: Interrupts | None = Non
     return calls
 
 
-def test_steps_that_a_recovery_repeats_are_reported_once(tmp_path: Path) -> None:
+OTHERS: list[dict[str, Any]] = [
+    {"kind": "progress", "index": 1, "step": 9},
+    {"kind": "phase", "phase": "checkpoint", "step": 9, "text": "no checkpoint at step 9: disk full"},
+    {"kind": "phase", "phase": "checkpoint", "step": 9, "every_steps": 5, "text": "one every 5 steps"},
+    {"kind": "event", "text": "formed"},
+    {},
+]
+"""Records of another worker, of a failed checkpoint, of its interval, of an event, and of nothing."""
+
+
+def test_steps_that_a_recovery_repeats_and_another_start_are_reported_once_and_other_records_not(
+    tmp_path: Path,
+) -> None:
     notes = Notes()
     calls = started(tmp_path, notes)
+    for record in OTHERS:
+        calls.record(record_of(record))
+    calls.start(shardkeep.callbacks.StartEvent(shardkeep.JobConfig(), tmp_path, 2, 20))  # as `shardkeep scale` does
     for step in (1, 2, 3, 2, 3, 4):
         for record in (
             {"kind": "progress"},
@@ -204,26 +224,10 @@ def test_steps_that_a_recovery_repeats_are_reported_once(tmp_path: Path) -> None
             {"kind": "phase", "phase": "checkpoint", "bytes": 1},
         ):
             calls.record(record_of({"role": "worker", "index": 0, "step": step, **record}))
+    assert notes.methods.count("on_start") == 1 and len(notes.calls) == 1 + 3 * 4
     for method in ("on_progress", "on_evaluation", "on_checkpoint"):
         assert notes.steps(method) == [1, 2, 3, 4]
     assert [dict(event.metrics) for event in notes.of("on_evaluation")] == [{"logloss": n} for n in (1, 2, 3, 4)]
-
-
-@every(
-    "record",
-    [
-        {"kind": "progress", "index": 1, "step": 1},
-        {"kind": "phase", "phase": "checkpoint", "step": 1, "text": "no checkpoint at step 1: disk full"},
-        {"kind": "phase", "phase": "checkpoint", "step": 1, "every_steps": 5, "text": "one every 5 steps"},
-        {"kind": "event", "text": "formed"},
-        {},
-    ],
-    ids=["another worker", "failed checkpoint", "interval", "event", "nothing"],
-)
-def test_other_records_are_not_passed_on(tmp_path: Path, record: dict[str, Any]) -> None:
-    notes = Notes()
-    started(tmp_path, notes).record(record_of(record))
-    assert notes.methods == ["on_start"]
 
 
 def test_a_record_without_figures_is_reported_as_unknown(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 from pathlib import Path
 
 import psutil
@@ -15,9 +14,6 @@ from shardkeep.base.logs.json_log import printed_line
 from shardkeep.launch.processes.children import Child, Death, child_environment, end_all, last_words, wait_all
 from shardkeep.launch.processes.starter import RoleCommand, Starter
 from tests.support.cases import every
-from tests.support.cluster import gone, kill
-from tests.support.forked import started
-from tests.support.import_path import IMPORT_PATH
 
 LIMIT_S = 90.0
 
@@ -41,30 +37,6 @@ def test_children_are_named_by_their_exit_code_with_their_last_words_or_by_their
     assert death is not None and death.text() == f"worker 0 (pid {killed.pid}) ended: killed by SIGKILL"
     assert end_all([wrong, killed], grace_s=1.0) == []
     assert not psutil.pid_exists(killed.pid)
-
-
-def launch_coordinator() -> None:
-    """A launcher: `sys.argv` has its folder. It prints the process of its coordinator, and waits."""
-    folder = Path(sys.argv[1])
-    (folder / "job.yaml").write_text("seed: 1")
-    child = start("coordinator", [str(folder / "job.yaml"), "--run-dir", str(folder / "run")], folder)
-    print(child.pid, flush=True)
-    signal.pause()
-
-
-@pytest.mark.waits_for_processes
-def test_a_child_ends_when_its_launcher_is_killed(tmp_path: Path) -> None:
-    env = {**os.environ, "PYTHONPATH": IMPORT_PATH}
-    launcher = started([str(tmp_path)], env=env, main=f"{__name__}:{launch_coordinator.__name__}")
-    assert launcher.stdin is not None and launcher.stdout is not None and launcher.stderr is not None
-    with launcher.stdin, launcher.stdout, launcher.stderr:
-        child = psutil.Process(int(launcher.stdout.readline()))
-        launcher.kill()
-        launcher.wait()
-    alive = gone([child], limit_s=LIMIT_S)
-    kill(alive)
-    assert not alive
-    assert "the launcher is gone" in (tmp_path / "coordinator-0.log").read_text()
 
 
 OBJECTS = "".join(printed_line("worker", 0, text) + "\n" for text in ("error: data.path: no such file", "bye"))

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -160,21 +159,6 @@ def test_the_end_of_a_forked_role_is_that_of_its_group(server: ForkServer, log: 
         deadline.check("the grandchild")
     child.kill()
     assert not gone(below, limit_s=LIMIT_S)
-
-
-def test_two_threads_may_fork_roles_at_once(server: ForkServer, tmp_path: Path) -> None:
-    """As those that call `shardkeep.train`, each with its own fork server."""
-    other = fork_server()
-
-    def codes(number: int) -> list[int]:
-        children = [forked((server, other)[number], tmp_path / f"{number}.log", "exit", "3") for _ in range(4)]
-        codes = codes_of(children)
-        end_all(children, grace_s=0.0)
-        return codes
-
-    with ThreadPoolExecutor(2) as pool:
-        assert list(pool.map(codes, range(2))) == [[3] * 4] * 2
-    other.close()
 
 
 def test_roles_outlive_the_fork_server_whose_death_is_reported_once_and_others_are_started_by_exec(

@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
-import psutil
 import pytest
 
 from shardkeep import core_plan
@@ -121,26 +120,6 @@ def test_a_killed_coordinator_and_a_machine_that_leaves_are_replaced_and_the_job
     assert all(recovery["lost_steps"] == 0 for recovery in job.summary["recoveries"])
 
 
-@pytest.mark.chaos  # with real roles, while they train: tests/integration/test_node.py
-def test_what_is_killed_is_replaced_and_the_job_completes(machines: Start) -> None:
-    job = machines({"hold": 3})
-    nodes, seen = job.all(), list[psutil.Process]()
-    for victim in ("server 1", "worker 1", "node 0", "node 1"):
-        members, recovered = job.held(), len(job.recoveries())
-        seen += members.values()
-        if victim.startswith("node"):
-            rank = int(victim[-1])
-            nodes[rank].process.kill()
-            nodes[rank] = job.start(rank)
-        else:
-            members[victim].kill()
-        job.until(lambda known=recovered: len(job.recoveries()) > known, f"no recovery of {victim}")
-    job.go()
-    assert job.end(nodes) == [0, 0]
-    assert job.summary["steps"] == 5 and not gone(seen, limit_s=90)
-    assert all(recovery["lost_steps"] == 0 for recovery in job.summary["recoveries"])
-
-
 def test_when_the_first_machine_is_to_leave_the_job_stops_and_all_are_to_be_started_again(machines: Start) -> None:
     job = machines({"hold": 3})
     nodes = job.all()
@@ -190,23 +169,6 @@ def test_a_machine_whose_roles_were_declared_dead_starts_them_again(machines: St
     assert all(recovery["lost_steps"] == 0 for recovery in job.summary["recoveries"])
 
 
-@pytest.mark.slow
-def test_roles_leave_with_their_machine_and_not_when_a_platform_signals_every_process(machines: Start) -> None:
-    job = machines({**ENDLESS, "step_s": 0.02})
-    nodes = job.all()
-    members = job.training()
-    for process in members.values():
-        process.send_signal(signal.SIGTERM)
-        process.send_signal(signal.SIGINT)
-    job.training(job.step() + 20)
-    assert job.members() == members and not job.recoveries()
-    nodes[0].signal(signal.SIGTERM)
-    for process in members.values():
-        process.send_signal(signal.SIGTERM)
-    assert job.end(nodes) == [143, 143]
-    assert job.summary["status"] == "stopped" and not gone(members.values(), limit_s=90)
-
-
 def test_a_job_that_a_person_stops_ends_with_0_on_all_machines(machines: Start) -> None:
     job = machines(ENDLESS)
     nodes = job.all()
@@ -221,14 +183,6 @@ def test_a_job_that_fails_ends_with_its_code_and_its_words_on_all_machines(machi
     assert [ended.code for ended in endings] == [2, 2]
     for ended in endings:
         assert [line for line in ended.err.splitlines() if line.startswith("error: ") and "no such column" in line]
-
-
-@pytest.mark.chaos
-def test_servers_and_workers_may_have_machines_of_their_own(machines: Start) -> None:
-    job = machines({})
-    nodes = [job.start(rank, 2, "--only", only) for only in ("workers", "servers") for rank in (1, 0)]
-    assert job.end(nodes) == [0, 0, 0, 0]
-    assert job.summary["status"] == "completed"
 
 
 def test_a_machine_without_a_coordinator_waits_and_leaves_when_it_is_told_to(machines: Start) -> None:

@@ -18,6 +18,7 @@ from shardkeep.cli.main import app
 from shardkeep.page.state import RunState
 from shardkeep.ps.checkpoints.probe import unable
 from shardkeep.run.folder import RunFolder
+from shardkeep.workers.checkpoint import writer
 from tests.support.cases import every
 
 JOB: dict[str, Any] = {
@@ -28,6 +29,12 @@ JOB: dict[str, Any] = {
     "tower": {"compile": "off"},
     "train": {"batch_size": 10},
 }
+
+
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the attempts to write the last checkpoint, in a job of one process."""
+    monkeypatch.setattr(writer, "AGAIN_S", (0.0, 0.0))
 
 
 def lines_of(shown: str, name: str) -> list[str]:

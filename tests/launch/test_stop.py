@@ -1,23 +1,33 @@
-"""`shardkeep stop` and `shardkeep scale` of jobs that nobody runs, or whose coordinator is gone.
+"""How a job is stopped: `shardkeep stop` and `shardkeep scale` where nobody runs it or its coordinator is gone, Ctrl-C
+and SIGTERM in a process that may continue for a while, and what is named as the end.
 
-Of running ones: test_supervised_stops.py, tests/integration/test_stop_command.py and test_scale.py.
+Of running jobs: test_supervised_stops.py, tests/integration/test_stop_command.py and test_scale.py.
 """
 
 from __future__ import annotations
 
+import json
+import signal
 import socket
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from shardkeep.base.errors import ConfigError, JobError, TransportError, UserError
+from shardkeep.base.exit_codes import code_of_leaving
 from shardkeep.config import parse_config
+from shardkeep.launch.processes.children import Death
 from shardkeep.launch.stopping import scale, stop
+from shardkeep.launch.stopping.ending import Ending
 from shardkeep.launch.stopping.interrupts import Interrupts
 from shardkeep.launch.stopping.stop import ask_coordinator, heard, stop_at, stop_run
 from shardkeep.ps.control.grpc.server import ControlServer
 from shardkeep.run.folder import RunFolder
 from shardkeep.trust.tokens import keep_token
+from tests.support.cases import every
 from tests.support.control_job import Job
 
 
@@ -113,3 +123,81 @@ def test_a_job_without_a_launcher_is_not_asked_to_scale_and_what_no_coordinator_
     assert scale.taken(folder.path) is None
     with pytest.raises(UserError, match=nobody):
         scale.ask(folder.path, workers=2, servers=None)
+
+
+# ---- signals, in a process of their own ----
+
+SIGNALS = {
+    "late": ("SIGTERM", 0.1, 60.0, "interrupted 2 True True False"),
+    "in time": ("SIGTERM", 60.0, 0.0, "in time 1 True False False"),
+    "without a limit": ("SIGTERM", None, 0.2, "in time 1 True False False"),
+    "Ctrl-C has none": ("SIGINT", 0.1, 0.4, "in time 1 False False False"),
+    "SIGTERM after Ctrl-C": ("SIGINT SIGTERM", 60.0, 0.0, "in time 2 True False False"),
+    "late after Ctrl-C": ("SIGINT SIGTERM", 0.1, 60.0, "interrupted 3 True True False"),
+    "two SIGTERM": ("SIGTERM SIGTERM", 60.0, 0.0, "in time 2 True False False"),
+    "two Ctrl-C": ("SIGINT SIGINT", 60.0, 60.0, "interrupted 2 False False True"),
+    "Ctrl-C after SIGTERM": ("SIGTERM SIGINT", 60.0, 60.0, "interrupted 2 True False True"),
+}
+PROCESS = """
+import json, os, signal, sys, threading
+from shardkeep.launch.stopping.interrupts import Interrupts
+
+def job(numbers, grace_s, wait_s):
+    with Interrupts() as interrupts:
+        interrupts.tolerated, interrupts.grace_s = 1, grace_s
+        try:
+            for number in numbers.split():
+                os.kill(os.getpid(), signal.Signals[number])
+            threading.Event().wait(wait_s)
+            end = "in time"
+        except KeyboardInterrupt:
+            end = "interrupted"
+        print(end, interrupts.count, interrupts.terminated, interrupts.late, interrupts.at_once)
+
+for numbers, grace_s, wait_s in json.loads(sys.argv[1]):
+    job(numbers, grace_s, wait_s)
+"""
+
+
+def test_sigterm_interrupts_once_its_grace_is_over_and_a_second_ctrl_c_at_once() -> None:
+    command = [sys.executable, "-c", PROCESS, json.dumps([case[:3] for case in SIGNALS.values()])]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert dict(zip(SIGNALS, done.stdout.splitlines(), strict=True)) == {
+        name: case[3] for name, case in SIGNALS.items()
+    }
+    assert done.stderr == ""
+
+
+# ---- the coordinator's verdict and the deaths that the launcher saw differ ----
+
+KILLED = Death("worker", 0, 70, -signal.SIGKILL, "", "the memory limit of 520.0 MB of /box was reached")
+ABORTED = Death("worker", 0, 70, -signal.SIGABRT, "")
+LEFT = Death("worker", 1, 71, code_of_leaving(signal.SIGTERM), "")
+FAILED = Death("worker", 1, 71, 1, "no such column")
+OWN_FAILURE = "worker 1 failed (exit code 1): no such column"
+OF_THE_DEATH = "worker 0 (pid 70) ended: killed by SIGKILL; the memory limit of 520.0 MB of /box was"
+
+
+@every(
+    ("verdict", "deaths", "given_up", "text"),
+    [
+        ({"message": OWN_FAILURE}, [ABORTED, FAILED], False, OWN_FAILURE),
+        ({"message": "worker 1 failed: worker 0 hung up", "symptom": True}, [KILLED, FAILED], False, OF_THE_DEATH),
+        ({"message": "worker 1 (pid 71) left on SIGTERM; it died 4 times"}, [KILLED, LEFT], True, OF_THE_DEATH),
+    ],
+    ids=["another aborts after its failure", "a failure that followed from a death", "ended by the launcher"],
+)
+def test_the_cause_of_the_end_is_named(
+    tmp_path: Path, verdict: dict[str, Any], deaths: list[Death], given_up: bool, text: str
+) -> None:
+    """The coordinator knows of no death."""
+    config = parse_config("{servers: 1, workers: 2}")
+    run = RunFolder.create(tmp_path / "run", config)
+    run.finished("failed", verdict["message"], {"steps": 3, **verdict})
+    with pytest.raises(JobError) as caught:
+        Ending(config, run, step=3, given_up=given_up).conclude(deaths, interrupted=False, heard=lambda death: False)
+    summary = json.loads((run.path / "summary.json").read_text())
+    message, _, logs = str(caught.value).partition("; logs: ")
+    assert message.startswith(text) and "SIGTERM" not in message
+    assert logs == str(run.logs) and summary["message"] == message and summary["status"] == "failed"
+    assert not (summary.get("symptom") and text == OF_THE_DEATH)

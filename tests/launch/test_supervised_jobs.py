@@ -1,4 +1,4 @@
-"""The supervisor with the real coordinator and stand-ins for workers and servers: ends, deaths, restarts."""
+"""The supervisor with the real coordinator and stand-ins for workers and servers: ends, deaths, restarts, callbacks."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import re
 import signal
 import socket
 import stat
+from typing import Any
 
 import psutil
 import pytest
@@ -18,8 +19,8 @@ from shardkeep.run.folder import NO_SUMMARY
 from shardkeep.run.json_files import numbered
 from shardkeep.run.state_files import NAMES
 from shardkeep.trust.endpoint import read_token
-from tests.support.callbacks import Notes
-from tests.support.cluster import gone, kinds, listening_ports, stalled
+from tests.support.callbacks import Notes, fails
+from tests.support.cluster import gone, kinds, listening_ports, records, stalled, within
 from tests.support.stand_in import LEASE_S
 from tests.support.stand_ins import Job, Start
 from tests.support.strangers import GARBAGE
@@ -198,3 +199,58 @@ def test_a_job_outlives_garbage_on_the_coordinators_ports(start: Start) -> None:
                 connection.sendall(garbage)
         assert job.training(job.step() + 20) == members
         assert all(process.is_running() for process in members.values()) and not job.recoveries()
+
+
+# ---- callbacks of jobs in processes; of a job in one process: test_callbacks.py ----
+
+
+STEPS = 20
+
+
+def test_deaths_lose_no_event_and_repeat_none(start: Start) -> None:
+    victims = {4: "coordinator 0", 8: "server 0", 12: "worker 1"}
+
+    def kill(event: Any) -> None:
+        if event.step in victims:
+            job.members()[victims.pop(event.step)].kill()
+
+    notes = Notes(on_progress=kill)
+    job = start({"steps": STEPS, "step_s": 0.05}, callbacks=[notes])
+    assert job.end()["steps"] == STEPS and not victims
+    notes.check_order()
+    assert notes.steps("on_progress") == list(range(1, STEPS + 1))
+
+
+def test_a_callback_that_blocks_delays_a_replacement_and_ends_no_job(start: Start) -> None:
+    def kill_and_wait(event: Any) -> None:
+        if event.step == 5:
+            job.members()["worker 1"].kill()
+            job.end_lease("worker 1")  # the launcher is in here and reports nothing
+
+            def known() -> bool:
+                return any("worker 1" in str(record.get("text", "")) for record in records(job.folder)[before:])
+
+            before = len(records(job.folder))
+            within(90, known, "the coordinator does not know of the death", lambda: True)
+
+    notes = Notes(on_progress=kill_and_wait)
+    job = start({"steps": STEPS, "step_s": 0.05}, callbacks=[notes])
+    assert job.end()["status"] == "completed"
+    notes.check_order()
+    assert notes.steps("on_progress")[-1] == STEPS
+
+
+def test_an_error_stops_the_processes_and_the_message_names_it(start: Start) -> None:
+    error, other = ValueError("no"), Notes()
+    failing = Notes(on_progress=fails(error, at=5))
+    job = start({"steps": 1_000_000}, callbacks=[failing, other])
+    members = job.training()
+    with pytest.raises(ValueError) as caught:
+        job.end()
+    assert caught.value is error and not gone(members.values(), limit_s=0)
+    for notes in (failing, other):
+        notes.check_order()
+    assert len(other.of("on_progress")) >= len(failing.of("on_progress")) == 5
+    summary = job.folder.summary() or {}
+    assert (summary["status"], other.of("on_end")[0].message) == ("stopped", summary["message"])
+    assert summary["message"].endswith(": Notes.on_progress raised ValueError: no")

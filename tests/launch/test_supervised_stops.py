@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
+import sys
+from pathlib import Path
 
 import psutil
 import pytest
@@ -12,10 +15,13 @@ import pytest
 from shardkeep.base.errors import JobError, JobStopped
 from shardkeep.launch.stopping import scale
 from shardkeep.launch.stopping.stop import stop_run
+from shardkeep.run.folder import RunFolder
 from tests.support.callbacks import Notes
-from tests.support.cluster import gone, stalled
+from tests.support.cluster import gone, members_in, stalled
+from tests.support.forked import started
+from tests.support.import_path import IMPORT_PATH
 from tests.support.stand_in import deeds
-from tests.support.stand_ins import Job, Start
+from tests.support.stand_ins import Job, StandIns, Start
 
 pytestmark = pytest.mark.waits_for_processes
 ENDLESS = {"steps": 1_000_000}
@@ -51,6 +57,28 @@ def test_sigterm_stops_the_job_in_order(start: Start) -> None:
     assert "press Ctrl-C again to end it at once" in job.screen and not job.folder.token_path.exists()
     notes.check_order()
     assert notes.of("on_end")[0].status == "stopped"
+
+
+def launch_job() -> None:
+    """A launcher: `sys.argv` has the run folder of its job."""
+    with contextlib.closing(StandIns()) as starter:
+        Job(Path(sys.argv[1]), starter, ENDLESS, {}).training()
+        print("training", flush=True)
+        signal.pause()
+
+
+def test_a_job_whose_launcher_is_killed_ends_in_order(tmp_path: Path) -> None:
+    folder, env = RunFolder(tmp_path / "run"), {**os.environ, "PYTHONPATH": IMPORT_PATH}
+    launcher = started([str(folder.path)], env=env, main=f"{__name__}:{launch_job.__name__}")
+    assert launcher.stdin is not None and launcher.stdout is not None and launcher.stderr is not None
+    with launcher.stdin, launcher.stdout, launcher.stderr:
+        assert launcher.stdout.readline() == "training\n"
+        members = members_in(folder)
+        launcher.kill()
+        launcher.wait()
+    assert len(members) == 4 and not gone(members.values(), limit_s=90)
+    assert (folder.summary() or {})["status"] == "stopped"
+    assert "the launcher is gone" in folder.log_path("coordinator", 0).read_text()
 
 
 def test_a_request_to_stop_ends_the_job_in_order_and_is_answered_once_it_has_ended(start: Start) -> None:

@@ -86,17 +86,6 @@ def test_a_member_that_is_killed_is_started_again_as_often_as_restarts_says(tmp_
     assert fails(tmp_path, JobError, text, {"worker 1": KILLED}, restarts=2) == [*ALL, "worker 1", "worker 1"]
 
 
-def test_without_restarts_the_first_death_ends_the_job(tmp_path: Path) -> None:
-    text = r"^coordinator 0 \(pid \d+\) ended: killed by SIGKILL, before the first step"
-    plan = {"coordinator": KILLED, "worker": WAITS, "server": WAITS}
-    assert fails(tmp_path, JobError, text, plan, restarts=0) == ALL
-
-
-def test_wrong_input_that_a_role_finds_is_the_users_error_and_nobody_is_started_again(tmp_path: Path) -> None:
-    text = r"^worker 0 \(pid \d+\) ended: exit code 2: no such column, before the first"
-    assert fails(tmp_path, UserError, text, {"worker 0": "echo 'error: no such column'; exit 2"}, restarts=3) == ALL
-
-
 def test_roles_get_the_threads_that_auto_means_on_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(core_plan, "read_topology", lambda: Topology({0: [(core,) for core in range(6)]}))
     plan = {"worker": 'echo "error: $OMP_NUM_THREADS threads"; exit 2'}
