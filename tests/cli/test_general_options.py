@@ -74,7 +74,6 @@ def test_without_an_index_and_a_launcher_the_command_says_what_to_give(monkeypat
         ("train --resume r", ["runs/first"]),
         ("estimate sub/", ["sub/more.yaml"]),
     ],
-    ids=["command", "config", "run", "resume", "folder"],
 )
 def test_the_shell_completes_commands_files_and_runs(
     words: str,

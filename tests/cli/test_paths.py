@@ -108,7 +108,6 @@ def test_a_path_in_a_file_starts_at_the_files_folder_or_at_data_root(setting: st
         (["tables.user.init={name: file, path: ~/other.npy}"], "home/other.npy"),
         (["tables={user: {init: {name: file, path: ../other.npy}}}"], "other.npy"),
     ],
-    ids=["in the file", "by key", "in its group", "with all tables"],
 )
 def test_a_row_file_starts_at_the_files_folder_and_in_set_at_the_shells(
     override: list[str], expected: str, places: Path

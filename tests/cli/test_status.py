@@ -117,7 +117,6 @@ def test_tables_are_shown_of_a_long_job_and_after_a_take_over() -> None:
         (True, "the process that started the job starts them"),
         (False, "start worker 1 on 10.0.0.7: shardkeep worker --"),
     ],
-    ids=["a launcher", "by hand"],
 )
 def test_who_is_awaited_until_when_and_what_to_do_is_shown(launched: bool, next_step: str) -> None:
     job = Recovering(workers=2)

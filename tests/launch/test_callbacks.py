@@ -1,4 +1,4 @@
-"""Callbacks of jobs in one process. Of jobs with processes: tests/launch/test_supervised_callbacks.py."""
+"""Callbacks of jobs in one process. Of jobs with processes: tests/launch/test_supervised_jobs.py."""
 
 from __future__ import annotations
 
@@ -80,15 +80,9 @@ def test_a_resume_reports_its_own_steps(tmp_path: Path) -> None:
     assert notes.of("on_end") == [summary] and summary.steps == 2 * STEPS
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The model of two epochs without a stop."""
-    return train(tmp_path_factory.mktemp("whole") / "run", train={**TINY["train"], "epochs": 2}).state_digest
-
-
 @every("method", ["on_progress", "on_evaluation", "on_checkpoint"])
 def test_an_error_of_a_callback_stops_the_job_with_a_checkpoint_and_train_raises_it(
-    tmp_path: Path, method: str, whole: str, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, method: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     error = OSError("no\nspace")
     failing, other = Notes(**{method: fails(error, at=20)}), Notes()
@@ -107,8 +101,9 @@ def test_an_error_of_a_callback_stops_the_job_with_a_checkpoint_and_train_raises
     assert other.steps("on_checkpoint")[-1] == summary["steps"]
     assert other.of("on_end")[0].message == summary["message"]
     if method == "on_progress":
+        whole = shardkeep.train(config, run_dir=tmp_path / "whole", quiet=True)
         resumed = shardkeep.resume(tmp_path / "run", quiet=True)
-        assert resumed.steps == 2 * STEPS and resumed.state_digest == whole
+        assert resumed.steps == 2 * STEPS and resumed.state_digest == whole.state_digest
 
 
 def test_errors_at_the_last_step_and_of_on_end_leave_a_completed_job_and_other_callbacks(tmp_path: Path) -> None:
@@ -181,7 +176,6 @@ class Foreign:
         ),
         ([Foreign()], r"callbacks: Foreign.on_fit_end is never called; allowed: on_start,"),
     ],
-    ids=["one", "text", "class", "object", "misspelt", "of another library"],
 )
 def test_what_is_no_callback_is_refused_in_one_line(tmp_path: Path, callbacks: Any, message: str) -> None:
     run = tmp_path / "run"

@@ -40,22 +40,21 @@ def forked_launchers() -> None:
     """Nothing: the fork server here is started by exec, as that of a user."""
 
 
-def environment(threads: int = 1) -> dict[str, str]:
+def environment() -> dict[str, str]:
     inherited = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
-    each_role_sets = {"TORCH_CPP_LOG_LEVEL": "ERROR"}
-    base = {**inherited, **each_role_sets, "PYTHONPATH": IMPORT_PATH, "LAUNCHER": str(os.getpid())}
-    return child_environment(base, threads=threads)
+    own = {"TORCH_CPP_LOG_LEVEL": "ERROR", "PYTHONPATH": IMPORT_PATH, "LAUNCHER": str(os.getpid())}
+    return child_environment(inherited | own, threads=3)
 
 
-def fork_server(threads: int = 1, modules: Sequence[str] = ("tests.support.role_probe",)) -> ForkServer:
-    server = ForkServer(environment(threads), main="tests.support.role_probe:main")
-    server.load(modules)
+def fork_server(*modules: str) -> ForkServer:
+    server = ForkServer(environment(), main="tests.support.role_probe:main")
+    server.load(modules or ["tests.support.role_probe"])
     return server
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[ForkServer]:
-    server = fork_server(modules=["numpy.random", "tests.support.role_probe"])
+    server = fork_server("numpy.random", "tests.support.role_probe")
     yield server
     server.close()
 
@@ -65,9 +64,9 @@ def log(tmp_path: Path) -> Path:
     return tmp_path / "forked.log"
 
 
-def forked(server: ForkServer, log: Path, *arguments: str, threads: int = 1, **options: Any) -> Child:
+def forked(server: ForkServer, log: Path, *arguments: str, env: dict[str, str] | None = None, **options: Any) -> Child:
     with log.open("ab") as output:
-        process = server.fork(["probe", *arguments], log=output.fileno(), env=environment(threads), **options)
+        process = server.fork(["probe", *arguments], log=output.fileno(), env=env or environment(), **options)
     return Child("probe", 0, process, log=log)
 
 
@@ -88,16 +87,16 @@ def codes_of(children: Sequence[Child]) -> list[int]:
     return [death.code for child in children if (death := child.death())]
 
 
-def test_a_forked_role_equals_a_spawned_one(tmp_path: Path, log: Path) -> None:
-    server, arguments = fork_server(3, ["numpy.random", "tests.support.role_probe"]), ("wait", "a path with a space")
-    children, logs = [forked(server, log, *arguments, threads=3)], [log, tmp_path / "spawned.log"]
+def test_a_forked_role_equals_a_spawned_one(server: ForkServer, tmp_path: Path, log: Path) -> None:
+    arguments, logs = ("wait", "a path with a space"), [log, tmp_path / "spawned.log"]
+    children = [forked(server, log, *arguments)]
     with logs[1].open("ab") as output:
         process = subprocess.Popen(
             [*SHARDKEEP[:2], role_probe.__file__, "probe", *arguments],
             stdin=subprocess.PIPE,
             stdout=output,
             stderr=output,
-            env=environment(3),
+            env=environment(),
             start_new_session=True,
         )  # as `Starter` does it
     children.append(Child("probe", 0, process, log=logs[1]))
@@ -105,7 +104,6 @@ def test_a_forked_role_equals_a_spawned_one(tmp_path: Path, log: Path) -> None:
         found = [facts_of(*pair) for pair in zip(children, logs, strict=True)]
     finally:
         end_all(children, grace_s=0.0)
-        server.close()
     for facts in found:
         del facts["own"], facts["argv"][0], facts["cmdline"][2]  # the main's file is another one
     assert found[0] == found[1]
@@ -193,7 +191,7 @@ def test_roles_outlive_the_fork_server_whose_death_is_reported_once_and_others_a
     ],
 )
 def test_a_server_that_cannot_fork_says_why(module: str, why: str, tmp_path: Path) -> None:
-    server = fork_server(modules=[module])
+    server = fork_server(module)
     with pytest.raises(NoFork, match=why):
         forked(server, tmp_path / "forked.log", "exit", "0")
     server.close()
@@ -201,7 +199,7 @@ def test_a_server_that_cannot_fork_says_why(module: str, why: str, tmp_path: Pat
 
 def test_a_role_of_another_environment_is_not_forked(server: ForkServer, log: Path) -> None:
     with pytest.raises(NoFork, match="environment"):
-        forked(server, log, threads=7)
+        forked(server, log, env={**environment(), "OMP_NUM_THREADS": "7"})
 
 
 def test_a_role_that_is_forked_too_late_ends_at_once(log: Path) -> None:
@@ -258,7 +256,7 @@ def test_roles_are_forked_where_it_is_possible_and_wanted(
 
 def launch_role() -> None:
     """A launcher: `sys.argv` has the log of its role, and the file that its second fork server makes in an import."""
-    server, importing = fork_server(), fork_server(modules=["tests.support.endless_import"])
+    server, importing = fork_server(), fork_server("tests.support.endless_import")
     server.ready()
     child = forked(server, Path(sys.argv[1]), "wait")
     while not Path(sys.argv[2]).exists():

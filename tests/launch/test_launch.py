@@ -180,7 +180,6 @@ def test_a_config_may_be_a_mapping(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         (FRAME_JOB, {"clicked": [0, 1]}, DataError, "price"),
         ({**FRAME_JOB, "nmae": 1}, columns(), ConfigError, "nmae: unknown key; did you mean name"),
     ],
-    ids=["files, too", "no frame", "ragged", "a column is missing", "unknown key"],
 )
 def test_what_cannot_be_trained_is_one_line(
     tmp_path: Path, config: Any, frame: Any, error: type[UserError], text: str

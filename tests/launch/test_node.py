@@ -152,6 +152,7 @@ def test_a_job_that_lost_a_machine_is_left_as_it_is_by_the_first_and_taken_over(
     assert (job.summary["steps"], len(job.summary["starts"])) == (5, 1)
 
 
+@pytest.mark.slow
 def test_a_machine_whose_roles_were_declared_dead_starts_them_again(machines: Start) -> None:
     job = machines({"hold": 3})
     nodes = job.all()

@@ -1,7 +1,7 @@
 """How a job is stopped: `shardkeep stop` and `shardkeep scale` where nobody runs it or its coordinator is gone, Ctrl-C
 and SIGTERM in a process that may continue for a while, and what is named as the end.
 
-Of running jobs: test_supervised_stops.py, tests/integration/test_stop_command.py and test_scale.py.
+Of running jobs: test_supervised_stops.py, tests/integration/test_stop_command.py.
 """
 
 from __future__ import annotations

@@ -33,7 +33,6 @@ from tests.support.control_job import ListSink
         ("cpu", 2, "a", [("cpu", "gloo")]),
         ("auto", 0, "a", [("cpu", "gloo")]),
     ],
-    ids=["two hosts of two GPUs", "too few GPUs", "a GPU shared by will", "the CPU by will", "no GPU"],
 )
 def test_the_workers_of_a_host_share_its_gpus(
     monkeypatch: pytest.MonkeyPatch, wanted: str, gpus: int, hosts: str, expected: list[tuple[str, str]]
