@@ -128,13 +128,12 @@ def test_a_name_that_is_utf_8_is_refused_with_the_locale_to_set_where_the_locale
     assert done.returncode == 2
 
 
-def test_a_name_that_is_no_utf_8_is_printed_where_the_terminal_takes_only_utf_8(folder: Path) -> None:
+@pytest.mark.waits_for_processes
+def test_a_name_that_is_no_utf_8_is_printed_where_the_terminal_takes_only_utf_8(folder: Path, cluster: Cluster) -> None:
     run = os.fsdecode(bytes(folder) + b"/run\xfe")
     shutil.copytree(folder / "run", run)
-    env = {**os.environ, "PYTHONPATH": IMPORT_PATH, "PYTHONIOENCODING": "utf-8:strict"}
-    call = [sys.executable, "-m", "shardkeep", "status", run]
-    done = subprocess.run(call, env=env, capture_output=True, timeout=120, check=False)
-    assert done.returncode == 0 and b"Traceback" not in done.stderr, done.stderr
+    ended = cluster.command("status", run).end()
+    assert ended.code == 0 and "Traceback" not in ended.err, ended.err
 
 
 def raised_by(act: object, *arguments: object) -> BaseException:

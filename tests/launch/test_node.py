@@ -86,21 +86,6 @@ def test_the_command_that_continues_a_job_has_its_settings_and_its_trust(by_prog
     assert words[-2:] == ["--again", again] if not by_program else "--again" not in words
 
 
-def test_a_job_on_two_machines_completes_and_leaves_nobody(machines: Start) -> None:
-    job = machines({"hold": 2})
-    second = job.start(1)
-    second.logged("node/1 - waiting for the coordinator")
-    nodes = [job.start(0), second]
-    members = job.training()
-    assert list(members) == ["coordinator 0", "server 0", "server 1", "worker 0", "worker 1", "worker 2"]
-    job.go()
-    assert job.end(nodes) == [0, 0]
-    assert (job.summary["status"], job.summary["steps"]) == ("completed", 5)
-    assert not gone(members.values(), limit_s=0) and not job.recoveries()
-    assert job.end(job.all()) == [0, 0], "started again"
-    assert job.summary["status"] == "completed"
-
-
 def test_a_killed_coordinator_and_a_machine_that_leaves_are_replaced_and_the_job_completes(machines: Start) -> None:
     job = machines({"hold": 3})
     first, second = job.all()
@@ -120,19 +105,24 @@ def test_a_killed_coordinator_and_a_machine_that_leaves_are_replaced_and_the_job
     assert all(recovery["lost_steps"] == 0 for recovery in job.summary["recoveries"])
 
 
-def test_when_the_first_machine_is_to_leave_the_job_stops_and_all_are_to_be_started_again(machines: Start) -> None:
+def test_a_job_whose_first_machine_is_to_leave_stops_and_completes_when_all_are_started_again(machines: Start) -> None:
     job = machines({"hold": 3})
-    nodes = job.all()
-    job.training()
+    second = job.start(1)
+    second.logged("node/1 - waiting for the coordinator")
+    nodes = [job.start(0), second]
+    members = job.training()
+    assert list(members) == ["coordinator 0", "server 0", "server 1", "worker 0", "worker 1", "worker 2"]
     nodes[0].signal(signal.SIGTERM)
     assert job.end(nodes) == [143, 143]
-    assert job.summary["status"] == "stopped"
+    assert job.summary["status"] == "stopped" and not gone(members.values(), limit_s=0) and not job.recoveries()
     assert job.run.coordinator_command() == ["shardkeep", "node", str(job.config), "--run-dir", str(job.run.path)]
     job.go()
     second = job.start(1)  # sees the summary of the earlier start, and waits
     second.logged("node/1 - waiting for the coordinator")
     assert job.end([job.start(0), second]) == [0, 0]
     assert (job.summary["status"], job.summary["steps"]) == ("completed", 5)
+    assert job.end(job.all()) == [0, 0], "started again"
+    assert job.summary["status"] == "completed"
 
 
 @pytest.mark.slow

@@ -1,16 +1,19 @@
 """How a job is stopped: `shardkeep stop` and `shardkeep scale` where nobody runs it or its coordinator is gone, Ctrl-C
-and SIGTERM in a process that may continue for a while, and what is named as the end.
+and SIGTERM in a process that may continue for a while, what is named as the end, and what the launcher reports to a
+coordinator that is on its way back or has said how the job ended.
 
 Of running jobs: test_supervised_stops.py, tests/integration/test_stop_command.py.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +22,7 @@ import pytest
 from shardkeep.base.errors import ConfigError, JobError, TransportError, UserError
 from shardkeep.base.exit_codes import code_of_leaving
 from shardkeep.config import parse_config
+from shardkeep.launch.coordinator_line import CoordinatorLine
 from shardkeep.launch.processes.children import Death
 from shardkeep.launch.stopping import scale, stop
 from shardkeep.launch.stopping.ending import Ending
@@ -28,7 +32,9 @@ from shardkeep.ps.control.grpc.server import ControlServer
 from shardkeep.run.folder import RunFolder
 from shardkeep.trust.tokens import keep_token
 from tests.support.cases import every
+from tests.support.cluster import within
 from tests.support.control_job import Job
+from tests.support.recovering import Recovering
 
 
 @pytest.fixture
@@ -201,3 +207,52 @@ def test_the_cause_of_the_end_is_named(
     assert message.startswith(text) and "SIGTERM" not in message
     assert logs == str(run.logs) and summary["message"] == message and summary["status"] == "failed"
     assert not (summary.get("symptom") and text == OF_THE_DEATH)
+
+
+# ---- deaths that the coordinator is to hear of ----
+
+VICTIM = Death("worker", 1, 100, -signal.SIGKILL, "")
+LIMIT_S = 90.0
+
+
+@contextlib.contextmanager
+def line_to(folder: RunFolder, address: str) -> Iterator[CoordinatorLine]:
+    folder.coordinator(address, pid=1)
+    with contextlib.closing(CoordinatorLine(folder)) as line:
+        yield line
+
+
+def test_a_death_is_reported_again_until_a_coordinator_on_its_way_back_hears_it(folder: RunFolder) -> None:
+    job, token = Recovering(), keep_token(folder.path)
+    job.form()
+    with socket.create_server(("127.0.0.1", 0)) as nobody:
+        nobody.settimeout(LIMIT_S)
+        address = f"127.0.0.1:{nobody.getsockname()[1]}"
+        with line_to(folder, address) as line:
+            folder.progress({"kind": "progress", "step": 7})
+            folder.progress({"kind": "progress", "step": 12})
+            line.report(VICTIM, final=False)
+            for _ in range(2):  # each report is hung up on
+                nobody.accept()[0].close()
+            assert not line.settled(VICTIM.pid)
+            nobody.close()
+            assert line.step() == 12  # of a coordinator that is dead: the last one that it has recorded
+            with ControlServer(job.coordinator, address, token=token):
+                within(LIMIT_S, lambda: line.settled(VICTIM.pid), "not heard", lambda: True)
+    assert line.heard(VICTIM)
+    assert "killed by SIGKILL" in job.state.message
+
+
+def test_a_death_after_the_verdict_reaches_the_coordinator_that_was_found_before(folder: RunFolder) -> None:
+    job = Recovering()
+    job.form()
+    with (
+        ControlServer(job.coordinator, token=keep_token(folder.path)) as server,
+        line_to(folder, server.address) as line,
+    ):
+        assert line.endpoint() is not None
+        job.leave("worker", 0, 1, "no such column")
+        folder.finished("failed", job.state.message, {})
+        line.report(VICTIM, final=False)
+        within(LIMIT_S, lambda: line.heard(VICTIM), "not heard", lambda: True)
+    assert "no such column" in job.state.message

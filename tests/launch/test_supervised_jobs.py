@@ -62,32 +62,28 @@ def test_a_completed_job_fills_its_run_folder_and_leaves_nobody(start: Start) ->
     assert not job.folder.token_path.exists() and not (job.folder.path / "recovery").exists()
 
 
-# A worker without restarts: the next test.
-@pytest.mark.parametrize("victim", ["coordinator 0", "server 0"])
-def test_without_restarts_a_killed_process_ends_the_job_and_the_line_names_it(start: Start, victim: str) -> None:
-    notes = Notes()
+@pytest.mark.parametrize("victim", ["coordinator 0", "server 0", "worker 1"])
+def test_without_restarts_a_killed_process_or_one_that_hangs_ends_the_job_and_the_line_names_it(
+    start: Start, victim: str
+) -> None:
+    notes, hangs = Notes(), victim == "worker 1"
     job = start(ENDLESS, callbacks=[notes], recovery={"restarts": 0})
     members = job.training()
-    members[victim].kill()
-    line = rf"{victim} \(pid {members[victim].pid}.*\) ended: killed by SIGKILL, .*step \d+"
+    name = rf"{victim} \(pid {members[victim].pid}.*\)"
+    if hangs:
+        members[victim].suspend()
+        job.end_lease(victim)
+        line = rf"{name} sent no heartbeat for {LEASE_S:g} s \(lease_s\), .*at step \d+"
+    else:
+        members[victim].kill()
+        line = rf"{name} ended: killed by SIGKILL, .*step \d+"
     assert re.match(line, failure(job))
     assert not gone(members.values(), limit_s=0)
     notes.check_order()
     assert notes.of("on_end")[0].status == "failed" and victim in notes.of("on_end")[0].message
 
 
-def test_without_restarts_a_member_that_hangs_is_named_when_its_lease_ends(start: Start) -> None:
-    job = start(ENDLESS, recovery={"restarts": 0})
-    members = job.training()
-    with stalled(members["worker 1"]):
-        job.end_lease("worker 1")
-        text = failure(job)
-    line = rf"worker 1 \(pid {members['worker 1'].pid} on 127.0.0.1\) sent no heartbeat for {LEASE_S:g} s \(lease_s\), "
-    assert re.match(line + r".*at step \d+", text)
-    assert not gone(members.values(), limit_s=0)
-
-
-def test_each_member_that_a_signal_ends_is_replaced_and_the_coordinator_hears_of_it(start: Start) -> None:
+def test_each_member_that_a_signal_ends_is_replaced_also_together_with_the_coordinator(start: Start) -> None:
     job = start({"hold": 3})
     job.training()
     deaths = [
@@ -103,8 +99,13 @@ def test_each_member_that_a_signal_ends_is_replaced_and_the_coordinator_hears_of
         assert victim in job.recoveries()[-1]["text"]
         assert f"{victim} (pid {dead.pid}) ended: {how}; starting another" in job.screen
         assert dead.pid != job.members()[victim].pid
+    members, replaced = job.members(), job.screen.count("starting another")
+    members["coordinator 0"].kill()
+    members["worker 1"].kill()
+    job.until(lambda: len(job.recoveries()) == len(deaths) + 1, "no recovery of worker 1")
     job.go()
     assert job.end()["steps"] == 5
+    assert job.screen.count("starting another") == replaced + 2
 
 
 def test_a_worker_that_dies_before_the_summary_is_reported_is_replaced_and_one_that_dies_after_it_is_not(
@@ -176,17 +177,6 @@ def test_a_job_outlives_its_coordinator_and_one_damaged_file_but_not_both(start:
     assert re.match(line, text) and f"shardkeep train --resume {job.folder.path}" in text
 
 
-def test_a_member_and_the_coordinator_that_die_together_are_both_replaced(start: Start) -> None:
-    job = start({"hold": 3})
-    members = job.training()
-    members["coordinator 0"].kill()
-    members["worker 1"].kill()
-    job.recovered("worker 1")
-    job.go()
-    assert job.end()["steps"] == 5
-    assert job.screen.count("starting another") == 2
-
-
 def test_a_job_outlives_garbage_on_the_coordinators_ports(start: Start) -> None:
     job = start(ENDLESS)
     members = job.training()
@@ -207,37 +197,29 @@ def test_a_job_outlives_garbage_on_the_coordinators_ports(start: Start) -> None:
 STEPS = 20
 
 
-def test_deaths_lose_no_event_and_repeat_none(start: Start) -> None:
+def test_deaths_lose_no_event_and_repeat_none_though_a_callback_blocks_until_the_coordinator_knows(
+    start: Start,
+) -> None:
     victims = {4: "coordinator 0", 8: "server 0", 12: "worker 1"}
 
     def kill(event: Any) -> None:
-        if event.step in victims:
-            job.members()[victims.pop(event.step)].kill()
+        if (victim := victims.pop(event.step, "")) == "worker 1":
+            before = len(records(job.folder))
+            job.members()[victim].kill()
+            job.end_lease(victim)  # the launcher is in here and reports nothing
+
+            def known() -> bool:
+                return any(victim in str(record.get("text", "")) for record in records(job.folder)[before:])
+
+            within(90, known, "the coordinator does not know of the death", lambda: True)
+        elif victim:
+            job.members()[victim].kill()
 
     notes = Notes(on_progress=kill)
     job = start({"steps": STEPS, "step_s": 0.05}, callbacks=[notes])
     assert job.end()["steps"] == STEPS and not victims
     notes.check_order()
     assert notes.steps("on_progress") == list(range(1, STEPS + 1))
-
-
-def test_a_callback_that_blocks_delays_a_replacement_and_ends_no_job(start: Start) -> None:
-    def kill_and_wait(event: Any) -> None:
-        if event.step == 5:
-            job.members()["worker 1"].kill()
-            job.end_lease("worker 1")  # the launcher is in here and reports nothing
-
-            def known() -> bool:
-                return any("worker 1" in str(record.get("text", "")) for record in records(job.folder)[before:])
-
-            before = len(records(job.folder))
-            within(90, known, "the coordinator does not know of the death", lambda: True)
-
-    notes = Notes(on_progress=kill_and_wait)
-    job = start({"steps": STEPS, "step_s": 0.05}, callbacks=[notes])
-    assert job.end()["status"] == "completed"
-    notes.check_order()
-    assert notes.steps("on_progress")[-1] == STEPS
 
 
 def test_an_error_stops_the_processes_and_the_message_names_it(start: Start) -> None:

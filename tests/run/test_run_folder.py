@@ -160,15 +160,6 @@ def test_default_folders_are_named_after_the_job_and_never_taken(
     assert latest_run() == first
 
 
-def test_the_summary_of_a_resumed_job_lists_the_recoveries_of_its_earlier_starts(tmp_path: Path) -> None:
-    folder = RunFolder.create(tmp_path / "run", JobConfig())
-    for start, steps in enumerate((5, 9, 12)):
-        folder.finished("stopped", "", {"steps": steps, "recoveries": [{"generation": start}]})
-        folder = RunFolder.reopen(folder.path, JobConfig())
-    folder.finished("completed", "", {"steps": 20, "recoveries": []})
-    assert [r["generation"] for r in summary_of(folder)["recoveries"]] == [0, 1, 2]
-
-
 @every(
     "content", ["", '{"address": "127.0', "[]", "\0\0", "[" * 100_000], ids=["empty", "cut", "a list", "zeros", "deep"]
 )

@@ -107,14 +107,16 @@ def shift(folder: RunFolder, seconds: float) -> None:
 
 
 def test_the_totals_of_a_job_are_those_of_all_its_starts(folder: RunFolder) -> None:
-    folder.finished("stopped", "", figures(30, 300, rate=10.0, step_ms=4.0, pushed=1000, read=500))
+    first = figures(30, 300, rate=10.0, step_ms=4.0, pushed=1000, read=500)
+    folder.finished("stopped", "", first | {"recoveries": [{"generation": 2}]})
     summary = summary_of(folder)
     for key in ("steps", "samples", "wall_s", "samples_per_s", "step_ms"):  # one start has the same figures twice
         assert summary["job"][key] == pytest.approx(summary[key]), key
     assert summary["job"]["bytes"]["total"] == summary["bytes"]["total"] and len(summary["starts"]) == 1
     folder = RunFolder.reopen(folder.path, JobConfig(), step=30, samples=300)
     shift(folder, 500.0)
-    folder.finished("completed", "", figures(40, 600, rate=30.0, step_ms=8.0, pushed=2000))
+    last = figures(40, 600, rate=30.0, step_ms=8.0, pushed=2000)
+    folder.finished("completed", "", last | {"recoveries": [{"generation": 5}]})
     summary, job = summary_of(folder), summary_of(folder)["job"]
     assert [(s["from_step"], s["to_step"], s["samples"], s["status"]) for s in summary["starts"]] == [
         (0, 30, 300, "stopped"),
@@ -129,6 +131,7 @@ def test_the_totals_of_a_job_are_those_of_all_its_starts(folder: RunFolder) -> N
         "push": {"values": 3000}, "read": {"ids": 500}, "control": 2, "total": 3502, "per_sample": 3002 / 600,
     }  # fmt: skip
     assert job["bytes_unknown_of_starts"] == 0
+    assert [recovery["generation"] for recovery in summary["recoveries"]] == [2, 5] and job["recoveries"] == 2
 
 
 def test_what_fp32_would_have_sent_is_a_sum_over_starts_that_all_know_it(folder: RunFolder) -> None:
