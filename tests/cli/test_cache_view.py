@@ -6,6 +6,7 @@ import json
 import os
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,16 +18,9 @@ from shardkeep.cli.cache import cache_lines
 from shardkeep.config import load_config
 from shardkeep.workers.data.sources.registry import open_data
 from shardkeep.workers.data_config import DataConfig
+from tests.support.cases import every
 
-CONFIG = """
-name: t
-data:
-  source: csv
-  train: a.csv
-  eval: b.csv
-  label: y
-  dense: [x]
-"""
+ROWS = "x,y\n1,0\n2,1\n"
 
 
 @pytest.fixture(autouse=True)
@@ -39,83 +33,96 @@ def no_other_entries(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pyte
 
 @pytest.fixture
 def job(tmp_path: Path) -> Path:
+    return converted(tmp_path)
+
+
+def converted(folder: Path) -> Path:
     """A config whose two files are converted."""
     for name in ("a.csv", "b.csv"):
-        (tmp_path / name).write_text("x,y\n1,0\n2,1\n")
-    (tmp_path / "job.yaml").write_text(CONFIG)
-    open_data(load_config(tmp_path / "job.yaml").data, seed=0)
-    return tmp_path / "job.yaml"
+        (folder / name).write_text(ROWS)
+    (folder / "job.yaml").write_text("data: {source: csv, train: a.csv, eval: b.csv, label: y, dense: [x]}")
+    open_data(load_config(folder / "job.yaml").data, seed=0)
+    return folder / "job.yaml"
 
 
-def _entry(job: Path, name: str) -> Path:
+def entry_of(job: Path, name: str) -> Path:
     (found,) = job.parent.glob(f".shardkeep-cache/{name}-*")
     return found
 
 
-def _shown(where: Path, **options: object) -> str:
+def shown(where: Path, **options: object) -> str:
     return "\n".join(cache_lines(where, **options))  # type: ignore[arg-type]
 
 
-def test_entries_are_shown_with_size_times_and_files(job: Path) -> None:
-    lines = _shown(job).splitlines()
+def test_entries_are_shown_with_size_times_and_files_and_those_in_use_stay_when_cleaned(job: Path) -> None:
+    lines = shown(job).splitlines()
     assert lines[0].startswith(f"{job.parent / '.shardkeep-cache'}: ")
     for line, name in zip(lines[1:], ("a", "b"), strict=True):
-        assert _entry(job, name).name in line and "kB" in line
+        assert entry_of(job, name).name in line and "kB" in line
         assert f"made {time.strftime('%Y-')}" in line and "used just now" in line
         assert line.endswith(f"from {job.parent / name}.csv")
-    assert _shown(job) == _shown(job.parent) == _shown(job.parent / ".shardkeep-cache")
+    assert shown(job) == shown(job.parent) == shown(job.parent / ".shardkeep-cache")
+    assert shown(job, clean=True).endswith("0 B removed")
+    assert entry_of(job, "a").is_dir() and entry_of(job, "b").is_dir()
 
 
-def test_entries_in_use_stay_when_cleaned(job: Path) -> None:
-    assert _shown(job, clean=True).endswith("0 B removed")
-    assert _entry(job, "a").is_dir() and _entry(job, "b").is_dir()
+def other_version(job: Path, entry: Path) -> None:
+    meta = json.loads((entry / "meta.json").read_text())
+    (entry / "meta.json").write_text(json.dumps(meta | {"format": 2}))
 
 
-@pytest.mark.parametrize("case", ["changed", "gone", "version", "damaged", "no meta", "died"])
-def test_what_no_job_will_read_is_named_and_removed(job: Path, case: str) -> None:
-    entry, why = _entry(job, "a"), "damaged, of another version, or others can write it"
-    if case == "changed":
-        (job.parent / "a.csv").write_text("x,y\n1,0\n2,1\n3,1\n")
-        why = "a.csv has changed"
-    elif case == "gone":
-        (job.parent / "a.csv").unlink()
-        why = "a.csv is gone"
-    elif case == "version":
-        meta = json.loads((entry / "meta.json").read_text())
-        (entry / "meta.json").write_text(json.dumps(meta | {"format": 2}))
-    elif case == "damaged":
-        (entry / "meta.json").write_text("{")
-    elif case == "no meta":
-        (entry / "meta.json").unlink()
-    else:
-        part = entry.with_name(f".{entry.name}.abcd_123")
-        entry.rename(part)
-        entry, why = part, "left by a conversion that died"
-    shown = _shown(job.parent)
-    assert f"({why})" in shown.replace(f"{job.parent}/", "") and "of no use; --clean removes them" in shown
-    assert f"{why})  (removed)" in _shown(job.parent, clean=True).replace(f"{job.parent}/", "")
-    assert not entry.exists() and _entry(job, "b").is_dir()
+DAMAGED = "damaged, of another version, or others can write it"
+
+
+@every(
+    ("happens", "why"),
+    [
+        (lambda job, entry: (job.parent / "a.csv").write_text(ROWS + "3,1\n"), "a.csv has changed"),
+        (lambda job, entry: (job.parent / "a.csv").unlink(), "a.csv is gone"),
+        (other_version, DAMAGED),
+        (lambda job, entry: (entry / "meta.json").write_text("{"), DAMAGED),
+        (lambda job, entry: (entry / "meta.json").unlink(), DAMAGED),
+        (
+            lambda job, entry: entry.rename(entry.with_name(f".{entry.name}.abcd_123")),
+            "left by a conversion that died",
+        ),
+    ],
+    ids=["changed", "gone", "version", "damaged", "no meta", "died"],
+)
+def test_what_no_job_will_read_is_named_and_removed(
+    tmp_path: Path, happens: Callable[[Path, Path], object], why: str
+) -> None:
+    job = converted(tmp_path)
+    happens(job, entry_of(job, "a"))
+    text = shown(job.parent)
+    assert f"({why})" in text.replace(f"{job.parent}/", "") and "of no use; --clean removes them" in text
+    assert f"{why})  (removed)" in shown(job.parent, clean=True).replace(f"{job.parent}/", "")
+    cache = job.parent / ".shardkeep-cache"
+    assert not [*cache.glob("a-*"), *(p for p in cache.glob(".a-*") if p.is_dir())] and entry_of(job, "b").is_dir()
 
 
 def test_what_is_being_converted_stays(job: Path) -> None:
-    entry = _entry(job, "a")
+    entry = entry_of(job, "a")
     part = entry.with_name(f".{entry.name}.abcd_123")
     part.mkdir()
     (entry / "meta.json").unlink()
     with file_lock(entry.with_name(f".{entry.name}.lock")):
-        assert "being written" in _shown(job.parent, clean=True)
+        assert "being written" in shown(job.parent, clean=True)
     assert part.is_dir() and entry.is_dir()
 
 
 def test_entries_that_no_job_has_read_for_days_go_where_asked_for(job: Path) -> None:
     old = time.time() - 5 * 86_400
-    os.utime(_entry(job, "a") / "meta.json", (old, old))
-    assert "used 5 days ago" in _shown(job)
-    _shown(job, clean=True, unused_days=6.0)
-    assert _entry(job, "a").is_dir()
-    assert "removed" in _shown(job, clean=True, unused_days=4.0)
-    assert not list(job.parent.glob(".shardkeep-cache/a-*")) and _entry(job, "b").is_dir()
-    _shown(job.parent, clean=True, unused_days=0.0)
+    os.utime(entry_of(job, "a") / "meta.json", (old, old))
+    assert "used 5 days ago" in shown(job)
+    open_data(load_config(job).data, seed=0)
+    assert "used just now" in shown(job).splitlines()[1]
+    os.utime(entry_of(job, "a") / "meta.json", (old, old))
+    shown(job, clean=True, unused_days=6.0)
+    assert entry_of(job, "a").is_dir()
+    assert "removed" in shown(job, clean=True, unused_days=4.0)
+    assert not list(job.parent.glob(".shardkeep-cache/a-*")) and entry_of(job, "b").is_dir()
+    shown(job.parent, clean=True, unused_days=0.0)
     assert not [p for p in (job.parent / ".shardkeep-cache").iterdir() if p.is_dir()]
 
 
@@ -136,30 +143,24 @@ def test_room_that_entries_share_counts_once_and_is_freed_with_the_last_of_them(
     opened(["x"], "y")
     opened(["z"], "y2")
     assert room() < alone + 20_000 + 10_000  # a byte for each other label, and what describes the entries
-    assert _shown(cache).startswith(f"{cache}: {size_text(room())}")
+    assert shown(cache).startswith(f"{cache}: {size_text(room())}")
     names = sorted(cache.glob("a-*"), key=lambda path: path.stat().st_ctime_ns)
     for entry in names[:2]:
         os.utime(entry / "meta.json", (0, 0))
     before = room()
-    shown = _shown(cache, clean=True, unused_days=1.0)
-    assert shown.count("(removed)") == 2 and shown.endswith(f"{size_text(before - room())} removed")
+    text = shown(cache, clean=True, unused_days=1.0)
+    assert text.count("(removed)") == 2 and text.endswith(f"{size_text(before - room())} removed")
     assert before - room() < 10_000 and [path for path in names if path.exists()] == names[2:]
     opened(["z"], "y2")
     before = room()
-    assert _shown(cache, clean=True, unused_days=0.0).endswith(f"{size_text(before)} removed") and room() == 0
+    assert shown(cache, clean=True, unused_days=0.0).endswith(f"{size_text(before)} removed") and room() == 0
 
 
 def test_an_entry_with_rows_of_a_test_is_shown(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("x,y\n" + "".join(f"{i},{i % 2}\n" for i in range(400)))
     data = {"root": str(tmp_path), "train": "a.csv", "label": "y", "dense": ["x"], "split": {"by": "random"}}
     open_data(DataConfig.model_validate(data), seed=0)
-    assert "a-" in _shown(tmp_path)
-
-
-def test_a_job_that_reads_an_entry_marks_it_used(job: Path) -> None:
-    os.utime(_entry(job, "a") / "meta.json", (0, 0))
-    open_data(load_config(job).data, seed=0)
-    assert "used just now" in _shown(job).splitlines()[1]
+    assert "a-" in shown(tmp_path)
 
 
 def test_folders_that_only_have_such_a_name_are_not_touched(tmp_path: Path) -> None:
@@ -167,18 +168,14 @@ def test_folders_that_only_have_such_a_name_are_not_touched(tmp_path: Path) -> N
         (tmp_path / name).mkdir()
         (tmp_path / name / "lib.rs").write_text("")
     before = sorted(tmp_path.rglob("*"))
-    assert "no cached data" in _shown(tmp_path, clean=True, unused_days=0.0)
+    assert "no cached data" in shown(tmp_path, clean=True, unused_days=0.0)
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_a_place_that_does_not_exist_is_refused(tmp_path: Path) -> None:
+def test_wrong_arguments_are_refused_and_sizes_are_for_a_person(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no such file or folder; allowed: a config, a cache folder"):
-        _shown(tmp_path / "none")
+        shown(tmp_path / "none")
     with pytest.raises(UserError, match="--unused 3: has no effect without --clean"):
-        _shown(tmp_path, unused_days=3.0)
-
-
-def test_sizes_are_for_a_person() -> None:
-    assert [size_text(n) for n in (0, 999, 1500, 786_000_000, 2_500_000_000)] == [
-        "0 B", "999 B", "1.5 kB", "786.0 MB", "2.5 GB"
-    ]  # fmt: skip
+        shown(tmp_path, unused_days=3.0)
+    sizes = {0: "0 B", 999: "999 B", 1500: "1.5 kB", 786_000_000: "786.0 MB", 2_500_000_000: "2.5 GB"}
+    assert {size: size_text(size) for size in sizes} == sizes

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 
 import pyarrow as pa  # type: ignore[import-untyped]
@@ -21,34 +21,74 @@ from tests.support.cases import every
 from tests.support.click_files import click_job, click_rows, write_csv
 from tests.support.cluster import Cluster
 
-ROOT = Path(__file__).resolve().parent.parent.parent
-
 
 def invoke(*arguments: str) -> tuple[int, str, str]:
     done = CliRunner().invoke(app, list(arguments))
     return done.exit_code, done.stdout, done.stderr
 
 
-def test_help_names_every_command() -> None:
-    code, out, _ = invoke("--help")
-    assert code == 0
-    for command in ("train", "coordinator", "server", "worker", "status", "certs", "estimate", "sweep", "version"):
-        assert f"\n  {command} " in out
+OPTIMIZERS = "adadelta, adagrad, adam, ftrl, lamb, lars_sgd, partial_rowwise_adam, rmsprop, rowwise_adagrad or sgd"
+CSV = "data: {source: csv, train: [absent.csv], label: y, sparse: [c]}"
+UNKNOWN = "train.batch_sise: unknown key; did you mean batch_size?"
 
 
-def test_the_version_is_the_packages() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    assert invoke("version") == (0, f"{project['version']}\n", "")
+@every(
+    ("text", "settings", "lines"),
+    [
+        (None, [], ["FILE: cannot be read (No such file or directory)"]),
+        ("seed: 1", ["train.batch_sise=2"], [f"--set train.batch_sise=2: {UNKNOWN}"]),
+        ("train: {batch_sise: 2}", [], [f"FILE: {UNKNOWN}"]),
+        (
+            "servers: two\ndata: {sparse: 7}\nseed: 1",
+            ["tables.default.optimizer=adom"],
+            [
+                "FILE: servers: 'two' is not allowed; allowed: a whole number from 0 to 1,024",
+                "FILE: data.sparse: 7 is not allowed; allowed: a list",
+                "--set tables.default.optimizer=adom: tables.default.optimizer.name: 'adom' is not allowed; "
+                f"allowed: {OPTIMIZERS}; did you mean adam?",
+            ],
+        ),
+        *((text, [], ["...data: {train: [clicks.csv], label: clicked..."]) for text in ("", "data: {}", "data:")),
+        (CSV, [], ["...absent.csv..."]),
+        (
+            "tables: {City: {dim: 8}}\ndata: {synthetic: {train_samples: 100}}",
+            [],
+            ["tables.City: no feature uses this table; the tables are ..."],
+        ),
+    ],
+)
+def test_all_that_is_wrong_with_a_job_is_told_line_by_line_and_leaves_no_run_folder(
+    tmp_path: Path, text: str | None, settings: list[str], lines: list[str]
+) -> None:
+    file, run = tmp_path / "job.yaml", tmp_path / "run"
+    if text is not None:
+        file.write_text(f"{text}\n")
+    changes = [word for setting in settings for word in ("--set", setting)]
+    code, out, error = invoke("train", str(file), "--run-dir", str(run), *changes)
+    assert (code, out) == (2, "") and not run.exists()
+    for line, expected in zip(error.splitlines(), lines, strict=True):
+        pattern = re.escape(f"error: {expected}".replace("FILE", str(file))).replace(r"\.\.\.", ".*")
+        assert re.fullmatch(pattern, line)
 
 
-def test_importing_the_package_or_asking_for_help_loads_nothing_heavy() -> None:
-    probe = (
-        "import sys, shardkeep, shardkeep.cli.main\n"
-        "heavy = {'torch', 'numba', 'grpc', 'pyarrow', 'pydantic', 'numpy'} & set(sys.modules)\n"
-        "assert not heavy, heavy"
-    )
-    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+@every(("sparse", "tables"), [("[user, {column: site, table: place}]", "user, place"), ('["*"]', "user, site")])
+@every("suffix", ["csv", "parquet"])
+def test_a_table_that_no_feature_uses_is_found_before_a_row_is_read(
+    tmp_path: Path, suffix: str, sparse: str, tables: str
+) -> None:
+    frame = pa.table({"click": ["neither 0 nor 1"], "user": ["a"], "site": ["b"]})  # converting it would be an error
+    pq.write_table(frame, tmp_path / "a.parquet")
+    pacsv.write_csv(frame, tmp_path / "a.csv")
+    data = f"data: {{train: [a.{suffix}], label: click, sparse: {sparse}}}"
+    (tmp_path / "job.yaml").write_text(f"tables: {{usr: {{dim: 8}}}}\n{data}\n")
+    code, _, error = invoke("train", str(tmp_path / "job.yaml"), "--run-dir", str(tmp_path / "run"))
+    assert (code, error) == (2, f"error: tables.usr: no feature uses this table; the tables are {tables}\n")
+    assert not (tmp_path / ".shardkeep-cache").exists()
+
+
+@every("arguments", [["train"], ["nonsense"], ["server", "--index", "0"], ["worker", "--index", "-1"]], ids=" ".join)
+def test_wrong_use_of_a_command_is_code_2(arguments: list[str]) -> None:
+    assert invoke(*arguments)[0] == 2
 
 
 def test_a_take_over_without_what_the_coordinator_kept_says_what_to_do(tmp_path: Path) -> None:
@@ -68,110 +108,17 @@ def test_a_take_over_without_what_the_coordinator_kept_says_what_to_do(tmp_path:
     assert error.endswith("standing.json is empty; --continue in its place resumes from the newest checkpoint\n")
 
 
-def test_a_missing_config_is_one_line_and_code_2(tmp_path: Path) -> None:
-    code, out, error = invoke("train", str(tmp_path / "job.yaml"))
-    assert (code, out) == (2, "")
-    assert error == f"error: {tmp_path}/job.yaml: cannot be read (No such file or directory)\n"
-
-
-def test_a_wrong_setting_is_one_line_and_code_2(tmp_path: Path) -> None:
-    (tmp_path / "job.yaml").write_text("seed: 1\n")
-    code, _, error = invoke("train", str(tmp_path / "job.yaml"), "--set", "train.batch_sise=2")
-    assert code == 2
-    assert error == "error: --set train.batch_sise=2: train.batch_sise: unknown key; did you mean batch_size?\n"
-    (tmp_path / "job.yaml").write_text("train: {batch_sise: 2}\n")
-    code, _, error = invoke("train", str(tmp_path / "job.yaml"))
-    assert code == 2
-    assert error == f"error: {tmp_path}/job.yaml: train.batch_sise: unknown key; did you mean batch_size?\n"
-
-
-def test_all_that_is_wrong_with_a_file_and_the_settings_is_told_line_by_line(tmp_path: Path) -> None:
-    (tmp_path / "job.yaml").write_text("servers: two\ndata: {sparse: 7}\nseed: 1\n")
-    code, out, error = invoke("train", str(tmp_path / "job.yaml"), "--set", "tables.default.optimizer=adom")
-    assert (code, out) == (2, "")
-    assert error.splitlines() == [
-        f"error: {tmp_path}/job.yaml: servers: 'two' is not allowed; allowed: a whole number from 0 to 1,024",
-        f"error: {tmp_path}/job.yaml: data.sparse: 7 is not allowed; allowed: a list",
-        "error: --set tables.default.optimizer=adom: tables.default.optimizer.name: 'adom' is not allowed; "
-        "allowed: adadelta, adagrad, adam, ftrl, lamb, lars_sgd, partial_rowwise_adam, rmsprop, rowwise_adagrad or "
-        "sgd; did you mean adam?",
-    ]
-
-
-@every("text", ["", "seed: 1\n", "data: {}\n", "data:\n"], ids=["empty", "other", "braces", "null"])
-@every("command", ["train", "estimate"])
-def test_a_config_without_data_starts_nothing(tmp_path: Path, command: str, text: str) -> None:
-    (tmp_path / "job.yaml").write_text(text)
-    code, out, error = invoke(command, str(tmp_path / "job.yaml"))
-    assert (code, out) == (2, "")
-    assert "data" in error and "data: {train: [clicks.csv], label: clicked" in error and error.count("\n") == 1
-
-
-def test_a_folder_of_another_run_is_refused_before_anything_starts(tmp_path: Path) -> None:
-    (tmp_path / "config.yaml").write_text("data: {source: synthetic}\n")
-    code, _, error = invoke("train", str(tmp_path / "config.yaml"), "--run-dir", str(tmp_path))
-    assert code == 2
-    resume = f"or resume the run there by `shardkeep train --resume {tmp_path}`"
-    assert error == f"error: --run-dir {tmp_path}: holds a run already; choose another folder, {resume}\n"
-
-
-def test_missing_data_is_one_line_and_code_2_and_leaves_no_run_folder(tmp_path: Path) -> None:
-    text = "data: {source: csv, train: [absent.csv], label: y, sparse: [c]}\n"
-    (tmp_path / "job.yaml").write_text(text)
-    code, _, error = invoke("train", str(tmp_path / "job.yaml"), "--run-dir", str(tmp_path / "run"))
-    assert code == 2
-    assert error.startswith("error: ")
-    assert "absent.csv" in error
-    assert error.count("\n") == 1
-    assert not (tmp_path / "run").exists()
-
-
-def test_a_table_that_no_feature_uses_leaves_no_run_folder_either(tmp_path: Path) -> None:
-    (tmp_path / "job.yaml").write_text("tables: {City: {dim: 8}}\ndata: {synthetic: {train_samples: 100}}\n")
-    code, _, error = invoke("train", str(tmp_path / "job.yaml"), "--run-dir", str(tmp_path / "run"))
-    assert code == 2 and not (tmp_path / "run").exists()
-    assert (
-        error.startswith("error: tables.City: no feature uses this table; the tables are ") and error.count("\n") == 1
-    )
-
-
-@every("sparse", ["[user, {column: site, table: place}]", '["*"]'], ids=["named", "pattern"])
-@every("suffix", ["csv", "parquet"])
-def test_a_table_that_no_feature_uses_is_found_before_a_row_is_read(tmp_path: Path, suffix: str, sparse: str) -> None:
-    frame = pa.table({"click": ["neither 0 nor 1"], "user": ["a"], "site": ["b"]})  # converting it would be an error
-    pq.write_table(frame, tmp_path / "a.parquet")
-    pacsv.write_csv(frame, tmp_path / "a.csv")
-    data = f"data: {{train: [a.{suffix}], label: click, sparse: {sparse}}}"
-    (tmp_path / "job.yaml").write_text(f"tables: {{usr: {{dim: 8}}}}\n{data}\n")
-    code, _, error = invoke("train", str(tmp_path / "job.yaml"), "--run-dir", str(tmp_path / "run"))
-    tables = "user, site" if "*" in sparse else "user, place"
-    assert (code, error) == (2, f"error: tables.usr: no feature uses this table; the tables are {tables}\n")
-    assert not (tmp_path / ".shardkeep-cache").exists()
-
-
-@every("arguments", [["train"], ["nonsense"], ["server", "--index", "0"], ["worker", "--index", "-1"]], ids=" ".join)
-def test_wrong_use_of_a_command_is_code_2(arguments: list[str]) -> None:
-    assert invoke(*arguments)[0] == 2
-
-
-def test_a_traceback_shows_with_debug_only(tmp_path: Path) -> None:
-    assert "Traceback" not in invoke("train", str(tmp_path / "no.yaml"))[2]
-    assert "Traceback" in invoke("train", str(tmp_path / "no.yaml"), "--debug")[2]
-
-
-def test_status_of_what_is_no_run_folder_is_code_2(tmp_path: Path) -> None:
-    assert invoke("status", str(tmp_path))[0] == 2
-
-
 def test_status_of_a_coordinator_that_is_not_there_is_one_line_and_code_1(tmp_path: Path) -> None:
     atomic_write(tmp_path / "token", make_token(), private=True)
     code, _, error = invoke("status", "--coordinator", "127.0.0.1:1", "--token-file", str(tmp_path / "token"))
     assert code == 1
-    assert "127.0.0.1:1" in error
-    assert error.count("\n") == 1
+    assert "127.0.0.1:1" in error and error.count("\n") == 1
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
+NO_FULL_DEVICE = pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
+
+
+@NO_FULL_DEVICE
 @pytest.mark.waits_for_processes
 @every("form", ["text", "json"])
 def test_a_job_whose_output_is_on_a_full_device_is_completed(tmp_path: Path, cluster: Cluster, form: str) -> None:
@@ -182,15 +129,11 @@ def test_a_job_whose_output_is_on_a_full_device_is_completed(tmp_path: Path, clu
     assert '"completed"' in (tmp_path / "run" / "summary.json").read_text()
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
+@NO_FULL_DEVICE
 @every("arguments", [["version"], ["config", "--help"]], ids=" ".join)
 def test_output_on_a_full_device_is_one_line(arguments: list[str]) -> None:
+    command = [sys.executable, "-m", "shardkeep", *arguments]
     with Path("/dev/full").open("w") as full:
-        done = subprocess.run(
-            [sys.executable, "-m", "shardkeep", *arguments], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60
-        )
-    assert done.returncode == 1
-    assert (
-        done.stderr
-        == "error: standard output cannot be written (No space left on device); free space there, or use another disk\n"
-    )
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
+    why = "standard output cannot be written (No space left on device); free space there, or use another disk"
+    assert (done.returncode, done.stderr) == (1, f"error: {why}\n")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +13,10 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-import shardkeep
 from shardkeep.cli.main import GROUPS, app
 from shardkeep.config import load_config
 from shardkeep.launch.machine import PROCESSES
 from tests.support.cases import every
-from tests.support.import_path import IMPORT_PATH
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -28,18 +26,16 @@ def invoke(*arguments: str) -> tuple[int, str, str]:
     return done.exit_code, done.stdout, done.stderr
 
 
-def test_the_version_is_an_option_too() -> None:
-    assert invoke("--version") == (0, f"{shardkeep.__version__}\n", "")
+def test_the_version_is_the_packages() -> None:
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
+    assert invoke("version") == invoke("--version") == (0, f"{version}\n", "")
 
 
-@every("arguments", [("--debug", "status", "/nowhere"), ("status", "/nowhere", "--debug")], ids=["before", "after"])
-def test_debug_shows_a_traceback_before_and_after_the_command(arguments: tuple[str, ...]) -> None:
-    code, _, error = invoke(*arguments)
-    assert code == 2 and "Traceback" in error and error.endswith("error: /nowhere: there is no such folder\n")
-
-
-def test_without_debug_an_error_is_one_line() -> None:
+def test_an_error_is_one_line_and_a_traceback_with_debug_before_or_after_the_command() -> None:
     assert invoke("status", "/nowhere") == (2, "", "error: /nowhere: there is no such folder\n")
+    for arguments in (("--debug", "status", "/nowhere"), ("status", "/nowhere", "--debug")):
+        code, _, error = invoke(*arguments)
+        assert code == 2 and "Traceback" in error and error.endswith("error: /nowhere: there is no such folder\n")
 
 
 def test_the_resolved_config_loads_to_the_same_job(tmp_path: Path) -> None:
@@ -50,14 +46,11 @@ def test_the_resolved_config_loads_to_the_same_job(tmp_path: Path) -> None:
     assert load_config(tmp_path / "resolved.yaml") == given and given.train.epochs == 7
 
 
-def test_a_config_that_is_wrong_is_one_line_and_exit_code_2() -> None:
-    code, out, error = invoke("config", "demo", "--set", "train.batchsize=3")
-    assert (code, out) == (2, "") and "did you mean batch_size" in error and len(error.splitlines()) == 1
-
-
-def test_checking_a_config_loads_no_torch() -> None:
+def test_checking_a_config_that_is_wrong_or_right_loads_no_torch() -> None:
     probe = (
         "import sys\nfrom typer.testing import CliRunner\nfrom shardkeep.cli.main import app\n"
+        "done = CliRunner().invoke(app, ['config', 'demo', '--set', 'train.batchsize=3'])\n"
+        "assert (done.exit_code, done.stdout) == (2, '') and len(done.stderr.splitlines()) == 1\n"
         "assert CliRunner().invoke(app, ['config', 'demo']).exit_code == 0\n"
         "assert not {'torch', 'numba', 'grpc'} & set(sys.modules)\n"
     )
@@ -72,20 +65,6 @@ def test_without_an_index_and_a_launcher_the_command_says_what_to_give(monkeypat
     assert code == 2 and "no index: give it" in error
 
 
-def completions(words: str, folder: Path) -> list[str]:
-    """What bash is offered for the last word."""
-    environment = os.environ | {
-        "_SHARDKEEP_COMPLETE": "complete_bash",
-        "COMP_WORDS": f"shardkeep {words}",
-        "COMP_CWORD": str(len(words.split(" "))),
-    }
-    command = [sys.executable, "-c", "from shardkeep.cli.main import main; main()"]
-    done = subprocess.run(
-        command, cwd=folder, env=environment | {"PYTHONPATH": IMPORT_PATH}, capture_output=True, text=True, timeout=60
-    )
-    return done.stdout.split()
-
-
 @every(
     ("words", "offered"),
     [
@@ -95,31 +74,37 @@ def completions(words: str, folder: Path) -> list[str]:
         ("train --resume r", ["runs/first"]),
         ("estimate sub/", ["sub/more.yaml"]),
     ],
-    ids=["command", "config", "run", "resume", "folder"],
 )
-def test_the_shell_completes_commands_files_and_runs(words: str, offered: list[str], tmp_path: Path) -> None:
+def test_the_shell_completes_commands_files_and_runs(
+    words: str,
+    offered: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     for name in ("clicks.yaml", "runs/first/config.yaml", "sub/more.yaml"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
-    assert completions(words, tmp_path) == offered
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("_SHARDKEEP_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", f"shardkeep {words}")
+    monkeypatch.setenv("COMP_CWORD", str(len(words.split(" "))))
+    with pytest.raises(SystemExit):
+        app(prog_name="shardkeep")
+    assert capsys.readouterr().out.split() == offered
 
 
-def test_commands_are_listed_by_group_and_each_once() -> None:
+def test_commands_are_listed_by_group_and_each_once_and_no_help_has_doubled_brackets() -> None:
     text = invoke("--help")[1]
     titles = [line for line in text.splitlines() if re.fullmatch(r"[A-Z].*:", line)]
     assert titles == ["Options:", *(f"{group}:" for group in GROUPS)]
+    assert text.index("A trained model:") < text.index("\n  tables ") < text.index("Before and beside")
     commands: Any = typer.main.get_command(app)
     for name, command in commands.commands.items():
         assert text.count(f"\n  {name} ") == (not command.hidden), name
-    assert text.index("A trained model:") < text.index("\n  tables ") < text.index("Before and beside")
-
-
-def test_no_help_has_doubled_brackets() -> None:
-    commands: Any = typer.main.get_command(app)
-    for name, command in commands.commands.items():
         for words in [[name], *([name, each] for each in getattr(command, "commands", ()))]:
-            code, text, _ = invoke(*words, "--help")
-            assert code == 0 and not re.search(r"\[\[|\]\]|\.\.\.\]?\.\.\.|\{\{", text), text
+            code, shown, _ = invoke(*words, "--help")
+            assert code == 0 and not re.search(r"\[\[|\]\]|\.\.\.\]?\.\.\.|\{\{", shown), shown
 
 
 def test_tables_shows_a_run_and_its_other_commands_have_names() -> None:

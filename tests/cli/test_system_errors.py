@@ -10,7 +10,6 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -27,38 +26,38 @@ from tests.support.import_path import IMPORT_PATH
 from tests.support.refused_files import refusing
 from tests.support.served_clicks import trained
 
-NUMBERS = (errno.ENOSYS, errno.EIO, errno.EROFS, errno.ENOSPC, errno.EMFILE, errno.ENAMETOOLONG)
-WAYS = ("local disk", "mount fails", "can be written", "free space", "ulimit -n", "shorter names")
-COMMANDS = {
-    "config": "config @/job.yaml",
-    "train": "train @/job.yaml --run-dir @/new",
-    "train --resume": "train --resume @/run",
-    "train --from": "train @/job.yaml --from @/run --run-dir @/new",
-    "estimate": "estimate @/job.yaml",
-    "status": "status @/run",
-    "stop": "stop @/run",
-    "scale": "scale @/run --workers 2",
-    "tables": "tables @/run",
-    "tables export": "tables export @/run --table user --out @/rows.npy",
-    "evaluate": "evaluate @/run",
-    "init": "init @/clicks.csv --out @/new.yaml --force",
-    "compare": "compare @/run @/run",
-    "predict": "predict @/run --data @/clicks.csv --out @/scores.csv",
-    "export": "export @/run @/out",
-    "serve": "serve @/run --listen PORT --http off",
-    "report": "report @/run --no-scores --html @/report.html",
-    "sweep": "sweep @/sweep.yaml --out @/sweep",
-    "certs": "certs @/tls",
-    "view": "view @/run --listen PORT --token-file @/token",
-    "cache": "cache @/job.yaml",
-    "cache --clean": "cache @/job.yaml --clean --unused 0",
-    "version": "version",
-    "with": "with --servers 1 --run-dir @/new -- true",
+WAYS = {
+    errno.ENOSYS: "local disk",
+    errno.EIO: "mount fails",
+    errno.EROFS: "can be written",
+    errno.ENOSPC: "free space",
+    errno.EMFILE: "ulimit -n",
+    errno.ENAMETOOLONG: "shorter names",
 }
+COMMANDS = [
+    "config @/job.yaml",
+    "train @/job.yaml --run-dir @/new",
+    "train --resume @/run",
+    "train @/job.yaml --from @/run --run-dir @/new",
+    "status @/run",
+    "stop @/run",
+    "scale @/run --workers 2",
+    "tables export @/run --table user --out @/rows.npy",
+    "init @/clicks.csv --out @/new.yaml --force",
+    "predict @/run --data @/clicks.csv --out @/scores.csv",
+    "export @/run @/out",
+    "serve @/run --listen PORT --http off",
+    "report @/run --no-scores --html @/report.html",
+    "sweep @/sweep.yaml --out @/sweep",
+    "certs @/tls",
+    "view @/run --listen PORT --token-file @/token",
+    "cache @/job.yaml --clean --unused 0",
+    "with --servers 1 --run-dir @/new -- true",
+]
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("refused")
     trained(folder)
     csv = write_csv(folder / "clicks.csv", click_rows(200))
@@ -66,37 +65,31 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     (folder / "sweep.yaml").write_text(write_yaml({"base": "job.yaml", "vary": {"seed": [1]}}))
     (folder / "token").write_text("0" * 64)
     (folder / "token").chmod(0o600)
-    yield folder
+    return folder
 
 
-@pytest.fixture
-def taken() -> Iterator[str]:
-    """An address that is taken, so that what would serve ends."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        yield f"127.0.0.1:{listener.getsockname()[1]}"
+def errors_of(folder: Path, command: str) -> list[str]:
+    """The lines of errors of a command, with or without which it ends in order."""
+    result = CliRunner().invoke(app, command.replace("@", str(folder)).split())
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    lines = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
+    assert len(lines) == (result.exit_code != 0) and result.exit_code in (0, 1, 2), result.stderr
+    return lines
 
 
 @every("number", range(len(COMMANDS)), ids=COMMANDS)
-def test_a_refused_file_operation_is_one_line_with_a_path_and_the_way_out(
-    folder: Path, taken: str, number: int
-) -> None:
-    """Each command meets two of the errors, each error several kinds of commands."""
-    command = list(COMMANDS)[number]
-    arguments = COMMANDS[command].replace("@", str(folder)).replace("PORT", taken).split()
-    failed = 0
-    for turn in range(len(NUMBERS)):
-        kind = (number + turn) % len(NUMBERS)
-        with refusing(folder, NUMBERS[kind], after=turn % 3) as refused:
-            result = CliRunner().invoke(app, arguments)
-        if refused.left >= 0 or os.strerror(NUMBERS[kind]) not in result.stderr:
-            continue  # it came to no such operation, or needs none
-        failed += 1
-        assert isinstance(result.exception, SystemExit) and result.exit_code in (1, 2), result.exception
-        (line,) = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
-        assert str(folder) in line and WAYS[kind] in line, line
-        if failed == 2:
-            break
-    assert bool(failed) == (command != "version")  # which opens no file
+def test_a_refused_file_operation_is_one_line_with_a_path_and_the_way_out(folder: Path, number: int) -> None:
+    """Each error meets several kinds of commands."""
+    turns = [*WAYS.items(), *WAYS.items()][number % len(WAYS) :][: len(WAYS)]
+    with socket.create_server(("127.0.0.1", 0)) as taken:  # so that what would serve ends
+        command = COMMANDS[number].replace("PORT", f"127.0.0.1:{taken.getsockname()[1]}")
+        for turn, (kind, way_out) in enumerate(turns):
+            with refusing(folder, kind, after=turn % 3) as refused:
+                lines = errors_of(folder, command)
+            if refused.left < 0 and lines and os.strerror(kind) in lines[0]:
+                assert str(folder) in lines[0] and way_out in lines[0], lines
+                return
+    pytest.fail("it came to no such operation, or needs none")
 
 
 @pytest.mark.waits_for_processes
@@ -116,29 +109,13 @@ def test_a_role_says_the_same(folder: Path, cluster: Cluster, role: str) -> None
     assert ended.code in (1, 2) and line.startswith(f"error: {folder}/") and line.endswith("on a local disk")
 
 
-UNREADABLE = b"cut\xff"
-
-
-def test_a_run_folder_whose_name_is_no_utf_8_is_refused_in_one_line(folder: Path) -> None:
-    name = os.fsdecode(bytes(folder / "x") + UNREADABLE)
-    result = CliRunner().invoke(app, ["train", str(folder / "job.yaml"), "--run-dir", name])
-    (line,) = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
-    assert line == f"error: --run-dir {folder}/xcut\\udcff: cannot be written as utf-8; use another name"
-    assert result.exit_code == 2 and not Path(name).exists()
-
-
-@every("command", ["train --resume", "train --from", "evaluate", "tables"])
-def test_a_run_in_a_folder_whose_name_is_no_utf_8_is_read_or_refused_in_one_line(folder: Path, command: str) -> None:
-    run = Path(os.fsdecode(bytes(folder) + b"/" + UNREADABLE))
-    if not run.exists():
-        shutil.copytree(folder / "run", run)
-    arguments = (
-        COMMANDS[command].replace("@/run", str(run)).replace("@/new", "@/of-it").replace("@", str(folder)).split()
-    )
-    result = CliRunner().invoke(app, arguments)
-    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
-    lines = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
-    assert len(lines) == (result.exit_code != 0) and all("cut" in line for line in lines), lines
+def test_a_run_folder_whose_name_is_no_utf_8_is_refused_or_read_in_one_line(folder: Path) -> None:
+    name = os.fsdecode(bytes(folder) + b"/cut\xff")
+    line = f"error: --run-dir {folder}/cut\\udcff: cannot be written as utf-8; use another name"
+    assert errors_of(folder, f"train @/job.yaml --run-dir {name}") == [line] and not Path(name).exists()
+    shutil.copytree(folder / "run", name)
+    for command in ("train --resume RUN", "train @/job.yaml --from RUN --run-dir @/of-it", "tables RUN"):
+        assert all("cut" in line for line in errors_of(folder, command.replace("RUN", name)))
 
 
 def test_a_name_that_is_utf_8_is_refused_with_the_locale_to_set_where_the_locale_is_another(folder: Path) -> None:
@@ -146,68 +123,44 @@ def test_a_name_that_is_utf_8_is_refused_with_the_locale_to_set_where_the_locale
     command = [sys.executable, "-m", "shardkeep", "train", str(folder / "job.yaml"), "--run-dir", "läufe"]
     done = subprocess.run(command, cwd=folder, env=env, capture_output=True, timeout=120, check=False)
     (line,) = done.stderr.splitlines()
-    assert line.startswith(b"error: --run-dir ") and line.endswith(
-        b"cannot be written as utf-8; set LC_ALL=C.UTF-8: the name is utf-8, this locale is not"
-    )
+    why = b"cannot be written as utf-8; set LC_ALL=C.UTF-8: the name is utf-8, this locale is not"
+    assert line.startswith(b"error: --run-dir ") and line.endswith(why)
     assert done.returncode == 2
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        pytest.param("predict @/run --data {data} --out {data}.csv", marks=pytest.mark.chaos),
-        "status @/{run}",
-        pytest.param("train @/job.yaml --set data.train=@/d?.csv --run-dir @/of-d", marks=pytest.mark.chaos),
-    ],
-)
-def test_names_that_are_no_utf_8_are_printed_where_the_terminal_takes_only_utf_8(folder: Path, command: str) -> None:
-    data, run = (os.fsdecode(bytes(folder) + name) for name in (b"/d\xfe.csv", b"/run\xfe"))
-    shutil.copy(folder / "clicks.csv", data)
-    shutil.copytree(folder / "run", run, dirs_exist_ok=True)
-    arguments = command.replace("@/{run}", run).replace("@", str(folder)).replace("{data}", data).split()
-    env = {**os.environ, "PYTHONPATH": IMPORT_PATH, "PYTHONIOENCODING": "utf-8:strict"}
-    call = [sys.executable, "-m", "shardkeep", *arguments]
-    done = subprocess.run(call, env=env, capture_output=True, timeout=120, check=False)
-    assert done.returncode == 0 and b"Traceback" not in done.stderr, done.stderr
+@pytest.mark.waits_for_processes
+def test_a_name_that_is_no_utf_8_is_printed_where_the_terminal_takes_only_utf_8(folder: Path, cluster: Cluster) -> None:
+    run = os.fsdecode(bytes(folder) + b"/run\xfe")
+    shutil.copytree(folder / "run", run)
+    ended = cluster.command("status", run).end()
+    assert ended.code == 0 and "Traceback" not in ended.err, ended.err
 
 
-def test_a_text_file_that_is_no_utf_8_is_named(tmp_path: Path) -> None:
+def raised_by(act: object, *arguments: object) -> BaseException:
+    with pytest.raises(Exception) as raised:
+        act(*arguments)  # type: ignore[operator]
+    return raised.value
+
+
+def test_an_error_names_the_file_or_the_limit_and_one_of_a_connection_no_path(tmp_path: Path) -> None:
     def read(path: Path) -> str:
         return path.read_text(encoding="utf-8")
 
-    (tmp_path / "token").write_bytes(b"ab\xff")
-    with pytest.raises(UnicodeDecodeError) as raised:
-        read(tmp_path / "token")
-    assert in_words(raised.value) == f"{tmp_path}/token: byte 2 is not utf-8; write the file as UTF-8"
-
-
-def test_a_thread_that_cannot_start_names_the_limit() -> None:
-    assert in_words(RuntimeError("can't start new thread")).endswith(
-        "; raise the limit of processes (ulimit -u, pids.max)"
-    )
-
-
-def test_an_error_of_a_connection_names_no_path(tmp_path: Path) -> None:
     def connect(_folder: Path) -> None:
         raise ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused")
 
-    with pytest.raises(ConnectionRefusedError) as raised:
-        connect(tmp_path)
-    assert in_words(raised.value) == "Connection refused"
+    (tmp_path / "token").write_bytes(b"ab\xff")
+    error = raised_by(read, tmp_path / "token")
+    assert in_words(error) == f"{tmp_path}/token: byte 2 is not utf-8; write the file as UTF-8"
+    assert in_words(raised_by(connect, tmp_path)) == "Connection refused"
+    limit = "; raise the limit of processes (ulimit -u, pids.max)"
+    assert in_words(RuntimeError("can't start new thread")).endswith(limit)
 
 
-@pytest.mark.parametrize(
-    ("servers", "more"),
-    [
-        pytest.param(0, (), marks=pytest.mark.chaos),
-        pytest.param(1, (), marks=pytest.mark.slow),
-        pytest.param(1, ("--log-format", "json"), marks=pytest.mark.chaos),
-    ],
-    ids=["one process", "processes", "JSON"],
-)
-def test_a_job_trains_with_all_standard_streams_closed(tmp_path: Path, servers: int, more: tuple[str, ...]) -> None:
-    (tmp_path / "job.yaml").write_text(write_yaml({**TINY, "servers": servers, "workers": 1}))
-    command = shlex.join([sys.executable, "-m", "shardkeep", "train", "job.yaml", "--run-dir", "run", *more])
+@pytest.mark.slow
+def test_a_job_trains_with_all_standard_streams_closed(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(write_yaml({**TINY, "servers": 1, "workers": 1}))
+    command = shlex.join([sys.executable, "-m", "shardkeep", "train", "job.yaml", "--run-dir", "run"])
     environment = {**os.environ, "PYTHONPATH": IMPORT_PATH, "OMP_NUM_THREADS": "1"}
     shell = ["sh", "-c", f"exec {command} <&- >&- 2>&-"]
     assert subprocess.run(shell, cwd=tmp_path, env=environment, check=False).returncode == 0

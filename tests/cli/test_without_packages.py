@@ -26,7 +26,6 @@ from tests.support.builds import ROOT, dependencies
 from tests.support.cases import every
 from tests.support.click_files import click_job, click_rows, write_csv
 from tests.support.cluster import Cluster, Ended
-from tests.support.configs import TINY
 from tests.support.forked_sweeps import forked_runs
 from tests.support.requirements import modules_beside
 from tests.support.sweep_runs import TRAIN, write_sweep
@@ -35,46 +34,44 @@ pytestmark = pytest.mark.waits_for_processes
 
 HIDDEN = sorted({*modules_beside({*dependencies(), "shardkeep"}), *EXTRAS, "pandas", "polars"} - {"coverage"})
 HIDE = f"from tests.support.without_packages import hide\nhide({HIDDEN!r})\nimport shardkeep"
-HTTP_OFF = ["--listen", "127.0.0.1:0", "--http", "off"]
-RIGHT: dict[str, tuple[list[str], int]] = {
-    "status": (["status", "run"], 0),
-    "stop": (["stop", "run"], 1),  # it has completed
-    "scale": (["scale", "run", "--workers", "2"], 2),  # no such job runs
-    "evaluate": (["evaluate", "run"], 0),
-    "init": (["init", "clicks.csv", "--out", "new.yaml"], 0),
-    "predict": (["predict", "run", "--data", "clicks.csv", "--out", "scores.csv", "--keep", "user"], 0),
-    "export": (["export", "run", "model"], 0),
-    "tables": (["tables", "run"], 0),
-    "tables export": (["tables", "export", "run", "--table", "user", "--out", "user.parquet"], 0),
-    "config": (["config", "job.yaml"], 0),
-    "estimate": (["estimate", "job.yaml"], 0),
-    "sweep": (["sweep", "sweep.yaml", "--out", "sweep"], 0),
-    "cache": (["cache", "."], 0),
-    "version": (["version"], 0),
-    "kernels": (["kernels", "--help"], 0),  # compiling all of them takes a minute
-    "report": (["report", "run", "--html", "run.html"], 0),
-    "node": (["node", "job.yaml", "--run-dir", "run", "--rank", "0", "--nodes", "1", "--set", "servers=1"], 0),
-    "with": (["with", "--servers", "1", "--run-dir", "loop", "--", sys.executable, "-c", "pass"], 0),
+RIGHT = {
+    "status": ("status run", 0),
+    "stop": ("stop run", 1),  # it has completed
+    "scale": ("scale run --workers 2", 2),  # no such job runs
+    "evaluate": ("evaluate run", 0),
+    "init": ("init clicks.csv --out new.yaml", 0),
+    "predict": ("predict run --data clicks.csv --out scores.csv --keep user", 0),
+    "export": ("export run model", 0),
+    "tables": ("tables run", 0),
+    "tables export": ("tables export run --table user --out user.parquet", 0),
+    "config": ("config job.yaml", 0),
+    "estimate": ("estimate job.yaml", 0),
+    "cache": ("cache .", 0),
+    "version": ("version", 0),
+    "kernels": ("kernels --help", 0),  # compiling all of them takes a minute
+    "report": ("report run --html run.html", 0),
+}
+PROCESSES = {
+    "node": "node job.yaml --run-dir roles --rank 0 --nodes 1 --set servers=1",
+    "sweep": "sweep sweep.yaml --out sweep",
+    "with": f"with --servers 1 --run-dir loop -- {sys.executable} -c pass",
 }
 LACKS = {
-    "view": (["view", "run"], "the page needs starlette, uvicorn, httptools: pip install 'shardkeep[web]'"),
-    "compare": (["compare", "run", "run"], "an interval of a difference needs scipy: pip install 'shardkeep[report]'"),
-    "tune": (["tune", "job.yaml"], "shardkeep tune needs optuna: pip install 'shardkeep[tune]'"),
-    "certs": (["certs", "tls"], "shardkeep certs needs cryptography: pip install 'shardkeep[tls]'"),
+    "view": ("view run", "the page needs starlette, uvicorn, httptools: pip install 'shardkeep[web]'"),
+    "compare": ("compare run run", "an interval of a difference needs scipy: pip install 'shardkeep[report]'"),
+    "tune": ("tune job.yaml", "shardkeep tune needs optuna: pip install 'shardkeep[tune]'"),
+    "certs": ("certs tls", "shardkeep certs needs cryptography: pip install 'shardkeep[tls]'"),
     "serve": (
-        ["serve", "run"],
+        "serve run",
         "--http 127.0.0.1:8000 needs starlette, uvicorn, httptools, prometheus_client: "
         "pip install 'shardkeep[web]'; or say --http off",
     ),
 }
-BY_ITSELF = ("sweep", "node", "with")
-"""Commands of RIGHT that start processes."""
-ELSEWHERE = {"train", "coordinator", "server", "worker", "fork-server"}
-"""Commands of the other tests here. Jobs start the last one."""
 
 
-def without(*packages: str) -> dict[str, Any]:
-    return {"main": "tests.support.without_packages:main", "env": {"WITHOUT_PACKAGES": ",".join(packages)}}
+def without(*packages: str, function: str = "main") -> dict[str, Any]:
+    main = f"tests.support.without_packages:{function}"
+    return {"main": main, "env": {"WITHOUT_PACKAGES": ",".join(packages)}}
 
 
 @pytest.fixture(scope="module")
@@ -89,44 +86,38 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_every_command_is_tried() -> None:
+def test_each_command_does_its_work_or_names_the_extra_that_it_needs(folder: Path, cluster: Cluster) -> None:
     commands: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
     below = {f"tables {name}" for name in commands["tables"].commands if name != "show"}
-    assert {*commands, *below} == {*RIGHT, *LACKS, *ELSEWHERE}
-
-
-def test_each_command_does_its_work_or_names_the_extra_that_it_needs(folder: Path, cluster: Cluster) -> None:
-    commands = {name: entry for name, entry in RIGHT.items() if name not in BY_ITSELF}
-    words = [arguments for arguments, _ in [*commands.values(), *LACKS.values()]]
-    several = {**without(*HIDDEN), "main": "tests.support.without_packages:several"}
+    by_others = {"train", "coordinator", "server", "worker", "fork-server"}  # a job in processes starts them
+    assert {*commands, *below} == {*RIGHT, *LACKS, *PROCESSES, *by_others}
+    words = [command.split() for command, _ in [*RIGHT.values(), *LACKS.values()]]
+    several = without(*HIDDEN, function="several")
     printed = cluster.command(json.dumps(words), cwd=folder, **several).line("[")
-    ends = dict(zip([*commands, *LACKS], json.loads(printed), strict=True))
-    for name, (_, code) in commands.items():
+    ends = dict(zip([*RIGHT, *LACKS], json.loads(printed), strict=True))
+    for name, (_, code) in RIGHT.items():
         assert ends[name][0] == code, (name, ends[name])
     for name, (_, line) in LACKS.items():
         assert ends[name] == [1, "", f"error: {line}\n"], name
 
 
-@pytest.mark.parametrize(
-    "name", [*(n for n in BY_ITSELF if n != "with"), pytest.param("with", marks=pytest.mark.chaos)]
-)
+@pytest.mark.parametrize("name", ["node", "sweep", pytest.param("with", marks=pytest.mark.chaos)])
 def test_a_command_with_processes_does_its_work(
     folder: Path, cluster: Cluster, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    arguments, code = RIGHT[name]
     if name == "sweep":  # its jobs would not be without packages
         monkeypatch.setitem(sys.modules, "matplotlib", None)
         plan = load_sweep(write_sweep(folder, seeds=[1]))
         with forked_runs():
             sweep(plan, out=folder / "sweep", console=Console(quiet=True), train=TRAIN)
-    ended = cluster.command(*arguments, cwd=folder, **without(*HIDDEN)).end()
-    assert ended.code == code and "Traceback" not in ended.err, ended
+    ended = cluster.command(*PROCESSES[name].split(), cwd=folder, **without(*HIDDEN)).end()
+    assert ended.code == 0 and "Traceback" not in ended.err, ended
     assert name != "sweep" or "pip install 'shardkeep[report]'" in ended.out
 
 
 @every("package", [name for name, extra in EXTRAS.items() if extra == "web"])
 def test_each_package_of_the_web_is_missed_by_its_name(folder: Path, cluster: Cluster, package: str) -> None:
-    view, serve = (cluster.command(*LACKS[name][0], cwd=folder, **without(package)) for name in ("view", "serve"))
+    view, serve = (cluster.command(name, "run", cwd=folder, **without(package)) for name in ("view", "serve"))
     line = f"needs {package}: pip install 'shardkeep[web]'"
     assert serve.end() == Ended(1, "", f"error: --http 127.0.0.1:8000 {line}; or say --http off\n")
     if package == "prometheus_client":
@@ -136,18 +127,11 @@ def test_each_package_of_the_web_is_missed_by_its_name(folder: Path, cluster: Cl
 
 
 def test_a_model_is_served_over_grpc(folder: Path, cluster: Cluster) -> None:
-    server = cluster.command("serve", "run", *HTTP_OFF, cwd=folder, **without(*HIDDEN))
+    address = ["--listen", "127.0.0.1:0", "--http", "off"]
+    server = cluster.command("serve", "run", *address, cwd=folder, **without(*HIDDEN))
     server.line("serving ")
     server.signal(signal.SIGTERM)
     assert server.end().code == 0
-
-
-def test_a_job_of_roles_trains(cluster: Cluster) -> None:
-    coordinator, address, _ = cluster.coordinator({**TINY, "servers": 1, "workers": 1}, **without(*HIDDEN))
-    roles = [cluster.role(role, 0, address, **without(*HIDDEN)) for role in ("server", "worker")]
-    for command in (coordinator, *roles):
-        ended = command.end()
-        assert ended.code == 0, ended
 
 
 ENTRIES = {
@@ -167,10 +151,8 @@ def test_an_entry_for_python_does_its_work_or_names_what_it_needs(folder: Path, 
     lines = ["import shardkeep", f"print(len(shardkeep.load('run').predict({row})))"]
     for statement in ENTRIES:
         lines += ["try:", f"  {statement}", "except shardkeep.errors.MissingPackage as error:", "  print(error)"]
-    script = {**without(*HIDDEN), "main": "tests.support.without_packages:script"}
-    assert cluster.command("\n".join(lines), cwd=folder, **script).end() == Ended(
-        0, "\n".join(["1", *ENTRIES.values(), ""]), ""
-    )
+    ended = cluster.command("\n".join(lines), cwd=folder, **without(*HIDDEN, function="script")).end()
+    assert ended == Ended(0, "\n".join(["1", *ENTRIES.values(), ""]), "")
 
 
 @pytest.mark.chaos

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,13 +10,15 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from tests.support.stand_ins import Jobs, StandIns
+    from tests.support.stand_ins import Start
 
 
 @pytest.fixture
-def jobs(tmp_path: Path, stand_ins: StandIns) -> Iterator[Jobs]:
-    """Starts jobs of one test, which end with it."""
+def start(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Start]:
+    """Starts the job of one test, which ends with it."""
+    if sys.platform != "linux":
+        pytest.skip("stand-ins are forked")
     from tests.support.stand_ins import jobs_in
 
-    with jobs_in(tmp_path, stand_ins) as jobs:
-        yield jobs
+    with jobs_in(tmp_path, request.getfixturevalue("stand_ins")) as start:
+        yield start

@@ -1,9 +1,11 @@
-"""Callbacks of jobs in one process. Of jobs with processes: tests/launch/test_supervised_callbacks.py."""
+"""Callbacks of jobs in one process. Of jobs with processes: tests/launch/test_supervised_jobs.py."""
 
 from __future__ import annotations
 
 import math
 import random
+import signal
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -25,48 +27,40 @@ from tests.support.records import records_in
 TINY: dict[str, Any] = {
     "servers": 0,
     "workers": 1,
-    "data": {"synthetic": {"train_samples": 4000, "eval_samples": 500, "num_dense": 3, "table_sizes": [50, 90]}},
+    "data": {"synthetic": {"train_samples": 1000, "eval_samples": 200, "num_dense": 3, "table_sizes": [50, 90]}},
     "model": {"bottom": [8], "hidden": [8], "dropout": 0.2},
     "tower": {"compile": "off"},
     "eval": {"every_steps": 10},
     "checkpoint": {"every_steps": 20},
-    "train": {"batch_size": 100, "report_every_s": 0.001},
+    "train": {"batch_size": 25, "report_every_s": 0.001},
 }
 STEPS = 40
 
 
-class Misspelt(shardkeep.Callback):
-    def on_evaluaton(self, event: Any) -> None: ...
-
-
-class Foreign:
-    def on_fit_end(self) -> None: ...
-
-
-def tiny(**changes: Any) -> shardkeep.JobConfig:
-    return shardkeep.JobConfig.model_validate({**TINY, **changes})
-
-
 def train(run: Path, *callbacks: Any, **changes: Any) -> shardkeep.callbacks.Summary:
-    return shardkeep.train(tiny(**changes), run_dir=run, quiet=True, callbacks=callbacks)
+    return shardkeep.train({**TINY, **changes}, run_dir=run, quiet=True, callbacks=callbacks)
 
 
-def test_each_event_comes_once_in_order_with_the_figures_of_the_run_folder(tmp_path: Path) -> None:
-    notes = Notes()
+def test_each_event_comes_once_in_order_with_the_figures_of_the_run_folder_and_changes_no_bit(tmp_path: Path) -> None:
+    def draw(_: Any) -> None:
+        torch.manual_seed(1), torch.rand(3), np.random.rand(3), random.random()
+
+    notes = Notes(on_progress=draw, on_checkpoint=draw)
     summary = train(tmp_path / "run", notes)
+    assert summary.state_digest == train(tmp_path / "alone").state_digest
     notes.check_order()
     (start,), records = notes.of("on_start"), records_in(tmp_path / "run" / "metrics.jsonl")
     assert (start.step, start.samples, start.run_dir) == (0, 0, (tmp_path / "run").absolute())
-    assert start.config.train.batch_size == 100
+    assert start.config.train.batch_size == 25
     progress = [record for record in records if record["kind"] == "progress"]
     assert [event.loss for event in notes.of("on_progress")] == [record["loss"] for record in progress]
     last = notes.of("on_progress")[-1]
-    assert (last.step, last.total_steps, last.samples, last.epoch) == (STEPS, STEPS, 4000, 0)
+    assert (last.step, last.total_steps, last.samples, last.epoch) == (STEPS, STEPS, 1000, 0)
     assert notes.steps("on_evaluation") == [10, 20, 30, 40]
     (*_, evaluation), evaluated = notes.of("on_evaluation"), summary.eval
     assert evaluated is not None and summary.best is None
     assert (evaluation.metrics["auc"], evaluation.metrics["logloss"]) == (evaluated.auc, evaluated.logloss)
-    assert (evaluation.samples, evaluation.trained_samples) == (500, 4000) and evaluation.bytes_per_sample > 0
+    assert (evaluation.samples, evaluation.trained_samples) == (200, 1000) and evaluation.bytes_per_sample > 0
     assert not {"samples", "step", "train_samples"} & set(evaluation.metrics)
     assert notes.steps("on_checkpoint") == [20, 40]
     assert all(event.path.is_dir() and event.size_bytes > 0 for event in notes.of("on_checkpoint"))
@@ -74,31 +68,27 @@ def test_each_event_comes_once_in_order_with_the_figures_of_the_run_folder(tmp_p
     assert notes.methods.index("on_evaluation") < notes.methods.index("on_checkpoint")
 
 
-def test_a_callback_changes_no_bit_of_the_model(tmp_path: Path) -> None:
-    def draw(_: Any) -> None:
-        torch.manual_seed(1), torch.rand(3), np.random.rand(3), random.random()
-
-    alone = train(tmp_path / "alone")
-    assert train(tmp_path / "run", Notes(on_progress=draw, on_checkpoint=draw)).state_digest == alone.state_digest
-
-
-LONGER = {"train": {**TINY["train"], "epochs": 2}}
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The model of two epochs without a stop."""
-    return train(tmp_path_factory.mktemp("whole") / "run", **LONGER).state_digest
+def test_a_resume_reports_its_own_steps(tmp_path: Path) -> None:
+    train(tmp_path / "run")
+    notes = Notes()
+    summary = shardkeep.resume(tmp_path / "run", overrides=["train.epochs=2"], quiet=True, callbacks=[notes])
+    notes.check_order()
+    (start,) = notes.of("on_start")
+    assert (start.step, start.samples, start.config.train.epochs) == (STEPS, 1000, 2)
+    assert notes.steps("on_evaluation") == [50, 60, 70, 80] and min(notes.steps("on_progress")) > STEPS
+    assert notes.of("on_evaluation")[0].trained_samples == 250
+    assert notes.of("on_end") == [summary] and summary.steps == 2 * STEPS
 
 
-@pytest.mark.parametrize("method", ["on_progress", "on_evaluation", "on_checkpoint"])
+@every("method", ["on_progress", "on_evaluation", "on_checkpoint"])
 def test_an_error_of_a_callback_stops_the_job_with_a_checkpoint_and_train_raises_it(
-    tmp_path: Path, method: str, whole: str, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, method: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     error = OSError("no\nspace")
     failing, other = Notes(**{method: fails(error, at=20)}), Notes()
+    config = {**TINY, "train": {**TINY["train"], "epochs": 2}}
     with pytest.raises(OSError) as caught:
-        shardkeep.train(tiny(**LONGER), run_dir=tmp_path / "run", callbacks=[failing, other])
+        shardkeep.train(config, run_dir=tmp_path / "run", callbacks=[failing, other])
     assert caught.value is error and caught.value.__cause__ is None
     for notes in (failing, other):
         notes.check_order()
@@ -110,13 +100,19 @@ def test_an_error_of_a_callback_stops_the_job_with_a_checkpoint_and_train_raises
     assert f"callback  Notes.{method} raised OSError: no space; the job stops\n" in capsys.readouterr().out
     assert other.steps("on_checkpoint")[-1] == summary["steps"]
     assert other.of("on_end")[0].message == summary["message"]
-    resumed = shardkeep.resume(tmp_path / "run", quiet=True)
-    assert resumed.steps == 2 * STEPS and resumed.state_digest == whole
+    if method == "on_progress":
+        whole = shardkeep.train(config, run_dir=tmp_path / "whole", quiet=True)
+        resumed = shardkeep.resume(tmp_path / "run", quiet=True)
+        assert resumed.steps == 2 * STEPS and resumed.state_digest == whole.state_digest
 
 
-def test_an_error_at_the_last_step_leaves_a_completed_job(tmp_path: Path) -> None:
+def test_errors_at_the_last_step_and_of_on_end_leave_a_completed_job_and_other_callbacks(tmp_path: Path) -> None:
+    after = Notes()
+    last = Notes(on_evaluation=fails(ZeroDivisionError(), at=STEPS), on_end=fails(ValueError("late")))
     with pytest.raises(ZeroDivisionError):
-        train(tmp_path / "run", Notes(on_evaluation=fails(ZeroDivisionError(), at=STEPS)))
+        train(tmp_path / "run", last, after)
+    after.check_order()
+    assert after.of("on_end")[0].status == "completed"
     assert (RunFolder(tmp_path / "run").summary() or {})["status"] == "completed"
 
 
@@ -131,48 +127,39 @@ def test_an_error_of_on_start_trains_nothing(tmp_path: Path) -> None:
     assert before.of("on_end")[0].status == "stopped"
 
 
-def test_an_error_of_on_end_leaves_a_completed_job_and_other_callbacks(tmp_path: Path) -> None:
-    after = Notes()
-    with pytest.raises(ValueError, match=r"^late$"):
-        train(tmp_path / "run", Notes(on_end=fails(ValueError("late"))), after)
-    after.check_order()
-    assert after.of("on_end")[0].status == "completed"
-
-
-def test_the_error_of_the_job_comes_before_one_of_on_end(tmp_path: Path) -> None:
-    notes = Notes(on_end=fails(ValueError("late")))
+def test_the_error_of_the_job_comes_before_one_of_on_end_and_a_mistake_in_the_config_calls_nothing(
+    tmp_path: Path,
+) -> None:
+    notes, uncalled = Notes(on_end=fails(ValueError("late"))), Notes()
     with pytest.raises(UserError, match="no_such_module"):
         train(tmp_path / "run", notes, model={"name": "no_such_module:tower"})
     assert notes.methods == ["on_start", "on_end"]
     assert notes.of("on_end")[0].status == "failed" and "no_such_module" in notes.of("on_end")[0].message
-
-
-def test_a_mistake_in_the_config_calls_nothing(tmp_path: Path) -> None:
-    notes = Notes()
     with pytest.raises(UserError, match="no_such"):
-        train(tmp_path / "run", notes, data={"source": "csv", "train": ["no_such.csv"], "label": "a", "dense": ["b"]})
-    assert notes.calls == []
+        train(
+            tmp_path / "none", uncalled, data={"source": "csv", "train": ["no_such.csv"], "label": "a", "dense": ["b"]}
+        )
+    assert uncalled.calls == []
 
 
-def test_a_resume_reports_its_own_steps(tmp_path: Path) -> None:
-    train(tmp_path / "run")
-    notes = Notes()
-    summary = shardkeep.resume(tmp_path / "run", overrides=["train.epochs=2"], quiet=True, callbacks=[notes])
-    notes.check_order()
-    (start,) = notes.of("on_start")
-    assert (start.step, start.samples, start.config.train.epochs) == (STEPS, 4000, 2)
-    assert notes.steps("on_evaluation") == [50, 60, 70, 80] and min(notes.steps("on_progress")) > STEPS
-    assert notes.of("on_evaluation")[0].trained_samples == 1000
-    assert notes.of("on_end") == [summary] and summary.steps == 2 * STEPS
+def test_a_second_ctrl_c_ends_a_callback_that_hangs(tmp_path: Path) -> None:
+    def hang(_: Any) -> None:
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+        threading.Event().wait(100)
+
+    notes = Notes(on_progress=hang)
+    with pytest.raises(JobStopped, match=r"^stopped at step "):
+        train(tmp_path / "run", notes)
+    assert notes.methods == ["on_start", "on_progress", "on_end"] and notes.of("on_end")[0].status == "stopped"
 
 
-def test_early_stopping_ends_the_events(tmp_path: Path) -> None:
-    notes = Notes()
-    stopping = {"metric": "auc", "patience": 1, "min_delta": 1.0}
-    train(tmp_path / "run", notes, train={**TINY["train"], "early_stopping": stopping})
-    notes.check_order()
-    assert notes.steps("on_evaluation") == [10, 20] and max(notes.steps("on_progress")) <= 20
-    assert notes.of("on_end")[0].best.step == 10 and notes.steps("on_checkpoint") == [10, 20]
+class Misspelt(shardkeep.Callback):
+    def on_evaluaton(self, event: Any) -> None: ...
+
+
+class Foreign:
+    def on_fit_end(self) -> None: ...
 
 
 @every(
@@ -189,53 +176,52 @@ def test_early_stopping_ends_the_events(tmp_path: Path) -> None:
         ),
         ([Foreign()], r"callbacks: Foreign.on_fit_end is never called; allowed: on_start,"),
     ],
-    ids=["one", "text", "class", "object", "misspelt", "of another library"],
 )
 def test_what_is_no_callback_is_refused_in_one_line(tmp_path: Path, callbacks: Any, message: str) -> None:
-    for call in (lambda: shardkeep.train(tiny(), run_dir=tmp_path / "run", callbacks=callbacks),
-                 lambda: shardkeep.resume(tmp_path / "run", callbacks=callbacks)):  # fmt: skip
-        with pytest.raises(UserError, match=f"^{message}"):
-            call()
-    assert not (tmp_path / "run").exists()
+    run = tmp_path / "run"
+    with pytest.raises(UserError, match=f"^{message}"):
+        shardkeep.train(TINY, run_dir=run, callbacks=callbacks)
+    with pytest.raises(UserError, match=f"^{message}"):
+        shardkeep.resume(run, callbacks=callbacks)
+    assert not run.exists()
 
 
 def started(tmp_path: Path, *callbacks: Any, interrupts: Interrupts | None = None) -> CallbackCalls:
     """Calls of a job that has started."""
     calls = CallbackCalls(callbacks, interrupts or Interrupts(), lambda _: None)
-    calls.start(shardkeep.callbacks.StartEvent(tiny(), tmp_path, 0, 0))
+    calls.start(shardkeep.callbacks.StartEvent(shardkeep.JobConfig.model_validate(TINY), tmp_path, 0, 0))
     return calls
 
 
-def test_steps_that_a_recovery_repeats_are_reported_once(tmp_path: Path) -> None:
+OTHERS: list[dict[str, Any]] = [
+    {"kind": "progress", "index": 1, "step": 9},
+    {"kind": "phase", "phase": "checkpoint", "step": 9, "text": "no checkpoint at step 9: disk full"},
+    {"kind": "phase", "phase": "checkpoint", "step": 9, "every_steps": 5, "text": "one every 5 steps"},
+    {"kind": "event", "text": "formed"},
+    {},
+]
+"""Records of another worker, of a failed checkpoint, of its interval, of an event, and of nothing."""
+
+
+def test_steps_that_a_recovery_repeats_and_another_start_are_reported_once_and_other_records_not(
+    tmp_path: Path,
+) -> None:
     notes = Notes()
     calls = started(tmp_path, notes)
-    done = {"bytes": 1, "phase": "checkpoint", "kind": "phase"}
+    for record in OTHERS:
+        calls.record(record_of(record))
+    calls.start(shardkeep.callbacks.StartEvent(shardkeep.JobConfig(), tmp_path, 2, 20))  # as `shardkeep scale` does
     for step in (1, 2, 3, 2, 3, 4):
-        calls.record(record_of({"kind": "progress", "role": "worker", "index": 0, "step": step}))
-        calls.record(
-            record_of({"kind": "eval", "role": "worker", "index": 0, "step": step, "auc": None, "logloss": step})
-        )
-        calls.record(record_of({"role": "worker", "index": 0, "step": step, **done}))
+        for record in (
+            {"kind": "progress"},
+            {"kind": "eval", "auc": None, "logloss": step},
+            {"kind": "phase", "phase": "checkpoint", "bytes": 1},
+        ):
+            calls.record(record_of({"role": "worker", "index": 0, "step": step, **record}))
+    assert notes.methods.count("on_start") == 1 and len(notes.calls) == 1 + 3 * 4
     for method in ("on_progress", "on_evaluation", "on_checkpoint"):
         assert notes.steps(method) == [1, 2, 3, 4]
     assert [dict(event.metrics) for event in notes.of("on_evaluation")] == [{"logloss": n} for n in (1, 2, 3, 4)]
-
-
-@every(
-    "record",
-    [
-        {"kind": "progress", "index": 1, "step": 1},
-        {"kind": "phase", "phase": "checkpoint", "step": 1, "text": "no checkpoint at step 1: disk full"},
-        {"kind": "phase", "phase": "checkpoint", "step": 1, "every_steps": 5, "text": "one every 5 steps"},
-        {"kind": "event", "text": "formed"},
-        {},
-    ],
-    ids=["another worker", "failed checkpoint", "interval", "event", "nothing"],
-)
-def test_other_records_are_not_passed_on(tmp_path: Path, record: dict[str, Any]) -> None:
-    notes = Notes()
-    started(tmp_path, notes).record(record_of(record))
-    assert notes.methods == ["on_start"]
 
 
 def test_a_record_without_figures_is_reported_as_unknown(tmp_path: Path) -> None:
@@ -248,27 +234,26 @@ def test_a_record_without_figures_is_reported_as_unknown(tmp_path: Path) -> None
     assert math.isnan(evaluation.bytes_per_sample) and evaluation.metrics == {}
 
 
-def test_a_callback_that_raises_a_keyboard_interrupt_stops_the_job(tmp_path: Path) -> None:
-    interrupts = Interrupts()
+@every(
+    ("deeds", "ends_with", "raised"),
+    [
+        ({"on_progress": KeyboardInterrupt()}, JobStopped("stopped at step 3"), KeyboardInterrupt),
+        ({"on_end": ValueError("late")}, JobStopped("stopped at step 3"), JobStopped),
+        ({"on_progress": ValueError("mine")}, JobError("worker 0 ended"), JobError),
+        ({"on_end": ValueError("late")}, None, ValueError),
+    ],
+    ids=["Ctrl-C in a callback", "a stop by the user", "a failure of the job", "a job that is completed"],
+)
+def test_of_several_errors_at_the_end_the_first_cause_is_raised(
+    tmp_path: Path, deeds: dict[str, BaseException], ends_with: JobError | None, raised: type[BaseException]
+) -> None:
+    interrupts, notes = Interrupts(), Notes(**{method: fails(error) for method, error in deeds.items()})
     interrupts.tolerated = 1
-    calls = started(tmp_path, Notes(on_progress=fails(KeyboardInterrupt())), interrupts=interrupts)
+    calls = started(tmp_path, notes, interrupts=interrupts)
     calls.record(record_of({"kind": "progress", "step": 3}))
-    with pytest.raises(KeyboardInterrupt), calls.ending(RunFolder(tmp_path)):
-        assert interrupts.count == 1
-        raise JobStopped("stopped at step 3")
-
-
-def test_a_stop_by_the_user_comes_before_an_error_of_on_end(tmp_path: Path) -> None:
-    calls = started(tmp_path, Notes(on_end=fails(ValueError("late"))))
-    with pytest.raises(JobStopped, match=r"^stopped at step 3$"), calls.ending(RunFolder(tmp_path)):
-        raise JobStopped("stopped at step 3")
-
-
-def test_a_failure_of_the_job_comes_before_the_error_that_stopped_it(tmp_path: Path) -> None:
-    notes = Notes(on_progress=fails(ValueError("mine")))
-    calls = started(tmp_path, notes)
-    calls.record(record_of({"kind": "progress", "step": 3}))
-    with pytest.raises(JobError, match=r"^worker 0 ended"), calls.ending(RunFolder(tmp_path)):
-        raise JobError("worker 0 ended")
+    assert interrupts.count == ("on_progress" in deeds)
+    with pytest.raises(raised), calls.ending(RunFolder(tmp_path)):
+        if ends_with is not None:
+            raise ends_with
     (summary,) = notes.of("on_end")
-    assert (summary.status, summary.message) == ("failed", "worker 0 ended")
+    assert (summary.status, summary.message) == ("failed", str(ends_with))

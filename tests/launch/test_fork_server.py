@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,7 @@ from shardkeep.launch.processes.starter import RoleCommand, Starter
 from tests.support import role_probe
 from tests.support.cases import every
 from tests.support.cluster import gone, kill, stalled
+from tests.support.forked import started
 from tests.support.import_path import IMPORT_PATH
 
 pytestmark = [
@@ -33,7 +33,6 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="the fork server is for Linux"),
 ]
 LIMIT_S = 90.0
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -41,40 +40,33 @@ def forked_launchers() -> None:
     """Nothing: the fork server here is started by exec, as that of a user."""
 
 
-def environment(threads: int = 1) -> dict[str, str]:
+def environment() -> dict[str, str]:
     inherited = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
-    each_role_sets = {"TORCH_CPP_LOG_LEVEL": "ERROR"}
-    base = {**inherited, **each_role_sets, "PYTHONPATH": IMPORT_PATH, "LAUNCHER": str(os.getpid())}
-    return child_environment(base, threads=threads)
+    own = {"TORCH_CPP_LOG_LEVEL": "ERROR", "PYTHONPATH": IMPORT_PATH, "LAUNCHER": str(os.getpid())}
+    return child_environment(inherited | own, threads=3)
+
+
+def fork_server(*modules: str) -> ForkServer:
+    server = ForkServer(environment(), main="tests.support.role_probe:main")
+    server.load(modules or ["tests.support.role_probe"])
+    return server
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[ForkServer]:
-    started = fork_server(modules=["numpy.random", "tests.support.role_probe"])
-    yield started
-    started.close()
+    server = fork_server("numpy.random", "tests.support.role_probe")
+    yield server
+    server.close()
 
 
-def fork_server(threads: int = 1, modules: Sequence[str] = ("tests.support.role_probe",)) -> ForkServer:
-    started = ForkServer(environment(threads), main="tests.support.role_probe:main")
-    started.load(modules)
-    return started
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    return tmp_path / "forked.log"
 
 
-def forked(server: ForkServer, log: Path, *arguments: str, threads: int = 1, **options: Any) -> Child:
+def forked(server: ForkServer, log: Path, *arguments: str, env: dict[str, str] | None = None, **options: Any) -> Child:
     with log.open("ab") as output:
-        process = server.fork(["probe", *arguments], log=output.fileno(), env=environment(threads), **options)
-    return Child("probe", 0, process, log=log)
-
-
-def spawned(log: Path, *arguments: str, threads: int = 1) -> Child:
-    """The same by exec, as `Starter` does it."""
-    command = [*SHARDKEEP[:2], role_probe.__file__, "probe", *arguments]
-    with log.open("ab") as output:
-        process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=output, stderr=output, env=environment(threads),
-            start_new_session=True,
-        )  # fmt: skip
+        process = server.fork(["probe", *arguments], log=output.fileno(), env=env or environment(), **options)
     return Child("probe", 0, process, log=log)
 
 
@@ -89,27 +81,29 @@ def facts_of(child: Child, log: Path) -> dict[str, Any]:
     return found
 
 
-def end(*children: Child) -> None:
-    end_all(children, grace_s=0.0)
+def codes_of(children: Sequence[Child]) -> list[int]:
+    """Waits for their end; their exit codes."""
+    assert wait_all(children, Deadline(LIMIT_S))
+    return [death.code for child in children if (death := child.death())]
 
 
-@pytest.fixture
-def log(tmp_path: Path) -> Path:
-    return tmp_path / "forked.log"
-
-
-def test_a_forked_role_equals_a_spawned_one(tmp_path: Path, log: Path) -> None:
-    threads = 3
-    server = fork_server(threads, ["numpy.random", "tests.support.role_probe"])
-    children = [
-        forked(server, log, "wait", "a path with a space", threads=threads),
-        spawned(tmp_path / "spawned.log", "wait", "a path with a space", threads=threads),
-    ]
+def test_a_forked_role_equals_a_spawned_one(server: ForkServer, tmp_path: Path, log: Path) -> None:
+    arguments, logs = ("wait", "a path with a space"), [log, tmp_path / "spawned.log"]
+    children = [forked(server, log, *arguments)]
+    with logs[1].open("ab") as output:
+        process = subprocess.Popen(
+            [*SHARDKEEP[:2], role_probe.__file__, "probe", *arguments],
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=output,
+            env=environment(),
+            start_new_session=True,
+        )  # as `Starter` does it
+    children.append(Child("probe", 0, process, log=logs[1]))
     try:
-        found = [facts_of(child, path) for child, path in zip(children, (log, tmp_path / "spawned.log"), strict=True)]
+        found = [facts_of(*pair) for pair in zip(children, logs, strict=True)]
     finally:
-        end(*children)
-        server.close()
+        end_all(children, grace_s=0.0)
     for facts in found:
         del facts["own"], facts["argv"][0], facts["cmdline"][2]  # the main's file is another one
     assert found[0] == found[1]
@@ -117,28 +111,19 @@ def test_a_forked_role_equals_a_spawned_one(tmp_path: Path, log: Path) -> None:
     assert found[0]["descriptors"].keys() == {"0", "1", "2"}
 
 
-def test_the_command_line_of_a_forked_role_is_that_of_its_role(server: ForkServer, log: Path) -> None:
-    child = forked(server, log, "wait", "--index", "0")
-    assert os.getpgid(child.pid) == child.pid  # at once, so that it can be killed at once
-    facts_of(child, log)
-    assert psutil.Process(child.pid).cmdline() == [*SHARDKEEP, "probe", "wait", "--index", "0"]
-    end(child)
-
-
-def test_forked_roles_have_random_states_of_their_own(server: ForkServer, tmp_path: Path) -> None:
-    logs = [tmp_path / "0.log", tmp_path / "1.log"]
-    children = [forked(server, log, "exit", "0") for log in logs]
-    own = [facts_of(child, log)["own"] for child, log in zip(children, logs, strict=True)]
-    assert own[0]["random"] != own[1]["random"]
-    assert own[0]["numpy"] != own[1]["numpy"]
-    end(*children)
-
-
-def test_a_forked_role_runs_on_its_cores(server: ForkServer, log: Path) -> None:
+def test_a_forked_role_has_its_command_line_its_cores_and_a_random_state_of_its_own(
+    server: ForkServer, tmp_path: Path
+) -> None:
     core = max(os.sched_getaffinity(0))
-    child = forked(server, log, "exit", "0", cores=(core,))
-    assert facts_of(child, log)["cores"] == [core]
-    end(child)
+    logs = [tmp_path / name for name in "01"]
+    children = [forked(server, log, "wait", "--index", log.name, cores=(core,)) for log in logs]
+    for child in children:
+        assert os.getpgid(child.pid) == child.pid  # at once, so that it can be killed at once
+    facts = [facts_of(*pair) for pair in zip(children, logs, strict=True)]
+    assert psutil.Process(children[1].pid).cmdline() == [*SHARDKEEP, "probe", "wait", "--index", "1"]
+    assert [each["cores"] for each in facts] == [[core], [core]]
+    assert all(facts[0]["own"][key] != facts[1]["own"][key] for key in ("random", "numpy"))
+    end_all(children, grace_s=0.0)
 
 
 @every(
@@ -158,11 +143,9 @@ def test_the_launcher_sees_how_a_forked_role_ends(
 ) -> None:
     log = tmp_path / "forked.log"
     child = forked(server, log, *act)
-    assert wait_all([child], Deadline(LIMIT_S))
-    death = child.death()
-    assert death is not None and death.code == code
+    assert codes_of([child]) == [code]
     assert ("RuntimeError: the probe fails" in log.read_text()) == (act == ["fail"])
-    end(child)
+    end_all([child], grace_s=0.0)
     assert not psutil.pid_exists(child.pid)  # no zombie
 
 
@@ -176,28 +159,11 @@ def test_the_end_of_a_forked_role_is_that_of_its_group(server: ForkServer, log: 
     assert not gone(below, limit_s=LIMIT_S)
 
 
-def test_two_threads_may_fork_roles_at_once(server: ForkServer, tmp_path: Path) -> None:
-    """As those that call `shardkeep.train`, each with its own fork server."""
-    other = fork_server()
-
-    def codes(number: int) -> list[int]:
-        mine, log = (server, other)[number], tmp_path / f"{number}.log"
-        children = [forked(mine, log, "exit", "3") for _ in range(5)]
-        assert wait_all(children, Deadline(LIMIT_S))
-        found = [death.code for child in children if (death := child.death())]
-        end(*children)
-        return found
-
-    with ThreadPoolExecutor(2) as pool:
-        assert list(pool.map(codes, range(2))) == [[3] * 5] * 2
-    other.close()
-
-
 def test_roles_outlive_the_fork_server_whose_death_is_reported_once_and_others_are_started_by_exec(
     tmp_path: Path, log: Path
 ) -> None:
-    server, said = fork_server(), list[str]()
-    starter = Starter(server, said.append)
+    server, lines = fork_server(), list[str]()
+    starter = Starter(server, lines.append)
     assert starter.ready(LIMIT_S)
     first, second = forked(server, log, "wait"), forked(server, log.with_name("2.log"), "wait")
     facts_of(first, log)
@@ -205,18 +171,15 @@ def test_roles_outlive_the_fork_server_whose_death_is_reported_once_and_others_a
     os.waitid(os.P_PID, server.pid, os.WEXITED | os.WNOWAIT)  # its launcher reads how it ended
     assert first.running and second.running
     first.terminate()
-    assert wait_all([first], Deadline(LIMIT_S))
-    death = first.death()
-    assert death is not None and death.code == -signal.SIGTERM
+    assert codes_of([first]) == [-signal.SIGTERM]
     children = [
         starter.start(RoleCommand("nobody", index, [], tmp_path / f"{index}.log", environment()))  # a wrong command
         for index in range(2)
     ]
-    assert wait_all(children, Deadline(LIMIT_S))
-    assert [death.code for child in children if (death := child.death())] == [2, 2]
+    assert codes_of(children) == [2, 2]
     pid = server.pid
-    assert said == [f"fork server 0 (pid {pid}) ended: killed by SIGKILL; roles are started by exec from now on"]
-    end(first, second, *children)
+    assert lines == [f"fork server 0 (pid {pid}) ended: killed by SIGKILL; roles are started by exec from now on"]
+    end_all([first, second, *children], grace_s=0.0)
     starter.close()
 
 
@@ -228,102 +191,90 @@ def test_roles_outlive_the_fork_server_whose_death_is_reported_once_and_others_a
     ],
 )
 def test_a_server_that_cannot_fork_says_why(module: str, why: str, tmp_path: Path) -> None:
-    server = fork_server(modules=[module])
+    server = fork_server(module)
     with pytest.raises(NoFork, match=why):
         forked(server, tmp_path / "forked.log", "exit", "0")
     server.close()
 
 
 def test_a_role_of_another_environment_is_not_forked(server: ForkServer, log: Path) -> None:
-    with pytest.raises(NoFork, match="environment"), log.open("ab") as output:
-        server.fork([], log=output.fileno(), env={**environment(), "OMP_NUM_THREADS": "7"})
+    with pytest.raises(NoFork, match="environment"):
+        forked(server, log, env={**environment(), "OMP_NUM_THREADS": "7"})
 
 
 def test_a_role_that_is_forked_too_late_ends_at_once(log: Path) -> None:
+    def logs_of(process: psutil.Process) -> list[str]:
+        try:
+            return [file.path for file in process.open_files()]
+        except psutil.Error:
+            return []
+
     server = fork_server()
     server.ready()
-    process = psutil.Process(server.pid)
-    with stalled(process), pytest.raises(NoFork, match="does not answer"):
+    with stalled(psutil.Process(server.pid)), pytest.raises(NoFork, match="does not answer"):
         forked(server, log, "wait", limit_s=0.1)
     server.load([])
     server.ready()  # it has forked by then
     deadline = Deadline(LIMIT_S)
-    while any(str(log) in [file.path for file in files_of(other)] for other in psutil.process_iter()):
+    while any(str(log) in logs_of(process) for process in psutil.process_iter()):
         deadline.check("the end of the role")
     assert log.read_text() == ""
     server.close()
 
 
-def files_of(process: psutil.Process) -> list[Any]:
-    try:
-        return process.open_files()
-    except psutil.Error:
-        return []
+GPU = r"this machine has a GPU that towers may use \(tower.device: auto\)"
 
 
 @every(
-    ("start", "servers", "device", "chosen"),
+    ("servers", "device", "platform", "gpus", "why"),
     [
-        ("auto", 2, "cpu", True),
-        ("spawn", 2, "cpu", False),
-        ("fork_server", 2, "cpu", True),
-        ("auto", 2, "cuda", False),
-        ("auto", 0, "cpu", False),
+        (2, "cpu", "linux", [], ""),
+        (2, "cuda", "linux", [], "tower.device is cuda"),
+        (0, "cpu", "linux", [], "with servers: 0"),
+        (2, "cpu", "darwin", [], "it needs Linux, and this is darwin"),
+        (2, "auto", "linux", [__file__], GPU),
+        (2, "auto", "linux", [], ""),
+        (2, "cpu", "linux", [__file__], ""),
     ],
 )
-def test_roles_are_forked_where_it_is_possible_and_wanted(start: Any, servers: int, device: str, chosen: bool) -> None:
-    assert forks(LaunchConfig(start=start), servers=servers, device=device) == chosen
-
-
-@every(("servers", "device"), [(2, "cuda"), (0, "cpu")])
-def test_a_fork_server_where_none_is_possible_is_an_error(servers: int, device: str) -> None:
-    with pytest.raises(ConfigError, match=r"launch.start: fork_server, but .*; allowed: auto or spawn"):
-        forks(LaunchConfig(start="fork_server"), servers=servers, device=device)
-
-
-@every(
-    ("platform", "device", "gpus", "why"),
-    [
-        ("darwin", "cpu", [], "it needs Linux, and this is darwin"),
-        ("linux", "auto", [__file__], r"this machine has a GPU that towers may use \(tower.device: auto\)"),
-    ],
-)
-def test_a_machine_that_cannot_fork_roles_spawns_them_or_says_why(
-    platform: str, device: str, gpus: list[str], why: str, monkeypatch: pytest.MonkeyPatch
+def test_roles_are_forked_where_it_is_possible_and_wanted(
+    servers: int, device: str, platform: str, gpus: list[str], why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "platform", platform)
     monkeypatch.setattr(launch, "GPUS", gpus)
-    assert not forks(LaunchConfig(start="auto"), servers=2, device=device)
-    with pytest.raises(ConfigError, match=rf"^launch.start: fork_server, but {why}; allowed: auto or spawn$"):
-        forks(LaunchConfig(start="fork_server"), servers=2, device=device)
+
+    def chosen(start: Any) -> bool:
+        return forks(LaunchConfig(start=start), servers=servers, device=device)
+
+    assert (chosen("auto"), chosen("spawn")) == (not why, False)
+    if why:
+        with pytest.raises(ConfigError, match=rf"^launch.start: fork_server, but {why}.*; allowed: auto or spawn$"):
+            chosen("fork_server")
+    else:
+        assert chosen("fork_server")
 
 
-LAUNCHER = """
-import sys, time
-from pathlib import Path
-from tests.launch.test_fork_server import fork_server, forked
-server, importing = fork_server(), fork_server(modules=["tests.support.endless_import"])
-server.ready()
-child = forked(server, Path(sys.argv[1]), "wait")
-while not Path(sys.argv[2]).exists():
-    time.sleep(0.01)
-print(server.pid, child.pid, importing.pid, flush=True)
-time.sleep(600)
-"""
+def launch_role() -> None:
+    """A launcher: `sys.argv` has the log of its role, and the file that its second fork server makes in an import."""
+    server, importing = fork_server(), fork_server("tests.support.endless_import")
+    server.ready()
+    child = forked(server, Path(sys.argv[1]), "wait")
+    while not Path(sys.argv[2]).exists():
+        time.sleep(0.01)
+    print(server.pid, child.pid, importing.pid, flush=True)
+    signal.pause()
 
 
-def test_roles_and_servers_also_one_inside_an_import_end_with_a_launcher_that_is_killed(
-    log: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("IMPORT_BEGAN", str(log.with_name("importing")))
-    command = [sys.executable, "-c", LAUNCHER, str(log), os.environ["IMPORT_BEGAN"]]
-    launcher = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
-    assert launcher.stdout is not None
-    processes = [psutil.Process(int(pid)) for pid in launcher.stdout.readline().split()]
-    assert len(processes) == 3
-    launcher.kill()
-    launcher.wait()
-    launcher.stdout.close()
+def test_roles_and_servers_also_one_inside_an_import_end_with_a_launcher_that_is_killed(log: Path) -> None:
+    began = str(log.with_name("importing"))
+    env = {**os.environ, "IMPORT_BEGAN": began, "PYTHONPATH": IMPORT_PATH}
+    launcher = started([str(log), began], env=env, main=f"{__name__}:{launch_role.__name__}")
+    assert launcher.stdin is not None and launcher.stdout is not None and launcher.stderr is not None
+    with launcher.stdin, launcher.stdout, launcher.stderr:
+        processes = [psutil.Process(int(pid)) for pid in launcher.stdout.readline().split()]
+        assert len(processes) == 3
+        launcher.kill()
+        launcher.wait()
     alive = gone(processes, limit_s=LIMIT_S)
     kill(alive)
     assert not alive

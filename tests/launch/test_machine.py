@@ -12,7 +12,6 @@ from shardkeep.launch import machine
 from shardkeep.launch.machine import MACHINES, Machine, index_of, machine_of, restarts_left, world_size
 from tests.support.cases import every
 
-LIBRARY = Path(machine.__file__).parents[1]
 LAUNCHERS = {
     "kubeflow trainer": ({"PET_NODE_RANK": "1", "PET_NNODES": "3", "PET_MASTER_ADDR": "head"}, (1, 3, "head")),
     "torchrun": ({"GROUP_RANK": "1", "GROUP_WORLD_SIZE": "3", "MASTER_ADDR": "head"}, (1, 3, "head")),
@@ -33,25 +32,26 @@ LAUNCHERS = {
 
 
 @every("name", LAUNCHERS)
-def test_a_machine_is_what_its_launcher_says(name: str) -> None:
+def test_a_machine_is_what_its_launcher_says_unless_it_is_given(name: str) -> None:
     environment, (rank, nodes, head) = LAUNCHERS[name]
     given = None if len(environment) > 1 else nodes  # an indexed Job does not say how many there are
     assert machine_of(None, given, environment) == Machine(rank, nodes, head)
-
-
-def test_each_variable_of_the_table_is_in_a_test() -> None:
-    tried = {variable for environment, _ in LAUNCHERS.values() for variable in environment}
-    assert tried == {name for names in MACHINES for name in names if name}
-
-
-def test_what_is_given_overrides_what_the_launcher_says() -> None:
-    environment, _ = LAUNCHERS["slurm"]
-    assert machine_of(0, 9, environment) == Machine(0, 9, "10.0.0.1")
+    assert machine_of(0, 9, environment) == Machine(0, 9, head)
 
 
 def test_of_two_launchers_one_says_all_of_it() -> None:
     both = LAUNCHERS["kubernetes"][0] | LAUNCHERS["kubeflow trainer"][0]
     assert machine_of(None, None, both) == Machine(1, 3, "head")
+
+
+def test_each_variable_of_the_table_is_in_a_test_and_no_other_file_names_one() -> None:
+    tried = {variable for environment, _ in LAUNCHERS.values() for variable in environment}
+    assert tried == {name for names in MACHINES for name in names if name}
+    prefixes = ("PET_", "SLURM_", "SKYPILOT_", "DSTACK_", "TORCHELASTIC_", "GROUP_RANK", "JOB_COMPLETION")
+    own = Path(machine.__file__)
+    files = [path for path in own.parents[1].rglob("*.py") if path != own]
+    assert len(files) > 200
+    assert not [path for path in files if any(prefix in path.read_text(encoding="utf-8") for prefix in prefixes)]
 
 
 @every(
@@ -63,7 +63,6 @@ def test_of_two_launchers_one_says_all_of_it() -> None:
         ({"PET_NODE_RANK": "0", "PET_NNODES": "1:4"}, "PET_NNODES=1:4 is not a whole number"),
         ({"SLURM_NODEID": "2", "SLURM_NNODES": "2"}, "machine 2 of 2 machines; allowed: ranks 0 to 1"),
     ],
-    ids=["nothing", "no number", "a word", "a range", "too high"],
 )
 def test_what_says_no_machine_is_refused_in_one_line(environment: dict[str, str], text: str) -> None:
     with pytest.raises(UserError) as caught:
@@ -78,7 +77,6 @@ def test_what_says_no_machine_is_refused_in_one_line(environment: dict[str, str]
         ({"SLURM_PROCID": "1", "JOB_COMPLETION_INDEX": "2"}, 1),
         ({"RANK": "", "JOB_COMPLETION_INDEX": "2"}, 2),
     ],
-    ids=["torchrun", "slurm", "kubernetes"],
 )
 def test_the_index_of_a_process_comes_from_the_launcher(environment: dict[str, str], index: int) -> None:
     assert index_of(None, environment) == index
@@ -98,30 +96,19 @@ def test_a_launcher_says_how_many_processes_there_are_and_whether_it_starts_them
     assert not restarts_left({count: "2", most: "2"}) and not restarts_left({})
 
 
-def test_no_other_file_names_a_variable_of_a_launcher() -> None:
-    prefixes = ("PET_", "SLURM_", "SKYPILOT_", "DSTACK_", "TORCHELASTIC_", "GROUP_RANK", "JOB_COMPLETION")
-    files = [path for path in LIBRARY.rglob("*.py") if path != Path(machine.__file__)]
-    assert len(files) > 200
-    assert not [path for path in files if any(prefix in path.read_text(encoding="utf-8") for prefix in prefixes)]
-
-
 @every(
-    ("head", "route", "address"),
+    ("nodes", "head", "route", "address"),
     [
-        ("10.0.0.1", "10.0.0.2", "10.0.0.2"),
-        ("10.0.0.1", None, "10.0.0.3"),  # no route: no default route, or a name that is not known yet
-        ("head", "127.0.1.1", "10.0.0.3"),  # the head itself, whose name is loopback there
-        ("", "10.0.0.2", "10.0.0.3"),
+        (2, "10.0.0.1", "10.0.0.2", "10.0.0.2"),
+        (2, "10.0.0.1", None, "10.0.0.3"),  # no route: no default route, or a name that is not known yet
+        (2, "head", "127.0.1.1", "10.0.0.3"),  # the head itself, whose name is loopback there
+        (2, "", "10.0.0.2", "10.0.0.3"),
+        (1, "10.0.0.1", "10.0.0.2", "127.0.0.1"),  # the only machine needs no network
     ],
-    ids=["route", "no route", "loopback", "no head"],
 )
 def test_a_machine_s_address_is_that_of_the_route_to_the_head_or_else_of_its_name(
-    monkeypatch: pytest.MonkeyPatch, head: str, route: str | None, address: str
+    monkeypatch: pytest.MonkeyPatch, nodes: int, head: str, route: str | None, address: str
 ) -> None:
     monkeypatch.setattr(interfaces, "route_to", lambda *_: route)
     monkeypatch.setattr(interfaces, "named_host", lambda _: "10.0.0.3")
-    assert Machine(1, 2, head).own_address()[0] == address
-
-
-def test_the_only_machine_of_a_job_needs_no_network() -> None:
-    assert Machine(0, 1, "10.0.0.1").own_address() == ("127.0.0.1", "the only machine")
+    assert Machine(0, nodes, head).own_address()[0] == address

@@ -1,30 +1,94 @@
-"""The supervisor with stand-in roles: small shells that end as the test says, given to it by a starter."""
+"""Role processes as the launcher sees them, and the supervisor with shells as roles, which end as the test says."""
 
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 from collections.abc import Mapping
 from io import StringIO
 from pathlib import Path
 
+import psutil
 import pytest
 from rich.console import Console
 
 from shardkeep import core_plan
+from shardkeep.base.deadlines import Deadline
 from shardkeep.base.errors import JobError, JobStopped, UserError
+from shardkeep.base.logs.json_log import printed_line
 from shardkeep.base.machine.topology import Topology
 from shardkeep.config import JobConfig
-from shardkeep.config.affinity import Cores
-from shardkeep.launch.processes.children import Child
+from shardkeep.launch.processes.children import Child, Death, child_environment, end_all, last_words, wait_all
 from shardkeep.launch.processes.role_starts import RoleStarts, of_launcher
 from shardkeep.launch.processes.starter import RoleCommand, Starter
 from shardkeep.launch.stopping.interrupts import Interrupts
 from shardkeep.launch.train_job import TrainJob
 from shardkeep.run.folder import RunFolder
 from shardkeep.view.screen import Screen
+from tests.support.cases import every
 
 pytestmark = pytest.mark.waits_for_processes
+LIMIT_S = 90.0
+
+
+def test_children_are_named_by_their_exit_code_with_their_last_words_or_by_their_signal_and_leave_nothing(
+    tmp_path: Path,
+) -> None:
+    env = child_environment(os.environ, threads=1)
+    arguments = {"coordinator": [f"{tmp_path}/absent.yaml"], "worker": ["--coordinator", "127.0.0.1:1", "--index", "0"]}
+    commands = [RoleCommand(role, 0, words, tmp_path / f"{role}.log", env) for role, words in arguments.items()]
+    wrong, killed = map(Starter().start, commands)
+    os.kill(killed.pid, signal.SIGKILL)
+    assert wait_all([wrong, killed], Deadline(LIMIT_S))
+    why = f"{tmp_path}/absent.yaml: cannot be read (No such file or directory)"
+    assert wrong.death() == Death("coordinator", 0, wrong.pid, 2, why)
+    death = killed.death()
+    assert death is not None and death.text() == f"worker 0 (pid {killed.pid}) ended: killed by SIGKILL"
+    assert end_all([wrong, killed], grace_s=1.0) == []
+    assert not psutil.pid_exists(killed.pid)
+
+
+OBJECTS = "".join(printed_line("worker", 0, text) + "\n" for text in ("error: data.path: no such file", "bye"))
+
+
+@every(
+    ("log", "expected"),
+    [
+        ("worker/0 - start\nerror: no such column\nbye\n", "no such column"),
+        ("Traceback\n  File x\nValueError: bad\n\n", "ValueError: bad"),
+        (OBJECTS, "data.path: no such file"),
+        ("", ""),
+    ],
+)
+def test_the_last_words_of_a_log_are_its_error_or_its_last_line(tmp_path: Path, log: str, expected: str) -> None:
+    (tmp_path / "log").write_text(log)
+    assert last_words(tmp_path / "log") == expected
+
+
+@every(
+    ("code", "words", "how"),
+    [
+        (-9, "", "killed by SIGKILL"),
+        (143, "bye", "left on SIGTERM"),
+        (130, "", "left on SIGINT"),
+        (1, "out of memory", "exit code 1: out of memory"),
+    ],
+)
+def test_a_death_says_how(code: int, words: str, how: str) -> None:
+    assert Death("server", 1, 7, code, words).text() == f"server 1 (pid 7) ended: {how}"
+
+
+def test_children_get_fixed_threads_and_the_import_path_of_the_user_as_it_is() -> None:
+    env = child_environment({"PYTHONPATH": "mine", "HOME": "h"}, threads=3)
+    assert env["OMP_NUM_THREADS"] == env["MKL_NUM_THREADS"] == "3"
+    assert env["GRPC_ENABLE_FORK_SUPPORT"] == "0"
+    assert env["PYTHONPATH"] == "mine" and env["HOME"] == "h"
+    assert "PYTHONPATH" not in child_environment({}, threads=3)
+
+
+# ---- the supervisor ----
+
 WAITS = "exec sleep 60"
 KILLED = "kill -KILL $$"
 
@@ -36,8 +100,6 @@ class Shells(Starter):
         super().__init__()
         self._plan = plan
         self.started: list[Child] = []
-        self.arguments: list[list[str]] = []
-        self.cores: list[Cores | None] = []
 
     def start(self, command: RoleCommand) -> Child:
         script = self._plan.get(f"{command.role} {command.index}", self._plan.get(command.role, "exit 0"))
@@ -51,81 +113,62 @@ class Shells(Starter):
                 start_new_session=True,
             )
         self.started.append(Child(command.role, command.index, process, log=command.log))
-        self.arguments.append(list(command.arguments))
-        self.cores.append(command.cores)
         return self.started[-1]
 
-    def names(self) -> list[str]:
-        return [f"{child.role} {child.index}" for child in self.started]
 
-
-def job_config(**recovery: float) -> JobConfig:
-    return JobConfig.model_validate({"servers": 1, "workers": 2, "recovery": recovery})
-
-
-def supervised(tmp_path: Path, shells: Shells, config: JobConfig, interrupts: Interrupts | None = None) -> TrainJob:
-    folder = RunFolder.create(tmp_path / "run", config)
-    screen = Screen(Console(file=StringIO()))
-    roles = RoleStarts(config, folder, shells, of_launcher(folder))
-    return TrainJob(roles, folder, screen, interrupts or Interrupts())
-
-
-def assert_nobody_runs(shells: Shells) -> None:
+def fails(
+    folder: Path,
+    kind: type[Exception],
+    text: str,
+    plan: Mapping[str, str],
+    *,
+    interrupts: Interrupts | None = None,
+    threads: int | str = 1,
+    **recovery: float,
+) -> list[str]:
+    """The job ends with this error, and leaves nobody; the roles that were started."""
+    config = JobConfig.model_validate({"servers": 1, "workers": 2, "threads": threads, "recovery": recovery})
+    run, shells = RunFolder.create(folder / "run", config), Shells(plan)
+    roles = RoleStarts(config, run, shells, of_launcher(run))
+    with pytest.raises(kind, match=text):
+        TrainJob(roles, run, Screen(Console(file=StringIO())), interrupts or Interrupts()).run()
     for child in shells.started:
         with pytest.raises(ProcessLookupError):
             os.kill(child.pid, 0)
+    if run.path.exists():
+        assert (run.summary() or {})["status"] == ("stopped" if kind is JobStopped else "failed")
+        if "worker 1" in text:  # the last of its processes
+            assert f"(pid {shells.started[-1].pid})" in str(run.summary())
+    return [f"{child.role} {child.index}" for child in shells.started]
+
+
+ALL = ["coordinator 0", "worker 0", "worker 1", "server 0"]
 
 
 def test_a_member_that_is_killed_is_started_again_as_often_as_restarts_says(tmp_path: Path) -> None:
-    shells = Shells({"worker 1": KILLED})
-    with pytest.raises(JobError, match=r"^worker 1 \(pid \d+\) ended: killed by SIGKILL, before the first step; logs"):
-        supervised(tmp_path, shells, job_config(restarts=2)).run()
-    assert shells.names() == ["coordinator 0", "worker 0", "worker 1", "server 0", "worker 1", "worker 1"]
-    assert f"(pid {shells.started[-1].pid})" in str(RunFolder(tmp_path / "run").summary())
-    assert_nobody_runs(shells)
-
-
-def test_without_restarts_the_first_death_ends_the_job_and_leaves_nobody(tmp_path: Path) -> None:
-    shells = Shells({"coordinator": KILLED, "worker": WAITS, "server": WAITS})
-    with pytest.raises(JobError, match=r"^coordinator 0 \(pid \d+\) ended: killed by SIGKILL, before the first step"):
-        supervised(tmp_path, shells, job_config(restarts=0)).run()
-    assert len(shells.started) == 4
-    assert_nobody_runs(shells)
-
-
-def test_wrong_input_that_a_role_finds_is_the_users_error_and_nobody_is_started_again(tmp_path: Path) -> None:
-    shells = Shells({"worker 0": "echo 'error: no such column'; exit 2"})
-    with pytest.raises(UserError, match=r"^worker 0 \(pid \d+\) ended: exit code 2: no such column, before the first"):
-        supervised(tmp_path, shells, job_config(restarts=3)).run()
-    assert len(shells.started) == 4
+    text = r"^worker 1 \(pid \d+\) ended: killed by SIGKILL, before the first step; logs"
+    assert fails(tmp_path, JobError, text, {"worker 1": KILLED}, restarts=2) == [*ALL, "worker 1", "worker 1"]
 
 
 def test_roles_get_the_threads_that_auto_means_on_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(core_plan, "read_topology", lambda: Topology({0: [(core,) for core in range(6)]}))
-    config = job_config(restarts=0).model_copy(update={"threads": "auto"})
-    with pytest.raises(UserError, match="exit code 2: 3 threads"):
-        supervised(tmp_path, Shells({"worker": 'echo "error: $OMP_NUM_THREADS threads"; exit 2'}), config).run()
+    plan = {"worker": 'echo "error: $OMP_NUM_THREADS threads"; exit 2'}
+    fails(tmp_path, UserError, "exit code 2: 3 threads", plan, threads="auto", restarts=0)
 
 
-@pytest.mark.parametrize("at_once", [False, True], ids=["before the roles started", "twice"])
+@every("at_once", [False, True], ids=["before the roles started", "twice"])
 def test_an_interrupted_job_is_stopped_and_leaves_nobody(tmp_path: Path, at_once: bool) -> None:
     interrupts = Interrupts()
     interrupts.count, interrupts.at_once = 1 + at_once, at_once
-    shells = Shells({"worker": WAITS} if at_once else {})
-    with pytest.raises(JobStopped, match=r"^stopped before the first step"):
-        supervised(tmp_path, shells, job_config(), interrupts).run()
-    assert RunFolder(tmp_path / "run").summary()["status"] == "stopped"  # type: ignore[index]
-    assert_nobody_runs(shells)
+    plan = {"worker": WAITS} if at_once else {}
+    fails(tmp_path, JobStopped, r"^stopped before the first step", plan, interrupts=interrupts)
 
 
 def test_a_run_folder_that_is_removed_ends_the_job_with_one_line(tmp_path: Path) -> None:
-    shells = Shells({"worker 0": f"rm -rf {tmp_path / 'run'}; {KILLED}", "server": WAITS, "worker 1": WAITS})
-    with pytest.raises(JobError, match=r"run: the run folder cannot be used any more \(No such file or directory\)"):
-        supervised(tmp_path, shells, job_config(restarts=3)).run()
-    assert_nobody_runs(shells)
+    plan = {"worker 0": f"rm -rf {tmp_path / 'run'}; {KILLED}", "server": WAITS, "worker 1": WAITS}
+    text = r"run: the run folder cannot be used any more \(No such file or directory\)"
+    fails(tmp_path, JobError, text, plan, restarts=3)
 
 
 def test_roles_that_all_end_without_a_word_before_the_group_forms_are_a_failed_job(tmp_path: Path) -> None:
-    with pytest.raises(JobError, match=r"^the roles ended without a summary, before the first step; logs: "):
-        supervised(tmp_path, Shells({}), job_config(restarts=3)).run()
-    assert RunFolder(tmp_path / "run").summary()["status"] == "failed"  # type: ignore[index]
+    fails(tmp_path, JobError, r"^the roles ended without a summary, before the first step; logs: ", {}, restarts=3)

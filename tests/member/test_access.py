@@ -12,7 +12,7 @@ import pytest
 
 from shardkeep.base.errors import ConfigError, DeadlineExceeded, JobError, UserError
 from shardkeep.base.files import atomic_write
-from shardkeep.config import JobConfig, parse_config
+from shardkeep.config import JobConfig
 from shardkeep.member import access
 from shardkeep.member.access import check_coordinator, coordinator_address, endpoint_of
 from shardkeep.run.folder import RunFolder
@@ -20,21 +20,30 @@ from shardkeep.trust.endpoint import make_token, read_token
 from shardkeep.trust.tokens import keep_token, put_token, token_of, token_path
 from tests.support.cases import every
 
+FIRST, SECOND = "127.0.0.1:7", "127.0.0.1:8"
+
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    return RunFolder.create(tmp_path / "run", parse_config("seed: 1"))
+    return RunFolder.create(tmp_path / "run", JobConfig())
 
 
-def test_a_new_job_has_a_new_token_for_its_owner_alone_and_not_in_its_run_folder(
-    folder: RunFolder, tmp_path: Path
-) -> None:
+# ---- the token ----
+
+
+def test_a_job_has_one_token_for_its_owner_alone_and_not_in_its_run_folder(folder: RunFolder, tmp_path: Path) -> None:
     token = keep_token(folder.path)
-    assert read_token(folder.token_path) == token and len(token) == 64
+    assert read_token(folder.token_path) == token == keep_token(folder.path) and len(token) == 64
     assert stat.S_IMODE(folder.token_path.stat().st_mode) == 0o600
     assert folder.token_path.parent == tmp_path / "state" / "shardkeep" / "tokens"
     assert stat.S_IMODE(folder.token_path.parent.stat().st_mode) == 0o700
+    given = make_token()
+    put_token(folder.path, given)
+    assert token_of(folder.path) == given
+    folder.token_path.chmod(0o644)
+    with pytest.raises(ConfigError, match="others can read or change it"):
+        keep_token(folder.path)
 
 
 def test_a_folder_made_anew_at_the_same_place_or_copied_has_not_the_token(folder: RunFolder, tmp_path: Path) -> None:
@@ -47,9 +56,54 @@ def test_a_folder_made_anew_at_the_same_place_or_copied_has_not_the_token(folder
             token_of(path)
 
 
-def test_a_job_that_is_over_has_no_token_and_no_endpoint(folder: RunFolder) -> None:
-    keep_token(folder.path)
-    folder.coordinator("127.0.0.1:7", pid=1)
+@every("killed", [False, True], ids=["resumed", "a new job in the place of one that was killed"])
+def test_a_job_that_begins_again_gets_another_token(tmp_path: Path, killed: bool) -> None:
+    """Some file systems give a folder that is made again the inode of the deleted one."""
+    folder = RunFolder.create(tmp_path / "run", JobConfig())
+    before = keep_token(folder.path)
+    if killed:
+        folder.config_path.unlink()
+    again = (RunFolder.create if killed else RunFolder.reopen)(folder.path, JobConfig())
+    assert keep_token(again.path) != before
+
+
+@every(
+    ("state", "text"),
+    [
+        ("file", r"cannot be written \(Not a directory\); give --token-file"),
+        ("long" * 100, r"cannot be read \(File name too long\); set XDG_STATE_HOME"),  # no permission stops root
+    ],
+)
+def test_a_folder_for_tokens_that_cannot_be_used_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str, text: str
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / state))
+    RunFolder.create(tmp_path / "run", JobConfig())
+    for call in (keep_token, token_of)[: 1 if state == "file" else 2]:
+        with pytest.raises(UserError, match=text):
+            call(tmp_path / "run")
+
+
+def test_a_relative_state_folder_is_none(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", "state")
+    monkeypatch.setattr(os.path, "expanduser", lambda _path: "/home/somebody")
+    assert token_path(folder.path).parent == Path("/home/somebody/.local/state/shardkeep/tokens")
+    monkeypatch.setattr(os.path, "expanduser", lambda _path: "~")
+    with pytest.raises(ConfigError, match="this user has no home for the job's token; set XDG_STATE_HOME"):
+        token_path(folder.path)
+
+
+# ---- the endpoint ----
+
+
+def test_who_can_read_the_run_folder_needs_to_know_no_token_until_the_job_is_over(folder: RunFolder) -> None:
+    token = keep_token(folder.path)
+    assert folder.endpoint() is None
+    folder.coordinator(FIRST, pid=1)
+    found = endpoint_of(str(folder.path))
+    assert (found.address, found.token, found.tls) == (FIRST, token, None)
+    assert folder.endpoint() == found
     folder.forget_token()
     with pytest.raises(ConfigError, match="the job is over, or runs on another machine or for another user"):
         folder.endpoint()
@@ -57,86 +111,17 @@ def test_a_job_that_is_over_has_no_token_and_no_endpoint(folder: RunFolder) -> N
     assert folder.endpoint() is None
 
 
-def test_a_folder_for_tokens_that_cannot_be_made_is_named(folder: RunFolder, tmp_path: Path) -> None:
-    (tmp_path / "state").write_text("a file")
-    with pytest.raises(UserError, match=r"cannot be written \(Not a directory\); give --token-file"):
-        keep_token(folder.path)
-
-
-def test_a_coordinator_that_comes_again_keeps_the_token_its_members_have(folder: RunFolder) -> None:
-    assert keep_token(folder.path) == keep_token(folder.path)
-
-
-def test_a_job_that_goes_on_after_its_end_gets_a_new_one(folder: RunFolder) -> None:
-    first = keep_token(folder.path)
-    again = RunFolder.reopen(folder.path, parse_config("seed: 1"))
-    assert keep_token(again.path) != first
-
-
-def test_a_token_that_was_given_is_the_jobs_whatever_lay_there(folder: RunFolder) -> None:
-    keep_token(folder.path)
-    given = make_token()
-    put_token(folder.path, given)
-    assert token_of(folder.path) == given
-
-
-def test_a_new_job_in_the_place_of_one_that_was_killed_gets_another_token(folder: RunFolder) -> None:
-    """Some file systems give a folder that is made again the inode of the deleted one."""
-    before = keep_token(folder.path)
-    folder.config_path.unlink()
-    again = RunFolder.create(folder.path, parse_config("seed: 1"))
-    assert keep_token(again.path) != before
-
-
-def test_a_home_that_cannot_be_looked_into_is_named(
-    folder: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / ("long" * 100)))  # no permission stops root
-    for call in (keep_token, token_of):
-        with pytest.raises(ConfigError, match=r"cannot be read \(File name too long\); set XDG_STATE_HOME"):
-            call(folder.path)
-
-
-@every(("home", "fits"), [("/home/somebody", True), ("~", False)])
-def test_a_relative_state_folder_is_none(
-    folder: RunFolder, monkeypatch: pytest.MonkeyPatch, home: str, fits: bool
-) -> None:
-    monkeypatch.setenv("XDG_STATE_HOME", "state")
-    monkeypatch.setattr(os.path, "expanduser", lambda _path: home)
-    if fits:
-        assert token_path(folder.path).parent == Path("/home/somebody/.local/state/shardkeep/tokens")
-    else:
-        with pytest.raises(ConfigError, match="this user has no home for the job's token; set XDG_STATE_HOME"):
-            token_path(folder.path)
-
-
-def test_a_token_that_somebody_else_can_read_is_not_taken_over(folder: RunFolder) -> None:
-    keep_token(folder.path)
-    folder.token_path.chmod(0o644)
-    with pytest.raises(ConfigError, match="others can read or change it"):
-        keep_token(folder.path)
-
-
-def test_who_can_read_the_run_folder_needs_to_know_no_token(folder: RunFolder) -> None:
-    token = keep_token(folder.path)
-    assert folder.endpoint() is None
-    folder.coordinator("127.0.0.1:7", pid=1)
-    found = endpoint_of(str(folder.path))
-    assert (found.address, found.token, found.tls) == ("127.0.0.1:7", token, None)
-    assert folder.endpoint() == found
-
-
 def test_an_address_alone_needs_a_token_file_and_that_goes_before_the_folders(
     folder: RunFolder, tmp_path: Path
 ) -> None:
     keep_token(folder.path)
-    folder.coordinator("127.0.0.1:7", pid=1)
+    folder.coordinator(FIRST, pid=1)
     path, token = tmp_path / "mine", make_token()
     atomic_write(path, token, private=True)
-    assert endpoint_of("127.0.0.1:8", token_file=path).token == token
+    assert endpoint_of(SECOND, token_file=path).token == token
     assert endpoint_of(str(folder.path), token_file=path).token == token
     with pytest.raises(UserError, match=r"the job's token is needed; give --token-file FILE .* --coordinator RUN"):
-        endpoint_of("127.0.0.1:8")
+        endpoint_of(SECOND)
 
 
 @every(
@@ -148,7 +133,6 @@ def test_an_address_alone_needs_a_token_file_and_that_goes_before_the_folders(
         ("job.yaml", r"--coordinator job\.yaml: is a file; allowed: HOST:PORT, or the coordinator's run folder"),
         ("./" + "long" * 100, "cannot be read|there is no folder"),
     ],
-    ids=["no folder above", "a bare name", "no port", "a file", "a name that no folder can have"],
 )
 def test_what_can_be_no_coordinator_is_refused_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, error: str
@@ -172,64 +156,55 @@ def test_a_run_folder_that_is_still_to_come_is_said_to_be_missing(
     assert check_coordinator("run") == f"--coordinator run: holds a job that is over{waits}"
 
 
-def test_the_address_of_a_coordinator_is_given_or_found_in_its_run_folder_once_there_is_one(tmp_path: Path) -> None:
-    assert coordinator_address("127.0.0.1:5") == "127.0.0.1:5"
+@every("over", [False, True], ids=["a run folder that is to come", "one of a job that is resumed"])
+def test_a_member_waits_for_the_address_of_a_coordinator_unless_a_launcher_started_it(
+    tmp_path: Path, over: bool
+) -> None:
+    assert coordinator_address(FIRST) == FIRST
     path = tmp_path / "run"
-    late = threading.Timer(0.2, lambda: RunFolder(path).coordinator("127.0.0.1:6", pid=1))
+    if over:
+        run = RunFolder.create(path, JobConfig())
+        run.coordinator(FIRST, pid=1)
+        run.finished("stopped", "", None)
+        with pytest.raises(JobError, match="the job is over"):
+            coordinator_address(str(path), launched=True)
+
+    def begin() -> None:
+        run = RunFolder.reopen(path, JobConfig()) if over else RunFolder(path)
+        run.coordinator(SECOND, pid=2)
+
+    late = threading.Timer(0.2, begin)
     late.start()
     try:
-        assert coordinator_address(str(path)) == "127.0.0.1:6"
+        assert coordinator_address(str(path)) == SECOND
     finally:
         late.join()
 
 
-def test_a_member_waits_for_the_coordinator_that_resumes_a_job_unless_a_launcher_started_it(tmp_path: Path) -> None:
-    run = RunFolder.create(tmp_path / "run", JobConfig())
-    run.coordinator("127.0.0.1:6", pid=1)
-    run.finished("stopped", "", None)
-    with pytest.raises(JobError, match="the job is over"):
-        coordinator_address(str(run.path), launched=True)
-
-    def resume() -> None:
-        RunFolder.reopen(run.path, JobConfig()).coordinator("127.0.0.1:7", pid=2)
-
-    late = threading.Timer(0.2, resume)
-    late.start()
-    try:
-        assert coordinator_address(str(run.path)) == "127.0.0.1:7"
-    finally:
-        late.join()
-
-
+@every("claimed", [False, True], ids=["never told", "of the one before the coordinator that has claimed the folder"])
 def test_a_run_folder_that_never_tells_is_named_when_the_time_is_over(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, claimed: bool
 ) -> None:
     monkeypatch.setattr(access, "LISTEN_S", 0.05)
+    if claimed:
+        folder = RunFolder.create(tmp_path / "run", JobConfig())
+        folder.claim()
+        folder.coordinator(FIRST, pid=1)
+        folder.finished("stopped", "", None)
+        RunFolder(folder.path).claim()
     with pytest.raises(DeadlineExceeded, match=r"the coordinator to listen; .* does not say where \(limit 0.05 s\)"):
-        coordinator_address(str(tmp_path))
+        coordinator_address(str(tmp_path / "run"))
 
 
 def test_the_address_is_that_of_the_coordinator_with_the_highest_number(folder: RunFolder) -> None:
     keep_token(folder.path)
     folder.claim()
-    folder.coordinator("127.0.0.1:1000", pid=1)
+    folder.coordinator(FIRST, pid=1)
     found = endpoint_of(str(folder.path))
     second = RunFolder(folder.path)
     second.claim()
-    assert found.now() == "127.0.0.1:1000"  # nobody else listens yet
-    second.coordinator("127.0.0.1:2000", pid=2)
-    assert found.now() == "127.0.0.1:2000" and coordinator_address(str(folder.path)) == "127.0.0.1:2000"
-    (folder.path / "coordinator.json").write_text('{"address": "127.0.0.1:1000", "pid": 1}')  # the older one was late
-    assert found.now() == "127.0.0.1:2000"
-
-
-def test_a_member_waits_for_the_coordinator_that_has_claimed_the_folder(
-    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(access, "LISTEN_S", 0.1)
-    folder.claim()
-    folder.coordinator("127.0.0.1:1000", pid=1)
-    folder.finished("stopped", "", None)
-    RunFolder(folder.path).claim()
-    with pytest.raises(DeadlineExceeded, match="the coordinator to listen"):
-        coordinator_address(str(folder.path))
+    assert found.now() == FIRST  # nobody else listens yet
+    second.coordinator(SECOND, pid=2)
+    assert found.now() == coordinator_address(str(folder.path)) == SECOND
+    (folder.path / "coordinator.json").write_text(f'{{"address": "{FIRST}", "pid": 1}}')  # the older one was late
+    assert found.now() == SECOND

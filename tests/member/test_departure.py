@@ -29,7 +29,6 @@ except Leaving as leaving:
     os._exit(leaving.code)  # as roles do: their handlers last until their end
 """
 READY = "print('ready', flush=True)"
-WAITING = f"{READY}; threading.Event().wait()"
 STEPS = f"""
     with departure.postponed(60.0):
         {READY}
@@ -44,8 +43,6 @@ STUCK = f"""
             try: threading.Event().wait()
             except BaseException: pass
 """
-
-
 SHELTERED = """
 import signal
 from shardkeep.launch.processes.children import end_with_parent
@@ -76,35 +73,31 @@ def role(work: str, *, sheltered: bool = False) -> Iterator[subprocess.Popen[str
         process.communicate()
 
 
-@every("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_role_that_waits_leaves_at_once_with_the_code_of_the_signal(number: signal.Signals) -> None:
-    with role(WAITING) as process:
+@every(
+    ("work", "number", "printed"),
+    [
+        (f"{READY}; threading.Event().wait()", signal.SIGTERM, "in order left on SIGTERM\n"),
+        (f"{READY}; threading.Event().wait()", signal.SIGINT, "in order left on SIGINT\n"),
+        (STEPS, signal.SIGTERM, "step done\nin order left on SIGTERM\n"),
+        (STUCK, signal.SIGTERM, "told left on SIGTERM 143\n"),
+    ],
+    ids=["SIGTERM in a wait", "SIGINT in a wait", "in its step", "stuck beyond its limit"],
+)
+def test_a_role_leaves_in_order_with_the_code_of_the_signal_or_ends_at_its_limit(
+    work: str, number: signal.Signals, printed: str
+) -> None:
+    with role(work) as process:
         process.send_signal(number)
         out, _ = process.communicate(timeout=LIMIT_S)
-        assert (process.returncode, out) == (128 + number, f"in order left on {number.name}\n")
-
-
-def test_a_role_in_its_step_leaves_after_it() -> None:
-    with role(STEPS) as process:
-        process.send_signal(signal.SIGTERM)
-        out, _ = process.communicate(timeout=LIMIT_S)
-        assert (process.returncode, out) == (143, "step done\nin order left on SIGTERM\n")
-
-
-def test_a_role_that_is_stuck_ends_at_its_limit_and_says_so() -> None:
-    with role(STUCK) as process:
-        process.send_signal(signal.SIGTERM)
-        out, _ = process.communicate(timeout=LIMIT_S)
-        assert (process.returncode, out) == (143, "told left on SIGTERM 143\n")
+        assert (process.returncode, out) == (128 + number, printed)
 
 
 def test_a_second_signal_ends_a_stuck_role_without_a_word() -> None:
-    told = "departure.when_asked = lambda: print('asked', flush=True)"
-    with role(f"{told}{STUCK.replace('0.3', '600.0')}") as process:
+    asked = "departure.when_asked = lambda: print('asked', flush=True)"
+    with role(f"{asked}{STUCK.replace('0.3', '600.0')}") as process:
         process.send_signal(signal.SIGTERM)
         assert process.stdout is not None
-        asked = process.stdout.readline()  # two at once come by their number, not in the order they were sent
-        assert asked == "asked\n"
+        assert process.stdout.readline() == "asked\n"  # two at once come by their number, not in the order of sending
         os.kill(process.pid, signal.SIGINT)
         out, _ = process.communicate(timeout=LIMIT_S)
         assert (process.returncode, out) == (143, "")

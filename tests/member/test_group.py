@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -31,38 +29,6 @@ CONFIG: Any = SimpleNamespace(liveness=SimpleNamespace(form_timeout_s=LONG_S))
 
 def formation(port: int) -> Any:
     return SimpleNamespace(generation=1, restores=False, start_step=0, store_host="127.0.0.1", store_port=port)
-
-
-@contextlib.contextmanager
-def closed_after(wait: Callable[[], object], host: StoreHost) -> Iterator[None]:
-    """Closes the store of a generation once `wait` returns; what forms a group inside is woken, and says that it
-    failed."""
-
-    def close() -> None:
-        wait()
-        host.close()
-
-    closing = threading.Thread(target=close)
-    closing.start()
-    began = time.monotonic()
-    with pytest.raises(TransportError, match="the group of generation 1 was not formed within"):
-        yield
-    closing.join()
-    assert time.monotonic() - began < SOON_S
-
-
-def form(store: Any) -> RpcGroup:
-    return RpcGroup.form(
-        store,
-        generation=1,
-        role="worker",
-        index=0,
-        num_servers=1,
-        num_workers=1,
-        host="127.0.0.1",
-        timeout_s=LONG_S,
-        handler=None,
-    )
 
 
 def test_nobody_tries_to_reach_the_closed_store_of_a_lost_generation() -> None:
@@ -93,28 +59,41 @@ def test_a_store_that_opens_late_is_reached() -> None:
     assert store.get("key") == b"value" and next(asked) >= 3
 
 
-@every("died", ["before it came", "before it listened"])
-def test_the_end_of_the_store_wakes_a_member_that_waits_for_one_that_died(died: str) -> None:
-    host = StoreHost()
+@every("server", ["has not come", "does not listen", "does not answer"])
+def test_the_end_of_the_store_wakes_a_worker_whose_server_died(server: str) -> None:
+    host, called = StoreHost(), threading.Event()
     place = host.open(1)
     store, other = (connect_store(*place, timeout_s=LONG_S) for _ in range(2))
     store.set_timeout(timedelta(seconds=1))  # torch waits so long for the name of one that said that it is here
-    if died == "before it listened":
+    if server != "has not come":
         PrefixStore("rpc/1", store).set("server 0", "is here")
-    with closed_after(lambda: other.wait(["rpc/1/worker 0"]), host):
-        form(store)
-
-
-def test_the_end_of_the_store_wakes_a_worker_whose_server_does_not_answer() -> None:
-    host, called = StoreHost(), threading.Event()
-    store = connect_store(*host.open(1), timeout_s=LONG_S)
-    PrefixStore("rpc/1", store).set("server 0", "is here")
 
     def never_answered(*_call: Any, **_options: Any) -> torch.futures.Future[Any]:
-        assert not called.is_set()
         called.set()
         return torch.futures.Future()
 
-    agent = mock.Mock(rpc_async=never_answered)
-    with mock.patch.object(rpc_group, "rpc", agent), closed_after(called.wait, host):
-        form(store)
+    def close() -> None:
+        called.wait() if server == "does not answer" else other.wait(["rpc/1/worker 0"])
+        host.close()
+
+    agent = mock.Mock(rpc_async=never_answered) if server == "does not answer" else rpc_group.rpc
+    closing = threading.Thread(target=close)
+    closing.start()
+    began = time.monotonic()
+    with (
+        mock.patch.object(rpc_group, "rpc", agent),
+        pytest.raises(TransportError, match="the group of generation 1 was not formed within"),
+    ):
+        RpcGroup.form(
+            store,
+            generation=1,
+            role="worker",
+            index=0,
+            num_servers=1,
+            num_workers=1,
+            host="127.0.0.1",
+            timeout_s=LONG_S,
+            handler=None,
+        )
+    closing.join()
+    assert time.monotonic() - began < SOON_S

@@ -13,20 +13,13 @@ from shardkeep.view.run_view import RunView
 GB = 10**9
 
 
-def memory_warnings(events: list[dict[str, Any]]) -> list[str]:
-    view = RunView()
-    view.hear(*map(event_of, events))
-    return view.memory_warnings
-
-
 class Machine:
     """A server's memory and clock as a test sets them, and what was reported."""
 
     def __init__(self) -> None:
-        self.used, self.now = 1 * GB, 0.0
+        self.used, self.now, self.looks = 1 * GB, 0.0, 0
         self.events: list[dict[str, Any]] = []
-        self.looks = 0
-        self.watch = MemoryWatch(3, self.report, used=self.ram, limit=lambda: 4 * GB, clock=lambda: self.now)
+        self._watch = MemoryWatch(3, self.report, used=self.ram, limit=lambda: 4 * GB, clock=lambda: self.now)
 
     def ram(self) -> int:
         self.looks += 1
@@ -38,10 +31,15 @@ class Machine:
 
     def after(self, seconds: float, used: float) -> None:
         self.now, self.used = self.now + seconds, int(used * GB)
-        self.watch.look()
+        self._watch.look()
+
+    def warnings(self) -> list[str]:
+        view = RunView()
+        view.hear(*map(event_of, self.events))
+        return view.memory_warnings
 
 
-def test_a_server_above_nine_tenths_names_itself_its_bytes_and_what_helps() -> None:
+def test_a_server_above_nine_tenths_names_itself_its_bytes_and_what_helps_and_again_after_some_time() -> None:
     machine = Machine()
     machine.after(LOOK_S, 3.5)
     assert not machine.events
@@ -50,26 +48,22 @@ def test_a_server_above_nine_tenths_names_itself_its_bytes_and_what_helps() -> N
     (event,) = machine.events
     assert event["text"].startswith("warning: server 3 has 3.7 GB in RAM, 92 % of the limit of 4.0 GB: more servers")
     assert event["memory"] == {"bytes": 3_700_000_000, "limit_bytes": 4 * GB, "near": True}
-    assert memory_warnings(machine.events) == [event["text"]]
+    assert machine.warnings() == [event["text"]]
     machine.after(AGAIN_S, 3.8)
     assert len(machine.events) == 2
+    machine.events.append({"text": "formed", "tables": []})
+    assert machine.warnings() == []  # those of an earlier group do not hold
 
 
 def test_the_warning_ends_when_the_memory_is_free_again() -> None:
     machine = Machine()
     machine.after(LOOK_S, 3.7)
     machine.after(LOOK_S, 3.5)  # between the two bounds: it still holds
-    assert len(memory_warnings(machine.events)) == 1 == len(machine.events)
+    assert len(machine.warnings()) == 1 == len(machine.events)
     machine.after(LOOK_S, 3.3)
-    assert len(machine.events) == 2 and memory_warnings(machine.events) == []
+    assert len(machine.events) == 2 and machine.warnings() == []
     machine.after(LOOK_S, 3.7)
-    assert len(memory_warnings(machine.events)) == 1
-
-
-def test_a_warning_of_an_earlier_group_does_not_hold() -> None:
-    machine = Machine()
-    machine.after(LOOK_S, 3.7)
-    assert memory_warnings([*machine.events, {"text": "formed", "tables": []}]) == []
+    assert len(machine.warnings()) == 1
 
 
 def test_the_memory_is_not_looked_at_more_often_than_needed() -> None:

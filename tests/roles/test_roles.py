@@ -1,4 +1,4 @@
-"""The roles' mains: which device a worker gets, and the end of a role that is stuck when its job has failed."""
+"""The roles' mains: which device a worker gets, what they import, and how a role or a job in one process ends early."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import gc
 import json
 import subprocess
 import sys
+import threading
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,12 +18,10 @@ from shardkeep.config import parse_config
 from shardkeep.member.devices import worker_device
 from shardkeep.member.membership import lasting_imports
 from shardkeep.ps.control.records import Formation, Member
+from shardkeep.ps.server.snapshot import writer as snapshot_writer
+from shardkeep.roles.in_process import run_in_process
 from tests.support.cases import every
-
-
-def formation(*hosts: str) -> Formation:
-    members = tuple(Member("worker", index, host, 1) for index, host in enumerate(hosts))
-    return Formation(1, "127.0.0.1", 1, members, ())
+from tests.support.control_job import ListSink
 
 
 @every(
@@ -32,15 +33,16 @@ def formation(*hosts: str) -> Formation:
         ("cpu", 2, "a", [("cpu", "gloo")]),
         ("auto", 0, "a", [("cpu", "gloo")]),
     ],
-    ids=["two hosts of two GPUs", "too few GPUs", "a GPU shared by will", "the CPU by will", "no GPU"],
 )
 def test_the_workers_of_a_host_share_its_gpus(
     monkeypatch: pytest.MonkeyPatch, wanted: str, gpus: int, hosts: str, expected: list[tuple[str, str]]
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    members = tuple(Member("worker", index, host, 1) for index, host in enumerate(hosts))
+    formation = Formation(1, "127.0.0.1", 1, members, ())
     config = parse_config(f"tower: {{device: {wanted}}}")
-    found = [worker_device(config, formation(*hosts), index) for index in range(len(hosts))]
+    found = [worker_device(config, formation, index) for index in range(len(hosts))]
     assert [(str(device), backend) for device, backend in found] == expected
 
 
@@ -50,26 +52,8 @@ def test_a_gpu_that_is_not_there_is_the_users_error(monkeypatch: pytest.MonkeyPa
         worker_device(parse_config("tower: {device: cuda}"), None, 0)
 
 
-STUCK = """
-import threading
-from shardkeep.member.membership import end_when_the_job_failed
-from shardkeep.ps.control.grpc.client import ControlClient
-from shardkeep.trust.endpoint import Endpoint
-control = ControlClient(Endpoint("127.0.0.1:1", "t" * 32), role="worker", index=0)
-end_when_the_job_failed(control, grace_s=0.1)
-threading.Event().wait(0.5)
-print("still here", flush=True)
-control.failed.set()
-threading.Event().wait()
-"""
-
-
-def test_a_role_that_is_stuck_ends_when_its_job_has_failed_and_only_then() -> None:
-    ended = subprocess.run([sys.executable, "-c", STUCK], capture_output=True, text=True, timeout=60, check=False)
-    assert (ended.returncode, ended.stdout) == (1, "still here\n"), ended.stderr
-
-
 NOT_NEEDED = {
+    "shardkeep": ["torch", "numba", "grpc", "pydantic", "yaml", "numpy", "pyarrow"],
     "shardkeep.cli.main": ["torch", "numba", "grpc", "pydantic", "yaml", "numpy", "pyarrow"],  # help
     "shardkeep.config": ["torch", "numba", "numpy", "pyarrow"],
     "shardkeep.member.membership": ["torch", "numba", "pyarrow"],  # a role before it compiles kernels
@@ -81,17 +65,30 @@ NOT_NEEDED = {
 }
 """In the order in which one process imports them: what it must not have loaded afterwards."""
 LOADED = """
-import importlib, json, sys
+import importlib, json, sys, threading
 for module, others in json.loads(sys.argv[1]).items():
     importlib.import_module(module)
     print(json.dumps([module, [other for other in others if other in sys.modules]]))
+
+from shardkeep.member.membership import end_when_the_job_failed
+from shardkeep.ps.control.grpc.client import ControlClient
+from shardkeep.trust.endpoint import Endpoint
+control = ControlClient(Endpoint("127.0.0.1:1", "t" * 32), role="worker", index=0)
+end_when_the_job_failed(control, grace_s=0.1)
+threading.Event().wait(0.5)
+print(json.dumps(["stuck", "still here"]), flush=True)
+control.failed.set()
+threading.Event().wait()
 """
 
 
-def test_a_process_loads_only_what_it_needs() -> None:  # servers, workers: test_kernel_needs.py
+def test_a_process_loads_only_what_it_needs_and_one_that_is_stuck_ends_when_its_job_has_failed_and_only_then() -> None:
+    """What servers and workers load: test_kernel_needs.py."""
     command = [sys.executable, "-c", LOADED, json.dumps(NOT_NEEDED)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert dict(map(json.loads, done.stdout.splitlines())) == {module: [] for module in NOT_NEEDED}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    loaded = dict(map(json.loads, done.stdout.splitlines()))
+    assert loaded == {**{module: [] for module in NOT_NEEDED}, "stuck": "still here"}, done.stderr
+    assert done.returncode == 1
 
 
 def test_imports_of_a_role_are_kept_from_the_garbage_collector_and_it_works_again_afterwards() -> None:
@@ -114,3 +111,39 @@ def test_roles_import_nothing_that_starts_threads_or_that_only_some_jobs_need() 
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not found.stdout.split()
+
+
+CONFIG = """
+servers: 0
+workers: 1
+data: {synthetic: {train_samples: 300, eval_samples: 30, num_dense: 2, table_sizes: [40, 90]}}
+model: {bottom: [4], hidden: [4]}
+tables: {default: {dim: 4}}
+tower: {compile: off}
+train: {batch_size: 10}
+checkpoint: {every_steps: 3}
+"""
+
+
+def test_an_interrupt_while_a_checkpoint_is_written_ends_a_job_in_one_process_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, ended, waited_in_vain = threading.Event(), threading.Event(), threading.Event()
+
+    def write_slowly(*_arguments: Any, **_named: Any) -> list[Any]:
+        begun.set()
+        if not ended.wait(90):
+            waited_in_vain.set()
+        return []
+
+    def interrupt() -> bool:
+        if begun.wait(0.2):  # else the next checkpoint could wait for this one before its thread has begun
+            raise KeyboardInterrupt
+        return False
+
+    monkeypatch.setattr(snapshot_writer, "write_snapshot", write_slowly)
+    with pytest.raises(KeyboardInterrupt):
+        run_in_process(parse_config(CONFIG), ListSink(), interrupt, folder=tmp_path)
+    ended.set()
+    assert begun.is_set() and not waited_in_vain.is_set()
+    assert not list((tmp_path / "checkpoints").glob("step-*"))

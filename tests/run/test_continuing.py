@@ -1,8 +1,10 @@
-"""`--continue`: every state of a run folder means one way to continue."""
+"""`--continue`: every state of a run folder means one way to continue. As processes: what `shardkeep coordinator
+--continue` does at each start, and its exit codes."""
 
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -12,14 +14,17 @@ import pytest
 from shardkeep.base.errors import JobError
 from shardkeep.base.files import atomic_write
 from shardkeep.config import JobConfig
+from shardkeep.member.access import endpoint_of
+from shardkeep.ps.control.grpc.client import ControlClient, request_stop
+from shardkeep.ps.control.records import TERMINATED
 from shardkeep.run.folder import RunFolder
 from shardkeep.run.origin.continuing import way_in, way_of
 from shardkeep.run.reader import RunReader
 from tests.support.cases import every
+from tests.support.cluster import Cluster, Command, within
 
 Found = tuple[dict[str, Any] | None, str | None, int | None]
 """The last summary, the job's state as it was kept, the newest checkpoint."""
-FORMED = ("forming", "training", "recovering")
 ENDED = ("killed", "stopped", "failed", "incomplete")
 
 
@@ -32,28 +37,24 @@ def failed(*from_steps: int, before: tuple[tuple[int, str], ...] = ()) -> dict[s
     return {"status": "failed", "starts": starts}
 
 
-STATES: dict[str, tuple[Found, tuple[str, int]]] = {
-    "nothing there, or nothing kept": ((None, None, None), ("begin", 0)),
-    "nothing kept since it was resumed": ((None, None, 9), ("resume", 9)),
-    **{
-        f"{state}, with {'a' if step else 'no'} checkpoint": ((None, state, step), ("take over", 0))
-        for state in FORMED
-        for step in (None, 5)
-    },
-    "stopping, which nobody finished": ((None, "stopping", 5), ("resume", 5)),
-    "stopping, before the first checkpoint": ((None, "stopping", None), ("begin", 0)),
-    "completed": (({"status": "completed"}, None, 9), ("completed", 0)),
-    "completed, with a state that was written late": (({"status": "completed"}, "training", 9), ("completed", 0)),
-    **{f"{status}, with a checkpoint": (({"status": status}, None, 7), ("resume", 7)) for status in ENDED},
-    **{f"{status}, without one": (({"status": status}, None, None), ("begin", 0)) for status in ENDED},
-    "failed, with given rows": ((failed(0), None, 0), ("resume", 0)),
-    "failed twice at a checkpoint": ((failed(5, 5), None, 5), ("resume", 5)),
-    "failed three times, each after a newer checkpoint": ((failed(0, 5, 8), None, 9), ("resume", 9)),
-    "failed between stops": ((failed(5, before=((0, "failed"), (5, "stopped"))), None, 5), ("resume", 5)),
-}
+STATES: list[tuple[Found, tuple[str, int]]] = [
+    ((None, None, None), ("begin", 0)),
+    ((None, None, 9), ("resume", 9)),  # nothing kept since it was resumed
+    *(((None, state, step), ("take over", 0)) for state in ("forming", "training", "recovering") for step in (None, 5)),
+    ((None, "stopping", 5), ("resume", 5)),
+    ((None, "stopping", None), ("begin", 0)),
+    (({"status": "completed"}, None, 9), ("completed", 0)),
+    (({"status": "completed"}, "training", 9), ("completed", 0)),  # a state that was written late
+    *((({"status": status}, None, 7), ("resume", 7)) for status in ENDED),
+    *((({"status": status}, None, None), ("begin", 0)) for status in ENDED),
+    ((failed(0), None, 0), ("resume", 0)),  # with given rows
+    ((failed(5, 5), None, 5), ("resume", 5)),
+    ((failed(0, 5, 8), None, 9), ("resume", 9)),  # each after a newer checkpoint
+    ((failed(5, before=((0, "failed"), (5, "stopped"))), None, 5), ("resume", 5)),
+]
 
 
-@every(("found", "way"), STATES.values(), ids=STATES)
+@every(("found", "way"), STATES)
 def test_every_state_of_a_run_folder_has_one_way(found: Found, way: tuple[str, int]) -> None:
     assert way_of(*found) == way
 
@@ -64,16 +65,14 @@ def test_every_state_of_a_run_folder_has_one_way(found: Found, way: tuple[str, i
         (failed(0, 0, 0), None),
         (failed(5, 5, 5, before=((0, "stopped"),)), 5),
         (failed(0, 5, 5), 5),  # the first one wrote the checkpoint, and failed after it
-        (failed(0, 0, 0, 0), None),
+        (failed(0, 0, 0, 0), None),  # once more by hand
     ],
-    ids=["from the start", "after a stop", "after the start that wrote it", "once more by hand"],
 )
 def test_the_third_resume_after_a_failure_without_a_new_checkpoint_says_the_first_cause(
     summary: dict[str, Any], checkpoint: int | None
 ) -> None:
-    with pytest.raises(
-        JobError, match=r"failed [34] times without a checkpoint after step \d, first: cause 0"
-    ) as caught:
+    why = r"failed [34] times without a checkpoint after step \d, first: cause 0"
+    with pytest.raises(JobError, match=why) as caught:
         way_of(summary, None, checkpoint)
     assert "\n" not in str(caught.value)
 
@@ -88,10 +87,10 @@ def folder(tmp_path: Path) -> RunFolder:
 
 
 def begun(path: Path) -> RunFolder:
-    """Of a coordinator that has just begun a job."""
-    folder = RunFolder.create(path, JobConfig())
-    folder.claim()
-    return folder
+    """Of a coordinator that has just begun a job, where a user had a file."""
+    path.mkdir(exist_ok=True)
+    (path / "notes.txt").write_text("mine")
+    return RunFolder.create(path, JobConfig(), number=RunFolder(path).claim())
 
 
 def again(folder: RunFolder) -> RunFolder:
@@ -128,6 +127,7 @@ def test_a_job_that_is_over_stays_over_until_it_is_resumed(tmp_path: Path, statu
     assert (resumed.number(), resumed.summary()) == (4, None)
     assert way_in(JobConfig(), again(resumed)) == ("begin", 0)
     assert json.loads((folder.path / "summary-4.json").read_text())["status"] == status
+    assert (folder.path / "notes.txt").read_text() == "mine"
 
 
 @every("status", ["killed", "stopped"])
@@ -159,15 +159,6 @@ def test_failures_are_counted_in_the_run_folder(folder: RunFolder) -> None:
             way_in(JobConfig(), folder)
 
 
-def test_what_a_user_had_in_the_folder_stays(tmp_path: Path) -> None:
-    (path := tmp_path / "run").mkdir()
-    (path / "notes.txt").write_text("mine")
-    folder = RunFolder(path)
-    folder = RunFolder.create(path, JobConfig(), number=folder.claim())
-    RunFolder.reopen(path, JobConfig(), number=again(folder).claim())
-    assert (path / "notes.txt").read_text() == "mine"
-
-
 def test_a_folder_of_an_earlier_version_is_taken_over_or_resumed(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path / "run", JobConfig())
     folder.coordinator("127.0.0.1:1", pid=1)  # without a claim, as an earlier version did
@@ -178,3 +169,67 @@ def test_a_folder_of_an_earlier_version_is_taken_over_or_resumed(tmp_path: Path)
     assert json.loads((folder.path / "summary-0.json").read_text())["status"] == "killed"
     resumed.standing(kept("training"))
     assert way_in(JobConfig(), again(resumed)) == ("take over", 0)
+
+
+# ---- as processes ----
+
+JOB: dict[str, Any] = {"name": "job", "servers": 1, "workers": 1, "web": {"page": "off"}}
+
+
+def start(cluster: Cluster, run: RunReader) -> Command:
+    """Starts the same command again, which listens on another port, and waits until it listens."""
+    command = cluster.continued(JOB)
+    number = run.number()
+    assert json.loads(command.line("{"))["coordinator"] == run.address()
+    assert run.number() > number
+    return command
+
+
+@pytest.mark.waits_for_processes
+def test_a_stop_by_sigterm_is_to_be_restarted_a_stop_by_a_person_is_not_and_a_completed_job_ends_at_once(
+    cluster: Cluster, run: RunReader
+) -> None:
+    first = start(cluster, run)
+    first.signal(signal.SIGTERM)
+    ended = first.end()
+    assert ended.code == 143 and f"stopped before the first step: {TERMINATED}\n" in ended.err
+    assert (run.summary() or {})["stopped_by"] == TERMINATED
+    second = start(cluster, run)
+    assert run.summary() is None
+    request_stop(endpoint_of(str(run.path)), "shardkeep stop")
+    assert second.end().code == 0
+    assert (run.summary() or {})["stopped_by"] == "shardkeep stop"
+    folder = RunFolder(run.path)
+    folder.claim()
+    folder.finished("completed", "", None)
+    ended = cluster.continued(JOB).end()
+    assert (ended.code, ended.out, ended.err) == (0, "", f"{run.path}: the job is completed\n")
+    assert run.number() == 4 and (run.summary() or {})["status"] == "completed"
+
+
+@pytest.mark.waits_for_processes
+def test_of_two_coordinators_the_older_one_ends_and_stops_nobody_and_members_follow_to_the_other(
+    cluster: Cluster, run: RunReader
+) -> None:
+    first = start(cluster, run)
+    with ControlClient(endpoint_of(str(run.path)), role="server", index=0) as member:
+        member.register()
+        member.start_heartbeats()
+        before = member.address
+        second = start(cluster, run)
+        ended = first.end()
+        assert ended.code == 1 and "another coordinator leads the job; this one, 1, ends" in ended.err
+        assert "resume" not in ended.err and run.address() != before
+        within(60, lambda: member.address == run.address(), "the member does not follow", lambda: second.running)
+        assert not member.state.over and run.summary() is None and run.token_path.exists()
+        request_stop(endpoint_of(str(run.path)), TERMINATED)  # as the node of the first machine does
+        assert member.stop_requested.wait(60)
+        member.leave(0)
+    assert second.end().code == 143
+
+
+@pytest.mark.waits_for_processes
+@every("option", [("--take-over",), ("--start-step", "3")], ids=["take over", "start step"])
+def test_continue_is_given_alone(cluster: Cluster, option: tuple[str, ...]) -> None:
+    ended = cluster.continued(JOB, *option).end()
+    assert (ended.code, ended.err) == (2, "error: --continue: excludes --take-over and --start-step\n")

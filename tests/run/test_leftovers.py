@@ -22,7 +22,7 @@ import pytest
 from shardkeep.base.machine.pids import start_of
 from shardkeep.config import JobConfig
 from shardkeep.member.recovery_folder import kept_for_recovery
-from shardkeep.ps.control.records import Member, Role
+from shardkeep.ps.control.records import Member
 from shardkeep.run.folder import RunFolder
 from shardkeep.run.leftovers import GONE_S, clean, note_run
 from shardkeep.run.processes import living
@@ -34,34 +34,44 @@ NOBODY = 2**22 + 1
 
 
 @pytest.fixture
+def other() -> Iterator[int]:
+    """Another process; its pid."""
+    command = [sys.executable, "-c", "input()", "shardkeep"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
+        yield process.pid
+
+
+@pytest.fixture
 def tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     return tmp_path / "state" / "shardkeep" / "tokens"
 
 
-def run(tmp_path: Path, name: str, *, pid: int = NOBODY, pid_space: str | None = None) -> RunFolder:
-    """Of a job whose coordinator, process `pid`, did not end in order."""
-    folder = RunFolder.create(tmp_path / name, JobConfig())
+def killed(path: Path, *, launched: bool = True, pid: int = NOBODY, pid_space: str | None = None) -> RunFolder:
+    """A run whose coordinator, process `pid`, did not end in order."""
+    folder = RunFolder.create(path, JobConfig())
     keep_token(folder.path)
     note_run(folder.path)
     note = folder.token_path.with_suffix(".run")
     facts = json.loads(note.read_text())
-    note.write_text(
-        json.dumps(facts | {"pid": pid, "started": start_of(pid), "pid_space": pid_space or facts["pid_space"]})
-    )
+    own = {"pid": pid, "started": start_of(pid), "pid_space": pid_space or facts["pid_space"]}
+    note.write_text(json.dumps(facts | own))
     kept_for_recovery(folder.path, "job", "server", 0)
+    if launched:
+        with folder.held():
+            pass
     return folder
 
 
-def launched(folder: RunFolder) -> RunFolder:
-    with folder.held():
-        return folder
-
-
 def test_of_a_job_whose_launcher_was_killed_neither_token_nor_recovery_stays(tmp_path: Path, tokens: Path) -> None:
-    folder = launched(run(tmp_path, "run"))
+    folder = killed(tmp_path / "run")
+    damaged = {"a": "", "b": "[]", "c": '{"host": 1}'}  # notes that hinder nobody
+    for name, text in damaged.items():
+        (tokens / f"{name}.run").write_text(text)
     clean(tokens)
-    assert not list(tokens.iterdir()) and not (folder.path / "recovery").exists()
+    assert not folder.token_path.exists() and not (folder.path / "recovery").exists()
+    killed(tmp_path / "in order").forget_token()
+    assert {path.stem for path in tokens.iterdir()} <= set(damaged)
 
 
 @every(
@@ -74,8 +84,7 @@ def test_the_token_of_a_run_folder_that_is_missing_goes_after_days_if_the_folder
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     tokens = tmp_path / "state" / "shardkeep" / "tokens"
-    folder = run(tmp_path / "a", "run")
-    token = folder.token_path
+    token = killed(tmp_path / "a" / "run", launched=False).token_path
     then = time.time() - age_s
     os.utime(token.with_suffix(".run"), (then, then))
     gone = tmp_path / missing
@@ -84,57 +93,40 @@ def test_the_token_of_a_run_folder_that_is_missing_goes_after_days_if_the_folder
     assert [path.name for path in sorted(tokens.iterdir())] == ([token.name, f"{token.name}.run"] if stays else [])
 
 
-@pytest.fixture
-def role() -> Iterator[int]:
-    """Another process; its pid."""
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
-        yield process.pid
-
-
-def test_nothing_goes_that_a_process_or_another_coordinator_may_need(tmp_path: Path, tokens: Path, role: int) -> None:
-    by_hand, elsewhere = run(tmp_path, "by hand"), launched(run(tmp_path, "elsewhere", pid_space="another"))
-    starting, held = launched(run(tmp_path, "starting", pid=role)), run(tmp_path, "held")
-    manned = launched(run(tmp_path, "manned"))
-    manned.coordinator("127.0.0.1:7", pid=role)
+def test_nothing_goes_that_a_process_or_another_coordinator_may_need(tmp_path: Path, tokens: Path, other: int) -> None:
+    held, manned = killed(tmp_path / "held", launched=False), killed(tmp_path / "manned")
+    manned.coordinator("127.0.0.1:7", pid=other)
+    folders = [
+        killed(tmp_path / "by hand", launched=False),
+        killed(tmp_path / "elsewhere", pid_space="another"),
+        killed(tmp_path / "starting", pid=other),
+        held,
+        manned,
+    ]
     with held.held():
         clean(tokens)
-    for folder in (by_hand, elsewhere, starting, held, manned):
+    for folder in folders:
         assert folder.token_path.exists() and (folder.path / "recovery").exists(), folder.path.name
-
-
-def test_a_job_that_ends_in_order_leaves_no_note(tmp_path: Path, tokens: Path) -> None:
-    run(tmp_path, "run").forget_token()
-    assert not list(tokens.iterdir())
-
-
-def test_a_damaged_note_hinders_nobody(tmp_path: Path, tokens: Path) -> None:
-    folder = launched(run(tmp_path, "run"))
-    for name, text in (("a", ""), ("b", "[]"), ("c", '{"host": 1}')):
-        (tokens / f"{name}.run").write_text(text)
-    clean(tokens)
-    assert not folder.token_path.exists()
 
 
 # ---- processes that count as still there ----
 
 
-LOCAL = "127.0.0.1:7"
+def run_of(path: Path, pid: int, *, host: str = "127.0.0.1") -> RunFolder:
+    """A run whose coordinator is here, and a server on `host`, with this number."""
+    folder = RunFolder.create(path / "run", JobConfig())
+    folder.coordinator("127.0.0.1:7", pid=pid)
+    folder.members(1, [Member("server", 0, host, pid, start_of(pid))])
+    return folder
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> RunFolder:
-    return RunFolder.create(tmp_path / "run", JobConfig())
-
-
-def member(role: Role, pid: int, *, host: str = "127.0.0.1", started: str | None = None) -> Member:
-    return Member(role, 0, host, pid, start_of(pid) if started is None else started)
+def roles(folder: RunFolder) -> list[str]:
+    return [found["role"] for found in living(folder)]
 
 
 @every("pid", [os.getpid(), os.getppid()], ids=["itself", "the one above"])
-def test_a_process_does_not_take_itself_for_a_leftover(folder: RunFolder, pid: int) -> None:
-    folder.coordinator(LOCAL, pid=pid)
-    folder.members(1, [member("server", pid), member("worker", pid)])
-    assert living(folder) == []
+def test_a_process_does_not_take_itself_for_a_leftover(tmp_path: Path, pid: int) -> None:
+    assert roles(run_of(tmp_path, pid)) == []
 
 
 @every(
@@ -143,12 +135,11 @@ def test_a_process_does_not_take_itself_for_a_leftover(folder: RunFolder, pid: i
     ids=["here", "Debian's", "ours", "elsewhere"],
 )
 def test_a_member_is_there_only_if_its_host_is_this_machine(
-    folder: RunFolder, role: int, host: str, there: bool, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, other: int, host: str, there: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own = [SimpleNamespace(family=socket.AF_INET, address="10.9.0.1")]
     monkeypatch.setattr(psutil, "net_if_addrs", lambda: {"eth0": own})
-    folder.members(1, [member("server", role, host=host)])
-    assert [found["pid"] for found in living(folder)] == ([role] if there else [])
+    assert ("server" in roles(run_of(tmp_path, other, host=host))) == there
 
 
 @every(
@@ -156,25 +147,21 @@ def test_a_member_is_there_only_if_its_host_is_this_machine(
     ids=["here", "another container", "of an earlier version"],
 )  # fmt: skip
 def test_numbers_of_another_machine_or_container_name_no_process_here(
-    folder: RunFolder, role: int, change: dict[str, str], there: bool
+    tmp_path: Path, other: int, change: dict[str, str], there: bool
 ) -> None:
-    folder.coordinator(LOCAL, pid=role)
-    folder.members(1, [member("server", role)])
+    folder = run_of(tmp_path, other)
     path = folder.path / "coordinator.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
-    assert [found["role"] for found in living(folder)] == (["server", "coordinator"] if there else [])
+    assert roles(folder) == (["server", "coordinator"] if there else [])
 
 
-def test_another_process_of_the_same_number_is_none_of_the_run_whatever_its_command(folder: RunFolder) -> None:
+def test_another_process_of_the_same_number_is_none_of_the_run_whatever_its_command(tmp_path: Path, other: int) -> None:
     """As after a restart of the machine, or when the numbers have gone round."""
-    with subprocess.Popen([sys.executable, "-c", "input()", "shardkeep"], stdin=subprocess.PIPE) as process:
-        folder.coordinator(LOCAL, pid=process.pid)
-        folder.members(1, [member("server", process.pid), member("worker", process.pid)])
-        assert len(living(folder)) == 3
-        for name in ("coordinator.json", "members.json"):
-            path = folder.path / name
-            path.write_text(path.read_text().replace(start_of(process.pid), "1"))
-        assert living(folder) == []
+    folder = run_of(tmp_path, other)
+    for name in ("coordinator.json", "members.json"):
+        path = folder.path / name
+        path.write_text(path.read_text().replace(start_of(other), "1"))
+    assert roles(folder) == []
 
 
 def test_a_process_is_known_by_its_number_and_start_until_it_has_ended() -> None:

@@ -23,7 +23,6 @@ from shardkeep.ps.control.records import Member
 from shardkeep.run.folder import RunFolder
 from shardkeep.run.next_steps import check_start, continue_arguments, origin_line, resume_line
 from shardkeep.trust.tokens import keep_token
-from tests.support.cases import every
 
 NOBODY = 2**22 + 1
 """A number that no process has (PID_MAX_LIMIT)."""
@@ -64,7 +63,7 @@ def files(path: Path) -> dict[str, bytes]:
     return {str(p.relative_to(path)): p.read_bytes() for p in sorted(path.rglob("*")) if p.is_file()}
 
 
-def test_status_without_a_coordinator_says_who_may_live_and_how_to_continue(folder: RunFolder) -> None:
+def test_a_run_whose_coordinator_is_dead_says_who_may_live_and_how_to_continue(folder: RunFolder) -> None:
     command = led_by_hand(folder)
     folder.members(1, [Member("server", 0, "10.9.0.2", 7), Member("worker", 0, "127.0.0.1", NOBODY)])
     folder.progress({"step": 120, "total_steps": 500})
@@ -80,43 +79,31 @@ def test_status_without_a_coordinator_says_who_may_live_and_how_to_continue(fold
     assert shlex.split(command)[:5] == [
         "shardkeep", "coordinator", str(folder.config_path), "--continue", "--run-dir",
     ]  # fmt: skip
-
-
-def test_a_coordinator_that_is_started_again_as_a_new_one_is_told_the_same(folder: RunFolder) -> None:
-    command, before = led_by_hand(folder), files(folder.path)
+    before = files(folder.path)
     done = CliRunner().invoke(app, ["coordinator", str(folder.config_path), "--run-dir", str(folder.path)])
     assert done.exit_code == 2 and done.stderr.count("\n") == 1
     assert done.stderr.rstrip().endswith(f"if its coordinator died, continue by {command}")
     assert "delete" not in done.stderr and files(folder.path) == before
+    checkpoint(folder, 50)
+    assert resume_line(folder.path) == f"to resume at step 50: {command}"
 
 
-@every("saved", [False, True], ids=["no checkpoint", "a checkpoint"])
-def test_status_of_a_killed_job_names_the_command_that_resumes_it_or_says_that_there_is_none(
-    folder: RunFolder, saved: bool
+def test_a_killed_or_stopped_job_names_the_command_that_resumes_it_or_says_that_there_is_none(
+    folder: RunFolder,
 ) -> None:
     with folder.held():
         pass
     folder.coordinator("127.0.0.1:7", pid=NOBODY)
-    if saved:
-        checkpoint(folder, 50)
-    code, lines = shown(folder.path)
-    assert (code, lines[0]) == (1, "killed: no process of this job is left")
     command = f"to resume at step 50: shardkeep train --resume '{folder.path}'"
     nothing = f"nothing to resume from: no complete checkpoint in {folder.path / 'checkpoints'}"
-    assert lines[1] == (command if saved else nothing)
-
-
-def test_status_of_a_stopped_job_names_the_command_that_resumes_it(folder: RunFolder) -> None:
-    checkpoint(folder, 50)
+    for line in (nothing, command):
+        code, lines = shown(folder.path)
+        assert (code, lines[0], lines[1]) == (1, "killed: no process of this job is left", line)
+        if line == nothing:
+            checkpoint(folder, 50)
     folder.finished("stopped", "stopped at step 50", None)
     code, lines = shown(folder.path)
-    assert (code, lines[-1]) == (1, f"to resume at step 50: shardkeep train --resume '{folder.path}'")
-
-
-def test_roles_by_hand_are_resumed_by_their_coordinator(folder: RunFolder) -> None:
-    command = led_by_hand(folder)
-    checkpoint(folder, 50)
-    assert resume_line(folder.path) == f"to resume at step 50: {command}"
+    assert (code, lines[-1]) == (1, command)
 
 
 def test_a_job_of_several_machines_is_continued_by_their_command(folder: RunFolder) -> None:
@@ -129,7 +116,9 @@ def test_a_job_of_several_machines_is_continued_by_their_command(folder: RunFold
     assert resume_line(folder.path) == f"to resume at step 50 {command}"
 
 
-def test_a_start_at_a_step_without_a_checkpoint_changes_nothing(folder: RunFolder) -> None:
+def test_a_start_at_a_step_without_a_checkpoint_or_where_a_launcher_runs_the_job_changes_nothing(
+    folder: RunFolder,
+) -> None:
     led_by_hand(folder)
     checkpoint(folder, 50)
     before = files(folder.path)
@@ -139,10 +128,6 @@ def test_a_start_at_a_step_without_a_checkpoint_changes_nothing(folder: RunFolde
     assert CliRunner().invoke(app, arguments).exit_code == 2
     assert files(folder.path) == before
     check_start(JobConfig(), folder.path, 50)
-
-
-def test_a_start_where_a_launcher_runs_the_job_is_refused(folder: RunFolder) -> None:
-    checkpoint(folder, 50)
     with folder.held(), pytest.raises(UserError, match="`shardkeep train` runs a job there"):
         check_start(JobConfig(), folder.path, 50)
 
@@ -157,24 +142,3 @@ def test_a_start_at_a_checkpoint_of_another_run_says_so_and_starts(folder: RunFo
     line = f"the checkpoints in {folder.path / 'checkpoints'} are those of another run, {tmp_path / 'another'}"
     assert origin_line(config, tmp_path / "own") == line
     assert origin_line(config, tmp_path / "another") is None
-
-
-@every(
-    ("name", "error"),
-    [("nowhere", "there is no such folder"), ("empty", "is not a run folder"), ("x" * 300, "cannot be read")],
-    ids=["missing", "no run", "a name that no folder can have"],
-)
-def test_status_of_what_is_no_run_is_one_line(tmp_path: Path, name: str, error: str) -> None:
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(UserError, match=error):
-        show_run(tmp_path / name, partial(show, console=Console(file=io.StringIO())))
-
-
-def test_a_job_in_one_process_is_shown_while_it_runs(folder: RunFolder) -> None:
-    folder.config_path.write_text(parse_config("{servers: 0, workers: 1}").to_yaml())
-    folder.progress({"step": 3, "total_steps": 9})
-    with folder.held():
-        code, lines = shown(folder.path)
-    assert (code, lines[0]) == (0, "running in one process")
-    assert [line.split()[0] for line in lines[1:]] == ["step", "speed", "reported"]
-    assert lines[1].split() == ["step", "3/9"]

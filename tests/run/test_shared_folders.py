@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -26,24 +26,18 @@ from tests.support.owners import make_foreign
 CONFIG = parse_config("{servers: 1, workers: 1, checkpoint: {every_steps: 5}}")
 
 
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
-    """Of a job that runs."""
+@pytest.fixture(autouse=True)
+def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "settings"))
-    return running(tmp_path / "scratch" / "run")
 
 
 def running(path: Path) -> RunFolder:
+    """Of a job that runs."""
     folder = RunFolder.create(path, CONFIG)
     folder.coordinator("127.0.0.1:7", pid=1)
     keep_token(folder.path)
     return folder
-
-
-def sweeps_there(run: Path) -> None:
-    with holding(run, what="sweep"):
-        pass
 
 
 USES: dict[str, Callable[[Path], object]] = {
@@ -53,15 +47,14 @@ USES: dict[str, Callable[[Path], object]] = {
     "scale": lambda run: scale.ask(run, workers=2, servers=None),
     "a new run": lambda run: RunFolder.create(run.parent / "new", CONFIG),
     "a replacement": lambda run: kept_for_recovery(run, "job", "worker", 0),
-    "a sweep": sweeps_there,
+    "a sweep": lambda run: holding(run, what="sweep").__enter__(),
 }
 
 
 @every("use", USES)
 @every("mode", [0o777, 0o775], ids=["all", "a group"])
-def test_below_a_folder_that_others_can_write_nothing_is_believed_or_made(
-    folder: RunFolder, use: str, mode: int
-) -> None:
+def test_below_a_folder_that_others_can_write_nothing_is_believed_or_made(tmp_path: Path, use: str, mode: int) -> None:
+    folder = running(tmp_path / "scratch" / "run")
     scratch = folder.path.parent
     scratch.chmod(mode)
     if os.geteuid() == 0:
@@ -80,38 +73,30 @@ def test_below_a_folder_that_others_can_write_nothing_is_believed_or_made(
 def test_a_file_of_another_user_is_not_believed(
     tmp_path: Path, use: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    folder = running(tmp_path / "run")
-    path = folder.path / name
+    path = running(tmp_path / "run").path / name
     path.touch()
     make_foreign(path, monkeypatch)
     with pytest.raises(ConfigError, match=r"belongs to another user|is not here"):
-        USES[use](folder.path)
+        USES[use](path.parent)
 
 
-def test_with_a_token_file_the_folder_may_be_anybodys_as_the_coordinator_proves_itself(
-    folder: RunFolder, tmp_path: Path
-) -> None:
+def test_with_a_token_file_the_folder_may_be_anybodys_as_the_coordinator_proves_itself(tmp_path: Path) -> None:
+    folder, token = running(tmp_path / "scratch" / "run"), tmp_path / "token"
     folder.path.parent.chmod(0o777)
-    token = tmp_path / "token"
     atomic_write(token, make_token(), private=True)
     assert endpoint_of(str(folder.path), token_file=token).address == "127.0.0.1:7"
     endpoint = RunFolder(folder.path).endpoint(token)
     assert endpoint is not None and endpoint.address == "127.0.0.1:7"
 
 
-@pytest.fixture
-def no_umask() -> Iterator[None]:
-    before = os.umask(0)
-    yield
-    os.umask(before)
-
-
-@pytest.mark.usefixtures("no_umask")
 def test_what_a_job_makes_nobody_else_can_write_whatever_the_umask(tmp_path: Path) -> None:
-    folder = RunFolder.create(tmp_path / "runs" / "first", CONFIG, code_folder=tmp_path)
-    folder.coordinator("127.0.0.1:7", pid=1)
-    kept_for_recovery(folder.path, "job", "worker", 0)
+    before = os.umask(0)
+    try:
+        folder = RunFolder.create(tmp_path / "runs" / "first", CONFIG, code_folder=tmp_path)
+        folder.coordinator("127.0.0.1:7", pid=1)
+        kept_for_recovery(folder.path, "job", "worker", 0)
+    finally:
+        os.umask(before)
     made = [path for path in (tmp_path / "runs").rglob("*") if path.is_dir() or path.suffix in (".json", ".yaml")]
     assert len(made) > 5
     assert not [path for path in made if path.stat().st_mode & (stat.S_IWGRP | stat.S_IWOTH)]

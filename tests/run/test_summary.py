@@ -22,7 +22,7 @@ from tests.support.golden import Golden
 JOB: dict[str, Any] = {
     "servers": 0,
     "workers": 1,
-    "data": {"synthetic": {"train_samples": 400, "eval_samples": 100, "num_dense": 2, "table_sizes": [20, 30]}},
+    "data": {"synthetic": {"train_samples": 100, "eval_samples": 50, "num_dense": 2, "table_sizes": [20, 30]}},
     "model": {"bottom": [4], "hidden": [4]},
     "train": {"batch_size": 50},
     "tower": {"compile": "off"},
@@ -47,36 +47,22 @@ def unknown(model: BaseModel, path: str = "") -> Iterator[str]:
                 yield from unknown(each, f"{path}{name}.")
 
 
-def trained(folder: Path, **changes: Any) -> Summary:
-    return shardkeep.train(shardkeep.JobConfig.model_validate(JOB | changes), run_dir=folder / "run", quiet=True)
-
-
-def test_every_key_of_a_job_of_processes_is_described(golden: Golden) -> None:
+def test_every_key_of_a_job_of_processes_or_one_that_ended_early_is_described(golden: Golden) -> None:
     assert golden.summary and not list(unknown(Summary.model_validate(golden.summary)))
+    assert not list(unknown(Summary.model_validate({**NO_SUMMARY, "status": "failed"})))
+    found = {"status": "failed", "news": 1, "job": {"starts": 1, "more": 2}}
+    assert list(unknown(Summary.model_validate(found))) == ["news", "job.more"]
 
 
 @every("changes", [{}, COMPRESSED], ids=["plain", "compressed"])
 def test_train_returns_what_summary_json_holds(tmp_path: Path, changes: dict[str, Any]) -> None:
-    summary = trained(tmp_path, **changes)
+    summary = shardkeep.train(JOB | changes, run_dir=tmp_path / "run", quiet=True)
     written = json.loads((tmp_path / "run" / "summary.json").read_text(encoding="utf-8"))
     assert not list(unknown(summary))
     assert summary.to_dict() == written | {"run_dir": str(tmp_path / "run")}
     assert summary.status == "completed" and summary.run_dir == tmp_path / "run"
     assert (summary.residuals_and_cache is None) == (not changes)
     assert summary.held_back == summary.residuals_and_cache
-
-
-def test_every_key_of_a_job_that_ended_early_is_described() -> None:
-    assert not list(unknown(Summary.model_validate({**NO_SUMMARY, "status": "failed"})))
-
-
-def test_a_key_that_no_model_describes_is_found() -> None:
-    found = {"status": "failed", "news": 1, "job": {"starts": 1, "more": 2}}
-    assert list(unknown(Summary.model_validate(found))) == ["news", "job.more"]
-
-
-def test_a_summary_cannot_be_changed_and_is_no_mapping() -> None:
-    summary = Summary(status="completed")
     with pytest.raises(ValidationError, match="frozen"):
         summary.steps = 3  # type: ignore[misc]
     with pytest.raises(TypeError, match=r"write summary\.eval, or summary\.to_dict\(\)\['eval'\]"):
@@ -105,7 +91,10 @@ def summary_of(folder: RunFolder) -> dict[str, Any]:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> RunFolder:
-    return RunFolder.create(tmp_path / "run", JobConfig())
+    """Of a job that began 1,000 seconds ago."""
+    folder = RunFolder.create(tmp_path / "run", JobConfig())
+    shift(folder, 1000.0)
+    return folder
 
 
 def shift(folder: RunFolder, seconds: float) -> None:
@@ -118,11 +107,16 @@ def shift(folder: RunFolder, seconds: float) -> None:
 
 
 def test_the_totals_of_a_job_are_those_of_all_its_starts(folder: RunFolder) -> None:
-    shift(folder, 1000.0)
-    folder.finished("stopped", "", figures(30, 300, rate=10.0, step_ms=4.0, pushed=1000, read=500))
+    first = figures(30, 300, rate=10.0, step_ms=4.0, pushed=1000, read=500)
+    folder.finished("stopped", "", first | {"recoveries": [{"generation": 2}]})
+    summary = summary_of(folder)
+    for key in ("steps", "samples", "wall_s", "samples_per_s", "step_ms"):  # one start has the same figures twice
+        assert summary["job"][key] == pytest.approx(summary[key]), key
+    assert summary["job"]["bytes"]["total"] == summary["bytes"]["total"] and len(summary["starts"]) == 1
     folder = RunFolder.reopen(folder.path, JobConfig(), step=30, samples=300)
     shift(folder, 500.0)
-    folder.finished("completed", "", figures(40, 600, rate=30.0, step_ms=8.0, pushed=2000))
+    last = figures(40, 600, rate=30.0, step_ms=8.0, pushed=2000)
+    folder.finished("completed", "", last | {"recoveries": [{"generation": 5}]})
     summary, job = summary_of(folder), summary_of(folder)["job"]
     assert [(s["from_step"], s["to_step"], s["samples"], s["status"]) for s in summary["starts"]] == [
         (0, 30, 300, "stopped"),
@@ -137,14 +131,7 @@ def test_the_totals_of_a_job_are_those_of_all_its_starts(folder: RunFolder) -> N
         "push": {"values": 3000}, "read": {"ids": 500}, "control": 2, "total": 3502, "per_sample": 3002 / 600,
     }  # fmt: skip
     assert job["bytes_unknown_of_starts"] == 0
-
-
-def test_a_job_of_one_start_has_the_same_figures_twice(folder: RunFolder) -> None:
-    folder.finished("completed", "", figures(30, 300, rate=10.0, step_ms=4.0, pushed=3000))
-    summary = summary_of(folder)
-    for key in ("steps", "samples", "wall_s", "samples_per_s", "step_ms"):
-        assert summary["job"][key] == pytest.approx(summary[key]), key
-    assert summary["job"]["bytes"]["total"] == summary["bytes"]["total"] and len(summary["starts"]) == 1
+    assert [recovery["generation"] for recovery in summary["recoveries"]] == [2, 5] and job["recoveries"] == 2
 
 
 def test_what_fp32_would_have_sent_is_a_sum_over_starts_that_all_know_it(folder: RunFolder) -> None:
@@ -160,7 +147,6 @@ def test_what_fp32_would_have_sent_is_a_sum_over_starts_that_all_know_it(folder:
 
 
 def test_a_start_that_was_killed_counts_by_its_records(folder: RunFolder) -> None:
-    shift(folder, 1000.0)
     folder.progress({"step": 20, "samples": 200, "samples_per_s": 8.0, "step_ms": {"total": 3.0}})
     folder.standing({"recoveries": {"done": [{"generation": 2}]}})
     folder = RunFolder.reopen(folder.path, JobConfig(), step=10, samples=100)
@@ -173,17 +159,13 @@ def test_a_start_that_was_killed_counts_by_its_records(folder: RunFolder) -> Non
     assert [recovery["generation"] for recovery in summary["recoveries"]] == [2]
 
 
-def test_a_coordinator_that_takes_over_counts_from_the_start_and_knows_how_far_the_job_was(folder: RunFolder) -> None:
-    shift(folder, 1000.0)
+def test_a_coordinator_that_takes_over_counts_from_the_start_and_a_resumed_job_that_fails_at_once_is_where_it_was(
+    folder: RunFolder,
+) -> None:
     folder.progress({"step": 20, "samples": 200})
     RunFolder(folder.path).finished("failed", "server 0 was killed", None)
     summary = summary_of(folder)
     assert 1000.0 <= summary["wall_s"] < 1100.0 and (summary["steps"], summary["samples"]) == (20, 200)
-
-
-def test_a_resumed_job_that_fails_at_once_is_where_it_was(folder: RunFolder) -> None:
-    folder.progress({"step": 20, "samples": 200})
-    folder.finished("stopped", "", None)
     folder = RunFolder.reopen(folder.path, JobConfig(), step=20, samples=200)
     folder.finished("failed", "no data", None)
     summary = summary_of(folder)
@@ -191,7 +173,6 @@ def test_a_resumed_job_that_fails_at_once_is_where_it_was(folder: RunFolder) -> 
 
 
 def test_after_a_reboot_the_clock_on_the_wall_counts(folder: RunFolder) -> None:
-    shift(folder, 1000.0)
     path = folder.path / "starts.json"
     path.write_text(path.read_text().replace('"boot": "', '"boot": "another'))
     wall_s = Starts(folder.path).wall_s()

@@ -19,13 +19,14 @@ from shardkeep.launch.machine import Machine
 from shardkeep.launch.node import NodeOptions, run_node
 from shardkeep.run.reader import RunReader
 from tests.support import stand_in
-from tests.support.cluster import Cluster, Command, kill, members_in, records, within
+from tests.support.cluster import Cluster, Command, kill
+from tests.support.stand_ins import StandIns, Watched
 
 LIMIT_S = 150.0
 LOOPBACK = "127.0.0.1"
 
 
-class Machines:
+class Machines(Watched):
     """The machines of one job, below one folder. Leaves none behind a `with`.
 
     Args:
@@ -33,9 +34,9 @@ class Machines:
     """
 
     def __init__(self, folder: Path, config: Mapping[str, Any], plan: Mapping[str, Any] | None = None) -> None:
+        super().__init__(RunReader(folder / "run"), LIMIT_S, lambda: any(each.running for each in self._commands))
         self._cluster, self._real = Cluster(folder), plan is None
         self.config = self._cluster.write(dict(config))
-        self.run = RunReader(folder / "run")
         self._seen: dict[int, psutil.Process] = {}
         self._commands: list[Command] = []
         if plan is not None:
@@ -48,8 +49,7 @@ class Machines:
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         self._cluster.__exit__(AssertionError, error, trace)  # shows all, in case that the test failed
         kill(self._seen.values())
-        for log in sorted(self.run.logs.glob("*.log")):
-            print(f"---- {log}\n{log.read_text(errors='replace')[-4000:]}")
+        self.show_logs()
 
     def start(self, rank: int, nodes: int = 2, *more: str, **options: Any) -> Command:
         """One machine. `more`: further arguments; options: as of Command. Both for real roles."""
@@ -66,44 +66,15 @@ class Machines:
         """All machines, the first one last."""
         return [self.start(rank, nodes) for rank in reversed(range(nodes))][::-1]
 
-    def go(self) -> None:
-        """Lets stand-ins continue where they hold."""
-        (self.run.path / stand_in.GO).touch()
-
-    def end_lease(self, *members: str) -> None:
-        """Has the coordinator of stand-ins declare these dead."""
-        for member in members:
-            stand_in.end_lease(self.run.path, member)
-
     def members(self) -> dict[str, psutil.Process]:
-        """The processes of the current generation by `role index`."""
-        found = members_in(self.run)
+        found = super().members()
         self._seen |= {process.pid: process for process in found.values()}
         return found
-
-    def step(self) -> int:
-        """The last step that is known."""
-        steps = [record["step"] for record in self.records() if record["kind"] == "progress"]
-        return max(steps, default=0)
-
-    def records(self) -> list[dict[str, Any]]:
-        return records(self.run)
-
-    def recoveries(self) -> list[dict[str, Any]]:
-        return [record for record in self.records() if record.get("phase") == "recovery"]
-
-    def training(self, step: int = 1) -> dict[str, psutil.Process]:
-        """Waits for a step; the processes then."""
-        self.until(lambda: self.step() >= step, f"no step {step}")
-        return self.members()
 
     def held(self) -> dict[str, psutil.Process]:
         """Waits until all stand-ins for workers hold; the processes then."""
         self.until(lambda: stand_in.all_hold(self.run), "not all workers hold")
         return self.members()
-
-    def until(self, true: Any, otherwise: str) -> None:
-        within(LIMIT_S, true, otherwise, lambda: any(command.running for command in self._commands))
 
     def end(self, machines: Iterable[Command]) -> list[int]:
         """Waits for the end of the machines; their exit codes."""
@@ -116,8 +87,6 @@ class Machines:
 
 def main() -> None:
     """`shardkeep node` with stand-ins: `sys.argv` has its options, as JSON, and perhaps `--only` and a role."""
-    from tests.support.stand_ins import StandIns
-
     given = json.loads(sys.argv[1])
     configure("node", given["rank"])
     options = NodeOptions(

@@ -5,6 +5,7 @@ As a main: FOLDER NUMBER ARGUMENTS... runs `shardkeep` with these arguments ther
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import sys
 from collections.abc import Iterator
@@ -15,38 +16,37 @@ EVENTS = ("open", "os.listdir", "os.scandir", "os.mkdir", "os.rename", "os.remov
 
 
 class Refusals:
-    """Armed by `refusing`. An audit hook stays for the life of the process, so there is one."""
+    """Armed while `left`, the number of operations until the refused one, is not negative."""
 
     def __init__(self) -> None:
-        self.left, self.number, self._folder = -1, 0, ""
+        self.left, self.number, self.folder = -1, 0, ""
         sys.addaudithook(self._heard)
-
-    def arm(self, folder: Path, number: int, after: int) -> None:
-        self.left, self.number, self._folder = after, number, str(folder)
 
     def _heard(self, event: str, args: tuple[Any, ...]) -> None:
         if self.left < 0 or event not in EVENTS:
             return
-        named = args and isinstance(args[0], str | os.PathLike) and str(args[0]).startswith(self._folder)
+        named = args and isinstance(args[0], str | os.PathLike) and str(args[0]).startswith(self.folder)
         if named or (event in EVENTS[-2:] and self.left == 0):
             self.left -= 1
             if self.left < 0:
                 raise OSError(self.number, os.strerror(self.number))
 
 
-_REFUSALS: list[Refusals] = []
+@functools.cache
+def _refusals() -> Refusals:
+    """An audit hook stays for the life of the process, so there is one."""
+    return Refusals()
 
 
 @contextlib.contextmanager
 def refusing(folder: Path, number: int, *, after: int = 0) -> Iterator[Refusals]:
     """Inside, one operation below `folder` fails with the error number, `after` others; then none does."""
-    if not _REFUSALS:
-        _REFUSALS.append(Refusals())
-    _REFUSALS[0].arm(folder, number, after)
+    refusals = _refusals()
+    refusals.folder, refusals.number, refusals.left = str(folder), number, after
     try:
-        yield _REFUSALS[0]
+        yield refusals
     finally:
-        _REFUSALS[0].left = -1
+        refusals.left = -1
 
 
 def main() -> None:

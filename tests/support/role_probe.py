@@ -61,7 +61,6 @@ def facts() -> dict[str, Any]:
         "path": sys.path,
         "nice": os.nice(0),
         "stdout": [sys.stdout.encoding, sys.stdout.line_buffering, sys.stdout.write_through],
-        "blas threads": blas_threads(),
         "collects garbage": gc.isenabled(),
         "own": {"pid": pid, "random": random.random(), "numpy": float(np.random.random())},
     }
@@ -73,18 +72,6 @@ def kind(descriptor: Path) -> str:
         return str(descriptor.readlink()).split(":")[0].replace("spawned", "forked")
     except OSError:
         return ""
-
-
-def blas_threads() -> int | None:
-    """Threads of numpy's OpenBLAS."""
-    import ctypes
-
-    maps = Path("/proc/self/maps").read_text(encoding="utf-8")
-    for path in {line.split(None, 5)[5] for line in maps.splitlines() if "openblas" in line}:
-        for name in ("scipy_openblas_get_num_threads64_", "openblas_get_num_threads"):
-            if (getter := getattr(ctypes.CDLL(path), name, None)) is not None:
-                return int(getter())
-    return None
 
 
 if __name__ == "__main__":

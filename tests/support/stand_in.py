@@ -17,7 +17,6 @@ after deeds of another role.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import socket
@@ -25,7 +24,7 @@ import sys
 import threading
 import time
 import types
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -46,8 +45,6 @@ PLAN, GO = "stand-ins.json", "go"
 LEASE_S = 150.0
 """Of all members: a busy machine starves none of them so long."""
 POLL_S = 0.01
-SUMMARY = {"steps": 0, "samples": 0, "state_digest": "0" * 64}
-TABLES = (TableSpec(name="user", dim=8),)
 
 
 def main() -> None:
@@ -72,18 +69,21 @@ def coordinate() -> None:
 
     run = Path(sys.argv[sys.argv.index("--run-dir") + 1])
     watch_for_ends_of_leases(run)
-    awaited = plan_of(run).get("coordinator 0")
-    if awaited is not None:
+    if (awaited := plan_of(run).get("coordinator 0")) is not None:
         deadline = Deadline(90.0)
         while len(deeds(run, awaited["after"])) < awaited["times"]:
             deadline.check("the deeds of another role")
-            time.sleep(0.02)
+            time.sleep(POLL_S)
     real()
+
+
+def file_of(run: Path, member: str, kind: str) -> Path:
+    return run / f"{member.replace(' ', '-')}.{kind}"
 
 
 def end_lease(run: Path, member: str) -> None:
     """Makes the coordinator see the end of the member's lease, once: it declares that process dead and no other."""
-    (run / f"{member.replace(' ', '-')}.silent").touch()
+    file_of(run, member, "silent").touch()
 
 
 def watch_for_ends_of_leases(run: Path) -> None:
@@ -92,7 +92,7 @@ def watch_for_ends_of_leases(run: Path) -> None:
 
     def expired_or_silent(seats: Seats, now: float) -> list[Seat]:
         for seat in seats.present():
-            silent = run / f"{seat.member.role}-{seat.member.index}.silent"
+            silent = file_of(run, f"{seat.member.role} {seat.member.index}", "silent")
             if silent.exists():
                 silent.unlink()
                 seat.last_seen = now - 2 * seats.lease_s
@@ -107,9 +107,9 @@ def plan_of(run: Path) -> dict[str, Any]:
     return dict(json.loads(place.read_text()))
 
 
-def deeds(run: Path, name: str) -> bytes:
+def deeds(run: Path, member: str) -> bytes:
     """One byte for each deed that the member has done."""
-    path = run / f"{name.replace(' ', '-')}.deeds"
+    path = file_of(run, member, "deeds")
     return path.read_bytes() if path.exists() else b""
 
 
@@ -135,44 +135,33 @@ class StandIn:
     """One member."""
 
     def __init__(self, role: Role, index: int, run: Path, departure: Departure) -> None:
-        plan = plan_of(run)
         self._role, self._index, self._run, self._departure = role, index, run, departure
-        self._steps, self._step_s = int(plan["steps"]), float(plan["step_s"])
-        self._hold: int | None = plan.get("hold")
-        self._deed = plan.get(f"{role} {index}", {})
-        self._step = 0
+        self._name, self._plan, self._step = f"{role} {index}", plan_of(run), 0
+        self._tables = (TableSpec(name="user", dim=8),) if role == "worker" else ()
 
     def live(self) -> None:
         self._act("start")
         control = ControlClient(endpoint_of(str(self._run), launched=True), role=self._role, index=self._index)
-        with Membership(control, self._departure), self._failing():
-            formation: Formation | None = control.join(Offer(self._tables))
-            while formation is not None and not self._serves(control, formation):
-                self._departure.check()
-                last = self._step if self._role == "worker" else ANY_STEP
-                offer = Offer(self._tables, resume_range=ResumeRange(0, last, holds=True))
-                formation = control.join_again(offer, formation, "a peer was lost")
+        with Membership(control, self._departure):
+            try:
+                self._join(control)
+            except ShardkeepError:
+                self._act("failed")  # a real role may abort in native code once its peers are gone
+                raise
         if control.state.state != "completed" and (error := control.state.error()) is not None:
             raise error
 
-    @contextlib.contextmanager
-    def _failing(self) -> Iterator[None]:
-        """Does what the plan has for an error: a real role may abort in native code once its peers are gone."""
-        try:
-            yield
-        except ShardkeepError:
-            self._act("failed")
-            raise
-
-    @property
-    def _tables(self) -> tuple[TableSpec, ...]:
-        return TABLES if self._role == "worker" else ()
+    def _join(self, control: ControlClient) -> None:
+        formation: Formation | None = control.join(Offer(self._tables))
+        while formation is not None and not self._serves(control, formation):
+            self._departure.check()
+            last = self._step if self._role == "worker" else ANY_STEP
+            offer = Offer(self._tables, resume_range=ResumeRange(0, last, holds=True))
+            formation = control.join_again(offer, formation, "a peer was lost")
 
     def _serves(self, control: ControlClient, formation: Formation) -> bool:
         """Trains or serves one generation; whether the job is over with it."""
-        if (
-            0 < self._step < formation.start_step
-        ):  # another worker was ahead; in a real job both have pushed these steps
+        if 0 < self._step < formation.start_step:  # another worker was ahead; in a real job both pushed these steps
             self._report(control, range(self._step + 1, formation.start_step + 1))
         self._step = formation.start_step
         self._act("formed")
@@ -184,14 +173,14 @@ class StandIn:
             return self._trains(control, formation)
 
     def _trains(self, control: ControlClient, formation: Formation) -> bool:
-        while self._step < self._steps:
+        while self._step < self._plan["steps"]:
             self._act(self._step)
             if (over := _ended(control, formation)) is not None:
                 return over
             leave_if_due(control, self._departure, lambda: None)
-            time.sleep(self._step_s)  # what a step takes
-            if self._step == self._hold and not (self._run / GO).exists():
-                self._sign("held", formation)
+            time.sleep(self._plan["step_s"])  # what a step takes
+            if self._step == self._plan.get("hold") and not (self._run / GO).exists():
+                self._signature("held", formation).touch()
             else:
                 self._step += 1
                 control.update(step=self._step, phase="training")
@@ -199,45 +188,41 @@ class StandIn:
         return self._summarizes(control, formation)
 
     def _report(self, control: ControlClient, steps: Iterable[int]) -> None:
-        if (self._role, self._index) == ("worker", 0):
+        if self._name == "worker 0":
             for step in steps:
-                control.report("progress", {"step": step, "total_steps": self._steps, "samples": step})
+                control.report("progress", {"step": step, "total_steps": self._plan["steps"], "samples": step})
 
     def _summarizes(self, control: ControlClient, formation: Formation) -> bool:
         """Waits for the others as the gather and the barrier at the end of a real worker do; whether the job is over
         with this generation."""
-        everyone = [worker.index for worker in formation.of_role("worker")]
-        self._sign("trained", formation)
-        while not self._signed("trained", formation, everyone):
+        self._signature("trained", formation).touch()
+        while not all(_signature(self._run, "trained", formation.generation, w.index).exists()
+                      for w in formation.of_role("worker")):  # fmt: skip
             if (over := _ended(control, formation)) is not None:
                 return over
             time.sleep(POLL_S)
         self._act("gathered", until=control.stop_requested)
         if self._index == 0:
-            control.report("summary", {**SUMMARY, "steps": self._steps, "samples": self._steps})
+            steps = self._plan["steps"]
+            control.report("summary", {"steps": steps, "samples": steps, "state_digest": "0" * 64})
             control.flush()
-            self._sign("reported", formation)
-        while not self._signed("reported", formation, [0]):
+            self._signature("reported", formation).touch()
+        while not _signature(self._run, "reported", formation.generation, 0).exists():
             if _ended(control, formation) is False:
                 return False
             time.sleep(POLL_S)
         self._act("reported")
         return True
 
-    def _sign(self, what: str, formation: Formation) -> None:
-        """Lets the others know that this worker has come so far."""
-        _signature(self._run, what, formation.generation, self._index).touch()
-
-    def _signed(self, what: str, formation: Formation, indices: Sequence[int]) -> bool:
-        """Whether these workers have come so far."""
-        return all(_signature(self._run, what, formation.generation, index).exists() for index in indices)
+    def _signature(self, what: str, formation: Formation) -> Path:
+        return _signature(self._run, what, formation.generation, self._index)
 
     def _act(self, at: int | str, until: threading.Event | None = None) -> None:
         """What the plan has for this moment, as often as it says."""
-        deed, name = self._deed, f"{self._role} {self._index}"
-        if deed.get("at") != at or len(deeds(self._run, name)) >= deed.get("times", 1):
+        deed = self._plan.get(self._name, {})
+        if deed.get("at") != at or len(deeds(self._run, self._name)) >= deed.get("times", 1):
             return
-        with (self._run / f"{name.replace(' ', '-')}.deeds").open("ab") as file:
+        with file_of(self._run, self._name, "deeds").open("ab") as file:
             file.write(b".")
         what = deed["do"]
         if what == "wait":
@@ -269,7 +254,3 @@ def _ended(control: ControlClient, formation: Formation) -> bool | None:
     if control.failed.is_set():
         raise control.state.error() or JobStopped("the job failed")
     return True if control.stop_requested.is_set() else None
-
-
-if __name__ == "__main__":
-    main()
