@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
@@ -62,3 +63,47 @@ def test_exponents_and_bare_words_are_what_they_look_like() -> None:
     assert (config.train.batch_size, config.train.clip_norm) == (1000, 0.01)
     assert (config.recovery.journal, config.tower.compile, config.tower.amp) == ("off", "on", "off")
     assert parse_config(config.to_yaml()) == config
+
+
+MARKS = [
+    *(
+        "a",
+        "1",
+        "012",
+        "yes",
+        "~",
+        ": ",
+        ":",
+        "- ",
+        "-",
+        "\n",
+        "\n  ",
+        " ",
+        ",",
+        "[",
+        "]",
+        "{",
+        "}",
+        "'",
+        '"',
+        "# ",
+        " #",
+        "=",
+    ),
+    *("*", "&", "!", "%", "?", "'?'", "...", "---", "\\n", "<<", "|", ">", "|-", ">+", "2", "\u00e9", "\U0001f600"),
+]
+
+
+def value_of(text: str) -> str:
+    try:
+        return repr(read_yaml(text))
+    except YamlError:
+        return "refused"
+
+
+def test_libyaml_reads_what_pyyaml_reads() -> None:
+    """A tab, in a comment behind the text, keeps libyaml out."""
+    chance = random.Random(1)
+    for _ in range(2_000):
+        text = "".join(chance.choices(MARKS, k=chance.randint(1, 12))) + "\n"
+        assert value_of(text) == value_of(f"{text}#\t\n"), text
