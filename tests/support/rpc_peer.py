@@ -23,16 +23,13 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 
 
 class Peer:
-    """Server 0 of one server and one worker; `index` and `num_servers` for more."""
+    """Server 0 of one server and one worker. `service`: the settings of its ShardService, as plain dicts."""
 
-    def __init__(self, store_port: int, *, index: int = 0, num_servers: int = 1, service: dict[str, Any]) -> None:
-        """`service` are the settings of its ShardService, `tables` and `consistency` as plain dicts."""
-        settings = {"store_port": store_port, "index": index, "num_servers": num_servers, "service": service}
-        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed by `close`
+    def __init__(self, store_port: int, service: dict[str, Any]) -> None:
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed by `kill`
+        settings = json.dumps({"store_port": store_port, "service": service})
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        self._process = started(
-            [json.dumps(settings)], env=environment, cwd=ROOT, main=f"{__name__}:main", stderr=self._errors
-        )
+        self._process = started([settings], env=environment, cwd=ROOT, main=f"{__name__}:main", stderr=self._errors)
         self.killed = False
         self._answers: queue.Queue[str] = queue.Queue()
         self._reader = threading.Thread(target=self._read, daemon=True)
@@ -68,26 +65,23 @@ class Peer:
 
     def kill(self) -> None:
         """SIGKILL, and the end of the process seen; nothing is left of it here."""
+        assert self._process.stdin is not None and self._process.stdout is not None
         self.killed = True
         self._process.kill()
         self._process.wait(LIMIT_S)
-        self._close_pipes()
+        self._process.stdin.close()
+        self._reader.join(LIMIT_S)
+        self._process.stdout.close()
+        self._errors.close()
 
     def close(self) -> int:
         """Ends the process by the end of its pipe, else by force; its exit code."""
-        assert self._process.stdin is not None and self._process.stdout is not None
+        assert self._process.stdin is not None
         self._process.stdin.close()
         try:
             return self._process.wait(LIMIT_S)
         finally:
             self.kill()
-
-    def _close_pipes(self) -> None:
-        assert self._process.stdin is not None and self._process.stdout is not None
-        self._process.stdin.close()
-        self._reader.join(LIMIT_S)
-        self._process.stdout.close()
-        self._errors.close()
 
     def _read(self) -> None:
         assert self._process.stdout is not None
@@ -102,52 +96,45 @@ def footprint() -> dict[str, int]:
     return {"descriptors": process.num_fds(), "threads": process.num_threads(), "rss": process.memory_info().rss}
 
 
+def service_of(settings: dict[str, Any], generation: int) -> Any:
+    """The ShardService of plain settings."""
+    from shardkeep.ps.config import ConsistencyConfig, TableSpec
+    from shardkeep.ps.server.service import ShardService
+
+    tables = [TableSpec(**table) for table in settings["tables"]]
+    consistency = ConsistencyConfig(**settings["consistency"])
+    more = {"num_workers": settings["num_workers"], "seed": settings["seed"]}
+    return ShardService(shard=0, tables=tables, consistency=consistency, generation=generation, **more)
+
+
 def main() -> None:
     """The peer's life: one JSON command a line on stdin, one JSON result a line on stdout."""
     from shardkeep.base.errors import ShardkeepError
-    from shardkeep.ps.config import ConsistencyConfig, TableSpec
     from shardkeep.ps.rpc.group import RpcGroup, connect_store
-    from shardkeep.ps.server.service import ShardService
 
     settings = json.loads(sys.argv[1])
-    given = settings["service"]
     store = connect_store("127.0.0.1", settings["store_port"], timeout_s=LIMIT_S)
-    service: ShardService | None = None
+    service: Any = None
     transport: RpcGroup | None = None
 
     def form(generation: int, timeout_s: float = LIMIT_S) -> str:
         nonlocal service, transport
-        service = ShardService(
-            shard=settings["index"],
-            tables=[TableSpec(**table) for table in given["tables"]],
-            consistency=ConsistencyConfig(**given["consistency"]),
-            num_workers=given["num_workers"],
-            seed=given["seed"],
-            generation=generation,
-        )
+        service = service_of(settings["service"], generation)
+        place: dict[str, Any] = {"role": "server", "index": 0, "num_servers": 1, "num_workers": 1, "host": "127.0.0.1"}
         try:
             transport = RpcGroup.form(
-                store,
-                generation=generation,
-                role="server",
-                index=settings["index"],
-                num_servers=settings["num_servers"],
-                num_workers=1,
-                host="127.0.0.1",
-                timeout_s=timeout_s,
-                handler=service.handle,
+                store, generation=generation, timeout_s=timeout_s, handler=service.handle, **place
             )
         except ShardkeepError as error:
             return f"{type(error).__name__}: {error}"
         return "formed"
 
     def leave() -> None:
-        assert service is not None and transport is not None
+        assert transport is not None
         service.close("the server leaves")
         transport.close()
 
     def close_service(reason: str) -> None:
-        assert service is not None
         service.close(reason)
 
     commands = {"form": form, "leave": leave, "close_service": close_service, "footprint": footprint}
