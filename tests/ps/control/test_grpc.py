@@ -197,22 +197,16 @@ def test_a_member_gives_up_on_a_coordinator_that_is_gone_or_does_not_know_it(sta
     assert "does not know this member" in stranger.state.message
 
 
-def test_registration_waits_for_a_coordinator_to_appear() -> None:
+def test_registration_waits_for_a_coordinator_to_appear_and_says_in_one_line_that_none_did() -> None:
     spec = JobSpec("name: late\n", 0, 1, JobDeadlines(lease_s=15.0, form_s=60.0))
     late = Coordinator(spec, open_store=lambda generation: ("127.0.0.1", 1), sink=ListSink())
-    with (
-        reserved_port() as port,
-        ControlClient(_at(port), role="worker", index=0) as client,
-        ThreadPoolExecutor(1) as pool,
-    ):
-        registering = pool.submit(client.register)
-        with pytest.raises(TransportError):
-            fetch_status(_at(port), timeout_s=0.2)
-        with ControlServer(late, f"127.0.0.1:{port}", token=TOKEN):
-            assert registering.result(LIMIT_S) == "name: late\n"
-
-
-def test_nobody_at_an_address_or_a_peer_that_never_answers_is_one_clear_line_and_no_member_hangs() -> None:
+    with reserved_port() as port, ThreadPoolExecutor(1) as pool:
+        with ControlClient(_at(port), role="worker", index=0) as client:
+            registering = pool.submit(client.register)
+            with pytest.raises(TransportError):
+                fetch_status(_at(port), timeout_s=0.2)
+            with ControlServer(late, f"127.0.0.1:{port}", token=TOKEN):
+                assert registering.result(LIMIT_S) == "name: late\n"
     told = r"no coordinator answered at 127.0.0.1:{} within 0.\d s"
     with reserved_port() as nobody, socket.create_server(("127.0.0.1", 0)) as silent:
         for port, text in ((nobody, told.format(nobody)), (silent.getsockname()[1], None)):
@@ -277,41 +271,31 @@ def test_garbage_on_the_port_and_a_bug_in_the_coordinator_do_not_harm_it(
     assert cluster.status().state == "training"
 
 
-def test_reports_of_numbers_of_any_kind_arrive_in_order_and_before_the_leave(start: Callable[..., Cluster]) -> None:
-    cluster = start(servers=0, workers=1)
-    (worker,) = cluster.form()
-    for step in range(30):
-        worker.report("progress", {"step": step})
-    worker.report("summary", {"steps": 30})
-    assert worker.leave(0).state == "completed"
-    assert [call[1]["step"] for call in cluster.sink.of("progress")] == list(range(30))
-
+def test_reports_are_kept_until_a_coordinator_takes_them_and_arrive_in_order_and_before_the_leave(
+    start: Callable[..., Cluster],
+) -> None:
     import numpy as np
     import torch
 
     cluster = start(servers=0, workers=1)
     (worker,) = cluster.form()
-    worker.report("progress", {"loss": np.float32(0.5), "auc": torch.tensor(0.25), "counts": np.arange(2)})
-    worker.leave(1)
-    record = cluster.sink.of("progress")[0][1]
-    assert (record["loss"], record["auc"], record["counts"]) == (0.5, 0.25, [0, 1])
+    worker.report("progress", {"step": 0, "loss": np.float32(0.5), "auc": torch.tensor(0.25), "counts": np.arange(2)})
     with pytest.raises(TypeError, match="is not JSON"):
         worker.report("progress", {"loss": object()})
     with pytest.raises(ValueError, match="allowed: progress"):
         worker.report("gossip", {})
-
-
-def test_a_report_is_kept_until_a_coordinator_takes_it(start: Callable[..., Cluster]) -> None:
-    cluster = start(servers=0, workers=1)
-    (worker,) = cluster.form()
+    worker.flush(timeout_s=LIMIT_S)
     cluster.server.stop()
-    worker.report("progress", {"step": 1})
-    worker.report("summary", {"steps": 1})
-    with pytest.raises(DeadlineExceeded, match="2 reports were not taken"):
+    for step in range(1, 30):
+        worker.report("progress", {"step": step})
+    worker.report("summary", {"steps": 30})
+    with pytest.raises(DeadlineExceeded, match="30 reports were not taken"):
         worker.flush(timeout_s=0.3)
     with ControlServer(cluster.coordinator, cluster.address, token=cluster.endpoint.token):
         assert worker.leave(0).state == "completed"
-    assert [call[1]["step"] for call in cluster.sink.of("progress")] == [1]
+    records = [call[1] for call in cluster.sink.of("progress")]
+    assert [record["step"] for record in records] == list(range(30))
+    assert (records[0]["loss"], records[0]["auc"], records[0]["counts"]) == (0.5, 0.25, [0, 1])
 
 
 def test_a_call_that_is_cut_off_is_a_transport_error(start: Callable[..., Cluster]) -> None:

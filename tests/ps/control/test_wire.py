@@ -86,7 +86,7 @@ def test_a_table_of_another_kind_is_refused(change: dict[str, str]) -> None:
     table = to_message(TableSpec(name="t", dim=4), pb.Table)
     for field, text in change.items():
         setattr(table, field, text)
-    with pytest.raises(ProtocolError, match="TableSpec 't' is not understood|a record is "):
+    with pytest.raises(ProtocolError, match=r"TableSpec 't' is not understood|a record is "):
         from_message(table, TableSpec)
 
 
