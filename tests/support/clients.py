@@ -159,7 +159,9 @@ class Job:
         pulls = [client.pull(step, request) for client, request in zip(self.clients, requests, strict=True)]
         rows = [{name: part.copy() for name, part in pull.result().items()} for pull in pulls]
         for rank, client in enumerate(self.clients):
-            grads = grads_of_step(step, wanted[rank], rank)
+            grads = client.gradients(step, requests[rank])
+            for name, grad_UD in grads_of_step(step, wanted[rank], rank).items():
+                grads[name][:] = grad_UD
             client.push(step, requests[rank], grads, pulls=[pulls[rank]], last=last)
         return rows
 

@@ -200,13 +200,16 @@ def test_a_member_gives_up_on_a_coordinator_that_is_gone_or_does_not_know_it(sta
 def test_registration_waits_for_a_coordinator_to_appear_and_says_in_one_line_that_none_did() -> None:
     spec = JobSpec("name: late\n", 0, 1, JobDeadlines(lease_s=15.0, form_s=60.0))
     late = Coordinator(spec, open_store=lambda generation: ("127.0.0.1", 1), sink=ListSink())
-    with reserved_port() as port, ThreadPoolExecutor(1) as pool:
-        with ControlClient(_at(port), role="worker", index=0) as client:
-            registering = pool.submit(client.register)
-            with pytest.raises(TransportError):
-                fetch_status(_at(port), timeout_s=0.2)
-            with ControlServer(late, f"127.0.0.1:{port}", token=TOKEN):
-                assert registering.result(LIMIT_S) == "name: late\n"
+    with (
+        reserved_port() as port,
+        ControlClient(_at(port), role="worker", index=0) as client,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        registering = pool.submit(client.register)
+        with pytest.raises(TransportError):
+            fetch_status(_at(port), timeout_s=0.2)
+        with ControlServer(late, f"127.0.0.1:{port}", token=TOKEN):
+            assert registering.result(LIMIT_S) == "name: late\n"
     told = r"no coordinator answered at 127.0.0.1:{} within 0.\d s"
     with reserved_port() as nobody, socket.create_server(("127.0.0.1", 0)) as silent:
         for port, text in ((nobody, told.format(nobody)), (silent.getsockname()[1], None)):

@@ -139,32 +139,25 @@ def state(value: object) -> bytes:
     return pickle.dumps(value, 4)[2:-1] + pickle.BUILD
 
 
-def test_the_unpickler_admits_no_name_beyond_its_list() -> None:
+def test_the_unpickler_admits_no_name_and_no_opcode_beyond_its_list() -> None:
     for harmless in (collections.OrderedDict, collections.Counter, torch.load):
         with pytest.raises(AttributeError, match=f"shardkeep refuses {harmless.__module__}.{harmless.__qualname__} in"):
             unpickled(named(harmless))
+    for rest in (b"\x82\x01", b"\x92", b"(i__main__\nx\n", b"P1\n", b"r\xff\xff\xff\x7f", b"\xff"):
+        with pytest.raises(AttributeError, match=r"^shardkeep refuses the opcode \w+ in an RPC$"):
+            unpickled(b"N", rest)
     for garbage in (b"", b".", b"\x80\x04\x95", pickle.dumps([1])[:-1], b"\x8c\xff.", os.urandom(64)):
         with pytest.raises(AttributeError, match="shardkeep refuses"):
             RestrictedUnpickler(io.BytesIO(garbage)).load()
 
 
-@every("given", [{"made": 1}, (None, {"made": 1})], ids=["as a dict", "as slots"])
-@every(
-    "admitted",
-    [handle, rpc_internal.PythonUDF, rpc_internal._InternalRPCPickler],
-    ids=lambda admitted: admitted.__qualname__,
-)
-def test_no_message_sets_attributes_of_what_is_admitted(admitted: Any, given: object) -> None:
+@every("attributes", [{"made": 1}, (None, {"made": 1})])  # as a dict, as slots
+@every("admitted", [handle, rpc_internal.PythonUDF, rpc_internal._InternalRPCPickler])
+def test_no_message_sets_attributes_of_what_is_admitted(admitted: Any, attributes: object) -> None:
     assert unpickled(named(admitted)) is admitted
     with pytest.raises(AttributeError, match=r"^shardkeep refuses the opcode BUILD in an RPC$"):
-        unpickled(named(admitted), state(given))
+        unpickled(named(admitted), state(attributes))
     assert not hasattr(admitted, "made")
-
-
-@every("rest", [b"\x82\x01", b"\x92", b"(i__main__\nx\n", b"P1\n", b"r\xff\xff\xff\x7f", b"\xff"])
-def test_opcodes_that_no_call_needs_are_refused(rest: bytes) -> None:
-    with pytest.raises(AttributeError, match=r"^shardkeep refuses the opcode \w+ in an RPC$"):
-        unpickled(b"N", rest)
 
 
 @every("size", [0, 255, 256, 70_000])
