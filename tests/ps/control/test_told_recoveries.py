@@ -32,6 +32,7 @@ def test_without_a_common_step_all_go_back_to_the_last_checkpoint_and_no_step_is
     checkpoint(job, 20)
     for number, step in enumerate((31, 24)):
         job.coordinator.heartbeat("worker-0-100", step=step)
+        job.coordinator.heartbeat("worker-1-100", step=step - 2)
         job.kill("server", 0, 100 + number)
         job.workers_come_back(held(step - 3, step), after=number + 1)
         formation = job.replaced("server", 0, held(20, 20), pid=101 + number)
