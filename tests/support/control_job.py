@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import os
+import resource
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 from shardkeep.base.machine.limits import Limit
@@ -117,3 +122,23 @@ def formed(job: J) -> J:
     """The job, once all its members have joined."""
     job.form()
     return job
+
+
+def serve_with_few_descriptors() -> None:
+    """Serves a job in a process that may open so many files. Prints its address, and for each line that it reads that
+    it could open one more.
+
+    Args of the process: the number of files, the job's token."""
+    from shardkeep.ps.control.grpc.server import ControlServer
+
+    descriptors, token = int(sys.argv[1]), sys.argv[2]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors, descriptors))
+    with ControlServer(Job().coordinator, token=token) as server:
+        print(json.dumps(server.address), flush=True)
+        for _ in sys.stdin:
+            Path(os.devnull).open().close()
+            print("opened", flush=True)
+
+
+if __name__ == "__main__":
+    serve_with_few_descriptors()

@@ -19,11 +19,8 @@ from tests.support.rpc_peer import Peer
 LIMIT_S = 90.0  # a peer imports torch on a busy machine
 WORKERS = 2  # as the service counts them; the test speaks for both
 TABLES = [{"name": "user", "dim": 4}, {"name": "item", "dim": 16, "optimizer": {"name": "sgd"}}]
+SERVICE: dict[str, Any] = {"tables": TABLES, "consistency": {"mode": "sync"}, "num_workers": WORKERS, "seed": 5}
 IDS = np.array([-7, 0, 3, 2**50], dtype=np.int64)
-
-
-def service_settings(mode: str) -> dict[str, Any]:
-    return {"tables": TABLES, "consistency": {"mode": mode}, "num_workers": WORKERS, "seed": 5}
 
 
 def raw(array: np.ndarray) -> Bytes:
@@ -56,7 +53,7 @@ def answer(transport: Transport, message: Bytes) -> Message:
 class Pair:
     """This process, which is a worker and hosts the store, and a server in another process."""
 
-    def __init__(self, service: dict[str, Any]) -> None:
+    def __init__(self, service: dict[str, Any] = SERVICE) -> None:
         """`service`: as for Peer."""
         self._host, self._service, self._generation = StoreHost(), service, 0
         self.store_port = self._host.open(0)[1]
@@ -67,7 +64,7 @@ class Pair:
 
     def another_peer(self) -> Peer:
         """A server that takes the place of the one before."""
-        self._peers.append(Peer(self.store_port, service=self._service))
+        self._peers.append(Peer(self.store_port, self._service))
         self.peer = self._peers[-1]
         return self.peer
 
@@ -106,5 +103,9 @@ class Group:
             if not self.peer.killed:
                 self.peer.ask("leave")
 
-    def send(self, message: Bytes, timeout_s: float = LIMIT_S) -> Future[Bytes]:
-        return self.transport.send(0, message, timeout_s=timeout_s)
+    def send(self, message: Bytes) -> Future[Bytes]:
+        return self.transport.send(0, message, timeout_s=LIMIT_S)
+
+    def is_alive(self) -> bool:
+        """Whether the server answers a question."""
+        return answer(self.transport, question(self.generation)).kind is Kind.ANSWER

@@ -5,57 +5,50 @@ No coordinator and no launcher: the test itself hosts the store and is the worke
 
 from __future__ import annotations
 
-import json
 import os
-import queue
-import sys
 import tempfile
-import threading
-from pathlib import Path
+from multiprocessing.connection import Connection
 from typing import Any
 
 import psutil
+import torch
 
-from tests.support.forked import started
+from shardkeep.base.errors import ShardkeepError
+from shardkeep.ps.config import ConsistencyConfig, TableSpec
+from shardkeep.ps.rpc.group import RpcGroup, connect_store
+from shardkeep.ps.server.service import ShardService
+from tests.support.forked import fork_context
 
 LIMIT_S = 120.0
-ROOT = Path(__file__).resolve().parent.parent.parent
 
 
 class Peer:
-    """Server 0 of one server and one worker; `index` and `num_servers` for more."""
+    """Server 0 of one server and one worker. `service`: the settings of its ShardService, as plain dicts."""
 
-    def __init__(self, store_port: int, *, index: int = 0, num_servers: int = 1, service: dict[str, Any]) -> None:
-        """`service` are the settings of its ShardService, `tables` and `consistency` as plain dicts."""
-        settings = {"store_port": store_port, "index": index, "num_servers": num_servers, "service": service}
-        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed by `close`
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        self._process = started(
-            [json.dumps(settings)], env=environment, cwd=ROOT, main=f"{__name__}:main", stderr=self._errors
-        )
+    def __init__(self, store_port: int, service: dict[str, Any]) -> None:
+        self._errors = tempfile.NamedTemporaryFile("r")  # noqa: SIM115 - closed by `kill`
+        context = fork_context()
+        self._end, theirs = context.Pipe()
+        self._process = context.Process(target=_serve, args=(store_port, service, theirs, self._errors.name))
+        self._process.start()
+        theirs.close()
         self.killed = False
-        self._answers: queue.Queue[str] = queue.Queue()
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
 
     @property
     def pid(self) -> int:
-        return self._process.pid
+        return int(self._process.pid)
 
     def tell(self, do: str, **more: Any) -> None:
         """Sends a command; `answer` brings its result."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps({"do": do, **more}) + "\n")
-        self._process.stdin.flush()
+        self._end.send((do, more))
 
     def answer(self) -> Any:
         """The result of the oldest command that was not answered yet."""
+        assert self._end.poll(LIMIT_S), f"the peer gave no answer within {LIMIT_S} s:\n{self.stderr()}"
         try:
-            text = self._answers.get(timeout=LIMIT_S)
-        except queue.Empty:
-            text = ""
-        assert text, f"the peer gave no answer within {LIMIT_S} s or ended:\n{self.stderr()}"
-        return json.loads(text)
+            return self._end.recv()
+        except EOFError:
+            raise AssertionError(f"the peer ended:\n{self.stderr()}") from None
 
     def ask(self, do: str, **more: Any) -> Any:
         self.tell(do, **more)
@@ -70,30 +63,17 @@ class Peer:
         """SIGKILL, and the end of the process seen; nothing is left of it here."""
         self.killed = True
         self._process.kill()
-        self._process.wait(LIMIT_S)
-        self._close_pipes()
-
-    def close(self) -> int:
-        """Ends the process by the end of its pipe, else by force; its exit code."""
-        assert self._process.stdin is not None and self._process.stdout is not None
-        self._process.stdin.close()
-        try:
-            return self._process.wait(LIMIT_S)
-        finally:
-            self.kill()
-
-    def _close_pipes(self) -> None:
-        assert self._process.stdin is not None and self._process.stdout is not None
-        self._process.stdin.close()
-        self._reader.join(LIMIT_S)
-        self._process.stdout.close()
+        self._process.join(LIMIT_S)
+        self._end.close()
         self._errors.close()
 
-    def _read(self) -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            self._answers.put(line)
-        self._answers.put("")
+    def close(self) -> int | None:
+        """Ends the process by the end of its pipe, else by force; its exit code."""
+        self._end.close()
+        self._process.join(LIMIT_S)
+        code: int | None = self._process.exitcode
+        self.kill()
+        return code
 
 
 def footprint() -> dict[str, int]:
@@ -102,62 +82,54 @@ def footprint() -> dict[str, int]:
     return {"descriptors": process.num_fds(), "threads": process.num_threads(), "rss": process.memory_info().rss}
 
 
-def main() -> None:
-    """The peer's life: one JSON command a line on stdin, one JSON result a line on stdout."""
-    from shardkeep.base.errors import ShardkeepError
-    from shardkeep.ps.config import ConsistencyConfig, TableSpec
-    from shardkeep.ps.rpc.group import RpcGroup, connect_store
-    from shardkeep.ps.server.service import ShardService
+def service_of(settings: dict[str, Any], generation: int) -> ShardService:
+    """The service of plain settings."""
+    tables = [TableSpec(**table) for table in settings["tables"]]
+    consistency = ConsistencyConfig(**settings["consistency"])
+    more = {"num_workers": settings["num_workers"], "seed": settings["seed"]}
+    return ShardService(shard=0, tables=tables, consistency=consistency, generation=generation, **more)
 
-    settings = json.loads(sys.argv[1])
-    given = settings["service"]
-    store = connect_store("127.0.0.1", settings["store_port"], timeout_s=LIMIT_S)
-    service: ShardService | None = None
-    transport: RpcGroup | None = None
 
-    def form(generation: int, timeout_s: float = LIMIT_S) -> str:
-        nonlocal service, transport
-        service = ShardService(
-            shard=settings["index"],
-            tables=[TableSpec(**table) for table in given["tables"]],
-            consistency=ConsistencyConfig(**given["consistency"]),
-            num_workers=given["num_workers"],
-            seed=given["seed"],
-            generation=generation,
-        )
+class _Server:
+    """What a peer does; each method is a command."""
+
+    def __init__(self, store_port: int, settings: dict[str, Any]) -> None:
+        self._store = connect_store("127.0.0.1", store_port, timeout_s=LIMIT_S)
+        self._settings = settings
+        self._transport: RpcGroup | None = None
+
+    def form(self, generation: int, timeout_s: float = LIMIT_S) -> str:
+        self._service = service_of(self._settings, generation)
+        place: dict[str, Any] = {"role": "server", "index": 0, "num_servers": 1, "num_workers": 1, "host": "127.0.0.1"}
         try:
-            transport = RpcGroup.form(
-                store,
-                generation=generation,
-                role="server",
-                index=settings["index"],
-                num_servers=settings["num_servers"],
-                num_workers=1,
-                host="127.0.0.1",
-                timeout_s=timeout_s,
-                handler=service.handle,
+            self._transport = RpcGroup.form(
+                self._store, generation=generation, timeout_s=timeout_s, handler=self._service.handle, **place
             )
         except ShardkeepError as error:
             return f"{type(error).__name__}: {error}"
         return "formed"
 
-    def leave() -> None:
-        assert service is not None and transport is not None
-        service.close("the server leaves")
-        transport.close()
+    def leave(self) -> None:
+        if self._transport is not None:
+            self._service.close("the server leaves")
+            self._transport.close()
 
-    def close_service(reason: str) -> None:
-        assert service is not None
-        service.close(reason)
+    def close_service(self, reason: str) -> None:
+        self._service.close(reason)
 
-    commands = {"form": form, "leave": leave, "close_service": close_service, "footprint": footprint}
-    for line in sys.stdin:
-        command = json.loads(line)
-        result = commands[command.pop("do")](**command)
-        print(json.dumps(result), flush=True)
-    if transport is not None:
-        leave()
+    def footprint(self) -> dict[str, int]:
+        return footprint()
 
 
-if __name__ == "__main__":
-    main()
+def _serve(store_port: int, settings: dict[str, Any], commands: Connection, errors: str) -> None:
+    """The peer's life."""
+    torch.set_num_threads(1)
+    os.dup2(os.open(errors, os.O_WRONLY | os.O_APPEND), 2)
+    server = _Server(store_port, settings)
+    while True:
+        try:
+            do, more = commands.recv()
+        except EOFError:
+            break
+        commands.send(getattr(server, do)(**more))
+    server.leave()

@@ -16,56 +16,28 @@ from shardkeep.ps.transport.metered import WorkerTraffic
 from shardkeep.ps.transport.transport import Handler
 from shardkeep.ps.wire.message import EMPTY, Kind, text_message
 from tests.support.cases import every
-from tests.support.clients import Held, Recorded, connect, ids_of, ones, services
+from tests.support.clients import Recorded, connect, ids_of, ones, services
 from tests.support.messages import Message, Section, pack
 
-BAD_PUSHES: dict[str, tuple[dict[str, np.ndarray], str]] = {
-    "too few rows": (
-        {"item": np.ones((1, 3), np.float32)},
-        r"table item: float32 gradients \(1, 3\); expected .* \(2, 3\)",
-    ),
-    "too many rows": ({"item": np.ones((3, 3), np.float32)}, r"gradients \(3, 3\)"),
-    "another dim": ({"item": np.ones((2, 4), np.float32)}, r"gradients \(2, 4\)"),
-    "float64": ({"item": np.ones((2, 3))}, "float64 gradients"),
-    "not contiguous": ({"item": np.ones((3, 2), np.float32).T}, "expected contiguous"),
-    "a table not asked for": (
-        {"user": np.ones((2, 4), np.float32)},
-        "gradients of table user, which the request has no",
-    ),
-}
 
-
-@every("name", BAD_PUSHES)
-@every("num_servers", [1, 2])
-def test_gradients_that_do_not_fit_are_refused_and_nothing_is_sent(name: str, num_servers: int) -> None:
-    grads, text = BAD_PUSHES[name]
-    recorded = [Recorded(shard) for shard in services(num_servers)]
-    traffic = WorkerTraffic()
+@every(
+    ("table", "grad", "text"),
+    [
+        ("item", np.ones((1, 3), np.float32), r"table item: float32 gradients \(1, 3\); expected .* \(2, 3\)"),
+        ("item", np.ones((3, 3), np.float32), r"gradients \(3, 3\)"),
+        ("item", np.ones((2, 4), np.float32), r"gradients \(2, 4\)"),
+        ("item", np.ones((2, 3)), "float64 gradients"),
+        ("item", np.ones((3, 2), np.float32).T, "expected contiguous"),
+        ("user", np.ones((2, 4), np.float32), "gradients of table user, which the request has no"),
+    ],
+)
+def test_gradients_that_do_not_fit_are_refused_and_nothing_is_sent(table: str, grad: np.ndarray, text: str) -> None:
+    recorded, traffic = [Recorded(shard) for shard in services(2)], WorkerTraffic()
     client = connect(recorded, traffic=traffic)
-    request = client.request({"item": ids_of(1, 2)})
     with pytest.raises(ProtocolError, match=text):
-        client.push(0, request, grads)
-    assert [server.asked for server in recorded] == [[]] * num_servers
+        client.push(0, client.request({"item": ids_of(1, 2)}), {table: grad})
+    assert [server.asked for server in recorded] == [[], []]
     assert traffic.ledger.totals()["total"] == 0
-
-
-def test_a_step_pushed_again_ids_out_of_order_and_a_closed_server_are_told() -> None:
-    client = connect([Held(services()[0])])
-    request = client.request({"item": ids_of(1)})
-    client.push(0, request, {})
-    with pytest.raises(ProtocolError, match="step 0 was pushed before"):
-        client.push(0, request, {})
-
-    client = connect([services()[0].handle])
-    with pytest.raises(RemoteError, match="server 0: table user: id 1 follows 2; ids must rise"):
-        client.pull(0, client.request({"user": ids_of(2, 1)})).result()
-
-    shard = services(mode="sync")[0]
-    client = connect([shard.handle], "sync")
-    client.push(0, client.request({}), {})
-    shard.close("the job is over")
-    with pytest.raises(TransportError, match="the job is over"):
-        client.pull(1, client.request({})).result()
 
 
 @every(
@@ -82,6 +54,19 @@ def test_ids_that_cannot_be_placed_are_refused(ids: dict[str, np.ndarray], text:
         connect([services()[0].handle]).request(ids)
 
 
+def test_a_step_pushed_again_ids_out_of_order_and_a_closed_server_are_told() -> None:
+    (shard,) = services(mode="sync")
+    client = connect([shard.handle], "sync")
+    with pytest.raises(RemoteError, match="server 0: table user: id 1 follows 2; ids must rise"):
+        client.pull(0, client.request({"user": ids_of(2, 1)})).result()
+    client.push(0, client.request({}), {})
+    with pytest.raises(ProtocolError, match="step 0 was pushed before"):
+        client.push(0, client.request({}), {})
+    shard.close("the job is over")
+    with pytest.raises(TransportError, match="the job is over"):
+        client.pull(1, client.request({})).result()
+
+
 def answering(packed: Bytes) -> Handler:
     def handler(_message: Bytes) -> Future[Bytes]:
         future: Future[Bytes] = Future()
@@ -91,55 +76,27 @@ def answering(packed: Bytes) -> Handler:
     return handler
 
 
-def rows(*sections: Section) -> Bytes:
-    return pack(Message(Kind.ROWS, 0, 0, 0, sections))
+def rows(count: int, *, table: int = 0, id_bytes: int = 0, row_bytes: int = 16, **formats: int) -> Bytes:
+    """An answer of rows of one table."""
+    section = Section(table, count, np.zeros(id_bytes, np.uint8), np.zeros(count * row_bytes, np.uint8), **formats)
+    return pack(Message(Kind.ROWS, 0, 0, 0, (section,)))
 
 
-def values(count: int, bytes_each: int = 16) -> Bytes:
-    return np.zeros(count * bytes_each, np.uint8)
-
-
+ASKED = r"asked for rows of 1 tables \(2 of table 0\)"
+NO_IDS = "ROWS with 2 rows and {} bytes of ids; allowed: all 2 rows that were requested, without ids"
 BAD_ANSWERS: dict[str, tuple[Bytes, type[Exception], str]] = {
     "an error": (text_message(Kind.ERROR, "out of paper"), RemoteError, "^server 0: out of paper$"),
     "another kind": (pack(Message(Kind.ACK, 0, 0, 0)), ProtocolError, "server 0 answered ACK, expected ROWS"),
     "no message": (np.arange(99, dtype=np.uint8), CorruptMessage, "^server 0 answered magic"),
     "nothing": (EMPTY, CorruptMessage, "^server 0 answered 0 bytes are no message"),
-    "no tables": (
-        rows(),
-        CorruptMessage,
-        r"server 0 answered rows of 0 tables, asked for rows of 1 tables \(2 of table 0\)",
-    ),
-    "another table": (
-        rows(Section(1, 2, EMPTY, values(2))),
-        CorruptMessage,
-        r"answered rows of 1 tables \(2 of table 1\), asked for rows of 1 tables \(2 of table 0\)",
-    ),
-    "a row too few": (
-        rows(Section(0, 1, EMPTY, values(1))),
-        CorruptMessage,
-        r"answered rows of 1 tables \(1 of table 0\)",
-    ),
-    "a row too many": (
-        rows(Section(0, 3, EMPTY, values(3))),
-        CorruptMessage,
-        r"answered rows of 1 tables \(3 of table 0\)",
-    ),
-    "half a row": (rows(Section(0, 2, EMPTY, values(2, 13))), CorruptMessage, "26 bytes"),
-    "another format": (
-        rows(Section(0, 2, EMPTY, values(2), value_format=99)),
-        CorruptMessage,
-        "unknown value format 99",
-    ),
-    "ids": (
-        rows(Section(0, 2, values(1, 8), values(2))),
-        CorruptMessage,
-        "ROWS with 2 rows and 8 bytes of ids; allowed: all 2 rows that were requested, without ids",
-    ),
-    "names of rows": (
-        rows(Section(0, 2, EMPTY, values(2), id_format=IdFormat.MASK)),
-        CorruptMessage,
-        "ROWS with 2 rows and 0 bytes of ids; allowed: all 2 rows that were requested, without ids",
-    ),
+    "no tables": (pack(Message(Kind.ROWS, 0, 0, 0)), CorruptMessage, f"answered rows of 0 tables, {ASKED}"),
+    "another table": (rows(2, table=1), CorruptMessage, rf"answered rows of 1 tables \(2 of table 1\), {ASKED}"),
+    "a row too few": (rows(1), CorruptMessage, r"answered rows of 1 tables \(1 of table 0\)"),
+    "a row too many": (rows(3), CorruptMessage, r"answered rows of 1 tables \(3 of table 0\)"),
+    "half a row": (rows(2, row_bytes=13), CorruptMessage, "26 bytes"),
+    "another format": (rows(2, value_format=99), CorruptMessage, "unknown value format 99"),
+    "ids": (rows(2, id_bytes=8), CorruptMessage, NO_IDS.format(8)),
+    "names of rows": (rows(2, id_format=IdFormat.MASK), CorruptMessage, NO_IDS.format(0)),
 }
 
 
@@ -155,11 +112,10 @@ def test_a_bad_answer_is_one_line(name: str) -> None:
 
 @every("servers", [1, 2])
 def test_coded_rows_that_are_missing_without_a_name_are_refused(servers: int) -> None:
-    bad, good = (rows(Section(0, n, EMPTY, values(n))) for n in (1, 2))
-    ids = np.concatenate(
-        [[i for i in range(50) if server_of(np.array([i]), servers)[0] == s][:2] for s in range(servers)]
-    )
-    client = connect([answering(bad), answering(good)][:servers], compression=CompressionConfig(ids="coded"))
+    numbers = np.arange(50)
+    ids = np.concatenate([numbers[server_of(numbers, servers) == server][:2] for server in range(servers)])
+    handlers = [answering(rows(1)), answering(rows(2))][:servers]
+    client = connect(handlers, compression=CompressionConfig(ids="coded"))
     with pytest.raises(CorruptMessage, match="ROWS with 1 rows and 0 bytes of ids; allowed: all 2 rows"):
         client.pull(0, client.request({"user": np.sort(ids)})).result()
 

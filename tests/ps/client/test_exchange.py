@@ -15,18 +15,13 @@ from shardkeep.ps.server.service import ShardService
 from shardkeep.ps.transport.transport import LocalTransport
 from shardkeep.ps.wire.message import Kind
 from tests.support.cases import every
-from tests.support.clients import servers_of
+from tests.support.clients import SUMS, servers_of
 from tests.support.messages import Message, pack, unpack
 from tests.support.one_table import pulled
 
-SPEC = TableSpec(name="t", dim=4, optimizer={"name": "sgd", "lr": 1.0}, init={"name": "zeros"})
-IDS = np.array([1, 5, 9], np.int64)
-
-
-def make(mode: str = "bounded", num_servers: int = 1, generation: int = 0) -> tuple[RowClient, list[ShardService]]:
-    consistency, services = ConsistencyConfig(mode=mode), servers_of([SPEC], num_servers, mode=mode)
-    transport = LocalTransport([service.handle for service in services])
-    return RowClient(transport, tables=[SPEC], consistency=consistency, generation=generation), services
+SPEC = TableSpec(name="t", dim=4, **SUMS)
+IDS = np.arange(1, 30, 4)
+ONES = {"t": np.ones((IDS.size, 4), np.float32)}
 
 
 class CountedTransport(LocalTransport):
@@ -41,10 +36,19 @@ class CountedTransport(LocalTransport):
         return super().send(server, message, then, timeout_s=timeout_s)
 
 
+def make(
+    mode: str = "bounded", num_servers: int = 1, generation: int = 0
+) -> tuple[RowClient, list[ShardService], CountedTransport]:
+    services = servers_of([SPEC], num_servers, mode=mode)
+    transport = CountedTransport(services)
+    client = RowClient(transport, tables=[SPEC], consistency=ConsistencyConfig(mode=mode), generation=generation)
+    return client, services, transport
+
+
 @every("mode", ["sync", "bounded", "async"])
 @every("num_servers", [1, 3])
 def test_an_exchange_is_a_push_and_a_pull(mode: str, num_servers: int) -> None:
-    client, services = make(mode, num_servers)
+    client, services, _ = make(mode, num_servers)
     request = client.request({"t": IDS})
     pull = client.pull(0, request)
     for step in range(4):
@@ -59,14 +63,12 @@ def test_an_exchange_is_a_push_and_a_pull(mode: str, num_servers: int) -> None:
 
 @every("num_servers", [1, 3])
 def test_a_push_that_rides_goes_in_the_call_of_the_next_pull(num_servers: int) -> None:
-    _, services = make(num_servers=num_servers)
-    transport = CountedTransport(services)
-    client = RowClient(transport, tables=[SPEC])
-    request = client.request({"t": np.arange(30)})
+    client, _, transport = make(num_servers=num_servers)
+    request = client.request({"t": IDS})
     pull = client.pull(0, request)
     for step in range(3):
         assert (pull.result()["t"] == -step).all()
-        client.push(step, request, {"t": np.ones((30, 4), np.float32)}, pulls=[pull], rides=True)
+        client.push(step, request, ONES, pulls=[pull], rides=True)
         pull = client.pull(step + 1, request)
     assert transport.calls == [1] * num_servers + [2] * num_servers * 3
     assert (pull.result()["t"] == -3).all()
@@ -74,15 +76,14 @@ def test_a_push_that_rides_goes_in_the_call_of_the_next_pull(num_servers: int) -
 
 @every("call", ["read", "fence", "push", "wait_acknowledged"])
 def test_any_other_call_sends_a_push_that_rides(call: str) -> None:
-    client, (service,) = make()
+    client, (service,), _ = make()
     request = client.request({"t": IDS})
-    ones = {"t": np.ones((3, 4), np.float32)}
-    client.push(0, request, ones, rides=True)
+    client.push(0, request, ONES, rides=True)
     assert service.report()["pushes"] == 0 and client.pushes.next_step == 1
     calls = {
         "read": lambda: client.read(request).result(),
         "fence": lambda: client.fence(1),
-        "push": lambda: client.push(1, request, ones, rides=True),
+        "push": lambda: client.push(1, request, ONES, rides=True),
         "wait_acknowledged": client.wait_acknowledged,
     }
     calls[call]()
@@ -90,23 +91,21 @@ def test_any_other_call_sends_a_push_that_rides(call: str) -> None:
 
 
 def test_a_refused_push_answers_for_both_and_raises_when_rows_are_wanted() -> None:
-    _, (service,) = make()
-    bad = pack(Message(Kind.PUSH, 7, 0, 0))
-    answer = service.handle(bad, pack(Message(Kind.PULL, 0, 0, 1))).result(90)
+    _, (service,), _ = make()
+    answer = service.handle(pack(Message(Kind.PUSH, 7, 0, 0)), pack(Message(Kind.PULL, 0, 0, 1))).result(90)
     assert unpack(answer).kind is Kind.ERROR
     assert service.report()["pulls"] == 0
 
-    client, _ = make(generation=3)
+    client, *_ = make(generation=3)
     request = client.request({"t": IDS})
-    pull = client.exchange(0, request, {"t": np.ones((3, 4), np.float32)}, 1, request)
+    pull = client.exchange(0, request, ONES, 1, request)
     with pytest.raises(RemoteError, match="generation 0, the message is of generation 3"):
         pull.result()
 
 
 def test_gradients_made_for_other_ids_are_sent_with_the_ids_of_their_push() -> None:
-    client, (service,) = make()
-    other = client.request({"t": IDS + 100})
-    grads = client.gradients(0, other)
+    client, (service,), _ = make()
+    grads = client.gradients(0, client.request({"t": IDS + 100}))
     grads["t"][...] += 1.0
     client.push(0, client.request({"t": IDS}), grads)
     client.wait_acknowledged()

@@ -7,12 +7,11 @@ import json
 import os
 import resource
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +28,7 @@ from shardkeep.trust.endpoint import Endpoint, make_token, read_token
 from shardkeep.trust.proof import Call
 from tests.support.cases import every
 from tests.support.control_job import Job
+from tests.support.forked import started
 
 LIMIT_S = 90.0
 METHODS = [method.name for method in pb.DESCRIPTOR.services_by_name["Control"].methods]
@@ -41,10 +41,10 @@ def server() -> Iterator[ControlServer]:
         yield server
 
 
-def headers(server: ControlServer, name: str) -> tuple[tuple[str, str], ...]:
-    """What a stranger may try for a Stop without a message."""
-    token = server.endpoint.token
+def headers(token: str) -> dict[str, tuple[tuple[str, str], ...]]:
+    """What strangers may try for a Stop without a message."""
     right, wrong = (Call.make(known, STOP, b"").headers() for known in (token, make_token()))
+    proof = right[0][1]
     return {
         "none": (),
         "another": wrong,
@@ -52,58 +52,58 @@ def headers(server: ControlServer, name: str) -> tuple[tuple[str, str], ...]:
         "a part": Call.make(token[:-1], STOP, b"").headers(),
         "more": Call.make(token + "0", STOP, b"").headers(),
         "the token": (("authorization", f"Bearer {token}"),),
-        "another header": (("token", right[0][1]),),
+        "another header": (("token", proof),),
         "two": wrong + right,
         "twice": right + right,
         "of another method": Call.make(token, STOP.replace("Stop", "Status"), b"").headers(),
         "of another message": Call.make(token, STOP, b"x").headers(),
-        "a number changed": (("authorization", right[0][1].replace(" ", " 0", 1)),),
-        "too many parts": (("authorization", right[0][1] + " 0"),),
-        "not ASCII": (("authorization", right[0][1][:-1] + "~"),),
-    }[name]
+        "a number changed": (("authorization", proof.replace(" ", " 0", 1)),),
+        "too many parts": (("authorization", proof + " 0"),),
+        "not ASCII": (("authorization", proof[:-1] + "~"),),
+    }
 
 
-STRANGERS = [
-    "none", "another", "empty", "a part", "more", "the token", "another header", "two", "twice", "of another method",
-    "of another message", "a number changed", "too many parts", "not ASCII",
-]  # fmt: skip
-
-
-@every("method", METHODS)
-def test_no_call_is_answered_without_a_token(server: ControlServer, method: str) -> None:
+def test_no_call_is_answered_and_no_job_stopped_for_who_has_not_just_its_token(server: ControlServer) -> None:
     before = server.coordinator.status()
+    calls = [(f"/shardkeep.control.Control/{method}", ()) for method in METHODS]
+    calls += [(STOP, metadata) for metadata in headers(server.endpoint.token).values()]
     with grpc.insecure_channel(server.address) as channel:
-        call = channel.unary_unary(f"/shardkeep.control.Control/{method}")
-        with pytest.raises(grpc.RpcError) as refused:
-            call(b"", timeout=LIMIT_S)
-    assert refused.value.code() == grpc.StatusCode.UNAUTHENTICATED
-    assert server.coordinator.status() == before
-
-
-@every("name", STRANGERS)
-def test_a_job_is_not_stopped_by_who_has_not_just_its_token(name: str) -> None:
-    with ControlServer(Job().coordinator) as server, grpc.insecure_channel(server.address) as channel:
-        with pytest.raises(grpc.RpcError) as refused:
-            channel.unary_unary(STOP)(b"", timeout=LIMIT_S, metadata=headers(server, name))
-        assert refused.value.code() == grpc.StatusCode.UNAUTHENTICATED
-        assert server.coordinator.state.state == "forming"
+        for method, metadata in calls:
+            with pytest.raises(grpc.RpcError) as refused:
+                channel.unary_unary(method)(b"", timeout=LIMIT_S, metadata=metadata)
+            assert refused.value.code() == grpc.StatusCode.UNAUTHENTICATED, (method, metadata)
+            assert server.coordinator.status() == before
         right = Call.make(server.endpoint.token, STOP, b"").headers()
         channel.unary_unary(STOP)(b"", timeout=LIMIT_S, metadata=right)
-        assert server.coordinator.state.state in ("stopping", "stopped")
+    assert server.coordinator.state.state in ("stopping", "stopped")
 
 
-def test_members_and_people_with_a_wrong_token_are_told_so_in_one_line(server: ControlServer) -> None:
-    stranger = Endpoint(server.address, make_token())
+def check_refused(endpoint: Endpoint, text: str) -> None:
+    """Every call of members and people ends with this line."""
+    with ControlClient(endpoint, role="worker", index=0) as client:
+        for call in (
+            client.register,
+            lambda: fetch_status(endpoint),
+            lambda: request_stop(endpoint, "for fun"),
+            lambda: report_death(endpoint, role="worker", index=0, pid=1, reason="for fun"),
+        ):
+            with pytest.raises(UserError, match=text):
+                call()
+
+
+def test_members_and_people_with_a_wrong_token_are_told_so_in_one_line_and_no_token_is_shown(
+    server: ControlServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    tried = make_token()
+    stranger = Endpoint(server.address, tried)
     told = rf"^the coordinator at {server.address} lets nobody in without the job's token: wrong token; it is in .*$"
-    with ControlClient(stranger, role="worker", index=0) as client, pytest.raises(UserError, match=told):
-        client.register()
-    for call in (
-        lambda: fetch_status(stranger),
-        lambda: request_stop(stranger, "for fun"),
-        lambda: report_death(stranger, role="worker", index=0, pid=1, reason="for fun"),
-    ):
-        with pytest.raises(UserError, match=told):
-            call()
+    check_refused(stranger, told)
+    with pytest.raises(UserError) as refused:
+        fetch_status(stranger)
+    logged = "".join(f"{record.getMessage()} {vars(record).get('fields')}\n" for record in caplog.records)
+    assert logged.count("call refused") <= 1  # another test of this process may have been first
+    for text in (logged, str(refused.value), repr(server.endpoint), str(server.endpoint), repr(stranger)):
+        assert tried not in text and server.endpoint.token not in text
 
 
 def test_a_stranger_is_refused_before_it_sends_anything_so_that_it_holds_no_thread(server: ControlServer) -> None:
@@ -132,19 +132,6 @@ def test_an_oversize_message_is_refused_and_the_coordinator_goes_on(server: Cont
         channel.call("Stop", request, pb.JobState, timeout_s=LIMIT_S)
     channel.close()
     assert fetch_status(server.endpoint).state == "forming"
-
-
-def test_the_log_tells_of_strangers_once_and_never_shows_a_token(
-    server: ControlServer, caplog: pytest.LogCaptureFixture
-) -> None:
-    tried = make_token()
-    for _ in range(3):
-        with pytest.raises(UserError) as refused:
-            fetch_status(Endpoint(server.address, tried))
-    told = "".join(f"{record.getMessage()} {vars(record).get('fields')}\n" for record in caplog.records)
-    assert told.count("call refused") <= 1  # another test of this process may have been first
-    for text in (told, str(refused.value), repr(server.endpoint), str(server.endpoint), repr(Endpoint("a:1", tried))):
-        assert tried not in text and server.endpoint.token not in text
 
 
 # ---- a port that is not the coordinator's ----
@@ -177,10 +164,6 @@ class Impostor:
         self._pool.shutdown()
 
 
-def empty(_method: str, _message: bytes, _context: Any) -> bytes:
-    return b""
-
-
 def forged(_method: str, _message: bytes, context: Any) -> bytes:
     context.set_trailing_metadata((("shardkeep-proof", "0" * 64),))
     return pb.JobState(state="stopped").SerializeToString()
@@ -191,26 +174,15 @@ def stops_the_job(_method: str, _message: bytes, context: Any) -> bytes:
     return b""
 
 
-@every("behave", [empty, forged, stops_the_job])
+@every("behave", [lambda *_call: b"", forged, stops_the_job])
 def test_a_port_that_is_not_the_coordinators_gets_no_token_and_is_not_believed(
     behave: Callable[[str, bytes, Any], bytes],
 ) -> None:
     """As where somebody changed the address in a run folder."""
     impostor, token = Impostor(behave), make_token()
-    endpoint = Endpoint(impostor.address, token)
     told = rf"^{impostor.address} answers, but does not prove that it knows the job's token: it is not the job's coord"
-    try:
-        with ControlClient(endpoint, role="worker", index=0) as client, pytest.raises(UserError, match=told):
-            client.register()
-        for call in (
-            lambda: fetch_status(endpoint),
-            lambda: request_stop(endpoint, "for fun"),
-            lambda: report_death(endpoint, role="worker", index=0, pid=1, reason="for fun"),
-        ):
-            with pytest.raises(UserError, match=told):
-                call()
-    finally:
-        impostor.close()
+    with closing(impostor):
+        check_refused(Endpoint(impostor.address, token), told)
     assert b"HMAC-SHA256" in impostor.shown
     assert token.encode() not in impostor.shown and bytes.fromhex(token) not in impostor.shown
 
@@ -230,66 +202,43 @@ def test_who_sits_between_can_change_neither_call_nor_answer_nor_refusal(server:
         context.set_trailing_metadata(call.trailing_metadata())
         return pb.JobState(state="completed").SerializeToString() if changes["answer"] else reply
 
-    between = Impostor(relay)
-    endpoint = Endpoint(between.address, server.endpoint.token)
-    try:
+    with closing(Impostor(relay)) as between:
+        endpoint = Endpoint(between.address, server.endpoint.token)
+        stranger = ControlClient(endpoint, role="worker", index=99)
         assert fetch_status(endpoint).state == "forming"  # a tunnel, which only passes on, is none the wiser
         with pytest.raises(ProtocolError, match="install the same version everywhere"):
-            ControlClient(endpoint, role="worker", index=99).register()
+            stranger.register()
         changes["refusal"] = True
         with pytest.raises(UserError, match="does not prove"):
-            ControlClient(endpoint, role="worker", index=99).register()
+            stranger.register()
         changes["answer"] = True
         with pytest.raises(UserError, match="does not prove"):
             fetch_status(endpoint)
         changes["call"] = True
         with pytest.raises(UserError, match="lets nobody in without the job's token"):
             request_stop(endpoint, "for fun")
-    finally:
-        between.close()
     assert server.coordinator.state.state == "forming"
 
 
 # ---- more strangers than the coordinator may open files for ----
 
 
-DESCRIPTORS, CROWD = 128, 400
-TOKEN = "t" * 32
-COORDINATOR = f"""
-import json, resource, sys
-resource.setrlimit(resource.RLIMIT_NOFILE, ({DESCRIPTORS}, {DESCRIPTORS}))
-from shardkeep.ps.control.grpc.server import ControlServer
-from tests.support.control_job import Job
-with ControlServer(Job().coordinator, token={TOKEN!r}) as server:
-    print(json.dumps(server.address), flush=True)
-    for line in sys.stdin:
-        open("/dev/null").close()
-        print("opened", flush=True)
-"""
-
-
-@pytest.fixture
-def coordinator() -> Iterator[tuple[subprocess.Popen[str], Endpoint]]:
-    process = subprocess.Popen(
-        [sys.executable, "-c", COORDINATOR], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    assert process.stdout is not None
-    yield process, Endpoint(json.loads(process.stdout.readline()), TOKEN)
-    process.kill()
-    process.communicate()
-
-
 @pytest.mark.waits_for_processes
-def test_members_get_in_and_files_can_be_opened_while_strangers_hold_connections(
-    coordinator: tuple[subprocess.Popen[str], Endpoint],
-) -> None:
-    process, endpoint = coordinator
-    assert process.stdin is not None and process.stdout is not None
-    if resource.getrlimit(resource.RLIMIT_NOFILE)[0] < 2 * CROWD:
+def test_members_get_in_and_files_can_be_opened_while_strangers_hold_connections() -> None:
+    descriptors, crowd, token = 128, 250, make_token()
+    if resource.getrlimit(resource.RLIMIT_NOFILE)[0] < 2 * crowd:
         pytest.skip("this process itself may hold too few connections")
-    host, _, port = endpoint.address.rpartition(":")
+    arguments, main = [str(descriptors), token], "tests.support.control_job:serve_with_few_descriptors"
+    process = started(arguments, env={**os.environ}, cwd=Path.cwd(), main=main)
+    assert process.stdin is not None and process.stdout is not None and process.stderr is not None
     with contextlib.ExitStack() as held:
-        for _ in range(CROWD):
+        for pipe in (process.stdin, process.stdout, process.stderr):
+            held.enter_context(pipe)
+        held.callback(process.wait, LIMIT_S)
+        held.callback(process.kill)
+        endpoint = Endpoint(json.loads(process.stdout.readline()), token)
+        host, _, port = endpoint.address.rpartition(":")
+        for _ in range(crowd):
             stranger = held.enter_context(socket.socket())
             stranger.setblocking(False)
             stranger.connect_ex((host, int(port)))
@@ -311,30 +260,19 @@ def test_members_get_in_and_files_can_be_opened_while_strangers_hold_connections
 
 def test_a_token_is_written_for_its_owner_alone_and_read_again(tmp_path: Path) -> None:
     path, token = tmp_path / "token", make_token()
+    with pytest.raises(ConfigError, match=r"/token: cannot be read \(No such file or directory\)"):
+        read_token(path)
     atomic_write(path, token + "\n", private=True)
     assert path.stat().st_mode & 0o777 == 0o600
     assert read_token(path) == token
     assert len(token) == 64 and token != make_token()
-
-
-@every("mode", [0o640, 0o604, 0o620, 0o666], ids=oct)
-def test_a_token_that_others_can_read_or_change_is_refused_like_ssh_does(tmp_path: Path, mode: int) -> None:
-    path = tmp_path / "token"
-    atomic_write(path, make_token(), private=True)
-    path.chmod(mode)
-    with pytest.raises(ConfigError, match=rf"{path}: others can read or change it \(mode {mode:04o}\); chmod 600"):
-        read_token(path)
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
-@every(("owner", "fits"), [(12345, False), (0, True)], ids=["a stranger's", "one's own"])
-def test_a_token_of_another_user_is_refused(tmp_path: Path, owner: int, fits: bool) -> None:
-    path = tmp_path / "token"
-    atomic_write(path, make_token(), private=True)
-    os.chown(path, owner, -1)
-    if fits:
-        assert read_token(path)
-    else:
+    for mode in (0o640, 0o604, 0o620, 0o666):  # as ssh does
+        path.chmod(mode)
+        with pytest.raises(ConfigError, match=rf"{path}: others can read or change it \(mode {mode:04o}\); chmod 600"):
+            read_token(path)
+    if os.geteuid() == 0:  # only root gives files away
+        path.chmod(0o600)
+        os.chown(path, 12345, -1)
         with pytest.raises(ConfigError, match="belongs to another user"):
             read_token(path)
 
@@ -342,8 +280,6 @@ def test_a_token_of_another_user_is_refused(tmp_path: Path, owner: int, fits: bo
 @every("text", ["", "short", "x" * 31, "a b" * 20, "ä" * 40, "x" * 600], ids=lambda text: text[:9])
 def test_what_is_no_token_is_refused_and_not_shown(tmp_path: Path, text: str) -> None:
     path = tmp_path / "token"
-    with pytest.raises(ConfigError, match=r"/token: cannot be read \(No such file or directory\)"):
-        read_token(path)
     atomic_write(path, text, private=True)
     with pytest.raises(ConfigError, match="holds no token; allowed: one line of 32 to 512") as refused:
         read_token(path)

@@ -18,7 +18,7 @@ from shardkeep.base.errors import (
 )
 from shardkeep.base.machine.limits import Limit
 from shardkeep.ps.config import TableSpec
-from shardkeep.ps.control.records import Formation, JobState, Role
+from shardkeep.ps.control.records import Role
 from shardkeep.ps.server.table.optimizers.adam import AdamConfig
 from tests.support.cases import every
 from tests.support.control_groups import Groups
@@ -41,24 +41,25 @@ def test_members_form_a_generation_once_all_have_joined() -> None:
     assert job.sink.of("members") == [("members", 1, ["server 0", "worker 0", "worker 1"])]
 
 
-REFUSED: dict[str, tuple[Role, int, dict[str, Any], type[ShardkeepError], str]] = {
-    "too high": ("worker", 2, {}, ConfigError, r"^worker index 2: the job has 2 workers; allowed: 0\.\.1$"),
-    "negative": ("worker", -1, {}, ConfigError, r"^worker index -1: the job has 2 workers; allowed: 0\.\.1$"),
-    "server": ("server", 1, {}, ConfigError, r"^server index 1: the job has 1 servers; allowed: 0\.\.0$"),
-    "role": ("chief", 0, {}, ProtocolError, "^unknown role 'chief'; allowed: server, worker$"),  # type: ignore[dict-item]
-    "protocol": (
-        "worker", 0, {"protocol": 9, "shardkeep": "3.0"}, ProtocolError,
-        r"speaks control protocol 9 \(shardkeep 3.0\).*speaks 5 \(shardkeep 1.0\)",
-    ),
-    "version": ("worker", 0, {"shardkeep": "0.9"}, ProtocolError, "worker 0 runs shardkeep 0.9, the coordinator "),
-    "torch": ("worker", 0, {"torch": "0.9"}, ProtocolError, "worker 0 runs torch 0.9, the coordinator "),
-}  # fmt: skip
+OLD = r"speaks control protocol 9 \(shardkeep 3.0\).*speaks 5 \(shardkeep 1.0\)"
 
 
-@every("name", REFUSED)
-def test_who_does_not_fit_is_refused_by_what_does_not(name: str) -> None:
-    role, index, more, kind, told = REFUSED[name]
-    with pytest.raises(kind, match=told):
+@every(
+    ("role", "index", "more", "kind", "text"),
+    [
+        ("worker", 2, {}, ConfigError, r"^worker index 2: the job has 2 workers; allowed: 0\.\.1$"),
+        ("worker", -1, {}, ConfigError, r"^worker index -1: the job has 2 workers; allowed: 0\.\.1$"),
+        ("server", 1, {}, ConfigError, r"^server index 1: the job has 1 servers; allowed: 0\.\.0$"),
+        ("chief", 0, {}, ProtocolError, "^unknown role 'chief'; allowed: server, worker$"),
+        ("worker", 0, {"protocol": 9, "shardkeep": "3.0"}, ProtocolError, OLD),
+        ("worker", 0, {"shardkeep": "0.9"}, ProtocolError, "worker 0 runs shardkeep 0.9, the coordinator "),
+        ("worker", 0, {"torch": "0.9"}, ProtocolError, "worker 0 runs torch 0.9, the coordinator "),
+    ],
+)
+def test_who_does_not_fit_is_refused_by_what_does_not(
+    role: Role, index: int, more: dict[str, Any], kind: type[ShardkeepError], text: str
+) -> None:
+    with pytest.raises(kind, match=text):
         Job().register(role, index, **more)
 
 
@@ -156,70 +157,59 @@ ADAM = TableSpec(name="item", dim=16, optimizer=AdamConfig(lr=0.5))
 
 
 @every(
-    ("tables", "told"),
+    ("first", "second", "told"),
     [
-        ((TABLES[0],), "worker 0 has table item, worker 1 has not"),
-        ((*TABLES, TableSpec(name="ad")), "worker 1 has table ad, worker 0 has not"),
-        (TABLES[::-1], "their order is user, item on worker 0 and item, user on worker 1"),
-        ((TABLES[0], TableSpec(name="item", dim=32)), "item.dim is 16 on worker 0 and 32 on worker 1"),
-        ((TABLES[0], ADAM), "item.optimizer.betas is None on worker 0 and [0.9, 0.999] on worker 1"),
+        ((), (), ""),
+        ((), TABLES, "worker 1 has table user, worker 0 has not"),
+        (TABLES, (TABLES[0],), "worker 0 has table item, worker 1 has not"),
+        (TABLES, (*TABLES, TableSpec(name="ad")), "worker 1 has table ad, worker 0 has not"),
+        (TABLES, TABLES[::-1], "their order is user, item on worker 0 and item, user on worker 1"),
+        (TABLES, (TABLES[0], TableSpec(name="item", dim=32)), "item.dim is 16 on worker 0 and 32 on worker 1"),
+        (TABLES, (TABLES[0], ADAM), "item.optimizer.betas is None on worker 0 and [0.9, 0.999] on worker 1"),
     ],
-    ids=["missing", "extra", "order", "dim", "optimizer"],
 )
-def test_workers_whose_tables_differ_fail_the_job(tables: tuple[TableSpec, ...], told: str) -> None:
+def test_workers_whose_tables_differ_fail_the_job(
+    first: tuple[TableSpec, ...], second: tuple[TableSpec, ...], told: str
+) -> None:
     job = Job(servers=0)
     for index in range(2):
         job.register("worker", index)
-    job.join("worker", 0)
-    state, formation = job.join("worker", 1, tables)
-    assert formation is None
+    job.join("worker", 0, first)
+    state, formation = job.join("worker", 1, second)
+    assert (formation is None) == bool(told)
+    if not told:
+        return
     assert state.message == f"the workers' tables differ: {told}; all must read the same config and data"
     assert isinstance(state.error(), JobError)
     assert job.opened == []
 
 
-def joined_with(job: Job, *fingerprints: str) -> tuple[JobState, Formation | None]:
-    """Workers that read these data, in the order of their indices; what the last one is answered."""
-    for index, job.data in enumerate(fingerprints):
-        job.register("worker", index)
-        answer = job.join("worker", index)
-    return answer
-
-
-def test_workers_that_read_other_training_data_than_the_first_fail_the_job_as_the_users_mistake() -> None:
-    job = Job(servers=0)
-    state, formation = joined_with(job, "aaaa-eeee", "bbbb-eeee")
-    assert formation is None and state.exit_code == 2
-    told = "worker 1 (pid 100 on 10.0.0.7) reads other training data (fingerprint bbbb) than "
-    told += "worker 0 (pid 100 on 10.0.0.7) reads (fingerprint aaaa); all workers must read the same files"
-    assert state.message.startswith(told)
-
-
-@every(("first", "second", "told"), [("aaaa-eeee", "aaaa-ffff", ["ffff"]), ("", "aaaa", [])])
-def test_other_evaluation_data_are_told_and_form_a_group_as_data_without_a_fingerprint_do(
-    first: str, second: str, told: list[str]
+@every(
+    ("first", "second", "forms", "text"),
+    [
+        ("aaaa-eeee", "bbbb-eeee", False, ""),
+        ("aaaa-eeee", "aaaa-ffff", True, "reads other evaluation data (fingerprint ffff)"),
+        ("", "aaaa", True, ""),
+    ],
+)
+def test_workers_read_the_same_training_data_and_should_read_the_same_evaluation_data(
+    first: str, second: str, forms: bool, text: str
 ) -> None:
     job = Job(servers=0)
-    _, formation = joined_with(job, first, second)
-    assert formation is not None and formation.data == (first or second)
+    for index, job.data in enumerate((first, second)):
+        job.register("worker", index)
+        state, formation = job.join("worker", index)
     texts = [call[1]["text"] for call in job.sink.of("event") if call[1].get("phase") == "data"]
-    assert len(texts) == len(told)
-    for text, fingerprint in zip(texts, told, strict=True):
-        assert f"worker 1 (pid 100 on 10.0.0.7) reads other evaluation data (fingerprint {fingerprint})" in text
+    assert len(texts) == bool(text) and all(f"worker 1 (pid 100 on 10.0.0.7) {text}" in one for one in texts)
+    if forms:
+        assert formation is not None and formation.data == (first or second)
+    else:
+        told = "worker 1 (pid 100 on 10.0.0.7) reads other training data (fingerprint bbbb) than "
+        told += "worker 0 (pid 100 on 10.0.0.7) reads (fingerprint aaaa); all workers must read the same files"
+        assert formation is None and state.exit_code == 2 and state.message.startswith(told)
 
 
-def test_a_job_without_tables_forms_unless_one_worker_has_some() -> None:
-    for tables, forms in ((), True), (TABLES, False):
-        job = Job(servers=0, workers=2)
-        for index in range(2):
-            job.register("worker", index)
-        job.join("worker", 0, ())
-        state, formation = job.join("worker", 1, tables)
-        assert (formation is not None) == forms
-        assert forms or "worker 1 has table user, worker 0 has not" in state.message
-
-
-def test_reports_reach_the_sink_once_and_in_order() -> None:
+def test_reports_reach_the_sink_once_and_in_order_and_strange_ones_are_refused() -> None:
     job = formed(Job())
     tell = job.coordinator.report
     for sequence, kind, record in [
@@ -238,14 +228,10 @@ def test_reports_reach_the_sink_once_and_in_order() -> None:
     assert [(event["kind"], event["index"]) for event in own] == [("phase", 0), ("eval", 0)]
     numbers = [event["seq"] for event in status.events]
     assert numbers == sorted(set(numbers))
-
-
-def test_reports_of_an_unknown_kind_a_second_summary_and_an_unknown_member_are_refused() -> None:
-    job = formed(Job())
     with pytest.raises(ProtocolError, match="reported a 'gossip'; allowed: progress, eval"):
-        job.coordinator.report("worker-0-100", sequence=1, kind="gossip", record={})
+        tell("worker-0-100", sequence=4, kind="gossip", record={})
     with pytest.raises(ProtocolError, match="only worker 0"):
-        job.coordinator.report("worker-1-100", sequence=1, kind="summary", record={})
+        tell("worker-1-100", sequence=2, kind="summary", record={})
     with pytest.raises(PlaceLost, match="does not know this member"):
         job.coordinator.heartbeat("somebody")
 

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing
+from typing import Any
 
 import pytest
 
@@ -25,7 +26,6 @@ from shardkeep.base.errors import (
     UserError,
 )
 from shardkeep.proto import control_pb2 as pb
-from shardkeep.ps.config import TableSpec
 from shardkeep.ps.control.coordinator import Coordinator
 from shardkeep.ps.control.grpc import heartbeat
 from shardkeep.ps.control.grpc.channel import ControlChannel
@@ -33,7 +33,7 @@ from shardkeep.ps.control.grpc.client import ControlClient, fetch_status, report
 from shardkeep.ps.control.grpc.quiet_grpc import grpc
 from shardkeep.ps.control.grpc.server import ControlServer, Stopping, serve_job
 from shardkeep.ps.control.job import JobDeadlines, JobSpec
-from shardkeep.ps.control.records import Formation, Offer, Role
+from shardkeep.ps.control.records import Formation, JobStatus, Offer, Role
 from shardkeep.trust.endpoint import Endpoint
 from shardkeep.trust.proof import Call
 from tests.support.cases import every
@@ -42,7 +42,6 @@ from tests.support.ports import reserved_port
 
 LIMIT_S = 90.0
 TOKEN = "t" * 32
-REGISTER = "/shardkeep.control.Control/Register"
 
 
 class Cluster:
@@ -66,26 +65,27 @@ class Cluster:
             sink=self.sink,
             clock=clock,
         )
-        self.server = ControlServer(self.coordinator)
-        stack.enter_context(self.server)
-        self.address = self.server.address
-        self.endpoint = self.server.endpoint
-        self.pool = stack.enter_context(ThreadPoolExecutor(servers + workers))
+        self.server = stack.enter_context(ControlServer(self.coordinator))
+        self.address, self.endpoint = self.server.address, self.server.endpoint
+        self._pool = stack.enter_context(ThreadPoolExecutor(servers + workers))
         self.names: list[tuple[Role, int]] = [("server", i) for i in range(servers)]
         self.names += [("worker", i) for i in range(workers)]
 
-    def client(self, role: Role, index: int) -> ControlClient:
-        client = ControlClient(self.endpoint, role=role, index=index)
+    def client(self, role: Role, index: int, **versions: Any) -> ControlClient:
+        client = ControlClient(self.endpoint, role=role, index=index, **versions)
         return self._stack.enter_context(client)
 
     def member(self, role: Role, index: int) -> ControlClient:
         client = self.client(role, index)
-        client.register()
+        assert client.register() == "name: job\n"
         client.start_heartbeats(patience_s=self._patience_s)
         return client
 
-    def join(self, client: ControlClient, tables: tuple[TableSpec, ...] = TABLES) -> Future[Formation]:
-        return self.pool.submit(client.join, Offer(tables if client.member.role == "worker" else ()))
+    def join(self, client: ControlClient) -> Future[Formation]:
+        return self._pool.submit(client.join, Offer(TABLES if client.member.role == "worker" else ()))
+
+    def status(self) -> JobStatus:
+        return fetch_status(self.endpoint)
 
     def form(self) -> list[ControlClient]:
         members = [self.member(*name) for name in self.names]
@@ -102,20 +102,19 @@ def start() -> Iterator[Callable[..., Cluster]]:
 
 def test_a_job_runs_from_registration_to_completion(start: Callable[..., Cluster]) -> None:
     cluster = start()
-    members = [cluster.client(*name) for name in cluster.names]
-    assert {member.register() for member in members} == {"name: job\n"}
-    for member in members:
-        member.start_heartbeats()
+    server, first, second = members = [cluster.member(*name) for name in cluster.names]
     formations = [joining.result(LIMIT_S) for joining in [cluster.join(member) for member in members]]
     assert formations[0] == formations[1] == formations[2]
     assert formations[0].tables == TABLES
     assert formations[0].members[2].pid == os.getpid()
     assert formations[0].store_host == "127.0.0.1"  # told as 0.0.0.0: the host under which we reached it
-    server, first, second = members
+    first.update(step=41)
+    first.update(phase="train")
+    _until(lambda: ("worker", 41, "train") in [(m.role, m.step, m.phase) for m in cluster.status().members])
     first.report("progress", {"step": 3, "loss": 0.5})
     first.report("summary", {"steps": 4})
     assert first.leave(0).state == "training"
-    assert fetch_status(cluster.endpoint).progress["loss"] == 0.5
+    assert cluster.status().progress["loss"] == 0.5
     assert second.leave(0).state == "completed"
     assert server.over.wait(LIMIT_S)
     assert (server.state.state, server.failed.is_set(), server.stop_requested.is_set()) == ("completed", False, False)
@@ -123,21 +122,12 @@ def test_a_job_runs_from_registration_to_completion(start: Callable[..., Cluster
     assert first.bytes_total > 100
 
 
-def test_what_a_heartbeat_tells_shows_in_the_status(start: Callable[..., Cluster]) -> None:
-    cluster = start(servers=0, workers=1)
-    worker = cluster.member("worker", 0)
-    worker.update(step=41)
-    worker.update(phase="train")
-
-    def shown() -> bool:
-        member = fetch_status(cluster.endpoint).members[0]
-        return (member.step, member.phase) == (41, "train")
-
-    _until(shown)
-
-
-def test_a_failure_wakes_every_member_at_once_and_joins_raise_it(start: Callable[..., Cluster]) -> None:
-    cluster = start()
+def test_a_failure_wakes_every_member_sooner_than_a_heartbeat_lasts_and_joins_raise_it(
+    start: Callable[..., Cluster], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(heartbeat, "heartbeat_s", lambda _members: 10 * LIMIT_S)
+    monkeypatch.setattr("shardkeep.ps.control.grpc.server.LONGEST_WAIT_S", 10 * LIMIT_S)
+    cluster = start(lease_s=100 * LIMIT_S)
     members = [cluster.member(*name) for name in cluster.names]
     joining = [cluster.join(member) for member in members[:2]]
     members[2].leave(2, "data.csv: has no column 'age'")
@@ -150,19 +140,6 @@ def test_a_failure_wakes_every_member_at_once_and_joins_raise_it(start: Callable
             future.result(LIMIT_S)
 
 
-def test_a_failure_is_heard_sooner_than_a_heartbeat_lasts(
-    start: Callable[..., Cluster], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(heartbeat, "heartbeat_s", lambda _members: 10 * LIMIT_S)
-    monkeypatch.setattr("shardkeep.ps.control.grpc.server.LONGEST_WAIT_S", 10 * LIMIT_S)
-    cluster = start(lease_s=100 * LIMIT_S)
-    members = cluster.form()
-    for member in members:
-        _until(lambda member=member: member.state.generation == 1)
-    members[1].leave(1, "no memory")
-    assert members[0].failed.wait(LIMIT_S)
-
-
 def test_a_member_that_falls_silent_is_lost_by_name(start: Callable[..., Cluster]) -> None:
     """By a clock that goes on once all others were heard: a slow machine loses nobody else."""
     now = [0.0]
@@ -171,7 +148,7 @@ def test_a_member_that_falls_silent_is_lost_by_name(start: Callable[..., Cluster
     silent.close()
 
     def others_heard() -> bool:
-        members = fetch_status(cluster.endpoint).members
+        members = cluster.status().members
         return all(member.age_s == 0.0 for member in members if (member.role, member.index) != ("worker", 1))
 
     for _ in range(3):
@@ -200,7 +177,7 @@ def test_the_death_of_a_process_and_a_stop_reach_all_members(start: Callable[...
         worker.leave(0)
     assert server.over.wait(LIMIT_S)
     assert server.state.state == "stopped"
-    assert fetch_status(cluster.endpoint).exit_code == 1
+    assert cluster.status().exit_code == 1
 
 
 def test_a_member_gives_up_on_a_coordinator_that_is_gone_or_does_not_know_it(start: Callable[..., Cluster]) -> None:
@@ -220,7 +197,7 @@ def test_a_member_gives_up_on_a_coordinator_that_is_gone_or_does_not_know_it(sta
     assert "does not know this member" in stranger.state.message
 
 
-def test_registration_waits_for_a_coordinator_to_appear() -> None:
+def test_registration_waits_for_a_coordinator_to_appear_and_says_in_one_line_that_none_did() -> None:
     spec = JobSpec("name: late\n", 0, 1, JobDeadlines(lease_s=15.0, form_s=60.0))
     late = Coordinator(spec, open_store=lambda generation: ("127.0.0.1", 1), sink=ListSink())
     with (
@@ -233,9 +210,6 @@ def test_registration_waits_for_a_coordinator_to_appear() -> None:
             fetch_status(_at(port), timeout_s=0.2)
         with ControlServer(late, f"127.0.0.1:{port}", token=TOKEN):
             assert registering.result(LIMIT_S) == "name: late\n"
-
-
-def test_nobody_at_an_address_or_a_peer_that_never_answers_is_one_clear_line_and_no_member_hangs() -> None:
     told = r"no coordinator answered at 127.0.0.1:{} within 0.\d s"
     with reserved_port() as nobody, socket.create_server(("127.0.0.1", 0)) as silent:
         for port, text in ((nobody, told.format(nobody)), (silent.getsockname()[1], None)):
@@ -252,55 +226,22 @@ def test_an_address_that_is_none_is_a_config_error(address: str) -> None:
         ControlClient(Endpoint(address, TOKEN), role="worker", index=0)
 
 
-def test_a_port_in_use_another_protocol_and_another_form_are_refused(start: Callable[..., Cluster]) -> None:
-    cluster = start()
-    with pytest.raises(ConfigError, match=f"cannot listen on {cluster.address}"):
-        ControlServer(cluster.coordinator, cluster.address)
-
-    cluster = start()
-    client = ControlClient(cluster.endpoint, role="worker", index=0, protocol_version=7, versions={"shardkeep": "9.9"})
-    with client, pytest.raises(ProtocolError, match=r"protocol 7 \(shardkeep 9.9\).*speaks 5 \(shardkeep "):
-        client.register()
-
-    cluster = start()
-    channel = ControlChannel(cluster.endpoint)
-    with closing(channel), pytest.raises(ProtocolError, match="answers Status in another form"):
-        channel.call("Status", pb.StatusRequest(), pb.JoinReply, timeout_s=LIMIT_S)
-
-
-@every(("index", "kind"), [(9, ConfigError), (0, PlaceRefused)], ids=["no such place", "place is taken"])
-def test_refusals_keep_their_kind_over_the_wire(
-    start: Callable[..., Cluster], index: int, kind: type[ShardkeepError]
-) -> None:
+def test_what_does_not_fit_is_refused_with_the_kind_of_its_error(start: Callable[..., Cluster]) -> None:
     cluster = start()
     cluster.member("worker", 0)
-    with pytest.raises(kind) as refused:
-        cluster.client("worker", index).register()
-    assert type(refused.value) is kind
-
-
-GARBAGE = [b"\x00" * 4096, b"GET / HTTP/1.1\r\n\r\n", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\xff" * 4096]
-
-
-@every("garbage", GARBAGE, ids=["zeros", "http", "broken frames"])
-def test_garbage_on_the_port_does_not_harm_the_coordinator(start: Callable[..., Cluster], garbage: bytes) -> None:
-    cluster = start()
-    host, port = cluster.address.split(":")
-    for _ in range(20):
-        with socket.create_connection((host, int(port)), timeout=LIMIT_S) as connection:
-            connection.sendall(garbage)
-    cluster.form()
-    assert fetch_status(cluster.endpoint).state == "training"
-
-
-def test_a_call_that_is_no_message_and_a_service_of_another_kind_are_errors(start: Callable[..., Cluster]) -> None:
-    cluster = start()
-    with grpc.insecure_channel(cluster.address) as channel:
-        raw = channel.unary_unary(REGISTER)
-        with pytest.raises(grpc.RpcError):
-            proof = Call.make(cluster.endpoint.token, REGISTER, b"\xff" * 64)
-            raw(b"\xff" * 64, timeout=LIMIT_S, metadata=proof.headers())
-    assert fetch_status(cluster.endpoint).state == "forming"
+    for index, kind, text in ((9, ConfigError, "allowed: 0"), (0, PlaceRefused, "worker 0 is already in the job")):
+        with pytest.raises(kind, match=text) as refused:
+            cluster.client("worker", index).register()
+        assert type(refused.value) is kind
+    with pytest.raises(ProtocolError, match=r"protocol 7 \(shardkeep 9.9\).*speaks 5 \(shardkeep "):
+        cluster.client("worker", 1, protocol_version=7, versions={"shardkeep": "9.9"}).register()
+    with pytest.raises(ConfigError, match=f"cannot listen on {cluster.address}"):
+        ControlServer(cluster.coordinator, cluster.address)
+    with (
+        closing(ControlChannel(cluster.endpoint)) as channel,
+        pytest.raises(ProtocolError, match="answers Status in another form"),
+    ):
+        channel.call("Status", pb.StatusRequest(), pb.JoinReply, timeout_s=LIMIT_S)
 
     with ThreadPoolExecutor(1) as pool:
         other = grpc.server(pool)
@@ -311,51 +252,53 @@ def test_a_call_that_is_no_message_and_a_service_of_another_kind_are_errors(star
         other.stop(None).wait()
 
 
-def test_a_bug_in_the_coordinator_is_an_error_and_not_silence(
+def test_garbage_on_the_port_and_a_bug_in_the_coordinator_do_not_harm_it(
     start: Callable[..., Cluster], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     cluster = start()
-    monkeypatch.setattr(cluster.coordinator, "status", lambda **_: 1 // 0)
-    with pytest.raises(ShardkeepError, match="ZeroDivisionError"):
-        fetch_status(cluster.endpoint)
+    host, port = cluster.address.split(":")
+    frames = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\xff" * 4096
+    for garbage in [b"\x00" * 4096, b"GET / HTTP/1.1\r\n\r\n", frames] * 10:
+        with socket.create_connection((host, int(port)), timeout=LIMIT_S) as connection:
+            connection.sendall(garbage)
+    register, no_message = "/shardkeep.control.Control/Register", b"\xff" * 64
+    with grpc.insecure_channel(cluster.address) as channel, pytest.raises(grpc.RpcError):
+        proof = Call.make(cluster.endpoint.token, register, no_message)
+        channel.unary_unary(register)(no_message, timeout=LIMIT_S, metadata=proof.headers())
+    with monkeypatch.context() as patch:
+        patch.setattr(cluster.coordinator, "status", lambda **_: 1 // 0)
+        with pytest.raises(ShardkeepError, match="ZeroDivisionError"):
+            cluster.status()
     assert "control call failed" in caplog.text
+    cluster.form()
+    assert cluster.status().state == "training"
 
 
-def test_reports_of_numbers_of_any_kind_arrive_in_order_and_before_the_leave(start: Callable[..., Cluster]) -> None:
-    cluster = start(servers=0, workers=1)
-    (worker,) = cluster.form()
-    for step in range(100):
-        worker.report("progress", {"step": step})
-    worker.report("summary", {"steps": 100})
-    assert worker.leave(0).state == "completed"
-    assert [call[1]["step"] for call in cluster.sink.of("progress")] == list(range(100))
-
+def test_reports_are_kept_until_a_coordinator_takes_them_and_arrive_in_order_and_before_the_leave(
+    start: Callable[..., Cluster],
+) -> None:
     import numpy as np
     import torch
 
     cluster = start(servers=0, workers=1)
     (worker,) = cluster.form()
-    worker.report("progress", {"loss": np.float32(0.5), "auc": torch.tensor(0.25), "counts": np.arange(2)})
-    worker.leave(1)
-    record = cluster.sink.of("progress")[0][1]
-    assert (record["loss"], record["auc"], record["counts"]) == (0.5, 0.25, [0, 1])
+    worker.report("progress", {"step": 0, "loss": np.float32(0.5), "auc": torch.tensor(0.25), "counts": np.arange(2)})
     with pytest.raises(TypeError, match="is not JSON"):
         worker.report("progress", {"loss": object()})
     with pytest.raises(ValueError, match="allowed: progress"):
         worker.report("gossip", {})
-
-
-def test_a_report_is_kept_until_a_coordinator_takes_it(start: Callable[..., Cluster]) -> None:
-    cluster = start(servers=0, workers=1)
-    (worker,) = cluster.form()
+    worker.flush(timeout_s=LIMIT_S)
     cluster.server.stop()
-    worker.report("progress", {"step": 1})
-    worker.report("summary", {"steps": 1})
-    with pytest.raises(DeadlineExceeded, match="2 reports were not taken"):
+    for step in range(1, 30):
+        worker.report("progress", {"step": step})
+    worker.report("summary", {"steps": 30})
+    with pytest.raises(DeadlineExceeded, match="30 reports were not taken"):
         worker.flush(timeout_s=0.3)
     with ControlServer(cluster.coordinator, cluster.address, token=cluster.endpoint.token):
         assert worker.leave(0).state == "completed"
-    assert [call[1]["step"] for call in cluster.sink.of("progress")] == [1]
+    records = [call[1] for call in cluster.sink.of("progress")]
+    assert [record["step"] for record in records] == list(range(30))
+    assert (records[0]["loss"], records[0]["auc"], records[0]["counts"]) == (0.5, 0.25, [0, 1])
 
 
 def test_a_call_that_is_cut_off_is_a_transport_error(start: Callable[..., Cluster]) -> None:
@@ -363,7 +306,7 @@ def test_a_call_that_is_cut_off_is_a_transport_error(start: Callable[..., Cluste
     worker = cluster.client("worker", 0)
     worker.register()
     joining = cluster.join(worker)
-    _until(lambda: fetch_status(cluster.endpoint).members[0].condition == "joined")
+    _until(lambda: cluster.status().members[0].condition == "joined")
     worker.close()
     with pytest.raises(TransportError, match=f"coordinator .*at {cluster.address}") as cut:
         joining.result(LIMIT_S)

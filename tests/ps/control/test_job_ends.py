@@ -8,17 +8,24 @@ from shardkeep.ps.control.records import Role
 from tests.support.cases import every
 from tests.support.control_job import Job, formed
 
+DEATH = "worker 1 (pid 100 on 10.0.0.7) ended: killed by SIGKILL, last seen before its first step"
+
 
 def test_a_job_is_completed_when_all_workers_left_and_the_summary_is_there() -> None:
     job = formed(Job())
     job.summary()
-    assert job.leave("worker", 0).state == "training"
-    assert job.leave("worker", 1).state == "completed"
+    for pid in (77, 100):
+        job.coordinator.lost(
+            "worker", 1, pid=pid, reason="killed by SIGKILL"
+        )  # no news: of another, and of one that left
+        assert job.leave("worker", 1).state == "training"
+    assert job.leave("worker", 0).state == "completed"
     assert (job.state.exit_code, job.coordinator.status().summary) == (0, {"steps": 7})
     assert job.sink.of("finished") == [("finished", "completed", "", {"steps": 7})]
     assert not job.coordinator.wait_drained(0.0)
     job.leave("server", 0)
     assert job.coordinator.wait_drained(0.0)
+
     job = formed(Job())
     job.leave("worker", 0)
     assert job.leave("worker", 1).message == "all workers are done, but worker 0 reported no summary"
@@ -26,32 +33,20 @@ def test_a_job_is_completed_when_all_workers_left_and_the_summary_is_there() -> 
 
 
 @every(
-    ("role", "code", "told"),
+    ("role", "index", "code", "message"),
     [
-        ("worker", 1, "worker 1 (pid 100 on 10.0.0.7) failed (exit code 1): no memory"),
-        ("server", 0, "server 0 (pid 100 on 10.0.0.7) left before the job was done: no memory"),
+        ("worker", 1, 1, "worker 1 (pid 100 on 10.0.0.7) failed (exit code 1): no memory"),
+        ("server", 0, 0, "server 0 (pid 100 on 10.0.0.7) left before the job was done: no memory"),
     ],
-    ids=["worker fails", "server goes"],
 )
-def test_a_member_that_leaves_too_early_fails_the_job(role: Role, code: int, told: str) -> None:
+def test_a_member_that_leaves_too_early_fails_the_job_and_the_first_failure_stays(
+    role: Role, index: int, code: int, message: str
+) -> None:
     job = formed(Job())
-    assert job.leave(role, 1 if role == "worker" else 0, code, "no memory").message == told
+    assert job.leave(role, index, code, "no memory").message == message
     assert (job.state.state, job.state.exit_code) == ("failed", 1)
-
-
-def test_the_first_failure_stays_and_a_users_error_is_the_exit_code_and_text() -> None:
-    job = Job()
-    job.register("worker", 0)
-    job.leave("worker", 0, 2, "day_0.tsv row 7 column I3: 'x' is no number")
-    error = job.state.error()
-    assert isinstance(error, UserError)
-    assert str(error) == "day_0.tsv row 7 column I3: 'x' is no number"
-    assert job.state.exit_code == 2
-
-    job = formed(Job())
-    job.leave("worker", 0, 1, "first")
-    job.leave("worker", 1, 2, "second")
-    assert "first" in job.state.message and job.state.exit_code == 1
+    job.leave("worker", 0, 2, "second")
+    assert job.state.message == message and job.state.exit_code == 1
     assert len(job.sink.of("finished")) == 1
 
 
@@ -61,30 +56,26 @@ def test_the_cause_replaces_a_symptom_that_was_heard_first() -> None:
     assert "closed the connection" in job.state.message
     job.leave("server", 0, 1, "also lost it", symptom=True)
     job.coordinator.lost("worker", 1, pid=100, reason="killed by SIGKILL")
-    assert job.state.message == (
-        "worker 1 (pid 100 on 10.0.0.7) ended: killed by SIGKILL, last seen before its first step"
-    )
+    assert job.state.message == DEATH
     first, last = job.sink.of("finished")
     assert first[3] == {"symptom": True}, "a launcher may know the cause"
-    assert last[2:] == (job.state.message, None)
+    assert last[2:] == (DEATH, None)
 
 
-def test_who_leaves_or_dies_before_the_job_has_formed_fails_it() -> None:
+def test_who_leaves_fails_or_dies_before_the_job_has_formed_fails_it() -> None:
     job = Job()
     job.register("worker", 0)
     assert job.leave("worker", 0).message.endswith("left before the job was done")
+
+    job = Job()
+    job.register("worker", 0)
+    job.leave("worker", 0, 2, "day_0.tsv row 7 column I3: 'x' is no number")
+    error = job.state.error()
+    assert isinstance(error, UserError) and str(error) == "day_0.tsv row 7 column I3: 'x' is no number"
+    assert job.state.exit_code == 2
+
     died = Job().coordinator.lost("worker", 1, reason="exit code 3")  # a launcher's news need no lease
     assert "worker 1 ended before it registered: exit code 3" in died.message
-
-
-@every("pid", [77, 100], ids=["another process", "it left before"])
-def test_a_death_that_is_no_news_changes_nothing(pid: int) -> None:
-    job = formed(Job())
-    job.summary()
-    if pid == 100:
-        job.leave("worker", 1)
-    job.coordinator.lost("worker", 1, pid=pid, reason="killed by SIGKILL")
-    assert job.state.state == "training"
 
 
 def test_a_stop_lets_workers_leave_in_order_and_tells_the_step() -> None:
@@ -107,8 +98,6 @@ def test_a_stop_lets_workers_leave_in_order_and_tells_the_step() -> None:
         job.leave("worker", worker, 1, "stopped")
     assert job.state.message == "stopped at step 3: Ctrl-C"
 
-
-def test_a_stop_before_the_job_has_formed() -> None:
     job = Job()
     for reason in ("changed my mind", "again"):
         assert job.coordinator.stop(reason).message == "stopped before the first step: changed my mind"
@@ -134,8 +123,6 @@ def test_a_stop_waits_neither_for_the_dead_nor_for_ever_for_one_that_is_stuck() 
     late = "3 members did not leave in 600 s; there is no checkpoint"
     assert job.state.message == f"stopped before the first step: enough ({late})"
 
-
-def test_a_stop_with_a_limit_is_over_in_time_and_names_the_last_checkpoint() -> None:
     job = formed(Job())
     job.pass_time(1, alive=job.names, step=130)
     record = {"phase": "checkpoint", "step": 100, "bytes": 9}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from shardkeep.base.errors import ConfigError
 from shardkeep.ps.control.records import (
@@ -13,6 +14,7 @@ from shardkeep.ps.control.records import (
     RecoveryFolder,
     Registration,
     ResumeRange,
+    Role,
     Shared,
 )
 from shardkeep.ps.control.recovery import Losses
@@ -24,25 +26,16 @@ JOURNAL = "server 0 came back without its journal, which was kept in /a/recovery
 SHARED = Shared("/runs/first/checkpoints", "token")
 
 
-def reborn(
-    job: Recovering, span: ResumeRange, *, step: int, others: tuple[ResumeRange, ResumeRange] | None = None
-) -> None:
+def reborn(job: Recovering, span: ResumeRange, *, step: int) -> None:
     """Server 0 is killed at a step, and another comes with a resume range."""
     job.coordinator.heartbeat("worker-0-100", step=step)
     job.kill("server", 0)
-    for index, other in enumerate(others or (held(step - 3, step),) * 2):
-        job.come_back("worker", index, other)
+    job.workers_come_back(held(step - 3, step))
     job.replaced("server", 0, span)
 
 
-def period(job: Recovering, steps: int, *, sequence: int) -> None:
-    record = {"phase": "checkpoint", "step": 50, "every_steps": steps}
-    job.coordinator.report("worker-0-100", sequence=sequence, kind="phase", record=record)
-
-
-def no_checkpoint(job: Recovering, step: int, *, sequence: int) -> None:
-    record = {"phase": "checkpoint", "step": step, "text": "no checkpoint: disk full"}
-    job.coordinator.report("worker-0-100", sequence=sequence, kind="phase", record=record)
+def report(job: Recovering, sequence: int, **record: Any) -> None:
+    job.coordinator.report("worker-0-100", sequence=sequence, kind="phase", record={"phase": "checkpoint", **record})
 
 
 def test_a_server_without_its_journal_ends_a_job_that_keeps_no_checkpoint() -> None:
@@ -66,8 +59,8 @@ def test_a_server_without_its_journal_ends_a_job_that_keeps_no_checkpoint() -> N
         (1000, 0, 999, True),
         (None, None, 119, True),  # auto: too early to say
         (None, None, 121, False),
+        (0, 0, 20, True),
     ],
-    ids=["period", "beyond", "stated", "beyond stated", "no checkpoints wanted", "auto", "beyond auto"],
 )
 def test_a_job_goes_back_by_as_many_steps_as_it_may(
     most: int | None, every: int | None, step: int, goes_on: bool
@@ -76,17 +69,18 @@ def test_a_job_goes_back_by_as_many_steps_as_it_may(
     checkpoint(job, 20)
     reborn(job, held(20, 20), step=step)
     assert job.state.state == ("training" if goes_on else "failed")
+    assert not goes_on or told(job)[0]["step"] == 20
 
 
 def test_a_period_is_one_after_a_failed_checkpoint_and_for_another_coordinator() -> None:
     job = formed(Recovering(losses=Losses(None, 20)))
     checkpoint(job, 20)
-    no_checkpoint(job, 40, sequence=2)
+    report(job, 2, step=40, text="no checkpoint: disk full")
     reborn(job, held(20, 20), step=45)
     assert job.state.state == "failed" and "allows 20, of one checkpoint period" in job.state.message
 
     job = formed(Recovering(losses=Losses(None, None)))
-    period(job, 400, sequence=1)
+    report(job, 1, step=50, every_steps=400)
     take_over(job)
     reborn(job, held(0, 0), step=700)
     assert job.state.state == "training"
@@ -111,11 +105,7 @@ def test_the_last_worker_with_the_tower_and_a_server_dead_at_once_end_a_job_that
     assert job.state.state == "failed" and "worker 0 came back without its tower states; 31 steps" in job.state.message
 
 
-def test_members_that_hold_all_lose_nothing_and_nobody_goes_back_to_a_deleted_checkpoint() -> None:
-    job = formed(Recovering(losses=Losses(0, 0)))
-    reborn(job, held(31, 31), step=31)
-    assert (job.state.state, told(job)[0]["step"]) == ("training", 31)
-
+def test_nobody_goes_back_to_a_deleted_checkpoint() -> None:
     job = formed(Recovering(losses=Losses(100, 20)))
     checkpoint(job, 20)
     checkpoint(job, 40, sequence=2)
@@ -125,15 +115,15 @@ def test_members_that_hold_all_lose_nothing_and_nobody_goes_back_to_a_deleted_ch
     assert "warning: the checkpoint of step 40 is missing" in texts
 
 
-# ---- what a member kept ----
+# ---- what a member kept, and the folder that all may share ----
 
 
-def admission(job: Recovering, role: str, index: int, pid: int) -> Registration:
-    member = Member("server" if role == "server" else "worker", index, "10.0.0.7", pid)
+def admission(job: Recovering, role: Role, index: int, pid: int) -> Registration:
+    member = Member(role, index, "10.0.0.7", pid)
     return job.coordinator.register(Hello(member, f"{role}-{index}-{pid}", PROTOCOL_VERSION, VERSIONS))
 
 
-@every("taken_over", [False, True], ids=["one coordinator", "another coordinator"])
+@every("taken_over", [False, True])
 def test_a_replacement_hears_where_the_one_before_kept_its_state(taken_over: bool) -> None:
     job = Recovering()
     kept = RecoveryFolder("one", "/a/recovery/J/server-0")
@@ -144,10 +134,9 @@ def test_a_replacement_hears_where_the_one_before_kept_its_state(taken_over: boo
         job.join("worker", index)
     if taken_over:
         take_over(job)
-    job.kill("server", 0)
-    assert admission(job, "server", 0, 200).kept == kept
-    job.kill("server", 0, pid=200)  # before it has joined
-    assert admission(job, "server", 0, 300).kept == kept
+    for dead, another in ((100, 200), (200, 300)):  # the second one dies before it has joined
+        job.kill("server", 0, pid=dead)
+        assert admission(job, "server", 0, another).kept == kept
     job.kill("worker", 1)
     assert admission(job, "worker", 1, 300).kept == RecoveryFolder()
 
@@ -164,14 +153,10 @@ def test_a_refused_replacement_leaves_its_place_to_another() -> None:
     assert job.replaced("server", 0, pid=300) is not None
 
 
-# ---- the folder that all may share ----
-
-
 def joined(job: Recovering, **unseen: str) -> None:
     for role, index in job.names:
         assert admission(job, role, index, 100).shared == job.shared
-        tables = TABLES if role == "worker" else None
-        offer = Offer(tables, unseen=unseen.get(f"{role}_{index}", ""))
+        offer = Offer(TABLES if role == "worker" else None, unseen=unseen.get(f"{role}_{index}", ""))
         job.coordinator.join(f"{role}-{index}-100", offer)
 
 
@@ -188,7 +173,7 @@ def test_checkpoints_go_to_the_coordinators_folder_when_all_members_see_it_and_s
     assert again is not None and again.checkpoints == SHARED.folder
 
 
-def test_a_member_that_does_not_see_the_folder_leaves_the_job_without_checkpoints_and_the_user_hears_of_it() -> None:
+def test_a_member_that_does_not_see_the_folder_leaves_the_job_without_checkpoints_unless_it_asked_for_them() -> None:
     job = Recovering(shared=SHARED, losses=Losses(None, None))
     joined(job, worker_1="on two /runs/first/checkpoints: no such file or directory")
     take_over(job)
@@ -201,14 +186,12 @@ def test_a_member_that_does_not_see_the_folder_leaves_the_job_without_checkpoint
     )
     assert f"warning: {warning}" in [call[1].get("text") for call in job.sink.of("event")]
     job.summary()
-    for role, index in (("worker", 0), ("worker", 1)):
-        job.leave(role, index)
+    for index in (0, 1):
+        job.leave("worker", index)
     ((_, status, _, summary),) = job.sink.of("finished")
     assert status == "incomplete" and summary is not None and summary["warnings"] == [warning]
     assert job.state.exit_code == 1 and "the model is not saved" in job.state.message
 
-
-def test_a_job_that_asked_for_checkpoints_does_not_run_without_them() -> None:
     job = Recovering(shared=replace(SHARED, needed_by="checkpoint.every_steps: 20"))
     joined(job, server_0="on two: no such file or directory")
     assert (job.state.state, job.state.exit_code) == ("failed", ConfigError.exit_code)

@@ -32,7 +32,7 @@ Serve = Callable[[str], ControlServer]
 @pytest.fixture
 def serve() -> Iterator[Serve]:
     """Starts a coordinator of one job at an address."""
-    spec = JobSpec("name: job\n", 0, 1, JobDeadlines(lease_s=LIMIT_S, form_s=60.0))
+    spec = JobSpec("name: job\n", 0, 2, JobDeadlines(lease_s=LIMIT_S, form_s=60.0))
     coordinator = Coordinator(spec, open_store=lambda _: ("127.0.0.1", 4000), sink=ListSink())
     with ExitStack() as stack:
         yield lambda listen: stack.enter_context(ControlServer(coordinator, listen, token=TOKEN))
@@ -44,34 +44,27 @@ def port() -> Iterator[int]:
         yield port
 
 
-def test_a_coordinator_that_returns_at_another_address_of_its_name_is_found_soon(
-    serve: Serve, port: int, monkeypatch: pytest.MonkeyPatch
+@every(("by", "index"), [("name", 0), ("run folder", 1)])
+def test_a_coordinator_that_returns_at_another_address_of_its_name_or_run_folder_is_found_soon(
+    by: str, index: int, serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    names = {"coord": ["127.0.0.1"]}
+    names, places = {"coord": ["127.0.0.1"]}, {"now": ""}
     know_names(monkeypatch, names)
-    first = serve(f"127.0.0.1:{port}")
-    with ControlClient(Endpoint(f"coord:{port}", TOKEN), role="worker", index=0, timeout_s=SOON_S) as client:
+    first = serve("127.0.0.1:0")
+    port = split_address(first.address)[1]
+    endpoint = (
+        Endpoint(f"coord:{port}", TOKEN) if by == "name" else Endpoint(first.address, TOKEN, look=lambda: places["now"])
+    )
+    with ControlClient(endpoint, role="worker", index=index, timeout_s=SOON_S) as client:
         client.register()
         client.start_heartbeats(patience_s=LIMIT_S)
         first.stop()
         names["coord"] = ["127.0.0.2"]
-        serve(f"127.0.0.2:{port}")
+        places["now"] = serve(f"127.0.0.2:{port if by == 'name' else 0}").address
         client.report("event", {"text": "I am here"})
         client.flush()
         assert not client.failed.is_set()
-
-
-def test_a_coordinator_that_returns_at_another_address_of_its_run_folder_is_found(serve: Serve) -> None:
-    places = {"now": ""}
-    first = serve("127.0.0.1:0")
-    endpoint = Endpoint(first.address, TOKEN, look=lambda: places["now"])
-    with ControlClient(endpoint, role="worker", index=0, timeout_s=SOON_S) as client:
-        client.register()
-        first.stop()
-        places["now"] = serve("127.0.0.2:0").address
-        client.report("event", {"text": "I am here"})
-        client.flush()
-        assert client.address == places["now"]
+        assert by == "name" or client.address == places["now"]
 
 
 def test_a_name_that_comes_late_is_waited_for_and_said_once(
@@ -110,23 +103,18 @@ def test_a_name_of_nobody_is_told_at_once_and_who_answers_nobody_with_the_addres
         client.register(wait_s=0.3)
 
 
-@every("listens", ["127.0.0.1", "::1", "127.0.0.2"])
-def test_every_address_of_a_name_is_tried(
+@every("listens", ["127.0.0.1", "::1", "127.0.0.2", "localhost"])
+def test_every_address_of_a_name_is_tried_and_a_store_tells_the_address_at_which_it_listens(
     listens: str, serve: Serve, port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     know_names(monkeypatch, {"coord": ["::1", "127.0.0.1", "127.0.0.2"]})
     server = serve(join_address(listens, port))
     assert fetch_status(Endpoint(f"coord:{port}", TOKEN)).state == "forming"
     server.stop()
-
-
-@every("listens", ["127.0.0.1", "::1", "localhost"])
-def test_the_store_tells_the_address_at_which_it_listens(listens: str) -> None:
-    host = StoreHost(bind=listens)
-    with closing(host):
-        address, port = host.open(1)
-        assert address == ("::1" if listens == "::1" else "127.0.0.1")
-        store = connect_store(address, port, timeout_s=LIMIT_S)
+    with closing(StoreHost(bind=listens)) as host:
+        address, store_port = host.open(1)
+        assert address == ("127.0.0.1" if listens == "localhost" else listens)
+        store = connect_store(address, store_port, timeout_s=LIMIT_S)
         store.set("key", "value")
         assert store.get("key") == b"value"
 

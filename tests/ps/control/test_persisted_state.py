@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import queue
 import threading
-from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -50,23 +50,6 @@ class SlowSink(ListSink):
         super().standing(record)
 
 
-def together(*acts: Callable[[], object]) -> None:
-    failed: list[BaseException] = []
-
-    def run(act: Callable[[], object]) -> None:
-        try:
-            act()
-        except BaseException as error:
-            failed.append(error)
-
-    threads = [threading.Thread(target=run, args=(act,)) for act in acts]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(LIMIT_S)
-    assert not failed and not any(thread.is_alive() for thread in threads), failed
-
-
 def test_calls_that_come_while_the_state_is_written_share_the_next_write() -> None:
     sink = SlowSink(MEMBERS)
     job = Job(workers=MEMBERS, sink=sink)
@@ -75,7 +58,8 @@ def test_calls_that_come_while_the_state_is_written_share_the_next_write() -> No
         token = job.register("worker", index)
         assert token in {seat["token"] for seat in (sink.kept or {})["seats"]}  # it is answered after its write
 
-    together(*(lambda index=index: register(index) for index in range(MEMBERS)))  # type: ignore[misc]
+    with ThreadPoolExecutor(MEMBERS) as pool:
+        list(pool.map(register, range(MEMBERS)))
     assert sink.saves == 2
 
 
@@ -86,20 +70,15 @@ def test_nobody_learns_of_a_state_that_is_not_on_disk_yet() -> None:
     job.form()
     sink.release.clear()
     sink.writing.clear()
-    stopping = threading.Thread(target=lambda: job.coordinator.stop("enough"))
-    stopping.start()
-    assert sink.writing.wait(LIMIT_S)
-    answers: list[str] = []
-    asking = threading.Thread(
-        target=lambda: answers.append(job.coordinator.heartbeat("worker-0-100", seen=1, wait_s=LIMIT_S).state)
-    )
-    asking.start()
-    asking.join(0.2)
-    assert not answers and job.state.state == "training"
-    sink.release.set()
-    for thread in (stopping, asking):
-        thread.join(LIMIT_S)
-    assert answers == ["stopping"]
+    with ThreadPoolExecutor(2) as pool:
+        stopping = pool.submit(job.coordinator.stop, "enough")
+        assert sink.writing.wait(LIMIT_S)
+        asking = pool.submit(job.coordinator.heartbeat, "worker-0-100", seen=1, wait_s=LIMIT_S)
+        with pytest.raises(TimeoutError):
+            asking.result(0.2)
+        assert job.state.state == "training"
+        sink.release.set()
+        assert stopping.result(LIMIT_S) and asking.result(LIMIT_S).state == "stopping"
 
 
 def test_a_change_that_concerns_no_waiting_call_wakes_none() -> None:
@@ -109,11 +88,12 @@ def test_a_change_that_concerns_no_waiting_call_wakes_none() -> None:
         looked.set()
         return not job.life.running
 
-    def wait() -> None:
+    def wait() -> bool:
         with job.locked():
-            assert job.wait_for(stopping, LIMIT_S)
+            return job.wait_for(stopping, LIMIT_S)
 
-    def change() -> None:
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(wait)
         assert looked.wait(LIMIT_S)
         looked.clear()
         with job.transaction() as scope:
@@ -121,9 +101,7 @@ def test_a_change_that_concerns_no_waiting_call_wakes_none() -> None:
         assert not looked.wait(0.5)
         with job.transaction():
             job.life.stopping("enough")
-        assert looked.wait(LIMIT_S)
-
-    together(wait, change)
+        assert looked.wait(LIMIT_S) and waiting.result(LIMIT_S)
 
 
 @every("workers", [2, 40])
@@ -152,16 +130,6 @@ def test_workers_that_join_with_tables_of_their_own_are_told_apart_after_a_take_
     assert "tables differ" in job.state.message
 
 
-def test_many_members_have_more_time_between_heartbeats_and_for_the_first_call() -> None:
-    assert (heartbeat_s(6), silent_s(6)) == (1.0, 3.0)
-    assert 4.0 < heartbeat_s(500) <= 5.0
-    for members in (1, 500, 10_000):
-        assert heartbeat_s(members) + 1.0 < silent_s(members) < SPEC.deadlines.doubt_s
-
-    assert arrival_limit_s(4) == pytest.approx(ARRIVAL_LIMIT_S, abs=0.1)
-    assert arrival_limit_s(500) > ARRIVAL_LIMIT_S + 2 * 85e-6 * 500**2
-
-
 class Recording(Coordinator):
     """Keeps how long each heartbeat may wait."""
 
@@ -175,28 +143,45 @@ class Recording(Coordinator):
 
 
 @every(("members", "wait_s"), [(3, 1.0), (300, 3.0), (9000, 5.0)])
-def test_a_member_waits_with_its_heartbeats_as_its_job_is_large(members: int, wait_s: float) -> None:
+def test_many_members_have_more_time_between_heartbeats_and_for_the_first_call(members: int, wait_s: float) -> None:
+    assert heartbeat_s(members) + 1.0 < silent_s(members) < SPEC.deadlines.doubt_s
     coordinator = Recording()
     with ControlServer(coordinator) as server, ControlClient(server.endpoint, role="worker", index=0) as client:
         client.register()
         client.start_heartbeats(members=members)
         assert coordinator.waits.get(timeout=LIMIT_S) == wait_s
+    assert (heartbeat_s(6), silent_s(6)) == (1.0, 3.0) and 4.0 < heartbeat_s(500) <= 5.0
+    assert arrival_limit_s(4) == pytest.approx(ARRIVAL_LIMIT_S, abs=0.1)
+    assert arrival_limit_s(500) > ARRIVAL_LIMIT_S + 2 * 85e-6 * 500**2
 
 
 # ---- transactions: what a call changes is written once, before anybody learns of it ----
 
 
-class CountingSink(ListSink):
-    """Counts the saves of the persisted state, and has no room for a summary on request."""
+class Sink(ListSink):
+    """Counts the saves of the persisted state. `full`: it has no room for a summary. `superseded`: another coordinator
+    has replaced its own."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.saves = 0
-        self.full = False
+        self.saves, self.full, self.superseded = 0, False, False
+
+    def _check(self) -> None:
+        if self.superseded:
+            raise Superseded("another coordinator leads")
 
     def standing(self, record: Record) -> None:
+        self._check()
         self.saves += 1
         super().standing(record)
+
+    def event(self, record: Record) -> None:
+        self._check()
+        super().event(record)
+
+    def members(self, generation: int, members: tuple[Member, ...]) -> None:
+        self._check()
+        super().members(generation, members)
 
     def finished(self, status: str, message: str, summary: Record | None) -> None:
         super().finished(status, message, summary)
@@ -205,31 +190,26 @@ class CountingSink(ListSink):
 
 
 def test_a_call_saves_once_what_it_changes_and_writes_a_summary_in_its_place_at_the_end() -> None:
-    sink = CountingSink()
-    job = formed(Job(sink=sink))
-    before = sink.saves
-    job.coordinator.lost("server", 0, reason="killed by SIGKILL")
-    assert job.state.state == "failed" and sink.saves == before  # a job that is over has a summary in its place
-    assert len(sink.of("finished")) == 1
-
-    sink = CountingSink()
-    job = formed(Job(sink=sink))
-    before = sink.saves
-    for step in range(5):
-        job.coordinator.heartbeat("worker-0-100", step=step)
-        job.coordinator.tick()
-    assert sink.saves == before
-
-    sink = CountingSink()
+    sink = Sink()
     job = Job(sink=sink)
     job.register("server", 0)
     job.register("server", 0)
     assert sink.saves == 1 and sink.kept is not None
     assert [seat["token"] for seat in sink.kept["seats"]] == ["server-0-100"]
 
+    job.form()
+    before = sink.saves
+    for step in range(5):
+        job.coordinator.heartbeat("worker-0-100", step=step)
+        job.coordinator.tick()
+    assert sink.saves == before
+    job.coordinator.lost("server", 0, reason="killed by SIGKILL")
+    assert job.state.state == "failed" and sink.saves == before  # a job that is over has a summary in its place
+    assert len(sink.of("finished")) == 1
+
 
 def test_a_job_whose_summary_cannot_be_written_is_not_completed() -> None:
-    sink = CountingSink()
+    sink = Sink()
     job = formed(Job(sink=sink))
     job.summary()
     job.leave("worker", 0)
@@ -241,48 +221,28 @@ def test_a_job_whose_summary_cannot_be_written_is_not_completed() -> None:
     assert [call[1] for call in sink.of("finished")] == ["completed", "failed"]
 
 
-class SupersededSink(ListSink):
-    """Of a coordinator that another one has replaced, from some moment on."""
-
-    superseded = False
-
-    def _check(self) -> None:
-        if self.superseded:
-            raise Superseded("another coordinator leads")
-
-    def standing(self, record: Record) -> None:
-        self._check()
-        super().standing(record)
-
-    def event(self, record: Record) -> None:
-        self._check()
-        super().event(record)
-
-    def members(self, generation: int, members: tuple[Member, ...]) -> None:
-        self._check()
-        super().members(generation, members)
-
-
 def test_nobody_learns_what_a_superseded_coordinator_made_of_the_job() -> None:
-    sink = SupersededSink()
-    job = formed(Job(sink=sink))
-    sink.superseded = True
-    before = job.coordinator.state
-    with pytest.raises(Superseded):
-        job.coordinator.lost("server", 0, reason="killed by SIGKILL")  # the job would fail
-    with pytest.raises(Superseded):
-        job.coordinator.stop("enough")
-    with pytest.raises(Superseded):
-        job.pass_time(20)  # all leases are over
-    assert job.coordinator.state == before and not sink.of("finished")
-    assert not job.coordinator.wait_over(0.0)
-
-    sink = SupersededSink()
-    job = Job(sink=sink, workers=1)
+    sink = Sink()
+    job = Job(sink=sink)
     for role, index in job.names:
         job.register(role, index)
     job.join("server", 0)
+    job.join("worker", 0)
     sink.superseded = True
     with pytest.raises(Superseded):
-        job.join("worker", 0)
+        job.join("worker", 1)
     assert job.coordinator.state.state == "forming"
+
+    sink = Sink()
+    job = formed(Job(sink=sink))
+    sink.superseded = True
+    before = job.coordinator.state
+    for act in (
+        lambda: job.coordinator.lost("server", 0, reason="killed by SIGKILL"),  # the job would fail
+        lambda: job.coordinator.stop("enough"),
+        lambda: job.pass_time(20),  # all leases are over
+    ):
+        with pytest.raises(Superseded):
+            act()
+    assert job.coordinator.state == before and not sink.of("finished")
+    assert not job.coordinator.wait_over(0.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 import pytest
 
@@ -70,7 +71,7 @@ def test_a_death_is_the_cause_though_its_symptom_came_first_and_one_more_is_wait
     assert formation is not None and formation.lacking == (1,) and formation.source == 0
 
 
-def test_as_many_deaths_or_departures_in_a_row_as_allowed_and_one_more_unless_a_step_is_between() -> None:
+def test_as_many_deaths_departures_or_lost_groups_in_a_row_as_allowed_and_one_more_unless_a_step_is_between() -> None:
     job = formed(Recovering(restarts=2))
     job.coordinator.heartbeat("worker-0-100", step=7)
     job.kill("server", 0)
@@ -96,17 +97,14 @@ def test_as_many_deaths_or_departures_in_a_row_as_allowed_and_one_more_unless_a_
         job.recover(pid=200 + number, after=number + 1)
     assert job.state.state == "training"
 
-
-def test_a_group_that_is_lost_again_and_again_without_a_step_fails_the_job() -> None:
     job = formed(Recovering(restarts=1))
     for after in (1, 2, 3):
         for role, index in job.names:
             job.come_back(role, index, after=after)
         assert job.state.state == "training"
     job.come_back("worker", 0, after=4)
-    assert job.state.state == "failed" and "the group was lost 4 times without one more trained step" in (
-        job.state.message
-    )
+    assert job.state.state == "failed"
+    assert "the group was lost 4 times without one more trained step" in job.state.message
 
 
 @every(("role", "index"), [("worker", 1), ("server", 0)])
@@ -123,7 +121,7 @@ def test_one_that_leaves_on_a_signal_is_replaced_at_once_and_its_launcher_may_be
     assert job.state.state == "training"
 
 
-def test_without_restarts_the_first_that_dies_or_leaves_on_a_signal_fails_the_job_by_its_name() -> None:
+def test_without_restarts_the_first_that_dies_or_leaves_on_a_signal_fails_the_job_unless_it_stops() -> None:
     job = formed(Recovering(restarts=0))
     job.come_back("worker", 0, why="EOF")
     state = job.leave("worker", 1, 143, "left on SIGTERM")
@@ -135,10 +133,8 @@ def test_without_restarts_the_first_that_dies_or_leaves_on_a_signal_fails_the_jo
     with pytest.raises(JobError):
         job.register("worker", 1, pid=200)
 
-
-def test_one_that_leaves_on_a_signal_while_the_job_stops_is_no_failure() -> None:
     job = formed(Recovering())
-    job.coordinator.stop("Ctrl-C")
+    job.coordinator.stop("Ctrl-C")  # then it is no failure
     job.leave("server", 0, 143, "left on SIGTERM")
     job.leave("worker", 0, 143, "left on SIGTERM")
     assert job.state.state == "stopping"
@@ -164,13 +160,11 @@ def test_a_replacement_that_reads_other_training_data_fails_the_job_as_the_users
     told = "worker 1 (pid 200 on 10.0.0.7) reads other training data (fingerprint bbbb) than the job began with "
     assert state.message == f"{told}(fingerprint aaaa); all workers must read the same files until the job ends"
 
-
-def test_all_workers_together_may_not_change_the_data_of_a_job_either() -> None:
     job = Recovering()
     job.data = "aaaa"
     job.form()
     job.kill("server", 0)
-    job.data = "bbbb"
+    job.data = "bbbb"  # of all workers together
     job.workers_come_back()
     assert job.replaced("server", 0) is None
     assert job.coordinator.state.exit_code == 2
@@ -209,24 +203,18 @@ def test_one_that_was_taken_for_dead_is_refused_when_it_wakes_up() -> None:
         job.come_back("worker", 1)
 
 
-def test_a_replacement_may_come_before_the_lease_ends_if_a_member_is_missed_or_silent() -> None:
+@every("on_its_way", [True, False])
+def test_a_replacement_may_come_before_the_lease_ends_if_a_member_is_missed_or_silent(on_its_way: bool) -> None:
     job = formed(Recovering())
-    with pytest.raises(UserError, match="worker 1 is already in the job"):
-        job.register("worker", 1, pid=200)
-    job.come_back("worker", 0)
-    with pytest.raises(UserError, match="worker 1 is already in the job"):  # it may be on its way back
-        job.register("worker", 1, pid=200)
-    job.pass_time(4, alive=[("server", 0), ("worker", 0)])
-    job.register("worker", 1, pid=200)
-    assert job.state.state == "recovering"
-
-    job = formed(Recovering())
+    if on_its_way:  # the group is lost, and worker 1 may come back too
+        job.come_back("worker", 0)
     with pytest.raises(UserError, match="worker 1 is already in the job"):
         job.register("worker", 1, pid=200)
     job.pass_time(4, alive=[("server", 0), ("worker", 0)])
     job.register("worker", 1, pid=200)
     assert job.state.state == "recovering"
-    assert job.state.message.endswith("died: no heartbeat for 4 s, and another process took its place")
+    told = "died: no heartbeat for 4 s, and another process took its place"
+    assert on_its_way or job.state.message.endswith(told)
 
 
 def test_trainers_that_all_start_again_begin_at_the_last_checkpoint() -> None:
@@ -253,18 +241,18 @@ def test_once_the_summary_is_in_no_death_matters() -> None:
     assert job.state.state == "completed"
 
 
-@every("victim", [("worker", 0), ("server", 0)], ids=["worker 0", "server 0"])
-@every("left", ["before the death", "after the death"])
-def test_a_worker_that_left_before_the_summary_cannot_be_waited_for(victim: tuple[Role, int], left: str) -> None:
+@every("victim", [("worker", 0), ("server", 0)])
+@every(
+    ("before", "how"),
+    [(True, "had left by then, and nobody can replace it"), (False, "left before the job was done")],
+)
+def test_a_worker_that_left_before_the_summary_cannot_be_waited_for(
+    victim: tuple[Role, int], before: bool, how: str
+) -> None:
     job = formed(Recovering())
-    if left == "before the death":
-        job.leave("worker", 1)
-    job.kill(*victim)
-    if left == "after the death":
-        job.leave("worker", 1)
-    how = (
-        "had left by then, and nobody can replace it" if left == "before the death" else "left before the job was done"
-    )
+    acts = [lambda: job.leave("worker", 1), lambda: job.kill(*victim)]
+    for act in acts if before else acts[::-1]:
+        act()
     assert job.state.state == "failed"
     assert job.state.message == (
         f"{victim[0]} 0 (pid 100 on 10.0.0.7) ended: killed by SIGKILL, last seen before its first step; "
@@ -273,8 +261,8 @@ def test_a_worker_that_left_before_the_summary_cannot_be_waited_for(victim: tupl
     assert len(job.sink.of("finished")) == 1
 
 
-@every("registered", [False, True], ids=["before it registers", "in place of a dead one"])
-def test_a_member_that_nobody_starts_again_fails_the_job(registered: bool) -> None:
+@every("registered", [False, True])
+def test_a_member_that_nobody_starts_again_fails_the_job_that_needs_it(registered: bool) -> None:
     job = Recovering()
     if registered:
         job.form()
@@ -285,15 +273,19 @@ def test_a_member_that_nobody_starts_again_fails_the_job(registered: bool) -> No
     assert re.match(r"worker 1 .*ended.*: killed by SIGKILL; its launcher starts no other$", state.message)
 
 
-@every("over", ["another has its place", "it left", "the job stops", "all steps are trained"])
-def test_a_process_that_the_job_does_not_need_fails_no_job_when_nobody_starts_it_again(over: str) -> None:
+@every(
+    ("act", "pid"),
+    [
+        (lambda job: None, 200),  # another has its place
+        (lambda job: job.leave("worker", 1), 100),
+        (lambda job: job.coordinator.stop("Ctrl-C"), 100),
+        (lambda job: job.summary(), 100),  # all steps are trained
+    ],
+)
+def test_a_process_that_the_job_does_not_need_fails_no_job_when_nobody_starts_it_again(
+    act: Callable[[Recovering], object], pid: int
+) -> None:
     job = formed(Recovering())
-    if over == "it left":
-        job.leave("worker", 1)
-    elif over == "the job stops":
-        job.coordinator.stop("Ctrl-C")
-    elif over == "all steps are trained":
-        job.summary()
+    act(job)
     before = job.state.state
-    pid = 200 if over == "another has its place" else 100
     assert job.coordinator.lost("worker", 1, pid=pid, reason="exit code 1", final=True).state == before

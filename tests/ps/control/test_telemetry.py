@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -24,46 +25,37 @@ LIMIT_S = 90.0
 RECORD: Record = {"time": "2026-01-01T00:00:00.000", "every_s": 5.0, "step": 7}
 
 
-class Process:
-    """Figures that count how often somebody asks for them, and a clock that the test turns."""
+def test_a_record_is_made_of_the_figures_now_and_then_once_an_interval_and_when_its_process_ends() -> None:
+    now, asked = [0.0], 0
+    sent: list[tuple[str, Record]] = []
 
-    def __init__(self, every_s: float) -> None:
-        self.now = 0.0
-        self.asked = 0
-        self.sent: list[tuple[str, Record]] = []
-        self.records = TelemetryRecords.every(
+    def figures() -> Record:
+        nonlocal asked
+        asked += 1
+        return {"asked": asked}
+
+    def records(every_s: float) -> TelemetryRecords | None:
+        return TelemetryRecords.every(
             every_s,
-            figures=self._figures,
+            figures=figures,
             record=lambda now, last: {"asked": now["asked"], "since": now["asked"] - last["asked"]},
-            report=lambda kind, record: self.sent.append((kind, record)),
-            clock=lambda: self.now,
+            report=lambda kind, record: sent.append((kind, record)),
+            clock=lambda: now[0],
         )
 
-    def _figures(self) -> Record:
-        self.asked += 1
-        return {"asked": self.asked}
-
-
-def test_a_record_is_made_of_the_figures_now_and_those_of_the_last_record_once_an_interval() -> None:
-    process = Process(5.0)
-    assert process.records is not None
-    for process.now in (1.0, 4.9, 5.0, 5.1, 9.9, 10.0):
-        process.records.look()
-    assert [kind for kind, _ in process.sent] == ["telemetry", "telemetry"]
-    assert [(record["asked"], record["since"]) for _, record in process.sent] == [(2, 1), (3, 1)]
-    assert all(record["every_s"] == 5.0 and record["time"].startswith("20") for _, record in process.sent)
-
-
-def test_a_last_record_is_made_whenever_its_process_ends_and_without_an_interval_there_is_none() -> None:
-    process = Process(5.0)
-    assert process.records is not None
-    process.now = 1.0
-    process.records.send()
-    process.now = 5.5
-    process.records.look()
-    assert len(process.sent) == 1
-    none = Process(0.0)
-    assert none.records is None and none.asked == 0
+    assert records(0.0) is None and asked == 0
+    timed = records(5.0)
+    assert timed is not None
+    for now[0] in (1.0, 4.9, 5.0, 5.1, 9.9, 10.0):
+        timed.look()
+    assert [kind for kind, _ in sent] == ["telemetry", "telemetry"]
+    assert [(record["asked"], record["since"]) for _, record in sent] == [(2, 1), (3, 1)]
+    assert all(record["every_s"] == 5.0 and record["time"].startswith("20") for _, record in sent)
+    now[0] = 11.0
+    timed.send()
+    now[0] = 15.5
+    timed.look()
+    assert len(sent) == 3
 
 
 @every(
@@ -115,8 +107,15 @@ def test_a_record_may_lack_keys_and_have_others_but_not_speak_for_another() -> N
     assert record["host"] != "elsewhere"
 
 
-def test_status_has_the_newest_record_of_each_process_and_the_sink_has_all() -> None:
-    job = formed(Job())
+class Saves(ListSink):
+    def standing(self, record: Record) -> None:
+        super().standing(record)
+        self.calls.append(("standing", 0))
+
+
+def test_status_has_the_newest_record_of_each_process_the_sink_has_all_and_no_state_is_saved() -> None:
+    job = formed(Job(sink=Saves()))
+    before = len(job.sink.of("standing"))
     for sequence, step in enumerate((7, 8), start=1):
         for token in ("worker-1-100", "worker-0-100", "server-0-100"):
             job.coordinator.report(token, sequence=sequence, kind="telemetry", record=RECORD | {"step": step})
@@ -130,35 +129,23 @@ def test_status_has_the_newest_record_of_each_process_and_the_sink_has_all() -> 
     ]
     assert [record["step"] for _, record in job.sink.of("telemetry")] == [7, 7, 7, 8, 8, 8, 7]
     assert job.sink.of("event")[-1][1]["kind"] != "telemetry"
-
-
-def test_telemetry_saves_no_state() -> None:
-    class Saves(ListSink):
-        def standing(self, record: Record) -> None:
-            super().standing(record)
-            self.calls.append(("standing", 0))
-
-    job = formed(Job(sink=Saves()))
-    before = len(job.sink.of("standing"))
-    job.coordinator.report("worker-0-100", sequence=1, kind="telemetry", record=RECORD)
     assert len(job.sink.of("standing")) == before
 
 
-def served(stack: ExitStack, *, telemetry_s: float = 0.0) -> tuple[ControlServer, ListSink]:
-    """A coordinator of one worker over gRPC."""
+@contextmanager
+def served(*, telemetry_s: float = 0.0) -> Iterator[tuple[ControlServer, ListSink, ControlClient]]:
+    """A coordinator of one worker over gRPC, and the worker."""
     sink = ListSink()
-    spec = JobSpec(
-        "name: job\n", 0, 1, JobDeadlines(lease_s=LIMIT_S, form_s=60.0), telemetry_s=telemetry_s, metrics="http://m"
-    )
+    deadlines = JobDeadlines(lease_s=LIMIT_S, form_s=60.0)
+    spec = JobSpec("name: job\n", 0, 1, deadlines, telemetry_s=telemetry_s, metrics="http://m")
     coordinator = Coordinator(spec, open_store=lambda _: ("127.0.0.1", 4000), sink=sink)
-    return stack.enter_context(ControlServer(coordinator)), sink
+    with ControlServer(coordinator) as server, ControlClient(server.endpoint, role="worker", index=0) as worker:
+        worker.register()
+        yield server, sink, worker
 
 
 def test_records_cross_the_wire_and_the_coordinator_makes_its_own() -> None:
-    with ExitStack() as stack:
-        server, sink = served(stack, telemetry_s=0.01)
-        worker = stack.enter_context(ControlClient(server.endpoint, role="worker", index=0))
-        worker.register()
+    with served(telemetry_s=0.01) as (server, sink, worker):
         worker.report("telemetry", RECORD | {"loss": None})
         worker.flush(timeout_s=LIMIT_S)
         assert sink.of("telemetry")
@@ -171,30 +158,16 @@ def test_records_cross_the_wire_and_the_coordinator_makes_its_own() -> None:
     assert own[0]["members"] == 1 and 0 < own[0]["rss_bytes"] < own[0]["limit_bytes"]
 
 
-def test_without_an_interval_the_coordinator_makes_no_record() -> None:
-    with ExitStack() as stack:
-        server, sink = served(stack)
-        worker = stack.enter_context(ControlClient(server.endpoint, role="worker", index=0))
-        worker.register()
-        worker.start_heartbeats()
-        server.coordinator.heartbeat(_token_of(sink), seen=server.coordinator.state.version, wait_s=2 * TICK_S)
-    assert sink.of("telemetry") == []
-
-
-def _token_of(sink: ListSink) -> str:
-    assert sink.kept is not None
-    return str(sink.kept["seats"][0]["token"])
-
-
-def test_a_refused_record_does_not_fail_its_member(caplog: pytest.LogCaptureFixture) -> None:
-    with ExitStack() as stack:
-        server, sink = served(stack)
-        worker = stack.enter_context(ControlClient(server.endpoint, role="worker", index=0))
-        worker.register()
-        with caplog.at_level(logging.WARNING):
-            worker.report("telemetry", {"nonsense": 1})
-            worker.report("telemetry", {"nonsense": 2})
-            worker.report("progress", {"step": 3})
-            worker.flush(timeout_s=LIMIT_S)
-    assert [record["step"] for _, record in sink.of("progress")] == [3]
+def test_a_refused_record_does_not_fail_its_member_and_without_an_interval_the_coordinator_makes_none(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with served() as (server, sink, worker), caplog.at_level(logging.WARNING):
+        worker.report("telemetry", {"nonsense": 1})
+        worker.report("telemetry", {"nonsense": 2})
+        worker.report("progress", {"step": 3})
+        worker.flush(timeout_s=LIMIT_S)
+        assert sink.kept is not None
+        token = str(sink.kept["seats"][0]["token"])
+        server.coordinator.heartbeat(token, seen=server.coordinator.state.version, wait_s=2 * TICK_S)
+    assert [record["step"] for _, record in sink.of("progress")] == [3] and sink.of("telemetry") == []
     assert len([r for r in caplog.records if "telemetry refused" in r.getMessage()]) == 1

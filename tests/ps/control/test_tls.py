@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import socket
 import stat
 import threading
@@ -148,51 +149,41 @@ def test_a_host_that_is_added_later_is_of_the_same_authority_and_no_folder_is_re
         make_certs(tmp_path, ["late.example"], days=2)
 
 
-@every("host", ["", "a/b", "../up", "ca", ".", "two words", "a,", "-x"])
-def test_a_host_that_is_no_name_is_refused(tmp_path: Path, host: str) -> None:
-    with pytest.raises(ConfigError, match="--host"):
-        make_certs(tmp_path / "new", [host], days=2)
+@every(
+    ("hosts", "text"),
+    [
+        *(([host], "--host") for host in ("", "a/b", "../up", "ca", ".", "two words", "a,", "-x")),
+        (["10.9.0.1", "10.9.0.1,alias.example"], r"10\.9\.0\.1 is given twice"),
+    ],
+)
+def test_a_host_that_is_no_name_or_given_twice_is_refused(tmp_path: Path, hosts: list[str], text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        make_certs(tmp_path / "new", hosts, days=2)
     assert not (tmp_path / "new").exists()
 
 
-def no_certificate(folder: Path, certs: Path) -> None:
-    (folder / "cert.pem").unlink()
-
-
-def open_key(folder: Path, certs: Path) -> None:
-    (folder / "key.pem").chmod(0o644)
-
-
-def another_key(folder: Path, certs: Path) -> None:
-    (folder / "key.pem").write_bytes((certs / "ours/localhost/key.pem").read_bytes())
-
-
-def no_pem(name: str) -> Callable[[Path, Path], None]:
-    return lambda folder, certs: (folder / name).write_text("no PEM") and None
-
-
 @every(
-    ("damage", "text"),
+    ("name", "damage", "text"),
     [
-        (no_certificate, r"cert\.pem: cannot be read \(No such file"),
-        (open_key, r"key\.pem: others can read or change it \(mode 0644\)"),
-        (another_key, r"cert\.pem and key\.pem are no certificate and its plain key"),
-        (no_pem("ca.pem"), "holds no certificate"),
-        (no_pem("cert.pem"), "cert.pem and key.pem are no"),
-        (no_pem("key.pem"), "cert.pem and key.pem are no"),
+        ("cert.pem", Path.unlink, r"cert\.pem: cannot be read \(No such file"),
+        ("key.pem", lambda path: path.chmod(0o644), r"key\.pem: others can read or change it \(mode 0644\)"),
+        (
+            "key.pem",
+            lambda path: path.write_text("no PEM"),
+            "cert.pem and key.pem are no certificate and its plain key",
+        ),
+        ("cert.pem", lambda path: path.write_text("no PEM"), "cert.pem and key.pem are no"),
+        ("ca.pem", lambda path: path.write_text("no PEM"), "holds no certificate"),
+        ("another key", lambda path: None, "cert.pem and key.pem are no"),
     ],
 )
 def test_a_folder_whose_files_are_not_what_they_should_be_is_refused_when_it_is_read(
-    tmp_path: Path, certs: Path, damage: Callable[[Path, Path], None], text: str
+    tmp_path: Path, certs: Path, name: str, damage: Callable[[Path], object], text: str
 ) -> None:
-    (folder,) = make_certs(tmp_path, [LOCAL], days=2)
-    damage(folder, certs)
+    folder = shutil.copytree(certs / "theirs" / "localhost", tmp_path / "localhost")
+    if name == "another key":
+        shutil.copy(certs / "ours/localhost/key.pem", folder / "key.pem")
+    damage(folder / name)
     with pytest.raises(ConfigError, match=text) as refused:
         read_tls(folder)
     assert str(folder) in str(refused.value)
-
-
-def test_a_host_that_is_given_twice_is_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"10\.9\.0\.1 is given twice"):
-        make_certs(tmp_path, ["10.9.0.1", "10.9.0.1,alias.example"], days=2)
-    assert not list(tmp_path.iterdir())

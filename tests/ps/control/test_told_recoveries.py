@@ -9,8 +9,7 @@ from datetime import datetime, timedelta
 import pytest
 
 from shardkeep.base.errors import UserError
-from shardkeep.ps.control.records import ANY_STEP, ResumeRange, Role
-from tests.support.cases import every
+from shardkeep.ps.control.records import ANY_STEP, ResumeRange
 from tests.support.control_job import formed
 from tests.support.recovering import Recovering, checkpoint, held, report_lost, take_over, told
 
@@ -19,45 +18,28 @@ def test_what_a_dead_worker_had_not_sent_is_told_in_numbers_also_by_another_coor
     job = formed(Recovering())
     job.coordinator.heartbeat("worker-1-100", step=4, unsent_rows=1234)
     job.kill("worker", 1)
+    take_over(job)
     job.recover(killed=("worker", 1))
     job.kill("worker", 1, pid=200)
     job.recover(killed=("worker", 1), pid=300, after=2)
-    records = told(job)
-    assert [record["lost_unsent_rows"] for record in records] == [1234, 0]
-    assert records[0]["text"].endswith("unsent gradient of 1,234 rows is lost") and "lost" not in records[1]["text"]
-
-    job = formed(Recovering())
-    job.coordinator.heartbeat("worker-1-100", step=4, unsent_rows=1234)
-    job.kill("worker", 1)
-    take_over(job)
-    job.recover(killed=("worker", 1))
-    records = told(job)
-    assert [record["lost_unsent_rows"] for record in records] == [0, 1234]
+    _, first, second = told(job)  # after the coordinator's own
+    assert (first["lost_unsent_rows"], second["lost_unsent_rows"]) == (1234, 0)
+    assert first["text"].endswith("unsent gradient of 1,234 rows is lost") and "lost" not in second["text"]
 
 
-def test_without_a_common_step_all_go_back_to_the_last_checkpoint() -> None:
-    job = formed(Recovering())
-    checkpoint(job, 20)
-    job.coordinator.heartbeat("worker-0-100", step=31)
-    job.kill("server", 0)
-    job.workers_come_back(held(28, 31))
-    formation = job.replaced("server", 0, held(20, 20))
-    assert formation is not None and formation.restores and formation.start_step == 20
-    (record,) = told(job)
-    assert (record["went_back"], record["lost_steps"]) == (True, 11)
-
-
-def test_steps_that_were_lost_before_are_not_lost_again() -> None:
+def test_without_a_common_step_all_go_back_to_the_last_checkpoint_and_no_step_is_lost_twice() -> None:
     job = formed(Recovering())
     checkpoint(job, 20)
     for number, step in enumerate((31, 24)):
         job.coordinator.heartbeat("worker-0-100", step=step)
+        job.coordinator.heartbeat("worker-1-100", step=step - 2)
         job.kill("server", 0, 100 + number)
         job.workers_come_back(held(step - 3, step), after=number + 1)
         formation = job.replaced("server", 0, held(20, 20), pid=101 + number)
-        assert formation is not None and (formation.start_step, formation.generation) == (20, number + 2)
+        assert formation is not None and formation.restores
+        assert (formation.start_step, formation.generation) == (20, number + 2)
         job.coordinator.heartbeat("worker-0-100", step=step)  # of before: it has not begun to train again
-    assert [record["lost_steps"] for record in told(job)] == [11, 4]
+    assert [(record["went_back"], record["lost_steps"]) for record in told(job)] == [(True, 11), (True, 4)]
 
 
 def test_a_server_alone_that_lost_updates_is_told_in_numbers() -> None:
@@ -83,9 +65,8 @@ def test_lost_updates_that_are_told_late_are_in_the_summary_too() -> None:
     job.kill("worker", 1)
     for role, index in (("server", 0), ("worker", 0)):
         job.come_back(role, index, held(28, 31))
-    replaced: list[tuple[Role, int]] = [("server", 1), ("worker", 1)]
-    for role, index in replaced:
-        job.replaced(role, index, ResumeRange(0, ANY_STEP, holds=role == "server"))
+    job.replaced("server", 1, ResumeRange(0, ANY_STEP, holds=True))
+    job.replaced("worker", 1, ResumeRange(0, ANY_STEP))
     assert job.state.state == "training"
     report_lost(job, "server-1-200", 20)
     take_over(job)
@@ -99,9 +80,8 @@ def test_a_record_tells_when_it_was_and_all_who_died() -> None:
     job.kill("server", 0)
     job.workers_come_back()
     job.kill("worker", 1)
-    replaced: list[tuple[Role, int]] = [("server", 0), ("worker", 1)]
-    for role, index in replaced:
-        job.replaced(role, index)
+    job.replaced("server", 0)
+    job.replaced("worker", 1)
     (record,) = told(job)
     assert [(d["role"], d["index"]) for d in record["died"]] == [("server", 0), ("worker", 1)]
     assert [d["cause"].split(":")[0] for d in record["died"]] == [
@@ -240,14 +220,11 @@ def test_a_job_that_was_stopping_has_its_time_to_stop_after_a_take_over_too() ->
     assert job.state.state == "stopped"
 
 
-def test_what_cannot_be_taken_over_is_refused_in_one_line() -> None:
+def test_what_cannot_be_taken_over_and_what_another_version_kept_is_refused_in_one_line() -> None:
     with pytest.raises(UserError, match=r"the coordinator.s stored state of the job is damaged \(KeyError"):
         Recovering().another({"job": "x", "protocol_version": 5})
-
-
-@every("told", [None, 4, 6])
-def test_what_a_coordinator_of_another_version_kept_is_refused_by_its_protocol(told: int | None) -> None:
     job = formed(Recovering())
-    kept = {**json.loads(json.dumps(job.sink.kept)), "protocol_version": told}
-    with pytest.raises(UserError, match=f"control protocol {told or 'before 5'}, and this shardkeep speaks 5"):
-        job.another(kept)
+    for version in (None, 4, 6):
+        kept = {**json.loads(json.dumps(job.sink.kept)), "protocol_version": version}
+        with pytest.raises(UserError, match=f"control protocol {version or 'before 5'}, and this shardkeep speaks 5"):
+            job.another(kept)

@@ -1,4 +1,5 @@
-"""A server in a process of its own, for each test: what one test leaves there, no other meets."""
+"""A server in a process of its own. Each group of it has a service of its own: what one test leaves there, no other
+meets."""
 
 from __future__ import annotations
 
@@ -6,16 +7,26 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.rpc_groups import Group, Pair, service_settings
+from tests.support.rpc_groups import Group, Pair
 
 
 @pytest.fixture
 def pair() -> Iterator[Pair]:
-    pair = Pair(service_settings("sync"))
+    """For tests that kill the server or count what the two processes hold."""
+    pair = Pair()
+    yield pair
+    pair.close()
+
+
+@pytest.fixture(scope="module")
+def lasting_pair() -> Iterator[Pair]:
+    pair = Pair()
     yield pair
     pair.close()
 
 
 @pytest.fixture
-def group(pair: Pair) -> Group:
-    return pair.form()
+def group(lasting_pair: Pair) -> Iterator[Group]:
+    group = lasting_pair.form()
+    yield group
+    group.leave()

@@ -3,6 +3,7 @@ the sockets, and what comes out of the sender's memory instead."""
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import weakref
 from collections.abc import Iterator
@@ -21,15 +22,15 @@ from shardkeep.ps.rpc.group import RpcGroup
 from shardkeep.ps.transport.metered import LedgerMeter, MeteredTransport, WorkerTraffic, answer_bytes, call_bytes
 from shardkeep.ps.wire.message import EMPTY, Kind
 from tests.support.messages import Message, Section, pack, unpack
-from tests.support.rpc_groups import LIMIT_S, Pair, reply
+from tests.support.rpc_groups import LIMIT_S, Group, Pair, reply
 
 pytestmark = [
     pytest.mark.waits_for_processes,
     pytest.mark.skipif(sys.platform != "linux", reason="only Linux reports the counters of a socket"),
 ]
 
-CALLS = 5
-NUM_IDS, DIM = 300_000, 16
+CALLS = 3
+NUM_IDS, DIM = 200_000, 16
 SERVICE: dict[str, Any] = {
     "tables": [{"name": "item", "dim": 4}, {"name": "large", "dim": DIM}],
     "consistency": {"mode": "bounded"},
@@ -38,17 +39,24 @@ SERVICE: dict[str, Any] = {
 }
 
 
+@pytest.fixture(scope="module")
+def lasting_pair() -> Iterator[Pair]:
+    with contextlib.closing(Pair(SERVICE)) as pair:
+        yield pair
+
+
 @pytest.fixture
-def pair() -> Iterator[Pair]:
-    pair = Pair(SERVICE)
-    yield pair
-    pair.close()
+def group(lasting_pair: Pair) -> Iterator[Group]:
+    group = lasting_pair.form("sockets")
+    yield group
+    group.leave()
 
 
-def message(kind: Kind, step: int, num_ids: int, generation: int = 1) -> Bytes:
+def message(group: Group, kind: Kind, step: int, num_ids: int) -> Bytes:
     ids = np.arange(num_ids, dtype=np.int64)
     grad = np.ones(num_ids * 4 * (kind is Kind.PUSH), np.float32)
-    return pack(Message(kind, generation, 0, step, (Section(0, num_ids, ids.view(np.uint8), grad.view(np.uint8)),)))
+    section = Section(0, num_ids, ids.view(np.uint8), grad.view(np.uint8))
+    return pack(Message(kind, group.generation, 0, step, (section,)))
 
 
 def counted(transport: RpcGroup) -> Counters:
@@ -57,10 +65,9 @@ def counted(transport: RpcGroup) -> Counters:
     return sum((seen for (_, peer), seen in connections().items() if peer[1] in ports), Counters())
 
 
-def test_a_call_and_its_answer_take_just_the_bytes_that_are_computed(pair: Pair) -> None:
-    group = pair.form("sockets")
+def test_a_call_and_its_answer_take_just_the_bytes_that_are_computed(group: Group) -> None:
     for num_ids in (1, 4, 11, 12, 23, 24, 4000, 4092, 8200, 100_000):
-        question = message(Kind.READ, 0, num_ids)
+        question = message(group, Kind.READ, 0, num_ids)
         before = counted(group.transport)
         for _ in range(CALLS):
             answer = reply(group.send(question))
@@ -68,22 +75,19 @@ def test_a_call_and_its_answer_take_just_the_bytes_that_are_computed(pair: Pair)
         assert (after.sent - before.sent) / CALLS == question.size + call_bytes(0, 1, question.size), num_ids
         assert (after.received - before.received) / CALLS == answer.size + answer_bytes(answer.size), num_ids
 
-
-def test_two_messages_share_a_call(pair: Pair) -> None:
-    group = pair.form("sockets")
     before, sent = counted(group.transport), 0
-    for step, num_ids in enumerate((1, 12, 5000, 50_000)):
-        parts = message(Kind.PUSH, step, num_ids), message(Kind.PULL, step + 1, num_ids)
+    for step, num_ids in enumerate((1, 12, 5000, 50_000)):  # two messages share a call
+        parts = message(group, Kind.PUSH, step, num_ids), message(group, Kind.PULL, step + 1, num_ids)
         reply(group.transport.send(0, *parts, timeout_s=LIMIT_S))
         sent += sum(part.size for part in parts) + call_bytes(0, 1, *(part.size for part in parts))
     assert counted(group.transport).sent - before.sent == sent
 
 
-def test_the_ledger_of_a_client_holds_just_the_bytes_of_its_connections(pair: Pair) -> None:
+def test_the_ledger_of_a_client_holds_just_the_bytes_of_its_connections(group: Group) -> None:
     tables, mode = [TableSpec(**table) for table in SERVICE["tables"]], ConsistencyConfig(**SERVICE["consistency"])
-    transport, traffic = pair.form("sockets").transport, WorkerTraffic()
+    transport, traffic = group.transport, WorkerTraffic()
     metered = MeteredTransport(transport, LedgerMeter(traffic))
-    client = RowClient(metered, tables=tables, generation=1, consistency=mode)
+    client = RowClient(metered, tables=tables, generation=group.generation, consistency=mode)
     before = counted(transport)
     for step, num_ids in enumerate((10, 10, 4000, 4000)):
         request = client.request({"item": np.arange(num_ids, dtype=np.int64) ** 3})
@@ -98,10 +102,10 @@ def test_the_ledger_of_a_client_holds_just_the_bytes_of_its_connections(pair: Pa
 # ---- out of the sender's memory ----
 
 
-def large(generation: int = 1) -> Bytes:
-    """A read of 19 MB of rows."""
+def large(group: Group) -> Bytes:
+    """A read of 13 MB of rows."""
     ids = np.arange(NUM_IDS, dtype=np.int64) * 977
-    return pack(Message(Kind.READ, generation, 0, 0, (Section(1, NUM_IDS, ids.view(np.uint8), EMPTY),)))
+    return pack(Message(Kind.READ, group.generation, 0, 0, (Section(1, NUM_IDS, ids.view(np.uint8), EMPTY),)))
 
 
 def memory_is_readable() -> bool:
@@ -111,12 +115,12 @@ def memory_is_readable() -> bool:
 
 
 @pytest.mark.skipif(not memory_is_readable(), reason="the system does not let processes read each other's memory")
-def test_memory_spares_the_sockets_the_bytes_and_brings_the_same(pair: Pair) -> None:
+def test_memory_spares_the_sockets_the_bytes_and_brings_the_same(lasting_pair: Pair) -> None:
     rows, moved = [], []
-    for generation, same_host in ((1, "memory"), (2, "sockets")):
-        group = pair.form(same_host)
+    for same_host in ("memory", "sockets"):
+        group = lasting_pair.form(same_host)
         before = counted(group.transport)
-        rows.append(bytes(unpack(reply(group.send(large(generation)))).sections[0].values))
+        rows.append(bytes(unpack(reply(group.send(large(group)))).sections[0].values))
         after = counted(group.transport)
         moved.append((after.sent - before.sent, after.received - before.received))
         group.leave()
@@ -125,19 +129,10 @@ def test_memory_spares_the_sockets_the_bytes_and_brings_the_same(pair: Pair) -> 
     assert moved[1][0] > NUM_IDS * 8 and moved[1][1] > NUM_IDS * 4 * DIM
 
 
-def test_a_server_killed_while_its_memory_is_read_is_lost_in_one_line(pair: Pair) -> None:
-    group = pair.form()
-    answers = [group.send(large()) for _ in range(40)]
-    answers[0].result(LIMIT_S)
-    pair.peer.kill()
-    with pytest.raises(TransportError, match=r"^server 0 was lost after \d+\.\d s: [^\n]+$"):
-        for answer in answers:
-            assert len(unpack(answer.result(LIMIT_S)).sections[0].values) == NUM_IDS * 4 * DIM
-
-
-def test_a_message_that_a_peer_may_still_read_outlives_its_group(pair: Pair) -> None:
+def test_a_message_that_a_peer_may_still_read_outlives_its_group(lasting_pair: Pair) -> None:
     """Else the peer, which lives on, could take what the memory holds next for the message."""
-    group, message = pair.form(), large()
+    group = lasting_pair.form()
+    message = large(group)
     reference = weakref.ref(message)
     answer = group.send(message)
     del message
@@ -147,5 +142,16 @@ def test_a_message_that_a_peer_may_still_read_outlives_its_group(pair: Pair) -> 
     del answer
     assert reference() is not None
     group.leave()
-    pair.form().leave()
+    lasting_pair.form().leave()
     assert reference() is None
+
+
+def test_a_server_killed_while_its_memory_is_read_is_lost_in_one_line() -> None:
+    with contextlib.closing(Pair(SERVICE)) as pair:
+        group = pair.form()
+        answers = [group.send(large(group)) for _ in range(30)]
+        answers[0].result(LIMIT_S)
+        pair.peer.kill()
+        with pytest.raises(TransportError, match=r"^server 0 was lost after \d+\.\d s: [^\n]+$"):
+            for answer in answers:
+                assert len(unpack(answer.result(LIMIT_S)).sections[0].values) == NUM_IDS * 4 * DIM

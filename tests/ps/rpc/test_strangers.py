@@ -8,11 +8,10 @@ import os
 import pickle
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import psutil
 import pytest
 import torch
@@ -22,7 +21,7 @@ from torch.distributed.rpc import internal as rpc_internal
 from shardkeep.ps.rpc.calls import handle
 from shardkeep.ps.rpc.listen_filter import ListenFilter, listening_ports, refuse_newcomers
 from shardkeep.ps.rpc.unpickler import RestrictedUnpickler
-from shardkeep.ps.wire.message import EMPTY, Kind
+from shardkeep.ps.wire.message import Kind
 from tests.support import cluster
 from tests.support.cases import every
 from tests.support.messages import text_of
@@ -47,20 +46,21 @@ def test_messages_of_another_generation_are_refused_and_change_nothing(group: Gr
 
 @processes
 @linux
-def test_nobody_can_connect_to_a_member_of_a_formed_group(pair: Pair) -> None:
-    members = [psutil.Process(pair.peer.pid), psutil.Process()]
+def test_nobody_can_connect_to_a_member_of_a_formed_group(lasting_pair: Pair) -> None:
+    members = [psutil.Process(lasting_pair.peer.pid), psutil.Process()]
 
     def listening() -> set[int]:
         return {port for member in members for port in cluster.listening_ports(member)}
 
     before = listening()
-    group = pair.form()
+    group = lasting_pair.form()
     ports = listening() - before
     assert len(ports) == 2
     for port in ports:
         with pytest.raises(TimeoutError):
             socket.create_connection(("127.0.0.1", port), timeout=SOON_S)
-    assert answer(group.transport, question(group.generation)).kind is Kind.ANSWER
+    assert group.is_alive()
+    group.leave()
 
 
 @processes
@@ -89,37 +89,38 @@ class Foreign:
         return self.call
 
 
+class Raw:
+    """A pickler of torch RPC that sends the same bytes for any object."""
+
+    def __init__(self, sent: bytes) -> None:
+        self._sent = sent
+
+    def serialize(self, _call: object) -> tuple[bytes, list[torch.Tensor]]:
+        return self._sent, []
+
+
 @processes
-@every(
-    ("function", "arguments", "text"),
-    [
-        (os.mkdir, ("{made}",), "shardkeep refuses posix.mkdir in an RPC"),
-        (handle, (Foreign(os.mkdir, "{made}"), EMPTY), "shardkeep refuses posix.mkdir in an RPC"),
-        (handle, (Foreign(getattr, "text", "upper"), EMPTY), "shardkeep refuses upper of 'text'"),
-        (
-            handle,
-            (Foreign(rpc_internal.PythonUDF, 5), EMPTY),
-            r"cannot be read: .* missing 2 required positional arguments",
-        ),
-        (handle, ("server9-g1", EMPTY), "server9-g1 serves nothing in this process"),
-    ],
-    ids=["a foreign function", "a foreign argument", "an attribute", "what cannot be read", "an unknown target"],
-)
-def test_a_foreign_call_is_refused_in_one_line_and_the_server_lives_on(
-    group: Group, tmp_path: Any, function: Any, arguments: tuple[Any, ...], text: str
-) -> None:
-    made = str(tmp_path / "made")
-    for argument in arguments:
-        if isinstance(argument, Foreign) and argument.call[1] == ("{made}",):
-            argument.call = (argument.call[0], (made,))
-    filled = tuple(made if a == "{made}" else a for a in arguments if not isinstance(a, np.ndarray))
-    target = group.transport.server_name(0)
-    if function is handle:
-        filled = (*filled, torch.zeros(4, dtype=torch.uint8))
-    with pytest.raises(RuntimeError, match=text):
-        rpc.rpc_sync(target, function, args=filled, timeout=LIMIT_S)
+def test_a_foreign_call_is_refused_in_one_line_and_the_server_lives_on(group: Group, tmp_path: Path) -> None:
+    made, message = str(tmp_path / "made"), torch.zeros(4, dtype=torch.uint8)
+    target: Any = group.transport.server_name(0)
+    calls: list[tuple[Callable[..., Any], tuple[object, ...], str]] = [
+        (os.mkdir, (made,), "shardkeep refuses posix.mkdir in an RPC"),
+        (handle, (Foreign(os.mkdir, made), message), "shardkeep refuses posix.mkdir in an RPC"),
+        (handle, (Foreign(getattr, "text", "upper"), message), "shardkeep refuses upper of 'text'"),
+        (handle, (Foreign(rpc_internal.PythonUDF, 5), message), "cannot be read: .* missing 2 required positional arg"),
+        (handle, ("server9-g1", message), "server9-g1 serves nothing in this process"),
+    ]
+    for function, arguments, text in calls:
+        with pytest.raises(RuntimeError, match=text):
+            rpc.rpc_sync(target, function, args=arguments, timeout=LIMIT_S)
+    opcodes = named(rpc_internal.PythonUDF) + state((None, {"func": "no function"}))  # would break later calls
+    with (
+        rpc.api._use_rpc_pickler(Raw(b"\x80\x04" + opcodes + b".")),
+        pytest.raises(RuntimeError, match="shardkeep refuses the opcode BUILD in an RPC"),
+    ):
+        rpc.rpc_sync(target, handle, args=(target,), timeout=LIMIT_S)
     assert list(tmp_path.iterdir()) == []
-    assert answer(group.transport, question(group.generation)).kind is Kind.ANSWER
+    assert group.is_alive()
     assert "Traceback" not in group.peer.stderr()
 
 
@@ -138,55 +139,25 @@ def state(value: object) -> bytes:
     return pickle.dumps(value, 4)[2:-1] + pickle.BUILD
 
 
-class Raw:
-    """A pickler of torch RPC that sends the same bytes for any object."""
-
-    def __init__(self, sent: bytes) -> None:
-        self._sent = sent
-
-    def serialize(self, _call: object) -> tuple[bytes, list[torch.Tensor]]:
-        return self._sent, []
-
-
-@processes
-def test_a_message_that_would_break_later_calls_is_refused_in_one_line_and_breaks_none(group: Group) -> None:
-    opcodes = named(rpc_internal.PythonUDF) + state((None, {"func": "no function"}))
-    target: Any = group.transport.server_name(0)
-    with (
-        rpc.api._use_rpc_pickler(Raw(b"\x80\x04" + opcodes + b".")),
-        pytest.raises(RuntimeError, match="shardkeep refuses the opcode BUILD in an RPC"),
-    ):
-        rpc.rpc_sync(target, handle, args=(target,), timeout=LIMIT_S)
-    assert answer(group.transport, question(group.generation)).kind is Kind.ANSWER
-    assert "Traceback" not in group.peer.stderr()
-
-
-def test_the_unpickler_admits_no_name_beyond_its_list() -> None:
+def test_the_unpickler_admits_no_name_and_no_opcode_beyond_its_list() -> None:
     for harmless in (collections.OrderedDict, collections.Counter, torch.load):
         with pytest.raises(AttributeError, match=f"shardkeep refuses {harmless.__module__}.{harmless.__qualname__} in"):
             unpickled(named(harmless))
+    for rest in (b"\x82\x01", b"\x92", b"(i__main__\nx\n", b"P1\n", b"r\xff\xff\xff\x7f", b"\xff"):
+        with pytest.raises(AttributeError, match=r"^shardkeep refuses the opcode \w+ in an RPC$"):
+            unpickled(b"N", rest)
     for garbage in (b"", b".", b"\x80\x04\x95", pickle.dumps([1])[:-1], b"\x8c\xff.", os.urandom(64)):
         with pytest.raises(AttributeError, match="shardkeep refuses"):
             RestrictedUnpickler(io.BytesIO(garbage)).load()
 
 
-@every("given", [{"made": 1}, (None, {"made": 1})], ids=["as a dict", "as slots"])
-@every(
-    "admitted",
-    [handle, rpc_internal.PythonUDF, rpc_internal._InternalRPCPickler],
-    ids=lambda admitted: admitted.__qualname__,
-)
-def test_no_message_sets_attributes_of_what_is_admitted(admitted: Any, given: object) -> None:
+@every("attributes", [{"made": 1}, (None, {"made": 1})])  # as a dict, as slots
+@every("admitted", [handle, rpc_internal.PythonUDF, rpc_internal._InternalRPCPickler])
+def test_no_message_sets_attributes_of_what_is_admitted(admitted: Any, attributes: object) -> None:
     assert unpickled(named(admitted)) is admitted
     with pytest.raises(AttributeError, match=r"^shardkeep refuses the opcode BUILD in an RPC$"):
-        unpickled(named(admitted), state(given))
+        unpickled(named(admitted), state(attributes))
     assert not hasattr(admitted, "made")
-
-
-@every("rest", [b"\x82\x01", b"\x92", b"(i__main__\nx\n", b"P1\n", b"r\xff\xff\xff\x7f", b"\xff"])
-def test_opcodes_that_no_call_needs_are_refused(rest: bytes) -> None:
-    with pytest.raises(AttributeError, match=r"^shardkeep refuses the opcode \w+ in an RPC$"):
-        unpickled(b"N", rest)
 
 
 @every("size", [0, 255, 256, 70_000])
@@ -196,13 +167,6 @@ def test_plain_values_of_any_size_can_be_read(size: int) -> None:
 
 
 # ---- the filter of a listening socket ----
-
-
-@pytest.fixture(params=[socket.AF_INET, socket.AF_INET6], ids=["IPv4", "IPv6"])
-def listener(request: pytest.FixtureRequest) -> Iterator[socket.socket]:
-    host = "127.0.0.1" if request.param == socket.AF_INET else "::1"
-    with socket.create_server((host, 0), family=request.param) as found:
-        yield found
 
 
 def lets_in(listener: socket.socket) -> bool:
@@ -215,13 +179,16 @@ def lets_in(listener: socket.socket) -> bool:
 
 
 @linux
-def test_a_filter_starts_with_the_last_member_and_keeps_connections(listener: socket.socket) -> None:
-    port = listener.getsockname()[1]
-    listen_filter = ListenFilter(awaited=2)
-    with socket.create_connection(listener.getsockname()[:2], timeout=LIMIT_S) as inside:
+@every(("host", "family"), [("127.0.0.1", socket.AF_INET), ("::1", socket.AF_INET6)])
+def test_a_filter_starts_with_the_last_member_and_keeps_connections(host: str, family: int) -> None:
+    with (
+        socket.create_server((host, 0), family=family) as listener,
+        socket.create_connection(listener.getsockname()[:2], timeout=LIMIT_S) as inside,
+    ):
         other, _ = listener.accept()
+        listen_filter = ListenFilter(awaited=2)
         listen_filter.arrived(0)
-        listen_filter.guard(port)
+        listen_filter.guard(listener.getsockname()[1])
         listen_filter.arrived(0)
         assert lets_in(listener)
         listen_filter.arrived(1)
@@ -232,29 +199,19 @@ def test_a_filter_starts_with_the_last_member_and_keeps_connections(listener: so
 
 
 @linux
-def test_a_filter_that_awaits_nobody_starts_at_once_and_on_its_own_port_only(listener: socket.socket) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as other:
-        ListenFilter(awaited=0).guard(listener.getsockname()[1])
-        assert not lets_in(listener)
-        assert lets_in(other)
-
-
-@linux
-def test_a_port_that_is_not_ours_is_told() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-        assert refuse_newcomers(port)
+def test_a_filter_that_awaits_nobody_starts_at_once_and_on_its_own_port_only(tmp_path: Path) -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        socket.create_server(("127.0.0.1", 0)) as other,
+        (tmp_path / "file").open("wb"),
+    ):
+        port, before = listener.getsockname()[1], descriptors()
+        ListenFilter(awaited=0).guard(port)
+        assert not lets_in(listener) and lets_in(other)
+        assert port in listening_ports() and refuse_newcomers(port)
+        assert descriptors() == before
     assert not refuse_newcomers(port)
 
 
 def descriptors() -> list[str]:
     return sorted(path.name for path in Path("/proc/self/fd").iterdir())
-
-
-@linux
-def test_looking_for_listening_ports_costs_no_descriptor(tmp_path: Path) -> None:
-    with (tmp_path / "file").open("wb"), socket.create_server(("127.0.0.1", 0)) as server:
-        before = descriptors()
-        assert server.getsockname()[1] in listening_ports()
-        refuse_newcomers(server.getsockname()[1])
-        assert descriptors() == before

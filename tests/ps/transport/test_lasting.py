@@ -6,7 +6,7 @@ import itertools
 import random
 import threading
 from collections.abc import Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import pytest
 from shardkeep.base.arrays import Bytes
 from shardkeep.base.errors import JobStopped, RemoteError, TransportError
 from shardkeep.compression.config import CompressionConfig
+from shardkeep.ps.client.request import Request
 from shardkeep.ps.client.row_client import RowClient
 from shardkeep.ps.config import ConsistencyConfig, TableSpec
 from shardkeep.ps.control.records import ResumeRange
@@ -24,16 +25,17 @@ from shardkeep.ps.server.journal.journal import Journal
 from shardkeep.ps.server.service import ShardService
 from shardkeep.ps.transport.lasting import LastingTransport
 from shardkeep.ps.transport.transport import Handler, LocalTransport
-from shardkeep.ps.wire.message import Kind, step_of, text_message
+from shardkeep.ps.wire.message import Kind, allocate, step_of, text_message
 from tests.support.cases import every
 
-SERVERS, RANKS, STEPS, KILLS, LIMIT_S = 2, 2, 40, 5, 60.0
+SERVERS, RANKS, STEPS, KILLS, LIMIT_S = 2, 2, 24, 4, 60.0
 EXACT: dict[str, Any] = {"optimizer": {"name": "sgd", "lr": 0.5}, "init": {"name": "zeros"}}
 TABLES = [TableSpec(name="item", dim=4, **EXACT), TableSpec(name="tag", dim=2, **EXACT)]
-PLAIN = CompressionConfig()
-CODED = CompressionConfig.model_validate({"ids": "coded"})
-LATER = CompressionConfig.model_validate({"ids": "coded", "push": {"keep_rows": 0.25, "pool_rows": 4096}})
-CODINGS = {"plain": PLAIN, "coded": CODED, "top_k": LATER}
+CODINGS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "coded": {"ids": "coded"},
+    "top_k": {"ids": "coded", "push": {"keep_rows": 0.25, "pool_rows": 4096}},
+}
 
 
 class Sent:
@@ -101,12 +103,13 @@ class Wire:
 class Cluster:
     """Servers with journals, and trainers; `kill` replaces a server as coordinator and roles do."""
 
-    def __init__(self, folder: Path, mode: str, compression: CompressionConfig, seed: int) -> None:
+    def __init__(self, folder: Path, mode: str, coding: str = "plain", seed: int = 0) -> None:
+        compression = CompressionConfig.model_validate(CODINGS[coding])
         self._folder, self._chance = folder, random.Random(seed)
         self._consistency = ConsistencyConfig.model_validate({"mode": mode})
         self._generation = 1
         self.sent = Sent()
-        self._journals = [self._journal(shard) for shard in range(SERVERS)]
+        self._journals: dict[int, Journal] = {}
         self.services = [self._service(shard) for shard in range(SERVERS)]
         for service in self.services:
             service.life.begin(1, 0)
@@ -121,15 +124,20 @@ class Cluster:
             for rank, transport in enumerate(self.transports)
         ]  # fmt: skip
 
-    def _journal(self, shard: int) -> Journal:
-        return Journal(self._folder / f"journal-{shard}", sync=False)
+    @property
+    def handlers(self) -> list[Handler]:
+        return [service.handle for service in self.services]
 
     def _service(self, shard: int) -> ShardService:
+        """A server with what its journal holds."""
+        self._journals[shard] = Journal(self._folder / f"journal-{shard}", sync=False)
         settings: dict[str, Any] = {"tables": TABLES, "consistency": self._consistency, "num_workers": RANKS, "seed": 3}
-        return ShardService(shard=shard, journal=self._journals[shard], generation=0, **settings)
+        service = ShardService(shard=shard, journal=self._journals[shard], generation=0, **settings)
+        service.life.replay(self._journals[shard].replay())
+        return service
 
     def _wire(self) -> Wire:
-        return Wire([service.handle for service in self.services], self._chance, self.sent)
+        return Wire(self.handlers, self._chance, self.sent)
 
     def kill(self, shard: int) -> None:
         for wire in self._wires:
@@ -139,9 +147,7 @@ class Cluster:
         for service in self.services:
             service.life.suspend("the generation is lost")
         self._journals[shard].close()
-        self._journals[shard] = journal = self._journal(shard)
-        self.services[shard] = revived = self._service(shard)
-        revived.life.replay(journal.replay())
+        self.services[shard] = self._service(shard)
         for transport in self.transports:
             transport.suspend()
         servers = {i: ResumeRange(*service.life.resume_range) for i, service in enumerate(self.services)}
@@ -159,54 +165,42 @@ class Cluster:
         return [str(service.report()["digest"]) for service in self.services]
 
 
-def train(cluster: Cluster, rank: int, errors: list[BaseException]) -> None:
+def train(cluster: Cluster, rank: int) -> None:
     """Gradients that a float32 adds without rounding: the order of the ranks' pushes does not matter."""
     client, random_ids = cluster.clients[rank], np.random.default_rng(rank)
-    try:
-        for step in range(STEPS):
-            ids = {name: np.unique(random_ids.integers(0, 60, 20)) for name in ("item", "tag")}
-            request = client.request(ids)
-            pull = client.pull(step, request)
-            rows = pull.result()
-            grads = client.gradients(step, request)
-            for name in rows:
-                grads[name][:] = 1.0 + rank + step % 3
-            client.push(step, request, grads, pulls=[pull], last=step == STEPS - 1)
-        client.fence(STEPS)
-    except BaseException as error:
-        errors.append(error)
+    for step in range(STEPS):
+        request = client.request({name: np.unique(random_ids.integers(0, 60, 20)) for name in ("item", "tag")})
+        pull = client.pull(step, request)
+        rows = pull.result()
+        grads = client.gradients(step, request)
+        for name in rows:
+            grads[name][:] = 1.0 + rank + step % 3
+        client.push(step, request, grads, pulls=[pull], last=step == STEPS - 1)
+    client.fence(STEPS)
 
 
-def trained(cluster: Cluster, kills: Sequence[int] = (), chance: random.Random | None = None) -> list[str]:
+def trained(cluster: Cluster, kills: Sequence[int], chance: random.Random) -> list[str]:
     """The digests after training; a server dies when so many messages are sent."""
-    errors: list[BaseException] = []
-    threads = [threading.Thread(target=train, args=(cluster, rank, errors)) for rank in range(RANKS)]
-    for thread in threads:
-        thread.start()
-    for count in kills:
-        assert chance is not None and cluster.sent.reach(count), errors
-        cluster.kill(chance.randrange(SERVERS))
-    for thread in threads:
-        thread.join(LIMIT_S)
-        assert not thread.is_alive()
-    assert not errors, errors[0]
+    with ThreadPoolExecutor(RANKS) as pool:
+        training = [pool.submit(train, cluster, rank) for rank in range(RANKS)]
+        for count in kills:
+            assert cluster.sent.reach(count)
+            cluster.kill(chance.randrange(SERVERS))
+        for rank in training:
+            rank.result(LIMIT_S)
     return cluster.digests()
 
 
 def check_deaths(folder: Path, seed: int, mode: str, coding: str) -> None:
-    chance, compression = random.Random(seed), CODINGS[coding]
-    one = Cluster(folder / "one", mode, compression, seed)
-    undisturbed = trained(one)
-    kills = sorted(chance.sample(range(len(one.sent.messages)), KILLS))
-    disturbed = Cluster(folder / "two", mode, compression, seed)
-    assert trained(disturbed, kills, chance) == undisturbed
+    chance = random.Random(seed)
+    undisturbed, disturbed = (Cluster(folder / name, mode, coding, seed) for name in ("one", "two"))
+    digests = trained(undisturbed, [], chance)
+    kills = sorted(chance.sample(range(len(undisturbed.sent.messages)), KILLS))
+    assert trained(disturbed, kills, chance) == digests
     assert all(np.array_equal(message, as_sent) for message, as_sent in disturbed.sent.messages)
 
 
-IN_TURN = [(0, "bounded", "plain"), (0, "sync", "coded"), (0, "bounded", "top_k")]
-
-
-@every(("seed", "mode", "coding"), IN_TURN)
+@every(("seed", "mode", "coding"), [(0, "sync", "coded"), (0, "bounded", "top_k")])
 def test_servers_that_die_change_no_bit(tmp_path: Path, seed: int, mode: str, coding: str) -> None:
     check_deaths(tmp_path, seed, mode, coding)
 
@@ -218,14 +212,14 @@ def test_servers_that_die_in_any_mode_change_no_bit(tmp_path: Path, seed: int, m
 
 
 @every("mode", ["sync", "bounded"])
-@every("compression", [PLAIN, CODED], ids=["plain", "coded"])
+@every("coding", ["plain", "coded"])
 def test_a_server_that_dies_between_two_pulls_and_their_push_changes_no_bit(
-    tmp_path: Path, mode: str, compression: CompressionConfig
+    tmp_path: Path, mode: str, coding: str
 ) -> None:
-    found = []
-    for deaths in (0, 6):
-        cluster = Cluster(tmp_path / str(deaths), mode, compression, 0)
-        for step in range(6):
+    digests, steps = [], 4
+    for deaths in (0, steps):
+        cluster = Cluster(tmp_path / str(deaths), mode, coding)
+        for step in range(steps):
             ids = {rank: [np.arange(9) + step, np.arange(5, 30, 2 + rank)] for rank in range(RANKS)}
             pulls = {
                 rank: [client.pull(step, client.request({"item": each})) for each in ids[rank]]
@@ -239,9 +233,22 @@ def test_a_server_that_dies_between_two_pulls_and_their_push_changes_no_bit(
                 grads = {"item": np.repeat(pushed[:, None], 4, 1).astype(np.float32)}
                 client.push(step, client.request({"item": pushed}), grads, pulls=pulls[rank])
         for client in cluster.clients:
-            client.fence(6)
-        found.append(cluster.digests())
-    assert found[0] == found[1]
+            client.fence(steps)
+        digests.append(cluster.digests())
+    assert digests[0] == digests[1]
+
+
+# ---- one trainer of one step ----
+
+IDS = {"item": np.arange(5)}
+
+
+def first(
+    folder: Path, mode: str = "bounded", coding: str = "plain"
+) -> tuple[Cluster, RowClient, LastingTransport, Request]:
+    """A cluster, its first trainer, and what it requests."""
+    cluster = Cluster(folder, mode, coding)
+    return cluster, cluster.clients[0], cluster.transports[0], cluster.clients[0].request(IDS)
 
 
 def refusing(message: Bytes, then: Bytes | None = None) -> Future[Bytes]:
@@ -250,11 +257,10 @@ def refusing(message: Bytes, then: Bytes | None = None) -> Future[Bytes]:
     return reply
 
 
-@every("compression", [PLAIN, CODED], ids=["push", "pull"])
-def test_what_servers_refuse_of_answered_calls_is_an_error(tmp_path: Path, compression: CompressionConfig) -> None:
-    cluster = Cluster(tmp_path, "sync", compression, 0)
-    client, transport = cluster.clients[0], cluster.transports[0]
-    pull = client.pull(0, request := client.request({"item": np.arange(5)}))
+@every("coding", ["plain", "coded"], ids=["push", "pull"])
+def test_what_servers_refuse_of_answered_calls_is_an_error(tmp_path: Path, coding: str) -> None:
+    _, client, transport, request = first(tmp_path, "sync", coding)
+    pull = client.pull(0, request)
     pull.result()
     client.push(0, request, client.gradients(0, request), pulls=[pull])
     client.wait_acknowledged()
@@ -264,62 +270,53 @@ def test_what_servers_refuse_of_answered_calls_is_an_error(tmp_path: Path, compr
 
 
 def test_what_servers_refuse_of_an_open_exchange_is_the_answer_to_its_caller(tmp_path: Path) -> None:
-    cluster = Cluster(tmp_path, "bounded", PLAIN, 0)
-    client, transport = cluster.clients[0], cluster.transports[0]
-    request = client.request({"item": np.arange(5)})
+    cluster, client, transport, request = first(tmp_path)
     transport.suspend()
     pull = client.exchange(0, request, client.gradients(0, request), 1, request)
-    handlers = [service.handle for service in cluster.services]
-    no_pushes = [
-        lambda message, handle=handle: (handle if step_of(message, Kind.PULL) >= 0 else refusing)(message)
-        for handle in handlers
-    ]
-    transport.renew(LocalTransport(no_pushes), 1, 0)
+
+    def no_pushes(handle: Handler) -> Handler:
+        return lambda message: (handle if step_of(message, Kind.PULL) >= 0 else refusing)(message)
+
+    transport.renew(LocalTransport([no_pushes(handle) for handle in cluster.handlers]), 1, 0)
     with pytest.raises(RemoteError, match="server 0: no room"):
         pull.result()
     assert transport.num_kept == 0
 
 
-def test_what_is_sent_between_two_generations_waits(tmp_path: Path) -> None:
-    cluster = Cluster(tmp_path, "bounded", PLAIN, 0)
-    client, transport = cluster.clients[0], cluster.transports[0]
+def test_what_is_sent_between_generations_waits_and_ends_with_the_error_of_a_job_that_is_over(tmp_path: Path) -> None:
+    cluster, client, transport, request = first(tmp_path)
     transport.suspend()
-    pull = client.pull(0, client.request({"item": np.arange(5)}))
+    pull = client.pull(0, request)
     assert not any(future.done() for _, future in pull.futures)
-    transport.renew(LocalTransport([service.handle for service in cluster.services]), 1, 0)
+    transport.renew(LocalTransport(cluster.handlers), 1, 0)
     assert pull.result()["item"].shape == (5, 4)
-
-
-def test_an_answered_push_is_kept_in_sync_until_the_next_step_has_begun(tmp_path: Path) -> None:
-    for mode in ("sync", "bounded"):
-        cluster = Cluster(tmp_path / mode, mode, PLAIN, 0)
-        for client in cluster.clients:
-            request = client.request({"item": np.arange(5)})
-            client.pull(0, request).result()
-            client.push(0, request, client.gradients(0, request))
-            client.wait_acknowledged()
-        assert cluster.transports[0].num_kept == (2 if mode == "sync" else 0)
-        pulls = [client.pull(1, client.request({"item": np.arange(5)})) for client in cluster.clients]
-        assert [pull.result() is not None for pull in pulls] == [True, True]
-        assert cluster.transports[0].num_kept == 0
-
-
-def test_a_job_that_is_over_ends_every_call_with_its_error(tmp_path: Path) -> None:
-    cluster = Cluster(tmp_path, "bounded", PLAIN, 0)
-    client, transport = cluster.clients[0], cluster.transports[0]
     transport.suspend()
-    waiting = client.pull(0, client.request({"item": np.arange(5)}))
+    waiting = client.pull(1, request)
     transport.fail(JobStopped("it is over"))
-    for pull in (waiting, client.pull(1, client.request({"item": np.arange(5)}))):
+    for pull in (waiting, client.pull(2, request)):
         with pytest.raises(JobStopped, match="it is over"):
             pull.result()
 
 
-def test_a_lost_call_is_told_once_it_fails_and_not_to_its_caller(tmp_path: Path) -> None:
-    cluster = Cluster(tmp_path, "bounded", PLAIN, 0)
-    told: list[str] = []
+@every(("mode", "kept"), [("sync", 2), ("bounded", 0)])
+def test_an_answered_push_is_kept_in_sync_until_the_next_step_has_begun(tmp_path: Path, mode: str, kept: int) -> None:
+    cluster = Cluster(tmp_path, mode)
+    for client in cluster.clients:
+        request = client.request(IDS)
+        client.pull(0, request).result()
+        client.push(0, request, client.gradients(0, request))
+        client.wait_acknowledged()
+    assert cluster.transports[0].num_kept == kept
+    pulls = [client.pull(1, client.request(IDS)) for client in cluster.clients]
+    assert [pull.result() is not None for pull in pulls] == [True, True]
+    assert cluster.transports[0].num_kept == 0
+
+
+def test_a_lost_call_is_told_once_it_fails_and_not_to_its_caller() -> None:
+    losses: list[str] = []
     transport = LastingTransport(
-        LocalTransport([]), ConsistencyConfig(), by_reference=False, on_loss=lambda: told.append(transport.loss)
+        LocalTransport([]), ConsistencyConfig(), by_reference=False, on_loss=lambda: losses.append(transport.loss)
     )
-    reply = transport.send(0, cluster.clients[0].calls.allocate(4, 0).buffer, timeout_s=1.0)  # type: ignore[arg-type]
-    assert told == ["server 0 cannot be reached: the transport is closed"] and not reply.done()
+    message = allocate(Kind.FENCE, generation=0, rank=0, step=4)
+    reply = transport.send(0, message.buffer, timeout_s=1.0)
+    assert losses == ["server 0 cannot be reached: the transport is closed"] and not reply.done()
