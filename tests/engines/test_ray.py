@@ -138,22 +138,6 @@ def test_a_job_outlives_its_killed_program_and_machines_that_are_switched_off(
     assert {recovery["lost_steps"] for recovery in job.recoveries()} == {0}
 
 
-@pytest.mark.chaos
-def test_without_its_journals_a_job_goes_back_to_the_checkpoint(cluster: RayCluster, golden: Golden) -> None:
-    job = Training(cluster, "local", keep=str(cluster.head.local / "keep"), checkpoint={"every_steps": 30})
-    job.train(50)
-    cluster.start_again([job.off(1)])
-    assert job.end() == ["completed", golden.summary["state_digest"]]
-    (recovery,) = job.recoveries()
-    assert recovery["lost_steps"] > 0 and recovery["step"] >= 30
-
-
-@pytest.mark.chaos
-def test_a_wrong_input_is_an_error_of_the_caller(cluster: RayCluster) -> None:
-    kind, text = Training(cluster, "wrong", servers=1, workers=1).end()
-    assert (kind, text) == ("UserError", "machine 1 of 2 has nothing to run (workers: 1, servers: 1)")
-
-
 FAULTS = {"trainer": (50,), "server, trainer and error": (20, 50, 80)}
 
 

@@ -36,18 +36,6 @@ def cores_of_threads(process: psutil.Process) -> set[int]:
     return set().union(*(os.sched_getaffinity(thread.id) for thread in process.threads()))
 
 
-@pytest.mark.chaos
-def test_auto_says_what_it_chose_on_the_screen_and_in_the_summary(cluster: Cluster) -> None:
-    few = {**ENDLESS, "servers": 1, "train": TRAIN}
-    job, folder = cluster.job(few, "--set", "launch.affinity=auto")
-    ended = job.end()
-    assert ended.code == 0, ended.err
-    pinned = {(p["role"], p["index"]): p.get("cores") for p in (folder.summary() or {})["processes"]}
-    assert f"worker 0 on core{'s' if '-' in pinned['worker', 0] else ''} {pinned['worker', 0]}" in ended.out
-    assert f"server 0 on core{'s' if '-' in pinned['server', 0] else ''} {pinned['server', 0]}" in ended.out
-    assert pinned["worker", 0] != pinned["server", 0]
-
-
 def test_a_core_that_is_not_there_ends_the_command_before_anything_starts(cluster: Cluster) -> None:
     job, folder = cluster.job(ENDLESS, "--set", "launch.affinity={workers: [[4000]]}")
     ended = job.end()

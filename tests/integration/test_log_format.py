@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from shardkeep.run.folder import RunFolder
-from tests.support.cluster import Cluster, gone, kinds, records, within
+from tests.support.cluster import Cluster, kinds, records, within
 from tests.support.configs import ENDLESS, LASTING, TINY
 
 pytestmark = pytest.mark.waits_for_processes
@@ -74,22 +74,6 @@ def test_every_line_of_a_job_with_a_recovery_is_an_object(cluster: Cluster) -> N
     assert logs(folder).keys() == {"coordinator-0", "server-0", "server-1", "worker-0", "worker-1"}
 
 
-@pytest.mark.chaos
-def test_the_traceback_of_a_model_is_one_object_and_its_words_are_the_jobs(cluster: Cluster, tmp_path: Path) -> None:
-    (tmp_path / "broken.py").write_text(
-        "from torch import nn\n\nclass Broken(nn.Module):\n"
-        "    def __init__(self, *a, **k):\n        super().__init__()\n        print('hello')\n"
-        "        raise RuntimeError('no such\\nlayer')\n"
-    )
-    config = {**TINY, "servers": 1, "workers": 1, "model": {"name": "broken:Broken"}, "launch": {"start": "spawn"}}
-    job, folder = cluster.job(config, *JSON)
-    ended = job.end()
-    assert ended.code in (1, 2)
-    parsed(ended.out)
-    assert "no such" in parsed(ended.err)[-1]["event"]
-    logs(folder)
-
-
 @pytest.mark.parametrize("start", ["fork_server", pytest.param("spawn", marks=pytest.mark.chaos)])
 def test_lines_that_libraries_write_past_python_are_objects_and_the_last_one_is_the_jobs_error(
     cluster: Cluster, tmp_path: Path, start: str
@@ -112,13 +96,3 @@ def test_lines_that_libraries_write_past_python_are_objects_and_the_last_one_is_
         ('{"not": ours}', "info"),
         ("no device", "error"),
     }
-
-
-@pytest.mark.chaos
-def test_the_roles_own_lines_outlive_their_launcher(cluster: Cluster) -> None:
-    job, folder = cluster.job({**ENDLESS, "workers": 1}, *JSON)
-    members = cluster.training(folder)
-    job.signal(signal.SIGKILL)
-    assert not gone(members.values(), limit_s=60)
-    for name, objects in logs(folder).items():
-        assert "the launcher is gone; ending" in [each["event"] for each in objects], name

@@ -96,17 +96,6 @@ def test_a_killed_server_is_in_the_records_and_on_the_page_and_no_bit_changes(tm
     assert not [w for w in seen["warnings"] if "shardkeep train" in w["advice"] or w["level"] == "bad"]
 
 
-@pytest.mark.chaos
-def test_without_telemetry_a_loop_makes_no_record(tmp_path: Path) -> None:
-    settings = {**OFTEN, "telemetry": {"every_s": "off"}}
-    with EmbeddingClient.serve(TABLES, servers=1, run_dir=tmp_path / "run", **settings, quiet=True) as client:
-        train(client, 3)
-        client.report(eval={"auc": 0.5})
-    folder = RunFolder(tmp_path / "run")
-    assert not folder.telemetry_path.exists() and not {"progress", "eval"} & set(kinds(folder))
-    assert (folder.summary() or {})["steps"] == 3
-
-
 def test_the_page_and_the_metrics_of_a_loop_are_where_it_says(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -54,21 +54,6 @@ def test_whatever_is_killed_no_step_is_lost_and_the_model_is_that_of_train(
     assert_as_golden(job, golden)
 
 
-@pytest.mark.chaos
-def test_a_machine_and_then_the_job_leave_and_come_again_with_the_model_of_train(job: Machines, golden: Golden) -> None:
-    first, second = job.all()
-    job.training(20)
-    second.signal(signal.SIGTERM)
-    assert second.end().code == 143
-    second = job.start(1)
-    job.training(job.step() + 20)
-    first.signal(signal.SIGTERM)
-    assert job.end([first, second]) == [143, 143]
-    assert job.summary["status"] == "stopped"
-    assert job.end(job.all()) == [0, 0]
-    assert_as_golden(job, golden)
-
-
 def _namespace() -> tuple[str, ...]:
     return ("unshare", "-pf", "--mount-proc", "--kill-child")
 

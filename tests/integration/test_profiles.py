@@ -14,7 +14,7 @@ from shardkeep.base.errors import ConfigError
 from shardkeep.config import JobConfig
 from shardkeep.run.folder import RunFolder
 from shardkeep.workers.timing.clock import PARTS
-from tests.support.cluster import Cluster, records
+from tests.support.cluster import records
 from tests.support.golden import Golden
 
 pytestmark = pytest.mark.waits_for_processes
@@ -113,21 +113,3 @@ def test_a_job_in_one_process_leaves_one_trace_that_shows_the_messages_too(tmp_p
     assert {"ProfilerStep#5", "shardkeep:forward"} <= set(found)
     assert min(handled(found, "pull"), handled(found, "push")) >= 3  # of 4 steps; the first may be pulled before
     assert [(p["role"], p["index"]) for p in summary["processes"]] == [("worker", 0)]
-
-
-@pytest.mark.chaos
-def test_roles_by_hand_write_their_traces_where_they_are_told_or_stand(cluster: Cluster, tmp_path: Path) -> None:
-    coordinator, address, folder = cluster.coordinator(CONFIG)
-    there, here = tmp_path / "there", tmp_path / "here"
-    here.mkdir()
-    arguments = ("--coordinator", address, "--index", "0", "--token-file", str(folder.token_path))
-    roles = [
-        cluster.command("server", *arguments, "--run-dir", str(there)),
-        cluster.command("worker", *arguments, cwd=here),
-    ]
-    ended = [role.end() for role in (*roles, coordinator)]
-    assert [e.code for e in ended] == [0, 0, 0]
-    for end, path in zip(ended, (there / "profile/server-0", here / "profile/worker-0"), strict=False):
-        assert ranges(Path(f"{path}.pt.trace.json"))
-        assert f"path={path}.pt.trace.json" in end.err
-    assert not (folder.path / "profile").exists()

@@ -154,32 +154,6 @@ def test_every_row_optimizer_learns_the_planted_csv(planted: Planted, optimizer:
     assert planted.best_auc - _auc(planted.train(f"tables.default.optimizer={optimizer}")) < 0.025
 
 
-@pytest.mark.chaos
-@pytest.mark.parametrize(
-    "settings",
-    [
-        ["compression.pull.values=fp16", "compression.push.values=fp16"],
-        ["compression.pull.values=bf16", "compression.push.values=bf16"],
-        ["compression.pull.values=int8", "compression.push={values: int4, rounding: stochastic}"],
-        ["compression.pull={values: int8, scale: fp16}", "compression.push={values: fp8-e4m3, scale: fp16}"],
-        ["tower.optimizer={name: adam, lr: 0.01, schedule: {warmup_steps: 50, decay: cosine, decay_steps: 600}}"],
-        ["train.clip_norm=0.5"],
-    ],
-    ids=["fp16", "bf16", "int8 and int4", "int8 and fp8", "warm-up and cosine", "clip_norm"],
-)
-def test_formats_schedules_and_clipping_cost_little(
-    planted: Planted, plain: dict[str, Any], settings: list[str]
-) -> None:
-    assert abs(_auc(planted.train(*settings)) - _auc(plain)) < 0.006
-
-
-@pytest.mark.chaos
-def test_a_quarter_of_the_rows_in_fp16_still_learns(planted: Planted, plain: dict[str, Any]) -> None:
-    sparse = planted.train("compression.push={keep_rows: 0.25, values: fp16}")
-    assert planted.best_auc - _auc(sparse) < 0.025
-    assert sparse["bytes"]["push"]["values"] < 0.2 * plain["bytes"]["push"]["values"]
-
-
 @pytest.mark.slow
 def test_bounded_and_async_learn_what_sync_learns(planted: Planted) -> None:
     found = {mode: _auc(_two_by_two(planted, mode)) for mode in ("sync", "bounded", "async")}

@@ -181,17 +181,6 @@ def test_a_job_without_journals_goes_back_to_the_model_that_it_began_with(cluste
     assert [recovery["step"] for recovery in hurt["recoveries"]] == [0]
 
 
-@pytest.mark.chaos
-def test_roles_that_are_started_by_hand_begin_with_the_rows_of_a_file_too(cluster: Cluster, tmp_path: Path) -> None:
-    tables = {"default": {"dim": 8}, "C3": {"init": {"name": "file", "path": write_rows(tmp_path)}}}
-    config = {**JOB, "tables": tables, "servers": 1, "workers": 1, "train": {**JOB["train"], "batch_size": 100}}
-    whole = hurt_job(cluster, config, [], name="launched")
-    coordinator, address, folder = cluster.coordinator(config, name="by hand")
-    roles = [cluster.role(role, 0, address) for role in ("server", "worker")]
-    assert [command.end().code for command in (*roles, coordinator)] == [0, 0, 0]
-    assert (folder.summary() or {})["state_digest"] == whole["state_digest"]
-
-
 def rows_at_end(run: Path, table: str) -> tuple[np.ndarray, np.ndarray]:
     """Ids and rows of the last checkpoint, by id."""
     last = Checkpoints(run / "checkpoints").latest()

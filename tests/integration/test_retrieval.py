@@ -6,15 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
-import yaml
 
 from shardkeep.config import JobConfig, parse_config
 from shardkeep.ps.checkpoints.folder import Checkpoints
 from tests.support.cases import every
-from tests.support.chaos import hurt_job
-from tests.support.cluster import Cluster
-from tests.support.hurt import Hurt, in_turn
 from tests.support.local_job import LocalJob
 from tests.support.retrieval import NEXT, TOWERS, data_of
 
@@ -128,22 +123,3 @@ def _steps(job: LocalJob) -> list[Any]:
         for _ in range(generation.trainer.total_steps):
             found.append(step.run(*pipeline.next()))
     return found
-
-
-@pytest.mark.chaos  # a generation that is lost is above, deaths of processes are in test_recovered_features.py
-@pytest.mark.waits_for_processes
-@pytest.mark.timeout(600)
-def test_processes_have_the_same_bits_with_other_servers_and_after_kills(cluster: Cluster) -> None:
-    config = {
-        **yaml.safe_load(SETTINGS),
-        "model": {"name": "sasrec", "layers": 1},
-        "workers": 2,
-        "data": {"source": "synthetic", "synthetic": {"task": "retrieval", "train_samples": 6000, "eval_samples": 300}},
-        "train": {"batch_size": 25, "accumulate": 2, "loss": {"negatives": {"batch": 20, "uniform": 30}}},
-        "checkpoint": {"every_steps": 40},
-    }
-    hurts = in_turn(Hurt("server 0", "push received", 20), Hurt("worker 1", "pushing", 20, companions=("server 1",)))
-    expected = hurt_job(cluster, {**config, "servers": 1}, [], name="one", steps=60)
-    found = hurt_job(cluster, config | {"servers": 2, "liveness": {"lease_s": 150.0}}, hurts, steps=60)
-    assert found["state_digest"] == expected["state_digest"] and found["eval"] == expected["eval"]
-    assert len(found["recoveries"]) >= 2

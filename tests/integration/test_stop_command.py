@@ -115,31 +115,6 @@ def test_roles_by_hand_are_stopped_over_tls_with_a_token_file(cluster: Cluster, 
     assert resume[:2] == ["shardkeep", "coordinator"] and "--continue" in resume
 
 
-@pytest.mark.chaos
-def test_roles_by_hand_are_stopped_by_the_address_of_their_coordinator(cluster: Cluster) -> None:
-    coordinator, address, folder = cluster.coordinator({**LASTING, "workers": 1})
-    members = [cluster.role(role, 0, address) for role in ("server", "worker")]
-    cluster.training(folder)
-    ended = cluster.command("stop", "--coordinator", address, "--token-file", str(folder.token_path)).end()
-    assert ended.code == 0, ended.err
-    found = re.fullmatch(SAVED, ended.out.replace(",", ""))
-    assert found is not None, ended.out
-    assert [command.end().code for command in (coordinator, *members)] == [1] * 3
-    assert newest(folder) == int(found[1])
-
-
-@pytest.mark.chaos
-def test_a_job_that_does_not_stop_in_time_is_said_to_stop_still(cluster: Cluster) -> None:
-    job, folder = cluster.job(LASTING)
-    members = cluster.training(folder)
-    members["worker 0"].suspend()
-    late = cluster.command("stop", str(folder.path), "--timeout", "0.5").end()
-    members["worker 0"].resume()
-    text = "error: the job has not ended within 0.5 s (--timeout); it still stops, and the request stands\n"
-    assert (late.code, late.out, late.err) == (1, "", text)
-    assert job.end().code == 1
-
-
 @pytest.mark.slow  # with stand-ins: tests/launch/test_supervised_stops.py
 def test_a_running_job_is_scaled_up_and_down_and_loses_no_sample(cluster: Cluster) -> None:
     train = {"batch_size": 50, "report_every_s": 0.05, "epochs": 6}

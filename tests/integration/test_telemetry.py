@@ -132,17 +132,3 @@ def fill(path: Path, size: int) -> int:
     line = json.dumps(head | {"every_s": 5.0, "steps": 1, "host": "x" * 800}) + "\n"
     path.write_text(line * (size // len(line)))
     return size // len(line)
-
-
-@pytest.mark.chaos  # two starts of a job
-def test_a_resumed_job_appends_its_records(cluster: Cluster) -> None:
-    config = {**TINY, "telemetry": OFTEN, "checkpoint": {"every_steps": 5}}
-    job, folder = cluster.job(config)
-    assert job.end().code == 0
-    before = folder.telemetry_path.read_bytes()
-    resumed = cluster.command("train", "--resume", str(folder.path), "--set", "train.epochs=2")
-    assert resumed.end().code == 0
-    assert folder.telemetry_path.read_bytes().startswith(before)
-    first, last = last_of(telemetry(folder)[: before.count(b"\n")], "worker"), last_of(telemetry(folder), "worker")
-    assert [r["step"] for r in last] == [(folder.summary() or {})["steps"]] * 2 == [2 * first[0]["step"]] * 2
-    assert sum(last[0]["staleness"].values()) == first[0]["step"], "counts begin with the process"

@@ -9,14 +9,12 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import resource
 import signal
 import socket
 import stat
 import sys
 from pathlib import Path
 
-import psutil
 import pytest
 
 from shardkeep.base.files import atomic_write
@@ -153,43 +151,3 @@ def test_a_coordinator_listens_wider_with_the_flag_and_its_token_lies_ready(clus
     coordinator.signal(signal.SIGTERM)
     assert coordinator.end().code == 1
     assert not folder.token_path.exists()
-
-
-DESCRIPTORS, STRANGERS = 1024, 1500
-
-
-@pytest.mark.chaos  # a minute on a busy machine; test_crowd.py and test_descriptors.py have its parts
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the kernel does not tell who has said nothing")
-def test_a_job_finishes_while_more_strangers_hold_connections_than_it_may_open_files(cluster: Cluster) -> None:
-    """From the first moment on, while the group forms, to the ports of the coordinator; then to those of members."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if hard < 6 * STRANGERS:
-        pytest.skip(f"this process itself may hold no more than {hard} connections")
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    low = ("bash", "-c", f'ulimit -n {DESCRIPTORS}; exec "$@"', "bash")
-    try:
-        with contextlib.ExitStack() as held:
-            job, folder = cluster.job({**TINY, "servers": 1}, prefix=low)
-            within(60, lambda: folder.address() is not None, "no coordinator", lambda: job.running)
-            (coordinator,) = (psutil.Process(pid) for pid in folder.coordinator_pids())
-            within(60, lambda: len(listening_ports(coordinator)) == 3, "no store", lambda: job.running)
-            for port in listening_ports(coordinator):
-                hold(port, held)
-            within(100, lambda: bool(folder.member_list()), "never formed", lambda: job.running)
-            for member in folder.member_list()[1:]:
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    for port in listening_ports(psutil.Process(member["pid"])):
-                        hold(port, held)
-            ended = job.end()
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    assert ended.code == 0, ended.err
-    assert (folder.summary() or {})["status"] == "completed"
-
-
-def hold(port: int, held: contextlib.ExitStack) -> None:
-    """Opens connections that say nothing; does not wait for them."""
-    for _ in range(STRANGERS):
-        stranger = held.enter_context(socket.socket())
-        stranger.setblocking(False)
-        stranger.connect_ex(("127.0.0.1", port))
