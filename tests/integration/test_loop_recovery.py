@@ -92,9 +92,8 @@ def trained(
     (folder / "train.py").write_text(SCRIPT)
     (folder / "tables.yaml").write_text(CONFIG)
     around = ("with", "--config", "tables.yaml", "--run-dir", "run", "--", sys.executable, "-m")
-    (folder / "temporary").mkdir()  # torchrun leaves a folder
-    own = {"STEPS": str(steps), "PYTHONPATH": IMPORT_PATH, "TMPDIR": str(folder / "temporary")}
-    job = cluster.command(*around, *launcher, "train.py", cwd=folder, env={**own, **variables})
+    environment = {"STEPS": str(steps), "PYTHONPATH": IMPORT_PATH, **variables}
+    job = cluster.command(*around, *launcher, "train.py", cwd=folder, env=environment)
     line = job.line("found", limit_s=300)
     assert job.end().code == 0
     summary = RunFolder(folder / "run").summary() or {}

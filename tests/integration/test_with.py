@@ -31,10 +31,8 @@ def start(tmp_path: Path, cluster: Cluster) -> Start:
 
     def started(script: str, *command: str, options: tuple[str, ...] = (), name: str = "run", **env: str) -> Command:
         (tmp_path / "train.py").write_text(script)
-        (tmp_path / "temporary").mkdir(exist_ok=True)  # torchrun leaves a folder
-        environment = {"PYTHONPATH": IMPORT_PATH, "TMPDIR": str(tmp_path / "temporary"), **env}
         around = ("with", "--run-dir", str(tmp_path / name), *options, "--")
-        return cluster.command(*around, *command, cwd=tmp_path, env=environment)
+        return cluster.command(*around, *command, cwd=tmp_path, env={"PYTHONPATH": IMPORT_PATH, **env})
 
     return started
 
