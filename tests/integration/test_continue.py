@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 from pathlib import Path
-from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -30,55 +29,39 @@ def lead(cluster: Cluster) -> Command:
     return command
 
 
-def join(cluster: Cluster, run: RunReader, **options: Any) -> list[Command]:
+@pytest.mark.chaos
+@pytest.mark.parametrize("by", ["SIGKILL", "SIGTERM"])
+def test_a_job_of_roles_by_hand_that_was_killed_or_stopped_by_an_engine_goes_on_where_it_was(
+    cluster: Cluster, run: RunReader, golden: Golden, by: str
+) -> None:
     where = ("--coordinator", str(run.path), "--run-dir", str(run.path.parent))
-    return [cluster.command(role, *where, "--index", str(index), **options) for role, index in ROLES]
-
-
-def held(cluster: Cluster, run: RunReader, coordinator: Command) -> list[Command]:
-    """The members of a job that stands at step 60, because a worker is stopped."""
-    folder, stop = cluster.folder("hurts"), Hurt("worker 1", "pushing", 120, "SIGSTOP", silent=False)
-    members = join(cluster, run, env=environment(folder, [stop]), main=MAIN)
-    within(200, lambda: not missed(folder, [stop]), "no step 60", lambda: coordinator.running)
-    return members
-
-
-def completed(run: RunReader, golden: Golden, *commands: Command) -> dict[str, Any]:
-    assert [command.end().code for command in commands] == [0] * len(commands), [c.printed() for c in commands]
+    hurts, stop = cluster.folder("hurts"), Hurt("worker 1", "pushing", 120, "SIGSTOP", silent=False)
+    held = {"env": environment(hurts, [stop]), "main": MAIN}
+    first = lead(cluster)
+    members = [cluster.command(role, *where, "--index", str(index), **held) for role, index in ROLES]
+    within(200, lambda: not missed(hurts, [stop]), "no step 60", lambda: first.running)
+    if by == "SIGKILL":
+        everything = [command.process for command in (first, *members)]
+        kill(everything)
+        assert not gone(everything, limit_s=20)
+    else:
+        first.signal(signal.SIGTERM)
+        members[-1].signal(signal.SIGCONT)
+        assert first.end().code == 143 and {command.end().code for command in members} == {1}
+    stopped = run.summary() or {}
+    second = lead(cluster)
+    members = [cluster.command(role, *where, "--index", str(index)) for role, index in ROLES]
+    assert [command.end().code for command in (second, *members)] == [0] * 5, second.printed()
     summary = run.summary() or {}
     assert (summary["status"], summary["steps"]) == ("completed", STEPS)
     assert summary["state_digest"] == golden.summary["state_digest"]
-    return summary
-
-
-@pytest.mark.chaos
-def test_a_job_of_which_everything_was_killed_loses_no_step(cluster: Cluster, run: RunReader, golden: Golden) -> None:
-    first = lead(cluster)
-    members = held(cluster, run, first)
-    everything = [command.process for command in (first, *members)]
-    kill(everything)
-    assert not gone(everything, limit_s=20)
-    second = lead(cluster)
-    summary = completed(run, golden, second, *join(cluster, run))
-    assert len(summary["starts"]) == 1 and sum(recovery["lost_steps"] for recovery in summary["recoveries"]) == 0
-
-
-@pytest.mark.chaos
-def test_a_job_that_an_engine_stopped_goes_on_where_it_stopped(
-    cluster: Cluster, run: RunReader, golden: Golden
-) -> None:
-    first = lead(cluster)
-    members = held(cluster, run, first)
-    first.signal(signal.SIGTERM)
-    members[-1].signal(signal.SIGCONT)
-    assert first.end().code == 143
-    assert {command.end().code for command in members} == {1}
-    stopped = run.summary() or {}
-    assert stopped["stopped_by"] == TERMINATED
-    second = lead(cluster)
-    summary = completed(run, golden, second, *join(cluster, run))
-    assert [start["status"] for start in summary["starts"]] == ["stopped", "completed"]
-    assert summary["starts"][1]["from_step"] == stopped["steps"]
+    assert sum(recovery["lost_steps"] for recovery in summary["recoveries"]) == 0
+    if by == "SIGKILL":
+        assert len(summary["starts"]) == 1
+    else:
+        assert stopped["stopped_by"] == TERMINATED
+        assert [start["status"] for start in summary["starts"]] == ["stopped", "completed"]
+        assert summary["starts"][1]["from_step"] == stopped["steps"]
     assert cluster.continued(TRAINED).end().code == 0
 
 
@@ -96,12 +79,10 @@ def test_a_job_of_which_every_process_was_killed_goes_on_to_the_same_model(
     members = cluster.training(folder)
     with pytest.raises(ConfigError, match=rf"belongs to another job that runs \(run folder {folder.path}, process "):
         Hold(found.folder, owner_here("other", str(tmp_path / "other")))
-    for process in (job.process, *members.values()):
-        process.send_signal(signal.SIGKILL)
+    kill([job.process, *members.values()])
     assert not gone(members.values(), limit_s=90)
     kept = found.latest()
-    assert kept is not None and 0 < kept.step < STEPS
-    assert kept.base is not None  # an increment
+    assert kept is not None and 0 < kept.step < STEPS and kept.base is not None  # an increment
     ended = cluster.command("train", "--resume", str(folder.path), "--set", "servers=1", fresh=True).end()
     assert (ended.code, ended.err) == (0, "")
     assert f"at step {kept.step} from step-{kept.step:08d}; changed: servers=1\n" in ended.out
@@ -111,9 +92,11 @@ def test_a_job_of_which_every_process_was_killed_goes_on_to_the_same_model(
     assert [r for r in records(folder) if r["kind"] == "event" and "resumed at step" in str(r.get("text"))]
 
 
-def test_a_job_that_is_done_is_not_resumed(golden: Golden) -> None:
-    before = golden.summary
-    again = CliRunner().invoke(app, ["train", "--resume", str(golden.folder.path)])
-    text = f"--resume {golden.folder.path}: the job is done at step {STEPS}; raise train.epochs or train.max_steps"
+def test_a_job_that_is_done_is_neither_resumed_nor_scaled(golden: Golden) -> None:
+    before, run = golden.summary, str(golden.folder.path)
+    again = CliRunner().invoke(app, ["train", "--resume", run])
+    text = f"--resume {run}: the job is done at step {STEPS}; raise train.epochs or train.max_steps"
     assert (again.exit_code, again.stdout, again.stderr) == (2, "", f"error: {text}\n")
+    scaled = CliRunner().invoke(app, ["scale", run, "--workers", "2"])
+    assert scaled.exit_code == 1 and "no job runs here; use shardkeep train --resume" in scaled.stderr
     assert golden.summary == before

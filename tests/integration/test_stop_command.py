@@ -6,36 +6,19 @@ from __future__ import annotations
 import re
 import shlex
 import signal
-from pathlib import Path
-from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from shardkeep.base.files import atomic_write
-from shardkeep.cli.main import app
 from shardkeep.ps.checkpoints.folder import Checkpoints
 from shardkeep.ps.control.grpc.client import fetch_status
 from shardkeep.run.folder import RunFolder
-from shardkeep.trust.certificates import LOCAL, make_certs
-from shardkeep.trust.endpoint import make_token
-from tests.support.cluster import Cluster, Command, gone, records, within
+from tests.support.cluster import Cluster, Command, gone, kinds, within
 from tests.support.configs import LASTING
 from tests.support.golden import STEPS, TRAINED, Golden
 from tests.support.hurt import MAIN, Hurt, environment, missed
 
 pytestmark = pytest.mark.waits_for_processes
-ALONE = {**LASTING, "servers": 0, "workers": 1}
 SAVED = r"stopped at step (\d+): shardkeep stop\ncheckpoint: step \1\nto resume at step \1: (.*)\n"
-
-
-def begun(folder: RunFolder, job: Command) -> None:
-    within(100, lambda: any(r["kind"] == "progress" for r in records(folder)), "no step", lambda: job.running)
-
-
-def newest(folder: RunFolder) -> int:
-    """The step of the newest complete checkpoint."""
-    return Checkpoints(folder.path / "checkpoints").complete()[-1][0]
 
 
 def stopped(stop: Command, folder: RunFolder) -> tuple[int, list[str]]:
@@ -45,13 +28,13 @@ def stopped(stop: Command, folder: RunFolder) -> tuple[int, list[str]]:
     found = re.fullmatch(SAVED, ended.out.replace(",", ""))
     assert found is not None, ended.out
     assert (folder.summary() or {})["status"] == "stopped"
-    assert newest(folder) == int(found[1])
+    assert Checkpoints(folder.path / "checkpoints").complete()[-1][0] == int(found[1])
     return int(found[1]), shlex.split(found[2])
 
 
 def test_a_job_in_one_process_stops_with_a_checkpoint_and_a_second_stop_says_so(cluster: Cluster) -> None:
-    job, folder = cluster.job(ALONE)
-    begun(folder, job)
+    job, folder = cluster.job({**LASTING, "servers": 0, "workers": 1})
+    within(100, lambda: "progress" in kinds(folder), "no step", lambda: job.running)
     step, resume = stopped(cluster.command("stop", str(folder.path)), folder)
     ended = job.end()
     assert (ended.code, ended.err) == (1, f"stopped at step {step}: shardkeep stop\n"), job.printed()
@@ -95,26 +78,6 @@ def test_a_job_of_processes_that_was_stopped_twice_ends_with_the_bits_of_an_undi
     assert (folder.summary() or {})["state_digest"] == golden.summary["state_digest"]
 
 
-@pytest.mark.chaos
-def test_roles_by_hand_are_stopped_over_tls_with_a_token_file(cluster: Cluster, tmp_path: Path) -> None:
-    (here,) = make_certs(tmp_path / "tls", [LOCAL], days=2)
-    token = tmp_path / "secret"
-    atomic_write(token, make_token(), private=True)
-    trust = ("--token-file", str(token), "--tls", str(here))
-    config: dict[str, Any] = {**LASTING, "servers": 1, "workers": 1}
-    coordinator, address, folder = cluster.coordinator(config, trust=trust)
-    where = ("--coordinator", address, "--index", "0", "--run-dir", str(tmp_path))
-    members = [cluster.command(role, *where, *trust) for role in ("server", "worker")]
-    cluster.training(folder)
-    refused = cluster.command("stop", str(folder.path), "--token-file", str(token)).end()
-    text = f"error: the coordinator at {address} uses TLS: add --tls {here}\n"
-    assert (refused.code, refused.out, refused.err) == (2, "", text)
-    _, resume = stopped(cluster.command("stop", str(folder.path), *trust), folder)
-    assert [command.running for command in (coordinator, *members)] == [False] * 3
-    assert [command.end().code for command in (coordinator, *members)] == [1] * 3
-    assert resume[:2] == ["shardkeep", "coordinator"] and "--continue" in resume
-
-
 @pytest.mark.slow  # with stand-ins: tests/launch/test_supervised_stops.py
 def test_a_running_job_is_scaled_up_and_down_and_loses_no_sample(cluster: Cluster) -> None:
     train = {"batch_size": 50, "report_every_s": 0.05, "epochs": 6}
@@ -129,8 +92,3 @@ def test_a_running_job_is_scaled_up_and_down_and_loses_no_sample(cluster: Cluste
     summary = folder.summary() or {}
     assert (summary["status"], summary["samples"]) == ("completed", 120_000)
     assert {(p["role"], p["index"]) for p in summary["processes"]} >= {("worker", 2), ("server", 0)}
-
-
-def test_a_job_that_is_over_is_not_scaled(golden: Golden) -> None:
-    asked = CliRunner().invoke(app, ["scale", str(golden.folder.path), "--workers", "2"])
-    assert asked.exit_code == 1 and "no job runs here; use shardkeep train --resume" in asked.stderr

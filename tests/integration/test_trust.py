@@ -20,7 +20,6 @@ import pytest
 from shardkeep.base.files import atomic_write
 from shardkeep.base.net.addresses import split_address
 from shardkeep.base.net.interfaces import named_host
-from shardkeep.run.folder import RunFolder
 from shardkeep.trust.certificates import LOCAL, make_certs
 from shardkeep.trust.endpoint import make_token, read_token
 from tests.support.cases import every
@@ -29,12 +28,6 @@ from tests.support.configs import ENDLESS, TINY
 from tests.support.strangers import GARBAGE
 
 pytestmark = pytest.mark.waits_for_processes
-
-CONNECT_S = 0.3
-
-
-def last_step(folder: RunFolder) -> int:
-    return max(record["step"] for record in records(folder) if record["kind"] == "progress")
 
 
 @pytest.mark.chaos  # test_supervised_jobs.py has the coordinator's ports, tests/ps/rpc/test_strangers.py the members'
@@ -54,15 +47,16 @@ def test_a_job_outlives_garbage_on_every_port_and_shows_its_token_to_nobody(clus
         for name, port in ports:
             if not name.startswith("coordinator"):  # the data plane takes no newcomers, torch RPC's and gloo's alike
                 with pytest.raises(TimeoutError):
-                    socket.create_connection(("127.0.0.1", port), timeout=CONNECT_S)
+                    socket.create_connection(("127.0.0.1", port), timeout=0.3)
         for garbage in GARBAGE.values():
             for _, port in ports:
                 with contextlib.suppress(OSError):  # refused, or hung up on
-                    connection = socket.create_connection(("127.0.0.1", port), timeout=CONNECT_S)
+                    connection = socket.create_connection(("127.0.0.1", port), timeout=0.3)
                     held.enter_context(connection)
                     connection.sendall(garbage)
-        reached = last_step(folder)
-        within(90, lambda: last_step(folder) > reached + 20, "no step after the garbage", lambda: job.running)
+        last_step = lambda: max(record["step"] for record in records(folder) if record["kind"] == "progress")  # noqa: E731
+        reached = last_step()
+        within(90, lambda: last_step() > reached + 20, "no step after the garbage", lambda: job.running)
         assert all(process.is_running() for process in members.values())
 
     job.signal(signal.SIGINT)
@@ -74,9 +68,6 @@ def test_a_job_outlives_garbage_on_every_port_and_shows_its_token_to_nobody(clus
     assert not folder.token_path.exists()
 
 
-JSON = ("--log-format", "json")
-
-
 def test_roles_by_hand_with_tls_and_a_token_file_train_and_turn_strangers_away(
     cluster: Cluster, tmp_path: Path
 ) -> None:
@@ -84,9 +75,9 @@ def test_roles_by_hand_with_tls_and_a_token_file_train_and_turn_strangers_away(
     (here,) = make_certs(tmp_path / "tls", [LOCAL], days=2)
     token = tmp_path / "secret"
     atomic_write(token, make_token(), private=True)
-    trust = ("--token-file", str(token), "--tls", str(here))
+    trust, objects = ("--token-file", str(token), "--tls", str(here)), ("--log-format", "json")
     config = {**TINY, "servers": 1, "workers": 1, "train": {**TINY["train"], "epochs": 3}}
-    coordinator, address, folder = cluster.coordinator(config, trust=(*trust, *JSON))
+    coordinator, address, folder = cluster.coordinator(config, trust=(*trust, *objects))
     wrong, open_to_all = tmp_path / "wrong", tmp_path / "open"
     atomic_write(wrong, make_token(), private=True)
     atomic_write(open_to_all, token.read_text())
@@ -110,7 +101,7 @@ def test_roles_by_hand_with_tls_and_a_token_file_train_and_turn_strangers_away(
     assert cluster.command("status", str(folder.path), "--tls", str(here)).end().code == 0
 
     run = ("--coordinator", str(folder.path), "--tls", str(here))  # the same user's token for that folder
-    run = (*run, "--run-dir", str(tmp_path), *JSON)
+    run = (*run, "--run-dir", str(tmp_path), *objects)
     members = [cluster.command(role, "--index", "0", *run) for role in ("server", "worker")]
     ended = [command.end() for command in (*members, coordinator)]
     assert [each.code for each in ended] == [0, 0, 0]
@@ -123,19 +114,18 @@ def test_roles_by_hand_with_tls_and_a_token_file_train_and_turn_strangers_away(
     assert not [secret for secret in secrets if secret in printed]
 
 
-OPEN = {
-    "coordinator": ("coordinator", "CONFIG", "--listen", "0.0.0.0:0"),
-    "server": ("server", "--coordinator", "10.9.0.1:7070", "--index", "0", "--advertise", "10.9.0.2"),
-    "worker": ("worker", "--coordinator", "10.9.0.1:7070", "--index", "0", "--advertise", "10.9.0.2"),
-}
+PLACE = ("--coordinator", "10.9.0.1:7070", "--index", "0", "--advertise", "10.9.0.2")
 
 
-@every("role", OPEN)
+@every(
+    "arguments",
+    [("coordinator", "CONFIG", "--listen", "0.0.0.0:0"), *((role, *PLACE) for role in ("server", "worker"))],
+)
 def test_an_address_that_others_reach_needs_a_flag_whatever_else_is_given(
-    cluster: Cluster, tmp_path: Path, role: str
+    cluster: Cluster, tmp_path: Path, arguments: tuple[str, ...]
 ) -> None:
-    arguments = [str(cluster.write(TINY)) if a == "CONFIG" else a for a in OPEN[role]]
-    ended = cluster.command(*arguments, cwd=tmp_path).end()
+    words = [str(cluster.write(TINY)) if word == "CONFIG" else word for word in arguments]
+    ended = cluster.command(*words, cwd=tmp_path).end()
     assert ended.code == 2 and not ended.out
     assert ended.err.count("\n") == 1
     assert "can run code as this user, token or not" in ended.err and "--insecure-data-plane" in ended.err
