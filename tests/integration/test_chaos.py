@@ -82,7 +82,6 @@ def test_every_function_that_is_hurt_exists(function: str) -> None:
 
 # ---- one job for each role, mode and kind of fault ----
 
-KILLED, STALLED, IN_TURN = ("SIGKILL",), ("SIGSTOP",), ("SIGKILL", "SIGSTOP")
 HURTS: dict[str, tuple[dict[str, int], ...]] = {
     "server 1": (
         {"formed": 1, "torn": 50, "push journaled": 50, "push staged": 50, "applied": 25, "snapshotting": 2},
@@ -101,35 +100,25 @@ HURTS: dict[str, tuple[dict[str, int], ...]] = {
 }
 """By member, for each job: the points at which the member is hurt (tests/support/hurt.py), and how often one of its
 processes has come there by then. Each hurt ends one process, and its replacement meets the next."""
-IN_CI = {member: HURTS[member][0] for member in ("server 1", "worker 1", "coordinator 0")}
-
-
-def hurt_at(member: str, points: dict[str, int], how: Sequence[str]) -> list[Hurt]:
-    return [
-        Hurt(member, *point, signal=name) for point, name in zip(points.items(), itertools.cycle(how), strict=False)
-    ]
+HOW = {"killed": ("SIGKILL",), "stalled": ("SIGSTOP",), "in turn": ("SIGKILL", "SIGSTOP")}
+IN_CI = [(member, 0, "in turn") for member in ("server 1", "worker 1", "coordinator 0")]
+IN_CHAOS = [(m, number, how) for m in HURTS for number in range(len(HURTS[m])) for how in ("killed", "stalled")]
 
 
 @pytest.mark.group("hurt roles")
-@pytest.mark.slow
-@pytest.mark.parametrize("member", IN_CI)
-def test_a_hurt_at_each_point_of_a_role_changes_no_bit(cluster: Cluster, golden: Golden, member: str) -> None:
-    summary = hurt_job(cluster, JOB, hurt_at(member, IN_CI[member], IN_TURN))
-    check_undisturbed(summary, golden)
-    assert f"{member} (pid" in causes(summary) or member == "coordinator 0"
-    assert "sent no heartbeat for 150 s (lease_s)" in causes(summary) or member == "coordinator 0"
-
-
-@pytest.mark.chaos
-@pytest.mark.parametrize("how", [KILLED, STALLED], ids=["killed", "stalled"])
 @pytest.mark.parametrize(
-    ("member", "points"),
-    [pytest.param(member, points, id=f"{member}: {', '.join(points)}") for member in HURTS for points in HURTS[member]],
-)
-def test_a_hurt_at_each_point_changes_no_bit(
-    cluster: Cluster, golden: Golden, member: str, points: dict[str, int], how: Sequence[str]
+    ("member", "number", "how"),
+    [*(pytest.param(*case, marks=pytest.mark.slow) for case in IN_CI),
+     *(pytest.param(*case, marks=pytest.mark.chaos) for case in IN_CHAOS)],
+)  # fmt: skip
+def test_a_hurt_at_each_point_of_a_role_changes_no_bit(
+    cluster: Cluster, golden: Golden, member: str, number: int, how: str
 ) -> None:
-    check_undisturbed(hurt_job(cluster, JOB, hurt_at(member, points, how)), golden)
+    pairs = zip(HURTS[member][number].items(), itertools.cycle(HOW[how]), strict=False)
+    summary = hurt_job(cluster, JOB, [Hurt(member, *point, signal=name) for point, name in pairs])
+    check_undisturbed(summary, golden)
+    if member != "coordinator 0" and how == "in turn":
+        assert f"{member} (pid" in causes(summary) and "sent no heartbeat for 150 s (lease_s)" in causes(summary)
 
 
 @pytest.mark.group("a lease that ends")
