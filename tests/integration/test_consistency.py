@@ -15,7 +15,7 @@ import torch
 
 from shardkeep import EmbeddingClient, TableSpec
 from shardkeep.base.arrays import Bytes
-from shardkeep.config import JobConfig, parse_config
+from shardkeep.config import JobConfig
 from shardkeep.ps.server import tables
 from shardkeep.ps.server.consistency import BoundedGate, ConsistencyGate, Work
 from shardkeep.ps.server.service import ShardService
@@ -25,6 +25,7 @@ from tests.support.cases import every
 from tests.support.held_gate import HeldGate
 from tests.support.local_job import LocalJob, in_process
 from tests.support.messages import unpack
+from tests.support.resumed_jobs import job_config
 from tests.support.samples import as_data, draw
 from tests.support.unreliable import UnreliableTransport
 
@@ -32,20 +33,9 @@ STEPS = 16
 LIMIT_S = 90.0
 
 
-def job_config(mode: str, staleness: int | None = None, *, servers: int = 2, workers: int = 2) -> JobConfig:
-    bound = "" if staleness is None else f", staleness: {staleness}"
-    return parse_config(
-        f"""
-        seed: 3
-        servers: {servers}
-        workers: {workers}
-        consistency: {{mode: {mode}{bound}}}
-        model: {{name: dlrm, bottom: [8], hidden: [8]}}
-        tables: {{default: {{dim: 4}}}}
-        tower: {{compile: off}}
-        train: {{batch_size: 8}}
-        """,
-    )
+def config_of(mode: str, staleness: int | None = None, *, servers: int = 2, workers: int = 2) -> JobConfig:
+    bound = {} if staleness is None else {"consistency__staleness": staleness}
+    return job_config(servers, workers, mode=mode, train__epochs=1, **bound)
 
 
 def make_job(config: JobConfig, connect: Callable[[list[ShardService]], Transport] = in_process) -> LocalJob:
@@ -133,7 +123,7 @@ def test_a_job_never_exceeds_its_bound_while_its_servers_delay_the_application_o
     bound: int, workers: int, slow: int
 ) -> None:
     """One slow server of two is enough to hold the bound."""
-    job = make_job(job_config("bounded", bound, workers=workers))
+    job = make_job(config_of("bounded", bound, workers=workers))
     with pushes_held_until_a_pull_starves(job.services[-slow:]):
         seen = histogram(job)
     assert max(seen) == bound  # reached, so the delay was real, and not exceeded
@@ -142,7 +132,7 @@ def test_a_job_never_exceeds_its_bound_while_its_servers_delay_the_application_o
 
 def test_with_the_gate_switched_off_the_same_delay_exceeds_the_bound() -> None:
     """The test above can fail: this is the check, turned off."""
-    job = make_job(job_config("bounded", 2))
+    job = make_job(config_of("bounded", 2))
     for service in job.services:
         service.applier.gate = BoundedGate(num_workers=2, start_step=0, bound=None)
     with pushes_held_until_a_pull_starves(job.services):
@@ -151,7 +141,7 @@ def test_with_the_gate_switched_off_the_same_delay_exceeds_the_bound() -> None:
 
 
 def test_async_goes_on_without_waiting_and_measures_how_stale_it_was() -> None:
-    job = make_job(job_config("async"))
+    job = make_job(config_of("async"))
     with pushes_held_until_a_pull_starves(job.services) as gates:
         seen = histogram(job)
         assert not any(gate.starved.is_set() for gate in gates)
@@ -182,7 +172,7 @@ def test_rows_go_by_the_clock(monkeypatch: pytest.MonkeyPatch, mode: str) -> Non
 
 
 def test_sync_sees_every_push_of_earlier_steps_and_none_of_its_own() -> None:
-    job = make_job(job_config("sync"))
+    job = make_job(config_of("sync"))
     gates = [Watched(service.applier.gate) for service in job.services]
     for service, gate in zip(job.services, gates, strict=True):
         service.applier.gate = gate  # type: ignore[assignment]
@@ -238,7 +228,7 @@ class _Lazy(Future[Bytes]):
 
 @every(("mode", "staleness"), [("sync", None), ("bounded", 1), ("async", 3)])
 def test_a_worker_has_no_more_pushes_under_way_than_its_window(mode: str, staleness: int | None) -> None:
-    job = make_job(job_config(mode, staleness))
+    job = make_job(config_of(mode, staleness))
     counted = [Counted(service) for service in job.services]
     for worker in job.workers:
         worker.client.regroup(LocalTransport(counted), 0, 0)  # not metered: a meter would wait for the answers
@@ -255,11 +245,11 @@ def test_messages_that_come_late_in_another_order_and_twice_count_once(mode: str
         made.append(UnreliableTransport([service.handle for service in services], seed=len(made)))
         return made[-1]
 
-    job = make_job(job_config(mode, servers=servers), unreliable)
+    job = make_job(config_of(mode, servers=servers), unreliable)
     summary = job.run()
     assert sum(transport.twice for transport in made) > 5
     assert (summary["steps"], summary["samples"]) == (STEPS, STEPS * 8 * 2)
     assert [service.report()["applied_steps"] for service in job.services] == [STEPS] * servers
     assert [service.report()["pushes"] for service in job.services] == [STEPS * 2] * servers
     if mode == "sync":
-        assert summary["state_digest"] == make_job(job_config("sync")).run()["state_digest"]
+        assert summary["state_digest"] == make_job(config_of("sync")).run()["state_digest"]
