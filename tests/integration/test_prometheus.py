@@ -8,6 +8,7 @@ import math
 import re
 import shutil
 import subprocess
+import time
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
@@ -75,9 +76,12 @@ class Prometheus:
         """Waits until the only value of an expression is this one."""
         within(120, lambda: self.value(expression) == value, f"{expression} is not {value}", self._process.is_running)
 
-    def until_none_is_empty(self, expressions: list[str]) -> None:
-        empty = lambda: [one for one in expressions if not self.query(one)]  # noqa: E731
-        within(90, lambda: not empty(), "some are empty", self._process.is_running)
+    def empty(self, expressions: list[str]) -> list[str]:
+        """Waits until no expression is without a value; those that are after 90 s."""
+        end = time.monotonic() + 90.0
+        while (left := [one for one in expressions if not self.query(one)]) and time.monotonic() < end:
+            time.sleep(0.5)
+        return left
 
 
 @contextlib.contextmanager
@@ -129,8 +133,8 @@ def test_prometheus_finds_every_process_and_fills_every_panel_over_a_recovery(cl
         prometheus.until('max(shardkeep_job_state{state="training"})', 1)
         prometheus.until("count(up == 1)", PROCESSES)
         prometheus.until("count(up)", PROCESSES)
-        prometheus.until_none_is_empty(panels())
-        prometheus.until_none_is_empty([name for metric in METRICS.values() for name in series_names(metric)])
+        assert not prometheus.empty(panels())
+        assert not prometheus.empty([name for metric in METRICS.values() for name in series_names(metric)])
         seconds = prometheus.value("sum(shardkeep_recovery_seconds_total)")
         assert seconds is not None and 0 < seconds < 120
         assert prometheus.value("sum(shardkeep_generations_total)") == 2
