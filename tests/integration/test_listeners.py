@@ -32,7 +32,9 @@ def test_a_port_that_is_taken_is_refused_before_anything_is_prepared(cluster: Cl
     with socket.create_server(("127.0.0.1", 0)) as other, reserved_address() as free:
         taken = f"127.0.0.1:{other.getsockname()[1]}"
         text = f"cannot listen on {taken}: Address already in use"
-        refused(cluster, tmp_path, f"web.page: {text}", "train", "CONFIG", *place, web={"page": taken})
+        alone = (*place, "--set", "servers=0")
+        refused(cluster, tmp_path, f"web.page: {text}", "train", "CONFIG", *alone, web={"page": taken})
+        refused(cluster, tmp_path, f"web.metrics: {text}", "train", "CONFIG", *place, web={"metrics": taken})
         refused(cluster, tmp_path, f"web.metrics: {text}", "coordinator", "CONFIG", *place, web={"metrics": taken})
         around = ("with", *place, "--set", f"web.metrics={taken}", "--", sys.executable, "-c", "print('trained')")
         refused(cluster, tmp_path, f"web.metrics: {text}", *around, web={})
