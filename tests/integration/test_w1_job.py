@@ -19,7 +19,9 @@ from w1_job import Moment
 
 @pytest.mark.chaos
 @pytest.mark.waits_for_processes
-def test_a_job_is_measured_in_all_its_processes_and_ended() -> None:
+def test_a_job_is_measured_in_all_its_processes_and_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # it keeps samples there
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     before = {child.pid for child in psutil.Process().children(recursive=True)}
     figures = w1_job.shardkeep_job(servers=1, dim=4, workers=1, seconds=0.5, warm_up_s=0.1, batch=64)
     assert figures["samples_per_s"] == pytest.approx(64 * figures["steps_per_s"]) and figures["steps_per_s"] > 1
