@@ -25,7 +25,6 @@ SKY_KEYS = {
 }
 """From the task's schema in `sky/utils/schemas.py` of SkyPilot 0.14.1, whose import needs 60 packages."""
 COMMAND = re.compile(r"^[^#\n]*shardkeep,? node,? (.*?)(?:\]|\n(?!\s*--))", re.MULTILINE | re.DOTALL)
-EXIT_CODES = {2: "FailJob", 143: "Ignore"}
 
 
 def documents(name: str) -> dict[str, Any]:
@@ -76,20 +75,16 @@ def test_sky_yaml_has_keys_of_a_task_only() -> None:
 
 
 @every("name", ["kubernetes.yaml", "trainingruntime.yaml"])
-def test_a_job_of_kubernetes_charges_no_pod_for_a_machine_that_leaves(name: str) -> None:
+def test_a_job_of_kubernetes_charges_no_pod_for_a_machine_that_leaves_and_opens_torchs_ports_to_pods_alone(
+    name: str,
+) -> None:
     job = job_of(name)
-    rules = job["podFailurePolicy"]["rules"]
-    assert {
-        code: each["action"] for each in rules for code in each.get("onExitCodes", {}).get("values", [])
-    } == EXIT_CODES
+    pod, rules = job["template"], job["podFailurePolicy"]["rules"]
+    codes = {code: each["action"] for each in rules for code in each.get("onExitCodes", {}).get("values", [])}
+    assert codes == {2: "FailJob", 143: "Ignore"}
     conditions = [(each["action"], one) for each in rules for one in each.get("onPodConditions", [])]
     assert conditions == [("Ignore", {"type": "DisruptionTarget", "status": "True"})]
-    assert (job["podReplacementPolicy"], job["template"]["spec"]["restartPolicy"]) == ("Failed", "Never")
-
-
-@every("name", ["kubernetes.yaml", "trainingruntime.yaml"])
-def test_the_network_policy_passes_the_ports_that_torch_chooses_from_and_pods_alone(name: str) -> None:
-    pod = job_of(name)["template"]
+    assert (job["podReplacementPolicy"], pod["spec"]["restartPolicy"]) == ("Failed", "Never")
     policy = documents("kubernetes.yaml")["NetworkPolicy"]["spec"]
     (sysctl,), (rule,) = pod["spec"]["securityContext"]["sysctls"], policy["ingress"]
     (ports,) = rule["ports"]

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import queue
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
+import torch
 
+from shardkeep import EmbeddingClient, TableSpec
 from shardkeep.base.arrays import Bytes
-from shardkeep.config import JobConfig, parse_config
+from shardkeep.config import JobConfig
+from shardkeep.ps.server import tables
 from shardkeep.ps.server.consistency import BoundedGate, ConsistencyGate, Work
 from shardkeep.ps.server.service import ShardService
 from shardkeep.ps.transport.transport import LocalTransport, Transport
@@ -23,6 +25,7 @@ from tests.support.cases import every
 from tests.support.held_gate import HeldGate
 from tests.support.local_job import LocalJob, in_process
 from tests.support.messages import unpack
+from tests.support.resumed_jobs import job_config
 from tests.support.samples import as_data, draw
 from tests.support.unreliable import UnreliableTransport
 
@@ -30,20 +33,9 @@ STEPS = 16
 LIMIT_S = 90.0
 
 
-def job_config(mode: str, staleness: int | None = None, *, servers: int = 2, workers: int = 2) -> JobConfig:
-    bound = "" if staleness is None else f", staleness: {staleness}"
-    return parse_config(
-        f"""
-        seed: 3
-        servers: {servers}
-        workers: {workers}
-        consistency: {{mode: {mode}{bound}}}
-        model: {{name: dlrm, bottom: [8], hidden: [8]}}
-        tables: {{default: {{dim: 4}}}}
-        tower: {{compile: off}}
-        train: {{batch_size: 8}}
-        """,
-    )
+def config_of(mode: str, staleness: int | None = None, *, servers: int = 2, workers: int = 2) -> JobConfig:
+    bound = {} if staleness is None else {"consistency__staleness": staleness}
+    return job_config(servers, workers, mode=mode, train__epochs=1, **bound)
 
 
 def make_job(config: JobConfig, connect: Callable[[list[ShardService]], Transport] = in_process) -> LocalJob:
@@ -56,12 +48,12 @@ class Watched:
     """A gate that says when it makes a pull wait, and remembers what was applied and admitted, in order."""
 
     def __init__(self, inner: ConsistencyGate[Any]) -> None:
-        self.inner, self.stages = inner, inner.stages
+        self.inner = inner
         self.starved = threading.Event()
         self.log: list[tuple[str, int, int]] = []  # (what, step, rank), rank -1 where it is of all
 
-    def expects(self, rank: int, step: int) -> bool:
-        return self.inner.expects(rank, step)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
 
     def push(self, rank: int, step: int, push: Any) -> bool:
         self.log.append(("push", step, rank))
@@ -70,9 +62,6 @@ class Watched:
     def arrive(self, rank: int, step: int) -> None:
         self.inner.arrive(rank, step)
         self.log.append(("pull", step, rank))
-
-    def take(self) -> Work[Any] | None:
-        return self.inner.take()
 
     def done(self, work: Work[Any]) -> None:
         self.inner.done(work)
@@ -83,12 +72,6 @@ class Watched:
         if not admitted:
             self.starved.set()
         return admitted
-
-    def staleness(self, step: int) -> int:
-        return self.inner.staleness(step)
-
-    def resume_range(self) -> tuple[int, int]:
-        return self.inner.resume_range()
 
     def complete(self, step: int) -> None:
         self.log += [("pull", step, rank) for rank in range(2)]  # a fence says that no rank can push an earlier step
@@ -108,12 +91,10 @@ def pushes_held_until_a_pull_starves(services: list[ShardService]) -> Iterator[l
             held.release()
             held.held = True
 
-    threads: list[threading.Thread] = []
-    held: list[HeldGate] = []
-    for service, gate in zip(services, gates, strict=True):
-        held.append(HeldGate(service, gate))
-        threads.append(threading.Thread(target=feed, args=(held[-1], gate), daemon=True))
-        threads[-1].start()
+    held = [HeldGate(service, gate) for service, gate in zip(services, gates, strict=True)]
+    threads = [threading.Thread(target=feed, args=pair, daemon=True) for pair in zip(held, gates, strict=True)]
+    for thread in threads:
+        thread.start()
     try:
         yield gates
     finally:
@@ -137,12 +118,13 @@ def histogram(job: LocalJob) -> dict[int, int]:
 # ---- bounded ----
 
 
-@pytest.mark.parametrize(("bound", "workers"), [(0, 2), (2, 1), (5, 2)])
+@every(("bound", "workers", "slow"), [(0, 2, 2), (2, 1, 2), (5, 2, 2), (1, 2, 1)])
 def test_a_job_never_exceeds_its_bound_while_its_servers_delay_the_application_of_pushes(
-    bound: int, workers: int
+    bound: int, workers: int, slow: int
 ) -> None:
-    job = make_job(job_config("bounded", bound, workers=workers))
-    with pushes_held_until_a_pull_starves(job.services):
+    """One slow server of two is enough to hold the bound."""
+    job = make_job(config_of("bounded", bound, workers=workers))
+    with pushes_held_until_a_pull_starves(job.services[-slow:]):
         seen = histogram(job)
     assert max(seen) == bound  # reached, so the delay was real, and not exceeded
     assert all(service.report()["pushes"] == STEPS * workers for service in job.services)
@@ -150,7 +132,7 @@ def test_a_job_never_exceeds_its_bound_while_its_servers_delay_the_application_o
 
 def test_with_the_gate_switched_off_the_same_delay_exceeds_the_bound() -> None:
     """The test above can fail: this is the check, turned off."""
-    job = make_job(job_config("bounded", 2))
+    job = make_job(config_of("bounded", 2))
     for service in job.services:
         service.applier.gate = BoundedGate(num_workers=2, start_step=0, bound=None)
     with pushes_held_until_a_pull_starves(job.services):
@@ -158,29 +140,42 @@ def test_with_the_gate_switched_off_the_same_delay_exceeds_the_bound() -> None:
     assert max(seen) == STEPS - 1
 
 
-def test_one_slow_server_of_two_is_enough_to_hold_the_bound() -> None:
-    job = make_job(job_config("bounded", 1))
-    with pushes_held_until_a_pull_starves(job.services[1:]):
-        assert max(histogram(job)) == 1
-
-
 def test_async_goes_on_without_waiting_and_measures_how_stale_it_was() -> None:
-    job = make_job(job_config("async"))
+    job = make_job(config_of("async"))
     with pushes_held_until_a_pull_starves(job.services) as gates:
         seen = histogram(job)
         assert not any(gate.starved.is_set() for gate in gates)
     assert max(seen) == STEPS - 1
 
 
+@every("mode", ["bounded", "async"])
+def test_rows_go_by_the_clock(monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
+    """Whatever the steps: row 1 is 16 s old in the end, row 2 is 8 s old."""
+    now = 1_700_000_000.0
+    monkeypatch.setattr(tables, "time", SimpleNamespace(time=lambda: now))
+    spec = TableSpec(name="user", dim=2, evict={"ttl_s": 10.0, "sweep_steps": 1})
+    with EmbeddingClient.local([spec], consistency=mode) as client:
+        ids = {"user": torch.tensor([1, 2, 3])}
+        initial = client.read(ids)["user"]
+        for step in range(30):
+            rows = client.lookup({"user": torch.tensor([1, 2] if step < 10 else [2, 3] if step < 20 else [3])})
+            rows["user"].sum().backward()
+            client.apply(rows)
+            now += 8.0 if step in (9, 19) else 0.0
+        (figures,) = client.summary()["tables"]
+        assert (figures["rows"], figures["evicted_rows"]) == (2, 1)
+        same = (client.read(ids)["user"] == initial).all(dim=1)
+        assert same.tolist() == [True, False, False], "a row that went is initial again"
+
+
 # ---- sync ----
 
 
 def test_sync_sees_every_push_of_earlier_steps_and_none_of_its_own() -> None:
-    job = make_job(job_config("sync"))
-    gates = []
-    for service in job.services:
-        gates.append(Watched(service.applier.gate))
-        service.applier.gate = gates[-1]
+    job = make_job(config_of("sync"))
+    gates = [Watched(service.applier.gate) for service in job.services]
+    for service, gate in zip(job.services, gates, strict=True):
+        service.applier.gate = gate  # type: ignore[assignment]
     assert set(histogram(job)) == {0}
     for gate in gates:
         assert [step for what, step, _ in gate.log if what == "applied"] == list(range(STEPS))
@@ -188,50 +183,6 @@ def test_sync_sees_every_push_of_earlier_steps_and_none_of_its_own() -> None:
             applied = gate.log.index(("applied", step, -1))
             for rank in range(2):
                 assert gate.log.index(("push", step, rank)) < gate.log.index(("pull", step + 1, rank)) < applied
-
-
-@pytest.fixture(scope="module")
-def plain_digest() -> str:
-    """Of a sync job whose messages come at once, in order; it is the same with any number of servers."""
-    return str(make_job(job_config("sync")).run()["state_digest"])
-
-
-class Late:
-    """Answers of a server that come from another thread, in any order."""
-
-    def __init__(self, service: ShardService, seed: int) -> None:
-        self.calls = 0
-        self._service = service
-        self._rng = np.random.default_rng(seed)
-        self._waiting: queue.Queue[tuple[Future[Bytes], Future[Bytes]]] = queue.Queue()
-        threading.Thread(target=self._deliver, daemon=True).start()
-
-    def __call__(self, message: Bytes) -> Future[Bytes]:
-        self.calls += 1
-        late: Future[Bytes] = Future()
-        self._service.handle(message).add_done_callback(lambda done: self._waiting.put((late, done)))
-        return late
-
-    def _deliver(self) -> None:
-        while True:
-            batch = [self._waiting.get()]
-            while not self._waiting.empty():
-                batch.append(self._waiting.get())
-            for at in self._rng.permutation(len(batch)):
-                late, done = batch[at]
-                late.set_result(done.result())
-
-
-def test_sync_gives_the_same_model_whatever_the_order_of_answers(plain_digest: str) -> None:
-    made: list[Late] = []
-
-    def late_answers(services: list[ShardService]) -> Transport:
-        made.extend(handlers := [Late(service, seed=1) for service in services])
-        return LocalTransport(handlers)
-
-    late = make_job(job_config("sync"), late_answers)
-    assert late.run()["state_digest"] == plain_digest
-    assert min(handler.calls for handler in made) > STEPS
 
 
 # ---- pushes under way ----
@@ -277,7 +228,7 @@ class _Lazy(Future[Bytes]):
 
 @every(("mode", "staleness"), [("sync", None), ("bounded", 1), ("async", 3)])
 def test_a_worker_has_no_more_pushes_under_way_than_its_window(mode: str, staleness: int | None) -> None:
-    job = make_job(job_config(mode, staleness))
+    job = make_job(config_of(mode, staleness))
     counted = [Counted(service) for service in job.services]
     for worker in job.workers:
         worker.client.regroup(LocalTransport(counted), 0, 0)  # not metered: a meter would wait for the answers
@@ -286,21 +237,19 @@ def test_a_worker_has_no_more_pushes_under_way_than_its_window(mode: str, stalen
     assert [dict(sorted(server.most.items())) for server in counted] == [{0: window, 1: window}] * 2
 
 
-@pytest.mark.parametrize(("mode", "servers"), [("sync", 2), ("bounded", 2), ("async", 1)])
-def test_messages_that_come_late_in_another_order_and_twice_count_once(
-    mode: str, servers: int, plain_digest: str
-) -> None:
+@every(("mode", "servers"), [("sync", 2), ("bounded", 2), ("async", 1)])
+def test_messages_that_come_late_in_another_order_and_twice_count_once(mode: str, servers: int) -> None:
     made: list[UnreliableTransport] = []
 
     def unreliable(services: list[ShardService]) -> Transport:
         made.append(UnreliableTransport([service.handle for service in services], seed=len(made)))
         return made[-1]
 
-    job = make_job(job_config(mode, servers=servers), unreliable)
+    job = make_job(config_of(mode, servers=servers), unreliable)
     summary = job.run()
     assert sum(transport.twice for transport in made) > 5
     assert (summary["steps"], summary["samples"]) == (STEPS, STEPS * 8 * 2)
     assert [service.report()["applied_steps"] for service in job.services] == [STEPS] * servers
     assert [service.report()["pushes"] for service in job.services] == [STEPS * 2] * servers
     if mode == "sync":
-        assert summary["state_digest"] == plain_digest
+        assert summary["state_digest"] == make_job(config_of("sync")).run()["state_digest"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 import yaml
 
 from shardkeep.compression.recipes import RECIPES
@@ -130,23 +129,19 @@ def relative(ours: np.ndarray, expected: np.ndarray, before: np.ndarray) -> floa
 POOLED = dict(zip(OPTIMIZERS, ("sum", "max", "mean", "weighted", "mean"), strict=True))
 
 
-@pytest.mark.parametrize("steps", [15, pytest.param(100, marks=pytest.mark.chaos)])
 @every(("optimizer", "pooling"), POOLED.items())
-def test_each_step_of_one_worker_is_the_plain_pytorch_step(optimizer: str, pooling: str, steps: int) -> None:
-    both = SideBySide(job_config(1, 1, optimizer), draw(800, pooling=pooling))
-    errors = [both.step(step) for step in range(steps)]
+def test_each_step_of_one_worker_is_the_plain_pytorch_step(optimizer: str, pooling: str) -> None:
+    both = SideBySide(job_config(1, 1, optimizer), draw(64, pooling=pooling))
+    errors = [both.step(step) for step in range(8)]
     assert max(table for table, _ in errors) < 1e-6
     assert max(tower for _, tower in errors) < 1e-6
 
 
-@pytest.mark.parametrize("epochs", [2, pytest.param(5, marks=pytest.mark.chaos)])
 @every(("optimizer", "workers"), zip(OPTIMIZERS, (2, 3, 2, 3, 2), strict=True))
-def test_steps_of_several_workers_are_the_plain_step_on_the_joined_ragged_batch(
-    optimizer: str, workers: int, epochs: int
-) -> None:
+def test_steps_of_several_workers_are_the_plain_step_on_the_joined_ragged_batch(optimizer: str, workers: int) -> None:
     # 75 samples: the last step of an epoch is ragged, and with 3 workers (24 a step) it leaves 1 sample each.
     data = draw(workers * 24 + workers // 2 + 2, pooling="mean")
-    both = SideBySide(job_config(2, workers, optimizer, train__epochs=epochs), data)
+    both = SideBySide(job_config(2, workers, optimizer), data)
     errors = [both.step(step) for step in range(both.job.workers[0].trainer.total_steps)]
     assert max(table for table, _ in errors) < 1e-5
     assert max(tower for _, tower in errors) < 1e-5
@@ -167,10 +162,10 @@ def test_accumulated_micro_batches_are_one_step_on_all_of_them() -> None:
 
 
 def test_a_free_run_agrees_with_the_plain_loop_in_loss() -> None:
-    config, data = job_config(2, 1, "sgd", "adam", train__epochs=10), draw(80, pooling="mean")
+    config, data = job_config(2, 1, "sgd", "adam", train__epochs=5), draw(80, pooling="mean")
     both = SideBySide(config, data)
     losses = []
-    for step in range(100):
+    for step in range(50):
         (worker,) = both.job.workers
         prepared = worker.trainer.step.pipeline.prepare(step)
         ours = worker.trainer.step.run(prepared, worker.client.pull(step, prepared.request)).loss
@@ -181,35 +176,25 @@ def test_a_free_run_agrees_with_the_plain_loop_in_loss() -> None:
 
 @every("workers", [1, 3])
 def test_the_digest_does_not_depend_on_the_number_of_servers(workers: int) -> None:
-    data = as_data(draw(100, pooling="mean"), draw(30, seed=1, pooling="mean"))
-    config = {"eval__every_steps": 3, "train__epochs": 2}
-    summaries = [LocalJob(job_config(s, workers, **config), data).run() for s in (1, 3)]
+    data = as_data(draw(50, pooling="mean"), draw(30, seed=1, pooling="mean"))
+    summaries = [LocalJob(job_config(servers, workers, eval__every_steps=3), data).run() for servers in (1, 3)]
     assert len({s["state_digest"] for s in summaries}) == 1
     assert len({s["eval"]["auc"] for s in summaries}) == 1
     assert all(s["staleness"] == {"0": s["steps"] * workers} for s in summaries)
 
 
 def test_the_lossless_recipe_has_the_bits_of_fp32_and_sends_less() -> None:
-    data = as_data(draw(200, pooling="mean"))
-    plain, coded = (
-        LocalJob(
-            job_config(
-                2,
-                3,
-                "adam",
-                "adam",
-                compression=yaml.safe_dump(RECIPES[name].settings["compression"], default_flow_style=True),
-            ),
-            data,
-        ).run()
-        for name in ("fp32", "lossless")
-    )
+    data, found = as_data(draw(100, pooling="mean")), []
+    for name in ("fp32", "lossless"):
+        compression = yaml.safe_dump(RECIPES[name].settings["compression"], default_flow_style=True)
+        found.append(LocalJob(job_config(2, 3, "adam", "adam", compression=compression), data).run())
+    plain, coded = found
     assert coded["state_digest"] == plain["state_digest"]
     assert sum(coded["bytes"]["push"].values()) < sum(plain["bytes"]["push"].values())
 
 
 def test_the_digest_changes_with_the_seed_and_with_one_more_step() -> None:
-    data = as_data(draw(100))
+    data = as_data(draw(50))
     digests = {
         LocalJob(job_config(1, 1, **more), data).run()["state_digest"]
         for more in ({}, {"seed": 4}, {"train__max_steps": 5}, {"tables__b__dim": 5})

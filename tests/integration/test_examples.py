@@ -1,4 +1,4 @@
-"""The example scripts train: each of them, as a user would run it."""
+"""The example scripts and the notebook of the first hour train: each of them, as a user would run it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from tests.support.cluster import Cluster
 from tests.support.forked import SCRIPT, SHARDKEEP
 
-pytestmark = [pytest.mark.waits_for_processes, pytest.mark.chaos, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.waits_for_processes, pytest.mark.chaos, pytest.mark.timeout(400)]
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 AROUND = ("with", "--servers", "2", "--run-dir", "run", "--")
@@ -47,3 +47,23 @@ def test_an_example_trains(tmp_path: Path, cluster: Cluster, script: str) -> Non
     assert code == 0, err
     losses = [float(found) for found in re.findall(r"loss (\d+\.\d+)", out)]
     assert losses and losses[-1] < at_most, out
+
+
+def test_the_notebook_of_the_first_hour_runs_as_it_stands(tmp_path: Path) -> None:
+    nbformat, nbclient = (pytest.importorskip(name) for name in ("nbformat", "nbclient"))
+    pytest.importorskip("ipykernel")
+    book = nbformat.read(EXAMPLES / "first_hour.ipynb", as_version=4)
+    nbclient.NotebookClient(book, timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    train, predict, report = [cell for cell in book["cells"] if cell["cell_type"] == "code"][1:]
+    value, predicted, drawn = (
+        next(out["data"] for out in cell["outputs"] if out["output_type"] == "execute_result")
+        for cell in (train, predict, report)
+    )
+    assert float(value["text/plain"]) > 0.65
+    printed = "".join(output["text"] for output in train["outputs"] if output["output_type"] == "stream")
+    lines = printed.strip().split("\n")
+    assert lines[0].startswith("data ") and lines[-1].startswith("run folder")
+    bars = [line for line in lines if line.lstrip("\r").startswith("train ")]
+    assert len(bars) <= 6 and "162/162" in bars[-1].split("\r")[-1], bars  # drawn over itself between other lines
+    assert predicted["text/plain"].startswith("array([0.")
+    assert "<iframe" in drawn["text/html"] and "srcdoc" in drawn["text/html"]

@@ -25,14 +25,13 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
     pytest.mark.timeout(200),
 ]
+ADAGRAD = {"name": "rowwise_adagrad", "lr": 0.1, "initial_accumulator": 0.001}
 DEMO: dict[str, Any] = {
     **JOB,
     "servers": 1,
     "workers": 1,
     "data": {"synthetic": {"train_samples": 60_000, "eval_samples": 20_000}},
-    "tables": {
-        "default": {"dim": 8, "optimizer": {"name": "rowwise_adagrad", "lr": 0.1, "initial_accumulator": 0.001}}
-    },
+    "tables": {"default": {"dim": 8, "optimizer": ADAGRAD}},
     "model": {"bottom": [32], "hidden": [64, 32]},
     "train": {"batch_size": 500, "report_every_s": 0.02},
     "eval": {"every_steps": "epoch"},
@@ -40,11 +39,8 @@ DEMO: dict[str, Any] = {
 }
 
 
-def job_of(config: dict[str, Any], device: str, **tower: Any) -> dict[str, Any]:
-    return {**config, "tower": {**config["tower"], "device": device, **tower}}
-
-
-def summary_of(cluster: Cluster, config: dict[str, Any], name: str) -> dict[str, Any]:
+def summary_of(cluster: Cluster, config: dict[str, Any], name: str, device: str, **tower: Any) -> dict[str, Any]:
+    config = {**config, "tower": {**config["tower"], "device": device, **tower}}
     job, folder = cluster.job(config, name=name, fresh=True)
     ended = job.end()
     assert (ended.code, ended.err) == (0, ""), job.printed()
@@ -54,29 +50,25 @@ def summary_of(cluster: Cluster, config: dict[str, Any], name: str) -> dict[str,
 @pytest.fixture(scope="module")
 def auc_on_cpu(tmp_path_factory: pytest.TempPathFactory) -> float:
     with Cluster(tmp_path_factory.mktemp("cpu")) as cluster:
-        auc: float = summary_of(cluster, job_of(DEMO, "cpu"), "cpu")["eval"]["auc"]
+        auc: float = summary_of(cluster, DEMO, "cpu", "cpu")["eval"]["auc"]
     assert auc > 0.6
     return auc
 
 
+GRAPHS = {"compile": "on", "mode": "reduce-overhead", "amp": "bf16"}
+
+
 @pytest.mark.parametrize(
     "settings",
-    [
-        {},
-        {"amp": "bf16"},
-        {"amp": "fp16"},
-        {"compile": "on"},
-        {"compile": "on", "mode": "reduce-overhead", "amp": "bf16"},
-    ],
+    [{}, {"amp": "bf16"}, {"amp": "fp16"}, {"compile": "on"}, GRAPHS],
     ids=["fp32", "bf16", "fp16", "compiled", "CUDA graphs"],
 )
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_a_tower_on_a_gpu_learns_as_on_a_cpu(
     cluster: Cluster, auc_on_cpu: float, settings: dict[str, Any], accumulate: int
 ) -> None:
-    config = job_of(DEMO, "cuda", **settings)
-    config["train"] = {**config["train"], "batch_size": 500 // accumulate, "accumulate": accumulate}
-    summary = summary_of(cluster, config, "gpu")
+    train = {**DEMO["train"], "batch_size": 500 // accumulate, "accumulate": accumulate}
+    summary = summary_of(cluster, {**DEMO, "train": train}, "gpu", "cuda", **settings)
     assert abs(summary["eval"]["auc"] - auc_on_cpu) < 0.01
     (worker,) = [p for p in summary["processes"] if p["role"] == "worker"]
     assert worker["peak_cuda_bytes"] > 0
@@ -89,42 +81,32 @@ def test_sequences_on_a_gpu_train_as_on_a_cpu(cluster: Cluster, encoder: str) ->
     stream = {"task": "sequences", "train_samples": 20_000, "eval_samples": 5000, "table_sizes": [100]}
     model = {"name": "dnn", "hidden": [32], "encoder": {"name": encoder}}
     config = {**DEMO, "data": {"synthetic": stream}, "model": model}
-    found = [
-        summary_of(cluster, job_of(config, device, amp="off"), f"{encoder}-{number}")
-        for number, device in enumerate(("cpu", "cuda"))
-    ]
-    assert abs(found[0]["eval"]["auc"] - found[1]["eval"]["auc"]) < 0.01
-    assert abs(found[0]["eval"]["logloss"] - found[1]["eval"]["logloss"]) < 0.01
+    found = [summary_of(cluster, config, device, device, amp="off")["eval"] for device in ("cpu", "cuda")]
+    for metric in ("auc", "logloss"):
+        assert abs(found[0][metric] - found[1][metric]) < 0.01, metric
 
 
 @pytest.mark.parametrize("name", ["mmoe", "ple", "dnn"])
 def test_several_labels_on_a_gpu_train_as_on_a_cpu(cluster: Cluster, tmp_path: Path, name: str) -> None:
-    rows = rows_of(4000)
-    found = []
-    for number, device in enumerate(("cpu", "cuda")):
-        job = job_of_labels(tmp_path, rows, tower={"device": device, "amp": "off"}, servers=1, workers=1)
-        job["model"] = {"name": name, "hidden": [16]}
-        found.append(summary_of(cluster, job, f"{name}-{number}")["eval"])
+    job = job_of_labels(tmp_path, rows_of(4000), tower={"amp": "off"}, servers=1, workers=1)
+    job["model"] = {"name": name, "hidden": [16]}
+    found = [summary_of(cluster, job, device, device)["eval"] for device in ("cpu", "cuda")]
     for metric in ("auc/clicked", "auc/bought", "mse/seconds"):
         assert found[0][metric] == pytest.approx(found[1][metric], abs=0.02), metric
 
 
-def test_a_death_of_the_worker_or_the_server_changes_no_bit_in_sync(cluster: Cluster) -> None:
-    config = job_of({**JOB, "workers": 1, "train": {**JOB["train"], "batch_size": 100}}, "cuda")
-    whole, again = (summary_of(cluster, config, name)["state_digest"] for name in ("whole", "again"))
+@pytest.mark.parametrize("workers", [1, 2])  # two share the GPU over gloo
+def test_deaths_of_a_worker_and_a_server_change_no_bit_in_sync(cluster: Cluster, workers: int) -> None:
+    config = {**JOB, "workers": workers, "train": {**JOB["train"], "batch_size": 100 // workers}}
+    whole, again = (summary_of(cluster, config, name, "cuda")["state_digest"] for name in ("whole", "again"))
     assert whole == again
-    hurts = in_turn(Hurt("worker 0", "pushing", 60), Hurt("server 1", "push received", 60))
+    hurts = in_turn(Hurt(f"worker {workers - 1}", "pushing", 60), Hurt("server 1", "push received", 60))
+    config["tower"] = {**config["tower"], "device": "cuda"}
     assert hurt_job(cluster, config, hurts, fresh=True)["state_digest"] == whole
 
 
-def test_two_workers_share_a_gpu_over_gloo_and_a_death_changes_no_bit(cluster: Cluster) -> None:
-    config = job_of(JOB, "cuda")
-    whole = summary_of(cluster, config, "whole")["state_digest"]
-    assert hurt_job(cluster, config, [Hurt("worker 1", "pushing", 120)], fresh=True)["state_digest"] == whole
-
-
 def test_a_run_of_a_gpu_is_evaluated_and_resumed_without_one(cluster: Cluster) -> None:
-    config = job_of({**DEMO, "servers": 0, "checkpoint": {"every_steps": 60}}, "cuda")
+    config = {**DEMO, "servers": 0, "checkpoint": {"every_steps": 60}, "tower": {**DEMO["tower"], "device": "cuda"}}
     job, folder = cluster.job(config, fresh=True)
     assert job.end().code == 0, job.printed()
     told = (folder.summary() or {})["eval"]["auc"]
@@ -141,23 +123,20 @@ def test_a_run_of_a_gpu_is_evaluated_and_resumed_without_one(cluster: Cluster) -
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
 def test_one_rank_over_nccl_gives_the_tower_of_one_process(parallel: str) -> None:
     device = torch.device("cuda")
+    collective = ProcessCollective(dist.HashStore(), rank=0, world_size=1, generation=0, backend="nccl")
+    assert collective.backend == "nccl"
     found = []
-    for grouped in (False, True):
-        collective = (
-            ProcessCollective(dist.HashStore(), rank=0, world_size=1, generation=0, backend="nccl") if grouped else None
-        )
-        config = {"parallel": parallel if grouped else "ddp"}
-        tower = tower_of(model=seeded_model(), collective=collective, config=config, device=device, sync=False)
+    for group in (None, collective):
+        config = {"parallel": parallel if group else "ddp"}
+        tower = tower_of(model=seeded_model(), collective=group, config=config, device=device, sync=False)
         for step in range(5):
             dense, values, label = batch(step, 24)
             leaves = {name: value.to(device).requires_grad_() for name, value in values.items()}
             tower.backward(dense.to(device), leaves, label.to(device), 1 / 24, last=True)
             assert tower.update(step).applied
-        assert (tower.shards is not None) == (grouped and parallel == "fsdp")
+        assert (tower.shards is not None) == (group is not None and parallel == "fsdp")
         found.append(whole_values(tower).cpu())
-        if collective is not None:
-            assert collective.backend == "nccl"
-            collective.close()
+    collective.close()
     torch.testing.assert_close(found[0], found[1])
 
 

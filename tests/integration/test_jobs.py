@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import signal
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import psutil
 import pytest
 
 from shardkeep.config import JobConfig
+from shardkeep.estimate.estimate import estimate
 from shardkeep.run.folder import NO_SUMMARY, RunFolder
 from shardkeep.workers.data.sources.registry import open_data
 from tests.support.cases import every
@@ -31,7 +33,10 @@ def check_completed(ended: Ended, folder: RunFolder, config: dict[str, Any]) -> 
     assert (summary["status"], summary["steps"], summary["samples"]) == ("completed", 20, 1950)
     assert summary["wall_s"] > 0 and summary["samples_per_s"] > 0
     assert 0.5 < summary["eval"]["auc"] < summary["eval"]["best_auc"] and summary["eval"]["samples"] == 300
-    check_bytes(summary["bytes"], summary["samples"])
+    counted = summary["bytes"]
+    parts = [sum(counted[name].values()) for name in ("push", "pull", "tower", "read")] + [counted["control"]]
+    assert min(parts) > 0 and counted["total"] == sum(parts)
+    assert counted["per_sample"] == (counted["total"] - sum(counted["read"].values())) / summary["samples"]
     assert sum(summary["staleness"].values()) == summary["steps"] * config["workers"]
     assert [t["name"] for t in summary["tables"]] == ["C1", "C2", "C3"]
     assert all(t["rows"] > 0 and t["bytes"] > 64 * t["rows"] for t in summary["tables"])
@@ -41,15 +46,8 @@ def check_completed(ended: Ended, folder: RunFolder, config: dict[str, Any]) -> 
     assert [(m["role"], m["index"]) for m in members] == roles
     assert {(m["host"], m["generation"]) for m in members} == {("127.0.0.1", 1)}
     assert {"progress", "eval", "phase", "event"} <= kinds(folder)
-    assert not gone_members(folder)
+    assert not [m["pid"] for m in members if psutil.pid_exists(m["pid"])]
     return summary
-
-
-def check_bytes(counted: dict[str, Any], samples: int) -> None:
-    parts = [sum(counted[name].values()) for name in ("push", "pull", "tower", "read")] + [counted["control"]]
-    assert min(parts) > 0
-    assert counted["total"] == sum(parts)
-    assert counted["per_sample"] == (counted["total"] - sum(counted["read"].values())) / samples
 
 
 def check_logs(folder: RunFolder) -> None:
@@ -58,10 +56,6 @@ def check_logs(folder: RunFolder) -> None:
         ours = re.compile(rf"(\{{|{log.stem.replace('-', '/')} )")
         strange = [line for line in log.read_text().splitlines() if not ours.match(line) or "level=" in line]
         assert not strange, f"{log.name}: {strange}"
-
-
-def gone_members(folder: RunFolder) -> list[int]:
-    return [m["pid"] for m in folder.member_list() if psutil.pid_exists(m["pid"])]
 
 
 @pytest.mark.parametrize(("servers", "start"), [(2, "auto"), pytest.param(1, "spawn", marks=pytest.mark.slow)])
@@ -87,15 +81,11 @@ def test_a_killed_process_ends_the_job_and_one_line_names_it(cluster: Cluster) -
     hosts = {name: listening(process) for name, process in members.items()}
     assert {host for found in hosts.values() for host in found} == {"127.0.0.1"} and all(hosts.values()), hosts
     members["worker 1"].kill()
-    ended = job.end(limit_s=90)
-    assert ended.code == 1
+    ended, summary = job.end(limit_s=90), folder.summary() or {}
     line = rf"error: worker 1 \(pid {members['worker 1'].pid}.*\) ended: killed by SIGKILL, .*step \d+"
-    assert re.match(line, ended.err), ended.err
-    assert ended.err.count("\n") == 1
+    assert ended.code == 1 and re.match(line, ended.err) and ended.err.count("\n") == 1, ended.err
     assert not gone(members.values(), limit_s=0)
-    summary = folder.summary() or {}
-    assert summary["status"] == "failed"
-    assert summary["message"] in ended.err
+    assert summary["status"] == "failed" and summary["message"] in ended.err
 
 
 def test_ctrl_c_stops_a_job_in_order(cluster: Cluster) -> None:
@@ -109,15 +99,12 @@ def test_ctrl_c_stops_a_job_in_order(cluster: Cluster) -> None:
     assert not gone(members.values(), limit_s=0)
 
 
-EVALUATED = 60_000
-"""So many that Ctrl-C comes before they are evaluated."""
-
-
 def test_ctrl_c_after_the_last_step_leaves_a_completed_job(cluster: Cluster) -> None:
-    """In one process; of processes with stand-ins: tests/launch/test_supervised_stops.py."""
-    data = {"synthetic": {**TINY["data"]["synthetic"], "eval_samples": EVALUATED}}
+    """In one process, without telemetry; of processes with stand-ins: tests/launch/test_supervised_stops.py."""
+    evaluated = 60_000  # so many that Ctrl-C comes before they are evaluated
+    data = {"synthetic": {**TINY["data"]["synthetic"], "eval_samples": evaluated}}
     config = {**TINY, "servers": 0, "workers": 1, "data": data, "checkpoint": {"every_steps": 1000}}
-    job, folder = cluster.job(config)
+    job, folder = cluster.job({**config, "telemetry": {"every_s": "off"}})
     within(60, lambda: any(r.get("step") == 39 for r in records(folder)), "no last step", lambda: job.running)
     job.signal(signal.SIGINT)
     ended = job.end()
@@ -125,19 +112,28 @@ def test_ctrl_c_after_the_last_step_leaves_a_completed_job(cluster: Cluster) -> 
     assert (ended.code, ended.err) == (0, notice), job.printed()
     summary = folder.summary() or {}
     assert (summary["status"], summary["steps"]) == ("completed", 39)
-    assert summary["eval"]["samples"] == EVALUATED and summary["state_digest"]
+    assert summary["eval"]["samples"] == evaluated and summary["state_digest"]
+    assert not folder.telemetry_path.exists()
 
 
 @every("place", ["file/run", "/proc/run"])
 def test_a_run_folder_that_cannot_be_made_is_one_line(cluster: Cluster, tmp_path: Path, place: str) -> None:
-    (tmp_path / "file").write_text("")
     """Below a file, and where nobody may write."""
+    (tmp_path / "file").write_text("")
     ended = cluster.command("train", str(cluster.write(TINY)), "--run-dir", place, cwd=tmp_path).end()
     assert ended.code == 2
     assert re.fullmatch(rf"error: --run-dir {place}: cannot be written \(.+\)\n", ended.err)
 
 
-def test_the_records_of_a_run_are_lines_of_json_with_a_time(golden: Golden) -> None:
+# ---- what the golden job left ----
+
+
+def test_a_job_shows_its_phases_and_its_result_and_writes_records_with_a_time(golden: Golden) -> None:
+    check_logs(golden.folder)
+    lines = [line.split()[0] for line in golden.ended.out.splitlines() if line]
+    assert [line for line in lines if line in ("data", "start", "train")][:3] == ["data", "start", "train"]
+    assert "tower" not in lines and "kernels" not in lines, "what nobody can use"
+    assert {"train", "evaluate", "AUC", "logloss", "bytes", "speed", "run"} <= set(lines)
     told = records(golden.folder)
     assert all({"time", "kind"} <= set(record) for record in told)
     assert json.loads((golden.folder.path / "summary.json").read_text()) == golden.summary
@@ -145,9 +141,23 @@ def test_the_records_of_a_run_are_lines_of_json_with_a_time(golden: Golden) -> N
     assert steps == sorted(set(steps)) and steps[-1] == STEPS
 
 
-def test_a_job_shows_its_phases_and_its_result(golden: Golden) -> None:
-    check_logs(golden.folder)
-    lines = [line.split()[0] for line in golden.ended.out.splitlines() if line]
-    assert [line for line in lines if line in ("data", "start", "train")][:3] == ["data", "start", "train"]
-    assert "tower" not in lines and "kernels" not in lines, "what nobody can use"
-    assert {"train", "evaluate", "AUC", "logloss", "bytes", "speed", "run"} <= set(lines)
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux reports the counters of a socket")
+def test_the_ledger_agrees_with_the_sockets_counters(golden: Golden) -> None:
+    counted, sockets = golden.summary["bytes"], golden.summary["sockets"]
+    ways = {
+        "to_servers": ("servers", "sent"), "from_servers": ("servers", "received"),
+        "between_workers": ("workers", "sent"),
+    }  # fmt: skip
+    for way, (group, field) in ways.items():
+        assert counted[way] == pytest.approx(sockets[group][field], rel=0.01) and counted[way] > 300_000, way
+    control = sum(sockets["control"][field] for field in ("sent", "received"))
+    data = sum(sum(counted[name].values()) for name in ("push", "pull", "tower", "read"))
+    assert control <= counted["control"] == counted["total"] - data
+
+
+def test_it_moved_as_many_bytes_per_sample_as_was_estimated(golden: Golden) -> None:
+    found, summary = estimate(JobConfig.model_validate(golden.config), gbit_per_s=10.0), golden.summary
+    assert found["bytes_per_sample"] == pytest.approx(summary["bytes"]["per_sample"], rel=0.05)
+    assert [t["rows"] for t in found["tables"]] == [t["rows"] for t in summary["tables"]]
+    reported, held = (sum(t["bytes"] for t in tables) for tables in (found["tables"], summary["tables"]))
+    assert reported == pytest.approx(held, rel=0.25)

@@ -1,4 +1,7 @@
-"""`--log-format json`: every line of every log of a job is one object, also after deaths and errors of libraries."""
+"""`--log-format json`: every line of every log of a job is one object, also after deaths and errors of libraries.
+
+Of roles by hand: test_trust.py.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +13,13 @@ from typing import Any
 import pytest
 
 from shardkeep.run.folder import RunFolder
-from tests.support.cluster import Cluster, gone, kinds, records, within
-from tests.support.configs import ENDLESS, LASTING, TINY
+from tests.support.chaos import JOB
+from tests.support.cluster import Cluster, kinds, within
+from tests.support.configs import ENDLESS, TINY
+from tests.support.hurt import MAIN, Hurt, environment, in_turn
 
 pytestmark = pytest.mark.waits_for_processes
-JSON = ("--log-format", "json")
+FORMAT = ("--log-format", "json")
 KEYS = {"time", "level", "role", "index", "step", "event", "fields", "exception"}
 
 
@@ -33,7 +38,7 @@ def logs(folder: RunFolder) -> dict[str, list[dict[str, Any]]]:
 
 
 def test_a_job_in_one_process_prints_objects_until_ctrl_c_ends_it(cluster: Cluster) -> None:
-    job, folder = cluster.job({**ENDLESS, "servers": 0, "workers": 1}, *JSON)
+    job, folder = cluster.job({**ENDLESS, "servers": 0, "workers": 1}, *FORMAT)
     within(100, lambda: "progress" in kinds(folder), "no step", lambda: job.running)
     job.signal(signal.SIGINT)
     ended = job.end()
@@ -46,53 +51,24 @@ def test_a_job_in_one_process_prints_objects_until_ctrl_c_ends_it(cluster: Clust
 
 
 def test_the_error_of_a_role_by_hand_is_an_object(cluster: Cluster) -> None:
-    role = cluster.command("server", "--coordinator", "nowhere", "--index", "3", *JSON).end()
+    role = cluster.command("server", "--coordinator", "nowhere", "--index", "3", *FORMAT).end()
     (found,) = parsed(role.err)
     assert (role.code, found["level"], found["role"], found["index"]) == (2, "error", "server", 3)
     assert found["event"].startswith("--coordinator nowhere: is neither HOST:PORT nor a folder")
 
 
 @pytest.mark.chaos
-def test_every_line_of_a_job_with_a_recovery_is_an_object(cluster: Cluster) -> None:
-    config = {**LASTING, "servers": 2}
-    job, folder = cluster.job(config, *JSON)
-    members = cluster.training(folder)
-    for victim in ("server 1", "worker 1"):
-        before = sum(r.get("phase") == "recovery" for r in records(folder))
-        members[victim].kill()
-        within(
-            100,
-            lambda before=before: sum(r.get("phase") == "recovery" for r in records(folder)) > before,
-            "no recovery",
-            lambda: job.running,
-        )
-    assert cluster.command("stop", str(folder.path)).end().code == 0
+def test_every_line_of_a_job_with_a_recovery_is_an_object(cluster: Cluster, tmp_path: Path) -> None:
+    hurts = in_turn(Hurt("server 1", "push received", 20), Hurt("worker 1", "pushing", 20))
+    job, folder = cluster.job(JOB, *FORMAT, env=environment(tmp_path, hurts), main=MAIN)
     ended = job.end()
-    out = parsed(ended.out)
-    assert [each["fields"] for each in out if each["event"] == "restart"]
-    assert [each["event"] for each in parsed(ended.err)][-1].endswith(": shardkeep stop")
+    assert ended.code == 0 and not ended.err
+    assert [each["fields"] for each in parsed(ended.out) if each["event"] == "restart"]
     assert logs(folder).keys() == {"coordinator-0", "server-0", "server-1", "worker-0", "worker-1"}
 
 
-@pytest.mark.chaos
-def test_the_traceback_of_a_model_is_one_object_and_its_words_are_the_jobs(cluster: Cluster, tmp_path: Path) -> None:
-    (tmp_path / "broken.py").write_text(
-        "from torch import nn\n\nclass Broken(nn.Module):\n"
-        "    def __init__(self, *a, **k):\n        super().__init__()\n        print('hello')\n"
-        "        raise RuntimeError('no such\\nlayer')\n"
-    )
-    config = {**TINY, "servers": 1, "workers": 1, "model": {"name": "broken:Broken"}, "launch": {"start": "spawn"}}
-    job, folder = cluster.job(config, *JSON)
-    ended = job.end()
-    assert ended.code in (1, 2)
-    parsed(ended.out)
-    assert "no such" in parsed(ended.err)[-1]["event"]
-    logs(folder)
-
-
-@pytest.mark.parametrize("start", ["fork_server", pytest.param("spawn", marks=pytest.mark.chaos)])
 def test_lines_that_libraries_write_past_python_are_objects_and_the_last_one_is_the_jobs_error(
-    cluster: Cluster, tmp_path: Path, start: str
+    cluster: Cluster, tmp_path: Path
 ) -> None:
     (tmp_path / "broken.py").write_text(
         "import os\nfrom torch import nn\n\nclass Broken(nn.Module):\n"
@@ -100,8 +76,8 @@ def test_lines_that_libraries_write_past_python_are_objects_and_the_last_one_is_
         "        os.write(2, b'[E1125 socket.cpp:7] no route\\n{\"not\": ours}\\nerror: no device')\n"
         "        os._exit(3)\n"
     )
-    config = {**TINY, "servers": 1, "workers": 1, "model": {"name": "broken:Broken"}, "launch": {"start": start}}
-    job, folder = cluster.job({**config, "recovery": {"restarts": 0}}, *JSON)
+    config = {**TINY, "servers": 1, "workers": 1, "model": {"name": "broken:Broken"}, "recovery": {"restarts": 0}}
+    job, folder = cluster.job(config, *FORMAT)
     ended = job.end()
     assert ended.code == 1
     assert "ended: exit code 3: no device, " in parsed(ended.err)[-1]["event"], ended.err
@@ -112,13 +88,3 @@ def test_lines_that_libraries_write_past_python_are_objects_and_the_last_one_is_
         ('{"not": ours}', "info"),
         ("no device", "error"),
     }
-
-
-@pytest.mark.chaos
-def test_the_roles_own_lines_outlive_their_launcher(cluster: Cluster) -> None:
-    job, folder = cluster.job({**ENDLESS, "workers": 1}, *JSON)
-    members = cluster.training(folder)
-    job.signal(signal.SIGKILL)
-    assert not gone(members.values(), limit_s=60)
-    for name, objects in logs(folder).items():
-        assert "the launcher is gone; ending" in [each["event"] for each in objects], name

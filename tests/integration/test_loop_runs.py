@@ -81,11 +81,3 @@ def test_what_needs_the_dense_model_says_what_the_run_is_for(run: Path, use: Cal
     assert "\n" not in text and "is of a loop of your own" in text
     for way in ("client.restore", "`shardkeep tables`", "shardkeep.torchrec.save(model.module, FILE)"):
         assert way in text
-
-
-@pytest.mark.chaos
-def test_a_run_without_a_checkpoint_says_how_a_loop_writes_one(tmp_path: Path) -> None:
-    with EmbeddingClient.serve(TABLES, servers=1, run_dir=tmp_path / "run", quiet=True) as client:
-        steps(client, 1)
-    with pytest.raises(UserError, match=r"has no complete checkpoint in .*; a loop of your own writes them by client"):
-        shardkeep.load(tmp_path / "run")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,39 +11,36 @@ from torch import nn
 
 from shardkeep import EmbeddingClient, TableSpec
 from shardkeep.nn import EmbeddingBagCollection
-from tests.support.cluster import Command
-from tests.support.forked import SCRIPT
+from tests.support.cluster import Cluster
+from tests.support.forked_trainers import FORKED
+from tests.support.import_path import IMPORT_PATH
 
-pytestmark = [pytest.mark.waits_for_processes, pytest.mark.timeout(300)]
 STEPS, BATCH, LR = 12, 16, 0.4
-SGD = {"name": "sgd", "lr": LR}
-
+TABLES = [TableSpec(name=name, dim=4, optimizer={"name": "sgd", "lr": LR}) for name in ("user", "tag")]
+IDS = {"user": torch.arange(20), "tag": torch.arange(20)}
 TRAINER = f"""
-import sys, torch, torch.distributed as dist
-from torch import nn
+import torch, torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from shardkeep import connect
 from shardkeep.nn import EmbeddingBagCollection
-from tests.integration.test_modules import Model, samples
-run, rank, ahead = sys.argv[1], int(sys.argv[2]), sys.argv[3] == "ahead"
-with connect(run, index=rank) as client:
-    dist.init_process_group("gloo", init_method="file://" + run + "/store", rank=rank, world_size=2)
-    assert client.num_trainers == 2
+from tests.integration.test_modules import BATCH, IDS, TABLES, Model, samples
+dist.init_process_group("gloo")
+with connect(tables=TABLES) as client:
     bags = EmbeddingBagCollection(client, {{"user": "user", "tags": "tag"}}, pooling="mean")
     top = DistributedDataParallel(Model())
     optimizer = torch.optim.SGD(top.parameters(), lr={LR})
-    half = slice(rank * {BATCH // 2}, (rank + 1) * {BATCH // 2})
+    half = slice(client.rank * BATCH // 2, (client.rank + 1) * BATCH // 2)
     parts = [{{name: values[half] for name, values in samples(step).items()}} for step in range({STEPS})]
-    coming = [bags.prefetch(parts[0])] if ahead else []
+    coming = [bags.prefetch(parts[0])]
     for step, part in enumerate(parts):
-        if ahead and step + 1 < {STEPS}:
+        if step + 1 < {STEPS}:
             coming.append(bags.prefetch(parts[step + 1]))
         optimizer.zero_grad()
-        top(bags(coming.pop(0) if ahead else part), part["label"]).backward()
+        top(bags(coming.pop(0)), part["label"]).backward()
         optimizer.step()
-    rows = client.read({{"user": torch.arange(20), "tag": torch.arange(20)}})
-    if rank == 0:
-        torch.save([rows, top.module.state_dict()], run + "/found.pt")
+    rows = client.read(IDS)
+    if client.rank == 0:
+        torch.save([rows, top.module.state_dict()], "found.pt")
     dist.barrier()
     dist.destroy_process_group()
 """
@@ -68,37 +66,21 @@ def samples(step: int) -> dict[str, torch.Tensor]:
     return {"user": user, "tags": tags, "label": (user % 2).float()}
 
 
-@pytest.mark.parametrize(
-    "way", [pytest.param("ahead", marks=pytest.mark.slow), pytest.param("plain", marks=pytest.mark.chaos)]
-)
-def test_two_trainers_end_with_the_model_of_one(tmp_path: Path, way: str) -> None:
-    tables = [TableSpec(name=name, dim=4, optimizer=SGD) for name in ("user", "tag")]
-    with EmbeddingClient.local(tables, seed=5, consistency="sync") as client:
+@pytest.mark.slow
+@pytest.mark.waits_for_processes
+@pytest.mark.timeout(300)
+def test_two_trainers_that_prefetch_end_with_the_model_of_one(tmp_path: Path, cluster: Cluster) -> None:
+    with EmbeddingClient.local(TABLES, seed=5, consistency="sync") as client:
         bags, top = EmbeddingBagCollection(client, {"user": "user", "tags": "tag"}, pooling="mean"), Model()
         optimizer = torch.optim.SGD(top.parameters(), lr=LR)
         for step in range(STEPS):
             optimizer.zero_grad()
             top(bags(samples(step)), samples(step)["label"]).backward()
             optimizer.step()
-        expected = [client.read({"user": torch.arange(20), "tag": torch.arange(20)}), top.state_dict()]
-
-    config, run = tmp_path / "job.yaml", tmp_path / "run"
-    spec = f"{{dim: 4, optimizer: {{name: sgd, lr: {LR}}}}}"
-    config.write_text(
-        f"servers: 1\nworkers: 2\nseed: 5\nconsistency: {{mode: sync}}\ntables: {{user: {spec}, tag: {spec}}}\n"
-    )
+        expected = [client.read(IDS), top.state_dict()]
     (tmp_path / "train.py").write_text(TRAINER)
-    coordinator = Command("coordinator", str(config), "--run-dir", str(run))
-    roles = [coordinator]
-    try:
-        coordinator.line("{")
-        roles.append(Command("server", "--coordinator", str(run), "--index", "0", "--run-dir", str(tmp_path)))
-        trainers = [Command("train.py", str(run), str(rank), way, main=SCRIPT, cwd=tmp_path) for rank in range(2)]
-        roles += trainers
-        for role in reversed(roles):
-            assert role.end(limit_s=120).code == 0, role.printed()
-    finally:
-        for role in roles:
-            role.kill()
-    found = torch.load(run / "found.pt")
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
+    settings = ("--servers", "1", "--set", "seed=5", "--set", "consistency.mode=sync")
+    trainers = (sys.executable, "-m", *FORKED, "torch", "train.py")
+    job = cluster.command("with", *settings, "--", *trainers, cwd=tmp_path, env={"PYTHONPATH": IMPORT_PATH})
+    assert job.end().code == 0, job.printed()
+    torch.testing.assert_close(torch.load(tmp_path / "found.pt"), expected, rtol=1e-4, atol=1e-6)

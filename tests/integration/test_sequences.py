@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
-import yaml
 
 from shardkeep.config import JobConfig, parse_config
 from shardkeep.inference.small_blocks import SmallBlocks
@@ -17,12 +14,9 @@ from shardkeep.ps.checkpoints.folder import Checkpoints
 from shardkeep.workers.data.samples import Data
 from shardkeep.workers.embeddings.unseen import Unseen
 from tests.support import histories
-from tests.support.cases import every
-from tests.support.cluster import Cluster
 from tests.support.histories import Histories
 from tests.support.local_job import LocalJob
 
-ROOT = Path(__file__).parents[2]
 SETTINGS = """
 seed: 3
 consistency: {mode: sync}
@@ -79,24 +73,3 @@ def test_a_server_scores_small_batches_as_files_are_scored(tmp_path: Path) -> No
     assert expected.std() > 1e-3
     np.testing.assert_allclose(blocks.scores(batch, 50), expected[:50], atol=1e-6)
     assert unseen.counts()["item"][1] == 50
-
-
-@pytest.mark.chaos
-@pytest.mark.waits_for_processes
-@pytest.mark.timeout(600)
-@every("workers", [1, 2])
-def test_processes_train_sequences_to_the_same_bits_and_evaluate_has_their_numbers(
-    cluster: Cluster, workers: int
-) -> None:
-    data = {"source": "tests.support.histories:samples", "root": str(ROOT)}
-    config = {**yaml.safe_load(SETTINGS), "workers": workers, "data": data, "checkpoint": {"every_steps": 8}}
-    digests, aucs = set(), []
-    for servers in (1, 2):
-        job, folder = cluster.job({**config, "servers": servers}, name=f"{workers}-{servers}")
-        assert job.end().code == 0
-        summary = folder.summary()
-        digests.add(summary["state_digest"])
-        evaluate = cluster.command("evaluate", str(folder.path), "--json").end()
-        assert evaluate.code == 0, evaluate.err
-        aucs += [summary["eval"]["auc"], json.loads(evaluate.out)["auc"]]
-    assert len(digests) == len(set(aucs)) == 1

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-import shardkeep
-from shardkeep.run.folder import RunFolder
 from tests.support.chaos import JOB as REPLICATED, causes, hurt_job
 from tests.support.cluster import Cluster
 from tests.support.golden import STEPS
@@ -52,30 +49,3 @@ def test_a_job_outlives_kills_of_servers_and_workers(cluster: Cluster) -> None:
     summary = hurt_job(cluster, config, in_turn(*hurts))
     assert learned(summary) and len(summary["recoveries"]) >= 4
     assert any(recovery["went_back"] for recovery in summary["recoveries"])
-
-
-@pytest.mark.chaos
-def test_a_stopped_job_resumes_with_three_workers_and_with_ddp(cluster: Cluster, tmp_path: Path) -> None:
-    job, folder = cluster.job({**JOB, "train": {**JOB["train"], "epochs": 2, "max_steps": 80}})
-    assert job.end().code == 0
-    for changes in (["workers=3", "train.max_steps=120"], ["tower.parallel=ddp", f"train.max_steps={STEPS}"]):
-        settings = [part for change in changes for part in ("--set", change)]
-        ended = cluster.command("train", "--resume", str(folder.path), *settings).end()
-        assert (ended.code, ended.err) == (0, ""), ended.out
-    summary = folder.summary() or {}
-    assert summary["steps"] == STEPS and summary["eval"]["auc"] > 0.55
-    assert used(cluster, folder, tmp_path) == pytest.approx(summary["eval"]["auc"], abs=1e-6)
-
-
-def used(cluster: Cluster, folder: RunFolder, tmp_path: Path) -> float:
-    """The AUC of a run, evaluated from its checkpoint; its export loads, and another run in shards begins with it."""
-    evaluated = cluster.command("evaluate", str(folder.path), "--json").end()
-    assert evaluated.code == 0, evaluated.err
-    assert cluster.command("export", str(folder.path), str(tmp_path / "out")).end().code == 0
-    assert shardkeep.load(tmp_path / "out") is not None
-    job, begun = cluster.job(
-        {**JOB, "train": {**JOB["train"], "max_steps": 20}}, "--from", str(folder.path), name="begun"
-    )
-    assert job.end().code == 0, job.printed()
-    assert (begun.summary() or {})["eval"]["auc"] > 0.6
-    return float(evaluated.out.split('"auc": ')[1].split(",")[0])

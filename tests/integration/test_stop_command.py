@@ -1,5 +1,7 @@
-"""`shardkeep stop` and `shardkeep scale` of running jobs, and SIGTERM in place of stop. Refusals of who asks:
-tests/launch/test_stop.py."""
+"""`shardkeep stop` and `shardkeep scale` of running jobs, SIGTERM in place of stop, and jobs that resume.
+
+Refusals of who asks: tests/launch/test_stop.py. Roles by hand that continue: tests/roles/test_continue.py.
+"""
 
 from __future__ import annotations
 
@@ -7,35 +9,23 @@ import re
 import shlex
 import signal
 from pathlib import Path
-from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
-from shardkeep.base.files import atomic_write
+from shardkeep.base.errors import ConfigError
 from shardkeep.cli.main import app
 from shardkeep.ps.checkpoints.folder import Checkpoints
+from shardkeep.ps.checkpoints.owner import Hold, owner_here
 from shardkeep.ps.control.grpc.client import fetch_status
 from shardkeep.run.folder import RunFolder
-from shardkeep.trust.certificates import LOCAL, make_certs
-from shardkeep.trust.endpoint import make_token
-from tests.support.cluster import Cluster, Command, gone, records, within
+from tests.support.cluster import Cluster, Command, gone, kill, kinds, records, within
 from tests.support.configs import LASTING
 from tests.support.golden import STEPS, TRAINED, Golden
 from tests.support.hurt import MAIN, Hurt, environment, missed
 
 pytestmark = pytest.mark.waits_for_processes
-ALONE = {**LASTING, "servers": 0, "workers": 1}
 SAVED = r"stopped at step (\d+): shardkeep stop\ncheckpoint: step \1\nto resume at step \1: (.*)\n"
-
-
-def begun(folder: RunFolder, job: Command) -> None:
-    within(100, lambda: any(r["kind"] == "progress" for r in records(folder)), "no step", lambda: job.running)
-
-
-def newest(folder: RunFolder) -> int:
-    """The step of the newest complete checkpoint."""
-    return Checkpoints(folder.path / "checkpoints").complete()[-1][0]
 
 
 def stopped(stop: Command, folder: RunFolder) -> tuple[int, list[str]]:
@@ -45,13 +35,13 @@ def stopped(stop: Command, folder: RunFolder) -> tuple[int, list[str]]:
     found = re.fullmatch(SAVED, ended.out.replace(",", ""))
     assert found is not None, ended.out
     assert (folder.summary() or {})["status"] == "stopped"
-    assert newest(folder) == int(found[1])
+    assert Checkpoints(folder.path / "checkpoints").complete()[-1][0] == int(found[1])
     return int(found[1]), shlex.split(found[2])
 
 
 def test_a_job_in_one_process_stops_with_a_checkpoint_and_a_second_stop_says_so(cluster: Cluster) -> None:
-    job, folder = cluster.job(ALONE)
-    begun(folder, job)
+    job, folder = cluster.job({**LASTING, "servers": 0, "workers": 1})
+    within(100, lambda: "progress" in kinds(folder), "no step", lambda: job.running)
     step, resume = stopped(cluster.command("stop", str(folder.path)), folder)
     ended = job.end()
     assert (ended.code, ended.err) == (1, f"stopped at step {step}: shardkeep stop\n"), job.printed()
@@ -95,51 +85,6 @@ def test_a_job_of_processes_that_was_stopped_twice_ends_with_the_bits_of_an_undi
     assert (folder.summary() or {})["state_digest"] == golden.summary["state_digest"]
 
 
-@pytest.mark.chaos
-def test_roles_by_hand_are_stopped_over_tls_with_a_token_file(cluster: Cluster, tmp_path: Path) -> None:
-    (here,) = make_certs(tmp_path / "tls", [LOCAL], days=2)
-    token = tmp_path / "secret"
-    atomic_write(token, make_token(), private=True)
-    trust = ("--token-file", str(token), "--tls", str(here))
-    config: dict[str, Any] = {**LASTING, "servers": 1, "workers": 1}
-    coordinator, address, folder = cluster.coordinator(config, trust=trust)
-    where = ("--coordinator", address, "--index", "0", "--run-dir", str(tmp_path))
-    members = [cluster.command(role, *where, *trust) for role in ("server", "worker")]
-    cluster.training(folder)
-    refused = cluster.command("stop", str(folder.path), "--token-file", str(token)).end()
-    text = f"error: the coordinator at {address} uses TLS: add --tls {here}\n"
-    assert (refused.code, refused.out, refused.err) == (2, "", text)
-    _, resume = stopped(cluster.command("stop", str(folder.path), *trust), folder)
-    assert [command.running for command in (coordinator, *members)] == [False] * 3
-    assert [command.end().code for command in (coordinator, *members)] == [1] * 3
-    assert resume[:2] == ["shardkeep", "coordinator"] and "--continue" in resume
-
-
-@pytest.mark.chaos
-def test_roles_by_hand_are_stopped_by_the_address_of_their_coordinator(cluster: Cluster) -> None:
-    coordinator, address, folder = cluster.coordinator({**LASTING, "workers": 1})
-    members = [cluster.role(role, 0, address) for role in ("server", "worker")]
-    cluster.training(folder)
-    ended = cluster.command("stop", "--coordinator", address, "--token-file", str(folder.token_path)).end()
-    assert ended.code == 0, ended.err
-    found = re.fullmatch(SAVED, ended.out.replace(",", ""))
-    assert found is not None, ended.out
-    assert [command.end().code for command in (coordinator, *members)] == [1] * 3
-    assert newest(folder) == int(found[1])
-
-
-@pytest.mark.chaos
-def test_a_job_that_does_not_stop_in_time_is_said_to_stop_still(cluster: Cluster) -> None:
-    job, folder = cluster.job(LASTING)
-    members = cluster.training(folder)
-    members["worker 0"].suspend()
-    late = cluster.command("stop", str(folder.path), "--timeout", "0.5").end()
-    members["worker 0"].resume()
-    text = "error: the job has not ended within 0.5 s (--timeout); it still stops, and the request stands\n"
-    assert (late.code, late.out, late.err) == (1, "", text)
-    assert job.end().code == 1
-
-
 @pytest.mark.slow  # with stand-ins: tests/launch/test_supervised_stops.py
 def test_a_running_job_is_scaled_up_and_down_and_loses_no_sample(cluster: Cluster) -> None:
     train = {"batch_size": 50, "report_every_s": 0.05, "epochs": 6}
@@ -156,6 +101,38 @@ def test_a_running_job_is_scaled_up_and_down_and_loses_no_sample(cluster: Cluste
     assert {(p["role"], p["index"]) for p in summary["processes"]} >= {("worker", 2), ("server", 0)}
 
 
-def test_a_job_that_is_over_is_not_scaled(golden: Golden) -> None:
-    asked = CliRunner().invoke(app, ["scale", str(golden.folder.path), "--workers", "2"])
-    assert asked.exit_code == 1 and "no job runs here; use shardkeep train --resume" in asked.stderr
+@pytest.mark.chaos
+def test_a_job_of_which_every_process_was_killed_goes_on_to_the_same_model(
+    cluster: Cluster, tmp_path: Path, golden: Golden
+) -> None:
+    """The golden job is profiled and uses sockets, this one not: that changes no bit either."""
+    config = {**TRAINED, "checkpoint": {**TRAINED["checkpoint"], "full_every": 20}}
+    stop = Hurt("worker 1", "pushing", 240, "SIGSTOP", silent=False)  # at step 120
+    job, folder = cluster.job(config, name="killed", env=environment(tmp_path, [stop]), main=MAIN)
+    found = Checkpoints(folder.path / "checkpoints")
+    within(200, lambda: not missed(tmp_path, [stop]), "no step 120", lambda: job.running)
+    within(200, lambda: len(found.complete()) >= 2, "no second checkpoint, an increment", lambda: job.running)
+    members = cluster.training(folder)
+    with pytest.raises(ConfigError, match=rf"belongs to another job that runs \(run folder {folder.path}, process "):
+        Hold(found.folder, owner_here("other", str(tmp_path / "other")))
+    kill([job.process, *members.values()])
+    assert not gone(members.values(), limit_s=90)
+    kept = found.latest()
+    assert kept is not None and 0 < kept.step < STEPS and kept.base is not None  # an increment
+    ended = cluster.command("train", "--resume", str(folder.path), "--set", "servers=1", fresh=True).end()
+    assert (ended.code, ended.err) == (0, "")
+    assert f"at step {kept.step} from step-{kept.step:08d}; changed: servers=1\n" in ended.out
+    summary = folder.summary() or {}
+    assert (summary["status"], summary["steps"], summary["samples"]) == ("completed", STEPS, 100 * STEPS)
+    assert summary["state_digest"] == golden.summary["state_digest"]
+    assert [r for r in records(folder) if r["kind"] == "event" and "resumed at step" in str(r.get("text"))]
+
+
+def test_a_job_that_is_done_is_neither_resumed_nor_scaled(golden: Golden) -> None:
+    before, run = golden.summary, str(golden.folder.path)
+    again = CliRunner().invoke(app, ["train", "--resume", run])
+    text = f"--resume {run}: the job is done at step {STEPS}; raise train.epochs or train.max_steps"
+    assert (again.exit_code, again.stdout, again.stderr) == (2, "", f"error: {text}\n")
+    scaled = CliRunner().invoke(app, ["scale", run, "--workers", "2"])
+    assert scaled.exit_code == 1 and "no job runs here; use shardkeep train --resume" in scaled.stderr
+    assert golden.summary == before

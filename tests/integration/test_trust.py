@@ -9,20 +9,17 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import resource
 import signal
 import socket
 import stat
 import sys
 from pathlib import Path
 
-import psutil
 import pytest
 
 from shardkeep.base.files import atomic_write
 from shardkeep.base.net.addresses import split_address
 from shardkeep.base.net.interfaces import named_host
-from shardkeep.run.folder import RunFolder
 from shardkeep.trust.certificates import LOCAL, make_certs
 from shardkeep.trust.endpoint import make_token, read_token
 from tests.support.cases import every
@@ -31,12 +28,6 @@ from tests.support.configs import ENDLESS, TINY
 from tests.support.strangers import GARBAGE
 
 pytestmark = pytest.mark.waits_for_processes
-
-CONNECT_S = 0.3
-
-
-def last_step(folder: RunFolder) -> int:
-    return max(record["step"] for record in records(folder) if record["kind"] == "progress")
 
 
 @pytest.mark.chaos  # test_supervised_jobs.py has the coordinator's ports, tests/ps/rpc/test_strangers.py the members'
@@ -56,15 +47,16 @@ def test_a_job_outlives_garbage_on_every_port_and_shows_its_token_to_nobody(clus
         for name, port in ports:
             if not name.startswith("coordinator"):  # the data plane takes no newcomers, torch RPC's and gloo's alike
                 with pytest.raises(TimeoutError):
-                    socket.create_connection(("127.0.0.1", port), timeout=CONNECT_S)
+                    socket.create_connection(("127.0.0.1", port), timeout=0.3)
         for garbage in GARBAGE.values():
             for _, port in ports:
                 with contextlib.suppress(OSError):  # refused, or hung up on
-                    connection = socket.create_connection(("127.0.0.1", port), timeout=CONNECT_S)
+                    connection = socket.create_connection(("127.0.0.1", port), timeout=0.3)
                     held.enter_context(connection)
                     connection.sendall(garbage)
-        reached = last_step(folder)
-        within(90, lambda: last_step(folder) > reached + 20, "no step after the garbage", lambda: job.running)
+        last_step = lambda: max(record["step"] for record in records(folder) if record["kind"] == "progress")  # noqa: E731
+        reached = last_step()
+        within(90, lambda: last_step() > reached + 20, "no step after the garbage", lambda: job.running)
         assert all(process.is_running() for process in members.values())
 
     job.signal(signal.SIGINT)
@@ -76,9 +68,6 @@ def test_a_job_outlives_garbage_on_every_port_and_shows_its_token_to_nobody(clus
     assert not folder.token_path.exists()
 
 
-JSON = ("--log-format", "json")
-
-
 def test_roles_by_hand_with_tls_and_a_token_file_train_and_turn_strangers_away(
     cluster: Cluster, tmp_path: Path
 ) -> None:
@@ -86,9 +75,9 @@ def test_roles_by_hand_with_tls_and_a_token_file_train_and_turn_strangers_away(
     (here,) = make_certs(tmp_path / "tls", [LOCAL], days=2)
     token = tmp_path / "secret"
     atomic_write(token, make_token(), private=True)
-    trust = ("--token-file", str(token), "--tls", str(here))
+    trust, objects = ("--token-file", str(token), "--tls", str(here)), ("--log-format", "json")
     config = {**TINY, "servers": 1, "workers": 1, "train": {**TINY["train"], "epochs": 3}}
-    coordinator, address, folder = cluster.coordinator(config, trust=(*trust, *JSON))
+    coordinator, address, folder = cluster.coordinator(config, trust=(*trust, *objects))
     wrong, open_to_all = tmp_path / "wrong", tmp_path / "open"
     atomic_write(wrong, make_token(), private=True)
     atomic_write(open_to_all, token.read_text())
@@ -112,7 +101,7 @@ def test_roles_by_hand_with_tls_and_a_token_file_train_and_turn_strangers_away(
     assert cluster.command("status", str(folder.path), "--tls", str(here)).end().code == 0
 
     run = ("--coordinator", str(folder.path), "--tls", str(here))  # the same user's token for that folder
-    run = (*run, "--run-dir", str(tmp_path), *JSON)
+    run = (*run, "--run-dir", str(tmp_path), *objects)
     members = [cluster.command(role, "--index", "0", *run) for role in ("server", "worker")]
     ended = [command.end() for command in (*members, coordinator)]
     assert [each.code for each in ended] == [0, 0, 0]
@@ -125,19 +114,18 @@ def test_roles_by_hand_with_tls_and_a_token_file_train_and_turn_strangers_away(
     assert not [secret for secret in secrets if secret in printed]
 
 
-OPEN = {
-    "coordinator": ("coordinator", "CONFIG", "--listen", "0.0.0.0:0"),
-    "server": ("server", "--coordinator", "10.9.0.1:7070", "--index", "0", "--advertise", "10.9.0.2"),
-    "worker": ("worker", "--coordinator", "10.9.0.1:7070", "--index", "0", "--advertise", "10.9.0.2"),
-}
+PLACE = ("--coordinator", "10.9.0.1:7070", "--index", "0", "--advertise", "10.9.0.2")
 
 
-@every("role", OPEN)
+@every(
+    "arguments",
+    [("coordinator", "CONFIG", "--listen", "0.0.0.0:0"), *((role, *PLACE) for role in ("server", "worker"))],
+)
 def test_an_address_that_others_reach_needs_a_flag_whatever_else_is_given(
-    cluster: Cluster, tmp_path: Path, role: str
+    cluster: Cluster, tmp_path: Path, arguments: tuple[str, ...]
 ) -> None:
-    arguments = [str(cluster.write(TINY)) if a == "CONFIG" else a for a in OPEN[role]]
-    ended = cluster.command(*arguments, cwd=tmp_path).end()
+    words = [str(cluster.write(TINY)) if word == "CONFIG" else word for word in arguments]
+    ended = cluster.command(*words, cwd=tmp_path).end()
     assert ended.code == 2 and not ended.out
     assert ended.err.count("\n") == 1
     assert "can run code as this user, token or not" in ended.err and "--insecure-data-plane" in ended.err
@@ -153,43 +141,3 @@ def test_a_coordinator_listens_wider_with_the_flag_and_its_token_lies_ready(clus
     coordinator.signal(signal.SIGTERM)
     assert coordinator.end().code == 1
     assert not folder.token_path.exists()
-
-
-DESCRIPTORS, STRANGERS = 1024, 1500
-
-
-@pytest.mark.chaos  # a minute on a busy machine; test_crowd.py and test_descriptors.py have its parts
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the kernel does not tell who has said nothing")
-def test_a_job_finishes_while_more_strangers_hold_connections_than_it_may_open_files(cluster: Cluster) -> None:
-    """From the first moment on, while the group forms, to the ports of the coordinator; then to those of members."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if hard < 6 * STRANGERS:
-        pytest.skip(f"this process itself may hold no more than {hard} connections")
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    low = ("bash", "-c", f'ulimit -n {DESCRIPTORS}; exec "$@"', "bash")
-    try:
-        with contextlib.ExitStack() as held:
-            job, folder = cluster.job({**TINY, "servers": 1}, prefix=low)
-            within(60, lambda: folder.address() is not None, "no coordinator", lambda: job.running)
-            (coordinator,) = (psutil.Process(pid) for pid in folder.coordinator_pids())
-            within(60, lambda: len(listening_ports(coordinator)) == 3, "no store", lambda: job.running)
-            for port in listening_ports(coordinator):
-                hold(port, held)
-            within(100, lambda: bool(folder.member_list()), "never formed", lambda: job.running)
-            for member in folder.member_list()[1:]:
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    for port in listening_ports(psutil.Process(member["pid"])):
-                        hold(port, held)
-            ended = job.end()
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    assert ended.code == 0, ended.err
-    assert (folder.summary() or {})["status"] == "completed"
-
-
-def hold(port: int, held: contextlib.ExitStack) -> None:
-    """Opens connections that say nothing; does not wait for them."""
-    for _ in range(STRANGERS):
-        stranger = held.enter_context(socket.socket())
-        stranger.setblocking(False)
-        stranger.connect_ex(("127.0.0.1", port))

@@ -1,4 +1,4 @@
-"""Samples with histories, drawn from a seed, and a model of one's own that attends to them. Also a `data.source`."""
+"""Samples with histories, drawn from a seed, and a model of one's own that attends to them."""
 
 from __future__ import annotations
 
@@ -96,8 +96,3 @@ def inputs(lengths: list[int]) -> tuple[torch.Tensor, dict[str, Any]]:
     seen = Sequence(ids, rows(entries, 1), torch.tensor(lengths), LONGEST)
     pooled = {name: rows(count, dim).requires_grad_() for name, dim in DIMS.items()}
     return rows(count, 1), {**pooled, "seen": seen}
-
-
-def samples(split: str, count: int = 600) -> Histories:
-    """What `data.source` names."""
-    return Histories(count if split == "train" else count // 4, seed=int(split == "eval"))

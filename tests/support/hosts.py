@@ -17,7 +17,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING
 
 import psutil
 
@@ -107,29 +107,6 @@ def hosts(count: int) -> Iterator[tuple[Host, ...]]:
     with _keeper(top):
         _make(top, made)
         yield tuple(made)
-
-
-class Daemons(Protocol):
-    """An engine on hosts."""
-
-    def start(self) -> None: ...
-
-    def printed(self) -> str:
-        """What its daemons and jobs have printed."""
-
-
-Engine = TypeVar("Engine", bound=Daemons)
-
-
-@contextlib.contextmanager
-def started(engine: Engine) -> Iterator[Engine]:
-    """Starts an engine; a failure shows what it has printed."""
-    try:
-        engine.start()
-        yield engine
-    except BaseException:
-        print(engine.printed())
-        raise
 
 
 @functools.cache

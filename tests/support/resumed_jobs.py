@@ -1,4 +1,4 @@
-"""Small jobs that are resumed, and the data that they read."""
+"""Small jobs that are resumed or lose members, and the data that they read."""
 
 from __future__ import annotations
 
@@ -9,6 +9,11 @@ from shardkeep.workers.data.samples import Data
 from tests.support.samples import as_data, draw
 
 TOWERS = {"sgd": "{name: sgd, lr: 0.01, momentum: 0.9}", "adam": "{name: adam, lr: 0.01, schedule: {warmup_steps: 12}}"}
+COMPRESSION = (
+    "{ids: coded, push: {values: int4, keep_rows: 0.3, pool_rows: 500, second_moment: true}, pull: {values: int8},"
+    " tower: {name: %s}}"
+)
+"""Of all messages; `%` the form of the tower's sums."""
 
 
 def job_config(servers: int, workers: int, *, tower: str = "adam", mode: str = "sync", **more: object) -> JobConfig:
@@ -28,9 +33,6 @@ def job_config(servers: int, workers: int, *, tower: str = "adam", mode: str = "
     )
 
 
-def drawn_data() -> Data:
-    return as_data(draw(100, pooling="mean"), draw(30, seed=1, pooling="mean"))
-
-
-def marked(fingerprint: str) -> Data:
-    return replace(drawn_data(), fingerprint=fingerprint)
+def drawn_data(fingerprint: str = "aaaa-eeee") -> Data:
+    """Of 100 samples. `fingerprint`: of the training data and the evaluation data."""
+    return replace(as_data(draw(100, pooling="mean"), draw(30, seed=1, pooling="mean")), fingerprint=fingerprint)
