@@ -366,7 +366,7 @@ def test_a_hook_that_gets_no_bucket_says_which_setting_is_at_fault():
 # State: what belongs to a rank, and what all ranks share.
 
 
-@every("form", OWING)
+@every("form", ["topk", "powersgd"])
 def test_going_back_brings_back_the_residual_of_each_rank(form, tmp_path):
     def work(collective):
         folder = tmp_path / str(collective.rank)
@@ -407,7 +407,7 @@ def test_a_newcomer_owes_nothing_and_takes_the_guesses_of_the_others():
     assert ours and all(theirs[name].equal(guess) for name, guess in ours.items())
 
 
-@every("form", ["none", "bf16", *OWING])
+@every("form", ["none", "int8", "powersgd"])
 def test_a_tower_tells_what_it_owes_beside_the_gradients_of_its_last_steps(form):
     def work(collective):
         tower = build(collective, form)
