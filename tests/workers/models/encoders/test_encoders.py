@@ -8,34 +8,25 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from shardkeep.base.errors import UserError
 from shardkeep.workers.embeddings.sequence import Sequence, SequenceShape
 from shardkeep.workers.encoder_config import (
     DinEncoderConfig,
     HstuEncoderConfig,
-    MeanEncoderConfig,
     TransformerEncoderConfig,
 )
 from shardkeep.workers.models.encoders.din import DinEncoder, PairLinear
 from shardkeep.workers.models.encoders.hstu import HstuEncoder
-from shardkeep.workers.models.encoders.mean import MeanEncoder
 from shardkeep.workers.models.encoders.transformer import TransformerEncoder
 from shardkeep.workers.models.layers.hidden import HiddenOptions
 from tests.support.cases import every
 
 LONGEST, NUMBERS, DIMS = 17, 2, {"item": 4, "category": 2}
 WIDTH = sum(DIMS.values())
-LENGTHS = {
-    "mixed": (0, 1, 15, 16, 17),
-    "all empty": (0, 0),
-    "all of length 1": (1, 1, 1),
-    "of the longest": (17, 17),
-}
+LENGTHS = {"mixed": (0, 1, 15, 16, 17), "all empty": (0, 0), "all of length 1": (1, 1, 1), "longest": (17, 17)}
 HEADS = (slice(0, 3), slice(3, 6))
 Parameters = dict[str, torch.Tensor]
 OfSample = Callable[[Parameters, torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
@@ -89,14 +80,6 @@ def affine(p: Parameters, name: str, x: torch.Tensor) -> torch.Tensor:
 
 
 @every("lengths", LENGTHS.values(), ids=LENGTHS)
-def test_mean_is_the_mean_of_the_entries(lengths: tuple[int, ...]) -> None:
-    encoder = encoder_of(MeanEncoder, MeanEncoderConfig())
-    entries, _, sequence = inputs_of(lengths)
-    for found, part in zip(encoder(entries, None, sequence), torch.split(entries, list(lengths)), strict=True):
-        torch.testing.assert_close(found, part.mean(0) if len(part) else torch.zeros_like(found))
-
-
-@every("lengths", LENGTHS.values(), ids=LENGTHS)
 @every("softmax", [False, True])
 @every("numbers", [NUMBERS, 0])
 def test_din_weighs_each_entry_by_hidden_layers_over_the_pair(
@@ -142,11 +125,10 @@ def norm(p: Parameters, name: str, x: torch.Tensor) -> torch.Tensor:
 
 
 @every("lengths", LENGTHS.values(), ids=LENGTHS)
-@every("layers", [1, 2])
-def test_transformer_is_the_bst_layers_at_the_newest_place(lengths: tuple[int, ...], layers: int) -> None:
+def test_transformer_is_the_bst_layers_at_the_newest_place(lengths: tuple[int, ...]) -> None:
     def of_sample(p: Parameters, x: torch.Tensor, n: torch.Tensor, q: torch.Tensor | None) -> torch.Tensor:
         x = tokens(p, x, n, q)
-        for layer in (f"layers.{number}" for number in range(layers)):
+        for layer in ("layers.0", "layers.1"):
             query, (key, value) = affine(p, f"{layer}.query", x), affine(p, f"{layer}.keys", x).chunk(2, dim=1)
             heads = []
             for h in HEADS:
@@ -157,15 +139,14 @@ def test_transformer_is_the_bst_layers_at_the_newest_place(lengths: tuple[int, .
             x = norm(p, f"{layer}.norms.1", y + affine(p, f"{layer}.hidden.2", hidden))
         return x[-1]
 
-    agrees(encoder_of(TransformerEncoder, TransformerEncoderConfig(layers=layers, hidden=7)), lengths, of_sample)
+    agrees(encoder_of(TransformerEncoder, TransformerEncoderConfig(layers=2, hidden=7)), lengths, of_sample)
 
 
 @every("lengths", LENGTHS.values(), ids=LENGTHS)
-@every("layers", [1, 2])
-def test_hstu_is_the_papers_layers_at_the_newest_place(lengths: tuple[int, ...], layers: int) -> None:
+def test_hstu_is_the_papers_layers_at_the_newest_place(lengths: tuple[int, ...]) -> None:
     def of_sample(p: Parameters, x: torch.Tensor, n: torch.Tensor, q: torch.Tensor | None) -> torch.Tensor:
         x, longest = tokens(p, x, n, q), LONGEST + (q is not None)
-        for layer in (f"layers.{number}" for number in range(layers)):
+        for layer in ("layers.0", "layers.1"):
             normed = F.layer_norm(x, (WIDTH,))
             key, value = F.silu(affine(p, f"{layer}.keys", normed)).chunk(2, dim=1)
             gate, query = F.silu(affine(p, f"{layer}.queries", normed)).chunk(2, dim=1)
@@ -176,16 +157,7 @@ def test_hstu_is_the_papers_layers_at_the_newest_place(lengths: tuple[int, ...],
             x = x + affine(p, f"{layer}.out", F.layer_norm(torch.cat(heads, dim=1), (WIDTH,)) * gate)
         return x[-1]
 
-    agrees(encoder_of(HstuEncoder, HstuEncoderConfig(layers=layers)), lengths, of_sample)
-
-
-@every("kind", [TransformerEncoder, HstuEncoder])
-def test_heads_that_do_not_divide_an_entry_are_refused(kind: Any) -> None:
-    config = (TransformerEncoderConfig if kind is TransformerEncoder else HstuEncoderConfig)(heads=4)
-    with pytest.raises(
-        UserError, match=r"^model.encoder.heads: 4 does not divide 6, the values of the rows of an entry"
-    ):
-        encoder_of(kind, config)
+    agrees(encoder_of(HstuEncoder, HstuEncoderConfig(layers=2)), lengths, of_sample)
 
 
 def test_the_first_layer_of_din_starts_as_the_layer_over_all_four_parts() -> None:
