@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 
 from shardkeep.workers.embeddings.sequence import Sequence
@@ -74,14 +72,9 @@ def test_samples_are_summed_averaged_and_spread_in_the_order_of_their_entries(le
     of_samples = drawn(len(lengths), WIDTH)
     expected = torch.cat([row.expand(length, -1) for row, length in zip(of_samples, lengths, strict=True)])
     agrees(sequence.spread(of_samples), expected, of_samples)
-
-
-@every("lengths", LENGTHS.values(), ids=LENGTHS)
-def test_a_group_without_numbers_has_means_of_no_columns_in_training_and_in_scoring(lengths: tuple[int, ...]) -> None:
-    sequence = sequence_of(lengths)[0]
-    assert sequence.mean(sequence.numbers).shape == (len(lengths), 0)
-    with torch.inference_mode():
-        assert sequence.mean(sequence.numbers).shape == (len(lengths), 0)
+    for scoring in (False, True):
+        with torch.inference_mode(scoring):
+            assert sequence.mean(sequence.numbers).shape == (len(lengths), 0), "a group without numbers"
 
 
 @every("lengths", LENGTHS.values(), ids=LENGTHS)
@@ -95,18 +88,4 @@ def test_the_newest_entry_is_each_samples_last_and_one_more_may_follow(lengths: 
     agrees(joined, expected, x_NC, after)
     assert longer.max_length == LONGEST + 1 and torch.equal(longer.lengths, sequence.lengths + 1)
     assert torch.equal(longer.newest(joined), after)
-
-
-@every("lengths", LENGTHS.values(), ids=LENGTHS)
-def test_distances_count_from_the_newest_entry(lengths: tuple[int, ...]) -> None:
-    sequence, _, _ = sequence_of(lengths)
     assert sequence.distances().tolist() == [n for length in lengths for n in reversed(range(length))]
-
-
-@every("operation", [Sequence.padded, Sequence.summed, Sequence.newest], ids=["padded", "summed", "newest"])
-def test_no_bit_of_a_sample_depends_on_the_samples_beside_it(
-    operation: Callable[[Sequence, torch.Tensor], torch.Tensor],
-) -> None:
-    sequence, x_NC, parts = sequence_of((16, 17, 1))
-    alone = Sequence({}, torch.zeros(17, 0), torch.tensor([17]), LONGEST)
-    assert torch.equal(operation(sequence, x_NC.float())[1:2], operation(alone, parts[1].float()))
