@@ -1,8 +1,9 @@
-"""Padded widths: the scores and gradients of plain layers, the same parameters, and products of whole multiples."""
+"""Forms of a dense model with the scores of the model itself, from the same parameters: padded, and for a few rows."""
 
 from __future__ import annotations
 
 import copy
+import threading
 
 import pytest
 import torch
@@ -11,12 +12,12 @@ from torch import nn
 from shardkeep.workers.config import TowerConfig
 from shardkeep.workers.dense import compile as compiling, onednn, padding
 from shardkeep.workers.dense.products import Products
-from shardkeep.workers.dense.scorer import Scorer
+from shardkeep.workers.dense.scorer import FewRows, Scorer
 from shardkeep.workers.dense.tower import Tower
 from shardkeep.workers.model_config import keys_of
 from shardkeep.workers.models.registry import build_model, row_dim
 from tests.support.cases import every
-from tests.support.towers import CPU, FEATURES, RANKING, batch, model_config, part_of, seeded_model, tower_of, train
+from tests.support.towers import CPU, RANKING, batch, model_config, part_of, seeded_model, tower_of, train
 
 LIBRARIES = ["torch", *(["onednn"] if onednn.why_not(CPU) is None else [])]
 
@@ -30,11 +31,16 @@ def padded_tower(multiple: int | str, model: nn.Module | None = None, **config: 
 
 
 @every("library", LIBRARIES)
-@every("bias", [True, False], ids=["bias", "no bias"])
 @every(
-    ("inputs", "outputs", "multiple", "widths"),
-    [(37, 21, 8, (40, 24)), (40, 21, 8, (40, 24)), (37, 24, 8, (40, 24)), (37, 1, 16, (48, 1)), (5, 70, 32, (5, 96))],
-    ids=["both", "outputs", "inputs", "one output", "few inputs"],
+    ("inputs", "outputs", "multiple", "widths", "bias"),
+    [
+        (37, 21, 8, (40, 24), True),
+        (37, 21, 8, (40, 24), False),
+        (40, 21, 8, (40, 24), True),
+        (37, 24, 8, (40, 24), True),
+        (37, 1, 16, (48, 1), True),  # one output stays one
+        (5, 70, 32, (5, 96), False),  # few inputs stay
+    ],
 )
 def test_outputs_and_gradients_are_those_of_a_plain_layer(
     inputs: int, outputs: int, multiple: int, widths: tuple[int, int], bias: bool, library: str
@@ -60,28 +66,82 @@ def test_outputs_and_gradients_are_those_of_a_plain_layer(
 
 def test_whole_multiples_and_layers_with_a_forward_of_their_own_stay_as_they_are() -> None:
     own = nn.Linear(9, 9)
-    own.forward = lambda inputs: inputs  # type: ignore[method-assign]
+    own.forward = lambda inputs: inputs
     model = nn.Sequential(nn.Linear(16, 24), nn.Linear(9, 9), own, nn.Bilinear(9, 9, 9))
     assert padding.use_for(model, 8) == "8: pads 1 of 2 linear layers"
     assert [("forward" in vars(layer)) for layer in model] == [False, True, True, False]
+    assert "pad_widths" not in TowerConfig().model_dump() and TowerConfig(pad_widths=8).model_dump()["pad_widths"] == 8
+    assert "pad_widths" not in tower_of().chosen
+
+
+def model_of(name: str, hidden: list[int], dim: int) -> tuple[nn.Module, torch.Tensor, dict[str, torch.Tensor]]:
+    """A stock model, and dense columns and leaves of eight samples."""
+    torch.manual_seed(3)
+    settings = {"hidden": hidden} if "hidden" in keys_of(name) else {}
+    dims = {feature: row_dim(name, dim) for feature in ("user", "item", "tag")}
+    model = build_model(model_config(name, **settings), num_dense=3, features=dims, default_dim=dim)
+    return model, torch.randn(8, 3), {n: torch.randn(8, width).requires_grad_() for n, width in dims.items()}
 
 
 @every("name", RANKING)
-def test_every_stock_model_trains_as_without(name: str) -> None:
-    dims = {feature: row_dim(name, dim) for feature, dim in FEATURES.items()}
+def test_every_stock_model_has_the_gradients_and_scores_of_plain_layers(name: str) -> None:
+    """With padded widths, and, without gradients, in the form for a few rows."""
     found = []
     for multiple in ("off", 8):
-        settings = {"hidden": [13, 11]} if "hidden" in keys_of(name) else {}
-        torch.manual_seed(3)
-        model = build_model(model_config(name, **settings), num_dense=3, features=dims, default_dim=8).double()
-        tower = padded_tower(multiple, model)
-        dense, _, label = batch(0, 8)
-        leaves = {n: torch.randn(8, dim, dtype=torch.double, requires_grad=True) for n, dim in dims.items()}
-        tower.backward(dense.double(), leaves, label, weight=1.0, last=False)
+        model, dense, leaves = model_of(name, [13, 11], 8)
+        tower = padded_tower(multiple, model.double())
+        leaves = {key: leaf.detach().double().requires_grad_() for key, leaf in leaves.items()}
+        tower.backward(dense.double(), leaves, torch.ones(8, 1), weight=1.0, last=False)
         found.append([each.grad for each in (*model.parameters(), *leaves.values())])
         assert "linear layers" in tower.chosen.get("pad_widths", "linear layers")
     for theirs, mine in zip(*found, strict=True):
         assert (mine is None) == (theirs is None) and (mine is None or close(mine, theirs, 1e-6))
+    model, dense, leaves = model_of(name, [48, 16], 16)
+    scorer = Scorer(model, TowerConfig(amp="off"), CPU)
+    before, few = scorer.predict(dense, leaves), scorer.for_few_rows().predict(dense, leaves)
+    assert few.shape == before.shape and (few.sigmoid() - before.sigmoid()).abs().max() < 1e-6
+    assert torch.equal(scorer.predict(dense, leaves), before)
+
+
+# The form for a few rows
+
+
+def test_no_parameter_is_copied_and_onednn_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, dense, leaves = model_of("dlrm", [48, 16], 16)
+    few = Scorer(model, TowerConfig(amp="off"), CPU).for_few_rows()
+    expected = few.predict(dense, leaves)
+    monkeypatch.setattr(onednn, "multiply", lambda *_: pytest.fail("multiplied by oneDNN"))
+    assert torch.equal(few.predict(dense, leaves), expected)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    assert not few.predict(dense, leaves).any()
+
+
+def test_a_model_that_cannot_be_copied_and_one_in_mixed_precision_have_no_such_form() -> None:
+    class Locked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lock = threading.Lock()
+
+    with pytest.raises(TypeError):
+        FewRows(Locked())
+    assert Scorer(Locked(), TowerConfig(), CPU).for_few_rows() is None
+    assert Scorer(model_of("dlrm", [48, 16], 16)[0], TowerConfig(amp="bf16"), CPU).for_few_rows() is None
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")  # inductor's own imports
+@pytest.mark.skipif(compiling.why_no_compiler(CPU) is not None, reason="torch.compile cannot run here")
+def test_a_compiled_tower_is_padded_too() -> None:
+    compiled, eager = padded_tower(8, compile="on"), padded_tower("off")
+    for tower in (compiled, eager):
+        for step in range(3):
+            tower.backward(*part_of(batch(step, 8), 0, 8), weight=1 / 8)
+            assert tower.update(step).applied
+    assert compiled.compilation.switch.enabled
+    mine, theirs = (torch.cat([p.flatten() for p in tower.model.parameters()]) for tower in (compiled, eager))
+    assert close(mine, theirs, 1e-5)
 
 
 def test_parameters_keep_their_names_and_shapes_and_scores_their_bits() -> None:
@@ -97,32 +157,3 @@ def test_parameters_keep_their_names_and_shapes_and_scores_their_bits() -> None:
     scorer = Scorer(copy.deepcopy(plain.model), TowerConfig(amp="off"), CPU)
     for other_scores in (plain.predict(dense, rows), scorer.predict(dense, rows)):
         assert torch.equal(padded.predict(dense, rows), other_scores)
-
-
-def test_without_the_setting_nothing_is_padded_or_stored() -> None:
-    assert "pad_widths" not in TowerConfig().model_dump() and TowerConfig(pad_widths=8).model_dump()["pad_widths"] == 8
-    assert "pad_widths" not in tower_of().chosen
-
-
-@every("amp", ["bf16", "fp16"])
-def test_under_autocast_scores_differ_by_its_rounding(amp: str) -> None:
-    losses = []
-    for multiple in ("off", 8):
-        tower = padded_tower(multiple, amp=amp)
-        losses.append(tower.backward(*part_of(batch(0, 8), 0, 8), weight=1 / 24))
-        assert tower.update(0).applied
-    assert losses[0].item() == pytest.approx(losses[1].item(), rel=1e-2)
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")  # inductor's own imports
-@pytest.mark.skipif(compiling.why_no_compiler(CPU) is not None, reason="torch.compile cannot run here")
-def test_a_compiled_tower_is_padded_too() -> None:
-    compiled, eager = padded_tower(8, compile="on"), padded_tower("off")
-    for tower in (compiled, eager):
-        for step in range(3):
-            tower.backward(*part_of(batch(step, 8), 0, 8), weight=1 / 8)
-            assert tower.update(step).applied
-    assert compiled.compilation.switch.enabled
-    mine, theirs = (torch.cat([p.flatten() for p in tower.model.parameters()]) for tower in (compiled, eager))
-    assert close(mine, theirs, 1e-5)

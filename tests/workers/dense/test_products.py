@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 import torch
 from torch import nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from shardkeep.workers.dense import onednn
 from shardkeep.workers.dense.products import Products
@@ -54,13 +53,9 @@ def test_the_products_are_counted_by_their_shapes(make, around, expected):
     products = counted(make(), around)
     assert products.per_sample == expected and products.flops == B * expected
     assert products.flops_per_s_alone(limit_s=0.01) > 0
-
-
-def test_the_count_is_that_of_torch():
-    model = mlp()
-    with FlopCounterMode(display=False) as counter:
-        model(torch.ones(B, C, requires_grad=True)).sum().backward()
-    assert counter.get_total_flops() == B * counted(model, contextlib.nullcontext).per_sample
+    nothing = counted(nn.ReLU(), contextlib.nullcontext)
+    assert (nothing.flops, nothing.per_sample, nothing.flops_per_s_alone()) == (0, 0, None)
+    assert Products(CPU).flops_per_s_alone() is None, "nothing was counted"
 
 
 def test_only_the_first_eager_micro_batch_is_counted_and_all_are_added():
@@ -71,12 +66,6 @@ def test_only_the_first_eager_micro_batch_is_counted_and_all_are_added():
     first_layer = 4 * C * H  # the input has no gradient
     assert products.per_sample == first_layer + 6 * H
     assert products.flops == (3 + 8) * products.per_sample, "a compiled one, and one without samples, came before"
-
-
-def test_a_model_without_products_has_none_and_no_rate():
-    products = counted(nn.ReLU(), contextlib.nullcontext)
-    assert (products.flops, products.per_sample, products.flops_per_s_alone()) == (0, 0, None)
-    assert Products(CPU).flops_per_s_alone() is None, "nothing was counted"
 
 
 def test_a_product_that_cannot_be_counted_is_made_all_the_same():
