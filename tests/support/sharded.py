@@ -39,7 +39,6 @@ SPLITS = [(0, 15), (15, 24)]
 WIDE = {"bottom": [8], "hidden": [300, 260]}
 """Of a tower with one block: its linear layer of 78,000 values."""
 CASES: dict[str, dict[str, Any]] = {
-    "plain": {},
     "clipped, in micro-batches": {"clip_norm": 0.05, "micro": 3},
     "sgd, one without samples": {
         "splits": [(0, 24), (24, 24)],

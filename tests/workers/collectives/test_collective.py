@@ -23,8 +23,7 @@ from tests.support.ranks import run_ranks
 
 
 def test_ranks_as_threads_get_what_each_call_promises():
-    for _ in range(5):
-        assert run_ranks(ThreadCollective.group(WORLD), every_call) == [EXPECTED] * WORLD
+    assert run_ranks(ThreadCollective.group(WORLD), every_call) == [EXPECTED] * WORLD
 
 
 def test_one_worker_alone_gets_its_own_values_and_stops_at_once():
@@ -68,16 +67,6 @@ def test_a_member_that_leaves_wakes_those_who_wait(how):
     assert not thread.is_alive() and ("out of memory" if how == "abort" else "worker 1 left") in str(failures[0])
 
 
-def test_the_first_failure_of_a_rank_is_the_one_that_is_raised():
-    def work(collective: ThreadCollective) -> None:
-        if collective.rank == 1:
-            raise ValueError("the cause")
-        collective.barrier()
-
-    with pytest.raises(ValueError, match="the cause"):
-        run_ranks(ThreadCollective.group(3), work)
-
-
 @every(
     ("usable", "agreed"),
     [
@@ -93,17 +82,12 @@ def test_all_ranks_take_nccl_only_if_every_rank_can(usable: tuple[str, ...], agr
     def ask(rank: int) -> str:
         return agreed_backend(store, rank=rank, world_size=size, usable=usable[rank], timeout_s=5.0)
 
-    assert in_threads([lambda r=rank: ask(r) for rank in range(size)]) == [agreed] * size  # type: ignore[misc]
-
-
-def test_a_rank_that_never_comes_ends_the_wait_at_the_deadline() -> None:
-    with pytest.raises(DistStoreError):
-        agreed_backend(HashStore(), rank=0, world_size=2, usable="nccl", timeout_s=0.2)
+    assert in_threads([lambda r=rank: ask(r) for rank in range(size)]) == [agreed] * size
+    with pytest.raises(DistStoreError):  # a rank that never comes ends the wait at the deadline
+        agreed_backend(HashStore(), rank=0, world_size=2, usable="nccl", timeout_s=0.05)
 
 
 STEPS = 60
-
-
 FIRST, LAST = stop_vote.PACED_AFTER_STEPS
 
 
@@ -125,30 +109,28 @@ def stopped_at(
     return STEPS
 
 
-@every(("asked_at", "stops_at"), [(0, 1), (5, 6), (FIRST - 1, FIRST), (LAST - 1, LAST), (LAST + 5, LAST + 6)])
-def test_all_stop_a_step_after_one_was_asked(asked_at: int, stops_at: int) -> None:
+@every(
+    ("step_s", "start", "asked_at", "stops_at"),
+    [
+        (0.3, 0, 0, 1),
+        (0.3, 0, 5, 6),
+        (0.3, 0, FIRST - 1, FIRST),
+        (0.3, 0, LAST - 1, LAST),
+        (0.3, 0, LAST + 5, LAST + 6),
+        (30.0, 0, 0, 1),  # long steps: at once, after the first ones
+        (30.0, 0, FIRST, FIRST),
+        (30.0, 0, LAST + 5, LAST + 5),
+        (stop_vote.PACE_S / 8, 8, 33, 41),  # short ones: asked at 40, the next multiple of 8
+    ],
+)
+def test_all_stop_a_step_after_one_was_asked_by_the_pace_of_rank_0(
+    step_s: float, start: int, asked_at: int, stops_at: int
+) -> None:
     def work(collective: ThreadCollective) -> int:
-        return stopped_at(collective, asked_at if collective.rank == 1 else None, 0, steps_of(0.3))
+        clock = steps_of(30.0 if collective.rank else step_s)
+        return stopped_at(collective, asked_at if collective.rank == 1 else None, start, clock)
 
     assert run_ranks(ThreadCollective.group(3), work) == [stops_at] * 3
-
-
-def test_where_steps_are_long_all_stop_at_once() -> None:
-    def work(collective: ThreadCollective) -> list[int]:
-        asked = [at if collective.rank == 1 else None for at in (0, FIRST, LAST + 5)]
-        return [stopped_at(collective, at, 0, steps_of(30.0)) for at in asked]
-
-    assert run_ranks(ThreadCollective.group(3), work) == [[1, FIRST, LAST + 5]] * 3
-
-
-def test_after_the_first_steps_ranks_ask_each_other_now_and_then() -> None:
-    clocks = {0: steps_of(stop_vote.PACE_S / 8), 1: steps_of(30.0)}  # rank 0's counts
-    group = ThreadCollective.group(2)
-
-    def work(collective: ThreadCollective) -> int:
-        return stopped_at(collective, 33 if collective.rank else None, 8, clocks[collective.rank])
-
-    assert run_ranks(group, work) == [41, 41]  # asked at 40, the next multiple of 8
 
 
 def test_who_is_asked_at_the_last_step_still_ends_in_order() -> None:

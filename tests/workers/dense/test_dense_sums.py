@@ -270,7 +270,6 @@ def hooked(rank, option):
 
 SCENARIOS = {
     **{form: functools.partial(in_group, work=five_steps, form=form) for form in FORMS},
-    "bounded": functools.partial(in_group, work=five_steps, form="none", sync=False),
     "forgetful": functools.partial(in_group, work=five_steps, form="topk", forgetful=True),
     **{f"overflow of {form}": functools.partial(in_group, work=overflowing, form=form) for form in OWING},
     **{option: functools.partial(hooked, option=option) for option in OPTIONS},
@@ -315,7 +314,6 @@ def test_processes_train_with_each_form_bit_for_bit_as_threads_and_count_bytes_b
     assert sent["topk"]["scales"] == first_two + 3 * 2 * 6  # steps, bytes, parameters
     forgetful = threads(five_steps, "topk", forgetful=True)[0][0]  # parameters are left out
     assert [digest for digest, _ in processes["forgetful"]] == [forgetful] * WORLD
-    assert len({digest for digest, _ in processes["bounded"]}) == 1
 
 
 @pytest.mark.waits_for_processes
