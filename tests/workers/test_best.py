@@ -31,47 +31,33 @@ def best_of(*values: float | None, **settings: Any) -> EvaluationHistory:
         (best_of(), None, False),
         (best_of(0.6), 10, False),
         (best_of(0.6, 0.7, 0.69), 20, False),
-        (best_of(0.6, 0.7, 0.69, 0.7), 20, True),
+        (best_of(0.6, 0.7, 0.69, 0.7), 20, True),  # two are not better
         (best_of(0.6, 0.5, 0.61, 0.6), 30, False),
         (best_of(0.6, 0.604, 0.608, min_delta=0.005), 30, False),
         (best_of(0.6, 0.604, 0.604, min_delta=0.005), 10, True),
-        (best_of(0.5, 0.4, 0.45, 0.41, metric="logloss"), 20, True),
+        (best_of(0.5, 0.4, 0.45, 0.41, metric="logloss"), 20, True),  # less is better
         (best_of(0.5, 0.4, 0.45, metric="logloss", patience=1), 20, True),
     ],
-    ids=["none", "one", "one worse", "two worse", "better in between", "slowly better", "too slowly better", "less is "
-         "better", "patience of one"],
-)  # fmt: skip
+)
 def test_the_best_evaluation_and_whether_the_job_ends(best: EvaluationHistory, step: int | None, ends: bool) -> None:
     assert (best.step, best.ends) == (step, ends)
 
 
-@every("label", ["", "/like"])
+@every("metric", ["auc", "auc/like"])
 @every("key", ["early_stopping", "plateau"])
 def test_a_watched_metric_that_is_undefined_is_an_error_at_once_that_names_it_and_the_cause(
-    key: str, label: str
+    key: str, metric: str
 ) -> None:
-    watched = {"metric": f"auc{label}"}
-    best = (
-        EvaluationHistory(EarlyStoppingConfig.model_validate(watched))
-        if key == "early_stopping"
-        else EvaluationHistory(None, PlateauConfig.model_validate(watched))
-    )
-    best.add(10, {f"auc{label}": 0.6, f"logloss{label}": None})
+    stopping, plateau = EarlyStoppingConfig.model_validate({"metric": metric}), PlateauConfig(metric=metric)
+    best = EvaluationHistory(stopping) if key == "early_stopping" else EvaluationHistory(None, plateau)
+    best.add(10, {metric: 0.6, metric.replace("auc", "logloss"): None})
     with pytest.raises(ConfigError) as caught:
-        best.add(1020, {f"auc{label}": None, f"note{label}": "all 9 labels are 0; AUC needs both classes"})
+        note = metric.replace("auc", "note")
+        best.add(1020, {metric: None, note: "all 9 labels are 0; AUC needs both classes"})
     assert str(caught.value) == (
-        f"train.{key}.metric: auc{label} is undefined after 1,020 steps (all 9 labels are 0; AUC needs both classes); "
+        f"train.{key}.metric: {metric} is undefined after 1,020 steps (all 9 labels are 0; AUC needs both classes); "
         "allowed: another metric, or evaluation data that define it"
     )
-
-
-def test_undefined_values_of_an_earlier_version_are_the_worst_and_without_stopping_nothing_is_recorded() -> None:
-    best = best_of()
-    best.load([[10, {"auc": None}], [20, {"auc": 0.6}], [30, {"auc": None}]])
-    assert (best.step, best.ends) == (20, False)
-    best = EvaluationHistory(None)
-    best.add(10, {"auc": 0.6})
-    assert (best.step, best.ends, best.metrics(), best.facts()) == (None, False, None, {})
 
 
 def test_a_step_that_is_evaluated_again_counts_once_and_a_job_that_goes_back_forgets() -> None:
@@ -89,13 +75,18 @@ def test_a_checkpoint_or_a_file_of_the_process_before_gives_the_same_best(tmp_pa
     best, other = best_of(0.6, 0.7, 0.69), best_of()
     other.load(best.facts()["evaluations"])
     assert other.facts() == best.facts() and best.facts()["best_step"] == 20
+    other.load([[10, {"auc": None}], [20, {"auc": 0.6}], [30, {"auc": None}]])  # undefined ones of an earlier version
+    assert (other.step, other.ends) == (20, False)
     best = best_of(0.6)
     best.keep_in(tmp_path / "evaluations.json")
     best.add(20, {"auc": 0.7})
     replacement = best_of()
     replacement.keep_in(tmp_path / "evaluations.json")
     assert replacement.facts() == best.facts() and best.step == 20
-    EvaluationHistory(None).keep_in(tmp_path / "other.json")
+    best = EvaluationHistory(None)  # without stopping nothing is recorded
+    best.keep_in(tmp_path / "other.json")
+    best.add(10, {"auc": 0.6})
+    assert (best.step, best.ends, best.metrics(), best.facts()) == (None, False, None, {})
     assert [path.name for path in tmp_path.iterdir()] == ["evaluations.json"]
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 import numpy as np
 import pytest
 import torch
@@ -11,12 +9,9 @@ import torch
 from shardkeep.ps.config import TableSpec
 from shardkeep.ps.jagged import JaggedRows
 from shardkeep.workers.blocks import BlockScorer
-from shardkeep.workers.config import TowerConfig, TrainConfig
 from shardkeep.workers.data.batch import Batch, Ragged
 from shardkeep.workers.data.schema import Feature, Schema
 from shardkeep.workers.dense import onednn
-from shardkeep.workers.dense.loss import Objective
-from shardkeep.workers.dense.tower import Tower
 from shardkeep.workers.embeddings.layer import Embeddings
 from shardkeep.workers.model_config import keys_of
 from shardkeep.workers.models.registry import build_model
@@ -31,17 +26,9 @@ SCHEMA = Schema(tuple(f"d{i}" for i in range(NUM_DENSE)), tuple(Feature(n, n) fo
 def scorer(model: str, *, size: int, linear: str = "torch") -> tuple[BlockScorer, Embeddings]:
     embeddings = Embeddings(SCHEMA, {name: TableSpec(name=name, dim=DIM) for name in "abc"})
     torch.manual_seed(4)
-    odd_widths = {"hidden": [9, 3]} if "hidden" in keys_of(model) else {}
-    config = model_config(model, **odd_widths)
+    config = model_config(model, **({"hidden": [9, 3]} if "hidden" in keys_of(model) else {}))  # odd widths
     built = build_model(config, num_dense=NUM_DENSE, features=embeddings.feature_dims, default_dim=DIM)
-    tower = Tower(
-        built,
-        config=TowerConfig.model_validate({"amp": "off", "compile": "off", "linear": linear}),
-        device=torch.device("cpu"),
-        sync=False,
-        objective=Objective.of(TrainConfig(batch_size=size)),
-    )
-    return BlockScorer(embeddings, tower, size), embeddings
+    return BlockScorer(embeddings, tower_of(model=built, config={"linear": linear}, sync=False), size), embeddings
 
 
 def samples(count: int) -> Batch:
@@ -59,7 +46,7 @@ def taken(batch: Batch, order: np.ndarray) -> Batch:
 def logits(blocks: BlockScorer, embeddings: Embeddings, batch: Batch) -> np.ndarray:
     plan = embeddings.plan(batch)
     rows = JaggedRows.zeros(plan.unique)
-    for name in "abc":  # a row depends on its id alone
+    for name in rows:  # a row depends on its id alone
         rows[name][...] = np.sin(np.outer(plan.unique[name] + 1, np.arange(1, DIM + 1)))
     return blocks.logits(batch, plan, rows)
 
@@ -69,7 +56,7 @@ def logits(blocks: BlockScorer, embeddings: Embeddings, batch: Batch) -> np.ndar
     ("model", "size", "linear"),
     [
         *((name, 17, ("torch", "onednn")[number % 2]) for number, name in enumerate(RANKING)),
-        *itertools.product(("dlrm", "dcn_v2"), (1, 17, 100), ("torch", "onednn")),
+        *(("dlrm", size, linear) for size in (1, 100) for linear in ("torch", "onednn")),
     ],
 )
 def test_a_sample_has_the_same_bits_at_every_place_and_beside_every_other(model: str, size: int, linear: str) -> None:
@@ -98,7 +85,7 @@ def test_a_block_leaves_training_as_it_was_and_takes_1_to_its_size_of_samples() 
 @pytest.mark.skipif(onednn.why_not(torch.device("cpu")) is not None, reason="needs oneDNN")
 @every(
     ("size", "linear", "longest"),
-    [(17, "torch", 19), (17, "onednn", 20), (32, "torch", 20), (32, "onednn", 1), (32, "onednn", 19), (17, "torch", 1)],
+    [(17, "torch", 19), (32, "onednn", 20), (17, "onednn", 1)],
 )
 def test_a_history_has_the_same_bits_beside_every_other(size: int, linear: str, longest: int) -> None:
     embeddings = Embeddings(histories.SCHEMA, {name: TableSpec(name=name, dim=DIM) for name in ("item", "tag", "kind")})
@@ -108,12 +95,7 @@ def test_a_history_has_the_same_bits_beside_every_other(size: int, linear: str, 
     blocks = BlockScorer(embeddings, tower_of(model=model, config={"linear": linear}, sync=False), size)
 
     def scored(rows_B: np.ndarray) -> np.ndarray:
-        batch = dataset.gather(rows_B)
-        plan = embeddings.plan(batch)
-        rows = JaggedRows.zeros(plan.unique)
-        for name in rows:  # a row depends on its id alone
-            rows[name][...] = np.sin(np.outer(plan.unique[name] + 1, np.arange(1, DIM + 1)))
-        return blocks.logits(batch, plan, rows)
+        return logits(blocks, embeddings, dataset.gather(rows_B))
 
     order = np.random.default_rng(2).permutation(3 * size)
     whole = np.concatenate([scored(np.arange(start, start + size)) for start in range(0, 3 * size, size)])

@@ -85,19 +85,7 @@ def test_means_follow_their_definitions(weighted: bool, threshold: float) -> Non
         assert scaled == pytest.approx(found | {"weights": scaled["weights"]}, rel=1e-12)
 
 
-def test_predicting_the_base_rate_has_normalized_entropy_and_calibration_one() -> None:
-    labels = np.array([1, 0, 0, 0], np.float32)
-    result = evaluate_predictions(np.full(4, np.log(0.25 / 0.75)), labels)
-    assert result["normalized_entropy"] == pytest.approx(1.0) and result["calibration"] == pytest.approx(1.0)
-    assert result["auc"] == 0.5
-
-
-def test_huge_logits_stay_finite() -> None:
-    result = evaluate_predictions(np.array([1e4, -1e4, 1e4]), np.array([1.0, 0.0, 0.0]))
-    assert result["logloss"] == pytest.approx(1e4 / 3) and result["calibration"] == pytest.approx(2.0)
-
-
-def test_errors_are_of_probabilities_or_of_values() -> None:
+def test_errors_are_of_probabilities_or_of_values_and_stay_finite() -> None:
     logits, labels, _, _ = drawn(500)
     p = 1 / (1 + np.exp(-logits.astype(np.float64)))
     for predictions, numbers in ((p, False), (logits.astype(np.float64), True)):
@@ -109,6 +97,10 @@ def test_errors_are_of_probabilities_or_of_values() -> None:
         assert found["r2"] == pytest.approx(1.0 - np.mean((predictions - labels) ** 2) / labels.astype(float).var())
     assert found["baseline_mse"] == pytest.approx(np.mean((0.25 - labels) ** 2)) and "baseline_r2" not in found
     assert "note" not in evaluate_predictions(logits, np.full(500, 2.5), asked=asked_for("mse", numbers=True))
+    base_rate = evaluate_predictions(np.full(4, np.log(0.25 / 0.75)), np.array([1, 0, 0, 0], np.float32))
+    assert base_rate["normalized_entropy"] == pytest.approx(1.0) == base_rate["calibration"] and base_rate["auc"] == 0.5
+    huge = evaluate_predictions(np.array([1e4, -1e4, 1e4]), np.array([1.0, 0.0, 0.0]))
+    assert huge["logloss"] == pytest.approx(1e4 / 3) and huge["calibration"] == pytest.approx(2.0)
 
 
 @every("weighted", [False, True])
@@ -140,7 +132,7 @@ def test_buckets_hold_equal_numbers_of_rows_in_order_and_weighted_means() -> Non
     assert buckets[-1]["label"] == pytest.approx(np.average(labels[last], weights=weights[last].astype(np.float64)))
 
 
-@every("seed", range(5))
+@every("seed", range(2))
 def test_a_sample_of_a_whole_weight_counts_as_so_many_rows(seed: int) -> None:
     logits, labels, groups, _ = drawn(seed=seed)
     weights = np.random.default_rng(seed).integers(0, 6, 2000).astype(np.float32)
@@ -154,54 +146,39 @@ def test_a_sample_of_a_whole_weight_counts_as_so_many_rows(seed: int) -> None:
     assert found == pytest.approx(repeated | {"samples": 2000, "weights": found["weights"]})
 
 
-def test_weights_of_one_give_the_bits_of_no_weights() -> None:
-    logits, labels, groups, _ = drawn()
-    for asked in (CLASSES, NUMBERS, asked_for("calibration_buckets")):
-        plain = evaluate_predictions(logits, labels, groups, asked)
-        ones = evaluate_predictions(logits, labels, groups, asked, np.ones(2000, np.float32))
-        assert "weights" not in plain and ones == plain | {"weights": 2000.0}
-
-
 # What is not defined
 
 
-@every(
-    ("logits", "labels", "note"),
-    [
-        ([], [], "no samples"),
-        ([0.1, 0.2], [1, 1], "all 2 labels are 1; AUC needs both classes"),
-        ([0.1, 0.2], [0, 0], "all 2 labels are 0; AUC needs both classes"),
-        ([0.1, float("nan"), float("inf")], [0, 1, 1], "2 of 3 predictions are not finite"),
-    ],
-    ids=["empty", "only ones", "only zeros", "not finite"],
-)
-def test_a_metric_that_is_not_defined_is_none_and_says_why(logits: Any, labels: Any, note: str) -> None:
-    result = evaluate_predictions(np.array(logits), np.array(labels))
-    assert result["auc"] is None and result["note"] == note
+FOUR, BOTH = [0.1, 0.2, 0.3, 0.1], [0, 0, 1, 1]
+NAN, INF = float("nan"), float("inf")
 
 
 @every(
-    ("weights", "note", "defined"),
+    ("logits", "labels", "weights", "note", "defined"),
     [
-        ([0, 0, 0, 0], "the weights of all 4 samples are 0", ()),
-        ([1, 2, 0, 0], "all 2 labels whose weight is above 0 are 0; AUC needs both classes", ("logloss",)),
-        ([0, 0, 3, 0], "all 1 labels whose weight is above 0 are 1; AUC needs both classes",
-         ("calibration", "logloss")),
-        ([1e-38, 1e38, 1e38, 1e-38], None, ("auc", "calibration", "logloss", "normalized_entropy")),
-        ([1e-38, 1e-38, 1e38, 1e38], None, ("auc", "calibration", "logloss")),
+        ([], [], None, "no samples", ""),
+        ([0.1, 0.2], [1, 1], None, "all 2 labels are 1; AUC needs both classes", "calibration logloss"),
+        ([0.1, 0.2], [0, 0], None, "all 2 labels are 0; AUC needs both classes", "logloss"),
+        ([0.1, NAN, INF], [0, 1, 1], None, "2 of 3 predictions are not finite", ""),
+        (FOUR, BOTH, [0, 0, 0, 0], "the weights of all 4 samples are 0", ""),
+        (FOUR, BOTH, [1, 2, 0, 0], "all 2 labels whose weight is above 0 are 0; AUC needs both classes", "logloss"),
+        (FOUR, BOTH, [0, 0, 3, 0], "all 1 labels whose weight is above 0 are 1; AUC needs both classes",
+         "calibration logloss"),
+        (FOUR, BOTH, [1e-38, 1e38, 1e38, 1e-38], None, "auc calibration logloss normalized_entropy"),  # far apart
+        (FOUR, BOTH, [1e-38, 1e-38, 1e38, 1e38], None, "auc calibration logloss"),  # a class that hardly weighs
     ],
-    ids=["no weight", "only zeros weigh", "only ones weigh", "far apart", "a class that hardly weighs"],
 )  # fmt: skip
-def test_what_the_weights_leave_undefined_is_none_and_says_why(
-    weights: list[float], note: str | None, defined: tuple[str, ...]
+def test_a_metric_that_is_not_defined_is_none_and_says_why(
+    logits: list[float], labels: list[int], weights: list[float] | None, note: str | None, defined: str
 ) -> None:
-    logits, labels = np.array([0.1, 0.2, 0.3, 0.1]), np.array([0, 0, 1, 1])
-    found = evaluate_predictions(logits, labels, weights_N=np.array(weights, np.float32))
+    weights_N = None if weights is None else np.array(weights, np.float32)
+    found = evaluate_predictions(np.array(logits), np.array(labels), weights_N=weights_N)
     assert found.get("note") == note
     names = ("auc", "calibration", "logloss", "normalized_entropy")
-    assert tuple(name for name in names if found[name] is not None) == defined
-    of_numbers = evaluate_predictions(logits, labels, asked=NUMBERS, weights_N=np.array(weights, np.float32))
-    assert (of_numbers["mse"] is None) == (not any(weights))
+    assert [name for name in names if found[name] is not None] == defined.split()
+    if weights is not None:
+        of_numbers = evaluate_predictions(np.array(logits), np.array(labels), asked=NUMBERS, weights_N=weights_N)
+        assert (of_numbers["mse"] is None) == (not any(weights))
 
 
 def test_what_has_no_predicted_positive_has_no_precision_and_says_why() -> None:
@@ -219,9 +196,10 @@ def test_what_has_no_predicted_positive_has_no_precision_and_says_why() -> None:
 # Merged over workers, and in bins
 
 
-@every("split", [500, 1, 0], ids=str)
-@every("names", [["click"], ["click", "buy"]], ids=["one label", "two labels"])
-@every("weighted", [False, True])
+@every(
+    ("split", "names", "weighted"),
+    [(500, ["click"], True), (1, ["click"], False), (0, ["click", "buy"], True), (500, ["click", "buy"], False)],
+)
 def test_samples_of_all_workers_are_evaluated_together(split: int, names: list[str], weighted: bool) -> None:
     logits, labels, groups, weights = drawn(1000)
     columns = [(logits, labels), drawn(1000, seed=2)[:2]][: len(names)]
@@ -291,16 +269,6 @@ def test_metrics_are_means_of_the_gains_of_each_rank() -> None:
     assert weighted["weights"] == 7.0
 
 
-@every(
-    ("ranks", "weights", "note"),
-    [([], [], "no samples"), ([1, 2], [0, 0], "the weights of all 2 samples are 0")],
-    ids=["no sample", "no weight"],
-)
-def test_without_samples_or_weight_no_metric_has_a_value(ranks: list[int], weights: list[int], note: str) -> None:
-    found = evaluate_ranks(np.array(ranks, np.int64), np.array(weights, np.float32), ASKED)
-    assert all(found[name] is None for name in ASKED) and found["note"] == note
-
-
 def test_a_sample_without_a_target_does_not_count_and_one_of_an_unknown_item_is_a_miss() -> None:
     found = evaluate_ranks(np.array([1, -1, 5]), np.array([1, 9, 3], np.float32), ("recall@1",))
     assert found["recall@1"] == 0.25 and found["samples"] == 2 and found["weights"] == 4.0
@@ -308,3 +276,6 @@ def test_a_sample_without_a_target_does_not_count_and_one_of_an_unknown_item_is_
     assert {found[name] for name in ASKED} == {0.0} and found["unknown_targets"] == 2
     assert found["note"] == "none of the 2 samples has an item that the model knows"
     assert "note" not in evaluate_ranks(np.array([0, 9]), NO_WEIGHTS, ASKED)
+    for ranks, weights, note in (([], [], "no samples"), ([1, 2], [0, 0], "the weights of all 2 samples are 0")):
+        found = evaluate_ranks(np.array(ranks, np.int64), np.array(weights, np.float32), ASKED)
+        assert all(found[name] is None for name in ASKED) and found["note"] == note

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import json
+import functools
 import logging
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -13,10 +13,7 @@ import pytest
 import torch
 
 from shardkeep.base.errors import CheckpointError
-from shardkeep.ps.control.records import ResumeRange
-from shardkeep.ps.control.recovery import ResumePoint, agreed_start
 from shardkeep.workers.collectives.collective import ThreadCollective
-from shardkeep.workers.dense.state import joined, split
 from shardkeep.workers.dense.tower import Tower, share
 from shardkeep.workers.metrics.binned import BinnedScores
 from shardkeep.workers.rewind import LastStep, Rewind
@@ -30,12 +27,16 @@ ADAM = {"optimizer": {"name": "adam", "lr": 0.01}}
 
 def train(tower: Tower, steps: int, rewind: Rewind | None = None) -> Tower:
     for _ in range(steps):
-        dense, leaves, label = part_of(batch(tower.step, 8), 0, 8)
-        tower.backward(dense, leaves, label, 1 / 8)
+        tower.backward(*part_of(batch(tower.step, 8), 0, 8), 1 / 8)
         tower.update(tower.step)
         if rewind is not None:
             rewind.keep(tower)
     return tower
+
+
+@functools.cache
+def digest_after(steps: int) -> bytes:
+    return train(tower_of(config=ADAM), steps).digest_bytes()
 
 
 @every("optimizer", ["sgd", "adam"])
@@ -53,17 +54,14 @@ def test_going_back_and_training_again_gives_the_same_bits(tmp_path: Path, optim
 
 
 def test_another_process_finds_what_was_kept(tmp_path: Path) -> None:
-    train(tower_of(config=ADAM), 5, Rewind(tmp_path, depth=3))
-    found = Rewind(tmp_path, depth=3)
-    assert found.resume_range() == (3, 5)
-    other = tower_of(config=ADAM)
-    found.take_back(other, 4)
-    assert train(other, 1, found).digest_bytes() == train(tower_of(config=ADAM), 5).digest_bytes()
-    rewind, tower = Rewind(tmp_path / "first", depth=4), tower_of(config=ADAM)
+    rewind, tower = Rewind(tmp_path, depth=6), tower_of(config=ADAM)
     rewind.keep(tower)  # its optimizer has no slots yet
-    train(tower, 2, rewind)
-    rewind.take_back(tower, 0)
-    assert train(tower, 2).digest_bytes() == train(tower_of(config=ADAM), 2).digest_bytes()
+    train(tower, 5, rewind)
+    found, other = Rewind(tmp_path, depth=6), tower_of(config=ADAM)
+    assert found.resume_range() == (0, 5)
+    for step in (4, 0):
+        found.take_back(other, step)
+        assert train(other, 5 - step, found).digest_bytes() == digest_after(5)
 
 
 def test_a_state_that_was_not_kept_is_no_state_and_a_gap_ends_the_span(tmp_path: Path) -> None:
@@ -83,76 +81,52 @@ def test_a_state_that_was_not_kept_is_no_state_and_a_gap_ends_the_span(tmp_path:
     train(tower, 1)
     train(tower, 2, rewind)
     assert rewind.resume_range() == (4, 5)
-
-
-HEAD = {"magic": 0, "step": 8, "bytes of text": 16, "where tensors begin": 24, "checksum": 32}
-DAMAGES = {**HEAD, "text": 60, "tensors": -9}
-
-
-def damaged(path: Path, at: int) -> None:
-    """Flips one bit of the byte at `at`; counted from the end where it is negative."""
-    content = bytearray(path.read_bytes())
-    content[at] ^= 4
-    path.write_bytes(content)
-
-
-def with_states(folder: Path) -> Path:
-    """A folder with the states of steps 3, 4 and 5; the file of step 5."""
-    train(tower_of(config=ADAM), 5, Rewind(folder, depth=3))
-    return folder / "tower-2.state"
-
-
-@every("part", DAMAGES)
-def test_a_damaged_state_is_not_taken_and_an_older_one_is(
-    tmp_path: Path, part: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.clear()
-    newest = with_states(tmp_path)
-    damaged(newest, DAMAGES[part])
-    rewind, other = Rewind(tmp_path, depth=3), tower_of(config=ADAM)
-    assert rewind.resume_range() == (3, 4)
-    warnings = [record for record in caplog.records if record.levelno == logging.WARNING]
-    assert [(r.getMessage(), r.fields["file"]) for r in warnings] == [("a kept state is damaged and not used", newest)]
-    with pytest.raises(KeyError):
-        rewind.take_back(other, 5)
-    rewind.take_back(other, 4)
-    assert train(other, 1, rewind).digest_bytes() == train(tower_of(config=ADAM), 5).digest_bytes()
-    assert rewind.resume_range() == (3, 5)
-
-
-def test_a_state_that_is_cut_off_or_damaged_meanwhile_is_not_taken(tmp_path: Path) -> None:
-    newest = with_states(tmp_path / "cut")
-    content = newest.read_bytes()
-    for size in (0, 20, 50, -1):
-        newest.write_bytes(content[:size])
-        assert Rewind(tmp_path / "cut", depth=3).resume_range() == (3, 4), size
-    rewind, tower = Rewind(tmp_path / "lives", depth=3), tower_of(config=ADAM)
-    train(tower, 5, rewind)
-    with (tmp_path / "lives" / "tower-2.state").open("r+b") as file:
-        file.seek(-9, 2)
-        file.write(b"\x55")
-    with pytest.raises(CheckpointError, match=r"tower-2\.state: damaged: the checksum of the kept state is wrong"):
-        rewind.take_back(tower, 5)
-    assert rewind.resume_range() == (3, 4)
-
-
-def test_the_job_goes_on_with_the_tower_of_a_rank_whose_states_are_whole(tmp_path: Path) -> None:
-    for rank in range(2):
-        with_states(tmp_path / str(rank))
-    for path in (tmp_path / "0").glob("*.state"):
-        damaged(path, -9)
-    spans = {}
-    for rank in range(2):
-        kept = Rewind(tmp_path / str(rank), depth=3).resume_range()
-        spans[rank] = ResumeRange() if kept is None else ResumeRange(*kept, holds=True)
-    assert agreed_start({0: ResumeRange(5, 5)}, spans) == ResumePoint(5, source=1, lacking=(0,))
-    assert agreed_start({0: ResumeRange(5, 5)}, {0: spans[0]}) is None  # the last checkpoint is next
-
-
-def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(CheckpointError, match=r"file/kept: cannot be written \(Not a directory\)"):
         Rewind(tmp_path / "file" / "kept", depth=2)
+
+
+DAMAGES = {
+    "magic": 0, "step": 8, "bytes of text": 16, "where tensors begin": 24, "checksum": 32, "text": 60, "tensors": -9
+}  # fmt: skip
+"""Where a bit is flipped, from the end where it is negative."""
+
+
+@pytest.fixture
+def newest(tmp_path: Path) -> Path:
+    """Of the states of steps 3, 4 and 5 the file of the last."""
+    train(tower_of(config=ADAM), 5, Rewind(tmp_path, depth=3))
+    return tmp_path / "tower-2.state"
+
+
+def test_a_damaged_or_cut_off_state_is_not_taken_and_an_older_one_is(
+    newest: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    content = newest.read_bytes()
+    for size in (0, 20, 50, -1):
+        newest.write_bytes(content[:size])
+        assert Rewind(newest.parent, depth=3).resume_range() == (3, 4), size
+    for part, at in DAMAGES.items():
+        damaged = bytearray(content)
+        damaged[at] ^= 4
+        newest.write_bytes(damaged)
+        caplog.clear()
+        rewind = Rewind(newest.parent, depth=3)
+        assert rewind.resume_range() == (3, 4), part
+        (warning,) = [record for record in caplog.records if record.levelno == logging.WARNING]
+        assert (warning.getMessage(), warning.fields["file"]) == ("a kept state is damaged and not used", newest), part
+    other = tower_of(config=ADAM)
+    with pytest.raises(KeyError):
+        rewind.take_back(other, 5)
+    rewind.take_back(other, 4)
+    assert train(other, 1, rewind).digest_bytes() == digest_after(5)
+    assert rewind.resume_range() == (3, 5)
+    damaged = bytearray(newest.read_bytes())
+    damaged[-9] ^= 4
+    newest.write_bytes(damaged)  # while it is in use
+    with pytest.raises(CheckpointError, match=r"tower-2\.state: damaged: the checksum of the kept state is wrong"):
+        rewind.take_back(other, 5)
+    assert rewind.resume_range() == (3, 4)
 
 
 def keep_all(folder: Path, told: Connection) -> None:
@@ -183,7 +157,7 @@ def test_a_process_that_is_killed_leaves_whole_states_only(tmp_path: Path) -> No
     assert span is not None and span[1] >= told[-1] and span[1] - span[0] >= 1
     for step in range(span[0], span[1] + 1):
         rewind.take_back(other, step)
-        assert other.digest_bytes() == train(tower_of(config=ADAM), step).digest_bytes()
+        assert other.digest_bytes() == digest_after(step)
 
 
 @every("source", [0, 2])
@@ -203,23 +177,13 @@ def test_ranks_that_lack_the_state_take_that_of_the_source(source: int) -> None:
 
 
 def test_a_step_that_was_cut_off_leaves_no_trace_in_the_random_numbers() -> None:
-    whole = train(tower_of(config=ADAM, model=seeded_model(dropout=0.5)), 2)
-    tower = train(tower_of(config=ADAM, model=seeded_model(dropout=0.5)), 1)
-    state = dict(tower.state_dict())
-    dense, leaves, label = part_of(batch(1, 8), 0, 8)
-    tower.backward(dense, leaves, label, 1 / 8, last=False)
+    whole, tower = (tower_of(config=ADAM, model=seeded_model(dropout=0.5)) for _ in range(2))
+    train(whole, 2)
+    state = dict(train(tower, 1).state_dict())
+    tower.backward(*part_of(batch(1, 8), 0, 8), 1 / 8, last=False)
     tower.join(tower.collective)
     tower.load_state_dict(state)
     assert train(tower, 1).digest_bytes() == whole.digest_bytes()
-
-
-def test_a_state_is_json_and_tensors_and_comes_back() -> None:
-    value = {"a": [1, (2.5, None)], 3: {"t": torch.arange(4)}, "flag": True}
-    tensors: dict[str, torch.Tensor] = {}
-    text = json.loads(json.dumps(split(value, tensors)))
-    found = joined(text, tensors)
-    assert found["a"] == [1, [2.5, None]] and found["flag"] is True
-    assert torch.equal(found[3]["t"], torch.arange(4)) and list(tensors) == ["/3/t"]
 
 
 def test_the_last_step_is_the_only_one_that_a_tower_without_kept_states_resumes_at() -> None:
