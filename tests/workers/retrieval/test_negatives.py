@@ -57,14 +57,14 @@ def test_candidates_depend_on_seed_step_rank_and_micro_batch_alone() -> None:
 
 @every("settings", [{"uniform": 12}, {"batch": 4, "uniform": 12}], ids=str)
 def test_log_q_is_how_often_an_item_is_shared(settings: dict[str, int]) -> None:
-    source, random, rounds = negatives(**settings), np.random.default_rng(0), 600
+    source, random, rounds = negatives(**settings), np.random.default_rng(0), 400
     counts_M, told_M = np.zeros(len(CATALOGUE)), np.zeros(len(CATALOGUE))
     for step in range(rounds):
         items = {"item": Ragged(TAKES.item[random.integers(0, len(TAKES), 16)])}
         drawn = source.draw(Batch(NOTHING, items, np.ones((16, 1), np.float32)), step, 0)[0]
         counts_M[drawn.rows_C[: drawn.shared]] += 1
         told_M[drawn.rows_C] = drawn.log_q_C
-    often_M = counts_M > 100  # a standard error of 8 %, and what the last draw says of its distinct targets
+    often_M = counts_M > 65  # a standard error of 8 %, and what the last draw says of its distinct targets
     assert often_M.sum() >= 10 and counts_M.max() > 2 * counts_M[often_M].min()
     ratio_M = counts_M[often_M] / rounds / np.exp(told_M[often_M])
     assert np.abs(ratio_M - 1).max() < 0.35 and abs(ratio_M.mean() - 1) < 0.1, ratio_M
@@ -93,12 +93,8 @@ def test_each_entry_of_a_list_looks_for_the_next_one_and_the_last_for_the_item()
     drawn = negatives(catalogue, "seen_item").draw(batch, 0, 0)[0]
     assert looked_for(drawn, catalogue) == [b, c, d, -1, -1, -1, -1]  # 7 is not in the catalogue
     assert set(catalogue.ids_M[drawn.rows_C]) == {b, c, d, f}
-
-
-def test_a_micro_batch_without_targets_has_a_candidate() -> None:
-    ids = {"item": Ragged(np.array([7, 7]))}
-    batch = Batch(np.empty((2, 0), np.float32), ids, np.ones((2, 1), np.float32))
-    drawn = negatives().draw(batch, 0, 0)[0]
+    nothing = Batch(np.empty((2, 0), np.float32), {"item": Ragged(np.array([7, 7]))}, np.ones((2, 1), np.float32))
+    drawn = negatives().draw(nothing, 0, 0)[0]  # a micro-batch without targets has a candidate
     assert drawn.rows_C.size == drawn.shared == 1 and looked_for(drawn) == [-1, -1]
 
 

@@ -49,12 +49,12 @@ def test_ranks_are_those_of_all_scores(users: int, items: int, width: int) -> No
 def test_ranks_do_not_depend_on_the_size_of_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     random = np.random.default_rng(1)
     users_BE, items_ME = (random.normal(size=(n, 33)).astype(np.float32) for n in (200, 501))
-    targets_B = random.integers(0, 501, 200)
-    whole = ItemIndex(items_ME).ranks(users_BE, targets_B)
-    parts = [ItemIndex(items_ME).ranks(users_BE[b : b + 7], targets_B[b : b + 7]) for b in range(0, 200, 7)]
+    index, targets_B = ItemIndex(items_ME), random.integers(0, 501, 200)
+    whole = index.ranks(users_BE, targets_B)
+    parts = [index.ranks(users_BE[b : b + 7], targets_B[b : b + 7]) for b in range(0, 200, 7)]
     assert np.concatenate(parts).tolist() == whole.tolist()
     monkeypatch.setattr(ranking, "BUFFER_BYTES", 1)
-    assert ItemIndex(items_ME).ranks(users_BE, targets_B).tolist() == whole.tolist()
+    assert index.ranks(users_BE, targets_B).tolist() == whole.tolist()
 
 
 def test_a_target_is_ranked_last_among_equals_and_behind_what_is_no_number() -> None:
