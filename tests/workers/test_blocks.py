@@ -15,7 +15,6 @@ from shardkeep.workers.dense import onednn
 from shardkeep.workers.embeddings.layer import Embeddings
 from shardkeep.workers.model_config import keys_of
 from shardkeep.workers.models.registry import build_model
-from tests.support import histories
 from tests.support.cases import every
 from tests.support.towers import RANKING, model_config, tower_of
 
@@ -80,28 +79,3 @@ def test_a_block_leaves_training_as_it_was_and_takes_1_to_its_size_of_samples() 
     for count in (0, 21):
         with pytest.raises(ValueError, match=f"{count} samples; allowed: 1 to 20"):
             logits(blocks, embeddings, samples(count))
-
-
-@pytest.mark.skipif(onednn.why_not(torch.device("cpu")) is not None, reason="needs oneDNN")
-@every(
-    ("size", "linear", "longest"),
-    [(17, "torch", 19), (32, "onednn", 20), (17, "onednn", 1)],
-)
-def test_a_history_has_the_same_bits_beside_every_other(size: int, linear: str, longest: int) -> None:
-    embeddings = Embeddings(histories.SCHEMA, {name: TableSpec(name=name, dim=DIM) for name in ("item", "tag", "kind")})
-    torch.manual_seed(4)
-    model = histories.Attends(num_dense=1, features=embeddings.feature_dims, sequences=embeddings.sequences, width=5)
-    dataset = histories.Histories(3 * size, seed=longest, longest=longest)
-    blocks = BlockScorer(embeddings, tower_of(model=model, config={"linear": linear}, sync=False), size)
-
-    def scored(rows_B: np.ndarray) -> np.ndarray:
-        return logits(blocks, embeddings, dataset.gather(rows_B))
-
-    order = np.random.default_rng(2).permutation(3 * size)
-    whole = np.concatenate([scored(np.arange(start, start + size)) for start in range(0, 3 * size, size)])
-    assert whole.std() > 1e-4
-    for start in range(0, 3 * size, size):
-        mine = order[start : start + size]
-        assert np.array_equal(scored(mine), whole[mine])
-    for alone in range(0, 3 * size, 5):
-        assert np.array_equal(scored(np.array([alone])), whole[[alone]])

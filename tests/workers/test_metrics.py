@@ -132,20 +132,6 @@ def test_buckets_hold_equal_numbers_of_rows_in_order_and_weighted_means() -> Non
     assert buckets[-1]["label"] == pytest.approx(np.average(labels[last], weights=weights[last].astype(np.float64)))
 
 
-@every("seed", range(2))
-def test_a_sample_of_a_whole_weight_counts_as_so_many_rows(seed: int) -> None:
-    logits, labels, groups, _ = drawn(seed=seed)
-    weights = np.random.default_rng(seed).integers(0, 6, 2000).astype(np.float32)
-    often = [np.repeat(values, weights.astype(int)) for values in (logits, labels, groups)]
-    found = evaluate_predictions(logits, labels, groups, CLASSES, weights)
-    repeated = evaluate_predictions(*often, CLASSES)
-    assert found == pytest.approx(repeated | {"samples": 2000, "weights": weights.sum()}, rel=1e-12)
-    assert found["auc"] == repeated["auc"] and found["gauc"] is not None
-    found = evaluate_predictions(logits, labels, asked=NUMBERS, weights_N=weights)
-    repeated = evaluate_predictions(*often[:2], asked=NUMBERS)
-    assert found == pytest.approx(repeated | {"samples": 2000, "weights": found["weights"]})
-
-
 # What is not defined
 
 

@@ -12,9 +12,6 @@ import torch
 import torch.nn.functional as F
 
 from shardkeep.base.errors import UserError
-from shardkeep.workers.dense import onednn
-from shardkeep.workers.embeddings.inputs import pad_rows, padded
-from shardkeep.workers.embeddings.sequence import Sequence
 from tests.support.cases import every
 from tests.support.vector_models import (
     LENGTHS,
@@ -155,20 +152,3 @@ def test_a_users_vector_is_the_query_that_predicts_the_item_and_an_items_its_row
     assert torch.equal(dropping.eval().users(dense, inputs), dropping.users(dense, inputs)), "in training only"
     with pytest.raises(UserError, match=r"^model.heads: 4 does not divide 6, the values of the rows of an entry"):
         made(name, heads=4)
-
-
-@every("name", NAMES)
-def test_a_sample_has_its_bits_beside_any_others(name: str) -> None:
-    """As scoring pads them: samples and entries to multiples of 32."""
-    model, lengths = made(name, numbers=1)[0].eval(), list(range(16))
-    sides = made(name, numbers=1)[1]
-    with torch.no_grad(), onednn.rows_alone(model):
-        dense, inputs = users_of(sides, lengths)
-        dense, sequence = pad_rows(dense, 16), padded(inputs, 16)["seen"]
-        parts = list(torch.split(torch.arange(len(sequence.numbers)), sequence.lengths.tolist()))
-        order = torch.cat([*reversed(parts[:16]), *parts[16:]])
-        ids = {column: rows[order] for column, rows in sequence.ids.items()}
-        lengths_B = torch.cat([sequence.lengths[:16].flip(0), sequence.lengths[16:]])
-        flipped = Sequence(ids, sequence.numbers[order], lengths_B, sequence.max_length)
-        found_BE = model.users(dense, {"seen": flipped})[:16]
-        assert torch.equal(found_BE.flip(0), model.users(dense, {"seen": sequence})[:16])

@@ -1,9 +1,10 @@
-"""Linear layers by oneDNN: the values of torch's own, and only where they were requested or help."""
+"""Linear layers in other forms, with the values of torch's own: by oneDNN, with padded widths, for a few rows."""
 
 from __future__ import annotations
 
 import copy
 import pickle
+import threading
 from typing import Any
 
 import pytest
@@ -13,9 +14,15 @@ from torch import nn
 from torch.autograd import forward_ad
 
 from shardkeep.base.errors import UserError
-from shardkeep.workers.dense import onednn
+from shardkeep.workers.config import TowerConfig
+from shardkeep.workers.dense import compile as compiling, onednn, padding
+from shardkeep.workers.dense.products import Products
+from shardkeep.workers.dense.scorer import FewRows, Scorer
+from shardkeep.workers.dense.tower import Tower
+from shardkeep.workers.model_config import keys_of
+from shardkeep.workers.models.registry import build_model, row_dim
 from tests.support.cases import every
-from tests.support.towers import CPU, batch, part_of, tower_of
+from tests.support.towers import CPU, RANKING, batch, model_config, part_of, seeded_model, tower_of, train
 
 pytestmark = pytest.mark.skipif(onednn.why_not(CPU) is not None, reason="this torch has no oneDNN")
 
@@ -187,3 +194,146 @@ def test_it_helps_amd_s_cpus_with_avx512_alone(monkeypatch: pytest.MonkeyPatch) 
     assert [place for place, helps in found.items() if helps] == [("AVX512", "AuthenticAMD")]
     monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: False)
     assert not onednn.helps.__wrapped__()
+
+
+# Padded widths
+
+
+LIBRARIES = ["torch", *(["onednn"] if onednn.why_not(CPU) is None else [])]
+
+
+def close(mine: torch.Tensor, theirs: torch.Tensor, rel: float = 1e-6) -> bool:
+    return bool((mine - theirs).norm() <= rel * theirs.norm()) and mine.shape == theirs.shape
+
+
+def padded_tower(multiple: int | str, model: nn.Module | None = None, **config: str) -> Tower:
+    return tower_of(model=model or seeded_model(hidden=[37, 21]), config={"pad_widths": multiple, **config})
+
+
+@every("library", LIBRARIES)
+@every(
+    ("inputs", "outputs", "multiple", "widths", "bias"),
+    [
+        (37, 21, 8, (40, 24), True),
+        (37, 21, 8, (40, 24), False),
+        (40, 21, 8, (40, 24), True),
+        (37, 24, 8, (40, 24), True),
+        (37, 1, 16, (48, 1), True),  # one output stays one
+        (5, 70, 32, (5, 96), False),  # few inputs stay
+    ],
+)
+def test_outputs_and_gradients_are_those_of_a_plain_layer(
+    inputs: int, outputs: int, multiple: int, widths: tuple[int, int], bias: bool, library: str
+) -> None:
+    torch.manual_seed(1)
+    plain = nn.Linear(inputs, outputs, bias=bias)
+    padded = copy.deepcopy(plain)
+    onednn.choose(library, padded, CPU, amp=False)
+    assert padding.use_for(padded, multiple) == f"{multiple}: pads 1 of 1 linear layers"
+    values, weights = torch.randn(9, 2, inputs), torch.randn(9, 2, outputs)
+    found = []
+    for layer in (plain, padded):
+        x = values.clone().requires_grad_()
+        y = layer(x)
+        (y * weights).sum().backward()
+        found.append([y.detach(), x.grad, *(p.grad for p in layer.parameters())])
+    assert all(close(mine, theirs) for theirs, mine in zip(*found, strict=True))
+    products = Products(CPU)
+    with products.counted(18):
+        padded(values)
+    assert products.per_sample == 2 * widths[0] * widths[1]
+
+
+def test_whole_multiples_and_layers_with_a_forward_of_their_own_stay_as_they_are() -> None:
+    own = nn.Linear(9, 9)
+    own.forward = lambda inputs: inputs
+    model = nn.Sequential(nn.Linear(16, 24), nn.Linear(9, 9), own, nn.Bilinear(9, 9, 9))
+    assert padding.use_for(model, 8) == "8: pads 1 of 2 linear layers"
+    assert [("forward" in vars(layer)) for layer in model] == [False, True, True, False]
+    assert "pad_widths" not in TowerConfig().model_dump() and TowerConfig(pad_widths=8).model_dump()["pad_widths"] == 8
+    assert "pad_widths" not in tower_of().chosen
+
+
+def model_of(name: str, hidden: list[int], dim: int) -> tuple[nn.Module, torch.Tensor, dict[str, torch.Tensor]]:
+    """A stock model, and dense columns and leaves of eight samples."""
+    torch.manual_seed(3)
+    settings = {"hidden": hidden} if "hidden" in keys_of(name) else {}
+    dims = {feature: row_dim(name, dim) for feature in ("user", "item", "tag")}
+    model = build_model(model_config(name, **settings), num_dense=3, features=dims, default_dim=dim)
+    return model, torch.randn(8, 3), {n: torch.randn(8, width).requires_grad_() for n, width in dims.items()}
+
+
+@every("name", RANKING)
+def test_every_stock_model_has_the_gradients_and_scores_of_plain_layers(name: str) -> None:
+    """With padded widths, and, without gradients, in the form for a few rows."""
+    found = []
+    for multiple in ("off", 8):
+        model, dense, leaves = model_of(name, [13, 11], 8)
+        tower = padded_tower(multiple, model.double())
+        leaves = {key: leaf.detach().double().requires_grad_() for key, leaf in leaves.items()}
+        tower.backward(dense.double(), leaves, torch.ones(8, 1), weight=1.0, last=False)
+        found.append([each.grad for each in (*model.parameters(), *leaves.values())])
+        assert "linear layers" in tower.chosen.get("pad_widths", "linear layers")
+    for theirs, mine in zip(*found, strict=True):
+        assert (mine is None) == (theirs is None) and (mine is None or close(mine, theirs, 1e-6))
+    model, dense, leaves = model_of(name, [48, 16], 16)
+    scorer = Scorer(model, TowerConfig(amp="off"), CPU)
+    before, few = scorer.predict(dense, leaves), scorer.for_few_rows().predict(dense, leaves)
+    assert few.shape == before.shape and (few.sigmoid() - before.sigmoid()).abs().max() < 1e-6
+    assert torch.equal(scorer.predict(dense, leaves), before)
+
+
+# The form for a few rows
+
+
+def test_no_parameter_is_copied_and_onednn_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, dense, leaves = model_of("dlrm", [48, 16], 16)
+    few = Scorer(model, TowerConfig(amp="off"), CPU).for_few_rows()
+    expected = few.predict(dense, leaves)
+    monkeypatch.setattr(onednn, "multiply", lambda *_: pytest.fail("multiplied by oneDNN"))
+    assert torch.equal(few.predict(dense, leaves), expected)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    assert not few.predict(dense, leaves).any()
+
+
+def test_a_model_that_cannot_be_copied_and_one_in_mixed_precision_have_no_such_form() -> None:
+    class Locked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lock = threading.Lock()
+
+    with pytest.raises(TypeError):
+        FewRows(Locked())
+    assert Scorer(Locked(), TowerConfig(), CPU).for_few_rows() is None
+    assert Scorer(model_of("dlrm", [48, 16], 16)[0], TowerConfig(amp="bf16"), CPU).for_few_rows() is None
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")  # inductor's own imports
+@pytest.mark.skipif(compiling.why_no_compiler(CPU) is not None, reason="torch.compile cannot run here")
+def test_a_compiled_tower_is_padded_too() -> None:
+    compiled, eager = padded_tower(8, compile="on"), padded_tower("off")
+    for tower in (compiled, eager):
+        for step in range(3):
+            tower.backward(*part_of(batch(step, 8), 0, 8), weight=1 / 8)
+            assert tower.update(step).applied
+    assert compiled.compilation.switch.enabled
+    mine, theirs = (torch.cat([p.flatten() for p in tower.model.parameters()]) for tower in (compiled, eager))
+    assert close(mine, theirs, 1e-5)
+
+
+def test_parameters_keep_their_names_and_shapes_and_scores_their_bits() -> None:
+    padded, plain = padded_tower(8), padded_tower("off")
+    train(padded, [(0, 24)])
+    train(plain, [(0, 24)])
+    states = [{name: t.shape for name, t in tower.state_dict()["model"].items()} for tower in (padded, plain)]
+    assert states[0] == states[1]
+    own, other = (torch.cat([p.flatten() for p in tower.model.parameters()]) for tower in (padded, plain))
+    assert close(own, other, 1e-5) and padded.chosen["pad_widths"].startswith("8: pads 3 of")
+    plain.load_state_dict(padded.state_dict())
+    dense, rows, _ = batch(7, 24)
+    scorer = Scorer(copy.deepcopy(plain.model), TowerConfig(amp="off"), CPU)
+    for other_scores in (plain.predict(dense, rows), scorer.predict(dense, rows)):
+        assert torch.equal(padded.predict(dense, rows), other_scores)
