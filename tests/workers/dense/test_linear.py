@@ -15,7 +15,7 @@ from torch.autograd import forward_ad
 
 from shardkeep.base.errors import UserError
 from shardkeep.workers.config import TowerConfig
-from shardkeep.workers.dense import compile as compiling, onednn, padding
+from shardkeep.workers.dense import onednn, padding
 from shardkeep.workers.dense.products import Products
 from shardkeep.workers.dense.scorer import FewRows, Scorer
 from shardkeep.workers.dense.tower import Tower
@@ -308,20 +308,6 @@ def test_a_model_that_cannot_be_copied_and_one_in_mixed_precision_have_no_such_f
         FewRows(Locked())
     assert Scorer(Locked(), TowerConfig(), CPU).for_few_rows() is None
     assert Scorer(model_of("dlrm", [48, 16], 16)[0], TowerConfig(amp="bf16"), CPU).for_few_rows() is None
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")  # inductor's own imports
-@pytest.mark.skipif(compiling.why_no_compiler(CPU) is not None, reason="torch.compile cannot run here")
-def test_a_compiled_tower_is_padded_too() -> None:
-    compiled, eager = padded_tower(8, compile="on"), padded_tower("off")
-    for tower in (compiled, eager):
-        for step in range(3):
-            tower.backward(*part_of(batch(step, 8), 0, 8), weight=1 / 8)
-            assert tower.update(step).applied
-    assert compiled.compilation.switch.enabled
-    mine, theirs = (torch.cat([p.flatten() for p in tower.model.parameters()]) for tower in (compiled, eager))
-    assert close(mine, theirs, 1e-5)
 
 
 def test_parameters_keep_their_names_and_shapes_and_scores_their_bits() -> None:

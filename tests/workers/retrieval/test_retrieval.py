@@ -122,7 +122,7 @@ def test_each_entry_of_a_list_looks_for_the_next_one_and_the_last_for_the_item()
     assert drawn.rows_C.size == drawn.shared == 1 and looked_for(drawn) == [-1, -1]
 
 
-def test_items_of_the_catalogue_are_taken_with_all_their_columns() -> None:
+def test_items_of_the_catalogue_are_taken_with_all_their_columns():
     rows_C = np.array([4, 0, 7, 4])
     taken, items = CATALOGUE.take(rows_C), CATALOGUE.items
     for at, row in enumerate(rows_C.tolist()):
@@ -157,8 +157,8 @@ def right_rank(scores_M: np.ndarray, target: int, left: list[int]) -> int:
     return 1 + sum(s >= scores_M[target] for m, s in enumerate(scores_M) if m != target and m not in left)
 
 
-@every(("users", "items", "width"), [(1, 1, 1), (5, 40, 3), (300, 37, 6), (33, 1000, 7)])
-def test_ranks_are_those_of_all_scores(users: int, items: int, width: int) -> None:
+@every(("users", "items", "width", "k"), [(1, 1, 1, 1), (5, 40, 3, 12), (300, 37, 6, 1), (33, 1000, 7, 9)])
+def test_ranks_are_those_of_all_scores_and_the_best_items_those_of_a_sort(users, items, width, k):
     users_BE, items_ME = vectors(users, width, 1), vectors(items, width, 2)
     random = np.random.default_rng(3)
     targets_B = random.integers(-1, items, users)
@@ -166,6 +166,10 @@ def test_ranks_are_those_of_all_scores(users: int, items: int, width: int) -> No
     found = ItemIndex(items_ME).ranks(users_BE, targets_B, left_of(lists))
     scores = users_BE @ items_ME.T
     assert found.tolist() == [right_rank(scores[b], targets_B[b], lists[b]) for b in range(users)]
+    best = ItemIndex(items_ME).top(users_BE, k)
+    order = np.argsort(-scores, axis=1, kind="stable")[:, :k]  # ties go to the first
+    assert best.places_BK.tolist() == order.tolist()
+    assert best.scores_BK.tolist() == np.take_along_axis(scores, order, axis=1).tolist()
 
 
 def test_ranks_do_not_depend_on_the_size_of_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,16 +194,6 @@ def test_a_target_is_ranked_last_among_equals_and_behind_what_is_no_number() -> 
     index = ItemIndex(np.empty((0, 4), np.float32))  # no item gives no rank and no best item
     assert index.ranks(np.ones((2, 4), np.float32), np.array([-1, -1])).tolist() == [0, 0]
     assert index.top(np.ones((2, 4), np.float32), 3).places_BK.tolist() == [[-1] * 3] * 2
-
-
-@every(("users", "items", "k"), [(1, 1, 1), (70, 300, 1), (5, 300, 12), (3, 9, 9)])
-def test_the_best_items_are_those_of_a_sort_and_ties_go_to_the_first(users: int, items: int, k: int) -> None:
-    users_BE, items_ME = vectors(users, 4, 5), vectors(items, 4, 6)
-    best = ItemIndex(items_ME).top(users_BE, k)
-    scores = users_BE @ items_ME.T
-    order = np.argsort(-scores, axis=1, kind="stable")[:, :k]
-    assert best.places_BK.tolist() == order.tolist()
-    assert best.scores_BK.tolist() == np.take_along_axis(scores, order, axis=1).tolist()
 
 
 def test_the_best_items_of_several_blocks_are_those_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
