@@ -258,6 +258,5 @@ def test_a_trace_that_cannot_be_had_is_told_and_ends_no_job(tmp_path: Path, capl
 def test_steps_that_the_job_does_not_have_are_refused() -> None:
     check_profile(ProfileConfig(), total_steps=0)
     check_profile(ProfileConfig(start=9, steps=5), total_steps=10)
-    line = "profile.start: 10 is not allowed: the job has 10 steps, counted from 0"
-    with pytest.raises(ConfigError, match=line):
+    with pytest.raises(ConfigError, match=r"profile.start: 10 is not allowed: the job has 10 steps, counted from 0"):
         check_profile(ProfileConfig(start=10, steps=1), total_steps=10)

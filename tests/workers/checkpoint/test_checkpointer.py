@@ -14,7 +14,7 @@ from shardkeep.config import JobConfig, parse_config
 from shardkeep.ps.checkpoints.folder import Checkpoints
 from shardkeep.ps.server.snapshot import writer as snapshot_writer
 from shardkeep.workers.checkpoint import checkpointer, interval, writer
-from shardkeep.workers.checkpoint.interval import AUTO_AFTER_STEPS, CheckpointInterval
+from shardkeep.workers.checkpoint.interval import CheckpointInterval
 from shardkeep.workers.collectives.collective import Solo, ThreadCollective
 from tests.support.cases import every
 from tests.support.local_job import LocalJob
@@ -170,15 +170,19 @@ def test_a_job_that_stops_before_its_first_step_writes_none_and_the_same_people_
     assert set(modes.values()) == {modes["manifest.json"]}
 
 
-def test_an_open_interval_is_chosen_from_the_steps_of_its_generation_and_a_newcomer_takes_it() -> None:
-    knows, newcomer = (CheckpointInterval(None, lambda: [0]) for _ in range(2))
+@every(("grown_bytes", "expected"), [(4 * 10**9, 100), (10**9, 200)], ids=["the fewest", "by the journal"])
+def test_an_open_interval_is_chosen_from_the_steps_of_its_generation_and_a_newcomer_takes_it(
+    grown_bytes: int, expected: int
+) -> None:
+    journals = iter([[0, 0], [7, 9], [8, 9 + grown_bytes]])
+    knows, newcomer = CheckpointInterval(None, lambda: next(journals)), CheckpointInterval(None, lambda: [0])
     knows.enter(10, rank=0)
-    assert knows.choose(10 + AUTO_AFTER_STEPS - 1, Solo()) is None
+    assert knows.choose(10 + 49, Solo()) is None
     run_ranks(ThreadCollective.group(1), knows.share)
     knows.enter(200, rank=0)  # another generation, before any choice
-    assert knows.choose(200 + AUTO_AFTER_STEPS - 1, Solo()) is None
-    chosen = knows.choose(200 + AUTO_AFTER_STEPS, Solo())
-    assert chosen is not None and knows.ends(chosen) and not newcomer.ends(chosen)
+    assert knows.choose(200 + 49, Solo()) is None
+    assert knows.choose(200 + 50, Solo()) == expected
+    assert knows.ends(expected) and not newcomer.ends(expected)
     run_ranks(ThreadCollective.group(2), lambda ranks: (newcomer, knows)[ranks.rank].share(ranks))
-    assert newcomer.ends(chosen) and not newcomer.ends(chosen + 1)
+    assert newcomer.ends(expected) and not newcomer.ends(expected + 1)
     assert newcomer.choose(10**6, Solo()) is None
