@@ -27,9 +27,9 @@ from shardkeep.workers.dense.scorer import FewRows, Scorer
 from shardkeep.workers.dense.tower import Tower
 from shardkeep.workers.embeddings.layer import Embeddings
 from shardkeep.workers.model_config import keys_of
-from shardkeep.workers.models.registry import build_model, row_dim
+from shardkeep.workers.models.registry import build_model
 from tests.support.cases import every
-from tests.support.towers import CPU, RANKING, batch, model_config, part_of, seeded_model, tower_of, train
+from tests.support.towers import CPU, RANKING, batch, dims_of, model_config, part_of, seeded_model, tower_of, train
 
 pytestmark = pytest.mark.skipif(onednn.why_not(CPU) is not None, reason="this torch has no oneDNN")
 
@@ -263,11 +263,12 @@ def test_whole_multiples_and_layers_with_a_forward_of_their_own_stay_as_they_are
 
 def model_of(name: str, hidden: list[int], dim: int) -> tuple[nn.Module, torch.Tensor, dict[str, torch.Tensor]]:
     """A stock model, and dense columns and leaves of eight samples."""
-    torch.manual_seed(3)
+    drawn, features = torch.Generator().manual_seed(3), dict.fromkeys(("user", "item", "tag"), dim)
     settings = {"hidden": hidden} if "hidden" in keys_of(name) else {}
-    dims = {feature: row_dim(name, dim) for feature in ("user", "item", "tag")}
-    model = build_model(model_config(name, **settings), num_dense=3, features=dims, default_dim=dim)
-    return model, torch.randn(8, 3), {n: torch.randn(8, width).requires_grad_() for n, width in dims.items()}
+    dims = dims_of(name, features).items()
+    leaves = {key: torch.randn(8, width, generator=drawn).requires_grad_() for key, width in dims}
+    dense = torch.randn(8, 3, generator=drawn)
+    return seeded_model(3, name=name, features=features, **settings), dense, leaves
 
 
 @every("name", RANKING)

@@ -15,10 +15,9 @@ from shardkeep.workers.dense.loss import TaskLoss, joint_logits
 from shardkeep.workers.dense.loss_sum import LossSum
 from shardkeep.workers.label_config import TaskColumn
 from shardkeep.workers.metrics.outputs import joint_outputs
-from shardkeep.workers.models.registry import build_model
 from tests.support.cases import every
 from tests.support.ranks import run_ranks
-from tests.support.towers import FEATURES, batch, model_config, part_of, tower_of, values_of
+from tests.support.towers import batch, part_of, seeded_model, tower_of, values_of
 
 ON_A_GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")]
 
@@ -132,9 +131,7 @@ TASKS = tasks_of({}, {"after": "t0"}, {"loss": "mse", "weight": 0.3})
 
 
 def three_outputs(seed: int = 0) -> nn.Module:
-    torch.manual_seed(seed)
-    config = model_config("dnn", hidden=[16])
-    return build_model(config, num_dense=3, features=FEATURES, default_dim=8, labels=("t0", "t1", "t2"))
+    return seeded_model(seed, name="dnn", labels=("t0", "t1", "t2"))
 
 
 @every("splits", [[(0, 24), (24, 24)], [(0, 3), (3, 24)]])

@@ -12,32 +12,21 @@ from shardkeep.base.yaml_text import write_yaml
 from shardkeep.config import parse_config
 from shardkeep.workers.model_config import OwnModelConfig, keys_of
 from shardkeep.workers.models.layers.interaction import DotInteraction
-from shardkeep.workers.models.registry import build_model, build_own_model, row_dim, start_at
+from shardkeep.workers.models.registry import build_model, build_own_model, start_at
 from tests.support.cases import every
-from tests.support.towers import RANKING, model_config
+from tests.support.towers import RANKING, dims_of, model_config, seeded_model
 
 FEATURES = {"a.b": 8, "type": 4, "keys": 16}  # names and dims that a ModuleDict would refuse
 
 
 def made(name, *, num_dense=5, features=FEATURES, **settings):
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        if "hidden" in keys_of(name):
-            settings = {"hidden": [16, 8]} | settings
-        config = model_config(name=name, **settings)
-        return build_model(config, num_dense=num_dense, features=rows_of(name, features), default_dim=8)
-
-
-def rows_of(name, features):
-    return {feature: row_dim(name, dim) for feature, dim in features.items()}
+    return seeded_model(name=name, num_dense=num_dense, features=features, **settings)
 
 
 def inputs(num_samples=6, num_dense=5, features=FEATURES, name="dlrm"):
-    made_by = torch.Generator().manual_seed(1)
-    leaves = {
-        n: torch.randn(num_samples, d, generator=made_by).requires_grad_() for n, d in rows_of(name, features).items()
-    }
-    return torch.randn(num_samples, num_dense, generator=made_by), leaves
+    drawn, dims = torch.Generator().manual_seed(1), dims_of(name, features)
+    leaves = {n: torch.randn(num_samples, d, generator=drawn).requires_grad_() for n, d in dims.items()}
+    return torch.randn(num_samples, num_dense, generator=drawn), leaves
 
 
 @every("name", RANKING)
