@@ -26,14 +26,16 @@ from tests.support.towers import CPU, RANKING, batch, dims_of, part_of, seeded_m
 WORLD = 2
 SPLITS = [(0, 15), (15, 24)]
 CASES: dict[str, dict[str, Any]] = {
-    "clipped, in micro-batches": {"clip_norm": 0.05, "micro": 3},
+    "clipped, in micro-batches, batch norm, activation checkpointing": {
+        "clip_norm": 0.05,
+        "micro": 3,
+        "model": {"norm": "batch", "activation_checkpointing": True},
+    },
     "sgd, one without samples": {
         "splits": [(0, 24), (24, 24)],
         "config": {"optimizer": {"name": "sgd", "lr": 0.1, "momentum": 0.9}},
     },
-    "batch norm, activation checkpointing": {"model": {"norm": "batch", "activation_checkpointing": True}},
     "bf16, padded": {"config": {"amp": "bf16", "pad_widths": 8}},
-    "fp16": {"config": {"amp": "fp16"}},
 }
 
 
@@ -212,7 +214,6 @@ def group_of_one(rank: Rank) -> Any:
 
 SCENARIOS: dict[str, Scenario] = {
     **{name: functools.partial(case, name=name) for name in CASES},
-    "models": every_model,
     "overflow": overflowing,
     "states": states,
     "scores": scores,

@@ -323,7 +323,7 @@ def test_a_newcomer_owes_nothing_and_takes_the_guesses_of_the_others():
     assert ours and all(theirs[name].equal(guess) for name, guess in ours.items())
 
 
-@every("form", ["none", "int8", "powersgd"])
+@every("form", ["none", "powersgd"])
 def test_a_tower_tells_what_it_owes_beside_the_gradients_of_its_last_steps(form):
     def work(collective):
         tower = build(collective, form)

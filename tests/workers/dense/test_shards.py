@@ -17,7 +17,7 @@ from shardkeep.workers.dense.shards import BLOCK_VALUES, Shards, blocks_of
 from tests.support.cases import every
 from tests.support.ranks import run_ranks
 from tests.support.scenarios import Found, played
-from tests.support.sharded import CASES, SCENARIOS, SPLITS, WORLD, wide_model
+from tests.support.sharded import CASES, SCENARIOS, SPLITS, WORLD, every_model, wide_model
 from tests.support.towers import RANKING, seeded_model, tower_of, train, values_of
 
 pytestmark = pytest.mark.waits_for_processes
@@ -43,11 +43,13 @@ def test_a_tower_in_shards_trains_as_one_with_ddp(processes: Found, case: str) -
     assert np.array_equal(processes[case][0][2], processes[case][1][2])
 
 
-def test_every_stock_model_has_blocks_that_can_be_gathered_alone(processes: Found) -> None:
-    for models in processes["models"]:
-        assert models.keys() == set(RANKING)
-        for name, (plain, summed) in models.items():
-            np.testing.assert_allclose(summed, plain, rtol=1e-3, atol=1e-5 * np.abs(plain).max(), err_msg=name)
+@pytest.mark.slow
+def test_every_stock_model_has_blocks_that_can_be_gathered_alone() -> None:
+    with played({"models": every_model}, WORLD, limit_s=250) as found:
+        for models in found["models"]:
+            assert models.keys() == set(RANKING)
+            for name, (plain, summed) in models.items():
+                np.testing.assert_allclose(summed, plain, rtol=1e-3, atol=1e-5 * np.abs(plain).max(), err_msg=name)
 
 
 def test_an_overflow_on_one_rank_skips_the_step_on_all(processes: Found) -> None:

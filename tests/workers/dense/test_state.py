@@ -265,7 +265,7 @@ def test_a_process_that_is_killed_leaves_whole_states_only(tmp_path: Path) -> No
     child.start()
     tell.close()
     with heard:
-        told = [heard.recv() for _ in range(12)]
+        told = [heard.recv() for _ in range(6)]
         child.kill()
         child.join()
         with contextlib.suppress(EOFError, OSError):  # the end, perhaps within a message

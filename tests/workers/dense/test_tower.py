@@ -73,7 +73,7 @@ def test_one_worker_trains_as_a_plain_pytorch_loop_and_factors_multiply_the_loss
     loss_name, _, delta = name.partition(" of ")
     tower, plain = tower_of(loss=LossConfig(name=loss_name, delta=float(delta) if delta else None)), seeded_model()
     optimizer = torch.optim.Adam(plain.parameters(), lr=0.001)
-    for step in range(3):
+    for step in range(2):
         dense, leaves, label = part_of(batch(step, 24), 0, 24)
         loss = tower.backward(dense, leaves, label, 1 / 24, factors_B)
         tower.update(step)

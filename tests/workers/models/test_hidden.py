@@ -234,7 +234,6 @@ ALL = {"norm": "batch", "activation": "dice", "activation_checkpointing": True}
 @every(
     ("layers", "splits"),
     [
-        (ALL, [(0, 12), (12, 24)]),
         (ALL, [(0, 0), (0, 24)]),
         (ALL, [(0, 23), (23, 24)]),
         (ALL, [(0, 9), (9, 9), (9, 24)]),

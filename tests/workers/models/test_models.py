@@ -67,7 +67,7 @@ def test_activation_checkpointing_changes_no_bit_of_the_gradient(name):
     settings = {"norm": "batch", "activation": "dice", "init": "xavier_normal"} if "norm" in keys_of(name) else {}
     for checkpointing in ({}, {"activation_checkpointing": True}):
         model = made(name, **settings, **checkpointing)
-        dense, leaves = inputs(num_samples=64, name=name)
+        dense, leaves = inputs(num_samples=12, name=name)
         model(dense, leaves).square().sum().backward()
         grads.append([v.grad for v in [*model.parameters(), *leaves.values()]])
         statistics = [b for n, b in model.named_buffers() if n.endswith("running_mean")]

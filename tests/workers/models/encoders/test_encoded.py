@@ -77,7 +77,6 @@ def inputs_of(lengths=LENGTHS, *, name="dnn", numbers=2):
     [
         *((name, {}) for name in RANKING),
         *((name, {"encoder": ENCODERS[number % 4]}) for number, name in enumerate(WITH_ENCODER)),
-        *(("dnn", {"encoder": encoder}) for encoder in ENCODERS),
     ],
 )
 def test_gradients_reach_all_parameters_and_rows(name, settings):
