@@ -91,7 +91,7 @@ def test_log_q_is_how_often_an_item_is_shared(settings: dict[str, int]) -> None:
     often_M = counts_M > 65  # a standard error of 8 %, and what the last draw says of its distinct targets
     assert often_M.sum() >= 10 and counts_M.max() > 2 * counts_M[often_M].min()
     ratio_M = counts_M[often_M] / rounds / np.exp(told_M[often_M])
-    assert np.abs(ratio_M - 1).max() < 0.35 and abs(ratio_M.mean() - 1) < 0.1, ratio_M
+    assert np.abs(ratio_M - 1).max() < 0.35 and abs(ratio_M.mean() - 1) < 0.05, (ratio_M.mean(), ratio_M)
 
 
 def test_a_sample_of_label_0_has_no_query_and_its_item_is_a_candidate() -> None:
