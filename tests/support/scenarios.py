@@ -94,30 +94,20 @@ def played(scenarios: Mapping[str, Scenario], world_size: int, *, limit_s: float
     for member in members:
         member.start()
     try:
-        found, deadline = Found(world_size), time.monotonic() + limit_s
-        for _ in range(world_size * len(scenarios)):
+        found, deadline, missing = Found(world_size), time.monotonic() + limit_s, world_size * len(scenarios)
+        while missing and time.monotonic() < deadline:
+            ended = [member.exitcode for member in members if member.exitcode is not None]
             try:
-                found.add(*_next(results, members, deadline))
-            except queue.Empty:  # a test of a scenario that was not finished says so
-                break
+                found.add(*results.get(timeout=1.0))
+                missing -= 1
+            except queue.Empty:
+                if any(ended) or len(ended) == len(members):  # a test of a scenario that was not finished says so
+                    break
         yield found
     finally:
         for member in members:
             member.kill()
             member.join()
-
-
-def _next(results: Any, members: list[Any], deadline: float) -> tuple[str, int, Any, str | None]:
-    """The next result. Raises queue.Empty when the time is over, one process was killed, or all have ended."""
-    while True:
-        ended = [member.exitcode for member in members if member.exitcode is not None]
-        try:
-            result: tuple[str, int, Any, str | None] = results.get(timeout=1.0)
-        except queue.Empty:
-            if any(ended) or len(ended) == len(members) or time.monotonic() > deadline:
-                raise
-        else:
-            return result
 
 
 def _play(scenarios: dict[str, Scenario], number: int, world_size: int, port: int, results: Any) -> None:

@@ -20,41 +20,28 @@ from shardkeep.workers.collectives.metered import MeteredCollective
 from shardkeep.workers.dense.shards import Shards
 from shardkeep.workers.dense.state import broadcast
 from shardkeep.workers.dense.tower import Tower
-from shardkeep.workers.model_config import keys_of
-from shardkeep.workers.models.registry import build_model, row_dim
 from tests.support.scenarios import Rank, Scenario
-from tests.support.towers import (
-    CPU,
-    FEATURES,
-    RANKING,
-    batch,
-    model_config,
-    part_of,
-    tower_of,
-    train,
-)
+from tests.support.towers import CPU, RANKING, batch, dims_of, part_of, seeded_model, tower_of, train
 
 WORLD = 2
 SPLITS = [(0, 15), (15, 24)]
-WIDE = {"bottom": [8], "hidden": [300, 260]}
-"""Of a tower with one block: its linear layer of 78,000 values."""
 CASES: dict[str, dict[str, Any]] = {
-    "plain": {},
-    "clipped, in micro-batches": {"clip_norm": 0.05, "micro": 3},
+    "clipped, in micro-batches, batch norm, activation checkpointing": {
+        "clip_norm": 0.05,
+        "micro": 3,
+        "model": {"norm": "batch", "activation_checkpointing": True},
+    },
     "sgd, one without samples": {
         "splits": [(0, 24), (24, 24)],
         "config": {"optimizer": {"name": "sgd", "lr": 0.1, "momentum": 0.9}},
     },
-    "batch norm, activation checkpointing": {"model": {"norm": "batch", "activation_checkpointing": True}},
     "bf16, padded": {"config": {"amp": "bf16", "pad_widths": 8}},
-    "fp16": {"config": {"amp": "fp16"}},
 }
 
 
 def wide_model(seed: int = 0, **settings: Any) -> nn.Module:
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        return build_model(model_config(**WIDE, **settings), num_dense=3, features=FEATURES, default_dim=8)
+    """With one block: its linear layer of 78,000 values."""
+    return seeded_model(seed, hidden=[300, 260], **settings)
 
 
 def joined(collective: Any, parallel: str, *, model: Any = None, config: Any = None, **others: Any) -> Tower:
@@ -91,18 +78,12 @@ def every_model(rank: Rank) -> Any:
     and those of a whole model over all samples."""
     collective, found = rank.form(), {}
     for name in RANKING:
-        dims = {feature: row_dim(name, dim) for feature, dim in FEATURES.items()}
-        settings = {"hidden": [6, 4]} if "hidden" in keys_of(name) else {}
-        models = []
-        for _ in range(2):
-            torch.manual_seed(3)
-            models.append(build_model(model_config(name, **settings), num_dense=3, features=dims, default_dim=8))
+        models = [seeded_model(3, name=name) for _ in range(2)]
         drawn = torch.Generator().manual_seed(1)
         dense = torch.randn(8, 3, generator=drawn)
-        rows = {feature: torch.randn(8, dim, generator=drawn) for feature, dim in dims.items()}
-        models[0](
-            dense, {feature: each.clone().requires_grad_() for feature, each in rows.items()}
-        ).square().sum().backward()
+        rows = {feature: torch.randn(8, dim, generator=drawn) for feature, dim in dims_of(name).items()}
+        whole = {feature: each.clone().requires_grad_() for feature, each in rows.items()}
+        models[0](dense, whole).square().sum().backward()
         plain = [p.grad for p in models[0].parameters()]
         shards = Shards(models[1], collective.mesh(CPU), least=1)
         shards.join(collective)
@@ -233,7 +214,6 @@ def group_of_one(rank: Rank) -> Any:
 
 SCENARIOS: dict[str, Scenario] = {
     **{name: functools.partial(case, name=name) for name in CASES},
-    "models": every_model,
     "overflow": overflowing,
     "states": states,
     "scores": scores,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,8 +15,8 @@ from shardkeep.workers.config import TowerConfig, TrainConfig
 from shardkeep.workers.dense.loss import Objective
 from shardkeep.workers.dense.state import broadcast
 from shardkeep.workers.dense.tower import Tower
-from shardkeep.workers.model_config import MODELS, RETRIEVAL, ModelConfig
-from shardkeep.workers.models.registry import build_model
+from shardkeep.workers.model_config import MODELS, RETRIEVAL, ModelConfig, keys_of
+from shardkeep.workers.models.registry import build_model, row_dim
 
 CPU = torch.device("cpu")
 FEATURES = {"a": 4, "b": 8}
@@ -29,11 +30,27 @@ def model_config(name: str = "dlrm", **settings: Any) -> ModelConfig:
     return found
 
 
-def seeded_model(seed: int = 0, **settings: Any) -> nn.Module:
+def dims_of(name: str, features: Mapping[str, int] = FEATURES) -> dict[str, int]:
+    """The values of a row of each feature under a stock model."""
+    return {feature: row_dim(name, dim) for feature, dim in features.items()}
+
+
+def seeded_model(
+    seed: int = 0,
+    *,
+    name: str = "dlrm",
+    num_dense: int = 3,
+    features: Mapping[str, int] = FEATURES,
+    labels: Sequence[str] = ("label",),
+    **settings: Any,
+) -> nn.Module:
+    """A stock model with few hidden values."""
+    small = {"bottom": [8], "hidden": [16]} if name == "dlrm" and num_dense else {"hidden": [16]}
+    settings = {key: value for key, value in small.items() if key in keys_of(name)} | settings
     with BUILDING, torch.random.fork_rng():
         torch.manual_seed(seed)
-        config = model_config(**{"bottom": [8], "hidden": [16], **settings})
-        return build_model(config, num_dense=3, features=FEATURES, default_dim=8)
+        config, dims = model_config(name, **settings), dims_of(name, features)
+        return build_model(config, num_dense=num_dense, features=dims, default_dim=8, labels=labels)
 
 
 def tower_of(

@@ -1,17 +1,20 @@
-"""Quality metrics, of ranks too: against definitions, weighted against repeated rows, merged over workers, in bins."""
+"""Quality metrics, of ranks too: against definitions, weighted, merged over workers, in bins; the best evaluation."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from shardkeep.base.errors import ConfigError
 from shardkeep.workers.collectives.collective import Collective, Solo, ThreadCollective
-from shardkeep.workers.config import METRICS
+from shardkeep.workers.config import METRICS, EarlyStoppingConfig, PlateauConfig
+from shardkeep.workers.evaluation.history import EvaluationHistory
 from shardkeep.workers.metrics.binned import BinnedScores
 from shardkeep.workers.metrics.quality import MetricSettings, evaluate_over_workers, evaluate_predictions
 from shardkeep.workers.metrics.ranks import evaluate_ranks
@@ -85,19 +88,7 @@ def test_means_follow_their_definitions(weighted: bool, threshold: float) -> Non
         assert scaled == pytest.approx(found | {"weights": scaled["weights"]}, rel=1e-12)
 
 
-def test_predicting_the_base_rate_has_normalized_entropy_and_calibration_one() -> None:
-    labels = np.array([1, 0, 0, 0], np.float32)
-    result = evaluate_predictions(np.full(4, np.log(0.25 / 0.75)), labels)
-    assert result["normalized_entropy"] == pytest.approx(1.0) and result["calibration"] == pytest.approx(1.0)
-    assert result["auc"] == 0.5
-
-
-def test_huge_logits_stay_finite() -> None:
-    result = evaluate_predictions(np.array([1e4, -1e4, 1e4]), np.array([1.0, 0.0, 0.0]))
-    assert result["logloss"] == pytest.approx(1e4 / 3) and result["calibration"] == pytest.approx(2.0)
-
-
-def test_errors_are_of_probabilities_or_of_values() -> None:
+def test_errors_are_of_probabilities_or_of_values_and_stay_finite() -> None:
     logits, labels, _, _ = drawn(500)
     p = 1 / (1 + np.exp(-logits.astype(np.float64)))
     for predictions, numbers in ((p, False), (logits.astype(np.float64), True)):
@@ -109,6 +100,10 @@ def test_errors_are_of_probabilities_or_of_values() -> None:
         assert found["r2"] == pytest.approx(1.0 - np.mean((predictions - labels) ** 2) / labels.astype(float).var())
     assert found["baseline_mse"] == pytest.approx(np.mean((0.25 - labels) ** 2)) and "baseline_r2" not in found
     assert "note" not in evaluate_predictions(logits, np.full(500, 2.5), asked=asked_for("mse", numbers=True))
+    base_rate = evaluate_predictions(np.full(4, np.log(0.25 / 0.75)), np.array([1, 0, 0, 0], np.float32))
+    assert base_rate["normalized_entropy"] == pytest.approx(1.0) == base_rate["calibration"] and base_rate["auc"] == 0.5
+    huge = evaluate_predictions(np.array([1e4, -1e4, 1e4]), np.array([1.0, 0.0, 0.0]))
+    assert huge["logloss"] == pytest.approx(1e4 / 3) and huge["calibration"] == pytest.approx(2.0)
 
 
 @every("weighted", [False, True])
@@ -140,68 +135,39 @@ def test_buckets_hold_equal_numbers_of_rows_in_order_and_weighted_means() -> Non
     assert buckets[-1]["label"] == pytest.approx(np.average(labels[last], weights=weights[last].astype(np.float64)))
 
 
-@every("seed", range(5))
-def test_a_sample_of_a_whole_weight_counts_as_so_many_rows(seed: int) -> None:
-    logits, labels, groups, _ = drawn(seed=seed)
-    weights = np.random.default_rng(seed).integers(0, 6, 2000).astype(np.float32)
-    often = [np.repeat(values, weights.astype(int)) for values in (logits, labels, groups)]
-    found = evaluate_predictions(logits, labels, groups, CLASSES, weights)
-    repeated = evaluate_predictions(*often, CLASSES)
-    assert found == pytest.approx(repeated | {"samples": 2000, "weights": weights.sum()}, rel=1e-12)
-    assert found["auc"] == repeated["auc"] and found["gauc"] is not None
-    found = evaluate_predictions(logits, labels, asked=NUMBERS, weights_N=weights)
-    repeated = evaluate_predictions(*often[:2], asked=NUMBERS)
-    assert found == pytest.approx(repeated | {"samples": 2000, "weights": found["weights"]})
-
-
-def test_weights_of_one_give_the_bits_of_no_weights() -> None:
-    logits, labels, groups, _ = drawn()
-    for asked in (CLASSES, NUMBERS, asked_for("calibration_buckets")):
-        plain = evaluate_predictions(logits, labels, groups, asked)
-        ones = evaluate_predictions(logits, labels, groups, asked, np.ones(2000, np.float32))
-        assert "weights" not in plain and ones == plain | {"weights": 2000.0}
-
-
 # What is not defined
 
 
-@every(
-    ("logits", "labels", "note"),
-    [
-        ([], [], "no samples"),
-        ([0.1, 0.2], [1, 1], "all 2 labels are 1; AUC needs both classes"),
-        ([0.1, 0.2], [0, 0], "all 2 labels are 0; AUC needs both classes"),
-        ([0.1, float("nan"), float("inf")], [0, 1, 1], "2 of 3 predictions are not finite"),
-    ],
-    ids=["empty", "only ones", "only zeros", "not finite"],
-)
-def test_a_metric_that_is_not_defined_is_none_and_says_why(logits: Any, labels: Any, note: str) -> None:
-    result = evaluate_predictions(np.array(logits), np.array(labels))
-    assert result["auc"] is None and result["note"] == note
+FOUR, BOTH = [0.1, 0.2, 0.3, 0.1], [0, 0, 1, 1]
+NAN, INF = float("nan"), float("inf")
 
 
 @every(
-    ("weights", "note", "defined"),
+    ("logits", "labels", "weights", "note", "defined"),
     [
-        ([0, 0, 0, 0], "the weights of all 4 samples are 0", ()),
-        ([1, 2, 0, 0], "all 2 labels whose weight is above 0 are 0; AUC needs both classes", ("logloss",)),
-        ([0, 0, 3, 0], "all 1 labels whose weight is above 0 are 1; AUC needs both classes",
-         ("calibration", "logloss")),
-        ([1e-38, 1e38, 1e38, 1e-38], None, ("auc", "calibration", "logloss", "normalized_entropy")),
-        ([1e-38, 1e-38, 1e38, 1e38], None, ("auc", "calibration", "logloss")),
+        ([], [], None, "no samples", ""),
+        ([0.1, 0.2], [1, 1], None, "all 2 labels are 1; AUC needs both classes", "calibration logloss"),
+        ([0.1, 0.2], [0, 0], None, "all 2 labels are 0; AUC needs both classes", "logloss"),
+        ([0.1, NAN, INF], [0, 1, 1], None, "2 of 3 predictions are not finite", ""),
+        (FOUR, BOTH, [0, 0, 0, 0], "the weights of all 4 samples are 0", ""),
+        (FOUR, BOTH, [1, 2, 0, 0], "all 2 labels whose weight is above 0 are 0; AUC needs both classes", "logloss"),
+        (FOUR, BOTH, [0, 0, 3, 0], "all 1 labels whose weight is above 0 are 1; AUC needs both classes",
+         "calibration logloss"),
+        (FOUR, BOTH, [1e-38, 1e38, 1e38, 1e-38], None, "auc calibration logloss normalized_entropy"),  # far apart
+        (FOUR, BOTH, [1e-38, 1e-38, 1e38, 1e38], None, "auc calibration logloss"),  # a class that hardly weighs
     ],
-    ids=["no weight", "only zeros weigh", "only ones weigh", "far apart", "a class that hardly weighs"],
 )  # fmt: skip
-def test_what_the_weights_leave_undefined_is_none_and_says_why(
-    weights: list[float], note: str | None, defined: tuple[str, ...]
+def test_a_metric_that_is_not_defined_is_none_and_says_why(
+    logits: list[float], labels: list[int], weights: list[float] | None, note: str | None, defined: str
 ) -> None:
-    logits, labels = np.array([0.1, 0.2, 0.3, 0.1]), np.array([0, 0, 1, 1])
-    found = evaluate_predictions(logits, labels, weights_N=np.array(weights, np.float32))
+    weights_N = None if weights is None else np.array(weights, np.float32)
+    found = evaluate_predictions(np.array(logits), np.array(labels), weights_N=weights_N)
     assert found.get("note") == note
     names = ("auc", "calibration", "logloss", "normalized_entropy")
-    assert tuple(name for name in names if found[name] is not None) == defined
-    of_numbers = evaluate_predictions(logits, labels, asked=NUMBERS, weights_N=np.array(weights, np.float32))
-    assert (of_numbers["mse"] is None) == (not any(weights))
+    assert [name for name in names if found[name] is not None] == defined.split()
+    if weights is not None:
+        of_numbers = evaluate_predictions(np.array(logits), np.array(labels), asked=NUMBERS, weights_N=weights_N)
+        assert (of_numbers["mse"] is None) == (not any(weights))
 
 
 def test_what_has_no_predicted_positive_has_no_precision_and_says_why() -> None:
@@ -219,9 +185,10 @@ def test_what_has_no_predicted_positive_has_no_precision_and_says_why() -> None:
 # Merged over workers, and in bins
 
 
-@every("split", [500, 1, 0], ids=str)
-@every("names", [["click"], ["click", "buy"]], ids=["one label", "two labels"])
-@every("weighted", [False, True])
+@every(
+    ("split", "names", "weighted"),
+    [(500, ["click"], True), (1, ["click"], False), (0, ["click", "buy"], True), (500, ["click", "buy"], False)],
+)
 def test_samples_of_all_workers_are_evaluated_together(split: int, names: list[str], weighted: bool) -> None:
     logits, labels, groups, weights = drawn(1000)
     columns = [(logits, labels), drawn(1000, seed=2)[:2]][: len(names)]
@@ -291,16 +258,6 @@ def test_metrics_are_means_of_the_gains_of_each_rank() -> None:
     assert weighted["weights"] == 7.0
 
 
-@every(
-    ("ranks", "weights", "note"),
-    [([], [], "no samples"), ([1, 2], [0, 0], "the weights of all 2 samples are 0")],
-    ids=["no sample", "no weight"],
-)
-def test_without_samples_or_weight_no_metric_has_a_value(ranks: list[int], weights: list[int], note: str) -> None:
-    found = evaluate_ranks(np.array(ranks, np.int64), np.array(weights, np.float32), ASKED)
-    assert all(found[name] is None for name in ASKED) and found["note"] == note
-
-
 def test_a_sample_without_a_target_does_not_count_and_one_of_an_unknown_item_is_a_miss() -> None:
     found = evaluate_ranks(np.array([1, -1, 5]), np.array([1, 9, 3], np.float32), ("recall@1",))
     assert found["recall@1"] == 0.25 and found["samples"] == 2 and found["weights"] == 4.0
@@ -308,3 +265,123 @@ def test_a_sample_without_a_target_does_not_count_and_one_of_an_unknown_item_is_
     assert {found[name] for name in ASKED} == {0.0} and found["unknown_targets"] == 2
     assert found["note"] == "none of the 2 samples has an item that the model knows"
     assert "note" not in evaluate_ranks(np.array([0, 9]), NO_WEIGHTS, ASKED)
+    for ranks, weights, note in (([], [], "no samples"), ([1, 2], [0, 0], "the weights of all 2 samples are 0")):
+        found = evaluate_ranks(np.array(ranks, np.int64), np.array(weights, np.float32), ASKED)
+        assert all(found[name] is None for name in ASKED) and found["note"] == note
+
+
+# The best evaluation and early stopping, by hand-made evaluations
+
+
+def best_of(*values: float | None, **settings: Any) -> EvaluationHistory:
+    metric = settings.get("metric", "auc")
+    best = EvaluationHistory(EarlyStoppingConfig.model_validate(settings))
+    for at, value in enumerate(values):
+        best.add(10 * (at + 1), {metric: value})
+    return best
+
+
+@every(
+    ("best", "step", "ends"),
+    [
+        (best_of(), None, False),
+        (best_of(0.6), 10, False),
+        (best_of(0.6, 0.7, 0.69), 20, False),
+        (best_of(0.6, 0.7, 0.69, 0.7), 20, True),  # two are not better
+        (best_of(0.6, 0.5, 0.61, 0.6), 30, False),
+        (best_of(0.6, 0.604, 0.608, min_delta=0.005), 30, False),
+        (best_of(0.6, 0.604, 0.604, min_delta=0.005), 10, True),
+        (best_of(0.5, 0.4, 0.45, 0.41, metric="logloss"), 20, True),  # less is better
+        (best_of(0.5, 0.4, 0.45, metric="logloss", patience=1), 20, True),
+    ],
+)
+def test_the_best_evaluation_and_whether_the_job_ends(best: EvaluationHistory, step: int | None, ends: bool) -> None:
+    assert (best.step, best.ends) == (step, ends)
+
+
+@every("metric", ["auc", "auc/like"])
+@every("key", ["early_stopping", "plateau"])
+def test_a_watched_metric_that_is_undefined_is_an_error_at_once_that_names_it_and_the_cause(
+    key: str, metric: str
+) -> None:
+    stopping, plateau = EarlyStoppingConfig.model_validate({"metric": metric}), PlateauConfig(metric=metric)
+    best = EvaluationHistory(stopping) if key == "early_stopping" else EvaluationHistory(None, plateau)
+    best.add(10, {metric: 0.6, metric.replace("auc", "logloss"): None})
+    with pytest.raises(ConfigError) as caught:
+        note = metric.replace("auc", "note")
+        best.add(1020, {metric: None, note: "all 9 labels are 0; AUC needs both classes"})
+    assert str(caught.value) == (
+        f"train.{key}.metric: {metric} is undefined after 1,020 steps (all 9 labels are 0; AUC needs both classes); "
+        "allowed: another metric, or evaluation data that define it"
+    )
+
+
+def test_a_step_that_is_evaluated_again_counts_once_and_a_job_that_goes_back_forgets() -> None:
+    best = best_of(0.6, 0.5, 0.4)
+    assert best.ends
+    best.forget_after(20)
+    assert not best.ends
+    best.add(20, {"auc": 0.5})
+    assert not best.ends and best.step == 10
+    best.add(30, {"auc": 0.65})
+    assert best.metrics() == {"step": 30, "auc": 0.65}
+
+
+def test_a_checkpoint_or_a_file_of_the_process_before_gives_the_same_best(tmp_path: Path) -> None:
+    best, other = best_of(0.6, 0.7, 0.69), best_of()
+    other.load(best.facts()["evaluations"])
+    assert other.facts() == best.facts() and best.facts()["best_step"] == 20
+    other.load([[10, {"auc": None}], [20, {"auc": 0.6}], [30, {"auc": None}]])  # undefined ones of an earlier version
+    assert (other.step, other.ends) == (20, False)
+    best = best_of(0.6)
+    best.keep_in(tmp_path / "evaluations.json")
+    best.add(20, {"auc": 0.7})
+    replacement = best_of()
+    replacement.keep_in(tmp_path / "evaluations.json")
+    assert replacement.facts() == best.facts() and best.step == 20
+    best = EvaluationHistory(None)  # without stopping nothing is recorded
+    best.keep_in(tmp_path / "other.json")
+    best.add(10, {"auc": 0.6})
+    assert (best.step, best.ends, best.metrics(), best.facts()) == (None, False, None, {})
+    assert [path.name for path in tmp_path.iterdir()] == ["evaluations.json"]
+
+
+def test_ranks_take_the_evaluations_of_the_one_that_has_most() -> None:
+    def work(collective: ThreadCollective) -> dict[str, Any]:
+        best = best_of(0.6, 0.7) if collective.rank == 1 else best_of()
+        best.share(collective)
+        return best.facts()
+
+    assert run_ranks(ThreadCollective.group(3), work) == [best_of(0.6, 0.7).facts()] * 3
+
+
+@every(("metric", "mode"), [("auc", "max"), ("logloss", "min")])
+@every(("patience", "min_delta"), [(1, 0.0), (2, 0.0), (3, 0.02)])
+def test_the_learning_rate_factor_is_that_of_torch(metric: str, mode: Any, patience: int, min_delta: float) -> None:
+    values = (0.5 + np.random.default_rng(5).normal(0, 0.05, 60)).tolist()
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
+    torchs = torch.optim.lr_scheduler.ReduceLROnPlateau(
+        optimizer, mode, 0.5, patience - 1, threshold=min_delta, threshold_mode="abs", min_lr=0.01, eps=0.0
+    )  # its patience counts the evaluations before the one that lowers the rate
+    config = {"metric": metric, "patience": patience, "min_delta": min_delta, "factor": 0.5, "min_factor": 0.01}
+    best = EvaluationHistory(None, PlateauConfig.model_validate(config))
+    found = []
+    for at, value in enumerate(values):
+        best.add(at + 1, {metric: value})
+        torchs.step(value)
+        assert best.lr_factor == pytest.approx(optimizer.param_groups[0]["lr"])
+        found.append(best.lr_factor)
+    assert len(set(found)) > 4 and found[-1] == 0.01
+    best.forget_after(30)
+    assert best.lr_factor == found[29]
+    other = EvaluationHistory(None, PlateauConfig.model_validate(config))
+    other.load(best.facts()["evaluations"])
+    assert other.lr_factor == found[29] and (best.step, best.ends) == (None, False)
+
+
+def test_a_metric_that_is_not_evaluated_is_one_line() -> None:
+    best = EvaluationHistory(EarlyStoppingConfig(metric="auc/clicked"))
+    with pytest.raises(ConfigError, match=r"metric: auc/clicked is not evaluated; allowed: auc, logloss$"):
+        best.add(10, {"auc": 0.6, "logloss": 0.1, "samples": 3})
+    with pytest.raises(ValueError, match="allowed: auc, "):
+        EarlyStoppingConfig(metric="calibration")

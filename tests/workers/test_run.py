@@ -58,8 +58,7 @@ def undisturbed(workers: int) -> dict[str, Any]:
     return LocalJob(job_config(workers), data_of(workers)).run()
 
 
-@every("workers", [1, 2])
-@every("lost", [0, LOST], ids=["before the first step", "before a later step"])
+@every(("workers", "lost"), [(1, LOST), (2, 0)])
 def test_the_same_processes_continue_to_the_model_of_an_undisturbed_job(
     tmp_path: Path, workers: int, lost: int
 ) -> None:
@@ -87,16 +86,6 @@ def test_a_newcomer_takes_the_tower_of_another_and_changes_no_bit(tmp_path: Path
     assert job.run()["state_digest"] == whole["state_digest"]
 
 
-def test_the_evaluation_after_the_last_step_of_a_lost_generation_is_repeated(tmp_path: Path) -> None:
-    job = LocalJob(job_config(1), data_of(1), rewinds=tmp_path)
-    job.lose(before=LOST)
-    job.continue_at(LOST)
-    job.run()
-    first, again, *later = records(job, "eval")
-    assert (first["step"], again["step"]) == (LOST, LOST) and first["auc"] == again["auc"]
-    assert [record["step"] for record in later] == [2 * LOST, STEPS]
-
-
 def test_what_follows_from_an_evaluation_of_a_lost_generation_is_reported_again(tmp_path: Path) -> None:
     """The first report may have died with its process, and the evaluations outlive it."""
     plateau = {"train__plateau__patience": 1, "train__plateau__min_delta": 1.0}  # the second evaluation is no better
@@ -111,13 +100,15 @@ def test_what_follows_from_an_evaluation_of_a_lost_generation_is_reported_again(
     assert [record.get("lr_factor") for record in again] == [None, 0.1]
 
 
-def test_a_step_that_a_lost_generation_sent_counts_as_a_retry(tmp_path: Path) -> None:
+def test_the_evaluation_and_the_last_step_of_a_lost_generation_are_repeated_and_count_as_a_retry(
+    tmp_path: Path,
+) -> None:
     job = LocalJob(job_config(1, consistency__mode="async"), data_of(1), rewinds=tmp_path)
     job.lose(before=LOST)
     job.continue_at(LOST - 1)  # the step before it is trained again
     summary = job.run()
-    assert summary["bytes"]["push"]["retries"] > 0
-    assert summary["samples"] == 4 * STEPS
+    assert summary["bytes"]["push"]["retries"] > 0 and summary["samples"] == 4 * STEPS
+    assert [record["step"] for record in records(job, "eval")] == [LOST, LOST, 2 * LOST, STEPS]
 
 
 @pytest.fixture

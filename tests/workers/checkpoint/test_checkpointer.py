@@ -14,7 +14,7 @@ from shardkeep.config import JobConfig, parse_config
 from shardkeep.ps.checkpoints.folder import Checkpoints
 from shardkeep.ps.server.snapshot import writer as snapshot_writer
 from shardkeep.workers.checkpoint import checkpointer, interval, writer
-from shardkeep.workers.checkpoint.interval import AUTO_AFTER_STEPS, CheckpointInterval
+from shardkeep.workers.checkpoint.interval import CheckpointInterval
 from shardkeep.workers.collectives.collective import Solo, ThreadCollective
 from tests.support.cases import every
 from tests.support.local_job import LocalJob
@@ -24,15 +24,12 @@ from tests.support.samples import as_data, draw
 SLOW_S = 0.4
 
 
-def job_config(workers: int) -> JobConfig:
+def job_config(workers: int, every_steps: int | str = 1, max_steps: int = 3) -> JobConfig:
     return parse_config(
         f"""
-        workers: {workers}
-        model: {{name: dlrm, bottom: [8], hidden: [8]}}
-        tables: {{default: {{dim: 4}}}}
-        tower: {{compile: off}}
-        train: {{batch_size: 8, epochs: 1, max_steps: 3}}
-        checkpoint: {{every_steps: 1, keep: 100}}
+        {{workers: {workers}, model: {{name: dlrm, bottom: [8], hidden: [8]}}, tables: {{default: {{dim: 4}}}},
+        tower: {{compile: off}}, train: {{batch_size: 8, epochs: 1, max_steps: {max_steps}}},
+        checkpoint: {{every_steps: {every_steps}, keep: 100}}}}
         """
     )
 
@@ -60,13 +57,12 @@ def held_s(job: LocalJob) -> list[float]:
     return [float(r["held_s"]) for r in records]
 
 
-def test_a_worker_that_does_not_see_the_folder_is_told_before_the_first_step(tmp_path: Path) -> None:
-    job(tmp_path / "here", 3).run()
-    for rank in (1, 2):
-        elsewhere, new = {rank: Checkpoints(tmp_path / f"elsewhere{rank}")}, Checkpoints(tmp_path / f"new{rank}")
-        run = LocalJob(job_config(3), as_data(draw(100)), checkpoints=new, elsewhere=elsewhere)
-        with pytest.raises(CheckpointError, match=r"elsewhere\d is not the folder .* must be storage that all members"):
-            run.run()
+@every("rank", [1, 2])
+def test_a_worker_that_does_not_see_the_folder_is_told_before_the_first_step(tmp_path: Path, rank: int) -> None:
+    elsewhere = {rank: Checkpoints(tmp_path / "elsewhere")}
+    run = LocalJob(job_config(3), as_data(draw(100)), checkpoints=Checkpoints(tmp_path / "new"), elsewhere=elsewhere)
+    with pytest.raises(CheckpointError, match=r"elsewhere is not the folder .* must be storage that all members"):
+        run.run()
 
 
 def test_gathering_what_ranks_have_not_sent_counts_as_holding_up(
@@ -137,22 +133,19 @@ def test_waiting_for_a_slower_worker_is_not_holding_up(tmp_path: Path, monkeypat
 @every(
     ("steps", "step_s", "text"),
     [
-        (60, 0.01, "a regular one after the last step only"),
-        (99, 60.0, "a regular one after the last step only"),
-        (101, 60.0, "one every 100 steps from here on"),
+        (6, 0.01, "a regular one after the last step only"),
+        (9, 100.0, "a regular one after the last step only"),
+        (11, 100.0, "one every 10 steps from here on"),
     ],
 )
 def test_auto_takes_a_checkpoint_as_often_as_the_pace_of_the_first_steps_allows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: int, step_s: float, text: str
 ) -> None:
-    config = job_config(1)
-    auto = config.checkpoint.model_copy(update={"every_steps": "auto"})
-    config = config.model_copy(
-        update={"checkpoint": auto, "train": config.train.model_copy(update={"max_steps": steps})}
-    )
-    run = LocalJob(config, as_data(draw(1000)), checkpoints=Checkpoints(tmp_path))
+    monkeypatch.setattr(interval, "AUTO_AFTER_STEPS", 5)
+    monkeypatch.setattr(interval, "AUTO_FEWEST_STEPS", 10)
     clock = Clock(monkeypatch)
-    began = clock.now
+    began, config = clock.now, job_config(1, "auto", steps)
+    run = LocalJob(config, as_data(draw(100)), checkpoints=Checkpoints(tmp_path))
 
     def pass_time(step: int) -> bool:
         clock.now = began + step * step_s
@@ -161,40 +154,35 @@ def test_auto_takes_a_checkpoint_as_often_as_the_pace_of_the_first_steps_allows(
     run.run(pass_time)
     (record,) = [r for kind, r in run.records if kind == "phase" and "every_steps" in r]
     assert record["text"] == text
-    assert record["every_steps"] == max(interval.AUTO_FEWEST_STEPS, int(600.0 * 50 / (49 * step_s)))
+    assert record["every_steps"] == max(10, int(600.0 * 5 / (4 * step_s)))
 
 
-def test_a_job_that_stops_before_its_first_step_writes_no_checkpoint(tmp_path: Path) -> None:
+def test_a_job_that_stops_before_its_first_step_writes_none_and_the_same_people_can_read_each_file_of_one(
+    tmp_path: Path,
+) -> None:
     run = job(tmp_path, 1)  # two agree a step later
     with pytest.raises(JobStopped, match="stopped at step 0"):
         run.run(lambda step: True)
     assert not list(tmp_path.glob("step-*"))
-
-
-def test_every_file_of_a_checkpoint_can_be_read_by_the_same_people(tmp_path: Path) -> None:
     job(tmp_path, 1).run()
-    files = [path for path in tmp_path.rglob("*") if path.is_file()]
-    manifest = next(path for path in files if path.name == "manifest.json")
-    assert any(path.suffix == ".safetensors" for path in files)
-    assert {stat.S_IMODE(path.stat().st_mode) for path in files} == {stat.S_IMODE(manifest.stat().st_mode)}
-    assert not [path.name for path in files if "token" in path.name]
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in tmp_path.rglob("*") if path.is_file()}
+    assert any(name.endswith(".safetensors") for name in modes) and not any("token" in name for name in modes)
+    assert set(modes.values()) == {modes["manifest.json"]}
 
 
-def test_a_newcomer_takes_the_interval_that_another_rank_has_chosen() -> None:
-    knows, newcomer = (CheckpointInterval(None, lambda: [0]) for _ in range(2))
-    knows.enter(0, rank=0)
-    chosen = knows.choose(AUTO_AFTER_STEPS, Solo())
-    assert chosen is not None and knows.ends(chosen) and not newcomer.ends(chosen)
+@every(("grown_bytes", "expected"), [(4 * 10**9, 100), (10**9, 200)], ids=["the fewest", "by the journal"])
+def test_an_open_interval_is_chosen_from_the_steps_of_its_generation_and_a_newcomer_takes_it(
+    grown_bytes: int, expected: int
+) -> None:
+    journals = iter([[0, 0], [7, 9], [8, 9 + grown_bytes]])
+    knows, newcomer = CheckpointInterval(None, lambda: next(journals)), CheckpointInterval(None, lambda: [0])
+    knows.enter(10, rank=0)
+    assert knows.choose(10 + 49, Solo()) is None
+    run_ranks(ThreadCollective.group(1), knows.share)
+    knows.enter(200, rank=0)  # another generation, before any choice
+    assert knows.choose(200 + 49, Solo()) is None
+    assert knows.choose(200 + 50, Solo()) == expected
+    assert knows.ends(expected) and not newcomer.ends(expected)
     run_ranks(ThreadCollective.group(2), lambda ranks: (newcomer, knows)[ranks.rank].share(ranks))
-    assert newcomer.ends(chosen) and not newcomer.ends(chosen + 1)
+    assert newcomer.ends(expected) and not newcomer.ends(expected + 1)
     assert newcomer.choose(10**6, Solo()) is None
-
-
-def test_an_open_interval_is_chosen_from_the_steps_of_its_generation() -> None:
-    interval = CheckpointInterval(None, lambda: [0])
-    interval.enter(10, rank=0)
-    assert interval.choose(10 + AUTO_AFTER_STEPS - 1, Solo()) is None
-    run_ranks(ThreadCollective.group(1), interval.share)
-    interval.enter(200, rank=0)  # another generation, before any choice
-    assert interval.choose(200 + AUTO_AFTER_STEPS - 1, Solo()) is None
-    assert interval.choose(200 + AUTO_AFTER_STEPS, Solo()) is not None

@@ -1,13 +1,14 @@
-"""torch.compile for the tower: what is chosen and why, what it computes, and how ranks agree."""
+"""torch.compile for the tower: what is chosen and why, how ranks agree; and the products that a tower makes."""
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import nullcontext
-from typing import Any
 
 import pytest
 import torch
@@ -16,13 +17,28 @@ from torch import nn
 from shardkeep.base.errors import JobError, UserError
 from shardkeep.workers.collectives.collective import Solo, ThreadCollective
 from shardkeep.workers.config import TowerConfig
-from shardkeep.workers.dense import compile as compiling
+from shardkeep.workers.dense import compile as compiling, onednn
+from shardkeep.workers.dense.products import Products
 from shardkeep.workers.dense.tower import share
-from shardkeep.workers.embeddings.inputs import leaves_of
 from tests.support import histories
 from tests.support.cases import every
 from tests.support.ranks import run_ranks
 from tests.support.towers import CPU, Small, batch, part_of, seeded_model, tower_of, train, values_of
+
+
+@pytest.fixture
+def compiled(monkeypatch):
+    """Leaves the compiler out: ranks meet and agree as with it. Returns the batch sizes that each one compiled runs."""
+    runs = []
+
+    def compile_nothing(run, **options):
+        assert options == {"mode": None, "dynamic": False}
+        runs.append([])
+        return lambda dense_BI, embeddings, sizes=runs[-1]: sizes.append(len(dense_BI)) or run(dense_BI, embeddings)
+
+    monkeypatch.setattr(torch, "compile", compile_nothing)
+    monkeypatch.setattr(compiling, "why_no_compiler", lambda _device: None)
+    return runs
 
 
 def test_compile_on_without_a_compiler_is_a_user_error(monkeypatch):
@@ -31,49 +47,32 @@ def test_compile_on_without_a_compiler_is_a_user_error(monkeypatch):
         tower_of(config={"compile": "on"})
 
 
+UNMEASURED = "off: on this CPU compiling was not measured in this arithmetic"
+AVX512 = {"avx2": True, "avx512_f": True}
+BF16 = {**AVX512, "avx512_bf16": True}
+AMX = {**BF16, "amx_bf16": True}
+
+
 @every(
-    ("wish", "device", "sync", "chosen"),
+    ("wish", "device", "sync", "flags", "dtype", "chosen"),
     [
-        ("auto", "cpu", False, "off: on this CPU compiling made steps 1 to 29 % slower in fp32"),
-        ("auto", "cuda", False, "on: the tower is on a GPU"),
-        ("auto", "cuda", True, "off: torch.compile may select GPU kernels by time"),
-        ("off", "cuda", False, "off: as configured"),
+        ("auto", "cpu", False, AVX512, None, "off: on this CPU compiling made steps 1 to 29 % slower in fp32"),
+        ("auto", "cpu", False, AVX512, torch.bfloat16, UNMEASURED),
+        ("auto", "cpu", False, BF16, torch.bfloat16, "off: on this CPU compiling gained 4 to 6 % of a step with bf16"),
+        ("auto", "cpu", False, BF16, torch.float16, UNMEASURED),
+        ("auto", "cpu", False, AMX, torch.bfloat16, "off: on this CPU compiling was not measured with AMX"),
+        ("auto", "cpu", False, {"sve_bf16": True}, torch.bfloat16, UNMEASURED),
+        ("auto", "cuda", False, {}, None, "on: the tower is on a GPU"),
+        ("auto", "cuda", True, {}, None, "off: torch.compile may select GPU kernels by time"),
+        ("off", "cuda", False, {}, None, "off: as configured"),
     ],
-    ids=["cpu", "gpu", "gpu in sync", "off"],
 )
-def test_compile_auto_is_a_rule_by_device(wish, device, sync, chosen):
-    compiles, reason = compiling.choose(TowerConfig(compile=wish), torch.device(device), sync=sync)
+def test_compile_auto_is_a_rule_by_device_and_arithmetic(monkeypatch, wish, device, sync, flags, dtype, chosen):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: flags)
+    compiles, reason = compiling.choose(TowerConfig(compile=wish), torch.device(device), sync=sync, dtype=dtype)
     assert reason.startswith(chosen) and compiles == chosen.startswith("on")
-
-
-FLAGS = {
-    "AVX2": {"avx2": True},
-    "AVX-512": {"avx2": True, "avx512_f": True},
-    "AVX-512 with BF16": {"avx2": True, "avx512_f": True, "avx512_bf16": True},
-    "AMX": {"avx2": True, "avx512_f": True, "avx512_bf16": True, "amx_bf16": True},
-    "ARM with bf16": {"sve_bf16": True},
-}
-REASONS = {
-    "AVX2": "was not measured in this arithmetic",
-    "AVX-512": "was not measured in this arithmetic",
-    "AVX-512 with BF16": "gained 4 to 6 % of a step with bf16",
-    "AMX": "was not measured with AMX",
-    "ARM with bf16": "was not measured in this arithmetic",
-}
-
-
-@every("kind", FLAGS)
-def test_compile_auto_is_off_on_each_kind_of_cpu_for_a_reason_of_its_own(monkeypatch, kind):
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: FLAGS[kind])
-    for dtype, reason in (
-        (torch.bfloat16, REASONS[kind]),
-        (torch.float16, "was not measured in this arithmetic"),
-        (None, "made steps 1 to 29 % slower"),
-    ):
-        assert compiling.why_eager(FLAGS[kind], dtype).startswith(reason)
-        compiles, told = compiling.choose(TowerConfig(), CPU, sync=False, dtype=dtype)
-        assert not compiles and told.startswith(f"off: on this CPU compiling {reason}")
-    assert REASONS[kind] in tower_of(config={"compile": "auto", "amp": "bf16"}).chosen["compile"], "the tower says it"
+    if dtype is torch.bfloat16:
+        assert tower_of(config={"compile": "auto", "amp": "bf16"}).chosen["compile"] == reason, "the tower says it"
 
 
 def test_compile_auto_goes_on_eager_where_a_rank_has_no_compiler(monkeypatch):
@@ -97,15 +96,17 @@ def test_compile_auto_goes_on_eager_where_a_rank_has_no_compiler(monkeypatch):
     assert all(re.match("off: compiling failed: (the package triton|there is no C)", said) for _, said in found)
 
 
-def check_equal_training(model: nn.Module) -> None:
+def check_equal_training(model):
     """Of a compiled tower and an eager one, with a batch that is not full at the end."""
-    eager = tower_of(model=copy.deepcopy(model), batch_size=12)
-    compiled = tower_of(model=model, config={"compile": "on"}, batch_size=12)
-    train(eager, [(0, 24)], micro=2)
-    train(eager, [(0, 23)], micro=2, steps=1)
+    towers = (
+        tower_of(model=copy.deepcopy(model), batch_size=12),
+        tower_of(model=model, config={"compile": "on"}, batch_size=12),
+    )
     state = torch.get_rng_state()
-    train(compiled, [(0, 24)], micro=2)
-    train(compiled, [(0, 23)], micro=2, steps=1)  # 11 samples: eager
+    for tower in towers:
+        train(tower, [(0, 24)], micro=2)
+        train(tower, [(0, 23)], micro=2, steps=1)  # 11 samples: eager
+    eager, compiled = towers
     assert compiled.compilation.compile_s > 0 and compiled.compilation.switch.enabled
     assert torch.equal(torch.get_rng_state(), state)
     torch.testing.assert_close(values_of(compiled), values_of(eager), rtol=1e-4, atol=1e-5)
@@ -117,53 +118,21 @@ def check_equal_training(model: nn.Module) -> None:
     assert 0 < before <= after
 
 
-def test_a_tower_that_compiles_trains_as_the_eager_one_and_runs_full_batches_alone_compiled(monkeypatch):
-    sizes: list[int] = []
-
-    def compile_nothing(run: Any, **options: Any) -> Any:
-        assert options == {"mode": None, "dynamic": False}
-        return lambda dense_BI, embeddings: sizes.append(len(dense_BI)) or run(dense_BI, embeddings)
-
-    monkeypatch.setattr(torch, "compile", compile_nothing)
-    monkeypatch.setattr(compiling, "why_no_compiler", lambda _device: None)
+def test_a_tower_that_compiles_trains_as_the_eager_one_and_runs_full_batches_alone_compiled(compiled):
     check_equal_training(seeded_model(norm="batch"))  # its statistics stay as they were when it is compiled
-    assert sizes == [12] * (1 + 5 * 2 + 1), "the zeros, five steps of two micro-batches, and 12 of the last 23"
+    # The zeros, five steps of two micro-batches, and 12 of the last 23.
+    assert compiled == [[12] * (1 + 5 * 2 + 1)]
 
 
 @pytest.mark.slow  # 20 s of CPU time in the compiler
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")  # inductor's own imports
 @pytest.mark.skipif(compiling.why_no_compiler(CPU) is not None, reason="torch.compile cannot run here")
-@every("make", [Small, seeded_model], ids=["small", "dlrm"])
-def test_a_compiled_tower_trains_as_the_eager_one_and_never_recompiles(make):
+def test_a_compiled_tower_trains_as_the_eager_one_and_never_recompiles():
     import torch._dynamo.config
 
     torch._dynamo.reset()  # other towers are compiled from the same function
     with torch._dynamo.config.patch(error_on_recompile=True):
-        check_equal_training(make())
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")  # inductor's own imports
-@pytest.mark.skipif(compiling.why_no_compiler(CPU) is not None, reason="torch.compile cannot run here")
-def test_a_compiled_tower_takes_any_number_of_entries_and_never_recompiles():
-    import torch._dynamo.config
-
-    model = histories.model()
-    towers = [
-        tower_of(model=each, config={"compile": wish}, batch_size=12)
-        for each, wish in ((copy.deepcopy(model), "off"), (model, "on"))
-    ]
-    torch._dynamo.reset()  # other towers are compiled from the same function
-    with torch._dynamo.config.patch(error_on_recompile=True):
-        for step, lengths in enumerate(([2] * 12, [0] * 12, [20] * 12, [0] * 11 + [1], [3] * 7)):
-            grads = []
-            for tower in towers:
-                dense_BI, inputs = histories.inputs(lengths)
-                tower.backward(dense_BI, inputs, torch.ones(len(lengths), 1), 1 / 12)
-                assert tower.update(step).applied
-                grads.append([leaf.grad for leaf in leaves_of(inputs)])
-            torch.testing.assert_close(grads[1], grads[0], rtol=1e-4, atol=1e-6)
-    assert towers[1].compilation.switch.enabled and not towers[0].compilation.switch.enabled
+        check_equal_training(seeded_model())
 
 
 def test_compile_auto_compiles_no_tower_with_sequences():
@@ -175,29 +144,14 @@ def test_compile_auto_compiles_no_tower_with_sequences():
     assert not part.due and not switch.enabled and said[-1] == "off: auto compiles no tower with sequences"
 
 
-def eager_compiler(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Leaves the compiler out: ranks meet and agree as with it. Returns what is compiled from now on."""
-    compiled: list[Any] = []
-
-    def compile_nothing(run: Any, **_options: Any) -> Any:
-        compiled.append(run)
-        return run
-
-    monkeypatch.setattr(torch, "compile", compile_nothing)
-    monkeypatch.setattr(compiling, "why_no_compiler", lambda _device: None)
-    return compiled
-
-
-def test_ranks_that_all_compile_run_compiled_in_every_generation(monkeypatch):
-    eager_compiler(monkeypatch)
+def test_ranks_that_all_compile_run_compiled_in_every_generation(compiled):
     first, second = ThreadCollective.group(2), ThreadCollective.group(2)
 
-    def work(collective: ThreadCollective) -> list[tuple[bool, bool]]:
+    def work(collective):
         tower = tower_of(collective=collective, config={"compile": "on"}, batch_size=12)
         states = []
-        for group in (None, second[collective.rank]):
-            if group is not None:
-                tower.join(group)
+        for group in (collective, second[collective.rank]):
+            tower.join(group)
             due = tower.compilation.due
             train(tower, [(0, 12), (12, 24)], steps=1)
             states.append((due, tower.compilation.switch.enabled))
@@ -206,27 +160,22 @@ def test_ranks_that_all_compile_run_compiled_in_every_generation(monkeypatch):
     assert run_ranks(first, work) == [[(True, True)] * 2] * 2
 
 
-def test_a_newcomer_compiles_while_the_others_wait(monkeypatch):
-    compiled = eager_compiler(monkeypatch)
-    groups = ThreadCollective.group(2)
-    veteran = tower_of(config={"compile": "on"}, batch_size=12)
+def test_a_newcomer_compiles_while_the_others_wait(compiled):
+    veteran, newcomer = (tower_of(config={"compile": "on"}, batch_size=12) for _ in range(2))
     train(veteran, [(0, 12)], steps=1)
 
-    def work(collective: ThreadCollective) -> bool:
-        newcomer = collective.rank == 1
-        tower = tower_of(config={"compile": "on"}, batch_size=12) if newcomer else veteran
+    def work(collective):
+        tower = newcomer if collective.rank else veteran
         tower.join(collective)
         share(tower, 0, [1])
         train(tower, [(0, 12), (12, 24)], steps=1)
         return tower.compilation.switch.enabled
 
-    assert run_ranks(groups, work) == [True, True]
+    assert run_ranks(ThreadCollective.group(2), work) == [True, True]
     assert len(compiled) == 2  # the veteran's before, and the newcomer's
 
 
-def test_a_compilation_that_fails_on_one_rank_is_an_error_on_all(monkeypatch):
-    eager_compiler(monkeypatch)
-
+def test_a_compilation_that_fails_on_one_rank_is_an_error_on_all(compiled):
     def work(collective: ThreadCollective) -> str:
         model = nn.Linear(99, 1) if collective.rank == 1 else Small()  # does not fit the batch
         part = compiling.Compilation(
@@ -274,3 +223,88 @@ def test_a_second_process_finds_what_the_first_compiled_and_has_its_bits(monkeyp
     assert eager == [0, 0, 0] and first[0] == 0 and first[1] > 0 and second[0] > 0 and second[1] == 0
     assert first[2] == second[2] == 0, "autocast inside of the compiled function would bypass the cache"
     assert compiled == again
+
+
+# Matrix products: counted by shapes, once, without a change to training; and made alone
+
+
+B, C, H = 6, 5, 7  # samples, columns, hidden
+LAYERS = 6 * C * H + 6 * H
+"""Of a sample: a multiplication and an addition for each weight, forward, for its gradient and for the input's."""
+
+
+def mlp() -> nn.Module:
+    return nn.Sequential(nn.Linear(C, H), nn.ReLU(), nn.Linear(H, 1))
+
+
+def by_onednn() -> nn.Module:
+    model = mlp()
+    onednn.use_for(model)
+    return model
+
+
+class Attention(nn.Module):
+    def forward(self, x_BI: torch.Tensor) -> torch.Tensor:
+        return (x_BI[:, :, None] @ x_BI[:, None, :]).sum(dim=(1, 2))
+
+
+def counted(model: nn.Module, around: Callable[[], contextlib.AbstractContextManager[object]]) -> Products:
+    products = Products(CPU)
+    with products.added(B, eager=True), around():
+        model(torch.ones(B, C, requires_grad=True)).float().sum().backward()
+    return products
+
+
+FORMS = {
+    "fp32": (mlp, contextlib.nullcontext, LAYERS),
+    "bf16": (mlp, lambda: torch.autocast("cpu", dtype=torch.bfloat16), LAYERS),
+    "batched": (Attention, contextlib.nullcontext, 6 * C * C),
+    **({} if onednn.why_not(CPU) else {"oneDNN": (by_onednn, contextlib.nullcontext, LAYERS)}),
+}
+
+
+@every(("make", "around", "expected"), FORMS.values(), ids=FORMS)
+def test_the_products_are_counted_by_their_shapes(make, around, expected):
+    products = counted(make(), around)
+    assert products.per_sample == expected and products.flops == B * expected
+    assert products.flops_per_s_alone(limit_s=0.01) > 0
+    nothing = counted(nn.ReLU(), contextlib.nullcontext)
+    assert (nothing.flops, nothing.per_sample, nothing.flops_per_s_alone()) == (0, 0, None)
+    assert Products(CPU).flops_per_s_alone() is None, "nothing was counted"
+
+
+def test_only_the_first_eager_micro_batch_is_counted_and_all_are_added():
+    products, model = Products(CPU), mlp()
+    for samples, eager in ((4, False), (0, True), (3, True), (8, True)):
+        with products.added(samples, eager=eager):
+            model(torch.ones(max(samples, 1), C)).sum().backward()
+    first_layer = 4 * C * H  # the input has no gradient
+    assert products.per_sample == first_layer + 6 * H
+    assert products.flops == (3 + 8) * products.per_sample, "a compiled one, and one without samples, came before"
+
+
+def test_a_product_that_cannot_be_counted_is_made_all_the_same():
+    products, sparse = Products(CPU), torch.eye(3).to_sparse()
+    with products.added(3, eager=True):
+        found = torch.mm(sparse, torch.ones(3, 3)) @ torch.ones(3, 2)
+    assert torch.equal(found, torch.full((3, 2), 3.0))
+    assert products.per_sample == 2 * 3 * 2
+    assert counted(mlp(), contextlib.nullcontext).flops_per_s_alone(limit_s=0.0) > 0, "one is made without any time"
+
+
+def test_counting_changes_no_bit_of_training():
+    towers = [tower_of(batch_size=12) for _ in range(2)]
+    with towers[1].compilation.products.counted(1):
+        pass  # nothing, so its first micro-batch runs as all others do
+    states = []
+    for tower in towers:
+        train(tower, [(0, 24)], micro=2)
+        states.append((tower.digest_bytes(), torch.get_rng_state()))
+    assert states[0][0] == states[1][0] and torch.equal(states[0][1], states[1][1])
+    assert towers[0].compilation.products.flops > 0 == towers[1].compilation.products.flops
+
+
+def test_a_stand_in_of_a_rank_without_samples_is_not_counted():
+    tower = tower_of()
+    tower.backward(*part_of(batch(0, 12), 0, 1), 0.0)
+    assert tower.compilation.products.flops == 0 and torch.isfinite(values_of(tower)).all()

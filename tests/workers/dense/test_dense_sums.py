@@ -1,46 +1,86 @@
-"""Compressed sums of the dense gradient in training: threads, DDP in two processes, overflow, rewind, newcomers."""
+"""Compressed sums of the dense gradient in training: threads, DDP in two processes, overflow, rewind, damage."""
 
 from __future__ import annotations
 
 import copy
 import functools
 import math
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from shardkeep.base.errors import JobError
-from shardkeep.compression.tower.compressor import DenseCompression
-from shardkeep.compression.tower.exchange import Ranks
+from shardkeep.base.errors import JobError, ShardkeepError
+from shardkeep.compression.config import TowerCompressionConfig
 from shardkeep.ps.transport.metered import LedgerMeter, WorkerTraffic
-from shardkeep.workers.collectives.collective import Collective, ThreadCollective
+from shardkeep.workers.collectives.collective import ThreadCollective
 from shardkeep.workers.collectives.metered import MeteredCollective
+from shardkeep.workers.dense import gradients as reduce
 from shardkeep.workers.dense.compile import why_no_compiler
 from shardkeep.workers.dense.gradients import BucketSums, sum_bucket
-from shardkeep.workers.dense.tower import Tower, share
+from shardkeep.workers.dense.tower import share
 from shardkeep.workers.rewind import Rewind
 from tests.support.cases import every
-from tests.support.dense_sums import drive
-from tests.support.layers import FORMS, SPLITS, Layers, build
 from tests.support.ranks import run_ranks
-from tests.support.scenarios import Found, Rank, Scenario, played
-from tests.support.towers import CPU, FP16, Small, batch, part_of, tower_of, train, values_of
+from tests.support.scenarios import played
+from tests.support.towers import CPU, FP16, Small, batch, part_of, tower_of, train
 
-WORLD = 2
+WORLD, SPLITS = 2, [(0, 13), (13, 24)]
+FORMS = {
+    "none": TowerCompressionConfig(),
+    "lossless": TowerCompressionConfig(name="lossless"),
+    "bf16": TowerCompressionConfig(name="bf16"),
+    "fp16": TowerCompressionConfig(name="fp16"),
+    "int8": TowerCompressionConfig(name="int8"),
+    "topk": TowerCompressionConfig(name="topk", keep=0.05, values="int8", warmup_steps=2),
+    "powersgd": TowerCompressionConfig(name="powersgd", warmup_steps=2),
+    "powersgd of int8": TowerCompressionConfig(name="powersgd", rank=3, values="int8", warmup_steps=2),
+}
 OWING = ["int8", "topk", "powersgd", "powersgd of int8"]
 """Those that send later what they did not send."""
 
 
-def owed(tower: Tower) -> dict[str, torch.Tensor]:
+SMALL_BUCKETS = functools.partial(DistributedDataParallel, bucket_cap_mb=0.005)
+
+
+class Layers(nn.Module):
+    """Large enough for every form: a matrix that PowerSGD thins and top-k leaves values out of; one layer unused."""
+
+    def __init__(self, seed: int = 0, *, forgetful: bool = False) -> None:
+        super().__init__()
+        drawn = torch.Generator().manual_seed(seed)
+        self.low, self.mid, self.top = nn.Linear(15, 40), nn.Linear(40, 40), nn.Linear(40, 1)
+        self.unused = nn.Linear(40, 40) if forgetful else None
+        with torch.no_grad():
+            for p in self.parameters():
+                p.copy_(torch.rand(p.shape, generator=drawn) * 0.4 - 0.2)
+
+    def forward(self, dense, embeddings):
+        hidden = self.low(torch.cat([dense, *embeddings.values()], dim=1)).tanh()
+        return self.top(self.mid(hidden).tanh())
+
+
+def build(collective, form, *, forgetful=False, **others):
+    model = Layers(collective.rank, forgetful=forgetful)
+    return tower_of(model=model, collective=collective, compression=FORMS[form], **others)
+
+
+def owed(tower):
     return {name: kept.clone() for name, kept in tower.sums.compression.local_state_dict().get("residuals", {}).items()}
 
 
-def five_steps(collective: Collective, form: str, **others: Any) -> tuple[bytes, dict[str, int]]:
+def step_of(tower):
+    dense, leaves, label = part_of(batch(tower.step, 24), *SPLITS[tower.collective.rank])
+    tower.backward(dense, leaves, label, 1 / 24)
+    return tower.update(tower.step)
+
+
+# What ranks do, as threads and as processes.
+
+
+def five_steps(collective, form, **others):
     """Digest, and the bytes that were sent by what they are, headers aside."""
     traffic = WorkerTraffic()
     tower = build(MeteredCollective(collective, LedgerMeter(traffic)), form, **others)
@@ -49,7 +89,7 @@ def five_steps(collective: Collective, form: str, **others: Any) -> tuple[bytes,
     return tower.digest_bytes(), {part: size for part, size in sent.items() if part != "framing"}
 
 
-def overflowing(collective: Collective, form: str) -> tuple[bytes, list[bool], bool, bool]:
+def overflowing(collective, form):
     """fp16 with a GradScaler: digest, which steps were applied, whether residuals stayed, whether there were any."""
     tower = build(collective, form, config=FP16)
     applied, stayed = [], True
@@ -59,141 +99,124 @@ def overflowing(collective: Collective, form: str) -> tuple[bytes, list[bool], b
         if step == 3 and collective.rank == 1:
             dense = torch.full_like(dense, 1e30)
         tower.backward(dense, leaves, label, 1 / 24)
-        update = tower.update(step, rows_finite=not (step == 4 and collective.rank == 0))
-        applied.append(update.applied)
-        if not update.applied:
-            now = owed(tower)
-            stayed = stayed and all(now[name].equal(kept) for name, kept in before.items())
+        applied.append(tower.update(step, rows_finite=not (step == 4 and collective.rank == 0)).applied)
+        now = owed(tower)
+        stayed = stayed and (applied[-1] or all(now[name].equal(kept) for name, kept in before.items()))
     return tower.digest_bytes(), applied, stayed, any(kept.any() for kept in owed(tower).values())
 
 
-# DDP's options, with buckets far smaller than the model.
+def zeros(packet_R):
+    packet_R.zero_()
 
-OPTIONS: dict[str, dict[str, bool]] = {
-    "plain": {},
-    "view": {"gradient_as_bucket_view": True},
-    "static": {"static_graph": True, "gradient_as_bucket_view": True},
-    "unused": {"find_unused_parameters": True},
+
+def half(packet_R):
+    packet_R[len(packet_R) // 2 :] = 0
+
+
+def longer(packet_R):
+    """A bit of a length, which is the whole packet: one that might well be."""
+    if len(packet_R) == 8:
+        packet_R[0] ^= 16
+
+
+def ones(packet_R):
+    """Of a code, not of its length."""
+    if len(packet_R) != 8:
+        packet_R.fill_(255)
+
+
+DAMAGES = {
+    "top-k without positions": ("topk", zeros, False, "0 positions came, not 80 of "),
+    "top-k cut off": ("topk", half, False, "positions came, not 80 of "),
+    "top-k in several buckets": ("topk", zeros, True, "0 positions came, not "),
+    "a length with one bit wrong": ("lossless", longer, False, " float32s, or its length is damaged"),
+    "a length of zeros": ("lossless", zeros, False, "a code of 0 bytes came for "),
+    "a code of ones": ("lossless", ones, False, " are no coded float32s"),
+    "codes in several buckets": ("lossless", ones, True, " are no coded float32s"),
 }
+"""Form, what happens to rank 1's packet on its way to rank 0, whether the gradients go in several buckets, and what
+rank 0 says."""
 
 
-def gradients(form: str, option: str, collective: Collective) -> tuple[list[bytes], list[bytes], set[int]]:
-    """The summed gradients of some steps of two micro-batches by DDP with our hook, the same without DDP, and the
-    numbers of buckets that the steps took."""
-    forgetful = option == "unused"
-    models = [Layers(forgetful=forgetful) for _ in range(WORLD + 1)]
-    shapes = {name: tuple(p.shape) for name, p in models[0].named_parameters()}
-    config = FORMS[form].model_copy(update={"warmup_steps": None})
-    *alone, mine = [DenseCompression(config, shapes, CPU) for _ in range(WORLD + 1)]
-    buckets: list[int] = []
+def damaged(rank, case):
+    """How training fails, and the digest after another generation has trained on."""
+    form, damage, several, _ = DAMAGES[case]
+    ddp = SMALL_BUCKETS if several else DistributedDataParallel
+    with mock.patch.object(reduce, "DistributedDataParallel", ddp):
+        collective = rank.form()
+        tower = build(collective, form)
+        train(tower, SPLITS, steps=3)
+        begin, failed = collective.begin_exchange, ("none", "")
 
-    class Counted(BucketSums):
-        def start(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:
-            buckets[-1] += 1
-            return super().start(bucket)
+        def begin_damaged(exchange, **purpose):
+            wait = begin(exchange, **purpose)
 
-    ddp = DistributedDataParallel(models[-1], bucket_cap_mb=0.005, init_sync=False, **OPTIONS[option])  # type: ignore[arg-type]
-    names = {p: name for name, p in models[-1].named_parameters()}
-    ddp.register_comm_hook(Counted(collective, mine, names), sum_bucket)  # type: ignore[arg-type]
-    found, expected = [], []
-    for step in range(5):
-        buckets.append(0)
-        for model in models:
-            model.zero_grad(set_to_none=True)
-        mine.begin(step, 2.0**step)
-        accumulate = option != "static" or step > 0  # torch cannot, in the first step of a static graph
-        if accumulate:
-            micro_step(ddp.no_sync, ddp, step, collective.rank, slice(0, 5))
-        micro_step(None, ddp, step, collective.rank, slice(5, 12))
-        found.append(bytes_of({name: p.grad for name, p in models[-1].named_parameters()}))
-        mine.settle(applied=step != 2)
-        for rank in range(WORLD):
-            if accumulate:
-                micro_step(None, models[rank], step, rank, slice(0, 5))
-            micro_step(None, models[rank], step, rank, slice(5, 12))
-        expected.append(bytes_of(summed(alone, models[:WORLD], step)))
-    return found, expected, set(buckets)
+            def wait_damaged():
+                packets_WR = wait()
+                damage(packets_WR[1])
+                return packets_WR
+
+            return wait_damaged
+
+        try:
+            if rank.number == 0:
+                with mock.patch.object(collective, "begin_exchange", begin_damaged):
+                    step_of(tower)
+            step_of(tower)
+            step_of(tower)
+        except ShardkeepError as error:
+            failed = type(error).__name__, str(error)
+        collective.close()
+        tower.join(rank.form())
+        share(tower, 0, [1])
+        train(tower, SPLITS, first=3, steps=2)
+    tower.collective.barrier()
+    return failed, tower.digest_bytes()
 
 
-def micro_step(context: Any, run: nn.Module, step: int, rank: int, part: slice) -> None:
-    dense, leaves, _ = part_of(batch(step, 24), 12 * rank, 12 * rank + 12)
-    rows = {name: leaf.detach()[part] for name, leaf in leaves.items()}
-    if context is None:
-        run(dense[part], rows).square().sum().backward()
-        return
-    with context():
-        run(dense[part], rows).square().sum().backward()
-
-
-def summed(alone: list[DenseCompression], models: list[nn.Module], step: int) -> dict[str, torch.Tensor | None]:
-    """The sum over all ranks, made within this process; None for what no rank used."""
-    used = [name for name, p in models[0].named_parameters() if p.grad is not None]
-    sums = []
-    for rank, (one, model) in enumerate(zip(alone, models, strict=True)):
-        one.begin(step, 2.0**step)
-        named = dict(model.named_parameters())
-        sums.append(one.sum(used, [named[name].grad for name in used], Ranks(rank, WORLD)))  # type: ignore[misc]
-    totals, _ = drive(sums)
-    for one in alone:
-        one.settle(applied=step != 2)
-    sizes = [dict(models[0].named_parameters())[name].numel() for name in used]
-    parts = dict(zip(used, torch.split(totals[0], sizes), strict=True))
-    return {name: parts.get(name) for name, _ in models[0].named_parameters()}
-
-
-def bytes_of(grads: dict[str, torch.Tensor | None]) -> bytes:
-    return b"".join(b"-" if grad is None else grad.contiguous().numpy().tobytes() for grad in grads.values())
-
-
-def trained(rank: Rank, form: str, **others: Any) -> tuple[bytes, dict[str, int]]:
-    return five_steps(rank.form(), form, **others)
-
-
-def overflowed(rank: Rank, form: str) -> tuple[bytes, list[bool], bool, bool]:
-    return overflowing(rank.form(), form)
-
-
-HOOKED = {
-    "view": list(FORMS),
-    "plain": ["none", "bf16", "topk", "powersgd of int8"],
-    "static": ["lossless", "fp16", "int8", "powersgd"],
-    "unused": ["int8", "topk", "powersgd", "powersgd of int8"],
-}
-"""Forms by option: each form under two, those that owe under three."""
-
-
-def hooked(rank: Rank, option: str) -> dict[str, tuple[list[bytes], list[bytes], set[int]]]:
-    collective = rank.form()
-    return {form: gradients(form, option, collective) for form in HOOKED[option]}
-
-
-def compiled(rank: Rank) -> tuple[bytes, bool, bool]:
-    settings: dict[str, Any] = {"compression": FORMS["int8"], "config": {"compile": "on"}, "batch_size": 12}
+def compiled(rank):
+    settings = {"compression": FORMS["int8"], "config": {"compile": "on"}, "batch_size": 12}
     tower = tower_of(model=Small(), collective=rank.form(), **settings)
     train(tower, [(0, 12), (12, 24)])
     return tower.digest_bytes(), tower.compilation.switch.enabled, tower.sums.by_ddp
 
 
-SCENARIOS: dict[str, Scenario] = {
-    **{form: functools.partial(trained, form=form) for form in FORMS},
-    "bounded": functools.partial(trained, form="none", sync=False),
-    "forgetful": functools.partial(trained, form="topk", forgetful=True),
-    **{f"overflow of {form}": functools.partial(overflowed, form=form) for form in OWING},
-    **{option: functools.partial(hooked, option=option) for option in OPTIONS},
+def in_buckets(rank, work, **settings):
+    """With buckets far smaller than the model; DDP rebuilds them on the way."""
+    started, start = [], BucketSums.start
+
+    def counted(sums, bucket):
+        started.append(bucket.index())
+        return start(sums, bucket)
+
+    with (
+        mock.patch.multiple(reduce, DistributedDataParallel=SMALL_BUCKETS),
+        mock.patch.object(BucketSums, "start", counted),
+    ):
+        found = work(rank.form(), **settings)
+    assert max(started) > 0
+    return found
+
+
+SCENARIOS = {
+    **{form: functools.partial(in_buckets, work=five_steps, form=form) for form in FORMS},
+    "forgetful": functools.partial(in_buckets, work=five_steps, form="topk", forgetful=True),
+    **{f"overflow of {form}": functools.partial(in_buckets, work=overflowing, form=form) for form in OWING},
+    **{case: functools.partial(damaged, case=case) for case in DAMAGES},
 }
 
 
 @pytest.fixture(scope="module")
-def processes() -> Iterator[Found]:
+def processes():
     """What each of two processes found, by scenario."""
     with played(SCENARIOS, WORLD, limit_s=150) as found:
         yield found
 
 
-def threads(work: Any, *args: Any, **others: Any) -> list[Any]:
+def threads(work, *args, **others):
     """What each rank's `work` gives, ranks being threads that compute as the processes do: with one thread each."""
 
-    def one(collective: ThreadCollective) -> Any:
+    def one(collective):
         torch.set_num_threads(1)  # in this thread: before its first loop torch lets BLAS take the process's number
         return work(collective, *args, **others)
 
@@ -205,32 +228,21 @@ def threads(work: Any, *args: Any, **others: Any) -> list[Any]:
 
 
 @pytest.mark.waits_for_processes
-def test_processes_train_with_each_form_bit_for_bit_as_threads(processes):
-    plain = threads(five_steps, "none")[0][0]
+def test_processes_train_with_each_form_bit_for_bit_as_threads_and_count_bytes_by_what_they_are(processes):
+    plain, sent = threads(five_steps, "none")[0][0], {}
     for form in FORMS:
-        expected = threads(five_steps, form)
-        assert [digest for digest, _ in processes[form]] == [digest for digest, _ in expected], form
-        assert len({digest for digest, _ in expected}) == 1, form
-        assert (expected[0][0] == plain) == (form in {"none", "lossless"}), form
-
-
-@pytest.mark.waits_for_processes
-def test_the_bytes_of_each_form_are_counted_by_what_they_are(processes):
-    sent = {form: processes[form][0][1] for form in FORMS}
+        digest, sent[form] = processes[form][0]
+        assert processes[form][1] == (digest, sent[form]), form
+        assert [each for each, _ in threads(five_steps, form)] == [digest] * WORLD, form
+        assert (digest == plain) == (form in {"none", "lossless"}), form
     values = sum(p.numel() for p in Layers().parameters())
     assert sent["none"] == {"values": 5 * 4 * values + 6}  # and one byte a parameter: whether it is used
     assert sent["bf16"] == {"values": 5 * 2 * values + 6}
     assert sent["int8"].keys() == {"values", "scales"} and sent["topk"].keys() == {"values", "scales", "indices"}
     first_two = 2 * sent["int8"]["scales"] // 5  # fp16 has int8's blocks
     assert sent["topk"]["scales"] == first_two + 3 * 2 * 6  # steps, bytes, parameters
-    assert all(processes[form][1][1] == sent[form] for form in FORMS)
-
-
-@pytest.mark.waits_for_processes
-def test_replicas_are_equal_outside_sync_mode_and_with_parameters_left_out(processes):
-    for case in ("bounded", "forgetful"):
-        assert len({digest for digest, _ in processes[case]}) == 1
-    assert processes["forgetful"][0][0] == threads(five_steps, "topk", forgetful=True)[0][0]
+    forgetful = threads(five_steps, "topk", forgetful=True)[0][0]  # parameters are left out
+    assert [digest for digest, _ in processes["forgetful"]] == [forgetful] * WORLD
 
 
 @pytest.mark.waits_for_processes
@@ -242,14 +254,15 @@ def test_overflow_steps_are_skipped_by_all_and_keep_the_residual(processes, form
 
 
 @pytest.mark.waits_for_processes
-@every("option", OPTIONS)
-def test_the_hook_gives_the_same_bits_under_every_option_of_ddp(processes, option):
-    """Buckets rebuilt, gradients accumulated under no_sync, the loss scale changed, one step not applied."""
-    for found in processes[option]:
-        assert list(found) == HOOKED[option]
-        for form, (grads, expected, buckets) in found.items():
-            assert grads == expected and max(buckets) > 1, form
-            assert option != "view" or len(buckets) > 1, "buckets were rebuilt on the way"
+@every("case", DAMAGES)
+def test_a_damaged_packet_ends_the_backward_pass_of_both_and_they_go_on_in_another_generation(processes, case):
+    """The receiver names the sender; the sender hears that the other left."""
+    ((kind, text), digest), ((sender_kind, sender_text), sender_digest) = processes[case]
+    assert kind == "CorruptMessage" and "\n" not in text + sender_text
+    assert text.startswith("the dense gradient of worker 1: ") and DAMAGES[case][3] in text, text
+    assert sender_kind == "MemberLost"  # and not DeadlineExceeded: it waited for no deadline
+    assert sender_text.startswith("worker 1 of 2: the sum of the dense gradients in generation"), sender_text
+    assert digest == sender_digest
 
 
 @pytest.mark.slow  # 15 s of CPU time in the compiler
@@ -263,31 +276,27 @@ def test_replicas_of_a_compiled_tower_are_equal():
 
 def test_a_hook_that_gets_no_bucket_says_which_setting_is_at_fault():
     with pytest.raises(JobError, match="optimize_ddp: 'python_reducer'"):
-        sum_bucket(None, (torch.zeros(1), torch.zeros(1)))  # type: ignore[arg-type]
+        sum_bucket(None, (torch.zeros(1), torch.zeros(1)))
 
 
 # State: what belongs to a rank, and what all ranks share.
 
 
-def steps(tower: Tower, number: int, rewind: Rewind | None = None) -> Tower:
-    for _ in range(number):
-        train(tower, SPLITS, first=tower.step, steps=1)
-        if rewind is not None:
-            rewind.keep(tower)
-    return tower
-
-
-@every("form", OWING)
-def test_going_back_brings_back_the_residual_of_each_rank(form, tmp_path: Path):
-    def work(collective: ThreadCollective) -> list[bool]:
-        tower, rewind = build(collective, form), Rewind(tmp_path / str(collective.rank), depth=5)
+@every("form", ["topk", "powersgd"])
+def test_going_back_brings_back_the_residual_of_each_rank(form, tmp_path):
+    def work(collective):
+        folder = tmp_path / str(collective.rank)
+        tower, rewind = build(collective, form), Rewind(folder, depth=5)
         rewind.keep(tower)
-        steps(tower, 5, rewind)
+        for _ in range(5):
+            step_of(tower)
+            rewind.keep(tower)
         digest, residual, shared = tower.digest_bytes(), owed(tower), copy.deepcopy(tower.state_dict()["compression"])
         again = build(collective, form)  # another process: it finds what was kept
-        Rewind(tmp_path / str(collective.rank), depth=5).take_back(again, 3)
+        Rewind(folder, depth=5).take_back(again, 3)
         went_back = again.step == 3 and any(kept.any() for kept in owed(again).values())
-        steps(again, 2)
+        step_of(again)
+        step_of(again)
         same = all(owed(again)[name].equal(kept) for name, kept in residual.items())
         guesses = again.state_dict()["compression"].get("guesses", {})
         same_guesses = all(guesses[name].equal(guess) for name, guess in shared.get("guesses", {}).items())
@@ -297,29 +306,29 @@ def test_going_back_brings_back_the_residual_of_each_rank(form, tmp_path: Path):
 
 
 def test_a_newcomer_owes_nothing_and_takes_the_guesses_of_the_others():
-    def work(collective: ThreadCollective) -> tuple[bytes, bool, Any]:
-        tower = steps(build(collective, "powersgd"), 4)
+    def work(collective):
+        tower = build(collective, "powersgd")
+        train(tower, SPLITS, steps=4)
         if collective.rank == 1:
             tower = tower_of(model=Layers(7), compression=FORMS["powersgd"])
         tower.join(collective)
         share(tower, 0, [1])
         owes = any(kept.any() for kept in owed(tower).values())
         guesses = {name: guess.clone() for name, guess in tower.state_dict()["compression"]["guesses"].items()}
-        return steps(tower, 2).digest_bytes(), owes, guesses
+        train(tower, SPLITS, first=4, steps=2)
+        return tower.digest_bytes(), owes, guesses
 
     (first, first_owes, ours), (second, second_owes, theirs) = threads(work)
     assert first == second and first_owes and not second_owes
     assert ours and all(theirs[name].equal(guess) for name, guess in ours.items())
 
 
-@every("form", ["none", "bf16", *OWING])
+@every("form", ["none", "powersgd"])
 def test_a_tower_tells_what_it_owes_beside_the_gradients_of_its_last_steps(form):
-    def work(collective: ThreadCollective) -> tuple[bool, dict[str, float], float, list[float]]:
-        tower, norms = build(collective, form), list[float]()
+    def work(collective):
+        tower = build(collective, form)
         nothing_yet = tower.unsent in ({}, {"norm": 0.0, "step_norm": 0.0})
-        for step in range(18):
-            tower.backward(*part_of(batch(step, 24), *SPLITS[collective.rank]), 1 / 24)
-            norms.append(tower.update(step).grad_norm)
+        norms = [step_of(tower).grad_norm for _ in range(18)]
         squares = sum(float(kept.double().square().sum()) for kept in owed(tower).values())
         return nothing_yet, tower.unsent, math.sqrt(squares), norms
 
@@ -330,36 +339,19 @@ def test_a_tower_tells_what_it_owes_beside_the_gradients_of_its_last_steps(form)
             assert norm > 0.0
 
 
-def test_a_step_cut_off_after_its_sum_leaves_the_residual_as_it_was():
-    def work(collective: ThreadCollective) -> bool:
-        tower = steps(build(collective, "int8"), 3)
+def test_a_step_cut_off_after_its_sum_leaves_the_residual_and_a_state_without_one_is_loaded_as_zeros():
+    def work(collective):
+        tower = build(collective, "int8")
+        train(tower, SPLITS, steps=3)
         before = owed(tower)
-        dense, leaves, label = part_of(batch(3, 24), *SPLITS[collective.rank])
-        tower.backward(dense, leaves, label, 1 / 24)
+        tower.backward(*part_of(batch(3, 24), *SPLITS[collective.rank]), 1 / 24)
         tower.sums.finish()
         tower.sums.leave()
         tower.sums.compression.settle(applied=True)
-        return all(owed(tower)[name].equal(kept) for name, kept in before.items())
+        stayed = all(owed(tower)[name].equal(kept) for name, kept in before.items())
+        state = copy.deepcopy(tower.state_dict())
+        del state["compression"]
+        tower.load_state_dict(state)
+        return stayed, any(kept.any() for kept in owed(tower).values())
 
-    assert threads(work) == [True, True]
-
-
-def test_a_state_without_compression_is_loaded_as_one_that_owes_nothing():
-    tower = tower_of(model=Layers(), compression=FORMS["int8"])
-    state = copy.deepcopy(tower.state_dict())
-    del state["compression"]
-    tower.load_state_dict(state)
-    assert not any(kept.any() for kept in owed(tower).values())
-
-
-def test_a_compressed_tower_learns_as_the_uncompressed_one():
-    def work(collective: ThreadCollective, name: str) -> torch.Tensor:
-        tower = build(collective, name, config={"optimizer": {"name": "sgd", "lr": 1.0}})
-        train(tower, SPLITS, steps=25)
-        return values_of(tower) - start
-
-    start = values_of(tower_of(model=Layers(0)))
-    moved = threads(work, "none")[0]
-    for form in OWING:
-        found = threads(work, form)[0]
-        assert 0.0 < float((found - moved).norm()) < 0.5 * float(moved.norm()), form
+    assert threads(work) == [(True, False)] * 2

@@ -15,13 +15,9 @@ from shardkeep.workers.dense.loss import TaskLoss, joint_logits
 from shardkeep.workers.dense.loss_sum import LossSum
 from shardkeep.workers.label_config import TaskColumn
 from shardkeep.workers.metrics.outputs import joint_outputs
-from shardkeep.workers.reporting.counters import StepCounters
-from shardkeep.workers.step import StepResult
-from shardkeep.workers.timing.clock import Stopwatch
 from tests.support.cases import every
 from tests.support.ranks import run_ranks
-from tests.support.step_losses import Loss
-from tests.support.towers import FEATURES, batch, model_config, part_of, seeded_model, tower_of, values_of
+from tests.support.towers import batch, part_of, seeded_model, tower_of, values_of
 
 ON_A_GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")]
 
@@ -40,56 +36,10 @@ def test_the_sum_has_the_bits_of_python_numbers_added_in_order(device: str) -> N
 
 
 def test_a_loss_on_a_cpu_waits_for_nothing_and_without_samples_is_zero() -> None:
-    found = LossSum(torch.device("cpu"), 1, 1)
-    found.add(torch.tensor(math.inf))
-    assert found.ready and math.isinf(float(found)), "one that is not finite stays so"
-    found = LossSum(torch.device("cpu"), 0, 5)
-    found.add(torch.tensor(0.0))
-    assert float(found) == 0.0
-
-
-def trained(counters: StepCounters, *losses: Loss) -> None:
-    for loss in losses:
-        counters.step_done(8, StepResult(loss, applied=True, dropped_rows=0, staleness=0))
-
-
-def test_a_loss_that_is_there_is_counted_with_its_step() -> None:
-    counters = StepCounters(Stopwatch())
-    trained(counters, Loss(1.0), Loss(3.0))
-    assert (counters.counts.losses, counters.counts.loss_sum) == (2, 4.0)
-
-
-def test_a_loss_that_a_device_still_computes_is_read_one_step_late() -> None:
-    counters = StepCounters(Stopwatch())
-    trained(counters, Loss(1.0, ready=False))
-    assert (counters.counts.steps, counters.counts.losses) == (1, 0)
-    trained(counters, Loss(math.nan, ready=False))
-    assert (counters.counts.losses, counters.counts.loss_sum, counters.counts.bad_losses) == (1, 1.0, 0)
-    trained(counters, Loss(2.0, ready=False))
-    assert (counters.counts.losses, counters.counts.loss_sum, counters.counts.bad_losses) == (2, 1.0, 1)
-
-
-def test_a_report_has_the_losses_of_all_its_steps_however_late_they_are() -> None:
-    records = []
-    for ready in (True, False):
-        counters = StepCounters(Stopwatch(lambda: 0.0))
-        trained(counters, *(Loss(value, ready) for value in (1.0, 4.0)))
-        first = counters.report()
-        trained(counters, Loss(0.5, ready))
-        records.append([first, counters.report(), counters.report()])
-    assert records[0] == records[1]
-    assert [record["loss"] for record in records[0]] == [2.5, 0.5, None]
-
-
-def test_a_loss_before_the_end_of_a_generation_is_counted_once() -> None:
-    counters = StepCounters(Stopwatch())
-    trained(counters, Loss(1.0, ready=False))
-    counters.enter(0)  # the step is trained again
-    assert (counters.counts.losses, counters.counts.samples) == (1, 0)
-    trained(counters, Loss(1.0, ready=False))
-    counters.settle()
-    counters.settle()
-    assert (counters.counts.losses, counters.counts.loss_sum) == (2, 2.0)
+    for loss, samples, expected in ((math.inf, 1, math.inf), (0.0, 0, 0.0)):  # one that is not finite stays so
+        found = LossSum(torch.device("cpu"), samples, 5)
+        found.add(torch.tensor(loss))
+        assert found.ready and float(found) == expected
 
 
 NAN = float("nan")
@@ -181,14 +131,10 @@ TASKS = tasks_of({}, {"after": "t0"}, {"loss": "mse", "weight": 0.3})
 
 
 def three_outputs(seed: int = 0) -> nn.Module:
-    torch.manual_seed(seed)
-    from shardkeep.workers.models.registry import build_model
-
-    config = model_config("dnn", hidden=[16])
-    return build_model(config, num_dense=3, features=FEATURES, default_dim=8, labels=("t0", "t1", "t2"))
+    return seeded_model(seed, name="dnn", labels=("t0", "t1", "t2"))
 
 
-@every("splits", [[(0, 12), (12, 24)], [(0, 24), (24, 24)], [(0, 3), (3, 24)]])
+@every("splits", [[(0, 24), (24, 24)], [(0, 3), (3, 24)]])
 def test_ranks_together_train_several_labels_as_one_worker(splits: list[tuple[int, int]]) -> None:
     def steps(tower: Any, start: int, stop: int) -> torch.Tensor:
         for step in range(3):
@@ -207,11 +153,3 @@ def test_ranks_together_train_several_labels_as_one_worker(splits: list[tuple[in
     models = [three_outputs(rank) for rank in range(len(splits))]
     for values in run_ranks(ThreadCollective.group(len(splits)), work):
         torch.testing.assert_close(values, alone, rtol=1e-5, atol=1e-6)
-
-
-def test_one_label_has_the_bits_of_before() -> None:
-    dense, leaves, label = part_of(batch(0, 24), 0, 24)
-    tower, plain = tower_of(), seeded_model()
-    loss = tower.backward(dense, leaves, label, 1 / 24)
-    expected = F.binary_cross_entropy_with_logits(plain(dense, leaves), label, reduction="sum") * (1 / 24)
-    assert loss.item() == expected.item()

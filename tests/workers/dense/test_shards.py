@@ -17,7 +17,7 @@ from shardkeep.workers.dense.shards import BLOCK_VALUES, Shards, blocks_of
 from tests.support.cases import every
 from tests.support.ranks import run_ranks
 from tests.support.scenarios import Found, played
-from tests.support.sharded import CASES, SCENARIOS, SPLITS, WORLD, wide_model
+from tests.support.sharded import CASES, SCENARIOS, SPLITS, WORLD, every_model, wide_model
 from tests.support.towers import RANKING, seeded_model, tower_of, train, values_of
 
 pytestmark = pytest.mark.waits_for_processes
@@ -43,11 +43,13 @@ def test_a_tower_in_shards_trains_as_one_with_ddp(processes: Found, case: str) -
     assert np.array_equal(processes[case][0][2], processes[case][1][2])
 
 
-def test_every_stock_model_has_blocks_that_can_be_gathered_alone(processes: Found) -> None:
-    for models in processes["models"]:
-        assert models.keys() == set(RANKING)
-        for name, (plain, summed) in models.items():
-            np.testing.assert_allclose(summed, plain, rtol=1e-3, atol=1e-5 * np.abs(plain).max(), err_msg=name)
+@pytest.mark.slow
+def test_every_stock_model_has_blocks_that_can_be_gathered_alone() -> None:
+    with played({"models": every_model}, WORLD, limit_s=250) as found:
+        for models in found["models"]:
+            assert models.keys() == set(RANKING)
+            for name, (plain, summed) in models.items():
+                np.testing.assert_allclose(summed, plain, rtol=1e-3, atol=1e-5 * np.abs(plain).max(), err_msg=name)
 
 
 def test_an_overflow_on_one_rank_skips_the_step_on_all(processes: Found) -> None:
@@ -66,10 +68,7 @@ def test_a_checkpoint_is_whole_and_loads_as_shards_with_ddp_and_alone(processes:
         assert states["new"] == [], "another run begins with its model"
         np.testing.assert_array_equal(states["adopted"], states["values"])
         assert states["freed"], "whole parameters go once they are split"
-
-
-def test_a_disk_that_refuses_a_checkpoint_keeps_no_rank_waiting(processes: Found) -> None:
-    assert [states["refused"] for states in processes["states"]] == [True, False]
+    assert [states["refused"] for states in processes["states"]] == [True, False], "a full disk keeps no rank waiting"
 
 
 def test_ranks_predict_different_numbers_of_batches(processes: Found) -> None:
@@ -117,14 +116,14 @@ def test_blocks_are_linear_layers_and_entries_of_lists_that_are_large_and_share_
     assert BLOCK_VALUES < 300 * 260
 
 
-@every("model", [nn.Sequential(nn.Linear(3, 1)), nn.Linear(3, 1)], ids=["a layer", "itself"])
-def test_a_model_without_a_row_for_each_worker_is_refused(model: nn.Module) -> None:
+def test_a_model_without_a_row_for_each_worker_is_refused() -> None:
     class Two:
         def size(self) -> int:
             return 2
 
-    with pytest.raises(UserError, match=r"tower.parallel: fsdp: no parameter has a row for each of 2 workers"):
-        Shards(model, Two())  # type: ignore[arg-type]
+    for model in (nn.Sequential(nn.Linear(3, 1)), nn.Linear(3, 1)):
+        with pytest.raises(UserError, match=r"tower.parallel: fsdp: no parameter has a row for each of 2 workers"):
+            Shards(model, Two())
 
 
 def test_without_a_process_group_a_tower_stays_whole() -> None:

@@ -6,7 +6,6 @@ import copy
 import logging
 import math
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
@@ -21,7 +20,6 @@ from shardkeep.workers.config import LossConfig
 from tests.support.cases import every
 from tests.support.ranks import run_ranks
 from tests.support.towers import (
-    FP16,
     Forgetful,
     batch,
     part_of,
@@ -31,32 +29,30 @@ from tests.support.towers import (
     values_of,
 )
 
-SPLITS = {
-    "two even": [(0, 12), (12, 24)],
-    "two ragged": [(0, 17), (17, 24)],
-    "three, one without samples": [(0, 13), (13, 13), (13, 24)],
-}
-
 
 @every(
-    ("optimizer", "splits"),
-    [("adam", SPLITS["two even"]), ("adamw", SPLITS["two ragged"]), ("sgd", SPLITS["three, one without samples"])],
+    ("optimizer", "splits", "micro"),
+    [
+        ("adam", [(0, 24)], 4),
+        ("adam", [(0, 12), (12, 24)], 1),
+        ("adamw", [(0, 17), (17, 24)], 3),
+        ("sgd", [(0, 13), (13, 13), (13, 24)], 1),  # one without samples
+    ],
 )
-def test_ranks_together_train_as_one_worker_on_the_joined_batch(optimizer, splits):
+def test_ranks_and_micro_batches_together_train_as_one_worker_on_the_joined_batch(optimizer, splits, micro):
     config = {"optimizer": {"name": optimizer, "lr": 0.01, "weight_decay": 0.01}}
     alone = tower_of(config=config)
-    alone_grads = train(alone, [(0, 24)])
+    alone_grads = train(alone, [(0, 24)], steps=3)
 
-    def work(collective: ThreadCollective) -> tuple[torch.Tensor, list[torch.Tensor], bytes]:
+    def work(collective):
         tower = tower_of(model=models[collective.rank], collective=collective, config=config)
-        grads = train(tower, splits)
+        grads = train(tower, splits, steps=3, micro=micro)
         return values_of(tower), grads, tower.digest_bytes()
 
     models = [seeded_model(rank) for rank in range(len(splits))]  # rank 0's parameters are the ones used
     ranks = run_ranks(ThreadCollective.group(len(splits)), work)
     assert len({digest for _, _, digest in ranks}) == 1
-    for values, _, _ in ranks:
-        torch.testing.assert_close(values, values_of(alone), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(ranks[0][0], values_of(alone), rtol=1e-5, atol=1e-6)
     for step, expected in enumerate(alone_grads):
         joined = torch.cat([ranks[r][1][step] for r, (i, j) in enumerate(splits) if j > i])
         torch.testing.assert_close(joined, expected, rtol=1e-4, atol=1e-6)
@@ -72,123 +68,58 @@ MEANS = {
 
 
 @every("name", MEANS)
-def test_one_worker_trains_as_a_plain_pytorch_loop_and_factors_multiply_the_losses_of_samples(name):
+@every("factors_B", [None, torch.linspace(0, 2, 24)], ids=["no factors", "factors"])
+def test_one_worker_trains_as_a_plain_pytorch_loop_and_factors_multiply_the_losses_of_samples(name, factors_B):
     loss_name, _, delta = name.partition(" of ")
-    config = LossConfig(name=loss_name, delta=float(delta) if delta else None)
-    tower, plain = tower_of(loss=config), seeded_model()
+    tower, plain = tower_of(loss=LossConfig(name=loss_name, delta=float(delta) if delta else None)), seeded_model()
     optimizer = torch.optim.Adam(plain.parameters(), lr=0.001)
-    for step in range(5):
+    for step in range(2):
         dense, leaves, label = part_of(batch(step, 24), 0, 24)
-        loss = tower.backward(dense, leaves, label, 1 / 24)
+        loss = tower.backward(dense, leaves, label, 1 / 24, factors_B)
         tower.update(step)
-        mean = MEANS[name](plain(dense, leaves), label)
+        own = {feature: leaf.detach().clone().requires_grad_() for feature, leaf in leaves.items()}
+        losses = MEANS[name](plain(dense, own), label, reduction="none")
+        expected = (losses if factors_B is None else losses * factors_B[:, None]).mean()
         optimizer.zero_grad()
-        mean.backward()
+        expected.backward()
         optimizer.step()
-        torch.testing.assert_close(loss, mean.detach())
+        torch.testing.assert_close(loss, expected.detach())
+        for feature, leaf in leaves.items():
+            torch.testing.assert_close(leaf.grad, own[feature].grad)
     plain_values = nn.utils.parameters_to_vector(plain.parameters()).detach()
     torch.testing.assert_close(values_of(tower), plain_values, rtol=1e-5, atol=1e-6)
-    dense, leaves, label = part_of(batch(0, 24), 0, 24)
-    factors_B, tower, plain = torch.rand(24), tower_of(loss=config), seeded_model()
-    loss = tower.backward(dense, leaves, label, 1 / 24, factors_B)
-    own = {feature: leaf.detach().clone().requires_grad_() for feature, leaf in leaves.items()}
-    expected = (MEANS[name](plain(dense, own), label, reduction="none") * factors_B[:, None]).mean()
-    expected.backward()
-    torch.testing.assert_close(loss, expected.detach())
-    for feature, leaf in leaves.items():
-        torch.testing.assert_close(leaf.grad, own[feature].grad)
 
 
-class TwoLabels(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(3, 2)
+def test_logits_of_another_shape_than_the_labels_are_the_users_error():
+    class Flat(nn.Linear):
+        def forward(self, dense, _rows):
+            return super().forward(dense).squeeze(1)
 
-    def forward(self, dense_BI: torch.Tensor, embeddings: dict[str, torch.Tensor]) -> torch.Tensor:
-        return self.linear(dense_BI) + embeddings["a"][:, :2]
-
-
-def test_the_losses_of_two_labels_add_up_and_none_is_mixed_with_the_other():
-    model = TwoLabels()
-    plain = copy.deepcopy(model)
-    tower = tower_of(model=model)
-    dense, leaves, label = part_of(batch(0, 24), 0, 24)
-    label_BT = torch.cat([label, 1.0 - label[torch.randperm(24)]], dim=1)
-    loss = tower.backward(dense, leaves, label_BT, 1 / 24)
-    got = leaves["a"].grad.clone()
-    leaves["a"].grad = None
-    logits = plain(dense, leaves)
-    parts = [F.binary_cross_entropy_with_logits(logits[:, t], label_BT[:, t]) for t in (0, 1)]
-    (parts[0] + parts[1]).backward()
-    torch.testing.assert_close(loss, (parts[0] + parts[1]).detach())
-    torch.testing.assert_close(got, leaves["a"].grad)
-    torch.testing.assert_close(model.linear.weight.grad, plain.linear.weight.grad)
-
-
-class Flat(nn.Linear):
-    def forward(self, dense: torch.Tensor, _rows: dict[str, torch.Tensor]) -> torch.Tensor:
-        return super().forward(dense).squeeze(1)
+    dense, leaves, label = part_of(batch(0, 8), 0, 8)
+    with pytest.raises(UserError, match=r"forward returned logits \(8, 1\); expected \(8, 2\)"):
+        tower_of().backward(dense, leaves, label.repeat(1, 2), 1 / 8)
+    with pytest.raises(UserError, match=r"forward returned logits \(8,\); expected \(8, 1\)"):
+        tower_of(model=Flat(3, 1)).backward(dense, leaves, label, 1 / 8)
 
 
 @every(
-    ("make", "labels", "shapes"),
-    [(seeded_model, 2, r"\(8, 1\); expected \(8, 2\)"), (lambda: Flat(3, 1), 1, r"\(8,\); expected \(8, 1\)")],
-    ids=["fewer labels", "another shape"],
+    ("amp", "bad", "rows_finite", "scales"),
+    [("fp16", 1e30, True, [1.0, 2.0]), ("fp16", None, False, [1.0, 2.0]), ("off", math.inf, True, [65536.0] * 2)],
+    ids=["dense gradient", "rows", "no scaler"],
 )
-def test_logits_of_another_shape_than_the_labels_are_the_users_error(make, labels, shapes):
-    dense, leaves, label = part_of(batch(0, 8), 0, 8)
-    with pytest.raises(UserError, match=f"forward returned logits {shapes}"):
-        tower_of(model=make()).backward(dense, leaves, label.repeat(1, labels), 1 / 8)
-
-
-@every("world_size", [1, 2])
-def test_accumulated_micro_batches_equal_one_batch(world_size):
-    splits = [(0, 24)] if world_size == 1 else [(0, 16), (16, 24)]
-
-    def work(collective: ThreadCollective, micro: int) -> torch.Tensor:
-        tower = tower_of(collective=collective)
-        train(tower, splits, micro=micro)
-        return values_of(tower)
-
-    whole = run_ranks(ThreadCollective.group(world_size), lambda c: work(c, 1))[0]
-    for values in run_ranks(ThreadCollective.group(world_size), lambda c: work(c, 4)):
-        torch.testing.assert_close(values, whole, rtol=1e-5, atol=1e-6)
-
-
-def test_a_gradient_that_is_not_finite_skips_the_dense_update_on_all_ranks():
-    def work(collective: ThreadCollective) -> tuple[bool, bool, float, bool]:
-        tower = tower_of(collective=collective)
-        before = values_of(tower).clone()
+def test_an_overflow_on_one_rank_skips_the_step_on_both_and_halves_the_scale(amp, bad, rows_finite, scales):
+    def work(collective):
+        tower = tower_of(collective=collective, config={"amp": amp})
+        before, hit = values_of(tower).clone(), collective.rank == 1
         dense, leaves, label = part_of(batch(0, 24), 0, 24)
-        if collective.rank == 1:
-            dense = dense.clone()
-            dense[3, 1] = math.inf
-        tower.backward(dense, leaves, label, 1 / 48)
-        skipped = tower.update(0)
-        same = torch.equal(values_of(tower), before)
-        tower.backward(*part_of(batch(1, 24), 0, 24), 1 / 48)
-        return skipped.applied, same, skipped.row_scale, tower.update(1).applied
-
-    assert run_ranks(ThreadCollective.group(2), work) == [(False, True, 1.0, True)] * 2
-
-
-@every("where", ["dense gradient", "rows"])
-def test_an_overflow_on_one_rank_skips_the_step_on_both_and_halves_the_scale(where):
-    def work(collective: ThreadCollective) -> list[Any]:
-        tower = tower_of(collective=collective, config=FP16)
-        before = values_of(tower).clone()
-        dense, leaves, label = part_of(batch(0, 24), 0, 24)
-        hit = collective.rank == 1
-        if hit and where == "dense gradient":
-            dense = torch.full_like(dense, 1e30)
-        tower.backward(dense, leaves, label, 1 / 48)
-        first = tower.update(0, rows_finite=not (hit and where == "rows"))
+        tower.backward(torch.full_like(dense, bad) if hit and bad else dense, leaves, label, 1 / 48)
+        first = tower.update(0, rows_finite=rows_finite or not hit)
         unchanged = torch.equal(values_of(tower), before)
         tower.backward(*part_of(batch(1, 24), 0, 24), 1 / 48)
         second = tower.update(1)
-        return [first.applied, unchanged, first.row_scale * 65536, second.applied, second.row_scale * 65536]
+        return [first.applied, unchanged, second.applied], [first.row_scale * 65536, second.row_scale * 65536]
 
-    assert run_ranks(ThreadCollective.group(2), work) == [[False, True, 1.0, True, 2.0]] * 2
+    assert run_ranks(ThreadCollective.group(2), work) == [([False, True, True], scales)] * 2
 
 
 def test_row_gradients_under_a_scaler_times_row_scale_are_the_true_ones():
@@ -232,14 +163,11 @@ def test_the_schedule_sets_the_rate_by_the_step_in_the_call():
 
 
 def test_a_parameter_that_the_model_leaves_out_stays_as_it_is():
-    def work(collective: ThreadCollective) -> bool:
-        tower = tower_of(
-            model=Forgetful(),
-            collective=collective,
-            config={"optimizer": {"name": "adamw", "weight_decay": 0.1}},
-        )
+    def work(collective):
+        config = {"optimizer": {"name": "adamw", "weight_decay": 0.1}}
+        tower = tower_of(model=Forgetful(), collective=collective, config=config)
         before = tower.model.unused.weight.detach().clone()
-        train(tower, [(0, 12), (12, 24)])
+        train(tower, [(0, 12), (12, 24)], steps=2)
         return torch.equal(tower.model.unused.weight, before)
 
     assert run_ranks(ThreadCollective.group(2), work) == [True, True]
@@ -281,26 +209,18 @@ def test_a_loaded_or_saved_state_goes_on_bit_for_bit(amp, tmp_path):
     assert loaded.digest_bytes() == saved.digest_bytes() == straight.digest_bytes()
 
 
-def test_tied_weights_are_saved(tmp_path):
-    class Tied(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.a, self.b = nn.Linear(3, 3), nn.Linear(3, 3)
-            self.b.weight = self.a.weight
+def test_tied_weights_are_saved_and_a_tower_of_another_model_is_refused_in_one_line(tmp_path):
+    def tied():
+        model = nn.ModuleDict({"a": nn.Linear(3, 3), "b": nn.Linear(3, 3)})
+        model["b"].weight = model["a"].weight
+        return tower_of(model=model)
 
-    tied, other = tower_of(model=Tied()), tower_of(model=Tied())
-    checkpoints = Checkpoints(tmp_path)
-    load_tower(other, checkpoints.commit(1, save_tower(tower_state(tied), checkpoints.begin(1)), {}))
-    assert other.digest_bytes() == tied.digest_bytes()
-    assert other.model.b.weight is other.model.a.weight
-
-
-def test_a_saved_tower_of_another_model_is_refused_in_one_line(tmp_path):
-    checkpoints = Checkpoints(tmp_path)
-    saved = checkpoints.commit(1, save_tower(tower_state(tower_of()), checkpoints.begin(1)), {})
-    other = tower_of(model=nn.Linear(3, 1))
+    tower, other, checkpoints = tied(), tied(), Checkpoints(tmp_path)
+    saved = checkpoints.commit(1, save_tower(tower_state(tower), checkpoints.begin(1)), {})
+    load_tower(other, saved)
+    assert other.digest_bytes() == tower.digest_bytes() and other.model["b"].weight is other.model["a"].weight
     with pytest.raises(CheckpointError, match=r"tower: does not fit the model: [^\n]*$"):
-        load_tower(other, saved)
+        load_tower(tower_of(model=nn.Linear(3, 1)), saved)
 
 
 def test_the_digest_sees_parameters_and_optimizer_state():

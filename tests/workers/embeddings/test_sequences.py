@@ -30,7 +30,6 @@ CART = SequenceColumns("cart", (Feature("in_cart", "item", "none"),), (), 3)
 SCHEMA = Schema((), (Feature("item", "item"), Feature("tags", "kind", "mean")), ("label",), (SEEN, CART))
 TABLES = {"item": TableSpec(name="item", dim=5), "kind": TableSpec(name="kind", dim=3)}
 EMBEDDINGS = Embeddings(SCHEMA, TABLES)
-CPU = torch.device("cpu")
 
 
 def batch_of(lengths: list[int], *, seed: int = 0, cart: list[int] | None = None) -> Batch:
@@ -56,13 +55,7 @@ def rows_of(plan: Plan) -> JaggedRows:
     return rows
 
 
-LENGTHS = {
-    "mixed": [0, 1, 15, 16, 17, 4],
-    "all empty": [0, 0, 0],
-    "all of length 1": [1, 1, 1, 1],
-    "one sample": [5],
-    "no sample": [],
-}
+LENGTHS = {"mixed": [0, 1, 15, 16, 17, 4], "all empty": [0, 0, 0], "all of length 1": [1] * 4, "no sample": []}
 
 
 @every("lengths", LENGTHS.values(), ids=LENGTHS.keys())
@@ -85,7 +78,7 @@ def test_rows_and_their_gradients_have_the_bits_of_torchs_embedding(lengths: lis
         assert weight_UD.grad is not None and torch.equal(torch.from_numpy(grads[table]), weight_UD.grad)
 
 
-@every("cuts", [[0, 6], [0, 2, 6], [0, 1, 1, 5, 6]], ids=str)
+@every("cuts", [[0, 2, 6], [0, 1, 1, 5, 6]], ids=str)
 def test_micro_batches_have_the_rows_and_numbers_of_the_batch_and_their_gradients_add_up(cuts: list[int]) -> None:
     batch = batch_of(LENGTHS["mixed"])
     plan = EMBEDDINGS.plan(batch)
@@ -105,13 +98,11 @@ def test_micro_batches_have_the_rows_and_numbers_of_the_batch_and_their_gradient
     assert torch.cat([part.lengths for part in parts]).tolist() == LENGTHS["mixed"]
 
 
-def test_a_model_gets_a_sequence_for_each_group_and_features_as_ever() -> None:
-    batch = batch_of([2, 0, 1])
-    plan = EMBEDDINGS.plan(batch)
+def test_a_model_gets_a_sequence_for_each_group_and_features_as_ever_and_zeros_have_their_form() -> None:
+    plan = EMBEDDINGS.plan(batch_of([2, 0, 1]))
     leaves = EMBEDDINGS.lookup(plan, rows_of(plan))
     inputs = EMBEDDINGS.inputs(plan, leaves)
-    assert list(inputs) == ["item", "tags", "seen", "cart"]
-    assert inputs["item"] is leaves["item"]
+    assert list(inputs) == ["item", "tags", "seen", "cart"] and inputs["item"] is leaves["item"]
     seen, cart = inputs["seen"], inputs["cart"]
     assert list(seen.ids) == ["seen_item", "seen_kind"] and seen.ids["seen_item"] is leaves["seen_item"]
     assert seen.lengths.dtype == torch.int64 and seen.lengths.tolist() == [2, 0, 1] and seen.max_length == LONGEST
@@ -119,6 +110,11 @@ def test_a_model_gets_a_sequence_for_each_group_and_features_as_ever() -> None:
     assert EMBEDDINGS.feature_dims == {"item": 5, "tags": 3}
     shape = EMBEDDINGS.sequences["seen"]
     assert shape.ids == {"seen_item": 5, "seen_kind": 3} and (shape.numbers, shape.max_length) == (2, LONGEST)
+    found = zeros(*shapes_of(inputs), 7, torch.device("cpu"))
+    assert shapes_of(found) == shapes_of(inputs) == (EMBEDDINGS.feature_dims, EMBEDDINGS.sequences)
+    assert list(map(len, leaves_of(found))) == [7, 7, 6, 6, 5]
+    for name in ("seen", "cart"):
+        assert found[name].lengths.sum() == len(found[name].numbers) and len(found[name].lengths) == 7
 
 
 def test_rows_of_frozen_tables_take_no_gradient_and_other_numbers_of_entries_are_refused() -> None:
@@ -144,31 +140,27 @@ GOOD = batch_of([2, 1])
 
 
 @every(
-    ("wrong", "told"),
+    ("wrong", "numbers", "told"),
     [
-        ({"seen_kind": Ragged(np.zeros(3, np.int64), np.array([1, 2], np.int32))},
+        ({"seen_kind": Ragged(np.zeros(3, np.int64), np.array([1, 2], np.int32))}, GOOD.numbers,
          "sequence seen: sample 0 has 2 entries of seen_item and 1 of seen_kind"),
-        ({"seen_item": Ragged(np.zeros(2, np.int64)), "seen_kind": Ragged(np.zeros(2, np.int64))},
+        ({"seen_item": Ragged(np.zeros(2, np.int64)), "seen_kind": Ragged(np.zeros(2, np.int64))}, GOOD.numbers,
          "sequence seen: seen_item has ids without lengths"),
-        ({"in_cart": Ragged(np.zeros(5, np.int64), np.array([4, 1], np.int32))},
+        ({"in_cart": Ragged(np.zeros(5, np.int64), np.array([4, 1], np.int32))}, GOOD.numbers,
          "sequence cart: a sample has 4 entries; max_length: 3"),
-        ({"seen_kind": Ragged(np.zeros(3, np.int64), np.array([2, 1], np.int32), np.ones(3, np.float32))},
+        ({"seen_kind": Ragged(np.zeros(3, np.int64), np.array([2, 1], np.int32), np.ones(3, np.float32))}, GOOD.numbers,
          "feature seen_kind: pooling: none with weights"),
+        ({}, {}, r"sequence seen: its numbers are .*; expected float32 \(3, 2\)"),
+        ({}, {"seen": np.zeros((2, 2), np.float32)}, r"sequence seen: its numbers are .*; expected float32 \(3, 2\)"),
+        ({}, {"seen": np.zeros((3, 2), np.float64)}, r"sequence seen: its numbers are .*; expected float32 \(3, 2\)"),
     ],
-    ids=["lengths that differ", "no lengths", "too long", "weights"],
 )  # fmt: skip
-def test_lists_that_do_not_fit_each_other_are_refused_by_name(wrong: dict[str, Ragged], told: str) -> None:
+def test_lists_and_numbers_that_do_not_fit_each_other_are_refused_by_name(
+    wrong: dict[str, Ragged], numbers: dict[str, np.ndarray], told: str
+) -> None:
     EMBEDDINGS.plan(GOOD)
     with pytest.raises(DataError, match=told):
-        EMBEDDINGS.plan(replace(GOOD, ids={**GOOD.ids, **wrong}))
-
-
-@every(
-    "numbers", [None, np.zeros((2, 2), np.float32), np.zeros((3, 2), np.float64)], ids=["none", "too few", "float64"]
-)
-def test_numbers_that_are_not_beside_the_ids_are_refused(numbers: np.ndarray | None) -> None:
-    with pytest.raises(DataError, match=r"sequence seen: its numbers are .*; expected float32 \(3, 2\)"):
-        EMBEDDINGS.plan(replace(GOOD, numbers={} if numbers is None else {"seen": numbers}))
+        EMBEDDINGS.plan(replace(GOOD, ids={**GOOD.ids, **wrong}, numbers=numbers))
 
 
 @every("lengths", [[2, 0, 1], [17] * 4, [0, 0], [16, 16]], ids=str)
@@ -187,16 +179,6 @@ def test_padding_adds_samples_and_makes_the_entries_a_multiple(lengths: list[int
             count = len(before.numbers)
             assert torch.equal(rows_ND[:count], before.ids[column]) and not rows_ND[count:].any()
             assert rows_ND.shape == (len(after.numbers), before.ids[column].shape[1]) and not rows_ND.requires_grad
-
-
-def test_zeros_have_the_form_of_inputs_for_another_number_of_samples() -> None:
-    plan = EMBEDDINGS.plan(batch_of([2, 0, 1]))
-    inputs = EMBEDDINGS.inputs(plan, EMBEDDINGS.lookup(plan, rows_of(plan)))
-    found = zeros(*shapes_of(inputs), 7, CPU)
-    assert shapes_of(found) == shapes_of(inputs) == (EMBEDDINGS.feature_dims, EMBEDDINGS.sequences)
-    assert list(map(len, leaves_of(found))) == [7, 7, 6, 6, 5]
-    for name in ("seen", "cart"):
-        assert found[name].lengths.sum() == len(found[name].numbers) and len(found[name].lengths) == 7
 
 
 def test_batches_that_are_planned_together_have_the_rows_and_gradients_of_each_alone() -> None:
@@ -223,3 +205,90 @@ def test_batches_that_are_planned_together_have_the_rows_and_gradients_of_each_a
             expected[table][at[table]] += sums[table]
     np.testing.assert_allclose(grads.flat, expected.flat, rtol=1e-6, atol=1e-6)
     assert np.abs(grads.flat).max() > 1
+
+
+# The operations of a Sequence beside loops over samples, with gradients
+
+
+WIDTH = 3
+OF_SAMPLES = {
+    "mixed": (0, 1, 15, 16, 17, 3),
+    "all empty": (0, 0, 0),
+    "all of length 1": (1, 1, 1),
+    "all of the longest": (17, 17),
+    "empty at both ends": (0, 2, 0),
+    "one sample": (5,),
+}
+
+
+def drawn(*shape: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(sum(shape))
+    return torch.randn(*shape, generator=generator, dtype=torch.float64).requires_grad_()
+
+
+def sequence_of(lengths: tuple[int, ...]) -> tuple[Sequence, torch.Tensor, list[torch.Tensor]]:
+    """A sequence, some entries, and the entries of each sample."""
+    x_NC = drawn(sum(lengths), WIDTH)
+    sequence = Sequence({}, torch.zeros(len(x_NC), 0), torch.tensor(lengths), LONGEST)
+    return sequence, x_NC, list(torch.split(x_NC, list(lengths)))
+
+
+def agrees(found: torch.Tensor, expected: torch.Tensor, *inputs: torch.Tensor) -> None:
+    """Equal values and gradients."""
+    torch.testing.assert_close(found, expected)
+    weight = torch.randn_like(found)
+    pairs = zip(
+        torch.autograd.grad((found * weight).sum(), inputs),
+        torch.autograd.grad((expected * weight).sum() + 0.0 * inputs[0].sum(), inputs),
+        strict=True,
+    )
+    for grad, other in pairs:
+        torch.testing.assert_close(grad, other)
+
+
+def place(entries_LC: torch.Tensor, last: bool) -> torch.Tensor:
+    zeros = entries_LC.new_zeros(LONGEST - len(entries_LC), WIDTH)
+    return torch.cat([zeros, entries_LC] if last else [entries_LC, zeros])
+
+
+@every("lengths", OF_SAMPLES.values(), ids=OF_SAMPLES)
+@every("last", [False, True])
+def test_padded_has_the_entries_of_each_sample_in_order_and_flat_undoes_it(
+    lengths: tuple[int, ...], last: bool
+) -> None:
+    sequence, x_NC, parts = sequence_of(lengths)
+    padded = sequence.padded(x_NC, last=last)
+    agrees(padded, torch.stack([place(part, last) for part in parts]), x_NC)
+    assert torch.equal(
+        sequence.mask(last=last), torch.stack([place(torch.ones_like(p), last)[:, 0] > 0 for p in parts])
+    )
+    x_BLC = drawn(len(lengths), LONGEST, WIDTH)
+    expected = x_BLC[sequence.mask(last=last)]
+    agrees(sequence.flat(x_BLC, last=last), expected, x_BLC)
+
+
+@every("lengths", OF_SAMPLES.values(), ids=OF_SAMPLES)
+def test_samples_are_summed_averaged_and_spread_in_the_order_of_their_entries(lengths: tuple[int, ...]) -> None:
+    sequence, x_NC, parts = sequence_of(lengths)
+    agrees(sequence.summed(x_NC), torch.stack([part.sum(0) for part in parts]), x_NC)
+    agrees(sequence.mean(x_NC), torch.stack([part.sum(0) / max(len(part), 1) for part in parts]), x_NC)
+    of_samples = drawn(len(lengths), WIDTH)
+    expected = torch.cat([row.expand(length, -1) for row, length in zip(of_samples, lengths, strict=True)])
+    agrees(sequence.spread(of_samples), expected, of_samples)
+    for scoring in (False, True):
+        with torch.inference_mode(scoring):
+            assert sequence.mean(sequence.numbers).shape == (len(lengths), 0), "a group without numbers"
+
+
+@every("lengths", OF_SAMPLES.values(), ids=OF_SAMPLES)
+def test_the_newest_entry_is_each_samples_last_and_one_more_may_follow(lengths: tuple[int, ...]) -> None:
+    sequence, x_NC, parts = sequence_of(lengths)
+    agrees(sequence.newest(x_NC), torch.stack([p[-1] if len(p) else x_NC.new_zeros(WIDTH) for p in parts]), x_NC)
+    after = drawn(len(lengths), WIDTH)
+    longer, joined = sequence.followed(x_NC, after)
+    pairs = zip(parts, after, strict=True)
+    expected = torch.cat([torch.cat([part, row[None]]) for part, row in pairs])
+    agrees(joined, expected, x_NC, after)
+    assert longer.max_length == LONGEST + 1 and torch.equal(longer.lengths, sequence.lengths + 1)
+    assert torch.equal(longer.newest(joined), after)
+    assert sequence.distances().tolist() == [n for length in lengths for n in reversed(range(length))]

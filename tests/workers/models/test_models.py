@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 import torch
 
@@ -10,64 +12,44 @@ from shardkeep.base.yaml_text import write_yaml
 from shardkeep.config import parse_config
 from shardkeep.workers.model_config import OwnModelConfig, keys_of
 from shardkeep.workers.models.layers.interaction import DotInteraction
-from shardkeep.workers.models.registry import build_model, build_own_model, row_dim, start_at
+from shardkeep.workers.models.registry import build_model, build_own_model, start_at
 from tests.support.cases import every
-from tests.support.towers import RANKING, model_config
+from tests.support.towers import RANKING, dims_of, model_config, seeded_model
 
 FEATURES = {"a.b": 8, "type": 4, "keys": 16}  # names and dims that a ModuleDict would refuse
 
 
 def made(name, *, num_dense=5, features=FEATURES, **settings):
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        if "hidden" in keys_of(name):
-            settings = {"hidden": [16, 8]} | settings
-        config = model_config(name=name, **settings)
-        return build_model(config, num_dense=num_dense, features=rows_of(name, features), default_dim=8)
-
-
-def rows_of(name, features):
-    return {feature: row_dim(name, dim) for feature, dim in features.items()}
+    return seeded_model(name=name, num_dense=num_dense, features=features, **settings)
 
 
 def inputs(num_samples=6, num_dense=5, features=FEATURES, name="dlrm"):
-    made_by = torch.Generator().manual_seed(1)
-    leaves = {
-        n: torch.randn(num_samples, d, generator=made_by).requires_grad_() for n, d in rows_of(name, features).items()
-    }
-    return torch.randn(num_samples, num_dense, generator=made_by), leaves
+    drawn, dims = torch.Generator().manual_seed(1), dims_of(name, features)
+    leaves = {n: torch.randn(num_samples, d, generator=drawn).requires_grad_() for n, d in dims.items()}
+    return torch.randn(num_samples, num_dense, generator=drawn), leaves
 
 
 @every("name", RANKING)
 @every("num_dense", [5, 0], ids=["dense", "no dense"])
-def test_a_model_gives_one_logit_a_sample_from_a_mean_and_gradients_reach_all_parameters_and_rows(name, num_dense):
+def test_a_model_gives_one_logit_a_sample_from_a_mean_and_all_columns_rows_and_parameters_count(name, num_dense):
     model = made(name, num_dense=num_dense)
     dense, leaves = inputs(num_samples=64, num_dense=num_dense, name=name)
-    logits = model(dense, leaves)
-    assert logits.shape == (64, 1)
-    logits.square().sum().backward()
+    before = model(dense, leaves)
+    assert before.shape == (64, 1)
+    before.square().sum().backward()
     for key, value in [*model.named_parameters(), *leaves.items()]:
         assert value.grad is not None and value.grad.abs().sum() > 0, key
-    start_at(model.eval(), [0.0])
-    before = model(dense, leaves)
-    start_at(model, [2.5])
-    torch.testing.assert_close(model(dense, leaves), before + 2.5)
-
-
-@every("name", RANKING)
-def test_every_feature_and_dense_column_changes_the_logit_and_samples_do_not_mix(name):
-    model = made(name)
-    dense, leaves = inputs(num_samples=64, name=name)
-    before = model(dense, leaves)
     alone = model(dense[2:3], {n: v[2:3] for n, v in leaves.items()})
     torch.testing.assert_close(alone, before[2:3])
     assert model(dense, {n: torch.zeros_like(v) for n, v in leaves.items()}).isfinite().all(), "bags may be absent"
     for feature in FEATURES:
         assert not torch.equal(before, model(dense, leaves | {feature: leaves[feature] + 1.0})), feature
-    for column in range(5):
-        other = dense.clone()
-        other[:, column] += 1.0
-        assert not torch.equal(before, model(other, leaves)), column
+    for column in range(num_dense):
+        assert not torch.equal(before, model(dense + torch.eye(5)[column], leaves)), column
+    start_at(model, [0.0])
+    before = model(dense, leaves)
+    start_at(model, [2.5])
+    torch.testing.assert_close(model(dense, leaves), before + 2.5)
 
 
 @every("name", RANKING)
@@ -82,12 +64,15 @@ def test_a_single_feature_is_enough(name):
 @every("name", [name for name in RANKING if "activation_checkpointing" in keys_of(name)])
 def test_activation_checkpointing_changes_no_bit_of_the_gradient(name):
     grads = []
-    for checkpointing in (False, True):
-        model = made(name, **({"activation_checkpointing": True} if checkpointing else {}))
-        dense, leaves = inputs(name=name)
-        model(dense, leaves).sum().backward()
+    settings = {"norm": "batch", "activation": "dice", "init": "xavier_normal"} if "norm" in keys_of(name) else {}
+    for checkpointing in ({}, {"activation_checkpointing": True}):
+        model = made(name, **settings, **checkpointing)
+        dense, leaves = inputs(num_samples=12, name=name)
+        model(dense, leaves).square().sum().backward()
         grads.append([v.grad for v in [*model.parameters(), *leaves.values()]])
-    assert all(torch.equal(a, b) for a, b in zip(*grads, strict=True))
+        statistics = [b for n, b in model.named_buffers() if n.endswith("running_mean")]
+        assert bool(statistics) == bool(settings) and all(value.any() for value in statistics)
+    assert all(torch.equal(a, b) and a.isfinite().all() for a, b in zip(*grads, strict=True))
 
 
 def pairs_of(vectors):
@@ -98,13 +83,17 @@ def pairs_of(vectors):
 
 
 # Tiles of the kernels hold 32 samples and 8 dims: whole ones, parts of one, and both.
-@every(("num_vectors", "num_samples", "dim"), [(27, 64, 16), (4, 3, 5), (5, 70, 12), (2, 32, 1)])
-def test_dot_interaction_is_the_first_vector_beside_the_lower_triangle_of_the_products(num_vectors, num_samples, dim):
-    vectors = [torch.randn(num_samples, dim).requires_grad_() for _ in range(num_vectors)]
+@every(("num_vectors", "num_samples", "dim"), [(27, 64, 16), (4, 3, 5), (5, 70, 12), (2, 32, 1), (1, 5, 4)])
+@every("apart", [False, True], ids=["packed", "apart in memory"])
+def test_dot_interaction_is_the_first_vector_beside_the_lower_triangle_of_the_products(
+    num_vectors, num_samples, dim, apart
+):
+    step = 1 + apart
+    vectors = [torch.randn(num_samples, dim * step)[:, ::step].requires_grad_() for _ in range(num_vectors)]
     joined, expected, wide = pairs_of(vectors)
     torch.testing.assert_close(joined.double(), expected, rtol=1e-5, atol=1e-5)
-    weight = torch.randn_like(joined)
-    (joined * weight).sum().backward()
+    weight = torch.randn_like(joined.t()).t() if apart else torch.randn_like(joined)
+    joined.backward(weight)
     (expected * weight.double()).sum().backward()
     for vector, twin in zip(vectors, wide, strict=True):
         torch.testing.assert_close(vector.grad.double(), twin.grad, rtol=1e-5, atol=1e-5)
@@ -124,64 +113,23 @@ def test_dot_interaction_by_torch_operators_gives_the_same():
     assert not torch.equal(halves, interaction.products(vectors))  # the kernels would give these
 
 
-def test_dot_interaction_takes_vectors_and_gradients_that_lie_apart_in_memory():
-    vectors = [torch.randn(9, 8)[:, ::2].requires_grad_() for _ in range(3)]
-    joined, expected, _ = pairs_of(vectors)
-    torch.testing.assert_close(joined.double(), expected, rtol=1e-5, atol=1e-5)
-    weight_OB = torch.randn(joined.t().shape)
-    joined.backward(weight_OB.t())
-    twins = [v.detach().contiguous().requires_grad_() for v in vectors]
-    DotInteraction(3)(twins).backward(weight_OB.t().contiguous())
-    assert not any(v.is_contiguous() for v in (*vectors, weight_OB.t()))
-    assert all(torch.equal(vector.grad, twin.grad) for vector, twin in zip(vectors, twins, strict=True))
-
-
-def test_dot_interaction_of_one_vector_is_itself_and_gradients_are_taken_without_a_copy():
+def test_gradients_of_dot_interaction_are_taken_without_a_copy():
     vectors = [torch.randn(9, 8).requires_grad_() for _ in range(3)]
     DotInteraction(3)(vectors).sum().backward()
     assert [v.grad.data_ptr() - vectors[0].grad.data_ptr() for v in vectors] == [0, 9 * 8 * 4, 2 * 9 * 8 * 4]
-    first = torch.randn(5, 4).requires_grad_()
-    joined = DotInteraction(1)([first])
-    assert torch.equal(joined, first)
-    joined.sum().backward()
-    assert torch.equal(first.grad, torch.ones(5, 4))
-
-
-def test_low_rank_crosses_have_the_weight_of_the_product():
-    model = made("dcn_v2", cross_layers=1, cross_rank=2)
-    thin, wide = model.crosses[0].weight
-    x = torch.randn(3, model.joined.out_width)
-    expected = x * (x @ (wide.weight @ thin.weight).T + wide.bias) + x
-    torch.testing.assert_close(model.crosses[0](x, x), expected)
-    assert sum(1 for _ in made("dcn_v2", cross_layers=4).crosses) == 4
-
-
-def test_dropout_acts_in_training_only():
-    model = made("dlrm", dropout=0.5)
-    dense, leaves = inputs()
-    assert not torch.equal(model(dense, leaves), model(dense, leaves))
-    model.eval()
-    assert torch.equal(model(dense, leaves), model(dense, leaves))
 
 
 @every(
     ("settings", "said"),
     [
         ({"name": "dcn_v2", "bottom": [4]}, "model.bottom: unknown key with name: dcn_v2; known keys: activation"),
-        ({"name": "dlrm", "cross_layers": 2}, "model.cross_layers: unknown key with name: dlrm"),
-        ({"name": "wide_deep", "options": {"a": 1}}, "model.options: unknown key with name: wide_deep"),
         ({"name": "lr", "dropout": 0.0}, "model.dropout: unknown key with name: lr; known keys: name"),
+        ({"name": "own:Own", "hidden": [4]}, "hidden: unknown key with name: module:Class; known keys: name, options"),
         ({"name": "masknet", "norm": "batch"}, "model.norm: unknown key with name: masknet"),
-        ({"name": "dnn", "gates": {"first": ["a"]}}, "model.gates: unknown key with name: dnn"),
-        (
-            {"name": "own:Own", "hidden": [4]},
-            "model.hidden: unknown key with name: module:Class; known keys: name, options",
-        ),
         ({"name": "masknet", "structure": "stacked"}, "'stacked' is not allowed; allowed: serial or parallel"),
         ({"name": "masknet", "mask": {"blocks": 2}}, "mask.blocks: has no effect with structure: serial"),
         ({"name": "autoint", "attention": {"heads": 3}}, "dim: 64 with heads: 3; allowed: a multiple of heads"),
     ],
-    ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_an_option_that_the_model_does_not_use_is_refused_by_name(settings, said):
     with pytest.raises(ConfigError) as refused:
@@ -189,17 +137,14 @@ def test_an_option_that_the_model_does_not_use_is_refused_by_name(settings, said
     assert said in str(refused.value) and "\n" not in str(refused.value)
 
 
+LARGE = [10**6, 10**6]
+
+
 @every(
     ("settings", "said"),
     [
-        (
-            {"name": "dlrm", "hidden": [10**6, 10**6]},
-            "model.hidden: a layer from 1,000,000 to 1,000,000 asks for 4,000.0 GB",
-        ),
-        (
-            {"name": "mmoe", "task_hidden": [10**6, 10**6]},
-            "model.task_hidden: a layer from 1,000,000 to 1,000,000 asks for 4,000.0 GB",
-        ),
+        ({"name": "dlrm", "hidden": LARGE}, "model.hidden: a layer from 1,000,000 to 1,000,000 asks for 4,000.0 GB"),
+        ({"name": "mmoe", "task_hidden": LARGE}, "model.task_hidden: a layer from 1,000,000 to 1,000,000 asks for"),
         ({"name": "finalmlp", "hidden": [6], "fusion_heads": 4}, "model.fusion_heads: 4 does not divide the streams'"),
         ({"name": "finalmlp", "gates": {"second": ["y"]}}, "model.gates.second: y is not a feature; allowed: x"),
         ({"name": "no_such_module:Own"}, "module 'no_such_module' cannot be imported"),
@@ -207,7 +152,6 @@ def test_an_option_that_the_model_does_not_use_is_refused_by_name(settings, said
         ({"name": "own_model:Own", "options": {"hiden": 3}}, "could not be built"),
         ({"name": "own_model:nothing"}, "it must be an nn.Module"),
     ],
-    ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_a_wrong_model_setting_is_refused_in_one_line(settings, said, own_folder):
     with pytest.raises(UserError) as refused:
@@ -246,16 +190,6 @@ def own_folder(tmp_path, monkeypatch):
         "def nothing(num_dense, features):\n"
         "    return 3\n"
     )
-    monkeypatch.setattr("sys.path", ["", *__import__("sys").path])
+    monkeypatch.setattr("sys.path", ["", *sys.path])
     yield tmp_path
-    __import__("sys").modules.pop("own_model", None)
-
-
-@every("name", [name for name in RANKING if "norm" in keys_of(name)])
-def test_a_model_trains_with_batch_norm_and_dice(name) -> None:
-    model = made(name, norm="batch", activation="dice", init="xavier_normal")
-    dense, leaves = inputs(num_samples=64, name=name)
-    model(dense, leaves).square().sum().backward()
-    assert all(value.grad is not None and value.grad.isfinite().all() for value in model.parameters())
-    statistics = {n: b for n, b in model.named_buffers() if n.endswith("running_mean")}
-    assert statistics and all(value.abs().sum() > 0 for value in statistics.values())
+    sys.modules.pop("own_model", None)

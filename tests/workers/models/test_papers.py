@@ -1,27 +1,30 @@
-"""Every stock model against its paper's formulas, written sample by sample in plain torch with the same parameters."""
+"""Every stock model, of several labels too, against its paper's formulas, written sample by sample in plain torch."""
 
 from __future__ import annotations
 
 from itertools import combinations
 
+import pytest
 import torch
 import torch.nn.functional as F
 
-from shardkeep.workers.models.registry import build_model, row_dim
+from shardkeep.base.errors import UserError
+from shardkeep.workers.model_config import ONE_LABEL
+from shardkeep.workers.models.registry import build_model, row_dim, start_at
 from tests.support.cases import every
-from tests.support.towers import model_config
+from tests.support.towers import RANKING, model_config
 
 DIM = 4
 FEATURES = {"user.id": DIM, "item": DIM, "tag": 6}
 B, DENSE = 5, 2
 
 
-def built(name, *, features=FEATURES, num_dense=DENSE, **settings):
+def built(name, *, num_dense=DENSE, labels=("label",), **settings):
     """A model in float64 with its inputs, and its parameters by name."""
     torch.manual_seed(5)
-    rows = {n: row_dim(name, d) for n, d in features.items()}
-    model = build_model(model_config(name=name, **settings), num_dense=num_dense, features=rows, default_dim=DIM)
-    model = model.double()
+    rows = {n: row_dim(name, d) for n, d in FEATURES.items()}
+    config = model_config(name, **settings)
+    model = build_model(config, num_dense=num_dense, features=rows, default_dim=DIM, labels=labels).double()
     with torch.no_grad():
         for parameter in model.parameters():  # also those that start at zero or are tiny
             parameter.add_(torch.randn_like(parameter) * 0.3)
@@ -30,8 +33,8 @@ def built(name, *, features=FEATURES, num_dense=DENSE, **settings):
 
 
 def agrees(model, dense, leaves, expected_of_sample):
-    expected = torch.stack([expected_of_sample(b) for b in range(B)]).reshape(B, 1)
-    torch.testing.assert_close(model(dense, leaves), expected)
+    found = model(dense, leaves)
+    torch.testing.assert_close(found, torch.stack([expected_of_sample(b) for b in range(B)]).reshape(found.shape))
 
 
 def mlp(parameters, prefix, x):
@@ -64,64 +67,40 @@ def first_order(parameters, prefix, dense, leaves, b):
     return total + (dense[b] @ parameters[f"{prefix}.dense_weight_I1"][:, 0] if dense.shape[1] else 0.0)
 
 
-def fields(parameters, dense, leaves, b, *, weight):
+def fields(parameters, dense, leaves, b, *, weight, projections="fields.projections"):
     """All fields of sample b as vectors of DIM: features, then dense columns."""
     found = []
     for number, vector in enumerate(vectors_of(leaves, b, weight=weight)):
-        projection = parameters.get(f"fields.projections.layers.{number}.weight")
+        projection = parameters.get(f"{projections}.layers.{number}.weight")
         found.append(vector if projection is None else projection @ vector)
     return found + [dense[b, i] * parameters["fields.dense_vectors_ID"][i] for i in range(dense.shape[1])]
 
 
-def dot_pairs(vectors):
-    return sum(u @ v for u, v in combinations(vectors, 2))
+SUMS = {
+    "lr": "bias wide",
+    "fm": "bias wide pairs",
+    "dnn": "deep",
+    "wide_deep": "wide deep",
+    "deepfm": "wide pairs deep",
+}
+"""The terms that a model's logit is the sum of."""
 
 
 @every("num_dense", [DENSE, 0], ids=["dense", "no dense"])
-def test_lr(num_dense):
-    model, dense, leaves, p = built("lr", num_dense=num_dense)
-    assert all(leaf.shape == (B, 1) for leaf in leaves.values())
-    agrees(model, dense, leaves, lambda b: p["bias"] + first_order(p, "first_order", dense, leaves, b))
-
-
-@every("num_dense", [DENSE, 0], ids=["dense", "no dense"])
-def test_fm(num_dense):
-    model, dense, leaves, p = built("fm", num_dense=num_dense)
-
-    def expected(b):
-        pairs = dot_pairs(fields(p, dense, leaves, b, weight=1))
-        return p["bias"] + first_order(p, "first_order", dense, leaves, b) + pairs
-
-    agrees(model, dense, leaves, expected)
-
-
-@every("num_dense", [DENSE, 0], ids=["dense", "no dense"])
-def test_dnn(num_dense):
-    model, dense, leaves, p = built("dnn", num_dense=num_dense, hidden=[7, 3])
-    agrees(model, dense, leaves, lambda b: affine(p, "logit", mlp(p, "top", joined(dense, leaves, b))))
-
-
-@every("num_dense", [DENSE, 0], ids=["dense", "no dense"])
-def test_wide_deep(num_dense):
-    model, dense, leaves, p = built("wide_deep", num_dense=num_dense, hidden=[7, 3])
-
-    def expected(b):
-        deep = affine(p, "logit", mlp(p, "deep", joined(dense, leaves, b, weight=1)))
-        return deep + first_order(p, "wide", dense, leaves, b)
-
-    agrees(model, dense, leaves, expected)
-
-
-@every("num_dense", [DENSE, 0], ids=["dense", "no dense"])
-def test_deepfm(num_dense):
-    model, dense, leaves, p = built("deepfm", num_dense=num_dense, hidden=[7, 3])
-
-    def expected(b):
-        deep = affine(p, "logit", mlp(p, "deep", joined(dense, leaves, b, weight=1)))
-        pairs = dot_pairs(fields(p, dense, leaves, b, weight=1))
-        return deep + first_order(p, "first_order", dense, leaves, b) + pairs
-
-    agrees(model, dense, leaves, expected)
+@every("name", SUMS)
+def test_models_that_are_sums(name, num_dense):
+    hidden = {} if name in ("lr", "fm") else {"hidden": [7, 3]}
+    model, dense, leaves, p = built(name, num_dense=num_dense, **hidden)
+    wide = "wide" if name == "wide_deep" else "first_order"
+    top = "top" if name == "dnn" else "deep"
+    weight = int(name != "dnn")  # the first-order weight at the end of a row
+    terms = {
+        "bias": lambda b: p["bias"],
+        "wide": lambda b: first_order(p, wide, dense, leaves, b),
+        "pairs": lambda b: sum(u @ v for u, v in combinations(fields(p, dense, leaves, b, weight=1), 2)),
+        "deep": lambda b: affine(p, "logit", mlp(p, top, joined(dense, leaves, b, weight=weight))),
+    }
+    agrees(model, dense, leaves, lambda b: sum(terms[term](b) for term in SUMS[name].split()))
 
 
 @every("num_dense", [DENSE, 0], ids=["dense", "no dense"])
@@ -147,15 +126,11 @@ def test_xdeepfm(num_dense):
 
 @every("num_dense", [DENSE, 0], ids=["dense", "no dense"])
 def test_dlrm(num_dense):
-    model, dense, leaves, p = built(
-        "dlrm", num_dense=num_dense, hidden=[7, 3], **({"bottom": [5]} if num_dense else {})
-    )
+    bottom = {"bottom": [5]} if num_dense else {}
+    model, dense, leaves, p = built("dlrm", num_dense=num_dense, hidden=[7, 3], **bottom)
 
     def expected(b):
-        vectors = [
-            v if (w := p.get(f"projections.layers.{n}.weight")) is None else w @ v
-            for n, v in enumerate(vectors_of(leaves, b, weight=0))
-        ]
+        vectors = fields(p, dense[:, :0], leaves, b, weight=0, projections="projections")
         first = mlp(p, "bottom", dense[b]) if num_dense else sum(vectors)
         z = [first, *vectors] if num_dense else vectors
         products = [z[i] @ z[j] for i in range(len(z)) for j in range(i)]
@@ -283,3 +258,77 @@ def test_finalmlp(num_dense, heads, context):
         return total
 
     agrees(model, dense, leaves, expected)
+
+
+# Of several labels
+
+LABELS = ("a", "b", "c")
+SEVERAL = [name for name in RANKING if name not in ONE_LABEL]
+
+
+def mixture(p, gate, x, experts):
+    share = torch.softmax(p[f"{gate}.share.weight"] @ x, 0)
+    return sum(share[e] * expert for e, expert in enumerate(experts))
+
+
+def test_mmoe_is_equations_6_and_7_of_the_paper():
+    model, dense, leaves, p = built("mmoe", labels=LABELS, experts=3, hidden=[7, 6], task_hidden=[4])
+
+    def expected(b):
+        x = joined(dense, leaves, b)
+        experts = [mlp(p, f"experts.{e}", x) for e in range(3)]
+        mixed = [mixture(p, f"gates.{t}", x, experts) for t in range(3)]
+        hidden = [mlp(p, f"towers.hidden.{t}", each) for t, each in enumerate(mixed)]
+        return torch.cat([affine(p, f"towers.logits.{t}", each) for t, each in enumerate(hidden)])
+
+    agrees(model, dense, leaves, expected)
+
+
+@every("levels", [1, 3])
+def test_ple_is_equations_1_to_7_of_the_paper(levels):
+    settings = {"levels": levels, "shared_experts": 2, "task_experts": 3, "hidden": [7, 6], "task_hidden": []}
+    model, dense, leaves, p = built("ple", labels=LABELS, **settings)
+
+    def expected(b):
+        shared = joined(dense, leaves, b)
+        own = [shared] * 3
+        for k in range(levels):
+            experts = [[mlp(p, f"levels.{k}.experts.{3 * t + e}", own[t]) for e in range(3)] for t in range(3)]
+            common = [mlp(p, f"levels.{k}.experts.{9 + e}", shared) for e in range(2)]
+            own = [mixture(p, f"levels.{k}.gates.{t}", own[t], experts[t] + common) for t in range(3)]
+            assert (f"levels.{k}.gates.3.share.weight" in p) == (k < levels - 1)
+            if k < levels - 1:
+                shared = mixture(p, f"levels.{k}.gates.3", shared, [e for group in experts for e in group] + common)
+        return torch.cat([affine(p, f"towers.logits.{t}", each) for t, each in enumerate(own)])
+
+    agrees(model, dense, leaves, expected)
+
+
+@every("name", SEVERAL)
+def test_a_model_has_an_output_for_each_label_that_starts_where_it_is_told_and_shares_all_but_the_last_layer(name):
+    several, dense, leaves, _ = built(name, labels=LABELS)
+    before = several(dense, leaves)
+    assert before.shape == (B, 3) and (before[:, 0] - before[:, 1]).abs().max() > 1e-4
+    if name not in ("mmoe", "ple"):
+        one, *_ = built(name)
+        state, own = several.state_dict(), one.state_dict()
+        wider = {n for n, _ in one.named_parameters() if own[n].shape != state[n].shape}
+        assert state.keys() == own.keys() and wider
+        assert all(state[n].numel() == 3 * own[n].numel() for n in wider)
+        assert not any(n.startswith(("wide.", "first_order.", "fields.", "joined.", "crosses.")) for n in wider)
+        one.load_state_dict({
+            key: value[1].reshape(own[key].shape) if key in wider else value for key, value in state.items()
+        })  # fmt: skip
+        torch.testing.assert_close(one(dense, leaves)[:, 0], before[:, 1])
+    nothing = torch.zeros_like(dense), {n: torch.zeros_like(leaf) for n, leaf in leaves.items()}
+    start_at(several, [0.0, 0.0, 0.0])
+    at_zero = several(*nothing)
+    start_at(several, [3.0, -2.0, 50.0])
+    shift = several(*nothing) - at_zero
+    torch.testing.assert_close(shift[0], torch.tensor([3.0, -2.0, 50.0], dtype=torch.float64))
+
+
+@every("name", ONE_LABEL)
+def test_a_model_without_a_last_layer_refuses_several_labels(name):
+    with pytest.raises(UserError, match=f"model.name: {name} predicts one label; the data has a, b, c"):
+        built(name, labels=LABELS)
