@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import multiprocessing.util
 import signal
 import sys
 import tempfile
@@ -51,8 +52,8 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 def own_state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Tokens of the tests' jobs, and a folder for temporary files that no other process uses."""
     path = tmp_path_factory.mktemp("state")
-    # What multiprocessing keeps in it ends after this fixture.
-    own = tempfile.TemporaryDirectory(prefix="shardkeep-", ignore_cleanup_errors=True)
+    multiprocessing.util.get_temp_dir()  # outside: it ends after this fixture
+    own = tempfile.TemporaryDirectory(prefix="shardkeep-")
     with pytest.MonkeyPatch.context() as patch, own as temporary:
         Path(temporary).chmod(0o755)  # as /tmp, other users may pass
         patch.setenv("XDG_STATE_HOME", str(path))

@@ -15,6 +15,7 @@ import select
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing import forkserver
@@ -319,6 +320,7 @@ def become(main: str, command: Sequence[str], arguments: Sequence[str], env: Map
     try:
         os.environ.clear()
         os.environ.update(env)
+        tempfile.tempdir = None  # of the process that this one was forked from
         show_command(command)
         np.random.seed()
         sys.argv = [main, *arguments]

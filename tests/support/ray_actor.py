@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-import tempfile
 import types
 from collections.abc import Sequence
 from typing import Any, NoReturn
@@ -52,7 +51,6 @@ def main() -> None:
     sys.modules |= {"ray": types.ModuleType("ray"), "ray.util": util}  # all that an actor imports of it
     from shardkeep.engines import ray
 
-    tempfile.tempdir = None  # of the process that this one was forked from
     ray.subprocess = subprocess_with(Popen=ForkedNode)  # type: ignore[assignment, attr-defined]
     config, token, run = sys.argv[1:]
     print(json.dumps(ray.Machine().run(config, token, run, PLACE)), flush=True)
