@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 
 from shardkeep.base.arrays import Bytes
@@ -21,6 +22,7 @@ from shardkeep.ps.config import ConsistencyConfig, TableSpec
 from shardkeep.ps.rpc.group import RpcGroup
 from shardkeep.ps.transport.metered import LedgerMeter, MeteredTransport, WorkerTraffic, answer_bytes, call_bytes
 from shardkeep.ps.wire.message import EMPTY, Kind
+from tests.support.cluster import stalled
 from tests.support.messages import Message, Section, pack, unpack
 from tests.support.rpc_groups import LIMIT_S, Group, Pair, reply
 
@@ -134,13 +136,14 @@ def test_a_message_that_a_peer_may_still_read_outlives_its_group(lasting_pair: P
     group = lasting_pair.form()
     message = large(group)
     reference = weakref.ref(message)
-    answer = group.send(message)
-    del message
-    group.transport.close()
-    with pytest.raises(TransportError):
-        answer.result(LIMIT_S)
-    del answer
-    assert reference() is not None
+    with stalled(psutil.Process(lasting_pair.peer.pid)):
+        answer = group.send(message)
+        del message
+        group.transport.close()
+        with pytest.raises(TransportError):
+            answer.result(LIMIT_S)
+        del answer
+        assert reference() is not None
     group.leave()
     lasting_pair.form().leave()
     assert reference() is None
