@@ -254,7 +254,7 @@ def test_held_out_rows_are_in_no_count_and_a_part_without_rows_is_an_error(tmp_p
 
 
 @every(
-    ("model", "why"),  # other refusals: test_sides.py, models/retrieval/test_two_tower.py
+    ("model", "why"),  # other refusals: test_sides.py, models/retrieval/test_vectors.py
     [
         (TwoTowerConfig(), "model.item: is missing; .* allowed: item, category"),
         (SasRecConfig(), "model.name: sasrec takes seen and item alone, not price, category"),
