@@ -13,8 +13,7 @@ from shardkeep.compression.values.moments import decode_moments, encode_moments
 from tests.support.cases import every
 from tests.support.examples import examples
 
-NAMES = ["fp32", "fp16", "bf16"]
-CODECS = {name: value_codec(name) for name in NAMES}
+CODECS = {name: value_codec(name) for name in ("fp32", "fp16", "bf16")}
 HALF = {"fp16": (torch.float16, 2.0**-11), "bf16": (torch.bfloat16, 2.0**-8)}
 LARGEST = {"fp16": 65504.0, "bf16": 3.3895313892515355e38}
 floats = st.floats(width=32, allow_nan=True, allow_infinity=True, allow_subnormal=True)
@@ -29,23 +28,13 @@ def there_and_back(name: str, rows_KD: np.ndarray) -> np.ndarray:
     return codec.decode(codec.encode(rows_KD), rows_KD.shape[1])
 
 
-@every(("name", "size"), [("fp32", 4), ("fp16", 2), ("bf16", 2)])
-@every("dim", [1, 3, 16, 64])
-def test_a_row_takes_a_fixed_number_of_bytes_per_value(name: str, size: int, dim: int) -> None:
-    assert CODECS[name].row_bytes(dim) == size * dim
-    assert CODECS[name].scale_bytes == 0
-    assert CODECS[name].encode(np.ones((5, dim), np.float32)).nbytes == 5 * size * dim
-
-
-@examples(200)
-@given(values=st.lists(floats, max_size=40))
-def test_fp32_gives_back_every_bit_without_a_copy(values: list[float]) -> None:
-    rows_KD = rows(values)
-    encoded = CODECS["fp32"].encode(rows_KD)
-    decoded = there_and_back("fp32", rows_KD)
+def test_fp32_gives_back_every_bit_without_a_copy() -> None:
+    bits = np.random.default_rng(0).integers(0, 2**32, 100, dtype=np.uint32)
+    rows_KD = np.append(bits, [0, 1 << 31, 1, 0x7F800000, 0xFFC12345]).astype(np.uint32).view(np.float32).reshape(-1, 5)
+    encoded = CODECS["fp32"].encode(rows_KD, np.arange(21, dtype=np.uint64))
+    decoded = CODECS["fp32"].decode(encoded, 5)
     assert np.array_equal(decoded.view(np.uint32), rows_KD.view(np.uint32))
-    assert not values or np.shares_memory(encoded, rows_KD)
-    assert not values or np.shares_memory(CODECS["fp32"].decode(encoded, 1), rows_KD)
+    assert np.shares_memory(encoded, rows_KD) and np.shares_memory(decoded, encoded)
 
 
 @examples(300)
@@ -63,16 +52,12 @@ def test_a_half_format_rounds_to_the_nearest_and_keeps_signs_infinities_and_nan(
     assert np.array_equal(np.isinf(decoded), np.isinf(rows_KD))
 
 
-def test_ties_go_to_the_even_neighbour() -> None:
+def test_ties_go_to_the_even_neighbour_and_subnormals_of_fp16_survive() -> None:
     ties = rows([1 + 2**-11, 1 + 3 * 2**-11, -(1 + 2**-11)])
     assert there_and_back("fp16", ties).ravel().tolist() == [1.0, 1 + 2**-9, -1.0]
     ties = rows([1 + 2**-8, 1 + 3 * 2**-8, -(1 + 2**-8)])
     assert there_and_back("bf16", ties).ravel().tolist() == [1.0, 1 + 2**-6, -1.0]
-
-
-def test_subnormals_of_fp16_survive_and_smaller_values_become_zero() -> None:
-    tiny = rows([2**-24, -(2**-24), 2**-26, -(2**-26), 3 * 2**-24])
-    decoded = there_and_back("fp16", tiny).ravel()
+    decoded = there_and_back("fp16", rows([2**-24, -(2**-24), 2**-26, -(2**-26), 3 * 2**-24])).ravel()
     assert decoded.tolist() == [2**-24, -(2**-24), 0.0, 0.0, 3 * 2**-24]
     assert np.signbit(decoded[3])
 
@@ -91,26 +76,18 @@ def test_a_finite_value_beyond_the_range_stays_finite_and_is_counted(name: str) 
 
 
 @every("name", list(HALF))
-def test_stochastic_rounding_of_a_half_format_keeps_what_nearest_keeps(name: str) -> None:
+def test_stochastic_rounding_of_a_half_format_keeps_what_nearest_keeps_and_takes_a_neighbour_else(name: str) -> None:
     codec, top = CODECS[name], LARGEST[name]
     kept = [0.0, -0.0, 1.0, -2.5, 2.0**-14, top, -top, np.inf, -np.inf, 2.0**-24]
     rows_KD = rows([*kept, 3.4e38, -3.4e38, np.nan], dim=13)
-    for key in range(50):
-        decoded = codec.decode(codec.encode(rows_KD, np.array([key], np.uint64)), 13).ravel()
-        assert np.array_equal(decoded[:12], [*kept, top, -top])
-        assert np.array_equal(np.signbit(decoded[:12]), np.signbit(rows_KD[0, :12]))
-        assert np.isnan(decoded[12])
+    decoded = codec.decode(codec.encode(rows_KD.repeat(50, axis=0), np.arange(50, dtype=np.uint64)), 13)
+    assert np.array_equal(decoded[:, :12], [[*kept, top, -top]] * 50) and np.isnan(decoded[:, 12]).all()
+    assert (np.signbit(decoded[:, :12]) == np.signbit(rows_KD[:, :12])).all()
 
-
-@every("name", list(HALF))
-def test_stochastic_rounding_of_a_half_format_takes_one_of_the_two_neighbours(name: str) -> None:
-    codec = CODECS[name]
     rows_KD = np.random.default_rng(1).normal(size=(500, 16)).astype(np.float32)
     rows_KD[:100] *= 1e-6  # subnormals of fp16
-    keys_K = np.arange(500, dtype=np.uint64)
-    decoded = codec.decode(codec.encode(rows_KD, keys_K), 16)
-    again = codec.decode(codec.encode(decoded), 16)
-    assert np.array_equal(decoded, again)  # a number of the format
+    decoded = codec.decode(codec.encode(rows_KD, np.arange(500, dtype=np.uint64)), 16)
+    assert np.array_equal(decoded, codec.decode(codec.encode(decoded), 16))  # numbers of the format
     place = np.maximum(np.abs(rows_KD) * HALF[name][1] * 2, 2.0**-24 if name == "fp16" else 0.0)
     assert (np.abs(decoded - rows_KD) < place).all()
 
@@ -124,22 +101,14 @@ def test_stochastic_rounding_between_subnormals_of_fp16_has_the_value_as_its_mea
     assert (np.abs(found_KD - row_D) < 2.0**-24).all()
 
 
-def test_keys_mean_nothing_to_fp32() -> None:
-    rows_KD = rows([1.1, 2.2], dim=2)
-    assert np.array_equal(CODECS["fp32"].encode(rows_KD, np.array([3], np.uint64)), CODECS["fp32"].encode(rows_KD))
-
-
 # ---- second moments, a byte each ----
 
 
-def test_every_byte_of_a_moment_stands_for_a_power_of_the_square_root_of_two_and_comes_back() -> None:
+def test_a_byte_of_a_moment_is_a_power_of_the_square_root_of_two_at_most_19_percent_off() -> None:
     codes = np.arange(256, dtype=np.uint8)
     values = decode_moments(codes)
     assert values[0] == 0.0 and values[1:] == pytest.approx(2.0 ** ((np.arange(1, 256) - 176) / 2), rel=1e-6)
     assert np.array_equal(encode_moments(values), codes)
-
-
-def test_a_moment_is_at_most_19_percent_off_and_one_beyond_the_range_is_its_end() -> None:
     moments = np.exp(np.random.default_rng(0).uniform(-60.0, 27.0, 10_000)).astype(np.float32)
     ratios = decode_moments(encode_moments(moments)) / moments
     assert ratios.min() > 0.84 and ratios.max() < 1.19

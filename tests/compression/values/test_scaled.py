@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import pytest
 import torch
@@ -16,10 +14,9 @@ from shardkeep.compression.values.registry import FORMATS
 from tests.support.cases import every
 from tests.support.examples import examples
 
-BITS = {"fp16-block": 16, "fp8-e4m3": 8, "fp8-e5m2": 8, "int8": 8, "int4": 4, "int2": 2, "sign": 1}
 TOP = {"fp16-block": 1.0, "fp8-e4m3": 448.0, "fp8-e5m2": 57344.0, "int8": 127.0, "int4": 7.0, "int2": 1.0, "sign": 1.0}
 FLOATS = {"fp16-block": torch.float16, "fp8-e4m3": torch.float8_e4m3fn, "fp8-e5m2": torch.float8_e5m2}
-CODECS = [value_codec(name, scale) for name in BITS for scale in FORMATS[name].config.scales]
+CODECS = [value_codec(name, scale) for name in TOP for scale in FORMATS[name].config.scales]
 every_codec = every("codec", CODECS, ids=[f"{c.name} {c.scale_bytes}B" for c in CODECS])
 ordinary = st.floats(-1e4, 1e4, width=32, allow_subnormal=False)
 finite = st.floats(width=32, allow_nan=False, allow_infinity=False, allow_subnormal=True)
@@ -43,12 +40,6 @@ def steps(codec: ValueCodec, encoded: np.ndarray) -> np.ndarray:
         return np.exp2(encoded[:, :1].astype(np.float64) - 127)
     bits = encoded[:, :2].copy().view("<u2").astype(np.uint32) << 15
     return bits.view(np.float32).astype(np.float64)
-
-
-@every_codec
-@every("dim", range(1, 71))
-def test_a_row_is_its_scale_and_its_bits_filled_up_to_bytes(codec: ValueCodec, dim: int) -> None:
-    assert codec.row_bytes(dim) == codec.scale_bytes + math.ceil(dim * BITS[codec.name] / 8)
 
 
 # ---- against plain arithmetic ----
@@ -144,62 +135,34 @@ def test_the_error_of_gaussian_rows_is_the_documented_one(name: str) -> None:
         assert relative <= np.mean(np.linalg.norm(coarse_KD, axis=1) / np.linalg.norm(rows_KD, axis=1)) < 2 * expected
 
 
-@every_codec
-def test_plain_fp16_loses_small_gradients_and_a_row_scale_does_not(codec: ValueCodec) -> None:
-    rows_KD = gaussian(1000, 16) * np.float32(1e-9)
-    assert not there_and_back(value_codec("fp16"), rows_KD).any()
-    large_KD = gaussian(1000, 16) * np.float32(2.0**-30)
-    assert np.array_equal(there_and_back(codec, large_KD), there_and_back(codec, gaussian(1000, 16)) * 2.0**-30)
-    assert there_and_back(codec, rows_KD).any(axis=1).all()
-
-
 # ---- odd rows ----
 
 
 @every_codec
 @every("stochastic", [False, True], ids=["nearest", "stochastic"])
-def test_rows_of_any_size_come_back_finite_and_near(codec: ValueCodec, stochastic: bool) -> None:
+def test_rows_of_any_size_come_back_finite_and_near_with_their_signs(codec: ValueCodec, stochastic: bool) -> None:
     sizes_K1 = np.array([[1e-45], [1e-40], [1e-38], [1e-30], [1e30], [3e38], [3.4028234e38]])
     rows_KD = (np.array([[1.0, -1.0, 0.5, -0.25, 0.0]]) * sizes_K1).astype(np.float32)
-    decoded = there_and_back(codec, rows_KD, keys(7) if stochastic else None)
-    assert np.isfinite(decoded).all()
+    encoded = codec.encode(rows_KD, keys(7) if stochastic else None)
+    decoded = codec.decode(encoded, 5)
+    assert np.isfinite(decoded).all() and saturated_values(codec, encoded) == 0
     share = {"fp16-block": 1e-3, "fp8-e4m3": 0.15, "fp8-e5m2": 0.3, "int8": 0.02, "int4": 0.3, "int2": 2.0, "sign": 3.0}
     error_KD = np.abs(decoded.astype(np.float64) - rows_KD)
     assert (error_KD <= share[codec.name] * sizes_K1 + 2.0**-126).all()
-
-
-@examples(60)
-@given(
-    rows_KD=arrays(np.float32, st.tuples(st.integers(0, 4), st.integers(1, 9)), elements=finite), seed=st.integers(0, 9)
-)
-@every_codec
-def test_finite_rows_stay_finite_with_their_signs(codec: ValueCodec, rows_KD: np.ndarray, seed: int) -> None:
-    for keys_K in (None, keys(len(rows_KD), seed)):
-        decoded = there_and_back(codec, rows_KD, keys_K)
-        assert np.isfinite(decoded).all()
-        if codec.name != "sign" or keys_K is None:
-            assert (np.sign(decoded) * np.sign(rows_KD) >= 0.0).all()
-        assert saturated_values(codec, codec.encode(rows_KD, keys_K)) == 0
+    if codec.name != "sign" or not stochastic:
+        assert (np.sign(decoded) * np.sign(rows_KD) >= 0.0).all()
 
 
 # ---- stochastic ----
 
 
 @every("codec", [value_codec("fp16"), value_codec("bf16"), *CODECS], ids=lambda c: f"{c.name} {c.tag}")
-def test_stochastic_rounding_has_the_value_as_its_mean(codec: ValueCodec) -> None:
+def test_stochastic_rounding_has_the_value_as_its_mean_and_leaves_a_value_on_a_level(codec: ValueCodec) -> None:
     num = 20000
     row_D = np.array([1.0, -0.731, 0.333, 0.0101, -0.004, 0.0, 0.002, -0.5003, 0.251], np.float32)
     found_KD = there_and_back(codec, np.repeat(row_D[None], num, axis=0), keys(num)).astype(np.float64)
     deviation_D = found_KD.std(axis=0)
     assert (np.abs(found_KD.mean(axis=0) - row_D) <= 5 * deviation_D / np.sqrt(num) + 1e-7 * np.abs(row_D)).all()
     assert (deviation_D[[1, 2, 7]] > 0.0).all()
-
-
-@every_codec
-def test_a_value_on_a_level_is_never_rounded(codec: ValueCodec) -> None:
-    rows_KD = np.repeat(np.array([[1.0, -1.0]], np.float32) * np.float32(TOP[codec.name]), 1000, axis=0)
+    rows_KD = np.repeat(np.array([[1.0, -1.0]], np.float32) * np.float32(TOP.get(codec.name, 1.0)), 1000, axis=0)
     assert np.array_equal(there_and_back(codec, rows_KD, keys(1000)), rows_KD)
-
-
-def test_each_format_here_has_its_size_its_largest_level_and_its_error() -> None:
-    assert set(BITS) == set(TOP) == set(ERRORS)
