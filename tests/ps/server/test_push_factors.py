@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,7 @@ CODED = CompressionConfig(ids="coded", push={"values": "int8"}, pull={"values": 
 # ---- the share of the weight decay ----
 
 
-@every("workers", [1, 2, 4])
-@every("mode", ["sync", "bounded", "async"])
+@every(("mode", "workers"), [("sync", 1), ("sync", 4), ("bounded", 2), ("async", 4)])
 def test_rows_that_all_ranks_touch_decay_once_a_step(mode: str, workers: int) -> None:
     rate, decay = 0.1, 0.01
     optimizer = {"name": "sgd", "lr": rate, "weight_decay": decay}
@@ -66,16 +66,13 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
 }
 
 
-@every("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
-@every("factor", [0.5, 0.3, 2.5])
+@every(("optimizer", "factor"), zip(OPTIMIZERS.values(), itertools.cycle([0.5, 0.3, 2.5])), ids=OPTIMIZERS)
 def test_a_factor_gives_the_bits_of_a_table_with_that_learning_rate(optimizer: dict[str, Any], factor: float) -> None:
     scaled = {**optimizer, "lr": optimizer["lr"] * float(np.float32(factor))}
     assert Job("sync", optimizer).train([factor] * 4).digests == Job("sync", scaled).train([1.0] * 4).digests
 
 
-@every("mode", ["sync", "bounded"])
-@every("servers", [1, 2])
-@every("compression", [None, CODED], ids=["plain", "coded"])
+@every(("mode", "servers", "compression"), [("sync", 2, CODED), ("bounded", 1, None), ("bounded", 2, CODED)])
 def test_a_factor_holds_for_its_step_alone(mode: str, servers: int, compression: CompressionConfig | None) -> None:
     """Against plain arithmetic for what is not compressed; else against a server that got no factor."""
     job = Job(mode, {"name": "sgd", "lr": 0.1}, workers=2, servers=servers, compression=compression)
@@ -122,20 +119,17 @@ def test_in_sync_another_factor_of_another_rank_is_refused_in_one_line() -> None
     assert line in str(caught.value) and "\n" not in str(caught.value)
 
 
-@every("factor", [0.0, -1.0, np.inf, np.nan, 1e-39, 1e60], ids=str)
-def test_a_factor_that_is_no_number_above_zero_is_refused(factor: float) -> None:
+def test_a_factor_that_is_no_number_above_zero_is_refused() -> None:
     job = Job("bounded", {"name": "sgd"})
-    with pytest.raises(ProtocolError, match=r"lr_factor: .*; allowed: 1.17549e-38 to 3.40282e\+38"):
-        job.step(0, factor=factor)
+    for factor in (0.0, -1.0, np.inf, np.nan, 1e-39, 1e60):
+        with pytest.raises(ProtocolError, match=r"lr_factor: .*; allowed: 1.17549e-38 to 3.40282e\+38"):
+            job.step(0, factor=factor)
+    for bits in (0, 1 << 31, 0x7F800000, 0x7FC00000, 0xFF800000):
+        value = 2 | (bits << 32)
+        value -= 2**64 if value >= 2**63 else 0
+        message = answer(job.services[0].handle(pack(Message(Kind.PUSH, 0, 0, 0, (), value))))
+        assert message.kind is Kind.ERROR and "learning-rate factor" in text_of(message), hex(bits)
     job.step(0)
-
-
-@every("bits", [0, 1 << 31, 0x7F800000, 0x7FC00000, 0xFF800000], ids=hex)
-def test_a_push_with_the_bits_of_no_factor_is_refused(bits: int) -> None:
-    value = 2 | (bits << 32)
-    value -= 2**64 if value >= 2**63 else 0
-    message = answer(Job("bounded", {"name": "sgd"}).services[0].handle(pack(Message(Kind.PUSH, 0, 0, 0, (), value))))
-    assert message.kind is Kind.ERROR and "learning-rate factor" in text_of(message)
 
 
 @every("factor", [1.0, 0.3, 1e-30, 3.4e38])
@@ -152,8 +146,7 @@ def test_a_factor_takes_no_bytes_and_comes_back_as_float32(factor: float, flush:
 # ---- journal and replay ----
 
 
-@every("mode", ["sync", "bounded", "async"])
-@every("compression", [None, CODED], ids=["plain", "coded"])
+@every(("mode", "compression"), [("sync", CODED), ("bounded", None), ("async", CODED)])
 def test_a_replay_applies_the_factors_and_the_shares(
     tmp_path: Path, mode: str, compression: CompressionConfig | None
 ) -> None:
