@@ -14,22 +14,12 @@ from shardkeep.base.hashing_kernels import mix
 from shardkeep.ps.checkpoints import row_stream
 from shardkeep.ps.checkpoints.folder import Checkpoint, Checkpoints
 from shardkeep.ps.checkpoints.row_stream import RowBlock, count_rows, stream_rows
-from shardkeep.ps.placement import BUCKETS, bucket_of, keys_of, server_of
+from shardkeep.ps.placement import BUCKETS, bucket_of, keys_of
 from shardkeep.ps.server.snapshot import files as snapshot
 from shardkeep.ps.server.tables import Tables
 from tests.support.cases import every
-from tests.support.marked_tables import EMPTY, IDS, SPECS, checkpointed, loaded
+from tests.support.marked_tables import EMPTY, IDS, SPECS, checkpointed, loaded, pushed_to_all
 from tests.support.one_table import exported
-from tests.support.tables import gradients
-
-
-def pushed(shards: list[Tables], ids: np.ndarray, step: int) -> None:
-    """A push of the same ids to all tables except one, each server its rows."""
-    for s, tables in enumerate(shards):
-        mine, rng = ids[server_of(ids, len(shards)) == s], np.random.default_rng(step)
-        parts = {t: (mine, rng.normal(size=(mine.size, spec.dim)).astype(np.float32)) for t, spec in enumerate(SPECS)}
-        parts.pop(EMPTY)
-        tables.apply([gradients(parts)], step=step)
 
 
 def chain(folder: Path, *, servers: int = 1, increments: int = 0) -> Checkpoint:
@@ -37,11 +27,12 @@ def chain(folder: Path, *, servers: int = 1, increments: int = 0) -> Checkpoint:
     shards = [Tables(SPECS, seed=7) for _ in range(servers)]
     for tables in shards:
         tables.changed.follow("")
-    pushed(shards, np.arange(0, 2 * IDS, 2), 0)
+    pushed_to_all(shards, np.arange(0, 2 * IDS, 2), 0, without=EMPTY)
     checkpoints = Checkpoints(folder)
     last = checkpointed(shards, checkpoints, 1)
     for step in range(increments):
-        pushed(shards, np.sort(np.random.default_rng(step).choice(3 * IDS, 50, replace=False)), step + 1)
+        some = np.random.default_rng(step).choice(3 * IDS, 50, replace=False)
+        pushed_to_all(shards, np.sort(some), step + 1, without=EMPTY)
         last = checkpointed(shards, checkpoints, step + 2, last)
     return last
 

@@ -16,15 +16,14 @@ from shardkeep.ps.checkpoints.folder import Checkpoint, Checkpoints, FileRecord
 from shardkeep.ps.checkpoints.index import indexes
 from shardkeep.ps.checkpoints.row_stream import count_rows, stream_rows
 from shardkeep.ps.config import TableSpec
-from shardkeep.ps.placement import bucket_of, buckets_of, server_of
+from shardkeep.ps.placement import buckets_of, server_of
 from shardkeep.ps.server.snapshot import files as snapshot, start_rows
 from shardkeep.ps.server.snapshot.files import load_snapshots
 from shardkeep.ps.server.snapshot.start_rows import StartRows, write_start_rows
-from shardkeep.ps.server.table.optimizers.registry import OPTIMIZERS
 from shardkeep.ps.server.tables import Tables
 from tests.support.cases import every
 from tests.support.marked_tables import checkpointed, loaded
-from tests.support.one_table import OneTable, applied, exported, ids_in, pulled
+from tests.support.one_table import OneTable, applied, exported, ids_in
 
 SPECS = [
     TableSpec(name="user", dim=4, optimizer={"name": "adam"}),  # type: ignore[arg-type]
@@ -61,7 +60,7 @@ def digests(shards: list[Tables]) -> list[int]:
 
 @every(
     ("then", "now", "file_bytes"),
-    [(1, 1, 64 << 20), (2, 2, 1 << 10), (3, 1, 1 << 10), (1, 3, 1 << 10), (2, 5, 64 << 20), (5, 2, 64 << 20)],
+    [(1, 1, 64 << 20), (3, 1, 1 << 10), (1, 3, 1 << 10), (2, 5, 64 << 20)],
 )
 def test_any_number_of_servers_goes_on_with_the_same_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, then: int, now: int, file_bytes: int
@@ -83,28 +82,6 @@ def test_any_number_of_servers_goes_on_with_the_same_rows(
         assert len(checkpoint.files) > 6 * then
 
 
-@every("optimizer", sorted(OPTIMIZERS))
-def test_every_optimizer_goes_on_with_its_slots(tmp_path: Path, optimizer: str) -> None:
-    spec, ids = TableSpec(name="t", dim=5, optimizer={"name": optimizer}), np.arange(-40, 40)  # type: ignore[arg-type]
-    grads = np.random.default_rng(3).normal(size=(4, ids.size, 5)).astype(np.float32)
-    trained, read, fresh = (Tables([spec], seed=7) for _ in range(3))
-    for step in range(3):
-        applied(trained[0], ids, grads[step], step=step)
-    load_snapshots(read, checkpointed([trained], Checkpoints(tmp_path), 3), shard=0, num_shards=1)
-    fresh[0].load(ids, pulled(trained[0], ids), np.zeros((ids.size, fresh[0].layout.num_slots), np.float32))
-    assert read.digests() == trained.digests()
-    for tables in (trained, read, fresh):
-        applied(tables[0], ids, grads[3], step=3)
-    assert read.digests() == trained.digests()
-    assert (fresh.digests() != trained.digests()) == (optimizer != "sgd")
-
-
-def test_tables_without_a_row_are_fine(tmp_path: Path) -> None:
-    checkpoint, tables = saved(tmp_path, 2, rows=0), tables_of(0, 1)
-    load_snapshots(tables, checkpoint, shard=0, num_shards=1)
-    assert [table.num_rows for table in tables] == [0] * 4
-
-
 def test_another_number_of_servers_reads_only_what_holds_its_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -124,7 +101,6 @@ def test_another_number_of_servers_reads_only_what_holds_its_rows(
         (TableSpec(name="user", dim=4), "the job's has dim 4, optimizer rowwise_adagrad"),
         (TableSpec(name="users", dim=4), "holds table user, which the job has not"),
     ],
-    ids=["another dim", "another optimizer", "another name"],
 )
 def test_tables_that_are_not_the_same_are_refused(tmp_path: Path, spec: TableSpec, text: str) -> None:
     checkpoint = saved(tmp_path, 1, rows=10)
@@ -154,8 +130,7 @@ def given(ids: np.ndarray, rows: np.ndarray, chunk: int = 97, optimizer: str = "
     return StartRows(spec, ids.size, lambda: iter(chunks), "the test")
 
 
-@every("range_bytes", [500, 32 << 20], ids=["many ranges", "one range"])
-@every("servers", [1, 3])
+@every(("range_bytes", "servers"), [(500, 3), (32 << 20, 1)], ids=["many ranges", "one range"])
 def test_given_rows_are_loaded_by_any_number_of_servers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, servers: int, range_bytes: int
 ) -> None:
@@ -196,16 +171,6 @@ def test_an_id_that_comes_twice_in_different_chunks_is_named(tmp_path: Path, mon
         write_start_rows([given(ids, np.ones((1001, 2), np.float32))], Checkpoints(tmp_path).begin(0), shard=0)
 
 
-def test_all_rows_in_one_bucket_are_one_part(tmp_path: Path) -> None:
-    many = np.arange(400_000)
-    ids = many[bucket_of(many) == 1234]
-    checkpoints = Checkpoints(tmp_path)
-    files = write_start_rows([given(ids, np.ones((ids.size, 2), np.float32))], checkpoints.begin(0), shard=0)
-    start = checkpoints.commit(0, files, {})
-    (block,) = stream_rows(start, "t", [(0, 4096)])
-    assert ids.size > 50 and np.array_equal(np.sort(block.ids_N), ids)
-
-
 # ---- format numbers ----
 
 
@@ -242,35 +207,33 @@ def loaded_digests(spec: TableSpec, checkpoint: Checkpoint) -> list[int]:
 
 
 @every("name", KINDS)
-def test_only_tables_with_policies_have_the_new_format_and_an_index_without_a_number_is_of_the_old(
+def test_only_tables_with_policies_have_the_new_format_and_an_index_of_an_old_version_is_read(
     tmp_path: Path, name: str
 ) -> None:
+    """Without a number, and its tables without keys of policies and of precision."""
     more, number = KINDS[name]
     spec = TableSpec(name="t", dim=2, **more)
     removes = name in ("evict", "min_count")  # counts that are forgotten are rows, too
     assert Tables([spec], seed=1).snapshot().removes == removes
     checkpoint, digests = saved_alone(spec, tmp_path)
-    assert json.loads((checkpoint.folder / "server-0" / "snapshot.json").read_text()).get("format") == number
-    assert loaded_digests(spec, changed(checkpoint, format=None)) == digests
-
-
-def test_an_index_that_an_old_version_wrote_is_read(tmp_path: Path) -> None:
-    """Its tables have no key of policies and of precision."""
-    checkpoint, digests = saved_alone(PLAIN, tmp_path)
     index = json.loads((checkpoint.folder / "server-0" / "snapshot.json").read_text())
-    spec = {key: index["tables"][0]["spec"][key] for key in ("name", "dim", "optimizer", "init")}
-    old = changed(checkpoint, tables=[{"spec": spec, "skipped_rows": 0}])
-    assert loaded_digests(PLAIN, old) == digests and count_rows(old, "t") == FIFTY.size
+    assert index.get("format") == number
+    old = changed(checkpoint, format=None)
+    if not more:
+        own = {key: index["tables"][0]["spec"][key] for key in ("name", "dim", "optimizer", "init")}
+        old = changed(old, tables=[{"spec": own, "skipped_rows": 0}])
+    assert loaded_digests(spec, old) == digests
+    assert more or count_rows(old, "t") == FIFTY.size
 
 
 @every("number", [3, "2", 0])
 def test_an_unknown_format_is_refused_in_one_line_that_says_what_to_do(tmp_path: Path, number: object) -> None:
     checkpoint = changed(saved_alone(PLAIN, tmp_path)[0], format=number)
-    text = rf"snapshot\.json: format {number!r}; this version reads 1 to 2; use the version of shardkeep that wrote it"
-    with pytest.raises(CheckpointError, match=text) as refused:
-        loaded_digests(PLAIN, checkpoint)
-    assert "\n" not in str(refused.value)
-    with pytest.raises(CheckpointError, match=text):
-        list(stream_rows(checkpoint, "t"))
-    with pytest.raises(CheckpointError, match=text):
-        count_rows(checkpoint, "t")
+    text = rf"snapshot\.json: format {number!r}; this version reads 1 to 2; use the version of shardkeep that wrote it, or a newer one$"
+    for read in (
+        lambda: loaded_digests(PLAIN, checkpoint),
+        lambda: list(stream_rows(checkpoint, "t")),
+        lambda: count_rows(checkpoint, "t"),
+    ):
+        with pytest.raises(CheckpointError, match=text):
+            read()
