@@ -267,14 +267,6 @@ def test_who_gets_a_slot_when_there_are_too_few() -> None:
     assert (selected.ids_K.tolist(), pool.slots.lost_rows, pool.slots.lost_squares) == ([2], 1, 0.25 * D)
 
 
-def test_the_squares_are_of_all_unsent_gradients_not_of_their_sum() -> None:
-    pool = new_pool()
-    for step in range(3):
-        assert send(pool, step, {1: 90, 2: 2}, keep=0.5, decoded=89).squares_K.tolist() == [8100.0]
-    last = send(pool, 3, {}, keep=0.5, max_age=1)
-    assert (last.ids_K.tolist(), last.squares_K.tolist()) == ([2], [12.0])
-
-
 @every("capacity", [5, 40, 200])
 def test_a_run_again_after_a_rewind_and_in_a_loaded_pool_gives_the_same_bits(capacity: int) -> None:
     pool = new_pool(capacity, history=6)

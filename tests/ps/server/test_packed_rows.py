@@ -3,31 +3,25 @@
 from __future__ import annotations
 
 import itertools
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 from safetensors.numpy import load_file
 
 from shardkeep.config import parse_config
 from shardkeep.ps.checkpoints.folder import Checkpoints
 from shardkeep.ps.checkpoints.row_stream import stream_rows
 from shardkeep.ps.config import TableSpec
-from shardkeep.ps.placement import BUCKETS, server_of
+from shardkeep.ps.placement import BUCKETS
 from shardkeep.ps.server.snapshot.start_rows import StartRows, write_start_rows
-from shardkeep.ps.server.table.initializers.initial import table_key
-from shardkeep.ps.server.table.optimizers.registry import OPTIMIZERS
 from shardkeep.ps.server.tables import Tables
 from tests.support.cases import every
-from tests.support.examples import examples
 from tests.support.local_job import LocalJob
 from tests.support.marked_tables import checkpointed, loaded
 from tests.support.one_table import exported
 from tests.support.push_job import IDS, Job
-from tests.support.rounding import random_bits, rounded
+from tests.support.rounding import rounded
 from tests.support.samples import as_data, draw
 from tests.support.tables import gradients, of_one_table
 
@@ -146,94 +140,3 @@ def test_rows_of_a_file_are_rounded_once_for_servers_and_readers(tmp_path: Path,
     assert np.array_equal(block.rows_ND[order], exported(tables[0])[1])
     # of two equally near values numpy takes the even one
     assert np.allclose(block.rows_ND[order], values, rtol=2**-8, atol=0.02 if rows == "int8" else 0)
-
-
-class PackedTables(RuleBasedStateMachine):
-    """One table, on any number of servers, beside a dictionary of rows that numpy updates and rounds."""
-
-    @initialize(
-        optimizer=st.sampled_from(sorted(OPTIMIZERS)),
-        precision=st.sampled_from(PRECISIONS),
-        dim=st.sampled_from([1, 2, 5, 16]),
-        servers=st.integers(1, 3),
-    )
-    def begin(self, optimizer: str, precision: tuple[str, str], dim: int, servers: int) -> None:
-        rows, state_of = precision
-        if optimizer in ("sgd", "rowwise_adagrad", "ftrl"):
-            rows, state_of = rows if rows != "fp32" else "int8", "fp32"
-        self.spec = TableSpec(name="t", dim=dim, optimizer=optimizer, dtype=rows, state_dtype=state_of)
-        self.folder = tempfile.TemporaryDirectory()
-        self.checkpoints, self.base, self.step = Checkpoints(Path(self.folder.name)), None, 0
-        self.servers = [Tables([self.spec], seed=SEED) for _ in range(servers)]
-        for tables in self.servers:
-            tables.changed.follow("")
-        self.model: dict[int, tuple[np.ndarray, np.ndarray]] = {}
-        self.saved: dict[int, tuple[np.ndarray, np.ndarray]] | None = None
-
-    def teardown(self) -> None:
-        self.folder.cleanup()
-
-    @rule(ids=st.sets(st.integers(-4, 30), min_size=1, max_size=12), seed=st.integers(0, 1000))
-    def push(self, ids: set[int], seed: int) -> None:
-        ids_U = np.array(sorted(ids))
-        grads = np.random.default_rng(seed).normal(size=(ids_U.size, self.spec.dim)).astype(np.float32)
-        owners = server_of(ids_U, len(self.servers))
-        for s, tables in enumerate(self.servers):
-            tables.apply([of_one_table(ids_U[owners == s], grads[owners == s])], step=self.step)
-        plain = Tables([self.spec.model_copy(update={"dtype": "fp32", "state_dtype": "fp32"})], seed=SEED)
-        if old := [i for i in ids_U.tolist() if i in self.model]:
-            plain[0].load(np.array(old), *(np.stack(part) for part in zip(*(self.model[i] for i in old), strict=True)))
-        plain.apply([of_one_table(ids_U, grads)], step=self.step)
-        ids_N, rows_ND, slots_NS = exported(plain[0])
-        dim = self.spec.dim
-        random = random_bits(int(table_key(SEED, "t")), ids_N, self.step, 0, dim + slots_NS.shape[1])
-        rows_ND = rounded(rows_ND, self.spec.dtype, random[:, :dim])
-        slots_NS = rounded(slots_NS, self.spec.state_dtype, random[:, dim:])
-        self.model |= {id_: (rows_ND[i], slots_NS[i]) for i, id_ in enumerate(ids_N.tolist())}
-        self.step += 1
-
-    @rule(ids=st.sets(st.integers(-4, 30), min_size=1, max_size=5), seed=st.integers(0, 1000))
-    def load(self, ids: set[int], seed: int) -> None:
-        """Rows from outside: of all servers, so that nothing of a checkpoint's increment is missed."""
-        ids_U, rng = np.array(sorted(ids)), np.random.default_rng(seed)
-        rows = rng.normal(size=(ids_U.size, self.spec.dim)).astype(np.float32)
-        num_slots = self.servers[0][0].layout.num_slots
-        slots = np.abs(rng.normal(size=(ids_U.size, num_slots))).astype(np.float32)
-        owners = server_of(ids_U, len(self.servers))
-        for s, tables in enumerate(self.servers):
-            mine = owners == s
-            tables[0].load(ids_U[mine], rows[mine], slots[mine])
-            tables.changed.follow("")
-        self.base = None
-        half = np.uint32(1 << 31)
-        rows = rounded(rows, self.spec.dtype, np.full(rows.shape, half))
-        slots = rounded(slots, self.spec.state_dtype, np.full(slots.shape, half))
-        self.model |= {id_: (rows[i], slots[i]) for i, id_ in enumerate(ids_U.tolist())}
-
-    @rule()
-    def checkpoint(self) -> None:
-        """An increment wherever there is a checkpoint to build on."""
-        self.step += 1
-        self.base = checkpointed(self.servers, self.checkpoints, self.step, self.base)
-        self.saved = dict(self.model)
-
-    @rule(servers=st.integers(1, 3))
-    def reload(self, servers: int) -> None:
-        if self.base is not None and self.saved is not None:
-            self.servers = loaded([self.spec], self.base, servers)
-            for tables in self.servers:
-                tables.changed.follow(self.base.id)
-            self.model = dict(self.saved)
-
-    @invariant()
-    def holds_the_rows_of_the_model(self) -> None:
-        parts = [exported(tables[0]) for tables in self.servers]
-        ids_N, rows_ND, slots_NS = (np.concatenate(column) for column in zip(*parts, strict=True))
-        assert sorted(ids_N.tolist()) == sorted(self.model)
-        for i, id_ in enumerate(ids_N.tolist()):
-            np.testing.assert_array_equal(rows_ND[i], self.model[id_][0])
-            np.testing.assert_array_equal(slots_NS[i], self.model[id_][1])
-
-
-def test_tables_hold_what_a_dictionary_holds_through_pushes_loads_checkpoints_and_reloads() -> None:
-    run_state_machine_as_test(PackedTables, settings=examples(60, stateful_step_count=10))  # type: ignore[no-untyped-call]

@@ -278,6 +278,7 @@ def test_checkpoints_hold_what_was_there_while_rows_go_and_reloaded_servers_deci
 # ---- any sequence ----
 
 RULES: list[tuple[dict[str, Any] | None, dict[str, Any] | None]] = [
+    (None, None),
     (None, {"ttl_steps": 2, "sweep_steps": 1}),
     ({"min_count": 2, "window_steps": 3}, {"max_rows": LEAST, "policy": "lru"}),
     ({"min_count": 3, "window_steps": 5}, {"delete_below": 0.6, "decay": 0.5, "decay_steps": 2, "sweep_steps": 2}),

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from shardkeep.base.errors import ConfigError, ShardkeepError
 from shardkeep.compression.config import CompressionConfig
@@ -16,7 +14,8 @@ from shardkeep.loop.client import EmbeddingClient
 from shardkeep.ps.config import TableSpec
 from shardkeep.ps.server.tables import Tables
 from tests.support.cases import every
-from tests.support.push_job import IDS, Job, gradient
+from tests.support.push_job import DIM, IDS, Job, gradient
+from tests.support.row_formulas import FORMULAS, new_slots
 from tests.support.tables import gradients
 
 STEPS = 12
@@ -29,41 +28,6 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
     "partial_rowwise_adam": {"name": "partial_rowwise_adam", "lr": 0.01, **ALL},
     "rmsprop": {"name": "rmsprop", "lr": 0.01, **ALL},
     "adadelta": {"name": "adadelta", "lr": 1.0, **ALL},
-}
-
-
-class RowwiseAdagrad(torch.optim.Optimizer):
-    """The formula of the documents, for dense gradients."""
-
-    def step(self, closure: None = None) -> None:
-        (group,) = self.param_groups
-        for w in group["params"]:
-            g = w.grad + group["weight_decay"] * w
-            s = self.state[w]["s"] = self.state[w].get("s", 0.0) + (g * g).mean(1, keepdim=True)
-            w.data -= group["lr"] * g / s.sqrt()
-
-
-class PartialRowwiseAdam(torch.optim.Optimizer):
-    """The formula of the documents with its default betas and eps, for dense gradients."""
-
-    def step(self, closure: None = None) -> None:
-        (group,) = self.param_groups
-        for w in group["params"]:
-            g, state = w.grad + group["weight_decay"] * w.detach(), self.state[w]
-            t = state["t"] = state.get("t", 0) + 1
-            m = state["m"] = 0.9 * state.get("m", 0.0) + 0.1 * g
-            v = state["v"] = 0.999 * state.get("v", 0.0) + 0.001 * (g * g).mean(1, keepdim=True)
-            w.data -= group["lr"] * m / (1 - 0.9**t) / ((v / (1 - 0.999**t)).sqrt() + 1e-8)
-
-
-DENSE: dict[str, Callable[..., torch.optim.Optimizer]] = {
-    "sgd": torch.optim.SGD,
-    "adagrad": torch.optim.Adagrad,
-    "rowwise_adagrad": lambda p, **settings: RowwiseAdagrad(p, settings),
-    "adam": torch.optim.Adam,
-    "rmsprop": torch.optim.RMSprop,
-    "adadelta": torch.optim.Adadelta,
-    "partial_rowwise_adam": lambda p, **settings: PartialRowwiseAdam(p, settings),
 }
 
 
@@ -90,18 +54,17 @@ def test_a_sync_job_trains_as_one_process_with_dense_gradients_on_any_number_of_
     tmp_path: Path, optimizer: dict[str, Any]
 ) -> None:
     job = Job("sync", optimizer, workers=2, journals=tmp_path)
-    dense = torch.nn.Parameter(torch.from_numpy(job.rows().astype(np.float64)))
-    name, lr = optimizer["name"], optimizer["lr"]
-    reference = DENSE[name]([dense], lr=lr, weight_decay=optimizer["weight_decay"])
+    c = job.clients[0].tables["t"].optimizer
+    rows, slots = job.rows().astype(np.float64), [new_slots(c, DIM) for _ in IDS]
     trained(job)
     for step in range(STEPS):
-        dense.grad = torch.zeros_like(dense)
+        dense = np.zeros(rows.shape)
         for rank in (0, 1):
-            ids = ids_of(step, rank)
-            dense.grad[np.isin(IDS, ids)] += torch.from_numpy(gradient(step, rank, ids.size))
-        reference.param_groups[0]["lr"] = lr * factor_of(step)
-        reference.step()
-    assert np.allclose(job.rows(), dense.detach().numpy(), rtol=1e-5, atol=1e-6)
+            mine = np.isin(IDS, ids_of(step, rank))
+            dense[mine] += gradient(step, rank, int(mine.sum()))
+        for i, g in enumerate(dense):
+            rows[i] = FORMULAS[c.name](c, step, c.lr * factor_of(step), rows[i], g, g, slots[i])
+    assert np.allclose(job.rows(), rows, rtol=1e-5, atol=1e-6)
     lazy = trained(Job("sync", {**optimizer, "weight_decay_on": "touched"}, workers=2))
     assert job.total == trained(Job("sync", optimizer, workers=2, servers=3)).total != lazy.total
     assert [job.replayed().tables.digests()] == job.digests

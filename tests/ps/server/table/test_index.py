@@ -166,17 +166,6 @@ def test_a_chain_that_goes_on_at_the_first_entry_survives_a_move(
     assert np.count_nonzero(index.entries[FIRST:]) == len(index) == count + chain.size
 
 
-@examples()
-@given(st.integers(2, 5000).flatmap(lambda size: st.tuples(st.just(size), st.integers(1, size))))
-def test_the_bound_parts_the_hashes_whose_chains_were_moved_from_the_others(case: tuple[int, int]) -> None:
-    size, end = case
-    old = np.zeros(FIRST + size, dtype=np.uint64)
-    index_kernels.move_entries(np.zeros(FIRST + 2 * size, dtype=np.uint64), old, FIRST, FIRST - 1 + end)
-    bound = int(old[0])
-    assert index_kernels.home(old, bound) >= FIRST - 1 + end
-    assert bound == 0 or index_kernels.home(old, bound - 1) < FIRST - 1 + end
-
-
 @every(("batch", "total"), [(1, 1500), (7, 6000), (1000, 40_000), (40_000, 120_000)])
 def test_every_id_stays_findable_while_the_index_grows(batch: int, total: int) -> None:
     rng = np.random.default_rng(batch)

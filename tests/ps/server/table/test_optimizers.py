@@ -17,6 +17,7 @@ from shardkeep.ps.server.table.optimizers.kernels.shared_kernels import SIGNATUR
 from shardkeep.ps.server.table.optimizers.registry import OPTIMIZERS
 from tests.support.cases import every
 from tests.support.one_table import OneTable, exported, scalars_of
+from tests.support.row_formulas import FORMULAS, new_slots
 
 NUM_IDS, DIM, STEPS = 40, 7, 50
 WARM_UP = {"warmup_steps": 10, "decay": "cosine", "decay_steps": 60, "final_factor": 0.1}
@@ -109,96 +110,6 @@ def test_fifty_steps_agree_with_torchs_sparse_optimizers_and_with_its_dense_ones
     assert_close(table.pull(all_ids()), weight.detach().numpy(), 1e-6)
 
 
-"""The formulas for one row: its config, step and rate, weights, gradient, the roots whose squares the second moments
-take (the gradient, unless it is a sum of several), and slots, which change in place."""
-Slots = list[np.ndarray]
-
-
-def sgd(c: Any, t: int, rate: float, w: np.ndarray, g: np.ndarray, root: np.ndarray, slots: Slots) -> np.ndarray:
-    return w - rate * (g + c.weight_decay * w)
-
-
-def adagrad(c: Any, t: int, rate: float, w: np.ndarray, g: np.ndarray, root: np.ndarray, slots: Slots) -> np.ndarray:
-    slots[0] += (root + c.weight_decay * w) ** 2
-    return w - rate * (g + c.weight_decay * w) / (np.sqrt(slots[0]) + c.eps)
-
-
-def rowwise(c: Any, t: int, rate: float, w: np.ndarray, g: np.ndarray, root: np.ndarray, slots: Slots) -> np.ndarray:
-    g = g + c.weight_decay * w
-    slots[0] += np.mean(g * g)
-    return w - rate * g / (np.sqrt(slots[0]) + c.eps)
-
-
-def adam(c: Any, t: int, rate: float, w: np.ndarray, g: np.ndarray, root: np.ndarray, slots: Slots) -> np.ndarray:
-    beta1, beta2 = c.betas
-    slots[0][:] = beta1 * slots[0] + (1 - beta1) * (g + c.weight_decay * w)
-    slots[1][:] = beta2 * slots[1] + (1 - beta2) * (root + c.weight_decay * w) ** 2
-    if c.eps_after_correction:
-        return w - rate / (1 - beta1 ** (t + 1)) * slots[0] / (np.sqrt(slots[1] / (1 - beta2 ** (t + 1))) + c.eps)
-    rate = rate * math.sqrt(1 - beta2 ** (t + 1)) / (1 - beta1 ** (t + 1))
-    return w - rate * slots[0] / (np.sqrt(slots[1]) + c.eps)
-
-
-def partial_adam(
-    c: Any, t: int, rate: float, w: np.ndarray, g: np.ndarray, root: np.ndarray, slots: Slots
-) -> np.ndarray:
-    """As FBGEMM's kernel: the moments as weighted means, both corrected, then eps."""
-    g = g + c.weight_decay * w
-    beta1, beta2 = c.betas
-    slots[0][:] = beta1 * slots[0] + (1 - beta1) * g
-    slots[1][:] = beta2 * slots[1] + (1 - beta2) * np.mean(g * g)
-    mean, square = slots[0] / (1 - beta1 ** (t + 1)), slots[1] / (1 - beta2 ** (t + 1))
-    return w - rate * mean / (np.sqrt(square) + c.eps)
-
-
-def lars(c: Any, t: int, rate: float, w: np.ndarray, g: np.ndarray, root: np.ndarray, slots: Slots) -> np.ndarray:
-    length = np.linalg.norm(w)
-    trust = c.eta * length / (np.linalg.norm(g) + c.weight_decay * length)
-    slots[0][:] = c.momentum * slots[0] + rate * trust * (g + c.weight_decay * w)
-    return w - slots[0]
-
-
-def lamb(c: Any, t: int, rate: float, w: np.ndarray, g: np.ndarray, root: np.ndarray, slots: Slots) -> np.ndarray:
-    beta1, beta2 = c.betas
-    slots[0][:] = beta1 * slots[0] + (1 - beta1) * g
-    slots[1][:] = beta2 * slots[1] + (1 - beta2) * root**2
-    mean, square = slots[0] / (1 - beta1 ** (t + 1)), slots[1] / (1 - beta2 ** (t + 1))
-    direction = mean / (np.sqrt(square) + c.eps) + c.weight_decay * w
-    return w - rate * np.linalg.norm(w) / np.linalg.norm(direction) * direction
-
-
-def rmsprop(c: Any, t: int, rate: float, w: np.ndarray, g: np.ndarray, root: np.ndarray, slots: Slots) -> np.ndarray:
-    slots[0][:] = c.alpha * slots[0] + (1 - c.alpha) * (root + c.weight_decay * w) ** 2
-    return w - rate * (g + c.weight_decay * w) / (np.sqrt(slots[0]) + c.eps)
-
-
-def adadelta(c: Any, t: int, rate: float, w: np.ndarray, g: np.ndarray, root: np.ndarray, slots: Slots) -> np.ndarray:
-    slots[0][:] = c.rho * slots[0] + (1 - c.rho) * (root + c.weight_decay * w) ** 2
-    step = np.sqrt((slots[1] + c.eps) / (slots[0] + c.eps)) * (g + c.weight_decay * w)
-    slots[1][:] = c.rho * slots[1] + (1 - c.rho) * step**2
-    return w - rate * step
-
-
-def ftrl(c: Any, t: int, rate: float, w: np.ndarray, g: np.ndarray, root: np.ndarray, slots: Slots) -> np.ndarray:
-    z, n = slots
-    sigma = (np.sqrt(n + root**2) - np.sqrt(n)) / c.lr
-    z += (rate / c.lr) * g - sigma * w
-    n += root**2
-    return np.where(np.abs(z) <= c.l1, 0, -(z - np.sign(z) * c.l1) / ((c.beta + np.sqrt(n)) / c.lr + c.l2))
-
-
-FORMULAS = {
-    "sgd": sgd,
-    "adagrad": adagrad,
-    "rowwise_adagrad": rowwise,
-    "adam": adam,
-    "partial_rowwise_adam": partial_adam,
-    "lars_sgd": lars,
-    "lamb": lamb,
-    "rmsprop": rmsprop,
-    "adadelta": adadelta,
-    "ftrl": ftrl,
-}
 CONFIGS: list[dict[str, Any]] = [
     {"name": "sgd", "lr": 0.1, "weight_decay": 0.01},
     {"name": "sgd", "lr": 0.1, "schedule": WARM_UP},
@@ -235,8 +146,7 @@ def test_fifty_sparse_steps_agree_with_the_formula_in_float64(config: dict[str, 
     if summed and c.name not in SUMMED:
         return
     weights = table.pull(all_ids()).astype(np.float64)
-    width = 1 if c.name == "rowwise_adagrad" else dim
-    slots = {i: [np.full(width, getattr(c, "initial_accumulator", 0.0)), np.zeros(width)] for i in range(NUM_IDS)}
+    slots = {i: new_slots(c, dim) for i in range(NUM_IDS)}
     for step, (ids, grad) in enumerate(random_steps(11, dim)):
         squares = np.random.default_rng(step).uniform(0.1, 9.0, ids.size).astype(np.float32)
         if summed:
