@@ -43,7 +43,7 @@ def partial_adam(
     g = g + c.weight_decay * w
     beta1, beta2 = c.betas
     slots[0][:] = beta1 * slots[0] + (1 - beta1) * g
-    slots[1][:] = beta2 * slots[1] + (1 - beta2) * np.mean(g * g)
+    slots[1][:] = beta2 * slots[1] + (1 - beta2) * np.mean((root + c.weight_decay * w) ** 2)
     mean, square = slots[0] / (1 - beta1 ** (t + 1)), slots[1] / (1 - beta2 ** (t + 1))
     return w - rate * mean / (np.sqrt(square) + c.eps)
 

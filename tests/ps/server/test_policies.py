@@ -7,6 +7,7 @@ import math
 import tempfile
 from collections import defaultdict
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,10 @@ from shardkeep.ps.checkpoints.row_stream import count_rows, stream_rows
 from shardkeep.ps.config import TableSpec
 from shardkeep.ps.jagged import Gradients
 from shardkeep.ps.placement import BUCKETS, bucket_of, buckets_of, keys_of
+from shardkeep.ps.server.pages import SMALL
 from shardkeep.ps.server.snapshot import walk
 from shardkeep.ps.server.snapshot.files import load_snapshots, write_snapshot
+from shardkeep.ps.server.table import index
 from shardkeep.ps.server.table.initializers.config import InitConfig
 from shardkeep.ps.server.table.optimizers.adam import AdamConfig
 from shardkeep.ps.server.table.optimizers.registry import OPTIMIZERS
@@ -358,3 +361,29 @@ def test_a_late_push_finds_its_rows_though_they_moved_or_went(tmp_path: Path, la
     remembering.shards[0].apply([Gradients(push.sections, push.values, pulled)], step=8)
     looking.shards[0].apply([push], step=8)
     assert rows_of(remembering.shards) == rows_of(looking.shards) and remembering.digest() == looking.digest()
+
+
+def test_tables_hold_what_they_should_while_their_index_shrinks_and_grows(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Waves of thousands of ids against a dict of last pushes, with increments in between, and a server that loads
+    them."""
+    monkeypatch.setattr(index, "SHRINK_FROM_BYTES", 3 * SMALL)
+    monkeypatch.setattr(index, "MOVE_AT_LEAST", 16)
+    servers, rng = Servers(SPECS["ttl"], tmp_path, 2), np.random.default_rng(5)
+    clocks, sizes = dict[int, int](), list[int]()
+    for step in range(70):
+        count = int(rng.choice([2500, 1200])) if step % 16 < 5 else int(rng.integers(1, 60))
+        ids = rng.choice(20_000, count, replace=False).tolist()
+        servers.push([dict.fromkeys(ids, 1.0)])
+        clocks |= dict.fromkeys(ids, step)
+        for id_ in [id_ for id_, clock in clocks.items() if step - clock > 3]:
+            if bucket(id_) // (BUCKETS // 2) == step % 2:
+                del clocks[id_]
+        have = [id_ for tables in servers.shards for id_ in ids_in(tables[0].records, tables[0].num_rows).tolist()]
+        assert len(have) == len(clocks) and set(have) == clocks.keys()
+        sizes.append(servers.shards[0][0].index.num_entries)
+        if step % 7 == 3:
+            at_mark = servers.saved(increment=servers.last is not None)
+            assert servers.loaded(1).digest() == at_mark
+    assert sum(b < a for a, b in pairwise(sizes)) > 4 and max(sizes) > 3 * min(sizes[20:])

@@ -15,7 +15,8 @@ from shardkeep.ps.server.table.optimizers.registry import OPTIMIZERS as REGISTRY
 from shardkeep.ps.wire.message import FLUSH, Kind, lr_factor_of, push_value, read
 from tests.support.cases import every
 from tests.support.messages import Message, pack, text_of
-from tests.support.push_job import DIM, IDS, Job
+from tests.support.push_job import DIM, IDS, Job, gradient
+from tests.support.row_formulas import FORMULAS, new_slots
 from tests.support.services import answer
 
 FACTORS = [1.0, 1.0, 0.5, 0.3, 0.3, 1.7]
@@ -25,29 +26,19 @@ CODED = CompressionConfig(ids="coded", push={"values": "int8"}, pull={"values": 
 # ---- the share of the weight decay ----
 
 
-@every(("mode", "workers"), [("sync", 1), ("sync", 4), ("bounded", 2), ("async", 4)])
-def test_rows_that_all_ranks_touch_decay_once_a_step(mode: str, workers: int) -> None:
-    rate, decay = 0.1, 0.01
-    optimizer = {"name": "sgd", "lr": rate, "weight_decay": decay}
-    job = Job(mode, optimizer, workers=workers, init={"name": "constant", "value": 1.0})
-    for step in range(3):
-        job.step(step, size=0.0)
-    job.fenced(3)
-    once = 1.0 - rate * decay if mode == "sync" else (1.0 - rate * decay / workers) ** workers
-    assert np.allclose(job.rows(), once**3, rtol=1e-6, atol=0)
-    assert np.allclose(job.rows(), 1.0 - 3 * rate * decay, rtol=1e-5, atol=0)
-
-
 @every("name", sorted(REGISTRY.keys() - {"ftrl"}))
-def test_one_of_two_ranks_decays_its_rows_by_half(name: str) -> None:
-    settings = {"name": name, "lr": 0.1}
-    pushed = {0: IDS, 1: np.empty(0, np.int64)}
+def test_one_of_two_ranks_decays_its_rows_by_half_and_both_once_a_step(name: str) -> None:
+    settings, few = {"name": name, "lr": 0.1}, {0: IDS, 1: np.empty(0, np.int64)}
     job = Job("bounded", {**settings, "weight_decay": 0.5}, workers=2)
     alone = Job("bounded", {**settings, "weight_decay": 0.25})
     for step in range(3):
-        job.step(step, ids=pushed)
+        job.step(step, ids=few)
         alone.step(step)
     assert job.digests == alone.digests
+    for mode, once in (("sync", 1.0 - 0.05), ("async", (1.0 - 0.05 / 2) ** 2)) if name == "sgd" else ():
+        job = Job(mode, {**settings, "weight_decay": 0.5}, workers=2, init={"name": "constant", "value": 1.0})
+        job.step(0, size=0.0)
+        assert np.allclose(job.fenced(1).rows(), once, rtol=1e-6, atol=0)
 
 
 # ---- the factor of the learning rate ----
@@ -88,22 +79,20 @@ def test_a_factor_holds_for_its_step_alone(mode: str, servers: int, compression:
         assert job.digests != plain.train([1.0] * len(FACTORS)).digests
     else:
         for step, (change, factor) in enumerate(zip(changes, FACTORS, strict=True)):
-            grads = [np.random.default_rng(100 * step + rank).normal(size=(IDS.size, DIM)) for rank in (0, 1)]
+            grads = [gradient(step, rank, IDS.size) for rank in (0, 1)]
             tolerance = 2e-6 if compression is None else 2e-2
             assert np.allclose(change, -0.1 * factor * (grads[0] + grads[1]), rtol=0, atol=tolerance)
 
 
 def test_ftrl_scales_the_gradient_in_z_as_its_schedule_does() -> None:
-    alpha, factor = 0.1, 0.25
-    job = Job("sync", {"name": "ftrl", "lr": alpha}, init="zeros")
-    z, n, w = (np.zeros((IDS.size, DIM)) for _ in range(3))
-    job.train([factor] * 3)
+    job = Job("sync", {"name": "ftrl", "lr": 0.1}, init="zeros")
+    c, rows = job.clients[0].tables["t"].optimizer, np.zeros((IDS.size, DIM))
+    slots = [new_slots(c, DIM) for _ in IDS]
+    job.train([0.25] * 3)
     for step in range(3):
-        g = np.random.default_rng(100 * step).normal(size=(IDS.size, DIM))
-        z += factor * g - (np.sqrt(n + g * g) - np.sqrt(n)) / alpha * w
-        n += g * g
-        w = -z / ((1.0 + np.sqrt(n)) / alpha)
-    assert np.allclose(job.rows(), w, rtol=1e-4, atol=1e-6)
+        for i, g in enumerate(gradient(step, 0, IDS.size).astype(np.float64)):
+            rows[i] = FORMULAS["ftrl"](c, step, c.lr * 0.25, rows[i], g, g, slots[i])
+    assert np.allclose(job.rows(), rows, rtol=1e-4, atol=1e-6)
 
 
 def test_in_sync_another_factor_of_another_rank_is_refused_in_one_line() -> None:
