@@ -13,6 +13,7 @@ from shardkeep.ps.checkpoints.folder import Checkpoint, Checkpoints
 from shardkeep.ps.checkpoints.index import read_index
 from shardkeep.ps.checkpoints.row_stream import stream_rows
 from shardkeep.ps.config import TableSpec
+from shardkeep.ps.placement import server_of
 from shardkeep.ps.server.snapshot import files as snapshot, walk
 from shardkeep.ps.server.snapshot.files import load_snapshots
 from shardkeep.ps.server.snapshot.snapshot import Snapshot
@@ -167,14 +168,18 @@ def test_a_chain_is_the_state_at_its_last_mark_whatever_is_pushed_meanwhile(
         tables[0].skipped_rows += 1
 
 
-@every(("then", "now"), [(2, 2), (3, 1), (1, 3)])
-def test_any_number_of_servers_reads_a_chain_as_it_reads_all_rows(tmp_path: Path, then: int, now: int) -> None:
+@every(("then", "now", "file_bytes"), [(2, 2, 64 << 20), (3, 1, 1 << 10), (1, 3, 1 << 10), (2, 5, 64 << 20)])
+def test_any_number_of_servers_reads_all_rows_and_a_chain_of_increments(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, then: int, now: int, file_bytes: int
+) -> None:
+    monkeypatch.setattr(snapshot, "FILE_BYTES", file_bytes)
     shards, checkpoints = [Tables(SPECS, seed=7) for _ in range(then)], Checkpoints(tmp_path / "chain")
     for tables in shards:
         tables.changed.follow("")
     pushed_to_all(shards, np.arange(0, 2 * IDS, 2), 0)
     last = checkpointed(shards, checkpoints, 1)
     assert rows_in(last) == IDS * len(SPECS)
+    assert len(last.files) == 2 * then if file_bytes > 1 << 10 else len(last.files) > 6 * then
     for step in (2, 3, 4):
         pushed_to_all(shards, np.sort(np.random.default_rng(step).choice(3 * IDS, 50, replace=False)), step)
         if without_base := step == 3 and then > 1:
@@ -184,7 +189,12 @@ def test_any_number_of_servers_reads_a_chain_as_it_reads_all_rows(tmp_path: Path
     chain = loaded(SPECS, checkpoints.load(4), now)
     full = loaded(SPECS, checkpointed(shards, Checkpoints(tmp_path / "full"), 1), now)
     assert all(same(state(a), state(b)) for a, b in zip(chain, full, strict=True))
-    assert [t.skipped_rows for tables in chain for t in tables] == [t.skipped_rows for tables in full for t in tables]
+    for t in range(len(SPECS)):
+        assert sum(tables[t].digest() for tables in full) % 2**128 == sum(s[t].digest() for s in shards) % 2**128
+        skipped = [sum(tables[t].skipped_rows for tables in each) for each in (chain, full, shards)]
+        assert skipped == [4 * then * (t == 0)] * 3
+    for s, tables in enumerate(full):
+        assert all((server_of(ids_in(table.records, table.num_rows), now) == s).all() for table in tables)
 
 
 def test_an_increment_without_a_changed_row_is_fine_and_one_keeps_rows_alone_that_changed_before_its_mark(
