@@ -225,7 +225,7 @@ def test_tables_with_policies_do_as_the_model(tmp_path: Path, number: int, name:
     count, pulls = (1, False) if number % 2 else (3, True)
     spec, rng = SPECS[name], np.random.default_rng(7)
     servers, model = Servers(spec, tmp_path, count), Model(spec)
-    for step in range(36):
+    for step in range(29):
         pushes = [random_push(rng, rng.integers(1, 60)) for _ in range(1 if pulls else 2)]
         model.apply(pushes, step)
         servers.push(pushes, pulls=pulls)
@@ -338,7 +338,7 @@ class Disturbed(RuleBasedStateMachine):
 
 
 TestDisturbed = Disturbed.TestCase
-TestDisturbed.settings = examples(40, stateful_step_count=16)
+TestDisturbed.settings = examples(40, stateful_step_count=14)
 
 
 @every("others_come", [False, True], ids=["slots are empty", "slots have other rows"])

@@ -6,7 +6,6 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from shardkeep.base.arrays import Bytes
@@ -20,7 +19,7 @@ from shardkeep.ps.wire.message import Kind
 from tests.support.cases import every
 from tests.support.messages import Message, pack, text_of
 from tests.support.one_table import exported
-from tests.support.services import IDS, answer, gradient, make_service, wanted
+from tests.support.services import answer, gradient, make_service, wanted
 from tests.support.snapshots import loaded, saved
 
 RANKS = 2
@@ -205,12 +204,3 @@ def test_a_replacement_knows_what_changed_since_the_increment_that_it_began_with
     assert [link.step for link in again.chain] == [3, 5, 7]
     assert loaded(again).digests() == other.service.tables.digests()
     assert other.train(7, 9).digest == undisturbed(tmp_path, mode, 10)
-
-
-def test_ids_of_a_replayed_push_may_be_anything_that_a_push_may_hold(tmp_path: Path) -> None:
-    server = Server(tmp_path / "killed", "bounded").begin(0)
-    ids = np.unique(np.random.default_rng(0).integers(-(2**62), 2**62, 5000))
-    for rank in range(RANKS):
-        sections = (gradient(0, ids), gradient(1, IDS)) if rank else ()
-        assert answer(server.send(Kind.PUSH, 0, rank, *sections)).kind is Kind.ACK
-    assert server.replaced().digest == server.digest

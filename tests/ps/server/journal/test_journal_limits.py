@@ -71,7 +71,7 @@ def test_a_full_disk_gives_the_journal_up_once_until_a_roll_finds_room(
     assert steps(folder) == [7]
 
 
-@every("number", [errno.EDQUOT, errno.EIO, errno.EROFS, errno.EFBIG])
+@every("number", [errno.EIO, errno.EFBIG])
 def test_a_journal_that_no_file_can_be_made_for_is_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
@@ -168,9 +168,7 @@ def test_without_another_thread_pages_stay_and_the_journal_goes_on(
         journal.append(RecordKind.PUSH, rank=0, step=step, body=np.full(MIB, step, np.uint8))
     journal.close()
     monkeypatch.undo()
-    again = Journal(tmp_path, sync=False)
-    assert [record.step for record in again.replay() if record.entry is RecordKind.PUSH] == list(range(14))
-    again.close()
+    assert steps(tmp_path) == list(range(14))
 
 
 @every("hints", [True, False], ids=["hints", "a system without such hints"])
