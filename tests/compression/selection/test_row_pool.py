@@ -109,7 +109,10 @@ def test_delivered_and_residual_and_lost_are_all_that_came_in(
         kept = residuals(pool) + dense(step.starts_T1, step.ids_V, step.grad_VD)
         selected = step.selected(pool, number, keep=keep, max_age=max_age)
         decoded_KD = CODECS_TRIED[codec](selected.rows_KD)
-        for t, id_ in sent_rows(selected):
+        sent, forced = list(sent_rows(selected)), np.count_nonzero(selected.ages_K >= max(max_age, 1))
+        least = num_kept(step.ids_V.size, keep) + selected.num_overflow
+        assert sent == sorted(set(sent)) and least <= len(sent) <= least + (forced if max_age else 0)
+        for t, id_ in sent:
             kept[t, id_] = 0
         pool.commit(selected, decoded_KD)
         error = dense(selected.starts_T1, selected.ids_K, selected.rows_KD.astype(np.float64) - decoded_KD)
@@ -158,18 +161,6 @@ def test_with_enough_slots_it_does_what_the_plain_algorithm_does(max_age: int) -
             rest[t, id_], squares[t, id_], first[t, id_] = 0, 0, -1
         pool.commit(selected, selected.rows_KD)
         assert np.array_equal(residuals(pool), rest)
-
-
-def test_a_message_has_the_chosen_the_forced_and_the_overflow() -> None:
-    for keep in (0.05, 0.5):
-        pool = new_pool(15)
-        for number, step in enumerate(steps(60, seed=1)):
-            selected = step.selected(pool, number, keep=keep, max_age=9)
-            forced = np.count_nonzero(selected.ages_K >= 9)
-            least, most = num_kept(step.ids_V.size, keep) + selected.num_overflow, selected.ids_K.size
-            assert least <= most <= least + forced and most == len(set(sent_rows(selected)))
-            assert list(sent_rows(selected)) == sorted(sent_rows(selected))
-            pool.commit(selected, selected.rows_KD)
 
 
 def column(*values: float) -> np.ndarray:

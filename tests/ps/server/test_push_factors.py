@@ -95,17 +95,19 @@ def test_ftrl_scales_the_gradient_in_z_as_its_schedule_does() -> None:
     assert np.allclose(job.rows(), rows, rtol=1e-4, atol=1e-6)
 
 
-def test_in_sync_another_factor_of_another_rank_is_refused_in_one_line() -> None:
-    job = Job("sync", {"name": "sgd"}, workers=2)
+def test_in_sync_another_factor_of_another_rank_is_refused_in_one_line_also_after_a_replay(tmp_path: Path) -> None:
+    job = Job("sync", {"name": "sgd"}, workers=2, journals=tmp_path)
     requests = [client.request({"t": IDS}) for client in job.clients]
-    for client, request, factor in zip(job.clients, requests, [0.5, 1.0], strict=True):
+    for client, request, factor in zip(job.clients, requests, [0.25, 1.0], strict=True):
         client.pull(0, request).result()
         client.push(0, request, client.gradients(0, request), lr_factor=factor)
     job.clients[0].wait_acknowledged()
     with pytest.raises(RemoteError) as caught:
         job.clients[1].wait_acknowledged()
-    line = "step 0: worker 0 pushed lr_factor 0.5, worker 1 1; in sync all workers push the same"
+    line = "step 0: worker 0 pushed lr_factor 0.25, worker 1 1; in sync all workers push the same"
     assert line in str(caught.value) and "\n" not in str(caught.value)
+    message = answer(job.replayed().handle(pack(Message(Kind.PUSH, 0, 1, 0, ()))))
+    assert message.kind is Kind.ERROR and line in text_of(message)
 
 
 def test_a_factor_that_is_no_number_above_zero_is_refused() -> None:
@@ -144,14 +146,3 @@ def test_a_replay_applies_the_factors_and_the_shares(
     assert [killed.replayed().tables.digests()] == killed.digests
     assert killed.replayed_pushes == 2 * len(FACTORS)
     assert killed.digests != Job(mode, optimizer, workers=2, compression=compression).train([1.0] * 6).digests
-
-
-def test_a_replayed_push_that_is_only_staged_keeps_its_factor(tmp_path: Path) -> None:
-    job = Job("sync", {"name": "sgd"}, workers=2, journals=tmp_path)
-    job.train([0.5])
-    first = job.clients[0]
-    request = first.request({"t": IDS})
-    first.pull(1, request)
-    first.push(1, request, first.gradients(1, request), lr_factor=0.25)
-    message = answer(job.replayed().handle(pack(Message(Kind.PUSH, 0, 1, 1, ()))))
-    assert message.kind is Kind.ERROR and "worker 0 pushed lr_factor 0.25, worker 1 1" in text_of(message)
