@@ -39,6 +39,11 @@ def test_the_page_shows_every_recipe_s_settings_and_purpose() -> None:
     assert not [recipe.name for recipe in RECIPES.values() if f"\n| `{recipe.name}` | {recipe.purpose} |\n" not in page]
 
 
-def test_recipes_load_no_torch() -> None:
-    code = "import sys, shardkeep.compression.recipes; assert not {'torch', 'numba', 'numpy'} & set(sys.modules)"
+def test_recipes_load_no_torch_and_the_config_neither_torch_nor_numba() -> None:
+    code = """
+import sys, shardkeep.compression.recipes
+assert not {"torch", "numba", "numpy"} & set(sys.modules)
+import shardkeep.compression.config
+assert not {"torch", "numba"} & set(sys.modules)
+"""
     subprocess.run([sys.executable, "-c", code], check=True)

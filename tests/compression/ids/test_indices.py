@@ -116,9 +116,7 @@ def test_codes_on_the_wire_are_these_bytes_and_empty_sections_are_none() -> None
 def test_a_read_only_area_at_any_address_and_ids_in_steps_are_taken() -> None:
     ids_V = np.arange(0, 4000, 2, dtype=np.int64)[::3]
     code = encode_ids(column([0, ids_V.size]), ids_V)
-    shifted = np.empty(code.area.size + 1, np.uint8)[1:]
-    shifted[:] = code.area
-    shifted.flags.writeable = False
+    shifted = np.frombuffer(b"0" + code.area.tobytes(), np.uint8)[1:]
     assert (decode_ids(code.formats_S, column([ids_V.size]), code.sizes_S, shifted, 10**6) == ids_V).all()
 
 

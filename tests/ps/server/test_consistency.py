@@ -55,41 +55,20 @@ def test_a_step_is_applied_in_rank_order_when_all_pulls_of_the_next_are_here(ord
     assert gate.admits(6) and not gate.admits(7)
 
 
-def test_in_sync_ranks_may_be_a_push_apart_pulls_may_repeat_and_work_is_handed_out_once() -> None:
+def test_in_sync_ranks_may_be_a_push_apart_pulls_and_pushes_repeat_and_work_is_handed_out_once() -> None:
     gate = sync(2)
-    gate.push(0, 0, "a")
+    assert gate.push(0, 0, "a") and not gate.push(0, 0, "again")
     gate.arrive(0, 1)
     assert gate.take() is None
     gate.arrive(1, 0)
     gate.push(1, 0, "b")
     gate.arrive(1, 1)
-    assert [work.step for work in drain(gate)] == [0]
-
-    gate.arrive(0, 1)
-    assert gate.admits(1)
-
-    gate = sync(1)
-    gate.push(0, 0, "a")
-    gate.arrive(0, 1)
     work = gate.take()
-    assert work is not None
-    assert gate.take() is None
-    assert not gate.admits(1)
+    assert work == Work(0, (0, 1), ("a", "b"))
+    assert gate.take() is None and not gate.admits(1)
     gate.done(work)
-    assert gate.admits(1)
-
-
-@every("staged", [True, False], ids=["staged", "applied"])
-def test_a_duplicate_push_is_refused_quietly_in_sync(staged: bool) -> None:
-    gate = sync(1)
-    assert gate.push(0, 0, "first")
-    if not staged:
-        gate.arrive(0, 1)
-        drain(gate)
-    assert not gate.push(0, 0, "second")
-    if staged:
-        gate.arrive(0, 1)
-        assert [work.pushes for work in drain(gate)] == [("first",)]
+    gate.arrive(0, 1)
+    assert gate.admits(1) and not gate.push(0, 0, "late")
 
 
 def test_what_breaks_the_order_of_sync_is_an_error_that_changes_nothing() -> None:
