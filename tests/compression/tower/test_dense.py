@@ -20,8 +20,7 @@ from shardkeep.compression.tower.forms import (
     Rounded,
 )
 from tests.support.cases import every
-from tests.support.dense_compression import CONFIGS, SHAPES, draw, members
-from tests.support.dense_sums import drive
+from tests.support.dense_sums import CONFIGS, SHAPES, draw, drive, members
 
 OWING = ["int8", "topk", "topk of int8", "powersgd", "powersgd of int8"]
 """Those that send later what they did not send."""

@@ -18,8 +18,7 @@ from shardkeep.compression.tower.forms import (
     encode_positions,
 )
 from tests.support.cases import every
-from tests.support.dense_compression import CONFIGS, CPU, SHAPES, draw, members
-from tests.support.dense_sums import drive
+from tests.support.dense_sums import CONFIGS, CPU, SHAPES, draw, drive, members
 
 
 def summed(
