@@ -168,7 +168,7 @@ def test_a_chain_is_the_state_at_its_last_mark_whatever_is_pushed_meanwhile(
         tables[0].skipped_rows += 1
 
 
-@every(("then", "now", "file_bytes"), [(2, 2, 64 << 20), (3, 1, 1 << 10), (1, 3, 1 << 10), (2, 5, 64 << 20)])
+@every(("then", "now", "file_bytes"), [(2, 2, 64 << 20), (3, 1, 1 << 14), (1, 3, 1 << 14), (2, 5, 64 << 20)])
 def test_any_number_of_servers_reads_all_rows_and_a_chain_of_increments(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, then: int, now: int, file_bytes: int
 ) -> None:
@@ -179,7 +179,7 @@ def test_any_number_of_servers_reads_all_rows_and_a_chain_of_increments(
     pushed_to_all(shards, np.arange(0, 2 * IDS, 2), 0)
     last = checkpointed(shards, checkpoints, 1)
     assert rows_in(last) == IDS * len(SPECS)
-    assert len(last.files) == 2 * then if file_bytes > 1 << 10 else len(last.files) > 6 * then
+    assert len(last.files) == 2 * then if file_bytes > 1 << 14 else len(last.files) > 6 * then
     for step in (2, 3, 4):
         pushed_to_all(shards, np.sort(np.random.default_rng(step).choice(3 * IDS, 50, replace=False)), step)
         if without_base := step == 3 and then > 1:
