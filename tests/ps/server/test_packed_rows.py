@@ -274,6 +274,7 @@ def test_rows_of_a_chain_of_two_precisions_are_rounded_once(tmp_path: Path, befo
 @every(("rows", "state_of"), PRECISIONS)
 def test_rows_of_a_file_are_rounded_once_for_servers_and_readers(tmp_path: Path, rows: str, state_of: str) -> None:
     ids, values = np.arange(300), np.random.default_rng(0).normal(size=(300, 5)).astype(np.float32)
+    values[0] = 1 + 2**-8  # half way between two values of bf16
     spec, checkpoints = spec_of(rows, state_of, dim=5), Checkpoints(tmp_path)
     given = StartRows(spec, 300, lambda: iter([(ids, values)]), "the test")
     start = checkpoints.commit(0, write_start_rows([given], checkpoints.begin(0), shard=0), {})
@@ -281,5 +282,6 @@ def test_rows_of_a_file_are_rounded_once_for_servers_and_readers(tmp_path: Path,
     (block,) = stream_rows(start, "t", [(0, BUCKETS)])
     order = np.argsort(block.ids_N)
     assert np.array_equal(block.rows_ND[order], exported(tables[0])[1])
+    assert rows != "bf16" or block.rows_ND[order][0].tolist() == [1 + 2**-7] * 5
     # of two equally near values numpy takes the even one
     assert np.allclose(block.rows_ND[order], values, rtol=2**-8, atol=0.02 if rows == "int8" else 0)
