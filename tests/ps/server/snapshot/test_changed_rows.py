@@ -90,13 +90,13 @@ def test_the_rows_of_every_push_are_noted_until_a_checkpoint_with_them_is_comple
 
 
 def test_bits_stay_when_a_table_grows() -> None:
-    table = OneTable(SPECS[2], seed=7)
+    table = OneTable(SPECS[4], seed=7)
     table.changed.start()
     for begin in (0, 200_000):  # in blocks of 65,536 rows
         ids = np.arange(begin, begin + 10)
-        table.apply(ids, np.ones((10, SPECS[2].dim), np.float32), step=0)
+        table.apply(ids, np.ones((10, SPECS[4].dim), np.float32), step=0)
         new = np.arange(begin + 10, begin + 100_000)
-        table.load(new, np.zeros((new.size, SPECS[2].dim), np.float32), np.zeros((new.size, table.layout.num_slots)))
+        table.load(new, np.zeros((new.size, SPECS[4].dim), np.float32), np.zeros((new.size, table.layout.num_slots)))
     bits = np.unpackbits(table.changed.start(), bitorder="little").astype(bool)
     assert bits.size >= table.num_rows == 200_000
     expected = [begin + i for begin in (0, 200_000) for i in range(10)]
