@@ -60,7 +60,7 @@ def test_a_snapshot_is_the_state_at_the_mark_whatever_is_pushed_between_any_two_
 
     monkeypatch.setattr(snapshot, "PART_BYTES", 20_000)
     monkeypatch.setattr(walk, "LIMIT_BYTES", kept_bytes)
-    monkeypatch.setattr(walk, "ROWS_AT_ONCE", 100)
+    monkeypatch.setattr(walk, "ROWS_AT_ONCE", 200)
     monkeypatch.setattr(walk, "time", Between(pushed))
     mark = tables.snapshot()
     pushed()

@@ -103,7 +103,7 @@ def test_an_index_answers_as_a_dict_does(made: list[Call], large: bool) -> None:
     check([("add", set(range(2000 if large else 0))), *made])
 
 
-@examples(56)
+@examples(40)
 @given(calls(st.sets(ids_strategy, max_size=60), min_size=20, max_size=60), st.integers(300, 360))
 def test_an_index_answers_as_a_dict_does_at_every_stage_of_a_move(made: list[Call], before: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
