@@ -9,29 +9,17 @@ from pathlib import Path
 from shardkeep.compression.recipes import BASELINES, RECIPES
 from shardkeep.config import JobConfig
 from shardkeep.sweep.plan import flat
-from tests.support.cases import every
 
 
-def test_the_recipes_that_the_documents_name_are_shipped() -> None:
+def test_the_recipes_that_the_documents_name_are_jobs_and_say_the_whole_of_compression() -> None:
     assert list(RECIPES) == ["fp32", "fp16", "lossless", "safe", "balanced", "extreme", "topk-naive", "dgc"]
-    assert all(name == recipe.name and recipe.purpose for name, recipe in RECIPES.items())
     assert BASELINES == ("fp32", "fp16")
-
-
-@every("name", RECIPES)
-def test_every_recipe_is_a_job(name: str) -> None:
-    JobConfig.model_validate(RECIPES[name].settings)
-
-
-def test_the_baseline_is_a_job_that_compresses_nothing() -> None:
-    assert JobConfig.model_validate(RECIPES["fp32"].settings) == JobConfig()
-
-
-def test_every_recipe_says_the_whole_of_compression() -> None:
-    for recipe in RECIPES.values():
-        assert "compression" in recipe.settings
-    others = {name: set(recipe.settings) - {"compression"} for name, recipe in RECIPES.items()}
-    assert {name for name, keys in others.items() if keys} == {"dgc"}  # plain sgd, which it is defined for
+    for name, recipe in RECIPES.items():
+        assert name == recipe.name and recipe.purpose
+        others = {"dgc": {"tables"}}.get(name, set())  # plain sgd, which it is defined for
+        assert set(recipe.settings) == {"compression"} | others, name
+        job = JobConfig.model_validate(recipe.settings)
+        assert (job == JobConfig()) == (name == "fp32"), "the baseline compresses nothing"
 
 
 def settings_table() -> str:
@@ -51,6 +39,11 @@ def test_the_page_shows_every_recipe_s_settings_and_purpose() -> None:
     assert not [recipe.name for recipe in RECIPES.values() if f"\n| `{recipe.name}` | {recipe.purpose} |\n" not in page]
 
 
-def test_recipes_load_no_torch() -> None:
-    code = "import sys, shardkeep.compression.recipes; assert not {'torch', 'numba', 'numpy'} & set(sys.modules)"
+def test_recipes_load_no_torch_and_the_config_neither_torch_nor_numba() -> None:
+    code = """
+import sys, shardkeep.compression.recipes
+assert not {"torch", "numba", "numpy"} & set(sys.modules)
+import shardkeep.compression.config
+assert not {"torch", "numba"} & set(sys.modules)
+"""
     subprocess.run([sys.executable, "-c", code], check=True)

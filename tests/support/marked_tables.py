@@ -9,6 +9,7 @@ import numpy as np
 
 from shardkeep.ps.checkpoints.folder import Checkpoint, Checkpoints
 from shardkeep.ps.config import TableSpec
+from shardkeep.ps.placement import server_of
 from shardkeep.ps.server.snapshot.files import load_snapshots, write_snapshot
 from shardkeep.ps.server.tables import Tables
 from tests.support.one_table import exported
@@ -20,24 +21,34 @@ IDS = 1500
 State = list[tuple[np.ndarray, np.ndarray, np.ndarray]]
 
 
-def random_push(rng: np.random.Generator, *, most: int = 400) -> ByTable:
+def random_push(rng: np.random.Generator, specs: Sequence[TableSpec] = SPECS, *, most: int = 400) -> ByTable:
     """Gradients for rows of all tables: Zipf, so that some come again and again; of twice as many ids as there are."""
     found = {}
-    for t, spec in enumerate(SPECS):
-        ids = np.unique(rng.zipf(1.2, most) % (2 * IDS)) if t != ONE_ROW else np.array([7])
+    for t, spec in enumerate(specs):
+        ids = np.unique(rng.zipf(1.2, most) % (2 * IDS)) if spec.name != "one row" else np.array([7])
         found[t] = (ids.astype(np.int64), rng.normal(size=(ids.size, spec.dim)).astype(np.float32))
     return found
 
 
-def filled(*, seed: int = 0) -> Tables:
+def filled(specs: Sequence[TableSpec] = SPECS) -> Tables:
     """Tables with rows of the even ids; one is empty, one has a single row."""
-    tables, rng = Tables(SPECS, seed=7), np.random.default_rng(seed)
-    for t, spec in enumerate(SPECS):
-        if t != EMPTY:
-            ids = np.arange(0, 2 * IDS, 2, dtype=np.int64) if t != ONE_ROW else np.array([7])
+    tables, rng = Tables(specs, seed=7), np.random.default_rng(0)
+    for t, spec in enumerate(specs):
+        if spec.name != "empty":
+            ids = np.arange(0, 2 * IDS, 2, dtype=np.int64) if spec.name != "one row" else np.array([7])
             tables.apply([gradients({t: (ids, rng.normal(size=(ids.size, spec.dim)).astype(np.float32))})], step=0)
             tables[t].skipped_rows = t
     return tables
+
+
+def pushed_to_all(shards: Sequence[Tables], ids: np.ndarray, step: int, *, without: int | None = None) -> None:
+    """A push of the same ids to all tables, or all except one, each server its rows."""
+    for s, tables in enumerate(shards):
+        mine, rng = ids[server_of(ids, len(shards)) == s], np.random.default_rng(step)
+        parts = {t: (mine, rng.normal(size=(mine.size, spec.dim)).astype(np.float32)) for t, spec in enumerate(SPECS)}
+        parts.pop(without, None)  # type: ignore[arg-type]
+        tables.apply([gradients(parts)], step=step)
+        tables[0].skipped_rows += 1
 
 
 def state(tables: Tables) -> State:

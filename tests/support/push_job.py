@@ -119,3 +119,8 @@ class Job:
     @property
     def digests(self) -> list[dict[str, int]]:
         return [service.tables.digests() for service in self.services]
+
+    @property
+    def total(self) -> int:
+        """The digest of the table on all servers together."""
+        return sum(found["t"] for found in self.digests) % (1 << 128)

@@ -11,6 +11,8 @@ import pytest
 from shardkeep.compression.selection.row_pool import RowPool
 
 D = 3
+ONE, FOUR = np.array([0, 1, 1]), np.array([4])
+"""The row of the first table's id 4."""
 
 
 def new_pool(capacity: int = 8, *, history: int = 0) -> RowPool:
@@ -44,13 +46,15 @@ def test_rows_are_found_by_table_and_id_and_counted() -> None:
     assert (pool.hits, pool.misses) == (3, 1)
 
 
-def test_a_row_is_good_for_its_lease_and_no_longer() -> None:
+def test_a_row_is_good_for_its_lease_and_no_longer_until_it_is_read_again() -> None:
     pool = new_pool()
-    pool.store(10, starts(1, 0), np.array([4]), rows(1))
+    pool.store(10, ONE, FOUR, rows(1))
     assert found(pool, 13, [4], lease=3) == [1]
     assert np.isnan(found(pool, 14, [4], lease=3)[0])
     assert np.isnan(found(pool, 11, [4], lease=0)[0])
     assert np.isnan(found(pool, 9, [4], lease=3)[0])  # read after that step: a step trained again
+    pool.store(15, ONE, FOUR, rows(2))
+    assert found(pool, 18, [4], lease=3) == [2]
 
 
 def test_a_row_that_moves_fast_is_good_for_less_than_its_lease() -> None:
@@ -58,27 +62,25 @@ def test_a_row_that_moves_fast_is_good_for_less_than_its_lease() -> None:
     pool = new_pool()
     known = {"lease": 100, "drift": 0.05}
     read = partial(pool.store, drift=0.05)
-    read(0, starts(1, 0), np.array([4]), rows(100))
+    read(0, ONE, FOUR, rows(100))
     assert found(pool, 1, [4], **known) == [100] and np.isnan(found(pool, 2, [4], **known)[0])  # nothing known yet
     for step in (2, 4, 8):  # it hangs: each time the trust doubles
-        read(step, starts(1, 0), np.array([4]), rows(100))
+        read(step, ONE, FOUR, rows(100))
         assert found(pool, step + step, [4], **known) == [100]
         assert np.isnan(found(pool, step + step + 1, [4], **known)[0])
-    read(10, starts(1, 0), np.array([4]), rows(102))
+    read(10, ONE, FOUR, rows(102))
     assert found(pool, 15, [4], **known) == [102] and np.isnan(found(pool, 16, [4], **known)[0])
     assert np.isnan(found(pool, 15, [4], lease=4, drift=0.05)[0])
     assert found(pool, 110, [4], lease=100) == [102]  # without a limit
 
 
-def test_a_row_that_stands_still_for_one_step_is_good_for_two() -> None:
+def test_rows_that_stand_still_have_a_speed_also_rows_of_zeros_and_read_twice_in_a_step() -> None:
     pool = new_pool()
     for step in (0, 1):
-        pool.store(step, starts(1, 0), np.array([4]), rows(100), 0.05)
+        pool.store(step, ONE, FOUR, rows(100), 0.05)
     assert found(pool, 3, [4], drift=0.05) == [100]
     assert np.isnan(found(pool, 4, [4], drift=0.05)[0])
 
-
-def test_a_row_of_zeros_and_one_read_twice_in_a_step_have_a_speed() -> None:
     pool = new_pool()
     for step in (0, 0, 2):
         pool.store(step, starts(2, 0), np.array([4, 5]), rows(0, 7), 0.05)
@@ -86,25 +88,12 @@ def test_a_row_of_zeros_and_one_read_twice_in_a_step_have_a_speed() -> None:
     assert np.isnan(found(pool, 5, [4, 5], lease=9, drift=0.05)).all()
 
 
-def test_a_row_that_is_read_again_gets_new_values_and_a_new_lease() -> None:
-    pool = new_pool()
-    pool.store(0, starts(1, 0), np.array([4]), rows(1))
-    pool.store(5, starts(1, 0), np.array([4]), rows(2))
-    assert found(pool, 7, [4], lease=2) == [2]
-
-
-def test_rows_that_were_used_outlive_rows_that_were_not() -> None:
+def test_rows_that_were_used_outlive_others_and_rows_of_one_step_do_not_push_each_other_out() -> None:
     pool = new_pool(4)
-    pool.store(0, starts(4, 0), np.array([1, 2, 3, 4]), rows(1, 2, 3, 4))
-    found(pool, 1, [2, 4])
+    assert pool.store(0, starts(6, 0), np.arange(1, 7), rows(1, 2, 3, 4, 5, 6)) == 4
+    assert found(pool, 1, [2, 4]) == [2, 4]
     assert pool.store(1, starts(2, 0), np.array([5, 6]), rows(5, 6)) == 2
     assert found(pool, 1, [1, 2, 3, 4, 5, 6]) == pytest.approx([np.nan, 2, np.nan, 4, 5, 6], nan_ok=True)
-
-
-def test_rows_of_one_step_do_not_push_each_other_out() -> None:
-    pool = new_pool(4)
-    assert pool.store(0, starts(6, 0), np.arange(6), rows(0, 1, 2, 3, 4, 5)) == 4
-    assert found(pool, 0, [0, 1, 2, 3]) == [0, 1, 2, 3]
 
 
 def test_a_residual_is_never_pushed_out_by_a_row_but_takes_the_place_of_one() -> None:
@@ -119,7 +108,7 @@ def test_a_residual_is_never_pushed_out_by_a_row_but_takes_the_place_of_one() ->
     assert pool.slots.num_unsent == 4
 
 
-def test_a_sent_row_keeps_its_slot_for_its_cached_values_and_its_rounding_error() -> None:
+def test_a_sent_row_keeps_its_slot_for_its_cached_values_and_forgetting_rows_leaves_the_residuals() -> None:
     pool = new_pool(2)
     pool.store(0, starts(1, 0), np.array([7]), rows(5))
     pool.commit(pool.select(0, starts(1, 0), np.array([7]), rows(3), keep=1.0), rows(2))
@@ -129,15 +118,11 @@ def test_a_sent_row_keeps_its_slot_for_its_cached_values_and_its_rounding_error(
     pool.commit(again, again.rows_KD)
     assert (pool.slots.num_unsent, found(pool, 1, [7])) == (0, [5])
 
-
-def test_forgetting_rows_leaves_the_residuals() -> None:
-    pool = new_pool(3)
-    pool.store(0, starts(2, 0), np.array([1, 2]), rows(1, 2))
-    pool.commit(one := pool.select(0, starts(2, 0), np.array([2, 3]), rows(1, 9), keep=0.5), one.rows_KD)
+    pool.commit(one := pool.select(2, starts(2, 0), np.array([7, 8]), rows(1, 9), keep=0.5), one.rows_KD)
     pool.slots.forget_rows()
-    assert np.isnan(found(pool, 0, [1, 2])).all()
-    assert (pool.slots.num_unsent, pool.slots.state()["ids"].tolist()) == (1, [2])
-    assert pool.store(1, starts(2, 0), np.array([5, 6]), rows(5, 6)) == 2
+    assert np.isnan(found(pool, 2, [7, 8])).all()
+    assert (pool.slots.num_unsent, pool.slots.state()["ids"].tolist()) == (1, [7])
+    assert pool.store(3, starts(2, 0), np.array([5, 6]), rows(5, 6)) == 1
 
 
 def test_a_rewind_forgets_all_rows_and_brings_back_the_residuals() -> None:
@@ -161,14 +146,11 @@ def test_a_rewind_forgets_all_rows_and_brings_back_the_residuals() -> None:
         pool.store(step, starts(2, 0), np.array([1, 2]), rows(1, 2))  # changes after a rewind are undone by the next
 
 
-def test_a_pool_without_a_cache_refuses_rows() -> None:
+def test_a_pool_without_a_cache_and_ids_out_of_order_are_refused() -> None:
     pool = RowPool(num_tables=2, dim=D, capacity=2, cache=False, history=0)
     with pytest.raises(ValueError, match="keeps no rows"):
-        pool.store(0, starts(1, 0), np.array([1]), rows(1))
+        pool.store(0, ONE, FOUR, rows(1))
     with pytest.raises(ValueError, match="keeps no rows"):
-        pool.lookup(0, starts(1, 0), np.array([1]), rows(1), 1)
-
-
-def test_ids_out_of_order_are_refused() -> None:
+        pool.lookup(0, ONE, FOUR, rows(1), 1)
     with pytest.raises(ValueError, match="sorted and unique"):
         new_pool().store(0, starts(2, 0), np.array([2, 1]), rows(1, 2))

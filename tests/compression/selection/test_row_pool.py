@@ -1,9 +1,11 @@
-"""The row pool: every gradient is sent, kept back or counted as lost, at every step, and always in the same way."""
+"""The row pool: every gradient is sent, kept back or counted as lost, at every step, and always in the same way. Saved
+pools are taken up bit for bit, or added up for another number of workers."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ import pytest
 from shardkeep.compression.selection.row_pool import RowPool
 from shardkeep.compression.selection.selected import Selected
 from shardkeep.compression.selection.shares import num_kept
+from shardkeep.compression.selection.slots import merge
 from shardkeep.compression.values.codec import value_codec
 from tests.support.cases import every
 from tests.support.pairs import cases_of
@@ -24,12 +27,11 @@ def coarse(rows_KD: np.ndarray) -> np.ndarray:
     return (np.round(rows_KD / 8) * 8).astype(np.float32)
 
 
-def through(name: str) -> Callable[[np.ndarray], np.ndarray]:
-    codec = value_codec(name)
-    return lambda rows_KD: codec.decode(codec.encode(rows_KD), D)
-
-
-CODECS_TRIED = {name: through(name) for name in ("fp32", "fp16", "bf16")} | {"coarse": coarse}
+CODECS_TRIED: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "fp32": lambda rows_KD: rows_KD,
+    "fp16": lambda rows_KD: value_codec("fp16").decode(value_codec("fp16").encode(rows_KD), D),
+    "coarse": coarse,
+}
 
 
 @dataclasses.dataclass
@@ -38,8 +40,8 @@ class Step:
     ids_V: np.ndarray
     grad_VD: np.ndarray
 
-    def as_dense(self) -> np.ndarray:
-        return dense(self.starts_T1, self.ids_V, self.grad_VD)
+    def selected(self, pool: RowPool, number: int, **how: Any) -> Selected:
+        return pool.select(number, self.starts_T1, self.ids_V, self.grad_VD, **how)
 
 
 def dense(starts_T1: np.ndarray, ids_V: np.ndarray, rows_VD: np.ndarray) -> np.ndarray:
@@ -50,12 +52,12 @@ def dense(starts_T1: np.ndarray, ids_V: np.ndarray, rows_VD: np.ndarray) -> np.n
     return out
 
 
-def steps(count: int, seed: int = 0, *, dyadic: bool = True, rows: int = 12) -> list[Step]:
+def steps(count: int, seed: int = 0, *, dyadic: bool = True) -> list[Step]:
     """Random steps; dyadic gradients have few enough bits for float32 to add them exactly."""
     rng = np.random.default_rng(seed)
     made = []
     for _ in range(count):
-        per_table = [np.sort(rng.permutation(IDS)[: rng.integers(0, rows + 1)]) for _ in range(T)]
+        per_table = [np.sort(rng.permutation(IDS)[: rng.integers(0, 13)]) for _ in range(T)]
         starts_T1 = np.cumsum([0, *(ids.size for ids in per_table)])
         ids_V = np.concatenate(per_table).astype(np.int64)
         grad_VD = rng.normal(size=(ids_V.size, D)) * rng.lognormal(0, 1.5, size=(ids_V.size, 1))
@@ -64,8 +66,8 @@ def steps(count: int, seed: int = 0, *, dyadic: bool = True, rows: int = 12) -> 
     return made
 
 
-def new_pool(capacity: int = 200, *, dim: int = D, history: int = 0) -> RowPool:
-    return RowPool(num_tables=T, dim=dim, capacity=capacity, history=history, cache=False)
+def new_pool(capacity: int = 200, *, history: int = 0) -> RowPool:
+    return RowPool(num_tables=T, dim=D, capacity=capacity, history=history, cache=False)
 
 
 def residuals(pool: RowPool) -> np.ndarray:
@@ -81,12 +83,9 @@ def sent_rows(selected: Selected) -> Iterator[tuple[int, int]]:
             yield t, int(selected.ids_K[at])
 
 
-def bits(selected: Selected) -> list[object]:
-    return [getattr(selected, field.name) for field in dataclasses.fields(selected)]
-
-
 def same(left: Selected, right: Selected) -> bool:
-    return all(np.array_equal(a, b) for a, b in zip(bits(left), bits(right), strict=True))
+    names = [field.name for field in dataclasses.fields(Selected)]
+    return all(np.array_equal(getattr(left, name), getattr(right, name)) for name in names)
 
 
 def same_state(left: dict[str, np.ndarray], right: dict[str, np.ndarray]) -> bool:
@@ -106,11 +105,14 @@ def test_delivered_and_residual_and_lost_are_all_that_came_in(
     pool = new_pool(capacity)
     came = delivered = lost = np.zeros((T, IDS, D))
     lost_rows, lost_squares = 0, 0.0
-    for number, step in enumerate(steps(40)):
-        kept = residuals(pool) + step.as_dense()
-        selected = pool.select(number, step.starts_T1, step.ids_V, step.grad_VD, keep=keep, max_age=max_age)
+    for number, step in enumerate(steps(30)):
+        kept = residuals(pool) + dense(step.starts_T1, step.ids_V, step.grad_VD)
+        selected = step.selected(pool, number, keep=keep, max_age=max_age)
         decoded_KD = CODECS_TRIED[codec](selected.rows_KD)
-        for t, id_ in sent_rows(selected):
+        sent, forced = list(sent_rows(selected)), np.count_nonzero(selected.ages_K >= max(max_age, 1))
+        least = num_kept(step.ids_V.size, keep) + selected.num_overflow
+        assert sent == sorted(set(sent)) and least <= len(sent) <= least + (forced if max_age else 0)
+        for t, id_ in sent:
             kept[t, id_] = 0
         pool.commit(selected, decoded_KD)
         error = dense(selected.starts_T1, selected.ids_K, selected.rows_KD.astype(np.float64) - decoded_KD)
@@ -118,7 +120,7 @@ def test_delivered_and_residual_and_lost_are_all_that_came_in(
         lost_rows += int((gone != 0).any(axis=2).sum())
         lost_squares += (gone**2).sum()
         lost = lost + gone
-        came = came + step.as_dense()
+        came = came + dense(step.starts_T1, step.ids_V, step.grad_VD)
         delivered = delivered + dense(selected.starts_T1, selected.ids_K, decoded_KD)
         assert np.array_equal(delivered + residuals(pool) + lost, came)
         assert pool.slots.num_unsent == (residuals(pool) != 0).any(axis=2).sum() <= capacity
@@ -126,7 +128,7 @@ def test_delivered_and_residual_and_lost_are_all_that_came_in(
     if capacity == T * IDS or codec == "fp32":
         assert pool.slots.lost_rows == pool.slots.lost_squares == 0
     assert pool.slots.unsent_norm(D) == pytest.approx(np.linalg.norm(residuals(pool)))
-    last = pool.select(40, *NO_ROWS, keep=1.0, max_age=1)
+    last = pool.select(30, *NO_ROWS, keep=1.0, max_age=1)
     pool.commit(last, last.rows_KD)
     delivered = delivered + dense(last.starts_T1, last.ids_K, last.rows_KD)
     assert np.array_equal(delivered + residuals(pool) + lost, came)
@@ -138,7 +140,7 @@ def test_with_enough_slots_it_does_what_the_plain_algorithm_does(max_age: int) -
     pool = new_pool(T * IDS)
     rest, squares = np.zeros((T, IDS, D), np.float32), np.zeros((T, IDS), np.float32)
     first = np.full((T, IDS), -1)
-    for number, step in enumerate(steps(50, seed=2)):
+    for number, step in enumerate(steps(40, seed=2)):
         tables_V = np.repeat(np.arange(T), np.diff(step.starts_T1))
         rest[tables_V, step.ids_V] += step.grad_VD
         squares[tables_V, step.ids_V] += (step.grad_VD.astype(np.float64) ** 2).mean(axis=1).astype(np.float32)
@@ -151,7 +153,7 @@ def test_with_enough_slots_it_does_what_the_plain_algorithm_does(max_age: int) -
         if max_age:
             aged = np.argwhere((first >= 0) & (first <= number - max_age))
             expected |= {(int(t), int(id_)) for t, id_ in aged}
-        selected = pool.select(number, step.starts_T1, step.ids_V, step.grad_VD, keep=0.3, max_age=max_age)
+        selected = step.selected(pool, number, keep=0.3, max_age=max_age)
         assert list(sent_rows(selected)) == sorted(expected)
         for at, (t, id_) in enumerate(sent_rows(selected)):
             assert np.array_equal(selected.rows_KD[at], rest[t, id_])
@@ -159,18 +161,6 @@ def test_with_enough_slots_it_does_what_the_plain_algorithm_does(max_age: int) -
             rest[t, id_], squares[t, id_], first[t, id_] = 0, 0, -1
         pool.commit(selected, selected.rows_KD)
         assert np.array_equal(residuals(pool), rest)
-
-
-def test_a_message_has_the_chosen_the_forced_and_the_overflow() -> None:
-    for keep in (0.05, 0.5):
-        pool = new_pool(15)
-        for number, step in enumerate(steps(60, seed=1)):
-            selected = pool.select(number, step.starts_T1, step.ids_V, step.grad_VD, keep=keep, max_age=9)
-            forced = np.count_nonzero(selected.ages_K >= 9)
-            least, most = num_kept(step.ids_V.size, keep) + selected.num_overflow, selected.ids_K.size
-            assert least <= most <= least + forced and most == len(set(sent_rows(selected)))
-            assert list(sent_rows(selected)) == sorted(sent_rows(selected))
-            pool.commit(selected, selected.rows_KD)
 
 
 def column(*values: float) -> np.ndarray:
@@ -188,18 +178,15 @@ def send(
     return selected
 
 
-def test_rows_of_a_share_that_rounds_to_none_are_one_and_of_ties_the_first() -> None:
+def test_a_share_that_rounds_to_none_is_a_row_ties_go_to_the_first_and_no_rows_are_fine() -> None:
     pool = new_pool()
     assert send(pool, 0, {0: -1, 1: 1, 2: -1, 3: 1}, keep=1e-9).ids_K.tolist() == [0]
     assert send(pool, 1, dict.fromkeys(range(10, 14), 0), keep=0.5).ids_K.tolist() == [10, 11]
     assert pool.slots.num_unsent == 3  # a gradient of zeros takes no slot
 
-
-def test_a_step_without_rows_and_tables_without_rows_are_fine() -> None:
-    pool = new_pool()
-    empty = send(pool, 0, {}, keep=0.5)
+    empty = send(pool, 2, {}, keep=0.5)
     assert (empty.ids_K.size, empty.starts_T1.tolist(), empty.rows_KD.shape) == (0, [0] * (T + 1), (0, D))
-    one = pool.select(1, np.array([0, 0, 0, 1]), np.array([-(2**63)]), column(2), keep=0.5)
+    one = pool.select(3, np.array([0, 0, 0, 1]), np.array([-(2**63)]), column(2), keep=0.5)
     assert (one.starts_T1.tolist(), one.ids_K.tolist()) == ([0, 0, 0, 1], [-(2**63)])
 
 
@@ -216,7 +203,7 @@ def test_a_row_that_is_not_finite_is_left_out_counted_and_never_touches_its_resi
     assert residuals(pool)[0, 4].tolist() == [0.0] * D
 
 
-def test_a_sum_that_overflows_counts_as_not_finite() -> None:
+def test_a_sum_that_overflows_and_a_decoded_row_that_is_not_finite_are_counted() -> None:
     pool = new_pool()
     send(pool, 0, {1: 3e38, 2: 2e38}, keep=0.5)
     second = send(pool, 1, {1: 1, 2: 3e38}, keep=1.0)
@@ -224,8 +211,6 @@ def test_a_sum_that_overflows_counts_as_not_finite() -> None:
     assert np.isfinite(second.squares_K).all()
     assert residuals(pool)[0, 2].tolist() == column(2e38)[0].tolist()
 
-
-def test_a_decoded_row_that_is_not_finite_leaves_no_residual_and_is_seen() -> None:
     pool = new_pool()
     send(pool, 0, {1: 1}, keep=1.0, decoded=np.inf)
     assert (pool.slots.num_unsent, pool.slots.lost_rows, pool.slots.lost_squares) == (0, 1, np.inf)
@@ -245,17 +230,15 @@ def test_no_residual_gets_older_than_the_age_allows_and_ages_are_reported() -> N
     assert mass[2] == pytest.approx((sum(range(1, 20)) + 9) * np.sqrt(D))
     assert mass.sum() == pytest.approx(mass[0] + mass[2])
 
-
-def test_a_rounding_error_has_no_age() -> None:
-    pool = new_pool()
+    pool = new_pool()  # a rounding error has no age
     send(pool, 0, {1: 3}, keep=1.0, max_age=2, decoded=1)
     for step in range(1, 6):
         assert send(pool, step, {}, keep=0.5, max_age=2).ids_K.size == 0
     assert residuals(pool)[0, 1].tolist() == [2.0] * D
 
 
-def test_of_a_new_row_and_the_least_residual_the_smaller_one_is_sent() -> None:
-    pool = new_pool(2)
+def test_who_gets_a_slot_when_there_are_too_few() -> None:
+    pool = new_pool(2)  # of a new row and the least residual the smaller one is sent
     send(pool, 0, {1: 9, 2: 2, 3: 4}, keep=0.1)
     weak = send(pool, 1, {4: 9, 5: 1, 6: 1.5}, keep=0.1)
     assert (weak.ids_K.tolist(), weak.num_overflow) == ([4, 5, 6], 2)
@@ -264,84 +247,68 @@ def test_of_a_new_row_and_the_least_residual_the_smaller_one_is_sent() -> None:
     assert strong.rows_KD[:, 0].tolist() == [2, 9]
     assert sorted(pool.slots.state()["ids"].tolist()) == [3, 8]
 
-
-def test_a_residual_of_this_steps_rows_is_never_given_away() -> None:
-    pool = new_pool(1)
+    pool = new_pool(1)  # a residual of this step's rows is never given away
     send(pool, 0, {1: 9, 2: 1}, keep=0.1)
     assert send(pool, 1, {1: 5, 2: 1, 3: 3}, keep=0.1).ids_K.tolist() == [1, 3]
     assert residuals(pool)[0, 2, 0] == 2.0
 
-
-def test_a_rounding_error_is_lost_when_its_slot_is_wanted() -> None:
-    pool = new_pool(1)
+    pool = new_pool(1)  # a rounding error is lost
     send(pool, 0, {1: 3}, keep=1.0, decoded=2.5)
     selected = send(pool, 1, {2: 9, 3: 1}, keep=0.1)
     assert (selected.ids_K.tolist(), pool.slots.lost_rows, pool.slots.lost_squares) == ([2], 1, 0.25 * D)
 
 
-def test_the_caller_can_choose_the_rows() -> None:
-    pool = new_pool()
-    starts_T1, ids_V = np.array([0, 3, 3, 3]), np.array([1, 2, 3])
-    grad_VD = column(1, np.nan, 3)
-    selected = pool.select(0, starts_T1, ids_V, grad_VD, keep=0.5, chosen_V=np.array([True, True, False]))
-    pool.commit(selected, selected.rows_KD)
-    assert (selected.ids_K.tolist(), pool.slots.num_unsent) == ([1], 1)
-
-
-def test_the_squares_are_of_all_unsent_gradients_not_of_their_sum() -> None:
-    pool = new_pool()
-    for step in range(3):
-        assert send(pool, step, {1: 90, 2: 2}, keep=0.5, decoded=89).squares_K.tolist() == [8100.0]
-    last = send(pool, 3, {}, keep=0.5, max_age=1)
-    assert (last.ids_K.tolist(), last.squares_K.tolist()) == ([2], [12.0])
-
-
 @every("capacity", [5, 40, 200])
-def test_a_run_again_after_a_rewind_gives_the_same_bits(capacity: int) -> None:
+def test_a_run_again_after_a_rewind_and_in_a_loaded_pool_gives_the_same_bits(capacity: int) -> None:
     pool = new_pool(capacity, history=6)
     made = steps(30, seed=5, dyadic=False)
     seen: dict[int, Selected] = {}
     states: dict[int, dict[str, np.ndarray]] = {}
 
-    def run(begin: int, end: int) -> None:
+    def run(pool: RowPool, begin: int, end: int) -> None:
         for number in range(begin, end):
-            step, before = made[number], pool.slots.state()
-            selected = pool.select(number, step.starts_T1, step.ids_V, step.grad_VD, keep=0.2, max_age=5)
+            before = pool.slots.state()
+            assert sorted([*before["slots"], *before["free"]]) == list(range(capacity))
+            selected = made[number].selected(pool, number, keep=0.2, max_age=5)
             pool.commit(selected, coarse(selected.rows_KD))
-            assert number not in seen or same(selected, seen[number])
-            assert number not in states or same_state(before, states[number])
-            seen[number], states[number] = selected, before
+            assert same(selected, seen.setdefault(number, selected))
+            assert same_state(before, states.setdefault(number, before))
 
-    run(0, 20)
+    run(pool, 0, 20)
     pool.slots.rewind(15)
-    run(15, 17)
+    run(pool, 15, 17)
     pool.slots.rewind(16)
     pool.slots.rewind(14)
     assert same_state(pool.slots.state(), states[14])
-    run(14, 25)
+    run(pool, 14, 25)
     pool.slots.rewind(25)
     pool.slots.rewind(20)
-    run(20, 23)
+    run(pool, 20, 23)
     pool.slots.rewind(22)
-    run(22, 30)
+    run(pool, 22, 24)
+    loaded = new_pool(capacity, history=6)
+    loaded.slots.load(pool.slots.state())
+    for name in ("num_unsent", "lost_rows", "lost_squares"):
+        assert getattr(loaded.slots, name) == getattr(pool.slots, name)
+    run(pool, 24, 30)
+    run(loaded, 24, 30)  # the states that are compared are copies, which the other one did not change
+    assert np.array_equal(loaded.slots.sums[1:], pool.slots.sums[1:])
+    loaded.slots.load(pool.slots.state())
+    with pytest.raises(KeyError, match="kept: none"):
+        loaded.slots.rewind(29)
 
 
 def test_a_rewind_forgets_an_open_selection_and_refuses_steps_too_old() -> None:
     pool = new_pool(history=2)
     made = steps(6)
     for number, step in enumerate(made[:5]):
-        selected = pool.select(number, step.starts_T1, step.ids_V, step.grad_VD, keep=0.2)
+        selected = step.selected(pool, number, keep=0.2)
         if number < 4:
             pool.commit(selected, coarse(selected.rows_KD))
     with pytest.raises(KeyError, match=r"step 2 is no longer kept \(kept: 3 to 4\)"):
         pool.slots.rewind(2)
     pool.slots.rewind(4)
-    assert same(pool.select(4, made[4].starts_T1, made[4].ids_V, made[4].grad_VD, keep=0.2), selected)
-    never = new_pool(history=0)
-    never.slots.rewind(0)
-    never.select(0, *NO_ROWS, keep=0.5)
-    with pytest.raises(KeyError, match="kept: none"):
-        never.slots.rewind(0)
+    assert same(made[4].selected(pool, 4, keep=0.2), selected)
 
 
 @every(
@@ -359,24 +326,11 @@ def test_a_rewind_forgets_an_open_selection_and_refuses_steps_too_old() -> None:
         ({"keep": 0.0}, "keep: 0.0; allowed"),
         ({"step": 4}, "step 4 after step 4"),
     ],
-    ids=lambda value: "" if isinstance(value, str) else next(iter(value)),
 )
-def test_inputs_of_another_form_are_refused_before_anything_changes(change: dict[str, object], message: str) -> None:
+def test_wrong_inputs_and_calls_are_refused_before_anything_changes(change: dict[str, Any], message: str) -> None:
     pool = new_pool(history=2)
-    step = steps(1)[0]
-    pool.commit(done := pool.select(4, step.starts_T1, step.ids_V, step.grad_VD, keep=0.2), done.rows_KD)
-    before = pool.slots.state()
-    good = {"step": 5, "starts_T1": np.array([0, 3, 3, 3]), "ids_V": np.arange(3), "grad_VD": column(1, 2, 3)}
-    with pytest.raises(ValueError, match=message):
-        pool.select(**(good | {"keep": 0.5} | change))  # type: ignore[arg-type]
-    assert same_state(pool.slots.state(), before)
-
-
-def test_only_the_last_selection_can_be_committed_and_must_be() -> None:
-    pool = new_pool()
-    step = steps(1)[0]
-    selected = pool.select(0, step.starts_T1, step.ids_V, step.grad_VD, keep=0.2)
-    for call in (lambda: pool.select(1, *NO_ROWS, keep=0.5), pool.slots.state):
+    selected = steps(1)[0].selected(pool, 4, keep=0.2)
+    for call in (lambda: pool.select(5, *NO_ROWS, keep=0.5), pool.slots.state):
         with pytest.raises(ValueError, match="not committed"):
             call()
     with pytest.raises(ValueError, match="sent rows of"):
@@ -384,17 +338,56 @@ def test_only_the_last_selection_can_be_committed_and_must_be() -> None:
     pool.commit(selected, selected.rows_KD)
     with pytest.raises(ValueError, match="once"):
         pool.commit(selected, selected.rows_KD)
+    before = pool.slots.state()
+    good = {"step": 5, "starts_T1": np.array([0, 3, 3, 3]), "ids_V": np.arange(3), "grad_VD": column(1, 2, 3)}
+    with pytest.raises(ValueError, match=message):
+        pool.select(**(good | {"keep": 0.5} | change))
+    assert same_state(pool.slots.state(), before)
+    chosen = pool.select(**good, keep=0.5, chosen_V=np.array([True, True, False]))  # type: ignore[arg-type]
+    assert [id_ for t, id_ in sent_rows(chosen) if t == 0] == [0, 1], "the caller can choose the rows"
 
 
-@every(("dim", "capacity"), [(1, 3), (7, 50), (64, 1000)])
-def test_rows_of_any_width_go_through_a_crowded_pool(dim: int, capacity: int) -> None:
-    rng = np.random.default_rng(3)
-    pool = RowPool(num_tables=1, dim=dim, capacity=capacity, cache=False, history=2)
-    came = delivered = np.zeros(dim)
-    for number in range(30):
-        ids_V = np.unique(rng.integers(-(2**62), 2**62, size=300) if number % 3 else rng.integers(0, 500, size=300))
-        grad_VD = rng.integers(-9, 10, size=(ids_V.size, dim)).astype(np.float32)
-        selected = pool.select(number, np.array([0, ids_V.size]), ids_V, grad_VD, keep=0.1, max_age=7)
-        pool.commit(selected, selected.rows_KD)
-        came, delivered = came + grad_VD.sum(axis=0), delivered + selected.rows_KD.sum(axis=0, dtype=np.float64)
-        assert np.array_equal(delivered + pool.slots.state()["rests"].sum(axis=0, dtype=np.float64), came)
+# ---- saved pools ----
+
+
+def trained(pool: RowPool, count: int, seed: int = 0) -> RowPool:
+    for number, step in enumerate(steps(count, seed, dyadic=False)):
+        selected = step.selected(pool, number, keep=0.2, max_age=9)
+        pool.commit(selected, np.round(selected.rows_KD, 1))
+    return pool
+
+
+def test_a_state_fits_a_pool_of_another_size_if_its_rows_do() -> None:
+    pool, larger, smaller = trained(new_pool(20), 10), new_pool(100), trained(new_pool(2), 3)
+    larger.slots.load(pool.slots.state())
+    assert np.array_equal(residuals(larger), residuals(pool))
+    assert larger.slots.unsent_norm(D) == pool.slots.unsent_norm(D)
+    before = residuals(smaller)
+    with pytest.raises(ValueError, match=r"do not fit 2 slots; raise pool_rows"):
+        smaller.slots.load(pool.slots.state())
+    assert np.array_equal(residuals(smaller), before)
+    other = RowPool(num_tables=1, dim=D + 1, capacity=99, cache=False, history=0)
+    with pytest.raises(ValueError, match="a state of residuals"):
+        other.slots.load(pool.slots.state())
+    with pytest.raises(ValueError, match="one dim"):
+        merge([pool.slots.state(), other.slots.state()])
+    with pytest.raises(ValueError, match="0 states"):
+        merge([])
+
+
+def test_merged_states_add_up_by_table_and_id() -> None:
+    pools = [trained(new_pool(30), 6 + worker, seed=worker) for worker in range(3)]
+    states = [pool.slots.state() for pool in pools]
+    merged, one = merge(states), new_pool()
+    one.slots.load(merged)
+    assert np.abs(residuals(one) - sum(map(residuals, pools))).max() < 1e-6
+    keys = list(zip(merged["tables"].tolist(), merged["ids"].tolist(), strict=True))
+    assert keys == sorted(set(keys)) and one.slots.num_unsent == len(keys)
+    for name in ("squares", "counts"):
+        assert merged[name].sum() == pytest.approx(sum(state[name].sum() for state in states))
+    oldest = min(int(state["firsts"][state["firsts"] >= 0].min()) for state in states)
+    assert merged["firsts"][merged["firsts"] >= 0].min() == oldest == 0
+    assert (merged["scores"] >= np.linalg.norm(merged["rests"], axis=1) * 0.999999).all()
+    assert one.slots.lost_rows == sum(pool.slots.lost_rows for pool in pools)
+    assert one.slots.sums[1:].sum() == pytest.approx(sum(pool.slots.sums[1:].sum() for pool in pools))
+    one.commit(last := one.select(12, *NO_ROWS, keep=1.0, max_age=1), last.rows_KD)

@@ -46,10 +46,13 @@ def test_large_inputs_are_chosen_exactly(spread: str) -> None:
         assert np.array_equal(largest(values_N, count), by_sorting(values_N, count))
 
 
-def test_what_is_not_finite_is_seen_first() -> None:
+def test_what_is_not_finite_is_seen_first_and_values_of_another_form_are_refused() -> None:
     values_N = np.array([3e38, -np.inf, 1, np.nan, np.inf], dtype=np.float32)
     assert largest(values_N, 1).tolist() == [3]
     assert largest(values_N, 3).tolist() == [1, 3, 4]
+    for wrong in (np.zeros(3), np.zeros((3, 1), np.float32), np.zeros(6, np.float32)[::2]):
+        with pytest.raises(TypeError, match="contiguous float32"):
+            largest(wrong, 1)
 
 
 def test_a_negative_key_is_never_taken() -> None:
@@ -59,12 +62,6 @@ def test_a_negative_key_is_never_taken() -> None:
     assert marks_N.tolist() == [1, 7, 1, 7, 1]
 
 
-@every("wrong", [np.zeros(3), np.zeros((3, 1), np.float32), np.zeros(6, np.float32)[::2]], ids=str)
-def test_values_of_another_form_are_refused(wrong: np.ndarray) -> None:
-    with pytest.raises(TypeError, match="contiguous float32"):
-        largest(wrong, 1)
-
-
 # ---- rows ----
 
 
@@ -72,38 +69,18 @@ def column(*values: float) -> np.ndarray:
     return np.array(values, dtype=np.float32).reshape(-1, 1)
 
 
-def test_at_least_one_row_is_kept_and_none_of_none() -> None:
+def test_at_least_one_row_is_kept_none_of_none_and_norms_neither_overflow_nor_vanish_nor_hide() -> None:
     assert largest_rows(column(1, 3, 2), 1e-9).tolist() == [1]
     assert largest_rows(np.empty((0, 16), np.float32), 0.1).tolist() == []
     assert largest_rows(np.empty((0, 16), np.float32), 1.0).tolist() == []
     assert largest_rows(column(7), 0.1).tolist() == [0]
+    shares = [(100, 0.07, 7), (10, 0.25, 3), (128, 0.001, 1), (3, 0.999, 3), (0, 0.5, 0), (1000, 0.001, 1)]
+    assert [num_kept(num_rows, keep) for num_rows, keep, _ in shares] == [kept for *_, kept in shares]
     assert largest_rows(column(3, 1, 2), 1.0).tolist() == [0, 1, 2]
-
-
-@every(
-    ("num_rows", "keep", "expected"),
-    [(100, 0.07, 7), (10, 0.25, 3), (128, 0.001, 1), (3, 0.999, 3), (0, 0.5, 0), (1000, 0.001, 1)],
-)
-def test_the_number_of_kept_rows_is_the_share_rounded_up(num_rows: int, keep: float, expected: int) -> None:
-    assert num_kept(num_rows, keep) == expected
-    grad_UD = np.random.default_rng(0).normal(size=(num_rows, 2)).astype(np.float32)
-    assert len(largest_rows(grad_UD, keep)) == expected
-
-
-def test_norms_do_not_overflow_or_vanish() -> None:
     assert largest_rows(column(2e19, 3e19, 1e19), 0.3).tolist() == [1]
     assert largest_rows(column(2e-30, 3e-30, 1e-30), 0.3).tolist() == [1]
-
-
-@every("bad", [np.nan, np.inf, -np.inf], ids=str)
-def test_a_row_that_is_not_finite_is_seen_not_hidden(bad: float) -> None:
-    assert largest_rows(column(1, 1e30, bad, 2), 0.25).tolist() == [2]
-
-
-@every("keep", [0.0, -0.1, 1.1, math.nan])
-def test_a_share_out_of_range_is_refused(keep: float) -> None:
-    with pytest.raises(ValueError, match=r"allowed: above 0, up to 1"):
-        largest_rows(column(1, 2), keep)
+    for bad in (np.nan, np.inf, -np.inf):
+        assert largest_rows(column(1, 1e30, bad, 2), 0.25).tolist() == [2]
 
 
 @examples(200)
@@ -118,41 +95,29 @@ def test_selection_equals_a_stable_sort_by_norm(grad_UD: np.ndarray, keep: float
     assert positions.dtype == np.int64 and np.array_equal(positions, expected)
 
 
-def rows(count: int) -> np.ndarray:
-    return np.zeros((count, 1), np.float32)
-
-
-def test_a_random_choice_has_no_duplicates_and_is_named_by_its_key() -> None:
-    chosen = random_rows(rows(1000), 0.1, 7)
-    assert chosen.size == 100
-    assert np.array_equal(chosen, np.unique(chosen))
-    assert np.array_equal(chosen, random_rows(rows(1000), 0.1, 7))
-    assert not np.array_equal(chosen, random_rows(rows(1000), 0.1, 8))
-    assert random_rows(rows(3), 1.0, 7).tolist() == [0, 1, 2]
-    assert random_rows(rows(0), 0.1, 7).tolist() == []
-
-
-def test_a_random_choice_leaves_the_global_generators_alone() -> None:
-    torch.manual_seed(3)
-    np.random.seed(3)
-    expected = torch.rand(1).item(), np.random.random()
-    torch.manual_seed(3)
-    np.random.seed(3)
-    random_rows(rows(1000), 0.1, 7)
-    assert (torch.rand(1).item(), np.random.random()) == expected
-
-
-def test_a_random_choice_takes_every_position_equally_often() -> None:
+def test_a_random_choice_has_no_duplicates_is_named_by_its_key_and_takes_every_position_equally_often() -> None:
+    rows, few = np.zeros((1000, 1), np.float32), np.zeros((20, 1), np.float32)
+    global_state = torch.get_rng_state().numpy().tobytes(), np.random.get_state()[1].tobytes()
+    chosen = random_rows(rows, 0.1, 7)
+    assert chosen.size == 100 and np.array_equal(chosen, np.unique(chosen))
+    assert np.array_equal(chosen, random_rows(rows, 0.1, 7))
+    assert not np.array_equal(chosen, random_rows(rows, 0.1, 8))
+    assert random_rows(rows[:3], 1.0, 7).tolist() == [0, 1, 2]
+    assert random_rows(rows[:0], 0.1, 7).tolist() == []
     counts = np.zeros(20)
-    for key in range(2000):
-        counts[random_rows(rows(20), 0.25, key)] += 1
-    assert np.abs(counts - 500).max() < 5 * np.sqrt(2000 * 0.25 * 0.75)
+    for key in range(1000):
+        counts[random_rows(few, 0.25, key)] += 1
+    assert np.abs(counts - 250).max() < 5 * np.sqrt(1000 * 0.25 * 0.75)
+    assert global_state == (torch.get_rng_state().numpy().tobytes(), np.random.get_state()[1].tobytes())
 
 
-def test_the_share_falls_geometrically_to_its_value_in_steps() -> None:
+def test_the_share_falls_geometrically_to_its_value_in_steps_and_has_a_range() -> None:
     shares = [keep_at(step, 0.001, 4) for step in range(6)]
     assert shares == pytest.approx([0.251, 0.0631, 0.01585, 0.00398, 0.001, 0.001], rel=1e-2)
     assert keep_at(0, 0.1, 0) == 0.1
     assert [keep_at(step, 1.0, 5) for step in (0, 3, 9)] == [1.0, 1.0, 1.0]
-    with pytest.raises(ValueError, match="allowed: above 0"):
-        keep_at(0, 0.0, 5)
+    for keep in (0.0, -0.1, 1.1, math.nan):
+        with pytest.raises(ValueError, match=r"allowed: above 0, up to 1"):
+            largest_rows(column(1, 2), keep)
+        with pytest.raises(ValueError, match="allowed: above 0"):
+            keep_at(0, keep, 5)

@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, get_args
 
 import pytest
 import torch
 
-from shardkeep.base.plugging.plugs import Plug
 from shardkeep.compression.config import FORMS, TowerCompressionConfig
 from shardkeep.compression.tower import formats as dense_values, powersgd as dense_powersgd
 from shardkeep.compression.tower.compressor import DenseCompression, merge_local
-from shardkeep.compression.tower.exchange import DenseForm, Ranks, Sum
+from shardkeep.compression.tower.exchange import Ranks
 from shardkeep.compression.tower.formats import BF16, FP16, FP32, INT8, VALUES
 from shardkeep.compression.tower.forms import (
     Rounded,
-    num_values,
 )
-from shardkeep.compression.tower.residuals import Residuals
 from tests.support.cases import every
-from tests.support.dense_compression import CONFIGS, CPU, SHAPES, draw, members
-from tests.support.dense_sums import drive
+from tests.support.dense_sums import CONFIGS, SHAPES, draw, drive, members
 
 OWING = ["int8", "topk", "topk of int8", "powersgd", "powersgd of int8"]
 """Those that send later what they did not send."""
@@ -80,11 +77,17 @@ def test_every_name_of_the_config_has_a_form_and_every_kept_value_a_format() -> 
     assert set(VALUES) == set(get_args(named[0])) and {c["name"] for c in CONFIGS.values()} == set(FORMS)
 
 
-@every("world_size", [2, 3])
-@every("config", CONFIGS)
-def test_nothing_is_lost_at_any_step(config: str, world_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def sharded(patch: pytest.MonkeyPatch, *, always: bool) -> None:
+    """Whether more than two ranks sum in two rounds, each a shard, or in one."""
     for module in (dense_values, dense_powersgd):
-        monkeypatch.setattr(module, "ONE_ROUND_BYTES", 0)  # shards with more than two ranks
+        patch.setattr(module, "ONE_ROUND_BYTES", 0 if always else 1 << 30)
+
+
+@every(("config", "world_size"), [(config, 2 + number % 2) for number, config in enumerate(CONFIGS)])
+def test_nothing_is_lost_at_any_step_and_a_constant_gradient_arrives_in_full_over_time(
+    config: str, world_size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sharded(monkeypatch, always=True)
     ranks = members(config, world_size)
     tolerance = {"bf16": 2**-8 * 20, "fp16": 2**-11 * 20}.get(config, 3e-5)
     for step in range(4):
@@ -92,27 +95,36 @@ def test_nothing_is_lost_at_any_step(config: str, world_size: int, monkeypatch: 
         got = step_of(ranks, grads, step=step)
         assert_conserved(before, grads, got, owed(ranks), tolerance)
     assert (owed(ranks)["wide"].abs().max() > 1e-3) == (config in OWING)
+    if config in OWING:
+        total = {name: torch.zeros(shape) for name, shape in SHAPES.items()}
+        for step in range(4, 34):
+            got = step_of(ranks, grads, step=step)
+            total = {name: total[name] + got[name] for name in SHAPES}
+        for name in ("wide", "tall"):
+            mean, true = total[name] / 30, sum(grad[name] for grad in grads)
+            assert (mean - true).norm() < 0.6 * true.norm(), name
 
 
-@every("config", OWING)
-def test_a_constant_gradient_arrives_in_full_over_time(config: str) -> None:
-    ranks, grads = members(config, 2), [draw(0, 0), draw(0, 1)]
-    total = {name: torch.zeros(shape) for name, shape in SHAPES.items()}
-    for step in range(30):
+@every(("config", "always"), [("topk", True), ("powersgd", False), ("powersgd", True)])
+def test_in_the_first_steps_all_values_go_and_nothing_is_lost(
+    config: str, always: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sharded(monkeypatch, always=always)
+    ranks = members(config, 3, warmup_steps=2)
+    for step in range(3):
+        grads, before = [draw(step, rank) for rank in range(3)], owed(ranks)
         got = step_of(ranks, grads, step=step)
-        total = {name: total[name] + got[name] for name in SHAPES}
-    for name in ("wide", "tall"):
-        mean, true = total[name] / 30, grads[0][name] + grads[1][name]
-        assert (mean - true).norm() < 0.6 * true.norm(), name
+        assert_conserved(before, grads, got, owed(ranks), 3e-5)
+        left = max(float(kept.abs().max()) for kept in owed(ranks).values() if kept.numel())
+        assert (left < 0.02) == (step < 2)
 
 
-@every("one_round", [0, 1 << 30], ids=["shards", "whole"])
+@every("always", [True, False], ids=["shards", "whole"])
 @every("config", CONFIGS)
 def test_the_sum_does_not_depend_on_what_is_summed_together(
-    config: str, one_round: int, monkeypatch: pytest.MonkeyPatch
+    config: str, always: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dense_values, "ONE_ROUND_BYTES", one_round)
-    monkeypatch.setattr(dense_powersgd, "ONE_ROUND_BYTES", one_round)
+    sharded(monkeypatch, always=always)
     together, apart = members(config, 3), members(config, 3)
     for step in range(2):
         grads = [draw(step, rank) for rank in range(3)]
@@ -123,8 +135,7 @@ def test_the_sum_does_not_depend_on_what_is_summed_together(
             assert_same_state(one.local_state_dict(), other.local_state_dict())
 
 
-@every("bad", [math.nan, math.inf, -math.inf])
-@every("config", CONFIGS)
+@every(("config", "bad"), zip(CONFIGS, itertools.cycle([math.nan, math.inf, -math.inf])))
 def test_a_gradient_that_is_not_finite_reaches_all_ranks_and_leaves_residuals_alone(config: str, bad: float) -> None:
     ranks = members(config, 3)
     step_of(ranks, [draw(0, rank) for rank in range(3)])
@@ -185,16 +196,7 @@ def test_a_parameter_that_no_rank_used_keeps_what_is_owed_for_it(config: str) ->
     assert_conserved(before, grads, step_of(ranks, grads, step=2), owed(ranks), 3e-5)
 
 
-def test_powersgd_finds_its_way_back_from_a_gradient_of_zeros() -> None:
-    ranks = members("powersgd", 2)
-    zeros = [{name: torch.zeros(shape) for name, shape in SHAPES.items()}] * 2
-    step_of(ranks, zeros)
-    grads = [draw(1, 0), draw(1, 1)]
-    true = grads[0]["wide"] + grads[1]["wide"]
-    assert (step_of(ranks, grads, step=1)["wide"] - true).norm() < 0.9 * true.norm()
-
-
-def test_powersgd_sends_a_gradient_of_its_rank_whole_and_the_same_guess_on_all_ranks() -> None:
+def test_powersgd_sends_a_gradient_of_its_rank_whole_also_after_zeros_with_the_same_guess_on_all_ranks() -> None:
     ranks = members("powersgd", 2)
     drawn = torch.Generator().manual_seed(1)
     low = [torch.randn(40, 1, generator=drawn) @ torch.randn(1, 90, generator=drawn) for _ in range(2)]
@@ -206,36 +208,30 @@ def test_powersgd_sends_a_gradient_of_its_rank_whole_and_the_same_guess_on_all_r
     newcomer.load_state_dict(ranks[0].state_dict())
     assert_same_state(newcomer.state_dict(), ranks[0].state_dict())
 
-
-@every("one_round", [0, 1 << 30], ids=["shards", "whole"])
-@every("config", ["topk", "powersgd"])
-def test_in_the_first_steps_all_values_go_and_nothing_is_lost(
-    config: str, one_round: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for module in (dense_values, dense_powersgd):
-        monkeypatch.setattr(module, "ONE_ROUND_BYTES", one_round)
-    ranks = members(config, 3, warmup_steps=2)
-    for step in range(3):
-        grads, before = [draw(step, rank) for rank in range(3)], owed(ranks)
-        got = step_of(ranks, grads, step=step)
-        assert_conserved(before, grads, got, owed(ranks), 3e-5)
-        left = max(float(kept.abs().max()) for kept in owed(ranks).values() if kept.numel())
-        assert (left < 0.02) == (step < 2)
+    ranks = members("powersgd", 2)
+    step_of(ranks, [{name: torch.zeros(shape) for name, shape in SHAPES.items()}] * 2)
+    assert (step_of(ranks, grads, step=1)["wide"] - low[0] - low[1]).norm() < 0.9 * (low[0] + low[1]).norm()
 
 
-@every("size", [1e-9, 1.0, 1e7])
-@every(("config", "error"), [("fp16", 2**-10), ("bf16", 2**-7), ("int8", 0.02)])
-def test_formats_neither_flush_small_gradients_nor_overflow_at_large_ones(
-    config: str, error: float, size: float
-) -> None:
-    grads = [draw(0, rank, size) for rank in range(2)]
-    got = step_of(members(config, 2), grads)["wide"]
-    true = grads[0]["wide"] + grads[1]["wide"]
-    assert (got - true).norm() < error * true.norm() and (got != 0).float().mean() > 0.9
+@every(("config", "fmt", "error"), [("fp16", FP16, 2**-10), ("bf16", BF16, 2**-7), ("int8", INT8, 0.02)])
+def test_formats_keep_gradients_of_any_size_zeros_signs_and_ties(config: str, fmt: Any, error: float) -> None:
+    for size in (1e-9, 1.0, 1e7):
+        grads = [draw(0, rank, size) for rank in range(2)]
+        got, true = step_of(members(config, 2), grads)["wide"], grads[0]["wide"] + grads[1]["wide"]
+        assert (got - true).norm() < error * true.norm() and (got != 0).float().mean() > 0.9
+    values = torch.tensor([0.0, -1.0, 1.0, 1.0, -0.5, 0.25] + [0.0] * 58 + [-7.0] * 64 + [0.0] * 64)
+    packet = fmt.encode(values)
+    assert packet.dtype == torch.uint8 and packet.numel() == 192 * fmt.encode(values[:64]).numel() // 64
+    assert packet.numel() - fmt.scale_bytes(192) == 192 * fmt.dtype.itemsize
+    found = fmt.decode(packet)
+    torch.testing.assert_close(found, values, rtol=0.01, atol=0.005)
+    assert torch.equal(found == 0, values == 0) and len(set(found[64:128].tolist())) == 1
+    both = fmt.decode(torch.stack([packet, fmt.encode(-values)]))
+    assert both[0].equal(found) and both[1].equal(-found)
 
 
 @every("world_size", [1, 2, 3, 5])
-@every("num_values", [1, 63, 64, 4096, 16400, 70_000])
+@every("num_values", [1, 64, 16_400, 70_000])
 def test_fp32_adds_in_rank_order_bit_for_bit_whatever_the_shards(num_values: int, world_size: int) -> None:
     drawn = torch.Generator().manual_seed(num_values)
     values = [torch.randn(num_values, generator=drawn) for _ in range(world_size)]
@@ -250,89 +246,34 @@ def test_fp32_adds_in_rank_order_bit_for_bit_whatever_the_shards(num_values: int
     assert sent["all"] == (two_rounds if sharded else all_gather)
 
 
-@every("fmt", [FP32, BF16, FP16, INT8], ids=["fp32", "bf16", "fp16", "int8"])
-def test_a_format_keeps_zeros_signs_and_ties_and_says_how_much_of_it_is_scales(fmt: Any) -> None:
-    values = torch.tensor([0.0, -1.0, 1.0, 1.0, -0.5, 0.25] + [0.0] * 58 + [-7.0] * 64 + [0.0] * 64)
-    packet = fmt.encode(values)
-    assert packet.dtype == torch.uint8 and packet.numel() == 192 * fmt.encode(values[:64]).numel() // 64
-    assert packet.numel() - fmt.scale_bytes(192) == 192 * fmt.dtype.itemsize
-    found = fmt.decode(packet)
-    torch.testing.assert_close(found, values, rtol=0.01, atol=0.005)
-    assert torch.equal(found == 0, values == 0) and len(set(found[64:128].tolist())) == 1
-    both = fmt.decode(torch.stack([packet, fmt.encode(-values)]))
-    assert both[0].equal(found) and both[1].equal(-found)
-
-
 @every("config", OWING)
-def test_one_rank_takes_over_what_several_owed(config: str) -> None:
+def test_one_rank_takes_over_what_several_owed_and_a_state_must_fit(config: str) -> None:
     ranks = members(config, 3)
     step_of(ranks, [draw(0, rank) for rank in range(3)])
-    total, heir = owed(ranks), members(config, 1)
-    heir[0].load_local_state_dict(merge_local(one.local_state_dict() for one in ranks))
-    for name, kept in owed(heir).items():
+    total, (heir,) = owed(ranks), members(config, 1)
+    state = merge_local(one.local_state_dict() for one in ranks)
+    heir.load_local_state_dict(state)
+    for kept in state["residuals"].values():
+        kept.zero_()  # it is copied
+    for name, kept in owed([heir]).items():
         torch.testing.assert_close(kept, total[name], rtol=1e-6, atol=1e-6)
-    heir[0].load_state_dict(ranks[0].state_dict())  # of another tower: no residual
-    assert not any(kept.any() for kept in owed(heir).values())
-
-
-def test_local_states_are_copied_merge_to_nothing_and_must_fit() -> None:
-    assert merge_local([]) == {} == merge_local([{}, {}])
-    first, second = members("int8", 2)
-    step_of([first, second], [draw(0, 0), draw(0, 1)])
-    state = first.local_state_dict()
-    second.load_local_state_dict(state)
-    state["residuals"]["wide"].zero_()
-    assert second.local_state_dict()["residuals"]["wide"].any()
     with pytest.raises(ValueError, match="residual of other, 3 values: does not fit the model"):
-        first.load_local_state_dict({"residuals": {"other": torch.zeros(3)}})
-    with pytest.raises(ValueError, match="guess of wide: None, not"):
-        members("powersgd", 1)[0].load_state_dict({})
+        heir.load_local_state_dict({"residuals": {"other": torch.zeros(3)}})
+    heir.load_state_dict(ranks[0].state_dict())  # of another tower: no residual
+    assert not any(kept.any() for kept in owed([heir]).values())
+    assert merge_local([]) == {} == merge_local([{}, {}])
+    if config == "powersgd":
+        with pytest.raises(ValueError, match="guess of wide: None, not"):
+            heir.load_state_dict({})
 
 
-@every("settings", [
+@every(("settings", "text"), [
     ({"name": "int8", "keep": 0.1}, "keep: has no effect with name: int8"),
     ({"name": "none", "warmup_steps": 5}, "warmup_steps: has no effect with name: none"),
-    ({"name": "powersgd", "keep": 0.1}, "keep: has no effect with name: powersgd"),
     ({"name": "topk", "rank": 2}, "rank: has no effect with name: topk"),
     ({"name": "topk", "keep": 0.0}, "greater than 0"),
     ({"name": "powersgd", "rank": 0}, "greater than or equal to 1"),
 ])  # fmt: skip
-def test_settings_without_effect_are_refused(settings: tuple[dict[str, Any], str]) -> None:
-    given, text = settings
+def test_settings_without_effect_are_refused(settings: dict[str, Any], text: str) -> None:
     with pytest.raises(ValueError, match=text):
-        TowerCompressionConfig(**given)
-
-
-class CountingForm(DenseForm):
-    """A form of the tests: what int8 sends, and how many steps counted."""
-
-    has_residual = True
-
-    def __init__(self, config: Any, shapes: Any, residuals: Residuals) -> None:
-        self._rounded = Rounded(VALUES["int8"], num_values(shapes), residuals)
-        self.steps = 0
-
-    def sum(self, names: Sequence[str], grads: Sequence[torch.Tensor], ranks: Ranks) -> Sum:
-        return self._rounded.sum(names, grads, ranks)
-
-    def settle(self, applied: bool) -> None:
-        self.steps += applied
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"steps": self.steps}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.steps = state["steps"]
-
-
-def test_one_line_adds_a_form_with_a_residual_and_a_state(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(FORMS, "counting", Plug("counting", (), f"{__name__}:CountingForm"))
-    config, shapes = TowerCompressionConfig.model_construct(name="counting"), {"w": (100,)}
-    one, other = (DenseCompression(config, shapes, CPU) for _ in range(2))
-    for step in range(3):
-        one.begin(step)
-        drive([one.sum(["w"], [torch.linspace(0.0, 1.0, 100)], Ranks(0, 1))])
-        one.settle(applied=step != 1)
-    assert one.unsent_norm and one.local_state_dict()["residuals"]["w"].any()
-    other.load_state_dict(one.state_dict())
-    assert other.state_dict() == {"steps": 2} and other.unsent_norm == 0.0
+        TowerCompressionConfig(**settings)

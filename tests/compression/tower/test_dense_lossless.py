@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import zlib
 
 import numpy as np
 import pytest
@@ -46,24 +45,18 @@ def gradient(*shape: int, zeros: float = 0.0, spread: float = 0.0) -> np.ndarray
 
 
 @examples()
-@given(arrays.arrays(np.uint32, SHORT))
-def test_any_bits_come_back_in_little_more_room(bits_N: np.ndarray) -> None:
+@given(arrays.arrays(np.uint32, SHORT), arrays.arrays(np.int8, SHORT), st.integers(-140, 100))
+def test_any_bits_and_like_values_with_zeros_and_denormals_among_them_come_back_in_little_more_room(
+    bits_N: np.ndarray, small_N: np.ndarray, power: int
+) -> None:
     coded_and_back(bits_N)
-
-
-@examples()
-@given(arrays.arrays(np.int8, SHORT), st.integers(-140, 100))
-def test_like_values_with_zeros_and_denormals_among_them_come_back(small_N: np.ndarray, power: int) -> None:
     coded_and_back(np.ldexp(small_N.astype(np.float32), power).view(np.uint32))
 
 
-def test_what_arithmetic_does_not_keep_comes_back() -> None:
+def test_what_arithmetic_does_not_keep_comes_back_and_random_bits_grow_by_a_thousandth() -> None:
     special = [0.0, -0.0, math.inf, -math.inf, math.nan, 1e-45, -1e-45, 3.4028235e38, 1.17549435e-38, 1.0]
     payloads = np.array([0x7F800001, 0xFFC12345], np.uint32)
     coded_and_back(np.concatenate([np.array(special, np.float32).view(np.uint32), payloads]))
-
-
-def test_random_bits_of_many_values_grow_by_a_thousandth() -> None:
     bits_N = np.random.default_rng(1).integers(0, 1 << 32, 40_000, np.uint32)
     assert len(coded_and_back(bits_N)) < 4.004 * len(bits_N)
 
@@ -102,10 +95,8 @@ def test_any_bytes_decode_to_something_or_are_refused(code: bytes, num_values: i
 
 
 def test_a_bomb_is_refused_before_it_has_grown() -> None:
-    bomb = encode_floats(np.zeros(4 << 20, np.uint8))
-    assert len(bomb) < 10_000
     with pytest.raises(CorruptMessage, match="are not 77 coded float32s"):
-        decode_floats(bomb, 77)
+        decode_floats(encode_floats(np.zeros(4 << 20, np.uint8)), 77)
 
 
 def lengths_came(theirs: np.ndarray) -> None:
@@ -115,17 +106,15 @@ def lengths_came(theirs: np.ndarray) -> None:
     summing.send(torch.stack([mine, torch.from_numpy(theirs)]))
 
 
-def test_a_length_comes_back_and_one_that_no_code_has_is_refused_before_room_is_made_for_it() -> None:
+def test_a_length_comes_back_and_one_that_no_code_has_or_with_any_bit_wrong_is_refused() -> None:
+    """Before room is made for it."""
     for length in (0, 1, 200, most_bytes(50)):
         assert decode_length(encode_length(length), 50) == length
-    lengths_came(encode_length(201))
-    for length in (most_bytes(50) + 1, 1 << 39):
+    told = encode_length(201)
+    lengths_came(told)
+    for length in (most_bytes(50) + 1, 1 << 39, (1 << 40) - 1):
         with pytest.raises(CorruptMessage, match=r"^the dense gradient of worker 1: a code of .* came for 50 float32s"):
             lengths_came(encode_length(length))
-
-
-def test_a_length_with_any_bit_wrong_or_cut_off_at_any_byte_is_refused() -> None:
-    told = encode_length(201)
     for place in range(64):
         damaged = told.copy()
         damaged[place // 8] ^= 1 << place % 8
@@ -136,47 +125,24 @@ def test_a_length_with_any_bit_wrong_or_cut_off_at_any_byte_is_refused() -> None
             decode_length(told[:size], 50)
 
 
-@examples()
-@given(st.integers(0, 2 * most_bytes(50)) | st.integers(0, 2**40 - 1))
-def test_a_length_that_arrives_whole_is_one_that_a_code_has_or_is_refused(length: int) -> None:
-    told = encode_length(length)
-    if length <= most_bytes(50):
-        assert decode_length(told, 50) == length
-    else:
-        with pytest.raises(CorruptMessage, match=f"a code of {length:,} bytes came for 50 float32s"):
-            decode_length(told, 50)
-
-
-def is_code_of(num_values: int, code: bytes) -> bool:
-    """Whether zlib reads `num_values` exponents, a bit for each that is 0, and three bytes follow for each number."""
-    inflate = zlib.decompressobj(wbits=-15)
-    try:
-        plain = inflate.decompress(code)
-    except zlib.error:
-        return False
-    zeros = plain[:num_values].count(0)
-    subnormal = "".join(f"{byte:08b}" for byte in plain[num_values:])[:zeros].count("1")
-    sized = inflate.eof and len(plain) == num_values + math.ceil(zeros / 8)
-    return sized and len(inflate.unused_data) >= 3 * (num_values - zeros + subnormal)
-
-
-def test_a_code_with_any_bit_wrong_is_refused_unless_it_is_the_code_of_as_many_other_values() -> None:
+def test_a_code_with_any_bit_wrong_is_refused_or_the_code_of_as_many_other_values() -> None:
     """Mantissas have no check of their own: what TCP lets through there is another number."""
     values = gradient(77, zeros=0.5)
     code = encode_floats(values)
-    rests = 8 * (len(code) - 3 * int(np.count_nonzero(values.view(np.uint32))))
+    rests, refused = 8 * (len(code) - 3 * int(np.count_nonzero(values.view(np.uint32)))), 0
     for place in range(8 * len(code)):
         damaged = code.copy()
         damaged[place // 8] ^= 1 << place % 8
-        if not is_code_of(77, damaged.tobytes()):
+        try:
+            decoded = decode_floats(damaged, 77)
+        except CorruptMessage:
+            refused += 1
             assert place < rests
-            with pytest.raises(CorruptMessage):
-                decode_floats(damaged, 77)
             continue
-        decoded = decode_floats(damaged, 77)
         assert len(decoded) == len(values)
         if place >= rests:
             assert int(np.unpackbits(decoded ^ values).sum()) == 1
+    assert refused > rests / 2
 
 
 @every("world_size", [2, 4])
@@ -191,8 +157,5 @@ def test_a_sum_has_the_bits_of_fp32_and_takes_fewer_bytes(world_size: int) -> No
     assert coded.view(torch.int32).equal(plain.view(torch.int32))
     rounds = 1 + (world_size > 2)
     assert fewer["framing"] == 8 * (world_size - 1) * rounds and fewer["all"] < 0.9 * all_bytes["all"]
-
-
-def test_zeros_alone_are_summed_too() -> None:
     totals, _ = drive([Lossless(3).sum(["p"], [torch.zeros(3)], Ranks(r, 2)) for r in range(2)])
     assert [total.tolist() for total in totals] == [[0.0] * 3] * 2

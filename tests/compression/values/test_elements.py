@@ -56,13 +56,6 @@ def test_the_smaller_form_is_taken(num_rows: int, dim: int, elements: int, form:
     assert (packet[0] if packet.size else None, packet.size) == (form, size)
 
 
-def test_zeros_and_numbers_that_are_not_finite_travel_as_they_are() -> None:
-    rows_KD = np.array([[0.0, -0.0], [np.inf, np.nan]], dtype=np.float32)
-    decoded_KD, mask_KD = decode(encode(rows_KD, np.ones((2, 2), bool), FP32), 2, 2, FP32)
-    assert np.array_equal(decoded_KD.view(np.uint32), rows_KD.view(np.uint32))
-    assert mask_KD.all()
-
-
 @every("share", [0.02, 0.5], ids=["positions", "masks"])
 def test_a_packet_that_is_cut_or_longer_is_refused(share: float) -> None:
     rows_KD, mask_KD = made(30, 9, share)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import math
 from typing import get_args
 
 import pytest
@@ -27,7 +26,10 @@ TAGS = {  # never to be changed: what is on the wire and in journals
 }  # fmt: skip
 
 
-def test_every_format_of_the_config_has_its_codecs_and_tags_of_their_own() -> None:
+BITS = {"fp32": 32, "fp8-e4m3": 8, "fp8-e5m2": 8, "int8": 8, "int4": 4, "int2": 2, "sign": 1}
+
+
+def test_every_format_of_the_config_has_its_codecs_sizes_and_tags_of_their_own() -> None:
     assert get_args(ValueFormat) == tuple(FORMATS)
     found = {(name, scale): tag for name, plug in FORMATS.items() for tag, scale in plug.config.tags().items()}
     assert found == TAGS
@@ -38,41 +40,32 @@ def test_every_format_of_the_config_has_its_codecs_and_tags_of_their_own() -> No
         assert (codec.name, codec.tag) == (name, tag)
         assert codec.scale_bytes == {None: 0, "pow2": 1, "fp16": 2}[scale]
         assert value_codec(name, scale) is codec
+        sizes = [codec.scale_bytes + math.ceil(dim * BITS.get(name, 16) / 8) for dim in range(1, 71)]
+        assert [codec.row_bytes(dim) for dim in range(1, 71)] == sizes
     assert value_codec("int8").tag == TAGS["int8", "pow2"]
     assert value_codec("fp16", "pow2") is value_codec("fp16")
-
-
-def test_an_unknown_tag_or_name_is_refused() -> None:
     with pytest.raises(CorruptMessage, match="unknown value format 77"):
         value_codec(77)
     with pytest.raises(KeyError):
         value_codec("no-such-format")
 
 
-def test_one_line_adds_a_codec(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(FORMATS, "mine", Plug("mine", Format(pow2=126), "shardkeep.compression.values.scaled:int4"))
+def test_one_line_adds_a_codec_and_a_tag_of_two_formats_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def added(name: str, **tags: int) -> None:
+        monkeypatch.setitem(FORMATS, name, Plug(name, Format(**tags), "shardkeep.compression.values.scaled:int4"))
+
+    added("mine", pow2=126)
     assert value_codec.__wrapped__("mine").tag == 126
     assert value_codec.__wrapped__(126).row_bytes(16) == 9
-
-
-def test_a_format_of_one_kind_of_scale_has_that_one_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(FORMATS, "wide", Plug("wide", Format(fp16=125), "shardkeep.compression.values.scaled:int4"))
+    added("wide", fp16=125)  # the one kind of scale is its default
     assert value_codec.__wrapped__("wide").tag == 125
+    added("yours", pow2=124)
+    added("theirs", pow2=124)
+    with pytest.raises(ValueError, match="tag 124 is that of yours and theirs"):
+        value_codec("yours")
 
 
 @every("tags", [{}, {"plain": 1, "pow2": 2}, {"plain": 128}, {"pow2": 3, "fp16": -1}, {"pow2": 5, "fp16": 5}], ids=str)
 def test_a_line_with_tags_that_cannot_be_is_refused(tags: dict[str, int]) -> None:
     with pytest.raises(ValueError, match="allowed: plain, or one or both of pow2 and fp16"):
         Format(**tags)
-
-
-def test_a_tag_of_two_formats_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("mine", "yours"):
-        monkeypatch.setitem(FORMATS, name, Plug(name, Format(pow2=124), "shardkeep.compression.values.scaled:int4"))
-    with pytest.raises(ValueError, match="tag 124 is that of mine and yours"):
-        value_codec.__wrapped__("mine")
-
-
-def test_reading_the_config_loads_neither_torch_nor_numba() -> None:
-    source = "import sys, shardkeep.compression.config; sys.exit('torch' in sys.modules or 'numba' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", source], check=False).returncode == 0

@@ -7,11 +7,9 @@ import fcntl
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -22,14 +20,6 @@ from shardkeep.base.errors import CheckpointError, ConfigError
 from shardkeep.ps.checkpoints.owner import Hold, Owner, last_owner, owner_here
 from tests.support.cases import every
 
-HOLD = """
-import sys, time
-from pathlib import Path
-from shardkeep.ps.checkpoints.owner import Hold, owner_here
-hold = Hold(Path(sys.argv[1]), owner_here("first", "/runs/first"))
-print("held", flush=True)
-time.sleep(60)
-"""
 LONG_S = 60.0
 FOR_EVER_S = 1000.0
 """Above the time limit of a test: nobody waits for it."""
@@ -46,31 +36,32 @@ def elsewhere(folder: Path, **facts: object) -> Owner:
     return owner
 
 
-@pytest.fixture
-def holder(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
-    with subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path)], stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None and process.stdout.readline() == "held\n"
-        yield process
-        process.kill()
-
-
 def without_locks(*_: object) -> None:
     raise OSError(errno.ENOSYS, "Function not implemented")
 
 
-def test_the_second_of_two_jobs_is_refused_with_the_first_ones_name(
-    tmp_path: Path, holder: subprocess.Popen[str]
-) -> None:
-    told = rf"{tmp_path} belongs to another job that runs \(run folder /runs/first, process {holder.pid} on .*\); allow"
-    with pytest.raises(ConfigError, match=told):
-        held(tmp_path, "second", watch_s=FOR_EVER_S)
+HOLD = """
+import sys, time
+from pathlib import Path
+from shardkeep.ps.checkpoints.owner import Hold, owner_here
+hold = Hold(Path(sys.argv[1]), owner_here("first", "/runs/first"))
+print("held", flush=True)
+time.sleep(60)
+"""
 
 
-def test_a_killed_job_of_this_host_blocks_nobody(tmp_path: Path, holder: subprocess.Popen[str]) -> None:
-    holder.send_signal(signal.SIGKILL)
-    holder.wait(90)
-    hold = held(tmp_path, "second", watch_s=FOR_EVER_S)
-    owner = last_owner(tmp_path)
+def test_the_second_of_two_jobs_is_refused_with_the_first_ones_name_until_that_is_killed(tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path)], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None and process.stdout.readline() == "held\n"
+            told = (
+                rf"{tmp_path} belongs to another job that runs \(run folder /runs/first, process {process.pid} on .*\)"
+            )
+            with pytest.raises(ConfigError, match=rf"{told}; allow"):
+                held(tmp_path, "second", watch_s=FOR_EVER_S)
+        finally:
+            process.kill()
+    hold, owner = held(tmp_path, "second", watch_s=FOR_EVER_S), last_owner(tmp_path)
     assert owner is not None and (owner.run, owner.pid) == ("/runs/second", os.getpid())
     hold.check()
 
@@ -138,12 +129,12 @@ def test_of_many_jobs_that_start_at_the_same_time_one_gets_the_folder(
 
 def test_a_folder_that_was_given_back_stays_so_while_the_counter_grows(tmp_path: Path) -> None:
     before = threading.enumerate()
-    folders = [tmp_path / str(number) for number in range(40)]
+    folders = [tmp_path / str(number) for number in range(20)]
     for folder in folders:
         held(folder, "first", beat_s=0.0).release()
     for thread in set(threading.enumerate()) - set(before):
         thread.join(90)
-    assert [owner.over for folder in folders if (owner := last_owner(folder)) is not None] == [True] * 40
+    assert [owner.over for folder in folders if (owner := last_owner(folder)) is not None] == [True] * 20
 
 
 def test_a_lock_that_another_user_of_the_group_made_still_keeps_two_jobs_apart(
@@ -165,11 +156,14 @@ def test_a_lock_that_another_user_of_the_group_made_still_keeps_two_jobs_apart(
         held(tmp_path, "second")
 
 
-def test_the_replacement_of_a_process_takes_the_folder_from_one_that_stands_still(tmp_path: Path) -> None:
+def test_the_replacement_of_a_process_takes_the_folder_and_one_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     zombie = held(tmp_path, "job")
     held(tmp_path, "job", watch_s=LONG_S).check()
     with pytest.raises(CheckpointError, match="was taken by another process"):
         zombie.check()
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CheckpointError, match=r"file/checkpoints: cannot be written \(Not a directory\)"):
+        held(tmp_path / "file" / "checkpoints", "first")
 
 
 @every("by_another", [False, True])
@@ -187,9 +181,3 @@ def test_a_deleted_folder_is_taken_again_and_not_written_to_once_another_job_has
         first.check()
         with pytest.raises(ConfigError, match="belongs to another job"):
             held(folder, "second", watch_s=LONG_S)
-
-
-def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(CheckpointError, match=r"file/checkpoints: cannot be written \(Not a directory\)"):
-        held(tmp_path / "file" / "checkpoints", "first")

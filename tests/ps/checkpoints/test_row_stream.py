@@ -14,22 +14,12 @@ from shardkeep.base.hashing_kernels import mix
 from shardkeep.ps.checkpoints import row_stream
 from shardkeep.ps.checkpoints.folder import Checkpoint, Checkpoints
 from shardkeep.ps.checkpoints.row_stream import RowBlock, count_rows, stream_rows
-from shardkeep.ps.placement import BUCKETS, bucket_of, keys_of, server_of
+from shardkeep.ps.placement import BUCKETS, bucket_of, keys_of
 from shardkeep.ps.server.snapshot import files as snapshot
 from shardkeep.ps.server.tables import Tables
 from tests.support.cases import every
-from tests.support.marked_tables import EMPTY, IDS, SPECS, checkpointed, loaded
+from tests.support.marked_tables import EMPTY, IDS, SPECS, checkpointed, loaded, pushed_to_all
 from tests.support.one_table import exported
-from tests.support.tables import gradients
-
-
-def pushed(shards: list[Tables], ids: np.ndarray, step: int) -> None:
-    """A push of the same ids to all tables except one, each server its rows."""
-    for s, tables in enumerate(shards):
-        mine, rng = ids[server_of(ids, len(shards)) == s], np.random.default_rng(step)
-        parts = {t: (mine, rng.normal(size=(mine.size, spec.dim)).astype(np.float32)) for t, spec in enumerate(SPECS)}
-        parts.pop(EMPTY)
-        tables.apply([gradients(parts)], step=step)
 
 
 def chain(folder: Path, *, servers: int = 1, increments: int = 0) -> Checkpoint:
@@ -37,11 +27,12 @@ def chain(folder: Path, *, servers: int = 1, increments: int = 0) -> Checkpoint:
     shards = [Tables(SPECS, seed=7) for _ in range(servers)]
     for tables in shards:
         tables.changed.follow("")
-    pushed(shards, np.arange(0, 2 * IDS, 2), 0)
+    pushed_to_all(shards, np.arange(0, 2 * IDS, 2), 0, without=EMPTY)
     checkpoints = Checkpoints(folder)
     last = checkpointed(shards, checkpoints, 1)
     for step in range(increments):
-        pushed(shards, np.sort(np.random.default_rng(step).choice(3 * IDS, 50, replace=False)), step + 1)
+        some = np.random.default_rng(step).choice(3 * IDS, 50, replace=False)
+        pushed_to_all(shards, np.sort(some), step + 1, without=EMPTY)
         last = checkpointed(shards, checkpoints, step + 2, last)
     return last
 
@@ -50,12 +41,7 @@ def joined(blocks: list[RowBlock]) -> RowBlock:
     return RowBlock(*(np.concatenate(columns) for columns in zip(*blocks, strict=True)))
 
 
-def by_id(block: RowBlock) -> list[np.ndarray]:
-    order = np.argsort(block.ids_N)
-    return [column[order] for column in block[:3]]
-
-
-@every(("servers", "increments", "part_bytes"), [(1, 3, 20_000), (3, 3, 8 << 20), (3, 0, 20_000), (1, 0, 8 << 20)])
+@every(("servers", "increments", "part_bytes"), [(1, 2, 20_000), (3, 2, 8 << 20)])
 def test_the_rows_are_those_that_a_server_would_load(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, servers: int, increments: int, part_bytes: int
 ) -> None:
@@ -67,8 +53,8 @@ def test_the_rows_are_those_that_a_server_would_load(
     for t, spec in enumerate(SPECS):
         blocks = list(stream_rows(last, spec.name))
         whole, expected = joined(blocks), exported(tables[t])
-        for found, wanted in zip(by_id(whole), expected, strict=True):
-            assert np.array_equal(found, wanted)
+        order = np.argsort(whole.ids_N)
+        assert all(np.array_equal(found[order], part) for found, part in zip(whole[:3], expected, strict=True))
         keys = keys_of(whole.ids_N)
         assert (keys[1:] > keys[:-1]).all()
         assert count_rows(last, spec.name) == expected[0].size
@@ -104,12 +90,14 @@ def test_a_part_is_read_at_most_twice_however_the_ranges_cut_it(
     assert len(opened) == 3 and max(opened.values()) <= 2
 
 
-def test_slots_that_nobody_wants_have_no_values(tmp_path: Path) -> None:
+def test_slots_that_nobody_wants_have_no_values_and_an_unknown_table_is_named(tmp_path: Path) -> None:
     last = chain(tmp_path, increments=1)
     for name in ("b", "empty"):
         for block in stream_rows(last, name, slots=False):
             dim = next(spec.dim for spec in SPECS if spec.name == name)
             assert block.rows_ND.shape[1] == dim and block.slots_NS.shape[1] == 0
+    with pytest.raises(UserError, match="table users: unknown; the model has a, b, c"):
+        stream_rows(last, "users")
 
 
 def test_keys_are_the_mixed_ids_of_the_kernels() -> None:
@@ -119,13 +107,7 @@ def test_keys_are_the_mixed_ids_of_the_kernels() -> None:
     assert np.array_equal((keys_of(ids) >> np.uint64(52)).astype(np.int64), bucket_of(ids))
 
 
-def test_an_unknown_table_is_named_with_those_that_there_are(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="table users: unknown; the model has a, b, c"):
-        stream_rows(chain(tmp_path), "users")
-
-
-@every("harm", ["flipped", "truncated", "gone"])
-@every("which", ["full", "increment"])
+@every(("which", "harm"), [("full", "flipped"), ("increment", "flipped"), ("increment", "truncated"), ("full", "gone")])
 def test_a_damaged_file_anywhere_in_a_chain_is_named(tmp_path: Path, which: str, harm: str) -> None:
     last = chain(tmp_path, increments=1)
     path = next(last.chain[0 if which == "full" else 1].folder.glob("server-0/rows-*"))

@@ -1,56 +1,205 @@
-"""Rows of fewer than 32 bits a value through everything that keeps them: servers, journals, snapshots, row streams."""
+"""Rows of fewer than 32 bits a value: every optimizer and precision against float32 rows that numpy rounds, and
+such rows through everything that keeps them: servers, journals, snapshots, row streams."""
 
 from __future__ import annotations
 
 import itertools
-import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+from pydantic import ValidationError
 from safetensors.numpy import load_file
 
-from shardkeep.config import parse_config
 from shardkeep.ps.checkpoints.folder import Checkpoints
 from shardkeep.ps.checkpoints.row_stream import stream_rows
 from shardkeep.ps.config import TableSpec
-from shardkeep.ps.placement import BUCKETS, server_of
-from shardkeep.ps.server.snapshot import walk
+from shardkeep.ps.placement import BUCKETS
 from shardkeep.ps.server.snapshot.start_rows import StartRows, write_start_rows
-from shardkeep.ps.server.table.initializers.initial import table_key
+from shardkeep.ps.server.table import layout, layout_kernels
+from shardkeep.ps.server.table.initializers.initial import Initial, table_key
+from shardkeep.ps.server.table.layout import RowLayout
 from shardkeep.ps.server.table.optimizers.registry import OPTIMIZERS
+from shardkeep.ps.server.table.stored_rows import StoredRows
 from shardkeep.ps.server.tables import Tables
 from tests.support.cases import every
-from tests.support.examples import examples
-from tests.support.local_job import LocalJob
-from tests.support.marked_tables import Between, checkpointed, loaded, same, state
-from tests.support.one_table import exported
+from tests.support.marked_tables import checkpointed, loaded
+from tests.support.one_table import OneTable, exported, records_of, stored_rows
 from tests.support.push_job import IDS, Job
-from tests.support.rounding import random_bits, rounded
-from tests.support.samples import as_data, draw
+from tests.support.rounding import LARGEST, random_bits, rounded
 from tests.support.tables import gradients, of_one_table
 
-STEPS, SEED = 10, 7
+SEED, HALF = 3, np.uint32(1 << 31)
+ROWS = ("fp16", "bf16", "int8")
+WITHOUT_BF16_STATE = ("sgd", "rowwise_adagrad", "ftrl")
+EVERY_PRECISION = [p for p in itertools.product(("fp32", *ROWS), ("fp32", "bf16")) if p != ("fp32", "fp32")]
+DIMS = (1, 7, 64)
+
+
+def spec_of(
+    dtype: str = "fp32", state_dtype: str = "fp32", *, dim: int = 7, optimizer: Any = "adam", **more: Any
+) -> TableSpec:
+    return TableSpec(name="t", dim=dim, optimizer=optimizer, dtype=dtype, state_dtype=state_dtype, **more)
+
+
+def push(tables: Tables, ids: np.ndarray, grads: np.ndarray, step: int) -> None:
+    tables.apply([of_one_table(ids, grads)], step=step)
+
+
+def expected_after(spec: TableSpec, before: Tables, ids: np.ndarray, grads: np.ndarray, step: int) -> tuple[Any, Any]:
+    """Weights and slots of `ids` after an update: the update in float32, then each value rounded in numpy."""
+    reference = Tables([spec.model_copy(update={"dtype": "fp32", "state_dtype": "fp32"})], seed=SEED)
+    reference[0].load(*exported(before[0]))
+    push(reference, ids, grads, step)
+    found = exported(reference[0])
+    ids_N, rows_ND, slots_NS = (part[np.isin(found[0], ids)] for part in found)
+    random = random_bits(int(table_key(SEED, spec.name)), ids_N, step, 0, spec.dim + slots_NS.shape[1])
+    rows_ND = rounded(rows_ND, spec.dtype, random[:, : spec.dim])
+    return rows_ND, rounded(slots_NS, spec.state_dtype, random[:, spec.dim :])
+
+
+def pairwise() -> Iterator[tuple[str, str, str, int]]:
+    """Every optimizer with half of the precisions, and every precision with every dim."""
+    for number, name in enumerate(sorted(OPTIMIZERS)):
+        fitting = [p for p in EVERY_PRECISION if p[1] == "fp32" or name not in WITHOUT_BF16_STATE]
+        for turn, (rows, state) in enumerate(fitting):
+            if (number + turn) % 2 == 0:
+                yield name, rows, state, DIMS[(number + turn // 2) % 3]
+
+
+@every(("optimizer", "rows", "state", "dim"), pairwise())
+def test_every_optimizer_updates_float32_values_and_rounds_them_once(
+    optimizer: str, rows: str, state: str, dim: int
+) -> None:
+    spec, rng = spec_of(rows, state, dim=dim, optimizer=optimizer), np.random.default_rng(5)
+    tables = Tables([spec], seed=SEED)
+    for step in range(2):
+        ids = np.unique(rng.integers(-(2**63), 2**63 - 1, 5) if step % 2 else rng.integers(0, 90, 70))
+        grads = rng.normal(size=(ids.size, dim)).astype(np.float32)
+        expected_UD, expected_US = expected_after(spec, tables, ids, grads, step)
+        push(tables, ids, grads, step)
+        ids_N, rows_ND, slots_NS = exported(tables[0])
+        mine = np.isin(ids_N, ids)
+        np.testing.assert_array_equal(rows_ND[mine], expected_UD)
+        np.testing.assert_array_equal(slots_NS[mine], expected_US)
+
+
+@every("rows", ["bf16", "int8"])
+def test_the_order_of_updates_within_a_push_and_its_size_change_no_bit(rows: str) -> None:
+    """Rows are decoded some at a time."""
+    rng, ids = np.random.default_rng(0), np.arange(1000)
+    grads = rng.normal(size=(1000, 6)).astype(np.float32)
+    one, two = (Tables([spec_of(rows, "bf16", dim=6)], seed=SEED) for _ in range(2))
+    push(one, ids, grads, 4)
+    for part in (slice(700, 1000), slice(0, 3), slice(3, 700)):
+        push(two, ids[part], grads[part], 4)
+    assert one.digests() == two.digests()
+
+
+def test_values_at_the_ends_of_a_precision_stay_finite() -> None:
+    """Beyond the range the largest number, the smallest fp16 values, int8 rows of zeros and of the largest numbers."""
+    for rows in ("fp16", "bf16"):
+        table = Tables([spec_of(rows, dim=3, optimizer={"name": "sgd", "lr": 1e6}, init={"name": "zeros"})], seed=SEED)
+        push(table, np.arange(500), np.full((500, 3), [-3e38, 3e38, 1e-9], np.float32), 0)
+        rows_ND, largest = exported(table[0])[1], np.float32(LARGEST[rows])
+        assert np.isfinite(rows_ND).all()
+        assert (rows_ND[:, 0] == largest).all() and (rows_ND[:, 1] == -largest).all()
+
+    table = OneTable(spec_of("fp16", dim=4), seed=SEED)
+    values = np.array([[2.0**-24, -(2.0**-20), 2.0**-14, 5.5e-6]], np.float32)
+    table.load(np.array([1]), values)
+    assert np.array_equal(table.pull(np.array([1])), values.astype(np.float16).astype(np.float32))
+
+    table = OneTable(spec_of("int8", dim=4), seed=SEED)
+    values = np.array([[0.0] * 4, [3.4e38, -3.4e38, 1e38, 0.0], [1e-40] * 4, [127.0, -127.0, 1.0, 0.0]], np.float32)
+    table.load(np.arange(4), values)
+    stored = stored_rows(table)
+    assert stored.scales_N.tolist()[0] == 0.0 and stored.scales_N.tolist()[2:] == [0.0, 1.0]
+    found = table.pull(np.arange(4))
+    assert np.isfinite(found).all() and not found[[0, 2]].any()
+    assert np.array_equal(found[3], values[3]) and np.allclose(found[1], values[1], rtol=1e-2)
+
+
+@every(("precision", "dim"), zip(EVERY_PRECISION * 2, itertools.cycle([1, 2, 7, 16, 64])))
+def test_loaded_rows_are_rounded_to_the_nearest_value_and_then_stay(precision: tuple[str, str], dim: int) -> None:
+    (rows, state), spec, ids = precision, spec_of(*precision, dim=dim), np.arange(200)
+    table, rng = OneTable(spec, seed=SEED), np.random.default_rng(1)
+    assert np.array_equal(table.pull(ids), Initial(spec.init, seed=SEED, name="t").rows(ids, dim))  # float32 as yet
+    assert table.num_rows == 0
+    values, slots = rng.normal(size=(200, dim)), rng.normal(size=(200, 2 * dim)) ** 2
+    values, slots = values.astype(np.float32), slots.astype(np.float32)
+    table.load(ids, values, slots)
+    table.load(ids, values, slots)
+    _, rows_ND, slots_NS = exported(table)
+    np.testing.assert_array_equal(rows_ND, rounded(values, rows, np.full(values.shape, HALF)))
+    np.testing.assert_array_equal(slots_NS, rounded(slots, state, np.full(slots.shape, HALF)))
+    np.testing.assert_array_equal(table.pull(ids), rows_ND)
+    again = OneTable(spec, seed=SEED)
+    again.load_stored(stored_rows(table))
+    assert again.digest() == table.digest()
+    if rows != "int8":
+        again.load(ids, rows_ND, slots_NS)
+        assert again.digest() == table.digest()
+
+
+@every("rows", ["fp32", *ROWS])
+def test_filled_rows_begin_with_new_optimizer_slots_and_keep_those_they_have(rows: str) -> None:
+    spec = spec_of(rows, "bf16", dim=5, optimizer={"name": "adagrad", "initial_accumulator": 0.5})
+    table, ones = OneTable(spec, seed=SEED), np.ones((4, 5), np.float32)
+    table.load(np.array([2, 9]), ones[:2], 2 * ones[:2])
+    table.load(np.array([2, 3, 4, 9]), 3 * ones)
+    _, rows_ND, slots_NS = exported(table)
+    assert (rows_ND == 3).all() and slots_NS[:, 0].tolist() == [2.0, 0.5, 0.5, 2.0]
+
+
+@every(("precision", "dim"), zip(EVERY_PRECISION * 2, itertools.cycle([1, 5, 64])))
+def test_stored_rows_become_words_and_arrays_and_back_and_padding_stays_zero(
+    precision: tuple[str, str], dim: int
+) -> None:
+    spec, ids = spec_of(*precision, dim=dim, optimizer="partial_rowwise_adam"), np.arange(30)
+    tables, again = Tables([spec], seed=SEED), OneTable(spec, seed=SEED)
+    for step in range(2):
+        push(tables, ids, np.random.default_rng(0).normal(size=(30, dim)).astype(np.float32), step)
+    stored, own = stored_rows(tables[0]), RowLayout.of(spec)
+    back = StoredRows.of_words(stored.ids_N, *stored.words(own), own)
+    for name, array in stored.arrays().items():
+        assert np.array_equal(array, back.arrays()[name]) and array.dtype == back.arrays()[name].dtype
+    assert stored.of(own) and not stored.of(RowLayout.of(spec_of(dim=dim)))
+    again.load_stored(stored)
+    assert again.digest() == tables[0].digest(), "words that come from arrays have zeros in their padding"
+    assert not records_of(tables[0].records, 30)[:, own.used :].any()
+
+
+def test_kernels_find_values_where_the_layout_has_them() -> None:
+    assert layout.FIRST_WEIGHT == layout_kernels.FIRST_WEIGHT
+    for name, number in layout.PRECISIONS.items():
+        assert getattr(layout_kernels, name.upper()) == number
+        for count in range(70):
+            assert layout.words_of(name, count) == layout_kernels.words_of(number, count)
+
+
+@every(("rows", "size"), [("fp32", 268), ("fp16", 140), ("bf16", 140), ("int8", 80)])
+def test_a_row_takes_the_bytes_that_its_precision_says(rows: str, size: int) -> None:
+    assert RowLayout.of(spec_of(rows, dim=64, optimizer="rowwise_adagrad")).row_bytes == size
+    both = RowLayout.of(spec_of(rows, "bf16", dim=64, optimizer="adam"))
+    assert both.row_bytes - RowLayout.of(spec_of(rows, "fp32", dim=64, optimizer="adam")).row_bytes == -4 * 64
+
+
+@every("optimizer", WITHOUT_BF16_STATE)
+def test_bf16_state_of_an_optimizer_that_gains_nothing_by_it_is_refused_by_name(optimizer: str) -> None:
+    with pytest.raises(
+        ValidationError, match=rf"state_dtype: bf16 with optimizer\.name: {optimizer}, which .*; allowed: fp32"
+    ):
+        spec_of(state_dtype="bf16", optimizer=optimizer)
+
+
+# ---- through servers, journals and files ----
+
 PRECISIONS = (("fp16", "fp32"), ("bf16", "bf16"), ("int8", "fp32"), ("int8", "bf16"), ("fp32", "bf16"))
-every_precision = every(("rows", "state_of"), PRECISIONS)
+
 DECAYING = {"name": "adam", "lr": 0.01, "weight_decay": 0.05, "weight_decay_on": "table"}
-
-
-def totals(job: Job) -> int:
-    return sum(found["t"] for found in job.digests) % (1 << 128)
-
-
-def trained(job: Job) -> Job:
-    """All rows at first, then so few that some servers get none."""
-    for step in range(STEPS):
-        ids = {
-            rank: IDS[np.random.default_rng([step, rank]).random(IDS.size) < (0.1 if step else 2.0)]
-            for rank in range(2)
-        }
-        job.step(step, ids=ids)
-    return job.fenced(STEPS)
 
 
 @every(("number", "precision"), enumerate(PRECISIONS))
@@ -59,94 +208,44 @@ def test_in_sync_no_bit_depends_on_servers_or_on_a_replay(
 ) -> None:
     """Of optimizers that update the rows that are touched, and all rows, in turn."""
     (rows, state_of), optimizer = precision, ({"name": "adam"}, DECAYING)[number % 2]
-    jobs = [
-        trained(Job("sync", optimizer, workers=2, servers=servers, dtype=rows, state_dtype=state_of))
-        for servers in (1, 2, 3)
-    ]
-    killed = trained(Job("sync", optimizer, workers=2, journals=tmp_path, dtype=rows, state_dtype=state_of))
-    plain = trained(Job("sync", optimizer, workers=2))
-    assert len({totals(job) for job in (*jobs, killed)}) == 1 and totals(plain) != totals(killed)
+
+    def trained(**more: Any) -> Job:
+        """All rows at first, then so few that some servers get none."""
+        job = Job("sync", optimizer, workers=2, **more)
+        for step in range(6):
+            chosen = [np.random.default_rng([step, rank]).random(IDS.size) < (0.1 if step else 2.0) for rank in (0, 1)]
+            job.step(step, ids={rank: IDS[mine] for rank, mine in enumerate(chosen)})
+        return job.fenced(6)
+
+    packed = {"dtype": rows, "state_dtype": state_of}
+    killed, plain = trained(journals=tmp_path, **packed), trained()
+    assert trained(servers=3, **packed).total == killed.total != plain.total
     assert [killed.replayed().tables.digests()] == killed.digests
     assert np.allclose(killed.rows(), plain.rows(), atol=0.05)
 
 
-@every("rows", ["fp16", "int8"])
-def test_a_job_from_its_config_has_equal_digests_with_one_server_and_three(rows: str) -> None:
-    data = as_data(draw(100, pooling="mean"), draw(30, seed=1, pooling="mean"))
-    digests = set()
-    for servers in (1, 3):
-        config = parse_config(
-            f"""
-            seed: 3
-            servers: {servers}
-            workers: 2
-            consistency: {{mode: sync}}
-            model: {{name: dlrm, bottom: [8], hidden: [8]}}
-            tables:
-              default: {{dim: 4, dtype: {rows}}}
-              b: {{dim: 6, dtype: fp32, optimizer: adam, state_dtype: bf16}}
-            tower: {{compile: off, amp: off}}
-            train: {{batch_size: 8}}
-            """
-        )
-        assert (config.table("a").dtype, config.table("b").state_dtype) == (rows, "bf16")
-        digests.add(LocalJob(config, data).run()["state_digest"])
-    assert len(digests) == 1
-
-
-@every_precision
-def test_snapshots_and_increments_hold_rows_as_they_were_whatever_pushes_do(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: str, state_of: str
-) -> None:
-    monkeypatch.setattr(walk, "ROWS_AT_ONCE", 300)
-    specs = [
-        TableSpec(name=n, dim=d, optimizer="adam", dtype=rows, state_dtype=state_of) for n, d in (("t", 6), ("u", 3))
-    ]
-    tables, ids, rng = Tables(specs, seed=SEED), np.arange(5000), np.random.default_rng(0)
-    tables.changed.follow("")
-    for t, spec in enumerate(specs):
-        tables.apply([gradients({t: (ids, rng.normal(size=(ids.size, spec.dim)).astype(np.float32))})], step=0)
-    few = np.unique(np.concatenate([rng.integers(0, 5000, 300), [20_000]]))
-    push = gradients({0: (few, np.ones((few.size, 6), np.float32))})
-    monkeypatch.setattr(walk, "time", Between(lambda: tables.apply([push], step=1)))
-    base = None
-    for step in (1, 2):
-        before, digests = state(tables), tables.digests()
-        base = checkpointed([tables], Checkpoints(tmp_path), step, base)
-        (read,) = loaded(specs, base)
-        assert same(state(read), before) and not same(state(tables), before)
-        assert read.digests() == digests
-        for t, spec in enumerate(specs):
-            blocks = [np.concatenate(column) for column in zip(*stream_rows(base, spec.name), strict=True)][:3]
-            order = np.argsort(blocks[0])
-            assert all(np.array_equal(block[order], part) for block, part in zip(blocks, before[t], strict=True))
-
-
-KINDS = {"fp32": np.float32, "fp16": np.float16, "bf16": np.uint16, "int8": np.int8}
+def adam_tables(spec: TableSpec, count: int) -> Tables:
+    tables = Tables([spec], seed=SEED)
+    push(tables, np.arange(count), np.random.default_rng(0).normal(size=(count, spec.dim)).astype(np.float32), 0)
+    return tables
 
 
 @every(("rows", "state_of"), [("fp32", "fp32"), *PRECISIONS], ids=lambda value: str(value))
 def test_files_hold_rows_in_their_own_precision(tmp_path: Path, rows: str, state_of: str) -> None:
-    tables = Tables([TableSpec(name="t", dim=5, optimizer="adam", dtype=rows, state_dtype=state_of)], seed=SEED)
-    tables.apply([of_one_table(np.arange(9), np.ones((9, 5), np.float32))], step=0)
-    done = checkpointed([tables], Checkpoints(tmp_path), 1)
+    done = checkpointed([adam_tables(spec_of(rows, state_of, dim=5), 9)], Checkpoints(tmp_path), 1)
     arrays = load_file(next(done.folder.glob("server-0/*.safetensors")))
-    assert arrays["0.0.rows"].dtype == KINDS[rows] and arrays["0.0.rows"].shape == (9, 5)
-    assert arrays["0.0.slots"].dtype == KINDS[state_of] and arrays["0.0.slots"].shape == (9, 10)
+    kinds = {"fp32": np.float32, "fp16": np.float16, "bf16": np.uint16, "int8": np.int8}
+    assert arrays["0.0.rows"].dtype == kinds[rows] and arrays["0.0.rows"].shape == (9, 5)
+    assert arrays["0.0.slots"].dtype == kinds[state_of] and arrays["0.0.slots"].shape == (9, 10)
     assert len(arrays) == 3 + (rows == "int8"), "float32 rows are stored as before there was a precision"
 
 
-@every(("then", "now"), list(itertools.permutations([("fp32", "fp32"), *PRECISIONS[:3]], 2)))
+@every(("then", "now"), list(itertools.permutations([("fp32", "fp32"), *PRECISIONS[1:3]], 2)))
 def test_a_checkpoint_of_another_precision_is_rounded_to_the_nearest_value(
     tmp_path: Path, then: tuple[str, str], now: tuple[str, str]
 ) -> None:
-    specs = [
-        [TableSpec(name="t", dim=5, optimizer="adam", dtype=rows, state_dtype=state_of)]
-        for rows, state_of in (then, now)
-    ]
-    tables, ids = Tables(specs[0], seed=SEED), np.arange(40)
-    tables.apply([of_one_table(ids, np.random.default_rng(0).normal(size=(40, 5)).astype(np.float32))], step=0)
-    (read,) = loaded(specs[1], checkpointed([tables], Checkpoints(tmp_path), 1))
+    tables = adam_tables(spec_of(*then, dim=5), 40)
+    (read,) = loaded([spec_of(*now, dim=5)], checkpointed([tables], Checkpoints(tmp_path), 1))
     _, rows_ND, slots_NS = exported(tables[0])
     _, found_ND, found_NS = exported(read[0])
     half = np.full((40, 10), 1 << 31, np.uint32)
@@ -157,14 +256,11 @@ def test_a_checkpoint_of_another_precision_is_rounded_to_the_nearest_value(
 @every(("before", "after"), [("fp32", "int8"), ("int8", "fp32"), ("int8", "bf16")])
 def test_rows_of_a_chain_of_two_precisions_are_rounded_once(tmp_path: Path, before: str, after: str) -> None:
     """A job whose tables have another precision since a resume writes increments on the checkpoint from before."""
-    old, new = ([TableSpec(name="t", dim=6, optimizer="adam", dtype=rows)] for rows in (before, after))
-    ids, rng, checkpoints = np.arange(500), np.random.default_rng(0), Checkpoints(tmp_path)
-    first = Tables(old, seed=SEED)
-    first.apply([gradients({0: (ids, rng.normal(size=(ids.size, 6)).astype(np.float32))})], step=0)
-    base = checkpointed([first], checkpoints, 1)
+    new, checkpoints = [spec_of(after, dim=6)], Checkpoints(tmp_path)
+    base = checkpointed([adam_tables(spec_of(before, dim=6), 500)], checkpoints, 1)
     (tables,) = loaded(new, base)
     tables.changed.follow(base.id)
-    tables.apply([gradients({0: (ids[100:200], np.ones((100, 6), np.float32))})], step=1)
+    tables.apply([gradients({0: (np.arange(100, 200), np.ones((100, 6), np.float32))})], step=1)
     increment = checkpointed([tables], checkpoints, 2, base)
     (read,) = loaded(new, increment)
     assert read.digests() == tables.digests()
@@ -175,110 +271,17 @@ def test_rows_of_a_chain_of_two_precisions_are_rounded_once(tmp_path: Path, befo
     assert np.array_equal(block.rows_ND[unchanged], first_block.rows_ND[unchanged])
 
 
-@every_precision
+@every(("rows", "state_of"), PRECISIONS)
 def test_rows_of_a_file_are_rounded_once_for_servers_and_readers(tmp_path: Path, rows: str, state_of: str) -> None:
-    spec, rng = TableSpec(name="t", dim=5, optimizer="adam", dtype=rows, state_dtype=state_of), np.random.default_rng(0)
-    ids, values = np.arange(300), rng.normal(size=(300, 5)).astype(np.float32)
-    checkpoints = Checkpoints(tmp_path)
+    ids, values = np.arange(300), np.random.default_rng(0).normal(size=(300, 5)).astype(np.float32)
+    values[0] = 1 + 2**-8  # half way between two values of bf16
+    spec, checkpoints = spec_of(rows, state_of, dim=5), Checkpoints(tmp_path)
     given = StartRows(spec, 300, lambda: iter([(ids, values)]), "the test")
     start = checkpoints.commit(0, write_start_rows([given], checkpoints.begin(0), shard=0), {})
     (tables,) = loaded([spec], start)
-    (block,) = stream_rows(start, "t", [(0, 4096)])
+    (block,) = stream_rows(start, "t", [(0, BUCKETS)])
     order = np.argsort(block.ids_N)
     assert np.array_equal(block.rows_ND[order], exported(tables[0])[1])
+    assert rows != "bf16" or block.rows_ND[order][0].tolist() == [1 + 2**-7] * 5
     # of two equally near values numpy takes the even one
     assert np.allclose(block.rows_ND[order], values, rtol=2**-8, atol=0.02 if rows == "int8" else 0)
-
-
-class PackedTables(RuleBasedStateMachine):
-    """One table, on any number of servers, beside a dictionary of rows that numpy updates and rounds."""
-
-    @initialize(
-        optimizer=st.sampled_from(sorted(OPTIMIZERS)),
-        precision=st.sampled_from(PRECISIONS),
-        dim=st.sampled_from([1, 2, 5, 16]),
-        servers=st.integers(1, 3),
-    )
-    def begin(self, optimizer: str, precision: tuple[str, str], dim: int, servers: int) -> None:
-        rows, state_of = precision
-        if optimizer in ("sgd", "rowwise_adagrad", "ftrl"):
-            rows, state_of = rows if rows != "fp32" else "int8", "fp32"
-        self.spec = TableSpec(name="t", dim=dim, optimizer=optimizer, dtype=rows, state_dtype=state_of)
-        self.folder = tempfile.TemporaryDirectory()
-        self.checkpoints, self.base, self.step = Checkpoints(Path(self.folder.name)), None, 0
-        self.servers = [Tables([self.spec], seed=SEED) for _ in range(servers)]
-        for tables in self.servers:
-            tables.changed.follow("")
-        self.model: dict[int, tuple[np.ndarray, np.ndarray]] = {}
-        self.saved: dict[int, tuple[np.ndarray, np.ndarray]] | None = None
-
-    def teardown(self) -> None:
-        if hasattr(self, "folder"):
-            self.folder.cleanup()
-
-    @rule(ids=st.sets(st.integers(-4, 30), min_size=1, max_size=12), seed=st.integers(0, 1000))
-    def push(self, ids: set[int], seed: int) -> None:
-        ids_U = np.array(sorted(ids))
-        grads = np.random.default_rng(seed).normal(size=(ids_U.size, self.spec.dim)).astype(np.float32)
-        owners = server_of(ids_U, len(self.servers))
-        for s, tables in enumerate(self.servers):
-            tables.apply([of_one_table(ids_U[owners == s], grads[owners == s])], step=self.step)
-        plain = Tables([self.spec.model_copy(update={"dtype": "fp32", "state_dtype": "fp32"})], seed=SEED)
-        if old := [i for i in ids_U.tolist() if i in self.model]:
-            plain[0].load(np.array(old), *(np.stack(part) for part in zip(*(self.model[i] for i in old), strict=True)))
-        plain.apply([of_one_table(ids_U, grads)], step=self.step)
-        ids_N, rows_ND, slots_NS = exported(plain[0])
-        dim = self.spec.dim
-        random = random_bits(int(table_key(SEED, "t")), ids_N, self.step, 0, dim + slots_NS.shape[1])
-        rows_ND = rounded(rows_ND, self.spec.dtype, random[:, :dim])
-        slots_NS = rounded(slots_NS, self.spec.state_dtype, random[:, dim:])
-        self.model |= {id_: (rows_ND[i], slots_NS[i]) for i, id_ in enumerate(ids_N.tolist())}
-        self.step += 1
-
-    @rule(ids=st.sets(st.integers(-4, 30), min_size=1, max_size=5), seed=st.integers(0, 1000))
-    def load(self, ids: set[int], seed: int) -> None:
-        """Rows from outside: of all servers, so that nothing of a checkpoint's increment is missed."""
-        ids_U, rng = np.array(sorted(ids)), np.random.default_rng(seed)
-        rows = rng.normal(size=(ids_U.size, self.spec.dim)).astype(np.float32)
-        num_slots = self.servers[0][0].layout.num_slots
-        slots = np.abs(rng.normal(size=(ids_U.size, num_slots))).astype(np.float32)
-        owners = server_of(ids_U, len(self.servers))
-        for s, tables in enumerate(self.servers):
-            mine = owners == s
-            tables[0].load(ids_U[mine], rows[mine], slots[mine])
-            tables.changed.follow("")
-        self.base = None
-        half = np.uint32(1 << 31)
-        rows = rounded(rows, self.spec.dtype, np.full(rows.shape, half))
-        slots = rounded(slots, self.spec.state_dtype, np.full(slots.shape, half))
-        self.model |= {id_: (rows[i], slots[i]) for i, id_ in enumerate(ids_U.tolist())}
-
-    @rule()
-    def checkpoint(self) -> None:
-        """An increment wherever there is a checkpoint to build on."""
-        self.step += 1
-        self.base = checkpointed(self.servers, self.checkpoints, self.step, self.base)
-        self.saved = dict(self.model)
-
-    @rule(servers=st.integers(1, 3))
-    def reload(self, servers: int) -> None:
-        if self.base is not None and self.saved is not None:
-            self.servers = loaded([self.spec], self.base, servers)
-            for tables in self.servers:
-                tables.changed.follow(self.base.id)
-            self.model = dict(self.saved)
-
-    @invariant()
-    def holds_the_rows_of_the_model(self) -> None:
-        if not hasattr(self, "servers"):
-            return
-        parts = [exported(tables[0]) for tables in self.servers]
-        ids_N, rows_ND, slots_NS = (np.concatenate(column) for column in zip(*parts, strict=True))
-        assert sorted(ids_N.tolist()) == sorted(self.model)
-        for i, id_ in enumerate(ids_N.tolist()):
-            np.testing.assert_array_equal(rows_ND[i], self.model[id_][0])
-            np.testing.assert_array_equal(slots_NS[i], self.model[id_][1])
-
-
-def test_tables_hold_what_a_dictionary_holds_through_pushes_loads_checkpoints_and_reloads() -> None:
-    run_state_machine_as_test(PackedTables, settings=examples(60, stateful_step_count=10))  # type: ignore[no-untyped-call]

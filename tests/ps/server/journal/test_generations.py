@@ -6,7 +6,6 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from shardkeep.base.arrays import Bytes
@@ -20,7 +19,7 @@ from shardkeep.ps.wire.message import Kind
 from tests.support.cases import every
 from tests.support.messages import Message, pack, text_of
 from tests.support.one_table import exported
-from tests.support.services import IDS, answer, gradient, make_service, wanted
+from tests.support.services import answer, gradient, make_service, wanted
 from tests.support.snapshots import loaded, saved
 
 RANKS = 2
@@ -72,29 +71,24 @@ class Server:
         return dict(self.service.report()["digest"])
 
 
-in_every_mode = every("mode", ["sync", "bounded", "async"])
+in_every_mode = every("mode", ["sync", "bounded"])
 
 
 def undisturbed(tmp_path: Path, mode: str, steps: int) -> dict[str, str]:
     return Server(tmp_path / "undisturbed", mode).begin(0).train(0, steps - 1).digest
 
 
-@in_every_mode
-def test_a_replacement_has_all_that_was_acknowledged_and_goes_on_to_the_same_rows(tmp_path: Path, mode: str) -> None:
-    other = Server(tmp_path / "killed", mode).begin(0).train(0, 4).replaced()
-    assert other.service.life.resume_range[1] == 5
-    other.begin(5, generation=2).train(5, 9)
-    assert other.digest == undisturbed(tmp_path, mode, 10)
-
-
-@in_every_mode
-@every("segment_bytes", [1, 300, 700])
-def test_segments_that_roll_in_the_middle_of_a_step_change_nothing(
+@every(("mode", "segment_bytes"), [
+    ("sync", 1), ("sync", 64 << 20), ("bounded", 300), ("bounded", 64 << 20), ("async", 700),
+])  # fmt: skip
+def test_a_replacement_has_all_that_was_acknowledged_and_goes_on_to_the_same_rows(
     tmp_path: Path, mode: str, segment_bytes: int
 ) -> None:
-    server = Server(tmp_path / "killed", mode, segment_bytes=segment_bytes).begin(0).train(0, 2)
-    again = server.replaced().begin(3, generation=2).train(3, 5).replaced().begin(6, generation=3).train(6, 9)
-    assert len(list((tmp_path / "killed").glob("*.journal"))) > 3
+    """Also where segments roll in the middle of a step."""
+    other = Server(tmp_path / "killed", mode, segment_bytes=segment_bytes).begin(0).train(0, 2).replaced()
+    assert other.service.life.resume_range[1] == 3
+    again = other.begin(3, generation=2).train(3, 5).replaced().begin(6, generation=3).train(6, 9)
+    assert len(list((tmp_path / "killed").glob("*.journal"))) > (3 if segment_bytes < 1000 else 0)
     assert again.digest == undisturbed(tmp_path, mode, 10)
 
 
@@ -109,41 +103,34 @@ def test_pushes_of_a_step_that_is_done_again_count_once(tmp_path: Path) -> None:
     assert other.digest == undisturbed(tmp_path, "bounded", 10)
 
 
-def test_in_sync_staged_pushes_are_forgotten_and_come_again(tmp_path: Path) -> None:
+def test_in_sync_staged_pushes_come_again_and_a_step_that_all_pushed_is_applied_by_the_next_generation(
+    tmp_path: Path,
+) -> None:
     server = Server(tmp_path / "killed", "sync").begin(0).train(0, 3)
     server.push(4, 0, value=7.0)
     assert server.service.life.resume_range == (4, 4)
     server.service.life.suspend("generation 1 is over")
-    server.begin(4, generation=2)
-    assert server.replaced().begin(4, generation=3).train(4, 9).digest == undisturbed(tmp_path, "sync", 10)
-
-
-def test_in_sync_a_step_that_all_have_pushed_may_be_applied_by_the_next_generation(tmp_path: Path) -> None:
-    server = Server(tmp_path / "killed", "sync").begin(0).train(0, 3)
+    other = server.begin(4, generation=2).replaced().begin(4, generation=3)
     for rank in range(RANKS):
-        server.push(4, rank)
-    assert server.service.life.resume_range == (4, 5)
-    other = server.replaced()
+        other.push(4, rank)
     assert other.service.life.resume_range == (4, 5)
-    assert other.begin(5, generation=2).train(5, 9).replaced().digest == undisturbed(tmp_path, "sync", 10)
+    other = other.replaced()
+    assert other.service.life.resume_range == (4, 5)
+    assert other.begin(5, generation=4).train(5, 9).replaced().digest == undisturbed(tmp_path, "sync", 10)
 
 
-def test_a_generation_cannot_begin_at_a_step_whose_pushes_are_missing(tmp_path: Path) -> None:
-    server = Server(tmp_path / "one", "sync").begin(0).train(0, 3)
+def test_a_generation_cannot_begin_at_a_step_whose_pushes_are_missing_nor_a_journal_have_a_gap(tmp_path: Path) -> None:
+    server = Server(tmp_path / "one", "sync", segment_bytes=1).begin(0)
+    with pytest.raises(ProtocolError, match="step 7 cannot begin: there are no pushes of workers"):
+        server.begin(7, generation=2)
+    server = Server(tmp_path / "two", "sync", segment_bytes=1).begin(0).train(0, 3)
     server.push(4, 0)
     with pytest.raises(ProtocolError, match=r"step 5 cannot begin: there are no pushes of workers \[1\] for step 4"):
         server.begin(5, generation=2)
-    other = Server(tmp_path / "two", "sync").begin(0)
-    with pytest.raises(ProtocolError, match="step 7 cannot begin: there are no pushes of workers"):
-        other.begin(7, generation=2)
-
-
-def test_a_journal_with_a_gap_is_refused(tmp_path: Path) -> None:
-    server = Server(tmp_path / "killed", "sync", segment_bytes=1).begin(0).train(0, 3)
     server.journal.close()
-    for path in sorted((tmp_path / "killed").glob("*.journal"))[3:6]:
+    for path in sorted((tmp_path / "two").glob("*.journal"))[3:6]:
         path.unlink()
-    other = Server(tmp_path / "killed", "sync")
+    other = Server(tmp_path / "two", "sync")
     with pytest.raises(ProtocolError, match=r"cannot begin: there are no pushes of|while step"):
         other.service.life.replay(other.journal.replay())
 
@@ -217,12 +204,3 @@ def test_a_replacement_knows_what_changed_since_the_increment_that_it_began_with
     assert [link.step for link in again.chain] == [3, 5, 7]
     assert loaded(again).digests() == other.service.tables.digests()
     assert other.train(7, 9).digest == undisturbed(tmp_path, mode, 10)
-
-
-def test_ids_of_a_replayed_push_may_be_anything_that_a_push_may_hold(tmp_path: Path) -> None:
-    server = Server(tmp_path / "killed", "bounded").begin(0)
-    ids = np.unique(np.random.default_rng(0).integers(-(2**62), 2**62, 5000))
-    for rank in range(RANKS):
-        sections = (gradient(0, ids), gradient(1, IDS)) if rank else ()
-        assert answer(server.send(Kind.PUSH, 0, rank, *sections)).kind is Kind.ACK
-    assert server.replaced().digest == server.digest

@@ -14,7 +14,7 @@ import pytest
 from shardkeep.base.errors import JournalError
 from shardkeep.ps.server.journal.journal import Journal, RecordKind
 from tests.support.cases import every
-from tests.support.journals import appending, body_of, ended, filled, replayed, segments, steps
+from tests.support.journals import appending, ended, filled, replayed, segments, steps
 
 
 def record_at(folder: Path, path: Path, number: int) -> int:
@@ -64,13 +64,6 @@ def test_zeros_at_the_end_and_a_last_segment_of_zeros_only_are_torn(tmp_path: Pa
     assert segments(tmp_path) == [path]
 
 
-def test_what_an_earlier_life_left_torn_is_cut_even_if_nobody_replays(folder: Path) -> None:
-    path = filled(folder)
-    path.write_bytes(path.read_bytes()[:-1])
-    filled(folder, generation=2, num_steps=1)
-    assert steps(folder) == [0, 1, 2, 0]
-
-
 @every("place", [*range(32), 32, 80, 32 + 99])
 def test_a_flipped_byte_is_cut_in_the_last_record_and_refused_in_an_earlier_one(tmp_path: Path, place: int) -> None:
     """Every byte of the header, and of the body the first, one within and the last."""
@@ -90,14 +83,6 @@ def test_a_flipped_byte_is_cut_in_the_last_record_and_refused_in_an_earlier_one(
         assert path.read_bytes() == damaged
 
 
-def test_a_damaged_record_before_the_last_of_many_is_refused(folder: Path) -> None:
-    path = filled(folder, num_steps=20)
-    offset = record_at(folder, path, 2)  # of the last four
-    path.write_bytes(flipped(path.read_bytes(), offset + 50))
-    with pytest.raises(JournalError, match=rf"{path.name}: damaged at byte {offset};"):
-        replayed(folder)
-
-
 def test_a_torn_tail_of_an_earlier_segment_is_refused(folder: Path) -> None:
     path = filled(folder)
     filled(folder, generation=2)
@@ -108,6 +93,9 @@ def test_a_torn_tail_of_an_earlier_segment_is_refused(folder: Path) -> None:
             replayed(folder)
     path.unlink()
     assert steps(folder) == [0, 1, 2, 3]
+    segments(folder)[0].write_bytes(segments(folder)[0].read_bytes()[:-1])
+    filled(folder, generation=3, num_steps=1)  # cuts what an earlier life left torn, though nobody replays
+    assert steps(folder) == [0, 1, 2, 0]
 
 
 def other_format(path: Path) -> bytes:
@@ -126,7 +114,6 @@ def other_format(path: Path) -> bytes:
         (lambda path: filled(path.with_name("other"), generation=2).read_bytes(), "damaged at byte 0"),
         (other_format, "format 7; this version reads 1; resume the job"),
     ],
-    ids=["garbage", "magic", "zeros for a header", "checksum", "the name of another segment", "another format"],
 )
 def test_a_file_that_is_no_segment_is_refused(tmp_path: Path, damaged: Callable[[Path], bytes], text: str) -> None:
     path = filled(tmp_path)
@@ -152,7 +139,7 @@ def test_other_files_are_left_alone(folder: Path) -> None:
 @pytest.mark.waits_for_processes
 def test_what_was_appended_survives_a_kill_at_any_moment(folder: Path) -> None:
     chance = random.Random(5)
-    for _ in range(3):
+    for _ in range(2):
         process = appending(folder)
         try:
             assert process.stdout is not None
@@ -174,24 +161,16 @@ def test_what_was_appended_survives_a_kill_at_any_moment(folder: Path) -> None:
 
 
 def test_damage_early_in_a_large_segment_is_found_in_time(folder: Path) -> None:
-    journal = Journal(folder, sync=False)
-    journal.begin(1, step=0, facts={})
-    for step in range(8):
-        journal.append(RecordKind.PUSH, rank=0, step=step, body=body_of(4 << 20, step))
-    journal.close()
-    path = segments(folder)[0]
-    start = time.process_time()
-    for size in (
-        path.stat().st_size,
-        path.stat().st_size - 7 * ((4 << 20) + 32),
-    ):  # the last one has no other behind it
+    path, start = filled(folder, num_steps=8, size=4 << 20), time.process_time()
+    whole, record = path.stat().st_size, (4 << 20) + 32
+    for size in (whole, whole - 7 * record):  # the last one has no other behind it
         with path.open("r+b") as file:
             file.truncate(size)
             file.seek(100)
             file.write(b"\0\1\2\3")
-        if size < 8 << 20:
-            assert steps(folder) == []
-        else:
+        if size == whole:
             with pytest.raises(JournalError, match="damaged at byte"):
                 replayed(folder)
+        else:
+            assert steps(folder) == []
     assert time.process_time() - start < 10.0

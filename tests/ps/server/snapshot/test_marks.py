@@ -24,12 +24,12 @@ from shardkeep.ps.server.table.records import Records
 from shardkeep.ps.server.table.row_kernels import write_words
 from shardkeep.ps.server.tables import Tables
 from tests.support.cases import every
-from tests.support.marked_tables import EMPTY, ONE_ROW, SPECS, Between, filled, random_push, same, state
+from tests.support.marked_tables import EMPTY, ONE_ROW, SPECS, Between, State, filled, random_push, same, state
 from tests.support.one_table import applied
 from tests.support.tables import gradients, sections
 
 
-def read_back(tables: Tables, mark: Snapshot, folder: Path) -> Tables:
+def read_back(mark: Snapshot, folder: Path) -> Tables:
     """What a snapshot of `mark`, written now, fills empty tables with."""
     checkpoints = Checkpoints(folder)
     files = write_snapshot(mark, checkpoints.begin(1), shard=0)
@@ -60,11 +60,11 @@ def test_a_snapshot_is_the_state_at_the_mark_whatever_is_pushed_between_any_two_
 
     monkeypatch.setattr(snapshot, "PART_BYTES", 20_000)
     monkeypatch.setattr(walk, "LIMIT_BYTES", kept_bytes)
-    monkeypatch.setattr(walk, "ROWS_AT_ONCE", 100)
+    monkeypatch.setattr(walk, "ROWS_AT_ONCE", 200)
     monkeypatch.setattr(walk, "time", Between(pushed))
     mark = tables.snapshot()
     pushed()
-    read = read_back(tables, mark, tmp_path)
+    read = read_back(mark, tmp_path)
     assert same(state(read), before)
     assert [table.skipped_rows for table in read] == skipped
     assert not any(np.array_equal(now[1], then[1]) for now, then in zip(state(tables), before, strict=True))
@@ -95,7 +95,7 @@ def test_a_snapshot_is_the_state_at_the_mark_while_threads_push(
     for thread in threads:
         thread.start()
     try:
-        read = read_back(tables, mark, tmp_path)
+        read = read_back(mark, tmp_path)
     finally:
         over.set()
         for thread in threads:
@@ -113,24 +113,24 @@ def test_a_row_is_kept_though_the_pull_of_its_push_did_not_find_it(tmp_path: Pat
     tables.apply([Gradients(wanted, ones)], step=0)
     before, mark = state(tables), tables.snapshot()
     tables.apply([Gradients(wanted, ones, pulled)], step=0)
-    assert same(state(read_back(tables, mark, tmp_path)), before)
+    assert same(state(read_back(mark, tmp_path)), before)
 
 
 def test_each_mark_has_its_own_instant_and_drops_the_one_before_it(tmp_path: Path) -> None:
     tables, rng = filled(), np.random.default_rng(2)
-    for number in range(2):
+
+    def marked() -> tuple[State, Snapshot]:
         before, mark = state(tables), tables.snapshot()
         tables.apply([gradients(random_push(rng))], step=1)
-        assert same(state(read_back(tables, mark, tmp_path / str(number))), before)
+        return before, mark
 
-    tables, rng = filled(), np.random.default_rng(3)
-    first = tables.snapshot()
-    tables.apply([gradients(random_push(rng))], step=1)
-    before, second = state(tables), tables.snapshot()
-    tables.apply([gradients(random_push(rng))], step=1)
+    before, mark = marked()
+    assert same(state(read_back(mark, tmp_path / "0")), before)
+    _, first = marked()
+    before, second = marked()
     with pytest.raises(CheckpointError, match="another snapshot came"):
-        read_back(tables, first, tmp_path / "first")
-    assert same(state(read_back(tables, second, tmp_path / "second")), before)
+        read_back(first, tmp_path / "first")
+    assert same(state(read_back(second, tmp_path / "second")), before)
 
 
 @every("at", [0, 3], ids=["first part", "later part"])
@@ -149,13 +149,13 @@ def test_a_snapshot_that_fails_gives_its_memory_back(tmp_path: Path, monkeypatch
     tables.apply([gradients(random_push(rng))], step=1)
     assert mark.pre_image_bytes().sum() > 0
     with pytest.raises(OSError, match="No space left"):
-        read_back(tables, mark, tmp_path)
+        read_back(mark, tmp_path)
     assert not any(table.pre_images for table in tables) and mark.released
     tables.apply([gradients(random_push(rng))], step=1)
     assert mark.pre_image_bytes().sum() == 0
 
 
-def test_nothing_is_kept_of_a_table_that_is_written(tmp_path: Path) -> None:
+def test_a_walk_goes_by_bucket_and_nothing_is_kept_of_a_table_that_is_written(tmp_path: Path) -> None:
     tables, rng = filled(), np.random.default_rng(5)
     mark = tables.snapshot()
     with contextlib.closing(Spill(tmp_path)) as held:
@@ -165,16 +165,14 @@ def test_nothing_is_kept_of_a_table_that_is_written(tmp_path: Path) -> None:
     tables.apply([gradients(random_push(rng))], step=1)
     assert mark.pre_image_bytes().sum() == 0
 
-
-def test_slots_are_ordered_by_bucket() -> None:
+    # slots are ordered by bucket
     records = Records(4)
     records.reserve(2000)
-    ids = np.random.default_rng(0).integers(-(2**63), 2**63 - 1, 2000)
+    ids = rng.integers(-(2**63), 2**63 - 1, 2000)
     write_words(records.blocks, np.arange(2000), 0, ids.view(np.float32).reshape(-1, 2))
     order, starts = bucket_order(records, 2000)
-    buckets = bucket_of(ids)
-    assert np.array_equal(order.array, np.argsort(buckets, kind="stable"))
-    assert np.array_equal(starts, np.searchsorted(np.sort(buckets), np.arange(4097)))
+    assert np.array_equal(order.array, np.argsort(bucket_of(ids), kind="stable"))
+    assert np.array_equal(starts, np.searchsorted(np.sort(bucket_of(ids)), np.arange(4097)))
 
 
 def test_many_small_tables_take_several_files(tmp_path: Path) -> None:

@@ -6,20 +6,20 @@ import json
 import os
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from shardkeep.base.arrays import Bytes
 from shardkeep.base.errors import TransportError
 from shardkeep.ps.checkpoints.folder import Checkpoints, FileRecord
 from shardkeep.ps.server.service import ShardService
 from shardkeep.ps.server.snapshot import walk
-from shardkeep.ps.server.snapshot.files import load_snapshots
-from shardkeep.ps.server.tables import Tables
 from shardkeep.ps.wire.message import Kind
 from tests.support.cases import every
-from tests.support.services import IDS, LIMIT_S, TABLES, answer, gradient, make_service, pull, push, wanted
+from tests.support.services import IDS, LIMIT_S, answer, gradient, make_service, pull, push, wanted
 from tests.support.snapshots import ask, loaded, saved, told
 
 
@@ -63,84 +63,92 @@ def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[Held]:
             thread.join(LIMIT_S)
 
 
-def test_training_goes_on_between_mark_and_answer(service: ShardService, checkpoints: Checkpoints, held: Held) -> None:
+def test_training_goes_on_between_mark_and_answer_and_there_is_one_snapshot_at_a_time(
+    service: ShardService, checkpoints: Checkpoints, held: Held
+) -> None:
     before = service.tables.digests()
-    assert told(ask(service, ask="mark", step=1)) == (Kind.ANSWER, "{}")
+    accepted(service, ask="mark", step=1)
     push(service, 1, gradient(0))
     snapshot = ask(service, ask="snapshot", step=1)
     assert held.reached.wait(LIMIT_S)
     assert answer(push(service, 2, gradient(0), gradient(1))).kind is Kind.ACK
     assert answer(pull(service, 3, wanted(0))).kind is Kind.ROWS
+    assert refused(service, ask="mark", step=3) == "the snapshot of step 1 is still being written"
     assert not snapshot.done()
     held.go_on.set()
     kind, text = told(snapshot)
     assert kind is Kind.ANSWER
     kept = checkpoints.commit(1, [FileRecord(**file) for file in json.loads(text)["files"]], {})
-    read = Tables(TABLES, seed=1)
-    load_snapshots(read, kept, shard=0, num_shards=1)
-    assert read.digests() == before != service.tables.digests()
+    assert loaded(kept).digests() == before != service.tables.digests()
+    accepted(service, ask="mark", step=3)
+
+
+def refused(service: ShardService, **question: Any) -> str:
+    kind, text = told(ask(service, **question))
+    assert kind is Kind.ERROR
+    return text
+
+
+def accepted(service: ShardService, **question: Any) -> dict[str, Any]:
+    kind, text = told(ask(service, **question))
+    assert kind is Kind.ANSWER, text
+    return json.loads(text)  # type: ignore[no-any-return]
+
+
+def writing(service: ShardService, held: Held) -> Future[Bytes]:
+    """The answer to come of a snapshot that is being written."""
+    accepted(service, ask="mark", step=1)
+    snapshot = ask(service, ask="snapshot", step=1)
+    assert held.reached.wait(LIMIT_S)
+    return snapshot
 
 
 @every("mode", ["sync", "bounded"])
 def test_a_mark_needs_its_step_boundary(tmp_path: Path, mode: str) -> None:
-    checkpoints = Checkpoints(tmp_path)
-    service = make_service(mode, checkpoints=checkpoints)
+    service = make_service(mode, checkpoints=Checkpoints(tmp_path))
     push(service, 0, gradient(0))
     wrong = 1 if mode == "sync" else 0  # staged, or applied
-    expected = (Kind.ERROR, f"a snapshot of step {wrong} while pushes of other steps are here")
-    assert told(ask(service, ask="mark", step=wrong)) == expected
-    assert told(ask(service, ask="mark")) == (Kind.ERROR, "step None; allowed: a whole number")
+    expected = f"a snapshot of step {wrong} while pushes of other steps are here"
+    assert refused(service, ask="mark", step=wrong) == expected
+    assert refused(service, ask="mark") == "step None; allowed: a whole number"
     answer(pull(service, 1))
-    assert told(ask(service, ask="mark", step=1)) == (Kind.ANSWER, "{}")
+    accepted(service, ask="mark", step=1)
 
 
-def test_a_snapshot_needs_a_mark_of_its_step_and_a_folder(service: ShardService) -> None:
+def test_a_snapshot_needs_a_mark_of_its_step_and_a_folder(service: ShardService, checkpoints: Checkpoints) -> None:
     for step in (1, 2):
-        expected = (Kind.ERROR, f"cannot write the snapshot of step {step}: no snapshot was taken at that step")
-        assert told(ask(service, ask="snapshot", step=step)) == expected
-        if step == 1:
-            told(ask(service, ask="mark", step=1))
+        expected = f"cannot write the snapshot of step {step}: no snapshot was taken at that step"
+        assert refused(service, ask="snapshot", step=step) == expected
+        accepted(service, ask="mark", step=1)
     homeless = make_service()
-    assert told(ask(homeless, ask="mark", step=0)) == (Kind.ANSWER, "{}")
-    assert told(ask(homeless, ask="snapshot", step=0)) == (Kind.ERROR, "this server has no folder for checkpoints")
-
-
-def test_one_snapshot_at_a_time(service: ShardService, held: Held) -> None:
-    told(ask(service, ask="mark", step=1))
-    snapshot = ask(service, ask="snapshot", step=1)
-    assert held.reached.wait(LIMIT_S)
-    expected = (Kind.ERROR, "the snapshot of step 1 is still being written")
-    assert told(ask(service, ask="mark", step=1)) == expected
-    held.go_on.set()
-    assert told(snapshot)[0] is Kind.ANSWER
-    assert told(ask(service, ask="mark", step=1)) == (Kind.ANSWER, "{}")
+    accepted(homeless, ask="mark", step=0)
+    assert refused(homeless, ask="snapshot", step=0) == "this server has no folder for checkpoints"
+    checkpoints.abandon(1)  # a folder that cannot be written: the mark is given back
+    expected = f"{checkpoints.partial(1) / 'server-0'}: No such file or directory"
+    assert refused(service, ask="snapshot", step=1) == expected
+    assert not any(table.pre_images for table in service.tables)
+    assert answer(push(service, 1, gradient(0))).kind is Kind.ACK
 
 
 def test_a_snapshot_goes_to_another_folder_and_is_loaded_from_there(service: ShardService, tmp_path: Path) -> None:
     other = Checkpoints(tmp_path / "other")
     other.begin(1)
-    told(ask(service, ask="mark", step=1))
-    kind, text = told(ask(service, ask="snapshot", step=1, folder=str(other.folder)))
-    assert kind is Kind.ANSWER
-    other.commit(1, [FileRecord(**file) for file in json.loads(text)["files"]], {})
+    accepted(service, ask="mark", step=1)
+    found = accepted(service, ask="snapshot", step=1, folder=str(other.folder))
+    other.commit(1, [FileRecord(**file) for file in found["files"]], {})
     fresh = make_service()
-    assert told(ask(fresh, ask="load", step=1, servers=1, folder=str(other.folder))) == (Kind.ANSWER, "{}")
+    assert accepted(fresh, ask="load", step=1, servers=1, folder=str(other.folder)) == {}
     assert fresh.tables.digests() == service.tables.digests()
-    assert told(ask(fresh, ask="mark", step=1)) == (Kind.ANSWER, "{}")
+    accepted(fresh, ask="mark", step=1)
 
 
 def test_rows_are_loaded_into_empty_tables_of_a_checkpoint_that_is_there(service: ShardService, tmp_path: Path) -> None:
-    def load(service: ShardService, servers: object = 1, folder: object = str(tmp_path)) -> str:
-        kind, text = told(ask(service, ask="load", step=1, servers=servers, folder=folder))
-        assert kind is Kind.ERROR
-        return text
-
-    assert load(service) == "server 0 has rows; a checkpoint is loaded before the first step"
-    fresh = make_service()
-    assert "step-00000001" in load(fresh)
-    assert load(fresh, 0) == "server 0 of 0; allowed: a job that has this server"
-    assert load(fresh, folder=5) == "folder 5; allowed: a path"
-    assert load(fresh, folder="a\0b").startswith("folder ")
+    good, fresh = {"ask": "load", "step": 1, "servers": 1, "folder": str(tmp_path)}, make_service()
+    assert refused(service, **good) == "server 0 has rows; a checkpoint is loaded before the first step"
+    assert "step-00000001" in refused(fresh, **good)
+    assert refused(fresh, **good | {"servers": 0}) == "server 0 of 0; allowed: a job that has this server"
+    assert refused(fresh, **good | {"folder": 5}) == "folder 5; allowed: a path"
+    assert refused(fresh, **good | {"folder": "a\0b"}).startswith("folder ")
     assert not any(table.num_rows for table in fresh.tables)
 
 
@@ -164,41 +172,21 @@ def test_pulls_wait_while_rows_are_loaded(service: ShardService, checkpoints: Ch
         assert reading.result(LIMIT_S).sections[0].values.tobytes() == rows
 
 
-def test_what_is_given_up_ends_at_once_and_leaves_room_for_the_next(
+def test_what_is_given_up_or_closed_ends_at_once_and_leaves_room_for_the_next(
     service: ShardService, checkpoints: Checkpoints, held: Held
 ) -> None:
-    told(ask(service, ask="mark", step=1))
-    snapshot = ask(service, ask="snapshot", step=1)
-    assert held.reached.wait(LIMIT_S)
-    assert told(ask(service, ask="unmark")) == (Kind.ANSWER, "{}")
+    snapshot = writing(service, held)
+    accepted(service, ask="unmark")
     assert told(snapshot) == (Kind.ERROR, "the snapshot of step 1 was given up")
     assert not any(table.pre_images for table in service.tables)
     checkpoints.begin(1)
-    told(ask(service, ask="mark", step=1))
-    held.go_on.set()
-    assert told(ask(service, ask="snapshot", step=1))[0] is Kind.ANSWER
-
-
-def test_closing_ends_a_snapshot_in_the_middle(service: ShardService, held: Held) -> None:
-    told(ask(service, ask="mark", step=1))
-    snapshot = ask(service, ask="snapshot", step=1)
-    assert held.reached.wait(LIMIT_S)
+    held.reached.clear()
+    snapshot = writing(service, held)
     service.close("the job is over")
     service.close("again")
     with pytest.raises(TransportError, match="the job is over"):
         snapshot.result(timeout=LIMIT_S)
     assert not any(table.pre_images for table in service.tables)
-
-
-def test_a_folder_that_cannot_be_written_is_told_and_the_mark_given_back(
-    service: ShardService, checkpoints: Checkpoints
-) -> None:
-    checkpoints.abandon(1)
-    told(ask(service, ask="mark", step=1))
-    expected = f"{checkpoints.partial(1) / 'server-0'}: No such file or directory"
-    assert told(ask(service, ask="snapshot", step=1)) == (Kind.ERROR, expected)
-    assert not any(table.pre_images for table in service.tables)
-    assert answer(push(service, 1, gradient(0))).kind is Kind.ACK
 
 
 # ---- increments ----
@@ -235,10 +223,9 @@ def test_a_server_that_was_not_told_of_the_base_writes_all_rows(
 ) -> None:
     service.tables.changed.follow("")
     base = saved(service, checkpoints, 1)
-    told(ask(service, ask="saved", step=0, id="late"))
+    accepted(service, ask="saved", step=0, id="late")
     for known in ("", "another", base.id):
         checkpoints.begin(1)
-        told(ask(service, ask="mark", step=1, base=known))
-        assert json.loads(told(ask(service, ask="snapshot", step=1))[1])["full"] == (known != base.id)
-    expected = (Kind.ERROR, "base 7; allowed: the id of a checkpoint")
-    assert told(ask(service, ask="mark", step=1, base=7)) == expected
+        accepted(service, ask="mark", step=1, base=known)
+        assert accepted(service, ask="snapshot", step=1)["full"] == (known != base.id)
+    assert refused(service, ask="mark", step=1, base=7) == "base 7; allowed: the id of a checkpoint"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
@@ -35,18 +36,6 @@ def many_ids(count: int, seed: int = 0) -> np.ndarray:
 # ---- initial values ----
 
 
-@every("dim", [1, 2, 5, 16])
-def test_a_pull_never_changes_the_table(dim: int) -> None:
-    table = make_table(dim=dim)
-    table.apply(IDS[:3], gradients(3, dim), step=0)
-    state = (table.num_rows, table.size_bytes, table.digest())
-    first = table.pull(IDS)
-    kept = first.copy()
-    first[:] = 99.0
-    assert (table.pull(IDS) == kept).all()
-    assert (table.num_rows, table.size_bytes, table.digest()) == state
-
-
 def test_initial_values_depend_on_seed_name_id_and_column_alone_and_rows_start_from_them() -> None:
     rows = make_table().pull(IDS)
     assert (rows == make_table().pull(IDS)).all()
@@ -54,74 +43,43 @@ def test_initial_values_depend_on_seed_name_id_and_column_alone_and_rows_start_f
     assert not (rows == make_table(seed=2).pull(IDS)).any()
     assert not (rows == make_table(name="u").pull(IDS)).any()
     assert np.unique(rows).size == rows.size
-
     table = make_table("sgd")
     shown = table.pull(IDS)
-    table.apply(IDS, np.zeros((IDS.size, 5), np.float32), step=0)
-    assert table.num_rows == IDS.size
+    table.apply(IDS[:3], np.zeros((3, 5), np.float32), step=0)
+    state = (table.num_rows, table.size_bytes, table.digest())
     assert (table.pull(IDS) == shown).all()
-
-    rows = make_table().pull(np.arange(40_000, dtype=np.int64))[:, 0]
-    assert abs(np.corrcoef(rows[:-1], rows[1:])[0, 1]) < 0.025
+    assert (table.num_rows, table.size_bytes, table.digest()) == state and table.num_rows == 3
+    column = make_table().pull(np.arange(40_000, dtype=np.int64))[:, 0]
+    assert abs(np.corrcoef(column[:-1], column[1:])[0, 1]) < 0.025
 
 
 def test_every_law_has_a_number_and_gives_values_by_its_parameters() -> None:
     assert set(INITIALIZERS) == set(InitConfig.model_fields["name"].annotation.__args__)
-
     assert (initial_rows({"name": "constant", "value": -0.3}, IDS) == np.float32(-0.3)).all()
-
-    rows = initial_rows({"name": "uniform", "low": 2.0, "high": 5.0}, many_ids(40_000))
-    assert rows.min() >= 2.0 and rows.max() <= 5.0
-    assert rows.min() < 2.001 and rows.max() > 4.999
-    assert abs(rows.mean() - 3.5) < 5 * (3 / np.sqrt(12)) / np.sqrt(rows.size)
-    assert abs(rows.std() / (3 / np.sqrt(12)) - 1) < 0.01
-
+    assert (initial_rows({"name": "zeros"}, IDS) == 0).all()
+    short, long = {"scale": 0.1}, {"low": -0.1, "high": 0.1}
+    assert (initial_rows(short, IDS) == initial_rows(long, IDS)).all()
+    short, long = {"name": "normal", "scale": 0.1}, {"name": "normal", "mean": 0.0, "std": 0.1}
+    assert (initial_rows(short, IDS) == initial_rows(long, IDS)).all()
+    for low, high in ((2.0, 5.0), (-0.1, 0.1)):
+        rows, width = initial_rows({"name": "uniform", "low": low, "high": high}, many_ids(40_000)), high - low
+        assert low <= rows.min() < low + width / 3000 and high - width / 3000 < rows.max() <= high
+        assert abs(rows.mean() - (low + high) / 2) < 5 * (width / np.sqrt(12)) / np.sqrt(rows.size)
+        assert abs(rows.std() / (width / np.sqrt(12)) - 1) < 0.01
+        assert np.abs(np.corrcoef(rows.T) - np.eye(5)).max() < 5 / np.sqrt(len(rows))
     rows = initial_rows({"name": "normal", "mean": -1.0, "std": 0.25}, many_ids(40_000)).astype(np.float64)
     scaled = (rows + 1.0) / 0.25
     assert abs(scaled.mean()) < 5 / np.sqrt(rows.size)
     assert abs(scaled.std() - 1) < 0.01
     assert abs((scaled**3).mean()) < 0.05 and abs((scaled**4).mean() - 3) < 0.1
-
-
-def test_initial_values_follow_their_law() -> None:
-    ids = many_ids(40_000)
-    uniform, normal = make_table().pull(ids), make_table(init="normal").pull(ids)
-    assert uniform.min() >= -0.1 and uniform.max() < 0.1
-    assert np.isfinite(normal).all()
-    for rows, deviation in ((uniform, 0.2 / np.sqrt(12)), (normal, 0.1)):
-        assert abs(rows.mean()) < 5 * deviation / np.sqrt(rows.size)
-        assert abs(rows.std() / deviation - 1) < 0.01
-        correlation = np.corrcoef(rows.T) - np.eye(5)
-        assert np.abs(correlation).max() < 5 / np.sqrt(ids.size)
-    inside = (np.abs(normal) < 0.1).mean()
-    assert abs(inside - 0.6827) < 0.005
-    assert (make_table(init="zeros").pull(ids) == 0).all()
+    assert np.abs(np.corrcoef(scaled.T) - np.eye(5)).max() < 5 / np.sqrt(len(rows))
+    for low in (100.0, -101.0, 0.1):  # bounds that float32 rounds
+        rows = initial_rows({"name": "uniform", "low": low, "high": low + 1e-4}, many_ids(40_000))
+        assert rows.min() >= np.float32(low) and rows.max() <= np.float32(low + 1e-4)
 
 
 def initial_rows(init: dict[str, object], ids: np.ndarray) -> np.ndarray:
     return OneTable(TableSpec(name="t", dim=5, init=init), seed=1).pull(ids)
-
-
-@every("low", [100.0, -101.0, 0.1])
-def test_uniform_values_stay_within_bounds_that_float32_rounds(low: float) -> None:
-    rows = initial_rows({"name": "uniform", "low": low, "high": low + 1e-4}, many_ids(40_000))
-    assert rows.min() >= np.float32(low) and rows.max() <= np.float32(low + 1e-4)
-
-
-@every(
-    ("short", "long"),
-    [
-        ({"scale": 0.1}, {"low": -0.1, "high": 0.1}),
-        ({}, {"low": -0.05, "high": 0.05}),
-        ({"name": "normal", "scale": 0.1}, {"name": "normal", "std": 0.1}),
-        ({"name": "normal", "std": 0.05}, {"name": "normal", "mean": 0.0, "std": 0.05}),
-        ({"name": "zeros"}, {"name": "constant", "value": 0.0}),
-    ],
-    ids=str,
-)
-def test_short_and_long_forms_of_an_initializer_give_the_same_bits(short: dict, long: dict) -> None:
-    ids = many_ids(5000)
-    assert initial_rows(short, ids).tobytes() == initial_rows(long, ids).tobytes()
 
 
 def splitmix(x: int) -> int:
@@ -157,18 +115,6 @@ def test_the_default_values_are_those_of_earlier_versions() -> None:
 # ---- apply ----
 
 
-@every("bad", [np.nan, np.inf, -np.inf], ids=str)
-def test_a_row_with_a_non_finite_gradient_is_skipped_and_counted(bad: float) -> None:
-    table, expected = make_table("adam"), make_table("adam")
-    grad = gradients(IDS.size)
-    grad[[1, 4], [0, 3]] = bad
-    good = np.setdiff1d(np.arange(IDS.size), [1, 4])
-    table.apply(IDS, grad, step=0)
-    expected.apply(IDS[good], grad[good], step=0)
-    assert table.skipped_rows == 2
-    assert table.digest() == expected.digest()
-
-
 def test_read_only_strided_and_empty_input_is_accepted() -> None:
     table, expected = make_table(), make_table()
     grad = gradients(IDS.size)
@@ -177,7 +123,6 @@ def test_read_only_strided_and_empty_input_is_accepted() -> None:
     expected.apply(np.repeat(IDS, 2)[::2], np.asfortranarray(grad), step=0)
     assert table.digest() == expected.digest()
     assert (table.pull(frozen_ids) == expected.pull(IDS)).all()
-
     ids, rows, slots = exported(make_table("adam"))
     assert (ids.shape, rows.shape, slots.shape) == ((0,), (0, 5), (0, 10))
     table = make_table("adam")
@@ -186,22 +131,6 @@ def test_read_only_strided_and_empty_input_is_accepted() -> None:
 
 
 # ---- digest, export, load ----
-
-
-@every("optimizer", sorted(OPTIMIZERS))
-def test_the_digest_does_not_depend_on_order_or_on_how_rows_are_spread(optimizer: str) -> None:
-    ids = many_ids(5000)
-    grad = gradients(ids.size)
-    whole, backwards = make_table(optimizer), make_table(optimizer)
-    parts = [make_table(optimizer) for _ in range(3)]
-    whole.apply(ids, grad, step=0)
-    for chunk in np.array_split(np.arange(ids.size), 7)[::-1]:
-        backwards.apply(ids[chunk], grad[chunk], step=0)
-    for i, part in enumerate(parts):
-        mine = (ids % 3) == i
-        part.apply(ids[mine], grad[mine], step=0)
-    assert whole.digest() == backwards.digest()
-    assert whole.digest() == sum(part.digest() for part in parts) % 2**128
 
 
 def test_the_digest_sees_every_bit_of_weights_and_slots() -> None:
@@ -226,27 +155,23 @@ def test_the_digest_sees_every_bit_of_weights_and_slots() -> None:
     assert len(seen) == 9
 
 
-@every("optimizer", sorted(OPTIMIZERS))
-@every("dim", [1, 4, 5])
+@every(("optimizer", "dim"), zip(sorted(OPTIMIZERS), itertools.cycle([1, 4, 5])))
 def test_an_exported_table_loads_to_the_same_state_and_trains_on_alike(optimizer: str, dim: int) -> None:
-    table, copy = make_table(optimizer, dim=dim), make_table(optimizer, dim=dim)
-    ids = many_ids(3000)
-    table.apply(ids, gradients(ids.size, dim), step=0)
+    """And its digest does not depend on the order of rows or on how they are spread."""
+    table, copy, backwards, *parts = (make_table(optimizer, dim=dim) for _ in range(6))
+    ids = many_ids(2000)
+    grads = gradients(ids.size, dim)
+    table.apply(ids, grads, step=0)
     found, rows, slots = exported(table)
     assert (found == ids).all()
     assert (rows == table.pull(ids)).all()
+    for chunk in np.array_split(np.arange(ids.size), 7)[::-1]:
+        backwards.apply(ids[chunk], grads[chunk], step=0)
+    for i, part in enumerate(parts):
+        part.apply(ids[ids % 3 == i], grads[ids % 3 == i], step=0)
+    assert table.digest() == backwards.digest() == sum(part.digest() for part in parts) % 2**128
     shuffled = np.random.default_rng(0).permutation(ids.size)
     copy.load(found[shuffled], rows[shuffled], slots[shuffled])
     for one in (table, copy):
         one.apply(ids[::2], gradients(ids[::2].size, dim, 8), step=1)
     assert copy.digest() == table.digest()
-
-
-def test_many_rows_cross_blocks_without_losing_a_value() -> None:
-    table = make_table("sgd", dim=256)
-    ids = many_ids(30_000)
-    initial = table.pull(ids)
-    for chunk in np.array_split(np.random.default_rng(1).permutation(ids.size), 9):
-        chunk = np.sort(chunk)
-        table.apply(ids[chunk], np.ones((chunk.size, 256), np.float32), step=0)
-    assert np.allclose(table.pull(ids), initial - np.float32(0.05), atol=1e-7)
