@@ -34,12 +34,6 @@ class Net(nn.Module):
 ROWS = texts(50)
 
 
-@pytest.fixture(scope="module")
-def exported(clicks: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    export_run(clicks, path := tmp_path_factory.mktemp("arithmetic") / "export")
-    return path
-
-
 def near(scores_N: np.ndarray, expected_N: np.ndarray) -> bool:
     """Whether scores are those of bf16: near the others, and not the same."""
     return 1e-7 < np.abs(scores_N - expected_N).max() < 0.03

@@ -16,7 +16,6 @@ import xxhash
 
 import shardkeep
 from shardkeep.base.errors import CheckpointError, DataError, ShardkeepError
-from shardkeep.inference.export.writing import export_run
 from shardkeep.inference.server.served_model import ServedModel
 from tests.support.cases import every
 from tests.support.served_clicks import texts
@@ -36,15 +35,9 @@ ANSWERS_MAY_CHANGE = {
 """Parts that may hold other valid values. A change of others leaves the answers as they are, or is refused."""
 
 
-@pytest.fixture(scope="module")
-def out(clicks: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    export_run(clicks, path := tmp_path_factory.mktemp("crafted") / "out")
-    return path
-
-
-def resealed(out: Path, to: Path, change: Any) -> Path:
+def resealed(exported: Path, to: Path, change: Any) -> Path:
     """A copy of an export whose manifest is changed, with the right checksum."""
-    shutil.copytree(out, to, copy_function=os.link)
+    shutil.copytree(exported, to, copy_function=os.link)
     record = json.loads((to / "manifest.json").read_text())
     del record["checksum"]
     change(record)
@@ -118,9 +111,9 @@ def repeat_table(record: dict[str, Any]) -> None:
     ],
 )
 def test_a_crafted_manifest_is_refused_by_the_name_of_what_is_wrong(
-    out: Path, tmp_path: Path, change: Any, text: Any
+    exported: Path, tmp_path: Path, change: Any, text: Any
 ) -> None:
-    crafted = resealed(out, tmp_path / "crafted", change)
+    crafted = resealed(exported, tmp_path / "crafted", change)
     if text is None:
         assert shardkeep.load(crafted, verify=True).step
         return
@@ -168,9 +161,9 @@ def copied(value: Any) -> Any:
 
 
 @pytest.mark.parametrize("count", [100, pytest.param(6000, marks=pytest.mark.chaos)])
-def test_no_change_of_a_manifest_gives_a_raw_error(out: Path, tmp_path: Path, count: int) -> None:
+def test_no_change_of_a_manifest_gives_a_raw_error(exported: Path, tmp_path: Path, count: int) -> None:
     columns, outcomes = texts(20), {"same": 0, "changed": 0, "refused": 0, "refused later": 0}
-    expected = shardkeep.load(out).predict(columns)
+    expected = shardkeep.load(exported).predict(columns)
     crafted = tmp_path / "crafted"
     for seed in range(count):
         chance, where = random.Random(seed), list[Place]()
@@ -179,7 +172,7 @@ def test_no_change_of_a_manifest_gives_a_raw_error(out: Path, tmp_path: Path, co
         def change(record: Record, chance: random.Random = chance, where: list[Place] = where) -> None:
             where.extend(mutated(record, chance) for _ in range(chance.choice([1, 1, 2])))
 
-        resealed(out, crafted, change)
+        resealed(exported, crafted, change)
         try:
             predictor = shardkeep.load(crafted)
         except ShardkeepError as error:
