@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import csv
 import pickle
 from pathlib import Path
 
 import numpy as np
+import pyarrow.csv as pacsv  # type: ignore[import-untyped]
 import pytest
 from typer.testing import CliRunner
 
@@ -39,9 +39,11 @@ def near(scores_N: np.ndarray, expected_N: np.ndarray) -> bool:
     return 1e-7 < np.abs(scores_N - expected_N).max() < 0.03
 
 
-def test_a_run_an_export_and_a_follower_compute_in_bf16_alike(clicks: Path, exported: Path) -> None:
+def test_a_run_an_export_and_a_follower_compute_in_bf16_alike(
+    clicks: Path, exported: Path, predictor: Predictor
+) -> None:
     bf16_N = shardkeep.load(clicks, amp="bf16").predict(ROWS)
-    assert near(bf16_N, shardkeep.load(clicks).predict(ROWS))
+    assert near(bf16_N, predictor.predict(ROWS))
     np.testing.assert_array_equal(shardkeep.load(exported, amp="bf16").predict(ROWS), bf16_N)
     followed = Follower(clicks, amp="bf16").look()
     assert followed is not None
@@ -49,24 +51,21 @@ def test_a_run_an_export_and_a_follower_compute_in_bf16_alike(clicks: Path, expo
 
 
 @every("amp", ["bf16", "off"])
-def test_a_pickled_predictor_computes_as_before(clicks: Path, amp: str) -> None:
-    model = shardkeep.load(clicks, amp=amp)
+def test_a_pickled_predictor_computes_as_before(exported: Path, amp: str) -> None:
+    model = shardkeep.load(exported, amp=amp)
     again: Predictor = pickle.loads(pickle.dumps(model))
     np.testing.assert_array_equal(again.predict(ROWS), model.predict(ROWS))
     assert again.trained.config.tower.amp == amp
 
 
-def test_the_commands_take_it(clicks: Path, tmp_path: Path) -> None:
-    found, data = [], clicks.parent / "train.csv"
-    for amp in ("off", "bf16"):
-        out = tmp_path / f"{amp}.csv"
-        command = ["predict", str(clicks), "--data", str(data), "--out", str(out), "--amp", amp]
-        assert CliRunner().invoke(app, command).exit_code == 0
-        with out.open(newline="") as file:
-            found.append(np.array([float(row["score"]) for row in csv.DictReader(file)]))
-    assert near(*found)
-    own, files = evaluate_run(clicks, amp="bf16"), evaluate_run(clicks, files=[data], amp="bf16")
-    for bf16, fp32 in ((own, evaluate_run(clicks)), (files, evaluate_run(clicks, files=[data]))):
+def test_predict_and_evaluate_take_it(clicks: Path, predictor: Predictor, tmp_path: Path) -> None:
+    data, out = write_csv(tmp_path / "new.csv", click_rows(200, seed=4)), tmp_path / "scores.csv"
+    command = ["predict", str(clicks), "--data", str(data), "--out", str(out), "--amp", "bf16"]
+    assert CliRunner().invoke(app, command).exit_code == 0
+    table = pacsv.read_csv(data, convert_options=pacsv.ConvertOptions(column_types={"item": "string"}))
+    assert near(pacsv.read_csv(out)["score"].to_numpy(), predictor.predict(table.drop_columns(["clicked"])))
+    for files in ([], [data]):
+        bf16, fp32 = (evaluate_run(clicks, files=files, amp=amp) for amp in ("bf16", "off"))
         assert bf16["logloss"] != fp32["logloss"] and abs(bf16["auc"] - fp32["auc"]) < 0.01
 
 

@@ -6,6 +6,7 @@ import json
 import os
 import random
 import shutil
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -71,42 +72,21 @@ def repeat_table(record: dict[str, Any]) -> None:
         (lambda r: r.update(tower="fp4"), "tower fp4"),
         (lambda r: r.pop("inputs"), "inputs: is missing"),
         (lambda r: r["inputs"].pop("kinds"), "inputs: kinds: Field required"),
-        (
-            lambda r: r["inputs"]["sparse"][2].update(pooling="median"),
-            "inputs: sparse.2.pooling: Input should be 'sum'",
-        ),
+        (lambda r: r["inputs"]["sparse"][2].update(pooling="median"), "sparse.2.pooling: Input should be 'sum'"),
         (lambda r: r["inputs"]["kinds"].update(user="colours"), "inputs: kinds.user: Input should be 'texts'"),
         (lambda r: r["inputs"]["kinds"].update(other="texts"), "inputs: kinds: 'other' is no sparse column"),
         (lambda r: r["inputs"].update(lists=[]), "inputs: lists: lacks 'tags', which has several values a row"),
         (lambda r: r["inputs"].update(lists=["tags", "x"]), "inputs: lists: 'x' is no sparse column"),
         (lambda r: r["inputs"]["missing"].append(None), "inputs: missing.6: Input should be a valid string"),
         (lambda r: r["inputs"]["origins"].pop(), "inputs: origins has 1 numbers for 2 dense columns"),
-        (
-            lambda r: r["inputs"]["transform"].update(factor_I=0),
-            "inputs: transform.factor_I: Input should be a valid list",
-        ),
-        (
-            lambda r: r["inputs"]["transform"]["shift_I"].append(1),
-            "inputs: transform.shift_I has 3 numbers for 2 dense",
-        ),
-        (
-            lambda r: r["inputs"]["transform"]["shift_I"].insert(0, 1e39),
-            "inputs: transform.shift_I.0: is no number of float32",
-        ),
-        (
-            lambda r: r["inputs"]["dense"].append({**r["inputs"]["dense"][0], "column": "new"}),
-            "inputs: origins has 2 numbers for 3 dense",
-        ),
+        (lambda r: r["inputs"]["transform"].update(factor_I=0), "transform.factor_I: Input should be a valid list"),
+        (lambda r: r["inputs"]["transform"]["shift_I"].append(1), "transform.shift_I has 3 numbers for 2 dense"),
+        (lambda r: r["inputs"]["transform"]["shift_I"].insert(0, 1e39), "shift_I.0: is no number of float32"),
+        (lambda r: r["inputs"]["dense"].append(dict(r["inputs"]["dense"][0], column="new")), "origins has 2 numbers"),
         (lambda r: r["inputs"]["dense"][0].update(column="age"), "inputs: dense: column 'age' is there twice"),
-        (
-            lambda r: r["inputs"]["label"].update(column="user"),
-            "inputs: sparse: column 'user' is there twice, or is the l",
-        ),
+        (lambda r: r["inputs"]["label"].update(column="user"), "column 'user' is there twice, or is the label"),
         (lambda r: r["inputs"]["reading"].update(form="tea"), "inputs: reading: Input tag 'tea' found"),
-        (
-            lambda r: r["inputs"]["reading"].update(delimiter=7),
-            "inputs: reading.csv.delimiter: Input should be a valid",
-        ),
+        (lambda r: r["inputs"]["reading"].update(delimiter=7), "reading.csv.delimiter: Input should be a valid"),
         (lambda r: r["settings"]["eval"].update(batch_size=0), "settings.eval.batch_size: Input should be greater"),
     ],
 )
@@ -160,9 +140,9 @@ def copied(value: Any) -> Any:
     return json.loads(json.dumps(value))
 
 
-@pytest.mark.parametrize("count", [100, pytest.param(6000, marks=pytest.mark.chaos)])
+@pytest.mark.parametrize("count", [80, pytest.param(6000, marks=pytest.mark.chaos)])
 def test_no_change_of_a_manifest_gives_a_raw_error(exported: Path, tmp_path: Path, count: int) -> None:
-    columns, outcomes = texts(20), {"same": 0, "changed": 0, "refused": 0, "refused later": 0}
+    columns, outcomes = texts(20), Counter[str]()
     expected = shardkeep.load(exported).predict(columns)
     crafted = tmp_path / "crafted"
     for seed in range(count):
