@@ -6,6 +6,7 @@ import contextlib
 import errno
 import json
 import os
+import pickle
 import random
 import resource
 import shutil
@@ -143,6 +144,10 @@ def test_a_model_of_ones_own_becomes_a_program_without_pickles(tmp_path: Path) -
     command = [sys.executable, "-c", script, str(out), str(tmp_path / "rows.json"), str(tmp_path / "scores.npy")]
     subprocess.run(command, check=True, timeout=120, cwd=tmp_path)
     np.testing.assert_allclose(np.load(tmp_path / "scores.npy"), expected, atol=1e-6)
+    again = pickle.loads(pickle.dumps(shardkeep.load(out)))
+    np.testing.assert_allclose(again.predict(ROWS), expected, atol=1e-6)
+    with pytest.raises(UserError, match=r"--amp bf16: the dense model of .* is a program"):
+        shardkeep.load(out, amp="bf16")
     program = next(out.glob("files-*/tower.pt2"))
     with zipfile.ZipFile(program) as archive:
         assert [entry.file_size for entry in archive.infolist() if "sample_inputs" in entry.filename] == [0]
