@@ -114,6 +114,11 @@ def over_http(server: Server, authority: Path, own: Path | None) -> bool:
         connection.close()
 
 
+def test_a_server_without_http_is_asked_over_grpc_alone(served: ServedModel) -> None:
+    with Server(served, ServerSettings("127.0.0.1:0", None)) as server:
+        assert server.addresses.http is None and server.call("ServerLive", b"", pb.ServerLiveResponse).live
+
+
 # ---- the health of a server, and its services by reflection ----
 
 
