@@ -34,3 +34,9 @@ def increments(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run with a checkpoint at each of 9 steps; of four in a row three are increments."""
     often = {"checkpoint": {"every_steps": 1, "keep": 1000, "full_every": 4}}
     return trained_once(tmp_path_factory, **often, train={"batch_size": 32, "max_steps": 9})
+
+
+@pytest.fixture(scope="session")
+def narrow(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of fewer columns."""
+    return trained_once(tmp_path_factory, data={"dense": ["price"], "sparse": ["user"]})
