@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import json
 import os
@@ -14,7 +13,7 @@ import signal
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +27,7 @@ from shardkeep.base.errors import CheckpointError, ShardkeepError, UserError
 from shardkeep.cli.main import app
 from shardkeep.inference.export import opening, writing
 from shardkeep.inference.export.manifest import read_manifest
+from shardkeep.inference.export.program import read_program
 from shardkeep.inference.export.rows import write_rows
 from shardkeep.inference.export.tower import write_tower
 from shardkeep.inference.export.writing import Formats, export_run
@@ -76,11 +76,6 @@ def trained(folder: Path, **settings: Any) -> Path:
 
 
 @pytest.fixture
-def run(clicks: Path) -> Path:
-    return clicks
-
-
-@pytest.fixture
 def out(exported: Path, tmp_path: Path) -> Path:
     """An export of the test's own."""
     return shutil.copytree(exported, tmp_path / "out")
@@ -115,14 +110,14 @@ def test_an_export_scores_as_its_run_bit_for_bit(tmp_path: Path, name: str) -> N
 
 @every(("rows", "most"), [("fp16", 2e-3), ("int8", 2e-2)])
 def test_smaller_formats_cost_little_and_the_manifest_says_how_much(
-    run: Path, exported: Path, tmp_path: Path, rows: Any, most: float
+    clicks: Path, exported: Path, tmp_path: Path, rows: Any, most: float
 ) -> None:
-    small = export_run(run, tmp_path / "small", formats=Formats(rows, "int8"))
+    small = export_run(clicks, tmp_path / "small", formats=Formats(rows, "int8"))
     expected, found = shardkeep.load(exported), shardkeep.load(tmp_path / "small", verify=True)
     assert np.abs(found.predict(ROWS) - expected.predict(ROWS)).max() < 0.05
     exact, stored = expected.rows("user", ROWS["user"]), found.rows("user", ROWS["user"])
     assert 0 < np.abs(stored - exact).max() < most * np.abs(exact).max()
-    before, after = evaluate_run(run), small.cost
+    before, after = evaluate_run(clicks), small.cost
     assert after is not None and set(after) >= {"auc", "logloss"} and abs(after["auc"]) < 0.01
     assert small.metrics["auc"] == before["auc"]
 
@@ -155,42 +150,38 @@ def test_a_model_of_ones_own_becomes_a_program_without_pickles(tmp_path: Path) -
         archive.writestr("tower/data/sample_inputs/other.pt", b"cos\nsystem\n")
     with pytest.raises(CheckpointError, match=r"tower\.pt2: damaged"):
         shardkeep.load(out)
-    from shardkeep.inference.export.program import read_program
-
     with pytest.raises(CheckpointError, match=r"has an entry that is not read \(tower/data/sample_inputs/other\.pt\)"):
         read_program(program)
 
 
-def test_a_new_export_takes_the_place_of_an_old_one_that_is_open(run: Path, out: Path) -> None:
+def test_a_new_export_takes_the_place_of_an_old_one_that_is_open(clicks: Path, out: Path) -> None:
     old = shardkeep.load(out)
     expected = old.predict(ROWS)
-    export_run(run, out, formats=Formats("fp16", "fp32"))
+    export_run(clicks, out, formats=Formats("fp16", "fp32"))
     assert np.array_equal(old.predict(ROWS), expected)  # its files are mapped
     assert len(list(out.iterdir())) == 2 and not np.array_equal(shardkeep.load(out).predict(ROWS), expected)
 
 
-WRITERS = {"write_rows": "table-0.rows.safetensors", "write_tower": "tower.safetensors", "write_program": "tower.pt2"}
-WRITERS["commit"] = "manifest.json"
-
-
-@contextlib.contextmanager
-def small_files(size_bytes: int) -> Iterator[None]:
-    """No file of this process grows beyond that: the system's own error comes from the real writers."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+WRITERS = {
+    "write_rows": "table-0.rows.safetensors",
+    "write_tower": "tower.safetensors",
+    "write_program": "tower.pt2",
+    "commit": "manifest.json",
+}
 
 
 def full_in(writer: str, size_bytes: int) -> Callable[..., Any]:
-    """The writer of an export's files, on a disk that becomes full meanwhile."""
+    """The writer of an export's files, on a disk that becomes full meanwhile: the system's own error comes from it, as
+    no file of this process grows beyond that."""
     real = getattr(writing, writer)
 
     def write(*arguments: Any) -> Any:
-        with small_files(size_bytes):
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, before[1]))
+        try:
             return real(*arguments)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
     return write
 
@@ -200,14 +191,14 @@ def full_in(writer: str, size_bytes: int) -> Callable[..., Any]:
     [("write_rows", 0), ("write_rows", 1000), ("write_tower", 1000), ("write_program", 1000), ("commit", 100)],
 )
 def test_a_disk_that_is_full_leaves_the_older_export_whole_and_of_a_first_one_nothing(
-    run: Path, exported: Path, tmp_path: Path, writer: str, size_bytes: int
+    clicks: Path, exported: Path, tmp_path: Path, writer: str, size_bytes: int
 ) -> None:
     shutil.copytree(exported, out := tmp_path / "out")
     before, program = contents(out), ["--with-program"] * (writer == "write_program")
     for folder in (out, tmp_path / "first") if writer == "write_rows" else (out,):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(writing, writer, full_in(writer, size_bytes))
-            done = CliRunner().invoke(app, ["export", str(run), str(folder), *program])
+            done = CliRunner().invoke(app, ["export", str(clicks), str(folder), *program])
         assert done.exit_code == 1 and "Traceback" not in done.output
         (line,) = [line for line in done.output.splitlines() if line.startswith("error: ")]
         assert WRITERS[writer] in line and "File too large" in line
@@ -216,14 +207,14 @@ def test_a_disk_that_is_full_leaves_the_older_export_whole_and_of_a_first_one_no
 
 
 def test_a_folder_without_file_locks_is_an_error_and_nothing_is_left(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    clicks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def none(*_: int) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr("shardkeep.base.files.fcntl.flock", none)
     with pytest.raises(OSError, match="No locks available"):
-        export_run(run, tmp_path / "out")
+        export_run(clicks, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
@@ -236,10 +227,10 @@ writing.export_run(pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]))
 
 @pytest.mark.waits_for_processes
 def test_kill_9_while_exporting_leaves_the_old_export_whole(
-    run: Path, exported: Path, out: Path, tmp_path: Path
+    clicks: Path, exported: Path, out: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "export.py").write_text(KILLED)
-    process = started([str(tmp_path / "export.py"), str(run), str(out)], env=os.environ, main=SCRIPT)
+    process = started([str(tmp_path / "export.py"), str(clicks), str(out)], env=os.environ, main=SCRIPT)
     assert process.stdin is not None and process.stdout is not None and process.stderr is not None
     try:
         assert process.stdout.readline() == "ready\n"
@@ -251,7 +242,7 @@ def test_kill_9_while_exporting_leaves_the_old_export_whole(
             stream.close()
     assert np.array_equal(shardkeep.load(out, verify=True).predict(ROWS), shardkeep.load(exported).predict(ROWS))
     assert len(list(out.iterdir())) > 2
-    export_run(run, out)
+    export_run(clicks, out)
     assert len(list(out.iterdir())) == 2  # the half written files are gone
 
 
@@ -297,10 +288,10 @@ def test_a_damaged_header_or_index_is_refused_without_reading_all(
 
 
 @every("name", ["checkpoint", "site", "backup", "thesis"])
-def test_folders_and_files_that_are_no_export_are_left_alone(run: Path, tmp_path: Path, name: str) -> None:
+def test_folders_and_files_that_are_no_export_are_left_alone(clicks: Path, tmp_path: Path, name: str) -> None:
     other = tmp_path / name
     if name == "checkpoint":
-        shutil.copytree(next((run / "checkpoints").glob("step-*")), other)
+        shutil.copytree(next((clicks / "checkpoints").glob("step-*")), other)
     else:
         (other / "files-2024").mkdir(parents=True)
         (other / "files-2024" / "photo.jpg").touch()
@@ -309,55 +300,54 @@ def test_folders_and_files_that_are_no_export_are_left_alone(run: Path, tmp_path
             (other / "manifest.json").write_text('{"name": "my site"}')
     before = sorted(str(path) for path in other.rglob("*"))
     with pytest.raises(UserError, match="is a folder of something else"):
-        export_run(run, other)
+        export_run(clicks, other)
     assert sorted(str(path) for path in other.rglob("*")) == before
     if name == "thesis":
         with pytest.raises(UserError, match="is a file"):
-            export_run(run, other / "thesis.txt")
+            export_run(clicks, other / "thesis.txt")
         with pytest.raises(UserError, match="has no manifest"):
             read_manifest(other)
 
 
 def test_an_interrupt_after_the_manifest_leaves_the_new_export(
-    run: Path, out: Path, monkeypatch: pytest.MonkeyPatch
+    clicks: Path, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupted(*_: Any) -> None:
-        raise KeyboardInterrupt
+    def interrupted(path: Path) -> None:
+        if path == out:
+            raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(
-            "shardkeep.inference.export.manifest.sync_folder", lambda path: interrupted() if path == out else None
-        )
-        export_run(run, out, formats=Formats("fp16", "fp32"))
+        patch.setattr("shardkeep.inference.export.manifest.sync_folder", interrupted)
+        export_run(clicks, out, formats=Formats("fp16", "fp32"))
     assert shardkeep.load(out, verify=True) and read_manifest(out).tables[0].format == "fp16"
 
 
-def test_two_exports_into_one_folder_do_not_meet(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_exports_into_one_folder_do_not_meet(clicks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out, write = tmp_path / "out", writing.write_tower
 
     def during(*arguments: Any) -> None:
         with pytest.raises(UserError, match="another export writes to it"):
-            export_run(run, out)
+            export_run(clicks, out)
         write(*arguments)
 
     with monkeypatch.context() as patch:
         patch.setattr(writing, "write_tower", during)
-        export_run(run, out)
+        export_run(clicks, out)
     assert shardkeep.load(out, verify=True)
 
 
 def test_an_export_that_is_replaced_while_it_opens_opens_again(
-    run: Path, out: Path, monkeypatch: pytest.MonkeyPatch
+    clicks: Path, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mapped, replaced = opening.map_rows, []
 
     def replace_first(*arguments: Any) -> Any:
         if not replaced:
-            replaced.append(export_run(run, out))
+            replaced.append(export_run(clicks, out))
         return mapped(*arguments)
 
     monkeypatch.setattr(opening, "map_rows", replace_first)
-    assert np.array_equal(shardkeep.load(out).predict(ROWS), shardkeep.load(run).predict(ROWS))
+    assert np.array_equal(shardkeep.load(out).predict(ROWS), shardkeep.load(clicks).predict(ROWS))
 
 
 def test_values_that_a_small_format_does_not_have_are_refused(tmp_path: Path) -> None:
