@@ -82,6 +82,8 @@ def test_whole_numbers_are_converted_alike_in_both_ways(tmp_path: Path) -> None:
     lists = {"seen_item": jagged([[7, -1, 3, 2], [2**62]], np.int64), "seen_age": AGES}
     category = {"seen_category": jagged([["x", "y", "y", "x"], ["y"]])}
     check_both_ways(inputs, rows_of(inputs, TEXTS | {"item": np.array([1, -1])} | lists | category))
+    beyond = rows_of(inputs, TEXTS | {"item": np.array([1, 2**64 - 1], np.uint64)} | lists | category)
+    assert Conversion(inputs).direct([beyond], 2) is None  # its id is that of -1, and it is not missing
 
 
 def test_requests_together_are_the_rows_of_each(tmp_path: Path) -> None:
