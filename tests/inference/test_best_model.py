@@ -25,23 +25,23 @@ from tests.support.records import records_in
 EPOCHS = 12
 
 
-def job_of(folder: Path, **train: Any) -> shardkeep.JobConfig:
-    """Overfits within some epochs: the dense model is too large for 300 rows."""
+def job_of(folder: Path, *, test: bool = False, **train: Any) -> dict[str, Any]:
+    """Overfits within some epochs: the dense model is too large for its rows."""
     data = folder / "train.csv"
     if not data.exists():
-        write_csv(data, click_rows(300))
-    job = click_job(data, model={"bottom": [32], "hidden": [64, 64]})
-    job["data"]["test"] = [str(write_csv(folder / "test.csv", click_rows(200, seed=21)))]
+        write_csv(data, click_rows(120))
+    job = click_job(data, model={"bottom": [32], "hidden": [32, 32]})
+    if test:
+        job["data"]["test"] = [str(write_csv(folder / "test.csv", click_rows(60, seed=21)))]
     job["checkpoint"] = {"every_steps": 1000, "keep": 1}
-    job["tables"] = {"default": {"dim": 8, "optimizer": {"name": "adagrad", "lr": 0.1}}}
+    job["tables"] = {"default": {"dim": 8, "optimizer": {"name": "adagrad", "lr": 0.3}}}
+    job["tower"] |= {"optimizer": {"lr": 0.01}}
     job["train"] = {"batch_size": 32, "epochs": EPOCHS, "early_stopping": {"metric": "logloss", "patience": 2}} | train
-    return shardkeep.JobConfig.model_validate(job)
+    return job
 
 
-def without_test(job: shardkeep.JobConfig, **groups: dict[str, Any]) -> shardkeep.JobConfig:
-    settings = job.model_dump(mode="json")
-    del settings["data"]["test"]
-    return shardkeep.JobConfig.model_validate(settings | {key: settings[key] | new for key, new in groups.items()})
+def train(job: dict[str, Any], run: Path) -> shardkeep.callbacks.Summary:
+    return shardkeep.train(shardkeep.JobConfig.model_validate(job), run_dir=run, quiet=True)
 
 
 def evaluations(run: Path) -> list[tuple[int, float]]:
@@ -52,11 +52,18 @@ def summary_of(run: Path) -> shardkeep.callbacks.Summary:
     return shardkeep.callbacks.Summary.model_validate(RunReader(run).summary())
 
 
+def best_of(run: Path) -> int:
+    """The step of its best model."""
+    best = summary_of(run).best
+    assert best is not None and best.step is not None
+    return best.step
+
+
 @pytest.fixture(scope="module")
 def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a job that stopped early, with its files and its `run`."""
     folder = tmp_path_factory.mktemp("stopped")
-    shardkeep.train(job_of(folder), run_dir=folder / "run", quiet=True)
+    train(job_of(folder), folder / "run")
     return folder
 
 
@@ -66,7 +73,9 @@ def run(stopped: Path, tmp_path: Path) -> Path:
     return shutil.copytree(stopped / "run", tmp_path / "run")
 
 
-def test_a_job_ends_two_evaluations_after_its_best_one_and_keeps_that_model(run: Path) -> None:
+def test_a_job_ends_two_evaluations_after_its_best_one_keeps_that_model_and_tests_it_once(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    train(job_of(tmp_path, test=True), run)
     summary, found = summary_of(run), evaluations(run)
     best_step, best_value = min(found, key=lambda each: each[1])
     assert summary.status == "completed" and len(found) < EPOCHS
@@ -76,28 +85,20 @@ def test_a_job_ends_two_evaluations_after_its_best_one_and_keeps_that_model(run:
     kept = sorted(path.name for path in (run / "checkpoints").glob("step-*"))
     assert kept == [f"step-{best_step:08d}", f"step-{summary.steps:08d}"]
     assert evaluate_run(run, which="best") == summary.to_dict()["best"]
+    assert summary.test is not None and (summary.test.step, summary.test.samples) == (best_step, 60)
+    tested = evaluate_run(run, which="best", files=[tmp_path / "test.csv"])
+    assert summary.to_dict()["test"] == tested == evaluate_run(run, which="best", split="test")
 
 
-def test_test_data_are_scored_once_at_the_end_by_the_best_model(run: Path, stopped: Path) -> None:
-    summary = summary_of(run)
-    assert summary.best is not None and summary.test is not None
-    assert (summary.test.step, summary.test.samples) == (summary.best.step, 200)
-    found = evaluate_run(run, which="best", files=[stopped / "test.csv"])
-    assert summary.to_dict()["test"] == found == evaluate_run(run, which="best", split="test")
-
-
-def test_whatever_uses_a_job_that_stopped_early_takes_its_best_model_unless_told(
-    run: Path, stopped: Path, tmp_path: Path
-) -> None:
-    summary, export = summary_of(run), tmp_path / "export"
-    assert summary.best is not None
+def test_whatever_uses_a_job_that_stopped_early_takes_its_best_model_unless_told(stopped: Path, tmp_path: Path) -> None:
+    run, best, last = stopped / "run", best_of(stopped / "run"), summary_of(stopped / "run").steps
     command = ["predict", str(run), "--data", str(stopped / "train.csv"), "--out", str(tmp_path / "scores.csv")]
-    assert f"by the model of step {summary.best.step:,} in" in CliRunner().invoke(app, command).stdout
-    assert f"by the model of step {summary.steps:,} in" in CliRunner().invoke(app, [*command, "--model", "last"]).stdout
-    export_run(run, export)
-    assert shardkeep.load(run).step == shardkeep.load(export).step == evaluate_run(run)["step"] == summary.best.step
-    assert shardkeep.load(run, "last").step == summary.steps
-    assert plan_warm_start(job_of(stopped), run).checkpoint.step == summary.best.step
+    for options, step in (([], best), (["--model", "last"], last)):
+        assert f"by the model of step {step:,} in" in CliRunner().invoke(app, [*command, *options]).stdout
+    export_run(run, tmp_path / "export")
+    assert shardkeep.load(run).step == shardkeep.load(tmp_path / "export").step == evaluate_run(run)["step"] == best
+    assert shardkeep.load(run, "last").step == last
+    assert plan_warm_start(shardkeep.JobConfig.model_validate(job_of(stopped)), run).checkpoint.step == best
 
 
 def damage(folder: Path, kind: str) -> None:
@@ -118,12 +119,10 @@ def damage(folder: Path, kind: str) -> None:
 def test_a_best_model_that_is_gone_or_damaged_is_an_error_of_a_line_and_never_another_model(
     run: Path, stopped: Path, tmp_path: Path
 ) -> None:
-    summary, job, kept, data = summary_of(run), job_of(stopped), stopped / "run", str(stopped / "train.csv")
-    assert summary.best is not None
-    best = run / f"checkpoints/step-{summary.best.step:08d}"
-    predict = ["predict", str(run), "--data", data, "--out", str(tmp_path / "scores.csv")]
+    job, kept, step = shardkeep.JobConfig.model_validate(job_of(stopped)), stopped / "run", best_of(run)
+    best = run / f"checkpoints/step-{step:08d}"
+    predict = ["predict", str(run), "--data", str(stopped / "train.csv"), "--out", str(tmp_path / "scores.csv")]
     commands = [
-        ["evaluate", str(run)],
         ["evaluate", str(run), "--model", "best"],
         ["export", str(run), str(tmp_path / "export")],
         ["serve", str(run), "--listen", "127.0.0.1:0", "--http", "off"],
@@ -140,51 +139,43 @@ def test_a_best_model_that_is_gone_or_damaged_is_an_error_of_a_line_and_never_an
         with pytest.raises(ShardkeepError) as caught:
             shardkeep.load(run)
         for error in (*errors, str(caught.value)):
-            assert ("last" in error or kind == "other bytes") and summary.best.step in numbers_in(error), (kind, error)
+            assert "last" in error or kind == "other bytes", (kind, error)
+            assert step in map(int, re.findall(r"\d+", error)), (kind, error)
         if kind != "other bytes":  # found when they are read
-            with pytest.raises(ShardkeepError, match=str(summary.best.step)):
+            with pytest.raises(ShardkeepError, match=str(step)):
                 plan_warm_start(job, run)
-        assert shardkeep.load(run, "last").step == summary.steps
+        if kind == "gone":
+            assert shardkeep.load(run, "last").step == summary_of(run).steps
         assert not (tmp_path / "export").exists()
         shutil.rmtree(best, ignore_errors=True)
         shutil.copytree(kept / best.relative_to(run), best)
-    assert shardkeep.load(run).step == summary.best.step
-
-
-def numbers_in(text: str) -> set[int]:
-    return set(map(int, re.findall(r"\d+", text)))
+    assert shardkeep.load(run).step == step
 
 
 def test_before_the_first_evaluation_there_is_no_best_model_and_the_last_one_is_taken(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    often = without_test(job_of(tmp_path, max_steps=7), checkpoint={"every_steps": 3, "keep": 20})
-    shardkeep.train(often, run_dir=run, quiet=True)
-    shutil.rmtree(run / "checkpoints/step-00000007")  # as if it was killed before its evaluation
-    assert shardkeep.load(run).step == 6
-    done = CliRunner().invoke(app, ["evaluate", str(run), "--model", "best"])
-    error = "error: --model best: no evaluation has found the best one; allowed: last, 3, 6\n"
-    assert (done.exit_code, done.stderr) == (2, error)
+    train(job_of(tmp_path, max_steps=4) | {"checkpoint": {"every_steps": 2, "keep": 20}}, run)
+    shutil.rmtree(run / "checkpoints/step-00000004")  # as if it was killed before its evaluation
+    assert shardkeep.load(run).step == 2
+    with pytest.raises(UserError, match=r"^--model best: no evaluation has found the best one; allowed: last, 2$"):
+        shardkeep.load(run, "best")
 
 
 def test_a_job_that_is_resumed_in_the_middle_of_its_patience_ends_where_it_would_have(
     stopped: Path, tmp_path: Path
 ) -> None:
-    whole, between = summary_of(stopped / "run"), [step for step, _ in evaluations(stopped / "run")][-2]
-    assert whole.best is not None
-    shardkeep.train(job_of(stopped, max_steps=between), run_dir=tmp_path / "cut", quiet=True)
-    more = ["--set", f"train.max_steps={whole.steps + 500}"]
-    done = CliRunner().invoke(app, ["train", "--resume", str(tmp_path / "cut"), *more])
-    assert done.exit_code == 0, done.output
+    whole, between = summary_of(stopped / "run"), evaluations(stopped / "run")[-2][0]
+    train(job_of(stopped, max_steps=between), tmp_path / "cut")
+    shardkeep.resume(tmp_path / "cut", overrides=[f"train.max_steps={whole.steps + 500}"], quiet=True)
     summary = summary_of(tmp_path / "cut")
     assert (summary.steps, summary.best, summary.state_digest) == (whole.steps, whole.best, whole.state_digest)
 
 
 def test_a_job_that_stopped_early_says_so_on_resume_and_trains_on_with_more_patience(run: Path) -> None:
     before = summary_of(run)
-    assert before.best is not None
     text = (
         f"--resume {run}: training stopped early at step {before.steps}: logloss has not improved in 2 evaluations "
-        f"since step {before.best.step}; to train longer, --set train.early_stopping.patience=4"
+        f"since step {best_of(run)}; to train longer, --set train.early_stopping.patience=4"
     )
     for overrides in ([], ["--set", "train.epochs=50"]):
         again = CliRunner().invoke(app, ["train", "--resume", str(run), *overrides])
@@ -214,19 +205,18 @@ def test_without_early_stopping_there_is_no_best(clicks: Path) -> None:
 
 @pytest.mark.slow
 def test_test_data_that_cannot_be_scored_leave_the_model_and_are_an_error(tmp_path: Path) -> None:
-    job = job_of(tmp_path, early_stopping=None, epochs=1)
+    job, run = job_of(tmp_path, test=True, early_stopping=None, epochs=1), tmp_path / "run"
     write_csv(tmp_path / "test.csv", [row | {"price": "cheap"} for row in click_rows(3)])
     with pytest.raises(
         JobError, match=r"the model is trained, but data.test is not scored: .*test.csv, row 1, column price"
     ):
-        shardkeep.train(job, run_dir=tmp_path / "run")
-    summary = summary_of(tmp_path / "run")
+        train(job, run)
+    summary = summary_of(run)
     assert summary.status == "incomplete" and summary.test is None
-    shardkeep.load(tmp_path / "run")
-    step = summary.steps
-    assert resume_line(tmp_path / "run") == f"nothing to resume: step-{step:08d} has all steps"
+    step = shardkeep.load(run).step
+    assert summary.steps == step and resume_line(run) == f"nothing to resume: step-{step:08d} has all steps"
     with pytest.raises(UserError, match=f"the job is done at step {step}"):
-        shardkeep.resume(tmp_path / "run", quiet=True)
+        shardkeep.resume(run, quiet=True)
 
 
 @pytest.mark.chaos
@@ -236,9 +226,11 @@ def test_test_data_are_scored_in_a_folder_that_holds_another_package_of_the_name
     (tmp_path / "shardkeep").mkdir()
     (tmp_path / "shardkeep" / "__main__.py").write_text("raise SystemExit('error: not this one')")
     monkeypatch.chdir(tmp_path)
-    job = job_of(tmp_path, early_stopping=None, epochs=1)
-    summary = shardkeep.train(job, run_dir=tmp_path / "run", quiet=True)
-    assert summary.test is not None and summary.test.samples == 200
+    summary = train(job_of(tmp_path, test=True, early_stopping=None, epochs=1), tmp_path / "run")
+    assert summary.test is not None and summary.test.samples == 60
+
+
+OFF = {"checkpoint": {"every_steps": "off"}}
 
 
 @every(
@@ -246,31 +238,14 @@ def test_test_data_are_scored_in_a_folder_that_holds_another_package_of_the_name
     [
         ({"data": {"test": ["/nowhere.csv"]}}, "/nowhere.csv: no such file .data.test."),
         ({"data": {"eval_fraction": 0.0}}, "train.early_stopping: needs data.eval or data.eval_fraction"),
+        (OFF | {"train": {"early_stopping": None}}, "checkpoint.every_steps: off keeps no model for data.test"),
+        (OFF | {"data": {"test": []}}, "checkpoint.every_steps: off keeps no model for train.early_st"),
+        ({"data": {"synthetic": {}, "source": "synthetic"}}, "data.test: has no eff"),
     ],
 )
-def test_what_is_missing_for_it_ends_the_job_before_its_first_step(
+def test_what_is_missing_or_does_not_go_together_ends_the_job_before_its_first_step(
     tmp_path: Path, changes: dict[str, dict[str, Any]], text: str
 ) -> None:
-    with pytest.raises((UserError, DataError, ConfigError), match=text):
-        job = job_of(tmp_path).model_dump(mode="json")
-        config = shardkeep.JobConfig.model_validate(job | {key: job[key] | new for key, new in changes.items()})
-        shardkeep.train(config, run_dir=tmp_path / "run", quiet=True)
-
-
-@every(
-    ("changes", "text"),
-    [
-        ({"data": {"test": "a.csv", "train": "b.csv"}}, "checkpoint.every_steps: off keeps no model for data.test"),
-        (
-            {"train": {"early_stopping": {"patience": 1}}},
-            "checkpoint.every_steps: off keeps no model for train.early_st",
-        ),
-        (
-            {"data": {"synthetic": {}, "test": "a.csv", "source": "synthetic"}, "checkpoint": {}},
-            "data.test: has no eff",
-        ),
-    ],
-)
-def test_settings_that_do_not_go_together_are_refused(changes: dict[str, Any], text: str) -> None:
-    with pytest.raises(ValueError, match=text):
-        shardkeep.JobConfig.model_validate({"checkpoint": {"every_steps": "off"}} | changes)
+    job = job_of(tmp_path, test=True)
+    with pytest.raises((UserError, DataError, ConfigError, ValueError), match=text):
+        train(job | {key: job[key] | new for key, new in changes.items()}, tmp_path / "run")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import json
 import os
+import pickle
 import random
 import resource
 import shutil
@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from shardkeep.base.errors import CheckpointError, ShardkeepError, UserError
 from shardkeep.cli.main import app
 from shardkeep.inference.export import opening, writing
 from shardkeep.inference.export.manifest import read_manifest
+from shardkeep.inference.export.program import read_program
 from shardkeep.inference.export.rows import write_rows
 from shardkeep.inference.export.tower import write_tower
 from shardkeep.inference.export.writing import Formats, export_run
@@ -68,29 +69,16 @@ ROWS = {name: [*column, "stranger" if name == "user" else column[0]] for name, c
 
 def trained(folder: Path, **settings: Any) -> Path:
     """A run, in a folder with its train.csv."""
-    job = click_job(write_csv(folder / "train.csv", click_rows(400))) | settings
+    job = click_job(write_csv(folder / "train.csv", click_rows(100))) | settings
     job["data"]["root"] = str(folder)  # where a model of one's own is looked for
     shardkeep.train(shardkeep.JobConfig.model_validate(job), run_dir=folder / "run", quiet=True)
     return folder / "run"
 
 
-@pytest.fixture(scope="module")
-def run(clicks: Path) -> Path:
-    return clicks
-
-
-@pytest.fixture(scope="module")
-def whole(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An export; copy it to change it."""
-    export_run(run, path := tmp_path_factory.mktemp("export") / "whole")
-    return path
-
-
 @pytest.fixture
-def out(whole: Path, tmp_path: Path) -> Path:
+def out(exported: Path, tmp_path: Path) -> Path:
     """An export of the test's own."""
-    shutil.copytree(whole, tmp_path / "out")
-    return tmp_path / "out"
+    return shutil.copytree(exported, tmp_path / "out")
 
 
 def contents(folder: Path) -> dict[Path, bytes]:
@@ -105,34 +93,31 @@ OFTEN = ("lr", "deepfm")
 def test_an_export_scores_as_its_run_bit_for_bit(tmp_path: Path, name: str) -> None:
     tables = {} if name == "lr" else {"default": {"dim": 4}}
     run, out = trained(tmp_path, model={"name": name, **MODELS[name]}, tables=tables), tmp_path / "out"
-    expected, summary = shardkeep.load(run).predict(ROWS), json.loads((run / "summary.json").read_text())
+    before, summary = shardkeep.load(run), json.loads((run / "summary.json").read_text())
+    expected, rows = before.predict(ROWS), before.rows("user", ROWS["user"])
     assert evaluate_run(run) == {"step": summary["steps"]} | summary["eval"]  # as the trainer's
     export_run(run, out)
-    file = write_csv(tmp_path / "new.csv", click_rows(300, seed=9))
+    file = write_csv(tmp_path / "new.csv", click_rows(60, seed=9))
     wanted = evaluate_run(run, files=[file])
     shutil.move(run, tmp_path / "gone")
     (tmp_path / "train.csv").unlink()
     found = shardkeep.load(out, verify=True)
     assert np.array_equal(found.predict(ROWS), expected) and expected.std() > 0.001
+    assert np.array_equal(found.rows("user", ROWS["user"]), rows)  # the last one is of an id without a row
     assert evaluate_run(out, files=[file]) == wanted
     assert found.columns and found.step == read_manifest(out).step
 
 
-def test_rows_of_ids_with_and_without_a_row_are_those_of_the_run(run: Path, whole: Path) -> None:
-    ids = ["u1", "nobody", "u2", "u1"]
-    assert np.array_equal(shardkeep.load(whole).rows("user", ids), shardkeep.load(run).rows("user", ids))
-
-
 @every(("rows", "most"), [("fp16", 2e-3), ("int8", 2e-2)])
 def test_smaller_formats_cost_little_and_the_manifest_says_how_much(
-    run: Path, whole: Path, tmp_path: Path, rows: Any, most: float
+    clicks: Path, exported: Path, tmp_path: Path, rows: Any, most: float
 ) -> None:
-    small = export_run(run, tmp_path / "small", formats=Formats(rows, "int8"))
-    expected, found = shardkeep.load(whole), shardkeep.load(tmp_path / "small", verify=True)
+    small = export_run(clicks, tmp_path / "small", formats=Formats(rows, "int8"))
+    expected, found = shardkeep.load(exported), shardkeep.load(tmp_path / "small", verify=True)
     assert np.abs(found.predict(ROWS) - expected.predict(ROWS)).max() < 0.05
     exact, stored = expected.rows("user", ROWS["user"]), found.rows("user", ROWS["user"])
     assert 0 < np.abs(stored - exact).max() < most * np.abs(exact).max()
-    before, after = evaluate_run(run), small.cost
+    before, after = evaluate_run(clicks), small.cost
     assert after is not None and set(after) >= {"auc", "logloss"} and abs(after["auc"]) < 0.01
     assert small.metrics["auc"] == before["auc"]
 
@@ -154,6 +139,10 @@ def test_a_model_of_ones_own_becomes_a_program_without_pickles(tmp_path: Path) -
     command = [sys.executable, "-c", script, str(out), str(tmp_path / "rows.json"), str(tmp_path / "scores.npy")]
     subprocess.run(command, check=True, timeout=120, cwd=tmp_path)
     np.testing.assert_allclose(np.load(tmp_path / "scores.npy"), expected, atol=1e-6)
+    again = pickle.loads(pickle.dumps(shardkeep.load(out)))
+    np.testing.assert_allclose(again.predict(ROWS), expected, atol=1e-6)
+    with pytest.raises(UserError, match=r"--amp bf16: the dense model of .* is a program"):
+        shardkeep.load(out, amp="bf16")
     program = next(out.glob("files-*/tower.pt2"))
     with zipfile.ZipFile(program) as archive:
         assert [entry.file_size for entry in archive.infolist() if "sample_inputs" in entry.filename] == [0]
@@ -161,92 +150,71 @@ def test_a_model_of_ones_own_becomes_a_program_without_pickles(tmp_path: Path) -
         archive.writestr("tower/data/sample_inputs/other.pt", b"cos\nsystem\n")
     with pytest.raises(CheckpointError, match=r"tower\.pt2: damaged"):
         shardkeep.load(out)
-    from shardkeep.inference.export.program import read_program
-
     with pytest.raises(CheckpointError, match=r"has an entry that is not read \(tower/data/sample_inputs/other\.pt\)"):
         read_program(program)
 
 
-@pytest.mark.chaos  # the retrieval model of test_retrieval.py has one
-def test_a_stock_model_may_have_a_program_too(run: Path, tmp_path: Path) -> None:
-    export_run(run, tmp_path / "out", with_program=True)
-    assert next((tmp_path / "out").glob("files-*/tower.pt2"))
-    assert np.array_equal(shardkeep.load(tmp_path / "out").predict(ROWS), shardkeep.load(run).predict(ROWS))
-
-
-def test_a_new_export_takes_the_place_of_an_old_one_that_is_open(run: Path, out: Path) -> None:
+def test_a_new_export_takes_the_place_of_an_old_one_that_is_open(clicks: Path, out: Path) -> None:
     old = shardkeep.load(out)
     expected = old.predict(ROWS)
-    export_run(run, out, formats=Formats("fp16", "fp32"))
+    export_run(clicks, out, formats=Formats("fp16", "fp32"))
     assert np.array_equal(old.predict(ROWS), expected)  # its files are mapped
     assert len(list(out.iterdir())) == 2 and not np.array_equal(shardkeep.load(out).predict(ROWS), expected)
 
 
-WRITERS = {"write_rows": "table-0.rows.safetensors", "write_tower": "tower.safetensors", "write_program": "tower.pt2"}
-
-
-@contextlib.contextmanager
-def small_files(size_bytes: int) -> Iterator[None]:
-    """No file of this process grows beyond that: the system's own error comes from the real writers."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+WRITERS = {
+    "write_rows": "table-0.rows.safetensors",
+    "write_tower": "tower.safetensors",
+    "write_program": "tower.pt2",
+    "commit": "manifest.json",
+}
 
 
 def full_in(writer: str, size_bytes: int) -> Callable[..., Any]:
-    """The writer of an export's files, on a disk that becomes full meanwhile."""
+    """The writer of an export's files, on a disk that becomes full meanwhile: the system's own error comes from it, as
+    no file of this process grows beyond that."""
     real = getattr(writing, writer)
 
     def write(*arguments: Any) -> Any:
-        with small_files(size_bytes):
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, before[1]))
+        try:
             return real(*arguments)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
     return write
 
 
 @every(
     ("writer", "size_bytes"),
-    [("write_rows", 0), ("write_rows", 1000), ("write_tower", 0), ("write_tower", 1000), ("write_program", 1000)],
+    [("write_rows", 0), ("write_rows", 1000), ("write_tower", 1000), ("write_program", 1000), ("commit", 100)],
 )
 def test_a_disk_that_is_full_leaves_the_older_export_whole_and_of_a_first_one_nothing(
-    run: Path, whole: Path, tmp_path: Path, writer: str, size_bytes: int
+    clicks: Path, exported: Path, tmp_path: Path, writer: str, size_bytes: int
 ) -> None:
-    shutil.copytree(whole, out := tmp_path / "out")
+    shutil.copytree(exported, out := tmp_path / "out")
     before, program = contents(out), ["--with-program"] * (writer == "write_program")
-    for folder in (out,) if program else (out, tmp_path / "first"):
+    for folder in (out, tmp_path / "first") if writer == "write_rows" else (out,):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(writing, writer, full_in(writer, size_bytes))
-            done = CliRunner().invoke(app, ["export", str(run), str(folder), *program])
+            done = CliRunner().invoke(app, ["export", str(clicks), str(folder), *program])
         assert done.exit_code == 1 and "Traceback" not in done.output
         (line,) = [line for line in done.output.splitlines() if line.startswith("error: ")]
         assert WRITERS[writer] in line and "File too large" in line
     assert contents(out) == before and not (tmp_path / "first").exists()
-    assert np.array_equal(shardkeep.load(out, verify=True).predict(ROWS), shardkeep.load(whole).predict(ROWS))
-
-
-def test_a_manifest_that_cannot_be_written_leaves_the_older_export_whole(
-    run: Path, out: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    before = contents(out)
-    with monkeypatch.context() as patch, pytest.raises(OSError, match="File too large"):
-        patch.setattr(writing, "commit", full_in("commit", 100))
-        export_run(run, out)
-    assert contents(out) == before
-    shardkeep.load(out, verify=True)
+    assert np.array_equal(shardkeep.load(out, verify=True).predict(ROWS), shardkeep.load(exported).predict(ROWS))
 
 
 def test_a_folder_without_file_locks_is_an_error_and_nothing_is_left(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    clicks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def none(*_: int) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr("shardkeep.base.files.fcntl.flock", none)
     with pytest.raises(OSError, match="No locks available"):
-        export_run(run, tmp_path / "out")
+        export_run(clicks, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
@@ -258,9 +226,11 @@ writing.export_run(pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]))
 
 
 @pytest.mark.waits_for_processes
-def test_kill_9_while_exporting_leaves_the_old_export_whole(run: Path, whole: Path, out: Path, tmp_path: Path) -> None:
+def test_kill_9_while_exporting_leaves_the_old_export_whole(
+    clicks: Path, exported: Path, out: Path, tmp_path: Path
+) -> None:
     (tmp_path / "export.py").write_text(KILLED)
-    process = started([str(tmp_path / "export.py"), str(run), str(out)], env=os.environ, main=SCRIPT)
+    process = started([str(tmp_path / "export.py"), str(clicks), str(out)], env=os.environ, main=SCRIPT)
     assert process.stdin is not None and process.stdout is not None and process.stderr is not None
     try:
         assert process.stdout.readline() == "ready\n"
@@ -270,23 +240,23 @@ def test_kill_9_while_exporting_leaves_the_old_export_whole(run: Path, whole: Pa
         process.wait(90)
         for stream in (process.stdin, process.stdout, process.stderr):
             stream.close()
-    assert np.array_equal(shardkeep.load(out, verify=True).predict(ROWS), shardkeep.load(whole).predict(ROWS))
+    assert np.array_equal(shardkeep.load(out, verify=True).predict(ROWS), shardkeep.load(exported).predict(ROWS))
     assert len(list(out.iterdir())) > 2
-    export_run(run, out)
+    export_run(clicks, out)
     assert len(list(out.iterdir())) == 2  # the half written files are gone
 
 
 @pytest.mark.chaos  # truncated files and changed manifests are in the default run
-def test_each_flipped_byte_is_refused_by_name(whole: Path, tmp_path: Path) -> None:
+def test_each_flipped_byte_is_refused_by_name(exported: Path, tmp_path: Path) -> None:
     chance = random.Random(0)
-    files = sorted(path.relative_to(whole) for path in whole.rglob("*") if path.is_file())
+    files = sorted(path.relative_to(exported) for path in exported.rglob("*") if path.is_file())
     for number in range(200):
         name = files[number % len(files)]
-        content = bytearray((whole / name).read_bytes())
+        content = bytearray((exported / name).read_bytes())
         at = chance.randrange(len(content))
         content[at] ^= 1 << chance.randrange(8)
         damaged = tmp_path / str(number)
-        shutil.copytree(whole, damaged, copy_function=os.link)
+        shutil.copytree(exported, damaged, copy_function=os.link)
         (damaged / name).unlink()
         (damaged / name).write_bytes(content)
         with pytest.raises(ShardkeepError, match=name.name):
@@ -306,9 +276,9 @@ def test_each_truncated_file_is_refused_by_name(out: Path) -> None:
 
 @every(("name", "at"), [("table-0.rows.safetensors", 20), ("table-0.index.safetensors", -5)])
 def test_a_damaged_header_or_index_is_refused_without_reading_all(
-    whole: Path, tmp_path: Path, name: str, at: int
+    exported: Path, tmp_path: Path, name: str, at: int
 ) -> None:
-    damaged = shutil.copytree(whole, tmp_path / "damaged")
+    damaged = shutil.copytree(exported, tmp_path / "damaged")
     file = next(damaged.glob(f"files-*/{name}"))
     content = bytearray(file.read_bytes())
     content[at] ^= 1
@@ -318,10 +288,10 @@ def test_a_damaged_header_or_index_is_refused_without_reading_all(
 
 
 @every("name", ["checkpoint", "site", "backup", "thesis"])
-def test_folders_and_files_that_are_no_export_are_left_alone(run: Path, tmp_path: Path, name: str) -> None:
+def test_folders_and_files_that_are_no_export_are_left_alone(clicks: Path, tmp_path: Path, name: str) -> None:
     other = tmp_path / name
     if name == "checkpoint":
-        shutil.copytree(next((run / "checkpoints").glob("step-*")), other)
+        shutil.copytree(next((clicks / "checkpoints").glob("step-*")), other)
     else:
         (other / "files-2024").mkdir(parents=True)
         (other / "files-2024" / "photo.jpg").touch()
@@ -330,55 +300,54 @@ def test_folders_and_files_that_are_no_export_are_left_alone(run: Path, tmp_path
             (other / "manifest.json").write_text('{"name": "my site"}')
     before = sorted(str(path) for path in other.rglob("*"))
     with pytest.raises(UserError, match="is a folder of something else"):
-        export_run(run, other)
+        export_run(clicks, other)
     assert sorted(str(path) for path in other.rglob("*")) == before
     if name == "thesis":
         with pytest.raises(UserError, match="is a file"):
-            export_run(run, other / "thesis.txt")
+            export_run(clicks, other / "thesis.txt")
         with pytest.raises(UserError, match="has no manifest"):
             read_manifest(other)
 
 
 def test_an_interrupt_after_the_manifest_leaves_the_new_export(
-    run: Path, out: Path, monkeypatch: pytest.MonkeyPatch
+    clicks: Path, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupted(*_: Any) -> None:
-        raise KeyboardInterrupt
+    def interrupted(path: Path) -> None:
+        if path == out:
+            raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(
-            "shardkeep.inference.export.manifest.sync_folder", lambda path: interrupted() if path == out else None
-        )
-        export_run(run, out, formats=Formats("fp16", "fp32"))
+        patch.setattr("shardkeep.inference.export.manifest.sync_folder", interrupted)
+        export_run(clicks, out, formats=Formats("fp16", "fp32"))
     assert shardkeep.load(out, verify=True) and read_manifest(out).tables[0].format == "fp16"
 
 
-def test_two_exports_into_one_folder_do_not_meet(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_exports_into_one_folder_do_not_meet(clicks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out, write = tmp_path / "out", writing.write_tower
 
     def during(*arguments: Any) -> None:
         with pytest.raises(UserError, match="another export writes to it"):
-            export_run(run, out)
+            export_run(clicks, out)
         write(*arguments)
 
     with monkeypatch.context() as patch:
         patch.setattr(writing, "write_tower", during)
-        export_run(run, out)
+        export_run(clicks, out)
     assert shardkeep.load(out, verify=True)
 
 
 def test_an_export_that_is_replaced_while_it_opens_opens_again(
-    run: Path, out: Path, monkeypatch: pytest.MonkeyPatch
+    clicks: Path, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mapped, replaced = opening.map_rows, []
 
     def replace_first(*arguments: Any) -> Any:
         if not replaced:
-            replaced.append(export_run(run, out))
+            replaced.append(export_run(clicks, out))
         return mapped(*arguments)
 
     monkeypatch.setattr(opening, "map_rows", replace_first)
-    assert np.array_equal(shardkeep.load(out).predict(ROWS), shardkeep.load(run).predict(ROWS))
+    assert np.array_equal(shardkeep.load(out).predict(ROWS), shardkeep.load(clicks).predict(ROWS))
 
 
 def test_values_that_a_small_format_does_not_have_are_refused(tmp_path: Path) -> None:

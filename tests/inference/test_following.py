@@ -18,7 +18,7 @@ from shardkeep.inference.predictor import Predictor
 from shardkeep.ps.checkpoints.folder import Checkpoints
 from tests.support.served_clicks import begun, publish, texts, trained
 
-ROWS = {name: [*column, "x" if name == "user" else "2"] for name, column in texts(150, seed=8).items()}
+ROWS = {name: [*column, "x" if name == "user" else "2"] for name, column in texts(60, seed=8).items()}
 
 
 @pytest.fixture
@@ -77,7 +77,7 @@ def test_each_checkpoint_becomes_the_model_that_loading_it_gives(run: Path, chec
         assert found is not None and follower.look() is None
         fulls.append(found.full)
         scores.append(check_as_loaded(found, run))
-    assert fulls.count(True) <= 4 and len(fulls) > 8
+    assert fulls == [True, False, False, True, False, False, True]
     assert all(not np.array_equal(a, b) for a, b in itertools.pairwise(scores))
 
 
@@ -102,9 +102,9 @@ def test_a_base_that_is_pruned_meanwhile_is_left_out_until_the_next_full_checkpo
         follower.look()
     rows.write_bytes(kept)
     assert follower.look() is None  # not yet
-    publish(run, *checkpoints[3:5])
+    publish(run, *checkpoints[3:5])  # the newer one does not wait
     found = follower.look()
-    assert found is not None and found.full
+    assert found is not None and found.full and found.trained.step == 5
     check_as_loaded(found, run)
 
 
@@ -126,17 +126,6 @@ def test_a_checkpoint_that_cannot_be_read_is_tried_again_after_a_while(run: Path
     assert follower.look() is None  # it is the one that is known
 
 
-def test_a_newer_checkpoint_does_not_wait_for_one_that_cannot_be_read(run: Path, checkpoints: list[Path]) -> None:
-    publish(run, *checkpoints[:4])
-    follower = Follower(run, clock=lambda: 100.0)
-    rows_of(run / "checkpoints" / checkpoints[3].name).unlink()
-    with pytest.raises((CheckpointError, OSError)):
-        follower.look()
-    publish(run, checkpoints[4])
-    found = follower.look()
-    assert found is not None and found.trained.step == Checkpoints(run / "checkpoints").last_step()
-
-
 def test_a_model_that_could_not_be_used_is_given_once_more(run: Path, checkpoints: list[Path]) -> None:
     publish(run, *checkpoints[:2])
     now_s = [100.0]
@@ -156,7 +145,7 @@ def test_a_job_that_went_back_is_followed(run: Path, checkpoints: list[Path]) ->
     assert follower.look() is not None
     shutil.rmtree(run / "checkpoints" / checkpoints[2].name)
     found = follower.look()
-    assert found is not None and found.full and found.trained.step == Checkpoints(run / "checkpoints").last_step()
+    assert found is not None and found.full and found.trained.step == 2
 
 
 def test_only_runs_can_be_followed(tmp_path: Path) -> None:
@@ -181,9 +170,9 @@ def test_a_run_may_begin_later(increments: Path, run: Path) -> None:
 
 
 def test_rows_that_go_return_to_their_initial_value_in_the_model_that_follows(tmp_path: Path, run: Path) -> None:
-    evict = {"ttl_steps": 4, "sweep_steps": 2}
+    evict = {"ttl_steps": 2, "sweep_steps": 1}
     tables = {"default": {"dim": 4, "evict": evict}, "user": {"evict": evict, "admit": {"min_count": 2}}}
-    often = {"every_steps": 6, "keep": 1000, "full_every": 4}
+    often = {"every_steps": 2, "keep": 1000, "full_every": 4}
     checkpoints, removed = begun(trained(tmp_path, "whole", tables=tables, checkpoint=often), run), 0
     follower = Follower(run)
     for checkpoint in checkpoints:

@@ -14,27 +14,26 @@ import pyarrow as pa
 import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 import pytest
+from typer.testing import CliRunner
 
 import shardkeep
 from shardkeep.base.errors import CheckpointError, DataError, UserError
+from shardkeep.cli.main import app
+from shardkeep.config import load_config
+from shardkeep.inference.export.writing import Formats, export_run
+from shardkeep.inference.following import Follower
+from shardkeep.inference.predictor import Predictor
 from shardkeep.inference.scoring import evaluate_run, predict_files
 from tests.support.cases import every
-from tests.support.click_files import COLUMNS, click_job, click_rows, write_csv
-
-FEATURES = tuple(name for name in COLUMNS if name != "clicked")
+from tests.support.click_files import click_job, click_rows, write_csv
+from tests.support.served_clicks import FEATURES, texts, trained_once
 
 
 def columns_of(rows: list[dict[str, str]]) -> dict[str, list[str]]:
     return {name: [row[name] for row in rows] for name in FEATURES}
 
 
-def test_evaluate_gives_the_numbers_of_the_trainers_last_evaluation(clicks: Path) -> None:
-    summary = json.loads((clicks / "summary.json").read_text())
-    found = evaluate_run(clicks)
-    assert found == {"step": summary["steps"]} | summary["eval"] and 0.0 < found["auc"] < 1.0
-
-
-def test_a_row_has_the_same_bits_at_every_place_and_beside_every_other(predictor: shardkeep.Predictor) -> None:
+def test_a_row_has_the_same_bits_at_every_place_and_beside_every_other(predictor: Predictor) -> None:
     rows = click_rows(230, seed=8)  # several blocks, and a part of one
     scores_N = predictor.predict(columns_of(rows))
     assert scores_N.dtype == np.float32 and scores_N.shape == (230,) and scores_N.std() > 0.01
@@ -45,12 +44,13 @@ def test_a_row_has_the_same_bits_at_every_place_and_beside_every_other(predictor
     assert predictor.predict(columns_of([])).shape == (0,)
 
 
-def test_evaluate_of_files_scores_what_predict_does(
-    clicks: Path, predictor: shardkeep.Predictor, tmp_path: Path
+def test_evaluate_gives_the_numbers_of_the_trainer_and_of_files_those_of_the_scores(
+    clicks: Path, predictor: Predictor, tmp_path: Path
 ) -> None:
+    summary, own = json.loads((clicks / "summary.json").read_text()), evaluate_run(clicks)
+    assert own == {"step": summary["steps"]} | summary["eval"] and 0.0 < own["auc"] < 1.0
     rows = click_rows(300, seed=9)
-    file = write_csv(tmp_path / "new.csv", rows)
-    found = evaluate_run(clicks, files=[file])
+    found = evaluate_run(clicks, files=[write_csv(tmp_path / "new.csv", rows)])
     scores_N = predictor.predict(columns_of(rows)).astype(np.float64)
     clicked_N = np.array([int(row["clicked"]) for row in rows])
     expected = -np.where(clicked_N == 1, np.log(scores_N), np.log1p(-scores_N)).mean()
@@ -59,7 +59,7 @@ def test_evaluate_of_files_scores_what_predict_does(
 
 @every("out", ["scores.csv", "scores.parquet"])
 def test_predict_writes_every_score_in_order_beside_kept_columns(
-    clicks: Path, predictor: shardkeep.Predictor, tmp_path: Path, out: str
+    clicks: Path, predictor: Predictor, tmp_path: Path, out: str
 ) -> None:
     rows = click_rows(130, seed=10)
     files = [
@@ -75,31 +75,29 @@ def test_predict_writes_every_score_in_order_beside_kept_columns(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.csv", "b.csv", out]
 
 
-def test_unknown_values_have_initial_rows_and_are_counted(
-    clicks: Path, predictor: shardkeep.Predictor, tmp_path: Path
-) -> None:
+def test_unknown_values_have_initial_rows_and_are_counted(exported: Path, predictor: Predictor, tmp_path: Path) -> None:
     rows = [row | {"user": f"stranger {i}", "tags": "t1|new|new"} for i, row in enumerate(click_rows(20, seed=11))]
-    file = write_csv(tmp_path / "new.csv", rows)
-    done = predict_files(clicks, [file], tmp_path / "scores.csv")
+    done = predict_files(exported, [write_csv(tmp_path / "new.csv", rows)], tmp_path / "scores.csv")
     assert done.unseen == {"user": [20, 20], "item": [0, 20], "tags": [40, 60]}
     first, again = predictor.rows("user", ["stranger 1", "stranger 2", "u1"]), predictor.rows("user", ["stranger 1"])
     assert first.shape == (3, 4) and np.array_equal(first[:1], again) and not np.array_equal(first[0], first[1])
 
 
-def test_values_may_come_as_numbers_or_texts(predictor: shardkeep.Predictor) -> None:
-    rows = click_rows(40, seed=12)
-    texts = columns_of(rows)
+def test_values_may_come_as_numbers_or_texts(predictor: Predictor) -> None:
+    found = columns_of(click_rows(40, seed=12))
     typed = {
-        "user": pa.array(texts["user"]).dictionary_encode(),
-        "item": np.array([int(item) for item in texts["item"]]),
-        "tags": [tags.split("|") if tags else [] for tags in texts["tags"]],
-        "price": np.array([float(price) if price else np.nan for price in texts["price"]]),
-        "age": pa.array([int(age) for age in texts["age"]], pa.int16()),
+        "user": pa.array(found["user"]).dictionary_encode(),
+        "item": np.array([int(item) for item in found["item"]]),
+        "tags": [tags.split("|") if tags else [] for tags in found["tags"]],
+        "price": np.array([float(price) if price else np.nan for price in found["price"]]),
+        "age": pa.array([int(age) for age in found["age"]], pa.int16()),
     }
-    expected = predictor.predict(texts)
-    assert np.array_equal(predictor.predict(typed), expected)
-    assert np.array_equal(predictor.predict(typed | {"item": typed["item"].astype(np.float64)}), expected)
-    assert np.array_equal(predictor.predict(pa.table(typed)), expected)
+    expected = predictor.predict(found)
+    for data in (typed, typed | {"item": typed["item"].astype(np.float64)}, pa.table(typed)):
+        assert np.array_equal(predictor.predict(data), expected)
+
+
+ROW = {"user": ["u1"], "item": [1], "tags": [""], "price": [1.0], "age": [2]}
 
 
 @every(
@@ -108,28 +106,24 @@ def test_values_may_come_as_numbers_or_texts(predictor: shardkeep.Predictor) -> 
         ({"user": ["u1"]}, "the data: has no column price"),
         ([1, 2], "the data: is a list; allowed: a DataFrame, a dict of columns, a list of dicts, a pyarrow Table"),
         ({"user": ["u1", "u2"], "item": ["1"]}, "the data: cannot be read as columns"),
-        (
-            {"user": ["u1"], "item": [1.5], "tags": [""], "price": [1.0], "age": [2]},
-            "the data, row 1, column item: 1.5 is not a whole number",
-        ),
-        ({"user": ["u1"], "item": ["1"], "tags": [""], "price": ["cheap"], "age": [2]}, "'cheap' is not a number"),
+        (ROW | {"item": [1.5]}, "the data, row 1, column item: 1.5 is not a whole number"),
+        (ROW | {"price": ["cheap"]}, "'cheap' is not a number"),
     ],
-    ids=["a missing column", "no columns", "ragged", "half an item", "no number"],
 )
-def test_wrong_data_is_one_line(predictor: shardkeep.Predictor, data: Any, text: str) -> None:
+def test_wrong_data_is_one_line(predictor: Predictor, data: Any, text: str) -> None:
     with pytest.raises(DataError, match=text) as error:
         predictor.predict(data)
     assert "\n" not in str(error.value)
 
 
-def test_an_error_in_the_middle_leaves_the_old_scores(clicks: Path, tmp_path: Path) -> None:
+def test_an_error_in_the_middle_leaves_the_old_scores(exported: Path, tmp_path: Path) -> None:
     good, bad = write_csv(tmp_path / "good.csv", click_rows(60)), tmp_path / "bad.csv"
     write_csv(bad, [row | {"price": "cheap"} for row in click_rows(3)])
     out = tmp_path / "scores.csv"
-    predict_files(clicks, [good], out)
+    predict_files(exported, [good], out)
     before = out.read_bytes()
     with pytest.raises(DataError, match=r"bad.csv, row 1, column price: 'cheap' is not a number"):
-        predict_files(clicks, [good, bad], out)
+        predict_files(exported, [good, bad], out)
     assert out.read_bytes() == before
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bad.csv", "good.csv", "scores.csv"]
 
@@ -140,15 +134,10 @@ def test_an_error_in_the_middle_leaves_the_old_scores(clicks: Path, tmp_path: Pa
         (lambda run, file, out: predict_files(run, [file], out / "x.json"), "allowed: a name that ends in .parquet"),
         (lambda run, file, out: predict_files(run, [file], out / "no" / "x.csv"), "there is no folder"),
         (lambda run, file, out: predict_files(run, [file], file), "is one of the files to score"),
-        (lambda run, file, out: predict_files(run, [file], out / "x.csv", keep=["score"]), "--keep score"),
-        (
-            lambda run, file, out: predict_files(run, [file], out / "x.csv", which=5),
-            "--model 5: there is no",
-        ),
+        (lambda run, file, out: predict_files(run, [file], out / "x.csv", which=5), "--model 5: there is no"),
         (lambda run, file, out: shardkeep.load(out), "is not a run folder"),
         (lambda run, file, out: shardkeep.load(run).rows("users", [1]), "table users: unknown; the model has user"),
     ],
-    ids=["suffix", "folder", "input", "keep", "step", "no run", "table"],
 )
 def test_wrong_calls_are_one_line(
     clicks: Path, tmp_path: Path, call: Callable[[Path, Path, Path], object], text: str
@@ -160,25 +149,30 @@ def test_wrong_calls_are_one_line(
     assert [path.name for path in tmp_path.iterdir()] == ["data.csv"]
 
 
-def test_a_missing_label_is_an_error_of_evaluate_alone(clicks: Path, tmp_path: Path) -> None:
+def test_a_missing_label_is_an_error_of_evaluate_alone(exported: Path, tmp_path: Path) -> None:
     rows = click_rows(5)
     file = write_csv(tmp_path / "data.csv", [*rows, rows[0] | {"clicked": ""}])
     with pytest.raises(DataError, match=r"data.csv, row 6, column clicked: the label is missing"):
-        evaluate_run(clicks, files=[file])
-    assert predict_files(clicks, [file], tmp_path / "scores.csv").rows == 6
+        evaluate_run(exported, files=[file])
+    assert predict_files(exported, [file], tmp_path / "scores.csv").rows == 6
 
 
-def test_a_run_without_a_checkpoint_says_so_and_one_of_a_stream_has_columns(tmp_path: Path) -> None:
+def test_a_run_of_a_stream_has_columns_can_be_exported_and_without_a_checkpoint_says_so(tmp_path: Path) -> None:
     job = click_job(tmp_path / "none.csv", data={"synthetic": {"train_samples": 200, "eval_samples": 64}})
-    config = shardkeep.JobConfig.model_validate(job | {"checkpoint": {"every_steps": "off"}})
-    shardkeep.train(config, run_dir=tmp_path / "bare", quiet=True)
-    with pytest.raises(UserError, match=r"has no complete checkpoint in .*; checkpoint.every_steps is off"):
-        shardkeep.load(tmp_path / "bare")
-    config = shardkeep.JobConfig.model_validate(job)
-    summary = shardkeep.train(config, run_dir=tmp_path / "stream", quiet=True)
-    assert set(shardkeep.load(tmp_path / "stream").columns) >= {"I1", "I13", "C1", "C26"}
+    run = tmp_path / "run"
+    summary = shardkeep.train(shardkeep.JobConfig.model_validate(job), run_dir=run, quiet=True)
+    assert set(shardkeep.load(run).columns) >= {"I1", "I13", "C1", "C26"}
     told = summary.to_dict()["eval"]
-    assert evaluate_run(tmp_path / "stream") | {"best_auc": told["best_auc"]} == told | {"step": summary.steps}
+    assert evaluate_run(run) | {"best_auc": told["best_auc"]} == told | {"step": summary.steps}
+    export_run(run, tmp_path / "model")
+    columns = {name: [1, 2, 3] for name in shardkeep.load(tmp_path / "model").columns}
+    scores = [shardkeep.load(model).predict(columns).tolist() for model in (run, tmp_path / "model")]
+    assert scores[0] == scores[1]
+    shutil.rmtree(run / "checkpoints")
+    off = shardkeep.JobConfig.model_validate(job | {"checkpoint": {"every_steps": "off"}})
+    (run / "config.yaml").write_text(off.to_yaml())
+    with pytest.raises(UserError, match=r"has no complete checkpoint in .*; checkpoint.every_steps is off"):
+        shardkeep.load(run)
 
 
 def test_a_damaged_checkpoint_is_named(clicks: Path, tmp_path: Path) -> None:
@@ -192,12 +186,112 @@ def test_a_damaged_checkpoint_is_named(clicks: Path, tmp_path: Path) -> None:
 
 
 def test_a_predictor_is_pickled_by_its_folder_and_step(clicks: Path, tmp_path: Path) -> None:
-    predictor = shardkeep.load(clicks)
+    run = shutil.copytree(clicks, tmp_path / "run")
+    predictor = shardkeep.load(run)
     rows = {name: [None] for name in predictor.columns}
-    again = pickle.loads(pickle.dumps(predictor))
+    again = pickle.loads(pickled := pickle.dumps(predictor))
     assert again.step == predictor.step and np.array_equal(again.predict(rows), predictor.predict(rows))
-    shutil.copytree(clicks, tmp_path / "run")
-    pickled = pickle.dumps(shardkeep.load(tmp_path / "run"))
-    shutil.rmtree(tmp_path / "run")
+    shutil.rmtree(run)
     with pytest.raises(UserError, match="there is no such folder"):
         pickle.loads(pickled)
+
+
+# ---- in another arithmetic than that of the job ----
+
+
+SCORED = texts(50)
+
+
+def near(scores_N: np.ndarray, expected_N: np.ndarray) -> bool:
+    """Whether scores are those of bf16: near the others, and not the same."""
+    return 1e-7 < np.abs(scores_N - expected_N).max() < 0.03
+
+
+def test_a_run_an_export_and_a_follower_compute_in_bf16_alike(
+    clicks: Path, exported: Path, predictor: Predictor
+) -> None:
+    bf16_N = shardkeep.load(clicks, amp="bf16").predict(SCORED)
+    assert near(bf16_N, predictor.predict(SCORED))
+    np.testing.assert_array_equal(shardkeep.load(exported, amp="bf16").predict(SCORED), bf16_N)
+    followed = Follower(clicks, amp="bf16").look()
+    assert followed is not None
+    np.testing.assert_array_equal(Predictor(followed.trained).predict(SCORED), bf16_N)
+
+
+@every("amp", ["bf16", "off"])
+def test_a_pickled_predictor_computes_as_before(exported: Path, amp: str) -> None:
+    model = shardkeep.load(exported, amp=amp)
+    again: Predictor = pickle.loads(pickle.dumps(model))
+    np.testing.assert_array_equal(again.predict(SCORED), model.predict(SCORED))
+    assert again.trained.config.tower.amp == amp
+
+
+def test_predict_and_evaluate_take_it(clicks: Path, predictor: Predictor, tmp_path: Path) -> None:
+    data, out = write_csv(tmp_path / "new.csv", click_rows(200, seed=4)), tmp_path / "scores.csv"
+    command = ["predict", str(clicks), "--data", str(data), "--out", str(out), "--amp", "bf16"]
+    assert CliRunner().invoke(app, command).exit_code == 0
+    table = pacsv.read_csv(data, convert_options=pacsv.ConvertOptions(column_types={"item": "string"}))
+    assert near(pacsv.read_csv(out)["score"].to_numpy(), predictor.predict(table.drop_columns(["clicked"])))
+    for files in ([], [data]):
+        bf16, fp32 = (evaluate_run(clicks, files=files, amp=amp) for amp in ("bf16", "off"))
+        assert bf16["logloss"] != fp32["logloss"] and abs(bf16["auc"] - fp32["auc"]) < 0.01
+
+
+# ---- rows of fewer than 32 bits a value ----
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run whose tables have rows of each precision."""
+    tables = {
+        "default": {"dim": 6, "dtype": "int8"},
+        "item": {"dtype": "fp16", "optimizer": "adam", "state_dtype": "bf16"},
+        "tags": {"dtype": "bf16"},
+    }
+    return trained_once(tmp_path_factory, tables=tables)
+
+
+def test_a_run_of_packed_rows_scores_as_its_trainer_and_its_exports_score_as_the_run(
+    packed: Path, tmp_path: Path
+) -> None:
+    summary, run = json.loads((packed / "summary.json").read_text()), shardkeep.load(packed)
+    assert evaluate_run(packed) == {"step": summary["steps"]} | summary["eval"]
+    found = {}
+    for rows in ("fp32", "fp16", "int8"):
+        export_run(packed, tmp_path / rows, formats=Formats(rows=rows))
+        found[rows] = shardkeep.load(tmp_path / rows)
+    assert np.array_equal(found["fp32"].predict(SCORED), run.predict(SCORED))
+    assert np.array_equal(found["fp16"].rows("item", SCORED["item"]), run.rows("item", SCORED["item"]))
+    assert np.allclose(found["int8"].predict(SCORED), run.predict(SCORED), atol=0.02)
+
+
+def test_tables_have_the_rows_and_the_bytes_of_their_precision(packed: Path, tmp_path: Path) -> None:
+    options = ["--table", "item", "--format", "npy", "--out", str(tmp_path / "item.npy")]
+    done = CliRunner().invoke(app, ["tables", "export", str(packed), *options])
+    assert done.exit_code == 0, done.output
+    rows = np.load(tmp_path / "item.rows.npy")
+    assert rows.dtype == np.float32 and np.array_equal(rows, rows.astype(np.float16).astype(np.float32))
+    assert np.array_equal(shardkeep.load(packed).rows("item", np.load(tmp_path / "item.ids.npy")), rows)
+    done = CliRunner().invoke(app, ["tables", str(packed), "--json"])
+    assert done.exit_code == 0, done.output
+    figures = {one["name"]: one for one in json.loads(done.output)["tables"]}
+    for name, precision, row_bytes, slot_bytes in (  # id, values and scale; slots
+        ("user", {"rows": "int8", "state": "fp32"}, 8 + 8 + 4, 4),
+        ("item", {"rows": "fp16", "state": "bf16"}, 8 + 12, 24),
+        ("tags", {"rows": "bf16", "state": "fp32"}, 8 + 12, 4),
+    ):
+        count = figures[name]["rows"]
+        assert figures[name]["precision"] == precision
+        assert figures[name]["bytes"] == {"rows": count * row_bytes, "optimizer": count * slot_bytes}
+
+
+@every("precision", ["fp32", "int8"])
+def test_a_job_may_begin_with_rows_of_another_precision(packed: Path, tmp_path: Path, precision: str) -> None:
+    job = load_config(packed / "config.yaml").model_dump(mode="json")
+    job["tables"]["default"]["dtype"] = precision
+    job["train"]["max_steps"] = 1
+    config = shardkeep.JobConfig.model_validate(job)
+    shardkeep.train(config, run_dir=tmp_path / "next", from_run=packed, quiet=True)
+    before, after = (shardkeep.load(run).rows("user", SCORED["user"]) for run in (packed, tmp_path / "next"))
+    assert 0 < np.abs(before - after).max() < 0.5
+    assert (before == after).all(axis=1).sum() > 5 or precision == "int8"

@@ -130,23 +130,27 @@ def test_an_export_of_a_run_is_the_start_of_another_job(begun: Path, tmp_path: P
     assert np.array_equal(first.rows("user", users), second.rows("user", users))
 
 
-def rows_line(printed: str) -> str:
-    (line,) = [line for line in printed.splitlines() if line.startswith("rows ")]
+def rows_line(capsys: pytest.CaptureFixture[str]) -> str:
+    """What the last job has told of its rows."""
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("rows ")]
     return line
 
 
-@every(
-    ("ids", "warning", "known"),
-    [(np.concatenate([SEEN[:20], STRANGERS]), "", 20), (STRANGERS, "warning: ", 0)],
-    ids=["some", "none"],
-)
-def test_the_ids_that_the_data_have_are_counted(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], ids: np.ndarray, warning: str, known: int
+def test_ids_that_the_data_have_are_counted_and_the_optimizer_of_given_rows_is_new(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    row_file(tmp_path / "rows.parquet", ids)
-    shardkeep.train(job_of(tmp_path, from_file(tmp_path / "rows.parquet"), train=SHORT), run_dir=tmp_path / "run")
-    expected = f"{warning}{ids.size} rows of table item from {tmp_path / 'rows.parquet'}; {known} of {ids.size} ids"
-    assert rows_line(capsys.readouterr().out) == f"rows      {expected} are in the training data"
+    path, checkpoints = tmp_path / "rows.parquet", Checkpoints(tmp_path / "run" / "checkpoints")
+    row_file(path, np.concatenate([SEEN[:20], STRANGERS]))
+    shardkeep.train(job_of(tmp_path, from_file(path), train=SHORT), run_dir=tmp_path / "run")
+    told = f"rows of table item from {path}"
+    assert rows_line(capsys) == f"rows      120 {told}; 20 of 120 ids are in the training data"
+    (block,) = stream_rows(checkpoints.load(checkpoints.last_step()), "item")
+    untouched = np.isin(block.ids_N, STRANGERS)
+    assert untouched.sum() == 100 and (block.slots_NS[untouched] == 0.25).all()
+    assert (block.slots_NS[~untouched] >= 0.25).all() and (block.slots_NS[~untouched] > 0.25).any()
+    row_file(path, STRANGERS)
+    shardkeep.train(job_of(tmp_path, from_file(path), train=SHORT), run_dir=tmp_path / "strange")
+    assert rows_line(capsys) == f"rows      warning: 100 {told}; 0 of 100 ids are in the training data"
 
 
 def test_numbers_in_the_file_and_texts_in_the_data_are_refused_and_so_is_the_reverse(tmp_path: Path) -> None:
@@ -175,21 +179,8 @@ def test_of_large_data_some_samples_of_all_parts_are_looked_at(
     monkeypatch.setattr(id_matches, "BLOCK", 20)
     row_file(tmp_path / "rows.parquet", SEEN)
     shardkeep.train(job_of(tmp_path, from_file(tmp_path / "rows.parquet"), train=SHORT), run_dir=tmp_path / "run")
-    found = re.search(r"; (\d+) of 50 ids are in 60 training samples$", rows_line(capsys.readouterr().out))
+    found = re.search(r"; (\d+) of 50 ids are in 60 training samples$", rows_line(capsys))
     assert found is not None and 20 < int(found[1]) < 50
-
-
-def test_the_optimizer_of_given_rows_is_new(tmp_path: Path) -> None:
-    row_file(tmp_path / "rows.parquet", np.concatenate([SEEN, STRANGERS]))
-    train(job_of(tmp_path, from_file(tmp_path / "rows.parquet"), train=SHORT), tmp_path / "run")
-    start = Checkpoints(tmp_path / "run" / "checkpoints")
-    (block,) = stream_rows(start.load(start.last_step()), "item")
-    untouched = np.isin(block.ids_N, STRANGERS)
-    assert untouched.sum() == 100 and (block.slots_NS[untouched] == 0.25).all()
-    assert (block.slots_NS[~untouched] >= 0.25).all() and (block.slots_NS[~untouched] > 0.25).any()
-
-
-# ---- models whose rows have a first-order weight ----
 
 
 def test_a_model_with_first_order_weights_takes_rows_with_and_without_them(tmp_path: Path) -> None:
@@ -203,9 +194,6 @@ def test_a_model_with_first_order_weights_takes_rows_with_and_without_them(tmp_p
         found = shardkeep.load(tmp_path / f"run-{dim}").rows("item", SEEN)
         assert np.array_equal(found[:, :dim], rows) and found.shape == (50, 5)
         assert np.array_equal(found[:, dim:], usual[:, dim:])
-
-
-# ---- together with another run ----
 
 
 def test_a_run_gives_its_tables_and_the_file_a_new_one(tmp_path: Path) -> None:
@@ -239,34 +227,22 @@ def test_the_next_day_begins_with_the_run_and_not_with_the_file_again(begun: Pat
         train(job_of(tmp_path, None), tmp_path / "other", from_run=monday)
 
 
-# ---- what does not fit ----
-
-
-def twice(path: Path) -> None:
+def file_with_an_id_twice(path: Path) -> None:
     rows = pa.array([[1.0, 2.0, 3.0, 4.0]] * 3, pa.list_(pa.float32()))
     pq.write_table(pa.table({"id": ["u1", "2", " u1"], "row": rows}), path)
-
-
-def wrong_dim(path: Path) -> None:
-    row_file(path, SEEN, dim=6)
-
-
-def nothing(path: Path) -> None:
-    pass
 
 
 @every(
     ("make", "error", "text"),
     [
-        (twice, DataError, "{path}, rows 1 and 3: both have id 'u1'; allowed: one row an id"),
-        (wrong_dim, ConfigError, "the rows of {path} have 6 values; allowed for table item: 4"),
-        (nothing, UserError, "{path}: cannot be read (No such file or directory)"),
+        (file_with_an_id_twice, DataError, "{path}, rows 1 and 3: both have id 'u1'; allowed: one row an id"),
+        (lambda path: row_file(path, SEEN, dim=6), ConfigError, "{path} have 6 values; allowed for table item: 4"),
+        (lambda path: None, UserError, "{path}: cannot be read (No such file or directory)"),
         (lambda path: path.write_text("id,row"), DataError, "{path}: damaged, or no Parquet file"),
     ],
-    ids=["an id twice", "another dim", "no file", "no Parquet"],
 )
 def test_a_file_that_does_not_fit_is_named_and_there_is_no_run(
-    tmp_path: Path, make: Callable[[Path], None], error: type[Exception], text: str
+    tmp_path: Path, make: Callable[[Path], object], error: type[Exception], text: str
 ) -> None:
     path = tmp_path / "rows.parquet"
     make(path)
@@ -296,22 +272,15 @@ def test_settings_that_do_not_go_together_are_refused(text: str, error: str) -> 
     assert error in str(caught.value)
 
 
-def test_ftrl_which_forgets_given_rows_is_refused(tmp_path: Path) -> None:
+def test_what_would_not_keep_or_read_given_rows_is_refused(tmp_path: Path) -> None:
     row_file(tmp_path / "rows.parquet", SEEN)
     tables = {"default": {"dim": 4, "optimizer": "ftrl"}, "item": {"init": from_file(tmp_path / "rows.parquet")}}
     with pytest.raises(ConfigError, match=r"init\.name: file with optimizer\.name: ftrl"):
         train(job_of(tmp_path, None, tables=tables), tmp_path / "run")
-
-
-def test_a_loop_is_told_to_fill_its_table(tmp_path: Path) -> None:
-    init = shardkeep.config.InitConfig(name="file", path="a.npy")
-    spec = shardkeep.TableSpec(name="user", dim=4, init=init)
+    spec = shardkeep.TableSpec(name="user", dim=4, init=shardkeep.config.InitConfig(name="file", path="a.npy"))
     with pytest.raises(ConfigError, match=r"tables\.user\.init\.name: file; .* fill the table by client\.fill"):
         shardkeep.EmbeddingClient.local([spec])
-
-
-def test_a_command_between_servers_is_told_the_same(tmp_path: Path) -> None:
-    (tmp_path / "job.yaml").write_text("tables: {user: {init: {name: file, path: a.npy}}}")
+    (tmp_path / "job.yaml").write_text(IN_USER.format("{name: file, path: a.npy}"))
     done = CliRunner().invoke(app, ["with", "--config", str(tmp_path / "job.yaml"), "--", "true"])
     assert done.exit_code == 2 and done.stderr.count("\n") == 1 and "fill the table by client.fill" in done.stderr
 

@@ -18,10 +18,8 @@ from shardkeep.inference.export.program import read_program, write_program
 from tests.support import histories
 from tests.support.cases import every
 
-WEIGHTS, CONSTANTS = (
-    "archive/data/weights/model_weights_config.json",
-    "archive/data/constants/model_constants_config.json",
-)
+DATA = "archive/data"
+WEIGHTS, CONSTANTS = f"{DATA}/weights/model_weights_config.json", f"{DATA}/constants/model_constants_config.json"
 
 
 class Net(nn.Module):
@@ -91,12 +89,6 @@ def marked(config: str, weight: str, trap: bytes, **fields: Any) -> Callable[[En
     return change
 
 
-def test_an_archive_that_is_written_again_scores_as_before(program: Path, tmp_path: Path) -> None:
-    again = changed(program, tmp_path / "again.pt2", lambda _: None)
-    inputs = (torch.rand(5, 2), {"user": torch.rand(5, 2)})
-    assert torch.equal(read_program(again)(*inputs), read_program(program)(*inputs))
-
-
 MARKS = [{"use_pickle": mark} for mark in (True, 1, "no", [0], {"a": 0}, 0.5)]
 NAMES = [{"path_name": n} for n in ("custom_obj_0", "opaque_obj_0", "../weights/weight_0", "tensor_0x", "", 7, None)]
 
@@ -117,18 +109,11 @@ def test_an_entry_with_any_mark_of_a_pickle_or_of_another_kind_than_numbers_is_r
 
 @every(
     "name",
-    [
-        "archive/data/weights/model.pt",
-        "archive/data/constants/model.pt",
-        "archive/data/sample_inputs/model.pt",
-        "archive/data/sample_inputs/other.pt",
-        "archive/data/constants/custom_obj_0",
-        "archive/data/aotinductor/model/model.so",
-        "archive/extra/notes",
-        "serialized_state_dict.pt",
-        "version",
-    ],
-)
+    [f"{DATA}/{entry}" for entry in (
+        "weights/model.pt", "constants/model.pt", "sample_inputs/model.pt", "sample_inputs/other.pt",
+        "constants/custom_obj_0", "aotinductor/model/model.so",
+    )] + ["archive/extra/notes", "serialized_state_dict.pt", "version"],
+)  # fmt: skip
 def test_an_entry_of_an_older_or_another_form_is_refused_by_name(program: Path, tmp_path: Path, name: str) -> None:
     trap = pickle.dumps(Trap(tmp_path / "sprung"))
     crafted = changed(program, tmp_path / "crafted.pt2", lambda entries: entries.update({name: trap}))
@@ -138,7 +123,10 @@ def test_an_entry_of_an_older_or_another_form_is_refused_by_name(program: Path, 
     assert not (tmp_path / "sprung").exists()
 
 
-def test_an_archive_is_neither_compressed_nor_encrypted(program: Path, tmp_path: Path) -> None:
+def test_an_archive_that_is_written_again_is_neither_compressed_nor_encrypted(program: Path, tmp_path: Path) -> None:
+    again = changed(program, tmp_path / "again.pt2", lambda _: None)
+    inputs = (torch.rand(5, 2), {"user": torch.rand(5, 2)})
+    assert torch.equal(read_program(again)(*inputs), read_program(program)(*inputs))
     compressed = changed(program, tmp_path / "small.pt2", lambda _: None, zipfile.ZIP_DEFLATED)
     encrypted = tmp_path / "secret.pt2"
     content = bytearray(program.read_bytes())

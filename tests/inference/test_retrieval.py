@@ -16,49 +16,72 @@ import pytest
 
 import shardkeep
 from shardkeep.analysis.differences import differences
+from shardkeep.assembly.model import build_scorer, table_specs
 from shardkeep.base.errors import CheckpointError, UserError
 from shardkeep.inference.export.manifest import read_manifest
 from shardkeep.inference.export.writing import Formats, export_run
+from shardkeep.inference.finding import Items
 from shardkeep.inference.predictor import Predictor
 from shardkeep.inference.protocol.datatypes import unpack
 from shardkeep.inference.scoring import BestItems, evaluate_run, evaluation_rows, predict_files
 from shardkeep.inference.server.served_model import Loaded, ServedModel
 from shardkeep.inference.server.signature import Rows
+from shardkeep.inference.sorted_rows import SortedRows, SortedTable
 from shardkeep.inference.trained import Trained
-from shardkeep.proto import inference_pb2 as pb
-from shardkeep.workers.data.schema import Schema
+from shardkeep.workers.data.conversion.inputs import Inputs
+from shardkeep.workers.data.schema import Schema, sample_inputs
 from tests.support.cases import every
-from tests.support.retrieval_models import NEXT, TOWERS, Takes, frame_of, untrained
-from tests.support.serving import Server
+from tests.support.retrieval import ITEM, NEXT, TOWERS, Takes, catalogue_of
+from tests.support.serving import Server, raw_request
 
-TOP = 5
-SCHEMAS = {"two_tower": TOWERS, "sasrec": NEXT}
+TOP, DIM = 5, 8
 MODELS: dict[str, tuple[Schema, dict[str, Any]]] = {
-    "two_tower": (TOWERS, {}),
-    "sasrec": (NEXT, {}),
-    "hstu": (NEXT, {"model": {"name": "hstu", "layers": 1, "heads": 2}}),
+    "two_tower": (TOWERS, {"name": "two_tower", "item": list(ITEM), "hidden": [12], "dim": DIM}),
+    "sasrec": (NEXT, {"name": "sasrec", "dropout": 0.0}),
+    "hstu": (NEXT, {"name": "hstu", "layers": 1, "heads": 2}),
 }
 
 
-def scores_of(trained: Trained, samples: Takes, count: int) -> np.ndarray:
-    """Of all items, by the vectors."""
-    assert trained.sides is not None
-    users = np.concatenate(
-        [trained.logits(trained.sides.users_of(samples.gather(np.array([n])))) for n in range(count)]
+def untrained(name: str, samples: Takes | None = None, **settings: Any) -> Trained:
+    """A model with rows and layers that nobody has trained. It knows the items of some samples."""
+    schema, model = MODELS[name]
+    job = {
+        "data": {"source": "tests.support.retrieval:none"},
+        "model": model,
+        "tables": {"default": {"dim": DIM, "init": {"name": "normal", "std": 1.0}}},
+        "tower": {"amp": "off", "compile": "off"},
+    }
+    config = shardkeep.JobConfig.model_validate(job | settings)
+    specs = table_specs(config, schema)
+    nothing = [SortedTable.of(np.empty(0, np.int64), np.empty((0, spec.dim), np.float32)) for spec in specs]
+    return Trained(
+        config,
+        1,
+        schema,
+        Inputs.of_json(sample_inputs(schema, {"tags"} & {feature.name for feature in schema.features})),
+        SortedRows(specs, [nothing], seed=config.seed),
+        lambda embeddings: build_scorer(config, schema, embeddings, lambda _model: None),
+        items=Items(catalogue_of(samples or Takes(schema, 300))),
     )
-    return users @ trained.finder.index.vectors_ME.T
 
 
-@every("name", SCHEMAS)
+def frame_of(samples: Takes, count: int) -> dict[str, Any]:
+    """The columns of users of the first samples, as a person has them."""
+    if samples.schema is TOWERS:
+        return {"age": samples.age[:count, 0], "user": samples.user[:count]}
+    starts = samples.starts[: count + 1].astype(np.int32)
+    return {"seen_item": pa.ListArray.from_arrays(pa.array(starts), pa.array(samples.seen))}
+
+
+@every("name", ["two_tower", "sasrec"])
 def test_the_best_items_of_users_are_those_of_all_scores(name: str) -> None:
     """A custom index receives the vectors of users, from their columns alone."""
-    schema = SCHEMAS[name]
-    samples = Takes(schema, 300)
-    trained = untrained(schema, samples=samples)
-    predictor, frame = Predictor(trained), frame_of(samples, schema, 40)
-    assert predictor.columns == (["age", "user"] if schema is TOWERS else ["seen_item"])
-    assert predictor.outputs == ("items", "scores")
-    found, scores = predictor.top(frame, 7), scores_of(trained, samples, 40)
+    samples = Takes(MODELS[name][0], 300)
+    trained = untrained(name, samples)
+    predictor, frame = Predictor(trained), frame_of(samples, 40)
+    assert predictor.columns == list(frame) and predictor.outputs == ("items", "scores")
+    alone = [trained.logits(trained.sides.users_of(samples.gather(np.array([n])))) for n in range(40)]
+    found, scores = predictor.top(frame, 7), np.concatenate(alone) @ trained.finder.index.vectors_ME.T
     values = trained.finder.ranking.catalogue.values.to_pylist()
     order = np.argsort(-scores, axis=1, kind="stable")[:, :7]
     best = np.take_along_axis(scores, order, axis=1)
@@ -71,12 +94,9 @@ def test_the_best_items_of_users_are_those_of_all_scores(name: str) -> None:
 
 @every("name", MODELS)
 def test_the_place_of_a_sample_changes_none_of_its_bits(name: str) -> None:
-    schema, settings = MODELS[name]
     for seed in range(4):  # the first one alone has equal bits by chance
-        samples = Takes(schema, 300, seed=seed)
-        trained = untrained(schema, samples=samples, **settings)
-        order = np.random.default_rng(seed).permutation(100)
-        tops = []
+        samples = Takes(MODELS[name][0], 300, seed=seed)
+        trained, order, tops = untrained(name, samples), np.random.default_rng(seed).permutation(100), []
         for rows in (np.arange(100), order):
             batch = trained.sides.users_of(samples.gather(rows))
             tops.append(trained.finder.top(trained.logits(batch), batch, 9))
@@ -86,23 +106,20 @@ def test_the_place_of_a_sample_changes_none_of_its_bits(name: str) -> None:
 
 def test_what_a_sample_has_seen_is_not_found_where_the_evaluation_excludes_it() -> None:
     samples = Takes(NEXT, 300)
-    trained = untrained(NEXT, samples=samples, eval={"exclude_seen": True})
+    trained, frame = untrained("sasrec", samples, eval={"exclude_seen": True}), frame_of(samples, 40)
     items = len(trained.finder.index)
-    found = Predictor(trained).top(frame_of(samples, NEXT, 40), items)["items"]
-    seen = frame_of(samples, NEXT, 40)["seen_item"].to_pylist()
+    found, seen = Predictor(trained).top(frame, items)["items"], frame["seen_item"].to_pylist()
     assert all(not {*row} & {*known} for row, known in zip(found, seen, strict=True))
     assert [len(row) for row in found] == [items - len({*known}) for known in seen]
 
 
-@every("k", [0, 41])
-def test_a_number_of_items_that_there_are_not_is_refused(k: int) -> None:
-    with pytest.raises(UserError, match=rf"k: {k}: the catalogue has 40 items; allowed: 1 to 40"):
-        Predictor(untrained()).top(frame_of(Takes(TOWERS, 9), TOWERS, 3), k)
-
-
-def test_a_model_that_finds_items_scores_no_rows() -> None:
+def test_what_a_model_cannot_find_is_refused() -> None:
+    predictor, frame = Predictor(untrained("two_tower")), frame_of(Takes(TOWERS, 9), 3)
+    for k in (0, 41):
+        with pytest.raises(UserError, match=rf"k: {k}: the catalogue has 40 items; allowed: 1 to 40"):
+            predictor.top(frame, k)
     with pytest.raises(UserError, match=r"two_tower finds items; allowed: top\(data, k\)"):
-        Predictor(untrained()).predict(frame_of(Takes(TOWERS, 9), TOWERS, 3))
+        predictor.predict(frame)
 
 
 # ---- a job, from files to found items ----
@@ -148,17 +165,18 @@ def run(files: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def exported(run: Path) -> Path:
+def program(run: Path) -> Path:
+    """An export with a program."""
     export_run(run, run.parent / "exported", with_program=True)
     return run.parent / "exported"
 
 
-def found(model: Path, data: Path, out: Path, *further: Path, top: int = TOP) -> dict[str, list[Any]]:
-    predict_files(model, [data], out, keep=["user"], best=BestItems(top, further))
+def found(model: Path, out: Path, *further: Path, top: int = TOP) -> dict[str, list[Any]]:
+    predict_files(model, [model.parent / "users.parquet"], out, keep=["user"], best=BestItems(top, further))
     return pq.read_table(out).to_pydict()
 
 
-def test_evaluate_gives_the_numbers_of_the_trainer(run: Path, files: Path) -> None:
+def test_evaluate_gives_the_numbers_of_the_trainer(run: Path, program: Path, files: Path) -> None:
     trained = json.loads((run / "summary.json").read_text())["eval"]
     own, of_files = evaluate_run(run), evaluate_run(run, files=[files / "eval.parquet"], by="genre")
     groups = of_files.pop("by")["groups"]
@@ -166,83 +184,70 @@ def test_evaluate_gives_the_numbers_of_the_trainer(run: Path, files: Path) -> No
         assert own[name] == trained[name] == of_files[name], name
     assert sum(group["samples"] for group in groups) == 120 and own["mrr"] > 0.1
     assert sum(group["samples"] * group["mrr"] for group in groups) == pytest.approx(120 * own["mrr"])
+    assert own == evaluate_run(program, files=[files / "eval.parquet"])
 
 
-def test_predict_writes_the_items_that_a_loaded_model_finds(run: Path, files: Path, tmp_path: Path) -> None:
+def test_predict_writes_the_items_that_a_loaded_model_finds(
+    run: Path, program: Path, files: Path, tmp_path: Path
+) -> None:
     users = pq.read_table(files / "users.parquet")
-    written = found(run, files / "users.parquet", tmp_path / "found.parquet")
-    loaded = shardkeep.load(run).top(users, TOP)
-    assert written["user"] == users.column("user").to_pylist()
-    assert written["items"] == loaded["items"] and written["scores"] == loaded["scores"]
+    written, loaded = found(run, tmp_path / "found.parquet"), shardkeep.load(run).top(users, TOP)
+    assert written == {"user": users.column("user").to_pylist(), **loaded}
     assert {name for row in written["items"] for name in row} <= {*rows(400, 1).column("film").to_pylist()}
+    assert found(program, tmp_path / "exported.parquet") == written
+    predict_files(program, [files / "users.parquet"], tmp_path / "found.csv", best=BestItems(TOP))
+    lists = pacsv.read_csv(tmp_path / "found.csv").to_pydict()  # as JSON
+    assert [json.loads(text) for text in lists["items"]] == written["items"]
+    assert np.array([json.loads(text) for text in lists["scores"]], np.float32).tolist() == written["scores"]
 
 
-def test_a_csv_has_lists_as_json(run: Path, files: Path, tmp_path: Path) -> None:
-    parquet = found(run, files / "users.parquet", tmp_path / "found.parquet")
-    predict_files(run, [files / "users.parquet"], tmp_path / "found.csv", best=BestItems(TOP))
-    table = pacsv.read_csv(tmp_path / "found.csv").to_pydict()
-    assert [json.loads(text) for text in table["items"]] == parquet["items"]
-    assert np.array([json.loads(text) for text in table["scores"]], np.float32).tolist() == parquet["scores"]
-
-
-def test_further_items_are_found_by_their_columns(run: Path, files: Path, tmp_path: Path) -> None:
+def test_further_items_are_found_by_their_columns(run: Path, tmp_path: Path) -> None:
     """An item of several rows is there once, and one that is known already gets the vector of its new columns."""
     further = {"film": ["new", "new", "film 4"], "genre": [0, 1, 2], "minutes": [1.0, 2.0, 500.0]}
     pq.write_table(pa.table(further), tmp_path / "new.parquet")
     count = len({*rows(400, 1).column("film").to_pylist()})
-    data, new = files / "users.parquet", tmp_path / "new.parquet"
-    before = found(run, data, tmp_path / "a.parquet", top=count)
-    after = found(run, data, tmp_path / "b.parquet", new, top=count + 1)
-    for items, scores, old, past in zip(*after_and(after, before), strict=True):
-        assert sorted(items) == sorted([*old, "new"])
-        changed = {name for name, score in zip(items, scores, strict=True) if past.get(name) != score}
-        assert changed == {"new", "film 4"}
+    before = found(run, tmp_path / "a.parquet", top=count)
+    after = found(run, tmp_path / "b.parquet", tmp_path / "new.parquet", top=count + 1)
+    for row, items in enumerate(after["items"]):
+        past = dict(zip(before["items"][row], before["scores"][row], strict=True))
+        now = dict(zip(items, after["scores"][row], strict=True))
+        assert sorted(items) == sorted([*past, "new"])
+        assert {name for name in now if past.get(name) != now[name]} == {"new", "film 4"}
 
 
-def after_and(after: dict[str, list[Any]], before: dict[str, list[Any]]) -> tuple[list[Any], ...]:
-    """Items and scores after, and items before with the score of each."""
-    past = [dict(zip(*pair, strict=True)) for pair in zip(before["items"], before["scores"], strict=True)]
-    return after["items"], after["scores"], before["items"], past
-
-
-def test_an_export_finds_and_evaluates_alike(run: Path, exported: Path, files: Path, tmp_path: Path) -> None:
-    data, own = files / "users.parquet", evaluate_run(run)
-    assert found(exported, data, tmp_path / "a.parquet") == found(run, data, tmp_path / "b.parquet")
-    assert own == evaluate_run(exported, files=[files / "eval.parquet"])
-
-
-def test_vectors_of_an_export_have_length_1_and_give_the_scores(exported: Path, files: Path) -> None:
-    folder = exported / read_manifest(exported).folder
-    items = pq.read_table(folder / "items.parquet")
+def test_exports_have_vectors_of_length_1_and_without_their_items_models_are_damaged(
+    run: Path, program: Path, files: Path, tmp_path: Path
+) -> None:
+    items = pq.read_table(program / read_manifest(program).folder / "items.parquet")
     vectors = np.array(items["vector"].to_pylist(), np.float32)
     assert items.column_names == ["value", "id", "vector"] and np.allclose((vectors**2).sum(1), 1)
-    best = shardkeep.load(exported).top(pq.read_table(files / "users.parquet"), len(items))
+    best = shardkeep.load(program).top(pq.read_table(files / "users.parquet"), len(items))
     assert all(sorted(row) == sorted(items["value"].to_pylist()) for row in best["items"])
-
-
-def test_number_formats_are_measured_by_ranks(run: Path, tmp_path: Path) -> None:
-    manifest = export_run(run, tmp_path / "small", formats=Formats("int8", "int8"))
-    assert manifest.cost is not None and {"recall@10", "mrr"} <= manifest.cost.keys()
+    small = export_run(run, tmp_path / "small", formats=Formats("int8", "int8"))
+    assert small.cost is not None and {"recall@10", "mrr"} <= small.cost.keys()
+    (tmp_path / "small" / small.folder / "items.parquet").unlink()
+    with pytest.raises(CheckpointError, match=r"items\.parquet"):
+        shardkeep.load(tmp_path / "small")
+    kept = (run / "catalogue.arrow").rename(run / "kept")
+    try:
+        with pytest.raises(CheckpointError, match=r"catalogue\.arrow: the items of the model cannot be read"):
+            shardkeep.load(run)
+    finally:
+        kept.rename(run / "catalogue.arrow")
 
 
 def test_runs_are_compared_on_rows_with_the_same_targets_only(
-    run: Path, files: Path, monkeypatch: pytest.MonkeyPatch
+    run: Path, files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("shardkeep.analysis.differences.RESAMPLES", (20, 20))
-    pq.write_table(rows(120, 5), files / "other.parquet")
+    pq.write_table(rows(120, 5), tmp_path / "other.parquet")
     own, same, other = (
-        evaluation_rows(run, files=each).scores() for each in ((), [files / "eval.parquet"], [files / "other.parquet"])
+        evaluation_rows(run, files=each).scores()
+        for each in ((), [files / "eval.parquet"], [tmp_path / "other.parquet"])
     )
     assert {each.metric for _, each in differences([own, same], ["a", "b"])} >= {"recall@10", "mrr"}
     with pytest.raises(UserError, match=r"^a and b have other evaluation rows \(120 and 120 rows, or other targets\)"):
         list(differences([own, other], ["a", "b"]))
-
-
-def test_an_export_without_its_items_is_damaged(run: Path, tmp_path: Path) -> None:
-    manifest = export_run(run, tmp_path / "out")
-    (tmp_path / "out" / manifest.folder / "items.parquet").unlink()
-    with pytest.raises(CheckpointError, match=r"items\.parquet"):
-        shardkeep.load(tmp_path / "out")
 
 
 @every(
@@ -252,34 +257,23 @@ def test_an_export_without_its_items_is_damaged(run: Path, tmp_path: Path) -> No
         (BestItems(4000), r"--top 4000: the catalogue has \d+ items; allowed: 1 to \d+"),
     ],
 )
-def test_predict_refuses_what_it_cannot_find(
-    run: Path, files: Path, tmp_path: Path, best: BestItems | None, why: str
-) -> None:
+def test_predict_refuses_what_it_cannot_find(program: Path, tmp_path: Path, best: Any, why: str) -> None:
     with pytest.raises(UserError, match=why):
-        predict_files(run, [files / "users.parquet"], tmp_path / "out.parquet", best=best)
+        predict_files(program, [program.parent / "users.parquet"], tmp_path / "out.parquet", best=best)
     assert not (tmp_path / "out.parquet").exists()
-
-
-def test_a_run_without_its_catalogue_says_so(run: Path) -> None:
-    path = run / "catalogue.arrow"
-    kept = path.rename(path.with_suffix(".kept"))
-    try:
-        with pytest.raises(CheckpointError, match=r"catalogue\.arrow: the items of the model cannot be read"):
-            shardkeep.load(run)
-    finally:
-        kept.rename(path)
 
 
 # ---- served ----
 
 
 ROWS, MOST = 3, 20
-FRAME = frame_of(Takes(TOWERS, 300), TOWERS, ROWS)
+FRAME = frame_of(Takes(TOWERS, 300), ROWS)
+COLUMNS = {"age": FRAME["age"].astype(np.float64), "user": FRAME["user"]}
 
 
 @pytest.fixture(scope="module")
 def finder() -> Predictor:
-    return Predictor(untrained())
+    return Predictor(untrained("two_tower"))
 
 
 @pytest.fixture(scope="module")
@@ -288,62 +282,55 @@ def server(finder: Predictor) -> Iterator[Server]:
         yield server
 
 
-def inputs() -> list[dict[str, Any]]:
-    return [
-        {"name": "age", "datatype": "FP64", "shape": [ROWS], "data": FRAME["age"].astype(float).tolist()},
-        {"name": "user", "datatype": "INT64", "shape": [ROWS], "data": FRAME["user"].tolist()},
+@every(
+    ("parameters", "top", "why"),
+    [
+        ({}, 10, ""),
+        ({"top": 1}, 1, ""),
+        ({"top": MOST}, MOST, ""),
+        ({"top": 0}, 0, "parameter top: 0; allowed: 1 to 20 (the items, and --most-top)"),
+        ({"top": 21}, 0, "parameter top: 21; allowed: 1 to 20 (the items, and --most-top)"),
+        ({"top": "x"}, 0, "parameter top: 'x'; allowed: a whole number"),
+        ({"top": True}, 0, "parameter top: True; allowed: a whole number"),
+    ],
+)
+def test_a_request_gets_the_items_that_the_predictor_finds(
+    server: Server, finder: Predictor, parameters: dict[str, Any], top: int, why: str
+) -> None:
+    inputs = [
+        {"name": "age", "datatype": "FP64", "shape": [ROWS], "data": COLUMNS["age"].tolist()},
+        {"name": "user", "datatype": "INT64", "shape": [ROWS], "data": COLUMNS["user"].tolist()},
     ]
-
-
-@every("top", [None, 1, MOST])
-def test_a_request_gets_the_items_that_the_predictor_finds(server: Server, finder: Predictor, top: int | None) -> None:
-    status, reply = server.post(inputs(), **({} if top is None else {"parameters": {"top": top}}))
+    status, reply = server.post(inputs, parameters=parameters)
+    if why:
+        assert (status, reply["error"]) == (400, why)
+        return
     items, scores = reply["outputs"]
-    expected = finder.top(FRAME, top or 10)
-    assert status == 200 and items["shape"] == scores["shape"] == [ROWS, top or 10]
+    expected = finder.top(FRAME, top)
+    assert status == 200 and items["shape"] == scores["shape"] == [ROWS, top]
     assert items["data"] == [*chain.from_iterable(expected["items"])]
     assert np.allclose(scores["data"], [*chain.from_iterable(expected["scores"])], atol=1e-6)
 
 
-def test_grpc_takes_the_parameter_too(server: Server, finder: Predictor) -> None:
-    request = pb.ModelInferRequest(model_name="m")
+def test_grpc_takes_the_parameter_and_requests_of_one_batch_get_as_many_as_each_asks_for(
+    server: Server, finder: Predictor
+) -> None:
+    request = raw_request(COLUMNS, model="m")
     request.parameters["top"].int64_param = 4
-    for name, datatype, kind in (("age", "FP64", np.float64), ("user", "INT64", np.int64)):
-        request.inputs.add(name=name, datatype=datatype, shape=[ROWS])
-        request.raw_input_contents.append(FRAME[name].astype(kind).tobytes())
     reply = server.infer(request)
     assert [output.name for output in reply.outputs] == ["items", "scores"]
-    found = unpack("items", "INT64", reply.raw_output_contents[0], ROWS * 4)
-    assert np.array(found).reshape(ROWS, 4).tolist() == finder.top(FRAME, 4)["items"]
-
-
-@every(
-    ("top", "why"),
-    [
-        (0, "parameter top: 0; allowed: 1 to 20 (the items, and --most-top)"),
-        (21, "parameter top: 21; allowed: 1 to 20 (the items, and --most-top)"),
-        ("x", "parameter top: 'x'; allowed: a whole number"),
-        (True, "parameter top: True; allowed: a whole number"),
-    ],
-)
-def test_a_number_of_items_that_is_not_allowed_is_refused(server: Server, top: Any, why: str) -> None:
-    status, reply = server.post(inputs(), parameters={"top": top})
-    assert (status, reply["error"]) == (400, why)
-
-
-def test_requests_of_one_batch_get_as_many_items_as_each_asks_for(finder: Predictor) -> None:
-    loaded = Loaded.of(finder, most_top=MOST)
-    columns = [FRAME["age"].astype(np.float64), FRAME["user"]]
-    few, many = loaded.answers([Rows(ROWS, columns, 2), Rows(ROWS, columns, 5)])
+    items = unpack("items", "INT64", reply.raw_output_contents[0], ROWS * 4)
+    assert np.array(items).reshape(ROWS, 4).tolist() == finder.top(FRAME, 4)["items"]
+    columns = [*COLUMNS.values()]
+    few, many = Loaded.of(finder, most_top=MOST).answers([Rows(ROWS, columns, 2), Rows(ROWS, columns, 5)])
     assert few.places_BK.shape == (ROWS, 2) and many.places_BK.shape == (ROWS, 5)
     assert few.places_BK.tolist() == many.places_BK[:, :2].tolist()
 
 
 def test_a_row_that_has_fewer_items_ends_with_none() -> None:
     samples = Takes(NEXT, 300)
-    predictor = Predictor(untrained(NEXT, samples=samples, eval={"exclude_seen": True}))
-    row = int(np.argmax(samples.lengths))
-    seen = samples.gather(np.array([row])).ids["seen_item"].values_N
+    predictor = Predictor(untrained("sasrec", samples, eval={"exclude_seen": True}))
+    seen = samples.gather(np.array([np.argmax(samples.lengths)])).ids["seen_item"].values_N
     described = [
         {"name": "seen_item.values", "datatype": "INT64", "shape": [len(seen)], "data": seen.tolist()},
         {"name": "seen_item.lengths", "datatype": "INT32", "shape": [1], "data": [len(seen)]},

@@ -1,10 +1,12 @@
-"""A run whose evaluation and test rows are held out of one file by `data.split`."""
+"""Runs whose rows are split by `data.split` or taken by time: each side is scored, and by `train.order: time` each
+sample before the model trains on it."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow.csv as pacsv  # type: ignore[import-untyped]
 import pytest
 from typer.testing import CliRunner
@@ -15,27 +17,42 @@ from shardkeep.base.yaml_text import write_yaml
 from shardkeep.cli.main import app
 from shardkeep.inference.scoring import evaluate_run, predict_files
 from shardkeep.run.reader import RunReader
+from shardkeep.workers.collectives.collective import Solo
+from shardkeep.workers.metrics.binned import BinnedScores
+from shardkeep.workers.metrics.quality import MetricSettings, evaluate_predictions
 from tests.support.cases import every
 from tests.support.click_files import COLUMNS, click_job, click_rows, write_csv
+from tests.support.records import records_in
 
-ROWS = 200
+ROWS, BATCH = 200, 32
 HELD = ROWS // 10
+NAMES = (*COLUMNS, "hour", "row")
 UNREAD = {"test": False}
 
 
-def job_of(folder: Path, by: str = "time", **changes: Any) -> dict[str, Any]:
+def job_of(folder: Path, by: str | None = "time", train: Any = None, data: Any = None, **changes: Any) -> Any:
+    """A job over a split by a column, or over all rows of a file by time."""
     file = folder / "clicks.csv"
     if not file.exists():
-        rows = [row | {"hour": str(n // 2), "row": str(n)} for n, row in enumerate(click_rows(ROWS))]
-        write_csv(file, rows, (*COLUMNS, "hour", "row"))
+        write_csv(file, [row | {"hour": str(n // 2), "row": str(n)} for n, row in enumerate(click_rows(ROWS))], NAMES)
     job = click_job(file) | changes
-    del job["data"]["eval_fraction"]
-    job["data"] |= {"split": {"by": by}, "time": "hour"} if by == "time" else {"split": {"by": by}}
+    job["data"] |= {"eval_fraction": 0.0} | (data or {})
+    job["train"] = {"batch_size": BATCH, "order": "time" if by is None else "shuffled"} | (train or {})
+    if by is not None:
+        del job["data"]["eval_fraction"]
+        job["data"] |= {"split": {"by": by}, **({"time": "hour"} if by == "time" else {})}
     return job
 
 
 def train(job: dict[str, Any], run: Path) -> shardkeep.callbacks.Summary:
     return shardkeep.train(shardkeep.JobConfig.model_validate(job), run_dir=run, quiet=True)
+
+
+def resumed(run: Path, setting: str) -> dict[str, Any]:
+    """The summary of a run after `train --resume`, with what it printed."""
+    done = CliRunner().invoke(app, ["train", "--resume", str(run), "--set", setting])
+    assert done.exit_code == 0, done.output
+    return (RunReader(run).summary() or {}) | {"printed": done.output}
 
 
 def predicted(run: Path, side: Any, out: Path, keep: str = "row") -> list[Any]:
@@ -54,12 +71,14 @@ def test_each_side_can_be_evaluated_and_predicted(tmp_path: Path, by: str) -> No
     of_test = evaluate_run(run, split="test")
     assert len(sides["test"]) == of_test["samples"]
     assert summary.to_dict().get("test") == (of_test if tested else None)  # scored once, after training
-    if by == "time":
-        assert sides["eval"] == list(range(ROWS - 2 * HELD, ROWS - HELD))
-        assert sides["test"] == list(range(ROWS - HELD, ROWS))
     trained = evaluate_run(run, split="train")
     assert trained["samples"] == len(sides["train"])
     assert trained["note"].startswith("the model was trained on these rows")
+    if by == "time":
+        assert sides["eval"] == list(range(ROWS - 2 * HELD, ROWS - HELD))
+        assert sides["test"] == list(range(ROWS - HELD, ROWS))
+        off = train(job_of(tmp_path, by, eval=UNREAD, checkpoint={"every_steps": "off"}), tmp_path / "off")
+        assert off.state_digest == summary.state_digest
 
 
 HOURS = {
@@ -87,69 +106,134 @@ def test_rows_of_training_never_become_test_rows_when_the_file_changes(tmp_path:
             assert found["logloss"] == pytest.approx(before["test"]["logloss"], rel=1e-5), change
 
 
-def test_without_eval_test_the_test_rows_stay_unread_until_somebody_asks(tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    summary = train(job_of(tmp_path, eval=UNREAD), run)
-    assert summary.test is None and "test" not in summary.to_dict()
-    assert evaluate_run(run, split="test")["samples"] == HELD
-    without = train(job_of(tmp_path, eval=UNREAD, checkpoint={"every_steps": "off"}), tmp_path / "without")
-    assert without.state_digest == summary.state_digest
-
-
-def test_a_run_of_eval_fraction_predicts_its_sides(tmp_path: Path) -> None:
-    job = job_of(tmp_path, "user")
-    del job["data"]["split"]
-    job["data"]["eval_fraction"] = 0.2
-    summary = train(job, tmp_path / "run")
-    held, trained = (predicted(tmp_path / "run", side, tmp_path / f"{side}.csv") for side in ("eval", "train"))
+def test_a_fraction_and_files_of_their_own_are_predicted_by_their_role(tmp_path: Path) -> None:
+    run, later = tmp_path / "run", write_csv(tmp_path / "later.csv", click_rows(90, seed=8))
+    summary = train(job_of(tmp_path, None, data={"eval_fraction": 0.2}, train={"order": "shuffled"}), run)
+    held, trained = (predicted(run, side, tmp_path / f"{side}.csv") for side in ("eval", "train"))
     assert summary.eval is not None and len(held) == summary.eval.samples
     assert sorted(held + trained) == list(range(ROWS))
     with pytest.raises(UserError, match=r"--split test: the job has no files of such rows; allowed: --data"):
-        predicted(tmp_path / "run", "test", tmp_path / "test.csv")
-
-
-def test_files_of_their_own_are_predicted_by_their_role(tmp_path: Path) -> None:
-    job = job_of(tmp_path, "user")
-    del job["data"]["split"]
-    job["data"]["eval"] = str(write_csv(tmp_path / "later.csv", click_rows(90, seed=8)))
-    train(job, tmp_path / "run")
-    assert len(predicted(tmp_path / "run", "eval", tmp_path / "eval.csv", "item")) == 90
-    assert len(predicted(tmp_path / "run", "train", tmp_path / "train.csv", "item")) == ROWS
+        predicted(run, "test", tmp_path / "test.csv")
+    train(job_of(tmp_path, None, data={"eval": str(later)}), tmp_path / "files")
+    for side, count in (("eval", 90), ("train", ROWS)):
+        assert len(predicted(tmp_path / "files", side, tmp_path / f"{side}.csv", "item")) == count
 
 
 def test_an_order_of_time_takes_several_epochs_and_scores_the_first_before_training(tmp_path: Path) -> None:
-    order = {"batch_size": 32, "order": "time"}
-    one = train(job_of(tmp_path, train=order, eval=UNREAD), tmp_path / "one").to_dict()
-    two = train(job_of(tmp_path, train=order | {"epochs": 2}, eval=UNREAD), tmp_path / "two").to_dict()
+    one = train(job_of(tmp_path, train={"order": "time"}, eval=UNREAD), tmp_path / "one").to_dict()
+    two = train(job_of(tmp_path, train={"order": "time", "epochs": 2}, eval=UNREAD), tmp_path / "two").to_dict()
     assert two["steps"] == 2 * one["steps"] and two["progressive"] == one["progressive"]
     assert two["progressive"]["samples"] == ROWS - 2 * HELD
-    options = ["train", "--resume", str(tmp_path / "one"), "--set", "train.epochs=2"]
-    more = CliRunner().invoke(app, options)
-    assert more.exit_code == 0, more.output
-    assert (RunReader(tmp_path / "one").summary() or {})["state_digest"] == two["state_digest"]
+    assert resumed(tmp_path / "one", "train.epochs=2")["state_digest"] == two["state_digest"]
 
 
 def test_a_split_may_not_change_when_a_job_continues(tmp_path: Path) -> None:
-    train(job_of(tmp_path, "user", eval=UNREAD, train={"batch_size": 32, "max_steps": 2}), tmp_path / "run")
-    options = ["--resume", str(tmp_path / "run"), "--set", "train.max_steps=4"]
-    refused = CliRunner().invoke(app, ["train", *options, "--set", "data.split.test=0.2"])
+    train(job_of(tmp_path, "user", eval=UNREAD, train={"max_steps": 2}), tmp_path / "run")
+    options = ["train", "--resume", str(tmp_path / "run"), "--set"]
+    refused = CliRunner().invoke(app, [*options, "data.split.test=0.2"])
     assert refused.exit_code == 2 and "--set data.split.test: may not change" in refused.output
-    assert CliRunner().invoke(app, ["train", *options]).exit_code == 0
+    resumed(tmp_path / "run", "train.max_steps=4")
     (tmp_path / "clicks.csv").write_text((tmp_path / "clicks.csv").read_text().replace("u1,", "u200,"))
-    changed = CliRunner().invoke(app, ["train", *options[:3], "train.max_steps=6"])
+    changed = CliRunner().invoke(app, [*options, "train.max_steps=6"])
     assert changed.exit_code == 2 and "the training data are not those of" in changed.output
 
 
 def test_the_launcher_tells_shares_that_are_not_those_named(tmp_path: Path) -> None:
     rows = [row | {"user": "u7" if n % 8 else f"v{n}"} for n, row in enumerate(click_rows(2 * ROWS))]
-    write_csv(tmp_path / "clicks.csv", [row | {"hour": "1", "row": "1"} for row in rows], (*COLUMNS, "hour", "row"))
-    job = job_of(tmp_path, "user", eval=UNREAD, train={"batch_size": 32, "max_steps": 1})
-    (tmp_path / "job.yaml").write_text(write_yaml(job))
+    write_csv(tmp_path / "clicks.csv", [row | {"hour": "1", "row": "1"} for row in rows], NAMES)
+    (tmp_path / "job.yaml").write_text(write_yaml(job_of(tmp_path, "user", eval=UNREAD, train={"max_steps": 1})))
     done = CliRunner().invoke(app, ["train", str(tmp_path / "job.yaml"), "--run-dir", str(tmp_path / "run")])
     assert done.exit_code == 0 and done.output.count("data.split by user: evaluation has ") == 1, done.output
 
 
-def test_predict_takes_files_or_a_side(tmp_path: Path) -> None:
+def test_predict_takes_files_or_a_side_and_a_time_needs_its_order(tmp_path: Path) -> None:
     for options in ([], ["--data", "a.csv", "--split", "test"]):
         done = CliRunner().invoke(app, ["predict", str(tmp_path), "--out", "b.csv", *options])
         assert done.exit_code == 2 and "needs --data FILE or --split, one of them" in done.output
+    stored = job_of(tmp_path, None, train={"order": "stored"}, data={"time": "age"})
+    with pytest.raises(ValueError, match=r"data.time: has no effect with train.order: stored"):
+        shardkeep.JobConfig.model_validate(stored)
+
+
+# ---- each sample is scored before the model trains on it ----
+
+
+def test_each_step_is_scored_by_the_model_that_it_begins_with(tmp_path: Path) -> None:
+    norm = {"model": {"norm": "batch"}}
+    done = train(job_of(tmp_path, None, eval={"every_steps": 1}, **norm), tmp_path / "run")
+    found = [each for each in records_in(tmp_path / "run" / "metrics.jsonl") if each.get("phase") == "progressive"]
+    assert [record["step"] for record in found] == list(range(1, done.steps + 1))
+    assert [record["samples"] for record in found] == [BATCH] * 6 + [8]
+    for step in (2, 5):
+        train(job_of(tmp_path, None, train={"max_steps": step}, **norm), tmp_path / f"to-{step}")
+        rows = click_rows(ROWS)[step * BATCH : (step + 1) * BATCH]
+        expected = evaluate_run(tmp_path / f"to-{step}", files=[write_csv(tmp_path / f"part-{step}.csv", rows)])
+        assert found[step]["auc"] == pytest.approx(expected["auc"], abs=0.02)  # of few samples and close logits
+        for metric in ("logloss", "normalized_entropy", "calibration"):
+            assert found[step][metric] == pytest.approx(expected[metric], rel=1e-6)
+    progressive = done.to_dict()["progressive"]
+    losses = [record["logloss"] * record["samples"] for record in found]
+    assert progressive["samples"] == ROWS and progressive["logloss"] == pytest.approx(sum(losses) / ROWS)
+
+
+def test_scoring_changes_no_bit_of_the_model(tmp_path: Path) -> None:
+    model = {"norm": "batch", "dropout": 0.2}
+    scored = train(job_of(tmp_path, None, model=model), tmp_path / "scored")
+    plain = train(job_of(tmp_path, None, model=model, train={"order": "stored"}), tmp_path / "plain")
+    assert scored.state_digest == plain.state_digest
+    assert "progressive" in scored.to_dict() and "progressive" not in plain.to_dict()
+
+
+def test_a_column_of_times_gives_the_order_of_training(tmp_path: Path) -> None:
+    (tmp_path / "mixed").mkdir()
+    order = np.random.default_rng(0).permutation(ROWS).tolist()
+    rows = click_rows(ROWS)
+    write_csv(tmp_path / "mixed" / "clicks.csv", [rows[i] | {"hour": str(i), "row": "1"} for i in order], NAMES)
+    losses = []
+    for folder, data in ((tmp_path, {}), (tmp_path / "mixed", {"time": "hour"}), (tmp_path / "mixed", {})):
+        done = train(job_of(folder, None, data=data), tmp_path / f"run-{len(losses)}").to_dict()
+        losses.append(done["progressive"]["logloss"])
+    # The sums of the scaling's means run over the files' order, so bits may differ.
+    assert losses[1] == pytest.approx(losses[0]) and abs(losses[1] - losses[2]) > 1e-5
+
+
+def test_a_resumed_job_counts_every_sample_once(tmp_path: Path) -> None:
+    steps = {"eval": {"every_steps": 4}}
+    whole = train(job_of(tmp_path, None, **steps), tmp_path / "whole").to_dict()
+    train(job_of(tmp_path, None, **steps, train={"max_steps": 3}), tmp_path / "run")
+    more = resumed(tmp_path / "run", "train.max_steps=7")
+    assert (more["state_digest"], more["progressive"]) == (whole["state_digest"], whole["progressive"])
+    assert "progressive" in more["printed"]
+    assert f"on {ROWS - 4 * BATCH} samples before training on them" in more["printed"]
+
+
+def test_of_labels_that_are_numbers_it_tells_errors(tmp_path: Path) -> None:
+    done = train(job_of(tmp_path, None, train={"loss": "mse"}), tmp_path / "run").to_dict()["progressive"]
+    assert set(done) == {"mse", "rmse", "mae", "samples"} and done["rmse"] ** 2 == pytest.approx(done["mse"])
+
+
+@every("labels", [1, 2])
+def test_binned_metrics_are_those_of_all_scores(labels: int) -> None:
+    random = np.random.default_rng(5)
+    logits = random.normal(-2, 2, (20_000, labels)).astype(np.float32)
+    clicks = (random.random(logits.shape) < 1 / (1 + np.exp(-logits))).astype(np.float32)
+    names = ["click", "buy"][:labels]
+    scores, other = BinnedScores(names, numbers=False), BinnedScores(names, numbers=False)
+    for part in np.array_split(np.arange(20_000), 7):
+        (scores if part[0] % 2 else other).add(logits[part], clicks[part])
+    scores.load([scores.state().clone(), other.state()])
+    found = scores.total(Solo())
+    for t, name in enumerate(names):
+        exact = evaluate_predictions(logits[:, t], clicks[:, t], None, MetricSettings())
+        for metric, value in exact.items():
+            key = metric if labels == 1 or metric == "samples" else f"{metric}/{name}"
+            assert found[key] == pytest.approx(value, abs=1e-5)
+
+
+def test_scores_that_are_not_finite_leave_metrics_undefined() -> None:
+    scores = BinnedScores(["click"], numbers=False)
+    scores.add(np.array([[1.0], [np.nan]], np.float32), np.array([[1.0], [0.0]], np.float32))
+    found = scores.close(Solo())
+    assert found["samples"] == 2 and found["auc"] is None and found["logloss"] is None
+    assert found["note"] == "1 of 2 predictions are not finite"
+    assert scores.close(Solo())["samples"] == 0 and scores.total(Solo())["samples"] == 2

@@ -1,4 +1,4 @@
-"""`train --from RUN`: a job that begins with the rows and the dense model of another run."""
+"""`train --from RUN`: a job that begins with the rows, the dense model and the scaling of another run."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def job_of(folder: Path, name: str = "monday", *, seed: int = 7, **changes: Any)
     return shardkeep.JobConfig.model_validate(job)
 
 
-def train(config: shardkeep.JobConfig, run: Path, **options: Any) -> shardkeep.callbacks.Summary:
-    return shardkeep.train(config, run_dir=run, quiet=True, **options)
+def train(config: shardkeep.JobConfig, run: Path, start: Path | None = None) -> shardkeep.callbacks.Summary:
+    return shardkeep.train(config, run_dir=run, quiet=True, from_run=start)
 
 
 @pytest.fixture(scope="module")
@@ -50,26 +50,46 @@ def monday(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
-def start_of(run: Path) -> Path:
-    return run / "checkpoints" / "step-00000000"
+def transform_of(run: Path) -> dict[str, Any]:
+    return shardkeep.load(run).inputs.to_json()["transform"]  # type: ignore[no-any-return]
 
 
-def test_before_its_first_step_a_job_has_the_model_of_the_other_run(monday: Path, tmp_path: Path) -> None:
+def test_before_its_first_step_a_job_has_the_model_of_the_other_run_and_its_scaling(
+    monday: Path, tmp_path: Path
+) -> None:
+    still = {"default": {"dim": 4, "optimizer": {"name": "adam", "lr": 1e-30}}}
     tuesday = job_of(tmp_path, "tuesday", seed=8, train={"max_steps": 1}, tower={"optimizer": {"lr": 1e-30}})
-    lazy = {"default": {"dim": 4, "optimizer": {"name": "adam", "lr": 1e-30}}}
-    train(
-        tuesday.model_copy(update={"tables": job_of(tmp_path, tables=lazy).tables}), tmp_path / "run", from_run=monday
-    )
-    rows = click_rows(100, seed=9)
-    file = write_csv(tmp_path / "wednesday.csv", rows)
+    train(tuesday.model_copy(update={"tables": job_of(tmp_path, tables=still).tables}), tmp_path / "run", monday)
+    file = write_csv(tmp_path / "wednesday.csv", click_rows(100, seed=9))
     before, after = evaluate_run(monday, files=[file]), evaluate_run(tmp_path / "run", files=[file])
-    ids = np.arange(50)
-    found = [shardkeep.load(run).rows("item", ids) for run in (monday, tmp_path / "run")]
-    trained = np.abs(found[0] - shardkeep.load(tmp_path / "run").rows("item", ids + 10_000)).max()
-    np.testing.assert_allclose(found[0], found[1], atol=1e-9)
-    assert trained > 0.01
-    # Only the scaling of dense columns is that of the new data.
-    assert before["samples"] == after["samples"] and abs(before["auc"] - after["auc"]) < 0.1
+    assert before["samples"] == after["samples"] and before["logloss"] == pytest.approx(after["logloss"], rel=1e-6)
+    ids, (first, second) = np.arange(50), [shardkeep.load(run) for run in (monday, tmp_path / "run")]
+    np.testing.assert_allclose(first.rows("item", ids), second.rows("item", ids), atol=1e-9)
+    assert np.abs(first.rows("item", ids) - second.rows("item", ids + 10_000)).max() > 0.01
+    assert transform_of(tmp_path / "run") == transform_of(monday)
+
+
+def test_refit_fits_the_scaling_again(monday: Path, tmp_path: Path) -> None:
+    refit = job_of(tmp_path, "tuesday", seed=8, train={"max_steps": 1}, data={"refit": True})
+    train(refit, tmp_path / "run", monday)
+    train(job_of(tmp_path, "tuesday", train={"max_steps": 1}), tmp_path / "fresh")
+    assert transform_of(tmp_path / "run") == transform_of(tmp_path / "fresh") != transform_of(monday)
+
+
+def test_resume_with_more_rows_keeps_scaling_and_calls_the_evaluation_data_unchanged(tmp_path: Path) -> None:
+    run, held = tmp_path / "run", write_csv(tmp_path / "eval.csv", click_rows(40, seed=9))
+    job_of(tmp_path)  # writes monday.csv
+    days = {"train": str(tmp_path / "*day.csv"), "eval": str(held), "eval_fraction": 0.0}
+    train(job_of(tmp_path, data=days), run)
+    before = transform_of(run)
+    job_of(tmp_path, "tuesday", seed=8)
+    with pytest.raises(ConfigError) as refused:
+        shardkeep.resume(run, overrides=["train.epochs=3"], quiet=True)
+    text = str(refused.value)
+    assert "evaluation" not in text, text
+    accepted = text.split("data.accept=")[1].split()[0].strip("'\".,;")
+    shardkeep.resume(run, overrides=["train.epochs=3", f"data.accept={accepted}"], quiet=True)
+    assert transform_of(run) == before
 
 
 def test_training_goes_on_as_in_one_job_over_the_same_rows(tmp_path: Path) -> None:
@@ -78,8 +98,7 @@ def test_training_goes_on_as_in_one_job_over_the_same_rows(tmp_path: Path) -> No
     whole = train(job_of(tmp_path, train={**stored, "epochs": 3}, data=all_rows), tmp_path / "whole")
     runs = [None, *(tmp_path / str(number) for number in range(3))]
     one, two, three = (
-        train(job_of(tmp_path, train=stored, data=all_rows), run, from_run=before)
-        for before, run in itertools.pairwise(runs)
+        train(job_of(tmp_path, train=stored, data=all_rows), run, before) for before, run in itertools.pairwise(runs)
     )
     assert one.steps == two.steps == three.steps and 3 * one.steps == whole.steps
     assert three.state_digest == whole.state_digest != two.state_digest
@@ -102,9 +121,9 @@ def test_a_plateau_lowers_the_rates_of_rows_and_dense_model(tmp_path: Path, opti
     falls = {"factor": 0.5, "min_delta": 1.0}  # the second evaluation is not better by 1
     three = train(job(1.0, 3, **falls), tmp_path / "three")
     train(job(1.0, 2, **falls), tmp_path / "two")
-    half = train(job(0.5, 1), tmp_path / "half", from_run=tmp_path / "two")
+    half = train(job(0.5, 1), tmp_path / "half", tmp_path / "two")
     assert three.state_digest == half.state_digest
-    assert half.state_digest != train(job(1.0, 1), tmp_path / "full", from_run=tmp_path / "two").state_digest
+    assert half.state_digest != train(job(1.0, 1), tmp_path / "full", tmp_path / "two").state_digest
     records = [r for r in records_in(tmp_path / "three" / "metrics.jsonl") if r.get("phase") == "plateau"]
     assert [(r["step"], r["lr_factor"]) for r in records] == [(2 * half.steps, 0.5), (3 * half.steps, 0.25)]
     more = CliRunner().invoke(app, ["train", "--resume", str(tmp_path / "two"), "--set", "train.epochs=3"])
@@ -112,43 +131,37 @@ def test_a_plateau_lowers_the_rates_of_rows_and_dense_model(tmp_path: Path, opti
     assert (RunReader(tmp_path / "two").summary() or {})["state_digest"] == three.state_digest
 
 
-def test_the_same_start_gives_the_same_bits_and_a_resumed_job_too(monday: Path, tmp_path: Path) -> None:
-    config = job_of(tmp_path, "tuesday", seed=8)
-    first, again = (train(config, tmp_path / name, from_run=monday) for name in ("a", "b"))
-    assert first.state_digest == again.state_digest
-    assert first.state_digest != train(config, tmp_path / "new").state_digest
-    # What is left by a job that died before a checkpoint of its own:
-    for path in (tmp_path / "b" / "checkpoints").glob("step-*[1-9]*"):
-        path.rename(path.with_name(f".{path.name}"))
-    (tmp_path / "b" / "summary.json").unlink()
-    done = CliRunner().invoke(app, ["train", "--resume", str(tmp_path / "b")])
-    assert done.exit_code == 0 and "at step 0 from step-00000000" in done.output
-    assert (RunReader(tmp_path / "b").summary() or {})["state_digest"] == first.state_digest
-
-
-def test_files_are_linked_or_copied_and_a_full_disk_leaves_no_run_without_its_model(
+def test_files_are_linked_or_copied_and_the_same_start_gives_the_same_bits_to_a_resumed_job_too(
     monday: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    config = job_of(tmp_path)
+    config = job_of(tmp_path, "tuesday", seed=8)
     with monkeypatch.context() as patch:
         patch.setattr(os, "link", full)
         patch.setattr(shutil, "copyfile", full)
-        with pytest.raises(CheckpointError, match=r"run/checkpoints: cannot be written \(No space left on device\)"):
-            train(config, tmp_path / "run", from_run=monday)
-    assert not (tmp_path / "run").exists()
+        with pytest.raises(CheckpointError, match=r"copied/checkpoints: cannot be written \(No space left on device\)"):
+            train(config, tmp_path / "copied", monday)
+    assert not (tmp_path / "copied").exists()
     with monkeypatch.context() as patch:  # another disk: files are copied
         patch.setattr(os, "link", full)
-        copied = train(config, tmp_path / "run", from_run=monday)
-    linked = train(job_of(tmp_path, checkpoint={"keep": 9}), tmp_path / "linked", from_run=monday)
-    assert copied.state_digest == linked.state_digest
-    for name, has_links in (("run", False), ("linked", True)):
-        rows = start_of(tmp_path / name) / "server-0" / "rows-00000.safetensors"
+        copied = train(config, tmp_path / "copied", monday)
+    run = tmp_path / "linked"
+    linked = train(job_of(tmp_path, "tuesday", checkpoint={"keep": 9}), run, monday)
+    assert copied.state_digest == linked.state_digest != train(config, tmp_path / "new").state_digest
+    for folder, has_links in ((tmp_path / "copied", False), (run, True)):
+        rows = folder / "checkpoints" / "step-00000000" / "server-0" / "rows-00000.safetensors"
         assert (rows.stat().st_nlink > 1) == has_links
     with pytest.raises(UserError, match="there is no checkpoint of that step"):
-        shardkeep.load(tmp_path / "linked", 0)
+        shardkeep.load(run, 0)
+    # What is left by a job that died before a checkpoint of its own:
+    for path in (run / "checkpoints").glob("step-*[1-9]*"):
+        path.rename(path.with_name(f".{path.name}"))
+    (run / "summary.json").unlink()
+    done = CliRunner().invoke(app, ["train", "--resume", str(run)])
+    assert done.exit_code == 0 and "at step 0 from step-00000000" in done.output
+    assert (RunReader(run).summary() or {})["state_digest"] == linked.state_digest
 
 
 @pytest.mark.slow
@@ -171,11 +184,10 @@ def test_an_increment_is_merged_with_what_it_builds_on(tmp_path: Path) -> None:
     last = Checkpoints(tmp_path / "chained" / "checkpoints").latest()
     assert last is not None and last.base is not None
     after = [
-        train(job_of(tmp_path, "tuesday"), tmp_path / f"from-{name}", from_run=tmp_path / name)
-        for name in ("plain", "chained")
+        train(job_of(tmp_path, "tuesday"), tmp_path / f"from-{name}", tmp_path / name) for name in ("plain", "chained")
     ]
     assert after[0].state_digest == after[1].state_digest
-    assert not (start_of(tmp_path / "from-chained") / "base").exists()
+    assert not (tmp_path / "from-chained" / "checkpoints" / "step-00000000" / "base").exists()
 
 
 def test_new_columns_are_allowed(monday: Path, tmp_path: Path) -> None:
@@ -183,10 +195,9 @@ def test_new_columns_are_allowed(monday: Path, tmp_path: Path) -> None:
     city = [f"{line},{'city' if n == 0 else f'c{n % 7}'}" for n, line in enumerate(lines)]
     (tmp_path / "tuesday.csv").write_text("\n".join(city) + "\n")
     config = job_of(tmp_path, "tuesday", data={"sparse": [*job_of(tmp_path, "tuesday").data.sparse, "city"]})
-    result = CliRunner()
     path = tmp_path / "tuesday.yaml"
     path.write_text(config.to_yaml())
-    done = result.invoke(app, ["train", str(path), "--from", str(monday), "--run-dir", str(tmp_path / "run")])
+    done = CliRunner().invoke(app, ["train", str(path), "--from", str(monday), "--run-dir", str(tmp_path / "run")])
     assert done.exit_code == 0, done.output
     shown = " ".join(done.output.split())
     assert f"of {monday}; new columns: city" in shown, shown
@@ -209,20 +220,19 @@ def test_new_columns_are_allowed(monday: Path, tmp_path: Path) -> None:
             "data.sparse: tags is not read as in the run of --from",
         ),
     ],
-    ids=["layers", "dim", "row optimizer", "optimizer", "no checkpoints", "lost column", "changed column"],
 )
 def test_what_differs_from_the_other_run_is_refused_by_name(
     monday: Path, tmp_path: Path, changes: dict[str, Any], text: str
 ) -> None:
     with pytest.raises(ConfigError, match=text):
-        train(job_of(tmp_path, **changes), tmp_path / "run", from_run=monday)
+        train(job_of(tmp_path, **changes), tmp_path / "run", monday)
     assert not (tmp_path / "run").exists()
 
 
 def test_a_folder_of_checkpoints_with_the_start_of_another_run_is_refused(monday: Path, tmp_path: Path) -> None:
     shared = {"dir": str(tmp_path / "shared")}
-    train(job_of(tmp_path, checkpoint=shared), tmp_path / "a", from_run=monday)
+    train(job_of(tmp_path, checkpoint=shared), tmp_path / "a", monday)
     with pytest.raises(UserError, match="holds the start of another run"):
         train(job_of(tmp_path, checkpoint=shared), tmp_path / "b")
     with pytest.raises(UserError, match="is not a run folder"):
-        train(job_of(tmp_path), tmp_path / "c", from_run=tmp_path)
+        train(job_of(tmp_path), tmp_path / "c", tmp_path)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,6 @@ from shardkeep.workers.data.conversion.inputs import Inputs
 from tests.support.click_files import COLUMNS, click_job, click_rows, write_csv
 from tests.support.records import records_in
 
-METRICS = ("auc", "logloss", "normalized_entropy", "calibration")
 Row = dict[str, str]
 
 
@@ -51,90 +49,89 @@ def numbers(found: dict[str, Any]) -> dict[str, Any]:
 
 def as_computed(scored: Path) -> dict[str, float]:
     """Log loss and calibration of a file of scores with `clicked` and `w`."""
-    with scored.open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    p, y, w = (np.array([float(row[name]) for row in rows]) for name in ("score", "clicked", "w"))
+    table = pacsv.read_csv(scored)
+    p, y, w = (table[name].to_numpy().astype(np.float64) for name in ("score", "clicked", "w"))
     losses = -np.where(y == 1, np.log(p), np.log(1 - p))
     return {"logloss": (w * losses).sum() / w.sum(), "calibration": (w * p).sum() / (w * y).sum(), "weights": w.sum()}
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Files, and a run of them that tests on rows of training."""
+    """Files, a run of them that has rows of training to test on, and its export `out`."""
     folder = tmp_path_factory.mktemp("weighted")
-    job = job_of(folder, data={"test": str(file_of(folder / "test.csv", rows_of()))}, train={"epochs": 2})
-    train(job, folder / "run")
+    unread = {"data": {"test": str(file_of(folder / "test.csv", rows_of()))}, "eval": {"test": False}}
+    train(job_of(folder, **unread, train={"epochs": 2}), folder / "run")
     return folder
+
+
+@pytest.fixture(scope="module")
+def out(folder: Path) -> Path:
+    """Its export."""
+    export_run(folder / "run", folder / "out")
+    return folder / "out"
 
 
 def test_training_and_every_way_to_evaluate_give_the_weighted_figures(folder: Path) -> None:
     run, summary = folder / "run", RunReader(folder / "run").summary() or {}
-    for name, file in (("eval", "eval.csv"), ("test", "test.csv")):
-        predict_files(run, [folder / file], folder / "scores.csv", keep=["clicked", "w"])
-        expected, reported = as_computed(folder / "scores.csv"), summary[name]
-        assert {key: reported[key] for key in expected} == pytest.approx(expected, rel=1e-5)
-        assert reported["samples"] == (200 if name == "eval" else 240)
-        own = evaluate_run(run, split="eval" if name == "eval" else "test")
-        assert {key: own[key] for key in METRICS} == {key: reported[key] for key in METRICS}
-        assert evaluate_run(run, files=[folder / file]) == own
+    for name, count in (("eval", 200), ("test", 240)):
+        file = folder / f"{name}.csv"
+        predict_files(run, [file], folder / "scores.csv", keep=["clicked", "w"])
+        own, expected = evaluate_run(run, split=name), as_computed(folder / "scores.csv")  # type: ignore[arg-type]
+        assert {key: own[key] for key in expected} == pytest.approx(expected, rel=1e-5) and own["samples"] == count
+        assert evaluate_run(run, files=[file]) == own
+    assert evaluate_run(run) == {"step": summary["steps"]} | summary["eval"]
     again, of_file = evaluate_run(run, split="train"), evaluate_run(run, files=[folder / "train.csv"])
     assert again.pop("note").startswith("the model was trained on these rows")
     assert of_file.pop("note").startswith("the model was trained on rows of train.csv") and again == of_file
 
 
-def test_rows_of_weight_one_as_often_as_the_weights_say_give_the_same_figures(folder: Path) -> None:
+def test_weights_are_as_rows_that_come_so_often_and_groups_are_weighted(folder: Path, out: Path) -> None:
     often = [row | {"w": "1"} for row in rows_of(200, 8) for _ in range(int(row["w"]))]
-    repeated = evaluate_run(folder / "run", files=[file_of(folder / "often.csv", often)])
-    weighted = evaluate_run(folder / "run", files=[folder / "eval.csv"])
-    assert numbers(repeated) == pytest.approx(numbers(weighted) | {"samples": len(often)}, rel=1e-6)
-
-
-def test_groups_of_a_file_are_weighted(folder: Path) -> None:
-    found = evaluate_run(folder / "run", files=[folder / "eval.csv"], by="item")
-    groups = found["by"]["groups"]
+    repeated = evaluate_run(out, files=[file_of(folder / "often.csv", often)])
+    found = evaluate_run(out, files=[folder / "eval.csv"], by="item")
+    groups = found.pop("by")["groups"]
+    assert numbers(repeated) == pytest.approx(numbers(found) | {"samples": len(often)}, rel=1e-6)
     assert sum(group["weights"] for group in groups) == found["weights"]
     one = [row for row in rows_of(200, 8) if row["item"] == groups[0]["value"]]
-    alone = evaluate_run(folder / "run", files=[file_of(folder / "one.csv", one)])
+    alone = evaluate_run(out, files=[file_of(folder / "one.csv", one)])
     assert numbers(groups[0]) | {"step": alone["step"]} == pytest.approx(numbers(alone))
 
 
-def test_files_without_the_weight_are_evaluated_by_rows_of_weight_one_and_say_so(folder: Path) -> None:
-    run, lighter = folder / "run", file_of(folder / "lighter.csv", rows_of(200, 8), "w")
+def test_files_without_the_weight_are_evaluated_by_rows_of_weight_one_and_say_so(folder: Path, out: Path) -> None:
+    lighter = file_of(folder / "lighter.csv", rows_of(200, 8), "w")
     ones = file_of(folder / "ones.csv", [row | {"w": "1"} for row in rows_of(200, 8)])
-    table = pacsv.read_csv(lighter)
-    pq.write_table(table, folder / "lighter.parquet")
-    expected = evaluate_run(run, files=[ones])
+    pq.write_table(pacsv.read_csv(lighter), folder / "lighter.parquet")
+    expected = evaluate_run(out, files=[ones])
     for file in (lighter, folder / "lighter.parquet"):
-        found = evaluate_run(run, files=[file])
+        found = evaluate_run(out, files=[file])
         assert "no file has the column of weights, w (data.weight)" in found.pop("note")
         assert expected == found | {"weights": 200.0} and "note" not in expected
-    assert "note" in evaluate_run(run, files=[lighter, lighter])
+    assert "note" in evaluate_run(out, files=[lighter, lighter])
     with pytest.raises(DataError, match=r"lighter.csv: has no column w, which other files have; .*\(data.weight\)"):
-        evaluate_run(run, files=[folder / "eval.csv", lighter])
+        evaluate_run(out, files=[folder / "eval.csv", lighter])
 
 
-def test_files_without_the_weight_are_scored_and_those_without_the_label_only_that(folder: Path) -> None:
-    run, lighter = folder / "run", file_of(folder / "lighter.csv", rows_of(200, 8), "w")
+def test_files_without_the_weight_are_scored_and_those_without_the_label_only_that(folder: Path, out: Path) -> None:
+    assert "w" not in shardkeep.load(out).columns
     with pytest.raises(DataError, match=r"bare.csv: has no column clicked; it has: [a-z, ]*$"):
-        evaluate_run(run, files=[file_of(folder / "bare.csv", rows_of(9), "clicked")])
-    predictor = shardkeep.load(run)
-    assert "w" not in predictor.columns
-    for file in (folder / "eval.csv", lighter, file_of(folder / "bare.csv", rows_of(200, 8), "w", "clicked")):
-        predict_files(run, [file], folder / f"{file.stem}-scores.csv")
-    assert (folder / "lighter-scores.csv").read_bytes() == (folder / "eval-scores.csv").read_bytes()
-    assert (folder / "bare-scores.csv").read_bytes() == (folder / "eval-scores.csv").read_bytes()
+        evaluate_run(out, files=[file_of(folder / "bare.csv", rows_of(9), "clicked")])
+    scores = []
+    for left_out in ((), ("w",), ("w", "clicked")):
+        predict_files(out, [file_of(folder / "some.csv", rows_of(200, 8), *left_out)], folder / "s.csv")
+        scores.append((folder / "s.csv").read_bytes())
+    assert scores[0] == scores[1] == scores[2]
 
 
 def test_an_export_keeps_the_weight_and_its_cost_is_of_metrics_alone(folder: Path) -> None:
-    manifest = export_run(folder / "run", folder / "out", formats=Formats(rows="fp16"))
+    manifest = export_run(folder / "run", folder / "small", formats=Formats(rows="fp16"))
     assert manifest.metrics["weights"] == evaluate_run(folder / "run")["weights"]
-    assert set(manifest.cost or {}) == set(METRICS)
-    found = evaluate_run(folder / "out", files=[folder / "eval.csv"])
+    assert set(manifest.cost or {}) == {"auc", "logloss", "normalized_entropy", "calibration"}
+    found = evaluate_run(folder / "small", files=[folder / "eval.csv"])
     assert numbers(found) == pytest.approx(numbers(evaluate_run(folder / "run")), rel=1e-2)
 
 
-def test_a_model_of_before_evaluates_files_without_weights(folder: Path) -> None:
-    record = shardkeep.load(folder / "run").inputs.to_json()
+def test_a_model_of_before_evaluates_files_without_weights(out: Path) -> None:
+    record = shardkeep.load(out).inputs.to_json()
     assert Inputs.of_json(record).layout.weight == record.pop("weight") == "w"
     before = Inputs.of_json(record)
     assert before.layout.weight is None and before.columns() == Inputs.of_json(record | {"weight": "w"}).columns()
@@ -143,10 +140,11 @@ def test_a_model_of_before_evaluates_files_without_weights(folder: Path) -> None
 
 
 def test_the_best_model_is_chosen_by_weighted_metrics(tmp_path: Path) -> None:
-    stopping = {"epochs": 8, "early_stopping": {"metric": "logloss", "patience": 20}}
+    stopping = {"epochs": 4, "early_stopping": {"metric": "logloss", "patience": 20}}
+    tables = {"default": {"dim": 4, "optimizer": {"name": "adagrad", "lr": 0.1}}}
     best = {}
     for name, rows in (("weighted", rows_of(200, 8)), ("plain", [row | {"w": "1"} for row in rows_of(200, 8)])):
-        job = job_of(tmp_path, train=stopping)
+        job = job_of(tmp_path, train=stopping, tables=tables, tower={"optimizer": {"lr": 0.003}})
         file_of(tmp_path / "eval.csv", rows)
         best[name] = train(job, tmp_path / name)["best"]
         told = [record for record in records_in(tmp_path / name / "metrics.jsonl") if record["kind"] == "eval"]

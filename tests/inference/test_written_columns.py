@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import decimal
 import os
+import re
 import resource
-from collections.abc import Callable, Iterator, Mapping
+import shutil
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,9 @@ import pytest
 from typer.testing import CliRunner
 
 import shardkeep
-from shardkeep.base.errors import DataError, ShardkeepError, UserError
+from shardkeep.base.errors import ShardkeepError
 from shardkeep.cli.main import app
+from shardkeep.inference.export.writing import export_run
 from shardkeep.inference.scoring import evaluate_run, predict_files
 from tests.support.cases import every
 from tests.support.click_files import click_job, click_rows, write_csv
@@ -29,24 +31,15 @@ LATIN = b"caf\xe9"
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An export, which opens faster than its run."""
     folder = tmp_path_factory.mktemp("written")
-    job = click_job(write_csv(folder / "train.csv", click_rows(400)))
+    job = click_job(write_csv(folder / "train.csv", click_rows(100)))
     job["data"] |= {"scale": "none", "quote": "none"}
     job["tower"] |= {"optimizer": {"lr": 1e6}}
     shardkeep.train(shardkeep.JobConfig.model_validate(job), run_dir=folder / "run", quiet=True)
-    return folder / "run"
-
-
-@contextlib.contextmanager
-def small_files() -> Iterator[None]:
-    """No file of this process grows beyond 100 kB."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    export_run(folder / "run", folder / "model")
+    return folder / "model"
 
 
 def invoke(*arguments: object) -> tuple[int, str, str]:
@@ -56,15 +49,8 @@ def invoke(*arguments: object) -> tuple[int, str, str]:
     return done.exit_code, done.stdout, done.stderr
 
 
-def refused(*arguments: object) -> str:
-    """The one line of a command that fails."""
-    code, out, error = invoke(*arguments)
-    assert code in (1, 2) and not out and error.startswith("error: ") and error.count("\n") == 1, (code, out, error)
-    return error
-
-
 def refusal_of(call: Callable[[], object]) -> str:
-    """The same line, of the function that the command calls."""
+    """The line that a command would print of it."""
     with pytest.raises(ShardkeepError) as caught:
         call()
     assert "\n" not in str(caught.value)
@@ -89,14 +75,14 @@ def parquet_of(path: Path, columns: Mapping[str, pa.Array]) -> Path:
     return path
 
 
-def test_a_csv_keeps_bytes_that_are_no_utf8_and_parquet_refuses_them_by_name(run: Path, tmp_path: Path) -> None:
-    extra = [LATIN, b'a"b', "é".encode(), b""] * 10
-    data = csv_of(tmp_path / "data.csv", extra)
-    assert predict_files(run, [data], tmp_path / "s.csv", keep=["extra"]).rows == 40
+def test_a_csv_keeps_bytes_that_are_no_utf8_and_parquet_refuses_them_by_name(model: Path, tmp_path: Path) -> None:
+    data = csv_of(tmp_path / "data.csv", [LATIN, b'a"b', "é".encode(), b""] * 10)
+    assert predict_files(model, [data], tmp_path / "s.csv", keep=["extra"]).rows == 40
     lines = (tmp_path / "s.csv").read_bytes().splitlines()
     assert [line.rsplit(b",", 1)[0] for line in lines[1:5]] == [b'"caf\xe9"', b'"a""b"', '"é"'.encode(), b'""']
-    line = refused("predict", run, "--data", data, "--out", tmp_path / "s.parquet", "--keep", "extra")
-    assert "column extra: holds binary; allowed: texts in UTF-8, or --out FILE.csv" in line
+    done = invoke("predict", model, "--data", data, "--out", tmp_path / "s.parquet", "--keep", "extra")
+    assert done[0] in (1, 2) and not done[1] and done[2].startswith("error: ") and done[2].count("\n") == 1
+    assert "column extra: holds binary; allowed: texts in UTF-8, or --out FILE.csv" in done[2]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data.csv", "s.csv"]
 
 
@@ -133,38 +119,32 @@ NESTED: dict[str, pa.Array] = {
 }
 
 
-def test_columns_of_one_value_a_row_are_kept(run: Path, tmp_path: Path) -> None:
+def test_columns_of_one_value_a_row_are_kept_and_grouped_by(model: Path, tmp_path: Path) -> None:
     data = parquet_of(tmp_path / "data.parquet", VALUES)
-    predict_files(run, [data], tmp_path / "s.parquet", keep=list(VALUES))
+    predict_files(model, [data], tmp_path / "s.parquet", keep=list(VALUES))
     stored, kept = pq.read_table(data), pq.read_table(tmp_path / "s.parquet")
-    for kind in VALUES:
-        assert list(map(repr, kept[kind].to_pylist())) == list(map(repr, stored[kind].to_pylist())), kind
-    code, out, _ = invoke("predict", run, "--data", data, "--out", tmp_path / "s.csv", "--keep", ",".join(VALUES))
+    code, out, _ = invoke("predict", model, "--data", data, "--out", tmp_path / "s.csv", "--keep", ",".join(VALUES))
     lines = (tmp_path / "s.csv").read_bytes().split(b"\n")
     assert code == 0 and len(lines) == 5 and lines[2].startswith(b"," * len(VALUES))
     assert out.startswith("3 rows scored")
-
-
-def test_a_column_of_one_value_a_row_is_grouped_by(run: Path, tmp_path: Path) -> None:
-    data = parquet_of(tmp_path / "data.parquet", VALUES)
-    stored = pq.read_table(data)
     for kind in VALUES:
-        groups = evaluate_run(run, files=[data], by=kind)["by"]["groups"]
+        assert list(map(repr, kept[kind].to_pylist())) == list(map(repr, stored[kind].to_pylist())), kind
+        groups = evaluate_run(model, files=[data], by=kind)["by"]["groups"]
         assert sum(group["samples"] for group in groups) == 3 and None in [group["value"] for group in groups], kind
         assert len(groups) == len(set(map(str, stored[kind].to_pylist()))), kind
     for kind in ("fixed bytes", "times in a zone", "nothing"):
-        assert invoke("evaluate", run, "--data", data, "--by", kind)[0] == 0
+        assert invoke("evaluate", model, "--data", data, "--by", kind)[0] == 0
 
 
-def test_columns_of_several_values_a_row_are_kept_in_parquet_alone(run: Path, tmp_path: Path) -> None:
+def test_columns_of_several_values_a_row_are_kept_in_parquet_alone(model: Path, tmp_path: Path) -> None:
     data = parquet_of(tmp_path / "data.parquet", NESTED)
-    predict_files(run, [data], tmp_path / "s.parquet", keep=list(NESTED))
+    predict_files(model, [data], tmp_path / "s.parquet", keep=list(NESTED))
     kept, struct = pq.read_table(tmp_path / "s.parquet"), "is a struct with the fields a; flatten it"
     for kind, values in NESTED.items():
         assert kept[kind].to_pylist() == values.to_pylist(), kind
-        line = refusal_of(lambda kind=kind: predict_files(run, [data], tmp_path / "s.csv", keep=[kind]))
+        line = refusal_of(lambda kind=kind: predict_files(model, [data], tmp_path / "s.csv", keep=[kind]))
         assert f"data.parquet, column {kind}: " in line and ("or --out FILE.parquet" in line or struct in line)
-        line = refusal_of(lambda kind=kind: evaluate_run(run, files=[data], by=kind))
+        line = refusal_of(lambda kind=kind: evaluate_run(model, files=[data], by=kind))
         assert f"data.parquet, column {kind}: " in line and ("one value a row" in line or struct in line)
 
 
@@ -181,19 +161,19 @@ PAIRS = {
 FITTING = ("dictionary, texts", "texts, nothing")
 
 
-def test_types_that_differ_between_files_are_written_as_they_are_or_refused(run: Path, tmp_path: Path) -> None:
+def test_types_that_differ_between_files_are_written_as_they_are_or_refused(model: Path, tmp_path: Path) -> None:
     names = {case: f"c{number}" for number, case in enumerate(PAIRS)}  # a comma separates names of --keep
     files = [
         parquet_of(tmp_path / f"{file}.parquet", {names[case]: pair[at] for case, pair in PAIRS.items()})
         for at, file in enumerate("ab")
     ]
     values = {case: [*first.to_pylist(), *then.to_pylist()] for case, (first, then) in PAIRS.items()}
-    predict_files(run, files, tmp_path / "s.parquet", keep=[names[case] for case in FITTING])
+    predict_files(model, files, tmp_path / "s.parquet", keep=[names[case] for case in FITTING])
     for case in FITTING:
         assert pq.read_table(tmp_path / "s.parquet")[names[case]].to_pylist() == values[case]
-    command = ("predict", run, "--data", files[0], "--data", files[1], "--keep")
+    command = ("predict", model, "--data", files[0], "--data", files[1], "--keep")
     for case in PAIRS.keys() - FITTING:
-        line = refusal_of(lambda case=case: predict_files(run, files, tmp_path / "t.parquet", keep=[names[case]]))
+        line = refusal_of(lambda case=case: predict_files(model, files, tmp_path / "t.parquet", keep=[names[case]]))
         assert f"b.parquet, column {names[case]}: holds" in line and "in the files before" in line, case
     single = [case for case in PAIRS if "lists" not in case]
     assert invoke(*command, ",".join(names[case] for case in single), "--out", tmp_path / "s.csv")[0] == 0
@@ -201,115 +181,109 @@ def test_types_that_differ_between_files_are_written_as_they_are_or_refused(run:
     for at, case in enumerate(single):
         kept = ["" if value is None else str(value).removesuffix(".0") for value in values[case]]
         assert [line[at] for line in lines] == kept, case
-        groups = evaluate_run(run, files=files, by=names[case])["by"]["groups"]
+        groups = evaluate_run(model, files=files, by=names[case])["by"]["groups"]
         assert sum(group["samples"] for group in groups) == 4, case
 
 
-def test_groups_of_other_bytes_stay_apart(run: Path, tmp_path: Path) -> None:
-    data = csv_of(tmp_path / "data.csv", [LATIN] * 30 + [b"caf\xe8"] * 20 + ["café".encode()] * 10)
-    groups = evaluate_run(run, files=[data], by="extra")["by"]["groups"]
-    assert [(group["value"], group["samples"]) for group in groups] == [
-        ("caf\\xe9", 30),
-        ("caf\\xe8", 20),
-        ("café", 10),
-    ]
-
-
-@every("value", ["[/b]", "\\", "a\x1bb", "x" * 500], ids=repr)
-def test_any_text_is_the_name_of_a_group(run: Path, tmp_path: Path, value: str) -> None:
-    data = csv_of(tmp_path / "data.csv", [value.encode()] * 30)
-    code, out, _ = invoke("evaluate", run, "--data", data, "--by", "extra")
-    assert code == 0 and (value[:7] in out or not value.isprintable())
+def test_any_bytes_are_the_name_of_a_group_of_their_own(model: Path, tmp_path: Path) -> None:
+    odd = ["[/b]", "\\", "a\x1bb", "x" * 500]
+    names = [LATIN] * 30 + [b"caf\xe8"] * 20 + ["café".encode()] * 10 + [name.encode() for name in odd]
+    data = csv_of(tmp_path / "data.csv", names)
+    groups = evaluate_run(model, files=[data], by="extra")["by"]["groups"]
+    told = [(group["value"], group["samples"]) for group in groups]
+    assert told[:3] == [("caf\\xe9", 30), ("caf\\xe8", 20), ("café", 10)] and len(told) == 3 + len(odd)
+    code, out, _ = invoke("evaluate", model, "--data", data, "--by", "extra")
+    assert code == 0 and all(name[:7] in out or not name.isprintable() for name in odd)
 
 
 @every(
     ("keep", "text"),
     [
-        ("user,item,user", "--keep user: is named twice"),
-        ("score", "--keep score: is named twice, or is the name of a column of scores"),
-        ("nosuch", "has no column nosuch"),
-        ("user, item", "has no column  item; did you mean item"),
+        (["user", "item", "user"], "--keep user: is named twice"),
+        (["score"], "--keep score: is named twice, or is the name of a column of scores"),
+        (["nosuch"], "has no column nosuch"),
+        (["user", " item"], "has no column  item; did you mean item"),
     ],
 )
-def test_names_that_cannot_be_kept_are_one_line(run: Path, tmp_path: Path, keep: str, text: str) -> None:
+def test_names_that_cannot_be_kept_are_one_line(model: Path, tmp_path: Path, keep: list[str], text: str) -> None:
     data = csv_of(tmp_path / "data.csv", [b"a"] * 3)
-    assert text in refused("predict", run, "--data", data, "--out", tmp_path / "s.csv", "--keep", keep)
+    assert text in refusal_of(lambda: predict_files(model, [data], tmp_path / "s.csv", keep=keep))
     assert [path.name for path in tmp_path.iterdir()] == ["data.csv"]
 
 
 @every("out", ["s.csv", "s.parquet"])
-def test_a_file_without_rows_has_all_columns(run: Path, tmp_path: Path, out: str) -> None:
+def test_a_file_without_rows_has_all_columns(model: Path, tmp_path: Path, out: str) -> None:
     data = csv_of(tmp_path / "data.csv", [])
-    assert predict_files(run, [data], tmp_path / out, keep=["extra", "user"]).rows == 0
+    assert predict_files(model, [data], tmp_path / out, keep=["extra", "user"]).rows == 0
     table = pacsv.read_csv(tmp_path / out) if out == "s.csv" else pq.read_table(tmp_path / out)
     assert table.column_names == ["extra", "user", "score"] and table.num_rows == 0
 
 
 @every("link", [Path.symlink_to, Path.hardlink_to], ids=["symbolic", "hard"])
-def test_an_input_by_another_name_is_not_written_over(run: Path, tmp_path: Path, link: Any) -> None:
+def test_an_input_by_another_name_is_not_written_over(model: Path, tmp_path: Path, link: Any) -> None:
     data = csv_of(tmp_path / "data.csv", [b"a"] * 3)
     before = data.read_bytes()
     link(tmp_path / "link.csv", data)
     for out in (tmp_path / "link.csv", tmp_path / ".." / tmp_path.name / "data.csv"):
-        assert "is one of the files to score" in refused("predict", run, "--data", data, "--out", out)
+        line = refusal_of(lambda out=out: predict_files(model, [data], out))
+        assert "is one of the files to score" in line
     assert data.read_bytes() == before
 
 
 @every("out", ["s.csv", "s.parquet"])
-def test_a_folder_that_goes_or_takes_nothing_is_one_line(run: Path, tmp_path: Path, out: str) -> None:
-    data = csv_of(tmp_path / "data.csv", [os.urandom(90).hex().encode() for _ in range(2000)])
-    with small_files():
-        line = refused("predict", run, "--data", data, "--out", tmp_path / out, "--keep", "extra,user,item")
+def test_a_folder_that_goes_or_takes_nothing_is_one_line(model: Path, tmp_path: Path, out: str) -> None:
+    data = csv_of(tmp_path / "data.csv", [os.urandom(900).hex().encode() for _ in range(200)])
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))  # no file of this process grows beyond that
+    try:
+        line = refusal_of(lambda: predict_files(model, [data], tmp_path / out, keep=["extra", "user", "item"]))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert f"{out}: cannot be written (File too large)" in line
     assert [path.name for path in tmp_path.iterdir()] == ["data.csv"]
     (tmp_path / "gone").mkdir()
+    line = refusal_of(
+        lambda: predict_files(
+            model,
+            [csv_of(tmp_path / "data.csv", [b"a"] * 3)],
+            tmp_path / "gone" / out,
+            told=lambda _text, _share: shutil.rmtree(tmp_path / "gone", ignore_errors=True),
+        )
+    )
+    assert "cannot be written (No such file or directory)" in line
 
-    def gone(_text: str, _share: float) -> None:
-        if (tmp_path / "gone").is_dir():
-            for path in (tmp_path / "gone").iterdir():
-                path.unlink()
-            (tmp_path / "gone").rmdir()
 
-    with pytest.raises(shardkeep.ShardkeepError, match=r"cannot be written \(No such file or directory\)"):
-        predict_files(run, [csv_of(tmp_path / "data.csv", [b"a"] * 3)], tmp_path / "gone" / out, told=gone)
-
-
-def test_scores_that_are_not_finite_are_written_counted_and_fail(run: Path, tmp_path: Path) -> None:
+def test_scores_that_are_not_finite_are_written_counted_and_fail(model: Path, tmp_path: Path) -> None:
     good, bad = csv_of(tmp_path / "good.csv", [b"a"] * 20), tmp_path / "bad.csv"
     csv_of(bad, [b"b"] * 3, price="3e38", age="3e38")
-    command = ("predict", run, "--data", good, "--data", bad, "--keep", "extra", "--out", tmp_path / "s.csv")
-    code, out, error = invoke(*command)
+    both = ("--data", good, "--data", bad)
+    code, out, error = invoke("predict", model, *both, "--keep", "extra", "--out", tmp_path / "s.csv")
     assert code == 1 and out.startswith("23 rows scored")
     assert error == f"error: 3 predictions in {tmp_path / 's.csv'} are not finite (NaN or infinite)\n"
     scores_N = pacsv.read_csv(tmp_path / "s.csv")["score"].to_numpy()
     assert np.isfinite(scores_N).tolist() == [True] * 20 + [False] * 3
     for options in ((), ("--json",), ("--by", "extra")):
-        code, out, error = invoke("evaluate", run, "--data", good, "--data", bad, *options)
+        code, out, error = invoke("evaluate", model, *both, *options)
         assert code == 1 and "3 of 23 predictions are not finite" in out
         assert error == "error: 3 predictions are not finite (NaN or infinite)\n"
-    assert invoke("evaluate", run, "--data", good)[0] == 0
+    assert invoke("evaluate", model, "--data", good)[0] == 0
 
 
-def test_a_model_reads_later_files_in_the_dialect_of_its_training(run: Path, tmp_path: Path) -> None:
+def test_later_files_are_read_in_the_dialect_of_training_and_rows_that_a_quote_joins_never_scored(
+    model: Path, clicks: Path, tmp_path: Path
+) -> None:
     data = csv_of(tmp_path / "data.csv", [b'"lone'] + [b"a"] * 9 + [b'"lone'] + [b"b"] * 9)
-    done = predict_files(run, [data], tmp_path / "s.parquet", keep=["extra"])
+    done = predict_files(model, [data], tmp_path / "s.parquet", keep=["extra"])
     assert done.rows == 20 and pq.read_table(tmp_path / "s.parquet")["extra"].to_pylist()[10] == '"lone'
-    assert evaluate_run(run, files=[data])["samples"] == 20
-
-
-def test_rows_that_a_quote_joins_are_never_scored(tmp_path: Path, run: Path) -> None:
-    quoted = tmp_path / "quoted"
-    job = click_job(run.parent / "train.csv")
-    shardkeep.train(shardkeep.JobConfig.model_validate(job), run_dir=quoted, quiet=True)
-    data = csv_of(tmp_path / "data.csv", [b'"lone'] + [b"a"] * 9 + [b'"lone'] + [b"b"] * 9)
-    for act in (lambda: predict_files(quoted, [data], tmp_path / "s.csv"), lambda: evaluate_run(quoted, files=[data])):
-        with pytest.raises((DataError, UserError), match=r"data.csv, row 1: a quote .* data.quote: none"):
-            act()
+    assert evaluate_run(model, files=[data])["samples"] == 20
+    of_quoted = (lambda: predict_files(clicks, [data], tmp_path / "s.csv"), lambda: evaluate_run(clicks, files=[data]))
+    for act in of_quoted:
+        assert re.search(r"data.csv, row 1: a quote .* data.quote: none", refusal_of(act))
     assert not (tmp_path / "s.csv").exists()
 
 
-def test_names_of_files_need_not_be_utf8(run: Path, tmp_path: Path) -> None:
+def test_names_of_files_need_not_be_utf8(model: Path, tmp_path: Path) -> None:
     data = csv_of(Path(os.fsdecode(bytes(tmp_path) + b"/caf\xe9.csv")), [b"a"] * 3)
     out = Path(os.fsdecode(bytes(tmp_path) + b"/out\xe9.csv"))
-    code, told, _ = invoke("predict", run, "--data", data, "--out", out)
+    code, told, _ = invoke("predict", model, "--data", data, "--out", out)
     assert code == 0 and "out\ufffd.csv" in told and out.is_file()

@@ -18,7 +18,8 @@ import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
 from shardkeep.inference.protocol.datatypes import NUMBERS, Values, pack
 from shardkeep.proto import inference_pb2 as pb
-from tests.support.logical_tables import EPOCH, SEPARATOR, UTC, LogicalColumn, LogicalTable, stamp, text_of
+from tests.support.logical_tables import EPOCH, PER_SECOND, SEPARATOR, UTC, LogicalColumn, LogicalTable, stamp, text_of
+from tests.support.serving import datatype_of
 
 LARGEST_EXACT = 2**53
 Choose = random.Random
@@ -126,7 +127,7 @@ def arrow_types(column: LogicalColumn) -> list[tuple[pa.DataType, str]]:
         return [(pa.date32(), "date"), (pa.date64(), "date")]
     if column.type == "time":
         finer = ["s", "ms", "us", "ns"]
-        most = max((abs(v) for v in values), default=0) / {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}[column.unit]
+        most = max((abs(v) for v in values), default=0) / PER_SECOND[column.unit]
         units = [unit for unit in finer[finer.index(column.unit) :] if unit != "ns" or most < 9e9]
         return [(pa.timestamp(unit, "UTC" if column.zone else None), "time") for unit in units]
     return _number_types(column, values)
@@ -187,15 +188,13 @@ def python_value(value: Any, column: LogicalColumn) -> Any:
     return (EPOCH + micros).replace(tzinfo=UTC if column.zone else None)
 
 
-_WAYS = {
-    "text": "text",
-    "bytes": "text",
-    "whole": "whole",
-    "number": "float",
-    "bool": "bool",
-    "date": "date",
-    "time": "time",
-}
+def python_values(column: LogicalColumn) -> list[Any]:
+    if column.is_list:
+        return [None if row is None else [python_value(v, column) for v in row] for row in column.values]
+    return [python_value(value, column) for value in column.values]
+
+
+_WAYS = {kind: kind for kind in ("text", "whole", "bool", "date", "time")} | {"bytes": "text", "number": "float"}
 
 
 def columns_of_lists(table: LogicalTable, choose: Choose) -> Written:
@@ -204,10 +203,7 @@ def columns_of_lists(table: LogicalTable, choose: Choose) -> Written:
     ways = {column.name: _WAYS[column.type] for column in table.columns}
     for column in table.columns:
         full = None not in column.entries() and None not in column.values
-        found[column.name] = [
-            [python_value(v, column) for v in row] if isinstance(row, list) else python_value(row, column)
-            for row in column.values
-        ]
+        found[column.name] = python_values(column)
         if full and not column.is_list and column.type in ("whole", "number", "bool") and choose.random() < 0.5:
             found[column.name] = np.array(column.values)
     return Written(found, ways)
@@ -233,14 +229,13 @@ def pandas_frame(table: LogicalTable, choose: Choose) -> Written:
     found, ways = {}, {}
     for column in table.columns:
         dtype, way = choose.choice(_pandas_dtypes(column))
-        values = [row if isinstance(row, list) else python_value(row, column) for row in column.values]
         if dtype.startswith("datetime64"):
             stamps = pandas.Series(
                 [None if v is None else np.datetime64(v, column.unit) for v in column.values], dtype=dtype
             )
             found[column.name] = stamps.dt.tz_localize("UTC") if column.zone else stamps
         else:
-            found[column.name] = pandas.Series(values, dtype=dtype)
+            found[column.name] = pandas.Series(python_values(column), dtype=dtype)
         ways[column.name] = way
     return Written(pandas.DataFrame(found), ways)
 
@@ -309,7 +304,7 @@ def _tensor(column: LogicalColumn, choose: Choose, *, counts: bool) -> tuple[Val
     full = len(present) == len(column.values)
     if column.type == "bool" and full:
         ways.append((np.array(column.values, np.bool_), "bool"))
-    per = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}[column.unit]
+    per = PER_SECOND[column.unit]
     if counts and column.type == "time" and full and all(2e8 * per <= v < 9e9 * per for v in present):
         ways.append((np.array(column.values, np.int64), "count"))
     if column.type in ("whole", "number"):
@@ -325,10 +320,6 @@ def _tensor(column: LogicalColumn, choose: Choose, *, counts: bool) -> tuple[Val
     return choose.choice(ways)
 
 
-def _datatype(values: Values) -> str:
-    return "BYTES" if isinstance(values, list) else next(n for n, d in NUMBERS.items() if d == values.dtype)
-
-
 def http_json(columns: Mapping[str, Values]) -> tuple[bytes, str | None]:
     """A body, and the length of its head. Raises UnicodeDecodeError for bytes that JSON cannot have."""
     inputs = []
@@ -337,14 +328,14 @@ def http_json(columns: Mapping[str, Values]) -> tuple[bytes, str | None]:
             data: list[Any] = [text.decode() or None for text in values]
         else:
             data = [None if v != v else v for v in values.tolist()]
-        inputs.append({"name": name, "datatype": _datatype(values), "shape": [len(values)], "data": data})
+        inputs.append({"name": name, "datatype": datatype_of(values), "shape": [len(values)], "data": data})
     return json.dumps({"inputs": inputs}).encode(), None
 
 
 def http_binary(columns: Mapping[str, Values]) -> tuple[bytes, str | None]:
     parts = {name: pack(values) for name, values in columns.items()}
     inputs = [
-        {"name": name, "datatype": _datatype(columns[name]), "shape": [len(columns[name]), 1]}
+        {"name": name, "datatype": datatype_of(columns[name]), "shape": [len(columns[name]), 1]}
         | {"parameters": {"binary_data_size": len(part)}}
         for name, part in parts.items()
     ]
@@ -361,7 +352,7 @@ def grpc(columns: Mapping[str, Values], *, raw: bool) -> bytes:
     for name, values in columns.items():
         if not raw and not isinstance(values, list) and values.dtype == np.float16:
             values = values.astype(np.float32)
-        made = request.inputs.add(name=name, datatype=_datatype(values), shape=[len(values)])
+        made = request.inputs.add(name=name, datatype=datatype_of(values), shape=[len(values)])
         if raw:
             request.raw_input_contents.append(pack(values))
         elif isinstance(values, list):

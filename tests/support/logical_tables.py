@@ -22,34 +22,11 @@ MARKS = ("-1", "-999.0")
 SEPARATOR = "|"
 UTC = datetime.UTC
 EPOCH = datetime.datetime(1970, 1, 1)
+PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 _TEXTS = [
-    "US",
-    "us",
-    "01",
-    "1",
-    "1322.0",
-    "1322",
-    "1322.50",
-    "-1",
-    "-999",
-    "-999.0",
-    "NA",
-    "nan",
-    "é",
-    "日本",
-    "[x]",
-    "1e3",
-    "1_000",
-    "true",
-    "True",
-    "0.0",
-    "-0.0",
-    "+5",
-    "0x10",
-    "inf",
-    "a;b",
-    "a,b",
-]
+    "US", "us", "01", "1", "1322.0", "1322", "1322.50", "-1", "-999", "-999.0", "NA", "nan", "é", "日本", "[x]", "1e3",
+    "1_000", "true", "True", "0.0", "-0.0", "+5", "0x10", "inf", "a;b", "a,b",
+]  # fmt: skip
 _ODD = [" 1", "1 ", "a b", 'q"uo"te', '"', "", "x" * 70, "nbsp\u00a0", "it's", "[a, b]", "{", "a\tb"]
 _BYTES = [b"caf\xe9", b"\xff\xfe\xfd", b"plain", b"1322.0", b" \xe9 ", "é".encode()]
 
@@ -144,7 +121,7 @@ def micros_of(value: Any, column: LogicalColumn) -> int:
     """A time or a date as whole microseconds since 1970; the digits behind them are cut."""
     if isinstance(value, datetime.date):
         return int((value - EPOCH.date()).days) * 86_400_000_000
-    micros = value * 10**6 // {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}[column.unit]
+    micros = value * 10**6 // PER_SECOND[column.unit]
     return int(micros)
 
 
@@ -202,12 +179,8 @@ def entries_of(
 
 def weights_of(column: LogicalColumn, ids: LogicalColumn, table: LogicalTable) -> NDArray[np.float32]:
     """The weights of the ids that are not missing."""
-    pairs = [
-        (w, v)
-        for ws, vs in zip(column.values, ids.values, strict=True)
-        for w, v in zip(ws or (), vs or (), strict=True)
-    ]
-    return np.array([float(w) for w, v in pairs if not is_missing(v, ids, table)], np.float32)
+    pairs = zip(column.entries(), ids.entries(), strict=True)
+    return np.array([float(weight) for weight, value in pairs if not is_missing(value, ids, table)], np.float32)
 
 
 def dense_of(column: LogicalColumn, table: LogicalTable) -> NDArray[np.float64]:
@@ -303,9 +276,7 @@ def tables(draw: st.DrawFn) -> LogicalTable:
 
 
 @st.composite
-def _column(
-    draw: st.DrawFn, name: str, role: Role, count: int, types: list[Type], *, gaps: bool = True
-) -> LogicalColumn:
+def _column(draw: st.DrawFn, name: str, role: Role, count: int, types: list[Type], gaps: bool = True) -> LogicalColumn:
     kind = draw(st.sampled_from(types))
     unit, zone = draw(st.sampled_from(["s", "ms", "us", "ns"])), draw(st.booleans())
     if role == "id" and unit == "ns":
@@ -325,9 +296,8 @@ def _values(draw: st.DrawFn, kind: Type, unit: str, *, wide: bool) -> st.SearchS
     if kind == "bytes":
         return st.sampled_from(_BYTES)
     if kind == "whole":
-        low, high = draw(
-            st.sampled_from([(-100, 100), (0, 200), (-(2**31), 2**31 - 1), (-(2**63), 2**63 - 1), (0, 2**64 - 1)])
-        )
+        limits = [(-100, 100), (0, 200), (-(2**31), 2**31 - 1), (-(2**63), 2**63 - 1), (0, 2**64 - 1)]
+        low, high = draw(st.sampled_from(limits))
         if not wide:
             low, high = max(low, -(2**53)), min(high, 2**53)
         return st.one_of(st.integers(low, high), st.integers(max(low, -1), 5))
@@ -336,15 +306,11 @@ def _values(draw: st.DrawFn, kind: Type, unit: str, *, wide: bool) -> st.SearchS
     if kind == "date":
         return st.dates(datetime.date(1900, 1, 1), datetime.date(2200, 1, 1))
     if kind == "time":
-        per = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}[unit]
-        start = 1_700_000_000 * per
-        return st.one_of(
-            st.integers(start, start + 90 * 86400 * per), st.integers(200_000_000 * per, 4_000_000_000 * per)
-        )
-    whole = st.integers(-1000, 1000).map(float)
-    return st.one_of(
-        whole, st.floats(-1e6, 1e6, allow_nan=False), st.sampled_from([-1.0, -999.0, 0.1, 1e-7, 12345678.9, -0.0])
-    )
+        per, start = PER_SECOND[unit], 1_700_000_000 * PER_SECOND[unit]
+        wide_apart = st.integers(200_000_000 * per, 4_000_000_000 * per)
+        return st.one_of(st.integers(start, start + 90 * 86400 * per), wide_apart)
+    whole, odd = st.integers(-1000, 1000).map(float), st.sampled_from([-1.0, -999.0, 0.1, 1e-7, 12345678.9, -0.0])
+    return st.one_of(whole, st.floats(-1e6, 1e6, allow_nan=False), odd)
 
 
 _ENTRIES: dict[Type, st.SearchStrategy[Any]] = {
@@ -361,9 +327,8 @@ def _list(draw: st.DrawFn, name: str, count: int) -> list[LogicalColumn]:
     weighted = draw(st.booleans())
     least = 1 if weighted else 0  # a weight for a missing list is another matter
     row = st.lists(entry, min_size=least, max_size=4)
-    rows: list[Any] = draw(
-        st.lists(row if weighted else st.one_of(st.none(), row, row), min_size=count, max_size=count)
-    )
+    either = row if weighted else st.one_of(st.none(), row, row)
+    rows: list[Any] = draw(st.lists(either, min_size=count, max_size=count))
     rows[0] = [5 if kind == "whole" else "a"]  # a list that is never full has no type
     rows = [None if row is not None and row == [None] else row for row in rows]  # written, they are the same
     if weighted:
@@ -423,11 +388,8 @@ def _labels(draw: st.DrawFn, count: int) -> tuple[LogicalColumn, dict[str, Any],
         return LogicalColumn("label", "label", "number", stars), {"positive": [4, 4.5, 5]}, found
     if which == "above":
         plays = rows([0.0, 5000.0, 5000.5, 123456.0])
-        return (
-            LogicalColumn("label", "label", "number", plays),
-            {"positive": {"above": 5000}},
-            [float(p > 5000) for p in plays],
-        )
+        found = [float(value > 5000) for value in plays]
+        return LogicalColumn("label", "label", "number", plays), {"positive": {"above": 5000}}, found
     if which == "texts":
         words = rows(["yes", "no", " yes", "Yes", "1"])
         found = [float(word.strip() == "yes") for word in words]
@@ -435,9 +397,6 @@ def _labels(draw: st.DrawFn, count: int) -> tuple[LogicalColumn, dict[str, Any],
     if which == "number":
         numbers = rows([0.0, 1.5, 250.0, 0.1])
         return LogicalColumn("label", "label", "number", numbers), {"kind": "number"}, numbers
+    kind: Type = "bool" if which == "bool" else "whole"
     values = rows([True, False] if which == "bool" else [0, 1])
-    return (
-        LogicalColumn("label", "label", "bool" if which == "bool" else "whole", values),
-        {},
-        [float(v) for v in values],
-    )
+    return LogicalColumn("label", "label", kind, values), {}, [float(value) for value in values]

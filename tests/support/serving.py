@@ -88,26 +88,27 @@ class Server:
         status, _, content = self.http("POST", f"/v2/models/{self._name}/infer", body)
         return status, json.loads(content)
 
-    def post_binary(self, columns: Mapping[str, Values]) -> tuple[int, dict[str, Any]]:
+    def post_binary(self, columns: Mapping[str, Values], version: str = "") -> tuple[int, dict[str, Any]]:
         """An infer request with bytes behind its JSON: status, and the values of each output or the error."""
         behind = [pack(values) for values in columns.values()]
         inputs = [
-            {"name": name, "datatype": datatype_of(values), "shape": [len(values)]}
+            {"name": name, "datatype": datatype_of(values), "shape": [len(values), 1]}
             | {"parameters": {"binary_data_size": len(part)}}
             for (name, values), part in zip(columns.items(), behind, strict=True)
         ]
         head = json.dumps({"inputs": inputs, "parameters": {"binary_data_output": True}}).encode()
         sent = {"Inference-Header-Content-Length": str(len(head))}
-        path = f"/v2/models/{self._name}/infer"
+        path = f"/v2/models/{self._name}{version and f'/versions/{version}'}/infer"
         status, headers, body = self.http("POST", path, head + b"".join(behind), sent)
         length = {name.lower(): value for name, value in headers.items()}.get("inference-header-content-length")
         if length is None:
             return status, json.loads(body)
-        values, at = {}, int(length)
+        values, at = dict[str, Any](), int(length)
         for output in json.loads(body[:at])["outputs"]:
             size = output["parameters"]["binary_data_size"]
             values[output["name"]] = np.frombuffer(body[at : at + size], np.float32)
             at += size
+        assert at == len(body)
         return status, values
 
     def _run(self) -> None:

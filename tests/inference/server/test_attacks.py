@@ -24,11 +24,10 @@ from shardkeep.inference.server.settings import ServerSettings
 from shardkeep.proto import inference_pb2 as pb
 from tests.support.cases import every
 from tests.support.served_clicks import as_bytes, as_json, as_typed, texts
-from tests.support.serving import Server, call_on, raw_request, scores_of
+from tests.support.serving import LIMIT_S, Server, call_on, raw_request, scores_of
 
 ROWS = 5
-LIMIT_S = 90.0
-MOST_CPU_S = 10.0
+MOST_CPU_S = 4.0
 Columns = dict[str, Values]
 
 
@@ -76,7 +75,7 @@ def test_an_output_is_requested_once(server: Server) -> None:
 
 
 def test_many_inputs_of_which_the_last_is_a_double_are_refused_at_once(server: Server) -> None:
-    request = raw_request({f"c{number}": [b""] for number in range(40_000)} | {"last": [b""]})
+    request = raw_request({f"c{number}": [b""] for number in range(16_000)} | {"last": [b""]})
     request.inputs.add().CopyFrom(request.inputs[-2])
     request.raw_input_contents.append(request.raw_input_contents[-1])
     began = time.process_time()
@@ -124,22 +123,22 @@ def sent(address: str, content: bytes) -> bytes:
 
 
 POST = b"POST /v2/models/clicks/infer HTTP/1.1\r\nHost: x\r\n"
-HEADS = {
-    "garbage": np.random.default_rng(3).bytes(5000),
-    "zeros": bytes(100_000),
-    "negative length": POST + b"Content-Length: -5\r\n\r\n{}",
-    "length beyond 64 bits": POST + b"Content-Length: 99999999999999999999\r\n\r\n{}",
-    "two lengths": POST + b"Content-Length: 2\r\nContent-Length: 3\r\n\r\n{}",
-    "chunk that is none": POST + b"Transfer-Encoding: chunked\r\n\r\nZZ\r\n",
-    "http/2": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
-    "path": b"GET /" + b"a" * 200_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n",
-    "one long header": b"GET /v2 HTTP/1.1\r\nX: " + b"a" * (8 << 20) + b"\r\n\r\n",
-    "many headers": b"GET /v2 HTTP/1.1\r\n" + b"X: a\r\n" * (1 << 20) + b"\r\n",
-    "a header without end": b"GET /v2 HTTP/1.1\r\nX: " + b"a" * (8 << 20),
-}
+HEADS = [
+    np.random.default_rng(3).bytes(5000),
+    bytes(100_000),
+    POST + b"Content-Length: -5\r\n\r\n{}",
+    POST + b"Content-Length: 99999999999999999999\r\n\r\n{}",
+    POST + b"Content-Length: 2\r\nContent-Length: 3\r\n\r\n{}",
+    POST + b"Transfer-Encoding: chunked\r\n\r\nZZ\r\n",
+    b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+    b"GET /" + b"a" * 200_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n",
+    b"GET /v2 HTTP/1.1\r\nX: " + b"a" * (8 << 20) + b"\r\n\r\n",
+    b"GET /v2 HTTP/1.1\r\n" + b"X: a\r\n" * (1 << 20) + b"\r\n",
+    b"GET /v2 HTTP/1.1\r\nX: " + b"a" * (8 << 20),  # a header without end
+]
 
 
-@every("content", HEADS.values(), ids=list(HEADS))
+@every("content", HEADS)
 def test_a_wrong_head_ends_its_connection(server: Server, content: bytes, capfd: pytest.CaptureFixture[str]) -> None:
     answer = sent(str(server.addresses.http), content)
     assert answer == b"closed" or answer.startswith(b"HTTP/1.1 400 ")
@@ -204,7 +203,7 @@ def odd_columns(columns: Columns, chance: np.random.Generator) -> Columns:
     return found
 
 
-@pytest.mark.parametrize("count", [100, pytest.param(3000, marks=pytest.mark.chaos)])
+@pytest.mark.parametrize("count", [60, pytest.param(3000, marks=pytest.mark.chaos)])
 def test_odd_columns_are_scored_or_refused_and_never_a_failure_of_the_server(server: Server, count: int) -> None:
     chance, outcomes = np.random.default_rng(8), Counter[str]()
     forms = [as_typed(texts(ROWS)), as_bytes(texts(ROWS)), as_typed(texts(300))]

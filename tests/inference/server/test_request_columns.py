@@ -18,7 +18,6 @@ from shardkeep.inference.recent import Recent
 from shardkeep.inference.server.request_ids import Conversion
 from shardkeep.inference.server.signature import Column, Jagged, Rows, Signature
 from shardkeep.proto import inference_pb2 as pb
-from shardkeep.workers.data.batch import Batch
 from shardkeep.workers.data.conversion.inputs import Inputs
 from tests.support.cases import every
 from tests.support.history_files import ROWS, open_histories, write_csv, write_parquet
@@ -41,14 +40,18 @@ def rows_of(inputs: Inputs, columns: Mapping[str, Column]) -> Rows:
     return Rows(2, [columns[column.name] for column in input_columns(inputs)])
 
 
-def check_same(direct: Batch, general: Batch) -> None:
-    assert list(direct.ids) == list(general.ids)
+def check_both_ways(inputs: Inputs, asked: Rows) -> None:
+    """Whether the direct conversion gives the batch of the general one."""
+    conversion = Conversion(inputs)
+    direct = conversion.direct([asked], 2)
+    ((general, count),) = conversion.general(asked, lambda count: count)
+    assert direct is not None and count == 2
+    assert list(direct.ids) == list(general.ids) and direct.numbers.keys() == general.numbers.keys()
     assert np.array_equal(direct.dense_BI, general.dense_BI)
     for name, ids in general.ids.items():
         assert np.array_equal(direct.ids[name].values_N, ids.values_N)
         if ids.lengths_B is not None:
             assert np.array_equal(direct.ids[name].lengths_B, ids.lengths_B)
-    assert direct.numbers.keys() == general.numbers.keys()
     for name, numbers_NS in general.numbers.items():
         assert np.array_equal(direct.numbers[name], numbers_NS)
 
@@ -70,12 +73,7 @@ def test_texts_are_converted_alike_in_both_ways(
     rows = dict(ROWS) | {"price": [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]}
     seen = {"max_length": most, "newest": newest}
     inputs = inputs_of(write_csv(tmp_path / "a.csv", rows), seen, dense=["price"])
-    conversion, asked = Conversion(inputs), rows_of(inputs, TEXTS | {"seen_age": AGES} | dict(columns))
-    direct = conversion.direct([asked], 2)
-    assert direct is not None
-    ((general, count),) = conversion.general(asked, lambda rows: rows)
-    assert count == 2
-    check_same(direct, general)
+    check_both_ways(inputs, rows_of(inputs, TEXTS | {"seen_age": AGES} | dict(columns)))
 
 
 def test_whole_numbers_are_converted_alike_in_both_ways(tmp_path: Path) -> None:
@@ -83,22 +81,17 @@ def test_whole_numbers_are_converted_alike_in_both_ways(tmp_path: Path) -> None:
     inputs = inputs_of(write_parquet(tmp_path / "a.parquet", rows), {}, missing=["-1"])
     lists = {"seen_item": jagged([[7, -1, 3, 2], [2**62]], np.int64), "seen_age": AGES}
     category = {"seen_category": jagged([["x", "y", "y", "x"], ["y"]])}
-    asked = rows_of(inputs, TEXTS | {"item": np.array([1, -1])} | lists | category)
-    direct = Conversion(inputs).direct([asked], 2)
-    assert direct is not None
-    check_same(direct, next(Conversion(inputs).general(asked, lambda rows: rows))[0])
+    check_both_ways(inputs, rows_of(inputs, TEXTS | {"item": np.array([1, -1])} | lists | category))
+    beyond = rows_of(inputs, TEXTS | {"item": np.array([1, 2**64 - 1], np.uint64)} | lists | category)
+    assert Conversion(inputs).direct([beyond], 2) is None  # its id is that of -1, and it is not missing
 
 
 def test_requests_together_are_the_rows_of_each(tmp_path: Path) -> None:
     inputs = inputs_of(write_csv(tmp_path / "a.csv", ROWS), {})
     entries = {"seen_item": [b"a|b|c|d", b""], "seen_category": [b"x|y|x|y", b""]}
     one = rows_of(inputs, TEXTS | entries | {"seen_age": jagged([[1.0, 2.0, 3.0, 4.0], []], np.float64)})
-    other = rows_of(
-        inputs,
-        TEXTS
-        | {"seen_item": [b"e", b"f"], "seen_category": [b"x", b"x"]}
-        | {"seen_age": jagged([[5.0], [6.0]], np.float64)},
-    )
+    others = {"seen_item": [b"e", b"f"], "seen_category": [b"x", b"x"]}
+    other = rows_of(inputs, TEXTS | others | {"seen_age": jagged([[5.0], [6.0]], np.float64)})
     batch = Conversion(inputs).direct([one, other], 5)
     assert batch is not None
     assert batch.ids["seen_item"].lengths_B is not None

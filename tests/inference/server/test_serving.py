@@ -12,12 +12,11 @@ import numpy as np
 import pytest
 
 import shardkeep
-from shardkeep.inference.protocol.datatypes import pack
 from shardkeep.inference.server.served_model import ServedModel
 from shardkeep.proto import inference_pb2 as pb
 from tests.support.cases import every
 from tests.support.served_clicks import as_bytes, as_json, as_typed, texts
-from tests.support.serving import Server, datatype_of, raw_request, scores_of
+from tests.support.serving import Server, raw_request, scores_of
 
 
 @pytest.fixture(scope="module")
@@ -46,28 +45,8 @@ def test_scores_over_http_are_those_of_predict(server: Server, predictor: shardk
     assert (output["name"], output["datatype"], output["shape"], reply["id"]) == ("score", "FP32", [40], "a7")
     assert np.abs(np.array(output["data"], np.float32) - predictor.predict(columns)).max() < 1e-6
     assert (reply["model_name"], reply["model_version"]) == ("clicks", str(predictor.step))
-
-
-def test_binary_tensors_over_http_are_answered_in_binary(server: Server, predictor: shardkeep.Predictor) -> None:
-    columns = texts(25)
-    inputs, behind = [], []
-    for name, values in as_typed(columns).items():
-        behind.append(pack(values))
-        parameters = {"binary_data_size": len(behind[-1])}
-        told = {"name": name, "datatype": datatype_of(values), "shape": [len(values), 1], "parameters": parameters}
-        inputs.append(told)
-    head = json.dumps({"inputs": inputs, "parameters": {"binary_data_output": True}}).encode()
-    status, headers, body = server.http(
-        "POST",
-        f"/v2/models/clicks/versions/{predictor.step}/infer",
-        head + b"".join(behind),
-        {"Inference-Header-Content-Length": str(len(head))},
-    )
-    assert status == 200, body
-    length = int({name.lower(): value for name, value in headers.items()}["inference-header-content-length"])
-    (output,) = json.loads(body[:length])["outputs"]
-    assert output["parameters"] == {"binary_data_size": 100} and len(body) == length + 100
-    assert np.abs(np.frombuffer(body[length:], np.float32) - predictor.predict(columns)).max() < 1e-6
+    status, binary = server.post_binary(form(columns), version=str(predictor.step))
+    assert status == 200 and np.abs(binary["score"] - predictor.predict(columns)).max() < 1e-6
 
 
 def test_typed_contents_are_answered_by_typed_contents(server: Server, predictor: shardkeep.Predictor) -> None:
@@ -85,13 +64,8 @@ def test_typed_contents_are_answered_by_typed_contents(server: Server, predictor
 
 def test_the_servers_and_the_models_descriptions(server: Server, predictor: shardkeep.Predictor) -> None:
     model = server.call("ModelMetadata", pb.ModelMetadataRequest(name="clicks"), pb.ModelMetadataResponse)
-    assert [(i.name, i.datatype, list(i.shape)) for i in model.inputs] == [
-        ("price", "FP64", [-1]),
-        ("age", "FP64", [-1]),
-        ("user", "BYTES", [-1]),
-        ("item", "BYTES", [-1]),
-        ("tags", "BYTES", [-1]),
-    ]
+    kinds = {"price": "FP64", "age": "FP64", "user": "BYTES", "item": "BYTES", "tags": "BYTES"}
+    assert [(i.name, i.datatype, list(i.shape)) for i in model.inputs] == [(*kind, [-1]) for kind in kinds.items()]
     assert [(o.name, o.datatype, list(o.shape)) for o in model.outputs] == [("score", "FP32", [-1])]
     assert list(model.versions) == [str(predictor.step)]
     status, _, body = server.http("GET", "/v2/models/clicks")
@@ -104,12 +78,10 @@ def test_the_servers_and_the_models_descriptions(server: Server, predictor: shar
         assert server.http("GET", path)[0] == 200
 
 
-def columns_of(count: int) -> dict[str, list[str]]:
-    """Every other user is a stranger, and so is one tag of each row."""
-    columns = texts(count)
-    columns["user"] = [f"stranger {n}" if n % 2 else "u1" for n in range(count)]
-    columns["tags"] = ["t1|new|new"] * count
-    return columns
+def with_strangers(count: int) -> dict[str, list[str]]:
+    """Columns in which every other user is a stranger, and two of three tags."""
+    users = [f"stranger {n}" if n % 2 else "u1" for n in range(count)]
+    return texts(count) | {"user": users, "tags": ["t1|new|new"] * count}
 
 
 def samples(server: Server, name: str) -> dict[str, float]:
@@ -122,11 +94,11 @@ def samples(server: Server, name: str) -> dict[str, float]:
 @every("form", [as_bytes, as_typed], ids=["texts", "typed"])
 @every("count", [1, 5, 300])
 def test_metrics_count_the_values_of_requests_and_not_the_rows_that_fill_up_a_batch(
-    clicks: Path, count: int, form: Any
+    exported: Path, count: int, form: Any
 ) -> None:
-    columns, predictor = columns_of(count), shardkeep.load(clicks)
+    columns, predictor = with_strangers(count), shardkeep.load(exported)
     predictor.predict(columns)
-    with Server(ServedModel(shardkeep.load(clicks))) as server:
+    with Server(ServedModel(shardkeep.load(exported))) as server:
         assert samples(server, "values") == {"user": 0, "item": 0, "tags": 0}
         server.infer(raw_request(form(columns)))
         missing, values = samples(server, "values_without_row"), samples(server, "values")
@@ -135,14 +107,13 @@ def test_metrics_count_the_values_of_requests_and_not_the_rows_that_fill_up_a_ba
     assert {name: [missing[name], values[name]] for name in values} == predictor.unseen
 
 
-def test_counts_outlive_a_replaced_model_and_are_logged(clicks: Path, caplog: pytest.LogCaptureFixture) -> None:
-    served = ServedModel(shardkeep.load(clicks))
+def test_counts_outlive_a_replaced_model_and_are_logged(exported: Path, caplog: pytest.LogCaptureFixture) -> None:
+    served = ServedModel(shardkeep.load(exported))
     with caplog.at_level(logging.WARNING), Server(served) as server:
-        server.infer(raw_request(as_bytes(columns_of(10))))
-        served.replace(shardkeep.load(clicks))
-        server.infer(raw_request(as_bytes(columns_of(10))))
+        server.infer(raw_request(as_bytes(with_strangers(10))))
+        served.replace(shardkeep.load(exported))
+        server.infer(raw_request(as_bytes(with_strangers(10))))
         assert samples(server, "values_without_row") == {"user": 10, "item": 0, "tags": 40}
     fields = [record.__dict__["fields"] for record in caplog.records if record.message == "values without a row"]
-    assert fields == [
-        {"features": "tags: 40 of 60 values (66.7 %) have no row; user: 10 of 20 values (50 %) have no row"}
-    ]
+    told = "tags: 40 of 60 values (66.7 %) have no row; user: 10 of 20 values (50 %) have no row"
+    assert fields == [{"features": told}]
