@@ -32,8 +32,8 @@ _OF_LIBRARIES = (
     "TOKENIZERS_",
 )
 """Beginnings of variables that a library, or a role for it, sets when it is first used in a process."""
-_FOLDERS = ("pymp-", "torchinductor_", "matplotlib-", "triton")
-"""Folders that libraries keep as long as the process lives."""
+_FOLDERS = ("pymp-", "torchinductor_", "torchelastic_", "matplotlib-", "triton")
+"""Folders that libraries keep as long as the process lives, or leave where a signal ends it."""
 _OWN = Path("/proc/self")
 END_S = 5.0
 """What a closed server or a killed process may take to go."""
