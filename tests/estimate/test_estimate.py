@@ -104,13 +104,13 @@ def check_estimate(more: dict[str, Any]) -> None:
     by_class = {row["class"]: row["bytes"] for row in found["step"]["traffic"]}
     per_sample = {d: sum(summary["bytes"][d].values()) / summary["samples"] for d in ("pull", "push")}
     for name, counted in per_sample.items():
-        told = (by_class[name] + by_class[f"{name} answer"]) / found["job"]["step_samples"]
-        assert told == pytest.approx(counted, rel=0.05)
-    for told, table in zip(found["tables"], summary["tables"], strict=True):
+        estimated = (by_class[name] + by_class[f"{name} answer"]) / found["job"]["step_samples"]
+        assert estimated == pytest.approx(counted, rel=0.05)
+    for estimated, table in zip(found["tables"], summary["tables"], strict=True):
         kept = config.compression.push.keep_rows
-        assert kept * table["rows"] <= told["rows"] * 1.1 and told["rows"] >= table["rows"] * 0.99
+        assert kept * table["rows"] <= estimated["rows"] * 1.1 and estimated["rows"] >= table["rows"] * 0.99
         if kept == 1.0:
-            assert told["bytes"] == pytest.approx(table["bytes"], rel=0.3, abs=config.servers * 16384)
+            assert estimated["bytes"] == pytest.approx(table["bytes"], rel=0.3, abs=config.servers * 16384)
 
 
 def test_each_tables_part_of_a_step_is_told() -> None:
@@ -164,14 +164,15 @@ def test_a_tables_bytes_are_those_of_a_table(spec: TableSpec, rows: int) -> None
     table = OneTable(spec, seed=1)
     for ids in np.array_split(np.arange(rows, dtype=np.int64), rows // 1000):
         table.apply(ids, np.ones((ids.size, spec.dim), np.float32), step=0)
-    told = table_bytes(spec, rows)
-    assert told["bytes"] == pytest.approx(table.size_bytes, rel=0.15)
-    assert told["weights"] + told["slots"] + told["ids"] + told["index"] <= told["bytes"]
-    assert (told["weights"], told["ids"]) == (rows * 4 * spec.dim, rows * 8)
-    assert told["slots"] == (rows * 80 if spec.dim == 10 else told["slots"])
+    sizes = table_bytes(spec, rows)
+    assert sizes["bytes"] == pytest.approx(table.size_bytes, rel=0.15)
+    assert sizes["weights"] + sizes["slots"] + sizes["ids"] + sizes["index"] <= sizes["bytes"]
+    assert (sizes["weights"], sizes["ids"]) == (rows * 4 * spec.dim, rows * 8)
+    if spec.dim == 10:
+        assert sizes["slots"] == rows * 80
     plain_bytes = table_bytes(spec.model_copy(update={"evict": None}), rows)
-    assert "counters" not in plain_bytes and told.get("counters", 0) == (rows * 8 if spec.evict else 0)
-    assert told["bytes"] - plain_bytes["bytes"] == pytest.approx(told.get("counters", 0), abs=5000)
+    assert "counters" not in plain_bytes and sizes.get("counters", 0) == (rows * 8 if spec.evict else 0)
+    assert sizes["bytes"] - plain_bytes["bytes"] == pytest.approx(sizes.get("counters", 0), abs=5000)
 
 
 def test_a_server_holds_its_share_of_every_table() -> None:
@@ -346,6 +347,6 @@ def test_the_rows_and_counted_ids_are_those_of_a_job() -> None:
     found = {table["name"]: table for table in estimate(config, gbit_per_s=1.0)["tables"]}
     summary = LocalJob(config, open_data(config.data, seed=config.seed)).run()
     for table in summary["tables"]:
-        told = found[table["name"]]
-        assert told["rows"] == table["rows"] and told.get("candidates") == table.get("candidates")
+        estimated = found[table["name"]]
+        assert estimated["rows"] == table["rows"] and estimated.get("candidates") == table.get("candidates")
     assert found["C3"]["candidates"] > 100

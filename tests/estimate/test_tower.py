@@ -111,15 +111,15 @@ def of_products(seconds: dict[int, float]) -> Any:
 
 
 @every(
-    ("padded_s", "wide_s", "told"),
+    ("padded_s", "wide_s", "gain"),
     [(0.8, 0.9, {"multiple": 8, "gain": 2.0 / 1.8}), (0.98, 0.7, {"multiple": 32, "gain": 2.0 / 1.7}), (0.98, 2.0, {})],
 )
-def test_the_multiple_with_the_least_time_is_told(padded_s: float, wide_s: float, told: dict[str, float]) -> None:
+def test_the_multiple_with_the_least_time_is_told(padded_s: float, wide_s: float, gain: dict[str, float]) -> None:
     model = nn.Sequential(nn.Linear(367, 128), nn.Linear(128, 128), nn.Linear(128, 3))
     seconds = {367 * 128: 1.0, 368 * 128: padded_s, 384 * 128: wide_s, 128 * 128: 1.0}
     found = padding_gain(padded(), model, of_products(seconds))
-    assert found == (pytest.approx(told) if told else {})
-    if told.get("multiple") == 8:  # a layer counts as often as the model has it
+    assert found == (pytest.approx(gain) if gain else {})
+    if gain.get("multiple") == 8:  # a layer counts as often as the model has it
         more = nn.Sequential(nn.Linear(367, 128), *(nn.Linear(128, 128) for _ in range(3)))
         assert padding_gain(padded(), more, of_products(seconds))["gain"] == pytest.approx(4.0 / 3.8)
 

@@ -97,3 +97,15 @@ def refusal(folder: Path, files: Mapping[str, Any] = {}, **settings: Any) -> str
         assert "\n" not in line and len(line) < 1000 and error.exit_code == 2, line
         return line
     raise AssertionError(f"nothing was refused: {rows}")
+
+
+def damaged(content: bytes, number: int, rng: np.random.Generator) -> bytes:
+    """The content cut, with a byte flipped, or with bytes put in, at a place by chance: by the number in turn."""
+    bad, at = bytearray(content), int(rng.integers(0, len(content)))
+    if number % 3 == 0:
+        del bad[at:]
+    elif number % 3 == 1:
+        bad[at] ^= int(rng.integers(1, 256))
+    else:
+        bad[at:at] = rng.bytes(int(rng.integers(1, 20)))
+    return bytes(bad)

@@ -83,8 +83,8 @@ def test_the_best_of_the_trials_reads_the_test_data_once_and_no_other_keeps_a_mo
     assert f"{scored['test']['auc']:.5f} on the test data" in run_again(tmp_path, 4)  # without a look at the file
     other = tmp_path / f"out/runs/{1 - min(best.number, 1)}/summary.json"
     other.write_text(json.dumps({"status": "completed", "test": scored["test"]}))
-    told = run_again(tmp_path, 4)
-    assert f"which trial {other.parent.name} has read before" in told  # as the best of an earlier start
+    printed = run_again(tmp_path, 4)
+    assert f"which trial {other.parent.name} has read before" in printed  # as the best of an earlier start
 
 
 def run_again(folder: Path, trials: int) -> str:

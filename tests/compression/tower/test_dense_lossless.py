@@ -110,19 +110,19 @@ def test_a_length_comes_back_and_one_that_no_code_has_or_with_any_bit_wrong_is_r
     """Before room is made for it."""
     for length in (0, 1, 200, most_bytes(50)):
         assert decode_length(encode_length(length), 50) == length
-    told = encode_length(201)
-    lengths_came(told)
+    encoded = encode_length(201)
+    lengths_came(encoded)
     for length in (most_bytes(50) + 1, 1 << 39, (1 << 40) - 1):
         with pytest.raises(CorruptMessage, match=r"^the dense gradient of worker 1: a code of .* came for 50 float32s"):
             lengths_came(encode_length(length))
     for place in range(64):
-        damaged = told.copy()
+        damaged = encoded.copy()
         damaged[place // 8] ^= 1 << place % 8
         with pytest.raises(CorruptMessage, match=r"worker 1: .* or its length is damaged$"):
             lengths_came(damaged)
     for size in range(8):
         with pytest.raises(CorruptMessage, match=r"or its length is damaged$"):
-            decode_length(told[:size], 50)
+            decode_length(encoded[:size], 50)
 
 
 def test_a_code_with_any_bit_wrong_is_refused_or_the_code_of_as_many_other_values() -> None:

@@ -16,7 +16,7 @@ from shardkeep.base.errors import DataError
 from shardkeep.workers.data.conversion.hashing import MISSING_ID, hash_text
 from shardkeep.workers.data.sources.parquet_files import read_parquet
 from tests.support.cases import every
-from tests.support.data_files import read, refusal
+from tests.support.data_files import damaged, read, refusal
 
 ZERO_ONE = [Decimal(0), Decimal(1), None, Decimal(1)]
 DAY = datetime.date(1970, 1, 1), datetime.date(1970, 1, 2)
@@ -329,16 +329,8 @@ def test_a_file_with_other_bytes_is_refused_or_read_alike(tmp_path: Path) -> Non
         assert "a.parquet" in refusal(tmp_path, {"a.parquet": bytes(bad)}, **roles)
     rng, expected = np.random.default_rng(6), read(tmp_path, {"a.parquet": good}, **roles)
     for number in range(90):
-        bad = bytearray(good)
-        at = int(rng.integers(0, len(bad)))
-        if number % 3 == 0:
-            del bad[at:]
-        elif number % 3 == 1:
-            bad[at] ^= int(rng.integers(1, 256))
-        else:
-            bad[at:at] = rng.bytes(int(rng.integers(1, 20)))
         try:
-            rows = read(tmp_path, {"a.parquet": bytes(bad)}, **roles)
+            rows = read(tmp_path, {"a.parquet": damaged(good, number, rng)}, **roles)
         except DataError as error:
             assert "\n" not in str(error) and "a.parquet" in str(error)
         else:

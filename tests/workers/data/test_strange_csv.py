@@ -16,7 +16,7 @@ from shardkeep.base.errors import ConfigError, DataError
 from shardkeep.workers.data.conversion.hashing import MISSING_ID, hash_text
 from shardkeep.workers.data.sources import csv_files
 from tests.support.cases import every
-from tests.support.data_files import read, refusal
+from tests.support.data_files import damaged, read, refusal
 from tests.support.pairs import cases_of
 
 TABLE = b"x,c,y\n1,a,0\n2,b,1\n"
@@ -297,16 +297,8 @@ def test_a_damaged_file_is_refused_or_read_and_nothing_else(tmp_path: Path, kind
     text = "x,c,y\n" + "".join(f"{i / 7:.3f},c{i % 9},{i % 2}\n" for i in range(100))
     good = gzip.compress(text.encode(), mtime=0) if kind == "gz" else text.encode()
     for number in range(30):
-        bad = bytearray(good)
-        at = int(rng.integers(0, len(bad)))
-        if number % 3 == 0:
-            del bad[at:]
-        elif number % 3 == 1:
-            bad[at] ^= int(rng.integers(1, 256))
-        else:
-            bad[at:at] = rng.bytes(int(rng.integers(1, 20)))
         try:
-            read(tmp_path, {"a.csv": bytes(bad)}, **BOTH)
+            read(tmp_path, {"a.csv": damaged(good, number, rng)}, **BOTH)
         except (DataError, ConfigError) as error:
             assert "\n" not in str(error) and "a.csv" in str(error)
             refused += 1
