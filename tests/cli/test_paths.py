@@ -18,6 +18,7 @@ from shardkeep.base.errors import ConfigError
 from shardkeep.base.settings import FilePath
 from shardkeep.cli.main import app
 from shardkeep.config import JobConfig, load_config
+from shardkeep.config.paths import anchored
 from shardkeep.sweep.plan import load_sweep
 from shardkeep.workers.data.sources.registry import open_data
 from tests.support.cases import every
@@ -96,8 +97,11 @@ def test_a_path_in_set_starts_at_the_shells_folder(
 )
 def test_a_path_in_a_file_starts_at_the_files_folder_or_at_data_root(setting: str, expected: Any, places: Path) -> None:
     group, name = setting.split(".")
-    found = value(load_config(job(places, **{group: {name: "it"}})), setting)
+    path = job(places, **{group: {name: "it"}})
+    found = value(load_config(path), setting)
     assert found == (str(places / expected) if "files" in expected else expected)
+    raw = JobConfig.model_validate(yaml.safe_load(path.read_text()))
+    assert value(anchored(raw, path.parent, JobConfig), setting) == found  # a config that a program has made
 
 
 @every(

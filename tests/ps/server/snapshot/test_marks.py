@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 from shardkeep.base.errors import CheckpointError
 from shardkeep.ps.checkpoints.folder import Checkpoints
@@ -36,6 +37,19 @@ def read_back(mark: Snapshot, folder: Path) -> Tables:
     read = Tables(SPECS, seed=7)
     load_snapshots(read, checkpoints.commit(1, files, {}), shard=0, num_shards=1)
     return read
+
+
+def test_an_array_that_is_written_in_parts_reads_as_one(tmp_path: Path) -> None:
+    rows, other = np.arange(21, dtype=np.float32).reshape(7, 3), np.arange(5, dtype=np.int64)
+    file = ArrayFile(tmp_path / "arrays")
+    file.add("first", other)
+    for part in np.split(rows, [2, 2, 6]):
+        file.extend("rows", part)
+    file.add("last", other)
+    file.finish()
+    assert {name: array.tolist() for name, array in load_file(file.path).items()} == {
+        "first": other.tolist(), "rows": rows.tolist(), "last": other.tolist()
+    }  # fmt: skip
 
 
 @every(
