@@ -36,7 +36,7 @@ NEWEST = {"ruff", "mypy", "torchmetrics", "torch"}
 """Used in the newest version: the first two by `make check`, the third, which needs torch, by tests."""
 OFFLINE = re.compile(r"NewConnectionError|NameResolutionError|ConnectTimeout|ReadTimeout")
 TRIED = ["tests/config", "tests/row_files", "tests/cli/test_general_options.py", "tests/test_public_names.py"]
-TRIED += [f"tests/workers/data/test_{name}.py" for name in ("csv_files", "parquet_files", "partitions", "labels")]
+TRIED += [f"tests/workers/data/test_{name}.py" for name in ("csv_files", "parquet_files", "input_files", "labels")]
 IN_ONE_PROCESS = "not waits_for_processes and not slow and not chaos and not gpu"
 """Fast tests that use many packages: settings, data and row files in each format, the command line. Some Parquet files
 of rare types need a newer pyarrow to be read."""
@@ -201,6 +201,10 @@ def pip_into(target: Path, *requirements: str) -> None:
 def test_the_lower_bound_of_torch_is_the_version_that_the_tests_use() -> None:
     (pinned,) = re.findall(r"^torch==(\S+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
     assert pinned in (bounds()["torch"], f"{bounds()['torch']}.0")
+
+
+def test_the_tests_that_the_lowest_versions_run_are_there() -> None:
+    assert not [path for path in TRIED if not (ROOT / path).exists()]
 
 
 @pytest.mark.chaos

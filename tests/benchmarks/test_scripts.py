@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import re
 import subprocess
 import sys
@@ -53,6 +54,7 @@ def test_scaling_runs_on_real_jobs(tmp_path: Path) -> None:
 def smoke(name: str, folder: Path) -> dict[str, Any]:
     """What a script wrote to its --json."""
     command = [sys.executable, str(FOLDER / f"{name}.py"), "--smoke", "--json", str(folder / "figures.json")]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=280)
+    own = {**os.environ, "TMPDIR": str(folder)}  # where a script keeps its data
+    done = subprocess.run(command, cwd=folder, env=own, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stdout + done.stderr
     return dict(json.loads((folder / "figures.json").read_text()))

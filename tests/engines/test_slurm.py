@@ -3,6 +3,7 @@ authenticates nobody."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import sys
@@ -175,6 +176,14 @@ class Training:
         going = lambda: self.summary.get("status") in (None, "stopped")  # noqa: E731
         within(LIMIT_S, lambda: max(self.steps(), default=0) >= step, f"no step {step}", going)
 
+    @contextlib.contextmanager
+    def held(self, step: int) -> Iterator[None]:
+        """Waits for a step, and keeps the job from its next ones: a worker is stopped."""
+        self.train(step)
+        worker = next(m["pid"] for m in self.run.member_list() if m["role"] == "worker")
+        with stalled(psutil.Process(worker)):
+            yield
+
     def end(self, golden: Golden) -> Job:
         """Waits for its end, with the model of an undisturbed `shardkeep train`."""
         job = self._cluster.wait(self.number, "COMPLETED", "FAILED", "TIMEOUT", "CANCELLED")
@@ -216,17 +225,17 @@ def test_a_job_continues_after_a_requeue_after_its_time_limit_and_after_it_is_ca
 ) -> None:
     job = Training(cluster, "continued", lease_s=60.0)
     job.submit("--signal=TERM@120")
-    job.train(40)
-    cluster.run("scontrol", "requeue", job.number)
-    job.train(100)
-    worker = next(m["pid"] for m in job.run.member_list() if m["role"] == "worker")
-    with stalled(psutil.Process(worker)):  # or the job ends first: Slurm looks at time limits every 30 s
-        cluster.limit(job.number, cluster.job(job.number).minutes + 2)
+    with job.held(30):
+        cluster.run("scontrol", "requeue", job.number)
+        job.leaves(1)
+    with job.held(80):
+        cluster.limit(job.number, cluster.job(job.number).minutes + 2)  # Slurm looks at time limits every 30 s
         job.leaves(2)
     within(LIMIT_S, lambda: cluster.job(job.number).restarts == 2, "not in the queue again", lambda: True)
     cluster.limit(job.number, 60)
-    job.train(200)
-    cluster.run("scancel", job.number)
+    with job.held(140):
+        cluster.run("scancel", job.number)
+        job.leaves(3)
     assert cluster.wait(job.number, "CANCELLED").restarts == 2
     job.submit()
     assert job.end(golden).restarts == 0

@@ -233,12 +233,12 @@ if way == "SIGTERM":
 """
 CODES = {"return": 0, "raise": 1, "exit": 3, "SIGTERM": -signal.SIGTERM}
 ENDS = [(client, way) for client in ("serve", "connect") for way in CODES]
-IN_CI = ("connect", "SIGTERM")
+IN_CI, IN_CHAOS = ("connect", "SIGTERM"), [pytest.mark.chaos, pytest.mark.timeout(3000)]
 
 
 @pytest.mark.parametrize(
     ("client", "way"),
-    [pytest.param(*end, marks=pytest.mark.slow if end == IN_CI else pytest.mark.chaos) for end in ENDS],
+    [pytest.param(*end, marks=pytest.mark.slow if end == IN_CI else IN_CHAOS) for end in ENDS],
 )
 def test_a_script_that_leaves_its_client_open_ends_in_its_own_way(
     tmp_path: Path, start: Start, client: str, way: str
