@@ -38,8 +38,7 @@ OFFLINE = re.compile(r"NewConnectionError|NameResolutionError|ConnectTimeout|Rea
 TRIED = ["tests/config", "tests/row_files", "tests/cli/test_general_options.py", "tests/test_public_names.py"]
 TRIED += [f"tests/workers/data/test_{name}.py" for name in ("csv_files", "parquet_files", "input_files", "labels")]
 IN_ONE_PROCESS = "not waits_for_processes and not slow and not chaos and not gpu"
-"""Fast tests that use many packages: settings, data and row files in each format, the command line. Some Parquet files
-of rare types need a newer pyarrow to be read."""
+"""Fast tests that use many packages: settings, data and row files in each format, the command line."""
 PLACES = """
 import os, sys, numba, torch
 for place in sys.argv[1:]:
@@ -222,6 +221,7 @@ def test_the_lowest_versions_build_train_the_demo_and_pass_fast_tests(tmp_path: 
     command = [environment.python, "-m", "shardkeep", *demo, "--run-dir", "run"]
     assert "step 20/20" in checked(*command, cwd=tmp_path, env=variables)
     options = ["-q", "-p", "no:cacheprovider", "-W", "ignore", "-m", IN_ONE_PROCESS]  # old packages warn of new ones
+    options += ["--basetemp", str(tmp_path / "pytest")]
     checked(environment.python, "-m", "pytest", *options, *TRIED, cwd=ROOT, env=variables)
     built = building(copied(tmp_path / "checkout"), "wheel", tmp_path / "dist", python=environment.python)
     assert built.returncode == 0, built.stderr

@@ -51,10 +51,12 @@ TEXTS: dict[str, Any] = {
     "dictionary of texts": pa.array(["0", "1", None, "1"]).dictionary_encode(),
     "json": pa.ExtensionArray.from_storage(pa.json_(pa.string()), pa.array(["0", "1", None, "1"])),
 }  # fmt: skip
+UNWRITTEN = [pa.list_(pa.int64(), 1), pa.list_view(pa.int64()), pa.large_list_view(pa.int64())]
+"""pyarrow 24 does not write those, or not where lists are missing."""
 LISTS: dict[str, Any] = {
     **{str(kind): pa.array([[0], [1], None, [1]], kind)
-       for kind in (pa.list_(pa.int64()), pa.large_list(pa.int64()), pa.list_(pa.int64(), 1), pa.list_view(pa.int64()),
-                    pa.large_list_view(pa.int64()))},
+       for kind in (pa.list_(pa.int64()), pa.large_list(pa.int64()),
+                    *([] if pa.__version__.startswith("24.") else UNWRITTEN))},
     "list of int8 with nulls": pa.array([[0, None], [1], [None], [1]], pa.list_(pa.int8())),
     "list of decimals": pa.array([[Decimal(0)], [Decimal(1)], None, [Decimal(1)]]),
     "list of floats": pa.array([[0.0], [1.0], [], [1.0, float("nan")]]),
