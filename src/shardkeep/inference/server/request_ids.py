@@ -83,6 +83,13 @@ class Conversion:
             dense_PI, {name: ids[name] for name in self._names}, np.zeros((size, 1), np.float32), numbers=numbers
         )
 
+    def warm(self) -> None:
+        """Converts a row of missing values in the general way: what pyarrow imports for it, such as pandas, takes
+        seconds, and no request is to wait for it."""
+        lists = [column.several and column.separator is None for column in self._columns]
+        missing = [Jagged([], np.zeros(1, np.int64)) if each else [b""] for each in lists]
+        next(self.general(Rows(1, missing), lambda count: count))
+
     def general(self, rows: Rows, padded: Callable[[int], int]) -> Iterator[tuple[Batch, int]]:
         """As `batches`, in batches of at most 65,536 rows, whose last row fills them up."""
         pairs = zip(self._columns, rows.columns, strict=True)
