@@ -8,8 +8,7 @@ import gc
 import json
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import grpc
@@ -20,97 +19,66 @@ from shardkeep.proto import inference_pb2 as pb
 from tests.support.logical_forms import http_binary
 from tests.support.serving import Server, raw_request
 
-TEXTS = (
-    "1",
-    "0.5",
-    "",
-    "?",
-    "true",
-    "1322.0",
-    "2024-05-01 10:00",
-    "3,50",
-    "$1,234.50",
-    "a|b",
-    "['a', 'b']",
-    "{a,NULL}",
-    "é",
-)
-PATHS = ("/v2", "/v2/health/live", "/v2/health/ready", "/v2/models/{}", "/v2/models/{}/ready", "/metrics", "/metrics")
-STRANGE = ("/v2/models/{}/infer", "/v2/models/other", "/v2/models/{}/versions/99", "/v1/models/{}", "/")
+Inputs = list[dict[str, Any]]
+TEXTS = ("1", "0.5", "", "?", "true", "1322.0", "2024-05-01 10:00", "$1,234.50", "a|b", "['a', 'b']", "{a,NULL}", "é")
+GETS = "/v2 /v2/health/live /v2/health/ready /v2/models/m /v2/models/m/ready /metrics /v2/models/m/infer /v2/models/x /"
 BODIES = (b"", b"{}", b"[1]", b"nonsense", b"\xff\x00", "{}".encode("utf-16"), b"[" * 9999, b'{"inputs": 3}')
+METHODS = ("ModelMetadata", "ModelReady", "ServerReady", "ServerLive", "ServerMetadata", "ModelInfer", "None")
 
 
-def inputs_of(server: Server, name: str) -> list[dict[str, Any]]:
+def usual(server: Server) -> Inputs:
     """Two rows of a usual request, by the model's metadata."""
-    model = json.loads(server.http("GET", f"/v2/models/{name}")[2])
     found = []
-    for each in model["inputs"]:
+    for each in json.loads(server.http("GET", "/v2/models/m")[2])["inputs"]:
         shape = [2, *each["shape"][1:]]
         value = {"BYTES": "1700000000", "FP64": 1.7e9}.get(each["datatype"], 1)  # a time, where it is one
-        found.append({**each, "shape": shape, "data": [value] * int(np.prod(shape))})
+        found.append(each | {"shape": shape, "data": [value] * int(np.prod(shape))})
     return found
 
 
-def changes(inputs: Sequence[Mapping[str, Any]]) -> Iterator[list[dict[str, Any]]]:
+def changed(inputs: Inputs) -> Iterator[Inputs]:
     """The inputs with one of them in each form that its values may have, and in forms that it may not have."""
     for at, one in enumerate(inputs):
-        count = len(one["data"])
-        forms: list[dict[str, Any]] = [{"datatype": "BYTES", "data": [text] * count} for text in (*TEXTS, None)]
-        forms += [{"datatype": kind, "data": [dtype.type(1).item()] * count} for kind, dtype in NUMBERS.items()]
-        forms += [{"datatype": "FP64", "data": [value] * count} for value in (None, 1.5, 1e400)]
+        size = len(one["data"])
+        forms: Inputs = [{"datatype": "BYTES", "data": [text] * size} for text in (*TEXTS, None)]
+        forms += [{"datatype": kind, "data": [dtype.type(1).item()] * size} for kind, dtype in NUMBERS.items()]
+        forms += [{"datatype": "FP64", "data": [value] * size} for value in (None, 1.5, 1e400)]
         forms += [{"shape": [1, 2, 3]}, {"shape": [0], "data": []}, {"datatype": "FP128"}, {"name": f"{one['name']}s"}]
         for form in forms:
-            yield [*map(dict, inputs[:at]), {**one, **form}, *map(dict, inputs[at + 1 :])]
-        yield [*map(dict, inputs[:at]), *map(dict, inputs[at + 1 :])]
-    yield [*map(dict, inputs), {**inputs[0], "name": "device"}]
+            yield [*inputs[:at], one | form, *inputs[at + 1 :]]
+        yield inputs[:at] + inputs[at + 1 :]
+    yield [*inputs, inputs[0] | {"name": "device"}]
+    yield [*inputs, inputs[0] | {"name": "device", "data": ["a"] * 1_200_000}]
+    yield [one | {"data": ["a|" * 4000] * 2} if one["datatype"] == "BYTES" else one for one in inputs]
     for rows in (0, 1, 300):
-        width = [int(np.prod(one["shape"][1:])) for one in inputs]
-        shaped = [{**one, "shape": [rows, *one["shape"][1:]]} for one in inputs]
-        yield [{**one, "data": one["data"][:1] * rows * w} for one, w in zip(shaped, width, strict=True)]
+        yield [one | {"shape": [rows, *one["shape"][1:]], "data": (one["data"] * rows)[::2]} for one in inputs]
 
 
-def values_of(inputs: Sequence[Mapping[str, Any]]) -> dict[str, Values]:
+def values_of(inputs: Inputs) -> dict[str, Values]:
     """What a binary request has of inputs whose values fit their datatype."""
-    return {
-        one["name"]: [text.encode() for text in one["data"]] if one["datatype"] == "BYTES"
-        else np.array(one["data"], NUMBERS[one["datatype"]])
-        for one in inputs
-    }  # fmt: skip
+    texts, numbers = ([one for one in inputs if (one["datatype"] == "BYTES") == are] for are in (True, False))
+    columns: dict[str, Values] = {one["name"]: [text.encode() for text in one["data"]] for one in texts}
+    return columns | {one["name"]: np.array(one["data"], NUMBERS[one["datatype"]]) for one in numbers}
 
 
-def statuses(server: Server, name: str) -> list[int]:
-    """Sends all requests. The HTTP status of each reply over HTTP."""
-    usual, found = inputs_of(server, name), list[int]()
-    for inputs in (usual, *changes(usual)):
-        found.append(server.post(inputs)[0])
-    long = [{**one, "data": ["a|" * 4000] * 2} if one["datatype"] == "BYTES" else one for one in usual]
+def statuses(server: Server) -> set[int]:
+    """Sends all requests to the model m. The HTTP statuses of the replies over HTTP."""
+    inputs, path = usual(server), "/v2/models/m/infer"
+    found = {server.post(each)[0] for each in (inputs, *changed(inputs))}
     for more in ({"outputs": [{"name": "none"}]}, {"parameters": {"top": 2}}, {"parameters": {"top": 0}}, {"id": "7"}):
-        found.append(server.post(usual, **more)[0])
-    found += [server.post(long)[0], server.post([*usual, {**usual[0], "data": ["a"] * 2_000_000}])[0]]
-    path = f"/v2/models/{name}/infer"
-    for body in BODIES:
-        found.append(server.http("POST", path, body)[0])
+        found.add(server.post(inputs, **more)[0])
+    found |= {server.http("POST", path, body)[0] for body in BODIES}
     for headers in ({"Inference-Header-Content-Length": "x"}, {"Content-Encoding": "gzip"}):
-        found.append(server.http("POST", path, b"{}", headers)[0])
-    for address in (*PATHS, *STRANGE):
-        found.append(server.http("GET", address.format(name))[0])
-    if all(len(one["shape"]) == 1 for one in usual):
-        body, length = http_binary(values_of(usual))
-        found.append(server.http("POST", path, body, {"Inference-Header-Content-Length": str(length)})[0])
-    _over_grpc(server, name, usual)
+        found.add(server.http("POST", path, b"{}", headers)[0])
+    found |= {server.http("GET", address)[0] for address in (*GETS.split(), "/metrics")}
+    body, length = http_binary(values_of(inputs))
+    found.add(server.http("POST", path, body, {"Inference-Header-Content-Length": str(length)})[0])
+    messages = [("ModelInfer", raw_request(values_of(inputs), "m"))]
+    messages += [(method, message) for method in METHODS for message in (pb.ModelReadyRequest(name="m"), b"", b"\xff")]
+    for method, message in messages:
+        with contextlib.suppress(grpc.RpcError):
+            server.call(method, message, pb.ModelReadyResponse)
     return found
-
-
-def _over_grpc(server: Server, name: str, usual: list[dict[str, Any]]) -> None:
-    with contextlib.suppress(grpc.RpcError):
-        server.infer(raw_request(values_of(usual), name))
-    for inputs in list(changes(usual))[::7]:
-        with contextlib.suppress(grpc.RpcError, TypeError, KeyError, AttributeError, OverflowError):
-            server.infer(raw_request(values_of(inputs), name))
-    for method in ("ModelMetadata", "ModelReady", "ServerReady", "ServerLive", "ServerMetadata", "ModelInfer", "None"):
-        for message in (pb.ModelReadyRequest(name=name), b"", b"\xff\xff"):
-            with contextlib.suppress(grpc.RpcError):
-                server.call(method, message, pb.ModelReadyResponse)
 
 
 def main() -> None:
@@ -119,8 +87,7 @@ def main() -> None:
     import shardkeep
     from shardkeep.inference.server.served_model import ServedModel
 
-    late = list[str]()
-    serving = False
+    late, serving = list[str](), threading.Event()
 
     class Compiled(event.Listener):
         def on_start(self, found: Any) -> None:
@@ -130,21 +97,20 @@ def main() -> None:
             pass
 
     def watch(happened: str, about: tuple[Any, ...]) -> None:
-        if happened == "import" and serving and threading.current_thread() is not threading.main_thread():
+        if happened == "import" and serving.is_set() and threading.current_thread() is not threading.main_thread():
             late.append(about[0])
 
     sys.addaudithook(watch)
-    found = {}
     for folder in sys.argv[1:]:
-        with Server(ServedModel(shardkeep.load(Path(folder)))) as server:
+        with Server(ServedModel(shardkeep.load(folder)), name="m") as server:
             gc.freeze()
-            with event.install_listener("numba:compile", Compiled()), server.watched() as pauses:  # type: ignore[no-untyped-call]
-                serving = True
-                sent = statuses(server, "clicks")
-                serving = False
-        found[folder] = {"late": [*late], "longest_s": max(pauses), "statuses": sent}
+            listening = event.install_listener("numba:compile", Compiled())  # type: ignore[no-untyped-call]
+            with listening, server.watched() as pauses:
+                serving.set()
+                found = statuses(server)
+                serving.clear()
+        print(json.dumps({"folder": folder, "late": late, "longest_s": max(pauses), "statuses": sorted(found)}))
         late.clear()
-    print(json.dumps(found))
 
 
 if __name__ == "__main__":
