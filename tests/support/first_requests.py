@@ -82,19 +82,10 @@ def statuses(server: Server) -> set[int]:
 
 
 def main() -> None:
-    from numba.core import event
-
     import shardkeep
     from shardkeep.inference.server.served_model import ServedModel
 
     late, serving = list[str](), threading.Event()
-
-    class Compiled(event.Listener):
-        def on_start(self, found: Any) -> None:
-            late.append(f"compiles {found.data['dispatcher']}")
-
-        def on_end(self, found: Any) -> None:
-            pass
 
     def watch(happened: str, about: tuple[Any, ...]) -> None:
         if happened == "import" and serving.is_set() and threading.current_thread() is not threading.main_thread():
@@ -104,8 +95,7 @@ def main() -> None:
     for folder in sys.argv[1:]:
         with Server(ServedModel(shardkeep.load(folder)), name="m") as server:
             gc.freeze()
-            listening = event.install_listener("numba:compile", Compiled())  # type: ignore[no-untyped-call]
-            with listening, server.watched() as pauses:
+            with server.watched() as pauses:
                 serving.set()
                 found = statuses(server)
                 serving.clear()

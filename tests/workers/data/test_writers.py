@@ -40,8 +40,8 @@ SETTINGS: dict[str, Any] = {
 Writer = Callable[[Any], Any]
 
 
-def coded(values: pa.Array, index: str = "int8") -> pa.Array:
-    return pa.DictionaryArray.from_arrays(pa.array(range(len(values)), index), values)
+def coded(values: pa.Array) -> pa.Array:
+    return pa.DictionaryArray.from_arrays(pa.array(range(len(values)), "uint32"), values)
 
 
 def runs(values: pa.Array) -> pa.Array:
@@ -52,11 +52,6 @@ def runs(values: pa.Array) -> pa.Array:
 
 def views(values: pa.Array) -> pa.Array:
     return values.cast(pa.string_view()) if values.type == pa.string() else values
-
-
-def polars(values: pa.Array) -> pa.Array:
-    """As categories of polars."""
-    return coded(views(values), "uint32")
 
 
 def large(values: pa.Array) -> pa.Array:
@@ -88,21 +83,18 @@ STORED: dict[str, Writer] = {
     "large": large,
     "views": views,
     "decimals": decimals,
-    "lists of decimals": listed(decimals),
     "lists of views": listed(views),
     "list views": listed(views, view=True),
 }
 """Forms that a Parquet file has."""
 WRITERS: dict[str, Writer] = STORED | {
     "dictionaries": coded,
-    "categories of polars": polars,
+    "categories of polars": lambda values: coded(views(values)),
     "pieces with a dictionary each": lambda values: pa.chunked_array([coded(values[:1]), coded(values[1:])]),
-    "runs": runs,
     "runs of a dictionary": lambda values: runs(coded(values)),
     "pieces of runs": lambda values: pa.chunked_array([runs(values), runs(values)[:0]]),
-    "lists of dictionaries": listed(coded),
     "lists of runs": listed(runs),
-    "list views of dictionaries": listed(polars, view=True),
+    "list views of dictionaries": listed(coded, view=True),
     "runs of lists of dictionaries": lambda values: runs(listed(coded)(values)),
 }
 

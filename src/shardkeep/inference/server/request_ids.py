@@ -8,6 +8,7 @@ what `general` gives, or nothing: then `general` converts, or finds the error an
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
@@ -88,7 +89,8 @@ class Conversion:
         seconds, and no request is to wait for it."""
         lists = [column.several and column.separator is None for column in self._columns]
         missing = [Jagged([], np.zeros(1, np.int64)) if each else [b""] for each in lists]
-        next(self.general(Rows(1, missing), lambda count: count))
+        with contextlib.suppress(DataError):  # of a model that has no mark of a missing value
+            next(self.general(Rows(1, missing), lambda count: count))
 
     def general(self, rows: Rows, padded: Callable[[int], int]) -> Iterator[tuple[Batch, int]]:
         """As `batches`, in batches of at most 65,536 rows, whose last row fills them up."""
