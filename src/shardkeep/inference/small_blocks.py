@@ -51,7 +51,7 @@ class SmallBlocks:
             batch = Batch(dense_BI, ids, label_BT, numbers=numbers)
             outputs = self._outputs(batch, 0)
             if self._trained.sides is not None:
-                self._trained.finder.top(outputs, batch, 1)
+                self._trained.finder.top(outputs[:1], batch, 1)
 
     @property
     def item_values(self) -> Any:
