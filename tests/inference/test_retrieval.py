@@ -18,12 +18,13 @@ import shardkeep
 from shardkeep.analysis.differences import differences
 from shardkeep.assembly.model import build_scorer, table_specs
 from shardkeep.base.errors import CheckpointError, UserError
+from shardkeep.config import load_config
 from shardkeep.inference.export.manifest import read_manifest
 from shardkeep.inference.export.writing import Formats, export_run
 from shardkeep.inference.finding import Items
 from shardkeep.inference.predictor import Predictor
 from shardkeep.inference.protocol.datatypes import unpack
-from shardkeep.inference.scoring import BestItems, evaluate_run, evaluation_rows, predict_files
+from shardkeep.inference.scoring import evaluate_run, evaluation_rows, predict_files
 from shardkeep.inference.server.served_model import Loaded, ServedModel
 from shardkeep.inference.server.signature import Rows
 from shardkeep.inference.sorted_rows import SortedRows, SortedTable
@@ -156,7 +157,7 @@ def run(files: Path) -> Path:
             "sequences": {"history": {"ids": {"seen": "film"}, "max_length": 3}},
         },
         "model": {"name": "two_tower", "item": ["film", "genre", "minutes"], "hidden": [8], "dim": 6},
-        "tables": {"default": {"dim": 4}},
+        "tables": {"default": {"dim": 4}, "films": {"dim": 4, "init": {"name": "zeros"}}},
         "tower": {"amp": "off", "compile": "off"},
         "train": {"batch_size": 50},
     }
@@ -171,8 +172,8 @@ def program(run: Path) -> Path:
     return run.parent / "exported"
 
 
-def found(model: Path, out: Path, *further: Path, top: int = TOP) -> dict[str, list[Any]]:
-    predict_files(model, [model.parent / "users.parquet"], out, keep=["user"], best=BestItems(top, further))
+def found(model: Path, out: Path) -> dict[str, list[Any]]:
+    predict_files(model, [model.parent / "users.parquet"], out, keep=["user"], top=TOP)
     return pq.read_table(out).to_pydict()
 
 
@@ -195,24 +196,30 @@ def test_predict_writes_the_items_that_a_loaded_model_finds(
     assert written == {"user": users.column("user").to_pylist(), **loaded}
     assert {name for row in written["items"] for name in row} <= {*rows(400, 1).column("film").to_pylist()}
     assert found(program, tmp_path / "exported.parquet") == written
-    predict_files(program, [files / "users.parquet"], tmp_path / "found.csv", best=BestItems(TOP))
+    predict_files(program, [files / "users.parquet"], tmp_path / "found.csv", top=TOP)
     lists = pacsv.read_csv(tmp_path / "found.csv").to_pydict()  # as JSON
     assert [json.loads(text) for text in lists["items"]] == written["items"]
     assert np.array([json.loads(text) for text in lists["scores"]], np.float32).tolist() == written["scores"]
 
 
-def test_further_items_are_found_by_their_columns(run: Path, tmp_path: Path) -> None:
-    """An item of several rows is there once, and one that is known already gets the vector of its new columns."""
-    further = {"film": ["new", "new", "film 4"], "genre": [0, 1, 2], "minutes": [1.0, 2.0, 500.0]}
-    pq.write_table(pa.table(further), tmp_path / "new.parquet")
-    count = len({*rows(400, 1).column("film").to_pylist()})
-    before = found(run, tmp_path / "a.parquet", top=count)
-    after = found(run, tmp_path / "b.parquet", tmp_path / "new.parquet", top=count + 1)
-    for row, items in enumerate(after["items"]):
-        past = dict(zip(before["items"][row], before["scores"][row], strict=True))
-        now = dict(zip(items, after["scores"][row], strict=True))
-        assert sorted(items) == sorted([*past, "new"])
-        assert {name for name in now if past.get(name) != now[name]} == {"new", "film 4"}
+def test_an_export_of_a_job_that_continues_finds_new_items_by_their_columns(
+    run: Path, files: Path, tmp_path: Path
+) -> None:
+    """Rows of tables stay as they were: vectors of new items differ by genre and minutes alone."""
+    days, new = rows(90, 4), ["new", "same", "other"]
+    taken = {"film": new, "genre": [0, 0, 2], "minutes": [90.0, 90.0, 500.0]}
+    news = pa.table({name: taken.get(name, days[name][:3]) for name in days.column_names}, days.schema)
+    pq.write_table(pa.concat_tables([days, news]), tmp_path / "day.parquet")
+    job = load_config(run / "config.yaml").model_dump()
+    job["tables"]["films"]["optimizer"] = {"lr": 1e-30}
+    job["data"] |= {"train": [str(tmp_path / "day.parquet")]}
+    shardkeep.train(shardkeep.JobConfig.model_validate(job), run_dir=tmp_path / "run", from_run=run, quiet=True)
+    export_run(tmp_path / "run", tmp_path / "out")
+    names = {*days["film"].to_pylist(), *new}
+    best = shardkeep.load(tmp_path / "out").top(pq.read_table(files / "users.parquet"), len(names))
+    for items, scores in zip(best["items"], best["scores"], strict=True):
+        score = dict(zip(items, scores, strict=True))
+        assert {*items} == names and score["new"] == score["same"] != score["other"]
 
 
 def test_exports_have_vectors_of_length_1_and_without_their_items_models_are_damaged(
@@ -251,15 +258,15 @@ def test_runs_are_compared_on_rows_with_the_same_targets_only(
 
 
 @every(
-    ("best", "why"),
+    ("top", "why"),
     [
         (None, "--top is missing; two_tower finds items"),
-        (BestItems(4000), r"--top 4000: the catalogue has \d+ items; allowed: 1 to \d+"),
+        (4000, r"--top 4000: the catalogue has \d+ items; allowed: 1 to \d+"),
     ],
 )
-def test_predict_refuses_what_it_cannot_find(program: Path, tmp_path: Path, best: Any, why: str) -> None:
+def test_predict_refuses_what_it_cannot_find(program: Path, tmp_path: Path, top: int | None, why: str) -> None:
     with pytest.raises(UserError, match=why):
-        predict_files(program, [program.parent / "users.parquet"], tmp_path / "out.parquet", best=best)
+        predict_files(program, [program.parent / "users.parquet"], tmp_path / "out.parquet", top=top)
     assert not (tmp_path / "out.parquet").exists()
 
 

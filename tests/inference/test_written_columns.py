@@ -154,11 +154,13 @@ PAIRS = {
     "small, large": (pa.array([1, 2], pa.int8()), pa.array([1, 2**40])),
     "whole, fractions": (pa.array([1, 2]), pa.array([1.5, 2.0])),
     "dictionary, texts": (pa.array(["a", "b"]).dictionary_encode(), pa.array(["c", "d"])),
+    "texts, large texts": (pa.array(["a", "b"]), pa.array(["c", "d"], pa.large_string())),
+    "large lists, lists": (pa.array([["a"], []], pa.large_list(pa.large_string())), pa.array([["b"], None])),
     "texts, nothing": (pa.array(["a", "b"]), pa.nulls(2)),
     "nothing, texts": (pa.nulls(2), pa.array(["a", "b"])),
     "lists, numbers": (pa.array([[1], [2]]), pa.array([1, 2])),
 }
-FITTING = ("dictionary, texts", "texts, nothing")
+FITTING = ("dictionary, texts", "texts, large texts", "large lists, lists", "texts, nothing")
 
 
 def test_types_that_differ_between_files_are_written_as_they_are_or_refused(model: Path, tmp_path: Path) -> None:

@@ -124,6 +124,7 @@ FRAME_JOB: dict[str, Any] = {
     "train": {"batch_size": 50},
     "consistency": {"mode": "sync"},
 }
+SPANS = pa.nulls(1, pa.month_day_nano_interval())
 
 
 def columns(seed: int = 0) -> dict[str, Any]:
@@ -178,6 +179,7 @@ def test_a_config_may_be_a_mapping(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         (FRAME_JOB, 5, DataError, "train=: is a int; allowed: a DataFrame"),
         (FRAME_JOB, {"clicked": [1], "user": [1, 2]}, DataError, "train=: cannot be read as columns"),
         (FRAME_JOB, {"clicked": [0, 1]}, DataError, "price"),
+        (FRAME_JOB, {"x": SPANS}, DataError, "column x: holds .*; leave the column out"),
         ({**FRAME_JOB, "nmae": 1}, columns(), ConfigError, "nmae: unknown key; did you mean name"),
     ],
 )

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import http.client
 import json
 import threading
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from types import TracebackType
 from typing import Any
@@ -32,7 +34,7 @@ class Server:
         self._ready: Future[Addresses] = Future()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop: asyncio.Event | None = None
-        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread = threading.Thread(target=self._run, daemon=True, name="event loop")
         self.addresses = Addresses("", None)
 
     def __enter__(self) -> Server:
@@ -52,6 +54,26 @@ class Server:
         assert self._loop is not None and self._stop is not None
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._stop.set)
+
+    @contextlib.contextmanager
+    def watched(self) -> Iterator[list[float]]:
+        """CPU seconds between turns of the event loop meanwhile."""
+        found = list[float]()
+
+        async def watch() -> None:
+            last = time.thread_time()
+            while True:
+                await asyncio.sleep(0.001)
+                now = time.thread_time()
+                found.append(now - last)
+                last = now
+
+        assert self._loop is not None
+        watching = asyncio.run_coroutine_threadsafe(watch(), self._loop)
+        try:
+            yield found
+        finally:
+            watching.cancel()
 
     def call(self, method: str, request: Any, reply: Any, **options: Any) -> Any:
         """Calls over gRPC. `request`: a message, or any bytes."""

@@ -7,8 +7,10 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
 from shardkeep.base.errors import DataError, first_line
+from shardkeep.workers.data.conversion.chunk import plain
 
 
 def table_of(data: object, name: str) -> pa.Table:
@@ -33,10 +35,25 @@ def table_of(data: object, name: str) -> pa.Table:
     raise DataError(f"{name}: is a {type(data).__name__}; allowed: {allowed}")
 
 
+def stored_table(data: object, name: str) -> pa.Table:
+    """As `table_of`, in types that Parquet files have. Raises DataError."""
+    table = table_of(data, name)
+    columns = [plain(values) for values in table.columns]
+    for column, values in zip(table.column_names, columns, strict=True):
+        try:
+            pq.write_table(pa.table({column: values.slice(0, 0)}), pa.MockOutputStream())
+        except pa.ArrowException as error:
+            what = f"holds {values.type}, which Parquet files do not have; leave the column out"
+            raise DataError(f"{name}, column {column}: {what}") from error
+    return pa.Table.from_arrays(columns, table.column_names)
+
+
 def array_of(values: Any) -> pa.Array:
-    """One column: a list, an array of one or two dimensions, a tensor. Raises what Arrow raises, or TypeError."""
+    """One column: a list, a series, an array of one or two dimensions, a tensor. Raises what Arrow does; TypeError."""
     if isinstance(values, pa.Array | pa.ChunkedArray):
         return values
+    if hasattr(values, "__arrow_c_stream__"):
+        return pa.chunked_array(values)
     if isinstance(values, str | bytes) or not hasattr(values, "__len__"):
         raise TypeError(f"a column is a {type(values).__name__}; allowed: a list or an array")
     if hasattr(values, "detach"):  # a tensor

@@ -130,25 +130,19 @@ def predict(
         int | None,
         typer.Option(min=1, metavar="K", help="Of a retrieval model: write the K best items of each row."),
     ] = None,
-    items: Annotated[
-        list[str] | None, typer.Option(metavar="FILE", help="With --top: further items, by their columns; repeatable.")
-    ] = None,
     amp: Arithmetic = None,
 ) -> None:
     """Score each row of files with the model of a run, in order."""
     if (data is None) == (split is None):
         raise typer.BadParameter("needs --data FILE or --split, one of them", param_hint="'--data'")
-    if items and top is None:
-        raise typer.BadParameter("needs --top K, which finds items", param_hint="'--items'")
     with ready_to_score(run) as screen:
         from shardkeep.inference.files import input_files
-        from shardkeep.inference.scoring import BestItems, predict_files
+        from shardkeep.inference.scoring import predict_files
 
         told = partial(screen.working, "predict")
         names = [name for name in keep.split(",") if name]
-        best = None if top is None else BestItems(top, input_files(items or []))
         rows = split or input_files(data or [])
-        done = predict_files(run, rows, out, which=model, keep=names, best=best, amp=amp, told=told)
+        done = predict_files(run, rows, out, which=model, keep=names, top=top, amp=amp, told=told)
     place = os.fsencode(out).decode(errors="replace")
     print(f"{done.rows:,} rows scored by the model of step {done.step:,} in {done.seconds:.1f} s, written to {place}")
     for line in unseen_lines(done.unseen):

@@ -123,11 +123,17 @@ def _csv_form(path: Path, inputs: Inputs, columns: Sequence[str]) -> CsvForm:
 
 def as_texts(column: Column, allowed: str) -> pa.Array:
     """The values as large strings, whose bytes need not be UTF-8. Raises DataError, which says what is `allowed`."""
-    values = column.values.dictionary_decode() if pa.types.is_dictionary(column.values.type) else column.values
     try:
-        return pc.cast(values, options=pc.CastOptions(target_type=pa.large_string(), allow_invalid_utf8=True))
+        return pc.cast(column.values, options=pc.CastOptions(target_type=pa.large_string(), allow_invalid_utf8=True))
     except pa.ArrowNotImplementedError as error:
         raise column.wrong_type(allowed) from error
+
+
+def _large(kind: pa.DataType) -> pa.DataType:
+    """The type that takes in the texts and lists of all writers."""
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return pa.large_list(_large(kind.value_type))
+    return {pa.string(): pa.large_string(), pa.binary(): pa.large_binary()}.get(kind, kind)
 
 
 @contextlib.contextmanager
@@ -202,7 +208,7 @@ class ScoreWriter:
             texts, kind = as_texts(column, "one value a row, or --out FILE.parquet"), column.values.type
             return texts if is_text(kind) or pa.types.is_fixed_size_binary(kind) else column.values
         try:
-            return column.values if column.path.endswith(PARQUET) else column.values.cast(pa.string())
+            return column.values.cast(_large(column.values.type if column.path.endswith(PARQUET) else pa.string()))
         except pa.ArrowInvalid as error:
             raise column.wrong_type("texts in UTF-8, or --out FILE.csv, which keeps all bytes") from error
 

@@ -23,7 +23,7 @@ def chunks_of(data: object, inputs: Inputs) -> Iterator[Chunk]:
     `table_of`. Raises DataError."""
     table = table_of(data, _NAME)
     check_columns(_NAME, inputs.columns(), table.schema)
-    columns = {name: plain(table.column(name).combine_chunks()) for name in inputs.columns()}
+    columns = {name: plain(table.column(name)) for name in inputs.columns()}
     yield from Chunk(_NAME, np.arange(1, table.num_rows + 1, dtype=np.int64), columns).parts()
 
 

@@ -20,7 +20,6 @@ from shardkeep.base.errors import ConfigError, DataError, UserError
 from shardkeep.config import JobConfig
 from shardkeep.inference.export.manifest import is_export
 from shardkeep.inference.files import Side, Told, as_texts, chunks_of_files, own_rows, score_writer, weigh
-from shardkeep.inference.further_items import with_items
 from shardkeep.inference.loading import load_trained
 from shardkeep.inference.trained import LookedUp, Trained, computing_in, inputs_of, trained_of_checkpoint
 from shardkeep.run.origin.warm_start import continuing
@@ -71,15 +70,15 @@ def predict_files(
     *,
     which: Which = "auto",
     keep: Sequence[str] = (),
-    best: BestItems | None = None,
+    top: int | None = None,
     amp: Amp | None = None,
     told: Told = lambda _text, _share: None,
 ) -> Scored:
     """Writes the score of each row of the files, or of a side of the run's own data, in order, with the columns `keep`
-    beside it; of a retrieval model the `best` items. Raises UserError, DataError, CheckpointError, and JobError where
+    beside it; of a retrieval model the `top` items. Raises UserError, DataError, CheckpointError, and JobError where
     the disk fails; `out` is complete or as it was before."""
     trained = load_trained(run, which, amp=amp)
-    inputs, answers = trained.inputs, _answers(trained, best, told)
+    inputs, answers = trained.inputs, _answers(trained, top)
     assert inputs is not None and trained.labelled_inputs is not None
     if isinstance(files, str):
         files, chunks = own_rows(trained.config, files, trained.labelled_inputs, told, extra=keep)
@@ -104,19 +103,6 @@ def predict_files(
 
 
 @dataclass(frozen=True)
-class BestItems:
-    """What `predict_files` writes of a retrieval model.
-
-    Attributes:
-        top: The most items of a row.
-        files: Have further items, by their columns.
-    """
-
-    top: int
-    files: Sequence[Path] = ()
-
-
-@dataclass(frozen=True)
 class _Answers:
     """Columns that are written, and how they follow from what the dense model gives for a batch."""
 
@@ -124,16 +110,16 @@ class _Answers:
     of: Callable[[Floats, Batch], pa.RecordBatch]
 
 
-def _answers(trained: Trained, best: BestItems | None, told: Told) -> _Answers:
+def _answers(trained: Trained, top: int | None) -> _Answers:
     """Raises UserError for a number of items with a model that scores rows, or without one for a retrieval model."""
     name, names = trained.config.model.name, trained.outputs
-    if (best is None) != (trained.sides is None):
-        what = f"is missing; {name} finds items" if best is None else f"{best.top}: {name} scores rows"
+    if (top is None) != (trained.sides is None):
+        what = f"is missing; {name} finds items" if top is None else f"{top}: {name} scores rows"
         raise UserError(f"--top {what}; allowed: --top K with {', '.join(RETRIEVAL)}, and only with them")
-    if best is None:
+    if top is None:
         types = dict.fromkeys(names, pa.float32())
         return _Answers(types, lambda logits, _: pa.record_batch([*trained.scores(logits).T.copy()], names=names))
-    top, finder = best.top, with_items(trained, best.files, told) if best.files else trained.finder
+    finder = trained.finder
     finder.check(top)
     return _Answers(finder.types, lambda users, batch: finder.named(finder.top(users, batch, top)))
 

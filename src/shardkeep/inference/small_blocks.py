@@ -48,7 +48,10 @@ class SmallBlocks:
             ids = {f.name: weighted if f.pooling == "weighted" else one for f in schema.looked_up}
             numbers = {group.name: np.zeros((size, len(group.numbers)), np.float32) for group in schema.sequences}
             dense_BI, label_BT = (np.zeros((size, count), np.float32) for count in (schema.num_dense, 1))
-            self._outputs(Batch(dense_BI, ids, label_BT, numbers=numbers), 0)
+            batch = Batch(dense_BI, ids, label_BT, numbers=numbers)
+            outputs = self._outputs(batch, 0)
+            if self._trained.sides is not None:
+                self._trained.finder.top(outputs[:1], batch, 1)
 
     @property
     def item_values(self) -> Any:

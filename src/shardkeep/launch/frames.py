@@ -29,12 +29,12 @@ def with_frames(config: JobConfig, frames: Frames, run_dir: Path) -> JobConfig:
     if not given:
         return config
     from shardkeep.run.new_folder import refuse_taken
-    from shardkeep.workers.data.frames import table_of
+    from shardkeep.workers.data.frames import stored_table
 
     if both := [name for name in given if getattr(config.data, name)]:
         raise ConfigError(f"data.{both[0]}: is set, and {both[0]}= is given too; leave one of them out")
     refuse_taken(run_dir)
-    tables = {name: table_of(frame, f"{name}=") for name, frame in given.items()}
+    tables = {name: stored_table(frame, f"{name}=") for name, frame in given.items()}
     paths = {name: (run_dir / "data" / f"{name}.parquet").absolute() for name in given}
     files = ["data.source=parquet", *(f"data.{name}={json.dumps([str(path)])}" for name, path in paths.items())]
     job = load_config(config.model_dump(mode="json", exclude_unset=True), files)

@@ -18,7 +18,7 @@ from shardkeep.base.errors import DataError
 from shardkeep.row_files.form import CHUNK_ROWS, Chunk, RowFile, RowForm
 from shardkeep.workers.data.conversion.chunk import plain, shown_text
 from shardkeep.workers.data.conversion.hashing import hash_texts
-from shardkeep.workers.data.conversion.rules import clean_texts
+from shardkeep.workers.data.conversion.rules import clean_texts, is_text
 
 MOST_ID = 2**63 - 1
 
@@ -50,14 +50,14 @@ def _open(path: Path) -> RowFile:
     for name in ("id", "row"):
         if schema.names.count(name) != 1:
             raise DataError(f"{path}: has no column {name}; its columns are {', '.join(schema.names)}")
-    id_type, row_type = schema.field("id").type, schema.field("row").type
-    if not (pa.types.is_integer(id_type) or _is_text(id_type)):
+    id_type, row_type = plain(schema.empty_table().column("id")).type, schema.field("row").type
+    if not (pa.types.is_integer(id_type) or is_text(id_type)):
         raise DataError(f"{path}: id is {id_type}; allowed: int64, or texts")
     listed = pa.types.is_list(row_type) or pa.types.is_large_list(row_type) or pa.types.is_fixed_size_list(row_type)
     if not listed or row_type.value_type != pa.float32():
         raise DataError(f"{path}: row is {row_type}; allowed: lists of float32")
     dim = row_type.list_size if pa.types.is_fixed_size_list(row_type) else _first_length(path)
-    text_of = (lambda row: _text(path, row)) if _is_text(id_type) else None
+    text_of = (lambda row: _text(path, row)) if is_text(id_type) else None
     return RowFile(path, rows, dim, lambda: _chunks(path, dim), text_of)
 
 
@@ -70,15 +70,6 @@ def _damages_named(path: Path) -> Iterator[None]:
         if isinstance(error, OSError) and error.errno is not None:
             raise
         raise DataError(f"{path}: damaged, or no Parquet file ({_line(error)})") from error
-
-
-def _is_text(kind: Any) -> bool:
-    if pa.types.is_dictionary(kind):
-        kind = kind.value_type
-    return any(
-        test(kind)
-        for test in (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary)
-    )
 
 
 def _first_length(path: Path) -> int:
@@ -97,7 +88,7 @@ def _batches(path: Path, rows: int) -> Iterator[Any]:
 def _chunks(path: Path, dim: int) -> Iterator[Chunk]:
     done = 0
     for batch in _batches(path, CHUNK_ROWS):
-        ids, rows = batch.column("id"), batch.column("row")
+        ids, rows = plain(batch.column("id")), batch.column("row")
         for column, name in ((ids, "id"), (rows, "row")):
             if column.null_count:
                 raise DataError(f"{path}, row {done + _first(column.is_null())}: {name} is missing")
@@ -114,8 +105,8 @@ def _chunks(path: Path, dim: int) -> Iterator[Chunk]:
 
 
 def _ids(path: Path, ids: Any, done: int) -> Ids:
-    if _is_text(ids.type):
-        return hash_texts(clean_texts(plain(ids)))
+    if is_text(ids.type):
+        return hash_texts(clean_texts(ids))
     if ids.type == pa.uint64() and (large := ids.to_numpy() > MOST_ID).any():
         row = _first(large)
         raise DataError(f"{path}, row {done + row}: id {ids[row - 1]} does not fit int64; allowed: at most {MOST_ID}")

@@ -25,7 +25,7 @@ FLOAT_DIGITS = {16: 11, 32: 24, 64: 53}  # bits of a float type -> binary digits
 def kind_of(values: pa.Array, rules: ReadingRules) -> Kind | None:
     """What a column, or the lists of one, holds; None where it holds nothing."""
     kind = values.type
-    while is_list(kind) or pa.types.is_dictionary(kind):
+    while is_list(kind):
         kind = kind.value_type
     if pa.types.is_null(kind) or is_empty(values):
         return None

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.compute as pc  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 
 from shardkeep.base.arrays import Ints
@@ -21,6 +22,7 @@ from shardkeep.workers.data.conversion.rules import is_list
 
 MOST_ROWS = 1 << 16
 """What bounds the memory of a conversion."""
+_VIEWS = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,7 @@ class Column:
         """The flattened entries of `lists`, a list array of this column. Raises DataError where they are structs."""
         if error := _struct_error(self.path, self.name, lists.type):
             raise error
-        return Column(self.path, np.repeat(self.rows_N, lengths_N), self.name, plain(lists.flatten()), self.decimal)
+        return Column(self.path, np.repeat(self.rows_N, lengths_N), self.name, lists.flatten(), self.decimal)
 
     @contextlib.contextmanager
     def named(self) -> Iterator[None]:
@@ -150,19 +152,25 @@ def shown_text(text: Any) -> str:
     return shown if len(shown) <= 60 else shown[:57] + "..."
 
 
-def plain(values: pa.Array) -> pa.Array:
-    """The same values in a type that pyarrow has all its functions for: no views, extensions or dictionaries."""
-    if isinstance(values.type, pa.BaseExtensionType):
-        values = values.storage
-    if pa.types.is_dictionary(values.type):
-        values = plain(values.dictionary).take(values.indices)
+def plain(values: pa.Array | pa.ChunkedArray) -> pa.Array:
+    """The same values in a type that pyarrow has all its functions for: no views, extensions, dictionaries or run ends,
+    in lists neither."""
     kind = values.type
-    if pa.types.is_string_view(kind):
-        return values.cast(pa.large_string())
-    if pa.types.is_binary_view(kind):
-        return values.cast(pa.large_binary())
-    if pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind):
-        return plain(values.cast(pa.large_list(kind.value_type)))
+    if isinstance(values, pa.ChunkedArray):
+        return pa.concat_arrays(map(plain, values.chunks or [values.combine_chunks()]))
+    if isinstance(kind, pa.BaseExtensionType):
+        return plain(values.storage)
+    if pa.types.is_dictionary(kind):
+        return plain(values.dictionary).take(values.indices)
+    if pa.types.is_run_end_encoded(kind):
+        run_N = np.searchsorted(values.run_ends, np.arange(len(values)) + values.offset, side="right")
+        return plain(values.values).take(pa.array(run_N))
+    if is_list(kind) and plain(values.values.slice(0, 0)).type == kind.value_type:
+        return values
+    if is_list(kind) or pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind):
+        lengths_N = np.where(values.is_valid(), pc.fill_null(pc.list_value_length(values), 0), 0)
+        offsets = pa.array(np.concatenate([[0], np.cumsum(lengths_N)]), pa.int64())
+        return pa.LargeListArray.from_arrays(offsets, plain(values.flatten()), mask=values.is_null())
     if pa.types.is_decimal32(kind) or pa.types.is_decimal64(kind):
         return values.cast(pa.decimal128(kind.precision, kind.scale))
-    return values
+    return values.cast(_VIEWS[kind]) if kind in _VIEWS else values

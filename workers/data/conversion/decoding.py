@@ -5,6 +5,7 @@ N = rows of the chunk, V = ids of the chunk
 
 from __future__ import annotations
 
+import bisect
 import re
 from collections.abc import Iterator
 
@@ -235,17 +236,17 @@ def _parse(column: Column, rules: ReadingRules) -> pa.Array:
         numbers = pc.divide(micros.cast(pa.float64(), safe=False), 1e6)
     if numbers is not None:
         return numbers
-    for index, text in enumerate(texts.cast(pa.binary()).to_pylist()):
-        if text is not None and _numbers_of_texts(texts.slice(index, 1)) is None:
-            hint = "; see data.decimal" if COMMA_NUMBER.fullmatch(text) else f"; times that are read: {times.READ}"
-            if text[:1] in (b"[", b"("):
-                hint = VECTORS
-            elif CURRENCY.search(text):
-                hint = "; amounts in one column have one currency, in its first row, too"
-            elif times.parse(texts.slice(index, 1)) is not None:
-                hint = "; the rows before hold numbers, and one column holds either"
-            raise column.error(index, f"{shown_text(text)} is not a number; allowed: numbers, or data.missing{hint}")
-    raise AssertionError("each text alone is a number, all together are not")
+    lengths = range(1, len(texts))
+    index = bisect.bisect_left(lengths, True, key=lambda n: _numbers_of_texts(texts.slice(0, n)) is None)
+    text = texts.cast(pa.binary())[index].as_py()
+    hint = "; see data.decimal" if COMMA_NUMBER.fullmatch(text) else f"; times that are read: {times.READ}"
+    if text[:1] in (b"[", b"("):
+        hint = VECTORS
+    elif CURRENCY.search(text):
+        hint = "; amounts in one column have one currency, in its first row, too"
+    elif times.parse(texts.slice(index, 1)) is not None:
+        hint = "; the rows before hold numbers, and one column holds either"
+    raise column.error(index, f"{shown_text(text)} is not a number; allowed: numbers, or data.missing{hint}")
 
 
 def _without_currency(texts: pa.Array) -> pa.Array | None:

@@ -44,11 +44,8 @@ class ReadingRules:
 
 def clean_texts(values: pa.Array) -> pa.Array:
     """Texts without the spaces around them. Bytes need not be UTF-8."""
-    large = values.type in (pa.large_string(), pa.large_binary())
-    if large or not pa.types.is_string(values.type):
-        target = pa.large_string() if large else pa.string()
-        values = pc.cast(values, options=pc.CastOptions(target_type=target, allow_invalid_utf8=True))
-    return pc.ascii_trim_whitespace(values)
+    options = pc.CastOptions(target_type=pa.large_string(), allow_invalid_utf8=True)
+    return pc.ascii_trim_whitespace(pc.cast(values, options=options))
 
 
 def equal_to(texts: pa.Array, numbers: Sequence[float]) -> pa.Array:

@@ -5,6 +5,8 @@ N = values
 
 from __future__ import annotations
 
+import bisect
+
 import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
@@ -92,10 +94,9 @@ def _of_texts(column: Column, texts: pa.Array) -> pa.Array:
             return _of_numbers(column, texts.cast(kind), ReadingRules())
         except pa.ArrowInvalid:
             continue
-    for index, text in enumerate(texts.cast(pa.binary()).to_pylist()):
-        if text is not None and parse(texts.slice(index, 1)) is None:
-            raise column.error(index, f"{shown_text(text)} is no time; read are: {READ}")
-    index = next(i for i, value in enumerate(texts.is_valid().to_pylist()) if value)
+    index = bisect.bisect_left(range(1, len(texts)), True, key=lambda n: parse(texts.slice(0, n)) is None)
+    if parse(texts.slice(index, 1)) is None:
+        raise column.error(index, f"{shown_text(texts.cast(pa.binary())[index].as_py())} is no time; read are: {READ}")
     raise column.error(index, f"times with and without a zone, or dates and counts, are mixed; read are: {READ}")
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
 
-from shardkeep.base.errors import ConfigError, DataError
+from shardkeep.base.errors import ConfigError, DataError, first_line
 from shardkeep.base.plugging.modules import load_named
 from shardkeep.workers.data.columnar import ColumnarDataset, ColumnarWriter, by_time
 from shardkeep.workers.data.conversion.chunk import Chunk, missing_column, plain
@@ -19,6 +19,7 @@ from shardkeep.workers.data.conversion.inputs import Inputs, prior_fit
 from shardkeep.workers.data.conversion.labels import check_matched, left_out
 from shardkeep.workers.data.conversion.layout import ColumnLayout, layout_of
 from shardkeep.workers.data.conversion.scaling import to_json
+from shardkeep.workers.data.frames import array_of
 from shardkeep.workers.data.samples import Data, Dataset, Progress, content_fingerprint, fingerprint
 from shardkeep.workers.data.schema import sample_inputs
 from shardkeep.workers.data_config import DIALECT, DataConfig, DenseColumn, LabelColumn, SparseColumn, refuse
@@ -157,13 +158,7 @@ def _chunk(config: DataConfig, part: Mapping[str, Any]) -> Chunk:
 
 
 def _array(source: str, name: str, values: Any) -> Any:
-    if isinstance(values, pa.ChunkedArray):
-        return plain(values.combine_chunks())
-    if isinstance(values, pa.Array):
-        return plain(values)
-    if isinstance(values, np.ndarray) and values.ndim == 2:
-        values = list(values)
     try:
-        return pa.array(values, from_pandas=True)
-    except (pa.ArrowInvalid, pa.ArrowTypeError, ValueError, TypeError) as error:
-        raise DataError(f"{source}: column {name} cannot be read as an array ({error})") from error
+        return plain(array_of(values))
+    except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
+        raise DataError(f"{source}: column {name} cannot be read as an array ({first_line(error)})") from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import itertools
 import json
 from collections.abc import Mapping, Sequence
@@ -53,9 +54,11 @@ class _Head:
 
 class RequestReader:
     """Reads infer requests. A client whose texts keep their lengths sends the same JSON in front of its bytes again and
-    again, so a few are kept. One thread."""
+    again, so a few are kept. Any thread may read."""
 
     def __init__(self) -> None:
+        for encoding in ("utf-8-sig", "utf-16-le", "utf-16-be", "utf-16", "utf-32-le", "utf-32-be", "utf-32"):
+            codecs.lookup(encoding)  # imports what json.loads would import in a request
         self._heads = Recent(
             _read_head, MOST_HEADINGS, lambda text, head: len(text) <= MOST_HEADING_BYTES and head.kept
         )

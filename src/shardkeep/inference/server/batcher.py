@@ -22,8 +22,8 @@ from shardkeep.inference.server.signature import Answer, Rows
 
 INLINE_ROWS = 256
 """A batch up to this size takes a millisecond or two: less than it would cost to hand it to a thread."""
-INLINE_BYTES = 256 << 10
-"""A row can have any number of values, and the event loop answers probes."""
+INLINE_BYTES = 64 << 10
+"""A row can have any number of values, of which these have 20 milliseconds; and the event loop answers probes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +140,8 @@ class Batcher:
         requests = [each.rows for each in batch]
         num_rows = sum(rows.count for rows in requests)
         self._metrics.batch(num_rows)
-        if num_rows <= INLINE_ROWS and sum(each.size for each in batch) <= INLINE_BYTES:
+        small = num_rows <= INLINE_ROWS and sum(each.size for each in batch) <= INLINE_BYTES
+        if small and not any(rows.top for rows in requests):  # a search among all items takes long
             self._answer(batch, model, model.answers(requests))
             return
         self._busy = True

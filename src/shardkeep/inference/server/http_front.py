@@ -5,8 +5,10 @@ Infer requests do not pass through starlette, whose routing and objects cost as 
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -16,6 +18,7 @@ from starlette.types import Receive, Scope, Send
 
 from shardkeep.inference.protocol import json_form
 from shardkeep.inference.protocol.status import Refusal, Status, invalid
+from shardkeep.inference.server.batcher import INLINE_BYTES
 from shardkeep.inference.server.metrics import PrometheusMetrics
 from shardkeep.inference.server.service import Service
 from shardkeep.web.access import Access
@@ -72,8 +75,11 @@ class HttpFront:
         self, model: str, version: str, body: bytes, json_length: bytes | None
     ) -> tuple[bytes, int | None]:
         length = None if json_length is None else json_length.decode("latin-1")
-        asked = self._reader.read(body, length, model=model, version=version)
-        return json_form.write_reply(await self._service.infer("http", asked), asked)
+        small = len(body) <= INLINE_BYTES
+        read = partial(self._reader.read, body, length, model=model, version=version)
+        asked = read() if small else await asyncio.to_thread(read)
+        write = partial(json_form.write_reply, await self._service.infer("http", asked), asked)
+        return write() if small else await asyncio.to_thread(write)
 
     def _routes(self) -> Starlette:
         """All calls except infer by POST."""

@@ -55,6 +55,7 @@ class PrometheusMetrics:
         self._age.set_function(lambda: time.time() - served.current.made_at)
         self._served = served
         self.registry.register(self)
+        self.text()  # no scrape is to wait for an import
 
     def collect(self) -> Iterator[Any]:
         """The counters that are read at every scrape."""

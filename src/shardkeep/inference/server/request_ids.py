@@ -8,6 +8,7 @@ what `general` gives, or nothing: then `general` converts, or finds the error an
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
@@ -82,6 +83,14 @@ class Conversion:
         return Batch(
             dense_PI, {name: ids[name] for name in self._names}, np.zeros((size, 1), np.float32), numbers=numbers
         )
+
+    def warm(self) -> None:
+        """Converts a row of missing values in the general way: what pyarrow imports for it, such as pandas, takes
+        seconds, and no request is to wait for it."""
+        lists = [column.several and column.separator is None for column in self._columns]
+        missing = [Jagged([], np.zeros(1, np.int64)) if each else [b""] for each in lists]
+        with contextlib.suppress(DataError):  # of a model that has no mark of a missing value
+            next(self.general(Rows(1, missing), lambda count: count))
 
     def general(self, rows: Rows, padded: Callable[[int], int]) -> Iterator[tuple[Batch, int]]:
         """As `batches`, in batches of at most 65,536 rows, whose last row fills them up."""

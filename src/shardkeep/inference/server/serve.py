@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -97,6 +98,7 @@ def serve_until_signal(
 ) -> None:
     """Serves until SIGTERM or SIGINT. Blocks. Raises as `serve`."""
 
+    gc.freeze()  # else the loop stands while a collection looks at all objects of torch
     keep_freed_memory(largest_bytes=LARGEST_KEPT_BYTES, kept_bytes=KEPT_BYTES)
 
     async def body() -> None:

@@ -55,8 +55,10 @@ class Loaded:
         values = blocks.item_values
         names = None if values is None else ItemNames(values, most_top)
         signature = Signature(predictor.inputs, predictor.outputs, names)
+        conversion = Conversion(predictor.inputs)
+        conversion.warm()
         blocks.warm()
-        return cls(predictor, signature, Conversion(predictor.inputs), blocks, made_at, unseen)
+        return cls(predictor, signature, conversion, blocks, made_at, unseen)
 
     @property
     def version(self) -> str:
