@@ -9,7 +9,11 @@ from shardkeep.assembly.kernel_needs import compile_of_job
 from shardkeep.inference.export.manifest import is_export, read_manifest
 from shardkeep.run.trained import config_of
 
-_ALSO = ("shardkeep.inference.sorted_rows_kernels", "shardkeep.workers.data.gather_kernels")
+_ALSO = (
+    "shardkeep.inference.sorted_rows_kernels",
+    "shardkeep.workers.data.gather_kernels",
+    "shardkeep.workers.data.sources.csv_kernels",
+)
 """What inference imports, besides servers and workers."""
 
 

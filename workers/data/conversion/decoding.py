@@ -16,9 +16,16 @@ from numpy.typing import NDArray
 from shardkeep.base.arrays import Float64s, Ints
 from shardkeep.workers.data.conversion import times
 from shardkeep.workers.data.conversion.chunk import Column, shown_text
-from shardkeep.workers.data.conversion.rules import ReadingRules, is_list, is_number, is_text, is_time, number_of
+from shardkeep.workers.data.conversion.rules import (
+    COMMA_NUMBER,
+    ReadingRules,
+    is_list,
+    is_number,
+    is_text,
+    is_time,
+    number_of,
+)
 
-COMMA_NUMBER = re.compile(rb"[+-]?([0-9]+|[0-9]{1,3}(\.[0-9]{3})+),[0-9]+")
 _CODES = rb"(?<![A-Za-z])(?:EUR|Euro|USD|GBP|CHF|JPY|CNY|PLN|SEK|INR|BRL)(?![A-Za-z])"
 CURRENCY = re.compile(rb"\$|\xe2\x82\xac|\xc2[\xa3\xa5]|(?<![\x80-\x9f\xa1-\xff])[\x80\xa3-\xa5]|" + _CODES)
 _SPACES = r"(?:\s|\xc2?\xa0|\xe2\x80\xaf)*"
