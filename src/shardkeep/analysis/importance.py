@@ -90,6 +90,8 @@ def write_picture(found: dict[str, Any], run: Path) -> Path | None:
         figure = Figure(figsize=(7, 1 + 0.3 * len(names)), layout="constrained")
         axes = figure.subplots()
         axes.barh(list(map(printable, names)), means, xerr=spreads, color="#0072b2")
-        axes.set_xlabel(f"{found['metric']} that the column is worth, and the spread of {REPEATS} permutations")
+        axes.set_xlabel(
+            f"{printable(found['metric'])} that the column is worth, and the spread of {REPEATS} permutations"
+        )
         figure.savefig(run / FILE, dpi=150)
     return run / FILE

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 import io
+import itertools
 import logging
 import re
 from pathlib import Path
@@ -22,7 +23,7 @@ from shardkeep.workers.data.conversion.hashing import hash_text
 from shardkeep.workers.data.conversion.rules import ReadingRules
 from shardkeep.workers.data.sources.csv_dialect import dialect_of
 from shardkeep.workers.data.sources.csv_files import CsvForm
-from shardkeep.workers.data.sources.csv_lines import CountedLines
+from shardkeep.workers.data.sources.csv_lines import CountedLines, Quotes
 from shardkeep.workers.data_config import DataConfig
 from tests.support.cases import every
 from tests.support.data_files import read, refusal
@@ -215,6 +216,20 @@ def test_lines_are_counted_for_blocks_of_any_size(size: int) -> None:
     while len(part := bytes(stream.read(size))):
         parts.append(part)
     assert b"".join(parts) == text and stream.lines == 6
+
+
+@every("form", [CsvForm(",", None), CsvForm("\t", None, "'"), CsvForm(",", None, escape="\\")])
+def test_quotes_close_where_they_do_for_a_strict_reader_whatever_the_parts(form: CsvForm) -> None:
+    marks = f"a{form.delimiter}{form.quote}{form.escape or chr(10)}"
+    for text in map("".join, itertools.product(marks, repeat=6)):
+        try:
+            spoiled = not list(csv.reader(io.StringIO(text, newline=""), strict=True, **form.dialect()))
+        except csv.Error:
+            spoiled = True
+        quotes, text_N = Quotes(form.dialect()), np.frombuffer(text.encode(), np.uint8)
+        for part_N in np.split(text_N, [1, 3]):
+            quotes.spoiled_by(part_N)
+        assert quotes.spoiled_by(text_N[:0], at_end=True) == spoiled or text[-1] == form.escape, text
 
 
 @every("seed", range(20))
