@@ -55,15 +55,12 @@ def find_files(root: Path, entries: Sequence[str], *, key: str, kind: str) -> li
         except (ValueError, RuntimeError) as error:  # a NUL in it; a user's home that does not exist
             raise DataError(f"{key}: {entry!r} is no path ({error})") from error
     tabled = [path for path in files if kind == "parquet" or path.suffix in PARQUET]
-    _check_no_log(dict.fromkeys(above for path in tabled for above in _above(path)), key)
+    tabled += [path.resolve() for path in tabled if path.is_symlink()]
+    folders = dict.fromkeys(path.parent for path in tabled)
+    named = [path for folder in folders for path in (Path(os.path.abspath(folder)), folder.resolve())]  # noqa: PTH100
+    _check_no_log(dict.fromkeys(above for path in named for above in (path, *path.parents)), key)
     check_once({key: files})
     return files
-
-
-def _above(path: Path) -> Iterator[Path]:
-    """The folders above a file by its name, and by where its links lead."""
-    yield from Path(os.path.abspath(path)).parents  # noqa: PTH100 - without links
-    yield from path.resolve().parents
 
 
 def _check_no_log(folders: Iterable[Path], key: str) -> None:

@@ -16,15 +16,7 @@ from numpy.typing import NDArray
 from shardkeep.base.arrays import Float64s, Ints
 from shardkeep.workers.data.conversion import times
 from shardkeep.workers.data.conversion.chunk import Column, shown_text
-from shardkeep.workers.data.conversion.rules import (
-    COMMA_NUMBER,
-    ReadingRules,
-    is_list,
-    is_number,
-    is_text,
-    is_time,
-    number_of,
-)
+from shardkeep.workers.data.conversion.rules import ReadingRules, is_list, is_number, is_text, is_time, number_of
 
 _CODES = rb"(?<![A-Za-z])(?:EUR|Euro|USD|GBP|CHF|JPY|CNY|PLN|SEK|INR|BRL)(?![A-Za-z])"
 CURRENCY = re.compile(rb"\$|\xe2\x82\xac|\xc2[\xa3\xa5]|(?<![\x80-\x9f\xa1-\xff])[\x80\xa3-\xa5]|" + _CODES)
@@ -244,7 +236,7 @@ def _parse(column: Column, rules: ReadingRules) -> pa.Array:
         return numbers
     for index, text in enumerate(texts.cast(pa.binary()).to_pylist()):
         if text is not None and _numbers_of_texts(texts.slice(index, 1)) is None:
-            hint = "; see data.decimal" if COMMA_NUMBER.fullmatch(text) else f"; times that are read: {times.READ}"
+            hint = "; see data.decimal" if number_of(text, ",") is not None else f"; times that are read: {times.READ}"
             if text[:1] in (b"[", b"("):
                 hint = VECTORS
             elif CURRENCY.search(text):

@@ -27,48 +27,37 @@ class CountedLines:
     closed = False
 
     def __init__(self, stream: Any, dialect: dict[str, Any]) -> None:
+        quote = None if dialect["quoting"] == csv.QUOTE_NONE else dialect["quotechar"]
+        marks = (dialect["delimiter"], quote, dialect["escapechar"])
         self.lines, self.spoiled = 0, math.inf
-        self._stream, self._first, self._between, self._quotes = stream, True, True, Quotes(dialect)
+        self._stream, self._marks = stream, [-1 if mark is None else ord(mark) for mark in marks]
+        self._first, self._between, self._state = True, True, 0
 
     def read(self, size: int) -> pa.Buffer:
         """At most `size` bytes; none at the end only."""
         block = self._stream.read_buffer(size)
         text_N = np.frombuffer(block, np.uint8)
         text_N, self._first = text_N[len(BOM) * (self._first and text_N[: len(BOM)].tobytes() == BOM) :], False
-        for part_N in np.split(text_N, range(PART_BYTES, text_N.size, PART_BYTES)) if text_N.size else ():
-            end_N = (part_N == ord("\n")) | (part_N == ord("\r"))
-            self.lines += int(np.count_nonzero(end_N[:-1] > end_N[1:])) + int(self._between > end_N[0])
-            self._between = bool(end_N[-1])
-            if self._quotes.spoiled_by(part_N):
-                self.spoiled = min(self.spoiled, self.lines)
-        if not block.size and self._quotes.spoiled_by(text_N, at_end=True):
-            self.spoiled = min(self.spoiled, self.lines)
+        for part_N in np.split(text_N, range(PART_BYTES, text_N.size, PART_BYTES)):
+            if part_N.size:
+                end_N = (part_N == ord("\n")) | (part_N == ord("\r"))
+                self.lines += int(np.count_nonzero(end_N[:-1] > end_N[1:])) + int(self._between > end_N[0])
+                self._between = bool(end_N[-1])
+            self._follow_quotes(part_N, at_end=not block.size)
         return block
 
-    def close(self) -> None:
-        self.closed = True
-
-
-class Quotes:
-    """Follows the quotes of a text, part by part."""
-
-    def __init__(self, dialect: dict[str, Any]) -> None:
-        quoted = dialect["quoting"] != csv.QUOTE_NONE
-        marks = dialect["delimiter"], dialect["quotechar"] if quoted else None, dialect["escapechar"]
-        self._marks = [-1 if mark is None else ord(mark) for mark in marks]
-        self._state = 0
-
-    def spoiled_by(self, text_N: NDArray[np.uint8], *, at_end: bool = False) -> bool:
-        """Takes in the next part, at the end none; whether a quote does not close at the end of its field."""
+    def _follow_quotes(self, part_N: NDArray[np.uint8], *, at_end: bool) -> None:
         delimiter, quote, escape = self._marks
-        if self._state in (0, 1) and escape < 0 and not (text_N == quote).any():
-            if text_N.size:
-                self._state = int(text_N[-1] not in (delimiter, ord("\n"), ord("\r")))
+        if self._state in (0, 1) and escape < 0 and not (part_N == quote).any():
+            self._state = int(not self._between and part_N[-1] != delimiter) if part_N.size else self._state
         elif self._state >= 0:
             from shardkeep.workers.data.sources.csv_kernels import quote_state  # here: init reads most files without
 
-            self._state = quote_state(text_N, self._state, delimiter, quote, escape, at_end)
-        return self._state < 0
+            self._state = quote_state(part_N, self._state, delimiter, quote, escape, at_end)
+            self.spoiled = self.lines if self._state < 0 else self.spoiled
+
+    def close(self) -> None:
+        self.closed = True
 
 
 def check_lines(
@@ -94,9 +83,7 @@ def check_lines(
         after.callback(csv.field_size_limit, csv.field_size_limit(LONGEST_FIELD))
         for fields, lines, number in _rows(stream, dialect, delimiter):
             right, whole = len(fields) == num_fields, "".join(lines).encode("latin-1")
-            odd = (len(lines) > 1 or spoiled) and Quotes(dialect).spoiled_by(
-                np.frombuffer(whole, np.uint8), at_end=True
-            )
+            odd = (len(lines) > 1 or spoiled) and _is_spoiled(whole, dialect)
             text = "" if right and len(lines) == 1 and not odd else whole.decode("utf-8", "replace").strip()
             rows += number > header_lines and (right or text != "")
             if not text:
@@ -133,6 +120,13 @@ def _rows(stream: Any, dialect: dict[str, Any], delimiter: str) -> Iterator[tupl
     for fields in (reader := csv.reader(recorded(), **dialect)):
         yield fields, lines, reader.line_num
         lines.clear()
+
+
+def _is_spoiled(row: bytes, dialect: dict[str, Any]) -> bool:
+    stream = CountedLines(pa.BufferReader(row), dialect)
+    while stream.read(LONGEST_FIELD).size:
+        pass
+    return stream.spoiled < math.inf
 
 
 def _could_be_row(line: str, dialect: dict[str, Any], num_fields: int) -> bool:
