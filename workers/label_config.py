@@ -112,7 +112,7 @@ class LabelSettings(Settings):
     column: ColumnName
     """Name of the column."""
     positive: Annotated[list[str] | Threshold | None, BeforeValidator(_positive)] = None
-    """Values that mean 1, compared as numbers where all of them are; or {above: NUMBER}, {below: NUMBER}. Every other
+    """Values that mean 1, those that are numbers compared as numbers; or {above: NUMBER}, {below: NUMBER}. Every other
     value means 0. Left out = the column holds 0 and 1, or true and false."""
     missing: Literal["error", "skip", "mask"] = "error"
     kind: Literal["class", "number"] = "class"

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
 
 import pytest
+import typer
 import yaml
 from pydantic import BaseModel
 from typer.testing import CliRunner
@@ -19,6 +21,7 @@ from shardkeep.base.settings import FilePath
 from shardkeep.cli.main import app
 from shardkeep.config import JobConfig, load_config
 from shardkeep.config.paths import anchored
+from shardkeep.run.reader import RunReader
 from shardkeep.sweep.plan import load_sweep
 from shardkeep.workers.data.sources.registry import open_data
 from tests.support.cases import every
@@ -65,6 +68,26 @@ def settings_of_paths(model: type[BaseModel], above: str = "") -> Iterator[str]:
 
 def test_the_cases_are_all_settings_that_hold_paths() -> None:
     assert sorted(settings_of_paths(JobConfig)) == sorted([*SETTINGS, ROW_FILE])
+
+
+@every("address", ["s3://bucket/it", "hf://datasets/me/it", "file:///it", "https://host/it"])
+@every("setting", [*SETTINGS, ROW_FILE])
+def test_an_address_is_refused_for_every_path(setting: str, address: str, places: Path) -> None:
+    *above, key = setting.replace("tables.", "tables.t.").split(".")
+    group: Any = {key: address} | ({"name": "file"} if "init" in above else {})
+    for name in reversed(above):
+        group = {name: group}
+    for text, overrides in (
+        (yaml.safe_dump(group), []),
+        ("{}", [f"{setting.replace('tables.', 'tables.t.')}={address}"]),
+    ):
+        file = places / "files" / "address.yaml"
+        file.write_text(text)
+        with pytest.raises(ConfigError, match=f"{re.escape(address)} is an address"):
+            load_config(file, overrides)
+    with pytest.raises(ConfigError, match="is an address"):
+        RunReader(Path(address))
+    assert not list((places / "shell").iterdir())
 
 
 @every("whole_group", [False, True], ids=["by key", "in its group"])
@@ -200,3 +223,7 @@ def test_every_path_of_every_command_may_begin_with_home(name: str, read: Any, p
     assert read is not None, f"{name} has no parser for ~"
     assert str(read("~/it")) == f"{places}/home/it"
     assert str(read("it:1")) == "it:1"
+    if "coordinator" not in name:
+        with pytest.raises(typer.Exit) as end:
+            read("s3://bucket/it")
+        assert end.value.exit_code == 2

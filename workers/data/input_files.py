@@ -7,7 +7,7 @@ import contextlib
 import difflib
 import glob
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote
@@ -16,6 +16,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import xxhash
 
 from shardkeep.base.errors import ConfigError, DataError
+from shardkeep.base.files import local
 from shardkeep.workers.data_config import DataConfig
 
 PARQUET = (".parquet", ".pq", ".parq")
@@ -23,6 +24,13 @@ PROBES, PROBE_BYTES = 8, 4096  # of a file's bytes, spread over it
 MOST_PROBED = 64  # files: thousands on a network disk would hold up every start
 Identity = list[str | int]
 MISSING = "__HIVE_DEFAULT_PARTITION__"
+LOGS = {
+    "_delta_log": "a Delta",
+    ".hoodie": "a Hudi",
+    ".hoodie_partition_metadata": "a Hudi",
+    "metadata/*.metadata.json*": "an Iceberg",
+}
+"""What shows a table whose rows are those of a log, not those of all its files."""
 NO_DATA = (".yaml", ".yml", ".md", ".json", ".py", ".crc", ".names", ".pdf")
 
 
@@ -30,31 +38,51 @@ def find_files(root: Path, entries: Sequence[str], *, key: str, kind: str) -> li
     """The files that `entries` of the config key `key` name, in order; a folder's and a pattern's files by name.
 
     Left out of folders are names that start with . or _, and what cannot be of `kind` by its suffix; an empty `kind` is
-    the one of the files. Raises DataError where nothing is there, or a folder on the way cannot be read.
+    the one of the files. Raises DataError where nothing is there, a folder on the way cannot be read, a file is there
+    twice or belongs to a table with a log, and for an address.
     """
     if not entries:
         raise ConfigError(f"{key}: is empty; allowed: at least one file, folder or glob pattern")
     files: list[Path] = []
     for entry in entries:
         try:
-            files += _find(root, entry, key, kind)
+            files += _find(root, Path(local(entry)).expanduser(), key, kind)
+        except ConfigError as error:
+            raise DataError(f"{error} ({key})") from error
         except OSError as error:
             place = error.filename or entry
             raise DataError(f"{place}: cannot be read ({error.strerror or error}) ({key})") from error
         except (ValueError, RuntimeError) as error:  # a NUL in it; a user's home that does not exist
             raise DataError(f"{key}: {entry!r} is no path ({error})") from error
+    tabled = [path for path in files if kind == "parquet" or path.suffix in PARQUET]
+    tabled += [path.resolve() for path in tabled if path.is_symlink()]
+    folders = dict.fromkeys(path.parent for path in tabled)
+    named = [path for folder in folders for path in (Path(os.path.abspath(folder)), folder.resolve())]  # noqa: PTH100
+    _check_no_log(dict.fromkeys(above for path in named for above in (path, *path.parents)), key)
+    check_once({key: files})
     return files
 
 
-def _find(root: Path, entry: str, key: str, kind: str) -> list[Path]:
-    path = root / Path(entry).expanduser()
+def _check_no_log(folders: Iterable[Path], key: str) -> None:
+    """Raises DataError where one of the folders is that of a table with a log."""
+    for folder in folders:
+        for log, kind in LOGS.items():
+            if next(folder.glob(log), None) is not None:
+                raise DataError(
+                    f"{folder}: is {kind} table, and its files hold rows that its log excludes ({key}); write the "
+                    "rows that it has to Parquet files in another folder"
+                )
+
+
+def _find(root: Path, entry: Path, key: str, kind: str) -> list[Path]:
+    path = root / entry
     if path.is_file():
         return [path]
     if path.is_dir():
         return _inside(path, key, kind)
     if path.exists():
         raise DataError(f"{path}: is neither a file nor a folder ({key})")
-    pattern = Path(glob.escape(str(root))) / Path(entry).expanduser()
+    pattern = Path(glob.escape(str(root))) / entry
     matches = sorted(map(Path, glob.glob(str(pattern), recursive=True)))  # noqa: PTH207
     _look_into(pattern)
     files = [p for p in matches if p.is_file()]
@@ -75,6 +103,7 @@ def _look_into(pattern: Path) -> None:
 
 
 def _inside(folder: Path, key: str, kind: str) -> list[Path]:
+    _check_no_log([folder], key)
     files = _below(folder)
     data = [p for p in files if p.suffix not in NO_DATA]
     kind = kind or ("parquet" if all(p.suffix in PARQUET for p in data) else "csv")

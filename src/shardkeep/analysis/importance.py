@@ -15,6 +15,7 @@ import numpy as np
 
 from shardkeep.base.errors import UserError
 from shardkeep.base.plugging.packages import missing
+from shardkeep.base.printable import printable
 from shardkeep.inference.export.manifest import is_export
 from shardkeep.inference.files import Told
 from shardkeep.inference.scoring import EvaluationRows, EvaluationScores, Scores
@@ -80,13 +81,17 @@ def write_picture(found: dict[str, Any], run: Path) -> Path | None:
     it is an export, which nothing is added to. Raises OSError."""
     if missing("matplotlib") or is_export(run):
         return None
+    from matplotlib import rc_context
     from matplotlib.figure import Figure
 
     columns = found["columns"][::-1]
     names, means, spreads = ([one[key] for one in columns] for key in ("column", "mean", "spread"))
-    figure = Figure(figsize=(7, 1 + 0.3 * len(names)), layout="constrained")
-    axes = figure.subplots()
-    axes.barh(names, means, xerr=spreads, color="#0072b2")
-    axes.set_xlabel(f"{found['metric']} that the column is worth, and the spread of {REPEATS} permutations")
-    figure.savefig(run / FILE, dpi=150)
+    with rc_context({"text.parse_math": False}):  # dollars are part of names
+        figure = Figure(figsize=(7, 1 + 0.3 * len(names)), layout="constrained")
+        axes = figure.subplots()
+        axes.barh(list(map(printable, names)), means, xerr=spreads, color="#0072b2")
+        axes.set_xlabel(
+            f"{printable(found['metric'])} that the column is worth, and the spread of {REPEATS} permutations"
+        )
+        figure.savefig(run / FILE, dpi=150)
     return run / FILE

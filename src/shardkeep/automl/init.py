@@ -18,6 +18,7 @@ from shardkeep.automl.rules import DECAY, RULES, Size
 from shardkeep.base.files import atomic_write
 from shardkeep.base.machine.limits import limit_bytes
 from shardkeep.base.machine.topology import usable_cores
+from shardkeep.base.printable import printable
 from shardkeep.base.yaml_text import write_yaml
 from shardkeep.config import JobConfig, fitted_to, parse_config
 from shardkeep.config.overrides import Override, overridden
@@ -117,7 +118,8 @@ class Plan:
         if by != "time" and ("data", "time") not in given:
             settings["data"].pop("time", None)  # has no effect then
         rows = f"{'' if self.excerpt.whole else 'about '}{self.excerpt.num_rows:,} rows, {len(self.roles)} columns"
-        left_out = [f"# left out: {role.name} ({role.why})\n" for role in self.roles if role.use == "left out"]
+        unused = [f"left out: {role.name} ({role.why})" for role in self.roles if role.use == "left out"]
+        left_out = [f"# {printable(line)}\n" for line in unused]
         head = f"# By shardkeep init: {rows}. docs/reference/config.md has every key.\n"
         chosen = {keys: note for keys, note in notes.items() if keys not in given}
         return head + "".join(left_out) + yaml_with_notes(settings, chosen)

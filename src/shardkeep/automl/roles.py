@@ -15,6 +15,7 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 
 from shardkeep.automl import names
 from shardkeep.automl.columns import Facts, auc_alone
+from shardkeep.automl.job_file import flow
 from shardkeep.base.arrays import Float64s
 from shardkeep.base.errors import DataError
 from shardkeep.workers.data.conversion import times
@@ -133,7 +134,7 @@ def _as_label(facts: Facts, positive: Any, origin: str, why: str) -> Role:
         shown = ", ".join(facts.examples())
         raise DataError(
             f"{origin}: the label {facts.name} has {facts.distinct} texts ({shown}, ...); say which mean 1: "
-            f"--set 'data.label.positive=[{facts.examples()[0]}]'"
+            f"--set {quote(f'data.label.positive={flow([facts.examples()[0]])}')}"
         )
     number_N = _numbers(facts)
     edges_V = np.unique(number_N)[:-1]

@@ -7,6 +7,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import re
 import stat
 import tempfile
 import time
@@ -20,10 +21,23 @@ from shardkeep.base.deadlines import Deadline
 from shardkeep.base.errors import CheckpointError, ConfigError, UserError
 from shardkeep.base.net.descriptors import when_free
 
+P = TypeVar("P", bound=str | Path)
 T = TypeVar("T")
 R = TypeVar("R")
 _READ_BYTES = 1 << 20
 _PRIVATE_BYTES = 1 << 16
+_ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # a Path has one slash of the two
+
+
+class _NotLocal(ConfigError, ValueError):  # a ValueError for pydantic
+    """An address stands where a path belongs."""
+
+
+def local(path: P) -> P:
+    """The path itself. Raises ConfigError for an address such as `s3://bucket/day`, which would become a folder."""
+    if _ADDRESS.match(str(path)):
+        raise _NotLocal(f"{path} is an address; copy or mount its files, and give their path")
+    return path
 
 
 def check_writable(folder: Path) -> None:

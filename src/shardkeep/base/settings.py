@@ -10,6 +10,8 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
+from shardkeep.base.files import local
+
 DAY_S = 86_400.0
 MOST_STEPS = 1_000_000_000_000
 """Steps and samples beyond any job, and far below what 64 bits hold."""
@@ -80,7 +82,7 @@ def _checked_path(text: str) -> str:
         raise ValueError("holds a NUL character; allowed: a path without one")
     if any(len(part.encode()) > _NAME_BYTES for part in text.split("/")) or len(text.encode()) > _PATH_BYTES:
         raise ValueError(f"allowed: {_PATH_BYTES:,} bytes, {_NAME_BYTES} between two slashes")
-    if text.startswith("~"):
+    if local(text).startswith("~"):
         try:
             Path(text).expanduser()
         except RuntimeError:

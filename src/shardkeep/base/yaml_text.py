@@ -16,6 +16,8 @@ import yaml
 from yaml.composer import Composer
 from yaml.resolver import Resolver
 
+from shardkeep.base.printable import printable
+
 MAX_BYTES = 20_000_000
 """A resolved config takes some 150 bytes for each column."""
 MAX_DEPTH = 100
@@ -76,7 +78,7 @@ def read_yaml(text: str) -> Any:
 
 def write_yaml(value: Any, **style: Any) -> str:
     """A value as YAML, with the options of `yaml.dump`. `read_yaml` and readers of YAML 1.1 give an equal value."""
-    return str(yaml.dump(value, Dumper=_Dumper, allow_unicode=True, **style))
+    return printable(yaml.dump(value, Dumper=_Dumper, allow_unicode=True, **style), keep="\n")
 
 
 def read_text(path: Path) -> str:
@@ -183,6 +185,9 @@ class _Dumper(yaml.SafeDumper):
         tag = str(super().resolve(kind, value, implicit))  # type: ignore[no-untyped-call]
         plain_text = kind is yaml.ScalarNode and implicit[0] and tag == _TAG + "str"
         return _TAG + "int" if plain_text and (_kind(value) != "str" or _ambiguity(value)) else tag
+
+    def represent_scalar(self, tag: str, value: Any, style: str | None = None) -> yaml.ScalarNode:
+        return super().represent_scalar(tag, value, style if value.isprintable() else '"')
 
 
 def _kind(scalar: str) -> str:

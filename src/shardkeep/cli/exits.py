@@ -20,7 +20,8 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from shardkeep.base.errors import JobError, JobStopped, ShardkeepError
+from shardkeep.base.errors import DataError, JobError, JobStopped, ShardkeepError
+from shardkeep.base.printable import printable
 from shardkeep.base.system_errors import in_words
 from shardkeep.member.departure import Leaving
 
@@ -61,7 +62,8 @@ def run_command(run: Callable[[], int | None], debug: bool) -> NoReturn:
 def report(error: ShardkeepError | OSError | UnicodeError) -> int:
     """Prints an error to stderr and returns its exit code."""
     head = "" if isinstance(error, JobStopped) else "error: "
-    for line in in_words(error).splitlines():  # a config may have several problems
+    text = in_words(error)
+    for line in [text] if isinstance(error, DataError) else text.splitlines():  # a config may have several problems
         say(f"{head}{line}")
     return error.exit_code if isinstance(error, ShardkeepError) else JobError.exit_code
 
@@ -69,7 +71,7 @@ def report(error: ShardkeepError | OSError | UnicodeError) -> int:
 def say(text: str) -> None:
     """Prints a line to stderr."""
     with contextlib.suppress(OSError):  # the device is full: the exit code still reports the error
-        print(text, file=sys.stderr, flush=True)
+        print(printable(text), file=sys.stderr, flush=True)
 
 
 class OutputError(ShardkeepError):

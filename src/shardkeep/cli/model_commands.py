@@ -17,6 +17,7 @@ import typer
 
 from shardkeep.base.errors import JobError
 from shardkeep.base.logs.log import configure
+from shardkeep.base.printable import printable
 from shardkeep.base.sizes import size_text
 from shardkeep.cli.options import (
     AnyModel,
@@ -146,7 +147,7 @@ def predict(
     place = os.fsencode(out).decode(errors="replace")
     print(f"{done.rows:,} rows scored by the model of step {done.step:,} in {done.seconds:.1f} s, written to {place}")
     for line in unseen_lines(done.unseen):
-        print(line)
+        print(printable(line))
     if done.not_finite:
         raise JobError(f"{done.not_finite:,} predictions in {out} are not finite (NaN or infinite)")
 
@@ -273,10 +274,10 @@ def _table_of_groups(by: dict[str, Any]) -> Table:
     if len(groups) > MOST_GROUPS:
         title = f"the {MOST_GROUPS} most frequent of {len(groups):,} values; --json has all"
     names = [name for name in groups[0] if name not in ("value", "note", "calibration_buckets")] if groups else []
-    table = Table(by["column"], *map(metric_name, names), title=title, box=None)
+    table = Table(printable(by["column"]), *map(metric_name, names), title=title, box=None)
     for group in groups[:MOST_GROUPS]:
         shown = ["-" if group.get(name) is None else _number(group[name]) for name in names]
-        table.add_row("(missing)" if group["value"] is None else group["value"], *shown)
+        table.add_row("(missing)" if group["value"] is None else printable(group["value"]), *shown)
     return table
 
 

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from shardkeep.base.errors import UserError
+from shardkeep.base.errors import ConfigError, UserError
+from shardkeep.base.files import local
 from shardkeep.base.logs.log import LogFormat
+from shardkeep.cli.exits import report
 from shardkeep.launch.machine import PROCESSES_TEXT, index_of
 
 if TYPE_CHECKING:
@@ -17,9 +19,11 @@ if TYPE_CHECKING:
 
 
 def path(text: str | Path) -> Path:
-    """Returns a path with `~` expanded: shells do not expand it in `--option=~/folder`."""
+    """Returns a path with `~` expanded: shells do not expand it in `--option=~/folder`. Exits for an address."""
     try:
-        return Path(text).expanduser()
+        return Path(local(text)).expanduser()
+    except ConfigError as error:
+        raise typer.Exit(report(error)) from error
     except RuntimeError as error:
         raise typer.BadParameter(f"{text}: {error}") from error
 

@@ -15,6 +15,7 @@ from typing import Any, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel
 
+from shardkeep.base.files import local
 from shardkeep.base.settings import Origin
 from shardkeep.config.overrides import Override
 
@@ -26,7 +27,7 @@ def anchored(settings: T, folder: Path, model: type[BaseModel]) -> T:
     """The settings of a file in `folder`, or a model of them, with absolute paths of files. Leaves wrong paths to the
     model."""
     for keys in paths_of(model, Origin.FILE):
-        settings = _changed(settings, keys, lambda text: str((folder / Path(text).expanduser()).resolve()))
+        settings = _changed(settings, keys, lambda text: str((folder / Path(local(text)).expanduser()).resolve()))
     return settings
 
 
@@ -80,7 +81,7 @@ def _changed(value: Any, keys: Keys, change: Callable[[str], str]) -> Any:
 
 def _below(folder: Path, text: str) -> str:
     """A file, folder or pattern. Its links are not followed: a link's name says what it holds."""
-    entry = Path(text).expanduser()
+    entry = Path(local(text)).expanduser()
     if entry.is_absolute():
         return str(entry)
     while entry.parts[:1] == ("..",):

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from shardkeep.base.errors import JobError, JobStopped, MissingPackage, UserError
-from shardkeep.base.files import atomic_write, make_folder
+from shardkeep.base.files import atomic_write, local, make_folder
 from shardkeep.base.plugging.packages import missing
 from shardkeep.config import JobConfig, load_config
 from shardkeep.config.paths import anchored
@@ -54,7 +54,7 @@ def train(
     Returns and raises as `shardkeep.train`; MissingPackage without ray.
     """
     words = [*(("--only", only) if only else ()), *(("--keep", str(keep)) if keep else ())]
-    with _machines(_job(config), Path(run_dir).absolute(), nodes, resources, words) as (_, ends):
+    with _machines(_job(config), Path(local(run_dir)).absolute(), nodes, resources, words) as (_, ends):
         summary = _wait(ends) or {}
     if summary.get("status") == "stopped":
         raise JobStopped(summary["message"])
@@ -84,7 +84,7 @@ def servers(
         tables = {table.name: table.model_dump(exclude={"name"}) for table in checked_tables(config)}
         config = JobConfig.model_validate({"name": "custom-loop", "tables": tables})
     job = config_around(_job(config), servers=num, trainers=trainers)
-    run = RunReader(Path(run_dir).absolute())
+    run = RunReader(run_dir)
     number = run.number()
     with _machines(job, run.path, num, resources, ["--only", "servers"]) as (token, ends):
         while run.number() == number or run.address() is None:

@@ -8,8 +8,9 @@ from pathlib import Path
 from shardkeep.assembly.kernel_needs import compile_of_job
 from shardkeep.inference.export.manifest import is_export, read_manifest
 from shardkeep.run.trained import config_of
+from shardkeep.workers.data_config import SOURCES
 
-_ALSO = ("shardkeep.inference.sorted_rows_kernels", "shardkeep.workers.data.gather_kernels")
+_ALSO = ("shardkeep.inference.sorted_rows_kernels", *SOURCES["csv"].kernels)
 """What inference imports, besides servers and workers."""
 
 

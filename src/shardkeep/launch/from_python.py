@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
+from shardkeep.base.files import local
 from shardkeep.config import JobConfig, load_config
 from shardkeep.launch.frames import Frames, with_frames
 from shardkeep.run.new_folder import default_run_dir
@@ -58,7 +59,7 @@ def train(
     callbacks = check_callbacks(callbacks)
     code_folder = Path(config).resolve().parent if isinstance(config, str | Path) else _script_folder()
     job = config if isinstance(config, JobConfig) else load_config(config)
-    path = Path(run_dir) if run_dir is not None else default_run_dir(job.name)
+    path = Path(local(run_dir)) if run_dir is not None else default_run_dir(job.name)
     job = with_frames(job, frames, path)
     start = None if from_run is None else plan_warm_start(job, Path(from_run), model)
     summary = run_job(

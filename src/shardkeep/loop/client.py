@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, Unpack, cast
 import torch
 
 from shardkeep.base.errors import CheckpointError, ConfigError, JobStopped, UserError
+from shardkeep.base.files import local
 from shardkeep.base.machine.allocator import keep_freed_memory
 from shardkeep.base.machine.forks import outlive_forks
 from shardkeep.compression.config import CompressionConfig
@@ -336,7 +337,7 @@ class EmbeddingClient:
         self._check_open("save")
         self.saved = True
         with self._verdict, self._meter.apart():
-            self._saving.save(Path(folder).absolute(), self.step, dense_state)
+            self._saving.save(Path(local(folder)).absolute(), self.step, dense_state)
 
     def restore(self, folder: str | Path) -> Any:
         """Resumes from a checkpoint, of any number of servers and trainers. All trainers call it before their first

@@ -6,6 +6,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from shardkeep.base.errors import DataError, UserError
+from shardkeep.base.printable import printable
 from shardkeep.row_files import npy_form, parquet_form, safetensors_form
 from shardkeep.row_files.form import RowFile, RowForm
 
@@ -31,8 +32,7 @@ def open_rows(path: Path, *, key: str) -> RowFile:
     """
     form = form_of(path)
     if form is None:
-        name = str(path) if str(path).isprintable() else ascii(str(path))
-        raise UserError(f"{key}: {name}; allowed: a file whose name ends in {SUFFIXES}")
+        raise UserError(f"{key}: {printable(str(path))}; allowed: a file whose name ends in {SUFFIXES}")
     try:
         for file in form.files(path):
             with file.open("rb"):  # the error of the system, which the libraries word in other ways

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from shardkeep.base.errors import ConfigError, UserError
+from shardkeep.base.files import local
 from shardkeep.base.machine.owners import check_unshared
 from shardkeep.base.net.descriptors import when_free
 from shardkeep.run.json_files import CLAIM, number_of, numbered, read_json
@@ -19,7 +20,7 @@ class RunReader:
     """Reads the files of one run. `src/shardkeep/run/folder.py` lists them."""
 
     def __init__(self, path: str | Path) -> None:
-        self.path = Path(path).absolute()
+        self.path = Path(local(path)).absolute()
         self.logs = self.path / "logs"
         self.config_path = self.path / "config.yaml"
         self.metrics_path = self.path / "metrics.jsonl"

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress as Bars, Task, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.text import Text
 
+from shardkeep.base.printable import printable
 from shardkeep.base.sizes import size_text
 from shardkeep.records.events import Event, ProgressiveEvent
 from shardkeep.records.record import Record
@@ -32,12 +33,19 @@ PLAIN_EVERY_S = 5.0
 """Seconds between two lines of progress where there is no terminal to draw a bar on."""
 
 
+class _Console(Console):
+    """Shows texts: neither brackets nor controls in them mean anything."""
+
+    def render_str(self, text: str, **style: Any) -> Text:
+        return super().render_str(printable(text, keep="\n"), **style)
+
+
 def console(*, quiet: bool = False) -> Console:
-    """Standard output, as wide as its terminal; in a notebook plain text, too. Brackets in texts mean nothing."""
-    made = Console(highlight=False, markup=False, quiet=quiet)
+    """Standard output, as wide as its terminal; in a notebook plain text, too."""
+    made = _Console(highlight=False, markup=False, quiet=quiet)
     if made.is_terminal:
         return made
-    plain = functools.partial(Console, force_terminal=False, force_jupyter=False, width=PIPED_WIDTH)
+    plain = functools.partial(_Console, force_terminal=False, force_jupyter=False, width=PIPED_WIDTH)
     return plain(highlight=False, markup=False, quiet=quiet)
 
 
@@ -62,7 +70,7 @@ class Screen:
     def phase(self, name: str, text: str) -> None:
         """One line: a phase has begun or is done."""
         line = Text(f"{name:<9} ", style="bold cyan")
-        line.append(text, style="default not bold")
+        line.append(printable(text), style="default not bold")
         if self._drawn:
             self._console.print()
             self._drawn = 0
@@ -145,14 +153,14 @@ class Screen:
             columns = (
                 TextColumn("[bold cyan]{task.description:<9}"),
                 BarColumn(bar_width=NARROW_BAR_COLUMNS if self._narrow else BAR_COLUMNS),
-                TextColumn("{task.fields[text]}"),
+                TextColumn("{task.fields[text]}", markup=False),
             )
             elapsed = () if self._narrow else (_Elapsed(),)
             times = (TextColumn("{task.fields[numbers]}"), *elapsed, _Remaining())
             self._bar = Bars(*columns, *times, console=self._console, transient=True)
-            self._task = self._bar.add_task(name, total=total, text=text, numbers=numbers, left_s=left_s)
+            self._task = self._bar.add_task(name, total=total, text="", numbers=numbers, left_s=left_s)
             self._bar.start()
-        told: dict[str, Any] = {"text": text, "numbers": numbers, "left_s": left_s}
+        told: dict[str, Any] = {"text": printable(text), "numbers": numbers, "left_s": left_s}
         self._bar.update(self._task, description=name, completed=done, total=total, **told)
 
 

@@ -10,6 +10,8 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
+from shardkeep.base.printable import printable
+
 
 class Trimmed:
     """A table whose lines end with their last letter."""
@@ -38,13 +40,13 @@ def table_of(heads: Sequence[str], rows: Iterable[Sequence[str | Text]]) -> Trim
     for head in heads[1:]:
         table.add_column(head, justify="right", no_wrap=True)
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*(printable(cell) if isinstance(cell, str) else cell for cell in row))
     return Trimmed(table)
 
 
 def bold(*cells: str) -> list[Text]:
     """A row of `table_of` that stands out."""
-    return [Text(cell, style="bold") for cell in cells]
+    return [Text(printable(cell), style="bold") for cell in cells]
 
 
 def two_columns(rows: Sequence[tuple[str, str]]) -> Trimmed:
@@ -53,5 +55,5 @@ def two_columns(rows: Sequence[tuple[str, str]]) -> Trimmed:
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
     for name, value in rows:
-        table.add_row(name, Text(value))
+        table.add_row(name, Text(printable(value)))
     return Trimmed(table)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 import io
+import itertools
 import logging
 import re
 from pathlib import Path
@@ -45,7 +46,7 @@ def written(texts: list[str], **dialect: Any) -> bytes:
 
 
 JOINED = [
-    (["1,a,0", '2,"so" called,1', '3,"b,0', '4,"c" d,1'], 3, 2),
+    (["1,a,0", '2,so "called",1', '3,"b,0', '4,"c" d,1'], 3, 2),
     (["1,a,0", '2,"red,1', "3,b,0", "4,c,1", '5,"green,0', "6,d,1"], 2, 4),
     (["1,a,0", '2,",1', "3,b,0", '4,",1', "5,c,1"], 2, 3),
     (["1,a,0", '2,"tube,1', '3,27",0', "4,c,1"], 2, 2),
@@ -83,12 +84,36 @@ def test_without_quoting_each_line_is_a_row(tmp_path: Path, rows: list[str]) -> 
         (texts_of("1,a,0", '2,"b,1', "3,c,0"), "row 2: a quote is opened and never closed"),
         (texts_of("1,a,0", '2,"b,1', '3,"c, d",0'), "row 2: a quote is opened and never closed"),
         (texts_of("1,a,0", '2,"b', 'c",d,1'), "row 2: has 4 fields"),
+        (texts_of("1,a,0", '2,"so" called,1', "3,b,0"), "row 2: a quote is opened and never closed"),
+        (texts_of("1,a,0", '"2" ,b,1', '"3"4,c,0'), "row 3: a quote is opened and never closed"),
+        (b'\xef\xbb\xbf"x",c,y,"n" m\n1,a,0,b\n2,b,1,c\n', "the header: a quote is opened and never closed"),
+        (texts_of("1,a,0", "2,b,1")[:-1] + b'\n3,"c', "row 3: "),
         (b'x,c,y,"note\n1,a,0,b\n2,b,1,"c\n3,c,0,d\n4,c,1,d\n', "the header: a quote is opened and never closed"),
     ],
 )
 def test_a_quote_that_spoils_a_row_names_the_way_out(tmp_path: Path, content: bytes, why: str) -> None:
     line = refusal(tmp_path, {"a.csv": content}, **TEXTS)
     assert f"a.csv, {why}" in line and WAY_OUT in line, line
+
+
+@every(
+    ("rows", "number"),
+    [
+        (["1,a,0", r'2,"say \"hi\" now",1', "3,b,0"], 2),
+        (["1,a,0", r'2,"say \"hi\", now",1', "3,b,0"], 2),
+        (["1,a,0", r'2,"say \"hi\"",1', "3,b,0"], 2),
+        (["1,a,0", r'2,"5\" wide",1', r'3,"6\" wide",0'], 2),
+        (["1,a,0"] * 20_000 + [r'2,"a \"b\" c",1'] + ["3,b,0"] * 20_000, 20_001),
+    ],
+)
+def test_a_file_with_escaped_quotes_is_refused_and_read_with_the_escape_that_is_named(
+    tmp_path: Path, rows: list[str], number: int
+) -> None:
+    files = {"a.csv": texts_of(*rows)}
+    line = refusal(tmp_path, files, **BOTH)
+    assert re.search(rf"a.csv, row {number}: .*, or if \\ stands before them: data.escape: '\\'$", line), line
+    expected = next(csv.reader([rows[number - 1]], escapechar="\\"))[1]
+    assert read(tmp_path, files, **BOTH, escape="\\").ids["c"][number - 1] == hash_text(expected.encode())
 
 
 @every("newline", ["\n", "\r\n"])
@@ -186,11 +211,25 @@ def test_rows_far_apart_are_refused_too(tmp_path: Path) -> None:
 @every("size", [1, 2, 3, 1000])
 def test_lines_are_counted_for_blocks_of_any_size(size: int) -> None:
     text = b"\n\na\r\nb\n\n\r\nc\rd\r\n\re\n f"
-    stream = CountedLines(pa.input_stream(pa.py_buffer(text)))
+    stream = CountedLines(pa.input_stream(pa.py_buffer(text)), CsvForm(",", None).dialect())
     parts = []
     while len(part := bytes(stream.read(size))):
         parts.append(part)
     assert b"".join(parts) == text and stream.lines == 6
+
+
+@every("form", [CsvForm(",", None), CsvForm("\t", None, "'"), CsvForm(",", None, escape="\\")])
+def test_quotes_close_where_they_do_for_a_strict_reader_whatever_the_parts(form: CsvForm) -> None:
+    marks = f"a{form.delimiter}{form.quote}{form.escape or chr(10)}"
+    for text in map("".join, itertools.product(marks, repeat=6)):
+        try:
+            spoiled = not list(csv.reader(io.StringIO(text, newline=""), strict=True, **form.dialect()))
+        except csv.Error:
+            spoiled = True
+        stream = CountedLines(pa.input_stream(pa.py_buffer(text.encode())), form.dialect())
+        while stream.read(4).size:
+            pass
+        assert (stream.spoiled < np.inf) == spoiled or text[-1] == form.escape, text
 
 
 @every("seed", range(20))

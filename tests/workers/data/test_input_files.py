@@ -15,6 +15,7 @@ import pyarrow.dataset as pads  # type: ignore[import-untyped]
 import pytest
 
 from shardkeep.base.errors import DataError
+from shardkeep.inference.files import input_files
 from shardkeep.workers.data.conversion.hashing import MISSING_ID, hash_text
 from shardkeep.workers.data.input_files import find_files
 from tests.support.cases import every
@@ -80,8 +81,34 @@ def test_patterns_find_files_in_order_of_their_names(folder: Path) -> None:
 
 
 @every(
+    ("log", "name"),
+    [("_delta_log", "a Delta"), (".hoodie", "a Hudi"), ("metadata/v1.metadata.json", "an Iceberg")],
+)
+@every(
+    "entry", ["t", "t/*.parquet", "t/c=1", "t/data", "t/data/b.parquet", "link", "link.parquet", "plain/*", "t/**/*"]
+)
+def test_a_table_with_a_log_is_refused_however_its_files_are_named(
+    tmp_path: Path, log: str, name: str, entry: str
+) -> None:
+    root = tmp_path / re.sub(r"\W", "_", f"{log} {entry}")
+    for file in ("t/a.parquet", "t/c=1/a.parquet", "t/data/b.parquet", f"t/{log}/0.json", "t/notes.csv", "plain/c.csv"):
+        (root / file).parent.mkdir(parents=True, exist_ok=True)
+        (root / file).touch()
+    (root / "link").symlink_to(root / "t/c=1")
+    for link in ("link.parquet", "plain/link.parquet"):
+        (root / link).symlink_to(root / "t/data/b.parquet")
+    for find in (lambda: find_files(root, [entry], key="FILE", kind=""), lambda: input_files([str(root / entry)])):
+        with pytest.raises(
+            DataError, match=rf"{root}/t: is {name} table, and its files hold rows that its log excludes"
+        ):
+            find()
+    assert find_files(root, ["t/notes.csv", "plain/c.csv"], key="FILE", kind="")
+
+
+@every(
     ("name", "why"),
     [
+        ("s3://bucket/a.csv", "s3://bucket/a.csv is an address; copy or mount its files, .* .data.train.$"),
         ("fifo", "is neither a file nor a folder"),
         ("/dev/zero", "is neither a file nor a folder"),
         ("loop", "is a link that leads nowhere"),
@@ -146,6 +173,10 @@ def root(tmp_path: Path) -> Path:
 def test_a_file_is_there_once(root: Path, files: dict[str, Any], why: str) -> None:
     line = refusal(root, **COLUMNS, **files)
     assert re.search(why, line), line
+    for key, names in files.items():
+        if len(names) > 1:  # those of `evaluate` and `predict`
+            with pytest.raises(DataError, match=why.replace(f"data.{key}", "--data")):
+                input_files([f"{root}/./{name}" for name in names])
 
 
 def test_rows_keep_their_role_when_files_come_move_or_grow(root: Path) -> None:
@@ -224,7 +255,7 @@ def test_values_are_read_as_they_were_written(tmp_path: Path) -> None:
 def test_folders_that_are_no_partitions_stay_out_and_a_link_to_one_has_the_value_of_its_own_name(
     tmp_path: Path,
 ) -> None:
-    settings = _partition(tmp_path, "csv", ("c=DE", "_delta_log", ".hidden=1", "old", "=1"))
+    settings = _partition(tmp_path, "csv", ("c=DE", "_log", ".hidden=1", "old", "=1"))
     (tmp_path / "log" / "_SUCCESS").touch()
     (tmp_path / "log" / "c=2").mkdir()
     found = find_files(tmp_path, ["log"], key="data.train", kind="csv")

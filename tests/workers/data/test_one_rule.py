@@ -40,6 +40,7 @@ def opened(folder: Path, lines: list[str], **settings: Any) -> Data:
 # Labels
 
 THREE = ["4", "5.0", "6", "1e3"]
+COMMAS = {"decimal": ",", "quote": "'"}
 
 
 @every(
@@ -50,7 +51,9 @@ THREE = ["4", "5.0", "6", "1e3"]
         (["4e0", "45e-1", "+5", "-4"], [4, 4.5, 5], {}, [1, 1, 1, 0]),
         (["4.0", "5", "4"], [4], {"missing": ["4"]}, [1, 0, 1]),  # a listed number is not missing
         (["4.0", "5", "4"], [4], {"missing": ["4.0"]}, [1, 0, 1]),
-        (["4.0", "4", "like"], ["4", "like"], {}, [0, 1, 1]),  # texts are compared as texts
+        (["4.0", "4", "like", "5"], ["4", "like"], {}, [1, 1, 1, 0]),  # each by what it is
+        (["'4,50'", "'5,0'", "5", "'3,5'"], ["4,5", 5], COMMAS, [1, 1, 1, 0]),
+        (["'1.234,50'", "1234.5", "n/a", "0"], ["1234,5", "n/a"], COMMAS, [1, 1, 1, 0]),
         (THREE, {"above": 5}, {}, [0, 0, 1, 1]),  # without the bound
         (THREE, {"below": 5}, {}, [1, 0, 0, 0]),
         (THREE, {"above": 4.9, "below": 6}, {}, [0, 1, 0, 0]),
@@ -65,7 +68,8 @@ def test_labels_are_compared_by_the_type_of_what_is_listed(
 
 def test_a_positive_value_that_no_row_has_and_a_threshold_that_means_nothing_are_refused(tmp_path: Path) -> None:
     for positive in (["yes", "Yes"], [1, 7]):
-        with pytest.raises(DataError, match=r"data\.label\.positive: no row of .* has '(Yes|7)'"):
+        why = r"data\.label\.positive: no row of .* has '(Yes|7)'; column y holds 'yes', '1', 'no'$"
+        with pytest.raises(DataError, match=why):
             opened(tmp_path, ["y,u", "yes,a", "1,a", "no,a"], label={"column": "y", "positive": positive})
     for bounds in ({}, {"above": 5, "below": 5}, {"over": 5}):
         with pytest.raises(ValueError, match="positive"):

@@ -119,7 +119,7 @@ def open_cached(
     entries, trained, fitted = [entry], entry.content, entry.content.inputs.fitted
     if held:
         entries.append(_obtain(job, job.evaluation(held, fitted), fitted, report))
-    absent = [value for value in trained.absent if all(value in e.content.absent for e in entries)]
+    absent = {value: held for value, held in trained.absent.items() if all(value in e.content.absent for e in entries)}
     check_matched(absent, "the data", layout.labels)
     parts = {name: part for entry in entries for name, part in entry.parts.items()}
     checksums = {name: checksum for entry in entries for name, checksum in entry.content.checksums.items()}

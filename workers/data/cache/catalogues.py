@@ -39,7 +39,7 @@ def obtain_catalogue(
     def write(folder: Path) -> Content:
         report("counting items", 0.0)
         catalogue = make_catalogue(dataset, sides, values_of)
-        return Content(inputs, {FILE: catalogue.write(folder / FILE)}, {}, 0, (), ())
+        return Content(inputs, {FILE: catalogue.write(folder / FILE)}, {}, 0, (), {})
 
     return obtained(
         config,

@@ -28,7 +28,7 @@ from shardkeep.workers.data.conversion.teaching import Note
 from shardkeep.workers.data.input_files import Identity, identity
 from shardkeep.workers.data.schema import Schema
 
-FORMAT = 7  # a new number makes every older entry a stranger
+FORMAT = 8  # a new number makes every older entry a stranger
 META = "meta.json"
 BESIDE = ".targets"  # ends the name of a file whose labels, weights and times stand in place of those of a side
 E = TypeVar("E")
@@ -62,8 +62,8 @@ class Content:
     """Rows left out because their label is missing."""
     notes: Sequence[Note]
     """What a person should know of the columns."""
-    absent: Sequence[str]
-    """Values of `label.positive` that no row has."""
+    absent: Mapping[str, str]
+    """Values of `label.positive` that no row has, and what its column holds."""
 
 
 @dataclass(frozen=True)

@@ -174,8 +174,8 @@ class Converter:
         self._checked = layout.labels or (LabelColumn(column=NO_LABEL, kind="number"),)  # of which rows are counted
 
     @property
-    def absent(self) -> list[str]:
-        """Values that mean 1, and that no row has had yet."""
+    def absent(self) -> dict[str, str]:
+        """Values that mean 1, and that no row has had yet, with what their column holds."""
         return self._absent.told()
 
     @property

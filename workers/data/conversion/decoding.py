@@ -19,7 +19,6 @@ from shardkeep.workers.data.conversion import times
 from shardkeep.workers.data.conversion.chunk import Column, shown_text
 from shardkeep.workers.data.conversion.rules import ReadingRules, is_list, is_number, is_text, is_time, number_of
 
-COMMA_NUMBER = re.compile(rb"[+-]?([0-9]+|[0-9]{1,3}(\.[0-9]{3})+),[0-9]+")
 _CODES = rb"(?<![A-Za-z])(?:EUR|Euro|USD|GBP|CHF|JPY|CNY|PLN|SEK|INR|BRL)(?![A-Za-z])"
 CURRENCY = re.compile(rb"\$|\xe2\x82\xac|\xc2[\xa3\xa5]|(?<![\x80-\x9f\xa1-\xff])[\x80\xa3-\xa5]|" + _CODES)
 _SPACES = r"(?:\s|\xc2?\xa0|\xe2\x80\xaf)*"
@@ -239,7 +238,7 @@ def _parse(column: Column, rules: ReadingRules) -> pa.Array:
     lengths = range(1, len(texts))
     index = bisect.bisect_left(lengths, True, key=lambda n: _numbers_of_texts(texts.slice(0, n)) is None)
     text = texts.cast(pa.binary())[index].as_py()
-    hint = "; see data.decimal" if COMMA_NUMBER.fullmatch(text) else f"; times that are read: {times.READ}"
+    hint = "; see data.decimal" if number_of(text, ",") is not None else f"; times that are read: {times.READ}"
     if text[:1] in (b"[", b"("):
         hint = VECTORS
     elif CURRENCY.search(text):

@@ -5,7 +5,7 @@ N = rows of a chunk
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -22,6 +22,8 @@ from shardkeep.workers.data_config import LabelColumn, TaskColumn, Threshold
 
 LabelValues = NDArray[np.uint8] | NDArray[np.float32]
 AnyLabel = LabelColumn | TaskColumn
+MOST_SHOWN = 10
+"""Values of a column in a message."""
 _SKIPS = "skip leaves such rows out"
 
 
@@ -95,8 +97,8 @@ def _decoded(column: Column, label: AnyLabel, rules: ReadingRules) -> _Decoded:
         return _Decoded(_within(label.positive, numbers_N).astype(np.uint8), np.isnan(numbers_N))
     if label.positive is not None:
         positive = listed(label)
-        numbers = numbers_of(positive) if rules.form > 1 else []
-        missing = tuple(m for m in rules.missing if m not in positive and number_of(m.encode()) not in numbers)
+        numbers, point = numbers_of(positive, column.decimal) if rules.form > 1 else [], column.decimal
+        missing = tuple(m for m in rules.missing if m not in positive and number_of(m.encode(), point) not in numbers)
         return _positives(column, positive, replace(rules, missing=missing))
     if label.kind == "number":
         return _numbers(column, rules)
@@ -134,6 +136,7 @@ class Absent:
     labels: Sequence[AnyLabel]
     rules: ReadingRules
     values: dict[str, list[str]] = field(init=False)
+    seen: dict[str, dict[str, None]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.values = {label.column: list(listed(label)) for label in self.labels if self.rules.form > 1}
@@ -144,22 +147,34 @@ class Absent:
         for name, values in self.values.items():
             column = chunk.column(name)
             self.values[name] = [value for value in values if not _positives(column, [value], bare).value_N.any()]
+            if self.values[name]:
+                add_distinct(self.seen.setdefault(name, {}), column)
 
-    def told(self) -> list[str]:
-        """The values, of several labels behind their label's name."""
+    def told(self) -> dict[str, str]:
+        """The values, of several labels behind their label's name, and what the label's column holds."""
         several = len(self.labels) > 1
-        return [f"{name}: {value}" if several else value for name, values in self.values.items() for value in values]
+        return {
+            f"{name}: {value}" if several else value: f"column {name} holds {', '.join(map(repr, self.seen[name]))}"
+            for name, values in self.values.items()
+            for value in values
+            if name in self.seen
+        }
 
 
-def check_matched(absent: Sequence[str], where: str, labels: Sequence[AnyLabel]) -> None:
+def add_distinct(seen: dict[str, None], column: Column) -> None:
+    """Adds the first few distinct texts of a column, for a message."""
+    if len(seen) < MOST_SHOWN:
+        texts = pc.unique(label_texts(column, ReadingRules()).slice(0, 10_000))
+        seen |= dict.fromkeys(str(text) for text in texts.to_pylist()[: MOST_SHOWN - len(seen)])
+
+
+def check_matched(absent: Mapping[str, str], where: str, labels: Sequence[AnyLabel]) -> None:
     """Raises DataError for values that mean 1 and that no row has: one that is misspelt makes labels of 0 of all."""
-    if not absent:
-        return
-    label = next((each for each in labels if absent[0].startswith(f"{each.column}: ")), None)
-    if isinstance(label, TaskColumn):
-        value = absent[0].removeprefix(f"{label.column}: ")
-        raise DataError(f"{_key(label)}.positive: no row of {where} has {value!r}")
-    raise DataError(f"data.label.positive: no row of {where} has {absent[0]!r}")
+    for value, held in absent.items():
+        label = next((each for each in labels if value.startswith(f"{each.column}: ")), labels[0])
+        key = _key(label)
+        value = value.removeprefix(f"{label.column}: ") if isinstance(label, TaskColumn) else value
+        raise DataError(f"{key}.positive: no row of {where} has {value!r}; {held}")
 
 
 def left_out(count: int) -> str:
@@ -182,20 +197,16 @@ def _numbers(column: Column, rules: ReadingRules) -> _Decoded:
 
 
 def _positives(column: Column, positive: Sequence[str], rules: ReadingRules) -> _Decoded:
-    """Numbers are compared by value where all of `positive` are numbers, else texts."""
-    numbers = numbers_of(positive)
-    by_value = len(numbers) == len(positive)
-    if is_number(column.values.type) and by_value:
+    """A number among `positive` is compared by value, any other text as a text."""
+    numbers = numbers_of(positive, column.decimal)
+    if is_number(column.values.type) and len(numbers) == len(positive):
         numbers_N = decode_numbers(column, rules)
-        missing_N, positive_N = np.isnan(numbers_N), np.isin(numbers_N, numbers)
-    else:
-        texts = label_texts(column, rules)
-        missing_N = np.array(texts.is_null())
-        if by_value and rules.form > 1:
-            positive_N = np.array(equal_to(pc.replace_substring(texts, column.decimal, "."), numbers))
-        else:
-            positive_N = np.array(pc.is_in(texts, value_set=pa.array(positive, texts.type)))
-    return _Decoded(positive_N.astype(np.uint8), missing_N)
+        return _Decoded(np.isin(numbers_N, numbers).astype(np.uint8), np.isnan(numbers_N))
+    texts = label_texts(column, rules)
+    positive_N = np.array(pc.is_in(texts, value_set=pa.array(positive, texts.type)))
+    if rules.form > 1:
+        positive_N |= np.array(equal_to(texts, numbers, column.decimal))
+    return _Decoded(positive_N.astype(np.uint8), np.array(texts.is_null()))
 
 
 def label_texts(column: Column, rules: ReadingRules) -> pa.Array:
@@ -223,9 +234,7 @@ class PartCheck:
         if label.kind == "number":
             return
         self.num_positive += int(labels_N.sum())
-        if len(self.seen) < 10:
-            texts = pc.unique(label_texts(chunk.column(label.column), ReadingRules()).slice(0, 10_000))
-            self.seen |= dict.fromkeys(str(t) for t in texts.to_pylist())
+        add_distinct(self.seen, chunk.column(label.column))
 
     def finish(self, label: AnyLabel, advice: str = "") -> None:
         """Raises DataError where the part has no rows or one class."""
@@ -234,7 +243,7 @@ class PartCheck:
             raise DataError(f"the {self.name} data has no {what}{advice}")
         if label.kind == "class" and self.num_positive in (0, self.num_rows):
             value = 1 if self.num_positive else 0
-            held = ", ".join(repr(t) for t in list(self.seen)[:10])
+            held = ", ".join(map(repr, self.seen))
             hint = f"; check {_key(label)}.positive" if label.positive is not None else ""
             raise DataError(
                 f"label column {label.column}: all {self.num_rows} rows of the {self.name} data are class {value} "

@@ -5,6 +5,7 @@ N = values
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -13,6 +14,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 
 FORM = 2
+COMMA_NUMBER = re.compile(rb"[+-]?([0-9]+|[0-9]{1,3}(\.[0-9]{3})+),[0-9]+")
 
 
 @dataclass(frozen=True)
@@ -48,20 +50,22 @@ def clean_texts(values: pa.Array) -> pa.Array:
     return pc.ascii_trim_whitespace(pc.cast(values, options=options))
 
 
-def equal_to(texts: pa.Array, numbers: Sequence[float]) -> pa.Array:
-    """Which texts are one of the numbers, however it is written; null is none."""
+def equal_to(texts: pa.Array, numbers: Sequence[float], point: str = ".") -> pa.Array:
+    """Which texts are one of the numbers, however it is written with this decimal point; null is none."""
     coded = texts.dictionary_encode()
-    equal = [number_of(text) in numbers for text in coded.dictionary.cast(pa.binary()).to_pylist()]
+    equal = [number_of(text, point) in numbers for text in coded.dictionary.cast(pa.binary()).to_pylist()]
     return pc.fill_null(pa.array([*equal, False]).take(pc.fill_null(coded.indices, len(equal))), False)
 
 
-def numbers_of(texts: Sequence[str]) -> list[float]:
+def numbers_of(texts: Sequence[str], point: str = ".") -> list[float]:
     """The finite numbers among `texts`."""
-    return [number for text in texts if (number := number_of(text.encode())) is not None]
+    return [number for text in texts if (number := number_of(text.encode(), point)) is not None]
 
 
-def number_of(text: bytes) -> float | None:
-    """The finite number that a text is; None = it is none."""
+def number_of(text: bytes, point: str = ".") -> float | None:
+    """The finite number that a text is with this decimal point; None = it is none."""
+    if point == ",":
+        text = (text.replace(b".", b"") if COMMA_NUMBER.fullmatch(text) else text).replace(b",", b".")
     try:
         number = float(text)
     except ValueError:

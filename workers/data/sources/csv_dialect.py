@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from shardkeep.base.errors import DataError
-from shardkeep.workers.data.conversion.decoding import COMMA_NUMBER, CURRENCY
-from shardkeep.workers.data.conversion.rules import number_of
+from shardkeep.workers.data.conversion.decoding import CURRENCY
+from shardkeep.workers.data.conversion.rules import COMMA_NUMBER, number_of
 from shardkeep.workers.data.sources.csv_files import compression_of, first_bytes, form_of
 from shardkeep.workers.data_config import DataConfig
 

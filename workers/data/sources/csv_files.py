@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import io
+import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -98,12 +99,14 @@ class CsvForm:
                 raise missing_column(str(path), column, names, self._delimiter_hint(names))
             if (times := names.count(column)) > 1:
                 raise DataError(f"{path}: {times} columns are called {column}; give all columns names in data.columns")
-        size, done, blank = path.stat().st_size, 0, BlankRows()
+        size, done, blank, marked = path.stat().st_size, 0, BlankRows(), self.quote or self.escape
         with path.open("rb") as raw:
             try:
                 stream = pa.input_stream(raw, compression=compression)
-                stream = CountedLines(stream) if self.quote or self.escape else stream
+                stream = CountedLines(stream, self.dialect()) if marked else stream
                 for batch in _quietly(self._batches, blank, stream, columns, names, lines):
+                    if marked and stream.spoiled <= done + len(batch):  # Arrow may have read further
+                        self._check_lines(path, len(names), lines, spoiled=True)
                     rows_N = np.arange(done + 1, done + 1 + len(batch), dtype=np.int64)
                     done += len(batch)
                     progress(min(1.0, raw.tell() / max(1, size)))
@@ -112,10 +115,10 @@ class CsvForm:
                     yield Chunk(str(path), rows_N, values, self.decimal)
             except (pa.ArrowInvalid, OSError) as error:
                 if not str(error).startswith(("Empty CSV", "Could not skip initial")):  # nothing after the header
-                    self._check_lines(path, len(names), lines)
+                    self._check_lines(path, len(names), lines, spoiled=bool(marked))
                     raise DataError(f"{path}, after row {done}: {_reason(error)}") from error
-        if (self.quote or self.escape) and (held := stream.lines - blank.count - (lines > 0)) != done:
-            rows, spanning = self._check_lines(path, len(names), lines)
+        if marked and ((held := stream.lines - blank.count - (lines > 0)) != done or stream.spoiled < math.inf):
+            rows, spanning = self._check_lines(path, len(names), lines, spoiled=stream.spoiled < math.inf)
             if rows != done:
                 raise DataError(f"{path}: has {rows:,} rows, and {done:,} were read; is a quote in the wrong place?")
             if spanning:
@@ -128,13 +131,13 @@ class CsvForm:
             return pa.Table.from_batches(list(_quietly(self._batches, lambda _: "skip", stream, names, names, 0)))
         return pa.table({name: pa.array([], pa.binary()) for name in names})
 
-    def _check_lines(self, path: Path, num_fields: int, header_lines: int) -> tuple[int, int]:
+    def _check_lines(self, path: Path, num_fields: int, header_lines: int, *, spoiled: bool) -> tuple[int, int]:
         """As of `check_lines`; none of a file that cannot be read to its end. Raises DataError."""
         delimiter = self.delimiter.encode().decode("latin-1")
         form: dict[str, Any] = {"delimiter": delimiter, "num_fields": num_fields, "header_lines": header_lines}
         with contextlib.suppress(OSError, ValueError, csv.Error), path.open("rb") as raw:
             stream = pa.input_stream(raw, compression=compression_of(path))
-            return check_lines(str(path), stream, self.dialect(), **form)
+            return check_lines(str(path), stream, self.dialect(), spoiled=spoiled, **form)
         return 0, 0
 
     def dialect(self) -> dict[str, Any]:

@@ -5,68 +5,97 @@ from __future__ import annotations
 import contextlib
 import csv
 import io
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
+from numpy.typing import NDArray
 
 from shardkeep.base.errors import DataError
 
 LONGEST_FIELD = 1 << 24  # characters; Python's limit is 131,072
+PART_BYTES = 1 << 16  # the caches of a core hold so much
+BOM = b"\xef\xbb\xbf"
 
 
 class CountedLines:
-    """A stream of text that counts its lines as they are read; blank ones, of no character, are left out."""
+    """A stream of text that counts its lines as they are read; blank ones, of no character, are left out. `spoiled`:
+    within so many lines a quote does not close at the end of its field; inf = all do so far."""
 
     closed = False
 
-    def __init__(self, stream: Any) -> None:
-        self.lines = 0
-        self._stream, self._between = stream, True
+    def __init__(self, stream: Any, dialect: dict[str, Any]) -> None:
+        quote = None if dialect["quoting"] == csv.QUOTE_NONE else dialect["quotechar"]
+        marks = (dialect["delimiter"], quote, dialect["escapechar"])
+        self.lines, self.spoiled = 0, math.inf
+        self._stream, self._marks = stream, [-1 if mark is None else ord(mark) for mark in marks]
+        self._first, self._between, self._state = True, True, 0
 
     def read(self, size: int) -> pa.Buffer:
         """At most `size` bytes; none at the end only."""
         block = self._stream.read_buffer(size)
         text_N = np.frombuffer(block, np.uint8)
-        if text_N.size:
-            end_N = (text_N == ord("\n")) | (text_N == ord("\r"))
-            self.lines += int(np.count_nonzero(end_N[:-1] > end_N[1:])) + int(self._between > end_N[0])
-            self._between = bool(end_N[-1])
+        text_N, self._first = text_N[len(BOM) * (self._first and text_N[: len(BOM)].tobytes() == BOM) :], False
+        for part_N in np.split(text_N, range(PART_BYTES, text_N.size, PART_BYTES)):
+            if part_N.size:
+                end_N = (part_N == ord("\n")) | (part_N == ord("\r"))
+                self.lines += int(np.count_nonzero(end_N[:-1] > end_N[1:])) + int(self._between > end_N[0])
+                self._between = bool(end_N[-1])
+            self._follow_quotes(part_N, at_end=not block.size)
         return block
+
+    def _follow_quotes(self, part_N: NDArray[np.uint8], *, at_end: bool) -> None:
+        delimiter, quote, escape = self._marks
+        if self._state in (0, 1) and escape < 0 and not (part_N == quote).any():
+            self._state = int(not self._between and part_N[-1] != delimiter) if part_N.size else self._state
+        elif self._state >= 0:
+            from shardkeep.workers.data.sources.csv_kernels import quote_state  # here: init reads most files without
+
+            self._state = quote_state(part_N, self._state, delimiter, quote, escape, at_end)
+            self.spoiled = self.lines if self._state < 0 else self.spoiled
 
     def close(self) -> None:
         self.closed = True
 
 
 def check_lines(
-    name: str, stream: Any, dialect: dict[str, Any], *, delimiter: str, num_fields: int, header_lines: int
+    name: str,
+    stream: Any,
+    dialect: dict[str, Any],
+    *,
+    delimiter: str,
+    num_fields: int,
+    header_lines: int,
+    spoiled: bool,
 ) -> tuple[int, int]:
     """The number of rows behind the header, and of rows that span lines. Row numbers count from 1.
 
     A quote that is part of a text joins all lines up to the next quote, and each of them has the fields of a row. Lines
     of a quoted text seldom have. Raises DataError for a row with too many or too few fields, and for one whose quote is
-    not closed before a delimiter. Also for lines in quotes that each have a row's fields, unless another row shows that
-    texts of this file do span lines.
+    not closed before a delimiter; `spoiled`: rows of one line may be such, too. Also for lines in quotes that each have
+    a row's fields, unless another row shows that texts of this file do span lines.
     """
     rows, spanning, others = 0, 0, False
     doubt: DataError | None = None
     with contextlib.ExitStack() as after:
         after.callback(csv.field_size_limit, csv.field_size_limit(LONGEST_FIELD))
         for fields, lines, number in _rows(stream, dialect, delimiter):
-            right = len(fields) == num_fields
-            text = (
-                "" if right and len(lines) == 1 else "".join(lines).encode("latin-1").decode("utf-8", "replace").strip()
-            )
+            right, whole = len(fields) == num_fields, "".join(lines).encode("latin-1")
+            odd = (len(lines) > 1 or spoiled) and _is_spoiled(whole, dialect)
+            text = "" if right and len(lines) == 1 and not odd else whole.decode("utf-8", "replace").strip()
             rows += number > header_lines and (right or text != "")
-            if len(lines) == 1 and (right or not text):
+            if not text:
                 continue
             place, shown = f"{name}, row {rows}" if rows else f"{name}, the header", f"({text[:60]!r})"
-            if len(lines) > 1:
+            if odd or len(lines) > 1:
                 spanning, shown = spanning + 1, f"{shown}; if quotes are part of the texts: data.quote: none"
-                if not _is_well_quoted(lines, dialect):
-                    what = f"a quote is opened and never closed before a delimiter, over {len(lines)} lines"
-                    raise DataError(f"{place}: {what} {shown}")
+                if odd:
+                    what = "a quote is opened and never closed before a delimiter"
+                    over = f", over {len(lines)} lines" if lines[1:] else ""
+                    escape = ", or if \\ stands before them: data.escape: '\\'" if '\\"' in text else ""
+                    raise DataError(f"{place}: {what}{over} {shown}{escape}")
                 if not all(_could_be_row(line, dialect, num_fields) for line in lines if line.strip()):
                     others = True
                 elif doubt is None:
@@ -85,7 +114,7 @@ def _rows(stream: Any, dialect: dict[str, Any], delimiter: str) -> Iterator[tupl
 
     def recorded() -> Iterator[str]:
         for line in io.TextIOWrapper(stream, encoding="latin-1", newline=""):
-            lines.append(line.replace(delimiter, dialect["delimiter"]))
+            lines.append(line.removeprefix(BOM.decode("latin-1")).replace(delimiter, dialect["delimiter"]))
             yield lines[-1]
 
     for fields in (reader := csv.reader(recorded(), **dialect)):
@@ -93,14 +122,14 @@ def _rows(stream: Any, dialect: dict[str, Any], delimiter: str) -> Iterator[tupl
         lines.clear()
 
 
+def _is_spoiled(row: bytes, dialect: dict[str, Any]) -> bool:
+    stream = CountedLines(pa.BufferReader(row), dialect)
+    while stream.read(LONGEST_FIELD).size:
+        pass
+    return stream.spoiled < math.inf
+
+
 def _could_be_row(line: str, dialect: dict[str, Any], num_fields: int) -> bool:
     """Whether a line alone has a row's number of delimiters: all, those outside quotes, or outside closed ones."""
     fields, delimiter = next(csv.reader([line], **dialect), [""]), dialect["delimiter"]
     return num_fields in (1 + line.count(delimiter), len(fields), len(fields) + fields[-1].count(delimiter))
-
-
-def _is_well_quoted(lines: Sequence[str], dialect: dict[str, Any]) -> bool:
-    try:
-        return bool(list(csv.reader(lines, strict=True, **dialect)))
-    except csv.Error:
-        return False

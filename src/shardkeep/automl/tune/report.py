@@ -62,7 +62,7 @@ def _pictures(search: Search, every: optuna.Study) -> Iterator[str]:
         import matplotlib
         from optuna.visualization.matplotlib import plot_intermediate_values, plot_parallel_coordinate
 
-        with matplotlib.rc_context({"backend": "Agg"}), warnings.catch_warnings():
+        with matplotlib.rc_context({"backend": "Agg", "text.parse_math": False}), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Optuna calls its plots experimental
             axes = plot_intermediate_values(search.study)
             axes.set(xlabel="evaluation", ylabel=search.plan.metric)

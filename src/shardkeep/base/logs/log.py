@@ -12,6 +12,7 @@ from enum import StrEnum
 from typing import Any, TextIO
 
 from shardkeep.base.logs.json_log import JsonFormat, PrintedLines
+from shardkeep.base.printable import printable
 
 ROOT = "shardkeep"
 
@@ -62,7 +63,7 @@ class LineFormat(logging.Formatter):
         fields: dict[str, object] = dict(getattr(record, "fields", {}))
         if record.levelno >= logging.WARNING:
             fields = {"level": record.levelname.lower(), **fields}
-        parts = [self._member, "-" if step is None else str(step), record.getMessage()]
+        parts = [self._member, "-" if step is None else str(step), printable(record.getMessage())]
         parts += [f"{key}={_value(value)}" for key, value in fields.items()]
         parts.append(f"at={datetime.fromtimestamp(record.created).isoformat(timespec='milliseconds')}")
         if record.exc_info:
@@ -97,6 +98,5 @@ def print_json(role: str, index: int, *, errors: TextIO | None = None, stdout: b
 
 
 def _value(value: object) -> str:
-    text = f"{value:.6g}" if isinstance(value, float) else str(value)
-    text = text.replace("\n", " ")
+    text = f"{value:.6g}" if isinstance(value, float) else printable(str(value).replace("\n", " "))
     return f'"{text}"' if " " in text else text

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from enum import Enum
 
+from shardkeep.base.printable import printable
+
 
 class Status(Enum):
     """(name of the gRPC code, HTTP status)"""
@@ -30,8 +32,7 @@ class Refusal(Exception):
     """A request that gets an error; the text is one line for the client's developer. Never leaves the server."""
 
     def __init__(self, status: Status, text: str) -> None:
-        if not text.isprintable():  # names and values come from clients
-            text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text[:1000])
+        text = printable(text[:1001])  # names and values come from clients
         super().__init__(text if len(text) <= 1000 else text[:997] + "...")
         self.status = status
 
