@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
 from shardkeep.base.errors import ConfigError, JobError, PlaceLost, ShardkeepError, Superseded
 from shardkeep.base.logs.local_time import time_of_day
-from shardkeep.ps.control.agreement import agreed_data, agreed_tables, check_versions
+from shardkeep.ps.control.agreement import agreed_data, agreed_tables, check_settings, check_versions
 from shardkeep.ps.control.departures import Departures
 from shardkeep.ps.control.job import CoordinatedJob, JobSpec, PersistedState
 from shardkeep.ps.control.membership import Seat, silent_s
@@ -111,6 +112,7 @@ class Forming:
         self._job = job
         self._departures = departures
         self._open_store = open_store
+        self._settings = spec.settings
         self._limit_s, self._replace_s, self._shared = spec.deadlines.form_s, spec.deadlines.replace_s, spec.shared
         self._silent_s = silent_s(spec.num_members)
         self._checkpoints: str | None = None
@@ -138,8 +140,10 @@ class Forming:
         if after and after == job.members.generation and job.life.now.state == "training":
             self._departures.end_generation(f"{seat.member} lost the others: {why}")
         if self.formed_after(after) is None:
-            seat.join(offer)
-            self._form_if_complete()
+            with self._failing():
+                check_settings(seat.member, offer.settings, self._settings)
+                seat.join(replace(offer, settings={}))  # known to be the coordinator's
+                self._form_if_complete()
 
     def limit(self, *, vacant: bool) -> tuple[float, str]:
         """Seconds that members may take since the last one came or was lost, and the setting. More if every member is
@@ -179,22 +183,26 @@ class Forming:
         again = job.life.now.state == "recovering"
         if not job.life.forms or job.members.missing():
             return
+        job.formation = formation = self._new_formation(again)
+        job.life.formed(formation.generation)
+        job.events.formed(formation, f"generation {formation.generation} formed")
+        if again:
+            start, seconds = ResumePoint(formation.start_step, formation.source), job.clock() - job.life.since
+            record = job.recoveries.record_recovery(formation.generation, start, seconds, time=time_of_day())
+            self._tell_recovery(record, sentence(record))
+        job.recoveries.clear()
+
+    @contextlib.contextmanager
+    def _failing(self) -> Iterator[None]:
+        """The job fails by what keeps a generation from forming."""
         try:
-            job.formation = formation = self._new_formation(again)
+            yield
         except Superseded:
             raise
         except ShardkeepError as error:
-            job.life.fail(str(error), exit_code=error.exit_code)
+            self._job.life.fail(str(error), exit_code=error.exit_code)
         except (OSError, RuntimeError) as error:
-            job.life.fail(f"the generation cannot be opened: {error}")
-        else:
-            job.life.formed(formation.generation)
-            job.events.formed(formation, f"generation {formation.generation} formed")
-            if again:
-                start, seconds = ResumePoint(formation.start_step, formation.source), job.clock() - job.life.since
-                record = job.recoveries.record_recovery(formation.generation, start, seconds, time=time_of_day())
-                self._tell_recovery(record, sentence(record))
-            job.recoveries.clear()
+            self._job.life.fail(f"the generation cannot be opened: {error}")
 
     def _tell_recovery(self, record: Record, text: str) -> None:
         self._job.events.tell("recovery", {**record, "text": text})

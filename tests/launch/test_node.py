@@ -55,13 +55,14 @@ def test_machines_share_all_roles_and_one_of_them_leads(nodes: int, only: str) -
     assert [one.leads for one in each] == [only != "workers"] + [False] * (nodes - 1)
 
 
-@every(
-    ("rank", "nodes", "servers", "text"),
-    [(2, 3, 1, r"^machine 2 of 3 has nothing to run \(workers: 1, servers: 1\)$"), (0, 1, 0, "servers: 0")],
-)
-def test_a_machine_without_a_role_is_refused(rank: int, nodes: int, servers: int, text: str) -> None:
-    with pytest.raises(UserError, match=text):
-        options(rank, nodes).share(JobConfig.model_validate({"servers": servers, "workers": 1}))
+def test_a_machine_without_a_role_ends_with_0_at_once_and_a_job_in_one_process_is_refused(tmp_path: Path) -> None:
+    def run(rank: int, nodes: int, servers: int) -> int:
+        job = JobConfig.model_validate({"servers": servers, "workers": 1})
+        return run_node(job, replace(options(rank, nodes), run=tmp_path), lambda _: contextlib.nullcontext(Starter()))
+
+    assert run(2, 3, 1) == 0
+    with pytest.raises(UserError, match="servers: 0 is a job in one process"):
+        run(0, 1, 0)
 
 
 @every(("nodes", "threads"), [(1, 1), (4, 3)])
@@ -75,7 +76,7 @@ def test_a_machine_divides_its_cores_among_the_workers_that_it_runs(
     monkeypatch.setattr(core_plan, "read_topology", lambda: Topology({0: [(core,) for core in range(6)]}))
     job = JobConfig.model_validate({"servers": 8, "workers": 8, "threads": "auto"})
     with pytest.raises(UserError, match=f"^threads {threads}$"):
-        run_node(job, replace(options(0, nodes), run=tmp_path / "run"), Refuses())
+        run_node(job, replace(options(0, nodes), run=tmp_path / "run"), lambda _: contextlib.nullcontext(Refuses()))
 
 
 @every("by_program", [False, True])

@@ -20,7 +20,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from shardkeep.base.errors import JobError, JobStopped, ShardkeepError
+from shardkeep.base.errors import JobError, JobStopped, ShardkeepError, Superseded
 from shardkeep.base.system_errors import in_words
 from shardkeep.member.departure import Leaving
 
@@ -60,7 +60,7 @@ def run_command(run: Callable[[], int | None], debug: bool) -> NoReturn:
 
 def report(error: ShardkeepError | OSError | UnicodeError) -> int:
     """Prints an error to stderr and returns its exit code."""
-    head = "" if isinstance(error, JobStopped) else "error: "
+    head = "" if isinstance(error, JobStopped | Superseded) else "error: "
     for line in in_words(error).splitlines():  # a config may have several problems
         say(f"{head}{line}")
     return error.exit_code if isinstance(error, ShardkeepError) else JobError.exit_code

@@ -1,31 +1,92 @@
-"""`shardkeep coordinator --continue`: how a coordinator continues with what is in a run folder."""
+"""The start of a job in a run folder: what it continues with, and which config leads.
+
+`way_of` alone decides whether it is a new start or the repair of a job that runs:
+
+begin, resume   a new start: the given config leads. A resume changes what `--resume` may change.
+take over       a repair: the run folder's config.yaml leads, that of the last new start.
+completed       nothing starts, and the config must be that of the job.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import shlex
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import Any, Literal
 
-from shardkeep.base.errors import JobError, UserError
-from shardkeep.config import JobConfig
+from shardkeep.base.config.differences import listed
+from shardkeep.base.errors import ConfigError, JobError, UserError, first_line
+from shardkeep.config import JobConfig, stored_config
 from shardkeep.run.checkpoints import checkpoints_of
-from shardkeep.run.origin.resume import other_owner
+from shardkeep.run.origin.resume import changes, differing, newest, other_owner
 from shardkeep.run.reader import RunReader
 
+Given = JobConfig | ConfigError
+"""The config of a command, or why it cannot be read: a repair does not need it."""
 Way = Literal["begin", "take over", "resume", "completed"]
 MOST_FAILURES = 3
 """A job may fail so often without a new checkpoint."""
 
 
-def way_in(job: JobConfig, run: RunReader) -> tuple[Way, int]:
-    """`way_of` what is in a run folder."""
+@dataclass(frozen=True, slots=True)
+class Start:
+    """How a job starts in a run folder."""
+
+    way: Way
+    step: int
+    """The step where it begins or resumes."""
+    config: JobConfig
+    """The config that leads."""
+    remark: str = ""
+    """A line for the user: the settings that the given config has otherwise. Empty = there are none."""
+
+
+def start_in(given: Given, run: RunReader) -> Start:
+    """The start by what is in a run folder. Raises UserError for a config that cannot lead, JobError as `way_of`."""
     state = None
     with contextlib.suppress(UserError):  # nothing is kept, or it is damaged
         state = str(run.take_over()["state"]["state"])
-    kept = checkpoints_of(job, run.path).complete() if other_owner(job, run.path) is None else []
     begun = run.config_path.is_file()
-    return way_of(run.last_summary(), state, max((step for step, _ in kept), default=None) if begun else None)
+    known = stored_config(run.path) if begun else readable(given)
+    kept = checkpoints_of(known, run.path).complete() if other_owner(known, run.path) is None else []
+    way, step = way_of(run.last_summary(), state, max((step for step, _ in kept), default=None) if begun else None)
+    start = led(way, step, given, run)
+    if way == "resume" and start.config.checkpoint.dir != known.checkpoint.dir:
+        return replace(start, step=newest(start.config, run.path).step)
+    return start
+
+
+def led(way: Way, step: int, given: Given, run: RunReader) -> Start:
+    """The start with the config that leads. Raises UserError for a given one with settings that may not differ."""
+    if way == "begin" or not run.config_path.is_file():
+        return Start(way, step, readable(given))
+    before, unused = stored_config(run.path), f"{run.config_path} leads until the next start; not used:"
+    if way == "take over" and isinstance(given, ConfigError):
+        return Start(way, step, before, f"{unused} {first_line(given)}")
+    found = differing(before, given := readable(given))
+    if not found:
+        return Start(way, step, before)
+    if way == "take over":
+        return Start(way, step, before, f"{unused} {listed(found)}")
+    if way == "completed":
+        resume = shlex.join(["shardkeep", "train", "--resume", str(run.path), "--set", "KEY=VALUE"])
+        raise UserError(
+            f"--run-dir {run.path}: the job there is completed with another config; given: {listed(found)}; choose "
+            f"another folder, or continue that job by {resume}"
+        )
+    changes(before, given, given=f"--run-dir {run.path}: holds another job, so choose another folder;")
+    if not given.data.refit:
+        given = given.model_copy(update={"data": given.data.model_copy(update={"fitted": before.data.fitted})})
+    return Start(way, step, given, f"changed: {listed(found)}")
+
+
+def readable(given: Given) -> JobConfig:
+    """The given config. Raises ConfigError for one that cannot be read."""
+    if isinstance(given, ConfigError):
+        raise given
+    return given
 
 
 def way_of(summary: Mapping[str, Any] | None, state: str | None, checkpoint: int | None) -> tuple[Way, int]:
