@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 from shardkeep.base.errors import JobError, ShardkeepError, UserError
@@ -10,8 +11,9 @@ from shardkeep.base.files import atomic_write
 from shardkeep.config import stored_config
 from shardkeep.launch.stopping.stop import ask_coordinator
 from shardkeep.run.folder import RunFolder
+from shardkeep.run.next_steps import typed
 from shardkeep.run.processes import launcher_there
-from shardkeep.run.reader import check_ours
+from shardkeep.run.reader import RunReader, check_ours
 
 ASK_S = 20.0
 """Seconds to reach the coordinator: a replacement for a dead one may still be starting."""
@@ -46,8 +48,8 @@ def ask(run: Path, *, workers: int | None, servers: int | None) -> str:
     text = ", ".join(overrides)
     if not launcher_there(run):
         raise UserError(
-            f"{run}: no `shardkeep train` runs this job, so nothing would resume it with {text}; if you started the "
-            "roles, stop the coordinator, then start all roles again with --start-step"
+            f"{run}: no `shardkeep train` runs this job, so nothing would resume it with {text}; stop it by `shardkeep "
+            f"stop {run}`, then start it again with these settings{_again(folder, overrides)}"
         )
     atomic_write(run / _FILE, json.dumps(overrides) + "\n")
     try:
@@ -58,6 +60,15 @@ def ask(run: Path, *, workers: int | None, servers: int | None) -> str:
         (run / _FILE).unlink(missing_ok=True)
         raise
     return f"the job stops with a checkpoint and resumes with {text}"
+
+
+def _again(folder: RunReader, overrides: Sequence[str]) -> str:
+    """The end of a line: what a person types to start the job again."""
+    command = folder.coordinator_command()
+    if command is None:  # a program starts its nodes
+        return " by the program that started it"
+    others = ", then the other roles" if folder.by_hand else ""
+    return typed([*command, *(word for each in overrides for word in ("--set", each))]) + others
 
 
 def taken(run: Path) -> list[str] | None:

@@ -10,7 +10,6 @@ completed       nothing starts, and the config must be that of the job.
 from __future__ import annotations
 
 import contextlib
-import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import takewhile
@@ -20,6 +19,7 @@ from shardkeep.base.config.differences import listed
 from shardkeep.base.errors import ConfigError, JobError, UserError, first_line
 from shardkeep.config import JobConfig, stored_config
 from shardkeep.run.checkpoints import checkpoints_of
+from shardkeep.run.new_folder import taken
 from shardkeep.run.origin.resume import changes, differing, newest, other_owner
 from shardkeep.run.reader import RunReader
 
@@ -71,11 +71,7 @@ def led(way: Way, step: int, given: Given, run: RunReader) -> Start:
     if way == "take over":
         return Start(way, step, before, f"{unused} {listed(found)}")
     if way == "completed":
-        resume = shlex.join(["shardkeep", "train", "--resume", str(run.path), "--set", "KEY=VALUE"])
-        raise UserError(
-            f"--run-dir {run.path}: the job there is completed with another config; given: {listed(found)}; choose "
-            f"another folder, or continue that job by {resume}"
-        )
+        raise UserError(f"--run-dir {run.path}: {taken(run.path, given)}")
     changes(before, given, given=f"--run-dir {run.path}: holds another job, so choose another folder;")
     if not given.data.refit:
         given = given.model_copy(update={"data": given.data.model_copy(update={"fitted": before.data.fitted})})
@@ -108,5 +104,6 @@ def _check_failures(starts: list[dict[str, Any]], step: int) -> None:
     if len(causes) >= MOST_FAILURES:
         raise JobError(
             f"--continue: the job failed {len(causes)} times without a checkpoint after step {step}, first: "
-            f"{causes[-1]}; to try again, give --start-step {step} in place of --continue"
+            f"{causes[-1]}; to try again, use `shardkeep train --resume`, a coordinator with --start-step {step}, or "
+            "another --run-dir"
         )
