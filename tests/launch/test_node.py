@@ -91,19 +91,39 @@ def test_a_killed_coordinator_and_a_machine_that_leaves_are_replaced_and_the_job
     job = machines({"hold": 3})
     first, second = job.all()
     members = job.held()
+    known, given = job.run.config_path.read_text(), job.config.read_text()
+    job.config.write_text("servers: two")
     members["coordinator 0"].kill()
     job.until(lambda: job.run.number() > 1 and job.run.address() is not None, "no other coordinator")
     second.signal(signal.SIGTERM)
     assert second.end().code == 143
     assert not gone([members["server 1"], members["worker 1"]], limit_s=0)
     assert first.running and members["server 0"].is_running() and not job.summary
+    job.config.write_text(given.replace("workers: 3", "workers: 9\ntrain: {batch_size: 9}"))
     again = job.start(1)
+    unused = "leads until the next start; not used: workers=9 in place of 3, train.batch_size=9 in place of 512"
+    again.logged(f"node/1 - {job.run.config_path} {unused}")
     job.until(lambda: bool(job.recoveries()), "no recovery")
     job.go()
     assert job.end([first, again]) == [0, 0]
     assert (job.summary["status"], job.summary["steps"]) == ("completed", 5)
     assert not gone(members.values(), limit_s=90)
     assert all(recovery["lost_steps"] == 0 for recovery in job.summary["recoveries"])
+    assert "not used: " in job.run.log_path("coordinator", 0).read_text() and job.run.config_path.read_text() == known
+
+
+def test_a_config_that_was_changed_in_the_run_folder_ends_the_job_with_2_on_all_machines(machines: Start) -> None:
+    job = machines({"hold": 3})
+    nodes = job.all()
+    members = job.held()
+    job.run.config_path.write_text(job.run.config_path.read_text().replace("batch_size: 512", "batch_size: 9"))
+    members["coordinator 0"].kill()
+    job.until(lambda: job.run.number() > 1 and job.run.address() is not None, "no other coordinator")
+    members["worker 1"].kill()
+    for ended in [node.end(limit_s=90) for node in nodes]:
+        assert (
+            ended.code == 2 and "another config than the coordinator: train.batch_size=512 in place of 9" in ended.err
+        )
 
 
 def test_a_job_whose_first_machine_is_to_leave_stops_and_completes_when_all_are_started_again(machines: Start) -> None:
@@ -124,6 +144,8 @@ def test_a_job_whose_first_machine_is_to_leave_stops_and_completes_when_all_are_
     assert (job.summary["status"], job.summary["steps"]) == ("completed", 5)
     assert job.end(job.all()) == [0, 0], "started again"
     assert job.summary["status"] == "completed"
+    job.config.write_text(job.config.read_text().replace("workers: 3", "workers: 4"))
+    assert job.end(job.all()) == [2, 2] and job.summary["status"] == "completed"
 
 
 @pytest.mark.slow
