@@ -93,22 +93,13 @@ def _parts(fingerprint: str) -> tuple[str, str]:
     return train, evaluation
 
 
-def _first_difference(
-    left: Sequence[TableSpec], right: Sequence[TableSpec], left_name: str, right_name: str
-) -> str | None:
+def _first_difference(left: Sequence[TableSpec], right: Sequence[TableSpec], one: str, other: str) -> str | None:
     """The first difference in words, order included (a table's position is its number on the wire), or None."""
-    left_tables, right_tables = [t.name for t in left], [t.name for t in right]
-    for have, lack, who, other in (
-        (left_tables, right_tables, left_name, right_name),
-        (right_tables, left_tables, right_name, left_name),
-    ):
-        missing = [name for name in have if name not in lack]
-        if missing:
-            return f"{who} has table {missing[0]}, {other} has not"
-    if left_tables != right_tables:
-        orders = [", ".join(names) for names in (left_tables, right_tables)]
-        return f"their order is {orders[0]} on {left_name} and {orders[1]} on {right_name}"
     before, now = ({table.name: table.model_dump(mode="json") for table in tables} for tables in (left, right))
     for each in differences(before, now):
-        return f"{each.key} is {each.before} on {left_name} and {each.now} on {right_name}"
-    return None
+        if len(each.keys) > 1:
+            return f"{each.key} is {each.before} on {one} and {each.now} on {other}"
+        has, lacks = (one, other) if each.now is None else (other, one)
+        return f"{has} has table {each.key}, {lacks} has not"
+    orders = [", ".join(tables) for tables in (before, now)]
+    return None if orders[0] == orders[1] else f"their order is {orders[0]} on {one} and {orders[1]} on {other}"

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from shardkeep.base.errors import ConfigError, JobError, PlaceLost, ShardkeepError, Superseded
@@ -132,7 +131,8 @@ class Forming:
             job.events.formed(formation, f"took over generation {formation.generation}")
 
     def join(self, seat: Seat, offer: Offer, after: int, why: str) -> None:
-        """Takes note that a member is ready, and why it lost the generation `after`; forms if it was the last."""
+        """Takes note that a member is ready, and why it lost the generation `after`; forms if it was the last. Raises
+        UserError for a member with another config."""
         job = self._job
         if self._inherited is not None and self.formed_after(after) is self._inherited:
             # the store of this generation died with its coordinator
@@ -140,10 +140,9 @@ class Forming:
         if after and after == job.members.generation and job.life.now.state == "training":
             self._departures.end_generation(f"{seat.member} lost the others: {why}")
         if self.formed_after(after) is None:
-            with self._failing():
-                check_settings(seat.member, offer.settings, self._settings)
-                seat.join(replace(offer, settings={}))  # known to be the coordinator's
-                self._form_if_complete()
+            check_settings(seat.member, offer.settings, self._settings)
+            seat.join(replace(offer, settings={}))  # known to be the coordinator's
+            self._form_if_complete()
 
     def limit(self, *, vacant: bool) -> tuple[float, str]:
         """Seconds that members may take since the last one came or was lost, and the setting. More if every member is
@@ -183,26 +182,22 @@ class Forming:
         again = job.life.now.state == "recovering"
         if not job.life.forms or job.members.missing():
             return
-        job.formation = formation = self._new_formation(again)
-        job.life.formed(formation.generation)
-        job.events.formed(formation, f"generation {formation.generation} formed")
-        if again:
-            start, seconds = ResumePoint(formation.start_step, formation.source), job.clock() - job.life.since
-            record = job.recoveries.record_recovery(formation.generation, start, seconds, time=time_of_day())
-            self._tell_recovery(record, sentence(record))
-        job.recoveries.clear()
-
-    @contextlib.contextmanager
-    def _failing(self) -> Iterator[None]:
-        """The job fails by what keeps a generation from forming."""
         try:
-            yield
+            job.formation = formation = self._new_formation(again)
         except Superseded:
             raise
         except ShardkeepError as error:
-            self._job.life.fail(str(error), exit_code=error.exit_code)
+            job.life.fail(str(error), exit_code=error.exit_code)
         except (OSError, RuntimeError) as error:
-            self._job.life.fail(f"the generation cannot be opened: {error}")
+            job.life.fail(f"the generation cannot be opened: {error}")
+        else:
+            job.life.formed(formation.generation)
+            job.events.formed(formation, f"generation {formation.generation} formed")
+            if again:
+                start, seconds = ResumePoint(formation.start_step, formation.source), job.clock() - job.life.since
+                record = job.recoveries.record_recovery(formation.generation, start, seconds, time=time_of_day())
+                self._tell_recovery(record, sentence(record))
+            job.recoveries.clear()
 
     def _tell_recovery(self, record: Record, text: str) -> None:
         self._job.events.tell("recovery", {**record, "text": text})

@@ -219,7 +219,9 @@ def test_an_edited_config_leads_from_the_next_start_on_if_it_may_and_never_in_a_
     given = JobConfig.model_validate(settings)
     repair = led("take over", 0, given, folder)
     assert repair.config == stored_config(folder.path) and f"not used: {key}" in repair.remark
-    with pytest.raises(UserError, match=rf"another config; given: {key}.*; choose another folder, or continue .*--set"):
+    with pytest.raises(
+        UserError, match=rf"another config already \(given: {key}.*; choose another folder, or resume .*--set"
+    ):
         led("completed", 0, given, folder)
     if continues:
         new = led("resume", 5, given, folder)

@@ -70,9 +70,8 @@ def unled_lines(folder: RunReader, *, launched: bool) -> Iterator[str]:
     for member, state in states:
         yield f"{member['role']} {member['index']} (pid {member['pid']} on {member['host']}) {state}"
     if not folder.by_hand:
-        yield "`shardkeep node` on its first machine starts another coordinator; if it has ended, start it again" + (
-            " by your program" if command is None else typed(command)
-        )
+        own = "`shardkeep node` on its first machine starts another coordinator"
+        yield f"{own}; if it has ended, start it again{typed(command)}"
         return
     waiting = "members wait for another coordinator for recovery.replace_timeout_s"
     ended = "the members have ended: start them again too, with their commands"

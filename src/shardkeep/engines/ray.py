@@ -26,10 +26,9 @@ from shardkeep.trust.tokens import keep_token
 
 if TYPE_CHECKING:
     from shardkeep.loop.client import EmbeddingClient
-LAST_S, POLL_S = 30.0, 0.2
-"""Seconds that machines get to end after one has failed, and servers after their trainers have left."""
-PATIENCE_S = 10.0
-"""Seconds without the machines after which a line names what is missing."""
+LAST_S, POLL_S, PATIENCE_S = 30.0, 0.2, 10.0
+"""Seconds that machines get to end after one has failed, and servers after their trainers have left; the last one: that
+machines get to come before a line names what is missing."""
 Place = str | Path
 Resources = Mapping[str, float]
 ONE: Resources = {"CPU": 1}

@@ -31,7 +31,7 @@ from shardkeep.run.folder import RunFolder
 from shardkeep.run.leftovers import clean, note_run
 from shardkeep.run.new_folder import default_run_dir
 from shardkeep.run.next_steps import check_start, continue_arguments, origin_line, resume_line
-from shardkeep.run.origin.continuing import Given, Start, Way, led, readable, start_in
+from shardkeep.run.origin.continuing import Given, Start, Way, led, start_in
 from shardkeep.run.processes import launcher_there
 from shardkeep.run.reader import RunReader, check_ours
 from shardkeep.run.storage import losses_of, shared_folder
@@ -149,15 +149,15 @@ def _spec(job: JobConfig, start_step: int, shared: Shared | None, folder: RunFol
 
 
 def _start(given: Given, options: CoordinatorOptions) -> tuple[Start, CoordinatorOptions]:
-    """How the job starts in the run folder, with the options for it. With `continues`, once any other coordinator there
-    ends. Raises as `start_in`."""
+    """How the job starts in the run folder, once any other coordinator there ends; the options for it. Raises as
+    `start_in`."""
     run = options.run_dir
     if run is not None:
         check_ours(run, what="--run-dir")
     if not options.continues:
-        way: Way = "take over" if options.take_over else "resume" if options.start_step else "begin"
-        step = options.start_step
-        return Start(way, step, readable(given)) if run is None else led(way, step, given, RunReader(run)), options
+        way: Way = "begin" if run is None or not options.start_step else "resume"
+        way = "take over" if run is not None and options.take_over else way
+        return led(way, options.start_step, given, RunReader(run or "")), options
     if options.take_over or options.start_step:
         raise UserError("--continue: excludes --take-over and --start-step")
     if run is None or launcher_there(run):
@@ -180,10 +180,9 @@ def _start(given: Given, options: CoordinatorOptions) -> tuple[Start, Coordinato
 def _run_folder(job: JobConfig, options: CoordinatorOptions) -> RunFolder:
     """Makes the run folder, or opens the one of the launcher, of the coordinator that died, or of the checkpoint."""
     path, number = options.run_dir or default_run_dir(job.name), options.number
-    check_ours(path, what="--run-dir")
     before = RunReader(path)
-    led = (before.number() or before.coordinator_pids()) and before.last_summary() is None
-    if options.take_over and not (led or options.folder_made):
+    ran = (before.number() or before.coordinator_pids()) and before.last_summary() is None
+    if options.take_over and not (ran or options.folder_made):
         raise UserError(f"--take-over: no job was running in --run-dir {options.run_dir or '(left out)'}")
     if options.folder_made or options.take_over:
         return RunFolder(path, telemetry_bytes=job.telemetry.max_bytes, number=number)

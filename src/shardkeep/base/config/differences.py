@@ -6,9 +6,6 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-SHOWN = 6
-"""Differences that a line names."""
-
 
 class Difference(NamedTuple):
     """A setting with its two values; None where one config does not have it."""
@@ -31,11 +28,11 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any], above: tuple[
         one, other, keys = before.get(key), now.get(key), (*above, key)
         if isinstance(one, Mapping) and isinstance(other, Mapping):
             yield from differences(one, other, keys)
-        elif one != other:
+        elif one != other and repr(one) != repr(other):  # NaN is equal to none
             yield Difference(keys, one, other)
 
 
-def listed(found: Sequence[Difference]) -> str:
+def listed(found: Sequence[Difference], most: int = 6) -> str:
     """The differences in words, the first ones if there are many."""
-    more = [f"{len(found) - SHOWN} more"] if len(found) > SHOWN else []
-    return ", ".join([*map(str, found[:SHOWN]), *more])
+    more = [f"{len(found) - most} more"] if len(found) > most else []
+    return ", ".join([*map(str, found[:most]), *more])

@@ -11,9 +11,8 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from itertools import takewhile
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from shardkeep.base.config.differences import listed
 from shardkeep.base.errors import ConfigError, JobError, UserError, first_line
@@ -30,59 +29,49 @@ MOST_FAILURES = 3
 """A job may fail so often without a new checkpoint."""
 
 
-@dataclass(frozen=True, slots=True)
-class Start:
-    """How a job starts in a run folder."""
+class Start(NamedTuple):
+    """How a job starts: at which step, and by the config that leads. `remark`: what the given config has otherwise."""
 
     way: Way
     step: int
-    """The step where it begins or resumes."""
     config: JobConfig
-    """The config that leads."""
     remark: str = ""
-    """A line for the user: the settings that the given config has otherwise. Empty = there are none."""
 
 
 def start_in(given: Given, run: RunReader) -> Start:
     """The start by what is in a run folder. Raises UserError for a config that cannot lead, JobError as `way_of`."""
-    state = None
+    if not run.config_path.is_file():
+        return led("begin", 0, given, run)
+    state, known = None, stored_config(run.path)
     with contextlib.suppress(UserError):  # nothing is kept, or it is damaged
         state = str(run.take_over()["state"]["state"])
-    begun = run.config_path.is_file()
-    known = stored_config(run.path) if begun else readable(given)
     kept = checkpoints_of(known, run.path).complete() if other_owner(known, run.path) is None else []
-    way, step = way_of(run.last_summary(), state, max((step for step, _ in kept), default=None) if begun else None)
-    start = led(way, step, given, run)
-    if way == "resume" and start.config.checkpoint.dir != known.checkpoint.dir:
-        return replace(start, step=newest(start.config, run.path).step)
+    start = led(*way_of(run.last_summary(), state, max((step for step, _ in kept), default=None)), given, run)
+    if start.way == "resume" and start.config.checkpoint.dir != known.checkpoint.dir:
+        return start._replace(step=newest(start.config, run.path).step)
     return start
 
 
 def led(way: Way, step: int, given: Given, run: RunReader) -> Start:
-    """The start with the config that leads. Raises UserError for a given one with settings that may not differ."""
+    """The start with the config that leads. Raises UserError for a given one that cannot be read, or differs where it
+    may not."""
+    unused = f"{run.config_path} leads until the next start; not used:"
+    if isinstance(given, ConfigError):
+        if way != "take over":
+            raise given
+        return Start(way, step, stored_config(run.path), f"{unused} {first_line(given)}")
     if way == "begin" or not run.config_path.is_file():
-        return Start(way, step, readable(given))
-    before, unused = stored_config(run.path), f"{run.config_path} leads until the next start; not used:"
-    if way == "take over" and isinstance(given, ConfigError):
-        return Start(way, step, before, f"{unused} {first_line(given)}")
-    found = differing(before, given := readable(given))
-    if not found:
-        return Start(way, step, before)
-    if way == "take over":
-        return Start(way, step, before, f"{unused} {listed(found)}")
+        return Start(way, step, given)
+    before = stored_config(run.path)
+    found = differing(before, given)
+    if way == "take over" or not found:
+        return Start(way, step, before, f"{unused} {listed(found)}" if found else "")
     if way == "completed":
         raise UserError(f"--run-dir {run.path}: {taken(run.path, given)}")
     changes(before, given, given=f"--run-dir {run.path}: holds another job, so choose another folder;")
     if not given.data.refit:
         given = given.model_copy(update={"data": given.data.model_copy(update={"fitted": before.data.fitted})})
     return Start(way, step, given, f"changed: {listed(found)}")
-
-
-def readable(given: Given) -> JobConfig:
-    """The given config. Raises ConfigError for one that cannot be read."""
-    if isinstance(given, ConfigError):
-        raise given
-    return given
 
 
 def way_of(summary: Mapping[str, Any] | None, state: str | None, checkpoint: int | None) -> tuple[Way, int]:
