@@ -10,9 +10,11 @@ from typing import Any
 from unittest import mock
 
 import pytest
+from typer.testing import CliRunner
 
 from shardkeep.base.errors import ConfigError, JobError, UserError
 from shardkeep.base.files import atomic_write
+from shardkeep.cli.main import app
 from shardkeep.config import JobConfig, stored_config
 from shardkeep.member.access import endpoint_of
 from shardkeep.ps.control.grpc.client import ControlClient, request_stop
@@ -21,6 +23,7 @@ from shardkeep.run.folder import RunFolder
 from shardkeep.run.origin.continuing import led, start_in, way_of
 from shardkeep.run.reader import RunReader
 from tests.support.cases import every
+from tests.support.chaos import EDITED
 from tests.support.cluster import Cluster, Command, within
 
 Found = tuple[dict[str, Any] | None, str | None, int | None]
@@ -177,59 +180,40 @@ def test_a_folder_of_an_earlier_version_is_taken_over_or_resumed(tmp_path: Path)
 
 # ---- the config that leads ----
 
-OTHERS: dict[str, tuple[dict[str, Any], bool]] = {
-    "name": ({"name": "other"}, False),
-    "seed": ({"seed": 4}, False),
-    "servers": ({"servers": 3}, True),
-    "workers": ({"workers": 3}, True),
-    "threads": ({"threads": "auto"}, True),
-    "launch": ({"launch": {"start": "spawn"}}, True),
-    "data": ({"data": {"scale": "log"}}, False),
-    "data.source": ({"data": {"train": ["b.csv"]}}, True),
-    "model": ({"model": {"hidden": [3]}}, False),
-    "tables": ({"tables": {"user": {"optimizer": {"name": "sgd", "lr": 0.5}}}}, False),
-    "tables.user.evict": ({"tables": {"user": {"evict": {"ttl_steps": 5}}}}, True),
-    "tower": ({"tower": {"optimizer": {"lr": 0.5}}}, False),
-    "tower.device": ({"tower": {"device": "cpu"}}, True),
-    "train": ({"train": {"batch_size": 64}}, False),
-    "train.epochs": ({"train": {"epochs": 9}}, True),
-    "eval": ({"eval": {"batch_size": 9}}, True),
-    "consistency": ({"consistency": {"mode": "async"}}, False),
-    "compression": ({"compression": {"ids": "coded"}}, False),
-    "checkpoint": ({"checkpoint": {"keep": 9}}, True),
-    "transport": ({"transport": {"same_host": "sockets"}}, True),
-    "liveness": ({"liveness": {"lease_s": 99}}, True),
-    "recovery": ({"recovery": {"restarts": 9}}, True),
-    "web": ({"web": {"page": "off"}}, True),
-    "telemetry": ({"telemetry": {"every_s": 9}}, True),
-    "profile": ({"profile": {"steps": 9}}, True),
+CHANGED: dict[str, Any] = {
+    "data.source": {"data": {"train": ["b.csv"]}},
+    "tables.user.evict": {"tables": {"user": {"evict": {"ttl_steps": 5}}}},
+    "tower.device": {"tower": {"device": "cpu"}},
+    "train.epochs": {"train": {"epochs": 9}},
 }
-"""By group of settings: an edited job, and whether it continues the job of the run folder at its next start."""
+"""Edited jobs that continue the job of the run folder at its next start, beside those with a group that may change."""
+GROUPS = {"servers", "workers", "threads", "launch", "eval", "checkpoint", "transport", "liveness", "recovery", "web",
+          "telemetry", "profile"}  # fmt: skip
 
 
-def test_the_edited_jobs_have_a_setting_of_every_group() -> None:
-    assert JobConfig.model_fields.keys() <= OTHERS.keys()
-
-
-@every("key", list(OTHERS))
+@every("key", [*JobConfig.model_fields, *CHANGED])
 def test_an_edited_config_leads_from_the_next_start_on_if_it_may_and_never_in_a_completed_job(
     tmp_path: Path, key: str
 ) -> None:
-    folder, (settings, continues) = begun(tmp_path / "run"), OTHERS[key]
-    given = JobConfig.model_validate(settings)
+    folder, given = begun(tmp_path / "run"), JobConfig.model_validate(CHANGED.get(key) or {key: EDITED[key]})
     repair = led("take over", 0, given, folder)
     assert repair.config == stored_config(folder.path) and f"not used: {key}" in repair.remark
-    with pytest.raises(
-        UserError, match=rf"another config already \(given: {key}.*; choose another folder, or resume .*--set"
-    ):
+    with pytest.raises(UserError, match=rf"another config already \(given: {key}.*; choose another folder, or .*--set"):
         led("completed", 0, given, folder)
-    if continues:
+    if key in GROUPS or key in CHANGED:
         new = led("resume", 5, given, folder)
         assert new.config == given and new.remark.startswith(f"changed: {key}")
     else:
         with pytest.raises(UserError, match=rf"choose another folder; {key}.*may not change when a job continues"):
             led("resume", 5, given, folder)
     assert led("begin", 0, given, folder).config == given
+
+
+def test_train_names_what_its_config_has_otherwise_than_the_run_in_its_folder(folder: RunFolder) -> None:
+    (job := folder.path.with_name("job.yaml")).write_text("{train: {batch_size: 9}, data: {source: synthetic}}")
+    done = CliRunner().invoke(app, ["train", str(job), "--run-dir", str(folder.path)])
+    other = 'holds a run with another config already (given: data.source="synthetic" in place of "", train'
+    assert done.exit_code == 2 and other in done.stderr and done.stderr.endswith("--set KEY=VALUE`\n")
 
 
 def test_a_config_that_cannot_be_read_keeps_no_job_from_its_repair(folder: RunFolder) -> None:

@@ -24,7 +24,7 @@ EDITED: dict[str, Any] = {
     "model": {"name": "dcn_v2"}, "tables": {"default": {"dim": 4, "optimizer": {"name": "adam", "lr": 0.5}}},
     "tower": {"optimizer": {"name": "sgd", "lr": 0.5}, "amp": "off"}, "train": {"batch_size": 7, "epochs": 9},
     "eval": {"every_steps": 3}, "consistency": {"mode": "async"}, "compression": {"tower": {"name": "topk"}},
-    "checkpoint": {"every_steps": "off"}, "transport": {"same_host": "memory"}, "liveness": {"lease_s": 1},
+    "checkpoint": {"every_steps": "off"}, "transport": {"same_host": "sockets"}, "liveness": {"lease_s": 1},
     "recovery": {"restarts": 0, "journal": "off"}, "web": {"page": "off"}, "telemetry": {"every_s": 9},
     "profile": {"steps": 2},
 }  # fmt: skip

@@ -67,7 +67,7 @@ class Job:
         self.sink = sink or ListSink()
         self.opened: list[int] = []
         self.coordinator = Coordinator(
-            JobSpec("", servers, workers, JobDeadlines(lease_s=15.0, form_s=120.0), settings=settings or {}),
+            JobSpec("name: job\n", servers, workers, JobDeadlines(15.0, form_s=120.0), settings=settings or {}),
             open_store=self._open_store,
             sink=self.sink,
             clock=lambda: self.now,

@@ -19,7 +19,6 @@ from shardkeep.base.errors import (
 from shardkeep.base.machine.limits import Limit
 from shardkeep.ps.config import TableSpec
 from shardkeep.ps.control.records import Offer, Role
-from shardkeep.ps.server.table.optimizers.adam import AdamConfig
 from tests.support.cases import every
 from tests.support.control_groups import Groups
 from tests.support.control_job import TABLES, Job, formed
@@ -153,9 +152,6 @@ def test_a_job_that_does_not_form_in_time_after_the_last_newcomer_names_who_is_m
     assert job.coordinator.status().left_s == 1.0
 
 
-ADAM = TableSpec(name="item", dim=16, optimizer=AdamConfig(lr=0.5))
-
-
 @every(
     ("first", "second", "told"),
     [
@@ -165,7 +161,6 @@ ADAM = TableSpec(name="item", dim=16, optimizer=AdamConfig(lr=0.5))
         (TABLES, (*TABLES, TableSpec(name="ad")), "worker 1 has table ad, worker 0 has not"),
         (TABLES, TABLES[::-1], "their order is user, item on worker 0 and item, user on worker 1"),
         (TABLES, (TABLES[0], TableSpec(name="item", dim=32)), "item.dim is 16 on worker 0 and 32 on worker 1"),
-        (TABLES, (TABLES[0], ADAM), "item.optimizer.name is rowwise_adagrad on worker 0 and adam on worker 1"),
     ],
 )
 def test_workers_whose_tables_differ_fail_the_job(
