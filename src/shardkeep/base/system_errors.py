@@ -37,8 +37,8 @@ def in_words(error: BaseException) -> str:
 
 
 def _of_call(error: OSError) -> str:
-    elsewhere = isinstance(error, ConnectionError | TimeoutError) or not error.errno
-    elsewhere = elsewhere or error.strerror != os.strerror(error.errno or 0)  # a library's words, which name the cause
+    own_words = error.strerror != os.strerror(error.errno or 0)  # those of a library
+    elsewhere = isinstance(error, ConnectionError | TimeoutError) or own_words
     place = error.filename if isinstance(error.filename, str) else "" if elsewhere else _place(error)
     return f"{place}: {error.strerror or error}" if place else str(error.strerror or error)
 

@@ -155,9 +155,8 @@ def _start(given: Given, options: CoordinatorOptions) -> tuple[Start, Coordinato
     if run is not None:
         check_ours(run, what="--run-dir")
     if not options.continues:
-        way: Way = "begin" if run is None or not options.start_step else "resume"
-        way = "take over" if run is not None and options.take_over else way
-        return led(way, options.start_step, given, RunReader(run or "")), options
+        way: Way = "take over" if options.take_over else "resume" if options.start_step else "begin"
+        return led("begin" if run is None else way, options.start_step, given, RunReader(run or "")), options
     if options.take_over or options.start_step:
         raise UserError("--continue: excludes --take-over and --start-step")
     if run is None or launcher_there(run):
