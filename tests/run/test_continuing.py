@@ -260,7 +260,7 @@ def test_a_stop_by_sigterm_is_to_be_restarted_a_stop_by_a_person_is_not_and_a_co
     folder.finished("completed", "", None)
     ended = cluster.continued(JOB).end()
     assert (ended.code, ended.out, ended.err) == (0, "", f"{run.path}: the job is completed\n")
-    assert run.number() == 4 and (run.summary() or {})["status"] == "completed"
+    assert run.number() == 3 and (run.summary() or {})["status"] == "completed"
 
 
 @pytest.mark.waits_for_processes

@@ -161,15 +161,11 @@ def _start(given: Given, options: CoordinatorOptions) -> tuple[Start, Coordinato
         raise UserError("--continue: excludes --take-over and --start-step")
     if run is None or launcher_there(run):
         raise UserError(f"--continue: {'needs --run-dir' if run is None else f'`shardkeep train` runs a job in {run}'}")
+    if (start := start_in(given, RunReader(run))).way == "completed":
+        return start, options  # as where it raises, the folder stays as it is
     folder = RunFolder(run)
     number = folder.claim()
-    try:
-        start = start_in(given, folder)
-    except ShardkeepError:
-        if folder.last_summary() is not None:
-            folder.amend({})  # it stays as it ended
-        raise
-    if start.way == "completed":
+    if (start := start_in(given, folder)).way == "completed":  # by a coordinator that ended meanwhile
         folder.amend({})
     if start.way == "begin" and start.config.row_files:
         folder.config_path.unlink(missing_ok=True)  # its rows were never whole
