@@ -132,16 +132,18 @@ class JoinRequest(_message.Message):
     def __init__(self, token: _Optional[str] = ..., offer: _Optional[_Union[Offer, _Mapping]] = ..., wait_s: _Optional[float] = ..., after: _Optional[int] = ..., why: _Optional[str] = ..., kept: _Optional[_Union[Kept, _Mapping]] = ...) -> None: ...
 
 class Offer(_message.Message):
-    __slots__ = ("tables", "data", "resume_range", "unseen")
+    __slots__ = ("tables", "data", "resume_range", "unseen", "settings_json")
     TABLES_FIELD_NUMBER: _ClassVar[int]
     DATA_FIELD_NUMBER: _ClassVar[int]
     RESUME_RANGE_FIELD_NUMBER: _ClassVar[int]
     UNSEEN_FIELD_NUMBER: _ClassVar[int]
+    SETTINGS_JSON_FIELD_NUMBER: _ClassVar[int]
     tables: _containers.RepeatedCompositeFieldContainer[Table]
     data: str
     resume_range: ResumeRange
     unseen: str
-    def __init__(self, tables: _Optional[_Iterable[_Union[Table, _Mapping]]] = ..., data: _Optional[str] = ..., resume_range: _Optional[_Union[ResumeRange, _Mapping]] = ..., unseen: _Optional[str] = ...) -> None: ...
+    settings_json: str
+    def __init__(self, tables: _Optional[_Iterable[_Union[Table, _Mapping]]] = ..., data: _Optional[str] = ..., resume_range: _Optional[_Union[ResumeRange, _Mapping]] = ..., unseen: _Optional[str] = ..., settings_json: _Optional[str] = ...) -> None: ...
 
 class ResumeRange(_message.Message):
     __slots__ = ("first", "last", "holds", "saved", "lost_from", "why", "part")

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from shardkeep.base.config.old_keys import refuse_old, under_new_names
-from shardkeep.base.settings import DAY_S, Named, Settings
+from shardkeep.base.settings import DAY_S, MayDiffer, Named, Settings
 from shardkeep.compression.config import TableCompressionConfig, TablePushConfig
 from shardkeep.ps.server.table.initializers.config import InitConfig
 from shardkeep.ps.server.table.optimizers.registry import RowOptimizerConfig
@@ -118,9 +118,9 @@ class TableConfig(Settings):
     """How servers store rows (docs/guide/tables.md); left out = as the default table, else fp32."""
     state_dtype: StatePrecision | None = None
     """How servers store the optimizer's slots; left out = as the default table, else fp32."""
-    admit: AdmitConfig | None = None
+    admit: Annotated[AdmitConfig | None, MayDiffer.STARTS] = None
     """Which new ids become rows; left out = as in the default table, else all."""
-    evict: EvictConfig | None = None
+    evict: Annotated[EvictConfig | None, MayDiffer.STARTS] = None
     """Which rows go; left out = as in the default table, else none."""
     freeze: bool | None = None
     """true = rows are read and never change: no gradient of them is computed or sent, and no row is created. Left out

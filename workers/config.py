@@ -10,7 +10,7 @@ from pydantic import Field, SerializerFunctionWrapHandler, field_validator, mode
 
 from shardkeep.base.config.schedule import ScheduleConfig
 from shardkeep.base.plugging.plugs import Plug, by_name
-from shardkeep.base.settings import DAY_S, MOST_STEPS, FilePath, Named, Settings
+from shardkeep.base.settings import DAY_S, MOST_STEPS, FilePath, MayDiffer, Named, Settings
 from shardkeep.workers.data_config import ColumnName
 from shardkeep.workers.label_config import LOSSES as LOSSES, LossConfig as LossConfig
 
@@ -56,7 +56,7 @@ class TowerConfig(Settings):
 
     optimizer: TowerOptimizerConfig = TowerOptimizerConfig()
     """Optimizer of the dense parameters."""
-    compile: Literal["auto", "on", "off"] = "auto"
+    compile: Annotated[Literal["auto", "on", "off"], MayDiffer.STARTS] = "auto"
     """torch.compile: on, off, or auto = on for training on a GPU, except in sync."""
     mode: Literal["default", "reduce-overhead", "max-autotune"] = "default"
     """Mode of torch.compile."""
@@ -65,9 +65,9 @@ class TowerConfig(Settings):
     linear: Literal["auto", "torch", "onednn"] = "auto"
     """Library of fp32 matrix products in linear layers on a CPU: torch (MKL) or onednn; auto = oneDNN on AMD CPUs with
     AVX-512, which MKL does not use."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
+    device: Annotated[Literal["auto", "cpu", "cuda"], MayDiffer.STARTS] = "auto"
     """Device of the dense model; auto = CUDA if a host has a device for each of its workers."""
-    parallel: Literal["ddp", "fsdp"] = "ddp"
+    parallel: Annotated[Literal["ddp", "fsdp"], MayDiffer.STARTS] = "ddp"
     """What each worker holds of the dense model: ddp = all of it; fsdp = a part of each parameter, for towers of 50
     million parameters and more. fsdp keeps no state for recovery beside checkpoints."""
 
@@ -108,7 +108,7 @@ class _Watched(Settings):
     metric: str = "auc"
     """Metric of evaluation; more is better for auc, less for logloss. METRIC/LABEL for a model of several labels,
     recall@10 and others with a number for a retrieval model."""
-    min_delta: float = Field(0.0, ge=0.0, le=1e6)
+    min_delta: Annotated[float, MayDiffer.STARTS] = Field(0.0, ge=0.0, le=1e6)
     """An evaluation improves if it is better than the best one by more than this."""
 
     @field_validator("metric")
@@ -122,7 +122,7 @@ class _Watched(Settings):
 class EarlyStoppingConfig(_Watched):
     """Ends the job once evaluations no longer improve, and keeps the best model."""
 
-    patience: int = Field(2, ge=1, le=1_000_000)
+    patience: Annotated[int, MayDiffer.STARTS] = Field(2, ge=1, le=1_000_000)
     """Evaluations in a row that do not improve, after which the job ends."""
 
 
@@ -144,9 +144,9 @@ class TrainConfig(Settings):
     """What training minimizes."""
     batch_size: int = Field(512, ge=1, le=_MOST_SAMPLES)
     """Samples per worker and micro-batch."""
-    epochs: int = Field(1, ge=1, le=1_000_000)
+    epochs: Annotated[int, MayDiffer.STARTS] = Field(1, ge=1, le=1_000_000)
     """Passes over the training data."""
-    max_steps: int | None = Field(None, ge=1, le=MOST_STEPS)
+    max_steps: Annotated[int | None, MayDiffer.STARTS] = Field(None, ge=1, le=MOST_STEPS)
     """Most steps of the job; left out = the epochs decide."""
     accumulate: int = Field(1, ge=1, le=1_000_000)
     """Micro-batches per step; one push and one dense update per step."""
@@ -155,13 +155,13 @@ class TrainConfig(Settings):
     order: Literal["shuffled", "stored", "time"] = "shuffled"
     """Order of the samples: shuffled = a seeded random order, a new one per epoch; stored = that of `data.time`, or of
     files and rows without it; time = as stored, where each step of the first epoch is scored before it trains."""
-    report_every_s: float = Field(2.0, gt=0.0, le=DAY_S)
+    report_every_s: Annotated[float, MayDiffer.STARTS] = Field(2.0, gt=0.0, le=DAY_S)
     """Seconds between two lines of metrics.jsonl."""
     early_stopping: EarlyStoppingConfig | None = None
     """When to end before the last epoch; left out = never. The checkpoint of the best model is kept."""
     plateau: PlateauConfig | None = None
     """When to lower the learning rates; left out = never. Multiplies those of `schedule`."""
-    max_bad_steps: int = Field(20, ge=1, le=MOST_STEPS)
+    max_bad_steps: Annotated[int, MayDiffer.STARTS] = Field(20, ge=1, le=MOST_STEPS)
     """Consecutive steps with non-finite gradients after which the job fails."""
 
 

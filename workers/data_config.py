@@ -17,7 +17,7 @@ from pydantic import (
 
 from shardkeep.base.errors import ConfigError
 from shardkeep.base.plugging.plugs import Plug, by_name
-from shardkeep.base.settings import MOST_STEPS, DataPath, FilePath, Settings, bare, own_code
+from shardkeep.base.settings import MOST_STEPS, DataPath, FilePath, MayDiffer, Settings, bare, own_code
 from shardkeep.workers.label_config import (
     ColumnName as ColumnName,
     LabelColumn as LabelColumn,
@@ -217,16 +217,16 @@ def data_suffix(name: str) -> str:
 class DataConfig(Settings):
     """Where samples come from and what their columns mean."""
 
-    source: str = ""
+    source: Annotated[str, MayDiffer.STARTS] = ""
     """csv, parquet, criteo, synthetic, or your own module:function; left out = by the suffix of the files (.csv and
     .tsv, also compressed, .parquet, .pq, .parq), or synthetic if that has settings."""
-    root: FilePath = "."
+    root: Annotated[FilePath, MayDiffer.STARTS] = "."
     """Folder to which the paths below are relative; . = the config's folder."""
-    train: Paths = Field(default_factory=list)
+    train: Annotated[Paths, MayDiffer.STARTS] = Field(default_factory=list)
     """Training files, folders or glob patterns."""
-    eval: Paths = Field(default_factory=list)
+    eval: Annotated[Paths, MayDiffer.STARTS] = Field(default_factory=list)
     """Evaluation files, folders or glob patterns."""
-    test: Paths = Field(default_factory=list)
+    test: Annotated[Paths, MayDiffer.STARTS] = Field(default_factory=list)
     """Test files, folders or glob patterns: scored once, after training, by the best model or the last."""
     eval_fraction: float = Field(0.0, ge=0.0, lt=1.0)
     """Share of the training rows held out for evaluation, by a seeded hash of the file's name and the row's number;
@@ -234,16 +234,16 @@ class DataConfig(Settings):
     split: Annotated[SplitConfig, bare("by")] | None = None
     """Rows of the training files held out for evaluation and test, by time, by a column's values or by chance; only
     without `eval`, `test` and `eval_fraction`."""
-    columns: list[str] | None = None
+    columns: Annotated[list[str] | None, MayDiffer.STARTS] = None
     """Names of all columns of a csv without a header; left out = the first line is the header."""
-    delimiter: Delimiter = ","
+    delimiter: Annotated[Delimiter, MayDiffer.STARTS] = ","
     """Between the fields of a csv; tab = "\\t"; with more than one character, quotes mean nothing."""
-    quote: Mark = '"'
+    quote: Annotated[Mark, MayDiffer.STARTS] = '"'
     """Around a csv's fields that hold delimiters or line ends, doubled inside them; none = quotes are part of the
     texts, and each line is a row."""
-    escape: Mark = None
+    escape: Annotated[Mark, MayDiffer.STARTS] = None
     """Before a csv's character that is part of a field, such as a quote inside quotes; none = there is none."""
-    decimal: Literal[".", ","] = "."
+    decimal: Annotated[Literal[".", ","], MayDiffer.STARTS] = "."
     """Decimal point of a csv's numbers."""
     missing: Texts = Field(default_factory=lambda: ["", "?", "NA", "nan", "NaN", "null"])
     """Values that mean a missing value: texts, after stripping spaces, and numbers."""
@@ -266,17 +266,17 @@ class DataConfig(Settings):
     """Histories, each a group of list columns, by a name of its own; csv, parquet and module:function."""
     scale: Scaling | None = None
     """Scaling of dense columns that name none; left out = standard (criteo: log)."""
-    cache: DataPath | None = None
+    cache: Annotated[DataPath | None, MayDiffer.STARTS] = None
     """Folder of the cache, relative to `data.root`; left out = `.shardkeep-cache` beside the data, or your cache folder
     if that is read-only or others can write it."""
     synthetic: SyntheticConfig = SyntheticConfig()
     """The synthetic stream."""
-    refit: bool = False
+    refit: Annotated[bool, MayDiffer.STARTS] = False
     """Fit scaling and kinds of columns again in a job that continues by `--from` or `--resume`; false = keep those of
     its model."""
     fitted: dict[str, Any] | None = None
     """What the columns of the model with which the job continues were read by; `--from` and `--resume` set it."""
-    accept: str | None = None
+    accept: Annotated[str | None, MayDiffer.STARTS] = None
     """Fingerprint of other training data with which `--resume` may continue; the error that refuses them names it."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of your module:function."""

@@ -1,4 +1,5 @@
-"""What members must agree on: versions, the tables that workers derive from config and data, the data's fingerprint."""
+"""What members must agree on: versions, the config, the tables that workers derive from it and from data, the data's
+fingerprint."""
 
 from __future__ import annotations
 
@@ -6,9 +7,10 @@ import platform
 from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 
+from shardkeep.base.config.differences import differences, listed
 from shardkeep.base.errors import JobError, ProtocolError, UserError
 from shardkeep.ps.config import TableSpec
-from shardkeep.ps.control.records import PROTOCOL_VERSION, Formation, Hello, Member
+from shardkeep.ps.control.records import PROTOCOL_VERSION, Formation, Hello, Member, Record
 
 MUST_AGREE = ("shardkeep", "torch")
 """torch too: its RPC envelope and its collectives are not promised to be stable between releases."""
@@ -47,11 +49,21 @@ def _version(package: str) -> str:
         return "unknown"
 
 
+def check_settings(member: Member, settings: Record, own: Record) -> None:
+    """Raises UserError for a config that is not the coordinator's. Whole configs are compared, not digests of them, to
+    name what differs. {} = not known."""
+    if found := list(differences(own, settings)) if settings and own else []:
+        raise UserError(
+            f"{member.name} has another config than the coordinator: {listed(found)}; a config may change between two "
+            "starts of a job alone"
+        )
+
+
 def agreed_tables(workers: Sequence[tuple[Member, tuple[TableSpec, ...]]]) -> tuple[TableSpec, ...]:
     """The tables that all workers define. Raises JobError if they differ."""
     first, tables = workers[0]
     for member, member_tables in workers:
-        difference = member_tables != tables and first_difference(tables, member_tables, first.name, member.name)
+        difference = member_tables != tables and _first_difference(tables, member_tables, first.name, member.name)
         if difference:
             raise JobError(f"the workers' tables differ: {difference}; all must read the same config and data")
     return tables
@@ -81,32 +93,13 @@ def _parts(fingerprint: str) -> tuple[str, str]:
     return train, evaluation
 
 
-def first_difference(
-    left: Sequence[TableSpec], right: Sequence[TableSpec], left_name: str, right_name: str
-) -> str | None:
+def _first_difference(left: Sequence[TableSpec], right: Sequence[TableSpec], one: str, other: str) -> str | None:
     """The first difference in words, order included (a table's position is its number on the wire), or None."""
-    left_tables, right_tables = [t.name for t in left], [t.name for t in right]
-    for have, lack, who, other in (
-        (left_tables, right_tables, left_name, right_name),
-        (right_tables, left_tables, right_name, left_name),
-    ):
-        missing = [name for name in have if name not in lack]
-        if missing:
-            return f"{who} has table {missing[0]}, {other} has not"
-    if left_tables != right_tables:
-        orders = [", ".join(names) for names in (left_tables, right_tables)]
-        return f"their order is {orders[0]} on {left_name} and {orders[1]} on {right_name}"
-    for a, b in zip(left, right, strict=True):
-        flat_a, flat_b = _flat(a), _flat(b)
-        for key in sorted(flat_a | flat_b):
-            ours, theirs = flat_a.get(key), flat_b.get(key)
-            if ours != theirs:
-                return f"{a.name}.{key} is {ours} on {left_name} and {theirs} on {right_name}"
-    return None
-
-
-def _flat(table: TableSpec) -> dict[str, object]:
-    flat: dict[str, object] = {}
-    for key, value in table.model_dump(mode="json").items():
-        flat |= {f"{key}.{k}": v for k, v in value.items()} if isinstance(value, dict) else {key: value}
-    return flat
+    before, now = ({table.name: table.model_dump(mode="json") for table in tables} for tables in (left, right))
+    for each in differences(before, now):
+        if len(each.keys) > 1:
+            return f"{each.key} is {each.before} on {one} and {each.now} on {other}"
+        has, lacks = (one, other) if each.now is None else (other, one)
+        return f"{has} has table {each.key}, {lacks} has not"
+    orders = [", ".join(tables) for tables in (before, now)]
+    return None if orders[0] == orders[1] else f"their order is {orders[0]} on {one} and {orders[1]} on {other}"

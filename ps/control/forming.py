@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from shardkeep.base.errors import ConfigError, JobError, PlaceLost, ShardkeepError, Superseded
 from shardkeep.base.logs.local_time import time_of_day
-from shardkeep.ps.control.agreement import agreed_data, agreed_tables, check_versions
+from shardkeep.ps.control.agreement import agreed_data, agreed_tables, check_settings, check_versions
 from shardkeep.ps.control.departures import Departures
 from shardkeep.ps.control.job import CoordinatedJob, JobSpec, PersistedState
 from shardkeep.ps.control.membership import Seat, silent_s
@@ -111,6 +111,7 @@ class Forming:
         self._job = job
         self._departures = departures
         self._open_store = open_store
+        self._settings = spec.settings
         self._limit_s, self._replace_s, self._shared = spec.deadlines.form_s, spec.deadlines.replace_s, spec.shared
         self._silent_s = silent_s(spec.num_members)
         self._checkpoints: str | None = None
@@ -130,7 +131,8 @@ class Forming:
             job.events.formed(formation, f"took over generation {formation.generation}")
 
     def join(self, seat: Seat, offer: Offer, after: int, why: str) -> None:
-        """Takes note that a member is ready, and why it lost the generation `after`; forms if it was the last."""
+        """Takes note that a member is ready, and why it lost the generation `after`; forms if it was the last. Raises
+        UserError for a member with another config."""
         job = self._job
         if self._inherited is not None and self.formed_after(after) is self._inherited:
             # the store of this generation died with its coordinator
@@ -138,7 +140,8 @@ class Forming:
         if after and after == job.members.generation and job.life.now.state == "training":
             self._departures.end_generation(f"{seat.member} lost the others: {why}")
         if self.formed_after(after) is None:
-            seat.join(offer)
+            check_settings(seat.member, offer.settings, self._settings)
+            seat.join(replace(offer, settings={}))  # known to be the coordinator's
             self._form_if_complete()
 
     def limit(self, *, vacant: bool) -> tuple[float, str]:

@@ -56,6 +56,8 @@ class JobSpec:
     """Seconds between two telemetry records of the coordinator; 0 = no records."""
     metrics: str | None = None
     """The address of the coordinator's metrics; None = there is none."""
+    settings: Record = field(default_factory=dict)
+    """What all members must read alike in the config; {} = anything."""
 
     @property
     def num_members(self) -> int:

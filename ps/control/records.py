@@ -116,6 +116,8 @@ class Offer:
     resume_range: ResumeRange = ANYWHERE
     unseen: str = ""
     """Why it cannot use the shared folder; "" = it can."""
+    settings: Record = field(default_factory=dict)
+    """The job's config as it reads it, without what may differ between machines; {} = not known."""
 
 
 NO_OFFER = Offer()

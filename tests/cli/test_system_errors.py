@@ -149,7 +149,12 @@ def test_an_error_names_the_file_or_the_limit_and_one_of_a_connection_no_path(tm
     def connect(_folder: Path) -> None:
         raise ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused")
 
+    def no_temporary(_folder: Path) -> None:
+        raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp']")
+
     (tmp_path / "token").write_bytes(b"ab\xff")
+    way = "; set TMPDIR to a folder that can be written"
+    assert in_words(raised_by(no_temporary, tmp_path)) == f"No usable temporary directory found in ['/tmp']{way}"
     error = raised_by(read, tmp_path / "token")
     assert in_words(error) == f"{tmp_path}/token: byte 2 is not utf-8; write the file as UTF-8"
     assert in_words(raised_by(connect, tmp_path)) == "Connection refused"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -65,6 +67,48 @@ def test_a_file_starts_one_command_whose_options_exist(name: str) -> None:
     known = {option for each in group.commands["node"].params for option in each.opts}
     options = set(re.findall(r"--[a-z][\w-]*", words))
     assert "--run-dir" in options and options <= known
+
+
+STUBS = {
+    "srun": """while [ "${1#--}" != "$1" ]; do shift; done
+most=0
+for rank in $CODES; do RANK=$rank "$@"; code=$?; [ $code -le $most ] || most=$code; done
+exit $most""",
+    "shardkeep": 'echo "shardkeep $*" >> calls; exit $RANK',
+    "scancel": 'echo "scancel $*" >> calls',
+    "scontrol": 'echo "scontrol $*" >> calls',
+}
+"""Programs in place of Slurm. Each number in CODES is a machine, whose node ends with it."""
+ARRAY = {"SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "3", "SLURM_JOB_ID": "7"}
+
+
+@every(
+    ("codes", "env", "code", "requeued"),
+    [
+        ("0 0", {}, 0, ""),
+        ("0 1", {}, 1, ""),
+        ("143 2 0", {}, 2, ""),
+        ("2 137", {}, 2, ""),
+        ("0 143", {}, 143, "9"),
+        ("143 137", {"SLURM_RESTART_COUNT": "99"}, 143, "9"),
+        ("143 143", {"SLURM_RESTART_COUNT": "100"}, 143, ""),
+        ("143", ARRAY, 143, "7_3"),
+    ],
+)
+def test_slurm_puts_only_its_own_job_into_the_queue_again_a_bounded_number_of_times_and_none_of_wrong_input(
+    tmp_path: Path, codes: str, env: dict[str, str], code: int, requeued: str
+) -> None:
+    for name, text in STUBS.items():
+        (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    known = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "CODES": codes, "SLURM_JOB_ID": "9", "SLURM_STEP_ID": "0"}
+    script = ["bash", str(DEPLOY / "slurm.sbatch")]
+    assert subprocess.run(script, cwd=tmp_path, env={**known, **env}, timeout=60).returncode == code
+    calls = (tmp_path / "calls").read_text().splitlines()
+    assert [call for call in calls if call.startswith("scontrol")] == [f"scontrol requeue {requeued}"] * bool(requeued)
+    job = "7_3" if "SLURM_ARRAY_JOB_ID" in env else "9"
+    assert calls.count(f"scancel --signal=TERM {job}.0") == sum(each != "0" for each in codes.split())
+    assert any(f"--run-dir runs/clicks{'-3' if job == '7_3' else ''} " in call for call in calls)
 
 
 def test_sky_yaml_has_keys_of_a_task_only() -> None:

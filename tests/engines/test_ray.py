@@ -21,7 +21,7 @@ import pytest
 
 from shardkeep.base.yaml_text import write_yaml
 from shardkeep.run.reader import RunReader
-from tests.support.chaos import JOB
+from tests.support.chaos import EDITED, JOB
 from tests.support.cluster import records, stalled, within
 from tests.support.golden import Golden
 from tests.support.hosts import Host, hosts, missing, worker_on
@@ -136,9 +136,10 @@ class Training:
         folder = cluster.head.shared / name
         folder.mkdir()
         liveness = {"lease_s": 30.0, "step_timeout_s": 30.0}  # a machine that is off answers nothing
-        (folder / "job.yaml").write_text(write_yaml({**JOB, "liveness": liveness}))
+        self._config = folder / "job.yaml"
+        self._config.write_text(write_yaml({**JOB, "liveness": liveness}))
         self.run = RunReader(folder / "run")
-        self._start = lambda: cluster.program(TRAIN, str(folder / "job.yaml"), str(self.run.path))
+        self._start = lambda: cluster.program(TRAIN, str(self._config), str(self.run.path))
         self._program = self._start()
 
     def train(self, steps: int) -> None:
@@ -164,7 +165,8 @@ class Training:
         return lost
 
     def start_again(self) -> None:
-        """Kills the program, waits until Ray has ended all that it started, and starts it again."""
+        """Kills the program, waits until Ray has ended all that it started, and starts it again with an edited file."""
+        self._config.write_text(write_yaml(EDITED))
         with self._program:
             self._program.kill()
         here = str(self.run.path)
@@ -184,6 +186,10 @@ class Training:
             ended = json.loads(" ".join(said(self._program, "ended")))
         assert ended == ["completed", golden.summary["state_digest"]]
         assert {recovery["lost_steps"] for recovery in self.recoveries()} == {0}
+        self._config.write_text(write_yaml(EDITED))
+        with self._start() as program:
+            kind, text = json.loads(" ".join(said(program, "ended")))
+        assert kind == "UserError" and "holds a run with another config already (given: name=" in text
 
 
 @pytest.mark.slow

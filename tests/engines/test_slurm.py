@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -191,6 +192,13 @@ class Training:
         assert self.summary["state_digest"] == golden.summary["state_digest"]
         return job
 
+    def give(self, task: int, rank: int, *words: str) -> None:
+        """Gives other arguments to the command `shardkeep` of one machine of a task of an array."""
+        command = self._folder / "shardkeep"
+        changed = f'[ "$SLURM_ARRAY_TASK_ID.$SLURM_PROCID" != {task}.{rank} ] || set -- {shlex.join(words)}'
+        command.write_text(f'#!/bin/sh\n{changed}\nexec {sys.executable} -m shardkeep "$@"\n')
+        command.chmod(0o755)
+
     @property
     def summary(self) -> dict[str, Any]:
         return self.run.summary() or {}
@@ -217,6 +225,18 @@ def test_a_job_outlives_the_machine_of_its_coordinator(cluster: Slurm, golden: G
     cluster.start_node(lost)
     assert len(job.summary["starts"]) == 1, "not taken over"
     assert [recovery["lost_steps"] for recovery in job.summary["recoveries"]] == [0] * len(job.summary["recoveries"])
+
+
+@pytest.mark.slow
+def test_wrong_input_of_one_machine_ends_the_task_of_an_array_with_2_and_its_neighbour_goes_on(
+    cluster: Slurm,
+) -> None:
+    job = Training(cluster, "wrong", lease_s=30.0)
+    job.give(1, 1, "node", "nothing.yaml", "--run-dir", "runs/clicks-1", "--insecure-data-plane")
+    job.submit("--array=1,2", "--export=ALL,PATH=.:" + os.environ["PATH"])
+    states = ("COMPLETED", "FAILED", "TIMEOUT", "CANCELLED")
+    ends = [cluster.wait(f"{job.number}_{task}", *states) for task in (1, 2)]
+    assert [(end.state, end.exit_code, end.restarts) for end in ends] == [("FAILED", 2, 0), ("COMPLETED", 0, 0)]
 
 
 @pytest.mark.chaos

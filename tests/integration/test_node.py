@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from shardkeep.base.yaml_text import write_yaml
+from tests.support.chaos import EDITED
 from tests.support.cluster import gone
 from tests.support.golden import Golden
 from tests.support.hurt import MAIN, Hurt, environment, in_turn, missed
@@ -39,6 +41,8 @@ def test_whatever_is_killed_no_step_is_lost_and_the_model_is_that_of_train(
     )
     options: dict[str, Any] = {"env": environment(tmp_path, hurts), "main": MAIN}
     nodes = [job.start(rank, **options) for rank in (1, 0)][::-1]
+    job.until(lambda: job.step() > 0, "no step")
+    job.config.write_text(write_yaml(EDITED))
     for rank in (1, 0):
         assert nodes[rank].end().code == -signal.SIGKILL
         nodes[rank] = job.start(rank, **options)
@@ -46,6 +50,10 @@ def test_whatever_is_killed_no_step_is_lost_and_the_model_is_that_of_train(
     assert not missed(tmp_path, hurts)
     assert [recovery["lost_steps"] for recovery in job.summary["recoveries"]] == [0] * len(job.recoveries())
     assert job.summary["state_digest"] == golden.summary["state_digest"]
+    changed = {key for key in EDITED if f"{key}=" in nodes[0].end().err or f" {key}." in nodes[0].end().err}
+    assert {"name", "seed", "servers", "workers", "threads"} <= changed and "more" in nodes[0].end().err
+    refused = job.start(0).end()
+    assert refused.code == 2 and "holds a run with another config already (given: name=" in refused.err
 
 
 NAMESPACE = ("unshare", "-pf", "--mount-proc", "--kill-child")

@@ -55,13 +55,14 @@ def test_machines_share_all_roles_and_one_of_them_leads(nodes: int, only: str) -
     assert [one.leads for one in each] == [only != "workers"] + [False] * (nodes - 1)
 
 
-@every(
-    ("rank", "nodes", "servers", "text"),
-    [(2, 3, 1, r"^machine 2 of 3 has nothing to run \(workers: 1, servers: 1\)$"), (0, 1, 0, "servers: 0")],
-)
-def test_a_machine_without_a_role_is_refused(rank: int, nodes: int, servers: int, text: str) -> None:
-    with pytest.raises(UserError, match=text):
-        options(rank, nodes).share(JobConfig.model_validate({"servers": servers, "workers": 1}))
+def test_a_machine_without_a_role_ends_with_0_at_once_and_a_job_in_one_process_is_refused(tmp_path: Path) -> None:
+    def run(rank: int, nodes: int, servers: int) -> int:
+        job = JobConfig.model_validate({"servers": servers, "workers": 1})
+        return run_node(job, replace(options(rank, nodes), run=tmp_path), lambda _: contextlib.nullcontext(Starter()))
+
+    assert run(2, 3, 1) == 0
+    with pytest.raises(UserError, match="servers: 0 is a job in one process"):
+        run(0, 1, 0)
 
 
 @every(("nodes", "threads"), [(1, 1), (4, 3)])
@@ -75,7 +76,7 @@ def test_a_machine_divides_its_cores_among_the_workers_that_it_runs(
     monkeypatch.setattr(core_plan, "read_topology", lambda: Topology({0: [(core,) for core in range(6)]}))
     job = JobConfig.model_validate({"servers": 8, "workers": 8, "threads": "auto"})
     with pytest.raises(UserError, match=f"^threads {threads}$"):
-        run_node(job, replace(options(0, nodes), run=tmp_path / "run"), Refuses())
+        run_node(job, replace(options(0, nodes), run=tmp_path / "run"), lambda _: contextlib.nullcontext(Refuses()))
 
 
 @every("by_program", [False, True])
@@ -90,19 +91,39 @@ def test_a_killed_coordinator_and_a_machine_that_leaves_are_replaced_and_the_job
     job = machines({"hold": 3})
     first, second = job.all()
     members = job.held()
+    known, given = job.run.config_path.read_text(), job.config.read_text()
+    job.config.write_text("servers: two")
     members["coordinator 0"].kill()
     job.until(lambda: job.run.number() > 1 and job.run.address() is not None, "no other coordinator")
     second.signal(signal.SIGTERM)
     assert second.end().code == 143
     assert not gone([members["server 1"], members["worker 1"]], limit_s=0)
     assert first.running and members["server 0"].is_running() and not job.summary
+    job.config.write_text(given.replace("workers: 3", "workers: 9\ntrain: {batch_size: 9}"))
     again = job.start(1)
+    unused = "leads until the next start; not used: workers=9 in place of 3, train.batch_size=9 in place of 512"
+    again.logged(f"node/1 - {job.run.config_path} {unused}")
     job.until(lambda: bool(job.recoveries()), "no recovery")
     job.go()
     assert job.end([first, again]) == [0, 0]
     assert (job.summary["status"], job.summary["steps"]) == ("completed", 5)
     assert not gone(members.values(), limit_s=90)
     assert all(recovery["lost_steps"] == 0 for recovery in job.summary["recoveries"])
+    assert "not used: " in job.run.log_path("coordinator", 0).read_text() and job.run.config_path.read_text() == known
+
+
+def test_a_config_that_was_changed_in_the_run_folder_ends_the_job_with_2_on_all_machines(machines: Start) -> None:
+    job = machines({"hold": 3})
+    nodes = job.all()
+    members = job.held()
+    job.run.config_path.write_text(job.run.config_path.read_text().replace("batch_size: 512", "batch_size: 9"))
+    members["coordinator 0"].kill()
+    job.until(lambda: job.run.number() > 1 and job.run.address() is not None, "no other coordinator")
+    members["worker 1"].kill()
+    for ended in [node.end(limit_s=90) for node in nodes]:
+        assert (
+            ended.code == 2 and "another config than the coordinator: train.batch_size=512 in place of 9" in ended.err
+        )
 
 
 def test_a_job_whose_first_machine_is_to_leave_stops_and_completes_when_all_are_started_again(machines: Start) -> None:
@@ -123,6 +144,8 @@ def test_a_job_whose_first_machine_is_to_leave_stops_and_completes_when_all_are_
     assert (job.summary["status"], job.summary["steps"]) == ("completed", 5)
     assert job.end(job.all()) == [0, 0], "started again"
     assert job.summary["status"] == "completed"
+    job.config.write_text(job.config.read_text().replace("workers: 3", "workers: 4"))
+    assert job.end(job.all()) == [2, 2] and job.summary["status"] == "completed"
 
 
 @pytest.mark.slow

@@ -121,14 +121,19 @@ def test_a_job_without_a_launcher_is_not_asked_to_scale_and_what_no_coordinator_
 ) -> None:
     monkeypatch.setattr(scale, "ASK_S", 0.5)
     lead(folder)
-    nobody = r"no `shardkeep train` runs this job, so nothing would resume it with workers=2; if you started the roles"
+    nobody = r"nothing would resume it with workers=2; stop it by .*: shardkeep coordinator .* --set workers=2$"
     with pytest.raises(UserError, match=nobody):
         scale.ask(folder.path, workers=2, servers=None)
     with folder.held(), pytest.raises(TransportError, match=r"coordinator.*127\.0\.0\.1"):
         scale.ask(folder.path, workers=2, servers=None)
     assert scale.taken(folder.path) is None
-    with pytest.raises(UserError, match=nobody):
-        scale.ask(folder.path, workers=2, servers=None)
+    for command, again in (
+        (["shardkeep", "node", "a.yaml"], "on each machine: shardkeep node a.yaml"),
+        ((), "by the"),
+    ):
+        folder.coordinator("127.0.0.1:1", pid=1, command=command)
+        with pytest.raises(UserError, match=rf"again with these settings:? ?{again}"):
+            scale.ask(folder.path, workers=2, servers=None)
 
 
 # ---- signals, in a process of their own ----

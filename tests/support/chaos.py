@@ -18,6 +18,19 @@ JOB: dict[str, Any] = {
 """Trains the model of the golden job. 100 steps take 3 CPU s, a death 2."""
 
 
+EDITED: dict[str, Any] = {
+    "name": "edited", "seed": 4, "servers": 1, "workers": 3, "threads": 2, "launch": {"start": "spawn"},
+    "data": {"synthetic": {"train_samples": 900, "eval_samples": 90, "num_dense": 2, "table_sizes": [5, 9]}},
+    "model": {"name": "dcn_v2"}, "tables": {"default": {"dim": 4, "optimizer": {"name": "adam", "lr": 0.5}}},
+    "tower": {"optimizer": {"name": "sgd", "lr": 0.5}, "amp": "off"}, "train": {"batch_size": 7, "epochs": 9},
+    "eval": {"every_steps": 3}, "consistency": {"mode": "async"}, "compression": {"tower": {"name": "topk"}},
+    "checkpoint": {"every_steps": "off"}, "transport": {"same_host": "sockets"}, "liveness": {"lease_s": 1},
+    "recovery": {"restarts": 0, "journal": "off"}, "web": {"page": "off"}, "telemetry": {"every_s": 9},
+    "profile": {"steps": 2},
+}  # fmt: skip
+"""Another setting of every group, for a file that somebody edits while its job runs."""
+
+
 def completed(job: Command, folder: RunFolder, *, steps: int = STEPS, limit_s: float = 200.0) -> dict[str, Any]:
     """The summary of a job that ended well: every step applied once by every server, and nothing left behind."""
     ended = job.end(limit_s=limit_s)

@@ -53,7 +53,13 @@ class Job:
     """Two workers and a server unless told otherwise; a lease of 15 s."""
 
     def __init__(
-        self, *, servers: int = 1, workers: int = 2, sink: ListSink | None = None, quota: Limit | None = None
+        self,
+        *,
+        servers: int = 1,
+        workers: int = 2,
+        sink: ListSink | None = None,
+        quota: Limit | None = None,
+        settings: Record | None = None,
     ) -> None:
         self.now = 0.0
         self.data = ""
@@ -61,7 +67,7 @@ class Job:
         self.sink = sink or ListSink()
         self.opened: list[int] = []
         self.coordinator = Coordinator(
-            JobSpec("name: job\n", servers, workers, JobDeadlines(lease_s=15.0, form_s=120.0)),
+            JobSpec("name: job\n", servers, workers, JobDeadlines(15.0, form_s=120.0), settings=settings or {}),
             open_store=self._open_store,
             sink=self.sink,
             clock=lambda: self.now,

@@ -98,6 +98,7 @@ def main() -> None:
     )
     with contextlib.closing(StandIns()) as starter:
         try:
-            run_command(lambda: run_node(load_config(options.config_path), options, starter), debug=False)
+            starting = lambda _: contextlib.nullcontext(starter)  # noqa: E731
+            run_command(lambda: run_node(load_config(options.config_path), options, starting), debug=False)
         except typer.Exit as end:
             sys.exit(end.exit_code)

@@ -142,21 +142,21 @@ class StandIn:
     def live(self) -> None:
         self._act("start")
         control = ControlClient(endpoint_of(str(self._run), launched=True), role=self._role, index=self._index)
-        with Membership(control, self._departure):
+        with Membership(control, self._departure) as config:
             try:
-                self._join(control)
+                self._join(control, config.agreed())
             except ShardkeepError:
                 self._act("failed")  # a real role may abort in native code once its peers are gone
                 raise
         if control.state.state != "completed" and (error := control.state.error()) is not None:
             raise error
 
-    def _join(self, control: ControlClient) -> None:
-        formation: Formation | None = control.join(Offer(self._tables))
+    def _join(self, control: ControlClient, settings: dict[str, Any]) -> None:
+        formation: Formation | None = control.join(Offer(self._tables, settings=settings))
         while formation is not None and not self._serves(control, formation):
             self._departure.check()
             last = self._step if self._role == "worker" else ANY_STEP
-            offer = Offer(self._tables, resume_range=ResumeRange(0, last, holds=True))
+            offer = Offer(self._tables, resume_range=ResumeRange(0, last, holds=True), settings=settings)
             formation = control.join_again(offer, formation, "a peer was lost")
 
     def _serves(self, control: ControlClient, formation: Formation) -> bool:

@@ -96,6 +96,12 @@ class Origin(enum.Enum):
     FILE, DATA_ROOT = "the file's folder", "data.root"
 
 
+class MayDiffer(enum.Enum):
+    """Marks a setting, or a group of them, that two configs of one job may have otherwise."""
+
+    STARTS, MACHINES = "between two starts of a job", "between its machines"
+
+
 FilePath = Annotated[str, AfterValidator(_checked_path), Origin.FILE]
 """Path of a file or folder, which starts at the config's folder."""
 DataPath = Annotated[str, AfterValidator(_checked_path), Origin.DATA_ROOT]

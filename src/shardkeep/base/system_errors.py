@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import io
+import os
 import re
 import traceback
 from collections.abc import Iterator
@@ -31,11 +32,13 @@ def in_words(error: BaseException) -> str:
         cause = cause.__cause__
     number = errno.EAGAIN if "can't start new thread" in text else getattr(cause, "errno", None)
     way = next((way for way, numbers in _WAYS.items() if number in numbers), "")
+    way = "set TMPDIR to a folder that can be written" if "No usable temporary directory" in text else way
     return text if way in text else f"{text}; {way}"
 
 
 def _of_call(error: OSError) -> str:
-    elsewhere = isinstance(error, ConnectionError | TimeoutError) or not error.errno
+    own_words = error.strerror != os.strerror(error.errno or 0)  # those of a library
+    elsewhere = isinstance(error, ConnectionError | TimeoutError) or own_words
     place = error.filename if isinstance(error.filename, str) else "" if elsewhere else _place(error)
     return f"{place}: {error.strerror or error}" if place else str(error.strerror or error)
 

@@ -20,7 +20,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from shardkeep.base.errors import DataError, JobError, JobStopped, ShardkeepError
+from shardkeep.base.errors import DataError, JobError, JobStopped, ShardkeepError, Superseded
 from shardkeep.base.printable import printable
 from shardkeep.base.system_errors import in_words
 from shardkeep.member.departure import Leaving
@@ -61,7 +61,7 @@ def run_command(run: Callable[[], int | None], debug: bool) -> NoReturn:
 
 def report(error: ShardkeepError | OSError | UnicodeError) -> int:
     """Prints an error to stderr and returns its exit code."""
-    head = "" if isinstance(error, JobStopped) else "error: "
+    head = "" if isinstance(error, JobStopped | Superseded) else "error: "
     text = in_words(error)
     for line in [text] if isinstance(error, DataError) else text.splitlines():  # a config may have several problems
         say(f"{head}{line}")

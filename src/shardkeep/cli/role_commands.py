@@ -3,12 +3,13 @@ server."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from shardkeep.base.errors import ConfigError
 from shardkeep.base.exit_codes import LEAVING, START_AGAIN
 from shardkeep.base.logs.log import EventLog, LogFormat, configure, print_json
 from shardkeep.cli.exits import say
@@ -43,6 +45,8 @@ if TYPE_CHECKING:
     from shardkeep.config import JobConfig
     from shardkeep.launch.machine import Machine
     from shardkeep.launch.node import NodeOptions
+    from shardkeep.launch.processes.starter import Starter
+    from shardkeep.run.origin.continuing import Given
 
 _log = EventLog("launch")
 
@@ -105,11 +109,11 @@ def node(
         machine = machine_of(rank, nodes)
         _begin_node(machine.rank, log_format)
         address = _address(machine, advertise, alone=only is None, exposed=insecure_data_plane)
-        found, job = load(config, set_)
+        found, given = _given(config, set_)
         kept, secret, certificates = (folder and folder.absolute() for folder in (keep, token_file, tls))
         options = NodeOptions(found.absolute(), run_dir.absolute(), machine, address, only=only or "", keep=kept)
         options = replace(options, token_file=secret, tls=certificates, insecure=insecure_data_plane)
-        return _run_node(job, replace(options, overrides=tuple(set_ or ()), by_program=parent_pipe), log_format)
+        return _run_node(given, replace(options, overrides=tuple(set_ or ()), by_program=parent_pipe), log_format)
 
     from shardkeep.launch.processes.process_one import in_process_one
 
@@ -136,7 +140,7 @@ def coordinator(
     heeds = _begin_coordinator(parent_pipe, log_format, sheltered=sheltered, restarted=continues)
     from shardkeep.roles.coordinator import CoordinatorOptions, run_coordinator
 
-    _, job = load(config, set_)
+    _, given = _given(config, set_)
     place, trust = (listen, run_dir, start_step, take_over), (token_file, tls, insecure_data_plane)
     by_train = parent_pipe and not continues
     options = CoordinatorOptions(
@@ -150,7 +154,7 @@ def coordinator(
         again=shlex.split(again),
         heeds=heeds if sheltered else None,
     )
-    return run_coordinator(job, options)
+    return run_coordinator(given, options)
 
 
 def member(role: Literal["server", "worker"], summary: str) -> Callable[..., int]:
@@ -286,15 +290,26 @@ def _address(machine: Machine, advertise: str, *, alone: bool, exposed: bool) ->
     return address
 
 
-def _run_node(job: JobConfig, options: NodeOptions, form: LogFormat) -> int:
+def _given(config: Path, overrides: list[str] | None) -> tuple[Path, Given]:
+    """The path of the config file, and the config with the overrides or why they cannot be read."""
+    try:
+        return load(config, overrides)
+    except ConfigError as error:
+        return config, error
+
+
+def _run_node(given: Given, options: NodeOptions, form: LogFormat) -> int:
     from shardkeep.assembly.kernel_needs import compile_of_job
     from shardkeep.launch.node import run_node
     from shardkeep.launch.processes.children import end_with_parent
     from shardkeep.launch.processes.starter import starting
 
-    if options.by_program:
-        end_with_parent(patience_s=0.0, last_s=job.liveness.grace_s)
-    options.share(job)  # before anything is compiled
-    with starting(job, _log.info, form) as starter:
-        starter.load(compile_of_job(job, _log.info))
-        return run_node(job, options, starter)
+    @contextlib.contextmanager
+    def compiled(config: JobConfig) -> Iterator[Starter]:
+        if options.by_program:
+            end_with_parent(patience_s=0.0, last_s=config.liveness.grace_s)
+        with starting(config, _log.info, form) as starter:
+            starter.load(compile_of_job(config, _log.info))
+            yield starter
+
+    return run_node(given, options, compiled)

@@ -40,7 +40,7 @@ def awaited(status: JobStatus, *, where: str, launched: bool | None) -> Iterator
         yield f"start {free.role} {free.index}{on}: {member_command(where, free.role, free.index, host)}"
     if vacant:
         yield "with the same --run-dir, --token-file, --tls, --advertise and --insecure-data-plane as before" + (
-            "" if launched is False else "; `shardkeep train` starts it without you"
+            "" if launched is False else "; `shardkeep train` and `shardkeep node` start it without you"
         )
     late_s = silent_s(len(status.members))
     awaited_ones = {(member.role, member.index) for member in status.missing}
@@ -66,12 +66,12 @@ def unled_lines(folder: RunReader, *, launched: bool) -> Iterator[str]:
         return
     yield f"the coordinator does not answer at {address}"
     yield from _last(folder)
-    states = list(_states(folder))
+    states, command = list(_states(folder)), folder.coordinator_command()
     for member, state in states:
         yield f"{member['role']} {member['index']} (pid {member['pid']} on {member['host']}) {state}"
-    command = folder.coordinator_command()
-    if command is None:
-        yield resume_line(folder.path)
+    if not folder.by_hand:
+        own = "`shardkeep node` on its first machine starts another coordinator"
+        yield f"{own}; if it has ended, start it again{typed(command)}"
         return
     waiting = "members wait for another coordinator for recovery.replace_timeout_s"
     ended = "the members have ended: start them again too, with their commands"

@@ -10,7 +10,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from shardkeep.base.config.old_keys import refuse_old
 from shardkeep.base.errors import ConfigError
 from shardkeep.base.logs.log import EventLog
-from shardkeep.base.settings import Settings
+from shardkeep.base.settings import MayDiffer, Origin, Settings
 from shardkeep.base.yaml_text import write_yaml
 from shardkeep.compression.config import (
     CompressionConfig,
@@ -19,6 +19,7 @@ from shardkeep.compression.config import (
 from shardkeep.config.affinity import check_counts
 from shardkeep.config.launch import LaunchConfig
 from shardkeep.config.overrides import flat
+from shardkeep.config.paths import marked_keys, without
 from shardkeep.config.problems import problems_of
 from shardkeep.config.retrieval import check_retrieval, with_sampled_loss
 from shardkeep.config.rules import (
@@ -77,13 +78,13 @@ class JobConfig(Settings):
     """Name of the job; part of the run folder's name."""
     seed: int = Field(0, ge=0, lt=2**63)
     """Seed of initial values, shuffling and the tower."""
-    servers: int = Field(2, ge=0, le=1024)
+    servers: Annotated[int, MayDiffer.STARTS] = Field(2, ge=0, le=1024)
     """Server processes; 0 = the tables are in the one worker's process."""
-    workers: int = Field(2, ge=1, le=1024, validate_default=True)
+    workers: Annotated[int, MayDiffer.STARTS] = Field(2, ge=1, le=1024, validate_default=True)
     """Worker processes; left out with servers: 0 = 1."""
-    threads: Annotated[int, Field(ge=1, le=4096)] | Literal["auto"] = 1
+    threads: Annotated[Annotated[int, Field(ge=1, le=4096)] | Literal["auto"], MayDiffer.STARTS, MayDiffer.MACHINES] = 1
     """CPU threads of each worker's dense model; auto = its share of the physical cores of a NUMA node."""
-    launch: LaunchConfig = LaunchConfig()
+    launch: Annotated[LaunchConfig, MayDiffer.STARTS, MayDiffer.MACHINES] = LaunchConfig()
     """How the processes of a job on this machine start, and on which cores."""
     data: DataConfig = DataConfig()
     """Samples."""
@@ -95,25 +96,25 @@ class JobConfig(Settings):
     """How the dense model trains."""
     train: TrainConfig = TrainConfig()
     """The training loop."""
-    eval: EvalConfig = EvalConfig()
+    eval: Annotated[EvalConfig, MayDiffer.STARTS] = EvalConfig()
     """Evaluation."""
     consistency: ConsistencyConfig = ConsistencyConfig()
     """How old the rows of a step may be; left out = mode: bounded, or mode: sync with servers: 0."""
     compression: CompressionConfig = CompressionConfig()
     """What is compressed."""
-    checkpoint: CheckpointConfig = CheckpointConfig()
+    checkpoint: Annotated[CheckpointConfig, MayDiffer.STARTS] = CheckpointConfig()
     """Checkpoints."""
-    transport: TransportConfig = TransportConfig()
+    transport: Annotated[TransportConfig, MayDiffer.STARTS] = TransportConfig()
     """How bytes are sent."""
-    liveness: LivenessConfig = LivenessConfig()
+    liveness: Annotated[LivenessConfig, MayDiffer.STARTS] = LivenessConfig()
     """Deadlines and leases."""
-    recovery: RecoveryConfig = RecoveryConfig()
+    recovery: Annotated[RecoveryConfig, MayDiffer.STARTS] = RecoveryConfig()
     """What a job may lose when processes die."""
-    web: WebConfig = WebConfig()
+    web: Annotated[WebConfig, MayDiffer.STARTS, MayDiffer.MACHINES] = WebConfig()
     """The live page, and metrics for Prometheus."""
-    telemetry: TelemetryConfig = TelemetryConfig()
+    telemetry: Annotated[TelemetryConfig, MayDiffer.STARTS] = TelemetryConfig()
     """Records of what each process does."""
-    profile: ProfileConfig = ProfileConfig()
+    profile: Annotated[ProfileConfig, MayDiffer.STARTS] = ProfileConfig()
     """Traces of some steps."""
 
     @model_validator(mode="before")
@@ -360,6 +361,11 @@ class JobConfig(Settings):
         """Every setting by its dotted key, also those left out; each table's in full."""
         tables = {name: self.table(name).model_dump(mode="json") for name in ("default", *self.tables)}
         return flat({**self.model_dump(mode="json"), "tables": tables})
+
+    def agreed(self) -> dict[str, Any]:
+        """What all members of a job must have alike: its settings without paths and others of one machine."""
+        marks = (MayDiffer.MACHINES, Origin.FILE, Origin.DATA_ROOT)
+        return without(self.model_dump(mode="json"), [keys for mark in marks for keys in marked_keys(JobConfig, mark)])
 
     def check_capacities(self, names: Iterable[str]) -> None:
         """Raises ConfigError for a table whose `max_bytes` is too small, without the weights that a model adds."""

@@ -108,10 +108,3 @@ def flat(settings: Mapping[str, Any], above: str = "") -> dict[str, Any]:
         else:
             found[f"{above}{key}"] = value
     return found
-
-
-def first_difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[str, Any, Any] | None:
-    """The first setting that two have otherwise, by its dotted key, with both values; None = there is none."""
-    one, other = flat(before), flat(now)
-    differing = ((key, one.get(key), other.get(key)) for key in {**one, **other} if one.get(key) != other.get(key))
-    return next(differing, None)

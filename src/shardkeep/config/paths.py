@@ -1,14 +1,16 @@
 """Whose folder a relative path starts at: on the command line the shell's, in a file the file's.
 
-The type of a setting says that it is a path (`FilePath` and `DataPath` in `base/settings.py`).
+The type of a setting says that it is a path (`FilePath` and `DataPath` in `base/settings.py`). Settings that may differ
+have marks of the same kind (`MayDiffer` there).
 """
 
 from __future__ import annotations
 
 import contextlib
+import enum
 import functools
 import glob
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin
@@ -26,7 +28,7 @@ Keys = tuple[str, ...]
 def anchored(settings: T, folder: Path, model: type[BaseModel]) -> T:
     """The settings of a file in `folder`, or a model of them, with absolute paths of files. Leaves wrong paths to the
     model."""
-    for keys in paths_of(model, Origin.FILE):
+    for keys in marked_keys(model, Origin.FILE):
         settings = _changed(settings, keys, lambda text: str((folder / Path(local(text)).expanduser()).resolve()))
     return settings
 
@@ -37,30 +39,46 @@ def below_shell(override: Override, model: type[BaseModel]) -> Override:
     found: Any = override.value
     for key in reversed(override.keys):
         found = {key: found}
-    found = anchored(found, shell, model)
-    for keys in paths_of(model, Origin.DATA_ROOT):
-        found = _changed(found, keys, lambda text: _below(shell, text))
+    found = without_root(anchored(found, shell, model), shell, model)
     for key in override.keys:
         found = found[key]
     return replace(override, value=found)
 
 
+def without_root(settings: T, root: Path, model: type[BaseModel]) -> T:
+    """The settings with paths that need no `data.root`."""
+    for keys in marked_keys(model, Origin.DATA_ROOT):
+        settings = _changed(settings, keys, lambda text: _below(root, text))
+    return settings
+
+
 @functools.cache
-def paths_of(model: type[BaseModel], origin: Origin) -> tuple[Keys, ...]:
-    """The keys of the paths in a model that start there; * is any key of a mapping."""
+def marked_keys(model: type[BaseModel], mark: enum.Enum) -> tuple[Keys, ...]:
+    """The keys of the settings in a model that have a mark in their type; * is any key of a mapping."""
     fields = model.model_fields.items()
-    return tuple((name, *keys) for name, each in fields for keys in _marked((each.annotation, *each.metadata), origin))
+    return tuple((name, *keys) for name, each in fields for keys in _marked((each.annotation, *each.metadata), mark))
 
 
-def _marked(kinds: Sequence[Any], origin: Origin) -> Iterator[Keys]:
+def _marked(kinds: Sequence[Any], mark: enum.Enum) -> Iterator[Keys]:
     for kind in kinds:
-        if kind is origin:
+        if kind is mark:
             yield ()
         elif isinstance(kind, type) and issubclass(kind, BaseModel):
-            yield from paths_of(kind, origin)
+            yield from marked_keys(kind, mark)
         else:
             above = ("*",) if get_origin(kind) is dict else ()
-            yield from ((*above, *keys) for keys in _marked(get_args(kind), origin))
+            yield from ((*above, *keys) for keys in _marked(get_args(kind), mark))
+
+
+def covers(marked: Collection[Keys], keys: Keys) -> bool:
+    """Whether `keys` are those of a marked setting, or of one in a marked group."""
+    return any(len(one) <= len(keys) and all(a in ("*", b) for a, b in zip(one, keys, strict=False)) for one in marked)
+
+
+def without(settings: Mapping[str, Any], marked: Collection[Keys], above: Keys = ()) -> dict[str, Any]:
+    """A copy of the settings that lacks the marked ones."""
+    kept = {key: value for key, value in settings.items() if not covers(marked, (*above, key))}
+    return {k: without(v, marked, (*above, k)) if isinstance(v, Mapping) else v for k, v in kept.items()}
 
 
 def _changed(value: Any, keys: Keys, change: Callable[[str], str]) -> Any:

@@ -26,8 +26,9 @@ from shardkeep.trust.tokens import keep_token
 
 if TYPE_CHECKING:
     from shardkeep.loop.client import EmbeddingClient
-LAST_S, POLL_S = 30.0, 0.2
-"""Seconds that machines get to end after one has failed, and servers after their trainers have left."""
+LAST_S, POLL_S, PATIENCE_S = 30.0, 0.2, 10.0
+"""Seconds that machines get to end after one has failed, and servers after their trainers have left; the last one: that
+machines get to come before a line names what is missing."""
 Place = str | Path
 Resources = Mapping[str, float]
 ONE: Resources = {"CPU": 1}
@@ -164,7 +165,12 @@ def _machines(
     token = keep_token(run)
     group = placement_group([dict(resources)] * nodes, strategy="SPREAD")
     try:
-        ray.get(group.ready())
+        ready = group.ready()
+        if not ray.wait([ready], timeout=PATIENCE_S)[0]:
+            known = {key: n for key, n in ray.available_resources().items() if key in resources}
+            wanted = f"{nodes} machines with {dict(resources)} each"
+            print(f"shardkeep.ray: waiting for {wanted}; free in the cluster: {known}", file=sys.stderr, flush=True)
+        ray.get(ready)
         claim = {"num_cpus": resources.get("CPU", 0), "num_gpus": resources.get("GPU", 0)}
         actor = ray.remote(max_restarts=-1, max_task_retries=-1, **claim)(Machine)
         places = [PlacementGroupSchedulingStrategy(group, rank) for rank in range(nodes)]

@@ -132,7 +132,7 @@ class _Job:
         if (before := self.start or self.resumed) is not None:
             config = continuing(config, before.checkpoint)
         if self.resumed is None:
-            refuse_taken(self.run_dir)
+            refuse_taken(self.run_dir, config)
         choose(config)  # raises
         return config
 

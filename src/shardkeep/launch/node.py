@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import shlex
 import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -26,11 +28,14 @@ from shardkeep.launch.processes.starter import Starter
 from shardkeep.launch.stopping.interrupts import Interrupts
 from shardkeep.launch.supervision import POLL_S, Supervision
 from shardkeep.ps.control.records import TERMINATED, TRAINED
-from shardkeep.run.reader import RunReader
+from shardkeep.run.origin.continuing import Given, led, start_in
+from shardkeep.run.reader import RunReader, check_ours
 from shardkeep.trust.endpoint import Endpoint
 from shardkeep.trust.tls import read_tls
 
 _log = EventLog("launch")
+Starting = Callable[[JobConfig], AbstractContextManager[Starter]]
+"""Opens what starts the roles of a job."""
 SEEN_S = 10.0
 """Seconds in which a machine sees what another one has written to the run folder, such as why the job is over."""
 CLOSE_S, FAILED_S, LEAVING_S = 15.0, 1.0, 5.0
@@ -62,16 +67,13 @@ class NodeOptions:
         return self.machine.rank == 0 and self.only != "workers"
 
     def share(self, config: JobConfig) -> list[tuple[str, int]]:
-        """Every n-th worker and server. Raises UserError: there is none for this machine."""
+        """Every n-th worker and server; perhaps none. Raises UserError for a job in one process."""
         rank, nodes = self.machine.rank, self.machine.nodes
         counts = {"worker": config.workers, "server": config.servers}
+        if not config.servers:
+            raise UserError("servers: 0 is a job in one process, for `shardkeep train`; allowed: 1 or more")
         counts = {role: count for role, count in counts.items() if self.only in ("", f"{role}s")}
-        found = [(role, index) for role, count in counts.items() for index in range(rank, count, nodes)]
-        if not found or not config.servers:
-            raise UserError(
-                f"machine {rank} of {nodes} has nothing to run ({', '.join(f'{r}s: {n}' for r, n in counts.items())})"
-            )
-        return found
+        return [(role, index) for role, count in counts.items() for index in range(rank, count, nodes)]
 
     def coordinator(self) -> list[str]:
         """The arguments of a coordinator."""
@@ -92,9 +94,8 @@ class _Start(RunReader):
 
     def __init__(self, options: NodeOptions) -> None:
         super().__init__(options.run)
-        self._options, before = options, super().summary()
-        self._earlier = self.number() if options.leads or before is not None else -1
-        self.completed = before is not None and before["status"] == "completed"
+        self._options = options
+        self._earlier = self.number() if options.leads or super().summary() is not None else -1
 
     def summary(self) -> dict[str, Any] | None:
         return super().summary() if self.number() > self._earlier else None
@@ -107,21 +108,41 @@ class _Start(RunReader):
         return found if found is None or tls is None else replace(found, tls=read_tls(tls))
 
 
-def run_node(config: JobConfig, options: NodeOptions, starter: Starter) -> int:
+def run_node(given: Given, options: NodeOptions, starting: Starting) -> int:
     """Runs this machine's roles until the job is over, or the machine leaves it. Returns 0, or 143 = start me again.
 
-    Raises UserError and JobError as the job fails."""
+    Its config is that which leads by `start_in`. Raises UserError for a given one that cannot lead; UserError and
+    JobError as the job fails."""
+    check_ours(options.run, what="--run-dir")
+    folder, machine = _Start(options), options.machine
+    start = start_in(given, folder)
+    share = options.share(start.config)
+    if start.way == "completed" or not share:
+        alone = f"machine {machine.rank} of {machine.nodes} has nothing to run"
+        _log.info("the job is completed" if start.way == "completed" else alone, run=folder.path)
+        return 0
+    make_folder(folder.logs)
     interrupts = Interrupts()
     interrupts.tolerated = 1_000_000
-    with interrupts:
-        return _Node(config, options, starter, interrupts).run()
+    with starting(start.config) as starter, interrupts:
+        if not options.leads:
+            _log.info("waiting for the coordinator", run=folder.path)
+            limit = Deadline(start.config.recovery.replace_timeout_s)
+            while folder.address() is None and not (folder.summary() or interrupts.count or limit.over):
+                time.sleep(POLL_S)
+            start = start if folder.address() is None else led("take over", 0, given, folder)
+        if start.remark:
+            _log.warning(start.remark)
+        return _Node(start.config, folder, options, starter, interrupts).run()
 
 
 class _Node:
     """The roles of one machine, from start to end."""
 
-    def __init__(self, config: JobConfig, options: NodeOptions, starter: Starter, interrupts: Interrupts) -> None:
-        self._share, self._folder = options.share(config), _Start(options)
+    def __init__(
+        self, config: JobConfig, folder: _Start, options: NodeOptions, starter: Starter, interrupts: Interrupts
+    ) -> None:
+        self._share, self._folder = options.share(config), folder
         servers, workers = (sum(role == each for role, _ in self._share) for each in ("server", "worker"))
         here = share_of(config, servers=servers, workers=workers)
         config = config.model_copy(update={"threads": worker_threads(here)})
@@ -140,10 +161,6 @@ class _Node:
         self._job = Supervision(roles, say=_log.warning, terminate_s=LEAVING_S, continues=True)
 
     def run(self) -> int:
-        if self._folder.completed:
-            _log.info("the job is completed", run=self._folder.path)
-            return 0
-        make_folder(self._folder.logs)
         with self._job:
             self._start()
             self._watch()
@@ -152,21 +169,13 @@ class _Node:
         return self._verdict(ended)
 
     def _start(self) -> None:
-        """Starts the roles, once a coordinator of this start of the job listens."""
+        """Starts the roles. The machine that leads starts a coordinator first, and waits until it listens."""
         while not self._starter.ready(POLL_S):
             if self._interrupts.count:
                 return
         if self._options.leads:
             self._job.processes.start("coordinator")
-        else:
-            _log.info("waiting for the coordinator", run=self._folder.path)
-        deadline = Deadline(self._config.recovery.replace_timeout_s)
-        self._job.until(
-            lambda: (
-                self._folder.address() is not None
-                or bool(self._over or self._interrupts.count or (deadline.over and not self._options.leads))
-            )
-        )
+            self._job.until(lambda: self._folder.address() is not None or bool(self._over or self._interrupts.count))
         if self._folder.address() is not None:
             for role, index in self._share:
                 self._job.processes.start(role, index)
@@ -207,8 +216,11 @@ class _Node:
     def _verdict(self, ended: list[Death]) -> int:
         """The exit code; raises why the job failed."""
         found, end = self._folder.summary() or {}, _coordinator_of(ended)
-        if found.get("status") == "completed" or (not found and end is not None and end.code == 0):
+        if found.get("status") == "completed":
             _log.info("the job is completed", run=self._folder.path)
+            return 0
+        if not found and end is not None and end.code == 0:
+            _log.info("another coordinator leads the job", run=self._folder.path)
             return 0
         if found.get("status") == "stopped":
             _log.info(str(found["message"]))

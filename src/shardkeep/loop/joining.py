@@ -152,7 +152,7 @@ def join(registered: Registered, specs: Sequence[TableSpec]) -> Joined:
     with ending as stack:
         load_kernels(needed_kernels(config, "client"))
         _check_together(specs, config)
-        offer = Offer(tuple(specs))
+        offer = Offer(tuple(specs), settings=config.agreed())
         formation = control.join(offer)
         while index in formation.lacking:  # the others learn by it that they must start again, too
             why = f"worker {index} was started again"

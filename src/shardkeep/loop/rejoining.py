@@ -77,7 +77,8 @@ class Rejoining:
         """Joins the next generation. Raises what ends the job, MemberLost where the servers lost updates."""
         control, config, index = self._control, self._config, self._control.member.index
         first, last = self._transport.resume_range()
-        offer = Offer(tuple(self._specs), resume_range=ResumeRange(first, last, holds=True))
+        own = ResumeRange(first, last, holds=True)
+        offer = Offer(tuple(self._specs), resume_range=own, settings=config.agreed())
         formation = control.join_again(offer, self._formation, why)
         if formation is None:
             raise JobStopped("the job is over")

@@ -91,7 +91,7 @@ class JobMember:
     def live(self, life: Life, offer: Offer) -> None:
         """Joins one generation after the other, to the end of the job."""
         unseen = why_unseen(self.control.shared, writes=self.writes or self.control.member.role == "server")
-        offer = replace(offer, resume_range=life.resume_range, unseen=unseen)
+        offer = replace(offer, resume_range=life.resume_range, unseen=unseen, settings=self.config.agreed())
         formation: Formation | None = self.control.join(offer, kept=kept_at(self.kept))
         while formation is not None:
             self.agreed.follow(formation)

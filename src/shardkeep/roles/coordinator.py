@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from shardkeep.base.errors import ConfigError, JobError, JobStopped, ShardkeepError, UserError
+from shardkeep.base.errors import ConfigError, JobStopped, ShardkeepError, Superseded, UserError
 from shardkeep.base.exit_codes import code_of_leaving
 from shardkeep.base.logs.log import EventLog
 from shardkeep.base.net.addresses import check_exposed, check_listen, join_address, split_address
@@ -31,7 +31,7 @@ from shardkeep.run.folder import RunFolder
 from shardkeep.run.leftovers import clean, note_run
 from shardkeep.run.new_folder import default_run_dir
 from shardkeep.run.next_steps import check_start, continue_arguments, origin_line, resume_line
-from shardkeep.run.origin.continuing import way_in
+from shardkeep.run.origin.continuing import Given, Start, Way, led, start_in
 from shardkeep.run.processes import launcher_there
 from shardkeep.run.reader import RunReader, check_ours
 from shardkeep.run.storage import losses_of, shared_folder
@@ -75,24 +75,29 @@ class CoordinatorOptions:
     """Set while it heeds signals, and then one; None = it always does."""
 
 
-def run_coordinator(job: JobConfig, options: CoordinatorOptions) -> int:
+def run_coordinator(given: Given, options: CoordinatorOptions) -> int:
     """Serves a job until it ends; returns 0 if it was completed. Prints one line of JSON with the address.
 
-    Raises UserError, ConfigError, Superseded, or the error that ended the job. With `continues`, JobStopped has exit
-    code 0 if a person stopped the job, and 143 if SIGTERM did."""
+    `run/origin/continuing.py` says when the given config leads, and when that of the run folder does.
+
+    Raises UserError, ConfigError, or the error that ended the job; Superseded with exit code 0. With `continues`,
+    JobStopped has exit code 0 if a person stopped the job, and 143 if SIGTERM did."""
     host, port = split_address(options.listen, lowest_port=0)
     check_exposed("--listen", host, accepted=options.insecure_data_plane)
     check_listen(host, port)
     token = None if options.token_file is None else read_token(options.token_file)
     tls = None if options.tls is None else read_tls(options.tls)
-    if job.launch.affinity.wanted and not options.pinned:
+    if isinstance(given, JobConfig) and given.launch.affinity.wanted and not options.pinned:
         raise ConfigError(
             "launch.affinity: only `shardkeep train` pins processes; allowed here: none (roles by hand: taskset)"
         )
-    if options.continues:
-        if (continued := _continued(job, options)) is None:
-            return 0
-        options = continued
+    start, options = _start(given, options)
+    if start.remark:
+        _say(start.remark)
+    if start.way == "completed":
+        _say(f"{options.run_dir}: the job is completed")
+        return 0
+    job = start.config
     if not (options.folder_made or options.take_over or options.start_step):
         check_listeners(job)  # before there is a run folder
     folder = _run_folder(job, options)
@@ -139,41 +144,40 @@ def _spec(job: JobConfig, start_step: int, shared: Shared | None, folder: RunFol
         run_dir=str(folder.path),
         telemetry_s=job.telemetry_s,
         metrics=metrics,
+        settings=job.agreed(),
     )
 
 
-def _continued(job: JobConfig, options: CoordinatorOptions) -> CoordinatorOptions | None:
-    """The options that continue what is in the run folder, once any other coordinator there ends; None = the job is
-    completed. Raises as `way_of`."""
+def _start(given: Given, options: CoordinatorOptions) -> tuple[Start, CoordinatorOptions]:
+    """How the job starts in the run folder, once any other coordinator there ends; the options for it. Raises as
+    `start_in`."""
     run = options.run_dir
+    if run is not None:
+        check_ours(run, what="--run-dir")
+    if not options.continues:
+        way: Way = "take over" if options.take_over else "resume" if options.start_step else "begin"
+        return led("begin" if run is None else way, options.start_step, given, RunReader(run or "")), options
     if options.take_over or options.start_step:
         raise UserError("--continue: excludes --take-over and --start-step")
     if run is None or launcher_there(run):
         raise UserError(f"--continue: {'needs --run-dir' if run is None else f'`shardkeep train` runs a job in {run}'}")
-    check_ours(run, what="--run-dir")
+    if (start := start_in(given, RunReader(run))).way == "completed":
+        return start, options  # as where it raises, the folder stays as it is
     folder = RunFolder(run)
     number = folder.claim()
-    try:
-        way, step = way_in(job, folder)
-    except JobError:
-        folder.amend({})  # it stays failed
-        raise
-    if way == "completed":
+    if (start := start_in(given, folder)).way == "completed":  # by a coordinator that ended meanwhile
         folder.amend({})
-        _say(f"{run}: the job is completed")
-        return None
-    if way == "begin" and job.row_files:
+    if start.way == "begin" and start.config.row_files:
         folder.config_path.unlink(missing_ok=True)  # its rows were never whole
-    return replace(options, take_over=way == "take over", start_step=step, number=number)
+    return start, replace(options, take_over=start.way == "take over", start_step=start.step, number=number)
 
 
 def _run_folder(job: JobConfig, options: CoordinatorOptions) -> RunFolder:
     """Makes the run folder, or opens the one of the launcher, of the coordinator that died, or of the checkpoint."""
     path, number = options.run_dir or default_run_dir(job.name), options.number
-    check_ours(path, what="--run-dir")
     before = RunReader(path)
-    led = (before.number() or before.coordinator_pids()) and before.last_summary() is None
-    if options.take_over and not (led or options.folder_made):
+    ran = (before.number() or before.coordinator_pids()) and before.last_summary() is None
+    if options.take_over and not (ran or options.folder_made):
         raise UserError(f"--take-over: no job was running in --run-dir {options.run_dir or '(left out)'}")
     if options.folder_made or options.take_over:
         return RunFolder(path, telemetry_bytes=job.telemetry.max_bytes, number=number)
@@ -231,6 +235,8 @@ def _closing_lines(folder: RunFolder, options: CoordinatorOptions) -> Iterator[N
         if folder.leads and not options.quiet:
             _say(f"run folder: {folder.path}")
             _say(resume_line(folder.path))
+        if isinstance(error, Superseded):
+            error.exit_code = 0  # the job continues
         if options.continues and isinstance(error, JobStopped):
             by = (folder.summary() or {"stopped_by": TERMINATED}).get("stopped_by")
             error.exit_code = code_of_leaving(signal.SIGTERM) if by == TERMINATED else 0

@@ -6,22 +6,25 @@ import shlex
 from datetime import datetime
 from pathlib import Path
 
+from shardkeep.base.config.differences import listed
 from shardkeep.base.errors import UserError
 from shardkeep.base.files import check_writable
 from shardkeep.base.machine.owners import check_unshared
 from shardkeep.base.system_errors import in_words
-from shardkeep.config import stored_config
+from shardkeep.config import JobConfig, stored_config
 from shardkeep.run.checkpoints import checkpoints_of
+from shardkeep.run.origin.resume import differing
 from shardkeep.run.reader import RunReader
 
 
-def refuse_taken(path: str | Path) -> None:
-    """Raises UserError if `path` is a file or holds a run, or if others could change what is made there."""
+def refuse_taken(path: str | Path, config: JobConfig | None = None) -> None:
+    """Raises UserError if `path` is a file or holds a run, or if others could change what is made there. `config`: the
+    new run's, to name what differs."""
     path = Path(path)
     try:
         str(path.absolute()).encode()  # the coordinator sends it
         if (path / "config.yaml").exists() or (path.exists() and not path.is_dir()):
-            raise UserError(f"--run-dir {path}: {_taken(path)}")
+            raise UserError(f"--run-dir {path}: {taken(path, config)}")
     except UnicodeEncodeError as error:
         raise UserError(f"--run-dir {in_words(error)}") from error
     except (OSError, ValueError) as error:
@@ -43,8 +46,8 @@ def default_run_dir(name: str) -> Path:
     return path
 
 
-def _taken(path: Path) -> str:
-    """Why a new run cannot begin in a folder or file, and what continues with the one that is there."""
+def taken(path: Path, config: JobConfig | None) -> str:
+    """Why a run with this config cannot begin in a folder or file, and what continues with the one that is there."""
     if not (path / "config.yaml").exists():
         return "is a file; choose a folder"
     run = shlex.quote(str(path.absolute()))
@@ -54,7 +57,10 @@ def _taken(path: Path) -> str:
     if command is not None:
         died = f"if its coordinator died, continue by {shlex.join(command)}"
         return f"holds a job that has not ended; see `shardkeep status {run}`; {died}"
-    if over and not checkpoints_of(stored_config(path), path).complete():
-        return "holds a run that ended before its first checkpoint; delete it, or choose another folder"
-    go_on = f"or resume the run there by `shardkeep train --resume {run}`"
-    return f"holds a run already; choose another folder, {go_on}"
+    before = stored_config(path)
+    other = listed(differing(before, config or before))
+    what = f"run with another config already (given: {other})" if other else "run already"
+    if over and not checkpoints_of(before, path).complete():
+        return f"holds a {what}, which ended before its first checkpoint; delete it, or choose another folder"
+    resume = f"shardkeep train --resume {run}{' --set KEY=VALUE' if other else ''}"
+    return f"holds a {what}; choose another folder, or resume the run there by `{resume}`"

@@ -45,8 +45,10 @@ def resume_line(path: Path) -> str:
     return f"to resume at step {step:,}{typed(RunReader(run).coordinator_command() or _resume(run))}"
 
 
-def typed(command: Sequence[str]) -> str:
-    """The end of a line: what a person types, and where."""
+def typed(command: Sequence[str] | None) -> str:
+    """The end of a line: what a person types, and where; None = a program types it."""
+    if command is None:
+        return " by the program that started it"
     return f"{' on each machine' if command[1] == 'node' else ''}: {shlex.join(command)}"
 
 

@@ -21,11 +21,11 @@ from typing import Any, NamedTuple
 
 from rich.console import Console
 
+from shardkeep.base.config.differences import differences
 from shardkeep.base.deadlines import Deadline
 from shardkeep.base.errors import JobError, JobStopped, UserError
 from shardkeep.base.machine.versions import commit, versions
 from shardkeep.config import JobConfig, stored_config
-from shardkeep.config.overrides import first_difference
 from shardkeep.core_plan import worker_threads
 from shardkeep.launch.out_folder import holding, job_arguments
 from shardkeep.launch.processes.children import SHARDKEEP, Child, child_environment, wait_all
@@ -162,8 +162,8 @@ class SweepFolder:
         summary = read_summary(folder)
         if summary is None or summary.get("status") != "completed":
             return False
-        both = [_compared(config).model_dump(mode="json") for config in (stored_config(folder), run.config)]
-        differs = first_difference(*both)
+        done, planned = (_compared(each).model_dump(mode="json") for each in (stored_config(folder), run.config))
+        differs = next(differences(done, planned), None)
         before, now = RunReader(folder).code, code_of(run.config, code_folder)
         file = next((name for name in {**before, **now} if before.get(name) != now.get(name)), None)
         if differs is None and file is None:
@@ -171,7 +171,7 @@ class SweepFolder:
                 why = scores.get(run.key("note"), "the job has no evaluation data")
                 raise UserError(f"--out {self.path}: {run.name} has no AUC, by which a sweep compares: {why}")
             return True
-        setting = "" if differs is None else "{}={!r}, but now the sweep says {!r}".format(*differs)
+        setting = "" if differs is None else f"{differs.key}={differs.before!r}, but now the sweep says {differs.now!r}"
         other = setting or _other_code(str(file), summary)
         raise UserError(
             f"--out {self.path}: {run.name} is done with {other}; give --out a new folder, or "

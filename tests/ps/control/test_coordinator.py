@@ -18,8 +18,7 @@ from shardkeep.base.errors import (
 )
 from shardkeep.base.machine.limits import Limit
 from shardkeep.ps.config import TableSpec
-from shardkeep.ps.control.records import Role
-from shardkeep.ps.server.table.optimizers.adam import AdamConfig
+from shardkeep.ps.control.records import Offer, Role
 from tests.support.cases import every
 from tests.support.control_groups import Groups
 from tests.support.control_job import TABLES, Job, formed
@@ -153,9 +152,6 @@ def test_a_job_that_does_not_form_in_time_after_the_last_newcomer_names_who_is_m
     assert job.coordinator.status().left_s == 1.0
 
 
-ADAM = TableSpec(name="item", dim=16, optimizer=AdamConfig(lr=0.5))
-
-
 @every(
     ("first", "second", "told"),
     [
@@ -165,7 +161,6 @@ ADAM = TableSpec(name="item", dim=16, optimizer=AdamConfig(lr=0.5))
         (TABLES, (*TABLES, TableSpec(name="ad")), "worker 1 has table ad, worker 0 has not"),
         (TABLES, TABLES[::-1], "their order is user, item on worker 0 and item, user on worker 1"),
         (TABLES, (TABLES[0], TableSpec(name="item", dim=32)), "item.dim is 16 on worker 0 and 32 on worker 1"),
-        (TABLES, (TABLES[0], ADAM), "item.optimizer.betas is None on worker 0 and [0.9, 0.999] on worker 1"),
     ],
 )
 def test_workers_whose_tables_differ_fail_the_job(
@@ -182,6 +177,19 @@ def test_workers_whose_tables_differ_fail_the_job(
     assert state.message == f"the workers' tables differ: {told}; all must read the same config and data"
     assert isinstance(state.error(), JobError)
     assert job.opened == []
+
+
+def test_a_member_with_another_config_is_refused_as_it_joins_by_the_keys_that_differ() -> None:
+    settings = {"seed": 1, "train": {"batch_size": 256, "clip_norm": None}, "tables": {"a.b": {"dim": 4}}}
+    other = {"train": {"batch_size": 512, "clip_norm": None}, "seed": 1, "tables": {"a.b": {"dim": 8}}}
+    job = Job(settings=settings)
+    for role, index in job.names:
+        job.register(role, index)
+    assert job.coordinator.join("server-0-100", Offer(settings=settings))[0].state == "forming"
+    with pytest.raises(UserError, match=r"^worker 0 has another config than the coordinator: ") as caught:
+        job.coordinator.join("worker-0-100", Offer(TABLES, settings=other))
+    assert all(f"{key} in place of" in str(caught.value) for key in ("train.batch_size=512", "tables.a.b.dim=8"))
+    assert "seed" not in str(caught.value)
 
 
 @every(

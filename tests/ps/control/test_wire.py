@@ -47,7 +47,7 @@ STATUS = JobStatus(
 RECORDS: dict[str, tuple[Any, type[Message]]] = {
     "hello": (Hello(MEMBER, "token", 1, VERSIONS), pb.RegisterRequest),
     "table": (TABLES[0], pb.Table),
-    "offer": (Offer(TABLES, "1f-2e", ResumeRange(3, 9, lost_from=4)), pb.Offer),
+    "offer": (Offer(TABLES, "1f-2e", ResumeRange(3, 9, lost_from=4), settings={"seed": 3}), pb.Offer),
     "admission": (Registration("name: job", 4.0, "job", Formation(1, "h", 4000, (MEMBER,), TABLES)), pb.RegisterReply),
     "formation": (Formation(1, "h", 4000, (MEMBER,), TABLES, lacking=(1, 2), checkpoints=""), pb.Formation),
     "job": (JobState("failed", "so it is", 1, True, 2, 3), pb.JobState),

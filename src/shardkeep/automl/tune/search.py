@@ -13,10 +13,10 @@ from optuna.storages.journal import JournalFileBackend, JournalStorage
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from shardkeep.automl.tune.plan import REDUCTION, Plan
+from shardkeep.base.config.differences import differences
 from shardkeep.base.config.old_keys import under_new_names
 from shardkeep.base.errors import UserError, first_line
 from shardkeep.config import load_config
-from shardkeep.config.overrides import first_difference
 
 CAUSE = "cause"
 """The attribute of a trial that failed: why."""
@@ -101,8 +101,8 @@ def _difference(plan: Plan, known: Mapping[str, Any]) -> str:
     """The first fact of a search that the plan has otherwise; "" = there is none."""
     before = load_config(under_new_names(known["job"]))  # as the code of now reads it
     jobs = [job.model_dump(mode="json") for job in (before, plan.job)]
-    found = first_difference(jobs[0] | known["facts"], jobs[1] | plan.facts())
-    return "" if found is None else "{}={!r}, now it is {!r}".format(*found)
+    found = next(differences(jobs[0] | known["facts"], jobs[1] | plan.facts()), None)
+    return "" if found is None else f"{found.key}={found.before!r}, now it is {found.now!r}"
 
 
 def _mend(journal: Path) -> None:

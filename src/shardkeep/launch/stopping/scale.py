@@ -10,6 +10,7 @@ from shardkeep.base.files import atomic_write
 from shardkeep.config import stored_config
 from shardkeep.launch.stopping.stop import ask_coordinator
 from shardkeep.run.folder import RunFolder
+from shardkeep.run.next_steps import typed
 from shardkeep.run.processes import launcher_there
 from shardkeep.run.reader import check_ours
 
@@ -27,13 +28,12 @@ def ask(run: Path, *, workers: int | None, servers: int | None) -> str:
         JobError: The job is over.
         TransportError: The coordinator cannot be reached.
     """
-    wanted = {name: count for name, count in (("workers", workers), ("servers", servers)) if count is not None}
-    if not wanted:
+    overrides = [f"{name}={n}" for name, n in (("workers", workers), ("servers", servers)) if n is not None]
+    if not overrides:
         raise UserError("scale: no number is given; allowed: --workers N, --servers N, or both")
     check_ours(run)
     if not (run / "config.yaml").is_file():
         raise UserError(f"{run}: is not a run folder (it has no config.yaml)")
-    overrides = [f"{name}={count}" for name, count in wanted.items()]
     before, config = stored_config(run), stored_config(run, overrides)
     if not before.servers or not config.servers:
         raise UserError("scale: servers: 0 (a job in one process) cannot be scaled from or to; use --resume")
@@ -43,11 +43,12 @@ def ask(run: Path, *, workers: int | None, servers: int | None) -> str:
     coordinator = folder.endpoint()
     if folder.summary() is not None or coordinator is None:
         raise JobError(f"{run}: no job runs here; use shardkeep train --resume {run} --set {' --set '.join(overrides)}")
-    text = ", ".join(overrides)
+    text, command = ", ".join(overrides), folder.coordinator_command()
     if not launcher_there(run):
+        again = typed(command and [*command, *(word for each in overrides for word in ("--set", each))])
         raise UserError(
-            f"{run}: no `shardkeep train` runs this job, so nothing would resume it with {text}; if you started the "
-            "roles, stop the coordinator, then start all roles again with --start-step"
+            f"{run}: no `shardkeep train` runs this job, so nothing would resume it with {text}; stop it by `shardkeep "
+            f"stop {run}`, then start it and its roles again with these settings{again}"
         )
     atomic_write(run / _FILE, json.dumps(overrides) + "\n")
     try:

@@ -1,31 +1,77 @@
-"""`shardkeep coordinator --continue`: how a coordinator continues with what is in a run folder."""
+"""The start of a job in a run folder: what it continues with, and which config leads.
+
+`way_of` alone decides whether it is a new start or the repair of a job that runs:
+
+begin, resume   a new start: the given config leads. A resume changes what `--resume` may change.
+take over       a repair: the run folder's config.yaml leads, that of the last new start.
+completed       nothing starts, and the config must be that of the job.
+"""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
 from itertools import takewhile
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
-from shardkeep.base.errors import JobError, UserError
-from shardkeep.config import JobConfig
+from shardkeep.base.config.differences import listed
+from shardkeep.base.errors import ConfigError, JobError, UserError, first_line
+from shardkeep.config import JobConfig, stored_config
 from shardkeep.run.checkpoints import checkpoints_of
-from shardkeep.run.origin.resume import other_owner
+from shardkeep.run.new_folder import taken
+from shardkeep.run.origin.resume import changes, differing, newest, other_owner
 from shardkeep.run.reader import RunReader
 
+Given = JobConfig | ConfigError
+"""The config of a command, or why it cannot be read: a repair does not need it."""
 Way = Literal["begin", "take over", "resume", "completed"]
 MOST_FAILURES = 3
 """A job may fail so often without a new checkpoint."""
 
 
-def way_in(job: JobConfig, run: RunReader) -> tuple[Way, int]:
-    """`way_of` what is in a run folder."""
-    state = None
+class Start(NamedTuple):
+    """How a job starts: at which step, and by the config that leads. `remark`: what the given config has otherwise."""
+
+    way: Way
+    step: int
+    config: JobConfig
+    remark: str = ""
+
+
+def start_in(given: Given, run: RunReader) -> Start:
+    """The start by what is in a run folder. Raises UserError for a config that cannot lead, JobError as `way_of`."""
+    if not run.config_path.is_file():
+        return led("begin", 0, given, run)
+    state, known = None, stored_config(run.path)
     with contextlib.suppress(UserError):  # nothing is kept, or it is damaged
         state = str(run.take_over()["state"]["state"])
-    kept = checkpoints_of(job, run.path).complete() if other_owner(job, run.path) is None else []
-    begun = run.config_path.is_file()
-    return way_of(run.last_summary(), state, max((step for step, _ in kept), default=None) if begun else None)
+    kept = checkpoints_of(known, run.path).complete() if other_owner(known, run.path) is None else []
+    start = led(*way_of(run.last_summary(), state, max((step for step, _ in kept), default=None)), given, run)
+    if start.way == "resume" and start.config.checkpoint.dir != known.checkpoint.dir:
+        return start._replace(step=newest(start.config, run.path).step)
+    return start
+
+
+def led(way: Way, step: int, given: Given, run: RunReader) -> Start:
+    """The start with the config that leads. Raises UserError for a given one that cannot be read, or differs where it
+    may not."""
+    unused = f"{run.config_path} leads until the next start; not used:"
+    if isinstance(given, ConfigError):
+        if way != "take over":
+            raise given
+        return Start(way, step, stored_config(run.path), f"{unused} {first_line(given)}")
+    if way == "begin" or not run.config_path.is_file():
+        return Start(way, step, given)
+    before = stored_config(run.path)
+    found = differing(before, given)
+    if way == "take over" or not found:
+        return Start(way, step, before, f"{unused} {listed(found)}" if found else "")
+    if way == "completed":
+        raise UserError(f"--run-dir {run.path}: {taken(run.path, given)}")
+    changes(before, given, given=f"--run-dir {run.path}: holds another job, so choose another folder;")
+    if not given.data.refit:
+        given = given.model_copy(update={"data": given.data.model_copy(update={"fitted": before.data.fitted})})
+    return Start(way, step, given, f"changed: {listed(found)}")
 
 
 def way_of(summary: Mapping[str, Any] | None, state: str | None, checkpoint: int | None) -> tuple[Way, int]:
@@ -47,5 +93,6 @@ def _check_failures(starts: list[dict[str, Any]], step: int) -> None:
     if len(causes) >= MOST_FAILURES:
         raise JobError(
             f"--continue: the job failed {len(causes)} times without a checkpoint after step {step}, first: "
-            f"{causes[-1]}; to try again, give --start-step {step} in place of --continue"
+            f"{causes[-1]}; to try again, use `shardkeep train --resume`, a coordinator with --start-step {step}, or "
+            "another --run-dir"
         )

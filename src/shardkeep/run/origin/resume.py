@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from shardkeep.base.config.differences import Difference, differences, listed
 from shardkeep.base.deadlines import Deadline
 from shardkeep.base.errors import UserError
+from shardkeep.base.settings import MayDiffer
 from shardkeep.config import JobConfig, stored_config
+from shardkeep.config.paths import covers, marked_keys, without_root
 from shardkeep.ps.checkpoints.folder import Checkpoint
 from shardkeep.ps.checkpoints.owner import last_owner
 from shardkeep.ps.config import TableConfig
@@ -18,21 +21,6 @@ from shardkeep.ps.control.records import TRAINED
 from shardkeep.run.checkpoints import checkpoints_of
 from shardkeep.run.processes import living
 from shardkeep.run.reader import RunReader, check_ours
-
-MAY_CHANGE = (
-    "servers", "workers", "threads", "launch", "transport", "liveness", "recovery", "profile",
-    "telemetry", "web",
-    "checkpoint", "eval", "train.epochs", "train.max_steps", "train.report_every_s", "train.max_bad_steps",
-    "train.early_stopping.patience", "train.early_stopping.min_delta",
-    "tower.compile", "tower.device", "tower.parallel", "data.root", "data.train", "data.eval", "data.test",
-    "data.source", "data.columns", "data.delimiter", "data.quote", "data.escape", "data.decimal",
-    "data.cache", "data.accept", "data.refit",
-)  # fmt: skip
-"""Settings, or groups of them, that `--set` may change; the others would make it another job. Place and form of
-the data may change because their fingerprint is compared (`assembly/checkpoint_facts.py`)."""
-
-POLICIES = ("admit", "evict")
-"""Settings of each table that may change, too."""
 
 LEFTOVERS_S = 20.0
 """Seconds that processes of a run whose launcher was killed get to end: they notice by themselves."""
@@ -64,23 +52,38 @@ def plan_resume(run: Path, overrides: Sequence[str] = ()) -> Resumed:
     except OSError as error:
         raise UserError(f"--resume {run}: cannot be used ({error.strerror or error})") from error
     before, config = stored_config(run), stored_config(run, overrides)
-    changed = dict(_differences(_dumped(before, config.tables), _dumped(config, before.tables)))
-    may_change = (*MAY_CHANGE, *(f"tables.{table}.{policy}" for table in config.tables for policy in POLICIES))
-    for key in changed:
-        if not any(key == allowed or key.startswith(f"{allowed}.") for allowed in may_change):
-            listed = ", ".join((*MAY_CHANGE, *(f"tables.TABLE.{policy}" for policy in POLICIES)))
-            raise UserError(f"--set {key}: may not change when a job continues; allowed: {listed}")
+    changed = changes(before, config, given="--set")
     checkpoint = newest(config, run)
     if summary.get("status") in TRAINED and checkpoint.step == summary.get("steps"):
-        _refuse_done(run, before, config, checkpoint, more=bool(changed.keys() & {"train.epochs", "train.max_steps"}))
-    return Resumed(config, checkpoint, tuple(f"{key}={value}" for key, value in changed.items()))
+        more = any(each.key in ("train.epochs", "train.max_steps") for each in changed)
+        _refuse_done(run, before, config, checkpoint, more=more)
+    return Resumed(config, checkpoint, tuple(f"{each.key}={each.now}" for each in changed))
 
 
-def _dumped(config: JobConfig, named: Iterable[str]) -> dict[str, Any]:
-    """A config as JSON types, with an empty entry for each table of `named` that it does not name."""
-    found = config.model_dump(mode="json")
+def changes(before: JobConfig, now: JobConfig, *, given: str) -> list[Difference]:
+    """The settings that a job changes as it continues by any command. Only those with the mark `MayDiffer.STARTS` may
+    change; another one makes it another job. Place and form of the data have it: their fingerprint is compared
+    (`assembly/checkpoint_facts.py`).
+
+    Raises UserError, whose message begins with `given`."""
+    found, may = differing(before, now), marked_keys(JobConfig, MayDiffer.STARTS)
+    if refused := [each for each in found if not covers(may, each.keys)]:
+        allowed = ", ".join(".".join(keys).replace("*", "TABLE") for keys in may)
+        raise UserError(f"{given} {listed(refused)}: may not change when a job continues; allowed: {allowed}")
+    return found
+
+
+def differing(before: JobConfig, now: JobConfig) -> list[Difference]:
+    """The settings that a config gives otherwise than the one before it, which may have found `data.fitted` itself."""
+    found = differences(_dumped(before, now), _dumped(now, before))
+    return [each for each in found if each.now is not None or each.key != "data.fitted"]
+
+
+def _dumped(config: JobConfig, other: JobConfig) -> dict[str, Any]:
+    """A config as JSON types without `data.root`, with an empty entry for each table that only the other one names."""
+    found = without_root(config, Path(config.data.root), JobConfig).model_dump(mode="json", exclude={"data": {"root"}})
     nothing = TableConfig().model_dump(mode="json")
-    return found | {"tables": dict.fromkeys(named, nothing) | found["tables"]}
+    return found | {"tables": dict.fromkeys(other.tables, nothing) | found["tables"]}
 
 
 def _refuse_done(run: Path, before: JobConfig, config: JobConfig, checkpoint: Checkpoint, *, more: bool) -> None:
@@ -149,13 +152,3 @@ def await_leftovers(run: RunReader, limit_s: float = LEFTOVERS_S, *, option: str
         if deadline.over:
             raise UserError(f"{option} {run.path}: process {left[0]['pid']} of this run is still there; end it first")
         time.sleep(0.1)
-
-
-def _differences(a: Mapping[str, Any], b: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted keys whose values differ, with the new value."""
-    for key in {**a, **b}:
-        one, other, path = a.get(key), b.get(key), f"{above}{key}"
-        if isinstance(one, Mapping) and isinstance(other, Mapping):
-            yield from _differences(one, other, f"{path}.")
-        elif one != other:
-            yield path, other
