@@ -195,7 +195,8 @@ GROUPS = {"servers", "workers", "threads", "launch", "eval", "checkpoint", "tran
 def test_an_edited_config_leads_from_the_next_start_on_if_it_may_and_never_in_a_completed_job(
     tmp_path: Path, key: str
 ) -> None:
-    folder, given = begun(tmp_path / "run"), JobConfig.model_validate(CHANGED.get(key) or {key: EDITED[key]})
+    folder, given = RunReader(tmp_path), JobConfig.model_validate(CHANGED.get(key) or {key: EDITED[key]})
+    folder.config_path.write_text("data: {source: ''}")
     repair = led("take over", 0, given, folder)
     assert repair.config == stored_config(folder.path) and f"not used: {key}" in repair.remark
     with pytest.raises(UserError, match=rf"another config already \(given: {key}.*; choose another folder, or .*--set"):

@@ -40,14 +40,12 @@ class Start(NamedTuple):
 
 def start_in(given: Given, run: RunReader) -> Start:
     """The start by what is in a run folder. Raises UserError for a config that cannot lead, JobError as `way_of`."""
-    if not run.config_path.is_file():
-        return led("begin", 0, given, run)
-    state, known = None, stored_config(run.path)
+    state, known = None, stored_config(run.path) if run.config_path.is_file() else None
     with contextlib.suppress(UserError):  # nothing is kept, or it is damaged
         state = str(run.take_over()["state"]["state"])
-    kept = checkpoints_of(known, run.path).complete() if other_owner(known, run.path) is None else []
+    kept = checkpoints_of(known, run.path).complete() if known and other_owner(known, run.path) is None else []
     start = led(*way_of(run.last_summary(), state, max((step for step, _ in kept), default=None)), given, run)
-    if start.way == "resume" and start.config.checkpoint.dir != known.checkpoint.dir:
+    if known and start.way == "resume" and start.config.checkpoint.dir != known.checkpoint.dir:
         return start._replace(step=newest(start.config, run.path).step)
     return start
 
