@@ -86,6 +86,7 @@ def test_without_quoting_each_line_is_a_row(tmp_path: Path, rows: list[str]) -> 
         (texts_of("1,a,0", '2,"b', 'c",d,1'), "row 2: has 4 fields"),
         (texts_of("1,a,0", '2,"so" called,1', "3,b,0"), "row 2: a quote is opened and never closed"),
         (texts_of("1,a,0", '"2" ,b,1', '"3"4,c,0'), "row 3: a quote is opened and never closed"),
+        (texts_of("1,a,0", '2,"so" "called",1', "3,b,0"), "row 2: a quote is opened and never closed"),
         (b'\xef\xbb\xbf"x",c,y,"n" m\n1,a,0,b\n2,b,1,c\n', "the header: a quote is opened and never closed"),
         (texts_of("1,a,0", "2,b,1")[:-1] + b'\n3,"c', "row 3: "),
         (b'x,c,y,"note\n1,a,0,b\n2,b,1,"c\n3,c,0,d\n4,c,1,d\n', "the header: a quote is opened and never closed"),
