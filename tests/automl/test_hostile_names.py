@@ -67,7 +67,9 @@ def test_init_writes_a_job_of_the_columns_and_shows_what_it_saw() -> None:
 
 
 def test_texts_of_every_grammar_hold_the_name_alone(capsys: pytest.CaptureFixture[str]) -> None:
-    assert read_yaml(write_yaml({HOSTILE: [HOSTILE]})) == {HOSTILE: [HOSTILE]} == read_yaml(flow({HOSTILE: [HOSTILE]}))
+    for name in (HOSTILE, *HOSTILE, "a\u202eb", "a\xa0b", "a\nb", "\U000e0041 b"):
+        assert read_yaml(write_yaml({name: [name]})) == {name: [name]} == read_yaml(flow({name: [name]}))
+        check(write_yaml({name: [name]}))
     record = logging.makeLogRecord({"msg": HOSTILE, "levelno": logging.WARNING, "fields": {"column": HOSTILE}})
     check(LineFormat("worker", 0).format(record))
     assert report(DataError(f"a.csv: has no column {HOSTILE}")) == 2

@@ -81,17 +81,15 @@ def write_picture(found: dict[str, Any], run: Path) -> Path | None:
     it is an export, which nothing is added to. Raises OSError."""
     if missing("matplotlib") or is_export(run):
         return None
-    from matplotlib import rc_context
     from matplotlib.figure import Figure
 
     columns = found["columns"][::-1]
     names, means, spreads = ([one[key] for one in columns] for key in ("column", "mean", "spread"))
-    with rc_context({"text.parse_math": False}):  # dollars are part of names
-        figure = Figure(figsize=(7, 1 + 0.3 * len(names)), layout="constrained")
-        axes = figure.subplots()
-        axes.barh(list(map(printable, names)), means, xerr=spreads, color="#0072b2")
-        axes.set_xlabel(
-            f"{printable(found['metric'])} that the column is worth, and the spread of {REPEATS} permutations"
-        )
-        figure.savefig(run / FILE, dpi=150)
+    figure = Figure(figsize=(7, 1 + 0.3 * len(names)), layout="constrained")
+    axes = figure.subplots()
+    label = f"{found['metric']} that the column is worth, and the spread of {REPEATS} permutations"
+    *shown, label = (printable(text).replace("$", r"\$") for text in (*names, label))  # no formulas
+    axes.barh(shown, means, xerr=spreads, color="#0072b2")
+    axes.set_xlabel(label)
+    figure.savefig(run / FILE, dpi=150)
     return run / FILE

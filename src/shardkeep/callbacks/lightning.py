@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shardkeep.base.errors import MissingPackage, UserError
+from shardkeep.base.files import local
 
 try:
     from lightning.pytorch import Callback
@@ -39,7 +40,7 @@ class RowsCallback(Callback):  # type: ignore[misc]
     """
 
     def __init__(self, client: EmbeddingClient, folder: str | Path, *, close: bool = False) -> None:
-        self._client, self._folder, self._close = client, Path(folder).absolute(), close
+        self._client, self._folder, self._close = client, Path(local(folder)).absolute(), close
 
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         folder = self._folder / f"step-{self._client.step:08d}"

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from shardkeep.base.errors import MissingPackage, UserError
+from shardkeep.base.files import local
 from shardkeep.base.logs.log import EventLog
 from shardkeep.run.summary import Summary
 from shardkeep.view.callback import Callback, EvaluationEvent, ProgressEvent, StartEvent
@@ -40,7 +41,7 @@ class TensorBoardCallback(Callback):
         self._writer: SummaryWriter | None = None
 
     def on_start(self, event: StartEvent, /) -> None:
-        folder = event.run_dir / FOLDER if self._folder is None else Path(self._folder)
+        folder = event.run_dir / FOLDER if self._folder is None else Path(local(self._folder))
         purge_step = event.step + 1 if event.step else None
         try:
             self._writer = SummaryWriter(str(folder), purge_step=purge_step, flush_secs=self._flush_s)

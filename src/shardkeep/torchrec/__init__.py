@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from shardkeep.base.errors import MissingPackage, UserError
+from shardkeep.base.files import local
 from shardkeep.base.plugging.packages import missing
 from shardkeep.nn.push import Scale
 from shardkeep.ps.config import TableSpec
@@ -132,7 +133,7 @@ def save(model: nn.Module, path: str | Path) -> None:
     _needed()
     from shardkeep.torchrec.weights import saved
 
-    saved(model, Path(path))
+    saved(model, Path(local(path)))
 
 
 def _unscaled(scale: Scale, client: EmbeddingClient, scaler: Any) -> Scale:

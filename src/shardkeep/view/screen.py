@@ -34,7 +34,7 @@ PLAIN_EVERY_S = 5.0
 
 
 class _Console(Console):
-    """Shows texts: neither brackets nor controls in them mean anything."""
+    """Shows texts: neither brackets nor colons nor controls in them mean anything."""
 
     def render_str(self, text: str, **style: Any) -> Text:
         return super().render_str(printable(text, keep="\n"), **style)
@@ -42,11 +42,9 @@ class _Console(Console):
 
 def console(*, quiet: bool = False) -> Console:
     """Standard output, as wide as its terminal; in a notebook plain text, too."""
-    made = _Console(highlight=False, markup=False, quiet=quiet)
-    if made.is_terminal:
-        return made
-    plain = functools.partial(_Console, force_terminal=False, force_jupyter=False, width=PIPED_WIDTH)
-    return plain(highlight=False, markup=False, quiet=quiet)
+    make = functools.partial(_Console, highlight=False, markup=False, emoji=False, quiet=quiet)
+    made = make()
+    return made if made.is_terminal else make(force_terminal=False, force_jupyter=False, width=PIPED_WIDTH)
 
 
 class Screen:

@@ -5,6 +5,8 @@ N = rows of a chunk
 
 from __future__ import annotations
 
+import itertools
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -136,7 +138,7 @@ class Absent:
     labels: Sequence[AnyLabel]
     rules: ReadingRules
     values: dict[str, list[str]] = field(init=False)
-    seen: dict[str, dict[str, None]] = field(default_factory=dict)
+    seen: defaultdict[str, dict[str, None]] = field(default_factory=lambda: defaultdict(dict))
 
     def __post_init__(self) -> None:
         self.values = {label.column: list(listed(label)) for label in self.labels if self.rules.form > 1}
@@ -148,7 +150,7 @@ class Absent:
             column = chunk.column(name)
             self.values[name] = [value for value in values if not _positives(column, [value], bare).value_N.any()]
             if self.values[name]:
-                add_distinct(self.seen.setdefault(name, {}), column)
+                add_distinct(self.seen[name], column)
 
     def told(self) -> dict[str, str]:
         """The values, of several labels behind their label's name, and what the label's column holds."""
@@ -157,15 +159,15 @@ class Absent:
             f"{name}: {value}" if several else value: f"column {name} holds {', '.join(map(repr, self.seen[name]))}"
             for name, values in self.values.items()
             for value in values
-            if name in self.seen
         }
 
 
 def add_distinct(seen: dict[str, None], column: Column) -> None:
     """Adds the first few distinct texts of a column, for a message."""
     if len(seen) < MOST_SHOWN:
-        texts = pc.unique(label_texts(column, ReadingRules()).slice(0, 10_000))
-        seen |= dict.fromkeys(str(text) for text in texts.to_pylist()[: MOST_SHOWN - len(seen)])
+        texts = pc.unique(label_texts(column, ReadingRules()).slice(0, 10_000)).cast(pa.large_binary()).to_pylist()
+        shown = ("None" if text is None else text.decode("utf-8", "replace") for text in texts)
+        seen |= dict.fromkeys(itertools.islice(shown, MOST_SHOWN - len(seen)))
 
 
 def check_matched(absent: Mapping[str, str], where: str, labels: Sequence[AnyLabel]) -> None:

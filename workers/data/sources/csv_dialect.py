@@ -36,6 +36,7 @@ def dialect_of(path: Path, config: DataConfig) -> dict[str, Any]:
     if len(fitting) != 1:
         choices = " or ".join(f"{mark!r} ({len(rows[0])} columns)" for mark, rows in fitting.items())
         why = f"may be {choices}" if fitting else f"is none of {' '.join(map(repr, DELIMITERS))}"
+        why += "; if \\ stands before quotes: --set 'data.escape=\\'" if '\\"' in text and not config.escape else ""
         raise DataError(f"{path}: the delimiter is unclear, it {why}; say it by --set data.delimiter=';' (or tab)")
     ((mark, (top, *below)),) = ((mark, rows or [[]]) for mark, rows in fitting.items())
     columns = list(zip(*below, strict=False))

@@ -134,7 +134,7 @@ class CsvForm:
     def _check_lines(self, path: Path, num_fields: int, header_lines: int, *, spoiled: bool) -> tuple[int, int]:
         """As of `check_lines`; none of a file that cannot be read to its end. Raises DataError."""
         delimiter = self.delimiter.encode().decode("latin-1")
-        form: dict[str, Any] = {"delimiter": delimiter, "num_fields": num_fields, "header_lines": header_lines}
+        form: dict[str, Any] = {"delimiter": delimiter, "num_fields": num_fields, "header": header_lines}
         with contextlib.suppress(OSError, ValueError, csv.Error), path.open("rb") as raw:
             stream = pa.input_stream(raw, compression=compression_of(path))
             return check_lines(str(path), stream, self.dialect(), spoiled=spoiled, **form)

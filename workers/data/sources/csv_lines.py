@@ -61,16 +61,9 @@ class CountedLines:
 
 
 def check_lines(
-    name: str,
-    stream: Any,
-    dialect: dict[str, Any],
-    *,
-    delimiter: str,
-    num_fields: int,
-    header_lines: int,
-    spoiled: bool,
+    name: str, stream: Any, dialect: dict[str, Any], *, delimiter: str, num_fields: int, header: int, spoiled: bool
 ) -> tuple[int, int]:
-    """The number of rows behind the header, and of rows that span lines. Row numbers count from 1.
+    """The number of rows behind the lines of the header, and of rows that span lines. Row numbers count from 1.
 
     A quote that is part of a text joins all lines up to the next quote, and each of them has the fields of a row. Lines
     of a quoted text seldom have. Raises DataError for a row with too many or too few fields, and for one whose quote is
@@ -85,7 +78,7 @@ def check_lines(
             right, whole = len(fields) == num_fields, "".join(lines).encode("latin-1")
             odd = (len(lines) > 1 or spoiled) and _is_spoiled(whole, dialect)
             text = "" if right and len(lines) == 1 and not odd else whole.decode("utf-8", "replace").strip()
-            rows += number > header_lines and (right or text != "")
+            rows += number > header and (right or text != "")
             if not text:
                 continue
             place, shown = f"{name}, row {rows}" if rows else f"{name}, the header", f"({text[:60]!r})"
