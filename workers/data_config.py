@@ -35,7 +35,9 @@ SOURCES: dict[str, Plug[bool, Any]] = by_name(
     Plug("csv", True, f"{_SOURCES}.csv_files:open_csv", (*_CACHE_KERNELS, f"{_SOURCES}.csv_kernels")),
     Plug("parquet", True, f"{_SOURCES}.parquet_files:open_parquet", _CACHE_KERNELS),
     Plug("criteo", True, f"{_SOURCES}.criteo:open_criteo", _CACHE_KERNELS),
-    Plug("synthetic", False, f"{_SOURCES}.synthetic:open_synthetic", (f"{_SOURCES}.synthetic_kernels",)),
+    Plug(
+        "synthetic", False, f"{_SOURCES}.synthetic.source:open_synthetic", (f"{_SOURCES}.synthetic.synthetic_kernels",)
+    ),
 )
 """The `config` of a source: whether it reads files. A job loads its own source alone: pyarrow takes 0.25 s a role."""
 OWN_SOURCE: Plug[bool, Any] = Plug("module:function", False, f"{_SOURCES}.custom:open_custom", _CACHE_KERNELS)

@@ -131,7 +131,7 @@ def test_a_split_may_not_change_when_a_job_continues(tmp_path: Path) -> None:
     train(job_of(tmp_path, "user", eval=UNREAD, train={"max_steps": 2}), tmp_path / "run")
     options = ["train", "--resume", str(tmp_path / "run"), "--set"]
     refused = CliRunner().invoke(app, [*options, "data.split.test=0.2"])
-    assert refused.exit_code == 2 and "--set data.split.test: may not change" in refused.output
+    assert refused.exit_code == 2 and "--set data.split.test=0.2 in place of 0.1: may not change" in refused.output
     resumed(tmp_path / "run", "train.max_steps=4")
     (tmp_path / "clicks.csv").write_text((tmp_path / "clicks.csv").read_text().replace("u1,", "u200,"))
     changed = CliRunner().invoke(app, [*options, "train.max_steps=6"])

@@ -11,7 +11,7 @@ from shardkeep.base.arrays import Ints
 from shardkeep.base.errors import ConfigError
 from shardkeep.workers.data.samples import Data
 from shardkeep.workers.data.sources.registry import open_data
-from shardkeep.workers.data.sources.synthetic import SyntheticDataset
+from shardkeep.workers.data.sources.synthetic.source import SyntheticDataset
 from shardkeep.workers.data_config import DataConfig, SyntheticConfig
 from shardkeep.workers.metrics.quality import auc
 from shardkeep.workers.model_config import SasRecConfig

@@ -174,7 +174,7 @@ class ForkServer:
     def _why(self, error: OSError | None) -> str:
         """The reason for a missing reply."""
         with contextlib.suppress(subprocess.TimeoutExpired):
-            code = self._process.wait(1.0)
+            code = self._process.wait(10.0)
             said = last_words(Path(f"/proc/self/fd/{self._errors.fileno()}"))
             return Death("fork server", 0, self.pid, code, said).text()
         return f"the fork server closed the connection ({error})"

@@ -33,7 +33,7 @@ class Histories:
 
     def make(self, rows_B: Ints) -> tuple[Batch, Float64s]:
         """Samples and their logits."""
-        from shardkeep.workers.data.sources.synthetic_kernels import make_histories
+        from shardkeep.workers.data.sources.synthetic.synthetic_kernels import make_histories
 
         count = len(rows_B)
         target_B, seen_BL = np.empty(count, np.int64), np.empty((count, LENGTH), np.int64)

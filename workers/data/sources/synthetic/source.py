@@ -22,10 +22,10 @@ from shardkeep.workers.data.batch import Batch
 from shardkeep.workers.data.samples import Data, Progress, fingerprint
 from shardkeep.workers.data.schema import Schema, sample_inputs
 from shardkeep.workers.data.sides import sides_of_model
-from shardkeep.workers.data.sources.synthetic_clicks import DEFAULT_SIZES, Clicks
-from shardkeep.workers.data.sources.synthetic_histories import Histories
-from shardkeep.workers.data.sources.synthetic_tasks import Chain
-from shardkeep.workers.data.sources.synthetic_transitions import Transitions
+from shardkeep.workers.data.sources.synthetic.clicks import DEFAULT_SIZES, Clicks
+from shardkeep.workers.data.sources.synthetic.histories import Histories
+from shardkeep.workers.data.sources.synthetic.tasks import Chain
+from shardkeep.workers.data.sources.synthetic.transitions import Transitions
 from shardkeep.workers.data_config import DataConfig, SyntheticConfig, refuse
 from shardkeep.workers.model_config import RETRIEVAL, RetrievalSettings
 

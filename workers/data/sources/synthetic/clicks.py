@@ -53,7 +53,9 @@ class Clicks:
         self.schema = Schema(tuple(f"I{i + 1}" for i in range(config.num_dense)), features)
 
     def make(self, rows_B: Ints) -> tuple[Batch, Float64s]:
-        from shardkeep.workers.data.sources.synthetic_kernels import make_samples  # here: the launcher makes no samples
+        from shardkeep.workers.data.sources.synthetic.synthetic_kernels import (
+            make_samples,
+        )  # here: the launcher makes no samples
 
         dense_BI = np.empty((len(rows_B), self.schema.num_dense), np.float32)
         ids_FB = np.empty((len(self._sizes_F), len(rows_B)), np.int64)

@@ -14,7 +14,7 @@ from shardkeep.base.arrays import Float64s, Ints
 from shardkeep.base.errors import ConfigError
 from shardkeep.workers.data.batch import Batch
 from shardkeep.workers.data.schema import Schema
-from shardkeep.workers.data.sources.synthetic_clicks import Clicks
+from shardkeep.workers.data.sources.synthetic.clicks import Clicks
 from shardkeep.workers.data_config import SyntheticConfig, TaskColumn
 
 CHAIN = ("clicked", "bought", "returned")
@@ -56,7 +56,7 @@ class Chain:
 
     def make(self, rows_B: Ints) -> tuple[Batch, Float64s]:
         """The samples `rows_B`, and float64 (B, T) the logit of each label over the samples that may have it."""
-        from shardkeep.workers.data.sources.synthetic_kernels import draw_chain
+        from shardkeep.workers.data.sources.synthetic.synthetic_kernels import draw_chain
 
         batch, shared_B = self._shared.make(rows_B)
         own_BC = np.stack([maker.make(rows_B)[1] for maker in self._own], axis=1)

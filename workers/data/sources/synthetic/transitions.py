@@ -36,7 +36,7 @@ class Transitions:
 
     def make(self, rows_B: Ints) -> tuple[Batch, Float64s]:
         """Samples, and the rank of each item in the best possible list, from 1 on."""
-        from shardkeep.workers.data.sources.synthetic_kernels import make_transitions
+        from shardkeep.workers.data.sources.synthetic.synthetic_kernels import make_transitions
 
         count = len(rows_B)
         item_B, seen_BL = np.empty(count, np.int64), np.empty((count, LENGTH), np.int64)
