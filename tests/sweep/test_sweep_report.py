@@ -18,7 +18,7 @@ from shardkeep.compression.ledger import PARTS
 from shardkeep.sweep.compare import NO_LOSS, against_fp32, all_pairs
 from shardkeep.sweep.parts import COLOURS, by_kind
 from shardkeep.sweep.plan import SweepPlan, load_sweep
-from shardkeep.sweep.plots import FORMATS, PLOTS, mean_curve, off_scale, pareto_front, side_by_side, write_plots
+from shardkeep.sweep.plots import PLOTS, mean_curve, off_scale, pareto_front, side_by_side
 from shardkeep.sweep.record import write_results
 from shardkeep.sweep.report import page, power_text, write_report
 from shardkeep.sweep.results import CurvePoint, Results, collect
@@ -212,22 +212,6 @@ def test_without_the_extra_there_are_tables_and_a_line_that_says_so(
     assert html.escape(said[0]) in text and "Tests need scipy." in text
     assert text.count("<td>not tested without scipy</td>") == 2 and "<td>-0.00300</td>" in text
     assert not (tmp_path / "plots").exists()
-
-
-@pytest.mark.chaos
-def test_plots_are_drawn_without_scipy_and_those_that_have_nothing_to_draw_are_left_out(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("matplotlib")
-    plan = planned(tmp_path, recipes=["fp16"], seeds=[1])
-    run = plan.runs[1]
-    write_run(tmp_path / run.name, run.config.to_yaml(), auc=0.8)  # fp16 alone: no pair, no target
-    assert set(write_plots(collect(plan, tmp_path), tmp_path)) == {"ledger", "curves"}
-    monkeypatch.setitem(sys.modules, "scipy", None)
-    results = collect(load_sweep(folder / "sweep.yaml"), folder)
-    assert set(write_plots(results, tmp_path)) == {plot.name for plot in PLOTS}
-    assert FORMATS == ("png", "svg", "pdf")
-    assert all((tmp_path / "plots" / f"{plot.name}.pdf").read_bytes().startswith(b"%PDF") for plot in PLOTS)
 
 
 def test_a_recipe_that_loses_nothing_that_shows_cannot_be_told_from_one_that_loses_nothing(tmp_path: Path) -> None:
