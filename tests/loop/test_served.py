@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from shardkeep import EmbeddingClient, JobConfig, connect, train
-from shardkeep.base.errors import ConfigError, ShardkeepError, UserError
+from shardkeep.base.errors import ConfigError, JobError, ShardkeepError, UserError
 from shardkeep.base.files import atomic_write
 from shardkeep.compression.config import CompressionConfig
 from shardkeep.launch.processes.children import SHARDKEEP
@@ -35,9 +35,44 @@ def some_steps(client: EmbeddingClient, first: int = 0, count: int = 4) -> None:
         client.apply(rows)
 
 
+def _local_digest() -> str:
+    with EmbeddingClient.local(TABLES, seed=5, consistency="sync") as client:
+        some_steps(client)
+        return str(client.summary(digest=True)["state_digest"])
+
+
 def shardkeep_children() -> list[psutil.Process]:
     """Processes of a job that this one started; other tests leave multiprocessing's resource tracker behind."""
     return [child for child in psutil.Process().children(recursive=True) if SHARDKEEP[-1] in child.cmdline()]
+
+
+@pytest.mark.chaos
+@pytest.mark.waits_for_processes
+def test_a_script_serves_twice_and_without_restarts_a_server_that_dies_ends_its_loop_with_its_name(
+    tmp_path: Path,
+) -> None:
+    before = shardkeep_children()  # the stand-ins' fork server, if other tests ran
+    expected = _local_digest()
+    with EmbeddingClient.serve(TABLES, servers=1, seed=5, consistency="sync", run_dir=tmp_path / "first") as client:
+        some_steps(client)
+        assert client.summary(digest=True)["state_digest"] == expected
+    summary = RunFolder(tmp_path / "first").summary()
+    assert summary is not None and (summary["status"], summary["steps"]) == ("completed", 4)
+    assert summary["state_digest"] is None  # closing scans no rows
+
+    run = tmp_path / "second"
+    with (
+        pytest.raises(JobError) as told,
+        EmbeddingClient.serve(TABLES, servers=2, seed=5, consistency="sync", run_dir=run, restarts=0) as client,
+    ):
+        some_steps(client)
+        assert client.summary(digest=True)["state_digest"] == expected
+        pid = next(m["pid"] for m in RunFolder(run).member_list() if (m["role"], m["index"]) == ("server", 1))
+        os.kill(pid, signal.SIGKILL)
+        while True:  # a lookup fails, within the client's own deadline
+            some_steps(client, client.step)
+    assert f"server 1 (pid {pid}) ended: killed by SIGKILL" in str(told.value)
+    assert shardkeep_children() == before
 
 
 @pytest.mark.slow

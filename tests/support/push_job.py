@@ -41,8 +41,7 @@ class Job(clients.Job):
         specs = [TableSpec(name="t", dim=DIM, optimizer=optimizer, init=init, **table)]  # type: ignore[arg-type]
         settings = {"workers": workers, "servers": servers, "mode": mode, "journal": journals, **(compression or {})}
         super().__init__({}, specs=specs, **settings)
-        self._consistency, self._folder, self.replayed_pushes = ConsistencyConfig(mode=mode), journals, 0
-        """Found in the journal that was replayed last."""
+        self._consistency, self._folder = ConsistencyConfig(mode=mode), journals
 
     def push(
         self, step: int, *, factor: float = 1.0, ids: dict[int, np.ndarray] | None = None, size: float = 1.0
@@ -82,6 +81,6 @@ class Job(clients.Job):
         journal = Journal(self._folder / "0", sync=False)
         given = {"tables": self.specs, "consistency": self._consistency, "num_workers": len(self.clients), "seed": 3}
         service = ShardService(shard=0, journal=journal, **given)  # type: ignore[arg-type]
-        self.replayed_pushes = service.life.replay(journal.replay())
+        assert service.life.replay(journal.replay())
         service.applier.advance()
         return service
