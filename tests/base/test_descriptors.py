@@ -8,12 +8,14 @@ import selectors
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from shardkeep.base.net.descriptors import hang_up_silent
+from shardkeep.base.net.sockets import Counters, Ends, Watched, connections
 
 LIMIT_S = 90.0
 linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux says what a connection has received")
@@ -101,3 +103,64 @@ def test_only_the_silent_that_came_to_a_port_of_ours_are_hung_up_on() -> None:
         speaks.settimeout(0.01)
         with pytest.raises(TimeoutError):
             speaks.recv(1)
+
+
+# ---- what the kernel counts on this process's connections ----
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux reports the counters of a socket")
+
+
+@contextlib.contextmanager
+def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
+    """Both ends of a connection over loopback; the second is the one that listened."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        near = socket.create_connection(listening.getsockname())
+        far, _ = listening.accept()
+    with near, far:
+        yield near, far
+
+
+def ends_of(one: socket.socket) -> Ends:
+    return one.getsockname(), one.getpeername()
+
+
+def carry(near: socket.socket, far: socket.socket, num_bytes: int) -> None:
+    near.sendall(bytes(num_bytes))
+    left = num_bytes
+    while left:
+        left -= len(far.recv(left))
+
+
+def test_bytes_are_counted_at_both_ends_and_the_sockets_stay_open() -> None:
+    with pair() as (near, far):
+        carry(near, far, 100_000)
+        carry(far, near, 77)
+        for _ in range(2):
+            found = connections()
+            assert (found[ends_of(near)].sent, found[ends_of(near)].received) == (100_000, 77)
+            assert (found[ends_of(far)].sent, found[ends_of(far)].received) == (77, 100_000)
+        carry(near, far, 1)
+
+
+def test_listening_and_other_sockets_are_no_connections() -> None:
+    before = connections()
+    with socket.create_server(("127.0.0.1", 0)), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as one:
+        one.connect(("127.0.0.1", 9))
+        left, right = socket.socketpair()
+        with left, right:
+            assert connections().keys() <= before.keys()
+
+
+def test_groups_keep_what_is_closed_and_leave_out_strangers() -> None:
+    watched = Watched()
+    with pair() as (near, far), pair() as (stranger, _):
+        watched.belong("servers", ports=[far.getsockname()[1]])
+        watched.belong("workers", ends=[ends_of(stranger)])
+        carry(near, far, 5000)
+        watched.look()
+    watched.look()
+    totals = watched.totals()
+    assert set(totals) == {"servers", "workers"}
+    assert (totals["servers"].sent, totals["servers"].received) == (5000, 5000)  # both ends are this process's
+    assert (totals["workers"].sent, totals["workers"].received) == (0, 0)
+    assert totals["servers"].segments_out > 0 and Counters() + totals["workers"] == totals["workers"]

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import psutil
-import pytest
 
 from shardkeep.base.machine.limits import RECENT_S, Limit, limit_bytes, limit_met
 from tests.support.cases import every
-from tests.support.control_groups import Groups, small_group
-from tests.support.import_path import IMPORT_PATH
+from tests.support.control_groups import Groups
 
 ONE = {"all": ("/", "")}
 V1 = {"memory": ("/", "memory"), "pids": ("/", "pids"), "cpu": ("/", "cpu,cpuacct")}
@@ -117,30 +112,3 @@ def test_a_cpu_quota_that_held_processes_up_of_late_is_named(tmp_path: Path, ver
     quota.look()
     assert quota.recent == 3
     assert quota.text().startswith(f"the cpu limit of 25000 was reached ({groups.path(top)}/x/{name}: ")
-
-
-HOG = """
-import os, sys
-from pathlib import Path
-Path(sys.argv[1], "cgroup.procs").write_text(str(os.getpid()))
-from shardkeep.base.machine.limits import Limit, limit_bytes, limit_met
-limits = [Limit("memory"), Limit("pids")]
-child = os.fork()
-if not child:
-    held = bytearray(os.urandom(1 << 20)) * 400
-    os._exit(0)
-_, status = os.waitpid(child, 0)
-met = [limit_met(limits, killed=True) for _ in range(2)]
-print(limit_bytes(), os.waitstatus_to_exitcode(status), *met, sep="|")
-"""
-
-
-@pytest.mark.waits_for_processes
-def test_the_kernels_own_kill_at_a_memory_limit_is_named() -> None:
-    with small_group(200 << 20) as group:
-        command = [sys.executable, "-c", HOG, str(group)]
-        env = {**os.environ, "PYTHONPATH": IMPORT_PATH}
-        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=True)
-    limit, code, first, second = done.stdout.strip().split("|")
-    assert (int(limit), int(code), second) == (200 << 20, -9, "")
-    assert first.startswith(f"the memory limit of 209.7 MB was reached ({group}/memory.")

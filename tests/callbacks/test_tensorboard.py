@@ -9,19 +9,12 @@ import pytest
 
 import shardkeep
 from tests.support.callbacks import Notes
+from tests.support.configs import ALONE
 from tests.support.full_disk import FullMeanwhile
 from tests.support.late_import import Late, late_import
 
-TINY: dict[str, Any] = {
-    "servers": 0,
-    "workers": 1,
-    "data": {"synthetic": {"train_samples": 4000, "eval_samples": 500, "num_dense": 3, "table_sizes": [50, 90]}},
-    "model": {"bottom": [8], "hidden": [8]},
-    "tower": {"compile": "off"},
-    "eval": {"every_steps": 10},
-    "checkpoint": {"every_steps": 20},
-    "train": {"batch_size": 100, "report_every_s": 0.001},
-}
+EVERY = {"eval": {"every_steps": 10}, "checkpoint": {"every_steps": 20}}
+TINY: dict[str, Any] = {**ALONE, **EVERY, "train": {**ALONE["train"], "report_every_s": 0.001}}
 late_import("tensorboard")
 ours = Late("shardkeep.callbacks.tensorboard")
 pytestmark = pytest.mark.filterwarnings("ignore")  # of tensorboard's dependencies
@@ -63,7 +56,7 @@ def test_every_point_and_the_config_are_read_back(tmp_path: Path) -> None:
     assert same(scalars(tmp_path / "run" / "tensorboard"), points(notes))
     events = EventAccumulator(str(tmp_path / "run" / "tensorboard")).Reload()
     (text,) = events.Tensors("config/text_summary")
-    assert "batch_size: 100" in text.tensor_proto.string_val[0].decode()
+    assert "batch_size: 25" in text.tensor_proto.string_val[0].decode()
 
 
 def test_points_of_steps_that_a_resume_repeats_are_shown_once(tmp_path: Path) -> None:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -289,16 +287,6 @@ def test_without_data_there_is_the_memory_of_a_million_rows_of_each_table(tmp_pa
     found = json.loads(out)
     assert [(t["name"], t["rows"]) for t in found["tables"]] == [("a", 1_000_000), ("t", 1_000_000)]
     assert "links" not in found
-
-
-@pytest.mark.slow
-def test_a_wrong_config_is_read_before_any_kernel_is_compiled(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "shardkeep", "estimate", str(tmp_path / "absent.yaml")]
-    env = os.environ | {"XDG_CACHE_HOME": str(tmp_path / "cache"), "HOME": str(tmp_path)}
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == f"error: {tmp_path}/absent.yaml: cannot be read (No such file or directory)\n"
-    assert not list(tmp_path.rglob("*.nb?"))
 
 
 # Tables with policies: ids that get a row, ids that are only counted, capacities

@@ -22,17 +22,15 @@ from shardkeep.records.lines import record_of
 from shardkeep.run.folder import RunFolder
 from tests.support.callbacks import Notes, fails
 from tests.support.cases import every
+from tests.support.configs import ALONE
 from tests.support.records import records_in
 
 TINY: dict[str, Any] = {
-    "servers": 0,
-    "workers": 1,
-    "data": {"synthetic": {"train_samples": 1000, "eval_samples": 200, "num_dense": 3, "table_sizes": [50, 90]}},
-    "model": {"bottom": [8], "hidden": [8], "dropout": 0.2},
-    "tower": {"compile": "off"},
+    **ALONE,
+    "model": {**ALONE["model"], "dropout": 0.2},
     "eval": {"every_steps": 10},
     "checkpoint": {"every_steps": 20},
-    "train": {"batch_size": 25, "report_every_s": 0.001},
+    "train": {**ALONE["train"], "report_every_s": 0.001},
 }
 STEPS = 40
 

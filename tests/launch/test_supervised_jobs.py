@@ -19,7 +19,7 @@ from shardkeep.run.folder import NO_SUMMARY
 from shardkeep.run.json_files import numbered
 from shardkeep.run.state_files import NAMES
 from shardkeep.trust.endpoint import read_token
-from tests.support.callbacks import Notes, fails
+from tests.support.callbacks import Notes
 from tests.support.cluster import gone, kinds, listening_ports, records, stalled, within
 from tests.support.stand_in import LEASE_S
 from tests.support.stand_ins import Job, Start
@@ -220,19 +220,3 @@ def test_deaths_lose_no_event_and_repeat_none_though_a_callback_blocks_until_the
     assert job.end()["steps"] == STEPS and not victims
     notes.check_order()
     assert notes.steps("on_progress") == list(range(1, STEPS + 1))
-
-
-def test_an_error_stops_the_processes_and_the_message_names_it(start: Start) -> None:
-    error, other = ValueError("no"), Notes()
-    failing = Notes(on_progress=fails(error, at=5))
-    job = start({"steps": 1_000_000}, callbacks=[failing, other])
-    members = job.training()
-    with pytest.raises(ValueError) as caught:
-        job.end()
-    assert caught.value is error and not gone(members.values(), limit_s=0)
-    for notes in (failing, other):
-        notes.check_order()
-    assert len(other.of("on_progress")) >= len(failing.of("on_progress")) == 5
-    summary = job.folder.summary() or {}
-    assert (summary["status"], other.of("on_end")[0].message) == ("stopped", summary["message"])
-    assert summary["message"].endswith(": Notes.on_progress raised ValueError: no")

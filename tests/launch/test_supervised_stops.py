@@ -135,13 +135,6 @@ def test_ctrl_c_before_the_coordinator_listens_is_heard_once_it_does(start: Star
     assert_stopped(job, BEFORE_THE_FIRST_STEP, {})
 
 
-def test_ctrl_c_before_the_first_formation_stops_a_job_that_waits_for_a_member(start: Start) -> None:
-    job = start({"server 0": {"at": "start", "do": "wait"}})
-    job.until(lambda: job.folder.address() is not None, "no coordinator")
-    send(job, signal.SIGINT)
-    assert_stopped(job, BEFORE_THE_FIRST_STEP, {})
-
-
 def test_ctrl_c_after_the_last_step_leaves_a_completed_job(start: Start) -> None:
     job = start({"worker 0": {"at": "gathered", "do": "wait"}})
     job.until(lambda: bool(deeds(job.folder.path, "worker 0")), "no last step")

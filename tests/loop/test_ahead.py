@@ -51,18 +51,6 @@ def test_in_sync_rows_ahead_are_those_of_lookups_bit_for_bit(depth: int) -> None
         assert client.step == 12 and digest_of(client) == plain_digest()
 
 
-@pytest.mark.chaos
-@pytest.mark.waits_for_processes
-@pytest.mark.parametrize(("mode", "servers"), [("sync", 2), ("bounded", 1)])
-def test_rows_come_ahead_from_other_processes(mode: str, servers: int) -> None:
-    with EmbeddingClient.serve(TABLES, servers=servers, seed=5, consistency=mode) as client:
-        for _, rows in client.ahead(batches(), lambda ids: {"user": ids}):
-            train(client, rows)
-        summary = client.summary(digest=True)
-    assert summary["steps"] == 12 and sum(summary["staleness"].values()) == 12
-    assert mode == "bounded" or summary["state_digest"] == plain_digest()
-
-
 def test_in_bounded_pulls_leave_while_earlier_steps_train() -> None:
     with EmbeddingClient.local(TABLES, consistency=ConsistencyConfig(mode="bounded", staleness=2)) as client:
         pending = [client.prefetch({"user": torch.tensor([number])}) for number in range(4)]

@@ -75,19 +75,6 @@ def test_read_sees_all_that_was_applied_and_stores_nothing(mode: str) -> None:
         assert [table["rows"] for table in client.summary()["tables"]] == [1, 0]
 
 
-def test_several_lookups_of_a_step_add_up() -> None:
-    digests = []
-    for parts in ([[1, 2, 2, 9]], [[1, 2], [2, 9]]):
-        with EmbeddingClient.local(TABLES, consistency="sync") as client:
-            lookups = [client.lookup({"user": torch.tensor(part)}) for part in parts]
-            for rows in lookups:
-                rows["user"].sum().backward()
-            client.apply(*lookups)
-            digests.append(client.summary(digest=True)["state_digest"])
-            assert client.step == 1
-    assert digests[0] == digests[1]
-
-
 def test_a_step_without_samples_and_an_unused_table_push_nothing(client: EmbeddingClient) -> None:
     client.apply()
     client.apply(client.lookup({}))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import socket
 import ssl
 from collections.abc import Iterator
@@ -14,13 +15,17 @@ import pytest
 
 from shardkeep.base.errors import ConfigError
 from shardkeep.base.net.addresses import split_address
-from shardkeep.metrics.serving import LIMITS, metrics_site
+from shardkeep.metrics.discovery import targets
+from shardkeep.metrics.serving import LIMITS, member_listen, metrics_site
+from shardkeep.run.folder import RunFolder
 from shardkeep.trust.certificates import LOCAL, make_certs
 from shardkeep.trust.tls import read_tls
-from shardkeep.trust.view import view_token
+from shardkeep.trust.tokens import keep_token
+from shardkeep.trust.view import put_view_token, shows_token, view_token
 from shardkeep.web.access import Access
 from shardkeep.web.server import WebServer
 from shardkeep.web.site import Limits, shown_url
+from tests.support.cases import every
 from tests.support.http_get import get
 from tests.support.loop_clock import turned_server
 
@@ -141,3 +146,48 @@ def client_context(folder: Path) -> ssl.SSLContext:
     context = ssl.create_default_context(cafile=folder / "ca.pem")
     context.load_cert_chain(folder / "cert.pem", folder / "key.pem")
     return context
+
+
+# ---- the targets of a job for Prometheus, and the view token's file ----
+
+
+def test_each_process_is_a_target_once_with_its_scheme() -> None:
+    body, content = targets(
+        ["http://127.0.0.1:1/metrics", "https://[::1]:2/metrics", "http://127.0.0.1:1/metrics"], job="demo", run="first"
+    )
+    groups = json.loads(body)
+    assert [group["targets"] for group in groups] == [["127.0.0.1:1"], ["[::1]:2"]]
+    assert [group["labels"]["__scheme__"] for group in groups] == ["http", "https"]
+    assert {group["labels"]["run"] for group in groups} == {"first"}
+    assert content == "application/json"
+
+
+@every(
+    ("coordinator", "own_host", "expected"),
+    [
+        ("127.0.0.1:9100", "10.9.0.2", "127.0.0.1:0"),
+        ("localhost:9100", "127.0.0.1", "127.0.0.1:0"),
+        ("10.9.0.1:9100", "10.9.0.2", "10.9.0.2:0"),
+        ("10.9.0.1:9100", "127.0.0.1", "10.9.0.1:0"),
+        ("0.0.0.0:9100", "10.9.0.2", "10.9.0.2:0"),
+        ("[fd00::1]:9100", "fd00::2", "[fd00::2]:0"),
+    ],
+)
+def test_a_member_listens_where_the_coordinator_s_scraper_reaches_it(
+    coordinator: str, own_host: str, expected: str
+) -> None:
+    assert member_listen(coordinator, own_host) == expected
+
+
+def test_the_view_token_is_another_one_in_a_private_file_and_goes_with_the_job_s(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    token = keep_token(folder.path)
+    path, view = put_view_token(folder.path, token), view_token(token)
+    assert path.read_text() == view != token and tmp_path not in path.parents
+    assert path.stat().st_mode & 0o777 == 0o600
+    folder.forget_token()
+    assert not path.exists()
+    assert shows_token(f"Bearer {view}".encode(), view)
+    for header, wanted in ((f"Bearer {view}".encode(), token), (f"Bearer {token}".encode(), view), (None, view)):
+        assert not shows_token(header, wanted)
+    assert view_token("a" * 64) != view_token("a" * 63 + "b")

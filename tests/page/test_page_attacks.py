@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -41,7 +40,7 @@ def page(tmp_path: Path) -> Iterator[PageAddress]:
 
 
 @contextlib.contextmanager
-def unharmed(page: PageAddress, most_bytes: int = MAX_GROWTH_BYTES) -> Iterator[None]:
+def unharmed(page: PageAddress) -> Iterator[None]:
     """After it the page answers a viewer soon, and this process, client and server, has not grown much."""
     process = psutil.Process()
     before = process.memory_info().rss
@@ -49,7 +48,7 @@ def unharmed(page: PageAddress, most_bytes: int = MAX_GROWTH_BYTES) -> Iterator[
     began = time.monotonic()
     assert request(page.place, "/state", headers=page.bearer).status == 200
     assert time.monotonic() - began < LIMIT_S
-    assert process.memory_info().rss - before < most_bytes
+    assert process.memory_info().rss - before < MAX_GROWTH_BYTES
 
 
 def test_without_the_token_every_address_and_method_is_refused_but_readiness(page: PageAddress) -> None:
@@ -122,27 +121,3 @@ def test_long_heads_and_garbage_end_their_connection_alone_and_are_not_kept(page
             assert reply.status in (0, 200, 401, 405, 413), target
         for sent in garbage(seed=1, count=60):
             throw(page.place, sent)
-
-
-@pytest.mark.chaos
-def test_connections_that_send_nothing_or_half_a_request_do_not_keep_others_out(page: PageAddress) -> None:
-    with contextlib.ExitStack() as stack, unharmed(page):
-        for number in range(500):
-            connection = stack.enter_context(socket.create_connection(page.place, timeout=LIMIT_S))
-            with contextlib.suppress(OSError):
-                connection.sendall((b"", b"GET /", b"GET / HTTP/1.1\r\nA: b\r\n")[number % 3])
-
-
-@pytest.mark.chaos
-def test_500_streams_are_bounded_and_those_without_the_token_are_closed(page: PageAddress) -> None:
-    def stream(token: str) -> socket.socket:
-        one = socket.create_connection(page.place, timeout=LIMIT_S)
-        one.sendall(f"GET /events HTTP/1.1\r\nHost: here\r\nAuthorization: Bearer {token}\r\n\r\n".encode())
-        return one
-
-    with contextlib.ExitStack() as opened, unharmed(page, 2 * MAX_GROWTH_BYTES):
-        for one in [opened.enter_context(stream("x")) for _ in range(100)]:
-            assert one.recv(12) == b"HTTP/1.1 401"
-        with unharmed(page, 2 * MAX_GROWTH_BYTES):  # while most are not read
-            streams = [opened.enter_context(stream(page.token)) for _ in range(500)]
-            assert {one.recv(12) for one in streams[::5]} == {b"HTTP/1.1 200", b"HTTP/1.1 503"}

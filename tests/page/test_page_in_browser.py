@@ -14,7 +14,7 @@ import pytest
 
 from shardkeep.page.files import whole_page
 from shardkeep.page.state import RunState
-from tests.support.browser import NARROW, WIDE, Chromium, Look, Visit
+from tests.support.browser import NARROW, Chromium, Visit
 from tests.support.pages import DRAWN, LIVE, PageAddress, number, rows_of, tile, viewed
 from tests.support.seen_runs import append
 from tests.support.simulated_runs import STATES, Scene, State, led, write_simulated_run
@@ -87,25 +87,6 @@ def test_the_page_of_every_state_says_which_it_is_and_what_is_well(browser: Chro
             check_state(visit, scene, address)
             assert state != "begun" or visit.text(body).startswith("The job is starting.")
             assert state != "running" or visit.text(body) == "Nothing looks wrong."
-
-
-@pytest.mark.chaos
-@pytest.mark.parametrize("look", ["light", "dark"])
-@pytest.mark.parametrize("members", [FEW, LARGE, ALONE], ids=["few", "64 workers", "one process"])
-def test_axe_finds_nothing_serious_in_any_state(
-    browser: Chromium, tmp_path: Path, members: dict[str, Any], look: Look
-) -> None:
-    trouble: dict[str, Any] = {"rate_too_high": True}
-    if members is not ALONE:
-        trouble |= {"slow_worker": 1, "restarted_server": 1}
-    for state in (state for state in STATES if members is not ALONE or state != "recovering"):
-        scene = Scene(state=state, **members, **trouble)
-        size = WIDE if look == "light" else NARROW
-        with browser.visit(size=size, look=look) as visit, served(tmp_path / state, scene) as (_, address):
-            read(visit, address)
-            check_state(visit, scene, address)
-            visit.page.evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")
-            assert visit.too_wide() == 0 and visit.axe() == [], state
 
 
 def test_a_job_in_trouble_says_what_is_wrong_and_is_used_by_keyboard(browser: Chromium, tmp_path: Path) -> None:

@@ -15,8 +15,6 @@ from shardkeep.loop.joining import loop_config
 from shardkeep.page.records import RunRecords
 from shardkeep.page.series import Series, interpolate
 from shardkeep.page.state import RunState
-from shardkeep.records.lines import Tail
-from shardkeep.records.telemetry_file import TelemetryFile
 from tests.support.cases import every
 from tests.support.seen_runs import NOON, Record, append, at, event, progress, state_of, telemetry
 from tests.support.simulated_runs import RECORDED, STATES, Scene, State, write_simulated_run
@@ -252,35 +250,3 @@ def test_a_log_is_its_end_and_only_of_a_process_of_the_run(tmp_path: Path) -> No
     assert text is not None and text.endswith("line 19999\n") and len(text) <= 64 << 10
     assert text.startswith("line ")
     assert state.log("server", 1) is None and state.log("../config", 0) is None
-
-
-def test_a_page_follows_telemetry_over_generations(tmp_path: Path) -> None:
-    run = write_simulated_run(tmp_path / "run", Scene(state="running", restarted_server=1, compression=True))
-    path = run / "telemetry.jsonl"
-    size, inode = path.stat().st_size, path.stat().st_ino
-    followed = RunState(run)
-    before = followed.sections()
-    (*_, newest) = (
-        r for r in map(json.loads, path.read_text().splitlines()) if (r["role"], r["index"]) == ("worker", 0)
-    )
-    file = TelemetryFile(path, most_bytes=size + 5000)
-    for more in (1, 2):
-        push = {part: count + more * 1000 for part, count in newest["bytes"]["push"].items()}
-        file.append({**newest, "bytes": {**newest["bytes"], "push": push}})
-    assert path.stat().st_ino != inode and path.stat().st_size < 0.6 * size
-    after, fresh = followed.sections(), RunState(run).sections()
-    for name in ("overview", "bytes", "members", "steps", "staleness"):
-        assert after[name] == fresh[name], name
-    pushed = [next(d["bytes"] for d in seen["bytes"]["directions"] if d["name"] == "push") for seen in (before, after)]
-    assert pushed[1] == pushed[0] + 2000 * len(newest["bytes"]["push"])
-    assert [row["rows"] for row in after["tables"]["rows"]] == [row["rows"] for row in before["tables"]["rows"]]
-
-
-def test_of_a_long_telemetry_file_only_the_end_is_read(tmp_path: Path) -> None:
-    path = tmp_path / "telemetry.jsonl"
-    append(path, *[{"number": i} for i in range(1000)])
-    tail = Tail(path, most_bytes=100)
-    read = [record.others["number"] for record in tail]
-    assert read[-1] == 999 and len(read) < 10
-    append(path, {"number": 1000})
-    assert [record.others["number"] for record in tail] == [1000]

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import json
-from collections.abc import AsyncGenerator, Callable, Coroutine
+import select
+import socket
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from shardkeep.base.net.addresses import split_address
+from shardkeep.page.of_job import LIMITS, open_page
 from shardkeep.page.state import RunState
 from shardkeep.page.streams import QUEUE_EVENTS, Streams, TooManyStreams
+from shardkeep.web.access import Access
+from tests.support.loop_clock import LIMIT_S, TurnedLoop, turned_server
 from tests.support.seen_runs import NOON, append, progress
 
 EVERY_S = 0.01
-LIMIT_S = 90.0
 
 
 @pytest.fixture
@@ -113,3 +119,70 @@ async def test_the_last_state_is_sent_when_the_job_ends(run: Path) -> None:
     assert (change["sections"]["overview"]["state"], change["sections"]["overview"]["step"]) == ("completed", 90)
     with pytest.raises(StopAsyncIteration):
         await anext(events)
+
+
+# ---- connections: how many are accepted, and that those beyond wait instead of failing ----
+
+LATER = 20
+"""Connections beyond those that are accepted at once. All fit into the backlog."""
+
+
+@pytest.fixture
+def page() -> Iterator[tuple[str, TurnedLoop]]:
+    with turned_server() as (web, loop):
+        yield open_page(web, "127.0.0.1:0", Access("token"), list), loop
+
+
+def connected(address: str, *, keep: bool = False) -> socket.socket:
+    """A connection that has sent a request."""
+    connection = socket.create_connection(split_address(address), timeout=LIMIT_S)
+    request_on(connection, keep=keep)
+    return connection
+
+
+def request_on(connection: socket.socket, *, keep: bool) -> None:
+    kept = b"keep-alive" if keep else b"close"
+    connection.sendall(b"GET /ready HTTP/1.1\r\nHost: here\r\nConnection: %s\r\n\r\n" % kept)
+
+
+def read_reply(connection: socket.socket) -> None:
+    """Waits for a whole reply."""
+    reply = b""
+    while not reply.endswith(b"ready\n"):
+        part = connection.recv(4096)
+        assert part, reply
+        reply += part
+    assert reply.startswith(b"HTTP/1.1 200 ")
+
+
+def with_reply(connections: list[socket.socket]) -> int:
+    """How many have a reply now."""
+    return len(select.select(connections, [], [], 0.0)[0])
+
+
+def test_a_burst_is_accepted_at_once_and_the_others_in_turn(page: tuple[str, TurnedLoop]) -> None:
+    address, loop = page
+    with contextlib.ExitStack() as opened:
+        waiting = [opened.enter_context(connected(address)) for _ in range(LIMITS.burst + LATER)]
+        for each in waiting[: LIMITS.burst]:
+            read_reply(each)
+        later = waiting[LIMITS.burst :]
+        loop.settle()
+        extra = with_reply(later)
+        assert extra <= 1, "the burst, and the one that was accepted before the server rested"
+        for count in range(1, LATER - extra + 1):
+            loop.turn(1 / LIMITS.per_s)
+            assert with_reply(later) == count + extra
+        for each in later:
+            read_reply(each)
+
+
+def test_who_is_connected_gets_replies_while_others_wait(page: tuple[str, TurnedLoop]) -> None:
+    address, _ = page
+    with contextlib.ExitStack() as opened:
+        viewer = opened.enter_context(connected(address, keep=True))
+        read_reply(viewer)
+        others = [opened.enter_context(connected(address)) for _ in range(LIMITS.burst + LATER)]
+        request_on(viewer, keep=True)
+        read_reply(viewer)
+        assert with_reply(others[-1:]) == 0

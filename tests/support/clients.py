@@ -109,6 +109,7 @@ class Job:
 
     Args:
         own: Settings of single tables of `DIMS`.
+        specs: The tables instead.
         handler: Makes the handler of a server; None = the service itself.
         journal: A folder for the servers' journals.
         compression: Settings of all tables.
@@ -118,6 +119,7 @@ class Job:
         self,
         own: Mapping[str, Mapping[str, Any]],
         *,
+        specs: Sequence[TableSpec] = (),
         servers: int = 1,
         workers: int = 1,
         mode: str = "bounded",
@@ -126,7 +128,7 @@ class Job:
         **compression: Any,
     ) -> None:
         both = {"consistency": ConsistencyConfig(mode=mode), "compression": CompressionConfig(**compression), "seed": 3}
-        self.specs = [TableSpec(name=name, dim=dim, **own.get(name, {})) for name, dim in DIMS.items()]
+        self.specs = specs or [TableSpec(name=name, dim=dim, **own.get(name, {})) for name, dim in DIMS.items()]
         self.services = servers_of(self.specs, servers, num_workers=workers, **both)
         self.journals = [Journal(journal / str(s), sync=False) for s in range(servers if journal else 0)]
         for service, kept in zip(self.services, self.journals, strict=False):
@@ -173,7 +175,7 @@ class Job:
         return rows
 
     def digests(self) -> dict[str, int]:
-        total = dict.fromkeys(DIMS, 0)
+        total = dict.fromkeys((spec.name for spec in self.specs), 0)
         for service in self.services:
             for name, digest in service.tables.digests().items():
                 total[name] = (total[name] + digest) % 2**128

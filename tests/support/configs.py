@@ -15,6 +15,15 @@ TINY: dict[str, Any] = {
     "tower": {"compile": "off"},
     "train": TRAIN,
 }
+ALONE: dict[str, Any] = {
+    "servers": 0,
+    "workers": 1,
+    "data": {"synthetic": {"train_samples": 1000, "eval_samples": 200, "num_dense": 3, "table_sizes": [50, 90]}},
+    "model": {"bottom": [8], "hidden": [8]},
+    "tower": {"compile": "off"},
+    "train": {"batch_size": 25, "report_every_s": 0.1},
+}
+"""Forty steps in one process."""
 ENDLESS = {
     **TINY,
     "servers": 1,

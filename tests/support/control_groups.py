@@ -1,13 +1,9 @@
-"""Files of control groups as the kernel shows them, below a folder of the test that stands for /; and a real group."""
+"""Files of control groups as the kernel shows them, below a folder of the test that stands for /."""
 
 from __future__ import annotations
 
-import contextlib
-import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-
-import pytest
 
 
 class Groups:
@@ -36,23 +32,3 @@ class Groups:
 
     def path(self, name: str) -> Path:
         return self.root / "groups" / name
-
-
-@contextlib.contextmanager
-def small_group(limit_bytes: int) -> Iterator[Path]:
-    """A real group with a memory limit. Skips the test where this user or machine can make none."""
-    top = Path("/sys/fs/cgroup")
-    first = (top / "memory").is_dir()
-    group = (top / "memory" if first else top) / f"shardkeep-test-{os.getpid()}"
-    try:
-        group.mkdir()
-    except OSError as error:
-        pytest.skip(f"no control group can be made ({error.strerror})")
-    try:
-        (group / ("memory.limit_in_bytes" if first else "memory.max")).write_text(str(limit_bytes))
-        (group / "cgroup.procs").read_text()
-        yield group
-    except OSError as error:
-        pytest.skip(f"the group has no memory limit ({error.strerror})")
-    finally:
-        group.rmdir()

@@ -1,9 +1,7 @@
-"""Journals for tests: some filled by this process, some by one that is killed as it appends."""
+"""Journals that this process fills and reads back."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -47,33 +45,3 @@ def filled(folder: Path, *, num_steps: int = 4, generation: int = 1, size: int =
         journal.append(RecordKind.PUSH, rank=0, step=step, body=body_of(size, step))
     journal.close()
     return segments(folder)[-1]
-
-
-APPENDING = """
-import sys
-from pathlib import Path
-import numpy as np
-from shardkeep.ps.server.journal.journal import Journal, RecordKind
-
-journal = Journal(Path(sys.argv[1]), sync=False, segment_bytes=1 << 20)
-journal.begin(1, step=0, facts={})
-bodies = [np.full(size, size % 251, dtype=np.uint8) for size in (0, 1, 4097, 300_000)]
-for step in range(1_000_000):
-    journal.append(RecordKind.PUSH, rank=0, step=step, body=bodies[step % 4])
-    sys.stdout.write(f"{step}\\n")
-    sys.stdout.flush()
-"""
-
-
-def appending(folder: Path) -> subprocess.Popen[str]:
-    """A process that appends for ever and prints every step whose append returned."""
-    return subprocess.Popen([sys.executable, "-c", APPENDING, str(folder)], stdout=subprocess.PIPE, text=True)
-
-
-def ended(process: subprocess.Popen[str]) -> list[int]:
-    """The whole lines that a process which was killed has printed."""
-    assert process.stdout is not None
-    with process.stdout as out:
-        printed = out.read()
-    process.wait(LIMIT_S)
-    return [int(line) for line in printed.splitlines(keepends=True) if line.endswith("\n")]

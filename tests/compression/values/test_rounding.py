@@ -58,32 +58,6 @@ def test_random_bits_are_what_they_were() -> None:
     assert zlib.crc32(drawn(many_K, 33).tobytes()) == 774907620
 
 
-# Keys as `row_keys` makes them, and ones that no hash has spread: the numbers must not need that.
-KEYS = {
-    "hashed": row_keys(3, 4, np.arange(20_000, dtype=np.int64), 5),
-    "counted": np.arange(20_000, dtype=np.uint64),
-    "counted from bit 32 on": np.arange(20_000, dtype=np.uint64) << np.uint64(32),
-}
-
-
-@every("keys_K", list(KEYS.values()), ids=list(KEYS))
-def test_random_bits_are_even_and_independent_of_their_neighbours(keys_K: np.ndarray) -> None:
-    random_KP = drawn(keys_K, 16)
-    bits = (random_KP.reshape(-1, 1) >> np.arange(32, dtype=np.uint32)) & 1
-    spread = np.sqrt(random_KP.size)
-    assert (np.abs(bits.sum(axis=0) - random_KP.size / 2) < 5 * spread / 2).all()
-    values_KP = (random_KP.astype(np.float64) / 2**32 - 0.5) * np.sqrt(12)  # of mean 0 and variance 1
-    z_PP = np.corrcoef(values_KP.T)[np.triu_indices(16, 1)] * np.sqrt(keys_K.size)
-    assert np.abs(z_PP).max() < 5  # of 120 pairs of columns
-    for distance in (1, 2, 3, 8, 256):
-        products = values_KP[distance:] * values_KP[:-distance]
-        assert abs(products.mean()) * np.sqrt(products.size) < 5, distance
-    swapped_K = (keys_K[1:] << np.uint64(32)) | (keys_K[1:] >> np.uint64(32))
-    for other_K in (swapped_K, *(keys_K[1:] ^ np.uint64(1 << bit) for bit in range(0, 64, 7))):
-        flips = np.bitwise_count(random_KP[1:, :1] ^ drawn(other_K, 1)).astype(np.float64)  # 16 of 32 on the mean
-        assert abs(flips.mean() - 16) < 0.3
-
-
 @every("value", [0.25, -0.25, 0.999, 126.5, -126.5, 2.0**-20, -(2.0**-20), 0.0, 1.0, -1.0, 127.0, -127.0])
 def test_as_many_random_numbers_round_up_as_the_fraction_says(value: float) -> None:
     fraction = float(np.float32(value)) % 1

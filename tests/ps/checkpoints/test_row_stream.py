@@ -16,6 +16,7 @@ from shardkeep.ps.checkpoints.folder import Checkpoint, Checkpoints
 from shardkeep.ps.checkpoints.row_stream import RowBlock, count_rows, stream_rows
 from shardkeep.ps.placement import BUCKETS, bucket_of, keys_of
 from shardkeep.ps.server.snapshot import files as snapshot
+from shardkeep.ps.server.snapshot.files import load_snapshots
 from shardkeep.ps.server.tables import Tables
 from tests.support.cases import every
 from tests.support.marked_tables import EMPTY, IDS, SPECS, checkpointed, loaded, pushed_to_all
@@ -108,7 +109,9 @@ def test_keys_are_the_mixed_ids_of_the_kernels() -> None:
 
 
 @every(("which", "harm"), [("full", "flipped"), ("increment", "flipped"), ("increment", "truncated"), ("full", "gone")])
-def test_a_damaged_file_anywhere_in_a_chain_is_named(tmp_path: Path, which: str, harm: str) -> None:
+def test_a_damaged_file_anywhere_in_a_chain_is_named_before_a_server_uses_a_row(
+    tmp_path: Path, which: str, harm: str
+) -> None:
     last = chain(tmp_path, increments=1)
     path = next(last.chain[0 if which == "full" else 1].folder.glob("server-0/rows-*"))
     content = bytearray(path.read_bytes())
@@ -116,5 +119,8 @@ def test_a_damaged_file_anywhere_in_a_chain_is_named(tmp_path: Path, which: str,
     path.write_bytes(bytes(content[:100] if harm == "truncated" else content))
     if harm == "gone":
         path.unlink()
-    with pytest.raises(CheckpointError, match=f"{path}: (damaged|cannot be read)"):
-        list(stream_rows(last, "e"))
+    empty = Tables(SPECS, seed=7)
+    for read in (lambda: list(stream_rows(last, "e")), lambda: load_snapshots(empty, last, shard=0, num_shards=1)):
+        with pytest.raises(CheckpointError, match=f"{path}: (damaged|cannot be read)"):
+            read()
+    assert not any(table.num_rows for table in empty)

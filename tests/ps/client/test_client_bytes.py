@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from hypothesis import given, strategies as st
 
 from shardkeep.compression.config import CompressionConfig, PullConfig, PushConfig
 from shardkeep.compression.selection.shares import num_kept
 from shardkeep.compression.values.codec import value_codec
-from shardkeep.compression.values.registry import FORMATS as VALUE_FORMATS
-from shardkeep.compression.values.rounding import row_keys, table_key
 from shardkeep.ps.transport.metered import WorkerTraffic
 from shardkeep.ps.wire.admin import GetReport
 from shardkeep.ps.wire.message import Kind
@@ -67,32 +63,6 @@ def test_every_format_keeps_signs_sends_the_largest_rows_and_counts_every_byte(
     assert messages(totals["pull"]) == sum(server.num_bytes(Kind.PULL) for server in recorded)
     assert totals["push"]["values"] == sent.size * codecs[0].row_bytes(3)
     assert totals["push"]["ids"] == sent.size * 8
-
-
-@every(("scale", "rounding"), [("pow2", "nearest"), ("fp16", "stochastic")])
-@every("name", [name for name, entry in VALUE_FORMATS.items() if entry.config.scaled])
-def test_every_scaled_format_carries_rows_both_ways(name: str, scale: Any, rounding: Any) -> None:
-    recorded = [Recorded(shard) for shard in services(2, pull={"values": name, "scale": scale})]
-    push, pull = PushConfig(values=name, scale=scale, rounding=rounding), PullConfig(values=name, scale=scale)
-    traffic = WorkerTraffic()
-    client = connect(recorded, traffic=traffic, compression=CompressionConfig(push=push, pull=pull), seed=5)
-    ids, codec = many(40), value_codec(name, scale)
-    request = client.request({"item": ids, "user": ids[::3]})
-    grads = {"item": gaussian(40, 3, seed=1), "user": gaussian(14, 4, seed=2)}
-    for step in (0, 1):
-        client.pull(step, request).result()
-        client.push(step, request, grads)
-    after = client.pull(2, request).result()["item"]
-    client.wait_acknowledged()
-    rows = np.zeros((40, 3), np.float32)
-    for step in (0, 1):
-        keys = row_keys(5, table_key("item"), ids, step) if rounding == "stochastic" else None
-        rows -= codec.decode(codec.encode(grads["item"], keys), 3)
-    assert np.array_equal(after, codec.decode(codec.encode(rows), 3))
-    totals = traffic.ledger.totals()
-    values = sum(totals[direction].get(part, 0) for direction in ("push", "pull") for part in ("values", "scales"))
-    assert values == 5 * (40 * codec.row_bytes(3) + 14 * codec.row_bytes(4))
-    assert client.compressor.counts.saturated == 0
 
 
 def test_what_two_workers_add_to_one_row_is_rounded_apart() -> None:

@@ -13,9 +13,8 @@ import numpy as np
 import pytest
 
 from shardkeep.base.errors import ConfigError
-from shardkeep.base.plugging.plugs import Plug
-from shardkeep.compression.config import CompressionConfig, PushConfig
-from shardkeep.compression.selection.registry import SELECTORS, Selector, SelectorName
+from shardkeep.compression.config import CompressionConfig
+from shardkeep.compression.selection.registry import SELECTORS, SelectorName, selector
 from shardkeep.compression.values.registry import FORMATS
 from shardkeep.ps.client.compressor import Compressor
 from shardkeep.ps.client.row_memory import RowMemory
@@ -131,38 +130,8 @@ def test_nothing_counts_as_dropped_where_all_is_sent_or_kept(push: dict[str, Any
     assert (compressor.counts.dropped.rows, compressor.counts.dropped.of_squares) == (0, 0.0)
 
 
-# ---- selectors: what the registry names runs, and nothing else does ----
-
-
-def last_rows(grad_UD: np.ndarray, keep: float, key: int) -> np.ndarray:
-    """A selector of the tests: the rows at the end."""
-    count = len(grad_UD)
-    return np.arange(count - round(count * keep), count)
-
-
-def positions(select: str, pool_rows: int) -> list[int]:
-    """Where the rows stand that a step sends, of 40 whose gradients fall, under a config that was checked by nobody."""
-    catalog = Catalog([TableSpec(name="a", dim=8)])
-    push = PushConfig.model_construct(select=select, keep_rows=0.25, pool_rows=pool_rows)
-    memory = RowMemory(catalog, CompressionConfig.model_construct(push=push), history=1)
-    ids = JaggedIds.of_arrays(catalog, {"a": np.arange(40)})
-    falling = np.linspace(2.0, 1.0, 40, dtype=np.float32)[:, None] * np.ones((1, 8), np.float32)
-    packed = Compressor(catalog, push, memory, seed=5, rank=0).compress(
-        0, ids, JaggedRows.of_arrays(ids, {"a": falling})
-    )
-    return packed.ids["a"].tolist()
-
-
-@every("pool_rows", [0, 100])
-def test_one_line_adds_a_selector_and_one_that_is_not_in_the_registry_is_refused(
-    monkeypatch: pytest.MonkeyPatch, pool_rows: int
-) -> None:
-    monkeypatch.setitem(SELECTORS, "last", Plug("last", Selector(), f"{__name__}:last_rows"))
-    assert positions("last", pool_rows) == list(range(30, 40))
-    assert positions("largest", pool_rows) == list(range(10))
-    assert positions("random", pool_rows) not in (list(range(10)), list(range(30, 40)))
-    monkeypatch.delitem(SELECTORS, "last")
+def test_the_config_takes_the_selectors_of_the_registry_and_another_is_refused() -> None:
     assert get_args(SelectorName) == tuple(SELECTORS) == ("largest", "random")
     with pytest.raises(ConfigError) as caught:
-        positions("newest", pool_rows)
+        selector("newest")
     assert str(caught.value) == "compression.push.select: 'newest' is no selector; allowed: largest, random"

@@ -138,19 +138,6 @@ def test_a_pull_whose_rows_are_not_there_yet_is_not_named() -> None:
     assert job.pull(1, LEFT) is not None and late.result()["big"].shape == (3, 8)
 
 
-@every(("form", "servers"), [("cache", 1), ("coded cache", 2)])
-@every("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0), (2, 0, 1)])
-def test_results_come_in_any_order_with_a_cache(form: str, servers: int, order: tuple[int, ...]) -> None:
-    job = PostedJob(form, servers=servers)
-    ids = [np.arange(0, 9), np.arange(5, 14), np.arange(0, 20)]
-    job.push(0, {"big": np.arange(30)}, [])
-    pulls = [job.pull(1 + step, {"big": each}) for step, each in enumerate(ids)]
-    job.deliver()
-    for place in order * 2:
-        assert pulls[place].result()["big"][:, 0].tolist() == (-ids[place].astype(float)).tolist()
-    assert job.client.pulls.cache is not None and job.client.pulls.cache.hits == 4 + 14
-
-
 def test_lookups_that_no_push_follows_leave_nothing_behind() -> None:
     job = PostedJob("coded", mode="async")
     for number in range(MOST_PULLS + 5):

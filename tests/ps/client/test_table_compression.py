@@ -37,17 +37,6 @@ RESIDUALS = {"values": "int8", **POOL}
 INT4_ROWS = {"values": "int4", "keep_rows": 0.2, "max_age": 4, **POOL}
 
 
-@every(
-    ("push", "ids"),
-    [({"values": "bf16"}, "coded"), ({"values": "int8", "keep_rows": 0.5, "select": "random", **POOL}, "raw")],
-)
-def test_the_number_of_servers_changes_no_bit(push: dict[str, Any], ids: str) -> None:
-    one, three = (Job(MIXED, servers=n, workers=2, mode="sync", push=push, ids=ids) for n in (1, 3))
-    for first, other in zip(chain(*one.run(STEPS)), chain(*three.run(STEPS)), strict=True):
-        assert first.keys() == other.keys() and all(np.array_equal(first[name], other[name]) for name in first)
-    assert one.digests() == three.digests()
-
-
 @every(("optimizer", "rows", "ids"), [("adam", "fp32", "coded"), ("partial_rowwise_adam", "int8", "raw")])
 def test_an_uncompressed_table_has_the_bits_of_a_job_without_compression(optimizer: str, rows: str, ids: str) -> None:
     """Also where the others send second moments, and where a worker has rows of this table alone."""

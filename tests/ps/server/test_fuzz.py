@@ -139,16 +139,6 @@ def test_whatever_comes_is_answered_at_its_own_cost_and_a_refused_message_change
     check(busy(mode), content)
 
 
-@every(("name", "mode"), zip(VALID, itertools.cycle(MODES)))
-def test_every_message_cut_off_anywhere_is_refused(name: str, mode: str) -> None:
-    whole = VALID[name].tobytes()
-    service = make_service(mode)
-    before = state(service)
-    for end in range(len(whole)):
-        assert answer(service.handle(np.frombuffer(whole[:end], dtype=np.uint8))).kind is Kind.ERROR
-    assert state(service) == before
-
-
 @every("name", ["a push", "a push in int4", "a pull", "a fence", "a snapshot"])
 def test_a_header_that_claims_much_more_than_is_there_costs_nothing(name: str) -> None:
     whole, service, words = VALID[name].tobytes(), busy("async"), itertools.cycle([2**32 - 1, 2**20, 2**32 - 1])

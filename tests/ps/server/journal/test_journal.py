@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import signal
 import threading
 from pathlib import Path
 
@@ -14,7 +13,7 @@ import pytest
 from shardkeep.base.errors import JournalError
 from shardkeep.ps.server.journal.journal import Journal, RecordKind
 from tests.support.cases import every
-from tests.support.journals import LIMIT_S, appending, body_of, ended, replayed, seen, segments, steps
+from tests.support.journals import LIMIT_S, body_of, replayed, seen, segments, steps
 
 
 @every("sync", [False, True], ids=["process", "machine"])
@@ -79,27 +78,6 @@ def test_threads_append_whole_records(journal: Journal, folder: Path) -> None:
         assert mine[1::2] == [(RecordKind.APPLIED, rank, step, b"") for step in range(20)]
 
 
-@pytest.mark.waits_for_processes
-def test_a_process_that_may_wake_up_keeps_others_out_until_it_is_dead(folder: Path) -> None:
-    process = appending(folder)
-    try:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "0\n"
-        process.send_signal(signal.SIGSTOP)
-        with pytest.raises(
-            JournalError, match=rf"journal: process {process.pid} still holds the lock after 0.1 s; end"
-        ):
-            Journal(folder, sync=False, lock_s=0.1)
-        killer = threading.Timer(0.2, process.kill)
-        killer.start()
-        journal = Journal(folder, sync=False, lock_s=LIMIT_S)
-        assert (folder / "lock").read_text() == f"{os.getpid()}\n"
-        journal.close()
-    finally:
-        process.kill()
-        ended(process)
-
-
 def test_all_segments_and_their_folder_are_brought_to_disk_when_asked(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -124,9 +102,11 @@ def test_closing_frees_the_lock_which_names_its_holder_only_and_ends_all_writing
     first.append(RecordKind.PUSH, rank=0, step=0)
     with pytest.raises(JournalError, match=rf"process {os.getpid()} still holds the lock"):
         Journal(folder, sync=False, lock_s=0)
+    release = threading.Timer(0.2, first.close)
+    release.start()
+    second = Journal(folder, sync=False, lock_s=LIMIT_S)  # waits for it
+    release.join()
     first.close()
-    first.close()
-    second = Journal(folder, sync=False, lock_s=0)
     for attempt in (
         lambda: first.append(RecordKind.PUSH, rank=0, step=1),
         first.roll,

@@ -1,10 +1,8 @@
-"""Damage of a journal: torn ends are cut, anything else is refused, and a process that dies leaves whole records."""
+"""Damage of a journal: torn ends are cut, and anything else is refused."""
 
 from __future__ import annotations
 
 import os
-import random
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +12,7 @@ import pytest
 from shardkeep.base.errors import JournalError
 from shardkeep.ps.server.journal.journal import Journal, RecordKind
 from tests.support.cases import every
-from tests.support.journals import appending, ended, filled, replayed, segments, steps
+from tests.support.journals import filled, replayed, segments, steps
 
 
 def record_at(folder: Path, path: Path, number: int) -> int:
@@ -134,30 +132,6 @@ def test_other_files_are_left_alone(folder: Path) -> None:
     journal.clear()
     journal.close()
     assert [path.read_text() for path in others] == ["mine"] * 3
-
-
-@pytest.mark.waits_for_processes
-def test_what_was_appended_survives_a_kill_at_any_moment(folder: Path) -> None:
-    chance = random.Random(5)
-    for _ in range(2):
-        process = appending(folder)
-        try:
-            assert process.stdout is not None
-            assert process.stdout.readline() == "0\n"
-            killer = threading.Timer(chance.uniform(0.0, 0.1), process.kill)
-            killer.start()
-            printed = [0, *ended(process)]
-        finally:
-            process.kill()
-        found = replayed(folder)
-        pushes = [(step, body) for entry, _, step, body in found if entry is RecordKind.PUSH]
-        assert len(printed) <= len(pushes) <= len(printed) + 1
-        assert [step for step, _ in pushes] == list(range(len(pushes)))
-        sizes = (0, 1, 4097, 300_000)
-        assert all(body == bytes([sizes[step % 4] % 251]) * sizes[step % 4] for step, body in pushes)
-        journal = Journal(folder, sync=False)
-        journal.clear()
-        journal.close()
 
 
 def test_damage_early_in_a_large_segment_is_found_in_time(folder: Path) -> None:

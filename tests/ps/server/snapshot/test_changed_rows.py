@@ -8,14 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shardkeep.base.errors import CheckpointError
 from shardkeep.ps.checkpoints.folder import Checkpoint, Checkpoints
 from shardkeep.ps.checkpoints.index import read_index
 from shardkeep.ps.checkpoints.row_stream import stream_rows
 from shardkeep.ps.config import TableSpec
 from shardkeep.ps.placement import server_of
 from shardkeep.ps.server.snapshot import files as snapshot, walk
-from shardkeep.ps.server.snapshot.files import load_snapshots
 from shardkeep.ps.server.snapshot.snapshot import Snapshot
 from shardkeep.ps.server.tables import Tables
 from tests.support.cases import every
@@ -212,19 +210,3 @@ def test_an_increment_without_a_changed_row_is_fine_and_one_keeps_rows_alone_tha
     mark = tables.snapshot(last.id)
     tables.apply([gradients({0: (np.arange(10, 40, 2), np.ones((15, dim), np.float32))})], step=1)
     assert mark.pre_images(0)[1] == 5
-
-
-@every("damaged", ["full", "increment"])
-def test_a_damaged_file_anywhere_in_a_chain_is_found_before_a_row_is_used(tmp_path: Path, damaged: str) -> None:
-    tables, checkpoints = followed(""), Checkpoints(tmp_path)
-    whole = checkpointed([tables], checkpoints, 1)
-    pushed(tables, 1)
-    increment = checkpointed([tables], checkpoints, 2, whole)
-    path = next((whole if damaged == "full" else increment).folder.glob("server-0/rows-*"))
-    content = bytearray(path.read_bytes())
-    content[-5] ^= 16
-    path.write_bytes(bytes(content))
-    empty = Tables(SPECS, seed=7)
-    with pytest.raises(CheckpointError, match=f"{path}: damaged: its checksum is wrong"):
-        load_snapshots(empty, increment, shard=0, num_shards=1)
-    assert not any(table.num_rows for table in empty)

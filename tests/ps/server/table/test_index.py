@@ -166,22 +166,6 @@ def test_a_chain_that_goes_on_at_the_first_entry_survives_a_move(
     assert np.count_nonzero(index.entries[FIRST:]) == len(index) == count + chain.size
 
 
-@every(("batch", "total"), [(1, 1500), (7, 6000), (1000, 40_000), (40_000, 120_000)])
-def test_every_id_stays_findable_while_the_index_grows(batch: int, total: int) -> None:
-    rng = np.random.default_rng(batch)
-    ids = rng.permutation(np.unique(rng.integers(-(2**63), 2**63 - 1, total)))
-    index, slots = OneIndex(4), np.full(ids.size, -1)
-    for start in range(0, ids.size, batch):
-        slots[start : start + batch] = index.find_or_add(ids[start : start + batch])
-        known = rng.integers(0, min(start + batch, ids.size), 50)
-        assert (index.find(ids[known]) == slots[known]).all()
-    assert (slots == np.arange(ids.size)).all()
-    assert (index.find(ids) == slots).all()
-    before = len(index), index.size_bytes
-    assert (index.find(np.unique(rng.integers(-(2**63), 2**63 - 1, 1000))) == -1).all()
-    assert (len(index), index.size_bytes) == before, "finding changes nothing"
-
-
 def test_the_ids_of_one_server_spread_over_the_whole_index() -> None:
     """Entries are in the order of placement keys: the keys of one server take all hashes."""
     ids, entries = np.arange(100_000, dtype=np.int64), OneIndex(buckets=(3 * 256, 4 * 256)).entries
