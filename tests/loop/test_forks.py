@@ -44,7 +44,7 @@ def lines_of(code: str) -> list[str]:
     """What a script prints. Fails where it fails, or hangs. It has two threads: a fork waits for the second."""
     env = os.environ | {"OMP_NUM_THREADS": "2"}
     command = [sys.executable, "-c", FORKING + code]
-    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 
