@@ -32,7 +32,7 @@ Scaling = Literal["none", "standard", "log", "log_standard"]
 _SOURCES = "shardkeep.workers.data.sources"
 _CACHE_KERNELS = ("shardkeep.workers.data.gather_kernels",)
 SOURCES: dict[str, Plug[bool, Any]] = by_name(
-    Plug("csv", True, f"{_SOURCES}.csv_files:open_csv", (*_CACHE_KERNELS, "shardkeep.workers.data.csv_kernels")),
+    Plug("csv", True, f"{_SOURCES}.csv_files:open_csv", (*_CACHE_KERNELS, f"{_SOURCES}.csv_kernels")),
     Plug("parquet", True, f"{_SOURCES}.parquet_files:open_parquet", _CACHE_KERNELS),
     Plug("criteo", True, f"{_SOURCES}.criteo:open_criteo", _CACHE_KERNELS),
     Plug(

@@ -51,7 +51,7 @@ class CountedLines:
         if self._state in (0, 1) and escape < 0 and not (part_N == quote).any():
             self._state = int(not self._between and part_N[-1] != delimiter) if part_N.size else self._state
         elif self._state >= 0:
-            from shardkeep.workers.data.csv_kernels import quote_state  # here: init reads most files without
+            from shardkeep.workers.data.sources.csv_kernels import quote_state  # here: init reads most files without
 
             self._state = quote_state(part_N, self._state, delimiter, quote, escape, at_end)
             self.spoiled = self.lines if self._state < 0 else self.spoiled
