@@ -125,5 +125,7 @@ def test_one_line_names_three_features_from_a_share_on_the_largest_first() -> No
     counts = {"few": [9, 1000], "none": [0, 0], "known": [0, 7], "edge": [10, 1000], "all": [1500, 1500]}
     assert unseen_lines(counts) == ["values without a row: all 100 % (1,500 of 1,500), edge 1 % (10 of 1,000)"]
     (line,) = unseen_lines({f"c{n:02}": [n, 100] for n in range(20)})
-    assert line.startswith("values without a row: c19 19 % (19 of 100), c18") and line.endswith("16 more (`unseen` has all)")
+    assert line.startswith("values without a row: c19 19 % (19 of 100), c18") and line.endswith(
+        "16 more (`unseen` has all)"
+    )
     assert unseen_lines(3) == unseen_lines({"few": [9, 1000]}) == []
