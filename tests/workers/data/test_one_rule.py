@@ -178,6 +178,8 @@ def test_a_dense_time_is_read_alike_in_each_unit_of_training_and_after(tmp_path:
     american = table | {"at": ["5/1/2024", "5/2/2024", "05/05/2024"]}
     csv = data_files.opened(tmp_path, {"log.csv": american}, **settings)
     assert csv.train.gather(np.arange(3)).dense_BI.tolist() == expected
+    with pytest.raises(ConfigError, match=r"data\.time_format: has no effect: no dense column holds times"):
+        data_files.opened(tmp_path, {"log.csv": american}, **settings | {"dense": [], "sparse": ["at"]})
     seconds_N = stamps.astype("datetime64[s]").astype(np.int64)
     written = [stamps.astype(f"datetime64[{other}]") for other in ("s", "ms", "us", "ns")]
     written += [
