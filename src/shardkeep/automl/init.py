@@ -160,6 +160,8 @@ class Plan:
         by = split.get("by") if isinstance(split, Mapping) else split
         if by != "time" and ("data", "time") not in given:
             settings["data"].pop("time", None)  # has no effect then
+            if not any(role.facts.formats for role in self.roles if role.use == "dense"):
+                settings["data"].pop("time_format", None)
         return settings, {keys: note for keys, note in notes.items() if keys not in given}
 
     def _columns(self, notes: dict[Keys, str]) -> dict[str, Any]:
