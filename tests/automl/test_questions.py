@@ -28,7 +28,7 @@ def misled(planted: Planted, folder: Path) -> str:
         right &= not asked and split == "time" and bool(job.data.time_format) == fault.endswith("first")
     if fault == "outcome time":
         right &= split != "time"
-    if fault in ("drift", "unclear date", "unread date"):
+    if fault in ("drift", "mixed dates", "unclear date", "unread date"):
         right &= f"{time} " in asked or f"{time}:" in asked
     if fault == "unclear date":
         found = plan(path, table, label, re.findall("--set '([^']*)'", asked)[0])
@@ -48,6 +48,6 @@ def test_no_fault_of_thirty_tables_misleads_silently_and_no_clean_twin_is_asked_
     assert wrong == []
 
 
-@every("fault", ["", "drift", "value", "unclear date"])
-def test_faults_of_three_kinds_do_not_mislead(fault: str, tmp_path: Path) -> None:
+@every("fault", ["", "drift", "value", "mixed dates", "unclear date"])
+def test_faults_of_four_kinds_do_not_mislead(fault: str, tmp_path: Path) -> None:
     assert misled(Planted(3, fault, 600), tmp_path) == ""

@@ -27,7 +27,7 @@ LATE: dict[str, Callable[[bool, int], Any]] = {
     "missing": lambda told, n: None if told else n * n % 77 + 0.5,
     "value": lambda told, n: "paid out" if told else "abc"[n * n % 7 % 3],
 }
-FAULTS = ("outcome time", "drift", "history", *DATES, *LATE)
+FAULTS = ("outcome time", "drift", "mixed dates", "history", *DATES, *LATE)
 
 
 def _dates(seconds_N: Any, form: str = "%Y-%m-%d %H:%M:%S") -> list[str]:
@@ -72,6 +72,8 @@ class Planted:
         else:
             drifts = {"drift": later_N}.get(self.fault, seconds_N)
             columns[time] = _dates(drifts, DATES[self.fault]) if self.fault in DATES else _dates(drifts)
+        if self.fault == "mixed dates":
+            columns[time] = [text if n % 17 else "unknown" for n, text in enumerate(columns[time])]
         if self.fault == "history" or (not self.fault and self.number % 3 == 0):
             columns[history] = ["|".join(f"{prefix}{n}" for n in each) for each in lists] if texts else lists
         if self.fault in LATE:

@@ -33,6 +33,10 @@ SEPARATORS = ("|", ";", "^", "\x01", "\x02", "#", ",", " ")
 BINS = 256
 FEWEST_PURE, ODDS = 50, 1e-6
 """Rows of one class that are asked about, and the odds of that by chance from which they are."""
+_DATE = (
+    r"^(\pL{2,9}\.?,? )?(\d{4}[-/.]\d\d?[-/.]\d\d?|\d\d?[-/]\d\d?[-/]\d\d(\d\d)?|\d\d?\.\d\d?\.\d{4}"
+    r"|\d\d?\.?[ -]\pL{3,9}\.?[ -]\d{4}|\pL{3,9}\.? \d\d?,? \d{4})([ T,:].*)?$"
+)
 _ID = r"^[\w.:-]*\d[\w.:-]*$"
 
 
@@ -104,7 +108,7 @@ def look_at(name: str, values: pa.Array, rules: ReadingRules, *, decimal: str = 
     formats = _formats_of(known) if kind == "text" and not inside else ()
     if len(formats) == 1:
         kind, number_V = _read(column, replace(rules, time_format=formats))
-    if kind == "text" and not inside and not formats and (separator := _separator_of(name, known)):
+    if kind == "text" and not (inside or formats or are_dates(known)) and (separator := _separator_of(name, known)):
         some = values.take(pa.array(np.arange(0, len(values), -(-len(values) // LIST_ROWS))))
         return _of_lists(name, some, rules, separator)
     if number_V is not None and is_text(known.type) and (marks := tuple({*MARKS}.intersection(known.to_pylist()))):
@@ -127,6 +131,11 @@ def _shown(text: bytes) -> str:
         return text.decode("utf-8")
     except UnicodeDecodeError:
         return text.decode("cp1252", "replace")
+
+
+def are_dates(texts: pa.Array) -> bool:
+    """Whether most texts are dates, in a form that is read or not."""
+    return bool(pc.mean(pc.cast(pc.match_substring_regex(texts, _DATE), "float64")).as_py() > 0.5)
 
 
 def _formats_of(known: pa.Array) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 
 from shardkeep.automl import names
-from shardkeep.automl.columns import Facts, auc_alone, purity
+from shardkeep.automl.columns import Facts, are_dates, auc_alone, purity
 from shardkeep.base.arrays import Bools, Float64s
 from shardkeep.base.errors import DataError
 from shardkeep.workers.data.conversion import times
@@ -32,10 +32,6 @@ ALIKE = 0.3
 """Values that a history and a feature share, of those of either, from which they are of one kind."""
 FEW, FEW_TEXTS = 200, 20
 """Distinct whole numbers up to which each is looked up, too (examples/adult.yaml does so), and texts of a label."""
-_DATE = (
-    r"^(\pL{2,9}\.?,? )?(\d{4}[-/.]\d\d?[-/.]\d\d?|\d\d?[-/]\d\d?[-/]\d\d(\d\d)?|\d\d?\.\d\d?\.\d{4}"
-    r"|\d\d?\.?[ -]\pL{3,9}\.?[ -]\d{4}|\pL{3,9}\.? \d\d?,? \d{4})([ T,:].*)?$"
-)
 _TRUE = ("true", "True", "TRUE", "t", "yes", "Yes", "YES", "y", "Y", "ja", "Ja", "JA", "click")
 
 
@@ -165,7 +161,8 @@ def _role(facts: Facts, positive_N: Bools, known_N: Bools) -> Role:
     use, why = next((use, why) for fits, use, why in ROLES if fits(facts))
     if why == UNREAD:
         ways = " or ".join(f"--set 'data.time_format=\"{each}\"'" for each in facts.formats) or "set data.time_format"
-        question = f"{facts.name}: is {facts.examples()[0]} a date? Write it as 2024-05-01 13:45, or {ways}"
+        shown = ", ".join(example[:30] for example in facts.examples())
+        question = f"{facts.name}: are {shown} dates? Write all as 2024-05-01 13:45, or {ways}; others: data.missing"
         return Role(facts, use, why, question=question)
     if use == "time" and is_doubted(facts):
         use, why = "dense", "times that change with the outcome, by their name: no split"
@@ -240,8 +237,7 @@ def _is_unread(facts: Facts) -> bool:
     """Whether texts are dates, or are called times, and no form is sure to read them."""
     if facts.kind != "text" or facts.formats or facts.distinct < FEWEST_TIMES:
         return facts.kind == "text" and bool(facts.formats)
-    dates = pc.mean(pc.cast(pc.match_substring_regex(facts.values, _DATE), "float64")).as_py()
-    return bool(dates > 0.9 or (facts.distinct > FEW and names.means_time(facts.name)))
+    return are_dates(facts.values) or (facts.distinct > FEW and names.means_time(facts.name))
 
 
 UNREAD = "dates in a form that is not read"
