@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from shardkeep.workers.data.catalogue import Catalogue
     from shardkeep.workers.data_config import DataConfig
 
-MEAN_SAMPLES, GATHERED = 1 << 18, 1 << 14
-"""Samples by which the mean of a label is known, and those that are read at a time."""
+MEAN_SAMPLES, SHARE_SAMPLES = 1 << 18, 1 << 16
+"""Samples of which the mean of a label is taken, for a model's bias and for a line."""
 SIDES = ("training", "evaluation", "the test")
 FAR, OFF, BEYOND = 1.5, 0.2, 3.5
 """A side has so many times its share of the rows; a mean differs by this share from that of training, and by so many
@@ -198,7 +198,7 @@ class Data:
 
     @cached_property
     def _trained(self) -> Side:
-        return _side_of(self.train)
+        return _side_of(self.train, MEAN_SAMPLES)
 
     def describe(self) -> str:
         """One line: how many samples, columns and features, and where from."""
@@ -215,7 +215,7 @@ class Data:
         lines = [] if config.split is None else [*filter(None, [self.uneven(config.split)])]
         if config.targets:
             parts = zip(SIDES, (self.train, self.eval, self.test), strict=True)
-            sides = {name: _side_of(part, by) for name, part in parts if part is not None}
+            sides = {name: _side_of(part, SHARE_SAMPLES, by) for name, part in parts if part is not None}
             lines = [*label_lines(self.train.schema.labels, sides, by, config.time), *lines]
         return lines
 
@@ -230,15 +230,13 @@ class Data:
         return f"data.split by {split.by}: {', '.join(told)}; equal values stay together"
 
 
-def _side_of(dataset: Dataset, by: str = "") -> Side:
-    """Labels of up to `MEAN_SAMPLES` samples, spread over all. `by`: the feature whose values are the groups."""
-    rows_N = np.linspace(0, len(dataset) - 1, min(len(dataset), MEAN_SAMPLES)).astype(np.int64)
-    parts = [gathered(dataset, rows) for rows in np.array_split(rows_N, 1 + len(rows_N) // GATHERED)]
-    ids = [part.ids[by].values_N for part in parts if by in part.ids and part.ids[by].lengths_B is None]
-    weights = [part.weight_B for part in parts if part.weight_B is not None]
-    weight_N = np.concatenate(weights) if any(each.any() for each in weights) else None
-    label_NT = np.concatenate([part.label_BT for part in parts]).astype(np.float64)
-    return Side(label_NT, weight_N, len(np.unique(np.concatenate(ids))) if ids else len(rows_N))
+def _side_of(dataset: Dataset, most: int, by: str = "") -> Side:
+    """Labels of up to `most` samples, spread over all. `by`: the feature whose values are the groups."""
+    rows_N = np.linspace(0, len(dataset) - 1, min(len(dataset), most)).astype(np.int64)
+    batch = gathered(dataset, rows_N)
+    ids = batch.ids[by].values_N if by in batch.ids and batch.ids[by].lengths_B is None else rows_N
+    weight_N = batch.weight_B if batch.weight_B is not None and batch.weight_B.any() else None
+    return Side(batch.label_BT.astype(np.float64), weight_N, len(np.unique(ids)))
 
 
 def _counted(count: int, noun: str) -> str:

@@ -119,9 +119,7 @@ def _of_texts(column: Column, texts: pa.Array, rules: ReadingRules) -> pa.Array:
         if text is not None and parse(texts.slice(index, 1), rules.time_format) is None:
             raise column.error(index, f"{shown_text(text)} is no time; read are: {READ}")
     index = next(i for i, value in enumerate(texts.is_valid().to_pylist()) if value)
-    raise column.error(
-        index, f"times of two forms, with and without a zone, or dates and counts, are mixed; read are: {READ}"
-    )
+    raise column.error(index, f"times of two forms or zones, or dates and counts, are mixed; read are: {READ}")
 
 
 def _of_numbers(column: Column, values: pa.Array, rules: ReadingRules) -> pa.Array:
