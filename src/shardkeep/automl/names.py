@@ -58,11 +58,6 @@ def formats() -> list[str]:
     return [date + clock for date in _known()["dates"] for clock in _known()["clocks"]] + list(_known()["stamps"])
 
 
-def means_history(name: str) -> bool:
-    """Whether a name is one of lists of what came before, such as `seen` or `watch_history`."""
-    return not {*_known()["pasts"]}.isdisjoint(words_of(name))
-
-
 def means_number(name: str) -> bool | None:
     """Whether whole numbers of this name are counted or measured, not codes; None = it does not tell."""
     words, known = words_of(name), _known()

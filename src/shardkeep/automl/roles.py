@@ -233,13 +233,6 @@ def _are_counts(facts: Facts) -> bool:
     return bool(low >= -10 and middle < 10_000 and skewed and facts.distinct < 0.5 * (top - low))
 
 
-def _is_unread(facts: Facts) -> bool:
-    """Whether texts are dates, or are called times, and no form is sure to read them."""
-    if facts.kind != "text" or facts.formats or facts.distinct < FEWEST_TIMES:
-        return facts.kind == "text" and bool(facts.formats)
-    return are_dates(facts.values) or (facts.distinct > FEW and names.means_time(facts.name))
-
-
 UNREAD = "dates in a form that is not read"
 # Adult, dnn, official test, two seeds: fnlwgt (21,648 values in 32,561 rows) dense .9302, left out .9296, sparse .9273.
 ROLES: tuple[tuple[Callable[[Facts], Any], Use, str], ...] = (
@@ -253,7 +246,8 @@ ROLES: tuple[tuple[Callable[[Facts], Any], Use, str], ...] = (
     (lambda f: f.distinct == 1 and not f.missing, "left out", "constant"),
     (lambda f: names.rank_of_label(f.name) is not None and f.distinct <= 2, "left out",
      "called like a label; known only after it"),
-    (_is_unread, "left out", UNREAD),
+    (lambda f: f.kind == "text" and (f.formats or (f.distinct >= FEWEST_TIMES and are_dates(f.values)) or
+                                     (f.distinct > FEW and names.means_time(f.name))), "left out", UNREAD),
     (lambda f: names.fits(f.name, "ratings") or (names.fits(f.name, "afterwards") and not is_time(f)), "left out",
      "by its name known only after the label"),
     (lambda f: names.fits(f.name, "weights") and f.number_V is not None and np.nanmin(f.number_V) >= 0, "weight",
@@ -305,7 +299,7 @@ def table_of(history: Role, roles: Sequence[Role]) -> str:
     if named := next((each.name for each in features if stem and names.stem_of(each.name) == stem), None):
         return named
     codes = entries is not None and entries.kind == "text" and re.search(r"\d", "".join(entries.examples()))
-    if not (codes or names.means_history(history.name)):
+    if not (codes or names.fits(history.name, "pasts")):
         return history.name
     known, least = {*map(str, history.facts.values.to_pylist())}, (ALIKE, history.name)
     items = [role for role in features if role.user is None and role.facts.distinct > FEWEST_TIMES]
