@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from pathlib import PurePosixPath
 from typing import Annotated, Any, Literal
 
 from pydantic import (
+    AfterValidator,
     BeforeValidator,
     Field,
     SerializerFunctionWrapHandler,
@@ -47,6 +49,9 @@ DIALECT = ("columns", "delimiter", "quote", "escape", "decimal")
 _SUFFIXES = {".csv": "csv", ".tsv": "csv", ".parquet": "parquet", ".pq": "parquet", ".parq": "parquet"}
 _COMPRESSED = (".gz", ".bz2", ".zst", ".lz4")
 _MOST_COLUMNS = 100_000
+_TIME_FORMAT = re.compile(
+    r"(?=.*%d)(?=.*%[mbB])(?=.*%[yY])(?=.*%I.*%p|(?!.*%[Ip]))(?!.*%(?!S%z).%|.*(%.).*\1|%Y-%d)([^%]|%[aAbBdmyYHIMSpz])+"
+)
 
 
 def _listed(value: Any) -> Any:
@@ -68,6 +73,13 @@ def _mark(value: Any) -> Any:
         return None
     if isinstance(value, str) and not (len(value) == 1 and value.isascii() and (value.isprintable() or value == "\t")):
         raise ValueError("allowed: one character of ASCII, or none")
+    return value
+
+
+def _time_format(value: str) -> str:
+    if not _TIME_FORMAT.fullmatch(value):
+        allowed = "%d, %m or %b, %Y or %y, and %H or %I with %p, %M, %S, %z, with marks between them"
+        raise ValueError(f"allowed: {allowed}, as in %m/%d/%Y %H:%M")
     return value
 
 
@@ -249,6 +261,11 @@ class DataConfig(Settings):
     """Decimal point of a csv's numbers."""
     missing: Texts = Field(default_factory=lambda: ["", "?", "NA", "nan", "NaN", "null"])
     """Values that mean a missing value: texts, after stripping spaces, and numbers."""
+    time_format: Annotated[list[Annotated[str, AfterValidator(_time_format)]], BeforeValidator(_listed)] = Field(
+        default_factory=list
+    )
+    """How texts of times are written, beside the forms that are always read: patterns of strptime, as in
+    `%m/%d/%Y %H:%M`. All times of a column have one form."""
     label: Annotated[LabelColumn, bare("column")] | None = None
     """The column to predict; criteo and synthetic have their own."""
     labels: list[Annotated[TaskColumn, bare("column")]] = Field(default_factory=list)

@@ -152,8 +152,8 @@ def test_rows_that_are_in_a_file_of_their_own_are_not_held_out_again(part: str) 
 
 
 def test_an_epoch_has_five_evaluations() -> None:
-    write_csv(Path("rows.csv"), click_rows(6400))
-    for given, steps in (([], 8), (["data.test=[rows.csv]"], 9), (["data.eval=[rows.csv]"], 10)):
+    write_csv(Path("rows.csv"), click_rows(9600))
+    for given, steps in (([], 12), (["data.test=[rows.csv]"], 14), (["data.eval=[rows.csv]"], 15)):
         assert shardkeep.init("rows.csv", overrides=given).eval.every_steps == steps
 
 

@@ -6,22 +6,17 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
-import pyarrow.csv as pacsv  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 import pytest
 
 from shardkeep.automl.init import Plan, plan_of
 from shardkeep.base.errors import DataError
 from tests.support.cases import every
+from tests.support.planted_schemas import plan
 from tests.support.public_schemas import SCHEMAS, Schema
 
 MOST_WRONG = 0.03
 VITAL = {"label", "time", "user"}
-
-
-def plan(path: Path, table: pa.Table, label: str | None = None, *overrides: str) -> Plan:
-    (pq.write_table if path.suffix == ".parquet" else pacsv.write_csv)(table, path)
-    return plan_of([str(path)], label=label, overrides=overrides)
 
 
 def uses(found: Plan) -> dict[str, str]:
@@ -108,14 +103,14 @@ def test_a_column_that_almost_tells_the_label_is_kept_with_a_question_unless_it_
     told = [n * n % 7 % 2 if n % 20 else n // 20 % 2 for n in range(ROWS)]  # right in 39 of 40 rows
     table = clicks(device=told, other=[n * 7 % 13 for n in range(ROWS)])
     found = {role.name: role for role in plan(tmp_path / "a.parquet", table).roles}
-    assert found["device"].use == "sparse" and "is it known before the label?" in found["device"].why
-    assert "known before" not in found["other"].why
+    assert found["device"].use == "sparse" and "is it known before the label?" in found["device"].question
+    assert not found["other"].question
     random = np.random.default_rng(1)
     click, other = random.random(20 * ROWS) < 0.5, random.random(20 * ROWS) < 0.04
     items = 300 * (click ^ other) + random.integers(0, 300, len(click))
     table = pa.table({"click": click.astype(int), "item": [f"item{item}" for item in items]})
     shown = {role.name: role for role in plan(tmp_path / "a.parquet", table).roles}["item"]
-    assert shown.use == "sparse" and "known before" not in shown.why
+    assert shown.use == "sparse" and not shown.question
 
 
 @every(

@@ -77,7 +77,7 @@ def test_predict_says_what_it_wrote_and_what_it_does_not_know(folder: Path, tmp_
     code, out, error = invoke("predict", folder / "a", "--data", data, "--out", out_file, "--keep", "item")
     first, *rest = out.splitlines()
     assert (code, error) == (0, "") and first.startswith("20 rows scored by the model of step ")
-    assert rest[0] == "user: 20 of 20 values (100 %) have no row"
+    assert rest[0] == "values without a row: user 100 % (20 of 20)"
     assert out_file.read_text().splitlines()[0] == '"item","score"' and out_file.read_text().count("\n") == 21
 
 

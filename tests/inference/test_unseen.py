@@ -14,7 +14,7 @@ import shardkeep
 from shardkeep.cli.main import app
 from shardkeep.inference.scoring import evaluate_run, predict_files
 from shardkeep.run.reader import RunReader
-from shardkeep.view.unseen_lines import unseen_lines
+from shardkeep.view.unseen_lines import unseen_lines, unseen_shares
 from shardkeep.workers.data.sources.registry import open_data
 from tests.support.click_files import COLUMNS, click_job, click_rows, write_csv
 from tests.support.local_job import LocalJob
@@ -97,7 +97,7 @@ def test_training_evaluate_predict_and_predictor_count_the_same(run: Path, tmp_p
 def test_all_commands_tell_it_alike(run: Path, tmp_path: Path) -> None:
     wanted, file = expected(*rows_of_both(ROWS)), str(run.parent / "eval.csv")
     unseen = unseen_lines(wanted)
-    assert [line.split(":")[0] for line in unseen] == ["user", "tags"]
+    assert [share.split()[0] for share in unseen_shares(wanted)] == ["user", "tags"]
     printed = [(run.parent / "printed").read_text()]
     for command in (
         ["evaluate", str(run), "--data", file, "--by", "item"],
@@ -107,7 +107,7 @@ def test_all_commands_tell_it_alike(run: Path, tmp_path: Path) -> None:
         assert done.exit_code == 0, command
         printed.append(done.output)
     for output in printed:
-        assert [line.strip() for line in output.splitlines() if line.endswith("have no row")] == unseen, output
+        assert [line.strip() for line in output.splitlines() if "values without a row" in line] == unseen, output
     done = CliRunner().invoke(app, ["evaluate", str(run), "--json"])
     assert json.loads(done.stdout)["unseen"] == wanted
 
@@ -121,11 +121,11 @@ def test_an_id_that_was_trained_and_not_admitted_has_no_row(tmp_path: Path) -> N
     assert summary.eval is not None and summary.eval.unseen == wanted == evaluate_run(tmp_path / "run")["unseen"]
 
 
-def test_lines_begin_at_a_share_the_largest_first_and_end_at_a_number() -> None:
+def test_one_line_names_three_features_from_a_share_on_the_largest_first() -> None:
     counts = {"few": [9, 1000], "none": [0, 0], "known": [0, 7], "edge": [10, 1000], "all": [1500, 1500]}
-    assert unseen_lines(counts) == [
-        "all: 1,500 of 1,500 values (100 %) have no row",
-        "edge: 10 of 1,000 values (1 %) have no row",
-    ]
-    lines = unseen_lines({f"c{n:02}": [n, 100] for n in range(20)})
-    assert len(lines) == 11 and lines[0].startswith("c19: 19 of 100") and lines[-1] == "and 9 more"
+    assert unseen_lines(counts) == ["values without a row: all 100 % (1,500 of 1,500), edge 1 % (10 of 1,000)"]
+    (line,) = unseen_lines({f"c{n:02}": [n, 100] for n in range(20)})
+    assert line.startswith("values without a row: c19 19 % (19 of 100), c18") and line.endswith(
+        "16 more (`unseen` has all)"
+    )
+    assert unseen_lines(3) == unseen_lines({"few": [9, 1000]}) == []

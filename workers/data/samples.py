@@ -21,13 +21,18 @@ from shardkeep.base.errors import DataError
 from shardkeep.workers.data.batch import Batch, Ragged
 from shardkeep.workers.data.schema import Schema
 from shardkeep.workers.label_config import LossConfig
-from shardkeep.workers.split_config import SplitConfig
+from shardkeep.workers.split_config import RANDOM, TIME, SplitConfig
 
 if TYPE_CHECKING:
     from shardkeep.workers.data.catalogue import Catalogue
+    from shardkeep.workers.data_config import DataConfig
 
-MEAN_SAMPLES = 1 << 18
-FAR = 1.5
+MEAN_SAMPLES, SHARE_SAMPLES = 1 << 18, 1 << 16
+"""Samples of which the mean of a label is taken, for a model's bias and for a line."""
+SIDES = ("training", "evaluation", "the test")
+FAR, OFF, BEYOND = 1.5, 0.2, 3.5
+"""A side has so many times its share of the rows; a mean differs by this share from that of training, and by so many
+standard errors."""
 LARGEST_RMS = 10.0
 """Root mean square of a feature's weights above which there is a warning: so many times as long are its pooled rows, as
 those of different ids are nearly orthogonal. Ratings of 1 to 5 have 3.3."""
@@ -103,6 +108,45 @@ def empty_sample(schema: Schema) -> Batch:
 
 
 @dataclass(frozen=True)
+class Side:
+    """Labels of one side of a split, float64 (N, T), NaN = none, and its samples' weights. `groups`: how many of these
+    are independent, such as users."""
+
+    label_NT: Float64s
+    weight_N: Floats | None = None
+    groups: int = 1
+
+    @cached_property
+    def means(self) -> tuple[float, ...]:
+        """The mean of each label by the weights, over the samples that have the label."""
+        if not np.isnan(self.label_NT).any():
+            return tuple(np.average(self.label_NT, axis=0, weights=self.weight_N).tolist())
+        return tuple(self.mean(t, ~np.isnan(self.label_NT[:, t])) for t in range(self.label_NT.shape[1]))
+
+    def mean(self, t: int, own_N: Bools) -> float:
+        """That of label t over the samples `own_N`; 0 where there are none, or all weigh nothing."""
+        weight_N = own_N if self.weight_N is None else self.weight_N * own_N
+        return float(np.average(self.label_NT[own_N, t], weights=weight_N[own_N])) if weight_N.any() else 0.0
+
+
+def label_lines(labels: Sequence[str], sides: Mapping[str, Side], by: str, time: str | None) -> list[str]:
+    """The mean of each label on each side, training first, in one line; and a question for one that is far off beyond
+    chance. `by`: what they were split by; "" = files. `time`: `data.time`."""
+    parts, questions, (train, *others) = list[str](), list[str](), sides.values()
+    for t, label in enumerate(labels):
+        label_N, base = train.label_NT[:, t], train.means[t]
+        what = "share" if np.isin(label_N[~np.isnan(label_N)], (0.0, 1.0)).all() else "mean"
+        parts.append(f"{label}: {what} " + ", ".join(f"{side.means[t]:.3g} in {name}" for name, side in sides.items()))
+        errors = [np.nanstd(label_N) * np.sqrt(1 / side.groups + 1 / train.groups) for side in others]
+        far = (abs(o.means[t] - base) > max(OFF * abs(base), BEYOND * e) for o, e in zip(others, errors, strict=True))
+        if any(far):
+            why = f"does {time} change with it? Then set another data.time, or data.split: random"
+            questions.append(f"{parts[-1]}; {why if by == TIME else 'are these rows of another kind?'}")
+    how = {TIME: f"; split by time ({time})", RANDOM: "; split at random, not by time", "": ""}
+    return ["; ".join(parts) + how.get(by, f"; split by {by}, not by time"), *questions]
+
+
+@dataclass(frozen=True)
 class Data:
     """A job's samples.
 
@@ -132,13 +176,10 @@ class Data:
     best_ranks: Callable[[int], Ints] | None = None
     test: Dataset | None = None
 
-    @cached_property
+    @property
     def label_means(self) -> tuple[float, ...]:
         """The mean of each training label by the samples' weights, over those that have the label."""
-        labels_NT, weights_N = self._labels
-        if not np.isnan(labels_NT).any():
-            return tuple(np.average(labels_NT, axis=0, weights=weights_N).tolist())
-        return tuple(_mean(label_N, weights_N, ~np.isnan(label_N)) for label_N in labels_NT.T)
+        return self._trained.means
 
     def means_of_numbers(self, loss: LossConfig) -> tuple[float, ...]:
         """`label_means` where a label is a number by its loss, or by that of the job; else ()."""
@@ -148,21 +189,16 @@ class Data:
     @cached_property
     def conditional_means(self) -> tuple[float, ...]:
         """As `label_means`; of a label `after` another one over the samples where that one is 1."""
-        labels_NT, weights_N = self._labels
-        means, names = list(self.label_means), self.train.schema.labels
+        means, names, train = list(self.label_means), self.train.schema.labels, self._trained
         for t, task in enumerate(self.train.schema.tasks):
             if task.after is not None:
-                before_N = labels_NT[:, names.index(task.after)] == 1.0
-                means[t] = _mean(labels_NT[:, t], weights_N, before_N & ~np.isnan(labels_NT[:, t]))
+                before_N = train.label_NT[:, names.index(task.after)] == 1.0
+                means[t] = train.mean(t, before_N & ~np.isnan(train.label_NT[:, t]))
         return tuple(means)
 
     @cached_property
-    def _labels(self) -> tuple[Float64s, Floats | None]:
-        """Labels (N, T) and weights of up to `MEAN_SAMPLES` training samples, spread over all."""
-        rows_N = np.linspace(0, len(self.train) - 1, min(len(self.train), MEAN_SAMPLES)).astype(np.int64)
-        batch = gathered(self.train, rows_N)
-        weights_N = batch.weight_B if batch.weight_B is not None and batch.weight_B.any() else None
-        return batch.label_BT.astype(np.float64), weights_N
+    def _trained(self) -> Side:
+        return _side_of(self.train, MEAN_SAMPLES)
 
     def describe(self) -> str:
         """One line: how many samples, columns and features, and where from."""
@@ -172,6 +208,16 @@ class Data:
         columns = f"{_counted(schema.num_dense, 'dense column')}, {_counted(len(schema.features), 'feature')}"
         columns += f", {_counted(len(schema.sequences), 'sequence')}" if schema.sequences else ""
         return f"{len(self.train):,} samples{held}; {columns}; {self.source}"
+
+    def remarks(self, config: DataConfig) -> list[str]:
+        """Lines about the sides of a split: the means of the labels that `config` names, questions, and `uneven`."""
+        by = config.split.by if config.split is not None else "row" if config.eval_fraction else ""
+        lines = [] if config.split is None else [*filter(None, [self.uneven(config.split)])]
+        if config.targets:
+            parts = zip(SIDES, (self.train, self.eval, self.test), strict=True)
+            sides = {name: _side_of(part, SHARE_SAMPLES, by) for name, part in parts if part is not None}
+            lines = [*label_lines(self.train.schema.labels, sides, by, config.time), *lines]
+        return lines
 
     def uneven(self, split: SplitConfig) -> str:
         """One line where a side has `FAR` times its share of the rows, or so much less; "" = none has."""
@@ -184,10 +230,13 @@ class Data:
         return f"data.split by {split.by}: {', '.join(told)}; equal values stay together"
 
 
-def _mean(label_N: Float64s, weights_N: Floats | None, own_N: Bools) -> float:
-    """The mean of the samples `own_N`; 0 where there are none, or all weigh nothing."""
-    weight_N = own_N if weights_N is None else weights_N * own_N
-    return float(np.average(label_N[own_N], weights=weight_N[own_N])) if weight_N.any() else 0.0
+def _side_of(dataset: Dataset, most: int, by: str = "") -> Side:
+    """Labels of up to `most` samples, spread over all. `by`: the feature whose values are the groups."""
+    rows_N = np.linspace(0, len(dataset) - 1, min(len(dataset), most)).astype(np.int64)
+    batch = gathered(dataset, rows_N)
+    ids = batch.ids[by].values_N if by in batch.ids and batch.ids[by].lengths_B is None else rows_N
+    weight_N = batch.weight_B if batch.weight_B is not None and batch.weight_B.any() else None
+    return Side(batch.label_BT.astype(np.float64), weight_N, len(np.unique(ids)))
 
 
 def _counted(count: int, noun: str) -> str:

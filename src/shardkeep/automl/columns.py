@@ -13,9 +13,9 @@ from typing import Literal
 import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
-from numpy.typing import NDArray
 
-from shardkeep.base.arrays import Float64s, Ints
+from shardkeep.automl import names
+from shardkeep.base.arrays import Bools, Float64s, Ints
 from shardkeep.base.errors import DataError
 from shardkeep.workers.data.conversion import times
 from shardkeep.workers.data.conversion.chunk import Column
@@ -31,6 +31,12 @@ LIST_ROWS = 8192
 """Of which the lists in a column of texts are cut: brackets take 30 us a row."""
 SEPARATORS = ("|", ";", "^", "\x01", "\x02", "#", ",", " ")
 BINS = 256
+FEWEST_PURE, ODDS = 50, 1e-6
+"""Rows of one class that are asked about, and the odds of that by chance from which they are."""
+_DATE = (
+    r"^(\pL{2,9}\.?,? )?(\d{4}[-/.]\d\d?[-/.]\d\d?|\d\d?[-/]\d\d?[-/]\d\d(\d\d)?|\d\d?\.\d\d?\.\d{4}"
+    r"|\d\d?\.?[ -]\pL{3,9}\.?[ -]\d{4}|\pL{3,9}\.? \d\d?,? \d{4})([ T,:].*)?$"
+)
 _ID = r"^[\w.:-]*\d[\w.:-]*$"
 
 
@@ -38,7 +44,8 @@ _ID = r"^[\w.:-]*\d[\w.:-]*$"
 class Facts:
     """One column. `code_N`: which of `values` a row has, -1 = none. `number_V`: the values of numbers and times, in
     seconds. `marks`: texts among numbers that mean a missing one. Of lists: `length_N`, `entries`, and how texts are
-    cut. `utf8`: whether all texts are."""
+    cut. `utf8`: whether all texts are. `formats`: patterns for `data.time_format` that read texts, which stay
+    texts where there are several."""
 
     name: str
     kind: Kind
@@ -50,6 +57,7 @@ class Facts:
     entries: Facts | None = None
     separator: str | None = None
     utf8: bool = True
+    formats: tuple[str, ...] = ()
 
     @property
     def distinct(self) -> int:
@@ -95,14 +103,18 @@ def look_at(name: str, values: pa.Array, rules: ReadingRules, *, decimal: str = 
         return Facts(name, "other", np.zeros(len(values), np.int64), pa.array([str(values.type)]))
     encoded = values.dictionary_encode()
     code_N, known = np.array(pc.fill_null(encoded.indices, -1), np.int64), _readable(encoded.dictionary)
-    kind, number_V = _read(Column(name, np.arange(len(known)), name, known, decimal), rules)
-    if kind == "text" and not inside and (separator := _separator_of(name, known)):
+    column = Column(name, np.arange(len(known)), name, known, decimal)
+    kind, number_V = _read(column, rules)
+    formats = _formats_of(known) if kind == "text" and not inside else ()
+    if len(formats) == 1:
+        kind, number_V = _read(column, replace(rules, time_format=formats))
+    if kind == "text" and not (inside or formats or are_dates(known)) and (separator := _separator_of(name, known)):
         some = values.take(pa.array(np.arange(0, len(values), -(-len(values) // LIST_ROWS))))
         return _of_lists(name, some, rules, separator)
     if number_V is not None and is_text(known.type) and (marks := tuple({*MARKS}.intersection(known.to_pylist()))):
         values = pc.if_else(pc.is_in(values, value_set=pa.array(marks, values.type)), None, values)
         return replace(look_at(name, values, rules, decimal=decimal, inside=inside), marks=marks)
-    return Facts(name, kind, code_N, known, number_V, utf8=known is encoded.dictionary)
+    return Facts(name, kind, code_N, known, number_V, utf8=known is encoded.dictionary, formats=formats)
 
 
 def _readable(texts: pa.Array) -> pa.Array:
@@ -121,6 +133,19 @@ def _shown(text: bytes) -> str:
         return text.decode("cp1252", "replace")
 
 
+def are_dates(texts: pa.Array) -> bool:
+    """Whether most texts are dates, in a form that is read or not."""
+    return bool(pc.mean(pc.cast(pc.match_substring_regex(texts, _DATE), "float64")).as_py() > 0.5)
+
+
+def _formats_of(known: pa.Array) -> tuple[str, ...]:
+    """The patterns that read all texts, one for each reading."""
+    known = pc.if_else(pc.is_in(known, value_set=pa.array(MARKS, known.type)), None, known).drop_null()
+    fitting = [each for each in names.formats() if len(known) and not times.read_as(known.slice(0, 8), each).null_count]
+    read = {each: moments for each in fitting if not (moments := times.read_as(known, each)).null_count}
+    return tuple(each for each in read if next(other for other in read if read[other] == read[each]) == each)
+
+
 def _read(column: Column, rules: ReadingRules) -> tuple[Kind, Float64s | None]:
     """The kind of distinct values, and their numbers."""
     known, texts = column.values, is_text(column.values.type)
@@ -133,7 +158,7 @@ def _read(column: Column, rules: ReadingRules) -> tuple[Kind, Float64s | None]:
     try:
         number_V = decode_numbers(column, rules if texts else ReadingRules())
     except DataError:
-        if is_time(known.type) or (texts and times.parse(column.values) is not None):
+        if is_time(known.type) or (texts and times.parse(column.values, rules.time_format) is not None):
             return "time", times.seconds(column, rules)
         return "text" if texts else "other", None  # infinite numbers
     truth = texts and pc.any(pc.match_substring_regex(known, "(?i)^(true|false)$")).as_py()
@@ -179,7 +204,31 @@ def _separator_of(name: str, known: pa.Array) -> str:
     return ""
 
 
-def auc_alone(facts: Facts, positive_N: NDArray[np.bool_]) -> float:
+def purity(facts: Facts, positive_N: Bools, known_N: Bools, *, each: bool) -> str:
+    """Which rows have one class beyond chance, as `578 of 578 rows that are not 0 have the label 1`; "" = none. Looks
+    at rows that are missing or 0, at the others, and with `each` at each value. `known_N`: has a label.
+
+    Chance is the share of the class; of a value that at the purest mixed one, if that is more: where few of 18 years
+    earn much, none of 17 years is no leak."""
+    step = -(-len(positive_N) // len(facts.code_N))  # lists in texts are read in a part of the rows
+    own_N = known_N[::step]
+    code_N, one_N, V = facts.code_N[own_N] + 1, positive_N[::step][own_N], len(facts.values) + 1
+    count_V, present_V = np.bincount(code_N, minlength=V), np.arange(V) > 0
+    zero_V = np.append(False, np.zeros(V - 1, bool) if facts.number_V is None else facts.number_V == 0)
+    groups = {"missing": ~present_V, "0": zero_V, "not missing": present_V, "not 0": present_V & ~zero_V}
+    groups |= {str(v)[:40]: np.arange(V) == at for at, v in enumerate(facts.values.to_pylist(), 1) if each}
+    for label, is_N in ((1, one_N), (0, ~one_N)):
+        same_V, share = np.bincount(code_N, is_N, minlength=V), is_N.mean()
+        mixed_V = (count_V >= FEWEST_PURE) & (same_V < count_V)
+        near = max([share, *(same_V[mixed_V] / count_V[mixed_V])])
+        for name, of_V in groups.items():
+            count, chance = int(count_V[of_V].sum()), share if name.startswith("not ") else near
+            if FEWEST_PURE <= count == same_V[of_V].sum() < len(code_N) and count * np.log(chance) < np.log(ODDS):
+                return f"{count:,} of {count:,} rows that are {name} have the label {label}"
+    return ""
+
+
+def auc_alone(facts: Facts, positive_N: Bools) -> float:
     """The AUC of a column without the others: of its numbers as they are, or of the mean label that the other half of
     the rows has at the same value or in the same bin of numbers."""
     if positive_N.all() or not positive_N.any():

@@ -5,17 +5,18 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from shardkeep.automl import names
 from shardkeep.automl.columns import look_at, sure_marks
 from shardkeep.automl.job_file import Keys, yaml_with_notes
-from shardkeep.automl.roles import Role, roles_of
+from shardkeep.automl.roles import Role, roles_of, table_of
 from shardkeep.automl.rules import DECAY, RULES, Size
 from shardkeep.base.files import atomic_write
+from shardkeep.base.logs.log import EventLog
 from shardkeep.base.machine.limits import limit_bytes
 from shardkeep.base.machine.topology import usable_cores
 from shardkeep.base.printable import printable
@@ -23,12 +24,17 @@ from shardkeep.base.yaml_text import write_yaml
 from shardkeep.config import JobConfig, fitted_to, parse_config
 from shardkeep.config.overrides import Override, overridden
 from shardkeep.config.paths import below_shell
+from shardkeep.workers.data.conversion.chunk import Chunk, plain
+from shardkeep.workers.data.conversion.layout import layout_of
+from shardkeep.workers.data.conversion.reader import RowReader
 from shardkeep.workers.data.conversion.rules import ReadingRules
 from shardkeep.workers.data.input_files import PARQUET, files_of, find_files
+from shardkeep.workers.data.samples import SIDES, Side, label_lines
 from shardkeep.workers.data.sources.csv_dialect import dialect_of
 from shardkeep.workers.data.sources.excerpt import Excerpt, excerpt_of
 from shardkeep.workers.data_config import data_suffix
 
+_log = EventLog("init")
 MOST_LENGTH = 100
 """Entries of a history that are kept at most."""
 
@@ -49,6 +55,8 @@ def init(
     """
     entries = [files] if isinstance(files, str | Path) else files
     plan = plan_of([str(entry) for entry in entries], label=label, overrides=overrides)
+    for question in plan.questions:
+        _log.warning(question)
     return parse_config(plan.yaml(Path.cwd()), folder=Path.cwd())
 
 
@@ -79,6 +87,32 @@ class Plan:
         trained = 1.0 if ("data", "eval") in given else 0.9 if ("data", "test") in given else 0.8
         return Size(rows, table_rows, len(usable_cores()), limit_bytes(), ordered, self.metric, trained)
 
+    @cached_property
+    def sides(self) -> list[str]:
+        """The label on the sides of the split, by the excerpt: one line, and a question where it is far off."""
+        from shardkeep.workers.data.conversion.conversion import Split  # loads kernels
+
+        job, table = parse_config(write_yaml(self._settings(Path.cwd())[0]), folder=Path.cwd()), self.excerpt.table
+        record, layout = job.data.held_out(job.seed), layout_of(job.data)
+        if job.data.split is None or record is None:
+            return []
+        arrays = {name: plain(table.column(name).combine_chunks()) for name in table.column_names}
+        chunk = Chunk(self.entries[0], np.arange(1, len(table) + 1), arrays, job.data.decimal)
+        split = Split(record, layout)
+        labels = RowReader(layout).labels(chunk)
+        split.fit(lambda _: [chunk])
+        side_N = np.where(labels.kept(layout.labels), split.sides_of(chunk, labels.value_N), len(SIDES))
+        groups_N = next((role.facts.code_N for role in self.roles if role.name == record.by), chunk.rows_N)
+        own = {name: side_N == number for number, name in enumerate(SIDES) if (side_N == number).any()}
+        label_NT = labels.value_N.astype(np.float64)[:, None]
+        sides = {n: Side(label_NT[own_N], None, len(np.unique(groups_N[own_N]))) for n, own_N in own.items()}
+        return label_lines(layout.label_columns, sides, record.by, job.data.time)
+
+    @property
+    def questions(self) -> list[str]:
+        """What only the user knows, and what makes the job's figures worthless where the answer is no."""
+        return [*(role.question for role in self.roles if role.question), *self.sides[1:]]
+
     def write(self, out: Path) -> Path:
         """Writes the job's file, and returns its path. Raises ConfigError where an override does not fit, and DataError
         where a file that it names is not there."""
@@ -90,11 +124,21 @@ class Plan:
 
     def yaml(self, folder: Path) -> str:
         """The job's file, for this folder."""
+        settings, notes = self._settings(folder)
+        rows = f"{'' if self.excerpt.whole else 'about '}{self.excerpt.num_rows:,} rows, {len(self.roles)} columns"
+        lines = [f"By shardkeep init: {rows}. docs/reference/config.md has every key."]
+        lines += [f"left out: {role.name} ({role.why})" for role in self.roles if role.use == "left out"]
+        lines += [f"question: {question}" for question in self.questions]
+        return "".join(f"# {printable(line)}\n" for line in lines) + yaml_with_notes(settings, notes)
+
+    def _settings(self, folder: Path) -> tuple[dict[str, Any], dict[Keys, str]]:
+        """The settings of the job's file, and its comments."""
         notes, size, given = dict[Keys, str](), self.size, {one.keys for one in self.overrides}
         data = {"train": [_from(folder, entry) for entry in self.entries], **self.reading, **self._columns(notes)}
-        own = [
-            ids for group in data.get("sequences", {}).values() for ids, table in group["ids"].items() if ids == table
-        ]
+        groups = [group["ids"].items() for group in data.get("sequences", {}).values()]
+        own = [ids for group in groups for ids, table in group if ids == table]
+        attends = bool(groups) and all(any(ids != table for ids, table in group) for group in groups)
+        size = replace(size, attends=attends)
         settings: dict[str, Any] = {"name": self.name, "servers": 0, "workers": 1, "threads": 1, "data": data}
         settings |= {"model": {}, "tables": {"default": {}} | {name: {} for name in own}, "train": {}, "eval": {}}
         for key, rule, note in RULES:
@@ -117,12 +161,9 @@ class Plan:
         by = split.get("by") if isinstance(split, Mapping) else split
         if by != "time" and ("data", "time") not in given:
             settings["data"].pop("time", None)  # has no effect then
-        rows = f"{'' if self.excerpt.whole else 'about '}{self.excerpt.num_rows:,} rows, {len(self.roles)} columns"
-        unused = [f"left out: {role.name} ({role.why})" for role in self.roles if role.use == "left out"]
-        left_out = [f"# {printable(line)}\n" for line in unused]
-        head = f"# By shardkeep init: {rows}. docs/reference/config.md has every key.\n"
-        chosen = {keys: note for keys, note in notes.items() if keys not in given}
-        return head + "".join(left_out) + yaml_with_notes(settings, chosen)
+            if not any(role.facts.formats for role in self.roles if role.use == "dense"):
+                settings["data"].pop("time_format", None)
+        return settings, {keys: note for keys, note in notes.items() if keys not in given}
 
     def _columns(self, notes: dict[Keys, str]) -> dict[str, Any]:
         """The part of `data` that the roles make."""
@@ -155,7 +196,7 @@ class Plan:
         found: dict[str, Any] = {}
         for number, members in enumerate(groups.values(), 1):
             ids = [role for role in members if role.settings and "pooling" in role.settings]
-            group: dict[str, Any] = {"ids": {role.name: self._table_of(role.name) for role in ids}}
+            group: dict[str, Any] = {"ids": {role.name: table_of(role, self.roles) for role in ids}}
             if numbers := [role.name for role in members if role not in ids]:
                 group["numbers"] = numbers
             longest = np.quantile(np.asarray(members[0].facts.length_N), 0.95)
@@ -163,12 +204,6 @@ class Plan:
             group |= {key: value for key, value in (ids[0].settings or {}).items() if key == "separator"}
             found[f"history_{number}"] = group
         return {"sequences": found} if found else {}
-
-    def _table_of(self, name: str) -> str:
-        """The feature whose values a history has, by its name: `item_id` for `hist_item_ids`; or its own table."""
-        stem = names.stem_of(name)
-        features = [role.name for role in self.roles if role.use == "sparse" and role.facts.kind != "list"]
-        return next((each for each in features if stem and names.stem_of(each) == stem), name)
 
 
 def plan_of(entries: Sequence[str], *, label: str | None, overrides: Sequence[str]) -> Plan:
@@ -185,14 +220,17 @@ def plan_of(entries: Sequence[str], *, label: str | None, overrides: Sequence[st
     config = config.model_copy(update=reading)
     excerpt = excerpt_of(config, paths)
     arrays = {name: excerpt.table.column(name).combine_chunks() for name in excerpt.table.column_names}
-    rules = ReadingRules((*config.missing, *sorted(sure_marks(arrays.values()) - {*config.missing})))
+    missing = (*config.missing, *sorted(sure_marks(arrays.values()) - {*config.missing}))
+    rules = ReadingRules(missing, time_format=tuple(config.time_format))
     columns = [look_at(name, values, rules, decimal=config.decimal) for name, values in arrays.items()]
     named = (config.label.column, config.label.positive) if config.label else (None, None)
     roles = roles_of(columns, label=named[0], positive=named[1], origin=str(paths[0]))
     if numbers:  # the cut in two only serves to find columns that know the answer
         roles = [replace(role, settings=None, why="numbers") if role.use == "label" else role for role in roles]
-    missing = [*rules.missing, *sorted({mark for role in roles if role.use != "left out" for mark in role.facts.marks})]
-    reading |= {"missing": missing} if len(missing) > len(config.missing) else {}
+    marks = [*rules.missing, *sorted({mark for role in roles if role.use != "left out" for mark in role.facts.marks})]
+    reading |= {"missing": marks} if len(marks) > len(config.missing) else {}
+    formats = sorted({form for role in roles if role.use != "left out" for form in role.facts.formats})
+    reading |= {"time_format": [*config.time_format, *formats]} if formats else {}
     known = [below_shell(Override.parse(text), JobConfig) for text in overrides]
     return Plan(entries, excerpt, roles, reading, known, "mse" if numbers else "auc")
 

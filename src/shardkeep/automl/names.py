@@ -53,6 +53,11 @@ def means_time(name: str) -> bool:
     return first_or_last and not set(words) & set(known["counted"])
 
 
+def formats() -> list[str]:
+    """Patterns of strptime by which people write times."""
+    return [date + clock for date in _known()["dates"] for clock in _known()["clocks"]] + list(_known()["stamps"])
+
+
 def means_number(name: str) -> bool | None:
     """Whether whole numbers of this name are counted or measured, not codes; None = it does not tell."""
     words, known = words_of(name), _known()

@@ -5,6 +5,7 @@ N = rows, V = distinct values
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from shlex import quote
@@ -14,9 +15,9 @@ import numpy as np
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 
 from shardkeep.automl import names
-from shardkeep.automl.columns import Facts, auc_alone
+from shardkeep.automl.columns import Facts, are_dates, auc_alone, purity
 from shardkeep.automl.job_file import flow
-from shardkeep.base.arrays import Float64s
+from shardkeep.base.arrays import Bools, Float64s
 from shardkeep.base.errors import DataError
 from shardkeep.workers.data.conversion import times
 from shardkeep.workers.data.conversion.chunk import Column, missing_column
@@ -25,8 +26,11 @@ from shardkeep.workers.data.conversion.rules import ReadingRules
 Use = Literal["label", "weight", "time", "dense", "sparse", "sequence", "left out"]
 FEWEST_TIMES = 20
 """Distinct times from which the newest tenth of the rows can be cut off."""
-KNOWS, TELLS = 0.999, 0.9
-"""AUC from which a column alone knows the answer, and from which it may have come after it."""
+KNOWS, TELLS, DOUBTED = 0.999, 0.9, 0.55
+"""AUC from which a column alone knows the answer, and from which it may have come after it; and that of a column with a
+name of outcomes, if it is beyond chance."""
+ALIKE = 0.3
+"""Values that a history and a feature share, of those of either, from which they are of one kind."""
 FEW, FEW_TEXTS = 200, 20
 """Distinct whole numbers up to which each is looked up, too (examples/adult.yaml does so), and texts of a label."""
 _TRUE = ("true", "True", "TRUE", "t", "yes", "Yes", "YES", "y", "Y", "ja", "Ja", "JA", "click")
@@ -34,12 +38,14 @@ _TRUE = ("true", "True", "TRUE", "t", "yes", "Yes", "YES", "y", "Y", "ja", "Ja",
 
 @dataclass(frozen=True)
 class Role:
-    """What a column is used for, and why. `settings`: what its entry in the config needs beside its name."""
+    """What a column is used for, and why. `settings`: what its entry in the config needs beside its name. `question`:
+    what only the user knows."""
 
     facts: Facts
     use: Use
     why: str
     settings: Mapping[str, Any] | None = None
+    question: str = ""
 
     @property
     def name(self) -> str:
@@ -64,7 +70,7 @@ def roles_of(columns: Sequence[Facts], *, label: str | None, positive: Any, orig
     codes_N = target.facts.code_N
     settings: Any = target.settings or {}
     positive_N = np.isin(codes_N, _positive_codes(target.facts, settings.get("positive")))
-    roles = [target if facts is target.facts else _role(facts, positive_N) for facts in columns]
+    roles = [target if facts is target.facts else _role(facts, positive_N, codes_N >= 0) for facts in columns]
     roles = _grouped(_one_of_each(roles))
     if not any(role.use in ("dense", "sparse", "sequence") for role in roles):
         shown = "; ".join(f"{role.name}: {role.why}" for role in roles if role is not target)
@@ -151,31 +157,51 @@ def _positive_codes(facts: Facts, positive: Any) -> list[int]:
     return [code for code, value in enumerate(facts.values.to_pylist()) if str(value) in ones]
 
 
-def _role(facts: Facts, positive_N: np.ndarray[Any, np.dtype[np.bool_]]) -> Role:
+def _role(facts: Facts, positive_N: Bools, known_N: Bools) -> Role:
     """The role of a column that is not the label: the first of `ROLES` that fits."""
     use, why = next((use, why) for fits, use, why in ROLES if fits(facts))
-    if facts.entries is not None and facts.length_N is not None:
+    if why == UNREAD:
+        ways = " or ".join(f"--set 'data.time_format=\"{each}\"'" for each in facts.formats) or "set data.time_format"
+        shown = ", ".join(example[:30] for example in facts.examples())
+        question = f"{facts.name}: are {shown} dates? Write all as 2024-05-01 13:45, or {ways}; others: data.missing"
+        return Role(facts, use, why, question=question)
+    if use == "time" and is_doubted(facts):
+        use, why = "dense", "times that change with the outcome, by their name: no split"
+    settings = None
+    if facts.entries is not None and facts.length_N is not None and use != "left out":
         cut = {} if facts.separator is None else {"separator": facts.separator.lstrip("[")}
-        vector = {"width": int(facts.length_N.max())} if use == "dense" else {**cut, "pooling": "mean"}
-        return Role(facts, use, why, None if use == "left out" else vector)
-    if use in ("dense", "sparse") and (auc := auc_alone(facts, positive_N)) > TELLS:
+        settings = {"width": int(facts.length_N.max())} if use == "dense" else {**cut, "pooling": "mean"}
+    if use not in ("dense", "sparse"):
+        return Role(facts, use, why, settings)
+    few = facts.distinct <= (FEW if names.rank_of_user(facts.name) is None else FEW_TEXTS)  # ids tell by popularity
+    doubt = purity(facts, positive_N, known_N, each=few and settings is None)
+    if settings is None and (auc := auc_alone(facts, positive_N)) > DOUBTED:
         if auc > KNOWS:
             return Role(facts, "left out", f"alone it has an AUC of {auc:.4f}: it knows the answer")
-        if use == "dense" or facts.distinct <= FEW:  # many ids may be as telling by what is popular
-            why += f"; alone it has an AUC of {auc:.2f}: is it known before the label?"
-    return Role(facts, use, why)
+        ones = int(positive_N.sum())
+        sure = auc - 0.5 > 5 * np.sqrt((len(positive_N) + 1) / (12 * ones * (len(positive_N) - ones)))
+        if (auc > TELLS and (few or use == "dense")) or (sure and is_doubted(facts)):
+            doubt = doubt or f"alone it has an AUC of {auc:.2f}"
+    question = f"{facts.name}: {doubt}; is it known before the label? If not, leave it out" if doubt else ""
+    return Role(facts, use, why, settings, question)
+
+
+def is_doubted(facts: Facts) -> bool:
+    """Whether a column changes with the outcome, by its name: no time for a split."""
+    return names.fits(facts.name, "outcomes") or (is_time(facts) and names.fits(facts.name, "ends"))
 
 
 def is_time(facts: Facts) -> bool:
     """Whether a column has times for `data.time`: by its kind, or numbers with a name of times that count from 1970 on,
-    only grow, or are called timestamp."""
+    only grow, are written as 20240501, or are called timestamp."""
     if facts.number_V is None or facts.kind == "truth" or facts.missing or facts.distinct < FEWEST_TIMES:
         return False
     if facts.kind == "time" or not names.means_time(facts.name):
         return facts.kind == "time"
     grows, stamped = bool((np.diff(_numbers(facts)) >= 0).all()), "timestamp" in names.words_of(facts.name)
-    column = Column("", np.arange(len(facts.values)), "", facts.values)
-    return times.are_counts(column, ReadingRules()) or grows or (stamped and facts.distinct > 5 * FEW)
+    column, V = Column("", np.arange(len(facts.values)), "", facts.values), facts.number_V
+    dated = ((abs(V - 2e7) < 1e6) & (abs(V // 100 % 100 - 6.5) < 6) & (abs(V % 100 - 16) < 16)).all()  # 20240501
+    return bool(times.are_counts(column, ReadingRules()) or grows or (stamped and facts.distinct > 5 * FEW) or dated)
 
 
 def _numbers(facts: Facts) -> Float64s:
@@ -208,6 +234,7 @@ def _are_counts(facts: Facts) -> bool:
     return bool(low >= -10 and middle < 10_000 and skewed and facts.distinct < 0.5 * (top - low))
 
 
+UNREAD = "dates in a form that is not read"
 # Adult, dnn, official test, two seeds: fnlwgt (21,648 values in 32,561 rows) dense .9302, left out .9296, sparse .9273.
 ROLES: tuple[tuple[Callable[[Facts], Any], Use, str], ...] = (
     (lambda f: f.kind == "empty", "left out", "empty"),
@@ -220,6 +247,8 @@ ROLES: tuple[tuple[Callable[[Facts], Any], Use, str], ...] = (
     (lambda f: f.distinct == 1 and not f.missing, "left out", "constant"),
     (lambda f: names.rank_of_label(f.name) is not None and f.distinct <= 2, "left out",
      "called like a label; known only after it"),
+    (lambda f: f.kind == "text" and (f.formats or (f.distinct >= FEWEST_TIMES and are_dates(f.values)) or
+                                     (f.distinct > FEW and names.means_time(f.name))), "left out", UNREAD),
     (lambda f: names.fits(f.name, "ratings") or (names.fits(f.name, "afterwards") and not is_time(f)), "left out",
      "by its name known only after the label"),
     (lambda f: names.fits(f.name, "weights") and f.number_V is not None and np.nanmin(f.number_V) >= 0, "weight",
@@ -229,8 +258,6 @@ ROLES: tuple[tuple[Callable[[Facts], Any], Use, str], ...] = (
     (lambda f: f.kind == "number", "dense", "numbers with fractions, or durations"),
     (lambda f: f.kind == "whole" and names.means_number(f.name) and f.distinct > 2, "dense", "a name of numbers"),
     (lambda f: f.distinct == (f.code_N >= 0).sum() > 2, "left out", "one value a row"),
-    (lambda f: f.kind == "text" and f.distinct > 5 * FEW and names.means_time(f.name), "left out",
-     "called a time and not read as one; write it as 2024-05-01 13:45"),
     (lambda f: names.rank_of_user(f.name) is not None and f.distinct > 2, "sparse", "called like users"),
     (lambda f: f.kind == "text" and _is_free(f), "left out", "free text"),
     (lambda f: f.kind == "text", "sparse", "texts that recur"),
@@ -252,14 +279,30 @@ def _one_of_each(roles: Sequence[Role]) -> list[Role]:
 
 
 def _grouped(roles: Sequence[Role]) -> list[Role]:
-    """With list columns that have one length in each row as parts of one sequence."""
+    """With list columns that have one length in each row, and one with the values of a feature, as sequences."""
     groups: dict[tuple[Any, ...], list[Role]] = {}
     for role in roles:
         if role.facts.length_N is not None and role.use != "dense" and role.facts.length_N.max() > 1:
             groups.setdefault((role.facts.separator, role.facts.length_N.tobytes()), []).append(role)
     found = dict[str, Role]()
     for members in groups.values():
-        if len(members) > 1 and any(role.use == "sparse" for role in members):
+        if any(role.use == "sparse" and (len(members) > 1 or table_of(role, roles) != role.name) for role in members):
             why = f"a history: {', '.join(role.name for role in members)} have one length in each row"
             found |= {role.name: replace(role, use="sequence", why=why) for role in members}
     return [found.get(role.name, role) for role in roles]
+
+
+def table_of(history: Role, roles: Sequence[Role]) -> str:
+    """The feature whose values a list column has: by its name, `item_id` for `hist_item_ids`; by its values, if it is
+    called a history or has texts with digits; or its own table."""
+    stem, entries = names.stem_of(history.name), history.facts.entries
+    features = [role for role in roles if role.use == "sparse" and role.facts.kind != "list"]
+    if named := next((each.name for each in features if stem and names.stem_of(each.name) == stem), None):
+        return named
+    codes = entries is not None and entries.kind == "text" and re.search(r"\d", "".join(entries.examples()))
+    if not (codes or names.fits(history.name, "pasts")):
+        return history.name
+    known, least = {*map(str, history.facts.values.to_pylist())}, (ALIKE, history.name)
+    items = [role for role in features if role.user is None and role.facts.distinct > FEWEST_TIMES]
+    values = {role.name: {*map(str, role.facts.values.to_pylist())} for role in items}
+    return max([least, *((len(own & known) / len(own | known), name) for name, own in values.items())])[1]

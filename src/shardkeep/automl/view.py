@@ -32,6 +32,8 @@ def show(plan: Plan) -> None:
         table.add_row(*map(printable, cells), style=style)
     console().print(f"{about}{plan.excerpt.num_rows:,} rows, {len(plan.roles)} columns")
     console().print(Trimmed(table))
+    for line in (*(f"labels    {line}" for line in plan.sides[:1]), *(f"question  {each}" for each in plan.questions)):
+        console().print(printable(line))
     if foreign := [role.name for role in plan.roles if not (role.facts.entries or role.facts).utf8]:
         what = f"{', '.join(foreign)}: some texts are Windows-1252 or Latin-1, not UTF-8; score such files, or convert"
         console().print(f"note      {what} all before (iconv -f WINDOWS-1252 -t UTF-8)")

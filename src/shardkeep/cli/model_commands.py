@@ -33,7 +33,7 @@ from shardkeep.cli.options import (
     path_option,
     word_option,
 )
-from shardkeep.view.unseen_lines import unseen_lines
+from shardkeep.view.unseen_lines import unseen_lines, unseen_shares
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -146,8 +146,8 @@ def predict(
         done = predict_files(run, rows, out, which=model, keep=names, top=top, amp=amp, told=told)
     place = os.fsencode(out).decode(errors="replace")
     print(f"{done.rows:,} rows scored by the model of step {done.step:,} in {done.seconds:.1f} s, written to {place}")
-    for line in unseen_lines(done.unseen):
-        print(printable(line))
+    if shares := unseen_shares(done.unseen):  # has no summary: names all
+        print(printable(f"values without a row: {', '.join(shares)}"))
     if done.not_finite:
         raise JobError(f"{done.not_finite:,} predictions in {out} are not finite (NaN or infinite)")
 

@@ -173,7 +173,7 @@ class _Job:
         screen.end_bar()
         _check_uses(config, data.train.schema)
         screen.phase("data", f"{data.describe()}; ready in {time.monotonic() - began:.1f} s")
-        if config.data.split is not None and (remark := data.uneven(config.data.split)):
+        for remark in data.remarks(config.data):
             screen.phase("data", remark)
         if self.resumed is not None and (remark := check_facts(self.resumed.checkpoint, config, data)):
             screen.phase("data", remark)

@@ -115,5 +115,5 @@ def test_counts_outlive_a_replaced_model_and_are_logged(exported: Path, caplog: 
         server.infer(raw_request(as_bytes(with_strangers(10))))
         assert samples(server, "values_without_row") == {"user": 10, "item": 0, "tags": 40}
     fields = [record.__dict__["fields"] for record in caplog.records if record.message == "values without a row"]
-    told = "tags: 40 of 60 values (66.7 %) have no row; user: 10 of 20 values (50 %) have no row"
+    told = "tags 66.7 % (40 of 60); user 50 % (10 of 20)"
     assert fields == [{"features": told}]

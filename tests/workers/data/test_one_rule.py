@@ -133,16 +133,66 @@ def test_other_writings_than_the_first_are_refused_with_the_forms_that_are_read(
         times.micros(column(["2024-05-01T00:00:00", text]), RULES)
 
 
+US, EU = "%m/%d/%Y", "%d/%m/%Y"
+
+
+@every(
+    ("forms", "texts", "days"),
+    [
+        ([US], ["11/6/2017", "11/26/2017", None], ["2017-11-06", "2017-11-26", None]),
+        ([US, EU], ["11/6/2017", "11/26/2017"], ["2017-11-06", "2017-11-26"]),
+        (["%b %d, %Y %I:%M %p"], ["Nov 6, 2017 1:05 PM", "may 16, 2017 12:00 am"], ["2017-11-06T13:05", "2017-05-16"]),
+        (["%d/%b/%Y:%H:%M:%S %z"], ["06/Nov/2017:10:00:00 +0100"], ["2017-11-06T09:00"]),
+        ([US], ["2017-11-06", "2017-11-26"], ["2017-11-06", "2017-11-26"]),
+        ([US], ["3/1/2017", "03/02/2017", "2/29/2016"], ["2017-03-01", "2017-03-02", "2016-02-29"]),
+        ([US, EU], ["11/6/2017", "10/7/2017"], "'11/6/2017' is no time"),
+        ([US], ["11/6/2017", "2017-11-06"], "times of two forms"),
+        ([US], ["2/30/2017"], "'2/30/2017' is no time"),
+        ([US], ["11/6/17"], "'11/6/17' is no time"),
+        ([], ["11/6/2017"], "'11/6/2017' is no time; .* what data.time_format reads"),
+    ],
+)  # fmt: skip
+def test_a_column_of_times_has_one_of_the_named_forms(forms: list[str], texts: list[str], days: Any) -> None:
+    rules = ReadingRules(("",), time_format=tuple(forms))
+    if isinstance(days, str):
+        with pytest.raises(DataError, match=days):
+            times.micros(column(texts), rules)
+    else:
+        expected = [None if day is None else int(np.datetime64(day, "us").astype(np.int64)) for day in days]
+        assert times.micros(column(texts), rules).to_pylist() == expected
+
+
+@every(
+    "form",
+    ["%Y%m%d", "%d/%m", "%H:%M", "%m/%d/%Y %I:%M", "%m/%d/%Y %H %p", "%d/%m/%d %Y", "%Y-%d-%m", "%m/%d/%Y %Q", "x"],
+)
+def test_a_form_of_times_that_is_unclear_is_refused(form: str) -> None:
+    with pytest.raises(ValueError, match=r"time_format.*\n.*allowed: %d, %m or %b, %Y or %y"):
+        DataConfig.model_validate({"time_format": form})
+
+
 @every("unit", ["s", "ms", "us", "ns"])
 def test_a_dense_time_is_read_alike_in_each_unit_of_training_and_after(tmp_path: Path, unit: str) -> None:
     stamps = np.array(["2024-05-01", "2024-05-02", "2024-05-05"], "datetime64[D]")
     table = {"y": [0, 1, 0], "u": ["a", "b", "a"], "at": stamps.astype(f"datetime64[{unit}]")}
-    data = data_files.opened(tmp_path, {"log.parquet": table}, dense=["at"], sparse=["u"], scale=None)
+    settings: dict[str, Any] = {"dense": ["at"], "sparse": ["u"], "scale": None, "time_format": ["%m/%d/%Y"]}
+    data = data_files.opened(tmp_path, {"log.parquet": table}, **settings)
     inputs = Inputs.of_json(data.inputs)
     expected = data.train.gather(np.arange(3)).dense_BI.tolist()
+    american = table | {"at": ["5/1/2024", "5/2/2024", "05/05/2024"]}
+    csv = data_files.opened(tmp_path, {"log.csv": american}, **settings)
+    assert csv.train.gather(np.arange(3)).dense_BI.tolist() == expected
+    with pytest.raises(ConfigError, match=r"data\.time_format: has no effect: no dense column holds times"):
+        data_files.opened(tmp_path, {"log.csv": american}, **settings | {"dense": [], "sparse": ["at"]})
     seconds_N = stamps.astype("datetime64[s]").astype(np.int64)
     written = [stamps.astype(f"datetime64[{other}]") for other in ("s", "ms", "us", "ns")]
-    written += [seconds_N, seconds_N * 1000, [str(s) for s in stamps], [f"{s} 00:00:00 UTC" for s in stamps]]
+    written += [
+        american["at"],
+        seconds_N,
+        seconds_N * 1000,
+        [str(s) for s in stamps],
+        [f"{s} 00:00:00 UTC" for s in stamps],
+    ]
     for values in written:
         chunk = Chunk("new", np.arange(1, 4), {"u": pa.array(["a", "b", "a"]), "at": pa.array(values)})
         assert inputs.samples(chunk).gather(np.arange(3)).dense_BI.tolist() == expected

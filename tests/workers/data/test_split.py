@@ -19,7 +19,7 @@ from hypothesis import given, settings, strategies as st
 from shardkeep.workers.data.conversion.chunk import Chunk
 from shardkeep.workers.data.conversion.conversion import Split
 from shardkeep.workers.data.conversion.layout import layout_of
-from shardkeep.workers.data.samples import Data, Dataset
+from shardkeep.workers.data.samples import Data, Dataset, Side, label_lines
 from shardkeep.workers.data_config import DataConfig
 from tests.support.cases import every
 from tests.support.data_files import first_column, opened, refusal, write_file
@@ -181,6 +181,32 @@ def chunk_with(columns: dict[str, pa.Array]) -> Chunk:
 def chunk_of(hours: list[int]) -> Chunk:
     times = pa.array([START + dt.timedelta(hours=hour) for hour in hours])
     return chunk_with({"ts": times, "y": pa.array([0] * len(hours))})
+
+
+@every(("by", "late"), [("time", 0.1), ("time", 0.4), ("random", 0.1)])
+def test_the_share_of_the_label_is_told_and_asked_about_where_it_is_far_off(
+    by: str, late: float, tmp_path: Path
+) -> None:
+    rows = [f"{int(i % 10 < 10 * (late if i >= 1800 else 0.4))},{i}" for i in range(2000)]
+    config = {"dense": ["ts"], "sparse": [], "split": by, "time": "ts"}
+    data = opened(tmp_path, {"a.csv": "\n".join(["y,ts", *rows]) + "\n"}, **config)
+    line, *questions = data.remarks(DataConfig.model_validate({"train": "a.csv", "label": "y"} | config))
+    shares = f"y: share 0.4 in training, 0.4 in evaluation, {late} in the test"
+    assert line == f"{shares}; split by time (ts)" or (
+        by == "random" and line.endswith("; split at random, not by time")
+    )
+    why = "does ts change with it? Then set another data.time, or data.split: random"
+    assert questions == ([f"{shares}; {why}"] if by == "time" and late == 0.1 else [])
+
+
+def test_a_mean_that_is_far_off_by_chance_or_of_few_groups_is_not_asked_about() -> None:
+    def asked(rows: int, groups: int, share: float, scale: float = 1.0) -> int:
+        labels = [scale * (np.arange(rows) < rows * each)[:, None] for each in (0.3, share)]
+        sides = {name: Side(label_NT, None, groups) for name, label_NT in zip("ab", labels, strict=True)}
+        return len(label_lines(["y"], sides, "user", None)) - 1
+
+    assert asked(1000, 1000, 0.2) == asked(1000, 1000, 0.2, 7.5) == 1
+    assert asked(1000, 1000, 0.25) == asked(100, 100, 0.2) == asked(1000, 50, 0.2) == 0
 
 
 def test_shares_are_about_those_of_the_rows_or_told_in_a_line(tmp_path: Path) -> None:

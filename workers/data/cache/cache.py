@@ -92,6 +92,7 @@ class Conversion:
             "scale": layout.scale,
             "missing": layout.missing,
             "sequences": groups,
+            **({"time_format": layout.time_format} if layout.time_format else {}),
         }
 
 

@@ -82,7 +82,7 @@ def holds_times(column: Column, rules: ReadingRules) -> bool | None:
     if not len(present):
         return None
     if is_text(present.type):
-        return _numbers_of_texts(present) is None and times.parse(present) is not None
+        return _numbers_of_texts(present) is None and times.parse(present, rules.time_format) is not None
     return is_time(present.type)
 
 
@@ -243,7 +243,7 @@ def _parse(column: Column, rules: ReadingRules) -> pa.Array:
         hint = VECTORS
     elif CURRENCY.search(text):
         hint = "; amounts in one column have one currency, in its first row, too"
-    elif times.parse(texts.slice(index, 1)) is not None:
+    elif times.parse(texts.slice(index, 1), rules.time_format) is not None:
         hint = "; the rows before hold numbers, and one column holds either"
     raise column.error(index, f"{shown_text(text)} is not a number; allowed: numbers, or data.missing{hint}")
 

@@ -91,6 +91,7 @@ class _StoredLayout(Settings):
     sparse: list[SparseColumn]
     scale: Scaling
     missing: list[str]
+    time_format: list[str] = Field(default_factory=list)
     weight: ColumnName | None = None  # missing = of a version that did not keep it
     sequences: dict[ColumnName, SequenceConfig] = Field(default_factory=dict)
 
@@ -112,8 +113,9 @@ class _StoredLayout(Settings):
     def layout(self) -> ColumnLayout:
         """What is stored."""
         columns = self.targets, tuple(self.dense), tuple(self.sparse)
+        more: dict[str, Any] = {"sequences": self.sequences, "time_format": tuple(self.time_format)}
         form = self.rules if self.form == LATEST else self.form
-        return ColumnLayout(*columns, self.scale, tuple(self.missing), self.weight, form=form, sequences=self.sequences)
+        return ColumnLayout(*columns, self.scale, tuple(self.missing), self.weight, form=form, **more)
 
     @property
     def targets(self) -> tuple[LabelColumn | TaskColumn, ...]:
@@ -182,6 +184,7 @@ class Inputs:
             "sparse": [column.model_dump() for column in layout.sparse],
             "scale": layout.scale,
             "missing": list(layout.missing),
+            **({"time_format": list(layout.time_format)} if layout.time_format else {}),
             "weight": layout.weight,
             **self.fitted.to_json(),
             "reading": dict(self.reading),

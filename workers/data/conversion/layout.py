@@ -40,11 +40,12 @@ class ColumnLayout:
     time: str | None = None
     form: int = FORM
     sequences: Mapping[str, SequenceConfig] = field(default_factory=dict)
+    time_format: tuple[str, ...] = ()
 
     @property
     def rules(self) -> ReadingRules:
         """How values are read, the same for all columns."""
-        return ReadingRules(self.missing, self.form)
+        return ReadingRules(self.missing, self.form, self.time_format)
 
     @property
     def schema(self) -> Schema:
@@ -125,6 +126,7 @@ def layout_of(config: DataConfig, *, scale: Scaling = "standard", labelled: bool
         config.weight,
         config.time,
         sequences=config.sequences,
+        time_format=tuple(config.time_format),
     )
 
 

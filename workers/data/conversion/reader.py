@@ -59,11 +59,13 @@ class RowReader:
         self._teaching = Teaching() if fitted is None else None
 
     def fitted(self) -> Fitted:
-        """What the training rows have decided."""
+        """What the training rows have decided. Raises ConfigError where `data.time_format` has no effect."""
         if self._fitted is not None:
             return self._fitted
         scalers, brackets = self._scalers, frozenset(name for name, are in self._brackets.items() if are)
         origins, times_ = tuple(c.origin for c in scalers), frozenset(c.name for c in scalers if c.is_time)
+        if self.layout.time_format and not times_ and self.layout.time is None:
+            raise ConfigError("data.time_format: has no effect: no dense column holds times, and data.time is not set")
         return Fitted(self.lists, self._kinds, origins, transform_of(scalers), times_, brackets)
 
     @property

@@ -19,7 +19,8 @@ COMMA_NUMBER = re.compile(rb"[+-]?([0-9]+|[0-9]{1,3}(\.[0-9]{3})+),[0-9]+")
 
 @dataclass(frozen=True)
 class ReadingRules:
-    """`missing`: values that mean a missing one. `form`: 2, or 1 for models of before form 2.
+    """`missing`: values that mean a missing one. `form`: 2, or 1 for models of before form 2. `time_format`: forms
+    of times that are texts.
 
     Form 2 compares numbers by value, reads the category `1322.0` as `1322`, and reads times in seconds, or in
     microseconds where they are categories. Form 1 compares spellings, and reads times in the unit of their column.
@@ -27,6 +28,7 @@ class ReadingRules:
 
     missing: tuple[str, ...] = ()
     form: int = FORM
+    time_format: tuple[str, ...] = ()
 
     @property
     def marks(self) -> list[float]:

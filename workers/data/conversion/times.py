@@ -6,6 +6,7 @@ N = values
 from __future__ import annotations
 
 import bisect
+from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
@@ -17,13 +18,13 @@ from shardkeep.workers.data.conversion.rules import ReadingRules, is_text, is_ti
 
 READ = (
     "2024-05-01, 2024-05-01 13:45, with T, seconds and up to 9 digits of a second, and with Z, UTC, GMT or +02:00 in "
-    "all rows or in none; 01.05.2024 in place of 2024-05-01; or seconds, milliseconds, microseconds or nanoseconds "
-    "since 1970, from 1973 to 2286"
+    "all rows or in none; 01.05.2024 in place of 2024-05-01; what data.time_format reads, as in %m/%d/%Y %H:%M; or "
+    "seconds, milliseconds, microseconds or nanoseconds since 1970, from 1973 to 2286"
 )
 """The writings of times, for error messages."""
 _ZONE = r"(?i)\s*(utc|gmt)$"
 _DAY_FIRST = r"^(\d\d)\.(\d\d)\.(\d{4})( |$)"
-"""As in Germany. With points nobody writes the month first; with strokes both are written, and neither is read."""
+"""As in Germany. With points nobody writes the month first; with strokes both do, and `time_format` decides."""
 _BANDS = np.array([1e8, 1e10, 1e11, 1e13, 1e14, 1e16, 1e17, 1e19])
 """From 1973 to 2286 in seconds, milliseconds, microseconds and nanoseconds: none reaches into another."""
 _PER_MICRO = np.array([1e-6, 1e-3, 1.0, 1e3])
@@ -42,7 +43,7 @@ def micros(column: Column, rules: ReadingRules, *, exact: bool = False) -> pa.Ar
         options = pc.CastOptions(target_type=pa.timestamp("us", zone), allow_time_truncate=not exact)
         return pc.cast(values, options=options).cast(pa.int64())
     if is_text(values.type):
-        return _of_texts(column, rules.texts(values))
+        return _of_texts(column, rules.texts(values), rules)
     if pa.types.is_integer(values.type) or pa.types.is_float64(values.type):
         return _of_numbers(column, values, rules)
     if pa.types.is_null(values.type):
@@ -56,8 +57,13 @@ def seconds(column: Column, rules: ReadingRules) -> Float64s:
     return np.array(pc.fill_null(micros_N, float("nan")), np.float64) / 1e6
 
 
-def parse(texts: pa.Array) -> pa.Array | None:
-    """Texts of dates or times as int64 microseconds; None where one is anything else."""
+def parse(texts: pa.Array, formats: Sequence[str] = ()) -> pa.Array | None:
+    """Texts of dates or times as int64 microseconds; None where one is anything else. `formats`: of strptime; the one
+    that reads all values counts, and where two read them differently, none does."""
+    moments = [read_as(texts, each) for each in formats]
+    if any(each.null_count < len(each) for each in moments):
+        first, *others = [each for each in moments if each.null_count == texts.null_count] or [None]
+        return None if any(each != first for each in others) else first
     dates = pc.replace_substring_regex(texts, _DAY_FIRST, r"\3-\2-\1\4")
     zoned = pc.replace_substring_regex(dates, _ZONE, "Z")
     for kind in (pa.timestamp("us"), pa.timestamp("ns")):  # years 1 to 9999, or nine digits of a second
@@ -70,6 +76,22 @@ def parse(texts: pa.Array) -> pa.Array | None:
             except pa.ArrowInvalid:
                 continue
     return None
+
+
+def read_as(texts: pa.Array, form: str) -> pa.Array:
+    """Times in this form of strptime as int64 microseconds; null = another form, or no day from the year 1000 on."""
+    try:
+        times = pc.strptime(texts.cast(pa.string()), format=form, unit="s", error_is_null=True)
+    except pa.ArrowInvalid:  # no UTF-8
+        times = pa.nulls(len(texts), pa.timestamp("s"))
+    if times.null_count < len(times):
+        times = pc.if_else(pc.greater_equal(pc.year(times), 1000), times, None)  # %Y reads 17 as the year 17
+        early = pc.and_(pc.less_equal(pc.day(times), 3), pc.is_in(pc.month(times), pa.array([3, 5, 7, 10, 12])))
+        early = pc.fill_null(pc.and_(early, "%z" not in form), False)  # strptime takes February 30 for March 2
+        written, read = texts.filter(early), pc.strftime(times.filter(early), form)
+        same = pc.equal(*(pc.replace_substring_regex(each, r"(^|\D+)0*", " ") for each in (written, read)))
+        times = pc.replace_with_mask(times, early, pc.if_else(same, times.filter(early), None))
+    return pc.multiply(times.cast(pa.int64()), 1_000_000)
 
 
 def are_counts(column: Column, rules: ReadingRules) -> bool:
@@ -86,18 +108,19 @@ def are_counts(column: Column, rules: ReadingRules) -> bool:
     return bool(len(bands)) and bool((bands % 2 == 1).all())
 
 
-def _of_texts(column: Column, texts: pa.Array) -> pa.Array:
-    if (parsed := parse(texts)) is not None:
+def _of_texts(column: Column, texts: pa.Array, rules: ReadingRules) -> pa.Array:
+    if (parsed := parse(texts, rules.time_format)) is not None:
         return parsed
     for kind in (pa.int64(), pa.float64()):
         try:
             return _of_numbers(column, texts.cast(kind), ReadingRules())
         except pa.ArrowInvalid:
             continue
-    index = bisect.bisect_left(range(1, len(texts)), True, key=lambda n: parse(texts.slice(0, n)) is None)
-    if parse(texts.slice(index, 1)) is None:
+    lengths, form = range(1, len(texts)), rules.time_format
+    index = bisect.bisect_left(lengths, True, key=lambda n: parse(texts.slice(0, n), form) is None)
+    if parse(texts.slice(index, 1), form) is None:
         raise column.error(index, f"{shown_text(texts.cast(pa.binary())[index].as_py())} is no time; read are: {READ}")
-    raise column.error(index, f"times with and without a zone, or dates and counts, are mixed; read are: {READ}")
+    raise column.error(index, f"times of two forms or zones, or dates and counts, are mixed; read are: {READ}")
 
 
 def _of_numbers(column: Column, values: pa.Array, rules: ReadingRules) -> pa.Array:

@@ -22,7 +22,7 @@ def open_criteo(config: DataConfig, *, seed: int, progress: Progress | None) -> 
 
     Dense columns are scaled by log unless told otherwise; a missing one is 0.
     """
-    refuse(config, ("synthetic", "options", *DIALECT, "label", "labels", "weight", "time", "sequences"))
+    refuse(config, ("synthetic", "options", *DIALECT, "label", "labels", "weight", "time", "time_format", "sequences"))
     named = [c.column for c in config.dense] + [c.column for c in config.sparse]
     if wrong := [name for name in named if name not in COLUMNS]:
         raise ConfigError(f"data: criteo has no column {wrong[0]}; it has I1..I13 and C1..C26")

@@ -53,10 +53,8 @@ def _call(function: Any, config: DataConfig, split: str) -> Any:
 
 
 def _own(config: DataConfig, parts: list[Any]) -> Data:
-    refuse(
-        config,
-        ("label", "labels", "dense", "sparse", "sequences", "scale", "missing", "eval_fraction", "split", "time"),
-    )
+    refuse(config, ("label", "labels", "dense", "sparse", "sequences", "scale", "missing", "eval_fraction", "split"))
+    refuse(config, ("time", "time_format"))
     train, held = parts
     if held is not None and not isinstance(held, Dataset):
         raise DataError(f"{config.source}: returned a dataset for train and {type(held).__name__} for eval")

@@ -22,7 +22,7 @@ from shardkeep.inference.server.metrics import Metrics, NoMetrics, PrometheusMet
 from shardkeep.inference.server.served_model import ServedModel
 from shardkeep.inference.server.service import Service
 from shardkeep.inference.server.settings import ServerSettings
-from shardkeep.view.unseen_lines import unseen_lines
+from shardkeep.view.unseen_lines import unseen_shares
 
 if TYPE_CHECKING:
     from shardkeep.inference.server.http_front import HttpFront
@@ -87,8 +87,8 @@ async def _tell_unseen(served: ServedModel, stop: asyncio.Event) -> None:
     log, ended = EventLog("serve"), False
     while not ended:
         ended = stop.is_set()
-        if lines := unseen_lines(served.current.unseen.counts()):
-            log.warning("values without a row", once=str(len(lines)), features="; ".join(lines))
+        if shares := unseen_shares(served.current.unseen.counts()):
+            log.warning("values without a row", once=str(len(shares)), features="; ".join(shares))
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(stop.wait(), TELL_EVERY_S)
 
