@@ -22,6 +22,7 @@ from shardkeep.workers.label_config import (
     ColumnName as ColumnName,
     LabelColumn as LabelColumn,
     TaskColumn as TaskColumn,
+    Text,
     Texts,
     Threshold as Threshold,
     check_labels,
@@ -111,6 +112,9 @@ class SparseColumn(Settings):
     column)."""
     weights: ColumnName | None = None
     """Column with a weight per id; for pooling: weighted."""
+    pad: Text | None = None
+    """Id that fills lists up to one length: lists are read without it, and in other columns of the table it is a
+    missing value; left out = there is none."""
 
     @field_validator("separator")
     @classmethod
@@ -154,6 +158,9 @@ class SequenceConfig(Settings):
     """Where the newest entry of a list is."""
     separator: Annotated[str, Field(min_length=1)] | None = None
     """Text between the entries of a field; left out = the columns hold lists."""
+    pad: Text | None = None
+    """Id that fills the lists of the first column of `ids` up to one length: its places are dropped, and in other
+    columns of the table it is a missing value; left out = there is none."""
 
     @field_validator("ids")
     @classmethod

@@ -73,10 +73,12 @@ class Conversion:
         """`known`: what decides, beside the settings of a column, how it is read."""
         layout, read = self.layout, (lambda *_: []) if known is None else known.of_columns
         labels = [label.model_dump(exclude={"loss", "weight"}) for label in layout.labels]
+        pads = {name: [pad] for name, pad in layout.pads.items()}
         # max_length and newest change nothing that is stored; a table says of which columns the ids are read alike
         groups = [
             {"ids": {name: layout.sharing[name] for name in group.ids}, "separator": group.separator}
             | {"numbers": [number.model_dump() for number in group.numbers], "read": read(*group.columns)}
+            | {name: pads[name] for name in group.ids if name in pads}
             for group in layout.sequences.values()
         ]
         return {
@@ -88,7 +90,8 @@ class Conversion:
             "time": layout.time,
             "skipping": labels if any(label.missing == "skip" for label in layout.labels) else [],
             "dense": [[c.model_dump(), read(*(n.column for n in c.numbers()))] for c in layout.dense],
-            "sparse": [[c.model_dump(exclude={"table", "pooling"}), read(c.column)] for c in layout.sparse],
+            "sparse": [[c.model_dump(exclude={"table", "pooling", "pad"}), read(c.column), *pads.get(c.column, ())]
+                       for c in layout.sparse],
             "scale": layout.scale,
             "missing": layout.missing,
             "sequences": groups,

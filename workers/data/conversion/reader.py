@@ -6,19 +6,21 @@ N = rows of a chunk, V = ids of a multi-valued feature
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 
-from shardkeep.base.arrays import Float64s, Floats, Ints
-from shardkeep.base.errors import ConfigError
+from shardkeep.base.arrays import Bools, Float64s, Floats, Ints
+from shardkeep.base.errors import ConfigError, DataError
 from shardkeep.workers.data.batch import DecodedRows, Lists
 from shardkeep.workers.data.conversion import times
 from shardkeep.workers.data.conversion.categories import decode_ids, kind_of
 from shardkeep.workers.data.conversion.chunk import Chunk, Column
 from shardkeep.workers.data.conversion.decoding import (
     as_lists,
+    count_kept,
     decode_numbers,
     decode_vectors,
     holds_times,
@@ -26,7 +28,7 @@ from shardkeep.workers.data.conversion.decoding import (
     list_lengths,
     present,
 )
-from shardkeep.workers.data.conversion.hashing import Spellings
+from shardkeep.workers.data.conversion.hashing import MISSING_ID, Spellings
 from shardkeep.workers.data.conversion.labels import Labels, LabelValues, decode_labels
 from shardkeep.workers.data.conversion.layout import ColumnLayout, Fitted, PriorFit
 from shardkeep.workers.data.conversion.rules import ReadingRules, is_list, is_text
@@ -91,7 +93,7 @@ class RowReader:
         for f, sparse in enumerate(single):
             column = chunk.column(sparse.column)
             with column.named():
-                single_NF[:, f] = self._ids(column)
+                single_NF[:, f] = self._without_pads(column)
         dense_NI, end = np.empty((len(label_N), len(layout.numbers)), np.float32), 0
         for dense in layout.dense:
             start, end = end, end + (dense.width or 1)
@@ -122,9 +124,10 @@ class RowReader:
             names = frozenset(c.column for c in self.layout.sparse)
             lists = lists - self._prior.features | self._prior.lists & names
         for column in self.layout.sparse:
-            if column.pooling in ("mean", "max") and column.column not in lists:
+            key = f"pad: {column.pad}" if column.pad is not None else f"pooling: {column.pooling}"
+            if (column.pooling in ("mean", "max") or column.pad is not None) and column.column not in lists:
                 raise ConfigError(
-                    f"data.sparse: {column.column}: pooling: {column.pooling} has no effect, each row has one value; "
+                    f"data.sparse: {column.column}: {key} has no effect, each row has one value; "
                     "leave it out, or give the separator of the values"
                 )
         return lists
@@ -136,6 +139,22 @@ class RowReader:
             sharing = self.layout.sharing.get(column.name, ())
             kind = self._kinds[column.name] = next((self._kinds[name] for name in sharing if name in self._kinds), own)
         return decode_ids(column, kind, self.rules, self._spellings.get(column.name))
+
+    def _are_pads(self, column: Column, ids_V: Ints) -> Bools:
+        """Which ids of a column only fill lists up. Raises ConfigError for a pad that the column cannot hold."""
+        pads, kind = self.layout.pads.get(column.name, ()), self._kinds.get(column.name)
+        if not pads or kind is None:
+            return np.zeros(len(ids_V), np.bool_)
+        own = replace(column, values=pa.array(pads), rows_N=np.ones(len(pads), np.int64))
+        try:
+            return np.isin(ids_V, decode_ids(own, kind, self.rules))
+        except DataError as error:
+            raise ConfigError(f"data: pad: {', '.join(pads)} is no value of {column.name}, a column of {kind}") from error
+
+    def _without_pads(self, column: Column) -> Ints:
+        """As `_ids`, with a missing value in place of each pad."""
+        ids_V = self._ids(column)
+        return np.where(self._are_pads(column, ids_V), MISSING_ID, ids_V)
 
     def _sample_weights(self, chunk: Chunk) -> Floats:
         column = chunk.column(self.layout.weight or "")
@@ -187,9 +206,16 @@ class RowReader:
         brackets = frozenset(column.name for column in columns if self._in_brackets(column, group.separator))
         entries, lengths_N = sequence_entries(columns, self.rules, group.separator, brackets)
         lists, numbers = dict[str, Lists](), dict[str, tuple[Floats, Ints]]()
-        for column in entries[: len(group.ids)]:
+        with entries[0].named():
+            kept_V = ~self._are_pads(entries[0], ids_V := self._ids(entries[0]))
+        if not kept_V.all():
+            entries, lengths_N = [column.filter(kept_V) for column in entries], count_kept(lengths_N, kept_V)
+        lists[entries[0].name] = Lists(ids_V[kept_V], lengths_N)
+        if self._teaching is not None:
+            self._teaching.add_lists(entries[0].name, lists[entries[0].name], entries[0].values.__getitem__)
+        for column in entries[1 : len(group.ids)]:
             with column.named():
-                lists[column.name] = Lists(self._ids(column), lengths_N)
+                lists[column.name] = Lists(self._without_pads(column), lengths_N)
         for column, scaler in zip(entries[len(group.ids) :], scalers, strict=True):
             with column.named():
                 stored_V = scaler.store(_numbers(column, self.rules, scaler), learn=learn)
@@ -215,13 +241,15 @@ class RowReader:
         )
         lengths_N = list_lengths(lists)
         entries = column.entries(lists, lengths_N)
-        present_V = present(entries.values, self.rules)
+        ids_V = self._ids(entries)
+        present_V = present(entries.values, self.rules) & ~self._are_pads(entries, ids_V)
         weights_V = None
         if sparse.weights is not None:
             weights_V = self._weights(chunk.column(sparse.weights), sparse, column, lists)[present_V]
-        index_V = np.repeat(np.arange(len(lengths_N)), lengths_N)
-        present_N = np.bincount(index_V[present_V], minlength=len(lengths_N))
-        return Lists(self._ids(entries)[present_V], present_N, weights_V)
+        found = Lists(ids_V[present_V], count_kept(lengths_N, present_V), weights_V)
+        if self._teaching is not None:
+            self._teaching.add_lists(sparse.column, found, lambda at: entries.filter(present_V).values[at])
+        return found
 
     def _weights(self, column: Column, sparse: SparseColumn, owner: Column, ids: pa.Array) -> Floats:
         separator = sparse.separator if is_text(column.values.type) else None

@@ -49,7 +49,7 @@ class Conversion:
         self._ids = _IdColumns(features, index, inputs.layout.rules)
         self._sequences = self._of_sequences(index)
         self._names = tuple(column.name for column in inputs.layout.schema.looked_up)
-        self._usual = not inputs.fitted.times and all(column.role != "weights" for column in self._columns)
+        self._usual = not (inputs.fitted.times or inputs.layout.pads or any(c.role == "weights" for c in self._columns))
 
     def _of_sequences(self, index: Mapping[str, int]) -> list[_Sequence]:
         columns, sequences = {column.name: (index[column.name], column) for column in self._columns}, []
