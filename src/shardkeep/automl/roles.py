@@ -20,6 +20,7 @@ from shardkeep.base.errors import DataError
 from shardkeep.workers.data.conversion import times
 from shardkeep.workers.data.conversion.chunk import Column, missing_column
 from shardkeep.workers.data.conversion.rules import ReadingRules
+from shardkeep.workers.data.conversion.teaching import filled_end
 
 Use = Literal["label", "weight", "time", "dense", "sparse", "sequence", "left out"]
 FEWEST_TIMES = 20
@@ -156,6 +157,10 @@ def _role(facts: Facts, positive_N: np.ndarray[Any, np.dtype[np.bool_]]) -> Role
     if facts.entries is not None and facts.length_N is not None:
         cut = {} if facts.separator is None else {"separator": facts.separator.lstrip("[")}
         vector = {"width": int(facts.length_N.max())} if use == "dense" else {**cut, "pooling": "mean"}
+        found = filled_end(facts.entries.code_N, facts.length_N) if use == "sparse" else None
+        if found is not None and (code := int(facts.entries.code_N[found[3]])) >= 0:
+            vector["pad"] = facts.entries.values[code].as_py()
+            why = f"{why}; {vector['pad']} fills the {found[0]} of {found[2]:.0%} of them"
         return Role(facts, use, why, None if use == "left out" else vector)
     if use in ("dense", "sparse") and (auc := auc_alone(facts, positive_N)) > TELLS:
         if auc > KNOWS:
