@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from shardkeep.base.arrays import Floats, Ints
+from shardkeep.base.errors import ConfigError
 from shardkeep.workers.data.batch import Batch
 from shardkeep.workers.data.catalogue import Catalogue
 from shardkeep.workers.data.sides import Sides
@@ -42,11 +43,18 @@ class Left:
 
     @classmethod
     def history(cls, batch: Batch, sides: Sides, catalogue: Catalogue) -> Left:
-        """The items in the lists of each sample that have the table of items."""
-        names = [feature.name for feature in sides.users.looked_up if feature.table == sides.item.table]
-        lists = [bag for bag in (batch.ids[name] for name in names) if bag.lengths_B is not None]
+        """The items in the whole lists of each sample that have the table of items. Raises ConfigError where no list
+        has it."""
+        table, ids = sides.item.table, {**batch.ids, **batch.whole()}
+        lists = [ids[feature.name] for feature in sides.users.looked_up if feature.table == table]
         samples = [np.repeat(np.arange(len(batch)), bag.lengths_B) for bag in lists if bag.lengths_B is not None]
-        if not lists or not len(catalogue):
+        lists = [bag for bag in lists if bag.lengths_B is not None]
+        if not lists:
+            raise ConfigError(
+                f"eval.exclude_seen: has no effect: no list of the user has the table {table}; allowed: a list with "
+                f"table: {table}, or a sequence over it"
+            )
+        if not len(catalogue):
             return cls.none(len(batch))
         places_N = catalogue.index_of(np.concatenate([bag.values_N for bag in lists]))
         keys_N = np.unique((np.concatenate(samples) * len(catalogue) + places_N)[places_N >= 0])

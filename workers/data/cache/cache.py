@@ -16,6 +16,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 
 from shardkeep.base.arrays import Ints
 from shardkeep.base.sizes import size_text
+from shardkeep.workers.data.beginnings import known_targets
 from shardkeep.workers.data.cache.catalogues import obtain_catalogue
 from shardkeep.workers.data.cache.entry import BESIDE, CacheEntry, Content, FileSet, read_entry
 from shardkeep.workers.data.cache.obtaining import found, obtained
@@ -90,8 +91,10 @@ class Conversion:
             "time": layout.time,
             "skipping": labels if any(label.missing == "skip" for label in layout.labels) else [],
             "dense": [[c.model_dump(), read(*(n.column for n in c.numbers()))] for c in layout.dense],
-            "sparse": [[c.model_dump(exclude={"table", "pooling", "pad"}), read(c.column), *pads.get(c.column, ())]
-                       for c in layout.sparse],
+            "sparse": [
+                [c.model_dump(exclude={"table", "pooling", "pad"}), read(c.column), *pads.get(c.column, ())]
+                for c in layout.sparse
+            ],
             "scale": layout.scale,
             "missing": layout.missing,
             "sequences": groups,
@@ -146,7 +149,8 @@ def _with_catalogue(
         return item_values(_read_all(job, files.paths, report, columns), columns, job.layout, inputs.fitted, ids_M)
 
     catalogue = obtain_catalogue(job.config, files, inputs, data.train, sides, values_of, report)
-    return checked(replace(data, catalogue=catalogue), sides)
+    notes = (*data.notes, *known_targets(data.train, data.eval, sides))
+    return checked(replace(data, catalogue=catalogue, notes=notes), sides)
 
 
 def _described(entries: Sequence[CacheEntry]) -> str:

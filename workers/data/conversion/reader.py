@@ -149,7 +149,9 @@ class RowReader:
         try:
             return np.isin(ids_V, decode_ids(own, kind, self.rules))
         except DataError as error:
-            raise ConfigError(f"data: pad: {', '.join(pads)} is no value of {column.name}, a column of {kind}") from error
+            raise ConfigError(
+                f"data: pad: {', '.join(pads)} is no value of {column.name}, a column of {kind}"
+            ) from error
 
     def _without_pads(self, column: Column) -> Ints:
         """As `_ids`, with a missing value in place of each pad."""

@@ -75,13 +75,13 @@ class Conversion:
         try:
             dense_PI = self._dense.batch(requests, count, size)
             ids, numbers = self._ids.batch(requests, count, size), dict[str, Floats]()
+            whole = dict[str, Ragged]()
             for sequence in self._sequences:
-                sequence.add(requests, size, ids, numbers)
+                sequence.add(requests, size, ids, numbers, whole)
         except (Unusual, DataError, pa.ArrowException):
             return None
-        return Batch(
-            dense_PI, {name: ids[name] for name in self._names}, np.zeros((size, 1), np.float32), numbers=numbers
-        )
+        ids = {name: ids[name] for name in self._names}
+        return Batch(dense_PI, ids, np.zeros((size, 1), np.float32), numbers=numbers, whole=lambda: whole)
 
     def general(self, rows: Rows, padded: Callable[[int], int]) -> Iterator[tuple[Batch, int]]:
         """As `batches`, in batches of at most 65,536 rows, whose last row fills them up."""
@@ -181,8 +181,15 @@ class _Sequence:
         self._numbers = [columns[name][0] for name in group.numbers]
         self._kept = group.max_length if group.newest == "last" else -group.max_length
 
-    def add(self, requests: Sequence[Rows], size: int, ids: dict[str, Ragged], numbers: dict[str, Floats]) -> None:
-        """Adds the ids and the numbers of a batch; samples beyond the rows have no entries."""
+    def add(
+        self,
+        requests: Sequence[Rows],
+        size: int,
+        ids: dict[str, Ragged],
+        numbers: dict[str, Floats],
+        whole: dict[str, Ragged],
+    ) -> None:
+        """Adds the ids and the numbers of a batch, and the ids of whole lists; samples beyond the rows have none."""
         found = [[self._converted.entries(column, rows.columns[at]) for rows in requests] for at, column in self._ids]
         found += [[numbers_of(rows.columns[at]) for rows in requests] for at in self._numbers]
         values = [np.concatenate([values_V for values_V, _ in parts]) for parts in found]
@@ -192,8 +199,10 @@ class _Sequence:
         newest = _Newest(lengths_N, self._group.max_length, self._kept)
         lengths_P = np.zeros(size, np.int32)
         lengths_P[: len(lengths_N)] = newest.lengths_N
+        whole_P = np.zeros(size, np.int32)
+        whole_P[: len(lengths_N)] = lengths_N
         for column, ids_V in zip(self._group.ids, values, strict=False):
-            ids[column.name] = Ragged(newest.of(ids_V), lengths_P)
+            ids[column.name], whole[column.name] = Ragged(newest.of(ids_V), lengths_P), Ragged(ids_V, whole_P)
         if self._numbers:
             values_SV = np.stack(values[len(self._ids) :])
             stored_SN = np.stack([newest.of(values_V) for values_V in self._scale.stored(values_SV)])
