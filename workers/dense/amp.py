@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import torch
+from torch import nn
+
+M = TypeVar("M", bound=nn.Module)
 
 
 @dataclass(frozen=True)
@@ -58,9 +63,13 @@ def _name_of(device: torch.device) -> str:
 class MixedPrecision:
     """The chosen arithmetic at work: autocast, and a GradScaler where fp16 needs one."""
 
-    def __init__(self, amp: str, device: torch.device) -> None:
+    def __init__(self, amp: str, device: torch.device, model: nn.Module | None = None) -> None:
+        """`model`: computes its last layers in float32, also where the rest does not; before others change layers."""
         self._device = device
         self.chosen = choose_precision(amp, device)
+        for module in model.modules() if model is not None and self.chosen.dtype is not None else ():
+            if (name := getattr(module, "ends_model", None)) is not None:
+                setattr(module, name, partial(_in_float32, getattr(type(module), name), module))
         self.scaler = torch.amp.GradScaler(device.type, enabled=self.chosen.scaled)
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
@@ -73,3 +82,21 @@ class MixedPrecision:
     def scaling(self) -> bool:
         """Whether gradients are those of a scaled loss."""
         return bool(self.scaler.is_enabled())
+
+
+def ends(layer: M) -> M:
+    """The layer, marked as one that ends a model: scores in bf16 would have 8 digits, and ranks ties."""
+    layer.ends_model = "forward"  # type: ignore[assignment]
+    return layer
+
+
+def _in_float32(method: Callable[..., Any], module: nn.Module, first: torch.Tensor, *others: Any) -> Any:
+    """A method of a module outside of autocast, on inputs of float32 or more."""
+    with torch.autocast(first.device.type, enabled=False):
+        return method(module, *map(_widened, (first, *others)))
+
+
+def _widened(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _widened(each) for name, each in value.items()}
+    return value.to(torch.promote_types(value.dtype, torch.float32)) if isinstance(value, torch.Tensor) else value

@@ -83,7 +83,8 @@ class Shards:
         self._blocks = blocks_of(model, least)
         try:
             for block in self._blocks:
-                policy = in_half if isinstance(block, nn.Linear) else MixedPrecisionPolicy(cast_forward_inputs=False)
+                halves = isinstance(block, nn.Linear) and not hasattr(block, "ends_model")
+                policy = in_half if halves else MixedPrecisionPolicy(cast_forward_inputs=False)
                 fully_shard(block, mesh=mesh, reshard_after_forward=True, mp_policy=policy)
             fully_shard(model, mesh=mesh)
             model.register_forward_pre_hook(self._begins, prepend=True)

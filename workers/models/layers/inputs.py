@@ -56,6 +56,8 @@ class Fields(nn.Module):
     An embedding of another dim is projected to `dim`. A dense column's vector is its value times a learned vector.
     """
 
+    ends_model = "pairwise"
+
     def __init__(self, num_dense: int, features: Mapping[str, int], dim: int, options: HiddenOptions) -> None:
         super().__init__()
         self.projections = Projections(features, dim, options)
@@ -92,6 +94,8 @@ class FirstOrder(nn.Module):
     Attributes:
         dims: Feature -> dim of its vector, one less than its row's.
     """
+
+    ends_model = "forward"
 
     def __init__(self, num_dense: int, features: Mapping[str, int]) -> None:
         super().__init__()
