@@ -19,7 +19,16 @@ from numpy.typing import NDArray
 from shardkeep.base.arrays import Ints
 from shardkeep.workers.collectives.collective import Collective
 from shardkeep.workers.collectives.operations import gather_arrays
-from shardkeep.workers.config import BASELINE, DEFAULT_METRICS, ERRORS, METRICS, EvalConfig, LossConfig, asked_of
+from shardkeep.workers.config import (
+    BASELINE,
+    DEFAULT_METRICS,
+    ERRORS,
+    METRICS,
+    UNWEIGHTED,
+    EvalConfig,
+    LossConfig,
+    asked_of,
+)
 from shardkeep.workers.label_config import TaskColumn
 from shardkeep.workers.metrics.outputs import joint_outputs
 
@@ -29,6 +38,8 @@ BUCKETS = 10
 """Buckets of `calibration_buckets`."""
 COUNTS = ("samples", "weights")
 """Keys beside the metrics: of several labels, they are of all, and COUNT/LABEL of a label that some samples lack."""
+FAR = 0.1
+"""The difference of two calibrations from which both are shown."""
 _CAUSES = {
     "precision": "no sample is predicted positive; precision needs one",
     "r2": "all labels are equal; R2 needs different ones",
@@ -184,7 +195,7 @@ def evaluate_predictions(
 
     Returns:
         The metrics asked for, with the errors of the constant mean where that is known, `samples`, and with weights
-        their sum as `weights`. A metric that is not defined is None, and `note` says why (no samples, one class only,
+        their sum as `weights`, and the calibration without them where it is a tenth off. A metric that is not defined is None, and `note` says why (no samples, one class only,
         no weight, predictions that are not finite, ...).
     """
     asked = asked or MetricSettings()
@@ -209,6 +220,7 @@ def evaluate_predictions(
         for mean in asked.label_means:
             constant = replace(scored, output_N=np.full(len(labels_N), mean))
             result |= {BASELINE + name: _value(name, constant) for name in asked.metrics if name in ERRORS}
+        result |= _unweighted(scored, result.get("calibration"))
         causes = [_CAUSES[name] for name in asked.metrics if result[name] is None and name in _CAUSES]
         result = {**({"note": causes[0]} if causes else {}), **result}
     return result
@@ -216,6 +228,15 @@ def evaluate_predictions(
 
 def _value(metric: str, scored: Predictions) -> Any:
     return METRICS[metric].load()(scored)
+
+
+def _unweighted(scored: Predictions, weighted: float | None) -> dict[str, float]:
+    """The calibration of samples that all weigh the same, where it is not that by their weights: those that balance
+    classes make probabilities that no share of positives has."""
+    plain = calibration_of(replace(scored, weight_N=np.ones(len(scored.label_N), np.int64)))
+    if weighted is None or plain is None or 1 - FAR <= plain / (weighted or math.inf) <= 1 + FAR:
+        return {}
+    return {f"{UNWEIGHTED}calibration": plain}
 
 
 def _why_undefined(scored: Predictions) -> str | None:

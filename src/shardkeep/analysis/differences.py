@@ -17,7 +17,7 @@ from shardkeep.base.plugging.packages import missing
 from shardkeep.inference.scoring import EvaluationScores
 from shardkeep.sweep.student import CONFIDENCE
 from shardkeep.view.screen import metric_name
-from shardkeep.workers.config import BASELINE, sign_of
+from shardkeep.workers.config import BASELINE, UNWEIGHTED, sign_of
 from shardkeep.workers.evaluation.retrieval import RankSettings
 from shardkeep.workers.metrics.quality import COUNTS
 
@@ -89,7 +89,7 @@ def _by_bootstrap(*pair: EvaluationScores) -> Iterator[Difference]:
         pair = tuple(replace(one, asked=replace(one.asked, metrics=own)) for one, own in zip(pair, others, strict=True))
     first, second = (one.metrics() for one in pair)
     names = [name for name, value in first.items() if isinstance(value, float) and isinstance(second.get(name), float)
-             and name not in COUNTS and not name.startswith(BASELINE)]  # fmt: skip
+             and name not in COUNTS and not name.startswith((BASELINE, UNWEIGHTED))]  # fmt: skip
 
     def difference(rows_K: Ints) -> Float64s:
         found = [[metrics[name] for name in names] for metrics in (one.metrics(rows_K) for one in pair)]
