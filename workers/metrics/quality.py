@@ -195,8 +195,8 @@ def evaluate_predictions(
 
     Returns:
         The metrics asked for, with the errors of the constant mean where that is known, `samples`, and with weights
-        their sum as `weights`, and the calibration without them where it is a tenth off. A metric that is not defined is None, and `note` says why (no samples, one class only,
-        no weight, predictions that are not finite, ...).
+        their sum as `weights`, and the calibration without them where it is a tenth off. A metric that is not defined
+        is None, and `note` says why (no samples, one class only, no weight, predictions that are not finite, ...).
     """
     asked = asked or MetricSettings()
     groups_N = np.empty(0, np.int64) if groups_N is None else groups_N
@@ -354,7 +354,7 @@ def mae_of(scored: Predictions) -> float:
 def loses_to_the_mean(metrics: Mapping[str, Any]) -> bool:
     """Whether every error of an evaluation is above that of the constant mean."""
     pairs = [(metrics[name], metrics[BASELINE + name]) for name in metrics if BASELINE + name in metrics]
-    return bool(pairs) and all(error > baseline for error, baseline in pairs)
+    return bool(pairs) and all(None not in pair and pair[1] < pair[0] < math.inf for pair in pairs)
 
 
 def r2_of(scored: Predictions) -> float | None:
