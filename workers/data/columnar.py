@@ -7,7 +7,7 @@ B = rows asked for, C = chunks, F = single-valued features, I = dense columns, N
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -210,7 +210,14 @@ class ColumnarDataset:
         if self._schema.num_dense:
             stored, t = (self._words.view(np.float32), self._starts["dense"], *self._places["dense"]), self._transform
             gather_dense(*stored, rows_B, t.fill_I, t.shift_I, t.factor_I, dense_BI)
-        return Batch(dense_BI, ids, label_BT, weight_B, numbers, lambda: self._gather_whole(rows_B))
+
+        def whole() -> dict[str, Ragged]:
+            found = dict[str, Ragged]()
+            for group in self._schema.sequences:
+                self._gather_sequence(replace(group, numbers=(), max_length=ALL), rows_B, found, {})
+            return found
+
+        return Batch(dense_BI, ids, label_BT, weight_B, numbers, whole)
 
     def times(self) -> Float64s:
         """The time of each sample, float64 (len,), a fresh array. Raises KeyError where none was written."""
@@ -283,16 +290,6 @@ class ColumnarDataset:
         if group.numbers:
             stored = [self._gather_entries(f"numbers:{name}", rows_B, kept, total) for name in group.numbers]
             numbers[group.name] = self._transforms[group].inputs(np.stack(stored, axis=1))
-
-    def _gather_whole(self, rows_B: Ints) -> dict[str, Ragged]:
-        """The ids of the sequences of rows, all of each list, oldest first."""
-        found = dict[str, Ragged]()
-        for group in self._schema.sequences:
-            for column in group.ids:
-                lengths_B, total = self._gather_lengths(column.name, rows_B, ALL)
-                kept = ALL if group.newest == "last" else -ALL
-                found[column.name] = Ragged(self._gather_entries(f"ids:{column.name}", rows_B, kept, total), lengths_B)
-        return found
 
     def _gather_lengths(self, name: str, rows_B: Ints, most: int) -> tuple[Int32s, int]:
         """Entries of each row, and of all."""

@@ -145,15 +145,3 @@ def fold(hash_N: NDArray[np.uint64], lengths_N: NDArray[np.int64], values_V: NDA
             x = mix(x + np.uint64(values_V[v]) * GOLDEN)
             v += 1
         hash_N[i] = x
-
-
-@kernel("void(int64[::1], int64[::1])")
-def prefixes(lengths_N: NDArray[np.int64], values_V: NDArray[np.int64]) -> None:
-    """Puts in place of each entry of lists a hash of it and of those before it."""
-    v = 0
-    for i in range(len(lengths_N)):
-        x = np.uint64(0)
-        for _ in range(lengths_N[i]):
-            x = mix(x + np.uint64(values_V[v]) * GOLDEN)
-            values_V[v] = np.int64(x)
-            v += 1

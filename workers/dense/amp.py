@@ -6,12 +6,13 @@ import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import nn
 
-M = TypeVar("M", bound=nn.Module)
+ENDS = "ends_model"
+"""The attribute of a module that names its method which ends a model. In bf16 scores had 8 binary digits."""
 
 
 @dataclass(frozen=True)
@@ -64,11 +65,11 @@ class MixedPrecision:
     """The chosen arithmetic at work: autocast, and a GradScaler where fp16 needs one."""
 
     def __init__(self, amp: str, device: torch.device, model: nn.Module | None = None) -> None:
-        """`model`: computes its last layers in float32, also where the rest does not; before others change layers."""
+        """`model`: ends in float32, also where its other layers do not; before others change layers."""
         self._device = device
         self.chosen = choose_precision(amp, device)
         for module in model.modules() if model is not None and self.chosen.dtype is not None else ():
-            if (name := getattr(module, "ends_model", None)) is not None:
+            if (name := getattr(module, ENDS, None)) is not None:
                 setattr(module, name, partial(_in_float32, getattr(type(module), name), module))
         self.scaler = torch.amp.GradScaler(device.type, enabled=self.chosen.scaled)
 
@@ -82,12 +83,6 @@ class MixedPrecision:
     def scaling(self) -> bool:
         """Whether gradients are those of a scaled loss."""
         return bool(self.scaler.is_enabled())
-
-
-def ends(layer: M) -> M:
-    """The layer, marked as one that ends a model: scores in bf16 would have 8 digits, and ranks ties."""
-    layer.ends_model = "forward"  # type: ignore[assignment]
-    return layer
 
 
 def _in_float32(method: Callable[..., Any], module: nn.Module, first: torch.Tensor, *others: Any) -> Any:

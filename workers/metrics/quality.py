@@ -212,8 +212,7 @@ def evaluate_predictions(
     result: dict[str, Any] = dict.fromkeys(asked.metrics) | {"samples": len(labels_N)}
     if weighted:
         result["weights"] = float(weight_N.sum())
-    note = _why_undefined(scored)
-    if note is not None:
+    if (note := _why_undefined(scored)) is not None:
         result["note"] = note
     if weight_N.any() and np.isfinite(logits_N).all():
         result |= {name: _value(name, scored) for name in asked.metrics}
@@ -231,8 +230,7 @@ def _value(metric: str, scored: Predictions) -> Any:
 
 
 def _unweighted(scored: Predictions, weighted: float | None) -> dict[str, float]:
-    """The calibration of samples that all weigh the same, where it is not that by their weights: those that balance
-    classes make probabilities that no share of positives has."""
+    """The calibration of samples that all weigh the same, where it is far from that by their weights."""
     plain = calibration_of(replace(scored, weight_N=np.ones(len(scored.label_N), np.int64)))
     if weighted is None or plain is None or 1 - FAR <= plain / (weighted or math.inf) <= 1 + FAR:
         return {}

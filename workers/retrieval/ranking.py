@@ -45,19 +45,15 @@ class Left:
     def history(cls, batch: Batch, sides: Sides, catalogue: Catalogue) -> Left:
         """The items in the whole lists of each sample that have the table of items. Raises ConfigError where no list
         has it."""
-        table, ids = sides.item.table, {**batch.ids, **batch.whole()}
-        lists = [ids[feature.name] for feature in sides.users.looked_up if feature.table == table]
-        samples = [np.repeat(np.arange(len(batch)), bag.lengths_B) for bag in lists if bag.lengths_B is not None]
-        lists = [bag for bag in lists if bag.lengths_B is not None]
+        ids, table = {**batch.ids, **batch.whole()}, sides.item.table
+        bags = [ids[feature.name] for feature in sides.users.looked_up if feature.table == table]
+        lists = [(bag.values_N, bag.lengths_B) for bag in bags if bag.lengths_B is not None]
         if not lists:
-            raise ConfigError(
-                f"eval.exclude_seen: has no effect: no list of the user has the table {table}; allowed: a list with "
-                f"table: {table}, or a sequence over it"
-            )
-        if not len(catalogue):
-            return cls.none(len(batch))
-        places_N = catalogue.index_of(np.concatenate([bag.values_N for bag in lists]))
-        keys_N = np.unique((np.concatenate(samples) * len(catalogue) + places_N)[places_N >= 0])
+            why = f"has no effect, no list of the user has the table {table}"
+            raise ConfigError(f"eval.exclude_seen: {why}; allowed: with a list or a sequence over it")
+        places_N = catalogue.index_of(np.concatenate([values_N for values_N, _ in lists]))
+        samples_N = np.concatenate([np.repeat(np.arange(len(batch)), lengths_B) for _, lengths_B in lists])
+        keys_N = np.unique((samples_N * len(catalogue) + places_N)[places_N >= 0])
         offsets_B1 = np.searchsorted(keys_N, np.arange(len(batch) + 1) * len(catalogue))
         return cls(offsets_B1.astype(np.int64), keys_N % len(catalogue))
 

@@ -40,9 +40,8 @@ class Difference(NamedTuple):
         gain = self.value * (sign_of(self.metric) or 0)
         says = ("higher" if self.value > 0 else "lower") if not gain else "better" if gain > 0 else "worse"
         says = "no difference shown" if self.low <= 0.0 <= self.high else says
+        says = says if np.isfinite([self.value, self.low, self.high]).all() else UNDEFINED
         interval = f"{self.low:+z.5f} to {self.high:+z.5f}"
-        if not np.isfinite([self.value, self.low, self.high]).all():
-            says, interval = UNDEFINED, "-"
         return [metric_name(self.metric), run, f"{self.value:+z.5f}", interval, says, self.by]
 
 

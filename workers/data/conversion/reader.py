@@ -6,17 +6,16 @@ N = rows of a chunk, V = ids of a multi-valued feature
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 
 from shardkeep.base.arrays import Bools, Float64s, Floats, Ints
-from shardkeep.base.errors import ConfigError, DataError
+from shardkeep.base.errors import ConfigError
 from shardkeep.workers.data.batch import DecodedRows, Lists
 from shardkeep.workers.data.conversion import times
-from shardkeep.workers.data.conversion.categories import decode_ids, kind_of
+from shardkeep.workers.data.conversion.categories import decode_ids, kind_of, pad_ids
 from shardkeep.workers.data.conversion.chunk import Chunk, Column
 from shardkeep.workers.data.conversion.decoding import (
     as_lists,
@@ -93,7 +92,7 @@ class RowReader:
         for f, sparse in enumerate(single):
             column = chunk.column(sparse.column)
             with column.named():
-                single_NF[:, f] = self._without_pads(column)
+                single_NF[:, f], _ = self._ids(column)
         dense_NI, end = np.empty((len(label_N), len(layout.numbers)), np.float32), 0
         for dense in layout.dense:
             start, end = end, end + (dense.width or 1)
@@ -124,39 +123,24 @@ class RowReader:
             names = frozenset(c.column for c in self.layout.sparse)
             lists = lists - self._prior.features | self._prior.lists & names
         for column in self.layout.sparse:
-            key = f"pad: {column.pad}" if column.pad is not None else f"pooling: {column.pooling}"
-            if (column.pooling in ("mean", "max") or column.pad is not None) and column.column not in lists:
+            key = f"pooling: {column.pooling}" if column.pad is None else f"pad: {column.pad}"
+            if key not in ("pooling: sum", "pooling: weighted") and column.column not in lists:
                 raise ConfigError(
                     f"data.sparse: {column.column}: {key} has no effect, each row has one value; "
                     "leave it out, or give the separator of the values"
                 )
         return lists
 
-    def _ids(self, column: Column) -> Ints:
-        """The ids of a column of one value a row, or of the entries of lists, as its kind in the first rows says."""
+    def _ids(self, column: Column) -> tuple[Ints, Bools]:
+        """The ids of a column of one value a row, or of the entries of lists, as its kind in the first rows says; and
+        which of them are no pads, in whose place is a missing value."""
         kind = self._kinds.get(column.name)
         if kind is None and (own := kind_of(column.values, self.rules)) is not None:
             sharing = self.layout.sharing.get(column.name, ())
             kind = self._kinds[column.name] = next((self._kinds[name] for name in sharing if name in self._kinds), own)
-        return decode_ids(column, kind, self.rules, self._spellings.get(column.name))
-
-    def _are_pads(self, column: Column, ids_V: Ints) -> Bools:
-        """Which ids of a column only fill lists up. Raises ConfigError for a pad that the column cannot hold."""
-        pads, kind = self.layout.pads.get(column.name, ()), self._kinds.get(column.name)
-        if not pads or kind is None:
-            return np.zeros(len(ids_V), np.bool_)
-        own = replace(column, values=pa.array(pads), rows_N=np.ones(len(pads), np.int64))
-        try:
-            return np.isin(ids_V, decode_ids(own, kind, self.rules))
-        except DataError as error:
-            raise ConfigError(
-                f"data: pad: {', '.join(pads)} is no value of {column.name}, a column of {kind}"
-            ) from error
-
-    def _without_pads(self, column: Column) -> Ints:
-        """As `_ids`, with a missing value in place of each pad."""
-        ids_V = self._ids(column)
-        return np.where(self._are_pads(column, ids_V), MISSING_ID, ids_V)
+        ids_V = decode_ids(column, kind, self.rules, self._spellings.get(column.name))
+        kept_V = ~np.isin(ids_V, pad_ids(column, kind, self.layout.pads.get(column.name, ()), self.rules))
+        return np.where(kept_V, ids_V, MISSING_ID), kept_V
 
     def _sample_weights(self, chunk: Chunk) -> Floats:
         column = chunk.column(self.layout.weight or "")
@@ -209,7 +193,7 @@ class RowReader:
         entries, lengths_N = sequence_entries(columns, self.rules, group.separator, brackets)
         lists, numbers = dict[str, Lists](), dict[str, tuple[Floats, Ints]]()
         with entries[0].named():
-            kept_V = ~self._are_pads(entries[0], ids_V := self._ids(entries[0]))
+            ids_V, kept_V = self._ids(entries[0])
         if not kept_V.all():
             entries, lengths_N = [column.filter(kept_V) for column in entries], count_kept(lengths_N, kept_V)
         lists[entries[0].name] = Lists(ids_V[kept_V], lengths_N)
@@ -217,7 +201,7 @@ class RowReader:
             self._teaching.add_lists(entries[0].name, lists[entries[0].name], entries[0].values.__getitem__)
         for column in entries[1 : len(group.ids)]:
             with column.named():
-                lists[column.name] = Lists(self._without_pads(column), lengths_N)
+                lists[column.name] = Lists(self._ids(column)[0], lengths_N)
         for column, scaler in zip(entries[len(group.ids) :], scalers, strict=True):
             with column.named():
                 stored_V = scaler.store(_numbers(column, self.rules, scaler), learn=learn)
@@ -243,8 +227,8 @@ class RowReader:
         )
         lengths_N = list_lengths(lists)
         entries = column.entries(lists, lengths_N)
-        ids_V = self._ids(entries)
-        present_V = present(entries.values, self.rules) & ~self._are_pads(entries, ids_V)
+        ids_V, kept_V = self._ids(entries)
+        present_V = present(entries.values, self.rules) & kept_V
         weights_V = None
         if sparse.weights is not None:
             weights_V = self._weights(chunk.column(sparse.weights), sparse, column, lists)[present_V]

@@ -26,11 +26,10 @@ FEWEST_ROWS = 100
 _MOST_LISTS, _FEWEST_FILLED = 4096, 10
 
 
-def filled_end(ids_V: Ints, lengths_N: Ints) -> tuple[str, int, float, int] | None:
-    """The end of lists that one id fills up to one length, that length, the share of the lists that it fills, and an
-    entry that has it. None = no id does, or it stands elsewhere too. Looks at the first 4,096 lists."""
-    lengths_N = lengths_N[:_MOST_LISTS]
-    ids_V, lengths_N = ids_V[: lengths_N.sum()], lengths_N[lengths_N > 0]
+def filled_end(ids_V: Ints, lengths_N: Ints) -> tuple[str, int, float] | None:
+    """The end of lists that one id fills up to one length, an entry that has it, and the share of the first 4,096 lists
+    that it fills. None = no id does, or it stands elsewhere too."""
+    ids_V, lengths_N = ids_V[: lengths_N[:_MOST_LISTS].sum()], lengths_N[:_MOST_LISTS][lengths_N[:_MOST_LISTS] > 0]
     for end, way in (("start", 1), ("end", -1)) if len(lengths_N) else ():
         own_V, own_N = ids_V[::way], lengths_N[::way]
         starts_N = np.cumsum(own_N) - own_N
@@ -40,9 +39,9 @@ def filled_end(ids_V: Ints, lengths_N: Ints) -> tuple[str, int, float, int] | No
             is_V = own_V == first
             run_N = np.minimum(np.minimum.reduceat(np.where(is_V, len(own_V), place_V), starts_N), own_N)
             runs, lengths = run_N[run_N > 0], own_N[run_N > 0]
-            one_length = len(runs) >= _FEWEST_FILLED and lengths.min() == lengths.max()
-            if one_length and runs.min() < runs.max() and runs.sum() >= 0.99 * is_V.sum():
-                return end, int(lengths[0]), len(runs) / len(own_N), int(np.flatnonzero(ids_V == first)[0])
+            filled = len(runs) >= _FEWEST_FILLED and len(set(lengths)) == 1 and len(set(runs)) > 1
+            if filled and runs.sum() >= 0.99 * is_V.sum():
+                return end, int(np.argmax(ids_V == first)), len(runs) / len(own_N)
     return None
 
 
@@ -73,14 +72,12 @@ class Teaching:
             return
         self._lists[name] = ""
         if (found := filled_end(lists.ids_V, lists.lengths_N)) is not None:
-            end, length, share, at = found
+            end, at, share = found
             value = value_of(at)
-            none = not value.is_valid or is_text(value.type)
-            shown = shown_text(value.cast(pa.binary()).as_py() or b"") if none else value.as_py()
-            self._lists[name] = (
-                f"column {name}: {shown} fills the {end} of {share:.0%} of the lists up to {length} entries; "
-                f"if it is no id, set pad: {shown}"
-            )
+            text = not value.is_valid or is_text(value.type)
+            shown = shown_text(value.cast(pa.binary()).as_py() or b"") if text else value.as_py()
+            what = f"fills the {end} of {share:.0%} of the lists up to one length"
+            self._lists[name] = f"column {name}: {shown} {what}; if it is no id, set pad: {shown}"
 
     def notes(self, dense: Sequence[ColumnScaler]) -> list[Note]:
         """A line for each column that cannot teach."""

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from shardkeep.workers.dense.amp import ends
+from shardkeep.workers.dense.amp import ENDS
 from shardkeep.workers.models.layers.dropout import Dropout
 from shardkeep.workers.models.layers.norms import BatchNorm, Dice, Statistics
 
@@ -91,7 +91,9 @@ class HiddenOptions:
 
     def output(self, inputs: int, outputs: int | None = None, *, bias: bool = True) -> nn.Linear:
         """A Linear that ends a model: with AMP it computes in float32. `outputs`: None = one for each label."""
-        return ends(self.linear(inputs, self.outputs if outputs is None else outputs, bias=bias))
+        layer = self.linear(inputs, self.outputs if outputs is None else outputs, bias=bias)
+        vars(layer)[ENDS] = "forward"
+        return layer
 
     def block(self, inputs: int | None, width: int) -> nn.Sequential:
         """Linear, norm, activation, dropout, in FuxiCTR's order; without `inputs` there is no linear layer."""
