@@ -21,7 +21,7 @@ class FinalMlp(nn.Module):
     logit = b + w1 . o1 + w2 . o2 + sum over heads h of o1_h' W_h o2_h, with o1, o2 the streams' outputs.
     """
 
-    ends_model = "fused"
+    ends_model, product = "product", staticmethod(torch.matmul)
 
     def __init__(
         self,
@@ -63,14 +63,12 @@ class FinalMlp(nn.Module):
             stream(joined_BX * gate(dense_BI, embeddings))
             for stream, gate in zip(self.streams, self.gates, strict=True)
         )
-        logits_BT: torch.Tensor = self.first(first) + self.second(second) + self.fused(first, second)
-        return logits_BT
-
-    def fused(self, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
-        """The bilinear form of two streams (B, width), (B, T)."""
         heads = self.fusion.shape[-3]
-        heads_B1H1X, heads_B1H1Y = (x.reshape(len(x), 1, heads, 1, -1) for x in (first, second))
-        return (heads_B1H1X @ self.fusion * heads_B1H1Y).flatten(2).sum(2)
+        heads_B1H1X = first.unflatten(1, (1, heads, 1, -1))
+        heads_B1H1Y = second.unflatten(1, (1, heads, 1, -1))
+        fused_BT = (self.product(heads_B1H1X, self.fusion) * heads_B1H1Y).flatten(2).sum(2)
+        logits_BT: torch.Tensor = self.first(first) + self.second(second) + fused_BT
+        return logits_BT
 
 
 class FeatureGate(nn.Module):
