@@ -74,8 +74,8 @@ class Teaching:
         if (found := filled_end(lists.ids_V, lists.lengths_N)) is not None:
             end, at, share = found
             value = value_of(at)
-            text = not value.is_valid or is_text(value.type)
-            shown = shown_text(value.cast(pa.binary()).as_py() or b"") if text else value.as_py()
+            text = is_text(value.type) and value.cast(pa.binary()).as_py()
+            shown = "''" if not value.is_valid else shown_text(text) if is_text(value.type) else value.as_py()
             what = f"fills the {end} of {share:.0%} of the lists up to one length"
             self._lists[name] = f"column {name}: {shown} {what}; if it is no id, set pad: {shown}"
 
