@@ -221,7 +221,6 @@ SEEN = {
                                      entropy(630, 1.6503)),
     "better than their average": silence(worse_than_average, entropy(630, 0.99)),
     "an early entropy": silence(worse_than_average, entropy(50, 1.65)),
-    "no entropy": silence(worse_than_average, entropy(630, None)),
     "a model that guesses": says(guessing, "after 200 steps AUC is 0.4998: the model guesses",
                                  *evaluated(0.5, 0.5, 0.4998), level="bad"),
     "a model that learns": silence(guessing, *evaluated(0.5, 0.5, 0.6)),

@@ -158,9 +158,9 @@ def _role(facts: Facts, positive_N: np.ndarray[Any, np.dtype[np.bool_]]) -> Role
         cut = {} if facts.separator is None else {"separator": facts.separator.lstrip("[")}
         vector = {"width": int(facts.length_N.max())} if use == "dense" else {**cut, "pooling": "mean"}
         found = filled_end(facts.entries.code_N, facts.length_N) if use == "sparse" else None
-        if found is not None and (code := int(facts.entries.code_N[found[1]])) >= 0:
-            vector["pad"] = facts.entries.values[code].as_py()
-            why = f"{why}; {vector['pad']} fills the {found[0]} of {found[2]:.0%} of them"
+        code = -1 if found is None else int(facts.entries.code_N[found[1]])
+        if found is not None and code >= 0 and type(pad := facts.entries.values[code].as_py()) in (int, float, str):
+            vector, why = vector | {"pad": pad}, f"{why}; {pad} fills the {found[0]} of {found[2]:.0%} of them"
         return Role(facts, use, why, None if use == "left out" else vector)
     if use in ("dense", "sparse") and (auc := auc_alone(facts, positive_N)) > TELLS:
         if auc > KNOWS:
