@@ -13,8 +13,10 @@ from shardkeep.workers.data.gather_kernels import fold
 from shardkeep.workers.data.samples import Dataset, gathered
 from shardkeep.workers.data.sides import Sides
 
-MOST_ROWS, FEWEST, ABOVE_CHANCE = 1 << 17, 50, 0.1
-"""Rows that are read, which takes a second; evaluation rows that count; the share of targets above that of chance."""
+MOST_ROWS, MOST_ENTRIES = 1 << 17, 1 << 21
+"""That are read, which takes a second."""
+FEWEST, ABOVE_CHANCE = 50, 0.1
+"""Evaluation rows that count, and the share of targets above that of chance."""
 
 
 def known_targets(train: Dataset, held: Dataset | None, sides: Sides) -> list[str]:
@@ -48,7 +50,10 @@ def shares(train: Dataset, held: Dataset, name: str, item: str) -> tuple[float, 
 def _beginnings(dataset: Dataset, name: str, item: str) -> tuple[Ints, Ints, Ints]:
     """A hash of each beginning of the rows' lists with their items, its last place (V,), and the rows' ends (N,). Rows
     of label 0 and those with an empty list are left out."""
-    batch = gathered(dataset, np.arange(min(len(dataset), MOST_ROWS)))
+    few = gathered(dataset, np.arange(min(len(dataset), 256)))
+    entries = len({**few.ids, **few.whole()}[name].values_N)
+    most = min(MOST_ROWS, 1 + MOST_ENTRIES * len(few) // max(entries, 1))
+    batch = gathered(dataset, np.arange(min(len(dataset), most)))
     bag = {**batch.ids, **batch.whole()}[name]
     length_N = np.zeros(len(batch), np.int64) if bag.lengths_B is None else bag.lengths_B.astype(np.int64)
     own_N = (batch.label_BT[:, 0] == 1.0) & (length_N > 0)
