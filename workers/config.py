@@ -177,6 +177,8 @@ METRICS: dict[str, Plug[bool, Any]] = by_name(
 """The `config` of a metric: whether it needs labels of 0 and 1."""
 BASELINE = "baseline_"
 """Before the name of an error: that of the constant mean of the training labels."""
+UNWEIGHTED = "unweighted_"
+"""Before the name of a metric: that of samples that all weigh the same."""
 DEFAULT_METRICS = ("auc", "logloss", "normalized_entropy", "calibration")
 RANK_METRICS = ("recall@10", "recall@50", "ndcg@10", "mrr")
 """The default metrics of retrieval models."""

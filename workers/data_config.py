@@ -24,6 +24,7 @@ from shardkeep.workers.label_config import (
     ColumnName as ColumnName,
     LabelColumn as LabelColumn,
     TaskColumn as TaskColumn,
+    Text,
     Texts,
     Threshold as Threshold,
     check_labels,
@@ -83,6 +84,12 @@ def _time_format(value: str) -> str:
     return value
 
 
+def _written(self: Any, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    """Versions that know no split and no pad read the settings of other data."""
+    found: dict[str, Any] = handler(self)
+    return {key: value for key, value in found.items() if key not in ("split", "pad") or value is not None}
+
+
 Delimiter = Annotated[str, BeforeValidator(_delimiter)]
 """Between the columns of a CSV."""
 Mark = Annotated[str | None, BeforeValidator(_mark)]
@@ -125,6 +132,10 @@ class SparseColumn(Settings):
     column)."""
     weights: ColumnName | None = None
     """Column with a weight per id; for pooling: weighted."""
+    pad: Text | None = None
+    """Id that fills lists up to one length: lists are read without it, and in other columns of the table it is a
+    missing value; left out = there is none."""
+    _written = model_serializer(mode="wrap")(_written)
 
     @field_validator("separator")
     @classmethod
@@ -168,6 +179,10 @@ class SequenceConfig(Settings):
     """Where the newest entry of a list is."""
     separator: Annotated[str, Field(min_length=1)] | None = None
     """Text between the entries of a field; left out = the columns hold lists."""
+    pad: Text | None = None
+    """Id that fills the lists of the first column of `ids` up to one length: its places are dropped, and in other
+    columns of the table it is a missing value; left out = there is none."""
+    _written = model_serializer(mode="wrap")(_written)
 
     @field_validator("ids")
     @classmethod
@@ -299,6 +314,7 @@ class DataConfig(Settings):
     """Fingerprint of other training data with which `--resume` may continue; the error that refuses them names it."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of your module:function."""
+    _written = model_serializer(mode="wrap")(_written)
 
     @model_validator(mode="before")
     @classmethod
@@ -344,12 +360,6 @@ class DataConfig(Settings):
         if self.split.by == TIME and self.time is None:
             raise ValueError("split.by: time needs data.time, the column with the time of a row")
         return self
-
-    @model_serializer(mode="wrap")
-    def _without_split(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Versions that know no split read the settings of other data."""
-        found: dict[str, Any] = handler(self)
-        return {key: value for key, value in found.items() if key != "split" or value is not None}
 
     def held_out(self, seed: int) -> SplitRecord | None:
         """How rows of the training files are held out; None = none are. `seed`: the job's."""

@@ -83,6 +83,7 @@ def _texts(value: Any) -> Any:
 
 
 Texts = Annotated[list[str], BeforeValidator(_texts)]  # YAML reads 4 as a number; a file holds texts
+Text = Annotated[str, BeforeValidator(lambda value: str(value) if type(value) in (int, float) else value)]
 
 
 class Threshold(Settings):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from math import inf as INF, nan as NAN
+
 import numpy as np
 import pytest
 
@@ -10,6 +13,7 @@ from shardkeep.analysis.differences import Difference, differences
 from shardkeep.base.arrays import Bools, Float64s, Floats
 from shardkeep.base.errors import UserError
 from shardkeep.inference.scoring import EvaluationScores
+from shardkeep.workers.label_config import TaskColumn
 from shardkeep.workers.metrics.quality import MetricSettings, auc
 from tests.support.cases import every
 
@@ -151,7 +155,35 @@ def test_all_runs_are_compared_with_the_first() -> None:
         ("logloss", 0.001, 0.003, "worse"),
         ("calibration", 0.001, 0.003, "higher"),
         ("auc", -0.001, 0.003, "no difference shown"),
+        *(
+            (metric, *ends, "undefined")
+            for metric in ("auc", "logloss", "calibration")
+            for ends in ((NAN, NAN), (0.001, NAN), (NAN, -0.001), (0.001, INF), (-INF, INF))
+        ),
     ],
 )
 def test_what_an_interval_says_depends_on_what_is_better(metric: str, low: float, high: float, says: str) -> None:
     assert Difference(metric, (low + high) / 2, low, high, "").texts("b - a")[4] == says
+
+
+def test_each_resample_has_the_classes_of_the_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 200 rows one or two are positive, or have the second label, which some rows lack."""
+    monkeypatch.setattr("shardkeep.analysis.differences.RESAMPLES", (100, 100))
+    draw = np.random.default_rng(0)
+    first_N, second_N = draw.normal(size=(2, 200)).astype(np.float32)
+    weights_N = np.ones(200, np.float32)
+    for positives in (1, 2):
+        labels_N = (np.arange(200) < positives).astype(np.float32)
+        pair = [replace(scores_of(each, labels_N > 0, metrics=("auc",)), weights_N=weights_N)
+                for each in (first_N, second_N)]  # fmt: skip
+        (found,) = [each for _, each in differences(pair, ["a", "b"])]
+        assert found.by == "bootstrap" and np.isfinite([found.low, found.high]).all() and found.low < found.high
+    labels_NT = np.stack([np.arange(200) % 3 == 0, np.where(np.arange(200) < 90, np.nan, np.arange(200) == 99)], axis=1)
+    tasks = tuple(TaskColumn(column=name) for name in ("clicked", "bought"))
+    several = [
+        EvaluationScores(draw.normal(size=(200, 2)).astype(np.float32), labels_NT.astype(np.float32), np.empty(0, int),
+                         np.empty(0, np.float32), MetricSettings(("auc",), tasks=tasks), ("clicked", "bought"))
+        for _ in range(2)
+    ]  # fmt: skip
+    ends = {each.metric: (each.low, each.high) for _, each in differences(several, ["a", "b"])}
+    assert ends.keys() == {"auc/clicked", "auc/bought"} and np.isfinite([*ends.values()]).all()

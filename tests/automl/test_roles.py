@@ -190,6 +190,14 @@ def test_what_databases_write_for_a_missing_value_or_an_array_is_known(tmp_path:
     assert arrays.settings == {"separator": ",", "pooling": "mean"}
 
 
+def test_the_id_that_fills_lists_up_to_one_length_is_their_pad(tmp_path: Path) -> None:
+    lists = [[0] * (5 - n % 5) + [7 + n % 9] * (n % 5) for n in range(ROWS)]
+    flags = [[False] * (5 - n % 5) + [True] * (n % 5) for n in range(ROWS)]
+    found = plan(tmp_path / "a.parquet", clicks(seen=lists, flags=flags))
+    assert [role.settings for role in found.roles[2:]] == [{"pooling": "mean", "pad": 0}, {"pooling": "mean"}]
+    assert found.yaml(tmp_path).count("pad: 0") == 1 == found.yaml(tmp_path).count("pad:"), "of the history of both"
+
+
 def test_a_label_takes_the_texts_that_mean_1_and_numbers_are_cut_in_two_halves(tmp_path: Path) -> None:
     table = clicks(event=[["view", "cart", "buy"][n % 3] for n in range(ROWS)]).drop(["click"])
     found = plan(tmp_path / "a.csv", table, "event", "data.label.positive=[buy, cart]")

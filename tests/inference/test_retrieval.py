@@ -114,6 +114,18 @@ def test_what_a_sample_has_seen_is_not_found_where_the_evaluation_excludes_it() 
     assert [len(row) for row in found] == [items - len({*known}) for known in seen]
 
 
+@every("name", MODELS)
+def test_similarities_in_half_precision_are_as_many_as_in_float32(name: str) -> None:
+    samples = Takes(MODELS[name][0], 300)
+    counts = []
+    for amp in ("off", "bf16"):
+        trained = untrained(name, samples, tower={"amp": amp, "compile": "off"})
+        assert trained.sides is not None
+        users_BE = trained.logits(trained.sides.users_of(samples.gather(np.arange(300))))
+        counts.append(np.unique(users_BE @ trained.finder.index.vectors_ME[0]).size)
+    assert counts[1] > 0.95 * counts[0]
+
+
 def test_what_a_model_cannot_find_is_refused() -> None:
     predictor, frame = Predictor(untrained("two_tower")), frame_of(Takes(TOWERS, 9), 3)
     for k in (0, 41):

@@ -90,7 +90,8 @@ def test_weights_are_as_rows_that_come_so_often_and_groups_are_weighted(folder: 
     repeated = evaluate_run(out, files=[file_of(folder / "often.csv", often)])
     found = evaluate_run(out, files=[folder / "eval.csv"], by="item")
     groups = found.pop("by")["groups"]
-    assert numbers(repeated) == pytest.approx(numbers(found) | {"samples": len(often)}, rel=1e-6)
+    weighted = numbers(found) | {"samples": len(often)}
+    assert weighted.pop("unweighted_calibration") and numbers(repeated) == pytest.approx(weighted, rel=1e-6)
     assert sum(group["weights"] for group in groups) == found["weights"]
     one = [row for row in rows_of(200, 8) if row["item"] == groups[0]["value"]]
     alone = evaluate_run(out, files=[file_of(folder / "one.csv", one)])
@@ -102,6 +103,9 @@ def test_files_without_the_weight_are_evaluated_by_rows_of_weight_one_and_say_so
     ones = file_of(folder / "ones.csv", [row | {"w": "1"} for row in rows_of(200, 8)])
     pq.write_table(pacsv.read_csv(lighter), folder / "lighter.parquet")
     expected = evaluate_run(out, files=[ones])
+    with_weights = evaluate_run(out, files=[folder / "eval.csv"])
+    assert with_weights["unweighted_calibration"] == pytest.approx(expected["calibration"])
+    assert abs(expected["calibration"] / with_weights["calibration"] - 1) > 0.1
     for file in (lighter, folder / "lighter.parquet"):
         found = evaluate_run(out, files=[file])
         assert "no file has the column of weights, w (data.weight)" in found.pop("note")
@@ -125,7 +129,8 @@ def test_files_without_the_weight_are_scored_and_those_without_the_label_only_th
 def test_an_export_keeps_the_weight_and_its_cost_is_of_metrics_alone(folder: Path) -> None:
     manifest = export_run(folder / "run", folder / "small", formats=Formats(rows="fp16"))
     assert manifest.metrics["weights"] == evaluate_run(folder / "run")["weights"]
-    assert set(manifest.cost or {}) == {"auc", "logloss", "normalized_entropy", "calibration"}
+    metrics = {"auc", "logloss", "normalized_entropy", "calibration", "unweighted_calibration"}
+    assert set(manifest.cost or {}) == metrics
     found = evaluate_run(folder / "small", files=[folder / "eval.csv"])
     assert numbers(found) == pytest.approx(numbers(evaluate_run(folder / "run")), rel=1e-2)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 import math
+import re
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -219,7 +221,6 @@ SEEN = {
                                      entropy(630, 1.6503)),
     "better than their average": silence(worse_than_average, entropy(630, 0.99)),
     "an early entropy": silence(worse_than_average, entropy(50, 1.65)),
-    "no entropy": silence(worse_than_average, entropy(630, None)),
     "a model that guesses": says(guessing, "after 200 steps AUC is 0.4998: the model guesses",
                                  *evaluated(0.5, 0.5, 0.4998), level="bad"),
     "a model that learns": silence(guessing, *evaluated(0.5, 0.5, 0.6)),
@@ -270,6 +271,37 @@ def test_what_is_wrong_gives_its_warning_and_what_is_not_gives_none(
         assert "shardkeep train" not in warning.advice and "train." not in warning.advice
     if sees.get("state") == "gone" and "config" not in sees:
         assert f"--resume {tmp_path / 'run'}" in warning.advice
+
+
+def with_bad(value: Any, names: Collection[str], bad: Any) -> Any:
+    """Records with another number wherever one of these names has one."""
+    if isinstance(value, Mapping):
+        number = {key: isinstance(each, int | float) and key in names for key, each in value.items()}
+        return {key: bad if number[key] else with_bad(each, names, bad) for key, each in value.items()}
+    return [with_bad(each, names, bad) for each in value] if isinstance(value, list | tuple) else value
+
+
+def names_in(value: Any) -> set[str]:
+    """The names of numbers in records."""
+    own = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
+    names = {key for key, each in value.items() if isinstance(each, int | float)} if own and own is not value else set()
+    return names.union(*map(names_in, own))
+
+
+@every(("check", "records", "sees", "text", "level", "advice"), SEEN.values(), ids=SEEN)
+def test_no_warning_judges_a_number_that_is_not_finite(
+    tmp_path: Path, check: Check, records: Any, sees: Any, text: Any, level: str | None, advice: Any
+) -> None:
+    whole = {"records": list(records), "summary": sees.get("summary")}
+    names = names_in(whole) if text is not None else set()
+    for bad in (math.nan, math.inf, -math.inf, None):
+        single = names & {"waited", "total", "parameters", "loss", "logloss", "auc", "normalized_entropy"}
+        for own in [{name} for name in single] + [names - {"step", "rows"}] * bool(names):
+            changed = with_bad(whole, own, bad)
+            found = check(sight(tmp_path / "run", *changed["records"], **sees | {"summary": changed["summary"]}))
+            assert not any(re.search(r"\b(nan|inf)\b", one.text + one.advice) for one in found), (own, bad)
+            if len(own) > 1 and check not in (not_finite, warnings_of) and check.__module__ != processes.__name__:
+                assert not found, (own, bad)
 
 
 @every("module", [learning, processes, steps])

@@ -6,7 +6,7 @@ B = batch, I = dense inputs, T = labels, N = ids of one feature over the whole b
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -59,6 +59,7 @@ class Batch:
         weight_B: float32 factor on each sample's loss; None = all 1.
         numbers: of each sequence that has some, the numbers beside its ids, float32 (N, S), C-contiguous. Its ids are
             in `ids`, column by column, with the same lengths.
+        whole: reads the ids of sequences before they were cut to `max_length`, by column, oldest first; {} = as `ids`.
     """
 
     dense_BI: Floats
@@ -66,13 +67,14 @@ class Batch:
     label_BT: Floats
     weight_B: Floats | None = None
     numbers: Mapping[str, Floats] = field(default_factory=dict)
+    whole: Callable[[], Mapping[str, Ragged]] = dict
 
     def __len__(self) -> int:
         """Number of samples; may be 0."""
         return len(self.label_BT)
 
     def slice(self, start: int, stop: int) -> Batch:
-        """Samples [start, stop); views, not copies. Of a part of them without `numbers`, which a plan of all holds."""
+        """Samples [start, stop); views, not copies. Of a part of them without `numbers` and `whole`, which all hold."""
         if start == 0 and stop >= len(self):
             return self
         ids = {name: ragged.slice(start, stop) for name, ragged in self.ids.items()}

@@ -7,7 +7,7 @@ B = rows asked for, C = chunks, F = single-valued features, I = dense columns, N
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -210,7 +210,14 @@ class ColumnarDataset:
         if self._schema.num_dense:
             stored, t = (self._words.view(np.float32), self._starts["dense"], *self._places["dense"]), self._transform
             gather_dense(*stored, rows_B, t.fill_I, t.shift_I, t.factor_I, dense_BI)
-        return Batch(dense_BI, ids, label_BT, weight_B, numbers)
+
+        def whole() -> dict[str, Ragged]:
+            found = dict[str, Ragged]()
+            for group in self._schema.sequences:
+                self._gather_sequence(replace(group, numbers=(), max_length=ALL), rows_B, found, {})
+            return found
+
+        return Batch(dense_BI, ids, label_BT, weight_B, numbers, whole)
 
     def times(self) -> Float64s:
         """The time of each sample, float64 (len,), a fresh array. Raises KeyError where none was written."""

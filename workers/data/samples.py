@@ -280,7 +280,7 @@ def doubtful_weights(dataset: Dataset) -> list[str]:
         if weights_N is None or not weights_N.size:
             continue
         rms = float(np.sqrt(np.mean(np.square(weights_N, dtype=np.float64))))
-        if rms > LARGEST_RMS:
+        if LARGEST_RMS < rms < np.inf:
             warnings.append(
                 f"feature {name}: its weights have a root mean square of {rms:.3g}, so its pooled rows are about that "
                 "many times too long; scale the weights to about 1, or use pooling: mean"

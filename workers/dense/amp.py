@@ -4,9 +4,17 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
+from torch import nn
+
+ENDS = "ends_model"
+"""The attribute of a module that names its method which ends a model, a `forward` of nn.Linear or a `product` of two
+tensors. In bf16 scores would have 8 binary digits. Autocast leaves float64 as it is, and a context inside of a compiled
+function bypasses the compiler's cache."""
 
 
 @dataclass(frozen=True)
@@ -58,9 +66,13 @@ def _name_of(device: torch.device) -> str:
 class MixedPrecision:
     """The chosen arithmetic at work: autocast, and a GradScaler where fp16 needs one."""
 
-    def __init__(self, amp: str, device: torch.device) -> None:
+    def __init__(self, amp: str, device: torch.device, model: nn.Module | None = None) -> None:
+        """`model`: ends in float32, also where its other layers do not; before others change layers."""
         self._device = device
         self.chosen = choose_precision(amp, device)
+        for module in model.modules() if model is not None and self.chosen.dtype is not None else ():
+            if (name := getattr(module, ENDS, None)) is not None:
+                setattr(module, name, _product if name == "product" else partial(_linear, module))
         self.scaler = torch.amp.GradScaler(device.type, enabled=self.chosen.scaled)
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
@@ -73,3 +85,12 @@ class MixedPrecision:
     def scaling(self) -> bool:
         """Whether gradients are those of a scaled loss."""
         return bool(self.scaler.is_enabled())
+
+
+def _linear(layer: Any, x_BI: torch.Tensor) -> torch.Tensor:
+    y_BO = F.linear(x_BI.double(), layer.weight.double(), None if layer.bias is None else layer.bias.double())
+    return y_BO.float()
+
+
+def _product(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    return (one.double() @ other.double()).float()

@@ -35,7 +35,7 @@ class Scorer:
     def __init__(self, model: nn.Module, config: TowerConfig, device: torch.device) -> None:
         self.model = model.to(device).eval()
         self.device = device
-        self._precision = MixedPrecision(config.amp, device)
+        self._precision = MixedPrecision(config.amp, device, self.model)
         onednn.choose(config.linear, self.model, device, amp=self._precision.chosen.dtype is not None)
         onednn.use_for_inference(self.model)
 

@@ -24,6 +24,7 @@ from shardkeep.base.errors import UserError
 from shardkeep.compression.tower.exchange import Exchange
 from shardkeep.workers.collectives.collective import Collective, Solo
 from shardkeep.workers.collectives.operations import all_gather, all_reduce_sum, exchange_packets
+from shardkeep.workers.dense.amp import ENDS
 
 BLOCK_VALUES = 1 << 16
 """The least values of a block: below, two more calls among the ranks cost more than the memory is worth."""
@@ -83,7 +84,8 @@ class Shards:
         self._blocks = blocks_of(model, least)
         try:
             for block in self._blocks:
-                policy = in_half if isinstance(block, nn.Linear) else MixedPrecisionPolicy(cast_forward_inputs=False)
+                halves = isinstance(block, nn.Linear) and not hasattr(block, ENDS)
+                policy = in_half if halves else MixedPrecisionPolicy(cast_forward_inputs=False)
                 fully_shard(block, mesh=mesh, reshard_after_forward=True, mp_policy=policy)
             fully_shard(model, mesh=mesh)
             model.register_forward_pre_hook(self._begins, prepend=True)

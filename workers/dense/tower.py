@@ -122,7 +122,7 @@ class Tower:
         self._loss, self._state = objective.loss, ModelState(self.model)
         parameters = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
         self.optimizer = DenseOptimizer(config.optimizer, list(parameters.values()), clip_norm=objective.clip_norm)
-        self.precision = MixedPrecision(config.amp, device)
+        self.precision = MixedPrecision(config.amp, device, self.model)
         self._choose("amp", self.precision.chosen.reason)
         amp = self.precision.chosen.dtype is not None
         if (linear := onednn.choose(config.linear, self.model, device, amp=amp)) is not None:

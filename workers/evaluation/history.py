@@ -122,11 +122,11 @@ class EvaluationHistory:
         return factor
 
     def _values(self, metric: str) -> Iterator[tuple[int, float]]:
-        """Each step with the metric, more of it being better; one that an earlier version left undefined is worst."""
+        """Each step with the metric, more of it being better; one that is not finite is worst."""
         sign = sign_of(metric) or 1
         for step in sorted(self._by_step):
             value = self._by_step[step].get(metric)
-            yield step, -math.inf if value is None else sign * float(value)
+            yield step, sign * float(value) if value is not None and math.isfinite(value) else -math.inf
 
     def facts(self) -> dict[str, Any]:
         """What a checkpoint says of it, as JSON types; {} = nothing."""

@@ -20,7 +20,7 @@ from shardkeep.workers.collectives.operations import gather_arrays
 from shardkeep.workers.config import EvalConfig, LossConfig
 from shardkeep.workers.data.batch import Batch
 from shardkeep.workers.data.catalogue import Catalogue
-from shardkeep.workers.data.samples import Dataset
+from shardkeep.workers.data.samples import Dataset, gathered
 from shardkeep.workers.data.sides import Sides
 from shardkeep.workers.embeddings.inputs import Inputs
 from shardkeep.workers.embeddings.unseen import Unseen
@@ -111,6 +111,7 @@ class RetrievalEvaluator:
         self._dataset, self._client, self._users, self._items = dataset, client, users, items
         self._num_samples = min(len(dataset), max_samples) if max_samples else len(dataset)
         self._ranking = ranking
+        ranking.left(gathered(dataset, np.arange(1)))  # refuses what excludes nothing now, not after an epoch
 
     def run(self, step: int) -> dict[str, Any]:
         """As of `Evaluates`."""

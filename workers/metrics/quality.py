@@ -19,7 +19,16 @@ from numpy.typing import NDArray
 from shardkeep.base.arrays import Ints
 from shardkeep.workers.collectives.collective import Collective
 from shardkeep.workers.collectives.operations import gather_arrays
-from shardkeep.workers.config import BASELINE, DEFAULT_METRICS, ERRORS, METRICS, EvalConfig, LossConfig, asked_of
+from shardkeep.workers.config import (
+    BASELINE,
+    DEFAULT_METRICS,
+    ERRORS,
+    METRICS,
+    UNWEIGHTED,
+    EvalConfig,
+    LossConfig,
+    asked_of,
+)
 from shardkeep.workers.label_config import TaskColumn
 from shardkeep.workers.metrics.outputs import joint_outputs
 
@@ -29,6 +38,8 @@ BUCKETS = 10
 """Buckets of `calibration_buckets`."""
 COUNTS = ("samples", "weights")
 """Keys beside the metrics: of several labels, they are of all, and COUNT/LABEL of a label that some samples lack."""
+FAR = 0.1
+"""The difference of two calibrations from which both are shown."""
 _CAUSES = {
     "precision": "no sample is predicted positive; precision needs one",
     "r2": "all labels are equal; R2 needs different ones",
@@ -184,8 +195,8 @@ def evaluate_predictions(
 
     Returns:
         The metrics asked for, with the errors of the constant mean where that is known, `samples`, and with weights
-        their sum as `weights`. A metric that is not defined is None, and `note` says why (no samples, one class only,
-        no weight, predictions that are not finite, ...).
+        their sum as `weights`, and the calibration without them where it is a tenth off. A metric that is not defined
+        is None, and `note` says why (no samples, one class only, no weight, predictions that are not finite, ...).
     """
     asked = asked or MetricSettings()
     groups_N = np.empty(0, np.int64) if groups_N is None else groups_N
@@ -201,14 +212,14 @@ def evaluate_predictions(
     result: dict[str, Any] = dict.fromkeys(asked.metrics) | {"samples": len(labels_N)}
     if weighted:
         result["weights"] = float(weight_N.sum())
-    note = _why_undefined(scored)
-    if note is not None:
+    if (note := _why_undefined(scored)) is not None:
         result["note"] = note
     if weight_N.any() and np.isfinite(logits_N).all():
         result |= {name: _value(name, scored) for name in asked.metrics}
         for mean in asked.label_means:
             constant = replace(scored, output_N=np.full(len(labels_N), mean))
             result |= {BASELINE + name: _value(name, constant) for name in asked.metrics if name in ERRORS}
+        result |= _unweighted(scored, result.get("calibration"))
         causes = [_CAUSES[name] for name in asked.metrics if result[name] is None and name in _CAUSES]
         result = {**({"note": causes[0]} if causes else {}), **result}
     return result
@@ -216,6 +227,14 @@ def evaluate_predictions(
 
 def _value(metric: str, scored: Predictions) -> Any:
     return METRICS[metric].load()(scored)
+
+
+def _unweighted(scored: Predictions, weighted: float | None) -> dict[str, float]:
+    """The calibration of samples that all weigh the same, where it is far from that by their weights."""
+    plain = calibration_of(replace(scored, weight_N=np.ones(len(scored.label_N), np.int64)))
+    if weighted is None or plain is None or 1 - FAR <= plain / (weighted or math.inf) <= 1 + FAR:
+        return {}
+    return {f"{UNWEIGHTED}calibration": plain}
 
 
 def _why_undefined(scored: Predictions) -> str | None:
@@ -333,7 +352,7 @@ def mae_of(scored: Predictions) -> float:
 def loses_to_the_mean(metrics: Mapping[str, Any]) -> bool:
     """Whether every error of an evaluation is above that of the constant mean."""
     pairs = [(metrics[name], metrics[BASELINE + name]) for name in metrics if BASELINE + name in metrics]
-    return bool(pairs) and all(error > baseline for error, baseline in pairs)
+    return bool(pairs) and all(None not in pair and pair[1] < pair[0] < math.inf for pair in pairs)
 
 
 def r2_of(scored: Predictions) -> float | None:

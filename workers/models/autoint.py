@@ -36,12 +36,12 @@ class AutoInt(nn.Module):
         self.attention = nn.Sequential(
             *(Attention(widths[k], attention.dim, attention.heads, options) for k in range(attention.layers))
         )
-        self.logit = options.linear(self.fields.num_fields * attention.dim, options.outputs)
+        self.logit = options.output(self.fields.num_fields * attention.dim)
         self.joined = Concat(num_dense, features)
         self.deep: nn.Sequential | None = None
         if hidden:
             mlp = Mlp(self.joined.out_width, hidden, options)
-            self.deep = nn.Sequential(mlp, options.linear(mlp.out_width, options.outputs, bias=False))
+            self.deep = nn.Sequential(mlp, options.output(mlp.out_width, bias=False))
 
     def forward(self, dense_BI: torch.Tensor, embeddings: dict[str, torch.Tensor]) -> torch.Tensor:
         """Logits (B, T) of dense columns (B, I) and pooled embeddings (B, dim of the feature)."""

@@ -35,7 +35,7 @@ class DeepFm(nn.Module):
         self.fields = Fields(num_dense, self.first_order.dims, default_dim, options)
         self.joined = Concat(num_dense, self.first_order.dims)
         self.deep = Mlp(self.joined.out_width, hidden, options)
-        self.logit = options.linear(self.deep.out_width, options.outputs)
+        self.logit = options.output(self.deep.out_width)
 
     def forward(self, dense_BI: torch.Tensor, embeddings: dict[str, torch.Tensor]) -> torch.Tensor:
         """Logits (B, T) of dense columns (B, I) and pooled rows (B, dim of the feature + 1)."""

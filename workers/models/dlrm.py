@@ -40,7 +40,7 @@ class Dlrm(nn.Module):
         self.interaction = DotInteraction(len(features) + (1 if num_dense else 0))
         width = default_dim + self.interaction.num_pairs
         self.top = Mlp(width, hidden, options)
-        self.logit = options.linear(self.top.out_width, options.outputs)
+        self.logit = options.output(self.top.out_width)
 
     def forward(self, dense_BI: torch.Tensor, embeddings: dict[str, torch.Tensor]) -> torch.Tensor:
         """Logits (B, T) of dense columns (B, I) and pooled embeddings (B, dim of the feature)."""

@@ -22,7 +22,7 @@ class Dnn(nn.Module):
         super().__init__()
         self.joined = Concat(num_dense, features)
         self.top = Mlp(self.joined.out_width, hidden, options)
-        self.logit = options.linear(self.top.out_width, options.outputs)
+        self.logit = options.output(self.top.out_width)
 
     def forward(self, dense_BI: torch.Tensor, embeddings: dict[str, torch.Tensor]) -> torch.Tensor:
         """Logits (B, T) of dense columns (B, I) and pooled embeddings (B, dim of the feature)."""

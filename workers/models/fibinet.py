@@ -45,7 +45,7 @@ class FiBiNet(nn.Module):
         self.excite = options.linear(reduced, num_fields, bias=False)
         self.pairs = nn.ModuleList(Bilinear(num_fields, default_dim, bilinear) for _ in range(2))
         self.deep = Mlp(num_fields * (num_fields - 1) * default_dim, hidden, options)
-        self.logit = options.linear(self.deep.out_width, options.outputs)
+        self.logit = options.output(self.deep.out_width)
 
     def forward(self, dense_BI: torch.Tensor, embeddings: dict[str, torch.Tensor]) -> torch.Tensor:
         """Logits (B, T) of dense columns (B, I) and pooled rows (B, dim of the feature + 1)."""

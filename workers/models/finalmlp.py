@@ -21,6 +21,8 @@ class FinalMlp(nn.Module):
     logit = b + w1 . o1 + w2 . o2 + sum over heads h of o1_h' W_h o2_h, with o1, o2 the streams' outputs.
     """
 
+    ends_model, product = "product", staticmethod(torch.matmul)
+
     def __init__(
         self,
         *,
@@ -48,8 +50,8 @@ class FinalMlp(nn.Module):
             raise UserError(
                 f"model.fusion_heads: {fusion_heads} does not divide the streams' last widths, {ends[0]} and {ends[1]}"
             )
-        self.first = options.linear(ends[0], options.outputs)
-        self.second = options.linear(ends[1], options.outputs, bias=False)
+        self.first = options.output(ends[0])
+        self.second = options.output(ends[1], bias=False)
         shape = (fusion_heads, *(end // fusion_heads for end in ends))
         several = (options.outputs,) if options.outputs > 1 else ()
         self.fusion = nn.Parameter(torch.randn(several + shape) * (2 / (shape[1] + shape[2])) ** 0.5)
@@ -64,7 +66,7 @@ class FinalMlp(nn.Module):
         heads = self.fusion.shape[-3]
         heads_B1H1X = first.unflatten(1, (1, heads, 1, -1))
         heads_B1H1Y = second.unflatten(1, (1, heads, 1, -1))
-        fused_BT = (heads_B1H1X @ self.fusion * heads_B1H1Y).flatten(2).sum(2)
+        fused_BT = (self.product(heads_B1H1X, self.fusion) * heads_B1H1Y).flatten(2).sum(2)
         logits_BT: torch.Tensor = self.first(first) + self.second(second) + fused_BT
         return logits_BT
 

@@ -46,7 +46,7 @@ class MaskNet(nn.Module):
         else:
             self.blocks = nn.ModuleList(MaskBlock(width, ends[k], out, mask, options) for k, out in enumerate(hidden))
             self.top = Mlp(ends[-1], [], options)
-        self.logit = options.linear(self.top.out_width, options.outputs)
+        self.logit = options.output(self.top.out_width)
 
     def forward(self, dense_BI: torch.Tensor, embeddings: dict[str, torch.Tensor]) -> torch.Tensor:
         """Logits (B, T) of dense columns (B, I) and pooled embeddings (B, dim of the feature)."""

@@ -19,6 +19,7 @@ from shardkeep.base.errors import UserError
 from shardkeep.base.machine.memory import memory_errors
 from shardkeep.base.plugging.modules import load_named
 from shardkeep.base.sizes import size_text
+from shardkeep.workers.dense.amp import ENDS
 from shardkeep.workers.embeddings.sequence import SequenceShape
 from shardkeep.workers.encoder_config import Targets, encoder_of
 from shardkeep.workers.label_config import TaskColumn
@@ -229,4 +230,7 @@ def build_own_model(
         ) from error
     if not isinstance(model, nn.Module):
         raise UserError(f"model.name: {config.name} made a {type(model).__name__}; it must be an nn.Module")
+    for layer in model.modules():
+        if type(layer) is nn.Linear and layer.out_features in (1, len(arguments.get("labels", ("label",)))):
+            vars(layer)[ENDS] = "forward"
     return model

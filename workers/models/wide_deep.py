@@ -28,7 +28,7 @@ class WideDeep(nn.Module):
         self.wide = FirstOrder(num_dense, features)
         self.joined = Concat(num_dense, self.wide.dims)
         self.deep = Mlp(self.joined.out_width, hidden, options)
-        self.logit = options.linear(self.deep.out_width, options.outputs)
+        self.logit = options.output(self.deep.out_width)
 
     def forward(self, dense_BI: torch.Tensor, embeddings: dict[str, torch.Tensor]) -> torch.Tensor:
         """Logits (B, T) of dense columns (B, I) and pooled rows (B, dim of the feature + 1)."""

@@ -36,9 +36,9 @@ class XDeepFm(nn.Module):
         self.fields = Fields(num_dense, self.first_order.dims, default_dim, options)
         self.joined = Concat(num_dense, self.first_order.dims)
         self.cin = Cin(self.fields.num_fields, cin, options)
-        self.cin_logit = options.linear(sum(cin), options.outputs, bias=False)
+        self.cin_logit = options.output(sum(cin), bias=False)
         self.deep = Mlp(self.joined.out_width, hidden, options)
-        self.logit = options.linear(self.deep.out_width, options.outputs)
+        self.logit = options.output(self.deep.out_width)
 
     def forward(self, dense_BI: torch.Tensor, embeddings: dict[str, torch.Tensor]) -> torch.Tensor:
         """Logits (B, T) of dense columns (B, I) and pooled rows (B, dim of the feature + 1)."""

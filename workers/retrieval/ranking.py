@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from shardkeep.base.arrays import Floats, Ints
+from shardkeep.base.errors import ConfigError
 from shardkeep.workers.data.batch import Batch
 from shardkeep.workers.data.catalogue import Catalogue
 from shardkeep.workers.data.sides import Sides
@@ -42,14 +43,17 @@ class Left:
 
     @classmethod
     def history(cls, batch: Batch, sides: Sides, catalogue: Catalogue) -> Left:
-        """The items in the lists of each sample that have the table of items."""
-        names = [feature.name for feature in sides.users.looked_up if feature.table == sides.item.table]
-        lists = [bag for bag in (batch.ids[name] for name in names) if bag.lengths_B is not None]
-        samples = [np.repeat(np.arange(len(batch)), bag.lengths_B) for bag in lists if bag.lengths_B is not None]
-        if not lists or not len(catalogue):
-            return cls.none(len(batch))
-        places_N = catalogue.index_of(np.concatenate([bag.values_N for bag in lists]))
-        keys_N = np.unique((np.concatenate(samples) * len(catalogue) + places_N)[places_N >= 0])
+        """The items in the whole lists of each sample that have the table of items. Raises ConfigError where no list
+        has it."""
+        ids, table = {**batch.ids, **batch.whole()}, sides.item.table
+        bags = [ids[feature.name] for feature in sides.users.looked_up if feature.table == table]
+        lists = [(bag.values_N, bag.lengths_B) for bag in bags if bag.lengths_B is not None]
+        if not lists:
+            why = f"has no effect, no list of the user has the table {table}"
+            raise ConfigError(f"eval.exclude_seen: {why}; allowed: with a list or a sequence over it")
+        places_N = catalogue.index_of(np.concatenate([values_N for values_N, _ in lists]))
+        samples_N = np.concatenate([np.repeat(np.arange(len(batch)), lengths_B) for _, lengths_B in lists])
+        keys_N = np.unique((samples_N * len(catalogue) + places_N)[places_N >= 0])
         offsets_B1 = np.searchsorted(keys_N, np.arange(len(batch) + 1) * len(catalogue))
         return cls(offsets_B1.astype(np.int64), keys_N % len(catalogue))
 

@@ -15,11 +15,11 @@ from shardkeep.base.arrays import Float64s, Ints
 from shardkeep.base.errors import MissingPackage, UserError
 from shardkeep.base.plugging.packages import missing
 from shardkeep.inference.scoring import EvaluationScores
-from shardkeep.sweep.student import CONFIDENCE
+from shardkeep.sweep.student import CONFIDENCE, UNDEFINED
 from shardkeep.view.screen import metric_name
-from shardkeep.workers.config import BASELINE, sign_of
+from shardkeep.workers.config import BASELINE, UNWEIGHTED, sign_of
 from shardkeep.workers.evaluation.retrieval import RankSettings
-from shardkeep.workers.metrics.quality import COUNTS
+from shardkeep.workers.metrics.quality import COUNTS, MetricSettings
 
 RESAMPLES, RESAMPLED_ROWS = (100, 1000), 50_000_000
 """The fewest and the most resamples of a bootstrap, and the rows of all of them where that is between."""
@@ -40,6 +40,7 @@ class Difference(NamedTuple):
         gain = self.value * (sign_of(self.metric) or 0)
         says = ("higher" if self.value > 0 else "lower") if not gain else "better" if gain > 0 else "worse"
         says = "no difference shown" if self.low <= 0.0 <= self.high else says
+        says = says if np.isfinite([self.value, self.low, self.high]).all() else UNDEFINED
         interval = f"{self.low:+z.5f} to {self.high:+z.5f}"
         return [metric_name(self.metric), run, f"{self.value:+z.5f}", interval, says, self.by]
 
@@ -81,6 +82,15 @@ def _has_auc(*pair: EvaluationScores) -> bool:
     return all(one.binary and "auc" in one.asked.metrics and not len(one.weights_N) for one in pair)
 
 
+def _classes(scores: EvaluationScores) -> list[Ints]:
+    """The rows of each class, or of each combination of classes: a resample has as many of each as the data."""
+    asked, index_N = scores.asked, np.zeros(len(scores.labels_NT), np.int64)
+    own = [t for t in range(len(scores.names)) if isinstance(asked, MetricSettings) and not asked.of(t).numbers]
+    for t in own:
+        index_N = np.unique(3 * index_N + np.nan_to_num(scores.labels_NT[:, t], nan=2.0), return_inverse=True)[1]
+    return np.split(np.argsort(index_N, kind="stable"), np.cumsum(np.bincount(index_N))[:-1])
+
+
 def _by_bootstrap(*pair: EvaluationScores) -> Iterator[Difference]:
     from scipy.stats import bootstrap
 
@@ -89,17 +99,21 @@ def _by_bootstrap(*pair: EvaluationScores) -> Iterator[Difference]:
         pair = tuple(replace(one, asked=replace(one.asked, metrics=own)) for one, own in zip(pair, others, strict=True))
     first, second = (one.metrics() for one in pair)
     names = [name for name, value in first.items() if isinstance(value, float) and isinstance(second.get(name), float)
-             and name not in COUNTS and not name.startswith(BASELINE)]  # fmt: skip
+             and name not in COUNTS and not name.startswith((BASELINE, UNWEIGHTED))]  # fmt: skip
 
-    def difference(rows_K: Ints) -> Float64s:
+    def difference(*parts: Ints) -> Float64s:
+        rows_K = np.concatenate([alone_K, *parts])
         found = [[metrics[name] for name in names] for metrics in (one.metrics(rows_K) for one in pair)]
         change: Float64s = -np.diff(np.array(found, np.float64), axis=0)[0]  # NaN = undefined
         return change
 
     rows_N = np.arange(len(pair[0].labels_NT))
+    strata = _classes(pair[0])
+    alone_K = np.concatenate([rows_N[:0], *(part for part in strata if len(part) == 1)])
+    strata = [part for part in strata if len(part) > 1]
     settings = {"method": "percentile", "confidence_level": CONFIDENCE, "random_state": np.random.default_rng(0)}
     count = max(RESAMPLES[0], min(RESAMPLES[1], RESAMPLED_ROWS // max(1, len(rows_N))))
-    if names:
-        found = bootstrap((rows_N,), difference, n_resamples=count, batch=1, vectorized=False, **settings)
+    if names and strata:
+        found = bootstrap(strata, difference, n_resamples=count, batch=1, vectorized=False, **settings)
         for name, low, high in zip(names, *found.confidence_interval, strict=True):
             yield Difference(name, first[name] - second[name], float(low), float(high), "bootstrap")

@@ -201,7 +201,7 @@ class Plan:
                 group["numbers"] = numbers
             longest = np.quantile(np.asarray(members[0].facts.length_N), 0.95)
             group["max_length"] = int(min(MOST_LENGTH, max(1, longest)))
-            group |= {key: value for key, value in (ids[0].settings or {}).items() if key == "separator"}
+            group |= {key: value for key, value in (ids[0].settings or {}).items() if key in ("separator", "pad")}
             found[f"history_{number}"] = group
         return {"sequences": found} if found else {}
 

@@ -22,6 +22,7 @@ from shardkeep.base.errors import DataError
 from shardkeep.workers.data.conversion import times
 from shardkeep.workers.data.conversion.chunk import Column, missing_column
 from shardkeep.workers.data.conversion.rules import ReadingRules
+from shardkeep.workers.data.conversion.teaching import filled_end
 
 Use = Literal["label", "weight", "time", "dense", "sparse", "sequence", "left out"]
 FEWEST_TIMES = 20
@@ -171,6 +172,10 @@ def _role(facts: Facts, positive_N: Bools, known_N: Bools) -> Role:
     if facts.entries is not None and facts.length_N is not None and use != "left out":
         cut = {} if facts.separator is None else {"separator": facts.separator.lstrip("[")}
         settings = {"width": int(facts.length_N.max())} if use == "dense" else {**cut, "pooling": "mean"}
+        found = filled_end(facts.entries.code_N, facts.length_N) if use == "sparse" else None
+        code = -1 if found is None else int(facts.entries.code_N[found[1]])
+        if found is not None and code >= 0 and type(pad := facts.entries.values[code].as_py()) in (int, float, str):
+            settings, why = settings | {"pad": pad}, f"{why}; {pad} fills the {found[0]} of {found[2]:.0%} of them"
     if use not in ("dense", "sparse"):
         return Role(facts, use, why, settings)
     few = facts.distinct <= (FEW if names.rank_of_user(facts.name) is None else FEW_TEXTS)  # ids tell by popularity

@@ -26,9 +26,10 @@ def number_of(entry: str, *names: str) -> int:
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """Returns the JSON object in a file, or None if there is no file. Raises UserError if the file is damaged."""
+    """Returns the JSON object in a file, or None if there is no file. NaN and infinities are null. Raises UserError if
+    the file is damaged."""
     try:
-        found = json.loads(when_free(lambda: path.read_text(encoding="utf-8")))
+        found = json.loads(when_free(lambda: path.read_text(encoding="utf-8")), parse_constant=lambda _: None)
     except FileNotFoundError:
         return None
     except (ValueError, RecursionError):

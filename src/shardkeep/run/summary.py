@@ -28,6 +28,8 @@ class ScoresOfClasses(_Part):
     """Log loss divided by the entropy of the base rate; 1 = no better than predicting the average."""
     calibration: float | None = None
     """Predicted positives divided by positives."""
+    unweighted_calibration: float | None = None
+    """The same without weights, where that is more than a tenth off."""
     gauc: float | None = None
     """Mean AUC of the groups of `eval.group_by`, weighted by their samples."""
     accuracy: float | None = None

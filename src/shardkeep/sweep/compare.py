@@ -7,12 +7,13 @@ family: all recipes against fp32, or all pairs of recipes. Draws and formats not
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from shardkeep.sweep.results import FP32, Results, paired
-from shardkeep.sweep.student import CONFIDENCE, Estimate, estimate, holm, p_value
+from shardkeep.sweep.student import CONFIDENCE, UNDEFINED, Estimate, estimate, holm, p_value
 
 NO_LOSS = "cannot be distinguished from no loss"
 ONE_SEED = "one seed: no conclusion"
@@ -42,6 +43,8 @@ class Comparison:
         """In words."""
         if self.p is None:
             return ONE_SEED if self.difference.count == 1 else UNTESTED
+        if not math.isfinite(self.difference.mean + self.p):
+            return UNDEFINED
         return ("lower AUC" if self.difference.mean < 0 else "higher AUC") if self.told else NO_LOSS
 
     def as_json(self) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from typing import Any
 
 from shardkeep.compression.recipes import BASELINES
 from shardkeep.records.lines import Tail
-from shardkeep.records.record import Record
+from shardkeep.records.record import Record, numbers
 from shardkeep.records.training import Evaluation
 from shardkeep.sweep.plan import PlannedRun, SweepPlan, Variant
 from shardkeep.sweep.student import Estimate, estimate
@@ -68,7 +68,7 @@ class RunResult:
     @property
     def scores(self) -> Mapping[str, Any]:
         """The last evaluation."""
-        return self.summary.get("eval") or {}
+        return numbers(self.summary.get("eval"))
 
     @cached_property
     def curve(self) -> tuple[CurvePoint, ...]:

@@ -14,6 +14,8 @@ import numpy as np
 from shardkeep.base.plugging.packages import missing
 
 CONFIDENCE = 0.95
+UNDEFINED = "undefined"
+"""In place of a verdict over numbers that are not finite."""
 POWER = 0.80
 """How often a difference should show that a comparison is said to be able to show."""
 

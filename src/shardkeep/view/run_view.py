@@ -15,14 +15,14 @@ from shardkeep.records.lines import from_the_end, newest_of_each
 from shardkeep.records.record import Json, Record
 from shardkeep.records.telemetry import Telemetry, telemetry_of
 from shardkeep.records.training import Evaluation, Progress, Scores
-from shardkeep.workers.config import is_of_ranks
+from shardkeep.workers.config import UNWEIGHTED, is_of_ranks
 
 RECENT_S = 300.0
 """Seconds of a job whose mean step tells the time left."""
 METRICS: Mapping[str, str] = {
     "auc": "AUC", "gauc": "GAUC", "logloss": "logloss", "normalized_entropy": "normalized entropy",
-    "calibration": "calibration", "accuracy": "accuracy", "precision": "precision", "recall": "recall",
-    "mse": "MSE", "rmse": "RMSE", "mae": "MAE", "r2": "R2",
+    "calibration": "calibration", f"{UNWEIGHTED}calibration": "unweighted calibration", "accuracy": "accuracy",
+    "precision": "precision", "recall": "recall", "mse": "MSE", "rmse": "RMSE", "mae": "MAE", "r2": "R2",
 }  # fmt: skip
 """How metrics are called, in the order in which people see them."""
 

@@ -52,6 +52,9 @@ def check_both_ways(inputs: Inputs, asked: Rows) -> None:
         assert np.array_equal(direct.ids[name].values_N, ids.values_N)
         if ids.lengths_B is not None:
             assert np.array_equal(direct.ids[name].lengths_B, ids.lengths_B)
+    for name, ids in general.whole().items():
+        assert sorted(direct.whole()[name].values_N) == sorted(ids.values_N)
+        assert direct.whole()[name].lengths_B.tolist() == ids.lengths_B.tolist()
     for name, numbers_NS in general.numbers.items():
         assert np.array_equal(direct.numbers[name], numbers_NS)
 

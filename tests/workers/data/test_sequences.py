@@ -109,7 +109,13 @@ def test_lists_that_begin_with_the_newest_entry_are_reversed(tmp_path: Path) -> 
     lists = ("seen_item", "seen_category", "seen_age")
     reverse = {name: [each[::-1] if name in lists else each for each in values] for name, values in rows.items()}
     path = write_parquet(tmp_path / "a.parquet", reverse)
-    check_cut(all_rows(open_histories(path, {"newest": "first"})), rows, 3)
+    batch = all_rows(open_histories(path, {"newest": "first"}))
+    check_cut(batch, rows, 3)
+    whole = batch.whole()
+    assert whole.keys() == {"seen_item", "seen_category"}
+    for name, ids in whole.items():  # oldest first, too
+        assert ids.values_N.tolist() == [id for entries in rows[name] for id in entries]
+        assert ids.lengths_B is not None and ids.lengths_B.tolist() == [0, 1, 2, 3, 4, 9]
 
 
 def test_only_what_is_stored_decides_about_the_cache_and_all_that_is_read_about_the_fingerprint(tmp_path: Path) -> None:

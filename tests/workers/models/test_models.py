@@ -10,11 +10,13 @@ import torch
 from shardkeep.base.errors import ConfigError, UserError
 from shardkeep.base.yaml_text import write_yaml
 from shardkeep.config import parse_config
-from shardkeep.workers.model_config import OwnModelConfig, keys_of
+from shardkeep.workers.config import TowerConfig
+from shardkeep.workers.dense.scorer import Scorer
+from shardkeep.workers.model_config import ONE_LABEL, OwnModelConfig, keys_of
 from shardkeep.workers.models.layers.interaction import DotInteraction
 from shardkeep.workers.models.registry import build_model, build_own_model, start_at
 from tests.support.cases import every
-from tests.support.towers import RANKING, dims_of, model_config, seeded_model
+from tests.support.towers import CPU, RANKING, dims_of, model_config, seeded_model, tower_of
 
 FEATURES = {"a.b": 8, "type": 4, "keys": 16}  # names and dims that a ModuleDict would refuse
 
@@ -50,6 +52,30 @@ def test_a_model_gives_one_logit_a_sample_from_a_mean_and_all_columns_rows_and_p
     before = model(dense, leaves)
     start_at(model, [2.5])
     torch.testing.assert_close(model(dense, leaves), before + 2.5)
+
+
+def scores_in(amp, model, dense, leaves):
+    return Scorer(model, TowerConfig(amp=amp), CPU).predict(dense, leaves)
+
+
+@every(("name", "amp"), [*((name, "bf16") for name in RANKING), ("finalmlp", "fp16"), ("deepfm", "fp16")])
+def test_scores_in_half_precision_are_as_many_as_in_float32_and_near_them(name, amp):
+    dense, leaves = inputs(num_samples=500, name=name)
+    labels = ("label",) if name in ONE_LABEL else ("clicked", "bought")
+    exact, found = (scores_in(each, made(name, labels=labels), dense, leaves) for each in ("off", amp))
+    assert found.dtype is torch.float32 and (found - exact).abs().max() < 0.05 * exact.abs().max()
+    for one, other in zip(found.T, exact.T, strict=True):
+        assert one.unique().numel() > 0.99 * other.unique().numel()
+    tower = tower_of(model=made(name, labels=labels), config={"amp": amp})
+    assert torch.equal(tower.predict(dense, leaves), found), "the trainer's evaluation"
+
+
+def test_without_amp_a_last_layer_is_as_others_are():
+    plain = made("deepfm")
+    tower = tower_of(model=made("deepfm"), config={"linear": "torch"})
+    assert not any("forward" in vars(layer) or "product" in vars(layer) for layer in tower.model.modules())
+    dense, leaves = inputs(name="deepfm")
+    assert torch.equal(tower.model(dense, leaves), plain(dense, leaves))
 
 
 @every("name", RANKING)
@@ -176,6 +202,9 @@ def test_a_class_of_the_users_is_found_beside_the_config_and_gets_its_options(ow
     config = model_config(name="own_model:Own", options={"hidden": 7})
     model = build_own_model(config, {"num_dense": 3, "features": {"x": 4}}, import_from=own_folder)
     assert model.layer.in_features == 7 and model.asked == (3, {"x": 4})
+    Scorer(model, TowerConfig(amp="bf16"), CPU)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert model.layer(torch.ones(2, 7)).dtype is torch.float32, "it ends the model"
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from shardkeep.base.errors import ConfigError
 from shardkeep.ps.client.row_client import RowClient
 from shardkeep.ps.config import ConsistencyConfig, TableSpec
 from shardkeep.ps.server.service import ShardService
@@ -224,6 +225,12 @@ def test_a_history_has_each_known_item_of_the_table_once() -> None:
     left = Left.history(batch, sides_of(schema, ["item"]), catalogue)
     assert left.offsets_B1.tolist() == [0, 2, 2, 3]
     assert left.places_N.tolist() == [1, 2, 0]
+    cut = replace(batch, ids=ids | {"seen_item": Ragged(np.array([30]), np.array([0, 0, 1], np.int32))})
+    whole = replace(cut, whole=lambda: {"seen_item": ids["seen_item"]})
+    assert Left.history(whole, sides_of(schema, ["item"]), catalogue).places_N.tolist() == [1, 2, 0]
+    other = replace(schema, sequences=(replace(seen, ids=seen.ids[1:]),))
+    with pytest.raises(ConfigError, match=r"eval.exclude_seen: has no effect, no list of the user has the table item;"):
+        Left.history(batch, sides_of(other, ["item"]), catalogue)
 
 
 # Evaluation: the same numbers for any batches and number of ranks

@@ -16,6 +16,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 
 from shardkeep.base.arrays import Ints
 from shardkeep.base.sizes import size_text
+from shardkeep.workers.data.beginnings import known_targets
 from shardkeep.workers.data.cache.catalogues import obtain_catalogue
 from shardkeep.workers.data.cache.entry import BESIDE, CacheEntry, Content, FileSet, read_entry
 from shardkeep.workers.data.cache.obtaining import found, obtained
@@ -73,10 +74,12 @@ class Conversion:
         """`known`: what decides, beside the settings of a column, how it is read."""
         layout, read = self.layout, (lambda *_: []) if known is None else known.of_columns
         labels = [label.model_dump(exclude={"loss", "weight"}) for label in layout.labels]
+        pads = {name: [pad] for name, pad in layout.pads.items()}
         # max_length and newest change nothing that is stored; a table says of which columns the ids are read alike
         groups = [
             {"ids": {name: layout.sharing[name] for name in group.ids}, "separator": group.separator}
             | {"numbers": [number.model_dump() for number in group.numbers], "read": read(*group.columns)}
+            | {name: pads[name] for name in group.ids if name in pads}
             for group in layout.sequences.values()
         ]
         return {
@@ -88,7 +91,10 @@ class Conversion:
             "time": layout.time,
             "skipping": labels if any(label.missing == "skip" for label in layout.labels) else [],
             "dense": [[c.model_dump(), read(*(n.column for n in c.numbers()))] for c in layout.dense],
-            "sparse": [[c.model_dump(exclude={"table", "pooling"}), read(c.column)] for c in layout.sparse],
+            "sparse": [
+                [c.model_dump(exclude={"table", "pooling", "pad"}), read(c.column), *pads.get(c.column, ())]
+                for c in layout.sparse
+            ],
             "scale": layout.scale,
             "missing": layout.missing,
             "sequences": groups,
@@ -144,7 +150,8 @@ def _with_catalogue(
         return item_values(_read_all(job, files.paths, report, columns), columns, job.layout, inputs.fitted, ids_M)
 
     catalogue = obtain_catalogue(job.config, files, inputs, data.train, sides, values_of, report)
-    return checked(replace(data, catalogue=catalogue), sides)
+    notes = (*data.notes, *known_targets(data.train, data.eval, sides))
+    return checked(replace(data, catalogue=catalogue, notes=notes), sides)
 
 
 def _described(entries: Sequence[CacheEntry]) -> str:

@@ -49,7 +49,7 @@ def link(other: Other, schema: Schema, folder: Path) -> Content:
         raise ValueError(f"{path}: was replaced")
     content = content_of(meta)
     inputs = content.inputs.only(schema)
-    named = {f"dense:{c.column}" for c in inputs.layout.scaled} | {f"sparse:{c.column}" for c in inputs.layout.sparse}
+    named = {f"dense:{c.column}" for c in inputs.layout.scaled} | {f"sparse:{n}" for n in inputs.layout.categories}
     return replace(content, inputs=inputs, notes=[note for note in content.notes if note[0] in named])
 
 

@@ -5,6 +5,7 @@ N = values
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
@@ -12,6 +13,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 
 from shardkeep.base.arrays import Float64s, Ints
+from shardkeep.base.errors import ConfigError, DataError
 from shardkeep.workers.data.conversion import times
 from shardkeep.workers.data.conversion.chunk import Column, shown_text
 from shardkeep.workers.data.conversion.hashing import MISSING_ID, Spellings, hash_texts
@@ -58,6 +60,17 @@ def decode_ids(column: Column, kind: Kind | None, rules: ReadingRules, spellings
         valid_N &= ~np.isin(ids_N, marks)
     ids_N[~valid_N] = MISSING_ID
     return ids_N
+
+
+def pad_ids(column: Column, kind: Kind | None, pads: Sequence[str], rules: ReadingRules) -> Ints:
+    """The ids of `pads` in a column. Raises ConfigError for one that it cannot hold."""
+    if not pads or kind is None:
+        return np.empty(0, np.int64)
+    try:
+        return decode_ids(Column("", np.arange(len(pads)), "", pa.array(pads), column.decimal), kind, rules)
+    except DataError as error:
+        why = f"pad: {', '.join(pads)} is no value of {column.name}, a column of {kind}"
+        raise ConfigError(f"data: {why}") from error
 
 
 def named_ids(column: Column, kind: Kind | None, rules: ReadingRules) -> tuple[Ints, pa.Array]:

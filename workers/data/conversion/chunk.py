@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -85,6 +85,10 @@ class Column:
         if wrong_N.any():
             index = int(wrong_N.argmax())
             raise self.error(index, problem if isinstance(problem, str) else problem(index))
+
+    def filter(self, keep_N: NDArray[np.bool_]) -> Column:
+        """The values where `keep_N` is true."""
+        return replace(self, rows_N=self.rows_N[keep_N], values=self.values.filter(pa.array(keep_N)))
 
     def entries(self, lists: pa.Array, lengths_N: Ints) -> Column:
         """The flattened entries of `lists`, a list array of this column. Raises DataError where they are structs."""

@@ -135,6 +135,11 @@ def list_lengths(lists: pa.Array) -> Ints:
     return np.array(pc.fill_null(pc.list_value_length(lists), 0), np.int64)
 
 
+def count_kept(lengths_N: Ints, kept_V: NDArray[np.bool_]) -> Ints:
+    """How many entries of each list are kept, of lists of these lengths."""
+    return np.bincount(np.repeat(np.arange(len(lengths_N)), lengths_N)[kept_V], minlength=len(lengths_N))
+
+
 def present(entries: pa.Array, rules: ReadingRules) -> NDArray[np.bool_]:
     """Which entries of the flattened lists are not missing."""
     if is_text(entries.type):

@@ -89,6 +89,15 @@ class ColumnLayout:
             if column.pooling == "none"
         }
 
+    @cached_property
+    def pads(self) -> dict[str, list[str]]:
+        """Of each column of ids whose table has padded lists the ids that only fill them up."""
+        own = {c.column: c.pad for c in self.sparse} | {next(iter(g.ids)): g.pad for g in self.sequences.values()}
+        looked_up = self.schema.looked_up
+        padded = [(c.table, pad) for c in looked_up if (pad := own.get(c.name)) is not None]
+        pads = {c.name: sorted({pad for table, pad in padded if table == c.table}) for c in looked_up}
+        return {name: each for name, each in pads.items() if each}
+
     def raw_columns(self) -> list[str]:
         """Names of the columns to read, each once."""
         weights = [c.weights for c in self.sparse if c.weights is not None]

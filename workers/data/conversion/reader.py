@@ -11,14 +11,15 @@ import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 
-from shardkeep.base.arrays import Float64s, Floats, Ints
+from shardkeep.base.arrays import Bools, Float64s, Floats, Ints
 from shardkeep.base.errors import ConfigError
 from shardkeep.workers.data.batch import DecodedRows, Lists
 from shardkeep.workers.data.conversion import times
-from shardkeep.workers.data.conversion.categories import decode_ids, kind_of
+from shardkeep.workers.data.conversion.categories import decode_ids, kind_of, pad_ids
 from shardkeep.workers.data.conversion.chunk import Chunk, Column
 from shardkeep.workers.data.conversion.decoding import (
     as_lists,
+    count_kept,
     decode_numbers,
     decode_vectors,
     holds_times,
@@ -26,7 +27,7 @@ from shardkeep.workers.data.conversion.decoding import (
     list_lengths,
     present,
 )
-from shardkeep.workers.data.conversion.hashing import Spellings
+from shardkeep.workers.data.conversion.hashing import MISSING_ID, Spellings
 from shardkeep.workers.data.conversion.labels import Labels, LabelValues, decode_labels
 from shardkeep.workers.data.conversion.layout import ColumnLayout, Fitted, PriorFit
 from shardkeep.workers.data.conversion.rules import ReadingRules, is_list, is_text
@@ -93,7 +94,7 @@ class RowReader:
         for f, sparse in enumerate(single):
             column = chunk.column(sparse.column)
             with column.named():
-                single_NF[:, f] = self._ids(column)
+                single_NF[:, f], _ = self._ids(column)
         dense_NI, end = np.empty((len(label_N), len(layout.numbers)), np.float32), 0
         for dense in layout.dense:
             start, end = end, end + (dense.width or 1)
@@ -124,20 +125,24 @@ class RowReader:
             names = frozenset(c.column for c in self.layout.sparse)
             lists = lists - self._prior.features | self._prior.lists & names
         for column in self.layout.sparse:
-            if column.pooling in ("mean", "max") and column.column not in lists:
+            key = f"pooling: {column.pooling}" if column.pad is None else f"pad: {column.pad}"
+            if key not in ("pooling: sum", "pooling: weighted") and column.column not in lists:
                 raise ConfigError(
-                    f"data.sparse: {column.column}: pooling: {column.pooling} has no effect, each row has one value; "
+                    f"data.sparse: {column.column}: {key} has no effect, each row has one value; "
                     "leave it out, or give the separator of the values"
                 )
         return lists
 
-    def _ids(self, column: Column) -> Ints:
-        """The ids of a column of one value a row, or of the entries of lists, as its kind in the first rows says."""
+    def _ids(self, column: Column) -> tuple[Ints, Bools]:
+        """The ids of a column of one value a row, or of the entries of lists, as its kind in the first rows says; and
+        which of them are no pads, in whose place is a missing value."""
         kind = self._kinds.get(column.name)
         if kind is None and (own := kind_of(column.values, self.rules)) is not None:
             sharing = self.layout.sharing.get(column.name, ())
             kind = self._kinds[column.name] = next((self._kinds[name] for name in sharing if name in self._kinds), own)
-        return decode_ids(column, kind, self.rules, self._spellings.get(column.name))
+        ids_V = decode_ids(column, kind, self.rules, self._spellings.get(column.name))
+        kept_V = ~np.isin(ids_V, pad_ids(column, kind, self.layout.pads.get(column.name, ()), self.rules))
+        return np.where(kept_V, ids_V, MISSING_ID), kept_V
 
     def _sample_weights(self, chunk: Chunk) -> Floats:
         column = chunk.column(self.layout.weight or "")
@@ -189,9 +194,16 @@ class RowReader:
         brackets = frozenset(column.name for column in columns if self._in_brackets(column, group.separator))
         entries, lengths_N = sequence_entries(columns, self.rules, group.separator, brackets)
         lists, numbers = dict[str, Lists](), dict[str, tuple[Floats, Ints]]()
-        for column in entries[: len(group.ids)]:
+        with entries[0].named():
+            ids_V, kept_V = self._ids(entries[0])
+        if not kept_V.all():
+            entries, lengths_N = [column.filter(kept_V) for column in entries], count_kept(lengths_N, kept_V)
+        lists[entries[0].name] = Lists(ids_V[kept_V], lengths_N)
+        if self._teaching is not None:
+            self._teaching.add_lists(entries[0].name, lists[entries[0].name], entries[0].values.__getitem__)
+        for column in entries[1 : len(group.ids)]:
             with column.named():
-                lists[column.name] = Lists(self._ids(column), lengths_N)
+                lists[column.name] = Lists(self._ids(column)[0], lengths_N)
         for column, scaler in zip(entries[len(group.ids) :], scalers, strict=True):
             with column.named():
                 stored_V = scaler.store(_numbers(column, self.rules, scaler), learn=learn)
@@ -217,13 +229,15 @@ class RowReader:
         )
         lengths_N = list_lengths(lists)
         entries = column.entries(lists, lengths_N)
-        present_V = present(entries.values, self.rules)
+        ids_V, kept_V = self._ids(entries)
+        present_V = present(entries.values, self.rules) & kept_V
         weights_V = None
         if sparse.weights is not None:
             weights_V = self._weights(chunk.column(sparse.weights), sparse, column, lists)[present_V]
-        index_V = np.repeat(np.arange(len(lengths_N)), lengths_N)
-        present_N = np.bincount(index_V[present_V], minlength=len(lengths_N))
-        return Lists(self._ids(entries)[present_V], present_N, weights_V)
+        found = Lists(ids_V[present_V], count_kept(lengths_N, present_V), weights_V)
+        if self._teaching is not None:
+            self._teaching.add_lists(sparse.column, found, lambda at: entries.filter(present_V).values[at])
+        return found
 
     def _weights(self, column: Column, sparse: SparseColumn, owner: Column, ids: pa.Array) -> Floats:
         separator = sparse.separator if is_text(column.values.type) else None

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from shardkeep.workers.dense.amp import ENDS
 from shardkeep.workers.models.layers.dropout import Dropout
 from shardkeep.workers.models.layers.norms import BatchNorm, Dice, Statistics
 
@@ -87,6 +88,12 @@ class HiddenOptions:
     def linear(self, inputs: int, outputs: int, *, bias: bool = True) -> nn.Linear:
         """A Linear with these initial values."""
         return linear(inputs, outputs, bias=bias, init=self.init)
+
+    def output(self, inputs: int, outputs: int | None = None, *, bias: bool = True) -> nn.Linear:
+        """A Linear that ends a model: with AMP it computes in float32. `outputs`: None = one for each label."""
+        layer = self.linear(inputs, self.outputs if outputs is None else outputs, bias=bias)
+        vars(layer)[ENDS] = "forward"
+        return layer
 
     def block(self, inputs: int | None, width: int) -> nn.Sequential:
         """Linear, norm, activation, dropout, in FuxiCTR's order; without `inputs` there is no linear layer."""

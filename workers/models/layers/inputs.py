@@ -56,6 +56,8 @@ class Fields(nn.Module):
     An embedding of another dim is projected to `dim`. A dense column's vector is its value times a learned vector.
     """
 
+    ends_model, product = "product", staticmethod(torch.matmul)
+
     def __init__(self, num_dense: int, features: Mapping[str, int], dim: int, options: HiddenOptions) -> None:
         super().__init__()
         self.projections = Projections(features, dim, options)
@@ -73,11 +75,12 @@ class Fields(nn.Module):
 
     def pairwise(self, dense_BI: torch.Tensor, embeddings: dict[str, torch.Tensor]) -> torch.Tensor:
         """Sum over pairs of fields of <v_i, v_j>, (B, 1), as ((sum v)^2 - sum v^2) / 2 (Rendle, ICDM 2010)."""
-        vectors = self.projections(embeddings)
+        vectors = [vector_BD.to(dense_BI.dtype) for vector_BD in self.projections(embeddings)]
         if self.dense_vectors_ID is not None:
             # The dense fields enter both sums as matrix products; their (B, I, D) vectors are never built.
-            sums = [dense_BI @ self.dense_vectors_ID, *vectors]
-            squares = [dense_BI.square() @ self.dense_vectors_ID.square(), *(v.square() for v in vectors)]
+            sums = [self.product(dense_BI, self.dense_vectors_ID), *vectors]
+            squared_BD = self.product(dense_BI.square(), self.dense_vectors_ID.square())
+            squares = [squared_BD, *(v.square() for v in vectors)]
         else:
             sums, squares = vectors, [v.square() for v in vectors]
         total_BD = torch.stack(sums).sum(0)
@@ -93,6 +96,8 @@ class FirstOrder(nn.Module):
         dims: Feature -> dim of its vector, one less than its row's.
     """
 
+    ends_model, product = "product", staticmethod(torch.matmul)
+
     def __init__(self, num_dense: int, features: Mapping[str, int]) -> None:
         super().__init__()
         self.dims = {name: width - 1 for name, width in features.items()}
@@ -107,5 +112,5 @@ class FirstOrder(nn.Module):
         parts = {name: torch.split(embeddings[name], [dim, 1], dim=1) for name, dim in self.dims.items()}
         weights = [weight_B1 for _, weight_B1 in parts.values()]
         if self.dense_weight_I1 is not None:
-            weights.append(dense_BI @ self.dense_weight_I1)
+            weights.append(self.product(dense_BI, self.dense_weight_I1))
         return torch.cat(weights, dim=1).sum(1, keepdim=True), {name: vector for name, (vector, _) in parts.items()}

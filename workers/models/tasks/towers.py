@@ -18,7 +18,7 @@ class TaskTowers(nn.Module):
     def __init__(self, inputs: int, hidden: Sequence[int], options: HiddenOptions) -> None:
         super().__init__()
         self.hidden = nn.ModuleList(Mlp(inputs, hidden, options) for _ in range(options.outputs))
-        self.logits = nn.ModuleList(options.linear([inputs, *hidden][-1], 1) for _ in range(options.outputs))
+        self.logits = nn.ModuleList(options.output([inputs, *hidden][-1], 1) for _ in range(options.outputs))
 
     def forward(self, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
         """Logits (B, T) of T tensors (B, H)."""

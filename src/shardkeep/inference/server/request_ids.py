@@ -50,7 +50,7 @@ class Conversion:
         self._ids = _IdColumns(features, index, inputs.layout.rules)
         self._sequences = self._of_sequences(index)
         self._names = tuple(column.name for column in inputs.layout.schema.looked_up)
-        self._usual = not inputs.fitted.times and all(column.role != "weights" for column in self._columns)
+        self._usual = not (inputs.fitted.times or inputs.layout.pads or any(c.role == "weights" for c in self._columns))
 
     def _of_sequences(self, index: Mapping[str, int]) -> list[_Sequence]:
         columns, sequences = {column.name: (index[column.name], column) for column in self._columns}, []
@@ -76,13 +76,13 @@ class Conversion:
         try:
             dense_PI = self._dense.batch(requests, count, size)
             ids, numbers = self._ids.batch(requests, count, size), dict[str, Floats]()
+            whole = dict[str, Ragged]()
             for sequence in self._sequences:
-                sequence.add(requests, size, ids, numbers)
+                whole |= sequence.add(requests, size, ids, numbers)
         except (Unusual, DataError, pa.ArrowException):
             return None
-        return Batch(
-            dense_PI, {name: ids[name] for name in self._names}, np.zeros((size, 1), np.float32), numbers=numbers
-        )
+        ids = {name: ids[name] for name in self._names}
+        return Batch(dense_PI, ids, np.zeros((size, 1), np.float32), numbers=numbers, whole=lambda: whole)
 
     def warm(self) -> None:
         """Converts a row of missing values in the general way: what pyarrow imports for it, such as pandas, takes
@@ -190,8 +190,10 @@ class _Sequence:
         self._numbers = [columns[name][0] for name in group.numbers]
         self._kept = group.max_length if group.newest == "last" else -group.max_length
 
-    def add(self, requests: Sequence[Rows], size: int, ids: dict[str, Ragged], numbers: dict[str, Floats]) -> None:
-        """Adds the ids and the numbers of a batch; samples beyond the rows have no entries."""
+    def add(
+        self, requests: Sequence[Rows], size: int, ids: dict[str, Ragged], numbers: dict[str, Floats]
+    ) -> dict[str, Ragged]:
+        """Adds the ids and the numbers of a batch; samples beyond the rows have no entries. Returns whole lists."""
         found = [[self._converted.entries(column, rows.columns[at]) for rows in requests] for at, column in self._ids]
         found += [[numbers_of(rows.columns[at]) for rows in requests] for at in self._numbers]
         values = [np.concatenate([values_V for values_V, _ in parts]) for parts in found]
@@ -199,14 +201,16 @@ class _Sequence:
         if any((other_N != lengths_N).any() for other_N in others):
             raise Unusual
         newest = _Newest(lengths_N, self._group.max_length, self._kept)
-        lengths_P = np.zeros(size, np.int32)
-        lengths_P[: len(lengths_N)] = newest.lengths_N
-        for column, ids_V in zip(self._group.ids, values, strict=False):
-            ids[column.name] = Ragged(newest.of(ids_V), lengths_P)
+        lengths_P, whole_P = (
+            np.append(each, np.zeros(size - len(each), np.int32)) for each in (newest.lengths_N, lengths_N)
+        )
+        own = {column.name: ids_V for column, ids_V in zip(self._group.ids, values, strict=False)}
+        ids.update({name: Ragged(newest.of(ids_V), lengths_P) for name, ids_V in own.items()})
         if self._numbers:
             values_SV = np.stack(values[len(self._ids) :])
             stored_SN = np.stack([newest.of(values_V) for values_V in self._scale.stored(values_SV)])
             numbers[self._group.name] = self._scale.inputs(stored_SN)
+        return {name: Ragged(ids_V, whole_P) for name, ids_V in own.items()}
 
 
 class _Newest:

@@ -81,8 +81,9 @@ def worse_than_guessing(sight: Sight) -> list[Warning]:
 
 
 def loss_of(sight: Sight) -> str:
-    """The name of the loss function; "" = several labels have their own."""
-    if (sight.config.get("data") or {}).get("labels"):
+    """The name of the loss function; "" = several labels have their own, or weights multiply it."""
+    data = sight.config.get("data") or {}
+    if data.get("labels") or data.get("weight"):
         return ""
     return str(((sight.config.get("train") or {}).get("loss") or {}).get("name") or "")
 

@@ -82,7 +82,7 @@ def large_tower(sight: Sight) -> list[Warning]:
     )
     summary = sight.records.summary or {}
     parameters = (summary.get("tower") or {}).get("parameters") or 0
-    held = sum(int(table["rows"]) for table in summary.get("tables") or ())
+    held = sum(int(table.get("rows") or 0) for table in summary.get("tables") or ())
     if dense < DENSE_SHARE * total or not total or parameters <= held:
         return []
     text = (f"products, sums and updates of the dense model take {100 * dense / total:.0f} % of a step: "
