@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from shardkeep.base.config.schedule import ScheduleConfig
 from shardkeep.base.errors import CheckpointError, ConfigError
 from shardkeep.base.logs.log import EventLog
 from shardkeep.ps.checkpoints.folder import Checkpoint
@@ -61,6 +63,8 @@ class TrainingJob:
     window: int
     workers: int
     seed: int
+    schedules: Mapping[str, ScheduleConfig] = field(default_factory=dict)
+    """Of all learning rates, by their keys."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,9 +149,9 @@ class TrainingRun:
             self.rewind.keep(self.tower, self.scores)
         slices = step_slices(self.job, self.origin)
         self.meters.steps.enter(slices.samples_before(self.tower.step))
-        if after is None and not collective.rank:
-            self._warn()
         trainer = self._trainer(collective, slices)
+        if after is None and not collective.rank:
+            self._warn(trainer.total_steps)
         sources = SummarySources(self.client, self.tower, collective, self.meters)
         return Generation(link, trainer, sources, self.tower.step, after is not None)
 
@@ -163,7 +167,12 @@ class TrainingRun:
         self.rewind.forget_after(after.step)  # before any rank can leave `share`
         share(self.tower, after.source, after.lacking)
 
-    def _warn(self) -> None:
+    def _warn(self, steps: int) -> None:
+        """`steps`: of the job."""
+        start = self.tower.step
+        for key, schedule in self.job.schedules.items():
+            if (end := max(start, schedule.end(steps))) < steps - (steps - start) // 10:
+                self.report.warning("rate", f"{key}: the learning rate is 0 from step {end:,} to the end, {steps:,}")
         for text in (*self.job.data.notes, *doubtful_weights(self.job.data.train)):
             _log.info("data", note=text)
             self.report.warning("data", text)

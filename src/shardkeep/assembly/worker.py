@@ -70,7 +70,9 @@ def kept_steps(config: JobConfig) -> int:
 
 def training_job(config: JobConfig, data: Data) -> TrainingJob:
     """The parts of the config that training reads."""
-    return TrainingJob(data, config.train, config.eval, config.consistency.window, config.workers, config.seed)
+    return TrainingJob(
+        data, config.train, config.eval, config.consistency.window, config.workers, config.seed, config.schedules
+    )
 
 
 def origin_of(checkpoint: Checkpoint | None, config: JobConfig, data: Data) -> StepOrigin:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from shardkeep.base.config.old_keys import refuse_old
+from shardkeep.base.config.schedule import ScheduleConfig
 from shardkeep.base.errors import ConfigError
 from shardkeep.base.logs.log import EventLog
 from shardkeep.base.settings import Settings
@@ -320,6 +321,15 @@ class JobConfig(Settings):
     def items(self) -> RetrievalSettings | None:
         """The model, if it is one of retrieval, whose data have a catalogue."""
         return self.model if isinstance(self.model, RetrievalSettings) else None
+
+    @property
+    def schedules(self) -> dict[str, ScheduleConfig]:
+        """The schedules of all learning rates, by their keys."""
+        optimizers = {f"tables.{n}": t.optimizer for n, t in self.tables.items() if t.optimizer and not t.freeze}
+        return {
+            f"{key}.optimizer.schedule": each.schedule
+            for key, each in {**optimizers, "tower": self.tower.optimizer}.items()
+        }
 
     @property
     def own_modules(self) -> bool:

@@ -285,7 +285,7 @@ def _show_end(config: JobConfig, run_dir: Path, folder: RunFolder, summary: dict
         text = f"step {best['step']:,} of {summary['steps']:,}; its checkpoint is kept, --model best reads it"
         screen.phase("best", text)
     elif config.checkpoint.on:
-        screen.phase("resume", longer_line(config, folder.path))
+        screen.phase("resume", longer_line(config, folder.path, summary["steps"]))
     warnings: list[dict[str, Any]] = []
     with contextlib.suppress(OSError):  # the job is complete, whatever became of its records
         warnings = RunState(folder.path).sections()["warnings"]

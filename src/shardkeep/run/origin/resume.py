@@ -24,14 +24,14 @@ MAY_CHANGE = (
     "telemetry", "web",
     "checkpoint", "eval", "train.epochs", "train.max_steps", "train.report_every_s", "train.max_bad_steps",
     "train.early_stopping.patience", "train.early_stopping.min_delta",
-    "tower.compile", "tower.device", "tower.parallel", "data.root", "data.train", "data.eval", "data.test",
-    "data.source", "data.columns", "data.delimiter", "data.quote", "data.escape", "data.decimal",
-    "data.cache", "data.accept", "data.refit",
+    "tower.compile", "tower.device", "tower.parallel", "tower.optimizer.schedule", "data.root", "data.train",
+    "data.eval", "data.test", "data.source", "data.columns", "data.delimiter", "data.quote", "data.escape",
+    "data.decimal", "data.cache", "data.accept", "data.refit",
 )  # fmt: skip
 """Settings, or groups of them, that `--set` may change; the others would make it another job. Place and form of
 the data may change because their fingerprint is compared (`assembly/checkpoint_facts.py`)."""
 
-POLICIES = ("admit", "evict")
+POLICIES = ("admit", "evict", "optimizer.schedule")
 """Settings of each table that may change, too."""
 
 LEFTOVERS_S = 20.0
