@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +33,7 @@ from shardkeep.workers.evaluation.progressive import ProgressiveValidation
 from shardkeep.workers.generation import Generation, Link
 from shardkeep.workers.metrics.binned import BinnedScores
 from shardkeep.workers.metrics.quality import MetricSettings
+from shardkeep.workers.models.layers.axes import Match
 from shardkeep.workers.pipeline import Pipeline
 from shardkeep.workers.reporting.report import Report
 from shardkeep.workers.reporting.summary import Meters, SummarySources
@@ -95,6 +96,8 @@ class TrainingRun:
     best: EvaluationHistory = field(default_factory=lambda: EvaluationHistory(None))
     scores: BinnedScores | None = None
     """Of progressive validation; None = there is none."""
+    inherited: Callable[[Checkpoint], Mapping[str, Match | None] | None] = lambda _: None
+    """Where the dense model of another run has the values of this one, as `adopt_tower` takes it."""
     item_side: ItemSide | None = None
     """Of a retrieval model; None of any other."""
 
@@ -112,10 +115,15 @@ class TrainingRun:
         """Begins with the dense model of another run (`src/shardkeep/run/origin/warm_start.py`), if it has one."""
         if not checkpoint.below("tower"):
             return
-        new = adopt_tower(self.tower, checkpoint)
+        matches = self.inherited(checkpoint)
+        new = adopt_tower(self.tower, checkpoint, matches)
         if new and not self.client.rank:
             listed = ", ".join(new[:MOST_NAMES]) + (f" and {len(new) - MOST_NAMES} more" if new[MOST_NAMES:] else "")
             self.report.warning("model", f"{listed}: not in that run in this shape, so new")
+        mixing = {type(m).__name__ for m in self.tower.model.modules() if getattr(m, "among_columns", False)}
+        if mixing and any(match is not None and not match.same for match in (matches or {}).values()):
+            text = "shares weights of 1 among all columns, so new or missing ones change the first scores"
+            self.report.warning("model", f"{', '.join(mixing)} {text}")
 
     def enter(
         self, link: Link, after: Continuation | None = None, *, checkpoint: Checkpoint | None = None

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ import torch
 from torch import nn
 
 from shardkeep.config import JobConfig
+from shardkeep.ps.checkpoints.folder import Checkpoint
+from shardkeep.ps.checkpoints.index import specs_of
 from shardkeep.ps.config import TableSpec
 from shardkeep.workers.data.samples import Data
 from shardkeep.workers.data.schema import Schema
@@ -19,8 +22,10 @@ from shardkeep.workers.dense.loss import Objective
 from shardkeep.workers.dense.scorer import Scorer
 from shardkeep.workers.dense.tower import Tower
 from shardkeep.workers.embeddings.layer import Embeddings
+from shardkeep.workers.embeddings.sequence import SequenceShape
 from shardkeep.workers.encoder_config import targets_of
 from shardkeep.workers.model_config import MODELS, OwnModelConfig, RetrievalSettings
+from shardkeep.workers.models.layers.axes import Axes, Match, columns, matches
 from shardkeep.workers.models.registry import (
     build_model,
     build_own_model,
@@ -47,33 +52,66 @@ def row_spec(config: JobConfig, name: str) -> TableSpec:
     return spec.model_copy(update={"dim": row_dim(config.model.name, spec.dim)})
 
 
-def build_dense_model(config: JobConfig, schema: Schema, embeddings: Embeddings) -> nn.Module:
+def build_dense_model(
+    config: JobConfig, schema: Schema, embeddings: Embeddings, axes: Axes = lambda _, width: width
+) -> nn.Module:
     """The model that the config names, with values of torch's generator. `schema`: of all columns; `embeddings`: of
-    all, or of the users' side alone where the model is one of vectors."""
+    all, or of the users' side alone where the model is one of vectors. `axes`: makes a width of columns one."""
     if isinstance(config.model, OwnModelConfig):
         return build_own_model(config.model, _own_inputs(schema, embeddings), import_from=Path(config.data.root))
     if isinstance(config.model, RetrievalSettings):
-        return _vector_model(config, config.model, sides_of_model(config.model, schema), embeddings)
+        return _vector_model(config, config.model, sides_of_model(config.model, schema), embeddings, axes)
     return build_model(
         config.model,
-        num_dense=schema.num_dense,
-        features=embeddings.feature_dims,
+        num_dense=axes(schema.dense, schema.num_dense),
+        features=_axes_of(embeddings.feature_dims, axes),
         default_dim=config.table("default").dim,
         labels=schema.labels,
-        sequences=embeddings.sequences,
+        sequences=_sequences_of(schema, embeddings, axes),
         targets=targets_of(config.model, schema),
     )
 
 
-def _vector_model(config: JobConfig, model: Any, sides: Sides, users: Embeddings) -> nn.Module:
+def _axes_of(dims: Mapping[str, int], axes: Axes) -> dict[str, int]:
+    return {name: axes([name], dim) for name, dim in dims.items()}
+
+
+def _sequences_of(schema: Schema, embeddings: Embeddings, axes: Axes) -> dict[str, SequenceShape]:
+    return {
+        group.name: replace(shape, ids=_axes_of(shape.ids, axes), numbers=axes(group.numbers, shape.numbers))
+        for group, shape in zip(schema.sequences, embeddings.sequences.values(), strict=True)
+    }
+
+
+def inherited(config: JobConfig, schema: Schema, checkpoint: Checkpoint) -> dict[str, Match | None] | None:
+    """Where another run's dense model has the values of this one (`matches`); None = in tensors of the same name."""
+    inputs, model = checkpoint.facts.get("inputs"), checkpoint.facts["from"].get("model")
+    if inputs is None or model is None or config.model.name not in MODELS:
+        return None
+    from shardkeep.workers.data.conversion.inputs import Inputs  # loads pyarrow
+
+    before = config.model_copy(update={"model": type(config.model).model_validate(model)})
+    tables = {name: row_spec(config, name) for name in schema.tables()}
+    silent = {column.name for column in schema.looked_up if tables[column.table].init.name == "zeros"}
+    old = _without_values(before, Inputs.of_json(inputs).layout.schema, {t.name: t for t in specs_of(checkpoint)})
+    return matches(old, _without_values(config, schema, tables), silent)
+
+
+def _without_values(config: JobConfig, schema: Schema, tables: Mapping[str, TableSpec]) -> nn.Module:
+    with torch.device("meta"):
+        users = sides_of_model(config.items, schema).users if config.items is not None else schema
+        return build_dense_model(config, schema, Embeddings(users, tables), columns)
+
+
+def _vector_model(config: JobConfig, model: Any, sides: Sides, users: Embeddings, axes: Axes) -> nn.Module:
     items = {feature.name: row_spec(config, feature.table).dim for feature in sides.items.features}
     return build_vector_model(
         model,
-        num_dense=sides.users.num_dense,
-        features=users.feature_dims,
-        sequences=users.sequences,
+        num_dense=axes(sides.users.dense, sides.users.num_dense),
+        features=_axes_of(users.feature_dims, axes),
+        sequences=_sequences_of(sides.users, users, axes),
         targets=targets_of(model, sides.users),
-        items=ItemShape(sides.items.num_dense, items),
+        items=ItemShape(axes(sides.items.dense, sides.items.num_dense), _axes_of(items, axes)),
         temperature=config.train.loss.temperature,
     )
 

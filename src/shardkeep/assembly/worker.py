@@ -11,7 +11,7 @@ import torch
 
 from shardkeep.assembly.checkpoint_facts import check_facts, checkpoint_facts
 from shardkeep.assembly.item_side import build_sides
-from shardkeep.assembly.model import build_tower, table_specs
+from shardkeep.assembly.model import build_tower, inherited, table_specs
 from shardkeep.base.errors import ConfigError
 from shardkeep.base.logs.log import EventLog
 from shardkeep.config import JobConfig
@@ -140,6 +140,7 @@ def build_run(
         rewind=rewind,
         best=best,
         scores=_scores(config, data),
+        inherited=partial(inherited, config, data.train.schema),
         item_side=item_side,
     )
 
