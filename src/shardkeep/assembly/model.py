@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from shardkeep.workers.embeddings.layer import Embeddings
 from shardkeep.workers.embeddings.sequence import SequenceShape
 from shardkeep.workers.encoder_config import targets_of
 from shardkeep.workers.model_config import MODELS, OwnModelConfig, RetrievalSettings
-from shardkeep.workers.models.layers.axes import Axes, Match, columns, matches
+from shardkeep.workers.models.layers.axes import Match, columns, matches
 from shardkeep.workers.models.registry import (
     build_model,
     build_own_model,
@@ -52,35 +52,49 @@ def row_spec(config: JobConfig, name: str) -> TableSpec:
     return spec.model_copy(update={"dim": row_dim(config.model.name, spec.dim)})
 
 
-def build_dense_model(
-    config: JobConfig, schema: Schema, embeddings: Embeddings, axes: Axes = lambda _, width: width
-) -> nn.Module:
-    """The model that the config names, with values of torch's generator. `schema`: of all columns; `embeddings`: of
-    all, or of the users' side alone where the model is one of vectors. `axes`: makes a width of columns one."""
+def build_dense_model(config: JobConfig, schema: Schema, embeddings: Embeddings) -> nn.Module:
+    """The model that the config names, with values of torch's generator; on the device `meta` without values, of
+    widths that name their columns (`matches`). `schema`: of all columns; `embeddings`: of all, or of the users' side
+    alone where the model is one of vectors."""
     if isinstance(config.model, OwnModelConfig):
         return build_own_model(config.model, _own_inputs(schema, embeddings), import_from=Path(config.data.root))
     if isinstance(config.model, RetrievalSettings):
-        return _vector_model(config, config.model, sides_of_model(config.model, schema), embeddings, axes)
+        return _vector_model(config, config.model, sides_of_model(config.model, schema), embeddings)
     return build_model(
         config.model,
-        num_dense=axes(schema.dense, schema.num_dense),
-        features=_axes_of(embeddings.feature_dims, axes),
+        num_dense=_axis(schema.dense, schema.num_dense),
+        features=_axes(embeddings.feature_dims),
         default_dim=config.table("default").dim,
         labels=schema.labels,
-        sequences=_sequences_of(schema, embeddings, axes),
+        sequences=_sequences(schema, embeddings),
         targets=targets_of(config.model, schema),
     )
 
 
-def _axes_of(dims: Mapping[str, int], axes: Axes) -> dict[str, int]:
-    return {name: axes([name], dim) for name, dim in dims.items()}
+def _axis(names: Sequence[str], width: int) -> int:
+    return columns(names, width) if torch.get_default_device().type == "meta" else width
 
 
-def _sequences_of(schema: Schema, embeddings: Embeddings, axes: Axes) -> dict[str, SequenceShape]:
-    return {
-        group.name: replace(shape, ids=_axes_of(shape.ids, axes), numbers=axes(group.numbers, shape.numbers))
-        for group, shape in zip(schema.sequences, embeddings.sequences.values(), strict=True)
-    }
+def _axes(dims: Mapping[str, int]) -> dict[str, int]:
+    return {name: _axis([name], dim) for name, dim in dims.items()}
+
+
+def _sequences(schema: Schema, embeddings: Embeddings) -> dict[str, SequenceShape]:
+    shapes = zip(schema.sequences, embeddings.sequences.values(), strict=True)
+    return {g.name: replace(s, ids=_axes(s.ids), numbers=_axis(g.numbers, s.numbers)) for g, s in shapes}
+
+
+def _vector_model(config: JobConfig, model: Any, sides: Sides, users: Embeddings) -> nn.Module:
+    items = {feature.name: row_spec(config, feature.table).dim for feature in sides.items.features}
+    return build_vector_model(
+        model,
+        num_dense=_axis(sides.users.dense, sides.users.num_dense),
+        features=_axes(users.feature_dims),
+        sequences=_sequences(sides.users, users),
+        targets=targets_of(model, sides.users),
+        items=ItemShape(_axis(sides.items.dense, sides.items.num_dense), _axes(items)),
+        temperature=config.train.loss.temperature,
+    )
 
 
 def inherited(config: JobConfig, schema: Schema, checkpoint: Checkpoint) -> dict[str, Match | None] | None:
@@ -91,29 +105,14 @@ def inherited(config: JobConfig, schema: Schema, checkpoint: Checkpoint) -> dict
     from shardkeep.workers.data.conversion.inputs import Inputs  # loads pyarrow
 
     before = config.model_copy(update={"model": type(config.model).model_validate(model)})
-    tables = {name: row_spec(config, name) for name in schema.tables()}
+    old, tables = Inputs.of_json(inputs).layout.schema, {name: row_spec(config, name) for name in schema.tables()}
     silent = {column.name for column in schema.looked_up if tables[column.table].init.name == "zeros"}
-    old = _without_values(before, Inputs.of_json(inputs).layout.schema, {t.name: t for t in specs_of(checkpoint)})
-    return matches(old, _without_values(config, schema, tables), silent)
-
-
-def _without_values(config: JobConfig, schema: Schema, tables: Mapping[str, TableSpec]) -> nn.Module:
-    with torch.device("meta"):
-        users = sides_of_model(config.items, schema).users if config.items is not None else schema
-        return build_dense_model(config, schema, Embeddings(users, tables), columns)
-
-
-def _vector_model(config: JobConfig, model: Any, sides: Sides, users: Embeddings, axes: Axes) -> nn.Module:
-    items = {feature.name: row_spec(config, feature.table).dim for feature in sides.items.features}
-    return build_vector_model(
-        model,
-        num_dense=axes(sides.users.dense, sides.users.num_dense),
-        features=_axes_of(users.feature_dims, axes),
-        sequences=_sequences_of(sides.users, users, axes),
-        targets=targets_of(model, sides.users),
-        items=ItemShape(axes(sides.items.dense, sides.items.num_dense), _axes_of(items, axes)),
-        temperature=config.train.loss.temperature,
-    )
+    there, models = {spec.name: spec for spec in specs_of(checkpoint)}, []
+    for job, all_columns, specs in ((before, old, there), (config, schema, tables)):
+        users = all_columns if job.items is None else sides_of_model(job.items, all_columns).users
+        with torch.device("meta"):
+            models.append(build_dense_model(job, all_columns, Embeddings(users, specs)))
+    return matches(models[0], models[1], silent)
 
 
 def _own_inputs(schema: Schema, embeddings: Embeddings) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from shardkeep.config.rules import (
     check_compression,
     check_labels,
     check_ranks,
+    check_used,
     evaluated_of,
     with_kinds,
     with_number_label,
@@ -51,7 +52,7 @@ from shardkeep.workers.config import (
     TowerConfig,
     TrainConfig,
 )
-from shardkeep.workers.data_config import FILE_SOURCES, DataConfig
+from shardkeep.workers.data_config import DataConfig
 from shardkeep.workers.model_config import (
     MODELS,
     ONE_LABEL,
@@ -59,7 +60,6 @@ from shardkeep.workers.model_config import (
     ModelConfig,
     RetrievalSettings,
 )
-from shardkeep.workers.split_config import TIME
 
 if TYPE_CHECKING:
     from shardkeep.workers.data.schema import Schema
@@ -203,9 +203,6 @@ class JobConfig(Settings):
         for key, wanted in ((tested, self.tested), ("train.early_stopping", self.train.early_stopping)):
             if wanted and not self.checkpoint.on:
                 raise ValueError(f"checkpoint.every_steps: off keeps no model for {key}; allowed: auto, or 1 or more")
-        if self.data.test and self.data.source not in FILE_SOURCES:
-            allowed = ", ".join(FILE_SOURCES)
-            raise ValueError(f"data.test: has no effect with source: {self.data.source}; allowed: {allowed}")
         return self
 
     @model_validator(mode="after")
@@ -233,7 +230,7 @@ class JobConfig(Settings):
         if label is not None and label.kind == "number" and not loss.of_numbers:
             raise ValueError("data.label.kind: number with train.loss: bce, whose labels are 0 and 1; allowed: class")
         asked = self.eval.asked(loss)
-        check_ranks(self.model.name, asked, exclude_seen=self.eval.exclude_seen)
+        check_ranks(self.model.name, asked)
         if loss.of_numbers and (wrong := [name for name in asked if name in CLASS_METRICS]):
             raise ValueError(
                 f"eval.metrics: {wrong[0]} needs labels of 0 and 1; allowed with train.loss: {loss.name}: "
@@ -271,13 +268,8 @@ class JobConfig(Settings):
         return self
 
     @model_validator(mode="after")
-    def _time_is_an_order(self) -> JobConfig:
-        split = self.data.split
-        if self.data.time is not None and self.train.order != "time" and (split is None or split.by != TIME):
-            raise ValueError(
-                f"data.time: has no effect with train.order: {self.train.order}; allowed: train.order: time, "
-                "data.split.by: time, or no time"
-            )
+    def _settings_are_used(self) -> JobConfig:
+        check_used(self)
         return self
 
     @model_validator(mode="after")

@@ -13,7 +13,7 @@ from shardkeep.workers.data.schema import Feature, Schema, SequenceColumns
 from shardkeep.workers.data.sides import sides_of_model
 from shardkeep.workers.embeddings.layer import Embeddings
 from shardkeep.workers.embeddings.sequence import Sequence
-from shardkeep.workers.models.layers.axes import Match, columns, matches
+from shardkeep.workers.models.layers.axes import Match, matches
 from shardkeep.workers.models.registry import adds_rows
 from tests.support.cases import every
 
@@ -70,7 +70,7 @@ def carried(
     layouts, models = [], []
     for each, schema in ((before, old), (config, new)):
         with torch.device("meta"):
-            layouts.append(build_dense_model(each, schema, embeddings(each, schema), columns))
+            layouts.append(build_dense_model(each, schema, embeddings(each, schema)))
         models.append(build_dense_model(each, schema, embeddings(each, schema)).eval())
         for tensor in models[-1].state_dict().values():
             tensor.uniform_(0.1, 0.6)

@@ -52,10 +52,6 @@ def names_of(width: int) -> Sequence[Name]:
     return width.names() if isinstance(width, Axis) else [(i,) for i in range(width)]
 
 
-Axes = Callable[[Sequence[str], int], int]
-"""Makes an axis of the columns' names and their width, or leaves the width."""
-
-
 def columns(names: Sequence[str], width: int) -> Axis:
     """The axis of several columns, or of the values of one."""
     return Axis.of(width, lambda: [(name, i) for name in names for i in range(width // len(names))])
@@ -117,13 +113,10 @@ def matches(old: nn.Module, new: nn.Module, silent: Set[str]) -> dict[str, Match
         silent: Inputs that are 0 at first: with weights of 0 they would never learn.
     """
     found: dict[str, Match | None] = {}
-    before, inputs = (
-        _tensors(old),
-        {name for module in new.modules() if isinstance(module, ByInput) for name in module.inputs},
-    )
+    before, by_input = _tensors(old), [module for module in new.modules() if isinstance(module, ByInput)]
     for key, (name, axes, reads) in _tensors(new).items():
         if key not in before:
-            if not inputs & set(key):
+            if not any(set(module.inputs) & set(key) for module in by_input):
                 found[name] = None
             continue
         theirs, others, _ = before[key]
