@@ -106,6 +106,8 @@ def inherited(config: JobConfig, schema: Schema, checkpoint: Checkpoint) -> dict
 
     before = config.model_copy(update={"model": type(config.model).model_validate(model)})
     old, tables = Inputs.of_json(inputs).layout.schema, {name: row_spec(config, name) for name in schema.tables()}
+    if (old, before) == (schema, config):
+        return None
     silent = {column.name for column in schema.looked_up if tables[column.table].init.name == "zeros"}
     there, models = {spec.name: spec for spec in specs_of(checkpoint)}, []
     for job, all_columns, specs in ((before, old, there), (config, schema, tables)):

@@ -223,14 +223,14 @@ class JobConfig(Settings):
 
     @model_validator(mode="after")
     def _the_loss_is_of_the_labels(self) -> JobConfig:
+        loss, label = self.train.loss, self.data.label
+        asked = self.eval.asked(loss)
+        check_ranks(self.model.name, asked)
         if self.data.labels:
             check_labels(self.data.labels, self.train, self.eval)
             return self
-        loss, label = self.train.loss, self.data.label
         if label is not None and label.kind == "number" and not loss.of_numbers:
             raise ValueError("data.label.kind: number with train.loss: bce, whose labels are 0 and 1; allowed: class")
-        asked = self.eval.asked(loss)
-        check_ranks(self.model.name, asked)
         if loss.of_numbers and (wrong := [name for name in asked if name in CLASS_METRICS]):
             raise ValueError(
                 f"eval.metrics: {wrong[0]} needs labels of 0 and 1; allowed with train.loss: {loss.name}: "

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import pytest
 import torch
 
 from shardkeep.assembly.model import build_dense_model, row_spec
@@ -112,9 +113,8 @@ def first_outputs(
     return models, [each(*columns) for each, columns in zip(models, inputs, strict=True)], inputs, found
 
 
-@every("model", [*RANKED, *SEVERAL])
-@every("sequences", [False, True])
-def test_new_columns_change_no_first_score_and_learn(model: dict[str, Any], sequences: bool) -> None:
+def check_first_scores(model: dict[str, Any], *, sequences: bool) -> None:
+    """New columns change no first score and learn."""
     old, new = (OLD, MORE) if sequences else (PLAIN, PLAIN_MORE)
     if model in SEVERAL:
         old, new = (replace(schema, labels=("y", "z")) for schema in (old, new))
@@ -135,6 +135,18 @@ def test_new_columns_change_no_first_score_and_learn(model: dict[str, Any], sequ
             assert not torch.equal(trained, models[1](dense, leaves | {name: rows[name] + 1.0})), name
         for column in (0, 2):
             assert not torch.equal(trained, models[1](dense + torch.eye(4)[column], leaves)), new.dense[column]
+
+
+@every("model", RANKED[7:11])
+def test_new_columns_change_no_first_score_and_learn(model: dict[str, Any]) -> None:
+    check_first_scores(model, sequences=True)
+
+
+@pytest.mark.slow
+@every("sequences", [False, True])
+@every("model", [*RANKED, *SEVERAL])
+def test_new_columns_change_no_first_score_of_any_model_and_learn(model: dict[str, Any], sequences: bool) -> None:
+    check_first_scores(model, sequences=sequences)
 
 
 @every(
