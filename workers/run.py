@@ -122,7 +122,7 @@ class TrainingRun:
             self.report.warning("model", f"{listed}: not in that run in this shape, so new")
         mixing = {type(m).__name__ for m in self.tower.model.modules() if getattr(m, "among_columns", False)}
         if mixing and any(match is not None and not match.same for match in (matches or {}).values()):
-            text = "shares weights of 1 among all columns, so new or missing ones change the first scores"
+            text = "weighs all columns together, so new or missing ones change the first scores"
             self.report.warning("model", f"{', '.join(mixing)} {text}")
 
     def enter(

@@ -31,7 +31,8 @@ SEEN = {"ids": {"seen": "item"}, "numbers": ["ages"], "max_length": 3}
 DECAY = {"warmup_steps": 2, "decay": "linear", "decay_steps": 9, "final_factor": 0.1}
 ROWS = {"default": {"dim": 4}}
 MLP: dict[str, Any] = {"hidden": [6]}
-JOB = {"servers": 0, "workers": 1, "seed": 3, "tables": ROWS, "tower": {"amp": "off"}, "train": {"batch_size": 32}}
+JOB = {"servers": 0, "workers": 1, "seed": 3, "tables": ROWS, "tower": {"amp": "off"}, "train": {"batch_size": 32},
+       "checkpoint": {"every_steps": 2}}  # fmt: skip
 JOBS: dict[str, dict[str, Any]] = {
     "clicks": {"data": DATA, "model": {"name": "dlrm", "bottom": [7], **MLP}},
     "lists": {
@@ -48,7 +49,8 @@ JOBS: dict[str, dict[str, Any]] = {
         "model": {"name": "mmoe", "hidden": [9], "task_hidden": [4], "experts": 2},
     },
     "items": {
-        "data": DATA | LISTS, "model": {"name": "two_tower", "item": ["item"], "dim": 6, **MLP},
+        "data": DATA | LISTS | {"sequences": {"seen": SEEN}},
+        "model": {"name": "two_tower", "item": ["item"], "dim": 6, **MLP},
         "train": {"batch_size": 32, "loss": {"negatives": {"batch": 5, "uniform": 7}}},
     },
     "next": {"data": DATA | LISTS | {"dense": [], "sparse": ["item"], "sequences": {"seen": SEEN}}, "model": "sasrec"},
@@ -58,18 +60,19 @@ JOBS: dict[str, dict[str, Any]] = {
     },
     "much": {
         "data": {k: v for k, v in DATA.items() if k != "eval_fraction"}
-        | {"weight": "w", "split": {"by": "random", "eval": 0.3}, "label": {"column": "hour", "positive": {"above": 9, "below": 20}}},
+        | {"weight": "w", "split": {"by": "random", "eval": 0.3},
+           "label": {"column": "hour", "positive": {"above": 9, "below": 20}}},
         "model": {"name": "dnn", **MLP},
         "tables": {"default": {"dim": 4, "optimizer": {"name": "adam", "schedule": DECAY}, "admit": {"min_count": 2},
                    "init": {"name": "normal"}, "evict": {"ttl_steps": 3, "sweep_steps": 1},
                    "compression": {"push": {"values": "fp16"}, "pull": {"values": "fp16"}}}},
         "tower": {"amp": "off", "optimizer": {"schedule": DECAY}},
-        "train": {"batch_size": 16, "epochs": 2, "early_stopping": {"patience": 3}, "plateau": {}, "clip_norm": 0.01},
-        "eval": {"every_steps": 2, "metrics": ["auc", "gauc", "accuracy"], "group_by": "user"},
+        "train": {"batch_size": 32, "epochs": 2, "early_stopping": {"patience": 3}, "plateau": {}, "clip_norm": 0.01},
+        "eval": {"every_steps": 3, "metrics": ["auc", "gauc", "accuracy"], "group_by": "user"},
         "consistency": {"mode": "bounded", "staleness": 1},
         "compression": {"ids": "coded", "push": {"keep_rows": 0.3, "pool_rows": 99, "values": "int8", "max_age": 3,
                         "second_moment": True}, "pull": {"values": "int8", "cache_rows": 50, "lease": 3, "drift": 0.1}},
-        "checkpoint": {"every_steps": 2, "keep": 1}, "profile": {"steps": 2},
+        "checkpoint": {"every_steps": 3, "keep": 1},
     },
     "values": {
         "data": DATA, "model": {"name": "dnn", **MLP}, "tables": {"default": {"dim": 4, "optimizer": "sgd"}},
@@ -85,26 +88,30 @@ KINDS: list[tuple[str, Place, list[Any]]] = [
     ("lists", ("model",), [{"name": "bst", **MLP}]),
     ("next", ("model",), ["hstu"]),
     ("labels", ("model",), [{"name": "ple", "hidden": [6], "task_hidden": [4]}]),
-    ("clicks", ("model",), [{"name": name, **MLP} for name in MODELS if name not in (*RETRIEVAL, "lr", "fm", "din", "bst")]),
+    ("clicks", ("model",), [{"name": n, **MLP} for n in sorted({*MODELS} - {*RETRIEVAL, "lr", "fm", "din", "bst"})]),
 ]  # fmt: skip
 """Groups of several kinds: the job in which each kind takes its place, whose own settings are walked."""
 VALUES: dict[str, list[Any]] = {
-    "data.train": ["t.parquet"], "data.eval": ["e.csv"], "data.test": ["e.csv"], "data.delimiter": [";"], "data.quote": ["'"],
-    "data.escape": ["1"], "data.columns": [["a"]], "data.missing": [["u1", "t3"]], "data.label.column": ["bought"],
-    "data.labels": [["clicked", "bought"]], "data.weight": ["w"], "data.time": ["hour"], "data.dense.*.column": ["hour"],
+    "data.train": ["t.parquet"], "data.eval": ["e.csv"], "data.test": ["e.csv"], "data.delimiter": [";"],
+    "data.quote": ["'"], "data.escape": ["1"], "data.columns": [["a"]], "data.missing": [["u1"]],
+    "data.label.column": ["bought"], "data.labels": [["clicked", "bought"]],
+    "data.weight": ["w"], "data.time": ["hour"],
+    "data.dense.*.column": ["hour"],
     "data.sparse.*.column": ["hour"], "data.sparse.*.table": ["user"], "data.sparse.*.weights": ["w"],
     "data.sequences": [{"seen": {**SEEN, "separator": " "}}], "data.sequences.*.ids": [{"seen": "user"}],
     "data.sequences.*.separator": [" "], "data.sequences.*.numbers": [[]], "data.labels.*.column": ["hour"],
     "data.sequences.*.numbers.*.column": ["seen"], "data.label": ["clicked"], "data.dense": [["age"]],
     "data.sparse": [["user"]], "data.labels.*.given": ["clicked"], "data.labels.*.after": ["clicked"],
-    "data.label.positive": [["1"]], "data.labels.*.positive": [["1"]], "data.split": ["user"], "data.split.by": ["user"],
+    "data.label.positive": [["1"]], "data.labels.*.positive": [["1"]], "data.split": ["user"],
+    "data.split.by": ["user"],
     "data.synthetic.table_sizes": [[60, 40]], "data.options": [{"a": 1}], "data.source": ["parquet"],
     "model.hidden": [[5]], "model.bottom": [[5]], "model.task_hidden": [[5]], "model.second_hidden": [[5]],
     "model.gates.*": [[5], ["user"]], "model.cin": [[3]], "model.item": [["user"]], "model.encoder.hidden": [[5]],
     "model.encoder.target": [{"seen": "item"}], "model.encoder": ["transformer"], "*.betas": [[0.5, 0.6]],
     "eval.metrics": [["auc", "mse", "mrr"], ["auc"], ["mse"], ["mrr"]], "eval.group_by": ["user"],
     "*.early_stopping.metric": ["logloss"], "*.plateau.metric": ["logloss"], "tables.*.optimizer": ["adam"],
-    "tables.*.evict": [{"ttl_steps": 1, "sweep_steps": 1}], "tables.*.admit": [{"min_count": 2}], "tables.*.init": ["zeros"],
+    "tables.*.evict": [{"ttl_steps": 1, "sweep_steps": 1}], "tables.*.admit": [{"min_count": 2}],
+    "tables.*.init": ["zeros"],
     "tables.*.init.path": ["x.npy"], "tables.*.evict.pinned": [[1]], "train.loss.negatives": [{"batch": 3}],
     "tables.*.compression": [{"pull": {"values": "int8"}}], "train.report_every_s": [1e-9],
     "compression.push.dgc": [{}], "tables": [{"user": {"dim": 5}}], "consistency.mode": ["bounded"],
@@ -112,12 +119,14 @@ VALUES: dict[str, list[Any]] = {
 """Other values of texts and lists, and those that a small job shows."""
 REASONS = {
     "name|data.root|data.cache|checkpoint.dir": "places and names",
-    "servers|workers|launch.*|transport.*|liveness.*|recovery.*|consistency.staleness": "of processes, which these jobs have not",
+    "servers|workers|launch.*|transport.*|liveness.*|recovery.*|consistency.staleness": "of several processes",
     "threads|tower.device|tower.linear|tower.pad_widths|tower.compile|*.activation_checkpointing": "speed and memory",
     "web.*|telemetry.*": "watch a job",
     "data.accept|data.fitted|data.refit": "of jobs that continue",
     "data.decimal|data.quote|data.escape|data.missing|*.missing|*.fill|data.*.separator": "this file has no such value",
     "train.max_bad_steps": "of jobs that diverge",
+    "model.sync_norm": "of several workers",
+    "model.encoder.target": "names the only feature that it may name",
 }
 """Settings that a short job need not show."""
 

@@ -101,8 +101,8 @@ _UNUSED: tuple[tuple[str, Callable[[JobConfig], bool], str, str], ...] = (
     (
         "eval.threshold",
         lambda job: any(name.partition("/")[0] in ("accuracy", "precision", "recall") for name in job.evaluated),
-        "eval.metrics: {0.eval.metrics}",
-        "accuracy, precision or recall beside it",
+        "eval.metrics that need none",
+        "accuracy, precision or recall among them",
     ),
     ("eval.test", lambda job: bool(job.data.test or (job.data.split and job.data.split.test)), "no test data", "true"),
     ("eval.max_samples", _has_evaluation, "no evaluation data", _EVALUATION),
@@ -111,6 +111,12 @@ _UNUSED: tuple[tuple[str, Callable[[JobConfig], bool], str, str], ...] = (
         lambda job: _has_evaluation(job) or job.train.order == "time",
         "no evaluation data",
         f"{_EVALUATION}, or train.order: time",
+    ),
+    (
+        "train.plateau",
+        lambda job: job.train.epochs > 1 or job.eval.every_steps != "epoch",
+        "one evaluation, at the end",
+        "train.epochs above 1, or eval.every_steps",
     ),
     (
         "tower.mode",
