@@ -89,6 +89,10 @@ BAD: tuple[tuple[str, ...], ...] = (
     (f"tables: {{{'t' * 300}: {{}}}}", "tables: the key"),
     ("profile: {start: -1, steps: 1}", "profile.start: -1 is not allowed; allowed: a whole number from 0"),
     ("profile: {start: 5}", "profile.start: 5 has no effect with steps: off"),
+    (
+        "tables: {t: {init: zeros, optimizer: lamb}}",
+        "tables.t: init.name: zeros with optimizer.name: lamb, which keeps",
+    ),
     ("eval: {threshold: 0.3}", "eval.threshold: has no effect with eval.metrics that need none"),
     ("eval: {test: false}", "eval.test: has no effect with no test data"),
     ("data: {train: a.csv, label: y}\neval: {max_samples: 5}", "eval.max_samples: has no effect with no evaluation"),

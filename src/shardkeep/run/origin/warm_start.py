@@ -66,8 +66,9 @@ def plan_warm_start(config: JobConfig, run: Path, which: Which = "auto") -> Warm
     before = config_of(run)
     checkpoint = checkpoint_of(before, run, which)
     ours, theirs = config.model.model_dump(mode="json"), before.model.model_dump(mode="json")
-    for key in (ours | theirs).keys() - {"item"}:
-        _same(f"model.{key}", ours.get(key), theirs.get(key), run)
+    for key in ours | theirs:
+        if key != "item":  # columns, which may come and go
+            _same(f"model.{key}", ours.get(key), theirs.get(key), run)
     _same("tower.optimizer.name", config.tower.optimizer.name, before.tower.optimizer.name, run)
     return WarmStart(run, checkpoint, before)
 
@@ -85,7 +86,8 @@ def begun(config: JobConfig, start: WarmStart, data: Data) -> tuple[JobConfig, s
     zeros, adds = [], adds_rows(config.model.name, schema.num_dense)
     for name in schema.tables():
         own, theirs = config.tables.get(name), there.get(name)
-        if (own is None or own.init is None) and (adds if theirs is None else theirs.init.name == "zeros"):
+        may = adds and not config.table(name).optimizer.keeps_zeros
+        if (own is None or own.init is None) and (may if theirs is None else theirs.init.name == "zeros"):
             zeros.append(name)
     tables = {name: config.tables.get(name, TableConfig()).model_copy(update={"init": ZEROS}) for name in zeros}
     config = config.model_copy(update={"tables": {**config.tables, **tables}})
