@@ -66,6 +66,8 @@ class TrainingJob:
     seed: int
     schedules: Mapping[str, ScheduleConfig] = field(default_factory=dict)
     """Of all learning rates, by their keys."""
+    inherited: Callable[[Checkpoint], Mapping[str, Match | None] | None] = lambda _: None
+    """Where the dense model of another run has the values of this one, as `adopt_tower` takes it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +98,6 @@ class TrainingRun:
     best: EvaluationHistory = field(default_factory=lambda: EvaluationHistory(None))
     scores: BinnedScores | None = None
     """Of progressive validation; None = there is none."""
-    inherited: Callable[[Checkpoint], Mapping[str, Match | None] | None] = lambda _: None
-    """Where the dense model of another run has the values of this one, as `adopt_tower` takes it."""
     item_side: ItemSide | None = None
     """Of a retrieval model; None of any other."""
 
@@ -115,7 +115,7 @@ class TrainingRun:
         """Begins with the dense model of another run (`src/shardkeep/run/origin/warm_start.py`), if it has one."""
         if not checkpoint.below("tower"):
             return
-        matches = self.inherited(checkpoint)
+        matches = self.job.inherited(checkpoint)
         new = adopt_tower(self.tower, checkpoint, matches)
         if new and not self.client.rank:
             listed = ", ".join(new[:MOST_NAMES]) + (f" and {len(new) - MOST_NAMES} more" if new[MOST_NAMES:] else "")

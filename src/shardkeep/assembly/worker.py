@@ -70,9 +70,9 @@ def kept_steps(config: JobConfig) -> int:
 
 def training_job(config: JobConfig, data: Data) -> TrainingJob:
     """The parts of the config that training reads."""
-    return TrainingJob(
-        data, config.train, config.eval, config.consistency.window, config.workers, config.seed, config.schedules
-    )
+    sizes = config.consistency.window, config.workers, config.seed
+    origin = partial(inherited, config, data.train.schema)
+    return TrainingJob(data, config.train, config.eval, *sizes, config.schedules, origin)
 
 
 def origin_of(checkpoint: Checkpoint | None, config: JobConfig, data: Data) -> StepOrigin:
@@ -140,7 +140,6 @@ def build_run(
         rewind=rewind,
         best=best,
         scores=_scores(config, data),
-        inherited=partial(inherited, config, data.train.schema),
         item_side=item_side,
     )
 
