@@ -49,10 +49,10 @@ SEVERAL: list[dict[str, Any]] = [{"name": "mmoe", "experts": 2, **MLP}, {"name":
 
 
 def job(model: dict[str, Any], schema: Schema, new: tuple[str, ...] = ("c", "d")) -> JobConfig:
-    adds = adds_rows(model["name"], schema.num_dense)
+    zeros = adds_rows(model["name"], schema.num_dense) or model["name"] == "dnn"  # whose weights must not be 0 as well
     tables: dict[str, Any] = {} if model["name"] == "lr" else {"default": {"dim": 4}, "b.x": {"dim": 6}}
     return JobConfig.model_validate(
-        {"model": model, "tables": tables | {name: {"init": "zeros"} for name in new if adds}}
+        {"model": model, "tables": tables | {name: {"init": "zeros"} for name in new if zeros}}
     )
 
 
