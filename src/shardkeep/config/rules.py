@@ -81,13 +81,6 @@ def _has_evaluation(job: JobConfig) -> bool:
     return data.source not in ("csv", "parquet", "criteo") or bool(data.eval or (held is not None and held.eval))
 
 
-def _compiles(job: JobConfig) -> bool:
-    """Whether the dense model may be compiled; auto compiles on GPUs, and never in sync."""
-    tower = job.tower
-    auto = tower.compile == "auto" and tower.device != "cpu" and job.consistency.mode != "sync"
-    return tower.compile == "on" or auto
-
-
 _EVALUATION = "data.eval, data.eval_fraction or data.split"
 _UNUSED: tuple[tuple[str, Callable[[JobConfig], bool], str, str], ...] = (
     ("data.test", lambda job: job.data.source in FILE_SOURCES, "source: {0.data.source}", ", ".join(FILE_SOURCES)),
@@ -120,8 +113,8 @@ _UNUSED: tuple[tuple[str, Callable[[JobConfig], bool], str, str], ...] = (
     ),
     (
         "tower.mode",
-        _compiles,
-        "tower.compile: {0.tower.compile}, which compiles nothing here",
+        lambda job: job.tower.compile == "on",
+        "tower.compile: {0.tower.compile}, which may compile nothing",
         "compile: on, or no mode",
     ),
     *(
