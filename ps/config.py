@@ -87,7 +87,10 @@ class TableSpec(Settings):
         return self
 
     @model_validator(mode="after")
-    def _sums_do_not_replace_given_rows(self) -> TableSpec:
+    def _optimizers_go_with_first_rows(self) -> TableSpec:
+        if self.init.parameters == (0.0, 0.0) and self.optimizer.keeps_zeros and not self.freeze:
+            names = f"init.name: {self.init.name} with optimizer.name: {self.optimizer.name}"
+            raise ValueError(f"{names}, which keeps rows of zeros; allowed: another init")
         if self.init.name == "file" and self.optimizer.name == "ftrl":
             raise ValueError(
                 "init.name: file with optimizer.name: ftrl, whose first update computes a row from its gradient sums "

@@ -33,7 +33,7 @@ class TowerOptimizerConfig(Named):
     """adam and adamw only; default 1e-8."""
     weight_decay: float = Field(0.0, ge=0.0, le=1e6)
     """L2 penalty (sgd, adam) or decoupled decay (adamw)."""
-    schedule: ScheduleConfig = ScheduleConfig()
+    schedule: Annotated[ScheduleConfig, MayDiffer.STARTS] = ScheduleConfig()
     """Learning rate over steps."""
 
     @model_validator(mode="after")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from shardkeep.base.config.schedule import ScheduleConfig
 from shardkeep.base.errors import CheckpointError, ConfigError
 from shardkeep.base.logs.log import EventLog
 from shardkeep.ps.checkpoints.folder import Checkpoint
@@ -31,6 +33,7 @@ from shardkeep.workers.evaluation.progressive import ProgressiveValidation
 from shardkeep.workers.generation import Generation, Link
 from shardkeep.workers.metrics.binned import BinnedScores
 from shardkeep.workers.metrics.quality import MetricSettings
+from shardkeep.workers.models.layers.axes import Match
 from shardkeep.workers.pipeline import Pipeline
 from shardkeep.workers.reporting.report import Report
 from shardkeep.workers.reporting.summary import Meters, SummarySources
@@ -61,6 +64,10 @@ class TrainingJob:
     window: int
     workers: int
     seed: int
+    schedules: Mapping[str, ScheduleConfig] = field(default_factory=dict)
+    """Of all learning rates, by their keys."""
+    inherited: Callable[[Checkpoint], Mapping[str, Match | None] | None] = lambda _: None
+    """Where the dense model of another run has the values of this one, as `adopt_tower` takes it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,10 +115,15 @@ class TrainingRun:
         """Begins with the dense model of another run (`src/shardkeep/run/origin/warm_start.py`), if it has one."""
         if not checkpoint.below("tower"):
             return
-        new = adopt_tower(self.tower, checkpoint)
+        matches = self.job.inherited(checkpoint)
+        new = adopt_tower(self.tower, checkpoint, matches)
         if new and not self.client.rank:
             listed = ", ".join(new[:MOST_NAMES]) + (f" and {len(new) - MOST_NAMES} more" if new[MOST_NAMES:] else "")
             self.report.warning("model", f"{listed}: not in that run in this shape, so new")
+        mixing = {type(m).__name__ for m in self.tower.model.modules() if getattr(m, "among_columns", False)}
+        if mixing and any(match is not None and not match.same for match in (matches or {}).values()):
+            text = "weighs all columns together, so new or missing ones change the first scores"
+            self.report.warning("model", f"{', '.join(mixing)} {text}")
 
     def enter(
         self, link: Link, after: Continuation | None = None, *, checkpoint: Checkpoint | None = None
@@ -145,9 +157,9 @@ class TrainingRun:
             self.rewind.keep(self.tower, self.scores)
         slices = step_slices(self.job, self.origin)
         self.meters.steps.enter(slices.samples_before(self.tower.step))
-        if after is None and not collective.rank:
-            self._warn()
         trainer = self._trainer(collective, slices)
+        if after is None and not collective.rank:
+            self._warn(trainer.total_steps)
         sources = SummarySources(self.client, self.tower, collective, self.meters)
         return Generation(link, trainer, sources, self.tower.step, after is not None)
 
@@ -163,7 +175,12 @@ class TrainingRun:
         self.rewind.forget_after(after.step)  # before any rank can leave `share`
         share(self.tower, after.source, after.lacking)
 
-    def _warn(self) -> None:
+    def _warn(self, steps: int) -> None:
+        """`steps`: of the job."""
+        start = self.tower.step
+        for key, schedule in self.job.schedules.items():
+            if (end := max(start, schedule.end(steps))) < steps - (steps - start) // 10:
+                self.report.warning("rate", f"{key}: the learning rate is 0 from step {end:,} to the end, {steps:,}")
         for text in (*self.job.data.notes, *doubtful_weights(self.job.data.train)):
             _log.info("data", note=text)
             self.report.warning("data", text)

@@ -91,6 +91,36 @@ def test_a_servers_part_with_all_rows_in_an_increment_ends_the_rows_that_it_lack
     assert loaded[0].num_rows == 4
 
 
+def test_the_line_to_train_longer_leads_to_rates_above_0_and_a_rate_of_0_is_warned_of(tmp_path: Path) -> None:
+    schedule = {"decay": "cosine", "decay_steps": 14}
+    job = click_job(
+        write_csv(tmp_path / "train.csv", click_rows(400)),
+        tables={"default": {"dim": 4, "optimizer": {"name": "adagrad", "schedule": schedule}}},
+        tower={
+            "amp": "off",
+            "optimizer": {"lr": 0.002, "schedule": {**schedule, "warmup_steps": 4, "decay_steps": 10}},
+        },
+    ) | {"train": {"batch_size": 32, "max_steps": 14, "epochs": 2}}
+    (tmp_path / "job.yaml").write_text(write_yaml(job))
+    run, again = tmp_path / "run", tmp_path / "again"
+    done = CliRunner().invoke(app, ["train", str(tmp_path / "job.yaml"), "--run-dir", str(run)])
+    shown = " ".join(done.output.split())
+    assert done.exit_code == 0 and "warning: t" not in shown, shown
+    shutil.copytree(run, again)
+    digests = [json.loads((run / "summary.json").read_text())["state_digest"]]
+    for folder, command in (
+        (run, shown.split("to train longer: shardkeep ")[1].split(" steps 14 ")[0].split()),
+        (again, ["train", "--resume", str(again), "--set", "train.epochs=4", "--set", "train.max_steps=28"]),
+    ):
+        done = CliRunner().invoke(app, command)
+        assert done.exit_code == 0, done.output
+        digests.append(json.loads((folder / "summary.json").read_text())["state_digest"])
+        for key in ("tables.default", "tower"):
+            warning = f"warning: {key}.optimizer.schedule: the learning rate is 0 from step 14 to the end, 28"
+            assert (warning in " ".join(done.output.split())) == (folder == again), done.output
+    assert digests[1] != digests[0]
+
+
 # ---- data at another place, or in another form ----
 
 

@@ -10,7 +10,7 @@ import re
 import shutil
 import struct
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -24,6 +24,7 @@ from shardkeep.base.files import atomic_write
 from shardkeep.ps.checkpoints.folder import Checkpoint, FileRecord
 from shardkeep.workers.dense.state import joined, split
 from shardkeep.workers.dense.tower import Tower
+from shardkeep.workers.models.layers.axes import Match
 
 _TENSORS, _REST = "tower.safetensors", "tower.json"
 _PART = "tower"
@@ -115,34 +116,52 @@ def load_model(model: nn.Module, checkpoint: Checkpoint) -> None:
         model.load_state_dict(_state(checkpoint)["model"])
 
 
-def adopt_tower(tower: Tower, checkpoint: Checkpoint) -> list[str]:
-    """Gives a new tower the model and the optimizer state of another job, where names and shapes are the same.
+def adopt_tower(tower: Tower, checkpoint: Checkpoint, matches: Mapping[str, Match | None] | None) -> list[str]:
+    """Gives a new tower the model and the optimizer state of another job.
 
-    The step, the loss scale and what compression keeps stay new. Returns the names of the model's tensors that stay
-    new. Raises CheckpointError."""
+    The step, the loss scale and what compression keeps stay new.
+
+    Args:
+        matches: Of `matches`; None = tensors match where names and shapes are the same.
+
+    Returns: The names of the model's tensors that stay new, except those of new inputs.
+
+    Raises CheckpointError."""
     with _fits(checkpoint):
         theirs, own = _state(checkpoint), tower.state_dict()
-        taken = {name for name, value in own["model"].items() if _same(theirs["model"].get(name), value)}
-        tower.load_state_dict(
-            own
-            | {"model": {name: (theirs if name in taken else own)["model"][name] for name in own["model"]}}
-            | {"optimizer": own["optimizer"] | {"state": _slots(tower, theirs, taken)}}
-        )
-    return [name for name in own["model"] if name not in taken]
+        before, now = theirs["model"], own["model"]
+        if matches is None:
+            matches = {name: Match(name, same=True) if _same(before.get(name), now[name]) else None for name in now}
+        whole = torch.Tensor.detach if tower.shards is None else tower.shards.gathered
+        taken = {
+            name: before[match.name] if match.same else match.moved(before[match.name], whole(now[name]))
+            for name, match in matches.items()
+            if match is not None
+        }
+        state = {"state": _slots(tower, theirs, matches)}
+        tower.load_state_dict(own | {"model": now | taken, "optimizer": own["optimizer"] | state})
+    return [name for name, match in matches.items() if match is None]
 
 
 def _same(theirs: Any, own: torch.Tensor) -> bool:
     return isinstance(theirs, torch.Tensor) and (theirs.shape, theirs.dtype) == (own.shape, own.dtype)
 
 
-def _slots(tower: Tower, theirs: Any, taken: Set[str]) -> dict[int, Any]:
-    """The optimizer's state of the parameters that were taken, by their number in this tower."""
-    buffers = {name for name, _ in tower.model.named_buffers()}
-    numbers = {name: i for i, name in enumerate(name for name in theirs["model"] if name not in buffers)}
+def _slots(tower: Tower, theirs: Any, matches: Mapping[str, Match | None]) -> dict[int, Any]:
+    """The optimizer's state of the parameters that match, by their number in this tower; zeros for new values."""
+    buffers = {name.rpartition(".")[2] for name, _ in tower.model.named_buffers()}
+    numbers = {name: i for i, name in enumerate(n for n in theirs["model"] if n.rpartition(".")[2] not in buffers)}
     if len(numbers) != sum(len(group["params"]) for group in theirs["optimizer"]["param_groups"]):
         return {}  # which state belongs to which parameter is not known
-    state, names = theirs["optimizer"]["state"], [name for name, _ in tower.model.named_parameters()]
-    return {i: state[numbers[name]] for i, name in enumerate(names) if name in taken and numbers[name] in state}
+    state, found = theirs["optimizer"]["state"], dict[int, Any]()
+    for i, (name, parameter) in enumerate(tower.model.named_parameters()):
+        if (match := matches.get(name)) is None or numbers[match.name] not in state:
+            continue
+        found[i] = {
+            key: value if match.same or not value.dim() else match.moved(value, value.new_zeros(parameter.shape))
+            for key, value in state[numbers[match.name]].items()
+        }
+    return found
 
 
 def _state(checkpoint: Checkpoint) -> Any:

@@ -56,6 +56,8 @@ class Attention(nn.Module):
     A head is the sum over k of softmax_k(<W_query e_m, W_key e_k>) W_value e_k, without a scale.
     """
 
+    among_columns = True
+
     def __init__(self, inputs: int, width: int, heads: int, options: HiddenOptions) -> None:
         super().__init__()
         self.heads = heads

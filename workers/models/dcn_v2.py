@@ -38,7 +38,7 @@ class DcnV2(nn.Module):
         self.crosses = nn.ModuleList(Cross(width, cross_rank, options) for _ in range(cross_layers))
         self.top = Mlp(width, hidden, options)
         self.parallel = structure == "parallel"
-        self.logit = options.output(self.top.out_width + (width if self.parallel else 0))
+        self.logit = options.output((width if self.parallel else 0) + self.top.out_width)
 
     def forward(self, dense_BI: torch.Tensor, embeddings: dict[str, torch.Tensor]) -> torch.Tensor:
         """Logits (B, T) of dense columns (B, I) and pooled embeddings (B, dim of the feature)."""

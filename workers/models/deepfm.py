@@ -32,7 +32,7 @@ class DeepFm(nn.Module):
     ) -> None:
         super().__init__()
         self.first_order = FirstOrder(num_dense, features)
-        self.fields = Fields(num_dense, self.first_order.dims, default_dim, options)
+        self.fields = Fields(num_dense, self.first_order.dims, default_dim, options, weighted=False)
         self.joined = Concat(num_dense, self.first_order.dims)
         self.deep = Mlp(self.joined.out_width, hidden, options)
         self.logit = options.output(self.deep.out_width)

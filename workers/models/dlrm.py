@@ -9,8 +9,9 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import nn
 
+from shardkeep.workers.models.layers.axes import named
 from shardkeep.workers.models.layers.hidden import HiddenOptions, Mlp
-from shardkeep.workers.models.layers.inputs import Projections
+from shardkeep.workers.models.layers.inputs import Projections, vectors_of
 from shardkeep.workers.models.layers.interaction import DotInteraction
 
 
@@ -37,8 +38,9 @@ class Dlrm(nn.Module):
         if num_dense:
             self.bottom = Mlp(num_dense, [*bottom, default_dim], options)
         self.projections = Projections(features, default_dim, options)
-        self.interaction = DotInteraction(len(features) + (1 if num_dense else 0))
-        width = default_dim + self.interaction.num_pairs
+        first = named(1, num_dense, lambda dense: [("bottom of columns" if dense else "sum of features",)])
+        self.interaction = DotInteraction((first if num_dense else 0) + vectors_of(features, num_dense))
+        width = first * default_dim + self.interaction.num_pairs
         self.top = Mlp(width, hidden, options)
         self.logit = options.output(self.top.out_width)
 

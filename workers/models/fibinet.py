@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from shardkeep.base.errors import UserError
+from shardkeep.workers.models.layers.axes import laid_out, named
 from shardkeep.workers.models.layers.hidden import HiddenOptions, Mlp
 from shardkeep.workers.models.layers.inputs import Fields, FirstOrder
 
@@ -44,7 +45,7 @@ class FiBiNet(nn.Module):
         self.squeeze = options.linear(num_fields, reduced, bias=False)
         self.excite = options.linear(reduced, num_fields, bias=False)
         self.pairs = nn.ModuleList(Bilinear(num_fields, default_dim, bilinear) for _ in range(2))
-        self.deep = Mlp(num_fields * (num_fields - 1) * default_dim, hidden, options)
+        self.deep = Mlp(2 * (pairs_of(num_fields) * default_dim), hidden, options)
         self.logit = options.output(self.deep.out_width)
 
     def forward(self, dense_BI: torch.Tensor, embeddings: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -55,6 +56,12 @@ class FiBiNet(nn.Module):
         plain, weighted = self.pairs[0](fields_BFD), self.pairs[1](fields_BFD * weight_BF.unsqueeze(2))
         logits_BT: torch.Tensor = first_B1 + self.logit(self.deep(torch.cat([plain, weighted], dim=1)))
         return logits_BT
+
+
+def pairs_of(fields: int) -> int:
+    """How many pairs i < j there are."""
+    count = int(fields) * (int(fields) - 1) // 2
+    return named(count, fields, lambda names: [a + b for i, a in enumerate(names) for b in names[i + 1 :]])
 
 
 class Bilinear(nn.Module):
@@ -72,8 +79,10 @@ class Bilinear(nn.Module):
         self.register_buffer("left_P", left_P, persistent=False)
         self.register_buffer("right_P", right_P, persistent=False)
         self.kind = kind
-        count = {"all": 1, "each": num_fields - 1, "interaction": len(left_P)}[kind]  # the last field is never left
-        self.weight = nn.Parameter(torch.randn(count, dim, dim) * dim**-0.5)  # Xavier, of each matrix
+        # The last field is never left.
+        count = {"all": 1, "each": num_fields - 1, "interaction": pairs_of(num_fields)}[kind]
+        weight = nn.Parameter(torch.randn(count, dim, dim) * dim**-0.5)  # Xavier, of each matrix
+        self.weight = laid_out(weight, count, dim, dim)
 
     def forward(self, fields_BFD: torch.Tensor) -> torch.Tensor:
         """(B, P * D)."""

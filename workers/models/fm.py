@@ -24,7 +24,7 @@ class Fm(nn.Module):
     def __init__(self, *, num_dense: int, features: Mapping[str, int], default_dim: int) -> None:
         super().__init__()
         self.first_order = FirstOrder(num_dense, features)
-        self.fields = Fields(num_dense, self.first_order.dims, default_dim, HiddenOptions())
+        self.fields = Fields(num_dense, self.first_order.dims, default_dim, HiddenOptions(), weighted=False)
         self.bias = nn.Parameter(torch.zeros(1))
 
     def forward(self, dense_BI: torch.Tensor, embeddings: dict[str, torch.Tensor]) -> torch.Tensor:

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from shardkeep.workers.model_config import MaskConfig
+from shardkeep.workers.models.layers.axes import ByInput
 from shardkeep.workers.models.layers.hidden import HiddenOptions, Mlp
 from shardkeep.workers.models.layers.inputs import Concat
 
@@ -36,7 +37,7 @@ class MaskNet(nn.Module):
     ) -> None:
         super().__init__()
         self.joined = Concat(num_dense, features)
-        self.norms = nn.ModuleList(nn.LayerNorm(width) for width in features.values())
+        self.norms = ByInput({name: nn.LayerNorm(int(width)) for name, width in features.items()})
         width, self.parallel = self.joined.out_width, structure == "parallel"
         ends = [width, *hidden]
         if self.parallel:

@@ -57,6 +57,11 @@ def row_dim(name: str, dim: int) -> int:
     return int(getattr(model, "row_dim", dim + getattr(model, "first_order_column", False)))
 
 
+def adds_rows(name: str, num_dense: int) -> bool:
+    """Whether a model adds rows, or products of rows, without a weight of its own."""
+    return row_dim(name, 0) == 1 or (name == "dlrm" and not num_dense)
+
+
 def build_model(
     config: ModelConfig,
     *,

@@ -8,7 +8,7 @@ from shardkeep.base.errors import ConfigError
 from shardkeep.base.machine.versions import versions
 from shardkeep.config import JobConfig
 from shardkeep.ps.checkpoints.folder import Checkpoint
-from shardkeep.run.origin.warm_start import new_columns
+from shardkeep.run.origin.warm_start import changed_columns
 from shardkeep.workers.data.samples import Data
 
 
@@ -34,7 +34,7 @@ def check_facts(checkpoint: Checkpoint, config: JobConfig, data: Data) -> str:
     """
     facts = checkpoint.facts
     if facts.get("from"):
-        new_columns(facts.get("inputs"), data.inputs)
+        changed_columns(facts.get("inputs"), data.inputs)
         return ""
     if facts.get("seed") != config.seed:
         raise ConfigError(f"seed: {config.seed}; the checkpoint {checkpoint.folder} was taken with {facts.get('seed')}")

@@ -11,7 +11,7 @@ import torch
 
 from shardkeep.assembly.checkpoint_facts import check_facts, checkpoint_facts
 from shardkeep.assembly.item_side import build_sides
-from shardkeep.assembly.model import build_tower, table_specs
+from shardkeep.assembly.model import build_tower, inherited, table_specs
 from shardkeep.base.errors import ConfigError
 from shardkeep.base.logs.log import EventLog
 from shardkeep.config import JobConfig
@@ -70,7 +70,9 @@ def kept_steps(config: JobConfig) -> int:
 
 def training_job(config: JobConfig, data: Data) -> TrainingJob:
     """The parts of the config that training reads."""
-    return TrainingJob(data, config.train, config.eval, config.consistency.window, config.workers, config.seed)
+    sizes = config.consistency.window, config.workers, config.seed
+    origin = partial(inherited, config, data.train.schema)
+    return TrainingJob(data, config.train, config.eval, *sizes, config.schedules, origin)
 
 
 def origin_of(checkpoint: Checkpoint | None, config: JobConfig, data: Data) -> StepOrigin:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from shardkeep.base.config.old_keys import refuse_old
+from shardkeep.base.config.schedule import ScheduleConfig
 from shardkeep.base.errors import ConfigError
 from shardkeep.base.logs.log import EventLog
 from shardkeep.base.settings import MayDiffer, Origin, Settings
@@ -26,6 +27,7 @@ from shardkeep.config.rules import (
     check_compression,
     check_labels,
     check_ranks,
+    check_used,
     evaluated_of,
     with_kinds,
     with_number_label,
@@ -51,7 +53,7 @@ from shardkeep.workers.config import (
     TowerConfig,
     TrainConfig,
 )
-from shardkeep.workers.data_config import FILE_SOURCES, DataConfig
+from shardkeep.workers.data_config import DataConfig
 from shardkeep.workers.model_config import (
     MODELS,
     ONE_LABEL,
@@ -59,7 +61,6 @@ from shardkeep.workers.model_config import (
     ModelConfig,
     RetrievalSettings,
 )
-from shardkeep.workers.split_config import TIME
 
 if TYPE_CHECKING:
     from shardkeep.workers.data.schema import Schema
@@ -203,9 +204,6 @@ class JobConfig(Settings):
         for key, wanted in ((tested, self.tested), ("train.early_stopping", self.train.early_stopping)):
             if wanted and not self.checkpoint.on:
                 raise ValueError(f"checkpoint.every_steps: off keeps no model for {key}; allowed: auto, or 1 or more")
-        if self.data.test and self.data.source not in FILE_SOURCES:
-            allowed = ", ".join(FILE_SOURCES)
-            raise ValueError(f"data.test: has no effect with source: {self.data.source}; allowed: {allowed}")
         return self
 
     @model_validator(mode="after")
@@ -226,14 +224,14 @@ class JobConfig(Settings):
 
     @model_validator(mode="after")
     def _the_loss_is_of_the_labels(self) -> JobConfig:
+        loss, label = self.train.loss, self.data.label
+        asked = self.eval.asked(loss)
+        check_ranks(self.model.name, asked)
         if self.data.labels:
             check_labels(self.data.labels, self.train, self.eval)
             return self
-        loss, label = self.train.loss, self.data.label
         if label is not None and label.kind == "number" and not loss.of_numbers:
             raise ValueError("data.label.kind: number with train.loss: bce, whose labels are 0 and 1; allowed: class")
-        asked = self.eval.asked(loss)
-        check_ranks(self.model.name, asked, exclude_seen=self.eval.exclude_seen)
         if loss.of_numbers and (wrong := [name for name in asked if name in CLASS_METRICS]):
             raise ValueError(
                 f"eval.metrics: {wrong[0]} needs labels of 0 and 1; allowed with train.loss: {loss.name}: "
@@ -271,13 +269,8 @@ class JobConfig(Settings):
         return self
 
     @model_validator(mode="after")
-    def _time_is_an_order(self) -> JobConfig:
-        split = self.data.split
-        if self.data.time is not None and self.train.order != "time" and (split is None or split.by != TIME):
-            raise ValueError(
-                f"data.time: has no effect with train.order: {self.train.order}; allowed: train.order: time, "
-                "data.split.by: time, or no time"
-            )
+    def _settings_are_used(self) -> JobConfig:
+        check_used(self)
         return self
 
     @model_validator(mode="after")
@@ -321,6 +314,15 @@ class JobConfig(Settings):
     def items(self) -> RetrievalSettings | None:
         """The model, if it is one of retrieval, whose data have a catalogue."""
         return self.model if isinstance(self.model, RetrievalSettings) else None
+
+    @property
+    def schedules(self) -> dict[str, ScheduleConfig]:
+        """The schedules of all learning rates, by their keys."""
+        optimizers = {f"tables.{n}": t.optimizer for n, t in self.tables.items() if t.optimizer and not t.freeze}
+        return {
+            f"{key}.optimizer.schedule": each.schedule
+            for key, each in {**optimizers, "tower": self.tower.optimizer}.items()
+        }
 
     @property
     def own_modules(self) -> bool:

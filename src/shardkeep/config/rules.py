@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from shardkeep.compression.config import CompressionConfig, PushConfig
 from shardkeep.compression.per_table import check_table, push_of
@@ -21,9 +21,13 @@ from shardkeep.workers.config import (
     is_of_ranks,
     sign_of,
 )
-from shardkeep.workers.data_config import TaskColumn
+from shardkeep.workers.data_config import FILE_SOURCES, TaskColumn
 from shardkeep.workers.label_config import LossConfig
 from shardkeep.workers.model_config import RETRIEVAL
+from shardkeep.workers.split_config import TIME
+
+if TYPE_CHECKING:
+    from shardkeep.config.job import JobConfig
 
 
 def check_compression(tables: Iterable[TableSpec], compression: CompressionConfig) -> None:
@@ -71,15 +75,73 @@ def check_labels(labels: Sequence[TaskColumn], train: TrainConfig, evaluation: E
             raise ValueError(f"train.{key}.metric: {watched.metric} is not evaluated; allowed: {allowed}")
 
 
-def check_ranks(model: str, asked: Sequence[str], *, exclude_seen: bool) -> None:
+def _has_evaluation(job: JobConfig) -> bool:
+    """Whether there may be evaluation data: files say so, other sources have their own."""
+    data, held = job.data, job.data.held_out(job.seed)
+    return data.source not in ("csv", "parquet", "criteo") or bool(data.eval or (held is not None and held.eval))
+
+
+_EVALUATION = "data.eval, data.eval_fraction or data.split"
+_UNUSED: tuple[tuple[str, Callable[[JobConfig], bool], str, str], ...] = (
+    ("data.test", lambda job: job.data.source in FILE_SOURCES, "source: {0.data.source}", ", ".join(FILE_SOURCES)),
+    (
+        "data.time",
+        lambda job: job.train.order == "time" or (job.data.split is not None and job.data.split.by == TIME),
+        "train.order: {0.train.order}",
+        "train.order: time, data.split.by: time, or no time",
+    ),
+    ("eval.exclude_seen", lambda job: job.items is not None, "model.name: {0.model.name}", ", ".join(RETRIEVAL)),
+    (
+        "eval.threshold",
+        lambda job: any(name.partition("/")[0] in ("accuracy", "precision", "recall") for name in job.evaluated),
+        "eval.metrics that need none",
+        "accuracy, precision or recall among them",
+    ),
+    ("eval.test", lambda job: bool(job.data.test or (job.data.split and job.data.split.test)), "no test data", "true"),
+    ("eval.max_samples", _has_evaluation, "no evaluation data", _EVALUATION),
+    (
+        "eval.every_steps",
+        lambda job: _has_evaluation(job) or job.train.order == "time",
+        "no evaluation data",
+        f"{_EVALUATION}, or train.order: time",
+    ),
+    (
+        "train.plateau",
+        lambda job: job.train.epochs > 1 or job.eval.every_steps != "epoch",
+        "one evaluation, at the end",
+        "train.epochs above 1, or eval.every_steps",
+    ),
+    (
+        "tower.mode",
+        lambda job: job.tower.compile == "on",
+        "tower.compile: {0.tower.compile}, which may compile nothing",
+        "compile: on, or no mode",
+    ),
+    *(
+        (f"checkpoint.{key}", lambda job: job.checkpoint.on, "every_steps: off", "every_steps: auto, or 1 or more")
+        for key in ("keep", "full_every", "dir")
+    ),
+    ("telemetry.max_bytes", lambda job: job.telemetry.every_s != "off", "every_s: off", "every_s above 0"),
+)
+"""Settings that some jobs do not use: whether a job does, what it has instead, and what is allowed."""
+
+
+def check_used(job: JobConfig) -> None:
+    """Raises ValueError for a setting that has another value than its default and no effect in this job."""
+    for path, used, instead, allowed in _UNUSED:
+        group, _, key = path.partition(".")
+        value, default = getattr(getattr(job, group), key), getattr(type(getattr(job, group))(), key)
+        if value != default and not used(job):
+            raise ValueError(f"{path}: has no effect with {instead.format(job)}; allowed: {allowed}")
+
+
+def check_ranks(model: str, asked: Sequence[str]) -> None:
     """Raises ValueError where the metrics of retrieval models and those of labels are mixed up."""
     ranks = model in RETRIEVAL
     if wrong := [name for name in asked if is_of_ranks(name) != ranks]:
         why = f"is of labels, and {model} finds items" if ranks else f"is of retrieval models ({', '.join(RETRIEVAL)})"
         allowed = RANK_FORMS if ranks else ", ".join(METRICS)
         raise ValueError(f"eval.metrics: {wrong[0]} {why}; allowed: {allowed}")
-    if exclude_seen and not ranks:
-        raise ValueError(f"eval.exclude_seen: has no effect with model.name: {model}; allowed: {', '.join(RETRIEVAL)}")
 
 
 def with_number_label(raw: dict[str, Any]) -> dict[str, Any]:

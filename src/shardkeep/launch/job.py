@@ -102,7 +102,7 @@ class _Job:
         config = self._checked(config)
         with self.interrupts, _importable(self.code_folder):
             files = self._row_files(config)
-            self._prepare(config, files)
+            config = self._prepare(config, files)
             for phase, text in start_lines(config):
                 self.screen.phase(phase, text)
             folder = self._folder(config, files)
@@ -145,14 +145,19 @@ class _Job:
 
         return pretrained_of(config, besides=tables_of(self.start))
 
-    def _prepare(self, config: JobConfig, files: Sequence[Pretrained]) -> None:
-        """Compiles kernels and converts data, once for all roles. Raises UserError, and JobStopped on Ctrl-C."""
+    def _prepare(self, config: JobConfig, files: Sequence[Pretrained]) -> JobConfig:
+        """Compiles kernels and converts data, once for all roles. Returns the config, with what follows from the data.
+        Raises UserError, and JobStopped on Ctrl-C."""
         try:
             data = self._compile_and_convert(config)
             if self.start is not None:
-                _check_columns(self.start, data, self.screen)
+                from shardkeep.run.origin.warm_start import begun
+
+                config, text = begun(config, self.start, data)
+                self.screen.phase("from", text)
             for each in files:
                 self.screen.phase("rows", each.matched(data.train))
+            return config
         except KeyboardInterrupt:
             raise JobStopped("stopped before the first step") from None
         finally:
@@ -285,7 +290,7 @@ def _show_end(config: JobConfig, run_dir: Path, folder: RunFolder, summary: dict
         text = f"step {best['step']:,} of {summary['steps']:,}; its checkpoint is kept, --model best reads it"
         screen.phase("best", text)
     elif config.checkpoint.on:
-        screen.phase("resume", longer_line(config, folder.path))
+        screen.phase("resume", longer_line(config, folder.path, summary["steps"]))
     warnings: list[dict[str, Any]] = []
     with contextlib.suppress(OSError):  # the job is complete, whatever became of its records
         warnings = RunState(folder.path).sections()["warnings"]
@@ -324,14 +329,6 @@ def _reopen(folder: RunFolder, config: JobConfig, resumed: Resumed, screen: JobV
     screen.phase("resume", resumed.text())
     folder.event({"text": f"resumed {resumed.text()}", "phase": "resumed", "step": step})
     return resumed
-
-
-def _check_columns(start: WarmStart, data: Data, screen: JobView) -> None:
-    """Raises ConfigError if the data are not read as in the run with which the job begins."""
-    from shardkeep.run.origin.warm_start import new_columns
-
-    new = new_columns(start.facts["inputs"], data.inputs)
-    screen.phase("from", start.text() + (f"; new columns: {', '.join(new)}" if new else ""))
 
 
 def resume(

@@ -52,14 +52,20 @@ def typed(command: Sequence[str] | None) -> str:
     return f"{' on each machine' if command[1] == 'node' else ''}: {shlex.join(command)}"
 
 
-def longer_line(config: JobConfig, path: Path) -> str:
-    """How a completed job of `shardkeep train` trains twice as long, or on later data after its one pass."""
+def longer_line(config: JobConfig, path: Path, steps: int) -> str:
+    """How a completed job of `shardkeep train` trains twice its `steps`, or on later data after its one pass. A rate
+    that would fall to 0 before falls over all steps."""
     train = config.train
     if train.order == "time":
         return f"to train on later samples: shardkeep train CONFIG --from {shlex.quote(str(path.absolute()))}"
     more = [f"train.epochs={2 * train.epochs}"] + (
         [f"train.max_steps={2 * train.max_steps}"] if train.max_steps else []
     )
+    more += [
+        f"{key}.decay_steps={2 * steps - each.warmup_steps}"
+        for key, each in config.schedules.items()
+        if each.end(2 * steps) < 2 * steps
+    ]
     command = _resume(path.absolute()) + [part for change in more for part in ("--set", change)]
     return f"to train longer: {shlex.join(command)}"
 

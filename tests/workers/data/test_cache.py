@@ -52,7 +52,7 @@ def test_a_second_reader_finds_the_cache_of_the_first_and_other_settings_have_an
     assert "40 samples, none for evaluation; 1 dense column, 1 feature" in line and told
     told.clear()
     _open(tmp_path, told=told)
-    data = _open(tmp_path, told=told, sparse=[{"column": "c", "table": "t", "pooling": "mean"}], seed=9)
+    data = _open(tmp_path, told=told, sparse=[{"column": "c", "table": "t"}], seed=9)
     assert data.train.schema.features[0].table == "t" and not told and len(_entries(tmp_path)) == 1
     others = {"scale": "log"}, {"missing": ["7"]}, {"dense": [{"column": "x", "fill": 3.0}]}, {"eval_fraction": 0.5}
     for number, settings in enumerate(others, 2):

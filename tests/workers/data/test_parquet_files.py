@@ -166,6 +166,13 @@ WRONG: dict[str, tuple[Any, dict[str, Any], str]] = {
     "a separator of numbers": (
         [1, 2, 3, 4], {"sparse": [{"column": "v", "separator": ";"}]}, "holds int64; allowed: texts"
     ),
+    **{
+        f"a separator of lists in {key}": ([[1], [2], [3], [4]], {key: value}, "v: separator: ';' has no effect")
+        for key, value in {
+            "sparse": [{"column": "v", "separator": ";"}],
+            "sequences": {"seen": {"ids": {"v": "t"}, "max_length": 2, "separator": ";"}},
+        }.items()
+    },
     "one class": ([1, 1, 1, 1], LABEL, "label column v: all 4 rows of the training data are class 1"),
 }  # fmt: skip
 

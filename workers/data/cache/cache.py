@@ -27,7 +27,7 @@ from shardkeep.workers.data.conversion.conversion import Converter, Split
 from shardkeep.workers.data.conversion.inputs import Inputs, prior_fit
 from shardkeep.workers.data.conversion.item_values import item_values
 from shardkeep.workers.data.conversion.labels import check_matched, left_out
-from shardkeep.workers.data.conversion.layout import ColumnLayout, Fitted, PriorFit
+from shardkeep.workers.data.conversion.layout import ColumnLayout, Fitted, PriorFit, check_pooling
 from shardkeep.workers.data.conversion.scaling import to_json
 from shardkeep.workers.data.input_files import files_of, place_of
 from shardkeep.workers.data.items import checked
@@ -132,6 +132,7 @@ def open_cached(
     checksums = {name: checksum for entry in entries for name, checksum in entry.content.checksums.items()}
     own = [checksums[name] for name in (TRAIN, EVAL) if name in parts]
     mark = content_fingerprint(layout.schema, own, to_json(fitted.transform))
+    check_pooling(layout.sparse, fitted.lists)
     inputs, notes = Inputs(layout, fitted, reading), tuple(note for _, note in trained.notes)
     train: Dataset = parts[TRAIN] if layout.time is None else by_time(parts[TRAIN])
     source = _described(entries) + parts[TRAIN].histories()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import astuple, dataclass, field
 from functools import cached_property
 from typing import Any
@@ -105,6 +105,17 @@ class ColumnLayout:
         used = [*self.label_columns, *(c.column for c in self.dense), *(c.column for c in self.sparse), *weights]
         entries = [name for group in self.sequences.values() for name in group.columns]
         return list(dict.fromkeys([*used, *entries, *scalars]))
+
+
+def check_pooling(columns: Sequence[SparseColumn], lists: Collection[str]) -> None:
+    """Raises ConfigError for pooling or a pad of a column that is not one of `lists`."""
+    for column in columns:
+        key = f"pooling: {column.pooling}" if column.pad is None else f"pad: {column.pad}"
+        if key not in ("pooling: sum", "pooling: weighted") and column.column not in lists:
+            raise ConfigError(
+                f"data.sparse: {column.column}: {key} has no effect, each row has one value; "
+                "leave it out, or give the separator of the values"
+            )
 
 
 def layout_of(config: DataConfig, *, scale: Scaling = "standard", labelled: bool = True) -> ColumnLayout:

@@ -115,7 +115,7 @@ class RowReader:
         return DecodedRows(label_N, dense_NI, single_NF, lists, weight_N, time_N, numbers)
 
     def _find_lists(self, chunk: Chunk) -> frozenset[str]:
-        """Which features have several values a row. Raises ConfigError for pooling where none can."""
+        """Which features have several values a row. Raises ConfigError for a separator of lists."""
         lists = frozenset(
             c.column
             for c in self.layout.sparse
@@ -124,13 +124,12 @@ class RowReader:
         if self._prior is not None:
             names = frozenset(c.column for c in self.layout.sparse)
             lists = lists - self._prior.features | self._prior.lists & names
-        for column in self.layout.sparse:
-            key = f"pooling: {column.pooling}" if column.pad is None else f"pad: {column.pad}"
-            if key not in ("pooling: sum", "pooling: weighted") and column.column not in lists:
-                raise ConfigError(
-                    f"data.sparse: {column.column}: {key} has no effect, each row has one value; "
-                    "leave it out, or give the separator of the values"
-                )
+        cut = [("sparse", c.separator, [c.column]) for c in self.layout.sparse]
+        cut += [(f"sequences.{name}", g.separator, [*g.columns]) for name, g in self.layout.sequences.items()]
+        for key, separator, columns in cut if self._prior is None else ():
+            if separator is not None and all(is_list(chunk.column(name).values.type) for name in columns):
+                text = f"{', '.join(columns)}: separator: {separator!r} has no effect, the column holds lists"
+                raise ConfigError(f"data.{key}: {text}; allowed: no separator")
         return lists
 
     def _ids(self, column: Column) -> tuple[Ints, Bools]:

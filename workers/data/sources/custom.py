@@ -17,7 +17,7 @@ from shardkeep.workers.data.conversion.chunk import Chunk, missing_column, plain
 from shardkeep.workers.data.conversion.conversion import EVAL, TEST, TRAIN, Converter, Split
 from shardkeep.workers.data.conversion.inputs import Inputs, prior_fit
 from shardkeep.workers.data.conversion.labels import check_matched, left_out
-from shardkeep.workers.data.conversion.layout import ColumnLayout, layout_of
+from shardkeep.workers.data.conversion.layout import ColumnLayout, check_pooling, layout_of
 from shardkeep.workers.data.conversion.scaling import to_json
 from shardkeep.workers.data.frames import array_of
 from shardkeep.workers.data.samples import Data, Dataset, Progress, content_fingerprint, fingerprint
@@ -121,6 +121,7 @@ def _convert(config: DataConfig, parts: list[Mapping[str, Any]], seed: int) -> D
     source = f"{config.source}{left_out(converter.skipped)}{datasets[TRAIN].histories()}"
     own = [writers[side].checksum() for side in (TRAIN, EVAL) if side in writers]
     mark = content_fingerprint(layout.schema, own, to_json(fitted.transform))
+    check_pooling(layout.sparse, fitted.lists)
     inputs, notes = Inputs(layout, fitted, {"form": "columns"}).to_json(), [n for _, n in converter.reader.notes()]
     train = datasets[TRAIN] if layout.time is None else by_time(datasets[TRAIN])
     return Data(train, datasets.get(EVAL), None, source, mark, inputs, tuple(notes), test=datasets.get(TEST))

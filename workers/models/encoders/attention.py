@@ -12,6 +12,7 @@ from torch import nn
 
 from shardkeep.base.errors import UserError
 from shardkeep.workers.embeddings.sequence import Sequence, SequenceShape
+from shardkeep.workers.models.layers.axes import laid_out, named
 from shardkeep.workers.models.layers.hidden import HiddenOptions
 
 _DEVIATION = 0.01
@@ -27,8 +28,9 @@ class Places(nn.Module):
 
     def __init__(self, shape: SequenceShape, options: HiddenOptions) -> None:
         super().__init__()
-        width = sum(shape.ids.values())
-        self.vectors = nn.Parameter(torch.randn(shape.max_length + 1, width) * _DEVIATION)
+        width = entry_width(shape)
+        vectors = nn.Parameter(torch.randn(shape.max_length + 1, width) * _DEVIATION)
+        self.vectors = laid_out(vectors, shape.max_length + 1, width)
         self.numbers = options.linear(shape.numbers, width, bias=False) if shape.numbers else None
 
     def forward(
@@ -41,6 +43,12 @@ class Places(nn.Module):
         if target_BE is not None:
             sequence, x_NE = sequence.followed(x_NE, target_BE)
         return x_NE + F.embedding(sequence.distances(), self.vectors), sequence
+
+
+def entry_width(shape: SequenceShape) -> int:
+    """Values of an entry. As an axis it is another one with each further column: heads and norms take all of it."""
+    width = sum(shape.ids.values())
+    return named(width, width, lambda names: [(len(names), i) for i in range(len(names))])
 
 
 def check_heads(width: int, heads: int, *, setting: str = "model.encoder.heads") -> None:

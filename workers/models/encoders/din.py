@@ -11,6 +11,7 @@ from torch import nn
 
 from shardkeep.workers.embeddings.sequence import Sequence, SequenceShape
 from shardkeep.workers.encoder_config import DinEncoderConfig
+from shardkeep.workers.models.layers.axes import laid_out
 from shardkeep.workers.models.layers.hidden import HiddenOptions, Mlp
 
 
@@ -55,6 +56,10 @@ class PairLinear(nn.Module):
         self.entry = nn.Linear(width, outputs, bias=False)
         self.product = nn.Linear(width, outputs, bias=False)
         self.numbers = nn.Linear(numbers, outputs, bias=False) if numbers else None
+        for layer in (self.target, self.entry, self.product):
+            laid_out(layer.weight, outputs, width, inputs=1)
+        if self.numbers is not None:
+            laid_out(self.numbers.weight, outputs, numbers, inputs=1)
         with torch.no_grad():
             self.target.weight.copy_(q_HE + difference_HE)
             self.target.bias.copy_(whole.bias)

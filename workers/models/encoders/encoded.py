@@ -14,6 +14,7 @@ from torch import nn
 
 from shardkeep.workers.embeddings.sequence import Sequence, SequenceShape
 from shardkeep.workers.encoder_config import ENCODERS, EncoderSettings
+from shardkeep.workers.models.layers.axes import ByInput
 from shardkeep.workers.models.layers.hidden import HiddenOptions
 
 
@@ -29,7 +30,7 @@ class Encoded(nn.Module):
         super().__init__()
         self.model = model
         self.features, self.groups = tuple(features), tuple(groups)
-        self.encoders = nn.ModuleList(groups.values())
+        self.encoders = ByInput(groups)
 
     def forward(self, dense_BI: torch.Tensor, embeddings: Mapping[str, Any]) -> torch.Tensor:
         """Logits (B, T) of dense columns (B, I), pooled rows (B, D of the feature), and a `Sequence` for each group."""

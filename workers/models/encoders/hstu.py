@@ -10,7 +10,7 @@ from torch import nn
 
 from shardkeep.workers.embeddings.sequence import Sequence, SequenceShape
 from shardkeep.workers.encoder_config import HstuEncoderConfig
-from shardkeep.workers.models.encoders.attention import Places, attended, check_heads, mixed, scores_of
+from shardkeep.workers.models.encoders.attention import Places, attended, check_heads, entry_width, mixed, scores_of
 from shardkeep.workers.models.layers.dropout import Dropout
 from shardkeep.workers.models.layers.hidden import HiddenOptions
 
@@ -21,7 +21,7 @@ class HstuEncoder(nn.Module):
 
     def __init__(self, shape: SequenceShape, config: HstuEncoderConfig, options: HiddenOptions) -> None:
         super().__init__()
-        width = sum(shape.ids.values())
+        width = entry_width(shape)
         check_heads(width, config.heads)
         self.places = Places(shape, options)
         self.layers = nn.ModuleList(

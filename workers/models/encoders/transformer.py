@@ -9,7 +9,7 @@ from torch import nn
 
 from shardkeep.workers.embeddings.sequence import Sequence, SequenceShape
 from shardkeep.workers.encoder_config import TransformerEncoderConfig
-from shardkeep.workers.models.encoders.attention import Places, attended, check_heads, softmax_attention
+from shardkeep.workers.models.encoders.attention import Places, attended, check_heads, entry_width, softmax_attention
 from shardkeep.workers.models.layers.dropout import Dropout
 from shardkeep.workers.models.layers.hidden import HiddenOptions
 
@@ -20,7 +20,7 @@ class TransformerEncoder(nn.Module):
 
     def __init__(self, shape: SequenceShape, config: TransformerEncoderConfig, options: HiddenOptions) -> None:
         super().__init__()
-        width = sum(shape.ids.values())
+        width = entry_width(shape)
         check_heads(width, config.heads)
         self.places = Places(shape, options)
         hidden = config.hidden or 4 * width

@@ -14,6 +14,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from shardkeep.workers.dense.amp import ENDS
+from shardkeep.workers.models.layers.axes import laid_out
 from shardkeep.workers.models.layers.dropout import Dropout
 from shardkeep.workers.models.layers.norms import BatchNorm, Dice, Statistics
 
@@ -33,6 +34,9 @@ def linear(inputs: int, outputs: int, *, bias: bool = True, init: str = "dlrm") 
         init: A key of `INITS`. `dlrm` also draws the bias, from N(0, 1 / O); the others set it to 0.
     """
     layer = nn.Linear(inputs, outputs, bias=bias)
+    laid_out(layer.weight, outputs, inputs, inputs=1)
+    if bias:
+        laid_out(layer.bias, outputs)
     with torch.no_grad():
         INITS[init](layer.weight)
         if bias and init == "dlrm":

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 import torch
 from torch import nn
 
+from shardkeep.workers.models.layers.axes import ByInput, laid_out, named
 from shardkeep.workers.models.layers.hidden import HiddenOptions
 
 _DEVIATION = 0.01
@@ -25,9 +26,11 @@ class Projections(nn.Module):
     def __init__(self, features: Mapping[str, int], dim: int, options: HiddenOptions) -> None:
         super().__init__()
         self.names = tuple(features)
-        # A list, not a dict by name: a column's name may hold dots, which nn.ModuleDict refuses.
-        self.layers = nn.ModuleList(
-            nn.Identity() if width == dim else options.linear(width, dim, bias=False) for width in features.values()
+        self.layers = ByInput(
+            {
+                name: nn.Identity() if width == dim else options.linear(width, dim, bias=False)
+                for name, width in features.items()
+            }
         )
 
     def forward(self, embeddings: dict[str, torch.Tensor]) -> list[torch.Tensor]:
@@ -54,17 +57,22 @@ class Fields(nn.Module):
     """The vectors of all features, then those of all dense columns.
 
     An embedding of another dim is projected to `dim`. A dense column's vector is its value times a learned vector.
+    `weighted`: a layer with weights follows, so that a new column's vector need not be 0.
     """
 
     ends_model, product = "product", staticmethod(torch.matmul)
 
-    def __init__(self, num_dense: int, features: Mapping[str, int], dim: int, options: HiddenOptions) -> None:
+    def __init__(
+        self, num_dense: int, features: Mapping[str, int], dim: int, options: HiddenOptions, *, weighted: bool = True
+    ) -> None:
         super().__init__()
         self.projections = Projections(features, dim, options)
         self.dense_vectors_ID: nn.Parameter | None = None
         if num_dense:
-            self.dense_vectors_ID = nn.Parameter(torch.randn(num_dense, dim) * _DEVIATION)
-        self.num_fields = len(features) + num_dense
+            self.dense_vectors_ID = laid_out(
+                nn.Parameter(torch.randn(num_dense, dim) * _DEVIATION), num_dense, dim, inputs=None if weighted else 0
+            )
+        self.num_fields = vectors_of(features, num_dense) + num_dense
 
     def forward(self, dense_BI: torch.Tensor, embeddings: dict[str, torch.Tensor]) -> torch.Tensor:
         """The vectors, (B, F, D)."""
@@ -87,6 +95,11 @@ class Fields(nn.Module):
         return 0.5 * (total_BD.square() - torch.stack(squares).sum(0)).sum(1, keepdim=True)
 
 
+def vectors_of(features: Mapping[str, int], num_dense: int) -> int:
+    """How many features there are; an axis where the number of dense columns is one."""
+    return named(len(features), num_dense, lambda _: [(name,) for name in features])
+
+
 class FirstOrder(nn.Module):
     """Sum of each feature's weight and of the weighted dense columns: sum of w_i x_i.
 
@@ -103,7 +116,8 @@ class FirstOrder(nn.Module):
         self.dims = {name: width - 1 for name, width in features.items()}
         self.dense_weight_I1: nn.Parameter | None = None
         if num_dense:
-            self.dense_weight_I1 = nn.Parameter(torch.randn(num_dense, 1) * _DEVIATION)
+            weight_I1 = nn.Parameter(torch.randn(num_dense, 1) * _DEVIATION)
+            self.dense_weight_I1 = laid_out(weight_I1, num_dense, 1, inputs=0)
 
     def forward(
         self, dense_BI: torch.Tensor, embeddings: dict[str, torch.Tensor]

@@ -7,11 +7,14 @@ Two forms of one thing: kernels where plain float32 is computed eagerly on a CPU
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import nn
 from torch.autograd.function import once_differentiable
+
+from shardkeep.workers.models.layers.axes import Name, named
 
 
 class DotInteraction(nn.Module):
@@ -24,7 +27,7 @@ class DotInteraction(nn.Module):
         # One index_select on the flattened product saves 9 % of the tower against two index tensors.
         row_P, column_P = torch.tril_indices(num_vectors, num_vectors, offset=-1)
         self.register_buffer("lower_P", row_P * num_vectors + column_P, persistent=False)
-        self.num_pairs = len(row_P)
+        self.num_pairs = named(len(row_P), num_vectors, _pair_names)
 
     def forward(self, vectors: list[torch.Tensor]) -> torch.Tensor:
         """(B, D + P) of V tensors (B, D)."""
@@ -40,6 +43,10 @@ class DotInteraction(nn.Module):
         vectors_BVD = torch.stack(vectors, dim=1)
         products_BVV = torch.bmm(vectors_BVD, vectors_BVD.transpose(1, 2))
         return products_BVV.flatten(1).index_select(1, self.lower_P)
+
+
+def _pair_names(names: Sequence[Name]) -> list[Name]:
+    return [tuple(sorted(a + b)) for i, a in enumerate(names) for b in names[:i]]
 
 
 def _eager_on_the_cpu(vectors: list[torch.Tensor]) -> bool:

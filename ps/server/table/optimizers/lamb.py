@@ -15,6 +15,7 @@ class LambConfig(OptimizerSettings):
 
     A row of zeros stays zero, so the table needs an init other than zeros."""
 
+    keeps_zeros = True
     name: Literal["lamb"] = "lamb"
     """Adam in steps as long as a part of the row; two slots per value."""
     lr: Positive = 0.001

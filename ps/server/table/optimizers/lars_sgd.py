@@ -14,6 +14,7 @@ class LarsSgdConfig(OptimizerSettings):
 
     A row of zeros stays zero, so the table needs an init other than zeros."""
 
+    keeps_zeros = True
     name: Literal["lars_sgd"] = "lars_sgd"
     """SGD in steps as long as a part of the row; one slot per value."""
     lr: Rate = 1.0

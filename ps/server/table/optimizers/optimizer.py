@@ -37,6 +37,8 @@ class OptimizerSettings(Settings):
 
     exact_state: ClassVar[str] = ""
     """Why its slots are not stored as bf16; empty = they may be."""
+    keeps_zeros: ClassVar[bool] = False
+    """Whether a row of zeros stays zero."""
 
     @property
     def initial_slot(self) -> float:

@@ -20,7 +20,7 @@ from shardkeep.workers.config import sign_of
 REDUCTION = 3
 """Of the trials with 1, 3, 9, ... times as many evaluations as at the first look, one in so many goes on (Li et al.,
 MLSys 2020)."""
-IN_TRIALS = ("eval.test=false", "web.page=off", "web.metrics=off", "launch.affinity=none", "checkpoint.keep=1")
+IN_TRIALS = ("web.page=off", "web.metrics=off", "launch.affinity=none")
 """What trials have besides: they leave the test data unread, and several run on one machine."""
 
 
@@ -66,7 +66,13 @@ class Plan:
 
     def trial(self, params: Mapping[str, Any]) -> JobConfig:
         """The same as a trial runs it."""
-        return self.chosen(params, *IN_TRIALS, *(["threads=1"] if self.job.threads == "auto" else []))
+        job = self.job
+        where = {
+            "threads=1": job.threads == "auto",
+            "eval.test=false": job.tested,
+            "checkpoint.keep=1": job.checkpoint.on,
+        }
+        return self.chosen(params, *IN_TRIALS, *(setting for setting, has_effect in where.items() if has_effect))
 
     def first_look(self, steps: int) -> int:
         """After how many evaluations a trial of so many steps may stop early: those of an epoch, as its beginning

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import math
 from typing import Literal
 
@@ -35,6 +36,12 @@ class ScheduleConfig(Settings):
             raise ValueError("final_factor: 0 with decay: exponential; allowed: above 0, up to 1")
         if self.decay == "inverse_sqrt" and "final_factor" in self.model_fields_set:
             raise ValueError("final_factor: has no effect with decay: inverse_sqrt")
+
+    def end(self, steps: int) -> int:
+        """The first of `steps` steps from which on the rate is 0; `steps` = there is none."""
+        return bisect.bisect_left(
+            range(steps), True, lo=min(self.warmup_steps, steps), key=lambda s: not self.factor(s)
+        )
 
     def factor(self, step: int) -> float:
         """The factor on the base rate at `step` (0 = the first step); in [0, 1]."""

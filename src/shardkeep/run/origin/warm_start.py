@@ -21,7 +21,8 @@ from shardkeep.base.machine.versions import versions
 from shardkeep.config import JobConfig
 from shardkeep.ps.checkpoints.folder import Checkpoint, FileRecord
 from shardkeep.ps.checkpoints.index import earlier_steps, indexes, specs_of
-from shardkeep.ps.config import TableSpec
+from shardkeep.ps.config import TableConfig, TableSpec
+from shardkeep.ps.server.table.initializers.config import InitConfig
 from shardkeep.records.json_text import to_json
 from shardkeep.run.checkpoints import checkpoints_of, owned
 from shardkeep.run.trained import Which, checkpoint_of, config_of
@@ -29,6 +30,9 @@ from shardkeep.run.trained import Which, checkpoint_of, config_of
 if TYPE_CHECKING:
     from shardkeep.run.folder import RunFolder
     from shardkeep.run.origin.pretrained import Pretrained  # loads pyarrow, which servers do without
+    from shardkeep.workers.data.samples import Data
+
+ZEROS = InitConfig(name="zeros")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +41,7 @@ class WarmStart:
 
     run: Path
     checkpoint: Checkpoint
+    config: JobConfig
 
     def text(self) -> str:
         """One line for the user."""
@@ -45,7 +50,8 @@ class WarmStart:
     @property
     def facts(self) -> dict[str, Any]:
         """The facts of the new run's checkpoint of step 0. The inputs are those of the other run."""
-        origin = {"run": str(self.run.absolute()), "step": self.checkpoint.step}
+        model = self.config.model.model_dump(mode="json")
+        origin = {"run": str(self.run.absolute()), "step": self.checkpoint.step, "model": model}
         inputs = self.checkpoint.facts.get("inputs")
         return {"from": origin, "samples": 0, "versions": versions(), "inputs": inputs}
 
@@ -61,12 +67,41 @@ def plan_warm_start(config: JobConfig, run: Path, which: Which = "auto") -> Warm
     checkpoint = checkpoint_of(before, run, which)
     ours, theirs = config.model.model_dump(mode="json"), before.model.model_dump(mode="json")
     for key in ours | theirs:
-        _same(f"model.{key}", ours.get(key), theirs.get(key), run)
+        if key != "item":  # columns, which may come and go
+            _same(f"model.{key}", ours.get(key), theirs.get(key), run)
     _same("tower.optimizer.name", config.tower.optimizer.name, before.tower.optimizer.name, run)
-    for spec in specs_of(checkpoint):
-        for name, mine, other in _table_settings(config.table(spec.name), before.table(spec.name)):
-            _same(f"tables.{spec.name}.{name}", mine, other, run)
-    return WarmStart(run, checkpoint)
+    return WarmStart(run, checkpoint, before)
+
+
+def begun(config: JobConfig, start: WarmStart, data: Data) -> tuple[JobConfig, str]:
+    """The config of a job that begins with the model of another run, and how its columns are others, in words.
+
+    Rows of new tables begin at 0 where models add rows without a weight, so that the first scores are those of the run.
+    Raises ConfigError for a table or a column that is there in another form.
+    """
+    from shardkeep.workers.models.registry import adds_rows  # loads torch
+
+    schema, there = data.train.schema, {spec.name: spec for spec in specs_of(start.checkpoint)}
+    new, gone = changed_columns(start.facts["inputs"], data.inputs)
+    zeros, adds = [], adds_rows(config.model.name, schema.num_dense)
+    for name in schema.tables():
+        own, theirs = config.tables.get(name), there.get(name)
+        may = adds and not config.table(name).optimizer.keeps_zeros
+        if (own is None or own.init is None) and (may if theirs is None else theirs.init.name == "zeros"):
+            zeros.append(name)
+    tables = {name: config.tables.get(name, TableConfig()).model_copy(update={"init": ZEROS}) for name in zeros}
+    config = config.model_copy(update={"tables": {**config.tables, **tables}})
+    for name in filter(there.__contains__, schema.tables()):
+        for key, mine, other in _table_settings(config.table(name), start.config.table(name)):
+            _same(f"tables.{name}.{key}", mine, other, start.run)
+    loud = [c.name for c in schema.looked_up if c.name in new and adds and config.table(c.table).init.name != "zeros"]
+    words = {
+        "new columns": new,
+        "columns that are gone, with their weights": gone,
+        "tables whose rows begin at 0": [name for name in zeros if name not in there],
+        f"columns whose rows {config.model.name} adds without a weight, so that they change the first scores": loud,
+    }
+    return config, "; ".join([start.text(), *(f"{key}: {', '.join(names)}" for key, names in words.items() if names)])
 
 
 def _table_settings(ours: TableSpec, theirs: TableSpec) -> Iterator[tuple[str, Any, Any]]:
@@ -197,21 +232,25 @@ def _links(checkpoint: Checkpoint, files: list[FileRecord], partial: Path) -> li
     return found
 
 
-def new_columns(theirs: Mapping[str, Any] | None, ours: Mapping[str, Any] | None) -> list[str]:
-    """The columns of a job that the run with which it begins had not; [] = at least one of them has no raw columns.
-
-    Raises ConfigError for a column of that run that the job has not, or reads in another way.
-    """
+def changed_columns(theirs: Mapping[str, Any] | None, ours: Mapping[str, Any] | None) -> tuple[list[str], list[str]]:
+    """The columns that a job has and the run with which it begins had not, and the reverse; none where one of them has
+    no raw columns. Raises ConfigError for a column that both read, in different ways."""
     if theirs is None or ours is None:
-        return []
-    found = []
-    for kind in ("dense", "sparse"):
-        before, now = ({column["column"]: column for column in inputs[kind]} for inputs in (theirs, ours))
-        for name, column in before.items():
-            if name not in now:
-                raise ConfigError(f"data.{kind}: {name} is missing; the run of --from was trained with it")
-            kinds = [inputs["kinds"].get(name) for inputs in (theirs, ours)]
-            if now[name] != column or kinds[0] != kinds[1]:
-                raise ConfigError(f"data.{kind}: {name} is not read as in the run of --from, whose rows it would get")
-        found += [name for name in now if name not in before]
+        return [], []
+    before, now = _columns(theirs), _columns(ours)
+    for name in before.keys() & now.keys():
+        if before[name] != now[name]:
+            raise ConfigError(
+                f"data.{now[name][0]}: {name} is not read as in the run of --from, whose rows it would get"
+            )
+    return [name for name in now if name not in before], [name for name in before if name not in now]
+
+
+def _columns(inputs: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
+    """What is known of each column, by name: first its place in `data`."""
+    kinds = inputs["kinds"]
+    found = {c["column"]: (key, c, kinds.get(c["column"])) for key in ("dense", "sparse") for c in inputs[key]}
+    for name, group in inputs.get("sequences", {}).items():
+        found |= {column: (f"sequences.{name}", kinds.get(column)) for column in group["ids"]}
+        found |= {number["column"]: (f"sequences.{name}", number) for number in group["numbers"]}
     return found
