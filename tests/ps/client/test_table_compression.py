@@ -85,14 +85,14 @@ def test_every_byte_is_counted_as_what_it_is_and_each_table_is_rounded_as_it_say
         "wide": compressed({"values": "int4", "scale": "fp16", "keep_rows": 0.1}, {"values": "fp16"}),
     }
     push = {"values": "int8", "pool_rows": 100, "second_moment": True}
-    job, exact = Job(own, push=push, pull={"values": "int8"}), Job({})
+    job, exact = Job(own, push=push, pull={"values": "int8", "scale": "fp16"}), Job({})
     wanted = {"big": np.arange(40), "small": np.arange(10), "wide": np.arange(30)}
     rows, plain = (each.client.pull(0, each.client.request(wanted)).result() for each in (job, exact))
-    for name, values in (("big", "int8"), ("small", "fp32"), ("wide", "fp16")):
-        codec = value_codec(values)
+    codecs = {"big": value_codec("int8", "fp16"), "small": value_codec("fp32"), "wide": value_codec("fp16")}
+    for name, codec in codecs.items():
         assert np.array_equal(rows[name], codec.decode(codec.encode(plain[name]), DIMS[name])), name
     got = job.traffic.ledger.totals()["pull"]
-    assert got["values"] == 40 * 8 + 10 * 8 * 4 + 30 * 6 * 2 and got["scales"] == 40
+    assert got["values"] == 40 * 8 + 10 * 8 * 4 + 30 * 6 * 2 and got["scales"] == 40 * 2
 
     grads = {n: np.ones((i.size, DIMS[n]), np.float32) for n, i in wanted.items()}
     job.client.push(0, job.client.request(wanted), grads)

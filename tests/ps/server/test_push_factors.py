@@ -142,6 +142,16 @@ def test_a_factor_takes_no_bytes_and_comes_back_as_float32(factor: float, flush:
 # ---- journal and replay ----
 
 
+@every(("mode", "compression"), [("sync", CODED), ("bounded", None), ("async", CODED)])
+def test_a_replay_applies_the_factors_and_the_shares(
+    tmp_path: Path, mode: str, compression: dict[str, Any] | None
+) -> None:
+    optimizer = {"name": "adagrad", "lr": 0.1, "weight_decay": 0.05}
+    killed = Job(mode, optimizer, workers=2, compression=compression, journals=tmp_path).train(FACTORS)
+    assert killed.replayed().tables.digests() == killed.digests()
+    assert killed.digests() != Job(mode, optimizer, workers=2, compression=compression).train([1.0] * 6).digests()
+
+
 # ---- weight decay of the whole table: as one process with dense gradients does ----
 
 STEPS = 12
