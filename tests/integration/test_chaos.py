@@ -21,11 +21,11 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from benchmarks.harness import write
 from shardkeep.ps.checkpoints.folder import Checkpoints
-from shardkeep.ps.control.grpc.client import fetch_status
 from shardkeep.run.folder import RunFolder
 from tests.support.cases import every
 from tests.support.chaos import JOB, causes, completed, hurt_job
@@ -190,26 +190,27 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 def test_a_disk_that_is_full_for_a_while_costs_no_step_and_no_bit(
     cluster: Cluster, small_disk: Path, tmp_path: Path
 ) -> None:
-    """It is filled while a worker is stopped at step 60, and has room again two checkpoints later."""
+    """It is filled while a worker is stopped at step 60, and has room again while it is at step 110."""
     config = {**JOB, "checkpoint": {"every_steps": 20}, "train": {**JOB["train"], "epochs": 2}}
     whole = completed(*cluster.job(config, name="whole"), steps=2 * STEPS)
     folder = RunFolder(small_disk / "run")
     checkpoints = Checkpoints(folder.path / "checkpoints")
-    stall = Hurt("worker 1", "pushing", 120, "SIGSTOP", silent=False)
+    full, free = (Hurt("worker 1", "pushing", 2 * step, "SIGSTOP", silent=False) for step in (60, 110))
     place = (str(cluster.write(config)), "--run-dir", str(folder.path))
-    job = cluster.command("train", *place, env=environment(tmp_path, [stall]), main=MAIN)
-    within(200, lambda: not missed(tmp_path, [stall]), "not stopped", lambda: job.running)
+    job = cluster.command("train", *place, env=environment(tmp_path, [full, free]), main=MAIN)
+    within(200, lambda: not missed(tmp_path, [full]), "not stopped", lambda: job.running)
     within(200, lambda: bool(checkpoints.complete()), "no checkpoint", lambda: job.running)
     filler = small_disk / "filler"
     for size in (1 << 20, 1 << 12):
         with contextlib.suppress(OSError), filler.open("ab", buffering=0) as file:
             while file.write(bytes(size)):
                 pass
-    os.kill(pid_of(tmp_path, "worker 1"), signal.SIGCONT)
-    coordinator = folder.endpoint()
-    assert coordinator is not None
-    within(200, lambda: fetch_status(coordinator).progress["step"] > 110, "no step", lambda: job.running)
+    worker = psutil.Process(pid_of(tmp_path, "worker 1"))
+    worker.resume()
+    stopped = lambda: not missed(tmp_path, [free]) and worker.status() == psutil.STATUS_STOPPED  # noqa: E731
+    within(200, stopped, "no step 110", lambda: job.running)
     filler.unlink()
+    worker.resume()
     summary = completed(job, folder, steps=2 * STEPS)
     assert summary["state_digest"] == whole["state_digest"] and not summary["recoveries"]
     assert any("No space left on device" in text for text in summary["warnings"])

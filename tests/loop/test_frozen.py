@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
@@ -78,6 +79,35 @@ def test_bags_of_frozen_tables_get_no_gradient_and_their_weights_do() -> None:
         rows = client.read({"frozen": torch.tensor([1, 2, 3])})["frozen"]
         assert weights.grad is not None and torch.allclose(weights.grad, rows.sum(dim=1))
         assert {t["name"]: t["rows"] for t in client.summary()["tables"]} == {"frozen": 0, "trained": 3}
+
+
+@every("ahead", [False, True])
+def test_modules_over_frozen_tables_train_as_frozen_embeddings_of_torch(ahead: bool) -> None:
+    """One module has a frozen and a trained table, another one only a frozen table."""
+    tables = [TableSpec(name="a", dim=3, optimizer={"name": "sgd", "lr": 0.5}), TableSpec(name="b", dim=3, freeze=True)]
+    with EmbeddingClient.local(tables, seed=2, consistency="sync") as client:
+        mixed = snn.EmbeddingBagCollection(client, {"x": "a", "y": "b"})
+        frozen = snn.EmbeddingBagCollection(client, {"z": "b"})
+        start = {name: rows.clone() for name, rows in client.read({t.name: torch.arange(9) for t in tables}).items()}
+        plain = {name: nn.Embedding.from_pretrained(start[name].clone(), freeze=name == "b") for name in "ab"}
+        optimizer = torch.optim.SGD(plain["a"].parameters(), lr=0.5)
+        for step in range(6):
+            ids = (torch.arange(6) + step) % 9
+            given: Any = {"x": ids, "y": ids}
+            other: Any = {"z": ids}
+            if ahead:
+                given, other = mixed.prefetch(given), frozen.prefetch(other)
+            found = mixed(given)
+            loss = (found["x"] * found["y"]).sum() + (found["x"] * frozen(other)["z"]).sum()
+            loss.backward()
+            expected = (plain["a"](ids) * plain["b"](ids)).sum() * 2
+            assert loss.item() == pytest.approx(expected.item())
+            optimizer.zero_grad()
+            expected.backward()
+            optimizer.step()
+        assert client.step == 6
+        ends = client.read({t.name: torch.arange(9) for t in tables})
+        assert torch.equal(ends["b"], start["b"]) and torch.allclose(ends["a"], plain["a"].weight, atol=1e-6)
 
 
 def test_a_model_of_frozen_rows_alone_trains_its_dense_part() -> None:
