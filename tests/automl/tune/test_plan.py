@@ -65,7 +65,7 @@ def test_a_key_that_is_named_twice_is_refused_unless_both_say_the_same(found: Pl
         space(found, "model.dropout=0,0.1", "model.dropout=0..0.5")
 
 
-ADADELTA = {"default": {"optimizer": "adadelta", "init": {"name": "normal", "std": 0.1}}}
+ADAGRAD = {"default": {"optimizer": "adagrad", "init": {"name": "normal", "std": 0.1}}}
 
 
 @every(
@@ -77,7 +77,7 @@ ADADELTA = {"default": {"optimizer": "adadelta", "init": {"name": "normal", "std
         ([], {"model": {"name": "autoint"}}, {ROWS, "model.attention.layers"}, {"model.cross_layers"}),
         (["model.name=dnn,masknet"], {}, {"model.hidden"}, {"model.norm"}),  # what both have
         ([], {"model": "lr", "tables": {}}, {ROWS}, {"tables.default.dim", "model.hidden"}),  # rows of one weight
-        ([], {"tables": ADADELTA}, {ROWS}, {"tables.default.init.scale"}),  # excluded by a setting of the job
+        ([], {"tables": ADAGRAD}, {ROWS}, {"tables.default.init.scale"}),  # excluded by a setting of the job
     ],
 )  # fmt: skip
 def test_defaults_are_the_keys_that_the_job_has(
