@@ -112,7 +112,7 @@ VALUES: dict[str, list[Any]] = {
     "*.early_stopping.metric": ["logloss"], "*.plateau.metric": ["logloss"], "tables.*.optimizer": ["adam"],
     "tables.*.evict": [{"ttl_steps": 1, "sweep_steps": 1}], "tables.*.admit": [{"min_count": 2}],
     "tables.*.init": ["zeros"],
-    "tables.*.init.path": ["x.npy"], "tables.*.evict.pinned": [[1]], "train.loss.negatives": [{"batch": 3}],
+    "tables.*.init.path": ["x.npy"], "train.loss.negatives": [{"batch": 3}],
     "tables.*.compression": [{"pull": {"values": "int8"}}], "train.report_every_s": [1e-9],
     "compression.push.dgc": [{}], "tables": [{"user": {"dim": 5}}], "consistency.mode": ["bounded"],
 }  # fmt: skip

@@ -103,8 +103,8 @@ def test_policies_packed_rows_and_scores_of_the_stream_outlive_deaths(cluster: C
             "dtype": "fp16",
             "optimizer": "adam",
             "state_dtype": "bf16",
-            "admit": {"probability": 0.5},
-            "evict": {"delete_below": 0.9, "decay": 0.8, "decay_steps": 2, "sweep_steps": 4, "max_rows": 262_144},
+            "admit": {"min_count": 3},
+            "evict": {"ttl_steps": 4, "decay": 0.8, "decay_steps": 2, "sweep_steps": 4, "max_rows": 262_144},
         },
     }
     config = {
