@@ -125,7 +125,7 @@ REASONS = {
     "data.accept|data.fitted|data.refit": "of jobs that continue",
     "data.decimal|data.quote|data.escape|data.missing|*.missing|*.fill|data.*.separator": "this file has no such value",
     "train.max_bad_steps": "of jobs that diverge",
-    "model.sync_norm|compression.tower.*": "of several workers",
+    "compression.tower.*": "of several workers",
     "model.encoder.target": "names the only feature that it may name",
 }
 """Settings that a short job need not show."""

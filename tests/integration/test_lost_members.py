@@ -34,7 +34,6 @@ FEATURES: dict[str, dict[str, Any]] = {
         "tables__default__optimizer": ADAM,
         "tables__b": "{dim: 6, dtype: fp16, optimizer: adam, state_dtype: bf16}",
         "model__norm": "batch",
-        "model__sync_norm": True,
         "eval__every_steps": 2,
         "train__plateau": FALLING,
         "train__early_stopping": STOPPING,

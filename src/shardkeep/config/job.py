@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, ValidationError, field_validator, model_validator
@@ -238,17 +238,6 @@ class JobConfig(Settings):
         if self.data.labels and self.model.name in ONE_LABEL:
             allowed = ", ".join(name for name in MODELS if name not in ONE_LABEL)
             raise ValueError(f"model.name: {self.model.name} predicts one label; allowed with data.labels: {allowed}")
-        return self
-
-    @model_validator(mode="after")
-    def _synced_norms_take_whole_batches(self) -> JobConfig:
-        if self.model.syncs_norm and self.train.accumulate != 1:
-            raise ValueError(
-                f"train.accumulate: {self.train.accumulate} with model.sync_norm: workers may have different numbers "
-                "of micro-batches; allowed: 1"
-            )
-        if self.model.syncs_norm and self.tower.compile == "on":
-            raise ValueError("tower.compile: on with model.sync_norm; allowed: auto or off")
         return self
 
     @model_validator(mode="after")

@@ -138,10 +138,10 @@ def test_a_trial_may_stop_after_an_epoch_or_sooner_where_there_are_few_evaluatio
 
 
 def test_settings_that_do_not_go_together_are_the_trial_s_error(tmp_path: Path) -> None:
-    model = {"bottom": [7], "hidden": [9], "norm": "batch"}
-    found = plan(tmp_path, ["model.norm=none,batch", "model.sync_norm=true,false"], grid=True, model=model)
-    with pytest.raises(ConfigError, match="sync_norm: has no effect"):
-        found.trial({"model.norm": "none", "model.sync_norm": "true"})
+    keys = ["tables.default.evict.policy=lfu,lru", "tables.default.evict.decay=1.0,0.5"]
+    found = plan(tmp_path, keys, grid=True, tables={"default": {"evict": {"max_rows": 262144}}})
+    with pytest.raises(ConfigError, match=r"decay: 0\.5 changes nothing"):
+        found.trial({"tables.default.evict.policy": "lru", "tables.default.evict.decay": "0.5"})
 
 
 @every(
