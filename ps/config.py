@@ -101,7 +101,7 @@ class TableSpec(Settings):
     @property
     def candidates(self) -> TableSpec | None:
         """The table in which servers count ids that have no row in this one; None = nothing is counted."""
-        if self.admit is None or self.admit.min_count == 1:
+        if self.admit is None:
             return None
         window = self.admit.window_steps
         evict = EvictConfig(ttl_steps=window, sweep_steps=min(window, 1024), max_rows=self.admit.max_candidates)

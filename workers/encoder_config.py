@@ -31,11 +31,6 @@ class EncoderSettings(Settings):
     """Whether it compares the entries with a target."""
     name: str
 
-    @property
-    def measures(self) -> bool:
-        """Whether it normalizes by statistics of the batch."""
-        return False
-
     def widths(self, entry: int) -> list[int]:
         """Inputs of its widest hidden layers and then the width of each, for entries of that width."""
         return []
@@ -69,10 +64,6 @@ class DinEncoderConfig(_Attending):
     """Normalization in every hidden layer, before the activation."""
     softmax: bool = False
     """Divide the weights so that those of a sample sum to 1."""
-
-    @property
-    def measures(self) -> bool:
-        return self.norm == "batch" or self.activation == "dice"
 
     def widths(self, entry: int) -> list[int]:
         return [4 * entry, *self.hidden]

@@ -13,7 +13,7 @@ from pydantic_core import core_schema
 
 from shardkeep.base.plugging.plugs import Plug, by_name
 from shardkeep.base.settings import MOST_WIDTH, Settings, Width, bare, own_code
-from shardkeep.workers.encoder_config import DinEncoderConfig, EncoderConfig, TransformerEncoderConfig, encoder_of
+from shardkeep.workers.encoder_config import DinEncoderConfig, EncoderConfig, TransformerEncoderConfig
 
 OWN = "module:Class"
 _NAME = Field(description="The model.")
@@ -68,11 +68,6 @@ class ModelSettings(Settings):
     """The module and class of a model that has not the file and class of its name."""
     name: str
 
-    @property
-    def syncs_norm(self) -> bool:
-        """Whether layers take the statistics of all workers' samples."""
-        return bool(getattr(self, "sync_norm", False))
-
 
 class _Hidden(ModelSettings):
     """A model with hidden layers."""
@@ -85,19 +80,10 @@ class _Hidden(ModelSettings):
     """Activation of the hidden layers."""
     init: Literal["dlrm", "xavier_normal", "xavier_uniform", "kaiming_uniform"] = "dlrm"
     """Initial values of the linear layers; dlrm = xavier_normal with random biases."""
-    sync_norm: bool = False
-    """Batch norm and Dice take the statistics of all workers' samples, not of one worker's."""
     activation_checkpointing: bool = False
     """Recompute hidden layers in the backward pass to save memory."""
     encoder: EncoderConfig | None = None
     """What makes one vector of each id column of a sequence; left out = mean."""
-
-    @model_validator(mode="after")
-    def _something_is_synced(self) -> _Hidden:
-        measures = getattr(self, "norm", "") == "batch" or self.activation == "dice" or encoder_of(self).measures
-        if self.sync_norm and not measures:
-            raise ValueError("sync_norm: has no effect; allowed with norm: batch or activation: dice")
-        return self
 
     @model_serializer(mode="wrap")
     def _without_encoder(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:

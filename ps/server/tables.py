@@ -166,7 +166,7 @@ class Tables(Sequence[Table]):
         slots_V = np.empty(sections.ids_V.size, dtype=np.int64) if pulled is None else pulled.slots_V
         absent_S = np.empty(tables_S.size, dtype=np.int64)
         if self._has_policies:  # rows may have moved since the pull
-            new_S = np.where(self._rules["admission"]["admits"][tables_S], 0, rows_S)
+            new_S = np.where(self._rules["min_count"][tables_S] > 0, 0, rows_S)
         else:
             new_S = rows_S if pulled is None else pulled.absent_S
         self._make_room(tables_S, new_S)
@@ -239,7 +239,7 @@ class Tables(Sequence[Table]):
 
         counting = {table.counts_for: table for table in self._tables}
         numbered = list(enumerate(self._tables))
-        admissions = {t: Admission(table, counting.get(table.spec.name)) for t, table in numbered if table.spec.admit}
+        admissions = {t: Admission(table, counting[table.spec.name]) for t, table in numbered if table.spec.admit}
         return admissions, {t: Eviction(table) for t, table in numbered if table.spec.evict}
 
     @contextlib.contextmanager
@@ -257,7 +257,7 @@ class Tables(Sequence[Table]):
                 self._tables[t].make_pre_image_room(rows)
 
     def _note_step(self, tables_S: Ints, update: RowUpdate) -> None:
-        """Tells the kernels the step, by which they round and draw, and the clock of policies. The caller holds the
+        """Tells the kernels the step, by which they round, and the clock of policies. The caller holds the
         tables' locks."""
         if self._packed or self._has_policies:
             self._descriptors["step"][tables_S] = step = update.earlier_steps + update.step

@@ -11,7 +11,6 @@ from shardkeep.loop.client import EmbeddingClient as EmbeddingClient
 from shardkeep.loop.connecting import connect as connect
 from shardkeep.loop.steps import Pending as Pending
 from shardkeep.ps.config import TableSpec as TableSpec
-from shardkeep.ps.server.table.optimizers.adadelta import AdadeltaConfig as AdadeltaConfig
 from shardkeep.ps.server.table.optimizers.adagrad import AdagradConfig as AdagradConfig
 from shardkeep.ps.server.table.optimizers.adam import AdamConfig as AdamConfig
 from shardkeep.ps.server.table.optimizers.ftrl import FtrlConfig as FtrlConfig
@@ -20,7 +19,6 @@ from shardkeep.ps.server.table.optimizers.lars_sgd import LarsSgdConfig as LarsS
 from shardkeep.ps.server.table.optimizers.partial_rowwise_adam import (
     PartialRowwiseAdamConfig as PartialRowwiseAdamConfig,
 )
-from shardkeep.ps.server.table.optimizers.rmsprop import RmspropConfig as RmspropConfig
 from shardkeep.ps.server.table.optimizers.rowwise_adagrad import RowwiseAdagradConfig as RowwiseAdagradConfig
 from shardkeep.ps.server.table.optimizers.sgd import SgdConfig as SgdConfig
 from shardkeep.view.callback import Callback as Callback

@@ -27,7 +27,7 @@ def invoke(*arguments: str) -> tuple[int, str, str]:
     return done.exit_code, done.stdout, done.stderr
 
 
-OPTIMIZERS = "adadelta, adagrad, adam, ftrl, lamb, lars_sgd, partial_rowwise_adam, rmsprop, rowwise_adagrad or sgd"
+OPTIMIZERS = "adagrad, adam, ftrl, lamb, lars_sgd, partial_rowwise_adam, rowwise_adagrad or sgd"
 CSV = "data: {source: csv, train: [absent.csv], label: y, sparse: [c]}"
 UNKNOWN = "train.batch_sise: unknown key; did you mean batch_size?"
 

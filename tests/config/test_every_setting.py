@@ -112,7 +112,7 @@ VALUES: dict[str, list[Any]] = {
     "*.early_stopping.metric": ["logloss"], "*.plateau.metric": ["logloss"], "tables.*.optimizer": ["adam"],
     "tables.*.evict": [{"ttl_steps": 2, "sweep_steps": 1}], "tables.*.admit": [{"min_count": 2}],
     "tables.*.init": ["zeros"],
-    "tables.*.init.path": ["x.npy"], "tables.*.evict.pinned": [[1]], "train.loss.negatives": [{"batch": 3}],
+    "tables.*.init.path": ["x.npy"], "train.loss.negatives": [{"batch": 3}],
     "tables.*.compression": [{"pull": {"values": "int8"}}], "train.report_every_s": [1e-9],
     "compression.push.dgc": [{}], "tables": [{"user": {"dim": 5}}], "consistency.mode": ["bounded"],
 }  # fmt: skip
@@ -125,8 +125,7 @@ REASONS = {
     "data.accept|data.fitted|data.refit": "of jobs that continue",
     "data.decimal|data.quote|data.escape|data.missing|*.missing|*.fill|data.*.separator": "this file has no such value",
     "train.max_bad_steps": "of jobs that diverge",
-    "tables.*.evict.pinned": "of ids that this file need not have",
-    "model.sync_norm|compression.tower.*": "of several workers",
+    "compression.tower.*": "of several workers",
     "model.encoder.target": "names the only feature that it may name",
 }
 """Settings that a short job need not show."""

@@ -25,7 +25,7 @@ FEATURES: dict[str, dict[str, Any]] = {
     "policies": {
         "tables__default__evict": "{ttl_steps: 2, sweep_steps: 1}",
         "tables__b__admit": "{min_count: 2, window_steps: 4}",
-        "tables__b__evict": "{delete_below: 0.9, decay: 0.8, decay_steps: 2, sweep_steps: 2}",
+        "tables__b__evict": "{ttl_steps: 3, max_rows: 262144, decay: 0.8, decay_steps: 2, sweep_steps: 2}",
         "checkpoint__full_every": 3,
         "train__epochs": 2,
     },
@@ -34,7 +34,6 @@ FEATURES: dict[str, dict[str, Any]] = {
         "tables__default__optimizer": ADAM,
         "tables__b": "{dim: 6, dtype: fp16, optimizer: adam, state_dtype: bf16}",
         "model__norm": "batch",
-        "model__sync_norm": True,
         "eval__every_steps": 2,
         "train__plateau": FALLING,
         "train__early_stopping": STOPPING,

@@ -103,8 +103,8 @@ def test_policies_packed_rows_and_scores_of_the_stream_outlive_deaths(cluster: C
             "dtype": "fp16",
             "optimizer": "adam",
             "state_dtype": "bf16",
-            "admit": {"probability": 0.5},
-            "evict": {"delete_below": 0.9, "decay": 0.8, "decay_steps": 2, "sweep_steps": 4, "max_rows": 262_144},
+            "admit": {"min_count": 3},
+            "evict": {"ttl_steps": 4, "decay": 0.8, "decay_steps": 2, "sweep_steps": 4, "max_rows": 262_144},
         },
     }
     config = {
@@ -133,7 +133,7 @@ def test_policies_packed_rows_and_scores_of_the_stream_outlive_deaths(cluster: C
 
 @pytest.mark.group("recovery: warm start")
 @pytest.mark.slow
-def test_a_warm_start_whole_decay_early_stopping_and_a_synced_norm_outlive_deaths_before_any_checkpoint(
+def test_a_warm_start_whole_decay_early_stopping_and_a_norm_outlive_deaths_before_any_checkpoint(
     cluster: Cluster, tmp_path: Path
 ) -> None:
     """Nothing but what the job began with is in a checkpoint: the rows of another run, some of them of a file."""
@@ -141,7 +141,7 @@ def test_a_warm_start_whole_decay_early_stopping_and_a_synced_norm_outlive_death
         "default": {"dim": 8, "optimizer": {"name": "adam", "weight_decay": 1e-3, "weight_decay_on": "table"}},
         "C3": {"init": {"name": "file", "path": write_rows(tmp_path)}},
     }
-    model = {**JOB["model"], "norm": "batch", "activation": "dice", "sync_norm": True}
+    model = {**JOB["model"], "norm": "batch", "activation": "dice"}
     config = {**JOB, "model": model, "tables": tables, "checkpoint": {"every_steps": 1000}}
     before = hurt_job(cluster, {**config, "servers": 1, "seed": 4}, [], name="before")
     stopping = {"metric": "logloss", "patience": 4, "min_delta": 1.0}  # the first evaluation stays the best

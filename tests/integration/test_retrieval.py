@@ -83,7 +83,7 @@ def test_other_modes_train_too(mode: str) -> None:
 
 
 def test_what_only_the_uniform_draw_brought_counts_for_no_admission() -> None:
-    settings = {"tables__item__admit__min_count": 2, "tables__tag__admit__probability": 0.5}
+    settings = {"tables__item__admit__min_count": 2, "tables__tag__admit__min_count": 2}
     alone = job(TWO_TOWER, **settings, train__loss__negatives__uniform=0).run()["tables"]
     beside = job(TWO_TOWER, **settings, train__loss__negatives__uniform=40).run()["tables"]
     assert alone == beside

@@ -46,7 +46,7 @@ def test_rows_go_in_a_loop_and_a_saved_state_has_what_was_counted(tmp_path: Path
 
 
 def test_rows_that_fill_sets_count_as_pushed_once() -> None:
-    evict = {"delete_below": 0.5, "decay": 0.9, "decay_steps": 1, "sweep_steps": 1}
+    evict = {"ttl_steps": 6, "sweep_steps": 1}
     with EmbeddingClient.local([spec_of(evict=evict)], consistency="sync") as client:
         client.fill({"t": torch.ones(20, 2)})
         (table,) = trained(client, 1)["tables"]

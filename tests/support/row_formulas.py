@@ -64,18 +64,6 @@ def lamb(c: Any, t: int, rate: float, w: np.ndarray, g: np.ndarray, root: np.nda
     return w - rate * np.linalg.norm(w) / np.linalg.norm(direction) * direction
 
 
-def rmsprop(c: Any, t: int, rate: float, w: np.ndarray, g: np.ndarray, root: np.ndarray, slots: Slots) -> np.ndarray:
-    slots[0][:] = c.alpha * slots[0] + (1 - c.alpha) * (root + c.weight_decay * w) ** 2
-    return w - rate * (g + c.weight_decay * w) / (np.sqrt(slots[0]) + c.eps)
-
-
-def adadelta(c: Any, t: int, rate: float, w: np.ndarray, g: np.ndarray, root: np.ndarray, slots: Slots) -> np.ndarray:
-    slots[0][:] = c.rho * slots[0] + (1 - c.rho) * (root + c.weight_decay * w) ** 2
-    step = np.sqrt((slots[1] + c.eps) / (slots[0] + c.eps)) * (g + c.weight_decay * w)
-    slots[1][:] = c.rho * slots[1] + (1 - c.rho) * step**2
-    return w - rate * step
-
-
 def ftrl(c: Any, t: int, rate: float, w: np.ndarray, g: np.ndarray, root: np.ndarray, slots: Slots) -> np.ndarray:
     z, n = slots
     sigma = (np.sqrt(n + root**2) - np.sqrt(n)) / c.lr
@@ -92,8 +80,6 @@ FORMULAS = {
     "partial_rowwise_adam": partial_adam,
     "lars_sgd": lars,
     "lamb": lamb,
-    "rmsprop": rmsprop,
-    "adadelta": adadelta,
     "ftrl": ftrl,
 }
 

@@ -178,19 +178,19 @@ def test_the_figures_of_policies_are_those_of_the_summary(tmp_path: Path) -> Non
     tables = {
         "default": {"dim": 4},
         "user": {"admit": {"min_count": 2, "window_steps": 5}, "evict": {"ttl_steps": 4, "sweep_steps": 2}},
-        "item": {"dtype": "int8", "admit": {"probability": 0.5}},
+        "item": {"dtype": "int8", "admit": {"min_count": 2}},
     }
     run = trained(tmp_path, 1000, tables=tables, checkpoint={"every_steps": 7, "full_every": 3})
     summary = {t["name"]: t for t in json.loads((run / "summary.json").read_text())["tables"]}
     listed = {table["name"]: table for table in json.loads(invoke("tables", str(run), "--json")[1])["tables"]}
     for name, keys in {
         "user": ("rows", "admitted_rows", "refused_rows", "evicted_rows", "candidates"),
-        "item": ("rows", "admitted_rows", "refused_rows"),
+        "item": ("rows", "admitted_rows", "refused_rows", "candidates"),
     }.items():
         assert {key: listed[name][key] for key in keys} == {key: summary[name][key] for key in keys}
     assert listed["user"]["candidates"] > 0 and listed["user"]["evicted_rows"] > 0
     assert sum(bin["rows"] for bin in listed["user"]["ages"]) == listed["user"]["rows"]
-    assert not {"evicted_rows", "candidates", "ages"} & set(listed["item"])
+    assert not {"evicted_rows", "ages"} & set(listed["item"])
     assert not {"admitted_rows", "refused_rows", "evicted_rows", "candidates", "ages"} & set(listed["tags"])
     text = invoke("tables", str(run))[1]
     assert "policies of table" in text and text.count("user") == 2 and text.count("tags") == 1

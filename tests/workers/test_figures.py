@@ -165,7 +165,7 @@ def test_the_rate_of_products_is_that_of_forward_and_backward_alone():
         job.multiply(8, forward=0.25, backward=0.75, push=5.0)
     found, per_sample = job.dense.total(), job.tower.compilation.products.per_sample
     assert found["flops_per_sample"] == per_sample > 0
-    assert found["flops_per_s"] == pytest.approx(8 * per_sample / 1.0) and found["flops_per_s_alone"] > 0
+    assert found["flops_per_s"] == pytest.approx(8 * per_sample / 1.0)
     assert found["compile_s"] == 0.0 and "rss_bytes" not in found, "it was not compiled"
     last = job.figures()
     job.multiply(8, forward=1.0, backward=1.0)
@@ -292,7 +292,7 @@ def test_an_evaluation_tells_the_bytes_of_training_of_all_workers_and_a_job_its_
     assert sum(summary["step_share"].values()) == pytest.approx(1.0, abs=1e-3)
     tower, width = summary["tower"], 4 * 3 + 3
     assert tower["flops_per_sample"] == 6 * width * 8 + 6 * 8
-    assert tower["flops_per_s"] > 0 < tower["flops_per_s_alone"]
+    assert tower["flops_per_s"] > 0
     records = [record for kind, record in job.records if kind == "telemetry" and "flops" in record]
     assert [record["flops"] for record in records] == [320 // workers * tower["flops_per_sample"]] * workers
     for record in records:

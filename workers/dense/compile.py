@@ -150,7 +150,6 @@ def choose(
     device: torch.device,
     *,
     sync: bool,
-    synced: bool = False,
     dtype: torch.dtype | None = None,
 ) -> tuple[bool, str]:
     """Whether the tower is to run compiled, with the reason. Raises UserError: `compile: on` where it cannot.
@@ -164,8 +163,6 @@ def choose(
         return False, f"off: on this CPU compiling {why_eager(torch.cpu.get_capabilities(), dtype)}"
     if config.parallel == "fsdp":
         return False, "off: tower.parallel: fsdp gathers parameters in the forward pass"
-    if synced:
-        return False, "off: model.sync_norm asks the other workers in the forward pass"
     if sync:
         return False, "off: torch.compile may select GPU kernels by time, and nothing in sync may depend on time"
     return True, "on: the tower is on a GPU"
@@ -175,7 +172,6 @@ class Compilation:
     """Turns `switch` on where the job runs compiled. Every rank makes the same calls.
 
     Args:
-        synced: the model has layers that talk to the other ranks.
         dtype: of autocast; None = there is none.
         context: what the model is compiled in (autocast).
         say: receives one line: whether the tower runs compiled, and why.
@@ -197,7 +193,6 @@ class Compilation:
         device: torch.device,
         *,
         sync: bool,
-        synced: bool = False,
         dtype: torch.dtype | None = None,
         context: Callable[[], AbstractContextManager[Any]],
         say: Callable[[str], None],
@@ -212,7 +207,7 @@ class Compilation:
         self._say = say
         self._tried = False
         self._problem: str | None = None
-        self._wanted, reason = choose(config, device, sync=sync, synced=synced, dtype=dtype)
+        self._wanted, reason = choose(config, device, sync=sync, dtype=dtype)
         self.due = self._wanted
         say(reason)
 

@@ -33,7 +33,6 @@ from shardkeep.workers.dense.loss import Objective
 from shardkeep.workers.dense.optimizer import DenseOptimizer
 from shardkeep.workers.dense.state import ModelState, bytes_by_name, joined, split
 from shardkeep.workers.dense.sums import GradientSums
-from shardkeep.workers.dense.synced import SyncedLayers
 from shardkeep.workers.embeddings.inputs import Inputs
 from shardkeep.workers.timing.clock import Stopwatch
 
@@ -129,10 +128,9 @@ class Tower:
             self._choose("linear", linear)
         if config.pad_widths != "off":
             self._choose("pad_widths", padding.use_for(self.model, config.pad_widths))
-        self._synced = SyncedLayers(self.model)
         switch, say = Switch(self.model, objective.batch_size), partial(self._choose, "compile")
         self.compilation = Compilation(
-            switch, config, device, sync=sync, synced=bool(self._synced), dtype=self.precision.chosen.dtype,
+            switch, config, device, sync=sync, dtype=self.precision.chosen.dtype,
             context=self.precision.autocast, say=say,
         )  # fmt: skip
         form = compression or TowerCompressionConfig()
@@ -176,7 +174,6 @@ class Tower:
         if self.shards is not None and before is None:
             self._state = ModelState(self.model)
             self.optimizer = self.optimizer.of_parts(list(self.shards.local.values()), self.shards.norm)
-        self._synced.join(collective)
         self._state.settle(applied=False)
         self.compilation.regroup()
         self._micro_batches.restart(self.step)
@@ -205,7 +202,6 @@ class Tower:
             with self.watch.within(None):
                 self.compilation.run(self.collective, (dense_BI, embeddings))
         self._state.keep_buffers()
-        self._synced.ranks.empty = weight == 0.0
         around = self.sums.around_backward(self.step, loss_scale=self.precision.scaler.get_scale(), last=last)
         products = self.compilation.counted(len(dense_BI) if weight else 0)
         with around as run, products, self._micro_batches.next(self.collective.rank):

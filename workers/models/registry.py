@@ -41,7 +41,7 @@ from shardkeep.workers.models.retrieval.next_item import ItemList
 from shardkeep.workers.models.retrieval.vectors import ItemShape, VectorModel
 
 _NEEDS_DEFAULT_DIM = ("fm", "deepfm", "xdeepfm", "dlrm", "autoint", "fibinet", "finalmlp")
-_OF_HIDDEN_LAYERS = ("dropout", "norm", "activation", "init", "activation_checkpointing", "sync_norm")
+_OF_HIDDEN_LAYERS = ("dropout", "norm", "activation", "init", "activation_checkpointing")
 FLOAT_BYTES = 4
 _BIAS = re.compile(r"bias|(.+\.)?(logit|first|logits\.\d+)\.bias")
 """The biases of outputs."""

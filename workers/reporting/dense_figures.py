@@ -29,8 +29,7 @@ class DenseFigures:
         }
 
     def total(self) -> dict[str, Any]:
-        """What the summary says under `tower`; what is not known is left out. Makes the products alone, for about 0.2 s
-        after the last step."""
+        """What the summary says under `tower`; what is not known is left out."""
         products, memory = self.compilation.products, self.compilation.rss_bytes
         found: dict[str, Any] = {"compile_s": self.compilation.compile_s}
         if memory is not None:
@@ -39,8 +38,6 @@ class DenseFigures:
         if steps and step_s and products.flops:
             found["flops_per_sample"] = products.per_sample
             found["flops_per_s"] = products.flops / steps / step_s
-            if (alone := products.flops_per_s_alone()) is not None:
-                found["flops_per_s_alone"] = alone
         return found
 
 

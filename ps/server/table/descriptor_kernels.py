@@ -63,14 +63,6 @@ class PreImageArea:
     count: int  # kept rows
 
 
-class AdmissionRule:
-    """What decides which ids become rows (admission_kernels.py)."""
-
-    admits: bool
-    counts: bool  # another table counts the ids without a row; else they are drawn by chance
-    bar: float  # the least count of an id that becomes a row, or its chance
-
-
 class BucketCapacity:
     """The rows of each placement bucket, and how many there may be."""
 
@@ -82,18 +74,15 @@ class BucketCapacity:
 
 
 class PolicyRules:
-    """What decides which rows go, and when (policy_kernels.py)."""
+    """What decides which rows come (admission_kernels.py), which go, and when (policy_kernels.py)."""
 
     clock: int  # of the update that follows
     in_seconds: bool  # the clock is the time of day, not the step
-    period: int  # steps in which every bucket is looked at once; 0 = never
-    ttl: float  # clock ticks without a push; 0 = any number
-    below: float  # score; 0 = any score
+    period: int  # steps in which every bucket is looked at once; 0 = never, and rows of any age stay
+    ttl: float  # clock ticks without a push
     log_decay: float  # of a score in one tick
     by_score: bool  # the lowest scores go first; else the oldest pushes
-    pinned: int  # address of the ids whose rows never go, which rise
-    num_pinned: int
-    admission: AdmissionRule
+    min_count: int  # pushes with an id that make it a row; 0 = no admission
     buckets: BucketCapacity
 
 
@@ -117,7 +106,7 @@ class Descriptor:
     blocks: RecordBlocks  # the records
     dim: int
     width: int  # values of a row's gradient: `dim`, and 1 if the mean squared gradient follows
-    step: int  # of the update that follows: what random numbers of rounding and admission depend on
+    step: int  # of the update that follows: what random numbers of rounding depend on
     start: InitialValues
     optimizer: OptimizerCode
     changed: int  # address of the bits of changed rows; 0 = changes are not noted

@@ -184,7 +184,7 @@ def apply(
             pushes_U = pushes_V[first:last] if pushes_V.size else pushes_V
             call_policy_update(
                 table.policies.update, table, ids_U, slots_U, pulled, grad_UD, scalars_SK[s], pushes_U,
-                table.policies.rules.admission.admits, absent_S[s : s + 1],
+                table.policies.rules.min_count > 0, absent_S[s : s + 1],
             )  # fmt: skip
         else:
             update_section(table, ids_U, slots_U, pulled, grad_UD, scalars_SK[s])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, ValidationError, field_validator, model_validator
@@ -43,7 +43,6 @@ from shardkeep.ps.config import (
     TransportConfig,
 )
 from shardkeep.ps.control.telemetry import record_interval_s
-from shardkeep.ps.server.table.policies.capacity import check_capacities
 from shardkeep.workers.config import (
     CLASS_METRICS,
     NUMBER_METRICS,
@@ -191,14 +190,6 @@ class JobConfig(Settings):
         return self
 
     @model_validator(mode="after")
-    def _capacities_give_each_bucket_rows(self) -> JobConfig:
-        try:
-            self.check_capacities(name for name in self.tables if name != "default")
-        except ConfigError as error:
-            raise ValueError(str(error)) from error
-        return self
-
-    @model_validator(mode="after")
     def _what_is_scored_later_needs_a_checkpoint(self) -> JobConfig:
         tested = "data.test" if self.data.test else "data.split.test"
         for key, wanted in ((tested, self.tested), ("train.early_stopping", self.train.early_stopping)):
@@ -247,17 +238,6 @@ class JobConfig(Settings):
         if self.data.labels and self.model.name in ONE_LABEL:
             allowed = ", ".join(name for name in MODELS if name not in ONE_LABEL)
             raise ValueError(f"model.name: {self.model.name} predicts one label; allowed with data.labels: {allowed}")
-        return self
-
-    @model_validator(mode="after")
-    def _synced_norms_take_whole_batches(self) -> JobConfig:
-        if self.model.syncs_norm and self.train.accumulate != 1:
-            raise ValueError(
-                f"train.accumulate: {self.train.accumulate} with model.sync_norm: workers may have different numbers "
-                "of micro-batches; allowed: 1"
-            )
-        if self.model.syncs_norm and self.tower.compile == "on":
-            raise ValueError("tower.compile: on with model.sync_norm; allowed: auto or off")
         return self
 
     @model_validator(mode="after")
@@ -369,22 +349,14 @@ class JobConfig(Settings):
         marks = (MayDiffer.MACHINES, Origin.FILE, Origin.DATA_ROOT)
         return without(self.model_dump(mode="json"), [keys for mark in marks for keys in marked_keys(JobConfig, mark)])
 
-    def check_capacities(self, names: Iterable[str]) -> None:
-        """Raises ConfigError for a table whose `max_bytes` is too small, without the weights that a model adds."""
-        if not any(table.evict is not None and table.evict.max_bytes is not None for table in self.tables.values()):
-            return
-        dim = {"dim": 1} if self.model.name == "lr" else {}
-        check_capacities(self.table(name).model_copy(update=dim) for name in names)
-
     def check_tables(self, schema: Schema) -> None:
-        """Raises ConfigError for a table that no feature uses, and as `check_shared_tables` and `check_capacities`."""
+        """Raises ConfigError for a table that no feature uses, and as `check_shared_tables`."""
         from shardkeep.workers.data.schema import check_shared_tables  # not in every role
 
         used = schema.tables()
         check_shared_tables(schema, [name for name in self.tables if name != "default"])
         if unused := [name for name in self.tables if name != "default" and name not in used]:
             raise ConfigError(f"tables.{unused[0]}: no feature uses this table; the tables are {', '.join(used)}")
-        self.check_capacities(used)
 
     def to_yaml(self) -> str:
         """The resolved config as YAML; loading it gives an equal config."""

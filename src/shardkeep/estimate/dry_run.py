@@ -216,9 +216,7 @@ class Seen:
         rows, admit, pushes_R = float(ids_R.size), table.admit, pushes_R * self._passes
         if table.freeze:
             rows = 0.0
-        elif admit is not None and admit.min_count > 1:
-            rows = float((pushes_R >= admit.min_count).sum())
         elif admit is not None:
-            rows = float((1.0 - (1.0 - admit.probability) ** pushes_R).sum())
+            rows = float((pushes_R >= admit.min_count).sum())
         counted = ids_R.size - rows if table.candidates else 0.0
         return TableRows(rows, counts_S / max(counts_S.sum(), 1), counted)

@@ -32,7 +32,6 @@ from shardkeep.estimate.tower import MATTERS_FROM, PAYS_FROM, sharded_bytes, tow
 from shardkeep.ps.config import TableSpec
 from shardkeep.ps.placement import BUCKETS
 from shardkeep.ps.server.table.layout import RowLayout
-from shardkeep.ps.server.table.policies.capacity import capacity_of
 from shardkeep.workers.collectives import wire_bytes
 from shardkeep.workers.collectives.wire_bytes import goes_direct
 from shardkeep.workers.data.samples import Data, Progress
@@ -154,7 +153,8 @@ def memory_of(tables: Sequence[TableSpec], rows: Mapping[str, TableRows]) -> Par
     num_servers = len(next(iter(rows.values())).shares_S)
     servers: list[Part] = [{"index": s, "rows": 0, "bytes": 0} for s in range(num_servers)]
     for table in tables:
-        capacity, found = BUCKETS * capacity_of(table), rows[table.name]
+        limit, found = table.evict.max_rows if table.evict else None, rows[table.name]
+        capacity = (limit or 0) // BUCKETS * BUCKETS
         count = min(found.rows, capacity or math.inf)
         rows_S, counted_S = (_split(number, found.shares_S) for number in (count, found.candidates))
         parts = [table_bytes(table, *both) for both in zip(rows_S, counted_S, strict=True)]

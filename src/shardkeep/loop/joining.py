@@ -42,7 +42,6 @@ from shardkeep.ps.config import (
 from shardkeep.ps.control.grpc.client import ControlClient
 from shardkeep.ps.control.records import ANY_STEP, Offer
 from shardkeep.ps.rpc.group import in_group
-from shardkeep.ps.server.table.policies.capacity import check_capacities
 from shardkeep.ps.transport.lasting import LastingTransport
 from shardkeep.ps.transport.metered import LedgerMeter, MeteredTransport, WorkerTraffic
 from shardkeep.ps.transport.transport import LocalTransport, Transport
@@ -311,7 +310,6 @@ def checked_tables(tables: Tables, config: JobConfig | None = None) -> list[Tabl
     if not found:
         raise ConfigError("tables: is empty; allowed: at least one TableSpec")
     check_needs_no_rows(found, None)
-    check_capacities(found)
     if config is not None:
         _check_together(found, config)
     return found

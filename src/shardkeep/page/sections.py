@@ -162,8 +162,7 @@ def worker_steps(records: RunRecords) -> list[Json]:
 
 
 def dense(records: RunRecords) -> Json:
-    """The dense model of worker 0: its choices, the cost of compiling, and the rate of its matrix products, beside that
-    of the products alone, which is known at the end."""
+    """The dense model of worker 0: its choices, the cost of compiling, and the rate of its matrix products."""
     told: Json = (records.summary or {}).get("tower") or {}
     now = next((record for record in records.counts.workers if record.index == 0), WorkerTelemetry())
     return {
@@ -171,7 +170,6 @@ def dense(records: RunRecords) -> Json:
         "compile_s": number(told.get("compile_s")) or now.compile_s,
         "compile_bytes": now.compile_rss_bytes,
         "flops_per_s": number(told.get("flops_per_s")) or now.flops_per_s,
-        "flops_per_s_alone": number(told.get("flops_per_s_alone")),
     }
 
 

@@ -18,13 +18,11 @@ from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 from shardkeep.base.errors import UserError
 from shardkeep.ps.config import TableSpec
 from shardkeep.ps.server.table.initializers.config import InitConfig
-from shardkeep.ps.server.table.optimizers.adadelta import AdadeltaConfig
 from shardkeep.ps.server.table.optimizers.adagrad import AdagradConfig
 from shardkeep.ps.server.table.optimizers.adam import AdamConfig
 from shardkeep.ps.server.table.optimizers.lamb import LambConfig
 from shardkeep.ps.server.table.optimizers.lars_sgd import LarsSgdConfig
 from shardkeep.ps.server.table.optimizers.partial_rowwise_adam import PartialRowwiseAdamConfig
-from shardkeep.ps.server.table.optimizers.rmsprop import RmspropConfig
 from shardkeep.ps.server.table.optimizers.rowwise_adagrad import RowwiseAdagradConfig
 from shardkeep.ps.server.table.optimizers.sgd import SgdConfig
 
@@ -55,8 +53,6 @@ _RULES: Mapping[type[torch.optim.Optimizer], _Rule] = {
     torch.optim.Adagrad: _Rule(AdagradConfig, usual={"eps": 1e-8}),
     torch.optim.Adam: _Rule(AdamConfig, {"eps_after_correction": True}),
     torch.optim.SparseAdam: _Rule(AdamConfig),
-    torch.optim.RMSprop: _Rule(RmspropConfig),
-    torch.optim.Adadelta: _Rule(AdadeltaConfig),
     RowWiseAdagrad: _Rule(RowwiseAdagradConfig, usual={"eps": 1e-8}),
     fused.SGD: _Rule(SgdConfig, fbgemm=True),
     fused.Adagrad: _Rule(AdagradConfig, fbgemm=True),

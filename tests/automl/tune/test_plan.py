@@ -65,7 +65,7 @@ def test_a_key_that_is_named_twice_is_refused_unless_both_say_the_same(found: Pl
         space(found, "model.dropout=0,0.1", "model.dropout=0..0.5")
 
 
-ADADELTA = {"default": {"optimizer": "adadelta", "init": {"name": "normal", "std": 0.1}}}
+ADAGRAD = {"default": {"optimizer": "adagrad", "init": {"name": "normal", "std": 0.1}}}
 
 
 @every(
@@ -77,7 +77,7 @@ ADADELTA = {"default": {"optimizer": "adadelta", "init": {"name": "normal", "std
         ([], {"model": {"name": "autoint"}}, {ROWS, "model.attention.layers"}, {"model.cross_layers"}),
         (["model.name=dnn,masknet"], {}, {"model.hidden"}, {"model.norm"}),  # what both have
         ([], {"model": "lr", "tables": {}}, {ROWS}, {"tables.default.dim", "model.hidden"}),  # rows of one weight
-        ([], {"tables": ADADELTA}, {ROWS}, {"tables.default.init.scale"}),  # excluded by a setting of the job
+        ([], {"tables": ADAGRAD}, {ROWS}, {"tables.default.init.scale"}),  # excluded by a setting of the job
     ],
 )  # fmt: skip
 def test_defaults_are_the_keys_that_the_job_has(
@@ -138,10 +138,10 @@ def test_a_trial_may_stop_after_an_epoch_or_sooner_where_there_are_few_evaluatio
 
 
 def test_settings_that_do_not_go_together_are_the_trial_s_error(tmp_path: Path) -> None:
-    model = {"bottom": [7], "hidden": [9], "norm": "batch"}
-    found = plan(tmp_path, ["model.norm=none,batch", "model.sync_norm=true,false"], grid=True, model=model)
-    with pytest.raises(ConfigError, match="sync_norm: has no effect"):
-        found.trial({"model.norm": "none", "model.sync_norm": "true"})
+    keys = ["tables.default.evict.policy=lfu,lru", "tables.default.evict.decay=1.0,0.5"]
+    found = plan(tmp_path, keys, grid=True, tables={"default": {"evict": {"max_rows": 262144}}})
+    with pytest.raises(ConfigError, match=r"decay: 0\.5 changes nothing"):
+        found.trial({"tables.default.evict.policy": "lru", "tables.default.evict.decay": "0.5"})
 
 
 @every(

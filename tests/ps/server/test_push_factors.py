@@ -57,8 +57,6 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
     "partial_rowwise_adam": {"name": "partial_rowwise_adam", "lr": 0.01},
     "lars_sgd": {"name": "lars_sgd", "lr": 3.0, "weight_decay": 0.01},
     "lamb": {"name": "lamb", "lr": 0.01, "weight_decay": 0.01},
-    "rmsprop": {"name": "rmsprop", "lr": 0.01},
-    "adadelta": {"name": "adadelta", "lr": 1.0},
 }
 
 
@@ -162,8 +160,6 @@ DECAYING: dict[str, dict[str, Any]] = {
     "rowwise_adagrad": {"name": "rowwise_adagrad", "lr": 0.1, **ALL},
     "adam": {"name": "adam", "lr": 0.01, "eps_after_correction": True, **ALL},
     "partial_rowwise_adam": {"name": "partial_rowwise_adam", "lr": 0.01, **ALL},
-    "rmsprop": {"name": "rmsprop", "lr": 0.01, **ALL},
-    "adadelta": {"name": "adadelta", "lr": 1.0, **ALL},
 }
 
 

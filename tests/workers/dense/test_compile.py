@@ -267,10 +267,8 @@ FORMS = {
 def test_the_products_are_counted_by_their_shapes(make, around, expected):
     products = counted(make(), around)
     assert products.per_sample == expected and products.flops == B * expected
-    assert products.flops_per_s_alone(limit_s=0.01) > 0
     nothing = counted(nn.ReLU(), contextlib.nullcontext)
-    assert (nothing.flops, nothing.per_sample, nothing.flops_per_s_alone()) == (0, 0, None)
-    assert Products(CPU).flops_per_s_alone() is None, "nothing was counted"
+    assert (nothing.flops, nothing.per_sample) == (0, 0)
 
 
 def test_only_the_first_eager_micro_batch_is_counted_and_all_are_added():
@@ -289,7 +287,6 @@ def test_a_product_that_cannot_be_counted_is_made_all_the_same():
         found = torch.mm(sparse, torch.ones(3, 3)) @ torch.ones(3, 2)
     assert torch.equal(found, torch.full((3, 2), 3.0))
     assert products.per_sample == 2 * 3 * 2
-    assert counted(mlp(), contextlib.nullcontext).flops_per_s_alone(limit_s=0.0) > 0, "one is made without any time"
 
 
 def test_counting_changes_no_bit_of_training():

@@ -7,18 +7,15 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from pydantic import ValidationError
 from torch import nn
 
-from shardkeep import JobConfig
 from shardkeep.workers.collectives.collective import ThreadCollective
-from shardkeep.workers.dense.synced import SyncedLayers
 from shardkeep.workers.models.layers.dropout import Dropout
 from shardkeep.workers.models.layers.hidden import HiddenOptions, Mlp, linear
 from shardkeep.workers.models.layers.norms import BatchNorm, Dice
 from tests.support.cases import every
 from tests.support.ranks import run_ranks
-from tests.support.towers import batch, part_of, seeded_model, tower_of, train, values_of
+from tests.support.towers import batch, part_of, seeded_model, tower_of, train
 
 
 def drawn(*shape, seed=0):
@@ -208,65 +205,3 @@ def test_gradients_pass_where_values_do_and_without_a_share_or_training_all_do(m
     ours = dropped(0.5, x)
     torch.manual_seed(1)
     assert torch.equal(ours, F.dropout(x, 0.5))
-
-
-# Norms that ranks share
-
-
-def trained(splits, **layers):
-    """Parameters, gradients of a feature, running statistics and digest of each rank after some steps."""
-
-    def work(collective):
-        # By SGD: Adam would enlarge the rounding errors of gradients that are 0.
-        config = {"optimizer": {"name": "sgd", "lr": 0.3}}
-        tower = tower_of(model=models[collective.rank], collective=collective, config=config)
-        grads = train(tower, splits, steps=2)
-        start, stop = splits[collective.rank]
-        return values_of(tower), torch.stack(grads)[:, : stop - start], floats_of(tower), tower.digest_bytes()
-
-    models = [seeded_model(sync_norm=True, **layers) for _ in splits]
-    return run_ranks(ThreadCollective.group(len(splits)), work)
-
-
-ALL = {"norm": "batch", "activation": "dice", "activation_checkpointing": True}
-
-
-@every(
-    ("layers", "splits"),
-    [
-        (ALL, [(0, 0), (0, 24)]),
-        (ALL, [(0, 23), (23, 24)]),
-        (ALL, [(0, 9), (9, 9), (9, 24)]),
-        ({"norm": "batch"}, [(0, 9), (9, 9), (9, 24)]),
-        ({"activation": "dice"}, [(0, 20), (20, 24)]),
-    ],
-)
-def test_ranks_train_as_one_with_all_samples_and_again_with_the_same_bits(layers, splits):
-    (whole,), ranks = trained([(0, 24)], **layers), trained(splits, **layers)
-    for rank in ranks:
-        torch.testing.assert_close(rank[0], whole[0], rtol=1e-4, atol=1e-6)
-        torch.testing.assert_close(rank[2], whole[2], rtol=1e-4, atol=1e-6)
-        assert rank[3] == ranks[0][3], splits
-    torch.testing.assert_close(torch.cat([rank[1] for rank in ranks], dim=1), whole[1], rtol=1e-3, atol=1e-6)
-    if len(splits) == 3:
-        assert [rank[3] for rank in trained(splits, **layers)] == [rank[3] for rank in ranks]
-
-
-def test_it_is_off_by_default_and_on_for_all_layers():
-    assert not SyncedLayers(seeded_model(norm="batch", activation="dice"))
-    assert len(SyncedLayers(seeded_model(norm="batch", activation="dice", sync_norm=True))) == 6
-
-
-@every(
-    ("changes", "text"),
-    [
-        ({"model": {"sync_norm": True}}, "sync_norm: has no effect; allowed with norm: batch or activation: dice"),
-        ({"train": {"accumulate": 2}}, "train.accumulate: 2 with model.sync_norm"),
-        ({"tower": {"compile": "on"}}, "tower.compile: on with model.sync_norm; allowed: auto or off"),
-    ],
-)
-def test_what_does_not_go_with_it_is_refused(changes, text):
-    job = {"data": {"source": "synthetic"}, "model": {"norm": "batch", "sync_norm": True}}
-    with pytest.raises(ValidationError) as told:
-        JobConfig.model_validate(job | changes)
-    assert text in str(told.value)

@@ -76,7 +76,6 @@ class HiddenOptions:
         init: Initial values of all linear layers, a key of `INITS`.
         checkpointing: Keep only the inputs of each hidden layer for the backward pass and compute the rest again.
         bias: Whether hidden layers have one.
-        sync_norm: Batch norm and Dice take the statistics of all workers' samples.
         outputs: Of the last layer: one for each label.
     """
 
@@ -86,7 +85,6 @@ class HiddenOptions:
     init: str = "dlrm"
     checkpointing: bool = False
     bias: bool = True
-    sync_norm: bool = False
     outputs: int = 1
 
     def linear(self, inputs: int, outputs: int, *, bias: bool = True) -> nn.Linear:
@@ -107,13 +105,8 @@ class HiddenOptions:
         layers.append(ACTIVATIONS[self.activation](width))
         if self.dropout:
             layers.append(Dropout(self.dropout))
-        if not any(isinstance(layer, _MEASURING) for layer in layers):
-            return nn.Sequential(*layers)
-        block = _Measured(*layers)
-        for layer in block.modules():
-            if isinstance(layer, BatchNorm):
-                layer.synced = self.sync_norm
-        return block
+        measures = any(isinstance(layer, _MEASURING) for layer in layers)
+        return _Measured(*layers) if measures else nn.Sequential(*layers)
 
 
 _MEASURING = (BatchNorm, Dice)

@@ -12,8 +12,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from shardkeep.workers.dense.synced import Normalized, SyncedRanks
-
 Statistics = tuple[torch.Tensor, ...]
 """Mean and unbiased variance (I,) of a batch's columns; () = nothing was measured."""
 
@@ -26,9 +24,6 @@ class BatchNorm(nn.Module):
     Args:
         affine: Scale and shift each column by trained parameters.
         momentum: Weight of a batch in the running statistics.
-
-    Attributes:
-        synced: In training it normalizes by the statistics of `ranks`' samples together.
     """
 
     running_mean: torch.Tensor
@@ -42,28 +37,15 @@ class BatchNorm(nn.Module):
         self.register_buffer("running_var", torch.ones(width))
         self.eps = eps
         self.momentum = momentum
-        self.synced = False
-        self.ranks: SyncedRanks | None = None
 
     def forward(self, x_BI: torch.Tensor) -> tuple[torch.Tensor, Statistics]:
         """Normalized columns (B, I), and the statistics that normalized them, if the batch's did."""
-        if self.training and self.ranks is not None:
-            return self._over_ranks(x_BI, self.ranks)
         if not self.training or len(x_BI) < 2:
             mean_I, var_I = self.running_mean, self.running_var
             return F.batch_norm(x_BI, mean_I, var_I, self.weight, self.bias, False, 0.0, self.eps), ()
         # With a momentum of 1 the kernel leaves the batch's own statistics in these two.
         mean_I, var_I = torch.zeros_like(self.running_mean), torch.zeros_like(self.running_var)
         return F.batch_norm(x_BI, mean_I, var_I, self.weight, self.bias, True, 1.0, self.eps), (mean_I, var_I)
-
-    def _over_ranks(self, x_BI: torch.Tensor, ranks: SyncedRanks) -> tuple[torch.Tensor, Statistics]:
-        normalized_BI, mean_I, var_I, total = Normalized.apply(x_BI, ranks, self.eps)  # type: ignore[no-untyped-call]
-        if total < 2:
-            mean_I, var_I = self.running_mean, self.running_var
-            return F.batch_norm(x_BI, mean_I, var_I, self.weight, self.bias, False, 0.0, self.eps), ()
-        if self.weight is not None and self.bias is not None:
-            normalized_BI = normalized_BI * self.weight + self.bias
-        return normalized_BI.to(x_BI.dtype), (mean_I, var_I)
 
     def observe(self, statistics: Statistics) -> None:
         """Adds a batch's statistics to the running ones."""

@@ -12,7 +12,6 @@ from pydantic import Field
 
 from shardkeep.base.plugging.plugs import Plug, by_name
 from shardkeep.base.settings import bare
-from shardkeep.ps.server.table.optimizers.adadelta import AdadeltaConfig
 from shardkeep.ps.server.table.optimizers.adagrad import AdagradConfig
 from shardkeep.ps.server.table.optimizers.adam import AdamConfig
 from shardkeep.ps.server.table.optimizers.ftrl import FtrlConfig
@@ -20,13 +19,12 @@ from shardkeep.ps.server.table.optimizers.lamb import LambConfig
 from shardkeep.ps.server.table.optimizers.lars_sgd import LarsSgdConfig
 from shardkeep.ps.server.table.optimizers.optimizer import OptimizerSettings
 from shardkeep.ps.server.table.optimizers.partial_rowwise_adam import PartialRowwiseAdamConfig
-from shardkeep.ps.server.table.optimizers.rmsprop import RmspropConfig
 from shardkeep.ps.server.table.optimizers.rowwise_adagrad import RowwiseAdagradConfig
 from shardkeep.ps.server.table.optimizers.sgd import SgdConfig
 
 RowOptimizerConfig = Annotated[
     SgdConfig | AdagradConfig | RowwiseAdagradConfig | AdamConfig | PartialRowwiseAdamConfig | LarsSgdConfig
-    | LambConfig | RmspropConfig | AdadeltaConfig | FtrlConfig,
+    | LambConfig | FtrlConfig,
     Field(discriminator="name"), bare("name"),
 ]  # fmt: skip
 

@@ -4,26 +4,16 @@
 from __future__ import annotations
 
 import numpy as np
-from numba.core.types import boolean, float64, int64, uint64, void
+from numba.core.types import int64, void
 
-from shardkeep.base.arrays import Bools, Ids, Ints, Rows
+from shardkeep.base.arrays import Ids, Ints, Rows
 from shardkeep.base.compiling.kernels import kernel
-from shardkeep.base.hashing_kernels import GOLDEN, mix
 from shardkeep.ps.server.table.descriptor_kernels import FLOATS, INTS, ROWS, TABLE, TABLES, Descriptor, Descriptors
 from shardkeep.ps.server.table.layout_kernels import record
 from shardkeep.ps.server.table.policies.policy_kernels import count_rows, remove_rows, reset_counters, touch
 from shardkeep.ps.server.table.policies.policy_update_kernels import update
 from shardkeep.ps.server.table.pre_image_kernels import keep
 from shardkeep.ps.server.table.table_kernels import add_rows, note_changes
-
-
-@kernel(void(INTS, uint64, int64, float64, boolean[::1]))
-def draw(ids_A: Ids, key: np.uint64, step: int, chance: float, drawn_A: Bools) -> None:
-    """True with a chance, by a hash of (key, id, step)."""
-    base = mix(key ^ mix(np.uint64(step) + GOLDEN))
-    for i in range(ids_A.size):
-        bits = mix(base ^ mix(np.uint64(ids_A[i]) + GOLDEN))
-        drawn_A[i] = np.float64(bits >> np.uint64(11)) * 2.0**-53 < chance
 
 
 @kernel(void(TABLE, INTS, FLOATS, INTS, FLOATS))
@@ -47,8 +37,7 @@ def decide(
     tables: Descriptors, counting_tables: Descriptors, ids_U: Ids, slots_U: Ints, pushes_U: Rows, places_A: Ints
 ) -> int:
     """The places of the ids that become rows of the first table, which rise; returns their number. They leave the first
-    of `counting_tables`, if the rules say that it counts. `places_A`: room for all ids without a row, whose slots are
-    -1."""
+    of `counting_tables`, which counts. `places_A`: room for all ids without a row, whose slots are -1."""
     table: Descriptor = tables[0]
     counting: Descriptor = counting_tables[0]
     a = 0
@@ -56,18 +45,13 @@ def decide(
         if slots_U[u] < 0:
             places_A[a] = u
             a += 1
-    ids_A, chosen_A, bar = ids_U[places_A], np.empty(a, np.bool_), table.policies.rules.admission.bar
-    if table.policies.rules.admission.counts:
-        counting.policies.rules.clock = table.step
-        slots_A, counts_A = np.empty(a, np.int64), np.empty(a, np.float32)
-        count_candidates(counting, ids_A, pushes_U[places_A] if pushes_U.size else pushes_U, slots_A, counts_A)
-        for i in range(a):
-            chosen_A[i] = counts_A[i] >= bar
-        if chosen_A.any():
-            count_rows(counting)
-            remove_rows(counting, slots_A[chosen_A])
-    else:
-        draw(ids_A, table.start.key, table.step, bar, chosen_A)
+    counting.policies.rules.clock = table.step
+    slots_A, counts_A = np.empty(a, np.int64), np.empty(a, np.float32)
+    count_candidates(counting, ids_U[places_A], pushes_U[places_A] if pushes_U.size else pushes_U, slots_A, counts_A)
+    chosen_A = counts_A >= table.policies.rules.min_count
+    if chosen_A.any():
+        count_rows(counting)
+        remove_rows(counting, slots_A[chosen_A])
     count = 0
     for i in range(a):
         if chosen_A[i]:

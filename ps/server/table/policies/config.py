@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Literal
 
 from pydantic import Field, model_validator
 
@@ -17,29 +17,13 @@ LEAST_PER_BUCKET = 64
 class AdmitConfig(Settings):
     """Which new ids become rows. The others read their initial value, and their gradients are dropped and counted."""
 
-    min_count: int = Field(1, ge=1, le=1_000_000)
+    min_count: int = Field(ge=2, le=1_000_000)
     """Applied pushes with an id that make it a row; the last of them trains it."""
     window_steps: int = Field(100_000, ge=1, le=1_000_000_000)
     """Steps after which the count of an id that no push has had is forgotten, when its bucket is looked at."""
     max_candidates: int | None = Field(None, ge=LEAST_PER_BUCKET * BUCKETS, le=1 << 40)
     """Ids that are counted on all servers together, 27 bytes each; beyond it those with the lowest counts are
     forgotten, so that an id may need more pushes. Left out = no limit but window_steps."""
-    probability: float = Field(1.0, gt=0.0, le=1.0)
-    """Chance of each applied push with an id to make it a row, by a hash of (seed, table, id, step)."""
-
-    @model_validator(mode="after")
-    def _admits_not_all(self) -> AdmitConfig:
-        if self.min_count > 1 and self.probability < 1.0:
-            raise ValueError(
-                f"min_count: {self.min_count} with probability: {self.probability:g}; allowed: one of them"
-            )
-        if self.min_count == 1 and self.probability == 1.0:
-            raise ValueError("min_count: 1 with probability: 1 admits every id; allowed: one of them set, or no admit")
-        if self.min_count == 1 and self.max_candidates is not None:
-            raise ValueError(f"max_candidates: {self.max_candidates} with min_count: 1, which counts nothing")
-        if self.min_count == 1 and self.window_steps != _default(self, "window_steps"):
-            raise ValueError(f"window_steps: {self.window_steps} without min_count changes nothing; allowed: min_count")
-        return self
 
 
 class EvictConfig(Settings):
@@ -49,13 +33,9 @@ class EvictConfig(Settings):
     """Steps without a push after which a row goes, when its bucket is looked at."""
     ttl_s: float | None = Field(None, ge=1.0, le=1e9)
     """Seconds without a push after which a row goes; not in sync, where no clock decides."""
-    delete_below: float | None = Field(None, gt=0.0, le=1e9)
-    """Score below which a row goes, when its bucket is looked at; needs decay."""
     max_rows: int | None = Field(None, ge=LEAST_PER_BUCKET * BUCKETS, le=1 << 40)
     """Rows of the table on all servers together. A placement bucket, of 4096, that exceeds its share loses an eighth
     of it, those first that `policy` ranks lowest."""
-    max_bytes: int | None = Field(None, ge=1)
-    """Bytes of the table's rows on all servers together, instead of max_rows."""
     policy: Literal["lfu", "lru"] = "lfu"
     """What ranks rows where there are too many: lfu = their score, then their last push; lru = their last push."""
     decay: float = Field(1.0, gt=0.0, le=1.0)
@@ -64,41 +44,27 @@ class EvictConfig(Settings):
     """Steps after which a score has decayed by `decay`."""
     sweep_steps: int = Field(1024, ge=1, le=BUCKETS)
     """Steps in which all buckets are looked at once, an equal share in each step."""
-    pinned: tuple[Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)], ...] = Field((), max_length=100_000)
-    """Ids, as numbers, whose rows never go."""
 
     @model_validator(mode="after")
     def _evicts_something(self) -> EvictConfig:
-        if all(getattr(self, key) is None for key in ("ttl_steps", "ttl_s", "delete_below", "max_rows", "max_bytes")):
-            raise ValueError("no rule; allowed: ttl_steps, ttl_s, delete_below, max_rows or max_bytes set")
-        if self.max_rows is not None and self.max_bytes is not None:
-            raise ValueError(f"max_rows: {self.max_rows} with max_bytes: {self.max_bytes}; allowed: one of them")
+        if self.ttl_steps is None and self.ttl_s is None and self.max_rows is None:
+            raise ValueError("no rule; allowed: ttl_steps, ttl_s or max_rows set")
         if self.ttl_steps is not None and self.ttl_s is not None:
             raise ValueError(f"ttl_steps: {self.ttl_steps} with ttl_s: {self.ttl_s:g}; allowed: one of them")
-        if self.delete_below is not None and self.decay == 1.0:
-            raise ValueError(f"delete_below: {self.delete_below:g} with decay: 1; allowed: decay below 1")
         if self.ttl_s is not None and (self.decay < 1.0):
             raise ValueError(f"ttl_s: {self.ttl_s:g} with decay: {self.decay:g}; allowed: decay 1, or ttl_steps")
         return self
 
     @model_validator(mode="after")
     def _uses_what_is_set(self) -> EvictConfig:
-        has_capacity = self.max_rows is not None or self.max_bytes is not None
-        ranks_by_score = has_capacity and self.policy == "lfu"
+        has_capacity = self.max_rows is not None
         users = {
-            "policy": (has_capacity, "max_rows or max_bytes"),
-            "decay": (ranks_by_score or self.delete_below is not None, "delete_below, or max_rows with policy: lfu"),
+            "policy": (has_capacity, "max_rows"),
+            "decay": (has_capacity and self.policy == "lfu", "max_rows with policy: lfu"),
             "decay_steps": (self.decay < 1.0, "decay below 1"),
-            "sweep_steps": (
-                any(rule is not None for rule in (self.ttl_steps, self.ttl_s, self.delete_below)),
-                "ttl_steps, ttl_s or delete_below",
-            ),
+            "sweep_steps": (self.ttl_steps is not None or self.ttl_s is not None, "ttl_steps or ttl_s"),
         }
         for key, (used, by) in users.items():
-            if not used and (value := getattr(self, key)) != _default(self, key):
+            if not used and (value := getattr(self, key)) != type(self).model_fields[key].default:
                 raise ValueError(f"{key}: {value} changes nothing here; allowed: {by} beside it, or no {key}")
         return self
-
-
-def _default(settings: Settings, key: str) -> object:
-    return type(settings).model_fields[key].default

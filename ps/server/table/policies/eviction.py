@@ -1,7 +1,7 @@
 """Eviction: which rows of a table go, by placement bucket. The same on any number of servers where the clock is steps.
 
-In each step a share of the buckets is looked at for rows that are too old or score too low, and every bucket that got
-more rows than its share of the table's capacity loses an eighth of that share.
+In each step a share of the buckets is looked at for rows that are too old, and every bucket that got more rows than
+its share of the table's capacity loses an eighth of that share.
 """
 # U = rows, B = buckets
 
@@ -11,10 +11,9 @@ import math
 
 import numpy as np
 
-from shardkeep.base.arrays import Ids, Ints
+from shardkeep.base.arrays import Ints
 from shardkeep.ps.placement import BUCKETS
 from shardkeep.ps.server.table.policies import policy_kernels
-from shardkeep.ps.server.table.policies.capacity import capacity_of
 from shardkeep.ps.server.table.table import Table
 
 _CUT = 8
@@ -30,12 +29,10 @@ class Eviction:
         self._table = table
         ttl = config.ttl_steps if config.ttl_s is None else config.ttl_s
         rules = table.descriptor["policies"]["rules"]
-        rules["ttl"], rules["below"], rules["in_seconds"] = ttl or 0, config.delete_below or 0, config.ttl_s is not None
+        rules["ttl"], rules["in_seconds"] = ttl or 0, config.ttl_s is not None
         rules["log_decay"], rules["by_score"] = math.log(config.decay) / config.decay_steps, config.policy == "lfu"
-        rules["period"] = config.sweep_steps if ttl or config.delete_below else 0
-        self._capacity = capacity_of(table.spec)
-        self._pinned: Ids = np.unique(np.array(config.pinned, dtype=np.int64))
-        rules["pinned"], rules["num_pinned"] = self._pinned.ctypes.data, self._pinned.size
+        rules["period"] = config.sweep_steps if ttl else 0
+        self._capacity = (config.max_rows or 0) // BUCKETS
         shape = BUCKETS if self._capacity else 0
         self._bucket_rows, self._full_buckets = np.zeros(shape, dtype=np.int64), np.empty(shape, dtype=np.int64)
         self._buckets = buckets = rules["buckets"]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 from numba import carray  # type: ignore[attr-defined]
-from numba.core.types import boolean, float64, int64, uint64, void
+from numba.core.types import float64, int64, uint64, void
 
 from shardkeep.base.array_kernels import pointer, prefetch
 from shardkeep.base.arrays import Ids, Ints, Rows
@@ -37,7 +37,6 @@ _BUCKET_SHIFT = np.uint64(64 - BUCKET_BITS)
 _32 = np.uint64(32)
 _EVERY_HASH = np.uint64(1 << 32)
 _OLDEST = np.uint64(0xFFFFFFFE)
-_NEVER = np.uint64(0xFFFFFFFFFFFFFFFF)  # rank of a pinned row
 
 
 @kernel(float64(float64, float64, float64))
@@ -91,14 +90,6 @@ def count_rows(table: Descriptor) -> None:
     rules.buckets.counted = table.count
 
 
-@kernel(boolean(TABLE, int64))
-def _is_pinned(table: Descriptor, id_: int) -> bool:
-    pinned = carray(pointer(table.policies.rules.pinned), (table.policies.rules.num_pinned,), np.int64)
-    place = np.searchsorted(pinned, id_)
-    there: bool = place < pinned.size and pinned[place] == id_  # type: ignore[assignment]
-    return there
-
-
 @kernel(int64(TABLE, INTS, int64, INTS))
 def lowest(table: Descriptor, buckets_O: Ints, cut: int, slots: Ints) -> int:
     """The slots of the lowest rows of each bucket with more rows than the capacity, down to `cut` below it, and their
@@ -125,13 +116,8 @@ def lowest(table: Descriptor, buckets_O: Ints, cut: int, slots: Ints) -> int:
             young = _OLDEST - np.uint64(age)
             score = np.uint64(score_bits[0])
             ranks_U[i] = score << _32 | young if rules.by_score else young << _32 | score
-            id_ = row.view(np.int64)[0]
-            keys_U[i] = mix(np.uint64(id_))
-            if _is_pinned(table, id_):
-                ranks_U[i] = _NEVER
+            keys_U[i] = mix(np.uint64(row.view(np.int64)[0]))
         highest = np.sort(ranks_U)[excess - 1]
-        if highest == _NEVER:
-            continue
         ties = np.sort(keys_U[ranks_U == highest])
         last_key = ties[excess - 1 - (ranks_U < highest).sum()]
         for i in range(num_rows):
@@ -143,20 +129,14 @@ def lowest(table: Descriptor, buckets_O: Ints, cut: int, slots: Ints) -> int:
 
 @kernel(int64(TABLE, uint64, uint64, INTS, int64))
 def expired(table: Descriptor, first: np.uint64, end: np.uint64, slots: Ints, count: int) -> int:
-    """Appends the slots of rows with hashes [first, end) that are too old or score too low, except pinned ones;
-    returns their number."""
+    """Appends the slots of rows with hashes [first, end) that are too old; returns their number."""
     blocks, at, rules = table.blocks, table.policies.counters, table.policies.rules
     slots_U = np.empty(0, np.int64)
     slots_U = np.empty(slots_between(table, first, end, slots_U), np.int64)
     slots_between(table, first, end, slots_U)
     for i in range(slots_U.size):
         prefetch_record(blocks, slots_U, i)
-        row = record(blocks, slots_U[i])
-        age = rules.clock - np.int64(row.view(np.uint32)[at])
-        too_old = rules.ttl > 0.0 and age > rules.ttl
-        if too_old or decayed(np.float64(row[at + 1]), np.float64(age), rules.log_decay) < rules.below:
-            if rules.num_pinned and _is_pinned(table, row.view(np.int64)[0]):
-                continue
+        if rules.clock - np.int64(record(blocks, slots_U[i]).view(np.uint32)[at]) > rules.ttl:
             if count < slots.size:
                 slots[count] = slots_U[i]
             count += 1
@@ -243,9 +223,9 @@ def count_pushes(
 
 @kernel(int64(TABLES, INTS, INTS, INTS))
 def sweep(tables: Descriptors, tables_E: Ints, ends_E: Ints, slots: Ints) -> int:
-    """Of each table whose rows go: counts its new rows by bucket, and appends the slots of rows that are too old or
-    score too low, in this step's share of the buckets. Returns their number; `slots` has as many as fit, and those of
-    a table end at `ends_E`."""
+    """Of each table whose rows go: counts its new rows by bucket, and appends the slots of rows that are too old, in
+    this step's share of the buckets. Returns their number; `slots` has as many as fit, and those of a table end at
+    `ends_E`."""
     count = 0
     for e in range(tables_E.size):
         table: Descriptor = tables[tables_E[e]]

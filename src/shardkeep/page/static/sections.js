@@ -145,12 +145,12 @@ export function steps(run) {
   ];
 }
 
-function denseModel({ choices, compile_s: seconds, compile_bytes: memory, flops_per_s: rate, flops_per_s_alone: alone }) {
+function denseModel({ choices, compile_s: seconds, compile_bytes: memory, flops_per_s: rate }) {
   if (choices == null && rate == null) return null;
   const flops = (value) => `${short(value)}FLOP/s`;
   return h("p", h("b", "Dense model"), choices == null ? ". " : `: ${choices}. `,
     seconds ? `Compiling took ${duration(seconds)}${memory ? ` and ${bytes(memory)} of memory` : ""}. ` : null,
-    rate == null ? null : `Worker 0 makes ${flops(rate)} in matrix products${alone ? `, ${percent(rate / alone)} of the ${flops(alone)} of the same products alone` : ""}.`);
+    rate == null ? null : `Worker 0 makes ${flops(rate)} in matrix products.`);
 }
 
 export function tables(run) {

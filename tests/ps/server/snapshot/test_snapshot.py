@@ -122,7 +122,6 @@ KINDS: dict[str, tuple[dict[str, Any], int | None]] = {
     "no policy": ({}, None),
     "evict": ({"evict": {"ttl_steps": 9}}, 2),
     "min_count": ({"admit": {"min_count": 2}}, 2),
-    "probability": ({"admit": {"probability": 0.9}}, 2),
 }
 FIFTY = np.arange(50, dtype=np.int64)
 

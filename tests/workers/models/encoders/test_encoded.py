@@ -268,7 +268,6 @@ def test_an_encoder_that_does_not_fit_the_data_is_refused_in_one_line(name, sett
         ({"name": "dnn", "encoder": "dinn"}, "allowed: din, hstu, mean or transformer"),
         ({"name": "dnn", "encoder": {"name": "mean", "heads": 2}}, "model.encoder.heads: unknown key"),
         ({"name": "din", "encoder": {"name": "hstu"}}, "'hstu' is not allowed; allowed: din"),
-        ({"name": "dnn", "sync_norm": True, "encoder": "hstu"}, "sync_norm: has no effect"),
     ],
 )
 def test_a_setting_that_no_encoder_takes_is_refused_by_name(settings, said):
@@ -296,7 +295,6 @@ def test_a_config_without_an_encoder_is_written_as_before_and_the_name_may_chang
     assert "encoder" not in model_config().model_dump() and "encoder" not in parse_config("model: dnn").to_yaml()
     config = parse_config("model: {name: dnn, encoder: {name: din, hidden: [3]}}")
     assert parse_config(config.to_yaml()) == config and config.model.encoder.hidden == [3]
-    assert model_config("dnn", sync_norm=True, encoder="din").syncs_norm
     before = "model: {name: dnn, hidden: [4], encoder: {name: hstu, layers: 1}}"
     for text, change, encoder in (
         (before, "name=dlrm", "hstu"),
