@@ -145,15 +145,13 @@ def test_the_start_of_a_resumed_job_and_a_server_near_its_memory_are_named_below
     RunFolder.reopen(folder.path, JobConfig(), step=800, samples=8000)
     job = Job(workers=1)
     form(job)
-    memory = {"bytes": 1, "limit_bytes": 1, "near": True}
-    record = {"text": "warning: server 0 has 3.7 GB in RAM", "memory": memory}
-    job.coordinator.report("server-0-100", sequence=1, kind="event", record=record)
+    full = {"time": "2026-01-01T00:00:00", "every_s": 5.0, "rss_bytes": 92, "limit_bytes": 100}
+    job.coordinator.report("server-0-100", sequence=1, kind="telemetry", record=full)
     lines = shown(job.coordinator, run=folder.path)
-    assert lines[:2] == ["training", record["text"]]
+    assert lines[:2] == ["training", "server 0 uses 92 % of its memory limit"]
     assert cells(lines[2]) == ["start", "2 of this job, from step 800; recoveries count from this start"]
-    calm = {"text": "server 0 has 1 GB", "memory": memory | {"near": False}}
-    job.coordinator.report("server-0-100", sequence=2, kind="event", record=calm)
-    assert not any("in RAM" in line for line in shown(job.coordinator))
+    job.coordinator.report("server-0-100", sequence=2, kind="telemetry", record=full | {"rss_bytes": 50})
+    assert not any("memory limit" in line for line in shown(job.coordinator))
 
 
 # ---- the board of processes ----

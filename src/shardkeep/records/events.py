@@ -52,7 +52,6 @@ class Event(Record):
     lost: str | None = key("role of a process that died")
     lost_index: int | None = key("its number in its role")
     tables: tuple[FormedTable, ...] = key("tables of the generation that formed", empty=tuple)
-    memory: Mapping[str, Any] = key("of a server: `bytes`, `limit_bytes`, and whether they are `near`", empty=dict)
     unkept: str | None = key("what could not be written")
 
     @property
