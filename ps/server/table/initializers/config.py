@@ -49,7 +49,7 @@ class InitConfig(Named):
     value: float | None = Field(None, ge=-1e6, le=1e6)
     """constant: the value of every element."""
     path: FilePath | None = Field(None, min_length=1)
-    """file: a .parquet, .npy or .safetensors file of ids and rows, as `shardkeep tables export` writes it; relative to
+    """file: a .parquet or .npy file of ids and rows, as `shardkeep tables export` writes it; relative to
     this file."""
 
     @model_validator(mode="after")
