@@ -81,7 +81,6 @@ class RecoveryEvent(Event):
     generation: int | None = key("number of the generation that formed")
     seconds: float | None = key("seconds without a group")
     went_back: bool | None = key("whether the job went back to a checkpoint")
-    anew: bool | None = key("older name of `went_back`, for one version")
     lost_steps: int | None = key("trained steps whose updates were lost")
     lost_unsent_rows: int | None = key("rows whose residual died with a worker")
 

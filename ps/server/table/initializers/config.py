@@ -18,7 +18,7 @@ INITIALIZERS: dict[str, Plug[tuple[set[str], ...], int]] = by_name(
     Plug("normal", (set(), {"scale"}, {"std"}, {"mean", "std"}), f"{_KERNELS}:NORMAL", (_KERNELS,)),
     Plug("constant", ({"value"},), f"{_KERNELS}:CONSTANT", (_KERNELS,)),
     Plug("file", ({"path"}, {"path", "scale"}, {"path", "low", "high"}), f"{_KERNELS}:UNIFORM", (_KERNELS,)),
-    Plug("zeros", (set(), {"scale"}), f"{_KERNELS}:CONSTANT", (_KERNELS,)),  # earlier versions wrote a scale beside it
+    Plug("zeros", (set(),), f"{_KERNELS}:CONSTANT", (_KERNELS,)),
 )
 """The `config` of an initializer: the keys that may be set together. The code is its number in the kernel."""
 
