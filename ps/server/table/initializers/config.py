@@ -59,7 +59,7 @@ class InitConfig(Named):
         if set_keys.keys() not in keys:
             texts = (f"{key}: {_shown(value)}" for key, value in set_keys.items())
             shown = ", ".join(texts) or "no other key"
-            allowed = ", or ".join(" and ".join(sorted(some)) for some in keys if some)
+            allowed = ", or ".join(" and ".join(sorted(some)) for some in keys if some) or "no other key"
             raise ValueError(f"{shown} with name: {name}; allowed: {allowed}")
         if self.low is not None and self.high is not None and self.low >= self.high:
             raise ValueError(f"low: {self.low:g}, high: {self.high:g}; allowed: low below high")
