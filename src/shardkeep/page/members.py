@@ -12,8 +12,8 @@ from shardkeep.records.events import CheckpointEvent, RecoveryEvent
 from shardkeep.records.record import number
 from shardkeep.records.telemetry import ROLES, Telemetry
 
-_NOTED = ("recovering", "resumed", "stopped")
-"""Phases whose text is shown."""
+_NOTED = ("recovering", "resumed", "stopped", None)
+"""Phases whose text is shown. An event of a start from other rows has none."""
 MOST_MARKS = 300
 
 

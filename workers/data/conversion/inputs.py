@@ -66,7 +66,6 @@ class _Csv(Settings):
     form: Literal["csv"]
     delimiter: Delimiter
     columns: list[str] | None
-    quoted: bool = True  # of models of before `quote`
     quote: Mark = '"'
     escape: Mark = None
     decimal: Literal[".", ","] = "."
