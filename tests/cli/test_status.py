@@ -29,7 +29,6 @@ from shardkeep.ps.control.records import JobStatus, MemberStatus
 from shardkeep.ps.server.table.optimizers.adam import AdamConfig
 from shardkeep.records.json_text import to_json
 from shardkeep.run.folder import RunFolder
-from shardkeep.run.summary import Summary
 from shardkeep.view.run_view import RunView
 from shardkeep.view.screen import console
 from tests.support.cases import every
@@ -272,16 +271,6 @@ def test_json_has_the_summary_of_a_job_that_is_over(tmp_path: Path, status: str,
     assert (found["state"], found["message"], found["step"]) == (status, "so it is", 7)
     assert found["summary"] == folder.summary() and found["run"] == str(folder.path)
     assert (found["resume"] is None) == (status == "completed")
-
-
-def test_json_of_a_run_of_an_earlier_version_has_its_summary_as_it_stands() -> None:
-    run, view = ROOT / "tests" / "config" / "golden" / "run", AsJson()
-    assert show_run(run, view) == 0
-    (found,), summary = view.found, json.loads((run / "summary.json").read_text())
-    assert found["summary"] == summary == Summary.model_validate(summary).to_dict()
-    assert (found["state"], found["step"], found["samples"]) == ("completed", summary["steps"], summary["samples"])
-    assert (found["tables"], found["recoveries"], found["resume"]) == (summary["tables"], 0, None)
-    assert (found["total_steps"], found["evaluation"]["auc"]) == (summary["steps"], summary["eval"]["auc"])
 
 
 @every("servers", [0, 1], ids=["in one process", "in processes, which nobody can name"])

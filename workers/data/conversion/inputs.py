@@ -91,7 +91,7 @@ class _StoredLayout(Settings):
     scale: Scaling
     missing: list[str]
     time_format: list[str] = Field(default_factory=list)
-    weight: ColumnName | None = None  # missing = of a version that did not keep it
+    weight: ColumnName | None = None
     sequences: dict[ColumnName, SequenceConfig] = Field(default_factory=dict)
 
     @model_validator(mode="after")
