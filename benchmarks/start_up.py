@@ -24,6 +24,8 @@ from typing import Any
 import harness
 import psutil
 
+from shardkeep.run.reader import RunReader
+
 LIMIT_S = 180.0
 POLL_S = 0.01
 SHARDKEEP = (sys.executable, "-m", "shardkeep")
@@ -56,7 +58,7 @@ def first_step(_seconds: float, *, start: str = "auto", empty_cache: bool = Fals
         began = time.time()
         with started(command, environment, Path(folder) / "output.txt") as launcher:
             record = wait_for_step(launcher, run, Path(folder) / "output.txt")
-            used = cpu_by_role(launcher)
+            used = cpu_by_role(launcher, RunReader(run))
             launcher.send_signal(signal.SIGINT)
             launcher.wait(60)
         seconds = datetime.datetime.fromisoformat(record["time"]).timestamp() - began
@@ -91,11 +93,13 @@ def wait_for_step(launcher: psutil.Popen, run: Path, output: Path) -> dict[str, 
     raise RuntimeError(f"no step within {LIMIT_S:g} s:\n{output.read_text(errors='replace')[-2000:]}")
 
 
-def cpu_by_role(launcher: psutil.Popen) -> dict[str, float]:
-    """CPU seconds so far: of the launcher, the coordinator, all servers, all workers."""
+def cpu_by_role(launcher: psutil.Popen, run: RunReader) -> dict[str, float]:
+    """CPU seconds so far: of the launcher, the fork server, the coordinator, all servers, all workers."""
+    roles = {member["pid"]: member["role"] for member in run.member_list()}
+    roles |= dict.fromkeys(run.coordinator_pids(), "coordinator")
     used = dict.fromkeys(("fork-server", "coordinator", "server", "worker"), 0.0)
     for child in launcher.children():
-        role = next((word for word in child.cmdline() if word in used), None)
+        role = roles.get(child.pid) or next((word for word in child.cmdline() if word == "fork-server"), None)
         if role is not None:
             used[role] += sum(child.cpu_times()[:2])
     return {"launcher": sum(launcher.cpu_times()[:2])} | used

@@ -10,7 +10,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from shardkeep.base.config.old_keys import refuse_old, under_new_names
 from shardkeep.base.settings import DAY_S, MayDiffer, Named, Settings
 from shardkeep.compression.config import TableCompressionConfig, TablePushConfig
 from shardkeep.ps.server.table.initializers.config import InitConfig
@@ -48,17 +47,6 @@ class TableSpec(Settings):
     """Rows are read and never change; ids without a row get their initial values."""
     compression: TableCompressionConfig | None = None
     """What is compressed otherwise than in the rest of the job; left out = nothing."""
-
-    @classmethod
-    def of_record(cls, record: Any) -> TableSpec:
-        """The table of a record that this version or an earlier one stored. Raises ValidationError."""
-        return cls.model_validate(under_new_names({"tables": {"": record}})["tables"][""])
-
-    @model_validator(mode="before")
-    @classmethod
-    def _old_keys(cls, raw: Any) -> Any:
-        refuse_old({"tables": {raw.get("name"): raw}} if isinstance(raw, dict) else raw, cls.__name__)
-        return raw
 
     @model_validator(mode="after")
     def _frozen_rows_never_change(self) -> TableSpec:

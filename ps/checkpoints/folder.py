@@ -38,8 +38,6 @@ FORMAT, CHAINED, REMOVING = 3, 4, 5
 """Of a manifest: of a checkpoint on its own; of an increment, which an older version must not take for one; and of an
 increment whose base may hold rows that were removed, which an older version would bring back. The lowest number that is
 safe is written, so that older versions read what they can."""
-_UNCHECKED = {1: FORMAT, 2: CHAINED}
-"""The formats of earlier versions, whose manifests have no checksum of their own, and what they are else."""
 _MANIFEST = "manifest.json"
 _NAME = re.compile(r"step-(\d{8,})(?:\.(\d+))?")
 
@@ -226,8 +224,8 @@ class Checkpoints:
         folder = self.folder_of(step)
         try:
             manifest = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
-            if manifest["format"] not in (FORMAT, CHAINED, REMOVING, *_UNCHECKED):
-                raise unknown_format(folder, manifest["format"], REMOVING)
+            if manifest["format"] not in (FORMAT, CHAINED, REMOVING):
+                raise unknown_format(folder, manifest["format"], REMOVING, oldest=FORMAT)
             _check(manifest, step)
             files = tuple(FileRecord(str(f["path"]), int(f["size"]), str(f["checksum"])) for f in manifest["files"])
             link = _link_of(manifest)
@@ -291,9 +289,9 @@ def checkpoint_in(path: Path) -> Checkpoint | None:
     return checkpoint
 
 
-def unknown_format(path: Path, number: object, newest: int) -> CheckpointError:
+def unknown_format(path: Path, number: object, newest: int, *, oldest: int = 1) -> CheckpointError:
     """The error for a file or folder of a format that this version does not know."""
-    known = f"1 to {newest}" if newest > 1 else "1"
+    known = f"{oldest} to {newest}" if newest > oldest else str(newest)
     return CheckpointError(
         f"{path}: format {number!r:.100}; this version reads {known}; use the version of shardkeep that wrote it, or a "
         "newer one"
@@ -342,8 +340,7 @@ def _seal(manifest: dict[str, Any]) -> str:
 
 def _check(manifest: dict[str, Any], step: int) -> None:
     """Raises ValueError when a manifest is not what was written, or is of another step than its folder."""
-    sealed = manifest["format"] not in _UNCHECKED or "checksum" in manifest
-    if sealed and manifest.get("checksum") != _seal(manifest):
+    if manifest.get("checksum") != _seal(manifest):
         raise ValueError("its checksum is wrong")
     if manifest["step"] != step:
         raise ValueError(f"it is of step {manifest['step']}")
@@ -351,7 +348,7 @@ def _check(manifest: dict[str, Any], step: int) -> None:
 
 def _link_of(manifest: dict[str, Any]) -> tuple[int, str] | None:
     """Step and id of an increment's base. Raises what a damaged manifest raises."""
-    if _UNCHECKED.get(manifest["format"], manifest["format"]) not in (CHAINED, REMOVING):
+    if manifest["format"] not in (CHAINED, REMOVING):
         return None
     return int(manifest["base"]["step"]), str(manifest["base"]["id"])
 

@@ -161,7 +161,7 @@ class PersistedState:
             raise UserError(f"{text} {PROTOCOL_VERSION}; continue with the version that began the job")
         try:
             fields = dict(record)
-            tables: list[Any] = [tuple(map(TableSpec.of_record, each)) for each in fields.pop("tables")]
+            tables: list[Any] = [tuple(map(TableSpec.model_validate, each)) for each in fields.pop("tables")]
             return from_json_types(cls, fields, tables)
         except (LookupError, TypeError, ValueError, AttributeError, ProtocolError) as error:
             text = f"the coordinator's stored state of the job is damaged ({type(error).__name__}: {error})"

@@ -227,7 +227,6 @@ class Recoveries:
         return self._add({"time": time, "cause": RESTARTED, "died": died, **where, **lost})
 
     def _add(self, record: Record) -> Record:
-        record["anew"] = record["went_back"]  # the older name
         self.done = (*self.done, record)
         return record
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import mmap
 from pathlib import Path
 
 import psutil
 
-from shardkeep.base.machine.limits import RECENT_S, Limit, limit_bytes, limit_met
+from shardkeep.base.machine.limits import RECENT_S, Limit, limit_bytes, limit_met, rss_bytes
 from tests.support.cases import every
 from tests.support.control_groups import Groups
 
@@ -112,3 +113,11 @@ def test_a_cpu_quota_that_held_processes_up_of_late_is_named(tmp_path: Path, ver
     quota.look()
     assert quota.recent == 3
     assert quota.text().startswith(f"the cpu limit of 25000 was reached ({groups.path(top)}/x/{name}: ")
+
+
+def test_memory_in_use_is_that_of_this_process() -> None:
+    before = rss_bytes()
+    block = mmap.mmap(-1, 40_000_000)  # an allocator might have free memory for an array
+    block.write(b"1" * len(block))
+    assert 15_000_000 < rss_bytes() - before < 200_000_000
+    block.close()

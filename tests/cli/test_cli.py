@@ -130,7 +130,7 @@ def test_a_job_whose_output_is_on_a_full_device_is_completed(tmp_path: Path, clu
 
 
 @NO_FULL_DEVICE
-@every("arguments", [["version"], ["config", "--help"]], ids=" ".join)
+@every("arguments", [["--version"], ["config", "--help"]], ids=" ".join)
 def test_output_on_a_full_device_is_one_line(arguments: list[str]) -> None:
     command = [sys.executable, "-m", "shardkeep", *arguments]
     with Path("/dev/full").open("w") as full:

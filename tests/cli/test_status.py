@@ -29,7 +29,6 @@ from shardkeep.ps.control.records import JobStatus, MemberStatus
 from shardkeep.ps.server.table.optimizers.adam import AdamConfig
 from shardkeep.records.json_text import to_json
 from shardkeep.run.folder import RunFolder
-from shardkeep.run.summary import Summary
 from shardkeep.view.run_view import RunView
 from shardkeep.view.screen import console
 from tests.support.cases import every
@@ -145,15 +144,13 @@ def test_the_start_of_a_resumed_job_and_a_server_near_its_memory_are_named_below
     RunFolder.reopen(folder.path, JobConfig(), step=800, samples=8000)
     job = Job(workers=1)
     form(job)
-    memory = {"bytes": 1, "limit_bytes": 1, "near": True}
-    record = {"text": "warning: server 0 has 3.7 GB in RAM", "memory": memory}
-    job.coordinator.report("server-0-100", sequence=1, kind="event", record=record)
+    full = {"time": "2026-01-01T00:00:00", "every_s": 5.0, "rss_bytes": 92, "limit_bytes": 100}
+    job.coordinator.report("server-0-100", sequence=1, kind="telemetry", record=full)
     lines = shown(job.coordinator, run=folder.path)
-    assert lines[:2] == ["training", record["text"]]
+    assert lines[:2] == ["training", "server 0 uses 92 % of its memory limit"]
     assert cells(lines[2]) == ["start", "2 of this job, from step 800; recoveries count from this start"]
-    calm = {"text": "server 0 has 1 GB", "memory": memory | {"near": False}}
-    job.coordinator.report("server-0-100", sequence=2, kind="event", record=calm)
-    assert not any("in RAM" in line for line in shown(job.coordinator))
+    job.coordinator.report("server-0-100", sequence=2, kind="telemetry", record=full | {"rss_bytes": 50})
+    assert not any("memory limit" in line for line in shown(job.coordinator))
 
 
 # ---- the board of processes ----
@@ -274,16 +271,6 @@ def test_json_has_the_summary_of_a_job_that_is_over(tmp_path: Path, status: str,
     assert (found["state"], found["message"], found["step"]) == (status, "so it is", 7)
     assert found["summary"] == folder.summary() and found["run"] == str(folder.path)
     assert (found["resume"] is None) == (status == "completed")
-
-
-def test_json_of_a_run_of_an_earlier_version_has_its_summary_as_it_stands() -> None:
-    run, view = ROOT / "tests" / "config" / "golden" / "run", AsJson()
-    assert show_run(run, view) == 0
-    (found,), summary = view.found, json.loads((run / "summary.json").read_text())
-    assert found["summary"] == summary == Summary.model_validate(summary).to_dict()
-    assert (found["state"], found["step"], found["samples"]) == ("completed", summary["steps"], summary["samples"])
-    assert (found["tables"], found["recoveries"], found["resume"]) == (summary["tables"], 0, None)
-    assert (found["total_steps"], found["evaluation"]["auc"]) == (summary["steps"], summary["eval"]["auc"])
 
 
 @every("servers", [0, 1], ids=["in one process", "in processes, which nobody can name"])

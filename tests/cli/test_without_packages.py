@@ -47,7 +47,6 @@ RIGHT = {
     "config": ("config job.yaml", 0),
     "estimate": ("estimate job.yaml", 0),
     "cache": ("cache .", 0),
-    "version": ("version", 0),
     "kernels": ("kernels --help", 0),  # compiling all of them takes a minute
     "report": ("report run --html run.html", 0),
 }

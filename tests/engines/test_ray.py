@@ -169,8 +169,12 @@ class Training:
         self._config.write_text(write_yaml(EDITED))
         with self._program:
             self._program.kill()
-        here = str(self.run.path)
-        left = lambda: [p for p in psutil.process_iter(["cmdline"]) if here in (p.info["cmdline"] or ())]  # noqa: E731
+        here, roles = str(self.run.path), {member["pid"] for member in self.run.member_list()}
+
+        def left() -> list[psutil.Process]:
+            found = psutil.process_iter(["cmdline"])
+            return [each for each in found if each.pid in roles or here in (each.info["cmdline"] or ())]
+
         within(LIMIT_S, lambda: not left(), f"{left()} are left", lambda: True)
         self._program = self._start()
 

@@ -34,7 +34,7 @@ def node_of(actor: Command, run: Path, *but: int) -> psutil.Process:
 
     def nodes() -> list[psutil.Process]:
         found = [each for each in psutil.Process(actor.pid).children() if each.pid not in but]
-        return [each for each in found if str(run) in each.cmdline() and each.children() and (run / "logs").is_dir()]
+        return [each for each in found if each.children() and (run / "logs").is_dir()]
 
     within(LIMIT_S, lambda: bool(nodes()), "no node", lambda: actor.running)
     return nodes()[0]

@@ -27,7 +27,7 @@ from shardkeep.inference.protocol.tensors import InferRequest
 from shardkeep.inference.scoring import predict_files
 from shardkeep.inference.server.request_ids import Conversion
 from shardkeep.inference.server.served_model import ServedModel
-from shardkeep.inference.server.signature import Rows, Signature
+from shardkeep.inference.server.signature import Signature
 from shardkeep.workers.data.batch import Batch
 from shardkeep.workers.data.conversion.chunk import Chunk
 from shardkeep.workers.data.conversion.inputs import Inputs
@@ -266,21 +266,7 @@ def check_requests(table: LogicalTable, trained: Trained, reference: Batch, choo
             check_batch(batch, table, trained, where, reference)
             if quick is not None:
                 check_batch(quick, table, trained, f"{where}, quick", reference)
-            check_before(rows, trained, where, len(table))
     return refused
-
-
-def check_before(rows: Rows, trained: Trained, where: str, count: int) -> None:
-    """The quick path gives a model of before what the other gives, or nothing. None of before has sequences."""
-    if trained.inputs.layout.sequences:
-        return
-    conversion = Conversion(Inputs.of_json(trained.inputs.to_json() | {"form": 1, "times": []}))
-    quick = conversion.direct([rows], count)
-    if quick is not None:
-        ((batch, _),) = conversion.general(rows, lambda count: count)
-        assert batch.dense_BI.tobytes() == quick.dense_BI.tobytes(), where
-        for name, ragged in batch.ids.items():
-            assert ragged.values_N.tolist() == quick.ids[name].values_N.tolist(), f"{where}: {name}"
 
 
 def check_table(table: LogicalTable, number: int) -> None:

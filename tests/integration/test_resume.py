@@ -283,7 +283,7 @@ def test_other_evaluation_data_and_a_checkpoint_without_a_fingerprint_are_gone_o
     LocalJob(job_config(1, 1), drawn_data("aaaa-ffff"), resumed=found)
     told = [getattr(record, "fields", {}).get("why", "") for record in caplog.records]
     assert any("the evaluation data are not those of step-00000009" in text for text in told)
-    facts = {key: value for key, value in found.facts.items() if key != "data"}  # of an earlier version
+    facts = {key: value for key, value in found.facts.items() if key != "data"}  # as of a source without one
     LocalJob(job_config(1, 1), drawn_data("bbbb-eeee"), resumed=replace(found, facts=facts))
 
 

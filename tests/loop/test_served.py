@@ -88,7 +88,7 @@ def test_a_loop_goes_on_with_equal_bits_when_a_server_or_the_coordinator_dies(tm
             some_steps(client, 10 * number, count=10)
             members = {(m["role"], m["index"]): m["pid"] for m in RunFolder(tmp_path / "run").member_list()}
             if role == "coordinator":
-                (pid,) = [p.pid for p in shardkeep_children() if "coordinator" in p.cmdline()]
+                (pid,) = RunFolder(tmp_path / "run").coordinator_pids()
                 os.kill(pid, signal.SIGKILL)
             elif role:
                 os.kill(members[role, index], signal.SIGKILL)

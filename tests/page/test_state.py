@@ -232,7 +232,7 @@ def test_the_time_line_has_lives_deaths_and_recoveries(tmp_path: Path) -> None:
     assert [mark["kind"] for mark in line["marks"]] == ["generation", "death", "recovery"]
 
 
-def test_events_of_an_earlier_version_are_shown_as_they_are(tmp_path: Path) -> None:
+def test_events_without_a_phase_are_shown_as_they_are(tmp_path: Path) -> None:
     texts = ["server 0 (pid 5 on 127.0.0.1) registered", "recovering: nobody knows", "warning: slow"]
     lost = event(4, "server 0 died", lost="server", lost_index=0)
     state = state_of(tmp_path, *(event(at, text) for at, text in enumerate(texts)), lost, serving=True).sections()

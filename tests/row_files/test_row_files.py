@@ -10,7 +10,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from safetensors.numpy import load_file, save_file
 
 from shardkeep.base.errors import DataError, ShardkeepError, UserError
 from shardkeep.row_files.registry import FORMS, form_of, open_rows
@@ -54,11 +53,9 @@ def test_what_a_form_writes_it_reads_back(tmp_path: Path, form: str) -> None:
 def test_the_libraries_of_each_form_read_it(tmp_path: Path) -> None:
     table = pq.read_table(written(tmp_path / "x.parquet"))
     assert table.schema.names == ["id", "row"] and table.schema.field("row").type.list_size == 3
-    arrays = load_file(written(tmp_path / "x.safetensors"))
     written(tmp_path / "x.npy")
     for ids, rows in (
         (table["id"].to_numpy(), np.stack(table["row"].to_numpy())),
-        (arrays["ids"], arrays["rows"]),
         (np.load(tmp_path / "x.ids.npy"), np.load(tmp_path / "x.rows.npy")),
     ):
         assert np.array_equal(ids, IDS) and np.array_equal(rows, ROWS) and rows.dtype == np.float32
@@ -146,21 +143,6 @@ def test_arrays_of_numpy_that_do_not_fit_are_named(
         read(tmp_path / "user.npy")
 
 
-@every(
-    ("arrays", "text"),
-    [
-        ({"rows": ROWS}, "has no array ids; its arrays are rows"),
-        ({"ids": IDS, "rows": ROWS.astype(np.float64)}, r"rows is F64 \[5, 3\]; allowed: F32"),
-        ({"ids": ROWS, "rows": ROWS}, "ids is F32"),
-        ({"ids": IDS[:2], "rows": ROWS}, "has 5 rows and 2 ids"),
-    ],
-)
-def test_a_safetensors_file_that_does_not_fit_is_named(tmp_path: Path, arrays: dict[str, Any], text: str) -> None:
-    save_file(arrays, tmp_path / "x.safetensors")
-    with pytest.raises(DataError, match=text):
-        read(tmp_path / "x.safetensors")
-
-
 def test_an_array_of_objects_is_refused_and_not_unpickled(tmp_path: Path) -> None:
     np.save(tmp_path / "x.rows.npy", ROWS)
     np.save(tmp_path / "x.ids.npy", np.array([print, print], object), allow_pickle=True)
@@ -196,13 +178,9 @@ def test_flipped_bytes_never_end_in_a_traceback(tmp_path: Path, form: str) -> No
 @every(
     ("name", "text"),
     [
-        (
-            "rows.csv",
-            "tables.user.init.path: rows.csv; allowed: a file whose name ends in .parquet, .npy, .safetensors",
-        ),
+        ("rows.csv", "tables.user.init.path: rows.csv; allowed: a file whose name ends in .parquet, .npy"),
         ("none.parquet", "tables.user.init.path: none.parquet: cannot be read"),
         ("none.npy", "tables.user.init.path: none.ids.npy: cannot be read"),
-        ("none.safetensors", "tables.user.init.path: none.safetensors: cannot be read"),
     ],
 )
 def test_a_file_that_is_not_there_is_named_with_its_setting(name: str, text: str) -> None:

@@ -1,6 +1,6 @@
 """`shardkeep ...` forked from one preloaded process per test session: the real main, without seconds of imports.
 
-The process shows its command line, leads its own session and starts its roles from a fork server, as one that was
+The process leads its own session and starts its roles from a fork server, as one that was
 started by exec. Linux only.
 """
 
@@ -210,7 +210,7 @@ def _forked_server(
         redirect(os.open(os.devnull, os.O_RDONLY), stderr.fileno(), stderr.fileno())
         close_all_but(*pass_fds)
         os.setsid()
-        become(SHARDKEEP, command, command[3:], env)
+        become(SHARDKEEP, command[3:], env)
 
     return Child(act)
 
@@ -228,7 +228,7 @@ def forked_run(main: str) -> Callable[..., Child]:
             close_all_but(*pass_fds)
             os.setsid()
             signal.signal(signal.SIGINT, signal.default_int_handler)  # not the sweep's
-            become(main, command, command[3:], env)
+            become(main, command[3:], env)
 
         child = Child(act, os.fdopen(writes, "wb", buffering=0))
         os.close(reads)
@@ -260,7 +260,7 @@ class StandBy:
         if not given:
             os._exit(0)
         command, env = json.loads(given)
-        become(SCRIPT, command, command[1:], env)
+        become(SCRIPT, command[1:], env)
 
 
 def waited(process: Any, timeout: float | None) -> int:
@@ -283,7 +283,7 @@ def _run(main: str, arguments: list[str], cwd: str, env: dict[str, str], ends: S
     close_all_but()
     os.setsid()
     _fork_from_here(arguments)
-    become(main, [sys.executable, "-m", main.partition(":")[0], *arguments], arguments, env)
+    become(main, arguments, env)
 
 
 def _fork_from_here(arguments: Sequence[str]) -> None:
@@ -303,25 +303,21 @@ def subprocess_with(**other: Callable[..., Any]) -> SimpleNamespace:
     return SimpleNamespace(**{**vars(subprocess), **other})
 
 
-def become(main: str, command: Sequence[str], arguments: Sequence[str], env: Mapping[str, str]) -> NoReturn:
+def become(main: str, arguments: Sequence[str], env: Mapping[str, str]) -> NoReturn:
     """Runs `main` as a process that exec started, and ends with its exit code.
 
     Args:
         main: `module:function`.
-        command: What `ps` shows.
         arguments: What follows the program's name.
         env: The environment.
     """
     import numpy as np
-
-    from shardkeep.base.machine.process_title import show_command
 
     code = 1
     try:
         os.environ.clear()
         os.environ.update(env)
         tempfile.tempdir = None  # of the process that this one was forked from
-        show_command(command)
         np.random.seed()
         sys.argv = [main, *arguments]
         module, _, function = main.partition(":")

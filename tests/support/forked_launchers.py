@@ -107,7 +107,7 @@ def _serve(command: list[str], cwd: str, env: dict[str, str], control: int, outp
     close_all_but(control)
     command[-1] = str(control)
     os.setsid()
-    become(SHARDKEEP, command, command[3:], env)
+    become(SHARDKEEP, command[3:], env)
 
 
 def _run(command: Sequence[str], *, env: Mapping[str, str], **_same: Any) -> subprocess.CompletedProcess[str]:

@@ -84,7 +84,7 @@ def _run(command: list[str], env: dict[str, str], ends: Sequence[Connection]) ->
     redirect(stdin, output, output)
     close_all_but(lock)
     os.setsid()
-    become(STAND_IN if command[:3] == list(TRAIN) else SHARDKEEP, command, command[3:], env)
+    become(STAND_IN if command[:3] == list(TRAIN) else SHARDKEEP, command[3:], env)
 
 
 def started_sweep(folder: Path) -> Forked | subprocess.Popen[str]:

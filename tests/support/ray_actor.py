@@ -28,7 +28,7 @@ class ForkedNode(Child):
             redirect(reads, prints, prints)
             close_all_but()
             os.setsid()
-            become(SHARDKEEP, command, command[3:], os.environ.copy())
+            become(SHARDKEEP, command[3:], os.environ.copy())
 
         super().__init__(act, os.fdopen(writes, "wb", buffering=0))
         os.close(reads)

@@ -43,7 +43,6 @@ def facts() -> dict[str, Any]:
     del masks["SigQ"]  # pending signals of the whole user
     return {
         "argv": sys.argv,
-        "cmdline": Path("/proc/self/cmdline").read_bytes().decode().split("\0"),
         "environment": dict(os.environ),
         "leads its session": os.getsid(0) == os.getpgrp() == pid,
         "child of the launcher": os.getppid() == int(os.environ["LAUNCHER"]),

@@ -273,8 +273,8 @@ def test_an_export_has_every_row_as_the_predictor_has_it(
 def test_the_default_file_is_named_after_the_table(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert invoke("tables", "export", str(run), "--table", "item")[0] == 0
-    assert invoke("tables", "export", str(run), "--table", "item", "--format", "safetensors")[0] == 0
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["item.parquet", "item.safetensors"]
+    assert invoke("tables", "export", str(run), "--table", "item", "--format", "npy")[0] == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["item.ids.npy", "item.parquet", "item.rows.npy"]
 
 
 EXPORT = "tables", "export", "RUN", "--table"

@@ -322,7 +322,7 @@ def _residuals_and_cache(workers: Sequence[Mapping[str, float]]) -> dict[str, An
     total = {key: sum(w[key] for w in workers) for key in workers[0]}
     if "unsent_squares" in total:
         total["unsent_norm"] = math.sqrt(total.pop("unsent_squares"))
-    return {"residuals_and_cache": total, "held_back": total} if total else {}  # the second is the older name
+    return {"residuals_and_cache": total} if total else {}
 
 
 def _dropped(workers: Sequence[Mapping[str, float]]) -> dict[str, Any]:

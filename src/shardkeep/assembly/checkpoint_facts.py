@@ -39,7 +39,7 @@ def check_facts(checkpoint: Checkpoint, config: JobConfig, data: Data) -> str:
     if facts.get("seed") != config.seed:
         raise ConfigError(f"seed: {config.seed}; the checkpoint {checkpoint.folder} was taken with {facts.get('seed')}")
     (train, held), (train_before, held_before) = _parts(data.fingerprint), _parts(str(facts.get("data", "")))
-    known = bool(train and train_before)  # an earlier version noted the number of samples alone
+    known = bool(train and train_before)  # a source of your own may have no fingerprint
     same = len(data.train) == facts.get("epoch_samples") and (train == train_before or not known)
     if not same and not (train and config.data.accept == train):
         counts = f"{len(data.train):,} samples now, {facts.get('epoch_samples', 0):,} then"

@@ -21,7 +21,7 @@ from shardkeep.cli.model_commands import evaluate, export, predict, serve
 from shardkeep.cli.report_commands import compare, report as report_page
 from shardkeep.cli.role_commands import coordinator, fork_server, node, server, worker
 from shardkeep.cli.table_commands import export as export_table, show
-from shardkeep.cli.tool_commands import cache, certs, config, estimate, init, kernels, sweep, tune, version
+from shardkeep.cli.tool_commands import cache, certs, config, estimate, init, kernels, sweep, tune
 
 Body = Callable[..., int | None]
 GROUPS: dict[str, tuple[Body, ...]] = {
@@ -29,7 +29,6 @@ GROUPS: dict[str, tuple[Body, ...]] = {
     "A trained model": (evaluate, compare, predict, export, serve),
     "Before and beside a job": (init, config, estimate, report_page, sweep, tune, cache, kernels),
     "Several machines": (node, coordinator, server, worker, certs),
-    "Other": (version,),
 }
 
 

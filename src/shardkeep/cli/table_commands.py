@@ -59,7 +59,7 @@ def export(
     table: Annotated[str, typer.Option(metavar="NAME", help="Table to write.")],
     form: Annotated[
         str | None,
-        typer.Option("--format", metavar="parquet|npy|safetensors", help="Left out = that of --out, else parquet."),
+        typer.Option("--format", metavar="parquet|npy", help="Left out = that of --out, else parquet."),
     ] = None,
     out: Annotated[Path | None, path_option("File to write [default: the table's name in the current folder].")] = None,
     model: Model = "auto",

@@ -1,4 +1,4 @@
-"""Commands beside jobs: init, config, estimate, sweep, tune, cache, kernels, certs, version."""
+"""Commands beside jobs: init, config, estimate, sweep, tune, cache, kernels, certs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import Annotated
 
 import typer
 
-from shardkeep import __version__
 from shardkeep.base.errors import MissingPackage, UserError
 from shardkeep.base.plugging.packages import missing
 from shardkeep.cli.options import Config, Json, Label, Set, count_option, load, path_argument, path_option
@@ -162,8 +161,3 @@ def kernels(
 
     print(f"kernels   compiled in {compile_for_image(to, kernel_modules())}")
     print(f"          XDG_CACHE_HOME={to.absolute()} uses them, on this type of CPU")
-
-
-def version() -> None:
-    """Print the version."""
-    typer.echo(__version__)

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from shardkeep.base.config.old_keys import refuse_old
 from shardkeep.base.config.schedule import ScheduleConfig
 from shardkeep.base.errors import ConfigError
 from shardkeep.base.logs.log import EventLog
@@ -130,12 +129,6 @@ class JobConfig(Settings):
         if isinstance(tables := raw.get("tables"), Mapping):
             found["tables"] = with_kinds(tables)
         return with_sampled_loss(with_number_label(found))
-
-    @model_validator(mode="before")  # the first: those below run before those above
-    @classmethod
-    def _old_keys(cls, raw: Any) -> Any:
-        refuse_old(raw, cls.__name__)
-        return raw
 
     @field_validator("workers")
     @classmethod

@@ -13,7 +13,6 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from shardkeep.base.config.old_keys import RENAMED
 from shardkeep.config.schema import Schema, branches, child, kinds, schema_of
 
 MOST_LINES = 20
@@ -38,7 +37,7 @@ def problems_of(error: ValidationError, model: type[BaseModel]) -> list[Problem]
     schema = schema_of(model)
     problems: dict[Any, Problem] = {}
     for one in error.errors(include_url=False):
-        place = _Place(tuple(map(str, one["loc"])), (), ()) if one["type"] == RENAMED else _Place.of(one, schema)
+        place = _Place.of(one, schema)
         problem = _problem(one, place)
         own = one["type"] in ("value_error", "assertion_error")
         problems.setdefault(problem if own else (place.keys, one["type"] == "missing"), problem)  # a union has several
@@ -128,8 +127,6 @@ class _Place:
 
 def _problem(error: Mapping[str, Any], place: _Place) -> Problem:
     kind, value = error["type"], error["input"]
-    if kind == RENAMED:
-        return Problem(place.keys, error["msg"])
     if kind == "invalid_key":
         return Problem(place.keys[:-1], f"the key {shown(value)} is not allowed; allowed: {_QUOTED}")
     if error["loc"][-1:] == ("[key]",):

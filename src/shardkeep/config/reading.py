@@ -8,7 +8,6 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from shardkeep.base.config.old_keys import under_new_names
 from shardkeep.base.errors import ConfigError
 from shardkeep.base.logs.log import EventLog
 from shardkeep.base.yaml_text import YamlError, read_text, read_yaml
@@ -35,10 +34,8 @@ def load_config(path: str | Path | Mapping[str, Any], overrides: Sequence[str] =
 
 
 def stored_config(run: Path, overrides: Sequence[str] = ()) -> JobConfig:
-    """The config of a run folder, also of one that an earlier version wrote; else as `load_config`."""
-    path = run / "config.yaml"
-    raw = under_new_names(_settings_of(_text_of(path), str(path)))
-    return _config_of(raw, overrides, origin=str(path), folder=path.resolve().parent)
+    """The config of a run folder; else as `load_config`."""
+    return load_config(run / "config.yaml", overrides)
 
 
 def _text_of(path: str | Path) -> str:

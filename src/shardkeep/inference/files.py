@@ -111,8 +111,6 @@ def _csv_form(path: Path, inputs: Inputs, columns: Sequence[str]) -> CsvForm:
     form = dict(inputs.reading)
     if form.pop("form", "") != "csv":
         return CsvForm("\t" if ".tsv" in path.suffixes else ",", None)
-    if not form.pop("quoted", True):  # of a model of before `quote`
-        form["quote"] = None
     names = form.pop("columns")
     if names is not None:  # the files have no header; the label may be left out, or the label and the weight
         lacks = len(names) - len(CsvForm(columns=None, **form).names(path))

@@ -285,7 +285,7 @@ def needed_inputs(config: JobConfig, checkpoint: Checkpoint) -> Inputs:
 
 
 def inputs_of(checkpoint: Checkpoint) -> Inputs | None:
-    """How raw columns become inputs; None = not known: the source has none, or an earlier version wrote the checkpoint.
+    """How raw columns become inputs; None = not known: the source has none.
     Raises CheckpointError, and ConfigError for a loop of the user's own."""
     if checkpoint.facts.get("loop"):
         raise ConfigError(

@@ -13,7 +13,7 @@ from shardkeep.records.record import number
 from shardkeep.records.telemetry import ROLES, Telemetry
 
 _NOTED = ("recovering", "resumed", "stopped", None)
-"""Phases whose text is shown. An event of an earlier version has none."""
+"""Phases whose text is shown. An event of a start from other rows has none."""
 MOST_MARKS = 300
 
 

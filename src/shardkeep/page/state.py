@@ -10,7 +10,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from shardkeep.base.config.old_keys import under_new_names
 from shardkeep.base.errors import ShardkeepError, UserError
 from shardkeep.base.yaml_text import YamlError, read_yaml, write_yaml
 from shardkeep.config.overrides import flat
@@ -45,7 +44,7 @@ class RunState:
         self._config: Mapping[str, Any] = {}
         with contextlib.suppress(YamlError):
             found = read_yaml(text)
-            self._config = under_new_names(found) if isinstance(found, Mapping) else {}
+            self._config = found if isinstance(found, Mapping) else {}
         self._config_section = {"text": text, "changed": changed_settings(self._config) if self._config else None}
         self._checkpoints = CheckpointFolder(self.records.reader.path, self._config)
         self._looked_at, self._there = 0.0, True

@@ -52,7 +52,6 @@ class Event(Record):
     lost: str | None = key("role of a process that died")
     lost_index: int | None = key("its number in its role")
     tables: tuple[FormedTable, ...] = key("tables of the generation that formed", empty=tuple)
-    memory: Mapping[str, Any] = key("of a server: `bytes`, `limit_bytes`, and whether they are `near`", empty=dict)
     unkept: str | None = key("what could not be written")
 
     @property
@@ -82,7 +81,6 @@ class RecoveryEvent(Event):
     generation: int | None = key("number of the generation that formed")
     seconds: float | None = key("seconds without a group")
     went_back: bool | None = key("whether the job went back to a checkpoint")
-    anew: bool | None = key("older name of `went_back`, for one version")
     lost_steps: int | None = key("trained steps whose updates were lost")
     lost_unsent_rows: int | None = key("rows whose residual died with a worker")
 

@@ -4,7 +4,8 @@ Counts are those since the process began. Means are over the time since its last
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -111,11 +112,19 @@ TELEMETRY: Mapping[str, type[Telemetry]] = {
 }
 """By role, in the order in which people see them."""
 ROLES = tuple(TELEMETRY)
+MEMORY_SHARE = 0.9
+"""Share of its memory limit above which a process is near it."""
 
 
 def telemetry_of(found: Json) -> Telemetry:
     """The telemetry record of a JSON object."""
     return TELEMETRY.get(str(found.get("role")), Telemetry).of(found)
+
+
+def near_memory_limit(newest: Iterable[Telemetry]) -> list[tuple[str, float]]:
+    """The name of each process near its memory limit, and the share of the limit that it uses."""
+    shares = [(record, (record.rss_bytes or 0) / (record.limit_bytes or math.inf)) for record in newest]
+    return [(f"{record.role} {record.index}", share) for record, share in shares if share > MEMORY_SHARE]
 
 
 def check_record(found: Json, sender: str) -> None:

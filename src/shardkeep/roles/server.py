@@ -17,7 +17,6 @@ from shardkeep.base.logs.log import EventLog
 from shardkeep.config import JobConfig
 from shardkeep.member.member import JobMember, registered
 from shardkeep.member.membership import leave_if_due, tried_while_leaving
-from shardkeep.member.memory_watch import MemoryWatch
 from shardkeep.member.recovery_folder import report_unkept
 from shardkeep.ps.checkpoints.folder import Checkpoint
 from shardkeep.ps.config import TableSpec
@@ -147,15 +146,9 @@ class _Life:
 
     def _wait(self, generation: int) -> None:
         """Until the job is over or the generation is lost. Raises Leaving when this server alone is to leave."""
-        departure, control, memory = (
-            self._member.departure,
-            self._control,
-            MemoryWatch(self._member.index, self._control.report),
-        )
-        telemetry = self._telemetry
+        departure, control, telemetry = self._member.departure, self._control, self._telemetry
 
-        def is_to_leave() -> bool:
-            memory.look()  # each heartbeat comes by here
+        def is_to_leave() -> bool:  # each heartbeat comes by here
             if telemetry is not None:
                 telemetry.look()
             return departure.asked

@@ -7,10 +7,10 @@ from types import MappingProxyType
 
 from shardkeep.base.errors import DataError, UserError
 from shardkeep.base.printable import printable
-from shardkeep.row_files import npy_form, parquet_form, safetensors_form
+from shardkeep.row_files import npy_form, parquet_form
 from shardkeep.row_files.form import RowFile, RowForm
 
-_MODULES = (parquet_form, npy_form, safetensors_form)
+_MODULES = (parquet_form, npy_form)
 FORMS = MappingProxyType[str, RowForm]({module.ENTRY.name: module.ENTRY for module in _MODULES})
 SUFFIXES = ", ".join(form.suffix for form in FORMS.values())
 

@@ -38,7 +38,7 @@ class RunReader:
 
     @property
     def code(self) -> dict[str, str]:
-        """Digests of the code that the run began with (code.py); {} = of an earlier version, which wrote none."""
+        """Digests of the code that the run began with (code.py); {} = none are stored."""
         return dict((read_json(self.path / "code.json") or {}).get("digests", {}))
 
     @property
@@ -47,7 +47,7 @@ class RunReader:
         return token_path(self.path)
 
     def number(self) -> int:
-        """The highest number that a coordinator has claimed; 0 = none has, or one of an earlier version."""
+        """The highest number that a coordinator has claimed; 0 = none has."""
         return self._highest(CLAIM)
 
     @property
@@ -112,7 +112,7 @@ class RunReader:
         return {int(found["pid"])} if (found := self._coordinator()) else set()
 
     def coordinator_fact(self, key: str) -> str:
-        """`pid_space` or `started` of the coordinator; "" = none has listened, or one of an earlier version."""
+        """`pid_space` or `started` of the coordinator; "" = none has listened."""
         return str(self._coordinator().get(key, ""))
 
     def member_list(self) -> list[dict[str, Any]]:

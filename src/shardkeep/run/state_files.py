@@ -24,7 +24,7 @@ _HEAD, _END = b'{"checksum": "%b", "standing": ', b"}\n"
 
 
 class StandingFiles:
-    """The two files of one coordinator below a run folder. `number`: its number; 0 = of an earlier version."""
+    """The two files of one coordinator below a run folder. `number`: its number; 0 = it has claimed none."""
 
     def __init__(self, folder: Path, number: int) -> None:
         self._paths = [numbered(folder, name, number) for name in NAMES]

@@ -6,7 +6,7 @@ Scripts write docs/reference/summary.md from these models. The file itself is wr
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
@@ -115,7 +115,7 @@ class Traffic(_Part):
     per_sample: float = 0.0
     """Bytes per trained sample, without `read`."""
     fp32: dict[str, int] | None = None
-    """Bytes of `push`, `pull` and `tower` if all values were sent as float32; absent in runs of earlier versions."""
+    """Bytes of `push`, `pull` and `tower` if all values were sent as float32."""
 
 
 class Recovery(_Part):
@@ -135,8 +135,6 @@ class Recovery(_Part):
     """Seconds without a group."""
     went_back: bool = False
     """Whether the job went back to a checkpoint."""
-    anew: bool = False
-    """Older name of `went_back`, for one version."""
     lost_steps: int = 0
     """Trained steps whose updates were lost."""
     lost_unsent_rows: int = 0
@@ -153,7 +151,7 @@ class TableSummary(_Part):
     bytes: int
     """Allocated memory."""
     load_factor: float | None = None
-    """Share of the index's entries that are taken; absent in runs of earlier versions."""
+    """Share of the index's entries that are taken."""
     admitted_rows: int | None = None
     """Ids that became rows; of tables with `admit`."""
     refused_rows: int | None = None
@@ -288,8 +286,7 @@ class Summary(_Part):
     staleness: dict[int, int] = {}
     """Histogram: steps that the rows of a pull lagged behind, and the number of such pulls."""
     ids_per_step: dict[str, Any] | None = None
-    """`by_rank`: mean ids of a step of each worker; `largest_over_mean`: of the worker with the most. Absent in runs of
-    earlier versions."""
+    """`by_rank`: mean ids of a step of each worker; `largest_over_mean`: of the worker with the most."""
     dropped_rows: int = 0
     """Row gradients that were not finite and not sent."""
     skipped_steps: int = 0
@@ -298,8 +295,6 @@ class Summary(_Part):
     """Gradient values beyond the range of the push format; absent with fp32."""
     residuals_and_cache: dict[str, float] | None = None
     """What compression kept from the wire, see above; absent without a residual pool or cache."""
-    held_back: dict[str, float] | None = None
-    """Older name of `residuals_and_cache`, for one version."""
     dropped_by_selection: dict[str, float] | None = None
     """`rows` that `keep_rows` dropped because `pool_rows` is 0, and `norm_share`, their share of the squared norm."""
     delivered_by_age: dict[int, float] | None = None
@@ -331,7 +326,3 @@ class Summary(_Part):
     def to_dict(self) -> dict[str, Any]:
         """Returns the summary as JSON types, without absent keys."""
         return self.model_dump(mode="json", exclude_unset=True)
-
-    def __getitem__(self, key: str) -> NoReturn:
-        """Names the attribute that replaces a key of the mapping of earlier versions."""
-        raise TypeError(f"a Summary is no mapping: write summary.{key}, or summary.to_dict()[{key!r}]")

@@ -13,7 +13,7 @@ from shardkeep.ps.control.records import JobStatus, MemberStatus
 from shardkeep.records.events import CheckpointEvent, Event, FormedTable, ProgressiveEvent, RecoveryEvent, event_of
 from shardkeep.records.lines import from_the_end, newest_of_each
 from shardkeep.records.record import Json, Record
-from shardkeep.records.telemetry import Telemetry, telemetry_of
+from shardkeep.records.telemetry import Telemetry, near_memory_limit, telemetry_of
 from shardkeep.records.training import Evaluation, Progress, Scores
 from shardkeep.workers.config import UNWEIGHTED, is_of_ranks
 
@@ -44,7 +44,6 @@ class RunView:
         """As the coordinator sees them."""
         self.telemetry: Sequence[Telemetry] = ()
         """The newest record of each process."""
-        self._memory: dict[int, Event] = {}
         self._recent: deque[tuple[int, float]] = deque()
         self._scores: list[tuple[type[Scores], str, float]] = []
 
@@ -120,9 +119,9 @@ class RunView:
 
     @property
     def memory_warnings(self) -> list[str]:
-        """The last word of each server on its memory since the group formed, where it nears its limit."""
-        last = [self._memory[index] for index in sorted(self._memory)]
-        return [event.text for event in last if event.memory.get("near")]
+        """A line for each process near its memory limit."""
+        near = near_memory_limit(sorted(self.telemetry, key=lambda record: record.place))
+        return [f"{name} uses {100 * share:.0f} % of its memory limit" for name, share in near]
 
     def _happened(self, event: Event) -> None:
         if isinstance(event, CheckpointEvent):
@@ -133,13 +132,10 @@ class RunView:
             self.state = "training"
         elif event.formed:
             self.tables, self.state = event.tables, "training"
-            self._memory.clear()  # a server that is still near its limit says so again
         elif event.phase in ("recovering", "stopping"):
             self.state = event.phase
         elif event.lost is not None and self.state != "stopping":
             self.state = "recovering"
-        elif event.memory:
-            self._memory[event.index] = event
 
     def _pace(self, progress: Progress) -> None:
         if progress.step is None or progress.at is None:

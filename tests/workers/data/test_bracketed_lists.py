@@ -26,9 +26,9 @@ PRINTED = st.characters(min_codepoint=32, blacklist_categories=["Cs", "Cc", "Zl"
 ENTRIES = st.text(PRINTED, min_size=1, max_size=5).filter(str.isprintable)  # Python writes others as escapes: refused
 
 
-def read(fields: list[str | None], separator: str, *, form: int = 2) -> Any:
+def read(fields: list[str | None], separator: str) -> Any:
     column = Column("log.csv", np.arange(1, len(fields) + 1), "tags", pa.array(fields, pa.string()))
-    rules = ReadingRules(("", "nan"), form)
+    rules = ReadingRules(("", "nan"))
     return as_lists(column, rules, separator, brackets=in_brackets(column, rules, separator) or False).to_pylist()
 
 
@@ -71,7 +71,6 @@ def test_a_list_of_texts_is_read_as_it_was_written(write: Callable[[Any], str], 
 )
 def test_lists_are_told_from_texts_in_brackets(fields: list[str | None], separator: str, lists: list[Any]) -> None:
     assert read(fields, separator) == lists
-    assert read(["[18, 25]"], ",", form=1) == [["[18", " 25]"]], "models of before cut lists in brackets"
 
 
 @every("separator", [",", "|", " "])

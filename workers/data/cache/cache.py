@@ -28,6 +28,7 @@ from shardkeep.workers.data.conversion.inputs import Inputs, prior_fit
 from shardkeep.workers.data.conversion.item_values import item_values
 from shardkeep.workers.data.conversion.labels import check_matched, left_out
 from shardkeep.workers.data.conversion.layout import ColumnLayout, Fitted, PriorFit, check_pooling
+from shardkeep.workers.data.conversion.rules import FORM
 from shardkeep.workers.data.conversion.scaling import to_json
 from shardkeep.workers.data.input_files import files_of, place_of
 from shardkeep.workers.data.items import checked
@@ -84,7 +85,7 @@ class Conversion:
         ]
         return {
             "places": [place_of(path) for path in paths],
-            "form": layout.form,
+            "form": FORM,
             "reading": self.reading,
             "labels": labels,
             "weight": layout.weight,
@@ -119,7 +120,6 @@ def open_cached(
     """
     files, held = files_of(config)
     prior = prior_fit(config)
-    layout = layout if prior is None else replace(layout, form=prior.form)
     job = Conversion(config, layout, read, reading, seed, prior)
     report = progress or (lambda _text, _share: None)
     training, entry = _training(job, files, report)

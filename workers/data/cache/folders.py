@@ -71,7 +71,7 @@ def _usable(folder: Path) -> bool:
         _make_own(folder)
         status = folder.lstat()
         if status.st_uid == os.geteuid() and stat.S_ISDIR(status.st_mode) and status.st_mode & 0o022:
-            folder.chmod(stat.S_IMODE(status.st_mode) & ~0o022)  # an earlier version left that to the umask
+            folder.chmod(stat.S_IMODE(status.st_mode) & ~0o022)
         if why_distrusted(folder) is not None:
             return False
         with tempfile.TemporaryFile(dir=folder):

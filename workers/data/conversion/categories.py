@@ -24,7 +24,7 @@ Kind = Literal["texts", "numbers", "times"]
 FLOAT_DIGITS = {16: 11, 32: 24, 64: 53}  # bits of a float type -> binary digits it holds
 
 
-def kind_of(values: pa.Array, rules: ReadingRules) -> Kind | None:
+def kind_of(values: pa.Array) -> Kind | None:
     """What a column, or the lists of one, holds; None where it holds nothing."""
     kind = values.type
     while is_list(kind):
@@ -33,7 +33,7 @@ def kind_of(values: pa.Array, rules: ReadingRules) -> Kind | None:
         return None
     if is_text(kind):
         return "texts"
-    return "times" if rules.form > 1 and is_time(kind) else "numbers"
+    return "times" if is_time(kind) else "numbers"
 
 
 def decode_ids(column: Column, kind: Kind | None, rules: ReadingRules, spellings: Spellings | None = None) -> Ints:
@@ -48,13 +48,13 @@ def decode_ids(column: Column, kind: Kind | None, rules: ReadingRules, spellings
     if pa.types.is_null(values.type) or kind is None:
         return np.full(len(values), MISSING_ID, np.int64)
     if kind == "texts":
-        return hash_texts(_as_texts(column, rules), spelled=rules.form == 1, spellings=spellings)
+        return hash_texts(_as_texts(column, rules), spellings=spellings)
     if kind == "times":
         micros = times.micros(column, rules, exact=True)
         return np.where(np.array(micros.is_valid()), np.array(pc.fill_null(micros, 0)), MISSING_ID)
     values = _parsed(column, rules) if is_text(values.type) else values
     valid_N = np.array(values.is_valid())
-    ids_N = _whole(column, values, rules)
+    ids_N = _whole(column, values)
     least = 0 if pa.types.is_uint64(values.type) else -(2**63)  # the largest of its numbers are negative ids
     if marks := [int(m) for m in rules.marks if m.is_integer() and least <= m < 2.0**63]:
         valid_N &= ~np.isin(ids_N, marks)
@@ -87,7 +87,7 @@ def _as_texts(column: Column, rules: ReadingRules) -> pa.Array:
     """The values as texts: whole numbers without a fraction, truth values and dates as Arrow's CSV writer has them."""
     values, kind = column.values, column.values.type
     if pa.types.is_floating(kind) or pa.types.is_decimal(kind):  # pandas makes floats of whole numbers with a gap
-        whole_N = _whole(column, values, rules)
+        whole_N = _whole(column, values)
         lost = np.array(values.is_null()) | (whole_N == MISSING_ID)
         values = pa.array(whole_N, mask=lost)
     elif pa.types.is_timestamp(kind):
@@ -114,7 +114,7 @@ def _parsed(column: Column, rules: ReadingRules) -> pa.Array:
     raise column.error(index, f"{shown_text(text)} is no whole number of 64 bits; training saw numbers here")
 
 
-def _whole(column: Column, values: pa.Array, rules: ReadingRules) -> Ints:
+def _whole(column: Column, values: pa.Array) -> Ints:
     """Whole numbers of any Arrow type as int64 (uint64 keeps its bits); nulls become 0."""
     kind = values.type
     if pa.types.is_floating(kind):
@@ -125,11 +125,9 @@ def _whole(column: Column, values: pa.Array, rules: ReadingRules) -> Ints:
     if pa.types.is_decimal(kind):
         return _from_decimals(column, values)
     if pa.types.is_temporal(kind) and not pa.types.is_interval(kind):
-        if rules.form > 1 and not pa.types.is_date(kind) and not pa.types.is_timestamp(kind):
-            values = values.cast(pa.duration("us") if pa.types.is_duration(kind) else pa.time64("us"), safe=False)
-        elif rules.form > 1:
+        if pa.types.is_date(kind) or pa.types.is_timestamp(kind):
             raise column.wrong_type("numbers, as in the rows before")
-        values = values.cast(pa.int32() if values.type.bit_width == 32 else pa.int64())
+        values = values.cast(pa.duration("us") if pa.types.is_duration(kind) else pa.time64("us"), safe=False)
     elif not (pa.types.is_integer(kind) or pa.types.is_boolean(kind)):
         raise column.wrong_type("whole numbers, texts, or lists of them")
     return np.array(pc.fill_null(values.cast(pa.int64()), 0), np.int64)

@@ -24,7 +24,7 @@ from shardkeep.workers.data.conversion.decoding import list_lengths
 from shardkeep.workers.data.conversion.labels import Absent, LabelValues, PartCheck, Unlabelled, add_missing
 from shardkeep.workers.data.conversion.layout import ColumnLayout, Fitted, PriorFit
 from shardkeep.workers.data.conversion.reader import RowReader
-from shardkeep.workers.data.conversion.rules import FORM, ReadingRules, is_list
+from shardkeep.workers.data.conversion.rules import ReadingRules, is_list
 from shardkeep.workers.data.gather_kernels import fold, part
 from shardkeep.workers.data.schema import NO_LABEL
 from shardkeep.workers.data_config import LabelColumn
@@ -117,14 +117,13 @@ def _plain_reader(layout: ColumnLayout, chunk: Chunk) -> RowReader:
         sequences={n: group.model_copy(update={"numbers": []}) for n, group in sorted(layout.sequences.items())},
         scale="none",
         time=None,
-        form=FORM,
     )
     stamps, none = (
         {n for n in layout.categories if pa.types.is_timestamp(chunk.column(n).values.type)},
         frozenset[str](),
     )
     kinds: dict[str, Kind] = {name: "times" if name in stamps else "texts" for name in layout.categories}
-    return RowReader(layout, prior=PriorFit(FORM, none, none, none, kinds, {}))
+    return RowReader(layout, prior=PriorFit(none, none, none, kinds, {}))
 
 
 def _hashed(rows: DecodedRows) -> Ints:

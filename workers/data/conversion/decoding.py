@@ -36,9 +36,9 @@ def decode_numbers(column: Column, rules: ReadingRules) -> Float64s:
     if is_text(kind):
         numbers = _parse(column, rules)
     elif pa.types.is_temporal(kind) and not pa.types.is_interval(kind):
-        numbers = _of_temporal(column, rules)
+        numbers = _of_temporal(column)
     elif is_number(kind):
-        exact = pa.types.is_decimal(kind) and rules.form > 1  # Arrow's cast is wrong in the last bit of some
+        exact = pa.types.is_decimal(kind)  # Arrow's cast is wrong in the last bit of some
         numbers = (column.values.cast(pa.string()) if exact else column.values).cast(pa.float64(), safe=False)
     elif pa.types.is_null(kind):
         numbers = column.values.cast(pa.float64())
@@ -75,8 +75,6 @@ def decode_vectors(column: Column, rules: ReadingRules, width: int) -> Float64s:
 
 def holds_times(column: Column, rules: ReadingRules) -> bool | None:
     """Whether a dense column holds times, not numbers; None = it holds nothing. Texts go by the first one."""
-    if rules.form == 1:
-        return False
     present = rules.texts(column.values) if is_text(column.values.type) else column.values
     present = pc.drop_null(present).slice(0, 1)
     if not len(present):
@@ -88,7 +86,7 @@ def holds_times(column: Column, rules: ReadingRules) -> bool | None:
 
 def in_brackets(column: Column, rules: ReadingRules, separator: str | None) -> bool | None:
     """Whether texts are lists in brackets, as Python, JSON and databases write them; None = there is no text."""
-    if separator is None or rules.form == 1 or not is_text(column.values.type):
+    if separator is None or not is_text(column.values.type):
         return None
     texts = rules.texts(column.values)
     if texts.null_count == len(texts):
@@ -115,13 +113,13 @@ def as_lists(
         if separator is not None:
             if brackets:
                 return _cut_brackets(column, values, separator)
-            for index in _bracketed(values, separator) if rules.form > 1 else ():
+            for index in _bracketed(values, separator):
                 text = shown_text(values.cast(pa.binary())[index].as_py())
                 raise column.error(
                     index, f"{text} is a list in brackets, the rows before are none; write all in one way"
                 )
             return pc.split_pattern(values, separator).cast(pa.list_(values.type))
-        if not single and rules.form > 1:
+        if not single:
             raise column.wrong_type("lists, as in training; texts of several values need a separator there")
     elif separator is not None:
         raise column.wrong_type(f"texts with {separator!r} between the ids, or a list column without separator")
@@ -217,10 +215,8 @@ def _entries(text: bytes, entry: re.Pattern[bytes]) -> list[bytes | None] | None
     return entries
 
 
-def _of_temporal(column: Column, rules: ReadingRules) -> pa.Array:
+def _of_temporal(column: Column) -> pa.Array:
     kind = column.values.type
-    if rules.form == 1:  # the number that the column's type holds, in its unit
-        return column.values.cast(pa.int32() if kind.bit_width == 32 else pa.int64()).cast(pa.float64(), safe=False)
     if is_time(kind):
         raise column.wrong_type("numbers, as in the rows before")
     to = pa.duration("us") if pa.types.is_duration(kind) else pa.time64("us")
@@ -236,8 +232,6 @@ def _parse(column: Column, rules: ReadingRules) -> pa.Array:
         texts = pc.if_else(grouped, pc.replace_substring(texts, group, ""), texts)  # 1.234,50
         texts = pc.replace_substring(texts, point, ".", max_replacements=1)
     numbers = _numbers_of_texts(texts)
-    if numbers is None and rules.form == 1 and (micros := times.parse(texts)) is not None:
-        numbers = pc.divide(micros.cast(pa.float64(), safe=False), 1e6)
     if numbers is not None:
         return numbers
     lengths = range(1, len(texts))

@@ -18,11 +18,11 @@ from shardkeep.base.arrays import Ints
 _WHOLE_FLOAT = re.compile(rb"(0|-?[1-9][0-9]*)\.0+")
 
 
-def hash_text(text: bytes, *, spelled: bool = False) -> int:
+def hash_text(text: bytes) -> int:
     """The id of one text: xxh3_64 with seed 0 (Yann Collet's xxHash), as a signed number.
 
-    `1322.0`, as pandas writes a column of whole numbers with gaps, is the text `1322`, unless `spelled`."""
-    whole = _WHOLE_FLOAT.fullmatch(text) if not spelled and text.endswith(b"0") else None
+    `1322.0`, as pandas writes a column of whole numbers with gaps, is the text `1322`."""
+    whole = _WHOLE_FLOAT.fullmatch(text) if text.endswith(b"0") else None
     value = xxhash.xxh3_64_intdigest(text if whole is None else whole[1])
     return value - 2**64 if value >= 2**63 else value
 
@@ -31,12 +31,12 @@ MISSING_ID = hash_text(b"")
 """The id of a missing value in a single-valued column: one more category."""
 
 
-def hash_texts(texts_N: pa.Array, *, spelled: bool = False, spellings: Spellings | None = None) -> Ints:
+def hash_texts(texts_N: pa.Array, *, spellings: Spellings | None = None) -> Ints:
     """The ids of an Arrow array of texts or bytes, as of `hash_text`; null becomes MISSING_ID. Each distinct text is
     hashed once, and shown to `spellings`."""
     coded = pc.dictionary_encode(texts_N, null_encoding="mask")
     distinct = coded.dictionary
-    if not spelled and pc.any(pc.match_substring(distinct, ".0")).as_py():
+    if pc.any(pc.match_substring(distinct, ".0")).as_py():
         distinct = pc.replace_substring_regex(distinct, f"^{_WHOLE_FLOAT.pattern.decode()}$", r"\1")
     if spellings is not None:
         spellings.add(distinct)

@@ -66,7 +66,6 @@ class _Csv(Settings):
     form: Literal["csv"]
     delimiter: Delimiter
     columns: list[str] | None
-    quoted: bool = True  # of models of before `quote`
     quote: Mark = '"'
     escape: Mark = None
     decimal: Literal[".", ","] = "."
@@ -83,8 +82,8 @@ class _StoredLayout(Settings):
 
     model_config = ConfigDict(extra="ignore")  # of a later version
 
-    form: int = Field(1, ge=1, le=LATEST)
-    rules: int = Field(FORM, ge=1, le=FORM)  # of form 3
+    form: int = Field(ge=FORM, le=LATEST)
+    rules: int = Field(FORM, ge=FORM, le=FORM)  # of form 3
     label: LabelColumn | None = None
     labels: list[TaskColumn] = Field(default_factory=list)
     dense: list[DenseColumn]
@@ -92,7 +91,7 @@ class _StoredLayout(Settings):
     scale: Scaling
     missing: list[str]
     time_format: list[str] = Field(default_factory=list)
-    weight: ColumnName | None = None  # missing = of a version that did not keep it
+    weight: ColumnName | None = None
     sequences: dict[ColumnName, SequenceConfig] = Field(default_factory=dict)
 
     @model_validator(mode="after")
@@ -114,8 +113,7 @@ class _StoredLayout(Settings):
         """What is stored."""
         columns = self.targets, tuple(self.dense), tuple(self.sparse)
         more: dict[str, Any] = {"sequences": self.sequences, "time_format": tuple(self.time_format)}
-        form = self.rules if self.form == LATEST else self.form
-        return ColumnLayout(*columns, self.scale, tuple(self.missing), self.weight, form=form, **more)
+        return ColumnLayout(*columns, self.scale, tuple(self.missing), self.weight, **more)
 
     @property
     def targets(self) -> tuple[LabelColumn | TaskColumn, ...]:
@@ -178,7 +176,7 @@ class Inputs:
         tasks = [label.model_dump() for label in layout.tasks]
         label = None if tasks or not layout.labels else layout.labels[0].model_dump()
         return {
-            **({"form": LATEST, "rules": layout.form} if later else {"form": layout.form}),
+            **({"form": LATEST, "rules": FORM} if later else {"form": FORM}),
             **({"labels": tasks} if tasks else {"label": label}),
             "dense": [column.model_dump() for column in layout.dense],
             "sparse": [column.model_dump() for column in layout.sparse],

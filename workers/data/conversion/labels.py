@@ -99,7 +99,7 @@ def _decoded(column: Column, label: AnyLabel, rules: ReadingRules) -> _Decoded:
         return _Decoded(_within(label.positive, numbers_N).astype(np.uint8), np.isnan(numbers_N))
     if label.positive is not None:
         positive = listed(label)
-        numbers, point = numbers_of(positive, column.decimal) if rules.form > 1 else [], column.decimal
+        numbers, point = numbers_of(positive, column.decimal), column.decimal
         missing = tuple(m for m in rules.missing if m not in positive and number_of(m.encode(), point) not in numbers)
         return _positives(column, positive, replace(rules, missing=missing))
     if label.kind == "number":
@@ -141,7 +141,7 @@ class Absent:
     seen: defaultdict[str, dict[str, None]] = field(default_factory=lambda: defaultdict(dict))
 
     def __post_init__(self) -> None:
-        self.values = {label.column: list(listed(label)) for label in self.labels if self.rules.form > 1}
+        self.values = {label.column: list(listed(label)) for label in self.labels}
 
     def see(self, chunk: Chunk) -> None:
         """Takes in the rows of a chunk."""
@@ -206,8 +206,7 @@ def _positives(column: Column, positive: Sequence[str], rules: ReadingRules) -> 
         return _Decoded(np.isin(numbers_N, numbers).astype(np.uint8), np.isnan(numbers_N))
     texts = label_texts(column, rules)
     positive_N = np.array(pc.is_in(texts, value_set=pa.array(positive, texts.type)))
-    if rules.form > 1:
-        positive_N |= np.array(equal_to(texts, numbers, column.decimal))
+    positive_N |= np.array(equal_to(texts, numbers, column.decimal))
     return _Decoded(positive_N.astype(np.uint8), np.array(texts.is_null()))
 
 

@@ -38,14 +38,13 @@ class ColumnLayout:
     missing: tuple[str, ...]
     weight: str | None = None
     time: str | None = None
-    form: int = FORM
     sequences: Mapping[str, SequenceConfig] = field(default_factory=dict)
     time_format: tuple[str, ...] = ()
 
     @property
     def rules(self) -> ReadingRules:
         """How values are read, the same for all columns."""
-        return ReadingRules(self.missing, self.form, self.time_format)
+        return ReadingRules(self.missing, self.time_format)
 
     @property
     def schema(self) -> Schema:
@@ -220,7 +219,6 @@ class PriorFit:
     """What an earlier model's training rows have decided, by column: the same columns of a job that continues it are
     read so. `features`: all columns of ids."""
 
-    form: int
     features: frozenset[str]
     lists: frozenset[str]
     brackets: frozenset[str]
@@ -234,7 +232,7 @@ class PriorFit:
         numbers = zip(names, fitted.origins, t.fill_I, t.shift_I, t.factor_I, strict=True)
         scales = {name: PriorScale(name in fitted.times, *map(float, each)) for name, *each in numbers}
         lists = fitted.lists.union(*(group.columns for group in layout.sequences.values()))
-        return cls(layout.form, layout.categories, lists, fitted.brackets, fitted.kinds, scales)
+        return cls(layout.categories, lists, fitted.brackets, fitted.kinds, scales)
 
     def of_columns(self, *names: str) -> list[Any]:
         """What is decided of columns, but their scaling."""
@@ -251,10 +249,10 @@ class PriorFit:
         features = self.features & other.features
         kinds = {name: self.kinds.get(name) for name in features}
         dense = {name: self.dense[name] for name in self.dense.keys() & other.dense.keys()}
-        return self.form, self.lists & features, self.brackets & features, kinds, dense
+        return self.lists & features, self.brackets & features, kinds, dense
 
     def to_json(self) -> list[Any]:
         """JSON types, equal for equal decisions."""
         dense = {name: astuple(scale) for name, scale in sorted(self.dense.items())}
         names = [sorted(each) for each in (self.features, self.lists, self.brackets)]
-        return [self.form, *names, dict(sorted(self.kinds.items())), dense]
+        return [FORM, *names, dict(sorted(self.kinds.items())), dense]

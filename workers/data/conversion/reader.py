@@ -56,7 +56,7 @@ class RowReader:
         self._brackets = {} if prior is None else {n: n in prior.brackets for n in prior.lists if n in names}
         self._time_counts: bool | None = None
         self._fitted = fitted
-        self._spellings = {c.column: Spellings() for c in layout.sparse} if fitted is None and layout.form > 1 else {}
+        self._spellings = {c.column: Spellings() for c in layout.sparse} if fitted is None else {}
         self._teaching = Teaching() if fitted is None else None
 
     def fitted(self) -> Fitted:
@@ -136,7 +136,7 @@ class RowReader:
         """The ids of a column of one value a row, or of the entries of lists, as its kind in the first rows says; and
         which of them are no pads, in whose place is a missing value."""
         kind = self._kinds.get(column.name)
-        if kind is None and (own := kind_of(column.values, self.rules)) is not None:
+        if kind is None and (own := kind_of(column.values)) is not None:
             sharing = self.layout.sharing.get(column.name, ())
             kind = self._kinds[column.name] = next((self._kinds[name] for name in sharing if name in self._kinds), own)
         ids_V = decode_ids(column, kind, self.rules, self._spellings.get(column.name))

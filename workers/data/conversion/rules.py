@@ -14,20 +14,19 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 
 FORM = 2
+"""The number of these rules in stored inputs."""
 COMMA_NUMBER = re.compile(rb"[+-]?([0-9]+|[0-9]{1,3}(\.[0-9]{3})+),[0-9]+")
 
 
 @dataclass(frozen=True)
 class ReadingRules:
-    """`missing`: values that mean a missing one. `form`: 2, or 1 for models of before form 2. `time_format`: forms
-    of times that are texts.
+    """`missing`: values that mean a missing one. `time_format`: forms of times that are texts.
 
-    Form 2 compares numbers by value, reads the category `1322.0` as `1322`, and reads times in seconds, or in
-    microseconds where they are categories. Form 1 compares spellings, and reads times in the unit of their column.
+    Numbers are compared by value, the category `1322.0` is `1322`, and times are read in seconds, or in microseconds
+    where they are categories.
     """
 
     missing: tuple[str, ...] = ()
-    form: int = FORM
     time_format: tuple[str, ...] = ()
 
     @property
@@ -40,7 +39,7 @@ class ReadingRules:
         values = clean_texts(values)
         if self.missing:
             marked = pc.is_in(values, value_set=pa.array(self.missing, values.type))
-            if self.form > 1 and self.marks:
+            if self.marks:
                 marked = pc.or_(marked, equal_to(values, self.marks))
             values = pc.if_else(marked, None, values)
         return values

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +99,6 @@ def _arrays(config: DataConfig, part: Any) -> Mapping[str, Any]:
 def _convert(config: DataConfig, parts: list[Mapping[str, Any]], seed: int) -> Data:
     prior = prior_fit(config)
     layout = _layout(config, parts[0])
-    layout = layout if prior is None else replace(layout, form=prior.form)
     chunks, record = [_chunk(config, part) for part in parts], config.held_out(seed)
     split = None if record is None else Split(record, layout)
     converter = Converter(layout, None, prior, split)

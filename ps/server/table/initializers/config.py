@@ -18,7 +18,7 @@ INITIALIZERS: dict[str, Plug[tuple[set[str], ...], int]] = by_name(
     Plug("normal", (set(), {"scale"}, {"std"}, {"mean", "std"}), f"{_KERNELS}:NORMAL", (_KERNELS,)),
     Plug("constant", ({"value"},), f"{_KERNELS}:CONSTANT", (_KERNELS,)),
     Plug("file", ({"path"}, {"path", "scale"}, {"path", "low", "high"}), f"{_KERNELS}:UNIFORM", (_KERNELS,)),
-    Plug("zeros", (set(), {"scale"}), f"{_KERNELS}:CONSTANT", (_KERNELS,)),  # earlier versions wrote a scale beside it
+    Plug("zeros", (set(),), f"{_KERNELS}:CONSTANT", (_KERNELS,)),
 )
 """The `config` of an initializer: the keys that may be set together. The code is its number in the kernel."""
 
@@ -49,7 +49,7 @@ class InitConfig(Named):
     value: float | None = Field(None, ge=-1e6, le=1e6)
     """constant: the value of every element."""
     path: FilePath | None = Field(None, min_length=1)
-    """file: a .parquet, .npy or .safetensors file of ids and rows, as `shardkeep tables export` writes it; relative to
+    """file: a .parquet or .npy file of ids and rows, as `shardkeep tables export` writes it; relative to
     this file."""
 
     @model_validator(mode="after")
@@ -59,7 +59,7 @@ class InitConfig(Named):
         if set_keys.keys() not in keys:
             texts = (f"{key}: {_shown(value)}" for key, value in set_keys.items())
             shown = ", ".join(texts) or "no other key"
-            allowed = ", or ".join(" and ".join(sorted(some)) for some in keys if some)
+            allowed = ", or ".join(" and ".join(sorted(some)) for some in keys if some) or "no other key"
             raise ValueError(f"{shown} with name: {name}; allowed: {allowed}")
         if self.low is not None and self.high is not None and self.low >= self.high:
             raise ValueError(f"low: {self.low:g}, high: {self.high:g}; allowed: low below high")

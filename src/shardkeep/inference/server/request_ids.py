@@ -249,18 +249,17 @@ class _Texts:
 
     def __init__(self, rules: ReadingRules) -> None:
         self._missing = frozenset(text.encode() for text in rules.missing)
-        self._marks = rules.marks if rules.form > 1 else []
-        self._hash = partial(hash_text, spelled=rules.form == 1)
+        self._marks = rules.marks
 
     def id(self, text: bytes) -> int:
         """The id of a field of one text."""
         found = self._present(text)
-        return MISSING_ID if found is None else self._hash(found)
+        return MISSING_ID if found is None else hash_text(found)
 
     def ids(self, text: bytes, separator: str | None) -> tuple[int, ...]:
         """The ids of a field of several texts, without the missing ones."""
         entries = self.entries(text, separator)
-        return tuple(self._hash(entry) for each in entries if (entry := self._present(each)) is not None)
+        return tuple(hash_text(entry) for each in entries if (entry := self._present(each)) is not None)
 
     def entries(self, text: bytes, separator: str | None) -> list[bytes]:
         """The texts in a field of several."""

@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from shardkeep.base.machine.process_title import show_command
 from shardkeep.base.machine.topology import usable_cores
 from shardkeep.config.affinity import pin
 from shardkeep.launch.processes.children import SHARDKEEP
@@ -43,10 +42,8 @@ def become(
             os.close(descriptor)
         if not os.read(0, 1):
             os._exit(1)  # the launcher does not know this process
-        command = [*SHARDKEEP, *request["arguments"]]
-        show_command(command)
         _settle(request)
-        sys.argv = command[2:]
+        sys.argv = [SHARDKEEP[-1], *request["arguments"]]
         module, _, function = request["main"].partition(":")
         getattr(importlib.import_module(module), function)()
         code = 0

@@ -10,6 +10,7 @@ from itertools import pairwise, takewhile
 from shardkeep.page.sections import recoveries
 from shardkeep.page.warnings.warning import Level, Sight, Warning, one, several, span
 from shardkeep.records.events import EventMember
+from shardkeep.records.telemetry import near_memory_limit
 
 NO_STEP_S = 60.0
 SILENT_S = 15.0
@@ -18,7 +19,6 @@ SILENT_RECORDS = 4
 CHECKPOINT_S, CHECKPOINT_PERIODS = 600.0, 2.0
 """A checkpoint is old after so many seconds, and so many of its periods."""
 UNKNOWN_PERIOD_S = 1800.0
-MEMORY_SHARE = 0.9
 RESTART_S = 600.0
 RECOVERIES_PER_HOUR = 3
 
@@ -128,14 +128,10 @@ def _reason(died: Sequence[EventMember]) -> str:
 
 def memory(sight: Sight) -> list[Warning]:
     """Processes near the limit of their memory."""
-    near = []
-    for (role, index), record in sorted(sight.records.counts.newest.items()):
-        used, limit = record.rss_bytes, record.limit_bytes
-        if used and limit and used > MEMORY_SHARE * limit:
-            near.append((used / limit, f"{role} {index}"))
+    near = near_memory_limit(record for _, record in sorted(sight.records.counts.newest.items()))
     if not near or not sight.running:
         return []
-    names = several([name for _, name in near], "process", "processes")
+    names = several([name for name, _ in near], "process", "processes")
     use = "uses {} % of its memory limit" if len(near) == 1 else "use up to {} % of their memory limits"
-    text = f"{names} {use.format(f'{100 * max(near)[0]:.0f}')}"
+    text = f"{names} {use.format(f'{100 * max(share for _, share in near):.0f}')}"
     return [Warning("bad", text, "Add servers, evict rows, or store rows in fewer bits.", "members")]

@@ -3,12 +3,13 @@
 They become rows of the run's checkpoint of step 0 (warm_start.py), with new optimizer state. The files are not read
 again: a server that is replaced, a resume and every reader of the model take the rows from checkpoints.
 """
-# N = rows, D = embedding dim
+# N = rows or samples, D = embedding dim
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,10 @@ from shardkeep.row_files.registry import form_of, open_rows
 if TYPE_CHECKING:
     from shardkeep.ps.server.snapshot.start_rows import StartRows
     from shardkeep.workers.data.samples import Dataset
+
+MAX_SAMPLES, MAX_CHUNKS = 1 << 20, 16
+BLOCK = 1 << 14
+"""Samples that are read at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,15 +54,21 @@ class Pretrained:
         return f"{self.file.rows:,} rows of table {self.spec.name} from {self.file.path}"
 
     def matched(self, dataset: Dataset) -> str:
-        """One line for the user, with the number of ids that the training data have. Raises DataError if the file has
-        numbers and the data texts, or the reverse, and if the file is damaged."""
+        """One line for the user, with the number of ids that the training data have. Raises DataError if the file is
+        damaged. Looks at samples spread over the data and at the first rows of the file, so that it takes seconds."""
+        from shardkeep.workers.data.samples import gathered
+
         if not self.file.rows:
             return self.text()
-        from shardkeep.run.origin.id_matches import id_matches
-
-        matches = id_matches(self.file, self.spec.name, dataset)
-        matches.check(self._source)
-        return f"{'' if matches.known else 'warning: '}{self.text()}; {matches.text()}"
+        names = [feature.name for feature in dataset.schema.looked_up if feature.table == self.spec.name]
+        samples_N = np.arange(0, len(dataset), -(-len(dataset) // MAX_SAMPLES) or 1)
+        blocks = (gathered(dataset, samples_N[at : at + BLOCK]).ids for at in range(0, samples_N.size, BLOCK))
+        parts = (np.unique(ids[name].values_N) for ids in blocks for name in names)
+        known = np.unique(np.concatenate([np.empty(0, np.int64), *parts]))
+        found = [np.isin(ids_N, known) for ids_N, _ in islice(self.file.chunks(), MAX_CHUNKS)]
+        matches, rows = sum(int(chunk.sum()) for chunk in found), sum(chunk.size for chunk in found)
+        where = "the training data" if samples_N.size == len(dataset) else f"{samples_N.size:,} training samples"
+        return f"{'' if matches else 'warning: '}{self.text()}; {matches:,} of {rows:,} ids are in {where}"
 
     def start(self) -> StartRows:
         """The rows as the writer of snapshots takes them."""
