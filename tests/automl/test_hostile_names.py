@@ -61,8 +61,8 @@ def test_init_writes_a_job_of_the_columns_and_shows_what_it_saw() -> None:
     assert [[each.column for each in group] for group in (config.data.dense, config.data.sparse)] == [
         [name for name, use in OTHERS.items() if use == one] for one in ("dense", "sparse")
     ]
-    told = run("init", "a.parquet", "--label", HOSTILE, "--out", "b.yaml", code=2)
-    value = re.search(r"--set '?(data\.label\.positive=.*\])", told)
+    refusal = run("init", "a.parquet", "--label", HOSTILE, "--out", "b.yaml", code=2)
+    value = re.search(r"--set '?(data\.label\.positive=.*\])", refusal)
     assert value and read_yaml(value[1].partition("=")[2].replace("'\"'\"'", "'"))[0].startswith(HOSTILE)
 
 

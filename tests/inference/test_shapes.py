@@ -1,4 +1,4 @@
-"""Models of vectors, of partitions and of a source of one's own: every entrance takes what training took, with the same
+"""Models of vectors, of partitions and of your own source: every entrance takes what training took, with the same
 scores."""
 
 from __future__ import annotations

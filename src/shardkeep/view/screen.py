@@ -158,8 +158,8 @@ class Screen:
             self._bar = Bars(*columns, *times, console=self._console, transient=True)
             self._task = self._bar.add_task(name, total=total, text="", numbers=numbers, left_s=left_s)
             self._bar.start()
-        told: dict[str, Any] = {"text": printable(text), "numbers": numbers, "left_s": left_s}
-        self._bar.update(self._task, description=name, completed=done, total=total, **told)
+        fields: dict[str, Any] = {"text": printable(text), "numbers": numbers, "left_s": left_s}
+        self._bar.update(self._task, description=name, completed=done, total=total, **fields)
 
 
 class _Elapsed(TimeElapsedColumn):

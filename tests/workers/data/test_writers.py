@@ -106,7 +106,7 @@ def shown(dataset: Dataset) -> Any:
 
 
 def given(split: str, part: Any) -> Any:
-    """A source of one's own."""
+    """Your own source."""
     return part if split == "train" else None
 
 

@@ -175,7 +175,7 @@ class Converter:
     @property
     def absent(self) -> dict[str, str]:
         """Values that mean 1, and that no row has had yet, with what their column holds."""
-        return self._absent.told()
+        return self._absent.described()
 
     @property
     def fitted(self) -> Fitted:

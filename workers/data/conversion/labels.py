@@ -24,7 +24,7 @@ from shardkeep.workers.data_config import LabelColumn, TaskColumn, Threshold
 
 LabelValues = NDArray[np.uint8] | NDArray[np.float32]
 AnyLabel = LabelColumn | TaskColumn
-MOST_SHOWN = 10
+MAX_SHOWN = 10
 """Values of a column in a message."""
 _SKIPS = "skip leaves such rows out"
 
@@ -152,7 +152,7 @@ class Absent:
             if self.values[name]:
                 add_distinct(self.seen[name], column)
 
-    def told(self) -> dict[str, str]:
+    def described(self) -> dict[str, str]:
         """The values, of several labels behind their label's name, and what the label's column holds."""
         several = len(self.labels) > 1
         return {
@@ -164,10 +164,10 @@ class Absent:
 
 def add_distinct(seen: dict[str, None], column: Column) -> None:
     """Adds the first few distinct texts of a column, for a message."""
-    if len(seen) < MOST_SHOWN:
+    if len(seen) < MAX_SHOWN:
         texts = pc.unique(label_texts(column, ReadingRules()).slice(0, 10_000)).cast(pa.large_binary()).to_pylist()
         shown = ("None" if text is None else text.decode("utf-8", "replace") for text in texts)
-        seen |= dict.fromkeys(itertools.islice(shown, MOST_SHOWN - len(seen)))
+        seen |= dict.fromkeys(itertools.islice(shown, MAX_SHOWN - len(seen)))
 
 
 def check_matched(absent: Mapping[str, str], where: str, labels: Sequence[AnyLabel]) -> None:
