@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 
 from shardkeep.base.config.schedule import ScheduleConfig
 from shardkeep.base.errors import ConfigError
-from shardkeep.config import JobConfig, load_config, parse_config
+from shardkeep.config import JobConfig, load_config, parse_config, stored_config
 from shardkeep.ps.server.table.optimizers.adam import AdamConfig
 from shardkeep.ps.server.table.optimizers.rowwise_adagrad import RowwiseAdagradConfig
 from shardkeep.ps.server.table.optimizers.sgd import SgdConfig
@@ -193,3 +194,28 @@ def test_thousands_of_problems_take_no_longer_than_reading_them() -> None:
     with pytest.raises(ConfigError, match=r"and 1981 more problems$"):
         parse_config(text, ["train.epochs=0"])
     assert time.process_time() - began < 3.0
+
+
+def test_a_setting_without_effect_is_refused_where_a_person_gave_it(tmp_path: Path) -> None:
+    """An override may switch off what the file has; what a run stores has been judged."""
+    text, off = "checkpoint: {keep: 4}\n", "checkpoint.every_steps=off"
+    (tmp_path / "config.yaml").write_text(text + "tower: {compile: off, mode: max-autotune}\n")
+    assert parse_config(text, [off]).checkpoint.keep == 4
+    assert stored_config(tmp_path, [off]).checkpoint.keep == 4
+    for refused, at in (
+        (
+            lambda: parse_config("", [off, "checkpoint.keep=2"]),
+            "--set checkpoint.keep=2: checkpoint.keep: has no effect",
+        ),
+        (lambda: parse_config(text, [off, "checkpoint={every_steps: off, keep: 4}"]), "--set checkpoint={"),
+        (lambda: parse_config(text + "  # off\n", ["checkpoint.dir=c", off]), "--set checkpoint.dir=c: checkpoint.dir"),
+        (lambda: parse_config(text + "eval: {test: false}", [off]), "config: eval.test: has no effect with no test"),
+        (
+            lambda: stored_config(tmp_path, ["telemetry.every_s=off", "telemetry.max_bytes=9999999"]),
+            "--set telemetry.m",
+        ),
+        (lambda: load_config(tmp_path / "config.yaml"), "config.yaml: tower.mode: has no effect"),
+    ):
+        with pytest.raises(ConfigError, match=re.escape(at)) as caught:
+            refused()
+        assert len(str(caught.value).splitlines()) == 1

@@ -135,7 +135,9 @@ def test_the_error_of_the_job_comes_before_one_of_on_end_and_a_mistake_in_the_co
     assert notes.of("on_end")[0].status == "failed" and "no_such_module" in notes.of("on_end")[0].message
     with pytest.raises(UserError, match="no_such"):
         train(
-            tmp_path / "none", uncalled, data={"source": "csv", "train": ["no_such.csv"], "label": "a", "dense": ["b"]}
+            tmp_path / "none",
+            uncalled,
+            data={"train": ["no_such.csv"], "label": "a", "dense": ["b"], "eval_fraction": 0.1},
         )
     assert uncalled.calls == []
 

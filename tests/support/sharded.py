@@ -138,7 +138,7 @@ def states(rank: Rank) -> Any:
         train(other, SPLITS, first=3, steps=2)
     found["after"] = [whole_values(other) for other in (tower, *others.values())]
     narrow = joined(collective, "fsdp", model=wide_model(5, norm="batch"))
-    found["new"], found["adopted"] = adopt_tower(narrow, saved), whole_values(narrow)
+    found["new"], found["adopted"] = adopt_tower(narrow, saved, None), whole_values(narrow)
     alone = tower_of(model=wide_model(7, norm="batch"))
     load_tower(alone, saved)
     found["alone"] = whole_values(alone)

@@ -21,7 +21,7 @@ from shardkeep.base.machine.limits import limit_bytes
 from shardkeep.base.machine.topology import usable_cores
 from shardkeep.base.printable import printable
 from shardkeep.base.yaml_text import write_yaml
-from shardkeep.config import JobConfig, fitted_to, parse_config
+from shardkeep.config import JobConfig, fitted_to, parse_config, unused
 from shardkeep.config.overrides import Override, overridden
 from shardkeep.config.paths import below_shell
 from shardkeep.workers.data.conversion.chunk import Chunk, plain
@@ -157,12 +157,12 @@ class Plan:
         for part in ("eval", "test"):
             if isinstance(entries := settings["data"].get(part), list):
                 settings["data"][part] = [_from(folder, entry) for entry in entries]
-        split = settings["data"].get("split")
-        by = split.get("by") if isinstance(split, Mapping) else split
-        if by != "time" and ("data", "time") not in given:
-            settings["data"].pop("time", None)  # has no effect then
-            if not any(role.facts.formats for role in self.roles if role.use == "dense"):
-                settings["data"].pop("time_format", None)
+        for path in unused(parse_config(write_yaml(settings), folder=folder, judged="nothing")):
+            group, _, key = path.partition(".")
+            if (group, key) not in given:
+                settings[group].pop(key, None)
+        if "time" not in settings["data"] and not any(r.facts.formats for r in self.roles if r.use == "dense"):
+            settings["data"].pop("time_format", None)
         return settings, {keys: note for keys, note in notes.items() if keys not in given}
 
     def _columns(self, notes: dict[Keys, str]) -> dict[str, Any]:
@@ -212,7 +212,7 @@ def plan_of(entries: Sequence[str], *, label: str | None, overrides: Sequence[st
     source = {"source": "parquet" if paths[0].suffix.lower() in PARQUET else "csv"}
     target = {} if label is None else {"label": label}
     text = write_yaml({"data": {**source, **target, "train": list(map(str, paths))}})
-    job = parse_config(text, overrides, origin=str(paths[0]))
+    job = parse_config(text, overrides, origin=str(paths[0]), judged="nothing")
     config, numbers = job.data, job.train.loss.of_numbers
     reading: dict[str, Any] = {} if all(map(data_suffix, entries)) else source
     if config.source == "csv":

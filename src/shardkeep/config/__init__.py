@@ -30,6 +30,9 @@ from shardkeep.config.reading import (
     parse_config as parse_config,
     stored_config as stored_config,
 )
+from shardkeep.config.rules import (
+    unused as unused,
+)
 from shardkeep.config.web import (
     WebConfig as WebConfig,
 )

@@ -26,7 +26,6 @@ from shardkeep.config.rules import (
     check_compression,
     check_labels,
     check_ranks,
-    check_used,
     evaluated_of,
     with_kinds,
     with_number_label,
@@ -239,11 +238,6 @@ class JobConfig(Settings):
             raise ValueError(
                 "telemetry.every_s: off with web.metrics, whose targets come with the records; allowed: above 0"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _settings_are_used(self) -> JobConfig:
-        check_used(self)
         return self
 
     @model_validator(mode="after")

@@ -66,10 +66,14 @@ def blamed(problem: Problem, overrides: Sequence[Override]) -> str:
     return " ".join(str(one) for one in [o for o in overrides if _concerns(o, problem)] or overrides)
 
 
-def _concerns(override: Override, problem: Problem) -> bool:
+def is_at(override: Override, problem: Problem) -> bool:
+    """Whether an override sets the key of a problem, or one above or below it."""
     shared = zip(override.keys, problem.keys, strict=False)
-    at_its_key = bool(problem.keys) and all(one == other for one, other in shared)
-    return at_its_key or re.search(rf"\b{re.escape('.'.join(override.keys))}\b", problem.text) is not None
+    return bool(problem.keys) and all(one == other for one, other in shared)
+
+
+def _concerns(override: Override, problem: Problem) -> bool:
+    return is_at(override, problem) or re.search(rf"\b{re.escape('.'.join(override.keys))}\b", problem.text) is not None
 
 
 def _flag(text: str) -> str:

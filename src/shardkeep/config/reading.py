@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import ValidationError
 
@@ -12,30 +12,40 @@ from shardkeep.base.errors import ConfigError
 from shardkeep.base.logs.log import EventLog
 from shardkeep.base.yaml_text import YamlError, read_text, read_yaml
 from shardkeep.config.job import JobConfig
-from shardkeep.config.overrides import Override, blamed, copied, overridden
+from shardkeep.config.overrides import Override, blamed, copied, is_at, overridden
 from shardkeep.config.paths import anchored, below_shell
 from shardkeep.config.problems import MOST_LINES, Problem, lines, problems_of, shown
 from shardkeep.config.retrieval import loss_fits
+from shardkeep.config.rules import unused
 from shardkeep.workers.model_config import MODELS, keys_of
 
 _log = EventLog("config")
+Judged = Literal["all", "overrides", "nothing"]
+"""Which settings are refused where they have no effect: `overrides` for a config that nobody wrote by hand."""
 
 
-def load_config(path: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> JobConfig:
+def load_config(
+    path: str | Path | Mapping[str, Any], overrides: Sequence[str] = (), *, judged: Judged = "all"
+) -> JobConfig:
     """Reads a YAML file and applies `a.b=value` overrides. A relative path in the file is relative to the file's folder
     (`data.train`, `eval`, `test` and `cache`: to `data.root`); one in an override is relative to the current folder.
 
-    `path`: or what such a file in the current folder would hold. Raises ConfigError: a line for each problem, with the
-    key, its value and what is allowed.
+    Args:
+        path: Or what such a file in the current folder would hold.
+        judged: Which settings are refused where they have no effect. An override may always switch off what the file
+            sets.
+
+    Raises ConfigError: a line for each problem, with the key, its value and what is allowed.
     """
     if isinstance(path, Mapping):
-        return _config_of(copied(path), overrides, origin="config", folder=Path.cwd())
-    return parse_config(_text_of(path), overrides, origin=str(path), folder=Path(path).resolve().parent)
+        return _config_of(copied(path), overrides, origin="config", folder=Path.cwd(), judged=judged)
+    folder = Path(path).resolve().parent
+    return parse_config(_text_of(path), overrides, origin=str(path), folder=folder, judged=judged)
 
 
 def stored_config(run: Path, overrides: Sequence[str] = ()) -> JobConfig:
-    """The config of a run folder; else as `load_config`."""
-    return load_config(run / "config.yaml", overrides)
+    """The config of a run folder, as `load_config`."""
+    return load_config(run / "config.yaml", overrides, judged="overrides")
 
 
 def _text_of(path: str | Path) -> str:
@@ -48,13 +58,20 @@ def _text_of(path: str | Path) -> str:
 
 
 def parse_config(
-    text: str, overrides: Sequence[str] = (), *, origin: str = "config", folder: Path | None = None
+    text: str,
+    overrides: Sequence[str] = (),
+    *,
+    origin: str = "config",
+    folder: Path | None = None,
+    judged: Judged = "all",
 ) -> JobConfig:
     """`load_config` for a text that is in `folder`; None = relative paths stay as they are."""
-    return _config_of(_settings_of(text, origin), overrides, origin=origin, folder=folder)
+    return _config_of(_settings_of(text, origin), overrides, origin=origin, folder=folder, judged=judged)
 
 
-def _config_of(raw: dict[str, Any], overrides: Sequence[str], *, origin: str, folder: Path | None) -> JobConfig:
+def _config_of(
+    raw: dict[str, Any], overrides: Sequence[str], *, origin: str, folder: Path | None, judged: Judged
+) -> JobConfig:
     if folder is not None:
         raw = anchored(raw, folder, JobConfig)
     settings = [Override.parse(override) for override in overrides]
@@ -66,15 +83,15 @@ def _config_of(raw: dict[str, Any], overrides: Sequence[str], *, origin: str, fo
     if not raw and not settings:
         raise ConfigError(f"{origin}: is empty; a job needs data, as in data: {{train: [clicks.csv], label: clicked}}")
 
-    of_file: set[Problem] = set()
-    try:
-        return _validated(overridden(base, settings, JobConfig), folder)
-    except ValidationError as error:
-        found = problems_of(error, JobConfig)
-    try:
-        _validated(raw, folder)
-    except ValidationError as error:
-        of_file = set(problems_of(error, JobConfig))
+    job, found = _judged(overridden(base, settings, JobConfig), folder)
+    if job is not None and (judged == "nothing" or not found):
+        return job
+    alone, of_file = _judged(raw, folder)
+    if job is not None:  # an override may switch off what the file has
+        kept = () if judged == "overrides" else found if alone is None else of_file
+        found = [each for each in found if each in kept or any(is_at(one, each) for one in settings)]
+        if not found:
+            return job
     told = [
         f"{origin if i >= MOST_LINES or problem in of_file else blamed(problem, settings)}: {problem}"
         for i, problem in enumerate(found)
@@ -125,9 +142,13 @@ def _settings_of(text: str, origin: str) -> dict[str, Any]:
     return raw or {}
 
 
-def _validated(raw: dict[str, Any], folder: Path | None) -> JobConfig:
-    """The config of a text in `folder`, overrides included. Raises ValidationError."""
+def _judged(raw: dict[str, Any], folder: Path | None) -> tuple[JobConfig | None, list[Problem]]:
+    """The config of a text in `folder`, overrides included, None where it is wrong; and what is wrong, or unused."""
     if folder is not None:
         data = {} if raw.get("data") is None else raw["data"]
         raw = {**raw, "data": {"root": str(folder.resolve()), **data} if isinstance(data, dict) else data}
-    return JobConfig.model_validate(raw)
+    try:
+        job = JobConfig.model_validate(raw)
+    except ValidationError as error:
+        return None, problems_of(error, JobConfig)
+    return job, [Problem(tuple(path.split(".")), text) for path, text in unused(job).items()]

@@ -126,13 +126,15 @@ _UNUSED: tuple[tuple[str, Callable[[JobConfig], bool], str, str], ...] = (
 """Settings that some jobs do not use: whether a job does, what it has instead, and what is allowed."""
 
 
-def check_used(job: JobConfig) -> None:
-    """Raises ValueError for a setting that has another value than its default and no effect in this job."""
+def unused(job: JobConfig) -> dict[str, str]:
+    """Settings that have another value than their default and no effect in this job: why, and what is allowed."""
+    found = {}
     for path, used, instead, allowed in _UNUSED:
         group, _, key = path.partition(".")
         value, default = getattr(getattr(job, group), key), getattr(type(getattr(job, group))(), key)
         if value != default and not used(job):
-            raise ValueError(f"{path}: has no effect with {instead.format(job)}; allowed: {allowed}")
+            found[path] = f"has no effect with {instead.format(job)}; allowed: {allowed}"
+    return found
 
 
 def check_ranks(model: str, asked: Sequence[str]) -> None:

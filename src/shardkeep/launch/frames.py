@@ -37,7 +37,7 @@ def with_frames(config: JobConfig, frames: Frames, run_dir: Path) -> JobConfig:
     tables = {name: stored_table(frame, f"{name}=") for name, frame in given.items()}
     paths = {name: (run_dir / "data" / f"{name}.parquet").absolute() for name in given}
     files = ["data.source=parquet", *(f"data.{name}={json.dumps([str(path)])}" for name, path in paths.items())]
-    job = load_config(config.model_dump(mode="json", exclude_unset=True), files)
+    job = load_config(config.model_dump(mode="json", exclude_unset=True), files, judged="nothing")
 
     import pyarrow.parquet as pq  # type: ignore[import-untyped]
 

@@ -117,7 +117,7 @@ class Membership:
             raise
 
     def _enter(self) -> JobConfig:
-        config = parse_config(self._registered(), origin="the coordinator's config")
+        config = parse_config(self._registered(), origin="the coordinator's config", judged="nothing")
         recovery, form_s = config.recovery, config.liveness.form_timeout_s
         patience_s = max(form_s, recovery.replace_timeout_s) if recovery.restarts else None
         self._control.start_heartbeats(patience_s=patience_s, members=config.servers + config.workers)

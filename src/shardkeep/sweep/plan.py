@@ -14,7 +14,7 @@ from shardkeep.base.errors import ConfigError
 from shardkeep.base.settings import Settings
 from shardkeep.base.yaml_text import YamlError, read_text, read_yaml, write_yaml
 from shardkeep.compression.recipes import BASELINES, RECIPES
-from shardkeep.config import JobConfig, load_config, of_model, parse_config
+from shardkeep.config import JobConfig, load_config, of_model, parse_config, unused
 from shardkeep.config.overrides import copied, flat, merged
 from shardkeep.config.paths import anchored
 from shardkeep.config.problems import explain, shown
@@ -164,7 +164,7 @@ def _base(sweep: SweepConfig, path: Path) -> tuple[Nested, Path, str]:
         job = parse_config(write_yaml(sweep.base), origin="base", folder=folder)
     above = anchored(nested(sweep.settings, "settings"), path.resolve().parent, JobConfig)
     base = merged(job.model_dump(mode="json", exclude_unset=True), above)
-    config = _validated(base, "settings")  # what every run shares is wrong once, not in each recipe
+    config = _validated(base, "settings", {})  # what every run shares is wrong once, not in each recipe
     if config.checkpoint.dir is not None:
         raise ConfigError("checkpoint.dir: all runs would share it; leave it out, each run has a folder of its own")
     return base, folder, path.stem
@@ -207,7 +207,7 @@ def _job(base: Nested, variant: Variant, folder: Path, metric: str) -> JobConfig
     model = variant.settings.get("model")
     if isinstance(model, Mapping) and "name" in model:
         base = of_model(base, model["name"])
-    config = _validated(anchored(merged(base, variant.settings), folder, JobConfig), variant.name)
+    config = _validated(anchored(merged(base, variant.settings), folder, JobConfig), variant.name, variant.settings)
     if config.data.labels or metric != "auc":
         known = [name for name in config.evaluated if name.partition("/")[0] == "auc"]
         if metric not in known:
@@ -222,11 +222,16 @@ def _job(base: Nested, variant: Variant, folder: Path, metric: str) -> JobConfig
     return config
 
 
-def _validated(raw: Nested, where: str) -> JobConfig:
+def _validated(raw: Nested, where: str, given: Mapping[str, Any]) -> JobConfig:
+    """The config of a job. Raises ConfigError where it is wrong or has no effect of a setting in `given`."""
     try:
-        return JobConfig.model_validate(raw)
+        job = JobConfig.model_validate(raw)
     except ValidationError as error:
         raise ConfigError(f"{where}: {explain(error, JobConfig)}") from error
+    for path, text in unused(job).items():
+        if any(f"{key}.".startswith(f"{path}.") for key in flat(given)):
+            raise ConfigError(f"{where}: {path}: {text}")
+    return job
 
 
 def nested(settings: Mapping[str, Any], where: str) -> Nested:

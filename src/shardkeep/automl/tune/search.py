@@ -98,7 +98,7 @@ class Search:
 
 def _difference(plan: Plan, known: Mapping[str, Any]) -> str:
     """The first fact of a search that the plan has otherwise; "" = there is none."""
-    before = load_config(known["job"])  # as the code of now reads it
+    before = load_config(known["job"], judged="nothing")  # as the code of now reads it
     jobs = [job.model_dump(mode="json") for job in (before, plan.job)]
     found = next(differences(jobs[0] | known["facts"], jobs[1] | plan.facts()), None)
     return "" if found is None else f"{found.key}={found.before!r}, now it is {found.now!r}"
