@@ -212,11 +212,12 @@ def test_deaths_lose_no_event_and_repeat_none_though_a_callback_blocks_until_the
                 return any(victim in str(record.get("text", "")) for record in records(job.folder)[before:])
 
             within(90, known, "the coordinator does not know of the death", lambda: True)
+            job.go()
         elif victim:
             job.members()[victim].kill()
 
     notes = Notes(on_progress=kill)
-    job = start({"steps": STEPS, "step_s": 0.05}, callbacks=[notes])
+    job = start({"steps": STEPS, "hold": 14}, callbacks=[notes])
     assert job.end()["steps"] == STEPS and not victims
     notes.check_order()
     assert notes.steps("on_progress") == list(range(1, STEPS + 1))
