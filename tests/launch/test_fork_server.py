@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -188,10 +189,8 @@ def test_roles_outlive_the_fork_server_whose_death_is_reported_once_and_others_a
     ],
 )
 def test_a_server_that_cannot_fork_says_why(module: str, why: str, tmp_path: Path) -> None:
-    server = fork_server(module)
-    with pytest.raises(NoFork, match=why):
-        forked(server, tmp_path / "forked.log", "exit", "0")
-    server.close()
+    with contextlib.closing(fork_server(module)) as server, pytest.raises(NoFork, match=why):
+        forked(server, tmp_path / "forked.log", "exit", "0", limit_s=LIMIT_S)
 
 
 def test_a_role_of_another_environment_is_not_forked(server: ForkServer, log: Path) -> None:
