@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 
 from shardkeep.base.machine.control_groups import cpu_quota
 from shardkeep.base.machine.topology import Cores, numbers_of, read_topology, shown, usable_cores
+from shardkeep.base.machine.versions import commit, machine
 from tests.support.cases import every
 from tests.support.control_groups import Groups
 from tests.support.machine_trees import CONTAINER, LAPTOP, NOTHING, OLD_CONTAINER, SERVER, VM, Recorded
@@ -125,3 +127,35 @@ def test_the_cores_of_this_process_are_those_of_the_system() -> None:
 def test_a_list_of_the_kernel_is_read_or_tells_nothing(text: str, numbers: set[int]) -> None:
     assert numbers_of(text) == numbers
     assert numbers_of(shown([3, 0, 1, 2, 6])) == {0, 1, 2, 3, 6} and shown([3, 0, 1, 2, 6]) == "0-3,6"
+
+
+# ---- what a summary states of the code and the machine ----
+
+
+def git(folder: Path, *arguments: str) -> str:
+    names = ("-c", "user.name=a", "-c", "user.email=a@example.org")
+    done = subprocess.run(["git", *names, "-C", str(folder), *arguments], capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+def test_the_commit_is_that_of_the_checkout_which_holds_the_code(tmp_path: Path) -> None:
+    code, installed = tmp_path / "package" / "base", tmp_path / ".venv" / "base"
+    for folder in (code, installed):
+        folder.mkdir(parents=True)
+        (folder / "versions.py").touch()
+    assert commit(code) is None  # no checkout at all
+    git(tmp_path, "init", "-q")
+    git(tmp_path, "add", "package")
+    git(tmp_path, "commit", "-q", "-m", "Add it")
+    head = git(tmp_path, "rev-parse", "HEAD")
+    commit.cache_clear()
+    assert commit(code) == head
+    (code / "versions.py").write_text("changed = True\n")
+    commit.cache_clear()
+    assert commit(code) == f"{head}-dirty"
+    assert commit(installed) is None  # an installed package inside somebody's repository
+
+
+def test_a_machine_has_a_processor_with_a_name_and_cores() -> None:
+    found = machine()
+    assert str(found["processor"]).strip() and int(found["cores"]) >= 1

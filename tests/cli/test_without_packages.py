@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from shardkeep.base.yaml_text import write_yaml
 from shardkeep.cli.main import app
 from shardkeep.sweep.plan import load_sweep
 from shardkeep.sweep.sweep import sweep
-from tests.support.builds import ROOT, dependencies
+from tests.support.builds import dependencies
 from tests.support.cases import every
 from tests.support.click_files import click_job, click_rows, write_csv
 from tests.support.cluster import Cluster, Ended
@@ -33,7 +32,6 @@ from tests.support.sweep_runs import TRAIN, write_sweep
 pytestmark = pytest.mark.waits_for_processes
 
 HIDDEN = sorted({*modules_beside({*dependencies(), "shardkeep"}), *EXTRAS, "pandas", "polars"} - {"coverage"})
-HIDE = f"from tests.support.without_packages import hide\nhide({HIDDEN!r})\nimport shardkeep"
 RIGHT = {
     "status": ("status run", 0),
     "stop": ("stop run", 1),  # it has completed
@@ -152,12 +150,3 @@ def test_an_entry_for_python_does_its_work_or_names_what_it_needs(folder: Path, 
         lines += ["try:", f"  {statement}", "except shardkeep.errors.MissingPackage as error:", "  print(error)"]
     ended = cluster.command("\n".join(lines), cwd=folder, **without(*HIDDEN, function="script")).end()
     assert ended == Ended(0, "\n".join(["1", *ENTRIES.values(), ""]), "")
-
-
-@pytest.mark.chaos
-def test_a_process_that_was_started_without_packages_names_one(tmp_path: Path) -> None:
-    """The others are forked from one that has imported much."""
-    statement, line = next(iter(ENTRIES.items()))
-    code = f"{HIDE}\ntry:\n  {statement}\nexcept shardkeep.errors.MissingPackage as error:\n  print(error)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, cwd=ROOT)
-    assert (done.stdout, done.returncode) == (f"{line}\n", 0), done.stderr

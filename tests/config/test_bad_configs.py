@@ -18,8 +18,217 @@ import yaml
 from shardkeep.base.errors import ConfigError
 from shardkeep.config import JobConfig, parse_config
 from shardkeep.config.schema import Schema, branches, schema_of
-from tests.support.bad_configs import BAD, MULTIPLY
 from tests.support.cases import every
+
+LAUGHS = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"a{level}: &a{level} [{', '.join([f'*a{level - 1}'] * 10)}]\n" for level in range(1, 15)
+)
+MULTIPLY = (
+    (LAUGHS, "line 1: an ampersand begins a value, and anchors are not allowed"),
+    ("data: &a {options: {b: *a}}", "line 1: an ampersand begins a value"),
+    ("seed: " + "[" * 500 + "]" * 500, "line 1: more than 100 levels of nesting"),
+    ("".join(f"{' ' * k}a:\n" for k in range(1_000)), "line 100: more than 100 levels"),
+    ("data: {synthetic: {table_sizes: [18446744073709551616]}}", "data.synthetic.table_sizes.0"),
+    ("data: {synthetic: {num_dense: 1000000000}}", "data.synthetic.num_dense"),
+    ("model: {hidden: [1000000000000000000]}", "model.hidden.0"),
+    ("data: {sequences: {s: {ids: {a: b}, max_length: 65537}}}", "from 1 to 65,536"),
+)
+"""What would take much memory."""
+TOWERS = "model: {name: two_tower, item: [a]}"
+SPLIT = "data: {train: a.csv, label: y, sparse: [user]"
+FSDP = "tower: {parallel: fsdp}"
+
+
+def _labels(*others: str) -> str:
+    """A job with the label `clicked` and others, as YAML."""
+    return f"data: {{train: a.csv, labels: [clicked, {', '.join(others)}]}}"
+
+
+def _split(settings: str) -> str:
+    return f"{SPLIT}, split: {settings}}}"
+
+
+def _table(settings: str) -> str:
+    return f"tables: {{t: {{{settings}}}}}"
+
+
+def _cores(affinity: str) -> str:
+    return f"launch: {{affinity: {affinity}}}"
+
+
+CORES = "allowed: none, auto, or cores by role, as in {workers: [[0], [1]], servers: [[2, 3]]}"
+BAD: tuple[tuple[str, ...], ...] = (
+    *MULTIPLY,
+    # YAML
+    ("", "config: is empty; a job needs data, as in data: {train: "),
+    ("- 1\n- 2\n", "config: holds [1, 2]; allowed: a mapping of keys to values"),
+    ("data: {eval_fraction: 2026-13-45}", "data.eval_fraction: '2026-13-45'"),
+    (f"seed: {'9' * 5000}", "line 1: a whole number of 5,000 digits"),
+    ("name: a", "--set seed=9999", f"seed={'9' * 5000}"),
+    ("seed: 1\nservers: 2\nseed: 2\n", "line 3: the key seed stands here and in line 1"),
+    ("{[a]: 1}", "line 1: a list or a mapping stands where a key belongs"),
+    ("tables: {7: {dim: 4}}", "tables: the key 7 is not allowed"),
+    ("name: !!python/object:os.system {}", "line 1: the tag '!!python/object:os.system'"),
+    ("seed: [1", "is not YAML in line 1"),
+    ('name: "a', "a quote is not closed"),
+    ("data:\n\tsource: csv\n", "is not YAML in line 2"),
+    ("seed: 1\ndata: {<<: {root: a}}", "data.<<: unknown key"),
+    ("---\nseed: 1\n---\nseed: 2\n", "a second document"),
+    ("name: a\0b", "line 1: holds the character 0x0"),
+    ('data: {options: {a: "\\ud800"}}', "line 1: half of a pair"),
+    # keys
+    ("train: {batchsize: 4}", "config: train.batchsize: unknown key; did you mean batch_size?"),
+    ("checkpoint: {zzz: 1}", "checkpoint.zzz: unknown key; known keys: dir, every_steps, full_every, keep"),
+    # paths
+    ('data: {root: "a\\0b"}', "data.root"),
+    (f"checkpoint: {{dir: {'d/' * 3000}}}", "checkpoint.dir"),
+    (f"data: {{cache: {'é' * 200}}}", "data.cache"),
+    ("data: {root: ~no-such-user/data}", "data.root: '~no-such-user/data'"),
+    # values
+    ("servers: two", "servers: 'two' is not allowed; allowed: a whole number from 0 to 1,024"),
+    ("{servers: 0, workers: 2}", "workers: 2 is not allowed: with servers: 0 everything runs in one process; allowed:"),
+    (f"name: {'n' * 300}", "name"),
+    ("name: a b", "name: 'a b' is not allowed; allowed: text of at most 100 letters, digits, dots"),
+    (f"tables: {{{'t' * 300}: {{}}}}", "tables: the key"),
+    ("profile: {start: -1, steps: 1}", "profile.start: -1 is not allowed; allowed: a whole number from 0"),
+    ("profile: {start: 5}", "profile.start: 5 has no effect with steps: off"),
+    (
+        "tables: {t: {init: zeros, optimizer: lamb}}",
+        "tables.t: init.name: zeros with optimizer.name: lamb, which keeps",
+    ),
+    ("eval: {threshold: 0.3}", "eval.threshold: has no effect with eval.metrics that need none"),
+    ("eval: {test: false}", "eval.test: has no effect with no test data"),
+    ("data: {train: a.csv, label: y}\neval: {max_samples: 5}", "eval.max_samples: has no effect with no evaluation"),
+    ("data: {train: a.csv, label: y}\neval: {every_steps: 5}", "eval.every_steps: has no effect with no evaluation"),
+    ("train: {plateau: {}}", "train.plateau: has no effect with one evaluation, at the end"),
+    ("tower: {compile: off, mode: max-autotune}", "tower.mode: has no effect with tower.compile: off"),
+    ("servers: 0\ntower: {mode: max-autotune}", "tower.mode: has no effect with tower.compile: auto"),
+    ("checkpoint: {every_steps: off, keep: 2}", "checkpoint.keep: has no effect with every_steps: off"),
+    ("telemetry: {every_s: off, max_bytes: 2000000}", "telemetry.max_bytes: has no effect with every_s: off"),
+    ("data: {labels: [a, b]}\nmodel: dnn\neval: {metrics: [mrr]}", "eval.metrics: mrr is of retrieval models"),
+    ("data: {delimiter: ''}", "one or more characters"),
+    # kinds
+    ("consistency: sycn", "consistency.mode: 'sycn'"),
+    ("model: dlmr", "did you mean dlrm?"),
+    (_table("optimizer: 7"), "tables.t.optimizer: 7"),
+    (_table("optimizer: {name: adagrat}"), "'adagrat'"),
+    (_table("optimizer: {name: sgd, eps: 1}"), "tables.t.optimizer.eps: unknown key with name: sgd"),
+    ("data: {train: [a.csv, b.parquet]}", "data.source: is missing, and the suffixes of a.csv"),
+    ("data: {train: adult.data}", "data.source: is missing, and 'adult.data' has no suffix"),
+    ("data: {sequences: {seen: {ids: {a: b}}}}", "seen.max_length: is missing; allowed: a whole"),
+    ("data: {sequences: {seen: {ids: {}, max_length: 9}}}", "seen.ids: allowed: a list column of ids"),
+    ("data: {source: ':f'}", "data.source"),
+    ("model: '..a:F'", "model.name"),
+    ("data: {train: a.csv, synthetic: {zipf: 1.05}}", "data.synthetic: has no effect beside"),
+    ("data: {sparse: [{column: a, pooling: weighted}]}", "data.sparse.0.pooling: weighted and weights: COLUMN go"),
+    ("data: {sparse: [{column: a, pooling: max, weights: w}]}", "max takes no weights"),
+    # labels
+    ("data: {train: a.csv, labels: [a]}", "data.labels: has one label; allowed: two or more"),
+    ("data: {train: a.csv, labels: [a, b, a]}", "data.labels: names a twice"),
+    ("data: {train: a.csv, label: c, labels: [a, b]}", "data.label: is there beside labels"),
+    (_labels("{column: bought, after: cliked}"), "bought: after: cliked is no label; did you mean"),
+    (_labels("{column: bought, given: zzz}"), "given: zzz is no label; the labels are clicked"),
+    (_labels("{column: bought, after: bought}"), "after: bought is the label itself"),
+    (_labels("{column: bought, after: x}", "x"), "bought: after: x comes later in the list"),
+    (_labels("{column: a, after: b}", "{column: b, after: a}"), "data.labels: a: after: b comes later in the list"),
+    (_labels("{column: s, loss: mse}", "{column: b, after: s}"), "b: after: s is a number"),
+    (_labels("{column: s, loss: mse, after: clicked}"), "after: clicked with loss: mse"),
+    (_labels("{column: b, after: clicked, given: clicked}"), "given: clicked and after: clicked"),
+    (_labels("{column: s, kind: number, loss: bce}"), "kind: number with loss: bce"),
+    (_labels("{column: b, missing: skip}"), "b: missing: skip leaves the row out for all labels"),
+    (_labels("{column: b, weight: 0}"), "data.labels.1.weight: 0"),
+    (_labels("b") + "\ntrain: {loss: mse}", "train.loss: mse with data.labels"),
+    (_labels("b") + "\nmodel: lr", "model.name: lr predicts one label; allowed with data.labels: dnn"),
+    (_labels("b") + "\ntrain: {early_stopping: {}}", "early_stopping.metric: auc is not evaluated; allowed:"),
+    (_labels("{column: s, loss: mse}") + "\ntrain: {plateau: {metric: auc/s}}", "plateau.metric: auc/s is not"),
+    # settings of the command
+    ("name: job", "--set name.first=1: name holds 'job', which has no keys", "name.first=1"),
+    ("name: job", "--set seed: is not of the form a.b=value", "seed"),
+    ("name: job", "--set train..x=1: is not of the form a.b=value", "train..x=1"),
+    ("name: job", "--set seed=[1: is not YAML", "seed=[1"),
+    ("name: job", "--set train.batch_size=: train.batch_size: an empty value", "train.batch_size="),
+    ("name: job", "--set train.epochs=three: train.epochs: 'three' is not allowed", "train.epochs=three"),
+    ("consistency: sync", "--set consistency.staleness=2", "consistency.staleness=2"),
+    # retrieval
+    (f"{TOWERS}\ntrain: {{loss: bce}}", "train.loss: bce with model.name: two_tower"),
+    ("train: {loss: sampled_softmax}", "sampled_softmax with model.name: dlrm; allowed"),
+    (_labels("{column: b, loss: sampled_softmax}"), "data.labels.1.loss: sampled_softmax"),
+    (f"{_labels('b')}\n{TOWERS}", "data.labels: with model.name: two_tower"),
+    (f"{TOWERS}\ntower: {{compile: on}}", "tower.compile: on with model.name: two_tower"),
+    (f"{TOWERS}\ntrain: {{order: time}}", "train.order: time with model.name: two_tower"),
+    (f"{TOWERS}\ndata: {{train: a.csv, label: {{column: b, kind: number}}}}", "data.label.kind: number with"),
+    (f"{SPLIT}, split: user, eval: b.csv}}", "split: is there beside eval; leave one of the two out"),
+    (f"{SPLIT}, split: user, test: b.csv}}", "split: is there beside test"),
+    (f"{SPLIT}, split: user, eval_fraction: 0.1}}", "split: is there beside eval_fraction"),
+    (_split("{by: user, eval: 0.5, test: 0.5}"), "eval: 0.5 and test: 0.5; allowed: a sum"),
+    (_split("{by: user, eval: 0, test: 0}"), "eval: 0 and test: 0; allowed: a sum"),
+    (_split("time"), "split.by: time needs data.time"),
+    (_split("{eval: 0.1}"), "data.split.by: is missing"),
+    (f"{SPLIT}, split: user, time: ts}}", "data.time: has no effect with train.order"),
+    (f"{_split('user')}\ncheckpoint: {{every_steps: off}}", "no model for data.split.test"),
+    # tower
+    ("tower: {compile: maybe}", "tower.compile: 'maybe' is not allowed; allowed: auto, on or off"),
+    ("tower: {optimizer: {lr: .nan}}", "tower.optimizer.lr: nan is not allowed; allowed: a number above 0"),
+    ("tower: {optimizer: {name: sgd, eps: 1.0}}", "tower.optimizer.eps: has no effect with name: sgd"),
+    (f"{FSDP}\nconsistency: sync", "tower.parallel: fsdp with consistency.mode: sync"),
+    (f"{FSDP}\nservers: 0", "servers: 0 runs sync unless a mode is set"),
+    (f"{FSDP}\ncompression: {{tower: {{name: int8}}}}", "tower.parallel: fsdp with compression.tower.name: int8"),
+    (f"{FSDP}\nworkers: 1", "fsdp with workers: 1, which splits nothing; allowed: ddp, or 2 and more"),
+    ("tower: {parallel: fsdp, compile: on}", "tower.compile: on with parallel: fsdp; allowed: auto or off"),
+    ("tower: {pad_widths: 12}", "off, 8, 16, 32 or 64"),
+    ("tower: {optimizer: {schedule: {decay: cosine}}}", "decay_steps: 0 with decay: cosine"),
+    ("tower: {optimizer: {schedule: {decay_steps: 5}}}", "decay_steps: has no effect with decay: none"),
+    ("tower: {optimizer: {schedule: {decay: exponential, decay_steps: 5}}}", "final_factor: 0 with decay: exponential"),
+    (
+        "tower: {optimizer: {schedule: {decay: inverse_sqrt, decay_steps: 5, final_factor: 0.5}}}",
+        "final_factor: has no effect with decay: inverse_sqrt",
+    ),
+    # tables
+    (_table("init: {name: uniform, low: 1}"), "low: 1 with name: uniform; allowed: scale, or high and low"),
+    (_table("init: {name: normal, scale: 1, std: 2}"), "scale: 1, std: 2 with name: normal; allowed: scale, or std,"),
+    (_table("init: {name: uniform, low: 2, high: 1}"), "low: 2, high: 1; allowed: low below high"),
+    (_table("init: constant"), "no other key with name: constant; allowed: value"),
+    (_table("init: {name: constant, std: 1}"), "std: 1 with name: constant; allowed: value"),
+    (_table("optimizer: {name: adam, weight_decay_on: table}"), "weight_decay_on: table with weight_decay: 0; allowed"),
+    (_table("optimizer: {name: ftrl, weight_decay_on: table}"), "weight_decay_on"),
+    (
+        "tables: {t: {optimizer: {name: sgd, weight_decay: 1, weight_decay_on: table}}}\n"
+        "compression: {push: {keep_rows: 0.1}}",
+        "tables.t.optimizer.weight_decay_on: table with compression.push.keep_rows: 0.1",
+    ),
+    ("model: lr\ntables: {item: {dim: 4}}", "tables.item.dim: 4 has no effect with model.name: lr"),
+    # consistency and compression
+    ("consistency: {mode: sync, staleness: 2}", "staleness: 2 with mode: sync"),
+    ("compression: {push: {values: fp16, scale: pow2}}", "push.scale: has no effect with values: fp16"),
+    ("compression: {push: {values: int4, keep_values: 0.1, pool_rows: 9}}", "values: int4 does not go with"),
+    ("compression: {push: {select: random}}", "select: random has no effect where all is sent"),
+    ("compression: {push: {select: random, keep_values: 0.1, pool_rows: 9}}", "random has no effect with keep_values"),
+    ("compression: {push: {keep_values: 0.1, pool_rows: 9, dgc: {momentum: 0.9}}}", "dgc: has momentum of its own"),
+    ("compression: {push: {rounding: nearest}}", "rounding: has no effect with values: fp32"),
+    ("compression: {push: {scale: fp16, rounding: stochastic}}", "scale and rounding: has no effect with values: fp32"),
+    ("compression: {pull: {drift: 0.1}}", "drift: has no effect with lease: 0"),
+    ("compression: {pull: {cache_rows: 9, lease: 2, drift: 0}}", "a number above 0"),
+    ("compression: {pull: {lease: 8}}", "cache_rows: 0 with lease: 8; allowed: both 0, or both above 0"),
+    ("compression: {pull: {values: bf16, scale: fp16}}", "scale: has no effect with values: bf16"),
+    ("compression: {pull: {values: int8, rounding: nearest}}", "compression.pull.rounding"),
+    ("consistency: sync\ncompression: {pull: {cache_rows: 9, lease: 2}}", "compression.pull.cache_rows: 9 with"),
+    # truth values are no numbers, and words no truth values
+    ("train: {epochs: true}", "train.epochs: true is not allowed; allowed: a whole number"),
+    ("train: {clip_norm: true}", "train.clip_norm: true is not allowed; allowed: a number"),
+    (_table("freeze: 1"), "tables.t.freeze: 1 is not allowed; allowed: true or false"),
+    ("name: job", "tower.compile: true is not allowed; allowed: auto, on or off", "tower.compile=true"),
+    ("name: job", "line 1: 010 is 8 in YAML 1.1 and 10 in YAML 1.2", "train.batch_size=010"),
+    # cores
+    (_cores("sometimes"), f"launch.affinity: 'sometimes' is not allowed; {CORES}"),
+    (_cores("[[0]]"), f"launch.affinity: [[0]] is not allowed; {CORES}"),
+    (_cores("{worker: [[0]]}"), "launch.affinity.worker: unknown key; did you mean workers?"),
+    (_cores("{workers: [[0], []]}"), "affinity.workers: [[0], []] is not allowed: a list is empty; allowed: at least"),
+    (_cores("{servers: [[0, 0]]}"), "affinity.servers: [[0, 0]] is not allowed: [0, 0]; allowed: numbers of cores"),
+    (_cores("{workers: [0]}"), "launch.affinity.workers.0: 0 is not allowed; allowed: a list, each a whole number"),
+    (_cores("{auto: true, workers: [[0]]}"), "launch.affinity: auto chooses the cores; allowed: auto, or lists"),
+    (_cores("{servers: [[0], [1]]}") + "\nservers: 1", "affinity.servers: lists of cores for 2, there are 1; allowed:"),
+)
+
 
 FOREIGN = re.compile(
     r"Traceback|<class|Input should be|discriminator|pydantic|yaml\.|object at 0x|function-|validator|\[key\]|\$defs"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +13,13 @@ import pytest
 
 from shardkeep.base.config.schedule import ScheduleConfig
 from shardkeep.base.errors import ConfigError
+from shardkeep.base.yaml_text import write_yaml
 from shardkeep.config import JobConfig, load_config, parse_config, stored_config
 from shardkeep.ps.server.table.optimizers.adam import AdamConfig
 from shardkeep.ps.server.table.optimizers.rowwise_adagrad import RowwiseAdagradConfig
 from shardkeep.ps.server.table.optimizers.sgd import SgdConfig
+from shardkeep.workers.label_config import NegativesConfig
+from shardkeep.workers.model_config import MODELS, TwoTowerConfig, keys_of
 from tests.support.cases import every
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -58,27 +63,6 @@ def test_the_sample_of_the_design_is_read_as_it_is_meant() -> None:
     assert config.table("occupation").optimizer.name == "rowwise_adagrad"
     assert config.tower.compile == "auto"
     assert parse_config(config.to_yaml()) == config
-
-
-def test_a_relative_folder_is_below_the_file_that_names_it_or_below_the_shell_that_overrides_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("jobs", "shell"):
-        (tmp_path / name).mkdir()
-    monkeypatch.chdir(tmp_path / "shell")
-    path = tmp_path / "jobs" / "job.yaml"
-    path.write_text("data: {root: ../kept}\ncheckpoint: {dir: ../kept}\n")
-
-    def found(config: JobConfig) -> list[str]:
-        return [config.data.root, str(config.checkpoint.dir)]
-
-    assert found(load_config(path)) == [str(tmp_path / "kept")] * 2
-    for overrides in (["data.root=below", "checkpoint.dir=below"], ["data={root: below}", "checkpoint={dir: below}"]):
-        assert found(load_config(path, overrides)) == [str(tmp_path / "shell" / "below")] * 2
-    absolute = str(tmp_path / "else")
-    assert found(load_config(path, [f"data.root={absolute}", f"checkpoint.dir={absolute}"])) == [absolute] * 2
-    again = parse_config(load_config(path).to_yaml(), folder=tmp_path / "elsewhere")  # members, and a resumed run
-    assert found(again) == [str(tmp_path / "kept")] * 2
 
 
 def test_a_bare_name_stands_for_a_mapping_in_files_and_settings() -> None:
@@ -181,13 +165,6 @@ def test_every_setting_has_a_description() -> None:
     assert not [line for line in text.splitlines() if line.startswith("| `") and line.endswith("|  |")]
 
 
-@every(
-    "path", sorted(set((ROOT / "examples").glob("*.yaml")) - {ROOT / "examples" / "sweep.yaml"}), ids=lambda p: p.name
-)
-def test_every_example_is_a_valid_config(path: Path) -> None:
-    load_config(path)
-
-
 def test_thousands_of_problems_take_no_longer_than_reading_them() -> None:
     text = f"data: {{synthetic: {{table_sizes: [{', '.join(['0'] * 2_000)}]}}}}"
     began = time.process_time()
@@ -219,3 +196,74 @@ def test_a_setting_without_effect_is_refused_where_a_person_gave_it(tmp_path: Pa
         with pytest.raises(ConfigError, match=re.escape(at)) as caught:
             refused()
         assert len(str(caught.value).splitlines()) == 1
+
+
+# ---- the model of a job ----
+
+
+CHANGED: dict[str, Any] = {
+    "cin": [4], "bottom": [5], "hidden": [7], "structure": "parallel", "cross_layers": 2, "cross_rank": 3,
+    "attention": {"dim": 8}, "bilinear": "all", "reduction": 2, "mask": {"ratio": 2.0}, "second_hidden": [6],
+    "fusion_heads": 2, "gates": {"hidden": [3]}, "dropout": 0.2, "norm": "layer", "activation": "gelu",
+    "init": "xavier_normal", "activation_checkpointing": True,
+    "encoder": {"name": "transformer"}, "task_hidden": [5], "experts": 3, "levels": 1, "shared_experts": 3,
+    "task_experts": 3, "similarity": "dot", "item": ["item"], "dim": 5, "layers": 3, "heads": 2,
+}  # fmt: skip
+
+
+MODELS_OF_ALL = [*MODELS, "own:Net"]
+
+
+@pytest.mark.parametrize("distances", [(1, 6), pytest.param(range(len(MODELS_OF_ALL)), marks=pytest.mark.slow)])
+def test_the_name_of_a_model_may_change_from_any_base(distances: Sequence[int]) -> None:
+    """Of the pairs of models, those that are so far apart in the list, or all."""
+    for number, before in enumerate(MODELS_OF_ALL):
+        for distance in distances:
+            check_change(before, MODELS_OF_ALL[(number + distance) % len(MODELS_OF_ALL)].replace("Net", "Other"))
+
+
+def check_change(before: str, name: str) -> None:
+    changed = CHANGED | ({"encoder": {}} if before in ("din", "bst") else {})
+    changed |= {"hidden": 7} if before == "sasrec" else {}
+    base = {key: changed.get(key, {}) for key in keys_of(before)}
+    text = write_yaml({"model": {"name": before, **base}, "tables": {"default": {"dim": 1 if before == "lr" else 8}}})
+    model = parse_config(text, [f"model.name={name}"]).model
+    assert model.name == name, before
+    kept = {key for key in base if keys_of(name).get(key) == keys_of(before)[key]}
+    assert {key for key in kept if getattr(model, key) != parse_config(text).model.model_dump()[key]} <= {
+        "attention", "mask", "gates", "encoder",
+    }, (before, name)  # fmt: skip
+
+
+def test_what_a_model_lacks_is_dropped_with_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    text = "model: {bottom: [4], hidden: [5]}\ntables: {default: {dim: 4}, a: {dim: 3}}"
+    with caplog.at_level(logging.WARNING):
+        config = parse_config(text, ["model.name=lr"])
+    assert config.tables["a"].dim is None
+    said = "model.name: lr goes without these keys: model.hidden, model.bottom, tables.default.dim, tables.a.dim"
+    assert caplog.messages == [said]
+
+
+def test_a_key_that_was_given_beside_the_name_is_refused() -> None:
+    overrides = ["model.cross_layers=2", "model.name=deepfm"]
+    for given in (overrides, overrides[::-1]):
+        with pytest.raises(ConfigError) as refused:
+            parse_config("model: {bottom: [4]}", given)
+        said = "--set model.cross_layers=2: model.cross_layers: unknown key with name: deepfm"
+        assert str(refused.value).startswith(said) and "\n" not in str(refused.value)
+
+
+def test_a_retrieval_model_has_its_loss_without_a_word_and_may_be_given_as_its_class() -> None:
+    config = JobConfig(model=TwoTowerConfig(item=["item"]))
+    assert config.train.loss.name == "sampled_softmax" and parse_config(config.to_yaml()) == config
+    loss = parse_config("model: sasrec\ntrain: {loss: {negatives: {uniform: 3}}}").train.loss
+    assert (loss.name, loss.negatives) == ("sampled_softmax", NegativesConfig(uniform=3))
+
+
+def test_another_model_goes_without_the_loss_of_the_first(caplog: pytest.LogCaptureFixture) -> None:
+    text = parse_config("model: sasrec\ntrain: {loss: {temperature: 2}}").to_yaml()
+    with caplog.at_level(logging.WARNING):
+        assert parse_config(text, ["model.name=dnn"]).train.loss.name == "bce"
+        assert parse_config(text, ["model.name=hstu"]).train.loss.temperature == 2
+        assert parse_config("train: {loss: bce}", ["model.name=sasrec"]).train.loss.name == "sampled_softmax"
+    assert [message.endswith("train.loss") for message in caplog.messages] == [True, True]

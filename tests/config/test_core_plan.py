@@ -1,6 +1,6 @@
 """The setting of cores, and the threads and cores of a job's processes on recorded machines.
 
-How machines are read: tests/base/test_topology.py. Pinned jobs: tests/integration/test_affinity.py.
+How machines are read: tests/base/test_topology.py. Pinned jobs of processes: tests/launch/test_supervised_stops.py.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+import shardkeep
 from shardkeep import core_plan
 from shardkeep.base.errors import ConfigError
 from shardkeep.base.machine.topology import Topology, read_topology, shown
@@ -27,6 +28,8 @@ from shardkeep.core_plan import (
     worker_threads,
 )
 from tests.support.cases import every
+from tests.support.cluster import Cluster
+from tests.support.configs import TINY
 from tests.support.machine_trees import CONTAINER, LAPTOP, NOTHING, OLD_CONTAINER, SERVER, VM, Recorded
 
 SHARED = "{} threads of workers share a quota of 1.5 cores (GROUP/{}); allowed: {}"
@@ -233,3 +236,34 @@ def test_lists_are_used_in_turn_and_a_core_that_is_not_there_is_named() -> None:
     with pytest.raises(ConfigError) as caught:
         choose(job(2, 2, affinity={"workers": [[0], [3]]}), flat(0, 1, 2, 5))
     assert str(caught.value) == "launch.affinity.workers: there is no core 3 to use; allowed: 0-2,5"
+
+
+# ---- cores that a person names ----
+
+
+CORES = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+two_cores = pytest.mark.skipif(len(CORES) < 2, reason="needs two cores and a system that pins processes to them")
+
+
+@two_cores
+@pytest.mark.waits_for_processes
+def test_an_affinity_that_cannot_be_or_that_nobody_would_apply_is_refused(cluster: Cluster) -> None:
+    job, folder = cluster.job(TINY, "--set", "launch.affinity={workers: [[4000]]}")
+    ended = job.end()
+    assert (ended.code, ended.out) == (2, "")
+    assert ended.err.startswith("error: launch.affinity.workers: there is no core 4000 to use; allowed: ")
+    assert not folder.config_path.exists()
+    by_hand = cluster.command("coordinator", str(cluster.write({**TINY, "launch": {"affinity": "auto"}}))).end()
+    text = "only `shardkeep train` pins processes; allowed here: none (roles by hand: taskset)"
+    assert (by_hand.code, by_hand.err) == (2, f"error: launch.affinity: {text}\n")
+
+
+@two_cores
+def test_a_job_in_this_process_is_pinned_while_it_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pinned = {"servers": 0, "workers": 1, "threads": "auto", "launch": {"affinity": {"workers": [[CORES[1]]]}}}
+    config = shardkeep.JobConfig.model_validate({**TINY, **pinned})
+    summary = shardkeep.train(config, run_dir=tmp_path / "run").to_dict()
+    said = capsys.readouterr().out
+    assert f"worker 0 on core {CORES[1]}" in said and "threads   1 for each worker, of " in said
+    assert [p["cores"] for p in summary["processes"]] == [str(CORES[1])]
+    assert os.sched_getaffinity(0) == set(CORES)

@@ -19,7 +19,6 @@ from typer.testing import CliRunner
 import shardkeep
 from shardkeep.base.errors import CheckpointError, DataError, UserError
 from shardkeep.cli.main import app
-from shardkeep.config import load_config
 from shardkeep.inference.export.writing import Formats, export_run
 from shardkeep.inference.following import Follower
 from shardkeep.inference.predictor import Predictor
@@ -283,15 +282,3 @@ def test_tables_have_the_rows_and_the_bytes_of_their_precision(packed: Path, tmp
         count = figures[name]["rows"]
         assert figures[name]["precision"] == precision
         assert figures[name]["bytes"] == {"rows": count * row_bytes, "optimizer": count * slot_bytes}
-
-
-@every("precision", ["fp32", "int8"])
-def test_a_job_may_begin_with_rows_of_another_precision(packed: Path, tmp_path: Path, precision: str) -> None:
-    job = load_config(packed / "config.yaml").model_dump(mode="json")
-    job["tables"]["default"]["dtype"] = precision
-    job["train"]["max_steps"] = 1
-    config = shardkeep.JobConfig.model_validate(job)
-    shardkeep.train(config, run_dir=tmp_path / "next", from_run=packed, quiet=True)
-    before, after = (shardkeep.load(run).rows("user", SCORED["user"]) for run in (packed, tmp_path / "next"))
-    assert 0 < np.abs(before - after).max() < 0.5
-    assert (before == after).all(axis=1).sum() > 5 or precision == "int8"

@@ -112,23 +112,6 @@ def test_early_stopping_follows_one_label_and_samples_by_time_are_scored_before_
     assert 0 < progressive["samples"] < 150 and found["samples"] % progressive["samples"] == 0
 
 
-@pytest.mark.parametrize(
-    "model",
-    [
-        {"name": "ple", "hidden": [6]},
-        pytest.param({"name": "dlrm", "bottom": [7], "hidden": [9]}, marks=pytest.mark.chaos),
-        pytest.param({"name": "finalmlp", "hidden": [8]}, marks=pytest.mark.chaos),
-    ],
-    ids=lambda model: model["name"],
-)
-def test_a_resumed_job_ends_with_the_bits_of_an_undisturbed_one(tmp_path: Path, model: dict[str, Any]) -> None:
-    job = job_of(tmp_path, rows_of(120), model=model)
-    one = train(job | {"train": {"batch_size": 32, "epochs": 2}}, tmp_path / "one")
-    train(job | {"train": {"batch_size": 32, "epochs": 1}}, tmp_path / "two")
-    two = shardkeep.resume(tmp_path / "two", overrides=["train.epochs=2"], quiet=True)
-    assert (one["state_digest"], one["steps"]) == (two.state_digest, two.steps)
-
-
 HEADS = """
 import torch
 class Heads(torch.nn.Module):

@@ -13,13 +13,11 @@ from typer.testing import CliRunner
 
 import shardkeep
 from shardkeep.base.errors import UserError
-from shardkeep.base.yaml_text import write_yaml
 from shardkeep.cli.main import app
 from shardkeep.inference.scoring import evaluate_run, predict_files
 from shardkeep.run.reader import RunReader
 from shardkeep.workers.collectives.collective import Solo
 from shardkeep.workers.metrics.binned import BinnedScores
-from shardkeep.workers.metrics.quality import MetricSettings, evaluate_predictions
 from tests.support.cases import every
 from tests.support.click_files import COLUMNS, click_job, click_rows, write_csv
 from tests.support.records import records_in
@@ -138,18 +136,13 @@ def test_a_split_may_not_change_when_a_job_continues(tmp_path: Path) -> None:
     assert changed.exit_code == 2 and "the training data are not those of" in changed.output
 
 
-def test_the_launcher_tells_shares_that_are_not_those_named(tmp_path: Path) -> None:
-    rows = [row | {"user": "u7" if n % 8 else f"v{n}"} for n, row in enumerate(click_rows(2 * ROWS))]
-    write_csv(tmp_path / "clicks.csv", [row | {"hour": "1", "row": "1"} for row in rows], NAMES)
-    (tmp_path / "job.yaml").write_text(write_yaml(job_of(tmp_path, "user", eval=UNREAD, train={"max_steps": 1})))
-    done = CliRunner().invoke(app, ["train", str(tmp_path / "job.yaml"), "--run-dir", str(tmp_path / "run")])
-    assert done.exit_code == 0 and done.output.count("data.split by user: evaluation has ") == 1, done.output
-
-
-def test_predict_takes_files_or_a_side(tmp_path: Path) -> None:
+def test_predict_takes_files_or_a_side_and_a_time_needs_its_order(tmp_path: Path) -> None:
     for options in ([], ["--data", "a.csv", "--split", "test"]):
         done = CliRunner().invoke(app, ["predict", str(tmp_path), "--out", "b.csv", *options])
         assert done.exit_code == 2 and "needs --data FILE or --split, one of them" in done.output
+    stored = job_of(tmp_path, None, train={"order": "stored"}, data={"time": "age"})
+    with pytest.raises(UserError, match=r"data.time: has no effect with train.order: stored"):
+        shardkeep.train(stored, run_dir=tmp_path / "run", quiet=True)
 
 
 # ---- each sample is scored before the model trains on it ----
@@ -181,19 +174,6 @@ def test_scoring_changes_no_bit_of_the_model(tmp_path: Path) -> None:
     assert "progressive" in scored.to_dict() and "progressive" not in plain.to_dict()
 
 
-def test_a_column_of_times_gives_the_order_of_training(tmp_path: Path) -> None:
-    (tmp_path / "mixed").mkdir()
-    order = np.random.default_rng(0).permutation(ROWS).tolist()
-    rows = click_rows(ROWS)
-    write_csv(tmp_path / "mixed" / "clicks.csv", [rows[i] | {"hour": str(i), "row": "1"} for i in order], NAMES)
-    losses = []
-    for folder, data in ((tmp_path, {}), (tmp_path / "mixed", {"time": "hour"}), (tmp_path / "mixed", {})):
-        done = train(job_of(folder, None, data=data), tmp_path / f"run-{len(losses)}").to_dict()
-        losses.append(done["progressive"]["logloss"])
-    # The sums of the scaling's means run over the files' order, so bits may differ.
-    assert losses[1] == pytest.approx(losses[0]) and abs(losses[1] - losses[2]) > 1e-5
-
-
 def test_a_resumed_job_counts_every_sample_once(tmp_path: Path) -> None:
     steps = {"eval": {"every_steps": 4}}
     whole = train(job_of(tmp_path, None, **steps), tmp_path / "whole").to_dict()
@@ -202,29 +182,6 @@ def test_a_resumed_job_counts_every_sample_once(tmp_path: Path) -> None:
     assert (more["state_digest"], more["progressive"]) == (whole["state_digest"], whole["progressive"])
     assert "progressive" in more["printed"]
     assert f"on {ROWS - 4 * BATCH} samples before training on them" in more["printed"]
-
-
-def test_of_labels_that_are_numbers_it_tells_errors(tmp_path: Path) -> None:
-    done = train(job_of(tmp_path, None, train={"loss": "mse"}), tmp_path / "run").to_dict()["progressive"]
-    assert set(done) == {"mse", "rmse", "mae", "samples"} and done["rmse"] ** 2 == pytest.approx(done["mse"])
-
-
-@every("labels", [1, 2])
-def test_binned_metrics_are_those_of_all_scores(labels: int) -> None:
-    random = np.random.default_rng(5)
-    logits = random.normal(-2, 2, (20_000, labels)).astype(np.float32)
-    clicks = (random.random(logits.shape) < 1 / (1 + np.exp(-logits))).astype(np.float32)
-    names = ["click", "buy"][:labels]
-    scores, other = BinnedScores(names, numbers=False), BinnedScores(names, numbers=False)
-    for part in np.array_split(np.arange(20_000), 7):
-        (scores if part[0] % 2 else other).add(logits[part], clicks[part])
-    scores.load([scores.state().clone(), other.state()])
-    found = scores.total(Solo())
-    for t, name in enumerate(names):
-        exact = evaluate_predictions(logits[:, t], clicks[:, t], None, MetricSettings())
-        for metric, value in exact.items():
-            key = metric if labels == 1 or metric == "samples" else f"{metric}/{name}"
-            assert found[key] == pytest.approx(value, abs=1e-5)
 
 
 def test_scores_that_are_not_finite_leave_metrics_undefined() -> None:

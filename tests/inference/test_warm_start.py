@@ -104,17 +104,14 @@ def test_training_goes_on_as_in_one_job_over_the_same_rows(tmp_path: Path) -> No
     assert three.state_digest == whole.state_digest != two.state_digest
 
 
-@pytest.mark.parametrize(
-    "optimizer", ["rowwise_adagrad", *(pytest.param(name, marks=pytest.mark.chaos) for name in ("adam", "adagrad"))]
-)
-def test_a_plateau_lowers_the_rates_of_rows_and_dense_model(tmp_path: Path, optimizer: str) -> None:
+def test_a_plateau_lowers_the_rates_of_rows_and_dense_model(tmp_path: Path) -> None:
     """Three passes, the third at half the rates, equal two passes and one more that begins with their model."""
 
     def job(rate: float, epochs: int, **plateau: Any) -> shardkeep.JobConfig:
         return job_of(
             tmp_path,
             train={"order": "stored", "epochs": epochs, "plateau": plateau or None},
-            tables={"default": {"dim": 4, "optimizer": {"name": optimizer, "lr": 0.04 * rate}}},
+            tables={"default": {"dim": 4, "optimizer": {"name": "rowwise_adagrad", "lr": 0.04 * rate}}},
             tower={"optimizer": {"lr": 0.002 * rate}},
         )
 

@@ -11,8 +11,6 @@ import itertools
 import math
 import os
 import random
-import shutil
-import signal
 import subprocess
 from collections import Counter
 from collections.abc import Iterator
@@ -217,25 +215,6 @@ def test_a_disk_that_is_full_for_a_while_costs_no_step_and_no_bit(
 
 
 # ---- only in `make chaos` ----
-
-
-@pytest.mark.chaos
-def test_when_all_checkpoints_are_deleted_a_server_that_dies_ends_the_job_which_names_what_is_missing(
-    cluster: Cluster, tmp_path: Path
-) -> None:
-    stopped, folder = cluster.job({**JOB, "train": {**JOB["train"], "max_steps": 130}})
-    assert stopped.end().code == 0
-    changes = (f"train.max_steps={STEPS}", "checkpoint.every_steps=1000", "recovery.max_lost_steps=100")
-    settings = [part for change in changes for part in ("--set", change)]
-    stall = Hurt("server 1", "push received", 40, "SIGSTOP", silent=False)
-    again = ("train", "--resume", str(folder.path), *settings)
-    job = cluster.command(*again, env=environment(tmp_path, [stall]), main=MAIN)
-    within(200, lambda: not missed(tmp_path, [stall]), "not stalled", lambda: job.running)
-    shutil.rmtree(folder.path / "checkpoints")
-    os.kill(pid_of(tmp_path, "server 1"), signal.SIGKILL)
-    ended = job.end()
-    missing = f"the journal of server 1 begins after the checkpoint of step 130, which is missing in {folder.path}"
-    assert ended.code == 1 and missing in ended.err and "would be lost by going back to step 0" in ended.err
 
 
 STEADY = {

@@ -6,17 +6,20 @@ import json
 import re
 import signal
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
+from shardkeep import train
+from shardkeep.base.errors import ConfigError
 from shardkeep.config import JobConfig
 from shardkeep.estimate.estimate import estimate
 from shardkeep.run.folder import NO_SUMMARY, RunFolder
 from shardkeep.workers.data.sources.registry import open_data
-from tests.support.cases import every
+from shardkeep.workers.timing.clock import PARTS
 from tests.support.cluster import Cluster, Ended, gone, kinds, listening, records, within
 from tests.support.configs import ENDLESS, TINY
 from tests.support.golden import STEPS, Golden
@@ -88,17 +91,6 @@ def test_a_killed_process_ends_the_job_and_one_line_names_it(cluster: Cluster) -
     assert summary["status"] == "failed" and summary["message"] in ended.err
 
 
-def test_ctrl_c_stops_a_job_in_order(cluster: Cluster) -> None:
-    job, folder = cluster.job({**ENDLESS, "workers": 1})
-    members = cluster.training(folder)
-    job.signal(signal.SIGINT)
-    ended = job.end(limit_s=90)
-    assert ended.code == 1
-    assert re.fullmatch(r"stopped at step \d+: Ctrl-C or SIGTERM\n", ended.err)
-    assert (folder.summary() or {})["status"] == "stopped"
-    assert not gone(members.values(), limit_s=0)
-
-
 def test_ctrl_c_after_the_last_step_leaves_a_completed_job(cluster: Cluster) -> None:
     """In one process, without telemetry; of processes with stand-ins: tests/launch/test_supervised_stops.py."""
     evaluated = 60_000  # so many that Ctrl-C comes before they are evaluated
@@ -114,15 +106,6 @@ def test_ctrl_c_after_the_last_step_leaves_a_completed_job(cluster: Cluster) -> 
     assert (summary["status"], summary["steps"]) == ("completed", 39)
     assert summary["eval"]["samples"] == evaluated and summary["state_digest"]
     assert not folder.telemetry_path.exists()
-
-
-@every("place", ["file/run", "/proc/run"])
-def test_a_run_folder_that_cannot_be_made_is_one_line(cluster: Cluster, tmp_path: Path, place: str) -> None:
-    """Below a file, and where nobody may write."""
-    (tmp_path / "file").write_text("")
-    ended = cluster.command("train", str(cluster.write(TINY)), "--run-dir", place, cwd=tmp_path).end()
-    assert ended.code == 2
-    assert re.fullmatch(rf"error: --run-dir {place}: cannot be written \(.+\)\n", ended.err)
 
 
 # ---- what the golden job left ----
@@ -161,3 +144,67 @@ def test_it_moved_as_many_bytes_per_sample_as_was_estimated(golden: Golden) -> N
     assert [t["rows"] for t in found["tables"]] == [t["rows"] for t in summary["tables"]]
     reported, held = (sum(t["bytes"] for t in tables) for tables in (found["tables"], summary["tables"]))
     assert reported == pytest.approx(held, rel=0.25)
+
+
+# ---- profiles ----
+
+
+def ranges(path: Path) -> Counter[str]:
+    """How often each named range is in a trace."""
+    events = json.loads(path.read_text())["traceEvents"]
+    return Counter(e["name"] for e in events if e.get("cat") == "user_annotation")
+
+
+def handled(found: Counter[str], kind: str) -> int:
+    """Messages of a kind, whether they came alone or together with another."""
+    return sum(times for name, times in found.items() if kind in name.removeprefix("shardkeep:").split(" and "))
+
+
+def test_a_profiled_job_leaves_a_trace_of_each_process(golden: Golden) -> None:
+    """That it trains the same model shows in test_chaos.py, whose job is not profiled and has the same digest."""
+    traces = golden.folder.path / "profile"
+    members = ("server-0", "server-1", "worker-0", "worker-1")
+    assert {path.name for path in traces.iterdir()} == {f"{member}.pt.trace.json" for member in members}
+    worker, server = (ranges(traces / f"{role}-0.pt.trace.json") for role in ("worker", "server"))
+    steps = {f"ProfilerStep#{step}" for step in (5, 6, 7, 8)}
+    assert {name for name in worker if name.startswith("ProfilerStep")} == steps
+    always = (*(part for part in PARTS if part != "data"), "prepare")  # nobody waits for data that is ready
+    assert {f"shardkeep:{part}" for part in always} <= set(worker)
+    assert worker["shardkeep:dense_reduce"] == 2 * 4  # within the backward pass, and before the optimizer
+    assert handled(server, "pull") >= 2 * 4 <= handled(server, "push")
+    logs = "".join(log.read_text() for log in golden.folder.logs.glob("*.log"))
+    assert logs.count(" profile first=5 steps=4 path=") == 4
+    assert "\nprofile " in golden.ended.out and "USDT" not in logs + golden.ended.out
+
+
+def test_the_summary_tells_of_each_process_and_of_the_parts_of_a_step(golden: Golden) -> None:
+    summary, found = golden.summary, golden.summary["processes"]
+    roles = [("coordinator", 0), ("server", 0), ("server", 1), ("worker", 0), ("worker", 1)]
+    assert [(p["role"], p["index"]) for p in found] == roles
+    assert all(10e6 < p["peak_rss_bytes"] < 10e9 for p in found)
+    assert all(p["kernels_s"] > 0 for p in found[1:])
+    workers = found[3:]
+    assert [worker["compile_s"] for worker in workers] == [0.0, 0.0]  # sync: the tower is not compiled
+    for part, ms in summary["step_ms"].items():
+        assert ms == pytest.approx(sum(worker["step_ms"][part] for worker in workers) / 2, abs=1e-3)
+    for record in [summary, *(r for r in records(golden.folder) if r["kind"] == "progress")]:
+        parts = dict(record["step_ms"])
+        total = parts.pop("total")
+        assert list(parts) == list(PARTS)
+        assert total == pytest.approx(sum(parts.values()), abs=0.001)
+        assert min(parts[name] for name in ("lookup", "forward", "backward", "push")) > 0
+    assert 0 < summary["step_ms"]["total"] <= 1.05e3 * 100 / summary["samples_per_s"]  # which ends with the last push
+
+
+def test_a_job_in_one_process_leaves_one_trace_that_shows_the_messages_too(tmp_path: Path) -> None:
+    config = {**TINY, "servers": 0, "workers": 1, "consistency": {"mode": "sync"}}
+    config["train"] = {"batch_size": 50, "max_steps": 20}
+    refused = JobConfig.model_validate({**config, "profile": {"start": 20, "steps": 1}})
+    with pytest.raises(ConfigError, match=r"profile\.start: 20 is not allowed: the job has 20 steps, counted from 0"):
+        train(refused, run_dir=tmp_path / "refused", quiet=True)
+    profiled = JobConfig.model_validate({**config, "profile": {"start": 5, "steps": 4}})
+    summary = train(profiled, run_dir=tmp_path / "run", quiet=True).to_dict()
+    found = ranges(tmp_path / "run" / "profile" / "worker-0.pt.trace.json")
+    assert {"ProfilerStep#5", "shardkeep:forward"} <= set(found)
+    assert min(handled(found, "pull"), handled(found, "push")) >= 3  # of 4 steps; the first may be pulled before
+    assert [(p["role"], p["index"]) for p in summary["processes"]] == [("worker", 0)]

@@ -60,13 +60,6 @@ def test_without_a_package_that_a_setting_needs_the_setting_is_refused(
     refused(cluster, tmp_path, text, command, "CONFIG", *where, web={setting: "127.0.0.1:0"}, **without)
 
 
-def test_the_config_of_a_job_without_these_settings_needs_none_of_the_packages(cluster: Cluster) -> None:
-    without = {"WITHOUT_PACKAGES": "prometheus_client,starlette,uvicorn,httptools"}
-    path = str(cluster.write(JOB))
-    ended = cluster.command("config", path, main="tests.support.without_packages:main", env=without).end()
-    assert ended.code == 0 and "page: auto" in ended.out, ended.err
-
-
 @pytest.mark.chaos
 def test_a_resume_waits_for_processes_of_the_start_before_that_still_listen(cluster: Cluster) -> None:
     config = {**LASTING, "servers": 1, "workers": 1, "checkpoint": {"every_steps": 20}}

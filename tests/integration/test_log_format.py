@@ -13,10 +13,8 @@ from typing import Any
 import pytest
 
 from shardkeep.run.folder import RunFolder
-from tests.support.chaos import JOB
 from tests.support.cluster import Cluster, kinds, within
 from tests.support.configs import ENDLESS, TINY
-from tests.support.hurt import MAIN, Hurt, environment, in_turn
 
 pytestmark = pytest.mark.waits_for_processes
 FORMAT = ("--log-format", "json")
@@ -55,16 +53,6 @@ def test_the_error_of_a_role_by_hand_is_an_object(cluster: Cluster) -> None:
     (found,) = parsed(role.err)
     assert (role.code, found["level"], found["role"], found["index"]) == (2, "error", "server", 3)
     assert found["event"].startswith("--coordinator nowhere: is neither HOST:PORT nor a folder")
-
-
-@pytest.mark.chaos
-def test_every_line_of_a_job_with_a_recovery_is_an_object(cluster: Cluster, tmp_path: Path) -> None:
-    hurts = in_turn(Hurt("server 1", "push received", 20), Hurt("worker 1", "pushing", 20))
-    job, folder = cluster.job(JOB, *FORMAT, env=environment(tmp_path, hurts), main=MAIN)
-    ended = job.end()
-    assert ended.code == 0 and not ended.err
-    assert [each["fields"] for each in parsed(ended.out) if each["event"] == "restart"]
-    assert logs(folder).keys() == {"coordinator-0", "server-0", "server-1", "worker-0", "worker-1"}
 
 
 def test_lines_that_libraries_write_past_python_are_objects_and_the_last_one_is_the_jobs_error(

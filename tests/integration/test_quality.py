@@ -107,19 +107,6 @@ def test_one_pass_over_the_planted_csv_reaches_its_golden_auc(
     assert planted.auc("train.epochs=1", *settings) == pytest.approx(golden_auc, abs=0.01)
 
 
-def test_four_micro_batches_learn_what_one_batch_of_their_samples_learns(planted: Planted) -> None:
-    changes = ([], ["train.batch_size=32", "train.accumulate=4"])
-    whole, split = (planted.train("train.max_steps=15", *more) for more in changes)
-    assert split["steps"] == whole["steps"]
-    assert split["eval"]["logloss"] == pytest.approx(whole["eval"]["logloss"], abs=1e-4)
-
-
-def test_activation_checkpointing_changes_no_bit(planted: Planted) -> None:
-    changes = ([], ["model.activation_checkpointing=true"])
-    plain, spared = (planted.train("train.max_steps=15", *more) for more in changes)
-    assert spared["state_digest"] == plain["state_digest"]
-
-
 @every("amp", ["bf16", "fp16"])
 def test_a_forced_precision_trains_and_says_when_the_machine_emulates_it(planted: Planted, amp: str) -> None:
     plain, mixed = (planted.train("train.max_steps=15", *more) for more in ([], [f"tower.amp={amp}"]))

@@ -20,11 +20,10 @@ from shardkeep.ps.checkpoints.owner import Hold, owner_here
 from shardkeep.ps.server.snapshot import writer as snapshot_writer
 from shardkeep.run.folder import RunFolder
 from shardkeep.run.origin.resume import newest, plan_resume
-from shardkeep.workers.data.batch import Batch
 from tests.support.cases import every
 from tests.support.local_job import LocalJob
 from tests.support.resumed_jobs import COMPRESSION, drawn_data, job_config
-from tests.support.samples import ArrayDataset, as_data, draw
+from tests.support.samples import as_data, draw
 
 
 def trained(config: JobConfig, folder: Path, resumed: Checkpoint | None = None) -> dict[str, Any]:
@@ -74,7 +73,7 @@ def test_a_sync_job_ends_with_the_model_of_an_undisturbed_one(
 def test_a_compressed_sync_job_goes_on_with_what_it_had_not_sent(
     tmp_path: Path, undisturbed: Run, then: int, now: int, tower: str
 ) -> None:
-    """With powersgd: test_lost_members.py."""
+    """With powersgd: `test_whoever_is_lost`."""
     how = {"compression": COMPRESSION % tower}
     before = undisturbed(then, **how)
     whole = before.summary
@@ -124,26 +123,6 @@ def test_a_sync_job_goes_on_from_increments_and_writes_more(tmp_path: Path, undi
     assert not (tmp_path / "none").exists()
 
 
-@every(("mode", "workers"), [("sync", 1), ("async", 3)])
-def test_other_workers_see_each_sample_that_is_left_exactly_once(
-    tmp_path: Path, undisturbed: Run, monkeypatch: pytest.MonkeyPatch, mode: str, workers: int
-) -> None:
-    before = undisturbed(mode=mode) if mode != "sync" else undisturbed()
-    drawn: list[int] = []
-    gather = ArrayDataset.gather
-
-    def noted(self: ArrayDataset, rows_B: np.ndarray) -> Batch:
-        drawn.extend(rows_B.tolist() if len(self) == 100 else ())
-        return gather(self, rows_B)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(ArrayDataset, "gather", noted)
-        summary = trained(job_config(1, workers, mode=mode), tmp_path, before.checkpoints.load(9))
-    assert summary["samples"] == 200
-    assert len(drawn) == 200 - 9 * 16 + 12  # 16 samples a step; the first epoch's last step has 4
-    assert np.bincount(drawn, minlength=100).max() == 1
-
-
 # ---- checkpoints that are late or cannot be written ----
 
 
@@ -176,29 +155,6 @@ def test_the_next_checkpoint_after_a_full_disk_is_on_the_last_complete_one(
     assert [step for step, _ in found.complete()] == [3, 9, 12, 14] and not found.partial(6).exists()
     assert [link.step for link in found.load(12).chain] == [3, 9, 12]
     rest = trained(job_config(1, 2), tmp_path / "again", found.load(9))
-    assert rest["state_digest"] == whole["state_digest"]
-
-
-def test_training_goes_on_while_a_checkpoint_is_written(
-    tmp_path: Path, undisturbed: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    later, found = threading.Event(), Checkpoints(tmp_path)
-
-    def held(partial: Path, _shard: int) -> None:
-        assert partial != found.partial(3) or later.wait(90)
-
-    def stop(step: int) -> bool:
-        if step == 5:
-            assert not found.complete()
-            later.set()
-        return False
-
-    whole = undisturbed().summary
-    before_writing(monkeypatch, held)
-    job = LocalJob(job_config(2, 2, train__epochs=1), drawn_data(), checkpoints=found)
-    job.run(stop)
-    assert [text.split(":")[0] for text in told_of_checkpoints(job)] == [f"step {n} in step-{n:08d}" for n in (3, 6, 7)]
-    rest = trained(job_config(1, 2), tmp_path / "from-3", found.load(3))
     assert rest["state_digest"] == whole["state_digest"]
 
 
@@ -319,3 +275,59 @@ def test_what_a_run_cannot_go_on_with_is_refused_in_one_line(tmp_path: Path, und
     refused(CheckpointError, "missing; delete step-00000014 to resume from the checkpoint before it")
     (run / "summary.json").write_text("{")
     refused(UserError, r"summary.json: is damaged: ")
+
+
+# ---- whoever is lost ----
+
+
+ADAM = "{name: adam, lr: 0.01, weight_decay: 0.001, weight_decay_on: table}"
+STOPPING = "{metric: logloss, patience: 9, min_delta: 1.0}"
+FALLING = "{metric: logloss, patience: 1, min_delta: 1.0, factor: 0.3}"
+FEATURES: dict[str, dict[str, Any]] = {
+    "compression": {
+        "compression": COMPRESSION % "powersgd",
+        "tables__b__compression": "{push: {rounding: stochastic}}",
+    },
+    "policies": {
+        "tables__default__evict": "{ttl_steps: 2, sweep_steps: 1}",
+        "tables__b__admit": "{min_count: 2, window_steps: 4}",
+        "tables__b__evict": "{ttl_steps: 3, max_rows: 262144, decay: 0.8, decay_steps: 2, sweep_steps: 2}",
+        "checkpoint__full_every": 3,
+        "train__epochs": 2,
+    },
+    "packed rows, decay, norm, falling rate": {
+        "tables__default__dtype": "int8",
+        "tables__default__optimizer": ADAM,
+        "tables__b": "{dim: 6, dtype: fp16, optimizer: adam, state_dtype: bf16}",
+        "model__norm": "batch",
+        "eval__every_steps": 2,
+        "train__plateau": FALLING,
+        "train__early_stopping": STOPPING,
+    },
+}
+LOST_AT, SAVED_AT = 5, {"policies": 6}
+"""The first checkpoint is that of step 3; of step 6 with policies: an increment."""
+
+
+def end_of(job: LocalJob) -> tuple[str, dict[str, Any]]:
+    summary = job.run()
+    return summary["state_digest"], summary["eval"]
+
+
+@pytest.mark.parametrize("feature", FEATURES)
+def test_whoever_is_lost_a_job_ends_with_the_bits_of_an_undisturbed_one(tmp_path: Path, feature: str) -> None:
+    config = job_config(2, 2, **{"train__epochs": 1} | FEATURES[feature])
+    whole = Checkpoints(tmp_path / "undisturbed")
+    undisturbed = end_of(LocalJob(config, drawn_data(), whole))
+    again = LocalJob(config, drawn_data(), Checkpoints(tmp_path / "again"), whole.load(SAVED_AT.get(feature, 3)))
+    assert end_of(again) == undisturbed, "everything is lost but a checkpoint"
+    folder = tmp_path / "lost"
+    folder.mkdir()
+    job = LocalJob(
+        config, drawn_data(), Checkpoints(folder / "checkpoints"), rewinds=folder, journals=folder / "journals"
+    )
+    job.lose(LOST_AT)
+    job.replace_server(1)  # it has the rows of a checkpoint and of its journal
+    replaced = () if feature == "compression" else (1,)  # what a worker has not sent dies with it
+    job.continue_at(LOST_AT, replaced=replaced)  # another worker takes the tower of the first
+    assert end_of(job) == undisturbed

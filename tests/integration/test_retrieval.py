@@ -56,8 +56,11 @@ def test_two_workers_have_the_same_bits_with_any_servers(model: str) -> None:
     assert len(digests(model, (1, 2), 2, **a_rank_without_samples)) == 1
 
 
-def test_a_job_whose_workers_lose_a_generation_ends_with_the_bits_of_an_undisturbed_one(tmp_path: Path) -> None:
-    undisturbed = job(TWO_TOWER, 2, 2)
+@every("model", [TWO_TOWER, SASREC])
+def test_a_job_whose_workers_lose_a_generation_ends_with_the_bits_of_an_undisturbed_one(
+    tmp_path: Path, model: str
+) -> None:
+    undisturbed = job(model, 2, 2)
     disturbed = LocalJob(undisturbed.config, undisturbed.data, rewinds=tmp_path)
     disturbed.lose(2)
     disturbed.continue_at(2)

@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,6 @@ from tests.support.configs import TINY
 from tests.support.golden import Golden
 from tests.support.http_get import get
 from tests.support.hurt import Hurt, in_turn
-from tests.support.import_path import IMPORT_PATH
 from tests.support.records import records_in
 
 pytestmark = [pytest.mark.waits_for_processes, pytest.mark.timeout(300)]
@@ -104,14 +102,6 @@ def test_a_job_in_one_process_writes_its_records_beside_a_full_file_of_another(
     summary = folder.summary() or {}
     check_workers(summary, own, workers=1)
     check_servers(summary, own)
-
-
-def test_a_disk_that_is_full_for_telemetry_ends_no_job(cluster: Cluster) -> None:
-    job, folder = cluster.job({**TINY, "servers": 1, "workers": 1, "telemetry": OFTEN})
-    folder.telemetry_path.symlink_to("/dev/full")
-    assert job.end().code == 0 and (folder.summary() or {})["status"] == "completed"
-    said = folder.log_path("coordinator", 0).read_text()
-    assert said.count("telemetry is not written (No space left on device)") == 1
 
 
 @pytest.mark.slow  # a job that loses two processes
@@ -194,32 +184,3 @@ def test_a_killed_server_is_in_the_records_and_on_the_page_and_no_bit_changes(
     assert {d["name"] for d in seen["bytes"]["directions"] if d["fp32"]} == {"pull", "push"}
     assert seen["steps"][0]["parts"]["pull_wait"] > 0 and seen["staleness"]["counts"] == [[0, steps]]
     assert not [w for w in seen["warnings"] if "shardkeep train" in w["advice"] or w["level"] == "bad"]
-
-
-SCRIPT = """
-import torch, shardkeep
-with shardkeep.connect(tables=[shardkeep.TableSpec(name="user", dim=4)]) as client:
-    for number in range(20):
-        rows = client.lookup({"user": torch.arange(10) + number * client.rank})
-        rows["user"].square().mean().backward()
-        client.apply(rows, scale=0.5)
-        client.report(loss=1.0, samples=10)
-"""
-
-
-@pytest.mark.chaos  # torchrun starts two trainers
-def test_the_records_of_all_trainers_under_torchrun_add_up_to_the_summary(cluster: Cluster, tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(SCRIPT)
-    run = tmp_path / "run"
-    command = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", str(tmp_path / "train.py"))
-    options = ("--run-dir", str(run), "--servers", "2", "--set", "telemetry.every_s=0.05")
-    done = cluster.command("with", *options, "--", *command, env={"PYTHONPATH": IMPORT_PATH}).end()
-    assert done.code == 0, done.err
-    assert done.err.splitlines().count(f"page: shardkeep view {run}") == 1
-    summary = RunFolder(run).summary() or {}
-    check_workers(summary, records_in(RunFolder(run).telemetry_path), workers=2)
-    assert summary["samples"] == 2 * 10 * 20
-    status = cluster.command("status", str(run)).end()
-    assert status.code == 0 and "20 (400 samples in " in status.out and "mean step" in status.out
-    report = cluster.command("report", str(run), "--html", str(tmp_path / "report.html")).end()
-    assert report.code == 0 and '"loop":true' in (tmp_path / "report.html").read_text().replace(" ", "")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,14 +15,15 @@ import pytest
 import torch
 
 from shardkeep import EmbeddingClient, JobConfig, connect, train
-from shardkeep.base.errors import ConfigError, JobError, ShardkeepError, UserError
+from shardkeep.base.errors import ConfigError, ShardkeepError, UserError
 from shardkeep.base.files import atomic_write
 from shardkeep.compression.config import CompressionConfig
 from shardkeep.launch.processes.children import SHARDKEEP
 from shardkeep.run.folder import RunFolder
 from shardkeep.trust.endpoint import make_token
 from tests.support import forked
-from tests.support.cluster import Command, within
+from tests.support.cluster import Cluster, Command, within
+from tests.support.forked import SCRIPT
 from tests.support.two_tables import TABLES
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -35,44 +37,9 @@ def some_steps(client: EmbeddingClient, first: int = 0, count: int = 4) -> None:
         client.apply(rows)
 
 
-def _local_digest() -> str:
-    with EmbeddingClient.local(TABLES, seed=5, consistency="sync") as client:
-        some_steps(client)
-        return str(client.summary(digest=True)["state_digest"])
-
-
 def shardkeep_children() -> list[psutil.Process]:
     """Processes of a job that this one started; other tests leave multiprocessing's resource tracker behind."""
     return [child for child in psutil.Process().children(recursive=True) if SHARDKEEP[-1] in child.cmdline()]
-
-
-@pytest.mark.chaos
-@pytest.mark.waits_for_processes
-def test_a_script_serves_twice_and_without_restarts_a_server_that_dies_ends_its_loop_with_its_name(
-    tmp_path: Path,
-) -> None:
-    before = shardkeep_children()  # the stand-ins' fork server, if other tests ran
-    expected = _local_digest()
-    with EmbeddingClient.serve(TABLES, servers=1, seed=5, consistency="sync", run_dir=tmp_path / "first") as client:
-        some_steps(client)
-        assert client.summary(digest=True)["state_digest"] == expected
-    summary = RunFolder(tmp_path / "first").summary()
-    assert summary is not None and (summary["status"], summary["steps"]) == ("completed", 4)
-    assert summary["state_digest"] is None  # closing scans no rows
-
-    run = tmp_path / "second"
-    with (
-        pytest.raises(JobError) as told,
-        EmbeddingClient.serve(TABLES, servers=2, seed=5, consistency="sync", run_dir=run, restarts=0) as client,
-    ):
-        some_steps(client)
-        assert client.summary(digest=True)["state_digest"] == expected
-        pid = next(m["pid"] for m in RunFolder(run).member_list() if (m["role"], m["index"]) == ("server", 1))
-        os.kill(pid, signal.SIGKILL)
-        while True:  # a lookup fails, within the client's own deadline
-            some_steps(client, client.step)
-    assert f"server 1 (pid {pid}) ended: killed by SIGKILL" in str(told.value)
-    assert shardkeep_children() == before
 
 
 @pytest.mark.slow
@@ -205,3 +172,79 @@ def test_connect_wants_a_token_a_flag_for_an_address_that_others_reach_and_an_an
     atomic_write(tmp_path / "token", make_token(), private=True)
     with pytest.raises(ShardkeepError, match=r"127\.0\.0\.1:9"):
         connect("127.0.0.1:9", index=0, tables=TABLES, token_file=tmp_path / "token", timeout_s=0.3)
+
+
+# ---- forks ----
+
+
+FORKING = """
+import os, sys, torch, shardkeep
+TABLES = [shardkeep.TableSpec(name="user", dim=64)]
+
+def train(client):
+    rows = client.lookup({"user": torch.arange(4000)})
+    torch.nn.functional.linear(rows["user"], torch.ones(256, 64)).sum().backward()
+    client.apply(rows)
+    return client.step
+
+def said(call):
+    try:
+        return str(call())
+    except shardkeep.UserError as error:
+        return str(error)
+
+def forked(call):
+    '''Whether the fork ended as a script does, with code 0; its answer is on stdout.'''
+    sys.stdout.flush()
+    if not (child := os.fork()):
+        print(said(call), flush=True)
+        sys.exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+"""
+
+
+def lines_of(code: str) -> list[str]:
+    """What a script prints. Fails where it fails, or hangs. It has two threads: a fork waits for the second."""
+    env = os.environ | {"OMP_NUM_THREADS": "2"}
+    command = [sys.executable, "-c", FORKING + code]
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+@pytest.mark.waits_for_processes
+def test_a_local_client_works_on_after_a_fork_on_both_sides(cluster: Cluster, tmp_path: Path) -> None:
+    code = """
+torch.set_num_threads(2)
+with shardkeep.EmbeddingClient.local(TABLES) as client:
+    train(client)
+    forked(lambda: train(client))
+    print(train(client), train(client))
+"""
+    (tmp_path / "script.py").write_text(FORKING + code)
+    ended = cluster.command("script.py", cwd=tmp_path, main=SCRIPT).end()
+    assert ended.code == 0, ended.err
+    assert ended.out.splitlines() == ["2", "2 3"]
+
+
+@pytest.mark.slow
+@pytest.mark.waits_for_processes
+def test_a_fork_of_a_served_client_and_a_second_client_are_refused_and_leave_the_firsts_processes_alone() -> None:
+    code = """
+def serve():
+    with shardkeep.EmbeddingClient.serve(TABLES, servers=1, quiet=True) as client:
+        return train(client)
+
+with shardkeep.EmbeddingClient.serve(TABLES, servers=1, quiet=True) as client:
+    train(client)
+    for call in (lambda: train(client), serve, client.close):
+        forked(call)
+    print(train(client))
+    print(said(serve))
+forked(serve)
+"""
+    used, served, closed, again, second, after = lines_of(code)
+    assert used.startswith("lookup: the client is of process ") and "; allowed: call it there, or connect " in used
+    assert "was forked while its EmbeddingClient was open; allowed: spawn this process" in served
+    assert second.startswith("another EmbeddingClient of this process is open") and "close() it, or" in second
+    assert (closed, again, after) == ("None", "2", "1")

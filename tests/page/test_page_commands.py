@@ -10,18 +10,24 @@ import socket
 import ssl
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 
 from shardkeep.config.web import WebConfig
 from shardkeep.page.of_job import kept_address, open_page, page_line
+from shardkeep.run.folder import RunFolder
 from shardkeep.trust.certificates import make_certs
 from shardkeep.trust.view import view_token
 from shardkeep.web.access import Access
 from shardkeep.web.server import WebServer
-from tests.support.cluster import Cluster
+from tests.support import terminal
+from tests.support.cases import every
+from tests.support.cluster import Cluster, Command, within
+from tests.support.configs import TINY
 from tests.support.http_attacks import request
 from tests.support.pages import PageAddress, served_page
 from tests.support.simulated_runs import Scene, write_simulated_run
@@ -130,3 +136,60 @@ def test_with_certificates_a_page_that_other_machines_reach_is_https(tmp_path: P
         assert "secure" in (reply.getheader("set-cookie") or "").lower()
     with served_page(WebConfig(page="127.0.0.1:0"), run, "a token", tls=certificates) as url:
         assert url is not None and url.startswith("http://")
+
+
+# ---- what is printed of a page ----
+
+
+WATCHED = {**TINY, "web": {"page": "127.0.0.1:0"}, "train": {"batch_size": 50, "epochs": 100_000}}
+
+
+def train(cluster: Cluster, run: Path, **options: Any) -> Command:
+    return cluster.command("train", str(cluster.write(WATCHED)), "--run-dir", str(run), **options)
+
+
+def train_alone_with_a_log_of_json(cluster: Cluster, run: Path, **options: Any) -> Command:
+    """A job in one process, whose token is kept in a file."""
+    web = {"page": "127.0.0.1:0", "metrics": "127.0.0.1:0"}
+    config = cluster.write({**WATCHED, "servers": 0, "workers": 1, "web": web})
+    return cluster.command("train", str(config), "--run-dir", str(run), "--log-format", "json", **options)
+
+
+def coordinator(cluster: Cluster, run: Path, **options: Any) -> Command:
+    return cluster.command("coordinator", str(cluster.write(WATCHED)), "--run-dir", str(run), **options)
+
+
+def around(cluster: Cluster, run: Path, **options: Any) -> Command:
+    waits = (sys.executable, "-c", "import time; time.sleep(600)")
+    return cluster.command("with", "--servers", "1", "--run-dir", str(run), "--", *waits, **options)
+
+
+def wait_for(command: Command, text: str) -> None:
+    within(120, lambda: text in command.printed(), f"no {text!r}", lambda: command.running)
+
+
+@pytest.mark.waits_for_processes
+@every("start", [train_alone_with_a_log_of_json, coordinator, around])
+def test_without_a_terminal_no_secret_is_printed_or_logged(
+    cluster: Cluster, tmp_path: Path, start: Callable[..., Command]
+) -> None:
+    run = tmp_path / "a run"
+    command = start(cluster, run)
+    wait_for(command, f"shardkeep view '{run}'")
+    secrets = [(page_line(run) or "").split("?token=")[1], RunFolder(run).token_path.read_text().strip()]
+    texts = {"printed": command.printed()}
+    texts |= {
+        path.name: path.read_text(errors="replace") for path in run.rglob("*") if path.suffix in (".log", ".jsonl")
+    }
+    assert [name for name, text in texts.items() if any(secret in text for secret in secrets)] == []
+    command.kill()
+
+
+@pytest.mark.waits_for_processes
+@every("start", [train, around])
+def test_a_terminal_shows_the_whole_address(cluster: Cluster, tmp_path: Path, start: Callable[..., Command]) -> None:
+    run = tmp_path / "run"
+    command = start(cluster, run, main=terminal.MAIN)
+    wait_for(command, "?token=")
+    assert page_line(run) in command.printed()
+    command.kill()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import html
 import json
+import math
 import re
 import shutil
 import sys
@@ -12,16 +13,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from shardkeep.compression.ledger import PARTS
 from shardkeep.sweep.compare import NO_LOSS, against_fp32, all_pairs
 from shardkeep.sweep.parts import COLOURS, by_kind
 from shardkeep.sweep.plan import SweepPlan, load_sweep
-from shardkeep.sweep.plots import FORMATS, PLOTS, mean_curve, off_scale, pareto_front, side_by_side, write_plots
+from shardkeep.sweep.plots import PLOTS, mean_curve, off_scale, pareto_front, side_by_side
 from shardkeep.sweep.record import write_results
 from shardkeep.sweep.report import page, power_text, write_report
 from shardkeep.sweep.results import CurvePoint, Results, collect
+from shardkeep.sweep.student import Estimate, estimate, holm, p_value
 from tests.support.cases import every
 from tests.support.sweep_runs import write_run, write_sweep
 
@@ -214,22 +217,6 @@ def test_without_the_extra_there_are_tables_and_a_line_that_says_so(
     assert not (tmp_path / "plots").exists()
 
 
-@pytest.mark.chaos
-def test_plots_are_drawn_without_scipy_and_those_that_have_nothing_to_draw_are_left_out(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("matplotlib")
-    plan = planned(tmp_path, recipes=["fp16"], seeds=[1])
-    run = plan.runs[1]
-    write_run(tmp_path / run.name, run.config.to_yaml(), auc=0.8)  # fp16 alone: no pair, no target
-    assert set(write_plots(collect(plan, tmp_path), tmp_path)) == {"ledger", "curves"}
-    monkeypatch.setitem(sys.modules, "scipy", None)
-    results = collect(load_sweep(folder / "sweep.yaml"), folder)
-    assert set(write_plots(results, tmp_path)) == {plot.name for plot in PLOTS}
-    assert FORMATS == ("png", "svg", "pdf")
-    assert all((tmp_path / "plots" / f"{plot.name}.pdf").read_bytes().startswith(b"%PDF") for plot in PLOTS)
-
-
 def test_a_recipe_that_loses_nothing_that_shows_cannot_be_told_from_one_that_loses_nothing(tmp_path: Path) -> None:
     noise = {"fp32": 0.0, "fp16": 0.001, "few": 0.0003}
     results = made(planned(tmp_path), tmp_path, lambda name, seed: 0.8 + noise[name] * (-1) ** seed)
@@ -283,3 +270,57 @@ def test_points_have_a_front_a_scale_and_a_side_and_curves_are_averaged_at_the_s
     assert side_by_side([100.0, 101.0, 102.0, 1000.0]) == beside and side_by_side([]) == {}
     curves = [[CurvePoint(5, 50, 100, 0.6), CurvePoint(10, 100, 200, 0.8)], [CurvePoint(10, 100, 400, 0.7)]]
     assert mean_curve(curves) == [(300.0, pytest.approx(0.75))]
+
+
+# ---- intervals and p values ----
+
+
+def test_the_interval_is_that_worked_out_by_hand() -> None:
+    found = estimate([1.0, 2.0, 3.0, 4.0, 5.0])  # deviation sqrt(2.5), error sqrt(0.5), t of 4 is 2.7764
+    assert found is not None
+    assert (found.count, found.mean) == (5, 3.0)
+    assert found.deviation == pytest.approx(1.5811, abs=1e-4)
+    assert (found.low, found.high) == (pytest.approx(1.0368, abs=1e-4), pytest.approx(4.9632, abs=1e-4))
+    assert found.shows == pytest.approx((2.7764 + 0.9410) * math.sqrt(0.5), abs=1e-4)
+
+
+def test_without_scipy_there_are_means_and_deviations_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "scipy", None)
+    found = estimate([1.0, 2.0, 3.0])
+    assert found == Estimate(3, 2.0, 1.0)
+    assert p_value(Estimate(3, 2.0, 1.0)) is None
+
+
+def test_one_value_has_no_interval_none_no_mean_and_equal_values_a_certain_p_value() -> None:
+    one = estimate([0.25])
+    assert one is not None
+    assert (one.mean, one.deviation, one.low, one.high, one.shows) == (0.25, None, None, None, None)
+    assert estimate([]) is None
+    for values, expected in (([0.01, 0.01], 0.0), ([0.0, 0.0], 1.0), ([0.5], None)):
+        found = estimate(values)
+        assert found is not None and p_value(found) == expected
+
+
+@every(
+    ("probability", "freedom", "quantile"),
+    [(0.975, 1, 12.7062), (0.975, 4, 2.7764), (0.95, 5, 2.0150), (0.995, 3, 5.8409)],  # of any textbook
+)
+def test_the_p_value_at_a_quantile_of_the_table_is_both_tails(
+    probability: float, freedom: int, quantile: float
+) -> None:
+    rng = np.random.default_rng(freedom)
+    spread = rng.normal(size=freedom + 1)
+    spread = (spread - spread.mean()) / spread.std(ddof=1)
+    mean = quantile / math.sqrt(freedom + 1)
+    for sign in (1, -1):
+        found = estimate((spread + sign * mean).tolist())
+        assert found is not None
+        assert p_value(found) == pytest.approx(2 * (1 - probability), rel=1e-3)
+
+
+def test_several_comparisons_are_corrected_as_holm_says() -> None:
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert holm([0.4, 0.6, 0.01]) == pytest.approx([0.8, 0.8, 0.03])
+    assert holm([0.7, 0.9]) == [1.0, 1.0]
+    assert holm([0.02]) == [0.02]
+    assert holm([]) == []

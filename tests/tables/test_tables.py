@@ -26,7 +26,7 @@ from shardkeep.ps.server.table.policies.config import AdmitConfig, EvictConfig
 from shardkeep.ps.server.tables import Tables
 from shardkeep.row_files.registry import FORMS, open_rows
 from shardkeep.run.trained import with_checkpoint
-from shardkeep.tables.counters import Bin, Histogram
+from shardkeep.tables.counters import Bin
 from shardkeep.tables.export import export_table
 from shardkeep.tables.figures import Norms, figures_of
 from tests.support.cases import every
@@ -242,16 +242,6 @@ def test_counted_ids_are_those_without_a_row_through_increments(tmp_path: Path) 
     (found,) = figures_of(last)
     assert found.rows == 1
     assert found.policy_counts == {"admitted_rows": 1, "refused_rows": 4, "candidates": 3}
-
-
-@every(
-    ("numbers", "bins"),
-    [([0.0, 0.5], [(0, 1, 2)]), ([1, 3, 3, 16], [(1, 2, 1), (2, 4, 2), (4, 8, 0), (8, 16, 0), (16, 32, 1)]), ([], [])],
-)
-def test_a_bin_is_twice_as_wide_as_the_one_before(numbers: list[float], bins: list[tuple[int, int, int]]) -> None:
-    histogram = Histogram(0)
-    histogram.add(np.array(numbers, dtype=np.float64))
-    assert [(bin.first, bin.end, bin.rows) for bin in histogram.bins()] == bins
 
 
 # ---- export ----

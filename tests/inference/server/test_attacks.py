@@ -3,13 +3,17 @@ answered."""
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -22,6 +26,7 @@ from shardkeep.inference.protocol.datatypes import NUMBERS, Values
 from shardkeep.inference.server.served_model import Loaded, ServedModel
 from shardkeep.inference.server.settings import ServerSettings
 from shardkeep.proto import inference_pb2 as pb
+from tests.support import first_requests
 from tests.support.cases import every
 from tests.support.served_clicks import as_bytes, as_json, as_typed, texts
 from tests.support.serving import LIMIT_S, Server, call_on, raw_request, scores_of
@@ -230,3 +235,36 @@ def test_a_number_beyond_64_bits_is_one_line_of_predict_too(predictor: shardkeep
         for value in (2**64, [2**63, -1], -(2**70)):
             with pytest.raises(DataError, match=r"^[^\n]+$"):
                 predictor.predict(texts(2) | {column: [value, value]})
+
+
+# ---- the first request of each form ----
+
+
+FORESEEN, LONGEST_S = [200, 400, 404, 405], 0.05
+JOBS: dict[str, Any] = {"sequences": {"name": "din", "hidden": [4]}, "retrieval": {"name": "sasrec"}}
+
+
+def test_every_form_of_request_is_answered_or_refused_within_milliseconds_of_the_event_loop(narrow: Path) -> None:
+    with Server(ServedModel(shardkeep.load(narrow)), name="m") as server:
+        gc.freeze()  # else a collection looks at what all tests have made
+        try:
+            with server.watched() as pauses:
+                statuses = first_requests.statuses(server)
+        finally:
+            gc.unfreeze()
+    assert sorted(statuses) == FORESEEN and max(pauses) < LONGEST_S
+
+
+@pytest.mark.slow
+@pytest.mark.waits_for_processes
+def test_a_fresh_server_imports_nothing_in_a_request(clicks: Path, tmp_path: Path) -> None:
+    for task, model in JOBS.items():
+        data = {"source": "synthetic", "synthetic": {"train_samples": 500, "eval_samples": 100, "task": task}}
+        job = {"servers": 0, "workers": 1, "data": data, "model": model, "train": {"batch_size": 100, "max_steps": 2}}
+        shardkeep.train(job | {"tables": {"default": {"dim": 4}}}, run_dir=tmp_path / task, quiet=True)
+    command = [sys.executable, "-m", first_requests.__name__, str(clicks), *(str(tmp_path / task) for task in JOBS)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    assert done.returncode == 0 and len(found) == 1 + len(JOBS), done.stderr
+    for each in found:
+        assert each["late"] == [] and each["longest_s"] < LONGEST_S and each["statuses"] == FORESEEN, each

@@ -15,19 +15,11 @@ from shardkeep.ps.jagged import Catalog, JaggedIds, JaggedRows
 from shardkeep.ps.transport.transport import LocalTransport
 from shardkeep.ps.wire.message import REFERENCE, Kind, read
 from tests.support.cases import every
-from tests.support.clients import SUMS, Arrays, Job, grads_of_step, ids_of_step, sums_of
+from tests.support.clients import SUMS, Arrays, Job, grads_of_step, ids_of_step
 from tests.support.one_table import exported
 
 STEPS = range(8)
 TABLES: dict[str, dict[str, Any]] = {"big": SUMS, "wide": {"optimizer": {"name": "adam"}}}
-POOLS: dict[str, dict[str, Any]] = {
-    "rows": {"keep_rows": 0.2, "pool_rows": 2000},
-    "rows, small pool": {"keep_rows": 0.2, "pool_rows": 60},
-    "int4": {"values": "int4", "pool_rows": 2000},
-    "int4 rows": {"values": "int4", "keep_rows": 0.2, "pool_rows": 2000, "max_age": 4},
-    "random rows": {"values": "int4", "keep_rows": 0.2, "select": "random", "pool_rows": 2000},
-    "values": {"keep_values": 0.1, "pool_rows": 2000},
-}
 
 
 @every("last", [False, True])
@@ -87,36 +79,6 @@ def test_a_push_by_reference_counts_once_and_one_to_an_unknown_pull_changes_noth
     with pytest.raises(RemoteError, match="by reference to a pull that is not known"):
         job.client.wait_acknowledged()
     assert job.digests() == before
-
-
-@every("name", POOLS)
-def test_nothing_is_dropped_and_the_number_of_servers_changes_no_bit(name: str) -> None:
-    job, other = (Job(TABLES, servers=servers, mode="sync", ids="coded", push=POOLS[name]) for servers in (1, 3))
-    job.run(STEPS)
-    other.run(STEPS)
-    assert job.digests() == other.digests()
-    memory, delivered = job.client.memory, job.weights("big")
-    state, none = memory.state(), np.zeros(8)
-    of_big = state["8/tables"] == 0
-    left = dict(zip(state["8/ids"][of_big].tolist(), state["8/rests"][of_big], strict=True))
-    for id_, total in sums_of("big", STEPS).items():
-        sum_D = left.get(id_, none) - delivered.get(id_, none)
-        np.testing.assert_allclose(sum_D, total, atol=1e-5 + 2 * memory.lost_squares**0.5)
-
-
-@every("keep", [{"keep_rows": 0.1}, {"keep_values": 0.05}, {"keep_values": 0.05, "dgc": {}}])
-def test_one_worker_takes_what_four_have_not_sent(keep: dict[str, Any]) -> None:
-    states = []
-    for worker in range(4):
-        job = Job(TABLES, mode="async", push=keep | {"pool_rows": 60})
-        job.run(range(3 * worker, 3 * worker + 3), last=False)
-        states.append(job.client.memory.state())
-    memory = Job(TABLES, push=keep | {"pool_rows": 60}).client.memory
-    memory.load(states)
-    merged = memory.state()
-    assert len(merged["8/ids"]) > 60
-    total = sum(state["8/rests"].sum(dtype=np.float64) for state in states)
-    assert merged["8/rests"].sum(dtype=np.float64) == pytest.approx(total, rel=1e-5)
 
 
 def test_random_rows_are_as_many_as_said_and_others_in_each_step_and_on_each_worker() -> None:

@@ -17,7 +17,6 @@ from shardkeep.base.errors import (
     ConfigError,
     DeadlineExceeded,
     JobError,
-    JobStopped,
     MemberLost,
     PlaceRefused,
     ProtocolError,
@@ -29,9 +28,9 @@ from shardkeep.proto import control_pb2 as pb
 from shardkeep.ps.control.coordinator import Coordinator
 from shardkeep.ps.control.grpc import heartbeat
 from shardkeep.ps.control.grpc.channel import ControlChannel
-from shardkeep.ps.control.grpc.client import ControlClient, fetch_status, report_death, request_stop
+from shardkeep.ps.control.grpc.client import ControlClient, fetch_status
 from shardkeep.ps.control.grpc.quiet_grpc import grpc
-from shardkeep.ps.control.grpc.server import ControlServer, Stopping, serve_job
+from shardkeep.ps.control.grpc.server import ControlServer
 from shardkeep.ps.control.job import JobDeadlines, JobSpec
 from shardkeep.ps.control.records import Formation, JobStatus, Offer, Role
 from shardkeep.trust.endpoint import Endpoint
@@ -138,26 +137,6 @@ def test_a_failure_wakes_every_member_sooner_than_a_heartbeat_lasts_and_joins_ra
     for future in joining:
         with pytest.raises(UserError, match="has no column 'age'"):
             future.result(LIMIT_S)
-
-
-def test_the_death_of_a_process_and_a_stop_reach_all_members(start: Callable[..., Cluster]) -> None:
-    cluster = start()
-    server, *_ = cluster.form()
-    state = report_death(cluster.endpoint, role="worker", index=0, pid=os.getpid(), reason="killed by SIGKILL")
-    assert state.state == "failed" and state.lost
-    assert server.failed.wait(LIMIT_S)
-    assert "ended: killed by SIGKILL" in server.state.message
-
-    cluster = start()
-    server, first, second = cluster.form()
-    assert request_stop(cluster.endpoint, "Ctrl-C").state == "stopping"
-    for worker in (first, second):
-        assert worker.stop_requested.wait(LIMIT_S)
-        assert not worker.over.is_set()
-        worker.leave(0)
-    assert server.over.wait(LIMIT_S)
-    assert server.state.state == "stopped"
-    assert cluster.status().exit_code == 1
 
 
 def test_a_member_gives_up_on_a_coordinator_that_is_gone_or_does_not_know_it(start: Callable[..., Cluster]) -> None:
@@ -291,36 +270,6 @@ def test_a_call_that_is_cut_off_is_a_transport_error(start: Callable[..., Cluste
     with pytest.raises(TransportError, match=f"coordinator .*at {cluster.address}") as cut:
         joining.result(LIMIT_S)
     assert cut.value.retryable  # RemoteError is not: it is an answer
-
-
-def test_a_whole_coordinator_serves_one_job_with_a_real_store() -> None:
-    from torch.distributed import TCPStore
-
-    address: Future[str] = Future()
-    sink, stop = ListSink(), threading.Event()
-    with ThreadPoolExecutor(3) as pool:
-        serving = pool.submit(
-            serve_job,
-            JobSpec("name: job\n", 0, 1, JobDeadlines(lease_s=15.0, form_s=60.0)),
-            listen="127.0.0.1:0",
-            token=TOKEN,
-            sink=sink,
-            ready=address.set_result,
-            stopping=Stopping(stop),
-        )
-        with ControlClient(Endpoint(address.result(LIMIT_S), TOKEN), role="worker", index=0) as worker:
-            worker.register()
-            worker.start_heartbeats()
-            formation = worker.join(Offer(TABLES))
-            store = TCPStore(formation.store_host, formation.store_port, is_master=False)
-            store.set("key", "value")
-            assert store.get("key") == b"value"
-            stop.set()
-            assert worker.stop_requested.wait(LIMIT_S)
-            worker.leave(0)
-        with pytest.raises(JobStopped, match="a signal stopped the coordinator"):
-            serving.result(LIMIT_S)
-    assert sink.of("finished")[0][2] == "stopped before the first step: a signal stopped the coordinator"
 
 
 def test_a_refused_report_shows_when_its_member_leaves_and_the_place_of_one_that_left_stays_taken(

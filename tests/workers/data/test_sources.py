@@ -95,6 +95,7 @@ ADULT_ROW = "{}, State-gov, 77516, Bachelors, 13, Never-married, ?, Husband, Whi
 
 def test_every_example_is_a_valid_config_and_the_demo_has_criteos_shape() -> None:
     assert [load_config(EXAMPLES / f"{name}.yaml").name for name in ("adult", "census")] == ["adult", "census"]
+    assert load_config(EXAMPLES / "tune.yaml")
     config = load_config(EXAMPLES / "demo.yaml")
     schema = open_data(config.data, seed=config.seed).train.schema
     assert (config.name, schema.num_dense, len(schema.features)) == ("demo", 13, 26)
