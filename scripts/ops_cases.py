@@ -140,8 +140,9 @@ def needs_v1() -> str:
     return needs_root() or ("" if Path("/sys/fs/cgroup/memory").is_dir() else "it needs control groups v1")
 
 
-def needs_module(name: str) -> Callable[[], str]:
-    return lambda: "" if importlib.util.find_spec(name) else f"it needs {name}"
+def missing(modules: Sequence[str]) -> str:
+    lacking = [name for name in modules if not importlib.util.find_spec(name)]
+    return f"it needs {' and '.join(lacking)}" if lacking else ""
 
 
 def needs_clean() -> str:
@@ -175,7 +176,7 @@ OPS = [
     Ops("ops-02", "two local", "$PY {c}/ops-02/two_clients.py local", [shown("the second", r"second 1")]),
     Ops("ops-02", "notebook", "$PY {c}/ops-02/notebook.py", [
         absent("a hang", "HANG"), shown("cell again", r"UserError: .*EmbeddingClient"), shown(
-            "after a restart", r"left after kernel restart: nothing")], needs_module("jupyter_client")),
+            "after a restart", r"left after kernel restart: nothing")], lambda: missing(["jupyter_client"])),
     *(Ops("ops-03", f"fork, {how}", f"{FORK}fork_after_predict.py model {how}", [
         shown("the child", rf"{how} 0 \[.*")]) for how in ("none", "predict", "one")),
     Ops("ops-03", "workers", f"{FORK}forked_predictor.py model", [
@@ -216,7 +217,7 @@ OPS = [
         "$PY {c}/ops-15/clients.py 18023 18022; kill $P; wait $P; echo rc $?",
         [shown("infer", r"http infer .*\["), shown("health", r"Health/Check +b'"),
          shown("reflection", r"v1alpha.ServerReflection\S+ +b'")],
-        needs_module("tritonclient")),
+        lambda: missing(["tritonclient"])),
     Ops("ops-16", "hup", "bash {c}/ops-16/ends.sh hup", [
         shown("stopped with a checkpoint", r"step-\d+"), shown("a summary", r"(?m)^runs/e-hup/summary.json")]),
     Ops("ops-16", "nohup", "bash {c}/ops-16/ends.sh nohup", [
@@ -268,8 +269,13 @@ def prepare(folder: Path, work: Path) -> dict[str, str]:
 def run(ops: Ops, work: Path, environment: dict[str, str]) -> str:
     """Runs a command of a case; the transcript."""
     text = ops.command.replace("{c}", shlex.quote(str(work / "cases"))).replace("{w}", shlex.quote(str(work)))
-    process = subprocess.Popen(["bash", "-c", f"exec 2>&1\n{text}"], cwd=work, env=environment, start_new_session=True,
-                               stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)  # fmt: skip
+    return output_of(text, work, environment)
+
+
+def output_of(script: str, folder: Path, environment: dict[str, str]) -> str:
+    """What a script of bash writes; it and its children are killed after LIMIT_S."""
+    process = subprocess.Popen(["bash", "-c", f"exec 2>&1\n{script}"], cwd=folder, env=environment,
+                               start_new_session=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)  # fmt: skip
     try:
         out, _ = process.communicate(timeout=LIMIT_S)
     except subprocess.TimeoutExpired:

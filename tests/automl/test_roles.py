@@ -202,6 +202,10 @@ def test_a_label_takes_the_texts_that_mean_1_and_numbers_are_cut_in_two_halves(t
     table = clicks(event=[["view", "cart", "buy"][n % 3] for n in range(ROWS)]).drop(["click"])
     found = plan(tmp_path / "a.csv", table, "event", "data.label.positive=[buy, cart]")
     assert "label: {column: event, positive: [buy, cart]}" in found.yaml(tmp_path)
+    for positive, shown in (("[4]", "[4]"), ("{above: 3.5}", "{above: 3.5}")):
+        known = clicks(stars=[n % 5.0 for n in range(ROWS)], twin=[float(n % 5 == 4) for n in range(ROWS)])
+        found = plan(tmp_path / "a.csv", known.drop(["click"]), "stars", f"data.label.positive={positive}")
+        assert "it knows the answer" in found.roles[-1].why and f"positive: {shown}" in found.yaml(tmp_path)
     table = clicks(stars=[n % 5 for n in range(ROWS)]).drop(["click"])
     assert "positive: {above: 1.0}" in plan(tmp_path / "a.csv", table, "stars").yaml(tmp_path)
 

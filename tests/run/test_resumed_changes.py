@@ -93,13 +93,11 @@ def test_a_servers_part_with_all_rows_in_an_increment_ends_the_rows_that_it_lack
 
 def test_the_line_to_train_longer_leads_to_rates_above_0_and_a_rate_of_0_is_warned_of(tmp_path: Path) -> None:
     schedule = {"decay": "cosine", "decay_steps": 14}
+    falling = {"decay": "exponential", "warmup_steps": 4, "decay_steps": 3, "final_factor": 0.005}
     job = click_job(
         write_csv(tmp_path / "train.csv", click_rows(400)),
         tables={"default": {"dim": 4, "optimizer": {"name": "adagrad", "schedule": schedule}}},
-        tower={
-            "amp": "off",
-            "optimizer": {"lr": 0.002, "schedule": {**schedule, "warmup_steps": 4, "decay_steps": 10}},
-        },
+        tower={"amp": "off", "optimizer": {"lr": 0.002, "schedule": falling}},
     ) | {"train": {"batch_size": 32, "max_steps": 14, "epochs": 2}}
     (tmp_path / "job.yaml").write_text(write_yaml(job))
     run, again = tmp_path / "run", tmp_path / "again"

@@ -223,8 +223,8 @@ def plan_of(entries: Sequence[str], *, label: str | None, overrides: Sequence[st
     missing = (*config.missing, *sorted(sure_marks(arrays.values()) - {*config.missing}))
     rules = ReadingRules(missing, time_format=tuple(config.time_format))
     columns = [look_at(name, values, rules, decimal=config.decimal) for name, values in arrays.items()]
-    named = (config.label.column, config.label.positive) if config.label else (None, None)
-    roles = roles_of(columns, label=named[0], positive=named[1], origin=str(paths[0]))
+    rows = Chunk(str(paths[0]), np.arange(1, excerpt.table.num_rows + 1), arrays, config.decimal)
+    roles = roles_of(columns, rows, rules, config.label)
     if numbers:  # the cut in two only serves to find columns that know the answer
         roles = [replace(role, settings=None, why="numbers") if role.use == "label" else role for role in roles]
     marks = [*rules.missing, *sorted({mark for role in roles if role.use != "left out" for mark in role.facts.marks})]

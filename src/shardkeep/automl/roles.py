@@ -20,9 +20,11 @@ from shardkeep.automl.job_file import flow
 from shardkeep.base.arrays import Bools, Float64s
 from shardkeep.base.errors import DataError
 from shardkeep.workers.data.conversion import times
-from shardkeep.workers.data.conversion.chunk import Column, missing_column
+from shardkeep.workers.data.conversion.chunk import Chunk, Column, missing_column
+from shardkeep.workers.data.conversion.labels import decode_labels
 from shardkeep.workers.data.conversion.rules import ReadingRules
 from shardkeep.workers.data.conversion.teaching import filled_end
+from shardkeep.workers.label_config import LabelColumn
 
 Use = Literal["label", "weight", "time", "dense", "sparse", "sequence", "left out"]
 FEWEST_TIMES = 20
@@ -64,14 +66,15 @@ class Role:
         return names.rank_of_user(self.name) if self.use == "sparse" and self.facts.kind != "list" else None
 
 
-def roles_of(columns: Sequence[Facts], *, label: str | None, positive: Any, origin: str) -> list[Role]:
-    """The role of each column, in their order. `label`: the one that the user names; `positive`: the values that mean
-    1, if they are known. Raises DataError where no column can be the label, and where nothing is left to learn from."""
-    target = _label(columns, label, positive, origin)
-    codes_N = target.facts.code_N
-    settings: Any = target.settings or {}
-    positive_N = np.isin(codes_N, _positive_codes(target.facts, settings.get("positive")))
-    roles = [target if facts is target.facts else _role(facts, positive_N, codes_N >= 0) for facts in columns]
+def roles_of(columns: Sequence[Facts], rows: Chunk, rules: ReadingRules, label: LabelColumn | None) -> list[Role]:
+    """The role of each column, in their order. `rows`: those that the columns were read from; `label`: the one that the
+    user names. Raises DataError where no column can be the label, and where nothing is left to learn from."""
+    named = {} if label is None else label.model_dump(exclude_none=True)
+    target, origin = _label(columns, named.get("column"), named.get("positive"), rows.path), rows.path
+    label = LabelColumn.model_validate({"column": target.name, **(target.settings or {})})
+    rules = replace(rules, missing=(*rules.missing, *target.facts.marks))
+    positive_N, known_N = decode_labels(rows, [label], rules).value_N == 1, target.facts.code_N >= 0
+    roles = [target if facts is target.facts else _role(facts, positive_N, known_N) for facts in columns]
     roles = _grouped(_one_of_each(roles))
     if not any(role.use in ("dense", "sparse", "sequence") for role in roles):
         shown = "; ".join(f"{role.name}: {role.why}" for role in roles if role is not target)
@@ -148,14 +151,6 @@ def _as_label(facts: Facts, positive: Any, origin: str, why: str) -> Role:
     above = float(edges_V[int(np.argmin([abs((number_N > edge).mean() - 0.5) for edge in edges_V[:1000]]))])
     why = f"{why}; above {above:g} means 1; or the number: train.loss: mse"
     return Role(facts, "label", why, settings={"positive": {"above": above}, **missing})
-
-
-def _positive_codes(facts: Facts, positive: Any) -> list[int]:
-    if isinstance(positive, Mapping) and facts.number_V is not None:
-        low, high = positive.get("above", -np.inf), positive.get("below", np.inf)
-        return [int(code) for code in np.flatnonzero((facts.number_V > low) & (facts.number_V < high))]
-    ones = [str(each) for each in positive] if isinstance(positive, list) else ["1", "1.0", "true", "True"]
-    return [code for code, value in enumerate(facts.values.to_pylist()) if str(value) in ones]
 
 
 def _role(facts: Facts, positive_N: Bools, known_N: Bools) -> Role:

@@ -48,7 +48,8 @@ def _changed(file: Path) -> float:
 
 def address_or_path(text: str) -> str:
     """Returns an address as it is, and a path with `~` expanded."""
-    return str(path(text)) if text.startswith("~") else text
+    expanded = str(path(text))
+    return expanded if text.startswith("~") else text
 
 
 def launched_index() -> int:

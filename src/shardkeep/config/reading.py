@@ -9,6 +9,7 @@ from typing import Any, Literal
 from pydantic import ValidationError
 
 from shardkeep.base.errors import ConfigError
+from shardkeep.base.files import local
 from shardkeep.base.logs.log import EventLog
 from shardkeep.base.yaml_text import YamlError, read_text, read_yaml
 from shardkeep.config.job import JobConfig
@@ -50,7 +51,7 @@ def stored_config(run: Path, overrides: Sequence[str] = ()) -> JobConfig:
 
 def _text_of(path: str | Path) -> str:
     try:
-        return read_text(Path(path))
+        return read_text(Path(local(path)))
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror or error})") from error
     except YamlError as error:

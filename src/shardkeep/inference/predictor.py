@@ -13,6 +13,7 @@ from torch import nn
 
 from shardkeep.base.arrays import Floats
 from shardkeep.base.errors import DataError, UserError
+from shardkeep.base.files import local
 from shardkeep.inference.export.manifest import is_export
 from shardkeep.inference.frames import chunks_of, ids_of
 from shardkeep.inference.loading import load_trained
@@ -54,7 +55,7 @@ class Predictor:
             UserError: There is no such run, checkpoint or export.
             CheckpointError: A file is damaged.
         """
-        return cls(load_trained(Path(path), model, verify=verify, amp=amp), Path(path).absolute())
+        return cls(load_trained(Path(local(path)), model, verify=verify, amp=amp), Path(path).absolute())
 
     def __reduce__(self) -> tuple[Callable[[Path, int, Amp], Predictor], tuple[Path, int, Amp]]:
         if self._path is None:

@@ -351,8 +351,9 @@ class EmbeddingClient:
             CheckpointError: It is damaged, or of other tables.
         """
         if self._empty("restore"):
+            path = Path(local(folder)).absolute()
             with self._verdict, self._meter.apart():
-                self._steps.step, self.dense_state = self._saving.restore(Path(folder).absolute(), self._meter.begin)
+                self._steps.step, self.dense_state = self._saving.restore(path, self._meter.begin)
         return self.dense_state
 
     def fill(self, rows: Mapping[str, torch.Tensor]) -> None:

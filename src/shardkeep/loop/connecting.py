@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
+from shardkeep.base.files import local
 from shardkeep.base.net.interfaces import check_advertised
 from shardkeep.launch.machine import index_of, is_numbered, restarts_left, world_size
 from shardkeep.loop.client import EmbeddingClient
@@ -66,4 +67,4 @@ def connect(
 
 
 def _path(given: str | Path | None) -> Path | None:
-    return None if given is None else Path(given)
+    return None if given is None else Path(local(given))

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from shardkeep.base.deadlines import Deadline
 from shardkeep.base.errors import JobError, UserError
+from shardkeep.base.files import local
 from shardkeep.base.net.addresses import is_address
 from shardkeep.member.membership import LISTEN_S
 from shardkeep.run.reader import RunReader, check_ours
@@ -52,7 +53,7 @@ def check_coordinator(coordinator: str, *, token_file: Path | None = None) -> st
     A missing run folder counts as one that the coordinator will make, if the folder above it is there and
     it is written with a `/`: anything else is misspelt. Raises UserError (neither an address nor a folder, no token)
     and ConfigError."""
-    run, there = Path(coordinator), _is_folder(coordinator)
+    run, there = Path(local(coordinator)), _is_folder(coordinator)
     if not there and is_address(coordinator):
         if token_file is None:
             raise UserError(

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from shardkeep.base.errors import CheckpointError, UserError
-from shardkeep.base.files import replacing
+from shardkeep.base.files import local, replacing
 from shardkeep.loop.client import EmbeddingClient
 
 TABLE = re.compile(r"(?:.*\.)?(?:embedding_bags|embeddings)\.([^.]+)\.weight")
@@ -27,7 +27,7 @@ def loaded(
     """As `shardkeep.torchrec.load`."""
     if isinstance(checkpoint, nn.Module):
         checkpoint = checkpoint.state_dict()
-    state = checkpoint if isinstance(checkpoint, Mapping) else _read(Path(checkpoint))
+    state = checkpoint if isinstance(checkpoint, Mapping) else _read(Path(local(checkpoint)))
     names = {name: found[1] for name in state if (found := TABLE.fullmatch(name))}
     if not names:
         raise UserError("load: no table; allowed: the state of a model with EmbeddingBagCollection.embedding_bags.*")

@@ -64,9 +64,9 @@ def test_nulls_of_any_type_are_missing(tmp_path: Path, values: Any, positive: An
     assert _rows(opened(tmp_path, files, dense=["x"], label=label | SKIP)) == [(0.0, 1.0), (2.0, 0.0)]
 
 
-def test_a_text_that_means_one_is_not_missing(tmp_path: Path) -> None:
-    data = opened(tmp_path, _file(["NA", "some", "NA"]), dense=["x"], label={"column": "y", "positive": ["NA"]})
-    assert labels_of(data) == [1.0, 0.0, 1.0]
+def test_a_number_that_means_one_is_compared_as_its_column_holds_it(tmp_path: Path) -> None:
+    files = {"a.parquet": {"x": [0, 1], "y": np.float32([0.1, 0.2])}}
+    assert labels_of(opened(tmp_path, files, dense=["x"], label={"column": "y", "positive": [0.1]})) == [1.0, 0.0]
 
 
 def test_left_out_rows_do_not_enter_the_statistics_nor_move_the_split(tmp_path: Path) -> None:

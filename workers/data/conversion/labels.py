@@ -199,11 +199,13 @@ def _numbers(column: Column, rules: ReadingRules) -> _Decoded:
 
 
 def _positives(column: Column, positive: Sequence[str], rules: ReadingRules) -> _Decoded:
-    """A number among `positive` is compared by value, any other text as a text."""
-    numbers = numbers_of(positive, column.decimal)
-    if is_number(column.values.type) and len(numbers) == len(positive):
+    """A number among `positive` is compared by value, but as a text where float64 has no odd ones; so is any other."""
+    numbers = [number for number in numbers_of(positive, column.decimal) if abs(number) < 1 << 53]
+    kind = column.values.type
+    if is_number(kind) and len(numbers) == len(positive):
         numbers_N = decode_numbers(column, rules)
-        return _Decoded(np.isin(numbers_N, numbers).astype(np.uint8), np.isnan(numbers_N))
+        held = np.array(numbers, kind.to_pandas_dtype() if pa.types.is_floating(kind) else None)  # .1 as it is there
+        return _Decoded(np.isin(numbers_N, held).astype(np.uint8), np.isnan(numbers_N))
     texts = label_texts(column, rules)
     positive_N = np.array(pc.is_in(texts, value_set=pa.array(positive, texts.type)))
     positive_N |= np.array(equal_to(texts, numbers, column.decimal))

@@ -84,16 +84,17 @@ def check_lines(
             place, shown = f"{name}, row {rows}" if rows else f"{name}, the header", f"({text[:60]!r})"
             if odd or len(lines) > 1:
                 spanning, shown = spanning + 1, f"{shown}; if quotes are part of the texts: data.quote: none"
+                escape = ", or if \\ stands before them: data.escape: '\\'" if '\\"' in text else ""
                 if odd:
                     what = "a quote is opened and never closed before a delimiter"
                     over = f", over {len(lines)} lines" if lines[1:] else ""
-                    escape = ", or if \\ stands before them: data.escape: '\\'" if '\\"' in text else ""
                     raise DataError(f"{place}: {what}{over} {shown}{escape}")
                 if not all(_could_be_row(line, dialect, num_fields) for line in lines if line.strip()):
                     others = True
                 elif doubt is None:
                     what = f"a quote joins {len(lines)} lines, and each has the {num_fields} fields of a row"
-                    doubt = DataError(f"{place}: {what} {shown}; if the text is right, store the data as parquet")
+                    shown += f"{escape}; if the text is right, store the data as parquet"
+                    doubt = DataError(f"{place}: {what} {shown}")
             if not right and rows:
                 raise DataError(f"{place}: has {len(fields)} fields, expected {num_fields} {shown}")
     if doubt is not None and not others:
@@ -123,6 +124,9 @@ def _is_spoiled(row: bytes, dialect: dict[str, Any]) -> bool:
 
 
 def _could_be_row(line: str, dialect: dict[str, Any], num_fields: int) -> bool:
-    """Whether a line alone has a row's number of delimiters: all, those outside quotes, or outside closed ones."""
+    r"""Whether a line alone has a row's number of delimiters: all, those outside quotes, or outside closed ones; or
+    outside quotes that have \ before those of their texts."""
     fields, delimiter = next(csv.reader([line], **dialect), [""]), dialect["delimiter"]
-    return num_fields in (1 + line.count(delimiter), len(fields), len(fields) + fields[-1].count(delimiter))
+    escaped = next(csv.reader([line], **dialect | {"escapechar": dialect["escapechar"] or "\\"}), [""])
+    counts = 1 + line.count(delimiter), len(fields), len(fields) + fields[-1].count(delimiter), len(escaped)
+    return num_fields in counts

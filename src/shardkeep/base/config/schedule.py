@@ -11,6 +11,10 @@ from pydantic import Field
 from shardkeep.base.settings import MOST_STEPS, Settings
 
 
+LEAST = 1e-7
+"""A factor below it counts as 0: float32 numbers have seven digits."""
+
+
 class ScheduleConfig(Settings):
     """Warm-up, then decay. The rate at step t is `lr * schedule.factor(t)`."""
 
@@ -38,9 +42,10 @@ class ScheduleConfig(Settings):
             raise ValueError("final_factor: has no effect with decay: inverse_sqrt")
 
     def end(self, steps: int) -> int:
-        """The first of `steps` steps from which on the rate is 0; `steps` = there is none."""
+        """The first of `steps` steps from which on the rate is 0, or so low that it moves no float32 weight; `steps` =
+        there is none."""
         return bisect.bisect_left(
-            range(steps), True, lo=min(self.warmup_steps, steps), key=lambda s: not self.factor(s)
+            range(steps), True, lo=min(self.warmup_steps, steps), key=lambda s: self.factor(s) < LEAST
         )
 
     def factor(self, step: int) -> float:
