@@ -5,12 +5,13 @@ Apart from the code they configure so that reading a config needs neither torch 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationError, model_validator
 
-from shardkeep.base.settings import DAY_S, MayDiffer, Named, Settings
+from shardkeep.base.errors import CheckpointError
+from shardkeep.base.settings import DAY_S, MayDiffer, Named, Settings, first_problem, known
 from shardkeep.compression.config import TableCompressionConfig, TablePushConfig
 from shardkeep.ps.server.table.initializers.config import InitConfig
 from shardkeep.ps.server.table.optimizers.registry import RowOptimizerConfig
@@ -47,6 +48,17 @@ class TableSpec(Settings):
     """Rows are read and never change; ids without a row get their initial values."""
     compression: TableCompressionConfig | None = None
     """What is compressed otherwise than in the rest of the job; left out = nothing."""
+
+    @classmethod
+    def of_record(cls, record: Mapping[str, Any]) -> TableSpec:
+        """The table as this version or another one stored it. Raises CheckpointError for one that does not fit."""
+        try:
+            return cls.model_validate(known(record, cls))
+        except ValidationError as error:
+            raise CheckpointError(
+                f"table {record.get('name')!r:.100}: stored settings do not fit this version ({first_problem(error)}); "
+                "use the version of shardkeep that wrote them"
+            ) from error
 
     @model_validator(mode="after")
     def _frozen_rows_never_change(self) -> TableSpec:

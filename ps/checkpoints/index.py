@@ -44,7 +44,7 @@ def specs_of(checkpoint: Checkpoint) -> list[TableSpec]:
     for _, index in indexes(checkpoint):
         for entry in index["tables"]:
             if entry["spec"]["name"] not in specs and not entry.get("counts_for"):
-                spec = TableSpec.model_validate(entry["spec"])
+                spec = TableSpec.of_record(entry["spec"])
                 specs[spec.name] = spec
     return list(specs.values())
 

@@ -209,7 +209,7 @@ class Chain:
 
     def parts(self, name: str) -> TableParts:
         """The parts of any table, also of one that counts ids; none if there is no such table."""
-        spec = TableSpec.model_validate(self.tables[name]["spec"]) if name in self.tables else TableSpec(name=name)
+        spec = TableSpec.of_record(self.tables[name]["spec"]) if name in self.tables else TableSpec(name=name)
         removed = [Removed.of(link, name, written) for link, written in self.links]
         return TableParts(spec, [sorted(parts.get(name, []), key=lambda p: p.first) for parts in self._parts], removed)
 

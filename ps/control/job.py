@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from shardkeep.base.errors import ProtocolError, Superseded, UserError
+from shardkeep.base.errors import CheckpointError, ProtocolError, Superseded, UserError
 from shardkeep.base.system_errors import in_words
 from shardkeep.ps.config import TableSpec
 from shardkeep.ps.control.events import Events
@@ -161,9 +161,9 @@ class PersistedState:
             raise UserError(f"{text} {PROTOCOL_VERSION}; continue with the version that began the job")
         try:
             fields = dict(record)
-            tables: list[Any] = [tuple(map(TableSpec.model_validate, each)) for each in fields.pop("tables")]
+            tables: list[Any] = [tuple(map(TableSpec.of_record, each)) for each in fields.pop("tables")]
             return from_json_types(cls, fields, tables)
-        except (LookupError, TypeError, ValueError, AttributeError, ProtocolError) as error:
+        except (LookupError, TypeError, ValueError, AttributeError, CheckpointError, ProtocolError) as error:
             text = f"the coordinator's stored state of the job is damaged ({type(error).__name__}: {error})"
             raise UserError(text) from error
 

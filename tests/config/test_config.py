@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 import time
@@ -12,9 +13,10 @@ from typing import Any
 import pytest
 
 from shardkeep.base.config.schedule import ScheduleConfig
-from shardkeep.base.errors import ConfigError
+from shardkeep.base.errors import CheckpointError, ConfigError
 from shardkeep.base.yaml_text import write_yaml
 from shardkeep.config import JobConfig, load_config, parse_config, stored_config
+from shardkeep.ps.config import TableSpec
 from shardkeep.ps.server.table.optimizers.adam import AdamConfig
 from shardkeep.ps.server.table.optimizers.rowwise_adagrad import RowwiseAdagradConfig
 from shardkeep.ps.server.table.optimizers.sgd import SgdConfig
@@ -171,6 +173,21 @@ def test_thousands_of_problems_take_no_longer_than_reading_them() -> None:
     with pytest.raises(ConfigError, match=r"and 1981 more problems$"):
         parse_config(text, ["train.epochs=0"])
     assert time.process_time() - began < 3.0
+
+
+def test_stored_settings_that_left_count_as_absent_where_they_had_no_effect_and_others_are_one_line(
+    tmp_path: Path,
+) -> None:
+    text = "model: {{name: dnn, sync_norm: {}}}\n"
+    table: dict[str, Any] = {"admit": {"min_count": 2, "probability": 1.0}}
+    (tmp_path / "config.yaml").write_text(f"{text.format('false')}tables: {json.dumps({'user': table})}")
+    assert stored_config(tmp_path).tables["user"].admit == TableSpec.of_record({"name": "user", **table}).admit
+    table["admit"]["probability"] = 0.5
+    with pytest.raises(CheckpointError, match=r"^table 'user': stored settings .*admit.probability[^\n]*wrote them$"):
+        TableSpec.of_record({"name": "user", **table})
+    (tmp_path / "config.yaml").write_text(text.format("true"))
+    with pytest.raises(ConfigError, match=r"config.yaml: model.sync_norm: unknown key with name: dnn"):
+        stored_config(tmp_path)
 
 
 def test_a_setting_without_effect_is_refused_where_a_person_gave_it(tmp_path: Path) -> None:

@@ -254,7 +254,8 @@ def loop(config):
         (run_dir / "result").write_text(json.dumps([digest, loss.item()]))
 
 ray.init(address="auto")
-config = shardkeep.JobConfig(consistency="sync", tables={"item": {"dim": 8}})
+liveness = {"form_timeout_s": 600}  # a busy machine starts trainers late
+config = shardkeep.JobConfig(consistency="sync", tables={"item": {"dim": 8}}, liveness=liveness)
 for name in ("whole", "hurt"):
     with shardkeep.ray.servers(config, num=2, trainers=2, run_dir=name) as run:
         TorchTrainer(

@@ -19,7 +19,7 @@ import pytest
 
 from shardkeep.base.yaml_text import write_yaml
 from shardkeep.run.reader import RunReader
-from tests.support.chaos import JOB
+from tests.support.chaos import EDITED, JOB
 from tests.support.cluster import patient, records, stalled, within
 from tests.support.golden import Golden
 from tests.support.hosts import Host, hosts, missing, worker_on
@@ -159,7 +159,8 @@ class Training:
         self._cluster = cluster
         self._folder = cluster.work / name
         self._folder.mkdir()
-        (self._folder / "clicks.yaml").write_text(write_yaml(patient({**JOB, "liveness": {"lease_s": lease_s}})))
+        self.config = self._folder / "clicks.yaml"
+        self.config.write_text(write_yaml(patient({**JOB, "liveness": {"lease_s": lease_s}})))
         self.run = RunReader(self._folder / "runs" / "clicks")
         self.number = ""
 
@@ -219,11 +220,15 @@ def test_a_job_outlives_the_machine_of_its_coordinator(cluster: Slurm, golden: G
     address = job.run.address()
     with stalled(worker_on(other, job.run)):  # or the job might end first
         lost.off()
+    job.config.write_text(write_yaml(EDITED))
     done = job.end(golden)
     assert done.restarts >= 1 and lost.name not in done.hosts and job.run.address() != address
     lost.on()
     cluster.start_node(lost)
     assert len(job.summary["starts"]) == 1, "not taken over"
+    job.submit()
+    refused = cluster.wait(job.number, "COMPLETED", "FAILED", "TIMEOUT", "CANCELLED")
+    assert (refused.state, refused.exit_code, refused.restarts) == ("FAILED", 2, 0)
     assert [recovery["lost_steps"] for recovery in job.summary["recoveries"]] == [0] * len(job.summary["recoveries"])
 
 

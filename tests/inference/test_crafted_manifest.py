@@ -59,6 +59,7 @@ def repeat_table(record: dict[str, Any]) -> None:
     ("change", "text"),
     [
         (lambda r: r, None),
+        (lambda r: r["settings"]["model"].update(sync_norm=False), None),
         (repeat_table, "two tables have the same name"),
         (lambda r: r.update(folder="../elsewhere"), "folder ../elsewhere"),
         (lambda r: r.update(files=[]), "its list of files is not that of an export"),

@@ -181,18 +181,23 @@ def test_a_member_waits_for_the_address_of_a_coordinator_unless_a_launcher_start
         late.join()
 
 
-@every("claimed", [False, True], ids=["never told", "of the one before the coordinator that has claimed the folder"])
+@every(
+    ("starts", "lacks"),
+    [(0, "does not say where"), (1, "holds a job that is over: no data"), (2, "does not say where")],
+    ids=["never told", "of a job that is over", "of the one before the coordinator that has claimed the folder"],
+)
 def test_a_run_folder_that_never_tells_is_named_when_the_time_is_over(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, claimed: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, starts: int, lacks: str
 ) -> None:
     monkeypatch.setattr(access, "LISTEN_S", 0.05)
-    if claimed:
+    if starts:
         folder = RunFolder.create(tmp_path / "run", JobConfig())
         folder.claim()
         folder.coordinator(FIRST, pid=1)
-        folder.finished("stopped", "", None)
-        RunFolder(folder.path).claim()
-    with pytest.raises(DeadlineExceeded, match=r"the coordinator to listen; .* does not say where \(limit 0.05 s\)"):
+        folder.finished("failed", "no data", None)
+    if starts > 1:
+        RunFolder(tmp_path / "run").claim()
+    with pytest.raises(DeadlineExceeded, match=rf"the coordinator to listen; .* {lacks} \(limit 0.05 s\)"):
         coordinator_address(str(tmp_path / "run"))
 
 

@@ -132,7 +132,7 @@ def _check_same(tables: Sequence[Table], index: dict[str, Any], checkpoint: Chec
     """Raises CheckpointError if a table of a checkpoint is missing or differs; counts may be dropped."""
     now = {table.spec.name: table.spec for table in tables}
     for entry in index["tables"]:
-        spec = TableSpec.model_validate(entry["spec"])
+        spec = TableSpec.of_record(entry["spec"])
         own = now.get(spec.name)
         if (
             own is None and not entry.get("counts_for") and not checkpoint.facts.get("from")

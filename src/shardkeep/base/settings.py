@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import difflib
 import enum
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,6 +21,8 @@ MOST_ROWS = 1_000_000_000
 MOST_WIDTH = 1_000_000
 """Columns of a weight."""
 _NAME_BYTES, _PATH_BYTES = 255, 4095
+LEFT: dict[str, Any] = {"sync_norm": False, "probability": 1.0, "delete_below": None, "max_bytes": None, "pinned": []}
+"""Settings that were removed, and the value of each that had no effect. Who removes a setting adds it."""
 
 
 def _number(value: Any) -> Any:
@@ -58,6 +62,24 @@ def first_problem(error: ValidationError) -> str:
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
     where = ".".join(map(str, first["loc"]))[:100]
     return " ".join(f"{where}{': ' if where else ''}{first['msg'].removeprefix('Value error, ')}".split())[:300]
+
+
+def known(stored: Mapping[str, Any], model: type[BaseModel]) -> dict[str, Any]:
+    """A copy of stored settings without those that left `model` and had no effect. A run folder and an export have all
+    settings of the version that wrote them."""
+    found = copy.deepcopy(dict(stored))
+    try:
+        model.model_validate(found)
+    except ValidationError as error:
+        for each in error.errors(include_url=False):
+            above: list[Any] = list(each["loc"])
+            key = str(above.pop())
+            if each["type"] == "extra_forbidden" and each["input"] == LEFT.get(key, ...):
+                node: Any = found
+                for part in above:  # with the kinds of unions
+                    node = node[part] if isinstance(node, list) or part in node else node
+                node.pop(key, None)
+    return found
 
 
 class Named(Settings):

@@ -56,7 +56,8 @@ def without_root(settings: T, root: Path, model: type[BaseModel]) -> T:
 def marked_keys(model: type[BaseModel], mark: enum.Enum) -> tuple[Keys, ...]:
     """The keys of the settings in a model that have a mark in their type; * is any key of a mapping."""
     fields = model.model_fields.items()
-    return tuple((name, *keys) for name, each in fields for keys in _marked((each.annotation, *each.metadata), mark))
+    found = ((name, *keys) for name, each in fields for keys in _marked((each.annotation, *each.metadata), mark))
+    return tuple(dict.fromkeys(found))  # each kind of a union may have it
 
 
 def _marked(kinds: Sequence[Any], mark: enum.Enum) -> Iterator[Keys]:

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from shardkeep.base.errors import ConfigError
 from shardkeep.base.files import local
 from shardkeep.base.logs.log import EventLog
+from shardkeep.base.settings import known
 from shardkeep.base.yaml_text import YamlError, read_text, read_yaml
 from shardkeep.config.job import JobConfig
 from shardkeep.config.overrides import Override, blamed, copied, is_at, overridden
@@ -46,7 +47,9 @@ def load_config(
 
 def stored_config(run: Path, overrides: Sequence[str] = ()) -> JobConfig:
     """The config of a run folder, as `load_config`."""
-    return load_config(run / "config.yaml", overrides, judged="overrides")
+    path = run / "config.yaml"
+    raw = known(_settings_of(_text_of(path), str(path)), JobConfig)
+    return _config_of(raw, overrides, origin=str(path), folder=path.resolve().parent, judged="overrides")
 
 
 def _text_of(path: str | Path) -> str:

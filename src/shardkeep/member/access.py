@@ -94,12 +94,17 @@ def coordinator_address(given: str, *, launched: bool = False) -> str:
         return given
     deadline = Deadline(LISTEN_S)
     while True:
-        over, address = RunReader(run).summary() is not None, RunReader(run).address()
-        if address is not None and not over:
+        over, address = RunReader(run).summary(), RunReader(run).address()
+        if address is not None and over is None:
             return address
-        if over and launched:
+        if over is not None and launched:
             raise JobError(f"{given}: the job is over")
-        deadline.check(f"the coordinator to listen; {given} does not say where")
+        lacks = (
+            "does not say where"
+            if over is None
+            else f"holds a job that is over: {over.get('message') or over.get('status')}"
+        )
+        deadline.check(f"the coordinator to listen; {given} {lacks}")
         time.sleep(ADDRESS_POLL_S)
 
 

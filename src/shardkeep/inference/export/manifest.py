@@ -25,7 +25,7 @@ from pydantic import ValidationError
 
 from shardkeep.base.errors import CheckpointError, UserError
 from shardkeep.base.files import atomic_write, file_lock, sync_folder
-from shardkeep.base.settings import first_problem
+from shardkeep.base.settings import first_problem, known
 from shardkeep.config import JobConfig
 from shardkeep.ps.checkpoints.folder import FileRecord, unknown_format
 from shardkeep.ps.config import TableSpec
@@ -84,7 +84,7 @@ class TableRecord:
         if format not in DTYPES or rows < 0 or not 1 <= bits <= MOST_BITS:
             raise ValueError(f"format {format[:20]}, {rows} rows, {bits} bits")
         try:
-            spec = TableSpec.model_validate(field_of(record, "spec", dict))
+            spec = TableSpec.model_validate(known(field_of(record, "spec", dict), TableSpec))
         except ValidationError as error:
             raise ValueError(f"spec.{first_problem(error)}") from error
         return cls(spec, rows, cast(RowFormat, format), bits, field_of(record, "offsets", str))
@@ -196,7 +196,7 @@ class Manifest:
     def config(self, out: Path) -> JobConfig:
         """The settings of the job. Raises CheckpointError, which names the folder `out`."""
         try:
-            return JobConfig.model_validate(self.settings)
+            return JobConfig.model_validate(known(self.settings, JobConfig))
         except ValidationError as error:
             raise CheckpointError(
                 f"{out / MANIFEST}: its settings do not fit this version: settings.{first_problem(error)}"
