@@ -140,7 +140,8 @@ def test_the_ledger_agrees_with_the_sockets_counters(golden: Golden) -> None:
 
 def test_it_moved_as_many_bytes_per_sample_as_was_estimated(golden: Golden) -> None:
     found, summary = estimate(JobConfig.model_validate(golden.config), gbit_per_s=10.0), golden.summary
-    assert found["bytes_per_sample"] == pytest.approx(summary["bytes"]["per_sample"], rel=0.05)
+    control = summary["bytes"]["control"] / summary["samples"]  # grows with the time that a job takes
+    assert found["bytes_per_sample"] == pytest.approx(summary["bytes"]["per_sample"] - control, rel=0.03)
     assert [t["rows"] for t in found["tables"]] == [t["rows"] for t in summary["tables"]]
     reported, held = (sum(t["bytes"] for t in tables) for tables in (found["tables"], summary["tables"]))
     assert reported == pytest.approx(held, rel=0.25)

@@ -136,10 +136,11 @@ def test_with_tls_only_peers_of_the_authority_get_replies(tmp_path: Path) -> Non
     with contextlib.closing(Endpoint("127.0.0.1:0", Access(TOKEN, read_tls(ours)))) as endpoint:
         assert endpoint.url.startswith("https://")
         assert get(f"{endpoint.url}/metrics", TOKEN, tls=client_context(ours)).body == b"figures"
-        stranger = client_context(theirs)
+        stranger, nobody = client_context(theirs), ssl.create_default_context(cafile=ours / "ca.pem")
         stranger.load_verify_locations(ours / "ca.pem")
-        with pytest.raises(OSError):
-            get(f"{endpoint.url}/ready", tls=stranger)
+        for context in (stranger, nobody):
+            with pytest.raises(OSError):
+                get(f"{endpoint.url}/ready", tls=context)
 
 
 def client_context(folder: Path) -> ssl.SSLContext:
