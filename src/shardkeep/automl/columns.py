@@ -34,8 +34,8 @@ BINS = 256
 FEWEST_PURE, ODDS = 50, 1e-6
 """Rows of one class that are asked about, and the odds of that by chance from which they are."""
 _DATE = (
-    r"^(\pL{2,9}\.?,? )?(\d{4}[-/.]\d\d?[-/.]\d\d?|(19|20)\d\d[- ]?(W\d\d|Q[1-4])|\d\d?[-/]\d\d?[-/]\d\d(\d\d)?|\d\d?\.\d\d?\.\d{4}"
-    r"|\d\d?\.?[ -]\pL{3,9}\.?[ -]\d{4}|\pL{3,9}\.? \d\d?,? \d{4})([ T,:].*)?$"
+    r"^(\pL{2,9}\.?,? )?(\d{4}[-/.]\d\d?[-/.]\d\d?|\d\d?[-/]\d\d?[-/]\d\d(\d\d)?|\d\d?\.\d\d?\.\d{4}"
+    r"|(19|20)\d\d[- ]?(W\d\d|Q[1-4])|\d\d?\.?[ -]\pL{3,9}\.?[ -]\d{4}|\pL{3,9}\.? \d\d?,? \d{4})([ T,:].*)?$"
 )
 _ID = r"^[\w.:-]*\d[\w.:-]*$"
 
@@ -206,8 +206,8 @@ def _separator_of(name: str, known: pa.Array) -> str:
 
 def purity(facts: Facts, positive_N: Bools, known_N: Bools, *, each: bool) -> tuple[str, str]:
     """Which rows have one class beyond chance, as `578 of 578 rows that are not 0` and `have the label 1`; "" = none.
-    The most such rows. Looks at rows that are missing, 0 or the most frequent value, at the others, and with `each` at each value.
-    `known_N`: has a label.
+    The most such rows, of those that are missing, 0 or the most frequent value, the others, and with `each` those of
+    each value. `known_N`: has a label.
 
     Chance is the share of the class; of a value that at the purest mixed one, if that is more: where few of 18 years
     earn much, none of 17 years is no leak."""
