@@ -324,9 +324,9 @@ def table_of(history: Role, roles: Sequence[Role]) -> str:
     features = [role for role in roles if role.use == "sparse" and role.facts.kind != "list"]
     if named := next((each.name for each in features if stem and names.stem_of(each.name) == stem), None):
         return named
-    codes = entries is not None and entries.kind == "text" and re.search(r"\d", "".join(entries.examples()))
-    if entries is not None and entries.kind == "whole":
-        codes = np.nanmax(entries.number_V) > 10 * entries.distinct  # with gaps: not alike by chance
+    codes = entries is not None and entries.kind == "text" and bool(re.search(r"\d", "".join(entries.examples())))
+    if entries is not None and entries.kind == "whole" and entries.number_V is not None:
+        codes = bool(np.nanmax(entries.number_V) > 10 * entries.distinct)  # with gaps: not alike by chance
     if not (codes or names.fits(history.name, "pasts")):
         return history.name
     known, least = {*map(str, history.facts.values.to_pylist())}, (ALIKE, history.name)
