@@ -165,19 +165,9 @@ def test_a_column_of_times_has_one_of_the_named_forms(forms: list[str], texts: l
 
 @every(
     "form",
-    [
-        "%Y%m%d",
-        "%d/%m",
-        "%H:%M",
-        "%m/%Y %H:%M",
-        "%m/%d/%Y %I:%M",
-        "%m/%d/%Y %H %p",
-        "%d/%m/%d %Y",
-        "%Y-%d-%m",
-        "%m/%d/%Y %Q",
-        "x",
-    ],
-)
+    ["%Y%m%d", "%d/%m", "%H:%M", "%m/%Y %H:%M", "%m/%d/%Y %I:%M", "%m/%d/%Y %H %p", "%d/%m/%d %Y", "%Y-%d-%m",
+     "%m/%d/%Y %Q", "x"],
+)  # fmt: skip
 def test_a_form_of_times_that_is_unclear_is_refused(form: str) -> None:
     with pytest.raises(ValueError, match=r"time_format.*\n.*allowed: %d, %m or %b, %Y or %y"):
         DataConfig.model_validate({"time_format": form})
