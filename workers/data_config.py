@@ -51,7 +51,7 @@ _SUFFIXES = {".csv": "csv", ".tsv": "csv", ".parquet": "parquet", ".pq": "parque
 _COMPRESSED = (".gz", ".bz2", ".zst", ".lz4")
 _MOST_COLUMNS = 100_000
 _TIME_FORMAT = re.compile(
-    r"(?=.*%d)(?=.*%[mbB])(?=.*%[yY])(?=.*%I.*%p|(?!.*%[Ip]))(?!.*%(?!S%z).%|.*(%.).*\1|%Y-%d)([^%]|%[aAbBdmyYHIMSpz])+"
+    r"(?=.*%d|(?!.*%[HI]))(?=.*%[mbB])(?=.*%[yY])(?=.*%I.*%p|(?!.*%[Ip]))(?!.*%(?!S%z).%|.*(%.).*\1|%Y-%d)([^%]|%[aAbBdmyYHIMSpz])+"
 )
 
 
@@ -280,7 +280,7 @@ class DataConfig(Settings):
         default_factory=list
     )
     """How texts of times are written, beside the forms that are always read: patterns of strptime, as in
-    `%m/%d/%Y %H:%M`. All times of a column have one form."""
+    `%m/%d/%Y %H:%M` or `%b-%Y`. All times of a column have one form."""
     label: Annotated[LabelColumn, bare("column")] | None = None
     """The column to predict; criteo and synthetic have their own."""
     labels: list[Annotated[TaskColumn, bare("column")]] = Field(default_factory=list)

@@ -10,6 +10,7 @@ import pyarrow.parquet as pq  # type: ignore[import-untyped]
 import pytest
 
 from shardkeep.automl.init import Plan, plan_of
+from shardkeep.automl.roles import doubts
 from shardkeep.base.errors import DataError
 from tests.support.cases import every
 from tests.support.planted_schemas import plan
@@ -103,14 +104,23 @@ def test_a_column_that_almost_tells_the_label_is_kept_with_a_question_unless_it_
     told = [n * n % 7 % 2 if n % 20 else n // 20 % 2 for n in range(ROWS)]  # right in 39 of 40 rows
     table = clicks(device=told, other=[n * 7 % 13 for n in range(ROWS)])
     found = {role.name: role for role in plan(tmp_path / "a.parquet", table).roles}
-    assert found["device"].use == "sparse" and "is it known before the label?" in found["device"].question
-    assert not found["other"].question
+    assert found["device"].use == "sparse" and found["device"].doubt[0].startswith("alone it has an AUC")
+    assert not found["other"].doubt[0]
+    ones = table["click"].to_pylist()
+    late = {name: [n % 5 + 1 if one and n % 3 else 0 for n, one in enumerate(ones)] for name in ("fee_1", "fee_2")}
+    late |= {"next": [f"2024-0{2 + 3 * one}-{1 + n % 28:02d}" for n, one in enumerate(ones)]}
+    made = plan(tmp_path / "b.csv", clicks(**late, at=[f"2024-06-{1 + n // 20:02d}" for n in range(ROWS)]))
+    (asked,) = doubts(made.roles)
+    assert asked.count("rows that are not 0") == 2 and "1; are they known before the label? Leave out" in asked
+    assert [role.why for role in made.roles if role.name == "next"] == [
+        "alone it has an AUC of 1.0000: it knows the answer"
+    ]
     random = np.random.default_rng(1)
     click, other = random.random(20 * ROWS) < 0.5, random.random(20 * ROWS) < 0.04
     items = 300 * (click ^ other) + random.integers(0, 300, len(click))
     table = pa.table({"click": click.astype(int), "item": [f"item{item}" for item in items]})
     shown = {role.name: role for role in plan(tmp_path / "a.parquet", table).roles}["item"]
-    assert shown.use == "sparse" and not shown.question
+    assert shown.use == "sparse" and not shown.doubt[0]
 
 
 @every(

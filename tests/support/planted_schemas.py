@@ -25,6 +25,7 @@ LATE: dict[str, Callable[[bool, int], Any]] = {
     "not 0": lambda told, n: n % 40 + 0.5 if told else 0.0,
     "not missing": lambda told, n: f"k{n % 9}" if told else None,
     "missing": lambda told, n: None if told else n * n % 77 + 0.5,
+    "not usual": lambda told, n: f"r{n % 40}" if told else "none",
     "value": lambda told, n: "paid out" if told else "abc"[n * n % 7 % 3],
 }
 FAULTS = ("outcome time", "drift", "mixed dates", "history", *DATES, *LATE)

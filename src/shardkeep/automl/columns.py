@@ -35,7 +35,7 @@ FEWEST_PURE, ODDS = 50, 1e-6
 """Rows of one class that are asked about, and the odds of that by chance from which they are."""
 _DATE = (
     r"^(\pL{2,9}\.?,? )?(\d{4}[-/.]\d\d?[-/.]\d\d?|\d\d?[-/]\d\d?[-/]\d\d(\d\d)?|\d\d?\.\d\d?\.\d{4}"
-    r"|\d\d?\.?[ -]\pL{3,9}\.?[ -]\d{4}|\pL{3,9}\.? \d\d?,? \d{4})([ T,:].*)?$"
+    r"|(19|20)\d\d[- ]?(W\d\d|Q[1-4])|\d\d?\.?[ -]\pL{3,9}\.?[ -]\d{4}|\pL{3,9}\.? \d\d?,? \d{4})([ T,:].*)?$"
 )
 _ID = r"^[\w.:-]*\d[\w.:-]*$"
 
@@ -204,19 +204,23 @@ def _separator_of(name: str, known: pa.Array) -> str:
     return ""
 
 
-def purity(facts: Facts, positive_N: Bools, known_N: Bools, *, each: bool) -> str:
-    """Which rows have one class beyond chance, as `578 of 578 rows that are not 0 have the label 1`; "" = none. Looks
-    at rows that are missing or 0, at the others, and with `each` at each value. `known_N`: has a label.
+def purity(facts: Facts, positive_N: Bools, known_N: Bools, *, each: bool) -> tuple[str, str]:
+    """Which rows have one class beyond chance, as `578 of 578 rows that are not 0` and `have the label 1`; "" = none.
+    The most such rows, of those that are missing, 0 or the most frequent value, the others, and with `each` those of
+    each value. `known_N`: has a label.
 
     Chance is the share of the class; of a value that at the purest mixed one, if that is more: where few of 18 years
     earn much, none of 17 years is no leak."""
     step = -(-len(positive_N) // len(facts.code_N))  # lists in texts are read in a part of the rows
     own_N = known_N[::step]
     code_N, one_N, V = facts.code_N[own_N] + 1, positive_N[::step][own_N], len(facts.values) + 1
-    count_V, present_V = np.bincount(code_N, minlength=V), np.arange(V) > 0
-    zero_V = np.append(False, np.zeros(V - 1, bool) if facts.number_V is None else facts.number_V == 0)
-    groups = {"missing": ~present_V, "0": zero_V, "not missing": present_V, "not 0": present_V & ~zero_V}
-    groups |= {str(v)[:40]: np.arange(V) == at for at, v in enumerate(facts.values.to_pylist(), 1) if each}
+    count_V, is_V = np.bincount(code_N, minlength=V), np.arange(V)
+    shown = ["missing", *(str(value)[:40] for value in facts.values.to_pylist())]
+    usual = {0, *(1 + np.flatnonzero(facts.number_V == 0) if facts.number_V is not None else ())}
+    usual |= {1 + int(count_V[1:].argmax())} if V > 1 and facts.length_N is None else set()
+    groups = {shown[at]: is_V == at for at in (range(V) if each else sorted(usual))}
+    groups |= {f"not {shown[at]}": (is_V > 0) & (is_V != at) for at in sorted(usual)}
+    found = [(0, "", "")]
     for label, is_N in ((1, one_N), (0, ~one_N)):
         same_V, share = np.bincount(code_N, is_N, minlength=V), is_N.mean()
         mixed_V = (count_V >= FEWEST_PURE) & (same_V < count_V)
@@ -224,8 +228,8 @@ def purity(facts: Facts, positive_N: Bools, known_N: Bools, *, each: bool) -> st
         for name, of_V in groups.items():
             count, chance = int(count_V[of_V].sum()), share if name.startswith("not ") else near
             if FEWEST_PURE <= count == same_V[of_V].sum() < len(code_N) and count * np.log(chance) < np.log(ODDS):
-                return f"{count:,} of {count:,} rows that are {name} have the label {label}"
-    return ""
+                found.append((count, f"{count:,} of {count:,} rows that are {name}", f" have the label {label}"))
+    return max(found)[1:]
 
 
 def auc_alone(facts: Facts, positive_N: Bools) -> float:

@@ -13,7 +13,7 @@ import numpy as np
 
 from shardkeep.automl.columns import look_at, sure_marks
 from shardkeep.automl.job_file import Keys, yaml_with_notes
-from shardkeep.automl.roles import Role, roles_of, table_of
+from shardkeep.automl.roles import Role, doubts, roles_of, table_of
 from shardkeep.automl.rules import DECAY, RULES, Size
 from shardkeep.base.files import atomic_write
 from shardkeep.base.logs.log import EventLog
@@ -111,7 +111,7 @@ class Plan:
     @property
     def questions(self) -> list[str]:
         """What only the user knows, and what makes the job's figures worthless where the answer is no."""
-        return [*(role.question for role in self.roles if role.question), *self.sides[1:]]
+        return [*(role.question for role in self.roles if role.question), *doubts(self.roles), *self.sides[1:]]
 
     def write(self, out: Path) -> Path:
         """Writes the job's file, and returns its path. Raises ConfigError where an override does not fit, and DataError

@@ -42,13 +42,14 @@ _TRUE = ("true", "True", "TRUE", "t", "yes", "Yes", "YES", "y", "Y", "ja", "Ja",
 @dataclass(frozen=True)
 class Role:
     """What a column is used for, and why. `settings`: what its entry in the config needs beside its name. `question`:
-    what only the user knows."""
+    what only the user knows. `doubt`: why it may come after the label, and the end of that sentence."""
 
     facts: Facts
     use: Use
     why: str
     settings: Mapping[str, Any] | None = None
     question: str = ""
+    doubt: tuple[str, str] = ("", "")
 
     @property
     def name(self) -> str:
@@ -74,8 +75,8 @@ def roles_of(columns: Sequence[Facts], rows: Chunk, rules: ReadingRules, label: 
     label = LabelColumn.model_validate({"column": target.name, **(target.settings or {})})
     rules = replace(rules, missing=(*rules.missing, *target.facts.marks))
     positive_N, known_N = decode_labels(rows, [label], rules).value_N == 1, target.facts.code_N >= 0
-    roles = [target if facts is target.facts else _role(facts, positive_N, known_N) for facts in columns]
-    roles = _grouped(_one_of_each(roles))
+    roles = [target if facts is target.facts else _role(facts) for facts in columns]
+    roles = _grouped([_doubted(role, positive_N, known_N) for role in _one_of_each(roles)])
     if not any(role.use in ("dense", "sparse", "sequence") for role in roles):
         shown = "; ".join(f"{role.name}: {role.why}" for role in roles if role is not target)
         raise DataError(f"{origin}: all columns beside the label {target.name} are left out ({shown[:300] or 'none'})")
@@ -153,7 +154,7 @@ def _as_label(facts: Facts, positive: Any, origin: str, why: str) -> Role:
     return Role(facts, "label", why, settings={"positive": {"above": above}, **missing})
 
 
-def _role(facts: Facts, positive_N: Bools, known_N: Bools) -> Role:
+def _role(facts: Facts) -> Role:
     """The role of a column that is not the label: the first of `ROLES` that fits."""
     use, why = next((use, why) for fits, use, why in ROLES if fits(facts))
     if why == UNREAD:
@@ -171,24 +172,42 @@ def _role(facts: Facts, positive_N: Bools, known_N: Bools) -> Role:
         code = -1 if found is None else int(facts.entries.code_N[found[1]])
         if found is not None and code >= 0 and type(pad := facts.entries.values[code].as_py()) in (int, float, str):
             settings, why = settings | {"pad": pad}, f"{why}; {pad} fills the {found[0]} of {found[2]:.0%} of them"
+    return Role(facts, use, why, settings)
+
+
+def _doubted(role: Role, positive_N: Bools, known_N: Bools) -> Role:
+    """An input with its doubt, or left out where it alone has the answer."""
+    facts, use = role.facts, role.use
     if use not in ("dense", "sparse"):
-        return Role(facts, use, why, settings)
+        return role
     few = facts.distinct <= (FEW if names.rank_of_user(facts.name) is None else FEW_TEXTS)  # ids tell by popularity
-    doubt = purity(facts, positive_N, known_N, each=few and settings is None)
-    if settings is None and (auc := auc_alone(facts, positive_N)) > DOUBTED:
+    doubt = purity(facts, positive_N, known_N, each=few and role.settings is None and use == "sparse")
+    if role.settings is None and (auc := auc_alone(facts, positive_N)) > DOUBTED:
         if auc > KNOWS:
             return Role(facts, "left out", f"alone it has an AUC of {auc:.4f}: it knows the answer")
         ones = int(positive_N.sum())
         sure = auc - 0.5 > 5 * np.sqrt((len(positive_N) + 1) / (12 * ones * (len(positive_N) - ones)))
         if (auc > TELLS and (few or use == "dense")) or (sure and is_doubted(facts)):
-            doubt = doubt or f"alone it has an AUC of {auc:.2f}"
-    question = f"{facts.name}: {doubt}; is it known before the label? If not, leave it out" if doubt else ""
-    return Role(facts, use, why, settings, question)
+            doubt = doubt if doubt[0] else (f"alone it has an AUC of {auc:.2f}", "")
+    return replace(role, doubt=doubt)
+
+
+def doubts(roles: Sequence[Role]) -> list[str]:
+    """The question for each kind of doubt: one line for all of its columns."""
+    found: dict[str, list[str]] = {}
+    for role in roles:
+        if role.doubt[0]:
+            found.setdefault(role.doubt[1], []).append(f"{role.name}: {role.doubt[0]}")
+    ends = {True: "is it known before the label? If not, leave it out",
+            False: "are they known before the label? Leave out those that are not"}  # fmt: skip
+    return [f"{', '.join(each)}{end}; {ends[len(each) == 1]}" for end, each in found.items()]
 
 
 def is_doubted(facts: Facts) -> bool:
     """Whether a column changes with the outcome, by its name: no time for a split."""
-    return names.fits(facts.name, "outcomes") or (is_time(facts) and names.fits(facts.name, "ends"))
+    return names.fits(facts.name, "outcomes") or (
+        names.fits(facts.name, "ends") and (facts.kind == "time" or is_time(facts))
+    )
 
 
 def is_time(facts: Facts) -> bool:
@@ -254,6 +273,7 @@ ROLES: tuple[tuple[Callable[[Facts], Any], Use, str], ...] = (
     (lambda f: names.fits(f.name, "weights") and f.number_V is not None and np.nanmin(f.number_V) >= 0, "weight",
      "numbers from 0 on and a name of weights"),
     (is_time, "time", "times and a name of times"),
+    (lambda f: f.kind == "time" and f.missing, "dense", "times, some of them missing: no split by them"),
     (lambda f: f.kind == "time", "dense", "times"),
     (lambda f: f.kind == "number", "dense", "numbers with fractions, or durations"),
     (lambda f: f.kind == "whole" and names.means_number(f.name) and f.distinct > 2, "dense", "a name of numbers"),
@@ -299,7 +319,9 @@ def table_of(history: Role, roles: Sequence[Role]) -> str:
     features = [role for role in roles if role.use == "sparse" and role.facts.kind != "list"]
     if named := next((each.name for each in features if stem and names.stem_of(each.name) == stem), None):
         return named
-    codes = entries is not None and entries.kind == "text" and re.search(r"\d", "".join(entries.examples()))
+    codes = entries is not None and entries.kind == "text" and bool(re.search(r"\d", "".join(entries.examples())))
+    if entries is not None and entries.kind == "whole" and entries.number_V is not None:
+        codes = bool(np.nanmax(entries.number_V) > 10 * entries.distinct)  # with gaps: not alike by chance
     if not (codes or names.fits(history.name, "pasts")):
         return history.name
     known, least = {*map(str, history.facts.values.to_pylist())}, (ALIKE, history.name)

@@ -144,6 +144,7 @@ US, EU = "%m/%d/%Y", "%d/%m/%Y"
         ([US], ["11/6/2017", "11/26/2017", None], ["2017-11-06", "2017-11-26", None]),
         ([US, EU], ["11/6/2017", "11/26/2017"], ["2017-11-06", "2017-11-26"]),
         (["%b %d, %Y %I:%M %p"], ["Nov 6, 2017 1:05 PM", "may 16, 2017 12:00 am"], ["2017-11-06T13:05", "2017-05-16"]),
+        (["%b-%Y"], ["Dec-2015", "Jan-2016"], ["2015-12-01", "2016-01-01"]),
         (["%d/%b/%Y:%H:%M:%S %z"], ["06/Nov/2017:10:00:00 +0100"], ["2017-11-06T09:00"]),
         ([US], ["2017-11-06", "2017-11-26"], ["2017-11-06", "2017-11-26"]),
         ([US], ["3/1/2017", "03/02/2017", "2/29/2016"], ["2017-03-01", "2017-03-02", "2016-02-29"]),
@@ -166,8 +167,9 @@ def test_a_column_of_times_has_one_of_the_named_forms(forms: list[str], texts: l
 
 @every(
     "form",
-    ["%Y%m%d", "%d/%m", "%H:%M", "%m/%d/%Y %I:%M", "%m/%d/%Y %H %p", "%d/%m/%d %Y", "%Y-%d-%m", "%m/%d/%Y %Q", "x"],
-)
+    ["%Y%m%d", "%d/%m", "%H:%M", "%m/%Y %H:%M", "%m/%d/%Y %I:%M", "%m/%d/%Y %H %p", "%d/%m/%d %Y", "%Y-%d-%m",
+     "%m/%d/%Y %Q", "x"],
+)  # fmt: skip
 def test_a_form_of_times_that_is_unclear_is_refused(form: str) -> None:
     with pytest.raises(ValueError, match=r"time_format.*\n.*allowed: %d, %m or %b, %Y or %y"):
         DataConfig.model_validate({"time_format": form})
