@@ -60,7 +60,7 @@ JOBS: dict[str, dict[str, Any]] = {
     },
     "much": {
         "data": {k: v for k, v in DATA.items() if k != "eval_fraction"}
-        | {"weight": "w", "split": {"by": "random", "eval": 0.3},
+        | {"weight": "w", "split": {"by": "random", "eval": 0.3, "test": 0.0},
            "label": {"column": "hour", "positive": {"above": 9, "below": 20}}},
         "model": {"name": "dnn", **MLP},
         "tables": {"default": {"dim": 4, "optimizer": {"name": "adam", "schedule": DECAY}, "admit": {"min_count": 2},
@@ -93,7 +93,9 @@ KINDS: list[tuple[str, Place, list[Any]]] = [
 """Groups of several kinds: the job in which each kind takes its place, whose own settings are walked."""
 VALUES: dict[str, list[Any]] = {
     "data.train": ["t.parquet"], "data.eval": ["e.csv"], "data.test": ["e.csv"], "data.delimiter": [";"],
-    "data.quote": ["'"], "data.escape": ["1"], "data.columns": [["a"]], "data.missing": [["u1"]],
+    "data.time_format": ["%d.%m.%Y"],
+    "data.quote": ["'"], "data.escape": ["1"], "data.decimal": [","], "data.sparse.*.separator": ["|"],
+    "data.columns": [["a"]], "data.missing": [["u1"]],
     "data.label.column": ["bought"], "data.labels": [["clicked", "bought"]],
     "data.weight": ["w"], "data.time": ["hour"],
     "data.dense.*.column": ["hour"],
@@ -102,12 +104,12 @@ VALUES: dict[str, list[Any]] = {
     "data.sequences.*.separator": [" "], "data.sequences.*.numbers": [[]], "data.labels.*.column": ["hour"],
     "data.sequences.*.numbers.*.column": ["seen"], "data.label": ["clicked"], "data.dense": [["age"]],
     "data.sparse": [["user"]], "data.labels.*.given": ["clicked"], "data.labels.*.after": ["clicked"],
-    "data.label.positive": [["1"]], "data.labels.*.positive": [["1"]], "data.split": ["user"],
+    "*.pad": ["0"], "data.label.positive": [["1"]], "data.labels.*.positive": [["1"]], "data.split": ["user"],
     "data.split.by": ["user"],
     "data.synthetic.table_sizes": [[60, 40]], "data.options": [{"a": 1}], "data.source": ["parquet"],
     "model.hidden": [[5]], "model.bottom": [[5]], "model.task_hidden": [[5]], "model.second_hidden": [[5]],
     "model.gates.*": [[5], ["user"]], "model.cin": [[3]], "model.item": [["user"]], "model.encoder.hidden": [[5]],
-    "model.encoder.target": [{"seen": "item"}], "model.encoder": ["transformer"], "*.betas": [[0.5, 0.6]],
+    "model.encoder": ["transformer"], "*.betas": [[0.5, 0.6]],
     "eval.metrics": [["auc", "mse", "mrr"], ["auc"], ["mse"], ["mrr"]], "eval.group_by": ["user"],
     "*.early_stopping.metric": ["logloss"], "*.plateau.metric": ["logloss"], "tables.*.optimizer": ["adam"],
     "tables.*.evict": [{"ttl_steps": 2, "sweep_steps": 1}], "tables.*.admit": [{"min_count": 2}],
@@ -119,11 +121,11 @@ VALUES: dict[str, list[Any]] = {
 """Other values of texts and lists, and those that a small job shows."""
 REASONS = {
     "name|data.root|data.cache|checkpoint.dir": "places and names",
-    "servers|workers|launch.*|transport.*|liveness.*|recovery.*|consistency.staleness": "of several processes",
+    "servers|workers|launch.*|transport.*|liveness.*|recovery.*": "of several processes",
     "threads|tower.device|tower.linear|tower.pad_widths|tower.compile|*.activation_checkpointing": "speed and memory",
     "web.*|telemetry.*": "watch a job",
     "data.accept|data.fitted|data.refit": "of jobs that continue",
-    "data.decimal|data.quote|data.escape|data.missing|*.missing|*.fill|data.*.separator": "this file has no such value",
+    "data.quote|data.label.missing|data.labels.*.missing|*.fill": "this file has no such value",
     "train.max_bad_steps": "of jobs that diverge",
     "compression.tower.*": "of several workers",
     "model.encoder.target": "names the only feature that it may name",

@@ -18,7 +18,7 @@ from shardkeep.config import JobConfig
 
 Place = tuple[str | int, ...]
 FIGURES = (
-    "steps", "samples", "ids_per_step", "dropped_rows", "eval", "bytes", "skipped_steps", "state_digest", "best",
+    "steps", "samples", "ids_per_step", "dropped_rows", "eval", "skipped_steps", "state_digest", "best",
     "test", "staleness", "tables",
 )  # fmt: skip
 """Keys of a summary that hold no time."""
@@ -91,6 +91,7 @@ def outcome(raw: Mapping[str, Any], run: Path) -> dict[str, Any] | str:
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     manifest = max(run.rglob("manifest.json"), default=None)
     return {key: summary.get(key) for key in FIGURES} | {
+        "bytes": {key: summary["bytes"][key] for key in ("push", "pull", "read", "tower")},
         "records": sorted(
             json.dumps([line.get(key) for key in ("kind", "phase", "step", "warning")]) for line in lines
         ),

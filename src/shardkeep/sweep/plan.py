@@ -225,7 +225,7 @@ def _job(base: Nested, variant: Variant, folder: Path, metric: str) -> JobConfig
 def _validated(raw: Nested, where: str, given: Mapping[str, Any]) -> JobConfig:
     """The config of a job. Raises ConfigError where it is wrong or has no effect of a setting in `given`."""
     try:
-        job = JobConfig.model_validate(raw)
+        job = JobConfig.stored(raw)
     except ValidationError as error:
         raise ConfigError(f"{where}: {explain(error, JobConfig)}") from error
     for path, text in unused(job).items():
