@@ -92,6 +92,16 @@ def _pushes(job: JobConfig) -> list[TablePush]:
     return [push_of(table.compression, job.compression.push, frozen=table.freeze) for table in tables]
 
 
+def _some_table_takes(way: str, *keys: str) -> Callable[[JobConfig], bool]:
+    """Whether a table may leave these settings of its compression to those of the job."""
+
+    def takes(job: JobConfig) -> bool:
+        own = [table.compression for table in map(job.table, (*job.tables, "default"))]
+        return any(one is None or all(getattr(getattr(one, way), key) is None for key in keys) for one in own)
+
+    return takes
+
+
 _EVALUATION = "data.eval, data.eval_fraction or data.split"
 _UNUSED: tuple[tuple[str, Callable[[JobConfig], bool], str, str], ...] = (
     ("data.test", lambda job: job.data.source in FILE_SOURCES, "source: {0.data.source}", ", ".join(FILE_SOURCES)),
@@ -147,6 +157,19 @@ _UNUSED: tuple[tuple[str, Callable[[JobConfig], bool], str, str], ...] = (
         lambda job: any(push.keep < 1.0 for push in _pushes(job)),
         "all rows sent",
         "keep_rows below 1",
+    ),
+    *(
+        (
+            f"compression.{way}.{keys[0]}",
+            _some_table_takes(way, *keys),
+            f"tables.default.compression.{way}, which is of all tables",
+            "one of the two",
+        )
+        for way, keys in (
+            ("push", ("keep_rows",)),
+            *((way, keys) for way in ("push", "pull") for keys in (("values",), ("scale", "values"))),
+            ("push", ("rounding", "values")),
+        )
     ),
     ("recovery.max_journal_bytes", lambda job: job.recovery.journal != "off", "journal: off", "journal: os or fsync"),
     ("telemetry.max_bytes", lambda job: job.telemetry.every_s != "off", "every_s: off", "every_s above 0"),
