@@ -13,11 +13,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pydantic import ValidationError
 
 from shardkeep.config import JobConfig
 from shardkeep.ps.server.table.optimizers.registry import OPTIMIZERS
 from shardkeep.workers.encoder_config import ENCODERS
 from shardkeep.workers.model_config import MODELS, RETRIEVAL
+from tests.support.cases import every
 from tests.support.click_files import COLUMNS, click_rows, write_csv
 from tests.support.settings_walk import Place, changed, models_of, outcome, settings_of, values_of
 
@@ -225,6 +227,30 @@ def test_settings_that_a_job_accepts_change_something(folder: Path, tmp_path: Pa
 @pytest.mark.chaos
 def test_every_setting_that_a_job_accepts_changes_something(folder: Path, tmp_path: Path) -> None:
     check(list(walked(folder)), folder, tmp_path)
+
+
+@every(
+    ("changes", "key"),
+    [
+        ({"compression": {"push": {"pool_rows": 9}}}, "compression.push.pool_rows"),
+        ({"compression": {"push": {"values": "int8", "pool_rows": 9, "max_age": 2}}}, "compression.push.max_age"),
+        (
+            {
+                "compression": {"pull": {"values": "int8"}},
+                "tables": {"default": {"compression": {"pull": {"values": "fp16"}}}},
+            },
+            "compression.pull.values",
+        ),
+        ({"recovery": {"journal": "off", "max_journal_bytes": 5_000_000}}, "recovery.max_journal_bytes"),
+        ({"model": {"name": "deepfm", "hidden": [], "norm": "layer"}}, "model.norm"),
+        ({"data": {"time": "hour"}}, "data.time"),
+    ],
+)
+def test_a_setting_is_refused_beside_another_that_leaves_it_no_effect(changes: dict[str, Any], key: str) -> None:
+    with pytest.raises(ValidationError, match=f"{key}: has no effect with"):
+        JobConfig.model_validate(changes)
+    JobConfig.model_validate({"data": {"time": "hour"}, "train": {"order": "stored"}})
+    JobConfig.model_validate({"model": {"name": "dlrm", "hidden": [], "bottom": [], "norm": "layer"}})
 
 
 def test_the_walk_visits_every_group_of_settings(folder: Path) -> None:

@@ -118,7 +118,12 @@ _UNUSED: tuple[tuple[str, Callable[[JobConfig], bool], str, str], ...] = (
         "eval.metrics that need none",
         "accuracy, precision or recall among them",
     ),
-    ("eval.test", lambda job: bool(job.data.test or (job.data.split and job.data.split.test)), "no test data", "true"),
+    (
+        "eval.test",
+        lambda job: job.data.source == "" or bool(job.data.test or (job.data.split and job.data.split.test)),
+        "no test data",
+        "true",
+    ),
     ("eval.max_samples", _has_evaluation, "no evaluation data", _EVALUATION),
     (
         "eval.every_steps",
