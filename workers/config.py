@@ -133,7 +133,7 @@ class PlateauConfig(_Watched):
     """Evaluations in a row that do not improve, after which the rates fall; then the count starts at 0."""
     factor: float = Field(0.1, gt=0.0, lt=1.0)
     """Multiplies the learning rates each time they fall."""
-    min_factor: float = Field(0.001, ge=1e-30, le=1.0)
+    min_factor: float = Field(0.001, ge=1e-30, lt=1.0)
     """The least factor on the learning rates."""
 
 

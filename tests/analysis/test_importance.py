@@ -105,10 +105,11 @@ def test_a_permuted_sequence_keeps_its_columns_together() -> None:
 
 @dataclass(frozen=True)
 class Counted:
-    """A data set that notes how many samples were read of it."""
+    """A data set that notes how many samples were read of it. Its first dense value may overflow in permuted rows."""
 
     dataset: Dataset
     reads: list[int]
+    overflows: bool = False
 
     @property
     def schema(self) -> Schema:
@@ -119,13 +120,22 @@ class Counted:
 
     def gather(self, rows_B: Ints) -> Batch:
         self.reads.append(len(rows_B))
-        return self.dataset.gather(rows_B)
+        batch = self.dataset.gather(rows_B)
+        if self.overflows and np.any(np.diff(rows_B) < 0):
+            batch.dense_BI[:, 0] = np.inf
+        return batch
 
 
 def test_the_number_of_columns_does_not_change_how_often_a_row_is_read(rows: EvaluationRows) -> None:
     (dataset,), reads = list(rows.datasets), list[int]()
     assert len(importance(replace(rows, datasets=[Counted(dataset, reads)]))["columns"]) == 5
     assert sum(reads) == len(dataset) * (1 + 2 * REPEATS)
+
+
+def test_a_column_whose_permutation_leaves_no_metric_is_the_last_one_without_figures(rows: EvaluationRows) -> None:
+    *others, last = importance(replace(rows, datasets=[Counted(next(iter(rows.datasets)), [], True)]))["columns"]
+    assert last == {"column": rows.trained.schema.dense[0], "mean": None, "spread": None}
+    assert len(others) == 4 and all(each["spread"] is not None for each in others)
 
 
 def test_the_picture_is_in_the_run_folder_and_not_in_an_export(

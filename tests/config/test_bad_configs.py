@@ -97,7 +97,7 @@ BAD: tuple[tuple[str, ...], ...] = (
         "tables.t: init.name: zeros with optimizer.name: lamb, which keeps",
     ),
     ("eval: {threshold: 0.3}", "eval.threshold: has no effect with eval.metrics that need none"),
-    ("eval: {test: false}", "eval.test: has no effect with no test data"),
+    ("{data: {train: a.csv}, eval: {test: false}}", "eval.test: has no effect with no test data"),
     ("data: {train: a.csv, label: y}\neval: {max_samples: 5}", "eval.max_samples: has no effect with no evaluation"),
     ("data: {train: a.csv, label: y}\neval: {every_steps: 5}", "eval.every_steps: has no effect with no evaluation"),
     ("train: {plateau: {}}", "train.plateau: has no effect with one evaluation, at the end"),

@@ -203,7 +203,10 @@ def test_a_setting_without_effect_is_refused_where_a_person_gave_it(tmp_path: Pa
         ),
         (lambda: parse_config(text, [off, "checkpoint={every_steps: off, keep: 4}"]), "--set checkpoint={"),
         (lambda: parse_config(text + "  # off\n", ["checkpoint.dir=c", off]), "--set checkpoint.dir=c: checkpoint.dir"),
-        (lambda: parse_config(text + "eval: {test: false}", [off]), "config: eval.test: has no effect with no test"),
+        (
+            lambda: parse_config(text + "data: {train: a.csv}\neval: {test: false}", [off]),
+            "config: eval.test: has no effect with no test",
+        ),
         (
             lambda: stored_config(tmp_path, ["telemetry.every_s=off", "telemetry.max_bytes=9999999"]),
             "--set telemetry.m",

@@ -13,11 +13,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pydantic import ValidationError
 
 from shardkeep.config import JobConfig
 from shardkeep.ps.server.table.optimizers.registry import OPTIMIZERS
 from shardkeep.workers.encoder_config import ENCODERS
 from shardkeep.workers.model_config import MODELS, RETRIEVAL
+from tests.support.cases import every
 from tests.support.click_files import COLUMNS, click_rows, write_csv
 from tests.support.settings_walk import Place, changed, models_of, outcome, settings_of, values_of
 
@@ -60,15 +62,16 @@ JOBS: dict[str, dict[str, Any]] = {
     },
     "much": {
         "data": {k: v for k, v in DATA.items() if k != "eval_fraction"}
-        | {"weight": "w", "split": {"by": "random", "eval": 0.3},
+        | {"weight": "w", "split": {"by": "random", "eval": 0.3, "test": 0.0},
            "label": {"column": "hour", "positive": {"above": 9, "below": 20}}},
         "model": {"name": "dnn", **MLP},
         "tables": {"default": {"dim": 4, "optimizer": {"name": "adam", "schedule": DECAY}, "admit": {"min_count": 2},
-                   "init": {"name": "normal"}, "evict": {"ttl_steps": 1, "sweep_steps": 1},
-                   "compression": {"push": {"values": "fp16"}, "pull": {"values": "fp16"}}}},
+                   "init": {"name": "normal"}, "evict": {"ttl_steps": 1, "sweep_steps": 1}},
+                   "user": {"compression": {"push": {"values": "fp16"}, "pull": {"values": "fp16"}}}},
         "tower": {"amp": "off", "optimizer": {"schedule": DECAY}},
-        "train": {"batch_size": 32, "epochs": 2, "early_stopping": {"patience": 3}, "plateau": {}, "clip_norm": 0.01},
-        "eval": {"every_steps": 3, "metrics": ["auc", "gauc", "accuracy"], "group_by": "user"},
+        "train": {"batch_size": 32, "epochs": 2, "clip_norm": 0.01, "plateau": {"metric": "logloss", "min_delta": 0.01},
+                  "early_stopping": {"metric": "logloss", "min_delta": 0.01}},
+        "eval": {"every_steps": 3, "metrics": ["auc", "gauc", "accuracy", "logloss"], "group_by": "user"},
         "consistency": {"mode": "bounded", "staleness": 1},
         "compression": {"ids": "coded", "push": {"keep_rows": 0.3, "pool_rows": 99, "values": "int8", "max_age": 3,
                         "second_moment": True}, "pull": {"values": "int8", "cache_rows": 50, "lease": 3, "drift": 0.1}},
@@ -93,7 +96,9 @@ KINDS: list[tuple[str, Place, list[Any]]] = [
 """Groups of several kinds: the job in which each kind takes its place, whose own settings are walked."""
 VALUES: dict[str, list[Any]] = {
     "data.train": ["t.parquet"], "data.eval": ["e.csv"], "data.test": ["e.csv"], "data.delimiter": [";"],
-    "data.quote": ["'"], "data.escape": ["1"], "data.columns": [["a"]], "data.missing": [["u1"]],
+    "data.time_format": ["%d.%m.%Y"],
+    "data.quote": ["'"], "data.escape": ["1"], "data.decimal": [","], "data.sparse.*.separator": ["|"],
+    "data.columns": [["a"]], "data.missing": [["u1"]],
     "data.label.column": ["bought"], "data.labels": [["clicked", "bought"]],
     "data.weight": ["w"], "data.time": ["hour"],
     "data.dense.*.column": ["hour"],
@@ -102,14 +107,14 @@ VALUES: dict[str, list[Any]] = {
     "data.sequences.*.separator": [" "], "data.sequences.*.numbers": [[]], "data.labels.*.column": ["hour"],
     "data.sequences.*.numbers.*.column": ["seen"], "data.label": ["clicked"], "data.dense": [["age"]],
     "data.sparse": [["user"]], "data.labels.*.given": ["clicked"], "data.labels.*.after": ["clicked"],
-    "data.label.positive": [["1"]], "data.labels.*.positive": [["1"]], "data.split": ["user"],
+    "*.pad": ["0"], "data.label.positive": [["1"]], "data.labels.*.positive": [["1"]], "data.split": ["user"],
     "data.split.by": ["user"],
     "data.synthetic.table_sizes": [[60, 40]], "data.options": [{"a": 1}], "data.source": ["parquet"],
     "model.hidden": [[5]], "model.bottom": [[5]], "model.task_hidden": [[5]], "model.second_hidden": [[5]],
     "model.gates.*": [[5], ["user"]], "model.cin": [[3]], "model.item": [["user"]], "model.encoder.hidden": [[5]],
-    "model.encoder.target": [{"seen": "item"}], "model.encoder": ["transformer"], "*.betas": [[0.5, 0.6]],
+    "model.encoder": ["transformer"], "*.betas": [[0.5, 0.6]],
     "eval.metrics": [["auc", "mse", "mrr"], ["auc"], ["mse"], ["mrr"]], "eval.group_by": ["user"],
-    "*.early_stopping.metric": ["logloss"], "*.plateau.metric": ["logloss"], "tables.*.optimizer": ["adam"],
+    "tables.*.optimizer": ["adam"],
     "tables.*.evict": [{"ttl_steps": 2, "sweep_steps": 1}], "tables.*.admit": [{"min_count": 2}],
     "tables.*.init": ["zeros"],
     "tables.*.init.path": ["x.npy"], "train.loss.negatives": [{"batch": 3}],
@@ -119,12 +124,13 @@ VALUES: dict[str, list[Any]] = {
 """Other values of texts and lists, and those that a small job shows."""
 REASONS = {
     "name|data.root|data.cache|checkpoint.dir": "places and names",
-    "servers|workers|launch.*|transport.*|liveness.*|recovery.*|consistency.staleness": "of several processes",
+    "servers|workers|launch.*|transport.*|liveness.*|recovery.*": "of several processes",
     "threads|tower.device|tower.linear|tower.pad_widths|tower.compile|*.activation_checkpointing": "speed and memory",
     "web.*|telemetry.*": "watch a job",
     "data.accept|data.fitted|data.refit": "of jobs that continue",
-    "data.decimal|data.quote|data.escape|data.missing|*.missing|*.fill|data.*.separator": "this file has no such value",
+    "data.quote|data.label.missing|data.labels.*.missing|*.fill": "this file has no such value",
     "train.max_bad_steps": "of jobs that diverge",
+    "train.early_stopping.metric|train.plateau.metric": "no evaluation of this job improves by any metric",
     "compression.tower.*": "of several workers",
     "model.encoder.target": "names the only feature that it may name",
 }
@@ -221,6 +227,30 @@ def test_settings_that_a_job_accepts_change_something(folder: Path, tmp_path: Pa
 @pytest.mark.chaos
 def test_every_setting_that_a_job_accepts_changes_something(folder: Path, tmp_path: Path) -> None:
     check(list(walked(folder)), folder, tmp_path)
+
+
+@every(
+    ("changes", "key"),
+    [
+        ({"compression": {"push": {"pool_rows": 9}}}, "compression.push.pool_rows"),
+        ({"compression": {"push": {"values": "int8", "pool_rows": 9, "max_age": 2}}}, "compression.push.max_age"),
+        (
+            {
+                "compression": {"pull": {"values": "int8"}},
+                "tables": {"default": {"compression": {"pull": {"values": "fp16"}}}},
+            },
+            "compression.pull.values",
+        ),
+        ({"recovery": {"journal": "off", "max_journal_bytes": 5_000_000}}, "recovery.max_journal_bytes"),
+        ({"model": {"name": "deepfm", "hidden": [], "norm": "layer"}}, "model.norm"),
+        ({"data": {"time": "hour"}}, "data.time"),
+    ],
+)
+def test_a_setting_is_refused_beside_another_that_leaves_it_no_effect(changes: dict[str, Any], key: str) -> None:
+    with pytest.raises(ValidationError, match=f"{key}: has no effect with"):
+        JobConfig.model_validate(changes)
+    JobConfig.model_validate({"data": {"time": "hour"}, "train": {"order": "stored"}})
+    JobConfig.model_validate({"model": {"name": "dlrm", "hidden": [], "bottom": [], "norm": "layer"}})
 
 
 def test_the_walk_visits_every_group_of_settings(folder: Path) -> None:

@@ -18,7 +18,7 @@ from shardkeep.config import JobConfig
 
 Place = tuple[str | int, ...]
 FIGURES = (
-    "steps", "samples", "ids_per_step", "dropped_rows", "eval", "bytes", "skipped_steps", "state_digest", "best",
+    "steps", "samples", "ids_per_step", "dropped_rows", "eval", "skipped_steps", "state_digest", "best",
     "test", "staleness", "tables",
 )  # fmt: skip
 """Keys of a summary that hold no time."""
@@ -89,12 +89,15 @@ def outcome(raw: Mapping[str, Any], run: Path) -> dict[str, Any] | str:
         return str(error)
     summary = json.loads((run / "summary.json").read_text())
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    manifest = max(run.rglob("manifest.json"), default=None)
+    paths = sorted(run.rglob("manifest.json"))
+    manifest = json.loads(paths[-1].read_text()) if paths else {"files": [], "facts": {"inputs": None}}
     return {key: summary.get(key) for key in FIGURES} | {
+        "bytes": {key: summary["bytes"][key] for key in ("push", "pull", "read", "tower")},
         "records": sorted(
             json.dumps([line.get(key) for key in ("kind", "phase", "step", "warning")]) for line in lines
         ),
         "files": sorted(str(file.relative_to(run)) for file in run.rglob("*")),
-        "inputs": None if manifest is None else json.loads(manifest.read_text())["facts"]["inputs"],
+        "inputs": manifest["facts"]["inputs"],
+        "rows": sum(each["size"] for each in manifest["files"] if "/rows" in each["path"]),
         "tower": {key: summary["tower"][key] for key in ("chosen", "parameters")},
     }

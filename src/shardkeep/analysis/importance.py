@@ -5,6 +5,7 @@ when the column is permuted within the evaluation rows (Breiman, "Random Forests
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -43,7 +44,7 @@ def importance_of(rows: EvaluationRows, told: Told) -> dict[str, Any]:
     """The `metric`, its `value`, and of each of the `columns`, the best first, the `mean` of what it is worth and the
     `spread`, the standard deviation of `REPEATS` permutations. Raises UserError where the metric is undefined.
 
-    `rows`: can be read several times."""
+    `rows`: can be read several times. `mean` and `spread`: None where permuted values leave the metric undefined."""
     schema, watched = rows.trained.schema, rows.trained.config.train.early_stopping
     found = rows.scores().metrics()
     metric = next((name for name in found if sign_of(name) is not None), "auc") if watched is None else watched.metric
@@ -58,9 +59,15 @@ def importance_of(rows: EvaluationRows, told: Told) -> dict[str, Any]:
             told(f"importance, permutation {repeat + 1} of {REPEATS}", (repeat + share) / REPEATS)
 
         for column, scores in _permuted(replace(rows, told=tell), columns, repeat):
-            lost[column].append((sign_of(metric) or 1) * (value - scores.metrics()[metric]))
-    worth = [{"column": column, "mean": fmean(each), "spread": stdev(each)} for column, each in lost.items()]
-    return {"metric": metric, "value": value, "columns": sorted(worth, key=lambda one: -one["mean"])}
+            if (permuted := scores.metrics()[metric]) is not None:
+                lost[column].append((sign_of(metric) or 1) * (value - permuted))
+    figures = {column: (fmean(each), stdev(each)) for column, each in lost.items() if len(each) == REPEATS}
+    ordered = sorted(columns, key=lambda column: -figures[column][0] if column in figures else math.inf)
+    worth = [
+        dict(zip(("column", "mean", "spread"), (each, *figures.get(each, (None, None))), strict=True))
+        for each in ordered
+    ]
+    return {"metric": metric, "value": value, "columns": worth}
 
 
 def _permuted(rows: EvaluationRows, columns: Sequence[str], repeat: int) -> Iterator[tuple[str, EvaluationScores]]:
@@ -83,7 +90,7 @@ def write_picture(found: dict[str, Any], run: Path) -> Path | None:
         return None
     from matplotlib.figure import Figure
 
-    columns = found["columns"][::-1]
+    columns = [one for one in found["columns"][::-1] if one["mean"] is not None]
     names, means, spreads = ([one[key] for one in columns] for key in ("column", "mean", "spread"))
     figure = Figure(figsize=(7, 1 + 0.3 * len(names)), layout="constrained")
     axes = figure.subplots()

@@ -111,7 +111,12 @@ def _show_evaluation(found: dict[str, Any], picture: Path | None) -> None:
         console().print(Trimmed(_table_of_groups(groups)))
     if worth is not None:
         heads = ("column", f"{metric_name(worth['metric'])} it is worth", "spread")
-        of_columns = [(one["column"], f"{one['mean']:+.5f}", f"{one['spread']:.5f}") for one in worth["columns"]]
+        of_columns = [
+            (one["column"], f"{one['mean']:+.5f}", f"{one['spread']:.5f}")
+            if one["mean"] is not None
+            else (one["column"], "undefined", "")
+            for one in worth["columns"]
+        ]
         console().print(table_of(heads, of_columns))
     if picture is not None:
         print(f"picture  {picture}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from shardkeep.base.config.schedule import ScheduleConfig
 from shardkeep.base.errors import ConfigError
@@ -27,6 +27,7 @@ from shardkeep.config.rules import (
     check_labels,
     check_ranks,
     evaluated_of,
+    unused,
     with_kinds,
     with_number_label,
 )
@@ -264,6 +265,18 @@ class JobConfig(Settings):
                 "one weight; leave it out or set 1"
             )
         return self
+
+    @model_validator(mode="after")
+    def _every_setting_has_an_effect(self, info: ValidationInfo) -> JobConfig:
+        if info.context is None:
+            for path, text in unused(self).items():
+                raise ValueError(f"{path}: {text}")
+        return self
+
+    @classmethod
+    def stored(cls, raw: Mapping[str, Any]) -> JobConfig:
+        """`model_validate` that accepts settings without effect: they were judged, or the caller judges them."""
+        return cls.model_validate(raw, context={})
 
     @property
     def tested(self) -> bool:

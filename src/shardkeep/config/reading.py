@@ -152,7 +152,7 @@ def _judged(raw: dict[str, Any], folder: Path | None) -> tuple[JobConfig | None,
         data = {} if raw.get("data") is None else raw["data"]
         raw = {**raw, "data": {"root": str(folder.resolve()), **data} if isinstance(data, dict) else data}
     try:
-        job = JobConfig.model_validate(raw)
+        job = JobConfig.stored(raw)
     except ValidationError as error:
         return None, problems_of(error, JobConfig)
     return job, [Problem(tuple(path.split(".")), text) for path, text in unused(job).items()]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from shardkeep.compression.config import CompressionConfig, PushConfig
-from shardkeep.compression.per_table import check_table, push_of
+from shardkeep.compression.per_table import TablePush, check_table, push_of
 from shardkeep.config.overrides import merged
 from shardkeep.ps.config import TableSpec
 from shardkeep.ps.server.table.optimizers.rowwise_adagrad import RowwiseAdagradConfig
@@ -81,14 +82,34 @@ def _has_evaluation(job: JobConfig) -> bool:
     return data.source not in ("csv", "parquet", "criteo") or bool(data.eval or (held is not None and held.eval))
 
 
+def _has_hidden_layers(job: JobConfig) -> bool:
+    model = job.model
+    return getattr(model, "hidden", None) != [] or model.name == "dlrm" or bool(getattr(model, "second_hidden", None))
+
+
+def _pushes(job: JobConfig) -> list[TablePush]:
+    tables = (job.table(name) for name in (*job.tables, "default"))
+    return [push_of(table.compression, job.compression.push, frozen=table.freeze) for table in tables]
+
+
+def _some_table_takes(way: str, *keys: str) -> Callable[[JobConfig], bool]:
+    """Whether a table may leave these settings of its compression to those of the job."""
+
+    def takes(job: JobConfig) -> bool:
+        own = [table.compression for table in map(job.table, (*job.tables, "default"))]
+        return any(one is None or all(getattr(getattr(one, way), key) is None for key in keys) for one in own)
+
+    return takes
+
+
 _EVALUATION = "data.eval, data.eval_fraction or data.split"
 _UNUSED: tuple[tuple[str, Callable[[JobConfig], bool], str, str], ...] = (
     ("data.test", lambda job: job.data.source in FILE_SOURCES, "source: {0.data.source}", ", ".join(FILE_SOURCES)),
     (
         "data.time",
-        lambda job: job.train.order == "time" or (job.data.split is not None and job.data.split.by == TIME),
-        "train.order: {0.train.order}",
-        "train.order: time, data.split.by: time, or no time",
+        lambda job: job.train.order != "shuffled" or (job.data.split is not None and job.data.split.by == TIME),
+        "train.order: shuffled",
+        "train.order: time or stored, data.split.by: time, or no time",
     ),
     ("eval.exclude_seen", lambda job: job.items is not None, "model.name: {0.model.name}", ", ".join(RETRIEVAL)),
     (
@@ -97,7 +118,12 @@ _UNUSED: tuple[tuple[str, Callable[[JobConfig], bool], str, str], ...] = (
         "eval.metrics that need none",
         "accuracy, precision or recall among them",
     ),
-    ("eval.test", lambda job: bool(job.data.test or (job.data.split and job.data.split.test)), "no test data", "true"),
+    (
+        "eval.test",
+        lambda job: job.data.source == "" or bool(job.data.test or (job.data.split and job.data.split.test)),
+        "no test data",
+        "true",
+    ),
     ("eval.max_samples", _has_evaluation, "no evaluation data", _EVALUATION),
     (
         "eval.every_steps",
@@ -121,6 +147,36 @@ _UNUSED: tuple[tuple[str, Callable[[JobConfig], bool], str, str], ...] = (
         (f"checkpoint.{key}", lambda job: job.checkpoint.on, "every_steps: off", "every_steps: auto, or 1 or more")
         for key in ("keep", "full_every", "dir")
     ),
+    *(
+        (f"model.{key}", _has_hidden_layers, "hidden: []", "one or more hidden layers")
+        for key in ("dropout", "activation", "norm", "activation_checkpointing")
+    ),
+    (
+        "compression.push.pool_rows",
+        lambda job: any(push.keep < 1.0 or push.numbers.values != "fp32" for push in _pushes(job)),
+        "all gradients sent as fp32",
+        "keep_rows or keep_values below 1, or other values",
+    ),
+    (
+        "compression.push.max_age",
+        lambda job: any(push.keep < 1.0 for push in _pushes(job)),
+        "all rows sent",
+        "keep_rows below 1",
+    ),
+    *(
+        (
+            f"compression.{way}.{keys[0]}",
+            _some_table_takes(way, *keys),
+            f"tables.default.compression.{way}, which is of all tables",
+            "one of the two",
+        )
+        for way, keys in (
+            ("push", ("keep_rows",)),
+            *((way, keys) for way in ("push", "pull") for keys in (("values",), ("scale", "values"))),
+            ("push", ("rounding", "values")),
+        )
+    ),
+    ("recovery.max_journal_bytes", lambda job: job.recovery.journal != "off", "journal: off", "journal: os or fsync"),
     ("telemetry.max_bytes", lambda job: job.telemetry.every_s != "off", "every_s: off", "every_s above 0"),
 )
 """Settings that some jobs do not use: whether a job does, what it has instead, and what is allowed."""
@@ -130,9 +186,11 @@ def unused(job: JobConfig) -> dict[str, str]:
     """Settings that have another value than their default and no effect in this job: why, and what is allowed."""
     found = {}
     for path, used, instead, allowed in _UNUSED:
-        group, _, key = path.partition(".")
-        value, default = getattr(getattr(job, group), key), getattr(type(getattr(job, group))(), key)
-        if value != default and not used(job):
+        *groups, key = path.split(".")
+        group = functools.reduce(getattr, groups, job)
+        field = type(group).model_fields.get(key)
+        default = field and field.get_default(call_default_factory=True)
+        if field and getattr(group, key) != default and not used(job):
             found[path] = f"has no effect with {instead.format(job)}; allowed: {allowed}"
     return found
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TypedDict
 
 from shardkeep.base.errors import ConfigError, UserError
-from shardkeep.config import JobConfig, load_config
+from shardkeep.config import JobConfig, load_config, unused
 
 
 class Frames(TypedDict, total=False):
@@ -38,6 +38,8 @@ def with_frames(config: JobConfig, frames: Frames, run_dir: Path) -> JobConfig:
     paths = {name: (run_dir / "data" / f"{name}.parquet").absolute() for name in given}
     files = ["data.source=parquet", *(f"data.{name}={json.dumps([str(path)])}" for name, path in paths.items())]
     job = load_config(config.model_dump(mode="json", exclude_unset=True), files, judged="nothing")
+    if idle := sorted(unused(job).keys() - unused(config).keys()):
+        raise ConfigError(f"{idle[0]}: {unused(job)[idle[0]]}")
 
     import pyarrow.parquet as pq  # type: ignore[import-untyped]
 

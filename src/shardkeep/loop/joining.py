@@ -291,7 +291,7 @@ def config_around(loaded: JobConfig | None, *, servers: int | None, trainers: in
     job["recovery"] = {**recovery, **given.get("recovery", {})}  # type: ignore[dict-item]
     if not job["servers"]:
         raise ConfigError("servers: 0; allowed: 1 or more, or EmbeddingClient.local in the script")
-    return JobConfig.model_validate(job)
+    return JobConfig.stored(job)
 
 
 def checked_tables(tables: Tables, config: JobConfig | None = None) -> list[TableSpec]:

@@ -60,7 +60,7 @@ class RunState:
 
         found = flat(self._config)
         with contextlib.suppress(ValueError, ShardkeepError):
-            found = JobConfig.model_validate(self._config).all_settings()
+            found = JobConfig.stored(self._config).all_settings()
         return _texts(found)
 
     def sections(self) -> Json:
@@ -123,7 +123,7 @@ def changed_settings(resolved: Mapping[str, Any]) -> list[list[str]] | None:
     from shardkeep.config import JobConfig
 
     try:
-        config = JobConfig.model_validate(resolved)
+        config = JobConfig.stored(resolved)
     except (ValueError, ShardkeepError):
         return None
     found = config.model_dump(mode="json", exclude_defaults=True, exclude={"data": {"root"}})

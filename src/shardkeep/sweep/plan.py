@@ -164,7 +164,7 @@ def _base(sweep: SweepConfig, path: Path) -> tuple[Nested, Path, str]:
         job = parse_config(write_yaml(sweep.base), origin="base", folder=folder)
     above = anchored(nested(sweep.settings, "settings"), path.resolve().parent, JobConfig)
     base = merged(job.model_dump(mode="json", exclude_unset=True), above)
-    config = _validated(base, "settings", {})  # what every run shares is wrong once, not in each recipe
+    config = _validated(base, "settings", above)  # what every run shares is wrong once, not in each recipe
     if config.checkpoint.dir is not None:
         raise ConfigError("checkpoint.dir: all runs would share it; leave it out, each run has a folder of its own")
     return base, folder, path.stem
@@ -225,7 +225,7 @@ def _job(base: Nested, variant: Variant, folder: Path, metric: str) -> JobConfig
 def _validated(raw: Nested, where: str, given: Mapping[str, Any]) -> JobConfig:
     """The config of a job. Raises ConfigError where it is wrong or has no effect of a setting in `given`."""
     try:
-        job = JobConfig.model_validate(raw)
+        job = JobConfig.stored(raw)
     except ValidationError as error:
         raise ConfigError(f"{where}: {explain(error, JobConfig)}") from error
     for path, text in unused(job).items():

@@ -196,7 +196,7 @@ class Manifest:
     def config(self, out: Path) -> JobConfig:
         """The settings of the job. Raises CheckpointError, which names the folder `out`."""
         try:
-            return JobConfig.model_validate(known(self.settings, JobConfig))
+            return JobConfig.stored(known(self.settings, JobConfig))
         except ValidationError as error:
             raise CheckpointError(
                 f"{out / MANIFEST}: its settings do not fit this version: settings.{first_problem(error)}"
