@@ -10,7 +10,6 @@ from pydantic import Field
 
 from shardkeep.base.settings import MOST_STEPS, Settings
 
-
 LEAST = 1e-7
 """A factor below it counts as 0: float32 numbers have seven digits."""
 
