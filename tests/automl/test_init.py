@@ -126,11 +126,13 @@ def test_python_gives_the_config_of_the_file() -> None:
     assert not Path("job.yaml").exists()
 
 
-def test_a_label_that_is_a_number_is_judged_by_its_error_and_a_time_that_does_not_split_is_left_out() -> None:
+def test_a_label_that_is_a_number_is_judged_by_its_error_and_a_time_without_effect_is_left_out() -> None:
     config = shardkeep.init("clicks.csv", label="age", overrides=["train.loss=mse"])
     assert config.data.label is not None and (config.data.label.kind, config.data.label.positive) == ("number", None)
     assert config.train.early_stopping is not None and config.train.early_stopping.metric == "mse"
-    config = shardkeep.init(histories(Path("clicks.parquet")), overrides=["data.split.by=user_id"])
+    by_user, rows = "data.split.by=user_id", histories(Path("clicks.parquet"))
+    assert shardkeep.init(rows, overrides=[by_user]).data.time == "event_time"  # by which `order: stored` reads
+    config = shardkeep.init(rows, overrides=[by_user, "train.order=shuffled"])
     assert config.data.time is None and config.data.split is not None and config.data.split.by == "user_id"
 
 

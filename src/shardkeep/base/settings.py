@@ -72,9 +72,8 @@ def known(stored: Mapping[str, Any], model: type[BaseModel]) -> dict[str, Any]:
         model.model_validate(found)
     except ValidationError as error:
         for each in error.errors(include_url=False):
-            above: list[Any] = list(each["loc"])
-            key = str(above.pop())
-            if each["type"] == "extra_forbidden" and each["input"] == LEFT.get(key, ...):
+            *above, key = each["loc"] or ("",)
+            if each["type"] == "extra_forbidden" and each["input"] == LEFT.get(str(key), ...):
                 node: Any = found
                 for part in above:  # with the kinds of unions
                     node = node[part] if isinstance(node, list) or part in node else node
