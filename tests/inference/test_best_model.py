@@ -240,7 +240,7 @@ OFF = {"checkpoint": {"every_steps": "off"}}
         ({"data": {"eval_fraction": 0.0}}, "train.early_stopping: needs data.eval or data.eval_fraction"),
         (OFF | {"train": {"early_stopping": None}}, "checkpoint.every_steps: off keeps no model for data.test"),
         (OFF | {"data": {"test": []}}, "checkpoint.every_steps: off keeps no model for train.early_st"),
-        ({"data": {"synthetic": {}, "source": "synthetic"}}, "data.train: has no eff"),
+        ({"data": {"synthetic": {}, "source": "synthetic"}}, "data.test: has no eff"),
     ],
 )
 def test_what_is_missing_or_does_not_go_together_ends_the_job_before_its_first_step(

@@ -72,10 +72,10 @@ def known(stored: Mapping[str, Any], model: type[BaseModel]) -> dict[str, Any]:
         model.model_validate(found)
     except ValidationError as error:
         for each in error.errors(include_url=False):
-            *above, key = each["loc"] or ("",)
-            if each["type"] == "extra_forbidden" and each["input"] == LEFT.get(str(key), ...):
+            place: list[Any] = list(each["loc"])
+            if each["type"] == "extra_forbidden" and each["input"] == LEFT.get(str(key := place.pop()), ...):
                 node: Any = found
-                for part in above:  # with the kinds of unions
+                for part in place:  # with the kinds of unions
                     node = node[part] if isinstance(node, list) or part in node else node
                 node.pop(key, None)
     return found
