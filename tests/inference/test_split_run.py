@@ -140,8 +140,8 @@ def test_predict_takes_files_or_a_side_and_a_time_needs_its_order(tmp_path: Path
     for options in ([], ["--data", "a.csv", "--split", "test"]):
         done = CliRunner().invoke(app, ["predict", str(tmp_path), "--out", "b.csv", *options])
         assert done.exit_code == 2 and "needs --data FILE or --split, one of them" in done.output
-    stored = job_of(tmp_path, None, train={"order": "stored"}, data={"time": "age"})
-    with pytest.raises(UserError, match=r"data.time: has no effect with train.order: stored"):
+    stored = job_of(tmp_path, None, train={"order": "shuffled"}, data={"time": "age"})
+    with pytest.raises(UserError, match=r"data.time: has no effect with train.order: shuffled"):
         shardkeep.train(stored, run_dir=tmp_path / "run", quiet=True)
 
 

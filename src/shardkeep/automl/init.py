@@ -15,6 +15,8 @@ from shardkeep.automl.columns import look_at, sure_marks
 from shardkeep.automl.job_file import Keys, yaml_with_notes
 from shardkeep.automl.roles import Role, doubts, roles_of, table_of
 from shardkeep.automl.rules import DECAY, RULES, Size
+from shardkeep.base.compiling.kernels import load_kernels
+from shardkeep.base.compiling.sources import with_imports
 from shardkeep.base.files import atomic_write
 from shardkeep.base.logs.log import EventLog
 from shardkeep.base.machine.limits import limit_bytes
@@ -25,11 +27,8 @@ from shardkeep.config import JobConfig, fitted_to, parse_config, unused
 from shardkeep.config.overrides import Override, overridden
 from shardkeep.config.paths import below_shell
 from shardkeep.workers.data.conversion.chunk import Chunk, plain
-from shardkeep.workers.data.conversion.layout import layout_of
-from shardkeep.workers.data.conversion.reader import RowReader
 from shardkeep.workers.data.conversion.rules import ReadingRules
 from shardkeep.workers.data.input_files import PARQUET, files_of, find_files
-from shardkeep.workers.data.samples import SIDES, Side, label_lines
 from shardkeep.workers.data.sources.csv_dialect import dialect_of
 from shardkeep.workers.data.sources.excerpt import Excerpt, excerpt_of
 from shardkeep.workers.data_config import data_suffix
@@ -90,7 +89,11 @@ class Plan:
     @cached_property
     def sides(self) -> list[str]:
         """The label on the sides of the split, by the excerpt: one line, and a question where it is far off."""
-        from shardkeep.workers.data.conversion.conversion import Split  # loads kernels
+        load_kernels(with_imports(["shardkeep.workers.data.gather_kernels"]))
+        from shardkeep.workers.data.conversion.conversion import Split
+        from shardkeep.workers.data.conversion.layout import layout_of
+        from shardkeep.workers.data.conversion.reader import RowReader
+        from shardkeep.workers.data.samples import SIDES, Side, label_lines
 
         job, table = parse_config(write_yaml(self._settings(Path.cwd())[0]), folder=Path.cwd()), self.excerpt.table
         record, layout = job.data.held_out(job.seed), layout_of(job.data)

@@ -6,16 +6,19 @@ N = rows of a chunk or lists, F = single-valued features, V = entries of all lis
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
 
 from shardkeep.base.arrays import Ints
-from shardkeep.workers.data.batch import Lists
 from shardkeep.workers.data.conversion.chunk import shown_text
 from shardkeep.workers.data.conversion.hashing import MISSING_ID
 from shardkeep.workers.data.conversion.rules import is_text
-from shardkeep.workers.data.conversion.scaling import ColumnScaler
+
+if TYPE_CHECKING:
+    from shardkeep.workers.data.batch import Lists  # loads kernels, as the next
+    from shardkeep.workers.data.conversion.scaling import ColumnScaler
 
 Note = tuple[str, str]
 """A column, as `dense:NAME` or `sparse:NAME`, and a line about it."""
