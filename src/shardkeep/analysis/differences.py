@@ -19,10 +19,11 @@ from shardkeep.sweep.student import CONFIDENCE, UNDEFINED
 from shardkeep.view.screen import metric_name
 from shardkeep.workers.config import BASELINE, UNWEIGHTED, sign_of
 from shardkeep.workers.evaluation.retrieval import RankSettings
-from shardkeep.workers.metrics.quality import COUNTS, MetricSettings
+from shardkeep.workers.metrics.quality import COUNTS, MetricSettings, joint_outputs
 
 RESAMPLES, RESAMPLED_ROWS = (100, 1000), 50_000_000
 """The fewest and the most resamples of a bootstrap, and the rows of all of them where that is between."""
+_BY_ROW = ("outputs_NT", "labels_NT", "groups_N", "weights_N")
 COLUMNS = ("metric", "run", "difference", "95 % interval", "says", "by")
 
 
@@ -82,21 +83,39 @@ def _has_auc(*pair: EvaluationScores) -> bool:
     return all(one.binary and "auc" in one.asked.metrics and not len(one.weights_N) for one in pair)
 
 
+def _labels(scores: EvaluationScores) -> list[EvaluationScores]:
+    """The scores of each label, on the rows that have it: classes of several labels at once have few rows."""
+    asked, (outputs_NT, labels_NT, *others) = scores.asked, (getattr(scores, each) for each in _BY_ROW)
+    if len(scores.names) == 1 or isinstance(asked, RankSettings):
+        return [scores]
+    outputs_NT = joint_outputs(outputs_NT, asked.tasks) if asked.tasks else outputs_NT
+    parts = []
+    for t, name in enumerate(scores.names):
+        has_N = ~np.isnan(labels_NT[:, t])
+        own = [outputs_NT[has_N, t : t + 1], labels_NT[has_N, t : t + 1], *(x[has_N] if len(x) else x for x in others)]
+        parts.append(EvaluationScores(*own, asked.of(t), (name,)))
+    return parts
+
+
 def _classes(scores: EvaluationScores) -> list[Ints]:
-    """The rows of each class, or of each combination of classes: a resample has as many of each as the data."""
-    asked, index_N = scores.asked, np.zeros(len(scores.labels_NT), np.int64)
-    own = [t for t in range(len(scores.names)) if isinstance(asked, MetricSettings) and not asked.of(t).numbers]
-    for t in own:
-        index_N = np.unique(3 * index_N + np.nan_to_num(scores.labels_NT[:, t], nan=2.0), return_inverse=True)[1]
+    """The rows of each class of a label: a resample has as many of each as the data."""
+    classes = isinstance(scores.asked, MetricSettings) and not scores.asked.numbers
+    index_N = np.unique(scores.labels_NT[:, 0] * classes, return_inverse=True)[1]
     return np.split(np.argsort(index_N, kind="stable"), np.cumsum(np.bincount(index_N))[:-1])
 
 
 def _by_bootstrap(*pair: EvaluationScores) -> Iterator[Difference]:
-    from scipy.stats import bootstrap
-
     if _has_auc(*pair):
         others = [tuple(name for name in one.asked.metrics if name != "auc") for one in pair]
         pair = tuple(replace(one, asked=replace(one.asked, metrics=own)) for one, own in zip(pair, others, strict=True))
+    for own in zip(*map(_labels, pair), strict=True):
+        label = f"/{own[0].names[0]}" if len(pair[0].names) > 1 else ""
+        yield from (found._replace(metric=found.metric + label) for found in _resampled(*own))
+
+
+def _resampled(*pair: EvaluationScores) -> Iterator[Difference]:
+    from scipy.stats import bootstrap
+
     first, second = (one.metrics() for one in pair)
     names = [name for name, value in first.items() if isinstance(value, float) and isinstance(second.get(name), float)
              and name not in COUNTS and not name.startswith((BASELINE, UNWEIGHTED))]  # fmt: skip
