@@ -19,11 +19,11 @@ from shardkeep.sweep.student import CONFIDENCE, UNDEFINED
 from shardkeep.view.screen import metric_name
 from shardkeep.workers.config import BASELINE, UNWEIGHTED, sign_of
 from shardkeep.workers.evaluation.retrieval import RankSettings
-from shardkeep.workers.metrics.quality import COUNTS, MetricSettings, joint_outputs
+from shardkeep.workers.metrics.outputs import joint_outputs
+from shardkeep.workers.metrics.quality import COUNTS, MetricSettings
 
 RESAMPLES, RESAMPLED_ROWS = (100, 1000), 50_000_000
 """The fewest and the most resamples of a bootstrap, and the rows of all of them where that is between."""
-_BY_ROW = ("outputs_NT", "labels_NT", "groups_N", "weights_N")
 COLUMNS = ("metric", "run", "difference", "95 % interval", "says", "by")
 
 
@@ -85,15 +85,16 @@ def _has_auc(*pair: EvaluationScores) -> bool:
 
 def _labels(scores: EvaluationScores) -> list[EvaluationScores]:
     """The scores of each label, on the rows that have it: classes of several labels at once have few rows."""
-    asked, (outputs_NT, labels_NT, *others) = scores.asked, (getattr(scores, each) for each in _BY_ROW)
+    asked = scores.asked
     if len(scores.names) == 1 or isinstance(asked, RankSettings):
         return [scores]
-    outputs_NT = joint_outputs(outputs_NT, asked.tasks) if asked.tasks else outputs_NT
+    outputs_NT = joint_outputs(scores.outputs_NT, asked.tasks) if asked.tasks else scores.outputs_NT
     parts = []
     for t, name in enumerate(scores.names):
-        has_N = ~np.isnan(labels_NT[:, t])
-        own = [outputs_NT[has_N, t : t + 1], labels_NT[has_N, t : t + 1], *(x[has_N] if len(x) else x for x in others)]
-        parts.append(EvaluationScores(*own, asked.of(t), (name,)))
+        has_N = ~np.isnan(scores.labels_NT[:, t])
+        groups_N, weights_N = (each[has_N] if len(each) else each for each in (scores.groups_N, scores.weights_N))
+        own_N1, label_N1 = (x_NT[has_N, t : t + 1].astype(np.float32) for x_NT in (outputs_NT, scores.labels_NT))
+        parts.append(EvaluationScores(own_N1, label_N1, groups_N, weights_N, asked.of(t), (name,)))
     return parts
 
 
