@@ -92,7 +92,8 @@ def _labels(scores: EvaluationScores) -> list[EvaluationScores]:
     parts = []
     for t, name in enumerate(scores.names):
         has_N = ~np.isnan(scores.labels_NT[:, t])
-        groups_N, weights_N = (each[has_N] if len(each) else each for each in (scores.groups_N, scores.weights_N))
+        groups_N = scores.groups_N[has_N] if len(scores.groups_N) else scores.groups_N
+        weights_N = scores.weights_N[has_N] if len(scores.weights_N) else scores.weights_N
         own_N1, label_N1 = (x_NT[has_N, t : t + 1].astype(np.float32) for x_NT in (outputs_NT, scores.labels_NT))
         parts.append(EvaluationScores(own_N1, label_N1, groups_N, weights_N, asked.of(t), (name,)))
     return parts
