@@ -33,7 +33,7 @@ from shardkeep.workers.evaluation.progressive import ProgressiveValidation
 from shardkeep.workers.generation import Generation, Link
 from shardkeep.workers.metrics.binned import BinnedScores
 from shardkeep.workers.metrics.quality import MetricSettings
-from shardkeep.workers.models.layers.axes import Match
+from shardkeep.workers.models.layers.axes import Match, changes
 from shardkeep.workers.pipeline import Pipeline
 from shardkeep.workers.reporting.report import Report
 from shardkeep.workers.reporting.summary import Meters, SummarySources
@@ -120,10 +120,8 @@ class TrainingRun:
         if new and not self.client.rank:
             listed = ", ".join(new[:MOST_NAMES]) + (f" and {len(new) - MOST_NAMES} more" if new[MOST_NAMES:] else "")
             self.report.warning("model", f"{listed}: not in that run in this shape, so new")
-        mixing = {type(m).__name__ for m in self.tower.model.modules() if getattr(m, "among_columns", False)}
-        if mixing and any(match is not None and not match.same for match in (matches or {}).values()):
-            text = "weighs all columns together, so new or missing ones change the first scores"
-            self.report.warning("model", f"{', '.join(mixing)} {text}")
+        for text in changes(self.tower.model, matches or {}):
+            self.report.warning("model", text)
 
     def enter(
         self, link: Link, after: Continuation | None = None, *, checkpoint: Checkpoint | None = None

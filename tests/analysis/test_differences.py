@@ -173,3 +173,16 @@ def test_each_resample_has_the_classes_of_the_data(monkeypatch: pytest.MonkeyPat
     ]  # fmt: skip
     ends = {each.metric: (each.low, each.high) for _, each in differences(several, ["a", "b"])}
     assert ends.keys() == {"auc/clicked", "auc/bought"} and np.isfinite([*ends.values()]).all()
+
+
+def test_an_interval_of_one_of_several_labels_is_that_of_the_label_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 60 rows hardly two have the same twelve labels."""
+    monkeypatch.setattr("shardkeep.analysis.differences.RESAMPLES", (100, 100))
+    draw, names, weights_N = np.random.default_rng(0), [f"l{t}" for t in range(12)], np.ones(60, np.float32)
+    labels_NT, tasks = (draw.random((60, 12)) < 0.5).astype(np.float32), tuple(TaskColumn(column=n) for n in names)
+    logits = draw.normal(size=(2, 60, 12)).astype(np.float32)
+    asked, groups = MetricSettings(("logloss",), tasks=tasks), np.empty(0, int)
+    together = [EvaluationScores(each, labels_NT, groups, weights_N, asked, names) for each in logits]
+    ends = {found.metric: found[1:] for _, found in differences(together, ["a", "b"])}
+    alone = [scores_of(each[:, 4], labels_NT[:, 4], weights_N, metrics=("logloss",)) for each in logits]
+    assert ends["logloss/l4"] == next(differences(alone, ["a", "b"]))[1][1:] and len(ends) == 12

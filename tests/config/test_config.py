@@ -96,12 +96,18 @@ def test_a_bare_name_stands_for_a_mapping_in_files_and_settings() -> None:
             AdamConfig(eps=0.1, schedule=ScheduleConfig(warmup_steps=3)),
         ),
         ("tables: {user: {optimizer: adam}}", "tables.user.optimizer=sgd", SgdConfig()),
+        (
+            "tables: {user: {optimizer: {name: sgd, schedule: {decay: cosine, decay_steps: 9}}}}",
+            "tables.user.optimizer.schedule.decay=inverse_sqrt",
+            SgdConfig(schedule=ScheduleConfig(decay="inverse_sqrt", decay_steps=9)),
+        ),
     ],
-    ids=["built-in", "default", "table", "of-the-default", "whole"],
+    ids=["built-in", "default", "table", "of-the-default", "whole", "no-final-factor"],
 )
 def test_an_override_of_one_field_keeps_the_kind(file: str, override: str, expected: Any) -> None:
     table = "user" if "user" in override else "any"
-    assert parse_config(file, [override]).table(table).optimizer == expected
+    config = parse_config(file, [override])
+    assert config.table(table).optimizer == expected and parse_config(config.to_yaml()) == config
 
 
 @every(

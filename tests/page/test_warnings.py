@@ -244,6 +244,8 @@ SEEN = {
         falling_auc, (), *losses([0.5 + 0.01 * i for i in range(12)], every=30), *FALLING, advice=("learning rate",)),
     "overfitting": says(overfits, "the loss is 0.6540 on evaluation rows, 17 % above 0.5580 in training", *TRAINED,
                         of_evaluation(0.654), config=BCE, level="warn", advice=HELPS),
+    "a loss of 0": says(overfits, ("0.6540 on evaluation rows, above 0.0000",), *losses([0.0] * 12),
+                        of_evaluation(0.654), config=BCE),
     "a loss within the margin": silence(overfits, *TRAINED, of_evaluation(0.58), config=BCE),
     "a loss of few rows": silence(overfits, *TRAINED, of_evaluation(0.62, samples=900), config=BCE),
     "no metric is the loss": silence(overfits, *TRAINED, of_evaluation(0.7),

@@ -16,15 +16,17 @@ from shardkeep.workers.collectives.collective import Collective
 from shardkeep.workers.collectives.operations import gather_arrays
 from shardkeep.workers.label_config import TaskColumn
 from shardkeep.workers.metrics.outputs import joint_outputs
-from shardkeep.workers.metrics.quality import entropy
+from shardkeep.workers.metrics.quality import entropy, unweighted
 
 BINS = 16384
 _RANGE = 16.0
 """Logits from -16 to 16 have bins of 1/512, others the first or the last. Two logits in one bin are a tie for AUC: of
 logits with a standard deviation of 1 that changes it by less than 1e-5."""
-_SUMS = 8
-_SAMPLES, _BROKEN, _LABELS, _LOGLOSS, _PREDICTIONS, _SQUARES, _ABSOLUTE, _WEIGHTS = range(_SUMS)
-"""The first two are counts, the others are weighted."""
+_SUMS = 10
+_SAMPLES, _BROKEN, _LABELS, _LOGLOSS, _PREDICTIONS, _SQUARES, _ABSOLUTE, _WEIGHTS, _POSITIVES, _EXPECTED = range(_SUMS)
+"""The first two are counts, the last two those of positive samples and of predicted ones; the others are weighted."""
+_LATER = (_WEIGHTS, _SAMPLES), (_POSITIVES, _LABELS), (_EXPECTED, _PREDICTIONS)
+"""Sums that earlier versions lack, and those that they take in their place."""
 
 
 class BinnedScores:
@@ -64,6 +66,8 @@ class BinnedScores:
             part[_SUMS:] += np.bincount(bins_B + BINS * (label_B > 0.5), weight_B, 2 * BINS)
         part[_SAMPLES] += len(output_B)
         part[_WEIGHTS] += weight_B.sum()
+        part[_POSITIVES] += label_B.sum()
+        part[_EXPECTED] += prediction_B.sum()
         part[_LABELS] += (weight_B * label_B).sum()
         part[_PREDICTIONS] += (weight_B * prediction_B).sum()
         part[_SQUARES] += (weight_B * (prediction_B - label_B) ** 2).sum()
@@ -88,8 +92,8 @@ class BinnedScores:
         """Takes the sum of states; none = no samples."""
         self._parts[:] = 0.0
         for part in (state.numpy() for state in states):
-            if part.shape[-1] == self._width - 1:  # of a version without weights: all were 1
-                part = np.insert(part, _WEIGHTS, part[..., _SAMPLES], axis=-1)
+            for at, like in _LATER[len(_LATER) - (self._width - part.shape[-1]) :]:
+                part = np.insert(part, at, part[..., like], axis=-1)
             self._parts += part
 
     def _metrics(self, sums_TK: Float64s) -> dict[str, Any]:
@@ -129,6 +133,7 @@ def _of_classes(sums: Float64s) -> dict[str, Any]:
         metrics["logloss"] = logloss = float(sums[_LOGLOSS]) / weights
         if positives:
             metrics["calibration"] = float(sums[_PREDICTIONS]) / positives
+            metrics |= unweighted(float(sums[_EXPECTED] / sums[_POSITIVES]), metrics["calibration"])
         if 0 < positives < weights:
             metrics["normalized_entropy"] = logloss / entropy(positives / weights)
             metrics["auc"] = _auc(sums[_SUMS:].reshape(2, BINS))

@@ -230,8 +230,11 @@ def _value(metric: str, scored: Predictions) -> Any:
 
 
 def _unweighted(scored: Predictions, weighted: float | None) -> dict[str, float]:
+    return unweighted(calibration_of(replace(scored, weight_N=np.ones(len(scored.label_N), np.int64))), weighted)
+
+
+def unweighted(plain: float | None, weighted: float | None) -> dict[str, float]:
     """The calibration of samples that all weigh the same, where it is far from that by their weights."""
-    plain = calibration_of(replace(scored, weight_N=np.ones(len(scored.label_N), np.int64)))
     if weighted is None or plain is None or 1 - FAR <= plain / (weighted or math.inf) <= 1 + FAR:
         return {}
     return {f"{UNWEIGHTED}calibration": plain}

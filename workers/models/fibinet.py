@@ -70,6 +70,7 @@ class Bilinear(nn.Module):
     `kind`: W is one for `all`, field i's for `each`, the pair's for `interaction`.
     """
 
+    in_order = True
     left_P: torch.Tensor
     right_P: torch.Tensor
 

@@ -19,6 +19,7 @@ from shardkeep.sweep.student import CONFIDENCE, UNDEFINED
 from shardkeep.view.screen import metric_name
 from shardkeep.workers.config import BASELINE, UNWEIGHTED, sign_of
 from shardkeep.workers.evaluation.retrieval import RankSettings
+from shardkeep.workers.metrics.outputs import joint_outputs
 from shardkeep.workers.metrics.quality import COUNTS, MetricSettings
 
 RESAMPLES, RESAMPLED_ROWS = (100, 1000), 50_000_000
@@ -82,21 +83,41 @@ def _has_auc(*pair: EvaluationScores) -> bool:
     return all(one.binary and "auc" in one.asked.metrics and not len(one.weights_N) for one in pair)
 
 
+def _labels(scores: EvaluationScores) -> list[EvaluationScores]:
+    """The scores of each label, on the rows that have it: classes of several labels at once have few rows."""
+    asked = scores.asked
+    if len(scores.names) == 1 or isinstance(asked, RankSettings):
+        return [scores]
+    outputs_NT = joint_outputs(scores.outputs_NT, asked.tasks) if asked.tasks else scores.outputs_NT
+    parts = []
+    for t, name in enumerate(scores.names):
+        has_N = ~np.isnan(scores.labels_NT[:, t])
+        groups_N = scores.groups_N[has_N] if len(scores.groups_N) else scores.groups_N
+        weights_N = scores.weights_N[has_N] if len(scores.weights_N) else scores.weights_N
+        own_N1, label_N1 = (x_NT[has_N, t : t + 1].astype(np.float32) for x_NT in (outputs_NT, scores.labels_NT))
+        parts.append(EvaluationScores(own_N1, label_N1, groups_N, weights_N, asked.of(t), (name,)))
+    return parts
+
+
 def _classes(scores: EvaluationScores) -> list[Ints]:
-    """The rows of each class, or of each combination of classes: a resample has as many of each as the data."""
-    asked, index_N = scores.asked, np.zeros(len(scores.labels_NT), np.int64)
-    own = [t for t in range(len(scores.names)) if isinstance(asked, MetricSettings) and not asked.of(t).numbers]
-    for t in own:
-        index_N = np.unique(3 * index_N + np.nan_to_num(scores.labels_NT[:, t], nan=2.0), return_inverse=True)[1]
+    """The rows of each class of a label: a resample has as many of each as the data."""
+    classes = isinstance(scores.asked, MetricSettings) and not scores.asked.numbers
+    index_N = np.unique(scores.labels_NT[:, 0] * classes, return_inverse=True)[1]
     return np.split(np.argsort(index_N, kind="stable"), np.cumsum(np.bincount(index_N))[:-1])
 
 
 def _by_bootstrap(*pair: EvaluationScores) -> Iterator[Difference]:
-    from scipy.stats import bootstrap
-
     if _has_auc(*pair):
         others = [tuple(name for name in one.asked.metrics if name != "auc") for one in pair]
         pair = tuple(replace(one, asked=replace(one.asked, metrics=own)) for one, own in zip(pair, others, strict=True))
+    for own in zip(*map(_labels, pair), strict=True):
+        label = f"/{own[0].names[0]}" if len(pair[0].names) > 1 else ""
+        yield from (found._replace(metric=found.metric + label) for found in _resampled(*own))
+
+
+def _resampled(*pair: EvaluationScores) -> Iterator[Difference]:
+    from scipy.stats import bootstrap
+
     first, second = (one.metrics() for one in pair)
     names = [name for name, value in first.items() if isinstance(value, float) and isinstance(second.get(name), float)
              and name not in COUNTS and not name.startswith((BASELINE, UNWEIGHTED))]  # fmt: skip

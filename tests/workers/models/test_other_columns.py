@@ -14,7 +14,7 @@ from shardkeep.workers.data.schema import Feature, Schema, SequenceColumns
 from shardkeep.workers.data.sides import sides_of_model
 from shardkeep.workers.embeddings.layer import Embeddings
 from shardkeep.workers.embeddings.sequence import Sequence
-from shardkeep.workers.models.layers.axes import Match, matches
+from shardkeep.workers.models.layers.axes import Match, changes, matches
 from shardkeep.workers.models.registry import adds_rows
 from tests.support.cases import every
 
@@ -135,6 +135,22 @@ def check_first_scores(model: dict[str, Any], *, sequences: bool) -> None:
             assert not torch.equal(trained, models[1](dense, leaves | {name: rows[name] + 1.0})), name
         for column in (0, 2):
             assert not torch.equal(trained, models[1](dense + torch.eye(4)[column], leaves)), new.dense[column]
+
+
+@every(
+    ("model", "new", "says"),
+    [
+        ({"name": "fibinet", "reduction": 2, **MLP}, schema_of("q p", "b.x a"), "Bilinear multiplies columns in"),
+        ({"name": "fibinet", "reduction": 2, **MLP}, PLAIN_MORE, ""),
+        ({"name": "masknet", **MLP}, schema_of("q p", "b.x a"), ""),
+        ({"name": "autoint"}, PLAIN_MORE, "Attention weighs all columns"),
+    ],
+)
+def test_scores_that_change_at_first_have_a_line(model: dict[str, Any], new: Schema, says: str) -> None:
+    models, (before, after), _, found = first_outputs(model, PLAIN, new)
+    lines = changes(models[1], found)
+    assert torch.allclose(before, after, rtol=1e-4, atol=1e-4) == (not says)
+    assert len(lines) == bool(says) and all(line.startswith(says) for line in lines)
 
 
 @every("model", RANKED[7:11])

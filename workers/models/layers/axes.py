@@ -131,6 +131,18 @@ def matches(old: nn.Module, new: nn.Module, silent: Set[str]) -> dict[str, Match
     return found
 
 
+def changes(model: nn.Module, found: Mapping[str, Match | None]) -> list[str]:
+    """Why columns that are new, missing or in another order change the first scores of a model with `matches`."""
+    moved = [match for match in found.values() if match is not None and not match.same]
+    turned = any(list(axis) != sorted(axis) for match in moved for axis in match.source)
+    marks = {
+        "among_columns": "weighs all columns together, so new or missing ones change the first scores" if moved else "",
+        "in_order": "multiplies columns in their order, so another order changes the first scores" if turned else "",
+    }
+    lines = [(type(m).__name__, text) for m in model.modules() for mark, text in marks.items() if getattr(m, mark, "")]
+    return [f"{name} {text}" for name, text in dict.fromkeys(lines) if text]
+
+
 def _tensors(model: nn.Module) -> dict[tuple[str, ...], tuple[str, list[Sequence[Name]], int | None]]:
     """Name, places and reading axis of each tensor, by its name with inputs in place of numbers."""
     found = {}

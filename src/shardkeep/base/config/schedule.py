@@ -37,7 +37,7 @@ class ScheduleConfig(Settings):
             raise ValueError(f"decay_steps: 0 with decay: {self.decay}; allowed: 1 or more steps")
         if self.decay == "exponential" and self.final_factor == 0.0:
             raise ValueError("final_factor: 0 with decay: exponential; allowed: above 0, up to 1")
-        if self.decay == "inverse_sqrt" and "final_factor" in self.model_fields_set:
+        if self.decay == "inverse_sqrt" and self.final_factor:
             raise ValueError("final_factor: has no effect with decay: inverse_sqrt")
 
     def end(self, steps: int) -> int:

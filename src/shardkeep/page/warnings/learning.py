@@ -121,7 +121,8 @@ def overfits(sight: Sight) -> list[Warning]:
     noise = math.hypot(own, stdev(recent) / math.sqrt(len(recent)) if len(recent) > 1 else 0.0)
     if found - loss <= max(OVERFIT * loss, OVERFIT_NOISE * noise):
         return []
-    text = f"the loss is {found:.4f} on evaluation rows, {100 * (found / loss - 1):.0f} % above {loss:.4f} in training"
+    above = f"{100 * (found / loss - 1):.0f} % above {loss:.4f}" if loss > 0 else f"above {loss:.4f}"
+    text = f"the loss is {found:.4f} on evaluation rows, {above} in training"
     stops = "" if stops_early(sight) else "train.early_stopping, "
     return [Warning("warn", text, "The model overfits, or evaluation rows are of another kind, such as later ones. Set "
                     f"{stops}fewer epochs, weight_decay of tables and tower, model.dropout, a smaller dim, or "
