@@ -71,10 +71,9 @@ def known(stored: Mapping[str, Any], model: type[BaseModel]) -> dict[str, Any]:
     try:
         model.model_validate(found)
     except ValidationError as error:
-        for each in error.errors(include_url=False):
+        for each in (one for one in error.errors(include_url=False) if one["type"] == "extra_forbidden"):
             above: list[Any] = list(each["loc"])
-            key = str(above.pop())
-            if each["type"] == "extra_forbidden" and each["input"] == LEFT.get(key, ...):
+            if each["input"] == LEFT.get(key := str(above.pop()), ...):
                 node: Any = found
                 for part in above:  # with the kinds of unions
                     node = node[part] if isinstance(node, list) or part in node else node
