@@ -202,6 +202,9 @@ def test_a_setting_without_effect_is_refused_where_a_person_gave_it(tmp_path: Pa
     (tmp_path / "config.yaml").write_text(text + "tower: {compile: off, mode: max-autotune}\n")
     assert parse_config(text, [off]).checkpoint.keep == 4
     assert stored_config(tmp_path, [off]).checkpoint.keep == 4
+    for file, override in (text, off), ("eval: {threshold: 0.3, metrics: [accuracy]}", "eval.metrics=[auc]"):
+        job = parse_config(file, [override]).with_effect()
+        assert parse_config(job.to_yaml()).all_settings() == parse_config("", [override]).all_settings()
     for refused, at in (
         (
             lambda: parse_config("", [off, "checkpoint.keep=2"]),

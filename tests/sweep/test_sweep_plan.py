@@ -9,6 +9,7 @@ import pytest
 
 from shardkeep.base.errors import ConfigError
 from shardkeep.base.yaml_text import write_yaml
+from shardkeep.config import parse_config
 from shardkeep.config.overrides import flat, merged
 from shardkeep.sweep.plan import load_sweep, nested
 from tests.support.cases import every
@@ -52,6 +53,15 @@ def test_an_own_recipe_may_change_a_shipped_one_and_an_optimizer_of_another_name
     default = config.tables["default"]
     assert default.dim == 8 and default.optimizer is not None
     assert (default.optimizer.name, default.optimizer.lr) == ("sgd", 1.0)
+
+
+def test_a_run_is_a_job_that_train_takes_where_its_recipe_leaves_settings_of_the_base_without_effect(
+    tmp_path: Path,
+) -> None:
+    own = {"name": "off", "settings": {"checkpoint.every_steps": "off"}}
+    path = write_sweep(tmp_path, base={**BASE, "checkpoint": {"every_steps": 5, "keep": 7}}, recipes=[own])
+    runs = load_sweep(path).runs
+    assert [parse_config(run.config.to_yaml()).checkpoint.keep for run in runs[:3]] == [7, 7, 3]
 
 
 @every(

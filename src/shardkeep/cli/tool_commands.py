@@ -63,7 +63,7 @@ def config(config: Config, set_: Set = None) -> None:
 
     _, job = load(config, set_)
     check_extras(job)
-    print(job.to_yaml(), end="")
+    print(job.with_effect().to_yaml(), end="")
 
 
 def estimate(

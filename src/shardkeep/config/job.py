@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
+from operator import getitem
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
@@ -359,8 +361,20 @@ class JobConfig(Settings):
             raise ConfigError(f"tables.{unused[0]}: no feature uses this table; the tables are {', '.join(used)}")
 
     def to_yaml(self) -> str:
-        """The resolved config as YAML; loading it gives an equal config."""
+        """The resolved config as YAML; `stored_config` reads an equal config from it, and `load_config` if all
+        settings have an effect."""
         return write_yaml(self.model_dump(mode="json"), sort_keys=False)
+
+    def with_effect(self) -> JobConfig:
+        """The config for a file that a command reads, without the settings that an override left without effect."""
+        found, idle = self.model_dump(mode="json"), unused(self)
+        for path in idle:
+            *groups, key = path.split(".")
+            functools.reduce(getitem, groups, found).pop(key)
+        try:
+            return JobConfig.stored(found) if idle else self
+        except ValidationError:  # another setting needs one of them: the command that reads the file refuses it
+            return self
 
 
 def _of_frozen(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -175,7 +175,7 @@ def _machines(
         actor = ray.remote(max_restarts=-1, max_task_retries=-1, **claim)(Machine)
         places = [PlacementGroupSchedulingStrategy(group, rank) for rank in range(nodes)]
         machines = [actor.options(scheduling_strategy=place).remote() for place in places]
-        text, of_all = job.to_yaml(), ("--nodes", str(nodes), *words)
+        text, of_all = job.with_effect().to_yaml(), ("--nodes", str(nodes), *words)
         yield (
             token,
             [

@@ -231,7 +231,7 @@ def _validated(raw: Nested, where: str, given: Mapping[str, Any]) -> JobConfig:
     for path, text in unused(job).items():
         if any(f"{key}.".startswith(f"{path}.") for key in flat(given)):
             raise ConfigError(f"{where}: {path}: {text}")
-    return job
+    return job.with_effect()
 
 
 def nested(settings: Mapping[str, Any], where: str) -> Nested:

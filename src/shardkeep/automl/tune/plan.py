@@ -62,7 +62,7 @@ class Plan:
 
     def chosen(self, params: Mapping[str, Any], *besides: str) -> JobConfig:
         """The job with the settings of a trial. Raises ConfigError where they do not go together."""
-        return self.load(*(f"{key}={value}" for key, value in params.items()), *besides)
+        return self.load(*(f"{key}={value}" for key, value in params.items()), *besides).with_effect()
 
     def trial(self, params: Mapping[str, Any]) -> JobConfig:
         """The same as a trial runs it."""

@@ -52,7 +52,7 @@ def plan_resume(run: Path, overrides: Sequence[str] = ()) -> Resumed:
     except OSError as error:
         raise UserError(f"--resume {run}: cannot be used ({error.strerror or error})") from error
     before, config = stored_config(run), stored_config(run, overrides)
-    changed = changes(before, config, given="--set")
+    changed = changes(before, config, given=f"--resume {run}: begin another job, or leave this out; --set")
     checkpoint = newest(config, run)
     if summary.get("status") in TRAINED and checkpoint.step == summary.get("steps"):
         more = any(each.key in ("train.epochs", "train.max_steps") for each in changed)
