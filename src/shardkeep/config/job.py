@@ -361,8 +361,7 @@ class JobConfig(Settings):
             raise ConfigError(f"tables.{unused[0]}: no feature uses this table; the tables are {', '.join(used)}")
 
     def to_yaml(self) -> str:
-        """The resolved config as YAML; `stored_config` reads an equal config from it, and `load_config` if all
-        settings have an effect."""
+        """The resolved config as YAML, which `stored_config` reads."""
         return write_yaml(self.model_dump(mode="json"), sort_keys=False)
 
     def with_effect(self) -> JobConfig:

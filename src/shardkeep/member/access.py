@@ -99,10 +99,9 @@ def coordinator_address(given: str, *, launched: bool = False) -> str:
             return address
         if over is not None and launched:
             raise JobError(f"{given}: the job is over")
+        ended = {} if over is None else over
         lacks = (
-            "does not say where"
-            if over is None
-            else f"holds a job that is over: {over.get('message') or over.get('status')}"
+            f"holds a job that is over: {ended.get('message') or ended['status']}" if ended else "does not say where"
         )
         deadline.check(f"the coordinator to listen; {given} {lacks}")
         time.sleep(ADDRESS_POLL_S)
