@@ -92,14 +92,12 @@ def _pushes(job: JobConfig) -> list[TablePush]:
     return [push_of(table.compression, job.compression.push, frozen=table.freeze) for table in tables]
 
 
-def _some_table_takes(way: str, *keys: str) -> Callable[[JobConfig], bool]:
-    """Whether a table may leave these settings of its compression to those of the job."""
-
-    def takes(job: JobConfig) -> bool:
-        own = [table.compression for table in map(job.table, (*job.tables, "default"))]
-        return any(one is None or all(getattr(getattr(one, way), key) is None for key in keys) for one in own)
-
-    return takes
+def _some_table_takes(way: str, key: str) -> Callable[[JobConfig], bool]:
+    """Whether a table leaves this setting of its compression to that of the job."""
+    return lambda job: any(
+        (own := job.table(name).compression) is None or getattr(getattr(own, way), key) is None
+        for name in (*job.tables, "default")
+    )
 
 
 _EVALUATION = "data.eval, data.eval_fraction or data.split"
@@ -165,16 +163,12 @@ _UNUSED: tuple[tuple[str, Callable[[JobConfig], bool], str, str], ...] = (
     ),
     *(
         (
-            f"compression.{way}.{keys[0]}",
-            _some_table_takes(way, *keys),
-            f"tables.default.compression.{way}, which is of all tables",
+            f"compression.{way}.{key}",
+            _some_table_takes(way, key),
+            "tables.default.compression, of all",
             "one of the two",
         )
-        for way, keys in (
-            ("push", ("keep_rows",)),
-            *((way, keys) for way in ("push", "pull") for keys in (("values",), ("scale", "values"))),
-            ("push", ("rounding", "values")),
-        )
+        for way, key in (("push", "keep_rows"), ("push", "values"), ("pull", "values"))
     ),
     ("recovery.max_journal_bytes", lambda job: job.recovery.journal != "off", "journal: off", "journal: os or fsync"),
     ("telemetry.max_bytes", lambda job: job.telemetry.every_s != "off", "every_s: off", "every_s above 0"),
