@@ -367,8 +367,7 @@ class JobConfig(Settings):
     def with_effect(self) -> JobConfig:
         """The config for a file that a command reads, without the settings that an override left without effect."""
         found, idle = self.model_dump(mode="json"), unused(self)
-        for path in idle:
-            *groups, key = path.split(".")
+        for *groups, key in (path.split(".") for path in idle):
             functools.reduce(getitem, groups, found).pop(key)
         try:
             return JobConfig.stored(found) if idle else self
