@@ -180,6 +180,13 @@ class BoundedGate(Generic[P]):
         self._bound = bound
         self._ranks = [_Progress(start_step - 1) for _ in range(num_workers)]
         self._waiting: deque[Work[P]] = deque()
+        self._find_lowest()
+
+    def _find_lowest(self) -> None:
+        """Looks at all ranks, which the lowest watermark needs only when its last rank leaves it."""
+        watermarks = [progress.watermark for progress in self._ranks]
+        self._lowest = min(watermarks)
+        self._num_lowest = watermarks.count(self._lowest)
 
     def expects(self, rank: int, step: int) -> bool:
         progress = self._ranks[rank]
@@ -200,23 +207,28 @@ class BoundedGate(Generic[P]):
 
     def done(self, work: Work[P]) -> None:
         progress = self._ranks[work.ranks[0]]
+        before = progress.watermark
         progress.applied.add(work.step)
         while progress.watermark + 1 in progress.applied:
             progress.watermark += 1
             progress.applied.remove(progress.watermark)
             progress.accepted.remove(progress.watermark)
+        if before == self._lowest < progress.watermark:
+            self._num_lowest -= 1
+            if not self._num_lowest:
+                self._find_lowest()
 
     def admits(self, step: int) -> bool:
         return self._bound is None or self.staleness(step) <= self._bound
 
     def staleness(self, step: int) -> int:
-        return max(0, step - 1 - min(progress.watermark for progress in self._ranks))
+        return max(0, step - 1 - self._lowest)
 
     def is_at(self, step: int) -> bool:
         return all(progress.watermark == step - 1 and not progress.accepted for progress in self._ranks)
 
     def resume_range(self) -> tuple[int, int]:
-        return 0, min(progress.watermark for progress in self._ranks) + 1
+        return 0, self._lowest + 1
 
     def complete(self, step: int) -> None:
         pass  # every push is due when it arrives
@@ -226,6 +238,7 @@ class BoundedGate(Generic[P]):
             progress.watermark = max(progress.watermark, step - 1)
             progress.accepted = {s for s in progress.accepted if s > progress.watermark}
             progress.applied = {s for s in progress.applied if s > progress.watermark}
+        self._find_lowest()
 
 
 def open_gate(config: ConsistencyConfig, *, num_workers: int, start_step: int) -> ConsistencyGate[P]:

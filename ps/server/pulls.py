@@ -6,11 +6,14 @@ It also remembers the slots of a pull that has a number, because the push of the
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
+from heapq import heappop, heappush
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -36,12 +39,15 @@ class ParkedPull:
     future: Future[Bytes]
     message: Packed
     sections: SectionIds
+    arrival: int
+    """Parked pulls are answered in this order."""
 
-    def may_go(self, gate: ConsistencyGate[Gradients]) -> bool:
-        """Whether it can be answered now."""
-        if self.message.kind is Kind.FENCE and not self.message.value:
-            return gate.resume_range()[1] >= self.message.step
-        return gate.admits(self.message.step)
+    def __lt__(self, other: ParkedPull) -> bool:
+        """The order of a heap: a gate that does not admit a step admits no later one."""
+        return self.message.step < other.message.step
+
+
+_ARRIVAL = attrgetter("arrival")
 
 
 class PullQueue:
@@ -51,7 +57,9 @@ class PullQueue:
         self._serving = serving
         self._catalog = catalog
         self._replies = replies
-        self._parked: list[ParkedPull] = []
+        self._parked: list[ParkedPull] = []  # a heap
+        self._fences: list[ParkedPull] = []  # a heap of the fences that wait only for the arrival of pushes
+        self._arrivals = itertools.count()
         self._remembered: dict[
             int, dict[int, dict[int, FoundSlots]]
         ] = {}  # by rank, step, number; until the step's push
@@ -63,7 +71,7 @@ class PullQueue:
     @property
     def num_parked(self) -> int:
         """Pulls and fences that wait. Under the lock."""
-        return len(self._parked)
+        return len(self._parked) + len(self._fences)
 
     @property
     def num_remembered(self) -> int:
@@ -72,14 +80,15 @@ class PullQueue:
 
     def park(self, message: Packed, gate: ConsistencyGate[Gradients]) -> Future[Bytes]:
         """Parks a pull or fence until `gate` admits it. Raises ProtocolError, CorruptMessage or TransportError."""
-        parked = ParkedPull(promised(), message, self._sections_of(message))
+        parked = ParkedPull(promised(), message, self._sections_of(message), next(self._arrivals))
         with self._serving.lock:
             self._serving.check_open(message.generation)
             if message.kind is Kind.PULL:
                 gate.arrive(message.rank, message.step)
             elif message.value:
                 gate.complete(message.step)
-            self._parked.append(parked)
+            asks = message.kind is Kind.FENCE and not message.value
+            heappush(self._fences if asks else self._parked, parked)
         return parked.future
 
     def read(self, message: Packed) -> Future[Bytes]:
@@ -100,10 +109,12 @@ class PullQueue:
 
     def admitted(self, gate: ConsistencyGate[Gradients]) -> list[tuple[ParkedPull, int]]:
         """Takes what is parked and the gate admits, with the staleness. Under the lock."""
-        ready = [p for p in self._parked if p.may_go(gate)]
-        if not ready:
-            return []
-        self._parked = [p for p in self._parked if not p.may_go(gate)]
+        ready: list[ParkedPull] = []
+        while self._parked and gate.admits(self._parked[0].message.step):
+            ready.append(heappop(self._parked))
+        while self._fences and gate.resume_range()[1] >= self._fences[0].message.step:
+            ready.append(heappop(self._fences))
+        ready.sort(key=_ARRIVAL)
         admitted = [(p, gate.staleness(p.message.step)) for p in ready]
         for parked, staleness in admitted:
             if parked.sections:
@@ -149,8 +160,8 @@ class PullQueue:
 
     def abandon(self) -> list[Future[Bytes]]:
         """Takes the futures of all parked pulls; the caller fails them. Under the lock."""
-        waiting = [parked.future for parked in self._parked]
-        self._parked = []
+        waiting = [parked.future for parked in sorted(self._parked + self._fences, key=_ARRIVAL)]
+        self._parked, self._fences = [], []
         return waiting
 
 

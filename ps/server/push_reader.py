@@ -62,7 +62,7 @@ class PushReader:
         first = Gradients(referred.sections, flat[:at], referred)
         if count == packed.tables_S.size:
             return first
-        return sum_of(self._widths_T, first, Gradients(sections, flat[at:]))
+        return sum_of(self._widths_T, [first, Gradients(sections, flat[at:])])
 
     def _referred(self, packed: Packed, count: int, pulled: FoundSlots | None) -> FoundSlots:
         """The rows that the first `count` sections refer to."""

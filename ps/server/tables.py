@@ -12,7 +12,6 @@ import itertools
 import threading
 import time
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,7 +26,7 @@ from shardkeep.ps.placement import BUCKETS
 from shardkeep.ps.server.snapshot.snapshot import Snapshot
 from shardkeep.ps.server.table import row_kernels, table_kernels
 from shardkeep.ps.server.table.changed_rows import ChangedRows
-from shardkeep.ps.server.table.descriptor_kernels import DESCRIPTOR_DTYPE
+from shardkeep.ps.server.table.descriptor_kernels import CURSOR_DTYPE, DESCRIPTOR_DTYPE
 from shardkeep.ps.server.table.optimizers.optimizer import RowUpdate
 from shardkeep.ps.server.table.table import Table
 
@@ -119,10 +118,8 @@ class Tables(Sequence[Table]):
         if not pushes:
             return
         gradients, update = pushes[0], RowUpdate(step, pushes[0].lr_factor, decay_share, self.earlier_steps)
-        for other in pushes[1:]:
-            gradients = sum_of(self._widths_T, gradients, other)
-        if self._has_policies and len(pushes) > 1:
-            gradients = replace(gradients, pushes_V=_pushes_of(gradients.sections, pushes))
+        if len(pushes) > 1:
+            gradients = sum_of(self._widths_T, pushes, counted=self._has_policies)
         if not all_finite(gradients.values.view(np.uint32)):
             gradients = self._finite(gradients)
         self._apply(gradients, update)
@@ -352,29 +349,19 @@ def _value_starts(sections: SectionIds, widths_T: Ints) -> Ints:
     return values_S1
 
 
-def _pushes_of(sections: SectionIds, pushes: Sequence[Gradients]) -> Floats:
-    """How many of the pushes have each id of their sum."""
-    from shardkeep.ps.server.table.policies.policy_kernels import count_pushes
-
-    pushes_V = np.zeros(sections.ids_V.size, dtype=np.float32)
-    for push in (push.sections for push in pushes):
-        of_sum = sections.tables_S, sections.starts_S1, sections.ids_V
-        count_pushes(*of_sum, push.tables_S, push.starts_S1, push.ids_V, pushes_V)
-    return pushes_V
-
-
-def sum_of(widths_T: Ints, a: Gradients, b: Gradients) -> Gradients:
-    """The sum of two pushes, row by row, as a + b. `widths_T`: values of a row's gradient."""
-    rows = a.sections.ids_V.size + b.sections.ids_V.size
-    count = a.sections.tables_S.size + b.sections.tables_S.size
-    tables, starts = np.empty(count, dtype=np.int64), np.empty(count + 1, dtype=np.int64)
-    ids, values = np.empty(rows, dtype=np.int64), np.empty(a.values.size + b.values.size, dtype=np.float32)
-    count = table_kernels.merge(
-        widths_T,
-        a.sections.tables_S, a.sections.starts_S1, a.sections.ids_V, a.values,
-        b.sections.tables_S, b.sections.starts_S1, b.sections.ids_V, b.values,
-        tables, starts, ids, values,
-    )  # fmt: skip
-    tables, starts = tables[:count], starts[: count + 1]
-    size = int((np.diff(starts) * widths_T[tables]).sum())
-    return Gradients(SectionIds(tables, starts, ids[: starts[-1]]), values[:size])
+def sum_of(widths_T: Ints, pushes: Sequence[Gradients], *, counted: bool = False) -> Gradients:
+    """The sum of pushes, row by row in their order. `widths_T`: values of a row's gradient. `counted`: with the number
+    of pushes that have each id."""
+    cursors, num_sections, num_rows, size = np.empty(len(pushes), dtype=CURSOR_DTYPE), 0, 0, 0
+    for p, push in enumerate(pushes):
+        own = push.sections
+        table_kernels.begin_push(cursors, p, own.tables_S, own.starts_S1, own.ids_V, push.values)
+        num_sections, num_rows = num_sections + own.tables_S.size, num_rows + own.ids_V.size
+        size += push.values.size
+    tables_S, starts_S1 = np.empty(num_sections, dtype=np.int64), np.empty(num_sections + 1, dtype=np.int64)
+    ids_V, values = np.empty(num_rows, dtype=np.int64), np.empty(size, dtype=np.float32)
+    pushes_V = np.zeros(num_rows, dtype=np.float32) if counted else NO_PUSHES
+    count = table_kernels.sum_pushes(widths_T, cursors, tables_S, starts_S1, ids_V, values, pushes_V)
+    sections = SectionIds(tables_S[:count], starts_S1[: count + 1], ids_V[: starts_S1[count]])
+    size = int((sections.counts * widths_T[sections.tables_S]).sum())
+    return Gradients(sections, values[:size], pushes_V=pushes_V[: sections.ids_V.size])

@@ -115,6 +115,16 @@ class Descriptor:
     images: PreImageArea
 
 
+class PushCursor:
+    """The next section of a push that is added to others."""
+
+    sections: int  # how many are left
+    tables: int  # address of its table
+    starts: int  # address of its start
+    ids: int  # address of the push's first id
+    values: int  # address of its gradients
+
+
 def record_dtype(fields: type) -> np.dtype[np.void]:
     """The type of records with the fields of a class: `int` is int64, `float` float64, a class a record inside."""
     kinds: dict[str, Any] = get_type_hints(fields)
@@ -122,11 +132,14 @@ def record_dtype(fields: type) -> np.dtype[np.void]:
     return np.dtype(dtypes, align=True)
 
 
-BLOCKS_DTYPE, START_DTYPE, DESCRIPTOR_DTYPE = (
+BLOCKS_DTYPE, START_DTYPE, DESCRIPTOR_DTYPE, CURSOR_DTYPE = (
     record_dtype(RecordBlocks),
     record_dtype(InitialValues),
     record_dtype(Descriptor),
+    record_dtype(PushCursor),
 )
 BLOCKS, START, TABLE = from_dtype(BLOCKS_DTYPE), from_dtype(START_DTYPE), from_dtype(DESCRIPTOR_DTYPE)
-TABLES, INTS, FLOATS, ROWS = TABLE[::1], int64[::1], float32[::1], float32[:, ::1]
+TABLES, CURSORS = TABLE[::1], from_dtype(CURSOR_DTYPE)[::1]
+INTS, FLOATS, ROWS = int64[::1], float32[::1], float32[:, ::1]
 Descriptors = npt.NDArray[np.void]
+Cursors = npt.NDArray[np.void]

@@ -89,27 +89,6 @@ def digest(table: Descriptor, used: int) -> tuple[np.uint64, np.uint64]:
     return low, high
 
 
-@kernel("int64(int64[::1], float32[:,::1], int64[::1], float32[:,::1], int64[::1], float32[:,::1])")
-def merge_sum(ids_A: Ids, grad_AD: Rows, ids_B: Ids, grad_BD: Rows, ids_U: Ids, grad_UD: Rows) -> int:
-    """Merges two sorted lists of unique ids, adding first + second where both have an id. Returns the length."""
-    a = b = count = 0
-    while a < ids_A.size or b < ids_B.size:
-        from_a = a < ids_A.size and (b == ids_B.size or ids_A[a] <= ids_B[b])
-        from_b = b < ids_B.size and (a == ids_A.size or ids_B[b] <= ids_A[a])
-        ids_U[count] = ids_A[a] if from_a else ids_B[b]
-        for d in range(grad_UD.shape[1]):
-            if from_a and from_b:
-                grad_UD[count, d] = grad_AD[a, d] + grad_BD[b, d]
-            elif from_a:
-                grad_UD[count, d] = grad_AD[a, d]
-            else:
-                grad_UD[count, d] = grad_BD[b, d]
-        a += from_a
-        b += from_b
-        count += 1
-    return count
-
-
 @kernel("int64(float32[:,::1], boolean[::1])")
 def finite_rows(grad_UD: Rows, finite_U: npt.NDArray[np.bool_]) -> int:
     """Marks the rows without inf or nan; returns how many there are."""

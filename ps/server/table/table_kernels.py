@@ -19,18 +19,21 @@ from shardkeep.base.arrays import Ints, Rows
 from shardkeep.base.compiling.kernels import kernel
 from shardkeep.ps.server.table.descriptor_kernels import (
     BLOCKS,
+    CURSORS,
     FLOATS,
     INTS,
     ROWS,
     TABLE,
     TABLES,
+    Cursors,
     Descriptor,
     Descriptors,
 )
 from shardkeep.ps.server.table.index_kernels import find, find_or_add
 from shardkeep.ps.server.table.pre_image_kernels import keep
-from shardkeep.ps.server.table.row_kernels import gather, initialise, mark_new, merge_sum
+from shardkeep.ps.server.table.row_kernels import gather, initialise, mark_new
 
+_0, _1 = np.uint64(0), np.uint64(1)
 ROWS_AT_ONCE = 1024
 """Of a table that decays."""
 
@@ -221,50 +224,110 @@ def decay_others(
                 count = 0
 
 
-@kernel(int64(INTS, INTS, INTS, INTS, FLOATS, INTS, INTS, INTS, FLOATS, INTS, INTS, INTS, FLOATS))
-def merge(
-    widths_T: Ints,
-    tables_A: Ints,
-    starts_A1: Ints,
-    ids_A: Ints,
-    values_A: Rows,
-    tables_B: Ints,
-    starts_B1: Ints,
-    ids_B: Ints,
-    values_B: Rows,
-    tables: Ints,
-    starts: Ints,
-    ids: Ints,
-    values: Rows,
-) -> int:
-    """The sum of two sets of sections, both with rising tables: `merge_sum` table by table, `widths_T` values a row.
-    Returns the number of sections; the outputs have room for both."""
-    a = b = count = at_a = at_b = to = 0
-    starts[0] = 0
-    while a < tables_A.size or b < tables_B.size:
-        from_a = a < tables_A.size and (b == tables_B.size or tables_A[a] <= tables_B[b])
-        from_b = b < tables_B.size and (a == tables_A.size or tables_B[b] <= tables_A[a])
-        table = tables_A[a] if from_a else tables_B[b]
-        width = widths_T[table]
-        rows_a = starts_A1[a + 1] - starts_A1[a] if from_a else 0
-        rows_b = starts_B1[b + 1] - starts_B1[b] if from_b else 0
-        first_a = starts_A1[a] if from_a else 0
-        first_b = starts_B1[b] if from_b else 0
-        begin = starts[count]
-        rows = merge_sum(
-            ids_A[first_a : first_a + rows_a],
-            values_A[at_a : at_a + rows_a * width].reshape((rows_a, width)),
-            ids_B[first_b : first_b + rows_b],
-            values_B[at_b : at_b + rows_b * width].reshape((rows_b, width)),
-            ids[begin : begin + rows_a + rows_b],
-            values[to : to + (rows_a + rows_b) * width].reshape((rows_a + rows_b, width)),
-        )
-        tables[count] = table
-        starts[count + 1] = begin + rows
-        at_a += rows_a * width
-        at_b += rows_b * width
-        to += rows * width
-        a += from_a
-        b += from_b
+@kernel(void(CURSORS, int64, INTS, INTS, INTS, FLOATS))
+def begin_push(pushes: Cursors, p: int, tables_S: Ints, starts_S1: Ints, ids_V: Ints, values: Rows) -> None:
+    """Sets a push's cursor to its first section. The caller keeps the arrays alive."""
+    pushes[p].sections, pushes[p].tables = tables_S.size, tables_S.ctypes.data
+    pushes[p].starts, pushes[p].ids, pushes[p].values = starts_S1.ctypes.data, ids_V.ctypes.data, values.ctypes.data
+
+
+@kernel(int64(CURSORS, int64, int64, INTS, INTS, INTS))
+def _take_runs(pushes: Cursors, table: int, width: int, ids_V: Ints, rows_V: Ints, ends_R1: Ints) -> int:
+    """Takes a table's section of each push: its ids, and the addresses of their gradients. Returns how many have it."""
+    count = end = 0
+    for p in range(pushes.size):
+        push = pushes[p]
+        if push.sections == 0 or carray(pointer(push.tables), (1,), np.int64)[0] != table:
+            continue
+        starts = carray(pointer(push.starts), (2,), np.int64)
+        rows = starts[1] - starts[0]
+        ids_U = carray(pointer(push.ids + 8 * starts[0]), (rows,), np.int64)
+        for i in range(rows):
+            ids_V[end + i] = ids_U[i]
+            rows_V[end + i] = push.values + 4 * width * i
+        push.sections, push.tables, push.starts = push.sections - 1, push.tables + 8, push.starts + 8
+        push.values += 4 * width * rows
+        end += rows
         count += 1
+        ends_R1[count] = end
+    return count
+
+
+@kernel(int64(INTS, INTS, INTS, INTS, INTS, int64))
+def _merge_runs(ids_V: Ints, rows_V: Ints, to_ids_V: Ints, to_rows_V: Ints, ends_R1: Ints, count: int) -> int:
+    """Merges each two neighbours of `count` runs; of equal ids, the first run's come first. Returns how many are left.
+
+    It has no branch that depends on ids, and unsigned indices: it takes 4 ns for an id, not 10."""
+    left = 0
+    for r in range(0, count, 2):
+        a, b, end = np.uint64(ends_R1[r]), np.uint64(ends_R1[r + 1]), np.uint64(ends_R1[min(r + 2, count)])
+        at, end_a = a, b
+        while a < end_a and b < end:
+            from_a = np.uint64(ids_V[a] <= ids_V[b])
+            source = b ^ ((a ^ b) & (_0 - from_a))
+            to_ids_V[at], to_rows_V[at] = ids_V[source], rows_V[source]
+            a += from_a
+            b += _1 - from_a
+            at += _1
+        source = a if a < end_a else b
+        for rest in range(at, end):
+            to_ids_V[rest], to_rows_V[rest] = ids_V[source], rows_V[source]
+            source += _1
+        left += 1
+        ends_R1[left] = np.int64(end)
+    return left
+
+
+@kernel(int64(INTS, INTS, int64, int64, int64, INTS, FLOATS, FLOATS))
+def _sum_runs(
+    ids_V: Ints, rows_V: Ints, end_a: int, end: int, width: int, ids_U: Ints, values: Rows, pushes_U: Rows
+) -> int:
+    """Merges the last two runs, and adds up the gradients of each id in their order. Returns the number of ids."""
+    a, b, count = 0, end_a, 0
+    for _ in range(end):
+        from_a = (b == end) | ((a < end_a) & (ids_V[a] <= ids_V[b]))
+        source = a if from_a else b
+        a += from_a
+        b += not from_a
+        row = carray(pointer(rows_V[source]), (width,), np.float32)
+        if count and ids_U[count - 1] == ids_V[source]:
+            total = values[(count - 1) * width : count * width]
+            for d in range(width):
+                total[d] += row[d]
+        else:
+            total = values[count * width : (count + 1) * width]
+            for d in range(width):
+                total[d] = row[d]
+            ids_U[count] = ids_V[source]  # behind the loop: before it, the kernel takes 19 ns for a row, not 7
+            count += 1
+        if pushes_U.size:
+            pushes_U[count - 1] += np.float32(1.0)
+    return count
+
+
+@kernel(int64(INTS, CURSORS, INTS, INTS, INTS, FLOATS, FLOATS))
+def sum_pushes(
+    widths_T: Ints, pushes: Cursors, tables_S: Ints, starts_S1: Ints, ids_V: Ints, values: Rows, pushes_V: Rows
+) -> int:
+    """Adds up pushes in their order, `widths_T` values a row, and counts those of each id in `pushes_V`, which is zeros
+    or empty. Returns the number of sections; the outputs have room for the sections and ids of all."""
+    room = ids_V.size + 1  # one more, which `_sum_runs` reads and ignores
+    buffers = np.empty((4, room), np.int64)
+    ids, rows, to_ids, to_rows = buffers[0], buffers[1], buffers[2], buffers[3]
+    ends_R1 = np.zeros(pushes.size + 1, np.int64)
+    count = at = starts_S1[0] = 0
+    for table in range(widths_T.size):
+        runs = _take_runs(pushes, table, widths_T[table], ids, rows, ends_R1)
+        if runs == 0:
+            continue
+        end = ends_R1[runs]
+        while runs > 2:
+            runs = _merge_runs(ids, rows, to_ids, to_rows, ends_R1, runs)
+            ids, rows, to_ids, to_rows = to_ids, to_rows, ids, rows
+        begin = starts_S1[count]
+        num = _sum_runs(ids, rows, ends_R1[1], end, widths_T[table], ids_V[begin:], values[at:], pushes_V[begin:])
+        tables_S[count] = table
+        count += 1
+        starts_S1[count] = begin + num
+        at += num * widths_T[table]
     return count

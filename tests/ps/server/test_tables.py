@@ -16,7 +16,7 @@ from shardkeep.ps.server.table.initializers.config import InitConfig
 from shardkeep.ps.server.table.optimizers.registry import OPTIMIZERS
 from shardkeep.ps.server.table.optimizers.sgd import SgdConfig
 from shardkeep.ps.server.table.policies.config import AdmitConfig
-from shardkeep.ps.server.tables import Tables
+from shardkeep.ps.server.tables import Tables, sum_of
 from tests.support.examples import examples
 from tests.support.one_table import OneTable, exported
 from tests.support.tables import SPECS, ByTable, gradients, of_one_table, sections
@@ -31,18 +31,37 @@ def random_push(rng: np.random.Generator, num_ids: int = 40, specs: Sequence[Tab
 
 
 def by_hand(pushes: list[ByTable]) -> ByTable:
-    """The sum in the order of the pushes, row by row."""
-    total: dict[int, dict[int, np.ndarray]] = {}
-    for push in pushes:
-        for t, (ids, grads) in push.items():
-            rows = total.setdefault(t, {})
-            for id_, grad in zip(ids.tolist(), grads, strict=True):
-                rows[id_] = rows[id_] + grad if id_ in rows else grad
-    return {
-        t: (np.array(sorted(rows), np.int64), np.stack([rows[i] for i in sorted(rows)]))
-        for t, rows in total.items()
-        if rows
-    }
+    """The sum in the order of the pushes, row by row; -0.0 + x has the bits of x."""
+    total: ByTable = {}
+    for t in sorted({t for push in pushes for t in push}):
+        parts = [push[t] for push in pushes if t in push]
+        ids = np.unique(np.concatenate([ids for ids, _ in parts]))
+        rows = np.full((ids.size, parts[0][1].shape[1]), -0.0, np.float32)
+        for own, grads in parts:
+            rows[np.searchsorted(ids, own)] += grads
+        total[t] = ids, rows
+    return total
+
+
+@examples(80)
+@given(st.integers(0, 2**32 - 1), st.sampled_from([1, 2, 3, 4, 7, 64]), st.sampled_from([1, 2**57]))
+def test_a_sum_has_the_bits_of_pushes_added_one_after_the_other_and_counts_them(
+    seed: int, num_pushes: int, spread: int
+) -> None:
+    rng, pushes = np.random.default_rng(seed), list[ByTable]()
+    specs = [TableSpec(name=f"{width} wide", dim=width) for width in (4, 17, 1, 16, 3)]
+    for _ in range(num_pushes):
+        push = random_push(rng, specs=specs)
+        for _, grads in push.values():
+            grads[rng.random(grads.shape) < 0.3] = -0.0
+        pushes.append({t: (ids * spread, grads) for t, (ids, grads) in push.items()})
+    widths_T = np.array([spec.dim for spec in specs])
+    total, expected = sum_of(widths_T, [gradients(push) for push in pushes], counted=True), by_hand(pushes)
+    assert total.sections.same(gradients(expected).sections)
+    assert total.values.tobytes() == gradients(expected).values.tobytes()
+    ones = [{t: (ids, np.ones((ids.size, 1))) for t, (ids, _) in push.items()} for push in pushes]
+    assert (total.pushes_V == gradients(by_hand(ones)).values).all()
+    assert sum_of(widths_T, [gradients(push) for push in pushes]).pushes_V.size == 0
 
 
 OTHERS = [TableSpec(name=name, dim=5, optimizer={"name": name}) for name in sorted(OPTIMIZERS)]

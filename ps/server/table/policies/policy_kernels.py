@@ -205,22 +205,6 @@ def remove_from(tables: Descriptors, slots_U: Ints) -> None:
     remove_rows(tables[0], slots_U)
 
 
-@kernel(void(INTS, INTS, INTS, INTS, INTS, INTS, FLOATS))
-def count_pushes(
-    tables_S: Ints, starts_S1: Ints, ids_V: Ids, tables_P: Ints, starts_P1: Ints, ids_P: Ids, pushes_V: Rows
-) -> None:
-    """Adds 1 for each id of sections that a push has; all its sections and ids are among them."""
-    s = 0
-    for p in range(tables_P.size):
-        while tables_S[s] != tables_P[p]:
-            s += 1
-        at = starts_S1[s]
-        for i in range(starts_P1[p], starts_P1[p + 1]):
-            while ids_V[at] != ids_P[i]:
-                at += 1
-            pushes_V[at] += np.float32(1.0)
-
-
 @kernel(int64(TABLES, INTS, INTS, INTS))
 def sweep(tables: Descriptors, tables_E: Ints, ends_E: Ints, slots: Ints) -> int:
     """Of each table whose rows go: counts its new rows by bucket, and appends the slots of rows that are too old, in
