@@ -35,6 +35,7 @@ def test_records_come_back_in_order_over_generations_and_rolls(tmp_path: Path, s
                 journal.append(RecordKind.APPLIED, rank=rank, step=10 * generation + part)
                 expected.append((RecordKind.PUSH, rank, 10 * generation + part, body.tobytes()))
                 expected.append((RecordKind.APPLIED, rank, 10 * generation + part, b""))
+        journal.to_disk()
         assert [seen(record) for record in journal.replay()] == expected
         assert journal.size_bytes == sum(path.stat().st_size for path in segments(folder))
         journal.close()
