@@ -213,7 +213,7 @@ class Journal:
     def _all_to_disk(self) -> None:
         for segment in self._segments:
             with failing(segment.path, "cannot be brought to disk"), segment.path.open("rb") as file:
-                os.fsync(file.fileno())
+                self._fdatasync(file.fileno())
         with failing(self._folder, "cannot be brought to disk"):
             sync_folder(self._folder)
 

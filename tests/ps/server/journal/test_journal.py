@@ -83,8 +83,12 @@ def test_all_segments_and_their_folder_are_brought_to_disk_when_asked(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     synced: set[int] = set()
-    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.add(os.fstat(descriptor).st_ino))
-    journal = Journal(folder, sync=False)
+
+    def sync(descriptor: int) -> None:
+        synced.add(os.fstat(descriptor).st_ino)
+
+    monkeypatch.setattr(os, "fsync", sync)
+    journal = Journal(folder, sync=False, fdatasync=sync)
     journal.begin(1, step=0, facts={})
     journal.append(RecordKind.APPLIED, rank=0, step=0)
     journal.roll()
