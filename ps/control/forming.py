@@ -257,23 +257,22 @@ class Forming:
 
     def _decide_journal(self) -> None:
         """Decides what journals survive if the config leaves it open, and reports it."""
-        why = ""
+        unseen = ""
         if self._journal == "auto":
-            why = self._why_unproven()
-            self._journal = "os" if why else "fsync"
-        text = "; ".join(filter(None, [JOURNALS[self._journal], why]))
+            several = len({seat.member.host for seat in self._job.members.present()}) > 1
+            unseen = self._unseen_journal() if several else ""
+            self._journal = "fsync" if several and not unseen else "os"
+        text = JOURNALS[self._journal] + (unseen and f"; no other host is known to see {unseen}")
         self._job.events.tell("journal", {"text": text})
 
-    def _why_unproven(self) -> str:
-        """Why a server's journal may be lost with its machine; "" = another host sees the folder of each."""
+    def _unseen_journal(self) -> str:
+        """A journal that may be lost with its machine; "" = another host sees the folder of each."""
         members = self._job.members
         see = [seat for seat in members.present() if self._shared is not None and not seat.offer.unseen]
-        if len({seat.member.host for seat in members.present()}) == 1:
-            return "all members are on one host"
         for seat in members.seats("server"):
             others = any(other.member.host != seat.member.host for other in see)
             if not (others and seat in see and PurePath(seat.kept.folder).is_relative_to(self._run_dir)):
-                return f"no other host is known to see {seat.kept.folder or 'a journal'} of {seat.member.name}"
+                return f"{seat.kept.folder or 'a journal'} of {seat.member.name}"
         return ""
 
     def _decide_checkpoints(self, shared: Shared) -> None:

@@ -51,6 +51,8 @@ T = TypeVar("T")
 _BASE = "base"
 GIVEN_UP = 2**62
 """The base of a log that was given up because of its size or its disk."""
+LEVELS = 4
+"""Folders above a log that a job makes for it: RUN/recovery/JOB/server-0/journal."""
 KEPT: Future[None] = Future()
 """The result for a record that is written, or that no log takes."""
 KEPT.set_result(None)
@@ -122,6 +124,9 @@ class Journal:
                 if self._segments:
                     self._all_to_disk()
                 self._start(*self._begun)
+                for above in self._folder.parents[:LEVELS] if self._sync else ():
+                    with failing(above, "cannot be brought to disk"):
+                        sync_folder(above)
         if self._sync and self._commits is None:
             self._commits = GroupCommit(self._commit)
 
@@ -248,6 +253,7 @@ class Journal:
             self._check_lock()
             with failing(self._folder / _BASE, "cannot be written"):
                 atomic_write(self._folder / _BASE, f"{step}\n")
+                self._sync_folder()
 
     def clear(self) -> None:
         """Deletes all segments, because the job starts again from step 0."""

@@ -186,7 +186,7 @@ KEEPS = "/runs/first/recovery/J/server-0"
         ("auto", APART, KEEPS, {"server_0": "no"}, f"os; no other host is known to see {KEEPS} of server 0"),
         ("auto", APART, "/local/recovery/J/server-0", {}, "os; no other host is known to see /local/recovery"),
         ("auto", APART, "", {}, "os; no other host is known to see a journal of server 0"),
-        ("auto", ALONE, KEEPS, {}, "os; all members are on one host"),
+        ("auto", ALONE, KEEPS, {}, "os"),
         ("fsync", ALONE, KEEPS, {"server_0": "no"}, "fsync"),
         ("os", APART, KEEPS, {}, "os"),
         ("off", APART, "", {}, "off"),

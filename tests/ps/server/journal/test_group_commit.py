@@ -145,7 +145,9 @@ def test_in_sync_a_step_costs_one_sync_and_the_record_that_it_is_applied_waits_f
         pulls = [server.send(Kind.PULL, step + 1, rank) for rank in range(RANKS)]
         assert all(pull.done() for pull in pulls)
     disk.free.set()
-    assert [kind for kind, _ in server.kinds()[1:]] == [RecordKind.PUSH, RecordKind.PUSH, RecordKind.APPLIED] * 5
+    server.life.begin(2, 5)
+    steps = [RecordKind.PUSH, RecordKind.PUSH, RecordKind.APPLIED] * 5
+    assert [kind for kind, _ in server.kinds()] == [RecordKind.GENERATION, *steps, RecordKind.GENERATION]
 
 
 def test_a_sync_that_fails_gives_the_journal_up_and_answers_everybody(server: Server) -> None:
