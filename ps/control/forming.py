@@ -123,7 +123,7 @@ class Forming:
         self._silent_s = silent_s(spec.num_members)
         self._checkpoints: str | None = None
         """The folder of checkpoints: decided when all members have joined for the first time, as the next."""
-        self._journal, self._run_dir = spec.journal, PurePath(spec.run_dir)
+        self._journal, self._run_dir = spec.losses.journal, PurePath(spec.run_dir)
         self._inherited: Formation | None = None
         """The generation of a coordinator that died."""
 
@@ -272,7 +272,7 @@ class Forming:
         for seat in members.seats("server"):
             others = any(other.member.host != seat.member.host for other in see)
             if not (others and seat in see and PurePath(seat.kept.folder).is_relative_to(self._run_dir)):
-                return f"{seat.kept.folder or 'a journal'} of {seat.member.name}"
+                return f"{seat.kept.folder or 'the journal'} of {seat.member.name}"
         return ""
 
     def _decide_checkpoints(self, shared: Shared) -> None:

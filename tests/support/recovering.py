@@ -31,10 +31,9 @@ class Recovering(Job):
         replace_timeout_s: float = 120.0,
         losses: Losses | None = None,
         shared: Shared | None = None,
-        journal: str = "",
     ) -> None:
         super().__init__(servers=servers, workers=workers)
-        self.losses, self.shared, self.journal = losses, shared, journal
+        self.losses, self.shared = losses, shared
         self.closed = 0
         self.restarts, self.replace_timeout_s = restarts, replace_timeout_s
         self.coordinator = self.another()
@@ -48,7 +47,6 @@ class Recovering(Job):
             restarts=self.restarts,
             losses=self.losses or Losses(),
             shared=self.shared,
-            journal=self.journal,
             run_dir="/runs/first",
         )
         return Coordinator(

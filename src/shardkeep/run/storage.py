@@ -20,8 +20,10 @@ from shardkeep.ps.control.recovery import Losses
 
 
 def losses_of(config: JobConfig) -> Losses:
-    """How far the job may go back."""
-    return Losses(config.recovery.max_lost_steps, config.checkpoint.period)
+    """How far the job may go back, and what journals survive."""
+    recovery = config.recovery
+    journal = recovery.journal if recovery.restarts and config.servers else ""
+    return Losses(recovery.max_lost_steps, config.checkpoint.period, journal=journal)
 
 
 def shared_folder(
