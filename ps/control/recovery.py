@@ -27,6 +27,8 @@ class Losses:
     """Steps between two checkpoints; 0 = there are none, None = not worked out yet."""
     failed: bool = False
     """Whether the last checkpoint could not be written."""
+    journal: str = ""
+    """`recovery.journal`; "" = there are no journals."""
 
     @property
     def limit(self) -> int:

@@ -75,6 +75,8 @@ def test_of_two_first_machines_one_leads_and_no_step_is_applied_twice(golden: Go
         summary = nodes.run.summary() or {}
         assert (summary["status"], summary["state_digest"]) == ("completed", golden.summary["state_digest"])
         assert len(list(nodes.run.path.glob("summary.*.json"))) == 1
+        told = [record["text"] for record in records(nodes.run) if record.get("phase") == "journal"]
+        assert [text.split(":")[0] for text in told] == ["fsync"], "both hosts see the run folder"
         assert [recovery["lost_steps"] for recovery in summary["recoveries"]] == [0] * len(summary["recoveries"])
         servers = [process for process in summary["processes"] if process["role"] == "server"]
         assert [server["applied_steps"] for server in servers] == [summary["steps"]] * 2

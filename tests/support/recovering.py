@@ -47,6 +47,7 @@ class Recovering(Job):
             restarts=self.restarts,
             losses=self.losses or Losses(),
             shared=self.shared,
+            run_dir="/runs/first",
         )
         return Coordinator(
             spec,

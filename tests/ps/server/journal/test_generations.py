@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from shardkeep.base.arrays import Bytes
-from shardkeep.base.errors import JournalError, ProtocolError, TransportError
+from shardkeep.base.errors import ProtocolError, TransportError
 from shardkeep.ps.checkpoints.folder import Checkpoints
-from shardkeep.ps.server.journal import journal as journal_module
 from shardkeep.ps.server.journal.journal import Journal
 from shardkeep.ps.server.service import ShardService
 from shardkeep.ps.server.snapshot.files import load_snapshots
@@ -148,23 +147,6 @@ def test_a_suspended_service_answers_nobody_until_the_next_generation(tmp_path: 
     refused = answer(server.service.handle(late))
     assert refused.kind is Kind.ERROR and "is in generation 2, the message is of generation 1" in text_of(refused)
     assert server.train(2, 9).digest == undisturbed(tmp_path, mode, 10)
-
-
-@in_every_mode
-def test_a_push_that_the_journal_cannot_take_is_refused_and_may_come_again(
-    tmp_path: Path, mode: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    server = Server(tmp_path / "one", mode).begin(0).train(0, 1)
-
-    def full(*_: Any, **__: Any) -> None:
-        raise JournalError("the journal cannot be written (No space left on device)")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(journal_module.Journal, "append", full)
-        found = answer(server.send(Kind.PUSH, 2, 0, gradient(0)))
-        assert found.kind is Kind.ERROR and "No space left on device" in text_of(found)
-    assert server.service.life.resume_range[1] == 2
-    assert server.train(2, 9).replaced().digest == undisturbed(tmp_path, mode, 10)
 
 
 @in_every_mode
