@@ -18,6 +18,8 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -38,16 +40,28 @@ from shardkeep.ps.server.journal.segments import (
     Segment,
     WriteBehind,
     failing,
+    last_step,
     record_parts,
     segments_in,
 )
 
-__all__ = ["EMPTY", "Journal", "JournalRecord", "RecordKind"]
+__all__ = ["EMPTY", "Journal", "JournalEnd", "JournalRecord", "RecordKind"]
 
 T = TypeVar("T")
 _BASE = "base"
 GIVEN_UP = 2**62
 """The base of a log that was given up because of its size or its disk."""
+
+
+@dataclass(frozen=True, slots=True)
+class JournalEnd:
+    """Where the records end that were replayed: byte `byte` of file `path`.
+
+    `dropped`: the step of the last whole record after the end; -1 = there is none, as after a crash."""
+
+    path: Path
+    byte: int
+    dropped: int = -1
 
 
 class Journal:
@@ -84,24 +98,51 @@ class Journal:
             self._lock: int | None = _take_lock(folder, lock_s)
             self._segments = segments_in(folder)
         self._replayed = not self._segments
+        self._reading: Segment | None = None
+        self.end: JournalEnd | None = None
+        """Where `replay` ended the log; None = it has not, or there were no segments."""
 
     def replay(self) -> Iterator[JournalRecord]:
-        """Yields all records, oldest first. Cuts off, on disk, a record that a crash left torn at the end of the log.
-
-        Raises JournalError with file and byte if anything else is damaged."""
+        """Yields all records, oldest first, up to the first that is damaged or missing, and cuts the log there: what
+        comes after is no continuation. Raises JournalError for a segment of another format."""
         with self._guard:
             segments = list(self._segments)
-            torn = None if self._open or not segments else segments[-1]
+        self._reading = before = None
         for segment in segments:
-            yield from segment.records(self._cut if segment is torn else None)
+            if before is not None and not (before.whole and segment.follows(before)):
+                break
+            self._reading = before = segment
+            yield from segment.records()
+        self.cut()
+
+    def cut(self) -> None:
+        """Ends the log before the record that `replay` yielded last, or where it ended. Deletes what comes after, the
+        newest first, so that another process reads the same."""
         self._replayed = True
+        if (segment := self._reading) is None:
+            return
+        with self._guard:
+            later = self._segments[self._segments.index(segment) + 1 :]
+            rests = [] if segment.whole else [(segment, segment.read)]
+            dropped = [last_step(one.content(), at) for one, at in [*rests, *((one, 0) for one in later[-1:])]]
+            self.end = JournalEnd(segment.path, segment.read, max(dropped, default=-1))
+            if segment.whole and not later:
+                return
+            self._shut()
+            for one in reversed(later):
+                self._delete(one)
+            if segment.read <= SEGMENT_HEAD:
+                self._delete(segment)
+            else:
+                self._truncate(segment)
+            self._sync_folder()
 
     def begin(self, generation: int, *, step: int, facts: Mapping[str, Any]) -> None:
         """Starts a segment of a generation, not lower than the last. Its first record is GENERATION with `step`.
 
         `facts` (JSON types): the record's body. If the caller has not replayed the log, this call does and discards
         the records."""
-        if not self._replayed:  # a torn record may only be in the last segment
+        if not self._replayed:  # nothing can follow a torn record
             deque(self.replay(), maxlen=0)
         body = np.frombuffer(json.dumps(dict(facts)).encode("utf-8"), dtype=np.uint8)
         with self._while_disk_works():
@@ -155,6 +196,7 @@ class Journal:
             for segment in reversed(self._segments):
                 self._delete(segment)
             self._build_on(GIVEN_UP)
+            self._sync_folder()
         if first:
             self._on_given_up(why)
 
@@ -162,21 +204,20 @@ class Journal:
         """Syncs all records to disk, so that they survive a machine failure."""
         with self._guard:
             for segment in self._segments:
-                with failing(segment.path, "cannot be brought to disk"), segment.path.open("rb") as file:
-                    os.fsync(file.fileno())
-            with failing(self._folder, "cannot be brought to disk"):
-                sync_folder(self._folder)
+                segment.to_disk()
+            self._sync_folder()
 
     def forget_before(self, step: int) -> None:
-        """Deletes segments whose records are all of steps below `step`, except the newest segment."""
+        """Deletes the oldest segments whose records are all of steps below `step`, except the newest segment."""
         with self._while_disk_works():
             if self.base == GIVEN_UP and not self._given_up:
                 self._build_on(step)
-            doomed = [s for s in self._segments[:-1] if self._replayed and s.highest < step]
+            doomed = list(takewhile(lambda s: self._replayed and s.highest < step, self._segments[:-1]))
             if doomed:
                 self._build_on(max(self.base, 1 + max(segment.highest for segment in doomed)))
-            for segment in doomed:
-                self._delete(segment)
+                for segment in doomed:
+                    self._delete(segment)
+                self._sync_folder()
 
     @property
     def base(self) -> int:
@@ -236,13 +277,17 @@ class Journal:
             raise JournalError(f"{self._folder}: the journal is closed")
 
     def _start(self, generation: int, start: Parts) -> None:
-        """Creates a segment with its first record, whole or not at all. On failure, the segment before stays open."""
+        """Creates a segment with its first record, whole or not at all. On failure, the segment before stays open.
+
+        Syncs the segment before first, so that a machine failure shortens the last segment alone."""
         self._check_lock()
         last = self._segments[-1] if self._segments else None
         if last is not None and generation < last.generation:
             raise JournalError(f"{self._folder}: holds generation {last.generation}; {generation} cannot follow it")
         number = last.number + 1 if last is not None and last.generation == generation else 1
         path = self._folder / f"g{generation:06d}-{number:06d}.journal"
+        if last is not None:
+            last.to_disk()
         with failing(path, "cannot be written"):
             segment = Segment(path, generation, number, 0)
             opened = OpenSegment(segment, start, sync=self._sync, behind=self._behind)
@@ -268,21 +313,16 @@ class Journal:
         self._segments.remove(segment)
 
     def _sync_folder(self) -> None:
-        if self._sync:
+        with failing(self._folder, "cannot be brought to disk"):
             sync_folder(self._folder)
 
-    def _cut(self, segment: Segment, size: int) -> None:
-        """Truncates a segment to `size` bytes of whole records. Deletes it if no record is left."""
-        with self._guard, failing(segment.path, "cannot be cut"):
-            self._check_lock()
-            if size <= SEGMENT_HEAD:
-                self._delete(segment)
-            else:
-                with segment.path.open("r+b") as file:
-                    file.truncate(size)
-                    os.fsync(file.fileno())
-                segment.size = size
-            self._sync_folder()
+    def _truncate(self, segment: Segment) -> None:
+        """Cuts off what was not read."""
+        self._check_lock()
+        with failing(segment.path, "cannot be cut"), segment.path.open("r+b") as file:
+            file.truncate(segment.read)
+            os.fsync(file.fileno())
+        segment.size, segment.whole = segment.read, True
 
 
 def _take_lock(folder: Path, limit_s: float) -> int:
