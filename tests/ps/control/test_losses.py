@@ -87,7 +87,7 @@ def test_a_period_is_one_after_a_failed_checkpoint_and_for_another_coordinator()
 
 
 def test_a_server_that_goes_on_alone_from_too_old_rows_ends_the_job() -> None:
-    span = ResumeRange(0, 2**62, holds=True, saved=20, lost_from=20, why=JOURNAL)
+    span = ResumeRange(0, 20, holds=True, saved=20, lost_from=20, why=JOURNAL)
     for most, state in ((11, "training"), (10, "failed")):
         job = formed(Recovering(losses=Losses(most, 20)))
         reborn(job, span, step=31)
