@@ -59,16 +59,15 @@ class Losses:
             ends = "training begins again there, or at the last client.checkpoint"
         return f"a machine failure may cost {costs}; {ends}"
 
-    def refusal(self, lost: int, *, step: int, whys: Iterable[str], cause: str) -> str | None:
-        """Why a job that would lose so many steps, and resume at `step`, ends instead; None = it may continue."""
+    def refusal(self, lost: int, *, how: str, whys: Iterable[str], cause: str) -> str | None:
+        """Why a job that would lose so many steps, in this way, ends instead; None = it may continue."""
         if lost <= self.limit:
             return None
         allowed = f"recovery.max_lost_steps allows {self.limit}"
         if self.most is None and self.period is not None:
             allowed += ", of one checkpoint period" if self.period else ", as no checkpoints are kept"
-        where = f"the checkpoint of step {step}" if step else "step 0, as no checkpoint is there"
         reasons = "".join(f"{why}; " for why in dict.fromkeys([cause, *whys]) if why)
-        return f"{reasons}{lost} steps would be lost by going back to {where}; {allowed}"
+        return f"{reasons}{lost} steps would be lost by {how}; {allowed}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,13 +140,14 @@ def plan_recovery(
     whys = [why_short(index, one) if index in short else one.why for index, one in servers.items()]
     if start is None:
         start = ResumePoint(saved)
-        step, lost = saved, max([reached, *(one.last for one in holders)]) - saved
+        lost = max([reached, *(one.last for one in holders)]) - saved
+        how = f"going back to {f'the checkpoint of step {saved}' if saved else 'step 0, as no checkpoint is there'}"
         reached = max([reached, *(one.last for one in servers.values() if one.holds)])
         whys += [] if holders else [one.why for one in workers.values()]
     else:
         step = min((one.last for one in short.values()), default=start.step)
-        lost = start.step - step
-    refusal = losses.refusal(lost, step=step, whys=whys, cause=cause)
+        lost, how = start.step - step, f"following the others from step {step}"
+    refusal = losses.refusal(lost, how=how, whys=whys, cause=cause)
     return RecoveryPlan(start, saved, reached, refusal, short)
 
 

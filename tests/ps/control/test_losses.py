@@ -92,7 +92,7 @@ def test_a_server_that_goes_on_alone_from_too_old_rows_ends_the_job() -> None:
         job = formed(Recovering(losses=Losses(most, 20)))
         reborn(job, span, step=31)
         assert job.state.state == state
-    assert f"{JOURNAL}; 11 steps would be lost by going back to the checkpoint of step 20" in job.state.message
+    assert f"{JOURNAL}; 11 steps would be lost by following the others from step 20" in job.state.message
 
 
 def test_the_last_worker_with_the_tower_and_a_server_dead_at_once_end_a_job_that_would_begin_again() -> None:
