@@ -148,7 +148,7 @@ class Offer(_message.Message):
     def __init__(self, tables: _Optional[_Iterable[_Union[Table, _Mapping]]] = ..., data: _Optional[str] = ..., resume_range: _Optional[_Union[ResumeRange, _Mapping]] = ..., unseen: _Optional[str] = ..., settings_json: _Optional[str] = ...) -> None: ...
 
 class ResumeRange(_message.Message):
-    __slots__ = ("first", "last", "holds", "saved", "lost_from", "why", "part")
+    __slots__ = ("first", "last", "holds", "saved", "lost_from", "why", "part", "file", "byte")
     FIRST_FIELD_NUMBER: _ClassVar[int]
     LAST_FIELD_NUMBER: _ClassVar[int]
     HOLDS_FIELD_NUMBER: _ClassVar[int]
@@ -156,6 +156,8 @@ class ResumeRange(_message.Message):
     LOST_FROM_FIELD_NUMBER: _ClassVar[int]
     WHY_FIELD_NUMBER: _ClassVar[int]
     PART_FIELD_NUMBER: _ClassVar[int]
+    FILE_FIELD_NUMBER: _ClassVar[int]
+    BYTE_FIELD_NUMBER: _ClassVar[int]
     first: int
     last: int
     holds: bool
@@ -163,7 +165,9 @@ class ResumeRange(_message.Message):
     lost_from: int
     why: str
     part: bool
-    def __init__(self, first: _Optional[int] = ..., last: _Optional[int] = ..., holds: bool = ..., saved: _Optional[int] = ..., lost_from: _Optional[int] = ..., why: _Optional[str] = ..., part: bool = ...) -> None: ...
+    file: str
+    byte: int
+    def __init__(self, first: _Optional[int] = ..., last: _Optional[int] = ..., holds: bool = ..., saved: _Optional[int] = ..., lost_from: _Optional[int] = ..., why: _Optional[str] = ..., part: bool = ..., file: _Optional[str] = ..., byte: _Optional[int] = ...) -> None: ...
 
 class Formation(_message.Message):
     __slots__ = ("generation", "store_host", "store_port", "members", "tables", "start_step", "source", "lacking", "origin", "data", "checkpoints", "journal")

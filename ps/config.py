@@ -193,8 +193,8 @@ class RecoveryConfig(Settings):
     """Deaths of one process, without a trained step in between, that a job survives; 0 = the first death fails the
     job."""
     max_lost_steps: int | None = Field(None, ge=0)
-    """Trained steps that may be lost by going back to a checkpoint; a job that would lose more ends. Left out = one
-    checkpoint period; 0 if no checkpoints are kept."""
+    """Trained steps that may be lost by going back to a checkpoint, or by a server that follows the others without
+    them; a job that would lose more ends. Left out = one checkpoint period; 0 if no checkpoints are kept."""
     max_journal_bytes: int | None = Field(None, ge=1_000_000)
     """Bytes of one server's journal above which it is given up until the next checkpoint: the server cannot be replaced
     then. Left out = no limit; under a loop of your own, 8 GB."""

@@ -175,7 +175,7 @@ class Coordinator:
             if sequence > seat.last_sequence:
                 seat.last_sequence = sequence
                 job.events.report(seat.member, kind, record)
-                scope.save = job.recoveries.take_report(seat.member, kind, record) or kind == "summary"
+                scope.save = job.recoveries.take_report(kind, record) or kind == "summary"
         return job.kept
 
     def leave(

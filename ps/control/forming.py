@@ -205,6 +205,8 @@ class Forming:
                 start, seconds = ResumePoint(formation.start_step, formation.source), job.clock() - job.life.since
                 record = job.recoveries.record_recovery(formation.generation, start, seconds, time=time_of_day())
                 self._tell_recovery(record, sentence(record))
+            elif job.recoveries.on:
+                job.events.note(job.recoveries.losses.at_risk(formation.start_step), phase="at_risk")
             job.recoveries.clear()
 
     def _tell_recovery(self, record: Record, text: str) -> None:
@@ -248,7 +250,7 @@ class Forming:
             losses=recoveries.losses,
             cause=recoveries.cause,
         )
-        recoveries.saved_step, recoveries.reached = plan.saved, plan.reached
+        recoveries.take_plan(plan)
         if plan.saved < reported:
             job.events.warn(f"the checkpoint of step {reported} is missing")
         if plan.refusal is not None:

@@ -68,7 +68,8 @@ class ResumeRange:
 
     `holds`: it has the state for it; a worker without takes another's tower. `part`: its state is of no use without
     that of every other worker. `saved`: the last complete checkpoint that it sees; 0 = none, -1 = it does not look.
-    `lost_from`: its updates since this step are lost. `why`: why it does not hold what the member before it held."""
+    `lost_from`: it can also resume after `last`, without its updates since this step. `why`: why it does not hold what
+    the member before it held. `file`, `byte`: where the journal ends that it replayed."""
 
     first: int = 0
     last: int = ANY_STEP
@@ -77,6 +78,8 @@ class ResumeRange:
     part: bool = False
     lost_from: int | None = None
     why: str = ""
+    file: str = ""
+    byte: int = 0
 
 
 ANYWHERE = ResumeRange()

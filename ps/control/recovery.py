@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from shardkeep.ps.control.records import ANY_STEP, JobState, Member, Record, ResumeRange
 
@@ -46,17 +46,30 @@ class Losses:
         else:
             self.failed = "bytes" not in record
 
-    def refusal(self, lost: int, *, step: int, ranges: Iterable[ResumeRange], cause: str) -> str | None:
-        """Why a job that would lose so many steps, and resume at `step`, ends instead; None = it may continue."""
+    def at_risk(self, saved: int) -> str:
+        """What a machine failure may cost, in words. `saved`: the step of the last checkpoint; 0 = there is none."""
+        since = f"the checkpoint of step {saved}" if saved else "step 0"
+        costs = f"all steps since {since}, as no checkpoint is kept"
+        if self.period:
+            costs = (
+                f"up to {self.period} steps, those since the last checkpoint, and those trained while one is written"
+            )
+        elif self.period is None:
+            costs = f"all steps since {since}, until the next checkpoint (checkpoint.every_steps: auto)"
+        ends = f"a job that would lose more than {self.limit} steps ends (recovery.max_lost_steps)"
+        if self.limit >= NO_LIMIT:
+            ends = "training begins again there, or at the last client.checkpoint"
+        return f"a machine failure may cost {costs}; {ends}"
+
+    def refusal(self, lost: int, *, how: str, whys: Iterable[str], cause: str) -> str | None:
+        """Why a job that would lose so many steps, in this way, ends instead; None = it may continue."""
         if lost <= self.limit:
             return None
         allowed = f"recovery.max_lost_steps allows {self.limit}"
         if self.most is None and self.period is not None:
             allowed += ", of one checkpoint period" if self.period else ", as no checkpoints are kept"
-        where = f"the checkpoint of step {step}" if step else "step 0, as no checkpoint is there"
-        whys = dict.fromkeys([cause, *(one.why for one in ranges)])
-        reasons = "".join(f"{why}; " for why in whys if why)
-        return f"{reasons}{lost} steps would be lost by going back to {where}; {allowed}"
+        reasons = "".join(f"{why}; " for why in dict.fromkeys([cause, *whys]) if why)
+        return f"{reasons}{lost} steps would be lost by {how}; {allowed}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,15 +98,24 @@ def agreed_start(servers: Mapping[int, ResumeRange], workers: Mapping[int, Resum
     return ResumePoint(step, min(having), tuple(sorted(workers.keys() - set(having))))
 
 
+def short_servers(servers: Mapping[int, ResumeRange], workers: Mapping[int, ResumeRange]) -> dict[int, ResumeRange]:
+    """The servers that lack updates which the others no longer hold."""
+    holders = [one.first for one in workers.values() if one.holds]
+    needed = max([*(one.first for one in servers.values()), min(holders, default=0)])
+    return {index: one for index, one in servers.items() if one.last < needed}
+
+
 @dataclass(frozen=True, slots=True)
 class RecoveryPlan:
     """Where the next generation begins. `saved`: the step of the last checkpoint that members see. `reached`: the last
-    step that was trained, as members know it. `refusal`: why the job ends in place of beginning there."""
+    step that was trained, as members know it. `refusal`: why the job ends in place of beginning there. `short`: the
+    servers that lack updates, which they lose if the generation does not begin from the checkpoint."""
 
     start: ResumePoint
     saved: int
     reached: int
     refusal: str | None
+    short: Mapping[int, ResumeRange] = field(default_factory=dict)
 
 
 def plan_recovery(
@@ -105,19 +127,37 @@ def plan_recovery(
     losses: Losses,
     cause: str,
 ) -> RecoveryPlan:
-    """The plan for members that can resume so, by index. `saved`, `reached`: steps that workers reported."""
+    """The plan for members that can resume so, by index. `saved`, `reached`: steps that workers reported.
+
+    A server that lacks updates follows the others, if it can; else all go back to the last checkpoint."""
     seen = (one.saved for one in [*servers.values(), *workers.values()] if one.saved >= 0)
     saved = max(seen, default=saved)  # somebody may have deleted it since; where nobody looks, as reported
-    start = agreed_start(servers, workers) or ResumePoint(saved)
+    start, short = agreed_start(servers, workers), {}
     holders = [one for one in workers.values() if one.holds]
-    ranges = [*servers.values(), *(() if holders else workers.values())]
-    if start.source < 0:
-        step, lost = start.step, max([reached, *(one.last for one in holders)]) - start.step
+    if start is None:
+        short = short_servers(servers, workers)
+        if all(one.lost_from is not None for one in short.values()):
+            last = min((one.last for one in holders), default=0)
+            start = agreed_start({**servers, **{i: replace(one, last=last) for i, one in short.items()}}, workers)
+    whys = [why_short(index, one) if index in short else one.why for index, one in servers.items()]
+    if start is None:
+        start = ResumePoint(saved)
+        lost = max([reached, *(one.last for one in holders)]) - saved
+        how = f"going back to {f'the checkpoint of step {saved}' if saved else 'step 0, as no checkpoint is there'}"
         reached = max([reached, *(one.last for one in servers.values() if one.holds)])
+        whys += [] if holders else [one.why for one in workers.values()]
     else:
-        step = min((one.lost_from for one in ranges if one.lost_from is not None), default=start.step)
-        lost = start.step - step
-    return RecoveryPlan(start, saved, reached, losses.refusal(lost, step=step, ranges=ranges, cause=cause))
+        step = min((one.last for one in short.values()), default=start.step)
+        lost, how = start.step - step, f"following the others from step {step}"
+    refusal = losses.refusal(lost, how=how, whys=whys, cause=cause)
+    return RecoveryPlan(start, saved, reached, refusal, short)
+
+
+def why_short(index: int, server: ResumeRange) -> str:
+    """Why a server lacks updates."""
+    if server.why or not server.file:
+        return server.why
+    return f"the journal of server {index} ends at byte {server.byte} of {server.file}"
 
 
 RESTARTED = "the coordinator was restarted"
@@ -174,15 +214,12 @@ class Recoveries:
             record["step"] = step
         return bool(waiting)
 
-    def take_report(self, member: Member, kind: str, record: Record) -> bool:
-        """Takes a checkpoint or lost updates from a member's report. Returns whether there was any."""
+    def take_report(self, kind: str, record: Record) -> bool:
+        """Takes a checkpoint from a member's report. Returns whether there was one."""
         if kind == "phase" and record.get("phase") == "checkpoint":
             self.losses.take_checkpoint(record)
             if "bytes" in record:
                 self.saved_step = int(record["step"])
-            return True
-        if kind == "event" and "lost_from" in record:
-            self._came_back(member, int(record["lost_from"]))
             return True
         return False
 
@@ -213,7 +250,7 @@ class Recoveries:
         went_back = start.source < 0
         lost = {
             "went_back": went_back,
-            "lost_steps": max(0, self.reached - start.step) if went_back else _lost_alone(start.step, self.died),
+            "lost_steps": max(0, self.reached - start.step) if went_back else _lost_alone(self.died),
             "lost_unsent_rows": 0 if went_back else self.unsent_rows,
         }
         if went_back:
@@ -236,16 +273,18 @@ class Recoveries:
         """Forgets the deaths before a generation that has formed."""
         self.died, self.symptoms, self.unsent_rows = (), (), 0
 
-    def _came_back(self, server: Member, lost_from: int) -> None:
-        """Records that a replaced server lacks its updates since `lost_from`. The group may have formed meanwhile."""
-        deaths = [(death, record) for record in self.done for death in record["died"]]
-        deaths += [(death, {}) for death in self.died]
-        for death, record in reversed(deaths):
-            if (death["role"], death["index"]) == (server.role, server.index):
-                death["lost_from"] = lost_from
-                if record and not record["went_back"]:
-                    record["lost_steps"] = _lost_alone(record["step"], record["died"])
-                return
+    def take_plan(self, plan: RecoveryPlan) -> None:
+        """Takes what the next generation loses."""
+        self.saved_step, self.reached, follows = plan.saved, plan.reached, plan.start.source >= 0
+        dead = {death["index"]: death for death in self.died if death["role"] == "server"}
+        for index, death in dead.items():  # a server that died more than once has its losses in its last death
+            server = plan.short.get(index)
+            lost_from = None if server is None or not follows else server.last
+            death["lost_from"] = lost_from
+            death["lost_steps"] = 0 if lost_from is None else plan.start.step - lost_from
+            if server is not None:
+                death["why"] = why_short(index, server)
+                death |= {"file": server.file, "byte": server.byte} if server.file else {}
 
 
 def sentence(record: Record) -> str:
@@ -256,9 +295,13 @@ def sentence(record: Record) -> str:
     others = dict.fromkeys(f"{death['role']} {death['index']}" for death in record["died"][:-1])
     also = f"; so did {', '.join(others)} before" if others else ""
     text = f"{record['cause']}{also}; training resumes at step {record['step']}{where}, after {record['seconds']:.1f} s"
-    if not record["went_back"]:
-        since = {death["index"]: death["lost_from"] for death in record["died"] if death["lost_from"] is not None}
-        text += "".join(f"; server {index} lost its updates since step {step}" for index, step in since.items())
+    if record["went_back"]:
+        whys = "".join(f": {death['why']}" for death in record["died"] if death.get("why"))
+        text += f"; {record['lost_steps']:,} steps are lost{whys}" if record["lost_steps"] else ""
+    for death in record["died"]:
+        if death["lost_from"] is not None:
+            since = f"since step {death['lost_from']} ({death['lost_steps']:,} steps)"
+            text += f"; server {death['index']} lost its updates {since}: {death['why']}"
     if record["lost_unsent_rows"]:
         text += f"; unsent gradient of {record['lost_unsent_rows']:,} rows is lost"
     return text
@@ -272,9 +315,10 @@ def restart_sentence(job: JobState) -> str:
 
 
 def _death(role: str, index: int, cause: str, reason: str = "") -> Record:
-    return {"role": role, "index": index, "cause": cause, **({"reason": reason} if reason else {}), "lost_from": None}
+    lost = {"lost_from": None, "lost_steps": 0}
+    return {"role": role, "index": index, "cause": cause, **({"reason": reason} if reason else {}), **lost}
 
 
-def _lost_alone(step: int, died: Sequence[Record]) -> int:
-    """The most steps before `step` whose updates one server lost."""
-    return max([0, *(step - int(death["lost_from"]) for death in died if death["lost_from"] is not None)])
+def _lost_alone(died: Sequence[Record]) -> int:
+    """The most steps whose updates one server lost."""
+    return max([0, *(int(death["lost_steps"]) for death in died)])

@@ -152,10 +152,10 @@ class Applier:
                 "in sync all workers push the same"
             )
 
-    def begin(self, step: int) -> None:
-        """Starts all ranks at `step`. Under the lock."""
-        self.gate.begin(step)
+    def begin(self, step: int) -> int:
+        """Starts all ranks at `step`. Returns the number of lost pushes. Under the lock."""
         self._agreed = None
+        return self.gate.begin(step)
 
     def advance(self) -> None:
         """Applies due pushes, then answers admitted pulls. Several threads may run it; each does other pieces."""

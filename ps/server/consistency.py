@@ -72,8 +72,10 @@ class ConsistencyGate(Protocol[P]):
         Raises ProtocolError if `step` is beyond `resume_range`."""
         ...
 
-    def begin(self, step: int) -> None:
-        """Starts all ranks at `step`; no push may be due. Drops pushes of `step` that are only staged."""
+    def begin(self, step: int) -> int:
+        """Starts all ranks at `step`; no push may be due. Drops pushes of `step` that are only staged.
+
+        Returns the number of earlier pushes that never came."""
         ...
 
 
@@ -153,8 +155,9 @@ class SyncGate(Generic[P]):
             raise ProtocolError(f"step {step} cannot begin: there are no pushes of {which}")
         self._arrived = set(range(self._num_workers))
 
-    def begin(self, step: int) -> None:
+    def begin(self, step: int) -> int:
         self._next, self._staged, self._arrived = step, {}, set()
+        return 0
 
 
 @dataclass(slots=True)
@@ -233,12 +236,15 @@ class BoundedGate(Generic[P]):
     def complete(self, step: int) -> None:
         pass  # every push is due when it arrives
 
-    def begin(self, step: int) -> None:
-        for progress in self._ranks:  # the watermark is lower than `step` only if the server has lost pushes
-            progress.watermark = max(progress.watermark, step - 1)
-            progress.accepted = {s for s in progress.accepted if s > progress.watermark}
-            progress.applied = {s for s in progress.applied if s > progress.watermark}
+    def begin(self, step: int) -> int:
+        lost = 0
+        for progress in self._ranks:
+            before, progress.watermark = progress.watermark, max(progress.watermark, step - 1)
+            later = {s for s in progress.accepted if s > progress.watermark}
+            lost += progress.watermark - before - len(progress.accepted) + len(later)
+            progress.accepted, progress.applied = later, {s for s in progress.applied if s > progress.watermark}
         self._find_lowest()
+        return lost
 
 
 def open_gate(config: ConsistencyConfig, *, num_workers: int, start_step: int) -> ConsistencyGate[P]:

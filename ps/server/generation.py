@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 from shardkeep.base.errors import ProtocolError, TransportError
 from shardkeep.ps.server.applier import Applier
@@ -34,20 +35,24 @@ class GenerationLife:
         with self._serving.lock:
             return self._applier.gate.resume_range()
 
-    def begin(self, generation: int, step: int, *, sync: bool | None = None) -> None:
+    def begin(self, generation: int, step: int, *, sync: bool | None = None) -> int:
         """Starts to serve another generation, whose workers begin at `step`.
 
         Staged pushes of earlier steps are applied. In `sync`, staged pushes of `step` are dropped, because workers
-        send them again. `sync`: as `Journal.begin`. Raises JournalError, and TransportError if an update has failed."""
+        send them again; in the other modes, `step` may be beyond `resume_range`: the pushes between are lost. Returns
+        their number. `sync`: as `Journal.begin`. Raises JournalError, and TransportError if an update has failed."""
         self._applier.settle()
-        self._begin_log(generation, step, sync)
-        self._rewind(step)
+        last = self.resume_range[1]
+        self._begin_log(generation, step, sync, **({"lost_from": last} if step > last else {}))
+        lost = self._rewind(step)
         with self._serving.lock:
             self._serving.generation, self._serving.closed = generation, None
+        return lost
 
-    def _begin_log(self, generation: int, step: int, sync: bool | None = None) -> None:
+    def _begin_log(self, generation: int, step: int, sync: bool | None = None, **facts: int) -> None:
+        """`lost_from` of `facts`: the server has lost its updates from there to `step`."""
         if (journal := self._applier.journal) is not None:
-            facts = {"generation": generation, "shard": self._serving.shard}
+            facts = {"generation": generation, "shard": self._serving.shard, **facts}
             journal.begin(generation, step=step, facts=facts, sync=sync)
 
     def resume_at(self, step: int) -> None:
@@ -60,11 +65,11 @@ class GenerationLife:
         with self._serving.lock:
             self._applier.begin(step)
 
-    def _rewind(self, step: int) -> None:
+    def _rewind(self, step: int) -> int:
         self._applier.complete(step)
         with self._serving.lock:
-            self._applier.begin(step)
             self._pulls.forget_all()
+            return self._applier.begin(step)
 
     @contextlib.contextmanager
     def frozen(self, step: int) -> Iterator[None]:
@@ -93,16 +98,23 @@ class GenerationLife:
         self._snapshots.close(reason)
 
     def replay(self, records: Iterable[JournalRecord]) -> int:
-        """Applies the records of a journal. Returns the number of pushes.
+        """Applies the records of a journal, up to one before which others are missing: there it cuts the journal.
+        Returns the number of pushes.
 
         The tables must hold the checkpoint that the journal builds on. Raises CorruptMessage or ProtocolError if a
-        record belongs to another job or one is missing."""
+        record belongs to another job."""
         journal, self._applier.journal = self._applier.journal, None
         count, generation = 0, -1
         for record in records:
-            first = self.resume_range[0]
+            (first, last), facts = self.resume_range, {}
             if record.entry is RecordKind.GENERATION:
-                begun = int(json.loads(record.body.tobytes())["generation"])
+                facts = json.loads(record.body.tobytes())
+            if self._needs(record, facts) > last:
+                if journal is not None:
+                    journal.cut()
+                break
+            if record.entry is RecordKind.GENERATION:
+                begun = int(facts["generation"])
                 if begun != generation and record.step >= first:  # each segment of a generation begins with it
                     self._rewind(record.step)
                 generation = begun
@@ -112,6 +124,14 @@ class GenerationLife:
                 count += self._replay_push(record)
         self._applier.journal = journal
         return count
+
+    def _needs(self, record: JournalRecord, facts: dict[str, Any]) -> int:
+        """The step before which a server must hold all updates to go on with this record."""
+        if record.entry is RecordKind.GENERATION:
+            return int(facts.get("lost_from", record.step))
+        if not self._applier.gate.stages:
+            return 0
+        return record.step + (record.entry is RecordKind.APPLIED)
 
     def _replay_push(self, record: JournalRecord) -> bool:
         """Applies one push. Returns whether it was new."""

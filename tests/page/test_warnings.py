@@ -148,6 +148,9 @@ SEEN = {
     "a restart after a signal": says(
         restarts, ("server 1 died (killed by SIGKILL) and was restarted 3 minutes ago;",),
         recovery(3, cause=KILLED, died=DIED), now=183),
+    "a server that lost updates": says(
+        restarts, "server 1 died and was restarted 3 minutes ago; 1 recovery so far; 7 steps were lost; it ends early",
+        recovery(3, died=[{"role": "server", "index": 1, "why": "it ends early"}], lost_steps=7), now=183),
     "four recoveries within an hour": says(restarts, (), *(recovery(60 * i) for i in range(4)), now=300, level="bad"),
     "a process near its limit": says(memory, "server 0 uses 93 % of its memory limit", NEAR, FAR),
     "a process far from its limit": silence(memory, FAR),

@@ -117,7 +117,3 @@ def told(job: Recovering) -> list[dict[str, Any]]:
 
 def take_over(job: Recovering) -> None:
     job.coordinator = job.another(json.loads(json.dumps(job.sink.kept)))
-
-
-def report_lost(job: Recovering, token: str, step: int) -> None:
-    job.coordinator.report(token, sequence=1, kind="event", record={"text": "lost", "lost_from": step})

@@ -187,7 +187,8 @@ def _records(scene: Scene) -> Iterator[Record]:
     if scene.state == "forming":
         return
     if scene.servers:
-        yield _formed(scene, scene.began + timedelta(seconds=4), 1)
+        yield _formed(scene, at := scene.began + timedelta(seconds=4), 1)
+        yield _record("at_risk", at)
     yield _record("tower", scene.at(0))
     for step in scene.every(round(5000 / scene.step_ms), end=scene.state in STATUS):
         facts = _trained(scene, step) | {"total_steps": scene.steps, "step_ms": _step_ms(scene, 0)}

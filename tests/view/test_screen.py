@@ -91,8 +91,8 @@ def test_the_closing_table_has_every_figure_that_was_promised(tmp_path: Path) ->
 
 
 def test_the_closing_table_of_a_job_without_evaluation_shows_what_there_is() -> None:
-    rows = dict(closing_rows({**NO_SUMMARY, "steps": 7, "recoveries": [{}, {}]}, Path("runs/a")))
-    assert rows["recoveries"] == "2: summary.json reports each"
+    rows = dict(closing_rows({**NO_SUMMARY, "steps": 7, "recoveries": [{}, {"lost_steps": 7}]}, Path("runs/a")))
+    assert rows["recoveries"] == "2, 7 steps lost: summary.json reports each"
     assert rows.keys() == {"steps", "recoveries", "run folder"}, "nothing that was not measured"
     view, out = screen(terminal=False)
     view.closing({"status": "completed", **NO_SUMMARY}, Path("runs/a"))

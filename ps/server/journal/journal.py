@@ -19,6 +19,8 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
+from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -41,11 +43,12 @@ from shardkeep.ps.server.journal.segments import (
     Segment,
     WriteBehind,
     failing,
+    last_step,
     record_parts,
     segments_in,
 )
 
-__all__ = ["EMPTY", "KEPT", "Journal", "JournalRecord", "RecordKind"]
+__all__ = ["EMPTY", "KEPT", "Journal", "JournalEnd", "JournalRecord", "RecordKind"]
 
 T = TypeVar("T")
 _BASE = "base"
@@ -56,6 +59,17 @@ LEVELS = 4
 KEPT: Future[None] = Future()
 """The result for a record that is written, or that no log takes."""
 KEPT.set_result(None)
+
+
+@dataclass(frozen=True, slots=True)
+class JournalEnd:
+    """Where the records end that were replayed: byte `byte` of file `path`.
+
+    `dropped`: the step of the last whole record after the end; -1 = there is none, as after a crash."""
+
+    path: Path
+    byte: int
+    dropped: int = -1
 
 
 class Journal:
@@ -95,25 +109,51 @@ class Journal:
             self._lock: int | None = _take_lock(folder, lock_s)
             self._segments = segments_in(folder)
         self._replayed = not self._segments
+        self._reading: Segment | None = None
+        self.end: JournalEnd | None = None
+        """Where `replay` ended the log; None = it has not, or there were no segments."""
 
     def replay(self) -> Iterator[JournalRecord]:
-        """Yields all records, oldest first. Cuts off, on disk, a record that a crash left torn at the end of the log.
-
-        Raises JournalError with file and byte if anything else is damaged."""
+        """Yields all records, oldest first, up to the first that is damaged or missing, and cuts the log there: what
+        comes after is no continuation. Raises JournalError for a segment of another format."""
         with self._guard:
             segments = list(self._segments)
-            torn = None if self._open or not segments else segments[-1]
+        self._reading = before = None
         for segment in segments:
-            yield from segment.records(self._cut if segment is torn else None)
+            if before is not None and not (before.whole and segment.follows(before)):
+                break
+            self._reading = before = segment
+            yield from segment.records()
+        self.cut()
+
+    def cut(self) -> None:
+        """Ends the log before the record that `replay` yielded last, or where it ended. Deletes what comes after, the
+        newest first, so that another process reads the same."""
         self._replayed = True
+        if (segment := self._reading) is None:
+            return
+        with self._guard:
+            later = self._segments[self._segments.index(segment) + 1 :]
+            rests = [] if segment.whole else [(segment, segment.read)]
+            dropped = [last_step(one.content(), at) for one, at in [*rests, *((one, 0) for one in later[-1:])]]
+            self.end = JournalEnd(segment.path, segment.read, max(dropped, default=-1))
+            if segment.whole and not later:
+                return
+            self._shut()
+            for one in reversed(later):
+                self._delete(one)
+            if segment.read <= SEGMENT_HEAD:
+                self._delete(segment)
+            else:
+                self._truncate(segment)
+            self._sync_folder()
 
     def begin(self, generation: int, *, step: int, facts: Mapping[str, Any], sync: bool | None = None) -> None:
         """Starts a segment of a generation, not lower than the last. Its first record is GENERATION with `step`.
 
-        Syncs earlier segments, so that none lacks records that later ones build on. `facts` (JSON types): the record's
-        body. `sync`: as in the constructor, from now on; None = as before. If the caller has not replayed the log, this
-        call does and discards the records."""
-        if not self._replayed:  # a torn record may only be in the last segment
+        `facts` (JSON types): the record's body. `sync`: as in the constructor, from now on; None = as before. If the
+        caller has not replayed the log, this call does and discards the records."""
+        if not self._replayed:  # nothing can follow a torn record
             deque(self.replay(), maxlen=0)
         body = np.frombuffer(json.dumps(dict(facts)).encode("utf-8"), dtype=np.uint8)
         self._drain()
@@ -121,8 +161,6 @@ class Journal:
             self._sync = self._sync if sync is None else sync
             self._begun = generation, record_parts(RecordKind.GENERATION, 0, step, body)
             if not self._given_up:
-                if self._segments:
-                    self._all_to_disk()
                 self._start(*self._begun)
                 for above in self._folder.parents[:LEVELS] if self._sync else ():
                     with failing(above, "cannot be brought to disk"):
@@ -158,7 +196,6 @@ class Journal:
             return
         opened = self._begun_with(self._open)
         if opened.segment.size >= self._segment_bytes and opened.segment.highest >= 0:
-            self._sync_open()
             self._start(*self._begun_with(self._begun))
             if self._limit_bytes is not None and (size := self.size_bytes) > self._limit_bytes:
                 self._give_up(f"it has {size_text(size)} (recovery.max_journal_bytes)")
@@ -206,6 +243,7 @@ class Journal:
             for segment in reversed(self._segments):
                 self._delete(segment)
             self._build_on(GIVEN_UP)
+            self._sync_folder()
         if first:
             self._on_given_up(why)
 
@@ -213,25 +251,21 @@ class Journal:
         """Syncs all records to disk, so that they survive a machine failure."""
         self._drain()
         with self._guard:
-            self._all_to_disk()
-
-    def _all_to_disk(self) -> None:
-        for segment in self._segments:
-            with failing(segment.path, "cannot be brought to disk"), segment.path.open("rb") as file:
-                self._fdatasync(file.fileno())
-        with failing(self._folder, "cannot be brought to disk"):
-            sync_folder(self._folder)
+            for segment in self._segments:
+                segment.to_disk(self._fdatasync)
+            self._sync_folder()
 
     def forget_before(self, step: int) -> None:
-        """Deletes segments whose records are all of steps below `step`, except the newest segment."""
+        """Deletes the oldest segments whose records are all of steps below `step`, except the newest segment."""
         with self._while_disk_works():
             if self.base == GIVEN_UP and not self._given_up:
                 self._build_on(step)
-            doomed = [s for s in self._segments[:-1] if self._replayed and s.highest < step]
+            doomed = list(takewhile(lambda s: self._replayed and s.highest < step, self._segments[:-1]))
             if doomed:
                 self._build_on(max(self.base, 1 + max(segment.highest for segment in doomed)))
-            for segment in doomed:
-                self._delete(segment)
+                for segment in doomed:
+                    self._delete(segment)
+                self._sync_folder()
 
     @property
     def base(self) -> int:
@@ -294,13 +328,17 @@ class Journal:
             raise JournalError(f"{self._folder}: the journal is closed")
 
     def _start(self, generation: int, start: Parts) -> None:
-        """Creates a segment with its first record, whole or not at all. On failure, the segment before stays open."""
+        """Creates a segment with its first record, whole or not at all. On failure, the segment before stays open.
+
+        Syncs the segment before first, so that a machine failure shortens the last segment alone."""
         self._check_lock()
         last = self._segments[-1] if self._segments else None
         if last is not None and generation < last.generation:
             raise JournalError(f"{self._folder}: holds generation {last.generation}; {generation} cannot follow it")
         number = last.number + 1 if last is not None and last.generation == generation else 1
         path = self._folder / f"g{generation:06d}-{number:06d}.journal"
+        if last is not None:
+            last.to_disk(self._fdatasync)
         with failing(path, "cannot be written"):
             segment = Segment(path, generation, number, 0)
             fdatasync = self._fdatasync if self._sync else None
@@ -327,21 +365,16 @@ class Journal:
         self._segments.remove(segment)
 
     def _sync_folder(self) -> None:
-        if self._sync:
+        with failing(self._folder, "cannot be brought to disk"):
             sync_folder(self._folder)
 
-    def _cut(self, segment: Segment, size: int) -> None:
-        """Truncates a segment to `size` bytes of whole records. Deletes it if no record is left."""
-        with self._guard, failing(segment.path, "cannot be cut"):
-            self._check_lock()
-            if size <= SEGMENT_HEAD:
-                self._delete(segment)
-            else:
-                with segment.path.open("r+b") as file:
-                    file.truncate(size)
-                    os.fsync(file.fileno())
-                segment.size = size
-            self._sync_folder()
+    def _truncate(self, segment: Segment) -> None:
+        """Cuts off what was not read."""
+        self._check_lock()
+        with failing(segment.path, "cannot be cut"), segment.path.open("r+b") as file:
+            file.truncate(segment.read)
+            os.fsync(file.fileno())
+        segment.size, segment.whole = segment.read, True
 
 
 def _take_lock(folder: Path, limit_s: float) -> int:

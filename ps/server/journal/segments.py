@@ -103,11 +103,13 @@ def record_at(data: npt.NDArray[np.uint8], offset: int) -> tuple[JournalRecord, 
     return JournalRecord(RecordKind(entry), rank, step, body), start + size + -size % 8
 
 
-def record_after(data: npt.NDArray[np.uint8], offset: int) -> bool:
-    """Whether a whole record follows a bad one. Searches all offsets, because the bad record's length may be wrong."""
+def last_step(data: npt.NDArray[np.uint8], offset: int) -> int:
+    """The step of the last whole record from `offset` on; -1 = there is none.
+
+    Searches all offsets, because the length of a damaged record may be wrong."""
     marks = data[offset : data.size // 8 * 8].view("<u4")[::2]
     starts = np.flatnonzero(np.isin(marks, _STARTS)) * 8 + offset
-    return any(record_at(data, start) is not None for start in starts.tolist())
+    return next((found[0].step for start in starts[::-1].tolist() if (found := record_at(data, start))), -1)
 
 
 _NAME = re.compile(r"g(\d{6,})-(\d{6,})\.journal")
@@ -115,31 +117,46 @@ _NAME = re.compile(r"g(\d{6,})-(\d{6,})\.journal")
 
 @dataclass(eq=False, slots=True)
 class Segment:
-    """A segment's file, the size of its whole records, and the highest step of PUSH and APPLIED records (-1: none)."""
+    """A segment's file, its size, and the highest step of PUSH and APPLIED records (-1: none).
+
+    `read`: where the records end that were read and not refused. `whole`: whether that is the end of the file."""
 
     path: Path
     generation: int
     number: int
     size: int
     highest: int = -1
+    read: int = 0
+    whole: bool = False
 
-    def records(self, cut: Callable[[Segment, int], None] | None) -> Iterator[JournalRecord]:
-        """Yields the records, up to a torn one. `cut`: truncates a torn segment; None = a torn segment is an error.
-
-        Raises JournalError with file and byte if the segment is damaged."""
-        with failing(self.path, "cannot be read"):
-            data = _content(self)
-        end = _records_start(self, data)
-        while end and (whole := record_at(data, end)) is not None:
+    def records(self) -> Iterator[JournalRecord]:
+        """Yields the records, up to a damaged one. Raises JournalError for a segment of another format."""
+        data = self.content()
+        self.read, self.whole = _records_start(self, data), False
+        while self.read and (whole := record_at(data, self.read)) is not None:
             record, end = whole
+            yield record
+            self.read = end
             if record.entry is not RecordKind.GENERATION:
                 self.highest = max(self.highest, record.step)
-            yield record
-        if end == data.size and end > SEGMENT_HEAD:
-            return
-        if cut is None or record_after(data, end):
-            raise _damaged(self.path, end)
-        cut(self, end)
+        self.whole = self.read == data.size > SEGMENT_HEAD
+
+    def follows(self, before: Segment) -> bool:
+        """Whether no segment between the two is missing. Generations may be: a server is not in each."""
+        if self.generation > before.generation:
+            return self.number == 1
+        return self.number == before.number + 1
+
+    def content(self) -> npt.NDArray[np.uint8]:
+        """The file in memory. With a mapping, a bad disk would be a SIGBUS instead of an OSError."""
+        data = np.empty(self.size, dtype=np.uint8)
+        with failing(self.path, "cannot be read"), self.path.open("rb") as file:
+            return data[: file.readinto(data.data)]
+
+    def to_disk(self, fdatasync: Callable[[int], None]) -> None:
+        """Syncs the file, so that it survives a machine failure."""
+        with failing(self.path, "cannot be brought to disk"), self.path.open("rb") as file:
+            fdatasync(file.fileno())
 
 
 class OpenSegment:
@@ -206,34 +223,18 @@ def failing(path: Path, how: str) -> Iterator[None]:
         raise DiskFailed(f"{path}: {how} ({error.strerror or error})") from error
 
 
-def _content(segment: Segment) -> npt.NDArray[np.uint8]:
-    """Reads the segment into memory. With a mapping, a bad disk would be a SIGBUS instead of an OSError."""
-    data = np.empty(segment.size, dtype=np.uint8)
-    with segment.path.open("rb") as file:
-        return data[: file.readinto(data.data)]
-
-
 def _records_start(segment: Segment, data: npt.NDArray[np.uint8]) -> int:
-    """The offset of the first record; 0 = a crash came before the header was written. Raises JournalError."""
+    """The offset of the first record; 0 = the header is not whole. Raises JournalError for another format."""
     head = data[:SEGMENT_HEAD].tobytes()
     if head == segment_head(segment.generation, segment.number):
         return SEGMENT_HEAD
-    if len(head) < SEGMENT_HEAD or not any(head):
-        return 0
-    version = format_of(head)
+    version = format_of(head) if len(head) == SEGMENT_HEAD else None
     if version not in (None, FORMAT):
         raise JournalError(
             f"{segment.path}: format {version}; this version reads {FORMAT}; resume the job from its last checkpoint "
             "(shardkeep train --resume), or use the version of shardkeep that wrote it"
         )
-    raise _damaged(segment.path, 0)
-
-
-def _damaged(path: Path, offset: int) -> JournalError:
-    return JournalError(
-        f"{path}: damaged at byte {offset}; resume the job from its last checkpoint (shardkeep train --resume), which "
-        "needs no journal"
-    )
+    return 0
 
 
 class WriteBehind:

@@ -9,7 +9,7 @@ ShardkeepError
 │   ├── MemberLost       a process died or its lease ended
 │   │   └── PlaceLost    this process, as the coordinator sees it; another is to take its place (exit code 143)
 │   ├── CheckpointError  a checkpoint cannot be written, is damaged, or does not fit
-│   ├── JournalError     a server's log of pushes cannot be written, is damaged, or belongs to another process
+│   ├── JournalError     a server's log of pushes cannot be written, has another format, or belongs to another process
 │   ├── Diverged         too many steps in a row with non-finite gradients
 │   └── JobStopped       somebody asked the job to stop before it was done
 ├── TransportError       a message did not arrive or was not answered (retryable)

@@ -30,6 +30,10 @@ class EventMember(Part):
     cause: str | None = key("how it died, in words")
     reason: str | None = key("how it ended, where its launcher or itself said so")
     lost_from: int | None = key("step since which a server's updates are lost")
+    lost_steps: int | None = key("steps whose updates a server lost")
+    why: str | None = key("why a server lacks updates")
+    file: str | None = key("file in which the journal of a server ends that lacks updates")
+    byte: int | None = key("byte of this file at which it ends")
 
     @property
     def place(self) -> tuple[str, int]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardkeep.assembly.service import build_service
 from shardkeep.base.arrays import Bytes
-from shardkeep.base.errors import DeadlineExceeded, TransportError
+from shardkeep.base.errors import TransportError
 from shardkeep.base.logs.log import EventLog
 from shardkeep.config import JobConfig
 from shardkeep.member.member import JobMember, registered
@@ -20,11 +20,11 @@ from shardkeep.member.membership import leave_if_due, tried_while_leaving
 from shardkeep.member.recovery_folder import report_unkept
 from shardkeep.ps.checkpoints.folder import Checkpoint
 from shardkeep.ps.config import TableSpec
-from shardkeep.ps.control.records import ANY_STEP, TRAINED, Formation, Offer, ResumeRange
+from shardkeep.ps.control.records import TRAINED, Formation, Offer, ResumeRange
 from shardkeep.ps.control.telemetry import TelemetryRecords
 from shardkeep.ps.rpc.group import RpcGroup
 from shardkeep.ps.server.figures import RequestTimes, figures_of, shard_record
-from shardkeep.ps.server.journal.journal import GIVEN_UP, Journal
+from shardkeep.ps.server.journal.journal import GIVEN_UP, Journal, JournalEnd
 from shardkeep.ps.server.service import ShardService
 from shardkeep.run.checkpoints import check_needs_no_rows, resumed_from
 from shardkeep.run.storage import missed
@@ -48,19 +48,14 @@ def run_server(coordinator: Endpoint, **process: Any) -> int:
 
 
 @dataclass(frozen=True)
-class _Loss:
-    """The updates that a replacement lacks."""
+class _Revived:
+    """What a replacement has of the server before it."""
 
-    since: int = 0
-    """The step of the checkpoint that it has."""
     why: str = ""
-    """Why it lacks the later ones; empty = it lacks none."""
-    has_checkpoint: bool = False
-
-    @property
-    def follows(self) -> bool:
-        """Whether it can follow the others from its checkpoint, with the updates since then lost."""
-        return bool(self.why) and self.has_checkpoint
+    """Why it lacks all updates since the last checkpoint; empty = it has what the journal had."""
+    follows: bool = False
+    """Whether it can follow the others without the updates that it lacks."""
+    end: JournalEnd | None = None
 
 
 class _Life:
@@ -72,7 +67,7 @@ class _Life:
         self._service: ShardService | None = None
         self._times = RequestTimes() if config.counts_figures else None
         self._telemetry = self._records(config)
-        self._loss = _Loss()
+        self._revived = _Revived()
         self._journal: Journal | None = None
         if member.kept is not None:
             self._journal = Journal(
@@ -88,21 +83,22 @@ class _Life:
 
     @property
     def resume_range(self) -> ResumeRange:
-        """The steps at which this server could resume. If it lost the updates since a checkpoint, it follows the
-        others, except in `sync`. If it lost all updates, the others start again."""
+        """The steps at which this server could resume. A replacement that lacks updates can follow the others, except
+        in `sync`, and if it has nothing: then the others start again."""
         if self._service is None:
             return ResumeRange()
         first, last = self._service.life.resume_range
-        lost_from = None
-        follows = self._loss.follows and self._member.config.checkpoint.on  # a loop starts again
-        if follows and not self._service.applier.gate.stages:
-            first, last, lost_from = 0, ANY_STEP, self._loss.since
-        return ResumeRange(first, last, holds=True, saved=self._agreed.saved, lost_from=lost_from, why=self._loss.why)
+        revived, saved = self._revived, self._agreed.saved
+        file, byte = ("", 0) if revived.end is None else (str(revived.end.path), revived.end.byte)
+        lost_from = last if revived.follows else None
+        return ResumeRange(first, last, True, saved, lost_from=lost_from, why=revived.why, file=file, byte=byte)
 
     def live(self, formation: Formation) -> str | None:
         """Serves one generation, to the end of the job or of the generation: then how it was lost."""
         service = self._service_for(formation)
-        service.life.begin(formation.generation, formation.start_step, sync=formation.journal == "fsync")
+        sync = formation.journal == "fsync"
+        if lost := service.life.begin(formation.generation, formation.start_step, sync=sync):
+            _log.warning("pushes lost", step=formation.start_step, pushes=lost)
         try:
             transport = self._join(formation)
         except TransportError as error:
@@ -133,7 +129,7 @@ class _Life:
                 self._journal.clear()
                 self._journal.build_on(formation.start_step)
             self._service = self._build(formation.tables, resumed_from(self._agreed.checkpoints, formation.start_step))
-        self._loss = _Loss()
+        self._revived = _Revived()
         return self._service
 
     def _join(self, formation: Formation) -> RpcGroup:
@@ -185,21 +181,24 @@ class _Life:
             shutil.rmtree(self._member.kept, ignore_errors=True)
 
     def _revive(self, before: Formation) -> None:
-        """Makes this server what the one before was when it died: the last checkpoint, and the journal after it."""
+        """Makes this server what the one before was when it died: the last checkpoint, and what is whole of the
+        journal after it."""
         resumed = self._agreed.checkpoints.latest() if self._agreed.looks else None
         since = 0 if resumed is None else resumed.step
-        self._loss = loss = _Loss(since, self._missing(since), has_checkpoint=resumed is not None)
+        why = self._missing(since)
         service = self._service = self._build(before.tables, resumed)
-        if loss.why and self._journal is not None:
+        if why and self._journal is not None:
             self._journal.clear()
             self._journal.build_on(since)
         pushes = service.life.replay([] if self._journal is None else self._journal.replay())
-        _log.info("revived", checkpoint=since, pushes=pushes, step=service.life.resume_range[1])
-        if loss.why:
-            text = f"server {self._member.index} lost its updates since step {since}: {loss.why}"
-            self._control.report("event", {"text": text, "phase": "lost_updates", "lost_from": since})
-            with contextlib.suppress(DeadlineExceeded):  # the line of the recovery has it, if it comes in time
-                self._control.flush()
+        step, end = service.life.resume_range[1], None if self._journal is None else self._journal.end
+        follows = not service.applier.gate.stages and (resumed is not None or step > 0)
+        self._revived = _Revived(why, follows, end)
+        if end is not None and end.dropped >= 0:
+            _log.warning("journal cut", file=str(end.path), byte=end.byte, had_step=end.dropped)
+        if why:
+            _log.warning(why)
+        _log.info("revived", checkpoint=since, pushes=pushes, step=step)
 
     def _missing(self, step: int) -> str:
         """What the checkpoint of `step` lacks to make this server what the one before was; "" = nothing."""

@@ -126,7 +126,7 @@ class Recovery(_Part):
     cause: str = ""
     """What happened first, in words."""
     died: tuple[dict[str, Any], ...] = ()
-    """Who died: role, index, cause."""
+    """Who died: role, index, cause; of a server also the steps that it lost, why, and where its journal ends."""
     generation: int = 0
     """Number of the generation that formed."""
     step: int | None = None

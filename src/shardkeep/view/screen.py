@@ -259,7 +259,8 @@ def closing_rows(
         where = "" if alone else " on the servers"
         rows += [("tables", f"{len(tables)} with {total_rows:,} rows, {size_text(held)}{where}")]
     if recoveries := summary.get("recoveries"):
-        rows += [("recoveries", f"{len(recoveries)}: summary.json reports each")]
+        lost = sum(int(one.get("lost_steps") or 0) for one in recoveries)
+        rows += [("recoveries", f"{len(recoveries)}, {lost:,} steps lost: summary.json reports each")]
     if peaks := peak_memory(summary.get("processes") or ()):
         rows += [("peak memory", peaks)]
     if (run / "profile").is_dir():

@@ -87,12 +87,12 @@ def test_a_period_is_one_after_a_failed_checkpoint_and_for_another_coordinator()
 
 
 def test_a_server_that_goes_on_alone_from_too_old_rows_ends_the_job() -> None:
-    span = ResumeRange(0, 2**62, holds=True, saved=20, lost_from=20, why=JOURNAL)
+    span = ResumeRange(0, 20, holds=True, saved=20, lost_from=20, why=JOURNAL)
     for most, state in ((11, "training"), (10, "failed")):
         job = formed(Recovering(losses=Losses(most, 20)))
         reborn(job, span, step=31)
         assert job.state.state == state
-    assert f"{JOURNAL}; 11 steps would be lost by going back to the checkpoint of step 20" in job.state.message
+    assert f"{JOURNAL}; 11 steps would be lost by following the others from step 20" in job.state.message
 
 
 def test_the_last_worker_with_the_tower_and_a_server_dead_at_once_end_a_job_that_would_begin_again() -> None:

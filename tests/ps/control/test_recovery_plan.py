@@ -45,6 +45,10 @@ def test_a_generation_begins_at_the_last_step_at_which_all_can(
     assert agreed_start(dict(enumerate(servers)), dict(enumerate(workers))) == start
 
 
+SHORT = ResumeRange(0, 7, holds=True, lost_from=7)
+"""A server whose journal was cut, in `bounded`."""
+
+
 def planned(
     servers: Sequence[ResumeRange], workers: Sequence[ResumeRange], *, saved: int = 0, reached: int = 9, most: int = 99
 ) -> RecoveryPlan:
@@ -60,9 +64,26 @@ def planned(
         ([held(5, 9)], [ResumeRange()], ResumePoint(6), 3),
         ([held(5, 5)], [held(7, 9)], ResumePoint(6), 3),
         ([held(5, 5)], [held(7, 12)], ResumePoint(6), 6),
-        ([ResumeRange(0, 9, holds=True, lost_from=7)], [held(4, 9)], ResumePoint(9, 0), 2),
+        ([SHORT], [held(8, 9)], ResumePoint(9, 0), 2),
+        ([SHORT], [held(6, 9)], ResumePoint(7, 0), 0),
+        ([SHORT, held(0, 9)], [held(8, 9), held(8, 8)], ResumePoint(8, 0), 1),
+        ([SHORT, ResumeRange(0, 5, holds=True, lost_from=5)], [held(6, 9)], ResumePoint(7, 0), 2),
+        ([SHORT, ResumeRange(0, 5, holds=True)], [held(8, 9)], ResumePoint(6), 3),
+        ([SHORT, held(9, 9)], [ResumeRange()], ResumePoint(6), 3),
     ],
-    ids=["all hold", "an empty server", "no tower", "apart", "further than told", "a server without its last updates"],
+    ids=[
+        "all hold",
+        "an empty server",
+        "no tower",
+        "apart",
+        "further than told",
+        "a server without its last updates",
+        "that the workers still have",
+        "beside others",
+        "and a shorter one",
+        "and one that cannot follow",
+        "and no tower",
+    ],
 )
 def test_a_plan_loses_what_lies_between_its_start_and_what_was_trained(
     servers: list[ResumeRange], workers: list[ResumeRange], start: ResumePoint, lost: int

@@ -9,9 +9,11 @@ from datetime import datetime, timedelta
 import pytest
 
 from shardkeep.base.errors import UserError
-from shardkeep.ps.control.records import ANY_STEP, ResumeRange
+from shardkeep.ps.control.records import ResumeRange
+from shardkeep.ps.control.recovery import Losses
+from tests.support.cases import every
 from tests.support.control_job import formed
-from tests.support.recovering import Recovering, checkpoint, held, report_lost, take_over, told
+from tests.support.recovering import Recovering, checkpoint, held, take_over, told
 
 
 def test_what_a_dead_worker_had_not_sent_is_told_in_numbers_also_by_another_coordinator() -> None:
@@ -42,37 +44,65 @@ def test_without_a_common_step_all_go_back_to_the_last_checkpoint_and_no_step_is
     assert [(record["went_back"], record["lost_steps"]) for record in told(job)] == [(True, 11), (True, 4)]
 
 
-def test_a_server_alone_that_lost_updates_is_told_in_numbers() -> None:
+FILE = "/a/journal/g000001-000002.journal"
+ENDS = f"the journal of server 1 ends at byte 4096 of {FILE}"
+
+
+@every(
+    ("lost_from", "why", "text"),
+    [
+        (24, "", f"; server 1 lost its updates since step 24 (7 steps): {ENDS}"),
+        (24, "it was given up", "; server 1 lost its updates since step 24 (7 steps): it was given up"),
+        (None, "", f"; 11 steps are lost: {ENDS}"),
+    ],
+    ids=["bounded", "without a journal", "sync"],
+)
+def test_what_a_short_journal_costs_is_told_in_numbers_and_outlives_the_coordinator(
+    lost_from: int | None, why: str, text: str
+) -> None:
     job = formed(Recovering(servers=2))
     checkpoint(job, 20)
     job.coordinator.heartbeat("worker-0-100", step=31)
-    job.kill("server", 1)
-    for role, index in (("server", 0), ("worker", 0), ("worker", 1)):
-        job.come_back(role, index, held(28, 31))
-    job.register("server", 1, pid=200)
-    report_lost(job, "server-1-200", 20)
-    assert job.come_back("server", 1, ResumeRange(0, ANY_STEP, holds=True, saved=20), after=0, pid=200) is not None
-    (record,) = told(job)
-    assert (record["went_back"], record["step"], record["lost_steps"]) == (False, 31, 11)
-    assert [(d["role"], d["index"], d["lost_from"]) for d in record["died"]] == [("server", 1, 20)]
-    assert record["text"].endswith("; server 1 lost its updates since step 20")
-
-
-def test_lost_updates_that_are_told_late_are_in_the_summary_too() -> None:
-    job = formed(Recovering(servers=2))
-    job.coordinator.heartbeat("worker-0-100", step=31)
-    job.kill("server", 1)
-    job.kill("worker", 1)
+    for role, index in (("server", 1), ("worker", 1)):
+        job.kill(role, index)
     for role, index in (("server", 0), ("worker", 0)):
         job.come_back(role, index, held(28, 31))
-    job.replaced("server", 1, ResumeRange(0, ANY_STEP, holds=True))
-    job.replaced("worker", 1, ResumeRange(0, ANY_STEP))
-    assert job.state.state == "training"
-    report_lost(job, "server-1-200", 20)
+    job.replaced("worker", 1, ResumeRange())
+    span = ResumeRange(0, 24, holds=True, saved=20, lost_from=lost_from, why=why, file=FILE, byte=4096)
+    assert job.replaced("server", 1, span) is not None
     take_over(job)
     record = job.recoveries()["done"][0]
-    assert record["lost_steps"] == 11
-    assert [(d["role"], d["index"], d["lost_from"]) for d in record["died"]] == [("server", 1, 20), ("worker", 1, None)]
+    back, lost = lost_from is None, 0 if lost_from is None else 7
+    assert (record["went_back"], record["step"], record["lost_steps"]) == (back, 20 if back else 31, lost or 11)
+    server, worker = record["died"]
+    assert (server["lost_from"], server["lost_steps"], server["file"], server["byte"]) == (lost_from, lost, FILE, 4096)
+    assert (worker["lost_from"], worker["lost_steps"], "file" in worker) == (None, 0, False)
+    assert told(job)[0]["text"].endswith(text)
+
+
+@every(
+    ("losses", "saved", "text"),
+    [
+        (
+            Losses(None, 20),
+            0,
+            "may cost up to 20 steps, those since the last checkpoint, and those trained while one is",
+        ),
+        (Losses(None, None), 40, "may cost all steps since the checkpoint of step 40, until the next checkpoint"),
+        (
+            Losses(None, 0),
+            0,
+            "may cost all steps since step 0, as no checkpoint is kept; a job that would lose more than",
+        ),
+        (Losses(period=0), 0, "no checkpoint is kept; training begins again there, or at the last client.check"),
+    ],
+)
+def test_a_job_tells_before_its_first_step_what_a_machine_failure_may_cost(
+    losses: Losses, saved: int, text: str
+) -> None:
+    assert text in losses.at_risk(saved)
+    job = formed(Recovering(losses=losses))
+    assert [losses.at_risk(0)] == [call[1]["text"] for call in job.sink.of("event") if call[1]["phase"] == "at_risk"]
 
 
 def test_a_record_tells_when_it_was_and_all_who_died() -> None:

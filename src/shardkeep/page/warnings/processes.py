@@ -9,7 +9,7 @@ from itertools import pairwise, takewhile
 
 from shardkeep.page.sections import recoveries
 from shardkeep.page.warnings.warning import Level, Sight, Warning, one, several, span
-from shardkeep.records.events import EventMember
+from shardkeep.records.events import EventMember, RecoveryEvent
 from shardkeep.records.telemetry import near_memory_limit
 
 NO_STEP_S = 60.0
@@ -115,10 +115,15 @@ def restarts(sight: Sight) -> list[Warning]:
     when = f" {span(sight.now - at)} ago" if sight.running else ""
     if who:
         were = "was" if len(died) == 1 else "were"
-        told = (
-            f"{who} died{_reason(died)} and {were} restarted{when}; {one(len(found), 'recovery', 'recoveries')} so far"
-        )
+        count = one(len(found), "recovery", "recoveries")
+        told = f"{who} died{_reason(died)} and {were} restarted{when}; {count} so far{_lost(last)}"
     return [Warning(level, told, "Training resumed. If it happens again, look at the log.", "members")]
+
+
+def _lost(last: RecoveryEvent) -> str:
+    """What a recovery cost, and why; "" = nothing."""
+    whys = "".join(f"; {each.why}" for each in last.died if each.why)
+    return f"; {last.lost_steps:,} steps were lost{whys}" if last.lost_steps else ""
 
 
 def _reason(died: Sequence[EventMember]) -> str:

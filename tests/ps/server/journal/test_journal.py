@@ -71,7 +71,7 @@ def test_all_segments_and_their_folder_are_brought_to_disk_when_asked(
     journal.begin(1, step=0, facts={})
     journal.append(RecordKind.APPLIED, rank=0, step=0)
     journal.roll()
-    assert not synced
+    assert synced == {folder.stat().st_ino, segments(folder)[0].stat().st_ino}  # a file that will not grow
     journal.to_disk()
     journal.close()
     assert synced == {path.stat().st_ino for path in (folder, *folder.glob("*.journal"))} and len(synced) == 3
@@ -122,7 +122,7 @@ def test_segments_of_steps_that_are_over_are_forgotten(tmp_path: Path, again: bo
     folder = tmp_path / "journal"
     journal = Journal(folder, sync=False)
     journal.begin(1, step=0, facts={"seed": 1})
-    for base in (0, 10, 5):  # the third segment's steps are lower than the second's
+    for base in (0, 10, 5):  # the third segment's steps are lower than the second's, and it goes with it
         journal.append(RecordKind.PUSH, rank=0, step=base + 1)
         journal.append(RecordKind.APPLIED, rank=0, step=base)
         journal.roll()
@@ -133,7 +133,7 @@ def test_segments_of_steps_that_are_over_are_forgotten(tmp_path: Path, again: bo
         journal.forget_before(100)
         assert len(segments(folder)) == 4  # nothing is known of them yet
         assert len(list(journal.replay())) == 11
-    for step, left in ((1, [1, 11, 6, 2]), (2, [11, 6, 2]), (6, [11, 6, 2]), (7, [11, 2]), (11, [11, 2]), (12, [2])):
+    for step, left in ((1, [1, 11, 6, 2]), (2, [11, 6, 2]), (7, [11, 6, 2]), (11, [11, 6, 2]), (12, [2])):
         journal.forget_before(step)
         found = list(journal.replay())
         assert [record.step for record in found if record.entry is RecordKind.PUSH] == left
@@ -168,9 +168,7 @@ def test_a_journal_knows_the_checkpoint_that_its_oldest_record_follows(folder: P
     assert Journal(folder, sync=False, lock_s=0).base == 7
 
 
-def test_a_lower_generation_cannot_follow_nor_any_on_damage_until_the_journal_is_cleared(
-    journal: Journal, folder: Path
-) -> None:
+def test_a_lower_generation_cannot_follow_until_the_journal_is_cleared(journal: Journal, folder: Path) -> None:
     journal.begin(3, step=0, facts={})
     with pytest.raises(JournalError, match="holds generation 3; 2 cannot follow it"):
         journal.begin(2, step=0, facts={})
@@ -184,10 +182,3 @@ def test_a_lower_generation_cannot_follow_nor_any_on_damage_until_the_journal_is
     journal.append(RecordKind.PUSH, rank=0, step=0)
     journal.close()
     assert steps(folder) == [0]
-    segments(folder)[0].write_bytes(os.urandom(1000))
-    damaged = Journal(folder, sync=False)
-    with pytest.raises(JournalError, match="damaged at byte 0"):
-        damaged.begin(2, step=0, facts={})
-    damaged.clear()
-    damaged.begin(1, step=0, facts={})
-    damaged.close()
