@@ -190,7 +190,8 @@ def test_threads_append_whole_records_share_syncs_and_are_answered_in_the_order_
     journal = Journal(folder, sync=sync, segment_bytes=segment_bytes, fdatasync=disk)
     journal.begin(1, step=0, facts={})
     answers: dict[int, list[int]] = {rank: [] for rank in range(64)}
-    disk.free.clear()
+    if sync:
+        disk.free.clear()
 
     def push(rank: int) -> list[Future[None]]:
         body, futures = np.full(100 + rank, rank, dtype=np.uint8), []
@@ -205,7 +206,7 @@ def test_threads_append_whole_records_share_syncs_and_are_answered_in_the_order_
     for future in futures:
         future.result(LIMIT_S)
     files = segments(folder)
-    assert disk.synced == ({path.stat().st_ino: path.stat().st_size for path in files} if sync else {})
+    assert disk.synced == {path.stat().st_ino: path.stat().st_size for path in (files if sync else files[:-1])}
     assert disk.syncs <= 2 * len(files) + 3
     journal.close()
     pushes = [record for record in replayed(folder) if record[0] is RecordKind.PUSH]
