@@ -35,7 +35,7 @@ def test_a_last_record_cut_anywhere_leaves_the_others_and_a_usable_journal(folde
         assert path.stat().st_size == journal.size_bytes == last
         if size % 16 == 0:
             journal.begin(2, step=3, facts={})
-            journal.append(RecordKind.PUSH, rank=0, step=3)
+            journal.append(RecordKind.PUSH, rank=0, step=3).result(10)
             assert [record.step for record in journal.replay() if record.entry is RecordKind.PUSH] == [0, 1, 2, 3]
             segments(folder)[-1].unlink()
         journal.close()
