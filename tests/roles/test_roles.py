@@ -102,17 +102,6 @@ def test_imports_of_a_role_are_kept_from_the_garbage_collector_and_it_works_agai
         gc.unfreeze()
 
 
-@pytest.mark.slow  # imports all that roles import
-def test_roles_import_nothing_that_starts_threads_or_that_only_some_jobs_need() -> None:
-    """A fork server forks them with these imports, and only a process with one thread can be forked."""
-    code = (
-        "import sys; import shardkeep.roles.worker, shardkeep.roles.server, shardkeep.roles.coordinator\n"
-        "print(*sorted({'pyarrow', 'shardkeep.workers.retrieval.ranking_kernels'} & set(sys.modules)))"
-    )
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert not found.stdout.split()
-
-
 CONFIG = """
 servers: 0
 workers: 1

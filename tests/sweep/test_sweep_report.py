@@ -115,7 +115,11 @@ def test_the_table_has_a_line_per_run_with_every_part_of_the_ledger(results: Res
     [
         ({}, None, 0.0),
         # 2 and 3 are one bin, so are 4 to 7
-        ({"compression.push.pool_rows": 10}, {"0": 0.5, "1": 0.25, "2": 0.125, "4": 0.125}, 1.25),
+        (
+            {"compression.push.keep_rows": 0.5, "compression.push.pool_rows": 10},
+            {"0": 0.5, "1": 0.25, "2": 0.125, "4": 0.125},
+            1.25,
+        ),
         ({"compression.push.keep_values": 0.1, "compression.push.pool_rows": 10}, None, None),
     ],
 )

@@ -21,6 +21,7 @@ AT_ONCE_S = 5.0
 WHOLE_JOB_S = 1.0
 """Seconds in which a leaving role continues. A platform that ends the whole job asks every process, and
 the job then stops with a checkpoint, for which it needs all of them."""
+_ADMITTED = b"\0"  # in the pipe, behind the signals that came before `admit`
 
 
 class Leaving(KeyboardInterrupt):
@@ -43,7 +44,7 @@ class Departure:
 
     def __init__(self, *, end: Callable[[int], object] = os._exit, sheltered: bool = False) -> None:
         self._end, self.sheltered = end, sheltered
-        self._admits = not sheltered
+        self._admits, self._target = not sheltered, -1
         self._number = 0
         self._since = 0.0
         self._raised = False
@@ -57,16 +58,18 @@ class Departure:
 
     def watch(self) -> None:
         """Takes over the signals. To be called in the main thread."""
-        source, target = os.pipe()
-        os.set_blocking(target, False)
-        signal.set_wakeup_fd(target, warn_on_full_buffer=False)
+        source, self._target = os.pipe()
+        os.set_blocking(self._target, False)
+        signal.set_wakeup_fd(self._target, warn_on_full_buffer=False)
         for number in LEAVING:
             signal.signal(number, self._caught)
-        threading.Thread(target=self._watch, args=(source,), name="departure", daemon=True).start()
+        threading.Thread(target=self._watch, args=(source, self._admits), name="departure", daemon=True).start()
 
     def admit(self) -> None:
         """Lets the next signal in."""
         self._admits = True
+        if self._target >= 0:
+            os.write(self._target, _ADMITTED)
 
     @property
     def asked(self) -> bool:
@@ -112,10 +115,10 @@ class Departure:
             self._number, self._since = number, time.monotonic()
         self._asked.set()
 
-    def _watch(self, source: int) -> None:
+    def _watch(self, source: int, admits: bool) -> None:
+        while not admits:
+            admits = os.read(source, 1) == _ADMITTED
         number = _next(source, None)
-        while not self._admits:
-            number = _next(source, None)
         limit_s = self._limit_s
         self._ask(number)
         self.when_asked()

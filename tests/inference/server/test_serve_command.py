@@ -99,7 +99,7 @@ def check_sigterm(command: Command, address: str) -> None:
     assert set(answered) == {20} and set(refused) <= {"UNAVAILABLE", "CANCELLED"}
 
 
-@pytest.mark.slow
+@pytest.mark.chaos
 @pytest.mark.waits_for_processes
 def test_more_threads_score_the_same(tmp_path: Path) -> None:
     run, columns = trained(tmp_path, model={"name": "dlrm", "bottom": [64], "hidden": [512, 512]}), texts(600)

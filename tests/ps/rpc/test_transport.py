@@ -150,7 +150,7 @@ def test_generations_in_one_pair_of_processes_leak_no_descriptor_and_no_thread(p
         assert late["threads"] <= early["threads"]
 
 
-@pytest.mark.slow
+@pytest.mark.chaos
 @processes
 def test_a_hundred_generations_in_one_pair_of_processes_leak_no_memory(pair: Pair) -> None:
     for early, late in zip(*footprints(pair, 100), strict=True):

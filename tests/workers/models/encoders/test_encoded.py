@@ -192,7 +192,7 @@ def test_a_model_becomes_a_program_for_any_number_of_entries(encoder):
             torch.testing.assert_close(program.module()(*inputs_of(lengths)), model(*inputs_of(lengths)))
 
 
-@pytest.mark.slow
+@pytest.mark.chaos
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")  # inductor's own imports
 @pytest.mark.skipif(why_no_compiler(CPU) is not None, reason="torch.compile cannot run here")
 @every("encoder", ["din", "transformer", "hstu"])
