@@ -82,14 +82,16 @@ class Kept(_message.Message):
     def __init__(self, host: _Optional[str] = ..., folder: _Optional[str] = ...) -> None: ...
 
 class Shared(_message.Message):
-    __slots__ = ("folder", "token", "needed_by")
+    __slots__ = ("folder", "token", "needed_by", "proof_only")
     FOLDER_FIELD_NUMBER: _ClassVar[int]
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     NEEDED_BY_FIELD_NUMBER: _ClassVar[int]
+    PROOF_ONLY_FIELD_NUMBER: _ClassVar[int]
     folder: str
     token: str
     needed_by: str
-    def __init__(self, folder: _Optional[str] = ..., token: _Optional[str] = ..., needed_by: _Optional[str] = ...) -> None: ...
+    proof_only: bool
+    def __init__(self, folder: _Optional[str] = ..., token: _Optional[str] = ..., needed_by: _Optional[str] = ..., proof_only: bool = ...) -> None: ...
 
 class Table(_message.Message):
     __slots__ = ("name", "dim", "optimizer_json", "init_json", "dtype", "state_dtype", "admit_json", "evict_json", "freeze", "compression_json")
@@ -164,7 +166,7 @@ class ResumeRange(_message.Message):
     def __init__(self, first: _Optional[int] = ..., last: _Optional[int] = ..., holds: bool = ..., saved: _Optional[int] = ..., lost_from: _Optional[int] = ..., why: _Optional[str] = ..., part: bool = ...) -> None: ...
 
 class Formation(_message.Message):
-    __slots__ = ("generation", "store_host", "store_port", "members", "tables", "start_step", "source", "lacking", "origin", "data", "checkpoints")
+    __slots__ = ("generation", "store_host", "store_port", "members", "tables", "start_step", "source", "lacking", "origin", "data", "checkpoints", "journal")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     STORE_HOST_FIELD_NUMBER: _ClassVar[int]
     STORE_PORT_FIELD_NUMBER: _ClassVar[int]
@@ -176,6 +178,7 @@ class Formation(_message.Message):
     ORIGIN_FIELD_NUMBER: _ClassVar[int]
     DATA_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINTS_FIELD_NUMBER: _ClassVar[int]
+    JOURNAL_FIELD_NUMBER: _ClassVar[int]
     generation: int
     store_host: str
     store_port: int
@@ -187,7 +190,8 @@ class Formation(_message.Message):
     origin: int
     data: str
     checkpoints: str
-    def __init__(self, generation: _Optional[int] = ..., store_host: _Optional[str] = ..., store_port: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., tables: _Optional[_Iterable[_Union[Table, _Mapping]]] = ..., start_step: _Optional[int] = ..., source: _Optional[int] = ..., lacking: _Optional[_Iterable[int]] = ..., origin: _Optional[int] = ..., data: _Optional[str] = ..., checkpoints: _Optional[str] = ...) -> None: ...
+    journal: str
+    def __init__(self, generation: _Optional[int] = ..., store_host: _Optional[str] = ..., store_port: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., tables: _Optional[_Iterable[_Union[Table, _Mapping]]] = ..., start_step: _Optional[int] = ..., source: _Optional[int] = ..., lacking: _Optional[_Iterable[int]] = ..., origin: _Optional[int] = ..., data: _Optional[str] = ..., checkpoints: _Optional[str] = ..., journal: _Optional[str] = ...) -> None: ...
 
 class JoinReply(_message.Message):
     __slots__ = ("job", "formation")

@@ -185,9 +185,10 @@ class TransportConfig(Settings):
 class RecoveryConfig(Settings):
     """What a job may lose when processes die, and how long it waits for others."""
 
-    journal: Literal["off", "os", "fsync"] = "os"
+    journal: Literal["auto", "off", "os", "fsync"] = "auto"
     """What an acknowledged push survives: os = the death of the server's process; fsync = also that of its machine; off
-    = neither, so a replaced server resumes from the last checkpoint."""
+    = neither, so a replaced server resumes from the last checkpoint. auto = fsync where other hosts see the folders of
+    all journals, else os."""
     restarts: int = Field(3, ge=0, le=1_000_000)
     """Deaths of one process, without a trained step in between, that a job survives; 0 = the first death fails the
     job."""

@@ -116,9 +116,9 @@ class Events:
         self._tell({"kind": "event", "text": f"warning: {text}", "warning": text})
 
     def formed(self, formation: Formation, text: str) -> None:
-        """Adds the event of a formation, with the tables."""
+        """Adds the event of a formation, with the tables and what journals survive."""
         tables = [{"name": t.name, "dim": t.dim, "optimizer": t.optimizer.name} for t in formation.tables]
-        self.note(text, phase="formed", tables=tables)
+        self.note(text, phase="formed", tables=tables, journal=formation.journal)
         self._formed = self._events[-1]
 
     def tell(self, phase: str, record: Record) -> None:

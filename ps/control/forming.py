@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import PurePath
 
 from shardkeep.base.errors import ConfigError, JobError, PlaceLost, ShardkeepError, Superseded
 from shardkeep.base.logs.local_time import time_of_day
@@ -16,6 +17,12 @@ from shardkeep.ps.control.recovery import ResumePoint, plan_recovery, restart_se
 
 TAKEOVER_VERSIONS = 1_000_000
 """Added to the version of the job's state by a coordinator that takes over: members have seen none so high."""
+JOURNALS: Mapping[str, str] = {
+    "fsync": "fsync: acknowledged pushes survive a lost machine, where their storage does",
+    "os": "os: a lost machine costs the steps since the last checkpoint",
+    "off": "off: a lost server costs the steps since the last checkpoint",
+}
+"""What the servers' journals survive, for people."""
 LOAD_S = 1800.0
 """Seconds more for members that have registered and load a checkpoint and a journal."""
 
@@ -104,7 +111,7 @@ class Forming:
         job: What it changes.
         departures: Ends the generation that a joining member has lost.
         open_store: Opens the TCPStore of a generation; returns host and port.
-        spec: The job: how long members may take, where checkpoints may go.
+        spec: The job: how long members may take, where checkpoints may go, what journals survive.
     """
 
     def __init__(self, job: CoordinatedJob, departures: Departures, open_store: OpenStore, spec: JobSpec) -> None:
@@ -115,7 +122,8 @@ class Forming:
         self._limit_s, self._replace_s, self._shared = spec.deadlines.form_s, spec.deadlines.replace_s, spec.shared
         self._silent_s = silent_s(spec.num_members)
         self._checkpoints: str | None = None
-        """The folder of checkpoints: decided when all members have joined for the first time."""
+        """The folder of checkpoints: decided when all members have joined for the first time, as the next."""
+        self._journal, self._run_dir = spec.journal, PurePath(spec.run_dir)
         self._inherited: Formation | None = None
         """The generation of a coordinator that died."""
 
@@ -127,7 +135,7 @@ class Forming:
         self._tell_recovery(record, restart_sentence(state.state))
         self._inherited = formation = job.formation
         if formation is not None:
-            self._checkpoints = formation.checkpoints
+            self._checkpoints, self._journal = formation.checkpoints, formation.journal
             job.events.formed(formation, f"took over generation {formation.generation}")
 
     def join(self, seat: Seat, offer: Offer, after: int, why: str) -> None:
@@ -208,8 +216,11 @@ class Forming:
             {s.member.index: s.offer.resume_range for s in job.members.seats(role)} for role in ("server", "worker")
         )
         start = self._start_again(servers, workers) if again else ResumePoint(job.recoveries.saved_step)
-        if not again and self._shared is not None and self._checkpoints is None:
-            self._decide_checkpoints(self._shared)
+        shared = self._shared
+        if not again and shared is not None and not shared.proof_only and self._checkpoints is None:
+            self._decide_checkpoints(shared)
+        if not again and self._journal:
+            self._decide_journal()
         seats = job.members.seats("worker")
         tables = agreed_tables([(seat.member, seat.offer.tables) for seat in seats])
         data, remarks = agreed_data([(seat.member, seat.offer.data) for seat in seats], job.formation)
@@ -217,7 +228,7 @@ class Forming:
         generation = job.members.generation + 1
         host, port = self._open_store(generation)
         where = (start.step, start.source, start.lacking, job.origin)
-        formation = Formation(generation, host, port, members, tables, *where, data, self._checkpoints)
+        formation = Formation(generation, host, port, members, tables, *where, data, self._checkpoints, self._journal)
         job.write_members(formation)
         job.members.generation = generation
         if remarks:
@@ -243,6 +254,27 @@ class Forming:
         if plan.refusal is not None:
             raise JobError(plan.refusal)
         return plan.start
+
+    def _decide_journal(self) -> None:
+        """Decides what journals survive if the config leaves it open, and reports it."""
+        why = ""
+        if self._journal == "auto":
+            why = self._why_unproven()
+            self._journal = "os" if why else "fsync"
+        text = "; ".join(filter(None, [JOURNALS[self._journal], why]))
+        self._job.events.tell("journal", {"text": text})
+
+    def _why_unproven(self) -> str:
+        """Why a server's journal may be lost with its machine; "" = another host sees the folder of each."""
+        members = self._job.members
+        see = [seat for seat in members.present() if self._shared is not None and not seat.offer.unseen]
+        if len({seat.member.host for seat in members.present()}) == 1:
+            return "all members are on one host"
+        for seat in members.seats("server"):
+            others = any(other.member.host != seat.member.host for other in see)
+            if not (others and seat in see and PurePath(seat.kept.folder).is_relative_to(self._run_dir)):
+                return f"no other host is known to see {seat.kept.folder or 'a journal'} of {seat.member.name}"
+        return ""
 
     def _decide_checkpoints(self, shared: Shared) -> None:
         """Decides whether checkpoints go to the shared folder. Raises ConfigError if they must and cannot."""

@@ -50,6 +50,8 @@ class JobSpec:
     """How many steps a recovery may lose."""
     shared: Shared | None = None
     """The folder for checkpoints if all members see it; None = the config says where they go."""
+    journal: str = ""
+    """`recovery.journal`; "" = there are no journals."""
     run_dir: str = ""
     """The job's run folder, which members name to other jobs."""
     telemetry_s: float = 0.0

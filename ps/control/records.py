@@ -98,11 +98,13 @@ NOTHING_KEPT = RecoveryFolder()
 class Shared:
     """A folder for checkpoints. A member that sees it reads `token` in it.
 
-    `needed_by`: the setting that requires it; empty = without it the job warns and runs without checkpoints."""
+    `needed_by`: the setting that requires it; empty = without it the job warns and runs without checkpoints.
+    `proof_only`: checkpoints go elsewhere; it only shows who sees the run folder."""
 
     folder: str
     token: str
     needed_by: str = ""
+    proof_only: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +162,8 @@ class Formation:
     """The fingerprint of the data that the workers read: training, and after a hyphen evaluation; "" = not known."""
     checkpoints: str | None = None
     """Their folder; "" = none are kept, None = the config says."""
+    journal: str = ""
+    """What the servers' journals survive, `off`, `os` or `fsync`; "" = there are none."""
 
     @property
     def restores(self) -> bool:

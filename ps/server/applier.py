@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
+from functools import partial
 
 from shardkeep.base.arrays import Bytes
 from shardkeep.base.errors import ProtocolError, TransportError
-from shardkeep.ps.jagged import NO_GRADIENTS, Gradients
+from shardkeep.ps.jagged import NO_GRADIENTS, FoundSlots, Gradients
 from shardkeep.ps.server.consistency import ConsistencyGate, Work
-from shardkeep.ps.server.journal.journal import Journal, RecordKind
+from shardkeep.ps.server.journal.journal import KEPT, Journal, RecordKind
 from shardkeep.ps.server.pulls import PullQueue
 from shardkeep.ps.server.push_reader import PushReader
-from shardkeep.ps.server.server_state import ServerState, one_line, promised
+from shardkeep.ps.server.server_state import ServerState, done, one_line, promised
 from shardkeep.ps.server.tables import Tables
 from shardkeep.ps.wire.ids import num_references
 from shardkeep.ps.wire.message import Packed, lr_factor_of
 
 
 class WorkUnderWay:
-    """The pieces of work that a gate handed out and that are not done. Call its methods under `lock`, except `wait`."""
+    """The pushes that are not in the gate yet, and the pieces of work that it handed out and that are not done. Call
+    its methods under `lock`, except `wait`."""
 
     def __init__(self, lock: threading.Lock) -> None:
         self.failure = ""
@@ -71,37 +74,70 @@ class Applier:
         self._on_doubt = on_doubt
         self._agreed: tuple[int, int, float] | None = None  # step, first rank and its factor, in `sync`
         self._under_way = WorkUnderWay(serving.lock)
-        self._acks: dict[tuple[int, int], Future[Bytes]] = {}  # of pushes that are being applied, by (rank, step)
+        self._acks: dict[tuple[int, int], Future[Bytes]] = {}  # of pushes that are not acknowledged, by (rank, step)
 
     def push(self, message: Packed) -> Future[Bytes]:
-        """Takes in a push. The future resolves when the push is staged (`sync`) or applied (other modes).
+        """Takes in a push. The future resolves when the journal has the push, and it is staged (`sync`) or applied
+        (other modes).
 
         A duplicate is acknowledged together with the first push."""
         key = (message.rank, message.step)
-        ack: Future[Bytes] = promised()
         with self._serving.lock:
             self._serving.check_open(message.generation)
+            if (first := self._acks.get(key)) is not None:
+                self.counts["duplicates"] += 1
+                return first
             pulled = self._pulls.named(message)
             new = self.gate.expects(*key)
             if new:
                 self.agree(*key, lr_factor_of(message))
-        # A push drops the slots of its pulls, so a duplicate cannot refer to them.
-        forgotten = not new and num_references(message) > 0
-        gradients = NO_GRADIENTS if forgotten else self._reader.gradients(message, pulled)
-        if new and self.journal is not None:
-            body = self._reader.self_contained(message, gradients)
-            self.journal.append(RecordKind.PUSH, rank=message.rank, step=message.step, body=body)
-        with self._serving.lock:  # a push in the journal counts, even if the service was closed meanwhile
-            new = self.gate.push(*key, gradients)
-            self._pulls.forget(*key, self.gate)
-            self.counts["pushes" if new else "duplicates"] += 1
-            at_once = self.gate.stages or (not new and key not in self._acks)
-            if not at_once:
-                ack = self._acks.setdefault(key, ack)
-        if at_once:
-            ack.set_result(self._serving.acknowledgement(*key))
-        self.advance()
+                ack = self._acks[key] = promised()
+                self._under_way.begin()
+        if not new:
+            return self._duplicate(message, pulled)
+        gradients, kept = NO_GRADIENTS, KEPT
+        try:
+            gradients = self._reader.gradients(message, pulled)
+            if self.journal is not None:
+                body = self._reader.self_contained(message, gradients)
+                kept = self.journal.append(RecordKind.PUSH, rank=message.rank, step=message.step, body=body)
+        except Exception as error:
+            kept = Future()
+            kept.set_exception(error)
+        kept.add_done_callback(partial(self._take_in, key, gradients))
         return ack
+
+    def _duplicate(self, message: Packed, pulled: Sequence[FoundSlots]) -> Future[Bytes]:
+        """Acknowledges a push that is staged or applied already. Raises ProtocolError or CorruptMessage."""
+        if num_references(message) == 0:  # the first push has dropped the slots to which others refer
+            self._reader.gradients(message, pulled)
+        with self._serving.lock:
+            self._pulls.forget(message.rank, message.step, self.gate)
+            self.counts["duplicates"] += 1
+        return done(self._serving.acknowledgement(message.rank, message.step))
+
+    def _take_in(self, key: tuple[int, int], gradients: Gradients, kept: Future[None]) -> None:
+        """Gives the gate a push that the journal has. It counts, even if the service has been closed meanwhile."""
+        failure = kept.exception()
+        with self._serving.lock:
+            if failure is None:
+                self.gate.push(*key, gradients)
+                self._pulls.forget(*key, self.gate)
+                self.counts["pushes"] += 1
+            acks = self._unanswered([key]) if failure or self.gate.stages else []
+            self._under_way.end()
+        self._answer(acks, failure)
+        with contextlib.suppress(Exception):  # the pushes whose update fails are answered
+            self.advance()
+
+    def _unanswered(self, keys: Iterable[tuple[int, int]]) -> list[tuple[int, int, Future[Bytes]]]:
+        """Takes the futures of pushes that wait for their acknowledgement. Under the lock."""
+        return [(*key, ack) for key in keys if (ack := self._acks.pop(key, None)) is not None]
+
+    def _answer(self, acks: Iterable[tuple[int, int, Future[Bytes]]], failure: BaseException | None = None) -> None:
+        for rank, step, ack in acks:
+            serving = self._serving
+            ack.set_result(serving.error(failure) if failure else serving.acknowledgement(rank, step))
 
     def agree(self, rank: int, step: int, lr_factor: float) -> None:
         """In `sync`, raises ProtocolError if another rank pushed the step with another factor. Under the lock."""
@@ -136,7 +172,7 @@ class Applier:
             self._pulls.answer(parked, staleness)
 
     def _finish(self, work: Work[Gradients]) -> None:
-        """Applies a piece of work and acknowledges its pushes.
+        """Applies a piece of work and answers its pushes.
 
         If the update fails, closes the service, because the tables may be half updated, and raises."""
         try:
@@ -144,6 +180,9 @@ class Applier:
         except Exception as error:
             failure = f"server {self._serving.shard} could not apply step {work.step}: {one_line(error)}"
             self._under_way.failure = failure
+            with self._serving.lock:
+                acks = self._unanswered((rank, work.step) for rank in work.ranks)
+            self._answer(acks, error)
             self._on_doubt(failure)
             with self._serving.lock:
                 self._under_way.end()
@@ -151,10 +190,8 @@ class Applier:
         with self._serving.lock:
             self.gate.done(work)
             self._under_way.end()
-            acks = [(rank, self._acks.pop((rank, work.step), None)) for rank in work.ranks]
-        for rank, ack in acks:
-            if ack is not None:
-                ack.set_result(self._serving.acknowledgement(rank, work.step))
+            acks = self._unanswered((rank, work.step) for rank in work.ranks)
+        self._answer(acks)
 
     def _apply(self, work: Work[Gradients]) -> None:
         if self.gate.stages and self.journal is not None:
@@ -169,7 +206,9 @@ class Applier:
         self.advance()
 
     def settle(self) -> None:
-        """Blocks until no thread changes a table. Raises TransportError if an update has failed."""
+        """Blocks until no push is on its way to the gate, and no thread changes a table. Raises TransportError if an
+        update has failed."""
+        self._under_way.wait()
         self.advance()
         self._under_way.wait()
         with self._tables.locked():  # a checkpoint may be filling them

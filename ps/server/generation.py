@@ -34,19 +34,21 @@ class GenerationLife:
         with self._serving.lock:
             return self._applier.gate.resume_range()
 
-    def begin(self, generation: int, step: int) -> None:
+    def begin(self, generation: int, step: int, *, sync: bool | None = None) -> None:
         """Starts to serve another generation, whose workers begin at `step`.
 
         Staged pushes of earlier steps are applied. In `sync`, staged pushes of `step` are dropped, because workers
-        send them again. Raises JournalError."""
-        self._begin_log(generation, step)
+        send them again. `sync`: as `Journal.begin`. Raises JournalError, and TransportError if an update has failed."""
+        self._applier.settle()
+        self._begin_log(generation, step, sync)
         self._rewind(step)
         with self._serving.lock:
             self._serving.generation, self._serving.closed = generation, None
 
-    def _begin_log(self, generation: int, step: int) -> None:
+    def _begin_log(self, generation: int, step: int, sync: bool | None = None) -> None:
         if (journal := self._applier.journal) is not None:
-            journal.begin(generation, step=step, facts={"generation": generation, "shard": self._serving.shard})
+            facts = {"generation": generation, "shard": self._serving.shard}
+            journal.begin(generation, step=step, facts=facts, sync=sync)
 
     def resume_at(self, step: int) -> None:
         """Continues at a later step, with the rows of its checkpoint; the journal needs that one. Raises

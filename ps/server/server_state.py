@@ -54,12 +54,12 @@ class ServerState:
         """A message of this generation that carries text."""
         return text_message(kind, text, generation=self.generation, rank=rank)
 
-    def error(self, error: Exception) -> Bytes:
+    def error(self, error: BaseException) -> Bytes:
         """The ERROR message of an exception."""
         return self.text(Kind.ERROR, one_line(error))
 
 
-def one_line(error: Exception) -> str:
+def one_line(error: BaseException) -> str:
     """The text of an error, in one line. An error that is not a ShardkeepError is a bug, so its type comes first."""
     text = " ".join(in_words(error).split())
     return text if isinstance(error, ShardkeepError) else f"{type(error).__name__}: {text}"

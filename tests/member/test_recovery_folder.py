@@ -194,19 +194,22 @@ NOT_FORMED = {"formation": None}
         ("servers: 2", 0, None, ""),
         ("{checkpoint: {every_steps: 20}}", 0, None, "checkpoint.every_steps: 20"),
         (OFF, 30, None, "--start-step 30"),
-        (OFF, 0, None, None),
-        ("{checkpoint: {dir: /shared}}", 0, None, None),
+        (OFF, 0, None, "proof of journals"),
+        ("{checkpoint: {dir: /shared}}", 0, None, "proof of journals"),
+        ("{checkpoint: {dir: /shared}, recovery: {journal: os}}", 0, None, None),
+        ("{checkpoint: {dir: /shared}, recovery: {restarts: 0}}", 0, None, None),
         ("servers: 2", 0, NOT_FORMED, ""),
         ("servers: 2", 0, {"formation": {}}, None),
         (OFF, 0, NOT_FORMED | {"origin": 30}, "--start-step 30"),
-        (OFF, 0, NOT_FORMED | {"origin": 0}, None),
+        (OFF, 0, NOT_FORMED | {"origin": 0}, "proof of journals"),
     ],
 )
 def test_the_coordinator_offers_its_run_folder_where_the_config_names_none_also_at_a_take_over(
     settings: str, start_step: int, standing: Any, needed_by: str | None, tmp_path: Path
 ) -> None:
     shared = shared_folder(parse_config(settings), tmp_path, start_step=start_step, standing=standing)
-    assert (None if shared is None else shared.needed_by) == needed_by
+    told = None if shared is None else "proof of journals" if shared.proof_only else shared.needed_by
+    assert told == needed_by
     assert why_unseen(shared, writes=True) == ""
 
 

@@ -31,9 +31,10 @@ class Recovering(Job):
         replace_timeout_s: float = 120.0,
         losses: Losses | None = None,
         shared: Shared | None = None,
+        journal: str = "",
     ) -> None:
         super().__init__(servers=servers, workers=workers)
-        self.losses, self.shared = losses, shared
+        self.losses, self.shared, self.journal = losses, shared, journal
         self.closed = 0
         self.restarts, self.replace_timeout_s = restarts, replace_timeout_s
         self.coordinator = self.another()
@@ -47,6 +48,8 @@ class Recovering(Job):
             restarts=self.restarts,
             losses=self.losses or Losses(),
             shared=self.shared,
+            journal=self.journal,
+            run_dir="/runs/first",
         )
         return Coordinator(
             spec,

@@ -6,8 +6,8 @@
       g000003-000001.journal   generation 3, segment 1: a header, then records, each padded to 8 bytes
       g000003-000002.journal   every segment's first record is its GENERATION
 
-This module has the lock and the list of segments; one segment is in `ps/server/journal/segments.py`. It knows neither
-the content of a push nor when it is applied.
+This module has the lock and the list of segments; one segment is in `ps/server/journal/segments.py`, the thread that
+syncs records in `ps/server/journal/group_commit.py`. It knows neither the content of a push nor when it is applied.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,8 +28,10 @@ import numpy.typing as npt
 from shardkeep.base.errors import JournalError
 from shardkeep.base.files import atomic_write, owner_lock, sync_folder
 from shardkeep.base.sizes import size_text
+from shardkeep.ps.server.journal.group_commit import GroupCommit
 from shardkeep.ps.server.journal.segments import (
     EMPTY,
+    FDATASYNC,
     SEGMENT_HEAD,
     DiskFailed,
     JournalRecord,
@@ -42,12 +45,15 @@ from shardkeep.ps.server.journal.segments import (
     segments_in,
 )
 
-__all__ = ["EMPTY", "Journal", "JournalRecord", "RecordKind"]
+__all__ = ["EMPTY", "KEPT", "Journal", "JournalRecord", "RecordKind"]
 
 T = TypeVar("T")
 _BASE = "base"
 GIVEN_UP = 2**62
 """The base of a log that was given up because of its size or its disk."""
+KEPT: Future[None] = Future()
+"""The result for a record that is written, or that no log takes."""
+KEPT.set_result(None)
 
 
 class Journal:
@@ -65,19 +71,22 @@ class Journal:
         lock_s: float = 10.0,
         limit_bytes: int | None = None,
         on_given_up: Callable[[str], None] = lambda _why: None,
+        fdatasync: Callable[[int], None] = FDATASYNC,
     ) -> None:
         """Creates the folder and takes its lock.
 
         `sync`: sync every record to disk, so that it survives a machine failure; else it survives only the process.
         `segment_bytes`: size at which the next record starts another segment. Blocks up to `lock_s` seconds while
         another process holds the lock, then raises JournalError with its pid. `limit_bytes`: size of all segments above
-        which the log is given up; None = no limit. `on_given_up`: called with the reason. Raises JournalError."""
-        self._folder, self._sync, self._segment_bytes = folder, sync, segment_bytes
+        which the log is given up; None = no limit. `on_given_up`: called with the reason; must not block. `fdatasync`:
+        syncs the file of a descriptor. Raises JournalError."""
+        self._folder, self._sync, self._segment_bytes, self._fdatasync = folder, sync, segment_bytes, fdatasync
         self._limit_bytes, self._on_given_up = limit_bytes, on_given_up
         self._given_up = False
         self._guard = threading.RLock()
         self._open: OpenSegment | None = None
         self._begun: tuple[int, Parts] | None = None  # the generation, and its record
+        self._commits: GroupCommit[tuple[int, Parts]] | None = None
         self._behind = WriteBehind()
         with failing(folder, "cannot be written"):
             folder.mkdir(parents=True, exist_ok=True)
@@ -96,41 +105,78 @@ class Journal:
             yield from segment.records(self._cut if segment is torn else None)
         self._replayed = True
 
-    def begin(self, generation: int, *, step: int, facts: Mapping[str, Any]) -> None:
+    def begin(self, generation: int, *, step: int, facts: Mapping[str, Any], sync: bool | None = None) -> None:
         """Starts a segment of a generation, not lower than the last. Its first record is GENERATION with `step`.
 
-        `facts` (JSON types): the record's body. If the caller has not replayed the log, this call does and discards
-        the records."""
+        Syncs earlier segments, so that none lacks records that later ones build on. `facts` (JSON types): the record's
+        body. `sync`: as in the constructor, from now on; None = as before. If the caller has not replayed the log, this
+        call does and discards the records."""
         if not self._replayed:  # a torn record may only be in the last segment
             deque(self.replay(), maxlen=0)
         body = np.frombuffer(json.dumps(dict(facts)).encode("utf-8"), dtype=np.uint8)
+        self._drain()
         with self._while_disk_works():
+            self._sync = self._sync if sync is None else sync
             self._begun = generation, record_parts(RecordKind.GENERATION, 0, step, body)
             if not self._given_up:
+                if self._segments:
+                    self._all_to_disk()
                 self._start(*self._begun)
+        if self._sync and self._commits is None:
+            self._commits = GroupCommit(self._commit)
 
-    def append(self, entry: RecordKind, *, rank: int, step: int, body: npt.NDArray[np.uint8] = EMPTY) -> None:
-        """Adds a record. On return it survives the process, and with `sync` a machine failure.
+    def append(self, entry: RecordKind, *, rank: int, step: int, body: npt.NDArray[np.uint8] = EMPTY) -> Future[None]:
+        """Adds a record. When the result is there, it survives the process, and with `sync` a machine failure, or the
+        log has been given up. Without `sync` the result is there on return.
 
-        `body`: C-contiguous and not copied; do not change it during the call."""
+        An APPLIED record is synced with the next other record, because the pushes say the same. `body`: C-contiguous
+        and not copied; do not change it before the result is there. The result or the call raises JournalError."""
+        if self._given_up:
+            return KEPT
+        parts = record_parts(entry, rank, step, body)
+        if self._commits is not None:
+            return self._commits.add((step, parts), lane=rank, awaited=entry is not RecordKind.APPLIED)
+        with self._while_disk_works():
+            self._write(step, parts)
+        return KEPT
+
+    def _commit(self, records: list[tuple[int, Parts]]) -> None:
+        """Writes records and syncs them together."""
+        with self._while_disk_works():
+            for step, parts in records:
+                self._write(step, parts)
+            self._sync_open()
+
+    def _write(self, step: int, parts: Parts) -> None:
+        """Writes a record to the open segment, or to the next one where that is full. Under the lock."""
         if self._given_up:
             return
-        parts = record_parts(entry, rank, step, body)
-        with self._while_disk_works():
-            opened = self._begun_with(self._open)
-            if opened.segment.size >= self._segment_bytes and opened.segment.highest >= 0:
-                self._start(*self._begun_with(self._begun))
-                if self._limit_bytes is not None and (size := self.size_bytes) > self._limit_bytes:
-                    self._give_up(f"it has {size_text(size)} (recovery.max_journal_bytes)")
-                    return
-            opened = self._begun_with(self._open)
-            with failing(opened.segment.path, "cannot be written"):
-                opened.write(parts)
-            opened.segment.highest = max(opened.segment.highest, step)
+        opened = self._begun_with(self._open)
+        if opened.segment.size >= self._segment_bytes and opened.segment.highest >= 0:
+            self._sync_open()
+            self._start(*self._begun_with(self._begun))
+            if self._limit_bytes is not None and (size := self.size_bytes) > self._limit_bytes:
+                self._give_up(f"it has {size_text(size)} (recovery.max_journal_bytes)")
+                return
+        opened = self._begun_with(self._open)
+        with failing(opened.segment.path, "cannot be written"):
+            opened.write(parts)
+        opened.segment.highest = max(opened.segment.highest, step)
+
+    def _sync_open(self) -> None:
+        if self._open is not None:
+            with failing(self._open.segment.path, "cannot be written"):
+                self._open.sync()
+
+    def _drain(self) -> None:
+        """Blocks until the records that wait are written. Not under the lock."""
+        if self._commits is not None:
+            self._commits.drain()
 
     def roll(self) -> None:
         """Closes the open segment and starts the next, with the same GENERATION record. A log that was given up takes
         records again: they build on the checkpoint that the caller takes."""
+        self._drain()
         with self._while_disk_works():
             if self._given_up:  # also where the disk could not take the note
                 self._build_on(GIVEN_UP)
@@ -160,12 +206,16 @@ class Journal:
 
     def to_disk(self) -> None:
         """Syncs all records to disk, so that they survive a machine failure."""
+        self._drain()
         with self._guard:
-            for segment in self._segments:
-                with failing(segment.path, "cannot be brought to disk"), segment.path.open("rb") as file:
-                    os.fsync(file.fileno())
-            with failing(self._folder, "cannot be brought to disk"):
-                sync_folder(self._folder)
+            self._all_to_disk()
+
+    def _all_to_disk(self) -> None:
+        for segment in self._segments:
+            with failing(segment.path, "cannot be brought to disk"), segment.path.open("rb") as file:
+                self._fdatasync(file.fileno())
+        with failing(self._folder, "cannot be brought to disk"):
+            sync_folder(self._folder)
 
     def forget_before(self, step: int) -> None:
         """Deletes segments whose records are all of steps below `step`, except the newest segment."""
@@ -201,6 +251,7 @@ class Journal:
 
     def clear(self) -> None:
         """Deletes all segments, because the job starts again from step 0."""
+        self._drain()
         with self._while_disk_works():
             self._given_up, self._begun = False, None
             self._shut()
@@ -213,11 +264,12 @@ class Journal:
     @property
     def size_bytes(self) -> int:
         """Bytes of all segments."""
-        with self._guard:
-            return sum(segment.size for segment in self._segments)
+        return sum(segment.size for segment in list(self._segments))
 
     def close(self) -> None:
-        """Releases the lock. Idempotent."""
+        """Writes what waits and releases the lock. Idempotent."""
+        if self._commits is not None:
+            self._commits.close()
         with self._guard:
             self._shut()
             self._behind.close()
@@ -245,7 +297,8 @@ class Journal:
         path = self._folder / f"g{generation:06d}-{number:06d}.journal"
         with failing(path, "cannot be written"):
             segment = Segment(path, generation, number, 0)
-            opened = OpenSegment(segment, start, sync=self._sync, behind=self._behind)
+            fdatasync = self._fdatasync if self._sync else None
+            opened = OpenSegment(segment, start, fdatasync=fdatasync, behind=self._behind)
             try:
                 self._sync_folder()
             except BaseException:

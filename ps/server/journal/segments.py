@@ -34,6 +34,8 @@ _MAGIC = b"skjournl"
 _RECORD = struct.Struct("<HHIqQ")  # mark, entry, rank, step, bytes of the body; then a checksum of all and the body
 _MARK = 0xA95C
 _SUM = struct.Struct("<Q")
+FDATASYNC: Callable[[int], None] = getattr(os, "fdatasync", os.fsync)
+"""macOS has only the second."""
 SEGMENT_HEAD = _SEGMENT.size + _SUM.size
 _RECORD_HEAD = _RECORD.size + _SUM.size
 _ZEROS = bytes(8)
@@ -143,15 +145,20 @@ class Segment:
 class OpenSegment:
     """The segment to which records are appended. Not thread safe. Raises OSError if the disk fails."""
 
-    def __init__(self, segment: Segment, start: Parts, *, sync: bool, behind: WriteBehind) -> None:
-        """Creates the file with the segment's header and first record, a GENERATION."""
+    def __init__(
+        self, segment: Segment, start: Parts, *, fdatasync: Callable[[int], None] | None, behind: WriteBehind
+    ) -> None:
+        """Creates the file with the segment's header and first record, a GENERATION.
+
+        `fdatasync`: syncs the file of a descriptor; None = no file is synced."""
         self.segment = segment
-        self._sync = sync
+        self._fdatasync = fdatasync
         self._behind = behind
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND
         self._descriptor = os.open(segment.path, flags, 0o666)
         try:
             self.write([segment_head(segment.generation, segment.number), *start])
+            self.sync()
         except BaseException:
             self.abandon()
             raise
@@ -159,11 +166,14 @@ class OpenSegment:
     def write(self, parts: Parts) -> None:
         """Appends all parts. If that fails, the file may hold a torn record."""
         written = write_all(self._descriptor, parts)
-        if self._sync:
-            os.fdatasync(self._descriptor)
         segment = self.segment
         segment.size += written
         self._behind.grew(segment.path, segment.size - written, segment.size)
+
+    def sync(self) -> None:
+        """Makes what was written survive a machine failure, where files are synced."""
+        if self._fdatasync is not None:
+            self._fdatasync(self._descriptor)
 
     def close(self) -> None:
         """Closes the file after its last record."""

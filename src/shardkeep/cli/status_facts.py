@@ -18,8 +18,8 @@ from shardkeep.view.run_view import RunView, age_s
 
 _KEYS = (
     "run", "state", "message", "start", "generation", "step", "total_steps", "epoch", "samples", "loss",
-    "samples_per_s", "step_ms", "time_left_s", "progress_age_s", "evaluation", "checkpoint", "staleness", "recoveries",
-    "last_recovery", "warnings", "missing", "missing_left_s", "resume", "tables", "roles", "summary",
+    "samples_per_s", "step_ms", "time_left_s", "progress_age_s", "evaluation", "checkpoint", "journal", "staleness",
+    "recoveries", "last_recovery", "warnings", "missing", "missing_left_s", "resume", "tables", "roles", "summary",
 )  # fmt: skip
 _LISTS: Mapping[str, Any] = {key: [] for key in ("warnings", "missing", "tables", "roles")}
 EMPTY: Json = {**dict.fromkeys(_KEYS), "state": "", "message": "", **_LISTS}
@@ -43,6 +43,7 @@ def of_running(status: JobStatus, run: Path | None) -> Json:
         generation=status.generation,
         **_progress(view),
         checkpoint=saved,
+        journal=view.journal or None,
         recoveries=len(view.recoveries),
         last_recovery=view.recoveries[-1].text if view.recoveries else None,
         warnings=view.memory_warnings,

@@ -11,6 +11,7 @@ from pathlib import Path
 from rich.console import Console
 
 from shardkeep.cli.board import RoleLine, board
+from shardkeep.ps.control.forming import JOURNALS
 from shardkeep.records.record import Json
 from shardkeep.records.training import Evaluation, Progress
 from shardkeep.view.run_view import clock_text, speed_text, step_text
@@ -57,6 +58,8 @@ def _rows(facts: Json) -> list[tuple[str, str]]:
         rows.append(("staleness", f"{_mean(staleness):.2f} steps on average, {most} at most (worker 0)"))
     if facts["checkpoint"]:
         rows.append(("checkpoint", facts["checkpoint"]["text"]))
+    if facts["journal"]:
+        rows.append(("journal", JOURNALS[facts["journal"]]))
     if facts["last_recovery"]:
         rows.append(("recoveries", f"{facts['recoveries']}; the last: {facts['last_recovery']}"))
     return rows

@@ -52,6 +52,9 @@ class Event(Record):
     lost: str | None = key("role of a process that died")
     lost_index: int | None = key("its number in its role")
     tables: tuple[FormedTable, ...] = key("tables of the generation that formed", empty=tuple)
+    journal: str | None = key(
+        "what journals of that generation survive: `off`, `os` or `fsync`; empty = there are none"
+    )
     unkept: str | None = key("what could not be written")
 
     @property

@@ -141,6 +141,7 @@ def _spec(job: JobConfig, start_step: int, shared: Shared | None, folder: RunFol
         start_step=start_step,
         losses=losses_of(job),
         shared=shared,
+        journal=recovery.journal if recovery.restarts and job.servers else "",
         run_dir=str(folder.path),
         telemetry_s=job.telemetry_s,
         metrics=metrics,

@@ -77,7 +77,7 @@ class _Life:
         if member.kept is not None:
             self._journal = Journal(
                 member.kept / "journal",
-                sync=config.recovery.journal == "fsync",
+                sync=False,  # as each generation says
                 limit_bytes=config.recovery.max_journal_bytes,
                 on_given_up=self._journal_given_up,
             )
@@ -102,7 +102,7 @@ class _Life:
     def live(self, formation: Formation) -> str | None:
         """Serves one generation, to the end of the job or of the generation: then how it was lost."""
         service = self._service_for(formation)
-        service.life.begin(formation.generation, formation.start_step)
+        service.life.begin(formation.generation, formation.start_step, sync=formation.journal == "fsync")
         try:
             transport = self._join(formation)
         except TransportError as error:

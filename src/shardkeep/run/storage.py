@@ -1,6 +1,7 @@
 """Where a job keeps what it continues with: checkpoints, and what each member's replacement needs. Loads no torch.
 
 The coordinator offers its run folder for checkpoints where the config names none; members find out whether they see it.
+Where they do, journals in it survive a lost machine.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ def losses_of(config: JobConfig) -> Losses:
 def shared_folder(
     config: JobConfig, run_dir: Path, *, start_step: int, standing: Record | None = None
 ) -> Shared | None:
-    """The run folder's `checkpoints`, signed; None where the config names another folder, none are wanted, or the job
-    has settled where they go.
+    """The run folder's `checkpoints`, signed, or the run folder where checkpoints go elsewhere and journals ask who
+    sees it; None where neither does, or the job has settled both.
 
     `standing`: of the coordinator before this one. Its members may have its number, so that number stays, as does the
     step that the job began at. Raises CheckpointError when the folder cannot be written."""
@@ -37,7 +38,9 @@ def shared_folder(
         start_step = int(standing.get("origin", 0))
     every = config.checkpoint.every_steps
     if config.checkpoint.dir is not None or not (config.checkpoint.on or start_step):
-        return None
+        if config.recovery.journal != "auto" or not config.recovery.restarts:
+            return None
+        return Shared(str(run_dir), write_token(run_dir, again=standing is not None), proof_only=True)
     checkpoints = Checkpoints(run_dir / "checkpoints")
     needed_by = f"--start-step {start_step}" if start_step else ""
     if every != "auto":

@@ -40,6 +40,8 @@ class RunView:
         """Steps between two checkpoints, where the job chose them."""
         self.recoveries: list[RecoveryEvent] = []
         self.tables: tuple[FormedTable, ...] = ()
+        self.journal: str | None = None
+        """What the servers' journals survive."""
         self.members: Sequence[MemberStatus] = ()
         """As the coordinator sees them."""
         self.telemetry: Sequence[Telemetry] = ()
@@ -131,7 +133,7 @@ class RunView:
             self.recoveries.append(event)
             self.state = "training"
         elif event.formed:
-            self.tables, self.state = event.tables, "training"
+            self.tables, self.journal, self.state = event.tables, event.journal, "training"
         elif event.phase in ("recovering", "stopping"):
             self.state = event.phase
         elif event.lost is not None and self.state != "stopping":

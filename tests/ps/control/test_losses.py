@@ -173,6 +173,49 @@ def test_checkpoints_go_to_the_coordinators_folder_when_all_members_see_it_and_s
     assert again is not None and again.checkpoints == SHARED.folder
 
 
+ALONE, APART = ["one", "one", "one"], ["one", "two", "three"]
+KEEPS = "/runs/first/recovery/J/server-0"
+
+
+@every(
+    ("setting", "hosts", "keeps", "unseen", "expected"),
+    [
+        ("auto", APART, KEEPS, {}, "fsync"),
+        ("auto", APART, KEEPS, {"worker_1": "no"}, "fsync"),
+        ("auto", ["one", "one", "two"], KEEPS, {"worker_1": "no"}, f"os; no other host is known to see {KEEPS}"),
+        ("auto", APART, KEEPS, {"server_0": "no"}, f"os; no other host is known to see {KEEPS} of server 0"),
+        ("auto", APART, "/local/recovery/J/server-0", {}, "os; no other host is known to see /local/recovery"),
+        ("auto", APART, "", {}, "os; no other host is known to see a journal of server 0"),
+        ("auto", ALONE, KEEPS, {}, "os; all members are on one host"),
+        ("fsync", ALONE, KEEPS, {"server_0": "no"}, "fsync"),
+        ("os", APART, KEEPS, {}, "os"),
+        ("off", APART, "", {}, "off"),
+        ("", APART, "", {}, ""),
+    ],
+)
+def test_journals_are_synced_where_other_hosts_see_them_or_as_the_config_says_and_stay_so(
+    setting: str, hosts: list[str], keeps: str, unseen: dict[str, str], expected: str
+) -> None:
+    job = Recovering(shared=replace(SHARED, proof_only=True), journal=setting)
+    for (role, index), host in zip(job.names, hosts, strict=True):
+        token, kept = f"{role}-{index}-100", RecoveryFolder(host, keeps if role == "server" else "")
+        job.coordinator.register(Hello(Member(role, index, host, 100), token, PROTOCOL_VERSION, VERSIONS))
+        offer = Offer(TABLES if role == "worker" else None, unseen=unseen.get(f"{role}_{index}", ""))
+        job.coordinator.join(token, offer, kept=kept)
+    journal, _, why = expected.partition("; ")
+    take_over(job)
+    job.kill("server", 0)
+    formation = admission(job, "server", 0, 200).formation
+    assert formation is not None and formation.journal == journal and formation.checkpoints is None
+    job.workers_come_back()
+    again = job.come_back("server", 0, pid=200, after=0)
+    assert again is not None and again.journal == journal
+    events = [call[1] for call in job.sink.of("event")]
+    told = [event["text"] for event in events if event.get("phase") == "journal"]
+    assert len(told) == bool(setting) and all(text.startswith(f"{journal}: ") and why in text for text in told)
+    assert {event["journal"] for event in events if event.get("phase") == "formed"} == {journal}
+
+
 def test_a_member_that_does_not_see_the_folder_leaves_the_job_without_checkpoints_unless_it_asked_for_them() -> None:
     job = Recovering(shared=SHARED, losses=Losses(None, None))
     joined(job, worker_1="on two /runs/first/checkpoints: no such file or directory")

@@ -35,6 +35,7 @@ def test_records_come_back_in_order_over_generations_and_rolls(tmp_path: Path, s
                 journal.append(RecordKind.APPLIED, rank=rank, step=10 * generation + part)
                 expected.append((RecordKind.PUSH, rank, 10 * generation + part, body.tobytes()))
                 expected.append((RecordKind.APPLIED, rank, 10 * generation + part, b""))
+        journal.to_disk()
         assert [seen(record) for record in journal.replay()] == expected
         assert journal.size_bytes == sum(path.stat().st_size for path in segments(folder))
         journal.close()
@@ -82,8 +83,12 @@ def test_all_segments_and_their_folder_are_brought_to_disk_when_asked(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     synced: set[int] = set()
-    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.add(os.fstat(descriptor).st_ino))
-    journal = Journal(folder, sync=False)
+
+    def sync(descriptor: int) -> None:
+        synced.add(os.fstat(descriptor).st_ino)
+
+    monkeypatch.setattr(os, "fsync", sync)
+    journal = Journal(folder, sync=False, fdatasync=sync)
     journal.begin(1, step=0, facts={})
     journal.append(RecordKind.APPLIED, rank=0, step=0)
     journal.roll()
