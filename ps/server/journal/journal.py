@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardkeep.base.errors import JournalError
-from shardkeep.base.files import atomic_write, owner_lock, sync_folder
+from shardkeep.base.files import atomic_write, make_folder, owner_lock, sync_folder
 from shardkeep.base.sizes import size_text
 from shardkeep.ps.server.journal.group_commit import GroupCommit
 from shardkeep.ps.server.journal.segments import (
@@ -89,7 +89,7 @@ class Journal:
         self._commits: GroupCommit[tuple[int, Parts]] | None = None
         self._behind = WriteBehind()
         with failing(folder, "cannot be written"):
-            folder.mkdir(parents=True, exist_ok=True)
+            make_folder(folder)
             self._lock: int | None = _take_lock(folder, lock_s)
             self._segments = segments_in(folder)
         self._replayed = not self._segments
