@@ -79,25 +79,6 @@ def test_threads_append_whole_records(journal: Journal, folder: Path) -> None:
         assert mine[1::2] == [(RecordKind.APPLIED, rank, step, b"") for step in range(20)]
 
 
-def test_all_segments_and_their_folder_are_brought_to_disk_when_asked(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    synced: set[int] = set()
-
-    def sync(descriptor: int) -> None:
-        synced.add(os.fstat(descriptor).st_ino)
-
-    monkeypatch.setattr(os, "fsync", sync)
-    journal = Journal(folder, sync=False, fdatasync=sync)
-    journal.begin(1, step=0, facts={})
-    journal.append(RecordKind.APPLIED, rank=0, step=0)
-    journal.roll()
-    assert not synced
-    journal.to_disk()
-    journal.close()
-    assert synced == {path.stat().st_ino for path in (folder, *folder.glob("*.journal"))} and len(synced) == 3
-
-
 def test_closing_frees_the_lock_which_names_its_holder_only_and_ends_all_writing(folder: Path) -> None:
     folder.mkdir(parents=True)
     (folder / "lock").write_text("1234567890123\n")  # of a process that died
