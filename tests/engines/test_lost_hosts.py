@@ -116,7 +116,6 @@ def test_a_lost_host_leaves_what_it_synced_and_all_of_others_and_without_order_a
 
 def _kept_by_members(top: Path) -> None:
     run = RunFolder(top / "run", number=1).path
-    StandingFiles(run, 1).write("{}")
     for server in range(3):
         journal = Journal(kept_for_recovery(run, "job", "server", server) / "journal", sync=server == 0)
         journal.begin(1, step=0, facts={})
@@ -126,6 +125,7 @@ def _kept_by_members(top: Path) -> None:
             journal.to_disk()
     Checkpoints(run / "checkpoints").begin(5)
     Checkpoints(run / "checkpoints").commit(5, [], {})
+    StandingFiles(run, 1).write("{}")
 
 
 def test_what_a_replacement_needs_outlives_the_host(tmp_path: Path) -> None:
