@@ -31,7 +31,7 @@ from typing import Any
 import xxhash
 
 from shardkeep.base.errors import CheckpointError
-from shardkeep.base.files import atomic_write, checksum, let_go, sync_folder
+from shardkeep.base.files import atomic_write, checksum, let_go, make_folder, sync_folder
 from shardkeep.ps.checkpoints.owner import Hold
 
 FORMAT, CHAINED, REMOVING = 3, 4, 5
@@ -137,7 +137,7 @@ class Checkpoints:
         another job has taken the folder."""
         if self._hold is not None:
             self._hold.check()
-        self.folder.mkdir(parents=True, exist_ok=True)
+        make_folder(self.folder, mode=0o777)
         for stale in self.folder.glob(".step-*"):
             shutil.rmtree(stale, ignore_errors=True)
         partial = self.partial(step)

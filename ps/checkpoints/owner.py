@@ -24,6 +24,7 @@ from pathlib import Path
 
 from shardkeep.base.deadlines import Deadline
 from shardkeep.base.errors import CheckpointError, ConfigError
+from shardkeep.base.files import make_folder
 
 BEAT_S = 3.0
 WATCH_S = 15.0
@@ -95,7 +96,7 @@ class Hold:
 
     def _take(self) -> None:
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            make_folder(self.folder, mode=0o777)
             locked = self._try_lock()
             while True:
                 number, before = _last(self.folder)

@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 
 from shardkeep.base.errors import CheckpointError
-from shardkeep.base.files import atomic_write
+from shardkeep.base.files import atomic_write, make_folder
 from shardkeep.base.sizes import size_text
 
 LITTLE_BYTES = 32_000_000
@@ -27,7 +27,7 @@ _TOKEN = re.compile("[0-9a-f]{16}")
 def check_keeps_checkpoints(folder: Path) -> None:
     """Raises CheckpointError if a checkpoint could never be complete: its folder gets its name when all is written."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder, mode=0o777)
         with tempfile.TemporaryDirectory(dir=folder, prefix=".renamed-") as place:
             (Path(place) / "a").mkdir()
             (Path(place) / "a").rename(Path(place) / "b")

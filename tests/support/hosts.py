@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
 import os
 import shutil
 import signal
@@ -21,6 +22,9 @@ from typing import TYPE_CHECKING
 
 import psutil
 
+from tests.support import disks
+from tests.support.import_path import IMPORT_PATH
+
 if TYPE_CHECKING:
     from shardkeep.run.reader import RunReader
 
@@ -28,6 +32,7 @@ LIMIT_S = 120.0
 PORT = "eth0"
 SWITCH = "switch"
 NETWORK = "10.77.0"
+FIRST_GROUP = 7700
 ON_HOST = 'hostname "$0"; mount --bind "$1" /etc/hosts; mount --bind "$2" "$3"; shift 3; exec "$@"'
 """What bash runs in new namespaces: its arguments are name, file of all names, disk, its place, and the command."""
 
@@ -47,6 +52,8 @@ class Host:
     shared: Path
     local: Path
     space: str
+    group: int
+    """Of the files that its processes write; see `recorded`."""
 
     @property
     def disk(self) -> Path:
@@ -80,6 +87,17 @@ class Host:
         """Its processes."""
         return pids(self.space)
 
+    @property
+    def kept(self) -> Path:
+        """What is recorded of the shared folder, for all hosts."""
+        return self.shared.with_name("kept")
+
+    @property
+    def recorded(self) -> dict[str, str]:
+        """The environment of its processes that lets `lose` take away what they have not synced. Homes are shared."""
+        recorded = json.dumps({"top": str(self.shared), "kept": str(self.kept), "group": self.group})
+        return {disks.VARIABLE: recorded, "XDG_STATE_HOME": str(self.shared / "state")}
+
     def cut(self) -> None:
         """Takes its cable out. Its processes live on."""
         ip("-n", self.space, "link", "set", PORT, "down")
@@ -93,6 +111,11 @@ class Host:
         self.cut()
         kill(self.space)
 
+    def lose(self, seed: int | None = None) -> list[str]:
+        """Switches it off, and takes away what it has not synced to the shared folder (tests/support/disks.py)."""
+        self.off()
+        return disks.lose(self.shared, self.kept, self.group, seed)
+
     on = join
     """Switches it on; nothing runs on it."""
 
@@ -102,7 +125,8 @@ def hosts(count: int) -> Iterator[tuple[Host, ...]]:
     """Hosts x0, x1, ... on one switch, until the `with` ends. See `missing` first."""
     top = Path(tempfile.mkdtemp(prefix="hosts-", dir="/tmp"))  # short: paths of sockets have 107 bytes
     made = [
-        Host(f"x{i}", f"{NETWORK}.{i + 1}", top / "shared", top / "local", f"{top.name}-x{i}") for i in range(count)
+        Host(f"x{i}", f"{NETWORK}.{i + 1}", top / "shared", top / "local", f"{top.name}-x{i}", FIRST_GROUP + i)
+        for i in range(count)
     ]
     with _keeper(top):
         _make(top, made)
@@ -140,7 +164,7 @@ def kill(space: str) -> None:
 
 
 def _make(top: Path, made: Sequence[Host]) -> None:
-    for folder in (top / "shared", top / "local", *(host.disk for host in made)):
+    for folder in (top / "shared", top / "kept", top / "local", *(host.disk for host in made)):
         folder.mkdir(parents=True)
     lines = ["127.0.0.1 localhost", *(f"{host.address} {host.name}" for host in made)]
     (top / "names").write_text("".join(f"{line}\n" for line in lines))
@@ -160,7 +184,8 @@ def _make(top: Path, made: Sequence[Host]) -> None:
 @contextlib.contextmanager
 def _keeper(top: Path) -> Iterator[None]:
     """A process in a session of its own, which takes the hosts away once this one leaves the `with` or is gone."""
-    keeper = subprocess.Popen([sys.executable, __file__, str(top)], stdin=subprocess.PIPE, start_new_session=True)
+    command, env = (sys.executable, "-m", "tests.support.hosts", str(top)), {**os.environ, "PYTHONPATH": IMPORT_PATH}
+    keeper = subprocess.Popen(command, stdin=subprocess.PIPE, env=env, start_new_session=True)
     try:
         yield
     finally:

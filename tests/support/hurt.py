@@ -27,6 +27,7 @@ from typing import Any
 import psutil
 
 from shardkeep.base.files import atomic_write
+from tests.support import disks
 from tests.support.import_path import IMPORT_PATH
 
 MAIN = "tests.support.hurt:main"
@@ -199,6 +200,7 @@ death would do for two."""
 
 def main() -> None:
     """`shardkeep`, with what the environment asks for."""
+    disks.record()
     told = json.loads(os.environ[_VARIABLE])
     arguments, folder = sys.argv[1:], Path(told["folder"])
     hurts = [Hurt(**hurt) for hurt in told["hurts"]]

@@ -7,7 +7,7 @@ import json
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import psutil
 import typer
@@ -42,7 +42,7 @@ class Machines(Watched):
         if plan is not None:
             (folder / stand_in.PLAN).write_text(json.dumps({"steps": 5, "step_s": 0.01, **plan}))
 
-    def __enter__(self) -> Machines:
+    def __enter__(self) -> Self:
         self._cluster.__enter__()
         return self
 
@@ -51,10 +51,10 @@ class Machines(Watched):
         kill(self._seen.values())
         self.show_logs()
 
-    def start(self, rank: int, nodes: int = 2, *more: str, **options: Any) -> Command:
-        """One machine. `more`: further arguments; options: as of Command. Both for real roles."""
+    def start(self, rank: int, nodes: int = 2, *more: str, advertise: str = LOOPBACK, **options: Any) -> Command:
+        """One machine. `more`: further arguments; options: as of Command. All for real roles."""
         if self._real:
-            place = ("--rank", str(rank), "--nodes", str(nodes), "--advertise", LOOPBACK, *more)
+            place = ("--rank", str(rank), "--nodes", str(nodes), "--advertise", advertise, *more)
             words = ("node", str(self.config), "--run-dir", str(self.run.path), *place)
             self._commands.append(self._cluster.command(*words, **options))
         else:

@@ -28,7 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardkeep.base.errors import JournalError
-from shardkeep.base.files import atomic_write, owner_lock, sync_folder
+from shardkeep.base.files import atomic_write, make_folder, owner_lock, sync_folder
 from shardkeep.base.sizes import size_text
 from shardkeep.ps.server.journal.group_commit import GroupCommit
 from shardkeep.ps.server.journal.segments import (
@@ -54,8 +54,6 @@ T = TypeVar("T")
 _BASE = "base"
 GIVEN_UP = 2**62
 """The base of a log that was given up because of its size or its disk."""
-LEVELS = 4
-"""Folders above a log that a job makes for it: RUN/recovery/JOB/server-0/journal."""
 KEPT: Future[None] = Future()
 """The result for a record that is written, or that no log takes."""
 KEPT.set_result(None)
@@ -105,7 +103,7 @@ class Journal:
         self._commits: GroupCommit[tuple[int, Parts]] | None = None
         self._behind = WriteBehind()
         with failing(folder, "cannot be written"):
-            folder.mkdir(parents=True, exist_ok=True)
+            make_folder(folder)
             self._lock: int | None = _take_lock(folder, lock_s)
             self._segments = segments_in(folder)
         self._replayed = not self._segments
@@ -162,9 +160,6 @@ class Journal:
             self._begun = generation, record_parts(RecordKind.GENERATION, 0, step, body)
             if not self._given_up:
                 self._start(*self._begun)
-                for above in self._folder.parents[:LEVELS] if self._sync else ():
-                    with failing(above, "cannot be brought to disk"):
-                        sync_folder(above)
         if self._sync and self._commits is None:
             self._commits = GroupCommit(self._commit)
 

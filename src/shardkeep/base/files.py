@@ -119,12 +119,15 @@ def naming(path: Path) -> Iterator[None]:
         raise OSError(error.errno, error.strerror, str(path)) from error
 
 
-def make_folder(path: str | Path) -> None:
-    """Makes a folder and those above it that are missing; nobody but their owner can write them, with any umask.
-    Raises OSError."""
+def make_folder(path: str | Path, *, mode: int = 0o755) -> None:
+    """Makes a folder and those above it that are missing, and brings their names to disk. By default nobody but their
+    owner can write them, with any umask. Raises OSError."""
     path = Path(path)
     for folder in (*reversed(path.parents), path):
-        folder.mkdir(mode=0o755, exist_ok=True)
+        if folder == path or not folder.exists():
+            folder.mkdir(mode=mode, exist_ok=True)
+            with contextlib.suppress(PermissionError):  # the folder above cannot be read
+                sync_folder(folder.parent)
 
 
 def read_private(path: str | Path) -> bytes:
@@ -162,6 +165,9 @@ def sync_folder(path: str | Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # some network file systems have no such call for folders
+            raise
     finally:
         os.close(descriptor)
 

@@ -16,7 +16,7 @@ from typing import Any
 import xxhash
 
 from shardkeep.base.errors import UserError
-from shardkeep.base.files import atomic_write
+from shardkeep.base.files import atomic_write, sync_folder
 from shardkeep.run.json_files import number_of, numbered
 
 NAMES = ("standing.json", "standing-copy.json")
@@ -34,6 +34,7 @@ class StandingFiles:
         """Keeps a JSON object instead of the one before. On return it outlives the machine. Raises OSError."""
         for path in self._paths:
             atomic_write(path, _framed(text.encode("utf-8")), private=True)
+        sync_folder(self.path.parent)
 
     def read(self) -> dict[str, Any] | None:
         """What was kept last; None = nothing. Raises UserError where neither file is whole."""

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from shardkeep.base.errors import ConfigError, UserError
-from shardkeep.base.files import atomic_write, check_writable
+from shardkeep.base.files import atomic_write, check_writable, make_folder, sync_folder
 from shardkeep.trust.endpoint import make_token, read_token
 
 
@@ -43,15 +43,16 @@ def put_token(run: Path, token: str) -> None:
     """Has those who ask by the folder find this token. Raises UserError."""
     path = token_path(run)
     with _writing(path):
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_folder(path.parent, mode=0o700)
         atomic_write(path, token + "\n", private=True)
+        sync_folder(path.parent)
 
 
 def check_token_folder() -> None:
     """Raises UserError where this user can keep no token: before data and kernels are prepared."""
     folder = _state() / "tokens"
     with _writing(folder):
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_folder(folder, mode=0o700)
         check_writable(folder)
 
 

@@ -58,25 +58,6 @@ def test_a_segment_that_is_full_is_followed_by_another_and_bodies_that_were_read
     assert steps(folder) == list(range(30))
 
 
-def test_all_segments_and_their_folder_are_brought_to_disk_when_asked(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    synced: set[int] = set()
-
-    def sync(descriptor: int) -> None:
-        synced.add(os.fstat(descriptor).st_ino)
-
-    monkeypatch.setattr(os, "fsync", sync)
-    journal = Journal(folder, sync=False, fdatasync=sync)
-    journal.begin(1, step=0, facts={})
-    journal.append(RecordKind.APPLIED, rank=0, step=0)
-    journal.roll()
-    assert synced == {folder.stat().st_ino, segments(folder)[0].stat().st_ino}  # a file that will not grow
-    journal.to_disk()
-    journal.close()
-    assert synced == {path.stat().st_ino for path in (folder, *folder.glob("*.journal"))} and len(synced) == 3
-
-
 def test_closing_frees_the_lock_which_names_its_holder_only_and_ends_all_writing(folder: Path) -> None:
     folder.mkdir(parents=True)
     (folder / "lock").write_text("1234567890123\n")  # of a process that died
