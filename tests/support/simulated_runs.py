@@ -189,6 +189,7 @@ def _records(scene: Scene) -> Iterator[Record]:
     if scene.servers:
         yield _formed(scene, at := scene.began + timedelta(seconds=4), 1)
         yield _record("at_risk", at)
+        yield _record("journal", at)
     yield _record("tower", scene.at(0))
     for step in scene.every(round(5000 / scene.step_ms), end=scene.state in STATUS):
         facts = _trained(scene, step) | {"total_steps": scene.steps, "step_ms": _step_ms(scene, 0)}
@@ -215,7 +216,7 @@ def _registered(scene: Scene, at: datetime, role: str, index: int, generation: i
 
 def _formed(scene: Scene, at: datetime, generation: int) -> Record:
     tables = [{"name": f"C{i + 1}", "dim": 16, "optimizer": "rowwise_adagrad"} for i in range(scene.tables)]
-    return _record("formed", at, text=f"generation {generation} formed", tables=tables)
+    return _record("formed", at, text=f"generation {generation} formed", tables=tables, journal="os")
 
 
 def _message(scene: Scene) -> str:
