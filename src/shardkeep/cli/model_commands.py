@@ -278,8 +278,8 @@ def _table_of_groups(by: dict[str, Any]) -> Table:
     groups, title = by["groups"], None
     if len(groups) > MOST_GROUPS:
         title = f"the {MOST_GROUPS} most frequent of {len(groups):,} values; --json has all"
-    told = dict.fromkeys(name for group in groups for name in group)
-    names = [name for name in told if name not in ("value", "note", "calibration_buckets")]
+    keys = dict.fromkeys(name for group in groups for name in group)
+    names = [name for name in keys if name not in ("value", "note", "calibration_buckets")]
     table = Table(printable(by["column"]), *map(metric_name, names), title=title, box=None)
     for group in groups[:MOST_GROUPS]:
         shown = ["-" if group.get(name) is None else _number(group[name]) for name in names]
