@@ -97,3 +97,14 @@ def test_what_is_parked_is_answered_as_soon_as_it_may_be_in_the_order_of_arrival
         assert ended == expected
         assert service.figures()["parked_pulls"] == len(walk.waiting)
         assert service.life.resume_range[1] == walk.received()
+
+
+def test_a_fence_that_completes_a_step_waits_until_another_thread_has_applied_it() -> None:
+    service = make_service("sync")
+    pulls, gate = service.pulls, service.applier.gate
+    service.handle(pack(Message(Kind.PUSH, 0, 0, 0)))
+    fence = pulls.park(read(pack(Message(Kind.FENCE, 0, 0, 1, value=1))), gate)
+    work = gate.take()
+    assert work is not None and pulls.admitted(gate) == []
+    gate.done(work)
+    assert [parked.future for parked, _ in pulls.admitted(gate)] == [fence]
