@@ -238,7 +238,8 @@ def _loss(scene: Scene, server: int) -> Iterator[Record]:
 
 def _recovery(scene: Scene, server: int) -> Record:
     cause = f"{scene.named('server', server)} ended: killed by SIGKILL, the job was at step {scene.lost_at}"
-    died = {"role": "server", "index": server, "cause": cause, "reason": "killed by SIGKILL", "lost_from": None}
+    died = {"role": "server", "index": server, "cause": cause, "reason": "killed by SIGKILL"}
+    died |= {"lost_from": None, "lost_steps": 0}
     at = scene.at(scene.lost_at) + timedelta(milliseconds=100)
     return _record("recovery", at, cause=cause, died=[died], step=scene.lost_at)
 
