@@ -70,7 +70,6 @@ def test_a_checkout_without_a_link_is_refused_with_one_line(tmp_path: Path, link
 
 
 def imports(path: Path) -> Iterator[str]:
-    """The top-level modules that a file imports, wherever the import stands."""
     for node in ast.walk(ast.parse(path.read_bytes())):
         if isinstance(node, ast.Import):
             yield from (alias.name.partition(".")[0] for alias in node.names)

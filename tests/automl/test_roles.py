@@ -28,7 +28,6 @@ def uses(found: Plan) -> dict[str, str]:
 
 
 def of_schema(schema: Schema, path: Path) -> tuple[dict[str, str], str]:
-    """The roles that `init` chooses, and the error by which it first asks for the label."""
     if schema.asked is None:
         return uses(plan(path, schema.table())), ""
     with pytest.raises(DataError) as asked:

@@ -167,7 +167,6 @@ WORKER = {
 
 
 def job_of(workers: int) -> JobStatus:
-    """Of a job that trains, with one server."""
     members = [MemberStatus("server", 0, "10.9.0.1", 6, "joined", 0.2)]
     members += [
         MemberStatus("worker", i, "10.9.0.2", 7, "joined", 0.4, 1200 + i % 2, "training") for i in range(workers)

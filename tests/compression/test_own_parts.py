@@ -56,7 +56,6 @@ assert choose(np.ones((8, 2), np.float32), 0.25, 0).tolist() == [6, 7]
 
 
 def blocks(heading: str) -> list[str]:
-    """Python blocks of a section."""
     section = (ROOT / "docs" / "guide" / "compression.md").read_text(encoding="utf-8").split(f"\n## {heading}\n")[1]
     return re.findall(r"```python\n(.*?)```", section.split("\n## ")[0], re.DOTALL)
 

@@ -40,7 +40,6 @@ FSDP = "tower: {parallel: fsdp}"
 
 
 def _labels(*others: str) -> str:
-    """A job with the label `clicked` and others, as YAML."""
     return f"data: {{train: a.csv, labels: [clicked, {', '.join(others)}]}}"
 
 
@@ -253,7 +252,6 @@ class Place:
     """False: no model has this key."""
 
     def text(self, value: Any) -> str:
-        """The YAML of a job that has `value` here."""
         *above, last = self.keys
         raw: Any = {last: value} if self.kind is None else {"name": self.kind, last: value}
         if isinstance(last, int):

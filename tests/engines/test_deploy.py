@@ -30,7 +30,6 @@ COMMAND = re.compile(r"^[^#\n]*shardkeep,? node,? (.*?)(?:\]|\n(?!\s*--))", re.M
 
 
 def documents(name: str) -> dict[str, Any]:
-    """The documents of a file, by their kind."""
     return {each["kind"]: each for each in yaml.safe_load_all((DEPLOY / name).read_text(encoding="utf-8"))}
 
 
@@ -138,7 +137,6 @@ def test_a_job_of_kubernetes_charges_no_pod_for_a_machine_that_leaves_and_opens_
 
 
 def job_of(name: str) -> dict[str, Any]:
-    """The spec of the Job in a file."""
     found = documents(name)
     if "Job" in found:
         job = found["Job"]["spec"]

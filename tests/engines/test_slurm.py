@@ -121,12 +121,10 @@ class Slurm:
         return Job(fields["JobState"], tuple(names), restarts, code, 60 * int(hours) + int(minutes))
 
     def wait(self, number: str, *states: str) -> Job:
-        """Waits until a job is in one of the states."""
         within(LIMIT_S, lambda: self.job(number).state in states, f"job {number}: not {states}", lambda: True)
         return self.job(number)
 
     def limit(self, number: str, minutes: int) -> None:
-        """Sets a job's time limit."""
         self.run("scontrol", "update", f"JobId={number}", f"TimeLimit={minutes}")
 
     def print_logs(self) -> None:
@@ -174,7 +172,6 @@ class Training:
         return [record["step"] for record in records(self.run) if record["kind"] == "progress"]
 
     def train(self, step: int) -> None:
-        """Waits for a step."""
         going = lambda: self.summary.get("status") in (None, "stopped")  # noqa: E731
         within(LIMIT_S, lambda: max(self.steps(), default=0) >= step, f"no step {step}", going)
 

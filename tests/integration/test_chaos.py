@@ -51,7 +51,6 @@ MEMBERS = ["coordinator 0", "server 0", "server 1", "worker 0", "worker 1"]
 
 
 def check_undisturbed(summary: dict[str, Any], golden: Golden) -> None:
-    """The job ends with the golden job's model."""
     assert summary["recoveries"]
     assert summary["state_digest"] == golden.summary["state_digest"]
     assert summary["eval"] == golden.summary["eval"]

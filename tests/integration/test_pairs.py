@@ -147,7 +147,6 @@ def check_serve(case: Case, file: Path, run: Path, _: Summary) -> None:
 
 
 def described(name: str, column: pa.Array) -> list[dict[str, Any]]:
-    """A column as plain JSON."""
     if not pa.types.is_list(column.type):
         kind = "BYTES" if pa.types.is_string(column.type) else "FP64" if pa.types.is_floating(column.type) else "INT64"
         return [{"name": name, "datatype": kind, "shape": [len(column)], "data": column.to_pylist()}]

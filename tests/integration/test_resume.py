@@ -36,8 +36,6 @@ def told_of_checkpoints(job: LocalJob) -> list[str]:
 
 @dataclass(frozen=True)
 class Undisturbed:
-    """A job that ran to its end, for reading."""
-
     summary: dict[str, Any]
     checkpoints: Checkpoints
 

@@ -259,7 +259,6 @@ Rows = dict[str, list[str]]
 
 
 def results_of(*runs: Path) -> tuple[Rows, Rows]:
-    """Results, and settings that differ, by name."""
     states = [RunState(run) for run in runs]
     found = compared(states, [state.sections() for state in states])
     results, settings = ({name: texts for name, *texts in found[key]} for key in ("results", "settings"))

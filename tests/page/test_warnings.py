@@ -59,7 +59,6 @@ def losses(values: list[float], *, every: int = 100) -> list[Record]:
 
 
 def evaluated(*aucs: float, every: int = 100, name: str = "auc") -> list[Record]:
-    """Records of evaluations."""
     return [{"time": at(i), "kind": "eval", "step": every * i, name: auc} for i, auc in enumerate(aucs)]
 
 
@@ -81,7 +80,6 @@ def entropy(step: int, value: float | None) -> Record:
 
 
 def of_evaluation(logloss: float, samples: int = 100_000) -> Record:
-    """A record of an evaluation after step 1,200."""
     return {"time": at(20), "kind": "eval", "step": 1200, "auc": 0.7, "logloss": logloss, "samples": samples}
 
 
@@ -287,7 +285,6 @@ def with_bad(value: Any, names: Collection[str], bad: Any) -> Any:
 
 
 def names_in(value: Any) -> set[str]:
-    """The names of numbers in records."""
     own = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
     names = {key for key, each in value.items() if isinstance(each, int | float)} if own and own is not value else set()
     return names.union(*map(names_in, own))

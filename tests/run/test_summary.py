@@ -88,7 +88,6 @@ def summary_of(folder: RunFolder) -> dict[str, Any]:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> RunFolder:
-    """Of a job that began 1,000 seconds ago."""
     folder = RunFolder.create(tmp_path / "run", JobConfig())
     shift(folder, 1000.0)
     return folder

@@ -120,7 +120,6 @@ def started(
 
 
 def program(main: str) -> list[str]:
-    """The command that runs `main` by exec."""
     return [sys.executable, "-m", "shardkeep" if main == SHARDKEEP else main.partition(":")[0]]
 
 
@@ -277,7 +276,6 @@ def _text(end: Connection, mode: str = "r") -> IO[Any]:
 
 
 def _run(main: str, arguments: list[str], cwd: str, env: dict[str, str], ends: Sequence[Connection]) -> NoReturn:
-    """The forked process."""
     os.chdir(cwd)
     redirect(*(end.fileno() for end in ends))
     close_all_but()

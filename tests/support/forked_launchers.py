@@ -46,11 +46,9 @@ class Template:
         return TemplatedServer(self._ask(given, [*pass_fds, stderr.fileno()]), self)
 
     def close(self) -> None:
-        """Ends it."""
         self._requests.close()
 
     def exit_code(self, pid: int) -> int:
-        """Of a server that has ended."""
         return self._ask({"ended": pid}, [])
 
     def _ask(self, request: Mapping[str, Any], descriptors: Sequence[int]) -> int:
@@ -101,7 +99,6 @@ def _fork_servers(requests: socket.socket) -> NoReturn:
 
 
 def _serve(command: list[str], cwd: str, env: dict[str, str], control: int, output: int) -> NoReturn:
-    """The forked process."""
     os.chdir(cwd)
     redirect(os.open(os.devnull, os.O_RDONLY), output, output)
     close_all_but(control)

@@ -177,7 +177,6 @@ def environment(folder: Path, hurts: Sequence[Hurt] = (), astray: Sequence[Astra
 
 
 def missed(folder: Path, hurts: Sequence[Hurt]) -> list[Hurt]:
-    """Those that never happened."""
     return [hurt for hurt in hurts if not (folder / str(hurt)).exists()]
 
 
@@ -294,7 +293,6 @@ class _Calls:
 
 
 def _set(hurt: Hurt, folder: Path) -> None:
-    """Puts the hurt into the code."""
     calls = _Calls(hurt, folder)
     if hurt.point == "torn":
         _replace(WRITE, lambda write_all: _tearing(write_all, calls))

@@ -18,7 +18,6 @@ def column(numbers: Sequence[int]) -> Ints:
 
 
 def flat(parts: Sequence[Section]) -> tuple[Ints, Ints]:
-    """Starts and ids of all sections."""
     return np.cumsum([0, *(len(part) for part in parts)]), column([id_ for part in parts for id_ in part])
 
 

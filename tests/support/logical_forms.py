@@ -179,7 +179,6 @@ def write_parquet(table: LogicalTable, path: Path, choose: Choose, *, strings: b
 
 
 def python_value(value: Any, column: LogicalColumn) -> Any:
-    """A value as a program has it in a list."""
     if value is None or column.type != "time":
         return value
     if column.unit == "ns":

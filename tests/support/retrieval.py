@@ -88,6 +88,5 @@ def catalogue_of(train: Takes) -> Catalogue:
 
 
 def data_of(schema: Schema, num_samples: int = 300, *, negatives: float = 0.0) -> Data:
-    """Samples to train on, with their catalogue."""
     train = Takes(schema, num_samples, negatives=negatives)
     return Data(train, catalogue=catalogue_of(train))

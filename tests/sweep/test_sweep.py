@@ -51,7 +51,6 @@ class Sweeps:
         (self.out / name).write_text(" ".join(runs))
 
     def started(self) -> list[str]:
-        """Runs started since the last look."""
         path = self.out / "started"
         found = path.read_text().split() if path.exists() else []
         path.unlink(missing_ok=True)
@@ -183,7 +182,6 @@ def test_a_sweep_may_be_moved_unless_it_reads_its_folder(
 
 
 def ended(process: Any) -> tuple[int, str]:
-    """The exit code of a sweep, and what it printed."""
     with process.stdin, process.stdout, process.stderr:
         printed = process.stdout.read()
         return process.wait(100), printed

@@ -71,7 +71,6 @@ def kjt(
 
 @pytest.fixture
 def both() -> Iterator[Callable[..., tuple[Any, Any]]]:
-    """Makes a collection of TorchRec's, and the same one on servers."""
     clients = []
 
     def made(make: Callable[..., Any], *given: Any, **options: Any) -> tuple[Any, Any]:

@@ -57,7 +57,6 @@ SPAWNED = {"servers": 1, "launch": {"start": "spawn"}}
 
 
 def run(folder: Path, trials: int, *over: str, minutes: float | None = None, **changes: object) -> str:
-    """Runs a search in this process, and returns what it printed."""
     printed = io.StringIO()
     found = plan(folder, over, **changes)
     tune(found, out=folder / "out", trials=trials, minutes=minutes, console=Console(file=printed, width=1000))
@@ -88,7 +87,6 @@ def test_the_best_of_the_trials_reads_the_test_data_once_and_no_other_keeps_a_mo
 
 
 def run_again(folder: Path, trials: int) -> str:
-    """The same search once more, of the files as they are."""
     printed = io.StringIO()
     tune(search_in(folder).plan, out=folder / "out", trials=trials, minutes=None, console=Console(file=printed))
     return printed.getvalue()

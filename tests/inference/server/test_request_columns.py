@@ -41,7 +41,6 @@ def rows_of(inputs: Inputs, columns: Mapping[str, Column]) -> Rows:
 
 
 def check_both_ways(inputs: Inputs, asked: Rows) -> None:
-    """Whether the direct conversion gives the batch of the general one."""
     conversion = Conversion(inputs)
     direct = conversion.direct([asked], 2)
     ((general, count),) = conversion.general(asked, lambda count: count)

@@ -101,7 +101,6 @@ def state(service: ShardService) -> tuple[Any, ...]:
 
 
 def busy(mode: str) -> ShardService:
-    """A server with rows."""
     service = make_service(mode, num_workers=2)
     for step in (0, 1):
         push(service, step, gradient(0), rank=1)

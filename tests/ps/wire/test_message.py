@@ -45,7 +45,6 @@ messages = st.builds(
 
 
 def plain(message: Message) -> tuple[object, ...]:
-    """A message as comparable values."""
     parts = [(s.table, s.rows, s.id_format, s.value_format, bytes(s.ids), bytes(s.values)) for s in message.sections]
     return message.kind, message.generation, message.rank, message.step, message.value, parts
 

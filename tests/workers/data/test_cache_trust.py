@@ -18,7 +18,6 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files
 
 
 def _open(folder: Path, **settings: Any) -> tuple[list[float], str]:
-    """The dense values, and where they were read."""
     data = opened(folder, dense=["x"], **settings)
     return first_column(data.train), data.source
 

@@ -354,8 +354,6 @@ Rows = list[tuple[Any, int]]
 
 
 class Lists(Takes):
-    """Rows with these lists and items."""
-
     def __init__(self, rows: Rows) -> None:
         super().__init__(NEXT, len(rows))
         self.item = np.array([item for _, item in rows])
@@ -365,7 +363,6 @@ class Lists(Takes):
 
 
 def rows_with_lists(histories: list[Any]) -> Rows:
-    """A row for each beginning of a history."""
     return [(entries[:k], entries[k]) for entries in histories for k in range(1, len(entries))]
 
 

@@ -35,7 +35,6 @@ pytestmark = pytest.mark.skipif(onednn.why_not(CPU) is not None, reason="this to
 
 
 def layers(inputs: int = 37, outputs: int = 21, *, bias: bool = True) -> tuple[nn.Linear, nn.Linear]:
-    """A layer of torch's, and the same by oneDNN."""
     torch.manual_seed(1)
     plain = nn.Linear(inputs, outputs, bias=bias)
     ours = copy.deepcopy(plain)

@@ -20,7 +20,6 @@ B, DENSE = 5, 2
 
 
 def built(name, *, num_dense=DENSE, labels=("label",), **settings):
-    """A model in float64 with its inputs, and its parameters by name."""
     torch.manual_seed(5)
     rows = {n: row_dim(name, d) for n, d in FEATURES.items()}
     config = model_config(name, **settings)
@@ -38,7 +37,6 @@ def agrees(model, dense, leaves, expected_of_sample):
 
 
 def mlp(parameters, prefix, x):
-    """Linear and ReLU, layer after layer."""
     layer = 0
     while f"{prefix}.blocks.{layer}.0.weight" in parameters:
         weight, bias = (parameters[f"{prefix}.blocks.{layer}.0.{key}"] for key in ("weight", "bias"))

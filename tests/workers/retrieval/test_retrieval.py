@@ -304,7 +304,6 @@ def evaluated(ranks=1, size=16, data=DATA, catalogue=None, *, equal=False, exclu
 
 
 def rows(table, ids_N):
-    """The rows of ids that nobody has pushed."""
     spec = next(each for each in TABLES if each.name == table)
     return Initial(spec.init, seed=SEED, name=table).rows(ids_N, spec.dim).astype(np.float64)
 
