@@ -9,7 +9,6 @@ import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 import pytest
-from typer.testing import CliRunner
 
 import shardkeep
 from shardkeep.automl.init import plan_of
@@ -17,11 +16,11 @@ from shardkeep.automl.job_file import yaml_with_notes
 from shardkeep.automl.rules import RULES, Size
 from shardkeep.base.errors import UserError
 from shardkeep.base.yaml_text import read_yaml
-from shardkeep.cli.main import app
 from shardkeep.config import load_config
 from shardkeep.run.reader import RunReader
 from tests.support.cases import every
 from tests.support.click_files import click_rows, write_csv
+from tests.support.invoked import invoke
 
 SHORT = ("train.max_steps=3", "eval.every_steps=2", "train.batch_size=16")
 BRIEF = tuple(word for setting in (*SHORT, "tower.compile=off") for word in ("--set", setting))
@@ -29,18 +28,11 @@ BRIEF = tuple(word for setting in (*SHORT, "tower.compile=off") for word in ("--
 
 @pytest.fixture(autouse=True)
 def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A folder with clicks.csv."""
     monkeypatch.chdir(tmp_path)
     write_csv(Path("clicks.csv"), click_rows(400))
 
 
-def invoke(*arguments: str) -> tuple[int, str, str]:
-    done = CliRunner().invoke(app, list(arguments))
-    return done.exit_code, done.stdout, done.stderr
-
-
 def histories(path: Path, count: int = 600) -> Path:
-    """Clicks with times, histories, lists and vectors, sorted by time."""
     random = np.random.default_rng(3)
     lengths = random.integers(0, 6, count)
     columns = {

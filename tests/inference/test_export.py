@@ -37,20 +37,6 @@ from tests.support.click_files import click_job, click_rows, write_csv
 from tests.support.forked import SCRIPT, started
 from tests.support.served_clicks import texts
 
-MODELS: dict[str, dict[str, Any]] = {
-    "lr": {},
-    "fm": {},
-    "dnn": {},
-    "wide_deep": {"hidden": [16]},
-    "deepfm": {"hidden": [16], "norm": "batch"},
-    "xdeepfm": {"hidden": [16], "cin": [4, 4]},
-    "dlrm": {"hidden": [16], "bottom": [8]},
-    "dcn_v2": {"hidden": [16], "cross_layers": 2, "cross_rank": 3},
-    "autoint": {"hidden": [16]},
-    "fibinet": {"hidden": [16], "activation": "dice"},
-    "masknet": {"hidden": [16]},
-    "finalmlp": {"hidden": [16], "second_hidden": [8]},
-}
 OWN = """
 from torch import nn
 import torch
@@ -77,7 +63,6 @@ def trained(folder: Path, **settings: Any) -> Path:
 
 @pytest.fixture
 def out(exported: Path, tmp_path: Path) -> Path:
-    """An export of the test's own."""
     return shutil.copytree(exported, tmp_path / "out")
 
 
@@ -85,14 +70,15 @@ def contents(folder: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-OFTEN = ("lr", "deepfm")
-"""Models that the default tests export; the long tests export all."""
-
-
-@pytest.mark.parametrize("name", [pytest.param(m, marks=[] if m in OFTEN else pytest.mark.slow) for m in MODELS])
-def test_an_export_scores_as_its_run_bit_for_bit(tmp_path: Path, name: str) -> None:
-    tables = {} if name == "lr" else {"default": {"dim": 4}}
-    run, out = trained(tmp_path, model={"name": name, **MODELS[name]}, tables=tables), tmp_path / "out"
+@every(
+    ("model", "tables"),
+    [
+        ({"name": "lr"}, {}),
+        ({"name": "deepfm", "hidden": [16], "norm": "batch", "activation": "dice"}, {"default": {"dim": 4}}),
+    ],
+)
+def test_an_export_scores_as_its_run_bit_for_bit(tmp_path: Path, model: dict[str, Any], tables: dict[str, Any]) -> None:
+    run, out = trained(tmp_path, model=model, tables=tables), tmp_path / "out"
     before, summary = shardkeep.load(run), json.loads((run / "summary.json").read_text())
     expected, rows = before.predict(ROWS), before.rows("user", ROWS["user"])
     assert evaluate_run(run) == {"step": summary["steps"]} | summary["eval"]  # as the trainer's

@@ -93,18 +93,6 @@ def run_again(folder: Path, trials: int) -> str:
 
 
 @pytest.mark.chaos
-def test_what_best_yaml_has_trains_to_the_same_bits(tmp_path: Path, cluster: Cluster) -> None:
-    run(tmp_path, 2, RATES)
-    best = search_in(tmp_path).best
-    assert best is not None
-    ended = cluster.command("train", str(tmp_path / "out/best.yaml"), "--run-dir", str(tmp_path / "again")).end()
-    assert ended.code == 0, ended
-    runs = tmp_path / f"out/runs/{best.number}", tmp_path / "again"
-    first, again = (json.loads((path / "summary.json").read_text()) for path in runs)
-    assert (first["state_digest"], first["test"]) == (again["state_digest"], again["test"])
-
-
-@pytest.mark.chaos
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("marks", [("journal.log", "runs/0/metrics.jsonl"), ("jobs/1.yaml", "best.yaml")])
 def test_a_search_killed_twice_goes_on_with_the_same_command(
