@@ -100,15 +100,6 @@ def test_the_job_trains_as_it_stands(name: str) -> None:
     assert "\nAUC " in out and "\ntest " in out
 
 
-@pytest.mark.chaos
-def test_training_a_file_keeps_the_job_in_the_run_folder() -> None:
-    code, out, error = invoke("train", "clicks.csv", "--label", "clicked", "--run-dir", "run", *BRIEF)
-    assert code == 0, error + out
-    job = Path("run/job.yaml").read_text(encoding="utf-8")
-    assert "every_steps: 2" in job and str(Path("clicks.csv").absolute()) in job
-    assert load_config("run/job.yaml").data.split == load_config("run/config.yaml").data.split
-
-
 def test_python_gives_the_config_of_the_file() -> None:
     config = shardkeep.init("clicks.csv", label="clicked", overrides=["train.epochs=2"])
     assert isinstance(config, shardkeep.JobConfig)

@@ -21,7 +21,6 @@ from tests.support.cluster import Cluster
 from tests.support.invoked import invoke
 
 OPTIMIZERS = "adagrad, adam, ftrl, lamb, lars_sgd, partial_rowwise_adam, rowwise_adagrad or sgd"
-CSV = "data: {source: csv, train: [absent.csv], label: y, sparse: [c]}"
 UNKNOWN = "train.batch_sise: unknown key; did you mean batch_size?"
 
 
@@ -42,7 +41,7 @@ UNKNOWN = "train.batch_sise: unknown key; did you mean batch_size?"
             ],
         ),
         *((text, [], ["...data: {train: [clicks.csv], label: clicked..."]) for text in ("", "data: {}", "data:")),
-        (CSV, [], ["...absent.csv..."]),
+        ("data: {source: csv, train: [absent.csv], label: y, sparse: [c]}", [], ["...absent.csv..."]),
         (
             "tables: {City: {dim: 8}}\ndata: {synthetic: {train_samples: 100}}",
             [],

@@ -16,9 +16,8 @@ from shardkeep.cli.main import GROUPS, app
 from shardkeep.config import load_config
 from shardkeep.launch.machine import PROCESSES
 from tests.support.cases import every
+from tests.support.import_path import ROOT
 from tests.support.invoked import invoke
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_the_version_is_the_packages() -> None:

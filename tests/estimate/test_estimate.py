@@ -28,22 +28,14 @@ from shardkeep.workers.data.schema import Feature, Schema
 from shardkeep.workers.data.sources.registry import open_data
 from shardkeep.workers.embeddings.plan import Planner
 from tests.support.cases import every
+from tests.support.configs import TINY
 from tests.support.invoked import invoke
 from tests.support.local_job import LocalJob
 from tests.support.one_table import OneTable
 
 DATA = {"synthetic": {"train_samples": 4100, "eval_samples": 100, "num_dense": 3, "table_sizes": [50, 900, 90_000]}}
-JOB: dict[str, Any] = {
-    "name": "small",
-    "seed": 3,
-    "servers": 2,
-    "workers": 2,
-    "data": DATA,
-    "model": {"bottom": [8], "hidden": [8]},
-    "tables": {"default": {"dim": 8}, "C2": {"dim": 12, "optimizer": {"name": "adam"}}},
-    "tower": {"compile": "off"},
-    "train": {"batch_size": 64},
-}
+TABLES = {"default": {"dim": 8}, "C2": {"dim": 12, "optimizer": {"name": "adam"}}}
+JOB = TINY | {"data": DATA, "tables": TABLES, "train": {"batch_size": 64}}
 
 
 def job(**more: Any) -> JobConfig:
@@ -96,7 +88,8 @@ def check_estimate(more: dict[str, Any]) -> None:
     assert found["job"]["steps"] == summary["steps"]
     # Ranks that are threads ask each other in every step which parameters were used, processes only in the first.
     rel = 0.1 if config.workers > 3 else 0.05
-    assert found["bytes_per_sample"] == pytest.approx(steps_bytes(summary) / summary["samples"], rel=rel)
+    moved = sum(sum(summary["bytes"][direction].values()) for direction in ("pull", "push", "tower"))
+    assert found["bytes_per_sample"] == pytest.approx(moved / summary["samples"], rel=rel)
     by_class = {row["class"]: row["bytes"] for row in found["step"]["traffic"]}
     per_sample = {d: sum(summary["bytes"][d].values()) / summary["samples"] for d in ("pull", "push")}
     for name, counted in per_sample.items():
@@ -125,11 +118,6 @@ def test_each_tables_part_of_a_step_is_told() -> None:
     assert [table["rows"] == 0 for table in found["tables"]] == [True, False, False]
     text = shown(found)
     assert "of a table" in text and "0 B" in text.split("of a table")[1]
-
-
-def steps_bytes(summary: dict[str, Any]) -> int:
-    """What a job's steps moved, without what it says once."""
-    return sum(sum(summary["bytes"][direction].values()) for direction in ("pull", "push", "tower"))
 
 
 def test_a_push_takes_the_next_pull_along_where_the_mode_allows_it(plain: dict[str, Any]) -> None:
@@ -234,7 +222,7 @@ def test_the_command_prints_tables_or_json_and_starts_no_process(path: str, monk
     monkeypatch.setattr(subprocess.Popen, "__init__", refuse)
     code, out, error = invoke("estimate", path)
     assert (code, error) == (0, "")
-    assert "small: 2 servers, 2 workers, batches of 64 a worker" in out
+    assert "tiny: 2 servers, 2 workers, batches of 64 a worker" in out
     assert {"C1", "C2", "C3", "all"} <= {line.split()[0] for line in out.splitlines() if line}
     assert "a link of 10 Gbit/s each way" in out and "no step is shorter than" in out
     assert max(map(len, out.splitlines())) <= 110
