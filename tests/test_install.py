@@ -77,11 +77,6 @@ def imports(path: Path) -> Iterator[str]:
             yield node.module.partition(".")[0]
 
 
-def library() -> Iterator[Path]:
-    yield from (path for path in (ROOT / "src").rglob("*.py"))
-    yield from (path for link in ROOMS if link != "examples" for path in (ROOT / link).rglob("*.py"))
-
-
 def declared(requirements: list[str]) -> set[str]:
     """The modules of the distributions that are named, not of what those bring."""
     names = {name_of(text.partition(";")[0].split(">")[0].split("[")[0].strip()) for text in requirements}
@@ -92,7 +87,8 @@ def declared(requirements: list[str]) -> set[str]:
 def test_every_package_that_the_library_imports_is_a_dependency_or_of_an_extra() -> None:
     known = declared(PROJECT["dependencies"]) | set(EXTRAS) | LOADED_IF_THERE | set(sys.stdlib_module_names)
     optional = {"uvloop", "grpc_health", "grpc_reflection"}  # of extras; what they add is left out without them
-    found = {name: path for path in library() for name in imports(path)}
+    rooms = {"src", *ROOMS} - {"examples"}
+    found = {name: path for room in rooms for path in (ROOT / room).rglob("*.py") for name in imports(path)}
     assert {name: str(path) for name, path in found.items() if name not in known | optional | {"shardkeep"}} == {}
 
 

@@ -35,8 +35,6 @@ from tests.support.cases import every
 from tests.support.control_job import TABLES, Job
 from tests.support.recovering import Recovering
 
-ROOT = Path(__file__).resolve().parents[2]
-
 
 def form(job: Job, tables: Sequence[TableSpec] = TABLES) -> None:
     for role, index in job.names:
@@ -300,6 +298,6 @@ def test_a_job_without_a_coordinator_that_answers_has_what_its_folder_has(tmp_pa
 
 
 def test_the_reference_explains_every_key() -> None:
-    text = (ROOT / "docs" / "reference" / "status.md").read_text(encoding="utf-8")
+    text = (Path(__file__).resolve().parents[2] / "docs" / "reference" / "status.md").read_text(encoding="utf-8")
     for key in (*EMPTY, *asdict(RoleLine("worker", 0, "lost"))):
         assert f"| `{key}` |" in text, key

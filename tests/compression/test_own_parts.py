@@ -8,9 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.support.import_path import IMPORT_PATH
+from tests.support.import_path import IMPORT_PATH, ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 INSTALLED = """
 import sys
 import shardkeep.compression

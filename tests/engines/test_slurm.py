@@ -11,7 +11,6 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import psutil
@@ -23,6 +22,7 @@ from tests.support.chaos import EDITED, JOB
 from tests.support.cluster import patient, records, stalled, within
 from tests.support.golden import Golden
 from tests.support.hosts import Host, hosts, missing, worker_on
+from tests.support.import_path import ROOT
 
 ABSENT = [program for program in ("slurmctld", "slurmd", "sbatch") if shutil.which(program) is None]
 REASON = missing() or (f"needs {ABSENT[0]} (scripts/install-all)" if ABSENT else None)
@@ -32,7 +32,6 @@ pytestmark = [
     pytest.mark.group("slurm"),
     pytest.mark.skipif(REASON is not None, reason=str(REASON)),
 ]
-ROOT = Path(__file__).resolve().parents[2]
 LIMIT_S = 240.0
 CONF = """\
 ClusterName=here

@@ -83,11 +83,6 @@ def of_evaluation(logloss: float, samples: int = 100_000) -> Record:
     return {"time": at(20), "kind": "eval", "step": 1200, "auc": 0.7, "logloss": logloss, "samples": samples}
 
 
-def shares(summary: Record) -> Record:
-    """A summary of a run that is not short, with what its steps took."""
-    return {"status": "completed", "wall_s": 90.0, "step_ms": {"total": 100.0}, **summary}
-
-
 def tower(parameters: int) -> Record:
     return {"status": "completed", "tower": {"parameters": parameters},
             "tables": [{"name": "a", "rows": 200}, {"name": "b", "rows": 1000}]}  # fmt: skip
@@ -117,7 +112,8 @@ TWO_LABELS = BCE | {"data": {"labels": [{"column": "clicked"}, {"column": "bough
 TRAINED = losses([0.7] * 9 + [0.557, 0.558, 0.559])
 HELPS = ("train.early_stopping", "epochs", "weight_decay", "model.dropout", "dim", "admit.min_count")
 DENSE = step_of(0, forward=30.0, backward=30.0, optimizer=5.0, dense_reduce=5.0, pull_wait=10.0)
-CORES = shares({"cpu_ms": {"waited": 310.0, "worker": 200.0}})
+TIMES = {"step_ms": {"total": 100.0}, "cpu_ms": {"waited": 310.0, "worker": 200.0}}
+CORES = {"status": "completed", "wall_s": 90.0, **TIMES}
 ONE_THREAD = {"servers": 0, "workers": 1, "threads": 1}
 
 SEEN = {

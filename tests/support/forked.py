@@ -101,15 +101,8 @@ def started(
     main: str = SHARDKEEP,
     stderr: IO[Any] | None = None,
 ) -> Forked | subprocess.Popen[str]:
-    """A process that is forked where this is possible, with pipes of text.
-
-    Args:
-        arguments: What follows the program's name on its command line.
-        env: Its environment.
-        cwd: Its folder, None = that of this process.
-        main: `module:function`; `python -m module` runs the same.
-        stderr: A file; None = a pipe.
-    """
+    """A process that is forked where this is possible, with pipes of text. `main`: `module:function`, which
+    `python -m module` runs too. `stderr`: a file; None = a pipe."""
     if _POSSIBLE:
         return Forked(main, arguments, env=env, cwd=cwd, stderr=stderr)
     command = [*program(main), *arguments]
@@ -302,13 +295,7 @@ def subprocess_with(**other: Callable[..., Any]) -> SimpleNamespace:
 
 
 def become(main: str, arguments: Sequence[str], env: Mapping[str, str]) -> NoReturn:
-    """Runs `main` as a process that exec started, and ends with its exit code.
-
-    Args:
-        main: `module:function`.
-        arguments: What follows the program's name.
-        env: The environment.
-    """
+    """Runs `main`, `module:function`, as a process that exec started, and ends with its exit code."""
     import numpy as np
 
     code = 1

@@ -25,8 +25,6 @@ from shardkeep.launch import test_data
 from shardkeep.launch.processes import fork_server
 from tests.support.forked import PRELOADED, SHARDKEEP, Forked, become, close_all_but, redirect, subprocess_with
 
-_PACKET_BYTES = 1 << 20
-
 
 class Template:
     """A child of this process that forks fork servers. Make it before this process has threads."""
@@ -80,7 +78,7 @@ def _fork_servers(requests: socket.socket) -> NoReturn:
     """The template: ends with its parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all
     while True:
-        packet, descriptors, _, _ = socket.recv_fds(requests, _PACKET_BYTES, 2)
+        packet, descriptors, _, _ = socket.recv_fds(requests, 1 << 20, 2)
         if not packet:
             os._exit(0)
         request = json.loads(packet)

@@ -112,7 +112,6 @@ _SEND, _RPC = (
 )
 _APPLIER = "shardkeep.ps.server.applier:Applier"
 WRITE = "shardkeep.ps.server.journal.segments:write_all"
-_APPEND = "shardkeep.ps.server.journal.journal:Journal.append"
 _COORDINATOR, _FILES = "shardkeep.ps.control.coordinator:Coordinator", "shardkeep.ps.checkpoints.folder:Checkpoints"
 POINTS: Mapping[str, Point] = {
     # any member
@@ -133,7 +132,7 @@ POINTS: Mapping[str, Point] = {
     "pull received": Point("shardkeep.ps.server.pulls:PullQueue.park"),
     "rows ready": Point("shardkeep.ps.server.pulls:PullQueue.rows", after=True),
     "push received": Point(f"{_APPLIER}.push"),
-    "push journaled": Point(_APPEND, after=True, counts=_entry("PUSH")),
+    "push journaled": Point("shardkeep.ps.server.journal.journal:Journal.append", after=True, counts=_entry("PUSH")),
     "push staged": Point(f"{_APPLIER}.push", after=True),
     "applied": Point("shardkeep.ps.server.tables:Tables.apply", after=True),
     "rows go": Point("shardkeep.ps.server.table.policies.eviction:Eviction.remove"),

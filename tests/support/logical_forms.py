@@ -218,10 +218,6 @@ def list_of_dicts(table: LogicalTable, choose: Choose) -> Written:
     return Written(rows, written.ways)
 
 
-def arrow_table(table: LogicalTable, choose: Choose) -> Written:
-    return Written(*typed(table, choose))
-
-
 def pandas_frame(table: LogicalTable, choose: Choose) -> Written:
     """With the dtypes of pandas 2 or 3, or the nullable ones."""
     pandas = optional("pandas")
@@ -367,7 +363,7 @@ def grpc(columns: Mapping[str, Values], *, raw: bool) -> bytes:
 FRAMES: dict[str, Callable[[LogicalTable, Choose], Written]] = {
     "dict of columns": columns_of_lists,
     "list of dicts": list_of_dicts,
-    "arrow": arrow_table,
+    "arrow": lambda table, choose: Written(*typed(table, choose)),
     **({"pandas": pandas_frame} if optional("pandas") else {}),
     **({"polars": polars_frame} if optional("polars") else {}),
 }

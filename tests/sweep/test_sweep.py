@@ -28,8 +28,6 @@ from tests.support.forked import started
 from tests.support.forked_sweeps import forked_runs, started_sweep
 from tests.support.sweep_runs import BASE, TRAIN, write_run, write_sweep
 
-ROOT = Path(__file__).resolve().parents[2]
-
 
 class Sweeps:
     """Sweeps into one folder, by the stand-in for `shardkeep train`."""
@@ -242,7 +240,7 @@ def test_a_job_whose_sweep_is_gone_stops(tmp_path: Path) -> None:
     data = {"synthetic": {**JOB["data"]["synthetic"], "train_samples": 10**8}}
     (tmp_path / "job.yaml").write_text(json.dumps({**JOB, "data": data}))
     command = ["train", str(tmp_path / "job.yaml"), "--parent-pipe", "--run-dir", str(tmp_path / "run")]
-    job = started(command, env=os.environ, cwd=ROOT)
+    job = started(command, env=os.environ, cwd=Path(__file__).resolve().parents[2])
     try:
         wait_for(tmp_path / "run" / "metrics.jsonl")
         assert job.stdin is not None

@@ -261,7 +261,6 @@ def test_finalmlp(num_dense, heads, context):
 # Of several labels
 
 LABELS = ("a", "b", "c")
-SEVERAL = [name for name in RANKING if name not in ONE_LABEL]
 
 
 def mixture(p, gate, x, experts):
@@ -302,7 +301,7 @@ def test_ple_is_equations_1_to_7_of_the_paper(levels):
     agrees(model, dense, leaves, expected)
 
 
-@every("name", SEVERAL)
+@every("name", [name for name in RANKING if name not in ONE_LABEL])
 def test_a_model_has_an_output_for_each_label_that_starts_where_it_is_told_and_shares_all_but_the_last_layer(name):
     several, dense, leaves, _ = built(name, labels=LABELS)
     before = several(dense, leaves)
