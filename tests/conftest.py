@@ -43,7 +43,6 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Marks the property tests."""
     if getattr(getattr(item, "obj", None), "is_hypothesis_test", False):
         item.add_marker("property")
 
@@ -81,7 +80,6 @@ def golden(tmp_path_factory: pytest.TempPathFactory) -> Golden:
 
 @pytest.fixture(scope="session")
 def stand_ins(own_state: Path) -> Iterator[StandIns]:
-    """Starts stand-ins for roles."""
     from tests.support.stand_ins import StandIns
 
     starter = StandIns()
@@ -125,7 +123,6 @@ def own_settings() -> Iterator[None]:
 
 @pytest.fixture
 def run(tmp_path: Path) -> RunReader:
-    """The run folder of a test's cluster."""
     from shardkeep.run.reader import RunReader
 
     return RunReader(tmp_path / "run")

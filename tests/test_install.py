@@ -70,17 +70,11 @@ def test_a_checkout_without_a_link_is_refused_with_one_line(tmp_path: Path, link
 
 
 def imports(path: Path) -> Iterator[str]:
-    """The top-level modules that a file imports, wherever the import stands."""
     for node in ast.walk(ast.parse(path.read_bytes())):
         if isinstance(node, ast.Import):
             yield from (alias.name.partition(".")[0] for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
             yield node.module.partition(".")[0]
-
-
-def library() -> Iterator[Path]:
-    yield from (path for path in (ROOT / "src").rglob("*.py"))
-    yield from (path for link in ROOMS if link != "examples" for path in (ROOT / link).rglob("*.py"))
 
 
 def declared(requirements: list[str]) -> set[str]:
@@ -93,7 +87,8 @@ def declared(requirements: list[str]) -> set[str]:
 def test_every_package_that_the_library_imports_is_a_dependency_or_of_an_extra() -> None:
     known = declared(PROJECT["dependencies"]) | set(EXTRAS) | LOADED_IF_THERE | set(sys.stdlib_module_names)
     optional = {"uvloop", "grpc_health", "grpc_reflection"}  # of extras; what they add is left out without them
-    found = {name: path for path in library() for name in imports(path)}
+    rooms = {"src", *ROOMS} - {"examples"}
+    found = {name: path for room in rooms for path in (ROOT / room).rglob("*.py") for name in imports(path)}
     assert {name: str(path) for name, path in found.items() if name not in known | optional | {"shardkeep"}} == {}
 
 

@@ -310,12 +310,6 @@ def test_rooms_have_no_init_files_and_folders_of_tests_have_one() -> None:
     assert not [str(f.relative_to(ROOT)) for f in folders if not (f / "__init__.py").exists()]
 
 
-def taken(kind: str) -> set[str]:
-    """`file: name` for every name of a kind that a test takes."""
-    tests = {path: names for path, names in names_in_files().items() if path.startswith("tests/")}
-    return {f"{path}: {name}" for path, names in tests.items() for name in names[kind]}
-
-
 @pytest.mark.parametrize(
     ("kind", "instead"),
     [
@@ -325,7 +319,8 @@ def taken(kind: str) -> set[str]:
     ids=["underscore names", "helpers of other tests"],
 )
 def test_tests_take_nothing_that_is_not_for_them(kind: str, instead: str) -> None:
-    assert not taken(kind), instead
+    tests = {path: names for path, names in names_in_files().items() if path.startswith("tests/")}
+    assert not {f"{path}: {name}" for path, names in tests.items() for name in names[kind]}, instead
 
 
 @every(

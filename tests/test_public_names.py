@@ -18,7 +18,6 @@ MODULES = {"callbacks", "config", "errors", "nn", "ray", "torchrec"}
 
 
 def run(program: str) -> str:
-    """What a fresh interpreter prints."""
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -21,7 +21,6 @@ from shardkeep.workers.metrics.quality import loses_to_the_mean
 from tests.support.cases import every
 from tests.support.shape import ROOMS, ROOT
 
-BAD = (math.nan, math.inf, -math.inf)
 WORDS = re.compile(r"\b(better|worse|higher|lower|rises|falls|guesses|no loss|no difference|improved|too long)\b")
 """By which a sentence is found. Warnings of the page have a registry, and their test stands beside it."""
 
@@ -92,7 +91,7 @@ def sentences() -> Iterator[str]:
                         yield f"{inside.as_posix()} {function.name}"
 
 
-@every("bad", [*BAD, None], ids=str)
+@every("bad", [math.nan, math.inf, -math.inf, None], ids=str)
 @every("judges", JUDGES.values(), ids=JUDGES)
 def test_a_number_that_is_not_finite_is_not_judged(judges: Callable[[float | None], bool], bad: float | None) -> None:
     assert not judges(bad)

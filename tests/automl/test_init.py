@@ -9,7 +9,6 @@ import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 import pytest
-from typer.testing import CliRunner
 
 import shardkeep
 from shardkeep.automl.init import plan_of
@@ -17,11 +16,11 @@ from shardkeep.automl.job_file import yaml_with_notes
 from shardkeep.automl.rules import RULES, Size
 from shardkeep.base.errors import UserError
 from shardkeep.base.yaml_text import read_yaml
-from shardkeep.cli.main import app
 from shardkeep.config import load_config
 from shardkeep.run.reader import RunReader
 from tests.support.cases import every
 from tests.support.click_files import click_rows, write_csv
+from tests.support.invoked import invoke
 
 SHORT = ("train.max_steps=3", "eval.every_steps=2", "train.batch_size=16")
 BRIEF = tuple(word for setting in (*SHORT, "tower.compile=off") for word in ("--set", setting))
@@ -29,18 +28,11 @@ BRIEF = tuple(word for setting in (*SHORT, "tower.compile=off") for word in ("--
 
 @pytest.fixture(autouse=True)
 def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A folder with clicks.csv."""
     monkeypatch.chdir(tmp_path)
     write_csv(Path("clicks.csv"), click_rows(400))
 
 
-def invoke(*arguments: str) -> tuple[int, str, str]:
-    done = CliRunner().invoke(app, list(arguments))
-    return done.exit_code, done.stdout, done.stderr
-
-
 def histories(path: Path, count: int = 600) -> Path:
-    """Clicks with times, histories, lists and vectors, sorted by time."""
     random = np.random.default_rng(3)
     lengths = random.integers(0, 6, count)
     columns = {
@@ -106,15 +98,6 @@ def test_the_job_trains_as_it_stands(name: str) -> None:
     code, out, error = invoke("train", "job.yaml", "--run-dir", f"run-{name}", *BRIEF[:-2])
     assert code == 0, error + out
     assert "\nAUC " in out and "\ntest " in out
-
-
-@pytest.mark.chaos
-def test_training_a_file_keeps_the_job_in_the_run_folder() -> None:
-    code, out, error = invoke("train", "clicks.csv", "--label", "clicked", "--run-dir", "run", *BRIEF)
-    assert code == 0, error + out
-    job = Path("run/job.yaml").read_text(encoding="utf-8")
-    assert "every_steps: 2" in job and str(Path("clicks.csv").absolute()) in job
-    assert load_config("run/job.yaml").data.split == load_config("run/config.yaml").data.split
 
 
 def test_python_gives_the_config_of_the_file() -> None:

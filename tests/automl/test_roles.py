@@ -16,9 +16,6 @@ from tests.support.cases import every
 from tests.support.planted_schemas import plan
 from tests.support.public_schemas import SCHEMAS, Schema
 
-MOST_WRONG = 0.03
-VITAL = {"label", "time", "user"}
-
 
 def uses(found: Plan) -> dict[str, str]:
     """The roles as a schema has them; the surest column of users is the user."""
@@ -28,7 +25,6 @@ def uses(found: Plan) -> dict[str, str]:
 
 
 def of_schema(schema: Schema, path: Path) -> tuple[dict[str, str], str]:
-    """The roles that `init` chooses, and the error by which it first asks for the label."""
     if schema.asked is None:
         return uses(plan(path, schema.table())), ""
     with pytest.raises(DataError) as asked:
@@ -42,7 +38,7 @@ def check_vital(schema: Schema, tmp_path: Path) -> tuple[int, list[str]]:
     expected = {name: role.split("/") for name, role in schema.roles().items()}
     if asked and not schema.asked:
         return 0, []
-    vital = {name for name in found if VITAL & {found[name], *expected[name]}}
+    vital = {name for name in found if {"label", "time", "user"} & {found[name], *expected[name]}}
     assert {name: found[name] for name in vital if found[name] not in expected[name]} == {}, schema.name
     assert not schema.asked or f"candidates: {schema.asked} (" in asked or f", {schema.asked} (" in asked
     others = found.keys() - vital
@@ -56,7 +52,7 @@ def test_label_time_and_user_of_public_data_sets_are_right_or_asked_for_and_few_
     for schema in SCHEMAS:
         count, some = check_vital(schema, tmp_path)
         total, wrong = total + count, wrong + some
-    assert len(wrong) <= MOST_WRONG * total, f"{len(wrong)} of {total}: {wrong}"
+    assert len(wrong) <= 0.03 * total, f"{len(wrong)} of {total}: {wrong}"
 
 
 @every("name", ["movielens-1m", "microvideo"])

@@ -26,7 +26,6 @@ CARDS = {
 
 @pytest.fixture(autouse=True)
 def machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine with these names and interfaces."""
     know_names(monkeypatch, NAMES)
 
     def family(address: str) -> socket.AddressFamily:

@@ -22,8 +22,7 @@ from numba.core import config
 from shardkeep.base.compiling import kernels, sources as kernel_sources
 from shardkeep.base.errors import UserError
 from tests.support.cases import every
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.support.import_path import ROOT
 
 
 def opened(monkeypatch: pytest.MonkeyPatch, user_cache: Path, temporary: Path) -> Path:

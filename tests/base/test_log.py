@@ -10,7 +10,6 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator
 from datetime import datetime
 from typing import Any, TextIO
 
@@ -21,13 +20,10 @@ from shardkeep.base.logs.log import ROOT, EventLog, LogFormat, configure, print_
 
 
 @pytest.fixture
-def lines() -> Iterator[io.StringIO]:
-    logger = logging.getLogger(ROOT)
-    before = (logger.handlers[:], logger.level, logger.propagate)
+def lines() -> io.StringIO:
     stream = io.StringIO()
     configure("worker", 1, stream=stream)
-    yield stream
-    logger.handlers[:], logger.level, logger.propagate = before
+    return stream
 
 
 KEYS = ["time", "level", "role", "index", "step", "event", "fields", "exception"]
@@ -35,7 +31,6 @@ KEYS = ["time", "level", "role", "index", "step", "event", "fields", "exception"
 
 @pytest.fixture
 def objects(lines: io.StringIO) -> io.StringIO:
-    """The log as JSON."""
     configure("worker", 1, stream=lines, form=LogFormat.JSON)
     return lines
 

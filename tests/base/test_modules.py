@@ -25,7 +25,6 @@ from tests.support.cases import every
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """With modules of the user's own."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "settings"))
     monkeypatch.setattr(sys, "path", list(sys.path))
     folder = tmp_path / "code"

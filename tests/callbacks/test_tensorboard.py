@@ -29,7 +29,6 @@ def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
 
 
 def points(notes: Notes) -> dict[str, list[tuple[int, float]]]:
-    """The points that a job's events should give."""
     trained, evaluated = notes.of("on_progress"), notes.of("on_evaluation")
     tags = {
         "train/loss": [(event.step, event.loss) for event in trained],

@@ -37,7 +37,6 @@ def job(tmp_path: Path) -> Path:
 
 
 def converted(folder: Path) -> Path:
-    """A config whose two files are converted."""
     for name in ("a.csv", "b.csv"):
         (folder / name).write_text(ROWS)
     (folder / "job.yaml").write_text("data: {source: csv, train: a.csv, eval: b.csv, label: y, dense: [x]}")

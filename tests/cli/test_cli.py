@@ -11,24 +11,16 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.csv as pacsv  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 import pytest
-from typer.testing import CliRunner
 
 from shardkeep.base.files import atomic_write
 from shardkeep.base.yaml_text import write_yaml
-from shardkeep.cli.main import app
 from shardkeep.trust.endpoint import make_token
 from tests.support.cases import every
 from tests.support.click_files import click_job, click_rows, write_csv
 from tests.support.cluster import Cluster
-
-
-def invoke(*arguments: str) -> tuple[int, str, str]:
-    done = CliRunner().invoke(app, list(arguments))
-    return done.exit_code, done.stdout, done.stderr
-
+from tests.support.invoked import invoke
 
 OPTIMIZERS = "adagrad, adam, ftrl, lamb, lars_sgd, partial_rowwise_adam, rowwise_adagrad or sgd"
-CSV = "data: {source: csv, train: [absent.csv], label: y, sparse: [c]}"
 UNKNOWN = "train.batch_sise: unknown key; did you mean batch_size?"
 
 
@@ -49,7 +41,7 @@ UNKNOWN = "train.batch_sise: unknown key; did you mean batch_size?"
             ],
         ),
         *((text, [], ["...data: {train: [clicks.csv], label: clicked..."]) for text in ("", "data: {}", "data:")),
-        (CSV, [], ["...absent.csv..."]),
+        ("data: {source: csv, train: [absent.csv], label: y, sparse: [c]}", [], ["...absent.csv..."]),
         (
             "tables: {City: {dim: 8}}\ndata: {synthetic: {train_samples: 100}}",
             [],

@@ -11,19 +11,13 @@ from typing import Any
 
 import pytest
 import typer
-from typer.testing import CliRunner
 
 from shardkeep.cli.main import GROUPS, app
 from shardkeep.config import load_config
 from shardkeep.launch.machine import PROCESSES
 from tests.support.cases import every
-
-ROOT = Path(__file__).resolve().parents[2]
-
-
-def invoke(*arguments: str) -> tuple[int, str, str]:
-    done = CliRunner().invoke(app, list(arguments))
-    return done.exit_code, done.stdout, done.stderr
+from tests.support.import_path import ROOT
+from tests.support.invoked import invoke
 
 
 def test_the_version_is_the_packages() -> None:

@@ -7,18 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 import shardkeep
 from shardkeep.analysis.importance import FILE
-from shardkeep.cli.main import app
 from tests.support.cases import every
 from tests.support.click_files import click_job, click_rows, write_csv
-
-
-def invoke(*arguments: object) -> tuple[int, str, str]:
-    done = CliRunner().invoke(app, [str(argument) for argument in arguments])
-    return done.exit_code, done.stdout, done.stderr
+from tests.support.invoked import invoke
 
 
 @pytest.fixture(scope="module")
@@ -133,7 +127,6 @@ def test_compare_prints_results_settings_and_differences(folder: Path) -> None:
 
 
 def reported(folder: Path, *runs: str, options: tuple[str, ...] = ()) -> Any:
-    """What a report of runs has of them."""
     html = folder / "report.html"
     assert invoke("report", *(folder / run for run in runs), *options, "--html", html)[0] == 0
     return json.loads(html.read_text(encoding="utf-8").split('id="stored">')[1].split("</script>")[0])

@@ -29,7 +29,6 @@ from shardkeep.workers.data.sources.registry import open_data
 from tests.support.cases import every
 
 SETTINGS = ("data.root", "data.train", "data.eval", "data.test", "data.cache", "checkpoint.dir")
-LISTS = ("data.train", "data.eval", "data.test")
 ROW_FILE = "tables.init.path"
 """In the entry of each table."""
 DATA = {"source": "csv", "label": "y", "dense": ["x"]}
@@ -108,7 +107,7 @@ def test_a_path_in_set_starts_at_the_shells_folder(
     override = f"{group}={json.dumps({**others, name: path})}" if whole_group else f"{setting}={path}"
     found = value(load_config(file, [override]), setting)
     whole = str(places / expected)
-    assert found == ([whole] if setting in LISTS else whole)
+    assert found == ([whole] if setting in ("data.train", "data.eval", "data.test") else whole)
 
 
 @every(

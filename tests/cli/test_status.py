@@ -35,8 +35,6 @@ from tests.support.cases import every
 from tests.support.control_job import TABLES, Job
 from tests.support.recovering import Recovering
 
-ROOT = Path(__file__).resolve().parents[2]
-
 
 def form(job: Job, tables: Sequence[TableSpec] = TABLES) -> None:
     for role, index in job.names:
@@ -167,7 +165,6 @@ WORKER = {
 
 
 def job_of(workers: int) -> JobStatus:
-    """Of a job that trains, with one server."""
     members = [MemberStatus("server", 0, "10.9.0.1", 6, "joined", 0.2)]
     members += [
         MemberStatus("worker", i, "10.9.0.2", 7, "joined", 0.4, 1200 + i % 2, "training") for i in range(workers)
@@ -301,6 +298,6 @@ def test_a_job_without_a_coordinator_that_answers_has_what_its_folder_has(tmp_pa
 
 
 def test_the_reference_explains_every_key() -> None:
-    text = (ROOT / "docs" / "reference" / "status.md").read_text(encoding="utf-8")
+    text = (Path(__file__).resolve().parents[2] / "docs" / "reference" / "status.md").read_text(encoding="utf-8")
     for key in (*EMPTY, *asdict(RoleLine("worker", 0, "lost"))):
         assert f"| `{key}` |" in text, key

@@ -8,9 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.support.import_path import IMPORT_PATH
+from tests.support.import_path import IMPORT_PATH, ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 INSTALLED = """
 import sys
 import shardkeep.compression
@@ -56,7 +55,6 @@ assert choose(np.ones((8, 2), np.float32), 0.25, 0).tolist() == [6, 7]
 
 
 def blocks(heading: str) -> list[str]:
-    """Python blocks of a section."""
     section = (ROOT / "docs" / "guide" / "compression.md").read_text(encoding="utf-8").split(f"\n## {heading}\n")[1]
     return re.findall(r"```python\n(.*?)```", section.split("\n## ")[0], re.DOTALL)
 

@@ -23,8 +23,7 @@ from shardkeep.ps.server.table.optimizers.sgd import SgdConfig
 from shardkeep.workers.label_config import NegativesConfig
 from shardkeep.workers.model_config import MODELS, TwoTowerConfig, keys_of
 from tests.support.cases import every
-
-ROOT = Path(__file__).resolve().parent.parent.parent
+from tests.support.import_path import ROOT
 
 SAMPLE = """
 name: adult-dlrm

@@ -139,7 +139,6 @@ REASONS = {
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the files of the jobs."""
     folder = tmp_path_factory.mktemp("every-setting")
     for name, count in (("t", 160), ("e", 40)):
         rows, drawn = click_rows(count), np.random.default_rng(count)

@@ -3,9 +3,6 @@ changes nothing, is one line that names it."""
 
 from __future__ import annotations
 
-import json
-from typing import Any
-
 import pytest
 
 from shardkeep import EmbeddingClient
@@ -91,19 +88,3 @@ def test_a_table_takes_from_the_job_what_it_leaves_out() -> None:
     assert pull_of(config.table("whole").compression, config.compression.pull) == Numbers("fp16")
     frozen = config.table("frozen").compression
     assert frozen is not None and frozen.push.keep_rows is None
-
-
-@every(
-    "table",
-    [
-        {"evict": {"ttl_steps": 9, "sweep_steps": 5}},
-        {"evict": {"max_rows": ROWS, "decay": 0.5, "decay_steps": 5}},
-        {"evict": {"max_rows": ROWS, "policy": "lru"}},
-        {"admit": {"min_count": 2, "window_steps": 5}},
-    ],
-)
-def test_settings_that_go_together_are_accepted_and_read_again(table: dict[str, Any]) -> None:
-    config = parse_config(json.dumps({"data": {"synthetic": {}}, "tables": {"C1": table}}))
-    assert parse_config(config.to_yaml()) == config
-    (kind,) = table
-    assert getattr(config.table("C1"), kind).model_dump(include=set(table[kind]), mode="json") == table[kind]

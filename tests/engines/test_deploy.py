@@ -17,9 +17,7 @@ from typer.core import TyperGroup
 from shardkeep.cli.main import app
 from tests.support.cases import every
 
-ROOT = Path(__file__).resolve().parents[2]
-DEPLOY = ROOT / "deploy"
-SCHEMAS = Path(__file__).with_name("schemas.yaml")
+DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 SKY_KEYS = {
     "": {"name", "num_nodes", "workdir", "resources", "file_mounts", "volumes", "envs", "secrets", "setup", "run"},
     "resources": {"infra", "cpus", "memory", "instance_type", "use_spot", "image_id", "disk_size", "job_recovery"},
@@ -30,14 +28,13 @@ COMMAND = re.compile(r"^[^#\n]*shardkeep,? node,? (.*?)(?:\]|\n(?!\s*--))", re.M
 
 
 def documents(name: str) -> dict[str, Any]:
-    """The documents of a file, by their kind."""
     return {each["kind"]: each for each in yaml.safe_load_all((DEPLOY / name).read_text(encoding="utf-8"))}
 
 
 def faults(text: str) -> Iterator[str]:
     """What the schemas of the engines find in a file. A key that they do not have is a fault."""
     jsonschema = pytest.importorskip("jsonschema")
-    schemas = yaml.safe_load(SCHEMAS.read_text(encoding="utf-8"))
+    schemas = yaml.safe_load(Path(__file__).with_name("schemas.yaml").read_text(encoding="utf-8"))
     for document in yaml.safe_load_all(text):
         kind = document.get("kind") or document["type"]
         validator = jsonschema.Draft202012Validator({"$defs": schemas["$defs"], **schemas[kind]})
@@ -79,7 +76,6 @@ exit $most""",
     "scontrol": 'echo "scontrol $*" >> calls',
 }
 """Programs in place of Slurm. Each number in CODES is a machine, whose node ends with it."""
-ARRAY = {"SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "3", "SLURM_JOB_ID": "7"}
 
 
 @every(
@@ -92,7 +88,7 @@ ARRAY = {"SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "3", "SLURM_JOB_ID": 
         ("0 143", {}, 143, "9"),
         ("143 137", {"SLURM_RESTART_COUNT": "99"}, 143, "9"),
         ("143 143", {"SLURM_RESTART_COUNT": "100"}, 143, ""),
-        ("143", ARRAY, 143, "7_3"),
+        ("143", {"SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "3", "SLURM_JOB_ID": "7"}, 143, "7_3"),
     ],
 )
 def test_slurm_puts_only_its_own_job_into_the_queue_again_a_bounded_number_of_times_and_none_of_wrong_input(
@@ -138,7 +134,6 @@ def test_a_job_of_kubernetes_charges_no_pod_for_a_machine_that_leaves_and_opens_
 
 
 def job_of(name: str) -> dict[str, Any]:
-    """The spec of the Job in a file."""
     found = documents(name)
     if "Job" in found:
         job = found["Job"]["spec"]

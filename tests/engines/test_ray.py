@@ -143,13 +143,11 @@ class Training:
         self._program = self._start()
 
     def train(self, steps: int) -> None:
-        """Waits for more steps."""
         step = lambda: max((r["step"] for r in records(self.run) if r["kind"] == "progress"), default=0)  # noqa: E731
         last = step() + steps
         within(LIMIT_S, lambda: step() >= last, f"no step {last}", lambda: self._program.poll() is None)
 
     def host_of(self, rank: int) -> Host:
-        """The host where server `rank` runs."""
         members = self.run.member_list()
         pid = next(each["pid"] for each in members if (each["role"], each["index"]) == ("server", rank))
         return next(host for host in self._cluster.nodes if pid in host.pids)

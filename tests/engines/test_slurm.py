@@ -11,7 +11,6 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import psutil
@@ -23,6 +22,7 @@ from tests.support.chaos import EDITED, JOB
 from tests.support.cluster import patient, records, stalled, within
 from tests.support.golden import Golden
 from tests.support.hosts import Host, hosts, missing, worker_on
+from tests.support.import_path import ROOT
 
 ABSENT = [program for program in ("slurmctld", "slurmd", "sbatch") if shutil.which(program) is None]
 REASON = missing() or (f"needs {ABSENT[0]} (scripts/install-all)" if ABSENT else None)
@@ -32,7 +32,6 @@ pytestmark = [
     pytest.mark.group("slurm"),
     pytest.mark.skipif(REASON is not None, reason=str(REASON)),
 ]
-ROOT = Path(__file__).resolve().parents[2]
 LIMIT_S = 240.0
 CONF = """\
 ClusterName=here
@@ -121,12 +120,10 @@ class Slurm:
         return Job(fields["JobState"], tuple(names), restarts, code, 60 * int(hours) + int(minutes))
 
     def wait(self, number: str, *states: str) -> Job:
-        """Waits until a job is in one of the states."""
         within(LIMIT_S, lambda: self.job(number).state in states, f"job {number}: not {states}", lambda: True)
         return self.job(number)
 
     def limit(self, number: str, minutes: int) -> None:
-        """Sets a job's time limit."""
         self.run("scontrol", "update", f"JobId={number}", f"TimeLimit={minutes}")
 
     def print_logs(self) -> None:
@@ -174,7 +171,6 @@ class Training:
         return [record["step"] for record in records(self.run) if record["kind"] == "progress"]
 
     def train(self, step: int) -> None:
-        """Waits for a step."""
         going = lambda: self.summary.get("status") in (None, "stopped")  # noqa: E731
         within(LIMIT_S, lambda: max(self.steps(), default=0) >= step, f"no step {step}", going)
 

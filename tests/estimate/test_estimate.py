@@ -12,10 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 from rich.console import Console
-from typer.testing import CliRunner
 
 from shardkeep.base.errors import ConfigError
-from shardkeep.cli.main import app
 from shardkeep.config import JobConfig
 from shardkeep.estimate.dry_run import DRAWN_SAMPLES, PLAYED_STEPS, Played, Seen, TableRows, drawn_steps
 from shardkeep.estimate.estimate import estimate, links_of, memory_of, table_bytes
@@ -30,21 +28,14 @@ from shardkeep.workers.data.schema import Feature, Schema
 from shardkeep.workers.data.sources.registry import open_data
 from shardkeep.workers.embeddings.plan import Planner
 from tests.support.cases import every
+from tests.support.configs import TINY
+from tests.support.invoked import invoke
 from tests.support.local_job import LocalJob
 from tests.support.one_table import OneTable
 
 DATA = {"synthetic": {"train_samples": 4100, "eval_samples": 100, "num_dense": 3, "table_sizes": [50, 900, 90_000]}}
-JOB: dict[str, Any] = {
-    "name": "small",
-    "seed": 3,
-    "servers": 2,
-    "workers": 2,
-    "data": DATA,
-    "model": {"bottom": [8], "hidden": [8]},
-    "tables": {"default": {"dim": 8}, "C2": {"dim": 12, "optimizer": {"name": "adam"}}},
-    "tower": {"compile": "off"},
-    "train": {"batch_size": 64},
-}
+TABLES = {"default": {"dim": 8}, "C2": {"dim": 12, "optimizer": {"name": "adam"}}}
+JOB = TINY | {"data": DATA, "tables": TABLES, "train": {"batch_size": 64}}
 
 
 def job(**more: Any) -> JobConfig:
@@ -57,7 +48,6 @@ def estimated(**more: Any) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def plain() -> dict[str, Any]:
-    """The estimate of the job as it stands."""
     return estimated()
 
 
@@ -98,7 +88,8 @@ def check_estimate(more: dict[str, Any]) -> None:
     assert found["job"]["steps"] == summary["steps"]
     # Ranks that are threads ask each other in every step which parameters were used, processes only in the first.
     rel = 0.1 if config.workers > 3 else 0.05
-    assert found["bytes_per_sample"] == pytest.approx(steps_bytes(summary) / summary["samples"], rel=rel)
+    moved = sum(sum(summary["bytes"][direction].values()) for direction in ("pull", "push", "tower"))
+    assert found["bytes_per_sample"] == pytest.approx(moved / summary["samples"], rel=rel)
     by_class = {row["class"]: row["bytes"] for row in found["step"]["traffic"]}
     per_sample = {d: sum(summary["bytes"][d].values()) / summary["samples"] for d in ("pull", "push")}
     for name, counted in per_sample.items():
@@ -127,11 +118,6 @@ def test_each_tables_part_of_a_step_is_told() -> None:
     assert [table["rows"] == 0 for table in found["tables"]] == [True, False, False]
     text = shown(found)
     assert "of a table" in text and "0 B" in text.split("of a table")[1]
-
-
-def steps_bytes(summary: dict[str, Any]) -> int:
-    """What a job's steps moved, without what it says once."""
-    return sum(sum(summary["bytes"][direction].values()) for direction in ("pull", "push", "tower"))
 
 
 def test_a_push_takes_the_next_pull_along_where_the_mode_allows_it(plain: dict[str, Any]) -> None:
@@ -223,11 +209,6 @@ def test_a_bandwidth_that_is_none_is_refused(speed: float) -> None:
         estimate(job(), gbit_per_s=speed)
 
 
-def invoke(*arguments: str) -> tuple[int, str, str]:
-    done = CliRunner().invoke(app, ["estimate", *arguments])
-    return done.exit_code, done.stdout, done.stderr
-
-
 @pytest.fixture
 def path(tmp_path: Path) -> str:
     (tmp_path / "job.yaml").write_text(json.dumps(JOB))
@@ -239,13 +220,13 @@ def test_the_command_prints_tables_or_json_and_starts_no_process(path: str, monk
         raise AssertionError("a process is started")
 
     monkeypatch.setattr(subprocess.Popen, "__init__", refuse)
-    code, out, error = invoke(path)
+    code, out, error = invoke("estimate", path)
     assert (code, error) == (0, "")
-    assert "small: 2 servers, 2 workers, batches of 64 a worker" in out
+    assert "tiny: 2 servers, 2 workers, batches of 64 a worker" in out
     assert {"C1", "C2", "C3", "all"} <= {line.split()[0] for line in out.splitlines() if line}
     assert "a link of 10 Gbit/s each way" in out and "no step is shorter than" in out
     assert max(map(len, out.splitlines())) <= 110
-    code, out, error = invoke(path, "--json", "--gbit-per-s", "20", "--set", "servers=5")
+    code, out, error = invoke("estimate", path, "--json", "--gbit-per-s", "20", "--set", "servers=5")
     found = json.loads(out)
     assert (code, error, found["gbit_per_s"], len(found["servers"])) == (0, "", 20.0, 5)
 
@@ -261,10 +242,14 @@ def test_the_journal_of_the_busiest_server_grows_by_what_is_pushed_to_it(plain: 
 
 
 def test_a_wrong_setting_is_one_line_and_code_2(path: str) -> None:
-    assert invoke(path, "--gbit-per-s", "0") == (2, "", "error: --gbit-per-s 0: allowed: a number above 0\n")
-    code, out, error = invoke(path, "--set", "tables.C9.dim=4")
+    assert invoke("estimate", path, "--gbit-per-s", "0") == (
+        2,
+        "",
+        "error: --gbit-per-s 0: allowed: a number above 0\n",
+    )
+    code, out, error = invoke("estimate", path, "--set", "tables.C9.dim=4")
     assert (code, out, error.count("\n")) == (2, "", 1) and "C9" in error
-    code, out, error = invoke(path, "--set", "model.cross_layers=2")
+    code, out, error = invoke("estimate", path, "--set", "model.cross_layers=2")
     assert (code, out, error.count("\n")) == (2, "", 1) and "cross_layers" in error
 
 
@@ -280,10 +265,10 @@ def test_without_data_there_is_the_memory_of_a_million_rows_of_each_table(tmp_pa
     (tmp_path / "job.yaml").write_text(
         "data: {source: csv, train: [nowhere.csv], label: y, sparse: [a, {column: b, table: t}, {column: c, table: t}]}"
     )
-    code, out, error = invoke(str(tmp_path / "job.yaml"))
+    code, out, error = invoke("estimate", str(tmp_path / "job.yaml"))
     assert (code, error) == (0, "")
     assert "nowhere.csv: no such file" in " ".join(out.split())
-    code, out, _ = invoke(str(tmp_path / "job.yaml"), "--json")
+    code, out, _ = invoke("estimate", str(tmp_path / "job.yaml"), "--json")
     found = json.loads(out)
     assert [(t["name"], t["rows"]) for t in found["tables"]] == [("a", 1_000_000), ("t", 1_000_000)]
     assert "links" not in found

@@ -38,5 +38,4 @@ def increments(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def narrow(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of fewer columns."""
     return trained_once(tmp_path_factory, data={"dense": ["price"], "sparse": ["user"]})

@@ -104,7 +104,6 @@ def test_a_crafted_manifest_is_refused_by_the_name_of_what_is_wrong(
 
 
 def places(value: Any, place: Place = ()) -> Iterator[Place]:
-    """Every key and index below a JSON value."""
     if place:
         yield place
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()

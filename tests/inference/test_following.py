@@ -33,7 +33,6 @@ def checkpoints(increments: Path, run: Path) -> list[Path]:
 
 
 def check_as_loaded(found: Followed | None, run: Path) -> np.ndarray:
-    """Whether a model scores as the one that is loaded whole; its scores."""
     assert found is not None
     scores_N = Predictor(found.trained).predict(ROWS)
     assert np.array_equal(scores_N, shardkeep.load(run, found.trained.step).predict(ROWS))
@@ -41,7 +40,6 @@ def check_as_loaded(found: Followed | None, run: Path) -> np.ndarray:
 
 
 def rows_of(checkpoint: Path) -> Path:
-    """A file of rows."""
     return next(checkpoint.rglob("rows-*.safetensors"))
 
 

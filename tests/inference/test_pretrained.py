@@ -40,7 +40,6 @@ SHORT = {"max_steps": 1, "batch_size": 32}
 
 
 def row_file(path: Path, ids: np.ndarray, dim: int = 4, seed: int = 0) -> np.ndarray:
-    """Writes a Parquet file, and returns its rows."""
     rows = np.random.default_rng(seed).normal(size=(ids.size, dim)).astype(np.float32)
     pq.write_table(pa.table({"id": ids, "row": pa.array(list(rows), pa.list_(pa.float32()))}), path)
     return rows
@@ -64,7 +63,6 @@ def from_file(path: Path, **law: float) -> dict[str, Any]:
 
 
 def still(optimizer: str = "sgd", **entries: dict[str, Any]) -> dict[str, Any]:
-    """Tables whose rows stay as they begin."""
     return {"default": {"dim": 4, "optimizer": {"name": optimizer, "lr": 1e-30}}} | entries
 
 
@@ -130,7 +128,6 @@ def test_an_export_of_a_run_is_the_start_of_another_job(begun: Path, tmp_path: P
 
 
 def rows_line(capsys: pytest.CaptureFixture[str]) -> str:
-    """What the last job has told of its rows."""
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("rows ")]
     return line
 

@@ -66,7 +66,6 @@ Entries = dict[str, bytes]
 
 
 def changed(program: Path, to: Path, change: Callable[[Entries], Any], method: int = zipfile.ZIP_STORED) -> Path:
-    """A copy of an archive with other entries."""
     with zipfile.ZipFile(program) as source:
         entries = {name: source.read(name) for name in source.namelist()}
     change(entries)

@@ -179,7 +179,6 @@ def run(files: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def program(run: Path) -> Path:
-    """An export with a program."""
     export_run(run, run.parent / "exported", with_program=True)
     return run.parent / "exported"
 
@@ -269,16 +268,9 @@ def test_runs_are_compared_on_rows_with_the_same_targets_only(
         list(differences([own, other], ["a", "b"]))
 
 
-@every(
-    ("top", "why"),
-    [
-        (None, "--top is missing; two_tower finds items"),
-        (4000, r"--top 4000: the catalogue has \d+ items; allowed: 1 to \d+"),
-    ],
-)
-def test_predict_refuses_what_it_cannot_find(program: Path, tmp_path: Path, top: int | None, why: str) -> None:
-    with pytest.raises(UserError, match=why):
-        predict_files(program, [program.parent / "users.parquet"], tmp_path / "out.parquet", top=top)
+def test_predict_needs_the_number_of_items(program: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="--top is missing; two_tower finds items"):
+        predict_files(program, [program.parent / "users.parquet"], tmp_path / "out.parquet")
     assert not (tmp_path / "out.parquet").exists()
 
 

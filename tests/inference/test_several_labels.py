@@ -131,14 +131,3 @@ def test_a_model_of_ones_own_gets_the_names_of_its_labels(tmp_path: Path) -> Non
     train(job, tmp_path / "run")
     predict_files(tmp_path / "run", [tmp_path / "train.csv"], tmp_path / "out.csv")
     assert pacsv.read_csv(tmp_path / "out.csv").column_names == SCORES
-
-
-def test_settings_that_do_not_go_together_are_refused(tmp_path: Path) -> None:
-    watching, both = job_of(tmp_path, rows_of(20), train={"early_stopping": {}}), job_of(tmp_path, rows_of(20))
-    both["data"]["label"] = "clicked"
-    for job, why in (
-        (watching, "auc is not evaluated; allowed: auc/clicked, auc/bought"),
-        (both, "label: is there beside labels"),
-    ):
-        with pytest.raises(ValueError, match=why):
-            shardkeep.JobConfig.model_validate(job)

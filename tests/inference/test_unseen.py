@@ -21,7 +21,6 @@ from tests.support.local_job import LocalJob
 
 Row = dict[str, str]
 ROWS = 320
-FEATURES = ("user", "item", "tags")
 
 
 def values_of(row: Row, feature: str) -> list[str]:
@@ -32,7 +31,7 @@ def values_of(row: Row, feature: str) -> list[str]:
 def expected(train: list[Row], scored: list[Row], *, least: int = 1) -> dict[str, list[int]]:
     """Values that fewer than `least` rows of training have, and all values."""
     found = {}
-    for feature in FEATURES:
+    for feature in ("user", "item", "tags"):
         seen = Counter(value for row in train for value in values_of(row, feature))
         values = [value for row in scored for value in values_of(row, feature)]
         found[feature] = [sum(seen[value] < least for value in values), len(values)]

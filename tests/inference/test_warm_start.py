@@ -44,7 +44,6 @@ def train(config: shardkeep.JobConfig, run: Path, start: Path | None = None) -> 
 
 @pytest.fixture(scope="module")
 def monday(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The run folder of a job that is done."""
     folder = tmp_path_factory.mktemp("monday")
     train(job_of(folder), folder / "run")
     return folder / "run"

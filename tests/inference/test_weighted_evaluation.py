@@ -17,7 +17,6 @@ from shardkeep.inference.scoring import evaluate_run, predict_files
 from shardkeep.run.reader import RunReader
 from shardkeep.workers.data.conversion.inputs import Inputs
 from tests.support.click_files import COLUMNS, click_job, click_rows, write_csv
-from tests.support.records import records_in
 
 Row = dict[str, str]
 
@@ -48,7 +47,6 @@ def numbers(found: dict[str, Any]) -> dict[str, Any]:
 
 
 def as_computed(scored: Path) -> dict[str, float]:
-    """Log loss and calibration of a file of scores with `clicked` and `w`."""
     table = pacsv.read_csv(scored)
     p, y, w = (table[name].to_numpy().astype(np.float64) for name in ("score", "clicked", "w"))
     losses = -np.where(y == 1, np.log(p), np.log(1 - p))
@@ -66,7 +64,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def out(folder: Path) -> Path:
-    """Its export."""
     export_run(folder / "run", folder / "out")
     return folder / "out"
 
@@ -142,20 +139,6 @@ def test_a_model_of_before_evaluates_files_without_weights(out: Path) -> None:
     assert before.layout.weight is None and before.columns() == Inputs.of_json(record | {"weight": "w"}).columns()
     with pytest.raises(ValueError, match="weight"):
         Inputs.of_json(record | {"weight": 3})
-
-
-def test_the_best_model_is_chosen_by_weighted_metrics(tmp_path: Path) -> None:
-    stopping = {"epochs": 4, "early_stopping": {"metric": "logloss", "patience": 20}}
-    tables = {"default": {"dim": 4, "optimizer": {"name": "adagrad", "lr": 0.1}}}
-    best = {}
-    for name, rows in (("weighted", rows_of(200, 8)), ("plain", [row | {"w": "1"} for row in rows_of(200, 8)])):
-        job = job_of(tmp_path, train=stopping, tables=tables, tower={"optimizer": {"lr": 0.003}})
-        file_of(tmp_path / "eval.csv", rows)
-        best[name] = train(job, tmp_path / name)["best"]
-        told = [record for record in records_in(tmp_path / name / "metrics.jsonl") if record["kind"] == "eval"]
-        assert best[name]["step"] == min(told, key=lambda record: record["logloss"])["step"]
-        assert evaluate_run(tmp_path / name, which="best") == best[name]
-    assert best["plain"]["step"] < best["weighted"]["step"]
 
 
 def test_a_weight_that_is_an_input_too_is_needed_to_predict(tmp_path: Path) -> None:

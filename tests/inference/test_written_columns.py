@@ -17,15 +17,14 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.csv as pacsv  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 import pytest
-from typer.testing import CliRunner
 
 import shardkeep
 from shardkeep.base.errors import ShardkeepError
-from shardkeep.cli.main import app
 from shardkeep.inference.export.writing import export_run
 from shardkeep.inference.scoring import evaluate_run, predict_files
 from tests.support.cases import every
 from tests.support.click_files import click_job, click_rows, write_csv
+from tests.support.invoked import invoke
 
 LATIN = b"caf\xe9"
 
@@ -42,15 +41,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "model"
 
 
-def invoke(*arguments: object) -> tuple[int, str, str]:
-    """Exit code, stdout and stderr of a command that has ended without a traceback."""
-    done = CliRunner().invoke(app, [str(each) for each in arguments])
-    assert done.exception is None or isinstance(done.exception, SystemExit), repr(done.exception)
-    return done.exit_code, done.stdout, done.stderr
-
-
 def refusal_of(call: Callable[[], object]) -> str:
-    """The line that a command would print of it."""
     with pytest.raises(ShardkeepError) as caught:
         call()
     assert "\n" not in str(caught.value)
@@ -58,7 +49,6 @@ def refusal_of(call: Callable[[], object]) -> str:
 
 
 def csv_of(path: Path, extra: list[bytes], **changes: str) -> Path:
-    """Click rows with a column `extra`."""
     names = list(click_rows(1)[0])
     rows = [row | changes for row in click_rows(len(extra))]
     lines = [
@@ -69,7 +59,6 @@ def csv_of(path: Path, extra: list[bytes], **changes: str) -> Path:
 
 
 def parquet_of(path: Path, columns: Mapping[str, pa.Array]) -> Path:
-    """Click rows with further columns."""
     rows = click_rows(len(next(iter(columns.values()))))
     pq.write_table(pa.table({name: [row[name] for row in rows] for name in rows[0]} | columns), path)
     return path

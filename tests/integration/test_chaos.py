@@ -47,11 +47,9 @@ from tests.support.hurt import (
 pytestmark = [pytest.mark.waits_for_processes, pytest.mark.timeout(600)]
 RANDOM_KILLS = int(os.environ.get("RANDOM_KILLS", "200"))
 """Kills of one job at random."""
-MEMBERS = ["coordinator 0", "server 0", "server 1", "worker 0", "worker 1"]
 
 
 def check_undisturbed(summary: dict[str, Any], golden: Golden) -> None:
-    """The job ends with the golden job's model."""
     assert summary["recoveries"]
     assert summary["state_digest"] == golden.summary["state_digest"]
     assert summary["eval"] == golden.summary["eval"]
@@ -232,7 +230,7 @@ def random_hurts(count: int, *, seed: int) -> list[Hurt]:
     rng = random.Random(seed)
     hurts: list[Hurt] = []
     for _ in range(count):
-        member, other = rng.sample(MEMBERS, 2)
+        member, other = rng.sample(["coordinator 0", "server 0", "server 1", "worker 0", "worker 1"], 2)
         point, times = rng.choice(list(STEADY[member[:-2]].items()))
         hurt = Hurt(member, point, rng.randint(1, times), companions=(other,) if rng.random() < 0.1 else ())
         if hurts and rng.random() < 0.125 and not hurts[-1].member.startswith("coordinator"):

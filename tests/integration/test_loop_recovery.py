@@ -87,7 +87,6 @@ compression: {ids: coded, push: {keep_rows: 0.5, pool_rows: 4096, values: bf16}}
 def trained(
     cluster: Cluster, name: str, *, steps: int = 120, launcher: Sequence[str] = (*FORKED, "torch"), **variables: str
 ) -> tuple[str, list[dict[str, Any]]]:
-    """The digests of rows and model, and the recoveries."""
     folder = cluster.folder(name)
     (folder / "train.py").write_text(SCRIPT)
     (folder / "tables.yaml").write_text(CONFIG)

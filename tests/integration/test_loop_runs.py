@@ -28,7 +28,6 @@ def steps(client: EmbeddingClient, count: int) -> None:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run with the checkpoints of steps 2 and 4."""
     folder = tmp_path_factory.mktemp("loop") / "run"
     with EmbeddingClient.serve(TABLES, servers=1, consistency="sync", run_dir=folder, quiet=True) as client:
         for _ in range(2):

@@ -147,7 +147,6 @@ def check_serve(case: Case, file: Path, run: Path, _: Summary) -> None:
 
 
 def described(name: str, column: pa.Array) -> list[dict[str, Any]]:
-    """A column as plain JSON."""
     if not pa.types.is_list(column.type):
         kind = "BYTES" if pa.types.is_string(column.type) else "FP64" if pa.types.is_floating(column.type) else "INT64"
         return [{"name": name, "datatype": kind, "shape": [len(column)], "data": column.to_pylist()}]
@@ -175,10 +174,9 @@ CHECKS: dict[str, Callable[[Case, Path, Path, Summary], None]] = {
     "resume": check_resume,
     "warm start": check_warm_start,
 }
-CASES = cases_of(FACTORS)
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: " - ".join(case.values()))
+@pytest.mark.parametrize("case", cases_of(FACTORS), ids=lambda case: " - ".join(case.values()))
 def test_a_job_of_any_two_trains_and_is_used(case: Case, files: Path, tmp_path: Path) -> None:
     done = train(job_of(case, files), run_dir=tmp_path / "run", quiet=True)
     assert done.steps == STEPS and done.tables

@@ -73,7 +73,6 @@ class Prometheus:
         return found[0][1] if found else None
 
     def until(self, expression: str, value: float) -> None:
-        """Waits until the only value of an expression is this one."""
         within(120, lambda: self.value(expression) == value, f"{expression} is not {value}", self._process.is_running)
 
     def empty(self, expressions: list[str]) -> list[str]:

@@ -46,7 +46,6 @@ WORKERS = in_turn(
 
 
 def write_rows(folder: Path) -> str:
-    """A file of rows for a table to begin with."""
     rows = pa.array(list(ROWS), pa.list_(pa.float32()))
     pq.write_table(pa.table({"id": IDS, "row": rows}), folder / "rows.parquet")
     return str(folder / "rows.parquet")
@@ -161,7 +160,6 @@ def test_a_warm_start_whole_decay_early_stopping_and_a_norm_outlive_deaths_befor
 
 
 def rows_at_end(run: Path, table: str) -> tuple[np.ndarray, np.ndarray]:
-    """Ids and rows of the last checkpoint, by id."""
     last = Checkpoints(run / "checkpoints").latest()
     assert last is not None
     blocks = list(stream_rows(last, table, [(0, BUCKETS)]))
@@ -184,10 +182,6 @@ SHARDED: dict[str, Any] = {
 }
 
 
-def learned(summary: dict[str, Any]) -> bool:
-    return 0.55 < summary["eval"]["auc"] <= summary["eval"]["best_auc"]
-
-
 @pytest.mark.slow
 def test_workers_keep_their_parts_when_a_server_dies_and_go_back_to_the_checkpoint_when_one_of_them_dies(
     cluster: Cluster,
@@ -195,18 +189,7 @@ def test_workers_keep_their_parts_when_a_server_dies_and_go_back_to_the_checkpoi
     """The server dies while the first evaluation reads, so while no step is under way."""
     hurts = in_turn(Hurt("server 0", "read received", 1), Hurt("worker 1", "pushing", 120))
     summary = hurt_job(cluster, SHARDED, hurts)
-    assert learned(summary)
+    assert 0.55 < summary["eval"]["auc"] <= summary["eval"]["best_auc"]
     kept, *_, back = summary["recoveries"]
     assert (kept["step"], kept["went_back"], kept["lost_steps"]) == (100, False, 0) and "server 0" in kept["cause"]
     assert back["went_back"] and back["step"] in (80, 120, 160) and "worker 1" in causes(summary)
-
-
-@pytest.mark.chaos
-def test_a_job_outlives_kills_of_servers_and_workers(cluster: Cluster) -> None:
-    points = {"server 0": "push received", "worker 0": "pushing", "worker 1": "pulling", "server 1": "applied"}
-    hurts = [Hurt(member, point, 20) for member, point in points.items()]
-    hurts += [Hurt("coordinator 0", "progress", 3), *(Hurt(member, point, 15) for member, point in points.items())]
-    config = {**SHARDED, "checkpoint": {"every_steps": 10}}
-    summary = hurt_job(cluster, config, in_turn(*hurts))
-    assert learned(summary) and len(summary["recoveries"]) >= 4
-    assert any(recovery["went_back"] for recovery in summary["recoveries"])

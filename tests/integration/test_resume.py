@@ -36,8 +36,6 @@ def told_of_checkpoints(job: LocalJob) -> list[str]:
 
 @dataclass(frozen=True)
 class Undisturbed:
-    """A job that ran to its end, for reading."""
-
     summary: dict[str, Any]
     checkpoints: Checkpoints
 
@@ -280,9 +278,6 @@ def test_what_a_run_cannot_go_on_with_is_refused_in_one_line(tmp_path: Path, und
 # ---- whoever is lost ----
 
 
-ADAM = "{name: adam, lr: 0.01, weight_decay: 0.001, weight_decay_on: table}"
-STOPPING = "{metric: logloss, patience: 9, min_delta: 1.0}"
-FALLING = "{metric: logloss, patience: 1, min_delta: 1.0, factor: 0.3}"
 FEATURES: dict[str, dict[str, Any]] = {
     "compression": {
         "compression": COMPRESSION % "powersgd",
@@ -297,12 +292,12 @@ FEATURES: dict[str, dict[str, Any]] = {
     },
     "packed rows, decay, norm, falling rate": {
         "tables__default__dtype": "int8",
-        "tables__default__optimizer": ADAM,
+        "tables__default__optimizer": "{name: adam, lr: 0.01, weight_decay: 0.001, weight_decay_on: table}",
         "tables__b": "{dim: 6, dtype: fp16, optimizer: adam, state_dtype: bf16}",
         "model__norm": "batch",
         "eval__every_steps": 2,
-        "train__plateau": FALLING,
-        "train__early_stopping": STOPPING,
+        "train__plateau": "{metric: logloss, patience: 1, min_delta: 1.0, factor: 0.3}",
+        "train__early_stopping": "{metric: logloss, patience: 9, min_delta: 1.0}",
     },
 }
 LOST_AT, SAVED_AT = 5, {"policies": 6}

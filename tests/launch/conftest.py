@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def start(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Start]:
-    """Starts the job of one test, which ends with it."""
     if sys.platform != "linux":
         pytest.skip("stand-ins are forked")
     from tests.support.stand_ins import jobs_in

@@ -187,7 +187,6 @@ def test_what_is_no_callback_is_refused_in_one_line(tmp_path: Path, callbacks: A
 
 
 def started(tmp_path: Path, *callbacks: Any, interrupts: Interrupts | None = None) -> CallbackCalls:
-    """Calls of a job that has started."""
     calls = CallbackCalls(callbacks, interrupts or Interrupts(), lambda _: None)
     calls.start(shardkeep.callbacks.StartEvent(shardkeep.JobConfig.model_validate(TINY), tmp_path, 0, 0))
     return calls

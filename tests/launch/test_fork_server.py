@@ -83,7 +83,6 @@ def facts_of(child: Child, log: Path) -> dict[str, Any]:
 
 
 def codes_of(children: Sequence[Child]) -> list[int]:
-    """Waits for their end; their exit codes."""
     assert wait_all(children, Deadline(LIMIT_S))
     return [death.code for child in children if (death := child.death())]
 

@@ -60,7 +60,6 @@ def test_a_place_that_cannot_be_written_is_refused_before_data_are_converted(
 
 
 def lines_of(shown: str, name: str) -> list[str]:
-    """The texts of the lines of one name."""
     return [line.removeprefix(name).strip() for line in shown.splitlines() if line.startswith(f"{name} ")]
 
 
@@ -200,7 +199,6 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def in_the_way(folder: Path, step: int) -> Path:
-    """A file where the checkpoint of this step is to be written."""
     folder.mkdir(parents=True)
     path = folder / f".step-{step:08d}"
     path.touch()

@@ -28,7 +28,6 @@ ENDLESS = {"steps": 1_000_000}
 SAVES = {"checkpoint": {"every_steps": 10}}
 """A job that writes a checkpoint may take ten minutes to stop."""
 BY_SIGNAL = r"stopped at step \d+: Ctrl-C or SIGTERM"
-BEFORE_THE_FIRST_STEP = "stopped before the first step: Ctrl-C or SIGTERM"
 CORES = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
 
 
@@ -132,7 +131,7 @@ def test_ctrl_c_before_the_coordinator_listens_is_heard_once_it_does(start: Star
     job.until(job.folder.log_path("worker", 1).exists, "no worker")
     assert job.folder.address() is None
     send(job, signal.SIGINT)
-    assert_stopped(job, BEFORE_THE_FIRST_STEP, {})
+    assert_stopped(job, "stopped before the first step: Ctrl-C or SIGTERM", {})
 
 
 def test_ctrl_c_after_the_last_step_leaves_a_completed_job(start: Start) -> None:

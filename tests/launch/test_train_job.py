@@ -29,7 +29,6 @@ from shardkeep.view.screen import Screen
 from tests.support.cases import every
 
 pytestmark = pytest.mark.waits_for_processes
-LIMIT_S = 90.0
 
 
 def test_children_are_named_by_their_exit_code_with_their_last_words_or_by_their_signal_and_leave_nothing(
@@ -40,7 +39,7 @@ def test_children_are_named_by_their_exit_code_with_their_last_words_or_by_their
     commands = [RoleCommand(role, 0, words, tmp_path / f"{role}.log", env) for role, words in arguments.items()]
     wrong, killed = map(Starter().start, commands)
     os.kill(killed.pid, signal.SIGKILL)
-    assert wait_all([wrong, killed], Deadline(LIMIT_S))
+    assert wait_all([wrong, killed], Deadline(90.0))
     why = f"{tmp_path}/absent.yaml: cannot be read (No such file or directory)"
     assert wrong.death() == Death("coordinator", 0, wrong.pid, 2, why)
     death = killed.death()

@@ -20,7 +20,6 @@ TABLES = [
 
 
 def bags_of(count: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Ids and lengths, with empty bags and repeated ids."""
     random = torch.Generator().manual_seed(seed)
     lengths = torch.randint(0, 4, (count,), generator=random)
     return torch.randint(0, 9, (int(lengths.sum()),), generator=random), lengths

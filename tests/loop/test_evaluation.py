@@ -29,7 +29,6 @@ STEPS, SOON_S = 5, 0.05
 
 
 def trainers(mode: str, *, servers: int = 2, timeout_s: float = 20.0) -> list[EmbeddingClient]:
-    """Two trainers of a loop and their servers, in this process."""
     given: dict[str, Any] = {"tables": TABLES, "consistency": ConsistencyConfig(mode=mode), "seed": 5, "num_workers": 2}
     services = [ShardService(shard=shard, **given) for shard in range(servers)]
     clients = []
@@ -52,8 +51,14 @@ def backward(rows: Lookup) -> Lookup:
     return rows
 
 
-def train(clients: list[EmbeddingClient], steps: int) -> None:
+def train(clients: list[EmbeddingClient], steps: int, form: str = "lookup") -> None:
+    modules = [EmbeddingBagCollection(client, {name: name for name in EVERY}) for client in clients]
     for step in range(steps):
+        if form == "modules":
+            ahead = [module.prefetch(ids_of(step, rank)) for rank, module in enumerate(modules)]
+            for module, pending in zip(modules, ahead, strict=True):
+                backward(module(pending))  # pushes each trainer's part of the mean
+            continue
         coming = [client.prefetch(ids_of(step, rank)) for rank, client in enumerate(clients)]
         lookups = [backward(each.result()) for each in coming]
         for client, rows in zip(clients, lookups, strict=True):
@@ -81,7 +86,7 @@ def seen_by(client: EmbeddingClient, form: str) -> dict[str, torch.Tensor]:
 def test_in_sync_a_trainer_that_evaluates_alone_has_the_bits_of_one_process(form: str, servers: int) -> None:
     for steps in (0, 1, STEPS):
         clients = trainers("sync", servers=servers)
-        train(clients, steps)
+        train(clients, steps, form)
         expected = trained_in_one_process(steps)
         for client in reversed(clients):
             for _ in range(2):

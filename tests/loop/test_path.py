@@ -12,10 +12,7 @@ import numpy as np
 
 from shardkeep import EmbeddingClient, TableSpec
 from shardkeep.compression.config import CompressionConfig
-
-ROOT = Path(__file__).resolve().parents[2]
-MOST_FILES = 25
-ROOMS = ("ps", "workers", "compression")
+from tests.support.import_path import ROOT
 
 
 def files_of_a_step(client: EmbeddingClient, tables: list[TableSpec], *, warm_up: int = 3) -> set[str]:
@@ -41,7 +38,7 @@ def files_of_a_step(client: EmbeddingClient, tables: list[TableSpec], *, warm_up
             threading.setprofile(None)
     found = [Path(name).resolve() for name in seen]
     inside = [path.relative_to(ROOT).as_posix() for path in found if path.is_relative_to(ROOT)]
-    return {name for name in inside if name.startswith(ROOMS)}
+    return {name for name in inside if name.startswith(("ps", "workers", "compression"))}
 
 
 def test_a_plain_step_runs_through_few_files_and_none_of_a_feature_that_is_off() -> None:
@@ -49,7 +46,7 @@ def test_a_plain_step_runs_through_few_files_and_none_of_a_feature_that_is_off()
     with EmbeddingClient.local(tables) as client:
         files = files_of_a_step(client, tables)
     assert "ps/server/tables.py" in files and "ps/client/pull.py" in files
-    assert len(files) <= MOST_FILES, sorted(files)
+    assert len(files) <= 25, sorted(files)
     assert {name for name in files if name.startswith("compression/")} == {"compression/ledger.py"}
     off = ("compressor", "row_memory", "absent_rows", "journal", "snapshot", "pooling", "rpc/", "control/")
     assert not [name for name in files if any(word in name for word in off)]

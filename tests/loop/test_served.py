@@ -24,9 +24,8 @@ from shardkeep.trust.endpoint import make_token
 from tests.support import forked
 from tests.support.cluster import Cluster, Command, within
 from tests.support.forked import SCRIPT
+from tests.support.import_path import ROOT
 from tests.support.two_tables import TABLES
-
-ROOT = Path(__file__).resolve().parent.parent.parent
 
 
 def some_steps(client: EmbeddingClient, first: int = 0, count: int = 4) -> None:
@@ -35,11 +34,6 @@ def some_steps(client: EmbeddingClient, first: int = 0, count: int = 4) -> None:
         rows = client.lookup({"user": ids, "item": ids.flatten()})
         ((rows["user"] ** 2).sum() + rows["item"].sum() * step).backward()
         client.apply(rows)
-
-
-def shardkeep_children() -> list[psutil.Process]:
-    """Processes of a job that this one started; other tests leave multiprocessing's resource tracker behind."""
-    return [child for child in psutil.Process().children(recursive=True) if SHARDKEEP[-1] in child.cmdline()]
 
 
 @pytest.mark.slow
@@ -84,7 +78,7 @@ def test_a_loop_that_raises_while_a_server_is_replaced_ends_at_once(
         os.kill(RunFolder(tmp_path / "run").member_list()[0]["pid"], signal.SIGKILL)
         within(90, replaced, "the death is not seen", lambda: True)
         raise ValueError("the loop's own")
-    assert not shardkeep_children()
+    assert not [child for child in psutil.Process().children(recursive=True) if SHARDKEEP[-1] in child.cmdline()]
 
 
 TRAINER = """

@@ -62,7 +62,6 @@ end_with_parent(patience_s=0, admit=admit)
 
 @contextmanager
 def role(work: str, *, sheltered: bool = False) -> Iterator[subprocess.Popen[str]]:
-    """A process that has come to its work."""
     text = ROLE.format(work=work, sheltered=sheltered, started=SHELTERED if sheltered else "")
     process = subprocess.Popen([sys.executable, "-c", text], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:

@@ -49,7 +49,6 @@ def served(tmp_path: Path, scene: Scene) -> Iterator[tuple[Path, PageAddress]]:
 
 
 def read(visit: Visit, address: PageAddress) -> None:
-    """Opens a page and waits until it is drawn."""
     visit.open(address.url)
     visit.wait(LIVE)
     visit.wait(DRAWN)
@@ -63,7 +62,6 @@ def read_file(visit: Visit, path: Path, runs: list[RunState], *more: Any) -> Non
 
 
 def check_state(visit: Visit, scene: Scene, address: PageAddress) -> None:
-    """A page says which state it has, without an error or a request to another host."""
     assert visit.text("#state") == BADGES[scene.state]
     assert "token" not in visit.page.url
     assert {address.netloc} == visit.hosts()

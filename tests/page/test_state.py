@@ -27,11 +27,6 @@ SECTIONS = {
 }  # fmt: skip
 
 
-def live(**changes: Any) -> Scene:
-    """A scene whose last record is a moment old."""
-    return Scene(now=datetime.now(), state="running", **changes)
-
-
 def sections(run: Path) -> dict[str, Any]:
     return RunState(run).sections()
 
@@ -57,7 +52,7 @@ def test_a_finished_run_agrees_with_its_summary(tmp_path: Path) -> None:
 
 
 def test_a_running_job_has_the_rates_of_its_newest_record_and_its_slow_worker_first(tmp_path: Path) -> None:
-    run = write_simulated_run(tmp_path / "run", live(workers=4, slow_worker=2))
+    run = write_simulated_run(tmp_path / "run", Scene(now=datetime.now(), state="running", workers=4, slow_worker=2))
     state = RunState(run)
     steps = state.sections()["steps"]
     assert steps[0]["index"] == 2 and steps[0]["ratio"] > 1.4 > steps[1]["ratio"]
@@ -259,7 +254,6 @@ Rows = dict[str, list[str]]
 
 
 def results_of(*runs: Path) -> tuple[Rows, Rows]:
-    """Results, and settings that differ, by name."""
     states = [RunState(run) for run in runs]
     found = compared(states, [state.sections() for state in states])
     results, settings = ({name: texts for name, *texts in found[key]} for key in ("results", "settings"))

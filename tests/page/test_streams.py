@@ -41,8 +41,6 @@ def streams(run: Path, **options: Any) -> Streams:
 
 
 def in_loop(check: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    """Runs a test in an event loop of its own."""
-
     @functools.wraps(check)
     def run_check(**fixtures: Any) -> None:
         asyncio.run(check(**fixtures))
@@ -134,7 +132,6 @@ def page() -> Iterator[tuple[str, TurnedLoop]]:
 
 
 def connected(address: str, *, keep: bool = False) -> socket.socket:
-    """A connection that has sent a request."""
     connection = socket.create_connection(split_address(address), timeout=LIMIT_S)
     request_on(connection, keep=keep)
     return connection
@@ -146,7 +143,6 @@ def request_on(connection: socket.socket, *, keep: bool) -> None:
 
 
 def read_reply(connection: socket.socket) -> None:
-    """Waits for a whole reply."""
     reply = b""
     while not reply.endswith(b"ready\n"):
         part = connection.recv(4096)
@@ -156,7 +152,6 @@ def read_reply(connection: socket.socket) -> None:
 
 
 def with_reply(connections: list[socket.socket]) -> int:
-    """How many have a reply now."""
     return len(select.select(connections, [], [], 0.0)[0])
 
 

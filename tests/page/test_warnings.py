@@ -59,7 +59,6 @@ def losses(values: list[float], *, every: int = 100) -> list[Record]:
 
 
 def evaluated(*aucs: float, every: int = 100, name: str = "auc") -> list[Record]:
-    """Records of evaluations."""
     return [{"time": at(i), "kind": "eval", "step": every * i, name: auc} for i, auc in enumerate(aucs)]
 
 
@@ -81,13 +80,7 @@ def entropy(step: int, value: float | None) -> Record:
 
 
 def of_evaluation(logloss: float, samples: int = 100_000) -> Record:
-    """A record of an evaluation after step 1,200."""
     return {"time": at(20), "kind": "eval", "step": 1200, "auc": 0.7, "logloss": logloss, "samples": samples}
-
-
-def shares(summary: Record) -> Record:
-    """A summary of a run that is not short, with what its steps took."""
-    return {"status": "completed", "wall_s": 90.0, "step_ms": {"total": 100.0}, **summary}
 
 
 def tower(parameters: int) -> Record:
@@ -119,7 +112,8 @@ TWO_LABELS = BCE | {"data": {"labels": [{"column": "clicked"}, {"column": "bough
 TRAINED = losses([0.7] * 9 + [0.557, 0.558, 0.559])
 HELPS = ("train.early_stopping", "epochs", "weight_decay", "model.dropout", "dim", "admit.min_count")
 DENSE = step_of(0, forward=30.0, backward=30.0, optimizer=5.0, dense_reduce=5.0, pull_wait=10.0)
-CORES = shares({"cpu_ms": {"waited": 310.0, "worker": 200.0}})
+TIMES = {"step_ms": {"total": 100.0}, "cpu_ms": {"waited": 310.0, "worker": 200.0}}
+CORES = {"status": "completed", "wall_s": 90.0, **TIMES}
 ONE_THREAD = {"servers": 0, "workers": 1, "threads": 1}
 
 SEEN = {
@@ -287,7 +281,6 @@ def with_bad(value: Any, names: Collection[str], bad: Any) -> Any:
 
 
 def names_in(value: Any) -> set[str]:
-    """The names of numbers in records."""
     own = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
     names = {key for key, each in value.items() if isinstance(each, int | float)} if own and own is not value else set()
     return names.union(*map(names_in, own))

@@ -18,8 +18,7 @@ from shardkeep.records.training import Evaluation, Progress, Scores
 from shardkeep.view.run_view import RunView
 from tests.support.cases import every
 
-GOLDEN = Path(__file__).parent / "golden"
-METRICS, TELEMETRY = (GOLDEN / f"{name}.jsonl" for name in ("metrics", "telemetry"))
+METRICS, TELEMETRY = ((Path(__file__).parent / "golden") / f"{name}.jsonl" for name in ("metrics", "telemetry"))
 """Of a job with two servers and two workers, in which server 1 was killed."""
 LINES = [*METRICS.read_bytes().splitlines(), *TELEMETRY.read_bytes().splitlines()]
 

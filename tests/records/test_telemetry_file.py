@@ -34,7 +34,6 @@ def path(tmp_path: Path) -> Path:
 
 
 def worker(number: int, *, index: int = 0, pid: int = 1, padding: str = PADDING) -> dict[str, Any]:
-    """The record of a worker after `number` intervals of two steps."""
     minutes, seconds = divmod(5 * number, 60)
     hours, minutes = divmod(minutes, 60)
     time = f"2026-01-{1 + hours // 24:02}T{hours % 24:02}:{minutes:02}:{seconds:02}.000"

@@ -14,13 +14,14 @@ import pytest
 import torch
 
 from shardkeep.base.errors import ConfigError
-from shardkeep.config import parse_config
+from shardkeep.config import JobConfig, parse_config
 from shardkeep.member.devices import worker_device
 from shardkeep.member.membership import lasting_imports
 from shardkeep.ps.control.records import Formation, Member
 from shardkeep.ps.server.snapshot import writer as snapshot_writer
 from shardkeep.roles.in_process import run_in_process
 from tests.support.cases import every
+from tests.support.configs import ALONE
 from tests.support.control_job import ListSink
 
 
@@ -102,18 +103,6 @@ def test_imports_of_a_role_are_kept_from_the_garbage_collector_and_it_works_agai
         gc.unfreeze()
 
 
-CONFIG = """
-servers: 0
-workers: 1
-data: {synthetic: {train_samples: 300, eval_samples: 30, num_dense: 2, table_sizes: [40, 90]}}
-model: {bottom: [4], hidden: [4]}
-tables: {default: {dim: 4}}
-tower: {compile: off}
-train: {batch_size: 10}
-checkpoint: {every_steps: 3}
-"""
-
-
 def test_an_interrupt_while_a_checkpoint_is_written_ends_a_job_in_one_process_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -131,8 +120,9 @@ def test_an_interrupt_while_a_checkpoint_is_written_ends_a_job_in_one_process_at
         return False
 
     monkeypatch.setattr(snapshot_writer, "write_snapshot", write_slowly)
+    config = JobConfig.model_validate(ALONE | {"checkpoint": {"every_steps": 3}})
     with pytest.raises(KeyboardInterrupt):
-        run_in_process(parse_config(CONFIG), ListSink(), interrupt, folder=tmp_path)
+        run_in_process(config, ListSink(), interrupt, folder=tmp_path)
     ended.set()
     assert begun.is_set() and not waited_in_vain.is_set()
     assert not list((tmp_path / "checkpoints").glob("step-*"))

@@ -20,6 +20,7 @@ from shardkeep.workers.config import EarlyStoppingConfig
 from shardkeep.workers.evaluation.history import EvaluationHistory
 from shardkeep.workers.rewind import Rewind
 from tests.support.cases import every
+from tests.support.configs import ALONE
 from tests.support.full_disk import FullMeanwhile, full_disk
 from tests.support.records import records_in
 from tests.support.towers import tower_of
@@ -105,17 +106,8 @@ def test_what_a_full_disk_does_to_a_dense_model_names_its_file(tmp_path: Path) -
 
 
 def test_a_job_on_a_disk_that_is_full_for_a_while_trains_on_and_is_completed(tmp_path: Path) -> None:
-    config: dict[str, Any] = {
-        "servers": 0,
-        "workers": 1,
-        "data": {"synthetic": {"train_samples": 1000, "eval_samples": 100, "num_dense": 3, "table_sizes": [50, 90]}},
-        "model": {"bottom": [8], "hidden": [8]},
-        "tower": {"compile": "off"},
-        "consistency": {"mode": "sync"},
-        "telemetry": {"every_s": 0.001},
-        "train": {"batch_size": 25, "report_every_s": 0.001},
-        "checkpoint": {"every_steps": 10},
-    }
+    config = ALONE | {"telemetry": {"every_s": 0.001}, "checkpoint": {"every_steps": 10}}
+    config["train"] = {"batch_size": 25, "report_every_s": 0.001}
     whole = shardkeep.train(config, run_dir=tmp_path / "whole", quiet=True)
     callback = FullMeanwhile()
     found = shardkeep.train(config, run_dir=tmp_path / "run", quiet=True, callbacks=[callback])

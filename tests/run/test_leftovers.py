@@ -35,7 +35,6 @@ NOBODY = 2**22 + 1
 
 @pytest.fixture
 def other() -> Iterator[int]:
-    """Another process; its pid."""
     command = [sys.executable, "-c", "input()", "shardkeep"]
     with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
         yield process.pid

@@ -30,7 +30,6 @@ NOBODY = 2**22 + 1
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
-    """A run with a name that a shell would take apart."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     return RunFolder.create(tmp_path / "my run", parse_config("{servers: 1, workers: 1}"))
 

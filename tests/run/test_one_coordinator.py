@@ -36,7 +36,6 @@ class Late(RunFolder):
 
 
 def led(path: Path) -> RunFolder:
-    """Of coordinator 1, which leads a job."""
     folder = RunFolder.create(path, JobConfig())
     folder.claim()
     folder.standing({"job": "first"})

@@ -27,7 +27,6 @@ ADMIT, EVICT = {"min_count": 2, "window_steps": 5}, {"ttl_steps": 4, "sweep_step
 
 
 def train(*words: object, settings: tuple[str, ...] = ()) -> tuple[int, str]:
-    """The exit code and the errors of `shardkeep train`."""
     changes = [word for setting in settings for word in ("--set", setting)]
     done = CliRunner().invoke(app, ["train", *map(str, words), *changes])
     return done.exit_code, done.stderr
@@ -134,7 +133,6 @@ def written(folder: Path, seed: int = 0) -> dict[str, Path]:
 
 
 def moved(run: Path, steps: int, files: dict[str, Path], *more: str) -> tuple[int, str]:
-    """Resumes a run with its data at another place."""
     places = (f"data.{part}=[{path}]" for part, path in files.items())
     return train("--resume", run, settings=(f"train.max_steps={steps}", *places, *more))
 

@@ -33,7 +33,6 @@ def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def running(path: Path) -> RunFolder:
-    """Of a job that runs."""
     folder = RunFolder.create(path, CONFIG)
     folder.coordinator("127.0.0.1:7", pid=1)
     keep_token(folder.path)

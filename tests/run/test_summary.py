@@ -17,17 +17,10 @@ from shardkeep.run.folder import NO_SUMMARY, RunFolder
 from shardkeep.run.starts import Starts
 from shardkeep.run.summary import Summary
 from tests.support.cases import every
+from tests.support.configs import ALONE
 from tests.support.golden import Golden
 
-JOB: dict[str, Any] = {
-    "servers": 0,
-    "workers": 1,
-    "data": {"synthetic": {"train_samples": 100, "eval_samples": 50, "num_dense": 2, "table_sizes": [20, 30]}},
-    "model": {"bottom": [4], "hidden": [4]},
-    "train": {"batch_size": 50},
-    "tower": {"compile": "off"},
-    "checkpoint": {"every_steps": "off"},
-}
+JOB = ALONE | {"train": {"batch_size": 500}, "checkpoint": {"every_steps": "off"}}
 COMPRESSED = {
     "consistency": "bounded",
     "compression": {
@@ -88,7 +81,6 @@ def summary_of(folder: RunFolder) -> dict[str, Any]:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> RunFolder:
-    """Of a job that began 1,000 seconds ago."""
     folder = RunFolder.create(tmp_path / "run", JobConfig())
     shift(folder, 1000.0)
     return folder

@@ -65,7 +65,6 @@ class Visit:
             self.page.wait_for_timeout(POLL_MS)
 
     def text(self, selector: str = "body") -> str:
-        """The text that a reader sees."""
         return self.page.inner_text(selector)
 
     def hosts(self) -> set[str]:
@@ -110,7 +109,6 @@ class Chromium:
 
     @contextlib.contextmanager
     def visit(self, *, size: tuple[int, int] = WIDE, look: Look = "light", **options: Any) -> Iterator[Visit]:
-        """A window. `options`: as of playwright's `new_context`."""
         viewport: ViewportSize = {"width": size[0], "height": size[1]}
         context = self._browser.new_context(viewport=viewport, color_scheme=look, reduced_motion="reduce", **options)
         try:

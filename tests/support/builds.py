@@ -43,7 +43,6 @@ def building(source: Path, kind: str, out: Path, *, python: str = sys.executable
 
 
 def build(source: Path, kind: str, out: Path) -> Path:
-    """The file that a build leaves in `out`."""
     before = set(out.glob("*"))
     done = building(source, kind, out)
     assert done.returncode == 0, done.stderr

@@ -40,7 +40,6 @@ class Notes(Callback):
         return [method for method, _ in self.calls]
 
     def of(self, method: str) -> list[Any]:
-        """The arguments of one method."""
         return [argument for name, argument in self.calls if name == method]
 
     def steps(self, method: str) -> list[int]:
@@ -61,8 +60,6 @@ class Notes(Callback):
 
 
 def fails(error: BaseException, *, at: int = 0) -> Callable[[Any], None]:
-    """A deed that raises `error`, from step `at` on."""
-
     def deed(argument: Any) -> None:
         if getattr(argument, "step", at) >= at:
             raise error

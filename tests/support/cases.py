@@ -44,7 +44,6 @@ def every(names: str | tuple[str, ...], cases: Iterable[Any], ids: Any = None) -
 
 
 def _own(fixtures: dict[str, Any], number: int) -> dict[str, Any]:
-    """The fixtures of a case."""
     if "tmp_path" not in fixtures:
         return fixtures
     folder = fixtures["tmp_path"] / str(number)

@@ -42,7 +42,6 @@ def services(count: int = 1, mode: str = "bounded", *, workers: int = 1, **compr
 
 
 def metered(handlers: Sequence[Handler], traffic: WorkerTraffic) -> MeteredTransport:
-    """The transport of another generation."""
     return MeteredTransport(LocalTransport(handlers), LedgerMeter(traffic))
 
 
@@ -168,7 +167,6 @@ class Job:
         return rows
 
     def run(self, steps: range, *, last: bool = True) -> list[list[Arrays]]:
-        """All steps, then a fence."""
         rows = [self.step(step, last=last and step == steps.stop - 1) for step in steps]
         for client in self.clients:
             client.fence(steps.stop)
@@ -206,7 +204,6 @@ def grads_of_step(step: int, ids: Arrays, rank: int = 0) -> Arrays:
 
 
 def sums_of(table: str, steps: range) -> dict[int, np.ndarray]:
-    """The sum of all gradients of worker 0 by id, in float64."""
     total: dict[int, np.ndarray] = {}
     for step in steps:
         ids = ids_of_step(step)

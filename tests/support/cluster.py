@@ -33,8 +33,6 @@ POLL_S = 0.02
 
 @dataclass(frozen=True)
 class Ended:
-    """How a command ended."""
-
     code: int
     out: str
     err: str
@@ -170,7 +168,6 @@ class Cluster:
             self._show()
 
     def command(self, *arguments: str, **options: Any) -> Command:
-        """Options: as of Command."""
         command = Command(*arguments, **options)
         self._commands.append(command)
         return command
@@ -242,7 +239,6 @@ def patient(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def records(folder: RunFolder) -> list[dict[str, Any]]:
-    """The whole lines of metrics.jsonl."""
     try:
         text = folder.metrics_path.read_text()
     except FileNotFoundError:

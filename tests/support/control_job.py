@@ -21,8 +21,6 @@ TABLES = (TableSpec(name="user", dim=8), TableSpec(name="item", dim=16))
 
 
 class ListSink:
-    """Keeps every call, in order."""
-
     def __init__(self) -> None:
         self.calls: list[tuple[Any, ...]] = []
         self.kept: Record | None = None
@@ -125,7 +123,6 @@ J = TypeVar("J", bound=Job)
 
 
 def formed(job: J) -> J:
-    """The job, once all its members have joined."""
     job.form()
     return job
 

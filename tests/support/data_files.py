@@ -55,13 +55,11 @@ def opened(folder: Path, files: Mapping[str, Any] = {}, *, seed: int = 0, **sett
 
 
 def batch_of(dataset: Dataset | None) -> Batch:
-    """All samples in their order."""
     assert dataset is not None
     return dataset.gather(np.arange(len(dataset)))
 
 
 def first_column(dataset: Dataset | None) -> list[float]:
-    """The first dense number of each sample."""
     numbers: list[float] = batch_of(dataset).dense_BI[:, 0].tolist()
     return numbers
 
@@ -72,7 +70,6 @@ def labels_of(data: Data) -> list[float]:
 
 
 def read(folder: Path, files: Mapping[str, Any] = {}, **settings: Any) -> Rows:
-    """The training samples of `opened`."""
     batch = batch_of(opened(folder, files, **settings).train)
     ids, weights = {}, {}
     for name, ragged in batch.ids.items():

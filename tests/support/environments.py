@@ -16,8 +16,6 @@ LIMIT_S = 500.0
 
 @dataclass(frozen=True)
 class Environment:
-    """A virtual environment without pip."""
-
     folder: Path
 
     @property
@@ -55,7 +53,6 @@ def linked(folder: Path, distributions: Iterable[str]) -> Path:
 
 
 def checked(*command: str, cwd: Path, env: Mapping[str, str] | None = None) -> str:
-    """What a command that ends with 0 prints."""
     done = subprocess.run(
         command, cwd=cwd, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=LIMIT_S
     )

@@ -101,15 +101,8 @@ def started(
     main: str = SHARDKEEP,
     stderr: IO[Any] | None = None,
 ) -> Forked | subprocess.Popen[str]:
-    """A process that is forked where this is possible, with pipes of text.
-
-    Args:
-        arguments: What follows the program's name on its command line.
-        env: Its environment.
-        cwd: Its folder, None = that of this process.
-        main: `module:function`; `python -m module` runs the same.
-        stderr: A file; None = a pipe.
-    """
+    """A process that is forked where this is possible, with pipes of text. `main`: `module:function`, which
+    `python -m module` runs too. `stderr`: a file; None = a pipe."""
     if _POSSIBLE:
         return Forked(main, arguments, env=env, cwd=cwd, stderr=stderr)
     command = [*program(main), *arguments]
@@ -120,7 +113,6 @@ def started(
 
 
 def program(main: str) -> list[str]:
-    """The command that runs `main` by exec."""
     return [sys.executable, "-m", "shardkeep" if main == SHARDKEEP else main.partition(":")[0]]
 
 
@@ -277,7 +269,6 @@ def _text(end: Connection, mode: str = "r") -> IO[Any]:
 
 
 def _run(main: str, arguments: list[str], cwd: str, env: dict[str, str], ends: Sequence[Connection]) -> NoReturn:
-    """The forked process."""
     os.chdir(cwd)
     redirect(*(end.fileno() for end in ends))
     close_all_but()
@@ -304,13 +295,7 @@ def subprocess_with(**other: Callable[..., Any]) -> SimpleNamespace:
 
 
 def become(main: str, arguments: Sequence[str], env: Mapping[str, str]) -> NoReturn:
-    """Runs `main` as a process that exec started, and ends with its exit code.
-
-    Args:
-        main: `module:function`.
-        arguments: What follows the program's name.
-        env: The environment.
-    """
+    """Runs `main`, `module:function`, as a process that exec started, and ends with its exit code."""
     import numpy as np
 
     code = 1

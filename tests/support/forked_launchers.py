@@ -25,8 +25,6 @@ from shardkeep.launch import test_data
 from shardkeep.launch.processes import fork_server
 from tests.support.forked import PRELOADED, SHARDKEEP, Forked, become, close_all_but, redirect, subprocess_with
 
-_PACKET_BYTES = 1 << 20
-
 
 class Template:
     """A child of this process that forks fork servers. Make it before this process has threads."""
@@ -46,11 +44,9 @@ class Template:
         return TemplatedServer(self._ask(given, [*pass_fds, stderr.fileno()]), self)
 
     def close(self) -> None:
-        """Ends it."""
         self._requests.close()
 
     def exit_code(self, pid: int) -> int:
-        """Of a server that has ended."""
         return self._ask({"ended": pid}, [])
 
     def _ask(self, request: Mapping[str, Any], descriptors: Sequence[int]) -> int:
@@ -82,7 +78,7 @@ def _fork_servers(requests: socket.socket) -> NoReturn:
     """The template: ends with its parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all
     while True:
-        packet, descriptors, _, _ = socket.recv_fds(requests, _PACKET_BYTES, 2)
+        packet, descriptors, _, _ = socket.recv_fds(requests, 1 << 20, 2)
         if not packet:
             os._exit(0)
         request = json.loads(packet)
@@ -101,7 +97,6 @@ def _fork_servers(requests: socket.socket) -> NoReturn:
 
 
 def _serve(command: list[str], cwd: str, env: dict[str, str], control: int, output: int) -> NoReturn:
-    """The forked process."""
     os.chdir(cwd)
     redirect(os.open(os.devnull, os.O_RDONLY), output, output)
     close_all_but(control)

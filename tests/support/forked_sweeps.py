@@ -79,7 +79,6 @@ class PreloadedRun:
 
 
 def _run(command: list[str], env: dict[str, str], ends: Sequence[Connection]) -> NoReturn:
-    """The forked process."""
     stdin, output, lock = (end.fileno() for end in ends)
     redirect(stdin, output, output)
     close_all_but(lock)

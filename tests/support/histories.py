@@ -86,7 +86,6 @@ def model() -> Attends:
 
 
 def inputs(lengths: list[int]) -> tuple[torch.Tensor, dict[str, Any]]:
-    """What `model` gets for histories of these lengths, with leaves."""
     drawn, count, entries = torch.Generator().manual_seed(1), len(lengths), sum(lengths)
 
     def rows(height: int, dim: int) -> torch.Tensor:

@@ -84,7 +84,6 @@ class Host:
 
     @property
     def pids(self) -> list[int]:
-        """Its processes."""
         return pids(self.space)
 
     @property

@@ -78,6 +78,5 @@ def garbage(seed: int, count: int) -> Iterator[bytes]:
 
 
 def throw(address: Address, sent: bytes) -> None:
-    """Sends bytes and hangs up."""
     with contextlib.suppress(OSError), socket.create_connection(address, timeout=LIMIT_S) as connection:
         connection.sendall(sent)

@@ -112,7 +112,6 @@ _SEND, _RPC = (
 )
 _APPLIER = "shardkeep.ps.server.applier:Applier"
 WRITE = "shardkeep.ps.server.journal.segments:write_all"
-_APPEND = "shardkeep.ps.server.journal.journal:Journal.append"
 _COORDINATOR, _FILES = "shardkeep.ps.control.coordinator:Coordinator", "shardkeep.ps.checkpoints.folder:Checkpoints"
 POINTS: Mapping[str, Point] = {
     # any member
@@ -133,7 +132,7 @@ POINTS: Mapping[str, Point] = {
     "pull received": Point("shardkeep.ps.server.pulls:PullQueue.park"),
     "rows ready": Point("shardkeep.ps.server.pulls:PullQueue.rows", after=True),
     "push received": Point(f"{_APPLIER}.push"),
-    "push journaled": Point(_APPEND, after=True, counts=_entry("PUSH")),
+    "push journaled": Point("shardkeep.ps.server.journal.journal:Journal.append", after=True, counts=_entry("PUSH")),
     "push staged": Point(f"{_APPLIER}.push", after=True),
     "applied": Point("shardkeep.ps.server.tables:Tables.apply", after=True),
     "rows go": Point("shardkeep.ps.server.table.policies.eviction:Eviction.remove"),
@@ -177,7 +176,6 @@ def environment(folder: Path, hurts: Sequence[Hurt] = (), astray: Sequence[Astra
 
 
 def missed(folder: Path, hurts: Sequence[Hurt]) -> list[Hurt]:
-    """Those that never happened."""
     return [hurt for hurt in hurts if not (folder / str(hurt)).exists()]
 
 
@@ -294,7 +292,6 @@ class _Calls:
 
 
 def _set(hurt: Hurt, folder: Path) -> None:
-    """Puts the hurt into the code."""
     calls = _Calls(hurt, folder)
     if hurt.point == "torn":
         _replace(WRITE, lambda write_all: _tearing(write_all, calls))

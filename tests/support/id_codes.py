@@ -18,7 +18,6 @@ def column(numbers: Sequence[int]) -> Ints:
 
 
 def flat(parts: Sequence[Section]) -> tuple[Ints, Ints]:
-    """Starts and ids of all sections."""
     return np.cumsum([0, *(len(part) for part in parts)]), column([id_ for part in parts for id_ in part])
 
 
@@ -37,3 +36,10 @@ def decoded(code: CodedIds, rows_S: Ints, limit: int = 10**6) -> list[int]:
 
 def coded_subsets(parts: Sequence[Section], universes: Sequence[int]) -> CodedIds:
     return encode_subsets(*flat(parts), column(universes))
+
+
+def varint(number: int) -> bytes:
+    found = b""
+    while number >= 128:
+        found, number = found + bytes([number & 127 | 128]), number >> 7
+    return found + bytes([number])

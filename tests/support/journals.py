@@ -29,7 +29,6 @@ def replayed(folder: Path) -> list[tuple[RecordKind, int, int, bytes]]:
 
 
 def steps(folder: Path) -> list[int]:
-    """The steps of the pushes."""
     return [step for entry, _, step, _ in replayed(folder) if entry is RecordKind.PUSH]
 
 

@@ -35,8 +35,6 @@ PRELOADED = (
 
 @dataclass(frozen=True)
 class Loads:
-    """What one process did."""
-
     modules: list[str]
     """All that are imported."""
     kernels_too_early: list[str]
@@ -44,7 +42,6 @@ class Loads:
 
     @property
     def kernels(self) -> list[str]:
-        """Imported modules of kernels."""
         return [name for name in kernel_modules() if name in self.modules]
 
     def loaded(self, *suspects: str) -> list[str]:

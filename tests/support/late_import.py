@@ -10,8 +10,6 @@ import pytest
 
 
 class Late:
-    """A module that is imported when a name of it is used."""
-
     def __init__(self, name: str) -> None:
         self._name = name
 

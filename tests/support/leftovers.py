@@ -17,7 +17,6 @@ from pathlib import Path
 
 _DUMPABLE = 3  # PR_GET_DUMPABLE of <sys/prctl.h>
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)
-_OF_PYTEST = {"PYTEST_CURRENT_TEST", "PYTEST_VERSION"}
 _OF_LIBRARIES = (
     "TORCH",
     "_TORCH",
@@ -91,7 +90,7 @@ def none_left() -> Iterator[None]:
 
 
 def _may_stay(variable: str) -> bool:
-    return variable in _OF_PYTEST or variable.startswith(_OF_LIBRARIES)
+    return variable in {"PYTEST_CURRENT_TEST", "PYTEST_VERSION"} or variable.startswith(_OF_LIBRARIES)
 
 
 def _umask() -> int:

@@ -174,11 +174,9 @@ class LocalJob:
 
     @property
     def records(self) -> list[tuple[str, dict[str, Any]]]:
-        """What the workers reported."""
         return self.progress.records
 
     def run(self, should_stop: Callable[[int], bool] = lambda _: False) -> dict[str, Any]:
-        """Trains; the summary of rank 0."""
         return in_threads([lambda w=w: w.generation.train(should_stop) for w in self.workers])[0]
 
 

@@ -179,7 +179,6 @@ def write_parquet(table: LogicalTable, path: Path, choose: Choose, *, strings: b
 
 
 def python_value(value: Any, column: LogicalColumn) -> Any:
-    """A value as a program has it in a list."""
     if value is None or column.type != "time":
         return value
     if column.unit == "ns":
@@ -217,10 +216,6 @@ def list_of_dicts(table: LogicalTable, choose: Choose) -> Written:
     ]
     rows[0] = {c.name: written.data[c.name][0] for c in table.columns}
     return Written(rows, written.ways)
-
-
-def arrow_table(table: LogicalTable, choose: Choose) -> Written:
-    return Written(*typed(table, choose))
 
 
 def pandas_frame(table: LogicalTable, choose: Choose) -> Written:
@@ -368,7 +363,7 @@ def grpc(columns: Mapping[str, Values], *, raw: bool) -> bytes:
 FRAMES: dict[str, Callable[[LogicalTable, Choose], Written]] = {
     "dict of columns": columns_of_lists,
     "list of dicts": list_of_dicts,
-    "arrow": arrow_table,
+    "arrow": lambda table, choose: Written(*typed(table, choose)),
     **({"pandas": pandas_frame} if optional("pandas") else {}),
     **({"polars": polars_frame} if optional("polars") else {}),
 }

@@ -49,7 +49,6 @@ class LogicalColumn:
         return self.role in ("list", "weights", "entries", "numbers")
 
     def entries(self) -> list[Any]:
-        """All values in one list."""
         return [e for row in self.values for e in row or ()] if self.is_list else list(self.values)
 
 

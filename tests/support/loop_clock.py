@@ -32,7 +32,6 @@ class TurnedLoop(asyncio.SelectorEventLoop):
         self.settle()
 
     def pass_by(self, seconds: float) -> None:
-        """Lets time pass. From another thread."""
         self.call_soon_threadsafe(setattr, self, "_now", self._now + seconds)
 
     def settle(self) -> None:

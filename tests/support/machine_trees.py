@@ -29,7 +29,6 @@ class Recorded:
     siblings_file: str = "core_cpus_list"
 
     def write(self, root: Path) -> Path:
-        """Writes the files; returns the folder."""
         cpus = root / "sys/devices/system/cpu"
         files = {cpus / "online": self.online}
         if self.allowed:

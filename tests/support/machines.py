@@ -63,7 +63,6 @@ class Machines(Watched):
         return self._commands[-1]
 
     def all(self, nodes: int = 2) -> list[Command]:
-        """All machines, the first one last."""
         return [self.start(rank, nodes) for rank in reversed(range(nodes))][::-1]
 
     def members(self) -> dict[str, psutil.Process]:

@@ -62,7 +62,6 @@ def same(a: State, b: State) -> bool:
 def checkpointed(
     shards: Sequence[Tables], checkpoints: Checkpoints, step: int, base: Checkpoint | None = None, **more: Any
 ) -> Checkpoint:
-    """A checkpoint of all rows of some servers, or an increment on another. `more`: as for `Checkpoints.commit`."""
     partial = checkpoints.begin(step)
     marks = [tables.snapshot("" if base is None else base.id) for tables in shards]
     files = [file for s, mark in enumerate(marks) for file in write_snapshot(mark, partial, shard=s)]

@@ -14,8 +14,6 @@ from shardkeep.loop.metering import StepMeter
 
 
 class Records:
-    """Keeps what a client reports."""
-
     def __init__(self) -> None:
         self._records: list[tuple[str, dict[str, Any]]] = []
 

@@ -55,7 +55,6 @@ class OneTable(Table):
 
 
 def scalars_of(table: Table, step: int) -> np.ndarray:
-    """The scalars of a table's optimizer for a step."""
     return np.array(table.spec.optimizer.scalars(RowUpdate(step)), dtype=np.float32)
 
 

@@ -84,7 +84,6 @@ def number(text: str) -> float:
 
 
 def rows_of(visit: Visit, section: str) -> list[list[str]]:
-    """The cells of the first table of a section, by row; folded rows are not among them."""
     script = (
         "s => [...document.querySelector(s + ' table').tBodies[0].rows].map(r => [...r.cells].map(c => c.innerText))"
     )

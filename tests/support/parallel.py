@@ -112,7 +112,6 @@ def _place(group: str, turns: dict[str, int], limits: Counter[str]) -> tuple[int
 
 
 def limit_s(item: pytest.Item) -> int:
-    """The time limit of a test."""
     limit = item.get_closest_marker("timeout")
     return int(limit.args[0]) if limit else int(item.config.getini("timeout"))
 
@@ -328,7 +327,6 @@ class Outside(pytest.Item):
 
 
 def _work(session: pytest.Session, parent: Connection) -> NoReturn:
-    """The forked process."""
     code = 1
     try:
         _become_worker(session, parent)

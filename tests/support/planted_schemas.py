@@ -46,7 +46,6 @@ class Planted:
 
     @property
     def names(self) -> list[str]:
-        """What the line has."""
         return TABLES[self.number].replace(" ;", "").split()
 
     def table(self) -> pa.Table:
@@ -83,6 +82,5 @@ class Planted:
 
 
 def plan(path: Path, table: pa.Table, label: str | None = None, *overrides: str) -> Plan:
-    """The plan for a table that is written to this file, csv or parquet."""
     (pq.write_table if path.suffix == ".parquet" else pacsv.write_csv)(table, path)
     return plan_of([str(path)], label=label, overrides=overrides)

@@ -18,7 +18,6 @@ DIM = 6
 
 
 def gradient(step: int, rank: int, rows: int) -> np.ndarray:
-    """What a rank pushes at a step."""
     return np.random.default_rng(100 * step + rank).normal(size=(rows, DIM)).astype(np.float32)
 
 

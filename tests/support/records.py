@@ -9,5 +9,4 @@ from shardkeep.records.lines import Tail
 
 
 def records_in(path: Path) -> list[dict[str, Any]]:
-    """All records of metrics.jsonl or telemetry.jsonl."""
     return [record.to_dict() for record in Tail(path)]

@@ -89,7 +89,6 @@ class Recovering(Job):
             assert self.come_back("worker", index, span, after=after) is None
 
     def replaced(self, role: str, index: int, span: ResumeRange = THREE_OR_FOUR, *, pid: int = 200) -> Formation | None:
-        """Another process takes a place."""
         self.register(role, index, pid=pid)
         return self.come_back(role, index, span, pid=pid, after=0)
 
@@ -111,7 +110,6 @@ def checkpoint(job: Recovering, step: int, *, sequence: int = 1) -> None:
 
 
 def told(job: Recovering) -> list[dict[str, Any]]:
-    """The reported recoveries, in order."""
     return [call[1] for call in job.sink.of("event") if call[1].get("phase") == "recovery"]
 
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pyarrow as pa
 
 from shardkeep.workers.data.batch import Batch, Ragged
 from shardkeep.workers.data.catalogue import Catalogue
+from shardkeep.workers.data.items import make_catalogue
 from shardkeep.workers.data.samples import Data
 from shardkeep.workers.data.schema import Feature, Schema, SequenceColumns
+from shardkeep.workers.data.sides import sides_of
 
 SEEN = SequenceColumns("seen", (Feature("seen_item", "item", "none"),), (), 8)
 TOWERS = Schema(
@@ -22,10 +26,7 @@ NEXT = Schema((), (Feature("item", "item"),), ("label",), (SEEN,))
 
 class Takes:
     """Users each take items of one kind, popular ones more often; a list has the 0 to 8 items before.
-
-    Args:
-        negatives: Share of the samples whose label is 0.
-    """
+    `negatives`: share of the samples whose label is 0."""
 
     def __init__(
         self, schema: Schema, num_samples: int, *, items: int = 40, users: int = 30, seed: int = 0, negatives: float = 0
@@ -71,23 +72,11 @@ def _price(item_N: np.ndarray) -> np.ndarray:
 
 def catalogue_of(train: Takes) -> Catalogue:
     """Of all items that samples of label 1 have, and their lists."""
-    entries = bool(train.schema.sequences)
-    predicted = train.item[train.label[:, 0] != 0]
-    if entries:
-        later = np.ones(train.seen.size, np.bool_)
-        later[train.starts[:-1][train.lengths > 0]] = False
-        predicted = np.concatenate([train.item[train.lengths > 0], train.seen[later]])
-    ids = np.unique(np.concatenate([predicted, train.seen]) if entries else predicted)
-    counts = np.array([(predicted == item).sum() for item in ids])
-    order = np.lexsort((ids, -counts))
-    ids, counts = ids[order], counts[order]
-    names = {feature.name for feature in train.schema.features}
-    columns = {name: bag for name, bag in _columns(ids).items() if name in names}
-    dense = _price(ids) if "price" in train.schema.dense else np.empty((len(ids), 0), np.float32)
-    return Catalogue(ids, counts, Batch(dense, columns, np.empty((len(ids), 0), np.float32)), pa.array(ids))
+    lists = train.schema.sequences
+    sides = sides_of(train.schema, ["item"] if lists else ITEM)
+    return make_catalogue(train, replace(sides, predicted=SEEN if lists else None), pa.array)
 
 
 def data_of(schema: Schema, num_samples: int = 300, *, negatives: float = 0.0) -> Data:
-    """Samples to train on, with their catalogue."""
     train = Takes(schema, num_samples, negatives=negatives)
     return Data(train, catalogue=catalogue_of(train))

@@ -63,7 +63,6 @@ class Pair:
         self.peer = self.another_peer()
 
     def another_peer(self) -> Peer:
-        """A server that takes the place of the one before."""
         self._peers.append(Peer(self.store_port, self._service))
         self.peer = self._peers[-1]
         return self.peer
@@ -107,5 +106,4 @@ class Group:
         return self.transport.send(0, message, timeout_s=LIMIT_S)
 
     def is_alive(self) -> bool:
-        """Whether the server answers a question."""
         return answer(self.transport, question(self.generation)).kind is Kind.ANSWER

@@ -83,7 +83,6 @@ def footprint() -> dict[str, int]:
 
 
 def service_of(settings: dict[str, Any], generation: int) -> ShardService:
-    """The service of plain settings."""
     tables = [TableSpec(**table) for table in settings["tables"]]
     consistency = ConsistencyConfig(**settings["consistency"])
     more = {"num_workers": settings["num_workers"], "seed": settings["seed"]}
@@ -91,8 +90,6 @@ def service_of(settings: dict[str, Any], generation: int) -> ShardService:
 
 
 class _Server:
-    """What a peer does; each method is a command."""
-
     def __init__(self, store_port: int, settings: dict[str, Any]) -> None:
         self._store = connect_store("127.0.0.1", store_port, timeout_s=LIMIT_S)
         self._settings = settings
@@ -122,7 +119,6 @@ class _Server:
 
 
 def _serve(store_port: int, settings: dict[str, Any], commands: Connection, errors: str) -> None:
-    """The peer's life."""
     torch.set_num_threads(1)
     os.dup2(os.open(errors, os.O_WRONLY | os.O_APPEND), 2)
     server = _Server(store_port, settings)

@@ -32,7 +32,6 @@ class Rank:
         self._formed: list[ProcessCollective] = []
 
     def form(self, timeout_s: float = LIMIT_S, backend: str = "gloo") -> ProcessCollective:
-        """The next generation."""
         self.generation += 1
         collective = ProcessCollective(
             self.store,

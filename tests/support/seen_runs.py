@@ -22,18 +22,15 @@ def at(seconds: float) -> str:
 
 
 def progress(seconds: float, step: int, loss: float | None = 0.5, **others: Any) -> Record:
-    """A record of progress."""
     return {"time": at(seconds), "kind": "progress", "step": step, "total_steps": 10_000, "samples": 100 * step,
             "loss": loss, "samples_per_s": 1000.0, **others}  # fmt: skip
 
 
 def event(when: float, text: str, **others: Any) -> Record:
-    """A record of an event of the coordinator."""
     return {"time": at(when), "kind": "event", "text": text, "role": "coordinator", "index": 0, **others}
 
 
 def telemetry(seconds: float, role: str, index: int, **others: Any) -> Record:
-    """A telemetry record of a process."""
     return {"time": at(seconds), "kind": "telemetry", "role": role, "index": index, "pid": 1, "every_s": 5.0, **others}
 
 
@@ -43,13 +40,11 @@ def step_of(index: int, *, total: float = 100.0, waits: Record | None = None, **
 
 
 def append(path: Path, *records: Any, end: str = "\n") -> None:
-    """Adds lines to a file of records."""
     with path.open("a", encoding="utf-8") as file:
         file.write("\n".join(json.dumps(record) for record in records) + end)
 
 
 def write_records(run: Path, *records: Record) -> None:
-    """Writes a run folder's files of records."""
     run.mkdir(exist_ok=True)
     for name, kinds in (("metrics.jsonl", ("progress", "eval", "event", "phase")), ("telemetry.jsonl", ("telemetry",))):
         chosen = [json.dumps(record) + "\n" for record in records if record["kind"] in kinds]

@@ -51,13 +51,11 @@ def publish(run: Path, *checkpoints: Path) -> None:
 
 
 def texts(count: int, seed: int = 3) -> dict[str, list[str]]:
-    """Columns as `Predictor.predict` takes them."""
     rows = click_rows(count, seed=seed)
     return {name: [row[name] for row in rows] for name in FEATURES}
 
 
 def as_bytes(columns: dict[str, list[str]]) -> dict[str, Values]:
-    """Every column as texts."""
     return {name: [text.encode() for text in values] for name, values in columns.items()}
 
 

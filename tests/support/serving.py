@@ -50,7 +50,6 @@ class Server:
         assert not self._thread.is_alive()
 
     def begin_stop(self) -> None:
-        """Asks the server to stop, and returns at once."""
         assert self._loop is not None and self._stop is not None
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._stop.set)
@@ -76,7 +75,6 @@ class Server:
             watching.cancel()
 
     def call(self, method: str, request: Any, reply: Any, **options: Any) -> Any:
-        """Calls over gRPC. `request`: a message, or any bytes."""
         with grpc.insecure_channel(self.addresses.grpc) as channel:
             return call_on(channel, method, request, reply, **options)
 
@@ -84,7 +82,6 @@ class Server:
         return self.call("ModelInfer", request, pb.ModelInferResponse, **options)  # type: ignore[no-any-return]
 
     def refusal(self, request: Any, method: str = "ModelInfer", **options: Any) -> tuple[str, str]:
-        """The code and the text of a call over gRPC that fails."""
         try:
             self.call(method, request, pb.ModelInferResponse, **options)
         except grpc.RpcError as error:
@@ -94,7 +91,6 @@ class Server:
     def http(
         self, method: str, path: str, body: bytes | None = None, headers: Mapping[str, str] | None = None
     ) -> tuple[int, Mapping[str, str], bytes]:
-        """Calls over HTTP: status, headers, body."""
         assert self.addresses.http is not None
         connection = http.client.HTTPConnection(self.addresses.http, timeout=LIMIT_S)
         try:
@@ -147,7 +143,6 @@ class Server:
 
 
 def call_on(channel: grpc.Channel, method: str, request: Any, reply: Any, **options: Any) -> Any:
-    """Calls a method of the protocol on an open channel."""
     message = request if isinstance(request, bytes) else request.SerializeToString()
     stub = channel.unary_unary(
         f"/inference.GRPCInferenceService/{method}", response_deserializer=reply.FromString

@@ -66,7 +66,6 @@ def models_of(kind: Any) -> set[type[BaseModel]]:
 
 
 def changed(raw: Mapping[str, Any], place: Place, value: Any) -> dict[str, Any]:
-    """Raw settings with another value."""
     found: Any = copy.deepcopy(dict(raw))
     at = found
     for key in place[:-1]:

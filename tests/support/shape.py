@@ -63,7 +63,6 @@ def library() -> Shape:
 
 
 def _statements(node: ast.AST) -> Iterator[ast.stmt]:
-    """All statements in it, without looking into expressions."""
     for part in ("body", "orelse", "finalbody", "handlers", "cases"):
         for each in getattr(node, part, ()):
             if isinstance(each, ast.stmt):

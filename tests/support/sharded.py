@@ -40,7 +40,6 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 def wide_model(seed: int = 0, **settings: Any) -> nn.Module:
-    """With one block: its linear layer of 78,000 values."""
     return seeded_model(seed, hidden=[300, 260], **settings)
 
 
@@ -174,7 +173,6 @@ def scores(rank: Rank) -> Any:
 
 
 def sent(rank: Rank) -> dict[str, int]:
-    """The bytes of a step by class of the ledger."""
     traffic = WorkerTraffic()
     tower = joined(MeteredCollective(rank.form(), LedgerMeter(traffic)), "fsdp")
     before = dict(traffic.ledger.totals()["tower"])
@@ -224,7 +222,6 @@ SCENARIOS: dict[str, Scenario] = {
 
 
 def as_arrays(value: Any) -> Any:
-    """Tensors as arrays, which a queue copies."""
     if isinstance(value, torch.Tensor):
         return value.numpy().copy()
     if isinstance(value, dict):

@@ -55,7 +55,6 @@ class Scene:
 
     @property
     def done(self) -> int:
-        """Steps that are done."""
         if self.state in ("begun", "forming"):
             return 0
         return self.steps if self.state == "finished" else self.steps * 6 // 10
@@ -67,7 +66,6 @@ class Scene:
 
     @property
     def lost_at(self) -> int:
-        """The step at which the server is lost."""
         return self.done if self.state == "recovering" else int(0.4 * self.done)
 
     @property
@@ -106,7 +104,6 @@ class Scene:
 
 
 def write_simulated_run(folder: Path, scene: Scene) -> Path:
-    """Writes the run folder of a scene. Returns `folder`."""
     folder.mkdir(parents=True)
     config = config_of(scene)
     (folder / "config.yaml").write_text(config.to_yaml())
@@ -146,7 +143,6 @@ def led(run: Path) -> Iterator[Path]:
 
 
 def config_of(scene: Scene) -> JobConfig:
-    """The config of a scene's job."""
     samples = scene.steps * BATCH_SIZE * scene.workers
     raw: Record = {
         "name": "simulated",
@@ -179,7 +175,6 @@ def _member(scene: Scene, role: str, index: int, generation: int) -> Record:
 
 
 def _records(scene: Scene) -> Iterator[Record]:
-    """What is in metrics.jsonl, in any order."""
     end: dict[str, Any] = {"role": "worker" if scene.state == "stopped" else "coordinator", "index": 0}
     if scene.servers:
         for role, index in scene.members if scene.state != "forming" else [("worker", 0)]:

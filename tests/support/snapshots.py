@@ -26,7 +26,6 @@ def told(future: Future[Bytes]) -> tuple[Kind, str]:
 
 
 def saved(service: ShardService, checkpoints: Checkpoints, step: int, base: Checkpoint | None = None) -> Checkpoint:
-    """A checkpoint of one server."""
     checkpoints.begin(step)
     told(ask(service, ask="mark", step=step, base="" if base is None else base.id))
     found = json.loads(told(ask(service, ask="snapshot", step=step))[1])

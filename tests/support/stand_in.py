@@ -87,7 +87,6 @@ def end_lease(run: Path, member: str) -> None:
 
 
 def watch_for_ends_of_leases(run: Path) -> None:
-    """In the coordinator's process."""
     expired = Seats.expired
 
     def expired_or_silent(seats: Seats, now: float) -> list[Seat]:
@@ -102,7 +101,6 @@ def watch_for_ends_of_leases(run: Path) -> None:
 
 
 def plan_of(run: Path) -> dict[str, Any]:
-    """What stand-ins are to do."""
     place = next(path for path in (run / PLAN, run.parent / PLAN) if path.exists())
     return dict(json.loads(place.read_text()))
 
@@ -114,7 +112,6 @@ def deeds(run: Path, member: str) -> bytes:
 
 
 def take_part(role: Role, arguments: list[str]) -> int:
-    """A member's life; its exit code."""
     options = dict(zip(arguments[::2], arguments[1::2], strict=False))
     run, index = Path(options["--coordinator"]), int(options["--index"])
     departure = Departure(sheltered="--sheltered" in arguments)
@@ -132,8 +129,6 @@ def take_part(role: Role, arguments: list[str]) -> int:
 
 
 class StandIn:
-    """One member."""
-
     def __init__(self, role: Role, index: int, run: Path, departure: Departure) -> None:
         self._role, self._index, self._run, self._departure = role, index, run, departure
         self._name, self._plan, self._step = f"{role} {index}", plan_of(run), 0

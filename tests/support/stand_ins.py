@@ -68,14 +68,12 @@ class Watched:
         self.run, self._limit_s, self._running = run, limit_s, running
 
     def members(self) -> dict[str, psutil.Process]:
-        """The processes of the current generation by `role index`."""
         return members_in(self.run)
 
     def recoveries(self) -> list[dict[str, Any]]:
         return [record for record in records(self.run) if record.get("phase") == "recovery"]
 
     def step(self) -> int:
-        """The last step that is known."""
         return max((r["step"] for r in records(self.run) if r["kind"] == "progress"), default=0)
 
     def until(self, true: Callable[[], bool], otherwise: str) -> None:
@@ -87,7 +85,6 @@ class Watched:
         return self.members()
 
     def go(self) -> None:
-        """Lets workers continue where they hold."""
         (self.run.path / stand_in.GO).touch()
 
     def end_lease(self, *members: str) -> None:

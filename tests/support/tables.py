@@ -36,5 +36,4 @@ def gradients(parts: ByTable) -> Gradients:
 
 
 def of_one_table(ids: np.ndarray, grads: np.ndarray) -> Gradients:
-    """A push of the first table alone."""
     return gradients({0: (ids, grads)})

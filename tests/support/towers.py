@@ -31,7 +31,6 @@ def model_config(name: str = "dlrm", **settings: Any) -> ModelConfig:
 
 
 def dims_of(name: str, features: Mapping[str, int] = FEATURES) -> dict[str, int]:
-    """The values of a row of each feature under a stock model."""
     return {feature: row_dim(name, dim) for feature, dim in features.items()}
 
 
@@ -44,7 +43,6 @@ def seeded_model(
     labels: Sequence[str] = ("label",),
     **settings: Any,
 ) -> nn.Module:
-    """A stock model with few hidden values."""
     small = {"bottom": [8], "hidden": [16]} if name == "dlrm" and num_dense else {"hidden": [16]}
     settings = {key: value for key, value in small.items() if key in keys_of(name)} | settings
     with BUILDING, torch.random.fork_rng():
@@ -110,8 +108,6 @@ FP16 = {"amp": "fp16"}
 
 
 class Forgetful(nn.Module):
-    """Leaves one of its parameters out."""
-
     def __init__(self) -> None:
         super().__init__()
         self.used, self.unused = nn.Linear(3, 1), nn.Linear(3, 1)

@@ -58,8 +58,6 @@ class Unreliable:
 
 
 class UnreliableTransport(LocalTransport):
-    """A transport between threads that is `Unreliable`."""
-
     def __init__(self, handlers: Sequence[Handler], *, seed: int = 0) -> None:
         super().__init__(handlers)
         self._unreliable = Unreliable(seed=seed)

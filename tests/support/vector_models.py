@@ -65,7 +65,6 @@ def _shape_of(group: SequenceColumns) -> SequenceShape:
 def users_of(
     sides: Sides, lengths: Iterable[int] = LENGTHS, *, dtype: torch.dtype = torch.float32
 ) -> tuple[torch.Tensor, dict[str, Any]]:
-    """Dense columns and inputs of users."""
     drawn, lengths_B = torch.Generator().manual_seed(1), torch.tensor(list(lengths), dtype=torch.int64)
 
     def rows(count: int, width: int) -> torch.Tensor:
@@ -82,7 +81,6 @@ def users_of(
 def candidates_of(
     sides: Sides, targets: Several[int], *, count: int = 9, shared: int = 6, dtype: torch.dtype = torch.float32
 ) -> Candidates:
-    """Items with chances."""
     drawn = torch.Generator().manual_seed(2)
     inputs = {
         feature.name: torch.randn(count, DIMS[feature.table], generator=drawn, dtype=dtype).requires_grad_()
@@ -103,7 +101,6 @@ def with_candidates(inputs: Mapping[str, Any], candidates: Candidates) -> dict[s
 
 
 def rows_of(inputs: Mapping[str, Any]) -> list[torch.Tensor]:
-    """The rows of features, columns of lists, and candidates."""
     found: list[torch.Tensor] = []
     for value in inputs.values():
         if isinstance(value, Candidates):

@@ -28,8 +28,6 @@ from tests.support.forked import started
 from tests.support.forked_sweeps import forked_runs, started_sweep
 from tests.support.sweep_runs import BASE, TRAIN, write_run, write_sweep
 
-ROOT = Path(__file__).resolve().parents[2]
-
 
 class Sweeps:
     """Sweeps into one folder, by the stand-in for `shardkeep train`."""
@@ -51,7 +49,6 @@ class Sweeps:
         (self.out / name).write_text(" ".join(runs))
 
     def started(self) -> list[str]:
-        """Runs started since the last look."""
         path = self.out / "started"
         found = path.read_text().split() if path.exists() else []
         path.unlink(missing_ok=True)
@@ -183,7 +180,6 @@ def test_a_sweep_may_be_moved_unless_it_reads_its_folder(
 
 
 def ended(process: Any) -> tuple[int, str]:
-    """The exit code of a sweep, and what it printed."""
     with process.stdin, process.stdout, process.stderr:
         printed = process.stdout.read()
         return process.wait(100), printed
@@ -244,7 +240,7 @@ def test_a_job_whose_sweep_is_gone_stops(tmp_path: Path) -> None:
     data = {"synthetic": {**JOB["data"]["synthetic"], "train_samples": 10**8}}
     (tmp_path / "job.yaml").write_text(json.dumps({**JOB, "data": data}))
     command = ["train", str(tmp_path / "job.yaml"), "--parent-pipe", "--run-dir", str(tmp_path / "run")]
-    job = started(command, env=os.environ, cwd=ROOT)
+    job = started(command, env=os.environ, cwd=Path(__file__).resolve().parents[2])
     try:
         wait_for(tmp_path / "run" / "metrics.jsonl")
         assert job.stdin is not None

@@ -24,7 +24,7 @@ from shardkeep.sweep.plots import PLOTS, mean_curve, off_scale, pareto_front, si
 from shardkeep.sweep.record import write_results
 from shardkeep.sweep.report import page, power_text, write_report
 from shardkeep.sweep.results import CurvePoint, Results, collect
-from shardkeep.sweep.student import Estimate, estimate, holm, p_value
+from shardkeep.sweep.student import estimate, holm, p_value
 from tests.support.cases import every
 from tests.support.sweep_runs import write_run, write_sweep
 
@@ -50,7 +50,6 @@ def made(plan: SweepPlan, folder: Path, auc: Callable[[str, int], float] = lambd
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The sweep file and the runs of `results`."""
     folder = tmp_path_factory.mktemp("sweep")
     for run in planned(folder).runs:
         name = run.variant.name
@@ -65,14 +64,11 @@ def results(folder: Path) -> Results:
     return collect(load_sweep(folder / "sweep.yaml"), folder, "shardkeep sweep sweep.yaml --out out")
 
 
-def test_losses_are_paired_by_seed_with_the_interval_of_student_and_bytes_are_those_of_training(
+def test_losses_are_paired_by_seed_and_bytes_are_those_of_training(
     results: Results,
 ) -> None:
     loss = results.recipe("fp16").auc_loss
-    assert loss is not None and loss.low is not None and loss.high is not None
-    assert loss.mean == pytest.approx(0.003)
-    assert loss.deviation == pytest.approx(0.0015811, abs=1e-7)
-    assert (loss.low, loss.high) == (pytest.approx(0.0010368, abs=1e-7), pytest.approx(0.0049632, abs=1e-7))
+    assert loss is not None and loss.mean == pytest.approx(0.003)
     same = results.recipe("few").auc_loss
     assert same is not None and same.deviation == pytest.approx(0.0, abs=1e-12)
     assert same.mean == pytest.approx(0.010)
@@ -286,13 +282,6 @@ def test_the_interval_is_that_worked_out_by_hand() -> None:
     assert found.deviation == pytest.approx(1.5811, abs=1e-4)
     assert (found.low, found.high) == (pytest.approx(1.0368, abs=1e-4), pytest.approx(4.9632, abs=1e-4))
     assert found.shows == pytest.approx((2.7764 + 0.9410) * math.sqrt(0.5), abs=1e-4)
-
-
-def test_without_scipy_there_are_means_and_deviations_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "scipy", None)
-    found = estimate([1.0, 2.0, 3.0])
-    assert found == Estimate(3, 2.0, 1.0)
-    assert p_value(Estimate(3, 2.0, 1.0)) is None
 
 
 def test_one_value_has_no_interval_none_no_mean_and_equal_values_a_certain_p_value() -> None:

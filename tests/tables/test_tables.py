@@ -10,11 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 import shardkeep
 from shardkeep.base.errors import CheckpointError
-from shardkeep.cli.main import app
 from shardkeep.inference.predictor import Predictor
 from shardkeep.ps.checkpoints import row_stream
 from shardkeep.ps.checkpoints.folder import Checkpoint, Checkpoints
@@ -31,12 +29,8 @@ from shardkeep.tables.export import export_table
 from shardkeep.tables.figures import Norms, figures_of
 from tests.support.cases import every
 from tests.support.click_files import click_job, click_rows, write_csv
+from tests.support.invoked import invoke
 from tests.support.tables import gradients
-
-
-def invoke(*arguments: str) -> tuple[int, str, str]:
-    done = CliRunner().invoke(app, list(arguments))
-    return done.exit_code, done.stdout, done.stderr
 
 
 def trained(folder: Path, rows: int, **changes: Any) -> Path:
@@ -58,7 +52,6 @@ def model(run: Path) -> Predictor:
 
 @pytest.fixture
 def own(run: Path, tmp_path: Path) -> Path:
-    """A copy of the run."""
     return Path(shutil.copytree(run, tmp_path / "run"))
 
 

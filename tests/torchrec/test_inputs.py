@@ -71,7 +71,6 @@ def kjt(
 
 @pytest.fixture
 def both() -> Iterator[Callable[..., tuple[Any, Any]]]:
-    """Makes a collection of TorchRec's, and the same one on servers."""
     clients = []
 
     def made(make: Callable[..., Any], *given: Any, **options: Any) -> tuple[Any, Any]:
@@ -141,10 +140,6 @@ def test_sequences_train_as_torchrecs_own_with_the_samples_of_each_key(
     assert unshard(ours).need_indices() is need_indices
 
 
-def lengths_of_others() -> Any:
-    return torchrec.KeyedJaggedTensor(keys=KEYS, values=torch.arange(5), lengths=torch.ones(6, dtype=torch.int64))
-
-
 REFUSED = {
     "strides without inverse": (lambda: kjt([2, 3, 2]), "different numbers of bags: .*allowed: the same of all"),
     "inverse of other keys": (
@@ -155,7 +150,10 @@ REFUSED = {
         lambda: kjt([2, 2, 2], [[0, 2], [0, 1], [0, 1]]),
         "feature f1: inverse_indices has 0 to 2; allowed: 0 to 1",
     ),
-    "values too few": (lengths_of_others, "their lengths are those of 6 ids, and values has 5"),
+    "values too few": (
+        lambda: torchrec.KeyedJaggedTensor(keys=KEYS, values=torch.arange(5), lengths=torch.ones(6, dtype=torch.int64)),
+        "their lengths are those of 6 ids, and values has 5",
+    ),
 }
 
 

@@ -224,8 +224,6 @@ def test_what_cannot_be_mapped_or_sharded_is_named(monkeypatch: pytest.MonkeyPat
 
 
 class Outer(torch.nn.Module):
-    """A model of the user's own around another one."""
-
     def __init__(self, inner: torch.nn.Module) -> None:
         super().__init__()
         self.inner = inner

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-import logging
 import re
-from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from shardkeep.base.logs.log import ROOT, LogFormat, configure
+from shardkeep.base.logs.log import LogFormat, configure
 from shardkeep.records.lines import record_of
 from shardkeep.run.folder import NO_SUMMARY
 from shardkeep.view.run_view import RunView, clock_text
@@ -207,13 +205,10 @@ def test_brackets_of_names_and_values_are_shown_as_they_are(capsys: pytest.Captu
 
 
 @pytest.fixture
-def out() -> Iterator[io.StringIO]:
-    logger = logging.getLogger(ROOT)
-    before = (logger.handlers[:], logger.level, logger.propagate)
+def out() -> io.StringIO:
     stream = io.StringIO()
     configure(*LAUNCHER, stream=stream, form=LogFormat.JSON)
-    yield stream
-    logger.handlers[:], logger.level, logger.propagate = before
+    return stream
 
 
 def test_phases_and_records_are_events_with_their_values(out: io.StringIO) -> None:

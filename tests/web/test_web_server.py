@@ -82,7 +82,6 @@ def rest(connection: socket.socket, size: int | None = None) -> int:
 
 
 def until(connection: socket.socket, end: bytes) -> None:
-    """Reads until what came ends so. Raises ConnectionError."""
     seen = b""
     while not seen.endswith(end):
         seen += (part := connection.recv(1 << 16))
@@ -91,7 +90,6 @@ def until(connection: socket.socket, end: bytes) -> None:
 
 
 def posted(web: WebServer) -> socket.socket:
-    """A connection to an address whose routes take no POST."""
     return socket.create_connection(split_address(web.open("127.0.0.1:0", Stream(1).site())), LIMIT_S)
 
 

@@ -192,7 +192,6 @@ DATA = {"train_samples": 600, "eval_samples": 100, "num_dense": 3, "table_sizes"
 
 
 def finished(mode="bounded", **changes):
-    """The summary of a job in this process, and the last record of each worker."""
     config = JobConfig.model_validate(TINY | {"data": {"synthetic": DATA}, "consistency": {"mode": mode}, **changes})
     job = LocalJob(config, open_data(config.data, seed=config.seed))
     summary = job.run()

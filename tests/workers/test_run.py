@@ -54,7 +54,6 @@ def is_closed(link: Link) -> bool:
 
 @functools.cache
 def undisturbed(workers: int) -> dict[str, Any]:
-    """The summary of such a job."""
     return LocalJob(job_config(workers), data_of(workers)).run()
 
 

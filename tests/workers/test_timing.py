@@ -42,7 +42,6 @@ def clock():
 
 
 def spent(watch):
-    """The parts that took time."""
     return {part: round(seconds, 9) for part, seconds in watch.seconds.items() if seconds}
 
 
@@ -183,7 +182,6 @@ def test_a_stretch_with_a_replaced_server_is_left_out():
 
 
 def ranges(path: Path) -> Counter[str]:
-    """How often each named range is in the trace."""
     events = json.loads(path.read_text())["traceEvents"]
     return Counter(e["name"] for e in events if e.get("cat") == "user_annotation")
 

@@ -191,11 +191,3 @@ def test_a_search_whose_trials_all_failed_has_a_report(found: Plan, out: Path) -
     search.end(search.ask(), cause="it diverged")
     write_report(search, out / "report.html", "")
     assert "failed: it diverged" in (out / "report.html").read_text()
-
-
-@pytest.mark.chaos  # test_tune.py has a report with pictures
-def test_curves_and_all_settings_side_by_side_are_drawn(found: Plan, out: Path) -> None:
-    from shardkeep.automl.tune.report import write_report
-
-    write_report(made(found, out), out / "report.html", "")
-    assert (out / "report.html").read_text().count('src="data:image/png;base64,iVBOR') == 2

@@ -183,7 +183,6 @@ def test_positions_come_back_in_the_shortest_format(case: tuple[list[list[int]],
 
 
 def subset_lengths(part: Section, universe: int) -> dict[IdFormat, int]:
-    """As `id_lengths`."""
     absent = sorted(set(range(universe)) - set(part))
     if not absent:
         return {IdFormat.ALL: 0}

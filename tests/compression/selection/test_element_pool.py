@@ -27,7 +27,6 @@ def some_rows(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndar
 
 
 def of_one_table(pool: ElementPool, step: int, grads: dict[int, list[float]], *, keep: float) -> Selected:
-    """Selects of rows of the first table, and commits what is sent."""
     rows_VD = np.array(list(grads.values()), np.float32)
     selected = pool.select(step, np.array([0, len(grads), len(grads)]), np.array(list(grads)), rows_VD, keep=keep)
     pool.commit(selected, selected.rows_KD)

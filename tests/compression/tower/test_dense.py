@@ -265,15 +265,3 @@ def test_one_rank_takes_over_what_several_owed_and_a_state_must_fit(config: str)
     if config == "powersgd":
         with pytest.raises(ValueError, match="guess of wide: None, not"):
             heir.load_state_dict({})
-
-
-@every(("settings", "text"), [
-    ({"name": "int8", "keep": 0.1}, "keep: has no effect with name: int8"),
-    ({"name": "none", "warmup_steps": 5}, "warmup_steps: has no effect with name: none"),
-    ({"name": "topk", "rank": 2}, "rank: has no effect with name: topk"),
-    ({"name": "topk", "keep": 0.0}, "greater than 0"),
-    ({"name": "powersgd", "rank": 0}, "greater than or equal to 1"),
-])  # fmt: skip
-def test_settings_without_effect_are_refused(settings: dict[str, Any], text: str) -> None:
-    with pytest.raises(ValueError, match=text):
-        TowerCompressionConfig(**settings)

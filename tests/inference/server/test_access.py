@@ -127,7 +127,6 @@ def health_of(channel: grpc.Channel, service: str = "") -> Any:
 
 
 def code_of(call: Callable[[], Any]) -> grpc.StatusCode:
-    """The code of a call that fails."""
     with pytest.raises(grpc.RpcError) as raised:
         call()
     return raised.value.code()  # type: ignore[attr-defined, no-any-return]

@@ -32,7 +32,6 @@ from tests.support.served_clicks import as_bytes, as_json, as_typed, texts
 from tests.support.serving import LIMIT_S, Server, call_on, raw_request, scores_of
 
 ROWS = 5
-MOST_CPU_S = 4.0
 Columns = dict[str, Values]
 
 
@@ -85,7 +84,7 @@ def test_many_inputs_of_which_the_last_is_a_double_are_refused_at_once(server: S
     request.raw_input_contents.append(request.raw_input_contents[-1])
     began = time.process_time()
     assert refusal(server, request) == "input last: is in the request twice"
-    assert time.process_time() - began < MOST_CPU_S
+    assert time.process_time() - began < 4.0
 
 
 def test_a_row_of_very_many_values_does_not_keep_probes_waiting(

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +21,6 @@ from shardkeep.inference.server.metrics import NoMetrics
 from shardkeep.inference.server.served_model import Loaded, ServedModel
 from shardkeep.inference.server.settings import Limits
 from shardkeep.inference.server.signature import Rows
-from tests.support.cases import every
 from tests.support.served_clicks import as_bytes, as_typed, texts, trained_once
 from tests.support.serving import LIMIT_S, datatype_of
 
@@ -45,24 +43,6 @@ def in_a_loop(served: ServedModel, limits: Limits, body: Callable[[Batcher], Awa
 @pytest.fixture
 def served(predictor: shardkeep.Predictor) -> ServedModel:
     return ServedModel(predictor)
-
-
-@every("form", [as_bytes, as_typed], ids=["texts", "typed"])
-def test_the_direct_conversion_gives_the_batch_of_the_general_one(predictor: shardkeep.Predictor, form: Any) -> None:
-    loaded = Loaded.of(predictor)
-    columns = texts(64)
-    columns["user"][:6] = [" u1\t", "", " ? ", "NA", "u\u00fc", "x" * 300]
-    columns["tags"][:5] = ["a| b |", "|", "?", " ", "a|NA|a"]
-    rows = rows_of(loaded, form(columns))
-    direct = loaded.conversion.direct([rows], 64)
-    ((general, count),) = loaded.conversion.general(rows, lambda n: n)
-    assert direct is not None and count == 64
-    assert np.array_equal(direct.dense_BI, general.dense_BI) and list(direct.ids) == list(general.ids)
-    for name, expected in general.ids.items():
-        found = direct.ids[name]
-        assert np.array_equal(found.values_N, expected.values_N), name
-        lengths = [None if each.lengths_B is None else each.lengths_B.tolist() for each in (found, expected)]
-        assert lengths[0] == lengths[1], name
 
 
 def test_requests_that_arrive_together_are_one_batch_and_keep_their_scores(

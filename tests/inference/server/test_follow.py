@@ -39,7 +39,6 @@ def later(increments: Path, run: Path) -> list[Path]:
 
 @pytest.fixture
 def served(run: Path, later: list[Path]) -> ServedModel:
-    """Its first model."""
     return ServedModel(shardkeep.load(run))
 
 
@@ -67,14 +66,6 @@ def test_requests_see_each_checkpoint_of_a_run_and_none_fails(
             assert time.time() - served.current.made_at < LIMIT_S
         metrics = server.http("GET", "/metrics")[2].decode()
     assert f"shardkeep_serve_model_step {float(step_of(later[1]))}" in metrics
-
-
-def test_a_run_of_other_columns_is_not_served(predictor: shardkeep.Predictor, narrow: Path) -> None:
-    served = ServedModel(predictor)
-    before, follower = served.current, Follower(narrow)
-    with following(served, follower, every_s=0.01):
-        until(lambda: served.num_missed == 1)
-    assert served.current is before and follower.step
 
 
 def test_an_error_of_any_kind_while_following_is_logged_and_counted_and_ends_nothing(

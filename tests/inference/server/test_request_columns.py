@@ -22,7 +22,6 @@ from shardkeep.workers.data.conversion.inputs import Inputs
 from tests.support.cases import every
 from tests.support.history_files import ROWS, open_histories, write_csv, write_parquet
 
-WHOLE = [name for name, dtype in DATATYPES.items() if dtype.kind in "iu"]
 NUMBERS = [{"column": "seen_age", "scale": "log_standard", "fill": 2.0}]
 
 
@@ -41,7 +40,6 @@ def rows_of(inputs: Inputs, columns: Mapping[str, Column]) -> Rows:
 
 
 def check_both_ways(inputs: Inputs, asked: Rows) -> None:
-    """Whether the direct conversion gives the batch of the general one."""
     conversion = Conversion(inputs)
     direct = conversion.direct([asked], 2)
     ((general, count),) = conversion.general(asked, lambda count: count)
@@ -128,7 +126,7 @@ def test_a_signature_has_the_tensors_of_a_sequence(tmp_path: Path, suffix: str) 
         assert [*tensors.items()][2:] == [tensor for pair in pairs for tensor in pair]
 
 
-@every("datatype", WHOLE)
+@every("datatype", [name for name, dtype in DATATYPES.items() if dtype.kind in "iu"])
 def test_the_limits_beside_0_are_no_other_numbers(datatype: str) -> None:
     limits = np.iinfo(DATATYPES[datatype])
     sent = [0, int(limits.max), int(limits.max) - 1, int(limits.min)]

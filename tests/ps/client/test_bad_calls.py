@@ -77,7 +77,6 @@ def answering(packed: Bytes) -> Handler:
 
 
 def rows(count: int, *, table: int = 0, id_bytes: int = 0, row_bytes: int = 16, **formats: int) -> Bytes:
-    """An answer of rows of one table."""
     section = Section(table, count, np.zeros(id_bytes, np.uint8), np.zeros(count * row_bytes, np.uint8), **formats)
     return pack(Message(Kind.ROWS, 0, 0, 0, (section,)))
 

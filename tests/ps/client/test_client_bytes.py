@@ -23,10 +23,6 @@ def messages(parts: dict[str, int]) -> int:
     return sum(parts.values()) - parts.get("rpc", 0)
 
 
-def gaussian(num_rows: int, dim: int, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).normal(size=(num_rows, dim)).astype(np.float32)
-
-
 @examples(40)
 @given(
     keep=st.sampled_from([1.0, 0.5, 0.25, 0.01]),
@@ -67,11 +63,11 @@ def test_every_format_keeps_signs_sends_the_largest_rows_and_counts_every_byte(
 
 def test_what_two_workers_add_to_one_row_is_rounded_apart() -> None:
     stochastic = CompressionConfig(push=PushConfig(values="int2", rounding="stochastic"))
-    sent = []
+    sent, grad = [], np.random.default_rng(0).normal(size=(40, 3)).astype(np.float32)
     for rank in (0, 1, 0):
         recorded = Recorded(services(workers=2)[0])
         client = connect([recorded], rank=rank, compression=stochastic)
-        client.push(0, client.request({"item": many(40)}), {"item": gaussian(40, 3)})
+        client.push(0, client.request({"item": many(40)}), {"item": grad})
         sent.append(bytes(unpack(recorded.asked[0]).sections[-1].values))
     assert sent[0] == sent[2] != sent[1]
 

@@ -96,7 +96,6 @@ def add(total: Sums, rows: dict[tuple[str, int], np.ndarray]) -> None:
 
 
 def waiting(memory: RowMemory) -> Sums:
-    """Residuals by table and id."""
     state, found = memory.state(), Sums()
     for dim, tables in GROUPS.items():
         for table, id_, rest_D in zip(*(state[f"{dim}/{key}"] for key in ("tables", "ids", "rests")), strict=True):

@@ -25,8 +25,6 @@ ONES = {"t": np.ones((IDS.size, 4), np.float32)}
 
 
 class CountedTransport(LocalTransport):
-    """Counts the messages of each call."""
-
     def __init__(self, services: list[ShardService]) -> None:
         super().__init__([service.handle for service in services])
         self.calls: list[int] = []

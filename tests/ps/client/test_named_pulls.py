@@ -79,7 +79,6 @@ class PostedJob(Job):
         self.client.push(step, self.client.request(ids), grads, pulls=pulls)
 
     def rows(self, ids: Arrays) -> dict[str, list[float]]:
-        """The first value of each row as servers have it."""
         self.client.wait_acknowledged()
         return {name: rows[:, 0].tolist() for name, rows in self.client.read(self.client.request(ids)).result().items()}
 

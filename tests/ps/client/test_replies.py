@@ -31,7 +31,6 @@ def job(num_servers: int, coding: str = "raw") -> tuple[list[ShardService], RowC
 
 
 def train(client: RowClient, **ids: np.ndarray) -> None:
-    """One step whose gradients create rows."""
     request = client.request(ids)
     rows = client.pull(0, request).result()
     client.push(0, request, {name: np.ones_like(row) for name, row in rows.items()})

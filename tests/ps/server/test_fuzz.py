@@ -83,10 +83,8 @@ def invented(draw: Any) -> bytes:
     return pack(Message(kind, draw(st.integers(0, 1)), draw(st.integers(0, 2)), step, tuple(sections))).tobytes()
 
 
-@st.composite
-def questions(draw: Any) -> bytes:
-    deep = ["[" * 3000, '{"a":' * 3000, "9" * 5000]
-    return text_message(Kind.ASK, draw(st.one_of(st.text(max_size=40), st.sampled_from(deep)))).tobytes()
+DEEP = ["[" * 3000, '{"a":' * 3000, "9" * 5000]
+QUESTIONS = st.one_of(st.text(max_size=40), st.sampled_from(DEEP)).map(lambda t: text_message(Kind.ASK, t).tobytes())
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -101,7 +99,6 @@ def state(service: ShardService) -> tuple[Any, ...]:
 
 
 def busy(mode: str) -> ShardService:
-    """A server with rows."""
     service = make_service(mode, num_workers=2)
     for step in (0, 1):
         push(service, step, gradient(0), rank=1)
@@ -132,7 +129,7 @@ def check(service: ShardService, content: bytes) -> Kind | None:
 
 
 @examples(160)
-@given(mode=st.sampled_from(MODES), content=st.one_of(mutated(), invented(), questions(), st.binary(max_size=200)))
+@given(mode=st.sampled_from(MODES), content=st.one_of(mutated(), invented(), QUESTIONS, st.binary(max_size=200)))
 def test_whatever_comes_is_answered_at_its_own_cost_and_a_refused_message_changes_nothing(
     mode: str, content: bytes
 ) -> None:

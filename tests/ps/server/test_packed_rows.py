@@ -98,7 +98,6 @@ SEED, HALF = 3, np.uint32(1 << 31)
 ROWS = ("fp16", "bf16", "int8")
 WITHOUT_BF16_STATE = ("sgd", "rowwise_adagrad", "ftrl")
 EVERY_PRECISION = [p for p in itertools.product(("fp32", *ROWS), ("fp32", "bf16")) if p != ("fp32", "fp32")]
-DIMS = (1, 7, 64)
 
 
 def spec_of(
@@ -129,7 +128,7 @@ def pairwise() -> Iterator[tuple[str, str, str, int]]:
         fitting = [p for p in EVERY_PRECISION if p[1] == "fp32" or name not in WITHOUT_BF16_STATE]
         for turn, (rows, state) in enumerate(fitting):
             if (number + turn) % 2 == 0:
-                yield name, rows, state, DIMS[(number + turn // 2) % 3]
+                yield name, rows, state, (1, 7, 64)[(number + turn // 2) % 3]
 
 
 @every(("optimizer", "rows", "state", "dim"), pairwise())

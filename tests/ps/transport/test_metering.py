@@ -14,7 +14,6 @@ from tests.support.cases import every
 from tests.support.messages import Message, Section, pack
 
 LIMIT_S = 90.0
-GARBAGE = np.arange(99, dtype=np.uint8)
 
 
 class Booked:
@@ -60,7 +59,7 @@ def test_an_answer_is_booked_before_its_future_is_done_and_after_two_messages_as
 
 
 @every("at_once", [True, False])
-@every("answer", [TransportError("server 0 was lost"), GARBAGE], ids=["a failure", "no message"])
+@every("answer", [TransportError("server 0 was lost"), np.arange(99, dtype=np.uint8)], ids=["a failure", "no message"])
 def test_a_failure_and_an_answer_that_is_no_message_reach_the_caller_and_are_not_booked(
     answer: TransportError | Bytes, at_once: bool
 ) -> None:

@@ -15,6 +15,7 @@ from shardkeep.ps.wire.admin import CALLS, Call, Reply, decode_call, decode_repl
 from shardkeep.ps.wire.message import EMPTY, Kind, allocate, read, text_message
 from tests.support.cases import every
 from tests.support.examples import examples
+from tests.support.id_codes import varint
 from tests.support.messages import Message, Section, pack, text_of, unpack
 
 HEADER = 40
@@ -45,7 +46,6 @@ messages = st.builds(
 
 
 def plain(message: Message) -> tuple[object, ...]:
-    """A message as comparable values."""
     parts = [(s.table, s.rows, s.id_format, s.value_format, bytes(s.ids), bytes(s.values)) for s in message.sections]
     return message.kind, message.generation, message.rank, message.step, message.value, parts
 
@@ -180,13 +180,6 @@ def test_noise_behind_a_good_beginning_never_does_more_than_raise(noise: bytes) 
     except CorruptMessage:
         return
     assert HEADER + sum(map(sum, sizes(message))) <= buffer.size
-
-
-def varint(number: int) -> bytes:
-    found = b""
-    while number >= 128:
-        found, number = found + bytes([number & 127 | 128]), number >> 7
-    return found + bytes([number])
 
 
 def claiming(count: int, directory: bytes, area_bytes: int = 80) -> Bytes:

@@ -51,7 +51,6 @@ class Clock:
 
 
 def held_s(job: LocalJob) -> list[float]:
-    """The messages about each checkpoint."""
     records = [r for kind, r in job.records if kind == "phase" and r["phase"] == "checkpoint"]
     assert [f"training held up {r['held_s']:.2f} s" in r["text"] for r in records] == [True] * 3
     return [float(r["held_s"]) for r in records]

@@ -27,8 +27,6 @@ from shardkeep.workers.data_config import DataConfig
 from tests.support.cases import every
 from tests.support.data_files import first_column, opened, refusal
 
-HELD = "x,c,y\n5,1,0\n6,2,1\n"
-
 
 def _write(folder: Path, num_rows: int = 40, first: int = 0) -> None:
     lines = "".join(f"{i},{i % 7},{i % 2}\n" for i in range(first, first + num_rows))
@@ -208,7 +206,7 @@ def test_jobs_share_the_training_entry_and_an_evaluation_entry_whose_values_are_
     _write(tmp_path)
     (tmp_path / "d.csv").write_text("x,c,y\n1,1,0\n,2,1\n2,2,1\n")
     for name in ("b.csv", "c.csv"):
-        (tmp_path / name).write_text(HELD)
+        (tmp_path / name).write_text("x,c,y\n5,1,0\n6,2,1\n")
     first = _open(tmp_path, eval="b.csv", scale="standard")
     told: list[str] = []
     second = _open(tmp_path, told=told, eval="c.csv", scale="standard")

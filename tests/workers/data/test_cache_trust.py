@@ -14,11 +14,8 @@ from tests.support.cases import every
 from tests.support.data_files import first_column, opened
 from tests.support.owners import STRANGER, make_foreign
 
-as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
-
 
 def _open(folder: Path, **settings: Any) -> tuple[list[float], str]:
-    """The dense values, and where they were read."""
     data = opened(folder, dense=["x"], **settings)
     return first_column(data.train), data.source
 
@@ -89,7 +86,7 @@ def test_entries_are_for_us_to_write_whatever_the_umask(data: Path) -> None:
     assert str(data) in _open(data)[1] and cache.stat().st_mode & 0o777 == 0o755
 
 
-@as_root
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
 def test_beside_the_cache_or_the_entry_of_another_user_each_has_one_of_ones_own(data: Path, tmp_path: Path) -> None:
     (data / ".shardkeep-cache").mkdir()
     os.chown(data / ".shardkeep-cache", STRANGER, STRANGER)

@@ -21,8 +21,8 @@ from shardkeep.workers.data.conversion.inputs import Inputs
 from shardkeep.workers.data.items import ItemCounts, make_catalogue
 from shardkeep.workers.data.samples import Data
 from shardkeep.workers.data.schema import Feature, Schema, SequenceColumns
-from shardkeep.workers.data.sides import sides_of, sides_of_model
-from shardkeep.workers.data.sources.registry import columns_of_files, open_data
+from shardkeep.workers.data.sides import sides_of
+from shardkeep.workers.data.sources.registry import open_data
 from shardkeep.workers.data_config import DataConfig
 from shardkeep.workers.model_config import RetrievalSettings, SasRecConfig, TwoTowerConfig
 from tests.support.cases import every
@@ -251,24 +251,6 @@ def test_held_out_rows_are_in_no_count_and_a_part_without_rows_is_an_error(tmp_p
     with pytest.raises(DataError, match="the evaluation data has no rows"):
         path = write_parquet(tmp_path / "b.parquet", {name: values[:1] for name, values in rows.items()})
         _next(path, eval_fraction=0.001)
-
-
-@every(
-    ("model", "why"),  # other refusals: test_sides.py, models/retrieval/test_vectors.py
-    [
-        (TwoTowerConfig(), "model.item: is missing; .* allowed: item, category"),
-        (SasRecConfig(), "model.name: sasrec takes seen and item alone, not price, category"),
-    ],
-)
-def test_columns_that_are_no_items_are_refused_before_the_data_are_converted(
-    tmp_path: Path, model: RetrievalSettings, why: str
-) -> None:
-    path = write_parquet(tmp_path / "a.parquet", ROWS | {"price": [1.0] * 6})
-    columns = columns_of_files(history_config(path, label=None, dense=["price"]))
-    assert columns is not None
-    with pytest.raises(ConfigError, match=why) as caught:
-        sides_of_model(model, columns)
-    assert "\n" not in str(caught.value) and not tmp_path.joinpath(".shardkeep-cache").exists()
 
 
 def test_a_column_of_vectors_is_all_its_numbers(tmp_path: Path) -> None:

@@ -18,7 +18,6 @@ COUNT = 70_000
 SEEN = SequenceColumns("seen", (Feature("s", "c", "none"), Feature("t", "m", "none")), ("n",), 2)
 FEATURES = Feature("c", "c"), Feature("m", "m"), Feature("w", "w", "weighted")
 SCHEMA = Schema(("x", "z"), FEATURES, sequences=(SEEN,))
-LISTS = frozenset(["m", "w"])
 NONE = np.zeros(3, np.float32)
 TRANSFORM = DenseTransform(NONE, NONE, np.ones(3, np.float32))
 
@@ -56,7 +55,7 @@ def _rewritten(change: Callable[[int, pa.RecordBatch], pa.RecordBatch], **option
 
 
 def _open(content: pa.Buffer) -> ColumnarDataset:
-    return ColumnarDataset(content, schema=SCHEMA, lists=LISTS, transform=TRANSFORM)
+    return ColumnarDataset(content, schema=SCHEMA, lists=frozenset(["m", "w"]), transform=TRANSFORM)
 
 
 def _with_offsets(name: str, offsets: Callable[[np.ndarray], None]) -> pa.Buffer:

@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 
 from shardkeep.base.errors import ConfigError, DataError, ShardkeepError
-from shardkeep.config import parse_config
+from shardkeep.config import JobConfig
 from shardkeep.workers.data.conversion.hashing import hash_text
 from shardkeep.workers.data.samples import Data
 from shardkeep.workers.data.schema import Feature, Schema
 from shardkeep.workers.data.sources.registry import open_data
 from shardkeep.workers.data_config import DataConfig
 from tests.support.cases import every
+from tests.support.configs import TINY
 from tests.support.local_job import LocalJob
 from tests.support.samples import ArrayDataset
 
@@ -189,16 +190,6 @@ def test_an_error_inside_the_users_code_keeps_its_traceback_and_a_missing_module
         open_data(DataConfig(source="no_such:f", root=str(folder)), seed=0)
 
 
-CONFIG = """
-servers: 1
-workers: 1
-model: {name: dlrm, bottom: [8], hidden: [8]}
-tables: {default: {dim: 4}}
-tower: {compile: off}
-train: {batch_size: 8}
-"""
-
-
 def samples(num_labels: int) -> ArrayDataset:
     """A schema of one label, and columns of so many."""
     schema, ids = Schema(("x",), (Feature("a", "a"),)), {"a": (np.arange(16), np.arange(17), None)}
@@ -207,7 +198,9 @@ def samples(num_labels: int) -> ArrayDataset:
 
 @every("wrong", ["train", "eval"])
 def test_labels_that_the_schema_does_not_name_are_refused(wrong: str) -> None:
-    job = LocalJob(parse_config(CONFIG), Data(**{"train": samples(1), "eval": samples(1)} | {wrong: samples(2)}))
+    job = LocalJob(
+        JobConfig.model_validate(TINY), Data(**{"train": samples(1), "eval": samples(1)} | {wrong: samples(2)})
+    )
     why = r"returned labels \(\d+, 2\); expected \(\d+, 1\): its schema has the labels label"
     with pytest.raises(DataError, match=why):
         job.run()

@@ -140,7 +140,6 @@ def _write(path: Path, first: int, count: int = 200) -> Path:
 
 
 def _held(root: Path, *train: str) -> set[float]:
-    """The numbers of the rows that are held out for evaluation."""
     data = opened(root, train=train, eval_fraction=0.3, **COLUMNS)
     return set(first_column(data.eval))
 

@@ -18,7 +18,6 @@ from shardkeep.workers.data.sources.parquet_files import read_parquet
 from tests.support.cases import every
 from tests.support.data_files import damaged, read, refusal
 
-ZERO_ONE = [Decimal(0), Decimal(1), None, Decimal(1)]
 DAY = datetime.date(1970, 1, 1), datetime.date(1970, 1, 2)
 
 # Columns of 0, 1, null, 1 in every type that parquet has for them.
@@ -33,7 +32,7 @@ NUMBERS: dict[str, Any] = {
         )
     },
     **{
-        str(kind): pa.array(ZERO_ONE, kind)
+        str(kind): pa.array([Decimal(0), Decimal(1), None, Decimal(1)], kind)
         for kind in (
             pa.decimal128(20, 3), pa.decimal128(38, 0), pa.decimal256(60, 5)
         )
@@ -104,32 +103,10 @@ def test_values_of_any_type_are_dense_columns_labels_and_categories(tmp_path: Pa
         assert (rows.dense, rows.labels) == ([[1.0], [2.0], [4.0]], [0.0, 1.0, 1.0])
 
 
-@every(
-    ("values", "dense"),
-    [
-        (pa.array([1.5, float("nan"), None, 2.0]), [1.5, -5.0, -5.0, 2.0]),
-        (["1.5", "NA", "?", " 2 "], [1.5, -5.0, -5.0, 2.0]),
-        ([-1.0, 3.0, -1.0, 4.0], [-5.0, 3.0, -5.0, 4.0]),
-    ],
-)
-def test_missing_numbers_are_filled(tmp_path: Path, values: Any, dense: list[float]) -> None:
-    assert read(tmp_path, _with(values), **DENSE, missing=["", "NA", "?", -1]).dense == [[each] for each in dense]
-
-
 @every("kind", LISTS)
 def test_lists_of_any_type_are_multi_valued(tmp_path: Path, kind: str) -> None:
     one = 86_400_000_000 if kind == "list of dates" else 1
     assert read(tmp_path, _with(LISTS[kind]), **SPARSE).ids["v"] == [[0], [one], [], [one]]
-
-
-def test_missing_ids_of_lists_are_no_entries_and_missing_ones_of_columns_have_an_id(tmp_path: Path) -> None:
-    columns = {"v": [[0, -1], [-1], [7, None], []], "c": [-1, 5, None, 6], "y": [0, 1, 0, 1]}
-    rows = read(tmp_path, {"a.parquet": columns}, sparse=["v", "c"], missing=["", -1])
-    assert rows.ids == {"v": [[0], [], [7], []], "c": [MISSING_ID, 5, MISSING_ID, 6]}
-    weighted = {"c": [["a", None], ["b"]], "w": [[0.5, 9.0], [0.25]], "y": [True, False]}
-    column = {"column": "c", "pooling": "weighted", "weights": "w"}
-    rows = read(tmp_path, {"a.parquet": weighted}, sparse=[column])
-    assert rows.ids["c"] == [[hash_text(b"a")], [hash_text(b"b")]] and rows.weights["c"] == [[0.5], [0.25]]
 
 
 @every(("kind", "role"), [*((k, r) for k in (*LISTS, *NESTED) for r in (DENSE, LABEL)), *((k, SPARSE) for k in NESTED)])
@@ -223,17 +200,6 @@ EXACT: dict[str, tuple[Any, list[Any]]] = {
 def test_no_digit_of_an_id_is_lost(tmp_path: Path, case: str) -> None:
     values, expected = EXACT[case]
     assert read(tmp_path, _with(values), **SPARSE).ids["v"] == expected
-
-
-@every(
-    ("labels", "positive", "expected"),
-    [([3.5, 4.0, 5.0], ["4.0", "5"], [0, 1, 1]), ([3.5, 4.0, 5.0], [4, 5.0], [0, 1, 1]), ([3, 4, 9], ["3"], [1, 0, 0])],
-)
-def test_positive_numbers_are_compared_as_numbers(
-    tmp_path: Path, labels: list[Any], positive: list[Any], expected: list[float]
-) -> None:
-    files = {"a.parquet": {"x": [1, 2, 3], "y": labels}}
-    assert read(tmp_path, files, dense=["x"], label={"column": "y", "positive": positive}).labels == expected
 
 
 @every(

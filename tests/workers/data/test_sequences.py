@@ -203,25 +203,6 @@ def test_numbers_are_scaled_by_the_entries_of_the_training_rows_or_as_the_model_
     assert np.allclose(kept_NS, held_NS[:1]) and not fresh_NS.any()
 
 
-def test_several_sequences_keep_their_lengths_apart(tmp_path: Path) -> None:
-    seen, bought = drawn([2, 0, 3, 1]), drawn([0, 4, 1, 1])
-    rows = dict(seen) | {"bought_item": bought["seen_item"], "bought_age": bought["seen_age"]}
-    rows |= {"price": [1.0, 2.0, 3.0, 6.0], "bought_days": [[2.0 * age for age in ages] for ages in bought["seen_age"]]}
-    numbers = [{"column": "bought_age", "scale": "none"}, {"column": "bought_days", "scale": "standard"}]
-    group = {"ids": {"bought_item": "item"}, "numbers": numbers, "max_length": 2}
-    plain = {"ids": {"seen_item": "item"}, "max_length": 3, "numbers": [{"column": "seen_age", "scale": "none"}]}
-    sequences = {"seen": plain, "bought": group}
-    path = write_parquet(tmp_path / "a.parquet", rows)
-    batch = all_rows(open_histories(path, sequences=sequences, dense=["price"]))
-    check_cut(batch, seen, 3)
-    price = np.array(rows["price"])
-    assert np.allclose(batch.dense_BI[:, 0], (price - price.mean()) / price.std())
-    renamed, numbers_NS = {"seen_item": batch.ids["bought_item"]}, batch.numbers["bought"]
-    check_cut(Batch(batch.dense_BI, renamed, batch.label_BT, None, {"seen": numbers_NS[:, :1]}), bought, 2)
-    ages = np.concatenate(bought["seen_age"])
-    assert np.allclose(numbers_NS[:, 1], (numbers_NS[:, 0] - ages.mean()) / ages.std(), atol=1e-5)
-
-
 def test_the_record_of_a_model_gives_the_samples_of_its_training_in_its_form(tmp_path: Path) -> None:
     path = write_parquet(tmp_path / "a.parquet", ROWS)
     data = open_histories(path)

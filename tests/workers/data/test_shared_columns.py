@@ -296,10 +296,6 @@ def test_fewer_features_of_a_user_leave_the_catalogue_as_it_is(files: tuple[str,
 # Entries that cannot be shared
 
 
-def _of_version(meta: Path, version: int) -> None:
-    meta.write_text(json.dumps(json.loads(meta.read_text()) | {"format": version}))
-
-
 @every(
     "damage",
     [
@@ -308,7 +304,7 @@ def _of_version(meta: Path, version: int) -> None:
         lambda file, _: file.unlink(),
         lambda file, _: file.chmod(0o666),
         lambda _, meta: meta.write_text(meta.read_text().replace('"dense"', '"sparse"')),
-        lambda _, meta: _of_version(meta, 6),
+        lambda _, meta: meta.write_text(json.dumps(json.loads(meta.read_text()) | {"format": 6})),
         None,
     ],
     ids=["truncated", "zeros", "gone", "others can write it", "meta", "version", "of another disk"],

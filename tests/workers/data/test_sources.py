@@ -19,8 +19,7 @@ from shardkeep.workers.data.sources.registry import open_data, source_named
 from shardkeep.workers.data_config import SOURCES, DataConfig
 from tests.support.cases import every
 from tests.support.data_files import batch_of, labels_of, opened, refusal, write_file
-
-ROOT = Path(__file__).resolve().parents[3]
+from tests.support.import_path import ROOT
 
 
 def test_every_source_has_its_function_and_a_config_without_data_opens_none() -> None:

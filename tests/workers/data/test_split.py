@@ -20,7 +20,7 @@ from shardkeep.workers.data.beginnings import known_targets, shares
 from shardkeep.workers.data.conversion.chunk import Chunk
 from shardkeep.workers.data.conversion.conversion import Split
 from shardkeep.workers.data.conversion.layout import layout_of
-from shardkeep.workers.data.samples import Data, Dataset, Side, label_lines
+from shardkeep.workers.data.samples import Data, Side, label_lines
 from shardkeep.workers.data.sides import sides_of
 from shardkeep.workers.data_config import DataConfig
 from tests.support.cases import every
@@ -76,12 +76,8 @@ def split(folder: Path, train: Sequence[str], by: str, *, seed: int = 0, **chang
     )
 
 
-def rows_of(dataset: Dataset | None) -> list[int]:
-    return sorted(map(int, first_column(dataset)))
-
-
 def sides(data: Data) -> list[list[int]]:
-    return [rows_of(part) for part in (data.train, data.eval, data.test)]
+    return [sorted(map(int, first_column(part))) for part in (data.train, data.eval, data.test)]
 
 
 @every("by", ["time", "user", "random"])
@@ -354,8 +350,6 @@ Rows = list[tuple[Any, int]]
 
 
 class Lists(Takes):
-    """Rows with these lists and items."""
-
     def __init__(self, rows: Rows) -> None:
         super().__init__(NEXT, len(rows))
         self.item = np.array([item for _, item in rows])
@@ -365,7 +359,6 @@ class Lists(Takes):
 
 
 def rows_with_lists(histories: list[Any]) -> Rows:
-    """A row for each beginning of a history."""
     return [(entries[:k], entries[k]) for entries in histories for k in range(1, len(entries))]
 
 

@@ -105,12 +105,9 @@ def test_the_best_auc_of_histories_is_that_of_the_two_chances() -> None:
     assert data.fingerprint != _stream(task="sequences", table_sizes=[501], eval_samples=20_000).fingerprint
 
 
-THREE = ("clicked", "bought", "returned")
-
-
 def test_each_label_of_a_chain_happens_after_the_one_before_it_with_the_chances_of_its_logits() -> None:
     train = _stream(task="tasks", table_sizes=[50] * 8, num_dense=2).train
-    assert train.schema.labels == THREE
+    assert train.schema.labels == ("clicked", "bought", "returned")
     assert [task.after for task in train.schema.tasks] == [None, "clicked", "bought"]
     rows = np.arange(40_000)
     label_BT = train.gather(rows).label_BT

@@ -45,7 +45,6 @@ def coded(values: pa.Array) -> pa.Array:
 
 
 def runs(values: pa.Array) -> pa.Array:
-    """Runs of one row, which begin within an array."""
     longer = pa.concat_arrays([values.slice(0, 1), values])
     return pa.RunEndEncodedArray.from_arrays(pa.array(range(1, len(longer) + 1), pa.int16()), longer).slice(1)
 
@@ -106,7 +105,6 @@ def shown(dataset: Dataset) -> Any:
 
 
 def given(split: str, part: Any) -> Any:
-    """Your own source."""
     return part if split == "train" else None
 
 

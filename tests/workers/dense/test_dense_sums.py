@@ -139,7 +139,6 @@ rank 0 says."""
 
 
 def damaged(rank, case):
-    """How training fails, and the digest after another generation has trained on."""
     form, damage, several, _ = DAMAGES[case]
     ddp = SMALL_BUCKETS if several else DistributedDataParallel
     with mock.patch.object(reduce, "DistributedDataParallel", ddp):
@@ -208,7 +207,6 @@ SCENARIOS = {
 
 @pytest.fixture(scope="module")
 def processes():
-    """What each of two processes found, by scenario."""
     with played(SCENARIOS, WORLD, limit_s=150) as found:
         yield found
 

@@ -35,7 +35,6 @@ pytestmark = pytest.mark.skipif(onednn.why_not(CPU) is not None, reason="this to
 
 
 def layers(inputs: int = 37, outputs: int = 21, *, bias: bool = True) -> tuple[nn.Linear, nn.Linear]:
-    """A layer of torch's, and the same by oneDNN."""
     torch.manual_seed(1)
     plain = nn.Linear(inputs, outputs, bias=bias)
     ours = copy.deepcopy(plain)
@@ -206,9 +205,6 @@ def test_it_helps_amd_s_cpus_with_avx512_alone(monkeypatch: pytest.MonkeyPatch) 
 # Padded widths
 
 
-LIBRARIES = ["torch", *(["onednn"] if onednn.why_not(CPU) is None else [])]
-
-
 def close(mine: torch.Tensor, theirs: torch.Tensor, rel: float = 1e-6) -> bool:
     return bool((mine - theirs).norm() <= rel * theirs.norm()) and mine.shape == theirs.shape
 
@@ -217,7 +213,7 @@ def padded_tower(multiple: int | str, model: nn.Module | None = None, **config: 
     return tower_of(model=model or seeded_model(hidden=[37, 21]), config={"pad_widths": multiple, **config})
 
 
-@every("library", LIBRARIES)
+@every("library", ["torch", *(["onednn"] if onednn.why_not(CPU) is None else [])])
 @every(
     ("inputs", "outputs", "multiple", "widths", "bias"),
     [

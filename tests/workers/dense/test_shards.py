@@ -26,7 +26,6 @@ TOLERANCE = 1e-4
 
 @pytest.fixture(scope="module")
 def processes() -> Iterator[Found]:
-    """What each of two processes found, by scenario."""
     with played(SCENARIOS, WORLD, limit_s=250) as found:
         yield found
 

@@ -38,8 +38,6 @@ class Counting(nn.Linear):
 
 
 class Extra(nn.Linear):
-    """Keeps a number that is no tensor."""
-
     calls = 0
 
     def forward(self, x):
@@ -213,7 +211,6 @@ DAMAGES = {
 
 @pytest.fixture
 def newest(tmp_path: Path) -> Path:
-    """Of the states of steps 3, 4 and 5 the file of the last."""
     train(tower_of(config=ADAM), 5, Rewind(tmp_path, depth=3))
     return tmp_path / "tower-2.state"
 

@@ -227,14 +227,12 @@ def drawn(*shape: int) -> torch.Tensor:
 
 
 def sequence_of(lengths: tuple[int, ...]) -> tuple[Sequence, torch.Tensor, list[torch.Tensor]]:
-    """A sequence, some entries, and the entries of each sample."""
     x_NC = drawn(sum(lengths), WIDTH)
     sequence = Sequence({}, torch.zeros(len(x_NC), 0), torch.tensor(lengths), LONGEST)
     return sequence, x_NC, list(torch.split(x_NC, list(lengths)))
 
 
 def agrees(found: torch.Tensor, expected: torch.Tensor, *inputs: torch.Tensor) -> None:
-    """Equal values and gradients."""
     torch.testing.assert_close(found, expected)
     weight = torch.randn_like(found)
     pairs = zip(

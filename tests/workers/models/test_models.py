@@ -54,15 +54,12 @@ def test_a_model_gives_one_logit_a_sample_from_a_mean_and_all_columns_rows_and_p
     torch.testing.assert_close(model(dense, leaves), before + 2.5)
 
 
-def scores_in(amp, model, dense, leaves):
-    return Scorer(model, TowerConfig(amp=amp), CPU).predict(dense, leaves)
-
-
 @every(("name", "amp"), [*((name, "bf16") for name in RANKING), ("finalmlp", "fp16"), ("deepfm", "fp16")])
 def test_scores_in_half_precision_are_as_many_as_in_float32_and_near_them(name, amp):
     dense, leaves = inputs(num_samples=500, name=name)
     labels = ("label",) if name in ONE_LABEL else ("clicked", "bought")
-    exact, found = (scores_in(each, made(name, labels=labels), dense, leaves) for each in ("off", amp))
+    scorers = (Scorer(made(name, labels=labels), TowerConfig(amp=each), CPU) for each in ("off", amp))
+    exact, found = (scorer.predict(dense, leaves) for scorer in scorers)
     assert found.dtype is torch.float32 and (found - exact).abs().max() < 0.05 * exact.abs().max()
     for one, other in zip(found.T, exact.T, strict=True):
         assert one.unique().numel() > 0.99 * other.unique().numel()

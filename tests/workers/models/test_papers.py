@@ -20,7 +20,6 @@ B, DENSE = 5, 2
 
 
 def built(name, *, num_dense=DENSE, labels=("label",), **settings):
-    """A model in float64 with its inputs, and its parameters by name."""
     torch.manual_seed(5)
     rows = {n: row_dim(name, d) for n, d in FEATURES.items()}
     config = model_config(name, **settings)
@@ -38,7 +37,6 @@ def agrees(model, dense, leaves, expected_of_sample):
 
 
 def mlp(parameters, prefix, x):
-    """Linear and ReLU, layer after layer."""
     layer = 0
     while f"{prefix}.blocks.{layer}.0.weight" in parameters:
         weight, bias = (parameters[f"{prefix}.blocks.{layer}.0.{key}"] for key in ("weight", "bias"))
@@ -263,7 +261,6 @@ def test_finalmlp(num_dense, heads, context):
 # Of several labels
 
 LABELS = ("a", "b", "c")
-SEVERAL = [name for name in RANKING if name not in ONE_LABEL]
 
 
 def mixture(p, gate, x, experts):
@@ -304,7 +301,7 @@ def test_ple_is_equations_1_to_7_of_the_paper(levels):
     agrees(model, dense, leaves, expected)
 
 
-@every("name", SEVERAL)
+@every("name", [name for name in RANKING if name not in ONE_LABEL])
 def test_a_model_has_an_output_for_each_label_that_starts_where_it_is_told_and_shares_all_but_the_last_layer(name):
     several, dense, leaves, _ = built(name, labels=LABELS)
     before = several(dense, leaves)

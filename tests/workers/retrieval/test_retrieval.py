@@ -38,7 +38,6 @@ from tests.support.retrieval import NEXT, TOWERS, Takes, catalogue_of
 
 TAKES = Takes(TOWERS, 2_000, items=60)
 CATALOGUE = catalogue_of(TAKES)
-NOTHING = np.empty((16, 0), np.float32)
 
 
 def negatives(catalogue: Catalogue = CATALOGUE, entries: str | None = None, **settings: object) -> Negatives:
@@ -86,7 +85,7 @@ def test_log_q_is_how_often_an_item_is_shared(settings: dict[str, int]) -> None:
     counts_M, told_M = np.zeros(len(CATALOGUE)), np.zeros(len(CATALOGUE))
     for step in range(rounds):
         items = {"item": Ragged(TAKES.item[random.integers(0, len(TAKES), 16)])}
-        drawn = source.draw(Batch(NOTHING, items, np.ones((16, 1), np.float32)), step, 0)[0]
+        drawn = source.draw(Batch(np.empty((16, 0), np.float32), items, np.ones((16, 1), np.float32)), step, 0)[0]
         counts_M[drawn.rows_C[: drawn.shared]] += 1
         told_M[drawn.rows_C] = drawn.log_q_C
     often_M = counts_M > 65  # a standard error of 8 %, and what the last draw says of its distinct targets
@@ -304,7 +303,6 @@ def evaluated(ranks=1, size=16, data=DATA, catalogue=None, *, equal=False, exclu
 
 
 def rows(table, ids_N):
-    """The rows of ids that nobody has pushed."""
     spec = next(each for each in TABLES if each.name == table)
     return Initial(spec.init, seed=SEED, name=table).rows(ids_N, spec.dim).astype(np.float64)
 

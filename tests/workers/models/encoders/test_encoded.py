@@ -47,7 +47,6 @@ def dims_of(name):
 
 
 def sequence_model(name="dnn", *, numbers=2, **settings):
-    """A stock model over the sequences of `schema_of`."""
     settings = ({"hidden": [8]} if name not in ("lr", "fm") else {}) | settings
     config, dims = model_config(name=name, **settings), dims_of(name)
     shape = SequenceShape({column: dims[table] for column, table in COLUMNS.items()}, numbers, LONGEST)
@@ -60,7 +59,6 @@ def sequence_model(name="dnn", *, numbers=2, **settings):
 
 
 def inputs_of(lengths=LENGTHS, *, name="dnn", numbers=2):
-    """Dense columns, and leaves for the features and the sequences."""
     drawn, dims, lengths_B = torch.Generator().manual_seed(1), dims_of(name), torch.tensor(lengths, dtype=torch.int64)
 
     def rows(count, width):

@@ -36,7 +36,6 @@ def norm(p, name, x):
 
 
 def attention(p, layer, queries, entries, *, causal=False):
-    """Softmax attention of two heads."""
     query, (key, value) = affine(p, f"{layer}.query", queries), affine(p, f"{layer}.keys", entries).chunk(2, dim=1)
     heads = []
     for h in HEADS:
@@ -67,7 +66,6 @@ def with_other_values(model):
 
 
 def agree(found, expected, leaves):
-    """Equal values and gradients."""
     torch.testing.assert_close(found, expected)
     weight = torch.randn_like(found)
     grads = [
@@ -179,7 +177,6 @@ NAMES = ("sasrec", "hstu")
 
 
 def made(name, *, numbers=0, columns=("item",), **settings):
-    """A model without dropout, and its sides."""
     settings = {"dropout": 0.0, "heads": 2} | settings
     model, sides = vector_model(name, list_schema(numbers=numbers, columns=columns), **settings)
     return with_other_values(model), sides
