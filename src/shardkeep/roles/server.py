@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardkeep.assembly.service import build_service
 from shardkeep.base.arrays import Bytes
-from shardkeep.base.errors import TransportError
+from shardkeep.base.errors import JournalError, TransportError
 from shardkeep.base.logs.log import EventLog
 from shardkeep.config import JobConfig
 from shardkeep.member.member import JobMember, registered
@@ -204,14 +204,18 @@ class _Life:
         """What the checkpoint of `step` lacks to make this server what the one before was; "" = nothing."""
         if self._journal is None:
             return f"server {self._member.index} keeps no journal"
-        if self._journal.base == GIVEN_UP:
+        try:
+            base = self._journal.base
+        except JournalError as error:
+            return f"the journal of server {self._member.index} is of no use: {error}"
+        if base == GIVEN_UP:
             return f"the journal of server {self._member.index} was given up"
         if not self._journal.size_bytes:
             return missed(self._control, "its journal")
-        if self._journal.base <= step:
+        if base <= step:
             return ""
         return (
-            f"the journal of server {self._member.index} begins after the checkpoint of step {self._journal.base}, "
+            f"the journal of server {self._member.index} begins after the checkpoint of step {base}, "
             f"which is missing in {self._agreed.checkpoints.folder}"
         )
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import os
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -126,6 +129,55 @@ def test_a_log_ends_where_an_earlier_segment_does(
     assert end is not None and (end.path, end.byte, end.dropped < 0) == (paths[place[0]], place[1], left == 7)
     filled(folder, generation=5, num_steps=1)
     assert steps(folder) == [*found, 0]
+
+
+class LostBytes(io.FileIO):
+    """A file whose bytes from `at` on the disk has lost."""
+
+    at = 0
+
+    def readinto(self, buffer: Any) -> int | None:
+        if self.tell() >= self.at:
+            raise OSError(errno.EIO, "Input/output error")
+        return super().readinto(memoryview(buffer)[: self.at - self.tell()])
+
+
+@every("cuts", [True, False], ids=["the disk", "no disk"])
+@every(("number", "left"), [(-1, []), (0, []), (2, [0, 1])])
+def test_a_log_ends_where_the_disk_has_lost_bytes_and_is_given_up_if_that_cannot_be_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, left: list[int], cuts: bool
+) -> None:
+    path, given_up, opened = filled(folder := tmp_path / "journal"), list[str](), Path.open
+    end = 0 if number < 0 else record_at(folder, path, number)
+    filled(folder, generation=2)
+
+    def lost(self: Path, mode: str = "r", *more: Any, **options: Any) -> Any:
+        if self != path or (mode == "r+b" and cuts):
+            return opened(self, mode, *more, **options)
+        monkeypatch.setattr(LostBytes, "at", end + 7)
+        if mode == "r+b":
+            raise OSError(errno.EIO, "Input/output error")
+        return LostBytes(self)
+
+    monkeypatch.setattr(Path, "open", lost)
+    journal = Journal(folder, sync=False, on_given_up=given_up.append)
+    assert [record.step for record in journal.replay() if record.entry is RecordKind.PUSH] == left
+    assert journal.end == JournalEnd(path, end, 3)
+    journal.begin(3, step=len(left), facts={})
+    journal.close()
+    monkeypatch.undo()
+    assert steps(folder) == ([] if given_up else left) and bool(given_up) == (number >= 0 and not cuts)
+
+
+@every("content", ["", "none", "7\0"])
+def test_a_damaged_base_is_an_error_until_another_is_written(journal: Journal, folder: Path, content: str) -> None:
+    journal.build_on(7)
+    (folder / "base").write_text(content)
+    with pytest.raises(JournalError, match=f"{folder / 'base'}: cannot be read"):
+        assert journal.base
+    journal.clear()
+    journal.build_on(5)
+    assert journal.base == 5
 
 
 def test_a_file_of_another_format_is_refused(tmp_path: Path) -> None:
