@@ -23,7 +23,14 @@ from shardkeep.ps.control.grpc.server import ControlServer
 from shardkeep.ps.control.records import Formation
 from shardkeep.run.checkpoints import checkpoints_of, owned
 from shardkeep.run.folder import RunFolder
-from shardkeep.run.storage import folder_to_keep_in, kept_at, missed, shared_folder, why_unseen, with_checkpoints
+from shardkeep.run.storage import (
+    folder_to_keep_in,
+    kept_at,
+    missed,
+    shared_folder,
+    why_unseen,
+    with_checkpoints,
+)
 from tests.support.cases import every
 from tests.support.control_job import VERSIONS, Job
 from tests.support.recovering import Recovering
@@ -107,7 +114,7 @@ class Trial:
 
 @pytest.fixture
 def trial(tmp_path: Path) -> Iterator[Trial]:
-    job = Recovering(restarts=1)
+    job = Recovering(restarts=1, run_dir=str(tmp_path / "coordinators"))
     with ControlServer(job.coordinator) as server:
         yield Trial(tmp_path, server, job)
 
@@ -116,6 +123,12 @@ def test_a_replacement_started_elsewhere_on_the_host_goes_on_in_its_predecessors
     with trial.replacement() as control:
         assert replaced_folder(control, trial.other) == trial.kept
     assert not trial.other.exists()
+
+
+def test_a_replacement_that_names_the_shared_folder_otherwise_goes_on_in_it(trial: Trial) -> None:
+    trial.first.rename(there := trial.first.with_name("coordinators"))
+    with trial.replacement() as control:
+        assert replaced_folder(control, trial.other) == there / trial.kept.relative_to(trial.first)
 
 
 def test_a_replacement_that_does_not_find_the_folder_keeps_in_its_own_and_names_the_other(trial: Trial) -> None:
@@ -235,6 +248,20 @@ def test_a_member_says_why_it_cannot_use_the_folder(tmp_path: Path) -> None:
     assert f"{folder} is another folder" in why_unseen(shared, writes=False)
     folder.rename(tmp_path / "elsewhere")
     assert why_unseen(shared, writes=False).endswith(f"{folder}: no such file or directory")
+
+
+@every("settings", ["servers: 2", OFF])
+def test_a_run_folder_is_the_coordinators_under_any_name_of_it_if_it_holds_the_number(
+    settings: str, tmp_path: Path
+) -> None:
+    run, other, alias = (tmp_path / name for name in ("run", "other", "alias"))
+    run.mkdir()
+    other.mkdir()
+    alias.symlink_to(run)
+    shared_folder(parse_config(settings), other, start_step=0)
+    shared = shared_folder(parse_config(settings), run, start_step=0)
+    kept = {home: kept_at(home / "recovery" / "J" / "server-0", shared) for home in (run, alias, other)}
+    assert [home for home, folder in kept.items() if folder.shared] == [run, alias]
 
 
 @every(
