@@ -74,18 +74,12 @@ class Arrivals:
     def _make_room(self, newcomer: Member) -> None:
         """Declares the member before `newcomer` dead before its lease ends: it is silent, and somebody started another
         process for its seat."""
-        job = self._job
-        held = job.members.at(newcomer.role, newcomer.index)
-        if (
-            job.recoveries.on
-            and job.life.now.state in ("training", "recovering")
-            and held is not None
-            and not held.gone
-        ):
-            silent_s = job.clock() - held.last_seen
-            if silent_s > self._silent_s:
-                text = f"{held.member} died: no heartbeat for {silent_s:.0f} s, and another process took its place"
-                self._departures.lose(held, text)
+        job, held = self._job, self._job.members.at(newcomer.role, newcomer.index)
+        if held is None or held.gone or not job.recoveries.on or job.life.now.state not in ("training", "recovering"):
+            return
+        if (silent_s := job.clock() - held.last_seen) > self._silent_s:
+            text = f"{held.member} died: no heartbeat for {silent_s:.0f} s, and another process took its place"
+            self._departures.lose(held, text)
 
     def _refuse_when_late(self, member: Member) -> None:
         state = self._job.life.now
@@ -230,8 +224,7 @@ class Forming:
 
     def _start_again(self, servers: Mapping[int, ResumeRange], workers: Mapping[int, ResumeRange]) -> ResumePoint:
         """Returns where a generation after another one starts. Raises JobError if too many steps would be lost."""
-        job = self._job
-        recoveries = job.recoveries
+        job, recoveries = self._job, self._job.recoveries
         reported = recoveries.saved_step
         plan = plan_recovery(
             servers,

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 
 from shardkeep.ps.control.records import ANY_STEP, JobState, Member, Record, ResumeRange
 
-NO_LIMIT = 2**62
 SHORTEST_PERIOD = 100
 """Steps: the least that `every_steps: auto` comes to, before it is worked out."""
 _COSTS = "may cost the steps since the last checkpoint"
@@ -29,7 +28,7 @@ class Losses:
     `most`: `recovery.max_lost_steps`; None = one checkpoint period, and the steps that the job trains while the
     checkpoint that ends it is written."""
 
-    most: int | None = NO_LIMIT
+    most: int | None = ANY_STEP
     period: int | None = None
     """Steps between two checkpoints; 0 = there are none, None = not worked out yet."""
     failed: bool = False
@@ -54,10 +53,9 @@ class Losses:
             self.failed = "bytes" not in record
 
     def at_risk(self, journal: str, saved: int) -> str:
-        """What a machine failure may cost, in words. `journal`: what journals survive. `saved`: the step of the last
-        checkpoint; 0 = there is none."""
+        """What a lost machine may cost, by what journals survive. `saved`: step of the last checkpoint; 0 = none."""
         text = JOURNALS[journal]
-        if self.limit >= NO_LIMIT:
+        if self.limit >= ANY_STEP:
             return f"{text} (client.checkpoint), or all without one"
         if self.period:
             text += f", at most {self.period}, and those trained while one is written"

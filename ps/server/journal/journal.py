@@ -278,9 +278,6 @@ class Journal:
             self._build_on(step)
 
     def _build_on(self, step: int) -> None:
-        with contextlib.suppress(DiskFailed):  # it is damaged
-            if step == self.base:
-                return
         self._check_lock()
         with failing(self._folder / _BASE, "cannot be written"):
             atomic_write(self._folder / _BASE, f"{step}\n")

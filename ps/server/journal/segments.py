@@ -14,7 +14,7 @@ import re
 import struct
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -153,14 +153,9 @@ class Segment:
     def content(self) -> npt.NDArray[np.uint8]:
         """The file in memory, up to where the disk has lost it. With a mapping, a bad disk would be a SIGBUS."""
         data, size = np.empty(self.size, dtype=np.uint8), 0
-        with failing(self.path, "cannot be read"):
-            try:
-                with self.path.open("rb", buffering=0) as file:
-                    while read := file.readinto(data.data[size:]):
-                        size += read
-            except OSError as error:
-                if error.errno not in LOST:
-                    raise
+        with failing(self.path, "cannot be read", besides=LOST), self.path.open("rb", buffering=0) as file:
+            while read := file.readinto(data.data[size:]):
+                size += read
         return data[:size]
 
     def to_disk(self, fdatasync: Callable[[int], None]) -> None:
@@ -225,12 +220,13 @@ class DiskFailed(JournalError):
 
 
 @contextlib.contextmanager
-def failing(path: Path, how: str) -> Iterator[None]:
-    """Turns an OSError inside into a DiskFailed."""
+def failing(path: Path, how: str, *, besides: Container[int | None] = ()) -> Iterator[None]:
+    """Turns an OSError inside into a DiskFailed; those with the numbers `besides` end the block."""
     try:
         yield
     except OSError as error:
-        raise DiskFailed(f"{path}: {how} ({error.strerror or error})") from error
+        if error.errno not in besides:
+            raise DiskFailed(f"{path}: {how} ({error.strerror or error})") from error
 
 
 def _records_start(segment: Segment, data: npt.NDArray[np.uint8]) -> int:

@@ -45,9 +45,8 @@ def shared_folder(
             return None
         return Shared(str(run_dir), write_token(run_dir, again=standing is not None), proof_only=True)
     checkpoints = Checkpoints(run_dir / "checkpoints")
-    needed_by = f"--start-step {start_step}" if start_step else ""
-    if every != "auto":
-        needed_by = needed_by or f"checkpoint.every_steps: {every}"
+    needed_by = "" if every == "auto" else f"checkpoint.every_steps: {every}"
+    needed_by = f"--start-step {start_step}" if start_step else needed_by
     return Shared(str(checkpoints.folder), write_token(checkpoints.folder, again=standing is not None), needed_by)
 
 
@@ -96,7 +95,7 @@ def folder_to_keep_in(control: ControlClient, run_dir: Path) -> Path:
     if not os.access(kept, os.R_OK | os.W_OK | os.X_OK):
         raise PlaceRefused(
             f"{control.member.name} cannot be replaced by this process: {kept} has what the one before it kept, and "
-            "cannot be used; start it as the user of that folder"
+            "this user cannot read and write it; mount it writable, or start this process as the user of that folder"
         )
     return before
 
