@@ -189,9 +189,7 @@ class Forming:
             job.life.formed(formation.generation)
             job.events.formed(formation, f"generation {formation.generation} formed")
             if again:
-                start, seconds = ResumePoint(formation.start_step, formation.source), job.clock() - job.life.since
-                record = job.recoveries.record_recovery(formation.generation, start, seconds, time=time_of_day())
-                self._tell_recovery(record, sentence(record))
+                self._tell_recovery(job.recoveries.done[-1], sentence(job.recoveries.done[-1]))
             job.recoveries.clear()
 
     def _tell_recovery(self, record: Record, text: str) -> None:
@@ -214,8 +212,13 @@ class Forming:
         members = tuple(seat.member for seat in job.members.present())
         generation = job.members.generation + 1
         host, port = self._open_store(generation)
-        where = (start.step, start.source, start.lacking, job.origin)
-        formation = Formation(generation, host, port, members, tables, *where, data, self._checkpoints, self._journal)
+        where, lost = (start.step, start.source, start.lacking, job.origin), ""
+        if again:
+            seconds = job.clock() - job.life.since
+            record = job.recoveries.record_recovery(generation, start, seconds, time=time_of_day())
+            lost = sentence(record) if record["lost_steps"] else ""
+        kept = self._checkpoints, self._journal
+        formation = Formation(generation, host, port, members, tables, *where, data, *kept, lost)
         job.write_members(formation)
         job.members.generation = generation
         if remarks:

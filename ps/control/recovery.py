@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from shardkeep.ps.control.records import ANY_STEP, JobState, Member, Record, ResumeRange
@@ -254,10 +254,10 @@ class Recoveries:
 
     def record_recovery(self, generation: int, start: ResumePoint, seconds: float, *, time: str) -> Record:
         """Records that a generation has formed again, at the time of day `time`. Returns the record."""
-        went_back = start.source < 0
+        went_back, alone = start.source < 0, max([0, *(int(death["lost_steps"]) for death in self.died)])
         lost = {
             "went_back": went_back,
-            "lost_steps": max(0, self.reached - start.step) if went_back else _lost_alone(self.died),
+            "lost_steps": max(0, self.reached - start.step) if went_back else alone,
             "lost_unsent_rows": 0 if went_back else self.unsent_rows,
         }
         if went_back:
@@ -323,8 +323,3 @@ def restart_sentence(job: JobState) -> str:
 def _death(role: str, index: int, cause: str, reason: str = "") -> Record:
     lost = {"lost_from": None, "lost_steps": 0}
     return {"role": role, "index": index, "cause": cause, **({"reason": reason} if reason else {}), **lost}
-
-
-def _lost_alone(died: Sequence[Record]) -> int:
-    """The most steps whose updates one server lost."""
-    return max([0, *(int(death["lost_steps"]) for death in died)])

@@ -119,16 +119,13 @@ def trial(tmp_path: Path) -> Iterator[Trial]:
         yield Trial(tmp_path, server, job)
 
 
-def test_a_replacement_started_elsewhere_on_the_host_goes_on_in_its_predecessors_folder(trial: Trial) -> None:
+def test_a_replacement_goes_on_in_its_predecessors_folder_or_where_that_is_for_the_coordinator(trial: Trial) -> None:
     with trial.replacement() as control:
+        there = trial.first.rename(trial.first.with_name("coordinators"))
+        assert folder_to_keep_in(control, trial.other) == there
+        there.rename(trial.first)
         assert replaced_folder(control, trial.other) == trial.kept
     assert not trial.other.exists()
-
-
-def test_a_replacement_that_names_the_shared_folder_otherwise_goes_on_in_it(trial: Trial) -> None:
-    trial.first.rename(there := trial.first.with_name("coordinators"))
-    with trial.replacement() as control:
-        assert replaced_folder(control, trial.other) == there / trial.kept.relative_to(trial.first)
 
 
 def test_a_replacement_that_does_not_find_the_folder_keeps_in_its_own_and_names_the_other(trial: Trial) -> None:
@@ -153,7 +150,7 @@ def test_a_replacement_that_may_not_use_the_folder_is_refused_and_the_job_waits_
 
 def test_a_folder_of_another_user_is_named_with_what_to_do(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "access", lambda path, _mode: str(path) != str(trial.kept))  # root may do all
-    why = rf"{trial.kept} has what the one before it kept.*; start it as the user of"
+    why = rf"{trial.kept} has what the one before it kept.* start it as the user of"
     with trial.replacement() as control, pytest.raises(PlaceRefused, match=why):
         folder_to_keep_in(control, trial.other)
 
@@ -224,6 +221,11 @@ def test_the_coordinator_offers_its_run_folder_where_the_config_names_none_also_
     told = None if shared is None else "proof of journals" if shared.proof_only else shared.needed_by
     assert told == needed_by
     assert why_unseen(shared, writes=True) == ""
+    (alias := tmp_path / "alias").symlink_to(tmp_path)
+    homes = [
+        home for home in (tmp_path, alias, tmp_path.parent) if kept_at(home / "recovery/J/server-0", shared).shared
+    ]
+    assert homes == ([] if shared is None else [tmp_path, alias])
 
 
 @every("damage", [None, "", "x" * 16], ids=["gone", "empty", "no number"])
@@ -248,20 +250,6 @@ def test_a_member_says_why_it_cannot_use_the_folder(tmp_path: Path) -> None:
     assert f"{folder} is another folder" in why_unseen(shared, writes=False)
     folder.rename(tmp_path / "elsewhere")
     assert why_unseen(shared, writes=False).endswith(f"{folder}: no such file or directory")
-
-
-@every("settings", ["servers: 2", OFF])
-def test_a_run_folder_is_the_coordinators_under_any_name_of_it_if_it_holds_the_number(
-    settings: str, tmp_path: Path
-) -> None:
-    run, other, alias = (tmp_path / name for name in ("run", "other", "alias"))
-    run.mkdir()
-    other.mkdir()
-    alias.symlink_to(run)
-    shared_folder(parse_config(settings), other, start_step=0)
-    shared = shared_folder(parse_config(settings), run, start_step=0)
-    kept = {home: kept_at(home / "recovery" / "J" / "server-0", shared) for home in (run, alias, other)}
-    assert [home for home, folder in kept.items() if folder.shared] == [run, alias]
 
 
 @every(

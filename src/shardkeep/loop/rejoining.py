@@ -85,7 +85,9 @@ class Rejoining:
         self._formation = formation
         if formation.restores or formation.lacking:
             who = "the servers" if formation.restores else f"worker {formation.lacking[0]}"
-            raise MemberLost(f"{why}; {who} cannot continue at step {last}: start all trainers again")
+            raise MemberLost(f"{formation.lost or why}; {who} cannot continue at step {last}: start all trainers again")
+        if formation.lost:
+            _log.warning(formation.lost)
         try:
             group = join_group(config, formation, "worker", index, control.member.host, None, lost=self._given_up)
             self._transport.renew(self._metered(group), formation.generation, formation.start_step)

@@ -222,12 +222,8 @@ class _Life:
             checkpoints=self._agreed.checkpoints,
             resumed=resumed,
             journal=self._journal,
-            process=self._facts,
+            process=lambda: self._member.facts() | {"control_bytes": self._member.control_bytes},
         )
-
-    def _facts(self) -> dict[str, Any]:
-        """What the summary says about this process."""
-        return self._member.facts() | {"control_bytes": self._member.control_bytes}
 
     def _handle(self, *messages: Bytes) -> Future[Bytes]:
         assert self._service is not None

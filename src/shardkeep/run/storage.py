@@ -95,7 +95,7 @@ def folder_to_keep_in(control: ControlClient, run_dir: Path) -> Path:
     if not os.access(kept, os.R_OK | os.W_OK | os.X_OK):
         raise PlaceRefused(
             f"{control.member.name} cannot be replaced by this process: {kept} has what the one before it kept, and "
-            "this user cannot read and write it; mount it writable, or start this process as the user of that folder"
+            "cannot be used; make it writable here, or start it as the user of that folder"
         )
     return before
 

@@ -188,6 +188,7 @@ KEEPS = "/runs/first/recovery/J/server-0"
     [
         ("auto", APART, "", "fsync"),
         ("auto", APART, "worker 1", "fsync"),
+        ("auto", ["one", "one", "two"], "", "fsync"),
         ("auto", ["one", "one", "two"], "worker 1", f"os; no other host is known to see {KEEPS} of server 0"),
         ("auto", APART, "server 0", f"os; no other host is known to see {KEEPS} of server 0"),
         ("auto", ALONE, "", "os"),
@@ -202,9 +203,9 @@ def test_journals_are_synced_where_other_hosts_see_them_or_as_the_config_says_an
     job = Recovering(losses=Losses(journal=setting))
     for (role, index), host in zip(job.names, hosts, strict=True):
         token, sees = f"{role}-{index}-100", blind != f"{role} {index}"
-        kept = RecoveryFolder(host, KEEPS, shared=sees) if role == "server" else RecoveryFolder()
+        kept = RecoveryFolder() if index else RecoveryFolder(host, KEEPS, shared=sees)
         job.coordinator.register(Hello(Member(role, index, host, 100), token, PROTOCOL_VERSION, VERSIONS))
-        offer = Offer(TABLES if role == "worker" else None, unseen="" if sees else "no")
+        offer = Offer(TABLES if role == "worker" else None, unseen="" if sees and index else "no")
         job.coordinator.join(token, offer, kept=kept)
     journal, _, why = expected.partition("; ")
     take_over(job)

@@ -84,25 +84,10 @@ def test_what_a_short_journal_costs_is_told_in_numbers_and_outlives_the_coordina
 @every(
     ("losses", "journal", "saved", "text"),
     [
-        (
-            Losses(None, 20),
-            "os",
-            0,
-            ", at most 20, and those trained while one is written; above 40 steps the job ends",
-        ),
+        (Losses(None, 20), "os", 0, ", at most 20, and those trained while one is written; above 40 steps the job"),
         (Losses(None, None), "off", 40, "off: a lost server may cost the steps since the last checkpoint"),
-        (
-            Losses(None, None),
-            "fsync",
-            0,
-            "that of all workers may cost the steps since the last checkpoint, or all before",
-        ),
-        (
-            Losses(None, 0),
-            "os",
-            0,
-            "os: a lost machine may cost the steps since the last checkpoint, or all, as none is",
-        ),
+        (Losses(None, None), "fsync", 0, "of all workers may cost the steps since the last checkpoint, or all before"),
+        (Losses(None, 0), "os", 0, "os: a lost machine may cost the steps since the last checkpoint, or all, as"),
         (Losses(7, 0), "os", 40, " of step 40, as no other is kept; above 7 steps the job ends (recovery.max_lost_"),
         (Losses(period=0), "os", 0, "the steps since the last checkpoint (client.checkpoint), or all without one"),
     ],
