@@ -180,10 +180,7 @@ def test_hosts_are_lost_in_turn_the_first_with_its_coordinator_and_no_step_where
     golden: Golden, tmp_path: Path, journal: str, seed: int | None, mode: str
 ) -> None:
     settings = {"recovery": {"journal": journal}, "consistency": {"mode": mode}}
-    with (
-        hosts(3) as (x0, x1, x2),
-        Lossy(x0.shared, golden, tmp_path, SERVER_1, SERVER_0, **settings) as job,
-    ):
+    with hosts(3) as (x0, x1, x2), Lossy(x0.shared, golden, tmp_path, SERVER_1, SERVER_0, **settings) as job:
         first, second = job.on(x0, 0), job.on(x1, 1)
         job.lose(x1, second, seed)
         second = job.on(x2, 1)
