@@ -172,7 +172,7 @@ class ResumeRange(_message.Message):
     def __init__(self, first: _Optional[int] = ..., last: _Optional[int] = ..., holds: bool = ..., saved: _Optional[int] = ..., lost_from: _Optional[int] = ..., why: _Optional[str] = ..., part: bool = ..., file: _Optional[str] = ..., byte: _Optional[int] = ...) -> None: ...
 
 class Formation(_message.Message):
-    __slots__ = ("generation", "store_host", "store_port", "members", "tables", "start_step", "source", "lacking", "origin", "data", "checkpoints", "journal", "lost")
+    __slots__ = ("generation", "store_host", "store_port", "members", "tables", "start_step", "source", "lacking", "origin", "data", "checkpoints", "journal")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     STORE_HOST_FIELD_NUMBER: _ClassVar[int]
     STORE_PORT_FIELD_NUMBER: _ClassVar[int]
@@ -185,7 +185,6 @@ class Formation(_message.Message):
     DATA_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINTS_FIELD_NUMBER: _ClassVar[int]
     JOURNAL_FIELD_NUMBER: _ClassVar[int]
-    LOST_FIELD_NUMBER: _ClassVar[int]
     generation: int
     store_host: str
     store_port: int
@@ -198,8 +197,7 @@ class Formation(_message.Message):
     data: str
     checkpoints: str
     journal: str
-    lost: str
-    def __init__(self, generation: _Optional[int] = ..., store_host: _Optional[str] = ..., store_port: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., tables: _Optional[_Iterable[_Union[Table, _Mapping]]] = ..., start_step: _Optional[int] = ..., source: _Optional[int] = ..., lacking: _Optional[_Iterable[int]] = ..., origin: _Optional[int] = ..., data: _Optional[str] = ..., checkpoints: _Optional[str] = ..., journal: _Optional[str] = ..., lost: _Optional[str] = ...) -> None: ...
+    def __init__(self, generation: _Optional[int] = ..., store_host: _Optional[str] = ..., store_port: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., tables: _Optional[_Iterable[_Union[Table, _Mapping]]] = ..., start_step: _Optional[int] = ..., source: _Optional[int] = ..., lacking: _Optional[_Iterable[int]] = ..., origin: _Optional[int] = ..., data: _Optional[str] = ..., checkpoints: _Optional[str] = ..., journal: _Optional[str] = ...) -> None: ...
 
 class JoinReply(_message.Message):
     __slots__ = ("job", "formation")

@@ -189,7 +189,9 @@ class Forming:
             job.life.formed(formation.generation)
             job.events.formed(formation, f"generation {formation.generation} formed")
             if again:
-                self._tell_recovery(job.recoveries.done[-1], sentence(job.recoveries.done[-1]))
+                start, seconds = ResumePoint(formation.start_step, formation.source), job.clock() - job.life.since
+                record = job.recoveries.record_recovery(formation.generation, start, seconds, time=time_of_day())
+                self._tell_recovery(record, sentence(record))
             job.recoveries.clear()
 
     def _tell_recovery(self, record: Record, text: str) -> None:
@@ -212,13 +214,8 @@ class Forming:
         members = tuple(seat.member for seat in job.members.present())
         generation = job.members.generation + 1
         host, port = self._open_store(generation)
-        where, lost = (start.step, start.source, start.lacking, job.origin), ""
-        if again:
-            seconds = job.clock() - job.life.since
-            record = job.recoveries.record_recovery(generation, start, seconds, time=time_of_day())
-            lost = sentence(record) if record["lost_steps"] else ""
-        kept = self._checkpoints, self._journal
-        formation = Formation(generation, host, port, members, tables, *where, data, *kept, lost)
+        where = (start.step, start.source, start.lacking, job.origin)
+        formation = Formation(generation, host, port, members, tables, *where, data, self._checkpoints, self._journal)
         job.write_members(formation)
         job.members.generation = generation
         if remarks:
@@ -245,9 +242,7 @@ class Forming:
         return plan.start
 
     def _decide_journal(self, saved: int) -> None:
-        """Decides what journals survive if the config leaves it open, and reports what a lost machine may cost.
-
-        A server's may survive its machine if another host sees the folder."""
+        """Decides, if the config does not, whether journals survive their machines: another host sees each folder."""
         members, unseen = list(self._job.members.present()), ""
         if self._journal == "auto" and len({seat.member.host for seat in members}) > 1:
             see = {seat.member.host for seat in members if seat.kept.shared or not seat.offer.unseen}

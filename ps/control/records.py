@@ -169,8 +169,6 @@ class Formation:
     """Their folder; "" = none are kept, None = the config says."""
     journal: str = ""
     """What the servers' journals survive, `off`, `os` or `fsync`; "" = there are none."""
-    lost: str = ""
-    """The recovery in words, if steps are lost."""
 
     @property
     def restores(self) -> bool:

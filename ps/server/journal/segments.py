@@ -40,8 +40,7 @@ FDATASYNC: Callable[[int], None] = getattr(os, "fdatasync", os.fsync)
 SEGMENT_HEAD = _SEGMENT.size + _SUM.size
 _RECORD_HEAD = _RECORD.size + _SUM.size
 _ZEROS = bytes(8)
-LOST = {errno.EIO, errno.EBADMSG, getattr(errno, "EUCLEAN", errno.EIO)}
-"""Errors of a read whose bytes are damaged on disk."""
+LOST = {errno.EIO, errno.EBADMSG, getattr(errno, "EUCLEAN", errno.EIO)}  # reads of bytes that the disk has lost
 
 Parts = Sequence[bytes | memoryview]
 

@@ -168,7 +168,8 @@ def join(registered: Registered, specs: Sequence[TableSpec]) -> Joined:
                 by_reference=config.compression.ids == "coded",
                 on_loss=control.wake,
             )
-            rejoining = Rejoining(control, config, formation, specs, lasting, lambda new: metered(new, traffic))
+            renewed = lambda new: metered(new, traffic)  # noqa: E731
+            rejoining = Rejoining(control, registered.coordinator, config, formation, specs, lasting, renewed)
             stack.callback(rejoining.close)
         stack.callback(transport.close)
         rows = row_client(

@@ -74,9 +74,7 @@ def folder_before(control: ControlClient) -> Path | None:
     coordinator names its own; None = it is not here."""
     member, folder = control.member, Path(control.kept.folder)
     place = ("recovery", control.job, f"{member.role}-{member.index}")
-    if folder.parts[-3:] != place:
-        return None
-    for home in (folder.parents[2], Path(control.run_dir)):
+    for home in (folder.parents[2], Path(control.run_dir)) if folder.parts[-3:] == place else ():
         try:
             if home.joinpath(*place).is_dir():
                 return home
@@ -101,8 +99,7 @@ def folder_to_keep_in(control: ControlClient, run_dir: Path) -> Path:
 
 
 def kept_at(folder: Path | None, shared: Shared | None = None) -> RecoveryFolder:
-    """What this member reports about the folder; None = it keeps nothing. `shared`: what the coordinator offers; hosts
-    may have another name for it."""
+    """What this member reports about the folder; None = it keeps nothing. `shared`: what the coordinator offers."""
     if folder is None:
         return RecoveryFolder()
     here = folder.parents[2] / ("" if shared is None or shared.proof_only else "checkpoints")
