@@ -74,12 +74,14 @@ class RegisterReply(_message.Message):
     def __init__(self, config_yaml: _Optional[str] = ..., lease_s: _Optional[float] = ..., job: _Optional[str] = ..., formation: _Optional[_Union[Formation, _Mapping]] = ..., kept: _Optional[_Union[Kept, _Mapping]] = ..., run_dir: _Optional[str] = ..., shared: _Optional[_Union[Shared, _Mapping]] = ...) -> None: ...
 
 class Kept(_message.Message):
-    __slots__ = ("host", "folder")
+    __slots__ = ("host", "folder", "shared")
     HOST_FIELD_NUMBER: _ClassVar[int]
     FOLDER_FIELD_NUMBER: _ClassVar[int]
+    SHARED_FIELD_NUMBER: _ClassVar[int]
     host: str
     folder: str
-    def __init__(self, host: _Optional[str] = ..., folder: _Optional[str] = ...) -> None: ...
+    shared: bool
+    def __init__(self, host: _Optional[str] = ..., folder: _Optional[str] = ..., shared: bool = ...) -> None: ...
 
 class Shared(_message.Message):
     __slots__ = ("folder", "token", "needed_by", "proof_only")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from pathlib import PurePath
 
 from shardkeep.base.errors import ConfigError, JobError, PlaceLost, ShardkeepError, Superseded
 from shardkeep.base.logs.local_time import time_of_day
@@ -17,12 +16,6 @@ from shardkeep.ps.control.recovery import ResumePoint, plan_recovery, restart_se
 
 TAKEOVER_VERSIONS = 1_000_000
 """Added to the version of the job's state by a coordinator that takes over: members have seen none so high."""
-JOURNALS: Mapping[str, str] = {
-    "fsync": "fsync: acknowledged pushes survive a lost machine, where their storage does",
-    "os": "os: a lost machine costs the steps since the last checkpoint",
-    "off": "off: a lost server costs the steps since the last checkpoint",
-}
-"""What the servers' journals survive, for people."""
 LOAD_S = 1800.0
 """Seconds more for members that have registered and load a checkpoint and a journal."""
 
@@ -81,18 +74,12 @@ class Arrivals:
     def _make_room(self, newcomer: Member) -> None:
         """Declares the member before `newcomer` dead before its lease ends: it is silent, and somebody started another
         process for its seat."""
-        job = self._job
-        held = job.members.at(newcomer.role, newcomer.index)
-        if (
-            job.recoveries.on
-            and job.life.now.state in ("training", "recovering")
-            and held is not None
-            and not held.gone
-        ):
-            silent_s = job.clock() - held.last_seen
-            if silent_s > self._silent_s:
-                text = f"{held.member} died: no heartbeat for {silent_s:.0f} s, and another process took its place"
-                self._departures.lose(held, text)
+        job, held = self._job, self._job.members.at(newcomer.role, newcomer.index)
+        if held is None or held.gone or not job.recoveries.on or job.life.now.state not in ("training", "recovering"):
+            return
+        if (silent_s := job.clock() - held.last_seen) > self._silent_s:
+            text = f"{held.member} died: no heartbeat for {silent_s:.0f} s, and another process took its place"
+            self._departures.lose(held, text)
 
     def _refuse_when_late(self, member: Member) -> None:
         state = self._job.life.now
@@ -123,7 +110,7 @@ class Forming:
         self._silent_s = silent_s(spec.num_members)
         self._checkpoints: str | None = None
         """The folder of checkpoints: decided when all members have joined for the first time, as the next."""
-        self._journal, self._run_dir = spec.losses.journal, PurePath(spec.run_dir)
+        self._journal = spec.losses.journal
         self._inherited: Formation | None = None
         """The generation of a coordinator that died."""
 
@@ -205,8 +192,6 @@ class Forming:
                 start, seconds = ResumePoint(formation.start_step, formation.source), job.clock() - job.life.since
                 record = job.recoveries.record_recovery(formation.generation, start, seconds, time=time_of_day())
                 self._tell_recovery(record, sentence(record))
-            elif job.recoveries.on:
-                job.events.note(job.recoveries.losses.at_risk(formation.start_step), phase="at_risk")
             job.recoveries.clear()
 
     def _tell_recovery(self, record: Record, text: str) -> None:
@@ -222,7 +207,7 @@ class Forming:
         if not again and shared is not None and not shared.proof_only and self._checkpoints is None:
             self._decide_checkpoints(shared)
         if not again and self._journal:
-            self._decide_journal()
+            self._decide_journal(start.step)
         seats = job.members.seats("worker")
         tables = agreed_tables([(seat.member, seat.offer.tables) for seat in seats])
         data, remarks = agreed_data([(seat.member, seat.offer.data) for seat in seats], job.formation)
@@ -239,8 +224,7 @@ class Forming:
 
     def _start_again(self, servers: Mapping[int, ResumeRange], workers: Mapping[int, ResumeRange]) -> ResumePoint:
         """Returns where a generation after another one starts. Raises JobError if too many steps would be lost."""
-        job = self._job
-        recoveries = job.recoveries
+        job, recoveries = self._job, self._job.recoveries
         reported = recoveries.saved_step
         plan = plan_recovery(
             servers,
@@ -257,25 +241,18 @@ class Forming:
             raise JobError(plan.refusal)
         return plan.start
 
-    def _decide_journal(self) -> None:
-        """Decides what journals survive if the config leaves it open, and reports it."""
-        unseen = ""
-        if self._journal == "auto":
-            several = len({seat.member.host for seat in self._job.members.present()}) > 1
-            unseen = self._unseen_journal() if several else ""
-            self._journal = "fsync" if several and not unseen else "os"
-        text = JOURNALS[self._journal] + (unseen and f"; no other host is known to see {unseen}")
-        self._job.events.tell("journal", {"text": text})
-
-    def _unseen_journal(self) -> str:
-        """A journal that may be lost with its machine; "" = another host sees the folder of each."""
-        members = self._job.members
-        see = [seat for seat in members.present() if self._shared is not None and not seat.offer.unseen]
-        for seat in members.seats("server"):
-            others = any(other.member.host != seat.member.host for other in see)
-            if not (others and seat in see and PurePath(seat.kept.folder).is_relative_to(self._run_dir)):
-                return f"{seat.kept.folder or 'the journal'} of {seat.member.name}"
-        return ""
+    def _decide_journal(self, saved: int) -> None:
+        """Decides, if the config does not, whether journals survive their machines: another host sees each folder."""
+        members, unseen = list(self._job.members.present()), ""
+        if self._journal == "auto" and len({seat.member.host for seat in members}) > 1:
+            see = {seat.member.host for seat in members if seat.kept.shared or not seat.offer.unseen}
+            for seat in self._job.members.seats("server"):
+                if not (seat.kept.shared and see - {seat.member.host}):
+                    unseen = f"{seat.kept.folder or 'the journal'} of {seat.member.name}"
+            self._journal = "os" if unseen else "fsync"
+        self._journal = "os" if self._journal == "auto" else self._journal
+        text = self._job.recoveries.losses.at_risk(self._journal, saved)
+        self._job.events.tell("journal", {"text": text + (unseen and f"; no other host is known to see {unseen}")})
 
     def _decide_checkpoints(self, shared: Shared) -> None:
         """Decides whether checkpoints go to the shared folder. Raises ConfigError if they must and cannot."""

@@ -88,10 +88,12 @@ ANYWHERE = ResumeRange()
 
 @dataclass(frozen=True, slots=True)
 class RecoveryFolder:
-    """The host and folder with the data that a member's replacement needs. `folder`: absolute; empty = none."""
+    """The host and folder with the data that a member's replacement needs. `folder`: absolute; empty = none. `shared`:
+    it is in the coordinator's run folder, by whatever name."""
 
     host: str = ""
     folder: str = ""
+    shared: bool = False
 
 
 NOTHING_KEPT = RecoveryFolder()

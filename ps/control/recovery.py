@@ -5,14 +5,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from shardkeep.ps.control.records import ANY_STEP, JobState, Member, Record, ResumeRange
 
-NO_LIMIT = 2**62
 SHORTEST_PERIOD = 100
 """Steps: the least that `every_steps: auto` comes to, before it is worked out."""
+_COSTS = "may cost the steps since the last checkpoint"
+JOURNALS: Mapping[str, str] = {
+    "fsync": f"fsync: a lost machine costs no acknowledged push, if its storage survives; that of all workers {_COSTS}",
+    "os": f"os: a lost machine {_COSTS}",
+    "off": f"off: a lost server {_COSTS}",
+}
+"""What the servers' journals survive, for people."""
 
 
 @dataclass(slots=True)
@@ -22,7 +28,7 @@ class Losses:
     `most`: `recovery.max_lost_steps`; None = one checkpoint period, and the steps that the job trains while the
     checkpoint that ends it is written."""
 
-    most: int | None = NO_LIMIT
+    most: int | None = ANY_STEP
     period: int | None = None
     """Steps between two checkpoints; 0 = there are none, None = not worked out yet."""
     failed: bool = False
@@ -46,20 +52,19 @@ class Losses:
         else:
             self.failed = "bytes" not in record
 
-    def at_risk(self, saved: int) -> str:
-        """What a machine failure may cost, in words. `saved`: the step of the last checkpoint; 0 = there is none."""
-        since = f"the checkpoint of step {saved}" if saved else "step 0"
-        costs = f"all steps since {since}, as no checkpoint is kept"
+    def at_risk(self, journal: str, saved: int) -> str:
+        """What a lost machine may cost, by what journals survive. `saved`: step of the last checkpoint; 0 = none."""
+        text = JOURNALS[journal]
+        if self.limit >= ANY_STEP:
+            return f"{text} (client.checkpoint), or all without one"
         if self.period:
-            costs = (
-                f"up to {self.period} steps, those since the last checkpoint, and those trained while one is written"
-            )
+            text += f", at most {self.period}, and those trained while one is written"
         elif self.period is None:
-            costs = f"all steps since {since}, until the next checkpoint (checkpoint.every_steps: auto)"
-        ends = f"a job that would lose more than {self.limit} steps ends (recovery.max_lost_steps)"
-        if self.limit >= NO_LIMIT:
-            ends = "training begins again there, or at the last client.checkpoint"
-        return f"a machine failure may cost {costs}; {ends}"
+            text += "" if saved else ", or all before the first one"
+        else:
+            text += f" of step {saved}, as no other is kept" if saved else ", or all, as none is kept"
+        known = self.most is not None or self.period is not None
+        return text + (f"; above {self.limit} steps the job ends (recovery.max_lost_steps)" if known else "")
 
     def refusal(self, lost: int, *, how: str, whys: Iterable[str], cause: str) -> str | None:
         """Why a job that would lose so many steps, in this way, ends instead; None = it may continue."""
@@ -109,13 +114,15 @@ def short_servers(servers: Mapping[int, ResumeRange], workers: Mapping[int, Resu
 class RecoveryPlan:
     """Where the next generation begins. `saved`: the step of the last checkpoint that members see. `reached`: the last
     step that was trained, as members know it. `refusal`: why the job ends in place of beginning there. `short`: the
-    servers that lack updates, which they lose if the generation does not begin from the checkpoint."""
+    servers that lack updates, which they lose if the generation does not begin from the checkpoint. `whys`: of these,
+    by role and index, and of workers without the tower, if nobody has it."""
 
     start: ResumePoint
     saved: int
     reached: int
     refusal: str | None
     short: Mapping[int, ResumeRange] = field(default_factory=dict)
+    whys: Mapping[tuple[str, int], str] = field(default_factory=dict)
 
 
 def plan_recovery(
@@ -139,18 +146,18 @@ def plan_recovery(
         if all(one.lost_from is not None for one in short.values()):
             last = min((one.last for one in holders), default=0)
             start = agreed_start({**servers, **{i: replace(one, last=last) for i, one in short.items()}}, workers)
-    whys = [why_short(index, one) if index in short else one.why for index, one in servers.items()]
+    whys = {("server", index): why_short(index, one) for index, one in short.items()}
+    whys |= {} if holders else {("worker", rank): one.why for rank, one in workers.items() if one.why}
     if start is None:
         start = ResumePoint(saved)
         lost = max([reached, *(one.last for one in holders)]) - saved
         how = f"going back to {f'the checkpoint of step {saved}' if saved else 'step 0, as no checkpoint is there'}"
         reached = max([reached, *(one.last for one in servers.values() if one.holds)])
-        whys += [] if holders else [one.why for one in workers.values()]
     else:
         step = min((one.last for one in short.values()), default=start.step)
         lost, how = start.step - step, f"following the others from step {step}"
-    refusal = losses.refusal(lost, how=how, whys=whys, cause=cause)
-    return RecoveryPlan(start, saved, reached, refusal, short)
+    refusal = losses.refusal(lost, how=how, whys=whys.values(), cause=cause)
+    return RecoveryPlan(start, saved, reached, refusal, short, whys)
 
 
 def why_short(index: int, server: ResumeRange) -> str:
@@ -247,10 +254,10 @@ class Recoveries:
 
     def record_recovery(self, generation: int, start: ResumePoint, seconds: float, *, time: str) -> Record:
         """Records that a generation has formed again, at the time of day `time`. Returns the record."""
-        went_back = start.source < 0
+        went_back, alone = start.source < 0, max([0, *(int(death["lost_steps"]) for death in self.died)])
         lost = {
             "went_back": went_back,
-            "lost_steps": max(0, self.reached - start.step) if went_back else _lost_alone(self.died),
+            "lost_steps": max(0, self.reached - start.step) if went_back else alone,
             "lost_unsent_rows": 0 if went_back else self.unsent_rows,
         }
         if went_back:
@@ -276,15 +283,14 @@ class Recoveries:
     def take_plan(self, plan: RecoveryPlan) -> None:
         """Takes what the next generation loses."""
         self.saved_step, self.reached, follows = plan.saved, plan.reached, plan.start.source >= 0
-        dead = {death["index"]: death for death in self.died if death["role"] == "server"}
-        for index, death in dead.items():  # a server that died more than once has its losses in its last death
-            server = plan.short.get(index)
+        dead = {(death["role"], death["index"]): death for death in self.died}
+        for place, death in dead.items():  # who died more than once has its losses in its last death
+            server = plan.short.get(place[1]) if place[0] == "server" else None
             lost_from = None if server is None or not follows else server.last
             death["lost_from"] = lost_from
             death["lost_steps"] = 0 if lost_from is None else plan.start.step - lost_from
-            if server is not None:
-                death["why"] = why_short(index, server)
-                death |= {"file": server.file, "byte": server.byte} if server.file else {}
+            death |= {"why": plan.whys[place]} if place in plan.whys else {}
+            death |= {"file": server.file, "byte": server.byte} if server is not None and server.file else {}
 
 
 def sentence(record: Record) -> str:
@@ -296,8 +302,8 @@ def sentence(record: Record) -> str:
     also = f"; so did {', '.join(others)} before" if others else ""
     text = f"{record['cause']}{also}; training resumes at step {record['step']}{where}, after {record['seconds']:.1f} s"
     if record["went_back"]:
-        whys = "".join(f": {death['why']}" for death in record["died"] if death.get("why"))
-        text += f"; {record['lost_steps']:,} steps are lost{whys}" if record["lost_steps"] else ""
+        whys = "; ".join(death["why"] for death in record["died"] if death.get("why"))
+        text += f"; {record['lost_steps']:,} steps are lost{whys and f': {whys}'}" if record["lost_steps"] else ""
     for death in record["died"]:
         if death["lost_from"] is not None:
             since = f"since step {death['lost_from']} ({death['lost_steps']:,} steps)"
@@ -317,8 +323,3 @@ def restart_sentence(job: JobState) -> str:
 def _death(role: str, index: int, cause: str, reason: str = "") -> Record:
     lost = {"lost_from": None, "lost_steps": 0}
     return {"role": role, "index": index, "cause": cause, **({"reason": reason} if reason else {}), **lost}
-
-
-def _lost_alone(died: Sequence[Record]) -> int:
-    """The most steps whose updates one server lost."""
-    return max([0, *(int(death["lost_steps"]) for death in died)])

@@ -23,7 +23,14 @@ from shardkeep.ps.control.grpc.server import ControlServer
 from shardkeep.ps.control.records import Formation
 from shardkeep.run.checkpoints import checkpoints_of, owned
 from shardkeep.run.folder import RunFolder
-from shardkeep.run.storage import folder_to_keep_in, kept_at, missed, shared_folder, why_unseen, with_checkpoints
+from shardkeep.run.storage import (
+    folder_to_keep_in,
+    kept_at,
+    missed,
+    shared_folder,
+    why_unseen,
+    with_checkpoints,
+)
 from tests.support.cases import every
 from tests.support.control_job import VERSIONS, Job
 from tests.support.recovering import Recovering
@@ -107,13 +114,16 @@ class Trial:
 
 @pytest.fixture
 def trial(tmp_path: Path) -> Iterator[Trial]:
-    job = Recovering(restarts=1)
+    job = Recovering(restarts=1, run_dir=str(tmp_path / "coordinators"))
     with ControlServer(job.coordinator) as server:
         yield Trial(tmp_path, server, job)
 
 
-def test_a_replacement_started_elsewhere_on_the_host_goes_on_in_its_predecessors_folder(trial: Trial) -> None:
+def test_a_replacement_goes_on_in_its_predecessors_folder_or_where_that_is_for_the_coordinator(trial: Trial) -> None:
     with trial.replacement() as control:
+        there = trial.first.rename(trial.first.with_name("coordinators"))
+        assert folder_to_keep_in(control, trial.other) == there
+        there.rename(trial.first)
         assert replaced_folder(control, trial.other) == trial.kept
     assert not trial.other.exists()
 
@@ -140,7 +150,7 @@ def test_a_replacement_that_may_not_use_the_folder_is_refused_and_the_job_waits_
 
 def test_a_folder_of_another_user_is_named_with_what_to_do(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "access", lambda path, _mode: str(path) != str(trial.kept))  # root may do all
-    why = rf"{trial.kept} has what the one before it kept.*; start it as the user of"
+    why = rf"{trial.kept} has what the one before it kept.* start it as the user of"
     with trial.replacement() as control, pytest.raises(PlaceRefused, match=why):
         folder_to_keep_in(control, trial.other)
 
@@ -211,6 +221,11 @@ def test_the_coordinator_offers_its_run_folder_where_the_config_names_none_also_
     told = None if shared is None else "proof of journals" if shared.proof_only else shared.needed_by
     assert told == needed_by
     assert why_unseen(shared, writes=True) == ""
+    (alias := tmp_path / "alias").symlink_to(tmp_path)
+    homes = [
+        home for home in (tmp_path, alias, tmp_path.parent) if kept_at(home / "recovery/J/server-0", shared).shared
+    ]
+    assert homes == ([] if shared is None else [tmp_path, alias])
 
 
 @every("damage", [None, "", "x" * 16], ids=["gone", "empty", "no number"])

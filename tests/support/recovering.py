@@ -31,9 +31,10 @@ class Recovering(Job):
         replace_timeout_s: float = 120.0,
         losses: Losses | None = None,
         shared: Shared | None = None,
+        run_dir: str = "/runs/first",
     ) -> None:
         super().__init__(servers=servers, workers=workers)
-        self.losses, self.shared = losses, shared
+        self.losses, self.shared, self.run_dir = losses, shared, run_dir
         self.closed = 0
         self.restarts, self.replace_timeout_s = restarts, replace_timeout_s
         self.coordinator = self.another()
@@ -47,7 +48,7 @@ class Recovering(Job):
             restarts=self.restarts,
             losses=self.losses or Losses(),
             shared=self.shared,
-            run_dir="/runs/first",
+            run_dir=self.run_dir,
         )
         return Coordinator(
             spec,

@@ -183,7 +183,6 @@ def _records(scene: Scene) -> Iterator[Record]:
         return
     if scene.servers:
         yield _formed(scene, at := scene.began + timedelta(seconds=4), 1)
-        yield _record("at_risk", at)
         yield _record("journal", at)
     yield _record("tower", scene.at(0))
     for step in scene.every(round(5000 / scene.step_ms), end=scene.state in STATUS):

@@ -130,7 +130,7 @@ class Journal:
         self._replayed = True
         if (segment := self._reading) is None:
             return
-        with self._guard:
+        with self._while_disk_works():
             later = self._segments[self._segments.index(segment) + 1 :]
             rests = [] if segment.whole else [(segment, segment.read)]
             dropped = [last_step(one.content(), at) for one, at in [*rests, *((one, 0) for one in later[-1:])]]
@@ -278,11 +278,10 @@ class Journal:
             self._build_on(step)
 
     def _build_on(self, step: int) -> None:
-        if step != self.base:
-            self._check_lock()
-            with failing(self._folder / _BASE, "cannot be written"):
-                atomic_write(self._folder / _BASE, f"{step}\n")
-                self._sync_folder()
+        self._check_lock()
+        with failing(self._folder / _BASE, "cannot be written"):
+            atomic_write(self._folder / _BASE, f"{step}\n")
+            self._sync_folder()
 
     def clear(self) -> None:
         """Deletes all segments, because the job starts again from step 0."""

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import errno
 import os
 import queue
 import re
 import struct
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,6 +40,7 @@ FDATASYNC: Callable[[int], None] = getattr(os, "fdatasync", os.fsync)
 SEGMENT_HEAD = _SEGMENT.size + _SUM.size
 _RECORD_HEAD = _RECORD.size + _SUM.size
 _ZEROS = bytes(8)
+LOST = {errno.EIO, errno.EBADMSG, getattr(errno, "EUCLEAN", errno.EIO)}  # reads of bytes that the disk has lost
 
 Parts = Sequence[bytes | memoryview]
 
@@ -139,7 +141,7 @@ class Segment:
             self.read = end
             if record.entry is not RecordKind.GENERATION:
                 self.highest = max(self.highest, record.step)
-        self.whole = self.read == data.size > SEGMENT_HEAD
+        self.whole = self.read == self.size > SEGMENT_HEAD
 
     def follows(self, before: Segment) -> bool:
         """Whether no segment between the two is missing. Generations may be: a server is not in each."""
@@ -148,10 +150,12 @@ class Segment:
         return self.number == before.number + 1
 
     def content(self) -> npt.NDArray[np.uint8]:
-        """The file in memory. With a mapping, a bad disk would be a SIGBUS instead of an OSError."""
-        data = np.empty(self.size, dtype=np.uint8)
-        with failing(self.path, "cannot be read"), self.path.open("rb") as file:
-            return data[: file.readinto(data.data)]
+        """The file in memory, up to where the disk has lost it. With a mapping, a bad disk would be a SIGBUS."""
+        data, size = np.empty(self.size, dtype=np.uint8), 0
+        with failing(self.path, "cannot be read", besides=LOST), self.path.open("rb", buffering=0) as file:
+            while read := file.readinto(data.data[size:]):
+                size += read
+        return data[:size]
 
     def to_disk(self, fdatasync: Callable[[int], None]) -> None:
         """Syncs the file, so that it survives a machine failure."""
@@ -215,12 +219,13 @@ class DiskFailed(JournalError):
 
 
 @contextlib.contextmanager
-def failing(path: Path, how: str) -> Iterator[None]:
-    """Turns an OSError inside into a DiskFailed."""
+def failing(path: Path, how: str, *, besides: Container[int | None] = ()) -> Iterator[None]:
+    """Turns an OSError inside into a DiskFailed; those with the numbers `besides` end the block."""
     try:
         yield
     except OSError as error:
-        raise DiskFailed(f"{path}: {how} ({error.strerror or error})") from error
+        if error.errno not in besides:
+            raise DiskFailed(f"{path}: {how} ({error.strerror or error})") from error
 
 
 def _records_start(segment: Segment, data: npt.NDArray[np.uint8]) -> int:

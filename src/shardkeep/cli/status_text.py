@@ -11,7 +11,7 @@ from pathlib import Path
 from rich.console import Console
 
 from shardkeep.cli.board import RoleLine, board
-from shardkeep.ps.control.forming import JOURNALS
+from shardkeep.ps.control.recovery import JOURNALS
 from shardkeep.records.record import Json
 from shardkeep.records.training import Evaluation, Progress
 from shardkeep.view.run_view import clock_text, speed_text, step_text

@@ -46,6 +46,7 @@ from shardkeep.ps.transport.lasting import LastingTransport
 from shardkeep.ps.transport.metered import LedgerMeter, MeteredTransport, WorkerTraffic
 from shardkeep.ps.transport.transport import LocalTransport, Transport
 from shardkeep.run.checkpoints import check_needs_no_rows, checkpoints_of, resumed_from
+from shardkeep.run.storage import why_unseen
 from shardkeep.trust.endpoint import Endpoint
 from shardkeep.workers.config import CheckpointConfig
 
@@ -151,7 +152,8 @@ def join(registered: Registered, specs: Sequence[TableSpec]) -> Joined:
     with ending as stack:
         load_kernels(needed_kernels(config, "client"))
         _check_together(specs, config)
-        offer = Offer(tuple(specs), settings=config.agreed())
+        unseen = why_unseen(control.shared, writes=False)
+        offer = Offer(tuple(specs), unseen=unseen, settings=config.agreed())
         formation = control.join(offer)
         while index in formation.lacking:  # the others learn by it that they must start again, too
             why = f"worker {index} was started again"
@@ -166,7 +168,8 @@ def join(registered: Registered, specs: Sequence[TableSpec]) -> Joined:
                 by_reference=config.compression.ids == "coded",
                 on_loss=control.wake,
             )
-            rejoining = Rejoining(control, config, formation, specs, lasting, lambda new: metered(new, traffic))
+            renewed = lambda new: metered(new, traffic)  # noqa: E731
+            rejoining = Rejoining(control, registered.coordinator, config, formation, specs, lasting, renewed)
             stack.callback(rejoining.close)
         stack.callback(transport.close)
         rows = row_client(

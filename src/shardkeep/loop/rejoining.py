@@ -5,6 +5,7 @@ It is a thread, because another trainer may be in the user's own all-reduce and 
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Sequence
 
@@ -13,10 +14,11 @@ from shardkeep.base.logs.log import EventLog
 from shardkeep.config import JobConfig
 from shardkeep.member.group import join_group
 from shardkeep.ps.config import TableSpec
-from shardkeep.ps.control.grpc.client import ControlClient
+from shardkeep.ps.control.grpc.client import ControlClient, fetch_status
 from shardkeep.ps.control.records import Formation, Offer, ResumeRange
 from shardkeep.ps.transport.lasting import LastingTransport
 from shardkeep.ps.transport.transport import Transport
+from shardkeep.trust.endpoint import Endpoint
 
 CLOSE_S = 5.0
 """Seconds that closing a client waits for the thread, which may be joining a generation."""
@@ -37,6 +39,7 @@ class Rejoining:
     def __init__(
         self,
         control: ControlClient,
+        coordinator: Endpoint,
         config: JobConfig,
         formation: Formation,
         specs: Sequence[TableSpec],
@@ -44,7 +47,7 @@ class Rejoining:
         metered: Callable[[Transport], Transport],
     ) -> None:
         self._control, self._config, self._formation, self._specs = control, config, formation, specs
-        self._transport, self._metered = transport, metered
+        self._coordinator, self._transport, self._metered = coordinator, transport, metered
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="rejoin", daemon=True)
         self._thread.start()
@@ -85,7 +88,7 @@ class Rejoining:
         self._formation = formation
         if formation.restores or formation.lacking:
             who = "the servers" if formation.restores else f"worker {formation.lacking[0]}"
-            raise MemberLost(f"{why}; {who} cannot continue at step {last}: start all trainers again")
+            raise MemberLost(f"{self._loss() or why}; {who} cannot continue at step {last}: start all trainers again")
         try:
             group = join_group(config, formation, "worker", index, control.member.host, None, lost=self._given_up)
             self._transport.renew(self._metered(group), formation.generation, formation.start_step)
@@ -95,6 +98,15 @@ class Rejoining:
             self._transport.loss = self._transport.loss or str(error)
             return
         _log.info("the servers formed again", generation=formation.generation, step=last)
+        if loss := self._loss():
+            _log.warning(loss)
+
+    def _loss(self) -> str:
+        """The last recovery in words; "" = it lost no step, or the coordinator does not answer."""
+        with contextlib.suppress(ShardkeepError):
+            recoveries = [event for event in fetch_status(self._coordinator).events if event.get("phase") == "recovery"]
+            return str(recoveries[-1]["text"]) if recoveries and recoveries[-1]["lost_steps"] else ""
+        return ""
 
     def _given_up(self, generation: int) -> bool:
         return self._closed or self._control.lost(generation)

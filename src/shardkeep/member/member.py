@@ -90,9 +90,10 @@ class JobMember:
 
     def live(self, life: Life, offer: Offer) -> None:
         """Joins one generation after the other, to the end of the job."""
-        unseen = why_unseen(self.control.shared, writes=self.writes or self.control.member.role == "server")
+        shared = self.control.shared
+        unseen = why_unseen(shared, writes=self.writes or self.control.member.role == "server")
         offer = replace(offer, resume_range=life.resume_range, unseen=unseen, settings=self.config.agreed())
-        formation: Formation | None = self.control.join(offer, kept=kept_at(self.kept))
+        formation: Formation | None = self.control.join(offer, kept=kept_at(self.kept, shared))
         while formation is not None:
             self.agreed.follow(formation)
             if (lost := life.live(formation)) is None:

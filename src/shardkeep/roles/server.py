@@ -6,13 +6,13 @@ import contextlib
 import shutil
 from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shardkeep.assembly.service import build_service
 from shardkeep.base.arrays import Bytes
-from shardkeep.base.errors import TransportError
+from shardkeep.base.errors import JournalError, TransportError
 from shardkeep.base.logs.log import EventLog
 from shardkeep.config import JobConfig
 from shardkeep.member.member import JobMember, registered
@@ -24,7 +24,7 @@ from shardkeep.ps.control.records import TRAINED, Formation, Offer, ResumeRange
 from shardkeep.ps.control.telemetry import TelemetryRecords
 from shardkeep.ps.rpc.group import RpcGroup
 from shardkeep.ps.server.figures import RequestTimes, figures_of, shard_record
-from shardkeep.ps.server.journal.journal import GIVEN_UP, Journal, JournalEnd
+from shardkeep.ps.server.journal.journal import GIVEN_UP, Journal
 from shardkeep.ps.server.service import ShardService
 from shardkeep.run.checkpoints import check_needs_no_rows, resumed_from
 from shardkeep.run.storage import missed
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from shardkeep.workers.timing.profiling import Profile
 
 _log = EventLog("roles")
+HOLDS = ResumeRange(holds=True)
 
 
 def run_server(coordinator: Endpoint, **process: Any) -> int:
@@ -47,17 +48,6 @@ def run_server(coordinator: Endpoint, **process: Any) -> int:
     return 0
 
 
-@dataclass(frozen=True)
-class _Revived:
-    """What a replacement has of the server before it."""
-
-    why: str = ""
-    """Why it lacks all updates since the last checkpoint; empty = it has what the journal had."""
-    follows: bool = False
-    """Whether it can follow the others without the updates that it lacks."""
-    end: JournalEnd | None = None
-
-
 class _Life:
     """A server process over the generations of its job."""
 
@@ -67,7 +57,7 @@ class _Life:
         self._service: ShardService | None = None
         self._times = RequestTimes() if config.counts_figures else None
         self._telemetry = self._records(config)
-        self._revived = _Revived()
+        self._revived = HOLDS
         self._journal: Journal | None = None
         if member.kept is not None:
             self._journal = Journal(
@@ -88,16 +78,13 @@ class _Life:
         if self._service is None:
             return ResumeRange()
         first, last = self._service.life.resume_range
-        revived, saved = self._revived, self._agreed.saved
-        file, byte = ("", 0) if revived.end is None else (str(revived.end.path), revived.end.byte)
-        lost_from = last if revived.follows else None
-        return ResumeRange(first, last, True, saved, lost_from=lost_from, why=revived.why, file=file, byte=byte)
+        lost_from = None if self._revived.lost_from is None else last
+        return replace(self._revived, first=first, last=last, saved=self._agreed.saved, lost_from=lost_from)
 
     def live(self, formation: Formation) -> str | None:
         """Serves one generation, to the end of the job or of the generation: then how it was lost."""
         service = self._service_for(formation)
-        sync = formation.journal == "fsync"
-        if lost := service.life.begin(formation.generation, formation.start_step, sync=sync):
+        if lost := service.life.begin(formation.generation, formation.start_step, sync=formation.journal == "fsync"):
             _log.warning("pushes lost", step=formation.start_step, pushes=lost)
         try:
             transport = self._join(formation)
@@ -129,7 +116,7 @@ class _Life:
                 self._journal.clear()
                 self._journal.build_on(formation.start_step)
             self._service = self._build(formation.tables, resumed_from(self._agreed.checkpoints, formation.start_step))
-        self._revived = _Revived()
+        self._revived = HOLDS
         return self._service
 
     def _join(self, formation: Formation) -> RpcGroup:
@@ -193,7 +180,8 @@ class _Life:
         pushes = service.life.replay([] if self._journal is None else self._journal.replay())
         step, end = service.life.resume_range[1], None if self._journal is None else self._journal.end
         follows = not service.applier.gate.stages and (resumed is not None or step > 0)
-        self._revived = _Revived(why, follows, end)
+        file, byte = ("", 0) if end is None else (str(end.path), end.byte)
+        self._revived = replace(HOLDS, lost_from=step if follows else None, why=why, file=file, byte=byte)
         if end is not None and end.dropped >= 0:
             _log.warning("journal cut", file=str(end.path), byte=end.byte, had_step=end.dropped)
         if why:
@@ -204,14 +192,18 @@ class _Life:
         """What the checkpoint of `step` lacks to make this server what the one before was; "" = nothing."""
         if self._journal is None:
             return f"server {self._member.index} keeps no journal"
-        if self._journal.base == GIVEN_UP:
+        try:
+            base = self._journal.base
+        except JournalError as error:
+            return f"the journal of server {self._member.index} is of no use: {error}"
+        if base == GIVEN_UP:
             return f"the journal of server {self._member.index} was given up"
         if not self._journal.size_bytes:
             return missed(self._control, "its journal")
-        if self._journal.base <= step:
+        if base <= step:
             return ""
         return (
-            f"the journal of server {self._member.index} begins after the checkpoint of step {self._journal.base}, "
+            f"the journal of server {self._member.index} begins after the checkpoint of step {base}, "
             f"which is missing in {self._agreed.checkpoints.folder}"
         )
 
@@ -230,12 +222,8 @@ class _Life:
             checkpoints=self._agreed.checkpoints,
             resumed=resumed,
             journal=self._journal,
-            process=self._facts,
+            process=lambda: self._member.facts() | {"control_bytes": self._member.control_bytes},
         )
-
-    def _facts(self) -> dict[str, Any]:
-        """What the summary says about this process."""
-        return self._member.facts() | {"control_bytes": self._member.control_bytes}
 
     def _handle(self, *messages: Bytes) -> Future[Bytes]:
         assert self._service is not None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import socket
+from dataclasses import replace
 from pathlib import Path
 
 from shardkeep.base.errors import CheckpointError, PlaceRefused
@@ -44,9 +45,8 @@ def shared_folder(
             return None
         return Shared(str(run_dir), write_token(run_dir, again=standing is not None), proof_only=True)
     checkpoints = Checkpoints(run_dir / "checkpoints")
-    needed_by = f"--start-step {start_step}" if start_step else ""
-    if every != "auto":
-        needed_by = needed_by or f"checkpoint.every_steps: {every}"
+    needed_by = "" if every == "auto" else f"checkpoint.every_steps: {every}"
+    needed_by = f"--start-step {start_step}" if start_step else needed_by
     return Shared(str(checkpoints.folder), write_token(checkpoints.folder, again=standing is not None), needed_by)
 
 
@@ -70,30 +70,41 @@ def with_checkpoints(config: JobConfig, formation: Formation) -> JobConfig:
 
 
 def folder_before(control: ControlClient) -> Path | None:
-    """The run folder in which the member that this one replaces kept what it did; None = it is not here."""
+    """The run folder in which the member that this one replaces kept what it did, as that member named it or as the
+    coordinator names its own; None = it is not here."""
     member, folder = control.member, Path(control.kept.folder)
-    known = folder.parts[-3:] == ("recovery", control.job, f"{member.role}-{member.index}")
-    try:
-        return folder.parents[2] if known and folder.is_dir() else None
-    except OSError:
-        return folder.parents[2]
+    place = ("recovery", control.job, f"{member.role}-{member.index}")
+    for home in (folder.parents[2], Path(control.run_dir)) if folder.parts[-3:] == place else ():
+        try:
+            if home.joinpath(*place).is_dir():
+                return home
+        except OSError:
+            return home
+    return None
 
 
 def folder_to_keep_in(control: ControlClient, run_dir: Path) -> Path:
     """The run folder in which this member keeps what its replacement needs: that of the member which it replaces, if
     that is here, else its own. Raises PlaceRefused when it is here and cannot be used."""
     before = folder_before(control)
-    if before is not None and not os.access(control.kept.folder, os.R_OK | os.W_OK | os.X_OK):
+    if before is None:
+        return run_dir
+    kept = before.joinpath(*Path(control.kept.folder).parts[-3:])
+    if not os.access(kept, os.R_OK | os.W_OK | os.X_OK):
         raise PlaceRefused(
-            f"{control.member.name} cannot be replaced by this process: {control.kept.folder} has what the one before "
-            "it kept, and cannot be used; start it as the user of that folder"
+            f"{control.member.name} cannot be replaced by this process: {kept} has what the one before it kept, and "
+            "cannot be used; make it writable here, or start it as the user of that folder"
         )
-    return before or run_dir
+    return before
 
 
-def kept_at(folder: Path | None) -> RecoveryFolder:
-    """What this member reports about the folder; None = it keeps nothing."""
-    return RecoveryFolder() if folder is None else RecoveryFolder(socket.gethostname(), str(folder))
+def kept_at(folder: Path | None, shared: Shared | None = None) -> RecoveryFolder:
+    """What this member reports about the folder; None = it keeps nothing. `shared`: what the coordinator offers."""
+    if folder is None:
+        return RecoveryFolder()
+    here = folder.parents[2] / ("" if shared is None or shared.proof_only else "checkpoints")
+    seen = shared is not None and not why_unseen(replace(shared, folder=str(here)), writes=False)
+    return RecoveryFolder(socket.gethostname(), str(folder), seen)
 
 
 def missed(control: ControlClient, what: str) -> str:

@@ -4,6 +4,7 @@ members and of the end of a job whose coordinator died."""
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from datetime import datetime, timedelta
 
 import pytest
@@ -81,28 +82,23 @@ def test_what_a_short_journal_costs_is_told_in_numbers_and_outlives_the_coordina
 
 
 @every(
-    ("losses", "saved", "text"),
+    ("losses", "journal", "saved", "text"),
     [
-        (
-            Losses(None, 20),
-            0,
-            "may cost up to 20 steps, those since the last checkpoint, and those trained while one is",
-        ),
-        (Losses(None, None), 40, "may cost all steps since the checkpoint of step 40, until the next checkpoint"),
-        (
-            Losses(None, 0),
-            0,
-            "may cost all steps since step 0, as no checkpoint is kept; a job that would lose more than",
-        ),
-        (Losses(period=0), 0, "no checkpoint is kept; training begins again there, or at the last client.check"),
+        (Losses(None, 20), "os", 0, ", at most 20, and those trained while one is written; above 40 steps the job"),
+        (Losses(None, None), "off", 40, "off: a lost server may cost the steps since the last checkpoint"),
+        (Losses(None, None), "fsync", 0, "of all workers may cost the steps since the last checkpoint, or all before"),
+        (Losses(None, 0), "os", 0, "os: a lost machine may cost the steps since the last checkpoint, or all, as"),
+        (Losses(7, 0), "os", 40, " of step 40, as no other is kept; above 7 steps the job ends (recovery.max_lost_"),
+        (Losses(period=0), "os", 0, "the steps since the last checkpoint (client.checkpoint), or all without one"),
     ],
 )
 def test_a_job_tells_before_its_first_step_what_a_machine_failure_may_cost(
-    losses: Losses, saved: int, text: str
+    losses: Losses, journal: str, saved: int, text: str
 ) -> None:
-    assert text in losses.at_risk(saved)
-    job = formed(Recovering(losses=losses))
-    assert [losses.at_risk(0)] == [call[1]["text"] for call in job.sink.of("event") if call[1]["phase"] == "at_risk"]
+    assert text in losses.at_risk(journal, saved)
+    job = formed(Recovering(losses=replace(losses, journal=journal)))
+    told_first = [call[1]["text"] for call in job.sink.of("event") if call[1]["phase"] == "journal"]
+    assert told_first == [losses.at_risk(journal, 0)]
 
 
 def test_a_record_tells_when_it_was_and_all_who_died() -> None:

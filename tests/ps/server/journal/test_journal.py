@@ -143,6 +143,9 @@ def test_a_journal_knows_the_checkpoint_that_its_oldest_record_follows(folder: P
     journal.close()
     again = Journal(folder, sync=False, lock_s=0)
     assert (again.base, [record.step for record in again.replay() if record.entry is RecordKind.PUSH]) == (4, [4, 5])
+    (folder / "base").write_text("4\0")
+    with pytest.raises(JournalError, match=f"{folder / 'base'}: cannot be read"):
+        assert again.base
     again.clear()
     again.build_on(7)
     again.close()

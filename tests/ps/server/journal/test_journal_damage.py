@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import os
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,45 +27,6 @@ def flipped(content: bytes, place: int) -> bytes:
     return content[:place] + bytes([content[place] ^ 0x10]) + content[place + 1 :]
 
 
-def test_a_last_record_cut_anywhere_leaves_the_others_and_a_usable_journal(folder: Path) -> None:
-    path = filled(folder)
-    whole, last = path.read_bytes(), record_at(folder, path, 3)
-    for size in range(last, len(whole)):
-        path.write_bytes(whole[:size])
-        journal = Journal(folder, sync=size % 2 == 0)
-        found = [record.step for record in journal.replay() if record.entry is RecordKind.PUSH]
-        assert found == [0, 1, 2]
-        assert path.stat().st_size == journal.size_bytes == last
-        if size % 16 == 0:
-            journal.begin(2, step=3, facts={})
-            journal.append(RecordKind.PUSH, rank=0, step=3).result(10)
-            assert [record.step for record in journal.replay() if record.entry is RecordKind.PUSH] == [0, 1, 2, 3]
-            segments(folder)[-1].unlink()
-        journal.close()
-
-
-def test_a_segment_cut_before_its_first_record_is_whole_counts_as_never_begun(folder: Path) -> None:
-    first = filled(folder, generation=1)
-    path = filled(folder, generation=2, num_steps=0)
-    whole = path.read_bytes()
-    for size in range(len(whole)):
-        path.write_bytes(whole[:size])
-        assert steps(folder) == [0, 1, 2, 3]
-        assert segments(folder) == [first]
-
-
-@every("zeros", [1, 31, 32, 4096, 100_001])
-def test_zeros_at_the_end_and_a_last_segment_of_zeros_only_are_torn(tmp_path: Path, zeros: int) -> None:
-    path = filled(tmp_path)
-    whole = path.read_bytes()
-    path.write_bytes(whole + bytes(zeros))
-    assert steps(tmp_path) == [0, 1, 2, 3]
-    assert path.read_bytes() == whole
-    filled(tmp_path, generation=2).write_bytes(bytes(zeros))
-    assert steps(tmp_path) == [0, 1, 2, 3]
-    assert segments(tmp_path) == [path]
-
-
 def cut(folder: Path) -> tuple[list[int], JournalEnd | None]:
     """The steps of the pushes that are left and where they end: another process reads the same, and can go on."""
     journal = Journal(folder, sync=False, lock_s=0)
@@ -70,6 +34,17 @@ def cut(folder: Path) -> tuple[list[int], JournalEnd | None]:
     journal.close()
     assert steps(folder) == found
     return found, journal.end
+
+
+def test_a_last_record_cut_anywhere_leaves_the_others_and_a_usable_journal(folder: Path) -> None:
+    path = filled(folder)
+    whole, last = path.read_bytes(), record_at(folder, path, 3)
+    for size in range(last, len(whole)):
+        path.write_bytes(whole[:size])
+        assert cut(folder) == ([0, 1, 2], JournalEnd(path, last))
+        assert path.stat().st_size == last
+    filled(folder, generation=2, num_steps=1)
+    assert steps(folder) == [0, 1, 2, 0]
 
 
 @every("place", [*range(32), 32, 80, 32 + 99])
@@ -94,6 +69,7 @@ def other_format(path: Path) -> bytes:
     [
         (1, lambda content: content[:-1], 3, (1, 216)),
         (1, lambda content: content[:-136] + bytes(136), 3, (1, 216)),
+        (1, lambda content: content + bytes(4096), 4, (1, 352)),
         (1, None, 2, (0, 352)),
         (1, lambda _: b"", 2, (1, 0)),
         (1, lambda _: os.urandom(5000), 2, (1, 0)),
@@ -101,9 +77,10 @@ def other_format(path: Path) -> bytes:
         (1, lambda content: flipped(content, 33), 2, (1, 0)),
         (1, lambda content: content.replace(b"\2", b"\3", 1), 2, (1, 0)),
         (2, lambda _: b"", 4, (2, 0)),
+        (2, lambda content: content[:79], 4, (2, 40)),
         (3, None, 7, (4, 216)),
     ],
-    ids=["short", "zeros", "missing", "empty", "noise", "no head", "bad head", "renamed", "later", "a generation"],
+    ids=["short", "zeros", "longer", "none", "empty", "noise", "no head", "head", "name", "later", "torn", "a gap"],
 )
 def test_a_log_ends_where_an_earlier_segment_does(
     tmp_path: Path, number: int, damage: Callable[[bytes], bytes] | None, left: int, place: tuple[int, int]
@@ -126,6 +103,41 @@ def test_a_log_ends_where_an_earlier_segment_does(
     assert end is not None and (end.path, end.byte, end.dropped < 0) == (paths[place[0]], place[1], left == 7)
     filled(folder, generation=5, num_steps=1)
     assert steps(folder) == [*found, 0]
+
+
+class LostBytes(io.FileIO):
+    """A file of which the disk has lost the bytes from `at` on."""
+
+    at = 0
+
+    def readinto(self, buffer: Any) -> int:
+        return super().readinto(memoryview(buffer)[: self.at - self.tell()]) or self.truncate()
+
+    def truncate(self, size: int | None = None) -> int:
+        raise OSError(errno.EIO, "Input/output error")
+
+
+@every(("end", "left", "cuts"), [(0, [], True), (80, [], True), (352, [0, 1], True), (352, [0, 1], False)])
+def test_a_log_ends_where_the_disk_has_lost_bytes_and_is_given_up_if_that_cannot_be_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: int, left: list[int], cuts: bool
+) -> None:
+    path, given_up, opened = filled(folder := tmp_path / "journal"), list[str](), Path.open
+    filled(folder, generation=2)
+
+    def lost(self: Path, mode: str = "r", *more: Any, **options: Any) -> Any:
+        if self != path or (mode == "r+b" and cuts):
+            return opened(self, mode, *more, **options)
+        (file := LostBytes(self, mode)).at = end + 7
+        return file
+
+    monkeypatch.setattr(Path, "open", lost)
+    journal = Journal(folder, sync=False, on_given_up=given_up.append)
+    assert [record.step for record in journal.replay() if record.entry is RecordKind.PUSH] == left
+    assert (journal.end, bool(given_up)) == (JournalEnd(path, end, 3), not cuts)
+    journal.begin(3, step=len(left), facts={})
+    journal.close()
+    monkeypatch.undo()
+    assert steps(folder) == (left if cuts else [])
 
 
 def test_a_file_of_another_format_is_refused(tmp_path: Path) -> None:
