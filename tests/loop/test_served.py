@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from shardkeep import EmbeddingClient, JobConfig, connect, train
-from shardkeep.base.errors import ConfigError, ShardkeepError, UserError
+from shardkeep.base.errors import ConfigError, MemberLost, ShardkeepError, UserError
 from shardkeep.base.files import atomic_write
 from shardkeep.compression.config import CompressionConfig
 from shardkeep.launch.processes.children import SHARDKEEP
@@ -38,13 +38,16 @@ def some_steps(client: EmbeddingClient, first: int = 0, count: int = 4) -> None:
 
 @pytest.mark.slow
 @pytest.mark.waits_for_processes
-def test_a_loop_goes_on_with_equal_bits_when_a_server_or_the_coordinator_dies(tmp_path: Path, caplog: Any) -> None:
+def test_a_loop_goes_on_with_equal_bits_after_deaths_until_a_journal_is_lost(tmp_path: Path, caplog: Any) -> None:
     compression = CompressionConfig.model_validate({"ids": "coded", "push": {"keep_rows": 0.5, "pool_rows": 64}})
     settings: dict[str, Any] = {"seed": 5, "consistency": "sync", "compression": compression}
     with EmbeddingClient.local(TABLES, **settings) as client:
         some_steps(client, count=40)
         expected = client.summary(digest=True)["state_digest"]
-    with EmbeddingClient.serve(TABLES, servers=2, run_dir=tmp_path / "run", **settings) as client:
+    lost = pytest.raises(
+        MemberLost, match=r"; 40 steps are lost: server 0 came back without its journal.*: start all tr"
+    )
+    with lost, EmbeddingClient.serve(TABLES, servers=2, run_dir=tmp_path / "run", **settings) as client:
         for number, (role, index) in enumerate((("server", 1), ("server", 0), ("coordinator", 0), ("", 0))):
             some_steps(client, 10 * number, count=10)
             members = {(m["role"], m["index"]): m["pid"] for m in RunFolder(tmp_path / "run").member_list()}
@@ -54,11 +57,14 @@ def test_a_loop_goes_on_with_equal_bits_when_a_server_or_the_coordinator_dies(tm
             elif role:
                 os.kill(members[role, index], signal.SIGKILL)
         found = client.summary(digest=True)
-    assert (found["state_digest"], found["steps"]) == (expected, 40)
+        assert (found["state_digest"], found["steps"]) == (expected, 40)
+        shutil.rmtree(next((tmp_path / "run").glob("recovery/*/server-0/journal")))
+        os.kill(members["server", 0], signal.SIGKILL)
+        some_steps(client, 40)
     told = [record.getMessage() for record in caplog.records if "starting another" in record.getMessage()]
-    assert [text.split(" (pid")[0] for text in told] == ["server 1", "server 0", "coordinator 0"]
+    assert [text.split(" (pid")[0] for text in told] == ["server 1", "server 0", "coordinator 0", "server 0"]
     recoveries = (RunFolder(tmp_path / "run").summary() or {})["recoveries"]
-    assert [record["lost_steps"] for record in recoveries] == [0, 0, 0]
+    assert [record["lost_steps"] for record in recoveries] == [0, 0, 0, 40]
 
 
 @pytest.mark.slow

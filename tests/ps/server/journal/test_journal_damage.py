@@ -106,9 +106,7 @@ def test_a_log_ends_where_an_earlier_segment_does(
 
 
 class LostBytes(io.FileIO):
-    """A file of which the disk has lost the bytes from `at` on."""
-
-    at = 0
+    at = 0  # the disk has lost the bytes from here on
 
     def readinto(self, buffer: Any) -> int:
         return super().readinto(memoryview(buffer)[: self.at - self.tell()]) or self.truncate()
