@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import PurePath
 
+from shardkeep.base.deadlines import SILENCE_S
 from shardkeep.base.errors import ConfigError, JobError, PlaceLost, ShardkeepError, Superseded
 from shardkeep.base.logs.local_time import time_of_day
 from shardkeep.ps.control.agreement import agreed_data, agreed_tables, check_settings, check_versions
@@ -23,8 +24,6 @@ JOURNALS: Mapping[str, str] = {
     "off": "off: a lost server costs the steps since the last checkpoint",
 }
 """What the servers' journals survive, for people."""
-LOAD_S = 1800.0
-"""Seconds more for members that have registered and load a checkpoint and a journal."""
 
 OpenStore = Callable[[int], tuple[str, int]]
 
@@ -153,11 +152,13 @@ class Forming:
             self._form_if_complete()
 
     def limit(self, *, vacant: bool) -> tuple[float, str]:
-        """Seconds that members may take since the last one came or was lost, and the setting. More if every member is
-        there and a replacement may be loading. `vacant`: a member must still be started."""
+        """Seconds that members may take since the last one came, was lost or did rows, and the setting. More if every
+        member is there and a replacement may be loading. `vacant`: a member must still be started."""
         if self._job.life.now.state != "recovering":
             return self._limit_s, "form_timeout_s"
-        return (self._replace_s, "recovery.replace_timeout_s") if vacant else (self._limit_s + LOAD_S, "form_timeout_s")
+        if vacant:
+            return self._replace_s, "recovery.replace_timeout_s"
+        return self._limit_s + SILENCE_S, "form_timeout_s"
 
     @property
     def left_s(self) -> float:

@@ -13,8 +13,9 @@ import secrets
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from typing import Literal, Self
 
@@ -23,6 +24,7 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, Store, TCPStore, rpc  # type: ignore[attr-defined]
 
 from shardkeep.base.arrays import Bytes
+from shardkeep.base.deadlines import among_all_s, wait_while_moving
 from shardkeep.base.errors import DeadlineExceeded, ShardkeepError, TransportError, first_line
 from shardkeep.base.net.addresses import join_address
 from shardkeep.base.net.interfaces import own_address
@@ -33,7 +35,7 @@ from shardkeep.ps.transport.transport import Handler
 
 RPC_THREADS = 4
 """Threads that run calls. More pulls than threads can wait: a waiting pull holds a Future, not a thread."""
-ARRIVAL_LIMIT_S = 30.0
+ARRIVAL_S = 30.0
 """Limit of a worker's first call to a server in a small group. All members are in the group by then."""
 STORE_LOOK_S = 0.2
 """How often a worker that waits for it looks whether the generation was given up."""
@@ -71,10 +73,12 @@ class RpcGroup:
         timeout_s: float,
         handler: Handler | None = None,
         same_host: Literal["memory", "sockets"] = "memory",
+        moves: Callable[[], int] = int,
     ) -> Self:
         """Joins the generation's group. Blocks until every member has joined; servers pass a handler.
 
-        Raises TransportError, which names the members that did not join within `timeout_s` seconds."""
+        Raises TransportError, which names the members that did not join within `timeout_s` seconds since `moves` grew,
+        as it does while servers load."""
         _set_up_process(own_address(host)[1])
         started = time.monotonic()
         keys = PrefixStore(f"rpc/{generation}", store)
@@ -88,9 +92,11 @@ class RpcGroup:
         members = [f"server {i}" for i in range(num_servers)] + [f"worker {i}" for i in range(num_workers)]
         try:
             keys.set(f"{role} {index}", "is here")
+            if not wait_while_moving(partial(_have_come, keys, members), timeout_s, moves):
+                raise RuntimeError("time is over")  # `_missing` names who did not come
             _start_agent(keys, group._name, rank, members, timeout_s, same_host)
             if role == "worker":
-                group._arrive_at_all(index, keys, min(timeout_s, arrival_limit_s(len(members))))
+                group._arrive_at_all(index, keys, min(timeout_s, among_all_s(ARRIVAL_S, len(members))))
             group._find_ports(keys, listen_filter)
         except RuntimeError as error:
             group.close()
@@ -157,11 +163,6 @@ class RpcGroup:
         self._open = False  # the process may have joined another generation, whose agent must live on
 
 
-def arrival_limit_s(members: int) -> float:
-    """Grows as the time to form does, which is proportional to the square of the members."""
-    return ARRIVAL_LIMIT_S + members**2 / 5000
-
-
 def in_group() -> bool:
     """Whether this process is in a group. torch has one per process."""
     return bool(rpc._is_current_rpc_agent_set())  # type: ignore[attr-defined]
@@ -198,14 +199,20 @@ def _keep_agent() -> None:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(agent))
 
 
+def _have_come(keys: Store, members: Sequence[str], seconds: float) -> bool:
+    with contextlib.suppress(dist.DistStoreError):  # a store that is closed raises another error
+        keys.wait(list(members), datetime.timedelta(seconds=seconds))
+        return True
+    return False
+
+
 def _start_agent(
     keys: Store, name: str, rank: int, members: Sequence[str], timeout_s: float, same_host: Literal["memory", "sockets"]
 ) -> None:
-    """Starts torch's RPC agent of this process. Returns when all `members` listen.
+    """Starts torch's RPC agent of this process. Returns when all `members`, which have come, listen.
 
     `rpc.init_rpc` also makes a gloo group and sends calls round to meet the members: a member that dies in between
     holds up the others until their deadline. Here members meet in the store alone, and its end wakes all of them."""
-    keys.wait(list(members), datetime.timedelta(seconds=timeout_s))
     options = rpc.TensorPipeRpcBackendOptions(
         num_worker_threads=RPC_THREADS,
         rpc_timeout=timeout_s,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import time
 from concurrent.futures import Future
@@ -12,7 +13,7 @@ import torch
 from torch.distributed import rpc
 from torch.distributed.rpc import internal as rpc_internal
 
-from shardkeep.base.deadlines import wait_for_reply
+from shardkeep.base.deadlines import wait_for_reply, wait_while_moving
 from shardkeep.base.errors import DeadlineExceeded, TransportError
 from shardkeep.ps.rpc.group import RPC_THREADS, connect_store
 from shardkeep.ps.transport.transport import LocalTransport, Transport
@@ -181,6 +182,12 @@ def test_a_killed_server_is_seen_before_any_limit_is_over_and_the_survivors_form
 
 
 # ---- without a peer ----
+
+
+def test_a_wait_lasts_as_long_as_something_moves() -> None:
+    came = iter([False] * 5 + [True])
+    assert wait_while_moving(lambda _seconds: next(came), 0.0, itertools.count().__next__)
+    assert not wait_while_moving(lambda _seconds: False, 0.0, int)
 
 
 def test_a_closed_transport_a_late_reply_and_a_store_of_nobody_are_one_line() -> None:

@@ -15,6 +15,7 @@ import pytest
 from shardkeep.base.arrays import Bytes
 from shardkeep.base.errors import TransportError
 from shardkeep.ps.checkpoints.folder import Checkpoints, FileRecord
+from shardkeep.ps.server import admin
 from shardkeep.ps.server.service import ShardService
 from shardkeep.ps.server.snapshot import walk
 from shardkeep.ps.wire.message import Kind
@@ -170,6 +171,16 @@ def test_pulls_wait_while_rows_are_loaded(service: ShardService, checkpoints: Ch
             manifest.write_bytes(text)  # which is read again
         assert told(loading) == (Kind.ANSWER, "{}")
         assert reading.result(LIMIT_S).sections[0].values.tobytes() == rows
+
+
+def test_a_snapshot_that_does_not_move_is_given_up(
+    service: ShardService, held: Held, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moved = iter(range(4))
+    monkeypatch.setattr(admin, "SILENCE_S", 0.02)
+    monkeypatch.setattr(admin, "_has_come", lambda *_: service.snapshots.moved(next(moved, 0)))
+    assert told(writing(service, held)) == (Kind.ERROR, "a snapshot is stuck: 6 rows, none for 0.02 s")
+    assert not any(table.pre_images for table in service.tables)
 
 
 def test_what_is_given_up_or_closed_ends_at_once_and_leaves_room_for_the_next(
