@@ -26,6 +26,7 @@ from torch.distributed import PrefixStore, Store, TCPStore, rpc  # type: ignore[
 from shardkeep.base.arrays import Bytes
 from shardkeep.base.deadlines import among_all_s, wait_while_moving
 from shardkeep.base.errors import DeadlineExceeded, ShardkeepError, TransportError, first_line
+from shardkeep.base.machine.topology import usable_cores
 from shardkeep.base.net.addresses import join_address
 from shardkeep.base.net.interfaces import own_address
 from shardkeep.ps.rpc import unpickler
@@ -33,8 +34,8 @@ from shardkeep.ps.rpc.calls import arrive, handle, handlers, in_flight, listen_f
 from shardkeep.ps.rpc.listen_filter import ListenFilter
 from shardkeep.ps.transport.transport import Handler
 
-RPC_THREADS = 4
-"""Threads that run calls. More pulls than threads can wait: a waiting pull holds a Future, not a thread."""
+RPC_THREADS, MOST_THREADS = 4, 16
+"""Fewest and most threads that run calls. More pulls can wait: a waiting pull holds a Future, not a thread."""
 ARRIVAL_S = 30.0
 """Limit of a worker's first call to a server in a small group. All members are in the group by then."""
 STORE_LOOK_S = 0.2
@@ -163,6 +164,11 @@ class RpcGroup:
         self._open = False  # the process may have joined another generation, whose agent must live on
 
 
+def rpc_threads(cores: int, members: int) -> int:
+    """Threads that run calls: one for each core that members can keep busy."""
+    return max(RPC_THREADS, min(cores, members, MOST_THREADS))
+
+
 def in_group() -> bool:
     """Whether this process is in a group. torch has one per process."""
     return bool(rpc._is_current_rpc_agent_set())  # type: ignore[attr-defined]
@@ -214,7 +220,7 @@ def _start_agent(
     `rpc.init_rpc` also makes a gloo group and sends calls round to meet the members: a member that dies in between
     holds up the others until their deadline. Here members meet in the store alone, and its end wakes all of them."""
     options = rpc.TensorPipeRpcBackendOptions(
-        num_worker_threads=RPC_THREADS,
+        num_worker_threads=rpc_threads(len(usable_cores()), len(members)),
         rpc_timeout=timeout_s,
         # TensorPipe's shared-memory transport polls: an idle connection uses part of a core. Its "cma" channel does not
         # poll: calls go through sockets, and the receiver copies tensors out of the sender's memory, one copy instead

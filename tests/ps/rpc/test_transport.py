@@ -15,7 +15,7 @@ from torch.distributed.rpc import internal as rpc_internal
 
 from shardkeep.base.deadlines import wait_for_reply, wait_while_moving
 from shardkeep.base.errors import DeadlineExceeded, TransportError
-from shardkeep.ps.rpc.group import RPC_THREADS, connect_store
+from shardkeep.ps.rpc.group import RPC_THREADS, connect_store, rpc_threads
 from shardkeep.ps.transport.transport import LocalTransport, Transport
 from shardkeep.ps.wire.message import EMPTY, Kind
 from tests.support.messages import Message, Section, pack, unpack
@@ -203,6 +203,10 @@ def test_a_closed_transport_a_late_reply_and_a_store_of_nobody_are_one_line() ->
     with reserved_port() as port, pytest.raises(TransportError, match=told.format(port)) as error:
         connect_store("127.0.0.1", port, timeout_s=1.0)
     assert "\n" not in str(error.value)
+
+
+def test_calls_have_a_thread_for_each_core_that_members_can_keep_busy() -> None:
+    assert [rpc_threads(*of) for of in ((2, 8), (16, 8), (16, 400), (64, 400))] == [4, 8, 16, 16]
 
 
 def test_the_private_names_of_torch_are_where_they_were() -> None:
