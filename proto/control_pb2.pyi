@@ -21,20 +21,22 @@ class Member(_message.Message):
     def __init__(self, role: _Optional[str] = ..., index: _Optional[int] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., started: _Optional[str] = ...) -> None: ...
 
 class JobState(_message.Message):
-    __slots__ = ("state", "message", "exit_code", "lost", "generation", "version")
+    __slots__ = ("state", "message", "exit_code", "lost", "generation", "version", "moves")
     STATE_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     EXIT_CODE_FIELD_NUMBER: _ClassVar[int]
     LOST_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
+    MOVES_FIELD_NUMBER: _ClassVar[int]
     state: str
     message: str
     exit_code: int
     lost: bool
     generation: int
     version: int
-    def __init__(self, state: _Optional[str] = ..., message: _Optional[str] = ..., exit_code: _Optional[int] = ..., lost: bool = ..., generation: _Optional[int] = ..., version: _Optional[int] = ...) -> None: ...
+    moves: int
+    def __init__(self, state: _Optional[str] = ..., message: _Optional[str] = ..., exit_code: _Optional[int] = ..., lost: bool = ..., generation: _Optional[int] = ..., version: _Optional[int] = ..., moves: _Optional[int] = ...) -> None: ...
 
 class RegisterRequest(_message.Message):
     __slots__ = ("protocol_version", "member", "versions", "token")

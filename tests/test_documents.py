@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 from collections.abc import Iterator
 from functools import cache
@@ -184,6 +185,17 @@ def test_every_command_and_option_in_a_document_exists(document: Path) -> None:
 @every_document
 def test_every_yaml_block_of_a_document_is_a_valid_config(document: Path) -> None:
     assert not refused_settings(document.read_text(encoding="utf-8"))
+
+
+def test_every_limit_has_the_value_of_its_key_or_constant() -> None:
+    page = (ROOT / "docs/reference/limits.md").read_text(encoding="utf-8")
+    source = r"(?:`(\w+)\.(\w+)`|`(\w+)` in `(?:src/shardkeep/)?(.*).py`) \|$"
+    rows = re.findall(rf"^\|[^|]+\|[^|]*?(\d+)[^|\d]*\|(?:.*\|)? {source}", page, re.MULTILINE)
+    assert len(rows) == len(re.findall(r"` \|$", page, re.MULTILINE)) > 20
+    for stated, section, key, constant, module in rows:
+        owner = importlib.import_module(f"shardkeep.{module.replace('/', '.')}") if module else None
+        found = getattr(getattr(JobConfig(), section), key) if owner is None else getattr(owner, constant)
+        assert int(stated) == found, key or constant
 
 
 def test_a_yaml_block_with_an_unknown_setting_is_found() -> None:

@@ -85,7 +85,7 @@ class ServerCalls:
 
     def ask(self, call: Call, kind: type[R], timeout_s: float | None = None) -> list[R]:
         """Sends an admin call to every server and returns their replies, of this kind, in the order of the servers.
-        Blocks. `timeout_s`: of this call; None = as of others.
+        Blocks. `timeout_s`: of this call; None = as of others. A server ends its own long work that is stuck.
 
         Raises DeadlineExceeded, TransportError, ProtocolError, or RemoteError when a server refuses or fails."""
         limit_s = self.limit_s if timeout_s is None else timeout_s

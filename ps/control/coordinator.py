@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from shardkeep.base.machine.limits import Limit
 from shardkeep.ps.control.agreement import own_versions
-from shardkeep.ps.control.departures import STOP_PATIENCE_S, Departures
+from shardkeep.ps.control.departures import Departures
 from shardkeep.ps.control.forming import Arrivals, Forming, OpenStore
 from shardkeep.ps.control.job import CoordinatedJob, JobSpec, PersistedState
 from shardkeep.ps.control.records import (
@@ -139,13 +140,15 @@ class Coordinator:
         job = self._job
         with job.transaction() as scope:
             seat = self._arrivals.touch(token)
+            if phase != seat.phase:
+                self._departures.moved(seat)
             seat.phase, seat.unsent_rows = phase, unsent_rows
             if step not in (-1, seat.step):  # an equal step may be from before the job rewound
                 seat.step = step
                 scope.save = seat.member.role == "worker" and job.recoveries.trained(step)
         with job.locked():
             job.wait_for(lambda: job.life.now.version != seen or job.closed, wait_s)
-        return job.kept
+        return replace(job.kept, moves=self._departures.moves)
 
     def meet(self, token: str, point: int, *, wait_s: float = 0.0) -> tuple[JobState, tuple[int, ...]]:
         """Takes note that a worker has come to a point, and blocks up to `wait_s` seconds until all have.
@@ -207,10 +210,11 @@ class Coordinator:
                 self._departures.give_up(text)
         return job.kept
 
-    def stop(self, reason: str, *, limit_s: float = STOP_PATIENCE_S) -> JobState:
+    def stop(self, reason: str, *, limit_s: float | None = None) -> JobState:
         """Ends the job in order: workers finish their step, perhaps one more, and leave.
 
-        `limit_s`: seconds until the job is over in any case; a later call can only shorten them."""
+        `limit_s`: seconds until the job is over in any case; a later call can only shorten them. None = SILENCE_S
+        without a row of the last checkpoint."""
         with self._job.transaction():
             self._departures.stop(reason, limit_s)
         return self._job.kept
@@ -264,6 +268,9 @@ class Coordinator:
                 silent = f"{seat.member} sent no heartbeat for {lease_s:g} s (lease_s)"
                 slow = f"; {self._quota.text()}" if self._quota.recent else ""
                 self._departures.lose(seat, f"{silent}, {self._departures.last_step(seat)}{slow}")
+            for seat in job.members.stuck(now):
+                scope.save = True
+                self._departures.lose(seat, f"{seat.member} is stuck: {seat.phase}, none for {now - seat.moved:.0f} s")
             self._forming.fail_if_late()
             self._departures.stop_if_late()
 

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from shardkeep.base.deadlines import SILENCE_S
 from shardkeep.base.exit_codes import signal_left_on
 from shardkeep.ps.control.job import CoordinatedJob
 from shardkeep.ps.control.membership import Seat
-
-STOP_PATIENCE_S = 600.0
-"""Seconds after which a stopping job is over, even if members have not left."""
 
 
 class Departures:
@@ -23,8 +21,9 @@ class Departures:
     def __init__(self, job: CoordinatedJob, close_store: Callable[[], None]) -> None:
         self._job = job
         self._close_store = close_store
-        self._stop_limit_s = STOP_PATIENCE_S
-        self._stop_by = job.clock() + STOP_PATIENCE_S
+        self.moves = 0
+        """Grows with every sign that a member moves."""
+        self._stop_limit_s, self._stop_by, self._stop_moves = SILENCE_S, job.clock() + SILENCE_S, True
 
     def lose(self, seat: Seat, message: str, *, reason: str = "") -> None:
         """Declares a member dead. `reason`: how its process ended; "" = nobody knows."""
@@ -81,17 +80,24 @@ class Departures:
             seat.left_code = code
             self._after_leaving(seat, message, symptom)
 
-    def stop(self, reason: str, limit_s: float) -> None:
-        """Asks workers to finish their step and leave. The job is over after `limit_s` seconds in any case. A later
-        call can only shorten the time."""
+    def stop(self, reason: str, limit_s: float | None) -> None:
+        """Asks workers to finish their step and leave. The job is over after `limit_s` seconds in any case; None =
+        after SILENCE_S without a row of long work. A later call can only shorten the time."""
         job, now = self._job, self._job.clock()
-        running = job.life.running
-        if running or now + limit_s < self._stop_by:
-            self._stop_limit_s, self._stop_by = limit_s, now + limit_s
+        running, whole_s = job.life.running, SILENCE_S if limit_s is None else limit_s
+        if running or now + whole_s < self._stop_by:
+            self._stop_limit_s, self._stop_by, self._stop_moves = whole_s, now + whole_s, limit_s is None
         if running:
             job.life.stopping(reason)
             job.events.note(f"stopping: {reason}", phase="stopping", reason=reason)
             self._stop_if_idle()
+
+    def moved(self, seat: Seat) -> None:
+        """A member's phase changes, as with each row of long work: limits of silence count from now on."""
+        self.moves += 1
+        seat.moved = self._job.life.came = now = self._job.clock()
+        if self._stop_moves:
+            self._stop_by = now + SILENCE_S
 
     def stop_if_late(self) -> None:
         """Ends a stopping job once its time is over."""
@@ -151,10 +157,11 @@ class Departures:
 
     def _late(self) -> str:
         """Returns a remark on members that did not leave in time."""
-        late, saved = len(self._job.members.present()), self._job.recoveries.saved_step
+        late, saved = self._job.members.present(), self._job.recoveries.saved_step
         checkpoint = f"the last checkpoint is that of step {saved}" if saved else "there is no checkpoint"
-        members = f"{late} {'member' if late == 1 else 'members'} did not leave in {self._stop_limit_s:g} s"
-        return f" ({members}; {checkpoint})"
+        members = f"{len(late)} {'member' if len(late) == 1 else 'members'} did not leave in {self._stop_limit_s:g} s"
+        last = max(late, key=lambda seat: seat.moved)
+        return f" ({members}; {last.member} was {last.last_step}; {checkpoint})"
 
     def _stopped(self, remark: str = "") -> None:
         job = self._job

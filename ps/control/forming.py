@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+from shardkeep.base.deadlines import SILENCE_S
 from shardkeep.base.errors import ConfigError, JobError, PlaceLost, ShardkeepError, Superseded
 from shardkeep.base.logs.local_time import time_of_day
 from shardkeep.ps.control.agreement import agreed_data, agreed_tables, check_settings, check_versions
@@ -16,8 +17,6 @@ from shardkeep.ps.control.recovery import ResumePoint, plan_recovery, restart_se
 
 TAKEOVER_VERSIONS = 1_000_000
 """Added to the version of the job's state by a coordinator that takes over: members have seen none so high."""
-LOAD_S = 1800.0
-"""Seconds more for members that have registered and load a checkpoint and a journal."""
 
 OpenStore = Callable[[int], tuple[str, int]]
 
@@ -140,11 +139,13 @@ class Forming:
             self._form_if_complete()
 
     def limit(self, *, vacant: bool) -> tuple[float, str]:
-        """Seconds that members may take since the last one came or was lost, and the setting. More if every member is
-        there and a replacement may be loading. `vacant`: a member must still be started."""
+        """Seconds that members may take since the last one came, was lost or did rows, and the setting. More if every
+        member is there and a replacement may be loading. `vacant`: a member must still be started."""
         if self._job.life.now.state != "recovering":
             return self._limit_s, "form_timeout_s"
-        return (self._replace_s, "recovery.replace_timeout_s") if vacant else (self._limit_s + LOAD_S, "form_timeout_s")
+        if vacant:
+            return self._replace_s, "recovery.replace_timeout_s"
+        return self._limit_s + SILENCE_S, "form_timeout_s"
 
     @property
     def left_s(self) -> float:

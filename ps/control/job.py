@@ -281,7 +281,7 @@ class CoordinatedJob:
         self.id, self.origin, self.formation = state.job, state.origin, state.formation
         self.life = Lifecycle(state.state, since=self.life.since)
         now = self.clock()
-        self.members.restore(state.state.generation, [replace(seat, last_seen=now) for seat in state.seats])
+        self.members.restore(state.state.generation, [replace(seat, last_seen=now, moved=now) for seat in state.seats])
         before, losses = state.recoveries, replace(state.recoveries.losses, most=self.recoveries.losses.most)
         self.recoveries = replace(before, restarts=self.recoveries.restarts, losses=losses)
         self.events.restore(state.summary, state.warnings, state.recoveries.done)

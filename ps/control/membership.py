@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from shardkeep.base.deadlines import SILENCE_S
 from shardkeep.base.errors import ConfigError, PlaceLost, PlaceRefused, ProtocolError
 from shardkeep.ps.control.records import (
     NO_OFFER,
@@ -18,6 +19,9 @@ from shardkeep.ps.control.records import (
     RecoveryFolder,
     Role,
 )
+
+LOADING = "loading"
+"""How the phase of a member begins that reads rows. Its silence counts."""
 
 
 def heartbeat_s(members: int) -> float:
@@ -39,6 +43,9 @@ class Seat:
     last_seen: float
     step: int = -1
     phase: str = ""
+    """What it does, with the rows of long work so far."""
+    moved: float = 0.0
+    """The time when the phase last changed."""
     unsent_rows: int = 0
     joined: bool = False
     offer: Offer = NO_OFFER
@@ -135,10 +142,14 @@ class Seats:
         late = [seat for seat in self.present() if now - seat.last_seen > self.lease_s]
         return sorted(late, key=lambda seat: seat.last_seen)
 
+    def stuck(self, now: float) -> list[Seat]:
+        """Members that load rows and have done none for too long."""
+        return [seat for seat in self.present() if seat.phase.startswith(LOADING) and now - seat.moved > SILENCE_S]
+
     def forgive(self, gap_s: float) -> None:
         """Extends every lease by `gap_s`, because the coordinator itself was paused for that time."""
         for seat in self.present():
-            seat.last_seen += gap_s
+            seat.last_seen, seat.moved = seat.last_seen + gap_s, seat.moved + gap_s
 
     def vacant(self) -> bool:
         """Whether somebody must still be started."""

@@ -190,6 +190,7 @@ class JobState:
     lost: bool = False  # failed because a member was lost
     generation: int = 0
     version: int = 0
+    moves: int = 0  # grows, without a new version, while members do rows of long work
 
     @property
     def over(self) -> bool:

@@ -13,8 +13,9 @@ import secrets
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from typing import Literal, Self
 
@@ -23,7 +24,9 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, Store, TCPStore, rpc  # type: ignore[attr-defined]
 
 from shardkeep.base.arrays import Bytes
+from shardkeep.base.deadlines import among_all_s, wait_while_moving
 from shardkeep.base.errors import DeadlineExceeded, ShardkeepError, TransportError, first_line
+from shardkeep.base.machine.topology import usable_cores
 from shardkeep.base.net.addresses import join_address
 from shardkeep.base.net.interfaces import own_address
 from shardkeep.ps.rpc import unpickler
@@ -31,9 +34,9 @@ from shardkeep.ps.rpc.calls import arrive, handle, handlers, in_flight, listen_f
 from shardkeep.ps.rpc.listen_filter import ListenFilter
 from shardkeep.ps.transport.transport import Handler
 
-RPC_THREADS = 4
-"""Threads that run calls. More pulls than threads can wait: a waiting pull holds a Future, not a thread."""
-ARRIVAL_LIMIT_S = 30.0
+RPC_THREADS, MOST_THREADS = 4, 16
+"""Fewest and most threads that run calls. More pulls can wait: a waiting pull holds a Future, not a thread."""
+ARRIVAL_S = 30.0
 """Limit of a worker's first call to a server in a small group. All members are in the group by then."""
 STORE_LOOK_S = 0.2
 """How often a worker that waits for it looks whether the generation was given up."""
@@ -71,10 +74,12 @@ class RpcGroup:
         timeout_s: float,
         handler: Handler | None = None,
         same_host: Literal["memory", "sockets"] = "memory",
+        moves: Callable[[], int] = int,
     ) -> Self:
         """Joins the generation's group. Blocks until every member has joined; servers pass a handler.
 
-        Raises TransportError, which names the members that did not join within `timeout_s` seconds."""
+        Raises TransportError, which names the members that did not join within `timeout_s` seconds since `moves` grew,
+        as it does while servers load."""
         _set_up_process(own_address(host)[1])
         started = time.monotonic()
         keys = PrefixStore(f"rpc/{generation}", store)
@@ -88,9 +93,11 @@ class RpcGroup:
         members = [f"server {i}" for i in range(num_servers)] + [f"worker {i}" for i in range(num_workers)]
         try:
             keys.set(f"{role} {index}", "is here")
+            if not wait_while_moving(partial(_have_come, keys, members), timeout_s, moves):
+                raise RuntimeError("time is over")  # `_missing` names who did not come
             _start_agent(keys, group._name, rank, members, timeout_s, same_host)
             if role == "worker":
-                group._arrive_at_all(index, keys, min(timeout_s, arrival_limit_s(len(members))))
+                group._arrive_at_all(index, keys, min(timeout_s, among_all_s(ARRIVAL_S, len(members))))
             group._find_ports(keys, listen_filter)
         except RuntimeError as error:
             group.close()
@@ -157,9 +164,9 @@ class RpcGroup:
         self._open = False  # the process may have joined another generation, whose agent must live on
 
 
-def arrival_limit_s(members: int) -> float:
-    """Grows as the time to form does, which is proportional to the square of the members."""
-    return ARRIVAL_LIMIT_S + members**2 / 5000
+def rpc_threads(cores: int, members: int) -> int:
+    """Threads that run calls: one for each core that members can keep busy."""
+    return max(RPC_THREADS, min(cores, members, MOST_THREADS))
 
 
 def in_group() -> bool:
@@ -198,16 +205,22 @@ def _keep_agent() -> None:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(agent))
 
 
+def _have_come(keys: Store, members: Sequence[str], seconds: float) -> bool:
+    with contextlib.suppress(dist.DistStoreError):  # a store that is closed raises another error
+        keys.wait(list(members), datetime.timedelta(seconds=seconds))
+        return True
+    return False
+
+
 def _start_agent(
     keys: Store, name: str, rank: int, members: Sequence[str], timeout_s: float, same_host: Literal["memory", "sockets"]
 ) -> None:
-    """Starts torch's RPC agent of this process. Returns when all `members` listen.
+    """Starts torch's RPC agent of this process. Returns when all `members`, which have come, listen.
 
     `rpc.init_rpc` also makes a gloo group and sends calls round to meet the members: a member that dies in between
     holds up the others until their deadline. Here members meet in the store alone, and its end wakes all of them."""
-    keys.wait(list(members), datetime.timedelta(seconds=timeout_s))
     options = rpc.TensorPipeRpcBackendOptions(
-        num_worker_threads=RPC_THREADS,
+        num_worker_threads=rpc_threads(len(usable_cores()), len(members)),
         rpc_timeout=timeout_s,
         # TensorPipe's shared-memory transport polls: an idle connection uses part of a core. Its "cma" channel does not
         # poll: calls go through sockets, and the receiver copies tensors out of the sender's memory, one copy instead

@@ -5,16 +5,18 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from shardkeep.base.arrays import Bytes
-from shardkeep.base.errors import TransportError
+from shardkeep.base.deadlines import SILENCE_S, wait_while_moving
+from shardkeep.base.errors import CheckpointError, TransportError
 from shardkeep.ps.checkpoints.probe import check_token
 from shardkeep.ps.server.journal.journal import Journal
-from shardkeep.ps.server.server_state import ServerState, done, in_thread, promised
+from shardkeep.ps.server.server_state import ServerState, done, in_thread
 from shardkeep.ps.server.snapshot.writer import SnapshotWriter
 from shardkeep.ps.wire import admin as wire
 from shardkeep.ps.wire.message import Kind, Packed, text_of
@@ -82,17 +84,23 @@ class AdminServer:
         return self._serving.text(Kind.ANSWER, wire.encode_reply(reply), rank)
 
     def _later(self, reply: Future[Any], rank: int) -> Future[Bytes]:
-        """The reply of a call that takes long; None = `Done`."""
-        message = promised()
+        """The reply of a call that takes long; None = `Done`. An error where it is stuck."""
+        before = self._snapshots.rows_done
 
-        def finish(reply: Future[Any]) -> None:
-            error = reply.exception()
-            if isinstance(error, TransportError):
-                message.set_exception(error)
-            elif isinstance(error, Exception):
-                message.set_result(self._serving.error(error))
-            else:
-                message.set_result(self._packed(reply.result() or wire.Done(), rank))
+        def answer() -> Bytes:
+            try:
+                if not wait_while_moving(partial(_has_come, reply), SILENCE_S, lambda: self._snapshots.rows_done):
+                    rows = self._snapshots.rows_done - before
+                    self._snapshots.drop()
+                    raise CheckpointError(f"a snapshot is stuck: {rows:,} rows, none for {SILENCE_S:g} s")
+                return self._packed(reply.result() or wire.Done(), rank)
+            except TransportError:
+                raise
+            except Exception as error:
+                return self._serving.error(error)
 
-        reply.add_done_callback(finish)
-        return message
+        return in_thread(answer, name="answer")
+
+
+def _has_come(reply: Future[Any], seconds: float) -> bool:
+    return bool(wait([reply], seconds).done)

@@ -55,10 +55,11 @@ class ShardService:
         journal: Journal | None = None,
         buckets: tuple[int, int] = (0, BUCKETS),
         process: Callable[[], dict[str, Any]] = dict,
+        moved: Callable[[int], None] = lambda _rows: None,
     ) -> None:
         """`compression`: of pulled rows. `journal`: keeps pushes until a checkpoint holds them; None = no journal.
         `buckets`: placement buckets [first, end) of the server's ids. `process`: returns the facts about the process
-        for `report`."""
+        for `report`. `moved`: called with the rows of each part of a snapshot that is written or loaded."""
         self._process = process
         self._num_workers = num_workers
         self._serving = ServerState(shard=shard, generation=generation)
@@ -72,7 +73,7 @@ class ShardService:
         self.applier = Applier(
             self._serving, gate, self.tables, self.pulls, reader, journal, num_workers=num_workers, on_doubt=self.close
         )
-        self.snapshots = SnapshotWriter(self.tables, checkpoints, shard=shard)
+        self.snapshots = SnapshotWriter(self.tables, checkpoints, shard=shard, observer=moved)
         self.life = GenerationLife(self._serving, self.applier, self.pulls, reader, self.snapshots)
         frozen, report = self.life.frozen, self.report
         self._admin = AdminServer(
@@ -148,7 +149,7 @@ class ShardService:
             if any(table.num_rows for table in self.tables):
                 raise ProtocolError(f"server {shard} has rows; a checkpoint is loaded before the first step")
             checkpoint = Checkpoints(call.folder).load(call.step)
-            load_snapshots(self.tables, checkpoint, shard=shard, num_shards=call.servers)
+            load_snapshots(self.tables, checkpoint, shard=shard, num_shards=call.servers, moved=self.snapshots.moved)
             self.tables.earlier_steps = earlier_steps(checkpoint)
             self.life.resume_at(call.step)
 

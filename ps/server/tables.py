@@ -23,6 +23,7 @@ from shardkeep.base.machine.topology import usable_cores
 from shardkeep.ps.config import TableSpec
 from shardkeep.ps.jagged import NO_PUSHES, FoundSlots, Gradients, SectionIds
 from shardkeep.ps.placement import BUCKETS
+from shardkeep.ps.server.shared_lock import SharedLock
 from shardkeep.ps.server.snapshot.snapshot import Snapshot
 from shardkeep.ps.server.table import row_kernels, table_kernels
 from shardkeep.ps.server.table.changed_rows import ChangedRows
@@ -38,8 +39,8 @@ MOST_ROWS = 1_000_000
 """Of a table whose every row decays, on one server: each update reads and writes all of them."""
 NO_SLOTS = np.empty(0, dtype=np.int64)
 FEW_ROWS = 4096  # for which one kernel call under all locks costs less than one for each lock
-MOST_LOCKS = 4
-"""The number of RPC threads: each can work on other tables. A machine with fewer cores has fewer locks."""
+MOST_LOCKS = 8
+"""Each costs a small message about a microsecond. There are no more than cores, or tables."""
 
 
 class Tables(Sequence[Table]):
@@ -73,7 +74,7 @@ class Tables(Sequence[Table]):
         self._optimizers = list(dict.fromkeys(spec.optimizer for spec in specs))
         self._optimizer_T = np.array([self._optimizers.index(spec.optimizer) for spec in specs], dtype=np.int64)
         count = min(MOST_LOCKS, len(usable_cores()), max(named, 1))
-        self._locks = [threading.Lock() for _ in range(count)]
+        self._locks = [SharedLock() for _ in range(count)]
         self._changes = [threading.Lock() for _ in range(count)]
         """A thread that changes rows holds a table's lock and this one. A thread that takes rows of a snapshot holds
         only this one, so pulls do not wait for a snapshot."""
@@ -276,14 +277,18 @@ class Tables(Sequence[Table]):
         for lock, (first, end) in enumerate([(0, bounds[-1])] if together else itertools.pairwise(bounds)):
             which = slice(None) if together else slice(lock, lock + 1)
             if first < end:
-                with contextlib.ExitStack() as held:
-                    for each in (*self._locks[which], *(self._changes[which] if changing else ())):
-                        held.enter_context(each)
+                held: list[Any] = self._locks[which] + (self._changes[which] if changing else [])
+                for each in held:
+                    each.__enter__() if changing else each.share()
+                try:
                     yield (
                         slice(first, end),
                         slice(int(starts[first]), int(starts[end])),
                         slice(int(values_S1[first]), int(values_S1[end])),
                     )
+                finally:
+                    for each in held:
+                        each.__exit__(None, None, None) if changing else each.unshare()
 
     def _scalars(self, update: RowUpdate) -> Floats:
         """The arguments of the optimizers' kernels for an update, one row per table."""

@@ -28,7 +28,7 @@ CONFIG: Any = SimpleNamespace(liveness=SimpleNamespace(form_timeout_s=LONG_S))
 
 
 def formation(port: int) -> Any:
-    return SimpleNamespace(generation=1, restores=False, start_step=0, store_host="127.0.0.1", store_port=port)
+    return SimpleNamespace(generation=1, restores=False, members=(), store_host="127.0.0.1", store_port=port)
 
 
 def test_nobody_tries_to_reach_the_closed_store_of_a_lost_generation() -> None:

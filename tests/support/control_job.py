@@ -106,12 +106,14 @@ class Job:
     def summary(self) -> None:
         self.coordinator.report("worker-0-100", sequence=99, kind="summary", record={"steps": 7})
 
-    def pass_time(self, seconds: float, *, alive: Sequence[tuple[Role, int]] = (), step: int = -1) -> None:
+    def pass_time(
+        self, seconds: float, *, alive: Sequence[tuple[Role, int]] = (), step: int = -1, phase: str = ""
+    ) -> None:
         """Turns the clock in steps of a second with a tick each; `alive` members send heartbeats."""
         for _ in range(int(seconds)):
             self.now += 1.0
             for role, index in alive:
-                self.coordinator.heartbeat(f"{role}-{index}-100", step=step)
+                self.coordinator.heartbeat(f"{role}-{index}-100", step=step, phase=phase)
             self.coordinator.tick()
 
     @property

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
 from shardkeep.base.errors import ConfigError
 from shardkeep.ps.checkpoints.folder import Checkpoints
 from shardkeep.ps.checkpoints.probe import check_token, write_token
@@ -15,9 +17,9 @@ from shardkeep.ps.wire.admin import CheckFolder, Done
 from shardkeep.workers.checkpoint.interval import CheckpointInterval
 from shardkeep.workers.checkpoint.rank_state import rank_state
 from shardkeep.workers.checkpoint.tower_state import tower_state
-from shardkeep.workers.checkpoint.writer import TIMEOUT_S, CheckpointWriter, Contents
+from shardkeep.workers.checkpoint.writer import CheckpointWriter, Contents
 from shardkeep.workers.collectives.collective import Collective
-from shardkeep.workers.collectives.operations import broadcast_object, gather_arrays
+from shardkeep.workers.collectives.operations import all_reduce_sum, broadcast_object, gather_arrays
 from shardkeep.workers.config import CheckpointConfig
 from shardkeep.workers.dense.tower import Tower
 from shardkeep.workers.metrics.binned import BinnedScores
@@ -101,7 +103,7 @@ class Checkpointer:
         """Begins the checkpoint of `step` steps done. Blocks until every rank has called it, an earlier checkpoint is
         written, and the state of this step is copied; training may continue then."""
         waiting = time.perf_counter()
-        self.wait_for_writer()
+        self.wait_for_writer(self._leader_writes)
         waited_s = time.perf_counter() - waiting
         self.finish()
         began = time.perf_counter()  # a slower rank does not count from here on
@@ -127,10 +129,17 @@ class Checkpointer:
     def finish(self, step: int | None = None) -> None:
         """Blocks until no rank writes a checkpoint any more. That of `step`, the last one, is tried again if it
         failed; None = steps follow."""
-        self.wait_for_writer()  # its calls have deadlines
+        self.wait_for_writer(self._leader_writes)  # its calls have deadlines
         if step is not None and not self.collective.rank:
-            self._writer.again(step)
-        self.collective.barrier(timeout_s=TIMEOUT_S + 60.0, purpose="agreements")
+            self._writer.again(step, self._leader_writes)
+        while self._leader_writes(False):
+            pass
+
+    def _leader_writes(self, writes: bool = True) -> bool:
+        """All ranks meet, and return what rank 0 says: it writes, however long, and another call follows; or not."""
+        flag = torch.tensor([writes and not self.collective.rank], dtype=torch.uint8)
+        all_reduce_sum(self.collective, flag, purpose="agreements")
+        return bool(flag)
 
     def lacks(self, steps: int, best: int | None) -> str:
         """What rank 0 does not find on disk of the model after `steps` steps and the one of step `best`; "" = nothing.
@@ -142,9 +151,9 @@ class Checkpointer:
             return f"the best model, of step {best:,}, is not saved"
         return ""
 
-    def wait_for_writer(self) -> None:
-        """Blocks until this rank's thread has ended. Needs no other rank."""
-        self._writer.wait()
+    def wait_for_writer(self, writes: Callable[[], object] = int) -> None:
+        """Blocks until this rank's thread has ended. Needs no other rank. `writes`: as `CheckpointWriter.wait`."""
+        self._writer.wait(writes)
 
     def leave(self) -> None:
         """Training ends early: a checkpoint under way may still become complete. Does not wait; idempotent."""

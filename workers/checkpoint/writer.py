@@ -12,6 +12,7 @@ from typing import Any
 
 from shardkeep.base.arrays import Bytes
 from shardkeep.base.errors import CheckpointError, ShardkeepError
+from shardkeep.base.settings import DAY_S
 from shardkeep.base.sizes import size_text
 from shardkeep.base.system_errors import in_words
 from shardkeep.ps.checkpoints.folder import Checkpoint, Checkpoints, FileRecord
@@ -21,8 +22,6 @@ from shardkeep.workers.checkpoint.rank_state import save_rank_states
 from shardkeep.workers.checkpoint.tower_state import TowerState, save_tower
 from shardkeep.workers.config import CheckpointConfig
 
-TIMEOUT_S = 1800.0
-"""Seconds that all servers together get to write their snapshots."""
 AGAIN_S = (1.0, 5.0)
 """Seconds before each further attempt to write the checkpoint of the last step."""
 
@@ -105,21 +104,24 @@ class CheckpointWriter:
         text = f"no checkpoint at step {step:,}: {self.failure}"
         self._note({"step": step, "text": text, "unkept": "checkpoint"})
 
-    def wait(self) -> None:
-        """Blocks until the thread has ended."""
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
+    def wait(self, writes: Callable[[], object] = int) -> None:
+        """Blocks until the thread has ended. Calls `writes` several times within the deadline of a call until then."""
+        while self._thread is not None:
+            self._thread.join(self._calls.limit_s / 4)
+            if self._thread.is_alive():
+                writes()
+            else:
+                self._thread = None
 
-    def again(self, step: int) -> None:
-        """Tries again to write the checkpoint of `step` if it failed and no step has followed. Blocks."""
+    def again(self, step: int, writes: Callable[[], object] = int) -> None:
+        """Tries again to write the checkpoint of `step` if it failed and no step has followed. Blocks, as `wait`."""
         for pause_s in AGAIN_S:
-            self.wait()
+            self.wait(writes)
             if (contents := self._pending) is None or contents.step != step:
                 return
             time.sleep(pause_s)
             self.begin(contents, time.perf_counter())
-        self.wait()
+        self.wait(writes)
 
     def leave(self) -> None:
         """Training ends early: a checkpoint that fails from now on is left as it is, because another process may write
@@ -148,7 +150,7 @@ class CheckpointWriter:
         """Writes all parts, then the manifest."""
         step = contents.step
         partial = self._checkpoints.begin(step)
-        snapshots = self._calls.ask(WriteSnapshot(step, self._folder), SnapshotFiles, TIMEOUT_S)
+        snapshots = self._calls.ask(WriteSnapshot(step, self._folder), SnapshotFiles, DAY_S)
         files = [FileRecord(**file) for snapshot in snapshots for file in snapshot.files]
         files += save_tower(contents.tower, partial)  # last: servers keep rows until they write them
         files += save_rank_states(contents.ranks, partial)

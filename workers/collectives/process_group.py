@@ -26,6 +26,7 @@ from torch._C._distributed_c10d import DebugLevel, PrefixStore, Store, get_debug
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import _set_pg_timeout, _world
 
+from shardkeep.base.deadlines import among_all_s
 from shardkeep.base.errors import DeadlineExceeded, JobError, MemberLost
 from shardkeep.base.logs.log import EventLog
 from shardkeep.base.net.interfaces import own_address
@@ -38,7 +39,7 @@ from shardkeep.workers.collectives.wire_bytes import goes_direct
 _log = EventLog("collectives")
 NCCL, GLOO = "nccl", "gloo"
 MESH_S = 10.0
-"""Seconds in which ranks that have met in the store connect to each other. Nothing tells gloo that one of them died."""
+"""Seconds in which a few ranks that have met in the store connect to each other. Nothing tells gloo that one died."""
 
 
 class ProcessCollective:
@@ -82,13 +83,14 @@ class ProcessCollective:
         others, ports = connections(), listening_ports()
         with self.guard("forming the group"), _bound_to(own_address(host)[1]):
             own = PrefixStore(f"ddp/{generation}", store)
-            self.backend = agreed_backend(own, rank=rank, world_size=world_size, usable=backend, timeout_s=timeout_s)
+            meet_s = among_all_s(timeout_s, world_size)
+            self.backend = agreed_backend(own, rank=rank, world_size=world_size, usable=backend, timeout_s=meet_s)
             dist.init_process_group(
                 "cpu:gloo,cuda:nccl" if self.backend == NCCL else GLOO,
                 store=own,
                 rank=rank,
                 world_size=world_size,
-                timeout=timedelta(seconds=min(timeout_s, MESH_S)),
+                timeout=timedelta(seconds=among_all_s(min(timeout_s, MESH_S), world_size)),
             )
             _set_pg_timeout(timedelta(seconds=timeout_s), dist.group.WORLD)
         for port in listening_ports() - ports:  # gloo's: all ranks are connected, to each other

@@ -226,8 +226,9 @@ class ControlClient:
         """Blocks until every worker has called this with `point` or a later one. Points grow from call to call; a
         meeting outlives generations and coordinators. `stopping`: it outlives the request to stop the job, too.
 
-        Raises DeadlineExceeded, which names who did not come within `limit_s` seconds, and what `check` raises."""
-        deadline = Deadline(limit_s)
+        Raises DeadlineExceeded, which names who did not come within `limit_s` seconds since
+        members did rows of long work, and what `check` raises."""
+        deadline, moves = Deadline(limit_s), self.state.moves
         while True:
             wait_s = min(JOIN_WAIT_S, deadline.remaining_s)
             request = pb.MeetRequest(token=self._token, point=point, wait_s=wait_s)
@@ -235,6 +236,8 @@ class ControlClient:
             reply = self._channel.insist("Meet", request, pb.MeetReply, timeout_s=timeout_s)
             if reply.met:
                 return
+            if moves != self.state.moves:
+                deadline, moves = Deadline(limit_s), self.state.moves
             job = from_message(reply.job, JobState)
             if stopping and job.state == "stopping":  # its coordinator lets no call wait
                 time.sleep(STOPPING_POLL_S)

@@ -36,22 +36,28 @@ PART_BYTES = 8 << 20
 each row of every table, and the pre-images (limit in spill.py)."""
 
 
-def write_snapshot(snapshot: Snapshot, checkpoint: Path, *, shard: int) -> list[FileRecord]:
+def write_snapshot(
+    snapshot: Snapshot, checkpoint: Path, *, shard: int, moved: Callable[[int], None] = lambda _rows: None
+) -> list[FileRecord]:
     """Writes a snapshot's rows and slots below `checkpoint`/server-SHARD, then drops it. Returns the files' records.
 
-    Pulls and pushes may continue. Raises OSError, or CheckpointError if the snapshot is dropped before the end."""
+    Pulls and pushes may continue. `moved`: called with the rows of each part. Raises OSError, or CheckpointError if the
+    snapshot is dropped before the end."""
     folder = checkpoint / f"server-{shard}"
     try:
         folder.mkdir()
         with ThreadPoolExecutor(1, thread_name_prefix="snapshot-sync") as syncing:  # the walk need not wait for a disk
             try:
                 parts, records = _write_rows(
-                    snapshot, folder, lambda path: syncing.submit(FileRecord.of, checkpoint, path)
+                    snapshot, folder, lambda path: syncing.submit(FileRecord.of, checkpoint, path), moved
                 )
             except BaseException:
                 syncing.shutdown(wait=False, cancel_futures=True)
                 raise
-            written = [record.result() for record in records]
+            written = []
+            for record in records:
+                written.append(record.result())
+                moved(1)  # a disk that syncs is not silent
         written += write_removed(snapshot, folder, checkpoint)
     finally:
         snapshot.drop("its snapshot is done")
@@ -72,7 +78,7 @@ def write_snapshot(snapshot: Snapshot, checkpoint: Path, *, shard: int) -> list[
 
 
 def _write_rows(
-    snapshot: Snapshot, folder: Path, done: Callable[[Path], Future[FileRecord]]
+    snapshot: Snapshot, folder: Path, done: Callable[[Path], Future[FileRecord]], moved: Callable[[int], None]
 ) -> tuple[list[FilePart], list[Future[FileRecord]]]:
     """Writes the files of rows and passes each to `done`. Returns the parts and the files' records."""
     with contextlib.ExitStack() as opened:
@@ -84,6 +90,7 @@ def _write_rows(
             columns, layout = part.columns, snapshot.tables[part.table].layout
             rows = StoredRows.of_words(columns.ids_K, columns.rows_KD, columns.slots_KS, layout)
             files.add(part.table, part.first, part.end, rows)
+            moved(rows.ids_N.size)
         files.finish()
     return files.parts, files.records
 
@@ -100,10 +107,17 @@ def write_removed(snapshot: Snapshot, folder: Path, checkpoint: Path) -> list[Fi
     return [FileRecord.of(checkpoint, folder / REMOVED)]
 
 
-def load_snapshots(tables: Sequence[Table], checkpoint: Checkpoint, *, shard: int, num_shards: int) -> None:
+def load_snapshots(
+    tables: Sequence[Table],
+    checkpoint: Checkpoint,
+    *,
+    shard: int,
+    num_shards: int,
+    moved: Callable[[int], None] = lambda _rows: None,
+) -> None:
     """Fills empty tables with the rows of a checkpoint that belong to server `shard` of `num_shards`.
 
-    Any number of servers may have written it. Raises CheckpointError."""
+    Any number of servers may have written it. `moved`: called with the number of some rows. Raises CheckpointError."""
     chain = Chain(checkpoint)
     for link, written in chain.links:
         for _, index in written:
@@ -113,6 +127,7 @@ def load_snapshots(tables: Sequence[Table], checkpoint: Checkpoint, *, shard: in
         counters, buckets = bool(table.layout.num_counters), buckets_of(shard, num_shards)
         for rows in stored_rows(chain, table.spec.name, buckets, counters=counters):
             table.load_stored(rows)
+            moved(rows.ids_N.size)
         table.continue_counts(counts[table.spec.name])
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import asdict
 from pathlib import Path
@@ -24,8 +25,13 @@ from shardkeep.ps.wire.admin import SnapshotFiles
 class SnapshotWriter:
     """Holds at most one snapshot and writes at most one at a time. Thread safe."""
 
-    def __init__(self, tables: Tables, checkpoints: Checkpoints | None, *, shard: int) -> None:
-        self._tables, self._checkpoints, self._shard = tables, checkpoints, shard
+    def __init__(
+        self, tables: Tables, checkpoints: Checkpoints | None, *, shard: int, observer: Callable[[int], None]
+    ) -> None:
+        """`observer`: called as `moved`."""
+        self._tables, self._checkpoints, self._shard, self._observer = tables, checkpoints, shard, observer
+        self.rows_done = 0
+        """Of all snapshots that were written or loaded."""
         self._lock = threading.Lock()
         self._snapshot: Snapshot | None = None
         self._step = -1  # of the last snapshot, unless writing it failed
@@ -38,6 +44,11 @@ class SnapshotWriter:
         if self._checkpoints is None:
             raise CheckpointError("this server has no folder for checkpoints")
         return self._checkpoints
+
+    def moved(self, rows: int) -> None:
+        """Counts rows that are written or loaded."""
+        self.rows_done += rows
+        self._observer(rows)
 
     def take(self, step: int, base: str = "") -> None:
         """Fixes the rows as they are now, in about a millisecond. No push may be applied during the call.
@@ -93,8 +104,8 @@ class SnapshotWriter:
         failed: Exception | None = None
         step, began = self._step, time.monotonic()
         try:
-            files = [asdict(file) for file in write_snapshot(snapshot, partial, shard=self._shard)]
-            written = SnapshotFiles(files, snapshot.full, snapshot.removes)
+            files = write_snapshot(snapshot, partial, shard=self._shard, moved=self.moved)
+            written = SnapshotFiles([asdict(file) for file in files], snapshot.full, snapshot.removes)
         except OSError as error:
             failed = CheckpointError(f"{error.filename or partial}: {error.strerror or error}")
         except Exception as error:  # the caller must learn of a bug, too

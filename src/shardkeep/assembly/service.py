@@ -27,6 +27,7 @@ def build_service(
     resumed: Checkpoint | None = None,
     journal: Journal | None = None,
     process: Callable[[], dict[str, Any]] = dict,
+    moved: Callable[[int], None] = lambda _rows: None,
 ) -> ShardService:
     """Server `shard` of the job, empty, or with its rows of a checkpoint. Raises CheckpointError and ConfigError."""
     try:
@@ -48,9 +49,10 @@ def build_service(
         journal=journal,
         buckets=buckets_of(shard, max(config.servers, 1)),
         process=process,
+        moved=moved,
     )
     if resumed is not None:
-        load_snapshots(service.tables, resumed, shard=shard, num_shards=max(config.servers, 1))
+        load_snapshots(service.tables, resumed, shard=shard, num_shards=max(config.servers, 1), moved=moved)
         service.tables.earlier_steps = earlier_steps(resumed)
     if config.checkpoint.full_every > 1:
         service.tables.changed.follow("" if resumed is None else resumed.id)

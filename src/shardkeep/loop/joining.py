@@ -158,7 +158,8 @@ def join(registered: Registered, specs: Sequence[TableSpec]) -> Joined:
         while index in formation.lacking:  # the others learn by it that they must start again, too
             why = f"worker {index} was started again"
             formation = control.join(offer, after=formation.generation, why=why)
-        group: Transport = join_group(config, formation, "worker", index, host, None)
+        place = "worker", index, host, None
+        group: Transport = join_group(config, formation, *place, moves=lambda: control.state.moves)
         traffic = WorkerTraffic()
         transport, lasting = metered(group, traffic), None
         if config.recovery.restarts:

@@ -90,7 +90,8 @@ class Rejoining:
             who = "the servers" if formation.restores else f"worker {formation.lacking[0]}"
             raise MemberLost(f"{self._loss() or why}; {who} cannot continue at step {last}: start all trainers again")
         try:
-            group = join_group(config, formation, "worker", index, control.member.host, None, lost=self._given_up)
+            place = "worker", index, control.member.host, None
+            group = join_group(config, formation, *place, lost=self._given_up, moves=lambda: control.state.moves)
             self._transport.renew(self._metered(group), formation.generation, formation.start_step)
         except TransportError as error:  # this generation is lost as well
             if not error.retryable:

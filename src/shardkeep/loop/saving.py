@@ -18,6 +18,7 @@ from shardkeep.base.errors import CheckpointError, RemoteError, UserError
 from shardkeep.base.files import atomic_write
 from shardkeep.base.logs.log import EventLog
 from shardkeep.base.machine.versions import versions
+from shardkeep.base.settings import DAY_S
 from shardkeep.loop.filling import checked_rows, write_rows
 from shardkeep.ps.checkpoints.folder import Checkpoint, Checkpoints, checkpoint_in
 from shardkeep.ps.checkpoints.probe import write_token
@@ -29,12 +30,12 @@ from shardkeep.run.checkpoints import checkpoints_of
 from shardkeep.run.trained import config_of
 from shardkeep.workers.checkpoint.rank_state import load_rank_state, rank_state
 from shardkeep.workers.checkpoint.tower_state import TowerState, read_tower
-from shardkeep.workers.checkpoint.writer import TIMEOUT_S, CheckpointWriter, Contents
+from shardkeep.workers.checkpoint.writer import CheckpointWriter, Contents
 from shardkeep.workers.config import CheckpointConfig
 from shardkeep.workers.dense.state import split
 
 MEET_S = 1800.0
-"""Seconds that the trainers get to come to the same call."""
+"""Seconds without a row of a server in which the trainers must come to the same call."""
 ALL = 1_000_000
 """More checkpoints than anybody keeps."""
 
@@ -180,7 +181,7 @@ class LoopCheckpoints:
 
     def _load_rows(self, call: str, folder: Path, step: int) -> None:
         try:
-            self._rows.calls.ask(LoadRows(str(folder), step, self._rows.num_servers), Done, TIMEOUT_S)
+            self._rows.calls.ask(LoadRows(str(folder), step, self._rows.num_servers), Done, DAY_S)
         except RemoteError as error:
             raise CheckpointError(f"{call}: {error}") from error
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from shardkeep.base.deadlines import Deadline
+from shardkeep.base.deadlines import SILENCE_S, Deadline, among_all_s
 from shardkeep.base.errors import TransportError
 from shardkeep.base.net.addresses import join_address
 from shardkeep.config import JobConfig
@@ -20,13 +20,11 @@ if TYPE_CHECKING:
 
     from shardkeep.ps.rpc.group import RpcGroup
 
-LOAD_S = 1800.0
-"""Seconds that servers get to load a checkpoint before they meet the others."""
 CONNECT_S = 1.0
 """Seconds of an attempt to connect to the store. It may be repeated, so a slow network is no reason for more."""
 RETRY_S = 0.05
 ANSWER_S = 5.0
-"""Seconds that the store gets to answer."""
+"""Seconds that the store of a few members gets to answer."""
 
 
 def join_store(config: JobConfig, formation: Formation, lost: Callable[[int], bool]) -> Store:
@@ -35,12 +33,12 @@ def join_store(config: JobConfig, formation: Formation, lost: Callable[[int], bo
     from shardkeep.ps.rpc.group import connect_store
 
     host, port = formation.store_host, formation.store_port
-    deadline = Deadline(_form_limit_s(config, formation))
+    deadline = Deadline(config.liveness.form_timeout_s)
     while not deadline.over and not lost(formation.generation):
         if _accepts(host, port, timeout_s=CONNECT_S):  # torch would try a port that refuses for twice its limit
             with contextlib.suppress(TransportError):
                 store = connect_store(host, port, timeout_s=CONNECT_S)
-                store.set_timeout(timedelta(seconds=ANSWER_S))
+                store.set_timeout(timedelta(seconds=among_all_s(ANSWER_S, len(formation.members))))
                 return store
         time.sleep(RETRY_S)
     raise TransportError(f"the coordinator's store at {join_address(host, port)} cannot be reached")
@@ -56,7 +54,7 @@ def _accepts(host: str, port: int, *, timeout_s: float) -> bool:
 
 def _form_limit_s(config: JobConfig, formation: Formation) -> float:
     loads = formation.restores and formation.start_step
-    return config.liveness.form_timeout_s + (LOAD_S if loads else 0.0)
+    return config.liveness.form_timeout_s + (SILENCE_S if loads else 0.0)
 
 
 def join_group(
@@ -68,9 +66,10 @@ def join_group(
     handler: Any,
     *,
     lost: Callable[[int], bool] = lambda _generation: False,
+    moves: Callable[[], int] = int,
 ) -> RpcGroup:
     """Blocks until all members of the generation have joined its RPC group. Raises TransportError when they have not in
-    time, or when the generation is `lost`."""
+    time since `moves` grew, or when the generation is `lost`."""
     from shardkeep.ps.rpc.group import RpcGroup
 
     return RpcGroup.form(
@@ -84,4 +83,5 @@ def join_group(
         timeout_s=_form_limit_s(config, formation),
         handler=handler,
         same_host=config.transport.same_host,
+        moves=moves,
     )

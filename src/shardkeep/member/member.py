@@ -104,10 +104,9 @@ class JobMember:
 
     def join_group(self, formation: Formation, handler: Any) -> RpcGroup:
         """Blocks until all members of the generation are in its RPC group. Raises as `join_group`."""
-        member = self.control.member
-        return join_group(
-            self.config, formation, member.role, member.index, member.host, handler, lost=self.control.lost
-        )
+        control, member = self.control, self.control.member
+        place = member.role, member.index, member.host, handler
+        return join_group(self.config, formation, *place, lost=control.lost, moves=lambda: control.state.moves)
 
     @property
     def control_bytes(self) -> int:

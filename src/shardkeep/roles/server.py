@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
@@ -20,11 +20,12 @@ from shardkeep.member.membership import leave_if_due, tried_while_leaving
 from shardkeep.member.recovery_folder import report_unkept
 from shardkeep.ps.checkpoints.folder import Checkpoint
 from shardkeep.ps.config import TableSpec
+from shardkeep.ps.control.membership import LOADING
 from shardkeep.ps.control.records import TRAINED, Formation, Offer, ResumeRange
 from shardkeep.ps.control.telemetry import TelemetryRecords
 from shardkeep.ps.rpc.group import RpcGroup
 from shardkeep.ps.server.figures import RequestTimes, figures_of, shard_record
-from shardkeep.ps.server.journal.journal import GIVEN_UP, Journal
+from shardkeep.ps.server.journal.journal import GIVEN_UP, Journal, JournalRecord
 from shardkeep.ps.server.service import ShardService
 from shardkeep.run.checkpoints import check_needs_no_rows, resumed_from
 from shardkeep.run.storage import missed
@@ -55,6 +56,7 @@ class _Life:
         self._member, self._control, self._agreed = member, member.control, member.agreed
         config = member.config
         self._service: ShardService | None = None
+        self._rows_done, self._phase = 0, LOADING
         self._times = RequestTimes() if config.counts_figures else None
         self._telemetry = self._records(config)
         self._revived = HOLDS
@@ -93,7 +95,8 @@ class _Life:
                 raise
             service.life.suspend(str(error))
             return str(error)
-        self._control.update(step=formation.start_step, phase="serving")
+        self._phase = "serving"
+        self._control.update(step=formation.start_step, phase=self._phase)
         _log.info("serving", generation=formation.generation, tables=len(formation.tables))
         why = f"server {self._member.index} left"
         try:
@@ -177,7 +180,8 @@ class _Life:
         if why and self._journal is not None:
             self._journal.clear()
             self._journal.build_on(since)
-        pushes = service.life.replay([] if self._journal is None else self._journal.replay())
+        pushes = service.life.replay(self._replayed())
+        self._control.update(phase="loaded")
         step, end = service.life.resume_range[1], None if self._journal is None else self._journal.end
         follows = not service.applier.gate.stages and (resumed is not None or step > 0)
         file, byte = ("", 0) if end is None else (str(end.path), end.byte)
@@ -187,6 +191,16 @@ class _Life:
         if why:
             _log.warning(why)
         _log.info("revived", checkpoint=since, pushes=pushes, step=step)
+
+    def _replayed(self) -> Iterator[JournalRecord]:
+        for record in () if self._journal is None else self._journal.replay():
+            self._moved(1)
+            yield record
+
+    def _moved(self, rows: int) -> None:
+        """Counts rows that are loaded or written, and pushes that are replayed."""
+        self._rows_done += rows
+        self._control.update(phase=f"{self._phase}: {self._rows_done:,} rows")
 
     def _missing(self, step: int) -> str:
         """What the checkpoint of `step` lacks to make this server what the one before was; "" = nothing."""
@@ -214,7 +228,9 @@ class _Life:
     def _build(self, tables: Sequence[TableSpec], resumed: Checkpoint | None) -> ShardService:
         if resumed is None:
             check_needs_no_rows(tables, self._agreed.checkpoints.folder)
-        return build_service(
+        self._phase = LOADING
+        self._moved(0)
+        service = build_service(
             self._member.config,
             tables,
             shard=self._member.index,
@@ -223,7 +239,10 @@ class _Life:
             resumed=resumed,
             journal=self._journal,
             process=lambda: self._member.facts() | {"control_bytes": self._member.control_bytes},
+            moved=self._moved,
         )
+        self._control.update(phase="loaded")
+        return service
 
     def _handle(self, *messages: Bytes) -> Future[Bytes]:
         assert self._service is not None

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from shardkeep.base.deadlines import SILENCE_S
 from shardkeep.base.errors import JobStopped, UserError
-from shardkeep.ps.control.coordinator import STOP_PATIENCE_S
 from shardkeep.ps.control.records import Role
 from tests.support.cases import every
 from tests.support.control_job import Job, formed
+from tests.support.recovering import Recovering
 
+SERVER = "server 0 (pid 100 on 10.0.0.7)"
 DEATH = "worker 1 (pid 100 on 10.0.0.7) ended: killed by SIGKILL, last seen before its first step"
 
 
@@ -116,14 +118,6 @@ def test_a_stop_waits_neither_for_the_dead_nor_for_ever_for_one_that_is_stuck() 
     assert job.state.state == "stopped"
 
     job = formed(Job())
-    job.coordinator.stop("enough")
-    job.pass_time(int(STOP_PATIENCE_S), alive=job.names)
-    assert job.state.state == "stopping"
-    job.pass_time(1, alive=job.names)
-    late = "3 members did not leave in 600 s; there is no checkpoint"
-    assert job.state.message == f"stopped before the first step: enough ({late})"
-
-    job = formed(Job())
     job.pass_time(1, alive=job.names, step=130)
     record = {"phase": "checkpoint", "step": 100, "bytes": 9}
     job.coordinator.report("worker-0-100", sequence=1, kind="phase", record=record)
@@ -134,5 +128,38 @@ def test_a_stop_waits_neither_for_the_dead_nor_for_ever_for_one_that_is_stuck() 
     job.pass_time(22, alive=[("server", 0), ("worker", 0)], step=130)
     assert job.state.state == "stopping"
     job.pass_time(1, alive=[("server", 0), ("worker", 0)], step=130)
-    late = "2 members did not leave in 22 s; the last checkpoint is that of step 100"
+    late = (
+        f"2 members did not leave in 22 s; {SERVER} was last seen at step 130; the last checkpoint is that of step 100"
+    )
     assert job.state.message == f"stopped at step 130: Ctrl-C ({late})"
+
+
+@every(
+    ("stops", "phase", "end", "why"),
+    [
+        (True, "serving", "stopped", f"3 members did not leave in 600 s; {SERVER} was last seen before its first step"),
+        (False, "loading", "failed", f"{SERVER} is stuck: loading: 50 rows, none for 601 s"),
+    ],
+)
+def test_long_work_takes_as_long_as_it_moves_and_ends_when_it_is_stuck(
+    stops: bool, phase: str, end: str, why: str
+) -> None:
+    job = formed(Job())
+    if stops:
+        job.coordinator.stop("enough")
+    before, moves = job.state.state, set()
+    for rows in range(1, 51):
+        job.pass_time(60, alive=job.names, phase=f"{phase}: {rows} rows")
+        moves.add(job.coordinator.heartbeat("worker-0-100", phase=f"{phase}: {rows} rows").moves)
+    job.pass_time(SILENCE_S - 60, alive=job.names, phase=f"{phase}: 50 rows")
+    assert job.state.state == before and len(moves) == 50
+    job.pass_time(2, alive=job.names, phase=f"{phase}: 50 rows")
+    assert job.state.state == end and why in job.state.message
+
+
+def test_a_server_that_joins_again_loads_as_long_as_it_moves() -> None:
+    job = formed(Recovering())
+    job.workers_come_back()
+    for rows in range(50):
+        job.pass_time(60, alive=job.names, phase=f"loading: {rows} rows")
+    assert job.state.state == "recovering" and job.come_back("server", 0) is not None

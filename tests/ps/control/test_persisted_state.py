@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from shardkeep.base.deadlines import among_all_s
 from shardkeep.base.errors import Superseded
 from shardkeep.proto import control_pb2 as pb
 from shardkeep.ps.control.coordinator import Coordinator
@@ -20,7 +21,6 @@ from shardkeep.ps.control.grpc.server import ControlServer
 from shardkeep.ps.control.job import CoordinatedJob as JobParts, JobDeadlines, JobSpec
 from shardkeep.ps.control.membership import heartbeat_s, silent_s
 from shardkeep.ps.control.records import JobState, Member, Offer, Record
-from shardkeep.ps.rpc.group import ARRIVAL_LIMIT_S, arrival_limit_s
 from tests.support.cases import every
 from tests.support.control_job import TABLES, Job, ListSink, formed
 from tests.support.recovering import Recovering, take_over
@@ -151,8 +151,8 @@ def test_many_members_have_more_time_between_heartbeats_and_for_the_first_call(m
         client.start_heartbeats(members=members)
         assert coordinator.waits.get(timeout=LIMIT_S) == wait_s
     assert (heartbeat_s(6), silent_s(6)) == (1.0, 3.0) and 4.0 < heartbeat_s(500) <= 5.0
-    assert arrival_limit_s(4) == pytest.approx(ARRIVAL_LIMIT_S, abs=0.1)
-    assert arrival_limit_s(500) > ARRIVAL_LIMIT_S + 2 * 85e-6 * 500**2
+    assert among_all_s(10.0, 4) == pytest.approx(10.0, abs=0.1)
+    assert among_all_s(10.0, 500) > 10.0 + 170e-6 * 500**2
 
 
 # ---- transactions: what a call changes is written once, before anybody learns of it ----

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import time
 from concurrent.futures import Future
@@ -12,9 +13,9 @@ import torch
 from torch.distributed import rpc
 from torch.distributed.rpc import internal as rpc_internal
 
-from shardkeep.base.deadlines import wait_for_reply
+from shardkeep.base.deadlines import wait_for_reply, wait_while_moving
 from shardkeep.base.errors import DeadlineExceeded, TransportError
-from shardkeep.ps.rpc.group import RPC_THREADS, connect_store
+from shardkeep.ps.rpc.group import RPC_THREADS, connect_store, rpc_threads
 from shardkeep.ps.transport.transport import LocalTransport, Transport
 from shardkeep.ps.wire.message import EMPTY, Kind
 from tests.support.messages import Message, Section, pack, unpack
@@ -183,6 +184,12 @@ def test_a_killed_server_is_seen_before_any_limit_is_over_and_the_survivors_form
 # ---- without a peer ----
 
 
+def test_a_wait_lasts_as_long_as_something_moves() -> None:
+    came = iter([False] * 5 + [True])
+    assert wait_while_moving(lambda _seconds: next(came), 0.0, itertools.count().__next__)
+    assert not wait_while_moving(lambda _seconds: False, 0.0, int)
+
+
 def test_a_closed_transport_a_late_reply_and_a_store_of_nobody_are_one_line() -> None:
     transport = local_twin(0)
     transport.close()
@@ -196,6 +203,10 @@ def test_a_closed_transport_a_late_reply_and_a_store_of_nobody_are_one_line() ->
     with reserved_port() as port, pytest.raises(TransportError, match=told.format(port)) as error:
         connect_store("127.0.0.1", port, timeout_s=1.0)
     assert "\n" not in str(error.value)
+
+
+def test_calls_have_a_thread_for_each_core_that_members_can_keep_busy() -> None:
+    assert [rpc_threads(*of) for of in ((2, 8), (16, 8), (16, 400), (64, 400))] == [4, 8, 16, 16]
 
 
 def test_the_private_names_of_torch_are_where_they_were() -> None:

@@ -16,6 +16,7 @@ from shardkeep.ps.server.snapshot import writer as snapshot_writer
 from shardkeep.workers.checkpoint import checkpointer, interval, writer
 from shardkeep.workers.checkpoint.interval import CheckpointInterval
 from shardkeep.workers.collectives.collective import Solo, ThreadCollective
+from shardkeep.workers.collectives.operations import all_reduce_sum
 from tests.support.cases import every
 from tests.support.local_job import LocalJob
 from tests.support.ranks import run_ranks
@@ -97,16 +98,40 @@ def test_waiting_for_the_checkpoint_before_counts_as_holding_up(
                 clock.now += SLOW_S
         return write_snapshot(*args, **more)
 
-    def wait() -> None:
+    def wait(*writes: Any) -> None:
         with waited:
             waits.append(1)
             waited.notify_all()
-        wait_for_writer()
+        wait_for_writer(*writes)
 
     monkeypatch.setattr(snapshot_writer, "write_snapshot", slow)
     leader.wait_for_writer = wait
     run.run()
     assert len(writes) == 3 * len(run.services) and held_s(run) == pytest.approx([0.0, SLOW_S, SLOW_S])
+
+
+def test_ranks_meet_within_their_deadlines_while_a_checkpoint_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    met, meetings, write_snapshot = threading.Condition(), [], snapshot_writer.write_snapshot
+
+    def meet(*args: Any, **more: Any) -> None:
+        all_reduce_sum(*args, **more)
+        with met:
+            meetings.append(1)
+            met.notify_all()
+
+    def slow(*args: Any, **more: Any) -> Any:
+        with met:
+            assert met.wait_for(lambda: len(meetings) > 6, 60.0)
+        return write_snapshot(*args, **more)
+
+    monkeypatch.setattr(checkpointer, "all_reduce_sum", meet)
+    monkeypatch.setattr(snapshot_writer, "write_snapshot", slow)
+    config = job_config(2, max_steps=2)
+    fast = config.model_copy(update={"liveness": config.liveness.model_copy(update={"step_timeout_s": 1.0})})
+    LocalJob(fast, as_data(draw(100)), checkpoints=Checkpoints(tmp_path)).run()
+    assert [step for step, _ in Checkpoints(tmp_path).complete()] == [1, 2]
 
 
 def test_waiting_for_a_slower_worker_is_not_holding_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

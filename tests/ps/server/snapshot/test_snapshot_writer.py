@@ -15,6 +15,7 @@ import pytest
 from shardkeep.base.arrays import Bytes
 from shardkeep.base.errors import TransportError
 from shardkeep.ps.checkpoints.folder import Checkpoints, FileRecord
+from shardkeep.ps.server import admin
 from shardkeep.ps.server.service import ShardService
 from shardkeep.ps.server.snapshot import walk
 from shardkeep.ps.wire.message import Kind
@@ -139,6 +140,7 @@ def test_a_snapshot_goes_to_another_folder_and_is_loaded_from_there(service: Sha
     fresh = make_service()
     assert accepted(fresh, ask="load", step=1, servers=1, folder=str(other.folder)) == {}
     assert fresh.tables.digests() == service.tables.digests()
+    assert (service.snapshots.rows_done, fresh.snapshots.rows_done) == (IDS.size + len(found["files"]) - 1, IDS.size)
     accepted(fresh, ask="mark", step=1)
 
 
@@ -170,6 +172,14 @@ def test_pulls_wait_while_rows_are_loaded(service: ShardService, checkpoints: Ch
             manifest.write_bytes(text)  # which is read again
         assert told(loading) == (Kind.ANSWER, "{}")
         assert reading.result(LIMIT_S).sections[0].values.tobytes() == rows
+
+
+def test_a_snapshot_that_does_not_move_is_given_up(
+    service: ShardService, held: Held, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(admin, "SILENCE_S", 0.02)
+    assert told(writing(service, held)) == (Kind.ERROR, "a snapshot is stuck: 0 rows, none for 0.02 s")
+    assert not any(table.pre_images for table in service.tables)
 
 
 def test_what_is_given_up_or_closed_ends_at_once_and_leaves_room_for_the_next(
