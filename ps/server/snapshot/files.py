@@ -9,10 +9,11 @@ Weights and optimizer slots are in the precision of their table: F32, F16, U16 f
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from shardkeep.ps.checkpoints.row_stream import Chain, stored_rows
 from shardkeep.ps.config import TableSpec
 from shardkeep.ps.placement import buckets_of
 from shardkeep.ps.server.snapshot.part_files import ArrayFile, FilePart, PartFiles
-from shardkeep.ps.server.snapshot.snapshot import Snapshot
+from shardkeep.ps.server.snapshot.snapshot import Room, Snapshot
 from shardkeep.ps.server.snapshot.walk import Spill, walk
 from shardkeep.ps.server.table.stored_rows import StoredRows
 from shardkeep.ps.server.table.table import Table
@@ -32,26 +33,35 @@ from shardkeep.ps.server.table.table import Table
 FILE_BYTES = 64 << 20
 """The approximate size of a file. """
 PART_BYTES = 8 << 20
-"""The approximate size of a part. One part is in memory while a snapshot is written. In addition there are one bit for
-each row of every table, and the pre-images (limit in spill.py)."""
+"""The approximate size of a part. While a snapshot is written, a file for each thread and one more are in memory, and a
+part for each thread. In addition there are one bit for each row of every table, and the pre-images (limit in walk.py).
+"""
+MOST_THREADS = 4
+CORES_PER_WRITER = 4
+"""While a job trains, one of so many cores goes to a snapshot: fewer would slow steps down."""
 
 
-def write_snapshot(snapshot: Snapshot, checkpoint: Path, *, shard: int) -> list[FileRecord]:
+def write_snapshot(snapshot: Snapshot, checkpoint: Path, *, shard: int, threads: int = 1) -> list[FileRecord]:
     """Writes a snapshot's rows and slots below `checkpoint`/server-SHARD, then drops it. Returns the files' records.
 
-    Pulls and pushes may continue. Raises OSError, or CheckpointError if the snapshot is dropped before the end."""
+    Pulls and pushes may continue. The files do not depend on the number of threads. Raises OSError, or CheckpointError
+    if the snapshot is dropped before the end; no thread is left then."""
     folder = checkpoint / f"server-{shard}"
     try:
         folder.mkdir()
-        with ThreadPoolExecutor(1, thread_name_prefix="snapshot-sync") as syncing:  # the walk need not wait for a disk
+        with (
+            ThreadPoolExecutor(1, thread_name_prefix="snapshot-sync") as syncing,  # others need not wait for a disk
+            ThreadPoolExecutor(threads, thread_name_prefix="snapshot-rows") as pool,
+        ):
             try:
-                parts, records = _write_rows(
-                    snapshot, folder, lambda path: syncing.submit(FileRecord.of, checkpoint, path)
+                parts, written = _write_rows(
+                    snapshot, folder, pool, threads, lambda *file: syncing.submit(FileRecord.of, checkpoint, *file)
                 )
             except BaseException:
+                snapshot.drop("its snapshot failed")  # other threads stop at their next rows
+                pool.shutdown(wait=True, cancel_futures=True)
                 syncing.shutdown(wait=False, cancel_futures=True)
                 raise
-            written = [record.result() for record in records]
         written += write_removed(snapshot, folder, checkpoint)
     finally:
         snapshot.drop("its snapshot is done")
@@ -72,20 +82,19 @@ def write_snapshot(snapshot: Snapshot, checkpoint: Path, *, shard: int) -> list[
 
 
 def _write_rows(
-    snapshot: Snapshot, folder: Path, done: Callable[[Path], Future[FileRecord]]
-) -> tuple[list[FilePart], list[Future[FileRecord]]]:
+    snapshot: Snapshot, folder: Path, pool: Executor, threads: int, done: Callable[[Path, str], Future[FileRecord]]
+) -> tuple[list[FilePart], list[FileRecord]]:
     """Writes the files of rows and passes each to `done`. Returns the parts and the files' records."""
-    with contextlib.ExitStack() as opened:
-        spill = opened.enter_context(contextlib.closing(Spill(folder)))
-        # A dropped snapshot must not touch files that the next one may be writing.
-        files = PartFiles(folder, FILE_BYTES, done, before=snapshot.check)
-        opened.enter_context(contextlib.closing(files))
-        for part in opened.enter_context(contextlib.closing(walk(snapshot, spill, min(PART_BYTES, FILE_BYTES)))):
+    rooms: list[Room] = []
+    # A dropped snapshot must not touch files that the next one may be writing.
+    files = PartFiles(folder, FILE_BYTES, pool, done, before=snapshot.check)
+    with contextlib.closing(Spill(folder)) as spill:
+        parts = walk(snapshot, spill, min(PART_BYTES, FILE_BYTES), pool, threads, rooms)
+        for part in parts:
             columns, layout = part.columns, snapshot.tables[part.table].layout
             rows = StoredRows.of_words(columns.ids_K, columns.rows_KD, columns.slots_KS, layout)
-            files.add(part.table, part.first, part.end, rows)
-        files.finish()
-    return files.parts, files.records
+            files.add(part.table, part.first, part.end, rows, functools.partial(rooms.append, part.room))
+    return files.parts, files.finish()
 
 
 def write_removed(snapshot: Snapshot, folder: Path, checkpoint: Path) -> list[FileRecord]:

@@ -14,8 +14,9 @@ from typing import Any
 
 from shardkeep.base.errors import CheckpointError, ProtocolError, TransportError
 from shardkeep.base.logs.local_time import time_of_day
+from shardkeep.base.machine.topology import usable_cores
 from shardkeep.ps.checkpoints.folder import Checkpoints
-from shardkeep.ps.server.snapshot.files import write_snapshot
+from shardkeep.ps.server.snapshot.files import CORES_PER_WRITER, MOST_THREADS, write_snapshot
 from shardkeep.ps.server.snapshot.snapshot import Snapshot
 from shardkeep.ps.server.tables import Tables
 from shardkeep.ps.wire.admin import SnapshotFiles
@@ -93,7 +94,8 @@ class SnapshotWriter:
         failed: Exception | None = None
         step, began = self._step, time.monotonic()
         try:
-            files = [asdict(file) for file in write_snapshot(snapshot, partial, shard=self._shard)]
+            threads = max(1, min(MOST_THREADS, len(usable_cores()) // CORES_PER_WRITER))
+            files = [asdict(file) for file in write_snapshot(snapshot, partial, shard=self._shard, threads=threads)]
             written = SnapshotFiles(files, snapshot.full, snapshot.removes)
         except OSError as error:
             failed = CheckpointError(f"{error.filename or partial}: {error.strerror or error}")
