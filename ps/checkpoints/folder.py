@@ -64,12 +64,14 @@ class FileRecord:
         let_go(path)
         return record
 
-    def check(self, folder: Path) -> Path:
-        """The file's path. Raises CheckpointError when it is missing or not what was written."""
+    def check(self, folder: Path, content: bytearray | None = None) -> Path:
+        """The file's path. Raises CheckpointError when it is missing or not what was written.
+
+        `content`: not smaller than the file, gets its bytes."""
         path = folder / self.path
         try:
             size = path.stat().st_size
-            if size == self.size and checksum(path) == self.checksum:
+            if size == self.size and checksum(path, content) == self.checksum:
                 return path
         except OSError as error:
             raise CheckpointError(f"{path}: cannot be read ({error.strerror or error})") from error

@@ -118,11 +118,13 @@ def load_snapshots(tables: Sequence[Table], checkpoint: Checkpoint, *, shard: in
         for _, index in written:
             _check_same(tables, index, link)
     counts = _counts(chain.links[-1][1], shard, num_shards)
-    for table in tables:
-        counters, buckets = bool(table.layout.num_counters), buckets_of(shard, num_shards)
-        for rows in stored_rows(chain, table.spec.name, buckets, counters=counters):
-            table.load_stored(rows)
-        table.continue_counts(counts[table.spec.name])
+    by_name, buckets = {table.spec.name: table for table in tables}, buckets_of(shard, num_shards)
+    for name, table in by_name.items():
+        table.reserve(chain.num_rows(name, buckets))
+        table.continue_counts(counts[name])
+    counting = {name: bool(table.layout.num_counters) for name, table in by_name.items()}
+    for name, rows in stored_rows(chain, counting, buckets):
+        by_name[name].load_stored(rows)
 
 
 def _counts(written: Indexes, shard: int, num_shards: int) -> dict[str, Counter[str]]:

@@ -57,6 +57,7 @@ class RowIndex:
         self._old: Pages[np.uint64] | None = None
         self._none = self._entries.array[:FIRST].copy()  # for `old`: no entries
         self._none[BOUND] = EVERY_HASH
+        self._reserved = 0
         self.moved = 0
         """Entries of the outgrown array that have moved."""
         self.given_back = self._given_back_to = 0
@@ -115,11 +116,17 @@ class RowIndex:
             self._move(share)
         self._describe()
 
+    def reserve(self, rows: int) -> None:
+        """Makes room for so many ids in all, which may come in any order."""
+        self._reserved = rows
+        self.make_room(rows - len(self))
+
     def make_room_for(self, ids_U: Ids) -> None:
         """As `make_room`, for ids that may come in the order of their placement keys, as files have them. If these have
-        a part of all keys, room is made for as many in the rest: else all would be in few entries."""
+        a part of all keys and are not reserved, room is made for as many in the rest: else all would be in few entries.
+        """
         extra = ids_U.size
-        if extra >= _ENOUGH:
+        if extra >= _ENOUGH and len(self) + extra > self._reserved:
             hashes = np.empty(extra, dtype=np.uint64)
             index_kernels.hashes_of(self.entries, ids_U, hashes)
             lowest, highest = int(hashes.min()), int(hashes.max())

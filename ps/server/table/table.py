@@ -17,7 +17,7 @@ from shardkeep.base.arrays import Ids, Rows, UInt32s
 from shardkeep.base.contiguous import for_kernels
 from shardkeep.ps.config import TableSpec
 from shardkeep.ps.placement import BUCKETS
-from shardkeep.ps.server.table import row_kernels, table_kernels
+from shardkeep.ps.server.table import index_kernels, row_kernels, table_kernels
 from shardkeep.ps.server.table.changed_rows import ChangedBits
 from shardkeep.ps.server.table.descriptor_kernels import DESCRIPTOR_DTYPE, Descriptors
 from shardkeep.ps.server.table.index import RowIndex
@@ -110,6 +110,16 @@ class Table:
             self.index.make_room(rows)
             self.changed.make_room()
 
+    def reserve(self, rows: int) -> None:
+        """Makes room for so many rows in all, which `load_stored` then gets: the index neither grows nor moves."""
+        if rows:
+            self.index.reserve(rows)
+            self.changed.make_room()
+
+    def _make_room_for(self, ids_U: Ids) -> None:
+        self.index.make_room_for(ids_U)
+        self.changed.make_room()
+
     def make_pre_image_room(self, rows: int) -> None:
         """Makes room for pre-images of `rows` rows, if a snapshot keeps any. Call it before kernels change rows."""
         if self.pre_images is not None:
@@ -173,10 +183,12 @@ class Table:
     def load_stored(self, stored: StoredRows) -> None:
         """Sets rows that a table has stored, adding what is absent; bit for bit where both have the same precision."""
         if stored.of(self.layout):
-            where_N = self.slots_to_load(for_kernels(stored.ids_N, np.int64))
+            ids_N, where_N = for_kernels(stored.ids_N, np.int64), np.empty(stored.ids_N.size, dtype=np.int64)
+            self._make_room_for(ids_N)
+            index_kernels.find_or_add(self.descriptor, ids_N, where_N)  # every word is written: no initial values
             rows_NW, slots_NW = stored.words(self.layout)
-            row_kernels.write_words(self.records.blocks, where_N, FIRST_WEIGHT, rows_NW)
-            row_kernels.write_words(self.records.blocks, where_N, self.layout.first_slot, slots_NW)
+            for first, words_NW in ((FIRST_WEIGHT, rows_NW), (self.layout.first_slot, slots_NW)):
+                row_kernels.write_words(self.records.blocks, where_N, first, for_kernels(words_NW, np.float32))
             self._set_counters(where_N, stored.counters_N2)
         else:
             self.load(stored.ids_N, stored.rows(), stored.slots(), stored.counters_N2)
@@ -191,8 +203,7 @@ class Table:
 
     def slots_to_load(self, ids_U: Ids) -> Ids:
         """Slots of unique ids. Absent rows are created with their initial values, as `add_rows` says."""
-        self.index.make_room_for(ids_U)
-        self.changed.make_room()
+        self._make_room_for(ids_U)
         slots_U = np.empty(ids_U.size, dtype=np.int64)
         table_kernels.add_rows(self.descriptor, ids_U, slots_U, False)
         return slots_U
