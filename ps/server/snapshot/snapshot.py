@@ -48,21 +48,21 @@ class Room:
     def begin(self, layout: RowLayout, count: int) -> None:
         """Empties it, for about so many rows of one table."""
         self._layout, self._columns = layout, self._apart(0, layout)
-        self.of(max(count, self._flat.size // layout.used))
+        self.of(max(count, self._flat.size // layout.width))
 
     def of(self, count: int) -> Columns:
         """Room for at least so many rows. What is there stays."""
         if count > (kept := self._columns.ids_K.size):
             before, count = self._columns, max(count, kept + kept // 4)
-            if kept or count * self._layout.used > self._flat.size:
-                self._flat = Pages(count * self._layout.used, np.float32, page_bytes=SMALL).array
+            if kept or count * self._layout.width > self._flat.size:
+                self._flat = Pages(count * self._layout.width, np.float32, page_bytes=SMALL).array
             self._columns = self._apart(count, self._layout)
             self._columns.ids_K[:kept], self._columns.rows_KD[:kept] = before.ids_K, before.rows_KD
             self._columns.slots_KS[:kept] = before.slots_KS
         return self._columns
 
     def _apart(self, count: int, layout: RowLayout) -> Columns:
-        flat, at_rows, at_slots = self._flat[: count * layout.used], FIRST_WEIGHT * count, layout.first_slot * count
+        flat, at_rows, at_slots = self._flat[: count * layout.width], FIRST_WEIGHT * count, layout.first_slot * count
         return Columns(
             flat[:at_rows].view(np.int64),
             flat[at_rows:at_slots].reshape(count, layout.row_words),

@@ -91,5 +91,5 @@ def weights_of(row: Rows, dim: int) -> Rows:
 
 @kernel(FLOATS(FLOATS, int64))
 def slots_of(row: Rows, dim: int) -> Rows:
-    """The optimizer slots of a record with `dim` weights, a view; its padding too."""
+    """The optimizer slots of a record with `dim` weights, and its counters, a view."""
     return row[FIRST_WEIGHT + dim :]

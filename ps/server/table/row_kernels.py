@@ -75,9 +75,9 @@ def write_words(blocks: RecordBlocks, slots_U: Ints, first: int, in_UK: Rows) ->
         copy_words(in_UK.ctypes.data + 4 * width * i, start_of(blocks, slots_U[i]) + 4 * first, width)
 
 
-@kernel(UniTuple(uint64, 2)(TABLE, int64))  # type: ignore[no-untyped-call]
-def digest(table: Descriptor, used: int) -> tuple[np.uint64, np.uint64]:
-    """Sum modulo 2**128 (low, high half) of a 128-bit mix of every record's first `used` words.
+@kernel(UniTuple(uint64, 2)(TABLE))  # type: ignore[no-untyped-call]
+def digest(table: Descriptor) -> tuple[np.uint64, np.uint64]:
+    """Sum modulo 2**128 (low, high half) of a 128-bit mix of every record's words.
 
     The mix of a record: two chains over its words with different keys, closed over each other."""
     low, high = np.uint64(0), np.uint64(0)
@@ -85,7 +85,7 @@ def digest(table: Descriptor, used: int) -> tuple[np.uint64, np.uint64]:
     for slot in range(table.count):
         row = record(table.blocks, slot).view(np.uint32)
         a, b = mix(key), mix(key ^ GOLDEN)
-        for w in range(used):
+        for w in range(row.size):
             a = mix((a ^ np.uint64(row[w])) + GOLDEN)
             b = (b ^ np.uint64(row[w])) * np.uint64(0xD6E8FEB86659FD93)
             b = b ^ (b >> _32)

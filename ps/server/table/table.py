@@ -159,7 +159,7 @@ class Table:
         """128 bits that depend on every id, weight and slot, on the seed and the table's name, not on any order.
 
         Digests of the parts of a table on several servers add up modulo 2**128 to the whole table's."""
-        low, high = row_kernels.digest(self.descriptor, self.layout.used)
+        low, high = row_kernels.digest(self.descriptor)
         return int(low) | int(high) << 64
 
     def load(self, ids: Ids, rows: Rows, slots: Rows | None = None, counters: UInt32s = NO_COUNTERS) -> None:

@@ -152,7 +152,7 @@ def read_private(path: str | Path) -> bytes:
 
 
 def checksum(path: str | Path, content: bytearray | None = None) -> str:
-    """xxh3 of a file's bytes, 128 bits, as hex. `content`, not smaller than the file, gets its bytes. Raises OSError."""
+    """xxh3 of a file's bytes, 128 bits, as hex. `content`, not smaller than it, gets its bytes. Raises OSError."""
     found = xxhash.xxh3_128()
     with Path(path).open("rb") as file:
         if content is not None:
