@@ -53,9 +53,8 @@ class FileRecord:
     @classmethod
     def of(cls, folder: Path, path: Path, computed: str = "") -> FileRecord:
         """The record of a file that was just written, which is brought to disk here, and out of the page cache. It gets
-        the mode of every other file, where the file system takes one: safetensors makes private ones.
-
-        `computed`: its checksum, if that is known; else the file is read."""
+        the mode of every other file, where the file system takes one: safetensors makes private ones. `computed`: its
+        checksum; "" = the file is read."""
         with contextlib.suppress(OSError):
             path.chmod(path.parent.stat().st_mode & 0o666)
         with path.open("rb") as file:
@@ -64,14 +63,12 @@ class FileRecord:
         let_go(path)
         return record
 
-    def check(self, folder: Path, content: bytearray | None = None) -> Path:
-        """The file's path. Raises CheckpointError when it is missing or not what was written.
-
-        `content`: not smaller than the file, gets its bytes."""
+    def check(self, folder: Path) -> Path:
+        """The file's path. Raises CheckpointError when it is missing or not what was written."""
         path = folder / self.path
         try:
             size = path.stat().st_size
-            if size == self.size and checksum(path, content) == self.checksum:
+            if size == self.size and checksum(path) == self.checksum:
                 return path
         except OSError as error:
             raise CheckpointError(f"{path}: cannot be read ({error.strerror or error})") from error

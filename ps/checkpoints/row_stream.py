@@ -8,8 +8,7 @@ an increment says were removed are left out. Servers read rows as they are store
 from __future__ import annotations
 
 import contextlib
-import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -26,14 +25,11 @@ from shardkeep.base.in_order import in_order
 from shardkeep.ps.checkpoints.folder import Checkpoint, FileRecord
 from shardkeep.ps.checkpoints.index import REMOVED, Indexes, file_name, indexes
 from shardkeep.ps.config import TableSpec
-from shardkeep.ps.placement import BUCKET_BITS, BUCKETS, keys_of
+from shardkeep.ps.placement import BUCKET_BITS, BUCKETS, bucket_of, keys_of
 from shardkeep.ps.server.table.layout import COUNTERS
 from shardkeep.ps.server.table.stored_rows import ONE_PUSH, StoredRows
 
 _WEIGHTS = ("rows", "scales")
-_DTYPES: dict[str, Any] = {
-    "I64": np.int64, "F32": np.float32, "F16": np.float16, "U16": np.uint16, "I8": np.int8, "U32": np.uint32
-}  # fmt: skip
 BLOCK_BYTES = 8 << 20
 """The approximate size of a block, if the caller names no ranges."""
 
@@ -97,33 +93,24 @@ def stream_rows(
     return (_block(pieces, empty) for pieces in resolved)
 
 
-def stored_rows(chain: Chain, counting: Mapping[str, bool], buckets: BucketRange) -> Iterator[tuple[str, StoredRows]]:
-    """Yields the rows of buckets [first, end) of tables, in the precision that they are stored in, some at a time. No
-    id of a table comes twice; there are none of a table that the checkpoint has not. Raises CheckpointError.
-
-    If the checkpoint builds on no other, a thread reads and checks the next file ahead; two are in memory.
-
-    `counting`: the names of the tables, and whether their rows have counters."""
-    if len(chain.links) == 1:
-        files = list(chain.files(counting, buckets).values())
-        largest = max((parts[0][1].file.size for parts in files), default=0)
-        spare = [bytearray(largest), bytearray(largest)]  # fresh memory costs more than reading
-
-        def read(parts: list[tuple[str, _Part]]) -> tuple[bytearray, list[tuple[str, StoredRows]]]:
-            content = spare.pop()
-            return content, _read_file(parts, content, counting, buckets)
-
-        with ThreadPoolExecutor(1, thread_name_prefix="rows") as pool:  # reading takes half of the time of adding
-            for _, (content, pieces) in in_order(pool, 1, read, files):
-                yield from pieces
-                spare.append(content)
+def stored_rows(chain: Chain, table: str, buckets: BucketRange, *, counters: bool) -> Iterator[StoredRows]:
+    """Yields the rows of buckets [first, end) of a table, in the precision that they are stored in, some at a time. No
+    id comes twice; there are none of a table that the checkpoint has not. If that builds on no other, a thread reads a
+    part ahead. Raises CheckpointError."""
+    parts, arrays = chain.parts(table), [*_WEIGHTS, "slots", *["counters"] * counters]
+    if len(parts.links) == 1:
+        reader = _Reader(parts.links[0], parts.removed[0], arrays, chain.checked)
+        with ThreadPoolExecutor(1, thread_name_prefix="rows") as pool:
+            for part, rows in in_order(pool, 1, lambda part: (part, reader.read(part)), parts.within(buckets)):
+                if part.first < buckets[0] or part.end > buckets[1]:
+                    buckets_N = bucket_of(rows.ids_N)
+                    rows = rows.taken(np.flatnonzero((buckets_N >= buckets[0]) & (buckets_N < buckets[1])))
+                yield rows
         return
-    for table, counters in counting.items():
-        parts = chain.parts(table)
-        ranges = [(max(first, buckets[0]), min(end, buckets[1])) for first, end in parts.ranges()]
-        within = [(first, end) for first, end in ranges if first < end]
-        resolved = _resolved(parts, within, [*_WEIGHTS, "slots", *["counters"] * counters], chain.checked)
-        yield from ((table, piece.rows) for pieces in resolved for piece in pieces)
+    ranges = [(max(first, buckets[0]), min(end, buckets[1])) for first, end in parts.ranges()]
+    within = [(first, end) for first, end in ranges if first < end]
+    for pieces in _resolved(parts, within, arrays, chain.checked):
+        yield from (piece.rows for piece in pieces)
 
 
 def count_rows(checkpoint: Checkpoint, table: str) -> int:
@@ -157,31 +144,6 @@ class _Part:
     rows: int
     clock: int
     """Of the checkpoint: what a server gives rows whose table counted nothing."""
-
-
-def _read_file(
-    parts: Sequence[tuple[str, _Part]], content: bytearray, counting: Mapping[str, bool], buckets: BucketRange
-) -> list[tuple[str, StoredRows]]:
-    """The rows of buckets [first, end) of some parts of one file, each with the name of its table, as views of
-    `content`, which is not smaller than the file. The file is read once, and nothing is sorted."""
-    pieces: list[tuple[str, StoredRows]] = []
-    parts[0][1].file.check(parts[0][1].folder, content)
-    header_bytes = int.from_bytes(content[:8], "little")
-    header, data = json.loads(content[8 : 8 + header_bytes]), memoryview(content)[8 + header_bytes :]
-    for table, part in parts:
-        arrays: dict[str, Any] = {}
-        for name in ("ids", *_WEIGHTS, "slots", "counters"):
-            if (array := header.get(f"{part.prefix}.{name}")) is not None:
-                begin, end = array["data_offsets"]
-                arrays[name] = np.frombuffer(data[begin:end], _DTYPES[array["dtype"]]).reshape(array["shape"])
-        if counting[table] and "counters" not in arrays:
-            arrays["counters"] = np.full((part.rows, COUNTERS), (part.clock, ONE_PUSH), dtype=np.uint32)
-        rows = StoredRows.of_arrays(arrays)
-        if part.first < buckets[0] or part.end > buckets[1]:
-            buckets_N = (keys_of(rows.ids_N) >> np.uint64(64 - BUCKET_BITS)).astype(np.int64)
-            rows = rows.taken(np.flatnonzero((buckets_N >= buckets[0]) & (buckets_N < buckets[1])))
-        pieces.append((table, rows))
-    return pieces
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,22 +219,6 @@ class Chain:
             raise UserError(f"table {name}: unknown; the model has {', '.join(names)}")
         return self.parts(name)
 
-    def files(self, names: Collection[str], buckets: BucketRange) -> dict[str, list[tuple[str, _Part]]]:
-        """The parts of tables in the newest checkpoint that may have rows of buckets [first, end), by file."""
-        by_file: dict[str, list[tuple[str, _Part]]] = {}
-        for name in names:
-            for part in self._parts[-1].get(name, []):
-                if part.first < buckets[1] and part.end > buckets[0]:
-                    by_file.setdefault(part.file.path, []).append((name, part))
-        return by_file
-
-    def num_rows(self, name: str, buckets: BucketRange) -> int:
-        """About how many rows of buckets [first, end) a table has; exact for the servers that wrote the checkpoint. 0
-        if it builds on another one, which may have the same rows."""
-        parts = [] if len(self.links) > 1 else self._parts[-1].get(name, [])
-        shares = ((p, min(p.end, buckets[1]) - max(p.first, buckets[0])) for p in parts)
-        return sum(-(-part.rows * share // (part.end - part.first)) for part, share in shares if share > 0)
-
     def parts(self, name: str) -> TableParts:
         """The parts of any table, also of one that counts ids; none if there is no such table."""
         spec = TableSpec.of_record(self.tables[name]["spec"]) if name in self.tables else TableSpec(name=name)
@@ -292,6 +238,15 @@ class TableParts:
     def stored(self) -> int:
         """Rows in the files; a row counts once for each checkpoint of the chain that has it."""
         return sum(part.rows for parts in self.links for part in parts)
+
+    def within(self, buckets: BucketRange) -> list[_Part]:
+        """The parts that may have rows of buckets [first, end)."""
+        return [part for parts in self.links for part in parts if part.first < buckets[1] and part.end > buckets[0]]
+
+    def rows_of(self, buckets: BucketRange) -> int:
+        """About how many rows of buckets [first, end) are in the files; exact for the servers that wrote them."""
+        shares = ((p, min(p.end, buckets[1]) - max(p.first, buckets[0])) for p in self.within(buckets))
+        return sum(-(-part.rows * share // (part.end - part.first)) for part, share in shares)
 
     def ranges(self) -> list[BucketRange]:
         """Ranges of all buckets with about BLOCK_BYTES of weights each, or a single larger bucket."""
@@ -327,6 +282,11 @@ class _Sorted:
 
     keys_N: Keys
     rows: StoredRows
+
+    @classmethod
+    def of(cls, rows: StoredRows) -> _Sorted:
+        keys_N = keys_of(rows.ids_N)
+        return cls(keys_N, rows).taken(np.argsort(keys_N, kind="stable"))
 
     def taken(self, which: slice | npt.NDArray[np.intp]) -> _Sorted:
         return _Sorted(self.keys_N[which], self.rows.taken(which))
@@ -369,7 +329,7 @@ class _Reader:
             key = (part.file.path, part.prefix)
             begin, stop = self._buckets.get(key, (part.first, part.end))
             if begin < end and stop > first:
-                arrays = self._open.pop(key, None) or self._read(part)
+                arrays = self._open.pop(key, None) or _Sorted.of(self.read(part))
                 begin, stop = self._buckets[key] = arrays.buckets()
                 if (piece := arrays.within(first, end)).keys_N.size:
                     pieces.append(piece)
@@ -377,7 +337,8 @@ class _Reader:
                     self._open[key] = arrays
         return pieces
 
-    def _read(self, part: _Part) -> _Sorted:
+    def read(self, part: _Part) -> StoredRows:
+        """The rows of a part, in the order of the file."""
         path = part.folder / part.file.path
         if self.checked is not None and path not in self.checked:
             part.file.check(part.folder)
@@ -390,8 +351,7 @@ class _Reader:
             arrays |= {name.rpartition(".")[2]: file.get_tensor(name) for name in names if name in there}
         if "counters" in self.arrays and "counters" not in arrays:
             arrays["counters"] = np.full((ids_P.size, COUNTERS), (part.clock, ONE_PUSH), dtype=np.uint32)
-        keys_P = keys_of(ids_P)
-        return _Sorted(keys_P, StoredRows.of_arrays(arrays)).taken(np.argsort(keys_P, kind="stable"))
+        return StoredRows.of_arrays(arrays)
 
 
 def _resolved(

@@ -9,7 +9,6 @@ Weights and optimizer slots are in the precision of their table: F32, F16, U16 f
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
@@ -85,15 +84,14 @@ def _write_rows(
     snapshot: Snapshot, folder: Path, pool: Executor, threads: int, done: Callable[[Path, str], Future[FileRecord]]
 ) -> tuple[list[FilePart], list[FileRecord]]:
     """Writes the files of rows and passes each to `done`. Returns the parts and the files' records."""
-    rooms: list[Room] = []
     # A dropped snapshot must not touch files that the next one may be writing.
-    files = PartFiles(folder, FILE_BYTES, pool, done, before=snapshot.check)
+    files = PartFiles[Room](folder, FILE_BYTES, pool, done, before=snapshot.check)
     with contextlib.closing(Spill(folder)) as spill:
-        parts = walk(snapshot, spill, min(PART_BYTES, FILE_BYTES), pool, threads, rooms)
-        for part in parts:
+        for part in walk(snapshot, spill, min(PART_BYTES, FILE_BYTES), pool, threads, files.written):
             columns, layout = part.columns, snapshot.tables[part.table].layout
             rows = StoredRows.of_words(columns.ids_K, columns.rows_KD, columns.slots_KS, layout)
-            files.add(part.table, part.first, part.end, rows, functools.partial(rooms.append, part.room))
+            if rows.ids_N.size:
+                files.add(part.table, part.first, part.end, rows, part.room)
     return files.parts, files.finish()
 
 
@@ -118,13 +116,13 @@ def load_snapshots(tables: Sequence[Table], checkpoint: Checkpoint, *, shard: in
         for _, index in written:
             _check_same(tables, index, link)
     counts = _counts(chain.links[-1][1], shard, num_shards)
-    by_name, buckets = {table.spec.name: table for table in tables}, buckets_of(shard, num_shards)
-    for name, table in by_name.items():
-        table.reserve(chain.num_rows(name, buckets))
-        table.continue_counts(counts[name])
-    counting = {name: bool(table.layout.num_counters) for name, table in by_name.items()}
-    for name, rows in stored_rows(chain, counting, buckets):
-        by_name[name].load_stored(rows)
+    for table in tables:
+        counters, buckets = bool(table.layout.num_counters), buckets_of(shard, num_shards)
+        if len(chain.links) == 1:  # else the same rows may come again
+            table.index.reserve(chain.parts(table.spec.name).rows_of(buckets))
+        for rows in stored_rows(chain, table.spec.name, buckets, counters=counters):
+            table.load_stored(rows)
+        table.continue_counts(counts[table.spec.name])
 
 
 def _counts(written: Indexes, shard: int, num_shards: int) -> dict[str, Counter[str]]:

@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,7 @@ from shardkeep.ps.checkpoints.folder import FileRecord
 from shardkeep.ps.checkpoints.index import file_name
 from shardkeep.ps.server.table.stored_rows import StoredRows
 
+K = TypeVar("K")
 HEADER_BYTES = 16 << 10
 """Room for the header. It comes first in the file but is known last; the format allows padding with spaces."""
 _MOST_ARRAYS = 122
@@ -79,7 +80,7 @@ class FilePart(NamedTuple):
     rows: int
 
 
-class PartFiles:
+class PartFiles(Generic[K]):
     """Writes files of about `file_bytes` into a folder. A file's parts stay in memory until it is written: its header,
     with which its checksum begins, is known last.
 
@@ -99,37 +100,37 @@ class PartFiles:
         before: Callable[[], None] = lambda: None,
     ) -> None:
         self.parts: list[FilePart] = []
+        self.written: list[K] = []
+        """What `add` was given with the parts of written files."""
         self._folder, self._file_bytes, self._pool, self._done, self._before = folder, file_bytes, pool, done, before
-        self._written: list[Future[Future[FileRecord]]] = []
+        self._files: list[Future[Future[FileRecord]]] = []
         self._arrays: dict[str, npt.NDArray[Any]] = {}
-        self._frees: list[Callable[[], None]] = []
+        self._kept: list[K] = []
 
-    def add(self, table: int, first: int, end: int, rows: StoredRows, free: Callable[[], None] = lambda: None) -> None:
-        """Adds one part. `free`: called once its file is written. Raises what writing an earlier file raised."""
+    def add(self, table: int, first: int, end: int, rows: StoredRows, kept: K) -> None:
+        """Adds one part. Raises what writing an earlier file raised."""
         self._arrays |= {f"{table}.{first}.{what}": array for what, array in rows.arrays().items()}
-        self._frees.append(free)
-        self.parts.append(FilePart(table, len(self._written), first, end, rows.ids_N.size))
+        self._kept.append(kept)
+        self.parts.append(FilePart(table, len(self._files), first, end, rows.ids_N.size))
         size = sum(array.nbytes for array in self._arrays.values())
         if size >= self._file_bytes or len(self._arrays) + 5 > _MOST_ARRAYS:
             self._finish()
 
     def finish(self) -> list[FileRecord]:
-        """Completes the last file. Returns the records of all, once they are done; raises OSError."""
+        """Completes the last file. Returns the records of all once they are done. Raises OSError."""
         if self._arrays:
             self._finish()
-        return [written.result().result() for written in self._written]
+        return [file.result().result() for file in self._files]
 
     def _finish(self) -> None:
-        for written in self._written:
-            if written.done():
-                written.result()
-        path = self._folder / file_name(len(self._written))
-        self._written.append(self._pool.submit(self._write, path, self._arrays, self._frees))
-        self._arrays, self._frees = {}, []
+        for file in self._files:
+            if file.done():
+                file.result()
+        path = self._folder / file_name(len(self._files))
+        self._files.append(self._pool.submit(self._write, path, self._arrays, self._kept))
+        self._arrays, self._kept = {}, []
 
-    def _write(
-        self, path: Path, arrays: dict[str, npt.NDArray[Any]], frees: list[Callable[[], None]]
-    ) -> Future[FileRecord]:
+    def _write(self, path: Path, arrays: dict[str, npt.NDArray[Any]], kept: list[K]) -> Future[FileRecord]:
         self._before()
         with contextlib.closing(ArrayFile(path)) as file:
             for name, array in arrays.items():
@@ -137,6 +138,5 @@ class PartFiles:
             checksum = xxhash.xxh3_128(file.finish())
         for array in arrays.values():
             checksum.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
-        for free in frees:
-            free()
+        self.written += kept
         return self._done(path, checksum.hexdigest())

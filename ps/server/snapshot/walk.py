@@ -126,27 +126,22 @@ ROWS_AT_ONCE = 16384
 
 @dataclass(frozen=True, slots=True)
 class SnapshotPart:
-    """Rows of one table whose ids fall into buckets [first, end)."""
+    """Rows of one table whose ids fall into buckets [first, end), and the room that they are in."""
 
     table: int
     first: int
     end: int
     columns: Columns
     room: Room
-    """Where the rows are."""
 
 
 def walk(
     snapshot: Snapshot, spill: Spill, part_bytes: int, pool: Executor, threads: int, rooms: list[Room]
 ) -> Generator[SnapshotPart, None, None]:
-    """Yields all rows of a snapshot in parts of about `part_bytes`, always in the same order.
+    """Yields all rows of a snapshot in parts of about `part_bytes`, in the same order for any number of threads.
 
-    Releases each table after its last row. Raises CheckpointError if the snapshot was dropped, and OSError.
-
-    Args:
-        pool: Its threads copy rows, of at most `threads` parts ahead.
-        rooms: Rooms of parts that the caller no longer needs; they are used again.
-    """
+    Releases each table after its last row. Raises CheckpointError if the snapshot was dropped, and OSError. `rooms`:
+    those that the caller needs no more; they are used again."""
 
     def taken(part: tuple[int, int, int]) -> SnapshotPart:
         t, first, end = part
@@ -156,39 +151,29 @@ def walk(
             room = Room()
         hashes = snapshot.tables[t].index.hashes(first, end)
         room.begin(snapshot.tables[t].layout, snapshot.wanted_T[t] * (hashes[1] - hashes[0]) * 17 // 16 // EVERY_HASH)
-        k = _take(snapshot, spill, t, hashes, room)
-        k = spill.take(snapshot, t, first, end, room, k)
+        k = spill.take(snapshot, t, first, end, room, _take(snapshot, spill, t, hashes, room))
         return SnapshotPart(t, first, end, room.of(k).head(k), room)
 
-    left_T, at = list(snapshot.wanted_T), 0
-    for (t, _, _), part in in_order(pool, threads, taken, _ranges(snapshot, part_bytes)):
-        _release(snapshot, left_T, at, t)
-        at = t
-        left_T[t] -= (k := part.columns.ids_K.size)
-        snapshot.rows_done += k
-        if k:
-            yield part
-        else:
-            rooms.append(part.room)
-    _release(snapshot, left_T, at, len(left_T))
+    done = 0
+    for part in in_order(pool, threads, taken, _ranges(snapshot, part_bytes)):
+        while done < part.table:
+            snapshot.release(done)
+            done += 1
+        snapshot.rows_done += part.columns.ids_K.size
+        yield part
+    if snapshot.rows_done != (expected := sum(snapshot.wanted_T)):
+        raise CheckpointError(f"{snapshot.rows_done} of {expected} rows were found; this is a defect")
+    for t in range(done, len(snapshot.tables)):
+        snapshot.release(t)
 
 
 def _ranges(snapshot: Snapshot, part_bytes: int) -> Iterator[tuple[int, int, int]]:
-    """Tables and ranges of buckets of about `part_bytes`."""
-    for t, expected in enumerate(snapshot.wanted_T):
-        table, (first_bucket, end_bucket) = snapshot.tables[t], snapshot.tables[t].index.buckets
+    """Tables with ranges of buckets of about `part_bytes`."""
+    for t, (table, expected) in enumerate(zip(snapshot.tables, snapshot.wanted_T, strict=True)):
+        first_bucket, end_bucket = table.index.buckets
         step = max(1, expected and part_bytes * (end_bucket - first_bucket) // (table.layout.row_bytes * expected))
         for first in range(first_bucket, end_bucket, step) if expected else ():
             yield t, first, min(first + step, end_bucket)
-
-
-def _release(snapshot: Snapshot, left_T: list[int], first: int, end: int) -> None:
-    """Releases tables [first, end), of which no row is left."""
-    for t in range(first, end):
-        if left_T[t]:
-            name, wanted = snapshot.tables[t].spec.name, snapshot.wanted_T[t]
-            raise CheckpointError(f"table {name}: {wanted - left_T[t]} of {wanted} rows were found; this is a defect")
-        snapshot.release(t)
 
 
 def _take(snapshot: Snapshot, spill: Spill, t: int, hashes: tuple[int, int], room: Room) -> int:

@@ -186,7 +186,7 @@ class RowIndex:
         least, usual = int(needed / _FULL) + 1 + FIRST, int(_GROWTH * words_before)
         page_bytes = LARGE if 8 * max(least, usual) >= _LARGE_FROM_BYTES else SMALL
         per_page = page_bytes // 8
-        num_pages = max(-(-least // per_page), -(-usual // per_page))
+        num_pages = max(-(-least // per_page), round(usual / per_page))
         made = Pages(min(num_pages * per_page, _MOST_WORDS), np.uint64, page_bytes=page_bytes)
         made.array[LOWEST_KEY], made.array[FACTOR] = self._first_bucket << (64 - BUCKET_BITS), self._factor
         return made

@@ -110,16 +110,6 @@ class Table:
             self.index.make_room(rows)
             self.changed.make_room()
 
-    def reserve(self, rows: int) -> None:
-        """Makes room for so many rows in all, which `load_stored` then gets: the index neither grows nor moves."""
-        if rows:
-            self.index.reserve(rows)
-            self.changed.make_room()
-
-    def _make_room_for(self, ids_U: Ids) -> None:
-        self.index.make_room_for(ids_U)
-        self.changed.make_room()
-
     def make_pre_image_room(self, rows: int) -> None:
         """Makes room for pre-images of `rows` rows, if a snapshot keeps any. Call it before kernels change rows."""
         if self.pre_images is not None:
@@ -183,9 +173,7 @@ class Table:
     def load_stored(self, stored: StoredRows) -> None:
         """Sets rows that a table has stored, adding what is absent; bit for bit where both have the same precision."""
         if stored.of(self.layout):
-            ids_N, where_N = for_kernels(stored.ids_N, np.int64), np.empty(stored.ids_N.size, dtype=np.int64)
-            self._make_room_for(ids_N)
-            index_kernels.find_or_add(self.descriptor, ids_N, where_N)  # every word is written: no initial values
+            where_N = self.slots_to_load(for_kernels(stored.ids_N, np.int64), initial=False)
             rows_NW, slots_NW = stored.words(self.layout)
             for first, words_NW in ((FIRST_WEIGHT, rows_NW), (self.layout.first_slot, slots_NW)):
                 row_kernels.write_words(self.records.blocks, where_N, first, for_kernels(words_NW, np.float32))
@@ -201,11 +189,15 @@ class Table:
         words_N2 = for_kernels(counters_N2, np.uint32).view(np.float32)
         row_kernels.write_words(self.records.blocks, slots_N, self.layout.first_counter, words_N2)
 
-    def slots_to_load(self, ids_U: Ids) -> Ids:
-        """Slots of unique ids. Absent rows are created with their initial values, as `add_rows` says."""
-        self._make_room_for(ids_U)
+    def slots_to_load(self, ids_U: Ids, *, initial: bool = True) -> Ids:
+        """Slots of unique ids. Absent rows are created, with their initial values as `add_rows` says if `initial`."""
+        self.index.make_room_for(ids_U)
+        self.changed.make_room()
         slots_U = np.empty(ids_U.size, dtype=np.int64)
-        table_kernels.add_rows(self.descriptor, ids_U, slots_U, False)
+        if initial:
+            table_kernels.add_rows(self.descriptor, ids_U, slots_U, False)
+        else:
+            index_kernels.find_or_add(self.descriptor, ids_U, slots_U)
         return slots_U
 
 

@@ -151,12 +151,10 @@ def read_private(path: str | Path) -> bytes:
     return content
 
 
-def checksum(path: str | Path, content: bytearray | None = None) -> str:
-    """xxh3 of a file's bytes, 128 bits, as hex. `content`, not smaller than it, gets its bytes. Raises OSError."""
+def checksum(path: str | Path) -> str:
+    """xxh3 of a file's bytes, 128 bits, as hex. Raises OSError."""
     found = xxhash.xxh3_128()
     with Path(path).open("rb") as file:
-        if content is not None:
-            found.update(memoryview(content)[: file.readinto(content)])
         while part := file.read(_READ_BYTES):
             found.update(part)
     return found.hexdigest()

@@ -1,4 +1,4 @@
-"""Work of several threads whose results come in the order of the work. Knows nothing of what they do."""
+"""Results of several threads in the order of their work."""
 
 from __future__ import annotations
 
@@ -11,22 +11,17 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-def in_order(
-    pool: Executor, ahead: int, call: Callable[[T], R], items: Iterable[T]
-) -> Generator[tuple[T, R], None, None]:
-    """Yields each item with the result of `call`, which the pool's threads run for at most `ahead` later items.
-
-    Raises what the first call in order raises. Calls that have not begun when the generator closes are cancelled."""
-    waiting = deque[tuple[T, Future[R]]]()
+def in_order(pool: Executor, ahead: int, call: Callable[[T], R], items: Iterable[T]) -> Generator[R, None, None]:
+    """Yields the result of `call` for each item, while the pool's threads work on at most `ahead` later items. Raises
+    what the first call in order raises. Calls that have not begun when the generator closes are cancelled."""
+    waiting = deque[Future[R]]()
     try:
         for item in items:
-            waiting.append((item, pool.submit(call, item)))
+            waiting.append(pool.submit(call, item))
             if len(waiting) > ahead:
-                done, result = waiting.popleft()
-                yield done, result.result()
+                yield waiting.popleft().result()
         while waiting:
-            done, result = waiting.popleft()
-            yield done, result.result()
+            yield waiting.popleft().result()
     finally:
-        for _, result in waiting:
-            result.cancel()
+        for each in waiting:
+            each.cancel()

@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shardkeep.base import files
 from shardkeep.base.errors import CheckpointError, DataError
-from shardkeep.ps.checkpoints import folder
+from shardkeep.ps.checkpoints import row_stream
 from shardkeep.ps.checkpoints.folder import Checkpoint, Checkpoints, FileRecord
 from shardkeep.ps.checkpoints.index import indexes
 from shardkeep.ps.checkpoints.row_stream import count_rows, stream_rows
@@ -42,8 +41,8 @@ def test_another_number_of_servers_reads_only_what_holds_its_rows(
     monkeypatch.setattr(snapshot, "FILE_BYTES", 1 << 12)
     checkpoint = saved(tmp_path)
     opened: set[Path] = set()
-    read = files.checksum
-    monkeypatch.setattr(folder, "checksum", lambda path, content=None: opened.add(path) or read(path, content))
+    read = row_stream.safe_open
+    monkeypatch.setattr(row_stream, "safe_open", lambda path, framework: opened.add(path) or read(path, framework))
     load_snapshots(Tables(SPECS, seed=7, buckets=buckets_of(1, 4)), checkpoint, shard=1, num_shards=4)
     assert 0 < len(opened) < 0.4 * len(checkpoint.files)
 
