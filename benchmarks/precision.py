@@ -54,7 +54,7 @@ def bytes_of_rows(dims: Sequence[int]) -> list[dict[str, Any]]:
     for optimizer, dim in itertools.product(OPTIMIZERS, dims):
         plain = [0, 0]
         for rows, state in OPTIMIZERS[optimizer]:
-            used = RowLayout.of(_spec(optimizer, dim, rows, state)).used
+            used = RowLayout.of(_spec(optimizer, dim, rows, state)).width
             sizes = [4 * (words + words % 2) for words in (used, used + COUNTERS)]
             plain = sizes if (rows, state) == ("fp32", "fp32") else plain
             shares = [size / whole for size, whole in zip(sizes, plain, strict=True)]

@@ -7,6 +7,8 @@ popularity has nothing to do with the order in which rows came. `without`: the s
 
 Then, without load, once more a `full` snapshot is written, a share of the rows pushed once, and an `increment` of just
 these rows written.
+
+`--only threads`: a snapshot by one thread and by two, without load, and loading it: CPU, seconds and bytes per row.
 """
 # R = rows of the table, U = unique rows of a step, D = embedding dim
 
@@ -208,14 +210,57 @@ def snapshot_process(
     queue.put(found | increment(server, row_C))
 
 
-def contestant(rows: int, changed: float, cores: int | None, folder: str) -> harness.Contestant:
+def threads_process(
+    rows: int, changed: float, cores: int | None, folder: str, seconds: float, seed: int, queue: Any
+) -> None:
+    """Writes and loads a table of rows that came in no order, without a service. System time depends on whether a
+    virtual machine's host has given out its memory; so the user's time is reported apart."""
+    from shardkeep.base.machine.allocator import keep_freed_memory
+    from shardkeep.ps.checkpoints.folder import Checkpoints
+    from shardkeep.ps.config import TableSpec
+    from shardkeep.ps.server.snapshot.files import load_snapshots, write_snapshot
+    from shardkeep.ps.server.tables import Tables
+
+    keep_freed_memory()
+    specs, checkpoints, found = [TableSpec(name="t", dim=DIM)], Checkpoints(folder), harness.Figures()
+    tables = Tables(specs, seed=seed)
+    for begin in range(0, rows, FILL_AT_ONCE):
+        ids = np.arange(begin, min(begin + FILL_AT_ONCE, rows), dtype=np.int64) * np.int64(SPREAD)
+        tables[0].load(ids, np.full((ids.size, DIM), 0.1, np.float32), np.ones((ids.size, 1), np.float32))
+    found["bytes_per_row"] = tables[0].size_bytes / rows
+
+    def timed(name: str, call: Callable[[], Any]) -> Any:
+        wall, before = time.perf_counter(), os.times()
+        result, after = call(), os.times()
+        user_s, system_s = after.user - before.user, after.system - before.system
+        found.update({f"{name}_s": time.perf_counter() - wall, f"{name}_user_s": user_s, f"{name}_system_s": system_s})
+        return result
+
+    for threads in (1, 2):
+        write = functools.partial(write_snapshot, tables.snapshot(), checkpoints.begin(threads), shard=0)
+        files = timed(f"snapshot_{threads}", functools.partial(write, threads=threads))
+    del write
+    written, digests = checkpoints.commit(2, files, {}), tables.digests()
+    del tables
+    again = Tables(specs, seed=seed)
+    timed("load", lambda: load_snapshots(again, written, shard=0, num_shards=1))
+    if again.digests() != digests:
+        raise RuntimeError("the rows that were loaded are not those that were written")
+    found["loaded_bytes_per_row"] = again[0].size_bytes / rows
+    shutil.rmtree(written.folder)
+    queue.put(found)
+
+
+def contestant(
+    rows: int, changed: float, cores: int | None, folder: str, target: Callable[..., None] = snapshot_process
+) -> harness.Contestant:
     seeds = itertools.count(1)
 
     def run(seconds: float) -> harness.Figures:
         context = mp.get_context("spawn")
         queue = context.Queue()
         settings = (rows, changed, cores, folder, seconds, next(seeds), queue)
-        process = context.Process(target=snapshot_process, args=settings)
+        process = context.Process(target=target, args=settings)
         return harness.result_of([process], queue, limit_s=LIMIT_S + 2 * seconds)
 
     return run
@@ -246,10 +291,21 @@ def report(found: dict[str, list[harness.Figures]]) -> dict[str, Any]:
     return results
 
 
+def report_threads(found: dict[str, list[harness.Figures]]) -> dict[str, Any]:
+    rounds, results = found["threads"], dict[str, Any]({"rounds": found})
+    for key in rounds[0]:
+        results[key] = harness.spread([figures[key] for figures in rounds])
+        harness.show_ratio(key, results[key])
+    results["two threads"] = harness.spread([figures["snapshot_1_s"] / figures["snapshot_2_s"] for figures in rounds])
+    harness.show_ratio("seconds of one thread / of two", results["two threads"], 1.8)
+    return results
+
+
 def parsed() -> argparse.Namespace:
     parser = harness.arguments(__doc__)
     parser.add_argument("--rows", type=int, help="rows of the table; 20 M")
     parser.add_argument("--changed", type=float, default=0.1, help="share of the rows pushed before the increment; 0.1")
+    parser.add_argument("--only", choices=["load", "threads"], default="load", help="under load, or by threads; load")
     parser.add_argument("--folder", type=Path, help="where to write; a temporary folder")
     options = harness.parse(parser)
     if options.device != "cpu":
@@ -274,12 +330,15 @@ def main() -> None:
     options = parsed()
     os.environ["OMP_NUM_THREADS"] = "1"
     with tempfile.TemporaryDirectory(prefix="snapshots-", dir=options.folder) as folder:
-        contestants = {
-            "one core": contestant(options.rows, options.changed, 1, folder),
-            "all cores": contestant(options.rows, options.changed, None, folder),
-        }
+        places = {"one core": 1, "all cores": None}
+        contestants = {name: contestant(options.rows, options.changed, at, folder) for name, at in places.items()}
+        if options.only == "threads":
+            contestants = {"threads": contestant(options.rows, options.changed, None, folder, threads_process)}
         found = harness.alternate(contestants, rounds=options.rounds, seconds=options.seconds)
-    results = report(found) | {"rows": options.rows, "changed": options.changed}
+    results = (report_threads(found) if options.only == "threads" else report(found)) | {
+        "rows": options.rows,
+        "changed": options.changed,
+    }
     harness.write(options.json, "snapshots", json.loads(json.dumps(results)))
 
 

@@ -51,14 +51,15 @@ class FileRecord:
     checksum: str
 
     @classmethod
-    def of(cls, folder: Path, path: Path) -> FileRecord:
+    def of(cls, folder: Path, path: Path, computed: str = "") -> FileRecord:
         """The record of a file that was just written, which is brought to disk here, and out of the page cache. It gets
-        the mode of every other file, where the file system takes one: safetensors makes private ones."""
+        the mode of every other file, where the file system takes one: safetensors makes private ones. `computed`: its
+        checksum; "" = the file is read."""
         with contextlib.suppress(OSError):
             path.chmod(path.parent.stat().st_mode & 0o666)
         with path.open("rb") as file:
             os.fsync(file.fileno())
-        record = cls(path.relative_to(folder).as_posix(), path.stat().st_size, checksum(path))
+        record = cls(path.relative_to(folder).as_posix(), path.stat().st_size, computed or checksum(path))
         let_go(path)
         return record
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -20,10 +21,11 @@ from safetensors import SafetensorError, safe_open
 
 from shardkeep.base.arrays import Ids, Rows, UInt32s
 from shardkeep.base.errors import CheckpointError, UserError
+from shardkeep.base.in_order import in_order
 from shardkeep.ps.checkpoints.folder import Checkpoint, FileRecord
 from shardkeep.ps.checkpoints.index import REMOVED, Indexes, file_name, indexes
 from shardkeep.ps.config import TableSpec
-from shardkeep.ps.placement import BUCKET_BITS, BUCKETS, keys_of
+from shardkeep.ps.placement import BUCKET_BITS, BUCKETS, bucket_of, keys_of
 from shardkeep.ps.server.table.layout import COUNTERS
 from shardkeep.ps.server.table.stored_rows import ONE_PUSH, StoredRows
 
@@ -93,12 +95,22 @@ def stream_rows(
 
 def stored_rows(chain: Chain, table: str, buckets: BucketRange, *, counters: bool) -> Iterator[StoredRows]:
     """Yields the rows of buckets [first, end) of a table, in the precision that they are stored in, some at a time. No
-    id comes twice; there are none of a table that the checkpoint has not. Raises CheckpointError."""
-    parts = chain.parts(table)
+    id comes twice; there are none of a table that the checkpoint has not. If that builds on no other, a thread reads a
+    part ahead. Raises CheckpointError."""
+    parts, arrays = chain.parts(table), [*_WEIGHTS, "slots", *["counters"] * counters]
+    if len(parts.links) == 1:
+        reader = _Reader(parts.links[0], parts.removed[0], arrays, chain.checked)
+        with ThreadPoolExecutor(1, thread_name_prefix="rows") as pool:
+            for part, rows in in_order(pool, 1, lambda part: (part, reader.read(part)), parts.within(buckets)):
+                if part.first < buckets[0] or part.end > buckets[1]:
+                    buckets_N = bucket_of(rows.ids_N)
+                    rows = rows.taken(np.flatnonzero((buckets_N >= buckets[0]) & (buckets_N < buckets[1])))
+                yield rows
+        return
     ranges = [(max(first, buckets[0]), min(end, buckets[1])) for first, end in parts.ranges()]
     within = [(first, end) for first, end in ranges if first < end]
-    resolved = _resolved(parts, within, [*_WEIGHTS, "slots", *["counters"] * counters], chain.checked)
-    return (piece.rows for pieces in resolved for piece in pieces)
+    for pieces in _resolved(parts, within, arrays, chain.checked):
+        yield from (piece.rows for piece in pieces)
 
 
 def count_rows(checkpoint: Checkpoint, table: str) -> int:
@@ -227,6 +239,15 @@ class TableParts:
         """Rows in the files; a row counts once for each checkpoint of the chain that has it."""
         return sum(part.rows for parts in self.links for part in parts)
 
+    def within(self, buckets: BucketRange) -> list[_Part]:
+        """The parts that may have rows of buckets [first, end)."""
+        return [part for parts in self.links for part in parts if part.first < buckets[1] and part.end > buckets[0]]
+
+    def rows_of(self, buckets: BucketRange) -> int:
+        """About how many rows of buckets [first, end) are in the files; exact for the servers that wrote them."""
+        shares = ((p, min(p.end, buckets[1]) - max(p.first, buckets[0])) for p in self.within(buckets))
+        return sum(-(-part.rows * share // (part.end - part.first)) for part, share in shares)
+
     def ranges(self) -> list[BucketRange]:
         """Ranges of all buckets with about BLOCK_BYTES of weights each, or a single larger bucket."""
         rows_B = np.zeros(BUCKETS)
@@ -261,6 +282,11 @@ class _Sorted:
 
     keys_N: Keys
     rows: StoredRows
+
+    @classmethod
+    def of(cls, rows: StoredRows) -> _Sorted:
+        keys_N = keys_of(rows.ids_N)
+        return cls(keys_N, rows).taken(np.argsort(keys_N, kind="stable"))
 
     def taken(self, which: slice | npt.NDArray[np.intp]) -> _Sorted:
         return _Sorted(self.keys_N[which], self.rows.taken(which))
@@ -303,7 +329,7 @@ class _Reader:
             key = (part.file.path, part.prefix)
             begin, stop = self._buckets.get(key, (part.first, part.end))
             if begin < end and stop > first:
-                arrays = self._open.pop(key, None) or self._read(part)
+                arrays = self._open.pop(key, None) or _Sorted.of(self.read(part))
                 begin, stop = self._buckets[key] = arrays.buckets()
                 if (piece := arrays.within(first, end)).keys_N.size:
                     pieces.append(piece)
@@ -311,7 +337,8 @@ class _Reader:
                     self._open[key] = arrays
         return pieces
 
-    def _read(self, part: _Part) -> _Sorted:
+    def read(self, part: _Part) -> StoredRows:
+        """The rows of a part, in the order of the file."""
         path = part.folder / part.file.path
         if self.checked is not None and path not in self.checked:
             part.file.check(part.folder)
@@ -324,8 +351,7 @@ class _Reader:
             arrays |= {name.rpartition(".")[2]: file.get_tensor(name) for name in names if name in there}
         if "counters" in self.arrays and "counters" not in arrays:
             arrays["counters"] = np.full((ids_P.size, COUNTERS), (part.clock, ONE_PUSH), dtype=np.uint32)
-        keys_P = keys_of(ids_P)
-        return _Sorted(keys_P, StoredRows.of_arrays(arrays)).taken(np.argsort(keys_P, kind="stable"))
+        return StoredRows.of_arrays(arrays)
 
 
 def _resolved(

@@ -12,7 +12,7 @@ import contextlib
 import json
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from shardkeep.ps.checkpoints.row_stream import Chain, stored_rows
 from shardkeep.ps.config import TableSpec
 from shardkeep.ps.placement import buckets_of
 from shardkeep.ps.server.snapshot.part_files import ArrayFile, FilePart, PartFiles
-from shardkeep.ps.server.snapshot.snapshot import Snapshot
+from shardkeep.ps.server.snapshot.snapshot import Room, Snapshot
 from shardkeep.ps.server.snapshot.walk import Spill, walk
 from shardkeep.ps.server.table.stored_rows import StoredRows
 from shardkeep.ps.server.table.table import Table
@@ -32,32 +32,48 @@ from shardkeep.ps.server.table.table import Table
 FILE_BYTES = 64 << 20
 """The approximate size of a file. """
 PART_BYTES = 8 << 20
-"""The approximate size of a part. One part is in memory while a snapshot is written. In addition there are one bit for
-each row of every table, and the pre-images (limit in spill.py)."""
+"""The approximate size of a part. While a snapshot is written, a file for each thread and one more are in memory, and a
+part for each thread. In addition there are one bit for each row of every table, and the pre-images (limit in walk.py).
+"""
+MOST_THREADS = 4
+CORES_PER_WRITER = 4
+"""While a job trains, one of so many cores goes to a snapshot: fewer would slow steps down."""
 
 
 def write_snapshot(
-    snapshot: Snapshot, checkpoint: Path, *, shard: int, moved: Callable[[int], None] = lambda _rows: None
+    snapshot: Snapshot,
+    checkpoint: Path,
+    *,
+    shard: int,
+    threads: int = 1,
+    moved: Callable[[int], None] = lambda _rows: None,
 ) -> list[FileRecord]:
     """Writes a snapshot's rows and slots below `checkpoint`/server-SHARD, then drops it. Returns the files' records.
 
-    Pulls and pushes may continue. `moved`: called with the rows of each part. Raises OSError, or CheckpointError if the
-    snapshot is dropped before the end."""
+    Pulls and pushes may continue. The files do not depend on the number of threads. `moved`: called with the rows of
+    each part, and with 1 for each file on disk. Raises OSError, or CheckpointError if the snapshot is dropped before
+    the end; no thread is left then."""
     folder = checkpoint / f"server-{shard}"
     try:
         folder.mkdir()
-        with ThreadPoolExecutor(1, thread_name_prefix="snapshot-sync") as syncing:  # the walk need not wait for a disk
+        with (
+            ThreadPoolExecutor(1, thread_name_prefix="snapshot-sync") as syncing,  # others need not wait for a disk
+            ThreadPoolExecutor(threads, thread_name_prefix="snapshot-rows") as pool,
+        ):
             try:
-                parts, records = _write_rows(
-                    snapshot, folder, lambda path: syncing.submit(FileRecord.of, checkpoint, path), moved
+                parts, written = _write_rows(
+                    snapshot,
+                    folder,
+                    pool,
+                    threads,
+                    lambda path, found: syncing.submit(FileRecord.of, checkpoint, path, found),
+                    moved,
                 )
             except BaseException:
+                snapshot.drop("its snapshot failed")  # other threads stop at their next rows
+                pool.shutdown(wait=True, cancel_futures=True)
                 syncing.shutdown(wait=False, cancel_futures=True)
                 raise
-            written = []
-            for record in records:
-                written.append(record.result())
-                moved(1)  # a disk that syncs is not silent
         written += write_removed(snapshot, folder, checkpoint)
     finally:
         snapshot.drop("its snapshot is done")
@@ -78,21 +94,28 @@ def write_snapshot(
 
 
 def _write_rows(
-    snapshot: Snapshot, folder: Path, done: Callable[[Path], Future[FileRecord]], moved: Callable[[int], None]
-) -> tuple[list[FilePart], list[Future[FileRecord]]]:
+    snapshot: Snapshot,
+    folder: Path,
+    pool: Executor,
+    threads: int,
+    done: Callable[[Path, str], Future[FileRecord]],
+    moved: Callable[[int], None],
+) -> tuple[list[FilePart], list[FileRecord]]:
     """Writes the files of rows and passes each to `done`. Returns the parts and the files' records."""
-    with contextlib.ExitStack() as opened:
-        spill = opened.enter_context(contextlib.closing(Spill(folder)))
-        # A dropped snapshot must not touch files that the next one may be writing.
-        files = PartFiles(folder, FILE_BYTES, done, before=snapshot.check)
-        opened.enter_context(contextlib.closing(files))
-        for part in opened.enter_context(contextlib.closing(walk(snapshot, spill, min(PART_BYTES, FILE_BYTES)))):
+    # A dropped snapshot must not touch files that the next one may be writing.
+    files = PartFiles[Room](folder, FILE_BYTES, pool, done, before=snapshot.check)
+    with contextlib.closing(Spill(folder)) as spill:
+        for part in walk(snapshot, spill, min(PART_BYTES, FILE_BYTES), pool, threads, files.written):
             columns, layout = part.columns, snapshot.tables[part.table].layout
             rows = StoredRows.of_words(columns.ids_K, columns.rows_KD, columns.slots_KS, layout)
-            files.add(part.table, part.first, part.end, rows)
-            moved(rows.ids_N.size)
-        files.finish()
-    return files.parts, files.records
+            if rows.ids_N.size:
+                files.add(part.table, part.first, part.end, rows, part.room)
+                moved(rows.ids_N.size)
+        records = []
+        for record in files.finish():
+            records.append(record)
+            moved(1)
+    return files.parts, records
 
 
 def write_removed(snapshot: Snapshot, folder: Path, checkpoint: Path) -> list[FileRecord]:
@@ -125,6 +148,8 @@ def load_snapshots(
     counts = _counts(chain.links[-1][1], shard, num_shards)
     for table in tables:
         counters, buckets = bool(table.layout.num_counters), buckets_of(shard, num_shards)
+        if len(chain.links) == 1:  # else the same rows may come again
+            table.index.reserve(chain.parts(table.spec.name).rows_of(buckets))
         for rows in stored_rows(chain, table.spec.name, buckets, counters=counters):
             table.load_stored(rows)
             moved(rows.ids_N.size)

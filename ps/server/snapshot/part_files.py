@@ -7,18 +7,20 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable
-from concurrent.futures import Future
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, Future
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+import xxhash
 
 from shardkeep.ps.checkpoints.folder import FileRecord
 from shardkeep.ps.checkpoints.index import file_name
 from shardkeep.ps.server.table.stored_rows import StoredRows
 
+K = TypeVar("K")
 HEADER_BYTES = 16 << 10
 """Room for the header. It comes first in the file but is known last; the format allows padding with spaces."""
 _MOST_ARRAYS = 122
@@ -37,11 +39,6 @@ class ArrayFile:
         self._file.seek(HEADER_BYTES)
         self._header: dict[str, dict[str, Any]] = {}
 
-    @property
-    def has_room(self) -> bool:
-        """Whether the header has room for five more arrays."""
-        return len(self._header) + 5 <= _MOST_ARRAYS
-
     def add(self, name: str, array: npt.NDArray[Any]) -> None:
         """Writes a contiguous array, int64, float32, float16, uint16, int8 or uint32."""
         kind = _KINDS[array.dtype.name]
@@ -58,12 +55,14 @@ class ArrayFile:
         self._header[name]["shape"][0] += rows
         self._header[name]["data_offsets"][0] = first
 
-    def finish(self) -> None:
-        """Writes the header and closes the file. Does not sync it to disk."""
+    def finish(self) -> bytes:
+        """Writes the header, which it returns, and closes the file. Does not sync it to disk."""
         header = json.dumps(self._header, separators=(",", ":")).encode()
+        header = (HEADER_BYTES - 8).to_bytes(8, "little") + header.ljust(HEADER_BYTES - 8)
         self._file.seek(0)
-        self._file.write((HEADER_BYTES - 8).to_bytes(8, "little") + header.ljust(HEADER_BYTES - 8))
+        self._file.write(header)
         self._file.close()
+        return header
 
     def close(self) -> None:
         """Closes the file, even if it is incomplete."""
@@ -81,11 +80,13 @@ class FilePart(NamedTuple):
     rows: int
 
 
-class PartFiles:
-    """Writes files of about `file_bytes` into a folder. All methods except `close` raise OSError.
+class PartFiles(Generic[K]):
+    """Writes files of about `file_bytes` into a folder. A file's parts stay in memory until it is written: its header,
+    with which its checksum begins, is known last.
 
     Args:
-        done: Called with each file when it is written; its result is kept in `records`.
+        pool: Its threads write the files.
+        done: Called with the path and checksum of each file when it is written.
         before: Called before each file is made.
     """
 
@@ -93,34 +94,50 @@ class PartFiles:
         self,
         folder: Path,
         file_bytes: int,
-        done: Callable[[Path], Future[FileRecord]],
+        pool: Executor,
+        done: Callable[[Path, str], Future[FileRecord]],
         *,
         before: Callable[[], None] = lambda: None,
     ) -> None:
         self.parts: list[FilePart] = []
-        self.records: list[Future[FileRecord]] = []
-        self._folder, self._file_bytes, self._done, self._before = folder, file_bytes, done, before
-        self._file: ArrayFile | None = None
+        self.written: list[K] = []
+        """What `add` was given with the parts of written files."""
+        self._folder, self._file_bytes, self._pool, self._done, self._before = folder, file_bytes, pool, done, before
+        self._files: list[Future[Future[FileRecord]]] = []
+        self._arrays: dict[str, npt.NDArray[Any]] = {}
+        self._kept: list[K] = []
 
-    def add(self, table: int, first: int, end: int, rows: StoredRows) -> None:
-        """Writes one part."""
-        if self._file is None:
-            self._before()
-            self._file = ArrayFile(self._folder / file_name(len(self.records)))
-        for what, array in rows.arrays().items():
-            self._file.add(f"{table}.{first}.{what}", array)
-        self.parts.append(FilePart(table, len(self.records), first, end, rows.ids_N.size))
-        if self._file.size >= self._file_bytes or not self._file.has_room:
-            self.finish()
+    def add(self, table: int, first: int, end: int, rows: StoredRows, kept: K) -> None:
+        """Adds one part. Raises what writing an earlier file raised."""
+        self._arrays |= {f"{table}.{first}.{what}": array for what, array in rows.arrays().items()}
+        self._kept.append(kept)
+        self.parts.append(FilePart(table, len(self._files), first, end, rows.ids_N.size))
+        size = sum(array.nbytes for array in self._arrays.values())
+        if size >= self._file_bytes or len(self._arrays) + 5 > _MOST_ARRAYS:
+            self._finish()
 
-    def finish(self) -> None:
-        """Completes the last file."""
-        if self._file is not None:
-            self._file.finish()
-            self.records.append(self._done(self._file.path))
-            self._file = None
+    def finish(self) -> Iterator[FileRecord]:
+        """Completes the last file. Yields the records of all, each once it is done. Raises OSError."""
+        if self._arrays:
+            self._finish()
+        for file in self._files:
+            yield file.result().result()
 
-    def close(self) -> None:
-        """Closes an incomplete file. Idempotent."""
-        if self._file is not None:
-            self._file.close()
+    def _finish(self) -> None:
+        for file in self._files:
+            if file.done():
+                file.result()
+        path = self._folder / file_name(len(self._files))
+        self._files.append(self._pool.submit(self._write, path, self._arrays, self._kept))
+        self._arrays, self._kept = {}, []
+
+    def _write(self, path: Path, arrays: dict[str, npt.NDArray[Any]], kept: list[K]) -> Future[FileRecord]:
+        self._before()
+        with contextlib.closing(ArrayFile(path)) as file:
+            for name, array in arrays.items():
+                file.add(name, array)
+            checksum = xxhash.xxh3_128(file.finish())
+        for array in arrays.values():
+            checksum.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+        self.written += kept
+        return self._done(path, checksum.hexdigest())

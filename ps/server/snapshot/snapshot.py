@@ -19,7 +19,7 @@ from shardkeep.base.arrays import Bytes, Floats, Ints
 from shardkeep.base.errors import CheckpointError
 from shardkeep.ps.server.pages import SMALL, Pages
 from shardkeep.ps.server.table import pre_image_kernels
-from shardkeep.ps.server.table.layout import FIRST_WEIGHT
+from shardkeep.ps.server.table.layout import FIRST_WEIGHT, RowLayout
 from shardkeep.ps.server.table.pre_images import EVERY_ROW, PreImages
 from shardkeep.ps.server.table.records import Records
 from shardkeep.ps.server.table.table import Table
@@ -40,29 +40,33 @@ class Columns:
 
 
 class Room:
-    """Memory for rows of a table. It returns to the system with this object; an allocator might keep it."""
+    """Memory for rows of a part. It returns to the system with this object; an allocator might keep it."""
 
-    def __init__(self, table: Table) -> None:
-        self._layout = table.layout
-        self._count, self._columns = -1, self._made(0)
+    def __init__(self) -> None:
+        self._flat = Pages(0, np.float32, page_bytes=SMALL).array
+
+    def begin(self, layout: RowLayout, count: int) -> None:
+        """Empties it, for about so many rows of one table."""
+        self._layout, self._columns = layout, self._apart(0, layout)
+        self.of(max(count, self._flat.size // layout.width))
 
     def of(self, count: int) -> Columns:
         """Room for at least so many rows. What is there stays."""
-        if count > self._count:
-            before, self._columns = self._columns, self._made(max(count, self._count + self._count // 4))
-            kept = before.ids_K.size
+        if count > (kept := self._columns.ids_K.size):
+            before, count = self._columns, max(count, kept + kept // 4)
+            if kept or count * self._layout.width > self._flat.size:
+                self._flat = Pages(count * self._layout.width, np.float32, page_bytes=SMALL).array
+            self._columns = self._apart(count, self._layout)
             self._columns.ids_K[:kept], self._columns.rows_KD[:kept] = before.ids_K, before.rows_KD
             self._columns.slots_KS[:kept] = before.slots_KS
         return self._columns
 
-    def _made(self, count: int) -> Columns:
-        flat = Pages(count * self._layout.used, np.float32, page_bytes=SMALL).array
-        at_rows, at_slots = FIRST_WEIGHT * count, self._layout.first_slot * count
-        self._count = count
+    def _apart(self, count: int, layout: RowLayout) -> Columns:
+        flat, at_rows, at_slots = self._flat[: count * layout.width], FIRST_WEIGHT * count, layout.first_slot * count
         return Columns(
             flat[:at_rows].view(np.int64),
-            flat[at_rows:at_slots].reshape(count, self._layout.row_words),
-            flat[at_slots:].reshape(count, self._layout.slot_words + self._layout.num_counters),
+            flat[at_rows:at_slots].reshape(count, layout.row_words),
+            flat[at_slots:].reshape(count, layout.slot_words + layout.num_counters),
         )
 
 
@@ -70,8 +74,8 @@ class Snapshot:
     """All rows, or the rows that changed since a checkpoint, as they were at construction. Each row is taken once.
 
     No push may run during construction. After it, pushing threads call `Table.make_pre_image_room` under the lock of
-    the table's changes. One thread calls the other methods, which take that lock themselves. Any thread may call
-    `drop`.
+    the table's changes. Any thread may call the other methods, which take that lock themselves; no two of them take
+    rows of the same hashes.
     """
 
     def __init__(
@@ -104,19 +108,28 @@ class Snapshot:
         self._pre_images = [table.pre_images for table in tables]
         self.wanted_T = [0 if images is None else images.num_rows for images in self._pre_images]
         """Rows of each table in the snapshot."""
+        self.rows_done = 0
+        """Rows that a walk has yielded: its progress."""
 
     def take(self, t: int, first: int, end: int, room: Room, k: int) -> tuple[int, float]:
         """Copies the rows whose hashes are in [first, end) and that have no pre-image to `room`, from index `k` on.
 
-        Returns the index after them, and the seconds for which it blocked pushes. Raises CheckpointError after a drop.
+        Returns the index after them, and the seconds for which it blocked pushes: these continue while rows are copied.
+        Rows that they kept meanwhile do not count. Raises CheckpointError after a drop.
         """
         table = self.tables[t]
         with self._locks[t]:
             started = time.perf_counter()
             bits, slots_U = self._held(t).bits, table.index.slots_between(first, end)
-            to = room.of(k + slots_U.size)
-            place, columns = (table.records.blocks, bits, self.rows_T[t]), (to.ids_K, to.rows_KD, to.slots_KS)
-            return pre_image_kernels.take(*place, slots_U, *columns, k), time.perf_counter() - started
+            blocks, _addresses = table.records.blocks.copy(), table.records.addresses  # others, if the table grows
+            held_s = time.perf_counter() - started
+        to = room.of(k + slots_U.size)
+        columns = to.ids_K, to.rows_KD, to.slots_KS
+        count = pre_image_kernels.copy_rows(blocks, bits, self.rows_T[t], slots_U, *columns, k)
+        with self._locks[t]:
+            started = time.perf_counter()
+            self.check()
+            return pre_image_kernels.claim(bits, slots_U[:count], *columns, k), held_s + time.perf_counter() - started
 
     def pre_images(self, t: int) -> tuple[Records, int]:
         """The pre-images, and how many are final. Raises CheckpointError after a drop."""

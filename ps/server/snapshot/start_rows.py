@@ -1,6 +1,7 @@
 """Start rows: rows with which tables begin, of files or of the user's loop, written as a snapshot that servers load.
 
-Their optimizer slots are new. Memory: one of the bucket ranges that the rows are sorted into first, in temporary files.
+Their optimizer slots are new. Memory: a file, and one of the bucket ranges that the rows are sorted into first, in
+temporary files.
 """
 # N = rows of a chunk or range, D = embedding dim, S = optimizer slots of a row, B = buckets
 
@@ -10,7 +11,7 @@ import contextlib
 import json
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -58,22 +59,20 @@ def write_start_rows(tables: Sequence[StartRows], checkpoint: Path, *, shard: in
     folder = checkpoint / f"server-{shard}"
     folder.mkdir()
 
-    def done(path: Path) -> Future[FileRecord]:
-        record = Future[FileRecord]()
-        record.set_result(FileRecord.of(checkpoint, path))
-        return record
-
-    with contextlib.closing(PartFiles(folder, FILE_BYTES, done)) as files:
+    with ThreadPoolExecutor(1) as pool, ThreadPoolExecutor(1) as syncing:
+        files = PartFiles[None](
+            folder, FILE_BYTES, pool, lambda *file: syncing.submit(FileRecord.of, checkpoint, *file)
+        )
         for t, table in enumerate(tables):
             for first, end, rows in _parts(table, folder):
-                files.add(t, first, end, rows)
-        files.finish()
+                files.add(t, first, end, rows, None)
+        records = list(files.finish())
     index = {
         "tables": [{"spec": table.spec.model_dump(mode="json"), "skipped_rows": 0} for table in tables],
         "parts": files.parts,
     }
     atomic_write(folder / INDEX, json.dumps(index) + "\n")
-    return [*(record.result() for record in files.records), FileRecord.of(checkpoint, folder / INDEX)]
+    return [*records, FileRecord.of(checkpoint, folder / INDEX)]
 
 
 def _parts(table: StartRows, folder: Path) -> Iterator[tuple[int, int, StoredRows]]:

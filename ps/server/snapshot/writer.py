@@ -15,8 +15,9 @@ from typing import Any
 
 from shardkeep.base.errors import CheckpointError, ProtocolError, TransportError
 from shardkeep.base.logs.local_time import time_of_day
+from shardkeep.base.machine.topology import usable_cores
 from shardkeep.ps.checkpoints.folder import Checkpoints
-from shardkeep.ps.server.snapshot.files import write_snapshot
+from shardkeep.ps.server.snapshot.files import CORES_PER_WRITER, MOST_THREADS, write_snapshot
 from shardkeep.ps.server.snapshot.snapshot import Snapshot
 from shardkeep.ps.server.tables import Tables
 from shardkeep.ps.wire.admin import SnapshotFiles
@@ -104,7 +105,8 @@ class SnapshotWriter:
         failed: Exception | None = None
         step, began = self._step, time.monotonic()
         try:
-            files = write_snapshot(snapshot, partial, shard=self._shard, moved=self.moved)
+            threads = max(1, min(MOST_THREADS, len(usable_cores()) // CORES_PER_WRITER))
+            files = write_snapshot(snapshot, partial, shard=self._shard, threads=threads, moved=self.moved)
             written = SnapshotFiles([asdict(file) for file in files], snapshot.full, snapshot.removes)
         except OSError as error:
             failed = CheckpointError(f"{error.filename or partial}: {error.strerror or error}")

@@ -22,10 +22,12 @@ MAX_ROWS = 3_000_000_000
 """An entry has 32 bits for the hash, so that an index has fewer than 2**32 entries."""
 _MOST_WORDS = 1 << 32
 _FULL = 0.7
-_GROWTH = 1.5
+_GROWTH = 1.15
+"""A table takes about 12 bytes per row for its index, 0.67 of it taken. A smaller factor, or slower moves, would leave
+longer chains, and look-ups would be slower."""
 MOVE_AT_LEAST = 4096
-MOVES_PER_ROW = 8
-"""Entries moved for each id that may be added: an outgrown array gets at most 0.7 + 1/8 full, even when all new ids
+MOVES_PER_ROW = 16
+"""Entries moved for each id that may be added: an outgrown array gets at most 0.7 + 1/16 full, even when all new ids
 go there. Were one full, a search for an absent id would never end."""
 _FEW = 0.15
 """Below this share of taken entries the index shrinks; it is then far from growing again, and the other way round."""
@@ -39,7 +41,7 @@ _ENOUGH = 64
 class RowIndex:
     """Hands out slots 0, 1, 2, ... in the order in which ids are added. Any 64-bit pattern is an id. Not thread safe.
 
-    An entry has 8 bytes; the ids are in `records`. When 0.7 of the entries are taken, an array 1.5 times as large
+    An entry has 8 bytes; the ids are in `records`. When 0.7 of the entries are taken, an array 1.15 times as large
     replaces the old one. Each later call moves some entries, front to back, and frees their memory. So no single call
     moves all entries, and there are never two full arrays. When few entries are taken, a smaller array replaces the old
     one in the same way.
@@ -57,6 +59,7 @@ class RowIndex:
         self._old: Pages[np.uint64] | None = None
         self._none = self._entries.array[:FIRST].copy()  # for `old`: no entries
         self._none[BOUND] = EVERY_HASH
+        self._reserved = 0
         self.moved = 0
         """Entries of the outgrown array that have moved."""
         self.given_back = self._given_back_to = 0
@@ -115,11 +118,17 @@ class RowIndex:
             self._move(share)
         self._describe()
 
+    def reserve(self, rows: int) -> None:
+        """Makes room for so many ids in all, which may come in any order."""
+        self._reserved = rows
+        self.make_room(rows - len(self))
+
     def make_room_for(self, ids_U: Ids) -> None:
         """As `make_room`, for ids that may come in the order of their placement keys, as files have them. If these have
-        a part of all keys, room is made for as many in the rest: else all would be in few entries."""
+        a part of all keys and are not reserved, room is made for as many in the rest: else all would be in few entries.
+        """
         extra = ids_U.size
-        if extra >= _ENOUGH:
+        if extra >= _ENOUGH and len(self) + extra > self._reserved:
             hashes = np.empty(extra, dtype=np.uint64)
             index_kernels.hashes_of(self.entries, ids_U, hashes)
             lowest, highest = int(hashes.min()), int(hashes.max())

@@ -1,7 +1,7 @@
 """RowLayout: which words of a row's record hold what. With layout_kernels.py the only place that knows offsets.
 
-A record is float32 words: [id as 2 words | D weights | their scale, of int8 only | S optimizer slots | counters | 0 or
-1 word of padding]. Weights and slots of fewer than 32 bits are packed; each of the two begins at a word. A table from
+A record is float32 words: [id as 2 words | D weights | their scale, of int8 only | S optimizer slots | counters].
+Weights and slots of fewer than 32 bits are packed; each of the two begins at a word. A table from
 which rows go has two counters a row (policy_kernels.py), other tables none. Loads no kernel.
 """
 
@@ -76,19 +76,14 @@ class RowLayout:
         return self.first_slot + self.slot_words
 
     @property
-    def used(self) -> int:
-        """Words that hold something."""
-        return self.first_counter + self.num_counters
-
-    @property
     def width(self) -> int:
-        """Words of a record; even, so that ids are aligned."""
-        return self.used + self.used % 2
+        """Words of a record."""
+        return self.first_counter + self.num_counters
 
     @property
     def row_bytes(self) -> int:
         """Bytes of a row's id, weights and slots."""
-        return 4 * self.used
+        return 4 * self.width
 
 
 def words_of(precision: str, count: int) -> int:

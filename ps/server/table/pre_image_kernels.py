@@ -14,8 +14,17 @@ from shardkeep.base.array_kernels import pointer
 from shardkeep.base.arrays import Bytes, Ints, Rows, UInt32s
 from shardkeep.base.compiling.kernels import kernel
 from shardkeep.ps.placement_kernels import bucket
-from shardkeep.ps.server.table.descriptor_kernels import BLOCKS, FLOATS, INTS, ROWS, TABLE, Descriptor, RecordBlocks
-from shardkeep.ps.server.table.layout_kernels import AHEAD, fetch, id_of, prefetch_record, record, slots_of, weights_of
+from shardkeep.ps.server.table.descriptor_kernels import BLOCKS, INTS, ROWS, TABLE, Descriptor, RecordBlocks
+from shardkeep.ps.server.table.layout_kernels import (
+    AHEAD,
+    FIRST_WEIGHT,
+    copy_words,
+    fetch,
+    id_of,
+    prefetch_record,
+    record,
+    start_of,
+)
 
 _BITS, _ORDER = uint8[::1], uint32[::1]
 
@@ -64,30 +73,45 @@ def slot_at(blocks: RecordBlocks, order_U: UInt32s, i: int) -> int:
     return slot
 
 
-@kernel(void(FLOATS, INTS, ROWS, ROWS, int64))
-def take_apart(row: Rows, ids_K: Ints, rows_KD: Rows, slots_KS: Rows, k: int) -> None:
-    """A record's id, weights and optimizer slots to place `k`."""
-    ids_K[k] = row.view(np.int64)[0]
-    dim = rows_KD.shape[1]
-    weights, slots = weights_of(row, dim), slots_of(row, dim)
-    for d in range(dim):
-        rows_KD[k, d] = weights[d]
-    for s in range(slots_KS.shape[1]):
-        slots_KS[k, s] = slots[s]
+@kernel(void(int64, INTS, ROWS, ROWS, int64))
+def take_apart(at: int, ids_K: Ints, rows_KD: Rows, slots_KS: Rows, k: int) -> None:
+    """The id, weights and optimizer slots of the record at an address to place `k`."""
+    weights, slots = rows_KD.shape[1], slots_KS.shape[1]
+    ids_K[k] = carray(pointer(at), (1,), np.int64)[0]
+    copy_words(at + 4 * FIRST_WEIGHT, rows_KD.ctypes.data + 4 * weights * k, weights)
+    copy_words(at + 4 * (FIRST_WEIGHT + weights), slots_KS.ctypes.data + 4 * slots * k, slots)
 
 
 @kernel(int64(BLOCKS, _BITS, int64, INTS, INTS, ROWS, ROWS, int64))
-def take(
+def copy_rows(
     blocks: RecordBlocks, bits: Bytes, rows: int, slots_U: Ints, ids_K: Ints, rows_KD: Rows, slots_KS: Rows, k: int
 ) -> int:
-    """Takes apart those of the first `rows` records that are neither kept nor taken, from place `k` on; returns the
-    place after them. They may change from now on."""
+    """Takes apart those of the first `rows` records that are neither kept nor taken, from place `k` on, and puts their
+    slots in front. Returns their number. Pushes may change the rows meanwhile: `claim` says which copies count."""
+    count = 0
     for i in range(slots_U.size):
-        prefetch_record(blocks, slots_U, i)
         slot = slots_U[i]
         if slot < rows and not bits[slot >> 3] & np.uint8(1 << (slot & 7)):
+            slots_U[count] = slot
+            count += 1
+    for i in range(count):
+        if i + AHEAD < count:
+            fetch(blocks, slots_U[i + AHEAD])
+        take_apart(start_of(blocks, slots_U[i]), ids_K, rows_KD, slots_KS, k + i)
+    return count
+
+
+@kernel(int64(_BITS, INTS, INTS, ROWS, ROWS, int64))
+def claim(bits: Bytes, slots_U: Ints, ids_K: Ints, rows_KD: Rows, slots_KS: Rows, k: int) -> int:
+    """Marks the rows whose copies begin at place `k` as taken; drops the copies of those that are kept by now. Returns
+    the place after the others. No push may change rows during the call: rows that are not kept have not changed."""
+    begin = k
+    for i in range(slots_U.size):
+        slot, at = slots_U[i], begin + i
+        if not bits[slot >> 3] & np.uint8(1 << (slot & 7)):
             bits[slot >> 3] |= np.uint8(1 << (slot & 7))
-            take_apart(record(blocks, slot), ids_K, rows_KD, slots_KS, k)
+            if at > k:
+                ids_K[k], rows_KD[k], slots_KS[k] = ids_K[at], rows_KD[at], slots_KS[at]
             k += 1
     return k
 
@@ -108,7 +132,7 @@ def take_kept(
     """Takes apart those of `count` kept rows that are of buckets [first, end); returns the place after them."""
     for i in range(count):
         if first <= bucket(id_of(kept, i)) < end:
-            take_apart(record(kept, i), ids_K, rows_KD, slots_KS, k)
+            take_apart(start_of(kept, i), ids_K, rows_KD, slots_KS, k)
             k += 1
     return k
 
@@ -117,7 +141,7 @@ def take_kept(
 def take_all(records_UW: Rows, ids_K: Ints, rows_KD: Rows, slots_KS: Rows, k: int) -> None:
     """Takes apart records that lie one behind the other."""
     for i in range(records_UW.shape[0]):
-        take_apart(records_UW[i], ids_K, rows_KD, slots_KS, k + i)
+        take_apart(records_UW[i].ctypes.data, ids_K, rows_KD, slots_KS, k + i)
 
 
 @kernel(void(BLOCKS, _ORDER, ROWS))

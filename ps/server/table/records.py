@@ -22,15 +22,17 @@ _GIVE_BACK_FROM_BYTES = 4 << 20
 
 
 class Records:
-    """Append-only storage of records of `width` words (even). Not thread safe.
+    """Append-only storage of records of `width` words. Not thread safe.
+
+    An id may begin at any word: x86-64 and ARM64 read it as fast as an aligned one.
 
     Growth is one more region: as many blocks as there are, at first of small pages, so that a small table takes little.
     """
 
     def __init__(self, width: int, blocks: Any = None) -> None:
         """`blocks`: where the records lie, for kernels, as a part of a table's descriptor; None = apart."""
-        if width < 2 or width % 2:
-            raise ValueError(f"width {width}: a record has an even number of words, 2 or more")
+        if width < 2:
+            raise ValueError(f"width {width}: a record has 2 words or more")
         self.width = width
         self.shift = max(64, _BLOCK_BYTES // (width * 4)).bit_length() - 1
         self._regions: list[Pages[np.float32]] = []

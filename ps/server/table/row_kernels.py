@@ -17,7 +17,14 @@ from shardkeep.base.compiling.kernels import kernel
 from shardkeep.base.hashing_kernels import GOLDEN, mix
 from shardkeep.ps.server.table.descriptor_kernels import BLOCKS, INTS, ROWS, TABLE, Descriptor, RecordBlocks
 from shardkeep.ps.server.table.initializers.initial_kernels import initial_values
-from shardkeep.ps.server.table.layout_kernels import prefetch_record, record, slots_of, start_of, weights_of
+from shardkeep.ps.server.table.layout_kernels import (
+    copy_words,
+    prefetch_record,
+    record,
+    slots_of,
+    start_of,
+    weights_of,
+)
 
 MARKED = np.uint32(0xFFFFFFFF)
 """The mark of a new row of fewer than 32 bits a value: as float32, fp16 or bf16 a NaN that no update gives."""
@@ -63,15 +70,14 @@ def mark_new(table: Descriptor, slots_U: Ints, first_new: int) -> None:
 @kernel(void(BLOCKS, INTS, int64, ROWS))
 def write_words(blocks: RecordBlocks, slots_U: Ints, first: int, in_UK: Rows) -> None:
     """`in_UK` into words [first, first + K) of records."""
+    width = in_UK.shape[1]
     for i in range(slots_U.size):
-        row = record(blocks, slots_U[i])
-        for k in range(in_UK.shape[1]):
-            row[first + k] = in_UK[i, k]
+        copy_words(in_UK.ctypes.data + 4 * width * i, start_of(blocks, slots_U[i]) + 4 * first, width)
 
 
-@kernel(UniTuple(uint64, 2)(TABLE, int64))  # type: ignore[no-untyped-call]
-def digest(table: Descriptor, used: int) -> tuple[np.uint64, np.uint64]:
-    """Sum modulo 2**128 (low, high half) of a 128-bit mix of every record's first `used` words.
+@kernel(UniTuple(uint64, 2)(TABLE))  # type: ignore[no-untyped-call]
+def digest(table: Descriptor) -> tuple[np.uint64, np.uint64]:
+    """Sum modulo 2**128 (low, high half) of a 128-bit mix of every record's words.
 
     The mix of a record: two chains over its words with different keys, closed over each other."""
     low, high = np.uint64(0), np.uint64(0)
@@ -79,7 +85,7 @@ def digest(table: Descriptor, used: int) -> tuple[np.uint64, np.uint64]:
     for slot in range(table.count):
         row = record(table.blocks, slot).view(np.uint32)
         a, b = mix(key), mix(key ^ GOLDEN)
-        for w in range(used):
+        for w in range(row.size):
             a = mix((a ^ np.uint64(row[w])) + GOLDEN)
             b = (b ^ np.uint64(row[w])) * np.uint64(0xD6E8FEB86659FD93)
             b = b ^ (b >> _32)

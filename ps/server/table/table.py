@@ -17,7 +17,7 @@ from shardkeep.base.arrays import Ids, Rows, UInt32s
 from shardkeep.base.contiguous import for_kernels
 from shardkeep.ps.config import TableSpec
 from shardkeep.ps.placement import BUCKETS
-from shardkeep.ps.server.table import row_kernels, table_kernels
+from shardkeep.ps.server.table import index_kernels, row_kernels, table_kernels
 from shardkeep.ps.server.table.changed_rows import ChangedBits
 from shardkeep.ps.server.table.descriptor_kernels import DESCRIPTOR_DTYPE, Descriptors
 from shardkeep.ps.server.table.index import RowIndex
@@ -149,7 +149,7 @@ class Table:
         """128 bits that depend on every id, weight and slot, on the seed and the table's name, not on any order.
 
         Digests of the parts of a table on several servers add up modulo 2**128 to the whole table's."""
-        low, high = row_kernels.digest(self.descriptor, self.layout.used)
+        low, high = row_kernels.digest(self.descriptor)
         return int(low) | int(high) << 64
 
     def load(self, ids: Ids, rows: Rows, slots: Rows | None = None, counters: UInt32s = NO_COUNTERS) -> None:
@@ -173,10 +173,10 @@ class Table:
     def load_stored(self, stored: StoredRows) -> None:
         """Sets rows that a table has stored, adding what is absent; bit for bit where both have the same precision."""
         if stored.of(self.layout):
-            where_N = self.slots_to_load(for_kernels(stored.ids_N, np.int64))
+            where_N = self.slots_to_load(for_kernels(stored.ids_N, np.int64), initial=False)
             rows_NW, slots_NW = stored.words(self.layout)
-            row_kernels.write_words(self.records.blocks, where_N, FIRST_WEIGHT, rows_NW)
-            row_kernels.write_words(self.records.blocks, where_N, self.layout.first_slot, slots_NW)
+            for first, words_NW in ((FIRST_WEIGHT, rows_NW), (self.layout.first_slot, slots_NW)):
+                row_kernels.write_words(self.records.blocks, where_N, first, for_kernels(words_NW, np.float32))
             self._set_counters(where_N, stored.counters_N2)
         else:
             self.load(stored.ids_N, stored.rows(), stored.slots(), stored.counters_N2)
@@ -189,12 +189,15 @@ class Table:
         words_N2 = for_kernels(counters_N2, np.uint32).view(np.float32)
         row_kernels.write_words(self.records.blocks, slots_N, self.layout.first_counter, words_N2)
 
-    def slots_to_load(self, ids_U: Ids) -> Ids:
-        """Slots of unique ids. Absent rows are created with their initial values, as `add_rows` says."""
+    def slots_to_load(self, ids_U: Ids, *, initial: bool = True) -> Ids:
+        """Slots of unique ids. Absent rows are created, with their initial values as `add_rows` says if `initial`."""
         self.index.make_room_for(ids_U)
         self.changed.make_room()
         slots_U = np.empty(ids_U.size, dtype=np.int64)
-        table_kernels.add_rows(self.descriptor, ids_U, slots_U, False)
+        if initial:
+            table_kernels.add_rows(self.descriptor, ids_U, slots_U, False)
+        else:
+            index_kernels.find_or_add(self.descriptor, ids_U, slots_U)
         return slots_U
 
 

@@ -40,8 +40,8 @@ from shardkeep.workers.dense.state import floating_buffers
 from shardkeep.workers.run import step_slices
 
 ID_BYTES, VALUE_BYTES = 8, 4
-INDEX_BYTES = 14
-"""Of a row, on the average: entries of 8 bytes, 0.47 to 0.7 of them taken (ps/server/table/index.py)."""
+INDEX_BYTES = 12
+"""Of a row, on the average: entries of 8 bytes, 0.6 to 0.7 of them taken (ps/server/table/index.py), and pages."""
 MILLION = 1_000_000
 Part = dict[str, Any]
 CLASSES = {

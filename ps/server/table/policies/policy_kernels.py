@@ -116,7 +116,7 @@ def lowest(table: Descriptor, buckets_O: Ints, cut: int, slots: Ints) -> int:
             young = _OLDEST - np.uint64(age)
             score = np.uint64(score_bits[0])
             ranks_U[i] = score << _32 | young if rules.by_score else young << _32 | score
-            keys_U[i] = mix(np.uint64(row.view(np.int64)[0]))
+            keys_U[i] = mix(np.uint64(carray(pointer(row.ctypes.data), (1,), np.int64)[0]))
         highest = np.sort(ranks_U)[excess - 1]
         ties = np.sort(keys_U[ranks_U == highest])
         last_key = ties[excess - 1 - (ranks_U < highest).sum()]

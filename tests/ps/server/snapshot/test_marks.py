@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from shardkeep.base.errors import CheckpointError
-from shardkeep.ps.checkpoints.folder import Checkpoints
+from shardkeep.ps.checkpoints.folder import Checkpoints, FileRecord
 from shardkeep.ps.config import TableSpec
 from shardkeep.ps.jagged import Gradients
 from shardkeep.ps.placement import bucket_of
@@ -30,10 +31,10 @@ from tests.support.one_table import applied
 from tests.support.tables import gradients, sections
 
 
-def read_back(mark: Snapshot, folder: Path) -> Tables:
+def read_back(mark: Snapshot, folder: Path, threads: int = 1) -> Tables:
     """What a snapshot of `mark`, written now, fills empty tables with."""
     checkpoints = Checkpoints(folder)
-    files = write_snapshot(mark, checkpoints.begin(1), shard=0)
+    files = write_snapshot(mark, checkpoints.begin(1), shard=0, threads=threads)
     read = Tables(SPECS, seed=7)
     load_snapshots(read, checkpoints.commit(1, files, {}), shard=0, num_shards=1)
     return read
@@ -50,6 +51,18 @@ def test_an_array_that_is_written_in_parts_reads_as_one(tmp_path: Path) -> None:
     assert {name: array.tolist() for name, array in load_file(file.path).items()} == {
         "first": other.tolist(), "rows": rows.tolist(), "last": other.tolist()
     }  # fmt: skip
+
+
+@every("threads", [1, 2, 4])
+def test_the_files_are_the_same_for_any_number_of_threads_with_the_checksums_of_what_is_on_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, threads: int
+) -> None:
+    monkeypatch.setattr(snapshot, "PART_BYTES", 8_000)
+    monkeypatch.setattr(snapshot, "FILE_BYTES", 50_000)
+    tables, one = filled(), Checkpoints(tmp_path).begin(1)
+    expected = write_snapshot(tables.snapshot(), one, shard=0)
+    files = write_snapshot(tables.snapshot(), Checkpoints(tmp_path / "more").begin(1), shard=0, threads=threads)
+    assert files == expected == [FileRecord.of(one, one / file.path) for file in expected] and len(files) > 5
 
 
 @every(
@@ -85,8 +98,9 @@ def test_a_snapshot_is_the_state_at_the_mark_whatever_is_pushed_between_any_two_
     assert tables[0].num_rows > read[0].num_rows and tables[EMPTY].num_rows and not read[EMPTY].num_rows
 
 
+@every("writers", [1, 3])
 def test_a_snapshot_is_the_state_at_the_mark_while_threads_push(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writers: int
 ) -> None:
     tables = filled()
     before = state(tables)
@@ -109,7 +123,7 @@ def test_a_snapshot_is_the_state_at_the_mark_while_threads_push(
     for thread in threads:
         thread.start()
     try:
-        read = read_back(mark, tmp_path)
+        read = read_back(mark, tmp_path, writers)
     finally:
         over.set()
         for thread in threads:
@@ -147,8 +161,12 @@ def test_each_mark_has_its_own_instant_and_drops_the_one_before_it(tmp_path: Pat
     assert same(state(read_back(second, tmp_path / "second")), before)
 
 
-@every("at", [0, 3], ids=["first part", "later part"])
-def test_a_snapshot_that_fails_gives_its_memory_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int) -> None:
+@every(("at", "threads"), [(0, 1), (3, 1), (3, 4)], ids=["first part", "later part", "several threads"])
+def test_a_snapshot_that_fails_gives_its_memory_back_and_leaves_no_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int, threads: int
+) -> None:
+    monkeypatch.setattr(snapshot, "FILE_BYTES", 10_000)
+    others = set(threading.enumerate())
     tables, rng = filled(), np.random.default_rng(4)
     add, calls = ArrayFile.add, [0]
 
@@ -163,7 +181,8 @@ def test_a_snapshot_that_fails_gives_its_memory_back(tmp_path: Path, monkeypatch
     tables.apply([gradients(random_push(rng))], step=1)
     assert mark.pre_image_bytes().sum() > 0
     with pytest.raises(OSError, match="No space left"):
-        read_back(mark, tmp_path)
+        read_back(mark, tmp_path, threads)
+    assert set(threading.enumerate()) <= others
     assert not any(table.pre_images for table in tables) and mark.released
     tables.apply([gradients(random_push(rng))], step=1)
     assert mark.pre_image_bytes().sum() == 0
@@ -172,8 +191,8 @@ def test_a_snapshot_that_fails_gives_its_memory_back(tmp_path: Path, monkeypatch
 def test_a_walk_goes_by_bucket_and_nothing_is_kept_of_a_table_that_is_written(tmp_path: Path) -> None:
     tables, rng = filled(), np.random.default_rng(5)
     mark = tables.snapshot()
-    with contextlib.closing(Spill(tmp_path)) as held:
-        parts = walk.walk(mark, held, 1 << 20)
+    with contextlib.closing(Spill(tmp_path)) as held, ThreadPoolExecutor(2) as pool:
+        parts = walk.walk(mark, held, 1 << 20, pool, 2, [])
         released = [part.table for part in parts if not any(table.pre_images for table in tables[: part.table])]
     assert released == [0, 1, 2, 3, 4, 5, ONE_ROW]
     tables.apply([gradients(random_push(rng))], step=1)

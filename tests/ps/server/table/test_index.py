@@ -261,7 +261,7 @@ def test_an_index_that_shrinks_moves_no_more_a_call_than_one_that_grows(monkeypa
         index.find_or_add(spread(count, count + adds))
         count += adds
         most = max(most, left if index.old.size != old else left - (old - FIRST - index.moved))
-    assert shrinks > 8000 / adds and most <= MOVES_PER_ROW * adds
+    assert shrinks * MOVES_PER_ROW * adds > 64_000 and most <= MOVES_PER_ROW * adds
     assert (index.find(spread(60_000, count)) >= 0).all()
 
 

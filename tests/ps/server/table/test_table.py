@@ -7,12 +7,16 @@ import math
 
 import numpy as np
 import xxhash
+from hypothesis import given, strategies as st
 
 from shardkeep.ps.config import TableSpec
+from shardkeep.ps.placement import keys_of
 from shardkeep.ps.server.table.initializers.config import INITIALIZERS, InitConfig
 from shardkeep.ps.server.table.optimizers.registry import OPTIMIZERS
+from shardkeep.ps.server.table.stored_rows import StoredRows
 from tests.support.cases import every
-from tests.support.one_table import OneTable, exported
+from tests.support.examples import examples
+from tests.support.one_table import OneTable, exported, stored_rows
 
 IDS = np.array([-(2**63), -7, -1, 0, 3, 2**40, 2**63 - 1], dtype=np.int64)
 
@@ -159,3 +163,34 @@ def test_an_exported_table_loads_to_the_same_state_and_trains_on_alike(optimizer
     for one in (table, copy):
         one.apply(ids[::2], gradients(ids[::2].size, dim, 8), step=1)
     assert copy.digest() == table.digest()
+
+
+@examples(15)
+@given(
+    st.sampled_from([0, 1, 2, 63, 64, 65, 357, 358, 511, 512, 513, 4095, 4096, 4097]),
+    st.integers(0, 20),
+    st.booleans(),
+    st.integers(0, 99),
+)
+def test_rows_that_are_loaded_at_once_into_reserved_room_are_those_loaded_a_few_at_a_time(
+    count: int, twice: int, by_key: bool, seed: int
+) -> None:
+    """Of an id that comes twice the last row counts. Nothing grows, and other rows are found and added as before."""
+    rng, one, many = np.random.default_rng(seed), make_table(), make_table()
+    ids = rng.permutation(many_ids(count, seed))
+    ids = np.concatenate([ids[np.argsort(keys_of(ids))] if by_key else ids, ids[:twice]])
+    rows, slots = gradients(ids.size, seed=seed), gradients(ids.size, 1, seed)
+    for part in np.array_split(np.arange(ids.size), 1 + ids.size // 50):
+        one.load(ids[part], rows[part], slots[part])
+    many.index.reserve(count)
+    room, entries = many.records.capacity, many.index.num_entries
+    many.load_stored(StoredRows(ids, rows, slots))
+    assert (many.records.capacity, many.index.num_entries, many.num_rows) == (room, entries, count)
+    assert many.digest() == one.digest() and one.num_rows == count
+    more = np.unique(np.concatenate([ids[:100], many_ids(300, seed + 1)]))
+    for table in (one, many):
+        table.apply(more, np.ones((more.size, 5), np.float32), step=1)
+    assert many.digest() == one.digest()
+    again = make_table()
+    again.load_stored(stored_rows(many))
+    assert again.digest() == one.digest()
