@@ -1,17 +1,18 @@
 """Does the cost model of docs/scale.md predict the servers of jobs of 2 to 8 processes?
 
-    python benchmarks/scale.py --ranks results/2026-11-29-many-ranks-servers.json --json FILE
+    python benchmarks/scale.py --ranks benchmarks/results/2026-11-29-many-ranks-servers.json --json FILE
 
-The constants of the model come from a result of many_ranks.py. The jobs are those of scaling.py: `shardkeep train` with
-W1's ids and a tower that waits. The rows of a step are counted in the data before a job runs. Then the job is measured:
-CPU milliseconds per step and server. The result has the constants, the jobs, and what the model predicts for large
-jobs that nobody has run.
+It continues FILE. The constants of the model come from a result of many_ranks.py. The jobs are those of scaling.py:
+`shardkeep train` with W1's ids and a tower that waits. The rows of a step are counted in the data before a job runs.
+Then the job is measured: CPU milliseconds per step and server. The result has the constants, the jobs, and what the
+model predicts for large jobs that nobody has run.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +21,13 @@ import numpy as np
 import scaling
 import w1_data
 import workload
-from many_ranks import A_PROCESS, MANY_ROWS, MESHES, ROWS, TABLES
+from many_ranks import MANY_ROWS, MESHES, ROWS, TABLES
 
 JOBS = ((1, 1), (1, 2), (2, 2), (2, 4), (4, 4))
 """Servers and workers."""
 WAIT_MS, WARM_UP_S = 50.0, 6.0
 RANKS = (50, 100, 200)
-LARGE = {"servers": 100, "workers": 400}
+MANY_SERVERS, MANY_WORKERS = (25, 100), 400
 
 
 def constants(spreads: Mapping[str, Any]) -> dict[str, float]:
@@ -57,7 +58,6 @@ def constants(spreads: Mapping[str, Any]) -> dict[str, float]:
         "beats_share": float(np.median(beats)),
         "mesh_us": ms(f"mesh {MESHES[-1]}", "ranks us"),
         "mesh_store_us": ms(f"mesh {MESHES[-1]}", "store us"),
-        "processes": -(-most // A_PROCESS),
     }
 
 
@@ -81,7 +81,13 @@ def job(found: Mapping[str, float], seconds: float, *, servers: int, workers: in
         servers=servers, workers=workers, wait_ms=WAIT_MS, dim=16, warm_up_s=min(WARM_UP_S, seconds), seconds=seconds
     )
     measured = run["server_cpu_us"] * workload.BATCH * workers / servers / 1e3
-    return {"rows": rows, "predicted ms": predicted, "measured ms": measured, "ratio": measured / predicted}
+    return {
+        "steps per s": run["steps_per_s"],
+        "rows": rows,
+        "predicted ms": predicted,
+        "measured ms": measured,
+        "ratio": measured / predicted,
+    }
 
 
 def ranks(found: Mapping[str, float], spreads: Mapping[str, Any]) -> dict[str, harness.Figures]:
@@ -95,20 +101,19 @@ def ranks(found: Mapping[str, float], spreads: Mapping[str, Any]) -> dict[str, h
     return figures
 
 
-def predictions(found: Mapping[str, float]) -> dict[str, float]:
-    """What nobody has measured: a job of 100 servers and 400 workers, each with W1's batch."""
-    servers, workers = LARGE["servers"], LARGE["workers"]
+def predictions(found: Mapping[str, float], *, servers: int) -> harness.Figures:
+    """What nobody has measured: a job of many servers and 400 workers, each with W1's batch."""
     rows, tables = rows_of_step(1), len(workload.TABLE_SIZES)
-    server = server_ms(found, servers=servers, workers=workers, rows=rows, tables=tables)
+    server = server_ms(found, servers=servers, workers=MANY_WORKERS, rows=rows, tables=tables)
     return {
         "rows": rows,
+        "calls per step": servers * MANY_WORKERS,
         "server ms per step": server,
         "steps per s of one core": 1e3 / server,
-        "calls per step": servers * workers,
         "worker ms per step": servers * found["client_us"] / 1e3,
-        "form coordinator s": (servers + workers) * found["member_form_ms"] / 1e3,
-        "mesh s of one rank": workers * found["mesh_us"] / 1e6,
-        "mesh store s": workers**2 * found["mesh_store_us"] / 1e6,
+        "form coordinator s": (servers + MANY_WORKERS) * found["member_form_ms"] / 1e3,
+        "mesh s of one rank": MANY_WORKERS * found["mesh_us"] / 1e6,
+        "mesh store s": MANY_WORKERS**2 * found["mesh_store_us"] / 1e6,
     }
 
 
@@ -118,15 +123,20 @@ def main() -> None:
     options = harness.parse(parser)
     known = json.loads(options.ranks.read_text())["results"]["spreads"]
     found = constants(known)
-    jobs: dict[str, list[harness.Figures]] = {}
-    for servers, workers in JOBS[:1] if options.smoke else JOBS:
-        name = f"servers {servers} workers {workers}"
-
-        def one(seconds: float, servers: int = servers, workers: int = workers) -> harness.Figures:
-            return job(found, seconds, servers=servers, workers=workers)
-
-        jobs |= harness.alternate({name: one}, rounds=options.rounds, seconds=options.seconds)
-        results = {"constants": found, "ranks": ranks(found, known), "jobs": jobs, "predictions": predictions(found)}
+    file = json.loads(options.json.read_text())["results"] if options.json and options.json.exists() else {}
+    jobs: dict[str, list[harness.Figures]] = file.get("jobs", {})
+    contestants: dict[str, harness.Contestant] = {
+        f"servers {servers} workers {workers}": partial(job, found, servers=servers, workers=workers)
+        for servers, workers in (JOBS[:1] if options.smoke else JOBS)
+    }
+    for name in [
+        *(name for name in contestants if name not in jobs),
+        None,
+    ]:  # writes the file after each, and at the end
+        if name is not None:
+            jobs |= harness.alternate({name: contestants[name]}, rounds=options.rounds, seconds=options.seconds)
+        large = {f"{servers} servers": predictions(found, servers=servers) for servers in MANY_SERVERS}
+        results = {"constants": found, "ranks": ranks(found, known), "jobs": jobs, "predictions": large}
         harness.write(options.json, "scale", results)
     for name, rounds in jobs.items():
         harness.show_ratio(f"{name}, measured / predicted", harness.spread([each["ratio"] for each in rounds]))
