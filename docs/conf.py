@@ -35,7 +35,7 @@ CONTENTS = """
 ```
 """
 SECTIONS = {
-    "Documentation": "docs/README",
+    "Documentation": "docs/README\ndocs/scale",
     "Guide": "docs/guide/*",
     "Reference": "docs/reference/*",
     "Python": "build/api/*",

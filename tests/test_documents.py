@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import re
 from collections.abc import Iterator
 from functools import cache
@@ -204,6 +205,18 @@ def test_a_yaml_block_with_an_unknown_setting_is_found() -> None:
 
 def test_the_log_s_index_finds_its_entries() -> None:
     assert not missing_anchors(ROOT / NOTEBOOK, (ROOT / NOTEBOOK).read_text(encoding="utf-8"))
+
+
+def test_the_constants_of_the_cost_model_are_those_of_their_files() -> None:
+    page = (ROOT / "docs/scale.md").read_text(encoding="utf-8")
+    rows = re.findall(r"\| ([\d.,]+) \|[^|\n]*\| `(20[^`]+json)`,? `([^`]+)` \|", page)
+    assert len(rows) > 15
+    for shown, file, key in rows:
+        found = json.loads((ROOT / "benchmarks/results" / file).read_text())["results"]
+        for part in key.split("/"):
+            found = found[part]
+        digits = len(shown.partition(".")[2])
+        assert f"{found:,.{digits}f}" == shown, f"{file}, {key}"
 
 
 def test_every_path_of_the_tree_exists() -> None:

@@ -159,8 +159,10 @@ class Forming:
     def fail_if_late(self) -> None:
         """Fails the job if members did not join in time."""
         job = self._job
+        if not job.life.forms:
+            return
         limit_s, setting = self.limit(vacant=job.members.vacant())
-        if job.life.forms and job.clock() - job.life.came > limit_s:
+        if job.clock() - job.life.came > limit_s:
             cause = f"{job.recoveries.cause}; " if job.life.now.state == "recovering" else ""
             limit = f"{limit_s:g} s ({setting})"
             missing = ", ".join(map(str, job.members.missing()))
@@ -176,7 +178,7 @@ class Forming:
         """Forms a generation once every member has joined."""
         job = self._job
         again = job.life.now.state == "recovering"
-        if not job.life.forms or job.members.missing():
+        if not job.life.forms or next(job.members.missing(), None):
             return
         try:
             job.formation = formation = self._new_formation(again)

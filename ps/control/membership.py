@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from shardkeep.base.deadlines import SILENCE_S
@@ -155,17 +155,15 @@ class Seats:
         """Whether somebody must still be started."""
         return len(self.present()) < sum(self.counts.values())
 
-    def missing(self) -> list[Missing]:
-        """The members that have not joined yet."""
-        found = []
+    def missing(self) -> Iterator[Missing]:
+        """Yields the members that have not joined yet."""
         for role, count in self.counts.items():
             for index in range(count):
                 seat = self.at(role, index)
                 if seat is None:
-                    found.append(Missing(role, index, "not started"))
+                    yield Missing(role, index, "not started")
                 elif seat.gone:
-                    found.append(Missing(role, index, NOT_REPLACED))
+                    yield Missing(role, index, NOT_REPLACED)
                 elif not seat.joined:
                     why = f"{seat.phase or 'registered'}, not ready"
-                    found.append(Missing(role, index, why, seat.member.host, seat.member.pid))
-        return found
+                    yield Missing(role, index, why, seat.member.host, seat.member.pid)

@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from tests.support.cases import every
+
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
 
 
@@ -32,9 +34,12 @@ def test_every_script_with_a_main_says_its_question_and_takes_smoke() -> None:
 
 @pytest.mark.slow
 @pytest.mark.waits_for_processes
-def test_a_script_writes_its_figures(tmp_path: Path) -> None:
-    written = smoke("codecs", tmp_path)
-    assert written["benchmark"] == "codecs" and written["results"]
+@every("name", ["codecs", "many_ranks"])
+def test_a_script_writes_its_figures(name: str, tmp_path: Path) -> None:
+    written = smoke(name, tmp_path)
+    assert written["benchmark"] == name and written["results"]
+    for job in written["results"].get("rounds", {}).get("bounded 8", []):  # of many_ranks: one server is killed
+        assert job["steps"] >= 3 and job["server ms"] > 0 and job["death s"] > 0 == job["death lost steps"]
 
 
 @pytest.mark.chaos
