@@ -66,8 +66,8 @@ class PushConfig(Settings):
     values: ValueFormat = "fp32"
     """Number format of the gradient values on the wire."""
     scale: Scale | None = None
-    """Row scale of fp16-block, fp8-*, int8, int4, int2 and sign: pow2 = a power of two, 1 byte; fp16 = a 16-bit float,
-    2 bytes; default pow2."""
+    """Row scale of int8, int4, int2 and sign: pow2 = a power of two, 1 byte; fp16 = a 16-bit float, 2 bytes; default
+    pow2."""
     rounding: Rounding | None = None
     """nearest, or stochastic = up or down at random such that the mean is right, the same in every run with this
     seed; not with fp32; default nearest."""

@@ -61,15 +61,12 @@ class Format:
 
 _SCALED = ("shardkeep.compression.values.scaled_kernels",)
 
-# A tag is never reused. Tags are below 128: the highest bit of the byte on the wire has another meaning.
+# A tag is never reused, and 2 to 8 are those of formats that left. Tags are below 128: the highest bit of the byte on
+# the wire has another meaning.
 # The code makes the codec: `make(tag=7)`, or `make(tag=7, scale="pow2")` if it has a scale.
 FORMATS: dict[str, Plug[Format, Callable[..., ValueCodec]]] = by_name(
     Plug("fp32", Format(plain=0, rounds=False), "shardkeep.compression.values.floats:fp32"),
     Plug("fp16", Format(plain=1, rounding_kernels=_SCALED), "shardkeep.compression.values.floats:fp16"),
-    Plug("bf16", Format(plain=2, rounding_kernels=_SCALED), "shardkeep.compression.values.floats:bf16"),
-    Plug("fp16-block", Format(pow2=3, fp16=4), "shardkeep.compression.values.scaled:fp16_block", _SCALED),
-    Plug("fp8-e4m3", Format(pow2=5, fp16=6), "shardkeep.compression.values.scaled:fp8_e4m3", _SCALED),
-    Plug("fp8-e5m2", Format(pow2=7, fp16=8), "shardkeep.compression.values.scaled:fp8_e5m2", _SCALED),
     Plug("int8", Format(pow2=9, fp16=10), "shardkeep.compression.values.scaled:int8", _SCALED),
     Plug("int4", Format(pow2=11, fp16=12), "shardkeep.compression.values.scaled:int4", _SCALED),
     Plug("int2", Format(pow2=13, fp16=14), "shardkeep.compression.values.scaled:int2", _SCALED),

@@ -55,10 +55,8 @@ class WorkerKeys:
 
 
 def float_shape(mantissa: int, bias: int) -> npt.NDArray[np.uint32]:
-    """A float format of fewer bits than float32, as `rounding_kernels.small_float` wants it, uint32 (5,): `mantissa`
-    bits after the point, exponents from 1 - `bias` on, subnormals below."""
-    if bias == 127:  # float32's own exponents: its subnormals are float32's, too, and round like other numbers
-        return np.array([23 - mantissa, 0, 0, 0, 0], dtype=np.uint32)
+    """A float format of fewer bits than float32, as `rounding_kernels.small_float_stochastic` wants it, uint32 (4,):
+    `mantissa` bits after the point, exponents from 1 - `bias` on, subnormals below."""
     least, subnormal = 1 - bias, 1 - bias - mantissa
-    powers = np.exp2(np.array([least, subnormal + 23, 21 - subnormal], dtype=np.float32)).view(np.uint32)
+    powers = np.exp2(np.array([least, 21 - subnormal], dtype=np.float32)).view(np.uint32)
     return np.array([23 - mantissa, (127 - bias) << mantissa, *powers], dtype=np.uint32)

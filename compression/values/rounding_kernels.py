@@ -16,7 +16,7 @@ from shardkeep.base.hashing_kernels import GOLDEN, mix
 _MAGIC = np.float32(12582912.0)  # 1.5 * 2**23: floats around it are 1 apart, so adding it rounds to the nearest, even
 _MAGIC_BITS = np.int32(0x4B400000)
 _UNIT, _PER_STEP = np.float32(2.0**-24), np.float32(2.0**24)
-_ONE, _31, _32 = np.uint32(1), np.uint32(31), np.uint32(32)
+_31, _32 = np.uint32(31), np.uint32(32)
 
 
 @kernel("void(uint64, uint64, int64, Array(int64, 1, 'C', readonly=True), uint64[::1])")
@@ -72,25 +72,13 @@ def stochastic(value: np.float32, random: np.uint32) -> np.int32:
     return np.int32(np.int32(fixed + np.int32(random >> np.uint32(8))) >> np.int32(24))
 
 
-@kernel("uint32(float32, uint32, uint32, uint32, uint32)")
-def small_float(size: np.float32, shift: np.uint32, rebias: np.uint32, least: np.uint32, magic: np.uint32) -> np.uint32:
-    """Bits, without a sign, of the nearest float of a smaller format, ties to even.
-
-    `size` is from 0 to the largest number of that format, which `float_shape` describes."""
-    bits, shift = np.uint32(bits_of(size)), np.uint32(shift & _31)  # vectors need to know that it is below 32
-    half = np.uint32(np.uint32(np.uint32(_ONE << shift) >> _ONE) - _ONE)
-    odd = np.uint32(np.uint32(bits >> shift) & _ONE)
-    normal = np.uint32(np.uint32(np.uint32(np.uint32(bits + half) + odd) >> shift) - rebias)
-    subnormal = np.uint32(np.uint32(bits_of(np.float32(size + float_of(magic)))) - magic)
-    return subnormal if bits < least else normal
-
-
 @kernel("uint32(float32, uint32, uint32, uint32, uint32, uint32)")
 def small_float_stochastic(
     size: np.float32, shift: np.uint32, rebias: np.uint32, least: np.uint32, per_unit: np.uint32, random: np.uint32
 ) -> np.uint32:
-    """As `small_float`, but one of the two floats around `size`, with it as the mean over all random numbers."""
-    bits, shift = np.uint32(bits_of(size)), np.uint32(shift & _31)
+    """Bits, without a sign, of one of the two floats of a smaller format around `size`, with it as the mean over all
+    random numbers. `size` is from 0 to the largest number of that format, which `float_shape` describes."""
+    bits, shift = np.uint32(bits_of(size)), np.uint32(shift & _31)  # vectors need to know that it is below 32
     noise = np.uint32(random >> np.uint32(np.uint32(_32 - shift) & _31))
     normal = np.uint32(np.uint32(np.uint32(bits + noise) >> shift) - rebias)
     small = size if bits < least else np.float32(0.0)

@@ -29,7 +29,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "the largest values": {"push": {"keep_values": 0.5, "pool_rows": 100}},
     "random rows": {"push": {"select": "random", "keep_rows": 0.5}},
     "packed rows": {},
-    "bf16 of the largest rows": {"push": {"values": "bf16", "rounding": "stochastic", "keep_rows": 0.5}},
+    "fp16 of the largest rows": {"push": {"values": "fp16", "rounding": "stochastic", "keep_rows": 0.5}},
 }
 TABLES = {"packed rows": {"default": {"dtype": "int8"}}}
 COMMANDS = {

@@ -206,10 +206,11 @@ BAD: tuple[tuple[str, ...], ...] = (
     ("compression: {push: {keep_values: 0.1, pool_rows: 9, dgc: {momentum: 0.9}}}", "dgc: has momentum of its own"),
     ("compression: {push: {rounding: nearest}}", "rounding: has no effect with values: fp32"),
     ("compression: {push: {scale: fp16, rounding: stochastic}}", "scale and rounding: has no effect with values: fp32"),
+    ("compression: {pull: {values: fp8-e4m3}}", "allowed: fp32, fp16, int8, int4, int2 or sign"),
     ("compression: {pull: {drift: 0.1}}", "drift: has no effect with lease: 0"),
     ("compression: {pull: {cache_rows: 9, lease: 2, drift: 0}}", "a number above 0"),
     ("compression: {pull: {lease: 8}}", "cache_rows: 0 with lease: 8; allowed: both 0, or both above 0"),
-    ("compression: {pull: {values: bf16, scale: fp16}}", "scale: has no effect with values: bf16"),
+    ("compression: {pull: {values: fp16, scale: fp16}}", "scale: has no effect with values: fp16"),
     ("compression: {pull: {values: int8, rounding: nearest}}", "compression.pull.rounding"),
     ("consistency: sync\ncompression: {pull: {cache_rows: 9, lease: 2}}", "compression.pull.cache_rows: 9 with"),
     # truth values are no numbers, and words no truth values

@@ -74,7 +74,7 @@ def test_a_table_takes_from_the_job_what_it_leaves_out() -> None:
         tables:
           default: {compression: {push: {keep_rows: 0.5}}}
           format: {compression: {push: {values: int4}}}
-          share: {compression: {push: {keep_rows: 1.0}, pull: {values: bf16}}}
+          share: {compression: {push: {keep_rows: 1.0}, pull: {values: int8}}}
           whole: {compression: {push: {values: fp32, keep_rows: 1.0}}}
           job: {compression: {}}
           frozen: {freeze: true}
@@ -87,7 +87,7 @@ def test_a_table_takes_from_the_job_what_it_leaves_out() -> None:
     assert (push["whole"].numbers, push["whole"].keep, push["whole"].whole) == (Numbers("fp32"), 1.0, True)
     assert (push["job"].numbers, push["job"].keep) == (eighth, 0.1)
     assert push_of(config.table("other").compression, config.compression.push).keep == 0.5
-    assert pull_of(config.table("share").compression, config.compression.pull) == Numbers("bf16")
+    assert pull_of(config.table("share").compression, config.compression.pull) == Numbers("int8")
     assert pull_of(config.table("whole").compression, config.compression.pull) == Numbers("fp16")
     frozen = config.table("frozen").compression
     assert frozen is not None and frozen.push.keep_rows is None

@@ -46,10 +46,10 @@ def test_an_own_recipe_may_change_a_shipped_one_and_an_optimizer_of_another_name
     tmp_path: Path,
 ) -> None:
     base = {**BASE, "tables": {"default": {"dim": 8, "optimizer": {"name": "adagrad", "initial_accumulator": 0.1}}}}
-    settings = {"compression": {"pull": {"values": "bf16"}}, "tables.default.optimizer": {"name": "sgd", "lr": 1.0}}
+    settings = {"compression": {"pull": {"values": "int8"}}, "tables.default.optimizer": {"name": "sgd", "lr": 1.0}}
     own = {"name": "mine", "like": "fp16", "settings": settings}
     config = load_sweep(write_sweep(tmp_path, base=base, recipes=[own], seeds=[1])).runs[-1].config
-    assert (config.compression.push.values, config.compression.pull.values) == ("fp16", "bf16")
+    assert (config.compression.push.values, config.compression.pull.values) == ("fp16", "int8")
     default = config.tables["default"]
     assert default.dim == 8 and default.optimizer is not None
     assert (default.optimizer.name, default.optimizer.lr) == ("sgd", 1.0)

@@ -20,8 +20,7 @@ from shardkeep.compression.values.rounding_kernels import fill_random, stochasti
 from tests.support.cases import every
 from tests.support.examples import examples
 
-TOP = {"fp16-block": 1.0, "fp8-e4m3": 448.0, "fp8-e5m2": 57344.0, "int8": 127.0, "int4": 7.0, "int2": 1.0, "sign": 1.0}
-FLOATS = {"fp16-block": torch.float16, "fp8-e4m3": torch.float8_e4m3fn, "fp8-e5m2": torch.float8_e5m2}
+TOP = {"int8": 127.0, "int4": 7.0, "int2": 1.0, "sign": 1.0}
 CODECS = [value_codec(name, scale) for name in TOP for scale in FORMATS[name].config.scales]
 every_codec = every("codec", CODECS, ids=[f"{c.name} {c.scale_bytes}B" for c in CODECS])
 ordinary = st.floats(-1e4, 1e4, width=32, allow_subnormal=False)
@@ -60,9 +59,7 @@ def test_nearest_is_the_step_times_the_nearest_level(codec: ValueCodec, rows_KD:
     with np.errstate(all="ignore"):
         inverse_K1 = np.float32(1.0) / step_K1.astype(np.float32)
         scaled = np.where(rows_KD.any(axis=1, keepdims=True), rows_KD * inverse_K1, np.float32(0.0))
-    if codec.name in FLOATS:
-        level = torch.from_numpy(scaled.copy()).to(FLOATS[codec.name]).double().numpy()
-    elif codec.name == "sign":
+    if codec.name == "sign":
         level = np.where(np.signbit(rows_KD), -1.0, 1.0)
     else:
         level = np.clip(np.rint(scaled), -TOP[codec.name], TOP[codec.name])
@@ -112,9 +109,6 @@ def test_bits_stand_where_the_format_says() -> None:
 
 # Mean relative L2 error of Gaussian rows of 16 with a scale of two bytes: nearest and stochastic.
 ERRORS = {
-    "fp16-block": (1.8e-4, 2.5e-4),
-    "fp8-e4m3": (2.2e-2, 3.1e-2),
-    "fp8-e5m2": (4.4e-2, 6.2e-2),
     "int8": (4.7e-3, 6.7e-3),
     "int4": (8.4e-2, 1.2e-1),
     "int2": (0.58, 0.82),
@@ -144,7 +138,7 @@ def test_rows_of_any_size_come_back_finite_and_near_with_their_signs(codec: Valu
     encoded = codec.encode(rows_KD, keys(7) if stochastic else None)
     decoded = codec.decode(encoded, 5)
     assert np.isfinite(decoded).all() and saturated_values(codec, encoded) == 0
-    share = {"fp16-block": 1e-3, "fp8-e4m3": 0.15, "fp8-e5m2": 0.3, "int8": 0.02, "int4": 0.3, "int2": 2.0, "sign": 3.0}
+    share = {"int8": 0.02, "int4": 0.3, "int2": 2.0, "sign": 3.0}
     error_KD = np.abs(decoded.astype(np.float64) - rows_KD)
     assert (error_KD <= share[codec.name] * sizes_K1 + 2.0**-126).all()
     if codec.name != "sign" or not stochastic:
@@ -154,7 +148,7 @@ def test_rows_of_any_size_come_back_finite_and_near_with_their_signs(codec: Valu
 # ---- stochastic ----
 
 
-@every("codec", [value_codec("fp16"), value_codec("bf16"), *CODECS], ids=lambda c: f"{c.name} {c.tag}")
+@every("codec", [value_codec("fp16"), *CODECS], ids=lambda c: f"{c.name} {c.tag}")
 def test_stochastic_rounding_has_the_value_as_its_mean_and_leaves_a_value_on_a_level(codec: ValueCodec) -> None:
     num = 20000
     row_D = np.array([1.0, -0.731, 0.333, 0.0101, -0.004, 0.0, 0.002, -0.5003, 0.251], np.float32)
@@ -169,9 +163,8 @@ def test_stochastic_rounding_has_the_value_as_its_mean_and_leaves_a_value_on_a_l
 # ---- without a row scale ----
 
 
-PLAIN = {name: value_codec(name) for name in ("fp32", "fp16", "bf16")}
-HALF = {"fp16": (torch.float16, 2.0**-11), "bf16": (torch.bfloat16, 2.0**-8)}
-MAXIMUM = {"fp16": 65504.0, "bf16": 3.3895313892515355e38}
+FP32, FP16 = value_codec("fp32"), value_codec("fp16")
+MAXIMUM = 65504.0
 anything = st.floats(width=32, allow_nan=True, allow_infinity=True, allow_subnormal=True)
 
 
@@ -182,21 +175,20 @@ def rows(values: list[float], dim: int = 1) -> np.ndarray:
 def test_fp32_gives_back_every_bit_without_a_copy() -> None:
     bits = np.random.default_rng(0).integers(0, 2**32, 100, dtype=np.uint32)
     rows_KD = np.append(bits, [0, 1 << 31, 1, 0x7F800000, 0xFFC12345]).astype(np.uint32).view(np.float32).reshape(-1, 5)
-    encoded = PLAIN["fp32"].encode(rows_KD, np.arange(21, dtype=np.uint64))
-    decoded = PLAIN["fp32"].decode(encoded, 5)
+    encoded = FP32.encode(rows_KD, np.arange(21, dtype=np.uint64))
+    decoded = FP32.decode(encoded, 5)
     assert np.array_equal(decoded.view(np.uint32), rows_KD.view(np.uint32))
     assert np.shares_memory(encoded, rows_KD) and np.shares_memory(decoded, encoded)
 
 
 @examples(300)
 @given(values=st.lists(anything, max_size=40))
-@every("name", list(HALF))
-def test_a_half_format_rounds_to_the_nearest_and_keeps_signs_infinities_and_nan(name: str, values: list[float]) -> None:
+def test_fp16_rounds_to_the_nearest_and_keeps_signs_infinities_and_nan(values: list[float]) -> None:
     rows_KD = rows(values)
-    decoded = there_and_back(PLAIN[name], rows_KD)
-    expected = torch.from_numpy(rows_KD.copy()).to(HALF[name][0]).float().numpy()
+    decoded = there_and_back(FP16, rows_KD)
+    expected = torch.from_numpy(rows_KD.copy()).to(torch.float16).float().numpy()
     overflowed = np.isinf(expected) & np.isfinite(rows_KD)
-    expected[overflowed] = np.copysign(np.float32(MAXIMUM[name]), rows_KD[overflowed])
+    expected[overflowed] = np.copysign(np.float32(MAXIMUM), rows_KD[overflowed])
     assert np.array_equal(decoded, expected, equal_nan=True)
     numbers = ~np.isnan(rows_KD)
     assert np.array_equal(np.signbit(decoded[numbers]), np.signbit(rows_KD[numbers]))
@@ -205,10 +197,8 @@ def test_a_half_format_rounds_to_the_nearest_and_keeps_signs_infinities_and_nan(
 
 @every(("codec", "values", "expected"), [
     ("int8", [127.0, 0.5, 1.5, 2.5, -0.5, -1.5, -2.5, 3.5], [127, 0, 2, 2, 0, -2, -2, 4]),
-    ("fp8-e4m3", [448.0, 17.0, 19.0, -17.0, 2.0**-10, 3 * 2.0**-10, 1.0], [448.0, 16.0, 20.0, -16, 0, 2.0**-8, 1]),
     ("fp16", [1 + 2**-11, 1 + 3 * 2**-11, -(1 + 2**-11)], [1.0, 1 + 2**-9, -1.0]),
     ("fp16", [2**-24, -(2**-24), 2**-26, -(2**-26), 3 * 2**-24], [2**-24, -(2**-24), 0.0, 0.0, 3 * 2**-24]),
-    ("bf16", [1 + 2**-8, 1 + 3 * 2**-8, -(1 + 2**-8)], [1.0, 1 + 2**-6, -1.0]),
 ])  # fmt: skip
 def test_ties_go_to_the_even_neighbour_and_subnormals_of_fp16_survive(
     codec: str, values: list[float], expected: list[float]
@@ -218,22 +208,20 @@ def test_ties_go_to_the_even_neighbour_and_subnormals_of_fp16_survive(
     assert codec == "int8" or (np.signbit(decoded) == np.signbit(values)).all()
 
 
-@every("name", list(HALF))
-def test_a_finite_value_beyond_the_range_stays_finite_and_is_counted(name: str) -> None:
-    top = MAXIMUM[name]
-    encoded = PLAIN[name].encode(rows([3.4e38, -3.4e38, np.inf, -np.inf, np.nan, 1.0, top], dim=7))
-    decoded = PLAIN[name].decode(encoded, 7).ravel()
+def test_a_finite_value_beyond_the_range_stays_finite_and_is_counted() -> None:
+    top = MAXIMUM
+    encoded = FP16.encode(rows([3.4e38, -3.4e38, np.inf, -np.inf, np.nan, 1.0, top], dim=7))
+    decoded = FP16.decode(encoded, 7).ravel()
     assert decoded[[0, 1, 2, 3]].tolist() == [top, -top, np.inf, -np.inf]
     assert np.isnan(decoded[4])
     assert decoded[5] == 1.0
-    assert saturated_values(PLAIN[name], encoded) == 3
-    assert saturated_values(PLAIN[name], PLAIN[name].encode(rows([1.0, np.inf, np.nan]))) == 0
-    assert saturated_values(PLAIN["fp32"], PLAIN["fp32"].encode(rows([3.4e38]))) == 0
+    assert saturated_values(FP16, encoded) == 3
+    assert saturated_values(FP16, FP16.encode(rows([1.0, np.inf, np.nan]))) == 0
+    assert saturated_values(FP32, FP32.encode(rows([3.4e38]))) == 0
 
 
-@every("name", list(HALF))
-def test_stochastic_rounding_of_a_half_format_keeps_what_nearest_keeps_and_takes_a_neighbour_else(name: str) -> None:
-    codec, top = PLAIN[name], MAXIMUM[name]
+def test_stochastic_rounding_to_fp16_keeps_what_nearest_keeps_and_takes_a_neighbour_else() -> None:
+    codec, top = FP16, MAXIMUM
     kept = [0.0, -0.0, 1.0, -2.5, 2.0**-14, top, -top, np.inf, -np.inf, 2.0**-24]
     rows_KD = rows([*kept, 3.4e38, -3.4e38, np.nan], dim=13)
     decoded = codec.decode(codec.encode(rows_KD.repeat(50, axis=0), np.arange(50, dtype=np.uint64)), 13)
@@ -244,12 +232,12 @@ def test_stochastic_rounding_of_a_half_format_keeps_what_nearest_keeps_and_takes
     rows_KD[:100] *= 1e-6  # subnormals of fp16
     decoded = codec.decode(codec.encode(rows_KD, np.arange(500, dtype=np.uint64)), 16)
     assert np.array_equal(decoded, codec.decode(codec.encode(decoded), 16))  # numbers of the format
-    place = np.maximum(np.abs(rows_KD) * HALF[name][1] * 2, 2.0**-24 if name == "fp16" else 0.0)
+    place = np.maximum(np.abs(rows_KD) * 2.0**-10, 2.0**-24)
     assert (np.abs(decoded - rows_KD) < place).all()
 
 
 def test_stochastic_rounding_between_subnormals_of_fp16_has_the_value_as_its_mean() -> None:
-    num, codec = 20000, PLAIN["fp16"]
+    num, codec = 20000, FP16
     row_D = np.array([0.3, -0.004, 1.5, 700.25, -1023.7], np.float32) * np.float32(2.0**-24)  # 1024: a normal number
     encoded = codec.encode(np.repeat(row_D[None], num, axis=0), np.arange(num, dtype=np.uint64))
     found_KD = codec.decode(encoded, row_D.size).astype(np.float64)

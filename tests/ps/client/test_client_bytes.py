@@ -30,8 +30,8 @@ def gaussian(num_rows: int, dim: int, seed: int = 0) -> np.ndarray:
 @examples(40)
 @given(
     keep=st.sampled_from([1.0, 0.5, 0.25, 0.01]),
-    push=st.sampled_from(["fp32", "fp16", "bf16"]),
-    pull=st.sampled_from(["fp32", "fp16", "bf16"]),
+    push=st.sampled_from(["fp32", "fp16"]),
+    pull=st.sampled_from(["fp32", "fp16"]),
     num_servers=st.integers(1, 3),
     num_ids=st.integers(0, 60),
     seed=st.integers(0, 99),
@@ -112,7 +112,7 @@ def test_messages_retries_questions_and_what_rpc_adds_are_counted() -> None:
 
 
 @every("moments", [False, True])
-@every(("values", "saturated"), [("fp32", 0), ("fp16", 2), ("bf16", 0)])
+@every(("values", "saturated"), [("fp32", 0), ("fp16", 2), ("int8", 0)])
 def test_values_beyond_a_16_bit_range_are_counted(values: str, saturated: int, moments: bool) -> None:
     push = PushConfig(values=values, second_moment=moments, pool_rows=10 if moments else 0)
     shard = services(push=push)[0]
