@@ -5,24 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from shardkeep.base.plugging.plugs import Plug, by_name
 from shardkeep.base.settings import MOST_ROWS, MOST_STEPS, MOST_WIDTH, Named, Settings
 from shardkeep.compression.selection.registry import SelectorName
-from shardkeep.compression.values.registry import FORMATS, Rounding, Scale, ValueFormat
+from shardkeep.compression.values.registry import FORMATS, Scale, ValueFormat
 
 
-def without_effect(values: str | None, *, scale: Any, rounding: Any = None) -> None:
-    """Raises ValueError for settings of a number format that has none such. `values`: None = the job's."""
-    if values is None:
+def without_effect(values: str | None, *, scale: Any) -> None:
+    """Raises ValueError for the scale of a number format that has none such. `values`: None = the job's."""
+    if values is None or scale is None:
         return
     entry = FORMATS[values].config
-    wrong = ["scale"] if scale is not None and not entry.scaled else []
-    wrong += ["rounding"] if rounding is not None and not entry.rounds else []
-    if wrong:
-        raise ValueError(f"{' and '.join(wrong)}: has no effect with values: {values}")
-    if scale is not None and scale not in entry.scales:
+    if not entry.scaled:
+        raise ValueError(f"scale: has no effect with values: {values}")
+    if scale not in entry.scales:
         raise ValueError(f"scale: {scale} does not go with values: {values}; allowed: {', '.join(entry.scales)}")
 
 
@@ -41,6 +39,10 @@ class DgcConfig(Settings):
 
 class PushConfig(Settings):
     """How row gradients are sent from a worker to the servers."""
+
+    model_config = ConfigDict(
+        json_schema_extra={"left": {"rounding": "leave it out, every value is rounded to nearest"}}
+    )
 
     keep_rows: float = Field(1.0, gt=0.0, le=1.0)
     """Share of a step's rows that are sent, those with the largest gradient norm, at least one; 1.0 = all. With
@@ -64,13 +66,10 @@ class PushConfig(Settings):
     """Send the sum of a row's mean squared gradients beside it, in one byte. Adagrad and Adam need it if a row is the
     sum of several steps' gradients."""
     values: ValueFormat = "fp32"
-    """Number format of the gradient values on the wire."""
+    """Number format of the gradient values on the wire, rounded to nearest."""
     scale: Scale | None = None
     """Row scale of int8, int4, int2 and sign: pow2 = a power of two, 1 byte; fp16 = a 16-bit float, 2 bytes; default
     pow2."""
-    rounding: Rounding | None = None
-    """nearest, or stochastic = up or down at random such that the mean is right, the same in every run with this
-    seed; not with fp32; default nearest."""
 
     @property
     def keep(self) -> float:
@@ -79,11 +78,11 @@ class PushConfig(Settings):
 
     @model_validator(mode="after")
     def _every_setting_is_used(self) -> PushConfig:
-        without_effect(self.values, scale=self.scale, rounding=self.rounding)
+        without_effect(self.values, scale=self.scale)
         if self.keep_values is not None:
             if self.values != "fp32":
                 raise ValueError(f"values: {self.values} does not go with keep_values; allowed: fp32")
-            unused = ("max_age", "second_moment", "keep_rows", "rounding", "select")
+            unused = ("max_age", "second_moment", "keep_rows", "select")
             self._refuse(unused, "has no effect with keep_values")
         elif self.dgc is not None:
             raise ValueError("dgc: has no effect without keep_values")
@@ -191,16 +190,14 @@ class TablePushConfig(Settings):
     """Share of the table's rows of a step that are sent. With `pool_rows`, tables of one dim and one share select
     together. Left out = that of `compression.push`."""
     values: ValueFormat | None = None
-    """Number format of the gradient values; it comes with the table's own scale and rounding. Left out = that of
+    """Number format of the gradient values; it comes with the table's own scale. Left out = that of
     `compression.push`. fp32 with keep_rows: 1.0 = the table is not compressed, and nothing of it waits."""
     scale: Scale | None = None
     """Row scale; left out = that of `compression.push`, or pow2 beside `values`."""
-    rounding: Rounding | None = None
-    """nearest or stochastic; left out = that of `compression.push`, or nearest beside `values`."""
 
     @model_validator(mode="after")
     def _every_setting_is_used(self) -> TablePushConfig:
-        without_effect(self.values, scale=self.scale, rounding=self.rounding)
+        without_effect(self.values, scale=self.scale)
         return self
 
 

@@ -16,16 +16,15 @@ from shardkeep.compression.config import (
     TablePushConfig,
     without_effect,
 )
-from shardkeep.compression.values.registry import Rounding, Scale, ValueFormat
+from shardkeep.compression.values.registry import Scale, ValueFormat
 
 
 @dataclass(frozen=True, slots=True)
 class Numbers:
-    """A number format with its scale and rounding."""
+    """A number format with its scale."""
 
     values: ValueFormat
     scale: Scale | None = None
-    rounding: Rounding | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,17 +63,14 @@ def check_table(name: str, table: TableCompressionConfig, job: CompressionConfig
         )
     push, pull = push_of(table, job.push).numbers, pull_of(table, job.pull)
     for key, own, numbers in (("push", table.push, push), ("pull", table.pull, pull)):
-        rounding = getattr(own, "rounding", None)
         try:
-            without_effect(numbers.values, scale=own.scale, rounding=rounding)
+            without_effect(numbers.values, scale=own.scale)
         except ValueError as error:
             raise ValueError(f"tables.{name}.compression.{key}.{error}") from error
 
 
 def _numbers(own: TablePushConfig | TablePullConfig, job: PushConfig | PullConfig) -> Numbers:
-    """A table's `values` come with its own scale and rounding; without `values`, each one is the job's unless set. Only
-    pushes have a rounding."""
-    rounding = getattr(own, "rounding", None)
+    """A table's `values` come with its own scale; without `values`, each one is the job's unless set."""
     if own.values is not None:
-        return Numbers(own.values, own.scale, rounding)
-    return Numbers(job.values, own.scale or job.scale, rounding or getattr(job, "rounding", None))
+        return Numbers(own.values, own.scale)
+    return Numbers(job.values, own.scale or job.scale)

@@ -34,8 +34,7 @@ _TOPK_TOWER = {"name": "topk", "keep": 0.01, "warmup_steps": _WARMUP_STEPS}
 
 def _push(values: str, **others: Any) -> dict[str, Any]:
     """Rounded rows whose error is sent later."""
-    rounded = {"values": values, "scale": "pow2", "rounding": "nearest"}
-    return {**rounded, "pool_rows": _POOL_ROWS, "second_moment": True, **others}
+    return {"values": values, "scale": "pow2", "pool_rows": _POOL_ROWS, "second_moment": True, **others}
 
 
 def _powersgd(rank: int, warmup_steps: int = _WARMUP_STEPS) -> dict[str, Any]:

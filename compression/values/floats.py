@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from shardkeep.base.arrays import Bytes, Rows, UInt64s
+from shardkeep.base.arrays import Bytes, Rows
 from shardkeep.compression.values.codec import ValueCodec, check_bytes, check_rows
 
 W = TypeVar("W", bound=np.generic)
@@ -35,9 +35,9 @@ class Fp32:
         """4 D."""
         return 4 * dim
 
-    def encode(self, rows_KD: Rows, keys_K: UInt64s | None = None) -> Bytes:
-        """A view of the rows as uint8 (K, 4 D). Keys have no effect: nothing is rounded."""
-        check_rows(rows_KD, keys_K)
+    def encode(self, rows_KD: Rows) -> Bytes:
+        """A view of the rows as uint8 (K, 4 D)."""
+        check_rows(rows_KD)
         return rows_KD.view(np.uint8)
 
     def decode(self, encoded: Bytes, dim: int) -> Rows:
@@ -58,29 +58,13 @@ class Half:
         """2 D."""
         return 2 * dim
 
-    def encode(self, rows_KD: Rows, keys_K: UInt64s | None = None) -> Bytes:
+    def encode(self, rows_KD: Rows) -> Bytes:
         """Fresh uint8 (K, 2 D)."""
-        check_rows(rows_KD, keys_K)
-        if keys_K is not None:
-            return self._stochastic(rows_KD, keys_K)
+        check_rows(rows_KD)
         bits = torch.from_numpy(_writeable(rows_KD)).to(torch.float16).view(torch.int16).numpy().view(np.uint16)
         if bits.size and int((bits & 0x7FFF).max()) >= _INFINITY:
             overflowed = ((bits & 0x7FFF) == _INFINITY) & np.isfinite(rows_KD)
             bits[overflowed] -= 1
-        return bits.view(np.uint8)
-
-    def _stochastic(self, rows_KD: Rows, keys_K: UInt64s) -> Bytes:
-        # Only here: without stochastic rounding nobody waits until these are loaded.
-        from shardkeep.compression.values import rounding_kernels, scaled_kernels
-        from shardkeep.compression.values.rounding import float_shape
-
-        random_KD = np.empty(rows_KD.shape, dtype=np.uint32)
-        rounding_kernels.fill_random(keys_K, random_KD)
-        bits = np.empty(rows_KD.shape, dtype=np.uint16)
-        shape, most = float_shape(10, 15), np.float32(torch.finfo(torch.float16).max)
-        scaled_kernels.halves_stochastic(
-            rows_KD.reshape(-1), random_KD.reshape(-1), shape, most, np.uint32(_INFINITY), bits.reshape(-1)
-        )
         return bits.view(np.uint8)
 
     def decode(self, encoded: Bytes, dim: int) -> Rows:

@@ -21,8 +21,8 @@ from typing import Any
 
 import numpy as np
 
-from shardkeep.base.arrays import Bytes, Rows, UInt32s, UInt64s
-from shardkeep.compression.values import rounding_kernels, scale_kernels, scaled_kernels as kernels
+from shardkeep.base.arrays import Bytes, Rows, UInt32s
+from shardkeep.compression.values import scale_kernels, scaled_kernels as kernels
 from shardkeep.compression.values.codec import ValueCodec, check_bytes, check_rows
 from shardkeep.compression.values.registry import Scale
 
@@ -45,13 +45,11 @@ class ScaledCodec:
     """The level that the largest magnitude of a row may reach."""
     nearest: Kernel
     """Rounds values in steps, flat: they, the `arguments`, where the codes go."""
-    stochastic: Kernel
-    """Likewise at random; random bits for each come behind the values."""
     arguments: tuple[Any, ...]
     levels: Rows | None
     """Level of each code, float32 (2 ** width,); None = a code is an integer in two's complement."""
     of_mean: bool = False
-    """Whether the step is the mean magnitude, where values are rounded to the nearest, and not the largest."""
+    """Whether the step is the mean magnitude, and not the largest."""
 
     @property
     def scale_bytes(self) -> int:
@@ -61,27 +59,21 @@ class ScaledCodec:
         """D codes, rounded up to bytes, and the scale."""
         return self.scale_bytes + (dim * self.width + 7) // 8
 
-    def encode(self, rows_KD: Rows, keys_K: UInt64s | None = None) -> Bytes:
+    def encode(self, rows_KD: Rows) -> Bytes:
         """Fresh uint8 (K, R)."""
-        check_rows(rows_KD, keys_K)
+        check_rows(rows_KD)
         num_rows, dim = rows_KD.shape
         encoded = np.empty((num_rows, self.row_bytes(dim)), dtype=np.uint8)
         padded = dim + -dim % 8
         size = min(num_rows, max(1, BLOCK // padded))
         values_BP = np.zeros((size, padded), dtype=np.float32)
         codes_BP = np.empty((size, padded), dtype=np.uint8)
-        random_BP = np.empty((0 if keys_K is None else size, padded), dtype=np.uint32)
         for start in range(0, num_rows, max(size, 1)):
             rows_BD = rows_KD[start : start + size]
             count = len(rows_BD)
-            steps_B = self._steps(rows_BD, nearest=keys_K is None)
+            steps_B = self._steps(rows_BD)
             kernels.divide(rows_BD, steps_B, values_BP[:count])
-            values, quantized = values_BP[:count].reshape(-1), codes_BP[:count].reshape(-1)
-            if keys_K is None:
-                self.nearest(values, *self.arguments, quantized)
-            else:
-                rounding_kernels.fill_random(keys_K[start : start + size], random_BP[:count])
-                self.stochastic(values, random_BP[:count].reshape(-1), *self.arguments, quantized)
+            self.nearest(values_BP[:count].reshape(-1), *self.arguments, codes_BP[:count].reshape(-1))
             kernels.pack(codes_BP[:count], dim, self.width, steps_B, self.scale_bytes, encoded[start : start + size])
         return encoded
 
@@ -102,12 +94,12 @@ class ScaledCodec:
             kernels.multiply_integers(codes, start, self.width, steps_K, rows_KD)
         return rows_KD
 
-    def _steps(self, rows_KD: Rows, *, nearest: bool) -> UInt32s:
+    def _steps(self, rows_KD: Rows) -> UInt32s:
         """Bits of each row's step, uint32 (K,)."""
         steps_K = np.empty(len(rows_KD), dtype=np.uint32)
         kept = 0x7F800000 if self.scale == "pow2" else 0x7FFF8000
         limit = int(np.float32(_FLOAT32_MOST / self.top).view(np.uint32)) & kept
-        if self.of_mean and nearest:
+        if self.of_mean:
             scale_kernels.steps_of_mean(rows_KD, limit, self.scale_bytes, steps_K)
         else:
             scale_kernels.steps_above(rows_KD.view(np.uint32), np.float32(self.top), limit, self.scale_bytes, steps_K)
@@ -131,11 +123,10 @@ def int2(*, tag: int, scale: Scale) -> ValueCodec:
 
 def _integers(name: str, tag: int, scale: Scale, *, width: int) -> ValueCodec:
     top, mask = np.int32(2 ** (width - 1) - 1), np.uint8(2**width - 1)
-    rounded = kernels.integers, kernels.integers_stochastic, (top, mask)
-    return ScaledCodec(name, tag, scale, width, float(top), *rounded, levels=None)
+    return ScaledCodec(name, tag, scale, width, float(top), kernels.integers, (top, mask), levels=None)
 
 
 def sign(*, tag: int, scale: Scale) -> ValueCodec:
-    """+ or -: times the mean magnitude of the row to the nearest; stochastic, times the largest, which has no bias."""
+    """+ or -, times the mean magnitude of the row."""
     levels = np.array([1.0, -1.0], dtype=np.float32)
-    return ScaledCodec("sign", tag, scale, 1, 1.0, kernels.signs, kernels.signs_stochastic, (), levels, of_mean=True)
+    return ScaledCodec("sign", tag, scale, 1, 1.0, kernels.signs, (), levels, of_mean=True)

@@ -9,20 +9,15 @@ loop over many values, because only such loops become vector code at 16 values a
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
 from shardkeep.base.array_kernels import bits_of, float_of
 from shardkeep.base.arrays import Bytes, Rows, UInt32s
 from shardkeep.base.compiling.kernels import kernel
-from shardkeep.compression.values.rounding_kernels import nearest, small_float_stochastic, stochastic, unit
+from shardkeep.compression.values.rounding_kernels import nearest
 from shardkeep.compression.values.scale_kernels import NOT_FINITE
 
-_ONE, _HALF = np.float32(1.0), np.float32(0.5)
+_ONE = np.float32(1.0)
 _31 = np.uint32(31)
-
-# Places in the shape of a smaller float format, of m bits of mantissa and an exponent's bias b: 23 - m; (127 - b) << m;
-# then bits of float32s: its smallest normal number, and 2**21 / its smallest subnormal.
-SHIFT, REBIAS, LEAST, PER_UNIT = 0, 1, 2, 3
 
 
 @kernel("void(Array(float32, 2, 'C', readonly=True), Array(uint32, 1, 'C', readonly=True), float32[:,::1])")
@@ -46,53 +41,11 @@ def integers(values_V: Rows, levels: np.int32, mask: np.uint8, codes_V: Bytes) -
         codes_V[v] = np.uint8(min(max(nearest(values_V[v]), low), levels)) & mask
 
 
-@kernel("void(Array(float32, 1, 'C', readonly=True), Array(uint32, 1, 'C', readonly=True), int32, uint8, uint8[::1])")
-def integers_stochastic(values_V: Rows, random_V: UInt32s, levels: np.int32, mask: np.uint8, codes_V: Bytes) -> None:
-    most = np.float32(levels)
-    least = np.float32(-most)
-    for v in range(values_V.size):
-        codes_V[v] = np.uint8(stochastic(min(max(values_V[v], least), most), random_V[v])) & mask
-
-
 @kernel("void(Array(float32, 1, 'C', readonly=True), uint8[::1])")
 def signs(values_V: Rows, codes_V: Bytes) -> None:
     """0 for +, 1 for -."""
     for v in range(values_V.size):
         codes_V[v] = np.uint8(np.uint32(bits_of(values_V[v])) >> _31)
-
-
-@kernel("void(Array(float32, 1, 'C', readonly=True), Array(uint32, 1, 'C', readonly=True), uint8[::1])")
-def signs_stochastic(values_V: Rows, random_V: UInt32s, codes_V: Bytes) -> None:
-    """Of values from -1 to 1: the sign whose mean is the value."""
-    for v in range(values_V.size):
-        plus = np.float32(np.float32(_ONE + values_V[v]) * _HALF)
-        codes_V[v] = np.uint8(unit(random_V[v]) >= plus)
-
-
-@kernel(
-    "void(Array(float32, 1, 'C', readonly=True), Array(uint32, 1, 'C', readonly=True), "
-    "Array(uint32, 1, 'C', readonly=True), float32, uint32, uint16[::1])"
-)
-def halves_stochastic(
-    values_V: Rows,
-    random_V: UInt32s,
-    shape: UInt32s,
-    most: np.float32,
-    infinity: np.uint32,
-    codes_V: npt.NDArray[np.uint16],
-) -> None:
-    """Floats of 16 bits without a scale: larger numbers as `most`; infinities and NaN stay."""
-    shift, rebias, least, per_unit = shape[SHIFT], shape[REBIAS], shape[LEAST], shape[PER_UNIT]
-    endless = np.uint32(0x7F800000)
-    for v in range(values_V.size):
-        bits = np.uint32(bits_of(values_V[v]))
-        magnitude = np.uint32(bits & np.uint32(0x7FFFFFFF))
-        size = np.float32(float_of(magnitude))
-        size = size if size < most else most
-        code = small_float_stochastic(size, shift, rebias, least, per_unit, random_V[v])
-        code = infinity if magnitude == endless else code
-        code = np.uint32(infinity + np.uint32(1)) if magnitude > endless else code
-        codes_V[v] = np.uint32(np.uint32(bits >> _31) << np.uint32(15)) | code
 
 
 @kernel("void(uint8[:,::1], int64, int64, Array(uint32, 1, 'C', readonly=True), int64, uint8[:,::1])")

@@ -17,7 +17,6 @@ from shardkeep.compression.config import PushConfig
 from shardkeep.compression.per_table import TablePush, push_of
 from shardkeep.compression.selection.registry import Choose, selector
 from shardkeep.compression.selection.shares import keep_at, nth_key
-from shardkeep.compression.values.rounding import WorkerKeys
 from shardkeep.ps.client.row_memory import RowMemory
 from shardkeep.ps.jagged import Catalog, JaggedIds, JaggedLayout, JaggedRows
 from shardkeep.ps.wire.rows import RowFormats, format_of
@@ -85,11 +84,10 @@ class Compressor:
     ) -> None:
         """`pushes_T`: how each table's gradients are sent; empty = all as `config` says."""
         pushes_T = pushes_T or [push_of(None, config)] * len(catalog)
-        stochastic_T = [push.numbers.rounding == "stochastic" for push in pushes_T]
         formats_T = [
             format_of(push.numbers.values, push.numbers.scale, moments=push.second_moment) for push in pushes_T
         ]
-        self.formats = RowFormats(catalog, formats_T, stochastic_T)
+        self.formats = RowFormats(catalog, formats_T)
         self.counts = CompressedValues()
         self._catalog = catalog
         self._config = config
@@ -102,7 +100,6 @@ class Compressor:
         pool_chooses = memory.sends_later and chosen.config.pool_chooses
         self._choose = None if self._sends_all or pool_chooses else chosen.load()
         self._key = (seed & 2**64 - 1) << 64 | rank << 48
-        self._keys = WorkerKeys(seed, rank, catalog.names) if any(stochastic_T) else None
 
     @property
     def sends_later(self) -> bool:
@@ -125,7 +122,7 @@ class Compressor:
             return self._remembering(step, ids, grads, keep_now, choose, key, last)
         keep_T = [keep_now(keep) for keep in self._keep_T]
         if choose is None or all(keep == 1.0 for keep in keep_T):
-            return EncodedRows(ids, self._encode(step, ids.layout, ids.ids_V, grads.flat, None), None)
+            return EncodedRows(ids, self._encode(ids.layout, grads.flat, None), None)
         kept = {
             name: choose(grad_UD, keep_T[t], nth_key(key, t)) if keep_T[t] < 1.0 else np.arange(len(grad_UD))
             for name, grad_UD in grads.items()
@@ -137,7 +134,7 @@ class Compressor:
         positions = [starts_T1[self._catalog.index[name]] + kept[name] for name in names]
         self.counts.dropped.add(grads.flat, rows.flat, ids.ids_V.size - chosen.ids_V.size)
         self._count(ids.layout, rows.flat.size)
-        encoded = self._encode(step, chosen.layout, chosen.ids_V, rows.flat, None)
+        encoded = self._encode(chosen.layout, rows.flat, None)
         return EncodedRows(chosen, encoded, np.concatenate(positions) if positions else np.empty(0, np.int64))
 
     def _remembering(
@@ -152,9 +149,9 @@ class Compressor:
     ) -> EncodedRows:
         encoded = np.empty(0, dtype=np.uint8)
 
-        def encode(layout: JaggedLayout, ids_K: Ints, flat: Floats, squares_K: Floats) -> Floats:
+        def encode(layout: JaggedLayout, flat: Floats, squares_K: Floats) -> Floats:
             nonlocal encoded
-            encoded = self._encode(step, layout, ids_K, flat, squares_K)
+            encoded = self._encode(layout, flat, squares_K)
             return self.formats.decode(encoded, np.diff(layout.starts_T1))
 
         out = self._memory.select(
@@ -168,11 +165,10 @@ class Compressor:
         self.counts.selected_from += step.num_values
         self.counts.selected += sent_values
 
-    def _encode(self, step: int, layout: JaggedLayout, ids_K: Ints, flat: Floats, squares_K: Floats | None) -> Bytes:
+    def _encode(self, layout: JaggedLayout, flat: Floats, squares_K: Floats | None) -> Bytes:
         counts_T = np.diff(layout.starts_T1)
-        keys_K = None if self._keys is None else self._keys.of_step(step, layout.starts_T1, ids_K)
         if squares_K is not None:
             flat = self.formats.with_moments(flat, squares_K, counts_T)
-        encoded = self.formats.encode(flat, counts_T, keys_K=keys_K)
+        encoded = self.formats.encode(flat, counts_T)
         self.counts.saturated += self.formats.saturated_values(encoded, counts_T)
         return encoded

@@ -50,7 +50,7 @@ class RowClient:
         measures_waits: bool = False,
     ) -> None:
         """`patience_s`: seconds more for a reply, where the transport itself ends a call (`LastingTransport`);
-        `seed`: for initial values and stochastic rounding; `history`: steps by which `regroup` can go back;
+        `seed`: for initial values and random selection; `history`: steps by which `regroup` can go back;
         `num_workers`: of the job; `measures_waits`: for `waits`."""
         consistency = consistency or ConsistencyConfig()
         compression = compression or CompressionConfig()

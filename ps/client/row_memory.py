@@ -29,8 +29,8 @@ if TYPE_CHECKING:  # most jobs have no pool: only those that have load the pools
     from shardkeep.compression.selection.selected import Selected
     from shardkeep.compression.selection.slots import ResidualPool, RowSlots
 
-Encode = Callable[[JaggedLayout, Ints, Floats, Floats], Floats]
-"""(layout, ids, rows, squares) of the rows to send -> what the servers will make of them, flat."""
+Encode = Callable[[JaggedLayout, Floats, Floats], Floats]
+"""(layout, rows, squares) of the rows to send -> what the servers will make of them, flat."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +173,7 @@ class RowMemory:
         self._overflow_rows += sum(selected.num_overflow for selected in chosen)
         self._bad_rows += sum(selected.num_bad for selected in chosen)
         out = self._joined(ids, chosen)
-        sent = encode(out.layout, out.ids_K, out.flat, out.squares_K)
+        sent = encode(out.layout, out.flat, out.squares_K)
         for group, selected in zip(self._groups, chosen, strict=True):
             if group.residuals is not None:
                 _, _, mine_KD = _part(out.layout, group, out.ids_K, sent)

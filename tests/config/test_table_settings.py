@@ -29,7 +29,6 @@ DECAY = "optimizer: {name: sgd, weight_decay: 0.1, weight_decay_on: table}"
         ("compression: {push: {values: fp32, scale: pow2}}", "push.scale: has no effect with values: fp32"),
         ("compression: {push: {scale: pow2}}", "tables.t.compression.push.scale: has no effect with values: fp16"),
         ("compression: {pull: {scale: pow2}}", "tables.t.compression.pull.scale: has no effect with values: fp32"),
-        ("compression: {pull: {values: int8, rounding: nearest}}", "compression.pull.rounding: unknown key"),
         ("compression: {push: {keep_rows: 0}}", "tables.t.compression.push.keep_rows: 0"),
         ("compression: {push: {pool_rows: 10}}", "tables.t.compression.push.pool_rows: unknown key"),
         (
@@ -69,7 +68,7 @@ def test_a_table_takes_from_the_job_what_it_leaves_out() -> None:
     config = parse_config(
         """
         compression:
-          push: {values: int8, scale: fp16, rounding: stochastic, keep_rows: 0.1, pool_rows: 9}
+          push: {values: int8, scale: fp16, keep_rows: 0.1, pool_rows: 9}
           pull: {values: fp16}
         tables:
           default: {compression: {push: {keep_rows: 0.5}}}
@@ -81,7 +80,7 @@ def test_a_table_takes_from_the_job_what_it_leaves_out() -> None:
         """
     )
     push = {name: push_of(config.table(name).compression, config.compression.push) for name in config.tables}
-    eighth = Numbers("int8", "fp16", "stochastic")
+    eighth = Numbers("int8", "fp16")
     assert (push["format"].numbers, push["format"].keep) == (Numbers("int4"), 0.1)
     assert (push["share"].numbers, push["share"].keep, push["share"].whole) == (eighth, 1.0, False)
     assert (push["whole"].numbers, push["whole"].keep, push["whole"].whole) == (Numbers("fp32"), 1.0, True)

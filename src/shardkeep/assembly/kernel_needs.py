@@ -84,9 +84,6 @@ def _of_sender(compression: CompressionConfig, tables: Sequence[TableSpec]) -> I
     """Kernels that choose, keep and round what a worker sends, and that keep what it has read."""
     push = compression.push
     pushes = [push_of(spec.compression, push) for spec in tables]
-    for one in pushes:
-        if one.numbers.rounding == "stochastic":
-            yield from FORMATS[one.numbers.values].config.rounding_kernels
     if push.pool_rows or compression.pull.cache_rows:
         yield from _ROW_POOL
     if push.keep_values is not None:

@@ -14,7 +14,6 @@ from shardkeep.ps.wire.message import Kind
 from tests.support.cases import every
 from tests.support.clients import Recorded, connect, ids_of, many, metered, services
 from tests.support.examples import examples
-from tests.support.messages import unpack
 from tests.support.one_table import pulled
 
 
@@ -63,17 +62,6 @@ def test_every_format_keeps_signs_sends_the_largest_rows_and_counts_every_byte(
     assert messages(totals["pull"]) == sum(server.num_bytes(Kind.PULL) for server in recorded)
     assert totals["push"]["values"] == sent.size * codecs[0].row_bytes(3)
     assert totals["push"]["ids"] == sent.size * 8
-
-
-def test_what_two_workers_add_to_one_row_is_rounded_apart() -> None:
-    stochastic = CompressionConfig(push=PushConfig(values="int2", rounding="stochastic"))
-    sent = []
-    for rank in (0, 1, 0):
-        recorded = Recorded(services(workers=2)[0])
-        client = connect([recorded], rank=rank, compression=stochastic)
-        client.push(0, client.request({"item": many(40)}), {"item": gaussian(40, 3)})
-        sent.append(bytes(unpack(recorded.asked[0]).sections[-1].values))
-    assert sent[0] == sent[2] != sent[1]
 
 
 def test_messages_retries_questions_and_what_rpc_adds_are_counted() -> None:

@@ -39,11 +39,10 @@ Sums = dict[tuple[str, int], np.ndarray]
 
 
 def pushes() -> Iterator[dict[str, Any]]:
-    """Every format, scale and rounding. Every choice with both pools, without rounding errors and with them."""
+    """Every format and scale. Every choice with both pools, without rounding errors and with them."""
     for name, entry in FORMATS.items():
-        roundings = ("nearest", "stochastic") if entry.config.rounds else (None,)
-        for scale, rounding in product(entry.config.scales or (None,), roundings):
-            yield {"values": name, "scale": scale, "rounding": rounding, "pool_rows": AMPLE} | CHOICES["top rows"]
+        for scale in entry.config.scales or (None,):
+            yield {"values": name, "scale": scale, "pool_rows": AMPLE} | CHOICES["top rows"]
     for choice, name, pool_rows in product(CHOICES, ("fp32", "int4"), (AMPLE, 40)):
         if (choice, name) != ("values", "int4"):
             yield {"values": name, "pool_rows": pool_rows} | CHOICES[choice]

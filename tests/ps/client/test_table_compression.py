@@ -29,7 +29,7 @@ def compressed(push: dict[str, Any] | None = None, pull: dict[str, Any] | None =
 
 WHOLE = {"values": "fp32", "keep_rows": 1.0}
 MIXED: Tables = {
-    "big": compressed({"values": "int4", "rounding": "stochastic", "keep_rows": 0.2}, {"values": "int8"}),
+    "big": compressed({"values": "int4", "keep_rows": 0.2}, {"values": "int8"}),
     "small": compressed(WHOLE),
     "wide": {"freeze": True, **compressed(pull={"values": "fp16"})},
 }
@@ -58,12 +58,12 @@ def test_an_uncompressed_table_has_the_bits_of_a_job_without_compression(optimiz
     ("push", "others"),
     [
         ({"keep_rows": 0.1, "values": "int8", "scale": "fp16"}, {"select": "random", "keep_rows": 0.6}),
-        ({"values": "int4", "rounding": "stochastic"}, {}),
-        ({"values": "int8", "rounding": "nearest"}, {"values": "int4", "rounding": "stochastic"}),
-        ({"values": "int4", "rounding": "stochastic"}, {"pool_rows": 2000}),
+        ({"values": "int4"}, {}),
+        ({"values": "int8"}, {"values": "int4"}),
+        ({"values": "int4"}, {"pool_rows": 2000}),
         ({"values": "int8", "keep_rows": 0.1}, {"pool_rows": 2000, "max_age": 3}),
     ],
-    ids=["int8 rows", "int4", "nearest", "int4, residuals", "int8 rows, residuals"],
+    ids=["int8 rows", "int4", "int8", "int4, residuals", "int8 rows, residuals"],
 )
 def test_a_tables_own_settings_do_what_the_same_settings_of_the_job_do(
     push: dict[str, Any], others: dict[str, Any]
