@@ -9,7 +9,6 @@ from pydantic import ConfigDict, Field, model_validator
 
 from shardkeep.base.plugging.plugs import Plug, by_name
 from shardkeep.base.settings import MOST_ROWS, MOST_STEPS, MOST_WIDTH, Named, Settings
-from shardkeep.compression.selection.registry import SelectorName
 from shardkeep.compression.values.registry import FORMATS, Scale, ValueFormat
 
 
@@ -41,15 +40,18 @@ class PushConfig(Settings):
     """How row gradients are sent from a worker to the servers."""
 
     model_config = ConfigDict(
-        json_schema_extra={"left": {"rounding": "leave it out, every value is rounded to nearest"}}
+        json_schema_extra={
+            "left": {
+                "rounding": "leave it out, every value is rounded to nearest",
+                "select": "leave it out, the rows with the largest norm are sent",
+                "max_age": "leave it out, a row waits until its norm is among the largest",
+            }
+        }
     )
 
     keep_rows: float = Field(1.0, gt=0.0, le=1.0)
-    """Share of a step's rows that are sent, those with the largest gradient norm, at least one; 1.0 = all. With
-    `pool_rows`, the share is of all tables of one dim together, and the other rows wait in the pool. Without, it is of
-    each table, and the other rows are dropped; summary.json counts them (`dropped_by_selection`)."""
-    select: SelectorName = "largest"
-    """Which rows are sent: the largest, or as many random ones in each step (random-k), for comparison."""
+    """Share of a step's rows that are sent, those with the largest norm of gradient and residual, at least one; 1.0 =
+    all. The share is of all tables of one dim together. The other rows wait in the pool, so it needs `pool_rows`."""
     keep_values: float | None = Field(None, gt=0.0, le=1.0)
     """Share of single values that are sent instead of whole rows: the largest of each table, in fp32. The others wait
     in the pool. Left out = whole rows."""
@@ -60,8 +62,6 @@ class PushConfig(Settings):
     pool_rows: int = Field(0, ge=0, le=MOST_ROWS)
     """Rows whose unsent gradients and rounding errors a worker keeps for later steps (error feedback); 0 = none. A row
     that finds the pool full is sent at once."""
-    max_age: Annotated[int, Field(ge=1, le=MOST_STEPS)] | Literal["off"] = "off"
-    """Steps after which a row in the pool is sent in any case; off = no limit."""
     second_moment: bool = False
     """Send the sum of a row's mean squared gradients beside it, in one byte. Adagrad and Adam need it if a row is the
     sum of several steps' gradients."""
@@ -82,14 +82,16 @@ class PushConfig(Settings):
         if self.keep_values is not None:
             if self.values != "fp32":
                 raise ValueError(f"values: {self.values} does not go with keep_values; allowed: fp32")
-            unused = ("max_age", "second_moment", "keep_rows", "select")
-            self._refuse(unused, "has no effect with keep_values")
+            self._refuse(("second_moment", "keep_rows"), "has no effect with keep_values")
         elif self.dgc is not None:
             raise ValueError("dgc: has no effect without keep_values")
         if not self.pool_rows:
-            self._refuse(("max_age", "second_moment", "keep_values"), "has no effect without pool_rows")
+            self._refuse(("second_moment", "keep_values"), "has no effect without pool_rows")
+            self._refuse(
+                ("keep_rows",), "drops gradients without pool_rows; allowed: pool_rows above 0, or keep_rows: 1"
+            )
         if self.keep == 1.0:
-            self._refuse(("warmup_steps", "select"), "has no effect where all is sent")
+            self._refuse(("warmup_steps",), "has no effect where all is sent")
         return self
 
     def _refuse(self, keys: Sequence[str], why: str) -> None:
@@ -187,8 +189,8 @@ class TablePushConfig(Settings):
     """How the gradients of one table are sent, where it differs from `compression.push`."""
 
     keep_rows: float | None = Field(None, gt=0.0, le=1.0)
-    """Share of the table's rows of a step that are sent. With `pool_rows`, tables of one dim and one share select
-    together. Left out = that of `compression.push`."""
+    """Share of the table's rows of a step that are sent. Tables of one dim and one share select together. Left out =
+    that of `compression.push`."""
     values: ValueFormat | None = None
     """Number format of the gradient values; it comes with the table's own scale. Left out = that of
     `compression.push`. fp32 with keep_rows: 1.0 = the table is not compressed, and nothing of it waits."""

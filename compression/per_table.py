@@ -61,6 +61,11 @@ def check_table(name: str, table: TableCompressionConfig, job: CompressionConfig
             f"tables.{name}.compression.push: with compression.push.keep_values: {job.push.keep_values:g}, which "
             "selects single values in one format for all tables; allowed: no keep_values, or no push of a table"
         )
+    if push_of(table, job.push).keep < 1.0 and not job.push.pool_rows:
+        raise ValueError(
+            f"tables.{name}.compression.push.keep_rows: {table.push.keep_rows:g} drops gradients without "
+            "compression.push.pool_rows; allowed: pool_rows above 0, or keep_rows: 1"
+        )
     push, pull = push_of(table, job.push).numbers, pull_of(table, job.pull)
     for key, own, numbers in (("push", table.push, push), ("pull", table.pull, pull)):
         try:

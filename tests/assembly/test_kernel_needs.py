@@ -27,9 +27,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "pull": {"cache_rows": 100, "lease": 2, "values": "fp16"},
     },
     "the largest values": {"push": {"keep_values": 0.5, "pool_rows": 100}},
-    "random rows": {"push": {"select": "random", "keep_rows": 0.5}},
     "packed rows": {},
-    "fp16 of the largest rows": {"push": {"values": "fp16", "keep_rows": 0.5}},
 }
 TABLES = {"packed rows": {"default": {"dtype": "int8"}}}
 COMMANDS = {

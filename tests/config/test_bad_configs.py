@@ -193,7 +193,7 @@ BAD: tuple[tuple[str, ...], ...] = (
     (_table("optimizer: {name: ftrl, weight_decay_on: table}"), "weight_decay_on"),
     (
         "tables: {t: {optimizer: {name: sgd, weight_decay: 1, weight_decay_on: table}}}\n"
-        "compression: {push: {keep_rows: 0.1}}",
+        "compression: {push: {keep_rows: 0.1, pool_rows: 9}}",
         "tables.t.optimizer.weight_decay_on: table with compression.push.keep_rows: 0.1",
     ),
     ("model: lr\ntables: {item: {dim: 4}}", "tables.item.dim: 4 has no effect with model.name: lr"),
@@ -202,7 +202,9 @@ BAD: tuple[tuple[str, ...], ...] = (
     ("compression: {push: {values: fp16, scale: pow2}}", "push.scale: has no effect with values: fp16"),
     ("compression: {push: {values: int4, keep_values: 0.1, pool_rows: 9}}", "values: int4 does not go with"),
     ("compression: {push: {select: random}}", "select: random has no effect where all is sent"),
-    ("compression: {push: {select: random, keep_values: 0.1, pool_rows: 9}}", "random has no effect with keep_values"),
+    ("compression: {push: {select: random}}", "compression.push.select: unknown key; leave it out, the rows with the"),
+    ("compression: {push: {max_age: 3}}", "compression.push.max_age: unknown key; leave it out, a row waits until"),
+    ("compression: {push: {keep_rows: 0.25}}", "keep_rows: 0.25 drops gradients without pool_rows; allowed: pool_rows"),
     ("compression: {push: {keep_values: 0.1, pool_rows: 9, dgc: {momentum: 0.9}}}", "dgc: has momentum of its own"),
     (
         "compression: {push: {rounding: stochastic}}",

@@ -73,7 +73,7 @@ JOBS: dict[str, dict[str, Any]] = {
                   "early_stopping": {"metric": "logloss", "min_delta": 0.01}},
         "eval": {"every_steps": 3, "metrics": ["auc", "gauc", "accuracy", "logloss"], "group_by": "user"},
         "consistency": {"mode": "bounded", "staleness": 1},
-        "compression": {"ids": "coded", "push": {"keep_rows": 0.3, "pool_rows": 40, "values": "int8", "max_age": 3,
+        "compression": {"ids": "coded", "push": {"keep_rows": 0.3, "pool_rows": 40, "values": "int8",
                         "second_moment": True}, "pull": {"values": "int8", "cache_rows": 50, "lease": 3, "drift": 0.1}},
         "checkpoint": {"every_steps": 3, "keep": 1},
     },
@@ -233,7 +233,6 @@ def test_every_setting_that_a_job_accepts_changes_something(folder: Path, tmp_pa
     ("changes", "key"),
     [
         ({"compression": {"push": {"pool_rows": 9}}}, "compression.push.pool_rows"),
-        ({"compression": {"push": {"values": "int8", "pool_rows": 9, "max_age": 2}}}, "compression.push.max_age"),
         (
             {
                 "compression": {"pull": {"values": "int8"}},

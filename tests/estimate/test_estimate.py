@@ -75,7 +75,7 @@ SYNC = {"consistency": {"mode": "sync"}}
     [
         {},
         {**SYNC, "servers": 3, "train": {"batch_size": 32, "accumulate": 3}},
-        {"compression": {"push": {"keep_rows": 0.3, "values": "fp16"}, "pull": {"values": "int8"}}},
+        {"compression": {"push": {"keep_rows": 0.3, "pool_rows": 5000, "values": "fp16"}, "pull": {"values": "int8"}}},
         {"servers": 0, "workers": 1, "train": {"batch_size": 64, "max_steps": 7}},
     ],
 )

@@ -79,11 +79,9 @@ def test_a_compressed_sync_job_goes_on_with_what_it_had_not_sent(
     whole = before.summary
     rest = trained(job_config(now, 2, **how), tmp_path, before.checkpoints.load(9))
     assert rest["state_digest"] == whole["state_digest"]
-    for figure in ("residuals_and_cache", "delivered_by_age"):
-        assert rest[figure] == pytest.approx(whole[figure])
+    assert rest["residuals_and_cache"] == pytest.approx(whole["residuals_and_cache"])
     assert rest["tower"]["unsent_norm"] == pytest.approx(whole["tower"]["unsent_norm"])
     assert whole["tower"]["unsent_norm"] > 0.0 and whole["tower"]["unsent_steps"] > 0.0
-    assert sum(whole["delivered_by_age"].values()) == pytest.approx(1) and len(whole["delivered_by_age"]) > 1
     plain = undisturbed().summary
     assert whole["state_digest"] != plain["state_digest"] and "unsent_norm" not in plain["tower"]
 

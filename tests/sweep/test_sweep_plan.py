@@ -17,7 +17,7 @@ from tests.support.sweep_runs import BASE, write_sweep
 
 
 def test_recipes_times_seeds_run_seed_by_seed_with_the_baselines_first(tmp_path: Path) -> None:
-    own = {"name": "few", "settings": {"compression.push.keep_rows": 0.5}}
+    own = {"name": "few", "settings": {"compression.push": {"keep_rows": 0.5, "pool_rows": 10}}}
     names = [run.name for run in load_sweep(write_sweep(tmp_path, recipes=[own])).runs]
     assert names == [f"{name}-seed{seed}" for seed in (1, 2) for name in ("fp32", "fp16", "few")]
 

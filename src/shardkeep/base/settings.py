@@ -28,6 +28,8 @@ LEFT: dict[str, Any] = {
     "max_bytes": None,
     "pinned": [],
     "rounding": None,
+    "select": "largest",
+    "max_age": "off",
 }
 """Settings that were removed, and the value of each that had no effect. Who removes a setting adds it."""
 

@@ -155,7 +155,6 @@ _UNUSED: tuple[tuple[str, Callable[[JobConfig], bool], str, str], ...] = (
         "all gradients sent as fp32",
         "keep_rows or keep_values below 1, or other values",
     ),
-    ("compression.push.max_age", lambda job: any(p.keep < 1.0 for p in _pushes(job)), "keep_rows: 1", "one below 1"),
     *(
         (
             f"compression.{way}.{key}",

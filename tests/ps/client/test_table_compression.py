@@ -34,7 +34,7 @@ MIXED: Tables = {
     "wide": {"freeze": True, **compressed(pull={"values": "fp16"})},
 }
 RESIDUALS = {"values": "int8", **POOL}
-INT4_ROWS = {"values": "int4", "keep_rows": 0.2, "max_age": 4, **POOL}
+INT4_ROWS = {"values": "int4", "keep_rows": 0.2, **POOL}
 
 
 @every(("optimizer", "rows", "ids"), [("adam", "fp32", "coded"), ("partial_rowwise_adam", "int8", "raw")])
@@ -57,13 +57,12 @@ def test_an_uncompressed_table_has_the_bits_of_a_job_without_compression(optimiz
 @every(
     ("push", "others"),
     [
-        ({"keep_rows": 0.1, "values": "int8", "scale": "fp16"}, {"select": "random", "keep_rows": 0.6}),
         ({"values": "int4"}, {}),
         ({"values": "int8"}, {"values": "int4"}),
         ({"values": "int4"}, {"pool_rows": 2000}),
-        ({"values": "int8", "keep_rows": 0.1}, {"pool_rows": 2000, "max_age": 3}),
+        ({"values": "int8", "keep_rows": 0.1}, {"pool_rows": 2000}),
     ],
-    ids=["int8 rows", "int4", "int8", "int4, residuals", "int8 rows, residuals"],
+    ids=["int4", "int8", "int4, residuals", "int8 rows, residuals"],
 )
 def test_a_tables_own_settings_do_what_the_same_settings_of_the_job_do(
     push: dict[str, Any], others: dict[str, Any]

@@ -54,7 +54,10 @@ RECORDS: dict[str, tuple[Any, type[Message]]] = {
     "status": (STATUS, pb.StatusReply),
 }
 OPTIMIZERS = [SgdConfig(lr=1 / 3), FtrlConfig(l1=1e-7), *(entry.config() for entry in REGISTRY.values())]
-COMPRESSION = {"push": {"values": "int8", "scale": "fp16", "keep_rows": 0.1}, "pull": {"values": "fp16"}}
+COMPRESSION = {
+    "push": {"values": "int8", "scale": "fp16", "keep_rows": 0.1, "pool_rows": 9},
+    "pull": {"values": "fp16"},
+}
 TABLES_OF_ALL_KINDS = [
     *(TableSpec(name="größe", dim=7, optimizer=optimizer) for optimizer in OPTIMIZERS),
     TableSpec(name="t", dim=4, optimizer={"name": "adam"}, dtype="int8", state_dtype="bf16"),  # type: ignore[arg-type]
