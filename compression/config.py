@@ -139,7 +139,9 @@ FORMS: dict[str, Plug[tuple[str, ...], Any]] = by_name(
     Plug("bf16", (), f"{_TOWER}.forms:rounded"),
     Plug("fp16", (), f"{_TOWER}.forms:rounded"),
     Plug("int8", (), f"{_TOWER}.forms:rounded"),
-    Plug("topk", ("keep", "values", "warmup_steps"), f"{_TOWER}.forms:top_k"),
+    Plug(
+        "topk", ("keep", "values", "warmup_steps"), f"{_TOWER}.forms:top_k", ("shardkeep.compression.ids.set_kernels",)
+    ),
     Plug("powersgd", ("values", "rank", "warmup_steps"), f"{_TOWER}.powersgd:powersgd"),
 )
 """Forms of the tower's sum: the settings beside its name that each takes, and the function that makes it."""

@@ -11,7 +11,7 @@ from typing import Literal
 
 from shardkeep.base.compiling.kernels import compile_kernels
 from shardkeep.base.compiling.sources import with_imports
-from shardkeep.compression.config import CompressionConfig
+from shardkeep.compression.config import FORMS, CompressionConfig
 from shardkeep.compression.per_table import pull_of, push_of
 from shardkeep.compression.values.registry import FORMATS
 from shardkeep.config import JobConfig
@@ -80,12 +80,13 @@ def _of_both_ends(compression: CompressionConfig, tables: Sequence[TableSpec]) -
 
 
 def _of_sender(compression: CompressionConfig) -> Iterator[str]:
-    """Kernels that choose and keep what a worker sends, and that keep what it has read."""
+    """Kernels that choose and keep what a worker sends, that keep what it has read, and that sum dense gradients."""
     push = compression.push
     if push.pool_rows or compression.pull.cache_rows:
         yield from _ROW_POOL
     if push.keep_values is not None:
         yield from _ELEMENT_POOL
+    yield from FORMS[compression.tower.name].kernels
 
 
 def _of_tables(tables: Sequence[TableSpec]) -> Iterator[str]:

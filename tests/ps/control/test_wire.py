@@ -55,7 +55,7 @@ RECORDS: dict[str, tuple[Any, type[Message]]] = {
 }
 OPTIMIZERS = [SgdConfig(lr=1 / 3), FtrlConfig(l1=1e-7), *(entry.config() for entry in REGISTRY.values())]
 COMPRESSION = {
-    "push": {"values": "int8", "scale": "fp16", "keep_rows": 0.1, "pool_rows": 9},
+    "push": {"values": "int8", "scale": "fp16", "keep_rows": 0.1},
     "pull": {"values": "fp16"},
 }
 TABLES_OF_ALL_KINDS = [
