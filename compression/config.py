@@ -136,9 +136,7 @@ _TOWER = "shardkeep.compression.tower"
 FORMS: dict[str, Plug[tuple[str, ...], Any]] = by_name(
     Plug("none", (), f"{_TOWER}.forms:rounded"),
     Plug("lossless", (), f"{_TOWER}.lossless:lossless"),
-    Plug("bf16", (), f"{_TOWER}.forms:rounded"),
     Plug("fp16", (), f"{_TOWER}.forms:rounded"),
-    Plug("int8", (), f"{_TOWER}.forms:rounded"),
     Plug(
         "topk", ("keep", "values", "warmup_steps"), f"{_TOWER}.forms:top_k", ("shardkeep.compression.ids.set_kernels",)
     ),
@@ -150,10 +148,10 @@ FORMS: dict[str, Plug[tuple[str, ...], Any]] = by_name(
 class TowerCompressionConfig(Named):
     """How dense gradients are sent between workers."""
 
-    name: Literal["none", "lossless", "bf16", "fp16", "int8", "topk", "powersgd"] = "none"
-    """none = fp32. lossless = fp32 with coded exponents: fewer bytes, the same bits. bf16, fp16 and int8 round every
-    value, fp16 and int8 in blocks of 64 with a scale. topk sends the largest values of each parameter, powersgd a
-    product of two thin matrices for each large one. int8, topk and powersgd keep a residual and send it later."""
+    name: Literal["none", "lossless", "fp16", "topk", "powersgd"] = "none"
+    """none = fp32. lossless = fp32 with coded exponents: fewer bytes, the same bits. fp16 rounds every value, in blocks
+    of 64 with a scale. topk sends the largest values of each parameter, powersgd a product of two thin matrices for
+    each large one. topk and powersgd keep a residual and send it later."""
     keep: float | None = Field(None, gt=0.0, le=1.0)
     """topk only: share of each parameter's values that is sent, at least one; parameters below 1024 values are sent
     whole; default 0.01."""

@@ -15,10 +15,8 @@ from shardkeep.base.errors import CorruptMessage
 from shardkeep.compression.config import TowerCompressionConfig
 from shardkeep.compression.tower.exchange import DenseForm, Exchange, Ranks, Sum, packet_of
 from shardkeep.compression.tower.formats import (
-    BF16,
     FP16,
     FP32,
-    INT8,
     SCALE_BYTES,
     VALUES,
     BlockScaled,
@@ -96,8 +94,8 @@ class TopK(DenseForm):
 
 def rounded(config: TowerCompressionConfig, shapes: Mapping[str, Shape], residuals: Residuals) -> Rounded:
     """The forms that are named after their number format."""
-    formats: dict[str, DenseFormat] = {"none": FP32, "bf16": BF16, "fp16": FP16, "int8": INT8}
-    return Rounded(formats[config.name], num_values(shapes), residuals if config.name == "int8" else None)
+    formats: dict[str, DenseFormat] = {"none": FP32, "fp16": FP16}
+    return Rounded(formats[config.name], num_values(shapes))
 
 
 def top_k(config: TowerCompressionConfig, shapes: Mapping[str, Shape], residuals: Residuals) -> TopK:

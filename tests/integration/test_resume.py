@@ -69,7 +69,7 @@ def test_a_sync_job_ends_with_the_model_of_an_undisturbed_one(
     assert (rest["steps"], rest["samples"], rest["eval"]) == (14, 200, whole["eval"])
 
 
-@every(("tower", "then", "now"), [("int8", 2, 1), ("topk", 1, 3)])
+@every(("tower", "then", "now"), [("topk", 2, 1), ("topk", 1, 3)])
 def test_a_compressed_sync_job_goes_on_with_what_it_had_not_sent(
     tmp_path: Path, undisturbed: Run, then: int, now: int, tower: str
 ) -> None:

@@ -33,7 +33,7 @@ def summed(
 
 
 @every(("name", "values"), [
-    ("topk", "fp16"), ("topk", "int8"), ("int8", None), ("powersgd", None), ("powersgd", "fp16"), ("powersgd", "int8"),
+    ("topk", "fp16"), ("topk", "int8"), ("fp16", None), ("powersgd", None), ("powersgd", "fp16"), ("powersgd", "int8"),
 ])  # fmt: skip
 def test_bytes_are_what_the_formulas_say(name: str, values: str | None) -> None:
     config = TowerCompressionConfig(name=name, values=values)  # type: ignore[arg-type]
@@ -43,8 +43,8 @@ def test_bytes_are_what_the_formulas_say(name: str, values: str | None) -> None:
         assert sent["scales"] == 4
         assert 8.0 < 8 * sent["indices"] / kept < 9.0
         assert sent["all"] == 4 + (kept + 512) * (2 if values == "fp16" else 1) + sent["indices"]
-    elif name == "int8":
-        assert sent == {"scales": 2 * 131584 // 64, "all": 131584 + 2 * 131584 // 64}
+    elif name == "fp16":
+        assert sent == {"scales": 2 * 131584 // 64, "all": 2 * 131584 + 2 * 131584 // 64}
     elif values is None:
         assert sent == {"all": 4 * (2 * (512 + 256) + 512)}
     else:
@@ -60,11 +60,11 @@ def test_small_parameters_are_sent_whole_without_what_fills_up_their_blocks(monk
     total, _ = summed(TowerCompressionConfig(name="topk"), 2, torch.ones(5000))
     assert int((total != 0).sum()) == 50, "of equal values no more than k"
 
-    # four ranks, shards: 3 bytes and a scale each for 10 values, 25 and one for 100, not a block of 64
+    # four ranks, shards: 3 values and a scale each for 10 values, 25 and one for 100, not a block of 64
     monkeypatch.setattr(dense_values, "ONE_ROUND_BYTES", 0)
     grads = [torch.randn(10), torch.randn(0), torch.randn(100)]
-    total, sent = summed(TowerCompressionConfig(name="int8"), 4, *grads)
-    assert sent == {"scales": 2 * 3 * 4, "all": 2 * 3 * (3 + 25 + 4)}
+    total, sent = summed(TowerCompressionConfig(name="fp16"), 4, *grads)
+    assert sent == {"scales": 2 * 3 * 4, "all": 2 * 3 * (2 * (3 + 25) + 4)}
     torch.testing.assert_close(total, 4 * torch.cat(grads), rtol=0, atol=0.1)
 
 
