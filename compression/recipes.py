@@ -59,12 +59,6 @@ RECIPES: Mapping[str, Recipe] = {
             tower={"name": "fp16"},
         ),
         _recipe(
-            "lossless",
-            "ids and the tower's exponents coded, push by reference; in sync mode the model has the bits of fp32's",
-            ids="coded",
-            tower={"name": "lossless"},
-        ),
-        _recipe(
             "safe",
             "pushes in 4 bits whose rounding errors are sent later, pulls in 8 bits, PowerSGD of rank 7",
             ids="coded",
@@ -108,3 +102,5 @@ RECIPES: Mapping[str, Recipe] = {
     )
 }
 """Every shipped recipe by name."""
+LEFT = {"lossless": "make it one of your own with compression: {ids: coded, tower: lossless}"}
+"""Recipes that were removed, and the way out."""
