@@ -12,9 +12,9 @@ from shardkeep.base.settings import MOST_ROWS, MOST_STEPS, MOST_WIDTH, Named, Se
 from shardkeep.compression.values.registry import FORMATS, Scale, ValueFormat
 
 
-def without_effect(values: str | None, *, scale: Any) -> None:
-    """Raises ValueError for the scale of a number format that has none such. `values`: None = the job's."""
-    if values is None or scale is None:
+def _check_scale(values: str, scale: Scale | None) -> None:
+    """Raises ValueError for the scale of a number format that has none such."""
+    if scale is None:
         return
     entry = FORMATS[values].config
     if not entry.scaled:
@@ -78,7 +78,7 @@ class PushConfig(Settings):
 
     @model_validator(mode="after")
     def _every_setting_is_used(self) -> PushConfig:
-        without_effect(self.values, scale=self.scale)
+        _check_scale(self.values, self.scale)
         if self.keep_values is not None:
             if self.values != "fp32":
                 raise ValueError(f"values: {self.values} does not go with keep_values; allowed: fp32")
@@ -122,7 +122,7 @@ class PullConfig(Settings):
 
     @model_validator(mode="after")
     def _every_setting_is_used(self) -> PullConfig:
-        without_effect(self.values, scale=self.scale)
+        _check_scale(self.values, self.scale)
         if bool(self.cache_rows) != bool(self.lease):
             raise ValueError(
                 f"cache_rows: {self.cache_rows} with lease: {self.lease}; allowed: both 0, or both above 0"
@@ -183,44 +183,3 @@ class CompressionConfig(Settings):
     """Rows, from servers to workers."""
     tower: TowerCompressionConfig = TowerCompressionConfig()
     """Dense gradients, between workers."""
-
-
-class TablePushConfig(Settings):
-    """How the gradients of one table are sent, where it differs from `compression.push`."""
-
-    keep_rows: float | None = Field(None, gt=0.0, le=1.0)
-    """Share of the table's rows of a step that are sent. Tables of one dim and one share select together. Left out =
-    that of `compression.push`."""
-    values: ValueFormat | None = None
-    """Number format of the gradient values; it comes with the table's own scale. Left out = that of
-    `compression.push`. fp32 with keep_rows: 1.0 = the table is not compressed, and nothing of it waits."""
-    scale: Scale | None = None
-    """Row scale; left out = that of `compression.push`, or pow2 beside `values`."""
-
-    @model_validator(mode="after")
-    def _every_setting_is_used(self) -> TablePushConfig:
-        without_effect(self.values, scale=self.scale)
-        return self
-
-
-class TablePullConfig(Settings):
-    """How the rows of one table are sent to workers, where it differs from `compression.pull`."""
-
-    values: ValueFormat | None = None
-    """Number format of the row values; it comes with the table's own scale. Left out = that of `compression.pull`."""
-    scale: Scale | None = None
-    """Row scale; left out = that of `compression.pull`, or pow2 beside `values`."""
-
-    @model_validator(mode="after")
-    def _every_setting_is_used(self) -> TablePullConfig:
-        without_effect(self.values, scale=self.scale)
-        return self
-
-
-class TableCompressionConfig(Settings):
-    """What is compressed otherwise than in the rest of the job."""
-
-    push: TablePushConfig = TablePushConfig()
-    """Gradients of the table's rows."""
-    pull: TablePullConfig = TablePullConfig()
-    """Rows of the table."""

@@ -62,15 +62,13 @@ class Compressor:
     ) -> None:
         """`pushes_T`: how each table's gradients are sent; empty = all as `config` says."""
         pushes_T = pushes_T or [push_of(None, config)] * len(catalog)
-        formats_T = [
-            format_of(push.numbers.values, push.numbers.scale, moments=push.second_moment) for push in pushes_T
-        ]
+        formats_T = [format_of(push.values, push.scale, moments=push.second_moment) for push in pushes_T]
         self.formats = RowFormats(catalog, formats_T)
         self.counts = CompressedValues()
         self._catalog = catalog
         self._config = config
         self._memory = memory
-        self.fp32 = all(push.numbers.values == "fp32" for push in pushes_T)
+        self.fp32 = all(push.values == "fp32" for push in pushes_T)
         """Whether all tables' gradients are sent as float32."""
 
     @property

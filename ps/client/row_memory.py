@@ -269,7 +269,7 @@ class RowMemory:
         if self.sends_later and other:
             raise CheckpointError(
                 f"unsent gradients of a pool of dim {min(other)}; the pools are of dim {', '.join(sorted(known))}: "
-                "resume with the same keep_rows and values of each table"
+                "resume with the same compression of each table"
             )
         for group in self._groups:
             prefix = f"{group.name}/"

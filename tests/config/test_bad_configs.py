@@ -201,7 +201,6 @@ BAD: tuple[tuple[str, ...], ...] = (
     ("consistency: {mode: sync, staleness: 2}", "staleness: 2 with mode: sync"),
     ("compression: {push: {values: fp16, scale: pow2}}", "push.scale: has no effect with values: fp16"),
     ("compression: {push: {values: int4, keep_values: 0.1, pool_rows: 9}}", "values: int4 does not go with"),
-    ("compression: {push: {select: random}}", "select: random has no effect where all is sent"),
     ("compression: {push: {select: random}}", "compression.push.select: unknown key; leave it out, the rows with the"),
     ("compression: {push: {max_age: 3}}", "compression.push.max_age: unknown key; leave it out, a row waits until"),
     ("compression: {push: {keep_rows: 0.25}}", "keep_rows: 0.25 drops gradients without pool_rows; allowed: pool_rows"),

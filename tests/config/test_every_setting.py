@@ -67,7 +67,7 @@ JOBS: dict[str, dict[str, Any]] = {
         "model": {"name": "dnn", **MLP},
         "tables": {"default": {"dim": 4, "optimizer": {"name": "adam", "schedule": DECAY}, "admit": {"min_count": 2},
                    "init": {"name": "normal"}, "evict": {"ttl_steps": 1, "sweep_steps": 1}},
-                   "user": {"compression": {"push": {"values": "fp16"}, "pull": {"values": "fp16"}}}},
+                   "user": {"compression": "fp16"}},
         "tower": {"amp": "off", "optimizer": {"schedule": DECAY}},
         "train": {"batch_size": 32, "epochs": 2, "clip_norm": 0.01, "plateau": {"metric": "logloss", "min_delta": 0.01},
                   "early_stopping": {"metric": "logloss", "min_delta": 0.01}},
@@ -118,7 +118,7 @@ VALUES: dict[str, list[Any]] = {
     "tables.*.evict": [{"ttl_steps": 2, "sweep_steps": 1}], "tables.*.admit": [{"min_count": 2}],
     "tables.*.init": ["zeros"],
     "tables.*.init.path": ["x.npy"], "train.loss.negatives": [{"batch": 3}],
-    "tables.*.compression": [{"pull": {"values": "int8"}}], "train.report_every_s": [1e-9],
+    "tables.*.compression": ["safe"], "train.report_every_s": [1e-9],
     "compression.push.dgc": [{}], "tables": [{"user": {"dim": 5}}], "consistency.mode": ["bounded"],
 }  # fmt: skip
 """Other values of texts and lists, and those that a small job shows."""
@@ -236,7 +236,7 @@ def test_every_setting_that_a_job_accepts_changes_something(folder: Path, tmp_pa
         (
             {
                 "compression": {"pull": {"values": "int8"}},
-                "tables": {"default": {"compression": {"pull": {"values": "fp16"}}}},
+                "tables": {"default": {"compression": "fp16"}},
             },
             "compression.pull.values",
         ),
@@ -254,4 +254,4 @@ def test_a_setting_is_refused_beside_another_that_leaves_it_no_effect(changes: d
 
 def test_the_walk_visits_every_group_of_settings(folder: Path) -> None:
     left = {each.__name__ for each in models_of(JobConfig) - {kind for _, _, _, kind, _ in walked(folder)}}
-    assert left == {"OwnModelConfig", "LrConfig", "FmConfig", "TableCompressionConfig"}, "have no settings of their own"
+    assert left == {"OwnModelConfig", "LrConfig", "FmConfig"}, "have no settings of their own"

@@ -79,8 +79,8 @@ def test_compressed_gradients_and_frozen_rows_outlive_deaths_of_servers(cluster:
     }
     tables = {
         "default": {"dim": 8},
-        "C1": {"compression": {"push": {"values": "fp32"}}},
-        "C2": {"compression": {"push": {"keep_rows": 0.1}, "pull": {"values": "fp16"}}},
+        "C1": {"compression": "none"},
+        "C2": {"compression": "balanced"},
         "C3": {"freeze": True, "init": {"name": "file", "path": write_rows(tmp_path)}},
     }
     checkpoint = {"every_steps": 30, "full_every": 3, "keep": 3}

@@ -284,7 +284,7 @@ FALLING = "{metric: logloss, patience: 1, min_delta: 1.0, factor: 0.3}"
 FEATURES: dict[str, dict[str, Any]] = {
     "compression": {
         "compression": COMPRESSION % "powersgd",
-        "tables__b__compression": "{push: {scale: fp16}}",
+        "tables__b__compression": "safe",
     },
     "policies": {
         "tables__default__evict": "{ttl_steps: 2, sweep_steps: 1}",

@@ -90,7 +90,7 @@ def test_a_run_is_a_job_that_train_takes_where_its_recipe_leaves_settings_of_the
         ({"base": "no-such.yaml"}, "no-such.yaml: cannot be read"),
         ({"base": {"workerz": 1}}, "base: workerz: unknown key; did you mean workers?"),
         ({"base": {**BASE, "compression": {"push": {"values": "fp16"}}}}, "base: sets compression, which recipes"),
-        ({"base": {**BASE, "tables": {"user": {"compression": {"pull": {"values": "fp16"}}}}}},
+        ({"base": {**BASE, "tables": {"user": {"compression": "fp16"}}}},
          "base: sets tables.user.compression, so that fp32 would not be plain"),
         ({"base": {**BASE, "checkpoint": {"dir": "kept"}}}, "checkpoint.dir: all runs would share it"),
         ({"recipes": [{"name": "few", "settings": {"train.loss": "mse"}}]}, "few: does not evaluate auc"),

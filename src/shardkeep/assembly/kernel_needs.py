@@ -73,7 +73,7 @@ def compile_of_job(config: JobConfig, say: Callable[[str], None], *, also: Seque
 def _of_both_ends(compression: CompressionConfig, tables: Sequence[TableSpec]) -> Iterator[str]:
     """Kernels that write and read messages."""
     for spec in tables:
-        yield from FORMATS[push_of(spec.compression, compression.push).numbers.values].kernels
+        yield from FORMATS[push_of(spec.compression, compression.push).values].kernels
         yield from FORMATS[pull_of(spec.compression, compression.pull).values].kernels
     if compression.ids == "coded":
         yield from _IDS
