@@ -15,41 +15,37 @@ Stateless; knows no error feedback.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from shardkeep.base.arrays import Bytes, Rows, UInt32s
 from shardkeep.compression.values import scale_kernels, scaled_kernels as kernels
-from shardkeep.compression.values.codec import ValueCodec, check_bytes, check_rows
+from shardkeep.compression.values.codec import check_bytes, check_rows
 from shardkeep.compression.values.registry import Scale
 
-Kernel = Callable[..., None]
 BLOCK = 65536
 """Values that are encoded at a time: what is in between stays in a core's own cache."""
 _FLOAT32_MOST = float(np.finfo(np.float32).max)
+_SIGNS = np.array([1.0, -1.0], dtype=np.float32)
 
 
 @dataclass(slots=True, eq=False)
 class ScaledCodec:
-    """A format of one step a row and `width` bits a value."""
+    """A format of one step a row and `width` bits a value: of 1 bit a sign, times the mean magnitude of the row; of
+    more an integer, -127 to 127, -7 to 7 or -1 to 1."""
 
     name: str
-    tag: int
-    scale: Scale
     width: int
     """Bits of a code: 1, 2, 4 or 8."""
-    top: float
-    """The level that the largest magnitude of a row may reach."""
-    nearest: Kernel
-    """Rounds values in steps, flat: they, the `arguments`, where the codes go."""
-    arguments: tuple[Any, ...]
-    levels: Rows | None
-    """Level of each code, float32 (2 ** width,); None = a code is an integer in two's complement."""
-    of_mean: bool = False
-    """Whether the step is the mean magnitude, and not the largest."""
+    tag: int
+    scale: Scale
+
+    @property
+    def top(self) -> int:
+        """The level that the largest magnitude of a row may reach."""
+        return max(1, (1 << self.width - 1) - 1)
 
     @property
     def scale_bytes(self) -> int:
@@ -73,7 +69,11 @@ class ScaledCodec:
             count = len(rows_BD)
             steps_B = self._steps(rows_BD)
             kernels.divide(rows_BD, steps_B, values_BP[:count])
-            self.nearest(values_BP[:count].reshape(-1), *self.arguments, codes_BP[:count].reshape(-1))
+            values_V, codes_V = values_BP[:count].reshape(-1), codes_BP[:count].reshape(-1)
+            if self.width == 1:
+                kernels.signs(values_V, codes_V)
+            else:
+                kernels.integers(values_V, np.int32(self.top), np.uint8((1 << self.width) - 1), codes_V)
             kernels.pack(codes_BP[:count], dim, self.width, steps_B, self.scale_bytes, encoded[start : start + size])
         return encoded
 
@@ -88,8 +88,8 @@ class ScaledCodec:
         if self.width < 8:
             codes, start = np.empty((len(encoded_KR), dim + -dim % 8), dtype=np.uint8), 0
             kernels.unpack(encoded_KR, self.width, self.scale_bytes, codes)
-        if self.levels is not None:
-            kernels.multiply(codes, start, steps_K, self.levels, rows_KD)
+        if self.width == 1:
+            np.multiply(steps_K[:, None], _SIGNS[codes[:, :dim]], out=rows_KD)
         else:
             kernels.multiply_integers(codes, start, self.width, steps_K, rows_KD)
         return rows_KD
@@ -99,34 +99,14 @@ class ScaledCodec:
         steps_K = np.empty(len(rows_KD), dtype=np.uint32)
         kept = 0x7F800000 if self.scale == "pow2" else 0x7FFF8000
         limit = int(np.float32(_FLOAT32_MOST / self.top).view(np.uint32)) & kept
-        if self.of_mean:
+        if self.width == 1:
             scale_kernels.steps_of_mean(rows_KD, limit, self.scale_bytes, steps_K)
         else:
             scale_kernels.steps_above(rows_KD.view(np.uint32), np.float32(self.top), limit, self.scale_bytes, steps_K)
         return steps_K
 
 
-def int8(*, tag: int, scale: Scale) -> ValueCodec:
-    """-127 to 127."""
-    return _integers("int8", tag, scale, width=8)
-
-
-def int4(*, tag: int, scale: Scale) -> ValueCodec:
-    """-7 to 7."""
-    return _integers("int4", tag, scale, width=4)
-
-
-def int2(*, tag: int, scale: Scale) -> ValueCodec:
-    """-1, 0, 1."""
-    return _integers("int2", tag, scale, width=2)
-
-
-def _integers(name: str, tag: int, scale: Scale, *, width: int) -> ValueCodec:
-    top, mask = np.int32(2 ** (width - 1) - 1), np.uint8(2**width - 1)
-    return ScaledCodec(name, tag, scale, width, float(top), kernels.integers, (top, mask), levels=None)
-
-
-def sign(*, tag: int, scale: Scale) -> ValueCodec:
-    """+ or -, times the mean magnitude of the row."""
-    levels = np.array([1.0, -1.0], dtype=np.float32)
-    return ScaledCodec("sign", tag, scale, 1, 1.0, kernels.signs, (), levels, of_mean=True)
+int8, int4, int2, sign = (
+    functools.partial(ScaledCodec, name, width) for name, width in (("int8", 8), ("int4", 4), ("int2", 2), ("sign", 1))
+)
+"""Make the codec of a tag and a kind of scale."""

@@ -106,26 +106,10 @@ def unpack(encoded_KR: Bytes, width: int, scale_bytes: int, codes_KP: Bytes) -> 
 
 
 @kernel(
-    "void(Array(uint8, 2, 'C', readonly=True), int64, Array(float32, 1, 'C', readonly=True), "
-    "Array(float32, 1, 'C', readonly=True), float32[:,::1])"
-)
-def multiply(codes_KP: Bytes, start: int, steps_K: Rows, levels: Rows, rows_KD: Rows) -> None:
-    """Each value is its row's step times the level of its code; the first code is at column `start`."""
-    whole = rows_KD.shape[1] - rows_KD.shape[1] % 8
-    for i in range(rows_KD.shape[0]):
-        step, codes = steps_K[i], codes_KP[i, start:]
-        for b in range(0, whole, 8):
-            for j in range(8):
-                rows_KD[i, b + j] = step * levels[codes[b + j]]
-        for c in range(whole, rows_KD.shape[1]):
-            rows_KD[i, c] = step * levels[codes[c]]
-
-
-@kernel(
     "void(Array(uint8, 2, 'C', readonly=True), int64, int64, Array(float32, 1, 'C', readonly=True), float32[:,::1])"
 )
 def multiply_integers(codes_KP: Bytes, start: int, width: int, steps_K: Rows, rows_KD: Rows) -> None:
-    """As `multiply`, where codes are levels in two's complement of `width` bits."""
+    """Each value is its row's step times its code in two's complement of `width` bits; the first is at `start`."""
     spare = np.int32(np.int32(32 - width) & np.int32(31))  # vectors need to know that it is below 32
     for i in range(rows_KD.shape[0]):
         step, codes = steps_K[i], codes_KP[i, start:]
