@@ -124,9 +124,9 @@ def ones(packet_R):
 
 
 DAMAGES = {
-    "top-k without positions": ("topk", zeros, False, "0 positions came, not 80 of "),
-    "top-k cut off": ("topk", half, False, "positions came, not 80 of "),
-    "top-k in several buckets": ("topk", zeros, True, "0 positions came, not "),
+    "top-k without positions": ("topk", zeros, False, " damaged bytes of 80 positions of "),
+    "top-k cut off": ("topk", half, False, "damaged bytes of 80 positions of "),
+    "top-k in several buckets": ("topk", zeros, True, "damaged bytes of "),
     "a length with one bit wrong": ("lossless", longer, False, " float32s, or its length is damaged"),
     "a length of zeros": ("lossless", zeros, False, "a code of 0 bytes came for "),
     "a code of ones": ("lossless", ones, False, " are no coded float32s"),
