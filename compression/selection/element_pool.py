@@ -14,12 +14,14 @@ import numpy as np
 
 from shardkeep.base.arrays import Bools, Floats, Ints
 from shardkeep.compression.selection import element_pool_kernels as kernels
-from shardkeep.compression.selection.largest_rows import largest
 from shardkeep.compression.selection.row_pool import check_rows, check_sizes
 from shardkeep.compression.selection.selected import Selected
 from shardkeep.compression.selection.shares import num_kept
 from shardkeep.compression.selection.slot_kernels import ID, LOST_ROWS, TABLE
 from shardkeep.compression.selection.slots import RowSlots
+from shardkeep.compression.selection.threshold_kernels import mark_largest
+
+_MAGNITUDE = np.int32(0x7FFFFFFF)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -152,3 +154,18 @@ class ElementPool:
         order_K = np.lexsort((ids, tables))
         starts_T1 = np.searchsorted(tables[order_K], np.arange(self.num_tables + 1)).astype(np.int64)
         return self.slots.opened(Selected.plain(starts_T1, ids[order_K], rows[order_K], slots[order_K], **counts))
+
+
+def largest(values_N: Floats, count: int) -> Ints:
+    """Positions of the `count` values of largest magnitude (all, if there are fewer), int64, ascending.
+
+    Signs play no part: the caller takes signed values by position. Of equal magnitudes the first are taken. NaN counts
+    as the largest, then infinities: what is not finite is seen, never hidden. `values_N`: float32, contiguous.
+
+    Raises TypeError for values of another form.
+    """
+    if values_N.dtype != np.float32 or values_N.ndim != 1 or not values_N.flags.c_contiguous:
+        raise TypeError(f"values of {values_N.dtype} {values_N.shape}; allowed: contiguous float32 (N,)")
+    marks_N = np.zeros(values_N.size, dtype=np.uint8)
+    mark_largest(values_N.view(np.int32) & _MAGNITUDE, count, marks_N)
+    return np.flatnonzero(marks_N)

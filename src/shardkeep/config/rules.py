@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from shardkeep.compression.config import CompressionConfig, PushConfig
+from shardkeep.compression.config import CompressionConfig
 from shardkeep.compression.per_table import TablePush, check_table, push_of
 from shardkeep.config.overrides import merged
 from shardkeep.ps.config import TableSpec
@@ -32,17 +32,12 @@ if TYPE_CHECKING:
 
 
 def check_compression(tables: Iterable[TableSpec], compression: CompressionConfig) -> None:
-    """Raises ValueError where a table does not go with what the job compresses."""
-    tables = list(tables)
+    """Raises ValueError where a table does not go with what the job compresses, or where an update decays all rows of
+    a table, but workers send only some of their gradients."""
+    push = compression.push
     for table in tables:
         if table.compression is not None:
-            check_table(table.name, table.compression, compression.push)
-    check_decay(tables, compression.push)
-
-
-def check_decay(tables: Iterable[TableSpec], push: PushConfig) -> None:
-    """Raises ValueError where an update decays all rows of a table, but workers send only some of their gradients."""
-    for table in tables:
+            check_table(table.name, table.compression, push)
         keep = push_of(table.compression, push).keep
         if (keep < 1.0 or push.keep_values is not None) and table.optimizer.decays_all_rows:
             key = f"compression.push.{'keep_rows' if push.keep_values is None else 'keep_values'}: {keep:g}"

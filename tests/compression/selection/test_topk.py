@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, strategies as st
 from hypothesis.extra.numpy import arrays
 
-from shardkeep.compression.selection.largest_rows import largest
+from shardkeep.compression.selection.element_pool import largest
 from shardkeep.compression.selection.shares import keep_at, num_kept
 from shardkeep.compression.selection.threshold_kernels import mark_largest
 from tests.support.cases import every
