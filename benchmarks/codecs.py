@@ -11,10 +11,9 @@ import harness
 import numpy as np
 import torch
 
-from shardkeep.base.arrays import Rows, UInt64s
+from shardkeep.base.arrays import Rows
 from shardkeep.compression.values.codec import ValueCodec, value_codec
 from shardkeep.compression.values.registry import FORMATS
-from shardkeep.compression.values.rounding import row_keys
 
 # Encode + decode may take this share of the time to send raw fp32 rows over a link of so many Gbit/s.
 STRICT = {"fp16", "int8"}
@@ -35,13 +34,10 @@ def main() -> None:
 
 def measure(dim: int, options: argparse.Namespace) -> dict[str, Any]:
     rows_KD = np.random.default_rng(0).normal(size=(options.rows, dim)).astype(np.float32)
-    keys_K = row_keys(0, 0, np.arange(options.rows, dtype=np.int64), 0)
     contestants = {
-        f"{name}{f'/{scale}' if scale else ''} {rounding}": _contestant(value_codec(tag), rows_KD, keys)
+        f"{name}{f'/{scale}' if scale else ''}": _contestant(value_codec(tag), rows_KD)
         for name, entry in FORMATS.items()
         for tag, scale in entry.config.tags().items()
-        for rounding, keys in (("nearest", None), ("stochastic", keys_K))
-        if keys is None or entry.config.rounds
     }
     share_s = options.seconds / len(contestants)
     found = harness.alternate(contestants, rounds=options.rounds, seconds=share_s)
@@ -52,11 +48,11 @@ def measure(dim: int, options: argparse.Namespace) -> dict[str, Any]:
     return {"rounds": found, "limits": [_show(name, rounds, raw_ns) for name, rounds in found.items()]}
 
 
-def _contestant(codec: ValueCodec, rows_KD: Rows, keys_K: UInt64s | None) -> harness.Contestant:
+def _contestant(codec: ValueCodec, rows_KD: Rows) -> harness.Contestant:
     def run(seconds: float) -> harness.Figures:
         num_rows, dim = rows_KD.shape
-        encoded = codec.encode(rows_KD, keys_K)
-        encode_s = _best_s(lambda: codec.encode(rows_KD, keys_K), seconds / 2)
+        encoded = codec.encode(rows_KD)
+        encode_s = _best_s(lambda: codec.encode(rows_KD), seconds / 2)
         decode_s = _best_s(lambda: codec.decode(encoded, dim), seconds / 2)
         relative = np.linalg.norm(codec.decode(encoded, dim) - rows_KD, axis=1) / np.linalg.norm(rows_KD, axis=1)
         return {
@@ -83,7 +79,7 @@ def _show(name: str, rounds: list[harness.Figures], raw_ns: dict[float, float]) 
     """A line of the table: the fastest round, as within a round."""
     best = {key: min(figures[key] for figures in rounds) for key in rounds[0]}
     total_ns = best["encode_ns"] + best["decode_ns"]
-    strict = name.split("/")[0].split(" ")[0] in STRICT
+    strict = name.split("/")[0] in STRICT
     limit_ns = STRICT_SHARE * raw_ns[STRICT_GBIT] if strict else SHARE * raw_ns[GBIT]
     print(
         f"{name:<28}{best['row_bytes']:>6.0f}{best['encode_ns']:>9.1f}{best['decode_ns']:>9.1f}{total_ns:>9.1f}"

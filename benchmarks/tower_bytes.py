@@ -19,7 +19,6 @@ WORKERS = (2, 4, 8, 16, 32, 64)
 FORMS: dict[str, dict[str, Any]] = {
     "fp32": {"name": "none"},
     "fp16": {"name": "fp16"},
-    "int8": {"name": "int8"},
     "lossless": {"name": "lossless"},
     "powersgd 1": {"name": "powersgd", "rank": 1, "values": "fp16"},
     "powersgd 4": {"name": "powersgd", "rank": 4, "values": "fp16"},

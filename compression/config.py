@@ -5,24 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from shardkeep.base.plugging.plugs import Plug, by_name
 from shardkeep.base.settings import MOST_ROWS, MOST_STEPS, MOST_WIDTH, Named, Settings
-from shardkeep.compression.selection.registry import SelectorName
-from shardkeep.compression.values.registry import FORMATS, Rounding, Scale, ValueFormat
+from shardkeep.compression.values.registry import FORMATS, Scale, ValueFormat
 
 
-def without_effect(values: str | None, *, scale: Any, rounding: Any = None) -> None:
-    """Raises ValueError for settings of a number format that has none such. `values`: None = the job's."""
-    if values is None:
+def _check_scale(values: str, scale: Scale | None) -> None:
+    """Raises ValueError for the scale of a number format that has none such."""
+    if scale is None:
         return
     entry = FORMATS[values].config
-    wrong = ["scale"] if scale is not None and not entry.scaled else []
-    wrong += ["rounding"] if rounding is not None and not entry.rounds else []
-    if wrong:
-        raise ValueError(f"{' and '.join(wrong)}: has no effect with values: {values}")
-    if scale is not None and scale not in entry.scales:
+    if not entry.scaled:
+        raise ValueError(f"scale: has no effect with values: {values}")
+    if scale not in entry.scales:
         raise ValueError(f"scale: {scale} does not go with values: {values}; allowed: {', '.join(entry.scales)}")
 
 
@@ -42,12 +39,19 @@ class DgcConfig(Settings):
 class PushConfig(Settings):
     """How row gradients are sent from a worker to the servers."""
 
+    model_config = ConfigDict(
+        json_schema_extra={
+            "left": {
+                "rounding": "leave it out, every value is rounded to nearest",
+                "select": "leave it out, the rows with the largest norm are sent",
+                "max_age": "leave it out, a row waits until its norm is among the largest",
+            }
+        }
+    )
+
     keep_rows: float = Field(1.0, gt=0.0, le=1.0)
-    """Share of a step's rows that are sent, those with the largest gradient norm, at least one; 1.0 = all. With
-    `pool_rows`, the share is of all tables of one dim together, and the other rows wait in the pool. Without, it is of
-    each table, and the other rows are dropped; summary.json counts them (`dropped_by_selection`)."""
-    select: SelectorName = "largest"
-    """Which rows are sent: the largest, or as many random ones in each step (random-k), for comparison."""
+    """Share of a step's rows that are sent, those with the largest norm of gradient and residual, at least one; 1.0 =
+    all. The share is of all tables of one dim together. The other rows wait in the pool, so it needs `pool_rows`."""
     keep_values: float | None = Field(None, gt=0.0, le=1.0)
     """Share of single values that are sent instead of whole rows: the largest of each table, in fp32. The others wait
     in the pool. Left out = whole rows."""
@@ -58,19 +62,14 @@ class PushConfig(Settings):
     pool_rows: int = Field(0, ge=0, le=MOST_ROWS)
     """Rows whose unsent gradients and rounding errors a worker keeps for later steps (error feedback); 0 = none. A row
     that finds the pool full is sent at once."""
-    max_age: Annotated[int, Field(ge=1, le=MOST_STEPS)] | Literal["off"] = "off"
-    """Steps after which a row in the pool is sent in any case; off = no limit."""
     second_moment: bool = False
     """Send the sum of a row's mean squared gradients beside it, in one byte. Adagrad and Adam need it if a row is the
     sum of several steps' gradients."""
     values: ValueFormat = "fp32"
-    """Number format of the gradient values on the wire."""
+    """Number format of the gradient values on the wire, rounded to nearest."""
     scale: Scale | None = None
-    """Row scale of fp16-block, fp8-*, int8, int4, int2 and sign: pow2 = a power of two, 1 byte; fp16 = a 16-bit float,
-    2 bytes; default pow2."""
-    rounding: Rounding | None = None
-    """nearest, or stochastic = up or down at random such that the mean is right, the same in every run with this
-    seed; not with fp32; default nearest."""
+    """Row scale of int8, int4, int2 and sign: pow2 = a power of two, 1 byte; fp16 = a 16-bit float, 2 bytes; default
+    pow2."""
 
     @property
     def keep(self) -> float:
@@ -79,18 +78,20 @@ class PushConfig(Settings):
 
     @model_validator(mode="after")
     def _every_setting_is_used(self) -> PushConfig:
-        without_effect(self.values, scale=self.scale, rounding=self.rounding)
+        _check_scale(self.values, self.scale)
         if self.keep_values is not None:
             if self.values != "fp32":
                 raise ValueError(f"values: {self.values} does not go with keep_values; allowed: fp32")
-            unused = ("max_age", "second_moment", "keep_rows", "rounding", "select")
-            self._refuse(unused, "has no effect with keep_values")
+            self._refuse(("second_moment", "keep_rows"), "has no effect with keep_values")
         elif self.dgc is not None:
             raise ValueError("dgc: has no effect without keep_values")
         if not self.pool_rows:
-            self._refuse(("max_age", "second_moment", "keep_values"), "has no effect without pool_rows")
+            self._refuse(("second_moment", "keep_values"), "has no effect without pool_rows")
+            self._refuse(
+                ("keep_rows",), "drops gradients without pool_rows; allowed: pool_rows above 0, or keep_rows: 1"
+            )
         if self.keep == 1.0:
-            self._refuse(("warmup_steps", "select"), "has no effect where all is sent")
+            self._refuse(("warmup_steps",), "has no effect where all is sent")
         return self
 
     def _refuse(self, keys: Sequence[str], why: str) -> None:
@@ -121,7 +122,7 @@ class PullConfig(Settings):
 
     @model_validator(mode="after")
     def _every_setting_is_used(self) -> PullConfig:
-        without_effect(self.values, scale=self.scale)
+        _check_scale(self.values, self.scale)
         if bool(self.cache_rows) != bool(self.lease):
             raise ValueError(
                 f"cache_rows: {self.cache_rows} with lease: {self.lease}; allowed: both 0, or both above 0"
@@ -135,10 +136,10 @@ _TOWER = "shardkeep.compression.tower"
 FORMS: dict[str, Plug[tuple[str, ...], Any]] = by_name(
     Plug("none", (), f"{_TOWER}.forms:rounded"),
     Plug("lossless", (), f"{_TOWER}.lossless:lossless"),
-    Plug("bf16", (), f"{_TOWER}.forms:rounded"),
     Plug("fp16", (), f"{_TOWER}.forms:rounded"),
-    Plug("int8", (), f"{_TOWER}.forms:rounded"),
-    Plug("topk", ("keep", "values", "warmup_steps"), f"{_TOWER}.forms:top_k"),
+    Plug(
+        "topk", ("keep", "values", "warmup_steps"), f"{_TOWER}.forms:top_k", ("shardkeep.compression.ids.set_kernels",)
+    ),
     Plug("powersgd", ("values", "rank", "warmup_steps"), f"{_TOWER}.powersgd:powersgd"),
 )
 """Forms of the tower's sum: the settings beside its name that each takes, and the function that makes it."""
@@ -147,10 +148,10 @@ FORMS: dict[str, Plug[tuple[str, ...], Any]] = by_name(
 class TowerCompressionConfig(Named):
     """How dense gradients are sent between workers."""
 
-    name: Literal["none", "lossless", "bf16", "fp16", "int8", "topk", "powersgd"] = "none"
-    """none = fp32. lossless = fp32 with coded exponents: fewer bytes, the same bits. bf16, fp16 and int8 round every
-    value, fp16 and int8 in blocks of 64 with a scale. topk sends the largest values of each parameter, powersgd a
-    product of two thin matrices for each large one. int8, topk and powersgd keep a residual and send it later."""
+    name: Literal["none", "lossless", "fp16", "topk", "powersgd"] = "none"
+    """none = fp32. lossless = fp32 with coded exponents: fewer bytes, the same bits. fp16 rounds every value, in blocks
+    of 64 with a scale. topk sends the largest values of each parameter, powersgd a product of two thin matrices for
+    each large one. topk and powersgd keep a residual and send it later."""
     keep: float | None = Field(None, gt=0.0, le=1.0)
     """topk only: share of each parameter's values that is sent, at least one; parameters below 1024 values are sent
     whole; default 0.01."""
@@ -182,46 +183,3 @@ class CompressionConfig(Settings):
     """Rows, from servers to workers."""
     tower: TowerCompressionConfig = TowerCompressionConfig()
     """Dense gradients, between workers."""
-
-
-class TablePushConfig(Settings):
-    """How the gradients of one table are sent, where it differs from `compression.push`."""
-
-    keep_rows: float | None = Field(None, gt=0.0, le=1.0)
-    """Share of the table's rows of a step that are sent. With `pool_rows`, tables of one dim and one share select
-    together. Left out = that of `compression.push`."""
-    values: ValueFormat | None = None
-    """Number format of the gradient values; it comes with the table's own scale and rounding. Left out = that of
-    `compression.push`. fp32 with keep_rows: 1.0 = the table is not compressed, and nothing of it waits."""
-    scale: Scale | None = None
-    """Row scale; left out = that of `compression.push`, or pow2 beside `values`."""
-    rounding: Rounding | None = None
-    """nearest or stochastic; left out = that of `compression.push`, or nearest beside `values`."""
-
-    @model_validator(mode="after")
-    def _every_setting_is_used(self) -> TablePushConfig:
-        without_effect(self.values, scale=self.scale, rounding=self.rounding)
-        return self
-
-
-class TablePullConfig(Settings):
-    """How the rows of one table are sent to workers, where it differs from `compression.pull`."""
-
-    values: ValueFormat | None = None
-    """Number format of the row values; it comes with the table's own scale. Left out = that of `compression.pull`."""
-    scale: Scale | None = None
-    """Row scale; left out = that of `compression.pull`, or pow2 beside `values`."""
-
-    @model_validator(mode="after")
-    def _every_setting_is_used(self) -> TablePullConfig:
-        without_effect(self.values, scale=self.scale)
-        return self
-
-
-class TableCompressionConfig(Settings):
-    """What is compressed otherwise than in the rest of the job."""
-
-    push: TablePushConfig = TablePushConfig()
-    """Gradients of the table's rows."""
-    pull: TablePullConfig = TablePullConfig()
-    """Rows of the table."""

@@ -1,38 +1,36 @@
-"""What one table's own compression changes in the job's settings. Data only; loads no codec.
+"""What compression of one table's own changes in the job's: nothing is compressed, or it is as a recipe says.
 
-What acts across tables stays of the job: one pool of unsent gradients per worker, and selection of single values.
+Data only; loads no codec. What acts across tables stays of the job: its pool of unsent gradients, second moments,
+warm-up and cache.
 """
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
 
-from shardkeep.compression.config import (
-    CompressionConfig,
-    PullConfig,
-    PushConfig,
-    TableCompressionConfig,
-    TablePullConfig,
-    TablePushConfig,
-    without_effect,
-)
-from shardkeep.compression.values.registry import Rounding, Scale, ValueFormat
+from shardkeep.compression.config import CompressionConfig, PullConfig, PushConfig
+from shardkeep.compression.recipes import RECIPES
+from shardkeep.compression.values.registry import Scale, ValueFormat
 
+_RECIPES: Mapping[str, Any] = {name: recipe.settings["compression"] for name, recipe in RECIPES.items()}
+_OF_TABLES = {"none": {}} | {n: own for n, own in _RECIPES.items() if "keep_values" not in own.get("push", {})}
+"""Recipes that one table can follow: those that send whole rows."""
 
-@dataclass(frozen=True, slots=True)
-class Numbers:
-    """A number format with its scale and rounding."""
-
-    values: ValueFormat
-    scale: Scale | None = None
-    rounding: Rounding | None = None
+if TYPE_CHECKING:
+    TableCompression = str
+else:
+    TableCompression = Literal[tuple(_OF_TABLES)]  # what the config takes
 
 
 @dataclass(frozen=True, slots=True)
 class TablePush:
     """How the gradients of one table are sent."""
 
-    numbers: Numbers
+    values: ValueFormat
+    scale: Scale | None
     keep: float
     """The share that is sent, of rows or of single values."""
     second_moment: bool = False
@@ -40,41 +38,33 @@ class TablePush:
     """Whether the table asks for all its rows in fp32: nothing of them waits in a pool."""
 
 
-def push_of(table: TableCompressionConfig | None, job: PushConfig, *, frozen: bool = False) -> TablePush:
-    """How a table's gradients are sent. `frozen`: they are not; then no pool has room for them."""
-    own = TablePushConfig() if table is None else table.push
-    numbers = _numbers(own, job)
-    keep = job.keep if own.keep_rows is None else own.keep_rows
-    whole = frozen or (own != TablePushConfig() and keep == 1.0 and numbers.values == "fp32")
-    return TablePush(numbers, keep, job.second_moment and not whole, whole)
+def push_of(table: str | None, job: PushConfig, *, frozen: bool = False) -> TablePush:
+    """How a table's gradients are sent. `table`: its own recipe, None = as in the job. `frozen`: they are not; then no
+    pool has room for them."""
+    own = job if table is None else _recipe(table).push
+    whole = frozen or (table is not None and own.keep == 1.0 and own.values == "fp32")
+    return TablePush(own.values, own.scale, own.keep, job.second_moment and not whole, whole)
 
 
-def pull_of(table: TableCompressionConfig | None, job: PullConfig) -> Numbers:
-    """How a table's rows are sent to workers."""
-    own = TablePullConfig() if table is None else table.pull
-    return _numbers(own, job)
+def pull_of(table: str | None, job: PullConfig) -> PullConfig:
+    """How a table's rows are sent to workers: `values` and `scale`."""
+    return job if table is None else _recipe(table).pull
 
 
-def check_table(name: str, table: TableCompressionConfig, job: CompressionConfig) -> None:
-    """Raises ValueError, which names the setting, where a table's own settings do not go with the job's."""
-    if job.push.keep_values is not None and table.push != TablePushConfig():
+def check_table(name: str, table: str, job: PushConfig) -> None:
+    """Raises ValueError, which names the setting, where a table's own recipe does not go with the job's pushes."""
+    if job.keep_values is not None:
         raise ValueError(
-            f"tables.{name}.compression.push: with compression.push.keep_values: {job.push.keep_values:g}, which "
-            "selects single values in one format for all tables; allowed: no keep_values, or no push of a table"
+            f"tables.{name}.compression: {table} with compression.push.keep_values: {job.keep_values:g}, which selects "
+            "single values of all tables; allowed: no keep_values, or no compression of a table"
         )
-    push, pull = push_of(table, job.push).numbers, pull_of(table, job.pull)
-    for key, own, numbers in (("push", table.push, push), ("pull", table.pull, pull)):
-        rounding = getattr(own, "rounding", None)
-        try:
-            without_effect(numbers.values, scale=own.scale, rounding=rounding)
-        except ValueError as error:
-            raise ValueError(f"tables.{name}.compression.{key}.{error}") from error
+    if (keep := push_of(table, job).keep) < 1.0 and not job.pool_rows:
+        raise ValueError(
+            f"tables.{name}.compression: {table} sends {keep:g} of the rows and needs compression.push.pool_rows for "
+            "the others; allowed: pool_rows above 0, or a recipe that sends all rows"
+        )
 
 
-def _numbers(own: TablePushConfig | TablePullConfig, job: PushConfig | PullConfig) -> Numbers:
-    """A table's `values` come with its own scale and rounding; without `values`, each one is the job's unless set. Only
-    pushes have a rounding."""
-    rounding = getattr(own, "rounding", None)
-    if own.values is not None:
-        return Numbers(own.values, own.scale, rounding)
-    return Numbers(job.values, own.scale or job.scale, rounding or getattr(job, "rounding", None))
+@functools.cache
+def _recipe(name: str) -> CompressionConfig:
+    return CompressionConfig.model_validate(_OF_TABLES[name])

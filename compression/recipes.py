@@ -34,8 +34,7 @@ _TOPK_TOWER = {"name": "topk", "keep": 0.01, "warmup_steps": _WARMUP_STEPS}
 
 def _push(values: str, **others: Any) -> dict[str, Any]:
     """Rounded rows whose error is sent later."""
-    rounded = {"values": values, "scale": "pow2", "rounding": "nearest"}
-    return {**rounded, "pool_rows": _POOL_ROWS, "second_moment": True, **others}
+    return {"values": values, "scale": "pow2", "pool_rows": _POOL_ROWS, "second_moment": True, **others}
 
 
 def _powersgd(rank: int, warmup_steps: int = _WARMUP_STEPS) -> dict[str, Any]:
@@ -58,12 +57,6 @@ RECIPES: Mapping[str, Recipe] = {
             push={"values": "fp16"},
             pull={"values": "fp16"},
             tower={"name": "fp16"},
-        ),
-        _recipe(
-            "lossless",
-            "ids and the tower's exponents coded, push by reference; in sync mode the model has the bits of fp32's",
-            ids="coded",
-            tower={"name": "lossless"},
         ),
         _recipe(
             "safe",
@@ -109,3 +102,5 @@ RECIPES: Mapping[str, Recipe] = {
     )
 }
 """Every shipped recipe by name."""
+LEFT = {"lossless": "make it one of your own with compression: {ids: coded, tower: lossless}"}
+"""Recipes that were removed, and the way out."""

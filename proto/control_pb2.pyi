@@ -98,7 +98,7 @@ class Shared(_message.Message):
     def __init__(self, folder: _Optional[str] = ..., token: _Optional[str] = ..., needed_by: _Optional[str] = ..., proof_only: bool = ...) -> None: ...
 
 class Table(_message.Message):
-    __slots__ = ("name", "dim", "optimizer_json", "init_json", "dtype", "state_dtype", "admit_json", "evict_json", "freeze", "compression_json")
+    __slots__ = ("name", "dim", "optimizer_json", "init_json", "dtype", "state_dtype", "admit_json", "evict_json", "freeze", "compression")
     NAME_FIELD_NUMBER: _ClassVar[int]
     DIM_FIELD_NUMBER: _ClassVar[int]
     OPTIMIZER_JSON_FIELD_NUMBER: _ClassVar[int]
@@ -108,7 +108,7 @@ class Table(_message.Message):
     ADMIT_JSON_FIELD_NUMBER: _ClassVar[int]
     EVICT_JSON_FIELD_NUMBER: _ClassVar[int]
     FREEZE_FIELD_NUMBER: _ClassVar[int]
-    COMPRESSION_JSON_FIELD_NUMBER: _ClassVar[int]
+    COMPRESSION_FIELD_NUMBER: _ClassVar[int]
     name: str
     dim: int
     optimizer_json: str
@@ -118,8 +118,8 @@ class Table(_message.Message):
     admit_json: str
     evict_json: str
     freeze: bool
-    compression_json: str
-    def __init__(self, name: _Optional[str] = ..., dim: _Optional[int] = ..., optimizer_json: _Optional[str] = ..., init_json: _Optional[str] = ..., dtype: _Optional[str] = ..., state_dtype: _Optional[str] = ..., admit_json: _Optional[str] = ..., evict_json: _Optional[str] = ..., freeze: bool = ..., compression_json: _Optional[str] = ...) -> None: ...
+    compression: str
+    def __init__(self, name: _Optional[str] = ..., dim: _Optional[int] = ..., optimizer_json: _Optional[str] = ..., init_json: _Optional[str] = ..., dtype: _Optional[str] = ..., state_dtype: _Optional[str] = ..., admit_json: _Optional[str] = ..., evict_json: _Optional[str] = ..., freeze: bool = ..., compression: _Optional[str] = ...) -> None: ...
 
 class JoinRequest(_message.Message):
     __slots__ = ("token", "offer", "wait_s", "after", "why", "kept")

@@ -12,7 +12,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from shardkeep.base.errors import CheckpointError
 from shardkeep.base.settings import DAY_S, MayDiffer, Named, Settings, first_problem, known
-from shardkeep.compression.config import TableCompressionConfig, TablePushConfig
+from shardkeep.compression.per_table import TableCompression
 from shardkeep.ps.server.table.initializers.config import InitConfig
 from shardkeep.ps.server.table.optimizers.registry import RowOptimizerConfig
 from shardkeep.ps.server.table.optimizers.rowwise_adagrad import RowwiseAdagradConfig
@@ -46,7 +46,7 @@ class TableSpec(Settings):
     """Which rows go; left out = none."""
     freeze: bool = False
     """Rows are read and never change; ids without a row get their initial values."""
-    compression: TableCompressionConfig | None = None
+    compression: TableCompression | None = None
     """What is compressed otherwise than in the rest of the job; left out = nothing."""
 
     @classmethod
@@ -69,8 +69,6 @@ class TableSpec(Settings):
                 raise ValueError(
                     f"{key}: with freeze: true, which neither creates nor removes rows; allowed: one of the two"
                 )
-        if self.compression is not None and self.compression.push != TablePushConfig():
-            raise ValueError("compression.push: with freeze: true, which sends no gradient; allowed: compression.pull")
         if self.optimizer.decays_all_rows:
             raise ValueError(
                 "optimizer.weight_decay_on: table with freeze: true, where no update decays rows; allowed: touched"
@@ -128,9 +126,9 @@ class TableConfig(Settings):
     freeze: bool | None = None
     """true = rows are read and never change: no gradient of them is computed or sent, and no row is created. Left out
     = as in the default table, else false."""
-    compression: TableCompressionConfig | None = None
-    """What is compressed otherwise than in `compression` of the job; left out = as in the default table, else nothing.
-    """
+    compression: TableCompression | None = None
+    """none = rows and gradients travel in fp32, and all at once. A recipe = its number formats and its `keep_rows`; all
+    else of it is the job's. Left out = as in the default table, else as in `compression` of the job."""
 
 
 class ConsistencyConfig(Named):

@@ -30,17 +30,15 @@ from shardkeep.compression.ids.set_kernels import (
     OK,
     SHORT,
     UNKNOWN,
-    elias_fano_size,
-    elias_fano_width,
     read_bitmap,
-    read_split,
+    read_rice,
     rice_size,
     whole_bytes,
     write_bitmap,
-    write_split,
+    write_rice,
 )
 
-RAW, RANGE, BITMAP, RICE, ELIAS_FANO = 0, 1, 2, 3, 4
+RAW, RANGE, BITMAP, RICE = 0, 1, 2, 3
 
 PROBLEMS = 16
 """A kernel that reads returns PROBLEMS * section + problem."""
@@ -69,7 +67,7 @@ def misplaced(starts_S1: Ints, ids_V: Ints) -> int:
     "void(Array(int64, 1, 'C', readonly=True), Array(int64, 1, 'C', readonly=True), int64[::1], int64[::1], int64[::1])"
 )
 def choose_ids(starts_S1: Ints, ids_V: Ints, formats_S: Ints, sizes_S: Ints, widths_S: Ints) -> None:
-    """The shortest format of each section, its bytes, and the width of its Rice or Elias-Fano code."""
+    """The shortest format of each section, its bytes, and the width of its Rice code."""
     for s in range(starts_S1.size - 1):
         begin, end = starts_S1[s], starts_S1[s + 1]
         count = end - begin
@@ -89,13 +87,6 @@ def choose_ids(starts_S1: Ints, ids_V: Ints, formats_S: Ints, sizes_S: Ints, wid
                 rice_width, bits = rice_size(ids_V, begin + 1, end, origin)
                 if head + 1 + whole_bytes(bits) < size:
                     format_, size, width = RICE, head + 1 + whole_bytes(bits), rice_width
-                head += varint_size(span)
-                bits = between = 0
-                if count > 2:
-                    between = elias_fano_width(span - _1, count - 2)
-                    bits = elias_fano_size(ids_V, begin + 1, end - 1, origin, between)
-                if head + whole_bytes(bits) < size:
-                    format_, size, width = ELIAS_FANO, head + whole_bytes(bits), between
         formats_S[s], sizes_S[s], widths_S[s] = format_, size, width
 
 
@@ -120,21 +111,18 @@ def write_ids(starts_S1: Ints, ids_V: Ints, formats_S: Ints, sizes_S: Ints, widt
             write_bitmap(area, at, ids_V, begin + 1, end, origin)
         elif format_ == RICE:
             area[at] = width
-            write_split(area, at + 1, ids_V, begin + 1, end, origin, width, True)
-        elif format_ == ELIAS_FANO:
-            at = put_varint(area, at, np.uint64(ids_V[end - 1]) - np.uint64(ids_V[begin]))
-            write_split(area, at, ids_V, begin + 1, end - 1, origin, width, False)
+            write_rice(area, at + 1, ids_V, begin + 1, end, origin, width)
 
 
 @kernel("int64(int64[::1], int64[::1], int64[::1], int64, int64)")
 def check_ids(formats_S: Ints, rows_S: Ints, sizes_S: Ints, size: int, limit: int) -> int:
     """What is wrong before a byte is looked at; -1 where nothing is, -2 for bytes of no section. Then the rows are at
-    most `limit`, and those of each section but a RANGE at most 8 for a byte and two."""
+    most `limit`, and those of each section but a RANGE at most 8 for a byte and one."""
     at = total = 0
     for s in range(rows_S.size):
         problem = OK
         count, length, format_ = rows_S[s], sizes_S[s], formats_S[s]
-        if format_ < RAW or format_ > ELIAS_FANO:
+        if format_ < RAW or format_ > RICE:
             problem = UNKNOWN
         elif count < 0 or count > limit - total:
             problem = LIMIT
@@ -142,7 +130,7 @@ def check_ids(formats_S: Ints, rows_S: Ints, sizes_S: Ints, size: int, limit: in
             problem = SHORT
         elif format_ == RAW and ((length & 7) != 0 or (length >> 3) != count):
             problem = SHORT if (length >> 3) < count else LONG
-        elif format_ != RANGE and count - 2 > 8 * length:
+        elif format_ != RANGE and count - 1 > 8 * length:
             problem = SHORT
         if problem != OK:
             return PROBLEMS * s + problem
@@ -171,25 +159,6 @@ def read_range(at: int, end: int, count: int, room: np.uint64, out: Ints, to: in
     return OK
 
 
-@kernel("int64(Array(uint8, 1, 'C', readonly=True), int64, int64, int64, uint64, uint64, int64[::1], int64)")
-def read_between(
-    area: Bytes, at: int, end: int, count: int, room: np.uint64, origin: np.uint64, out: Ints, to: int
-) -> int:
-    """An Elias-Fano section behind its first id: how far the last one lies from it, then what is between."""
-    if count < 2:
-        return COUNT
-    span, at = get_varint(area, at, end)
-    if at < 0:
-        return SHORT if at == ENDED else HEADER
-    if span > room:
-        return BEYOND
-    if span < np.uint64(count - 1):
-        return DISORDER
-    out[to + count - 1] = np.int64(origin + span - _1)
-    width = elias_fano_width(span - _1, count - 2) if count > 2 else 0
-    return read_split(area, at, end, count - 2, span - _1, origin, width, False, out, to + 1)
-
-
 @kernel("int64(Array(uint8, 1, 'C', readonly=True), int64, int64, int64, int64, int64[::1], int64)")
 def read_section(area: Bytes, at: int, end: int, format_: int, count: int, out: Ints, to: int) -> int:
     """Fills out[to:to + count] with a section's ids. Returns OK or what is wrong."""
@@ -209,14 +178,12 @@ def read_section(area: Bytes, at: int, end: int, format_: int, count: int, out: 
         if at < end and area[end - 1] == 0:
             return LONG
         return read_bitmap(area, at, end, count - 1, room, origin, out, to + 1)
-    if format_ == RICE:
-        if at == end:
-            return SHORT
-        width: int = np.int64(area[at])  # type: ignore[assignment]
-        if width > 63:
-            return HEADER
-        return read_split(area, at + 1, end, count - 1, room, origin, width, True, out, to + 1)
-    return read_between(area, at, end, count, room, origin, out, to)
+    if at == end:
+        return SHORT
+    width: int = np.int64(area[at])  # type: ignore[assignment]
+    if width > 63:
+        return HEADER
+    return read_rice(area, at + 1, end, count - 1, room, origin, width, out, to + 1)
 
 
 @kernel("int64(int64[::1], int64[::1], int64[::1], Array(uint8, 1, 'C', readonly=True), int64[::1])")

@@ -7,19 +7,15 @@ Each section gets the format that makes it shortest; of equal ones the lowest ta
     1    RANGE           first: all ids follow each other
     2    BITMAP          first, a bit for each id behind it up to the last, which is in the last byte
     3    RICE            first, width, Rice code of the gaps
-    4    ELIAS_FANO      first, span as varint, Elias-Fano code of the ids between
 
     tag  subsets         of the positions [0, universe)
     16   ALL             nothing
     17   NONE            nothing
     18   MASK            a bit for each position
     19   RICE_IN         width, Rice code of the gaps
-    20   ELIAS_FANO_IN   Elias-Fano code of the positions
     21   RICE_OUT        as RICE_IN, of the positions that are not there
-    22   ELIAS_FANO_OUT  as ELIAS_FANO_IN, of the positions that are not there
 
-Widths are a byte, or follow from how many there are of how many (Elias-Fano). With equal widths Rice is never longer
-than Elias-Fano, so the latter is chosen where it saves the byte, in sections of few ids.
+A width is a byte. Tags 4, 20 and 22 are those of codes that left.
 """
 # S = sections, V = ids of all sections, K = positions of all sections
 
@@ -42,14 +38,11 @@ class IdFormat(enum.IntEnum):
     RANGE = code_kernels.RANGE
     BITMAP = code_kernels.BITMAP
     RICE = code_kernels.RICE
-    ELIAS_FANO = code_kernels.ELIAS_FANO
     ALL = subset_kernels.ALL
     NONE = subset_kernels.NONE
     MASK = subset_kernels.MASK
     RICE_IN = subset_kernels.RICE_IN
-    ELIAS_FANO_IN = subset_kernels.ELIAS_FANO_IN
     RICE_OUT = subset_kernels.RICE_OUT
-    ELIAS_FANO_OUT = subset_kernels.ELIAS_FANO_OUT
 
 
 _NAMES = {int(format_): format_.name for format_ in IdFormat}

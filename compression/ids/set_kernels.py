@@ -1,11 +1,10 @@
-"""Kernels of codes of one set: bitmap, Rice and Elias-Fano; how long each is, its bytes, and the set back from them.
+"""Kernels of codes of one set: bitmap and Rice; how long each is, its bytes, and the set back from them.
 
 A set is a run of strictly rising int64, seen from an origin as w = id - origin, a uint64: the difference of any two ids
 fits. `room` is how many values there could be, 0 <= w < room. Knows no sections and no headers.
 
-Rice (1979) and Elias-Fano (1974) both cut a number x into x >> width, written as so many zeros and a one, and `width`
-bits as they are. Rice's numbers are the gaps w[i] - w[i-1] - 1, Elias-Fano's are the sums of gaps w[i] - i, whose
-zeros code only the increase. All bits as they are come first, then the zeros and ones, then zeros up to a whole byte.
+Rice (1979) cuts each gap x = w[i] - w[i-1] - 1 into x >> width, written as so many zeros and a one, and `width` bits
+as they are. All bits as they are come first, then the zeros and ones, then zeros up to a whole byte.
 """
 
 from __future__ import annotations
@@ -57,22 +56,6 @@ def rice_size(ids: Ints, begin: int, end: int, origin: np.uint64) -> tuple[int, 
     return width, best
 
 
-@kernel("int64(uint64, int64)")
-def elias_fano_width(room: np.uint64, count: int) -> int:
-    """The width that both ends know: log2 of the mean gap of `count` values, one or more, as many as there is room."""
-    mean = (room - np.uint64(count)) // np.uint64(count)
-    return max(bit_length(mean) - 1, 0)
-
-
-@kernel("int64(Array(int64, 1, 'C', readonly=True), int64, int64, uint64, int64)")
-def elias_fano_size(ids: Ints, begin: int, end: int, origin: np.uint64, width: int) -> int:
-    """Its bits for ids[begin:end], which are some."""
-    count = end - begin
-    last = np.uint64(ids[end - 1]) - origin - np.uint64(count - 1)
-    zeros: int = np.int64(last >> np.uint64(width))  # type: ignore[assignment]
-    return count * (width + 1) + zeros
-
-
 @kernel("void(uint8[::1], int64, Array(int64, 1, 'C', readonly=True), int64, int64, uint64)")
 def write_bitmap(area: Bytes, at: int, ids: Ints, begin: int, end: int, origin: np.uint64) -> None:
     """A bit for each value, from byte `at` on, where zeros are."""
@@ -81,11 +64,9 @@ def write_bitmap(area: Bytes, at: int, ids: Ints, begin: int, end: int, origin: 
         area[np.uint64(at) + (w >> np.uint64(3))] |= np.uint8(_1 << (w & np.uint64(7)))
 
 
-@kernel("void(uint8[::1], int64, Array(int64, 1, 'C', readonly=True), int64, int64, uint64, int64, boolean)")
-def write_split(
-    area: Bytes, at: int, ids: Ints, begin: int, end: int, origin: np.uint64, width: int, rice: bool
-) -> None:
-    """Rice's code or Elias-Fano's, from byte `at` on, where zeros are."""
+@kernel("void(uint8[::1], int64, Array(int64, 1, 'C', readonly=True), int64, int64, uint64, int64)")
+def write_rice(area: Bytes, at: int, ids: Ints, begin: int, end: int, origin: np.uint64, width: int) -> None:
+    """Rice's code, from byte `at` on, where zeros are."""
     shift = np.uint64(width)
     mask = (_1 << shift) - _1
     low_at = 8 * at
@@ -98,12 +79,8 @@ def write_split(
         zeros: int = np.int64(x >> shift)  # type: ignore[assignment]
         one = one_at + zeros
         area[np.uint64(one >> 3)] |= np.uint8(1 << (one & 7))
-        if rice:
-            base = np.uint64(ids[i]) + _1
-            one_at = one + 1
-        else:
-            base += _1
-            one_at += 1
+        base = np.uint64(ids[i]) + _1
+        one_at = one + 1
 
 
 @kernel("int64(Array(uint8, 1, 'C', readonly=True), int64, int64, int64, uint64, uint64, int64[::1], int64)")
@@ -126,22 +103,11 @@ def read_bitmap(
     return OK if filled == count else COUNT
 
 
-@kernel(
-    "int64(Array(uint8, 1, 'C', readonly=True), int64, int64, int64, uint64, uint64, int64, boolean, int64[::1], int64)"
-)
-def read_split(
-    area: Bytes,
-    at: int,
-    end: int,
-    count: int,
-    room: np.uint64,
-    origin: np.uint64,
-    width: int,
-    rice: bool,
-    out: Ints,
-    to: int,
+@kernel("int64(Array(uint8, 1, 'C', readonly=True), int64, int64, int64, uint64, uint64, int64, int64[::1], int64)")
+def read_rice(
+    area: Bytes, at: int, end: int, count: int, room: np.uint64, origin: np.uint64, width: int, out: Ints, to: int
 ) -> int:
-    """Fills out[to:to + count] from Rice's code or Elias-Fano's in the bytes [at, end). Returns OK or what is wrong.
+    """Fills out[to:to + count] from Rice's code in the bytes [at, end). Returns OK or what is wrong.
 
     `count` is at most some 2**57, `width` 0 to 63."""
     if count == 0:
@@ -160,7 +126,7 @@ def read_split(
     sum_gaps = _0
     one = ones_at - 1
     for i in range(count):
-        before = one if rice else ones_at + i - 1
+        before = one
         while word == _0:
             word_at += 64
             if word_at >= 8 * end:
@@ -173,16 +139,9 @@ def read_split(
             return BEYOND
         x = (zeros << shift) | get_bits(area, low_at, width, end)
         low_at += width
-        if rice:
-            if x > free - sum_gaps:
-                return BEYOND
-            sum_gaps += x
-        else:
-            if x < sum_gaps:
-                return DISORDER
-            if x > free:
-                return BEYOND
-            sum_gaps = x
+        if x > free - sum_gaps:
+            return BEYOND
+        sum_gaps += x
         out[to + i] = np.int64(origin + sum_gaps + np.uint64(i))
     if (one >> 3) != end - 1:
         return LONG

@@ -21,17 +21,15 @@ from shardkeep.compression.ids.set_kernels import (
     PADDING,
     SHORT,
     UNKNOWN,
-    elias_fano_size,
-    elias_fano_width,
     read_bitmap,
-    read_split,
+    read_rice,
     rice_size,
     whole_bytes,
     write_bitmap,
-    write_split,
+    write_rice,
 )
 
-ALL, NONE, MASK, RICE_IN, ELIAS_FANO_IN, RICE_OUT, ELIAS_FANO_OUT = 16, 17, 18, 19, 20, 21, 22
+ALL, NONE, MASK, RICE_IN, RICE_OUT = 16, 17, 18, 19, 21
 _0 = np.uint64(0)
 
 
@@ -48,15 +46,6 @@ def fill_absent(positions: Ints, begin: int, end: int, absent: Ints) -> None:
         absent[to + i] = next_ + i
 
 
-@kernel("UniTuple(int64, 3)(Array(int64, 1, 'C', readonly=True), int64, int64, int64)")
-def shorter_split(positions: Ints, begin: int, end: int, universe: int) -> tuple[int, int, int]:
-    """Of positions[begin:end], which are some: whether Elias-Fano is shorter than Rice (0 or 1), bytes, width."""
-    width, bits = rice_size(positions, begin, end, _0)
-    known = elias_fano_width(np.uint64(universe), end - begin)
-    size, other = 1 + whole_bytes(bits), whole_bytes(elias_fano_size(positions, begin, end, _0, known))
-    return (1, other, known) if other < size else (0, size, width)
-
-
 @kernel(
     "int64(Array(int64, 1, 'C', readonly=True), Array(int64, 1, 'C', readonly=True), int64[::1], int64[::1],"
     " int64[::1], int64[::1])"
@@ -64,7 +53,7 @@ def shorter_split(positions: Ints, begin: int, end: int, universe: int) -> tuple
 def choose_subsets(
     starts_S1: Ints, positions_K: Ints, universe_S: Ints, formats_S: Ints, sizes_S: Ints, widths_S: Ints
 ) -> int:
-    """The shortest format of each section, its bytes, and the width of its Rice or Elias-Fano code. Returns -1, or the
+    """The shortest format of each section, its bytes, and the width of its Rice code. Returns -1, or the
     first section with a position outside of its universe."""
     for s in range(universe_S.size):
         begin, end, universe = starts_S1[s], starts_S1[s + 1], universe_S[s]
@@ -77,25 +66,23 @@ def choose_subsets(
         elif count == 0:
             format_, size = NONE, 0
         else:
-            other, length, other_width = shorter_split(positions_K, begin, end, universe)
-            if length < size:
-                format_, size, width = RICE_IN + other, length, other_width
+            rice_width, bits = rice_size(positions_K, begin, end, _0)
+            if 1 + whole_bytes(bits) < size:
+                format_, size, width = RICE_IN, 1 + whole_bytes(bits), rice_width
             if 2 * count > universe:
                 absent = np.empty(universe - count, np.int64)
                 fill_absent(positions_K, begin, end, absent)
-                other, length, other_width = shorter_split(absent, 0, absent.size, universe)
-                if length < size:
-                    format_, size, width = RICE_OUT + other, length, other_width
+                rice_width, bits = rice_size(absent, 0, absent.size, _0)
+                if 1 + whole_bytes(bits) < size:
+                    format_, size, width = RICE_OUT, 1 + whole_bytes(bits), rice_width
         formats_S[s], sizes_S[s], widths_S[s] = format_, size, width
     return -1
 
 
-@kernel("void(uint8[::1], int64, Array(int64, 1, 'C', readonly=True), int64, int64, int64, boolean)")
-def write_one(area: Bytes, at: int, positions: Ints, begin: int, end: int, width: int, rice: bool) -> None:
-    if rice:
-        area[at] = width
-        at += 1
-    write_split(area, at, positions, begin, end, _0, width, rice)
+@kernel("void(uint8[::1], int64, Array(int64, 1, 'C', readonly=True), int64, int64, int64)")
+def write_one(area: Bytes, at: int, positions: Ints, begin: int, end: int, width: int) -> None:
+    area[at] = width
+    write_rice(area, at + 1, positions, begin, end, _0, width)
 
 
 @kernel(
@@ -118,12 +105,12 @@ def write_subsets(
         begin, end, format_, width = starts_S1[s], starts_S1[s + 1], formats_S[s], widths_S[s]
         if format_ == MASK:
             write_bitmap(area, at, positions_K, begin, end, _0)
-        elif format_ in (RICE_IN, ELIAS_FANO_IN):
-            write_one(area, at, positions_K, begin, end, width, format_ == RICE_IN)
-        elif format_ in (RICE_OUT, ELIAS_FANO_OUT):
+        elif format_ == RICE_IN:
+            write_one(area, at, positions_K, begin, end, width)
+        elif format_ == RICE_OUT:
             absent = np.empty(universe_S[s] - (end - begin), np.int64)
             fill_absent(positions_K, begin, end, absent)
-            write_one(area, at, absent, 0, absent.size, width, format_ == RICE_OUT)
+            write_one(area, at, absent, 0, absent.size, width)
 
 
 @kernel("int64(int64[::1], int64[::1], int64[::1], int64[::1], int64, int64)")
@@ -134,7 +121,7 @@ def check_subsets(formats_S: Ints, rows_S: Ints, sizes_S: Ints, universe_S: Ints
     for s in range(rows_S.size):
         problem = OK
         count, length, format_, universe = rows_S[s], sizes_S[s], formats_S[s], universe_S[s]
-        if format_ < ALL or format_ > ELIAS_FANO_OUT:
+        if format_ not in (ALL, NONE, MASK, RICE_IN, RICE_OUT):
             problem = UNKNOWN
         elif count < 0 or count > limit - total:
             problem = LIMIT
@@ -147,7 +134,7 @@ def check_subsets(formats_S: Ints, rows_S: Ints, sizes_S: Ints, universe_S: Ints
             if length != expected:
                 problem = SHORT if length < expected else LONG
         else:
-            coded = count if format_ <= ELIAS_FANO_IN else universe - count
+            coded = count if format_ == RICE_IN else universe - count
             if coded == 0:
                 problem = COUNT
             elif coded > 8 * length:
@@ -159,17 +146,13 @@ def check_subsets(formats_S: Ints, rows_S: Ints, sizes_S: Ints, universe_S: Ints
     return -1 if at == size else -2
 
 
-@kernel("int64(Array(uint8, 1, 'C', readonly=True), int64, int64, int64, boolean, int64[::1])")
-def read_one(area: Bytes, at: int, end: int, universe: int, rice: bool, out: Ints) -> int:
+@kernel("int64(Array(uint8, 1, 'C', readonly=True), int64, int64, int64, int64[::1])")
+def read_one(area: Bytes, at: int, end: int, universe: int, out: Ints) -> int:
     """The reverse of `write_one`: fills all of `out`, which is not empty."""
-    count = out.size
-    width = elias_fano_width(np.uint64(universe), count)
-    if rice:
-        width = np.int64(area[at])  # type: ignore[assignment]
-        at += 1
-        if width > 63:
-            return HEADER
-    return read_split(area, at, end, count, np.uint64(universe), _0, width, rice, out, 0)
+    width: int = np.int64(area[at])  # type: ignore[assignment]
+    if width > 63:
+        return HEADER
+    return read_rice(area, at + 1, end, out.size, np.uint64(universe), _0, width, out, 0)
 
 
 @kernel("int64(Array(uint8, 1, 'C', readonly=True), int64, int64, int64, int64, int64, int64[::1], int64)")
@@ -184,9 +167,9 @@ def read_subset(area: Bytes, at: int, end: int, format_: int, count: int, univer
     if format_ == MASK:
         problem = read_bitmap(area, at, end, count, np.uint64(universe), _0, out, to)
         return PADDING if problem == BEYOND else problem
-    inside = format_ <= ELIAS_FANO_IN
+    inside = format_ == RICE_IN
     coded = out[to : to + count] if inside else np.empty(universe - count, np.int64)
-    problem = read_one(area, at, end, universe, format_ in (RICE_IN, RICE_OUT), coded)
+    problem = read_one(area, at, end, universe, coded)
     if problem == OK and not inside:
         fill_absent(coded, 0, coded.size, out[to : to + count])
     return problem

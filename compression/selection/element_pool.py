@@ -14,12 +14,14 @@ import numpy as np
 
 from shardkeep.base.arrays import Bools, Floats, Ints
 from shardkeep.compression.selection import element_pool_kernels as kernels
-from shardkeep.compression.selection.largest_rows import largest
 from shardkeep.compression.selection.row_pool import check_rows, check_sizes
 from shardkeep.compression.selection.selected import Selected
 from shardkeep.compression.selection.shares import num_kept
 from shardkeep.compression.selection.slot_kernels import ID, LOST_ROWS, TABLE
 from shardkeep.compression.selection.slots import RowSlots
+from shardkeep.compression.selection.threshold_kernels import mark_largest
+
+_MAGNITUDE = np.int32(0x7FFFFFFF)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -50,7 +52,7 @@ class ElementPool:
         self.num_tables, self.dim = num_tables, dim
         self._dgc = dgc if dgc is not None else Dgc(momentum=0.0)
         width = 2 * dim if self._dgc.momentum > 0.0 else dim
-        self.slots = RowSlots(width=width, capacity=capacity, history=history, num_sums=1)
+        self.slots = RowSlots(width=width, capacity=capacity, history=history)
 
     def select(
         self,
@@ -60,26 +62,23 @@ class ElementPool:
         grad_VD: Floats,
         *,
         keep: float,
-        max_age: int = 0,
-        chosen_V: Bools | None = None,
+        flush: bool = False,
     ) -> Selected:
         """The elements to send in `step`, zeros elsewhere in their rows: of each table's rows of this step the
         `num_kept` largest of v by magnitude, never zeros, of equal ones the first; and the rows that find no slot.
-        `max_age` 1: all of all other rows' v, too. Elements have no other age.
+        `flush`: all of all other rows' v, too.
 
-        Raises ValueError as `RowPool.select` does, and where rows are chosen."""
+        Raises ValueError as `RowPool.select` does."""
         check_rows(self.num_tables, self.dim, starts_T1, ids_V, grad_VD)
         num_kept(1, keep)
-        if chosen_V is not None or max_age > 1:
-            raise ValueError(f"rows are chosen, or max_age {max_age}; allowed: elements choose, max_age 0 or 1")
         self.slots.begin(step)
-        slots_V, values_VD, extra_E2, extra_ED = self._accumulate(step, starts_T1, ids_V, grad_VD)
+        slots_V, values_VD, extra_E2, extra_ED = self._accumulate(starts_T1, ids_V, grad_VD)
         mask_VD = self._mask(starts_T1, values_VD, keep)
         whole_V = slots_V == kernels.NONE
         mask_VD[whole_V] = values_VD[whole_V] != 0.0
         tables_V = np.repeat(np.arange(self.num_tables), np.diff(starts_T1))
         sent = np.flatnonzero(mask_VD.any(axis=1))
-        held = np.setdiff1d(self.slots.unsent(), slots_V) if max_age else np.empty(0, dtype=np.int64)
+        held = np.setdiff1d(self.slots.unsent(), slots_V) if flush else np.empty(0, dtype=np.int64)
         held = held[self.slots.rests_SW[held, : self.dim].any(axis=1)]
         heads, rests = self.slots.heads_SH[held], self.slots.rests_SW[held, : self.dim]
         return self._selected(
@@ -119,9 +118,7 @@ class ElementPool:
         mask_VD &= values_VD != 0.0
         return mask_VD
 
-    def _accumulate(
-        self, step: int, starts_T1: Ints, ids_V: Ints, grad_VD: Floats
-    ) -> tuple[Ints, Floats, Ints, Floats]:
+    def _accumulate(self, starts_T1: Ints, ids_V: Ints, grad_VD: Floats) -> tuple[Ints, Floats, Ints, Floats]:
         """Adds a step's gradients to the residuals.
 
         Returns the slot of each row, int64 (V,), v of each row, float32 (V, D), and the table, id and v of each row
@@ -132,7 +129,6 @@ class ElementPool:
         extra_E2 = np.empty((ids_V.size, 2), dtype=np.int64)
         num_extra = kernels.accumulate(
             self.slots.pool,
-            step,
             starts_T1,
             ids_V,
             grad_VD,
@@ -158,3 +154,18 @@ class ElementPool:
         order_K = np.lexsort((ids, tables))
         starts_T1 = np.searchsorted(tables[order_K], np.arange(self.num_tables + 1)).astype(np.int64)
         return self.slots.opened(Selected.plain(starts_T1, ids[order_K], rows[order_K], slots[order_K], **counts))
+
+
+def largest(values_N: Floats, count: int) -> Ints:
+    """Positions of the `count` values of largest magnitude (all, if there are fewer), int64, ascending.
+
+    Signs play no part: the caller takes signed values by position. Of equal magnitudes the first are taken. NaN counts
+    as the largest, then infinities: what is not finite is seen, never hidden. `values_N`: float32, contiguous.
+
+    Raises TypeError for values of another form.
+    """
+    if values_N.dtype != np.float32 or values_N.ndim != 1 or not values_N.flags.c_contiguous:
+        raise TypeError(f"values of {values_N.dtype} {values_N.shape}; allowed: contiguous float32 (N,)")
+    marks_N = np.zeros(values_N.size, dtype=np.uint8)
+    mark_largest(values_N.view(np.int32) & _MAGNITUDE, count, marks_N)
+    return np.flatnonzero(marks_N)

@@ -12,7 +12,6 @@ from shardkeep.base.arrays import Floats, Ints
 from shardkeep.base.compiling.kernels import kernel
 from shardkeep.compression.selection.slot_kernels import (
     COUNT,
-    FIRST,
     FLAGS,
     ID,
     NUM_UNSENT,
@@ -40,12 +39,11 @@ _ROWS = "Array(float32, 2, 'C', readonly=True)"
 
 
 @kernel(
-    f"int64({POOL}, int64, {_INTS}, {_INTS}, {_ROWS}, float32, float32, boolean, int64[::1], float32[:,::1],"
+    f"int64({POOL}, {_INTS}, {_INTS}, {_ROWS}, float32, float32, boolean, int64[::1], float32[:,::1],"
     " int64[:,::1], float32[:,::1])"
 )
 def accumulate(
     pool: Pool,
-    step: int,
     starts_T1: Ints,
     ids_V: Ints,
     grad_VD: Floats,
@@ -105,7 +103,6 @@ def accumulate(
                 occupy(pool, slot, t, ids_V[v])
                 heads_SH[slot, FLAGS] |= UNSENT
                 pool[NUM_UNSENT] += 1
-                heads_SH[slot, FIRST] = step
                 rests_SW[slot, :] = zero
                 slots_V[v] = slot
             heads_SH[slot, COUNT] += 1

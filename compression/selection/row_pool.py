@@ -10,15 +10,12 @@ from __future__ import annotations
 import math
 
 import numpy as np
-import numpy.typing as npt
 
 from shardkeep.base.arrays import Bools, Floats, Ints
 from shardkeep.compression.selection import row_cache_kernels as cache_kernels, row_pool_kernels as kernels
 from shardkeep.compression.selection.selected import ExtraRows, Selected, StepRows
 from shardkeep.compression.selection.shares import num_kept
 from shardkeep.compression.selection.slots import RowSlots
-
-_NO_MARKS = np.empty(0, dtype=np.uint8)
 
 
 class RowPool:
@@ -37,8 +34,7 @@ class RowPool:
         """`cache`: keep rows, too, 4 * (dim + 1) more bytes a slot. `history`: how many steps back `rewind` can go."""
         check_sizes(num_tables, dim, capacity, history)
         self.num_tables, self.dim = num_tables, dim
-        num_sums = kernels.MASS + kernels.AGES
-        self.slots = RowSlots(width=dim, capacity=capacity, history=history, num_sums=num_sums)
+        self.slots = RowSlots(width=dim, capacity=capacity, history=history)
         self._rows_SC = np.empty((capacity if cache else 0, dim + 1), dtype=np.float32)  # the last is the speed
         self._extras = ExtraRows.of(0, dim)
         self.hits = 0
@@ -55,29 +51,25 @@ class RowPool:
         grad_VD: Floats,
         *,
         keep: float,
-        max_age: int = 0,
-        chosen_V: Bools | None = None,
+        flush: bool = False,
     ) -> Selected:
         """The rows to send in `step`; the others' gradients are kept back. Steps rise.
 
         Table t has the ids `starts[t]` up to `starts[t + 1]`, sorted and unique (so no row is in several parts). With
         A = gradient + residual, the `num_kept(V, keep)` rows with the largest |A|_2 over all tables are sent, of
-        equal ones the first. `chosen_V` names the rows instead. Besides: every row, of this step or not,
-        whose oldest unsent gradient came `max_age` > 0 or more steps ago (a rounding error has no age), and what finds
-        no slot. Of a new row and the least of a few slots, the one with the lower norm is sent.
+        equal ones the first. Besides: with `flush` every other row in which a gradient waits, and not only
+        a rounding error, and what finds no slot. Of a new row and the least of a few slots, the one with the lower norm
+        is sent.
 
         A row that would not be finite is left out and its residual stays as it is.
 
         Raises ValueError for inputs of another form, ids out of order, a step that is not above the last one, or when
         the last selection was not committed."""
         check_rows(self.num_tables, self.dim, starts_T1, ids_V, grad_VD)
-        if chosen_V is not None and chosen_V.shape != ids_V.shape:
-            raise ValueError(f"chosen of {chosen_V.shape}; expected {ids_V.shape}")
         count = num_kept(ids_V.size, keep)
         self.slots.begin(step)
-        due = step - max_age if max_age > 0 else -1
-        marks = _NO_MARKS if chosen_V is None else np.ascontiguousarray(chosen_V, dtype=np.uint8)
-        return self.slots.opened(self._selected((step, starts_T1, ids_V, grad_VD), marks, count, due))
+        flushed = self.slots.waiting() if flush else np.empty(0, dtype=np.int64)
+        return self.slots.opened(self._selected(starts_T1, ids_V, grad_VD, count, flushed))
 
     def commit(self, selected: Selected, sent_KD: Floats) -> None:
         """Notes what the receiver will decode for the selected rows, float32 (K, D): the rest, rows - sent, becomes the
@@ -94,7 +86,6 @@ class RowPool:
             selected.rows_KD,
             selected.scores_K,
             selected.slots_K,
-            selected.ages_K,
             np.ascontiguousarray(sent_KD),
         )
 
@@ -126,36 +117,22 @@ class RowPool:
         self.slots.log.reserve(ids_V.size)
         return cache_kernels.store(self.slots.pool, self._rows_SC, step, starts_T1, ids_V, rows_VD, drift)
 
-    def _aged(self, due: int) -> Ints:
-        """The slots whose oldest unsent gradient is of step `due` or earlier; none for a negative step."""
-        slots = np.empty(1024 if due >= 0 else 0, dtype=np.int64)
-        count = kernels.find_aged(self.slots.pool, due, slots)
-        if count > slots.size:
-            slots = np.empty(count, dtype=np.int64)
-            kernels.find_aged(self.slots.pool, due, slots)
-        return slots[:count]
-
-    def _selected(
-        self, gradients: tuple[int, Ints, Ints, Floats], marks: npt.NDArray[np.uint8], count: int, due: int
-    ) -> Selected:
-        """Decides what becomes of a step's rows, and copies those that are sent, each table's sorted by id.
-
-        `gradients`: the step, starts, ids and rows of `select`."""
-        _, starts_T1, ids_V, _ = gradients
-        pool, aged = self.slots.pool, self._aged(due)
-        self.slots.log.reserve(ids_V.size + aged.size)
+    def _selected(self, starts_T1: Ints, ids_V: Ints, grad_VD: Floats, count: int, flushed: Ints) -> Selected:
+        """Decides what becomes of a step's rows, and copies those that are sent, each table's sorted by id."""
+        pool = self.slots.pool
+        self.slots.log.reserve(ids_V.size + flushed.size)
         rows, counts = StepRows.of(ids_V.size), np.empty(kernels.COUNTS, dtype=np.int64)
-        if len(self._extras.heads) < ids_V.size + aged.size:
-            self._extras = ExtraRows.of(ids_V.size + aged.size, self.dim)
-        kernels.select(pool, *gradients, marks, count, due, aged, *rows, *self._extras, counts)
+        if len(self._extras.heads) < ids_V.size + flushed.size:
+            self._extras = ExtraRows.of(ids_V.size + flushed.size, self.dim)
+        kernels.select(pool, starts_T1, ids_V, grad_VD, count, flushed, *rows, *self._extras, counts)
         num_extra, num_bad, num_overflow = counts.tolist()
         heads = self._extras.heads[:num_extra]
         order_E = np.lexsort((heads[:, kernels.EXTRA_ID], heads[:, kernels.EXTRA_TABLE]))
         size = num_extra + int(np.count_nonzero(rows.fates_V == kernels.SENT))
         out = Selected.empty(starts_T1.size, size, self.dim, num_overflow, num_bad)
         kernels.gather(
-            pool, *gradients, *rows, *self._extras, order_E,
-            out.starts_T1, out.ids_K, out.rows_KD, out.squares_K, out.scores_K, out.slots_K, out.ages_K,
+            pool, starts_T1, ids_V, grad_VD, *rows, *self._extras, order_E,
+            out.starts_T1, out.ids_K, out.rows_KD, out.squares_K, out.scores_K, out.slots_K,
         )  # fmt: skip
         return out
 

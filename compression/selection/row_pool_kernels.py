@@ -14,7 +14,6 @@ from shardkeep.base.compiling.kernels import kernel
 from shardkeep.compression.selection.slot_kernels import (
     AHEAD,
     COUNT,
-    FIRST,
     FLAGS,
     ID,
     LOST_ROWS,
@@ -47,15 +46,12 @@ from shardkeep.compression.selection.threshold_kernels import mark_largest, satu
 
 KEPT, SENT, BAD = 0, 1, 2  # what becomes of a row
 # Columns of the rows besides those of the step; and, float32, of their stats.
-EXTRA_TABLE, EXTRA_ID, EXTRA_SLOT, EXTRA_FIRST = 0, 1, 2, 3
+EXTRA_TABLE, EXTRA_ID, EXTRA_SLOT = 0, 1, 2
 EXTRA_SQUARES, EXTRA_SCORE = 0, 1
-EXTRA = 4
+EXTRA = 3
 # What `select` counts.
 NUM_EXTRA, NUM_BAD, NUM_OVERFLOW = 0, 1, 2
 COUNTS = 3
-# The sums: squares of what was lost; then the mass delivered by age.
-LOST_SQUARES, MASS = 0, 1
-AGES = 16
 
 _INTS = "Array(int64, 1, 'C', readonly=True)"
 _FLOATS = "Array(float32, 1, 'C', readonly=True)"
@@ -117,35 +113,19 @@ def score_rows(
     return bad
 
 
-@kernel(f"int64({POOL}, int64, int64[::1])")
-def find_aged(pool: Pool, due: int, slots: Ints) -> int:
-    """The slots whose oldest unsent gradient is of step `due` or earlier, as far as there is room; returns how many
-    there are."""
-    heads_SH = heads_of(pool)
-    count = 0
-    for slot in range(heads_SH.shape[0]):
-        if heads_SH[slot, FLAGS] & UNSENT and 0 <= heads_SH[slot, FIRST] <= due:
-            if count < slots.size:
-                slots[count] = slot
-            count += 1
-    return count
-
-
 @kernel(f"void({POOL}, int64, int64, {_EXTRAS})")
 def add_extra(pool: Pool, slot: int, at: int, extra_heads: Ints, extra_stats: Floats, extra_rows: Floats) -> None:
     """Copies a slot's residual to the rows that are sent besides those of the step."""
     heads_SH, stats_SC, rests_SD = heads_of(pool), stats_of(pool), rests_of(pool)
     extra_heads[at, EXTRA_TABLE], extra_heads[at, EXTRA_ID] = heads_SH[slot, TABLE], heads_SH[slot, ID]
-    extra_heads[at, EXTRA_SLOT], extra_heads[at, EXTRA_FIRST] = slot, heads_SH[slot, FIRST]
+    extra_heads[at, EXTRA_SLOT] = slot
     extra_stats[at, EXTRA_SQUARES], extra_stats[at, EXTRA_SCORE] = stats_SC[slot, SQUARES], stats_SC[slot, SCORE]
     for d in range(rests_SD.shape[1]):
         extra_rows[at, d] = rests_SD[slot, d]
 
 
-@kernel(f"void({POOL}, int64, int64, {_ROWS}, int64, float32, float32)")
-def keep_back(
-    pool: Pool, step: int, slot: int, grad_VD: Floats, v: int, squares: np.float32, score: np.float32
-) -> None:
+@kernel(f"void({POOL}, int64, {_ROWS}, int64, float32, float32)")
+def keep_back(pool: Pool, slot: int, grad_VD: Floats, v: int, squares: np.float32, score: np.float32) -> None:
     """Adds a row's gradient to the residual of its slot."""
     heads_SH, stats_SC, rests_SD = heads_of(pool), stats_of(pool), rests_of(pool)
     if heads_SH[slot, FLAGS] & UNSENT:
@@ -156,8 +136,6 @@ def keep_back(
         pool[NUM_UNSENT] += 1
         for d in range(rests_SD.shape[1]):
             rests_SD[slot, d] = grad_VD[v, d]
-    if heads_SH[slot, FIRST] < 0:
-        heads_SH[slot, FIRST] = step
     heads_SH[slot, COUNT] += 1
     stats_SC[slot, SQUARES], stats_SC[slot, SCORE] = squares, score
 
@@ -168,23 +146,20 @@ def lose(pool: Pool, slot: int) -> None:
     rests_SD, sums = rests_of(pool), sums_of(pool)
     pool[LOST_ROWS] += 1
     for d in range(rests_SD.shape[1]):
-        sums[LOST_SQUARES] += np.float64(rests_SD[slot, d]) * np.float64(rests_SD[slot, d])
+        sums[0] += np.float64(rests_SD[slot, d]) * np.float64(rests_SD[slot, d])
 
 
 @kernel(
-    f"void({POOL}, int64, {_INTS}, {_INTS}, {_ROWS}, {_MARKS}, int64, int64, {_INTS},"
+    f"void({POOL}, {_INTS}, {_INTS}, {_ROWS}, int64, {_INTS},"
     f" int64[::1], float32[::1], float32[::1], uint8[::1], {_EXTRAS}, int64[::1])"
 )
 def select(
     pool: Pool,
-    step: int,
     starts_T1: Ints,
     ids_V: Ints,
     grad_VD: Floats,
-    given_V: Bytes,
     count: int,
-    due: int,
-    aged: Ints,
+    flushed: Ints,
     slots_V: Ints,
     scores_V: Floats,
     squares_V: Floats,
@@ -195,19 +170,13 @@ def select(
     counts: Ints,
 ) -> None:
     """Decides what becomes of each row of a step (`fates_V`, zeros before) and which residuals are sent besides; keeps
-    back what is not sent. `count` rows are chosen by score, or those of `given_V`; forced are those whose oldest unsent
-    gradient is of step `due` or earlier (`aged`: all slots of that kind)."""
+    back what is not sent. `count` rows are chosen by score; residuals of the slots `flushed` are sent, too."""
     heads_SH, stats_SC = heads_of(pool), stats_of(pool)
     counts[:] = 0
     counts[NUM_BAD] = score_rows(pool, starts_T1, ids_V, grad_VD, slots_V, scores_V, squares_V, fates_V)
-    if given_V.size:
-        for v in range(ids_V.size):
-            if given_V[v] and fates_V[v] != BAD:
-                fates_V[v] = SENT
-    else:
-        mark_largest(scores_V.view(np.int32), count, fates_V)
-    for a in range(aged.size):
-        slot = aged[a]
+    mark_largest(scores_V.view(np.int32), count, fates_V)
+    for a in range(flushed.size):
+        slot = flushed[a]
         if heads_SH[slot, STAMP] != pool[SERIAL]:
             touch(pool, slot)
             add_extra(pool, slot, counts[NUM_EXTRA], extra_heads, extra_stats, extra_rows)
@@ -221,9 +190,6 @@ def select(
             if fates_V[v] != KEPT:
                 continue
             slot = slots_V[v]
-            if slot >= 0 and 0 <= heads_SH[slot, FIRST] <= due:
-                fates_V[v] = SENT
-                continue
             if slot < 0:
                 if squares_V[v] == 0.0 and scores_V[v] == 0.0:
                     continue  # a gradient of zeros leaves nothing to keep
@@ -231,7 +197,7 @@ def select(
                 if slot >= 0 and heads_SH[slot, FLAGS] & UNSENT:
                     if not stats_SC[slot, SCORE] < scores_V[v]:
                         slot = -1
-                    elif heads_SH[slot, FIRST] >= 0:
+                    elif heads_SH[slot, COUNT] > 0:
                         add_extra(pool, slot, counts[NUM_EXTRA], extra_heads, extra_stats, extra_rows)
                         extra_heads[counts[NUM_EXTRA], EXTRA_SLOT] = -1
                         counts[NUM_EXTRA] += 1
@@ -243,17 +209,16 @@ def select(
                     counts[NUM_OVERFLOW] += 1
                     continue
                 occupy(pool, slot, t, ids_V[v])
-            keep_back(pool, step, slot, grad_VD, v, squares_V[v], scores_V[v])
+            keep_back(pool, slot, grad_VD, v, squares_V[v], scores_V[v])
 
 
 @kernel(
-    f"void({POOL}, int64, {_INTS}, {_INTS}, {_ROWS}, int64[::1], {_FLOATS}, {_FLOATS}, {_MARKS}, int64[:,::1],"
+    f"void({POOL}, {_INTS}, {_INTS}, {_ROWS}, int64[::1], {_FLOATS}, {_FLOATS}, {_MARKS}, int64[:,::1],"
     " float32[:,::1], float32[:,::1], int64[::1], int64[::1], int64[::1], float32[:,::1], float32[::1], float32[::1],"
-    " int64[::1], int64[::1])"
+    " int64[::1])"
 )
 def gather(
     pool: Pool,
-    step: int,
     starts_T1: Ints,
     ids_V: Ints,
     grad_VD: Floats,
@@ -271,7 +236,6 @@ def gather(
     squares_K: Floats,
     scores_K: Floats,
     slots_K: Ints,
-    ages_K: Ints,
 ) -> None:
     """Writes the sent rows, each table's by id: those of the step, and the others in their order `order_E`."""
     heads_SH, rests_SD = heads_of(pool), rests_of(pool)
@@ -287,28 +251,27 @@ def gather(
                 break
             if x < 0 or (v < end and ids_V[v] < extra_heads[x, EXTRA_ID]):
                 fetch(pool, slots_V, v + AHEAD)
-                slot, first = slots_V[v], -1
+                slot = slots_V[v]
                 for d in range(grad_VD.shape[1]):
                     rows_KD[k, d] = grad_VD[v, d]
                 if slot >= 0 and heads_SH[slot, FLAGS] & UNSENT:
-                    first = heads_SH[slot, FIRST]
                     for d in range(grad_VD.shape[1]):
                         rows_KD[k, d] += rests_SD[slot, d]
                 ids_K[k], squares_K[k], scores_K[k] = ids_V[v], squares_V[v], scores_V[v]
                 v += 1
             else:
-                slot, first = extra_heads[x, EXTRA_SLOT], extra_heads[x, EXTRA_FIRST]
+                slot = extra_heads[x, EXTRA_SLOT]
                 for d in range(extra_rows.shape[1]):
                     rows_KD[k, d] = extra_rows[x, d]
                 ids_K[k] = extra_heads[x, EXTRA_ID]
                 squares_K[k], scores_K[k] = extra_stats[x, EXTRA_SQUARES], extra_stats[x, EXTRA_SCORE]
                 e += 1
-            slots_K[k], ages_K[k] = slot, step - first if first >= 0 else 0
+            slots_K[k] = slot
             k += 1
     sent_T1[starts_T1.size - 1] = k
 
 
-@kernel(f"void({POOL}, {_INTS}, {_INTS}, {_ROWS}, {_FLOATS}, int64[::1], {_INTS}, {_ROWS})")
+@kernel(f"void({POOL}, {_INTS}, {_INTS}, {_ROWS}, {_FLOATS}, int64[::1], {_ROWS})")
 def commit(
     pool: Pool,
     sent_T1: Ints,
@@ -316,7 +279,6 @@ def commit(
     rows_KD: Floats,
     scores_K: Floats,
     slots_K: Ints,
-    ages_K: Ints,
     decoded_KD: Floats,
 ) -> None:
     """Replaces the residuals of sent rows by what the receiver misses, rows - decoded."""
@@ -331,11 +293,6 @@ def commit(
                 total += np.float64(rows_KD[k, d]) * np.float64(rows_KD[k, d])
                 error += off * off
             fetch(pool, slots_K, k + AHEAD)
-            bin_, age = 0, ages_K[k]
-            while age > 0 and bin_ < AGES - 1:
-                age >>= 1
-                bin_ += 1
-            sums[MASS + bin_] += np.sqrt(total)
             slot = slots_K[k]
             if slot < 0 or heads_SH[slot, FLAGS] == 0 or heads_SH[slot, ID] != ids_K[k] or heads_SH[slot, TABLE] != t:
                 slot = find(entries, heads_SH, t, ids_K[k])
@@ -348,7 +305,7 @@ def commit(
             if not keeps:
                 if error != 0.0:
                     pool[LOST_ROWS] += 1
-                    sums[LOST_SQUARES] += error
+                    sums[0] += error
                 if slot >= 0:
                     settle(pool, slot)
                 continue

@@ -24,8 +24,6 @@ class Selected:
     squares_K: Floats
     """Sum over the row's unsent gradients of mean_d(g^2), float32: the second-moment side channel. Beyond the range of
     float32 it is the largest number."""
-    ages_K: Ints
-    """Steps since the oldest gradient in the row."""
     scores_K: Floats
     slots_K: Ints
     """Where the residuals lay when the rows were selected, -1 = nowhere: for `commit`."""
@@ -36,17 +34,17 @@ class Selected:
 
     @classmethod
     def plain(cls, starts_T1: Ints, ids_K: Ints, rows_KD: Floats, slots_K: Ints, **counts: int) -> Selected:
-        """Rows that have neither squares nor ages."""
+        """Rows that have no squares."""
         nothing = np.zeros(ids_K.size, dtype=np.float32)
-        return cls(starts_T1, ids_K, rows_KD, nothing, np.zeros(ids_K.size, dtype=np.int64), nothing, slots_K, **counts)
+        return cls(starts_T1, ids_K, rows_KD, nothing, nothing, slots_K, **counts)
 
     @classmethod
     def empty(cls, num_starts: int, num_rows: int, dim: int, num_overflow: int, num_bad: int) -> Selected:
         """Allocates arrays that `row_pool_kernels.gather` fills."""
-        starts_T1, ids_K, slots_K, ages_K = (np.empty(n, dtype=np.int64) for n in (num_starts, *[num_rows] * 3))
+        starts_T1, ids_K, slots_K = (np.empty(n, dtype=np.int64) for n in (num_starts, num_rows, num_rows))
         squares_K, scores_K = np.empty((2, num_rows), dtype=np.float32)
         rows_KD = np.empty((num_rows, dim), dtype=np.float32)
-        return cls(starts_T1, ids_K, rows_KD, squares_K, ages_K, scores_K, slots_K, num_overflow, num_bad)
+        return cls(starts_T1, ids_K, rows_KD, squares_K, scores_K, slots_K, num_overflow, num_bad)
 
 
 class StepRows(NamedTuple):

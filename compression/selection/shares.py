@@ -1,13 +1,8 @@
-"""How many of a step's rows or elements are sent, by share and step, and the key of a random choice. Plain numbers."""
+"""How many of a step's rows or elements are sent, by share and step. Plain numbers."""
 
 from __future__ import annotations
 
 import math
-
-
-def nth_key(key: int, n: int) -> int:
-    """The key of one of several choices of a step: `key` is that of the step, whose number takes its lowest 32 bits."""
-    return key + (n << 32)
 
 
 def num_kept(count: int, keep: float) -> int:

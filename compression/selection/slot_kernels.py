@@ -19,17 +19,17 @@ from shardkeep.base.hashing_kernels import GOLDEN, mix
 Pool = npt.NDArray[np.int64]
 
 # Columns of a head, one cache line. A free slot has no flags, and its ID is the next free slot, -1 = none.
-ID, TABLE, FLAGS, COUNT, READ, STAMP, FIRST = 0, 1, 2, 3, 4, 5, 6
+ID, TABLE, FLAGS, COUNT, READ, STAMP = 0, 1, 2, 3, 4, 5  # COUNT: gradients in the residual
 HEAD = 8
 SQUARES, SCORE = 14, 15  # two float32 in the last column, as columns of the heads' view `stats`
 USED, UNSENT, CACHED, TOUCHED = 1, 2, 4, 8  # flags: in the index; has a residual; has a row; whose row was used
 # Columns of a pool. First the control numbers; a slot whose STAMP is SERIAL is noted in the log that is written now.
 HAND, FREE, NUM_UNSENT, LOST_ROWS, SERIAL, LOGGING, LOGGED = 0, 1, 2, 3, 4, 5, 6
 CONTROL = 7
-CAPACITY, WIDTH, ENTRIES, NUM_SUMS, LOG_ROOM = 7, 8, 9, 10, 11  # sizes
-HEADS_AT, RESTS_AT, INDEX_AT, SUMS_AT = 12, 13, 14, 15  # places
-LOG_SLOTS_AT, LOG_HEADS_AT, LOG_RESTS_AT = 16, 17, 18
-COLUMNS = 19
+CAPACITY, WIDTH, ENTRIES, LOG_ROOM = 7, 8, 9, 10  # sizes
+HEADS_AT, RESTS_AT, INDEX_AT, SUMS_AT = 11, 12, 13, 14  # places
+LOG_SLOTS_AT, LOG_HEADS_AT, LOG_RESTS_AT = 15, 16, 17
+COLUMNS = 18
 
 ROWS_AT_ONCE = 64  # whose index entries and slots are on their way from memory at the same time
 AHEAD = 12  # slots fetched ahead of the one in work
@@ -73,8 +73,8 @@ def index_of(pool: Pool) -> UInt64s:
 
 @kernel(f"float64[::1]({POOL})")
 def sums_of(pool: Pool) -> Float64s:
-    """The totals that go back with the slots."""
-    sums: Float64s = carray(pointer(pool[SUMS_AT]), (pool[NUM_SUMS],), np.float64)
+    """The sum of squares of what was given up, which goes back with the slots."""
+    sums: Float64s = carray(pointer(pool[SUMS_AT]), (1,), np.float64)
     return sums
 
 
@@ -208,7 +208,7 @@ def touch(pool: Pool, slot: int) -> None:
 def clear_stats(pool: Pool, slot: int) -> None:
     """No unsent gradient."""
     heads_SH, stats_SC = heads_of(pool), stats_of(pool)
-    heads_SH[slot, COUNT], heads_SH[slot, FIRST] = 0, -1
+    heads_SH[slot, COUNT] = 0
     stats_SC[slot, SQUARES], stats_SC[slot, SCORE] = np.float32(0.0), np.float32(0.0)
 
 
@@ -246,7 +246,7 @@ def settle(pool: Pool, slot: int) -> None:
 
 @kernel(f"void({POOL}, int64)")
 def hold_error(pool: Pool, slot: int) -> None:
-    """From now on a slot's residual is a rounding error: it has no age, and its squares have been sent."""
+    """From now on a slot's residual is a rounding error: no gradient waits in it, and its squares have been sent."""
     heads_SH = heads_of(pool)
     touch(pool, slot)
     if not heads_SH[slot, FLAGS] & UNSENT:

@@ -15,17 +15,17 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from shardkeep.base.arrays import Bools, Float64s, Floats, Ints
+from shardkeep.base.arrays import Float64s, Floats, Ints
 from shardkeep.compression.selection import slot_kernels as k
 from shardkeep.compression.selection.selected import Selected
 
 Array = npt.NDArray[np.generic]
 State = Mapping[str, Array]
-"""tables, ids, counts, firsts int64 (N,), squares, scores float32 (N,), rests float32 (N, D), by table and id; sums
+"""tables, ids, counts int64 (N,), squares, scores float32 (N,), rests float32 (N, D), by table and id; sums
 float64; control int64 [step, lost rows]; and, if of one pool, its layout: slots (N,), free (S - N,), hand, int64."""
 
 _LOG_START = 1024
-_HEADS = {"tables": k.TABLE, "ids": k.ID, "counts": k.COUNT, "firsts": k.FIRST}
+_HEADS = {"tables": k.TABLE, "ids": k.ID, "counts": k.COUNT}
 _STATS = {"squares": k.SQUARES, "scores": k.SCORE}
 """Columns of the heads, and of the stats, by their names in a state."""
 
@@ -123,9 +123,7 @@ class RowSlots:
     Bytes: 64 + 4 * width a slot, 16-32 for the index; a log of the last `history` steps takes 72 + 4 * width for each
     slot that a step touches."""
 
-    def __init__(self, *, width: int, capacity: int, history: int, num_sums: int) -> None:
-        """`num_sums`: float64 totals that go back with the slots; the first is the sum of squares of what was given up,
-        the others are the pool's: norms of delivered rows by age."""
+    def __init__(self, *, width: int, capacity: int, history: int) -> None:
         self.capacity, self.width = capacity, width
         self.heads_SH = _aligned(capacity * k.HEAD * 8).view(np.int64).reshape(capacity, k.HEAD)
         """Whose the slots are; columns: slot_kernels.py."""
@@ -134,7 +132,8 @@ class RowSlots:
         self.rests_SW = _aligned(capacity * width * 4).view(np.float32).reshape(capacity, width)
         """Residuals; those of slots that are not UNSENT mean nothing."""
         self._index = np.zeros(1 << (2 * capacity - 1).bit_length(), dtype=np.uint64)
-        self.sums = np.zeros(num_sums)
+        self.sums = np.zeros(1)
+        """What goes back with the slots: the sum of squares of what was given up."""
         self.pool = np.zeros(k.COLUMNS, dtype=np.int64)
         """All of this, as kernels take it."""
         self.control = self.pool[: k.CONTROL]
@@ -144,7 +143,7 @@ class RowSlots:
         self._open: Selected | None = None
         self.log = UndoLog(self.pool, self.sums, width=width, capacity=capacity, history=history)
         arrays = (self.heads_SH, self.rests_SW, self._index, self.sums)
-        self.pool[[k.CAPACITY, k.WIDTH, k.ENTRIES, k.NUM_SUMS]] = capacity, width, self._index.size, num_sums
+        self.pool[[k.CAPACITY, k.WIDTH, k.ENTRIES]] = capacity, width, self._index.size
         self.pool[k.HEADS_AT : k.LOG_SLOTS_AT] = [array.ctypes.data for array in arrays]
         self.clear()
 
@@ -170,6 +169,10 @@ class RowSlots:
     def unsent(self) -> Ints:
         """The slots with a residual, ascending."""
         return np.flatnonzero(self.heads_SH[:, k.FLAGS] & k.UNSENT)
+
+    def waiting(self) -> Ints:
+        """The slots in which a gradient waits, and not only a rounding error, ascending."""
+        return np.flatnonzero((self.heads_SH[:, k.FLAGS] & k.UNSENT) * self.heads_SH[:, k.COUNT])
 
     def clear(self) -> None:
         """Frees all slots and forgets the logs; totals are zero."""
@@ -281,16 +284,14 @@ class ResidualPool(Protocol):
         grad_VD: Floats,
         *,
         keep: float,
-        max_age: int = 0,
-        chosen_V: Bools | None = None,
+        flush: bool = False,
     ) -> Selected:
         """What to send in `step`; the rest of the gradients is kept. Steps rise.
 
         Args:
             starts_T1: Table t has the ids from starts[t] up to starts[t + 1], sorted and unique.
             keep: The share to send.
-            max_age: Rows are sent that have waited so many steps; 1 = all that waits, 0 = none for its age.
-            chosen_V: Names the rows to send; None = the rule chooses."""
+            flush: Also send all gradients that wait, of whatever row."""
         ...
 
     def commit(self, selected: Selected, sent_KD: Floats) -> None:
@@ -329,24 +330,20 @@ def _log_arrays(room: int, width: int) -> tuple[Ints, Ints, Floats]:
 
 def merge(states: Sequence[State]) -> dict[str, Array]:
     """The states' sum by table and id, for resuming with another number of workers: residuals (added in float64),
-    squares, counts, scores (no less than the score of the sum) and totals add up; the oldest gradient's step stays.
+    squares, counts, scores (no less than the score of the sum) and totals add up.
 
     Raises ValueError for no states or such of different dims."""
     if len({state["rests"].shape[1] for state in states}) != 1:
         raise ValueError(f"{len(states)} states of residuals {[s['rests'].shape for s in states]}; allowed: one dim")
-    joined = {name: np.concatenate([state[name] for state in states]) for name in ("tables", "ids", "firsts", "rests")}
+    joined = {name: np.concatenate([state[name] for state in states]) for name in ("tables", "ids", "rests")}
     keys, group = np.unique(np.stack([joined["tables"], joined["ids"]]), axis=1, return_inverse=True)
     group = group.reshape(-1)
     size = keys.shape[1]
     rests = np.zeros((size, joined["rests"].shape[1]))
     np.add.at(rests, group, joined["rests"])
-    never = np.iinfo(np.int64).max
-    firsts = np.full(size, never)
-    np.minimum.at(firsts, group, np.where(joined["firsts"] < 0, never, joined["firsts"]))
     return {
         "tables": keys[0],
         "ids": keys[1],
-        "firsts": np.where(firsts == never, -1, firsts),
         **{name: _summed(states, name, group, size) for name in ("counts", *_STATS)},
         "rests": rests.astype(np.float32),
         "sums": np.sum([state["sums"] for state in states], axis=0),

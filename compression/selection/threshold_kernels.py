@@ -1,15 +1,15 @@
-"""Kernels of selection: the largest of many magnitudes in O(n), without a sort, and the norms of rows.
+"""Kernels of selection: the largest of many magnitudes in O(n), without a sort.
 
 A magnitude is the bits of a float32 without its sign, as int32: their order is that of the numbers, above them
 infinity, above it NaN. A negative key represents a value that is never taken.
 """
-# N = values, U = rows, D = embedding dim
+# N = values
 
 from __future__ import annotations
 
 import numpy as np
 
-from shardkeep.base.arrays import Bytes, Floats, Int32s, Ints
+from shardkeep.base.arrays import Bytes, Int32s, Ints
 from shardkeep.base.compiling.kernels import kernel
 
 BINS = 2048  # the exponent and 3 bits of the fraction
@@ -17,7 +17,6 @@ SHIFT = 20
 LARGEST = np.float32(3.4028234663852886e38)
 
 _KEYS = "Array(int32, 1, 'C', readonly=True)"
-_ROWS = "Array(float32, 2, 'C', readonly=True)"
 
 
 @kernel("float32(float64)")
@@ -82,14 +81,3 @@ def mark_largest(keys_N: Int32s, count: int, marks_N: Bytes) -> int:
             marks_N[n] = 1
             left -= 1
     return number
-
-
-@kernel(f"void({_ROWS}, float32[::1])")
-def row_norms(rows_UD: Floats, norms_U: Floats) -> None:
-    """L2 norms, summed in float64: the square of a float32 above 1.8e19 would be infinite, below 1e-23 zero. That of
-    a row that is not finite is infinite, that of any other finite."""
-    for u in range(rows_UD.shape[0]):
-        total = 0.0
-        for d in range(rows_UD.shape[1]):
-            total += np.float64(rows_UD[u, d]) * np.float64(rows_UD[u, d])
-        norms_U[u] = saturated(np.sqrt(total)) if total < np.inf else np.float32(np.inf)

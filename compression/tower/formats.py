@@ -1,6 +1,6 @@
 """Number formats of the tower's gradients, and the sum over ranks in one of them, added in rank order.
 
-Formats: fp32 and bf16 as they are; fp16 and int8 with a bfloat16 scale for each block of 64 values, so that neither
+Formats: fp32 as it is; fp16 and int8 with a bfloat16 scale for each block of 64 values, so that neither
 small gradients vanish nor large ones overflow. All round to the nearest. What is not finite stays not finite.
 """
 
@@ -46,16 +46,15 @@ class DenseFormat(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Plain:
-    """A cast; our own, because torch's bf16 hook refuses the CPU."""
+    """float32."""
 
-    dtype: torch.dtype
     unit: int = 1
 
     def encode(self, values_N: torch.Tensor) -> torch.Tensor:
-        return values_N.to(self.dtype).contiguous().view(torch.uint8)
+        return values_N.contiguous().view(torch.uint8)
 
     def decode(self, packet_R: torch.Tensor) -> torch.Tensor:
-        return packet_R.view(self.dtype).float()
+        return packet_R.view(torch.float32)
 
     def scale_bytes(self, num_values: int) -> int:
         return 0
@@ -97,7 +96,7 @@ class BlockScaled:
         return SCALE_BYTES * (num_values // BLOCK)
 
 
-FP32, BF16 = Plain(torch.float32), Plain(torch.bfloat16)
+FP32 = Plain()
 FP16, INT8 = BlockScaled(torch.float16, 32768.0), BlockScaled(torch.int8, 127.0)
 VALUES = {"fp16": FP16, "int8": INT8}
 """What `compression.tower.values` names."""

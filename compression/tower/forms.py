@@ -15,10 +15,8 @@ from shardkeep.base.errors import CorruptMessage
 from shardkeep.compression.config import TowerCompressionConfig
 from shardkeep.compression.tower.exchange import DenseForm, Exchange, Ranks, Sum, packet_of
 from shardkeep.compression.tower.formats import (
-    BF16,
     FP16,
     FP32,
-    INT8,
     SCALE_BYTES,
     VALUES,
     BlockScaled,
@@ -30,6 +28,7 @@ from shardkeep.compression.tower.formats import (
 from shardkeep.compression.tower.residuals import Residuals
 
 Shape = tuple[int, ...]
+_FIRST = np.uint64(0)
 SMALLEST = 1024
 """Values that a parameter needs for top-k to leave some out; smaller ones are sent whole."""
 
@@ -95,8 +94,8 @@ class TopK(DenseForm):
 
 def rounded(config: TowerCompressionConfig, shapes: Mapping[str, Shape], residuals: Residuals) -> Rounded:
     """The forms that are named after their number format."""
-    formats: dict[str, DenseFormat] = {"none": FP32, "bf16": BF16, "fp16": FP16, "int8": INT8}
-    return Rounded(formats[config.name], num_values(shapes), residuals if config.name == "int8" else None)
+    formats: dict[str, DenseFormat] = {"none": FP32, "fp16": FP16}
+    return Rounded(formats[config.name], num_values(shapes))
 
 
 def top_k(config: TowerCompressionConfig, shapes: Mapping[str, Shape], residuals: Residuals) -> TopK:
@@ -188,8 +187,8 @@ def _largest(values_N: torch.Tensor, count: int) -> torch.Tensor:
     return torch.from_numpy(np.sort(largest))
 
 
-# Positions of the kept values in a vector, Elias-Fano coded: a size that all ranks know from n and k alone. About
-# log2(n / k) + 2.5 bits per position, within half a bit of what is possible.
+# Positions of the kept values in a vector, Rice coded and filled up with zeros to a size that all ranks know from n and
+# k alone. About log2(n / k) + 2.5 bits per position, within half a bit of what is possible.
 
 
 def coded_bytes(num_values: int, num_kept: int) -> int:
@@ -200,34 +199,26 @@ def coded_bytes(num_values: int, num_kept: int) -> int:
 
 def encode_positions(positions_K: torch.Tensor, num_values: int) -> torch.Tensor:
     """uint8; positions are int64, ascending, all different."""
-    num_kept, device = positions_K.numel(), positions_K.device
-    low, _ = _position_bits(num_values, num_kept)
-    bits = torch.zeros(8 * coded_bytes(num_values, num_kept), dtype=torch.uint8, device=device)
-    lows = (positions_K[:, None] >> torch.arange(low, device=device)) & 1
-    bits[: num_kept * low] = lows.view(-1).to(torch.uint8)
-    bits[num_kept * low + (positions_K >> low) + torch.arange(num_kept, device=device)] = 1
-    return (bits.view(-1, 8) << torch.arange(8, dtype=torch.uint8, device=device)).sum(1, dtype=torch.uint8)
+    from shardkeep.compression.ids.set_kernels import write_rice  # here: only jobs with top-k load these kernels
+
+    area = np.zeros(coded_bytes(num_values, positions_K.numel()), dtype=np.uint8)
+    low, _ = _position_bits(num_values, positions_K.numel())
+    write_rice(area, 0, positions_K.cpu().numpy(), 0, positions_K.numel(), _FIRST, low)
+    return torch.from_numpy(area).to(positions_K.device)
 
 
 def decode_positions(packet: torch.Tensor, num_values: int, num_kept: int) -> torch.Tensor:
     """The positions, int64 (K,). Raises CorruptMessage when the bytes are none of `num_kept` positions."""
-    device = packet.device
-    low, high = _position_bits(num_values, num_kept)
+    from shardkeep.compression.ids.set_kernels import OK, read_rice  # here: as above
+
     if packet.numel() != coded_bytes(num_values, num_kept):
         raise CorruptMessage(f"{packet.numel()} bytes are not {num_kept} positions of {num_values}")
-    bits = ((packet[:, None] >> torch.arange(8, dtype=torch.uint8, device=device)) & 1).view(-1)
-    lows_K = (bits[: num_kept * low].view(num_kept, low).long() << torch.arange(low, device=device)).sum(1)
-    ones_K = bits[num_kept * low : num_kept * low + high].nonzero().view(-1)
-    if ones_K.numel() != num_kept:
-        raise CorruptMessage(f"{ones_K.numel()} positions came, not {num_kept} of {num_values}")
-    positions_K = ((ones_K - torch.arange(num_kept, device=device)) << low) + lows_K
-    if not num_kept:
-        return positions_K
-    if int(positions_K.max()) >= num_values:
-        raise CorruptMessage(f"position {int(positions_K.max())} of {num_values}")
-    if not bool((positions_K[1:] > positions_K[:-1]).all()):
-        raise CorruptMessage(f"{num_kept} positions of {num_values} are not in order")
-    return positions_K
+    area, positions_K = packet.cpu().numpy(), np.empty(num_kept, dtype=np.int64)
+    end = int(np.flatnonzero(area).max(initial=-1)) + 1  # what fills it up is no part of the code
+    low, _ = _position_bits(num_values, num_kept)
+    if read_rice(area, 0, end, num_kept, np.uint64(num_values), _FIRST, low, positions_K, 0) != OK:
+        raise CorruptMessage(f"{packet.numel()} damaged bytes of {num_kept} positions of {num_values}")
+    return torch.from_numpy(positions_K).to(packet.device)
 
 
 def _position_bits(num_values: int, num_kept: int) -> tuple[int, int]:

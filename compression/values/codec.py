@@ -12,7 +12,7 @@ from typing import Protocol
 
 import numpy as np
 
-from shardkeep.base.arrays import Bytes, Rows, UInt64s
+from shardkeep.base.arrays import Bytes, Rows
 from shardkeep.base.errors import CorruptMessage
 from shardkeep.compression.values.registry import FORMATS, Scale
 
@@ -34,16 +34,14 @@ class ValueCodec(Protocol):
         """Bytes of one encoded row of `dim` values."""
         ...
 
-    def encode(self, rows_KD: Rows, keys_K: UInt64s | None = None) -> Bytes:
-        """Encoded rows, uint8 (K, R), C-contiguous. May share memory with the input.
+    def encode(self, rows_KD: Rows) -> Bytes:
+        """Encoded rows, uint8 (K, R), C-contiguous, each value rounded to the nearest, ties to even. The bits of a row
+        are a function of the row alone. May share memory with the input.
 
         Args:
             rows_KD: C-contiguous float32; not changed.
-            keys_K: None rounds to the nearest, ties to even. Keys (`rounding.row_keys`) round at random, such that the
-                mean over all keys is the value; the bits are a function of a row and its key alone. A format that
-                rounds nothing ignores them.
 
-        Raises TypeError for rows or keys of another type or shape."""
+        Raises TypeError for rows of another type or shape."""
         ...
 
     def decode(self, encoded: Bytes, dim: int) -> Rows:
@@ -78,12 +76,10 @@ def value_codec(name_or_tag: str | int, scale: Scale | None = None) -> ValueCode
     return plug.load()(tag=name_or_tag, **({"scale": own_scale} if own_scale else {}))
 
 
-def check_rows(rows_KD: Rows, keys_K: UInt64s | None) -> None:
+def check_rows(rows_KD: Rows) -> None:
     """Raises TypeError unless these are what `ValueCodec.encode` takes."""
     if rows_KD.dtype != np.float32 or rows_KD.ndim != 2 or not rows_KD.flags.c_contiguous:
         raise TypeError(f"rows of {rows_KD.dtype} {rows_KD.shape}; allowed: C-contiguous float32 (K, D)")
-    if keys_K is not None and (keys_K.dtype != np.uint64 or keys_K.shape != rows_KD.shape[:1]):
-        raise TypeError(f"keys of {keys_K.dtype} {keys_K.shape}; allowed: uint64 {rows_KD.shape[:1]}")
 
 
 def check_bytes(encoded: Bytes, row_bytes: int) -> None:

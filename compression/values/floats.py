@@ -1,4 +1,4 @@
-"""The value codecs without a row scale: fp32 as it is, fp16 and bf16 rounded.
+"""The value codecs without a row scale: fp32 as it is, fp16 rounded.
 
 Stateless; knows no error feedback and no row scale. fp16 spans 6e-8 to 65504: smaller values become zero,
 and a finite value beyond the range stays finite: it is sent as the largest one, and `saturated_values` counts
@@ -15,10 +15,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from shardkeep.base.arrays import Bytes, Rows, UInt64s
+from shardkeep.base.arrays import Bytes, Rows
 from shardkeep.compression.values.codec import ValueCodec, check_bytes, check_rows
 
 W = TypeVar("W", bound=np.generic)
+_INFINITY = 0x7C00
+"""Bits of +inf in fp16; what is above is NaN, one below is the largest finite value."""
 
 
 @dataclass(slots=True, eq=False)
@@ -33,9 +35,9 @@ class Fp32:
         """4 D."""
         return 4 * dim
 
-    def encode(self, rows_KD: Rows, keys_K: UInt64s | None = None) -> Bytes:
-        """A view of the rows as uint8 (K, 4 D). Keys have no effect: nothing is rounded."""
-        check_rows(rows_KD, keys_K)
+    def encode(self, rows_KD: Rows) -> Bytes:
+        """A view of the rows as uint8 (K, 4 D)."""
+        check_rows(rows_KD)
         return rows_KD.view(np.uint8)
 
     def decode(self, encoded: Bytes, dim: int) -> Rows:
@@ -46,52 +48,29 @@ class Fp32:
 
 @dataclass(slots=True, eq=False)
 class Half:
-    """A 16-bit float: `fp16` is IEEE 754 binary16, `bf16` the upper half of a float32."""
+    """IEEE 754 binary16."""
 
-    name: str
-    tag: int
-    dtype: torch.dtype
-    infinity: int
-    """Bits of +inf; what is above is NaN, one below is the largest finite value."""
-    mantissa: int
-    """Bits after the point."""
-    bias: int
-    """Of the exponent."""
+    name: str = "fp16"
+    tag: int = 1
     scale_bytes: int = 0
 
     def row_bytes(self, dim: int) -> int:
         """2 D."""
         return 2 * dim
 
-    def encode(self, rows_KD: Rows, keys_K: UInt64s | None = None) -> Bytes:
+    def encode(self, rows_KD: Rows) -> Bytes:
         """Fresh uint8 (K, 2 D)."""
-        check_rows(rows_KD, keys_K)
-        if keys_K is not None:
-            return self._stochastic(rows_KD, keys_K)
-        bits = torch.from_numpy(_writeable(rows_KD)).to(self.dtype).view(torch.int16).numpy().view(np.uint16)
-        if bits.size and int((bits & 0x7FFF).max()) >= self.infinity:
-            overflowed = ((bits & 0x7FFF) == self.infinity) & np.isfinite(rows_KD)
+        check_rows(rows_KD)
+        bits = torch.from_numpy(_writeable(rows_KD)).to(torch.float16).view(torch.int16).numpy().view(np.uint16)
+        if bits.size and int((bits & 0x7FFF).max()) >= _INFINITY:
+            overflowed = ((bits & 0x7FFF) == _INFINITY) & np.isfinite(rows_KD)
             bits[overflowed] -= 1
-        return bits.view(np.uint8)
-
-    def _stochastic(self, rows_KD: Rows, keys_K: UInt64s) -> Bytes:
-        # Only here: without stochastic rounding nobody waits until these are loaded.
-        from shardkeep.compression.values import rounding_kernels, scaled_kernels
-        from shardkeep.compression.values.rounding import float_shape
-
-        random_KD = np.empty(rows_KD.shape, dtype=np.uint32)
-        rounding_kernels.fill_random(keys_K, random_KD)
-        bits = np.empty(rows_KD.shape, dtype=np.uint16)
-        shape, most = float_shape(self.mantissa, self.bias), np.float32(torch.finfo(self.dtype).max)
-        scaled_kernels.halves_stochastic(
-            rows_KD.reshape(-1), random_KD.reshape(-1), shape, most, np.uint32(self.infinity), bits.reshape(-1)
-        )
         return bits.view(np.uint8)
 
     def decode(self, encoded: Bytes, dim: int) -> Rows:
         """Fresh float32 (K, D). Raises CorruptMessage when the size is no multiple of a row's bytes."""
         bits = _words(encoded, self.row_bytes(dim), np.int16)
-        values: Rows = torch.from_numpy(_writeable(bits)).view(self.dtype).to(torch.float32).numpy()
+        values: Rows = torch.from_numpy(_writeable(bits)).view(torch.float16).to(torch.float32).numpy()
         return values.reshape(-1, dim)
 
 
@@ -100,20 +79,16 @@ def fp32(*, tag: int) -> ValueCodec:
 
 
 def fp16(*, tag: int) -> ValueCodec:
-    return Half("fp16", tag, torch.float16, 0x7C00, mantissa=10, bias=15)
-
-
-def bf16(*, tag: int) -> ValueCodec:
-    return Half("bf16", tag, torch.bfloat16, 0x7F80, mantissa=7, bias=127)
+    return Half(tag=tag)
 
 
 def saturated_values(codec: ValueCodec, encoded: Bytes) -> int:
-    """How many of the encoded values are the largest finite number of a 16-bit format, of either sign: what
+    """How many of the encoded values are the largest finite number of fp16, of either sign: what
     `encode` sends for every finite value beyond the range. Either end can count them. 0 for fp32, and for formats with
     a row scale, which follows the row's largest value."""
     if not isinstance(codec, Half):
         return 0
-    return int(np.count_nonzero((_words(encoded, 2, np.uint16) & 0x7FFF) == codec.infinity - 1))
+    return int(np.count_nonzero((_words(encoded, 2, np.uint16) & 0x7FFF) == _INFINITY - 1))
 
 
 def _words(encoded: Bytes, row_bytes: int, dtype: type[W]) -> npt.NDArray[W]:

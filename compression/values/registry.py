@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from shardkeep.compression.values.codec import ValueCodec
 
 Scale = Literal["pow2", "fp16"]
-Rounding = Literal["nearest", "stochastic"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +29,6 @@ class Format:
     """Tag with a scale of one byte."""
     fp16: int | None = None
     """Tag with a scale of two bytes."""
-    rounds: bool = True
-    """Whether there is anything to round."""
-    rounding_kernels: tuple[str, ...] = ()
-    """Modules of kernels that the codec imports besides where it rounds at random."""
 
     def __post_init__(self) -> None:
         tags = [tag for tag in (self.plain, self.pow2, self.fp16) if tag is not None]
@@ -61,15 +56,12 @@ class Format:
 
 _SCALED = ("shardkeep.compression.values.scaled_kernels",)
 
-# A tag is never reused. Tags are below 128: the highest bit of the byte on the wire has another meaning.
+# A tag is never reused, and 2 to 8 are those of formats that left. Tags are below 128: the highest bit of the byte on
+# the wire has another meaning.
 # The code makes the codec: `make(tag=7)`, or `make(tag=7, scale="pow2")` if it has a scale.
 FORMATS: dict[str, Plug[Format, Callable[..., ValueCodec]]] = by_name(
-    Plug("fp32", Format(plain=0, rounds=False), "shardkeep.compression.values.floats:fp32"),
-    Plug("fp16", Format(plain=1, rounding_kernels=_SCALED), "shardkeep.compression.values.floats:fp16"),
-    Plug("bf16", Format(plain=2, rounding_kernels=_SCALED), "shardkeep.compression.values.floats:bf16"),
-    Plug("fp16-block", Format(pow2=3, fp16=4), "shardkeep.compression.values.scaled:fp16_block", _SCALED),
-    Plug("fp8-e4m3", Format(pow2=5, fp16=6), "shardkeep.compression.values.scaled:fp8_e4m3", _SCALED),
-    Plug("fp8-e5m2", Format(pow2=7, fp16=8), "shardkeep.compression.values.scaled:fp8_e5m2", _SCALED),
+    Plug("fp32", Format(plain=0), "shardkeep.compression.values.floats:fp32"),
+    Plug("fp16", Format(plain=1), "shardkeep.compression.values.floats:fp16"),
     Plug("int8", Format(pow2=9, fp16=10), "shardkeep.compression.values.scaled:int8", _SCALED),
     Plug("int4", Format(pow2=11, fp16=12), "shardkeep.compression.values.scaled:int4", _SCALED),
     Plug("int2", Format(pow2=13, fp16=14), "shardkeep.compression.values.scaled:int2", _SCALED),

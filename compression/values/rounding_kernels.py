@@ -2,7 +2,7 @@
 
 What works on single numbers has no branches, so that the loops that call it become vector code.
 """
-# K = rows, P = random numbers of a row
+# K = rows
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from shardkeep.base.hashing_kernels import GOLDEN, mix
 
 _MAGIC = np.float32(12582912.0)  # 1.5 * 2**23: floats around it are 1 apart, so adding it rounds to the nearest, even
 _MAGIC_BITS = np.int32(0x4B400000)
-_UNIT, _PER_STEP = np.float32(2.0**-24), np.float32(2.0**24)
-_ONE, _31, _32 = np.uint32(1), np.uint32(31), np.uint32(32)
+_PER_STEP = np.float32(2.0**24)
+_31, _32 = np.uint32(31), np.uint32(32)
 
 
 @kernel("void(uint64, uint64, int64, Array(int64, 1, 'C', readonly=True), uint64[::1])")
@@ -40,22 +40,6 @@ def random_bits(low: np.uint32, high: np.uint32, column: np.uint32) -> np.uint32
     return np.uint32(x ^ (x >> np.uint32(15)))
 
 
-@kernel("void(Array(uint64, 1, 'C', readonly=True), uint32[:,::1])")
-def fill_random(keys_K: npt.NDArray[np.uint64], random_KP: npt.NDArray[np.uint32]) -> None:
-    """The random bits of all values: a function of the row's key and the column."""
-    halves = keys_K.view(np.uint32)  # of key >> 32 numba makes 64 bits, which vectors would keep, at 3 times the cost
-    for i in range(random_KP.shape[0]):
-        low, high = halves[2 * i], halves[2 * i + 1]
-        for c in range(random_KP.shape[1]):
-            random_KP[i, c] = random_bits(low, high, np.uint32(c))
-
-
-@kernel("float32(uint32)")
-def unit(random: np.uint32) -> np.float32:
-    """A number in [0, 1), a multiple of 2**-24."""
-    return np.float32(np.int32(random >> np.uint32(8))) * _UNIT
-
-
 @kernel("int32(float32)")
 def nearest(value: np.float32) -> np.int32:
     """The nearest integer, ties to the even one; for |value| below 2**22."""
@@ -72,25 +56,17 @@ def stochastic(value: np.float32, random: np.uint32) -> np.int32:
     return np.int32(np.int32(fixed + np.int32(random >> np.uint32(8))) >> np.int32(24))
 
 
-@kernel("uint32(float32, uint32, uint32, uint32, uint32)")
-def small_float(size: np.float32, shift: np.uint32, rebias: np.uint32, least: np.uint32, magic: np.uint32) -> np.uint32:
-    """Bits, without a sign, of the nearest float of a smaller format, ties to even.
-
-    `size` is from 0 to the largest number of that format, which `float_shape` describes."""
-    bits, shift = np.uint32(bits_of(size)), np.uint32(shift & _31)  # vectors need to know that it is below 32
-    half = np.uint32(np.uint32(np.uint32(_ONE << shift) >> _ONE) - _ONE)
-    odd = np.uint32(np.uint32(bits >> shift) & _ONE)
-    normal = np.uint32(np.uint32(np.uint32(np.uint32(bits + half) + odd) >> shift) - rebias)
-    subnormal = np.uint32(np.uint32(bits_of(np.float32(size + float_of(magic)))) - magic)
-    return subnormal if bits < least else normal
-
-
 @kernel("uint32(float32, uint32, uint32, uint32, uint32, uint32)")
 def small_float_stochastic(
     size: np.float32, shift: np.uint32, rebias: np.uint32, least: np.uint32, per_unit: np.uint32, random: np.uint32
 ) -> np.uint32:
-    """As `small_float`, but one of the two floats around `size`, with it as the mean over all random numbers."""
-    bits, shift = np.uint32(bits_of(size)), np.uint32(shift & _31)
+    """Bits, without a sign, of one of the two floats of a smaller format around `size`, with it as the mean over all
+    random numbers.
+
+    `size` is from 0 to the largest number of that format. The format, of m bits of mantissa and an exponent's bias b:
+    `shift` 23 - m; `rebias` (127 - b) << m; `least` and `per_unit`, as bits of float32s, its smallest normal number and
+    2**21 / its smallest subnormal."""
+    bits, shift = np.uint32(bits_of(size)), np.uint32(shift & _31)  # vectors need to know that it is below 32
     noise = np.uint32(random >> np.uint32(np.uint32(_32 - shift) & _31))
     normal = np.uint32(np.uint32(np.uint32(bits + noise) >> shift) - rebias)
     small = size if bits < least else np.float32(0.0)

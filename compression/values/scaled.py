@@ -1,10 +1,10 @@
-"""The value codecs with a row scale: integers of 8, 4 and 2 bits, signs, fp8, and fp16 in blocks of a row.
+"""The value codecs with a row scale: integers of 8, 4 and 2 bits, and signs.
 
 A row is a step and a code for each value; it decodes to step * level of the code. Rules that hold for all:
 
 - The step is the smallest with a code at which the row's largest magnitude is within the levels: nothing clips. It
   never falls below 2**-126 (so values below 2**-127 may become zero) and stops where the largest level is
-  still a finite float32: magnitudes beyond that clip to it (int2 and sign: above 1.7e38; fp8: 2.98e38; int4: 2.97e38).
+  still a finite float32: magnitudes beyond that clip to it (int2 and sign: above 1.7e38; int4: 2.97e38).
 - A row of zeros decodes to +0. A row with a NaN or an infinity decodes to a row of NaN.
 - A step takes 1 byte, a power of two (`pow2`), or 2 bytes: the exponent and 8 bits of the mantissa of a float32
   (`fp16`, though with another exponent than IEEE's, for a gradient's step may be far below 6e-8).
@@ -15,48 +15,37 @@ Stateless; knows no error feedback.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import torch
 
-from shardkeep.base.arrays import Bytes, Rows, UInt32s, UInt64s
-from shardkeep.compression.values import rounding_kernels, scale_kernels, scaled_kernels as kernels
-from shardkeep.compression.values.codec import ValueCodec, check_bytes, check_rows
+from shardkeep.base.arrays import Bytes, Rows, UInt32s
+from shardkeep.compression.values import scale_kernels, scaled_kernels as kernels
+from shardkeep.compression.values.codec import check_bytes, check_rows
 from shardkeep.compression.values.registry import Scale
-from shardkeep.compression.values.rounding import float_shape
 
-Kernel = Callable[..., None]
 BLOCK = 65536
 """Values that are encoded at a time: what is in between stays in a core's own cache."""
 _FLOAT32_MOST = float(np.finfo(np.float32).max)
+_SIGNS = np.array([1.0, -1.0], dtype=np.float32)
 
 
 @dataclass(slots=True, eq=False)
 class ScaledCodec:
-    """A format of one step a row and `width` bits a value."""
+    """A format of one step a row and `width` bits a value: of 1 bit a sign, times the mean magnitude of the row; of
+    more an integer, -127 to 127, -7 to 7 or -1 to 1."""
 
     name: str
+    width: int
+    """Bits of a code: 1, 2, 4 or 8."""
     tag: int
     scale: Scale
-    width: int
-    """Bits of a code: 1, 2, 4, 8 or 16."""
-    top: float
-    """The level that the largest magnitude of a row may reach."""
-    nearest: Kernel
-    """Rounds values in steps, flat: they, the `arguments`, where the codes go: uint8, uint16 for 16 bits."""
-    stochastic: Kernel
-    """Likewise at random; random bits for each come behind the values."""
-    arguments: tuple[Any, ...]
-    levels: Rows | None
-    """Level of each code, float32 (2 ** width,); None = a code is a number itself: of 16 bits an fp16 one, of fewer an
-    integer in two's complement."""
-    most: float = 0.0
-    """The largest level, if that is above `top`."""
-    of_mean: bool = False
-    """Whether the step is the mean magnitude, where values are rounded to the nearest, and not the largest."""
+
+    @property
+    def top(self) -> int:
+        """The level that the largest magnitude of a row may reach."""
+        return max(1, (1 << self.width - 1) - 1)
 
     @property
     def scale_bytes(self) -> int:
@@ -66,29 +55,26 @@ class ScaledCodec:
         """D codes, rounded up to bytes, and the scale."""
         return self.scale_bytes + (dim * self.width + 7) // 8
 
-    def encode(self, rows_KD: Rows, keys_K: UInt64s | None = None) -> Bytes:
+    def encode(self, rows_KD: Rows) -> Bytes:
         """Fresh uint8 (K, R)."""
-        check_rows(rows_KD, keys_K)
+        check_rows(rows_KD)
         num_rows, dim = rows_KD.shape
         encoded = np.empty((num_rows, self.row_bytes(dim)), dtype=np.uint8)
         padded = dim + -dim % 8
         size = min(num_rows, max(1, BLOCK // padded))
         values_BP = np.zeros((size, padded), dtype=np.float32)
-        codes_BP = np.empty((size, padded), dtype=np.uint16 if self.width == 16 else np.uint8)
-        random_BP = np.empty((0 if keys_K is None else size, padded), dtype=np.uint32)
+        codes_BP = np.empty((size, padded), dtype=np.uint8)
         for start in range(0, num_rows, max(size, 1)):
             rows_BD = rows_KD[start : start + size]
             count = len(rows_BD)
-            steps_B = self._steps(rows_BD, nearest=keys_K is None)
+            steps_B = self._steps(rows_BD)
             kernels.divide(rows_BD, steps_B, values_BP[:count])
-            values, quantized = values_BP[:count].reshape(-1), codes_BP[:count].reshape(-1)
-            if keys_K is None:
-                self.nearest(values, *self.arguments, quantized)
+            values_V, codes_V = values_BP[:count].reshape(-1), codes_BP[:count].reshape(-1)
+            if self.width == 1:
+                kernels.signs(values_V, codes_V)
             else:
-                rounding_kernels.fill_random(keys_K[start : start + size], random_BP[:count])
-                self.stochastic(values, random_BP[:count].reshape(-1), *self.arguments, quantized)
-            codes, columns, width = codes_BP[:count].view(np.uint8), dim * codes_BP.itemsize, min(self.width, 8)
-            kernels.pack(codes, columns, width, steps_B, self.scale_bytes, encoded[start : start + size])
+                kernels.integers(values_V, np.int32(self.top), np.uint8((1 << self.width) - 1), codes_V)
+            kernels.pack(codes_BP[:count], dim, self.width, steps_B, self.scale_bytes, encoded[start : start + size])
         return encoded
 
     def decode(self, encoded: Bytes, dim: int) -> Rows:
@@ -102,81 +88,25 @@ class ScaledCodec:
         if self.width < 8:
             codes, start = np.empty((len(encoded_KR), dim + -dim % 8), dtype=np.uint8), 0
             kernels.unpack(encoded_KR, self.width, self.scale_bytes, codes)
-        if self.levels is not None:
-            kernels.multiply(codes, start, steps_K, self.levels, rows_KD)
-        elif self.width == 16:
-            kernels.multiply_halves(codes, start, steps_K, rows_KD)
+        if self.width == 1:
+            np.multiply(steps_K[:, None], _SIGNS[codes[:, :dim]], out=rows_KD)
         else:
             kernels.multiply_integers(codes, start, self.width, steps_K, rows_KD)
         return rows_KD
 
-    def _steps(self, rows_KD: Rows, *, nearest: bool) -> UInt32s:
+    def _steps(self, rows_KD: Rows) -> UInt32s:
         """Bits of each row's step, uint32 (K,)."""
         steps_K = np.empty(len(rows_KD), dtype=np.uint32)
         kept = 0x7F800000 if self.scale == "pow2" else 0x7FFF8000
-        limit = int(np.float32(_FLOAT32_MOST / max(self.most, self.top)).view(np.uint32)) & kept
-        if self.of_mean and nearest:
+        limit = int(np.float32(_FLOAT32_MOST / self.top).view(np.uint32)) & kept
+        if self.width == 1:
             scale_kernels.steps_of_mean(rows_KD, limit, self.scale_bytes, steps_K)
         else:
             scale_kernels.steps_above(rows_KD.view(np.uint32), np.float32(self.top), limit, self.scale_bytes, steps_K)
         return steps_K
 
 
-def int8(*, tag: int, scale: Scale) -> ValueCodec:
-    """-127 to 127."""
-    return _integers("int8", tag, scale, width=8)
-
-
-def int4(*, tag: int, scale: Scale) -> ValueCodec:
-    """-7 to 7."""
-    return _integers("int4", tag, scale, width=4)
-
-
-def int2(*, tag: int, scale: Scale) -> ValueCodec:
-    """-1, 0, 1."""
-    return _integers("int2", tag, scale, width=2)
-
-
-def _integers(name: str, tag: int, scale: Scale, *, width: int) -> ValueCodec:
-    top, mask = np.int32(2 ** (width - 1) - 1), np.uint8(2**width - 1)
-    rounded = kernels.integers, kernels.integers_stochastic, (top, mask)
-    return ScaledCodec(name, tag, scale, width, float(top), *rounded, levels=None)
-
-
-def sign(*, tag: int, scale: Scale) -> ValueCodec:
-    """+ or -: times the mean magnitude of the row to the nearest; stochastic, times the largest, which has no bias."""
-    levels = np.array([1.0, -1.0], dtype=np.float32)
-    return ScaledCodec("sign", tag, scale, 1, 1.0, kernels.signs, kernels.signs_stochastic, (), levels, of_mean=True)
-
-
-def fp8_e4m3(*, tag: int, scale: Scale) -> ValueCodec:
-    """OCP's E4M3FN, the row's largest magnitude at most 448."""
-    return _floats("fp8-e4m3", tag, scale, mantissa=3, bias=7, top=448.0, dtype=torch.float8_e4m3fn)
-
-
-def fp8_e5m2(*, tag: int, scale: Scale) -> ValueCodec:
-    """OCP's E5M2, the row's largest magnitude at most 57344."""
-    return _floats("fp8-e5m2", tag, scale, mantissa=2, bias=15, top=57344.0, dtype=torch.float8_e5m2)
-
-
-def fp16_block(*, tag: int, scale: Scale) -> ValueCodec:
-    """fp16 of the values divided by the row's largest magnitude, or the power of two above it."""
-    most = 2.0 - 2.0**-10  # the largest below 2: where the step has reached its limit of 2**127
-    return _floats("fp16-block", tag, scale, mantissa=10, bias=15, top=1.0, most=most, dtype=None)
-
-
-def _floats(
-    name: str,
-    tag: int,
-    scale: Scale,
-    *,
-    mantissa: int,
-    bias: int,
-    top: float,
-    dtype: torch.dtype | None,
-    most: float = 0.0,
-) -> ValueCodec:
-    rounded = kernels.small_floats, kernels.small_floats_stochastic
-    arguments = float_shape(mantissa, bias), np.float32(max(top, most))
-    levels = None if dtype is None else torch.arange(256, dtype=torch.uint8).view(dtype).float().numpy()
-    return ScaledCodec(name, tag, scale, 16 if dtype is None else 8, top, *rounded, arguments, levels, most=most)
+int8, int4, int2, sign = (
+    functools.partial(ScaledCodec, name, width) for name, width in (("int8", 8), ("int4", 4), ("int2", 2), ("sign", 1))
+)
+"""Make the codec of a tag and a kind of scale."""

@@ -1,6 +1,6 @@
 """Kernels of the scaled formats: values by their row's step, as codes of few bits, packed; and back.
 
-An encoded row is its step in 1 or 2 bytes (`scale_kernels`), then its codes of 1, 2, 4, 8 or 16 bits: within a byte
+An encoded row is its step in 1 or 2 bytes (`scale_kernels`), then its codes of 1, 2, 4 or 8 bits: within a byte
 the first column has the lowest bits, and what is left of the last byte is zero. Each kernel does one thing in a plain
 loop over many values, because only such loops become vector code at 16 values a row.
 """
@@ -9,23 +9,15 @@ loop over many values, because only such loops become vector code at 16 values a
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
 from shardkeep.base.array_kernels import bits_of, float_of
 from shardkeep.base.arrays import Bytes, Rows, UInt32s
 from shardkeep.base.compiling.kernels import kernel
-from shardkeep.compression.values.rounding_kernels import nearest, small_float, small_float_stochastic, stochastic, unit
+from shardkeep.compression.values.rounding_kernels import nearest
 from shardkeep.compression.values.scale_kernels import NOT_FINITE
 
-Codes = npt.NDArray[np.uint8] | npt.NDArray[np.uint16]
-
-_ONE, _HALF = np.float32(1.0), np.float32(0.5)
+_ONE = np.float32(1.0)
 _31 = np.uint32(31)
-
-# Places in the shape of a smaller float format, of m bits of mantissa and an exponent's bias b: 23 - m; (127 - b) << m;
-# then bits of float32s: its smallest normal number, the number whose last place is its smallest subnormal, and 2**21 /
-# that subnormal.
-SHIFT, REBIAS, LEAST, MAGIC, PER_UNIT = 0, 1, 2, 3, 4
 
 
 @kernel("void(Array(float32, 2, 'C', readonly=True), Array(uint32, 1, 'C', readonly=True), float32[:,::1])")
@@ -49,80 +41,11 @@ def integers(values_V: Rows, levels: np.int32, mask: np.uint8, codes_V: Bytes) -
         codes_V[v] = np.uint8(min(max(nearest(values_V[v]), low), levels)) & mask
 
 
-@kernel("void(Array(float32, 1, 'C', readonly=True), Array(uint32, 1, 'C', readonly=True), int32, uint8, uint8[::1])")
-def integers_stochastic(values_V: Rows, random_V: UInt32s, levels: np.int32, mask: np.uint8, codes_V: Bytes) -> None:
-    most = np.float32(levels)
-    least = np.float32(-most)
-    for v in range(values_V.size):
-        codes_V[v] = np.uint8(stochastic(min(max(values_V[v], least), most), random_V[v])) & mask
-
-
 @kernel("void(Array(float32, 1, 'C', readonly=True), uint8[::1])")
 def signs(values_V: Rows, codes_V: Bytes) -> None:
     """0 for +, 1 for -."""
     for v in range(values_V.size):
         codes_V[v] = np.uint8(np.uint32(bits_of(values_V[v])) >> _31)
-
-
-@kernel("void(Array(float32, 1, 'C', readonly=True), Array(uint32, 1, 'C', readonly=True), uint8[::1])")
-def signs_stochastic(values_V: Rows, random_V: UInt32s, codes_V: Bytes) -> None:
-    """Of values from -1 to 1: the sign whose mean is the value."""
-    for v in range(values_V.size):
-        plus = np.float32(np.float32(_ONE + values_V[v]) * _HALF)
-        codes_V[v] = np.uint8(unit(random_V[v]) >= plus)
-
-
-@kernel(
-    "void(Array(float32, 1, 'C', readonly=True), Array(uint32, 1, 'C', readonly=True), float32, uint8[::1])",
-    "void(Array(float32, 1, 'C', readonly=True), Array(uint32, 1, 'C', readonly=True), float32, uint16[::1])",
-)
-def small_floats(values_V: Rows, shape: UInt32s, most: np.float32, codes_V: Codes) -> None:
-    """Floats of the format of this shape; larger ones as `most`."""
-    shift, rebias, least, magic = shape[SHIFT], shape[REBIAS], shape[LEAST], shape[MAGIC]
-    sign_at = np.uint32(np.uint32(8 * codes_V.itemsize - 1) & _31)
-    for v in range(values_V.size):
-        sign = np.uint32(np.uint32(np.uint32(bits_of(values_V[v])) >> _31) << sign_at)
-        size = np.float32(abs(values_V[v]))
-        codes_V[v] = np.uint32(sign | small_float(size if size < most else most, shift, rebias, least, magic))
-
-
-@kernel(
-    "void(Array(float32, 1, 'C', readonly=True), Array(uint32, 1, 'C', readonly=True), "
-    "Array(uint32, 1, 'C', readonly=True), float32, uint8[::1])",
-    "void(Array(float32, 1, 'C', readonly=True), Array(uint32, 1, 'C', readonly=True), "
-    "Array(uint32, 1, 'C', readonly=True), float32, uint16[::1])",
-)
-def small_floats_stochastic(
-    values_V: Rows, random_V: UInt32s, shape: UInt32s, most: np.float32, codes_V: Codes
-) -> None:
-    shift, rebias, least, per_unit = shape[SHIFT], shape[REBIAS], shape[LEAST], shape[PER_UNIT]
-    sign_at = np.uint32(np.uint32(8 * codes_V.itemsize - 1) & _31)
-    for v in range(values_V.size):
-        sign = np.uint32(np.uint32(np.uint32(bits_of(values_V[v])) >> _31) << sign_at)
-        size = np.float32(abs(values_V[v]))
-        size = size if size < most else most
-        codes_V[v] = np.uint32(sign | small_float_stochastic(size, shift, rebias, least, per_unit, random_V[v]))
-
-
-@kernel(
-    "void(Array(float32, 1, 'C', readonly=True), Array(uint32, 1, 'C', readonly=True), "
-    "Array(uint32, 1, 'C', readonly=True), float32, uint32, uint16[::1])"
-)
-def halves_stochastic(
-    values_V: Rows, random_V: UInt32s, shape: UInt32s, most: np.float32, infinity: np.uint32, codes_V: Codes
-) -> None:
-    """Floats of 16 bits without a scale: larger numbers as `most`; infinities and NaN stay."""
-    shift, rebias, least, per_unit = shape[SHIFT], shape[REBIAS], shape[LEAST], shape[PER_UNIT]
-    endless = np.uint32(0x7F800000)
-    for v in range(values_V.size):
-        bits = np.uint32(bits_of(values_V[v]))
-        magnitude = np.uint32(bits & np.uint32(0x7FFFFFFF))
-        size = np.float32(float_of(magnitude))
-        size = size if size < most else most
-        code = small_float_stochastic(size, shift, rebias, least, per_unit, random_V[v])
-        code = infinity if magnitude == endless else code
-        code = np.uint32(infinity + np.uint32(1)) if magnitude > endless else code
-        codes_V[v] = np.uint32(np.uint32(bits >> _31) << np.uint32(15)) | code
 
 
 @kernel("void(uint8[:,::1], int64, int64, Array(uint32, 1, 'C', readonly=True), int64, uint8[:,::1])")
@@ -183,42 +106,13 @@ def unpack(encoded_KR: Bytes, width: int, scale_bytes: int, codes_KP: Bytes) -> 
 
 
 @kernel(
-    "void(Array(uint8, 2, 'C', readonly=True), int64, Array(float32, 1, 'C', readonly=True), "
-    "Array(float32, 1, 'C', readonly=True), float32[:,::1])"
-)
-def multiply(codes_KP: Bytes, start: int, steps_K: Rows, levels: Rows, rows_KD: Rows) -> None:
-    """Each value is its row's step times the level of its code; the first code is at column `start`."""
-    whole = rows_KD.shape[1] - rows_KD.shape[1] % 8
-    for i in range(rows_KD.shape[0]):
-        step, codes = steps_K[i], codes_KP[i, start:]
-        for b in range(0, whole, 8):
-            for j in range(8):
-                rows_KD[i, b + j] = step * levels[codes[b + j]]
-        for c in range(whole, rows_KD.shape[1]):
-            rows_KD[i, c] = step * levels[codes[c]]
-
-
-@kernel(
     "void(Array(uint8, 2, 'C', readonly=True), int64, int64, Array(float32, 1, 'C', readonly=True), float32[:,::1])"
 )
 def multiply_integers(codes_KP: Bytes, start: int, width: int, steps_K: Rows, rows_KD: Rows) -> None:
-    """As `multiply`, where codes are levels in two's complement of `width` bits."""
+    """Each value is its row's step times its code in two's complement of `width` bits; the first is at `start`."""
     spare = np.int32(np.int32(32 - width) & np.int32(31))  # vectors need to know that it is below 32
     for i in range(rows_KD.shape[0]):
         step, codes = steps_K[i], codes_KP[i, start:]
         for c in range(rows_KD.shape[1]):
             level = np.int32(np.int32(np.int32(codes[c]) << spare) >> spare)
             rows_KD[i, c] = step * np.float32(level)
-
-
-@kernel("void(Array(uint8, 2, 'C', readonly=True), int64, Array(float32, 1, 'C', readonly=True), float32[:,::1])")
-def multiply_halves(encoded_KR: Bytes, start: int, steps_K: Rows, rows_KD: Rows) -> None:
-    """Each value is its row's step times an fp16 number; what would be an infinity or NaN there is a number, too."""
-    spread = np.float32(2.0**112)  # between the exponents' biases
-    for i in range(rows_KD.shape[0]):
-        step, halves = steps_K[i], encoded_KR[i, start:]
-        for c in range(rows_KD.shape[1]):
-            half = np.uint32(halves[2 * c]) | np.uint32(np.uint32(halves[2 * c + 1]) << np.uint32(8))
-            magnitude = np.float32(float_of(np.uint32(np.uint32(half & np.uint32(0x7FFF)) << np.uint32(13))) * spread)
-            value = np.float32(step * magnitude)
-            rows_KD[i, c] = -value if half & np.uint32(0x8000) else value

@@ -50,7 +50,7 @@ class RowClient:
         measures_waits: bool = False,
     ) -> None:
         """`patience_s`: seconds more for a reply, where the transport itself ends a call (`LastingTransport`);
-        `seed`: for initial values and stochastic rounding; `history`: steps by which `regroup` can go back;
+        `seed`: for initial values; `history`: steps by which `regroup` can go back;
         `num_workers`: of the job; `measures_waits`: for `waits`."""
         consistency = consistency or ConsistencyConfig()
         compression = compression or CompressionConfig()
@@ -63,7 +63,7 @@ class RowClient:
         pushes_T = [push_of(spec.compression, compression.push, frozen=spec.freeze) for spec in tables]
         self.memory = RowMemory(catalog, compression, history=history, num_workers=num_workers, pushes_T=pushes_T)
         """Residuals and cached rows."""
-        self.compressor = Compressor(catalog, compression.push, self.memory, seed=seed, rank=rank, pushes_T=pushes_T)
+        self.compressor = Compressor(catalog, compression.push, self.memory, pushes_T=pushes_T)
         coded, window = compression.ids == "coded", consistency.window
         lease, cache = compression.pull.lease, None
         if self.memory.caches:

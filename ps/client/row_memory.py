@@ -19,8 +19,6 @@ from shardkeep.base.arrays import Bools, Floats, Ints
 from shardkeep.base.errors import CheckpointError
 from shardkeep.compression.config import CompressionConfig
 from shardkeep.compression.per_table import TablePush, push_of
-from shardkeep.compression.selection.registry import Choose
-from shardkeep.compression.selection.shares import nth_key
 from shardkeep.ps.jagged import Catalog, JaggedIds, JaggedLayout
 from shardkeep.ps.placement_kernels import find_sorted
 
@@ -29,8 +27,8 @@ if TYPE_CHECKING:  # most jobs have no pool: only those that have load the pools
     from shardkeep.compression.selection.selected import Selected
     from shardkeep.compression.selection.slots import ResidualPool, RowSlots
 
-Encode = Callable[[JaggedLayout, Ints, Floats, Floats], Floats]
-"""(layout, ids, rows, squares) of the rows to send -> what the servers will make of them, flat."""
+Encode = Callable[[JaggedLayout, Floats, Floats], Floats]
+"""(layout, rows, squares) of the rows to send -> what the servers will make of them, flat."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,32 +146,25 @@ class RowMemory:
         grads: Floats,
         *,
         keep_now: Callable[[float], float],
-        choose: Choose | None = None,
-        key: int = 0,
         last: bool,
         encode: Encode,
     ) -> Outgoing:
         """Returns the rows to send now. It keeps the residual, and what `encode` loses.
 
-        `keep_now`: a group's share in this step. `choose`: chooses rows by the step's gradients and `key`; None = the
-        pool takes the rows with the largest norm of gradient and residual. `last` = all gradients that wait, but not
-        what was rounded off of rows that were sent."""
+        `keep_now`: a group's share in this step. `last` = all gradients that wait, but not what was rounded off of rows
+        that were sent."""
         self._used = True
         chosen: list[Selected] = []
-        max_age = 1 if last else 0 if self._push.max_age == "off" else self._push.max_age
-        for g, group in enumerate(self._groups):
-            rows, keep = _part(ids.layout, group, ids.ids_V, grads), keep_now(group.keep)
+        for group in self._groups:
+            rows = _part(ids.layout, group, ids.ids_V, grads)
             if group.residuals is None:
                 chosen.append(_whole(*rows))
-                continue
-            marks = None
-            if choose is not None and keep < 1.0:
-                marks = _marked(choose(rows[2], keep, nth_key(key, g)), rows[1].size)
-            chosen.append(group.residuals.select(step, *rows, keep=keep, max_age=max_age, chosen_V=marks))
+            else:
+                chosen.append(group.residuals.select(step, *rows, keep=keep_now(group.keep), flush=last))
         self._overflow_rows += sum(selected.num_overflow for selected in chosen)
         self._bad_rows += sum(selected.num_bad for selected in chosen)
         out = self._joined(ids, chosen)
-        sent = encode(out.layout, out.ids_K, out.flat, out.squares_K)
+        sent = encode(out.layout, out.flat, out.squares_K)
         for group, selected in zip(self._groups, chosen, strict=True):
             if group.residuals is not None:
                 _, _, mine_KD = _part(out.layout, group, out.ids_K, sent)
@@ -257,12 +248,6 @@ class RowMemory:
             "bad_rows": self._bad_rows,
         }
 
-    def delivered_by_age(self) -> list[float]:
-        """Sum of the L2 norms of the rows sent, by the age of their oldest gradient: 0, 1, 2-3, 4-7, ... steps; [] if
-        no rows wait."""
-        by_age = [slots.sums[1:] for slots in self._unsent]
-        return np.sum(by_age, axis=0).tolist() if by_age else []
-
     # ---- state ----
 
     def state(self) -> dict[str, npt.NDArray[np.generic]]:
@@ -284,7 +269,7 @@ class RowMemory:
         if self.sends_later and other:
             raise CheckpointError(
                 f"unsent gradients of a pool of dim {min(other)}; the pools are of dim {', '.join(sorted(known))}: "
-                "resume with the same keep_rows and values of each table"
+                "resume with the same compression of each table"
             )
         for group in self._groups:
             prefix = f"{group.name}/"
@@ -312,9 +297,3 @@ def _whole(starts_T1: Ints, ids_V: Ints, grad_VD: Floats) -> Selected:
     from shardkeep.compression.selection.selected import Selected
 
     return Selected.plain(starts_T1, ids_V, grad_VD, np.full(ids_V.size, -1))
-
-
-def _marked(positions_K: Ints, count: int) -> Bools:
-    marks_V = np.zeros(count, dtype=np.bool_)
-    marks_V[positions_K] = True
-    return marks_V

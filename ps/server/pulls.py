@@ -176,8 +176,8 @@ class Replies:
     ) -> None:
         self._tables = tables
         self._catalog = catalog
-        numbers_T = [pull_of(spec.compression, compression.pull) for spec in specs]
-        self._formats = RowFormats(catalog, [format_of(numbers.values, numbers.scale) for numbers in numbers_T])
+        pulls_T = [pull_of(spec.compression, compression.pull) for spec in specs]
+        self._formats = RowFormats(catalog, [format_of(pull.values, pull.scale) for pull in pulls_T])
         self._plain = RowFormats(catalog, [PLAIN] * len(catalog))
         self._names_absent = compression.ids == "coded"
 

@@ -14,7 +14,7 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from shardkeep.base.arrays import Bools, Bytes, Floats, Ints, UInt64s
+from shardkeep.base.arrays import Bools, Bytes, Floats, Ints
 from shardkeep.base.errors import CorruptMessage
 from shardkeep.compression.values import elements
 from shardkeep.compression.values.codec import ValueCodec, value_codec
@@ -36,8 +36,6 @@ _MOMENTS = 128
 """The bit of a format that says that a second moment follows each row."""
 _DIM_BITS = 32
 """A format and a dim are one key: the dim has these bits."""
-_STOCHASTIC = 256
-"""A bit beside those on the wire: values are rounded at random."""
 
 
 def format_of(values: str, scale: Scale | None = None, *, moments: bool = False) -> int:
@@ -66,10 +64,9 @@ class RowFormats:
 
     Args:
         formats_T: Of each table.
-        stochastic_T: Whether a table's values are rounded at random, where there are keys; empty = none are.
     """
 
-    def __init__(self, catalog: Catalog, formats_T: Sequence[int], stochastic_T: Sequence[bool] = ()) -> None:
+    def __init__(self, catalog: Catalog, formats_T: Sequence[int]) -> None:
         self._dims_T = catalog.dims_T
         self.tags_T: Ints = np.array(formats_T, dtype=np.int64)
         """Number on the wire of each table's format."""
@@ -78,36 +75,30 @@ class RowFormats:
         self.plain = not self.tags_T.any()
         """Whether the bytes are the float32 rows themselves."""
         self._moments_T: Bools = (self.tags_T & _MOMENTS) > 0
-        kinds_T = self.tags_T | _STOCHASTIC * np.array(stochastic_T or [False] * len(catalog), dtype=np.int64)
-        self._keys_T = kinds_T << _DIM_BITS | catalog.dims_T
+        self._keys_T = self.tags_T << _DIM_BITS | catalog.dims_T
         self._one = len(set(self._keys_T.tolist())) == 1
 
-    def encode(
-        self, flat: Floats, rows_S: Ints, tables_S: Ints | None = None, *, keys_K: UInt64s | None = None
-    ) -> Bytes:
+    def encode(self, flat: Floats, rows_S: Ints, tables_S: Ints | None = None) -> Bytes:
         """The rows of all sections, each with its mean square behind it if its format has moments, as flat uint8. May
-        share memory with `flat`. `tables_S` None = a section of every table; `keys_K`: of stochastic rounding, None =
-        to the nearest."""
+        share memory with `flat`. `tables_S` None = a section of every table."""
         if self.plain:
             return flat.view(np.uint8)
-        parts, at, row = [], 0, 0
-        for kind, dim, rows in self._runs(rows_S, tables_S):
-            keys = keys_K[row : row + rows] if keys_K is not None and kind & _STOCHASTIC else None
-            row_format = kind & ~_STOCHASTIC
+        parts, at = [], 0
+        for row_format, dim, rows in self._runs(rows_S, tables_S):
             width = dim + has_moments(row_format)
             values_KW = flat[at : at + rows * width].reshape(rows, width)
-            encoded = codec_of(row_format).encode(np.ascontiguousarray(values_KW[:, :dim]), keys)
+            encoded = codec_of(row_format).encode(np.ascontiguousarray(values_KW[:, :dim]))
             if has_moments(row_format):
                 encoded = np.column_stack([encoded, encode_moments(values_KW[:, dim])])
             parts.append(encoded.reshape(-1))
-            at, row = at + values_KW.size, row + rows
+            at += values_KW.size
         return _joined(parts, np.uint8)
 
     def decode(self, encoded: Bytes, rows_S: Ints) -> Floats:
         """Undoes `encode` of a section of every table, without the moments."""
         if self.plain:
             return _float32(encoded)
-        return _decoded(encoded, self._runs(rows_S, kept=~_STOCHASTIC), moments=False)
+        return _decoded(encoded, self._runs(rows_S), moments=False)
 
     def with_moments(self, flat: Floats, squares_K: Floats, rows_T: Ints) -> Floats:
         """Rows of all tables as `encode` takes them, from the rows and what the moments are made of."""
@@ -119,20 +110,17 @@ class RowFormats:
     def saturated_values(self, encoded: Bytes, rows_S: Ints) -> int:
         """How many values of a section of every table are the largest of a 16-bit format: they may have been larger."""
         total, at = 0, 0
-        for row_format, dim, rows in [] if self.plain else self._runs(rows_S, kept=~_STOCHASTIC):
+        for row_format, dim, rows in [] if self.plain else self._runs(rows_S):
             codec, width = codec_of(row_format), row_bytes(row_format, dim)
             encoded_KB = encoded[at : at + rows * width].reshape(rows, width)
             total += saturated_values(codec, encoded_KB[:, : codec.row_bytes(dim)])
             at += encoded_KB.size
         return total
 
-    def _runs(self, rows_S: Ints, tables_S: Ints | None = None, *, kept: int = -1) -> Runs:
-        """`kept`: the bits of a format that matter to the caller."""
+    def _runs(self, rows_S: Ints, tables_S: Ints | None = None) -> Runs:
         if self._one:
-            runs = [(*_split(int(self._keys_T[0])), int(rows_S.sum()))]
-        else:
-            runs = _runs(self._keys_T if tables_S is None else self._keys_T[tables_S], rows_S)
-        return [(kind & kept, dim, rows) for kind, dim, rows in runs]
+            return [(*_split(int(self._keys_T[0])), int(rows_S.sum()))]
+        return _runs(self._keys_T if tables_S is None else self._keys_T[tables_S], rows_S)
 
 
 def decode(packed: Packed, catalog: Catalog) -> Floats:

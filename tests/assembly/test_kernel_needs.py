@@ -23,13 +23,11 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "plain": {},
     "ids, pools and int8": {
         "ids": "coded",
-        "push": {"keep_rows": 0.5, "pool_rows": 100, "values": "int8", "rounding": "stochastic"},
+        "push": {"keep_rows": 0.5, "pool_rows": 100, "values": "int8"},
         "pull": {"cache_rows": 100, "lease": 2, "values": "fp16"},
     },
     "the largest values": {"push": {"keep_values": 0.5, "pool_rows": 100}},
-    "random rows": {"push": {"select": "random", "keep_rows": 0.5}},
     "packed rows": {},
-    "bf16 of the largest rows": {"push": {"values": "bf16", "rounding": "stochastic", "keep_rows": 0.5}},
 }
 TABLES = {"packed rows": {"default": {"dtype": "int8"}}}
 COMMANDS = {

@@ -15,7 +15,6 @@ from shardkeep.base.errors import ConfigError
 from shardkeep.base.plugging.modules import load_named, search_last
 from shardkeep.base.plugging.plugs import Plug
 from shardkeep.compression.config import FORMS
-from shardkeep.compression.selection.registry import SELECTORS
 from shardkeep.compression.values.registry import FORMATS
 from shardkeep.workers.config import LOSSES, METRICS
 from shardkeep.workers.data_config import SOURCES
@@ -103,7 +102,7 @@ def test_a_folder_that_others_can_write_is_not_searched(folder: Path, at: str) -
 # ---- plugs of registries ----
 
 
-REGISTRIES: tuple[dict[str, Plug[Any, Any]], ...] = (FORMATS, SELECTORS, FORMS, SOURCES, MODELS, LOSSES, METRICS)
+REGISTRIES: tuple[dict[str, Plug[Any, Any]], ...] = (FORMATS, FORMS, SOURCES, MODELS, LOSSES, METRICS)
 
 
 @every(("name", "plug"), [item for registry in REGISTRIES for item in registry.items()])

@@ -1,4 +1,4 @@
-"""The examples of docs/guide/compression.md, run as written: a codec and a selector, one file and one line each."""
+"""The examples of docs/guide/compression.md, run as written: a codec, one file and one line."""
 
 from __future__ import annotations
 
@@ -43,15 +43,6 @@ except CorruptMessage:
 else:
     raise AssertionError("a wrong size")
 """
-SELECTOR = """
-from shardkeep.compression.config import PushConfig
-from shardkeep.compression.selection.registry import selector
-import numpy as np
-
-push = PushConfig(select="newest", keep_rows=0.25)
-choose = selector(push.select).load()
-assert choose(np.ones((8, 2), np.float32), 0.25, 0).tolist() == [6, 7]
-"""
 
 
 def blocks(heading: str) -> list[str]:
@@ -60,10 +51,9 @@ def blocks(heading: str) -> list[str]:
 
 
 def test_the_examples_of_the_documents_work_as_they_stand(tmp_path: Path) -> None:
-    for heading, registry in (("A codec of your own", "FORMATS"), ("A selector of your own", "SELECTORS")):
-        add_to_registry(tmp_path, registry, *blocks(heading))
+    add_to_registry(tmp_path, "FORMATS", *blocks("A codec of your own"))
     environment = {**os.environ, "PYTHONPATH": IMPORT_PATH, "PYTHONWARNINGS": "error"}
-    command = [sys.executable, "-c", f"{INSTALLED}{CODEC}{SELECTOR}", str(tmp_path)]
+    command = [sys.executable, "-c", f"{INSTALLED}{CODEC}", str(tmp_path)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 

@@ -12,7 +12,7 @@ from shardkeep.sweep.plan import flat
 
 
 def test_the_recipes_that_the_documents_name_are_jobs_and_say_the_whole_of_compression() -> None:
-    assert list(RECIPES) == ["fp32", "fp16", "lossless", "safe", "balanced", "extreme", "topk-naive", "dgc"]
+    assert list(RECIPES) == ["fp32", "fp16", "safe", "balanced", "extreme", "topk-naive", "dgc"]
     assert BASELINES == ("fp32", "fp16")
     for name, recipe in RECIPES.items():
         assert name == recipe.name and recipe.purpose

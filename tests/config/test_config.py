@@ -67,17 +67,17 @@ def test_the_sample_of_the_design_is_read_as_it_is_meant() -> None:
 
 
 def test_a_bare_name_stands_for_a_mapping_in_files_and_settings() -> None:
-    text = "{consistency: sync, model: dcn_v2, tower: {optimizer: sgd}, compression: {tower: bf16}}"
+    text = "{consistency: sync, model: dcn_v2, tower: {optimizer: sgd}, compression: {tower: fp16}}"
     tables = "tables: {default: {optimizer: adam, init: zeros}}"
     in_tables = ["tables.default.optimizer=adam", "tables.default.init=zeros"]
     for config in (
         parse_config(f"{text[:-1]}, {tables}}}"),
         parse_config(
-            "seed: 0", ["consistency=sync", "model=dcn_v2", "tower.optimizer=sgd", "compression.tower=bf16", *in_tables]
+            "seed: 0", ["consistency=sync", "model=dcn_v2", "tower.optimizer=sgd", "compression.tower=fp16", *in_tables]
         ),
     ):
         assert (config.consistency.mode, config.model.name, config.tower.optimizer.name) == ("sync", "dcn_v2", "sgd")
-        assert config.compression.tower.name == "bf16"
+        assert config.compression.tower.name == "fp16"
         assert config.table("any").optimizer == AdamConfig() and config.table("any").init.name == "zeros"
         assert config.consistency.staleness == 0
         assert parse_config(config.to_yaml()) == config  # as the members read it

@@ -67,13 +67,13 @@ JOBS: dict[str, dict[str, Any]] = {
         "model": {"name": "dnn", **MLP},
         "tables": {"default": {"dim": 4, "optimizer": {"name": "adam", "schedule": DECAY}, "admit": {"min_count": 2},
                    "init": {"name": "normal"}, "evict": {"ttl_steps": 1, "sweep_steps": 1}},
-                   "user": {"compression": {"push": {"values": "fp16"}, "pull": {"values": "fp16"}}}},
+                   "user": {"compression": "fp16"}},
         "tower": {"amp": "off", "optimizer": {"schedule": DECAY}},
         "train": {"batch_size": 32, "epochs": 2, "clip_norm": 0.01, "plateau": {"metric": "logloss", "min_delta": 0.01},
                   "early_stopping": {"metric": "logloss", "min_delta": 0.01}},
         "eval": {"every_steps": 3, "metrics": ["auc", "gauc", "accuracy", "logloss"], "group_by": "user"},
         "consistency": {"mode": "bounded", "staleness": 1},
-        "compression": {"ids": "coded", "push": {"keep_rows": 0.3, "pool_rows": 40, "values": "int8", "max_age": 3,
+        "compression": {"ids": "coded", "push": {"keep_rows": 0.3, "pool_rows": 40, "values": "int8",
                         "second_moment": True}, "pull": {"values": "int8", "cache_rows": 50, "lease": 3, "drift": 0.1}},
         "checkpoint": {"every_steps": 3, "keep": 1},
     },
@@ -118,7 +118,7 @@ VALUES: dict[str, list[Any]] = {
     "tables.*.evict": [{"ttl_steps": 2, "sweep_steps": 1}], "tables.*.admit": [{"min_count": 2}],
     "tables.*.init": ["zeros"],
     "tables.*.init.path": ["x.npy"], "train.loss.negatives": [{"batch": 3}],
-    "tables.*.compression": [{"pull": {"values": "int8"}}], "train.report_every_s": [1e-9],
+    "tables.*.compression": ["safe"], "train.report_every_s": [1e-9],
     "compression.push.dgc": [{}], "tables": [{"user": {"dim": 5}}], "consistency.mode": ["bounded"],
 }  # fmt: skip
 """Other values of texts and lists, and those that a small job shows."""
@@ -232,11 +232,10 @@ def test_every_setting_that_a_job_accepts_changes_something(folder: Path, tmp_pa
     ("changes", "key"),
     [
         ({"compression": {"push": {"pool_rows": 9}}}, "compression.push.pool_rows"),
-        ({"compression": {"push": {"values": "int8", "pool_rows": 9, "max_age": 2}}}, "compression.push.max_age"),
         (
             {
                 "compression": {"pull": {"values": "int8"}},
-                "tables": {"default": {"compression": {"pull": {"values": "fp16"}}}},
+                "tables": {"default": {"compression": "fp16"}},
             },
             "compression.pull.values",
         ),
@@ -254,4 +253,4 @@ def test_a_setting_is_refused_beside_another_that_leaves_it_no_effect(changes: d
 
 def test_the_walk_visits_every_group_of_settings(folder: Path) -> None:
     left = {each.__name__ for each in models_of(JobConfig) - {kind for _, _, _, kind, _ in walked(folder)}}
-    assert left == {"OwnModelConfig", "LrConfig", "FmConfig", "TableCompressionConfig"}, "have no settings of their own"
+    assert left == {"OwnModelConfig", "LrConfig", "FmConfig"}, "have no settings of their own"

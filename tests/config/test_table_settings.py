@@ -7,8 +7,8 @@ import pytest
 
 from shardkeep import EmbeddingClient
 from shardkeep.base.errors import ConfigError
-from shardkeep.compression.per_table import Numbers, pull_of, push_of
-from shardkeep.config import CompressionConfig, TableCompressionConfig, parse_config
+from shardkeep.compression.per_table import TablePush, pull_of, push_of
+from shardkeep.config import CompressionConfig, parse_config
 from shardkeep.ps.config import TableSpec
 from tests.support.cases import every
 
@@ -22,16 +22,11 @@ DECAY = "optimizer: {name: sgd, weight_decay: 0.1, weight_decay_on: table}"
         ("freeze: true, admit: {min_count: 2}", "tables.t: admit: with freeze: true"),
         ("freeze: true, evict: {ttl_steps: 5}", "tables.t: evict: with freeze: true"),
         (f"freeze: true, {DECAY}", "tables.t: optimizer.weight_decay_on: table with freeze: true"),
-        ("freeze: true, compression: {push: {values: int8}}", "tables.t: compression.push: with freeze: true"),
-        ("compression: {push: {values: fp32, scale: pow2}}", "push.scale: has no effect with values: fp32"),
-        ("compression: {push: {scale: pow2}}", "tables.t.compression.push.scale: has no effect with values: fp16"),
-        ("compression: {pull: {scale: pow2}}", "tables.t.compression.pull.scale: has no effect with values: fp32"),
-        ("compression: {pull: {values: int8, rounding: nearest}}", "compression.pull.rounding: unknown key"),
-        ("compression: {push: {keep_rows: 0}}", "tables.t.compression.push.keep_rows: 0"),
-        ("compression: {push: {pool_rows: 10}}", "tables.t.compression.push.pool_rows: unknown key"),
+        ("compression: {push: {values: int8}}", "allowed: none, fp32, fp16, safe, balanced or extreme"),
+        ("compression: dgc", "tables.t.compression: 'dgc' is not allowed; allowed: none, fp32"),
         (
-            f"compression: {{push: {{keep_rows: 0.5}}}}, {DECAY}",
-            "tables.t.optimizer.weight_decay_on: table with tables.t.compression.push.keep_rows: 0.5",
+            f"compression: balanced, {DECAY}",
+            "tables.t.optimizer.weight_decay_on: table with tables.t.compression: balanced",
         ),
         ("evict: {ttl_steps: 9, policy: lru}", "policy: lru changes nothing"),
         ("evict: {ttl_steps: 9, decay: 0.5}", "decay: 0.5 changes nothing"),
@@ -46,45 +41,42 @@ DECAY = "optimizer: {name: sgd, weight_decay: 0.1, weight_decay_on: table}"
 )
 def test_what_does_not_go_together_or_changes_nothing_is_one_line_with_its_name(table: str, says: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        parse_config(f"{{compression: {{push: {{values: fp16}}}}, tables: {{t: {{{table}}}}}}}")
+        parse_config(f"{{compression: {{push: {{values: fp16, pool_rows: 9}}}}, tables: {{t: {{{table}}}}}}}")
     assert says in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_a_table_is_checked_against_the_compression_of_its_job_or_client() -> None:
-    text = "{compression: {push: {keep_values: 0.1, pool_rows: 9}}, tables: {t: {compression: {push: {values: int8}}}}}"
-    with pytest.raises(ConfigError, match=r"tables.t.compression.push: with compression.push.keep_values: 0.1"):
+    text = "{compression: {push: {keep_values: 0.1, pool_rows: 9}}, tables: {t: {compression: fp16}}}"
+    with pytest.raises(ConfigError, match=r"tables.t.compression: fp16 with compression.push.keep_values: 0.1"):
         parse_config(text)
-    parse_config(text.replace("push: {values: int8}", "pull: {values: int8}"))
-    own = TableCompressionConfig.model_validate({"push": {"scale": "fp16"}})
-    with pytest.raises(ConfigError, match=r"tables.t.compression.push.scale: has no effect with values: fp32"):
-        EmbeddingClient.local([TableSpec(name="t", compression=own)])
-    job = CompressionConfig.model_validate({"push": {"values": "int8"}})
-    EmbeddingClient.local([TableSpec(name="t", compression=own)], compression=job).close()
+    own = TableSpec(name="t", compression="balanced")
+    with pytest.raises(
+        ConfigError, match=r"tables.t.compression: balanced sends 0.25 of the rows and needs compression"
+    ):
+        EmbeddingClient.local([own])
+    job = CompressionConfig.model_validate({"push": {"values": "int8", "pool_rows": 9}})
+    EmbeddingClient.local([own], compression=job).close()
 
 
-def test_a_table_takes_from_the_job_what_it_leaves_out() -> None:
+def test_a_table_takes_formats_and_share_of_its_recipe_and_all_else_of_the_job() -> None:
     config = parse_config(
         """
         compression:
-          push: {values: int8, scale: fp16, rounding: stochastic, keep_rows: 0.1, pool_rows: 9}
+          push: {values: int8, scale: fp16, keep_rows: 0.1, pool_rows: 9, second_moment: true}
           pull: {values: fp16}
         tables:
-          default: {compression: {push: {keep_rows: 0.5}}}
-          format: {compression: {push: {values: int4}}}
-          share: {compression: {push: {keep_rows: 1.0}, pull: {values: bf16}}}
-          whole: {compression: {push: {values: fp32, keep_rows: 1.0}}}
-          job: {compression: {}}
+          default: {compression: safe}
+          none: {compression: none}
+          share: {compression: balanced}
           frozen: {freeze: true}
         """
     )
-    push = {name: push_of(config.table(name).compression, config.compression.push) for name in config.tables}
-    eighth = Numbers("int8", "fp16", "stochastic")
-    assert (push["format"].numbers, push["format"].keep) == (Numbers("int4"), 0.1)
-    assert (push["share"].numbers, push["share"].keep, push["share"].whole) == (eighth, 1.0, False)
-    assert (push["whole"].numbers, push["whole"].keep, push["whole"].whole) == (Numbers("fp32"), 1.0, True)
-    assert (push["job"].numbers, push["job"].keep) == (eighth, 0.1)
-    assert push_of(config.table("other").compression, config.compression.push).keep == 0.5
-    assert pull_of(config.table("share").compression, config.compression.pull) == Numbers("bf16")
-    assert pull_of(config.table("whole").compression, config.compression.pull) == Numbers("fp16")
-    frozen = config.table("frozen").compression
-    assert frozen is not None and frozen.push.keep_rows is None
+    compression = config.compression
+    push = {name: push_of(config.table(name).compression, compression.push) for name in (*config.tables, "other")}
+    assert push["none"] == TablePush("fp32", None, 1.0, second_moment=False, whole=True)
+    assert push["share"] == TablePush("int2", "pow2", 0.25, second_moment=True)
+    assert push["default"] == push["other"] == TablePush("int4", "pow2", 1.0, second_moment=True)
+    assert push_of(None, compression.push) == TablePush("int8", "fp16", 0.1, second_moment=True)
+    pulls = [pull_of(table, compression.pull) for table in (None, "none", "balanced")]
+    assert [(pull.values, pull.scale) for pull in pulls] == [("fp16", None), ("fp32", None), ("int4", "fp16")]
+    assert config.table("frozen").compression == "safe"

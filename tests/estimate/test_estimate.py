@@ -65,7 +65,7 @@ SYNC = {"consistency": {"mode": "sync"}}
     [
         {},
         {**SYNC, "servers": 3, "train": {"batch_size": 32, "accumulate": 3}},
-        {"compression": {"push": {"keep_rows": 0.3, "values": "fp16"}, "pull": {"values": "bf16"}}},
+        {"compression": {"push": {"values": "fp16"}, "pull": {"values": "int8"}}},
         {"servers": 0, "workers": 1, "train": {"batch_size": 64, "max_steps": 7}},
     ],
 )
@@ -103,17 +103,17 @@ def check_estimate(more: dict[str, Any]) -> None:
 
 
 def test_each_tables_part_of_a_step_is_told() -> None:
-    """By hand: 8 bytes for an id and 4 for a value, but C1 is frozen, and C2 has 12 values of 1 and 2 bytes."""
+    """By hand: 8 bytes for an id and 4 for a value, but C1 is frozen, and C2 has 12 values of 4 and 8 bits."""
     settings = {
         "default": {"dim": 8},
         "C1": {"freeze": True},
-        "C2": {"dim": 12, "compression": {"push": {"values": "int8"}, "pull": {"values": "fp16"}}},
+        "C2": {"dim": 12, "compression": "safe"},
     }
     found = estimated(tables=settings)
     c1, c2, c3 = found["step"]["tables"]
-    unique = [c1["pull_bytes"] / (8 + 8 * 4), c2["push_bytes"] / (8 + 12 + 1), c3["push_bytes"] / (8 + 8 * 4)]
+    unique = [c1["pull_bytes"] / (8 + 8 * 4), c2["push_bytes"] / (8 + 6 + 1), c3["push_bytes"] / (8 + 8 * 4)]
     assert c1["push_bytes"] == 0.0 and c3["pull_bytes"] == pytest.approx(c3["push_bytes"])
-    assert c2["pull_bytes"] == pytest.approx(unique[1] * (8 + 12 * 2))
+    assert c2["pull_bytes"] == pytest.approx(unique[1] * (8 + 12 + 1))
     assert sum(unique) == pytest.approx(2 * found["step"]["distinct_per_worker"], rel=0.05)
     assert [table["rows"] == 0 for table in found["tables"]] == [True, False, False]
     text = shown(found)

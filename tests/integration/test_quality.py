@@ -96,7 +96,7 @@ def summary_of(config: JobConfig, run: Path) -> dict[str, Any]:
         (0.782, [DCN]),
         (0.812, ["tables.default.optimizer={name: adagrad, lr: 0.1}"]),
         (0.660, ["tables.default.optimizer={name: sgd, lr: 1.0e-9}"]),
-        (0.748, ["compression.pull.values=int8", "compression.push={values: int4, rounding: stochastic}"]),
+        (0.748, ["compression.pull.values=int8", "compression.push={values: int4}"]),
     ],
     ids=["dcn_v2", "adagrad", "frozen rows", "int8 and int4"],
 )

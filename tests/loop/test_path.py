@@ -54,6 +54,6 @@ def test_a_plain_step_runs_through_few_files_and_none_of_a_feature_that_is_off()
 
 def test_the_count_sees_a_feature_that_is_on() -> None:
     tables = [TableSpec(name="t", optimizer={"name": "sgd", "lr": 0.1})]
-    compression = CompressionConfig.model_validate({"push": {"values": "bf16"}})
+    compression = CompressionConfig.model_validate({"push": {"values": "fp16"}})
     with EmbeddingClient.local(tables, compression=compression) as client:
         assert {"ps/client/compressor.py", "compression/values/floats.py"} <= files_of_a_step(client, tables)

@@ -43,9 +43,7 @@ SHAPES = {"wide": (40, 90), "bias": (40,), "tall": (130, 33), "one": (1,), "none
 CONFIGS: dict[str, dict[str, Any]] = {
     "none": {"name": "none"},
     "lossless": {"name": "lossless"},
-    "bf16": {"name": "bf16"},
     "fp16": {"name": "fp16"},
-    "int8": {"name": "int8"},
     "topk": {"name": "topk", "keep": 0.05},
     "topk of int8": {"name": "topk", "keep": 0.02, "values": "int8"},
     "powersgd": {"name": "powersgd"},

@@ -45,10 +45,9 @@ def write_run(
     auc: float,
     value_bytes: int = 100_000,
     status: str = "completed",
-    ages: dict[str, float] | None = None,
     code_folder: Path | None = None,
 ) -> None:
-    """A run folder with two evaluations, 1,000 samples in ten steps, and bytes in every class; `ages` of gradients."""
+    """A run folder with two evaluations, 1,000 samples in ten steps, and bytes in every class."""
     folder.mkdir(parents=True)
     digests = code_of(parse_config(config_yaml), code_folder)
     (folder / "code.json").write_text(json.dumps({"digests": digests}))
@@ -87,7 +86,6 @@ def write_run(
             "total": total + 8000,
             "per_sample": (total + 1000) / SAMPLES,
         },
-        **({"delivered_by_age": ages} if ages else {}),
         "tables": [{"name": "sparse0", "rows": 50, "bytes": 8192}],
         "versions": {"python": "3.11.7", "torch": "2.13.0"},
         "machine": {"system": "Linux 6.18", "processor": "A CPU, family 25 model 17", "cores": 2, "memory_gb": 25.3},

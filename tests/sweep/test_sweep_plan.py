@@ -17,7 +17,7 @@ from tests.support.sweep_runs import BASE, write_sweep
 
 
 def test_recipes_times_seeds_run_seed_by_seed_with_the_baselines_first(tmp_path: Path) -> None:
-    own = {"name": "few", "settings": {"compression.push.keep_rows": 0.5}}
+    own = {"name": "few", "settings": {"compression.push": {"keep_rows": 0.5, "pool_rows": 10}}}
     names = [run.name for run in load_sweep(write_sweep(tmp_path, recipes=[own])).runs]
     assert names == [f"{name}-seed{seed}" for seed in (1, 2) for name in ("fp32", "fp16", "few")]
 
@@ -46,10 +46,10 @@ def test_an_own_recipe_may_change_a_shipped_one_and_an_optimizer_of_another_name
     tmp_path: Path,
 ) -> None:
     base = {**BASE, "tables": {"default": {"dim": 8, "optimizer": {"name": "adagrad", "initial_accumulator": 0.1}}}}
-    settings = {"compression": {"pull": {"values": "bf16"}}, "tables.default.optimizer": {"name": "sgd", "lr": 1.0}}
+    settings = {"compression": {"pull": {"values": "int8"}}, "tables.default.optimizer": {"name": "sgd", "lr": 1.0}}
     own = {"name": "mine", "like": "fp16", "settings": settings}
     config = load_sweep(write_sweep(tmp_path, base=base, recipes=[own], seeds=[1])).runs[-1].config
-    assert (config.compression.push.values, config.compression.pull.values) == ("fp16", "bf16")
+    assert (config.compression.push.values, config.compression.pull.values) == ("fp16", "int8")
     default = config.tables["default"]
     assert default.dim == 8 and default.optimizer is not None
     assert (default.optimizer.name, default.optimizer.lr) == ("sgd", 1.0)
@@ -74,7 +74,8 @@ def test_a_run_is_a_job_that_train_takes_where_its_recipe_leaves_settings_of_the
         ({"grid": {"seed": [1]}}, "grid: has moved: `shardkeep tune JOB --grid --over KEY=A,B`"),
         ({"recipe": ["safe"]}, "recipe: unknown key; did you mean recipes?"),
         ({"recipes": ["fp23"]}, "recipes.0: 'fp23' is no recipe; did you mean fp32?"),
-        ({"recipes": ["zzz"]}, "recipes.0: 'zzz' is no recipe; there are fp32, fp16, lossless"),
+        ({"recipes": ["zzz"]}, "recipes.0: 'zzz' is no recipe; there are fp32, fp16, safe"),
+        ({"recipes": ["lossless"]}, "make it one of your own with compression: {ids: coded, tower: lossless}"),
         ({"recipes": ["fp16", "fp16"]}, "recipes.1: fp16 is there twice"),
         ({"recipes": [{"name": "fp32", "settings": {"train.batch_size": 9}}]}, "fp32 is a baseline of every sweep"),
         ({"recipes": [{"name": "safe", "settings": {}}]}, "safe is a shipped recipe; give your own another name"),
@@ -89,7 +90,7 @@ def test_a_run_is_a_job_that_train_takes_where_its_recipe_leaves_settings_of_the
         ({"base": "no-such.yaml"}, "no-such.yaml: cannot be read"),
         ({"base": {"workerz": 1}}, "base: workerz: unknown key; did you mean workers?"),
         ({"base": {**BASE, "compression": {"push": {"values": "fp16"}}}}, "base: sets compression, which recipes"),
-        ({"base": {**BASE, "tables": {"user": {"compression": {"pull": {"values": "fp16"}}}}}},
+        ({"base": {**BASE, "tables": {"user": {"compression": "fp16"}}}},
          "base: sets tables.user.compression, so that fp32 would not be plain"),
         ({"base": {**BASE, "checkpoint": {"dir": "kept"}}}, "checkpoint.dir: all runs would share it"),
         ({"recipes": [{"name": "few", "settings": {"train.loss": "mse"}}]}, "few: does not evaluate auc"),

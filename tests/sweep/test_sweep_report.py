@@ -37,7 +37,7 @@ VALUES = {"fp32": 100_000, "fp16": 50_000, "few": 1_000}
 
 
 def planned(folder: Path, **changes: Any) -> SweepPlan:
-    own = {"name": "few", "settings": {"compression.push.keep_rows": 0.5}}
+    own = {"name": "few", "settings": {"compression.push": {"keep_rows": 0.5, "pool_rows": 10}}}
     return load_sweep(write_sweep(folder, **{"recipes": ["fp16", own], "seeds": [1, 2, 3, 4, 5]} | changes))
 
 
@@ -53,8 +53,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("sweep")
     for run in planned(folder).runs:
         name = run.variant.name
-        ages = {"0": 0.5, "4": 0.5} if name == "few" else None
-        facts: dict[str, Any] = {"auc": AUCS[name][run.seed - 1], "value_bytes": VALUES[name], "ages": ages}
+        facts: dict[str, Any] = {"auc": AUCS[name][run.seed - 1], "value_bytes": VALUES[name]}
         write_run(folder / run.name, run.config.to_yaml(), **facts)
     return folder
 
@@ -96,34 +95,18 @@ def test_the_table_has_a_line_per_run_with_every_part_of_the_ledger(results: Res
         "pull_bytes", "push_bytes", "tower_bytes", "control_bytes",
         "pull_framing_bytes", "pull_ids_bytes", "pull_values_bytes",
         "push_framing_bytes", "push_ids_bytes", "push_values_bytes", "tower_values_bytes",
-        "evaluation_bytes", "auc", "logloss", "normalized_entropy", "auc_loss", "delivered_age", "samples_per_s",
+        "evaluation_bytes", "auc", "logloss", "normalized_entropy", "auc_loss", "samples_per_s",
         "cpu_s_per_sample", "wall_s", "run", "message",
     ]  # fmt: skip
     row = rows[2]
-    assert (row["recipe"], row["seed"], row["settings"]) == ("few", "1", "{compression.push.keep_rows: 0.5}")
+    assert (row["recipe"], row["seed"], row["settings"]) == (
+        "few",
+        "1",
+        "{compression.push.keep_rows: 0.5, compression.push.pool_rows: 10}",
+    )
     assert (row["total_bytes"], row["push_values_bytes"], row["evaluation_bytes"]) == ("40000", "1000", "7000")
     assert float(row["auc_loss"]) == pytest.approx(0.010)
     assert float(row["cpu_s_per_sample"]) == pytest.approx((2 * 0.020 + 0.005) / 100)
-
-
-@every(
-    ("settings", "ages", "delivered"),
-    [
-        ({}, None, 0.0),
-        # 2 and 3 are one bin, so are 4 to 7
-        (
-            {"compression.push.keep_rows": 0.5, "compression.push.pool_rows": 10},
-            {"0": 0.5, "1": 0.25, "2": 0.125, "4": 0.125},
-            1.25,
-        ),
-        ({"compression.push.keep_values": 0.1, "compression.push.pool_rows": 10}, None, None),
-    ],
-)
-def test_how_old_gradients_are(
-    tmp_path: Path, settings: dict[str, object], ages: dict[str, float], delivered: float | None
-) -> None:
-    plan = planned(tmp_path, recipes=[{"name": "own", "settings": settings}], seeds=[1])
-    assert made(plan, tmp_path, ages=ages).recipe("own").runs[0].delivered_age == delivered
 
 
 def test_what_the_comparison_could_show_comes_first_and_any_two_recipes_stand_in_both_files(

@@ -230,7 +230,7 @@ def test_the_last_records_add_up_to_the_summary_and_fp32_is_what_was_sent():
 )
 def test_fp32_without_compression_is_what_an_uncompressed_job_sends(push, unsent):
     plain, _ = uncompressed()
-    compression = {"push": push, "pull": {"values": "fp16"}, "tower": {"name": "int8"}}
+    compression = {"push": push, "pull": {"values": "fp16"}, "tower": {"name": "fp16"}}
     compressed, last = finished(compression=compression)
     for way, most in (("push", 0.15), ("pull", 0.15), ("tower", 0.35)):
         values = sum(record["fp32_bytes"][way] for record in last)

@@ -8,7 +8,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -137,10 +137,8 @@ def _worker_record(sources: SummarySources, facts: Mapping[str, Any]) -> dict[st
         "staleness": {str(k): n for k, n in client.pulls.staleness_seen.items()},
         "saturated_values": client.compressor.counts.saturated,
         "residuals_and_cache": client.residuals_and_cache(),
-        "dropped": asdict(client.compressor.counts.dropped),
         "tower_unsent": tower.unsent,
         **({} if tower.shards is None else {"part_digest": _sha256(digest_parts(tower))}),
-        "delivered_by_age": client.memory.delivered_by_age(),
         "skipped_steps": meters.steps.counts.skipped_steps,
         "cpu_ms": meters.steps.cpu.mean_ms(),
         "ids_per_step": meters.steps.counts.ids / max(meters.steps.counts.steps, 1),
@@ -165,8 +163,6 @@ def _of_workers(workers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "ids_per_step": _ids_per_step([w["ids_per_step"] for w in workers]),
         "dropped_rows": sum(w["dropped_rows"] for w in workers),
         **_residuals_and_cache([w["residuals_and_cache"] for w in workers]),
-        **_dropped([w["dropped"] for w in workers]),
-        **_delivered_by_age([w["delivered_by_age"] for w in workers]),
     }
 
 
@@ -325,12 +321,6 @@ def _residuals_and_cache(workers: Sequence[Mapping[str, float]]) -> dict[str, An
     return {"residuals_and_cache": total} if total else {}
 
 
-def _dropped(workers: Sequence[Mapping[str, float]]) -> dict[str, Any]:
-    """Rows that selection without a pool dropped, and their share of the squared norm; nothing if none selected."""
-    rows, squares, of_squares = (sum(w[key] for w in workers) for key in ("rows", "squares", "of_squares"))
-    return {"dropped_by_selection": {"rows": rows, "norm_share": squares / of_squares}} if of_squares else {}
-
-
 def _tower_unsent(workers: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """What the tower's compression never sent: the sum of the ranks' norms, which their sum's norm does not exceed,
     and how many steps' gradients that is."""
@@ -338,11 +328,3 @@ def _tower_unsent(workers: Sequence[Mapping[str, float]]) -> dict[str, float]:
         return {}
     norm, step_norm = sum(w["norm"] for w in workers), max(w["step_norm"] for w in workers)
     return {"unsent_norm": norm} | ({"unsent_steps": norm / step_norm} if step_norm else {})
-
-
-def _delivered_by_age(workers: Sequence[Sequence[float]]) -> dict[str, Any]:
-    """What share of all row gradients sent, by norm, was how many steps old; bins by their least age."""
-    sums = [sum(bin_) for bin_ in zip(*workers, strict=True)]
-    total = sum(sums)
-    shares = {str(1 << k >> 1): part / total for k, part in enumerate(sums) if part} if total else {}
-    return {"delivered_by_age": shares} if shares else {}

@@ -11,9 +11,8 @@ from typing import Literal
 
 from shardkeep.base.compiling.kernels import compile_kernels
 from shardkeep.base.compiling.sources import with_imports
-from shardkeep.compression.config import CompressionConfig
+from shardkeep.compression.config import FORMS, CompressionConfig
 from shardkeep.compression.per_table import pull_of, push_of
-from shardkeep.compression.selection.registry import selector
 from shardkeep.compression.values.registry import FORMATS
 from shardkeep.config import JobConfig
 from shardkeep.ps.config import TableSpec
@@ -52,7 +51,7 @@ def needed_kernels(config: JobConfig | None, *roles: Role, tables: Sequence[Tabl
         if "server" in roles:
             names += _of_tables(specs)
         if "worker" in roles or "client" in roles:
-            names += _of_sender(config.compression, specs)
+            names += _of_sender(config.compression)
         if "worker" in roles:
             names += (*kernels_of_source(config.data.source), *config.model.kernels)
     return with_imports(names)
@@ -74,30 +73,20 @@ def compile_of_job(config: JobConfig, say: Callable[[str], None], *, also: Seque
 def _of_both_ends(compression: CompressionConfig, tables: Sequence[TableSpec]) -> Iterator[str]:
     """Kernels that write and read messages."""
     for spec in tables:
-        yield from FORMATS[push_of(spec.compression, compression.push).numbers.values].kernels
+        yield from FORMATS[push_of(spec.compression, compression.push).values].kernels
         yield from FORMATS[pull_of(spec.compression, compression.pull).values].kernels
     if compression.ids == "coded":
         yield from _IDS
 
 
-def _of_sender(compression: CompressionConfig, tables: Sequence[TableSpec]) -> Iterator[str]:
-    """Kernels that choose, keep and round what a worker sends, and that keep what it has read."""
+def _of_sender(compression: CompressionConfig) -> Iterator[str]:
+    """Kernels that choose and keep what a worker sends, that keep what it has read, and that sum dense gradients."""
     push = compression.push
-    pushes = [push_of(spec.compression, push) for spec in tables]
-    for one in pushes:
-        if one.numbers.rounding == "stochastic":
-            yield from FORMATS[one.numbers.values].config.rounding_kernels
     if push.pool_rows or compression.pull.cache_rows:
         yield from _ROW_POOL
     if push.keep_values is not None:
         yield from _ELEMENT_POOL
-    chosen = selector(push.select)
-    if (
-        push.keep_values is None
-        and any(one.keep < 1.0 for one in pushes)
-        and not (push.pool_rows and chosen.config.pool_chooses)
-    ):
-        yield from chosen.kernels
+    yield from FORMS[compression.tower.name].kernels
 
 
 def _of_tables(tables: Sequence[TableSpec]) -> Iterator[str]:

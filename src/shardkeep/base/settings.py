@@ -21,7 +21,16 @@ MOST_ROWS = 1_000_000_000
 MOST_WIDTH = 1_000_000
 """Columns of a weight."""
 _NAME_BYTES, _PATH_BYTES = 255, 4095
-LEFT: dict[str, Any] = {"sync_norm": False, "probability": 1.0, "delete_below": None, "max_bytes": None, "pinned": []}
+LEFT: dict[str, Any] = {
+    "sync_norm": False,
+    "probability": 1.0,
+    "delete_below": None,
+    "max_bytes": None,
+    "pinned": [],
+    "rounding": None,
+    "select": "largest",
+    "max_age": "off",
+}
 """Settings that were removed, and the value of each that had no effect. Who removes a setting adds it."""
 
 

@@ -9,9 +9,6 @@ from shardkeep.compression.config import (
     CompressionConfig as CompressionConfig,
     PullConfig as PullConfig,
     PushConfig as PushConfig,
-    TableCompressionConfig as TableCompressionConfig,
-    TablePullConfig as TablePullConfig,
-    TablePushConfig as TablePushConfig,
     TowerCompressionConfig as TowerCompressionConfig,
 )
 from shardkeep.config.affinity import (

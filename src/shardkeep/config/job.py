@@ -14,10 +14,7 @@ from shardkeep.base.errors import ConfigError
 from shardkeep.base.logs.log import EventLog
 from shardkeep.base.settings import MayDiffer, Origin, Settings
 from shardkeep.base.yaml_text import write_yaml
-from shardkeep.compression.config import (
-    CompressionConfig,
-    TablePushConfig,
-)
+from shardkeep.compression.config import CompressionConfig
 from shardkeep.config.affinity import check_counts
 from shardkeep.config.launch import LaunchConfig
 from shardkeep.config.overrides import flat
@@ -333,7 +330,7 @@ class JobConfig(Settings):
         own = self.tables.get(name)
         for source in (self.tables.get("default"), own):
             if source is own and own is not None and own.freeze:
-                merged = _of_frozen(merged)
+                merged = {key: value for key, value in merged.items() if key not in ("admit", "evict")}
             if source is not None:
                 merged |= {key: value for key, value in source if value is not None}
         try:
@@ -373,11 +370,3 @@ class JobConfig(Settings):
             return JobConfig.stored(found) if idle else self
         except ValidationError:  # another setting needs one of them: the command that reads the file refuses it
             return self
-
-
-def _of_frozen(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of the default table that a table keeps which is frozen on its own."""
-    kept = {key: value for key, value in settings.items() if key not in ("admit", "evict")}
-    if kept.get("compression") is not None:
-        kept["compression"] = kept["compression"].model_copy(update={"push": TablePushConfig()})
-    return kept

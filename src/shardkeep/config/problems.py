@@ -164,6 +164,9 @@ def _own_words(message: str, value: Any, place: _Place) -> Problem:
 
 
 def _unknown_key(place: _Place) -> str:
+    for schema in place.above:
+        if way_out := schema.get("left", {}).get(place.keys[-1]):
+            return f"unknown key; {way_out}"
     known = place.known_keys()
     near = difflib.get_close_matches(place.keys[-1], known, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]}?" if near else f"known keys: {', '.join(known)}"

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from shardkeep.compression.config import CompressionConfig, PushConfig
+from shardkeep.compression.config import CompressionConfig
 from shardkeep.compression.per_table import TablePush, check_table, push_of
 from shardkeep.config.overrides import merged
 from shardkeep.ps.config import TableSpec
@@ -32,25 +32,20 @@ if TYPE_CHECKING:
 
 
 def check_compression(tables: Iterable[TableSpec], compression: CompressionConfig) -> None:
-    """Raises ValueError where a table does not go with what the job compresses."""
-    tables = list(tables)
+    """Raises ValueError where a table does not go with what the job compresses, or where an update decays all rows of
+    a table, but workers send only some of their gradients."""
+    push = compression.push
     for table in tables:
         if table.compression is not None:
-            check_table(table.name, table.compression, compression)
-    check_decay(tables, compression.push)
-
-
-def check_decay(tables: Iterable[TableSpec], push: PushConfig) -> None:
-    """Raises ValueError where an update decays all rows of a table, but workers send only some of their gradients."""
-    for table in tables:
+            check_table(table.name, table.compression, push)
         keep = push_of(table.compression, push).keep
         if (keep < 1.0 or push.keep_values is not None) and table.optimizer.decays_all_rows:
-            own = table.compression is not None and table.compression.push.keep_rows is not None
-            where = f"tables.{table.name}.compression" if own else "compression"
-            key = f"{where}.push.{'keep_rows' if push.keep_values is None else 'keep_values'}"
+            key = f"compression.push.{'keep_rows' if push.keep_values is None else 'keep_values'}: {keep:g}"
+            if table.compression is not None:
+                key = f"tables.{table.name}.compression: {table.compression}"
             raise ValueError(
-                f"tables.{table.name}.optimizer.weight_decay_on: table with {key}: {keep:g}, which sends gradients "
-                "later or never; allowed: touched, or no selection"
+                f"tables.{table.name}.optimizer.weight_decay_on: table with {key}, which sends gradients later; "
+                "allowed: touched, or no selection"
             )
 
 
@@ -92,12 +87,8 @@ def _pushes(job: JobConfig) -> list[TablePush]:
     return [push_of(table.compression, job.compression.push, frozen=table.freeze) for table in tables]
 
 
-def _some_table_takes(way: str, key: str) -> Callable[[JobConfig], bool]:
-    """Whether a table leaves this setting of its compression to that of the job."""
-    return lambda job: any(
-        (own := job.table(name).compression) is None or getattr(getattr(own, way), key) is None
-        for name in (*job.tables, "default")
-    )
+def _some_table_is_as_the_job(job: JobConfig) -> bool:
+    return any(job.table(name).compression is None for name in (*job.tables, "default"))
 
 
 _EVALUATION = "data.eval, data.eval_fraction or data.split"
@@ -151,15 +142,14 @@ _UNUSED: tuple[tuple[str, Callable[[JobConfig], bool], str, str], ...] = (
     ),
     (
         "compression.push.pool_rows",
-        lambda job: any(push.keep < 1.0 or push.numbers.values != "fp32" for push in _pushes(job)),
+        lambda job: any(push.keep < 1.0 or push.values != "fp32" for push in _pushes(job)),
         "all gradients sent as fp32",
         "keep_rows or keep_values below 1, or other values",
     ),
-    ("compression.push.max_age", lambda job: any(p.keep < 1.0 for p in _pushes(job)), "keep_rows: 1", "one below 1"),
     *(
         (
             f"compression.{way}.{key}",
-            _some_table_takes(way, key),
+            _some_table_is_as_the_job,
             "tables.default.compression, of all",
             "one of the two",
         )

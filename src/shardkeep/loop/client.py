@@ -88,7 +88,7 @@ class EmbeddingClient:
 
         Args:
             tables: Each with a name, a dim, an optimizer and an initializer.
-            seed: Seed of the rows' initial values and of stochastic rounding.
+            seed: Seed of the rows' initial values.
             consistency: "sync", "bounded", "async" or a ConsistencyConfig.
             compression: Compression of pushes and pulls; None = none.
 
@@ -122,7 +122,7 @@ class EmbeddingClient:
         Args:
             tables: Each with a name, a dim, an optimizer and an initializer.
             servers: Number of server processes. A hash of an id selects its server.
-            seed: Seed of the rows' initial values and of stochastic rounding.
+            seed: Seed of the rows' initial values.
             consistency: "sync", "bounded", "async" or a ConsistencyConfig.
             compression: Compression of pushes and pulls; None = none.
             run_dir: New folder for logs and summary.json; None = a temporary one, kept only if the servers fail.

@@ -295,10 +295,6 @@ class Summary(_Part):
     """Gradient values beyond the range of the push format; absent with fp32."""
     residuals_and_cache: dict[str, float] | None = None
     """What compression kept from the wire, see above; absent without a residual pool or cache."""
-    dropped_by_selection: dict[str, float] | None = None
-    """`rows` that `keep_rows` dropped because `pool_rows` is 0, and `norm_share`, their share of the squared norm."""
-    delivered_by_age: dict[int, float] | None = None
-    """Share of the sent gradients, by norm, that was at least so many steps old: 0, 1, 2, 4, 8, ..."""
     recoveries: tuple[Recovery, ...] = ()
     """Recoveries of the job, oldest first."""
     warnings: tuple[str, ...] = ()

@@ -13,7 +13,7 @@ from pydantic import BeforeValidator, Field, ValidationError
 from shardkeep.base.errors import ConfigError
 from shardkeep.base.settings import Settings
 from shardkeep.base.yaml_text import YamlError, read_text, read_yaml, write_yaml
-from shardkeep.compression.recipes import BASELINES, RECIPES
+from shardkeep.compression.recipes import BASELINES, LEFT, RECIPES
 from shardkeep.config import JobConfig, load_config, of_model, parse_config, unused
 from shardkeep.config.overrides import copied, flat, merged
 from shardkeep.config.paths import anchored
@@ -184,7 +184,7 @@ def _recipes(entries: Sequence[RecipeEntry]) -> Iterator[Variant]:
 def _shipped(name: str, where: str = "recipes") -> Variant:
     if name not in RECIPES:
         near = difflib.get_close_matches(name, RECIPES, n=1, cutoff=0.4)
-        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(RECIPES)}"
+        hint = LEFT.get(name) or (f"did you mean {near[0]}?" if near else f"there are {', '.join(RECIPES)}")
         raise ConfigError(f"{where}: {name!r} is no recipe; {hint}")
     recipe = RECIPES[name]
     return Variant(recipe.name, recipe.purpose, copied(recipe.settings))

@@ -79,7 +79,6 @@ def _row(run: RunResult, loss: float | None, parts: Sequence[tuple[str, str]]) -
         "logloss": run.logloss,
         "normalized_entropy": run.scores.get("normalized_entropy"),
         "auc_loss": loss,
-        "delivered_age": run.delivered_age,
         "samples_per_s": summary.get("samples_per_s"),
         "cpu_s_per_sample": run.cpu_s_per_sample,
         "wall_s": summary.get("wall_s"),

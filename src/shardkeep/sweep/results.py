@@ -118,15 +118,6 @@ class RunResult:
         return self.train_bytes / self.samples if self.samples else None
 
     @property
-    def delivered_age(self) -> float | None:
-        """How many steps old the oldest gradient was in what servers got of a row, the mean weighed by norms; 0 where
-        none wait, None where single values wait, whose ages nobody knows."""
-        if self.planned.config.compression.push.keep_values is not None or not self.done:
-            return None
-        shares = self.summary.get("delivered_by_age") or {"0": 1.0}
-        return math.fsum(float(share) * _middle_age(int(least)) for least, share in shares.items())
-
-    @property
     def cpu_s_per_sample(self) -> float | None:
         """CPU seconds of all workers and servers for one sample of training."""
         cpu, steps = self.summary.get("cpu_ms") or {}, int(self.summary.get("steps") or 0)
@@ -249,11 +240,6 @@ def _read(run: PlannedRun, folder: Path) -> RunResult:
     summary = read_summary(folder) or {}
     completed = summary.get("status") == "completed"
     return RunResult(run, folder, summary, list(Tail(folder / "metrics.jsonl")) if completed else [])
-
-
-def _middle_age(least: int) -> float:
-    """Of a bin of ages: 0, 1, 2-3, 4-7, ..."""
-    return (3 * least - 1) / 2 if least else 0.0
 
 
 def _mean_bytes(runs: Sequence[RunResult], directions: Sequence[str]) -> float | None:

@@ -53,12 +53,10 @@ def id_lengths(part: Section) -> dict[IdFormat, int]:
         return {IdFormat.RAW: 0}
     first, span = part[0], part[-1] - part[0]
     head = varint_length(2 * first if first >= 0 else -2 * first - 1)
-    between = [id_ - first - 1 - i for i, id_ in enumerate(part[1:-1])]
     found = {
         IdFormat.RAW: 8 * len(part),
         IdFormat.BITMAP: head + (span + 7) // 8,
         IdFormat.RICE: head + 1 + rice_length([b - a - 1 for a, b in itertools.pairwise(part)]),
-        IdFormat.ELIAS_FANO: head + varint_length(span) + elias_fano_length(between, span - 1),
     }
     if span == len(part) - 1:
         found[IdFormat.RANGE] = head
@@ -73,14 +71,6 @@ def rice_length(gaps: Section) -> int:
     return min(-(-sum(width + 1 + (gap >> width) for gap in gaps) // 8) for width in range(64))
 
 
-def elias_fano_length(sums: Section, room: int) -> int:
-    """`sums`: each number less its place; `room`: how many numbers there could be."""
-    if not sums:
-        return 0
-    width = max(((room - len(sums)) // len(sums)).bit_length() - 1, 0)
-    return -(-(len(sums) * (width + 1) + (sums[-1] >> width)) // 8)
-
-
 @every(
     ("part", "format_", "size"),
     [
@@ -93,8 +83,6 @@ def elias_fano_length(sums: Section, room: int) -> int:
         (range(MOST - 99, MOST + 1), IdFormat.RANGE, 10),
         (range(0, 100, 2), IdFormat.BITMAP, 1 + 13),
         (range(0, 10_000, 100), IdFormat.RICE, 2 + 99),
-        ([7, 2**20], IdFormat.ELIAS_FANO, 1 + 3),
-        ([1, 300, 8000], IdFormat.ELIAS_FANO, 1 + 2 + 2),
     ],
 )
 def test_each_format_is_chosen_somewhere(part: Section, format_: IdFormat, size: int) -> None:
@@ -105,8 +93,8 @@ def test_each_format_is_chosen_somewhere(part: Section, format_: IdFormat, size:
 
 def test_codes_on_the_wire_are_these_bytes_and_empty_sections_are_none() -> None:
     code = coded([-2, -1], [3, 4, 6], [3, 20, 30, 60, 61, 80, 82], [9, 1000], [LEAST])
-    assert code.formats_S.tolist() == [1, 2, 3, 4, 0]
-    assert code.area.tobytes().hex(" ") == "03 06 05 06 03 48 a1 50 cc 12 df 07 00 00 00 00 00 00 00 80"
+    assert code.formats_S.tolist() == [1, 2, 3, 3, 0]
+    assert code.area.tobytes().hex(" ") == "03 06 05 06 03 48 a1 50 cc 12 0a de 07 00 00 00 00 00 00 00 80"
     assert coded().area.size == 0 and decoded(coded(), column([])) == []
     assert coded([], [], []).area.size == 0 and decoded(coded([], [], []), column([0, 0, 0])) == []
     assert decoded(coded([], [4], [], [1, 9]), column([0, 1, 0, 2])) == [4, 1, 9]
@@ -189,13 +177,12 @@ def subset_lengths(part: Section, universe: int) -> dict[IdFormat, int]:
     if not part:
         return {IdFormat.NONE: 0}
     found = {IdFormat.MASK: (universe + 7) // 8}
-    codes = [(part, IdFormat.RICE_IN, IdFormat.ELIAS_FANO_IN)]
+    codes = [(part, IdFormat.RICE_IN)]
     if 2 * len(part) > universe:
-        codes.append((absent, IdFormat.RICE_OUT, IdFormat.ELIAS_FANO_OUT))
-    for members, rice, elias_fano in codes:
+        codes.append((absent, IdFormat.RICE_OUT))
+    for members, rice in codes:
         gaps = [b - a - 1 for a, b in itertools.pairwise([-1, *members])]
         found[rice] = 1 + rice_length(gaps)
-        found[elias_fano] = elias_fano_length([p - i for i, p in enumerate(members)], universe)
     return found
 
 
@@ -207,9 +194,7 @@ def subset_lengths(part: Section, universe: int) -> dict[IdFormat, int]:
         ([], 500, IdFormat.NONE, 0),
         (range(0, 500, 2), 500, IdFormat.MASK, 63),
         (range(0, 5000, 40), 5000, IdFormat.RICE_IN, 1 + 110),
-        ([499], 500, IdFormat.ELIAS_FANO_IN, 2),
         (sorted(set(range(5000)) - set(range(0, 5000, 40))), 5000, IdFormat.RICE_OUT, 1 + 110),
-        (range(499), 500, IdFormat.ELIAS_FANO_OUT, 2),
     ],
 )
 def test_each_format_of_a_subset_is_chosen_somewhere(

@@ -15,7 +15,7 @@ from shardkeep.compression.ids.codes import CodedIds, IdFormat, decode_ids, deco
 from tests.support.cases import every
 from tests.support.id_codes import LEAST, MOST, coded, coded_subsets, column, decoded, rows, varint
 
-ID_FORMATS = [IdFormat.RAW, IdFormat.RANGE, IdFormat.BITMAP, IdFormat.RICE, IdFormat.ELIAS_FANO]
+ID_FORMATS = [IdFormat.RAW, IdFormat.RANGE, IdFormat.BITMAP, IdFormat.RICE]
 SUBSET_FORMATS = [format_ for format_ in IdFormat if format_ not in ID_FORMATS]
 MESSAGE: list[list[int]] = [
     list(range(0, 300, 3)), [], [-5], [LEAST], list(range(40, 90)), [9, 100_000], [0, 2**40, 2**41, 2**62],
@@ -87,8 +87,6 @@ def counts_of(format_: IdFormat, count: int) -> list[int]:
     """The numbers of rows below 400 that a section of `count` rows may be read with."""
     if format_ is IdFormat.RANGE:  # holds its first id alone
         return list(range(1, 400))
-    if format_ is IdFormat.ELIAS_FANO_IN and count == 3:  # two ids take the same byte with other low bits
-        return [2, 3]
     return [count]
 
 
@@ -153,7 +151,7 @@ LAST = varint(2 * MOST)
 @every(
     ("content", "format_", "count", "text"),
     [
-        (b"", 5, 0, "0 ids as format 5 in 0 bytes: the format is unknown"),
+        (b"", 4, 0, "0 ids as format 4 in 0 bytes: the format is unknown"),
         (b"", 16, 0, "as ALL in 0 bytes: the format is unknown"),
         (b"", -1, 0, "the format is unknown"),
         (bytes(15), IdFormat.RAW, 2, "2 ids as RAW in 15 bytes: the bytes end too early"),
@@ -181,16 +179,6 @@ LAST = varint(2 * MOST)
         (LAST + b"\x00\x01", IdFormat.RICE, 2, "an id is beyond the largest"),
         (varint(2 * (MOST - 3)) + b"\x00\x07", IdFormat.RICE, 4, None),
         (varint(2 * (MOST - 3)) + b"\x00\x0f", IdFormat.RICE, 5, "an id is beyond the largest"),
-        (FIRST, IdFormat.ELIAS_FANO, 2, "the bytes end too early"),
-        (FIRST + b"\x01", IdFormat.ELIAS_FANO, 1, "there are not so many"),
-        (FIRST + b"\x80", IdFormat.ELIAS_FANO, 2, "the bytes end too early"),
-        (FIRST + b"\x01", IdFormat.ELIAS_FANO, 3, "the ids do not rise"),
-        (FIRST + b"\x00", IdFormat.ELIAS_FANO, 2, "the ids do not rise"),
-        (LAST + b"\x01", IdFormat.ELIAS_FANO, 2, "an id is beyond the largest"),
-        (FIRST + varint(2**64 - 1), IdFormat.ELIAS_FANO, 2, "an id is beyond the largest"),
-        (FIRST + b"\x04\x04", IdFormat.ELIAS_FANO, 3, None),
-        (FIRST + b"\x04\x08", IdFormat.ELIAS_FANO, 3, "an id is beyond the largest"),
-        (FIRST + b"\x07\x0d", IdFormat.ELIAS_FANO, 4, "the ids do not rise"),
     ],
 )
 def test_what_is_wrong_with_a_section_is_said(content: bytes, format_: int, count: int, text: str | None) -> None:
@@ -220,8 +208,6 @@ def test_what_is_wrong_with_a_section_is_said(content: bytes, format_: int, coun
         (b"\0\0\x10", IdFormat.RICE_IN, 1, "an id is beyond the largest"),
         (b"\0\x01", IdFormat.RICE_OUT, 12, "there are not so many"),
         (b"", IdFormat.RICE_OUT, 1, "the bytes end too early"),
-        (b"\x08\0", IdFormat.ELIAS_FANO_IN, 3, "the bytes end too early"),
-        (b"\0", IdFormat.ELIAS_FANO_OUT, 13, "there are not so many"),
     ],
 )
 def test_what_is_wrong_with_a_subset_of_twelve_is_said(content: bytes, format_: int, count: int, text: str) -> None:

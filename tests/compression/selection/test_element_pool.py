@@ -73,7 +73,7 @@ def test_delivered_and_residual_are_all_that_came_in(keep: float, capacity: int,
     assert rounding == "exact" or capacity == 24 or pool.slots.lost_squares > 0
     held = residuals(pool)
     none = np.zeros(3, np.int64), np.empty(0, np.int64), np.empty((0, D), np.float32)
-    last = pool.select(30, *none, keep=1.0, max_age=1)
+    last = pool.select(30, *none, keep=1.0, flush=True)
     assert np.array_equal(dense(last.starts_T1, last.ids_K, last.rows_KD), held)
     pool.commit(last, last.rows_KD)
     assert pool.slots.num_unsent == 0
@@ -171,8 +171,6 @@ def test_wrong_calls_are_refused() -> None:
     pool = new_pool()
     with pytest.raises(ValueError, match="keep: 0"):
         pool.select(0, *EVERY_ROW, np.zeros((2 * IDS, D), np.float32), keep=0.0)
-    with pytest.raises(ValueError, match="allowed: elements choose, max_age 0 or 1"):
-        pool.select(0, *EVERY_ROW, np.zeros((2 * IDS, D), np.float32), keep=0.5, max_age=2)
     selected = pool.select(0, *EVERY_ROW, np.ones((2 * IDS, D), np.float32), keep=0.5)
     with pytest.raises(ValueError, match="expected finite float32"):
         pool.commit(selected, selected.rows_KD * np.float32(np.nan))

@@ -140,7 +140,7 @@ def test_a_rewind_forgets_all_rows_and_brings_back_the_residuals() -> None:
         pool.slots.rewind(step)
         assert np.isnan(found(pool, step, list(range(12)))).all()
         state = pool.slots.state()
-        for name in ("tables", "ids", "counts", "firsts", "squares", "scores", "rests", "sums", "slots"):
+        for name in ("tables", "ids", "counts", "squares", "scores", "rests", "sums", "slots"):
             assert np.array_equal(state[name], states[step][name])
         assert sorted([*state["free"], *state["slots"]]) == [0, 1, 2, 3]
         pool.store(step, starts(2, 0), np.array([1, 2]), rows(1, 2))  # changes after a rewind are undone by the next

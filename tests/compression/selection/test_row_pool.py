@@ -92,26 +92,22 @@ def same_state(left: dict[str, np.ndarray], right: dict[str, np.ndarray]) -> boo
     return left.keys() == right.keys() and all(np.array_equal(left[name], right[name]) for name in left)
 
 
-@every(("keep", "capacity", "max_age", "codec"), [
-    (float(case["keep"]), int(case["capacity"]), int(case["max_age"]), case["codec"])
+@every(("keep", "capacity", "codec"), [
+    (float(case["keep"]), int(case["capacity"]), case["codec"])
     for case in cases_of({
-        "keep": ["1e-9", "0.2", "1.0"], "capacity": ["1", "9", "30", "120"], "max_age": ["0", "1", "4"],
-        "codec": [*CODECS_TRIED],
+        "keep": ["1e-9", "0.2", "1.0"], "capacity": ["1", "9", "30", "120"], "codec": [*CODECS_TRIED],
     })
 ])  # fmt: skip
-def test_delivered_and_residual_and_lost_are_all_that_came_in(
-    keep: float, capacity: int, max_age: int, codec: str
-) -> None:
+def test_delivered_and_residual_and_lost_are_all_that_came_in(keep: float, capacity: int, codec: str) -> None:
     pool = new_pool(capacity)
     came = delivered = lost = np.zeros((T, IDS, D))
     lost_rows, lost_squares = 0, 0.0
     for number, step in enumerate(steps(30)):
         kept = residuals(pool) + dense(step.starts_T1, step.ids_V, step.grad_VD)
-        selected = step.selected(pool, number, keep=keep, max_age=max_age)
+        selected = step.selected(pool, number, keep=keep)
         decoded_KD = CODECS_TRIED[codec](selected.rows_KD)
-        sent, forced = list(sent_rows(selected)), np.count_nonzero(selected.ages_K >= max(max_age, 1))
-        least = num_kept(step.ids_V.size, keep) + selected.num_overflow
-        assert sent == sorted(set(sent)) and least <= len(sent) <= least + (forced if max_age else 0)
+        sent = list(sent_rows(selected))
+        assert sent == sorted(set(sent)) and len(sent) == num_kept(step.ids_V.size, keep) + selected.num_overflow
         for t, id_ in sent:
             kept[t, id_] = 0
         pool.commit(selected, decoded_KD)
@@ -128,37 +124,29 @@ def test_delivered_and_residual_and_lost_are_all_that_came_in(
     if capacity == T * IDS or codec == "fp32":
         assert pool.slots.lost_rows == pool.slots.lost_squares == 0
     assert pool.slots.unsent_norm(D) == pytest.approx(np.linalg.norm(residuals(pool)))
-    last = pool.select(30, *NO_ROWS, keep=1.0, max_age=1)
+    last = pool.select(30, *NO_ROWS, keep=1.0, flush=True)
     pool.commit(last, last.rows_KD)
     delivered = delivered + dense(last.starts_T1, last.ids_K, last.rows_KD)
     assert np.array_equal(delivered + residuals(pool) + lost, came)
-    assert pool.slots.num_unsent == 0 or codec != "fp32"  # rounding errors have no age
+    assert pool.slots.num_unsent == 0 or codec != "fp32"  # rounding errors stay
 
 
-@every("max_age", [0, 3])
-def test_with_enough_slots_it_does_what_the_plain_algorithm_does(max_age: int) -> None:
+def test_with_enough_slots_it_does_what_the_plain_algorithm_does() -> None:
     pool = new_pool(T * IDS)
     rest, squares = np.zeros((T, IDS, D), np.float32), np.zeros((T, IDS), np.float32)
-    first = np.full((T, IDS), -1)
     for number, step in enumerate(steps(40, seed=2)):
         tables_V = np.repeat(np.arange(T), np.diff(step.starts_T1))
         rest[tables_V, step.ids_V] += step.grad_VD
         squares[tables_V, step.ids_V] += (step.grad_VD.astype(np.float64) ** 2).mean(axis=1).astype(np.float32)
-        fresh = np.zeros((T, IDS), bool)
-        fresh[tables_V, step.ids_V] = (first[tables_V, step.ids_V] < 0) & (step.grad_VD != 0).any(axis=1)
-        first[fresh] = number
         norms = np.sqrt((rest[tables_V, step.ids_V].astype(np.float64) ** 2).sum(axis=1)).astype(np.float32)
         chosen = np.argsort(-norms, kind="stable")[: num_kept(norms.size, 0.3)]
         expected = {(int(tables_V[v]), int(step.ids_V[v])) for v in chosen}
-        if max_age:
-            aged = np.argwhere((first >= 0) & (first <= number - max_age))
-            expected |= {(int(t), int(id_)) for t, id_ in aged}
-        selected = step.selected(pool, number, keep=0.3, max_age=max_age)
+        selected = step.selected(pool, number, keep=0.3)
         assert list(sent_rows(selected)) == sorted(expected)
         for at, (t, id_) in enumerate(sent_rows(selected)):
             assert np.array_equal(selected.rows_KD[at], rest[t, id_])
             assert selected.squares_K[at] == pytest.approx(squares[t, id_], rel=1e-5)
-            rest[t, id_], squares[t, id_], first[t, id_] = 0, 0, -1
+            rest[t, id_], squares[t, id_] = 0, 0
         pool.commit(selected, selected.rows_KD)
         assert np.array_equal(residuals(pool), rest)
 
@@ -168,12 +156,12 @@ def column(*values: float) -> np.ndarray:
 
 
 def send(
-    pool: RowPool, step: int, rows: dict[int, float], *, keep: float, max_age: int = 0, decoded: float | None = None
+    pool: RowPool, step: int, rows: dict[int, float], *, keep: float, flush: bool = False, decoded: float | None = None
 ) -> Selected:
     """Selects of rows of the first table, each of one value, and commits those, or one value instead."""
     starts_T1 = np.array([0, *[len(rows)] * T])
     ids_V = np.array(list(rows), dtype=np.int64)
-    selected = pool.select(step, starts_T1, ids_V, column(*rows.values()), keep=keep, max_age=max_age)
+    selected = pool.select(step, starts_T1, ids_V, column(*rows.values()), keep=keep, flush=flush)
     pool.commit(selected, selected.rows_KD if decoded is None else np.full_like(selected.rows_KD, decoded))
     return selected
 
@@ -216,24 +204,16 @@ def test_a_sum_that_overflows_and_a_decoded_row_that_is_not_finite_are_counted()
     assert (pool.slots.num_unsent, pool.slots.lost_rows, pool.slots.lost_squares) == (0, 1, np.inf)
 
 
-def test_no_residual_gets_older_than_the_age_allows_and_ages_are_reported() -> None:
+def test_a_flush_sends_every_gradient_that_waits_and_no_rounding_error() -> None:
     pool = new_pool()
     send(pool, 0, {id_: id_ + 1 for id_ in range(20)}, keep=0.05)
-    for step in (1, 2):
-        assert send(pool, step, {}, keep=0.5, max_age=3).ids_K.size == 0
-    due = send(pool, 3, {4: 9}, keep=1.0, max_age=3)
-    assert due.ids_K.tolist() == list(range(19))
-    assert set(due.ages_K.tolist()) == {3}
+    assert send(pool, 1, {}, keep=0.5).ids_K.size == 0
+    assert send(pool, 2, {4: 9}, keep=1.0, flush=True).ids_K.tolist() == list(range(19))
     assert pool.slots.num_unsent == 0
-    mass = pool.slots.sums[1:]
-    assert mass[0] == pytest.approx(20 * np.sqrt(D))
-    assert mass[2] == pytest.approx((sum(range(1, 20)) + 9) * np.sqrt(D))
-    assert mass.sum() == pytest.approx(mass[0] + mass[2])
 
-    pool = new_pool()  # a rounding error has no age
-    send(pool, 0, {1: 3}, keep=1.0, max_age=2, decoded=1)
-    for step in range(1, 6):
-        assert send(pool, step, {}, keep=0.5, max_age=2).ids_K.size == 0
+    pool = new_pool()
+    send(pool, 0, {1: 3}, keep=1.0, decoded=1)
+    assert send(pool, 1, {}, keep=1.0, flush=True).ids_K.size == 0
     assert residuals(pool)[0, 1].tolist() == [2.0] * D
 
 
@@ -269,7 +249,7 @@ def test_a_run_again_after_a_rewind_and_in_a_loaded_pool_gives_the_same_bits(cap
         for number in range(begin, end):
             before = pool.slots.state()
             assert sorted([*before["slots"], *before["free"]]) == list(range(capacity))
-            selected = made[number].selected(pool, number, keep=0.2, max_age=5)
+            selected = made[number].selected(pool, number, keep=0.2)
             pool.commit(selected, coarse(selected.rows_KD))
             assert same(selected, seen.setdefault(number, selected))
             assert same_state(before, states.setdefault(number, before))
@@ -292,7 +272,6 @@ def test_a_run_again_after_a_rewind_and_in_a_loaded_pool_gives_the_same_bits(cap
         assert getattr(loaded.slots, name) == getattr(pool.slots, name)
     run(pool, 24, 30)
     run(loaded, 24, 30)  # the states that are compared are copies, which the other one did not change
-    assert np.array_equal(loaded.slots.sums[1:], pool.slots.sums[1:])
     loaded.slots.load(pool.slots.state())
     with pytest.raises(KeyError, match="kept: none"):
         loaded.slots.rewind(29)
@@ -322,7 +301,6 @@ def test_a_rewind_forgets_an_open_selection_and_refuses_steps_too_old() -> None:
         ({"starts_T1": np.array([0, 3, 3, 4])}, "do not split 3 ids"),
         ({"grad_VD": np.zeros((3, D + 1), np.float32)}, "rows of float32"),
         ({"grad_VD": np.zeros((3, D))}, "rows of float64"),
-        ({"chosen_V": np.zeros(2, bool)}, "chosen of"),
         ({"keep": 0.0}, "keep: 0.0; allowed"),
         ({"step": 4}, "step 4 after step 4"),
     ],
@@ -343,8 +321,6 @@ def test_wrong_inputs_and_calls_are_refused_before_anything_changes(change: dict
     with pytest.raises(ValueError, match=message):
         pool.select(**(good | {"keep": 0.5} | change))
     assert same_state(pool.slots.state(), before)
-    chosen = pool.select(**good, keep=0.5, chosen_V=np.array([True, True, False]))  # type: ignore[arg-type]
-    assert [id_ for t, id_ in sent_rows(chosen) if t == 0] == [0, 1], "the caller can choose the rows"
 
 
 # ---- saved pools ----
@@ -352,7 +328,7 @@ def test_wrong_inputs_and_calls_are_refused_before_anything_changes(change: dict
 
 def trained(pool: RowPool, count: int, seed: int = 0) -> RowPool:
     for number, step in enumerate(steps(count, seed, dyadic=False)):
-        selected = step.selected(pool, number, keep=0.2, max_age=9)
+        selected = step.selected(pool, number, keep=0.2)
         pool.commit(selected, np.round(selected.rows_KD, 1))
     return pool
 
@@ -385,9 +361,7 @@ def test_merged_states_add_up_by_table_and_id() -> None:
     assert keys == sorted(set(keys)) and one.slots.num_unsent == len(keys)
     for name in ("squares", "counts"):
         assert merged[name].sum() == pytest.approx(sum(state[name].sum() for state in states))
-    oldest = min(int(state["firsts"][state["firsts"] >= 0].min()) for state in states)
-    assert merged["firsts"][merged["firsts"] >= 0].min() == oldest == 0
     assert (merged["scores"] >= np.linalg.norm(merged["rests"], axis=1) * 0.999999).all()
     assert one.slots.lost_rows == sum(pool.slots.lost_rows for pool in pools)
-    assert one.slots.sums[1:].sum() == pytest.approx(sum(pool.slots.sums[1:].sum() for pool in pools))
-    one.commit(last := one.select(12, *NO_ROWS, keep=1.0, max_age=1), last.rows_KD)
+    assert one.slots.lost_squares == pytest.approx(sum(pool.slots.lost_squares for pool in pools))
+    one.commit(last := one.select(12, *NO_ROWS, keep=1.0, flush=True), last.rows_KD)

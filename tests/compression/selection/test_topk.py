@@ -1,4 +1,4 @@
-"""Selection of values and rows: the largest, exactly as many as asked for, the same ones every time."""
+"""Selection of values: the largest, exactly as many as asked for, the same ones every time; shares of a step."""
 
 from __future__ import annotations
 
@@ -6,21 +6,16 @@ import math
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, strategies as st
 from hypothesis.extra.numpy import arrays
 
-from shardkeep.compression.selection.largest_rows import largest, largest_rows
-from shardkeep.compression.selection.random_rows import random_rows
+from shardkeep.compression.selection.element_pool import largest
 from shardkeep.compression.selection.shares import keep_at, num_kept
 from shardkeep.compression.selection.threshold_kernels import mark_largest
 from tests.support.cases import every
 from tests.support.examples import examples
 
 anything = st.floats(width=32, allow_nan=True, allow_infinity=True, allow_subnormal=True)
-
-
-# ---- values ----
 
 
 def by_sorting(values_N: np.ndarray, count: int) -> np.ndarray:
@@ -62,53 +57,12 @@ def test_a_negative_key_is_never_taken() -> None:
     assert marks_N.tolist() == [1, 7, 1, 7, 1]
 
 
-# ---- rows ----
+# ---- shares ----
 
 
-def column(*values: float) -> np.ndarray:
-    return np.array(values, dtype=np.float32).reshape(-1, 1)
-
-
-def test_at_least_one_row_is_kept_none_of_none_and_norms_neither_overflow_nor_vanish_nor_hide() -> None:
-    assert largest_rows(column(1, 3, 2), 1e-9).tolist() == [1]
-    assert largest_rows(np.empty((0, 16), np.float32), 0.1).tolist() == []
-    assert largest_rows(np.empty((0, 16), np.float32), 1.0).tolist() == []
-    assert largest_rows(column(7), 0.1).tolist() == [0]
-    shares = [(100, 0.07, 7), (10, 0.25, 3), (128, 0.001, 1), (3, 0.999, 3), (0, 0.5, 0), (1000, 0.001, 1)]
+def test_at_least_one_row_is_kept_and_none_of_none() -> None:
+    shares = [(100, 0.07, 7), (10, 0.25, 3), (128, 0.001, 1), (3, 0.999, 3), (0, 0.5, 0), (1000, 0.001, 1), (0, 1, 0)]
     assert [num_kept(num_rows, keep) for num_rows, keep, _ in shares] == [kept for *_, kept in shares]
-    assert largest_rows(column(3, 1, 2), 1.0).tolist() == [0, 1, 2]
-    assert largest_rows(column(2e19, 3e19, 1e19), 0.3).tolist() == [1]
-    assert largest_rows(column(2e-30, 3e-30, 1e-30), 0.3).tolist() == [1]
-    for bad in (np.nan, np.inf, -np.inf):
-        assert largest_rows(column(1, 1e30, bad, 2), 0.25).tolist() == [2]
-
-
-@examples(200)
-@given(
-    grad_UD=arrays(np.float32, st.tuples(st.integers(1, 20), st.integers(1, 3)), elements=st.integers(-3, 3)),
-    keep=st.floats(0.01, 1.0),
-)
-def test_selection_equals_a_stable_sort_by_norm(grad_UD: np.ndarray, keep: float) -> None:
-    norms = (grad_UD.astype(np.float64) ** 2).sum(axis=1)
-    expected = np.sort(np.argsort(-norms, kind="stable")[: num_kept(len(grad_UD), keep)])
-    positions = largest_rows(grad_UD, keep)
-    assert positions.dtype == np.int64 and np.array_equal(positions, expected)
-
-
-def test_a_random_choice_has_no_duplicates_is_named_by_its_key_and_takes_every_position_equally_often() -> None:
-    rows, few = np.zeros((1000, 1), np.float32), np.zeros((20, 1), np.float32)
-    global_state = torch.get_rng_state().numpy().tobytes(), np.random.get_state()[1].tobytes()
-    chosen = random_rows(rows, 0.1, 7)
-    assert chosen.size == 100 and np.array_equal(chosen, np.unique(chosen))
-    assert np.array_equal(chosen, random_rows(rows, 0.1, 7))
-    assert not np.array_equal(chosen, random_rows(rows, 0.1, 8))
-    assert random_rows(rows[:3], 1.0, 7).tolist() == [0, 1, 2]
-    assert random_rows(rows[:0], 0.1, 7).tolist() == []
-    counts = np.zeros(20)
-    for key in range(1000):
-        counts[random_rows(few, 0.25, key)] += 1
-    assert np.abs(counts - 250).max() < 5 * np.sqrt(1000 * 0.25 * 0.75)
-    assert global_state == (torch.get_rng_state().numpy().tobytes(), np.random.get_state()[1].tobytes())
 
 
 def test_the_share_falls_geometrically_to_its_value_in_steps_and_has_a_range() -> None:
@@ -118,6 +72,6 @@ def test_the_share_falls_geometrically_to_its_value_in_steps_and_has_a_range() -
     assert [keep_at(step, 1.0, 5) for step in (0, 3, 9)] == [1.0, 1.0, 1.0]
     for keep in (0.0, -0.1, 1.1, math.nan):
         with pytest.raises(ValueError, match=r"allowed: above 0, up to 1"):
-            largest_rows(column(1, 2), keep)
+            num_kept(2, keep)
         with pytest.raises(ValueError, match="allowed: above 0"):
             keep_at(0, keep, 5)

@@ -15,14 +15,14 @@ from shardkeep.compression.config import FORMS, TowerCompressionConfig
 from shardkeep.compression.tower import formats as dense_values, powersgd as dense_powersgd
 from shardkeep.compression.tower.compressor import DenseCompression, merge_local
 from shardkeep.compression.tower.exchange import Ranks
-from shardkeep.compression.tower.formats import BF16, FP16, FP32, INT8, VALUES
+from shardkeep.compression.tower.formats import FP16, FP32, INT8, VALUES
 from shardkeep.compression.tower.forms import (
     Rounded,
 )
 from tests.support.cases import every
 from tests.support.dense_sums import CONFIGS, SHAPES, draw, drive, members
 
-OWING = ["int8", "topk", "topk of int8", "powersgd", "powersgd of int8"]
+OWING = ["topk", "topk of int8", "powersgd", "powersgd of int8"]
 """Those that send later what they did not send."""
 
 
@@ -89,7 +89,7 @@ def test_nothing_is_lost_at_any_step_and_a_constant_gradient_arrives_in_full_ove
 ) -> None:
     sharded(monkeypatch, always=True)
     ranks = members(config, world_size)
-    tolerance = {"bf16": 2**-8 * 20, "fp16": 2**-11 * 20}.get(config, 3e-5)
+    tolerance = {"fp16": 2**-11 * 20}.get(config, 3e-5)
     for step in range(4):
         grads, before = [draw(step, rank) for rank in range(world_size)], owed(ranks)
         got = step_of(ranks, grads, step=step)
@@ -213,11 +213,11 @@ def test_powersgd_sends_a_gradient_of_its_rank_whole_also_after_zeros_with_the_s
     assert (step_of(ranks, grads, step=1)["wide"] - low[0] - low[1]).norm() < 0.9 * (low[0] + low[1]).norm()
 
 
-@every(("config", "fmt", "error"), [("fp16", FP16, 2**-10), ("bf16", BF16, 2**-7), ("int8", INT8, 0.02)])
-def test_formats_keep_gradients_of_any_size_zeros_signs_and_ties(config: str, fmt: Any, error: float) -> None:
+@every(("fmt", "error"), [(FP16, 2**-10), (INT8, 0.02)])
+def test_formats_keep_gradients_of_any_size_zeros_signs_and_ties(fmt: Any, error: float) -> None:
     for size in (1e-9, 1.0, 1e7):
-        grads = [draw(0, rank, size) for rank in range(2)]
-        got, true = step_of(members(config, 2), grads)["wide"], grads[0]["wide"] + grads[1]["wide"]
+        true = draw(0, 0, size)["wide"].view(-1)[:3584]
+        got = fmt.decode(fmt.encode(true))
         assert (got - true).norm() < error * true.norm() and (got != 0).float().mean() > 0.9
     values = torch.tensor([0.0, -1.0, 1.0, 1.0, -0.5, 0.25] + [0.0] * 58 + [-7.0] * 64 + [0.0] * 64)
     packet = fmt.encode(values)

@@ -33,7 +33,7 @@ def summed(
 
 
 @every(("name", "values"), [
-    ("topk", "fp16"), ("topk", "int8"), ("int8", None), ("powersgd", None), ("powersgd", "fp16"), ("powersgd", "int8"),
+    ("topk", "fp16"), ("topk", "int8"), ("fp16", None), ("powersgd", None), ("powersgd", "fp16"), ("powersgd", "int8"),
 ])  # fmt: skip
 def test_bytes_are_what_the_formulas_say(name: str, values: str | None) -> None:
     config = TowerCompressionConfig(name=name, values=values)  # type: ignore[arg-type]
@@ -43,8 +43,8 @@ def test_bytes_are_what_the_formulas_say(name: str, values: str | None) -> None:
         assert sent["scales"] == 4
         assert 8.0 < 8 * sent["indices"] / kept < 9.0
         assert sent["all"] == 4 + (kept + 512) * (2 if values == "fp16" else 1) + sent["indices"]
-    elif name == "int8":
-        assert sent == {"scales": 2 * 131584 // 64, "all": 131584 + 2 * 131584 // 64}
+    elif name == "fp16":
+        assert sent == {"scales": 2 * 131584 // 64, "all": 2 * 131584 + 2 * 131584 // 64}
     elif values is None:
         assert sent == {"all": 4 * (2 * (512 + 256) + 512)}
     else:
@@ -60,11 +60,11 @@ def test_small_parameters_are_sent_whole_without_what_fills_up_their_blocks(monk
     total, _ = summed(TowerCompressionConfig(name="topk"), 2, torch.ones(5000))
     assert int((total != 0).sum()) == 50, "of equal values no more than k"
 
-    # four ranks, shards: 3 bytes and a scale each for 10 values, 25 and one for 100, not a block of 64
+    # four ranks, shards: 3 values and a scale each for 10 values, 25 and one for 100, not a block of 64
     monkeypatch.setattr(dense_values, "ONE_ROUND_BYTES", 0)
     grads = [torch.randn(10), torch.randn(0), torch.randn(100)]
-    total, sent = summed(TowerCompressionConfig(name="int8"), 4, *grads)
-    assert sent == {"scales": 2 * 3 * 4, "all": 2 * 3 * (3 + 25 + 4)}
+    total, sent = summed(TowerCompressionConfig(name="fp16"), 4, *grads)
+    assert sent == {"scales": 2 * 3 * 4, "all": 2 * 3 * (2 * (3 + 25) + 4)}
     torch.testing.assert_close(total, 4 * torch.cat(grads), rtol=0, atol=0.1)
 
 
@@ -80,28 +80,24 @@ def test_positions_come_back_and_take_the_bytes_all_ranks_expect(num_values: int
         assert 8 * coded_bytes(num_values, num_kept) <= num_kept * (math.log2(num_values / num_kept) + 2.5) + 8
 
 
-def test_positions_of_a_damaged_packet_or_out_of_order_are_refused() -> None:
+def test_positions_of_a_damaged_packet_are_refused_or_as_many_others() -> None:
     packet = encode_positions(torch.arange(0, 1000, 100), 1000)
     for size in range(packet.numel()):
         with pytest.raises(CorruptMessage, match=f"^{size} bytes are not 10 positions of 1000$"):
             decode_positions(packet[:size], 1000, 10)
-    assert packet.numel() == 11
-    for place in range(88):  # six low bits of each position, 25 bits with a one for each position, three that fill up
+    refused = 0
+    for place in range(8 * packet.numel()):
         damaged = packet.clone()
         damaged[place // 8] ^= 1 << place % 8
-        if 60 <= place < 85:
-            with pytest.raises(CorruptMessage, match=r"(9|11) positions came, not 10 of 1000"):
-                decode_positions(damaged, 1000, 10)
+        try:
+            found = decode_positions(damaged, 1000, 10).tolist()
+        except CorruptMessage as error:
+            assert f"{error}" == "11 damaged bytes of 10 positions of 1000"
+            refused += 1
         else:
-            expected = list(range(0, 1000, 100))
-            if place < 60:
-                expected[place // 6] ^= 1 << place % 6
-            assert decode_positions(damaged, 1000, 10).tolist() == expected
-    for first in ([5, 5], [9, 5]):
-        damaged = encode_positions(torch.tensor([*first, *range(200, 1000, 100)]), 1000)
-        assert damaged.numel() == packet.numel()
-        with pytest.raises(CorruptMessage, match="10 positions of 1000 are not in order"):
-            decode_positions(damaged, 1000, 10)
+            assert found == sorted(set(found)) and 0 <= found[0] <= found[-1] < 1000
+            assert found != list(range(0, 1000, 100))
+    assert refused >= 28, "six low bits of each position, and a one for each"
 
 
 def damage_of(how: int | str, packet: torch.Tensor, drawn: torch.Generator) -> torch.Tensor:
@@ -178,5 +174,6 @@ def test_top_k_refuses_positions_of_another_parameter_and_those_cut_off_at_any_b
     end = at + coded_bytes(4007, 20)
     for size in range(at, end - 1):  # cut off within its positions
         cut = torch.cat([packet[:size], torch.zeros(packet.numel() - size, dtype=torch.uint8)])
-        with pytest.raises(CorruptMessage, match=r"^the dense gradient of worker 1: "):
-            top_k_total(cut, *names)
+        if not cut.equal(packet):
+            with pytest.raises(CorruptMessage, match=r"^the dense gradient of worker 1: "):
+                top_k_total(cut, *names)

@@ -14,7 +14,6 @@ from shardkeep.ps.wire.message import Kind
 from tests.support.cases import every
 from tests.support.clients import Recorded, connect, ids_of, many, metered, services
 from tests.support.examples import examples
-from tests.support.messages import unpack
 from tests.support.one_table import pulled
 
 
@@ -26,8 +25,8 @@ def messages(parts: dict[str, int]) -> int:
 @examples(40)
 @given(
     keep=st.sampled_from([1.0, 0.5, 0.25, 0.01]),
-    push=st.sampled_from(["fp32", "fp16", "bf16"]),
-    pull=st.sampled_from(["fp32", "fp16", "bf16"]),
+    push=st.sampled_from(["fp32", "fp16"]),
+    pull=st.sampled_from(["fp32", "fp16"]),
     num_servers=st.integers(1, 3),
     num_ids=st.integers(0, 60),
     seed=st.integers(0, 99),
@@ -36,7 +35,8 @@ def test_every_format_keeps_signs_sends_the_largest_rows_and_counts_every_byte(
     keep: float, push: str, pull: str, num_servers: int, num_ids: int, seed: int
 ) -> None:
     recorded = [Recorded(shard) for shard in services(num_servers, pull={"values": pull})]
-    compression = CompressionConfig(push=PushConfig(keep_rows=keep, values=push), pull=PullConfig(values=pull))
+    sent_later = PushConfig(keep_rows=keep, values=push, pool_rows=100 if keep < 1.0 else 0)
+    compression = CompressionConfig(push=sent_later, pull=PullConfig(values=pull))
     traffic = WorkerTraffic()
     client = connect(recorded, traffic=traffic, compression=compression)
     ids = many(num_ids, seed)
@@ -59,17 +59,6 @@ def test_every_format_keeps_signs_sends_the_largest_rows_and_counts_every_byte(
     assert messages(totals["pull"]) == sum(server.num_bytes(Kind.PULL) for server in recorded)
     assert totals["push"]["values"] == sent.size * codecs[0].row_bytes(3)
     assert totals["push"]["ids"] == sent.size * 8
-
-
-def test_what_two_workers_add_to_one_row_is_rounded_apart() -> None:
-    stochastic = CompressionConfig(push=PushConfig(values="int2", rounding="stochastic"))
-    sent, grad = [], np.random.default_rng(0).normal(size=(40, 3)).astype(np.float32)
-    for rank in (0, 1, 0):
-        recorded = Recorded(services(workers=2)[0])
-        client = connect([recorded], rank=rank, compression=stochastic)
-        client.push(0, client.request({"item": many(40)}), {"item": grad})
-        sent.append(bytes(unpack(recorded.asked[0]).sections[-1].values))
-    assert sent[0] == sent[2] != sent[1]
 
 
 def test_messages_retries_questions_and_what_rpc_adds_are_counted() -> None:
@@ -108,7 +97,7 @@ def test_messages_retries_questions_and_what_rpc_adds_are_counted() -> None:
 
 
 @every("moments", [False, True])
-@every(("values", "saturated"), [("fp32", 0), ("fp16", 2), ("bf16", 0)])
+@every(("values", "saturated"), [("fp32", 0), ("fp16", 2), ("int8", 0)])
 def test_values_beyond_a_16_bit_range_are_counted(values: str, saturated: int, moments: bool) -> None:
     push = PushConfig(values=values, second_moment=moments, pool_rows=10 if moments else 0)
     shard = services(push=push)[0]

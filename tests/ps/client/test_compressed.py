@@ -8,10 +8,6 @@ import numpy as np
 import pytest
 
 from shardkeep.base.errors import RemoteError
-from shardkeep.compression.config import CompressionConfig
-from shardkeep.ps.client.compressor import Compressor
-from shardkeep.ps.client.row_memory import RowMemory
-from shardkeep.ps.jagged import Catalog, JaggedIds, JaggedRows
 from shardkeep.ps.transport.transport import LocalTransport
 from shardkeep.ps.wire.message import REFERENCE, Kind, read
 from tests.support.cases import every
@@ -64,7 +60,7 @@ def push(job: Job, step: int, pulled: Arrays, pushed: Arrays) -> None:
 
 
 def test_a_push_by_reference_counts_once_and_one_to_an_unknown_pull_changes_nothing() -> None:
-    job = Job(TABLES, ids="coded", push={"keep_rows": 0.3})
+    job = Job(TABLES, ids="coded", push={"keep_rows": 0.3, "pool_rows": 2000})
     job.run(range(1), last=False)
     before = job.digests()
     (first,) = job.sent(Kind.PUSH)
@@ -79,25 +75,6 @@ def test_a_push_by_reference_counts_once_and_one_to_an_unknown_pull_changes_noth
     with pytest.raises(RemoteError, match="by reference to a pull that is not known"):
         job.client.wait_acknowledged()
     assert job.digests() == before
-
-
-def test_random_rows_are_as_many_as_said_and_others_in_each_step_and_on_each_worker() -> None:
-    compression = CompressionConfig(push={"keep_rows": 0.25, "select": "random"})  # type: ignore[arg-type]
-    catalog = Catalog(Job(TABLES).specs)
-    wanted = {"big": np.arange(300), "small": np.arange(100), "wide": np.arange(100)}
-    ids = JaggedIds.of_arrays(catalog, wanted)
-    grads = JaggedRows.of_arrays(ids, grads_of_step(0, wanted))
-    sent = []
-    for rank, step in ((0, 0), (0, 1), (1, 0), (0, 0)):
-        memory = RowMemory(catalog, compression, history=1)
-        packed = Compressor(catalog, compression.push, memory, seed=5, rank=rank).compress(step, ids, grads)
-        assert packed.positions_K is not None and packed.positions_K.size == 125 == np.unique(packed.positions_K).size
-        assert packed.ids.ids_V.tolist() == ids.ids_V[packed.positions_K].tolist()
-        assert packed.ids["big"].size == 75  # of each table as many as of its largest rows
-        assert packed.ids["small"].tolist() != packed.ids["wide"].tolist()
-        sent.append(packed.positions_K)
-    assert sent[0].tolist() == sent[3].tolist()
-    assert all(np.intersect1d(sent[0], other).size < 60 for other in sent[1:3])  # 31 by chance
 
 
 def test_second_moments_reach_the_optimizer() -> None:

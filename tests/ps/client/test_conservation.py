@@ -7,14 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import product
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
-import pytest
 
-from shardkeep.base.errors import ConfigError
 from shardkeep.compression.config import CompressionConfig
-from shardkeep.compression.selection.registry import SELECTORS, SelectorName, selector
 from shardkeep.compression.values.registry import FORMATS
 from shardkeep.ps.client.compressor import Compressor
 from shardkeep.ps.client.row_memory import RowMemory
@@ -29,8 +26,7 @@ CHOICES: dict[str, dict[str, Any]] = {
     "all": {},
     "top rows": {"keep_rows": 0.2},
     "top rows, moments": {"keep_rows": 0.2, "second_moment": True},
-    "random rows": {"keep_rows": 0.2, "select": "random"},
-    "rows, aged": {"keep_rows": 0.05, "max_age": 3, "warmup_steps": 2},
+    "rows, warm-up": {"keep_rows": 0.05, "warmup_steps": 2},
     "values": {"keep_values": 0.1},
 }
 AMPLE = 5000
@@ -39,11 +35,10 @@ Sums = dict[tuple[str, int], np.ndarray]
 
 
 def pushes() -> Iterator[dict[str, Any]]:
-    """Every format, scale and rounding. Every choice with both pools, without rounding errors and with them."""
+    """Every format and scale. Every choice with both pools, without rounding errors and with them."""
     for name, entry in FORMATS.items():
-        roundings = ("nearest", "stochastic") if entry.config.rounds else (None,)
-        for scale, rounding in product(entry.config.scales or (None,), roundings):
-            yield {"values": name, "scale": scale, "rounding": rounding, "pool_rows": AMPLE} | CHOICES["top rows"]
+        for scale in entry.config.scales or (None,):
+            yield {"values": name, "scale": scale, "pool_rows": AMPLE} | CHOICES["top rows"]
     for choice, name, pool_rows in product(CHOICES, ("fp32", "int4"), (AMPLE, 40)):
         if (choice, name) != ("values", "int4"):
             yield {"values": name, "pool_rows": pool_rows} | CHOICES[choice]
@@ -53,7 +48,7 @@ def pushes() -> Iterator[dict[str, Any]]:
 def test_what_is_sent_waits_or_is_given_up_makes_up_the_sum_of_all_gradients(push: dict[str, Any]) -> None:
     compression = CompressionConfig(push=push)  # type: ignore[arg-type]
     memory = RowMemory(CATALOG, compression, history=2)
-    compressor = Compressor(CATALOG, compression.push, memory, seed=5, rank=1)
+    compressor = Compressor(CATALOG, compression.push, memory)
     made: Sums = {}
     sent: Sums = {}
     waited = False
@@ -101,36 +96,3 @@ def waiting(memory: RowMemory) -> Sums:
         for table, id_, rest_D in zip(*(state[f"{dim}/{key}"] for key in ("tables", "ids", "rests")), strict=True):
             found[tables[int(table)], int(id_)] = np.asarray(rest_D, dtype=np.float64)
     return found
-
-
-@every("select", ["largest", "random"])
-def test_without_a_pool_the_squares_of_what_is_sent_and_what_is_dropped_add_up(select: str) -> None:
-    compression = CompressionConfig(push={"keep_rows": 0.3, "select": select})  # type: ignore[arg-type]
-    compressor = Compressor(CATALOG, compression.push, RowMemory(CATALOG, compression, history=2), seed=5, rank=1)
-    made = sent = np.float64(0)
-    rows = 0
-    for step in range(STEPS):
-        ids, grads = drawn(step)
-        out = compressor.compress(step, ids, grads)
-        made += np.square(grads.flat, dtype=np.float64).sum()
-        sent += np.square(out.encoded.view(np.float32), dtype=np.float64).sum()
-        rows += ids.ids_V.size - out.ids.ids_V.size
-    dropped = compressor.counts.dropped
-    assert dropped.rows == rows > 0
-    assert dropped.of_squares == pytest.approx(made, rel=1e-12)
-    assert dropped.squares == pytest.approx(made - sent, rel=1e-9) and dropped.squares > 0
-
-
-@every("push", [{}, {"values": "fp16"}, {"keep_rows": 0.3, "pool_rows": 500}])
-def test_nothing_counts_as_dropped_where_all_is_sent_or_kept(push: dict[str, Any]) -> None:
-    compression = CompressionConfig(push=push)  # type: ignore[arg-type]
-    compressor = Compressor(CATALOG, compression.push, RowMemory(CATALOG, compression, history=2), seed=5, rank=1)
-    compressor.compress(0, *drawn(0))
-    assert (compressor.counts.dropped.rows, compressor.counts.dropped.of_squares) == (0, 0.0)
-
-
-def test_the_config_takes_the_selectors_of_the_registry_and_another_is_refused() -> None:
-    assert get_args(SelectorName) == tuple(SELECTORS) == ("largest", "random")
-    with pytest.raises(ConfigError) as caught:
-        selector("newest")
-    assert str(caught.value) == "compression.push.select: 'newest' is no selector; allowed: largest, random"

@@ -1,4 +1,4 @@
-"""Tables with number formats and shares of rows of their own, against real services in this process."""
+"""Tables with recipes of their own, against real services in this process."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from shardkeep.base.errors import CheckpointError, RemoteError
+from shardkeep.compression.recipes import RECIPES
 from shardkeep.compression.values.codec import value_codec
 from shardkeep.ps.server.journal.journal import Journal
 from shardkeep.ps.transport.transport import LocalTransport
@@ -23,18 +24,13 @@ POOL = {"pool_rows": 2000, "second_moment": True}
 Tables = dict[str, dict[str, Any]]
 
 
-def compressed(push: dict[str, Any] | None = None, pull: dict[str, Any] | None = None) -> dict[str, Any]:
-    return {"compression": {"push": push or {}, "pull": pull or {}}}
-
-
-WHOLE = {"values": "fp32", "keep_rows": 1.0}
 MIXED: Tables = {
-    "big": compressed({"values": "int4", "rounding": "stochastic", "keep_rows": 0.2}, {"values": "int8"}),
-    "small": compressed(WHOLE),
-    "wide": {"freeze": True, **compressed(pull={"values": "fp16"})},
+    "big": {"compression": "balanced"},
+    "small": {"compression": "none"},
+    "wide": {"freeze": True, "compression": "fp16"},
 }
 RESIDUALS = {"values": "int8", **POOL}
-INT4_ROWS = {"values": "int4", "keep_rows": 0.2, "max_age": 4, **POOL}
+INT4_ROWS = {"values": "int4", "keep_rows": 0.2, **POOL}
 
 
 @every(("optimizer", "rows", "ids"), [("adam", "fp32", "coded"), ("partial_rowwise_adam", "int8", "raw")])
@@ -43,7 +39,7 @@ def test_an_uncompressed_table_has_the_bits_of_a_job_without_compression(optimiz
     tables: Tables = {name: {"optimizer": {"name": optimizer}} for name in DIMS}
     tables["small"]["dtype"] = rows
     plain = Job(tables, workers=2, mode="sync")
-    own = tables | {"small": tables["small"] | compressed(WHOLE, {"values": "fp32"})}
+    own = tables | {"small": tables["small"] | {"compression": "none"}}
     push = {"values": "int8", "keep_rows": 0.1, **POOL}
     mixed = Job(own, servers=2, workers=2, mode="sync", ids=ids, push=push, pull={"values": "int8"})
     expected, pulled = chain(*plain.run(STEPS)), chain(*mixed.run(STEPS))
@@ -54,23 +50,13 @@ def test_an_uncompressed_table_has_the_bits_of_a_job_without_compression(optimiz
     assert mixed.client.residuals_and_cache()["unsent_rows"] > 0  # rounding errors of the others
 
 
-@every(
-    ("push", "others"),
-    [
-        ({"keep_rows": 0.1, "values": "int8", "scale": "fp16"}, {"select": "random", "keep_rows": 0.6}),
-        ({"values": "int4", "rounding": "stochastic"}, {}),
-        ({"values": "int8", "rounding": "nearest"}, {"values": "int4", "rounding": "stochastic"}),
-        ({"values": "int4", "rounding": "stochastic"}, {"pool_rows": 2000}),
-        ({"values": "int8", "keep_rows": 0.1}, {"pool_rows": 2000, "max_age": 3}),
-    ],
-    ids=["int8 rows", "int4", "nearest", "int4, residuals", "int8 rows, residuals"],
-)
-def test_a_tables_own_settings_do_what_the_same_settings_of_the_job_do(
-    push: dict[str, Any], others: dict[str, Any]
-) -> None:
+@every(("recipe", "pool"), [("fp16", {}), ("safe", {}), ("safe", POOL), ("balanced", POOL)])
+def test_a_tables_own_recipe_does_what_the_same_settings_of_the_job_do(recipe: str, pool: dict[str, Any]) -> None:
     """`wide` is alone in its dim, so it has a pool of its own in both jobs."""
-    whole = Job({}, mode="sync", push=others | push)
-    single = Job({"wide": compressed(push)}, mode="sync", push=others)
+    push = RECIPES[recipe].settings["compression"]["push"]
+    settings = {key: push[key] for key in ("values", "scale", "keep_rows") if key in push}
+    whole = Job({}, mode="sync", push=pool | settings)
+    single = Job({"wide": {"compression": recipe}}, mode="sync", push=pool)
     whole.run(STEPS)
     single.run(STEPS)
     assert single.digests()["wide"] == whole.digests()["wide"]
@@ -79,33 +65,33 @@ def test_a_tables_own_settings_do_what_the_same_settings_of_the_job_do(
 
 def test_every_byte_is_counted_as_what_it_is_and_each_table_is_rounded_as_it_says() -> None:
     """By hand, in one step: rows of 8 values as int8 with a scale of one byte and a second moment, rows of 8 as
-    float32, a tenth of the rows of 6 values as int4 with a scale of two bytes and a second moment."""
+    float32, rows of 6 values as int4 with a scale of one byte and a second moment."""
     own = {
-        "small": compressed(WHOLE, {"values": "fp32"}),
-        "wide": compressed({"values": "int4", "scale": "fp16", "keep_rows": 0.1}, {"values": "fp16"}),
+        "small": {"compression": "none"},
+        "wide": {"compression": "safe"},
     }
     push = {"values": "int8", "pool_rows": 100, "second_moment": True}
     job, exact = Job(own, push=push, pull={"values": "int8", "scale": "fp16"}), Job({})
     wanted = {"big": np.arange(40), "small": np.arange(10), "wide": np.arange(30)}
     rows, plain = (each.client.pull(0, each.client.request(wanted)).result() for each in (job, exact))
-    codecs = {"big": value_codec("int8", "fp16"), "small": value_codec("fp32"), "wide": value_codec("fp16")}
+    codecs = {"big": value_codec("int8", "fp16"), "small": value_codec("fp32"), "wide": value_codec("int8")}
     for name, codec in codecs.items():
         assert np.array_equal(rows[name], codec.decode(codec.encode(plain[name]), DIMS[name])), name
     got = job.traffic.ledger.totals()["pull"]
-    assert got["values"] == 40 * 8 + 10 * 8 * 4 + 30 * 6 * 2 and got["scales"] == 40 * 2
+    assert got["values"] == 40 * 8 + 10 * 8 * 4 + 30 * 6 and got["scales"] == 40 * 2 + 30
 
     grads = {n: np.ones((i.size, DIMS[n]), np.float32) for n, i in wanted.items()}
     job.client.push(0, job.client.request(wanted), grads)
     job.client.fence(1)
     sent = job.traffic.ledger.totals()["push"]
-    assert sent["ids"] == 8 * (40 + 10 + 3)
-    assert sent["values"] == 40 * 8 + 10 * 8 * 4 + 3 * 3
-    assert (sent["scales"], sent["moments"]) == (40 * 1 + 3 * 2, 40 + 3)
+    assert sent["ids"] == 8 * (40 + 10 + 30)
+    assert sent["values"] == 40 * 8 + 10 * 8 * 4 + 30 * 3
+    assert (sent["scales"], sent["moments"]) == (40 + 30, 40 + 30)
 
 
 def test_nothing_of_a_table_with_a_share_of_its_own_is_dropped() -> None:
     """A row is minus the sum of what arrived, and the pool holds the rest."""
-    own = dict.fromkeys(DIMS, SUMS) | {"big": SUMS | compressed({"keep_rows": 0.05})}
+    own = dict.fromkeys(DIMS, SUMS) | {"big": SUMS | {"compression": "extreme"}}
     push = {"values": "int8", "keep_rows": 0.5, "pool_rows": 3000}
     job = Job(own, push=push)
     job.run(STEPS, last=False)
@@ -143,7 +129,7 @@ def test_going_back_some_steps_repeats_their_bits(own: Tables, push: dict[str, A
 
 
 def test_rows_of_the_cache_are_those_that_were_pulled_in_each_tables_format() -> None:
-    own = {"small": compressed(WHOLE, {"values": "fp32"}), "big": compressed({"keep_rows": 0.3})}
+    own = {"small": {"compression": "none"}, "big": {"compression": "balanced"}}
     cached = {"values": "int8", "cache_rows": 500, "lease": 3}
     job = Job(own, mode="async", push=RESIDUALS, pull=cached)
     for step in STEPS:

@@ -54,12 +54,11 @@ RECORDS: dict[str, tuple[Any, type[Message]]] = {
     "status": (STATUS, pb.StatusReply),
 }
 OPTIMIZERS = [SgdConfig(lr=1 / 3), FtrlConfig(l1=1e-7), *(entry.config() for entry in REGISTRY.values())]
-COMPRESSION = {"push": {"values": "int8", "scale": "fp16", "keep_rows": 0.1}, "pull": {"values": "fp16"}}
 TABLES_OF_ALL_KINDS = [
     *(TableSpec(name="größe", dim=7, optimizer=optimizer) for optimizer in OPTIMIZERS),
     TableSpec(name="t", dim=4, optimizer={"name": "adam"}, dtype="int8", state_dtype="bf16"),  # type: ignore[arg-type]
     TableSpec(name="f", dim=4, freeze=True),
-    TableSpec(name="c", dim=4, compression=COMPRESSION),  # type: ignore[arg-type]
+    TableSpec(name="c", dim=4, compression="balanced"),
 ]
 
 
@@ -78,7 +77,7 @@ def test_records_survive_the_wire_bit_for_bit() -> None:
     "change",
     [
         *({"optimizer_json": text} for text in ("", "{", "[1]", '{"lr": -1}')),
-        {"compression_json": '{"push": 1}'},
+        {"compression": "zstd"},
         {"dtype": "int3"},
     ],
 )

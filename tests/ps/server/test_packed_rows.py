@@ -13,7 +13,7 @@ import pytest
 from pydantic import ValidationError
 from safetensors.numpy import load_file
 
-from shardkeep.compression.values.rounding import row_keys
+from shardkeep.compression.values.rounding_kernels import row_keys
 from shardkeep.ps.checkpoints.folder import Checkpoints
 from shardkeep.ps.checkpoints.row_stream import stream_rows
 from shardkeep.ps.config import TableSpec
@@ -37,7 +37,8 @@ _NOISE_BITS = {"fp16": 13, "bf16": 16}
 
 def random_bits(key: int, ids_K: np.ndarray, step: int, first: int, count: int) -> np.ndarray:
     """The 32 random bits of columns [first, first + count), uint32 (K, count)."""
-    keys_K = row_keys(key, 0, ids_K, step)
+    keys_K = np.empty(ids_K.size, np.uint64)
+    row_keys(np.uint64(key), np.uint64(0), step, ids_K, keys_K)
     low_K1, high_K1 = (keys_K & np.uint64(0xFFFFFFFF))[:, None], (keys_K >> np.uint64(32))[:, None]
     columns = np.arange(first, first + count, dtype=np.uint64)
     x = (low_K1 + columns * np.uint64(0x9E3779B9)).astype(np.uint32)
