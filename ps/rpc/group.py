@@ -15,7 +15,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from functools import partial
 from pathlib import Path
 from typing import Literal, Self
 
@@ -78,13 +77,10 @@ class RpcGroup:
     ) -> Self:
         """Joins the generation's group. Blocks until every member has joined; servers pass a handler.
 
-        Raises TransportError, which names the members that did not join within `timeout_s` seconds since `moves` grew,
-        as it does while servers load."""
+        Raises TransportError, which names who did not join within `timeout_s` seconds since `moves` grew."""
         _set_up_process(own_address(host)[1])
-        started = time.monotonic()
-        keys = PrefixStore(f"rpc/{generation}", store)
-        suffix = _suffix(keys, generation)
-        group = cls(f"{role}{index}{suffix}", suffix, num_servers)
+        started, keys = time.monotonic(), PrefixStore(f"rpc/{generation}", store)
+        group = cls(f"{role}{index}{(suffix := _suffix(keys, generation))}", suffix, num_servers)
         listen_filter = ListenFilter(awaited=num_workers if role == "server" else 0)
         listen_filters[group._name] = listen_filter
         if handler is not None:
@@ -93,8 +89,7 @@ class RpcGroup:
         members = [f"server {i}" for i in range(num_servers)] + [f"worker {i}" for i in range(num_workers)]
         try:
             keys.set(f"{role} {index}", "is here")
-            if not wait_while_moving(partial(_have_come, keys, members), timeout_s, moves):
-                raise RuntimeError("time is over")  # `_missing` names who did not come
+            _wait_for_all(keys, members, timeout_s, moves)
             _start_agent(keys, group._name, rank, members, timeout_s, same_host)
             if role == "worker":
                 group._arrive_at_all(index, keys, min(timeout_s, among_all_s(ARRIVAL_S, len(members))))
@@ -205,11 +200,15 @@ def _keep_agent() -> None:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(agent))
 
 
-def _have_come(keys: Store, members: Sequence[str], seconds: float) -> bool:
-    with contextlib.suppress(dist.DistStoreError):  # a store that is closed raises another error
-        keys.wait(list(members), datetime.timedelta(seconds=seconds))
-        return True
-    return False
+def _wait_for_all(keys: Store, members: Sequence[str], timeout_s: float, moves: Callable[[], int]) -> None:
+    def come(seconds: float) -> bool:
+        with contextlib.suppress(dist.DistStoreError):  # a store that is closed raises another error
+            keys.wait(list(members), datetime.timedelta(seconds=seconds))
+            return True
+        return False
+
+    if not wait_while_moving(come, timeout_s, moves):
+        raise RuntimeError("time is over")  # `_missing` names who did not come
 
 
 def _start_agent(

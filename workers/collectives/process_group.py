@@ -82,8 +82,7 @@ class ProcessCollective:
         _world.group_count = 0
         others, ports = connections(), listening_ports()
         with self.guard("forming the group"), _bound_to(own_address(host)[1]):
-            own = PrefixStore(f"ddp/{generation}", store)
-            meet_s = among_all_s(timeout_s, world_size)
+            own, meet_s = PrefixStore(f"ddp/{generation}", store), among_all_s(timeout_s, world_size)
             self.backend = agreed_backend(own, rank=rank, world_size=world_size, usable=backend, timeout_s=meet_s)
             dist.init_process_group(
                 "cpu:gloo,cuda:nccl" if self.backend == NCCL else GLOO,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +20,7 @@ from shardkeep.member.membership import leave_if_due, tried_while_leaving
 from shardkeep.member.recovery_folder import report_unkept
 from shardkeep.ps.checkpoints.folder import Checkpoint
 from shardkeep.ps.config import TableSpec
+from shardkeep.ps.control.grpc.client import ControlClient
 from shardkeep.ps.control.membership import LOADING
 from shardkeep.ps.control.records import TRAINED, Formation, Offer, ResumeRange
 from shardkeep.ps.control.telemetry import TelemetryRecords
@@ -49,6 +50,26 @@ def run_server(coordinator: Endpoint, **process: Any) -> int:
     return 0
 
 
+class _LongWork:
+    """What heartbeats say that a server does, with the rows that it has loaded, replayed or written."""
+
+    def __init__(self, control: ControlClient) -> None:
+        self._control, self._phase, self._rows = control, LOADING, 0
+
+    def enter(self, phase: str) -> None:
+        self._phase = phase
+        self._control.update(phase=phase)
+
+    def moved(self, rows: int) -> None:
+        self._rows += rows
+        self._control.update(phase=f"{self._phase}: {self._rows:,} rows")
+
+    def counted(self, records: Iterable[JournalRecord]) -> Iterator[JournalRecord]:
+        for record in records:
+            self.moved(1)
+            yield record
+
+
 class _Life:
     """A server process over the generations of its job."""
 
@@ -56,7 +77,7 @@ class _Life:
         self._member, self._control, self._agreed = member, member.control, member.agreed
         config = member.config
         self._service: ShardService | None = None
-        self._rows_done, self._phase = 0, LOADING
+        self._work = _LongWork(self._control)
         self._times = RequestTimes() if config.counts_figures else None
         self._telemetry = self._records(config)
         self._revived = HOLDS
@@ -95,8 +116,8 @@ class _Life:
                 raise
             service.life.suspend(str(error))
             return str(error)
-        self._phase = "serving"
-        self._control.update(step=formation.start_step, phase=self._phase)
+        self._control.update(step=formation.start_step)
+        self._work.enter("serving")
         _log.info("serving", generation=formation.generation, tables=len(formation.tables))
         why = f"server {self._member.index} left"
         try:
@@ -180,8 +201,9 @@ class _Life:
         if why and self._journal is not None:
             self._journal.clear()
             self._journal.build_on(since)
-        pushes = service.life.replay(self._replayed())
-        self._control.update(phase="loaded")
+        self._work.enter(LOADING)
+        pushes = service.life.replay(self._work.counted([] if self._journal is None else self._journal.replay()))
+        self._work.enter("loaded")
         step, end = service.life.resume_range[1], None if self._journal is None else self._journal.end
         follows = not service.applier.gate.stages and (resumed is not None or step > 0)
         file, byte = ("", 0) if end is None else (str(end.path), end.byte)
@@ -191,16 +213,6 @@ class _Life:
         if why:
             _log.warning(why)
         _log.info("revived", checkpoint=since, pushes=pushes, step=step)
-
-    def _replayed(self) -> Iterator[JournalRecord]:
-        for record in () if self._journal is None else self._journal.replay():
-            self._moved(1)
-            yield record
-
-    def _moved(self, rows: int) -> None:
-        """Counts rows that are loaded or written, and pushes that are replayed."""
-        self._rows_done += rows
-        self._control.update(phase=f"{self._phase}: {self._rows_done:,} rows")
 
     def _missing(self, step: int) -> str:
         """What the checkpoint of `step` lacks to make this server what the one before was; "" = nothing."""
@@ -228,8 +240,7 @@ class _Life:
     def _build(self, tables: Sequence[TableSpec], resumed: Checkpoint | None) -> ShardService:
         if resumed is None:
             check_needs_no_rows(tables, self._agreed.checkpoints.folder)
-        self._phase = LOADING
-        self._moved(0)
+        self._work.enter(LOADING)
         service = build_service(
             self._member.config,
             tables,
@@ -239,9 +250,9 @@ class _Life:
             resumed=resumed,
             journal=self._journal,
             process=lambda: self._member.facts() | {"control_bytes": self._member.control_bytes},
-            moved=self._moved,
+            moved=self._work.moved,
         )
-        self._control.update(phase="loaded")
+        self._work.enter("loaded")
         return service
 
     def _handle(self, *messages: Bytes) -> Future[Bytes]:

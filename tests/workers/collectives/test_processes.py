@@ -41,7 +41,7 @@ from tests.support.towers import seeded_model, tower_of, train
 pytestmark = pytest.mark.waits_for_processes
 
 SPLITS = [(0, 13), (13, 18), (18, 24)]
-INT8 = TowerCompressionConfig(name="int8")
+TOPK = TowerCompressionConfig(name="topk")
 
 
 def trained(rank, *, make_model=seeded_model, ring=False, shards=False, **settings):
@@ -222,7 +222,7 @@ SCENARIOS = {
     "calls": calls,
     "sync": functools.partial(trained, sync=True),
     "shards": functools.partial(trained, shards=True, sync=True),
-    "int8": functools.partial(trained, shards=True, sync=False, compression=INT8),
+    "topk": functools.partial(trained, shards=True, sync=False, compression=TOPK),
     "moved": digest_of_moved,
     "bounded": functools.partial(trained, sync=False),
     "ring": functools.partial(trained, ring=True, sync=False),
@@ -272,7 +272,7 @@ def test_processes_train_bit_for_bit_as_threads(processes, monkeypatch):
     assert processes["checked"] == processes["sync"], "torch's checks of level DETAIL end no worker"
     assert len({digest for digest, _ in processes["ring"]}) == 1
     monkeypatch.setattr(dense_values, "ONE_ROUND_BYTES", 0)
-    assert [digest for digest, _ in processes["int8"]] == threads(compression=INT8)
+    assert [digest for digest, _ in processes["topk"]] == threads(compression=TOPK)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux reports the counters of a socket")
