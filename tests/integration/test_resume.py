@@ -126,9 +126,9 @@ def before_writing(monkeypatch: pytest.MonkeyPatch, first: Callable[[Path, int],
     """`first` gets the folder and the number of a server that writes its part."""
     write = snapshot_writer.write_snapshot
 
-    def written(mark: Any, partial: Path, *, shard: int) -> Any:
+    def written(mark: Any, partial: Path, *, shard: int, **more: Any) -> Any:
         first(partial, shard)
-        return write(mark, partial, shard=shard)
+        return write(mark, partial, shard=shard, **more)
 
     monkeypatch.setattr(snapshot_writer, "write_snapshot", written)
 
