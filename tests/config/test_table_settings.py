@@ -65,18 +65,18 @@ def test_a_table_takes_formats_and_share_of_its_recipe_and_all_else_of_the_job()
           push: {values: int8, scale: fp16, keep_rows: 0.1, pool_rows: 9, second_moment: true}
           pull: {values: fp16}
         tables:
-          default: {compression: safe}
           none: {compression: none}
           share: {compression: balanced}
-          frozen: {freeze: true}
+          safe: {compression: safe, freeze: true}
         """
     )
     compression = config.compression
-    push = {name: push_of(config.table(name).compression, compression.push) for name in (*config.tables, "other")}
+    push = {name: push_of(config.table(name).compression, compression.push) for name in (*config.tables, "job")}
     assert push["none"] == TablePush("fp32", None, 1.0, second_moment=False, whole=True)
     assert push["share"] == TablePush("int2", "pow2", 0.25, second_moment=True)
-    assert push["default"] == push["other"] == TablePush("int4", "pow2", 1.0, second_moment=True)
-    assert push_of(None, compression.push) == TablePush("int8", "fp16", 0.1, second_moment=True)
+    assert push["safe"] == TablePush("int4", "pow2", 1.0, second_moment=True)
+    assert push["job"] == TablePush("int8", "fp16", 0.1, second_moment=True)
     pulls = [pull_of(table, compression.pull) for table in (None, "none", "balanced")]
     assert [(pull.values, pull.scale) for pull in pulls] == [("fp16", None), ("fp32", None), ("int4", "fp16")]
-    assert config.table("frozen").compression == "safe"
+    default = parse_config("{tables: {default: {compression: safe}, t: {freeze: true}}}")
+    assert default.table("t").compression == default.table("other").compression == "safe"
