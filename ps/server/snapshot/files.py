@@ -24,7 +24,7 @@ from shardkeep.ps.checkpoints.row_stream import Chain, stored_rows
 from shardkeep.ps.config import TableSpec
 from shardkeep.ps.placement import buckets_of
 from shardkeep.ps.server.snapshot.part_files import ArrayFile, FilePart, PartFiles
-from shardkeep.ps.server.snapshot.snapshot import Room, Snapshot
+from shardkeep.ps.server.snapshot.snapshot import Snapshot
 from shardkeep.ps.server.snapshot.walk import Spill, walk
 from shardkeep.ps.server.table.stored_rows import StoredRows
 from shardkeep.ps.server.table.table import Table
@@ -103,7 +103,7 @@ def _write_rows(
 ) -> tuple[list[FilePart], list[FileRecord]]:
     """Writes the files of rows and passes each to `done`. Returns the parts and the files' records."""
     # A dropped snapshot must not touch files that the next one may be writing.
-    files = PartFiles[Room](folder, FILE_BYTES, pool, done, before=snapshot.check)
+    files = PartFiles(folder, FILE_BYTES, pool, done, before=snapshot.check)
     with contextlib.closing(Spill(folder)) as spill:
         for part in walk(snapshot, spill, min(PART_BYTES, FILE_BYTES), pool, threads, files.written):
             columns, layout = part.columns, snapshot.tables[part.table].layout

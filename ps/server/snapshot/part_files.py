@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +20,6 @@ from shardkeep.ps.checkpoints.folder import FileRecord
 from shardkeep.ps.checkpoints.index import file_name
 from shardkeep.ps.server.table.stored_rows import StoredRows
 
-K = TypeVar("K")
 HEADER_BYTES = 16 << 10
 """Room for the header. It comes first in the file but is known last; the format allows padding with spaces."""
 _MOST_ARRAYS = 122
@@ -80,7 +79,7 @@ class FilePart(NamedTuple):
     rows: int
 
 
-class PartFiles(Generic[K]):
+class PartFiles:
     """Writes files of about `file_bytes` into a folder. A file's parts stay in memory until it is written: its header,
     with which its checksum begins, is known last.
 
@@ -100,14 +99,14 @@ class PartFiles(Generic[K]):
         before: Callable[[], None] = lambda: None,
     ) -> None:
         self.parts: list[FilePart] = []
-        self.written: list[K] = []
+        self.written: list[Any] = []
         """What `add` was given with the parts of written files."""
         self._folder, self._file_bytes, self._pool, self._done, self._before = folder, file_bytes, pool, done, before
         self._files: list[Future[Future[FileRecord]]] = []
         self._arrays: dict[str, npt.NDArray[Any]] = {}
-        self._kept: list[K] = []
+        self._kept: list[Any] = []
 
-    def add(self, table: int, first: int, end: int, rows: StoredRows, kept: K) -> None:
+    def add(self, table: int, first: int, end: int, rows: StoredRows, kept: Any = None) -> None:
         """Adds one part. Raises what writing an earlier file raised."""
         self._arrays |= {f"{table}.{first}.{what}": array for what, array in rows.arrays().items()}
         self._kept.append(kept)
@@ -131,7 +130,7 @@ class PartFiles(Generic[K]):
         self._files.append(self._pool.submit(self._write, path, self._arrays, self._kept))
         self._arrays, self._kept = {}, []
 
-    def _write(self, path: Path, arrays: dict[str, npt.NDArray[Any]], kept: list[K]) -> Future[FileRecord]:
+    def _write(self, path: Path, arrays: dict[str, npt.NDArray[Any]], kept: list[Any]) -> Future[FileRecord]:
         self._before()
         with contextlib.closing(ArrayFile(path)) as file:
             for name, array in arrays.items():

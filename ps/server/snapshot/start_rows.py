@@ -60,12 +60,10 @@ def write_start_rows(tables: Sequence[StartRows], checkpoint: Path, *, shard: in
     folder.mkdir()
 
     with ThreadPoolExecutor(1) as pool, ThreadPoolExecutor(1) as syncing:
-        files = PartFiles[None](
-            folder, FILE_BYTES, pool, lambda *file: syncing.submit(FileRecord.of, checkpoint, *file)
-        )
+        files = PartFiles(folder, FILE_BYTES, pool, lambda *file: syncing.submit(FileRecord.of, checkpoint, *file))
         for t, table in enumerate(tables):
             for first, end, rows in _parts(table, folder):
-                files.add(t, first, end, rows, None)
+                files.add(t, first, end, rows)
         records = list(files.finish())
     index = {
         "tables": [{"spec": table.spec.model_dump(mode="json"), "skipped_rows": 0} for table in tables],

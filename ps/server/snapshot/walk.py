@@ -143,19 +143,16 @@ def walk(
     Releases each table after its last row. Raises CheckpointError if the snapshot was dropped, and OSError. `rooms`:
     those that the caller needs no more; they are used again."""
 
-    def taken(part: tuple[int, int, int]) -> SnapshotPart:
-        t, first, end = part
-        try:
-            room = rooms.pop()
-        except IndexError:
-            room = Room()
+    def taken(part: tuple[int, int, int, Room]) -> SnapshotPart:
+        t, first, end, room = part
         hashes = snapshot.tables[t].index.hashes(first, end)
         room.begin(snapshot.tables[t].layout, snapshot.wanted_T[t] * (hashes[1] - hashes[0]) * 17 // 16 // EVERY_HASH)
         k = spill.take(snapshot, t, first, end, room, _take(snapshot, spill, t, hashes, room))
         return SnapshotPart(t, first, end, room.of(k).head(k), room)
 
     done = 0
-    for part in in_order(pool, threads, taken, _ranges(snapshot, part_bytes)):
+    roomy = ((*each, rooms.pop() if rooms else Room()) for each in _ranges(snapshot, part_bytes))
+    for part in in_order(pool, threads, taken, roomy):
         while done < part.table:
             snapshot.release(done)
             done += 1

@@ -17,14 +17,7 @@ from shardkeep.base.compiling.kernels import kernel
 from shardkeep.base.hashing_kernels import GOLDEN, mix
 from shardkeep.ps.server.table.descriptor_kernels import BLOCKS, INTS, ROWS, TABLE, Descriptor, RecordBlocks
 from shardkeep.ps.server.table.initializers.initial_kernels import initial_values
-from shardkeep.ps.server.table.layout_kernels import (
-    copy_words,
-    prefetch_record,
-    record,
-    slots_of,
-    start_of,
-    weights_of,
-)
+from shardkeep.ps.server.table.layout_kernels import copy_words, prefetch_record, record, slots_of, start_of, weights_of
 
 MARKED = np.uint32(0xFFFFFFFF)
 """The mark of a new row of fewer than 32 bits a value: as float32, fp16 or bf16 a NaN that no update gives."""
