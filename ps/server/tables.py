@@ -20,10 +20,10 @@ from shardkeep.base.array_kernels import all_finite
 from shardkeep.base.arrays import Floats, Ints
 from shardkeep.base.errors import JobError
 from shardkeep.base.machine.topology import usable_cores
+from shardkeep.base.shared_lock import SharedLock
 from shardkeep.ps.config import TableSpec
 from shardkeep.ps.jagged import NO_PUSHES, FoundSlots, Gradients, SectionIds
 from shardkeep.ps.placement import BUCKETS
-from shardkeep.ps.server.shared_lock import SharedLock
 from shardkeep.ps.server.snapshot.snapshot import Snapshot
 from shardkeep.ps.server.table import row_kernels, table_kernels
 from shardkeep.ps.server.table.changed_rows import ChangedRows

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from shardkeep.base.shared_lock import SharedLock
 from shardkeep.ps.config import TableSpec
 from shardkeep.ps.jagged import Gradients, SectionIds
-from shardkeep.ps.server.shared_lock import SharedLock
 from shardkeep.ps.server.table import table_kernels
 from shardkeep.ps.server.tables import Tables
 
