@@ -24,13 +24,12 @@ import numpy as np
 from many_ranks import popularity
 
 from shardkeep.base.machine.allocator import keep_freed_memory
-from shardkeep.base.shared_lock import SharedLock
 from shardkeep.ps.client.row_client import RowClient
 from shardkeep.ps.config import ConsistencyConfig, TableSpec
 from shardkeep.ps.jagged import Gradients, SectionIds
 from shardkeep.ps.server import tables as tables_module
 from shardkeep.ps.server.service import ShardService
-from shardkeep.ps.server.tables import Tables
+from shardkeep.ps.server.tables import SharedLock, Tables
 from shardkeep.ps.transport.transport import LocalTransport
 
 DIM, MESSAGES = 16, 64

@@ -15,7 +15,7 @@ from shardkeep.base.arrays import Bools, Floats, Ints
 from shardkeep.compression.selection import row_cache_kernels as cache_kernels, row_pool_kernels as kernels
 from shardkeep.compression.selection.selected import ExtraRows, Selected, StepRows
 from shardkeep.compression.selection.shares import num_kept
-from shardkeep.compression.selection.slots import RowSlots
+from shardkeep.compression.selection.slots import RowSlots, waiting
 
 
 class RowPool:
@@ -68,7 +68,7 @@ class RowPool:
         check_rows(self.num_tables, self.dim, starts_T1, ids_V, grad_VD)
         count = num_kept(ids_V.size, keep)
         self.slots.begin(step)
-        flushed = self.slots.waiting() if flush else np.empty(0, dtype=np.int64)
+        flushed = waiting(self.slots) if flush else np.empty(0, dtype=np.int64)
         return self.slots.opened(self._selected(starts_T1, ids_V, grad_VD, count, flushed))
 
     def commit(self, selected: Selected, sent_KD: Floats) -> None:

@@ -170,10 +170,6 @@ class RowSlots:
         """The slots with a residual, ascending."""
         return np.flatnonzero(self.heads_SH[:, k.FLAGS] & k.UNSENT)
 
-    def waiting(self) -> Ints:
-        """The slots in which a gradient waits, and not only a rounding error, ascending."""
-        return np.flatnonzero((self.heads_SH[:, k.FLAGS] & k.UNSENT) * self.heads_SH[:, k.COUNT])
-
     def clear(self) -> None:
         """Frees all slots and forgets the logs; totals are zero."""
         self.heads_SH[:] = 0
@@ -269,6 +265,11 @@ class RowSlots:
     def _check_closed(self) -> None:
         if self._open is not None:
             raise ValueError("the last selection was not committed")
+
+
+def waiting(slots: RowSlots) -> Ints:
+    """The slots in which a gradient waits, and not only a rounding error, ascending."""
+    return np.flatnonzero((slots.heads_SH[:, k.FLAGS] & k.UNSENT) * slots.heads_SH[:, k.COUNT])
 
 
 class ResidualPool(Protocol):

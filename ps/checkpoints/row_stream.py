@@ -21,7 +21,7 @@ from safetensors import SafetensorError, safe_open
 
 from shardkeep.base.arrays import Ids, Rows, UInt32s
 from shardkeep.base.errors import CheckpointError, UserError
-from shardkeep.base.in_order import in_order
+from shardkeep.base.machine.in_order import in_order
 from shardkeep.ps.checkpoints.folder import Checkpoint, FileRecord
 from shardkeep.ps.checkpoints.index import REMOVED, Indexes, file_name, indexes
 from shardkeep.ps.config import TableSpec

@@ -20,7 +20,6 @@ from shardkeep.base.array_kernels import all_finite
 from shardkeep.base.arrays import Floats, Ints
 from shardkeep.base.errors import JobError
 from shardkeep.base.machine.topology import usable_cores
-from shardkeep.base.shared_lock import SharedLock
 from shardkeep.ps.config import TableSpec
 from shardkeep.ps.jagged import NO_PUSHES, FoundSlots, Gradients, SectionIds
 from shardkeep.ps.placement import BUCKETS
@@ -41,6 +40,34 @@ NO_SLOTS = np.empty(0, dtype=np.int64)
 FEW_ROWS = 4096  # for which one kernel call under all locks costs less than one for each lock
 MOST_LOCKS = 8
 """Each costs a small message about a microsecond. There are no more than cores, or tables."""
+
+
+class SharedLock:
+    """A thread holds it alone in a `with`, or shares it between `share` and `unshare`. One that wants it alone waits
+    for none that comes later to read."""
+
+    def __init__(self) -> None:
+        self._turn, self._counting, self._free = threading.Lock(), threading.Lock(), threading.Lock()
+        self._readers = 0
+
+    def __enter__(self) -> None:
+        with self._turn:
+            self._free.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._free.release()
+
+    def share(self) -> None:
+        with self._turn, self._counting:
+            if not self._readers:
+                self._free.acquire()
+            self._readers += 1
+
+    def unshare(self) -> None:
+        with self._counting:
+            self._readers -= 1
+            if not self._readers:
+                self._free.release()
 
 
 class Tables(Sequence[Table]):

@@ -77,6 +77,12 @@ def write_snapshot(
         written += write_removed(snapshot, folder, checkpoint)
     finally:
         snapshot.drop("its snapshot is done")
+    atomic_write(folder / INDEX, json.dumps(_index_of(snapshot, parts)) + "\n")
+    return [*written, FileRecord.of(checkpoint, folder / INDEX)]
+
+
+def _index_of(snapshot: Snapshot, parts: Sequence[FilePart]) -> dict[str, Any]:
+    """What a snapshot's index says of its tables and parts."""
     index: dict[str, Any] = format_of(table.spec for table in snapshot.tables) | {
         "tables": [
             {"spec": table.spec.model_dump(mode="json"), **counts}
@@ -89,8 +95,7 @@ def write_snapshot(
         index |= {"full": snapshot.full, "buckets": snapshot.tables[0].index.buckets}
     if snapshot.earlier_steps:
         index["earlier_steps"] = snapshot.earlier_steps
-    atomic_write(folder / INDEX, json.dumps(index) + "\n")
-    return [*written, FileRecord.of(checkpoint, folder / INDEX)]
+    return index
 
 
 def _write_rows(
@@ -149,7 +154,7 @@ def load_snapshots(
     for table in tables:
         counters, buckets = bool(table.layout.num_counters), buckets_of(shard, num_shards)
         if len(chain.links) == 1:  # else the same rows may come again
-            table.index.reserve(chain.parts(table.spec.name).rows_of(buckets))
+            table.index.make_room(chain.parts(table.spec.name).rows_of(buckets), reserve=True)
         for rows in stored_rows(chain, table.spec.name, buckets, counters=counters):
             table.load_stored(rows)
             moved(rows.ids_N.size)

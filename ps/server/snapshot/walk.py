@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardkeep.base.errors import CheckpointError
-from shardkeep.base.in_order import in_order
+from shardkeep.base.machine.in_order import in_order
 from shardkeep.ps.placement import BUCKETS
 from shardkeep.ps.server.pages import SMALL, Pages
 from shardkeep.ps.server.snapshot.snapshot import Columns, Room, Snapshot

@@ -101,14 +101,16 @@ class RowIndex:
         index["old"], index["num_old"] = self.old.ctypes.data, self.old.size
         index["room"] = 0 if self._old is not None else min(self.records.capacity, self._limit)
 
-    def make_room(self, extra: int) -> None:
+    def make_room(self, extra: int, *, reserve: bool = False) -> None:
         """Makes room for `extra` more ids, in the index and the records. Call it before the kernel `find_or_add`.
 
-        Raises JobError when a shard would hold more than MAX_ROWS."""
+        `reserve`: for all that `make_room_for` will see, in whatever order. Raises JobError when a shard would hold more
+        than MAX_ROWS."""
         needed = len(self) + extra
         if needed > MAX_ROWS:
             raise JobError(f"a table gets {needed} rows on one server; allowed: {MAX_ROWS}; use more servers")
         self.records.reserve(needed)
+        self._reserved = needed if reserve else self._reserved
         share = max(MOVE_AT_LEAST, MOVES_PER_ROW * extra)
         self._move(share)
         if needed > self._limit:
@@ -117,11 +119,6 @@ class RowIndex:
             self._old, self._entries = self._entries, self._made(self._entries.array.size, needed)
             self._move(share)
         self._describe()
-
-    def reserve(self, rows: int) -> None:
-        """Makes room for so many ids in all, which may come in any order."""
-        self._reserved = rows
-        self.make_room(rows - len(self))
 
     def make_room_for(self, ids_U: Ids) -> None:
         """As `make_room`, for ids that may come in the order of their placement keys, as files have them. If these have

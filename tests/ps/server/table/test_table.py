@@ -182,7 +182,7 @@ def test_rows_that_are_loaded_at_once_into_reserved_room_are_those_loaded_a_few_
     rows, slots = gradients(ids.size, seed=seed), gradients(ids.size, 1, seed)
     for part in np.array_split(np.arange(ids.size), 1 + ids.size // 50):
         one.load(ids[part], rows[part], slots[part])
-    many.index.reserve(count)
+    many.index.make_room(count, reserve=True)
     room, entries = many.records.capacity, many.index.num_entries
     many.load_stored(StoredRows(ids, rows, slots))
     assert (many.records.capacity, many.index.num_entries, many.num_rows) == (room, entries, count)

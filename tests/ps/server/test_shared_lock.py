@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shardkeep.base.shared_lock import SharedLock
 from shardkeep.ps.config import TableSpec
 from shardkeep.ps.jagged import Gradients, SectionIds
 from shardkeep.ps.server.table import table_kernels
-from shardkeep.ps.server.tables import Tables
+from shardkeep.ps.server.tables import SharedLock, Tables
 
 LIMIT_S = 60.0
 
