@@ -104,8 +104,8 @@ class RowIndex:
     def make_room(self, extra: int, *, reserve: bool = False) -> None:
         """Makes room for `extra` more ids, in the index and the records. Call it before the kernel `find_or_add`.
 
-        `reserve`: for all that `make_room_for` will see, in whatever order. Raises JobError when a shard would hold more
-        than MAX_ROWS."""
+        `reserve`: for all that `make_room_for` will see, in whatever order. Raises JobError when a shard would hold
+        more than MAX_ROWS."""
         needed = len(self) + extra
         if needed > MAX_ROWS:
             raise JobError(f"a table gets {needed} rows on one server; allowed: {MAX_ROWS}; use more servers")
