@@ -33,7 +33,7 @@ from shardkeep.ps.rpc.calls import arrive, handle, handlers, in_flight, listen_f
 from shardkeep.ps.rpc.listen_filter import ListenFilter
 from shardkeep.ps.transport.transport import Handler
 
-RPC_THREADS, MOST_THREADS = 4, 16
+MIN_THREADS, MAX_THREADS = 4, 16
 """Fewest and most threads that run calls. More pulls can wait: a waiting pull holds a Future, not a thread."""
 ARRIVAL_S = 30.0
 """Limit of a worker's first call to a server in a small group. All members are in the group by then."""
@@ -55,8 +55,7 @@ class RpcGroup:
         self.num_servers = num_servers
         self.server_ports: frozenset[int] = frozenset()
         """The ports on which the group's servers listen."""
-        self._name = name
-        self._suffix = suffix
+        self._name, self._suffix = name + suffix, suffix
         self._open = True
 
     @classmethod
@@ -80,7 +79,7 @@ class RpcGroup:
         Raises TransportError, which names who did not join within `timeout_s` seconds since `moves` grew."""
         _set_up_process(own_address(host)[1])
         started, keys = time.monotonic(), PrefixStore(f"rpc/{generation}", store)
-        group = cls(f"{role}{index}{(suffix := _suffix(keys, generation))}", suffix, num_servers)
+        group = cls(f"{role}{index}", _suffix(keys, generation), num_servers)
         listen_filter = ListenFilter(awaited=num_workers if role == "server" else 0)
         listen_filters[group._name] = listen_filter
         if handler is not None:
@@ -161,7 +160,7 @@ class RpcGroup:
 
 def rpc_threads(cores: int, members: int) -> int:
     """Threads that run calls: one for each core that members can keep busy."""
-    return max(RPC_THREADS, min(cores, members, MOST_THREADS))
+    return max(MIN_THREADS, min(cores, members, MAX_THREADS))
 
 
 def in_group() -> bool:

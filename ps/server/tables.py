@@ -38,7 +38,7 @@ MOST_ROWS = 1_000_000
 """Of a table whose every row decays, on one server: each update reads and writes all of them."""
 NO_SLOTS = np.empty(0, dtype=np.int64)
 FEW_ROWS = 4096  # for which one kernel call under all locks costs less than one for each lock
-MOST_LOCKS = 8
+MAX_LOCKS = 8
 """Each costs a small message about a microsecond. There are no more than cores, or tables."""
 
 
@@ -100,7 +100,7 @@ class Tables(Sequence[Table]):
         self._descriptors["width"] = self._widths_T
         self._optimizers = list(dict.fromkeys(spec.optimizer for spec in specs))
         self._optimizer_T = np.array([self._optimizers.index(spec.optimizer) for spec in specs], dtype=np.int64)
-        count = min(MOST_LOCKS, len(usable_cores()), max(named, 1))
+        count = min(MAX_LOCKS, len(usable_cores()), max(named, 1))
         self._locks = [SharedLock() for _ in range(count)]
         self._changes = [threading.Lock() for _ in range(count)]
         """A thread that changes rows holds a table's lock and this one. A thread that takes rows of a snapshot holds

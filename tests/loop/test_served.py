@@ -61,8 +61,8 @@ def test_a_loop_goes_on_with_equal_bits_after_deaths_until_a_journal_is_lost(tmp
         shutil.rmtree(next((tmp_path / "run").glob("recovery/*/server-0/journal")))
         os.kill(members["server", 0], signal.SIGKILL)
         some_steps(client, 40)
-    told = [record.getMessage() for record in caplog.records if "starting another" in record.getMessage()]
-    assert [text.split(" (pid")[0] for text in told] == ["server 1", "server 0", "coordinator 0", "server 0"]
+    starts = [record.getMessage() for record in caplog.records if "starting another" in record.getMessage()]
+    assert [text.split(" (pid")[0] for text in starts] == ["server 1", "server 0", "coordinator 0", "server 0"]
     recoveries = (RunFolder(tmp_path / "run").summary() or {})["recoveries"]
     assert [record["lost_steps"] for record in recoveries] == [0, 0, 0, 40]
 

@@ -110,7 +110,7 @@ def checkpoint(job: Recovering, step: int, *, sequence: int = 1) -> None:
     job.coordinator.report("worker-0-100", sequence=sequence, kind="phase", record=record)
 
 
-def told(job: Recovering) -> list[dict[str, Any]]:
+def reported(job: Recovering) -> list[dict[str, Any]]:
     return [call[1] for call in job.sink.of("event") if call[1].get("phase") == "recovery"]
 
 

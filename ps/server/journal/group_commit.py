@@ -16,7 +16,7 @@ from shardkeep.base.errors import JournalError
 
 T = TypeVar("T")
 ANSWERING_THREADS = 4
-"""As many as run calls of torch RPC (`ps/rpc/group.py`), whose work begins again in these threads."""
+"""As the fewest that run calls (`ps/rpc/group.py`), whose work begins again in these threads."""
 
 
 class GroupCommit(Generic[T]):

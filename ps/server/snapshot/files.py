@@ -35,7 +35,7 @@ PART_BYTES = 8 << 20
 """The approximate size of a part. While a snapshot is written, a file for each thread and one more are in memory, and a
 part for each thread. In addition there are one bit for each row of every table, and the pre-images (limit in walk.py).
 """
-MOST_THREADS = 4
+MAX_WRITERS = 4
 CORES_PER_WRITER = 4
 """While a job trains, one of so many cores goes to a snapshot: fewer would slow steps down."""
 

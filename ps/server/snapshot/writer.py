@@ -17,7 +17,7 @@ from shardkeep.base.errors import CheckpointError, ProtocolError, TransportError
 from shardkeep.base.logs.local_time import time_of_day
 from shardkeep.base.machine.topology import usable_cores
 from shardkeep.ps.checkpoints.folder import Checkpoints
-from shardkeep.ps.server.snapshot.files import CORES_PER_WRITER, MOST_THREADS, write_snapshot
+from shardkeep.ps.server.snapshot.files import CORES_PER_WRITER, MAX_WRITERS, write_snapshot
 from shardkeep.ps.server.snapshot.snapshot import Snapshot
 from shardkeep.ps.server.tables import Tables
 from shardkeep.ps.wire.admin import SnapshotFiles
@@ -105,7 +105,7 @@ class SnapshotWriter:
         failed: Exception | None = None
         step, began = self._step, time.monotonic()
         try:
-            threads = max(1, min(MOST_THREADS, len(usable_cores()) // CORES_PER_WRITER))
+            threads = max(1, min(MAX_WRITERS, len(usable_cores()) // CORES_PER_WRITER))
             files = write_snapshot(snapshot, partial, shard=self._shard, threads=threads, moved=self.moved)
             written = SnapshotFiles([asdict(file) for file in files], snapshot.full, snapshot.removes)
         except OSError as error:

@@ -20,7 +20,7 @@ from shardkeep.ps.control.records import (
 from shardkeep.ps.control.recovery import Losses
 from tests.support.cases import every
 from tests.support.control_job import TABLES, VERSIONS, formed
-from tests.support.recovering import Recovering, checkpoint, held, take_over, told
+from tests.support.recovering import Recovering, checkpoint, held, reported, take_over
 
 JOURNAL = "server 0 came back without its journal, which was kept in /a/recovery/J/server-0 on one"
 SHARED = Shared("/runs/first/checkpoints", "token")
@@ -69,7 +69,7 @@ def test_a_job_goes_back_by_as_many_steps_as_it_may(
     checkpoint(job, 20)
     reborn(job, held(20, 20), step=step)
     assert job.state.state == ("training" if goes_on else "failed")
-    assert not goes_on or told(job)[0]["step"] == 20
+    assert not goes_on or reported(job)[0]["step"] == 20
 
 
 def test_a_period_is_one_after_a_failed_checkpoint_and_for_another_coordinator() -> None:
@@ -104,7 +104,7 @@ def test_the_last_worker_with_the_tower_and_a_server_dead_at_once_end_a_job_or_b
     job.kill("worker", 0)
     job.replaced("server", 0, held(31, 31))
     job.replaced("worker", 0, ResumeRange(why=why))
-    text = told(job)[0]["text"] if most else job.state.message
+    text = reported(job)[0]["text"] if most else job.state.message
     assert (f"; 31 steps are lost: {why}" if most else f"{why}; 31 steps") in text
 
 
@@ -113,7 +113,7 @@ def test_nobody_goes_back_to_a_deleted_checkpoint() -> None:
     checkpoint(job, 20)
     checkpoint(job, 40, sequence=2)
     reborn(job, replace(held(20, 20), saved=20), step=45)
-    assert (job.state.state, told(job)[0]["step"]) == ("training", 20)
+    assert (job.state.state, reported(job)[0]["step"]) == ("training", 20)
     texts = [call[1].get("text") for call in job.sink.of("event")]
     assert "warning: the checkpoint of step 40 is missing" in texts
 
@@ -212,8 +212,8 @@ def test_journals_are_synced_where_other_hosts_see_them_or_as_the_config_says_an
     again = job.come_back("server", 0, pid=200, after=0)
     assert again is not None and again.journal == journal
     events = [call[1] for call in job.sink.of("event")]
-    told = [event["text"] for event in events if event.get("phase") == "journal"]
-    assert len(told) == bool(setting) and all(text.startswith(f"{journal}: ") and text.endswith(why) for text in told)
+    lines = [event["text"] for event in events if event.get("phase") == "journal"]
+    assert len(lines) == bool(setting) and all(text.startswith(f"{journal}: ") and text.endswith(why) for text in lines)
     assert {event["journal"] for event in events if event.get("phase") == "formed"} == {journal}
 
 

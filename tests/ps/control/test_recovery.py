@@ -12,7 +12,7 @@ from shardkeep.ps.control.records import ResumeRange, Role
 from shardkeep.ps.control.recovery import Losses
 from tests.support.cases import every
 from tests.support.control_job import formed
-from tests.support.recovering import Recovering, checkpoint, held, take_over, told
+from tests.support.recovering import Recovering, checkpoint, held, reported, take_over
 
 
 def test_a_death_ends_the_generation_and_its_replacement_forms_the_next() -> None:
@@ -27,7 +27,7 @@ def test_a_death_ends_the_generation_and_its_replacement_forms_the_next() -> Non
     assert (again.generation, again.start_step, again.source, again.lacking) == (2, 4, 0, ())
     assert not again.restores and [m.pid for m in again.members] == [200, 100, 100]
     assert (job.state.state, job.state.message) == ("training", "")
-    (record,) = told(job)
+    (record,) = reported(job)
     assert (record["step"], record["generation"], record["went_back"], record["lost_steps"]) == (4, 2, False, 0)
     assert record["text"].startswith("server 0 (pid 100 on 10.0.0.7) ended: killed by SIGKILL, the job was at step 4; ")
     job.summary()
@@ -59,7 +59,7 @@ def test_a_death_is_the_cause_though_its_symptom_came_first_and_one_more_is_wait
     job.kill("server", 0)
     assert job.state.message.startswith("server 0 (pid 100 on 10.0.0.7) ended: killed by SIGKILL")
     job.recover()
-    (record,) = told(job)
+    (record,) = reported(job)
     assert record["cause"].startswith("server 0 (pid 100 on 10.0.0.7) ended: killed by SIGKILL")
 
     job = formed(Recovering())
@@ -228,7 +228,7 @@ def test_trainers_that_all_start_again_begin_at_the_last_checkpoint() -> None:
     assert job.come_back("worker", 0, ResumeRange(), pid=200, after=0) is None
     formation = job.come_back("worker", 1, ResumeRange(), pid=200, after=0)
     assert formation is not None and formation.restores and formation.start_step == 20
-    assert told(job)[-1]["lost_steps"] == 8  # servers have one that no trainer reported before it died
+    assert reported(job)[-1]["lost_steps"] == 8  # servers have one that no trainer reported before it died
 
 
 def test_once_the_summary_is_in_no_death_matters() -> None:

@@ -13,7 +13,7 @@ from shardkeep.ps.control.records import ResumeRange
 from shardkeep.ps.control.recovery import Losses
 from tests.support.cases import every
 from tests.support.control_job import formed
-from tests.support.recovering import Recovering, checkpoint, held, take_over, told
+from tests.support.recovering import Recovering, checkpoint, held, reported, take_over
 
 
 def test_what_a_dead_worker_had_not_sent_is_told_in_numbers_also_by_another_coordinator() -> None:
@@ -24,7 +24,7 @@ def test_what_a_dead_worker_had_not_sent_is_told_in_numbers_also_by_another_coor
     job.recover(killed=("worker", 1))
     job.kill("worker", 1, pid=200)
     job.recover(killed=("worker", 1), pid=300, after=2)
-    _, first, second = told(job)  # after the coordinator's own
+    _, first, second = reported(job)  # after the coordinator's own
     assert (first["lost_unsent_rows"], second["lost_unsent_rows"]) == (1234, 0)
     assert first["text"].endswith("unsent gradient of 1,234 rows is lost") and "lost" not in second["text"]
 
@@ -41,7 +41,7 @@ def test_without_a_common_step_all_go_back_to_the_last_checkpoint_and_no_step_is
         assert formation is not None and formation.restores
         assert (formation.start_step, formation.generation) == (20, number + 2)
         job.coordinator.heartbeat("worker-0-100", step=step)  # of before: it has not begun to train again
-    assert [(record["went_back"], record["lost_steps"]) for record in told(job)] == [(True, 11), (True, 4)]
+    assert [(record["went_back"], record["lost_steps"]) for record in reported(job)] == [(True, 11), (True, 4)]
 
 
 FILE = "/a/journal/g000001-000002.journal"
@@ -77,7 +77,7 @@ def test_what_a_short_journal_costs_is_told_in_numbers_and_outlives_the_coordina
     server, worker = record["died"]
     assert (server["lost_from"], server["lost_steps"], server["file"], server["byte"]) == (lost_from, lost, FILE, 4096)
     assert (worker["lost_from"], worker["lost_steps"], "file" in worker) == (None, 0, False)
-    assert told(job)[0]["text"].endswith(text)
+    assert reported(job)[0]["text"].endswith(text)
 
 
 @every(
@@ -106,7 +106,7 @@ def test_a_record_tells_when_it_was_and_all_who_died() -> None:
     job.kill("worker", 1)
     job.replaced("server", 0)
     job.replaced("worker", 1)
-    (record,) = told(job)
+    (record,) = reported(job)
     assert [(d["role"], d["index"]) for d in record["died"]] == [("server", 0), ("worker", 1)]
     assert [d["cause"].split(":")[0] for d in record["died"]] == [
         "server 0 (pid 100 on 10.0.0.7) ended",
@@ -129,7 +129,7 @@ def test_who_died_before_the_first_generation_is_not_told_with_a_later_death() -
     assert "ECONNRESET" in job.state.message
     job.come_back("worker", 1)
     job.come_back("server", 0, after=1, pid=101)
-    (record,) = told(job)
+    (record,) = reported(job)
     assert record["died"] == [] and "ECONNRESET" in record["cause"]
 
 
@@ -145,7 +145,7 @@ def test_causes_outlive_the_coordinator() -> None:
         job.come_back(role, index)
     for index in (0, 1):
         job.replaced("server", index)
-    restart, recovery = told(job)
+    restart, recovery = reported(job)
     assert restart["text"].startswith("the coordinator was restarted while the job was recovering: server 1 (pid 100")
     assert [d["role"] for d in restart["died"]] == ["coordinator"]
     assert [(d["role"], d["index"]) for d in recovery["died"]] == [("server", 0), ("server", 1)]
@@ -167,7 +167,7 @@ def test_another_coordinator_tells_of_a_death_and_of_a_lost_group_what_is_known(
     take_over(job)
     for role, index in job.names:
         job.come_back(role, index)
-    assert told(job)[1]["text"].startswith(
+    assert reported(job)[1]["text"].startswith(
         "worker 1 (pid 100 on 10.0.0.7) lost the others: ECONNRESET; training resumes"
     )
 
@@ -186,7 +186,7 @@ def test_a_coordinators_restart_is_recorded_at_the_step_that_it_is_told() -> Non
     job = formed(Recovering())
     job.coordinator.heartbeat("worker-0-100", step=12)
     take_over(job)
-    (record,) = told(job)
+    (record,) = reported(job)
     assert record["step"] is None and record["text"] == "the coordinator was restarted; training resumed meanwhile"
     job.coordinator.heartbeat("server-0-100", step=0)  # where the generation began
     job.coordinator.heartbeat("worker-1-100", step=57)

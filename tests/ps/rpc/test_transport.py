@@ -15,7 +15,7 @@ from torch.distributed.rpc import internal as rpc_internal
 
 from shardkeep.base.deadlines import wait_for_reply, wait_while_moving
 from shardkeep.base.errors import DeadlineExceeded, TransportError
-from shardkeep.ps.rpc.group import RPC_THREADS, connect_store, rpc_threads
+from shardkeep.ps.rpc.group import MIN_THREADS, connect_store, rpc_threads
 from shardkeep.ps.transport.transport import LocalTransport, Transport
 from shardkeep.ps.wire.message import EMPTY, Kind
 from tests.support.messages import Message, Section, pack, unpack
@@ -88,7 +88,7 @@ def test_parked_pulls_far_beyond_the_threads_block_nothing(group: Group) -> None
     for rank in range(WORKERS):
         answer(group.transport, pull(0, rank, generation=g))
         answer(group.transport, push(0, rank, generation=g))
-    parked = [group.send(pull(1, 0, generation=g)) for _ in range(25 * RPC_THREADS)]
+    parked = [group.send(pull(1, 0, generation=g)) for _ in range(25 * MIN_THREADS)]
     assert answer(group.transport, pull(0, generation=g, kind=Kind.READ)).kind is Kind.ROWS
     assert not any(future.done() for future in parked)
     last = answer(group.transport, pull(1, 1, generation=g))
